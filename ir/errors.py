@@ -1,0 +1,81 @@
+"""The errors that users see. Every one says what is wrong, where, what was expected against what was found, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class DnncError(Exception):
+    """Base of all errors that dnnc raises on purpose."""
+
+
+class ModelError(DnncError):
+    """The input is not a model, is malformed, or is unsafe to read."""
+
+
+class UnsupportedError(DnncError):
+    """An operator, opset or dtype that dnnc does not implement."""
+
+
+class ShapeError(DnncError):
+    """Shapes or dtypes of a graph do not fit together."""
+
+
+class InputError(DnncError):
+    """A call got arrays that the compiled model cannot take."""
+
+
+class TargetError(DnncError):
+    """The target is unknown or cannot be used on this machine."""
+
+
+class ArtifactError(DnncError):
+    """A saved model is damaged, foreign, or of another version."""
+
+
+class TuneError(DnncError):
+    """Tuning could not start or its log cannot be used."""
+
+
+class AccuracyError(DnncError):
+    """A generated kernel or a whole model disagrees with the float64 reference."""
+
+
+class ParseError(DnncError):
+    """IR text that does not parse; the message holds line and column."""
+
+
+class VerifyError(DnncError):
+    """An IR breaks one of its invariants; the message quotes the statement or node."""
+
+
+class ScheduleError(DnncError):
+    """A schedule primitive would change the meaning of a kernel."""
+
+
+class InternalError(DnncError):
+    """An invariant of dnnc itself broke; please report it with the text of the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loc:
+    """Where a value comes from: an ONNX node (name, operator, opset) or a line of a traced function."""
+
+    name: str
+    op: str = ""
+    opset: int = 0
+    file: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        if self.file:
+            return f"{self.file}:{self.line}"
+        return f"{self.name or '?'} ({self.op}, opset {self.opset})" if self.op else self.name
+
+
+def locations(locs: tuple[Loc, ...]) -> str:
+    """`at conv1 (Conv, opset 13)`, shortened when many nodes were fused; empty when nothing is known."""
+    if not locs:
+        return ""
+    shown = ", ".join(str(loc) for loc in locs[:3])
+    return f" at {shown}" + (f" and {len(locs) - 3} more" if len(locs) > 3 else "")

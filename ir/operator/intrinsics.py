@@ -1,0 +1,155 @@
+"""Intrinsics: one record each, with the result type and the NumPy meaning. How a target spells them is the backend's table.
+
+In `meaning` arrays are [threads] or [threads, lanes]; a warp collective sees 32 consecutive rows as a warp. Effects (no meaning)
+are methods of the interpreter. What a target cannot spell, `passes/operator/decompose.py` expands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from dnnc.ir.dtype import BY_NAME, DType, boolean, i32, i64
+from dnnc.ir.expr import Expr
+
+Array = Any
+TypeOf = Callable[..., tuple[DType, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Intrinsic:
+    """type(*args) -> (dtype, lanes) where it is not that of the first operand; `effect`: a statement without value."""
+
+    name: str
+    meaning: Callable[..., Array] | None = None
+    type: TypeOf | None = None
+    effect: bool = False
+    collective: bool = False  # all threads of a warp must reach it
+
+
+def _erf(x: Array) -> Array:
+    from math import erf
+
+    return np.vectorize(erf, otypes=[np.float64])(x)
+
+
+def _truncdiv(a: Array, b: Array) -> Array:
+    """Integer division toward zero; x / 0 -> 0, INT_MIN / -1 wraps."""
+    with np.errstate(all="ignore"):
+        safe = np.where(b == 0, 1, b)
+        q = a // safe
+        q = np.where((a % safe != 0) & ((a < 0) != (b < 0)), q + 1, q)
+        return np.where(b == 0, 0, q).astype(np.asarray(a).dtype)
+
+
+def _floormod(a: Array, b: Array) -> Array:
+    """Remainder with the sign of the divisor; x mod 0 -> 0."""
+    with np.errstate(all="ignore"):
+        return np.where(b == 0, 0, a % np.where(b == 0, 1, b)).astype(np.asarray(a).dtype)
+
+
+def _truncmod(a: Array, b: Array) -> Array:
+    with np.errstate(all="ignore"):
+        return (a - _truncdiv(a, b) * b).astype(np.asarray(a).dtype) if np.asarray(a).dtype.kind in "iu" else np.fmod(a, b)
+
+
+def _shift(a: Array, n: Array, left: bool) -> Array:
+    """Shifts by the width or more give 0 (or the sign)."""
+    bits = np.asarray(a).dtype.itemsize * 8
+    big, m = np.asarray(n) >= bits, np.minimum(n, bits - 1)
+    r = np.left_shift(a, m) if left else np.right_shift(a, m)
+    return np.where(big, 0 if left or np.asarray(a).dtype.kind == "u" else np.where(np.asarray(a) < 0, -1, 0), r).astype(np.asarray(a).dtype)
+
+
+def _pow(a: Array, b: Array) -> Array:
+    with np.errstate(all="ignore"):
+        if np.asarray(a).dtype.kind in "iu":
+            return np.power(np.asarray(a, np.float64), b).astype(np.asarray(a).dtype)
+        return np.power(a, b)
+
+
+def _first(*args: Expr) -> tuple[DType, int]:
+    return args[0].dtype, max(a.lanes for a in args)
+
+
+def _quiet(f: Callable[..., Array]) -> Callable[..., Array]:
+    def g(*args: Array) -> Array:
+        with np.errstate(all="ignore"):
+            return f(*args)
+
+    return g
+
+
+def cast_numpy(x: Array, to: DType) -> Array:
+    """Value conversion as the IR defines it: float to integer truncates, saturates, NaN -> 0; integers wrap; != 0 for bool."""
+    x = np.asarray(x)
+    if to.kind == "b":
+        return x != 0
+    if (to.is_int and x.dtype.kind == "f") or (to.is_int and x.dtype.kind == "V"):
+        lo, hi = to.range
+        y = np.trunc(np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=float("inf"), neginf=float("-inf")))
+        inside = (y >= lo) & (y < float(hi) + 1)
+        return np.where(inside, np.where(inside, y, 0).astype(to.numpy), np.where(y < 0, lo, hi).astype(to.numpy))
+    with np.errstate(all="ignore"):
+        return x.astype(to.numpy)
+
+
+_UNARY: dict[str, Callable[[Array], Array]] = {
+    "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "erf": _erf, "tanh": np.tanh, "sin": np.sin, "cos": np.cos, "tan": np.tan,
+    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh,
+    "acosh": np.arccosh, "atanh": np.arctanh, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "rint": np.rint, "abs": np.abs,
+    "neg": np.negative, "log1p": np.log1p, "expm1": np.expm1,
+}  # fmt: skip
+
+# fmt: off
+TABLE: dict[str, Intrinsic] = {i.name: i for i in [
+    *(Intrinsic(n, _quiet(f)) for n, f in _UNARY.items()),
+    Intrinsic("fma", _quiet(lambda a, b, c: a * b + c), _first),
+    Intrinsic("pow", _pow, _first),
+    Intrinsic("truncdiv", _truncdiv, _first), Intrinsic("truncmod", _truncmod, _first), Intrinsic("floormod", _floormod, _first),
+    Intrinsic("shl", lambda a, n: _shift(a, n, True), _first), Intrinsic("shr", lambda a, n: _shift(a, n, False), _first),
+    # fmax/fmin return the second operand where one is NaN (one instruction on x86); min/max propagate NaN
+    Intrinsic("fmax", lambda a, b: np.where(np.asarray(a) > b, a, b), _first),
+    Intrinsic("fmin", lambda a, b: np.where(np.asarray(a) < b, a, b), _first),
+    Intrinsic("isnan", np.isnan, lambda x: (boolean, x.lanes)),
+    Intrinsic("not", np.logical_not, lambda x: (boolean, x.lanes)),
+    Intrinsic("bitnot", np.invert),
+    # horizontal reductions over lanes; the order of the sum is a binary tree of halves
+    Intrinsic("hsum", lambda v: _tree(v, np.add), lambda v: (v.dtype, 1)),
+    Intrinsic("hmax", lambda v: np.max(v, axis=-1), lambda v: (v.dtype, 1)),
+    Intrinsic("hmin", lambda v: np.min(v, axis=-1), lambda v: (v.dtype, 1)),
+    Intrinsic("hprod", lambda v: _tree(v, np.multiply), lambda v: (v.dtype, 1)),
+    # 0, 1, 2, ... as a vector; `lanes(n)`
+    Intrinsic("lanes", lambda n: np.arange(int(np.ravel(n)[0]))[None, :], lambda n: (i64, int(n.value))),
+    # x in [lo, hi): an index known only at run time; clamps and sets Frame.status outside
+    Intrinsic("guard", lambda x, lo, hi: np.clip(x, lo, np.asarray(hi) - 1), lambda x, lo, hi: (i64, x.lanes)),
+    Intrinsic("ldexp", lambda x, n: np.ldexp(x, np.asarray(n).astype(np.int32)), _first),
+    Intrinsic("shfl_xor", lambda x, mask: x[np.arange(len(x)) ^ mask], _first, collective=True),
+    Intrinsic("barrier", effect=True), Intrinsic("syncwarp", effect=True), Intrinsic("prefetch", effect=True),
+]}
+# fmt: on
+
+
+def _tree(v: Array, f: Callable[[Array, Array], Array]) -> Array:
+    v = np.asarray(v)
+    while v.shape[-1] > 1:
+        half = v.shape[-1] // 2
+        v = f(v[..., :half], v[..., half:])
+    return v[..., 0]
+
+
+def cast_target(name: str) -> tuple[DType, bool] | None:
+    """`cast_f32` -> (f32, False); `bits_i32` -> (i32, True): the same bits read as another type of that width."""
+    for prefix, bits in (("cast_", False), ("bits_", True)):
+        if name.startswith(prefix) and name[len(prefix) :] in BY_NAME:
+            return BY_NAME[name[len(prefix) :]], bits
+    return None
+
+
+def known(name: str) -> bool:
+    return name in TABLE or cast_target(name) is not None or name in ("min", "max", "select")
+
+
+__all__ = ["TABLE", "Intrinsic", "cast_numpy", "cast_target", "i32", "known"]
