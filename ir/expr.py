@@ -276,7 +276,7 @@ _REBUILT = frozenset((*COMPARE, "+", "-", "*", "/", "//", "%", "min", "max", "&"
 def op(name: str, *raw: E, dtype: DType | None = None, lanes: int = 0) -> Expr:
     """Type an operation, fold constants, normalise integers.
 
-    Operands that are Python numbers take the type of the first expression. `dtype` overrides the result type (casts, intrinsics).
+    Operands that are Python numbers take the type of the first expression. `dtype` and `lanes` override the result type (casts, intrinsics).
     """
     lead = next((a.dtype for a in raw if isinstance(a, Expr) and not isinstance(a, Ref)), None)
     if lead is None:
@@ -285,7 +285,7 @@ def op(name: str, *raw: E, dtype: DType | None = None, lanes: int = 0) -> Expr:
         lead = next((a.dtype for a in raw[1:] if isinstance(a, Expr)), lead)
         raw = (const(raw[0], boolean), *raw[1:])
     args = tuple(a if isinstance(a, Expr) else const(a, lead) for a in raw)
-    width = max([lanes, *(a.lanes for a in args if not isinstance(a, Ref))], default=1) or 1
+    width = lanes or max((a.lanes for a in args if not isinstance(a, Ref)), default=1)
     if dtype is None:
         dtype = boolean if name in COMPARE else args[1].dtype if name == "select" else args[0].dtype
         if width == 1 and len(args) == 2 and args[0].dtype is i64:

@@ -118,7 +118,7 @@ class TensorType:
 
     def __str__(self) -> str:
         dims = ", ".join(d if isinstance(d, str) else repr(d) for d in self.shape)
-        return f"{self.dtype}[{dims}]" + (f' @ "{self.layout}"' if self.layout else "")
+        return (f"{self.dtype}[{dims}]" if dims else str(self.dtype)) + (f' @ "{self.layout}"' if self.layout else "")
 
 
 def product(dims: Sequence[Dim]) -> Dim:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from dnnc.ir.dtype import BY_NAME, DType, boolean, i32, i64
 from dnnc.ir.expr import Expr
+from dnnc.ir.operator import gpu_intrinsics as gpu
 
 Array = Any
 TypeOf = Callable[..., tuple[DType, int]]
@@ -126,8 +127,18 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     # x in [lo, hi): an index known only at run time; clamps and sets Frame.status outside
     Intrinsic("guard", lambda x, lo, hi: np.clip(x, lo, np.asarray(hi) - 1), lambda x, lo, hi: (i64, x.lanes)),
     Intrinsic("ldexp", lambda x, n: np.ldexp(x, np.asarray(n).astype(np.int32)), _first),
-    Intrinsic("shfl_xor", lambda x, mask: x[np.arange(len(x)) ^ mask], _first, collective=True),
     Intrinsic("barrier", effect=True), Intrinsic("syncwarp", effect=True), Intrinsic("prefetch", effect=True),
+    # warp collectives; an address operand stands for the 8 halves there
+    Intrinsic("shfl_xor", gpu.shfl_xor, lambda x, mask: (x.dtype, x.lanes), collective=True),
+    Intrinsic("ldmatrix_x4", gpu.ldmatrix_x4, lambda r: (r.dtype, 8), collective=True),
+    Intrinsic("ldmatrix_x4_trans", gpu.ldmatrix_x4_trans, lambda r: (r.dtype, 8), collective=True),
+    Intrinsic("mma_m16n8k16", gpu.mma_m16n8k16, lambda d, a, b: (d.dtype, 4), collective=True),
+    # cp_async(to, from[, n]): a thread copies as many lanes as `to` says; past the first n it writes 0. wait(n): all but the newest n groups landed
+    Intrinsic("cp_async", effect=True), Intrinsic("cp_async_commit", effect=True), Intrinsic("cp_async_wait", effect=True),
+    # mbar_init(b, arrivals), mbar_arrive(b), mbar_wait(b, parity): until the phase of that parity is complete
+    Intrinsic("mbar_init", effect=True), Intrinsic("mbar_arrive", effect=True), Intrinsic("mbar_wait", effect=True),
+    # tma_load(to, from, rows, b): a box of rows x lanes by one thread; completes with the phase of b, which the thread arrives at afterwards
+    Intrinsic("tma_load", effect=True),
 ]}
 # fmt: on
 

@@ -194,7 +194,7 @@ def map_stmt(s: Stmt, fe: Callable[[Expr], Expr], fb: Callable[[Block], Block]) 
 
 
 def substitute_block(b: Block, env: dict[Expr, Expr]) -> Block:
-    """Replace variables in a block. Loops and lets whose bounds change get variables with the new bounds."""
+    """Replace variables in a block. Loops and lets whose bounds change get variables with the new bounds; decided branches vanish."""
 
     def go(block: Block, env: dict[Expr, Expr]) -> Block:
         out: list[Stmt] = []
@@ -209,6 +209,8 @@ def substitute_block(b: Block, env: dict[Expr, Expr]) -> Block:
                 if v is not s.var:
                     env = {**env, s.var: v}
                 out.append(Let(v, e))
+            elif isinstance(s, If) and (known := value(substitute(s.cond, env))) is not None:
+                out.extend(go(s.then if known else s.other, env))
             else:
                 out.append(map_stmt(s, lambda e: substitute(e, env), lambda x: go(x, env)))
         return tuple(out)

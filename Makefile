@@ -1,0 +1,70 @@
+# `make` lists the targets. Everything runs in .venv, made from the Python that PYTHON names; nothing else is needed but make.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+CODE   := compiler ir passes backends autotune
+TYPED  := ir passes
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types fast slow gpu golden format digits clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/run  ## compile and run the digits model, show what it sees
+	@$(BIN)/python examples/demo.py
+
+test: lint types fast slow  ## everything that must hold: style, types, all tests that need no GPU
+
+lint: $(VENV)/dev  ## style: ruff check and ruff format --check
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(VENV)/dev .types  ## mypy --strict on ir/ and passes/
+	@cd .types && MYPYPATH=. ../$(BIN)/mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache $(TYPED:%=-p dnnc.%)
+
+fast: $(VENV)/dev  ## the tests of the fast tier: under a minute
+	@$(BIN)/pytest -n $(WORKERS) -m "not slow and not gpu"
+
+slow: $(VENV)/dev  ## the other tests that need no GPU
+	@$(BIN)/pytest -n $(WORKERS) -m "slow and not gpu"
+
+gpu: $(VENV)/dev  ## the tests that need a CUDA device
+	@$(BIN)/pytest -m gpu
+
+golden: $(VENV)/dev  ## write the golden files anew; read the diff before you commit it
+	@$(BIN)/pytest -n $(WORKERS) -m "not gpu" --update-golden
+
+format: $(VENV)/dev  ## lay the code out anew, sort imports
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+digits: $(VENV)/dev  ## train the model of the demo anew
+	@$(BIN)/python examples/train_digits.py
+
+clean:  ## remove the virtual environment and everything that was generated
+	rm -rf $(VENV) .types build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find $(wildcard $(CODE) tests examples benchmarks) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# mypy does not see an editable install whose folders have other names than its packages, so it gets a tree of links: dnnc/ is compiler/
+# with ir/, passes/ ... inside. The tree is made anew each time, for modules come and go.
+.PHONY: .types
+.types:
+	@rm -rf .types && mkdir -p .types/dnnc
+	@for f in compiler/*; do case $$f in */__pycache__) ;; *) ln -s ../../$$f .types/dnnc/ ;; esac; done
+	@for d in $(filter-out compiler,$(wildcard $(CODE))); do ln -s ../../$$d .types/dnnc/; done
+
+# Two stamps: installed to run, installed to develop. pip's editable install follows the sources by itself.
+$(VENV)/run: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "dnnc needs Python >= 3.10, this is " + sys.version + "; try make PYTHON=python3.12")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing dnnc into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/run
+	@echo "installing the tools for development into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@touch $@

@@ -1,0 +1,414 @@
+"""Operator IR -> LLVM IR text. One walk; every pure instruction is placed at the loop depth where its operands are known, and shared there.
+
+So loop-invariant motion and common subexpressions of addresses come for free, and LLVM needs little more than sroa. `unroll` loops are
+expanded while printing, their variables evaluated as ints. Register buffers become allocas; after unrolling every index into them is
+constant, so sroa turns them into SSA values. Integer arithmetic wraps and no `nsw`, `inbounds` or fast-math flag is printed: nothing
+is promised to LLVM that was not proved. Buffers are `noalias`: the memory plan gives every parameter its own memory, and a kernel that
+works in place reads and writes one parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+
+from dnnc.backends.llvm import values
+from dnnc.backends.llvm.spelling import literal, mangle, scalar, stored, vector
+from dnnc.ir.bounds import bounds, nonneg
+from dnnc.ir.dtype import DType, i64
+from dnnc.ir.errors import InternalError
+from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var, const, free, substitute, value
+from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Kernel, Let, Stmt, Store, walk_stmts
+from dnnc.ir.operator.stmt import stored as stored_buffers
+
+FRAME_STATUS_SLOT, FRAME_BARRIER_SLOT = 4, 7
+
+
+class Region:
+    """An open loop or branch body: its lines so far, its current label, and what is already computed in it."""
+
+    __slots__ = ("label", "lines", "memo")
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.lines: list[str] = []
+        self.memo: dict[str, str] = {}
+
+
+def emit_kernel(kernel: Kernel, symbol: str, features: frozenset[str] = frozenset()) -> str:
+    """The LLVM module of a kernel: `void symbol(buffers and scalars in order, ptr frame, i64 tid, i64 nthreads)`."""
+    names = {f.name: symbol if f is kernel.entry else f"{symbol}.{f.name}" for f in kernel.funcs}
+    decls: set[str] = set()
+    text = [FuncEmitter(f, names, decls, features, f is kernel.entry).text() for f in kernel.funcs]
+    return "\n".join([*sorted(decls), *text]) + "\n"
+
+
+class FuncEmitter:
+    def __init__(self, func: Func, names: dict[str, str], decls: set[str], features: frozenset[str], entry: bool) -> None:
+        self.func, self.names, self.decls, self.features, self.entry = func, names, decls, features, entry
+        self.regions = [Region("entry")]
+        self.depth: dict[str, int] = {}
+        self.values: dict[Var | Buffer, str] = {}
+        self.unrolled: dict[Var, int] = {}
+        self.forms: dict[Expr, tuple[list[tuple[Expr, int]], list[tuple[Expr, int]]]] = {}
+        self.now: dict[Expr, str] = {}
+        self.substituted: dict[tuple[object, ...], Expr] = {}
+        self.count = 0
+        self.allocas: list[str] = []
+        self.ever_unrolled = frozenset(s.var for s in walk_stmts(func.body) if isinstance(s, For) and s.kind == "unroll")
+        self.readonly = set(func.buffers) - stored_buffers(func.body)
+
+    def text(self) -> str:
+        params = []
+        for p in self.func.params:
+            self.values[p] = f"%{p.name}"
+            params.append(f"ptr noalias %{p.name}" if isinstance(p, Buffer) else f"{vector(p.dtype, p.lanes)} %{p.name}")
+        params += ["ptr %frame.", "i64 %tid.", "i64 %nthreads."]
+        self.block(self.func.body)
+        linkage = "" if self.entry else "internal "
+        inline = "" if self.entry else " noinline"
+        head = f"define {linkage}void @{self.names[self.func.name]}({', '.join(params)}) nounwind{inline} {{"
+        return "\n".join([head, "entry:", *self.allocas, *self.regions[0].lines, "  ret void", "}"])
+
+    # --- placing code ---------------------------------------------------------------------------------------------------------
+
+    def depth_of(self, operands: tuple[str, ...]) -> int:
+        get = self.depth.get
+        return max((get(v, 0) for v in operands), default=0)
+
+    def fresh(self) -> int:
+        self.count += 1
+        return self.count
+
+    def pure(self, text: str, *operands: str, here: bool = False) -> str:
+        """Emit, or reuse, an instruction without effect, as far out as its operands allow (`here`: in the current region)."""
+        d = len(self.regions) - 1 if here else self.depth_of(operands)
+        for r in self.regions[: d + 1]:
+            v = r.memo.get(text)
+            if v is not None:
+                return v
+        v = f"%v{self.fresh()}"
+        region = self.regions[d]
+        region.lines.append(f"  {v} = {text}")
+        region.memo[text] = v
+        self.depth[v] = d
+        return v
+
+    def effect(self, text: str) -> str:
+        """Emit an instruction with a result that may not be shared or moved."""
+        v = f"%v{self.fresh()}"
+        self.line(f"{v} = {text}")
+        self.depth[v] = len(self.regions) - 1
+        return v
+
+    def line(self, s: str) -> None:
+        self.regions[-1].lines.append("  " + s)
+
+    def call(self, name: str, result: str, *args: tuple[str, str], here: bool = True) -> str:
+        """A pure call of an intrinsic or libm function; args are (type, value)."""
+        self.decls.add(f"declare {result} @{name}({', '.join(t for t, _ in args)})")
+        return self.pure(f"call {result} @{name}({', '.join(f'{t} {v}' for t, v in args)})", *(v for _, v in args), here=here)
+
+    # --- addresses ------------------------------------------------------------------------------------------------------------
+
+    def address(self, buf: Buffer, idx: tuple[Expr, ...]) -> str:
+        """Base plus terms, outermost loop first and the constant last, where it folds into the instruction's displacement."""
+        terms, k = self.folded(buf.offset(idx))
+        size, p = buf.dtype.bytes, self.values[buf]
+        groups: dict[int, list[str]] = {}
+        for t, c in terms:
+            v = self.scaled(self.expr(t), c * size)
+            groups.setdefault(self.depth.get(v, 0), []).append(v)
+        for d in sorted(groups):
+            for v in groups[d]:
+                p = self.pure(f"getelementptr i8, ptr {p}, i64 {v}", p, v)
+        return self.pure(f"getelementptr i8, ptr {p}, i64 {k * size}", p) if k else p
+
+    def folded(self, e: Expr) -> tuple[list[tuple[Expr, int]], int]:
+        """The linear form of an index, with the unroll variables as numbers."""
+        if isinstance(e, Const):
+            return [], int(e.value)
+        pairs, k = (e.terms, e.const) if isinstance(e, Linear) else (((e, 1),), 0)
+        if not self.unrolled:
+            return list(pairs), k
+        split = self.forms.get(e)
+        if split is None:
+            split = ([], [])
+            for t, c in pairs:
+                split[0 if self.ever_unrolled.isdisjoint(free(t)) else 1].append((t, c))
+            self.forms[e] = split
+        out = split[0]
+        for t, c in split[1]:
+            n = self.unrolled.get(t)  # type: ignore[call-overload]
+            if n is not None:
+                k += c * n
+                continue
+            rest, k2 = self.folded_term(t)
+            out = [*out, *((u, c * d) for u, d in rest)]
+            k += c * k2
+        return out, k
+
+    def folded_term(self, t: Expr) -> tuple[list[tuple[Expr, int]], int]:
+        r = self.without_unrolled(t)
+        if isinstance(r, Const):
+            return [], int(r.value)
+        return (list(r.terms), r.const) if isinstance(r, Linear) else ([(r, 1)], 0)
+
+    def without_unrolled(self, e: Expr) -> Expr:
+        inside = [v for v in free(e) if v in self.unrolled]
+        if not inside:
+            return e
+        key = (e, *(self.unrolled[v] for v in inside))
+        r = self.substituted.get(key)
+        if r is None:
+            r = self.substituted[key] = substitute(e, {v: const(self.unrolled[v]) for v in inside})
+        return r
+
+    def scaled(self, v: str, c: int) -> str:
+        return v if c == 1 else self.pure(f"mul i64 {v}, {c}", v)
+
+    # --- expressions ----------------------------------------------------------------------------------------------------------
+
+    def expr(self, e: Expr) -> str:
+        """The SSA value of an expression; expressions are DAGs, so each node is computed once per statement."""
+        if isinstance(e, Const):
+            return literal(e.value, e.dtype)
+        if isinstance(e, Var):
+            n = self.unrolled.get(e)
+            return str(n) if n is not None else self.values[e]
+        v = self.now.get(e)
+        if v is None:
+            v = self.now[e] = self.compute(e)
+        return v
+
+    def operand(self, e: Expr, lanes: int) -> str:
+        """An operand of an operation on `lanes` lanes: scalars are splatted."""
+        if isinstance(e, Const):
+            return literal(e.value, e.dtype, lanes)
+        v = self.expr(e)
+        return v if e.lanes == lanes else self.splat(v, e.dtype, lanes)
+
+    def splat(self, v: str, t: DType, lanes: int) -> str:
+        ty = vector(t, lanes)
+        if not v.startswith("%"):  # an unroll variable
+            return literal(int(v), t, lanes)
+        a = self.pure(f"insertelement {ty} poison, {scalar(t)} {v}, i64 0", v, here=True)
+        return self.pure(f"shufflevector {ty} {a}, {ty} poison, <{lanes} x i32> zeroinitializer", a, here=True)
+
+    def compute(self, e: Expr) -> str:
+        if isinstance(e, (Linear, Product)):
+            return self.integer(e)
+        if isinstance(e, Load):
+            return self.load(e)
+        if isinstance(e, Ref):
+            return self.address(e.buf, e.idx)
+        assert isinstance(e, Op)
+        if (e.lanes == 1 and e.dtype is i64) or (e.dtype.kind == "b" and e.lanes == 1 and all(a.dtype is i64 for a in e.args)):
+            r = self.without_unrolled(e)
+            if r is not e:
+                return self.expr(r)
+        return values.compute(self, e)
+
+    def integer(self, e: Expr) -> str:
+        terms, k = self.folded(e)
+        parts: list[str] = []
+        for t, c in terms:
+            if isinstance(t, Product):
+                v = reduce(lambda a, b: self.pure(f"mul i64 {a}, {b}", a, b), (self.expr(f) for f in t.factors))
+            else:
+                v = self.expr(t)
+            parts.append(self.scaled(v, c))
+        if not parts:
+            return str(k)
+        parts.sort(key=lambda v: self.depth.get(v, 0))
+        r = parts[0]
+        for v in parts[1:]:
+            r = self.pure(f"add i64 {r}, {v}", r, v)
+        return self.pure(f"add i64 {r}, {k}", r) if k else r
+
+    def load(self, e: Load) -> str:
+        if any(i.lanes > 1 for i in e.idx):
+            return self.gather(e)
+        p, ty = self.address(e.buf, e.idx), stored(e.buf.dtype, e.lanes)
+        if e.limit is not None:
+            v = self.masked_load(p, ty, e)
+        else:
+            text = f"load {ty}, ptr {p}, align {self.alignment(e.buf, e.lanes)}"
+            v = self.pure(text, p, here=True) if e.buf in self.readonly else self.effect(text)
+        return self.from_memory(v, e.buf.dtype, e.lanes)
+
+    def from_memory(self, v: str, t: DType, lanes: int) -> str:
+        return self.pure(f"icmp ne {stored(t, lanes)} {v}, {'zeroinitializer' if lanes > 1 else 0}", v, here=True) if t.kind == "b" else v
+
+    def to_memory(self, v: str, t: DType, lanes: int) -> str:
+        return self.pure(f"zext {vector(t, lanes)} {v} to {stored(t, lanes)}", v, here=True) if t.kind == "b" else v
+
+    @staticmethod
+    def alignment(buf: Buffer, lanes: int) -> int:
+        return 64 if buf.space in ("register", "local") and lanes * buf.dtype.bytes == 64 else buf.dtype.bytes
+
+    def masked_load(self, p: str, ty: str, e: Load) -> str:
+        assert e.limit is not None
+        m = f"<{e.lanes} x i1>"
+        name = f"llvm.masked.load.{_memory_mangle(e.buf.dtype, e.lanes)}.p0"
+        self.decls.add(f"declare {ty} @{name}(ptr, i32, {m}, {ty})")
+        return self.effect(f"call {ty} @{name}(ptr {p}, i32 {e.buf.dtype.bytes}, {m} {self.mask(e.limit, e.lanes)}, {ty} zeroinitializer)")
+
+    def gather(self, e: Load) -> str:
+        lanes, ty = e.lanes, stored(e.buf.dtype, e.lanes)
+        off = self.operand(e.buf.offset(e.idx), lanes)
+        p = self.pure(f"getelementptr {stored(e.buf.dtype, 1)}, ptr {self.values[e.buf]}, <{lanes} x i64> {off}", off, here=True)
+        m = f"<{lanes} x i1>"
+        mask = self.mask(e.limit, lanes) if e.limit is not None else "splat (i1 true)"
+        name = f"llvm.masked.gather.{_memory_mangle(e.buf.dtype, lanes)}.v{lanes}p0"
+        self.decls.add(f"declare {ty} @{name}(<{lanes} x ptr>, i32, {m}, {ty})")
+        v = self.effect(f"call {ty} @{name}(<{lanes} x ptr> {p}, i32 {e.buf.dtype.bytes}, {m} {mask}, {ty} zeroinitializer)")
+        return self.from_memory(v, e.buf.dtype, lanes)
+
+    def mask(self, n: Expr, lanes: int) -> str:
+        """Lanes below n, for any n: clamped before it is narrowed."""
+        v = self.expr(n)
+        lo, hi = bounds(n)
+        if lo is None or lo < 0:
+            v = self.call("llvm.smax.i64", "i64", ("i64", v), ("i64", "0"), here=False)
+        if hi is None or hi > lanes:
+            v = self.call("llvm.smin.i64", "i64", ("i64", v), ("i64", str(lanes)), here=False)
+        t = self.pure(f"trunc i64 {v} to i32", v)
+        a = self.pure(f"insertelement <{lanes} x i32> poison, i32 {t}, i64 0", t)
+        b = self.pure(f"shufflevector <{lanes} x i32> {a}, <{lanes} x i32> poison, <{lanes} x i32> zeroinitializer", a)
+        iota = ", ".join(f"i32 {k}" for k in range(lanes))
+        return self.pure(f"icmp slt <{lanes} x i32> <{iota}>, {b}", b)
+
+    def raise_status(self, bad: str) -> None:
+        """Set Frame.status to 1 where `bad` holds, without a branch: the store goes to a cell of our own otherwise."""
+        if "  %unused. = alloca i64, align 8" not in self.allocas:
+            self.allocas.append("  %unused. = alloca i64, align 8")
+        p = self.pure(f"getelementptr i64, ptr %frame., i64 {FRAME_STATUS_SLOT}", here=True)
+        cell = self.pure(f"select i1 {bad}, ptr {p}, ptr %unused.", bad, here=True)
+        self.line(f"store i64 1, ptr {cell}, align 8")
+
+    # --- statements -----------------------------------------------------------------------------------------------------------
+
+    def block(self, b: Block) -> None:
+        for s in b:
+            self.now = {}
+            _STATEMENTS[type(s)](self, s)
+
+    def do_alloc(self, s: Alloc) -> None:
+        n = 1
+        for d in s.buf.shape:
+            size = value(d)
+            if size is None:
+                raise InternalError(f"{s.buf.name}: {s.buf.space} memory needs a constant size, got {d!r}")
+            n *= size
+        v = f"%{s.buf.name}.{self.fresh()}"
+        self.allocas.append(f"  {v} = alloca [{n} x {stored(s.buf.dtype, 1)}], align 64")
+        self.values[s.buf] = v
+        self.depth[v] = 0
+
+    def do_let(self, s: Let) -> None:
+        self.values[s.var] = self.operand(s.value, s.var.lanes)
+
+    def do_store(self, s: Store) -> None:
+        t, lanes = s.buf.dtype, s.lanes
+        v = self.to_memory(self.operand(s.value, lanes), t, lanes)
+        p, ty = self.address(s.buf, s.idx), stored(t, lanes)
+        if s.limit is None:
+            self.line(f"store {ty} {v}, ptr {p}, align {self.alignment(s.buf, lanes)}")
+            return
+        m = f"<{lanes} x i1>"
+        name = f"llvm.masked.store.{_memory_mangle(t, lanes)}.p0"
+        self.decls.add(f"declare void @{name}({ty}, ptr, i32, {m})")
+        self.line(f"call void @{name}({ty} {v}, ptr {p}, i32 {t.bytes}, {m} {self.mask(s.limit, lanes)})")
+
+    def do_eval(self, s: Eval) -> None:
+        if s.name == "prefetch":
+            self.decls.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+            self.line(f"call void @llvm.prefetch.p0(ptr {self.expr(s.args[0])}, i32 0, i32 2, i32 1)")
+        elif s.name == "barrier":
+            p = self.pure(f"getelementptr i64, ptr %frame., i64 {FRAME_BARRIER_SLOT}", here=True)
+            f = self.effect(f"load ptr, ptr {p}, align 8")
+            self.line(f"call void {f}(ptr %frame.)")
+        elif s.name in self.names:
+            args = [f"ptr {self.expr(a)}" if isinstance(a, Ref) else f"{vector(a.dtype, a.lanes)} {self.expr(a)}" for a in s.args]
+            args += ["ptr %frame.", "i64 %tid.", "i64 %nthreads."]
+            self.line(f"call void @{self.names[s.name]}({', '.join(args)})")
+        else:
+            raise InternalError(f"{s.name} has no LLVM spelling")
+
+    def do_if(self, s: If) -> None:
+        cond = self.without_unrolled(s.cond)
+        known = value(cond)
+        if known is not None:  # decided by unrolled loops
+            self.block(s.then if known else s.other)
+            return
+        c = self.expr(cond)
+        k, outer = self.fresh(), self.regions[-1]
+        lines: list[str] = []
+        for name, body in (("t", s.then), ("e", s.other)) if s.other else (("t", s.then),):
+            inner = Region(f"{name}{k}")
+            self.regions.append(inner)
+            self.block(body)
+            self.regions.pop()
+            lines += [f"{name}{k}:", *inner.lines, f"  br label %j{k}"]
+        # the branch comes after what the arms have hoisted into this region
+        outer.lines += [f"  br i1 {c}, label %t{k}, label %{'e' if s.other else 'j'}{k}", *lines, f"j{k}:"]
+        outer.label = f"j{k}"
+
+    def do_for(self, s: For) -> None:
+        if s.kind == "unroll":
+            lo, hi = value(self.without_unrolled(s.lo)), value(self.without_unrolled(s.hi))
+            if lo is None or hi is None:
+                raise InternalError(f"the extent of unrolled loop {s.var.name} is not constant")
+            for i in range(lo, hi):
+                self.unrolled[s.var] = i
+                self.block(s.body)
+            self.unrolled.pop(s.var, None)
+            return
+        if s.kind not in ("range", "parallel"):
+            raise InternalError(f"a {s.kind} loop has no LLVM form; vectorize it or choose another kind")
+        lo_v, hi_v = self.expr(s.lo), self.expr(s.hi)
+        maybe_empty = not nonneg(s.extent - 1)
+        if s.kind == "parallel":
+            lo_v, hi_v = self.share(s, lo_v)
+            maybe_empty = True
+        self.loop(s, lo_v, hi_v, maybe_empty)
+
+    def share(self, s: For, lo: str) -> tuple[str, str]:
+        """This thread's part of a parallel loop: iterations [n*tid/nthreads, n*(tid+1)/nthreads)."""
+        n = self.expr(s.extent)
+        nxt = self.pure("add i64 %tid., 1")
+        ends = []
+        for t in ("%tid.", nxt):
+            q = self.pure(f"udiv i64 {self.pure(f'mul i64 {n}, {t}', n, t)}, %nthreads.", n, t)
+            ends.append(q if value(s.lo) == 0 else self.pure(f"add i64 {lo}, {q}", lo, q))
+        return ends[0], ends[1]
+
+    def loop(self, s: For, lo: str, hi: str, maybe_empty: bool) -> None:
+        k, outer = self.fresh(), self.regions[-1]
+        inner = Region(f"h{k}")
+        i = f"%{s.var.name}.{k}"
+        self.regions.append(inner)
+        self.values[s.var] = i
+        self.depth[i] = len(self.regions) - 1
+        self.block(s.body)
+        self.regions.pop()
+        pre = outer.label
+        if maybe_empty:
+            outer.lines += [f"  %g{k} = icmp slt i64 {lo}, {hi}", f"  br i1 %g{k}, label %p{k}, label %x{k}", f"p{k}:"]
+            pre = f"p{k}"
+        outer.lines += [
+            f"  br label %h{k}", f"h{k}:", f"  {i} = phi i64 [ {lo}, %{pre} ], [ {i}n, %{inner.label} ]", *inner.lines,
+            f"  {i}n = add nuw nsw i64 {i}, 1", f"  %c{k} = icmp slt i64 {i}n, {hi}", f"  br i1 %c{k}, label %h{k}, label %x{k}", f"x{k}:",
+        ]  # fmt: skip
+        outer.label = f"x{k}"
+
+
+def _memory_mangle(t: DType, lanes: int) -> str:
+    return f"v{lanes}i8" if t.kind == "b" else mangle(t, lanes)
+
+
+_STATEMENTS: dict[type[Stmt], Callable[[FuncEmitter, Stmt], None]] = {
+    Alloc: FuncEmitter.do_alloc, Let: FuncEmitter.do_let, Store: FuncEmitter.do_store, Eval: FuncEmitter.do_eval,
+    If: FuncEmitter.do_if, For: FuncEmitter.do_for,
+}  # type: ignore[dict-item]  # fmt: skip

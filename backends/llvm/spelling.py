@@ -1,0 +1,79 @@
+"""How LLVM spells the operations of the operator IR: one table per kind of value, and the guarded forms of what LLVM leaves undefined.
+
+| operation | undefined in LLVM | form used here |
+|---|---|---|
+| truncdiv, truncmod, floormod | division by 0, INT_MIN / -1 | divisor replaced by 1 (resp. the result selected) where it would trap |
+| shl, shr | shift by the width or more | amount masked, result selected |
+| float -> integer | out of range, NaN | llvm.fptosi.sat / llvm.fptoui.sat |
+| min, max of floats | which operand a NaN gives | NaN propagates: `b is NaN ? b : (a > b or a is NaN) ? a : b` |
+"""
+
+from __future__ import annotations
+
+import struct
+
+from dnnc.ir.dtype import DType
+from dnnc.ir.errors import InternalError
+
+SCALAR = {
+    "f64": "double", "f32": "float", "f16": "half", "bf16": "i16", "bool": "i1", "i64": "i64", "u64": "i64", "i32": "i32", "u32": "i32",
+    "i16": "i16", "u16": "i16", "i8": "i8", "u8": "i8", "i4": "i8", "u4": "i8", "i2": "i8", "u2": "i8",
+}  # fmt: skip
+
+INT = {"+": "add", "-": "sub", "*": "mul", "^": "xor", "&": "and", "|": "or"}
+FLOAT = {"+": "fadd", "-": "fsub", "*": "fmul", "/": "fdiv"}
+FLOAT_COMPARE = {"<": "olt", "<=": "ole", "==": "oeq", "!=": "une"}
+INTRINSIC = {
+    "fma": "llvm.fma", "sqrt": "llvm.sqrt", "floor": "llvm.floor", "ceil": "llvm.ceil", "trunc": "llvm.trunc", "rint": "llvm.roundeven",
+    "abs": "llvm.fabs", "exp": "llvm.exp", "log": "llvm.log", "sin": "llvm.sin", "cos": "llvm.cos", "pow": "llvm.pow",
+}  # fmt: skip
+LIBM = ("erf", "tanh", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "log1p", "expm1")
+
+
+def scalar(t: DType) -> str:
+    """The LLVM type of one value in a register."""
+    if t.name not in SCALAR:
+        raise InternalError(f"values of type {t} have no LLVM form; a pass should have converted them")
+    return SCALAR[t.name]
+
+
+def vector(t: DType, lanes: int) -> str:
+    return f"<{lanes} x {scalar(t)}>" if lanes > 1 else scalar(t)
+
+
+def stored(t: DType, lanes: int) -> str:
+    """The LLVM type in memory: bool is a byte."""
+    s = "i8" if t.kind == "b" else scalar(t)
+    return f"<{lanes} x {s}>" if lanes > 1 else s
+
+
+def mangle(t: DType, lanes: int) -> str:
+    s = {"float": "f32", "double": "f64", "half": "f16"}.get(scalar(t), scalar(t))
+    return f"v{lanes}{s}" if lanes > 1 else s
+
+
+def literal(v: float | int | bool, t: DType, lanes: int = 1) -> str:
+    """A constant; vectors are splats."""
+    if t.kind == "b":
+        s = "true" if v else "false"
+    elif t.name == "f16":
+        s = f"0xH{struct.unpack('<H', struct.pack('<e', v))[0]:04X}"
+    elif t.name == "bf16":
+        s = str(_bf16_bits(float(v)))
+    elif t.is_float:
+        s = f"0x{struct.unpack('<Q', struct.pack('<d', v))[0]:016X}"
+    else:
+        n = int(v)
+        s = str(n - (1 << t.bits) if n >= 1 << (t.bits - 1) else n)  # LLVM reads signless integers; print the signed form
+    if lanes == 1:
+        return s
+    if s in ("0", "false") or (t.is_float and s == "0x0000000000000000"):
+        return "zeroinitializer"
+    return f"splat ({scalar(t)} {s})"
+
+
+def _bf16_bits(v: float) -> int:
+    import ml_dtypes
+    import numpy as np
+
+    return int(np.array(v, ml_dtypes.bfloat16).view(np.int16))

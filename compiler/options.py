@@ -1,0 +1,195 @@
+"""The options of a compilation, checked as they are given, and the environment: no other file reads it.
+
+DNNC_CACHE_DIR   where compiled kernels are kept; default $XDG_CACHE_HOME/dnnc, else ~/.cache/dnnc
+DNNC_CHECK       1: verify the IR after every pass, not only at the end
+DNNC_THREADS     threads of a call where `threads` is not given
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Union
+
+from dnnc.ir.errors import InputError, TargetError, TuneError, UnsupportedError
+
+if TYPE_CHECKING:
+    from dnnc.ir.target import Target
+
+PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
+NUMERICS = ("strict", "standard", "fast")
+OPT_LEVELS = (0, 1, 3)
+VERIFY = (False, "kernels", "model")
+
+DimChoice = Union[int, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """How to compile a model. Equal options give equal code on the same machine.
+
+    Args:
+        target: "llvm", "llvm -mcpu=skylake-avx512", "cuda", "cuda:1", "cuda -arch=sm_90a", "reference", or a Target.
+        precision: storage and compute type, one of PRECISIONS; None keeps the model's.
+        numerics: "strict" (bit-identical between runs, no reassociation), "standard", or "fast" (TF32, approximate functions).
+        dims: what symbolic dimensions are: {"batch": 8} fixes one, {"batch": (1, 64)} bounds it, both ends included.
+        outputs: names of intermediate values to return as well.
+        opt_level: 0 nothing, 1 no fusion or layout, 3 everything.
+        tune: None, a budget in seconds, or the path of a tuning log to replay.
+        verify: False, "kernels" (each new kernel against float64), or "model" (the whole model too).
+        cache: "auto" for the user's cache folder, a path, or False.
+        threads: threads of a call; None takes all CPUs of the affinity mask, and more than those are never used.
+
+    Raises:
+        TargetError: the target is not known, or its -threads= contradicts `threads`.
+        UnsupportedError: a precision that dnnc does not have.
+        TuneError: `tune` is no budget and no path.
+        InputError: any other value that an option cannot take.
+    """
+
+    target: str | Target = "llvm"
+    precision: str | None = None
+    numerics: str = "standard"
+    dims: Mapping[str, DimChoice] = field(default_factory=dict, hash=False)
+    outputs: tuple[str, ...] = ()
+    opt_level: int = 3
+    tune: float | str | Path | None = None
+    verify: bool | str = "kernels"
+    cache: bool | str | Path = "auto"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_target(self.target, self.threads)
+        if self.precision is not None and self.precision not in PRECISIONS:
+            raise UnsupportedError(f"precision={self.precision!r}: expected None (as in the model) or {_either(PRECISIONS)}")
+        _one_of("numerics", self.numerics, NUMERICS)
+        _one_of("opt_level", self.opt_level, OPT_LEVELS)
+        _one_of("verify", self.verify, VERIFY)
+        _check_tune(self.tune)
+        if not isinstance(self.cache, (str, Path)) and self.cache is not False:
+            raise InputError(f'cache={self.cache!r}: expected "auto", a path, or False')
+        if self.threads is not None and not (_is_int(self.threads) and self.threads >= 1):
+            raise InputError(f"threads={self.threads!r}: expected an integer of at least 1, or None for all CPUs that the process may use")
+        object.__setattr__(self, "dims", MappingProxyType(_check_dims(self.dims)))
+        object.__setattr__(self, "outputs", _check_outputs(self.outputs))
+
+    def __reduce__(self) -> Any:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return _restore, ({**values, "dims": dict(self.dims)},)
+
+
+def _restore(values: dict[str, Any]) -> CompileOptions:
+    return CompileOptions(**values)
+
+
+def make_options(values: Mapping[str, Any]) -> CompileOptions:
+    """CompileOptions from keyword arguments. InputError names an unknown one and the nearest that exists."""
+    from difflib import get_close_matches
+
+    known = [f.name for f in fields(CompileOptions)]
+    for name in values:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise InputError(f"unknown option {name!r}: {hint}")
+    return CompileOptions(**values)
+
+
+# --- checks -------------------------------------------------------------------------------------------------------------------
+
+
+def _is_int(v: object) -> bool:
+    return isinstance(v, int) and not isinstance(v, bool)
+
+
+def _either(allowed: Iterable[object]) -> str:
+    words = [repr(a) for a in allowed]
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _one_of(name: str, v: object, allowed: tuple[object, ...]) -> None:
+    if not any(type(v) is type(a) and v == a for a in allowed):  # so that True is not 1, nor 0 False
+        raise InputError(f"{name}={v!r}: expected {_either(allowed)}")
+
+
+def _check_target(target: object, threads: int | None) -> None:
+    if not isinstance(target, str):
+        if type(target).__name__ != "Target":
+            raise TargetError(f"target={target!r}: expected a string such as 'llvm' or 'cuda -arch=sm_90a', or a dnnc.Target")
+        return
+    words = target.split()
+    kind, _, device = words[0].partition(":") if words else ("", "", "")
+    if kind not in ("llvm", "cuda", "reference"):
+        raise TargetError(f"target={target!r}: expected 'llvm', 'cuda' or 'reference' first; `dnnc targets` lists what this machine has")
+    if device and not (kind == "cuda" and device.isdigit()):
+        raise TargetError(f"target={target!r}: a device number is written cuda:1")
+    for w in words[1:]:
+        if not w.startswith("-") or "=" not in w:
+            raise TargetError(f"target={target!r}: {w!r} is no option; they are written -name=value, such as -mcpu=skylake-avx512")
+        name, _, v = w.partition("=")
+        if name == "-threads" and threads is not None and v != str(threads):
+            raise TargetError(f"target={target!r} says -threads={v}, but threads={threads} is given; give one of them")
+
+
+def _check_tune(tune: object) -> None:
+    if tune is None or isinstance(tune, (str, Path)):
+        return
+    if isinstance(tune, bool) or not isinstance(tune, (int, float)) or not 0 < tune < float("inf"):
+        raise TuneError(f"tune={tune!r}: expected None, a budget in seconds, or the path of a tuning log")
+
+
+def _check_dims(dims: object) -> dict[str, DimChoice]:
+    if not isinstance(dims, Mapping):
+        raise InputError(f'dims={dims!r}: expected a mapping such as {{"batch": 8}} or {{"batch": (1, 64)}}')
+    out: dict[str, DimChoice] = {}
+    for name, v in dims.items():
+        pair = tuple(v) if isinstance(v, (tuple, list)) else (v, v)
+        if not isinstance(name, str) or len(pair) != 2 or not all(_is_int(n) and n >= 0 for n in pair) or pair[0] > pair[1]:
+            raise InputError(f"dims[{name!r}]={v!r}: expected a size such as 8, or (low, high) with 0 <= low <= high")
+        out[name] = pair[0] if pair[0] == pair[1] else (pair[0], pair[1])
+    return dict(sorted(out.items()))
+
+
+def _check_outputs(outputs: object) -> tuple[str, ...]:
+    if isinstance(outputs, str) or not isinstance(outputs, Iterable):
+        raise InputError(f"outputs={outputs!r}: expected a sequence of names, such as ['conv1']")
+    names = tuple(outputs)
+    if not all(isinstance(n, str) for n in names):
+        raise InputError(f"outputs={outputs!r}: every name must be a string")
+    return names
+
+
+# --- environment --------------------------------------------------------------------------------------------------------------
+
+
+def cache_folder(cache: bool | str | Path = "auto") -> Path | None:
+    """Where to keep compiled kernels; None when `cache` is False. The folder need not exist, nor be writable."""
+    if cache is False:
+        return None
+    if cache != "auto":
+        return Path(str(cache)).expanduser()
+    own, base = os.environ.get("DNNC_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
+    if own:
+        return Path(own).expanduser()
+    return Path(base or "~/.cache").expanduser() / "dnnc"
+
+
+def check_every_pass() -> bool:
+    """Is the IR to be verified after every pass?"""
+    return os.environ.get("DNNC_CHECK", "0") not in ("", "0")
+
+
+def available_cpus() -> int:
+    """The CPUs on which this process may run."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def thread_count(threads: int | None = None) -> int:
+    """Threads of a call: what is asked for, else DNNC_THREADS, else all; never more than the process may use."""
+    asked: object = threads if threads is not None else os.environ.get("DNNC_THREADS") or available_cpus()
+    if not str(asked).isdigit() or int(str(asked)) < 1:
+        raise InputError(f"DNNC_THREADS={asked!r}: expected an integer of at least 1")
+    return min(int(str(asked)), available_cpus())

@@ -1,0 +1,155 @@
+"""Data of constants: small arrays as literals inside graph text, large ones in an .npz file keyed by content hash."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dnnc.ir.dtype import BY_NAME, DType, from_numpy
+from dnnc.ir.graph import Graph
+from dnnc.ir.types import TensorType
+
+Array = np.ndarray[Any, Any]
+INLINE = 8  # elements that are written into the text
+
+
+def inline(a: Array, dtype: DType) -> str:
+    """The array as a literal that `read_inline` turns into the same bits; empty where there is none or it is larger than 8 elements."""
+    if a.size > INLINE:
+        return ""
+    try:
+        text = _nested([_scalar(x, dtype) for x in a.ravel()], a.shape)
+        back = read_inline(ast.parse(text, mode="eval").body, TensorType(dtype, a.shape))
+    except ValueError:
+        return ""
+    same = list(back.ravel()) == list(a.ravel()) if dtype.kind == "s" else back.tobytes() == a.tobytes()
+    return text if same else ""
+
+
+def _nested(items: list[str], shape: tuple[int, ...]) -> str:
+    if not shape:
+        return items[0]
+    if not items:
+        return "[]"
+    step = len(items) // shape[0]
+    return f"[{', '.join(_nested(items[i : i + step], shape[1:]) for i in range(0, len(items), step))}]"
+
+
+def _scalar(x: Any, dtype: DType) -> str:
+    if dtype.kind == "s":
+        if not isinstance(x, str):
+            raise ValueError("only text has a literal")
+        return repr(str(x))
+    if dtype.kind == "c":
+        return f"({float(x.real)!r}, {float(x.imag)!r})"
+    if dtype.kind in "iu":
+        return str(int(x))
+    return str(bool(x)) if dtype.kind == "b" else _shortest(x, dtype)
+
+
+def _shortest(x: Any, dtype: DType) -> str:
+    """The shortest decimal that reads back as the same number of this dtype."""
+    v = float(x)
+    if dtype.bits < 64 and v == v and abs(v) != float("inf"):
+        for digits in range(1, 17):
+            short = float(f"{v:.{digits}g}")
+            if dtype.numpy.type(short) == x:
+                return repr(short)
+    return repr(v)
+
+
+def read_inline(node: ast.expr, t: TensorType) -> Array:
+    """The array of a literal. ValueError where it does not have the type."""
+    shape = tuple(int(str(d)) for d in t.shape)
+    items: list[Any] = []
+    found = _read(node, items, t.dtype)
+    size = int(np.prod(shape, dtype=np.int64))
+    if len(items) != size or (size and found != shape):
+        raise ValueError(f"expected the elements of {t}, got {len(items)} in shape {list(found)}")
+    out = np.empty(size, t.dtype.numpy)
+    for k, x in enumerate(items):
+        try:
+            out[k] = x
+        except OverflowError:
+            raise ValueError(f"{x} is outside the range of {t.dtype}") from None
+    return out.reshape(shape)
+
+
+def _read(node: ast.expr, items: list[Any], dtype: DType) -> tuple[int, ...]:
+    """Append the elements; returns the shape of the nested lists."""
+    if not isinstance(node, ast.List):
+        items.append(_number(node, dtype))
+        return ()
+    inner = {_read(x, items, dtype) for x in node.elts}
+    if len(inner) > 1:
+        raise ValueError("the nested lists have different lengths")
+    return (len(node.elts), *(inner.pop() if inner else ()))
+
+
+def _number(node: ast.expr, dtype: DType) -> Any:
+    if dtype.kind == "c" and isinstance(node, ast.Tuple) and len(node.elts) == 2:
+        return complex(*(_number(x, BY_NAME["f64"]) for x in node.elts))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_number(node.operand, dtype)
+    if isinstance(node, ast.Name) and node.id in ("inf", "nan") and dtype.kind == "f":
+        return float(node.id)
+    wanted = {"f": (int, float), "i": (int,), "u": (int,), "b": (bool,), "s": (str,), "c": (int, float)}[dtype.kind]
+    if not isinstance(node, ast.Constant) or type(node.value) not in wanted:
+        raise ValueError(f"{ast.unparse(node)} is no element of a {dtype} constant")
+    return node.value
+
+
+# --- the side file ------------------------------------------------------------------------------------------------------------
+
+
+def save_constants(g: Graph, path: str | Path) -> None:
+    """Write the constants that the text of g does not hold, those of its subgraphs included, to an .npz file."""
+    arrays: dict[str, Array] = {}
+    _collect(g, arrays)
+    with open(path, "wb") as f:
+        np.savez(f, **arrays)  # type: ignore[arg-type]
+
+
+def _collect(g: Graph, arrays: dict[str, Array]) -> None:
+    for v, a in g.constants.items():
+        if not inline(a, v.type.dtype):
+            arrays[f"{g.digest(v)}:{v.type.dtype}"] = _plain(a, v.type.dtype)
+    for n in g.nodes():
+        for s in n.subgraphs():
+            _collect(s, arrays)
+
+
+def _plain(a: Array, dtype: DType) -> Array:
+    """Types that .npy files do not know as bytes (last axis) or, for strings, as JSON."""
+    if dtype.kind == "s":
+        if not all(isinstance(x, str) for x in a.ravel()):
+            raise TypeError("a string constant holds something that is no text and cannot be saved")
+        return np.frombuffer(json.dumps([list(a.shape), list(map(str, a.ravel()))]).encode(), np.uint8)
+    if a.dtype.isbuiltin == 1:
+        return a
+    return np.ascontiguousarray(a)[..., None].view(np.uint8)
+
+
+def load_constants(path: str | Path) -> dict[str, Array]:
+    """The arrays of a file that `save_constants` wrote, by content hash: what `parse(text, constants=...)` takes."""
+    out: dict[str, Array] = {}
+    with np.load(path, allow_pickle=False) as z:
+        for key in z.files:
+            name, _, dtype = key.rpartition(":")
+            out[name] = _typed(z[key], BY_NAME[dtype])
+    return out
+
+
+def _typed(a: Array, dtype: DType) -> Array:
+    if dtype.kind == "s":
+        shape, items = json.loads(a.tobytes().decode())
+        out = np.empty(len(items), object)
+        out[:] = items
+        return out.reshape(shape)
+    if from_numpy(a.dtype) is dtype:
+        return a
+    return a.view(dtype.numpy)[..., 0]

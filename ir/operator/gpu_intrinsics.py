@@ -1,0 +1,49 @@
+"""NumPy meanings of the warp instructions on matrix fragments, for the records in `intrinsics.py`.
+
+Layouts are those of PTX `mma.sync.m16n8k16` and `ldmatrix`. Arrays are [threads, lanes]; 32 consecutive threads are a warp.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = Any
+
+_LANE = np.arange(32)
+_GROUP, _IN_GROUP = _LANE[:, None] // 4, _LANE[:, None] % 4
+# (row, column) of every register of every lane, [32, registers]
+_A_ROW, _A_COL = _GROUP + np.array([0, 0, 8, 8, 0, 0, 8, 8]), 2 * _IN_GROUP + np.array([0, 1, 0, 1, 8, 9, 8, 9])
+_B_ROW, _B_COL = 2 * _IN_GROUP + np.array([0, 1, 8, 9]), _GROUP + np.zeros(4, np.int64)
+_D_ROW, _D_COL = _GROUP + np.array([0, 0, 8, 8]), 2 * _IN_GROUP + np.array([0, 1, 0, 1])
+
+
+def _warps(a: Array) -> Array:
+    return a.reshape(-1, 32, *a.shape[1:])
+
+
+def mma_m16n8k16(d: Array, a: Array, b: Array) -> Array:
+    """d + a @ b: d is 16 x 8 in 4 registers a lane, a 16 x 16 in 8, b 16 x 8 in 4. Products and sums in float32."""
+    warps = len(d) // 32
+    left, right = np.zeros((warps, 16, 16), np.float32), np.zeros((warps, 16, 8), np.float32)
+    left[:, _A_ROW, _A_COL] = _warps(a)
+    right[:, _B_ROW, _B_COL] = _warps(b)
+    return (_warps(d) + (left @ right)[:, _D_ROW, _D_COL]).reshape(d.shape).astype(np.float32)
+
+
+def ldmatrix_x4(rows: Array) -> Array:
+    """Four 8 x 8 matrices: lane 8*m + r gives the address of row r of matrix m (here: its 8 elements); every lane gets 2 elements of each."""
+    m = _warps(rows).reshape(-1, 4, 8, 8)  # warp, matrix, row, column
+    return np.stack([m[:, k // 2, _LANE // 4, 2 * (_LANE % 4) + k % 2] for k in range(8)], -1).reshape(rows.shape)
+
+
+def ldmatrix_x4_trans(rows: Array) -> Array:
+    """As ldmatrix_x4 with each matrix transposed."""
+    m = _warps(rows).reshape(-1, 4, 8, 8)
+    return np.stack([m[:, k // 2, 2 * (_LANE % 4) + k % 2, _LANE // 4] for k in range(8)], -1).reshape(rows.shape)
+
+
+def shfl_xor(x: Array, mask: Array) -> Array:
+    """What the lane `lane ^ mask` of the same warp holds."""
+    return x[np.arange(len(x)) ^ mask]

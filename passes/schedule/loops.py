@@ -1,0 +1,235 @@
+"""Schedule primitives on loops: split, fuse, reorder, peel, annotate, hoist_guards. Each is a small rewrite with its legality check."""
+
+from __future__ import annotations
+
+from dnnc.ir.errors import ScheduleError
+from dnnc.ir.expr import Expr, Load, Op, const, free, maximum, minimum, terms, value, walk
+from dnnc.ir.operator.stmt import Alloc, Block, Eval, For, If, Stmt, Store, accesses, exprs, loop_var, substitute_block, walk_stmts
+from dnnc.passes.schedule.state import edit, find, make_loop, only, renamed
+
+TAILS = ("exact", "overlap", "guard", "peel")
+
+
+def split(b: Block, name: str, factor: int, names: tuple[str, str], tail: str = "exact") -> Block:
+    """`for i in range(n): s`  ->  `for io in range(n // f): for ii in range(f): s[i -> f*io + ii]`
+
+    tail, where f does not divide n: overlap (the last tile starts at n - f; the body must be safe to repeat, n >= f) |
+    guard (`if f*io + ii < n`; vectorize turns it into a limit) | peel (a loop of its own, called NAME_t, over the rest)."""
+
+    def go(s: For) -> Block:
+        n, lo = s.extent, s.lo
+        exact = value(n % factor) == 0
+        if exact or tail == "exact":
+            if not exact:
+                raise ScheduleError(f"{factor} does not divide the extent {n!r} of {name}; choose a tail of {', '.join(TAILS[1:])}")
+            return (_tiles(s, n // factor, factor, names, lambda io, ii: lo + io * factor + ii),)
+        if tail == "peel":
+            main = _tiles(s, n // factor, factor, names, lambda io, ii: lo + io * factor + ii)
+            rest = make_loop(
+                name + "_t", n % factor, "range", lambda v: substitute_block(renamed(s.body, "_t"), {s.var: lo + n // factor * factor + v})
+            )
+            return (main, rest) if value(n // factor) != 0 else (rest,)
+        count = (n + (factor - 1)) // factor
+        if tail == "overlap":
+            _check_repeatable(s)
+            return (_tiles(s, count, factor, names, lambda io, ii: lo + minimum(io * factor, n - factor) + ii),)
+        if tail != "guard":
+            raise ScheduleError(f"unknown tail {tail}; there are {', '.join(TAILS)}")
+        return (_tiles(s, count, factor, names, lambda io, ii: lo + io * factor + ii, guard=lo + n),)
+
+    return edit(b, name, go)
+
+
+def _tiles(s: For, count: Expr, factor: int, names: tuple[str, str], at: object, guard: Expr | None = None) -> For:
+    def inner(io: Expr) -> Block:
+        def body(ii: Expr) -> Block:
+            i = at(io, ii)  # type: ignore[operator]
+            block = substitute_block(s.body, {s.var: i})
+            if guard is None or value(i < guard) == 1:
+                return block
+            return (If(i < guard, block),)
+
+        return (make_loop(names[1], factor, "range", body),)
+
+    return make_loop(names[0], count, s.kind, inner)
+
+
+def _check_repeatable(s: For) -> None:
+    private = {a.buf for a in walk_stmts(s.body) if isinstance(a, Alloc)}
+    read = {x.buf for x in accesses(s.body)}
+    bad = sorted({w.buf.name for w in walk_stmts(s.body) if isinstance(w, Store) and w.buf in read and w.buf not in private})
+    if bad:
+        raise ScheduleError(f"{s.var.name} cannot overlap: a repeated iteration would read what it wrote in {', '.join(bad)}")
+
+
+def fuse(b: Block, outer: str, inner: str, name: str) -> Block:
+    """`for i in range(n): for j in range(m): s`  ->  `for ij in range(n*m): s[i -> ij // m, j -> ij % m]`"""
+
+    def go(s: For) -> Block:
+        t = only(s)
+        if t.var.name != inner or value(s.lo) != 0 or value(t.lo) != 0 or s.var in free(t.hi):
+            raise ScheduleError(f"{outer} and {inner} are not a rectangular nest from 0")
+        m = t.extent
+        return (make_loop(name, s.extent * m, s.kind, lambda v: substitute_block(t.body, {s.var: v // m, t.var: v % m})),)
+
+    return edit(b, outer, go)
+
+
+def reorder(b: Block, *names: str) -> Block:
+    """Permute a perfect nest. Legal when every element is updated by the same operations whatever the order of iterations."""
+    outer = next((s.var.name for s in walk_stmts(b) if isinstance(s, For) and s.var.name in names), None)
+    if outer is None:
+        raise ScheduleError(f"no loop is called {names[0]}")
+
+    def go(s: For) -> Block:
+        nest = [s]
+        while len(nest) < len(names):
+            nest.append(only(nest[-1]))
+        by = {loop.var.name: loop for loop in nest}
+        if set(by) != set(names):
+            raise ScheduleError(f"the nest is {', '.join(by)}; asked for {', '.join(names)}")
+        if any(loop.var in free(e) for loop in nest for inner in nest for e in (inner.lo, inner.hi)):
+            raise ScheduleError(f"the bounds of {', '.join(by)} depend on one another")
+        _check_order_free(nest)
+        body = nest[-1].body
+        for n in reversed(names):
+            loop = by[n]
+            body = (For(loop.var, loop.lo, loop.hi, loop.kind, body),)
+        return body
+
+    return edit(b, outer, go)
+
+
+def _check_order_free(nest: list[For]) -> None:
+    """Each store either is indexed by all loops it varies with, or is a reduction `x = f(.., x)` over the others; nothing else meets."""
+    body = nest[-1].body
+    private = {a.buf for a in walk_stmts(body) if isinstance(a, Alloc)}
+    for st in walk_stmts(body):
+        if not isinstance(st, Store) or st.buf in private:
+            continue
+        for other in walk_stmts(body):
+            for e in exprs(other):
+                for x in walk(e):
+                    if isinstance(x, Load) and x.buf is st.buf and x.idx != st.idx:
+                        raise ScheduleError(f"{st.buf.name} is read at another index than it is written: the order of iterations matters")
+        used = frozenset().union(*(free(i) for i in st.idx))
+        over = [loop for loop in nest if loop.var not in used]
+        if over and not is_reduction(st):
+            raise ScheduleError(f"{st.buf.name} is overwritten by iterations of {over[0].var.name}: the last one must stay the last")
+
+
+def is_reduction(st: Store) -> bool:
+    """`x[i] = x[i] + e`, `x[i] = fma(a, b, x[i])`, `x[i] = max(x[i], e)` ...: iterations commute (within rounding)."""
+    v = st.value
+    if not isinstance(v, Op):
+        return False
+    own = [a for a in v.args if isinstance(a, Load) and a.buf is st.buf and a.idx == st.idx]
+    rest = [a for a in v.args if a not in own]
+    if len(own) != 1 or any(isinstance(x, Load) and x.buf is st.buf for a in rest for x in walk(a)):
+        return False
+    return v.name in ("+", "*", "min", "max", "fmin", "fmax") or (v.name == "fma" and v.args[2] is own[0])
+
+
+def peel(b: Block, name: str, first: int = 1, last: int = 1) -> Block:
+    """Take the first and last iterations out of a loop, where guards then fold: `s[0]; for i in range(1, n-1): s; s[n-1]`."""
+
+    def go(s: For) -> Block:
+        n, lo = value(s.extent), value(s.lo)
+        if n is None or lo is None:
+            raise ScheduleError(f"{name} has no constant extent to peel")
+        out: list[Stmt] = []
+        heads, tails = min(first, n), min(last, max(n - first, 0))
+        for k in range(heads):
+            out += substitute_block(renamed(s.body, f"_f{k}"), {s.var: const(lo + k)})
+        if n > heads + tails:
+            out.append(make_loop(name, n - heads - tails, s.kind, lambda v: substitute_block(s.body, {s.var: v}), lo + heads))
+        for k in range(tails):
+            out += substitute_block(renamed(s.body, f"_l{k}"), {s.var: const(lo + n - tails + k)})
+        return tuple(out)
+
+    return edit(b, name, go)
+
+
+def annotate(b: Block, kind: str, *names: str) -> Block:
+    """Set the kind of loops: unroll, parallel, block.x, thread.x ... Parallel kinds need iterations that write different elements."""
+    for name in names:
+        loop = find(b, name)
+        if kind not in ("unroll", "range"):
+            _check_independent(loop)
+        b = edit(b, name, lambda s: (For(s.var, s.lo, s.hi, kind, s.body),))
+    return b
+
+
+def _check_independent(s: For) -> None:
+    private = {a.buf for a in walk_stmts(s.body) if isinstance(a, Alloc)}
+    for w in walk_stmts(s.body):
+        if isinstance(w, Store) and w.buf not in private and not any(s.var in free(i) for i in w.idx):
+            raise ScheduleError(f"{s.var.name} cannot run in parallel: every iteration writes {w.buf.name}")
+        if isinstance(w, Eval) and w.name == "barrier":
+            raise ScheduleError(f"{s.var.name} cannot run in parallel: it holds a barrier")
+
+
+def hoist_guards(b: Block) -> Block:
+    """`for i: if c: s`  ->  `if c: for i: s` wherever c does not depend on i (loop unswitching), innermost loop first."""
+    out: list[Stmt] = []
+    for s in b:
+        if isinstance(s, For):
+            conds, body = _guards(hoist_guards(s.body))
+            stays = [c for c in conds if s.var in free(c) or _reads_memory(c)]
+            out += _guarded([c for c in conds if c not in stays], (For(s.var, s.lo, s.hi, s.kind, _guarded(stays, body)),))
+        elif isinstance(s, If):
+            out.append(If(s.cond, hoist_guards(s.then), hoist_guards(s.other)))
+        else:
+            out.append(s)
+    return tuple(out)
+
+
+def _guards(b: Block) -> tuple[list[Expr], Block]:
+    """`if a: if b: s` -> ([a, b], s)."""
+    conds: list[Expr] = []
+    while len(b) == 1 and isinstance(b[0], If) and not b[0].other:
+        conds.append(b[0].cond)
+        b = b[0].then
+    return conds, b
+
+
+def _guarded(conds: list[Expr], b: Block) -> Block:
+    for c in reversed(conds):
+        b = (If(c, b),)
+    return b
+
+
+def narrow(b: Block) -> Block:
+    """`for i in range(lo, hi): if a <= i: s`  ->  `for i in range(max(lo, a), hi): s`; likewise `i < e` lowers hi.
+
+    A guard becomes loop bounds: no branch inside, which would make the accumulators of a tile cross basic blocks."""
+    out: list[Stmt] = []
+    for s in b:
+        if isinstance(s, For):
+            out.append(_narrowed(For(s.var, s.lo, s.hi, s.kind, narrow(s.body))))
+        elif isinstance(s, If):
+            out.append(If(s.cond, narrow(s.then), narrow(s.other)))
+        else:
+            out.append(s)
+    return tuple(out)
+
+
+def _narrowed(s: For) -> For:
+    conds, body = _guards(s.body)
+    for c in conds if s.kind == "range" else ():
+        if not (isinstance(c, Op) and c.name in ("<", "<=")) or _reads_memory(c):
+            continue
+        gap = c.args[1] - c.args[0] - int(c.name == "<")  # the guard is gap >= 0
+        slope = dict(terms(gap)[0]).get(s.var, 0)
+        rest = gap - s.var * slope
+        if slope not in (1, -1) or s.var in free(rest):
+            continue
+        lo, hi = (maximum(s.lo, 0 - rest), s.hi) if slope == 1 else (s.lo, minimum(s.hi, rest + 1))
+        v = loop_var(s.var.name, lo, hi)
+        left = _guarded([x for x in conds if x is not c], body)
+        return _narrowed(For(v, lo, hi, s.kind, substitute_block(left, {s.var: v})))
+    return s
+
+
+def _reads_memory(e: Expr) -> bool:
+    return any(isinstance(x, Load) for x in walk(e))

@@ -1,0 +1,200 @@
+"""Schedule primitives on memory: distribute (fission with scalar expansion), prefetch, vectorize."""
+
+from __future__ import annotations
+
+from dnnc.ir.dtype import i64
+from dnnc.ir.errors import ScheduleError
+from dnnc.ir.expr import Expr, Load, Op, Var, const, free, load, op, ref, substitute, terms, value, var
+from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Eval, For, If, Let, Stmt, Store, accesses, substitute_block, walk_stmts
+from dnnc.passes.schedule.loops import is_reduction
+from dnnc.passes.schedule.state import edit, find, only, swap_buffers
+
+
+def distribute(b: Block, name: str, depth: int) -> Block:
+    """Loop fission: `for i, j: {x: f32[1] @ register; s1; s2; s3}` -> `x: f32[I, J, 1] @ register; for i, j: s1; for i, j: s2; ...`
+
+    Makes a naive nest tileable: a reduction's accumulator becomes a tile. The k-th copy of a loop is called NAME_k (the first keeps
+    its name). Legal when the statements meet only in register buffers declared inside, or in buffers that nobody writes."""
+
+    def go(s: For) -> Block:
+        nest = [s]
+        while len(nest) < depth:
+            nest.append(only(nest[-1]))
+        inner, vs = nest[-1].body, [loop.var for loop in nest]
+        private = [a.buf for a in inner if isinstance(a, Alloc)]
+        rest = [x for x in inner if not isinstance(x, Alloc)]
+        _check_separable(name, rest, set(private))
+        big = {p: _expanded(p, nest) for p in private}
+        out: list[Stmt] = [Alloc(n) for n in big.values()]
+        offsets = [v - loop.lo for v, loop in zip(vs, nest)]
+        for k, x in enumerate(rest):
+            body = swap_buffers((x,), big, lambda buf, idx: (*offsets, *(idx if len(big[buf].shape) > len(nest) else ())))
+            fresh: list[Expr] = [var(v.name + (f"_{k}" if k else ""), v.dtype, v.lo, v.hi) for v in vs]
+            body = substitute_block(body, dict(zip(vs, fresh)))
+            for loop, v in reversed(list(zip(nest, fresh))):
+                assert isinstance(v, Var)
+                body = (For(v, loop.lo, loop.hi, loop.kind, body),)
+            out += body
+        return tuple(out)
+
+    return edit(b, name, go)
+
+
+def _check_separable(name: str, rest: list[Stmt], private: set[Buffer]) -> None:
+    for k, x in enumerate(rest):
+        written = {w.buf for w in walk_stmts((x,)) if isinstance(w, Store)} - private
+        for y in rest[:k] + rest[k + 1 :]:
+            meet = written & {a.buf for a in accesses((y,))}
+            if meet:
+                raise ScheduleError(f"{name} cannot be distributed: statements meet in {', '.join(sorted(q.name for q in meet))}")
+
+
+def _expanded(p: Buffer, nest: list[For]) -> Buffer:
+    extents = tuple(loop.extent for loop in nest)
+    if any(value(e) is None for e in extents):
+        raise ScheduleError(f"{p.name} cannot be expanded over {[loop.var.name for loop in nest]}: an extent is not constant")
+    scalar = all(value(d) == 1 for d in p.shape)
+    return Buffer(p.name, p.dtype, (*extents, *(() if scalar else p.shape)), p.space)
+
+
+def prefetch(b: Block, at: str, buf: str, index: tuple[Expr, ...]) -> Block:
+    """Insert a prefetch of one cache line at the start of a loop's body; a hint, so any address is legal."""
+    target = next((x.buf for x in accesses(find(b, at).body) if x.buf.name == buf), None)
+    if target is None:
+        raise ScheduleError(f"loop {at} does not access {buf}")
+    return edit(b, at, lambda s: (For(s.var, s.lo, s.hi, s.kind, (Eval("prefetch", (ref(target, index),)), *s.body)),))
+
+
+def vectorize(b: Block, *names: str) -> Block:
+    """`for j in range(16): C[.., j] = A[.., j] + x`  ->  `C[.., 0:+16] = A[.., 0:+16] + x`
+
+    A guard `if a + j < n` becomes the limit of the accesses inside. Loads that are not unit stride gather."""
+    for name in names:
+        loop = find(b, name)
+        lanes = value(loop.extent)
+        if lanes is None:
+            raise ScheduleError(f"{name} cannot be a vector: its extent is not constant")
+        b = edit(b, name, lambda s: Vectorizer(s.var, s.lo, lanes).block(s.body))
+    return b
+
+
+class Vectorizer:
+    """Rewrites statements over v = lo, lo+1, .. lo+lanes-1 into statements on vectors."""
+
+    def __init__(self, v: Var, lo: Expr, lanes: int) -> None:
+        self.v, self.lo, self.lanes = v, lo, lanes
+        self.limit: Expr | None = None
+        self.lets: dict[Expr, Expr] = {}
+        self.memo: dict[tuple[Expr, Expr | None], Expr] = {}
+
+    def block(self, b: Block) -> Block:
+        out: list[Stmt] = []
+        for s in b:
+            out += self.stmt(s)
+        return tuple(out)
+
+    def stmt(self, s: Stmt) -> Block:
+        if isinstance(s, Store):
+            return (self.store(s),)
+        if isinstance(s, If):
+            return self.guarded(s)
+        if isinstance(s, Let):
+            e = self.expr(s.value)
+            if e.dtype is i64 and e.lanes == 1:
+                return (Let(s.var, e),) if self.v not in free(s.value) else self.reject(f"let {s.var.name}")
+            v = var(s.var.name, e.dtype, lanes=e.lanes)
+            self.lets[s.var] = v
+            return (Let(v, e),)
+        if isinstance(s, For) and self.v not in free(s.lo) | free(s.hi):
+            return (For(s.var, s.lo, s.hi, s.kind, self.block(s.body)),)
+        return self.reject(f"a {type(s).__name__}")
+
+    def reject(self, what: str) -> Block:
+        raise ScheduleError(f"{self.v.name} cannot be a vector: it holds {what}; distribute it first")
+
+    def guarded(self, s: If) -> Block:
+        if self.v not in free(s.cond):
+            return (If(s.cond, self.block(s.then), self.block(s.other)),)
+        c = s.cond
+        if s.other or self.limit is not None or not (isinstance(c, Op) and c.name in ("<", "<=")):
+            return self.reject(f"the guard {c!r}")
+        gap = c.args[1] - c.args[0] + int(c.name == "<=")  # v < n  <=>  0 < n - v
+        if dict(terms(gap)[0]).get(self.v) != -1:
+            return self.reject(f"the guard {c!r}")
+        self.limit = substitute(gap, {self.v: self.lo})
+        out = self.block(s.then)
+        self.limit = None
+        return out
+
+    def store(self, s: Store) -> Store:
+        if not any(self.v in free(i) for i in s.idx):
+            hint = "a reduction" if is_reduction(s) else "overwritten by every lane"
+            raise ScheduleError(f"{self.v.name} cannot be a vector: it does not index the store to {s.buf.name}, which is {hint}")
+        at = self.contiguous(s.buf, s.idx)
+        if at is None:
+            raise ScheduleError(f"{self.v.name} cannot be a vector: it is not unit stride in the store to {s.buf.name}")
+        return Store(s.buf, at, self.expr(s.value), self.lanes, self.limit)
+
+    def contiguous(self, buf: Buffer, idx: tuple[Expr, ...]) -> tuple[Expr, ...] | None:
+        """The index of lane 0 when the lanes lie one after another, else None."""
+        if self.v in frozenset().union(*(free(i) for i in idx[:-1])) if len(idx) > 1 else False:
+            return None
+        if dict(terms(idx[-1])[0]).get(self.v) != 1 or any(self.v in free(t) for t, _ in terms(idx[-1])[0] if t is not self.v):
+            return None
+        if value(buf.full_strides()[-1]) != 1:
+            return None
+        return (*idx[:-1], substitute(idx[-1], {self.v: self.lo}))
+
+    def expr(self, e: Expr) -> Expr:
+        if e in self.lets:
+            return self.lets[e]
+        if self.v not in free(e) and not (self.lets and free(e) & self.lets.keys()):
+            return e
+        key = (e, self.limit)
+        r = self.memo.get(key)
+        if r is None:
+            r = self.memo[key] = self.widen(e)
+        return r
+
+    def widen(self, e: Expr) -> Expr:
+        if e.dtype is i64 and not isinstance(e, (Load, Op)):
+            return self.indices(e)
+        if isinstance(e, Load):
+            at = self.contiguous(e.buf, e.idx)
+            if at is not None:
+                return load(e.buf, at, self.lanes, self.limit)
+            return load(e.buf, [self.expr(i) for i in e.idx], 1, self.limit)
+        assert isinstance(e, Op), e
+        args = [self.expr(a) for a in e.args]
+        if e.name in ("min", "max", "<", "<=", "==", "!=", "+", "-", "*", "/", "//", "%", "&", "|", "^", "select"):
+            return op(e.name, *args)
+        return op(e.name, *args, dtype=e.dtype)
+
+    def indices(self, e: Expr) -> Expr:
+        """An index that varies with v: its linear part as base + stride * lanes."""
+        pairs, k = terms(e)
+        base: Expr = const(k)
+        vec: Expr | None = None
+        for t, c in pairs:
+            if self.v not in free(t):
+                base = base + t * c
+                continue
+            part = self.lane_numbers() if t is self.v else self.expr(t) if isinstance(t, Op) else self.product(t)
+            if t is self.v:
+                base = base + self.lo * c
+            part = part if c == 1 else op("*", part, const(c))
+            vec = part if vec is None else op("+", vec, part)
+        assert vec is not None
+        return vec if value(base) == 0 else op("+", vec, base)
+
+    def product(self, t: Expr) -> Expr:
+        from dnnc.ir.expr import factors
+
+        parts = [self.lane_numbers() + self.lo if f is self.v else self.expr(f) for f in factors(t)]
+        r = parts[0]
+        for p in parts[1:]:
+            r = op("*", r, p)
+        return r
+
+    def lane_numbers(self) -> Expr:
+        return op("lanes", const(self.lanes), dtype=i64, lanes=self.lanes)

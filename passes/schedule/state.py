@@ -1,0 +1,173 @@
+"""The handle that recipes schedule with: one kernel body, rewritten by primitives that address loops by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from dnnc.ir.errors import ScheduleError
+from dnnc.ir.expr import Expr, const, unwrap
+from dnnc.ir.operator.stmt import Alloc, Block, Buffer, For, If, Kernel, Let, Stmt, loop_var, map_stmt, substitute_block, walk_stmts
+from dnnc.ir.operator.text import show_block
+
+
+def loops(b: Block) -> Iterator[For]:
+    for s in walk_stmts(b):
+        if isinstance(s, For):
+            yield s
+
+
+def find(b: Block, name: str) -> For:
+    hits = [s for s in loops(b) if s.var.name == name]
+    if len(hits) != 1:
+        raise ScheduleError(f"{len(hits) or 'no'} loops are called {name}; there are {', '.join(s.var.name for s in loops(b))}")
+    return hits[0]
+
+
+def replace_stmt(b: Block, old: Stmt, new: Callable[[], Block]) -> Block:
+    """The block with one statement replaced; what does not contain it is shared."""
+    done = False
+
+    def go(block: Block) -> Block:
+        nonlocal done
+        if done or not any(s is old or isinstance(s, (For, If)) for s in block):
+            return block
+        out: list[Stmt] = []
+        for s in block:
+            if s is old:
+                done = True
+                out.extend(new())
+            elif isinstance(s, (For, If)) and not done:
+                made = map_stmt(s, lambda e: e, go)
+                out.append(made if done else s)
+            else:
+                out.append(s)
+        return tuple(out)
+
+    return go(b)
+
+
+def edit(b: Block, name: str, f: Callable[[For], Block]) -> Block:
+    """Replace the loop called `name` by f(loop)."""
+    loop = find(b, name)
+    return replace_stmt(b, loop, lambda: f(loop))
+
+
+def only(s: For) -> For:
+    """The loop right inside a loop; ScheduleError when they are not perfectly nested."""
+    if len(s.body) != 1 or not isinstance(s.body[0], For):
+        raise ScheduleError(f"{s.var.name} is not perfectly nested; its body is\n{show_block(s.body)}")
+    return s.body[0]
+
+
+def make_loop(name: str, extent: Expr | int, kind: str, body: Callable[[Expr], Block], lo: int = 0) -> For:
+    lo_, hi = const(lo), const(extent) + lo
+    v = loop_var(name, lo_, hi)
+    return For(v, lo_, hi, kind, body(v))
+
+
+def renamed(b: Block, suffix: str) -> Block:
+    """A copy whose loops, lets and buffers have names of their own, as two copies of one block need in one kernel."""
+
+    def go(block: Block, env: dict[Expr, Expr], bufs: dict[Buffer, Buffer]) -> Block:
+        out: list[Stmt] = []
+        for s in block:
+            if isinstance(s, For):
+                v = loop_var(s.var.name + suffix, s.lo, s.hi)
+                body = substitute_block(s.body, {s.var: v})
+                out.append(For(v, s.lo, s.hi, s.kind, go(body, env, bufs)))
+            elif isinstance(s, Alloc):
+                new = Buffer(s.buf.name + suffix, s.buf.dtype, s.buf.shape, s.buf.space, s.buf.strides, s.buf.swizzle)
+                bufs[s.buf] = new
+                out.append(Alloc(new))
+            elif isinstance(s, If):
+                out.append(If(s.cond, go(s.then, env, bufs), go(s.other, env, bufs)))
+            else:
+                out.append(s)
+        return tuple(out)
+
+    bufs: dict[Buffer, Buffer] = {}
+    out = go(b, {}, bufs)
+    return swap_buffers(out, bufs)
+
+
+def swap_buffers(b: Block, bufs: dict[Buffer, Buffer], index: Callable[[Buffer, tuple[Expr, ...]], tuple[Expr, ...]] | None = None) -> Block:
+    """Replace buffers, with their indices changed by `index(old buffer, old index)`."""
+    from dnnc.ir.expr import Load, Ref, load, rebuild, ref
+    from dnnc.ir.operator.stmt import Store
+
+    if not bufs:
+        return b
+    at = index or (lambda _, idx: idx)
+    memo: dict[Expr, Expr] = {}
+
+    def fe(e: Expr) -> Expr:
+        r = memo.get(e)
+        if r is None:
+            if isinstance(e, Load) and e.buf in bufs:
+                r = load(bufs[e.buf], at(e.buf, tuple(map(fe, e.idx))), e.lanes, e.limit)
+            elif isinstance(e, Ref) and e.buf in bufs:
+                r = ref(bufs[e.buf], at(e.buf, tuple(map(fe, e.idx))), e.lanes)
+            else:
+                r = rebuild(e, fe)
+            memo[e] = r
+        return r
+
+    def go(block: Block) -> Block:
+        out: list[Stmt] = []
+        for s in block:
+            if isinstance(s, Store) and s.buf in bufs:
+                s = Store(bufs[s.buf], at(s.buf, s.idx), s.value, s.lanes, s.limit)
+                out.append(Store(s.buf, s.idx, fe(s.value), s.lanes, s.limit))
+            elif isinstance(s, Alloc):
+                out.append(Alloc(bufs.get(s.buf, s.buf)))
+            else:
+                out.append(map_stmt(s, fe, go))
+        return tuple(out)
+
+    return go(b)
+
+
+def rename_lets(b: Block, suffix: str) -> Block:
+    """Let variables of a copied block under new names."""
+    from dnnc.ir.operator.stmt import let_var
+
+    def go(block: Block, env: dict[Expr, Expr]) -> Block:
+        out: list[Stmt] = []
+        for s in substitute_block(block, env) if env else block:
+            if isinstance(s, Let):
+                v = let_var(s.var.name + suffix, s.value)
+                out.append(Let(v, s.value))
+                env = {**env, s.var: v}
+            else:
+                out.append(s)
+        return tuple(out)
+
+    return go(b, {})
+
+
+class Schedule:
+    """A kernel being scheduled. Each primitive is a method that rewrites `body` or raises ScheduleError; `steps` is what was done."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.body = kernel.entry.body
+        self.steps: list[str] = []
+
+    def loop(self, name: str) -> For:
+        return find(self.body, name)
+
+    def has(self, name: str) -> bool:
+        return any(s.var.name == name for s in loops(self.body))
+
+    def extent(self, name: str) -> int | Expr:
+        """The trip count: an int when constant."""
+        return unwrap(self.loop(name).extent)  # type: ignore[no-any-return]
+
+    def apply(self, primitive: Callable[..., Block], *args: object, **kw: object) -> Schedule:
+        self.body = primitive(self.body, *args, **kw)
+        shown = [*map(repr, args), *(f"{k}={v!r}" for k, v in kw.items())]
+        self.steps.append(f"{primitive.__name__}({', '.join(shown)})")
+        return self
+
+    def done(self) -> Kernel:
+        return self.kernel.with_body(self.body)
