@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CODE   := compiler ir passes backends autotune
 TYPED  := ir passes
 WORKERS ?= 2
@@ -57,14 +58,16 @@ clean:  ## remove the virtual environment and everything that was generated
 	@for d in $(filter-out compiler,$(wildcard $(CODE))); do ln -s ../../$$d .types/dnnc/; done
 
 # Two stamps: installed to run, installed to develop. pip's editable install follows the sources by itself.
-$(VENV)/run: pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "dnnc needs Python >= 3.10, this is " + sys.version + "; try make PYTHON=python3.12")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(VENV)/run: pyproject.toml | $(BIN)/python
 	@echo "installing dnnc into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@$(PIP) --editable .
 	@touch $@
 
-$(VENV)/dev: $(VENV)/run
-	@echo "installing the tools for development into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
-	@touch $@
+$(VENV)/dev: pyproject.toml | $(BIN)/python
+	@echo "installing dnnc and the tools for its development into $(VENV)"
+	@$(PIP) --editable ".[dev]"
+	@touch $@ $(VENV)/run
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(sys.version_info < (3, 10) and f"dnnc needs Python >= 3.10, this is {v}; try make PYTHON=python3.12")'
+	@$(PYTHON) -m venv $(VENV)

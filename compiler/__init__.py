@@ -1,21 +1,45 @@
 """dnnc: a deep-neural-network compiler. `dnnc.compile(model)` is the one entry point.
 
 The public names are resolved on first use (PEP 562), so that `import dnnc` costs a few milliseconds and loads neither NumPy nor onnx
-nor llvmlite.
+nor llvmlite. Type checkers and editors read the imports below; a test holds the two lists together.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dnnc import ir as ir
+    from dnnc.driver import Executable as Executable
+    from dnnc.driver import TensorSpec as TensorSpec
+    from dnnc.driver import compile as compile
+    from dnnc.frontends.onnx import from_onnx as from_onnx
+    from dnnc.ir.errors import AccuracyError as AccuracyError
+    from dnnc.ir.errors import ArtifactError as ArtifactError
+    from dnnc.ir.errors import DnncError as DnncError
+    from dnnc.ir.errors import InputError as InputError
+    from dnnc.ir.errors import InternalError as InternalError
+    from dnnc.ir.errors import ModelError as ModelError
+    from dnnc.ir.errors import ParseError as ParseError
+    from dnnc.ir.errors import ScheduleError as ScheduleError
+    from dnnc.ir.errors import ShapeError as ShapeError
+    from dnnc.ir.errors import TargetError as TargetError
+    from dnnc.ir.errors import TuneError as TuneError
+    from dnnc.ir.errors import UnsupportedError as UnsupportedError
+    from dnnc.ir.errors import VerifyError as VerifyError
+    from dnnc.ir.target import Target as Target
+    from dnnc.options import CompileOptions as CompileOptions
+
+    __version__: str
 
 _WHERE = {
-    "dnnc.driver": ("compile", "Executable", "TensorSpec"),
-    "dnnc.options": ("CompileOptions",),
+    "dnnc.driver": ("Executable", "TensorSpec", "compile"),
     "dnnc.frontends.onnx": ("from_onnx",),
-    "dnnc.ir.target": ("Target",),
     "dnnc.ir.errors": (
-        "DnncError", "ModelError", "UnsupportedError", "ShapeError", "InputError", "TargetError", "ArtifactError", "TuneError",
-        "AccuracyError", "ParseError", "VerifyError", "ScheduleError", "InternalError",
+        "AccuracyError", "ArtifactError", "DnncError", "InputError", "InternalError", "ModelError", "ParseError", "ScheduleError",
+        "ShapeError", "TargetError", "TuneError", "UnsupportedError", "VerifyError",
     ),
+    "dnnc.ir.target": ("Target",),
+    "dnnc.options": ("CompileOptions",),
 }  # fmt: skip
 _NAMES = {name: module for module, names in _WHERE.items() for name in names}
 
@@ -30,7 +54,7 @@ def __getattr__(name: str) -> Any:
     elif name == "__version__":
         value = import_module("importlib.metadata").version("dnnc")
     else:
-        raise AttributeError(f"dnnc has no attribute {name!r}; its public names are {', '.join(__all__)}")
+        raise AttributeError(f"module 'dnnc' has no attribute {name!r}; its public names are {', '.join(__all__)}")
     globals()[name] = value  # the next access does not come here
     return value
 

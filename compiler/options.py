@@ -117,7 +117,7 @@ def _one_of(name: str, v: object, allowed: tuple[object, ...]) -> None:
 
 def _check_target(target: object, threads: int | None) -> None:
     if not isinstance(target, str):
-        if type(target).__name__ != "Target":
+        if not isinstance(getattr(target, "kind", None), str):
             raise TargetError(f"target={target!r}: expected a string such as 'llvm' or 'cuda -arch=sm_90a', or a dnnc.Target")
         return
     words = target.split()

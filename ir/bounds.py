@@ -14,7 +14,7 @@ def bounds(e: E) -> Bounds:
         return int(e), int(e)
     if e._range is None:
         e._range = _bounds(e)
-    return e._range  # type: ignore[no-any-return]
+    return e._range
 
 
 def _bounds(e: Expr) -> Bounds:
@@ -130,8 +130,10 @@ def _by_cases(e: Expr, t: Expr, c: int, facts: tuple[Expr, ...], depth: int) -> 
         return all(nonneg(rest + a * c, facts, depth - 1) for a in t.args[1:])
     if t.name == "//" and (d := value(t.args[1])) is not None and c % d == 0:  # c*(a//d) -> c/d*(a - a%d)
         return nonneg(rest + (t.args[0] - t.args[0] % d) * (c // d), facts, depth - 1)
-    if t.name == "//" and c < 0 and value(t.args[1]) is None and bounds(t.args[0])[0] is not None:
-        return False
+    if t.name == "//" and c == -1 and (bounds(t.args[1])[0] or 0) >= 1:  # a // b <= q  <=  a <= q*b + b - 1
+        return nonneg((rest + 1) * t.args[1] - 1 - t.args[0], facts, depth - 1)
+    if t.name == "//" and c > 0 and (bounds(t.args[1])[0] or 0) >= 1 and nonneg(t.args[0], facts, depth - 1):  # a // b >= 0
+        return nonneg(rest, facts, depth - 1)
     if t.name == "guard" and c < 0:
         return nonneg(rest + (t.args[2] - 1) * c, facts, depth - 1)
     if t.name == "%" and c < 0 and value(t.args[1]) is None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-
 from dnnc.ir.dtype import DType
 from dnnc.ir.errors import InternalError, Loc, ShapeError, UnsupportedError, locations
 from dnnc.ir.expr import Expr, unwrap
@@ -63,8 +62,7 @@ class Builder:
             if x is None or isinstance(x, Value):
                 out.append(x)
             elif isinstance(x, (bool, int, float)):
-                lead = next((v.type.dtype for v in given if isinstance(v, Value)), None)
-                out.append(self.constant(x, dtype=lead))
+                out.append(self.constant(x, dtype=_dtype_for(x, given)))
             else:
                 out.append(self.constant(x))
         return out
@@ -75,9 +73,17 @@ class Builder:
         return self.graph.constant(a, name, self.locs)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("_") or name not in self.ops:
+        if name.startswith("_") or name == "ops" or name not in self.ops:
             raise AttributeError(f"there is no op {name}")
         return functools.partial(self.op, name)
+
+
+def _dtype_for(x: bool | int | float, given: Sequence[Any]) -> DType | None:
+    """The dtype of a number that stands among operands: that of the first value."""
+    lead = next((v.type.dtype for v in given if isinstance(v, Value)), None)
+    if lead is not None and isinstance(x, float) and lead.kind not in "fc":
+        raise ShapeError(f"the number {x} stands beside {lead} operands; make it an integer or cast them")
+    return lead
 
 
 def find_op(ops: Mapping[str, OpDef], name: str) -> OpDef:
@@ -95,7 +101,7 @@ def find_op(ops: Mapping[str, OpDef], name: str) -> OpDef:
 def defaults(op: OpDef) -> dict[str, Any]:
     """The attributes that an op's type rule gives a default for."""
     kinds = (inspect.Parameter.KEYWORD_ONLY,)
-    return {p.name: p.default for p in inspect.signature(op.type).parameters.values() if p.kind in kinds and p.default is not p.empty}
+    return {p.name: normal(p.default) for p in inspect.signature(op.type).parameters.values() if p.kind in kinds and p.default is not p.empty}
 
 
 def complete(op: OpDef, attrs: Attrs) -> Attrs:
@@ -128,7 +134,7 @@ def infer(op: OpDef, inputs: Sequence[Value | None], attrs: Attrs, locs: tuple[L
     except ShapeError as e:
         raise ShapeError(_context(op, types, attrs, locs, str(e))) from e
     except TypeError as e:
-        if e.__traceback__ is not None and e.__traceback__.tb_next is not None:
+        if _fits(op, types, attrs):
             raise  # not the call itself: an error inside the rule
         raise ShapeError(_context(op, types, attrs, locs, f"wrong operands or attributes: {e}")) from e
     many = tuple(found) if isinstance(found, (tuple, list)) else (found,)
@@ -137,6 +143,15 @@ def infer(op: OpDef, inputs: Sequence[Value | None], attrs: Attrs, locs: tuple[L
         if any(isinstance(d, int) and d < 0 for d in t.shape):
             raise ShapeError(_context(op, types, attrs, locs, f"the result {t} has a negative dim"))
     return out
+
+
+def _fits(op: OpDef, types: Sequence[TensorType | None], attrs: Attrs) -> bool:
+    """Does the type rule take that many operands and these attributes?"""
+    try:
+        inspect.signature(op.type).bind(*types, **attrs)
+    except TypeError:
+        return False
+    return True
 
 
 def _normal_type(t: TensorType) -> TensorType:

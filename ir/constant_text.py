@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from dnnc.ir.dtype import BY_NAME, DType, from_numpy
 from dnnc.ir.graph import Graph
 from dnnc.ir.types import TensorType
@@ -57,25 +56,30 @@ def _shortest(x: Any, dtype: DType) -> str:
     if dtype.bits < 64 and v == v and abs(v) != float("inf"):
         for digits in range(1, 17):
             short = float(f"{v:.{digits}g}")
-            if dtype.numpy.type(short) == x:
+            with np.errstate(over="ignore"):
+                same = dtype.numpy.type(short) == x
+            if same:
                 return repr(short)
     return repr(v)
 
 
 def read_inline(node: ast.expr, t: TensorType) -> Array:
     """The array of a literal. ValueError where it does not have the type."""
-    shape = tuple(int(str(d)) for d in t.shape)
+    a = read_literal(node, t.dtype)
+    if a.shape != t.shape and (a.size or 0 not in t.shape):
+        raise ValueError(f"expected the elements of {t}, got {a.size} in shape {list(a.shape)}")
+    return a.reshape([int(str(d)) for d in t.shape])
+
+
+def read_literal(node: ast.expr, dtype: DType) -> Array:
+    """The array of a number or of nested lists of them, whatever its shape. ValueError where an element does not have the dtype."""
     items: list[Any] = []
-    found = _read(node, items, t.dtype)
-    size = int(np.prod(shape, dtype=np.int64))
-    if len(items) != size or (size and found != shape):
-        raise ValueError(f"expected the elements of {t}, got {len(items)} in shape {list(found)}")
-    out = np.empty(size, t.dtype.numpy)
+    shape = _read(node, items, dtype)
+    out = np.empty(len(items), dtype.numpy)
     for k, x in enumerate(items):
-        try:
-            out[k] = x
-        except OverflowError:
-            raise ValueError(f"{x} is outside the range of {t.dtype}") from None
+        if dtype.is_int and not dtype.range[0] <= x <= dtype.range[1]:
+            raise ValueError(f"{x} is outside the range of {dtype}")
+        out[k] = x
     return out.reshape(shape)
 
 
@@ -97,7 +101,7 @@ def _number(node: ast.expr, dtype: DType) -> Any:
         return -_number(node.operand, dtype)
     if isinstance(node, ast.Name) and node.id in ("inf", "nan") and dtype.kind == "f":
         return float(node.id)
-    wanted = {"f": (int, float), "i": (int,), "u": (int,), "b": (bool,), "s": (str,), "c": (int, float)}[dtype.kind]
+    wanted = {"f": (int, float), "i": (int,), "u": (int,), "b": (bool,), "s": (str,), "c": ()}[dtype.kind]
     if not isinstance(node, ast.Constant) or type(node.value) not in wanted:
         raise ValueError(f"{ast.unparse(node)} is no element of a {dtype} constant")
     return node.value

@@ -48,7 +48,8 @@ class DType:
             return np.dtype(_NUMPY[self.name])
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, _ML_DTYPES[self.name]))
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[self.name]))
+        return found
 
     @cached_property
     def computed(self) -> DType:

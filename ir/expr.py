@@ -32,6 +32,9 @@ class Expr:
     __slots__ = ("__weakref__", "_free", "_key", "_range", "dtype", "lanes")
     dtype: DType
     lanes: int
+    _key: str | None
+    _range: tuple[int | None, int | None] | None
+    _free: frozenset[Var] | None
 
     def __add__(self, o: E) -> Expr:
         return op("+", self, o)
@@ -362,7 +365,7 @@ def sort_key(e: Expr) -> str:
     k = e._key
     if k is None:
         k = e._key = _sort_key(e)
-    return k  # type: ignore[no-any-return]
+    return k
 
 
 def _sort_key(e: Expr) -> str:
@@ -415,7 +418,7 @@ def free(e: Expr) -> frozenset[Var]:
             e._free = frozenset((e,))
         else:
             e._free = frozenset().union(*(free(c) for c in children(e)))
-    return e._free  # type: ignore[no-any-return]
+    return e._free
 
 
 def rebuild(e: Expr, f: Callable[[Expr], Expr]) -> Expr:

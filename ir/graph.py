@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-
 from dnnc.ir import dtype as dt
 from dnnc.ir.errors import InternalError, Loc, ShapeError
 from dnnc.ir.expr import Expr, Var, free
@@ -112,6 +111,9 @@ class Graph:
             while n is not None and n.graph is not self:  # an erased node still knows its old neighbours
                 n = n.prev if reverse else n.next
 
+    def first_node(self) -> Node | None:
+        return self._first
+
     def __len__(self) -> int:
         return self._count
 
@@ -124,13 +126,14 @@ class Graph:
 
     # --- names and dims ---
 
-    def fresh_name(self, stem: str = "v") -> str:
-        """A name that no value has: the stem made an identifier, numbered if taken; `v` is always numbered."""
-        stem = identifier(stem)
-        if stem != "v" and stem not in self._names:
-            return stem
+    def fresh_name(self, stem: str = "") -> str:
+        """A name that no value has: the stem made an identifier, with `_0`, `_1`, ... if taken; v0, v1, ... without a stem."""
+        if stem:
+            stem = identifier(stem)
+            if stem not in self._names:
+                return stem
         n = self._next_number.get(stem, 0)
-        head = stem if stem == "v" else stem + "_"
+        head = stem + "_" if stem else "v"
         while f"{head}{n}" in self._names:
             n += 1
         self._next_number[stem] = n
@@ -145,12 +148,12 @@ class Graph:
         """Keep names from being given to new values, until `release`."""
         self._names.update(names)
 
-    def release(self, name: str) -> None:
-        """Allow a reserved name again."""
-        self._names.discard(name)
+    def release(self, names: Collection[str]) -> None:
+        """Allow reserved names again."""
+        self._names.difference_update(names)
 
     def _claim(self, stem: str) -> str:
-        name = self.fresh_name(stem or "v")
+        name = self.fresh_name(stem)
         self._names.add(name)
         return name
 
@@ -202,7 +205,8 @@ class Graph:
 
         `type` is only needed where the array's dtype does not tell it (none of dnnc's types today) or a layout is to be attached.
         """
-        a = np.asarray(array).view()
+        a = np.asarray(array)
+        a = a.astype(object) if a.dtype.kind in "UST" else a.view()
         a.flags.writeable = False
         v = Value(self._claim(name or "c"), type or TensorType(dt.from_numpy(a.dtype), a.shape), locs=locs)
         self.constants[v] = a
@@ -316,7 +320,7 @@ class Graph:
         """A copy with its own values, nodes and subgraphs; arrays are shared."""
         new = Graph(self.name)
         new.dims = dict(self.dims)
-        env: dict[Value | None, Value | None] = {None: None}
+        env: dict[Value | None, Value] = {}
         for v in self.inputs:
             env[v] = new.add_input(v.name, v.type, v.locs)
         for v, a in self.constants.items():
@@ -325,11 +329,11 @@ class Graph:
         for n in self.nodes():
             attrs = {k: a.copy() if isinstance(a, Graph) else a for k, a in n.attrs.items()}
             types, names = [o.type for o in n.outputs], [o.name for o in n.outputs]
-            m = new.append(Node(n.op, [env[v] for v in n.inputs], attrs, types, n.locs, names))
+            m = new.append(Node(n.op, [env.get(v) for v in n.inputs], attrs, types, n.locs, names))
             for o, p in zip(n.outputs, m.outputs):
                 p.locs = o.locs
                 env[o] = p
-        new.outputs = [o for v in self.outputs if (o := env[v]) is not None]
+        new.outputs = [env[v] for v in self.outputs]
         return new
 
     # --- hashing and text ---
@@ -390,5 +394,5 @@ def digest(array: np.ndarray[Any, Any]) -> str:
             data = s if isinstance(s, bytes) else str(s).encode("utf-8", "surrogatepass")
             h.update(b"%d:" % len(data) + data)
     elif array.size:
-        h.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        h.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return "sha256:" + h.hexdigest()[:16]

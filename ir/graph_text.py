@@ -5,6 +5,7 @@
     type     ::= f32[N, 2*N + 1] | f32 | f32[N, 64] @ "0 1/16 1%16"
     data     ::= 1.5 | [[1.0, inf], [nan, 2.0]] | const("sha256:0123456789abcdef")        left out: looked up by the name
     statement ::= NAME: type = op(operand, ..., attribute=literal, ...) | (NAME, NAME) = op(...) @ (type, type)
+    operand  ::= NAME | None (absent)       by hand also: a nested call, a number or list (dtype of the first value beside it)
     literal  ::= numbers, strings, None, True, tuples, f32, f32[2, 3], 2*N, layout("0 1/16 1%16"), the name of a nested function
 
 An attribute that has the default of its op's type rule is not printed.
@@ -18,9 +19,8 @@ from functools import reduce
 from typing import Any, NoReturn
 
 import numpy as np
-
-from dnnc.ir.builder import Builder, complete, defaults, find_op
-from dnnc.ir.constant_text import inline, load_constants, read_inline, save_constants
+from dnnc.ir.builder import Builder, defaults, find_op
+from dnnc.ir.constant_text import inline, load_constants, read_inline, read_literal, save_constants
 from dnnc.ir.dtype import BY_NAME, DType, i64
 from dnnc.ir.errors import DnncError, Loc, ParseError, UnsupportedError
 from dnnc.ir.expr import Expr, Var, const, dim, op, unwrap, var
@@ -168,12 +168,11 @@ def parse(text: str, constants: Mapping[str, np.ndarray[Any, Any]] | None = None
     except (SyntaxError, ValueError) as e:
         raise ParseError(f"line {getattr(e, 'lineno', 1)}, column {getattr(e, 'offset', 1)}: {getattr(e, 'msg', e)}") from None
     p = _Parser(constants or {}, ops)
-    *head, last = tree.body or [None]
-    for s in head:
+    if not tree.body or not isinstance(tree.body[-1], ast.FunctionDef):
+        _fail(tree.body[-1] if tree.body else None, "expected dim declarations, then one `def NAME(...):`")
+    for s in tree.body[:-1]:
         p.declare(s)
-    if not isinstance(last, ast.FunctionDef):
-        raise ParseError("line 1, column 1: expected dim declarations, then one `def NAME(...):`")
-    return p.function(last, {})
+    return p.function(tree.body[-1], {})
 
 
 def _fail(node: ast.AST | None, message: str) -> NoReturn:
@@ -186,7 +185,7 @@ class _Parser:
         self.dims: dict[str, Var] = {}
         self.declared: list[Var] = []
 
-    def declare(self, s: ast.stmt | None) -> None:
+    def declare(self, s: ast.stmt) -> None:
         if not (isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name) and s.value is None):
             _fail(s, "expected a dim such as `N: dim[1, 64, 8]` in front of the function")
         name, a = s.target.id, s.annotation
@@ -305,9 +304,6 @@ class _Function:
     def define(self, at: ast.AST, name: str, v: Value) -> None:
         if name in self.values:
             _fail(at, f"{name} is defined twice")
-        if v.name != name:
-            self.g.release(name)
-            self.g.rename(v, name)
         self.values[name] = v
 
     def constant(self, x: ast.arg, data: ast.expr | None) -> Value:
@@ -341,18 +337,26 @@ class _Function:
             return self.assign(s, [s.target.id], s.value, [s.annotation])
         if isinstance(s, ast.Assign) and len(s.targets) == 1:
             names = _elements(s.targets[0])
-            call, types = s.value, None
+            call: ast.expr = s.value
+            types: list[ast.expr] | None = None
             if isinstance(call, ast.BinOp) and isinstance(call.op, ast.MatMult):
-                call, types = call.left, _elements(call.right)
+                types, call = _elements(call.right), call.left
             if all(isinstance(n, ast.Name) for n in names):
                 return self.assign(s, [n.id for n in names if isinstance(n, ast.Name)], call, types)
         _fail(s, f"expected `NAME: type = op(...)`, got {ast.unparse(s)}")
 
-    def assign(self, s: ast.stmt, names: list[str], call: ast.expr, types: Sequence[ast.expr] | None) -> None:
+    def assign(self, s: ast.stmt, names: list[str], call: ast.expr, types: list[ast.expr] | None) -> None:
+        for name in names:
+            if name in self.values:
+                _fail(s, f"{name} is defined twice")
         node = self.call(call, names)
         if len(node.outputs) != len(names) or (types is not None and len(types) != len(names)):
-            _fail(s, f"{node.op.name} has {len(node.outputs)} outputs; {len(names)} names{'' if types is None else f' and {len(types)} types'} are given")
-        for v, name, t in zip(node.outputs, names, types or [None] * len(names)):
+            _fail(
+                s,
+                f"{node.op.name} has {len(node.outputs)} outputs; {len(names)} names{'' if types is None else f' and {len(types)} types'} are given",
+            )
+        annotations: Sequence[ast.expr | None] = types or [None] * len(names)
+        for v, name, t in zip(node.outputs, names, annotations):
             if t is not None:
                 self.check(t, v)
             self.define(s, name, v)
@@ -370,16 +374,37 @@ class _Function:
             record = find_op(self.b.ops, a.func.id)
         except UnsupportedError as e:
             _fail(a, str(e))
-        inputs = [self.operand(x) for x in a.args]
+        inputs = self.operands(a.args)
         attrs = {}
         for k in a.keywords:
             if k.arg is None or k.arg in attrs:
                 _fail(k.value, "an attribute is written name=value, once")
             attrs[k.arg] = self.p.literal(k.value, self.graphs)
+        self.g.release(names)
         try:
-            return self.b.node(record, inputs, complete(record, attrs))
+            return self.b.node(record, inputs, attrs, names)
         except DnncError as e:
             _fail(a, str(e))
+
+    def operands(self, args: list[ast.expr]) -> list[Value | None]:
+        """Values, nested calls and None; numbers and lists become constants with the dtype of the first value."""
+        given = [None if self.is_literal(x) else self.operand(x) for x in args]
+        lead = next((v.type.dtype for v in given if v is not None), None)
+        for i, x in enumerate(args):
+            if not self.is_literal(x):
+                continue
+            if lead is None:
+                _fail(x, "a literal operand takes its dtype from a value beside it, and there is none; make it a constant after `*`")
+            try:
+                given[i] = self.g.constant(read_literal(x, lead))
+            except ValueError as e:
+                _fail(x, str(e))
+        return given
+
+    def is_literal(self, a: ast.expr) -> bool:
+        if isinstance(a, ast.Constant):
+            return a.value is not None
+        return isinstance(a, (ast.UnaryOp, ast.List)) or (isinstance(a, ast.Name) and a.id in _NUMBERS and a.id not in self.values)
 
     def operand(self, a: ast.expr, output: bool = False) -> Any:
         if isinstance(a, ast.Name):

@@ -50,7 +50,7 @@ def combine(a: Expr, b: Expr, sign: int) -> Expr:
 def _linear(acc: Terms, c0: int, sorted_: bool = False) -> Expr:
     items = [(t, c) for t, c in acc.items() if c]
     if not items:
-        return const(c0, i64)  # type: ignore[no-any-return]
+        return const(c0, i64)
     if len(items) == 1 and items[0][1] == 1 and c0 == 0:
         return items[0][0]
     if not sorted_:
@@ -124,6 +124,9 @@ def _divmod(name: str, a: Expr, by: Expr) -> Expr:
     whole_const = c0 - c0 % d
     rest = _linear({t: c for t, c in ts if t not in whole and t not in known}, c0 - whole_const)
     lo, hi = bounds(rest)
+    if lo is not None and lo < 0 <= lo + whole_const:  # (i - r + 4) // 2 keeps what makes its dividend not negative
+        up = -(lo // d) * d
+        rest, whole_const, lo, hi = rest + up, whole_const - up, lo + up, None if hi is None else hi + up
     quotient = _linear({t: c // d for t, c in whole.items()}, whole_const // d) if name == "//" else None
     if lo is not None and hi is not None and lo // d == hi // d:  # the rest stays within one period
         return quotient + lo // d if quotient is not None else rest - lo // d * d
@@ -133,8 +136,22 @@ def _divmod(name: str, a: Expr, by: Expr) -> Expr:
         if name == "%" and rest.name == "%" and inner % d == 0:  # (x % (a*b)) % b -> x % b
             return op("%", rest.args[0], d)
     if quotient is not None:
-        return quotient + intern(Op, i64, 1, "//", (rest, by))
-    return intern(Op, i64, 1, "%", (rest, by))  # type: ignore[no-any-return]
+        return quotient + _raw("//", rest, by)
+    return _raw("%", rest, by)
+
+
+def _raw(name: str, a: Expr, b: Expr) -> Expr:
+    return intern(Op, i64, 1, name, (a, b))  # type: ignore[no-any-return]
+
+
+def _without(have: tuple[Expr, ...], need: tuple[Expr, ...]) -> list[Expr] | None:
+    """The factors that remain after division by those in need, or None if it does not come out even."""
+    left = list(have)
+    for f in need:
+        if f not in left:
+            return None
+        left.remove(f)
+    return left
 
 
 def _divmod_symbolic(name: str, a: Expr, by: Expr) -> Expr:
@@ -145,16 +162,16 @@ def _divmod_symbolic(name: str, a: Expr, by: Expr) -> Expr:
     whole: Expr = const(0)
     rest: Expr = const(c0)
     for t, c in ts:
-        left = list(factors(t))
-        if isinstance(by, Linear) or not all(f in left and (left.remove(f) or True) for f in need):
+        left = None if isinstance(by, Linear) else _without(factors(t), need)
+        if left is None:
             rest = rest + t * c
         else:
             whole = whole + (product(left) if left else const(1)) * c
     if nonneg(rest) and nonneg(by - 1 - rest):
         return whole if name == "//" else rest
     if name == "//":
-        return whole + intern(Op, i64, 1, "//", (rest, by))
-    return intern(Op, i64, 1, "%", (rest, by))  # type: ignore[no-any-return]
+        return whole + _raw("//", rest, by)
+    return _raw("%", rest, by)
 
 
 def _minmax(name: str, a: Expr, b: Expr) -> Expr:

@@ -33,9 +33,10 @@ class OpDef:
     reference(*ndarray, **attrs) -> ndarray or tuple: NumPy, beside compute; float64 inputs give a float64 result.
     reference_at(inputs, points, **attrs) -> 1-D array: the outputs at `points` (int64 [n, rank]) only; for ops whose full reference is slow.
     flops(*input types, **attrs) -> multiplications and additions (a symbolic dim counts too).
-    An absent optional input is None in all of these.
+    An absent optional input is None in all of these; a subgraph is a Graph, for reference and host a function: arrays -> list of arrays.
     traits: "elementwise" (output[i] depends on the inputs at i, broadcast), "movement" (each output element is one input element or a
-    constant), "view" (movement that keeps row-major order), "reduction" (over rows), "contraction" (matmul, conv), "pure".
+    constant), "view" (movement that keeps row-major order), "reduction" (over rows), "contraction" (matmul, conv), "pure", "bits" (looks at
+    the stored form: the reference gets f16, bf16 and 4-bit arrays as they are stored, all others in their compute dtype).
     """
 
     name: str

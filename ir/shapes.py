@@ -7,7 +7,7 @@ from typing import Any
 
 from dnnc.ir.builder import complete, infer
 from dnnc.ir.dtype import i64
-from dnnc.ir.errors import InputError, InternalError, ShapeError
+from dnnc.ir.errors import InputError, ShapeError
 from dnnc.ir.expr import Expr, Var, const, factors, free, substitute, terms, unwrap, value, var
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.types import Dim, TensorType
@@ -174,7 +174,7 @@ def _with_bounds(g: Graph, env: dict[Expr, Expr]) -> dict[Expr, Expr]:
 def _specialise(g: Graph, env: dict[Expr, Expr]) -> Graph:
     new = Graph(g.name)
     new.declare(*(resolve(x, env) for x in g.dims.values()))
-    values: dict[Value | None, Value | None] = {None: None}
+    values: dict[Value | None, Value] = {}
     for v in g.inputs:
         values[v] = new.add_input(v.name, resolve(v.type, env), v.locs)
     for v, a in g.constants.items():
@@ -182,18 +182,14 @@ def _specialise(g: Graph, env: dict[Expr, Expr]) -> Graph:
         g.share_digest(v, new, c)
     for n in g.nodes():
         attrs = {k: _specialise(a, env) if isinstance(a, Graph) else resolve(a, env) for k, a in n.attrs.items()}
-        inputs = [values[v] for v in n.inputs]
+        inputs = [values.get(v) for v in n.inputs]
         attrs = complete(n.op, attrs)
         types = [_keep_layout(t, o.type) for t, o in zip(infer(n.op, inputs, attrs, n.locs), n.outputs)]
         m = new.append(Node(n.op, inputs, attrs, types, n.locs, [o.name for o in n.outputs]))
         for o, p in zip(n.outputs, m.outputs):
             p.locs = o.locs
             values[o] = p
-    for v in g.outputs:
-        out = values[v]
-        if out is None:
-            raise InternalError(f"output {v.name} of graph {g.name} is made by no node")
-        new.outputs.append(out)
+    new.outputs = [values[v] for v in g.outputs]
     return new
 
 

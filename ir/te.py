@@ -50,6 +50,11 @@ def placeholder(name: str, dtype: DType, shape: Sequence[Dim]) -> Tensor:
     return Tensor(name, dtype, tuple(map(const, shape)))
 
 
+def placeholder_axis(name: str) -> Var:
+    """An index variable that belongs to no loop."""
+    return var(name, lo=0)
+
+
 def _axes(shape: Sequence[Dim], prefix: str) -> tuple[Var, ...]:
     return tuple(var(f"{prefix}{k}", lo=0, hi=unwrap(const(d) - 1)) for k, d in enumerate(shape))
 

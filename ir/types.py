@@ -73,7 +73,7 @@ class Layout:
 
 
 def _divides(n: Dim, d: int) -> bool:
-    return unwrap(const(n) % d) == 0
+    return bool(unwrap(const(n) % d) == 0)
 
 
 def parse_layout(text: str) -> Layout:
@@ -114,7 +114,7 @@ class TensorType:
     @property
     def nbytes(self) -> Dim:
         """Bytes of the buffer, padding included."""
-        return unwrap(const(product(self.physical)) * self.dtype.bytes)
+        return product([*self.physical, self.dtype.bytes])
 
     def __str__(self) -> str:
         dims = ", ".join(d if isinstance(d, str) else repr(d) for d in self.shape)

@@ -14,14 +14,13 @@ from functools import reduce
 
 from dnnc.backends.llvm import values
 from dnnc.backends.llvm.spelling import literal, mangle, scalar, stored, vector
+from dnnc.backends.runtime import FRAME_BARRIER, FRAME_STATUS
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import DType, i64
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var, const, free, substitute, value
 from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Kernel, Let, Stmt, Store, walk_stmts
 from dnnc.ir.operator.stmt import stored as stored_buffers
-
-FRAME_STATUS_SLOT, FRAME_BARRIER_SLOT = 4, 7
 
 
 class Region:
@@ -283,7 +282,7 @@ class FuncEmitter:
         """Set Frame.status to 1 where `bad` holds, without a branch: the store goes to a cell of our own otherwise."""
         if "  %unused. = alloca i64, align 8" not in self.allocas:
             self.allocas.append("  %unused. = alloca i64, align 8")
-        p = self.pure(f"getelementptr i64, ptr %frame., i64 {FRAME_STATUS_SLOT}", here=True)
+        p = self.pure(f"getelementptr i64, ptr %frame., i64 {FRAME_STATUS}", here=True)
         cell = self.pure(f"select i1 {bad}, ptr {p}, ptr %unused.", bad, here=True)
         self.line(f"store i64 1, ptr {cell}, align 8")
 
@@ -326,7 +325,7 @@ class FuncEmitter:
             self.decls.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
             self.line(f"call void @llvm.prefetch.p0(ptr {self.expr(s.args[0])}, i32 0, i32 2, i32 1)")
         elif s.name == "barrier":
-            p = self.pure(f"getelementptr i64, ptr %frame., i64 {FRAME_BARRIER_SLOT}", here=True)
+            p = self.pure(f"getelementptr i64, ptr %frame., i64 {FRAME_BARRIER}", here=True)
             f = self.effect(f"load ptr, ptr {p}, align 8")
             self.line(f"call void {f}(ptr %frame.)")
         elif s.name in self.names:

@@ -52,8 +52,11 @@ def _floormod(a: Array, b: Array) -> Array:
 
 
 def _truncmod(a: Array, b: Array) -> Array:
+    """Remainder with the sign of the dividend; x mod 0 -> 0 for integers."""
     with np.errstate(all="ignore"):
-        return (a - _truncdiv(a, b) * b).astype(np.asarray(a).dtype) if np.asarray(a).dtype.kind in "iu" else np.fmod(a, b)
+        if np.asarray(a).dtype.kind in "iu":
+            return np.where(b == 0, 0, a - _truncdiv(a, b) * b).astype(np.asarray(a).dtype)
+        return np.fmod(a, b)
 
 
 def _shift(a: Array, n: Array, left: bool) -> Array:

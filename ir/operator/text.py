@@ -50,6 +50,8 @@ def show(e: Expr, outer: int = -1) -> str:
     if isinstance(e, Product):
         return _parens("*".join(show(f, 7) for f in e.factors), 6, outer)
     assert isinstance(e, Op)
+    if e.name == "not":
+        return _parens(f"not {show(e.args[0], 0)}", -1, outer)
     p = _PREC.get(e.name)
     if p is None or len(e.args) != 2:
         return f"{e.name}({', '.join(show(a) for a in e.args)})"
@@ -71,8 +73,8 @@ def _literal(e: Const) -> str:
 
 def _show_linear(e: Linear) -> str:
     out = ""
-    for t, c in e.terms:
-        body = show(t, 6) if abs(c) == 1 else f"{abs(c)}*{show(t, 7)}"
+    for t, c in e.terms:  # `-a // 2` would be read as `(-a) // 2`: a leading minus takes parentheses
+        body = show(t, 6 if out or c > 0 else 7) if abs(c) == 1 else f"{abs(c)}*{show(t, 7)}"
         out += f" {'-' if c < 0 else '+'} {body}" if out else ("-" if c < 0 else "") + body
     return out + (f" {'-' if e.const < 0 else '+'} {abs(e.const)}" if e.const else "")
 
@@ -286,6 +288,8 @@ class _Parser:
             if isinstance(n.operand, ast.Constant) and isinstance(n.operand.value, (int, float)):
                 return const(-n.operand.value, want or (f32 if isinstance(n.operand.value, float) else i64))
             return 0 - self.expr(n.operand)
+        if isinstance(n, ast.UnaryOp) and isinstance(n.op, ast.Not):
+            return logical_not(self.expr(n.operand))
         if isinstance(n, ast.BinOp) and type(n.op) in _BINARY:
             return self.binary(_BINARY[type(n.op)], n.left, n.right)
         if isinstance(n, ast.Compare) and len(n.ops) == 1 and type(n.ops[0]) in _BINARY:
@@ -313,8 +317,6 @@ class _Parser:
         if target is not None:
             to, bits = target
             return op(name, *args, dtype=to) if bits else cast(args[0], to)
-        if name == "not":
-            return logical_not(args[0])
         if name in ("min", "max"):
             return reduce(lambda x, y: op(name, x, y), args)
         if name == "select":

@@ -1,0 +1,32 @@
+"""All ops of the graph IR by name: the one list of families. An op's record stands whole in its family's file."""
+
+from dnnc.ir.op import OpDef
+from dnnc.ir.ops.cast import CAST_OPS
+from dnnc.ir.ops.conv import CONV_OPS
+from dnnc.ir.ops.create import CREATE_OPS
+from dnnc.ir.ops.elementwise import ELEMENTWISE_OPS
+from dnnc.ir.ops.index import INDEX_OPS
+from dnnc.ir.ops.matmul import MATMUL_OPS
+from dnnc.ir.ops.movement import MOVEMENT_OPS
+from dnnc.ir.ops.normalize import NORMALIZE_OPS
+from dnnc.ir.ops.pool import POOL_OPS
+from dnnc.ir.ops.quantize import QUANTIZE_OPS
+from dnnc.ir.ops.reduce import REDUCE_OPS
+from dnnc.ir.ops.resize import RESIZE_OPS
+
+FAMILIES: dict[str, tuple[OpDef, ...]] = {
+    "elementwise": ELEMENTWISE_OPS,
+    "cast": CAST_OPS,
+    "reduce": REDUCE_OPS,
+    "matmul": MATMUL_OPS,
+    "conv": CONV_OPS,
+    "pool": POOL_OPS,
+    "normalize": NORMALIZE_OPS,
+    "movement": MOVEMENT_OPS,
+    "index": INDEX_OPS,
+    "create": CREATE_OPS,
+    "resize": RESIZE_OPS,
+    "quantize": QUANTIZE_OPS,
+}
+
+OPS: dict[str, OpDef] = {op.name: op for family in FAMILIES.values() for op in family}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dnnc.ir.dtype import i64
+from collections.abc import Callable
+
+from dnnc.ir.bounds import nonneg
+from dnnc.ir.dtype import DType, i64
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Load, Op, Var, const, free, load, op, ref, substitute, terms, value, var
-from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Eval, For, If, Let, Stmt, Store, accesses, substitute_block, walk_stmts
+from dnnc.ir.expr import Expr, Load, Op, Ref, Var, const, free, load, op, ref, substitute, terms, value, var
+from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Builder, Eval, For, If, Let, Stmt, Store, accesses, call, stored, substitute_block, walk_stmts
 from dnnc.passes.schedule.loops import is_reduction
 from dnnc.passes.schedule.state import edit, find, only, swap_buffers
 
@@ -20,7 +23,7 @@ def distribute(b: Block, name: str, depth: int) -> Block:
         nest = [s]
         while len(nest) < depth:
             nest.append(only(nest[-1]))
-        inner, vs = nest[-1].body, [loop.var for loop in nest]
+        inner, vs = _unguarded(nest[-1].body), [loop.var for loop in nest]
         private = [a.buf for a in inner if isinstance(a, Alloc)]
         rest = [x for x in inner if not isinstance(x, Alloc)]
         _check_separable(name, rest, set(private))
@@ -38,6 +41,31 @@ def distribute(b: Block, name: str, depth: int) -> Block:
         return tuple(out)
 
     return edit(b, name, go)
+
+
+def _unguarded(b: Block) -> Block:
+    """`if c: {s1; s2}` -> `if c: s1; if c: s2`, the guard dropped where a statement is safe without it, else sunk to its innermost loop.
+
+    Safe: it writes only memory of its own thread (which nothing reads past the guard) and stays inside of what it reads."""
+    if len(b) != 1 or not isinstance(b[0], If) or b[0].other:
+        return b
+    cond, body = b[0].cond, b[0].then
+    return tuple(s if isinstance(s, Alloc) or _harmless(s) else _sunk(cond, s) for s in body)
+
+
+def _harmless(s: Stmt) -> bool:
+    if any(w.space == "global" for w in stored((s,))):
+        return False
+    for x in accesses((s,)):
+        if isinstance(x, Ref) or not all(nonneg(i) and nonneg(d - 1 - i) for i, d in zip(x.idx, x.buf.shape)):
+            return False
+    return True
+
+
+def _sunk(cond: Expr, s: Stmt) -> Stmt:
+    if isinstance(s, For):
+        return For(s.var, s.lo, s.hi, s.kind, tuple(_sunk(cond, x) for x in s.body))
+    return If(cond, (s,))
 
 
 def _check_separable(name: str, rest: list[Stmt], private: set[Buffer]) -> None:
@@ -76,6 +104,68 @@ def vectorize(b: Block, *names: str) -> Block:
             raise ScheduleError(f"{name} cannot be a vector: its extent is not constant")
         b = edit(b, name, lambda s: Vectorizer(s.var, s.lo, lanes).block(s.body))
     return b
+
+
+def vector_reduce(b: Block, name: str, lanes: int, chains: int) -> Block:
+    """`for r in range(n): acc[0] = acc[0] + e`  ->  `chains` vector accumulators over the blocks of r, combined at the end.
+
+    The order of the sum changes: element r goes to lane r % lanes of chain (r // lanes) % chains, then chains, then a tree of halves.
+    The last n % lanes elements come in one masked step."""
+
+    def go(s: For) -> Block:
+        if len(s.body) != 1 or not isinstance(st := s.body[0], Store) or not is_reduction(st) or any(s.var in free(i) for i in st.idx):
+            raise ScheduleError(f"{name} is no plain reduction into one element")
+        assert isinstance(st.value, Op)
+        how = "+" if st.value.name == "fma" else st.value.name
+        own = next(a for a in st.value.args if isinstance(a, Load) and a.buf is st.buf)
+        start = const(_IDENTITY[how](st.buf.dtype), st.buf.dtype)
+        part = Buffer(f"{st.buf.name}_{name}", st.buf.dtype, (const(chains), const(lanes)), "register")
+        bld = Builder()
+        bld.emit(Alloc(part))
+        with bld.loop(f"{name}u_init", chains, "unroll") as u:
+            bld.store(part, (u, 0), start, lanes)
+        n = s.extent
+        with bld.loop(f"{name}o", n // (lanes * chains)) as o, bld.loop(f"{name}u", chains, "unroll") as u:
+            _vector_step(bld, s, st, own, part, u, s.lo + o * (lanes * chains) + u * lanes, lanes, None, start)
+        done = n // (lanes * chains) * (lanes * chains)
+        if value(n % (lanes * chains)) != 0:
+            with bld.loop(f"{name}t", (n - done + (lanes - 1)) // lanes) as t:
+                _vector_step(bld, s, st, own, part, const(0), s.lo + done + t * lanes, lanes, n - done - t * lanes, start)
+        total: Expr = part.at(0, 0, lanes=lanes)
+        for c in range(1, chains):
+            total = op(how, total, part.at(c, 0, lanes=lanes))
+        bld.store(st.buf, st.idx, op(how, own, call({"+": "hsum", "*": "hprod"}.get(how, "hmax" if "max" in how else "hmin"), total)))
+        return bld.block()
+
+    return edit(b, name, go)
+
+
+_IDENTITY: dict[str, Callable[[DType], float | int]] = {
+    "+": lambda t: 0.0 if t.is_float else 0,
+    "*": lambda t: 1.0 if t.is_float else 1,
+    "max": lambda t: float("-inf") if t.is_float else t.range[0],
+    "min": lambda t: float("inf") if t.is_float else t.range[1],
+    "fmax": lambda t: float("-inf") if t.is_float else t.range[0],
+    "fmin": lambda t: float("inf") if t.is_float else t.range[1],
+}
+
+
+def _vector_step(bld: Builder, s: For, st: Store, own: Load, part: Buffer, u: Expr, at: Expr, lanes: int, limit: Expr | None, start: Expr) -> None:
+    """One vector of terms into chain u; lanes past `limit` take part with the identity."""
+    vec = Vectorizer(s.var, at, lanes)
+    vec.limit = limit
+    assert isinstance(st.value, Op)
+    acc = part.at(u, 0, lanes=lanes)
+    terms_ = [vec.expr(a) for a in st.value.args if a is not own]
+    if limit is not None:
+        live = op("<", op("lanes", const(lanes), dtype=i64, lanes=lanes), limit)
+        terms_[0] = op("select", live, terms_[0], start if st.value.name != "fma" else const(0.0, st.buf.dtype))
+    if st.value.name == "fma":
+        bld.store(part, (u, const(0)), op("fma", *terms_, acc), lanes)
+    elif st.value.args[0] is own:
+        bld.store(part, (u, const(0)), op(st.value.name, acc, *terms_), lanes)
+    else:
+        bld.store(part, (u, const(0)), op(st.value.name, *terms_, acc), lanes)
 
 
 class Vectorizer:
@@ -133,7 +223,10 @@ class Vectorizer:
         at = self.contiguous(s.buf, s.idx)
         if at is None:
             raise ScheduleError(f"{self.v.name} cannot be a vector: it is not unit stride in the store to {s.buf.name}")
-        return Store(s.buf, at, self.expr(s.value), self.lanes, self.limit)
+        # lanes of a thread's own memory past the limit are never read back
+        inside = s.buf.space != "global" and nonneg(s.buf.shape[-1] - at[-1] - self.lanes)
+        limit = None if inside else self.limit
+        return Store(s.buf, at, self.expr(s.value), self.lanes, limit)
 
     def contiguous(self, buf: Buffer, idx: tuple[Expr, ...]) -> tuple[Expr, ...] | None:
         """The index of lane 0 when the lanes lie one after another, else None."""
@@ -162,7 +255,8 @@ class Vectorizer:
         if isinstance(e, Load):
             at = self.contiguous(e.buf, e.idx)
             if at is not None:
-                return load(e.buf, at, self.lanes, self.limit)
+                inside = self.limit is None or nonneg(e.buf.shape[-1] - at[-1] - self.lanes)  # padding may be read, it is not used
+                return load(e.buf, at, self.lanes, None if inside else self.limit)
             return load(e.buf, [self.expr(i) for i in e.idx], 1, self.limit)
         assert isinstance(e, Op), e
         args = [self.expr(a) for a in e.args]

@@ -1,0 +1,76 @@
+"""ONNX models in, graphs out: `read(model)`. Every operator becomes ops of the graph IR; shapes are worked out on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dnnc.frontends.onnx.call import NeedsValues
+from dnnc.frontends.onnx.facts import Refined, given_facts
+from dnnc.frontends.onnx.importer import Importer
+from dnnc.frontends.onnx.reader import load
+from dnnc.ir.errors import ShapeError
+from dnnc.ir.graph import Graph
+
+__all__ = ["Imported", "NeedsValues", "from_onnx", "read", "read_model"]
+
+MAX_READINGS = 200  # each reading adds a fact about a symbol
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A graph with the names that its inputs and outputs have in the model, which need not be identifiers."""
+
+    graph: Graph
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def read(
+    model: Any,
+    *,
+    name: str | None = None,
+    dims: Mapping[str, Any] | None = None,
+    shapes: Mapping[str, Sequence[int | None]] | None = None,
+    values: Mapping[str, Any] | None = None,
+) -> Graph:
+    """The graph of an ONNX model.
+
+    Args:
+        model: the path of an `.onnx` file, its bytes, or a ModelProto.
+        name: of the graph; default is the model's.
+        dims: symbolic dims to fix (`{"batch": 8}`) or to bound (`{"batch": (1, 64)}`).
+        shapes: shapes of inputs, by name, in place of the model's; None leaves a dim symbolic.
+        values: contents of inputs, by name, on which shapes depend. These inputs stay in the signature and are not read.
+
+    Raises:
+        ModelError: not a model, malformed, or unsafe to read.
+        UnsupportedError: an operator, opset or dtype that dnnc does not implement; NeedsValues where `values` or `dims` would help.
+        ShapeError: shapes that do not fit together.
+    """
+    return read_model(model, name=name, dims=dims, shapes=shapes, values=values).graph
+
+
+def read_model(
+    model: Any,
+    *,
+    name: str | None = None,
+    dims: Mapping[str, Any] | None = None,
+    shapes: Mapping[str, Sequence[int | None]] | None = None,
+    values: Mapping[str, Any] | None = None,
+) -> Imported:
+    """Like `read`, with the model's own names of inputs and outputs."""
+    parsed = load(model)
+    facts = given_facts(dims or {})
+    for _ in range(MAX_READINGS):
+        importer = Importer(parsed, facts, values or {}, shapes or {}, name)
+        try:
+            graph = importer.run()
+        except Refined:
+            continue
+        return Imported(graph, tuple(importer.inputs), tuple(importer.outputs))
+    raise ShapeError(f"the symbolic dims of {parsed.graph.name!r} do not settle after {MAX_READINGS} readings; fix some with dims={{...}}")
+
+
+from_onnx = read

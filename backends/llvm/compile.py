@@ -1,0 +1,237 @@
+"""LLVM text -> ELF object -> addresses, through llvmlite.
+
+In: the text of a module without target lines. Out: relocatable objects as bytes, which the cache keeps and any process of the same
+CPU features can load; and loaded objects with the addresses of their functions. llvmlite is imported at first use: the CUDA path
+never needs it. The objects are ELF on every system, and what they need from outside is checked against a list before they are loaded:
+LLVM ends the process on a symbol that it cannot find.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from dnnc.ir.errors import InternalError
+
+# What an object may take from the process. LLVM itself writes calls of the first three.
+ALLOWED_SYMBOLS = frozenset(
+    {
+        "memcpy",
+        "memmove",
+        "memset",
+        "pthread_create",
+        "pthread_join",
+        "pthread_sigmask",
+        "sched_getcpu",
+        "sched_getaffinity",
+        "sched_setaffinity",
+        "sched_yield",
+        "syscall",
+    }
+)
+KERNEL_PREFIX = "k_"  # kernels; an entry function calls those of other objects
+CODEGEN_LEVEL = 2
+# Vectors are explicit in the text, so promotion of register tiles and a clean-up are all that code needs.
+PASSES = ("sroa", "simplify_cfg", "dead_code_elimination")
+# Loop strength reduction turns the addresses of run-time strides into long chains: such kernels fall to 33-64 % of their speed with it.
+LLVM_OPTIONS = ("-disable-lsr",)
+
+
+def compile_text(text: str, cpu: str, features: str, passes: bool = True) -> bytes:
+    """Compile a module to a position-independent ELF object.
+
+    Args:
+        text: LLVM IR without `target` lines.
+        cpu: LLVM's name of the CPU; it must be one that LLVM knows (`features.CPUS`), for LLVM ends the process otherwise.
+        features: `+avx2,-avx512f` and so on, added to what `cpu` implies.
+        passes: False skips the IR passes and generates code from the text as it stands.
+
+    Raises:
+        InternalError: the text is not valid, or needs a symbol that is neither a kernel nor in ALLOWED_SYMBOLS.
+    """
+    machine, module = _prepare(text, cpu, features, passes)
+    try:
+        obj: bytes = machine.emit_object(module)
+    except RuntimeError as e:
+        raise InternalError(f"LLVM cannot generate code for {cpu}: {e}") from e
+    foreign = sorted(s for s in undefined_symbols(obj) if s not in ALLOWED_SYMBOLS and not s.startswith(KERNEL_PREFIX))
+    if foreign:
+        raise InternalError(
+            f"generated code calls {', '.join(foreign)}, which is not in ALLOWED_SYMBOLS; the emitter must expand it\n{_callers(text, foreign)}"
+        )
+    return obj
+
+
+def asm_text(text: str, cpu: str, features: str, passes: bool = True) -> str:
+    """The assembly of a module, as `compile_text` would encode it."""
+    machine, module = _prepare(text, cpu, features, passes)
+    return str(machine.emit_assembly(module))
+
+
+def object_key(text: str, cpu: str, features: str) -> str:
+    """The hex SHA-256 under which the cache keeps the object of `compile_text(text, cpu, features)`: all that decides its bytes."""
+    parts = (llvm_version(), _triple(), *LLVM_OPTIONS, *PASSES, str(CODEGEN_LEVEL), cpu, features, text)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def llvm_version() -> str:
+    """The version of the LLVM that llvmlite carries, such as 22.1.0."""
+    return ".".join(map(str, binding().llvm_version_info))
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Linked objects. The engine owns their code: keep this as long as any function of it may run."""
+
+    engine: Any
+    names: frozenset[str]
+
+    def address(self, name: str) -> int:
+        """The address of a function. InternalError if no object defines it."""
+        if name not in self.names:  # asking the engine would end the process
+            raise InternalError(f"no loaded object defines {name}; there are {', '.join(sorted(self.names)[:20])}")
+        return int(self.engine.get_function_address(name))
+
+
+def load_objects(objs: Sequence[bytes]) -> Loaded:
+    """Link objects with each other and into this process.
+
+    Raises:
+        InternalError: a symbol is defined twice, or by none of them and not in ALLOWED_SYMBOLS.
+    """
+    defined: set[str] = set()
+    wanted: set[str] = set()
+    for obj in objs:
+        here, undefined = _symbols(obj)
+        if defined & here:
+            raise InternalError(f"defined by two objects: {', '.join(sorted(defined & here))}")
+        defined |= here
+        wanted |= undefined
+    missing = sorted(wanted - defined - ALLOWED_SYMBOLS)
+    if missing:
+        raise InternalError(f"no object defines {', '.join(missing)}, and it is not in ALLOWED_SYMBOLS")
+    llvm = binding()
+    machine = _target().create_target_machine(opt=CODEGEN_LEVEL, codemodel="default", jit=True)
+    empty = llvm.parse_assembly(_header(machine), llvm.create_context())
+    engine = llvm.create_mcjit_compiler(empty, machine)
+    for obj in objs:
+        engine.add_object_file(llvm.ObjectFileRef.from_data(obj))
+    engine.finalize_object()
+    return Loaded(engine, frozenset(defined))
+
+
+# --- LLVM ---------------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def binding() -> Any:
+    """llvmlite's binding, set up. LLVM takes an option once per process."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    for option in LLVM_OPTIONS:
+        llvm.set_option("dnnc", option)
+    return llvm
+
+
+def _triple() -> str:
+    """The process's triple, with ELF asked for where the system's own format is another: the engine links ELF everywhere."""
+    triple: str = binding().get_process_triple()
+    return triple if sys.platform == "linux" else f"{triple}-elf"
+
+
+def _target() -> Any:
+    return binding().Target.from_triple(_triple())
+
+
+def _header(machine: Any) -> str:
+    """One line without an end, so that LLVM's line numbers are those of the text."""
+    return f'target triple = "{_triple()}" target datalayout = "{machine.target_data}" '
+
+
+def _prepare(text: str, cpu: str, features: str, passes: bool) -> tuple[Any, Any]:
+    """(target machine, verified module after the passes). The module keeps its context alive."""
+    llvm = binding()
+    machine = _target().create_target_machine(cpu=cpu, features=features, opt=CODEGEN_LEVEL, reloc="pic", codemodel="default")
+    try:
+        module = llvm.parse_assembly(_header(machine) + text, llvm.create_context())
+        module.verify()
+    except RuntimeError as e:
+        raise InternalError(f"generated LLVM text is not valid: {_explain(str(e), text)}") from e
+    if passes:
+        builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=1))
+        manager = llvm.create_new_module_pass_manager()
+        for name in PASSES:
+            getattr(manager, f"add_{name}_pass")()
+        manager.run(module, builder)
+    return machine, module
+
+
+def _explain(message: str, text: str) -> str:
+    """LLVM's message with the numbered lines around the place: parse errors give the line, verifier errors quote the instruction."""
+    lines = text.splitlines()
+    found = re.search(r"<string>:(\d+):\d+: error: (.*)", message)
+    if found:
+        at, what = int(found[1]) - 1, found[2]
+    else:
+        quoted = {part.strip() for part in message.splitlines()[1:]}
+        at, what = next((k for k, line in enumerate(lines) if line.strip() in quoted), -1), message.strip()
+    if at < 0:
+        return what
+    shown = range(max(at - 2, 0), min(at + 3, len(lines)))
+    return what + "".join(f"\n{'>' if k == at else ' '}{k + 1:6} | {lines[k]}" for k in shown)
+
+
+def _callers(text: str, names: Sequence[str]) -> str:
+    """The first lines that name a foreign symbol. It need not be in the text: LLVM expands `frem` to a call of fmodf."""
+    hits = [f"{k:6} | {line}" for k, line in enumerate(text.splitlines(), 1) if any(n in line for n in names)]
+    return "\n".join(hits[:3]) if hits else "the text does not name it: an instruction that this CPU lacks was expanded to a library call"
+
+
+# --- ELF ----------------------------------------------------------------------------------------------------------------------
+
+_ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")  # name, type, flags, address, offset, size, link, info, alignment, entry size
+_SYMBOL = struct.Struct("<IBBHQQ")  # name, info, other, section, value, size
+_SYMTAB, _LOCAL = 2, 0
+
+
+def undefined_symbols(obj: bytes) -> set[str]:
+    """The symbols that an ELF object needs from outside. InternalError if it is not a whole 64-bit little-endian ELF object."""
+    return _symbols(obj)[1]
+
+
+def _symbols(obj: bytes) -> tuple[set[str], set[str]]:
+    """(global symbols defined, symbols undefined) of an ELF object."""
+    if obj[:6] != b"\x7fELF\x02\x01":  # class 64-bit, little endian
+        raise InternalError(f"not a 64-bit little-endian ELF object: it begins with {obj[:6].hex(' ') or 'nothing'}")
+    try:
+        header = _ELF_HEADER.unpack_from(obj)
+        offset, size, count = header[6], header[11], header[12]
+        sections = [_SECTION.unpack_from(obj, offset + k * size) for k in range(count)]
+        defined: set[str] = set()
+        undefined: set[str] = set()
+        for s in sections:
+            if s[1] == _SYMTAB:
+                _read_table(obj, s, sections[s[6]], defined, undefined)
+    except (struct.error, IndexError, ValueError) as e:
+        raise InternalError(f"damaged ELF object of {len(obj)} bytes: {e}") from e
+    return defined, undefined
+
+
+def _read_table(obj: bytes, table: tuple[int, ...], strings: tuple[int, ...], defined: set[str], undefined: set[str]) -> None:
+    for at in range(table[4], table[4] + table[5], _SYMBOL.size):
+        name, info, _, section, _, _ = _SYMBOL.unpack_from(obj, at)
+        start = strings[4] + name
+        text = obj[start : obj.index(b"\0", start)].decode()
+        if text and section == 0:
+            undefined.add(text)
+        elif text and info >> 4 != _LOCAL:
+            defined.add(text)

@@ -1,0 +1,171 @@
+"""The CPU that code is made for, as data: LLVM's name and feature flags, vector width, registers, caches, threads.
+
+In: a target text such as `llvm -mcpu=skylake-avx512 -threads=2`. Out: a CpuTarget, which schedules and the emitter read. Only names of
+the table below and the host's own are accepted: LLVM ends the process on a name that it does not know.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from dnnc.backends.llvm.compile import binding
+from dnnc.backends.runtime import cpu_count
+from dnnc.ir.errors import TargetError
+
+_V2 = ("cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3")
+_V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave")
+_V4 = (*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
+_VNNI = (*_V4, "avx512vnni")
+_ICE = (*_VNNI, "avx512bitalg", "avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512vpopcntdq")
+# What may be used on each CPU: of all that it has, the part that generated code can profit from.
+X86_CPUS: dict[str, tuple[str, ...]] = {
+    "x86-64": (), "x86-64-v2": _V2, "x86-64-v3": _V3, "x86-64-v4": _V4,
+    "nehalem": _V2, "westmere": _V2, "sandybridge": (*_V2, "avx"), "ivybridge": (*_V2, "avx", "f16c"),
+    "haswell": _V3, "broadwell": _V3, "skylake": _V3, "znver1": _V3, "znver2": _V3, "znver3": _V3,
+    "alderlake": (*_V3, "avxvnni"), "raptorlake": (*_V3, "avxvnni"), "meteorlake": (*_V3, "avxvnni"), "sierraforest": (*_V3, "avxvnni"),
+    "skylake-avx512": _V4, "cascadelake": _VNNI, "cooperlake": (*_VNNI, "avx512bf16"),
+    "icelake-client": _ICE, "icelake-server": _ICE, "rocketlake": _ICE, "tigerlake": _ICE, "znver4": (*_ICE, "avx512bf16"),
+    "znver5": (*_ICE, "avx512bf16", "avxvnni"), "sapphirerapids": (*_ICE, "avx512bf16", "avx512fp16", "avxvnni"),
+    "emeraldrapids": (*_ICE, "avx512bf16", "avx512fp16", "avxvnni"), "graniterapids": (*_ICE, "avx512bf16", "avx512fp16", "avxvnni"),
+}  # fmt: skip
+# Feature -> beginnings of the names of those that need it.
+_BUILT_ON = {"avx": ("avx", "fma", "f16c"), "avx2": ("avx512", "avxvnni"), "avx512f": ("avx512",)}
+# Where the system does not tell: less than any CPU of the last ten years has, so that tiles fit.
+L1_FALLBACK, L2_FALLBACK = 32 << 10, 256 << 10
+_CPU_FOLDER = Path("/sys/devices/system/cpu")
+
+
+@dataclass(frozen=True)
+class CpuTarget:
+    """A CPU to generate code for.
+
+    Attributes:
+        cpu: LLVM's name.
+        features: `+avx2,-avx512f`, as LLVM takes them.
+        vector_bits: width of the vectors to use.
+        registers: vector registers of that width.
+        threads: threads of a call.
+        l1: bytes of a core's first-level data cache.
+        l2: bytes of its second-level cache.
+    """
+
+    cpu: str
+    features: str
+    vector_bits: int
+    registers: int
+    threads: int
+    l1: int
+    l2: int
+
+    @property
+    def lanes(self) -> int:
+        """float32 values in a vector."""
+        return self.vector_bits // 32
+
+    @property
+    def feature_set(self) -> frozenset[str]:
+        """The names of the features that are on."""
+        return enabled(self.features)
+
+    @property
+    def foreign(self) -> tuple[str, ...]:
+        """Features that this machine lacks: code for the target compiles here but may not run."""
+        return tuple(sorted(self.feature_set - enabled(host_cpu()[1])))
+
+
+def parse_target(text: str, threads: int | None = None) -> CpuTarget:
+    """The CPU that a target text asks for.
+
+    Args:
+        text: `llvm`, then any of `-mcpu=NAME` (default: this machine's CPU), `-mattr=+a,-b`, `-threads=N`.
+        threads: what holds where the text has no -threads; default: the CPUs on which the process may run, which is also the limit.
+
+    Raises:
+        TargetError: another kind of target, an unknown option, CPU or feature flag, or a thread count below 1.
+    """
+    kind, *words = text.split() or [""]
+    if kind != "llvm":
+        raise TargetError(f"target {text!r}: expected 'llvm' first")
+    options = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in ("-mcpu", "-mattr", "-threads") or not value:
+            raise TargetError(f"target {text!r}: {word!r} is none of -mcpu=NAME, -mattr=+FEATURE,-FEATURE and -threads=N")
+        options[name] = value
+    cpu, features = _named_cpu(options.get("-mcpu", "native"))
+    features = ",".join(filter(None, (features, _checked_flags(options.get("-mattr", "")))))
+    wide = vector_bits(features)
+    l1, l2 = cache_sizes()
+    count = _thread_count(options.get("-threads", threads))
+    return CpuTarget(cpu, features, wide, 32 if wide == 512 or _is_arm() else 16, count, l1, l2)
+
+
+def host_cpu() -> tuple[str, str]:
+    """This machine's CPU: LLVM's name for it, and all its feature flags."""
+    llvm = binding()
+    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+
+
+def enabled(features: str) -> frozenset[str]:
+    """The features that are on after all flags: a later flag wins, and switching one off takes with it those that build on it."""
+    state = {flag[1:]: flag[0] == "+" for flag in features.split(",") if flag}
+    gone = tuple(p for base, on_top in _BUILT_ON.items() if not state.get(base, True) for p in on_top)
+    return frozenset(name for name, on in state.items() if on and not name.startswith(gone))
+
+
+def vector_bits(features: str) -> int:
+    """The vector width to use: 512 with AVX-512 F, BW, VL and DQ, 256 with AVX2 and FMA, else 128."""
+    on = enabled(features)
+    if on >= {"avx512f", "avx512bw", "avx512vl", "avx512dq"}:
+        return 512
+    return 256 if on >= {"avx2", "fma"} else 128
+
+
+def cache_sizes(folder: Path = _CPU_FOLDER) -> tuple[int, int]:
+    """(L1 data, L2) of the first CPU on which the process may run, bytes; the fallbacks where the system does not tell."""
+    cpu = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    sizes: dict[str, int] = {}
+    for index in sorted((folder / f"cpu{cpu}" / "cache").glob("index*")):
+        try:
+            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+            if kind != "Instruction":
+                sizes[level] = int(size[:-1]) << {"K": 10, "M": 20}[size[-1]]
+        except (OSError, ValueError, KeyError, IndexError):
+            continue
+    return sizes.get("1") or L1_FALLBACK, sizes.get("2") or L2_FALLBACK
+
+
+def _is_arm() -> bool:
+    return platform.machine().lower() in ("aarch64", "arm64")
+
+
+def _named_cpu(name: str) -> tuple[str, str]:
+    host, flags = host_cpu()
+    if name in ("native", host):
+        return host, flags
+    if name == "generic" and _is_arm():
+        return name, "+neon"
+    known = {} if _is_arm() else X86_CPUS
+    name = "x86-64" if name == "generic" and not _is_arm() else name
+    if name not in known:
+        raise TargetError(f"-mcpu={name}: unknown CPU; there are native ({host}), generic, {', '.join(known)}")
+    return name, ",".join(f"+{f}" for f in known[name])
+
+
+def _checked_flags(flags: str) -> str:
+    known = {f for names in X86_CPUS.values() for f in names} | set(binding().get_host_cpu_features())
+    for flag in flags.split(",") if flags else ():
+        if flag[:1] not in ("+", "-") or flag[1:] not in known:
+            raise TargetError(f"-mattr: {flag!r} is not + or - and one of {', '.join(sorted(known))}")
+    return flags
+
+
+def _thread_count(asked: str | int | None) -> int:
+    if asked is None:
+        return cpu_count()
+    if not str(asked).isdigit() or int(asked) < 1:
+        raise TargetError(f"-threads={asked}: expected an integer of at least 1")
+    return min(int(asked), cpu_count())

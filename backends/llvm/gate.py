@@ -1,0 +1,215 @@
+"""The kernel gate: every generated kernel is compared with float64 NumPy before it is first used.
+
+The group that a kernel was made for is evaluated by the ops' references, in float64, at sampled outputs (corners, both ends of each axis,
+random points), on random inputs; the kernel runs natively on the same inputs in its own layouts, with red zones around its output.
+The bound is c * eps * sqrt(K) * max |reference|, K the length of the longest reduction (tolerances.py states c).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from dnnc.backends.llvm.build import pack, shape_of
+from dnnc.backends.runtime import Frame, aligned_empty
+from dnnc.ir.errors import AccuracyError, locations
+from dnnc.ir.expr import Expr, Var, const
+from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.interp import run_at
+from dnnc.ir.operator.stmt import stored
+from dnnc.ir.shapes import specialise
+from dnnc.ir.tolerances import bound
+from dnnc.ir.types import Layout, TensorType
+from dnnc.passes.lower import group_inputs
+from dnnc.passes.program import Step
+
+POINTS = 2048
+RED_ZONE = 256  # bytes on either side of an output
+FILL = 0xCB
+Array = np.ndarray[Any, Any]
+
+
+def check_kernel(graph: Graph, step: Step, address: int, seed: int = 0) -> None:
+    """Run the kernel at `address` on random inputs. AccuracyError names the kernel, its nodes, the worst element and the bound."""
+    rng = np.random.default_rng(seed)
+    dims = {v: sample_dim(v) for v in step_dims(step)}
+    env: dict[Expr, Expr] = {v: const(n) for v, n in dims.items()}
+    inputs = {v: draw(rng, graph, v, env) for v in group_inputs(step.group.nodes)}
+    got = run_native(step, address, inputs, dims, env)
+    sub = subgraph(step, list(inputs), env)
+    shape = shape_of(step.group.output.type, env)
+    points = sample_points(rng, shape)
+    with np.errstate(all="ignore"):
+        want = run_at(sub, list(inputs.values()), [points], precision="float64")[0]
+    compare(step, got[tuple(points.T)] if points.shape[1] else got.reshape(1), np.asarray(want).reshape(-1), points, reduction_length(step, env))
+
+
+def step_dims(step: Step) -> list[Var]:
+    """Every symbolic dim that occurs in the types of a group."""
+    from dnnc.ir.expr import free
+
+    values = [v for n in step.group.nodes for v in (*n.inputs, *n.outputs) if v is not None]
+    found = {x for v in values for d in v.type.shape for x in free(const(d))} | set(step.dims)
+    return sorted(found, key=lambda v: v.name)
+
+
+def sample_dim(v: Var) -> int:
+    """A size that is odd where it may be, so that tails are met."""
+    lo = v.lo if isinstance(v.lo, int) else 1
+    hi = v.hi if isinstance(v.hi, int) else 1 << 30
+    n = max(lo, min(hi, 19))
+    return min(-(-n // v.div) * v.div, max(hi // v.div * v.div, v.div))
+
+
+def draw(rng: np.random.Generator, graph: Graph, v: Value, env: Mapping[Expr, Expr]) -> Array:
+    """Values for one input: a small constant as it is, else uniform in [-1, 1); indices small enough for any axis."""
+    t = v.type
+    array = graph.constants.get(v)
+    shape = shape_of(t, env)
+    if array is not None and (array.size <= 4096 or not t.dtype.is_float):
+        return array
+    if t.dtype.is_float:
+        return (rng.random(shape, dtype=np.float32) * 2 - 1).astype(t.dtype.numpy)
+    return rng.integers(0, 2, shape).astype(t.dtype.numpy)
+
+
+def run_native(step: Step, address: int, inputs: Mapping[Value, Array], dims: Mapping[Var, int], env: Mapping[Expr, Expr]) -> Array:
+    """The kernel's output in logical order, from two shares of its parallel loops, one after the other."""
+    buffers: dict[Value, Array] = {}
+    written = stored(step.kernel.entry.body)
+    zones: dict[Value, Array] = {}
+    for v, buf in zip(step.params, step.kernel.entry.buffers):
+        if v in inputs:
+            data = pack(inputs[v], v.type).reshape(-1)
+            data = data.view(np.uint8)
+        else:
+            n = int(np.prod(physical(v.type, env), dtype=np.int64)) * v.type.dtype.bytes
+            data = np.full(n, 0xFF, np.uint8)  # NaN, for floats
+        zones[v] = aligned_empty(data.nbytes + 2 * RED_ZONE)
+        zones[v][:] = FILL
+        buffers[v] = zones[v][RED_ZONE : RED_ZONE + data.nbytes]
+        buffers[v][:] = data
+        del buf
+    out = step.group.output if step.group.output in buffers else next(v for v, b in zip(step.params, step.kernel.entry.buffers) if b in written)
+    before = {v: b.copy() for v, b in buffers.items() if v is not out}
+    frame = Frame(64)
+    scalars = [ctypes.c_int64(dims[d]) for d in step.dims]
+    pointers = [ctypes.c_void_p(b.ctypes.data) for b in buffers.values()]
+    f = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(scalars), *[ctypes.c_void_p] * (len(pointers) + 1), ctypes.c_int64, ctypes.c_int64)(address)
+    shares = 2 if step.parallel else 1
+    for tid in range(shares):
+        f(*scalars, *pointers, ctypes.c_void_p(frame.address), tid, shares)
+    for v, zone in zones.items():
+        if (zone[:RED_ZONE] != FILL).any() or (zone[RED_ZONE + buffers[v].nbytes :] != FILL).any():
+            raise AccuracyError(f"kernel {step.kernel.name}{locations(step.kernel.locs)} writes outside of {v.name}: {v.type}")
+    for v, b in before.items():
+        if not np.array_equal(b, buffers[v]):
+            raise AccuracyError(f"kernel {step.kernel.name}{locations(step.kernel.locs)} writes into its input {v.name}")
+    t = step.group.output.type
+    raw = buffers[out].view(np.bool_ if t.dtype.kind == "b" else t.dtype.numpy).reshape(physical(t, env))
+    return unpack(raw, t, shape_of(t, env), step)
+
+
+def physical(t: TensorType, env: Mapping[Expr, Expr]) -> tuple[int, ...]:
+    shape = shape_of(t, env)
+    return shape if t.layout is None else tuple(int(d) for d in t.layout.shape(shape))  # type: ignore[arg-type]
+
+
+def unpack(raw: Array, t: TensorType, shape: tuple[int, ...], step: Step) -> Array:
+    """A buffer in logical order; its padding lanes must hold 0."""
+    if t.layout is None:
+        return raw
+    logical, rest = _unpacked(raw, t.layout, shape)
+    if rest.any():
+        raise AccuracyError(f"kernel {step.kernel.name}{locations(step.kernel.locs)} leaves something other than 0 in the padding of {t}")
+    return logical
+
+
+def _unpacked(raw: Array, layout: Layout, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    order: list[int] = []
+    for k in range(len(shape)):
+        order += [i for i, p in sorted(enumerate(layout.parts), key=lambda ip: -ip[1].div) if p.axis == k]
+    full = raw.transpose(order)
+    sizes = []
+    for k in range(len(shape)):
+        n = 1
+        for i, p in enumerate(layout.parts):
+            n *= raw.shape[i] if p.axis == k else 1
+        sizes.append(n)
+    full = full.reshape(sizes)
+    inside = tuple(slice(0, n) for n in shape)
+    mask = np.ones(full.shape, bool)
+    mask[inside] = False
+    return full[inside], full[mask]
+
+
+def subgraph(step: Step, inputs: list[Value], env: Mapping[Expr, Expr]) -> Graph:
+    """The group as a graph of its own, with the dims of the check filled in."""
+    g = Graph("group")
+    env_values: dict[Value, Value] = {}
+    for k, v in enumerate(inputs):
+        env_values[v] = g.add_input(f"x{k}", TensorType(v.type.dtype, v.type.shape))
+    for n in step.group.nodes:
+        types = [TensorType(o.type.dtype, o.type.shape) for o in n.outputs]
+        made = g.append(Node(n.op, [None if v is None else env_values[v] for v in n.inputs], n.attrs, types, n.locs))
+        env_values.update(zip(n.outputs, made.outputs))
+    g.outputs.append(env_values[step.group.output])
+    fixed = {v.name: int(const_value(e)) for v, e in env.items() if isinstance(v, Var) and v.name in g.dims}
+    return specialise(g, fixed) if fixed else g
+
+
+def const_value(e: Expr) -> int:
+    from dnnc.ir.expr import value
+
+    n = value(e)
+    assert n is not None
+    return n
+
+
+def sample_points(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Corners of the box, the middle of its edges' last tiles, and random points: int64 [n, rank]."""
+    if 0 in shape:
+        return np.zeros((0, len(shape)), np.int64)
+    if not shape:
+        return np.zeros((1, 0), np.int64)
+    ends = [sorted({0, n - 1, n // 2}) for n in shape]
+    corners = np.array(list(itertools.islice(itertools.product(*ends), 512)), np.int64)
+    random = np.stack([rng.integers(0, n, POINTS) for n in shape], axis=1)
+    tails = np.stack([rng.integers(max(0, n - 20), n, POINTS // 4) for n in shape], axis=1)
+    return np.concatenate([corners, random, tails])
+
+
+def reduction_length(step: Step, env: Mapping[Expr, Expr]) -> int:
+    """The most terms that a reduction of the group sums: elements read of its largest operand per element of the anchor's output."""
+    longest = 1
+    for n in step.group.nodes:
+        if not n.op.traits & {"contraction", "reduction"}:
+            continue
+        if n.op.name == "matmul":
+            longest = max(longest, shape_of(n.inputs[0].type, env)[-1])  # type: ignore[union-attr]
+        elif "contraction" in n.op.traits:
+            longest = max(longest, int(np.prod(shape_of(n.inputs[1].type, env)[1:])))  # type: ignore[union-attr]
+        else:
+            size = int(np.prod(shape_of(n.inputs[0].type, env)))  # type: ignore[union-attr]
+            longest = max(longest, size // max(int(np.prod(shape_of(n.outputs[0].type, env))), 1), shape_of(n.inputs[0].type, env)[-1])  # type: ignore[union-attr]
+    return longest
+
+
+def compare(step: Step, got: Array, want: Array, points: Array, k: int) -> None:
+    t = step.group.output.type
+    limit = bound(t.dtype, k, want)
+    got64 = got.astype(np.float64) if got.dtype.kind != "c" else got
+    same = (got64 == want) | (np.isnan(got64) & np.isnan(want)) if got64.dtype.kind in "fc" else got64 == want
+    with np.errstate(all="ignore"):
+        error = np.where(same, 0.0, np.abs(got64 - want))
+    error = np.where(np.isnan(error), np.inf, error)
+    if error.size == 0 or error.max() <= limit:
+        return
+    worst = int(error.argmax())
+    raise AccuracyError(
+        f"kernel {step.kernel.name}{locations(step.kernel.locs)}, schedule {step.choice}: output {tuple(int(i) for i in points[worst])} is "
+        f"{got[worst]!r}, the float64 reference says {want[worst]!r}; the bound for {t.dtype} and reductions over {k} is {limit:.3g}"
+    )

@@ -1,0 +1,28 @@
+"""The schedules of the CPU backend, in the order in which a problem tries them."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from dnnc.backends.llvm.features import CpuTarget
+from dnnc.backends.llvm.templates import contraction, maps, reduce
+from dnnc.ir.operator.stmt import Kernel
+from dnnc.passes.schedule.problem import Knobs, Problem, Template
+
+
+def templates(target: CpuTarget) -> list[Template]:
+    return [_template("contraction", contraction, target), _template("reduce", reduce, target), _template("map", maps, target)]
+
+
+def _template(name: str, module: ModuleType, target: CpuTarget) -> Template:
+    def candidates(problem: Problem) -> list[Knobs]:
+        return list(module.candidates(problem, target))
+
+    def apply(problem: Problem, knobs: object) -> Kernel:
+        kernel: Kernel = module.apply(problem, knobs, target)
+        return kernel
+
+    return Template(name, candidates, apply)
+
+
+__all__ = ["templates"]

@@ -1,0 +1,82 @@
+"""What the recipes share: trying a fusion of loops, finding unit-stride loops, the parallel outer loop."""
+
+from __future__ import annotations
+
+from dnnc.ir.errors import ScheduleError
+from dnnc.ir.expr import Expr, Load, Op, Var, const, free, substitute, walk
+from dnnc.ir.operator.stmt import Block, For, Store, accesses, exprs, walk_stmts
+from dnnc.passes.schedule.loops import annotate, fuse
+from dnnc.passes.schedule.state import Schedule
+
+SERIAL_BELOW = 16384  # elements times operations under which a second thread costs more (a barrier, cold caches) than it saves
+
+
+def offsets(b: Block) -> list[Expr]:
+    """The offset of every access to parameters in a block, stores included."""
+    out = [x.buf.offset(x.idx) for x in accesses(b) if x.buf.space == "global"]
+    return out + [s.buf.offset(s.idx) for s in walk_stmts(b) if isinstance(s, Store) and s.buf.space == "global"]
+
+
+def _has_division(e: Expr, v: Var) -> bool:
+    return any(isinstance(x, Op) and x.name in ("//", "%") and v in free(x) for x in walk(e))
+
+
+def try_fuse(s: Schedule, outer: str, inner: str, name: str) -> bool:
+    """Fuse two loops where no access becomes harder to compute: a row-major pair of axes becomes one axis."""
+    before, count = s.body, len(s.steps)
+    try:
+        s.apply(fuse, outer, inner, name)
+    except ScheduleError:
+        return False
+    v = s.loop(name).var
+    if any(_has_division(e, v) for e in offsets(s.body)) or _computes_with(s.body, v):
+        s.body = before
+        del s.steps[count:]
+        return False
+    return True
+
+
+def _computes_with(b: Block, v: Var) -> bool:
+    """Is v // n or v % n used outside of addresses (a guard, a value)?"""
+    for st in walk_stmts(b):
+        for e in exprs(st) if not isinstance(st, Store) else (st.value,):
+            stack = [e]
+            while stack:
+                x = stack.pop()
+                if isinstance(x, Load):
+                    continue
+                if isinstance(x, Op) and x.name in ("//", "%") and v in free(x):
+                    return True
+                stack += x.args if isinstance(x, Op) else ([t for t, _ in x.terms] if hasattr(x, "terms") else [])
+    return False
+
+
+def stride(e: Expr, v: Var) -> Expr:
+    """How much an offset grows when v does by one, at v = 0."""
+    return substitute(e, {v: const(1)}) - substitute(e, {v: const(0)})
+
+
+def unit_stride(loop: For) -> bool:
+    """Do the loads of a loop's body move by one element, or not at all, and some do?"""
+    steps = [
+        stride(x.buf.offset(x.idx), loop.var)
+        for x in accesses(loop.body)
+        if x.buf.space in ("global", "local") and loop.var in free(x.buf.offset(x.idx))
+    ]
+    return bool(steps) and all(x is const(1) for x in steps)
+
+
+def parallel_outer(s: Schedule, names: list[str], work: int | Expr) -> None:
+    """Fuse a perfect nest of loops into one and make it parallel, unless the work is too small."""
+    if not names or (isinstance(work, int) and work < SERIAL_BELOW):
+        return
+    names = list(names)
+    while len(names) > 1:
+        outer = s.loop(names[0])
+        if len(outer.body) != 1 or not isinstance(outer.body[0], For) or outer.body[0].var.name != names[1]:
+            break
+        made = f"w{len(names)}"
+        s.apply(fuse, names[0], names[1], made)
+        names[:2] = [made]
+    if s.extent(names[0]) != 1:
+        s.apply(annotate, "parallel", names[0])

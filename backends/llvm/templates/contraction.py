@@ -1,0 +1,206 @@
+"""Recipe for matmul and convolution: a register tile of pixels (rows) x panels of vectors, the reduction inside, the epilogue in the store.
+
+    for p in parallel(outer * panels/nv):          contiguous shares; a panel's weights stay in the L2 cache while pixels pass
+        for po in range(pixels/mr):                first and last tile peeled where padding guards them
+            acc[mr, nv, V] = 0
+            for r ...: acc[im, jn, :] += a[im, r] * b[r, jn, :]      broadcast times vector, mr*nv accumulators in registers
+            y = epilogue(acc)
+
+The tile must hide the FMA latency (4 cycles, 2 a cycle: >= 8 accumulators) and load less than it computes: mr + nv loads for
+mr * nv FMAs at 2 loads a cycle. Padding is loop bounds and peeled tiles, never a mask: measured equal to a halo in memory or faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dnnc.backends.llvm.features import CpuTarget
+from dnnc.ir.expr import const
+from dnnc.ir.operator.stmt import Kernel
+from dnnc.ir.ops.window import window
+from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, narrow, peel, reorder, split
+from dnnc.passes.schedule.memory import distribute, prefetch, vectorize
+from dnnc.passes.schedule.problem import Knobs, Problem
+from dnnc.passes.schedule.state import Schedule
+
+
+@dataclass(frozen=True)
+class Nest:
+    """Which loop of the naive nest plays which part. `panel` is "" while the vector loop is still to be split from `lane`."""
+
+    outer: tuple[str, ...]
+    pixel: str
+    panel: str
+    lane: str
+    reduction: tuple[str, ...]
+    flat: bool  # a 1x1 convolution of stride 1 sees its image as one row of pixels
+    padding: int  # of the pixel axis, which makes the first and last tiles special
+    stride: int
+    block: int  # of the reduced channels in memory; 0 when they are not blocked
+
+
+def nest_of(problem: Problem) -> Nest | None:
+    """None when the group is no contraction that this recipe can tile."""
+    anchor, loops = problem.anchor, problem.lowered.out_loops
+    if anchor is None or len(loops) < 2:
+        return None
+    red = problem.lowered.reductions[0]
+    if anchor.op.name == "matmul":
+        return None if loops[-1].endswith("b") else Nest(loops[:-2], loops[-2], "", loops[-1], red, False, 0, 1, 0)
+    if anchor.op.name != "conv" or not loops[-1].endswith("b"):
+        return None
+    panel = loops[-1].removesuffix("b")
+    spatial = loops[loops.index(panel) + 1 : -1]
+    if not spatial or anchor.attrs["group"] != 1:
+        return None
+    kernel = anchor.inputs[1].type.shape[2:]  # type: ignore[union-attr]
+    win = window(len(kernel), kernel, anchor.attrs["strides"], anchor.attrs["pads"], anchor.attrs["dilations"])
+    pads = (*win.begin, *win.end)
+    flat = len(spatial) == 2 and all(k == 1 for k in kernel) and all(s == 1 for s in win.strides) and not any(pads)
+    outer = tuple(x for x in loops[:-1] if x not in (panel, spatial[-1]))
+    layout = anchor.inputs[0].type.layout  # type: ignore[union-attr]
+    return Nest(
+        outer,
+        spatial[-1],
+        panel,
+        loops[-1],
+        red,
+        flat,
+        max(win.begin[-1], win.end[-1]),
+        win.strides[-1],
+        layout.block(1) if layout is not None else 0,
+    )
+
+
+def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
+    nest = nest_of(problem)
+    if nest is None:
+        return []
+    s = Schedule(problem.kernel)
+    pixels, panels = _extents(s, nest, target.lanes)
+    if panels is None:
+        return []
+    ku = 4 if nest.block or not nest.panel else 1
+    return [(("mr", mr), ("nv", nv), ("ku", ku), ("pf", 1)) for mr, nv in tiles(pixels, panels, target, nest, problem.inplace)]
+
+
+def _extents(s: Schedule, nest: Nest, lanes: int) -> tuple[int | None, int | None]:
+    """Pixels of a row of tiles (None: symbolic) and panels."""
+    n = s.extent(nest.pixel)
+    if nest.flat:
+        n = n * s.extent(nest.outer[-1])
+    panels = s.extent(nest.panel or nest.lane)
+    count = panels if nest.panel else -(-panels // lanes) if isinstance(panels, int) else None
+    return (n if isinstance(n, int) else None), (count if isinstance(count, int) else None)
+
+
+def tiles(pixels: int | None, panels: int, target: CpuTarget, nest: Nest, inplace: bool) -> list[tuple[int, int]]:
+    """(mr, nv) ordered by estimated cycles: FMAs computed (tails included) over FMA rate, or loads over load rate, whichever is worse."""
+    budget = target.registers - 4  # panels' vectors and a broadcast live beside the accumulators
+    scored: list[tuple[float, int, int]] = []
+    for nv in (1, 2, 3, 4, 6):
+        if nv > panels or (panels % nv and inplace):
+            continue
+        for mr in range(1, budget // nv + 1):
+            if pixels is not None and mr > pixels:
+                break
+            rows = -(-pixels // mr) * mr if pixels is not None else 4 * mr
+            work = rows * -(-panels // nv) * nv
+            fma, loads = mr * nv / 2, (mr + nv) / 2
+            latency = 4.0 if mr * nv < 8 else 0.0
+            scored.append((work / (mr * nv) * max(fma, loads * 1.05, latency), -mr * nv, nv))
+    scored.sort()
+    out: list[tuple[int, int]] = []
+    for _, size, nv in scored[:6]:
+        out.append((-size // nv, nv))
+    return out
+
+
+def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -> Kernel:
+    nest = nest_of(problem)
+    assert nest is not None
+    s = Schedule(problem.kernel)
+    outer, pixel, panel, lane = list(nest.outer), nest.pixel, nest.panel, nest.lane
+    if nest.flat:
+        s.apply(fuse, outer.pop(), pixel, "p")
+        pixel = "p"
+    if not panel:
+        s.apply(split, lane, target.lanes, ("jp", "jv"), tail="guard")
+        panel, lane = "jp", "jv"
+    s.apply(split, panel, int(knobs["nv"]), ("jo", "jn"), tail="overlap")
+    mr = int(knobs["mr"])
+    rest = not isinstance(s.extent(pixel), int) or (problem.inplace and s.extent(pixel) % mr != 0)  # type: ignore[operator]
+    if rest:  # a nest of its own, at top level, for the pixels that fill no tile
+        s.apply(reorder, pixel, *outer, "jo", "jn", lane)
+    s.apply(split, pixel, mr, ("po", "im"), tail="peel" if rest else "overlap")
+    tags = [""]
+    if s.has(pixel + "_t"):
+        s.apply(split, pixel + "_t", 1, ("po_t", "im_t"))
+        tags.append("_t")
+    for tag in tags:
+        _tile(s, nest, outer, lane, int(knobs["ku"]), tag)
+    s.apply(hoist_guards).apply(narrow)
+    for tag in tags:
+        _finish(s, problem, nest, outer, lane, knobs, tag)
+    return s.done()
+
+
+def _tile(s: Schedule, nest: Nest, outer: list[str], lane: str, ku: int, tag: str) -> None:
+    """Bring one nest, whose loops carry the suffix `tag`, into the form of a register tile."""
+    s.apply(reorder, *(n + tag for n in (*outer, "jo", "po", "im", "jn", lane)))
+    s.apply(distribute, "im" + tag, 3)
+    red = _split_reduction(s, nest, ku, tag)
+    s.apply(reorder, *red, *(f"{n}{tag}_1" for n in ("im", "jn", lane)))
+    s.apply(vectorize, *(f"{lane}{tag}{k}" for k in ("", "_1", "_2")))
+
+
+def _finish(s: Schedule, problem: Problem, nest: Nest, outer: list[str], lane: str, knobs: Mapping[str, int | str], tag: str) -> None:
+    """Unroll, prefetch, peel what padding makes special, and share the outer loops among threads."""
+    unrolled = [f"{n}{tag}{k}" for n in ("im", "jn") for k in ("", "_1", "_2")] + ["ku" + tag]
+    if nest.padding or (len(nest.reduction) > 1 and not nest.block):
+        unrolled.append(nest.reduction[-1] + tag)  # taps of a row: whether they fall on padding is then known per pixel
+    s.apply(annotate, "unroll", *(n for n in unrolled if s.has(n)))
+    if knobs.get("pf") and not nest.panel:
+        _prefetch_next_panel(s, problem, int(knobs["nv"]), tag)
+    po = "po" + tag
+    peeled = -(-nest.padding // (int(knobs["mr"]) * nest.stride))
+    if peeled and s.has(po):
+        s.apply(peel, po, first=peeled, last=peeled)
+    _parallel(s, [n + tag for n in (*outer, "jo")], po, tag)
+
+
+def _split_reduction(s: Schedule, nest: Nest, ku: int, tag: str) -> list[str]:
+    """The order of the reduction loops: channel blocks, taps, channels of a block (unrolled ku times)."""
+    first, *taps = (n + tag for n in nest.reduction)
+    if not nest.block and nest.panel:
+        return [first, *taps]
+    order = [first]
+    if nest.block:
+        s.apply(split, first, nest.block, ("rb" + tag, "ri" + tag))
+        order, first = ["rb" + tag], "ri" + tag
+    s.apply(split, first, ku, ("ko" + tag, "ku" + tag), tail="guard")
+    return [*(order if nest.block else []), *taps, "ko" + tag, "ku" + tag]
+
+
+def _prefetch_next_panel(s: Schedule, problem: Problem, nv: int, tag: str) -> None:
+    """One cache line of the next panels a step of `ko`, spread over the tiles of this panel, so that they wait in L2."""
+    weights = problem.anchor.inputs[1] if problem.anchor is not None else None
+    k = problem.lowered.params.index(weights) if weights in problem.lowered.params else -1
+    if k < 0 or not s.has("ko" + tag) or weights is None or weights.type.layout is None:
+        return
+    buf = problem.kernel.entry.buffers[k]
+    jo, po, ko = (s.loop(n + tag) for n in ("jo", "po", "ko"))
+    lead = [const(0)] * (len(buf.shape) - 1)
+    lead[-2] = jo.var * nv + nv
+    s.apply(prefetch, "ko" + tag, buf.name, (*lead, po.var * (ko.extent * 16) + ko.var * 16))
+
+
+def _parallel(s: Schedule, outer: list[str], po: str, tag: str) -> None:
+    """Fuse the outer loops, the tiles too where they are not peeled, into one parallel loop."""
+    names = [*outer, po] if s.has(po) and len(s.loop(outer[-1]).body) == 1 else list(outer)
+    while len(names) > 1:
+        b, a = names.pop(), names.pop()
+        s.apply(fuse, a, b, f"w{len(names)}{tag}")
+        names.append(f"w{len(names)}{tag}")
+    s.apply(annotate, "parallel", names[0])

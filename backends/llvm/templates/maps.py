@@ -1,0 +1,67 @@
+"""Recipe for groups without reductions: element-wise chains and data movement, one pass over memory.
+
+Adjacent loops that walk memory in order become one loop; the innermost becomes vectors (loads that are not unit stride gather), its
+tail a limit on the accesses; the outermost is shared among the threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dnnc.backends.llvm.features import CpuTarget
+from dnnc.backends.llvm.templates.common import parallel_outer, try_fuse
+from dnnc.ir.errors import ScheduleError
+from dnnc.ir.operator.stmt import Kernel
+from dnnc.passes.schedule.loops import annotate, split
+from dnnc.passes.schedule.memory import vectorize
+from dnnc.passes.schedule.problem import Knobs, Problem
+from dnnc.passes.schedule.state import Schedule
+
+
+def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
+    return [(("lanes", lanes_for(problem, target)), ("unroll", 4))] if problem.kind == "map" else []
+
+
+def lanes_for(problem: Problem, target: CpuTarget) -> int:
+    """Lanes of the widest type in the kernel: all values of a statement have the same number of lanes."""
+    sizes = [b.dtype.computed.bytes for b in problem.kernel.entry.buffers]
+    return max(target.vector_bits // 8 // max(max(sizes, default=4), 4), 2)
+
+
+def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -> Kernel:
+    s = Schedule(problem.kernel)
+    names = list(problem.lowered.out_loops)
+    if not names:
+        return s.done()
+    names = fuse_rows(s, names)
+    vectorized(s, names[-1], int(knobs["lanes"]), int(knobs["unroll"]))
+    work = problem.lowered.elements
+    outer = names[:-1] if len(names) > 1 else [n for n in (names[-1] + "o", names[-1] + "q") if s.has(n)][:1]
+    parallel_outer(s, outer, work)
+    return s.done()
+
+
+def fuse_rows(s: Schedule, names: list[str]) -> list[str]:
+    """Fuse from the innermost pair outwards while that keeps the accesses simple; returns the loops that are left."""
+    k = 0
+    while len(names) > 1 and try_fuse(s, names[-2], names[-1], f"e{k}"):
+        names = [*names[:-2], f"e{k}"]
+        k += 1
+    return names
+
+
+def vectorized(s: Schedule, name: str, lanes: int, unroll: int) -> None:
+    """Turn a loop into vectors; where its statements cannot be vectors it stays scalar."""
+    n = s.extent(name)
+    if n == 1:
+        return
+    body, steps = s.body, len(s.steps)
+    try:
+        s.apply(split, name, lanes, (name + "o", name + "v"), tail="guard")
+        s.apply(vectorize, name + "v")
+    except ScheduleError:
+        s.body = body
+        del s.steps[steps:]
+        return
+    if isinstance(n, int) and n % (lanes * unroll) == 0 and n > lanes * unroll:
+        s.apply(split, name + "o", unroll, (name + "q", name + "u")).apply(annotate, "unroll", name + "u")

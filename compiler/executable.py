@@ -1,0 +1,242 @@
+"""A compiled model as a callable: arrays in, arrays out, one native call between."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from dnnc.backends.llvm.build import Native, shape_of
+from dnnc.backends.runtime import Frame, runtime
+from dnnc.ir.errors import InputError, InternalError, locations
+from dnnc.ir.expr import Expr, Var, const
+from dnnc.ir.graph import Graph, Value
+from dnnc.ir.shapes import bind_dims
+
+Array = np.ndarray[Any, Any]
+MAX_SPECIALISATIONS = 16  # programs kept for different shapes of one model
+MAX_PLANS = 64  # memory plans kept of one symbolic program
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, dtype (`float32`, ...) and shape of an input or output; symbolic dims are strings."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+class Bound:
+    """A native program at fixed dims: what a call needs without looking anything up."""
+
+    __slots__ = ("arena_bytes", "dims", "dims_address", "empty", "entry", "frames", "native", "nthreads", "offsets", "outputs")
+
+    def __init__(self, native: Native, dims: Mapping[Var, int], nthreads: int) -> None:
+        env: dict[Expr, Expr] = {v: const(n) for v, n in dims.items()}
+        graph = native.program.graph
+        self.native, self.entry = native, native.entry
+        self.nthreads = nthreads if native.parallel else 1
+        self.outputs = [(shape_of(v.type, env), v.type.dtype.numpy) for v in graph.outputs]
+        self.empty = all(0 in s for s, _ in self.outputs)
+        self.dims = np.array([dims[v] for v in native.program.dims], np.int64)
+        self.dims_address: int = self.dims.ctypes.data
+        self.offsets, self.arena_bytes = native.sizes(dims)
+        self.frames: list[tuple[Frame, Any, int]] = []  # free ones, with their array of buffer addresses
+
+    def take(self, buffers: int) -> tuple[Frame, Any, int]:
+        """A frame that no other call uses."""
+        try:
+            return self.frames.pop()
+        except IndexError:
+            frame = Frame(self.arena_bytes, len(self.offsets), self.native.constants.ctypes.data)
+            frame.offsets[:] = self.offsets
+            pointers = (ctypes.c_void_p * buffers)()
+            return frame, pointers, ctypes.addressof(pointers)
+
+
+class Executable:
+    """A compiled model: `y = f(x)`, `f(name=x)` or `f({"input.1": x})`; one output is an array, several are a tuple.
+
+    Inputs are NumPy arrays of the exact dtypes (lists and Python scalars convert); results are fresh arrays. Calls may come from several
+    threads at once. A model with symbolic dims is specialised to each shape it meets, the last MAX_SPECIALISATIONS of them kept.
+    """
+
+    def __init__(
+        self, graph: Graph, names: tuple[Sequence[str], Sequence[str]], specialise: Callable[[Mapping[Var, int]], Native], nthreads: int
+    ) -> None:
+        self._graph, self._specialise, self._nthreads = graph, specialise, nthreads
+        self._input_names, self._output_names = list(names[0]), list(names[1])
+        self._specs = [(n, v.type.dtype.numpy, v.type.rank, v) for n, v in zip(self._input_names, graph.inputs)]
+        self._bound: OrderedDict[tuple[tuple[int, ...], ...], Bound] = OrderedDict()
+        self._natives: OrderedDict[tuple[int, ...], Native] = OrderedDict()
+        self._lock = threading.RLock()
+        self._launch = runtime().launch
+
+    # --- what it is -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        return tuple(_spec(n, v) for n, v in zip(self._input_names, self._graph.inputs))
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return tuple(_spec(n, v) for n, v in zip(self._output_names, self._graph.outputs))
+
+    @property
+    def natives(self) -> list[Native]:
+        """The programs compiled so far."""
+        with self._lock:
+            return list(self._natives.values())
+
+    # --- calls ----------------------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Run the model. InputError names the input, what was expected and what was given."""
+        arrays = self._collect(args, named)
+        bound = self._bind(arrays)
+        results = [np.empty(s, d) for s, d in bound.outputs]
+        self._execute(bound, arrays, results)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def run(self, inputs: Any, outputs: Sequence[Array] | None = None) -> Any:
+        """Run into given buffers (contiguous, of the right shape and dtype, not overlapping the inputs); without them as a call."""
+        arrays = self._collect((inputs,) if isinstance(inputs, Mapping) else tuple(inputs), {})
+        bound = self._bind(arrays)
+        if outputs is None:
+            results = [np.empty(s, d) for s, d in bound.outputs]
+        else:
+            results = list(outputs)
+            self._check_outputs(bound, arrays, results)
+        self._execute(bound, arrays, results)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def bind(self, inputs: Any, outputs: Sequence[Array]) -> Callable[[], None]:
+        """A function that runs on these very buffers each time it is called, copying nothing. It keeps the buffers alive."""
+        given = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
+        arrays = self._collect((inputs,) if isinstance(inputs, Mapping) else tuple(inputs), {})
+        for a, b, name in zip(arrays, given, self._input_names):
+            if a is not b and not isinstance(inputs, Mapping):
+                raise InputError(f"input {name}: bind needs a contiguous array that it can keep; got {type(b).__name__}")
+        bound = self._bind(arrays)
+        results = list(outputs)
+        self._check_outputs(bound, arrays, results)
+        return lambda: self._execute(bound, arrays, results)
+
+    def _execute(self, bound: Bound, arrays: Sequence[Array], results: Sequence[Array]) -> None:
+        if bound.empty:
+            return
+        held = bound.take(len(arrays) + len(results))
+        frame, pointers, address = held
+        k = 0
+        for a in arrays:
+            pointers[k] = a.ctypes.data
+            k += 1
+        for a in results:
+            pointers[k] = a.ctypes.data
+            k += 1
+        status = self._launch(bound.entry, frame.address, address, bound.dims_address, bound.nthreads)
+        if status:
+            self._fail(bound, frame)
+        bound.frames.append(held)
+
+    def _fail(self, bound: Bound, frame: Frame) -> None:
+        code = frame.status[0]
+        frame.slots[4:7] = 0
+        suspects = [s for s in bound.native.program.steps if "guard(" in s.text]
+        where = "; ".join(f"{s.kernel.name}{locations(s.kernel.locs)}" for s in suspects[:3])
+        raise InputError(f"an index read at run time lies outside of its axis (status {code}), in {where}: check the values of integer inputs")
+
+    # --- arguments ------------------------------------------------------------------------------------------------------------
+
+    def _collect(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[Array]:
+        specs = self._specs
+        if len(args) == 1 and type(args[0]) is dict and not named:
+            args, named = (), args[0]
+        if named:
+            args = self._by_name(args, named)
+        if len(args) != len(specs):
+            raise InputError(f"the model has {len(specs)} inputs ({', '.join(self._input_names)}), {len(args)} arrays are given")
+        out = []
+        for a, (name, dtype, rank, _) in zip(args, specs):
+            if type(a) is not np.ndarray or a.dtype != dtype or not a.flags.c_contiguous or a.ndim != rank:
+                a = self._converted(a, name, dtype, rank)
+            out.append(a)
+        return out
+
+    def _by_name(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        values: list[Any] = list(args) + [_MISSING] * (len(self._specs) - len(args))
+        for n, a in named.items():
+            if n not in self._input_names:
+                raise InputError(f"the model has no input {n!r}; its inputs are {', '.join(self._input_names)}")
+            k = self._input_names.index(n)
+            if values[k] is not _MISSING:
+                raise InputError(f"input {n} is given twice")
+            values[k] = a
+        missing = [n for n, v in zip(self._input_names, values) if v is _MISSING]
+        if missing:
+            raise InputError(f"no array is given for {', '.join(missing)}")
+        return tuple(values)
+
+    @staticmethod
+    def _converted(a: Any, name: str, dtype: Any, rank: int) -> Array:
+        """Lists, scalars and strided arrays; another dtype of an array is an error that names the cast."""
+        if hasattr(a, "__array__") or hasattr(a, "__dlpack__"):
+            x = np.asarray(a) if hasattr(a, "__array__") else np.from_dlpack(a)
+            if x.dtype != dtype:
+                raise InputError(f"input {name}: expected {dtype}, got {x.dtype}; convert it with .astype({str(dtype)!r})")
+        else:
+            try:
+                x = np.asarray(a, dtype)
+            except (TypeError, ValueError) as e:
+                raise InputError(f"input {name}: expected an array of {dtype}, got {type(a).__name__}: {e}") from None
+        if x.ndim != rank:
+            raise InputError(f"input {name}: expected {rank} dimensions, got shape {x.shape}")
+        return np.ascontiguousarray(x).reshape(x.shape)
+
+    def _check_outputs(self, bound: Bound, arrays: Sequence[Array], results: Sequence[Array]) -> None:
+        if len(results) != len(bound.outputs):
+            raise InputError(f"the model has {len(bound.outputs)} outputs, {len(results)} buffers are given")
+        for name, r, (shape, dtype) in zip(self._output_names, results, bound.outputs):
+            if r.shape != shape or r.dtype != dtype or not r.flags.c_contiguous or not r.flags.writeable:
+                raise InputError(f"output {name}: expected a writable contiguous array {dtype} {shape}, got {r.dtype} {r.shape}")
+            if any(np.may_share_memory(r, a) for a in (*arrays, *(x for x in results if x is not r))):
+                raise InputError(f"output {name} overlaps another buffer of the call")
+
+    def _bind(self, arrays: Sequence[Array]) -> Bound:
+        key = tuple([a.shape for a in arrays])
+        bound = self._bound.get(key)
+        return bound if bound is not None else self._bind_new(key, arrays)
+
+    def _bind_new(self, key: tuple[tuple[int, ...], ...], arrays: Sequence[Array]) -> Bound:
+        dims = bind_dims(self._graph, [a.shape for a in arrays])
+        with self._lock:
+            sizes = () if self._symbolic else tuple(dims[v] for v in sorted(dims, key=lambda v: v.name))
+            native = self._natives.get(sizes)
+            if native is None:
+                native = self._specialise(dims)
+                self._natives[sizes] = native
+                while len(self._natives) > MAX_SPECIALISATIONS:
+                    self._natives.popitem(last=False)
+            bound = Bound(native, {v: n for v, n in dims.items() if v in native.program.dims}, self._nthreads)
+            self._bound[key] = bound
+            while len(self._bound) > MAX_PLANS:
+                self._bound.popitem(last=False)
+            return bound
+
+    def prepare(self, shapes: Sequence[tuple[int, ...]]) -> Native:
+        """Compile for input shapes ahead of the first call."""
+        if len(shapes) != len(self._specs):
+            raise InternalError(f"{len(shapes)} shapes for {len(self._specs)} inputs")
+        return self._bind([np.empty(s, d) for s, (_, d, _, _) in zip(shapes, self._specs)]).native
+
+
+_MISSING = object()
+
+
+def _spec(name: str, v: Value) -> TensorSpec:
+    return TensorSpec(name, str(v.type.dtype.numpy), tuple(d if isinstance(d, int) else str(d) for d in v.type.shape))

@@ -1,0 +1,299 @@
+"""What a converter sees: one ONNX node with typed access to its inputs and attributes, and a builder for what it becomes.
+
+An ONNX value is an `Item` while a model is read: a value of the graph, a constant that is not in the graph yet, or the *contents* of a
+small integer tensor as dims (shape arithmetic, which never enters the graph), or a sequence of items. Converters ask for the form they need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from dnnc.frontends.onnx.tensors import Array, decode, dtype_of
+from dnnc.ir.builder import Builder
+from dnnc.ir.dtype import DType, from_numpy, i64
+from dnnc.ir.errors import ModelError, UnsupportedError
+from dnnc.ir.expr import Expr, free, unwrap
+from dnnc.ir.graph import Graph, Value
+from dnnc.ir.types import Dim, TensorType
+
+KNOWN_LIMIT = 64  # elements of an integer tensor whose contents are kept as dims
+
+
+class NeedsValues(UnsupportedError):
+    """A shape or another attribute depends on what only a call knows: the data of the graph inputs `inputs`, or the symbolic dims `dims`.
+
+    `read(model, values={input: array}, dims={dim: size})` reads the model for these.
+    """
+
+    def __init__(self, message: str, inputs: tuple[str, ...] = (), dims: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.inputs, self.dims = inputs, dims
+
+
+def number(d: Dim, what: str) -> int:
+    """A dim that must be a number."""
+    if isinstance(d, int):
+        return d
+    names = tuple(sorted(v.name for v in free(d)))
+    raise NeedsValues(f"{what} must be a number, but it is {d!r}; fix {', '.join(names)} with dims={{...}}", dims=names)
+
+
+@dataclass(eq=False)
+class Item:
+    """An ONNX value. Exactly one of `value`, `array`, `contents`, `items` was given; `value` is filled in when the graph needs it.
+
+    `contents` is an object array of ints and expressions. `origins` are the graph inputs on whose data it depends.
+    """
+
+    type: TensorType
+    value: Value | None = None
+    array: Array | None = None
+    contents: Array | None = None
+    items: tuple[Item, ...] | None = None
+    name: str = ""
+    origins: frozenset[str] = field(default=frozenset())
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        return self.type.shape
+
+    @property
+    def constant(self) -> bool:
+        return self.array is not None
+
+
+def of_value(v: Value, origins: frozenset[str] = frozenset()) -> Item:
+    return Item(v.type, value=v, origins=origins)
+
+
+def of_array(a: Any, name: str = "") -> Item:
+    a = np.asarray(a)
+    return Item(TensorType(from_numpy(a.dtype), a.shape), array=a, name=name)
+
+
+def of_contents(contents: Any, dtype: DType = i64) -> Item:
+    """An item whose elements are dims: an array where all are numbers."""
+    c = np.empty(np.shape(contents), object)
+    c[...] = contents
+    flat = [unwrap(x) if isinstance(x, Expr) else x for x in c.reshape(-1)]
+    if not any(isinstance(x, Expr) for x in flat):
+        return of_array(np.array(flat, dtype.numpy).reshape(c.shape))
+    c.reshape(-1)[:] = flat
+    return Item(TensorType(dtype, c.shape), contents=c)
+
+
+def contents_of(item: Item) -> Array | None:
+    """The elements as an object array of ints, floats, bools and expressions, where they are known and few."""
+    if item.contents is not None:
+        return item.contents
+    if item.array is not None and item.array.size <= KNOWN_LIMIT and item.array.dtype.kind in "iubf":
+        return item.array.astype(object)
+    return None
+
+
+def materialize(item: Item, b: Builder) -> Value:
+    """The item as a value of the builder's graph."""
+    if item.value is not None:
+        return item.value
+    if item.items is not None:
+        raise UnsupportedError("a sequence stands where a tensor is needed")
+    if item.array is not None:
+        item.value = b.graph.constant(item.array, item.name or None, b.locs)
+    else:
+        assert item.contents is not None
+        parts = [b.full(shape=(1,), value=x, dtype=item.type.dtype) for x in item.contents.reshape(-1)]
+        v = parts[0] if len(parts) == 1 else b.concat(*parts, axis=0)
+        item.value = v if item.type.rank == 1 else b.reshape(v, shape=item.shape)
+    return item.value
+
+
+_KINDS = {
+    onnx.AttributeProto.FLOAT: "float",
+    onnx.AttributeProto.INT: "int",
+    onnx.AttributeProto.STRING: "string",
+    onnx.AttributeProto.TENSOR: "tensor",
+    onnx.AttributeProto.GRAPH: "graph",
+    onnx.AttributeProto.SPARSE_TENSOR: "sparse tensor",
+    onnx.AttributeProto.TYPE_PROTO: "type",
+    onnx.AttributeProto.FLOATS: "floats",
+    onnx.AttributeProto.INTS: "ints",
+    onnx.AttributeProto.STRINGS: "strings",
+    onnx.AttributeProto.TENSORS: "tensors",
+    onnx.AttributeProto.GRAPHS: "graphs",
+}
+
+
+def attribute_value(a: onnx.AttributeProto, folder: Any = None) -> Any:
+    """The content of an attribute: a number, string, array, graph, or a tuple of them."""
+    kind = _KINDS.get(a.type)
+    if kind == "float":
+        return a.f
+    if kind == "int":
+        return a.i
+    if kind == "string":
+        return a.s.decode("utf-8", "surrogateescape")
+    if kind == "tensor":
+        return decode(a.t, folder)
+    if kind in ("floats", "ints"):
+        return tuple(a.floats if kind == "floats" else a.ints)
+    if kind == "strings":
+        return tuple(s.decode("utf-8", "surrogateescape") for s in a.strings)
+    if kind == "tensors":
+        return tuple(decode(t, folder) for t in a.tensors)
+    return {"graph": a.g, "graphs": tuple(a.graphs), "sparse tensor": a.sparse_tensor, "type": a.tp}.get(kind or "")
+
+
+class Call:
+    """One node to convert. `x(i)`, `dims(i)`, `array(i)` are its inputs; `integer`, `numbers`, `flag`, ... its attributes; `b` builds.
+
+    All raise a DnncError that the importer completes with the node's name, operator and opset.
+    """
+
+    def __init__(
+        self, b: Builder, op: str, domain: str, opset: int, items: Sequence[Item | None], attrs: dict[str, Any], outputs: Sequence[str], env: Any = None
+    ) -> None:
+        self.b, self.op, self.domain, self.opset = b, op, domain, opset
+        self.items, self.attrs, self.outputs, self.env = list(items), attrs, list(outputs), env
+
+    # --- inputs ---
+
+    def has(self, i: int) -> bool:
+        return i < len(self.items) and self.items[i] is not None
+
+    def item(self, i: int) -> Item:
+        """Input i, which must be there."""
+        it = self.items[i] if i < len(self.items) else None
+        if it is None:
+            raise ModelError(f"input {i} is missing; it has {len(self.items)}")
+        return it
+
+    def x(self, i: int = 0) -> Value:
+        """Input i as a value."""
+        return materialize(self.item(i), self.b)
+
+    def opt(self, i: int) -> Value | None:
+        return self.x(i) if self.has(i) else None
+
+    def all(self) -> list[Value]:
+        return [self.x(i) for i in range(len(self.items))]
+
+    def type_of(self, i: int = 0) -> TensorType:
+        return self.item(i).type
+
+    def rank(self, i: int = 0) -> int:
+        return self.item(i).type.rank
+
+    def array(self, i: int, what: str = "") -> Array:
+        """Input i, which must be constant."""
+        it = self.item(i)
+        if it.array is None:
+            raise self._unknown(i, what)
+        return it.array
+
+    def dims(self, i: int, what: str = "") -> tuple[Dim, ...]:
+        """The elements of input i, an integer tensor, as ints or symbolic dims."""
+        it = self.item(i)
+        if it.array is not None:
+            if it.array.dtype.kind not in "iu":
+                raise ModelError(f"{what or f'input {i}'} must be integers, got {it.type}")
+            return tuple(int(v) for v in it.array.reshape(-1))
+        if it.contents is None:
+            raise self._unknown(i, what)
+        return tuple(it.contents.reshape(-1))
+
+    def ints_in(self, i: int, what: str = "") -> tuple[int, ...]:
+        """The elements of input i as numbers: axes, repeats of a rank and the like, which no symbol can stand for."""
+        return tuple(number(d, what or f"input {i}") for d in self.dims(i, what))
+
+    def scalar(self, i: int, what: str = "") -> Any:
+        """Input i, a constant of one element, as a number."""
+        a = self.array(i, what)
+        if a.size != 1:
+            raise ModelError(f"{what or f'input {i}'} must be one number, got shape {list(a.shape)}")
+        return a.reshape(-1)[0].item()
+
+    def _unknown(self, i: int, what: str) -> UnsupportedError:
+        it = self.item(i)
+        name = what or f"input {i}"
+        if it.origins:
+            names = ", ".join(sorted(it.origins))
+            return NeedsValues(f"{name} is known only when the model runs: it depends on the data of {names}", tuple(sorted(it.origins)))
+        return UnsupportedError(f"{name} must be known when the model is compiled, but it is computed from data")
+
+    # --- attributes ---
+
+    def _get(self, name: str, kinds: tuple[type, ...], default: Any) -> Any:
+        v = self.attrs.get(name)
+        if v is None:
+            return default
+        if not isinstance(v, kinds):
+            raise ModelError(f"attribute {name} has the wrong type: {type(v).__name__}")
+        return v
+
+    def integer(self, name: str, default: int = 0) -> int:
+        return self._get(name, (int,), default)  # type: ignore[no-any-return]
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        return bool(self._get(name, (int,), default))
+
+    def number(self, name: str, default: float = 0.0) -> float:
+        return float(self._get(name, (float, int), default))
+
+    def text(self, name: str, default: str = "") -> str:
+        return self._get(name, (str,), default)  # type: ignore[no-any-return]
+
+    def integers(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...] | None:
+        return self._tuple(name, int, default)
+
+    def numbers(self, name: str, default: tuple[float, ...] | None = None) -> tuple[float, ...] | None:
+        return self._tuple(name, float, default)
+
+    def texts(self, name: str, default: tuple[str, ...] | None = None) -> tuple[str, ...] | None:
+        return self._tuple(name, str, default)
+
+    def _tuple(self, name: str, kind: type, default: Any) -> Any:
+        v = self._get(name, (tuple,), default)
+        if v is not None and not all(isinstance(e, kind) for e in v):
+            raise ModelError(f"attribute {name} must hold {kind.__name__}s, got {v}")
+        return v
+
+    def tensor(self, name: str) -> Array | None:
+        return self._get(name, (np.ndarray,), None)  # type: ignore[no-any-return]
+
+    def graph(self, name: str) -> onnx.GraphProto:
+        g = self._get(name, (onnx.GraphProto,), None)
+        if g is None:
+            raise ModelError(f"attribute {name} is missing")
+        return g  # type: ignore[no-any-return]
+
+    def dtype(self, name: str, default: DType | None = None) -> DType:
+        """An attribute that names a dtype by ONNX's number."""
+        if name in self.attrs:
+            return dtype_of(self.integer(name), f"attribute {name}")
+        if default is None:
+            raise ModelError(f"attribute {name} is missing")
+        return default
+
+    # --- outputs ---
+
+    def wants(self, i: int) -> bool:
+        """Is output i given a name, that is, asked for?"""
+        return i < len(self.outputs) and bool(self.outputs[i])
+
+    def const(self, value: Any, dtype: DType) -> Value:
+        return self.b.constant(value, dtype=dtype)
+
+    def cast(self, v: Value, to: DType) -> Value:
+        """The value in another dtype; itself where it has that one."""
+        return v if v.type.dtype is to else self.b.cast(v, to=to)  # type: ignore[no-any-return]
+
+
+def scratch(c: Call) -> Call:
+    """The same node over a graph of its own, for evaluating it; its inputs must be constants."""
+    items = [None if it is None else Item(it.type, array=it.array) if it.items is None else it for it in c.items]
+    return Call(Builder(Graph("fold"), locs=c.b.locs), c.op, c.domain, c.opset, items, c.attrs, c.outputs, c.env)
+

@@ -1,0 +1,327 @@
+"""Walks an ONNX graph and builds ours: names to items, opsets to meanings, functions inlined, shape arithmetic and constants folded.
+
+For each node, in this order: evaluate it over dims (known.py), evaluate it if all inputs are small constants, inline it if it is a function of
+the model, convert it by the tables, inline the function body its schema carries. Errors name the node, its operator and opset.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from dnnc.frontends.onnx import schemas
+from dnnc.frontends.onnx.call import Call, Item, NeedsValues, attribute_value, contents_of, materialize, of_array, of_value, scratch
+from dnnc.frontends.onnx.facts import Facts, Refined, must_match, of_factors
+from dnnc.frontends.onnx.known import RULES
+from dnnc.frontends.onnx.reader import LATEST, Model, function_opsets, sparse, standard
+from dnnc.frontends.onnx.tables import CONVERTERS
+from dnnc.frontends.onnx.tensors import decode, dtype_of
+from dnnc.ir.builder import Builder
+from dnnc.ir.dtype import from_numpy
+from dnnc.ir.errors import DnncError, Loc, ModelError, ShapeError, UnsupportedError
+from dnnc.ir.graph import Graph, Node, Value, identifier
+from dnnc.ir.interp import run
+from dnnc.ir.op import Attrs, OpDef
+from dnnc.ir.types import Dim, TensorType
+
+FOLD_INPUTS = 1 << 16  # elements: constant inputs up to this size are evaluated while reading
+FOLD_OUTPUTS = 1 << 16
+MAX_DEPTH = 64  # functions within functions
+EAGER = frozenset(("Constant", "If"))  # converters that cope with constants themselves
+RANDOM = frozenset(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"))
+
+Entry = Item | None
+
+
+class _Noting(Builder):
+    """A builder that, where dims do not fit, notes what would make them fit as a fact and has the model read again."""
+
+    facts: Facts
+
+    def node(self, op: OpDef, inputs: Sequence[Value | None], attrs: Attrs, names: Sequence[str] = ()) -> Node:
+        try:
+            return super().node(op, inputs, attrs, names)
+        except ShapeError as e:
+            types = [None if v is None else v.type for v in inputs]
+            for a, b in must_match(op.name, types, attrs):
+                if any(self.facts.equate(x, y) for x, y in [(a, b), *of_factors(a, b)]):
+                    raise Refined from e
+            raise
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Where names are looked up: the items by ONNX name, the opsets, and for a function body the attributes of its call."""
+
+    items: dict[str, Entry]
+    opsets: Mapping[str, int]
+    parent: Scope | None = None
+    attrs: Mapping[str, Any] | None = None
+    calls: tuple[str, ...] = ()  # the functions that we are within
+    prefix: tuple[Loc, ...] = ()
+
+    def find(self, name: str) -> Entry:
+        s: Scope | None = self
+        while s is not None:
+            if name in s.items:
+                return s.items[name]
+            s = s.parent
+        raise KeyError(name)
+
+
+class Importer:
+    """One reading of a model under given facts."""
+
+    def __init__(self, model: Model, facts: Facts, values: Mapping[str, Any], shapes: Mapping[str, Sequence[int | None]], name: str | None) -> None:
+        self.model, self.facts, self.values, self.shapes = model, facts, values, shapes
+        self.graph = Graph(name or model.graph.name or "main")
+        self.b = _Noting(self.graph)
+        self.b.facts = facts
+        self.inputs: list[str] = []
+        self.outputs: list[str] = []
+        self.fold_all = bool(values)
+
+    def run(self) -> Graph:
+        g = self.model.graph
+        scope = Scope({}, self.model.opsets)
+        wanted = {identifier(o.name) for o in g.output}
+        self.initializers(g, scope)
+        for i in g.input:
+            if i.name not in scope.items:
+                scope.items[i.name] = self.graph_input(i)
+        self.graph.reserve(wanted)
+        self.nodes(g.node, scope)
+        for o in g.output:
+            self.graph_output(o.name, scope)
+        return self.graph
+
+    # --- what the graph begins and ends with ---
+
+    def initializers(self, g: onnx.GraphProto, scope: Scope) -> None:
+        for t in g.initializer:
+            if not t.name:
+                raise ModelError(f"graph {g.name!r}: an initializer has no name")
+            scope.items[t.name] = of_array(decode(t, self.model.folder), t.name)
+        for s in g.sparse_initializer:
+            scope.items[s.values.name] = of_array(sparse(s, self.model.folder), s.values.name)
+
+    def graph_input(self, i: onnx.ValueInfoProto) -> Item:
+        what = f"input {i.name!r}"
+        kind = i.type.WhichOneof("value")
+        if kind != "tensor_type":
+            raise UnsupportedError(f"{what} is a {(kind or 'value without a type').replace('_type', '')}; only tensors can be inputs")
+        t = i.type.tensor_type
+        v = self.graph.add_input(i.name, TensorType(dtype_of(t.elem_type, what), self.input_shape(i)), (Loc(i.name),))
+        self.inputs.append(i.name)
+        if i.name in self.values:
+            a = np.asarray(self.values[i.name])
+            if from_numpy(a.dtype) is not v.type.dtype:
+                raise ModelError(f"{what}: the value given has dtype {a.dtype}, the model says {v.type.dtype}")
+            return of_array(a, i.name)
+        return of_value(v, frozenset((i.name,)))
+
+    def input_shape(self, i: onnx.ValueInfoProto) -> tuple[Dim, ...]:
+        t = i.type.tensor_type
+        given = self.shapes.get(i.name, np.shape(self.values[i.name]) if i.name in self.values else None)
+        if given is not None:
+            return tuple(self.facts.symbol(f"{identifier(i.name)}_d{k}") if n is None else int(n) for k, n in enumerate(given))
+        if not t.HasField("shape"):
+            raise UnsupportedError(f"input {i.name!r} has no shape, so not even its rank is known; give one (shapes={{{i.name!r}: [...]}})")
+        return tuple(self.dim(d, i.name, k) for k, d in enumerate(t.shape.dim))
+
+    def dim(self, d: Any, name: str, axis: int) -> Dim:
+        """A dim of an input: a number, a symbol by its name, or a symbol of its own where the name says nothing."""
+        kind = d.WhichOneof("value")
+        if kind == "dim_value" and d.dim_value >= 0:
+            return int(d.dim_value)
+        text = d.dim_param.strip() if kind == "dim_param" else ""
+        if not any(c.isalnum() and c.isascii() for c in text) or text.lstrip("-").isdigit():
+            return self.facts.symbol(f"{identifier(name)}_d{axis}")
+        return self.facts.symbol(identifier(text))
+
+    def graph_output(self, name: str, scope: Scope) -> None:
+        item = self.lookup(name, scope, f"the output {name!r} of the graph")
+        if item is None:
+            raise ModelError(f"the output {name!r} of the graph is an absent optional value")
+        if item.items is not None:
+            raise UnsupportedError(f"the output {name!r} is a sequence; only tensors can be outputs")
+        self.b.locs = (Loc(name),)
+        v = materialize(item, self.b)
+        self.graph.outputs.append(v)
+        self.outputs.append(name)
+        self.graph.release({identifier(name)})
+        if v.node is not None and sum(o is v for o in self.graph.outputs) == 1:
+            self.graph.rename(v, name)
+
+    # --- nodes ---
+
+    def lookup(self, name: str, scope: Scope, what: str) -> Entry:
+        if not name:
+            return None
+        try:
+            return scope.find(name)
+        except KeyError:
+            raise ModelError(f"{what}: there is no value {name!r}; nothing before this place makes it") from None
+
+    def nodes(self, nodes: Iterable[onnx.NodeProto], scope: Scope) -> None:
+        for n in nodes:
+            self.node(n, scope)
+
+    def node(self, n: onnx.NodeProto, scope: Scope) -> None:
+        domain = standard(n.domain)
+        loc = Loc(n.name or next((o for o in n.output if o), ""), n.op_type, scope.opsets.get(domain, 0))
+        self.b.locs = (*scope.prefix, loc)
+        try:
+            results = self.convert(n, domain, scope, loc)
+        except Refined:
+            raise
+        except DnncError as e:
+            raise _located(e, loc, domain) from e
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError) as e:
+            raise ModelError(f"node {loc} is malformed or uses its operator in a way that dnnc does not know: {type(e).__name__}: {e}") from e
+        for name, item in zip(n.output, results):
+            self.bind(name, item, scope, loc)
+
+    def bind(self, name: str, item: Entry, scope: Scope, loc: Loc) -> None:
+        if not name:
+            return
+        if name in scope.items:
+            raise ModelError(f"node {loc} makes {name!r}, which exists already: every value is made once")
+        scope.items[name] = item
+        if item is not None and item.value is not None and item.value.node is not None and item.value.name[1:].isdigit():
+            self.graph.rename(item.value, name)
+
+    def convert(self, n: onnx.NodeProto, domain: str, scope: Scope, loc: Loc) -> list[Entry]:
+        items = [self.lookup(i, scope, f"node {loc}") for i in n.input]
+        function = self.model.functions.get((domain, n.op_type, getattr(n, "overload", "")))
+        attrs = self.attributes(n, scope)
+        if function is not None:
+            return self.inline(function, items, attrs, scope, loc)
+        opset = scope.opsets.get(domain)
+        if opset is None:
+            raise UnsupportedError(f"the model declares no opset of domain {domain or 'ai.onnx'!r}, which this operator belongs to")
+        if opset > LATEST.get(domain, opset):
+            raise UnsupportedError(f"opset {opset} of domain {domain or 'ai.onnx'!r} is newer than what dnnc knows ({LATEST[domain]})")
+        schema = schemas.find(domain, n.op_type, opset)
+        if schema is not None:
+            schemas.check(schema, attrs, len(n.input), [bool(i) for i in n.input])
+        call = Call(self.b, n.op_type, domain, opset, items, attrs, list(n.output), (self, scope))
+        return self.evaluate(call, n, schema, scope)
+
+    def attributes(self, n: onnx.NodeProto, scope: Scope) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for a in n.attribute:
+            if not a.ref_attr_name:
+                out[a.name] = attribute_value(a, self.model.folder)
+            elif scope.attrs is not None and a.ref_attr_name in scope.attrs:
+                out[a.name] = scope.attrs[a.ref_attr_name]
+        return out
+
+    # --- ways to convert ---
+
+    def evaluate(self, c: Call, n: onnx.NodeProto, schema: Any, scope: Scope) -> list[Entry]:
+        key = (c.domain, c.op)
+        converter = CONVERTERS.get(key)
+        rule = RULES.get(key)
+        if rule is not None and all(i is None or i.items is not None or contents_of(i) is not None or c.op in ("Shape", "Size") for i in c.items):
+            if c.op in ("Shape", "Size") or any(i is not None and i.contents is not None for i in c.items):
+                found = rule(c)
+                if found is not None:
+                    return [found]
+        if converter is not None:
+            return self.folded(c, converter) or self.items_of(converter(c), c)
+        if schema is None:
+            raise self.unknown(c)
+        body = schemas.function_body(schema, c, n)
+        if body is None:
+            raise self.unknown(c)
+        return self.inline(body, c.items, schemas.with_defaults(schema, c.attrs), scope, None)
+
+    def folded(self, c: Call, converter: Callable[[Call], Any]) -> list[Entry] | None:
+        """The outputs as constants where all inputs are small constants and the outputs are small."""
+        given = [i for i in c.items if i is not None]
+        if c.op in EAGER or c.op in RANDOM or any(not i.constant for i in given) or not given:
+            return None
+        if not self.fold_all and sum(i.array.size for i in given if i.array is not None) > FOLD_INPUTS:
+            return None
+        s = scratch(c)
+        made = self.items_of(converter(s), s)
+        values = [i.value for i in made if i is not None and i.value is not None]
+        if any(not v.type.static or (not self.fold_all and int(np.prod(v.type.shape)) > FOLD_OUTPUTS) for v in values):
+            return None
+        if any(i is not None and i.items is not None for i in made):
+            return None
+        s.b.graph.outputs = values
+        arrays = dict(zip(values, run(s.b.graph, []))) if values else {}
+        return [i if i is None or i.value is None else of_array(arrays[i.value]) for i in made]
+
+    def items_of(self, result: Any, c: Call) -> list[Entry]:
+        many = result if isinstance(result, (tuple, list)) else (result,)
+        origins = frozenset().union(*(i.origins for i in c.items if i is not None))
+        out: list[Entry] = []
+        for r in many:
+            if isinstance(r, Value):
+                known = next((i for i in c.items if i is not None and i.value is r), None)
+                if known is not None:
+                    out.append(known)
+                    continue
+                array = c.b.graph.constants.get(r)
+                item = of_value(r, origins)
+                item.array = array
+                out.append(item)
+            else:
+                out.append(r)
+        return out
+
+    def unknown(self, c: Call) -> UnsupportedError:
+        names = sorted({op for d, op in CONVERTERS if d == c.domain} | schemas.names(c.domain))
+        near = [x for x in difflib.get_close_matches(c.op, names, 4, 0.6) if x != c.op]
+        hint = f"; near names: {', '.join(near)}" if near else ""
+        since = schemas.since(c.domain, c.op)
+        if since and since > c.opset:
+            return UnsupportedError(f"the operator {c.op} came with opset {since} of domain {c.domain or 'ai.onnx'!r}, the model declares {c.opset}")
+        return UnsupportedError(f"dnnc does not know the operator {c.op} of domain {c.domain or 'ai.onnx'!r} at opset {c.opset}{hint}")
+
+    # --- functions and subgraphs ---
+
+    def inline(self, f: onnx.FunctionProto, items: Sequence[Entry], attrs: Mapping[str, Any], scope: Scope, loc: Loc | None) -> list[Entry]:
+        """The nodes of a function in place of its call; `loc` is the call's where locations shall show both."""
+        key = f"{f.domain}:{f.name}"
+        if key in scope.calls and loc is not None:
+            raise ModelError(f"function {key} calls itself: {' -> '.join((*scope.calls, key))}")
+        if len(scope.calls) > MAX_DEPTH:
+            raise ModelError(f"functions within functions go deeper than {MAX_DEPTH}: {' -> '.join(scope.calls[:4])} ...")
+        if len(items) > len(f.input):
+            raise ModelError(f"function {key} takes {len(f.input)} inputs, {len(items)} are given")
+        given = dict(attrs)
+        for a in getattr(f, "attribute_proto", ()):
+            given.setdefault(a.name, attribute_value(a, self.model.folder))
+        bound: dict[str, Entry] = dict.fromkeys(f.input)
+        bound.update(zip(f.input, items))
+        opsets = {**scope.opsets, **function_opsets(f)} if loc is None else function_opsets(f)
+        inner = Scope(bound, opsets, None, given, (*scope.calls, key), self.b.locs)
+        self.nodes(f.node, inner)
+        return [self.lookup(o, inner, f"output of function {key}") for o in f.output]
+
+    def subgraph(self, g: onnx.GraphProto, scope: Scope, items: Sequence[Entry] = ()) -> list[Entry]:
+        """The nodes of a subgraph in place: its outputs. Its inputs are `items`, all else it sees from around it."""
+        inner = replace(scope, items=dict(zip((i.name for i in g.input), items)), parent=scope)
+        self.initializers(g, inner)
+        self.nodes(g.node, inner)
+        return [self.lookup(o.name, inner, f"output of the subgraph {g.name!r}") for o in g.output]
+
+
+def _located(e: DnncError, loc: Loc, domain: str) -> DnncError:
+    """The error with the node that it arose at, unless it names one already."""
+    text = str(e)
+    if getattr(e, "located", False) or str(loc) in text:
+        return e
+    shown = f"{loc}" if not domain else f"{loc} of {domain}"
+    message = f"node {shown}: {text}"
+    copy = NeedsValues(message, e.inputs, e.dims) if isinstance(e, NeedsValues) else type(e)(message)
+    copy.located = True  # type: ignore[attr-defined]
+    return copy

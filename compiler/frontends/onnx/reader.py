@@ -1,0 +1,135 @@
+"""A path, bytes or a ModelProto to a checked `Model`: what the importer may rely on. Nothing here looks at operators."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from dnnc.frontends.onnx.tensors import Array, decode
+from dnnc.ir.errors import ModelError
+from google.protobuf.message import DecodeError
+
+# The newest opset of each domain that the converters were written for.
+LATEST = {"": 28, "ai.onnx.ml": 5}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A parsed model: its graph, the opset of each domain, its functions by (domain, name, overload), and where external data lies."""
+
+    graph: onnx.GraphProto
+    opsets: dict[str, int]
+    functions: dict[tuple[str, str, str], onnx.FunctionProto]
+    folder: Path | None
+    ir_version: int = 0
+
+
+def load(model: Any) -> Model:
+    """Read a model.
+
+    Args:
+        model: the path of an `.onnx` file, its bytes, or a ModelProto.
+
+    Raises:
+        ModelError: there is no such file, it is no ONNX model, or it is damaged.
+    """
+    if isinstance(model, onnx.ModelProto):
+        return _checked(model, None, "the ModelProto")
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        return _checked(_parse(bytes(model), "the given bytes"), None, "the given bytes")
+    if isinstance(model, (str, os.PathLike)):
+        path = Path(model)
+        return _checked(_parse(_content(path), str(path)), path.parent, str(path))
+    raise ModelError(f"a model is a path to an .onnx file, its bytes or an onnx.ModelProto; got {type(model).__name__}")
+
+
+def _content(path: Path) -> bytes:
+    if not path.exists():
+        raise ModelError(f"there is no file {path}")
+    if not path.is_file():
+        raise ModelError(f"{path} is not a file")
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        raise ModelError(f"{path} cannot be read: {e.strerror or e}") from e
+
+
+def _parse(data: bytes, what: str) -> onnx.ModelProto:
+    if not data:
+        raise ModelError(f"{what}: empty; expected an ONNX model")
+    m = onnx.ModelProto()
+    try:
+        m.ParseFromString(data)
+    except (DecodeError, RuntimeError) as e:
+        kind = "looks like text, not like an ONNX model" if _is_text(data) else "is no ONNX model, or is truncated or damaged"
+        raise ModelError(f"{what} {kind} ({len(data)} bytes): {e}") from e
+    return m
+
+
+def _is_text(data: bytes) -> bool:
+    head = data[:512]
+    return all(32 <= c < 127 or c in b"\t\r\n" for c in head)
+
+
+def _checked(m: onnx.ModelProto, folder: Path | None, what: str) -> Model:
+    if not m.HasField("graph"):
+        raise ModelError(f"{what} is no ONNX model: it has no graph")
+    if not m.graph.output:
+        raise ModelError(f"{what}: the graph {m.graph.name!r} has no outputs, so there is nothing to compute; the file may be truncated")
+    opsets = _opsets(m.opset_import, what)
+    if not opsets and m.ir_version < 3:
+        opsets = {"": 1}  # files older than IR version 3 declare no opset
+    if not opsets:
+        raise ModelError(f"{what} declares no opset (opset_import), so its operators have no meaning")
+    functions = {(f.domain, f.name, getattr(f, "overload", "")): f for f in m.functions}
+    return Model(m.graph, opsets, functions, folder, m.ir_version)
+
+
+def _opsets(imports: Any, what: str) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for o in imports:
+        domain = standard(o.domain)
+        if o.version < 1:
+            raise ModelError(f"{what}: opset {o.version} of domain {domain or 'ai.onnx'!r}; opsets start at 1")
+        if out.get(domain, o.version) != o.version:
+            raise ModelError(f"{what}: declares two opsets of domain {domain or 'ai.onnx'!r}, {out[domain]} and {o.version}")
+        out[domain] = o.version
+    return out
+
+
+def standard(domain: str) -> str:
+    """`ai.onnx` is another name of the domain ''."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def function_opsets(f: onnx.FunctionProto) -> dict[str, int]:
+    """The opsets that a function's body is written in."""
+    return _opsets(f.opset_import, f"function {f.domain}:{f.name}")
+
+
+def sparse(t: onnx.SparseTensorProto, folder: Path | None) -> Array:
+    """A sparse initializer as a dense array. ModelError where indices do not fit the shape."""
+    values, indices = decode(t.values, folder), decode(t.indices, folder)
+    shape = tuple(t.dims)
+    what = f"sparse tensor {t.values.name!r}"
+    if any(d < 0 for d in shape):
+        raise ModelError(f"{what}: its shape {list(shape)} has a negative dim")
+    if indices.ndim == 2 and indices.shape == (len(values), len(shape)):
+        outside = (indices < 0) | (indices >= np.array(shape))
+        if outside.any():
+            raise ModelError(f"{what}: an index lies outside its shape {list(shape)}")
+        at = np.ravel_multi_index(tuple(indices.T), shape) if len(values) else indices[:, 0]
+    elif indices.shape == (len(values),):
+        at = indices
+    else:
+        raise ModelError(f"{what}: {len(values)} values with indices of shape {list(indices.shape)}; expected [{len(values)}] or [{len(values)}, {len(shape)}]")
+    size = int(np.prod(shape, dtype=np.int64))
+    if len(at) and (at.min() < 0 or at.max() >= size):
+        raise ModelError(f"{what}: an index lies outside its {size} elements")
+    dense = np.zeros(size, values.dtype)
+    dense[at] = values
+    return dense.reshape(shape)

@@ -1,0 +1,100 @@
+"""What ONNX's own schemas tell: which attributes an operator has, how many inputs, and the function body that defines it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+from dnnc.frontends.onnx.call import Call, Item, attribute_value
+from dnnc.frontends.onnx.tensors import ONNX_NUMBERS
+from dnnc.ir.errors import ModelError
+from onnx import defs
+
+
+@functools.lru_cache(maxsize=1024)
+def find(domain: str, op: str, opset: int) -> Any:
+    """The schema of an operator at an opset, or None."""
+    try:
+        return defs.get_schema(op, opset, domain)
+    except defs.SchemaError:
+        return None
+
+
+@functools.lru_cache(maxsize=8)
+def names(domain: str) -> frozenset[str]:
+    """All operators of a domain."""
+    return frozenset(s.name for s in defs.get_all_schemas() if s.domain == domain)
+
+
+@functools.lru_cache(maxsize=256)
+def since(domain: str, op: str) -> int:
+    """The opset that an operator came with; 0 when ONNX has none of that name."""
+    return min((s.since_version for s in defs.get_all_schemas_with_history() if s.domain == domain and s.name == op), default=0)
+
+
+@functools.lru_cache(maxsize=1024)
+def _attributes(schema_key: tuple[str, str, int]) -> tuple[frozenset[str], frozenset[str]]:
+    schema = find(*schema_key)
+    table = schema.attributes
+    return frozenset(table), frozenset(n for n, a in table.items() if a.required)
+
+
+def check(schema: Any, attrs: Mapping[str, Any], count: int, present: Sequence[bool]) -> None:
+    """ModelError where a node has attributes that its operator does not know, lacks one it needs, or has too few or too many inputs."""
+    known, required = _attributes((schema.domain, schema.name, schema.since_version))
+    for a in attrs:
+        if a not in known and not a.startswith("__"):  # ONNX reserves such names for engines
+            raise ModelError(f"attribute {a!r} does not exist; {schema.name} (since opset {schema.since_version}) has {', '.join(sorted(known)) or 'none'}")
+    for a in required:
+        if a not in attrs:
+            raise ModelError(f"attribute {a!r} is required")
+    needed = sum(present[: schema.min_input])
+    if count > schema.max_input or needed < min(schema.min_input, _needed(schema)):
+        raise ModelError(f"{schema.name} takes {schema.min_input} to {schema.max_input} inputs, {count} are given")
+
+
+def _needed(schema: Any) -> int:
+    """How many of the first inputs are not optional."""
+    single = defs.OpSchema.FormalParameterOption.Single
+    return sum(p.option == single for p in list(schema.inputs)[: schema.min_input]) or schema.min_input
+
+
+def with_defaults(schema: Any, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes with the schema's defaults for those not given."""
+    out = dict(attrs)
+    for name, a in schema.attributes.items():
+        if name not in out and a.default_value is not None and a.default_value.type:
+            out[name] = attribute_value(a.default_value)
+    return out
+
+
+def function_body(schema: Any, c: Call, node: onnx.NodeProto) -> onnx.FunctionProto | None:
+    """The body by which the schema defines the operator, for these inputs, or None."""
+    data = b""
+    versions = [v for v in schema.function_opset_versions if v <= c.opset]
+    if schema.has_function and versions:
+        data = schema.get_function_with_opset_version(max(versions))
+    elif schema.has_context_dependent_function:
+        versions = [v for v in schema.context_dependent_function_opset_versions if v <= c.opset]
+        if versions:
+            types = [_type_proto(i).SerializeToString() for i in c.items]
+            data = schema.get_context_dependent_function_with_opset_version(max(versions), node.SerializeToString(), types)
+    if not data:
+        return None
+    f = onnx.FunctionProto()
+    f.ParseFromString(data)
+    if not f.opset_import:
+        f.opset_import.append(onnx.helper.make_opsetid(c.domain, c.opset))
+    return f
+
+
+def _type_proto(item: Item | None) -> onnx.TypeProto:
+    if item is None:
+        return onnx.TypeProto()
+    if item.items is not None:
+        inner = item.items[0] if item.items else None
+        return onnx.helper.make_sequence_type_proto(_type_proto(inner))
+    dims = [d if isinstance(d, int) else f"d{k}" for k, d in enumerate(item.shape)]
+    return onnx.helper.make_tensor_type_proto(ONNX_NUMBERS[item.type.dtype.name], dims)

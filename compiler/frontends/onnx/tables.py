@@ -1,0 +1,18 @@
+"""The one table of converters: (domain, operator) -> function of a Call that returns what the node makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dnnc.frontends.onnx.call import Call
+from dnnc.frontends.onnx.elementwise import ELEMENTWISE
+from dnnc.frontends.onnx.index import INDEX
+from dnnc.frontends.onnx.linear import LINEAR
+from dnnc.frontends.onnx.nn import NN
+from dnnc.frontends.onnx.norm import NORM
+from dnnc.frontends.onnx.reduce import REDUCE
+from dnnc.frontends.onnx.tensor import TENSOR
+
+FAMILIES: tuple[dict[str, Callable[[Call], Any]], ...] = (ELEMENTWISE, REDUCE, LINEAR, NN, NORM, TENSOR, INDEX)
+CONVERTERS: dict[tuple[str, str], Callable[[Call], Any]] = {("", name): f for family in FAMILIES for name, f in family.items()}

@@ -1,0 +1,211 @@
+"""Converters of operators that move elements: reshape, transpose, concat, split, slice, pad, tile and their kin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dnnc.frontends.onnx.call import Call, Item, number
+from dnnc.ir.dtype import boolean
+from dnnc.ir.errors import ModelError, UnsupportedError
+from dnnc.ir.expr import Expr, const, unwrap
+from dnnc.ir.graph import Value
+from dnnc.ir.ops.movement import normalize_slice
+from dnnc.ir.shapes import normalize_axis
+from dnnc.ir.types import Dim
+
+Converter = Callable[[Call], Any]
+
+
+def reshape(c: Call) -> Value:
+    """0 copies a dim unless allowzero is set, -1 is what remains."""
+    x = c.x()
+    target = c.dims(1, "the target shape") if c.has(1) else c.integers("shape") or ()
+    out: list[Dim] = []
+    for k, d in enumerate(target):
+        if isinstance(d, int) and d == 0 and not c.flag("allowzero"):
+            if k >= x.type.rank:
+                raise ModelError(f"the target shape {list(target)} copies dim {k}, which {x.type} does not have")
+            d = x.type.shape[k]
+        out.append(d)
+    return x if tuple(out) == x.type.shape else c.b.reshape(x, shape=tuple(out))  # type: ignore[no-any-return]
+
+
+def transpose(c: Call) -> Value:
+    x = c.x()
+    perm = c.integers("perm") or tuple(reversed(range(x.type.rank)))
+    return x if perm == tuple(range(x.type.rank)) else c.b.transpose(x, perm=perm)  # type: ignore[no-any-return]
+
+
+def concat(c: Call) -> Value:
+    xs = c.all()
+    axis = c.integer("axis", 1 if c.opset < 4 else 0)
+    return xs[0] if len(xs) == 1 else c.b.concat(*xs, axis=axis)  # type: ignore[no-any-return]
+
+
+def flatten(c: Call) -> Value:
+    return c.b.flatten(c.x(), axis=c.integer("axis", 1))  # type: ignore[no-any-return]
+
+
+def axes_of(c: Call) -> tuple[int, ...] | None:
+    """Axes as input 1 (since opset 13) or as attribute."""
+    return c.ints_in(1, "axes") if c.has(1) else c.integers("axes")
+
+
+def squeeze(c: Call) -> Value:
+    return c.b.squeeze(c.x(), axes=axes_of(c))  # type: ignore[no-any-return]
+
+
+def unsqueeze(c: Call) -> Value:
+    return c.b.unsqueeze(c.x(), axes=axes_of(c) or ())  # type: ignore[no-any-return]
+
+
+def expand(c: Call) -> Value:
+    return c.b.expand(c.x(), shape=c.dims(1, "the target shape"))  # type: ignore[no-any-return]
+
+
+def tile(c: Call) -> Value:
+    x = c.x()
+    if c.opset < 6:
+        (times,), (axis,) = c.dims(1, "tiles"), c.ints_in(2, "axis")
+        return c.b.tile(x, repeats=tuple(times if k == axis else 1 for k in range(x.type.rank)))  # type: ignore[no-any-return]
+    return c.b.tile(x, repeats=c.dims(1, "repeats"))  # type: ignore[no-any-return]
+
+
+def identity(c: Call) -> Item:
+    return c.item(0)
+
+
+def dropout(c: Call) -> Any:
+    """What inference makes of it: nothing. The mask, if asked for, is all true."""
+    training = c.has(2) and c.opset >= 12 and bool(c.scalar(2, "training_mode"))
+    ratio = (c.scalar(1, "ratio") if c.has(1) else 0.5) if training else 0.0
+    if ratio != 0.0:
+        raise UnsupportedError("Dropout in training mode draws random numbers, which only training needs; export the model for inference")
+    x = c.item(0)
+    if not c.wants(1):
+        return x
+    dtype = boolean if c.opset >= 10 else x.type.dtype
+    return x, c.b.full(shape=x.shape, value=True if dtype is boolean else 1.0, dtype=dtype)
+
+
+# --- slices -------------------------------------------------------------------------------------------------------------------
+
+
+def _cut(c: Call, x: Value, starts: Sequence[Dim], ends: Sequence[Dim], axes: Sequence[int] | None, steps: Sequence[int] | None) -> Value:
+    attrs = normalize_slice(x.type.shape, starts, ends, axes, steps)
+    whole = attrs["shape"] == x.type.shape and all(s == 0 for s in attrs["starts"]) and all(s == 1 for s in attrs["steps"])
+    return x if whole else c.b.slice(x, **attrs)  # type: ignore[no-any-return]
+
+
+def slice_(c: Call) -> Value:
+    x = c.x()
+    if c.opset < 10:
+        starts, ends, axes = c.integers("starts") or (), c.integers("ends") or (), c.integers("axes")
+        return _cut(c, x, starts, ends, axes, None)
+    first, last = c.dims(1, "starts"), c.dims(2, "ends")
+    axes = c.ints_in(3, "axes") if c.has(3) else None
+    steps = c.ints_in(4, "steps") if c.has(4) else None
+    if len(first) != len(last) or len(axes or first) != len(first) or len(steps or first) != len(first):
+        raise ModelError(f"starts, ends, axes and steps differ in length: {first}, {last}, {axes}, {steps}")
+    return _cut(c, x, first, last, axes, steps)
+
+
+def split(c: Call) -> Any:
+    """Sizes are an attribute, or input 1 since opset 13 (and in opset 1); without them parts are equal, the last may be smaller."""
+    x = c.x()
+    axis = normalize_axis(c.integer("axis", 0), x.type.rank)
+    sizes: Sequence[Dim] | None = c.dims(1, "split") if c.has(1) else c.integers("split")
+    return split_parts(c, x, axis, sizes if sizes is not None else even_parts(x.type.shape[axis], c.integer("num_outputs", len(c.outputs))))
+
+
+def even_parts(n: Dim, parts: int) -> list[Dim]:
+    """n in equal parts, rounded up, the last one smaller."""
+    if parts < 1:
+        raise ModelError(f"num_outputs must be positive, got {parts}")
+    if isinstance(n, Expr):
+        if unwrap(const(n) % parts) != 0:
+            number(n, f"the dim that is split into {parts} parts")
+        return [unwrap(const(n) // parts)] * parts
+    size = -(-n // parts)
+    return [max(min(size, n - k * size), 0) for k in range(parts)]
+
+
+def split_parts(c: Call, x: Value, axis: int, sizes: Sequence[Dim]) -> tuple[Value, ...]:
+    n = x.type.shape[axis]
+    total = unwrap(sum((const(s) for s in sizes), const(0)))
+    if isinstance(total, int) and isinstance(n, int) and total != n:
+        raise ModelError(f"the parts {list(sizes)} of axis {axis} do not add up to {n} of {x.type}")
+    out, at = [], const(0)
+    for s in sizes:
+        out.append(_cut(c, x, (unwrap(at),), (unwrap(at + s),), (axis,), None))
+        at = at + s
+    return tuple(out)
+
+
+# --- pad ----------------------------------------------------------------------------------------------------------------------
+
+
+def pad(c: Call) -> Value:
+    x = c.x()
+    rank, mode = x.type.rank, c.text("mode", "constant")
+    if c.opset < 11:
+        pads: tuple[Dim, ...] = c.integers("pads" if c.opset >= 2 else "paddings") or (0,) * 2 * rank
+        fill: Value | None = c.const(c.number("value", 0.0), x.type.dtype)
+    else:
+        pads, fill = c.dims(1, "pads"), c.opt(2)
+    if c.has(3):
+        axes = [normalize_axis(a, rank) for a in c.ints_in(3, "axes")]
+        if len(pads) != 2 * len(axes):
+            raise ModelError(f"{len(axes)} axes need {2 * len(axes)} pads, got {list(pads)}")
+        full: list[Dim] = [0] * 2 * rank
+        for k, a in enumerate(axes):
+            full[a], full[rank + a] = pads[k], pads[len(axes) + k]
+        pads = tuple(full)
+    if len(pads) == 2 * rank and all(p == 0 for p in pads):
+        return x
+    return c.b.pad(x, fill if mode == "constant" else None, pads=pads, mode=mode)  # type: ignore[no-any-return]
+
+
+def center_crop_pad(c: Call) -> Value:
+    """Each axis cut or padded on both sides to its target size; an odd rest goes to the end."""
+    x = c.x()
+    axes = [normalize_axis(a, x.type.rank) for a in c.integers("axes") or range(x.type.rank)]
+    begin, end = [0] * x.type.rank, [0] * x.type.rank
+    for a, wanted in zip(axes, c.ints_in(1, "the target shape")):
+        more = wanted - number(x.type.shape[a], f"dim {a}")
+        # a crop starts at floor(rest / 2), a pad begins with floor(rest / 2)
+        begin[a] = more // 2 if more > 0 else -(-more // 2)
+        end[a] = more - begin[a]
+    return c.b.pad(x, pads=(*begin, *end))  # type: ignore[no-any-return]
+
+
+# --- blocks -------------------------------------------------------------------------------------------------------------------
+
+
+def depth_to_space(c: Call) -> Value:
+    return c.b.depth_to_space(c.x(), block=c.integer("blocksize"), mode=c.text("mode", "DCR"))  # type: ignore[no-any-return]
+
+
+def space_to_depth(c: Call) -> Value:
+    return c.b.space_to_depth(c.x(), block=c.integer("blocksize"))  # type: ignore[no-any-return]
+
+
+TENSOR: dict[str, Converter] = {
+    "Reshape": reshape,
+    "Transpose": transpose,
+    "Concat": concat,
+    "Flatten": flatten,
+    "Squeeze": squeeze,
+    "Unsqueeze": unsqueeze,
+    "Expand": expand,
+    "Tile": tile,
+    "Identity": identity,
+    "Dropout": dropout,
+    "Slice": slice_,
+    "Split": split,
+    "Pad": pad,
+    "CenterCropPad": center_crop_pad,
+    "DepthToSpace": depth_to_space,
+    "SpaceToDepth": space_to_depth,
+}

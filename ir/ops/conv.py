@@ -1,0 +1,252 @@
+"""Convolution and transposed convolution over 1 to 3 spatial dims; x is [N, C, ...], w is [O, C/group, ...] ([C, O/group, ...])."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from dnnc.ir import te
+from dnnc.ir.dtype import DType, i32
+from dnnc.ir.expr import Expr, cast, const
+from dnnc.ir.op import OpDef, require
+from dnnc.ir.ops.common import CHUNK, CONTRACTION, Array, both, dim, require_kind, same_dim, same_dtype, sample, within
+from dnnc.ir.ops.matmul import widened
+from dnnc.ir.ops.window import Ints, Window, offsets, pad_numpy, shifted, sizes_numpy, window
+from dnnc.ir.te import Tensor
+from dnnc.ir.types import Dim, TensorType, product
+
+Pads = tuple[Dim, ...]
+
+
+def _channels(x: TensorType, w: TensorType, b: TensorType | None, group: int, out_dtype: DType | None) -> None:
+    require(3 <= x.rank <= 5 and w.rank == x.rank, "conv needs 1 to 3 spatial dims and equal ranks; got x {} and w {}", x, w)
+    if out_dtype is None:
+        same_dtype(x, w, *(() if b is None else (b,)))
+    require_kind("conv's operands", x, "fiu")
+    require(group > 0 and w.shape[0] % group == 0, "dim 0 of w {} must be divisible by group {}", w, group)
+
+
+def _type(
+    x: TensorType,
+    w: TensorType,
+    b: TensorType | None = None,
+    *,
+    strides: Ints | None = None,
+    pads: Pads | None = None,
+    dilations: Ints | None = None,
+    group: int = 1,
+    out_dtype: DType | None = None,
+) -> TensorType:
+    _channels(x, w, b, group, out_dtype)
+    want = dim(const(w.shape[1]) * group)
+    require(same_dim(x.shape[1], want), "x {} has {} channels, w {} in {} groups needs {}", x, x.shape[1], w, group, want)
+    require(b is None or (b.rank == 1 and same_dim(b.shape[0], w.shape[0])), "the bias must be [{}]; got {}", w.shape[0], b)
+    win = window(x.rank - 2, w.shape[2:], strides, pads, dilations)
+    return TensorType(out_dtype or x.dtype, (x.shape[0], w.shape[0], *win.sizes(x.shape[2:])))
+
+
+def _with_bias(acc: Tensor, b: Tensor | None, dtype: DType) -> Tensor:
+    if b is None:
+        return acc
+    return te.compute(acc.dims, dtype, lambda *i: acc[i] + cast(b[i[1]], dtype.computed))
+
+
+def _compute(
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None = None,
+    *,
+    strides: Ints | None,
+    pads: Pads | None,
+    dilations: Ints | None,
+    group: int,
+    out_dtype: DType | None,
+) -> Tensor:
+    rank = len(x.dims) - 2
+    dtype = out_dtype or x.dtype
+    win = window(rank, w.dims[2:], strides, pads, dilations)
+    spatial = x.dims[2:]
+    channels, per_group = w.dims[1], const(w.dims[0]) // group
+
+    def value(*v: Expr) -> Expr:
+        n, o, at = v[0], v[1], win.positions(v[2 : 2 + rank], v[3 + rank :])
+        c = o // per_group * channels + v[2 + rank]
+        return cast(x[(n, c, *at)], dtype.computed) * cast(w[(o, *v[2 + rank :])], dtype.computed)
+
+    def inside(*v: Expr) -> Expr:
+        return win.inside(win.positions(v[2 : 2 + rank], v[3 + rank :]), spatial)
+
+    shape = (x.dims[0], w.dims[0], *win.sizes(spatial))
+    acc = te.reduce(shape, w.dims[1:], dtype if b is None else dtype.computed, "sum", value, inside if win.padded else None)
+    return _with_bias(acc, b, dtype)
+
+
+def _bias_numpy(y: Array, b: Array | None) -> Array:
+    return y if b is None else y + b.reshape((-1,) + (1,) * (y.ndim - 2))
+
+
+def _reference(x: Array, w: Array, b: Array | None = None, *, group: int = 1, out_dtype: DType | None = None, **attrs: Any) -> Array:
+    x, w = widened(x, out_dtype), widened(w, out_dtype)
+    win = window(x.ndim - 2, w.shape[2:], attrs.get("strides"), attrs.get("pads"), attrs.get("dilations"))
+    sizes = sizes_numpy(win, x.shape[2:])
+    padded = pad_numpy(x, win, 0)
+    n, c, o = x.shape[0], x.shape[1] // group, w.shape[0] // group
+    y = np.zeros((n, group, o, int(np.prod(sizes))), np.result_type(x, w))
+    for at in offsets(win):
+        part = shifted(padded, win, sizes, at).reshape(n, group, c, -1)
+        y += np.matmul(w[(..., *at)].reshape(group, o, c), part)
+    return _bias_numpy(y.reshape(n, group * o, *sizes), b)
+
+
+def _reference_at(inputs: Sequence[Array | None], points: Array, *, group: int = 1, out_dtype: DType | None = None, **attrs: Any) -> Array:
+    x, w, b = (widened(a, out_dtype) if a is not None else None for a in (*inputs, None)[:3])
+    assert x is not None and w is not None
+    win = window(x.ndim - 2, w.shape[2:], attrs.get("strides"), attrs.get("pads"), attrs.get("dilations"))
+    grids = np.meshgrid(*(np.arange(k) for k in w.shape[1:]), indexing="ij")
+    step = max(1, CHUNK // max(int(np.prod(w.shape[1:])), 1))
+    out = [_windows(x, w, win, group, points[s : s + step], grids) for s in range(0, len(points), step)]
+    y = np.concatenate(out) if out else np.zeros(0, np.result_type(x, w))
+    return y if b is None else y + b[points[:, 1]]
+
+
+def _windows(x: Array, w: Array, win: Window, group: int, points: Array, grids: Sequence[Array]) -> Array:
+    """The products of the asked windows alone, summed."""
+    col = (slice(None),) + (None,) * len(grids)
+    o = points[:, 1]
+    index = [points[:, 0][col], (o // (w.shape[0] // group) * w.shape[1])[col] + grids[0]]
+    valid = np.array(True)
+    for k, n in enumerate(x.shape[2:]):
+        p = points[:, 2 + k][col] * win.strides[k] + grids[1 + k] * win.dilations[k] - win.begin[k]
+        valid = valid & (p >= 0) & (p < n)
+        index.append(np.clip(p, 0, n - 1))
+    products = np.where(valid, x[tuple(index)], x.dtype.type(0)) * w[o]
+    return products.sum(tuple(range(1, products.ndim)), dtype=products.dtype)
+
+
+def _flops(x: TensorType, w: TensorType, b: TensorType | None = None, **attrs: Any) -> Dim:
+    return dim(const(product(_type(x, w, b, **attrs).shape)) * product(w.shape[1:]) * 2)
+
+
+# --- transposed ---------------------------------------------------------------------------------------------------------------
+
+
+def _transposed_sizes(win: Window, spatial: Sequence[Dim], extra: Sequence[Dim]) -> tuple[Dim, ...]:
+    out = []
+    for n, k, s, b, e, d, p in zip(spatial, win.kernel, win.strides, win.begin, win.end, win.dilations, extra):
+        out.append(dim((const(n) - 1) * s + p + (const(k) - 1) * d + 1 - b - e))
+    return tuple(out)
+
+
+def _transpose_type(
+    x: TensorType,
+    w: TensorType,
+    b: TensorType | None = None,
+    *,
+    strides: Ints | None = None,
+    pads: Pads | None = None,
+    dilations: Ints | None = None,
+    output_padding: Ints | None = None,
+    group: int = 1,
+) -> TensorType:
+    _channels(x, w, b, group, None)
+    require(same_dim(x.shape[1], w.shape[0]), "x {} has {} channels, w {} needs {}", x, x.shape[1], w, w.shape[0])
+    win = window(x.rank - 2, w.shape[2:], strides, pads, dilations)
+    outputs = dim(const(w.shape[1]) * group)
+    require(b is None or (b.rank == 1 and same_dim(b.shape[0], outputs)), "the bias must be [{}]; got {}", outputs, b)
+    return TensorType(x.dtype, (x.shape[0], outputs, *_transposed_sizes(win, x.shape[2:], output_padding or (0,) * (x.rank - 2))))
+
+
+def _transpose_compute(
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None = None,
+    *,
+    strides: Ints | None,
+    pads: Pads | None,
+    dilations: Ints | None,
+    output_padding: Ints | None,
+    group: int,
+) -> Tensor:
+    """out[y] gathers x[(y + begin - k*d) / stride] for those k that divide."""
+    rank = len(x.dims) - 2
+    win = window(rank, w.dims[2:], strides, pads, dilations)
+    spatial = x.dims[2:]
+    per_group, channels = w.dims[1], const(w.dims[0]) // group
+    # a whole number of strides keeps the dividend from being negative
+    shifts = [const(0) - ((const(b_) - (const(k) - 1) * d) // s) for b_, k, d, s in zip(win.begin, win.kernel, win.dilations, win.strides)]
+
+    def dividends(v: tuple[Expr, ...]) -> list[Expr]:
+        pairs = zip(v[2 : 2 + rank], v[3 + rank :], win.begin, win.dilations, shifts, win.strides)
+        return [y + b_ - k * d + m * s for y, k, b_, d, m, s in pairs]
+
+    def source(v: tuple[Expr, ...]) -> list[Expr]:
+        return [t // s - m for t, s, m in zip(dividends(v), win.strides, shifts)]
+
+    def value(*v: Expr) -> Expr:
+        c = v[1] // per_group * channels + v[2 + rank]
+        return x[(v[0], c, *source(v))] * w[(c, v[1] % per_group, *v[3 + rank :])]
+
+    def inside(*v: Expr) -> Expr:
+        return both(*((t % s).eq(0) for t, s in zip(dividends(v), win.strides)), *(within(p, n) for p, n in zip(source(v), spatial)))
+
+    shape = (x.dims[0], dim(const(per_group) * group), *_transposed_sizes(win, spatial, output_padding or (0,) * rank))
+    acc = te.reduce(shape, (dim(channels), *w.dims[2:]), x.dtype if b is None else x.dtype.computed, "sum", value, inside)
+    return _with_bias(acc, b, x.dtype)
+
+
+def _transpose_reference(x: Array, w: Array, b: Array | None = None, *, group: int = 1, output_padding: Ints | None = None, **attrs: Any) -> Array:
+    rank = x.ndim - 2
+    win = window(rank, w.shape[2:], attrs.get("strides"), attrs.get("pads"), attrs.get("dilations"))
+    sizes = [int(n) for n in _transposed_sizes(win, x.shape[2:], output_padding or (0,) * rank)]  # type: ignore[arg-type]
+    n, c, o = x.shape[0], x.shape[1] // group, w.shape[1]
+    full = [s + int(p) + max(int(q), 0) for s, p, q in zip(sizes, win.begin, win.end)]  # type: ignore[arg-type]
+    reach = [(m - 1) * s + (k - 1) * d + 1 for m, s, k, d in zip(x.shape[2:], win.strides, w.shape[2:], win.dilations)]
+    y: Array = np.zeros((n, group * o, *map(max, full, reach)), np.result_type(x, w))
+    for at in offsets(win):
+        part = np.matmul(w[(..., *at)].reshape(group, c, o).swapaxes(1, 2), x.reshape(n, group, c, -1))
+        shifted(y, win, x.shape[2:], at)[...] += part.reshape(n, group * o, *x.shape[2:])
+    cut = tuple(slice(int(p), int(p) + s) for p, s in zip(win.begin, sizes))  # type: ignore[arg-type]
+    return _bias_numpy(y[(..., *cut)], b)
+
+
+def _transpose_flops(x: TensorType, w: TensorType, *_: Any, **__: Any) -> Dim:
+    return dim(const(x.size) * product(w.shape[1:]) * 2)
+
+
+CONV_OPS: tuple[OpDef, ...] = (
+    OpDef(
+        "conv",
+        _type,
+        _compute,
+        reference=_reference,
+        reference_at=_reference_at,
+        flops=_flops,
+        traits=CONTRACTION,
+        samples=(
+            sample("f32[1, 4, 7, 9]", "f32[6, 4, 3, 3]", "f32[6]", strides=(1, 1), pads=(1, 1, 1, 1)),
+            sample("f32[2, 3, 11, 11]", "f32[8, 3, 7, 7]", strides=(2, 2), pads=(3, 3, 3, 3)),
+            sample("f32[1, 6, 5, 5]", "f32[6, 1, 3, 3]", "f32[6]", pads=(1, 1, 1, 1), group=6),
+            sample("f32[1, 4, 5, 5]", "f32[8, 4, 1, 1]"),
+            sample("f32[1, 6, 9, 8]", "f32[4, 3, 3, 2]", strides=(2, 1), pads=(0, 1, 2, 0), dilations=(2, 3), group=2),
+            sample("f16[2, 4, 13]", "f16[5, 4, 3]", "f16[5]", strides=(2,), pads=(1, 0)),
+            sample("f64[1, 2, 4, 5, 6]", "f64[3, 2, 2, 3, 3]", pads=(0, 1, 1, 1, 1, 1)),
+            sample("u8[1, 3, 6, 6]", "i8[4, 3, 3, 3]", pads=(1, 1, 1, 1), out_dtype=i32, domain=(-128, 255)),
+            sample("f32[1, 2, 6, 6]", "f32[3, 2, 3, 3]", pads=(-1, 0, 1, -1)),
+        ),
+    ),
+    OpDef(
+        "conv_transpose",
+        _transpose_type,
+        _transpose_compute,
+        reference=_transpose_reference,
+        flops=_transpose_flops,
+        traits=CONTRACTION,
+        samples=(
+            sample("f32[1, 4, 5, 3]", "f32[4, 3, 2, 2]", "f32[3]", strides=(2, 2)),
+            sample("f32[2, 4, 5, 5]", "f32[4, 2, 3, 3]", strides=(2, 3), pads=(1, 0, 1, 2), output_padding=(1, 0), group=2),
+            sample("f16[1, 3, 7]", "f16[3, 2, 4]", strides=(3,), dilations=(2,)),
+            sample("f64[1, 2, 3, 3, 2]", "f64[2, 2, 2, 2, 3]", pads=(1, 0, 1, 0, 1, 1)),
+        ),
+    ),
+)

@@ -1,0 +1,482 @@
+"""Element-wise arithmetic: each output element depends on the operands' elements at the same index, operands broadcast.
+
+Integers wrap; integer division truncates (`div`), `mod` has the sign of the divisor, `fmod` of the dividend; x / 0 and x mod 0 are 0.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from dnnc.ir.dtype import boolean, u64
+from dnnc.ir.expr import Expr, cast, const, logical_not, maximum, minimum, select
+from dnnc.ir.op import OpDef, Sample
+from dnnc.ir.operator.intrinsics import TABLE
+from dnnc.ir.operator.stmt import call
+from dnnc.ir.ops.common import (
+    ELEMENTWISE,
+    Array,
+    both,
+    broadcast_type,
+    elementwise,
+    require_kind,
+    same_dtype,
+    sample,
+    size_flops,
+    without_attrs,
+)
+from dnnc.ir.te import Tensor
+from dnnc.ir.types import TensorType
+
+# --- what the records are made by ---------------------------------------------------------------------------------------------
+
+
+def unary(
+    name: str,
+    value: Callable[[Expr], Expr],
+    reference: Callable[[Array], Array],
+    kinds: str = "f",
+    flops: int = 1,
+    domain: tuple[float, float] = (-2.0, 2.0),
+    to_bool: bool = False,
+) -> OpDef:
+    """An op of one operand; `kinds` are the kinds of dtypes that it takes."""
+    out = boolean if to_bool else None
+
+    def type_(x: TensorType) -> TensorType:
+        require_kind(f"{name}'s operand", x, kinds)
+        return TensorType(out or x.dtype, x.shape)
+
+    def compute(x: Tensor) -> Tensor:
+        return elementwise(value, x, dtype=out)
+
+    return OpDef(
+        name,
+        type_,
+        compute,
+        reference=without_attrs(reference),
+        flops=size_flops(flops),
+        traits=ELEMENTWISE,
+        samples=tuple(_samples(1, kinds, domain)),
+    )
+
+
+def binary(
+    name: str,
+    value: Callable[[Expr, Expr], Expr],
+    reference: Callable[[Array, Array], Array],
+    kinds: str = "fiu",
+    domain: tuple[float, float] = (-2.0, 2.0),
+    to_bool: bool = False,
+) -> OpDef:
+    """An op of two operands of one dtype, which broadcast."""
+    out = boolean if to_bool else None
+
+    def type_(a: TensorType, b: TensorType) -> TensorType:
+        same_dtype(a, b)
+        require_kind(f"{name}'s operands", a, kinds)
+        return broadcast_type(a, b, dtype=out)
+
+    def compute(a: Tensor, b: Tensor) -> Tensor:
+        return elementwise(value, a, b, dtype=out)
+
+    return OpDef(
+        name, type_, compute, reference=without_attrs(reference), flops=size_flops(), traits=ELEMENTWISE, samples=tuple(_samples(2, kinds, domain))
+    )
+
+
+def _samples(operands: int, kinds: str, domain: tuple[float, float]) -> Iterable[Sample]:
+    """An odd size, a broadcast, a scalar, a half type, integers and bools, as far as the op takes them."""
+    shapes = [("3, 5", "3, 5"), ("2, 1, 7", "3, 1"), ("4", "")]
+    dtypes = {"f": ("f32", "f16", "f64"), "i": ("i64", "i32", "i8"), "u": ("u8", "u64", "u16"), "b": ("bool", "bool", "bool")}
+    for kind in kinds:
+        wide = domain if kind == "f" else (max(domain[0], -100.0) * 10, max(domain[1], 2.0) * 10)
+        for d, s in list(zip(dtypes[kind], shapes))[: 3 if kind == "f" else 2]:
+            yield sample(*(f"{d}[{x}]" for x in s[:operands]), domain=wide)
+    if "f" in kinds:
+        yield sample(*(f"bf16[{x}]" for x in ("1, 9", "9")[:operands]), domain=domain)
+
+
+def intrinsic(name: str) -> Callable[..., Expr]:
+    return lambda *args: call(name, *args)
+
+
+def meaning(name: str) -> Callable[..., Array]:
+    f = TABLE[name].meaning
+    assert f is not None, name
+    return f
+
+
+# --- values -------------------------------------------------------------------------------------------------------------------
+
+
+def relu_value(x: Expr) -> Expr:
+    # fmax(0, x) gives x where x is NaN: one instruction that propagates NaN
+    return call("fmax", const(0.0, x.dtype), x) if x.dtype.is_float else maximum(x, 0)
+
+
+def _sign(x: Expr) -> Expr:
+    return select(x < 0, const(-1, x.dtype), _positive_sign(x)) if x.dtype.kind != "u" else _positive_sign(x)
+
+
+def _positive_sign(x: Expr) -> Expr:
+    return select(const(0, x.dtype) < x, const(1, x.dtype), x)  # 0 and NaN stay
+
+
+def _abs(x: Expr) -> Expr:
+    return x if x.dtype.kind == "u" else call("abs", x)
+
+
+def sigmoid_value(x: Expr) -> Expr:
+    return 1.0 / (call("exp", -x) + 1.0)
+
+
+def _sigmoid(x: Array) -> Array:
+    return 1.0 / (np.exp(-x) + 1.0)
+
+
+def _softplus_value(x: Expr) -> Expr:
+    return call("log1p", call("exp", -call("abs", x))) + relu_value(x)  # exp never overflows
+
+
+def _softplus(x: Array) -> Array:
+    return np.log1p(np.exp(-np.abs(x))) + np.maximum(x, 0)
+
+
+def _div(a: Expr, b: Expr) -> Expr:
+    return a / b if a.dtype.is_float else call("truncdiv", a, b)
+
+
+def _div_numpy(a: Array, b: Array) -> Array:
+    return meaning("truncdiv")(a, b) if np.asarray(a).dtype.kind in "iu" else a / b
+
+
+def _mod(a: Expr, b: Expr) -> Expr:
+    if a.dtype.is_int:
+        return call("floormod", a, b)
+    r = call("truncmod", a, b)
+    zero = const(0.0, r.dtype)
+    return select(both(r.ne(0.0), (r < zero).ne(b < zero)), r + b, r)
+
+
+def _mod_numpy(a: Array, b: Array) -> Array:
+    return meaning("floormod")(a, b) if np.asarray(a).dtype.kind in "iu" else np.mod(a, b)
+
+
+def _pow(a: Expr, b: Expr) -> Expr:
+    if a.dtype.is_float:
+        return call("pow", a, b)
+    # Square and multiply in u64, which wraps: exact. The exponent of 0, 1, -1 counts by its parity alone; any other base overflows
+    # from 64 on, and has no integer value below 0.
+    e, base, r = cast(b, u64), cast(a, u64), const(1, u64)
+    e = select(const(63, u64) < e, (e & 1) + 62, e)
+    for k in range(6):
+        r = select((e & (1 << k)).ne(0), r * base, r)
+        base = base * base
+    r = cast(r, a.dtype)
+    return r if b.dtype.kind == "u" else select((b < 0) & a.ne(1) & a.ne(-1), const(0, a.dtype), r)
+
+
+def _pow_numpy(a: Array, b: Array) -> Array:
+    a, b = np.broadcast_arrays(a, b)
+    if a.dtype.kind not in "iu":
+        return np.power(a, b)
+    r = np.ones_like(a)
+    for k in np.ndindex(a.shape):
+        x, n = int(a[k]), int(b[k])
+        exact = x**n if n >= 0 else x ** (n % 2) if x in (1, -1) else 0
+        r[k] = np.array(exact & ((1 << 64) - 1), np.uint64).astype(a.dtype)
+    return r
+
+
+def _round_numpy(x: Array) -> Array:
+    return np.rint(x)
+
+
+def _isinf(x: Expr) -> Expr:
+    return call("abs", x).eq(const(float("inf"), x.dtype))
+
+
+# --- ops with attributes or of another form -----------------------------------------------------------------------------------
+
+
+def activation(
+    name: str,
+    value: Callable[..., Expr],
+    reference: Callable[..., Array],
+    type_: Callable[..., TensorType],
+    *attrs: dict[str, Any],
+    flops: int = 4,
+) -> OpDef:
+    """A float op of one operand with attributes; one sample for each given set of them, and one in a half type."""
+
+    def compute(x: Tensor, **a: Any) -> Tensor:
+        return elementwise(lambda e: value(e, **a), x)
+
+    def numpy(x: Array, **a: Any) -> Array:
+        with np.errstate(all="ignore"):
+            return reference(x, **a)
+
+    samples = [sample("f32[3, 17]", **a, domain=(-4.0, 4.0)) for a in attrs]
+    samples += [sample("f16[5]", **attrs[0], domain=(-4.0, 4.0)), sample("f64[2, 3]", **attrs[-1], domain=(-4.0, 4.0))]
+    return OpDef(name, type_, compute, reference=numpy, flops=size_flops(flops), traits=ELEMENTWISE, samples=tuple(samples))
+
+
+def _float(x: TensorType) -> TensorType:
+    require_kind("the operand of an activation", x, "f")
+    return x
+
+
+def _alpha_type(default: float) -> Callable[..., TensorType]:
+    def type_(x: TensorType, *, alpha: float = default) -> TensorType:
+        return _float(x)
+
+    return type_
+
+
+def _gelu_type(x: TensorType, *, approximate: str = "none") -> TensorType:
+    return _float(x)
+
+
+def _gelu(x: Expr, *, approximate: str) -> Expr:
+    if approximate == "tanh":
+        inner = (x * x * x * 0.044715 + x) * 0.7978845608028654
+        return x * 0.5 * (call("tanh", inner) + 1.0)
+    return x * 0.5 * (call("erf", x * 0.7071067811865476) + 1.0)
+
+
+def _gelu_numpy(x: Array, *, approximate: str = "none") -> Array:
+    if approximate == "tanh":
+        return x * 0.5 * (np.tanh((x * x * x * 0.044715 + x) * 0.7978845608028654) + 1.0)
+    return (x * 0.5 * (meaning("erf")(x * 0.7071067811865476) + 1.0)).astype(x.dtype)
+
+
+def _erf_numpy(x: Array) -> Array:
+    return meaning("erf")(x).astype(x.dtype)
+
+
+def _hard_sigmoid_type(x: TensorType, *, alpha: float = 0.2, beta: float = 0.5) -> TensorType:
+    return _float(x)
+
+
+def _hard_sigmoid(x: Expr, *, alpha: float, beta: float) -> Expr:
+    return call("fmin", const(1.0, x.dtype), call("fmax", const(0.0, x.dtype), x * alpha + beta))
+
+
+def _clip_type(x: TensorType, *, low: float | None = None, high: float | None = None) -> TensorType:
+    require_kind("clip's operand", x, "fiu")
+    return x
+
+
+def _clip(x: Expr, *, low: float | None, high: float | None) -> Expr:
+    # the bound stands first in fmin and fmax, so NaN stays NaN
+    least, most = (intrinsic("fmax"), intrinsic("fmin")) if x.dtype.is_float else (maximum, minimum)
+    x = x if low is None else least(const(low if x.dtype.is_float else int(low), x.dtype), x)
+    return x if high is None else most(const(high if x.dtype.is_float else int(high), x.dtype), x)
+
+
+def _clip_numpy(x: Array, *, low: float | None = None, high: float | None = None) -> Array:
+    bound = int if x.dtype.kind in "iu" else float
+    x = x if low is None else np.maximum(x, np.asarray(bound(low)).astype(x.dtype))
+    return x if high is None else np.minimum(x, np.asarray(bound(high)).astype(x.dtype))
+
+
+def _where_type(c: TensorType, a: TensorType, b: TensorType) -> TensorType:
+    require_kind("the condition of where", c, "b")
+    return broadcast_type(c, a, b, dtype=same_dtype(a, b))
+
+
+def _where(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return elementwise(select, c, a, b, dtype=a.dtype)
+
+
+def _prelu_value(x: Expr, slope: Expr) -> Expr:
+    return select(x < 0, x * slope, x)
+
+
+def _elu(x: Expr, *, alpha: float) -> Expr:
+    return select(x < 0.0, call("expm1", x) * alpha, x)
+
+
+def _leaky(x: Expr, *, alpha: float) -> Expr:
+    return select(x < 0.0, x * alpha, x)
+
+
+def _mish(x: Expr) -> Expr:
+    return x * call("tanh", _softplus_value(x))
+
+
+# --- in terms of others -------------------------------------------------------------------------------------------------------
+
+
+def _selu_type(x: TensorType, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875) -> TensorType:
+    return _float(x)
+
+
+def _selu(b: Any, x: Any, *, alpha: float, gamma: float) -> Any:
+    return b.mul(b.elu(x, alpha=alpha), gamma)
+
+
+def _celu(b: Any, x: Any, *, alpha: float) -> Any:
+    # max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0) = alpha * elu(x / alpha) for alpha > 0
+    return b.mul(b.elu(b.div(x, alpha), alpha=1.0), alpha)
+
+
+def _hard_swish(b: Any, x: Any) -> Any:
+    return b.mul(x, b.hard_sigmoid(x, alpha=1 / 6, beta=0.5))
+
+
+def _swish(b: Any, x: Any, *, alpha: float) -> Any:
+    return b.mul(x, b.sigmoid(x if alpha == 1.0 else b.mul(x, alpha)))
+
+
+def _softsign(b: Any, x: Any) -> Any:
+    return b.div(x, b.add(b.abs(x), 1.0))
+
+
+def _thresholded_relu(b: Any, x: Any, *, alpha: float) -> Any:
+    return b.where(b.greater(x, alpha), x, b.constant(0.0, dtype=x.type.dtype))
+
+
+def _shrink_type(x: TensorType, *, bias: float = 0.0, lambd: float = 0.5) -> TensorType:
+    require_kind("shrink's operand", x, "f")
+    return x
+
+
+def _shrink(b: Any, x: Any, *, bias: float, lambd: float) -> Any:
+    low = b.where(b.less(x, -lambd), b.add(x, bias), b.constant(0.0, dtype=x.type.dtype))
+    return b.where(b.greater(x, lambd), b.sub(x, bias), low)
+
+
+def composed(name: str, type_: Callable[..., TensorType], decompose: Callable[..., Any], *attrs: dict[str, Any]) -> OpDef:
+    samples = [sample("f32[3, 7]", domain=(-4.0, 4.0), **a) for a in attrs or ({},)]
+    return OpDef(
+        name, type_, decompose=decompose, flops=size_flops(4), traits=ELEMENTWISE, samples=(*samples, sample("f16[9]", **(attrs or ({},))[0]))
+    )
+
+
+COMPARE: tuple[tuple[str, Callable[..., Expr], Callable[..., Array], str], ...] = (
+    ("equal", lambda a, b: a.eq(b), np.equal, "fiub"),
+    ("not_equal", lambda a, b: a.ne(b), np.not_equal, "fiub"),
+    ("less", operator.lt, np.less, "fiu"),
+    ("less_equal", operator.le, np.less_equal, "fiu"),
+    ("greater", operator.gt, np.greater, "fiu"),
+    ("greater_equal", operator.ge, np.greater_equal, "fiu"),
+)
+
+ELEMENTWISE_OPS: tuple[OpDef, ...] = (
+    # arithmetic
+    binary("add", operator.add, np.add),
+    binary("sub", operator.sub, np.subtract),
+    binary("mul", operator.mul, np.multiply),
+    binary("div", _div, _div_numpy, domain=(-3.0, 3.0)),
+    binary("mod", _mod, _mod_numpy, domain=(-3.0, 3.0)),
+    binary("fmod", intrinsic("truncmod"), meaning("truncmod"), domain=(-3.0, 3.0)),
+    binary("pow", _pow, _pow_numpy, domain=(0.1, 3.0)),
+    binary("min", minimum, np.minimum),
+    binary("max", maximum, np.maximum),
+    unary("neg", operator.neg, np.negative, "fi"),
+    unary("abs", _abs, np.abs, "fiu"),
+    unary("sign", _sign, np.sign, "fiu"),
+    unary("reciprocal", lambda x: 1.0 / x, lambda x: 1.0 / x, domain=(0.3, 3.0)),
+    unary("sqrt", intrinsic("sqrt"), np.sqrt, domain=(0.0, 5.0)),
+    # rounding; round is half to even
+    unary("floor", intrinsic("floor"), np.floor, domain=(-5.0, 5.0)),
+    unary("ceil", intrinsic("ceil"), np.ceil, domain=(-5.0, 5.0)),
+    unary("round", intrinsic("rint"), np.rint, domain=(-5.0, 5.0)),
+    unary("trunc", intrinsic("trunc"), np.trunc, domain=(-5.0, 5.0)),
+    # exponentials and trigonometry
+    unary("exp", intrinsic("exp"), np.exp, flops=8),
+    unary("expm1", intrinsic("expm1"), np.expm1, flops=8),
+    unary("log", intrinsic("log"), np.log, flops=8, domain=(0.1, 9.0)),
+    unary("log1p", intrinsic("log1p"), np.log1p, flops=8, domain=(-0.9, 9.0)),
+    unary("erf", intrinsic("erf"), _erf_numpy, flops=8),
+    unary("sin", intrinsic("sin"), np.sin, flops=8, domain=(-9.0, 9.0)),
+    unary("cos", intrinsic("cos"), np.cos, flops=8, domain=(-9.0, 9.0)),
+    unary("tan", intrinsic("tan"), np.tan, flops=8, domain=(-1.4, 1.4)),
+    unary("asin", intrinsic("asin"), np.arcsin, flops=8, domain=(-1.0, 1.0)),
+    unary("acos", intrinsic("acos"), np.arccos, flops=8, domain=(-1.0, 1.0)),
+    unary("atan", intrinsic("atan"), np.arctan, flops=8),
+    unary("sinh", intrinsic("sinh"), np.sinh, flops=8),
+    unary("cosh", intrinsic("cosh"), np.cosh, flops=8),
+    unary("tanh", intrinsic("tanh"), np.tanh, flops=8),
+    unary("asinh", intrinsic("asinh"), np.arcsinh, flops=8),
+    unary("acosh", intrinsic("acosh"), np.arccosh, flops=8, domain=(1.0, 9.0)),
+    unary("atanh", intrinsic("atanh"), np.arctanh, flops=8, domain=(-0.9, 0.9)),
+    # comparisons, logic, bits
+    *(binary(name, value, numpy, kinds, to_bool=True) for name, value, numpy, kinds in COMPARE),
+    binary("logical_and", operator.and_, np.logical_and, "b"),
+    binary("logical_or", operator.or_, np.logical_or, "b"),
+    binary("logical_xor", lambda a, b: a.ne(b), np.logical_xor, "b"),
+    unary("logical_not", logical_not, np.logical_not, "b"),
+    binary("bitwise_and", operator.and_, np.bitwise_and, "iu"),
+    binary("bitwise_or", operator.or_, np.bitwise_or, "iu"),
+    binary("bitwise_xor", operator.xor, np.bitwise_xor, "iu"),
+    unary("bitwise_not", intrinsic("bitnot"), np.invert, "iu"),
+    binary("shift_left", intrinsic("shl"), meaning("shl"), "iu", domain=(0.0, 1.0)),
+    binary("shift_right", intrinsic("shr"), meaning("shr"), "iu", domain=(0.0, 1.0)),
+    unary("isnan", intrinsic("isnan"), np.isnan, to_bool=True),
+    unary("isinf", _isinf, np.isinf, to_bool=True),
+    OpDef(
+        "where",
+        _where_type,
+        _where,
+        reference=np.where,
+        flops=size_flops(),
+        traits=ELEMENTWISE,
+        samples=(
+            sample("bool[2, 3]", "f32[2, 3]", "f32[2, 3]"),
+            sample("bool[4, 1]", "i64[5]", "i64[]"),
+            sample("bool[3]", "f16[2, 1]", "f16[3]"),
+            sample("bool[3]", "bool[3]", "bool[1]"),
+        ),
+    ),
+    OpDef(
+        "clip",
+        _clip_type,
+        lambda x, *, low, high: elementwise(lambda e: _clip(e, low=low, high=high), x),
+        reference=_clip_numpy,
+        flops=size_flops(2),
+        traits=ELEMENTWISE,
+        samples=(
+            sample("f32[3, 7]", low=-0.5, high=1.0),
+            sample("f16[5]", low=0.25, high=None),
+            sample("i32[9]", low=-3, high=4, domain=(-10, 10)),
+            sample("u8[9]", low=None, high=4, domain=(0, 10)),
+        ),
+    ),
+    # activations
+    unary("relu", relu_value, lambda x: np.maximum(x, 0), "fi"),
+    unary("sigmoid", sigmoid_value, _sigmoid, flops=10, domain=(-9.0, 9.0)),
+    unary("softplus", _softplus_value, _softplus, flops=16, domain=(-9.0, 9.0)),
+    unary("mish", _mish, lambda x: x * np.tanh(_softplus(x)), flops=24),
+    binary("prelu", _prelu_value, lambda x, s: np.where(x < 0, x * s, x), "fi"),
+    activation("gelu", _gelu, _gelu_numpy, _gelu_type, {"approximate": "none"}, {"approximate": "tanh"}, flops=12),
+    activation("leaky_relu", _leaky, lambda x, alpha: np.where(x < 0, x * alpha, x), _alpha_type(0.01), {"alpha": 0.01}, {"alpha": 0.3}),
+    activation(
+        "elu",
+        _elu,
+        lambda x, alpha: np.where(x < 0, np.expm1(x) * alpha, x).astype(x.dtype),
+        _alpha_type(1.0),
+        {"alpha": 1.0},
+        {"alpha": 0.5},
+        flops=12,
+    ),
+    activation(
+        "hard_sigmoid",
+        _hard_sigmoid,
+        lambda x, alpha, beta: np.minimum(1, np.maximum(0, x * alpha + beta)),
+        _hard_sigmoid_type,
+        {"alpha": 0.2, "beta": 0.5},
+        {"alpha": 1 / 6, "beta": 0.4},
+    ),
+    composed("selu", _selu_type, _selu, {}),
+    composed("celu", _alpha_type(1.0), _celu, {"alpha": 1.0}, {"alpha": 0.7}),
+    composed("hard_swish", _float, _hard_swish),
+    composed("swish", _alpha_type(1.0), _swish, {"alpha": 1.0}, {"alpha": 1.7}),
+    composed("softsign", _float, _softsign),
+    composed("thresholded_relu", _alpha_type(1.0), _thresholded_relu, {"alpha": 1.0}, {"alpha": -0.5}),
+    composed("shrink", _shrink_type, _shrink, {"bias": 0.0, "lambd": 0.5}, {"bias": 0.25, "lambd": 1.0}),
+)

@@ -1,0 +1,165 @@
+"""What a pass is and how a list of them runs: timed, checked after each one, dumped on request, blamed by name when it breaks something.
+
+In come a graph and the passes of a pipeline (`passes/pipelines.py`), out comes the same graph, changed in place, and a record per pass.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dnnc.ir.errors import DnncError, InputError, InternalError, VerifyError
+from dnnc.ir.graph import Graph, Node
+from dnnc.ir.verify import verify
+
+
+@dataclass(frozen=True, slots=True)
+class PassContext:
+    """What passes may ask about the compilation. Defaults suit a CPU with 512-bit vectors.
+
+    Args:
+        numerics: "strict" (nothing that adds or moves a rounding), "standard" or "fast".
+        lanes: float32 elements of the target's vector register.
+        fold_limit: bytes; a constant that is larger than this and than what it is computed from is not computed while compiling.
+        check: verify the graph after each pass.
+        dump: called with "before NAME" ahead of the first pass and "after NAME" behind each.
+        explain: called with a rule's name, the node and the reason each time a rewrite rule does not fire.
+    """
+
+    numerics: str = "standard"
+    lanes: int = 16
+    fold_limit: int = 64 << 20
+    check: bool = False
+    dump: Callable[[str, Graph], None] | None = None
+    explain: Callable[[str, Node, str], None] | None = None
+
+    @property
+    def strict(self) -> bool:
+        return self.numerics == "strict"
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A step of the pipeline.
+
+    Args:
+        name: what `-p NAME` says.
+        run: changes a graph in place, its subgraphs too; returns whether anything changed.
+        why: one line: what it does and why it stands where it stands.
+    """
+
+    name: str
+    run: Callable[[Graph, PassContext], bool]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class PassRecord:
+    """What a pass did: wall-clock seconds (without checks and dumps) and the number of nodes before and after."""
+
+    name: str
+    seconds: float
+    nodes_before: int
+    nodes_after: int
+    changed: bool
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.seconds * 1e3:.1f} ms, {self.nodes_before} -> {self.nodes_after} nodes{'' if self.changed else ', unchanged'}"
+
+
+@dataclass(slots=True)
+class PassManager:
+    """Runs passes and keeps a record of each, in order."""
+
+    records: list[PassRecord] = field(default_factory=list)
+
+    def run(self, graph: Graph, passes: Sequence[Pass], ctx: PassContext) -> bool:
+        """Run passes on a graph, in place. Returns whether anything changed.
+
+        Raises:
+            VerifyError: with `ctx.check`, a pass broke an invariant; the message names the pass.
+            InternalError: a pass failed; the message names it.
+        """
+        changed = False
+        if ctx.dump is not None and passes:
+            ctx.dump(f"before {passes[0].name}", graph)
+        for p in passes:
+            changed |= self._one(graph, p, ctx)
+        return changed
+
+    def _one(self, graph: Graph, p: Pass, ctx: PassContext) -> bool:
+        before, start = count_nodes(graph), time.perf_counter()
+        try:
+            changed = p.run(graph, ctx)
+            seconds = time.perf_counter() - start
+            if ctx.check:
+                verify(graph)
+        except Exception as e:
+            raise _blamed(p, e) from e
+        self.records.append(PassRecord(p.name, seconds, before, count_nodes(graph), changed))
+        if ctx.dump is not None:
+            ctx.dump(f"after {p.name}", graph)
+        return changed
+
+
+def _blamed(p: Pass, e: Exception) -> Exception:
+    """The error with the pass's name. What a user's model causes keeps its class, any other failure is the pass's fault."""
+    if isinstance(e, VerifyError):
+        return VerifyError(f"pass {p.name} broke the graph: {e}")
+    if isinstance(e, DnncError):
+        return type(e)(f"pass {p.name}: {e}")
+    return InternalError(f"pass {p.name}: {type(e).__name__}: {e}; please report it with the model's graph (`dnnc inspect MODEL --stage graph`)")
+
+
+def parse_passes(text: str, table: Sequence[Pass]) -> list[Pass]:
+    """`"fold,cse"` as passes of the table, in that order.
+
+    Raises:
+        InputError: a name that no pass of the table has.
+    """
+    known = {p.name: p for p in table}
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise InputError(f"there is no pass {name!r}{hint} There are: {', '.join(known)}")
+    return [known[name] for name in names]
+
+
+def graphs(graph: Graph) -> Iterator[Graph]:
+    """The graphs nested in a graph, innermost first, then the graph itself; each once."""
+    seen: set[Graph] = set()
+
+    def go(g: Graph) -> Iterator[Graph]:
+        if g in seen:
+            return
+        seen.add(g)
+        for n in g.nodes():
+            for s in n.subgraphs():
+                yield from go(s)
+        yield g
+
+    return go(graph)
+
+
+def count_nodes(graph: Graph) -> int:
+    """The nodes of a graph and of those nested in it."""
+    return sum(len(g) for g in graphs(graph))
+
+
+def is_pure(n: Node) -> bool:
+    """May the node be dropped, moved or merged? Its op and all nodes of its subgraphs have no effect and draw no random numbers."""
+    if "pure" not in n.op.traits or "random" in n.op.traits:
+        return False
+    return all(is_pure(m) for s in n.subgraphs() for m in s.nodes())
+
+
+def totals(records: Sequence[PassRecord]) -> Mapping[str, float]:
+    """Seconds by pass name, the slowest first; a pass that ran several times counts once."""
+    out: dict[str, float] = {}
+    for r in records:
+        out[r.name] = out.get(r.name, 0.0) + r.seconds
+    return dict(sorted(out.items(), key=lambda item: -item[1]))

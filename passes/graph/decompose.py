@@ -1,0 +1,56 @@
+"""Replace ops that are defined by other ops until only those with a tensor expression, or host ops, are left.
+
+    y = squeeze(x, axes=(0,))   ->   y = reshape(x, shape=(5,))
+
+Runs ahead of the algebraic passes, so that these know one spelling of each computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from dnnc.ir.builder import Builder
+from dnnc.ir.graph import Graph, Node, union
+from dnnc.passes.base import PassContext, graphs
+
+NORMS = ("batch_norm",)  # what `fold_batch_norm` looks for
+
+
+def decompose(graph: Graph, ctx: PassContext, keep: Collection[str] = ()) -> bool:
+    """Expand every node whose record has a decomposition, unless its op is in `keep`. New nodes carry the old ones' locations."""
+    changed = False
+    for g in graphs(graph):
+        for n in g.nodes():
+            stack = [n]
+            while stack:
+                m = stack.pop()
+                if m.op.decompose is not None and m.op.name not in keep:
+                    stack += reversed(expand(g, m))
+                    changed = True
+    return changed
+
+
+def expand(g: Graph, n: Node) -> list[Node]:
+    """Replace one node by its op's decomposition; returns the new nodes, in order."""
+    assert n.op.decompose is not None
+    before = n.prev
+    made = n.op.decompose(Builder(g, n, n.locs), *n.inputs, **n.attrs)
+    new = [m for m in _between(before, n)]
+    for o, v in zip(n.outputs, made if isinstance(made, (tuple, list)) else (made,)):
+        name = o.name
+        g.replace_all_uses(o, v)
+        if v.node in new:
+            g.rename(o, "")
+            g.rename(v, name)
+            v.locs = union(v.locs, n.locs)
+    g.erase(n)
+    return new
+
+
+def _between(before: Node | None, n: Node) -> list[Node]:
+    out = []
+    at = n.prev
+    while at is not None and at is not before:
+        out.append(at)
+        at = at.prev
+    return out[::-1]

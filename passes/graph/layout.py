@@ -1,0 +1,161 @@
+"""Choose how values lie in memory: channels of images and panels of weights in blocks of the vector width.
+
+    y = conv(x, w)        ->   y @ "0 1/16 2 3 1%16" = conv(x @ "0 1/16 2 3 1%16", w @ "0/16 1/16 2 3 1%16 0%16")
+    y = matmul(a, b)      ->   y = matmul(a, b @ "1/16 0 1%16")
+
+Convolutions make blocked outputs, element-wise ops and pooling pass a block on, everything else works on row-major values; `pack` nodes
+stand at the borders, one for each value and layout. Constants are relabelled: their bytes are packed when the program is linked.
+Type rules see logical shapes throughout. Padding lanes of a blocked axis hold 0.
+"""
+
+from __future__ import annotations
+
+from dnnc.ir.builder import Builder
+from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.types import Layout, Part, TensorType
+
+KEEPS_BLOCKS = frozenset(("max_pool", "avg_pool", "lp_pool"))
+
+
+def blocked(rank: int, lanes: int) -> Layout:
+    """`0 1/16 2 3 1%16`: channels in blocks, innermost."""
+    return Layout((Part(0), Part(1, lanes), *(Part(k) for k in range(2, rank)), Part(1, 1, lanes)))
+
+
+def panels(rank: int, lanes: int) -> Layout:
+    """`1/16 0 1%16`: the last axis in blocks, each block a contiguous panel over the axis before it."""
+    lead = tuple(Part(k) for k in range(rank - 2))
+    return Layout((*lead, Part(rank - 1, lanes), Part(rank - 2), Part(rank - 1, 1, lanes)))
+
+
+def filters(rank: int, lanes: int, block_inputs: bool) -> Layout:
+    """`0/16 1/16 2 3 1%16 0%16`: output channels in panels; input channels as the activations have them."""
+    taps = tuple(Part(k) for k in range(2, rank))
+    if block_inputs:
+        return Layout((Part(0, lanes), Part(1, lanes), *taps, Part(1, 1, lanes), Part(0, 1, lanes)))
+    return Layout((Part(0, lanes), Part(1), *taps, Part(0, 1, lanes)))
+
+
+def assign_layouts(graph: Graph, lanes: int) -> bool:
+    """Set the layouts of all values. `lanes`: the target's float32 vector width. Returns whether anything changed."""
+    return _Layouts(graph, lanes).run()
+
+
+class _Layouts:
+    def __init__(self, graph: Graph, lanes: int) -> None:
+        self.graph, self.lanes = graph, lanes
+        self.made: dict[tuple[Value, Layout | None], Value] = {}
+        self.changed = False
+
+    def run(self) -> bool:
+        for n in self.graph.nodes():
+            if n.op.name == "pack":
+                continue
+            if n.op.name == "conv":
+                self.conv(n)
+            elif n.op.name == "matmul":
+                self.matmul(n)
+            elif self.keeps(n):
+                self.keep(n)
+            elif not self.reads_blocks(n):
+                self.plain(n)
+        for k, v in enumerate(self.graph.outputs):
+            if v.type.layout is not None:
+                self.graph.outputs[k] = self.relaid(v, None, None)
+        return self.changed
+
+    # --- rules per op ---------------------------------------------------------------------------------------------------------
+
+    def conv(self, n: Node) -> None:
+        x, w = n.inputs[0], n.inputs[1]
+        assert x is not None and w is not None
+        out, group = n.output.type, n.attrs["group"]
+        channels, made = x.type.shape[1], out.shape[1]
+        depthwise = group != 1 and w.type.shape[1] == 1 and isinstance(group, int) and channels == group == made
+        fits = isinstance(made, int) and isinstance(channels, int) and made >= self.lanes // 2 and out.dtype.name == "f32"
+        if not fits or not (group == 1 or depthwise):
+            return self.plain(n)
+        lay = blocked(out.rank, self.lanes)
+        whole = group == 1 and channels % self.lanes == 0  # type: ignore[operator]
+        take_blocks = depthwise or whole
+        self.set_input(n, 0, lay if take_blocks else None)
+        self.set_input(n, 1, filters(out.rank, self.lanes, whole))
+        if len(n.inputs) > 2 and n.inputs[2] is not None:
+            self.set_input(n, 2, Layout((Part(0, self.lanes), Part(0, 1, self.lanes))))
+        self.set_output(n, lay)
+
+    def matmul(self, n: Node) -> None:
+        a, b = n.inputs[0], n.inputs[1]
+        assert a is not None and b is not None
+        columns = b.type.shape[-1] if b.type.rank >= 2 else 1
+        if a.type.rank < 2 or columns == 1 or n.output.type.dtype.name != "f32":
+            return self.plain(n)
+        self.set_input(n, 0, None)
+        self.set_input(n, 1, panels(b.type.rank, self.lanes))
+
+    def keeps(self, n: Node) -> bool:
+        """Ops that work on blocks as on rows: same shape in and out, or a window per channel."""
+        if n.op.name in KEEPS_BLOCKS:
+            return n.inputs[0] is not None and n.inputs[0].type.layout is not None
+        if "elementwise" not in n.op.traits or len(n.outputs) != 1:
+            return False
+        return any(v is not None and v.type.layout is not None and v.type.shape == n.output.type.shape for v in n.inputs)
+
+    def keep(self, n: Node) -> None:
+        out = n.output.type
+        lay = next(
+            v.type.layout
+            for v in n.inputs
+            if v is not None and v.type.layout is not None and (n.op.name in KEEPS_BLOCKS or v.type.shape == out.shape)
+        )
+        for k, v in enumerate(n.inputs):
+            if v is None:
+                continue
+            if n.op.name in KEEPS_BLOCKS or v.type.shape == out.shape:
+                self.set_input(n, k, lay)
+            elif v.type.layout is not None:  # a broadcast operand that is an image of its own
+                self.set_input(n, k, None)
+        self.set_output(n, lay)
+
+    def reads_blocks(self, n: Node) -> bool:
+        """A reduction over spatial axes reads a block as it lies: its vectors go over the channels."""
+        axes = n.attrs.get("axes")
+        x = n.inputs[0] if n.inputs else None
+        if not n.op.name.startswith("reduce_") or x is None or x.type.layout is None or not axes:
+            return False
+        return all(a % x.type.rank not in (0, 1) for a in axes)
+
+    def plain(self, n: Node) -> None:
+        for k, v in enumerate(n.inputs):
+            if v is not None and v.type.layout is not None:
+                self.set_input(n, k, None)
+
+    # --- changing values ------------------------------------------------------------------------------------------------------
+
+    def set_input(self, n: Node, k: int, layout: Layout | None) -> None:
+        v = n.inputs[k]
+        assert v is not None
+        if v.type.layout != layout:
+            n.set_input(k, self.relaid(v, layout, n))
+
+    def set_output(self, n: Node, layout: Layout | None) -> None:
+        t = n.output.type
+        if t.layout != layout:
+            n.output.type = TensorType(t.dtype, t.shape, layout)
+            self.changed = True
+
+    def relaid(self, v: Value, layout: Layout | None, before: Node | None) -> Value:
+        """The value in another layout: the source of a `pack`, a relabelled constant, or a new `pack`."""
+        self.changed = True
+        if v.node is not None and v.node.op.name == "pack" and v.node.inputs[0] is not None and v.node.inputs[0].type.layout == layout:
+            return v.node.inputs[0]  # pack(pack(x)) -> x
+        key = (v, layout)
+        found = self.made.get(key)
+        if found is None:
+            if v in self.graph.constants:
+                found = self.graph.constant(self.graph.constants[v], v.name, v.locs, TensorType(v.type.dtype, v.type.shape, layout))
+            else:
+                after = self.graph.first_node() if v.node is None else v.node.next
+                found = Builder(self.graph, after, v.locs).op("pack", v, layout=layout)
+            self.made[key] = found
+        return found  # type: ignore[no-any-return]

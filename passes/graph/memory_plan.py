@@ -1,0 +1,140 @@
+"""Where every value lies: inputs, outputs and constants by number, everything else in one arena.
+
+Lifetimes are counted in steps (kernels in order). Views share their source's memory; a kernel may write over an input that nobody reads
+later, when both have the same bytes and the kernel reads each element before it writes it. Offsets come from a greedy placement, largest
+value first, at the lowest address that is free throughout its life (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net
+Inference", 2020, section 5). Sizes may be symbolic: order and sharing are decided once, offsets are evaluated for each shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dnnc.ir.expr import Expr, Var, const, substitute, value
+from dnnc.ir.graph import Graph, Value
+from dnnc.ir.types import Dim
+from dnnc.passes.graph.fuse import FusionPlan, Group
+from dnnc.passes.lower import group_inputs
+
+ALIGN = 64  # bytes: a cache line
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A stretch of the arena that holds `values` one after another (in place) or under several shapes; alive from first to last step."""
+
+    values: tuple[Value, ...]
+    nbytes: Dim
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """`place[v]` is ("input" | "output" | "constant" | "arena", number); an arena's number is a slot's."""
+
+    place: Mapping[Value, tuple[str, int]]
+    slots: tuple[Slot, ...]
+    inplace: Mapping[Group, Value]
+
+    def offsets(self, dims: Mapping[Var, int]) -> tuple[list[int], int]:
+        """Byte offsets of the slots and the arena's size, for given dims."""
+        env: dict[Expr, Expr] = {v: const(n) for v, n in dims.items()}
+        sizes = [_number(s.nbytes, env) for s in self.slots]
+        return place_slots(sizes, [(s.first, s.last) for s in self.slots])
+
+    def lower_bound(self, dims: Mapping[Var, int]) -> int:
+        """The most bytes that are alive at any step: no placement can need less."""
+        env: dict[Expr, Expr] = {v: const(n) for v, n in dims.items()}
+        live: dict[int, int] = {}
+        for s in self.slots:
+            for k in range(s.first, s.last + 1):
+                live[k] = live.get(k, 0) + _number(s.nbytes, env)
+        return max(live.values(), default=0)
+
+
+def _number(d: Dim, env: dict[Expr, Expr]) -> int:
+    n = value(substitute(const(d), env))
+    assert n is not None, f"{d!r} is not fixed by the dims of the call"
+    return n
+
+
+def place_slots(sizes: Sequence[int], lives: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
+    """Greedy by size: offsets and the total. Slots whose lives meet never overlap."""
+    offsets = [0] * len(sizes)
+    placed: list[int] = []
+    total = 0
+    for k in sorted(range(len(sizes)), key=lambda i: (-sizes[i], lives[i])):
+        first, last = lives[k]
+        size = -(-sizes[k] // ALIGN) * ALIGN
+        at = 0
+        taken = sorted((offsets[j], offsets[j] + -(-sizes[j] // ALIGN) * ALIGN) for j in placed if lives[j][0] <= last and first <= lives[j][1])
+        for lo, hi in taken:
+            if at + size <= lo:
+                break
+            at = max(at, hi)
+        offsets[k] = at
+        placed.append(k)
+        total = max(total, at + size)
+    return offsets, total
+
+
+def plan_memory(graph: Graph, plan: FusionPlan, inplace: Mapping[Group, Value] | None = None) -> MemoryPlan:
+    """Place every value of a planned graph. `inplace`: for some groups, the input whose memory the output takes (checked here)."""
+    return _Planner(graph, plan, inplace or {}).run()
+
+
+class _Planner:
+    def __init__(self, graph: Graph, plan: FusionPlan, wanted: Mapping[Group, Value]) -> None:
+        self.graph, self.plan, self.wanted = graph, plan, wanted
+        self.source = dict(plan.views)
+        self.first: dict[Value, int] = {}
+        self.last: dict[Value, int] = {}
+
+    def root(self, v: Value) -> Value:
+        while v in self.source:
+            v = self.source[v]
+        return v
+
+    def run(self) -> MemoryPlan:
+        place: dict[Value, tuple[str, int]] = {v: ("input", k) for k, v in enumerate(self.graph.inputs)}
+        place.update((v, ("constant", k)) for k, v in enumerate(self.graph.constants))
+        for k, v in enumerate(self.graph.outputs):
+            r = self.root(v)
+            assert r not in place, f"output {v.name} needs a copy"
+            place[r] = ("output", k)
+        for step, g in enumerate(self.plan.groups):
+            self.first[g.output] = self.last[g.output] = step
+            for v in group_inputs(g.nodes):
+                self.last[self.root(v)] = step
+        slots, inplace = self.slots(place)
+        for k, s in enumerate(slots):
+            for v in s.values:
+                place[v] = ("arena", k)
+        for v in self.source:
+            place[v] = place[self.root(v)]
+        return MemoryPlan(place, tuple(slots), inplace)
+
+    def slots(self, place: dict[Value, tuple[str, int]]) -> tuple[list[Slot], dict[Group, Value]]:
+        slots: list[Slot] = []
+        holder: dict[Value, int] = {}
+        inplace: dict[Group, Value] = {}
+        for step, g in enumerate(self.plan.groups):
+            v = g.output
+            if v in place:
+                continue
+            old = self.wanted.get(g)
+            k = holder.get(self.root(old)) if old is not None else None
+            if old is not None and k is not None and self.may_overwrite(old, v, step):
+                slots[k] = Slot((*slots[k].values, v), slots[k].nbytes, slots[k].first, self.last[v])
+                inplace[g] = old
+            else:
+                k = len(slots)
+                slots.append(Slot((v,), v.type.nbytes, step, self.last[v]))
+            holder[v] = k
+        return slots, inplace
+
+    def may_overwrite(self, old: Value, new: Value, step: int) -> bool:
+        same = value(const(old.type.nbytes) - const(new.type.nbytes)) == 0
+        return same and self.last[self.root(old)] == step and old.type.dtype is new.type.dtype

@@ -1,0 +1,372 @@
+"""A fused group of graph nodes -> one naive kernel: loops over the output's memory, everything else inlined at its place.
+
+In come the nodes with their types (layouts included), out comes a Kernel whose text depends on nothing but the computation: buffers are
+called x0, x1, ... and y, so that equal groups of different layers are one kernel. Reductions become an accumulator at the outermost loop
+depth where their indices are known; a costly intermediate that several consumers read becomes a `local` buffer there. Recipes schedule
+the result; nothing here thinks of speed or targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from dnnc.ir import te
+from dnnc.ir.bounds import nonneg
+from dnnc.ir.dtype import DType
+from dnnc.ir.errors import InternalError
+from dnnc.ir.expr import Const, Expr, Load, Op, Var, cast, const, fma, free, load, minimum, op, rebuild, select, substitute, unwrap, value, walk
+from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.operator.stmt import Buffer, Builder, For, Func, Kernel, Param, exprs, walk_stmts
+from dnnc.ir.types import Layout, Part, TensorType
+
+COSTLY = frozenset(("exp", "log", "erf", "tanh", "pow", "sin", "cos", "tan", "sqrt", "/", "log1p", "expm1", "sinh", "cosh"))
+LOCAL_LIMIT = 16384  # elements of a row kept in a thread's own memory (64 KB of float32, an L2-resident buffer)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A naive kernel and what a recipe needs to know of it.
+
+    `params` says which value each buffer parameter is (inputs in order, the output last unless it works in place); `out_loops` are the
+    loops over the output's physical axes; `reductions` the loops of each reduction, in order.
+    """
+
+    kernel: Kernel
+    params: tuple[Value, ...]
+    dims: tuple[Var, ...]
+    out_loops: tuple[str, ...]
+    reductions: tuple[tuple[str, ...], ...]
+    inplace: bool = False
+
+    @property
+    def elements(self) -> int | Expr:
+        """Iterations of the innermost statements, a measure of the work: output elements times reduced ones."""
+        total: Expr = const(1)
+        for s in walk_stmts(self.kernel.entry.body):
+            if isinstance(s, For) and s.var.name in (*self.out_loops, *(self.reductions[0] if self.reductions else ())):
+                total = total * s.extent
+        return unwrap(total)  # type: ignore[no-any-return]
+
+
+def group_inputs(nodes: Sequence[Node]) -> list[Value]:
+    """Values that a group reads from outside, in order of first use."""
+    inside = {v for n in nodes for v in n.outputs}
+    return list(dict.fromkeys(v for n in nodes for v in n.inputs if v is not None and v not in inside))
+
+
+def lower(graph: Graph, nodes: Sequence[Node], output: Value, inplace: Value | None = None) -> Lowered:
+    """Lower a group with one output. `inplace`: the input whose memory the output takes; the kernel then has one parameter for both."""
+    low = _Lowering(graph, nodes, output, inplace)
+    return low.run()
+
+
+def scalar_constant(graph: Graph, v: Value) -> Expr | None:
+    """A constant of one element as a number: it becomes part of the kernel's text."""
+    array = graph.constants.get(v)
+    if array is None or array.size != 1 or v.type.dtype.kind not in "fiub":
+        return None
+    item: Any = np.asarray(array).astype(np.float64).item() if v.type.dtype.is_float else np.asarray(array).item()
+    return const(item, v.type.dtype.computed)
+
+
+class _Lowering:
+    def __init__(self, graph: Graph, nodes: Sequence[Node], output: Value, inplace: Value | None) -> None:
+        self.graph, self.nodes, self.output, self.inplace = graph, nodes, output, inplace
+        self.b = Builder()
+        self.buffers: dict[te.Tensor, tuple[Buffer, TensorType]] = {}
+        self.numbers: dict[te.Tensor, Expr] = {}
+        self.params: list[Value] = []
+        self.placed: dict[Expr, Expr] = {}  # Load of a stage's tensor -> where its value lies now
+        self.kept: dict[te.Tensor, int] = {}  # tensors held in local memory -> number of leading axes that are fixed there
+        self.reductions: list[tuple[str, ...]] = []
+        self.memo: dict[Expr, Expr] = {}
+        self.pad_loops: set[str] = set()  # loops over an axis that has padding lanes
+        t = output.type
+        if t.layout is not None:
+            uneven = {p.axis for p in t.layout.parts if p.div > 1 and value(const(t.shape[p.axis]) % p.div) != 0}
+            self.pad_loops = {_loop_name(t.layout, k) for k, p in enumerate(t.layout.parts) if p.axis in uneven}
+
+    def run(self) -> Lowered:
+        result = self.expressions()
+        out = self.out_buffer()
+        self.choose_kept(result)
+        loops = self.nest(result, out)
+        dims = sorted({v for p in self.all_buffers(out) for d in p.shape for v in free(d)} | self.other_dims(), key=lambda v: v.name)
+        params: list[Param] = [*dims, *self.all_buffers(out)]
+        name = "_".join(n.op.name for n in self.nodes[:4]) + ("_etc" if len(self.nodes) > 4 else "")
+        locs = tuple(dict.fromkeys(loc for n in self.nodes for loc in n.locs))
+        kernel = Kernel((Func(name, tuple(params), self.b.block()),), locs)
+        values = tuple(self.params) if self.inplace is not None else (*self.params, self.output)
+        return Lowered(kernel, values, tuple(dims), loops, tuple(self.reductions), self.inplace is not None)
+
+    def all_buffers(self, out: Buffer) -> list[Buffer]:
+        ins = [buf for buf, _ in self.buffers.values()]
+        return ins if out in ins else [*ins, out]
+
+    def other_dims(self) -> set[Var]:
+        """Symbolic dims that occur in the loops only (a result may have a dim that no buffer shows by itself)."""
+        declared = set(self.graph.dims.values())
+        return {v for s in walk_stmts(self.b.block()) for e in exprs(s) for v in free(e) if v in declared}
+
+    # --- from nodes to tensor expressions -------------------------------------------------------------------------------------
+
+    def expressions(self) -> te.Tensor:
+        tensors: dict[Value, te.Tensor] = {}
+        for v in group_inputs(self.nodes):
+            t = te.placeholder(f"x{len(self.params)}", v.type.dtype, v.type.shape)
+            number = scalar_constant(self.graph, v)
+            if number is not None:
+                self.numbers[t] = number
+            else:
+                self.buffers[t] = (Buffer(t.name, v.type.dtype, tuple(map(const, v.type.physical))), v.type)
+                self.params.append(v)
+            tensors[v] = t
+        for n in self.nodes:
+            if n.op.compute is None:
+                raise InternalError(f"{n.op.name} reached lowering without a tensor expression")
+            made = n.op.compute(*(tensors[v] if v is not None else None for v in n.inputs), **n.attrs)
+            for v, t in zip(n.outputs, made if isinstance(made, tuple) else (made,)):
+                tensors[v] = t
+        return tensors[self.output]
+
+    def out_buffer(self) -> Buffer:
+        if self.inplace is not None:
+            return next(buf for (buf, _), v in zip(self.buffers.values(), self.params) if v is self.inplace)
+        t = self.output.type
+        return Buffer("y", t.dtype, tuple(map(const, t.physical)))
+
+    def resolve(self, e: Expr) -> Expr:
+        """Inline element-wise stages and turn loads of inputs into loads of their memory; reductions and kept tensors stay."""
+        r = self.memo.get(e)
+        if r is None:
+            r = self.memo[e] = self._resolve(e)
+        return r
+
+    def _resolve(self, e: Expr) -> Expr:
+        if isinstance(e, Load) and isinstance(e.buf, te.Tensor):
+            idx = tuple(self.resolve(i) for i in e.idx)
+            t = e.buf
+            if t in self.numbers:
+                return self.numbers[t]
+            if t in self.buffers:
+                return self.read(t, idx)
+            assert t.stage is not None
+            if t.stage.reduce or t in self.kept:
+                return load(t, idx)
+            return self.resolve(substitute(t.stage.value, dict(zip(t.stage.axes, idx))))
+        r = rebuild(e, self.resolve)
+        if isinstance(r, Op) and r.name.startswith("cast_") and r.args[0].dtype is r.dtype:
+            return r.args[0]  # the value of an inlined stage is in its compute type already
+        return r
+
+    def read(self, t: te.Tensor, idx: tuple[Expr, ...]) -> Expr:
+        """An element of an input's memory. Lanes that pad the output may ask for elements that do not exist: those are clamped."""
+        buf, type_ = self.buffers[t]
+        at = idx if type_.layout is None else type_.layout.index(idx)
+        if self.pad_loops:
+            at = tuple(
+                i if nonneg(d - 1 - i) or self.pad_loops.isdisjoint(v.name for v in free(i)) else minimum(i, d - 1) for i, d in zip(at, buf.shape)
+            )
+        return load(buf, at)
+
+    # --- what is kept in local memory -----------------------------------------------------------------------------------------
+
+    def choose_kept(self, result: te.Tensor) -> None:
+        """Costly element-wise tensors that feed a reduction and something else beside it (exp in softmax)."""
+        users: dict[te.Tensor, set[te.Tensor]] = {}
+        order = list(te.stages([result]))
+        for t in order:
+            assert t.stage is not None
+            for x in walk(t.stage.value):
+                if isinstance(x, Load) and isinstance(x.buf, te.Tensor) and x.buf.stage is not None:
+                    users.setdefault(x.buf, set()).add(t)
+        for t in order:
+            stage = t.stage
+            assert stage is not None
+            readers = users.get(t, set())
+            if stage.reduce or len(readers) < 2 or not any(r.stage is not None and r.stage.reduce for r in readers):
+                continue
+            if any(isinstance(x, Op) and x.name in COSTLY for x in walk(stage.value)):
+                fixed = self.fixed_axes(t, readers)
+                size = value(unwrap(_product(t.shape[fixed:])))
+                if fixed < len(t.shape) and size is not None and size <= LOCAL_LIMIT:
+                    self.kept[t] = fixed
+
+    @staticmethod
+    def fixed_axes(t: te.Tensor, readers: set[te.Tensor]) -> int:
+        """Leading axes that every reader indexes by its own axis of that number: rows of one loop nest."""
+        n = len(t.shape)
+        for r in readers:
+            assert r.stage is not None
+            for x in walk(r.stage.value):
+                if isinstance(x, Load) and x.buf is t:
+                    same = 0
+                    while same < min(n, len(r.stage.axes)) and x.idx[same] is r.stage.axes[same] and r.stage.axes[same] not in r.stage.reduce:
+                        same += 1
+                    n = min(n, same if r.stage.reduce else min(same, n))
+        reduced = min((len(r.stage.axes) for r in readers if r.stage is not None and r.stage.reduce), default=n)
+        return min(n, reduced)
+
+    # --- loops ----------------------------------------------------------------------------------------------------------------
+
+    def nest(self, result: te.Tensor, out: Buffer) -> tuple[str, ...]:
+        t = self.output.type
+        layout = t.layout or Layout(tuple(Part(k) for k in range(t.rank)))
+        names: list[str] = []
+
+        def open_loops(k: int, at: tuple[Var, ...]) -> None:
+            logical = layout.logical(at + tuple(var_ahead(layout, j, t) for j in range(k, len(layout.parts))))
+            bound = frozenset(at) | frozenset(self.graph.dims.values())
+            goal = self.element(result, logical)
+            if k < len(layout.parts):
+                self.place(goal, bound)
+                with self.b.loop(_loop_name(layout, k), out.shape[k]) as v:
+                    names.append(v.name)
+                    open_loops(k + 1, (*at, v))
+                return
+            self.place(goal, bound)
+            self.write(out, at, logical, self.settle(goal))
+
+        open_loops(0, ())
+        return tuple(names)
+
+    def element(self, result: te.Tensor, logical: tuple[Expr, ...]) -> Expr:
+        """The value of one output element, before reductions are placed."""
+        assert result.stage is not None
+        if result.stage.reduce:
+            return load(result, logical)
+        return self.resolve(substitute(result.stage.value, dict(zip(result.stage.axes, logical))))
+
+    def place(self, e: Expr, bound: frozenset[Var]) -> None:
+        """Compute, here, every reduction and kept tensor in e whose indices are known here."""
+        for x in _pending(e, self.placed):
+            t = x.buf
+            assert isinstance(t, te.Tensor)
+            fixed = self.kept.get(t, len(t.shape))
+            if not all(free(i) <= bound for i in x.idx[:fixed]):
+                continue
+            if t in self.kept:
+                self.keep(t, x, fixed, bound)
+            else:
+                self.accumulate(t, x, bound)
+
+    def settle(self, e: Expr) -> Expr:
+        """e with every placed tensor replaced by where it lies."""
+
+        def go(x: Expr) -> Expr:
+            if isinstance(x, Load) and isinstance(x.buf, te.Tensor):
+                if x.buf in self.kept:
+                    buf = self.placed[load(x.buf, x.idx[: self.kept[x.buf]])]
+                    assert isinstance(buf, Load)
+                    return load(buf.buf, map(go, x.idx[self.kept[x.buf] :]))
+                return self.placed[x]
+            r = rebuild(x, go)
+            if isinstance(r, Op) and r.name.startswith("cast_") and r.args[0].dtype is r.dtype:
+                return r.args[0]
+            return r
+
+        return go(e)
+
+    def keep(self, t: te.Tensor, x: Load, fixed: int, bound: frozenset[Var]) -> None:
+        key = load(t, x.idx[:fixed])
+        if key in self.placed:
+            return
+        assert t.stage is not None
+        own = t.stage.axes[fixed:]
+        e = self.resolve(substitute(t.stage.value, dict(zip(t.stage.axes[:fixed], x.idx[:fixed]))))
+        self.place(e, bound)
+        buf = self.b.alloc("row", t.dtype.computed, *t.shape[fixed:], space="local")
+        self.placed[key] = load(buf, [0] * len(own))
+        idx: list[Var] = []
+        loops = [self.b.loop(f"k{j}", t.shape[fixed + j]) for j in range(len(own))]
+        for loop in loops:
+            idx.append(loop.__enter__())
+        self.b.store(buf, tuple(idx), self.settle(substitute(e, dict(zip(own, idx)))))
+        for loop in reversed(loops):
+            loop.__exit__(None, None, None)
+        self.reductions.append(tuple(v.name for v in idx))
+
+    def accumulate(self, t: te.Tensor, x: Load, bound: frozenset[Var]) -> None:
+        stage = t.stage
+        assert stage is not None
+        env = dict(zip(stage.axes, x.idx))
+        term = self.resolve(substitute(stage.value, env))
+        self.place(term, bound)
+        acc = self.b.alloc("acc", t.dtype.computed, 1)
+        self.placed[x] = acc[0]
+        self.b.store(acc, (0,), identity(stage.combine, t.dtype.computed))
+        rs: list[Expr] = []
+        loops = [self.b.loop(f"r{j}", v.hi + 1 if v.hi is not None else 0) for j, v in enumerate(stage.reduce)]
+        for loop in loops:
+            rs.append(loop.__enter__())
+        inner: dict[Expr, Expr] = dict(zip(stage.reduce, rs))
+        conds = _conjuncts(self.resolve(substitute(stage.where, {**env, **inner}))) if stage.where is not None else []
+        guards = [self.b.when(c) for c in conds]
+        for guard in guards:
+            guard.__enter__()
+        self.b.store(acc, (0,), combine(stage.combine, acc[0], self.settle(self.resolve(substitute(term, inner)))))
+        for scope in [*reversed(guards), *reversed(loops)]:
+            scope.__exit__(None, None, None)
+        self.reductions.append(tuple(v.name for v in rs if isinstance(v, Var)))
+
+    def write(self, out: Buffer, at: tuple[Var, ...], logical: tuple[Expr, ...], v: Expr) -> None:
+        t = self.output.type
+        v = cast(v, t.dtype)
+        if self.pad_loops:  # lanes that are no element hold 0
+            for k in {p.axis for p in t.layout.parts if p.div > 1}:  # type: ignore[union-attr]
+                if value(const(t.shape[k]) - 1 - logical[k]) is None and not nonneg(const(t.shape[k]) - 1 - logical[k]):
+                    v = select(logical[k] < const(t.shape[k]), v, const(0, t.dtype))
+        self.b.store(out, at, v)
+
+
+def var_ahead(layout: Layout, k: int, t: TensorType) -> Var:
+    """A stand-in for a loop that is not open yet: never among the bound variables."""
+    return te.placeholder_axis(f"ahead{k}")
+
+
+def _loop_name(layout: Layout, k: int) -> str:
+    """`i1` for an axis that is not blocked and for its outermost part, `i1b` for its block."""
+    p = layout.parts[k]
+    return f"i{p.axis}" + ("b" * sum(1 for q in layout.parts if q.axis == p.axis and q.div > p.div))
+
+
+def _product(shape: Sequence[Expr]) -> Expr:
+    r: Expr = const(1)
+    for d in shape:
+        r = r * d
+    return r
+
+
+def _pending(e: Expr, placed: dict[Expr, Expr]) -> list[Load]:
+    """Loads of stages in an expression that have no place yet, in a deterministic order."""
+    return [x for x in reversed(list(walk(e))) if isinstance(x, Load) and isinstance(x.buf, te.Tensor) and x not in placed]
+
+
+def _conjuncts(c: Expr) -> list[Expr]:
+    if isinstance(c, Op) and c.name == "&":
+        return [*_conjuncts(c.args[0]), *_conjuncts(c.args[1])]
+    return [] if isinstance(c, Const) and c.value else [c]
+
+
+def identity(combine_: str, t: DType) -> Expr:
+    """What a reduction starts from."""
+    if combine_ in ("sum", "prod"):
+        return const((0.0 if combine_ == "sum" else 1.0) if t.is_float else int(combine_ == "prod"), t)
+    low = combine_ in ("max", "fmax")
+    if t.is_float:
+        return const(float("-inf") if low else float("inf"), t)
+    return const(t.range[0 if low else 1], t)
+
+
+def combine(how: str, acc: Expr, term: Expr) -> Expr:
+    """One step of a reduction. A float product that is summed is contracted here, once for all targets."""
+    if how == "sum":
+        if isinstance(term, Op) and term.name == "*" and term.dtype.is_float:
+            return fma(term.args[0], term.args[1], acc)
+        return acc + term
+    if how == "prod":
+        return acc * term
+    return op("fmax", term, acc) if how == "fmax" else op(how, acc, term)

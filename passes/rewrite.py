@@ -1,0 +1,268 @@
+"""A small driver for rewrite rules. A rule is a plain function: it looks at a node, gives up with a reason, or returns the replacement.
+
+    def drop_neg_neg(m: Match) -> Value:
+        "neg(neg(x)) -> x"                                    # what stands before and after
+        return m.operand(m.node(m.operand(m.root, 0), "neg"), 0)
+
+The driver offers every node to the rules of its op, and again whatever a rewrite may have made possible: new nodes, their readers, and
+the last reader of a value whose other readers vanished. Each rule makes the graph smaller or more canonical, so this ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from dnnc.ir.builder import Builder, infer
+from dnnc.ir.errors import InternalError, ShapeError
+from dnnc.ir.graph import Graph, Node, Value, union
+from dnnc.passes.base import PassContext, graphs, is_pure
+
+Array = np.ndarray[Any, Any]
+
+
+class NoMatch(Exception):
+    """A rule does not fire here; `reason` says why."""
+
+    def __init__(self, reason: str, *args: Any) -> None:
+        self.reason, self.parts = reason, args
+
+    def __str__(self) -> str:
+        return self.reason.format(*self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`apply` is tried on nodes of the named ops.
+
+    `exact`: no rounding is added, dropped or moved. Rules that are not exact do not fire in strict numerics.
+    """
+
+    apply: Callable[[Match], Value]
+    ops: tuple[str, ...]
+    exact: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.apply.__name__
+
+
+class Match:
+    """A node that a rule looks at, and the questions that rules ask. Those that fail raise NoMatch."""
+
+    def __init__(self, graph: Graph, root: Node, ctx: PassContext, outputs: set[Value]) -> None:
+        self.graph, self.root, self.ctx, self.outputs = graph, root, ctx, outputs
+        self.matched: list[Node] = [root]
+        self.built = False
+
+    # --- questions ---
+
+    def require(self, ok: bool, reason: str, *args: Any) -> None:
+        """Give up unless ok; the reason is formatted only when somebody wants to read it."""
+        if not ok:
+            raise NoMatch(reason, *args)
+
+    def operand(self, n: Node, index: int) -> Value:
+        """An operand that must be there."""
+        v = n.inputs[index] if index < len(n.inputs) else None
+        if v is None:
+            raise NoMatch("{} has no operand {}", n.op.name, index)
+        return v
+
+    def node(self, v: Value | None, *ops: str) -> Node:
+        """The node that makes a value, which must apply one of these ops."""
+        n = v.node if v is not None else None
+        if n is None or n.op.name not in ops:
+            raise NoMatch("{} is not made by {}", v.name if v is not None else "an absent operand", " or ".join(ops))
+        self.matched.append(n)
+        return n
+
+    def constant(self, v: Value) -> Array:
+        """The data of a value that must be a constant."""
+        a = self.graph.constants.get(v)
+        if a is None:
+            raise NoMatch("{} is not a constant", v.name)
+        return a
+
+    def number(self, v: Value) -> Any:
+        """The one number that all elements of a constant are."""
+        x = uniform(self.constant(v))
+        if x is None:
+            raise NoMatch("the constant {} holds different numbers", v.name)
+        return x
+
+    def either(self, n: Node) -> tuple[Value, Value]:
+        """The operands of a commutative node: (the other one, the constant)."""
+        a, b = self.operand(n, 0), self.operand(n, 1)
+        if b in self.graph.constants:
+            return a, b
+        if a in self.graph.constants:
+            return b, a
+        raise NoMatch("neither operand of {} is a constant", n.op.name)
+
+    def sole(self, n: Node) -> Node:
+        """A node whose results one node reads, and not the caller of the graph."""
+        for o in n.outputs:
+            users = len({u for u, _ in o.uses})
+            if o in self.outputs:
+                raise NoMatch("{} is an output of the graph", o.name)
+            if users > 1:
+                raise NoMatch("{} has {} readers", o.name, users)
+        return n
+
+    def keeps_type(self, v: Value) -> Value:
+        """A value with the type of the root's result, so that it can stand for it."""
+        if v.type != self.root.output.type:
+            raise NoMatch("{} is {}, the result {}", v.name, v.type, self.root.output.type)
+        return v
+
+    # --- building ---
+
+    @property
+    def b(self) -> Builder:
+        """Makes nodes in front of the root, with the locations of all nodes matched so far. Ask all questions before."""
+        self.built = True
+        locs = self.root.locs
+        for n in self.matched[1:]:
+            locs = union(locs, n.locs)
+        return Builder(self.graph, self.root, locs)
+
+    def like(self, inputs: Sequence[Value | None]) -> Value:
+        """The root with other operands. Gives up where its result would have another type."""
+        n = self.root
+        try:
+            (t,) = infer(n.op, inputs, n.attrs)
+        except ShapeError as e:
+            raise NoMatch("{}", e) from None
+        found = n.output.type
+        self.require((t.dtype, t.shape) == (found.dtype, found.shape), "the result would be {} instead of {}", t, found)
+        return self.b.node(n.op, inputs, n.attrs).output
+
+
+def uniform(a: Array) -> Any:
+    """The number that all elements are (the same bits: 0.0 is not -0.0), as a Python number; None if they differ or are no numbers."""
+    if a.size == 0 or a.dtype.kind in "OUSTc":
+        return None
+    flat = a.reshape(-1) if a.flags.c_contiguous else a.ravel()
+    first = flat[0]
+    if a.size > 1 and (flat[-1].tobytes() != first.tobytes() or (bits(flat) != bits(flat[:1])).any()):
+        return None
+    if a.dtype.kind == "b":
+        return bool(first)
+    return int(first) if a.dtype.kind in "iu" or a.dtype.name.startswith(("int", "uint")) else float(first)
+
+
+def bits(a: Array) -> Array:
+    """The elements of a contiguous array as unsigned integers."""
+    return a.view(f"u{a.dtype.itemsize}")
+
+
+# --- the driver ---------------------------------------------------------------------------------------------------------------
+
+
+def rewrite(graph: Graph, rules: Iterable[Rule], ctx: PassContext) -> bool:
+    """Apply rules to a graph and its subgraphs until none fires. Returns whether anything changed."""
+    table: dict[str, list[Rule]] = {}
+    for r in rules:
+        if r.exact or not ctx.strict:
+            for name in r.ops:
+                table.setdefault(name, []).append(r)
+    changed = False
+    for g in graphs(graph):
+        changed |= _Driver(g, table, ctx).run()
+    return changed
+
+
+class _Driver:
+    def __init__(self, graph: Graph, table: dict[str, list[Rule]], ctx: PassContext) -> None:
+        self.graph, self.table, self.ctx = graph, table, ctx
+        self.outputs = set(graph.outputs)
+        self.queue = deque(n for n in graph.nodes() if n.op.name in table)
+        self.waiting = set(self.queue)
+        self.budget = 100 * len(graph) + 1000  # far more than any graph needs; a cycle of rules ends here
+
+    def run(self) -> bool:
+        changed = False
+        while self.queue:
+            n = self.queue.popleft()
+            self.waiting.discard(n)
+            if n.graph is self.graph and self.visit(n):
+                changed = True
+        return changed
+
+    def visit(self, n: Node) -> bool:
+        for rule in self.table[n.op.name]:
+            before = n.prev
+            m = Match(self.graph, n, self.ctx, self.outputs)
+            try:
+                new = rule.apply(m)
+            except NoMatch as e:
+                if m.built:
+                    raise InternalError(f"rule {rule.name} built nodes before it gave up ({e}) at {n!r}") from e
+                if self.ctx.explain is not None:
+                    self.ctx.explain(rule.name, n, str(e))
+                continue
+            self.budget -= 1
+            if self.budget < 0:
+                raise InternalError(f"graph {self.graph.name}: rewriting does not end; the last rule was {rule.name} at {n!r}")
+            self.replace(rule, n, new, before)
+            return True
+        return False
+
+    def replace(self, rule: Rule, n: Node, new: Value, before: Node | None) -> None:
+        old = n.output
+        if (new.type.dtype, new.type.shape) != (old.type.dtype, old.type.shape):
+            raise InternalError(f"rule {rule.name} replaces {n!r} by a {new.type}")
+        made = self.between(before, n)
+        readers = self.graph.users(old)
+        name = old.name
+        self.graph.replace_all_uses(old, new)
+        if old in self.outputs:
+            self.outputs = set(self.graph.outputs)
+        for u in sweep(self.graph, [n], self.outputs):
+            self.push(u)
+        if new.node is not None and new.node in made:
+            self.graph.rename(new, name)
+        for u in (*made, *readers):
+            self.push(u)
+
+    def between(self, before: Node | None, n: Node) -> list[Node]:
+        """The nodes that the rule put in front of the root."""
+        out = []
+        at = n.prev
+        while at is not None and at is not before:
+            out.append(at)
+            at = at.prev
+        return out[::-1]
+
+    def push(self, n: Node) -> None:
+        if n.graph is self.graph and n not in self.waiting and n.op.name in self.table:
+            self.waiting.add(n)
+            self.queue.append(n)
+
+
+def sweep(graph: Graph, dead: Iterable[Node], outputs: set[Value]) -> list[Node]:
+    """Erase those of the nodes that nobody needs, then what only they needed, constants too.
+
+    `outputs` are the graph's. Returns the nodes that have become the only reader of some value.
+    """
+    alone: list[Node] = []
+    stack = list(dead)
+    while stack:
+        n = stack.pop()
+        if n.graph is not graph or not is_pure(n) or any(o.uses or o in outputs for o in n.outputs):
+            continue
+        graph.erase(n)
+        for v in dict.fromkeys(n.inputs):
+            if v is None:
+                continue
+            if v.uses:
+                alone += [next(iter(v.uses))[0]] if len(v.uses) == 1 else []
+            elif v.node is not None:
+                stack.append(v.node)
+            elif v in graph.constants and v not in outputs:
+                graph.erase_constant(v)
+    return alone

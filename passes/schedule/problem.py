@@ -1,0 +1,64 @@
+"""What a recipe schedules: a lowered group, its class, and its work. Recipes live with their backend; this is the data they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dnnc.ir.expr import Expr
+from dnnc.ir.graph import Node
+from dnnc.ir.operator.stmt import Kernel
+from dnnc.passes.lower import Lowered
+
+Knobs = tuple[tuple[str, int | str], ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`kind`: contraction (one matmul or convolution, the `anchor`, with its epilogue), reduce (any other reductions), map (the rest)."""
+
+    lowered: Lowered
+    kind: str
+    flops: int | Expr
+    anchor: Node | None = None
+    inplace: bool = False
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.lowered.kernel
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A schedule as data: the template's name and its knobs. The tuning log stores nothing else."""
+
+    template: str
+    knobs: Knobs
+
+    def __str__(self) -> str:
+        return f"{self.template}({', '.join(f'{k}={v}' for k, v in self.knobs)})"
+
+
+@dataclass(frozen=True)
+class Template:
+    """A way to schedule a class of problems.
+
+    candidates(problem) -> knob settings, best guess first (empty: the template does not apply);
+    apply(problem, knobs) -> the scheduled kernel, its outer loop `parallel` when that pays.
+    """
+
+    name: str
+    candidates: Callable[[Problem], list[Knobs]]
+    apply: Callable[[Problem, Mapping[str, int | str]], Kernel]
+
+
+def classify(nodes: Sequence[Node], lowered: Lowered) -> Problem:
+    flops: Expr | int = 0
+    for n in nodes:
+        if n.op.flops is not None:
+            flops = flops + n.op.flops(*(v.type if v is not None else None for v in n.inputs), **n.attrs)
+    anchor = next((n for n in nodes if "contraction" in n.op.traits), None)
+    if len(lowered.reductions) != 1:
+        anchor = None
+    kind = "contraction" if anchor is not None else "reduce" if lowered.reductions else "map"
+    return Problem(lowered, kind, flops, anchor, lowered.inplace)

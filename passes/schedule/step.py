@@ -1,0 +1,35 @@
+"""The schedule step: from a lowered group to a scheduled kernel, through the templates and the choice that the driver passes in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dnnc.ir.errors import InternalError, ScheduleError, VerifyError, locations
+from dnnc.ir.operator.stmt import Kernel
+from dnnc.passes.schedule.problem import Choice, Problem, Template
+
+# which of the candidates (best guess first, never empty) to build
+Choose = Callable[[Problem, Sequence[Choice]], Choice]
+
+
+def first_choice(problem: Problem, candidates: Sequence[Choice]) -> Choice:
+    """The templates' own best guess."""
+    return candidates[0]
+
+
+def candidates(problem: Problem, templates: Sequence[Template]) -> list[Choice]:
+    """Every schedule that some template offers, in the templates' order."""
+    return [Choice(t.name, knobs) for t in templates for knobs in t.candidates(problem)]
+
+
+def schedule(problem: Problem, templates: Sequence[Template], choose: Choose = first_choice) -> tuple[Kernel, Choice]:
+    """Schedule a problem. InternalError names the nodes when a chosen schedule does not apply."""
+    offered = candidates(problem, templates)
+    if not offered:
+        raise InternalError(f"no template schedules {problem.kernel.name}{locations(problem.kernel.locs)}")
+    choice = choose(problem, offered)
+    template = next(t for t in templates if t.name == choice.template)
+    try:
+        return template.apply(problem, dict(choice.knobs)), choice
+    except (ScheduleError, VerifyError) as e:
+        raise InternalError(f"schedule {choice} does not apply to {problem.kernel.name}{locations(problem.kernel.locs)}: {e}") from e

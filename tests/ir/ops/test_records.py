@@ -1,0 +1,230 @@
+"""Every op record against itself, on each of its samples: type rule, NumPy reference, sampled reference and tensor expression agree."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from dnnc.ir import te
+from dnnc.ir.builder import Builder, complete, infer
+from dnnc.ir.dtype import BY_NAME, DType
+from dnnc.ir.expr import Var, const, dim
+from dnnc.ir.graph import Graph
+from dnnc.ir.interp import run
+from dnnc.ir.op import OpDef, Sample
+from dnnc.ir.ops import FAMILIES, OPS
+from dnnc.ir.ops.common import draw
+from dnnc.ir.shapes import resolve
+from dnnc.ir.te import Tensor
+from dnnc.ir.types import TensorType
+from te_eval import evaluate
+
+CASES = [(op, s) for op in OPS.values() for s in op.samples]
+COMPUTED = [(op, s) for op, s in CASES if op.compute is not None]
+MAKES_DTYPE = {"cast", "full", "iota", "eye"}  # ops whose result has the dtype that an attribute says, whatever the operands are
+
+
+def label(case: Any) -> str:
+    if isinstance(case, OpDef):
+        return case.name
+    return f"{'-'.join(map(str, case.inputs))}-{'-'.join(f'{k}={v}' for k, v in case.attrs)}".replace(" ", "") if isinstance(case, Sample) else ""
+
+
+def seed_of(op: OpDef, s: Sample) -> int:
+    seed = zlib.crc32(f"{op.name} {label(s)}".encode())
+    print(f"seed {seed}")
+    return seed
+
+
+def typed(op: OpDef, s: Sample) -> tuple[list[TensorType], dict[str, Any]]:
+    """The output types and all attributes."""
+    attrs = complete(op, dict(s.attrs))
+    found = op.type(*s.inputs, **attrs)
+    return (list(found) if isinstance(found, tuple) else [found]), attrs
+
+
+def referenced(op: OpDef, arrays: list[Any], attrs: dict[str, Any]) -> list[Any]:
+    assert op.reference is not None
+    found = op.reference(*arrays, **attrs)
+    return [np.asarray(a) for a in (found if isinstance(found, tuple) else (found,))]
+
+
+def epsilon(d: DType) -> float:
+    return float(ml_dtypes.finfo(d.numpy).eps)
+
+
+def check_close(got: Any, want: Any, d: DType, length: int, what: str) -> None:
+    """|got - want| <= c * eps * sqrt(length) * max(|want|), NaN and inf at the same places; integers and bools exactly."""
+    if not d.is_float:
+        np.testing.assert_array_equal(got, want, what)
+        return
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    assert np.array_equal(np.isnan(got), np.isnan(want)) and np.array_equal(got[np.isinf(got)], want[np.isinf(got)]), what
+    fin = np.isfinite(want)
+    if not fin.any():
+        return
+    bound = 8 * epsilon(d) * np.sqrt(length) * max(np.abs(want[fin]).max(), 1e-3)
+    worst = np.abs(got[fin] - want[fin]).max()
+    assert worst <= bound, f"{what}: off by {worst}, allowed {bound}"
+
+
+def reduce_length(outputs: list[Tensor]) -> int:
+    n = 1
+    for t in te.stages(outputs):
+        for r in t.stage.reduce if t.stage else ():
+            n *= max(1, int(const(r.hi).value) + 1) if not isinstance(r.hi, Var) else 1
+    return n
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=label)
+def test_record_is_complete(op: OpDef) -> None:
+    assert len(op.samples) >= 2, f"{op.name} needs samples"
+    assert op.traits, f"{op.name} has no traits"
+    if op.compute is not None and "movement" not in op.traits and any(s.inputs for s in op.samples):
+        assert op.flops is not None or op.name in ("scatter_elements", "scatter_nd", "one_hot"), f"{op.name} does not say its work"
+
+
+def test_names_are_unique() -> None:
+    assert len(OPS) == sum(map(len, FAMILIES.values()))
+
+
+@pytest.mark.parametrize("op,s", COMPUTED, ids=label)
+def test_type_rule_is_the_reference(op: OpDef, s: Sample) -> None:
+    types, attrs = typed(op, s)
+    seed = seed_of(op, s)
+    arrays = [a.astype(t.dtype.computed.numpy) for a, t in zip(draw(s, seed), s.inputs)]
+    for got, t in zip(referenced(op, arrays, attrs), types, strict=True):
+        assert got.shape == t.shape
+        want = t.dtype if op.name in MAKES_DTYPE else t.dtype.computed
+        assert got.dtype == want.numpy, f"{op.name}: reference gives {got.dtype}, the type rule {want}"
+
+
+@pytest.mark.parametrize("op,s", COMPUTED, ids=label)
+def test_float64_stays_float64(op: OpDef, s: Sample) -> None:
+    types, attrs = typed(op, s)
+    if op.name in MAKES_DTYPE or not any(t.dtype.is_float for t in s.inputs):
+        assert types
+        return
+    arrays = [a.astype(np.float64) if t.dtype.is_float else a for a, t in zip(draw(s, seed_of(op, s)), s.inputs)]
+    for got, t in zip(referenced(op, arrays, attrs), types, strict=True):
+        assert got.dtype == (np.float64 if t.dtype.is_float else t.dtype.numpy)
+
+
+@pytest.mark.parametrize("op,s", COMPUTED, ids=label)
+def test_tensor_expression_is_the_reference(op: OpDef, s: Sample) -> None:
+    types, attrs = typed(op, s)
+    arrays = draw(s, seed_of(op, s))
+    inputs = [te.placeholder(f"x{k}", t.dtype, t.shape) for k, t in enumerate(s.inputs)]
+    found = op.compute(*inputs, **attrs)
+    outputs = list(found) if isinstance(found, tuple) else [found]
+    wide = [a.astype(np.float64) if t.dtype.is_float else a for a, t in zip(arrays, s.inputs)]
+    want = referenced(op, wide, attrs)
+    got = evaluate(outputs, dict(zip(inputs, arrays)))
+    for t, g, w, o in zip(types, got, want, outputs, strict=True):
+        assert (o.dims, o.dtype) == (t.shape, t.dtype)
+        check_close(g, w, t.dtype, reduce_length(outputs), op.name)
+
+
+@pytest.mark.parametrize("op,s", [(op, s) for op, s in CASES if op.reference_at is not None], ids=label)
+def test_sampled_reference_is_the_reference(op: OpDef, s: Sample) -> None:
+    _, attrs = typed(op, s)
+    seed = seed_of(op, s)
+    arrays = [a.astype(np.float64) if t.dtype.is_float else a for a, t in zip(draw(s, seed), s.inputs)]
+    (want,) = referenced(op, arrays, attrs)
+    rng = np.random.default_rng(seed)
+    points = np.stack([rng.integers(0, n, 64) for n in want.shape], 1) if want.ndim else np.zeros((3, 0), np.int64)
+    got = op.reference_at(arrays, points, **attrs)
+    assert got.shape == (len(points),) and got.dtype == want.dtype
+    np.testing.assert_allclose(got, want[tuple(points.T)], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("op,s", CASES, ids=label)
+def test_flops_are_a_positive_number(op: OpDef, s: Sample) -> None:
+    types, attrs = typed(op, s)
+    if op.flops is None:
+        assert types
+        return
+    n = op.flops(*s.inputs, **attrs)
+    assert isinstance(n, int) and (n > 0 or op.name == "cast")
+
+
+@pytest.mark.parametrize("op,s", CASES, ids=label)
+def test_one_node_graph_interprets(op: OpDef, s: Sample) -> None:
+    """Through the builder and the interpreter, decompositions included: declared types, and half types near the float64 result."""
+    g = Graph("g")
+    values = [g.add_input(f"x{k}", t) for k, t in enumerate(s.inputs)]
+    found = Builder(g).op(op.name, *values, **dict(s.attrs))
+    g.outputs = list(found) if isinstance(found, tuple) else [found]
+    arrays = draw(s, seed_of(op, s))
+    got, want = run(g, arrays), run(g, arrays, "float64")
+    for v, a, w in zip(g.outputs, got, want, strict=True):
+        assert (a.dtype, a.shape) == (v.type.dtype.numpy, v.type.shape)
+        check_close(a, w, v.type.dtype, max([64, *(d for t in s.inputs for d in t.shape if isinstance(d, int))]), op.name)
+
+
+# --- symbolic dims ------------------------------------------------------------------------------------------------------------
+
+N = dim("N", 1, 64)
+SYMBOLIC: dict[str, list[tuple[list[tuple[str, tuple[Any, ...]]], dict[str, Any]]]] = {
+    "add": [([("f32", (N, 3)), ("f32", (1, 3))], {}), ([("f32", (N, 1)), ("f32", (N, 5))], {})],
+    "gelu": [([("f16", (N, 3))], {})],
+    "matmul": [([("f32", (N, 4, 5)), ("f32", (5, 3))], {}), ([("f32", (3, N)), ("f32", (N, 2))], {})],
+    "conv": [
+        ([("f32", (N, 3, 6, 6)), ("f32", (4, 3, 3, 3))], {"pads": (1, 1, 1, 1)}),
+        ([("f32", (1, 2, N, 8)), ("f32", (4, 2, 3, 3)), ("f32", (4,))], {"pads": (1, 1, 1, 1), "strides": (2, 2)}),
+    ],
+    "max_pool": [([("f32", (1, 2, N, 6))], {"kernel": (3, 3), "pads": (1, 1, 1, 1), "strides": (2, 2)})],
+    "avg_pool": [([("f32", (1, 2, N, 6))], {"kernel": (3, 3), "pads": (1, 1, 1, 1)})],
+    "conv_transpose": [([("f32", (1, 2, N, 3)), ("f32", (2, 3, 3, 2))], {"strides": (2, 2), "pads": (1, 0, 0, 1)})],
+    "softmax": [([("f32", (2, N))], {"axis": 1}), ([("f32", (N, 5))], {"axis": 1})],
+    "layer_norm": [([("f32", (N, 5)), ("f32", (5,))], {}), ([("f32", (3, N)), ("f32", (N,))], {})],
+    "reduce_mean": [([("f32", (4, N))], {"axes": (1,)}), ([("f32", (N, 3))], {"axes": (0, 1)})],
+    "argmax": [([("f32", (4, N))], {"axis": 1})],
+    "cumsum": [([("f32", (N, 3))], {"axis": 0, "reverse": True})],
+    "transpose": [([("f32", (N, 3, 4))], {"perm": (2, 0, 1)})],
+    "reshape": [
+        ([("f32", (N, 3, 4))], {"shape": (N, 12)}),
+        ([("f32", (N, 12))], {"shape": (-1, 3, 2)}),
+        ([("f32", (N, 4))], {"shape": (4, N)}),
+        ([("f32", (2, N, 4))], {"shape": (2, N, 2, 2)}),
+        ([("f32", (2, N, 6))], {"shape": (-1,)}),
+    ],
+    "concat": [([("f32", (N, 3)), ("f32", (2, 3)), ("f32", (N, 3))], {"axis": 0})],
+    "slice": [([("f32", (N, 3))], {"starts": (N - 1, 0), "steps": (-1, 2), "shape": (N, 2)})],
+    "expand": [([("f32", (1, 3))], {"shape": (N, 3)})],
+    "tile": [([("f32", (N, 3))], {"repeats": (2, N)})],
+    "pad": [
+        ([("f32", (N, 3))], {"pads": (1, 2, 0, 3)}),
+        ([("f32", (N, 3))], {"pads": (1, 0, 1, 0), "mode": "reflect"}),
+    ],
+    "gather": [([("f32", (N, 3)), ("i64", (4,))], {"axis": 0})],
+    "scatter_nd": [([("f32", (N, 3)), ("i64", (4, 1)), ("f32", (4, 3))], {})],
+    "full": [([], {"shape": (N, 2), "value": 2.0})],
+    "iota": [([], {"shape": (2, N), "axis": 1})],
+}
+
+
+@pytest.mark.parametrize("name", SYMBOLIC)
+@pytest.mark.parametrize("n", [2, 5])
+def test_symbolic_dims(name: str, n: int) -> None:
+    """One tensor expression over a symbolic dim gives the reference's result at each of its sizes."""
+    op = OPS[name]
+    env = {N: const(n)}
+    for k, (inputs, given) in enumerate(SYMBOLIC[name]):
+        attrs = complete(op, given)
+        types = [TensorType(BY_NAME[d], shape) for d, shape in inputs]
+        values = [Graph("g").add_input(f"x{j}", t) for j, t in enumerate(types)]
+        (out,) = infer(op, values, attrs)
+        tensors = [te.placeholder(f"x{j}", t.dtype, t.shape) for j, t in enumerate(types)]
+        static = Sample(tuple(resolve(t, env) for t in types), domain=(-n, n - 1) if name in ("gather", "scatter_nd") else (-2.0, 2.0))
+        arrays = draw(static, seed_of(op, static) + k)
+        made = op.compute(*tensors, **attrs)
+        assert made.dims == out.shape
+        (got,) = evaluate([made], dict(zip(tensors, arrays)), {N: n})
+        wide = [a.astype(np.float64) if a.dtype.kind in "fV" else a for a in arrays]
+        (want,) = referenced(op, wide, {key: resolve(v, env) for key, v in attrs.items()})
+        assert got.shape == resolve(out, env).shape == want.shape
+        check_close(got, want, out.dtype, 64, name)
