@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from dnnc.backends.cache import KernelCache
@@ -53,9 +52,10 @@ def import_model(model: Any) -> tuple[Graph, tuple[list[str], list[str]]]:
     if isinstance(model, Graph):
         return model, ([v.name for v in model.inputs], [v.name for v in model.outputs])
     if isinstance(model, (str, os.PathLike, bytes, bytearray)) or type(model).__name__ == "ModelProto":
-        from dnnc.frontends.onnx.reader import read_with_names
+        from dnnc.frontends.onnx import read_model
 
-        return read_with_names(Path(model) if isinstance(model, (str, os.PathLike)) else model)
+        imported = read_model(model)
+        return imported.graph, (list(imported.inputs), list(imported.outputs))
     raise InputError(f"cannot compile a {type(model).__name__}: expected a path to an .onnx file, its bytes, a ModelProto or a dnnc.ir.Graph")
 
 

@@ -67,9 +67,10 @@ class Executable:
     """
 
     def __init__(
-        self, graph: Graph, names: tuple[Sequence[str], Sequence[str]], specialise: Callable[[Mapping[Var, int]], Native], nthreads: int
+        self, graph: Graph, names: tuple[Sequence[str], Sequence[str]], specialise: Callable[[Mapping[Var, int]], Native], nthreads: int, symbolic: bool
     ) -> None:
-        self._graph, self._specialise, self._nthreads = graph, specialise, nthreads
+        """`specialise(dims)` compiles the graph for these dims, or with `symbolic` for all dims within their bounds."""
+        self._graph, self._specialise, self._nthreads, self._symbolic = graph, specialise, nthreads, symbolic
         self._input_names, self._output_names = list(names[0]), list(names[1])
         self._specs = [(n, v.type.dtype.numpy, v.type.rank, v) for n, v in zip(self._input_names, graph.inputs)]
         self._bound: OrderedDict[tuple[tuple[int, ...], ...], Bound] = OrderedDict()

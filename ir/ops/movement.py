@@ -292,7 +292,7 @@ def _pad_source(j: Expr, n: Dim, b: Dim, e: Dim, mode: str) -> Expr:
         return clamp(minimum(j, last * 2 - j), n)
     period = maximum(last * 2, 1) if mode == "reflect" else const(n)
     j = (j + (maximum(const(b), 0) + period - 1) // period * period) % period  # not negative
-    return minimum(j, last * 2 - j) if mode == "reflect" else j
+    return minimum(minimum(j, last * 2 - j), last) if mode == "reflect" else j
 
 
 def _pad(x: Tensor, fill: Tensor | None = None, *, pads: Dims, mode: str) -> Tensor:

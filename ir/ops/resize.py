@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from math import lcm
+from math import gcd, lcm
 
 import numpy as np
 from dnnc.ir import te
@@ -89,22 +89,25 @@ def _type(
     return TensorType(x.dtype, tuple(shape))
 
 
-def _numerator(i: Expr, c: Coordinate, size: Dim) -> tuple[Expr, int]:
-    """`mul*i + add + k*div`, not negative, and k."""
-    mul, add, div = c
-    low = add if mul >= 0 else add + mul * (size - 1 if isinstance(size, int) else 0)
-    k = max(0, -(low // div))
-    return i * mul + (add + k * div), k
+def _low(c: Coordinate, size: Dim) -> int:
+    """The least value of `mul*i + add`."""
+    mul, add, _ = c
+    return add if mul >= 0 or not isinstance(size, int) else add + mul * (size - 1)
+
+
+def _floor(i: Expr, c: Coordinate, size: Dim) -> Expr:
+    """`(mul*i + add) // div` by a dividend that is not negative."""
+    g = gcd(c[0], c[2])
+    mul, add, div = c[0] // g, c[1] // g, c[2] // g  # (g*x + r) // (g*d) -> (x + r//g) // d
+    k = max(0, -(_low((mul, add, div), size) // div))
+    return (i * mul + (add + k * div)) // div - k
 
 
 def _nearest(i: Expr, c: Coordinate, size: Dim, rounding: str) -> Expr:
-    t, k = _numerator(i, c, size)
-    div = c[2]
-    if rounding == "floor":
-        return t // div - k
-    if rounding == "ceil":
-        return (t + (div - 1)) // div - k
-    return (t * 2 + (div - 1 if rounding == "round_prefer_floor" else div)) // (2 * div) - k
+    mul, add, div = c
+    more = {"floor": (mul, add, div), "ceil": (mul, add + div - 1, div)}
+    half = 2 * add + (div - 1 if rounding == "round_prefer_floor" else div)
+    return _floor(i, more.get(rounding, (2 * mul, half, 2 * div)), size)
 
 
 def _weights(t: Expr, mode: str, a: float) -> list[Expr]:
@@ -119,9 +122,10 @@ def _weights(t: Expr, mode: str, a: float) -> list[Expr]:
 
 def _taps(i: Expr, c: Coordinate, old: Dim, new: Dim, like: Expr, mode: str, cubic: float, exclude: bool) -> list[tuple[Expr, Expr]]:
     """(index, weight) of what one output element reads along one dim."""
-    n, k = _numerator(i, c, new)
-    first = n // c[2] - k - (1 if mode == "cubic" else 0)
-    ws = _weights(cast(n % c[2], like.dtype) / float(c[2]), mode, cubic)
+    mul, add, div = c
+    first = _floor(i, c, new) - (1 if mode == "cubic" else 0)
+    up = max(0, -(_low(c, new) // div)) * div
+    ws = _weights(cast((i * mul + (add + up)) % div, like.dtype) / float(div), mode, cubic)
     at = [first + j for j in range(len(ws))]
     if exclude:
         ws = [select(within(j, old), w, const(0.0, w.dtype)) for j, w in zip(at, ws)]

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dnnc.frontends.onnx.call import Call, Item, number
+from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import boolean
 from dnnc.ir.errors import ModelError, UnsupportedError
-from dnnc.ir.expr import Expr, const, unwrap
+from dnnc.ir.expr import Expr, const, terms, unwrap, value
 from dnnc.ir.graph import Value
 from dnnc.ir.ops.movement import normalize_slice
 from dnnc.ir.shapes import normalize_axis
-from dnnc.ir.types import Dim
+from dnnc.ir.types import Dim, product
 
 Converter = Callable[[Call], Any]
 
@@ -28,7 +29,34 @@ def reshape(c: Call) -> Value:
                 raise ModelError(f"the target shape {list(target)} copies dim {k}, which {x.type} does not have")
             d = x.type.shape[k]
         out.append(d)
-    return x if tuple(out) == x.type.shape else c.b.reshape(x, shape=tuple(out))  # type: ignore[no-any-return]
+    shape = open_dim(x.type.shape, out)
+    return x if shape == x.type.shape else c.b.reshape(x, shape=shape)  # type: ignore[no-any-return]
+
+
+def open_dim(old: Sequence[Dim], new: Sequence[Dim]) -> tuple[Dim, ...]:
+    """The target shape with its -1 worked out, where dims that both shapes have leave a quotient that is exact."""
+    if sum(d == -1 for d in new if isinstance(d, int)) != 1:
+        return tuple(new)
+    left, right = list(old), [d for d in new if not (isinstance(d, int) and d == -1)]
+    for d in list(right):
+        if d in left and d != 0:
+            left.remove(d)
+            right.remove(d)
+    total, known = const(product(left)), const(product(right))
+    found = quotient(total, known)
+    return tuple(new) if found is None else tuple(found if isinstance(d, int) and d == -1 else d for d in new)
+
+
+def quotient(total: Expr, known: Expr) -> Dim | None:
+    """total / known where it is sure that nothing remains."""
+    (above, c), (below, d) = terms(total), terms(known)
+    if len(below) == 1 and d == 0 and below[0][1] != 0 and all(k % below[0][1] == 0 for _, k in above) and c == 0:
+        k = below[0][1]  # (k*a) / (k*b) -> a / b
+        total, known = sum((t * (n // k) for t, n in above), const(0)), below[0][0]
+    if value(known) == 0 or (bounds(known)[0] or 0) < 1:
+        return None
+    found = total // known
+    return unwrap(found) if found * known is total else None
 
 
 def transpose(c: Call) -> Value:
