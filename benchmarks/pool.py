@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+
 from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.runtime import FRAME_BARRIER, Frame, cpu_count, runtime

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from dnnc.backends.llvm.build import Native, shape_of
 from dnnc.backends.runtime import Frame, runtime
 from dnnc.ir.errors import InputError, InternalError, locations

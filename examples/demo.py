@@ -9,12 +9,13 @@ import sys
 import time
 from pathlib import Path
 
-import dnnc
 import numpy as np
 from rich.columns import Columns
 from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
+
+import dnnc
 
 HERE = Path(__file__).parent
 SHADES = " ░▒▓█"

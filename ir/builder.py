@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
 from dnnc.ir.dtype import DType
 from dnnc.ir.errors import InternalError, Loc, ShapeError, UnsupportedError, locations
 from dnnc.ir.expr import Expr, unwrap

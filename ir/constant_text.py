@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from dnnc.ir.dtype import BY_NAME, DType, from_numpy
 from dnnc.ir.graph import Graph
 from dnnc.ir.types import TensorType

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+
 from dnnc.ir import dtype as dt
 from dnnc.ir.errors import InternalError, Loc, ShapeError
 from dnnc.ir.expr import Expr, Var, free

@@ -19,6 +19,7 @@ from functools import reduce
 from typing import Any, NoReturn
 
 import numpy as np
+
 from dnnc.ir.builder import Builder, defaults, find_op
 from dnnc.ir.constant_text import inline, load_constants, read_inline, read_literal, save_constants
 from dnnc.ir.dtype import BY_NAME, DType, i64

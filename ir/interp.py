@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
+
 from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import DType, f64
 from dnnc.ir.errors import InputError, InternalError, locations

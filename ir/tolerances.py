@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
 from dnnc.ir.dtype import DType
 
 C = 32.0

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from dnnc.ir import te
-from dnnc.ir.bounds import nonneg
-from dnnc.ir.dtype import DType
+from dnnc.ir.bounds import bounds, nonneg
+from dnnc.ir.dtype import DType, boolean
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import Const, Expr, Load, Op, Var, cast, const, fma, free, load, minimum, op, rebuild, select, substitute, unwrap, value, walk
 from dnnc.ir.graph import Graph, Node, Value
@@ -147,7 +148,7 @@ class _Lowering:
 
     def _resolve(self, e: Expr) -> Expr:
         if isinstance(e, Load) and isinstance(e.buf, te.Tensor):
-            idx = tuple(self.resolve(i) for i in e.idx)
+            idx = tuple(_known(self.resolve(i)) for i in e.idx)
             t = e.buf
             if t in self.numbers:
                 return self.numbers[t]
@@ -192,8 +193,13 @@ class _Lowering:
             if any(isinstance(x, Op) and x.name in COSTLY for x in walk(stage.value)):
                 fixed = self.fixed_axes(t, readers)
                 size = value(unwrap(_product(t.shape[fixed:])))
-                if fixed < len(t.shape) and size is not None and size <= LOCAL_LIMIT:
+                if size is not None and 1 < size <= LOCAL_LIMIT and self.is_row(stage, fixed):
                     self.kept[t] = fixed
+
+    def is_row(self, stage: te.Stage, fixed: int) -> bool:
+        """Does every reduction that the stage reads have one value for the whole row?"""
+        own = set(stage.axes[fixed:])
+        return all(own.isdisjoint(v for i in x.idx for v in free(i)) for x in _pending(self.resolve(stage.value), {}))
 
     @staticmethod
     def fixed_axes(t: te.Tensor, readers: set[te.Tensor]) -> int:
@@ -294,7 +300,9 @@ class _Lowering:
         assert stage is not None
         env = dict(zip(stage.axes, x.idx))
         term = self.resolve(substitute(stage.value, env))
+        cond = self.resolve(substitute(stage.where, env)) if stage.where is not None else const(True, boolean)
         self.place(term, bound)
+        self.place(cond, bound)
         acc = self.b.alloc("acc", t.dtype.computed, 1)
         self.placed[x] = acc[0]
         self.b.store(acc, (0,), identity(stage.combine, t.dtype.computed))
@@ -303,8 +311,7 @@ class _Lowering:
         for loop in loops:
             rs.append(loop.__enter__())
         inner: dict[Expr, Expr] = dict(zip(stage.reduce, rs))
-        conds = _conjuncts(self.resolve(substitute(stage.where, {**env, **inner}))) if stage.where is not None else []
-        guards = [self.b.when(c) for c in conds]
+        guards = [self.b.when(c) for c in _conjuncts(self.settle(self.resolve(substitute(cond, inner))))]
         for guard in guards:
             guard.__enter__()
         self.b.store(acc, (0,), combine(stage.combine, acc[0], self.settle(self.resolve(substitute(term, inner)))))
@@ -338,6 +345,12 @@ def _product(shape: Sequence[Expr]) -> Expr:
     for d in shape:
         r = r * d
     return r
+
+
+def _known(i: Expr) -> Expr:
+    """An index that can have one value only is that value (axes of size 1)."""
+    lo, hi = bounds(i)
+    return const(lo) if lo is not None and lo == hi else i
 
 
 def _pending(e: Expr, placed: dict[Expr, Expr]) -> list[Load]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from dnnc.ir.builder import Builder, infer
 from dnnc.ir.errors import InternalError, ShapeError
 from dnnc.ir.graph import Graph, Node, Value, union
@@ -130,16 +131,18 @@ class Match:
             locs = union(locs, n.locs)
         return Builder(self.graph, self.root, locs)
 
-    def like(self, inputs: Sequence[Value | None]) -> Value:
-        """The root with other operands. Gives up where its result would have another type."""
+    def fits(self, inputs: Sequence[Value | None]) -> bool:
+        """Does the root give a result of the same type with other operands?"""
         n = self.root
         try:
             (t,) = infer(n.op, inputs, n.attrs)
-        except ShapeError as e:
-            raise NoMatch("{}", e) from None
-        found = n.output.type
-        self.require((t.dtype, t.shape) == (found.dtype, found.shape), "the result would be {} instead of {}", t, found)
-        return self.b.node(n.op, inputs, n.attrs).output
+        except ShapeError:
+            return False
+        return (t.dtype, t.shape) == (n.output.type.dtype, n.output.type.shape)
+
+    def like(self, inputs: Sequence[Value | None]) -> Value:
+        """The root with other operands."""
+        return self.b.node(self.root.op, inputs, self.root.attrs).output
 
 
 def uniform(a: Array) -> Any:
@@ -167,9 +170,8 @@ def rewrite(graph: Graph, rules: Iterable[Rule], ctx: PassContext) -> bool:
     """Apply rules to a graph and its subgraphs until none fires. Returns whether anything changed."""
     table: dict[str, list[Rule]] = {}
     for r in rules:
-        if r.exact or not ctx.strict:
-            for name in r.ops:
-                table.setdefault(name, []).append(r)
+        for name in r.ops:
+            table.setdefault(name, []).append(r)
     changed = False
     for g in graphs(graph):
         changed |= _Driver(g, table, ctx).run()
@@ -198,6 +200,7 @@ class _Driver:
             before = n.prev
             m = Match(self.graph, n, self.ctx, self.outputs)
             try:
+                m.require(rule.exact or not self.ctx.strict, "it changes how results are rounded, which strict numerics exclude")
                 new = rule.apply(m)
             except NoMatch as e:
                 if m.built:
@@ -216,7 +219,7 @@ class _Driver:
         old = n.output
         if (new.type.dtype, new.type.shape) != (old.type.dtype, old.type.shape):
             raise InternalError(f"rule {rule.name} replaces {n!r} by a {new.type}")
-        made = self.between(before, n)
+        made = between(before, n)
         readers = self.graph.users(old)
         name = old.name
         self.graph.replace_all_uses(old, new)
@@ -229,19 +232,20 @@ class _Driver:
         for u in (*made, *readers):
             self.push(u)
 
-    def between(self, before: Node | None, n: Node) -> list[Node]:
-        """The nodes that the rule put in front of the root."""
-        out = []
-        at = n.prev
-        while at is not None and at is not before:
-            out.append(at)
-            at = at.prev
-        return out[::-1]
-
     def push(self, n: Node) -> None:
         if n.graph is self.graph and n not in self.waiting and n.op.name in self.table:
             self.waiting.add(n)
             self.queue.append(n)
+
+
+def between(before: Node | None, n: Node) -> list[Node]:
+    """The nodes that stand after `before` (the start of the graph if None) and in front of n, in order."""
+    out = []
+    at = n.prev
+    while at is not None and at is not before:
+        out.append(at)
+        at = at.prev
+    return out[::-1]
 
 
 def sweep(graph: Graph, dead: Iterable[Node], outputs: set[Value]) -> list[Node]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from dnnc.backends.cache import KernelCache
 from dnnc.backends.llvm.compile import Loaded, compile_text, llvm_version, load_objects
 from dnnc.backends.llvm.emit import emit_kernel

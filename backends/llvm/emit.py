@@ -86,7 +86,7 @@ class FuncEmitter:
             v = r.memo.get(text)
             if v is not None:
                 return v
-        v = f"%v{self.fresh()}"
+        v = f"%.{self.fresh()}"
         region = self.regions[d]
         region.lines.append(f"  {v} = {text}")
         region.memo[text] = v
@@ -95,7 +95,7 @@ class FuncEmitter:
 
     def effect(self, text: str) -> str:
         """Emit an instruction with a result that may not be shared or moved."""
-        v = f"%v{self.fresh()}"
+        v = f"%.{self.fresh()}"
         self.line(f"{v} = {text}")
         self.depth[v] = len(self.regions) - 1
         return v
@@ -345,14 +345,14 @@ class FuncEmitter:
         k, outer = self.fresh(), self.regions[-1]
         lines: list[str] = []
         for name, body in (("t", s.then), ("e", s.other)) if s.other else (("t", s.then),):
-            inner = Region(f"{name}{k}")
+            inner = Region(f"{name}.{k}")
             self.regions.append(inner)
             self.block(body)
             self.regions.pop()
-            lines += [f"{name}{k}:", *inner.lines, f"  br label %j{k}"]
+            lines += [f"{name}.{k}:", *inner.lines, f"  br label %j.{k}"]
         # the branch comes after what the arms have hoisted into this region
-        outer.lines += [f"  br i1 {c}, label %t{k}, label %{'e' if s.other else 'j'}{k}", *lines, f"j{k}:"]
-        outer.label = f"j{k}"
+        outer.lines += [f"  br i1 {c}, label %t.{k}, label %{'e' if s.other else 'j'}.{k}", *lines, f"j.{k}:"]
+        outer.label = f"j.{k}"
 
     def do_for(self, s: For) -> None:
         if s.kind == "unroll":
@@ -385,7 +385,7 @@ class FuncEmitter:
 
     def loop(self, s: For, lo: str, hi: str, maybe_empty: bool) -> None:
         k, outer = self.fresh(), self.regions[-1]
-        inner = Region(f"h{k}")
+        inner = Region(f"h.{k}")
         i = f"%{s.var.name}.{k}"
         self.regions.append(inner)
         self.values[s.var] = i
@@ -394,13 +394,13 @@ class FuncEmitter:
         self.regions.pop()
         pre = outer.label
         if maybe_empty:
-            outer.lines += [f"  %g{k} = icmp slt i64 {lo}, {hi}", f"  br i1 %g{k}, label %p{k}, label %x{k}", f"p{k}:"]
-            pre = f"p{k}"
+            outer.lines += [f"  %g.{k} = icmp slt i64 {lo}, {hi}", f"  br i1 %g.{k}, label %p.{k}, label %x.{k}", f"p.{k}:"]
+            pre = f"p.{k}"
         outer.lines += [
-            f"  br label %h{k}", f"h{k}:", f"  {i} = phi i64 [ {lo}, %{pre} ], [ {i}n, %{inner.label} ]", *inner.lines,
-            f"  {i}n = add nuw nsw i64 {i}, 1", f"  %c{k} = icmp slt i64 {i}n, {hi}", f"  br i1 %c{k}, label %h{k}, label %x{k}", f"x{k}:",
+            f"  br label %h.{k}", f"h.{k}:", f"  {i} = phi i64 [ {lo}, %{pre} ], [ {i}n, %{inner.label} ]", *inner.lines,
+            f"  {i}n = add nuw nsw i64 {i}, 1", f"  %c.{k} = icmp slt i64 {i}n, {hi}", f"  br i1 %c.{k}, label %h.{k}, label %x.{k}", f"x.{k}:",
         ]  # fmt: skip
-        outer.label = f"x{k}"
+        outer.label = f"x.{k}"
 
 
 def _memory_mangle(t: DType, lanes: int) -> str:

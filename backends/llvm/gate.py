@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
 from dnnc.backends.llvm.build import pack, shape_of
 from dnnc.backends.runtime import Frame, aligned_empty
 from dnnc.ir.errors import AccuracyError, locations

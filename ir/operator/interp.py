@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+
 from dnnc.ir.dtype import i64
 from dnnc.ir.errors import InputError
 from dnnc.ir.expr import Ref, Var, value

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var
 from dnnc.ir.operator import interp_gpu
 from dnnc.ir.operator.interp_memory import Memory, View

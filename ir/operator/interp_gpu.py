@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from dnnc.ir.expr import Expr, Ref
 from dnnc.ir.operator.interp_memory import Memory
 from dnnc.ir.operator.interp_races import Team

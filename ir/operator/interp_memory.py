@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+
 from dnnc.ir.dtype import DType
 from dnnc.ir.expr import Expr, Var, var
 from dnnc.ir.operator.interp_values import column, index_value, spread

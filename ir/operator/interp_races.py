@@ -6,6 +6,7 @@ import weakref
 from typing import Any
 
 import numpy as np
+
 from dnnc.ir.operator.interp_memory import Memory, View
 
 Array = Any

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+
 from dnnc.ir.dtype import i64
 from dnnc.ir.errors import VerifyError
 from dnnc.ir.expr import Const, Expr, Linear, Op, Product, Var

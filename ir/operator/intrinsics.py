@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from dnnc.ir.dtype import BY_NAME, DType, boolean, i32, i64
 from dnnc.ir.expr import Expr
 from dnnc.ir.operator import gpu_intrinsics as gpu

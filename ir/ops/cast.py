@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
 from dnnc.ir import te
 from dnnc.ir.dtype import DType, bf16, boolean, dtype, f16, f32, i8, i32, i64, u8
 from dnnc.ir.expr import Expr, cast, const, select

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+
 from dnnc.ir import te
 from dnnc.ir.dtype import BY_NAME, DType, i64
 from dnnc.ir.expr import E, Expr, cast, const, maximum, minimum, select, unwrap

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
 from dnnc.ir import te
 from dnnc.ir.dtype import DType, i32
 from dnnc.ir.expr import Expr, cast, const

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
 from dnnc.ir import te
 from dnnc.ir.dtype import DType, boolean, f16, f32, i32, i64
 from dnnc.ir.expr import Expr, cast, const, select

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+
 from dnnc.ir.dtype import boolean, u64
 from dnnc.ir.expr import Expr, cast, const, logical_not, maximum, minimum, select
 from dnnc.ir.op import OpDef, Sample

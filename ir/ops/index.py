@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Sequence
 
 import numpy as np
+
 from dnnc.ir import te
 from dnnc.ir.dtype import boolean, i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select

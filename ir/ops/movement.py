@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
 from dnnc.ir import te
 from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import boolean, i64

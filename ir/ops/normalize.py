@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
 from dnnc.ir import te
 from dnnc.ir.expr import Expr, const
 from dnnc.ir.op import OpDef, require

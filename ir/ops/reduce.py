@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
 from dnnc.ir import te
 from dnnc.ir.dtype import DType, boolean, i64, u8
 from dnnc.ir.expr import E, Expr, cast, const, select

@@ -7,6 +7,7 @@ from fractions import Fraction
 from math import gcd, lcm
 
 import numpy as np
+
 from dnnc.ir import te
 from dnnc.ir.expr import Expr, cast, const, select
 from dnnc.ir.op import OpDef, require

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product as cartesian
 
 import numpy as np
+
 from dnnc.ir.expr import Expr, const
 from dnnc.ir.op import require
 from dnnc.ir.ops.common import Array, both, dim, within

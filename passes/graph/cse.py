@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph_text import show_attr
 from dnnc.passes.base import PassContext, graphs, is_pure

@@ -12,8 +12,7 @@ from collections.abc import Collection
 from dnnc.ir.builder import Builder
 from dnnc.ir.graph import Graph, Node, union
 from dnnc.passes.base import PassContext, graphs
-
-NORMS = ("batch_norm",)  # what `fold_batch_norm` looks for
+from dnnc.passes.rewrite import between
 
 
 def decompose(graph: Graph, ctx: PassContext, keep: Collection[str] = ()) -> bool:
@@ -35,7 +34,7 @@ def expand(g: Graph, n: Node) -> list[Node]:
     assert n.op.decompose is not None
     before = n.prev
     made = n.op.decompose(Builder(g, n, n.locs), *n.inputs, **n.attrs)
-    new = [m for m in _between(before, n)]
+    new = between(before, n)
     for o, v in zip(n.outputs, made if isinstance(made, (tuple, list)) else (made,)):
         name = o.name
         g.replace_all_uses(o, v)
@@ -46,11 +45,3 @@ def expand(g: Graph, n: Node) -> list[Node]:
     g.erase(n)
     return new
 
-
-def _between(before: Node | None, n: Node) -> list[Node]:
-    out = []
-    at = n.prev
-    while at is not None and at is not before:
-        out.append(at)
-        at = at.prev
-    return out[::-1]

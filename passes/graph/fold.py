@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
 from dnnc.ir.expr import Expr
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.interp import run

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from dnnc.backends.cache import KernelCache
 from dnnc.ir.errors import InternalError
 

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from dnnc.backends.cache import KernelCache
 from dnnc.backends.llvm import worker_pool
 from dnnc.backends.llvm.compile import ALLOWED_SYMBOLS, asm_text, compile_text, load_objects, object_key, undefined_symbols

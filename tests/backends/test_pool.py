@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+
 from dnnc.backends.llvm.compile import Loaded, compile_text, load_objects, undefined_symbols
 from dnnc.backends.llvm.pool import MAX_THREADS, pool_text
 from dnnc.backends.runtime import FRAME_BARRIER, FRAME_NTHREADS, Frame, NativePool, aligned_empty, cpu_count, has_threads, load_pool, runtime

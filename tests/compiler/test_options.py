@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from dnnc.ir.errors import DnncError, InputError, TargetError, TuneError, UnsupportedError
 from dnnc.options import CompileOptions, available_cpus, cache_folder, check_every_pass, make_options, thread_count
 

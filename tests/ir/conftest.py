@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from dnnc.ir.dtype import BY_NAME, i64
 from dnnc.ir.op import OpDef, require
 from dnnc.ir.shapes import broadcast_shapes, normalize_axis

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import boolean, f32
 from dnnc.ir.expr import Const, Expr, Op, Var, const, dim, fma, free, maximum, minimum, op, rebuild, select, substitute, unwrap, value, var
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 # Each variable with its values: k has a symbolic bound, d is divisible by 4, N and M are dims.
 A, J, D = var("i", lo=0, hi=5), var("j", lo=-3, hi=4), var("d", lo=0, hi=12, div=4)

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+
 from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import bf16, f32, i32
 from dnnc.ir.errors import InternalError, Loc, ShapeError, UnsupportedError

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import BY_NAME, bf16, f32, i64
 from dnnc.ir.errors import Loc, ParseError

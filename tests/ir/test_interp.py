@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+
 from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import bf16, f16, f32
 from dnnc.ir.errors import InputError, InternalError, Loc

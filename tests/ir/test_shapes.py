@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import InputError, ShapeError
 from dnnc.ir.expr import dim, var
@@ -13,8 +16,6 @@ from dnnc.ir.op import OpDef
 from dnnc.ir.shapes import bind_dims, broadcast_shapes, normalize_axes, normalize_axis, specialise
 from dnnc.ir.types import tensor
 from dnnc.ir.verify import verify
-from hypothesis import given
-from hypothesis import strategies as st
 
 Ops = dict[str, OpDef]
 N, M = dim("N"), dim("M")

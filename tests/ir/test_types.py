@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+
 from dnnc.ir.dtype import ALL, BY_NAME, DType, bf16, boolean, dtype, f16, f32, from_numpy, i8, i64, string, u8
 from dnnc.ir.expr import dim, unwrap
 from dnnc.ir.types import Layout, Part, TensorType, parse_layout, product, tensor

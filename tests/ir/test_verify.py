@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import Loc, VerifyError
 from dnnc.ir.expr import dim

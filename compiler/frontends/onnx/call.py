@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+
 from dnnc.frontends.onnx.tensors import Array, decode, dtype_of
 from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import DType, from_numpy, i64

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
 from dnnc.frontends.onnx.call import Call
 from dnnc.ir.dtype import boolean, f32, f64
 from dnnc.ir.errors import UnsupportedError
@@ -145,6 +146,7 @@ def cast(c: Call) -> Value:
 
 def _named(name: str) -> Any:
     import onnx
+
     from dnnc.frontends.onnx.tensors import dtype_of
 
     if name.upper() not in onnx.TensorProto.DataType.keys():

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import onnx
+
 from dnnc.frontends.onnx import schemas
 from dnnc.frontends.onnx.call import Call, Item, NeedsValues, attribute_value, contents_of, materialize, of_array, of_value, scratch
+from dnnc.frontends.onnx.control import CONTROL
 from dnnc.frontends.onnx.facts import Facts, Refined, must_match, of_factors
 from dnnc.frontends.onnx.known import RULES
 from dnnc.frontends.onnx.reader import LATEST, Model, function_opsets, sparse, standard
@@ -31,7 +33,7 @@ from dnnc.ir.types import Dim, TensorType
 FOLD_INPUTS = 1 << 16  # elements: constant inputs up to this size are evaluated while reading
 FOLD_OUTPUTS = 1 << 16
 MAX_DEPTH = 64  # functions within functions
-EAGER = frozenset(("Constant", "If"))  # converters that cope with constants themselves
+EAGER = frozenset(("Constant", "Identity", *CONTROL))  # converters that cope with constants themselves
 RANDOM = frozenset(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"))
 
 Entry = Item | None
@@ -192,6 +194,8 @@ class Importer:
         if name in scope.items:
             raise ModelError(f"node {loc} makes {name!r}, which exists already: every value is made once")
         scope.items[name] = item
+        if item is not None and not item.name and item.array is not None:
+            item.name = name
         if item is not None and item.value is not None and item.value.node is not None and item.value.name[1:].isdigit():
             self.graph.rename(item.value, name)
 
@@ -200,7 +204,7 @@ class Importer:
         function = self.model.functions.get((domain, n.op_type, getattr(n, "overload", "")))
         attrs = self.attributes(n, scope)
         if function is not None:
-            return self.inline(function, items, attrs, scope, loc)
+            return self.inline(function, items, attrs, scope, loc, n.output)
         opset = scope.opsets.get(domain)
         if opset is None:
             raise UnsupportedError(f"the model declares no opset of domain {domain or 'ai.onnx'!r}, which this operator belongs to")
@@ -239,7 +243,7 @@ class Importer:
         body = schemas.function_body(schema, c, n)
         if body is None:
             raise self.unknown(c)
-        return self.inline(body, c.items, schemas.with_defaults(schema, c.attrs), scope, None)
+        return self.inline(body, c.items, schemas.with_defaults(schema, c.attrs), scope, None, c.outputs)
 
     def folded(self, c: Call, converter: Callable[[Call], Any]) -> list[Entry] | None:
         """The outputs as constants where all inputs are small constants and the outputs are small."""
@@ -288,8 +292,8 @@ class Importer:
 
     # --- functions and subgraphs ---
 
-    def inline(self, f: onnx.FunctionProto, items: Sequence[Entry], attrs: Mapping[str, Any], scope: Scope, loc: Loc | None) -> list[Entry]:
-        """The nodes of a function in place of its call; `loc` is the call's where locations shall show both."""
+    def inline(self, f: onnx.FunctionProto, items: Sequence[Entry], attrs: Mapping[str, Any], scope: Scope, loc: Loc | None, outputs: Sequence[str]) -> list[Entry]:
+        """The nodes of a function in place of its call, whose outputs are `outputs`; `loc` is the call's where the model defines the function."""
         key = f"{f.domain}:{f.name}"
         if key in scope.calls and loc is not None:
             raise ModelError(f"function {key} calls itself: {' -> '.join((*scope.calls, key))}")
@@ -303,9 +307,10 @@ class Importer:
         bound: dict[str, Entry] = dict.fromkeys(f.input)
         bound.update(zip(f.input, items))
         opsets = {**scope.opsets, **function_opsets(f)} if loc is None else function_opsets(f)
+        wanted = [bool(o) for o in outputs] + [False] * len(f.output)
         inner = Scope(bound, opsets, None, given, (*scope.calls, key), self.b.locs)
         self.nodes(f.node, inner)
-        return [self.lookup(o, inner, f"output of function {key}") for o in f.output]
+        return [self.lookup(o, inner, f"output of function {key}") if o in inner.items or asked else None for o, asked in zip(f.output, wanted)]
 
     def subgraph(self, g: onnx.GraphProto, scope: Scope, items: Sequence[Entry] = ()) -> list[Entry]:
         """The nodes of a subgraph in place: its outputs. Its inputs are `items`, all else it sees from around it."""

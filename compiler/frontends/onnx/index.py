@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
 from dnnc.frontends.onnx.call import KNOWN_LIMIT, Call, Item, of_array, of_contents, of_value
 from dnnc.frontends.onnx.reader import sparse
 from dnnc.ir.dtype import f32, from_numpy

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
 from dnnc.frontends.onnx.call import KNOWN_LIMIT, Call, Item, contents_of, of_contents
 from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import DType, boolean

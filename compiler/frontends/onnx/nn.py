@@ -58,12 +58,17 @@ def halves(totals: Sequence[Dim], more_at_end: bool) -> tuple[Dim, ...]:
 
 def conv(c: Call) -> Value:
     x, w = c.x(0), c.x(1)
+    return c.b.conv(x, w, c.opt(2), **conv_attributes(c, x, w))  # type: ignore[no-any-return]
+
+
+def conv_attributes(c: Call, x: Value, w: Value) -> dict[str, Any]:
+    """Strides, pads, dilations and groups of a convolution of x with w."""
     kernel = w.type.shape[2:]
     declared = c.integers("kernel_shape")
     if declared is not None and tuple(declared) != tuple(kernel):
         raise ModelError(f"attribute kernel_shape is {list(declared)}, the weights are {w.type}")
     strides, dilations, pads = _window(c, x.type.shape[2:], kernel)
-    return c.b.conv(x, w, c.opt(2), strides=strides, pads=pads, dilations=dilations, group=c.integer("group", 1))  # type: ignore[no-any-return]
+    return {"strides": strides, "pads": pads, "dilations": dilations, "group": c.integer("group", 1)}
 
 
 def conv_transpose(c: Call) -> Value:

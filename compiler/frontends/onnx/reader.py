@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
+
 from dnnc.frontends.onnx.tensors import Array, decode
 from dnnc.ir.errors import ModelError
-from google.protobuf.message import DecodeError
 
 # The newest opset of each domain that the converters were written for.
 LATEST = {"": 28, "ai.onnx.ml": 5}

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx
+from onnx import defs
+
 from dnnc.frontends.onnx.call import Call, Item, attribute_value
 from dnnc.frontends.onnx.tensors import ONNX_NUMBERS
 from dnnc.ir.errors import ModelError
-from onnx import defs
 
 
 @functools.lru_cache(maxsize=1024)

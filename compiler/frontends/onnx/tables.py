@@ -6,13 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from dnnc.frontends.onnx.call import Call
+from dnnc.frontends.onnx.control import CONTROL
 from dnnc.frontends.onnx.elementwise import ELEMENTWISE
 from dnnc.frontends.onnx.index import INDEX
 from dnnc.frontends.onnx.linear import LINEAR
 from dnnc.frontends.onnx.nn import NN
 from dnnc.frontends.onnx.norm import NORM
+from dnnc.frontends.onnx.quantize import QUANTIZE
 from dnnc.frontends.onnx.reduce import REDUCE
 from dnnc.frontends.onnx.tensor import TENSOR
 
-FAMILIES: tuple[dict[str, Callable[[Call], Any]], ...] = (ELEMENTWISE, REDUCE, LINEAR, NN, NORM, TENSOR, INDEX)
+FAMILIES: tuple[dict[str, Callable[[Call], Any]], ...] = (ELEMENTWISE, REDUCE, LINEAR, NN, NORM, TENSOR, INDEX, QUANTIZE, CONTROL)
 CONVERTERS: dict[tuple[str, str], Callable[[Call], Any]] = {("", name): f for family in FAMILIES for name, f in family.items()}

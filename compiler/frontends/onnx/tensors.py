@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+
 from dnnc.ir import dtype as dt
 from dnnc.ir.dtype import DType
 from dnnc.ir.errors import ModelError, UnsupportedError

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from dnnc.ir.errors import InputError, VerifyError
 from dnnc.ir.operator.interp import Interpreter, run_kernel
 from dnnc.ir.operator.text import parse_kernel, show_kernel

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from te_eval import evaluate
+
 from dnnc.ir import te
 from dnnc.ir.builder import Builder, complete
 from dnnc.ir.dtype import BY_NAME, f32, from_numpy
@@ -20,7 +22,6 @@ from dnnc.ir.ops.common import draw
 from dnnc.ir.ops.movement import normalize_slice
 from dnnc.ir.ops.resize import coordinates, rational
 from dnnc.ir.types import TensorType, tensor
-from te_eval import evaluate
 
 NAN, INF = float("nan"), float("inf")
 

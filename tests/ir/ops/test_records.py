@@ -8,6 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from te_eval import evaluate
+
 from dnnc.ir import te
 from dnnc.ir.builder import Builder, complete, infer
 from dnnc.ir.dtype import BY_NAME, DType
@@ -20,7 +22,6 @@ from dnnc.ir.ops.common import draw
 from dnnc.ir.shapes import resolve
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import TensorType
-from te_eval import evaluate
 
 CASES = [(op, s) for op in OPS.values() for s in op.samples]
 COMPUTED = [(op, s) for op, s in CASES if op.compute is not None]

@@ -1,0 +1,223 @@
+"""Converters of control flow that can be decided while reading, and of sequences and optionals, which exist only while reading.
+
+`If` with a known condition is its branch. `Loop` and `Scan` with a known number of iterations are unrolled. A sequence is a tuple of
+items whose length is known; an absent optional is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dnnc.frontends.onnx.call import Call, Item, NeedsValues, contents_of, number, of_array, of_value
+from dnnc.frontends.onnx.tensor import even_parts, split_parts
+from dnnc.ir.dtype import f32
+from dnnc.ir.errors import ModelError, UnsupportedError
+from dnnc.ir.graph import Value
+from dnnc.ir.shapes import normalize_axis
+from dnnc.ir.types import TensorType
+
+Converter = Callable[[Call], Any]
+MAX_UNROLLED = 4096  # nodes
+
+
+def sequence(items: Sequence[Item], origins: frozenset[str] = frozenset()) -> Item:
+    kind = items[0].type if items else TensorType(f32, ())
+    return Item(kind, items=tuple(items), origins=origins)
+
+
+def branch(c: Call) -> Any:
+    """The branch that the condition chooses; where it is computed from data, both, and the results chosen element by element."""
+    importer, scope = c.env
+    item = c.item(0)
+    known = contents_of(item)
+    if known is not None and isinstance(known.reshape(-1)[0], (bool, int, np.bool_)):
+        chosen = "then_branch" if known.reshape(-1)[0] else "else_branch"
+        return importer.subgraph(c.graph(chosen), scope)
+    results = [importer.subgraph(c.graph(b), scope) for b in ("then_branch", "else_branch")]
+    pairs = list(zip(*results))
+    if not all(_alike(a, b) for a, b in pairs):
+        c.array(0, "the condition of an If whose branches make different shapes")
+    condition = c.b.reshape(c.x(), shape=())
+    return [a if a is b else of_value(c.b.where(condition, _value(c, a), _value(c, b)), item.origins) for a, b in pairs]
+
+
+def _alike(a: Item | None, b: Item | None) -> bool:
+    if a is None or b is None or a.items is not None or b.items is not None:
+        return a is b
+    return a.type.dtype is b.type.dtype and a.shape == b.shape
+
+
+def _value(c: Call, item: Item) -> Value:
+    return Call(c.b, c.op, c.domain, c.opset, [item], {}, []).x()
+
+
+def loop(c: Call) -> Any:
+    """`trips, condition, carried...`: the body is repeated while its condition, which must be known, holds."""
+    importer, scope = c.env
+    body = c.graph("body")
+    trips = int(c.scalar(0, "the number of iterations")) if c.has(0) else None
+    running = bool(c.scalar(1, "the condition")) if c.has(1) else True
+    carried: list[Item | None] = list(c.items[2:])
+    collected: list[list[Item | None]] = [[] for _ in range(len(body.output) - 1 - len(carried))]
+    k = 0
+    while running and (trips is None or k < trips):
+        if (k + 1) * len(body.node) > MAX_UNROLLED:
+            raise UnsupportedError(f"a Loop of {trips if trips is not None else 'unknown many'} iterations over {len(body.node)} nodes is too long to unroll")
+        condition, *made = importer.subgraph(body, scope, [of_array(np.int64(k)), of_array(np.bool_(True)), *carried])
+        carried = made[: len(carried)]
+        for column, item in zip(collected, made[len(carried) :]):
+            column.append(item)
+        running = _decided(c, condition)
+        k += 1
+    return [*carried, *(_stacked(c, column, 0) for column in collected)]
+
+
+def _decided(c: Call, item: Item | None) -> bool:
+    if item is None:
+        return True
+    return bool(Call(c.b, c.op, c.domain, c.opset, [item], {}, []).scalar(0, "the condition of a Loop"))
+
+
+def _stacked(c: Call, items: Sequence[Item | None], axis: int) -> Item | Value:
+    present = [i for i in items if i is not None]
+    if not present:
+        raise NeedsValues("a Loop that never runs has scan outputs of unknown shape")
+    parts = [c.b.unsqueeze(_value(c, i), axes=(axis,)) for i in present]
+    return c.b.concat(*parts, axis=axis) if len(parts) > 1 else parts[0]  # type: ignore[no-any-return]
+
+
+def scan(c: Call) -> Any:
+    """State goes from iteration to iteration, scan inputs are cut along their axes, scan outputs are stacked."""
+    importer, scope = c.env
+    body, count = c.graph("body"), c.integer("num_scan_inputs")
+    if c.opset < 9:
+        raise UnsupportedError("Scan before opset 9, which has a batch axis; convert the model to a newer opset")
+    states: list[Item | None] = list(c.items[: len(c.items) - count])
+    xs = [c.x(len(states) + k) for k in range(count)]
+    outputs = len(body.output) - len(states)
+    axes = [normalize_axis(a, x.type.rank) for a, x in zip(c.integers("scan_input_axes") or (0,) * count, xs)]
+    back = c.integers("scan_input_directions") or (0,) * count
+    n = number(xs[0].type.shape[axes[0]], "the number of iterations of a Scan")
+    if n * len(body.node) > MAX_UNROLLED:
+        raise UnsupportedError(f"a Scan of {n} iterations over {len(body.node)} nodes is too long to unroll")
+    collected: list[list[Item | None]] = [[] for _ in range(outputs)]
+    for k in range(n):
+        cut = [of_value(_row(c, x, a, n - 1 - k if d else k)) for x, a, d in zip(xs, axes, back)]
+        made = importer.subgraph(body, scope, [*states, *cut])
+        states = made[: len(states)]
+        for column, item in zip(collected, made[len(states) :]):
+            column.append(item)
+    out_back = c.integers("scan_output_directions") or (0,) * outputs
+    out_axes = c.integers("scan_output_axes") or (0,) * outputs
+    ordered = [column[::-1] if d else column for column, d in zip(collected, out_back)]
+    ranks = [len(column[0].shape) + 1 if column and column[0] is not None else 1 for column in ordered]
+    return [*states, *(_stacked(c, column, normalize_axis(a, r)) for column, a, r in zip(ordered, out_axes, ranks))]
+
+
+def _row(c: Call, x: Value, axis: int, k: int) -> Value:
+    part = x if x.type.shape[axis] == 1 else split_parts(c, x, axis, [k, 1, number(x.type.shape[axis], "a scan axis") - k - 1])[1]
+    return c.b.squeeze(part, axes=(axis,))  # type: ignore[no-any-return]
+
+
+# --- sequences ----------------------------------------------------------------------------------------------------------------
+
+
+def _items(c: Call, i: int = 0) -> tuple[Item, ...]:
+    it = c.item(i)
+    if it.items is None:
+        raise ModelError(f"input {i} must be a sequence, it is {it.type}")
+    return it.items
+
+
+def _position(c: Call, i: int, length: int, default: int) -> int:
+    k = int(c.scalar(i, "the position")) if c.has(i) else default
+    at = k + length if k < 0 else k
+    if not 0 <= at < max(length, default + 1):
+        raise ModelError(f"position {k} is outside a sequence of {length}")
+    return at
+
+
+def sequence_construct(c: Call) -> Item:
+    return sequence([c.item(i) for i in range(len(c.items))])
+
+
+def sequence_empty(c: Call) -> Item:
+    return Item(TensorType(c.dtype("dtype", f32), ()), items=())
+
+
+def sequence_at(c: Call) -> Item:
+    items = _items(c)
+    return items[_position(c, 1, len(items), len(items) - 1)]
+
+
+def sequence_insert(c: Call) -> Item:
+    items = list(_items(c))
+    items.insert(_position(c, 2, len(items), len(items)), c.item(1))
+    return sequence(items)
+
+
+def sequence_erase(c: Call) -> Item:
+    items = list(_items(c))
+    del items[_position(c, 1, len(items), len(items) - 1)]
+    return sequence(items)
+
+
+def sequence_length(c: Call) -> Item:
+    return of_array(np.int64(len(_items(c))))
+
+
+def split_to_sequence(c: Call) -> Item:
+    """Parts of given sizes, of one size (the last may be smaller), or rows."""
+    x = c.x()
+    axis = normalize_axis(c.integer("axis", 0), x.type.rank)
+    n = number(x.type.shape[axis], "the dim that is split into a sequence")
+    if not c.has(1):
+        parts = split_parts(c, x, axis, [1] * n)
+        keep = c.flag("keepdims", True)
+        return sequence([of_value(p if keep else c.b.squeeze(p, axes=(axis,))) for p in parts])
+    sizes = list(c.ints_in(1, "split"))
+    if c.rank(1) == 0:
+        sizes = [min(sizes[0], n - k) for k in range(0, n, sizes[0])] if sizes[0] > 0 else even_parts(n, 0)  # type: ignore[assignment]
+    return sequence([of_value(p) for p in split_parts(c, x, axis, sizes)])
+
+
+def concat_from_sequence(c: Call) -> Value:
+    xs = [_value(c, i) for i in _items(c)]
+    axis = c.integer("axis")
+    if c.flag("new_axis"):
+        axis = normalize_axis(axis, xs[0].type.rank + 1)
+        xs = [c.b.unsqueeze(x, axes=(axis,)) for x in xs]
+    return xs[0] if len(xs) == 1 else c.b.concat(*xs, axis=axis)  # type: ignore[no-any-return]
+
+
+def optional(c: Call) -> Any:
+    return [c.items[0] if c.items else None]
+
+
+def optional_get(c: Call) -> Item:
+    return c.item(0)
+
+
+def optional_has(c: Call) -> Item:
+    return of_array(np.bool_(c.has(0)))
+
+
+CONTROL: dict[str, Converter] = {
+    "If": branch,
+    "Loop": loop,
+    "Scan": scan,
+    "SequenceConstruct": sequence_construct,
+    "SequenceEmpty": sequence_empty,
+    "SequenceAt": sequence_at,
+    "SequenceInsert": sequence_insert,
+    "SequenceErase": sequence_erase,
+    "SequenceLength": sequence_length,
+    "SplitToSequence": split_to_sequence,
+    "ConcatFromSequence": concat_from_sequence,
+    "Optional": optional,
+    "OptionalGetElement": optional_get,
+    "OptionalHasElement": optional_has,
+}

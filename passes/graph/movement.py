@@ -1,0 +1,192 @@
+"""Rewrite rules on ops that only move elements: what moves nothing vanishes, two moves become one, a move becomes a cheaper one.
+
+Part of `canonicalize`. All of them are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dnnc.ir.graph import Node, Value
+from dnnc.ir.ops import OPS
+from dnnc.ir.ops.common import same_dim
+from dnnc.ir.ops.reduce import all_axes
+from dnnc.ir.shapes import normalize_axis
+from dnnc.passes.rewrite import Match, Rule
+
+# element-wise ops of several operands, which broadcast, and matmul, which broadcasts its batch dims
+BROADCASTING = tuple(n for n, op in OPS.items() if "elementwise" in op.traits and op.compute and len(op.samples[0].inputs) > 1)
+
+
+def _zero(dims: Sequence[Any]) -> bool:
+    return all(same_dim(d, 0) for d in dims)
+
+
+def _straight_slice(n: Node) -> bool:
+    return _zero(n.attrs["starts"]) and all(s == 1 or same_dim(d, 1) for s, d in zip(n.attrs["steps"], n.attrs["shape"]))
+
+
+# is a node, whose result has its operand's type, a plain copy?
+_COPIES: dict[str, Callable[[Node], bool]] = {
+    "identity": lambda n: True,
+    "reshape": lambda n: True,
+    "expand": lambda n: True,
+    "tile": lambda n: True,
+    "cast": lambda n: True,
+    "concat": lambda n: len(n.inputs) == 1,
+    "transpose": lambda n: list(n.attrs["perm"]) == sorted(n.attrs["perm"]),
+    "slice": _straight_slice,
+    "pad": lambda n: _zero(n.attrs["pads"]),
+    "clip": lambda n: n.attrs["low"] is None and n.attrs["high"] is None,
+}
+
+
+def drop_copy(m: Match) -> Value:
+    """identity(x) -> x; reshape, expand, tile, cast, concat, transpose, slice, pad, clip that change nothing -> x"""
+    m.require(_COPIES[m.root.op.name](m.root), "{} moves elements", m.root.op.name)
+    return m.keeps_type(m.operand(m.root, 0))
+
+
+def plain_shape(m: Match) -> Value:
+    """reshape(x, shape=(2, -1)) -> reshape(x, shape=(2, 12))"""
+    shape = m.root.output.type.shape
+    m.require(m.root.attrs["shape"] != shape, "the shape has no open dim")
+    return m.b.reshape(m.operand(m.root, 0), shape=shape)  # type: ignore[no-any-return]
+
+
+def merge_reshapes(m: Match) -> Value:
+    """reshape(reshape(x)) -> reshape(x)"""
+    x = m.operand(m.node(m.operand(m.root, 0), "reshape"), 0)
+    return m.b.reshape(x, shape=m.root.output.type.shape)  # type: ignore[no-any-return]
+
+
+def merge_transposes(m: Match) -> Value:
+    """transpose(transpose(x, perm=p), perm=q) -> transpose(x, perm=p[q])"""
+    inner = m.node(m.operand(m.root, 0), "transpose")
+    perm = tuple(inner.attrs["perm"][k] for k in m.root.attrs["perm"])
+    return m.b.transpose(m.operand(inner, 0), perm=perm)  # type: ignore[no-any-return]
+
+
+def transpose_to_reshape(m: Match) -> Value:
+    """transpose(x: f32[1, 4, 1, 5], perm=(1, 0, 3, 2)) -> reshape(x, shape=(4, 1, 5, 1)): only dims of size 1 change places"""
+    x = m.operand(m.root, 0)
+    wide = [k for k in m.root.attrs["perm"] if not same_dim(x.type.shape[k], 1)]
+    m.require(wide == sorted(wide), "axes {} with more than one element change places", tuple(wide))
+    return m.b.reshape(x, shape=m.root.output.type.shape)  # type: ignore[no-any-return]
+
+
+def merge_expands(m: Match) -> Value:
+    """expand(expand(x)) -> expand(x)"""
+    x = m.operand(m.node(m.operand(m.root, 0), "expand"), 0)
+    return m.b.expand(x, shape=m.root.output.type.shape)  # type: ignore[no-any-return]
+
+
+def merge_slices(m: Match) -> Value:
+    """slice(slice(x)) -> slice(x)"""
+    inner = m.node(m.operand(m.root, 0), "slice")
+    a, b = inner.attrs, m.root.attrs
+    m.require(all(isinstance(d, int) for d in (*a["starts"], *b["starts"])), "a start is symbolic")
+    starts = tuple(s + t * k for s, t, k in zip(a["starts"], a["steps"], b["starts"]))
+    steps = tuple(s * t for s, t in zip(a["steps"], b["steps"]))
+    return m.b.slice(m.operand(inner, 0), starts=starts, steps=steps, shape=b["shape"])  # type: ignore[no-any-return]
+
+
+def drop_expand(m: Match) -> Value:
+    """add(expand(x), y) -> add(x, y) where y alone gives the result its shape; likewise all ops that broadcast"""
+    for k, v in enumerate(m.root.inputs):
+        if v is not None and v.node is not None and v.node.op.name == "expand":
+            inputs = [*m.root.inputs]
+            inputs[k] = v.node.inputs[0]
+            if m.fits(inputs):
+                m.node(v, "expand")
+                return m.like(inputs)
+    return _no(m, "no operand is an expand that the others make superfluous")
+
+
+def flatten_concat(m: Match) -> Value:
+    """concat(concat(a, b), c) -> concat(a, b, c) along one axis, where nobody else reads the inner one"""
+    axis = normalize_axis(m.root.attrs["axis"], m.root.output.type.rank)
+    inputs: list[Value | None] = []
+    for v in m.root.inputs:
+        n = v.node if v is not None else None
+        same = n is not None and n.op.name == "concat" and normalize_axis(n.attrs["axis"], n.output.type.rank) == axis
+        if same and n is not None and len(n.output.uses) == 1 and n.output not in m.outputs:
+            inputs += m.node(v, "concat").inputs
+        else:
+            inputs.append(v)
+    m.require(len(inputs) > len(m.root.inputs), "no operand is a concat along axis {} that is read here alone", axis)
+    return m.b.node(m.root.op, inputs, m.root.attrs).output
+
+
+def drop_empty(m: Match) -> Value:
+    """concat(a, b: f32[0, 4], c, axis=0) -> concat(a, c, axis=0)"""
+    axis = normalize_axis(m.root.attrs["axis"], m.root.output.type.rank)
+    kept = [v for v in m.root.inputs if v is not None and not same_dim(v.type.shape[axis], 0)]
+    m.require(0 < len(kept) < len(m.root.inputs), "no operand is empty, or all are")
+    return m.b.node(m.root.op, kept, m.root.attrs).output
+
+
+def gather_to_slice(m: Match) -> Value:
+    """gather(x, 3, axis=1) -> reshape(slice(x)) where the indices are constants at equal steps: no index is looked up at run time"""
+    x, indices = m.operand(m.root, 0), m.constant(m.operand(m.root, 1)).astype(np.int64).reshape(-1)
+    axis = normalize_axis(m.root.attrs["axis"], x.type.rank)
+    n = x.type.shape[axis]
+    if not isinstance(n, int):
+        return _no(m, "axis {} has the symbolic size {}", axis, n)
+    indices = np.where(indices < 0, indices + n, indices)
+    m.require(indices.size > 0 and bool(((0 <= indices) & (indices < n)).all()), "an index is outside the {} elements of axis {}", n, axis)
+    step = int(indices[1] - indices[0]) if indices.size > 1 else 1
+    m.require(step != 0 and bool((np.diff(indices) == step).all()), "the indices do not stand at equal steps")
+    starts, steps, shape = [0] * x.type.rank, [1] * x.type.rank, list(x.type.shape)
+    starts[axis], steps[axis], shape[axis] = int(indices[0]), step, indices.size
+    b = m.b
+    y = b.slice(x, starts=tuple(starts), steps=tuple(steps), shape=tuple(shape))
+    return b.reshape(y, shape=m.root.output.type.shape)  # type: ignore[no-any-return]
+
+
+def reduce_of_units(m: Match) -> Value:
+    """reduce_mean(x: f32[5, 1], axes=(1,)) -> reshape(x): only dims of size 1 are reduced"""
+    x = m.operand(m.root, 0)
+    axes = all_axes(m.root.attrs["axes"], x.type.rank)
+    m.require(all(same_dim(x.type.shape[a], 1) for a in axes), "the reduced axes {} have more than one element", axes)
+    return m.b.reshape(x, shape=m.root.output.type.shape)  # type: ignore[no-any-return]
+
+
+def pad_into_conv(m: Match) -> Value:
+    """conv(pad(x, pads=(0, 0, 1, 1, 0, 0, 1, 1)), w, pads=(0, 0, 0, 0)) -> conv(x, w, pads=(1, 1, 1, 1)): zeros around spatial dims"""
+    pad = m.node(m.operand(m.root, 0), "pad")
+    rank = pad.output.type.rank
+    m.require(pad.attrs["mode"] == "constant", "the pad mode is {}", pad.attrs["mode"])
+    if len(pad.inputs) > 1 and pad.inputs[1] is not None:
+        m.require(m.number(pad.inputs[1]) == 0, "the padding is not 0")
+    begin, end = pad.attrs["pads"][:rank], pad.attrs["pads"][rank:]
+    m.require(_zero((*begin[:2], *end[:2])), "it pads the batch or the channels")
+    own = m.root.attrs["pads"] or (0,) * (2 * (rank - 2))
+    m.require(all(isinstance(p, int) and p >= 0 for p in (*begin, *end, *own)), "a size of the padding is negative or symbolic")
+    pads = tuple(p + q for p, q in zip((*begin[2:], *end[2:]), own))
+    return m.b.node(m.root.op, [pad.inputs[0], *m.root.inputs[1:]], {**m.root.attrs, "pads": pads}).output
+
+
+def _no(m: Match, reason: str, *args: Any) -> Value:
+    m.require(False, reason, *args)
+    raise AssertionError
+
+
+MOVEMENT_RULES: tuple[Rule, ...] = (
+    Rule(drop_copy, tuple(_COPIES)),
+    Rule(merge_reshapes, ("reshape",)),
+    Rule(plain_shape, ("reshape",)),
+    Rule(merge_transposes, ("transpose",)),
+    Rule(transpose_to_reshape, ("transpose",)),
+    Rule(merge_expands, ("expand",)),
+    Rule(merge_slices, ("slice",)),
+    Rule(drop_expand, (*BROADCASTING, "matmul")),
+    Rule(drop_empty, ("concat",)),
+    Rule(flatten_concat, ("concat",)),
+    Rule(gather_to_slice, ("gather",)),
+    Rule(reduce_of_units, ("reduce_sum", "reduce_mean", "reduce_prod", "reduce_max", "reduce_min")),
+    Rule(pad_into_conv, ("conv",)),
+)
