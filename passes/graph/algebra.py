@@ -7,16 +7,16 @@ dropped or moved, for infinities, NaN, signed zeros and denormals too (the paylo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from dnnc.ir.dtype import DType
-from dnnc.ir.graph import Node, Value
+from dnnc.ir.graph import Value
+from dnnc.ir.types import TensorType
 from dnnc.passes.graph.cse import COMMUTATIVE
 from dnnc.passes.graph.movement import BROADCASTING
-from dnnc.passes.rewrite import Array, Match, NoMatch, Rule, uniform
+from dnnc.passes.rewrite import Match, NoMatch, Rule, uniform
 
 IDEMPOTENT = ("relu", "abs", "floor", "ceil", "round", "trunc", "sign")
 
@@ -83,11 +83,10 @@ def constant_to_scalar(m: Match) -> Value:
         array = m.graph.constants.get(v) if v is not None else None
         if v is None or array is None or v.type.rank == 0 or uniform(array) is None:
             continue
-        c = m.graph.constant(array.reshape(-1)[0], v.name, v.locs, None)
-        inputs = [c if i == k else u for i, u in enumerate(m.root.inputs)]
-        if m.fits(inputs):
-            return m.like(inputs)
-        m.graph.erase_constant(c)
+        scalar = Value(v.name, TensorType(v.type.dtype, ()))
+        if m.fits([scalar if i == k else u for i, u in enumerate(m.root.inputs)]):
+            c = m.graph.constant(array.reshape(-1)[0], v.name, v.locs)
+            return m.like([c if i == k else u for i, u in enumerate(m.root.inputs)])
     raise NoMatch("no constant operand has equal elements that the other operands would broadcast")
 
 
@@ -253,5 +252,3 @@ ALGEBRA_RULES: tuple[Rule, ...] = (
     Rule(where_of_not, ("where",)),
     Rule(constant_to_scalar, BROADCASTING),
 )
-
-__all__ = ["ALGEBRA_RULES", "Array", "Callable", "Node", "holds", "not_negative"]

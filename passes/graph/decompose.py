@@ -44,4 +44,3 @@ def expand(g: Graph, n: Node) -> list[Node]:
             v.locs = union(v.locs, n.locs)
     g.erase(n)
     return new
-

@@ -1,7 +1,8 @@
 """Group nodes into kernels. The result is a FusionPlan: data that prints, that lowering obeys, and that tuning may vary.
 
-A group is a connected set of nodes with one output, around at most one *anchor* (a contraction, a reduction, a row op). A node joins the
-group of its producer when it is that value's only reader and one of the rules below allows it; each rule has its reason.
+A group is a connected set of nodes with one output, around at most one *anchor* (a contraction, a reduction, a row op). Nodes are visited
+backwards; one joins the group of its readers when they are all in one group and the rules below allow it. So diamonds (x * sigmoid(x))
+stay together, and every group has one output by construction.
 """
 
 from __future__ import annotations
@@ -61,87 +62,121 @@ def plan_fusion(graph: Graph, fuse: bool = True) -> FusionPlan:
 
 
 class _Fuser:
+    """Walks the nodes backwards: a node joins the group of its readers when all of them are in one group and the rules allow it."""
+
     def __init__(self, graph: Graph, fuse: bool) -> None:
         self.graph, self.fuse = graph, fuse
-        self.members: dict[int, list[Node]] = {}
+        self.nodes = list(graph.nodes())
+        self.order = {n: i for i, n in enumerate(self.nodes)}
+        self.outputs = set(graph.outputs)
+        self.members: dict[int, list[Node]] = {}  # of each group, last node first
         self.kind: dict[int, str] = {}
         self.group_of: dict[Node, int] = {}
-        self.outputs = set(graph.outputs)
+        self.aligned: set[Node] = set()  # nodes whose output elements are, one for one, those of their group's output
 
     def run(self) -> FusionPlan:
-        for k, n in enumerate(self.graph.nodes()):
-            self.members[k], self.kind[k], self.group_of[n] = [n], kind_of(n), k
-            if self.fuse:
-                for v in dict.fromkeys(n.inputs):
-                    if v is not None and v.node is not None:
-                        self.try_join(v, n)
+        for n in reversed(self.nodes):
+            g = self.target(n) if self.fuse else None
+            if g is None:
+                g = self.order[n]
+                self.members[g], self.kind[g] = [], "map"
+                self.aligned.add(n)
+            self.members[g].append(n)
+            self.group_of[n] = g
+            if kind_of(n) != "map":
+                self.kind[g] = kind_of(n)
         groups: list[Group] = []
         views: list[tuple[Value, Value]] = []
-        order = {n: i for i, n in enumerate(self.graph.nodes())}
-        for g, nodes in self.members.items():
-            nodes.sort(key=order.__getitem__)
+        for g, backwards in self.members.items():
+            nodes = backwards[::-1]
             if len(nodes) == 1 and is_view(nodes[0]):
                 source = nodes[0].inputs[0]
                 assert source is not None
                 views.append((nodes[0].output, source))
                 continue
-            outs = [v for n in nodes for v in n.outputs if v in self.outputs or any(self.group_of[u] != g for u, _ in v.uses)]
-            outs = outs or [nodes[-1].outputs[0]]
-            groups += [Group(tuple(_needed(nodes, v)), v, self.kind[g]) for v in outs]
-        groups.sort(key=lambda grp: order[grp.nodes[-1]])
+            outs = [v for v in nodes[-1].outputs if v.uses or v in self.outputs] or nodes[-1].outputs[:1]
+            groups += [Group(tuple(nodes), v, self.kind[g]) for v in outs]
+        groups.sort(key=lambda grp: self.order[grp.nodes[-1]])
         return FusionPlan(tuple(groups), tuple(views))
 
-    def try_join(self, v: Value, n: Node) -> None:
-        """Merge the group that makes v into n's, when v has no other reader and a rule allows it."""
-        p = v.node
-        assert p is not None
-        a, b = self.group_of[p], self.group_of[n]
-        if a == b or v in self.outputs or len({u for u, _ in v.uses}) != 1 or len(p.outputs) != 1 or len(n.outputs) != 1:
-            return
-        if len(self.members[a]) + len(self.members[b]) > MAX_NODES or "host" in (self.kind[a], self.kind[b]):
-            return
-        if not self.allowed(a, v, n, b):
-            return
-        self.members[b] = self.members.pop(a) + self.members[b]
-        anchored = self.kind[a] if self.kind[a] != "map" else self.kind[b]
-        for m in self.members[b]:
-            self.group_of[m] = b
-        self.kind[b] = anchored
-        del self.kind[a]
+    def target(self, n: Node) -> int | None:
+        """The group that a node joins, or None for one of its own."""
+        if len(n.outputs) != 1 or n.output in self.outputs or kind_of(n) == "host" or not n.output.uses:
+            return None
+        users = [u for u, _ in n.output.uses]
+        groups = {self.group_of[u] for u in users}
+        if len(groups) != 1:
+            return None
+        g = groups.pop()
+        if self.kind[g] == "host" or len(self.members[g]) >= MAX_NODES or (is_view(n) and not self.permuted_view(n)):
+            return None
+        anchored = kind_of(n) != "map"
+        if anchored and self.kind[g] != "map":
+            return None  # two anchors would run in one nest
+        if not all(self.allowed(n, u, anchored) for u in users):
+            return None
+        if not anchored and self.epilogue_of(n) and not (self.kind[g] == "map" and all(self.follows(n.output, u) for u in users)):
+            return None  # better at the end of the contraction that feeds it, where the value is in registers
+        if all(self.follows(n.output, u) for u in users):
+            self.aligned.add(n)
+        return g
 
-    def allowed(self, a: int, v: Value, n: Node, b: int) -> bool:
-        """Rules for `v`, made by group a, being read by node n of group b."""
-        traits, out = n.op.traits, n.output.type
-        same_size = _same(v.type.shape, out.shape)
-        if len(self.members[a]) == 1 and is_view(self.members[a][0]):
-            return False  # its reader takes the memory under the new shape
-        anchored_a, anchored_b = self.kind[a] != "map", self.kind[b] != "map"
-        if anchored_a and anchored_b:
-            return False  # two anchors would run in one nest
-        if "elementwise" in traits:
-            if anchored_a:  # an epilogue: applied to the accumulator before it is stored
-                return same_size and v.type.layout == out.layout
-            return same_size or not self.costly(a)  # a chain; a broadcast operand is computed again for each element
-        if is_view(n):  # free by itself; worth a place in a nest only in front of a transpose of the same nest
-            users = [u for u, _ in n.output.uses]
-            permuted = len(users) == 1 and users[0].op.name == "transpose" and self.keeps_last(users[0], n.output)
-            return self.kind[a] == "contraction" and self.keeps_last(n, v) and permuted and n.output not in self.outputs
-        if "movement" in traits:
-            if anchored_a:  # a permuted store, as long as the vectors stay whole
-                return self.kind[a] == "contraction" and self.keeps_last(n, v)
-            return _same_count(v, n)  # each element is computed once, where it goes
-        if "reduction" in traits:
-            return _same(v.type.shape, n.inputs[0].type.shape) and v is n.inputs[0] and not self.costly(a)  # type: ignore[union-attr]
-        if "contraction" in traits:
-            return v is n.inputs[0] and v.type.layout is None and self.only_transposes(a)  # an index map in the broadcast operand
+    def allowed(self, n: Node, u: Node, anchored: bool) -> bool:
+        """Rules for node `u` of a group reading what `n` makes."""
+        v, out = n.output, u.outputs[0].type
+        if len(u.outputs) != 1:
+            return False
+        if anchored:  # an epilogue: applied to the accumulator before it is stored, perhaps at a permuted place
+            permuted = "elementwise" not in u.op.traits
+            return self.follows(v, u) and not (permuted and kind_of(n) != "contraction")
+        if "elementwise" in u.op.traits:
+            return _same(v.type.shape, out.shape) or n.op.name not in COSTLY  # a broadcast operand is computed again for each element
+        if "movement" in u.op.traits:
+            return n.op.name not in COSTLY or _same_count(v, u)
+        if "reduction" in u.op.traits:
+            return v is u.inputs[0] and n.op.name not in COSTLY
+        if "contraction" in u.op.traits:  # reading through a transpose costs address arithmetic alone, in the broadcast operand
+            return v is u.inputs[0] and v.type.layout is None and n.op.name == "transpose"
         return False
 
-    def costly(self, g: int) -> bool:
-        return any(n.op.name in COSTLY for n in self.members[g])
+    def follows(self, v: Value, u: Node) -> bool:
+        """Can u be computed where v is, element for element, with whole vectors?"""
+        if u not in self.aligned:
+            return False
+        if "elementwise" in u.op.traits:
+            return self.same_elements(v, u) and v.type.layout == u.outputs[0].type.layout
+        return self.keeps_last(u, v)
 
-    def only_transposes(self, g: int) -> bool:
-        """Transposes: reading through them costs address arithmetic alone."""
-        return all(n.op.name == "transpose" for n in self.members[g])
+    def same_elements(self, v: Value, u: Node) -> bool:
+        return "elementwise" in u.op.traits and _same(v.type.shape, u.outputs[0].type.shape)
+
+    def permuted_view(self, n: Node) -> bool:
+        """A view is free by itself; it is worth a place in a nest only between a contraction and a transpose of its result."""
+        users = [u for u, _ in n.output.uses]
+        source = n.inputs[0]
+        assert source is not None
+        fed = self.anchor_of(source) is not None
+        return fed and len(users) == 1 and users[0].op.name == "transpose" and self.keeps_last(users[0], n.output) and self.keeps_last(n, source)
+
+    def epilogue_of(self, n: Node) -> bool:
+        """Could a contraction take this node as the end of its nest?"""
+        if "elementwise" not in n.op.traits:
+            return False
+        return any(v is not None and _same(v.type.shape, n.output.type.shape) and self.anchor_of(v) is not None for v in n.inputs)
+
+    def anchor_of(self, v: Value) -> Node | None:
+        """The contraction that makes v through element-wise nodes of one size that only the next one reads."""
+        while v.node is not None and v not in self.outputs and len({u for u, _ in v.uses}) == 1:
+            n = v.node
+            if kind_of(n) == "contraction":
+                return n
+            if "elementwise" not in n.op.traits:
+                return None
+            same = [x for x in n.inputs if x is not None and x.node is not None and _same(x.type.shape, v.type.shape)]
+            if not same:
+                return None
+            v = max(same, key=lambda x: self.order[x.node] if x.node is not None else -1)
+        return None
 
     def keeps_last(self, n: Node, v: Value) -> bool:
         """Does each vector along v's last axis stay a vector along the output's last axis?"""
@@ -153,20 +188,6 @@ class _Fuser:
             return False
         last = n.output.type.shape[-1]
         return isinstance(last, int) and last % 16 == 0
-
-
-def _needed(nodes: Sequence[Node], v: Value) -> list[Node]:
-    """The nodes of a group that one of its outputs needs."""
-    need: set[Node] = set()
-    stack = [v.node]
-    inside = set(nodes)
-    while stack:
-        n = stack.pop()
-        if n is None or n in need or n not in inside:
-            continue
-        need.add(n)
-        stack += [u.node for u in n.inputs if u is not None]
-    return [n for n in nodes if n in need]
 
 
 def _same(a: Sequence[object], b: Sequence[object]) -> bool:

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.ir.expr import const
-from dnnc.ir.operator.stmt import Kernel
+from dnnc.ir.expr import const, free
+from dnnc.ir.operator.stmt import Kernel, accesses
 from dnnc.ir.ops.window import window
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, narrow, peel, reorder, split
 from dnnc.passes.schedule.memory import distribute, prefetch, vectorize
@@ -47,7 +47,10 @@ def nest_of(problem: Problem) -> Nest | None:
         return None
     red = problem.lowered.reductions[0]
     if anchor.op.name == "matmul":
-        return None if loops[-1].endswith("b") else Nest(loops[:-2], loops[-2], "", loops[-1], red, False, 0, 1, 0)
+        pixel = _row_loop(problem, loops)
+        if loops[-1].endswith("b") or pixel is None:
+            return None
+        return Nest(tuple(x for x in loops[:-1] if x != pixel), pixel, "", loops[-1], red, False, 0, 1, 0)
     if anchor.op.name != "conv" or not loops[-1].endswith("b"):
         return None
     panel = loops[-1].removesuffix("b")
@@ -71,6 +74,18 @@ def nest_of(problem: Problem) -> Nest | None:
         win.strides[-1],
         layout.block(1) if layout is not None else 0,
     )
+
+
+def _row_loop(problem: Problem, loops: tuple[str, ...]) -> str | None:
+    """The innermost loop that the matrix of panels does not depend on: its rows share what is loaded of a panel."""
+    s = Schedule(problem.kernel)
+    lane = s.loop(loops[-1]).var
+    for name in reversed(loops[:-1]):
+        v = s.loop(name).var
+        panels = [x for x in accesses(s.loop(problem.lowered.reductions[0][0]).body) if lane in free(x.buf.offset(x.idx)) and x.buf.space == "global"]
+        if panels and not any(v in free(x.buf.offset(x.idx)) for x in panels):
+            return name
+    return None
 
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
