@@ -20,7 +20,8 @@ from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import specialise
 from dnnc.ir.target import parse_target
-from dnnc.options import CompileOptions, cache_folder, make_options, thread_count
+from dnnc.options import CompileOptions, cache_folder, check_every_pass, make_options, thread_count
+from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program
 
 __all__ = ["Executable", "TensorSpec", "compile"]
@@ -84,7 +85,8 @@ def compile_graph(graph: Graph, names: tuple[list[str], list[str]], opts: Compil
 
 def build_native(graph: Graph, cpu: CpuTarget, opts: CompileOptions, cache: KernelCache, progress: Progress | None) -> Native:
     """Graph passes, plan, kernels, machine code."""
-    program = compile_program(graph, cpu.lanes, templates(cpu), opt_level=opts.opt_level)
+    ctx = PassContext(numerics=opts.numerics, lanes=cpu.lanes, check=check_every_pass())
+    program = compile_program(graph, ctx, templates(cpu), opt_level=opts.opt_level)
     check = (lambda step, address: check_kernel(program.graph, step, address)) if opts.verify else None
     with CompileService(cpu.threads) as service:
         return build(program, cpu, cache, service, check, progress)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from dnnc.ir.builder import Builder
 from dnnc.ir.graph import Graph, Value
+from dnnc.passes.base import Pass, PassContext, PassManager
+from dnnc.passes.graph.canonicalize import canonicalize
+from dnnc.passes.graph.cse import cse
+from dnnc.passes.graph.dce import dce
+from dnnc.passes.graph.decompose import decompose
+from dnnc.passes.graph.fold import fold
+from dnnc.passes.graph.fold_batch_norm import fold_batch_norm
 from dnnc.passes.graph.fuse import is_view, plan_fusion
+from dnnc.passes.graph.idioms import idioms
 from dnnc.passes.graph.layout import assign_layouts
 from dnnc.passes.graph.memory_plan import plan_memory
 from dnnc.passes.program import Program, build_steps
@@ -14,7 +22,11 @@ from dnnc.passes.schedule.problem import Template
 from dnnc.passes.schedule.step import Choose, first_choice
 
 
-def copy_outputs(graph: Graph) -> bool:
+def layout(graph: Graph, ctx: PassContext) -> bool:
+    return assign_layouts(graph, ctx.lanes)
+
+
+def copy_outputs(graph: Graph, ctx: PassContext) -> bool:
     """Outputs that are inputs, constants, views of those, or given twice get memory of their own through a copy."""
     changed = False
     seen: set[Value] = set()
@@ -31,14 +43,35 @@ def copy_outputs(graph: Graph) -> bool:
     return changed
 
 
-def compile_program(graph: Graph, lanes: int, templates: Sequence[Template], choose: Choose = first_choice, opt_level: int = 3) -> Program:
-    """A graph that went through the graph passes -> scheduled kernels with a memory plan."""
-    if opt_level >= 3:
-        assign_layouts(graph, lanes)
-    copy_outputs(graph)
+FOLD = Pass("fold", fold, "constants and shape arithmetic first: everything after is cheaper")
+BATCH_NORM = Pass("fold-batch-norm", fold_batch_norm, "batch norms and scales go into weights while they are one op each")
+IDIOMS = Pass("idioms", idioms, "exporters spell norms, softmax and GELU in small ops; one op fuses and computes better")
+DECOMPOSE = Pass("decompose", decompose, "what is left that is defined by other ops becomes those ops")
+CANONICALIZE = Pass("canonicalize", canonicalize, "one form for each computation, nothing that does nothing")
+FOLD_AGAIN = Pass("fold-again", fold, "decompositions of weights (transposes of gemm) are constants")
+CSE = Pass("cse", cse, "equal values are computed once; after canonicalize, which makes equal things look equal")
+DCE = Pass("dce", dce, "what nobody reads goes before layouts and plans see it")
+LAYOUT = Pass("layout", layout, "blocks for the vectors; last of the rewrites, since it fixes how values lie")
+COPY_OUTPUTS = Pass("copy-outputs", copy_outputs, "outputs are memory of their own; after layout, which may add the last node itself")
+
+PASSES = (FOLD, BATCH_NORM, IDIOMS, DECOMPOSE, CANONICALIZE, FOLD_AGAIN, CSE, DCE, LAYOUT, COPY_OUTPUTS)
+LEVELS: dict[int, tuple[Pass, ...]] = {
+    0: (DECOMPOSE, DCE, COPY_OUTPUTS),
+    1: tuple(p for p in PASSES if p is not LAYOUT),
+    3: PASSES,
+}
+
+
+def compile_program(
+    graph: Graph,
+    ctx: PassContext,
+    templates: Sequence[Template],
+    choose: Choose = first_choice,
+    opt_level: int = 3,
+    manager: PassManager | None = None,
+) -> Program:
+    """A graph, changed in place by the passes of the level -> scheduled kernels with a memory plan."""
+    (manager or PassManager()).run(graph, LEVELS[opt_level], ctx)
     fusion = plan_fusion(graph, fuse=opt_level >= 3)
     memory = plan_memory(graph, fusion)
     return Program(graph, fusion, memory, build_steps(graph, fusion, memory, templates, choose))
-
-
-GraphPass = Callable[[Graph], bool]

@@ -58,6 +58,7 @@ class Match:
         self.graph, self.root, self.ctx, self.outputs = graph, root, ctx, outputs
         self.matched: list[Node] = [root]
         self.built = False
+        self.renewed: list[tuple[Value, str]] = []
 
     # --- questions ---
 
@@ -130,6 +131,12 @@ class Match:
         for n in self.matched[1:]:
             locs = union(locs, n.locs)
         return Builder(self.graph, self.root, locs)
+
+    def renew(self, old: Value, array: Array) -> Value:
+        """A constant in the place of another one, whose name it takes when that one goes."""
+        v = self.graph.constant(array, old.name, old.locs)
+        self.renewed.append((v, old.name))
+        return v
 
     def fits(self, inputs: Sequence[Value | None]) -> bool:
         """Does the root give a result of the same type with other operands?"""
@@ -212,6 +219,8 @@ class _Driver:
             if self.budget < 0:
                 raise InternalError(f"graph {self.graph.name}: rewriting does not end; the last rule was {rule.name} at {n!r}")
             self.replace(rule, n, new, before)
+            for v, name in m.renewed:
+                self.graph.rename(v, name)
             return True
         return False
 

@@ -198,7 +198,18 @@ class Worker:
 
     def start(self) -> None:
         s = self.settings
-        command = [sys.executable, "-m", "dnnc.testing.onnx_suite", "--worker", "--target", s.target, "--kinds", ",".join(s.kinds), "--match", s.match]
+        command = [
+            sys.executable,
+            "-m",
+            "dnnc.testing.onnx_suite",
+            "--worker",
+            "--target",
+            s.target,
+            "--kinds",
+            ",".join(s.kinds),
+            "--match",
+            s.match,
+        ]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.answers: queue.Queue[str | None] = queue.Queue()
         self.complaints: list[str] = []

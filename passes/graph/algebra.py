@@ -85,22 +85,23 @@ def constant_to_scalar(m: Match) -> Value:
             continue
         scalar = Value(v.name, TensorType(v.type.dtype, ()))
         if m.fits([scalar if i == k else u for i, u in enumerate(m.root.inputs)]):
-            c = m.graph.constant(array.reshape(-1)[0], v.name, v.locs)
+            c = m.renew(v, array.reshape(-1)[0])
             return m.like([c if i == k else u for i, u in enumerate(m.root.inputs)])
     raise NoMatch("no constant operand has equal elements that the other operands would broadcast")
 
 
 def subtract_to_add(m: Match) -> Value:
     """sub(x, c) -> add(x, -c) for a constant c"""
-    c = m.constant(m.operand(m.root, 1))
-    m.require(m.root.output.type.dtype.is_float, "integers keep their subtraction: the smallest has no negative")
-    b = m.b
-    return b.add(m.operand(m.root, 0), b.constant(np.negative(c)))  # type: ignore[no-any-return]
+    v = m.operand(m.root, 1)
+    c = m.constant(v)
+    m.require(v.type.dtype.is_float, "integers keep their subtraction: the smallest has no negative")
+    return m.b.add(m.operand(m.root, 0), m.renew(v, np.negative(c)))  # type: ignore[no-any-return]
 
 
 def divide_to_multiply(m: Match) -> Value:
     """div(x, 8.0) -> mul(x, 0.125): powers of two, whose reciprocals are exact"""
-    c, dtype = m.constant(m.operand(m.root, 1)), m.root.output.type.dtype
+    v = m.operand(m.root, 1)
+    c, dtype = m.constant(v), v.type.dtype
     m.require(dtype.is_float and dtype.bits >= 16, "{} does not hold reciprocals", dtype)
     wide = c.astype(np.float64)
     with np.errstate(all="ignore"):
@@ -108,31 +109,25 @@ def divide_to_multiply(m: Match) -> Value:
         inverse = 1.0 / wide
     tiny, huge = _normal_range(dtype)
     exact = (np.abs(mantissa) == 0.5) & (np.abs(inverse) >= tiny) & (np.abs(inverse) <= huge)
-    m.require(bool(exact.all()), "{} holds numbers that are no powers of two", m.operand(m.root, 1).name)
-    b = m.b
-    return b.mul(m.operand(m.root, 0), b.constant(inverse, dtype=dtype))  # type: ignore[no-any-return]
+    m.require(bool(exact.all()), "{} holds numbers that are no powers of two", v.name)
+    return m.b.mul(m.operand(m.root, 0), m.renew(v, inverse.astype(dtype.numpy)))  # type: ignore[no-any-return]
 
 
 def _normal_range(dtype: DType) -> tuple[float, float]:
-    """The smallest normal and the largest number of a float type."""
-    if dtype.name == "bf16":
-        import ml_dtypes
-
-        info = ml_dtypes.finfo(dtype.numpy)
-        return float(info.smallest_normal), float(info.max)
-    f = np.finfo(dtype.numpy)
-    return float(f.smallest_normal), float(f.max)
+    """The smallest and the largest power of two that are normal numbers of a type."""
+    exponent = {"f64": 1022, "f16": 14}.get(dtype.name, 126)  # of the smallest normal number; those of f32 and bf16 agree
+    return 2.0**-exponent, 2.0 ** (exponent + 1)
 
 
 def merge_integers(m: Match) -> Value:
     """add(add(x, 2), 3) -> add(x, 5); mul(mul(x, 2), 3) -> mul(x, 6): integers wrap, so the order is free"""
     inner = m.node(m.operand(m.root, 0), m.root.op.name)
-    x, c, d = m.operand(inner, 0), m.constant(m.operand(inner, 1)), m.constant(m.operand(m.root, 1))
+    x, v = m.operand(inner, 0), m.operand(m.root, 1)
+    c, d = m.constant(m.operand(inner, 1)), m.constant(v)
     m.require(m.root.output.type.dtype.kind in "iu" and m.root.output.type.dtype.bits >= 8, "floats round after each step")
     with np.errstate(all="ignore"):
         both = c + d if m.root.op.name == "add" else c * d
-    b = m.b
-    return b.op(m.root.op, x, b.constant(both, dtype=x.type.dtype))  # type: ignore[no-any-return]
+    return m.b.op(m.root.op, x, m.renew(v, np.asarray(both, x.type.dtype.numpy)))  # type: ignore[no-any-return]
 
 
 def add_of_negative(m: Match) -> Value:

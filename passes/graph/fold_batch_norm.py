@@ -9,13 +9,11 @@ that would overflow stay as they are. Rounding is moved, so strict numerics keep
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.passes.base import PassContext
-from dnnc.passes.rewrite import Array, Match, NoMatch, Rule, rewrite
+from dnnc.passes.rewrite import Array, Match, Rule, rewrite
 
 CONVOLUTIONS = ("conv", "conv_transpose")
 
@@ -79,7 +77,7 @@ def batch_norm_to_scale(m: Match) -> Value:
     shape = (-1,) + (1,) * (z.type.rank - 2)
     scale, shift = _rounded(m, s.reshape(shape), z), _rounded(m, t.reshape(shape), z)
     b = m.b
-    return b.add(b.mul(z, b.constant(scale, "scale")), b.constant(shift, "shift"))  # type: ignore[no-any-return]
+    return b.add(b.mul(z, m.renew(m.operand(m.root, 1), scale)), m.renew(m.operand(m.root, 2), shift))  # type: ignore[no-any-return]
 
 
 def _absorbs(m: Match, z: Value) -> bool:
@@ -100,9 +98,10 @@ def scale_into_conv(m: Match) -> Value:
     weights = _scaled(m, w, _along_outputs(n, factor, m.constant(w)))
     bias = _bias(m, n)
     new_bias = None if bias is None else _rounded(m, bias * factor, n.output)
-    b = m.b
-    made = [x, b.constant(weights, w.name), None if new_bias is None else b.constant(new_bias, "bias")]
-    return b.node(n.op, made, n.attrs).output
+    made = [x, m.renew(w, weights)]
+    if new_bias is not None:
+        made.append(m.renew(m.operand(n, 2), new_bias))
+    return m.b.node(n.op, made, n.attrs).output
 
 
 def shift_into_conv(m: Match) -> Value:
@@ -116,9 +115,8 @@ def shift_into_conv(m: Match) -> Value:
     shift = _channels(m, c, z, 1)
     bias = _bias(m, n)
     total = (0.0 if bias is None else bias) + (-shift if m.root.op.name == "sub" else shift)
-    new_bias = _rounded(m, np.asarray(total), z)
-    b = m.b
-    return b.node(n.op, [n.inputs[0], n.inputs[1], b.constant(new_bias, "bias")], n.attrs).output
+    new_bias = m.renew(c if bias is None else m.operand(n, 2), _rounded(m, np.asarray(total), z))
+    return m.b.node(n.op, [n.inputs[0], n.inputs[1], new_bias], n.attrs).output
 
 
 def _bias(m: Match, n: Node) -> Array | None:
@@ -162,8 +160,7 @@ def scale_into_matmul(m: Match) -> Value:
     m.require(w.type.rank >= 2, "the weights are a vector")
     factor = _inverted(_channels(m, c, n.output, n.output.type.rank - 1), inverse)
     weights = _scaled(m, w, factor)
-    b = m.b
-    return b.node(n.op, [x, b.constant(weights, w.name)], n.attrs).output
+    return m.b.node(n.op, [x, m.renew(w, weights)], n.attrs).output
 
 
 def scale_past_shift(m: Match) -> Value:
@@ -177,7 +174,7 @@ def scale_past_shift(m: Match) -> Value:
     scale = _rounded(m, factor, z)
     moved = _rounded(m, m.constant(shift).astype(np.float64) * factor, z)
     b = m.b
-    return b.add(b.mul(z, b.constant(scale, "scale")), b.constant(moved, "shift"))  # type: ignore[no-any-return]
+    return b.add(b.mul(z, m.renew(c, scale)), m.renew(shift, moved))  # type: ignore[no-any-return]
 
 
 def merge_shifts(m: Match) -> Value:
@@ -189,8 +186,7 @@ def merge_shifts(m: Match) -> Value:
     m.require(z.type == n.output.type, "{} broadcasts the product", d.name)
     m.keeps_type(z)
     total = _rounded(m, m.constant(d).astype(np.float64) + m.constant(c).astype(np.float64), z)
-    b = m.b
-    return b.add(z, b.constant(total, "shift"))  # type: ignore[no-any-return]
+    return m.b.add(z, m.renew(d, total))  # type: ignore[no-any-return]
 
 
 FOLD_RULES: tuple[Rule, ...] = (
@@ -201,5 +197,3 @@ FOLD_RULES: tuple[Rule, ...] = (
     Rule(scale_past_shift, ("mul", "div"), exact=False),
     Rule(merge_shifts, ("add",), exact=False),
 )
-
-__all__ = ["FOLD_RULES", "NoMatch", "fold_batch_norm"]

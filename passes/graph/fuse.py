@@ -110,6 +110,8 @@ class _Fuser:
         g = groups.pop()
         if self.kind[g] == "host" or len(self.members[g]) >= MAX_NODES or (is_view(n) and not self.permuted_view(n)):
             return None
+        if len(self.members[g]) == 1 and is_view(self.members[g][0]):
+            return None  # a view alone takes the memory as it is
         anchored = kind_of(n) != "map"
         if anchored and self.kind[g] != "map":
             return None  # two anchors would run in one nest

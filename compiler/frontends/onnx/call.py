@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -21,6 +21,7 @@ from dnnc.ir.expr import Expr, free, unwrap
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.types import Dim, TensorType
 
+T = TypeVar("T")
 KNOWN_LIMIT = 64  # elements of an integer tensor whose contents are kept as dims
 
 
@@ -155,7 +156,15 @@ class Call:
     """
 
     def __init__(
-        self, b: Builder, op: str, domain: str, opset: int, items: Sequence[Item | None], attrs: dict[str, Any], outputs: Sequence[str], env: Any = None
+        self,
+        b: Builder,
+        op: str,
+        domain: str,
+        opset: int,
+        items: Sequence[Item | None],
+        attrs: dict[str, Any],
+        outputs: Sequence[str],
+        env: Any = None,
     ) -> None:
         self.b, self.op, self.domain, self.opset = b, op, domain, opset
         self.items, self.attrs, self.outputs, self.env = list(items), attrs, list(outputs), env
@@ -227,49 +236,50 @@ class Call:
 
     # --- attributes ---
 
-    def _get(self, name: str, kinds: tuple[type, ...], default: Any) -> Any:
+    def _get(self, name: str, kind: type[T]) -> T | None:
         v = self.attrs.get(name)
-        if v is None:
-            return default
-        if not isinstance(v, kinds):
-            raise ModelError(f"attribute {name} has the wrong type: {type(v).__name__}")
-        return v
+        if v is None or isinstance(v, kind):
+            return v
+        raise ModelError(f"attribute {name} must be of type {kind.__name__}, it is {type(v).__name__}")
 
     def integer(self, name: str, default: int = 0) -> int:
-        return self._get(name, (int,), default)  # type: ignore[no-any-return]
+        v = self._get(name, int)
+        return default if v is None else v
 
     def flag(self, name: str, default: bool = False) -> bool:
-        return bool(self._get(name, (int,), default))
+        return bool(self.integer(name, int(default)))
 
     def number(self, name: str, default: float = 0.0) -> float:
-        return float(self._get(name, (float, int), default))
+        v = self._get(name, float)
+        return default if v is None else v
 
     def text(self, name: str, default: str = "") -> str:
-        return self._get(name, (str,), default)  # type: ignore[no-any-return]
+        v = self._get(name, str)
+        return default if v is None else v
 
-    def integers(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...] | None:
-        return self._tuple(name, int, default)
+    def integers(self, name: str) -> tuple[int, ...] | None:
+        return self._tuple(name, int)
 
-    def numbers(self, name: str, default: tuple[float, ...] | None = None) -> tuple[float, ...] | None:
-        return self._tuple(name, float, default)
+    def numbers(self, name: str) -> tuple[float, ...] | None:
+        return self._tuple(name, float)
 
-    def texts(self, name: str, default: tuple[str, ...] | None = None) -> tuple[str, ...] | None:
-        return self._tuple(name, str, default)
+    def texts(self, name: str) -> tuple[str, ...] | None:
+        return self._tuple(name, str)
 
-    def _tuple(self, name: str, kind: type, default: Any) -> Any:
-        v = self._get(name, (tuple,), default)
+    def _tuple(self, name: str, kind: type[T]) -> tuple[T, ...] | None:
+        v = self._get(name, tuple)
         if v is not None and not all(isinstance(e, kind) for e in v):
-            raise ModelError(f"attribute {name} must hold {kind.__name__}s, got {v}")
+            raise ModelError(f"attribute {name} must hold values of type {kind.__name__}, got {v}")
         return v
 
     def tensor(self, name: str) -> Array | None:
-        return self._get(name, (np.ndarray,), None)  # type: ignore[no-any-return]
+        return self._get(name, np.ndarray)
 
     def graph(self, name: str) -> onnx.GraphProto:
-        g = self._get(name, (onnx.GraphProto,), None)
+        g = self._get(name, onnx.GraphProto)
         if g is None:
             raise ModelError(f"attribute {name} is missing")
-        return g  # type: ignore[no-any-return]
+        return g
 
     def dtype(self, name: str, default: DType | None = None) -> DType:
         """An attribute that names a dtype by ONNX's number."""
@@ -290,11 +300,10 @@ class Call:
 
     def cast(self, v: Value, to: DType) -> Value:
         """The value in another dtype; itself where it has that one."""
-        return v if v.type.dtype is to else self.b.cast(v, to=to)  # type: ignore[no-any-return]
+        return v if v.type.dtype is to else self.b.cast(v, to=to)
 
 
 def scratch(c: Call) -> Call:
     """The same node over a graph of its own, for evaluating it; its inputs must be constants."""
     items = [None if it is None else Item(it.type, array=it.array) if it.items is None else it for it in c.items]
     return Call(Builder(Graph("fold"), locs=c.b.locs), c.op, c.domain, c.opset, items, c.attrs, c.outputs, c.env)
-

@@ -7,6 +7,7 @@ items whose length is known; an absent optional is None.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,9 @@ def loop(c: Call) -> Any:
     k = 0
     while running and (trips is None or k < trips):
         if (k + 1) * len(body.node) > MAX_UNROLLED:
-            raise UnsupportedError(f"a Loop of {trips if trips is not None else 'unknown many'} iterations over {len(body.node)} nodes is too long to unroll")
+            raise UnsupportedError(
+                f"a Loop of {trips if trips is not None else 'unknown many'} iterations over {len(body.node)} nodes is too long to unroll"
+            )
         condition, *made = importer.subgraph(body, scope, [of_array(np.int64(k)), of_array(np.bool_(True)), *carried])
         carried = made[: len(carried)]
         for column, item in zip(collected, made[len(carried) :]):
@@ -81,45 +84,79 @@ def _decided(c: Call, item: Item | None) -> bool:
     return bool(Call(c.b, c.op, c.domain, c.opset, [item], {}, []).scalar(0, "the condition of a Loop"))
 
 
-def _stacked(c: Call, items: Sequence[Item | None], axis: int) -> Item | Value:
+def _stacked(c: Call, items: Sequence[Item | None], axis: int) -> Any:
     present = [i for i in items if i is not None]
     if not present:
         raise NeedsValues("a Loop that never runs has scan outputs of unknown shape")
     parts = [c.b.unsqueeze(_value(c, i), axes=(axis,)) for i in present]
-    return c.b.concat(*parts, axis=axis) if len(parts) > 1 else parts[0]  # type: ignore[no-any-return]
+    return c.b.concat(*parts, axis=axis) if len(parts) > 1 else parts[0]
+
+
+@dataclass(frozen=True)
+class _Scan:
+    """The body of a Scan and how its inputs are cut and its outputs stacked."""
+
+    body: Any
+    axes: tuple[int, ...]
+    back: tuple[int, ...]
+    out_axes: tuple[int, ...]
+    out_back: tuple[int, ...]
 
 
 def scan(c: Call) -> Any:
     """State goes from iteration to iteration, scan inputs are cut along their axes, scan outputs are stacked."""
-    importer, scope = c.env
-    body, count = c.graph("body"), c.integer("num_scan_inputs")
+    count, body = c.integer("num_scan_inputs"), c.graph("body")
     if c.opset < 9:
-        raise UnsupportedError("Scan before opset 9, which has a batch axis; convert the model to a newer opset")
-    states: list[Item | None] = list(c.items[: len(c.items) - count])
-    xs = [c.x(len(states) + k) for k in range(count)]
+        return _batched_scan(c, body, count)
+    states = c.items[: len(c.items) - count]
     outputs = len(body.output) - len(states)
-    axes = [normalize_axis(a, x.type.rank) for a, x in zip(c.integers("scan_input_axes") or (0,) * count, xs)]
-    back = c.integers("scan_input_directions") or (0,) * count
+    spec = _Scan(
+        body,
+        c.integers("scan_input_axes") or (0,) * count,
+        c.integers("scan_input_directions") or (0,) * count,
+        c.integers("scan_output_axes") or (0,) * outputs,
+        c.integers("scan_output_directions") or (0,) * outputs,
+    )
+    return _scanned(c, spec, states, [c.x(len(states) + k) for k in range(count)])
+
+
+def _batched_scan(c: Call, body: Any, count: int) -> Any:
+    """Opset 8: input 0 holds lengths, axis 0 of all others is the batch, axis 1 of scan inputs the iterations."""
+    if c.has(0):
+        raise UnsupportedError("Scan of opset 8 with lengths per sequence; convert the model to a newer opset")
+    items = c.items[1:]
+    states, xs = items[: len(items) - count], [c.x(k) for k in range(len(c.items) - count, len(c.items))]
+    outputs = len(body.output) - len(states)
+    spec = _Scan(body, (0,) * count, c.integers("directions") or (0,) * count, (0,) * outputs, (0,) * outputs)
+    rows = []
+    for k in range(number(xs[0].type.shape[0], "the batch of a Scan")):
+        first = [None if s is None else of_value(_row(c, _value(c, s), 0, k)) for s in states]
+        rows.append(_scanned(c, spec, first, [_row(c, x, 0, k) for x in xs]))
+    return [_stacked(c, [r if isinstance(r, Item) else of_value(r) for r in column], 0) for column in zip(*rows)]
+
+
+def _scanned(c: Call, spec: _Scan, states: Sequence[Item | None], xs: Sequence[Value]) -> list[Any]:
+    importer, scope = c.env
+    body = spec.body
+    axes = [normalize_axis(a, x.type.rank) for a, x in zip(spec.axes, xs)]
     n = number(xs[0].type.shape[axes[0]], "the number of iterations of a Scan")
     if n * len(body.node) > MAX_UNROLLED:
         raise UnsupportedError(f"a Scan of {n} iterations over {len(body.node)} nodes is too long to unroll")
-    collected: list[list[Item | None]] = [[] for _ in range(outputs)]
+    collected: list[list[Item | None]] = [[] for _ in spec.out_axes]
     for k in range(n):
-        cut = [of_value(_row(c, x, a, n - 1 - k if d else k)) for x, a, d in zip(xs, axes, back)]
+        cut = [of_value(_row(c, x, a, n - 1 - k if d else k)) for x, a, d in zip(xs, axes, spec.back)]
         made = importer.subgraph(body, scope, [*states, *cut])
         states = made[: len(states)]
         for column, item in zip(collected, made[len(states) :]):
             column.append(item)
-    out_back = c.integers("scan_output_directions") or (0,) * outputs
-    out_axes = c.integers("scan_output_axes") or (0,) * outputs
-    ordered = [column[::-1] if d else column for column, d in zip(collected, out_back)]
+    ordered = [column[::-1] if d else column for column, d in zip(collected, spec.out_back)]
     ranks = [len(column[0].shape) + 1 if column and column[0] is not None else 1 for column in ordered]
-    return [*states, *(_stacked(c, column, normalize_axis(a, r)) for column, a, r in zip(ordered, out_axes, ranks))]
+    return [*states, *(_stacked(c, column, normalize_axis(a, r)) for column, a, r in zip(ordered, spec.out_axes, ranks))]
 
 
-def _row(c: Call, x: Value, axis: int, k: int) -> Value:
+def _row(c: Call, x: Value, axis: int, k: int) -> Any:
     part = x if x.type.shape[axis] == 1 else split_parts(c, x, axis, [k, 1, number(x.type.shape[axis], "a scan axis") - k - 1])[1]
-    return c.b.squeeze(part, axes=(axis,))  # type: ignore[no-any-return]
+    return c.b.squeeze(part, axes=(axis,))
 
 
 # --- sequences ----------------------------------------------------------------------------------------------------------------
@@ -190,7 +227,7 @@ def concat_from_sequence(c: Call) -> Value:
     if c.flag("new_axis"):
         axis = normalize_axis(axis, xs[0].type.rank + 1)
         xs = [c.b.unsqueeze(x, axes=(axis,)) for x in xs]
-    return xs[0] if len(xs) == 1 else c.b.concat(*xs, axis=axis)  # type: ignore[no-any-return]
+    return xs[0] if len(xs) == 1 else c.b.concat(*xs, axis=axis)
 
 
 def optional(c: Call) -> Any:

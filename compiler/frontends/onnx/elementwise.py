@@ -45,44 +45,44 @@ def variadic(op: str) -> Converter:
     return convert
 
 
-def mean(c: Call) -> Value:
+def mean(c: Call) -> Any:
     total = variadic("add")(c)
-    return total if len(c.items) == 1 else c.b.div(total, float(len(c.items)))  # type: ignore[no-any-return]
+    return total if len(c.items) == 1 else c.b.div(total, float(len(c.items)))
 
 
-def power(c: Call) -> Value:
+def power(c: Call) -> Any:
     """The result has the base's dtype; an integer base with a float exponent is computed in floats."""
     a, b = operands(c)
     base, exponent = a.type.dtype, b.type.dtype
     if base.is_int and exponent.is_float:
         wide = f64 if base.bits > 16 or exponent is f64 else f32
         return c.cast(c.b.pow(c.cast(a, wide), c.cast(b, wide)), base)
-    return c.b.pow(a, c.cast(b, base))  # type: ignore[no-any-return]
+    return c.b.pow(a, c.cast(b, base))
 
 
-def modulo(c: Call) -> Value:
-    return c.b.op("fmod" if c.flag("fmod") else "mod", *operands(c))  # type: ignore[no-any-return]
+def modulo(c: Call) -> Any:
+    return c.b.op("fmod" if c.flag("fmod") else "mod", *operands(c))
 
 
-def bit_shift(c: Call) -> Value:
+def bit_shift(c: Call) -> Any:
     directions = {"LEFT": "shift_left", "RIGHT": "shift_right"}
     direction = c.text("direction")
     if direction not in directions:
         raise UnsupportedError(f"attribute direction must be LEFT or RIGHT, got {direction!r}")
-    return c.b.op(directions[direction], c.x(0), c.x(1))  # type: ignore[no-any-return]
+    return c.b.op(directions[direction], c.x(0), c.x(1))
 
 
-def clip(c: Call) -> Value:
+def clip(c: Call) -> Any:
     """Bounds are attributes before opset 11, then optional inputs, which need not be constant."""
     x = c.x()
     if c.opset < 11:
         if x.type.dtype.is_float:
-            return c.b.clip(x, low=_finite(c.number("min", -np.inf)), high=_finite(c.number("max", np.inf)))  # type: ignore[no-any-return]
+            return c.b.clip(x, low=_finite(c.number("min", -np.inf)), high=_finite(c.number("max", np.inf)))
         raise UnsupportedError(f"before opset 11 Clip takes floats; got {x.type}")
     bounds = [_bound(c, 1), _bound(c, 2)]
     if all(known for known, _ in bounds):
         low, high = (v for _, v in bounds)
-        return x if low is None and high is None else c.b.clip(x, low=low, high=high)  # type: ignore[no-any-return]
+        return x if low is None and high is None else c.b.clip(x, low=low, high=high)
     for i, op in ((1, "max"), (2, "min")):
         limit = c.opt(i)
         if limit is not None:
@@ -105,22 +105,22 @@ def _finite(v: Any) -> Any:
     return None if isinstance(v, float) and np.isinf(v) else v
 
 
-def is_inf(c: Call) -> Value:
+def is_inf(c: Call) -> Any:
     x = c.x()
     negative, positive = c.flag("detect_negative", True), c.flag("detect_positive", True)
     if negative and positive:
-        return c.b.isinf(x)  # type: ignore[no-any-return]
+        return c.b.isinf(x)
     if not negative and not positive:
-        return c.b.logical_and(c.b.isinf(x), c.const(False, boolean))  # type: ignore[no-any-return]
+        return c.b.logical_and(c.b.isinf(x), c.const(False, boolean))
     zero = c.const(0.0, x.type.dtype)
-    return c.b.logical_and(c.b.isinf(x), c.b.op("greater" if positive else "less", x, zero))  # type: ignore[no-any-return]
+    return c.b.logical_and(c.b.isinf(x), c.b.op("greater" if positive else "less", x, zero))
 
 
-def prelu(c: Call) -> Value:
+def prelu(c: Call) -> Any:
     x, slope = c.x(0), c.x(1)
     if c.opset < 7 and slope.type.rank == 1 and x.type.rank > 1 and slope.type.shape[0] != 1:
         slope = c.b.reshape(slope, shape=(*slope.type.shape, *(1,) * (x.type.rank - 2)))
-    return c.b.prelu(x, slope)  # type: ignore[no-any-return]
+    return c.b.prelu(x, slope)
 
 
 def with_numbers(op: str, **defaults: float) -> Converter:
@@ -134,8 +134,8 @@ def shrink(c: Call) -> Value:
     return c.cast(y, x.type.dtype)
 
 
-def gelu(c: Call) -> Value:
-    return c.b.gelu(c.x(), approximate=c.text("approximate", "none"))  # type: ignore[no-any-return]
+def gelu(c: Call) -> Any:
+    return c.b.gelu(c.x(), approximate=c.text("approximate", "none"))
 
 
 def cast(c: Call) -> Value:
@@ -160,15 +160,15 @@ def _cast(c: Call, to: Any) -> Value:
         raise UnsupportedError(f"a cast from {x.type.dtype} to {to}: strings cannot be converted")
     if c.text("round_mode", "up") != "up":
         raise UnsupportedError(f"round_mode {c.text('round_mode')!r} of a cast to {to}")
-    return x if x.type.dtype is to else c.b.cast(x, to=to, saturate=c.flag("saturate", True))  # type: ignore[no-any-return]
+    return x if x.type.dtype is to else c.b.cast(x, to=to, saturate=c.flag("saturate", True))
 
 
 def cast_like(c: Call) -> Value:
     return _cast(c, c.type_of(1).dtype)
 
 
-def where(c: Call) -> Value:
-    return c.b.where(c.x(0), c.x(1), c.x(2))  # type: ignore[no-any-return]
+def where(c: Call) -> Any:
+    return c.b.where(c.x(0), c.x(1), c.x(2))
 
 
 ELEMENTWISE: dict[str, Converter] = {

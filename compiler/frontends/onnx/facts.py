@@ -39,7 +39,8 @@ class Facts:
         """A dim that was made before some facts were known, by today's facts."""
         if isinstance(d, int):
             return d
-        return unwrap(substitute(d, {v: const(self.symbol(v.name)) for v in free(d)}))  # type: ignore[no-any-return]
+        now: Dim = unwrap(substitute(d, {v: const(self.symbol(v.name)) for v in free(d)}))
+        return now
 
     def equate(self, a: Dim, b: Dim) -> bool:
         """Note that a == b if that is a new fact of one symbol."""
@@ -62,6 +63,7 @@ class Facts:
         x, k = ts[0]
         assert isinstance(x, Var)
         low, high = self.bounds.get(x.name, (1, None))
+        new: tuple[int, int | None]
         if k < 0:
             new = (low, c // -k if high is None else min(high, c // -k))
         else:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from dnnc.frontends.onnx import schemas
-from dnnc.frontends.onnx.call import Call, Item, NeedsValues, attribute_value, contents_of, materialize, of_array, of_value, scratch
+from dnnc.frontends.onnx.call import Call, Item, NeedsValues, attribute_value, contents_of, materialize, number, of_array, of_value, scratch
 from dnnc.frontends.onnx.control import CONTROL
 from dnnc.frontends.onnx.facts import Facts, Refined, must_match, of_factors
 from dnnc.frontends.onnx.known import RULES
@@ -255,7 +255,7 @@ class Importer:
         s = scratch(c)
         made = self.items_of(converter(s), s)
         values = [i.value for i in made if i is not None and i.value is not None]
-        if any(not v.type.static or (not self.fold_all and int(np.prod(v.type.shape)) > FOLD_OUTPUTS) for v in values):
+        if any(not v.type.static or (not self.fold_all and number(v.type.size, "a size") > FOLD_OUTPUTS) for v in values):
             return None
         if any(i is not None and i.items is not None for i in made):
             return None
@@ -292,7 +292,9 @@ class Importer:
 
     # --- functions and subgraphs ---
 
-    def inline(self, f: onnx.FunctionProto, items: Sequence[Entry], attrs: Mapping[str, Any], scope: Scope, loc: Loc | None, outputs: Sequence[str]) -> list[Entry]:
+    def inline(
+        self, f: onnx.FunctionProto, items: Sequence[Entry], attrs: Mapping[str, Any], scope: Scope, loc: Loc | None, outputs: Sequence[str]
+    ) -> list[Entry]:
         """The nodes of a function in place of its call, whose outputs are `outputs`; `loc` is the call's where the model defines the function."""
         key = f"{f.domain}:{f.name}"
         if key in scope.calls and loc is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,6 @@ from dnnc.frontends.onnx.reader import sparse
 from dnnc.ir.dtype import f32, from_numpy
 from dnnc.ir.errors import ModelError, UnsupportedError
 from dnnc.ir.expr import Expr, const, maximum, unwrap
-from dnnc.ir.graph import Value
 from dnnc.ir.types import Dim
 
 Converter = Callable[[Call], Any]
@@ -22,40 +22,40 @@ SMALL = 1 << 12  # elements up to which a tensor of one value becomes a constant
 # --- gather and scatter -------------------------------------------------------------------------------------------------------
 
 
-def gather(c: Call) -> Value:
-    return c.b.gather(c.x(0), c.x(1), axis=c.integer("axis", 0))  # type: ignore[no-any-return]
+def gather(c: Call) -> Any:
+    return c.b.gather(c.x(0), c.x(1), axis=c.integer("axis", 0))
 
 
-def gather_elements(c: Call) -> Value:
-    return c.b.gather_elements(c.x(0), c.x(1), axis=c.integer("axis", 0))  # type: ignore[no-any-return]
+def gather_elements(c: Call) -> Any:
+    return c.b.gather_elements(c.x(0), c.x(1), axis=c.integer("axis", 0))
 
 
-def gather_nd(c: Call) -> Value:
-    return c.b.gather_nd(c.x(0), c.x(1), batch_dims=c.integer("batch_dims", 0))  # type: ignore[no-any-return]
+def gather_nd(c: Call) -> Any:
+    return c.b.gather_nd(c.x(0), c.x(1), batch_dims=c.integer("batch_dims", 0))
 
 
-def scatter_elements(c: Call) -> Value:
+def scatter_elements(c: Call) -> Any:
     reduction = c.text("reduction", "none")
-    return c.b.scatter_elements(c.x(0), c.x(1), c.x(2), axis=c.integer("axis", 0), reduction=reduction)  # type: ignore[no-any-return]
+    return c.b.scatter_elements(c.x(0), c.x(1), c.x(2), axis=c.integer("axis", 0), reduction=reduction)
 
 
-def scatter_nd(c: Call) -> Value:
-    return c.b.scatter_nd(c.x(0), c.x(1), c.x(2), reduction=c.text("reduction", "none"))  # type: ignore[no-any-return]
+def scatter_nd(c: Call) -> Any:
+    return c.b.scatter_nd(c.x(0), c.x(1), c.x(2), reduction=c.text("reduction", "none"))
 
 
-def one_hot(c: Call) -> Value:
+def one_hot(c: Call) -> Any:
     """Inputs are indices, depth, and the values [off, on]; indices out of range give off everywhere."""
     (depth,) = c.dims(1, "depth") if c.type_of(1).dtype.is_int else (int(c.scalar(1, "depth")),)
-    return c.b.one_hot(c.x(0), c.x(2), depth=depth, axis=c.integer("axis", -1))  # type: ignore[no-any-return]
+    return c.b.one_hot(c.x(0), c.x(2), depth=depth, axis=c.integer("axis", -1))
 
 
-def trilu(c: Call) -> Value:
+def trilu(c: Call) -> Any:
     (k,) = c.ints_in(1, "k") if c.has(1) else (0,)
-    return c.b.trilu(c.x(), k=k, upper=c.flag("upper", True))  # type: ignore[no-any-return]
+    return c.b.trilu(c.x(), k=k, upper=c.flag("upper", True))
 
 
-def reverse_sequence(c: Call) -> Value:
-    return c.b.reverse_sequence(c.x(0), c.x(1), batch_axis=c.integer("batch_axis", 1), time_axis=c.integer("time_axis", 0))  # type: ignore[no-any-return]
+def reverse_sequence(c: Call) -> Any:
+    return c.b.reverse_sequence(c.x(0), c.x(1), batch_axis=c.integer("batch_axis", 1), time_axis=c.integer("time_axis", 0))
 
 
 # --- operators whose result's size depends on data: only of constants ----------------------------------------------------------
@@ -106,9 +106,9 @@ def constant(c: Call) -> Item:
 
 def filled(c: Call, shape: tuple[Dim, ...], value: Any, dtype: Any) -> Item:
     """A tensor of one value: dims where it is tiny, a constant where it is small, else an op."""
-    static = all(isinstance(d, int) for d in shape)
-    if static and int(np.prod(shape)) <= SMALL:  # type: ignore[arg-type]
-        return of_array(np.full(shape, value, dtype.numpy))  # type: ignore[arg-type]
+    sizes = [d for d in shape if isinstance(d, int)]
+    if len(sizes) == len(shape) and math.prod(sizes) <= SMALL:
+        return of_array(np.full(sizes, value, dtype.numpy))
     return of_value(c.b.full(shape=shape, value=value.item() if hasattr(value, "item") else value, dtype=dtype))
 
 
@@ -150,11 +150,11 @@ def _progression(c: Call, n: Dim, first: Dim, step: int) -> Item:
     return of_value(y if first == 0 else c.b.add(y, first))
 
 
-def eye_like(c: Call) -> Value:
+def eye_like(c: Call) -> Any:
     x = c.type_of(0)
     if x.rank != 2:
         raise ModelError(f"EyeLike takes a matrix, got {x}")
-    return c.b.eye(rows=x.shape[0], columns=x.shape[1], k=c.integer("k", 0), dtype=c.dtype("dtype", x.dtype))  # type: ignore[no-any-return]
+    return c.b.eye(rows=x.shape[0], columns=x.shape[1], k=c.integer("k", 0), dtype=c.dtype("dtype", x.dtype))
 
 
 INDEX: dict[str, Converter] = {

@@ -216,8 +216,15 @@ def _where(c: Call) -> Item | None:
     out = np.empty(cond.shape, object)
     for k in np.ndindex(cond.shape):
         p = cond[k]
-        out[k] = (a[k] if p else b[k]) if isinstance(p, (bool, np.bool_, int)) else _plain(select(p, const(_exact(a[k])), const(_exact(b[k]))))
+        out[k] = (
+            (a[k] if p else b[k]) if isinstance(p, (bool, np.bool_, int)) else _plain(select(_boolean(p), const(_exact(a[k])), const(_exact(b[k]))))
+        )
     return _item(out, c.item(1).type.dtype)
+
+
+def _boolean(p: Any) -> Expr:
+    assert isinstance(p, Expr)
+    return p
 
 
 def _reduce(f: Callable[[Any, Any], Any], start: Any) -> Rule:

@@ -13,18 +13,18 @@ from dnnc.ir.types import Dim, product
 Converter = Callable[[Call], Any]
 
 
-def matmul(c: Call) -> Value:
-    return c.b.matmul(c.x(0), c.x(1))  # type: ignore[no-any-return]
+def matmul(c: Call) -> Any:
+    return c.b.matmul(c.x(0), c.x(1))
 
 
-def gemm(c: Call) -> Value:
+def gemm(c: Call) -> Any:
     a, b, bias = c.x(0), c.x(1), c.opt(2)
     alpha, beta = c.number("alpha", 1.0), c.number("beta", 1.0)
     if not a.type.dtype.is_float:  # whole factors of integers
         alpha, beta = int(alpha), int(beta)
     if bias is not None and bias.type.rank > 2:
         bias = c.b.reshape(bias, shape=bias.type.shape[-2:])
-    return c.b.gemm(a, b, bias, alpha=alpha, beta=beta, trans_a=c.flag("transA"), trans_b=c.flag("transB"))  # type: ignore[no-any-return]
+    return c.b.gemm(a, b, bias, alpha=alpha, beta=beta, trans_a=c.flag("transA"), trans_b=c.flag("transB"))
 
 
 # --- einsum -------------------------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def _arranged(c: Call, t: _Term, letters: Sequence[str]) -> Value:
     perm = tuple(t.letters.index(x) for x in have)
     v = t.value if perm == tuple(range(len(perm))) else c.b.transpose(t.value, perm=perm)
     shape = tuple(t.dim(x) if x in t.letters else 1 for x in letters)
-    return v if len(have) == len(letters) else c.b.reshape(v, shape=shape)  # type: ignore[no-any-return]
+    return v if len(have) == len(letters) else c.b.reshape(v, shape=shape)
 
 
 def _pair(c: Call, a: _Term, b: _Term, later: set[str]) -> _Term:

@@ -46,7 +46,8 @@ def _same(n: Dim, k: Dim, stride: int, dilation: int) -> Dim:
     """All padding that makes the output ceil(n / stride) long."""
     reach = (const(k) - 1) * dilation + 1
     out = (const(n) + (stride - 1)) // stride
-    return unwrap(maximum((out - 1) * stride + reach - n, 0))  # type: ignore[no-any-return]
+    total: Dim = unwrap(maximum((out - 1) * stride + reach - n, 0))
+    return total
 
 
 def halves(totals: Sequence[Dim], more_at_end: bool) -> tuple[Dim, ...]:
@@ -56,9 +57,9 @@ def halves(totals: Sequence[Dim], more_at_end: bool) -> tuple[Dim, ...]:
     return (*small, *large) if more_at_end else (*large, *small)
 
 
-def conv(c: Call) -> Value:
+def conv(c: Call) -> Any:
     x, w = c.x(0), c.x(1)
-    return c.b.conv(x, w, c.opt(2), **conv_attributes(c, x, w))  # type: ignore[no-any-return]
+    return c.b.conv(x, w, c.opt(2), **conv_attributes(c, x, w))
 
 
 def conv_attributes(c: Call, x: Value, w: Value) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def conv_attributes(c: Call, x: Value, w: Value) -> dict[str, Any]:
     return {"strides": strides, "pads": pads, "dilations": dilations, "group": c.integer("group", 1)}
 
 
-def conv_transpose(c: Call) -> Value:
+def conv_transpose(c: Call) -> Any:
     """`output_shape`, and auto_pad SAME (output = input * stride), say how much padding there is."""
     x, w = c.x(0), c.x(1)
     spatial, kernel = x.type.shape[2:], w.type.shape[2:]
@@ -91,9 +92,7 @@ def conv_transpose(c: Call) -> Value:
         full = [(const(n) - 1) * s + e + (const(k) - 1) * d + 1 for n, s, e, k, d in zip(spatial, strides, extra, kernel, dilations)]
         pads = halves([unwrap(f - n) for f, n in zip(full, wanted)], auto == "SAME_UPPER")
     group = c.integer("group", 1)
-    return c.b.conv_transpose(  # type: ignore[no-any-return]
-        x, w, c.opt(2), strides=strides, pads=pads, dilations=dilations, output_padding=extra, group=group
-    )
+    return c.b.conv_transpose(x, w, c.opt(2), strides=strides, pads=pads, dilations=dilations, output_padding=extra, group=group)
 
 
 # --- pooling ------------------------------------------------------------------------------------------------------------------
@@ -137,10 +136,10 @@ def max_pool(c: Call) -> Any:
     return y, _max_pool_index(c, x, window)
 
 
-def _max_pool_index(c: Call, x: Value, window: dict[str, Any]) -> Value:
+def _max_pool_index(c: Call, x: Value, window: dict[str, Any]) -> Any:
     index = c.b.max_pool_index(x, **window)
     if not c.flag("storage_order"):
-        return index  # type: ignore[no-any-return]
+        return index
     # column-major: within an image the first spatial dim runs fastest
     dims = x.type.shape[2:]
     image = product(dims)
@@ -154,26 +153,26 @@ def _max_pool_index(c: Call, x: Value, window: dict[str, Any]) -> Value:
         total = c.b.add(total, c.b.mul(c.b.div(rest, _size(c, inner)), _size(c, stride)))
         rest = c.b.mod(rest, _size(c, inner))
         stride = unwrap(const(stride) * n)
-    return total  # type: ignore[no-any-return]
+    return total
 
 
 def _size(c: Call, d: Dim) -> int:
     return number(d, "a spatial dim (with storage_order)")
 
 
-def average_pool(c: Call) -> Value:
+def average_pool(c: Call) -> Any:
     x = c.x()
     window, more = _pool_window(c, x)
-    return c.b.avg_pool(x, **window, count_include_pad=c.flag("count_include_pad"), uncounted=more)  # type: ignore[no-any-return]
+    return c.b.avg_pool(x, **window, count_include_pad=c.flag("count_include_pad"), uncounted=more)
 
 
-def lp_pool(c: Call) -> Value:
+def lp_pool(c: Call) -> Any:
     x = c.x()
     window, _ = _pool_window(c, x)
-    return c.b.lp_pool(x, **window, p=c.integer("p", 2))  # type: ignore[no-any-return]
+    return c.b.lp_pool(x, **window, p=c.integer("p", 2))
 
 
-def max_unpool(c: Call) -> Value:
+def max_unpool(c: Call) -> Any:
     """Values put at the places that MaxPool's second output names, zeros elsewhere."""
     x, index = c.x(0), c.x(1)
     kernel = c.integers("kernel_shape") or ()
@@ -186,21 +185,21 @@ def max_unpool(c: Call) -> Value:
     y = c.b.scatter_elements(zeros, c.b.reshape(index, shape=flat), c.b.reshape(x, shape=flat), axis=0)
     y = c.b.reshape(y, shape=shape)
     if not c.has(2):
-        return y  # type: ignore[no-any-return]
+        return y
     wanted = c.dims(2, "output_shape")
     ends = tuple(unwrap(const(a) - b) for a, b in zip(wanted, shape))
-    return y if all(e == 0 for e in ends) else c.b.pad(y, pads=(*(0,) * len(shape), *ends))  # type: ignore[no-any-return]
+    return y if all(e == 0 for e in ends) else c.b.pad(y, pads=(*(0,) * len(shape), *ends))
 
 
 def global_pool(op: str) -> Converter:
     return lambda c: c.b.op(op, c.x())
 
 
-def global_lp_pool(c: Call) -> Value:
+def global_lp_pool(c: Call) -> Any:
     p = c.attrs.get("p", 2)
     if p != int(p):
         raise UnsupportedError(f"GlobalLpPool with p={p}; p must be whole")
-    return c.b.global_lp_pool(c.x(), p=int(p))  # type: ignore[no-any-return]
+    return c.b.global_lp_pool(c.x(), p=int(p))
 
 
 NN: dict[str, Converter] = {

@@ -49,35 +49,35 @@ def layer_normalization(c: Call) -> Any:
     return y, c.cast(mean, stash), c.cast(inverse, stash)
 
 
-def rms_normalization(c: Call) -> Value:
-    return c.b.rms_norm(c.x(0), c.x(1), axis=c.integer("axis", -1), epsilon=c.number("epsilon", 1e-5))  # type: ignore[no-any-return]
+def rms_normalization(c: Call) -> Any:
+    return c.b.rms_norm(c.x(0), c.x(1), axis=c.integer("axis", -1), epsilon=c.number("epsilon", 1e-5))
 
 
-def instance_normalization(c: Call) -> Value:
-    return c.b.instance_norm(c.x(0), c.x(1), c.x(2), epsilon=c.number("epsilon", 1e-5))  # type: ignore[no-any-return]
+def instance_normalization(c: Call) -> Any:
+    return c.b.instance_norm(c.x(0), c.x(1), c.x(2), epsilon=c.number("epsilon", 1e-5))
 
 
-def group_normalization(c: Call) -> Value:
+def group_normalization(c: Call) -> Any:
     """Scale and bias are per group before opset 21, per channel since."""
     x, scale, bias = c.x(0), c.x(1), c.x(2)
     groups, channels = c.integer("num_groups"), x.type.shape[1]
     if c.opset < 21 and isinstance(channels, int) and groups > 0 and channels % groups == 0:
         scale, bias = (_per_channel(c, v, groups, channels) for v in (scale, bias))
-    return c.b.group_norm(x, scale, bias, groups=groups, epsilon=c.number("epsilon", 1e-5))  # type: ignore[no-any-return]
+    return c.b.group_norm(x, scale, bias, groups=groups, epsilon=c.number("epsilon", 1e-5))
 
 
-def _per_channel(c: Call, v: Value, groups: int, channels: int) -> Value:
+def _per_channel(c: Call, v: Value, groups: int, channels: int) -> Any:
     wide = c.b.expand(c.b.reshape(v, shape=(groups, 1)), shape=(groups, channels // groups))
-    return c.b.reshape(wide, shape=(channels,))  # type: ignore[no-any-return]
+    return c.b.reshape(wide, shape=(channels,))
 
 
-def lp_normalization(c: Call) -> Value:
-    return c.b.lp_norm(c.x(), axis=c.integer("axis", -1), p=c.integer("p", 2))  # type: ignore[no-any-return]
+def lp_normalization(c: Call) -> Any:
+    return c.b.lp_norm(c.x(), axis=c.integer("axis", -1), p=c.integer("p", 2))
 
 
-def lrn(c: Call) -> Value:
+def lrn(c: Call) -> Any:
     alpha, beta, bias = c.number("alpha", 1e-4), c.number("beta", 0.75), c.number("bias", 1.0)
-    return c.b.lrn(c.x(), size=c.integer("size"), alpha=alpha, beta=beta, bias=bias)  # type: ignore[no-any-return]
+    return c.b.lrn(c.x(), size=c.integer("size"), alpha=alpha, beta=beta, bias=bias)
 
 
 NORM: dict[str, Converter] = {

@@ -127,7 +127,9 @@ def sparse(t: onnx.SparseTensorProto, folder: Path | None) -> Array:
     elif indices.shape == (len(values),):
         at = indices
     else:
-        raise ModelError(f"{what}: {len(values)} values with indices of shape {list(indices.shape)}; expected [{len(values)}] or [{len(values)}, {len(shape)}]")
+        raise ModelError(
+            f"{what}: {len(values)} values with indices of shape {list(indices.shape)}; expected [{len(values)}] or [{len(values)}, {len(shape)}]"
+        )
     size = int(np.prod(shape, dtype=np.int64))
     if len(at) and (at.min() < 0 or at.max() >= size):
         raise ModelError(f"{what}: an index lies outside its {size} elements")

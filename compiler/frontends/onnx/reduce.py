@@ -32,17 +32,17 @@ def reduction(op: str) -> Converter:
 
 
 def extreme_index(op: str) -> Converter:
-    def convert(c: Call) -> Value:
+    def convert(c: Call) -> Any:
         last = c.flag("select_last_index")
-        return c.b.op(op, c.x(), axis=c.integer("axis", 0), keepdims=c.flag("keepdims", True), select_last=last)  # type: ignore[no-any-return]
+        return c.b.op(op, c.x(), axis=c.integer("axis", 0), keepdims=c.flag("keepdims", True), select_last=last)
 
     return convert
 
 
 def running(op: str) -> Converter:
-    def convert(c: Call) -> Value:
+    def convert(c: Call) -> Any:
         (axis,) = c.ints_in(1, "axis")
-        return c.b.op(op, c.x(), axis=axis, exclusive=c.flag("exclusive"), reverse=c.flag("reverse"))  # type: ignore[no-any-return]
+        return c.b.op(op, c.x(), axis=axis, exclusive=c.flag("exclusive"), reverse=c.flag("reverse"))
 
     return convert
 
@@ -50,19 +50,19 @@ def running(op: str) -> Converter:
 def softmax(op: str) -> Converter:
     """Along one axis since opset 13; before, over all axes from `axis` on, as one row."""
 
-    def convert(c: Call) -> Value:
+    def convert(c: Call) -> Any:
         x = c.x()
         rank = x.type.rank
         axis = normalize_axis(c.integer("axis", -1 if c.opset >= 13 else 1), rank)
         if c.opset >= 13 or all(d == 1 for d in x.type.shape[axis + 1 :]):
-            return c.b.op(op, x, axis=axis)  # type: ignore[no-any-return]
+            return c.b.op(op, x, axis=axis)
         rows = c.b.reshape(x, shape=(product(x.type.shape[:axis]), product(x.type.shape[axis:])))
-        return c.b.reshape(c.b.op(op, rows, axis=1), shape=x.type.shape)  # type: ignore[no-any-return]
+        return c.b.reshape(c.b.op(op, rows, axis=1), shape=x.type.shape)
 
     return convert
 
 
-def hardmax(c: Call) -> Value:
+def hardmax(c: Call) -> Any:
     """1 at the first largest element of a row, 0 elsewhere."""
     x = c.x()
     axis = normalize_axis(c.integer("axis", -1 if c.opset >= 13 else 1), x.type.rank)
@@ -72,7 +72,7 @@ def hardmax(c: Call) -> Value:
         axis = 1
     best = c.b.argmax(rows, axis=axis, keepdims=False)
     hot = c.b.one_hot(best, c.const([0, 1], x.type.dtype), depth=rows.type.shape[axis], axis=axis)
-    return hot if rows is x else c.b.reshape(hot, shape=x.type.shape)  # type: ignore[no-any-return]
+    return hot if rows is x else c.b.reshape(hot, shape=x.type.shape)
 
 
 REDUCE: dict[str, Converter] = {

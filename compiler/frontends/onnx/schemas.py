@@ -47,19 +47,19 @@ def check(schema: Any, attrs: Mapping[str, Any], count: int, present: Sequence[b
     known, required = _attributes((schema.domain, schema.name, schema.since_version))
     for a in attrs:
         if a not in known and not a.startswith("__"):  # ONNX reserves such names for engines
-            raise ModelError(f"attribute {a!r} does not exist; {schema.name} (since opset {schema.since_version}) has {', '.join(sorted(known)) or 'none'}")
+            raise ModelError(
+                f"attribute {a!r} does not exist; {schema.name} (since opset {schema.since_version}) has {', '.join(sorted(known)) or 'none'}"
+            )
     for a in required:
         if a not in attrs:
             raise ModelError(f"attribute {a!r} is required")
-    needed = sum(present[: schema.min_input])
-    if count > schema.max_input or needed < min(schema.min_input, _needed(schema)):
+    if count > schema.max_input or sum(present) < _needed(schema):
         raise ModelError(f"{schema.name} takes {schema.min_input} to {schema.max_input} inputs, {count} are given")
 
 
 def _needed(schema: Any) -> int:
-    """How many of the first inputs are not optional."""
-    single = defs.OpSchema.FormalParameterOption.Single
-    return sum(p.option == single for p in list(schema.inputs)[: schema.min_input]) or schema.min_input
+    """How many inputs are not optional."""
+    return sum(p.option == defs.OpSchema.FormalParameterOption.Single for p in schema.inputs)
 
 
 def with_defaults(schema: Any, attrs: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def function_body(schema: Any, c: Call, node: onnx.NodeProto) -> onnx.FunctionPr
         versions = [v for v in schema.context_dependent_function_opset_versions if v <= c.opset]
         if versions:
             types = [_type_proto(i).SerializeToString() for i in c.items]
-            data = schema.get_context_dependent_function_with_opset_version(max(versions), node.SerializeToString(), types)
+            data = schema.get_context_dependent_function_with_opset_version(max(versions), _resolved(node, c.attrs).SerializeToString(), types)
     if not data:
         return None
     f = onnx.FunctionProto()
@@ -89,6 +89,18 @@ def function_body(schema: Any, c: Call, node: onnx.NodeProto) -> onnx.FunctionPr
     if not f.opset_import:
         f.opset_import.append(onnx.helper.make_opsetid(c.domain, c.opset))
     return f
+
+
+def _resolved(node: onnx.NodeProto, attrs: Mapping[str, Any]) -> onnx.NodeProto:
+    """The node with the values of attributes that refer to those of the function around it."""
+    if not any(a.ref_attr_name for a in node.attribute):
+        return node
+    out = onnx.NodeProto()
+    out.CopyFrom(node)
+    del out.attribute[:]
+    out.attribute.extend(a for a in node.attribute if not a.ref_attr_name)
+    out.attribute.extend(onnx.helper.make_attribute(a.name, attrs[a.name]) for a in node.attribute if a.ref_attr_name and a.name in attrs)
+    return out
 
 
 def _type_proto(item: Item | None) -> onnx.TypeProto:

@@ -14,7 +14,9 @@ from dnnc.frontends.onnx.nn import NN
 from dnnc.frontends.onnx.norm import NORM
 from dnnc.frontends.onnx.quantize import QUANTIZE
 from dnnc.frontends.onnx.reduce import REDUCE
+from dnnc.frontends.onnx.resize import RESIZE
+from dnnc.frontends.onnx.rnn import RNN
 from dnnc.frontends.onnx.tensor import TENSOR
 
-FAMILIES: tuple[dict[str, Callable[[Call], Any]], ...] = (ELEMENTWISE, REDUCE, LINEAR, NN, NORM, TENSOR, INDEX, QUANTIZE, CONTROL)
+FAMILIES: tuple[dict[str, Callable[[Call], Any]], ...] = (ELEMENTWISE, REDUCE, LINEAR, NN, NORM, TENSOR, INDEX, QUANTIZE, CONTROL, RESIZE, RNN)
 CONVERTERS: dict[tuple[str, str], Callable[[Call], Any]] = {("", name): f for family in FAMILIES for name, f in family.items()}

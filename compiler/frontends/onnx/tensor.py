@@ -30,7 +30,7 @@ def reshape(c: Call) -> Value:
             d = x.type.shape[k]
         out.append(d)
     shape = open_dim(x.type.shape, out)
-    return x if shape == x.type.shape else c.b.reshape(x, shape=shape)  # type: ignore[no-any-return]
+    return x if shape == x.type.shape else c.b.reshape(x, shape=shape)
 
 
 def open_dim(old: Sequence[Dim], new: Sequence[Dim]) -> tuple[Dim, ...]:
@@ -62,17 +62,17 @@ def quotient(total: Expr, known: Expr) -> Dim | None:
 def transpose(c: Call) -> Value:
     x = c.x()
     perm = c.integers("perm") or tuple(reversed(range(x.type.rank)))
-    return x if perm == tuple(range(x.type.rank)) else c.b.transpose(x, perm=perm)  # type: ignore[no-any-return]
+    return x if perm == tuple(range(x.type.rank)) else c.b.transpose(x, perm=perm)
 
 
 def concat(c: Call) -> Value:
     xs = c.all()
     axis = c.integer("axis", 1 if c.opset < 4 else 0)
-    return xs[0] if len(xs) == 1 else c.b.concat(*xs, axis=axis)  # type: ignore[no-any-return]
+    return xs[0] if len(xs) == 1 else c.b.concat(*xs, axis=axis)
 
 
-def flatten(c: Call) -> Value:
-    return c.b.flatten(c.x(), axis=c.integer("axis", 1))  # type: ignore[no-any-return]
+def flatten(c: Call) -> Any:
+    return c.b.flatten(c.x(), axis=c.integer("axis", 1))
 
 
 def axes_of(c: Call) -> tuple[int, ...] | None:
@@ -80,24 +80,24 @@ def axes_of(c: Call) -> tuple[int, ...] | None:
     return c.ints_in(1, "axes") if c.has(1) else c.integers("axes")
 
 
-def squeeze(c: Call) -> Value:
-    return c.b.squeeze(c.x(), axes=axes_of(c))  # type: ignore[no-any-return]
+def squeeze(c: Call) -> Any:
+    return c.b.squeeze(c.x(), axes=axes_of(c))
 
 
-def unsqueeze(c: Call) -> Value:
-    return c.b.unsqueeze(c.x(), axes=axes_of(c) or ())  # type: ignore[no-any-return]
+def unsqueeze(c: Call) -> Any:
+    return c.b.unsqueeze(c.x(), axes=axes_of(c) or ())
 
 
-def expand(c: Call) -> Value:
-    return c.b.expand(c.x(), shape=c.dims(1, "the target shape"))  # type: ignore[no-any-return]
+def expand(c: Call) -> Any:
+    return c.b.expand(c.x(), shape=c.dims(1, "the target shape"))
 
 
-def tile(c: Call) -> Value:
+def tile(c: Call) -> Any:
     x = c.x()
     if c.opset < 6:
         (times,), (axis,) = c.dims(1, "tiles"), c.ints_in(2, "axis")
-        return c.b.tile(x, repeats=tuple(times if k == axis else 1 for k in range(x.type.rank)))  # type: ignore[no-any-return]
-    return c.b.tile(x, repeats=c.dims(1, "repeats"))  # type: ignore[no-any-return]
+        return c.b.tile(x, repeats=tuple(times if k == axis else 1 for k in range(x.type.rank)))
+    return c.b.tile(x, repeats=c.dims(1, "repeats"))
 
 
 def identity(c: Call) -> Item:
@@ -123,7 +123,7 @@ def dropout(c: Call) -> Any:
 def _cut(c: Call, x: Value, starts: Sequence[Dim], ends: Sequence[Dim], axes: Sequence[int] | None, steps: Sequence[int] | None) -> Value:
     attrs = normalize_slice(x.type.shape, starts, ends, axes, steps)
     whole = attrs["shape"] == x.type.shape and all(s == 0 for s in attrs["starts"]) and all(s == 1 for s in attrs["steps"])
-    return x if whole else c.b.slice(x, **attrs)  # type: ignore[no-any-return]
+    return x if whole else c.b.slice(x, **attrs)
 
 
 def slice_(c: Call) -> Value:
@@ -174,7 +174,7 @@ def split_parts(c: Call, x: Value, axis: int, sizes: Sequence[Dim]) -> tuple[Val
 # --- pad ----------------------------------------------------------------------------------------------------------------------
 
 
-def pad(c: Call) -> Value:
+def pad(c: Call) -> Any:
     x = c.x()
     rank, mode = x.type.rank, c.text("mode", "constant")
     if c.opset < 11:
@@ -186,16 +186,16 @@ def pad(c: Call) -> Value:
         axes = [normalize_axis(a, rank) for a in c.ints_in(3, "axes")]
         if len(pads) != 2 * len(axes):
             raise ModelError(f"{len(axes)} axes need {2 * len(axes)} pads, got {list(pads)}")
-        full: list[Dim] = [0] * 2 * rank
+        full: list[Dim] = [*(0,) * 2 * rank]
         for k, a in enumerate(axes):
             full[a], full[rank + a] = pads[k], pads[len(axes) + k]
         pads = tuple(full)
     if len(pads) == 2 * rank and all(p == 0 for p in pads):
         return x
-    return c.b.pad(x, fill if mode == "constant" else None, pads=pads, mode=mode)  # type: ignore[no-any-return]
+    return c.b.pad(x, fill if mode == "constant" else None, pads=pads, mode=mode)
 
 
-def center_crop_pad(c: Call) -> Value:
+def center_crop_pad(c: Call) -> Any:
     """Each axis cut or padded on both sides to its target size; an odd rest goes to the end."""
     x = c.x()
     axes = [normalize_axis(a, x.type.rank) for a in c.integers("axes") or range(x.type.rank)]
@@ -205,18 +205,25 @@ def center_crop_pad(c: Call) -> Value:
         # a crop starts at floor(rest / 2), a pad begins with floor(rest / 2)
         begin[a] = more // 2 if more > 0 else -(-more // 2)
         end[a] = more - begin[a]
-    return c.b.pad(x, pads=(*begin, *end))  # type: ignore[no-any-return]
+    return c.b.pad(x, pads=(*begin, *end))
 
 
 # --- blocks -------------------------------------------------------------------------------------------------------------------
 
 
-def depth_to_space(c: Call) -> Value:
-    return c.b.depth_to_space(c.x(), block=c.integer("blocksize"), mode=c.text("mode", "DCR"))  # type: ignore[no-any-return]
+def depth_to_space(c: Call) -> Any:
+    return c.b.depth_to_space(c.x(), block=c.integer("blocksize"), mode=c.text("mode", "DCR"))
 
 
-def space_to_depth(c: Call) -> Value:
-    return c.b.space_to_depth(c.x(), block=c.integer("blocksize"))  # type: ignore[no-any-return]
+def space_to_depth(c: Call) -> Any:
+    x, block = c.x(), c.integer("blocksize")
+    y = c.b.space_to_depth(x, block=block)
+    if c.text("mode", "DCR") == "DCR":
+        return y
+    # CRD: channels vary slowest, not the position within the block
+    n, channels, h, w = y.type.shape
+    y = c.b.reshape(y, shape=(n, block * block, x.type.shape[1], h, w))
+    return c.b.reshape(c.b.transpose(y, perm=(0, 2, 1, 3, 4)), shape=(n, channels, h, w))
 
 
 TENSOR: dict[str, Converter] = {

@@ -109,7 +109,7 @@ def _shaped(data: Array, dtype: DType, shape: tuple[int, ...]) -> Array:
         data = _unpacked(data, dtype)[: math.prod(shape)]
         return data.reshape(shape)
     if dtype.kind == "b":
-        return (data != 0).reshape(shape)
+        return np.not_equal(data, 0).reshape(shape)
     return data.view(dtype.numpy).reshape(shape)
 
 
@@ -160,7 +160,9 @@ def _external(t: onnx.TensorProto, what: str, dtype: DType, shape: tuple[int, ..
     path = _safe_path(location, folder, what)
     size = path.stat().st_size
     if offset + want > size:
-        raise ModelError(f"{what}: its data is bytes {offset} to {offset + want} of {location!r}, which has {size}; the file is truncated or not the right one")
+        raise ModelError(
+            f"{what}: its data is bytes {offset} to {offset + want} of {location!r}, which has {size}; the file is truncated or not the right one"
+        )
     if want >= MAP_FROM:
         return np.memmap(path, np.uint8, "r", offset, (want,))
     with path.open("rb") as f:
