@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Union
 
 from dnnc.backends.cache import KernelCache
 from dnnc.backends.llvm.build import Native, build
@@ -14,22 +16,28 @@ from dnnc.backends.llvm.gate import check_kernel
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.llvm.worker_pool import CompileService
 from dnnc.backends.runtime import runtime
-from dnnc.executable import Executable, TensorSpec
+from dnnc.executable import Executable
 from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.expr import Var
-from dnnc.ir.graph import Graph
+from dnnc.ir.graph import Graph, identifier
 from dnnc.ir.shapes import specialise
 from dnnc.ir.target import parse_target
+from dnnc.late import LateExecutable
 from dnnc.options import CompileOptions, cache_folder, check_every_pass, make_options, thread_count
 from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program
+from dnnc.reference import ReferenceExecutable
+from dnnc.signature import TensorSpec
 
 __all__ = ["Executable", "TensorSpec", "compile"]
 
 Progress = Callable[[str, int, int], None]
 
 
-def compile(model: Any, progress: Progress | None = None, **options: Any) -> Executable:
+Compiled = Union[Executable, ReferenceExecutable, LateExecutable]
+
+
+def compile(model: Any, progress: Progress | None = None, **options: Any) -> Any:
     """Compile a model.
 
     Args:
@@ -44,43 +52,75 @@ def compile(model: Any, progress: Progress | None = None, **options: Any) -> Exe
         DnncError: a subclass that says what is wrong with the model, the options or the target.
     """
     opts = make_options(options)
-    graph, names = import_model(model)
-    return compile_graph(graph, names, opts, progress)
-
-
-def import_model(model: Any) -> tuple[Graph, tuple[list[str], list[str]]]:
-    """The graph of a model, and the names that users know its inputs and outputs by."""
     if isinstance(model, Graph):
-        return model, ([v.name for v in model.inputs], [v.name for v in model.outputs])
+        return compile_graph(model, ([v.name for v in model.inputs], [v.name for v in model.outputs]), opts, progress)
     if isinstance(model, (str, os.PathLike, bytes, bytearray)) or type(model).__name__ == "ModelProto":
-        from dnnc.frontends.onnx import read_model
-
-        imported = read_model(model)
-        return imported.graph, (list(imported.inputs), list(imported.outputs))
+        return compile_onnx(model, opts, progress)
     raise InputError(f"cannot compile a {type(model).__name__}: expected a path to an .onnx file, its bytes, a ModelProto or a dnnc.ir.Graph")
 
 
-def compile_graph(graph: Graph, names: tuple[list[str], list[str]], opts: CompileOptions, progress: Progress | None = None) -> Executable:
+def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) -> Compiled:
+    from dnnc.frontends.onnx import NeedsValues, read_model
+    from dnnc.frontends.onnx.declared import declared
+
+    try:
+        imported = read_model(model, dims=opts.dims)
+    except NeedsValues as e:
+        if not e.inputs and not e.dims:
+            raise
+
+        def read(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Executable | ReferenceExecutable:
+            made = read_model(model, values=values, shapes=shapes)
+            return compile_graph(made.graph, (list(made.inputs), list(made.outputs)), replace(opts, dims={}), progress)
+
+        return LateExecutable(declared(model), e.inputs, read, lambda error: error.inputs if isinstance(error, NeedsValues) else ())
+    return compile_graph(imported.graph, (list(imported.inputs), list(imported.outputs)), replace(opts, dims=_left(opts, imported.graph)), progress)
+
+
+def _left(opts: CompileOptions, graph: Graph) -> dict[str, Any]:
+    """Bounds of dims that the import did not use up."""
+    return {n: d for n, d in opts.dims.items() if n in graph.dims}
+
+
+def compile_graph(
+    graph: Graph, names: tuple[list[str], list[str]], opts: CompileOptions, progress: Progress | None = None
+) -> Executable | ReferenceExecutable:
+    """Compile a graph, which stays as it is. `names`: what users call its inputs and outputs."""
+    graph = specialise(graph, {n: d for n, d in opts.dims.items() if isinstance(d, int)})
+    names = expose(graph, names, opts.outputs)
     target = parse_target(opts.target)
+    if target.kind == "reference":
+        return ReferenceExecutable(graph, names)
     if target.kind != "llvm":
-        raise UnsupportedError(f"target {target}: only llvm is available here")
-    nthreads = thread_count(opts.threads)
+        raise UnsupportedError(f"target {target}: this version compiles for llvm and reference")
     cpu = parse_cpu(str(target), opts.threads)
     cache = KernelCache(cache_folder(opts.cache))
     runtime().start(cache)
-    fixed = {n: d for n, d in opts.dims.items() if isinstance(d, int)}
-    graph = specialise(graph, fixed)
     bounded = {n for n, d in opts.dims.items() if not isinstance(d, int)}
     symbolic = bool(graph.dims) and bounded >= set(graph.dims)
 
     def build_for(dims: Mapping[Var, int]) -> Native:
-        g = graph.copy() if symbolic else specialise(graph, {v.name: n for v, n in dims.items()})
+        g = specialise(graph, {} if symbolic else {v.name: n for v, n in dims.items()})
         return build_native(g, cpu, opts, cache, progress)
 
-    f = Executable(graph, names, build_for, min(nthreads, cpu.threads), symbolic)
+    f = Executable(graph, names, build_for, min(thread_count(opts.threads), cpu.threads), symbolic)
     if not graph.dims:
         f.prepare([tuple(int(d) for d in v.type.shape if isinstance(d, int)) for v in graph.inputs])
     return f
+
+
+def expose(graph: Graph, names: tuple[list[str], list[str]], wanted: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Add intermediates to a graph's outputs. InputError lists near names when there is no such value."""
+    if not wanted:
+        return names
+    by_name = {v.name: v for n in graph.nodes() for v in n.outputs}
+    for w in wanted:
+        v = by_name.get(w) or by_name.get(identifier(w))
+        if v is None:
+            near = difflib.get_close_matches(w, by_name, 3)
+            raise InputError(f"outputs: the model has no value {w!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+        graph.outputs.append(v)
+    return names[0], [*names[1], *wanted]
 
 
 def build_native(graph: Graph, cpu: CpuTarget, opts: CompileOptions, cache: KernelCache, progress: Progress | None) -> Native:

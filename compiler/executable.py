@@ -6,7 +6,6 @@ import ctypes
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,21 +14,13 @@ from dnnc.backends.llvm.build import Native, shape_of
 from dnnc.backends.runtime import Frame, runtime
 from dnnc.ir.errors import InputError, InternalError, locations
 from dnnc.ir.expr import Expr, Var, const
-from dnnc.ir.graph import Graph, Value
+from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import bind_dims
+from dnnc.signature import Signature, TensorSpec
 
 Array = np.ndarray[Any, Any]
 MAX_SPECIALISATIONS = 16  # programs kept for different shapes of one model
 MAX_PLANS = 64  # memory plans kept of one symbolic program
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """Name, dtype (`float32`, ...) and shape of an input or output; symbolic dims are strings."""
-
-    name: str
-    dtype: str
-    shape: tuple[int | str, ...]
 
 
 class Bound:
@@ -68,12 +59,17 @@ class Executable:
     """
 
     def __init__(
-        self, graph: Graph, names: tuple[Sequence[str], Sequence[str]], specialise: Callable[[Mapping[Var, int]], Native], nthreads: int, symbolic: bool
+        self,
+        graph: Graph,
+        names: tuple[Sequence[str], Sequence[str]],
+        specialise: Callable[[Mapping[Var, int]], Native],
+        nthreads: int,
+        symbolic: bool,
     ) -> None:
         """`specialise(dims)` compiles the graph for these dims, or with `symbolic` for all dims within their bounds."""
         self._graph, self._specialise, self._nthreads, self._symbolic = graph, specialise, nthreads, symbolic
-        self._input_names, self._output_names = list(names[0]), list(names[1])
-        self._specs = [(n, v.type.dtype.numpy, v.type.rank, v) for n, v in zip(self._input_names, graph.inputs)]
+        self._signature = Signature(graph, *names)
+        self._collect = self._signature.collect
         self._bound: OrderedDict[tuple[tuple[int, ...], ...], Bound] = OrderedDict()
         self._natives: OrderedDict[tuple[int, ...], Native] = OrderedDict()
         self._lock = threading.RLock()
@@ -83,11 +79,11 @@ class Executable:
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        return tuple(_spec(n, v) for n, v in zip(self._input_names, self._graph.inputs))
+        return self._signature.inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        return tuple(_spec(n, v) for n, v in zip(self._output_names, self._graph.outputs))
+        return self._signature.outputs
 
     @property
     def natives(self) -> list[Native]:
@@ -121,7 +117,7 @@ class Executable:
         """A function that runs on these very buffers each time it is called, copying nothing. It keeps the buffers alive."""
         given = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
         arrays = self._collect((inputs,) if isinstance(inputs, Mapping) else tuple(inputs), {})
-        for a, b, name in zip(arrays, given, self._input_names):
+        for a, b, name in zip(arrays, given, self._signature.input_names):
             if a is not b and not isinstance(inputs, Mapping):
                 raise InputError(f"input {name}: bind needs a contiguous array that it can keep; got {type(b).__name__}")
         bound = self._bind(arrays)
@@ -153,57 +149,12 @@ class Executable:
         where = "; ".join(f"{s.kernel.name}{locations(s.kernel.locs)}" for s in suspects[:3])
         raise InputError(f"an index read at run time lies outside of its axis (status {code}), in {where}: check the values of integer inputs")
 
-    # --- arguments ------------------------------------------------------------------------------------------------------------
-
-    def _collect(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[Array]:
-        specs = self._specs
-        if len(args) == 1 and type(args[0]) is dict and not named:
-            args, named = (), args[0]
-        if named:
-            args = self._by_name(args, named)
-        if len(args) != len(specs):
-            raise InputError(f"the model has {len(specs)} inputs ({', '.join(self._input_names)}), {len(args)} arrays are given")
-        out = []
-        for a, (name, dtype, rank, _) in zip(args, specs):
-            if type(a) is not np.ndarray or a.dtype != dtype or not a.flags.c_contiguous or a.ndim != rank:
-                a = self._converted(a, name, dtype, rank)
-            out.append(a)
-        return out
-
-    def _by_name(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
-        values: list[Any] = list(args) + [_MISSING] * (len(self._specs) - len(args))
-        for n, a in named.items():
-            if n not in self._input_names:
-                raise InputError(f"the model has no input {n!r}; its inputs are {', '.join(self._input_names)}")
-            k = self._input_names.index(n)
-            if values[k] is not _MISSING:
-                raise InputError(f"input {n} is given twice")
-            values[k] = a
-        missing = [n for n, v in zip(self._input_names, values) if v is _MISSING]
-        if missing:
-            raise InputError(f"no array is given for {', '.join(missing)}")
-        return tuple(values)
-
-    @staticmethod
-    def _converted(a: Any, name: str, dtype: Any, rank: int) -> Array:
-        """Lists, scalars and strided arrays; another dtype of an array is an error that names the cast."""
-        if hasattr(a, "__array__") or hasattr(a, "__dlpack__"):
-            x = np.asarray(a) if hasattr(a, "__array__") else np.from_dlpack(a)
-            if x.dtype != dtype:
-                raise InputError(f"input {name}: expected {dtype}, got {x.dtype}; convert it with .astype({str(dtype)!r})")
-        else:
-            try:
-                x = np.asarray(a, dtype)
-            except (TypeError, ValueError) as e:
-                raise InputError(f"input {name}: expected an array of {dtype}, got {type(a).__name__}: {e}") from None
-        if x.ndim != rank:
-            raise InputError(f"input {name}: expected {rank} dimensions, got shape {x.shape}")
-        return np.ascontiguousarray(x).reshape(x.shape)
+    # --- buffers and programs -----------------------------------------------------------------------------------------------
 
     def _check_outputs(self, bound: Bound, arrays: Sequence[Array], results: Sequence[Array]) -> None:
         if len(results) != len(bound.outputs):
             raise InputError(f"the model has {len(bound.outputs)} outputs, {len(results)} buffers are given")
-        for name, r, (shape, dtype) in zip(self._output_names, results, bound.outputs):
+        for name, r, (shape, dtype) in zip(self._signature.output_names, results, bound.outputs):
             if r.shape != shape or r.dtype != dtype or not r.flags.c_contiguous or not r.flags.writeable:
                 raise InputError(f"output {name}: expected a writable contiguous array {dtype} {shape}, got {r.dtype} {r.shape}")
             if any(np.may_share_memory(r, a) for a in (*arrays, *(x for x in results if x is not r))):
@@ -232,13 +183,6 @@ class Executable:
 
     def prepare(self, shapes: Sequence[tuple[int, ...]]) -> Native:
         """Compile for input shapes ahead of the first call."""
-        if len(shapes) != len(self._specs):
-            raise InternalError(f"{len(shapes)} shapes for {len(self._specs)} inputs")
-        return self._bind([np.empty(s, d) for s, (_, d, _, _) in zip(shapes, self._specs)]).native
-
-
-_MISSING = object()
-
-
-def _spec(name: str, v: Value) -> TensorSpec:
-    return TensorSpec(name, str(v.type.dtype.numpy), tuple(d if isinstance(d, int) else str(d) for d in v.type.shape))
+        if len(shapes) != len(self._graph.inputs):
+            raise InternalError(f"{len(shapes)} shapes for {len(self._graph.inputs)} inputs")
+        return self._bind([np.empty(s, v.type.dtype.numpy) for s, v in zip(shapes, self._graph.inputs)]).native

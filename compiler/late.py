@@ -1,0 +1,90 @@
+"""Models whose shapes depend on the *contents* of inputs (a Reshape to a shape that is an input): compiled at the call, once per contents."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from dnnc.executable import Executable
+from dnnc.ir.dtype import DType
+from dnnc.ir.errors import InputError
+from dnnc.reference import ReferenceExecutable
+from dnnc.signature import TensorSpec, converted
+
+MAX_PROGRAMS = 16
+
+Array = np.ndarray[Any, Any]
+Inner = Executable | ReferenceExecutable
+
+
+class LateExecutable:
+    """Like Executable. `read(values, shapes)` compiles the model for contents of some inputs and shapes of all; it may ask for more inputs
+    by raising an error that has their names in `.inputs`, which `needs` tells."""
+
+    def __init__(
+        self,
+        declared: tuple[list[tuple[str, DType, int]], list[str]],
+        wanted: tuple[str, ...],
+        read: Callable[[Mapping[str, Array], Mapping[str, tuple[int, ...]]], Inner],
+        needs: Callable[[Exception], tuple[str, ...]],
+    ) -> None:
+        self._declared, self._read, self._needs = declared[0], read, needs
+        self._names = [n for n, _, _ in declared[0]]
+        self._outputs = declared[1]
+        self._wanted = set(wanted)
+        self._programs: OrderedDict[Any, Inner] = OrderedDict()
+        self._lock = threading.RLock()
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(n, str(d.numpy), ("?",) * r) for n, d, r in self._declared)
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Names; dtypes and shapes are known once a call has come."""
+        last = next(reversed(self._programs.values()), None)
+        return last.outputs if last is not None else tuple(TensorSpec(n, "?", ()) for n in self._outputs)
+
+    @property
+    def programs(self) -> list[Inner]:
+        """The executables compiled so far."""
+        with self._lock:
+            return list(self._programs.values())
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Run the model. InputError as of Executable."""
+        arrays = self._collect(args, named)
+        return self._program(arrays)(*arrays.values())
+
+    def _collect(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Array]:
+        if len(args) == 1 and type(args[0]) is dict and not named:
+            args, named = (), args[0]
+        given = {**dict(zip(self._names, args)), **named}
+        if len(args) + len(named) != len(self._names) or set(given) != set(self._names):
+            raise InputError(f"the model has the inputs {', '.join(self._names)}; given are {', '.join(given) or 'none'}")
+        return {n: converted(given[n], n, d.numpy, r) for n, d, r in self._declared}
+
+    def _program(self, arrays: Mapping[str, Array]) -> Inner:
+        shapes = {n: a.shape for n, a in arrays.items()}
+        with self._lock:
+            while True:
+                key = (tuple(shapes.values()), tuple((n, arrays[n].tobytes()) for n in sorted(self._wanted)))
+                found = self._programs.get(key)
+                if found is not None:
+                    return found
+                try:
+                    made = self._read({n: arrays[n] for n in self._wanted}, shapes)
+                except Exception as e:
+                    more = set(self._needs(e)) - self._wanted
+                    if not more:
+                        raise
+                    self._wanted |= more
+                    continue
+                self._programs[key] = made
+                while len(self._programs) > MAX_PROGRAMS:
+                    self._programs.popitem(last=False)
+                return made

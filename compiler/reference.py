@@ -1,0 +1,34 @@
+"""target="reference": the graph interpreter behind the interface of an executable. Slow and right; what everything else is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dnnc.ir.graph import Graph
+from dnnc.ir.interp import run
+from dnnc.signature import Signature, TensorSpec
+
+
+class ReferenceExecutable:
+    """A model that NumPy runs node by node, each result rounded to its declared dtype."""
+
+    def __init__(self, graph: Graph, names: tuple[Sequence[str], Sequence[str]]) -> None:
+        self._graph = graph
+        self._signature = Signature(graph, *names)
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        return self._signature.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return self._signature.outputs
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Run the model. InputError names the input, what was expected and what was given."""
+        arrays = self._signature.collect(args, named)
+        results = [np.array(r) for r in run(self._graph, arrays)]
+        return results[0] if len(results) == 1 else tuple(results)

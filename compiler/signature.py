@@ -1,0 +1,89 @@
+"""What a model takes and gives: the names and types of its inputs and outputs, and arguments checked against them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dnnc.ir.errors import InputError
+from dnnc.ir.graph import Graph, Value
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, dtype (`float32`, ...) and shape of an input or output; symbolic dims are strings."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+class Signature:
+    """Names and types of inputs and outputs; `collect` turns the arguments of a call into arrays in order."""
+
+    def __init__(self, graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        self.input_names, self.output_names = list(inputs), list(outputs)
+        self.inputs = tuple(_spec(n, v) for n, v in zip(inputs, graph.inputs))
+        self.outputs = tuple(_spec(n, v) for n, v in zip(outputs, graph.outputs))
+        self._expected = [(n, v.type.dtype.numpy, v.type.rank) for n, v in zip(inputs, graph.inputs)]
+
+    def collect(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[Array]:
+        """Positional arguments, keywords, or one dict by name, as contiguous arrays of the right dtype and rank.
+
+        Raises:
+            InputError: names the input, what was expected and what was given.
+        """
+        if len(args) == 1 and type(args[0]) is dict and not named:
+            args, named = (), args[0]
+        if named:
+            args = self._by_name(args, named)
+        if len(args) != len(self._expected):
+            raise InputError(f"the model has {len(self._expected)} inputs ({', '.join(self.input_names)}), {len(args)} arrays are given")
+        out = []
+        for a, (name, dtype, rank) in zip(args, self._expected):
+            if type(a) is not np.ndarray or a.dtype != dtype or not a.flags.c_contiguous or a.ndim != rank:
+                a = converted(a, name, dtype, rank)
+            out.append(a)
+        return out
+
+    def _by_name(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        values: list[Any] = list(args) + [_MISSING] * (len(self._expected) - len(args))
+        for n, a in named.items():
+            if n not in self.input_names:
+                raise InputError(f"the model has no input {n!r}; its inputs are {', '.join(self.input_names)}")
+            k = self.input_names.index(n)
+            if values[k] is not _MISSING:
+                raise InputError(f"input {n} is given twice")
+            values[k] = a
+        missing = [n for n, v in zip(self.input_names, values) if v is _MISSING]
+        if missing:
+            raise InputError(f"no array is given for {', '.join(missing)}")
+        return tuple(values)
+
+
+def converted(a: Any, name: str, dtype: Any, rank: int) -> Array:
+    """Lists, scalars and strided arrays; another dtype of an array is an error that names the cast."""
+    if hasattr(a, "__array__") or hasattr(a, "__dlpack__"):
+        x = np.asarray(a) if hasattr(a, "__array__") else np.from_dlpack(a)
+        if x.dtype != dtype:
+            raise InputError(f"input {name}: expected {dtype}, got {x.dtype}; convert it with .astype({str(dtype)!r})")
+    else:
+        try:
+            x = np.asarray(a, dtype)
+        except (TypeError, ValueError) as e:
+            raise InputError(f"input {name}: expected an array of {dtype}, got {type(a).__name__}: {e}") from None
+    if x.ndim != rank:
+        raise InputError(f"input {name}: expected {rank} dimensions, got shape {x.shape}")
+    return np.ascontiguousarray(x).reshape(x.shape)
+
+
+_MISSING = object()
+
+
+def _spec(name: str, v: Value) -> TensorSpec:
+    return TensorSpec(name, str(v.type.dtype.numpy), tuple(d if isinstance(d, int) else str(d) for d in v.type.shape))
