@@ -1,0 +1,120 @@
+"""What a compilation did, as data: `f.report`. It prints as plain text, gives JSON, and the command line renders its tables in colour.
+
+The driver fills it (`collect.py`), `tables.py` lays it out. Nothing here touches a call: everything is noted while compiling.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Union
+
+from dnnc.passes.base import PassRecord
+
+if TYPE_CHECKING:
+    from dnnc.signature import TensorSpec
+
+Count = Union[int, str]  # a number, or its expression in symbolic dims
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """One unique kernel: `count` calls of a run share its code. `flops` and `bytes` (read and written) are of one call.
+
+    `nodes` says for every call which nodes of the model it computes.
+    """
+
+    name: str
+    symbol: str
+    count: int
+    choice: str
+    parallel: bool
+    flops: Count
+    bytes: Count
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes: the arena of intermediate values, the least that any plan needs (the most that is alive at once), and the constants."""
+
+    arena: int
+    lower_bound: int
+    constants: int
+
+
+@dataclass(frozen=True)
+class ProgramReport:
+    """One program: the model at `dims`, or with `symbolic` for all sizes within bounds (memory is then told for `dims`).
+
+    `seconds` by stage: passes (graph passes, plans, schedules), compile (code generation of new kernels), check (their gate), link (the rest).
+    `fallbacks` are the nodes that run on the host.
+    """
+
+    dims: Mapping[str, int]
+    symbolic: bool
+    passes: tuple[PassRecord, ...]
+    kernels: tuple[KernelReport, ...]
+    memory: MemoryReport
+    compiled: int
+    fallbacks: tuple[str, ...]
+    seconds: Mapping[str, float]
+
+    @property
+    def calls(self) -> int:
+        """Kernel calls of one run."""
+        return sum(k.count for k in self.kernels)
+
+    @property
+    def from_cache(self) -> int:
+        """Unique kernels that the cache had."""
+        return len(self.kernels) - self.compiled
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is known of a compiled model. `programs` holds the last specialisations, oldest first; empty until a symbolic model is called."""
+
+    name: str
+    target: str
+    threads: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    import_seconds: float
+    programs: tuple[ProgramReport, ...]
+
+    @property
+    def fallbacks(self) -> list[str]:
+        """Nodes that run on the host, of all programs; empty for a model that is native throughout."""
+        return list(dict.fromkeys(f for p in self.programs for f in p.fallbacks))
+
+    @property
+    def seconds(self) -> float:
+        """All of the compilation, imports included."""
+        return self.import_seconds + sum(s for p in self.programs for s in p.seconds.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as dicts, lists, strings and numbers."""
+        out = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("inputs", "outputs", "programs")}
+        out["inputs"], out["outputs"] = ([_plain(s) for s in specs] for specs in (self.inputs, self.outputs))
+        out["programs"] = [{**_plain(p), "calls": p.calls, "from_cache": p.from_cache} for p in self.programs]
+        return {**out, "fallbacks": self.fallbacks, "seconds": self.seconds}
+
+    def to_json(self) -> str:
+        """The report as a JSON object."""
+        return json.dumps(self.as_dict(), indent=2)
+
+    def __str__(self) -> str:
+        from dnnc.report.tables import plain_text, report_tables
+
+        return plain_text(report_tables(self))
+
+
+def _plain(x: Any) -> Any:
+    if dataclasses.is_dataclass(x):
+        return {f.name: _plain(getattr(x, f.name)) for f in dataclasses.fields(x)}
+    if isinstance(x, Mapping):
+        return {k: _plain(v) for k, v in x.items()}
+    return [_plain(v) for v in x] if isinstance(x, (list, tuple)) else x

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.ir.expr import const, free
+from dnnc.ir.expr import Expr, const, free
 from dnnc.ir.operator.stmt import Kernel, accesses
 from dnnc.ir.ops.window import window
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, narrow, peel, reorder, split
@@ -96,8 +96,13 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     pixels, panels = _extents(s, nest, target.lanes)
     if panels is None:
         return []
-    ku = 4 if nest.block or not nest.panel else 1
+    ku = _unroll(nest.block or (s.extent(nest.reduction[0]) if not nest.panel else 1))
     return [(("mr", mr), ("nv", nv), ("ku", ku), ("pf", 1)) for mr, nv in tiles(pixels, panels, target, nest, problem.inplace)]
+
+
+def _unroll(k: int | Expr) -> int:
+    """Steps of the reduction unrolled: a divisor, so that no tail is needed."""
+    return next(u for u in (4, 5, 3, 2, 7, 1) if k % u == 0) if isinstance(k, int) else 1
 
 
 def _extents(s: Schedule, nest: Nest, lanes: int) -> tuple[int | None, int | None]:
@@ -194,7 +199,7 @@ def _split_reduction(s: Schedule, nest: Nest, ku: int, tag: str) -> list[str]:
     if nest.block:
         s.apply(split, first, nest.block, ("rb" + tag, "ri" + tag))
         order, first = ["rb" + tag], "ri" + tag
-    s.apply(split, first, ku, ("ko" + tag, "ku" + tag), tail="guard")
+    s.apply(split, first, ku, ("ko" + tag, "ku" + tag))
     return [*(order if nest.block else []), *taps, "ko" + tag, "ku" + tag]
 
 

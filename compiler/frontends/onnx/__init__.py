@@ -8,9 +8,9 @@ from typing import Any
 
 from dnnc.frontends.onnx.call import NeedsValues
 from dnnc.frontends.onnx.facts import Refined, given_facts
-from dnnc.frontends.onnx.importer import Importer
+from dnnc.frontends.onnx.importer import MALFORMED, Importer
 from dnnc.frontends.onnx.reader import load
-from dnnc.ir.errors import ShapeError
+from dnnc.ir.errors import ModelError, ShapeError
 from dnnc.ir.graph import Graph
 
 __all__ = ["Imported", "NeedsValues", "from_onnx", "read", "read_model"]
@@ -69,6 +69,8 @@ def read_model(
             graph = importer.run()
         except Refined:
             continue
+        except MALFORMED as e:  # outside of any node: a name that is no text, a type that holds nothing
+            raise ModelError(f"the graph {parsed.graph.name!r} is malformed: {type(e).__name__}: {e}") from e
         return Imported(graph, tuple(importer.inputs), tuple(importer.outputs))
     raise ShapeError(f"the symbolic dims of {parsed.graph.name!r} do not settle after {MAX_READINGS} readings; fix some with dims={{...}}")
 

@@ -36,6 +36,9 @@ MAX_DEPTH = 64  # functions within functions
 EAGER = frozenset(("Constant", "Identity", *CONTROL))  # converters that cope with constants themselves
 RANDOM = frozenset(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"))
 
+# What Python raises where a model breaks an expectation that nothing checks by itself.
+MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError, AssertionError)
+
 Entry = Item | None
 
 
@@ -183,7 +186,7 @@ class Importer:
             raise
         except DnncError as e:
             raise _located(e, loc, domain) from e
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError) as e:
+        except MALFORMED as e:
             raise ModelError(f"node {loc} is malformed or uses its operator in a way that dnnc does not know: {type(e).__name__}: {e}") from e
         for name, item in zip(n.output, results):
             self.bind(name, item, scope, loc)
@@ -235,8 +238,8 @@ class Importer:
             if c.op in ("Shape", "Size") or any(i is not None and i.contents is not None for i in c.items):
                 found = rule(c)
                 if found is not None:
-                    return [found]
-        if converter is not None:
+                    return list(found) if isinstance(found, tuple) else [found]
+        if converter is not None and schema is not None:
             return self.folded(c, converter) or self.items_of(converter(c), c)
         if schema is None:
             raise self.unknown(c)

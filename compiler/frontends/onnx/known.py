@@ -20,7 +20,7 @@ from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.types import product
 
 Contents = np.ndarray[Any, Any]
-Rule = Callable[[Call], Item | None]
+Rule = Callable[[Call], Item | tuple[Item, ...] | None]
 
 
 class _Unknown(Exception):
@@ -104,6 +104,18 @@ def _reshape(c: Call, x: Contents) -> Any:
 
 def _concat(c: Call) -> Item | None:
     return _item(np.concatenate([_elements(c, k) for k in range(len(c.items))], c.integer("axis", 1 if c.opset < 4 else 0)), c.item(0).type.dtype)
+
+
+def _split(c: Call) -> tuple[Item, ...]:
+    x = _elements(c, 0)
+    axis, count = c.integer("axis", 0), c.integer("num_outputs", len(c.outputs))
+    sizes = c.ints_in(1, "split") if c.has(1) else c.integers("split")
+    if sizes is None:
+        step = -(-x.shape[axis] // count)
+        sizes = tuple(min(step, max(x.shape[axis] - k * step, 0)) for k in range(count))
+    if sum(sizes) != x.shape[axis]:
+        raise ModelError(f"the parts {list(sizes)} do not add up to {x.shape[axis]}")
+    return tuple(of_contents(p, c.item(0).type.dtype) for p in np.split(x, np.cumsum(sizes)[:-1], axis))
 
 
 def _expand(c: Call, x: Contents) -> Any:
@@ -253,7 +265,7 @@ def _times(a: Any, b: Any) -> Any:
 
 
 def _safe(rule: Rule) -> Rule:
-    def guarded(c: Call) -> Item | None:
+    def guarded(c: Call) -> Item | tuple[Item, ...] | None:
         try:
             return rule(c)
         except _Unknown:
@@ -278,6 +290,7 @@ RULES: dict[tuple[str, str], Rule] = {
         "Transpose": _moved(lambda c, x: x.transpose(c.integers("perm"))),
         "Tile": _moved(lambda c, x: np.tile(x, c.ints_in(1, "repeats"))),
         "Concat": _concat,
+        "Split": _split,
         "Add": _binary(lambda c, a, b: a + b),
         "Sub": _binary(lambda c, a, b: a - b),
         "Mul": _binary(lambda c, a, b: a * b),

@@ -160,10 +160,9 @@ def _matrix(at: np.ndarray[Any, Any], old: int, scale: float, how: str, a: float
 
 
 def _kernel(t: np.ndarray[Any, Any], how: str, a: float) -> np.ndarray[Any, Any]:
-    if how == "linear":
-        return np.maximum(1 - t, 0)
     near, far = ((a + 2) * t - (a + 3)) * t * t + 1, ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
-    return np.where(t <= 1, near, np.where(t < 2, far, 0))
+    w: np.ndarray[Any, Any] = np.maximum(1 - t, 0) if how == "linear" else np.where(t <= 1, near, np.where(t < 2, far, 0))
+    return w
 
 
 RESIZE: dict[str, Converter] = {"Resize": resize, "Upsample": upsample}

@@ -1,0 +1,143 @@
+"""A report as tables, and tables as plain text. The command line renders the same tables with colours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from dnnc.report import Count, KernelReport, ProgramReport, Report
+
+SHOWN_KERNELS = 20  # of a program; --json has all of them
+SHOWN_NODES = 2
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, the names of the columns, and rows of text. `right` columns hold numbers. No columns: the rows are lines."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    right: frozenset[str] = frozenset()
+
+
+def plain_text(tables: Iterable[Table]) -> str:
+    """Tables one below the other, columns aligned."""
+    return "\n\n".join(_lines(t) for t in tables)
+
+
+def _lines(t: Table) -> str:
+    if not t.columns:
+        return "\n".join([t.title, *(f"  {' '.join(r)}" for r in t.rows)])
+    cells = [t.columns, *t.rows]
+    widths = [max(len(r[k]) for r in cells) for k in range(len(t.columns))]
+    lines = ["  ".join(c.rjust(w) if name in t.right else c.ljust(w) for c, w, name in zip(r, widths, t.columns)).rstrip() for r in cells]
+    return "\n".join([t.title, *(f"  {line}" for line in lines)])
+
+
+# --- numbers for people -------------------------------------------------------------------------------------------------------
+
+
+def show_bytes(n: Count) -> str:
+    """`1536` -> `1.5 KB`."""
+    return _scaled(n, 1024, ("B", "KB", "MB", "GB", "TB"))
+
+
+def show_count(n: Count) -> str:
+    """`2500000` -> `2.5 M`."""
+    return _scaled(n, 1000, ("", "K", "M", "G", "T"))
+
+
+def _scaled(n: Count, step: int, units: Sequence[str]) -> str:
+    if isinstance(n, str):
+        return n if len(n) <= 24 else "symbolic"
+    x, k = float(n), 0
+    while x >= step and k < len(units) - 1:
+        x, k = x / step, k + 1
+    return f"{n} {units[0]}".rstrip() if k == 0 else f"{x:.3g} {units[k]}" if x < 1000 else f"{x:.0f} {units[k]}"
+
+
+def show_seconds(s: float) -> str:
+    """`0.0021` -> `2.1 ms`."""
+    if s >= 1:
+        return f"{s:.2f} s"
+    return f"{s * 1e3:.3g} ms" if s >= 1e-3 else f"{s * 1e6:.3g} us"
+
+
+def show_dims(dims: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{n}={d}" for n, d in dims)
+
+
+# --- the report ---------------------------------------------------------------------------------------------------------------
+
+
+def report_tables(r: Report) -> list[Table]:
+    """Everything that a report says, in the order in which it happened."""
+    signature = [(kind, s.name, f"{s.dtype}[{', '.join(map(str, s.shape))}]") for kind, specs in _sides(r) for s in specs]
+    threads = f"{r.threads} thread{'s' if r.threads != 1 else ''}"
+    tables = [Table(f"{r.name}: {r.target}, {threads}", ("", "name", "type"), tuple(signature))]
+    for p in r.programs:
+        tables += program_tables(p, len(r.programs) > 1)
+    if not r.programs and r.target != "reference":
+        tables.append(Table("not compiled yet: the first call compiles for the shapes that it brings", (), ()))
+    tables.append(_seconds(r))
+    return tables
+
+
+def _sides(r: Report) -> tuple[tuple[str, Sequence[object]], ...]:
+    return (("input", r.inputs), ("output", r.outputs))
+
+
+def program_tables(p: ProgramReport, several: bool = False) -> list[Table]:
+    head = []
+    if several or p.dims:
+        what = "one program for all sizes, memory told for" if p.symbolic else "program for"
+        head = [Table(f"{what} {show_dims(p.dims.items())}" if p.dims else "program", (), ())]
+    return [*head, _passes(p), _kernels(p), _memory(p), _fallbacks(p)]
+
+
+def _passes(p: ProgramReport) -> Table:
+    rows = [(x.name, show_seconds(x.seconds), f"{x.nodes_before} -> {x.nodes_after}", "" if x.changed else "unchanged") for x in p.passes]
+    return Table("passes", ("pass", "time", "nodes", ""), tuple(rows), frozenset(("time", "nodes")))
+
+
+def _kernels(p: ProgramReport) -> Table:
+    title = f"kernels: {p.calls} calls of {len(p.kernels)} unique kernels, {p.compiled} compiled, {p.from_cache} from the cache"
+    shown = sorted(p.kernels, key=_work, reverse=True)
+    rows = [(k.name, str(k.count), show_count(k.flops), show_bytes(k.bytes), k.choice, _nodes(k)) for k in shown[:SHOWN_KERNELS]]
+    if len(shown) > SHOWN_KERNELS:
+        rows.append((f"and {len(shown) - SHOWN_KERNELS} smaller", "", "", "", "", ""))
+    return Table(title, ("kernel", "calls", "flops", "bytes", "schedule", "nodes"), tuple(rows), frozenset(("calls", "flops", "bytes")))
+
+
+def _work(k: KernelReport) -> float:
+    flops, moved = (n if isinstance(n, int) else float("inf") for n in (k.flops, k.bytes))
+    return max(flops, moved) * k.count
+
+
+def _nodes(k: KernelReport) -> str:
+    more = len(k.nodes) - SHOWN_NODES
+    return "; ".join(k.nodes[:SHOWN_NODES]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _memory(p: ProgramReport) -> Table:
+    m = p.memory
+    over = f" ({m.arena / m.lower_bound - 1:.1%} above)" if m.lower_bound else ""
+    rows = [("arena", show_bytes(m.arena)), ("lower bound", show_bytes(m.lower_bound) + over), ("constants", show_bytes(m.constants))]
+    return Table("memory", ("what", "size"), tuple(rows))
+
+
+def _fallbacks(p: ProgramReport) -> Table:
+    counts = [(node, len(list(same))) for node, same in groupby(sorted(p.fallbacks))]
+    title = f"on the host: {len(p.fallbacks)} nodes" if counts else "on the host: nothing"
+    return Table(title, (), tuple((f"{node} x{n}" if n > 1 else node,) for node, n in counts))
+
+
+def _seconds(r: Report) -> Table:
+    stages = {"import": r.import_seconds}
+    for p in r.programs:
+        for name, s in p.seconds.items():
+            stages[name] = stages.get(name, 0.0) + s
+    rows = [*stages.items(), ("together", sum(stages.values()))]
+    return Table("time", ("stage", "seconds"), tuple((name, show_seconds(s)) for name, s in rows), frozenset(("seconds",)))
