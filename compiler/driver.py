@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Union
@@ -24,9 +25,11 @@ from dnnc.ir.shapes import specialise
 from dnnc.ir.target import parse_target
 from dnnc.late import LateExecutable
 from dnnc.options import CompileOptions, cache_folder, check_every_pass, make_options, thread_count
-from dnnc.passes.base import PassContext
+from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.pipelines import compile_program
+from dnnc.passes.program import Program
 from dnnc.reference import ReferenceExecutable
+from dnnc.report.collect import Laps, Log, program_report
 from dnnc.signature import TensorSpec
 
 __all__ = ["Executable", "TensorSpec", "compile"]
@@ -63,6 +66,7 @@ def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) ->
     from dnnc.frontends.onnx import NeedsValues, read_model
     from dnnc.frontends.onnx.declared import declared
 
+    start = time.perf_counter()
     try:
         imported = read_model(model, dims=opts.dims)
     except NeedsValues as e:
@@ -74,7 +78,9 @@ def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) ->
             return compile_graph(made.graph, (list(made.inputs), list(made.outputs)), replace(opts, dims={}), progress)
 
         return LateExecutable(declared(model), e.inputs, read, lambda error: error.inputs if isinstance(error, NeedsValues) else ())
-    return compile_graph(imported.graph, (list(imported.inputs), list(imported.outputs)), replace(opts, dims=_left(opts, imported.graph)), progress)
+    names = list(imported.inputs), list(imported.outputs)
+    seconds = time.perf_counter() - start
+    return compile_graph(imported.graph, names, replace(opts, dims=_left(opts, imported.graph)), progress, seconds)
 
 
 def _left(opts: CompileOptions, graph: Graph) -> dict[str, Any]:
@@ -83,9 +89,9 @@ def _left(opts: CompileOptions, graph: Graph) -> dict[str, Any]:
 
 
 def compile_graph(
-    graph: Graph, names: tuple[list[str], list[str]], opts: CompileOptions, progress: Progress | None = None
+    graph: Graph, names: tuple[list[str], list[str]], opts: CompileOptions, progress: Progress | None = None, import_seconds: float = 0.0
 ) -> Executable | ReferenceExecutable:
-    """Compile a graph, which stays as it is. `names`: what users call its inputs and outputs."""
+    """Compile a graph, which stays as it is. `names`: what users call its inputs and outputs; `import_seconds`: for the report."""
     graph = specialise(graph, {n: d for n, d in opts.dims.items() if isinstance(d, int)})
     names = expose(graph, names, opts.outputs)
     target = parse_target(opts.target)
@@ -98,12 +104,20 @@ def compile_graph(
     runtime().start(cache)
     bounded = {n for n, d in opts.dims.items() if not isinstance(d, int)}
     symbolic = bool(graph.dims) and bounded >= set(graph.dims)
+    threads = min(thread_count(opts.threads), cpu.threads)
+    log = Log(graph.name, str(target), threads, import_seconds)
 
     def build_for(dims: Mapping[Var, int]) -> Native:
+        laps, manager = Laps(), PassManager()
         g = specialise(graph, {} if symbolic else {v.name: n for v, n in dims.items()})
-        return build_native(g, cpu, opts, cache, progress)
+        program = make_program(g, cpu, opts, manager)
+        laps.lap("passes")
+        native = build_native(program, cpu, opts, cache, laps.through(progress))
+        laps.lap("link")
+        log.add(program_report(native, dims, symbolic, manager.records, laps.seconds))
+        return native
 
-    f = Executable(graph, names, build_for, min(thread_count(opts.threads), cpu.threads), symbolic)
+    f = Executable(graph, names, build_for, threads, symbolic, log, cpu)
     if not graph.dims:
         f.prepare([tuple(int(d) for d in v.type.shape if isinstance(d, int)) for v in graph.inputs])
     return f
@@ -123,10 +137,14 @@ def expose(graph: Graph, names: tuple[list[str], list[str]], wanted: Sequence[st
     return names[0], [*names[1], *wanted]
 
 
-def build_native(graph: Graph, cpu: CpuTarget, opts: CompileOptions, cache: KernelCache, progress: Progress | None) -> Native:
-    """Graph passes, plan, kernels, machine code."""
+def make_program(graph: Graph, cpu: CpuTarget, opts: CompileOptions, manager: PassManager | None = None) -> Program:
+    """Graph passes (which change the graph in place), plans, scheduled kernels."""
     ctx = PassContext(numerics=opts.numerics, lanes=cpu.lanes, check=check_every_pass())
-    program = compile_program(graph, ctx, templates(cpu), opt_level=opts.opt_level)
+    return compile_program(graph, ctx, templates(cpu), opt_level=opts.opt_level, manager=manager)
+
+
+def build_native(program: Program, cpu: CpuTarget, opts: CompileOptions, cache: KernelCache, progress: Progress | None) -> Native:
+    """Machine code for a program, its new kernels checked."""
     check = (lambda step, address: check_kernel(program.graph, step, address)) if opts.verify else None
     with CompileService(cpu.threads) as service:
         return build(program, cpu, cache, service, check, progress)

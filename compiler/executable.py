@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 
 from dnnc.backends.llvm.build import Native, shape_of
+from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.runtime import Frame, runtime
 from dnnc.ir.errors import InputError, InternalError, locations
 from dnnc.ir.expr import Expr, Var, const
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import bind_dims
+from dnnc.report import Report
+from dnnc.report.collect import Log
+from dnnc.report.sources import source
 from dnnc.signature import Signature, TensorSpec
 
 Array = np.ndarray[Any, Any]
@@ -65,9 +69,12 @@ class Executable:
         specialise: Callable[[Mapping[Var, int]], Native],
         nthreads: int,
         symbolic: bool,
+        log: Log,
+        target: CpuTarget,
     ) -> None:
         """`specialise(dims)` compiles the graph for these dims, or with `symbolic` for all dims within their bounds."""
         self._graph, self._specialise, self._nthreads, self._symbolic = graph, specialise, nthreads, symbolic
+        self._log, self._target = log, target
         self._signature = Signature(graph, *names)
         self._collect = self._signature.collect
         self._bound: OrderedDict[tuple[tuple[int, ...], ...], Bound] = OrderedDict()
@@ -90,6 +97,26 @@ class Executable:
         """The programs compiled so far."""
         with self._lock:
             return list(self._natives.values())
+
+    @property
+    def graph(self) -> Graph:
+        """The imported graph before any pass, with the dims that were fixed."""
+        return self._graph
+
+    @property
+    def report(self) -> Report:
+        """What the compilation did: passes, kernels, memory, time; print it."""
+        return self._log.report(self._signature)
+
+    def source(self, stage: str, kernel: str | None = None) -> str:
+        """The text of the last program: "graph", "operator", "llvm" or "asm"; of one kernel by number, name or symbol.
+
+        InputError names what there is, or the dims that are still open: a symbolic model has no program before its first call.
+        """
+        natives = self.natives
+        if not natives:
+            raise InputError(f"no program is compiled yet: call the model first, or give dims={{...}} for {', '.join(self._graph.dims)}")
+        return source(natives[-1].program, self._target, stage, kernel)
 
     # --- calls ----------------------------------------------------------------------------------------------------------------
 

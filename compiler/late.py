@@ -13,6 +13,7 @@ from dnnc.executable import Executable
 from dnnc.ir.dtype import DType
 from dnnc.ir.errors import InputError
 from dnnc.reference import ReferenceExecutable
+from dnnc.report import Report
 from dnnc.signature import TensorSpec, converted
 
 MAX_PROGRAMS = 16
@@ -48,6 +49,14 @@ class LateExecutable:
         """Names; dtypes and shapes are known once a call has come."""
         last = next(reversed(self._programs.values()), None)
         return last.outputs if last is not None else tuple(TensorSpec(n, "?", ()) for n in self._outputs)
+
+    @property
+    def report(self) -> Report:
+        """The report of the last program. InputError before the first call."""
+        programs = self.programs
+        if not programs:
+            raise InputError(f"nothing is compiled yet: shapes depend on the contents of {', '.join(sorted(self._wanted))}, so call the model first")
+        return programs[-1].report
 
     @property
     def programs(self) -> list[Inner]:

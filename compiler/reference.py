@@ -9,6 +9,7 @@ import numpy as np
 
 from dnnc.ir.graph import Graph
 from dnnc.ir.interp import run
+from dnnc.report import Report
 from dnnc.signature import Signature, TensorSpec
 
 
@@ -18,6 +19,16 @@ class ReferenceExecutable:
     def __init__(self, graph: Graph, names: tuple[Sequence[str], Sequence[str]]) -> None:
         self._graph = graph
         self._signature = Signature(graph, *names)
+
+    @property
+    def graph(self) -> Graph:
+        """The imported graph, with the dims that were fixed."""
+        return self._graph
+
+    @property
+    def report(self) -> Report:
+        """Names and types; nothing is compiled for this target."""
+        return Report(self._graph.name, "reference", 1, self.inputs, self.outputs, 0.0, ())
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:

@@ -26,12 +26,13 @@ from dnnc.ir.operator.stmt import stored as stored_buffers
 class Region:
     """An open loop or branch body: its lines so far, its current label, and what is already computed in it."""
 
-    __slots__ = ("label", "lines", "memo")
+    __slots__ = ("label", "lines", "local", "memo")
 
     def __init__(self, label: str) -> None:
         self.label = label
         self.lines: list[str] = []
         self.memo: dict[str, str] = {}
+        self.local: list[str] = []  # keys of memo that hold values and not addresses
 
 
 def emit_kernel(kernel: Kernel, symbol: str, features: frozenset[str] = frozenset()) -> str:
@@ -90,6 +91,8 @@ class FuncEmitter:
         region = self.regions[d]
         region.lines.append(f"  {v} = {text}")
         region.memo[text] = v
+        if here:
+            region.local.append(text)
         self.depth[v] = d
         return v
 
@@ -345,23 +348,26 @@ class FuncEmitter:
         k, outer = self.fresh(), self.regions[-1]
         lines: list[str] = []
         for name, body in (("t", s.then), ("e", s.other)) if s.other else (("t", s.then),):
-            inner = Region(f"{name}.{k}")
+            inner = Region(f".{name}{k}")
             self.regions.append(inner)
             self.block(body)
             self.regions.pop()
-            lines += [f"{name}.{k}:", *inner.lines, f"  br label %j.{k}"]
+            lines += [f".{name}{k}:", *inner.lines, f"  br label %.j{k}"]
         # the branch comes after what the arms have hoisted into this region
-        outer.lines += [f"  br i1 {c}, label %t.{k}, label %{'e' if s.other else 'j'}.{k}", *lines, f"j.{k}:"]
-        outer.label = f"j.{k}"
+        outer.lines += [f"  br i1 {c}, label %.t{k}, label %.{'e' if s.other else 'j'}{k}", *lines, f".j{k}:"]
+        outer.label = f".j{k}"
 
     def do_for(self, s: For) -> None:
         if s.kind == "unroll":
             lo, hi = value(self.without_unrolled(s.lo)), value(self.without_unrolled(s.hi))
             if lo is None or hi is None:
                 raise InternalError(f"the extent of unrolled loop {s.var.name} is not constant")
+            outermost = not self.unrolled
             for i in range(lo, hi):
                 self.unrolled[s.var] = i
                 self.block(s.body)
+                if outermost:
+                    self.forget_values()
             self.unrolled.pop(s.var, None)
             return
         if s.kind not in ("range", "parallel"):
@@ -372,6 +378,13 @@ class FuncEmitter:
             lo_v, hi_v = self.share(s, lo_v)
             maybe_empty = True
         self.loop(s, lo_v, hi_v, maybe_empty)
+
+    def forget_values(self) -> None:
+        """Load again in the next copy of an unrolled body: kept values would fill the registers that the tile needs."""
+        region = self.regions[-1]
+        for text in region.local:
+            region.memo.pop(text, None)
+        region.local.clear()
 
     def share(self, s: For, lo: str) -> tuple[str, str]:
         """This thread's part of a parallel loop: iterations [n*tid/nthreads, n*(tid+1)/nthreads)."""
@@ -385,7 +398,7 @@ class FuncEmitter:
 
     def loop(self, s: For, lo: str, hi: str, maybe_empty: bool) -> None:
         k, outer = self.fresh(), self.regions[-1]
-        inner = Region(f"h.{k}")
+        inner = Region(f".h{k}")
         i = f"%{s.var.name}.{k}"
         self.regions.append(inner)
         self.values[s.var] = i
@@ -394,13 +407,13 @@ class FuncEmitter:
         self.regions.pop()
         pre = outer.label
         if maybe_empty:
-            outer.lines += [f"  %g.{k} = icmp slt i64 {lo}, {hi}", f"  br i1 %g.{k}, label %p.{k}, label %x.{k}", f"p.{k}:"]
-            pre = f"p.{k}"
+            outer.lines += [f"  %.g{k} = icmp slt i64 {lo}, {hi}", f"  br i1 %.g{k}, label %.p{k}, label %.x{k}", f".p{k}:"]
+            pre = f".p{k}"
         outer.lines += [
-            f"  br label %h.{k}", f"h.{k}:", f"  {i} = phi i64 [ {lo}, %{pre} ], [ {i}n, %{inner.label} ]", *inner.lines,
-            f"  {i}n = add nuw nsw i64 {i}, 1", f"  %c.{k} = icmp slt i64 {i}n, {hi}", f"  br i1 %c.{k}, label %h.{k}, label %x.{k}", f"x.{k}:",
+            f"  br label %.h{k}", f".h{k}:", f"  {i} = phi i64 [ {lo}, %{pre} ], [ {i}n, %{inner.label} ]", *inner.lines,
+            f"  {i}n = add nuw nsw i64 {i}, 1", f"  %.c{k} = icmp slt i64 {i}n, {hi}", f"  br i1 %.c{k}, label %.h{k}, label %.x{k}", f".x{k}:",
         ]  # fmt: skip
-        outer.label = f"x.{k}"
+        outer.label = f".x{k}"
 
 
 def _memory_mangle(t: DType, lanes: int) -> str:

@@ -16,6 +16,7 @@ from dnnc.passes.base import PassRecord
 if TYPE_CHECKING:
     from dnnc.signature import TensorSpec
 
+STAGES = ("passes", "compile", "check", "link")  # of a program, in this order
 Count = Union[int, str]  # a number, or its expression in symbolic dims
 
 

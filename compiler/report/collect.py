@@ -80,9 +80,7 @@ def kernel_reports(program: Program, symbols: Mapping[str, str], dims: Mapping[V
         s = steps[0]
         moved = sum((const(v.type.nbytes) for v in s.params), const(0))
         nodes = tuple(step_nodes(x) for x in steps)
-        out.append(
-            KernelReport(s.kernel.name, symbols[text], len(steps), str(s.choice), s.parallel, _count(s.flops, env), _count(moved, env), nodes)
-        )
+        out.append(KernelReport(s.kernel.name, symbols[text], len(steps), str(s.choice), s.parallel, _count(s.flops, env), _count(moved, env), nodes))
     return tuple(out)
 
 

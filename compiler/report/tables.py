@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from dnnc.report import Count, KernelReport, ProgramReport, Report
+from dnnc.report import STAGES, Count, KernelReport, ProgramReport, Report
 
 SHOWN_KERNELS = 20  # of a program; --json has all of them
 SHOWN_NODES = 2
@@ -73,28 +73,30 @@ def show_dims(dims: Iterable[tuple[str, int]]) -> str:
 
 
 def report_tables(r: Report) -> list[Table]:
-    """Everything that a report says, in the order in which it happened."""
-    signature = [(kind, s.name, f"{s.dtype}[{', '.join(map(str, s.shape))}]") for kind, specs in _sides(r) for s in specs]
+    """What a report says, in the order in which it happened; of several programs the last one in full."""
+    signature = [(kind, s.name, f"{s.dtype}[{', '.join(map(str, s.shape))}]") for kind, specs in (("input", r.inputs), ("output", r.outputs)) for s in specs]
     threads = f"{r.threads} thread{'s' if r.threads != 1 else ''}"
     tables = [Table(f"{r.name}: {r.target}, {threads}", ("", "name", "type"), tuple(signature))]
-    for p in r.programs:
-        tables += program_tables(p, len(r.programs) > 1)
-    if not r.programs and r.target != "reference":
-        tables.append(Table("not compiled yet: the first call compiles for the shapes that it brings", (), ()))
-    tables.append(_seconds(r))
-    return tables
+    if r.target == "reference":
+        return tables
+    if not r.programs:
+        return [*tables, Table("not compiled yet: the first call compiles for the shapes that it brings", (), ())]
+    if len(r.programs) > 1 or r.programs[-1].dims:
+        tables.append(_programs(r))
+    return [*tables, *program_tables(r.programs[-1]), _seconds(r)]
 
 
-def _sides(r: Report) -> tuple[tuple[str, Sequence[object]], ...]:
-    return (("input", r.inputs), ("output", r.outputs))
+def _programs(r: Report) -> Table:
+    rows = tuple(
+        (show_dims(p.dims.items()), "all sizes" if p.symbolic else "these sizes", str(p.compiled), show_bytes(p.memory.arena), show_seconds(sum(p.seconds.values())))
+        for p in r.programs
+    )
+    return Table("programs; the last one follows", ("dims", "serves", "compiled", "arena", "time"), rows, frozenset(("compiled", "arena", "time")))
 
 
-def program_tables(p: ProgramReport, several: bool = False) -> list[Table]:
-    head = []
-    if several or p.dims:
-        what = "one program for all sizes, memory told for" if p.symbolic else "program for"
-        head = [Table(f"{what} {show_dims(p.dims.items())}" if p.dims else "program", (), ())]
-    return [*head, _passes(p), _kernels(p), _memory(p), _fallbacks(p)]
+def program_tables(p: ProgramReport) -> list[Table]:
+    """Passes, kernels, memory and fallbacks of one program."""
+    return [_passes(p), _kernels(p), _memory(p), _fallbacks(p)]
 
 
 def _passes(p: ProgramReport) -> Table:
@@ -135,9 +137,6 @@ def _fallbacks(p: ProgramReport) -> Table:
 
 
 def _seconds(r: Report) -> Table:
-    stages = {"import": r.import_seconds}
-    for p in r.programs:
-        for name, s in p.seconds.items():
-            stages[name] = stages.get(name, 0.0) + s
+    stages = {"import": r.import_seconds, **{name: sum(p.seconds.get(name, 0.0) for p in r.programs) for name in STAGES}}
     rows = [*stages.items(), ("together", sum(stages.values()))]
     return Table("time", ("stage", "seconds"), tuple((name, show_seconds(s)) for name, s in rows), frozenset(("seconds",)))

@@ -178,8 +178,6 @@ def _tile(s: Schedule, nest: Nest, outer: list[str], lane: str, ku: int, tag: st
 def _finish(s: Schedule, problem: Problem, nest: Nest, outer: list[str], lane: str, knobs: Mapping[str, int | str], tag: str) -> None:
     """Unroll, prefetch, peel what padding makes special, and share the outer loops among threads."""
     unrolled = [f"{n}{tag}{k}" for n in ("im", "jn") for k in ("", "_1", "_2")] + ["ku" + tag]
-    if nest.padding or (len(nest.reduction) > 1 and not nest.block):
-        unrolled.append(nest.reduction[-1] + tag)  # taps of a row: whether they fall on padding is then known per pixel
     s.apply(annotate, "unroll", *(n for n in unrolled if s.has(n)))
     if knobs.get("pf") and not nest.panel:
         _prefetch_next_panel(s, problem, int(knobs["nv"]), tag)
@@ -187,6 +185,9 @@ def _finish(s: Schedule, problem: Problem, nest: Nest, outer: list[str], lane: s
     peeled = -(-nest.padding // (int(knobs["mr"]) * nest.stride))
     if peeled and s.has(po):
         s.apply(peel, po, first=peeled, last=peeled)
+        # the taps of a row at the borders: whether one falls on padding is then known per pixel, and costs nothing
+        taps = [x for x in (f"{nest.reduction[-1]}{tag}_{end}{k}" for end in "fl" for k in range(peeled)) if s.has(x)]
+        s.apply(annotate, "unroll", *taps)
     _parallel(s, [n + tag for n in (*outer, "jo")], po, tag)
 
 

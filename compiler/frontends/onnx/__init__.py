@@ -9,7 +9,7 @@ from typing import Any
 from dnnc.frontends.onnx.call import NeedsValues
 from dnnc.frontends.onnx.facts import Refined, given_facts
 from dnnc.frontends.onnx.importer import MALFORMED, Importer
-from dnnc.frontends.onnx.reader import load
+from dnnc.frontends.onnx.reader import initial_arrays, load
 from dnnc.ir.errors import ModelError, ShapeError
 from dnnc.ir.graph import Graph
 
@@ -63,8 +63,9 @@ def read_model(
     """Like `read`, with the model's own names of inputs and outputs."""
     parsed = load(model)
     facts = given_facts(dims or {})
+    weights = initial_arrays(parsed.graph, parsed.folder)
     for _ in range(MAX_READINGS):
-        importer = Importer(parsed, facts, values or {}, shapes or {}, name)
+        importer = Importer(parsed, weights, facts, values or {}, shapes or {}, name)
         try:
             graph = importer.run()
         except Refined:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.frontends.onnx.call import Call
-from dnnc.ir.dtype import boolean, f32, f64
+from dnnc.ir.dtype import boolean, f32, f64, i32
 from dnnc.ir.errors import UnsupportedError
 from dnnc.ir.graph import Value
 
@@ -160,6 +160,8 @@ def _cast(c: Call, to: Any) -> Value:
         raise UnsupportedError(f"a cast from {x.type.dtype} to {to}: strings cannot be converted")
     if c.text("round_mode", "up") != "up":
         raise UnsupportedError(f"round_mode {c.text('round_mode')!r} of a cast to {to}")
+    if to.is_int and to.bits < 8 and x.type.dtype.is_float:
+        x = c.b.cast(x, to=i32)  # ONNX takes the low bits of the whole number; ours would saturate
     return x if x.type.dtype is to else c.b.cast(x, to=to, saturate=c.flag("saturate", True))
 
 

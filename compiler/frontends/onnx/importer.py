@@ -19,9 +19,9 @@ from dnnc.frontends.onnx.call import Call, Item, NeedsValues, attribute_value, c
 from dnnc.frontends.onnx.control import CONTROL
 from dnnc.frontends.onnx.facts import Facts, Refined, must_match, of_factors
 from dnnc.frontends.onnx.known import RULES
-from dnnc.frontends.onnx.reader import LATEST, Model, function_opsets, sparse, standard
+from dnnc.frontends.onnx.reader import LATEST, Model, function_opsets, initial_arrays, standard
 from dnnc.frontends.onnx.tables import CONVERTERS
-from dnnc.frontends.onnx.tensors import decode, dtype_of
+from dnnc.frontends.onnx.tensors import Array, dtype_of
 from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import DnncError, Loc, ModelError, ShapeError, UnsupportedError
@@ -81,8 +81,16 @@ class Scope:
 class Importer:
     """One reading of a model under given facts."""
 
-    def __init__(self, model: Model, facts: Facts, values: Mapping[str, Any], shapes: Mapping[str, Sequence[int | None]], name: str | None) -> None:
-        self.model, self.facts, self.values, self.shapes = model, facts, values, shapes
+    def __init__(
+        self,
+        model: Model,
+        weights: Mapping[str, Array],
+        facts: Facts,
+        values: Mapping[str, Any],
+        shapes: Mapping[str, Sequence[int | None]],
+        name: str | None,
+    ) -> None:
+        self.model, self.weights, self.facts, self.values, self.shapes = model, weights, facts, values, shapes
         self.graph = Graph(name or model.graph.name or "main")
         self.b = _Noting(self.graph)
         self.b.facts = facts
@@ -107,12 +115,8 @@ class Importer:
     # --- what the graph begins and ends with ---
 
     def initializers(self, g: onnx.GraphProto, scope: Scope) -> None:
-        for t in g.initializer:
-            if not t.name:
-                raise ModelError(f"graph {g.name!r}: an initializer has no name")
-            scope.items[t.name] = of_array(decode(t, self.model.folder), t.name)
-        for s in g.sparse_initializer:
-            scope.items[s.values.name] = of_array(sparse(s, self.model.folder), s.values.name)
+        arrays = self.weights if g is self.model.graph else initial_arrays(g, self.model.folder)
+        scope.items.update((name, of_array(a, name)) for name, a in arrays.items())
 
     def graph_input(self, i: onnx.ValueInfoProto) -> Item:
         what = f"input {i.name!r}"

@@ -112,6 +112,18 @@ def function_opsets(f: onnx.FunctionProto) -> dict[str, int]:
     return _opsets(f.opset_import, f"function {f.domain}:{f.name}")
 
 
+def initial_arrays(g: onnx.GraphProto, folder: Path | None) -> dict[str, Array]:
+    """The initializers of a graph by name. ModelError where one has no name or is damaged."""
+    out: dict[str, Array] = {}
+    for t in g.initializer:
+        if not t.name:
+            raise ModelError(f"graph {g.name!r}: an initializer has no name")
+        out[t.name] = decode(t, folder)
+    for s in g.sparse_initializer:
+        out[s.values.name] = sparse(s, folder)
+    return out
+
+
 def sparse(t: onnx.SparseTensorProto, folder: Path | None) -> Array:
     """A sparse initializer as a dense array. ModelError where indices do not fit the shape."""
     values, indices = decode(t.values, folder), decode(t.indices, folder)

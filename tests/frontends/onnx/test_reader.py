@@ -8,14 +8,17 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+
 from dnnc.frontends.onnx import read, read_model
 from dnnc.frontends.onnx.tensors import ONNX_NUMBERS, decode
 from dnnc.ir import interp
 from dnnc.ir.errors import ModelError, UnsupportedError
-from onnx import TensorProto, helper, numpy_helper
 
 
-def model(nodes: list[onnx.NodeProto], inputs: dict[str, list[object]], outputs: list[str], initial: list[TensorProto] = [], opset: int = 17, **more: object):  # noqa: B006
+def model(
+    nodes: list[onnx.NodeProto], inputs: dict[str, list[object]], outputs: list[str], initial: list[TensorProto] = [], opset: int = 17, **more: object
+):
     infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in inputs.items()]
     outs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs]
     graph = helper.make_graph(nodes, "g", infos, outs, initial)
@@ -47,7 +50,9 @@ def test_a_folder(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-@pytest.mark.parametrize(("data", "message"), [(b"", "empty"), (b"import onnx\nprint('hello')\n", "text|no graph"), (b"\x00\xff\x13" * 99, "no ONNX model")])
+@pytest.mark.parametrize(
+    ("data", "message"), [(b"", "empty"), (b"import onnx\nprint('hello')\n", "text|no graph"), (b"\x00\xff\x13" * 99, "no ONNX model")]
+)
 def test_other_content(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(data)
@@ -98,7 +103,11 @@ DTYPES = [n for n in ONNX_NUMBERS.values() if n != TensorProto.STRING]
 def test_every_dtype_both_ways(number: int, raw: bool) -> None:
     dtype = helper.tensor_dtype_to_np_dtype(number)
     want = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)
-    t = numpy_helper.from_array(want, "t") if raw else helper.make_tensor("t", number, [2, 3], want.astype(np.float32 if want.dtype.kind == "V" else dtype))
+    t = (
+        numpy_helper.from_array(want, "t")
+        if raw
+        else helper.make_tensor("t", number, [2, 3], want.astype(np.float32 if want.dtype.kind == "V" else dtype))
+    )
     got = decode(t)
     assert got.dtype == dtype and got.shape == (2, 3)
     np.testing.assert_array_equal(got.astype(np.complex128), want.astype(np.complex128))
@@ -210,7 +219,13 @@ def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("entries", "message"),
-    [({"offset": 8}, "truncated"), ({"length": 12}, "12"), ({"offset": "-8"}, "offset"), ({"length": "x"}, "length"), ({"offset": 1 << 62}, "truncated")],
+    [
+        ({"offset": 8}, "truncated"),
+        ({"length": 12}, "12"),
+        ({"offset": "-8"}, "offset"),
+        ({"length": "x"}, "length"),
+        ({"offset": 1 << 62}, "truncated"),
+    ],
 )
 def test_external_sizes(tmp_path: Path, entries: dict[str, object], message: str) -> None:
     (tmp_path / "w.bin").write_bytes(b"\0" * 24)

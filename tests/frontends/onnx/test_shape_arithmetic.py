@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, parser
+
 from dnnc.frontends.onnx import NeedsValues, read
 from dnnc.ir import interp
 from dnnc.ir.errors import ModelError, ShapeError, UnsupportedError
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import specialise
-from onnx import TensorProto, parser
 
 
 def parse(text: str, opset: int = 17) -> onnx.ModelProto:
@@ -92,7 +93,11 @@ def test_folding(body: str, want: str) -> None:
 
 
 def test_range_of_a_dim() -> None:
-    g = read(parse("r (float[N, 4] x) => (int64[m] y) { s = Shape<end = 1>(x)  z = Constant<value_int = 0>()  o = Constant<value_int = 1>()  n = Squeeze(s)  y = Range(z, n, o) }"))
+    g = read(
+        parse(
+            "r (float[N, 4] x) => (int64[m] y) { s = Shape<end = 1>(x)  z = Constant<value_int = 0>()  o = Constant<value_int = 1>()  n = Squeeze(s)  y = Range(z, n, o) }"
+        )
+    )
     assert ops(g) == ["iota"] and dims(g) == ["i64[N]"]
 
 

@@ -1,0 +1,151 @@
+"""`dnnc compile` and `dnnc run`: the model through `dnnc.compile`, its report, its outputs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+
+from dnnc.cli.arguments import Array, Compiled, load_model, make_arrays, open_dims, parse_cache, parse_dims
+from dnnc.cli.console import Bar, show_json, show_tables
+from dnnc.driver import compile
+from dnnc.executable import Executable
+from dnnc.ir.errors import InputError
+from dnnc.late import LateExecutable
+from dnnc.report.tables import Table, report_tables, show_seconds
+
+FIRST = 4  # values of an output that are shown
+
+
+@dataclass(frozen=True)
+class Job:
+    """The options that `compile` and `run` share, as texts."""
+
+    model: str
+    target: str
+    dims: tuple[str, ...]
+    threads: int | None
+    verify: str
+    opt_level: int
+    numerics: str
+    cache: str
+    inputs: tuple[str, ...]
+
+    def compile(self, progress: Callable[[str, int, int], None]) -> Compiled:
+        options = {
+            "target": self.target,
+            "dims": parse_dims(self.dims),
+            "threads": self.threads,
+            "verify": False if self.verify == "none" else self.verify,
+            "opt_level": self.opt_level,
+            "numerics": self.numerics,
+            "cache": parse_cache(self.cache),
+        }
+        f: Compiled = compile(load_model(self.model), progress, **options)
+        return f
+
+
+def compile_command(job: Job, as_json: bool) -> None:
+    """Compile a model and print the report."""
+    with Bar() as bar:
+        f = job.compile(bar)
+        if isinstance(f, Executable) and not f.natives:
+            prepare(f, job)
+        elif isinstance(f, LateExecutable):
+            f(*make_arrays(f, job.inputs, {}, 0))
+    report = f.report
+    if as_json:
+        show_json(report.as_dict())
+    else:
+        show_tables(report_tables(report))
+
+
+def prepare(f: Executable, job: Job) -> None:
+    """Compile for the sizes that `--dims` and `--input` tell. InputError names the dims that they leave open."""
+    dims = parse_dims(job.dims)
+    if not job.inputs and not set(f.graph.dims) <= set(dims):
+        given = f" (given: {', '.join(dims)})" if dims else ""
+        raise InputError(open_dims(f"the model has symbolic dims{given}", [n for n in f.graph.dims if n not in dims]))
+    f.prepare([a.shape for a in make_arrays(f, job.inputs or ("zeros",), dims, 0)])
+
+
+def run_command(job: Job, output: str, repeat: int, seed: int, as_json: bool) -> None:
+    """Run a model and print what its outputs look like."""
+    with Bar() as bar:
+        start = time.perf_counter()
+        f = job.compile(bar)
+        arrays = make_arrays(f, job.inputs, parse_dims(job.dims), seed)
+        if isinstance(f, Executable):
+            f.prepare([np.shape(a) for a in f.convert(arrays)])
+        compiled = time.perf_counter() - start
+    results, seconds = timed(lambda: f(*arrays), repeat)
+    names = [s.name for s in f.outputs]
+    if output:
+        save(output, names, results)
+    summaries = [summary(n, r) for n, r in zip(names, results)]
+    times = {"compile": compiled, "first": seconds[0], "median": statistics.median(seconds), "calls": len(seconds)}
+    if as_json:
+        show_json({"model": job.model, "inputs": [plain_spec(s.name, a) for s, a in zip(f.inputs, arrays)], "outputs": summaries, "seconds": times})
+        return
+    rows = [(s["name"], f"{s['dtype']}{s['shape']}", *(_number(s[k]) for k in ("min", "mean", "max")), " ".join(map(_number, s["first"]))) for s in summaries]
+    line = f"compiled in {show_seconds(compiled)}; first call {show_seconds(times['first'])}"
+    line += f", median of {repeat} calls {show_seconds(times['median'])}" if repeat > 1 else ""
+    columns = ("output", "type", "min", "mean", "max", "first values")
+    show_tables([Table(f"{job.model}: {len(results)} outputs", columns, tuple(rows), frozenset(("min", "mean", "max"))), Table(line, (), ())])
+
+
+def timed(call: Callable[[], Any], repeat: int) -> tuple[list[Any], list[float]]:
+    """The results of the first of `repeat` calls, and the seconds of each."""
+    results: Any = None
+    seconds: list[float] = []
+    for k in range(repeat):
+        start = time.perf_counter()
+        made = call()
+        seconds.append(time.perf_counter() - start)
+        results = made if k == 0 else results
+    return list(results) if isinstance(results, tuple) else [results], seconds
+
+
+def save(path: str, names: Sequence[str], results: Sequence[Array]) -> None:
+    """Write outputs to a .npz file by name, or a single one to a .npy file."""
+    suffix = Path(path).suffix
+    if suffix == ".npz":
+        with open(path, "wb") as file:
+            np.savez(file, **dict(zip(names, results)))  # type: ignore[arg-type]
+    elif suffix == ".npy" and len(results) == 1:
+        np.save(path, results[0])
+    else:
+        raise typer.BadParameter(f"{path}: expected a .npz file, or a .npy file for a model of one output", param_hint="--output")
+
+
+def plain_spec(name: str, a: Any) -> dict[str, Any]:
+    x = np.asarray(a)
+    return {"name": name, "dtype": str(x.dtype), "shape": list(x.shape)}
+
+
+def summary(name: str, a: Any) -> dict[str, Any]:
+    """What an output looks like; min, mean and max of its finite numbers, None where there are none."""
+    x = np.asarray(a)
+    flat = x.reshape(-1)
+    numbers = flat.astype(np.float64) if x.dtype.kind in "biuf" or x.dtype.kind == "V" else np.zeros(0)
+    finite = numbers[np.isfinite(numbers)]
+    stats = {k: float(f(finite)) if finite.size else None for k, f in (("min", np.min), ("mean", np.mean), ("max", np.max))}
+    first = [_plain(v) for v in (numbers if numbers.size else flat)[:FIRST]]
+    return {**plain_spec(name, x), **stats, "not_finite": int(numbers.size - finite.size), "first": first}
+
+
+def _plain(v: Any) -> Any:
+    """A number that JSON has, else its text."""
+    if isinstance(v, (float, np.floating)) and np.isfinite(v):
+        return float(v)
+    return str(v)
+
+
+def _number(v: Any) -> str:
+    return "-" if v is None else f"{v:.5g}" if isinstance(v, float) else str(v)
