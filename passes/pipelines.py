@@ -15,6 +15,7 @@ from dnnc.passes.graph.fold import fold
 from dnnc.passes.graph.fold_batch_norm import fold_batch_norm
 from dnnc.passes.graph.fuse import is_view, plan_fusion
 from dnnc.passes.graph.idioms import idioms
+from dnnc.passes.graph.inplace import find_inplace
 from dnnc.passes.graph.layout import assign_layouts
 from dnnc.passes.graph.memory_plan import plan_memory
 from dnnc.passes.program import Program, build_steps
@@ -73,5 +74,5 @@ def compile_program(
     """A graph, changed in place by the passes of the level -> scheduled kernels with a memory plan."""
     (manager or PassManager()).run(graph, LEVELS[opt_level], ctx)
     fusion = plan_fusion(graph, fuse=opt_level >= 3)
-    memory = plan_memory(graph, fusion)
+    memory = plan_memory(graph, fusion, find_inplace(graph, fusion))
     return Program(graph, fusion, memory, build_steps(graph, fusion, memory, templates, choose))

@@ -91,7 +91,7 @@ def build(
             objects[name] = found
         else:
             missing[name] = s
-            texts[name] = emit_kernel(s.kernel, name)
+            texts[name] = emit_kernel(s.kernel, name, target.feature_set)
     tell = (lambda done, of: progress("compile", done, of)) if progress else None
     made = service.compile_many([(n, texts[n]) for n in missing], target.cpu, target.features, tell)
     if check is not None and made:

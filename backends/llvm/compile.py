@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from dnnc.backends.llvm.spelling import LIBRARY
 from dnnc.ir.errors import InternalError
 
-# What an object may take from the process. LLVM itself writes calls of the first three.
-ALLOWED_SYMBOLS = frozenset(
+# What an object may take from the process, libm's functions too. LLVM itself writes calls of the first three.
+ALLOWED_SYMBOLS = LIBRARY | frozenset(
     {
         "memcpy",
         "memmove",
@@ -117,6 +118,9 @@ def load_objects(objs: Sequence[bytes]) -> Loaded:
     if missing:
         raise InternalError(f"no object defines {', '.join(missing)}, and it is not in ALLOWED_SYMBOLS")
     llvm = binding()
+    absent = [s for s in sorted(wanted & LIBRARY) if not llvm.address_of_symbol(s)]
+    if absent:
+        raise InternalError(f"this process has no {', '.join(absent)}: its C library lacks them")
     machine = _target().create_target_machine(opt=CODEGEN_LEVEL, codemodel="default", jit=True)
     empty = llvm.parse_assembly(_header(machine), llvm.create_context())
     engine = llvm.create_mcjit_compiler(empty, machine)

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import struct
 
+import numpy as np
+
 from dnnc.ir.dtype import DType
 from dnnc.ir.errors import InternalError
 
 SCALAR = {
     "f64": "double", "f32": "float", "f16": "half", "bf16": "i16", "bool": "i1", "i64": "i64", "u64": "i64", "i32": "i32", "u32": "i32",
     "i16": "i16", "u16": "i16", "i8": "i8", "u8": "i8", "i4": "i8", "u4": "i8", "i2": "i8", "u2": "i8",
+    "f8e4m3fn": "i8", "f8e4m3fnuz": "i8", "f8e5m2": "i8", "f8e5m2fnuz": "i8", "f8e8m0": "i8", "f4e2m1": "i8",
 }  # fmt: skip
 
 INT = {"+": "add", "-": "sub", "*": "mul", "^": "xor", "&": "and", "|": "or"}
@@ -27,7 +30,10 @@ INTRINSIC = {
     "fma": "llvm.fma", "sqrt": "llvm.sqrt", "floor": "llvm.floor", "ceil": "llvm.ceil", "trunc": "llvm.trunc", "rint": "llvm.roundeven",
     "abs": "llvm.fabs", "exp": "llvm.exp", "log": "llvm.log", "sin": "llvm.sin", "cos": "llvm.cos", "pow": "llvm.pow",
 }  # fmt: skip
+# functions of the C library that values.py calls lane by lane, where no expansion exists
 LIBM = ("erf", "tanh", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "log1p", "expm1")
+# what an object may therefore need from libm; LLVM spells its own exp, log, sin, cos and pow so too, and joins sin and cos
+LIBRARY = frozenset(n + suffix for n in (*LIBM, "exp", "log", "sin", "cos", "sincos", "pow", "fmod") for suffix in ("", "f"))
 
 
 def scalar(t: DType) -> str:
@@ -57,9 +63,9 @@ def literal(v: float | int | bool, t: DType, lanes: int = 1) -> str:
     if t.kind == "b":
         s = "true" if v else "false"
     elif t.name == "f16":
-        s = f"0xH{struct.unpack('<H', struct.pack('<e', v))[0]:04X}"
-    elif t.name == "bf16":
-        s = str(_bf16_bits(float(v)))
+        s = f"0xH{_code(v, t):04X}"
+    elif t.is_float and t.bits <= 16:
+        s = str(_code(v, t))
     elif t.is_float:
         s = f"0x{struct.unpack('<Q', struct.pack('<d', v))[0]:016X}"
     else:
@@ -67,13 +73,12 @@ def literal(v: float | int | bool, t: DType, lanes: int = 1) -> str:
         s = str(n - (1 << t.bits) if n >= 1 << (t.bits - 1) else n)  # LLVM reads signless integers; print the signed form
     if lanes == 1:
         return s
-    if s in ("0", "false") or (t.is_float and s == "0x0000000000000000"):
+    if s in ("0", "false") or (t.is_float and int(s.replace("H", ""), 0) == 0):
         return "zeroinitializer"
     return f"splat ({scalar(t)} {s})"
 
 
-def _bf16_bits(v: float) -> int:
-    import ml_dtypes
-    import numpy as np
-
-    return int(np.array(v, ml_dtypes.bfloat16).view(np.int16))
+def _code(v: float, t: DType) -> int:
+    """The bits of a number in a format of 16 bits or fewer."""
+    with np.errstate(all="ignore"):
+        return int(np.array(v).astype(t.numpy).view(np.uint16 if t.bits == 16 else np.uint8))

@@ -55,7 +55,7 @@ def compile_command(job: Job, as_json: bool) -> None:
     """Compile a model and print the report."""
     with Bar() as bar:
         f = job.compile(bar)
-        if isinstance(f, Executable) and not f.natives:
+        if isinstance(f, Executable) and (job.inputs or not f.natives):
             prepare(f, job)
         elif isinstance(f, LateExecutable):
             f(*make_arrays(f, job.inputs, {}, 0))
@@ -82,7 +82,7 @@ def run_command(job: Job, output: str, repeat: int, seed: int, as_json: bool) ->
         f = job.compile(bar)
         arrays = make_arrays(f, job.inputs, parse_dims(job.dims), seed)
         if isinstance(f, Executable):
-            f.prepare([np.shape(a) for a in f.convert(arrays)])
+            f.prepare([a.shape for a in arrays])
         compiled = time.perf_counter() - start
     results, seconds = timed(lambda: f(*arrays), repeat)
     names = [s.name for s in f.outputs]

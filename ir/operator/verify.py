@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dnnc.ir.bounds import nonneg
 from dnnc.ir.dtype import i64
 from dnnc.ir.errors import VerifyError, locations
-from dnnc.ir.expr import COMPARE, Const, Expr, Load, Op, Ref, Var, const, free, logical_not, op, substitute, value, walk
+from dnnc.ir.expr import COMPARE, Const, Expr, Load, Op, Ref, Var, const, free, logical_not, load, op, substitute, value, var, walk
 from dnnc.ir.operator.intrinsics import TABLE, cast_target, known
 from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Kernel, Let, Stmt, Store, count_stmts, exprs
 from dnnc.ir.operator.text import show, show_at, show_stmt
@@ -155,7 +155,7 @@ class _Check:
             return
         for k, (i, d) in enumerate(zip(idx, buf.shape)):
             if i.lanes > 1:
-                yield from self.vector_index(i, d, where, facts)
+                yield from self.vector_index(i, d, where, facts if limit is None else (*facts, lane_number(i.lanes) < self.inlined(limit)))
                 continue
             i = self.inlined(i)
             width: Expr = const(1)
@@ -186,17 +186,19 @@ def _facts(c: Expr) -> tuple[Expr, ...]:
     return () if isinstance(c, Const) else (c,)
 
 
+def lane_number(lanes: int) -> Expr:
+    return var("lane.", lo=0, hi=lanes - 1)
+
+
 def scalarise(e: Expr) -> Expr:
     """One lane of a vector of indices, with the lane number as a variable."""
-    from dnnc.ir.expr import var
-
     if e.lanes == 1:
         return e
     assert isinstance(e, (Op, Load))
     if isinstance(e, Load):
         return _load_lane(e)
     if e.name == "lanes":
-        return var("lane.", lo=0, hi=e.lanes - 1)
+        return lane_number(e.lanes)
     if e.name == "guard" or cast_target(e.name) is not None or e.name not in ("+", "-", "*", "//", "%", "min", "max", "select"):
         return op(e.name, *(scalarise(a) for a in e.args), dtype=e.dtype)
     return op(e.name, *(scalarise(a) for a in e.args))
@@ -204,6 +206,4 @@ def scalarise(e: Expr) -> Expr:
 
 def _load_lane(e: Load) -> Expr:
     """A lane of a loaded vector: a number of which nothing is known."""
-    from dnnc.ir.expr import load
-
     return load(e.buf, [scalarise(i) for i in e.idx])

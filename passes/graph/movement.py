@@ -1,6 +1,6 @@
 """Rewrite rules on ops that only move elements: what moves nothing vanishes, two moves become one, a move becomes a cheaper one.
 
-Part of `canonicalize`. All of them are exact.
+Part of `canonicalize`. A rule is exact unless its entry in the table at the end says otherwise.
 """
 
 from __future__ import annotations
@@ -148,11 +148,16 @@ def gather_to_slice(m: Match) -> Value:
 
 
 def reduce_of_units(m: Match) -> Value:
-    """reduce_mean(x: f32[5, 1], axes=(1,)) -> reshape(x): only dims of size 1 are reduced"""
+    """reduce_max(x: f32[5, 1], axes=(1,)) -> reshape(x): only dims of size 1 are reduced"""
     x = m.operand(m.root, 0)
     axes = all_axes(m.root.attrs["axes"], x.type.rank)
     m.require(all(same_dim(x.type.shape[a], 1) for a in axes), "the reduced axes {} have more than one element", axes)
     return m.b.reshape(x, shape=m.root.output.type.shape)  # type: ignore[no-any-return]
+
+
+def sum_of_units(m: Match) -> Value:
+    """reduce_mean(x: f32[5, 1], axes=(1,)) -> reshape(x): differs for x = -0.0, as a sum starts from 0.0"""
+    return reduce_of_units(m)
 
 
 def pad_into_conv(m: Match) -> Value:
@@ -187,6 +192,7 @@ MOVEMENT_RULES: tuple[Rule, ...] = (
     Rule(drop_empty, ("concat",)),
     Rule(flatten_concat, ("concat",)),
     Rule(gather_to_slice, ("gather",)),
-    Rule(reduce_of_units, ("reduce_sum", "reduce_mean", "reduce_prod", "reduce_max", "reduce_min")),
+    Rule(reduce_of_units, ("reduce_prod", "reduce_max", "reduce_min")),
+    Rule(sum_of_units, ("reduce_sum", "reduce_mean"), exact=False),
     Rule(pad_into_conv, ("conv",)),
 )

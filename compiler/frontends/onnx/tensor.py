@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dnnc.frontends.onnx.call import Call, Item, number
+import numpy as np
+
+from dnnc.frontends.onnx.call import Call, Item, number, of_array
 from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import boolean
 from dnnc.ir.errors import ModelError, UnsupportedError
@@ -105,16 +107,27 @@ def identity(c: Call) -> Item:
 
 
 def dropout(c: Call) -> Any:
-    """What inference makes of it: nothing. The mask, if asked for, is all true."""
+    """What inference makes of it: nothing, and a mask that is all true. Training is known with a seed only, by which ONNX defines the draw."""
     training = c.has(2) and c.opset >= 12 and bool(c.scalar(2, "training_mode"))
     ratio = (c.scalar(1, "ratio") if c.has(1) else 0.5) if training else 0.0
     if ratio != 0.0:
-        raise UnsupportedError("Dropout in training mode draws random numbers, which only training needs; export the model for inference")
+        return _dropped(c, ratio)
     x = c.item(0)
     if not c.wants(1):
         return x
     dtype = boolean if c.opset >= 10 else x.type.dtype
     return x, c.b.full(shape=x.shape, value=True if dtype is boolean else 1.0, dtype=dtype)
+
+
+def _dropped(c: Call, ratio: float) -> Any:
+    if "seed" not in c.attrs:
+        raise UnsupportedError(
+            "Dropout in training mode without a seed draws random numbers, which only training needs; export the model for inference"
+        )
+    x = c.x()
+    shape = [number(d, "a dim of Dropout in training mode") for d in x.type.shape]
+    mask = np.random.RandomState(c.integer("seed")).uniform(0, 1.0, shape) >= ratio
+    return c.b.mul(x, c.const(mask / (1.0 - ratio), x.type.dtype)), of_array(mask)
 
 
 # --- slices -------------------------------------------------------------------------------------------------------------------

@@ -153,7 +153,8 @@ def test_holds_means_that_every_number_survives(narrow: dt.DType) -> None:
         numbers = np.arange(1 << narrow.bits, dtype=f"u{narrow.bytes}").view(narrow.numpy)
     for wide in [*SMALL, dt.i32, dt.u32, dt.i64, dt.f32, dt.f64]:
         if wide.kind != "b" and holds(wide, narrow):
-            back = cast_numpy(cast_numpy(numbers, wide), narrow)
+            with np.errstate(all="ignore"):
+                back = cast_numpy(cast_numpy(numbers, wide), narrow)
             same = (back == numbers) | (np.isnan(back.astype(np.float64)) & np.isnan(numbers.astype(np.float64)))
             assert same.all(), f"{wide} loses numbers of {narrow}"
 

@@ -1,0 +1,143 @@
+"""`dnnc targets`, `dnnc cache`, `dnnc ops`: what there is."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import typer
+
+from dnnc.backends.cache import KernelCache
+from dnnc.backends.llvm.compile import llvm_version
+from dnnc.backends.llvm.features import X86_CPUS, parse_target
+from dnnc.backends.runtime import has_threads
+from dnnc.cli.arguments import parse_cache
+from dnnc.cli.console import show_json, show_tables
+from dnnc.ir.ops import FAMILIES
+from dnnc.options import cache_folder, thread_count
+from dnnc.report.tables import Table, show_bytes
+
+# --- targets ------------------------------------------------------------------------------------------------------------------
+
+
+def targets_command(as_json: bool) -> None:
+    """What this machine can compile for, and why not for the others."""
+    found = [llvm_target(), cuda_target(), {"name": "reference", "available": True, "reason": "", "what": "the graph interpreter in NumPy; slow"}]
+    if as_json:
+        show_json(found)
+        return
+    for t in found:
+        details = [(k, _detail(v)) for k, v in t.items() if k not in ("name", "available", "reason")]
+        title = f"{t['name']}: {'available' if t['available'] else 'not available'}"
+        rows = [*([("because", t["reason"])] if t["reason"] else []), *details]
+        show_tables([Table(title, ("", " "), tuple(rows))])
+        typer.echo()
+
+
+def _detail(v: Any) -> str:
+    return " ".join(map(str, v)) if isinstance(v, list) else str(v)
+
+
+def llvm_target() -> dict[str, Any]:
+    """This machine as an LLVM target."""
+    t = parse_target("llvm", thread_count())
+    known = {f for features in X86_CPUS.values() for f in features}
+    return {
+        "name": "llvm",
+        "available": True,
+        "reason": "",
+        "cpu": t.cpu,
+        "llvm": llvm_version(),
+        "vectors": f"{t.vector_bits} bits, {t.registers} registers",
+        "threads": t.threads if has_threads() else f"1 (no thread pool on {sys.platform})",
+        "l1": show_bytes(t.l1),
+        "l2": show_bytes(t.l2),
+        "features": sorted(t.feature_set & known),
+    }
+
+
+def cuda_target() -> dict[str, Any]:
+    """What of CUDA is here."""
+    cupy = find_spec("cupy") is not None
+    devices, driver = cuda_devices()
+    missing = []
+    if find_spec("dnnc.backends.cuda") is None:
+        missing.append("this version of dnnc has no CUDA backend")
+    if not cupy:
+        missing.append("CuPy is not installed (pip install 'dnnc[cuda12]' or 'dnnc[cuda13]')")
+    if driver:
+        missing.append(driver)
+    return {"name": "cuda", "available": not missing, "reason": "; ".join(missing), "cupy": "installed" if cupy else "missing", "devices": devices}
+
+
+def cuda_devices() -> tuple[int, str]:
+    """(number of devices, why there are none)."""
+    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    try:
+        driver = ctypes.CDLL(name)
+    except OSError:
+        return 0, f"there is no NVIDIA driver ({name})"
+    status, count = driver.cuInit(0), ctypes.c_int(0)
+    if status or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return 0, f"the driver finds no device (CUDA status {status})"
+    return count.value, ""
+
+
+# --- cache --------------------------------------------------------------------------------------------------------------------
+
+
+def cache_info_command(cache: str, as_json: bool) -> None:
+    """Where compiled kernels are kept, and how many."""
+    folder = cache_folder(parse_cache(cache))
+    info = KernelCache(folder).info()
+    if as_json:
+        data = {"path": str(folder) if folder else None, "entries": info.entries, "bytes": info.bytes, "limit_bytes": info.limit_bytes}
+        show_json({**data, "usable": not info.reason, "reason": info.reason})
+        return
+    rows = [("kernels", str(info.entries)), ("size", f"{show_bytes(info.bytes)} of at most {show_bytes(info.limit_bytes)}")]
+    if info.reason:
+        rows.append(("not usable", info.reason))
+    show_tables([Table(f"cache {folder or ''}", ("", " "), tuple(rows))])
+
+
+def cache_clear_command(cache: str, as_json: bool) -> None:
+    """Remove every compiled kernel."""
+    folder = cache_folder(parse_cache(cache))
+    removed = KernelCache(folder).clear()
+    if as_json:
+        show_json({"path": str(folder) if folder else None, "removed": removed})
+    else:
+        typer.echo(f"removed {removed} kernels from {folder}")
+
+
+# --- operators ----------------------------------------------------------------------------------------------------------------
+
+
+def ops_command(onnx: bool, as_json: bool) -> None:
+    """The ops of the graph IR, or the ONNX operators and how each is read."""
+    if onnx:
+        _show_coverage(as_json)
+        return
+    ops = [(family, op.name, _kind(op)) for family, members in FAMILIES.items() for op in members]
+    if as_json:
+        show_json([{"family": f, "name": n, "kind": k} for f, n, k in ops])
+    else:
+        show_tables([Table(f"{len(ops)} ops", ("family", "op", "defined by"), tuple(ops))])
+
+
+def _kind(op: Any) -> str:
+    return "a tensor expression" if op.compute is not None else "other ops" if op.decompose is not None else "Python on the host"
+
+
+def _show_coverage(as_json: bool) -> None:
+    from dnnc.frontends.onnx.coverage import coverage  # loads onnx, which nothing else here needs
+
+    found = coverage()
+    if as_json:
+        show_json(found)
+        return
+    missing = [n for n, how in found.items() if not how]
+    rows = tuple((n, how) for n, how in found.items() if how)
+    show_tables([Table(f"{len(rows)} of {len(found)} ONNX operators", ("operator", "read by"), rows), Table("not yet", (), tuple((n,) for n in missing))])

@@ -1,0 +1,122 @@
+"""`dnnc opt`: named passes on a graph, with the text, the time and the number of nodes after each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from dnnc.cli.arguments import parse_dims
+from dnnc.cli.console import show_code, show_json, show_tables
+from dnnc.cli.inspect import read_graph
+from dnnc.ir.constant_text import save_constants
+from dnnc.ir.graph import Graph
+from dnnc.ir.verify import verify
+from dnnc.passes.base import Pass, PassContext, PassManager, PassRecord, parse_passes
+from dnnc.passes.graph.fuse import FusionPlan, plan_fusion
+from dnnc.passes.graph.memory_plan import MemoryPlan, plan_memory
+from dnnc.passes.pipelines import COPY_OUTPUTS, PASSES
+from dnnc.report.tables import Table, show_bytes, show_seconds
+
+
+def _keeps(graph: Graph, ctx: PassContext) -> bool:
+    return False
+
+
+FUSE = Pass("fuse", _keeps, "prints the groups of nodes that become kernels")
+MEMORY_PLAN = Pass("memory-plan", _keeps, "prints where every value lies")
+TABLE = (*PASSES, FUSE, MEMORY_PLAN)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to run: names of passes, whether to print and to verify after each, why rules do not fire, and where to write the result."""
+
+    passes: str | None
+    print_after_all: bool
+    check: bool
+    explain: bool
+    output: str
+
+
+def opt_command(path: str, dims: tuple[str, ...], settings: Settings, ctx: PassContext, as_json: bool) -> None:
+    """Run passes on graph text or a model and print what comes out."""
+    graph = read_graph(path, parse_dims(dims))
+    chosen = list(PASSES) if settings.passes is None else parse_passes(settings.passes, TABLE)
+    reasons: list[str] = []
+    if settings.explain:
+        ctx = replace(ctx, explain=lambda rule, n, why: reasons.append(f"{rule} at {n.outputs[0].name}: {why}"))
+    if settings.check:
+        verify(graph)
+    manager = PassManager()
+    results: list[dict[str, Any]] = []
+    for p in chosen:
+        reasons.clear()
+        manager.run(graph, [p], replace(ctx, check=settings.check))
+        record, plan = manager.records[-1], plan_text(p, graph)
+        results.append(_result(record, str(graph) if settings.print_after_all else "", plan, reasons))
+        if not as_json:
+            _show_step(results[-1], record)
+    if settings.output:
+        write(graph, settings.output)
+    if as_json:
+        show_json({"passes": results, "graph": str(graph)})
+    elif not settings.output and not (settings.print_after_all and chosen):
+        show_code(str(graph), "graph")
+
+
+def _result(r: PassRecord, graph: str, plan: str, reasons: list[str]) -> dict[str, Any]:
+    out: dict[str, Any] = {"name": r.name, "seconds": r.seconds, "nodes_before": r.nodes_before, "nodes_after": r.nodes_after, "changed": r.changed}
+    return {**out, **{k: v for k, v in (("graph", graph), ("plan", plan), ("reasons", list(reasons))) if v}}
+
+
+def _show_step(result: dict[str, Any], r: PassRecord) -> None:
+    changed = "" if r.changed else ", unchanged"
+    typer.echo(f"# {r.name}: {show_seconds(r.seconds)}, {r.nodes_before} -> {r.nodes_after} nodes{changed}")
+    for reason in result.get("reasons", ()):
+        typer.echo(f"#   {reason}")
+    if "plan" in result:
+        typer.echo(result["plan"])
+    elif "graph" in result:
+        show_code(result["graph"], "graph")
+
+
+def plan_text(p: Pass, graph: Graph) -> str:
+    """The plan that a planning step prints. Plans need outputs with memory of their own, so they are made on a copy that has them."""
+    if p not in (FUSE, MEMORY_PLAN):
+        return ""
+    copy = graph.copy()
+    COPY_OUTPUTS.run(copy, PassContext())
+    fusion = plan_fusion(copy)
+    return str(fusion) if p is FUSE else memory_text(copy, fusion, plan_memory(copy, fusion))
+
+
+def memory_text(graph: Graph, fusion: FusionPlan, plan: MemoryPlan) -> str:
+    """One line per slot of the arena: its values, its steps, its size, and its offset where all dims are fixed."""
+    offsets = [] if graph.dims else plan.offsets({})[0]
+    lines = []
+    for k, s in enumerate(plan.slots):
+        at = f" at {offsets[k]}" if offsets else ""
+        size = show_bytes(s.nbytes) if isinstance(s.nbytes, int) else f"{s.nbytes!r} bytes"
+        lines.append(f"slot {k}: {', '.join(v.name for v in s.values)}: {size}{at}, alive in steps {s.first} to {s.last}")
+    if not graph.dims:
+        lines.append(f"arena: {show_bytes(plan.offsets({})[1])}, lower bound {show_bytes(plan.lower_bound({}))}, {len(fusion.groups)} steps")
+    return "\n".join(lines)
+
+
+def write(graph: Graph, path: str) -> None:
+    """Write graph text, and its constants to the .npz file beside it."""
+    if not path.endswith(".py"):
+        raise typer.BadParameter(f"{path}: expected a .py file; its constants go to the .npz beside it", param_hint="--output")
+    Path(path).write_text(str(graph))
+    save_constants(graph, Path(path).with_suffix(".npz"))
+
+
+def passes_command(as_json: bool) -> None:
+    """List the passes."""
+    if as_json:
+        show_json([{"name": p.name, "why": p.why} for p in TABLE])
+    else:
+        show_tables([Table("passes in the order of the pipeline", ("pass", "what it does and why there"), tuple((p.name, p.why) for p in TABLE))])

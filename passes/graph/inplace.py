@@ -1,0 +1,40 @@
+"""Which groups may write over one of their inputs: element-wise ones that read it only at the element they write.
+
+    y = relu(add(x, b))  with x read nowhere later   ->   y takes x's memory, the kernel has one parameter for both
+
+Only groups without an anchor: a contraction's tiles overlap at the end of a row, and the second store would read what the first wrote.
+"""
+
+from __future__ import annotations
+
+from dnnc.ir.expr import Load, walk
+from dnnc.ir.graph import Graph, Value
+from dnnc.ir.operator.stmt import Buffer, Store, accesses, walk_stmts
+from dnnc.passes.graph.fuse import FusionPlan, Group
+from dnnc.passes.lower import Lowered, lower
+
+
+def find_inplace(graph: Graph, plan: FusionPlan) -> dict[Group, Value]:
+    """For each group that may work in place, the input it may overwrite (whether that is dead by then is the memory plan's question)."""
+    out: dict[Group, Value] = {}
+    for g in plan.groups:
+        if g.kind != "map" or g.output in graph.outputs:
+            continue
+        wanted = [v for n in g.nodes for v in n.inputs if v is not None and v.type == g.output.type and v not in graph.constants and v not in graph.inputs]
+        if not wanted:
+            continue
+        low = lower(graph, g.nodes, g.output)
+        for v in dict.fromkeys(wanted):
+            if v in low.params and _only_where_stored(low, low.kernel.entry.buffers[low.params.index(v)]):
+                out[g] = v
+                break
+    return out
+
+
+def _only_where_stored(low: Lowered, buf: Buffer) -> bool:
+    stores = [s for s in walk_stmts(low.kernel.entry.body) if isinstance(s, Store) and s.buf.space == "global"]
+    if len(stores) != 1:
+        return False
+    own = {x for x in walk(stores[0].value) if isinstance(x, Load) and x.buf is buf}
+    every = {x for x in accesses(low.kernel.entry.body) if x.buf is buf}
+    return own == every and all(x.idx == stores[0].idx for x in own)
