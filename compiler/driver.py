@@ -18,7 +18,7 @@ from dnnc.backends.llvm.templates import templates
 from dnnc.backends.llvm.worker_pool import CompileService
 from dnnc.backends.runtime import runtime
 from dnnc.executable import Executable
-from dnnc.ir.errors import InputError, UnsupportedError
+from dnnc.ir.errors import InputError, ShapeError, UnsupportedError
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph, identifier
 from dnnc.ir.shapes import specialise
@@ -66,21 +66,27 @@ def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) ->
     from dnnc.frontends.onnx import NeedsValues, read_model
     from dnnc.frontends.onnx.declared import declared
 
+    def read(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Executable | ReferenceExecutable:
+        made = read_model(model, values=values, shapes=shapes)
+        return compile_graph(made.graph, (list(made.inputs), list(made.outputs)), replace(opts, dims={}), progress)
+
     start = time.perf_counter()
     try:
         imported = read_model(model, dims=opts.dims)
-    except NeedsValues as e:
-        if not e.inputs and not e.dims:
+    except (NeedsValues, ShapeError) as e:
+        asks = e.inputs if isinstance(e, NeedsValues) else ()
+        signature = declared(model)
+        # symbolic sizes may not show what numbers will (that two paths end with equal sizes); a model of fixed sizes is simply wrong
+        if not asks and not signature.symbolic:
             raise
-
-        def read(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Executable | ReferenceExecutable:
-            made = read_model(model, values=values, shapes=shapes)
-            return compile_graph(made.graph, (list(made.inputs), list(made.outputs)), replace(opts, dims={}), progress)
-
-        return LateExecutable(declared(model), e.inputs, read, lambda error: error.inputs if isinstance(error, NeedsValues) else ())
+        return LateExecutable(signature, asks, read, lambda error: error.inputs if isinstance(error, NeedsValues) else ())
     names = list(imported.inputs), list(imported.outputs)
     seconds = time.perf_counter() - start
-    return compile_graph(imported.graph, names, replace(opts, dims=_left(opts, imported.graph)), progress, seconds)
+    f = compile_graph(imported.graph, names, replace(opts, dims=_left(opts, imported.graph)), progress, seconds)
+    if isinstance(f, Executable) and imported.graph.dims:
+        # the import takes symbolic dims to be at least 1, which lets shapes simplify; empty inputs get a program of their own
+        f.when_empty(lambda shapes: read({}, dict(zip(names[0], shapes))))
+    return f
 
 
 def _left(opts: CompileOptions, graph: Graph) -> dict[str, Any]:

@@ -79,6 +79,7 @@ class Executable:
         self._collect = self._signature.collect
         self._bound: OrderedDict[tuple[tuple[int, ...], ...], Bound] = OrderedDict()
         self._natives: OrderedDict[tuple[int, ...], Native] = OrderedDict()
+        self._when_empty: Callable[[Sequence[tuple[int, ...]]], Any] | None = None
         self._lock = threading.RLock()
         self._launch = runtime().launch
 
@@ -192,7 +193,15 @@ class Executable:
         bound = self._bound.get(key)
         return bound if bound is not None else self._bind_new(key, arrays)
 
+    def when_empty(self, compile_for: Callable[[Sequence[tuple[int, ...]]], Any]) -> None:
+        """`compile_for(shapes)` makes the executable that takes calls with an empty input of symbolic size."""
+        self._when_empty = compile_for
+
     def _bind_new(self, key: tuple[tuple[int, ...], ...], arrays: Sequence[Array]) -> Bound:
+        if self._when_empty is not None and any(0 in s for s in key):
+            inner = self._when_empty(key)
+            self._bound[key] = inner._bind(arrays)
+            return self._bound[key]
         dims = bind_dims(self._graph, [a.shape for a in arrays])
         with self._lock:
             sizes = () if self._symbolic else tuple(dims[v] for v in sorted(dims, key=lambda v: v.name))

@@ -1,4 +1,5 @@
-"""Models whose shapes depend on the *contents* of inputs (a Reshape to a shape that is an input): compiled at the call, once per contents."""
+"""Models that can only be read for the inputs of a call: shapes depend on the *contents* of inputs (a Reshape to a shape that is an input), or
+symbolic sizes do not show that two paths end with equal sizes. Compiled at the call, once per shapes and contents."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.executable import Executable
-from dnnc.ir.dtype import DType
+from dnnc.frontends.onnx.declared import Declared
 from dnnc.ir.errors import InputError
 from dnnc.reference import ReferenceExecutable
 from dnnc.report import Report
@@ -28,14 +29,14 @@ class LateExecutable:
 
     def __init__(
         self,
-        declared: tuple[list[tuple[str, DType, int]], list[str]],
+        declared: Declared,
         wanted: tuple[str, ...],
         read: Callable[[Mapping[str, Array], Mapping[str, tuple[int, ...]]], Inner],
         needs: Callable[[Exception], tuple[str, ...]],
     ) -> None:
-        self._declared, self._read, self._needs = declared[0], read, needs
-        self._names = [n for n, _, _ in declared[0]]
-        self._outputs = declared[1]
+        self._declared, self._read, self._needs = declared.inputs, read, needs
+        self._names = [n for n, _, _ in declared.inputs]
+        self._outputs = declared.outputs
         self._wanted = set(wanted)
         self._programs: OrderedDict[Any, Inner] = OrderedDict()
         self._lock = threading.RLock()

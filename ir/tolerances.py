@@ -27,6 +27,9 @@ EPS = {
     "f8e5m2fnuz": 2.0**-2,
 }
 
+# smallest normal number, where it is not far below anything that is computed: under it the error is a multiple of eps * TINY
+TINY = {"f16": 2.0**-14, "f8e4m3fn": 2.0**-6, "f8e4m3fnuz": 2.0**-7, "f8e5m2": 2.0**-14, "f8e5m2fnuz": 2.0**-15}
+
 
 def bound(dtype: DType, k: int, reference: Any) -> float:
     """The largest error that a result of `dtype` may have against `reference` after reductions over k terms."""
@@ -38,4 +41,4 @@ def bound(dtype: DType, k: int, reference: Any) -> float:
         eps = 2.0**-23 if dtype.bits == 64 else 2.0**-52
     else:
         eps = EPS.get(dtype.name, 1.0)
-    return float(C * eps * np.sqrt(max(k, 1)) * max(scale, 1e-30))
+    return float(C * eps * np.sqrt(max(k, 1)) * max(scale, TINY.get(dtype.name, 1e-30)))

@@ -189,12 +189,21 @@ class _Driver:
     def __init__(self, graph: Graph, table: dict[str, list[Rule]], ctx: PassContext) -> None:
         self.graph, self.table, self.ctx = graph, table, ctx
         self.outputs = set(graph.outputs)
-        self.queue = deque(n for n in graph.nodes() if n.op.name in table)
-        self.waiting = set(self.queue)
+        self.queue: deque[Node] = deque()
+        self.waiting: set[Node] = set()
         self.budget = 100 * len(graph) + 1000  # far more than any graph needs; a cycle of rules ends here
 
     def run(self) -> bool:
+        """Rounds over all nodes until one changes nothing: a pattern may reach further than to the readers that were offered again."""
         changed = False
+        while self.round():
+            changed = True
+        return changed
+
+    def round(self) -> bool:
+        changed = False
+        for n in self.graph.nodes():
+            self.push(n)
         while self.queue:
             n = self.queue.popleft()
             self.waiting.discard(n)

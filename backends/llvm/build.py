@@ -113,15 +113,18 @@ def build(
 
 def lay_out_constants(program: Program) -> tuple[Array, dict[Value, int]]:
     """One block with every constant that a kernel reads, each 64-byte aligned; equal bytes are stored once."""
-    used = dict.fromkeys(v for s in program.steps for v in s.params if v in program.graph.constants)
+    source = dict(program.fusion.views)
     packed: list[tuple[int, Array]] = []
     offsets: dict[Value, int] = {}
     known: dict[tuple[str, str], int] = {}
     total = 0
-    for v in used:
-        key = (program.graph.digest(v), str(v.type))
+    for v in dict.fromkeys(v for s in program.steps for v in s.params if program.memory.place[v][0] == "constant"):
+        root = v
+        while root in source:  # a view of a constant is its bytes
+            root = source[root]
+        key = (program.graph.digest(root), str(root.type))
         if key not in known:
-            bytes_ = pack(program.graph.constants[v], v.type)
+            bytes_ = pack(program.graph.constants[root], root.type)
             known[key] = total
             packed.append((total, bytes_))
             total += -(-bytes_.nbytes // ALIGN) * ALIGN

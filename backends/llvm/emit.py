@@ -16,7 +16,7 @@ from dnnc.backends.llvm import values
 from dnnc.backends.llvm.spelling import literal, mangle, scalar, stored, vector
 from dnnc.backends.runtime import FRAME_BARRIER, FRAME_STATUS
 from dnnc.ir.bounds import bounds, nonneg
-from dnnc.ir.dtype import DType, i64
+from dnnc.ir.dtype import DType, f16, i64, u8
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var, const, free, substitute, value
 from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Kernel, Let, Stmt, Store, walk_stmts
@@ -35,8 +35,11 @@ class Region:
         self.local: list[str] = []  # keys of memo that hold values and not addresses
 
 
-def emit_kernel(kernel: Kernel, symbol: str, features: frozenset[str] = frozenset()) -> str:
-    """The LLVM module of a kernel: `void symbol(buffers and scalars in order, ptr frame, i64 tid, i64 nthreads)`."""
+def emit_kernel(kernel: Kernel, symbol: str, features: frozenset[str] | None = None) -> str:
+    """The LLVM module of a kernel: `void symbol(buffers and scalars in order, ptr frame, i64 tid, i64 nthreads)`.
+
+    features: of the CPU; what it lacks is spelled out. None takes every instruction to be there.
+    """
     names = {f.name: symbol if f is kernel.entry else f"{symbol}.{f.name}" for f in kernel.funcs}
     decls: set[str] = set()
     text = [FuncEmitter(f, names, decls, features, f is kernel.entry).text() for f in kernel.funcs]
@@ -44,7 +47,7 @@ def emit_kernel(kernel: Kernel, symbol: str, features: frozenset[str] = frozense
 
 
 class FuncEmitter:
-    def __init__(self, func: Func, names: dict[str, str], decls: set[str], features: frozenset[str], entry: bool) -> None:
+    def __init__(self, func: Func, names: dict[str, str], decls: set[str], features: frozenset[str] | None, entry: bool) -> None:
         self.func, self.names, self.decls, self.features, self.entry = func, names, decls, features, entry
         self.regions = [Region("entry")]
         self.depth: dict[str, int] = {}
@@ -69,6 +72,14 @@ class FuncEmitter:
         inline = "" if self.entry else " noinline"
         head = f"define {linkage}void @{self.names[self.func.name]}({', '.join(params)}) nounwind{inline} {{"
         return "\n".join([head, "entry:", *self.allocas, *self.regions[0].lines, "  ret void", "}"])
+
+    def lacks(self, feature: str) -> bool:
+        """Is an x86 instruction set missing? Other architectures have their own names, and all that is asked for here."""
+        return self.features is not None and feature not in self.features and "neon" not in self.features
+
+    def has_half(self, t: DType) -> bool:
+        """Does the CPU convert this small float?"""
+        return t is f16 and not self.lacks("f16c")
 
     # --- placing code ---------------------------------------------------------------------------------------------------------
 
@@ -240,10 +251,24 @@ class FuncEmitter:
         return self.from_memory(v, e.buf.dtype, e.lanes)
 
     def from_memory(self, v: str, t: DType, lanes: int) -> str:
-        return self.pure(f"icmp ne {stored(t, lanes)} {v}, {'zeroinitializer' if lanes > 1 else 0}", v, here=True) if t.kind == "b" else v
+        ty = stored(t, lanes)
+        if t.kind == "b":
+            return self.pure(f"icmp ne {ty} {v}, {'zeroinitializer' if lanes > 1 else 0}", v, here=True)
+        if not t.is_int or t.bits >= 8:
+            return v
+        if t.kind == "u":
+            return self.pure(f"and {ty} {v}, {literal((1 << t.bits) - 1, u8, lanes)}", v, here=True)
+        by = literal(8 - t.bits, u8, lanes)  # the sign bit of a 4-bit integer is in the middle of its byte
+        high = self.pure(f"shl {ty} {v}, {by}", v, here=True)
+        return self.pure(f"ashr {ty} {high}, {by}", high, here=True)
 
     def to_memory(self, v: str, t: DType, lanes: int) -> str:
-        return self.pure(f"zext {vector(t, lanes)} {v} to {stored(t, lanes)}", v, here=True) if t.kind == "b" else v
+        """Bytes of a bool are 0 and 1, and those of a 4-bit integer have their upper half clear."""
+        if t.kind == "b":
+            return self.pure(f"zext {vector(t, lanes)} {v} to {stored(t, lanes)}", v, here=True)
+        if t.is_int and t.bits < 8:
+            return self.pure(f"and {stored(t, lanes)} {v}, {literal((1 << t.bits) - 1, u8, lanes)}", v, here=True)
+        return v
 
     @staticmethod
     def alignment(buf: Buffer, lanes: int) -> int:

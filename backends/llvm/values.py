@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dnnc.backends.llvm.spelling import FLOAT, FLOAT_COMPARE, INT, INTRINSIC, LIBM, literal, mangle, scalar, vector
-from dnnc.ir.bounds import bounds
-from dnnc.ir.dtype import DType, boolean
+from dnnc.ir.bounds import nonneg
+from dnnc.ir.dtype import DType, boolean, f32, f64, i32, i64
 from dnnc.ir.errors import InternalError
-from dnnc.ir.expr import COMPARE, Expr, Op, value
+from dnnc.ir.expr import COMPARE, Expr, Op, cast, value
 from dnnc.ir.operator.intrinsics import cast_target
+from dnnc.ir.operator.verify import scalarise
+from dnnc.passes.operator.conversions import is_small, narrow, rounded, to_odd, widen
 
 if TYPE_CHECKING:
     from dnnc.backends.llvm.emit import FuncEmitter
@@ -24,6 +26,8 @@ def compute(em: FuncEmitter, e: Op) -> str:
     special = _SPECIAL.get(e.name)
     if special is not None:
         return special(em, e)
+    if e.name in ("floor", "ceil", "trunc", "rint") and em.lacks("sse4.1"):
+        return em.operand(rounded(e.name, e.args[0]), e.lanes)
     vs = [em.operand(a, e.lanes) for a in e.args]
     t = e.args[0].dtype
     if e.name in COMPARE:
@@ -41,6 +45,9 @@ def floating(em: FuncEmitter, name: str, t: DType, vs: list[str], lanes: int) ->
         return em.pure(f"{FLOAT[name]} {ty} {vs[0]}, {vs[1]}", *vs, here=True)
     if name == "neg":
         return em.pure(f"fneg {ty} {vs[0]}", *vs, here=True)
+    if name == "fma" and em.lacks("fma"):  # a call of fmaf otherwise
+        product = em.pure(f"fmul {ty} {vs[0]}, {vs[1]}", *vs[:2], here=True)
+        return em.pure(f"fadd {ty} {product}, {vs[2]}", product, vs[2], here=True)
     if name in INTRINSIC:
         return em.call(f"{INTRINSIC[name]}.{mangle(t, lanes)}", ty, *((ty, v) for v in vs))
     if name in LIBM:
@@ -120,13 +127,13 @@ def integral(em: FuncEmitter, e: Op, vs: list[str]) -> str:
     if name in INT:
         return em.pure(f"{INT[name]} {ty} {vs[0]}, {vs[1]}", *vs, here=here)
     if name in ("//", "%"):
-        if lanes == 1 and (bounds(e.args[0])[0] is None or bounds(e.args[0])[0] < 0):  # type: ignore[operator]
-            return _floor_index(em, e, vs)
-        return em.pure(f"{'udiv' if name == '//' else 'urem'} {ty} {vs[0]}, {vs[1]}", *vs, here=here)
+        if nonneg(scalarise(e.args[0])):
+            return em.pure(f"{'udiv' if name == '//' else 'urem'} {ty} {vs[0]}, {vs[1]}", *vs, here=here)
+        return _floor_index(em, e, vs)
     if name in ("truncdiv", "truncmod", "floormod"):
         return _divide(em, name, t, vs, lanes)
     if name in ("shl", "shr"):
-        return _shift(em, name, t, vs, lanes)
+        return _shift(em, e, vs)
     ones = literal(-1, t, lanes) if t.kind != "b" else literal(True, t, lanes)
     if name in ("not", "bitnot"):
         return em.pure(f"xor {ty} {vs[0]}, {ones}", *vs, here=here)
@@ -139,18 +146,23 @@ def integral(em: FuncEmitter, e: Op, vs: list[str]) -> str:
 
 def _floor_index(em: FuncEmitter, e: Op, vs: list[str]) -> str:
     """Floor division of an index that may be negative: by a power of two it is a shift, else round toward zero and correct."""
-    d = value(e.args[1])
+    d, lanes, here = value(e.args[1]), e.lanes, e.lanes > 1
+    ty = vector(i64, lanes)
+
+    def do(text: str, *operands: str) -> str:
+        return em.pure(text, *operands, here=here)
+
     if d is not None and d & (d - 1) == 0:
-        if e.name == "//":
-            return em.pure(f"ashr i64 {vs[0]}, {d.bit_length() - 1}", vs[0])
-        return em.pure(f"and i64 {vs[0]}, {d - 1}", vs[0])
-    q = em.pure(f"sdiv i64 {vs[0]}, {vs[1]}", *vs)
-    m = em.pure(f"sub i64 {vs[0]}, {em.pure(f'mul i64 {q}, {vs[1]}', q, vs[1])}", vs[0], q)
-    neg = em.pure(f"ashr i64 {m}, 63", m)
+        by = d.bit_length() - 1 if e.name == "//" else d - 1
+        return do(f"{'ashr' if e.name == '//' else 'and'} {ty} {vs[0]}, {literal(by, i64, lanes)}", vs[0])
+    q = do(f"sdiv {ty} {vs[0]}, {vs[1]}", *vs)
+    back = do(f"mul {ty} {q}, {vs[1]}", q, vs[1])
+    m = do(f"sub {ty} {vs[0]}, {back}", vs[0], back)
+    neg = do(f"ashr {ty} {m}, {literal(63, i64, lanes)}", m)
     if e.name == "//":
-        return em.pure(f"add i64 {q}, {neg}", q, neg)
-    fix = em.pure(f"and i64 {neg}, {vs[1]}", neg, vs[1])
-    return em.pure(f"add i64 {m}, {fix}", m, fix)
+        return do(f"add {ty} {q}, {neg}", q, neg)
+    fix = do(f"and {ty} {neg}, {vs[1]}", neg, vs[1])
+    return do(f"add {ty} {m}, {fix}", m, fix)
 
 
 def _divide(em: FuncEmitter, name: str, t: DType, vs: list[str], lanes: int) -> str:
@@ -180,12 +192,16 @@ def _divide(em: FuncEmitter, name: str, t: DType, vs: list[str], lanes: int) -> 
     return choose(em, fix, em.pure(f"add {ty} {r}, {b}", r, b, here=True), r, ty, lanes)
 
 
-def _shift(em: FuncEmitter, name: str, t: DType, vs: list[str], lanes: int) -> str:
+def _shift(em: FuncEmitter, e: Op, vs: list[str]) -> str:
+    name, t, lanes = e.name, e.args[0].dtype, e.lanes
     ty = vector(t, lanes)
+    ins = "shl" if name == "shl" else "ashr" if t.kind == "i" else "lshr"
+    by = value(e.args[1])
+    if by is not None and 0 <= by < t.bits:
+        return em.pure(f"{ins} {ty} {vs[0]}, {vs[1]}", vs[0], here=True)
     top = literal(t.bits - 1, t, lanes)
     big = em.pure(f"icmp ugt {ty} {vs[1]}, {top}", vs[1], here=True)
     n = choose(em, big, top, vs[1], ty, lanes)
-    ins = "shl" if name == "shl" else "ashr" if t.kind == "i" else "lshr"
     r = em.pure(f"{ins} {ty} {vs[0]}, {n}", vs[0], n, here=True)
     return r if ins == "ashr" else choose(em, big, literal(0, t, lanes), r, ty, lanes)
 
@@ -198,19 +214,26 @@ def bits(em: FuncEmitter, e: Op, to: DType) -> str:
 
 def convert(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> str:
     """Value conversion between any two types."""
-    v, src = em.operand(arg, lanes), arg.dtype
-    if src.name in ("bf16", "f16") and to is not src:
-        return _from_half(em, v, src, to, lanes)
-    if to.name in ("bf16", "f16") and to is not src:
-        return _to_half(em, v, src, to, lanes)
+    src = arg.dtype
+    if src is to:
+        return em.operand(arg, lanes)
+    if is_small(src):
+        wide = arg if to is f32 and em.has_half(src) else widen(arg) if to is f32 else cast(cast(arg, f32), to)
+        return _number(em, em.operand(arg, lanes), src, to, lanes) if wide is arg else em.operand(wide, lanes)
+    if is_small(to) and not (src is f32 and em.has_half(to)):
+        half = to_odd(arg) if src is f64 else cast(arg, f32)
+        return em.operand(narrow(half, to) if src is f32 else cast(half, to), lanes)
+    return _number(em, em.operand(arg, lanes), src, to, lanes)
+
+
+def _number(em: FuncEmitter, v: str, src: DType, to: DType, lanes: int) -> str:
+    """Conversion where LLVM has an instruction."""
     a, b = vector(src, lanes), vector(to, lanes)
     if to.kind == "b":
         return em.pure(
             f"fcmp une {a} {v}, {literal(0.0, src, lanes)}" if src.is_float else f"icmp ne {a} {v}, {literal(0, src, lanes)}", v, here=True
         )
     if src.is_float and to.is_float:
-        if src.bits == to.bits:
-            return v
         return em.pure(f"{'fpext' if src.bits < to.bits else 'fptrunc'} {a} {v} to {b}", v, here=True)
     if src.is_float:
         return em.call(f"llvm.fpto{'s' if to.kind == 'i' else 'u'}i.sat.{mangle(to, lanes)}.{mangle(src, lanes)}", b, (a, v))
@@ -220,51 +243,6 @@ def convert(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> str:
         return v
     small = src.kind == "b" or src.bits < to.bits
     return em.pure(f"{('sext' if src.kind == 'i' else 'zext') if small else 'trunc'} {a} {v} to {b}", v, here=lanes > 1)
-
-
-def _from_half(em: FuncEmitter, v: str, src: DType, to: DType, lanes: int) -> str:
-    from dnnc.ir.dtype import f32
-
-    f = vector(f32, lanes)
-    if src.name == "f16":
-        w = em.pure(f"fpext {vector(src, lanes)} {v} to {f}", v, here=True)
-    else:  # bfloat16 is the upper half of float32
-        i32 = f"<{lanes} x i32>" if lanes > 1 else "i32"
-        z = em.pure(f"zext {vector(src, lanes)} {v} to {i32}", v, here=True)
-        sixteen = "splat (i32 16)" if lanes > 1 else "16"
-        w = em.pure(f"bitcast {i32} {em.pure(f'shl {i32} {z}, {sixteen}', z, here=True)} to {f}", z, here=True)
-    return w if to is f32 else _converted(em, w, f32, to, lanes)
-
-
-def _converted(em: FuncEmitter, v: str, src: DType, to: DType, lanes: int) -> str:
-    """convert() of a value that has no expression of its own."""
-    from dnnc.ir.expr import var
-
-    holder = var(f"{v}.", src, lanes=lanes)
-    em.values[holder] = v
-    return convert(em, holder, to, lanes)
-
-
-def _to_half(em: FuncEmitter, v: str, src: DType, to: DType, lanes: int) -> str:
-    """Through float32 with round to nearest even; a NaN stays one (its quiet bit is set)."""
-    from dnnc.ir.dtype import f32
-
-    if src is not f32:
-        v = _converted(em, v, src, f32, lanes)
-    f, h = vector(f32, lanes), vector(to, lanes)
-    if to.name == "f16":
-        return em.pure(f"fptrunc {f} {v} to {h}", v, here=True)
-    i32 = f"<{lanes} x i32>" if lanes > 1 else "i32"
-
-    def k(n: int) -> str:
-        return f"splat (i32 {n})" if lanes > 1 else str(n)
-
-    b = em.pure(f"bitcast {f} {v} to {i32}", v, here=True)
-    odd = em.pure(f"and {i32} {em.pure(f'lshr {i32} {b}, {k(16)}', b, here=True)}, {k(1)}", b, here=True)
-    up = em.pure(f"add {i32} {em.pure(f'add {i32} {b}, {k(0x7FFF)}', b, here=True)}, {odd}", b, odd, here=True)
-    nan = em.pure(f"fcmp uno {f} {v}, {v}", v, here=True)
-    r = choose(em, nan, em.pure(f"or {i32} {b}, {k(0x400000)}", b, here=True), up, i32, lanes)
-    return em.pure(f"trunc {i32} {em.pure(f'lshr {i32} {r}, {k(16)}', r, here=True)} to {h}", r, here=True)
 
 
 def _select(em: FuncEmitter, e: Op) -> str:
@@ -296,8 +274,6 @@ def _lanes(em: FuncEmitter, e: Op) -> str:
 
 def _ldexp(em: FuncEmitter, e: Op) -> str:
     """x * 2**n for n (an integer as a float) with a normal result: n is added to the exponent bits of 1.0."""
-    from dnnc.ir.dtype import f32, i32
-
     lanes, t = e.lanes, e.dtype
     if t is not f32:
         raise InternalError(f"ldexp on {t} has no LLVM spelling")

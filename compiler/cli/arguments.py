@@ -152,9 +152,8 @@ def fill(rng: np.random.Generator, v: Value, how: str, dims: Mapping[Var, int]) 
         raise InputError(f"input {v.name} holds strings; dnnc cannot make them up")
     if how != "random":
         return np.full(shape, int(how == "ones"), t.numpy)
-    if t.kind in "fc":
-        return rng.standard_normal(shape, np.float32).astype(t.numpy)
-    return rng.integers(0, INTEGERS, shape).astype(t.numpy)
+    drawn: Array = rng.standard_normal(shape, np.float32) if t.kind in "fc" else rng.integers(0, INTEGERS, shape)
+    return np.asarray(drawn).astype(t.numpy)
 
 
 def open_dims(what: str, names: Sequence[str]) -> str:

@@ -93,7 +93,10 @@ def run_command(job: Job, output: str, repeat: int, seed: int, as_json: bool) ->
     if as_json:
         show_json({"model": job.model, "inputs": [plain_spec(s.name, a) for s, a in zip(f.inputs, arrays)], "outputs": summaries, "seconds": times})
         return
-    rows = [(s["name"], f"{s['dtype']}{s['shape']}", *(_number(s[k]) for k in ("min", "mean", "max")), " ".join(map(_number, s["first"]))) for s in summaries]
+    rows = [
+        (s["name"], f"{s['dtype']}{s['shape']}", *(_number(s[k]) for k in ("min", "mean", "max")), " ".join(map(_number, s["first"])))
+        for s in summaries
+    ]
     line = f"compiled in {show_seconds(compiled)}; first call {show_seconds(times['first'])}"
     line += f", median of {repeat} calls {show_seconds(times['median'])}" if repeat > 1 else ""
     columns = ("output", "type", "min", "mean", "max", "first values")

@@ -7,17 +7,19 @@ import sys
 import threading
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.syntax import Syntax
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from dnnc.report.tables import Table, plain_text
 
 BAR_AFTER = 1.0  # seconds
+LEAST_ROOM = 12  # columns of a terminal
 HIGHLIGHTED = 400_000  # characters; colouring more takes longer than making it
 LEXERS = {"graph": "python", "operator": "python", "llvm": "llvm", "asm": "gas"}
 
@@ -35,15 +37,30 @@ def show_tables(tables: Iterable[Table]) -> None:
 def _show_table(console: Console, t: Table) -> None:
     console.print(t.title, style="bold", markup=False)
     if t.columns:
-        rich = RichTable(box=None, header_style="dim", padding=(0, 2, 0, 0))
-        for name in t.columns:
-            rich.add_column(name, justify="right" if name in t.right else "left", overflow="fold")
-        for row in t.rows:
-            rich.add_row(*row)
-        console.print(rich, markup=False)
+        console.print(_rich(t, console.width))
     for row in () if t.columns else t.rows:
         console.print("  " + " ".join(row), markup=False)
     console.print()
+
+
+def _rich(t: Table, width: int) -> RichTable:
+    """The table as wide as the terminal; without its cut column where that has no room."""
+    rich = RichTable(box=None, header_style="dim", padding=(0, 2, 0, 0), show_header=t.headed)
+    room = _room(width, t)
+    shown = [k for k, name in enumerate(t.columns) if name != t.cut or room >= LEAST_ROOM]
+    for name in (t.columns[k] for k in shown):
+        justify: Literal["left", "right"] = "right" if name in t.right else "left"
+        cut = name == t.cut
+        rich.add_column(name, justify=justify, overflow="ellipsis" if cut else "fold", no_wrap=cut, max_width=room if cut else None)
+    for row in t.rows:
+        rich.add_row(*(Text(row[k]) for k in shown))
+    return rich
+
+
+def _room(width: int, t: Table) -> int:
+    """What the other columns, each with two spaces behind it, leave for the cut one."""
+    others = (k for k, name in enumerate(t.columns) if name != t.cut)
+    return width - 2 - sum(2 + max(len(r[k]) for r in (t.columns, *t.rows)) for k in others)
 
 
 def show_code(text: str, stage: str) -> None:

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 
 import typer
 
-from dnnc.ir.errors import DnncError, InternalError
-
 USER, INTERNAL, INTERRUPTED = 1, 3, 130
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,16 +21,20 @@ def guarded(command: F) -> F:
     def run(*args: Any, **options: Any) -> None:
         try:
             command(*args, **options)
+            return
         except (typer.Exit, typer.BadParameter, BrokenPipeError):  # typer's own ways to end
             raise
         except (Exception, KeyboardInterrupt) as e:
-            raise typer.Exit(explain(e, bool(options.get("verbose")))) from None
+            code = explain(e, bool(options.get("verbose")))
+        raise typer.Exit(code)  # out here, so that it does not keep the failed command's frames alive
 
     return run  # type: ignore[return-value]
 
 
 def explain(e: BaseException, verbose: bool) -> int:
     """Say on stderr what went wrong; returns the exit code."""
+    from dnnc.ir.errors import DnncError, InternalError  # loads NumPy, which `--help` does without
+
     if verbose:
         traceback.print_exception(type(e), e, e.__traceback__, file=sys.stderr)
     if isinstance(e, KeyboardInterrupt):

@@ -32,7 +32,7 @@ def targets_command(as_json: bool) -> None:
         details = [(k, _detail(v)) for k, v in t.items() if k not in ("name", "available", "reason")]
         title = f"{t['name']}: {'available' if t['available'] else 'not available'}"
         rows = [*([("because", t["reason"])] if t["reason"] else []), *details]
-        show_tables([Table(title, ("", " "), tuple(rows))])
+        show_tables([Table(title, ("", ""), tuple(rows))])
         typer.echo()
 
 
@@ -99,7 +99,7 @@ def cache_info_command(cache: str, as_json: bool) -> None:
     rows = [("kernels", str(info.entries)), ("size", f"{show_bytes(info.bytes)} of at most {show_bytes(info.limit_bytes)}")]
     if info.reason:
         rows.append(("not usable", info.reason))
-    show_tables([Table(f"cache {folder or ''}", ("", " "), tuple(rows))])
+    show_tables([Table(f"cache {folder or ''}", ("", ""), tuple(rows))])
 
 
 def cache_clear_command(cache: str, as_json: bool) -> None:
@@ -132,7 +132,7 @@ def _kind(op: Any) -> str:
 
 
 def _show_coverage(as_json: bool) -> None:
-    from dnnc.frontends.onnx.coverage import coverage  # loads onnx, which nothing else here needs
+    from dnnc.cli.coverage import coverage  # loads onnx, which nothing else here needs
 
     found = coverage()
     if as_json:
@@ -140,4 +140,6 @@ def _show_coverage(as_json: bool) -> None:
         return
     missing = [n for n, how in found.items() if not how]
     rows = tuple((n, how) for n, how in found.items() if how)
-    show_tables([Table(f"{len(rows)} of {len(found)} ONNX operators", ("operator", "read by"), rows), Table("not yet", (), tuple((n,) for n in missing))])
+    show_tables(
+        [Table(f"{len(rows)} of {len(found)} ONNX operators", ("operator", "read by"), rows), Table("not yet", (), tuple((n,) for n in missing))]
+    )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dnnc.backends.llvm.features import CpuTarget, parse_target
-from dnnc.cli.arguments import load_graph, open_dims, parse_dims
+from dnnc.cli.arguments import load_graph, open_dims
 from dnnc.cli.console import show_code, show_json
 from dnnc.driver import make_program
 from dnnc.frontends.onnx import read_model

@@ -74,7 +74,7 @@ def _result(r: PassRecord, graph: str, plan: str, reasons: list[str]) -> dict[st
 
 def _show_step(result: dict[str, Any], r: PassRecord) -> None:
     changed = "" if r.changed else ", unchanged"
-    typer.echo(f"# {r.name}: {show_seconds(r.seconds)}, {r.nodes_before} -> {r.nodes_after} nodes{changed}")
+    typer.echo(f"# {r.name}" if "plan" in result else f"# {r.name}: {show_seconds(r.seconds)}, {r.nodes_before} -> {r.nodes_after} nodes{changed}")
     for reason in result.get("reasons", ()):
         typer.echo(f"#   {reason}")
     if "plan" in result:
@@ -101,7 +101,9 @@ def memory_text(graph: Graph, fusion: FusionPlan, plan: MemoryPlan) -> str:
         at = f" at {offsets[k]}" if offsets else ""
         size = show_bytes(s.nbytes) if isinstance(s.nbytes, int) else f"{s.nbytes!r} bytes"
         lines.append(f"slot {k}: {', '.join(v.name for v in s.values)}: {size}{at}, alive in steps {s.first} to {s.last}")
-    if not graph.dims:
+    if graph.dims:
+        lines.append(f"arena: depends on {', '.join(graph.dims)}, {len(fusion.groups)} steps")
+    else:
         lines.append(f"arena: {show_bytes(plan.offsets({})[1])}, lower bound {show_bytes(plan.lower_bound({}))}, {len(fusion.groups)} steps")
     return "\n".join(lines)
 

@@ -32,6 +32,11 @@ class Entry:
     def name(self) -> str:
         return self.steps[0].kernel.name
 
+    @property
+    def nodes(self) -> set[str]:
+        """Names of the model's nodes that it computes."""
+        return {loc.name for s in self.steps for n in s.group.nodes for loc in n.locs}
+
 
 def entries(program: Program, target: CpuTarget) -> list[Entry]:
     """The unique kernels, numbered in order of their first call."""
@@ -39,11 +44,11 @@ def entries(program: Program, target: CpuTarget) -> list[Entry]:
 
 
 def find(found: list[Entry], wanted: str) -> list[Entry]:
-    """The kernels that a number, a name or the beginning of a symbol means. InputError lists what there is."""
+    """The kernels that a number, a kernel's name, a node's name or the beginning of a symbol means. InputError lists what there is."""
     if wanted.isdigit():
         chosen = [e for e in found if e.number == int(wanted)]
     else:
-        chosen = [e for e in found if e.name == wanted or (len(wanted) > 3 and e.symbol.startswith(wanted))]
+        chosen = [e for e in found if e.name == wanted or wanted in e.nodes or (len(wanted) > 3 and e.symbol.startswith(wanted))]
     if not chosen:
         listed = ", ".join(f"{e.number} {e.name}" for e in found)
         raise InputError(f"the program has no kernel {wanted!r}; there are {listed or 'none'}")
@@ -57,7 +62,7 @@ def source(program: Program, target: CpuTarget, stage: str, kernel: str | None =
         program: what the passes made.
         target: the CPU, for the names of kernels and for assembly.
         stage: one of STAGES. `graph` is the graph after the passes.
-        kernel: number, name or symbol of one kernel; None shows all, in `llvm` and `asm` the entry function too.
+        kernel: one kernel by its number, name, symbol or a node that it computes; None shows all, in `llvm` and `asm` the entry function too.
         naive: operator IR before its schedule.
         locs: node names as comments in the graph.
 

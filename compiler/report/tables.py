@@ -14,12 +14,20 @@ SHOWN_NODES = 2
 
 @dataclass(frozen=True)
 class Table:
-    """A title, the names of the columns, and rows of text. `right` columns hold numbers. No columns: the rows are lines."""
+    """A title, the names of the columns, and rows of text. No columns: the rows are lines. Columns without a name are not headed.
+
+    `right` columns hold numbers; the `cut` column is shortened to what a terminal has room for.
+    """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     right: frozenset[str] = frozenset()
+    cut: str | None = None
+
+    @property
+    def headed(self) -> bool:
+        return any(self.columns)
 
 
 def plain_text(tables: Iterable[Table]) -> str:
@@ -30,8 +38,8 @@ def plain_text(tables: Iterable[Table]) -> str:
 def _lines(t: Table) -> str:
     if not t.columns:
         return "\n".join([t.title, *(f"  {' '.join(r)}" for r in t.rows)])
-    cells = [t.columns, *t.rows]
-    widths = [max(len(r[k]) for r in cells) for k in range(len(t.columns))]
+    cells = [*([t.columns] if t.headed else []), *t.rows]
+    widths = [max((len(r[k]) for r in cells), default=0) for k in range(len(t.columns))]
     lines = ["  ".join(c.rjust(w) if name in t.right else c.ljust(w) for c, w, name in zip(r, widths, t.columns)).rstrip() for r in cells]
     return "\n".join([t.title, *(f"  {line}" for line in lines)])
 
@@ -74,7 +82,9 @@ def show_dims(dims: Iterable[tuple[str, int]]) -> str:
 
 def report_tables(r: Report) -> list[Table]:
     """What a report says, in the order in which it happened; of several programs the last one in full."""
-    signature = [(kind, s.name, f"{s.dtype}[{', '.join(map(str, s.shape))}]") for kind, specs in (("input", r.inputs), ("output", r.outputs)) for s in specs]
+    signature = [
+        (kind, s.name, f"{s.dtype}[{', '.join(map(str, s.shape))}]") for kind, specs in (("input", r.inputs), ("output", r.outputs)) for s in specs
+    ]
     threads = f"{r.threads} thread{'s' if r.threads != 1 else ''}"
     tables = [Table(f"{r.name}: {r.target}, {threads}", ("", "name", "type"), tuple(signature))]
     if r.target == "reference":
@@ -88,7 +98,13 @@ def report_tables(r: Report) -> list[Table]:
 
 def _programs(r: Report) -> Table:
     rows = tuple(
-        (show_dims(p.dims.items()), "all sizes" if p.symbolic else "these sizes", str(p.compiled), show_bytes(p.memory.arena), show_seconds(sum(p.seconds.values())))
+        (
+            show_dims(p.dims.items()),
+            "all sizes" if p.symbolic else "these sizes",
+            str(p.compiled),
+            show_bytes(p.memory.arena),
+            show_seconds(sum(p.seconds.values())),
+        )
         for p in r.programs
     )
     return Table("programs; the last one follows", ("dims", "serves", "compiled", "arena", "time"), rows, frozenset(("compiled", "arena", "time")))
@@ -110,7 +126,7 @@ def _kernels(p: ProgramReport) -> Table:
     rows = [(k.name, str(k.count), show_count(k.flops), show_bytes(k.bytes), k.choice, _nodes(k)) for k in shown[:SHOWN_KERNELS]]
     if len(shown) > SHOWN_KERNELS:
         rows.append((f"and {len(shown) - SHOWN_KERNELS} smaller", "", "", "", "", ""))
-    return Table(title, ("kernel", "calls", "flops", "bytes", "schedule", "nodes"), tuple(rows), frozenset(("calls", "flops", "bytes")))
+    return Table(title, ("kernel", "calls", "flops", "bytes", "schedule", "nodes"), tuple(rows), frozenset(("calls", "flops", "bytes")), "nodes")
 
 
 def _work(k: KernelReport) -> float:
@@ -127,7 +143,7 @@ def _memory(p: ProgramReport) -> Table:
     m = p.memory
     over = f" ({m.arena / m.lower_bound - 1:.1%} above)" if m.lower_bound else ""
     rows = [("arena", show_bytes(m.arena)), ("lower bound", show_bytes(m.lower_bound) + over), ("constants", show_bytes(m.constants))]
-    return Table("memory", ("what", "size"), tuple(rows))
+    return Table("memory", ("", ""), tuple(rows))
 
 
 def _fallbacks(p: ProgramReport) -> Table:
@@ -139,4 +155,4 @@ def _fallbacks(p: ProgramReport) -> Table:
 def _seconds(r: Report) -> Table:
     stages = {"import": r.import_seconds, **{name: sum(p.seconds.get(name, 0.0) for p in r.programs) for name in STAGES}}
     rows = [*stages.items(), ("together", sum(stages.values()))]
-    return Table("time", ("stage", "seconds"), tuple((name, show_seconds(s)) for name, s in rows), frozenset(("seconds",)))
+    return Table("time", ("stage", "time"), tuple((name, show_seconds(s)) for name, s in rows), frozenset(("time",)))

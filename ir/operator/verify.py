@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dnnc.ir.bounds import nonneg
 from dnnc.ir.dtype import i64
 from dnnc.ir.errors import VerifyError, locations
-from dnnc.ir.expr import COMPARE, Const, Expr, Load, Op, Ref, Var, const, free, logical_not, load, op, substitute, value, var, walk
+from dnnc.ir.expr import COMPARE, Const, Expr, Load, Op, Ref, Var, const, factors, free, logical_not, load, op, substitute, terms, value, var, walk
 from dnnc.ir.operator.intrinsics import TABLE, cast_target, known
 from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Kernel, Let, Stmt, Store, count_stmts, exprs
 from dnnc.ir.operator.text import show, show_at, show_stmt
@@ -138,7 +138,7 @@ class _Check:
             self.unrolled.add(s.var)
         if s.kind == "parallel" and inside:
             yield "a parallel loop stands inside of another one"
-        yield from self.block(s.body, scope | {s.var}, facts, inside or s.kind == "parallel")
+        yield from self.block(s.body, scope | {s.var}, (*facts, *_nonempty(s)), inside or s.kind == "parallel")
 
     def branch(self, s: If, scope: set[object], facts: tuple[Expr, ...], inside: bool) -> Iterator[str]:
         c = self.inlined(s.cond)
@@ -175,6 +175,15 @@ class _Check:
             yield f"cannot show {show(i)} >= 0 in {where}"
         if not nonneg(d - 1 - scalar, facts):
             yield f"cannot show {show(i)} < {show(d)} in {where}"
+
+
+def _nonempty(s: For) -> tuple[Expr, ...]:
+    """Inside of a loop over c*n*m iterations, n and m not negative, both are at least 1."""
+    ts, k = terms(s.extent)
+    if len(ts) != 1 or k > 0 or ts[0][1] < 1:
+        return ()
+    parts = factors(ts[0][0])
+    return tuple(const(0) < f for f in parts if not nonneg(f - 1)) if all(nonneg(f) for f in parts) else ()
 
 
 def _facts(c: Expr) -> tuple[Expr, ...]:

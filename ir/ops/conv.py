@@ -95,7 +95,7 @@ def _reference(x: Array, w: Array, b: Array | None = None, *, group: int = 1, ou
     n, c, o = x.shape[0], x.shape[1] // group, w.shape[0] // group
     y = np.zeros((n, group, o, int(np.prod(sizes))), np.result_type(x, w))
     for at in offsets(win):
-        part = shifted(padded, win, sizes, at).reshape(n, group, c, -1)
+        part = shifted(padded, win, sizes, at).reshape(n, group, c, int(np.prod(sizes)))
         y += np.matmul(w[(..., *at)].reshape(group, o, c), part)
     return _bias_numpy(y.reshape(n, group * o, *sizes), b)
 
@@ -205,7 +205,7 @@ def _transpose_reference(x: Array, w: Array, b: Array | None = None, *, group: i
     reach = [(m - 1) * s + (k - 1) * d + 1 for m, s, k, d in zip(x.shape[2:], win.strides, w.shape[2:], win.dilations)]
     y: Array = np.zeros((n, group * o, *map(max, full, reach)), np.result_type(x, w))
     for at in offsets(win):
-        part = np.matmul(w[(..., *at)].reshape(group, c, o).swapaxes(1, 2), x.reshape(n, group, c, -1))
+        part = np.matmul(w[(..., *at)].reshape(group, c, o).swapaxes(1, 2), x.reshape(n, group, c, int(np.prod(x.shape[2:]))))
         shifted(y, win, x.shape[2:], at)[...] += part.reshape(n, group * o, *x.shape[2:])
     cut = tuple(slice(int(p), int(p) + s) for p, s in zip(win.begin, sizes))  # type: ignore[arg-type]
     return _bias_numpy(y[(..., *cut)], b)

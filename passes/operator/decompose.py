@@ -39,7 +39,7 @@ def expand_exp(x: Expr) -> Expr:
     bits = op("bits_i32", p, dtype=i32) + call("shl", op("bits_i32", t, dtype=i32), const(23, i32))
     y = op("bits_f32", bits, dtype=f32)
     y = select(x < -87.33654, 0.0, y)
-    return select(x <= 88.72284, y, x + float("inf"))  # inf above, NaN stays
+    return select(x < 88.72284, y, x + float("inf"))  # inf from there on, NaN stays
 
 
 def expand_log(x: Expr) -> Expr:
@@ -86,7 +86,7 @@ def expand_tanh(x: Expr) -> Expr:
     big = 1.0 - 2.0 / (expand_exp(t + t) + 1.0)
     big = select(x < 0.0, 0.0 - big, big)
     r = select(t < 0.63, small, big)
-    return select(call("isnan", x), x, r)
+    return select(op("<", const(0.0, f32), s), r, x)  # 0, whose sign the polynomial loses, numbers whose square underflows, NaN
 
 
 EXPANSIONS: dict[str, Callable[[Expr], Expr]] = {"exp": expand_exp, "log": expand_log, "erf": expand_erf, "tanh": expand_tanh}

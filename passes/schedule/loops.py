@@ -70,6 +70,8 @@ def fuse(b: Block, outer: str, inner: str, name: str) -> Block:
         if t.var.name != inner or value(s.lo) != 0 or value(t.lo) != 0 or s.var in free(t.hi):
             raise ScheduleError(f"{outer} and {inner} are not a rectangular nest from 0")
         m = t.extent
+        if value(m) == 0:
+            raise ScheduleError(f"{inner} is empty")
         return (make_loop(name, s.extent * m, s.kind, lambda v: substitute_block(t.body, {s.var: v // m, t.var: v % m})),)
 
     return edit(b, outer, go)

@@ -260,6 +260,8 @@ class Vectorizer:
             return load(e.buf, [self.expr(i) for i in e.idx], 1, self.limit)
         assert isinstance(e, Op), e
         args = [self.expr(a) for a in e.args]
+        if e.name == "guard" and self.limit is not None:  # a lane that is not there cannot be wrong
+            args[0] = op("select", op("<", self.lane_numbers(), self.limit), args[0], args[1])
         if e.name in ("min", "max", "<", "<=", "==", "!=", "+", "-", "*", "/", "//", "%", "&", "|", "^", "select"):
             return op(e.name, *args)
         return op(e.name, *args, dtype=e.dtype)

@@ -31,7 +31,7 @@ def lanes_for(problem: Problem, target: CpuTarget) -> int:
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -> Kernel:
     s = Schedule(problem.kernel)
     names = list(problem.lowered.out_loops)
-    if not names:
+    if not names or any(s.extent(n) == 0 for n in names):
         return s.done()
     names = fuse_rows(s, names)
     vectorized(s, names[-1], int(knobs["lanes"]), int(knobs["unroll"]))

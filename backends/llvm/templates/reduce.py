@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates.common import offsets, parallel_outer, stride, try_fuse, unit_stride
 from dnnc.backends.llvm.templates.maps import lanes_for, vectorized
+from dnnc.ir.bounds import bounds
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import const, free
 from dnnc.ir.operator.stmt import For, Kernel
@@ -85,7 +86,8 @@ def _over_rows(s: Schedule, problem: Problem, lanes: int, chains: int) -> None:
             vectorized(s, inner, lanes, 4)
             continue
         n = s.extent(inner)
-        if not unit_stride(s.loop(inner)) or (isinstance(n, int) and n < lanes):
+        most = bounds(n)[1]
+        if not unit_stride(s.loop(inner)) or (most is not None and most < lanes):
             continue
         body, steps = s.body, len(s.steps)
         try:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dnnc.frontends.onnx.call import NeedsValues
-from dnnc.frontends.onnx.facts import Refined, given_facts
+from dnnc.frontends.onnx.facts import Facts, Refined, given_facts
 from dnnc.frontends.onnx.importer import MALFORMED, Importer
-from dnnc.frontends.onnx.reader import initial_arrays, load
+from dnnc.frontends.onnx.reader import Model, initial_arrays, load
 from dnnc.ir.errors import ModelError, ShapeError
 from dnnc.ir.graph import Graph
 
@@ -62,17 +62,21 @@ def read_model(
 ) -> Imported:
     """Like `read`, with the model's own names of inputs and outputs."""
     parsed = load(model)
-    facts = given_facts(dims or {})
+    try:
+        return _settled(parsed, given_facts(dims or {}), values or {}, shapes or {}, name)
+    except MALFORMED as e:  # outside of any node: a name that is no text, a type that holds nothing
+        raise ModelError(f"the graph {parsed.graph.name!r} is malformed: {type(e).__name__}: {e}") from e
+
+
+def _settled(parsed: Model, facts: Facts, values: Mapping[str, Any], shapes: Mapping[str, Sequence[int | None]], name: str | None) -> Imported:
+    """The graph, read again as long as a reading finds a new fact about a symbol."""
     weights = initial_arrays(parsed.graph, parsed.folder)
     for _ in range(MAX_READINGS):
-        importer = Importer(parsed, weights, facts, values or {}, shapes or {}, name)
+        importer = Importer(parsed, weights, facts, values, shapes, name)
         try:
-            graph = importer.run()
+            return Imported(importer.run(), tuple(importer.inputs), tuple(importer.outputs))
         except Refined:
             continue
-        except MALFORMED as e:  # outside of any node: a name that is no text, a type that holds nothing
-            raise ModelError(f"the graph {parsed.graph.name!r} is malformed: {type(e).__name__}: {e}") from e
-        return Imported(graph, tuple(importer.inputs), tuple(importer.outputs))
     raise ShapeError(f"the symbolic dims of {parsed.graph.name!r} do not settle after {MAX_READINGS} readings; fix some with dims={{...}}")
 
 

@@ -37,7 +37,7 @@ EAGER = frozenset(("Constant", "Identity", *CONTROL))  # converters that cope wi
 RANDOM = frozenset(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"))
 
 # What Python raises where a model breaks an expectation that nothing checks by itself.
-MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError, AssertionError)
+MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError, AssertionError, RuntimeError)
 
 Entry = Item | None
 

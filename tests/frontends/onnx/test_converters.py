@@ -215,6 +215,17 @@ CASES: list[tuple[str, Sequence[int], list[Any], dict[str, Any], Sequence[int]]]
     ("Resize", (13,), [IMAGE, None, None, i64(2, 4, 10, 5)], {"mode": "linear", "coordinate_transformation_mode": "align_corners"}, (3,)),
     ("Resize", (13,), [IMAGE, None, None, i64(2, 4, 10, 5)], {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}, (3,)),
     ("Resize", (18,), [IMAGE, None, None, i64(3, 4)], {"mode": "linear", "antialias": 1, "axes": [2, 3]}, (3,)),
+    *[("GridSample", (16, 20), [IMAGE, RNG.uniform(-1.3, 1.3, (2, 3, 5, 2)).astype(np.float32)], {"padding_mode": p, "align_corners": k}, ())
+      for p in ("zeros", "border", "reflection") for k in (0, 1)],
+    ("Col2Im", (18,), [f32(2, 12, 6), i64(4, 5), i64(2, 3)], {"strides": [1, 2], "pads": [0, 1, 0, 0]}, (1, 2)),
+    # signals
+    ("DFT", (17,), [f32(2, 8, 1)], {"axis": 1, "onesided": 1}, ()),
+    ("DFT", (17,), [f32(2, 7, 2)], {"axis": 1, "inverse": 1}, ()),
+    ("DFT", (20,), [f32(2, 8, 3, 1), np.int64(6), np.int64(1)], {}, (1, 2)),
+    ("STFT", (17,), [f32(2, 20, 1), np.int64(4), f32(8)], {}, (1,)),
+    ("HannWindow", (17,), [np.int64(9)], {}, (0,)),
+    ("BlackmanWindow", (17,), [np.int64(9)], {"periodic": 0}, (0,)),
+    ("MelWeightMatrix", (17,), [np.int64(8), np.int64(32), np.int64(8192), np.float32(0), np.float32(4096)], {}, (0, 1, 2, 3, 4)),
 ]  # fmt: skip
 
 
@@ -329,6 +340,21 @@ def test_symbolic_batch_of_every_kind_of_layer() -> None:
     session = onnxruntime.InferenceSession(model.SerializeToString())
     (want,) = session.run(None, {"x": x, "w": w, "s": s})
     np.testing.assert_allclose(interp.run(found.graph, [x, w, s])[0], want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["linear", "circular"])
+def test_tensor_scatter(mode: str) -> None:
+    cache, update, starts = f32(2, 3, 6, 2), f32(2, 3, 2, 2), i64(1, 5 if mode == "circular" else 4)
+    want = cache.copy()
+    for b in range(2):
+        for t in range(2):
+            want[b, :, (starts[b] + t) % 6] = update[b, :, t]
+    check("TensorScatter", [cache, update, starts], {"mode": mode}, 24, want=want)
+
+
+def test_training_dropout_with_a_seed() -> None:
+    keep = np.random.RandomState(3).uniform(0, 1.0, X.shape) >= 0.25
+    check("Dropout", [X, np.float32(0.25), np.array(True)], {"seed": 3}, 13, fixed=(1, 2), want=(X * keep / 0.75).astype(np.float32))
 
 
 def test_training_dropout_is_refused() -> None:

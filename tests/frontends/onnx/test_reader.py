@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,12 @@ from dnnc.ir.errors import ModelError, UnsupportedError
 
 
 def model(
-    nodes: list[onnx.NodeProto], inputs: dict[str, list[object]], outputs: list[str], initial: list[TensorProto] = [], opset: int = 17, **more: object
+    nodes: list[onnx.NodeProto],
+    inputs: dict[str, list[object]],
+    outputs: list[str],
+    initial: Sequence[TensorProto] = (),
+    opset: int = 17,
+    **more: object,
 ):
     infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in inputs.items()]
     outs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs]
@@ -128,20 +134,20 @@ def test_strings() -> None:
 def test_less_data_than_the_shape_says(raw: bool) -> None:
     t = helper.make_tensor("w", TensorProto.FLOAT, [2], np.ones(2, np.float32).tobytes() if raw else [1.0, 2.0], raw)
     t.dims[0] = 1 << 40
-    with pytest.raises(ModelError, match="'w'.*need"):
+    with pytest.raises(ModelError, match=r"'w'.*need"):
         decode(t)
 
 
 def test_a_negative_dim() -> None:
     t = helper.make_tensor("w", TensorProto.FLOAT, [2], [1.0, 2.0])
     t.dims[0] = -2
-    with pytest.raises(ModelError, match="'w'.*negative"):
+    with pytest.raises(ModelError, match=r"'w'.*negative"):
         decode(t)
 
 
 def test_an_unknown_dtype() -> None:
     t = TensorProto(name="w", data_type=99)
-    with pytest.raises(UnsupportedError, match="'w'.*99"):
+    with pytest.raises(UnsupportedError, match=r"'w'.*99"):
         decode(t)
 
 
@@ -267,7 +273,7 @@ def test_a_cycle() -> None:
 
 def test_a_value_made_twice() -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Neg", ["x"], ["y"])]
-    with pytest.raises(ModelError, match="'y'.*exists already"):
+    with pytest.raises(ModelError, match=r"'y'.*exists already"):
         read(model(nodes, {"x": [2]}, ["y"]))
 
 
@@ -308,7 +314,7 @@ def with_functions(nodes: list[onnx.NodeProto], functions: list[onnx.FunctionPro
     return m
 
 
-def function(name: str, nodes: list[onnx.NodeProto], attributes: list[str] = []) -> onnx.FunctionProto:  # noqa: B006
+def function(name: str, nodes: list[onnx.NodeProto], attributes: Sequence[str] = ()) -> onnx.FunctionProto:
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
     return helper.make_function("local", name, ["a"], ["b"], nodes, imports, attributes)
 

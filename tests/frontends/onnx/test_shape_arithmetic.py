@@ -207,7 +207,7 @@ def test_nonzero_of_a_known_mask() -> None:
 
 
 def test_values_of_the_wrong_dtype() -> None:
-    with pytest.raises(ModelError, match="'target'.*float32"):
+    with pytest.raises(ModelError, match=r"'target'.*float32"):
         read(parse(RUNTIME), values={"target": np.array([4, 3], np.float32)})
 
 

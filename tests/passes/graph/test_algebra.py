@@ -155,7 +155,7 @@ def test_holds_means_that_every_number_survives(narrow: dt.DType) -> None:
         if wide.kind != "b" and holds(wide, narrow):
             with np.errstate(all="ignore"):
                 back = cast_numpy(cast_numpy(numbers, wide), narrow)
-            same = (back == numbers) | (np.isnan(back.astype(np.float64)) & np.isnan(numbers.astype(np.float64)))
+                same = (back == numbers) | (np.isnan(back.astype(np.float64)) & np.isnan(numbers.astype(np.float64)))
             assert same.all(), f"{wide} loses numbers of {narrow}"
 
 

@@ -1,0 +1,128 @@
+"""Is a result of a whole model right? Arrays against the graph interpreter in float64, by the bounds that tolerances.py states.
+
+A bound on rounding holds for a well-conditioned model only. Where it is exceeded, the interpreter runs once more in the model's own
+dtypes: what rounding alone does to that run, a right backend may do too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dnnc.ir.errors import AccuracyError
+from dnnc.ir.expr import Expr, Var, const
+from dnnc.ir.graph import Graph, Node
+from dnnc.ir.interp import run
+from dnnc.ir.shapes import as_env, resolve
+from dnnc.ir.tolerances import bound
+from dnnc.ir.types import TensorType
+
+Array = np.ndarray[Any, Any]
+ROUNDINGS = 16.0  # errors of the interpreter in the model's dtypes that a backend may make: it rounds in another order
+UNSTABLE = 0.02  # of the largest number: when rounding alone does that much, no comparison tells anything
+
+
+def check_model(call: Callable[..., Any], graph: Graph, dims: Mapping[Var, int], names: Sequence[str], seed: int = 0) -> None:
+    """Run `call` on random inputs and compare with the interpreter. AccuracyError names the first output that is off.
+
+    Args:
+        call: arrays in, one array or a tuple out.
+        graph: what `call` should compute.
+        dims: sizes of the graph's symbolic dims.
+        names: of the outputs, for messages.
+    """
+    inputs = random_inputs(graph, dims, np.random.default_rng(seed))
+    got = call(*inputs)
+    found = [got] if len(graph.outputs) == 1 else list(got)
+    wrong = first_difference(graph, inputs, found)
+    if wrong is not None:
+        k, what = wrong
+        raise AccuracyError(f"output {names[k]} of the compiled model is off: {what}; inputs are random ones of seed {seed}")
+
+
+def random_inputs(graph: Graph, dims: Mapping[Var, int], rng: np.random.Generator) -> list[Array]:
+    """Floats uniform in [-1, 1), integers 0 and 1 (an index into any axis of two or more), bools."""
+    env: dict[Expr, Expr] = as_env(dims)
+    return [_draw(rng, resolve(v.type, env)) for v in graph.inputs]
+
+
+def _draw(rng: np.random.Generator, t: TensorType) -> Array:
+    shape = tuple(int(str(d)) for d in t.shape)
+    if t.dtype.is_float:
+        return np.asarray(rng.random(shape) * 2 - 1).astype(t.dtype.numpy)
+    return np.asarray(rng.integers(0, 2, shape)).astype(t.dtype.numpy)
+
+
+def first_difference(graph: Graph, inputs: Sequence[Array], got: Sequence[Array]) -> tuple[int, str] | None:
+    """The number of the first output that rounding does not explain, and how it differs; None when all are right."""
+    want = run(graph, inputs, precision="float64")
+    k = longest_reduction(graph, {v.name: n for v, n in _sizes(graph, inputs).items()})
+    rounded: list[Array] | None = None
+    for i, (v, a, b) in enumerate(zip(graph.outputs, got, want)):
+        if a.shape != b.shape or a.dtype != v.type.dtype.numpy:
+            return i, f"{a.dtype}{list(a.shape)} where {v.type.dtype}{list(b.shape)} was expected"
+        limit = bound(v.type.dtype, k, b)
+        if _worst(a, b)[0] <= limit:
+            continue
+        rounded = rounded if rounded is not None else run(graph, inputs)
+        loss = _worst(rounded[i], b)[0]
+        if loss > UNSTABLE * _scale(b) or (not v.type.dtype.is_float and loss):
+            continue
+        limit += ROUNDINGS * loss
+        error, at = _worst(a, b)
+        if error > limit:
+            return i, f"element {at} is {a[at]!r}, the float64 reference says {b[at]!r}; the bound for {v.type.dtype} is {limit:.3g}"
+    return None
+
+
+def _sizes(graph: Graph, inputs: Sequence[Array]) -> Mapping[Var, int]:
+    from dnnc.ir.shapes import bind_dims
+
+    return bind_dims(graph, [a.shape for a in inputs])
+
+
+def _worst(a: Array, b: Array) -> tuple[float, tuple[int, ...]]:
+    """The largest difference and where it is; NaN equals NaN, and infinities themselves."""
+    if not a.size:
+        return 0.0, ()
+    if a.dtype.kind in "OUST":
+        different = a != b
+        at = tuple(int(i) for i in np.unravel_index(int(different.argmax()), a.shape))
+        return float(different[at]), at
+    wide = np.complex128 if a.dtype.kind == "c" else np.float64
+    x, y = a.astype(wide), b.astype(wide)
+    with np.errstate(all="ignore"):
+        error = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.abs(x - y))
+    error = np.where(np.isnan(error), np.inf, error)
+    at = tuple(int(i) for i in np.unravel_index(int(error.argmax()), error.shape))
+    return float(error[at]), at
+
+
+def _scale(a: Array) -> float:
+    finite = np.abs(a[np.isfinite(a)]) if a.dtype.kind in "fc" else np.abs(a.astype(np.float64)) if a.dtype.kind in "iub" else np.zeros(0)
+    return float(finite.max(initial=0.0))
+
+
+def longest_reduction(graph: Graph, sizes: Mapping[str, int]) -> int:
+    """The most terms that any node sums."""
+    env: dict[Expr, Expr] = {v: const(sizes[n]) for n, v in graph.dims.items() if n in sizes}
+    return max((_terms(n, env) for n in graph.nodes()), default=1)
+
+
+def _terms(n: Node, env: Mapping[Expr, Expr]) -> int:
+    if not n.op.traits & {"contraction", "reduction"} and not n.op.name.startswith("cum"):
+        return 1
+    read = [_elements(v.type, env) for v in n.inputs if v is not None]
+    made = max(_elements(n.outputs[0].type, env), 1)
+    if n.op.name in ("matmul", "gemm") and n.inputs[0] is not None and n.inputs[0].type.shape:
+        return max(_elements(TensorType(n.inputs[0].type.dtype, n.inputs[0].type.shape[-1:]), env), 1)
+    if "contraction" in n.op.traits:
+        return max(read[1], 1)
+    return max(read[0] // made, *(_elements(TensorType(n.outputs[0].type.dtype, (d,)), env) for d in n.outputs[0].type.shape), 1)
+
+
+def _elements(t: TensorType, env: Mapping[Expr, Expr]) -> int:
+    n = resolve(t, env).size
+    return n if isinstance(n, int) else 1

@@ -1,0 +1,226 @@
+"""The commands and their options. Each loads its own implementation when it runs, so that `--help` loads neither NumPy nor LLVM."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from dnnc.cli.errors import guarded
+
+app = typer.Typer(
+    name="dnnc",
+    help="Compile neural networks to fast native code, run them, and look at every stage on the way.",
+    epilog="Begin with:  dnnc run model.onnx  and  dnnc inspect model.onnx --stage operator --dims N=1",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+cache_app = typer.Typer(no_args_is_help=True, help="Compiled kernels on disk: where they are, how many, and how to remove them.")
+app.add_typer(cache_app, name="cache")
+
+
+class Verify(str, Enum):
+    kernels = "kernels"
+    model = "model"
+    none = "none"
+
+
+class Stage(str, Enum):
+    graph = "graph"
+    operator = "operator"
+    llvm = "llvm"
+    asm = "asm"
+
+
+class Numerics(str, Enum):
+    strict = "strict"
+    standard = "standard"
+    fast = "fast"
+
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="An .onnx file, or graph text in a .py file.", show_default=False)]
+Target = Annotated[str, typer.Option(help="What to compile for; `dnnc targets` lists what there is. Options follow: 'llvm -mcpu=haswell'.")]
+Dims = Annotated[
+    list[str] | None,
+    typer.Option("--dims", metavar="NAME=SIZE,...", help="Sizes of symbolic dims, or bounds: batch=1,seq=16..128.", show_default=False),
+]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads of a call. Default: all CPUs that the process may use.", show_default=False)]
+Verified = Annotated[Verify, typer.Option(help="What to compare with float64: each new kernel, the whole model too, or nothing.")]
+OptLevel = Annotated[int, typer.Option("--opt-level", "-O", help="0: nothing, 1: no fusion and no layouts, 3: everything.")]
+NumericsOption = Annotated[Numerics, typer.Option(help="strict: bit-identical, no reassociation; fast: approximate functions.")]
+Cache = Annotated[str, typer.Option(metavar="auto|PATH|off", help="Where compiled kernels are kept.")]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        "-i",
+        metavar="NAME=VALUE",
+        help="NAME=FILE.npy, NAME=random, =zeros or =ones; without NAME= for all inputs, or FILE.npz by names. Repeat it.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]
+
+
+@app.command("compile", epilog="Example:  dnnc compile model.onnx --dims batch=1,seq=128 --threads 2")
+@guarded
+def compile_(
+    model: Model,
+    target: Target = "llvm",
+    dims: Dims = None,
+    threads: Threads = None,
+    verify: Verified = Verify.kernels,
+    opt_level: OptLevel = 3,
+    numerics: NumericsOption = Numerics.standard,
+    cache: Cache = "auto",
+    inputs: Inputs = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compile a model and report what was done: passes, kernels with their schedules, memory, time.
+
+    A model with symbolic dims is compiled for the sizes that --dims gives, or for those of the arrays that --input gives.
+    Compiled kernels go to the cache, where `dnnc run` and `dnnc.compile` find them.
+    """
+    from dnnc.cli.compile import Job, compile_command
+
+    shared = (tuple(dims or ()), threads, verify.value, opt_level, numerics.value, cache, tuple(inputs or ()))
+    compile_command(Job(model, target, *shared), as_json)
+
+
+@app.command("run", epilog="Example:  dnnc run digits.onnx --input image=x.npy --output y.npz")
+@guarded
+def run(
+    model: Model,
+    inputs: Inputs = None,
+    dims: Dims = None,
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Write the outputs to a .npz file, or one to a .npy file.")] = "",
+    repeat: Annotated[int, typer.Option(min=1, help="How many times to call; the median is shown.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of random inputs.")] = 0,
+    target: Target = "llvm",
+    threads: Threads = None,
+    verify: Verified = Verify.kernels,
+    opt_level: OptLevel = 3,
+    numerics: NumericsOption = Numerics.standard,
+    cache: Cache = "auto",
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run a model and show what comes out: type, range and first values of every output, and the time.
+
+    Without --input all inputs are random: normal floats, integers 0 and 1.
+    """
+    from dnnc.cli.compile import Job, run_command
+
+    shared = (tuple(dims or ()), threads, verify.value, opt_level, numerics.value, cache, tuple(inputs or ()))
+    run_command(Job(model, target, *shared), output, repeat, seed, as_json)
+
+
+@app.command("inspect", epilog="Example:  dnnc inspect digits.onnx --stage operator --kernel 0 --dims N=1")
+@guarded
+def inspect(
+    model: Model,
+    stage: Annotated[Stage, typer.Option("--stage", "-s", help="Which text.")] = Stage.graph,
+    kernel: Annotated[
+        str | None, typer.Option("--kernel", "-k", help="One kernel: its number, name or symbol, or a node of the model.", show_default=False)
+    ] = None,
+    naive: Annotated[bool, typer.Option("--naive", help="The graph before the passes; operator IR before its schedule.")] = False,
+    locs: Annotated[bool, typer.Option("--locs", help="Say in comments which nodes of the model graph nodes come from.")] = False,
+    dims: Dims = None,
+    target: Target = "llvm",
+    opt_level: OptLevel = 3,
+    numerics: NumericsOption = Numerics.standard,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Print a model as graph IR, its kernels as operator IR, as LLVM IR, or as assembly.
+
+    Kernels come with their schedule and the nodes that they compute. Dims without a size stay symbols where that works.
+    """
+    from dnnc.cli.arguments import parse_dims
+    from dnnc.cli.inspect import View, inspect_command
+    from dnnc.options import CompileOptions
+
+    options = CompileOptions(target=target, dims=parse_dims(dims or ()), opt_level=opt_level, numerics=numerics.value)
+    inspect_command(model, View(stage.value, kernel, naive, locs), options, as_json)
+
+
+@app.command("opt", epilog='Example:  dnnc opt g.py -p "fold,cse,dce,fuse" --print-after-all')
+@guarded
+def opt(
+    graph: Model,
+    passes: Annotated[
+        str | None, typer.Option("--passes", "-p", help="Names, in order. Default: the whole pipeline. `dnnc passes` lists them.", show_default=False)
+    ] = None,
+    print_after_all: Annotated[bool, typer.Option("--print-after-all", help="Print the graph after each pass.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Verify the graph after each pass.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Say why rules of a pass do not fire.")] = False,
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE.py", help="Write the graph, its constants to FILE.npz.")] = "",
+    dims: Dims = None,
+    lanes: Annotated[int, typer.Option(min=1, help="float32 values of a vector, for layouts.")] = 16,
+    numerics: NumericsOption = Numerics.standard,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run graph passes on graph text or on a model, and print the graph.
+
+    `fuse` and `memory-plan` change nothing: they print their plan. Constants of graph text are read from the .npz file beside it.
+    """
+    from dnnc.cli.opt import Settings, opt_command
+    from dnnc.passes.base import PassContext
+
+    settings = Settings(passes, print_after_all, check, explain, output)
+    opt_command(graph, tuple(dims or ()), settings, PassContext(numerics=numerics.value, lanes=lanes), as_json)
+
+
+@app.command("passes", epilog="Example:  dnnc passes")
+@guarded
+def passes(as_json: Json = False, verbose: Verbose = False) -> None:
+    """List the graph passes in the order of the pipeline, each with its reason. `dnnc opt -p` takes their names."""
+    from dnnc.cli.opt import passes_command
+
+    passes_command(as_json)
+
+
+@app.command("targets", epilog="Example:  dnnc targets --json")
+@guarded
+def targets(as_json: Json = False, verbose: Verbose = False) -> None:
+    """Show what this machine can compile for, and why not for the rest."""
+    from dnnc.cli.info import targets_command
+
+    targets_command(as_json)
+
+
+@app.command("ops", epilog="Example:  dnnc ops --onnx")
+@guarded
+def ops(
+    onnx: Annotated[bool, typer.Option("--onnx", help="The operators of ONNX instead, and how each is read.")] = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """List the ops of the graph IR and how each is defined."""
+    from dnnc.cli.info import ops_command
+
+    ops_command(onnx, as_json)
+
+
+@cache_app.command("info", epilog="Example:  dnnc cache info")
+@guarded
+def cache_info(cache: Cache = "auto", as_json: Json = False, verbose: Verbose = False) -> None:
+    """Show where compiled kernels are kept, how many there are, and how large they are together."""
+    from dnnc.cli.info import cache_info_command
+
+    cache_info_command(cache, as_json)
+
+
+@cache_app.command("clear", epilog="Example:  dnnc cache clear")
+@guarded
+def cache_clear(cache: Cache = "auto", as_json: Json = False, verbose: Verbose = False) -> None:
+    """Remove all compiled kernels. The next compilation makes them anew."""
+    from dnnc.cli.info import cache_clear_command
+
+    cache_clear_command(cache, as_json)

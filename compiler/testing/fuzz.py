@@ -1,0 +1,203 @@
+"""Random graphs against the interpreter: `python -m dnnc.testing.fuzz --seeds 0:200 [--nodes 12] [--target llvm]`.
+
+Every seed is a graph with inputs (random_graphs.py). It is compiled at all optimization levels for one and for two threads, run, and compared
+with the float64 interpreter. A graph that fails is made small by dropping nodes while it still fails, and printed as text. Seeds run in
+child processes, so a crash costs one seed and is reported like a wrong number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dnnc.accuracy import first_difference
+from dnnc.ir.errors import DnncError
+from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.interp import run
+from dnnc.testing.random_graphs import random_graph
+
+Array = np.ndarray[Any, Any]
+LEVELS = (0, 1, 3)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A graph that goes wrong, how it was compiled, and what happened."""
+
+    graph: Graph
+    inputs: list[Array]
+    options: dict[str, Any]
+    message: str
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{k}={v!r}" for k, v in self.options.items())
+        return f"{self.message}\ncompiled with {given}\n{self.graph}"
+
+
+def settings(target: str = "llvm", levels: Sequence[int] = LEVELS, threads: Sequence[int] = (1, 2)) -> list[dict[str, Any]]:
+    """The options under which a graph is compiled."""
+    return [{"target": target, "opt_level": level, "threads": t} for level in levels for t in threads]
+
+
+def check(graph: Graph, inputs: Sequence[Array], options: dict[str, Any], cache: Any) -> str | None:
+    """What goes wrong when a graph is compiled and run, or None."""
+    from dnnc.driver import compile as compile_model
+
+    try:
+        f = compile_model(graph, cache=cache, **options)
+        got = f(*inputs)
+    except DnncError as e:
+        return f"{type(e).__name__}: {e}"
+    except Exception as e:  # whatever escapes is the compiler's mistake
+        return f"escaped {type(e).__name__}: {e}"
+    wrong = first_difference(graph, inputs, [got] if len(graph.outputs) == 1 else list(got))
+    return None if wrong is None else f"wrong result: output {graph.outputs[wrong[0]].name}, {wrong[1]}"
+
+
+def check_seed(seed: int, nodes: int, tries: Sequence[dict[str, Any]], cache: Any) -> Failure | None:
+    """The first failure of a seed's graph, made small."""
+    graph, inputs = random_graph(seed, nodes)
+    for options in tries:
+        message = check(graph, inputs, options, cache)
+        if message is not None:
+            return shrink(Failure(graph, inputs, options, message), lambda g, x, o=options: check(g, x, o, cache))  # type: ignore[misc]
+    return None
+
+
+# --- making a failing graph small ---------------------------------------------------------------------------------------------
+
+
+def shrink(failure: Failure, check_graph: Callable[[Graph, Sequence[Array]], str | None]) -> Failure:
+    """Drop outputs, then replace nodes by inputs that hold what they made, as long as it fails in the same way."""
+    kind = _kind(failure.message)
+    again = True
+    while again:
+        again = False
+        for g, inputs in _smaller(failure):
+            message = check_graph(g, inputs)
+            if message is not None and _kind(message) == kind:
+                failure = Failure(g, inputs, failure.options, message)
+                again = True
+                break
+    return failure
+
+
+def _kind(message: str) -> str:
+    return message.split(":")[0]
+
+
+def _smaller(failure: Failure) -> Iterator[tuple[Graph, list[Array]]]:
+    """Graphs with one output, or with one node less."""
+    g, inputs = failure.graph, failure.inputs
+    if len(g.outputs) > 1:
+        for k in range(len(g.outputs)):
+            yield _rebuilt(g, inputs, [g.outputs[k]], {})
+        for k in range(len(g.outputs)):
+            yield _rebuilt(g, inputs, [v for j, v in enumerate(g.outputs) if j != k], {})
+    nodes = list(g.nodes())
+    held = dict(zip([v for n in nodes for v in n.outputs], _all_values(g, inputs)))
+    for n in nodes:  # an input in its place
+        if len(nodes) > 1:
+            yield _rebuilt(g, inputs, g.outputs, {v: held[v] for v in n.outputs})
+    for n in reversed(nodes):  # an output that ends one node earlier
+        if n.outputs[0] in g.outputs:
+            for v in n.inputs:
+                if v is not None and v.node is not None:
+                    yield _rebuilt(g, inputs, [v if o is n.outputs[0] else o for o in g.outputs], {})
+
+
+def _all_values(g: Graph, inputs: Sequence[Array]) -> list[Array]:
+    whole = g.copy()
+    whole.outputs = [v for n in whole.nodes() for v in n.outputs]
+    return run(whole, list(inputs))
+
+
+def _rebuilt(g: Graph, inputs: Sequence[Array], outputs: Sequence[Value], given: dict[Value, Array]) -> tuple[Graph, list[Array]]:
+    """The part of a graph that these outputs need, with some values as inputs."""
+    needed: set[Value] = set()
+    stack = list(outputs)
+    while stack:
+        v = stack.pop()
+        if v not in needed:
+            needed.add(v)
+            if v.node is not None and v not in given:
+                stack += [x for x in v.node.inputs if x is not None]
+    new = Graph(g.name)
+    env: dict[Value, Value] = {}
+    arrays: list[Array] = []
+    for v, a in [*zip(g.inputs, inputs), *given.items()]:
+        if v in needed:
+            env[v] = new.add_input(v.name, v.type)
+            arrays.append(a)
+    for v, a in g.constants.items():
+        if v in needed:
+            env[v] = new.constant(a, v.name, v.locs, v.type)
+    for n in g.nodes():
+        if any(v in needed and v not in env for v in n.outputs):
+            made = new.append(Node(n.op, [None if v is None else env[v] for v in n.inputs], n.attrs, [o.type for o in n.outputs], n.locs))
+            env.update((v, m) for v, m in zip(n.outputs, made.outputs) if v not in env)
+    new.outputs = [env[v] for v in outputs]
+    return new, arrays
+
+
+# --- command line -------------------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m dnnc.testing.fuzz", description="Compile random graphs and compare with the interpreter.")
+    parser.add_argument("--seeds", default="0:100", help="first:end")
+    parser.add_argument("--nodes", type=int, default=12)
+    parser.add_argument("--target", default="llvm")
+    parser.add_argument("--here", action="store_true", help="in this process: a crash ends the run")
+    args = parser.parse_args(argv)
+    first, _, end = args.seeds.partition(":")
+    todo, failed = range(int(first), int(end or int(first) + 1)), 0
+    with tempfile.TemporaryDirectory() as cache:
+        while todo:
+            done, bad = (_here if args.here else _in_child)(todo, args, cache)
+            failed += bad
+            todo = todo[done:]
+    print(f"{failed} failures")
+    return int(failed > 0)
+
+
+def _here(seeds: range, args: argparse.Namespace, cache: str) -> tuple[int, int]:
+    failed = 0
+    for seed in seeds:
+        print(f"seed {seed}", flush=True)
+        failure = check_seed(seed, args.nodes, settings(args.target), cache)
+        if failure is not None:
+            print(f"FAILED seed {seed}: {failure}", flush=True)
+            failed += 1
+    return len(seeds), failed
+
+
+def _in_child(seeds: range, args: argparse.Namespace, cache: str) -> tuple[int, int]:
+    """Run seeds until the child ends: (seeds that are done, failures)."""
+    words = ["--here", "--seeds", f"{seeds[0]}:{seeds[-1] + 1}", "--nodes", str(args.nodes), "--target", args.target]
+    child = subprocess.Popen([sys.executable, "-m", "dnnc.testing.fuzz", *words], stdout=subprocess.PIPE, text=True)
+    started, failed, lines = 0, 0, []
+    assert child.stdout is not None
+    for line in child.stdout:
+        started += bool(line.startswith("seed "))
+        failed += bool(line.startswith("FAILED"))
+        lines.append(line)
+        if not line.startswith("seed ") and not line.endswith(" failures\n"):
+            print(line, end="", flush=True)
+    child.wait()
+    if child.returncode in (0, 1) and started == len(seeds):
+        return started, failed
+    at = seeds[max(started - 1, 0)]
+    print(f"FAILED seed {at}: the process ended with status {child.returncode}\n{random_graph(at, args.nodes)[0]}", flush=True)
+    return max(started, 1), failed + 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

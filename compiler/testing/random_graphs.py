@@ -1,0 +1,584 @@
+"""Random graphs that a compiler must get right: typed, shape-aware, with values that stay finite and results that rounding cannot flip.
+
+In: a seed. Out: a graph and arrays for its inputs. Each node is interpreted as it is made, in float64, in the model's own dtypes, and on
+operands moved by a few times their rounding error; one whose result is not finite, or that such a move would change by much (a comparison
+near a tie, a cast near an integer), is taken back. So whatever a backend's result differs in is the backend's doing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dnnc.ir.builder import Builder
+from dnnc.ir.dtype import BY_NAME, DType
+from dnnc.ir.errors import ShapeError
+from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.interp import run
+from dnnc.ir.op import OpDef, Sample
+from dnnc.ir.ops import OPS
+from dnnc.ir.types import TensorType
+
+Array = np.ndarray[Any, Any]
+SIZES = (1, 1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 31, 32, 33)
+DTYPES = ("f32",) * 12 + ("f16", "f16", "bf16", "f64", "i64", "i64", "i32", "u8", "i8", "bool")
+MAX_ELEMENTS = 6000
+MAX_NUMBER = {"f16": 500.0, "bf16": 1e4}  # of a float result, 1e5 where nothing is said
+MOVES = 2  # trials with moved operands
+MOVE = 8.0  # how far, in rounding errors
+NO_CODE = {n for n, d in OPS.items() if d.host is not None}
+
+
+@dataclass(eq=False)
+class Made:
+    """A value with what it holds: in float64 (`exact`), as the model rounds, and the error that a backend may have in it."""
+
+    value: Value
+    exact: Array
+    rounded: Array
+    error: float
+
+    @property
+    def type(self) -> TensorType:
+        return self.value.type
+
+    @property
+    def dtype(self) -> DType:
+        return self.value.type.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.exact.shape
+
+
+def random_graph(seed: int, nodes: int = 12) -> tuple[Graph, list[Array]]:
+    """A graph of about that many nodes and arrays for its inputs. Equal seeds give equal graphs."""
+    g = _Generator(np.random.default_rng(seed))
+    return g.make(nodes)
+
+
+class _Generator:
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.graph = Graph("fuzz")
+        self.b = Builder(self.graph)
+        self.pool: list[Made] = []
+        self.arrays: list[Array] = []
+
+    # --- choices --------------------------------------------------------------------------------------------------------------
+
+    def chance(self, p: float) -> bool:
+        return bool(self.rng.random() < p)
+
+    def below(self, n: int) -> int:
+        return int(self.rng.integers(n))
+
+    def one_of(self, items: Sequence[Any]) -> Any:
+        return items[self.below(len(items))]
+
+    def shape(self, rank: int | None = None) -> tuple[int, ...]:
+        rank = self.one_of((0, 1, 2, 2, 3, 3, 4, 4, 5)) if rank is None else rank
+        while True:
+            s = tuple(int(self.one_of(SIZES)) for _ in range(rank))
+            if np.prod(s, dtype=np.int64) <= MAX_ELEMENTS:
+                return s
+
+    def pick(self, kinds: str = "f", rank: int = 0) -> Made:
+        """A value of one of these kinds and at least that rank; recent ones more often, so that chains grow."""
+        fits = [m for m in self.pool if m.dtype.kind in kinds and len(m.shape) >= rank]
+        if not fits or self.chance(0.08):
+            return self.source(kinds, self.shape(max(rank, self.one_of((1, 2, 3, 4)))))
+        return fits[-1 - min(int(self.rng.exponential(2.5)), len(fits) - 1)] if self.chance(0.7) else self.one_of(fits)
+
+    def dtype(self, kinds: str) -> DType:
+        return BY_NAME[self.one_of([d for d in DTYPES if BY_NAME[d].kind in kinds] or [{"u": "u8", "i": "i64"}.get(kinds[0], "f32")])]
+
+    # --- inputs and constants ---------------------------------------------------------------------------------------------------
+
+    def draw(self, dtype: DType, shape: tuple[int, ...], low: float = -2.0, high: float = 2.0) -> Array:
+        a: Array
+        if dtype.kind == "b":
+            a = self.rng.integers(0, 2, shape)
+        elif dtype.is_int:
+            lo, hi = max(dtype.range[0], int(np.ceil(low))), min(dtype.range[1], int(np.floor(high)))
+            a = self.rng.integers(min(lo, hi), max(lo, hi), shape, endpoint=True)
+        else:
+            a = self.rng.uniform(low, high, shape)
+        return np.asarray(a).astype(dtype.numpy)
+
+    def source(self, kinds: str, shape: tuple[int, ...], dtype: DType | None = None, low: float = -2.0, high: float = 2.0) -> Made:
+        """A new input or constant."""
+        dtype = dtype or self.dtype(kinds)
+        if dtype.is_int and (low, high) == (-2.0, 2.0):
+            low, high = -9.0, 9.0
+        a = self.draw(dtype, shape, low, high)
+        if self.chance(0.5):
+            v = self.graph.add_input(f"x{len(self.arrays)}", TensorType(dtype, shape))
+            self.arrays.append(a)
+        else:
+            v = self.graph.constant(a, "w")
+        m = Made(v, a.astype(np.float64) if dtype.is_float else a, a, 0.0)
+        self.pool.append(m)
+        return m
+
+    def like(self, m: Made, shape: tuple[int, ...], low: float = -2.0, high: float = 2.0) -> Made:
+        """A value of m's dtype and this shape: one that is there, if it is in range, or a new one."""
+        fits = [x for x in self.pool if x.dtype is m.dtype and x.shape == shape and _within(x, low, high)]
+        return self.one_of(fits) if fits and self.chance(0.6) else self.source(m.dtype.kind, shape, m.dtype, low, high)
+
+    # --- nodes ----------------------------------------------------------------------------------------------------------------
+
+    def add(self, name: str, *operands: Made | None, **attrs: Any) -> Made | None:
+        """A node, unless it does not fit or would be too sensitive."""
+        values = [None if m is None else m.value for m in operands]
+        try:
+            out = self.b.op(name, *values, **attrs)
+        except ShapeError:
+            return None
+        node: Node = (out[0] if isinstance(out, tuple) else out).node
+        made = self.evaluate(node, operands)
+        if made is None:
+            self.graph.erase(node)
+            return None
+        self.pool += made
+        return made[0]
+
+    def evaluate(self, node: Node, operands: Sequence[Made | None]) -> list[Made] | None:
+        if any(np.prod(v.type.shape, dtype=np.int64) > MAX_ELEMENTS for v in node.outputs):
+            return None
+        given = [m for m in operands if m is not None]
+        exact = _interpret(node, [m.exact for m in given], "float64")
+        rounded = _interpret(node, [m.rounded for m in given], "as-is")
+        errors = [_distance(r, e) for r, e in zip(rounded, exact)]
+        for _ in range(MOVES if any(m.error for m in given) else 0):
+            moved = _interpret(node, [self.moved(m) for m in given], "float64")
+            errors = [max(d, _distance(x, e) / MOVE) for d, x, e in zip(errors, moved, exact)]
+        made = []
+        for v, e, r, d in zip(node.outputs, exact, rounded, errors):
+            scale = float(np.abs(e.astype(np.float64)).max(initial=0.0))
+            if not np.isfinite(e.astype(np.float64)).all() or (v.type.dtype.is_float and scale > MAX_NUMBER.get(v.type.dtype.name, 1e5)):
+                return None
+            if d > (0.01 * scale if v.type.dtype.is_float else 0.0):
+                return None
+            made.append(Made(v, e, r, d))
+        return made
+
+    def moved(self, m: Made) -> Array:
+        return m.exact + self.rng.uniform(-1, 1, m.shape) * m.error * MOVE if m.error and m.dtype.is_float else m.exact
+
+    def into(self, m: Made | None, low: float, high: float) -> Made | None:
+        """A float value brought into a range."""
+        if m is None or _within(m, low, high):
+            return m
+        if self.chance(0.5):
+            return self.add("clip", m, low=low, high=high)
+        s = self.add("sigmoid", m)
+        s = s and self.add("mul", s, self.number(m.dtype, high - low))
+        return s and self.add("add", s, self.number(m.dtype, low))
+
+    def number(self, dtype: DType, x: float) -> Made:
+        a = np.asarray(x).astype(dtype.numpy)
+        return Made(self.graph.constant(a, "k"), a.astype(np.float64) if dtype.is_float else a, a, 0.0)
+
+    # --- the whole ------------------------------------------------------------------------------------------------------------
+
+    def make(self, nodes: int) -> tuple[Graph, list[Array]]:
+        for _ in range(1 + self.below(3)):
+            self.source("f", self.shape(self.one_of((1, 2, 3, 4))))
+        focus = [self.one_of(RECIPES) for _ in range(3)]  # each graph has its habits
+        for _ in range(nodes * 4):
+            if len(self.graph) >= nodes:
+                break
+            recipe: Callable[[_Generator], Any] = self.one_of(focus) if self.chance(0.5) else self.one_of(RECIPES)
+            recipe(self)
+        self.choose_outputs()
+        return self.graph, self.arrays
+
+    def choose_outputs(self) -> None:
+        made = [m.value for m in self.pool if m.value.node is not None]
+        leaves = [v for v in made if not v.uses]
+        outs = [v for v in leaves if self.chance(0.8)] + [v for v in made if self.chance(0.12)]
+        if self.chance(0.1):
+            outs.append(self.one_of(self.pool).value)  # an input or a constant straight out
+        if outs and self.chance(0.1):
+            outs.append(self.one_of(outs))  # one value twice
+        self.graph.outputs = list(outs if len(set(outs)) < len(outs) and self.chance(0.3) else dict.fromkeys(outs)) or [self.pool[-1].value]
+
+
+def _within(m: Made, low: float, high: float) -> bool:
+    a = m.exact.astype(np.float64)
+    return bool(a.size == 0 or (a.min() >= low and a.max() <= high))
+
+
+def _interpret(node: Node, arrays: Sequence[Array], precision: Any) -> list[Array]:
+    """The outputs of one node on these operands."""
+    g = Graph("one")
+    values: list[Value | None] = []
+    for v in node.inputs:
+        values.append(None if v is None else g.add_input(f"x{len(g.inputs)}", v.type))
+    n = g.append(Node(node.op, values, node.attrs, [o.type for o in node.outputs]))
+    g.outputs = list(n.outputs)
+    return run(g, list(arrays), precision=precision)
+
+
+def _distance(a: Array, b: Array) -> float:
+    if a.size == 0:
+        return 0.0
+    with np.errstate(all="ignore"):
+        d = np.abs(a.astype(np.float64) - b.astype(np.float64)).max()
+    return float(d) if np.isfinite(d) else np.inf
+
+
+# --- recipes: each adds a node or a few ---------------------------------------------------------------------------------------
+
+UNARY = [n for n, d in OPS.items() if "elementwise" in d.traits and len(d.samples[0].inputs) == 1 and n != "cast"]
+BINARY = [n for n, d in OPS.items() if "elementwise" in d.traits and len(d.samples[0].inputs) == 2 and d.compute is not None]
+
+
+def _kinds(op: OpDef) -> str:
+    return "".join(sorted({s.inputs[0].dtype.kind for s in op.samples}))
+
+
+def _unary(g: _Generator) -> None:
+    op = OPS[g.one_of(UNARY)]
+    s: Sample = g.one_of(op.samples)
+    m: Made | None = g.pick(s.inputs[0].dtype.kind if g.chance(0.5) else _kinds(op))
+    if m is not None and m.dtype.is_float:
+        m = g.into(m, *op.samples[0].domain)
+    if m is not None and not (m.dtype.is_float and dict(s.attrs).get("low", 0) is None):
+        g.add(op.name, m, **dict(s.attrs))
+
+
+def _activation(g: _Generator) -> None:
+    m = g.pick("f")
+    g.add(g.one_of(("relu", "relu", "sigmoid", "tanh", "gelu", "hard_swish", "swish", "leaky_relu", "softplus")), m)
+
+
+def _binary(g: _Generator) -> None:
+    op = OPS[g.one_of(BINARY if g.chance(0.5) else ("add", "mul", "sub", "max", "min", "add", "mul"))]
+    m = g.pick(_kinds(op))
+    low, high = op.samples[0].domain
+    other = g.like(m, g.one_of(_partners(m.shape)), low if m.dtype.is_float else -9, high)
+    if m.dtype.is_float and low > 0:
+        left = g.into(m, low, high)
+    else:
+        left = m
+    if op.name in ("div", "mod", "fmod") and m.dtype.is_float:
+        size = g.add("abs", other)
+        other_ = size and g.add("add", size, g.number(m.dtype, 0.5))
+    else:
+        other_ = other
+    if left is not None and other_ is not None:
+        g.add(op.name, *((left, other_) if g.chance(0.7) or low > 0 or op.name in ("div", "mod", "fmod") else (other_, left)))
+
+
+def _partners(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Shapes that broadcast with one: the same, a tail, ones in places, a scalar."""
+    out: list[tuple[int, ...]] = [shape, shape, ()]
+    out += [shape[k:] for k in range(1, len(shape))]
+    out += [tuple(1 if k == j else d for j, d in enumerate(shape)) for k in range(len(shape))]
+    out += [tuple(d if k == j else 1 for j, d in enumerate(shape)) for k in range(len(shape))]
+    return out
+
+
+def _diamond(g: _Generator) -> None:
+    m = g.pick("f")
+    a = g.add(g.one_of(("sigmoid", "tanh", "relu", "neg", "abs", "softplus")), m)
+    if a is not None:
+        b = g.add(g.one_of(("mul", "add", "sub", "max")), m, a) if g.chance(0.6) else g.add("concat", a, m, axis=-1) if m.shape else None
+        if b is not None and g.chance(0.3) and b.shape == m.shape:
+            g.add("add", b, a)
+
+
+def _same_shape(g: _Generator) -> None:
+    """Two values of one type that are there already: residual connections."""
+    m = g.pick("fiu")
+    fits = [x for x in g.pool if x.dtype is m.dtype and x.shape == m.shape]
+    g.add(g.one_of(("add", "add", "mul", "sub", "max")), m, g.one_of(fits))
+
+
+def _select(g: _Generator) -> None:
+    m = g.pick("fiu")
+    c = g.add(g.one_of(("less", "greater", "equal", "less_equal")), m, g.like(m, g.one_of(_partners(m.shape))))
+    if c is not None and g.chance(0.3):
+        c = g.add("logical_and", c, g.source("b", g.one_of(_partners(c.shape)), BY_NAME["bool"]))
+    if c is not None:
+        g.add("where", c, m, g.like(m, g.one_of(_partners(m.shape))))
+
+
+def _cast(g: _Generator) -> None:
+    m = g.pick("fiub")
+    to = g.dtype("fiub") if g.chance(0.6) else BY_NAME["f32"]
+    if m.dtype.is_float and not to.is_float and g.chance(0.7):
+        s = g.add("floor", m)
+        m = s if s is not None else m
+    g.add("cast", m, to=to)
+
+
+def _factors(g: _Generator, n: int, rank: int) -> tuple[int, ...]:
+    dims = [1] * rank
+    left = n
+    for p in (2, 3, 5, 7, 11, 13, 17, 31):
+        while left % p == 0:
+            dims[g.below(rank)] *= p
+            left //= p
+    dims[g.below(rank)] *= left
+    return tuple(dims)
+
+
+def _reshape(g: _Generator) -> None:
+    m = g.pick("fiub")
+    g.add("reshape", m, shape=_factors(g, m.exact.size, 1 + g.below(4)))
+
+
+def _transpose(g: _Generator) -> None:
+    m = g.pick("fiub", 1)
+    g.add("transpose", m, perm=tuple(int(p) for p in g.rng.permutation(len(m.shape))))
+
+
+def _unit_dims(g: _Generator) -> None:
+    m = g.pick("fiub")
+    if 1 in m.shape and g.chance(0.5):
+        g.add("squeeze", m) if g.chance(0.3) else g.add("expand", m, shape=tuple(3 if d == 1 else d for d in m.shape))
+    elif g.chance(0.5):
+        g.add("unsqueeze", m, axes=(g.below(len(m.shape) + 1),))
+    else:
+        g.add("tile", m, repeats=tuple(1 + g.below(2) for _ in m.shape))
+
+
+def _concat(g: _Generator) -> None:
+    m = g.pick("fiub", 1)
+    axis = g.below(len(m.shape))
+    fits = [x for x in g.pool if x.dtype is m.dtype and len(x.shape) == len(m.shape) and all(a == b or k == axis for k, (a, b) in enumerate(zip(x.shape, m.shape)))]
+    g.add("concat", m, *(g.one_of(fits) for _ in range(1 + g.below(2))), axis=axis)
+
+
+def _slice(g: _Generator) -> None:
+    m = g.pick("fiub", 1)
+    starts, steps, shape = [], [], []
+    for d in m.shape:
+        step = g.one_of((1, 1, 1, 2, 3))
+        start = g.below(max(d, 1))
+        count = 1 + g.below(max(1, -(-(d - start) // step))) if d else 0
+        if g.chance(0.15) and d:
+            start, step = start + (count - 1) * step, -step
+        starts.append(start)
+        steps.append(step)
+        shape.append(count)
+    g.add("slice", m, starts=tuple(starts), steps=tuple(steps), shape=tuple(shape))
+
+
+def _pad(g: _Generator) -> None:
+    m = g.pick("fi", 1)
+    mode = g.one_of(("constant", "constant", "reflect", "edge", "wrap"))
+    g.add("pad", m, pads=tuple(g.below(3) for _ in range(2 * len(m.shape))), mode=mode)
+
+
+def _gather(g: _Generator) -> None:
+    m = g.pick("fib", 1)
+    axis = g.below(len(m.shape))
+    n = m.shape[axis]
+    if n:
+        g.add("gather", m, g.source("i", g.shape(g.below(3)), g.dtype("i"), -n, n - 1), axis=axis)
+
+
+def _reduce(g: _Generator) -> None:
+    names = ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_sum", "reduce_mean", "reduce_l1", "reduce_l2", "reduce_sum_square", "reduce_prod")
+    op = g.one_of((*names, "reduce_log_sum_exp", "reduce_log_sum"))
+    m: Made | None = g.pick("f" if op.startswith(("reduce_l", "reduce_m")) and g.chance(0.8) else _kinds(OPS[op]), 1)
+    if m is None or (op == "reduce_log_sum" and (m := g.into(m, 0.1, 3.0)) is None):
+        return
+    axes = tuple(k for k in range(len(m.shape)) if g.chance(0.5)) or (len(m.shape) - 1,)
+    g.add(op, m, axes=axes, keepdims=g.chance(0.5))
+
+
+def _arg(g: _Generator) -> None:
+    m = g.pick("fiu", 1)
+    g.add(g.one_of(("argmax", "argmin")), m, axis=g.below(len(m.shape)), keepdims=g.chance(0.5), select_last=g.chance(0.2))
+
+
+def _cumulative(g: _Generator) -> None:
+    m = g.pick("fi", 1)
+    g.add("cumsum", m, axis=g.below(len(m.shape)), exclusive=g.chance(0.3), reverse=g.chance(0.3))
+
+
+def _softmax(g: _Generator) -> None:
+    m: Made | None = g.pick("f", 1)
+    if m is None:
+        return
+    if g.chance(0.3):
+        m = g.add("mul", m, g.number(m.dtype, 0.25))
+    if m is not None and g.chance(0.3):
+        m = g.add("add", m, g.like(m, g.one_of(_partners(m.shape))))
+    if m is not None:
+        g.add(g.one_of(("softmax", "softmax", "log_softmax")), m, axis=-1 if g.chance(0.7) else g.below(len(m.shape)))
+
+
+def _norm(g: _Generator) -> None:
+    m = g.pick("f", 1)
+    kind = g.one_of(("layer", "layer", "rms", "mvn", "instance", "group", "batch", "lp", "lrn"))
+    if kind == "layer":
+        axis = g.below(len(m.shape))
+        s = g.like(m, m.shape[axis:], 0.2, 2.0)
+        g.add("layer_norm", m, s, *([g.like(m, m.shape[axis:])] if g.chance(0.7) else []), axis=axis, epsilon=1e-3)
+    elif kind == "rms":
+        g.add("rms_norm", m, g.like(m, m.shape[-1:], 0.2, 2.0), axis=-1, epsilon=1e-3)
+    elif kind == "mvn":
+        g.add("mean_variance_norm", m, axes=tuple(k for k in range(len(m.shape)) if g.chance(0.6)) or None, epsilon=1e-3)
+    elif kind == "lp":
+        g.add("lp_norm", m, axis=g.below(len(m.shape)), p=1 + g.below(2))
+    elif len(m.shape) >= 3:
+        c = m.shape[1]
+        p = [g.like(m, (c,), 0.2, 2.0) for _ in range(4)]
+        if kind == "instance":
+            g.add("instance_norm", m, p[0], p[1], epsilon=1e-2)
+        elif kind == "group":
+            g.add("group_norm", m, p[0], p[1], groups=g.one_of([d for d in (1, 2, 3, 4, c) if c % d == 0]), epsilon=1e-2)
+        elif kind == "batch":
+            g.add("batch_norm", m, *p, epsilon=1e-3)
+        else:
+            g.add("lrn", m, size=g.one_of((1, 3, 5)), alpha=0.1)
+
+
+def _matmul(g: _Generator) -> None:
+    m = g.pick("f" if g.chance(0.9) else "i", 1)
+    k = m.shape[-1]
+    n = int(g.one_of(SIZES))
+    batch = g.one_of(((), (), m.shape[:-2], (1,) * len(m.shape[:-2]))) if len(m.shape) > 2 else ()
+    w = g.like(m, (*batch, k, n) if g.chance(0.9) else (k,), -0.5, 0.5) if m.dtype.is_float else g.like(m, (k, n))
+    y = g.add("matmul", m, w) if g.chance(0.85) or len(m.shape) < 2 else g.add("matmul", g.like(m, (*m.shape[:-2], n, m.shape[-2])), m)
+    if y is not None and g.chance(0.5) and y.shape:
+        y = g.add("add", y, g.like(y, g.one_of((y.shape[-1:], y.shape))))
+    if y is not None and g.chance(0.3):
+        _activate(g, y)
+    elif y is not None and len(y.shape) == 3 and g.chance(0.3) and y.shape[-1] % 2 == 0:
+        r = g.add("reshape", y, shape=(*y.shape[:-1], 2, y.shape[-1] // 2))
+        if r is not None:
+            g.add("transpose", r, perm=g.one_of(((0, 2, 1, 3), (0, 2, 3, 1))))
+
+
+def _activate(g: _Generator, y: Made) -> Made | None:
+    return g.add(g.one_of(("relu", "gelu", "sigmoid", "tanh", "hard_swish")), y)
+
+
+def _gemm(g: _Generator) -> None:
+    m = g.pick("f", 2)
+    if len(m.shape) != 2:
+        return
+    ta, tb, n = g.chance(0.3), g.chance(0.5), int(g.one_of(SIZES))
+    k = m.shape[0 if ta else 1]
+    w = g.like(m, (n, k) if tb else (k, n), -0.5, 0.5)
+    g.add("gemm", m, w, *([g.like(m, g.one_of(((n,), (1, n), ())))] if g.chance(0.7) else []), trans_a=ta, trans_b=tb, alpha=g.one_of((1.0, 0.5)))
+
+
+def _image(g: _Generator, spatial: int) -> Made:
+    fits = [m for m in g.pool if m.dtype.is_float and len(m.shape) == spatial + 2 and min(m.shape) > 0]
+    if fits and g.chance(0.85):
+        return g.one_of(fits)  # type: ignore[no-any-return]
+    channels = int(g.one_of((1, 3, 4, 8, 16, 16, 17, 24, 32, 33)))
+    size = tuple(int(g.one_of((1, 4, 5, 6, 7, 8, 9, 11) if spatial < 3 else (1, 3, 4))) for _ in range(spatial))
+    return g.source("f", (g.one_of((1, 1, 2, 3)), channels, *size), None if g.chance(0.2) else BY_NAME["f32"])
+
+
+def _conv(g: _Generator) -> None:
+    spatial = g.one_of((1, 2, 2, 2, 2, 3))
+    x = _image(g, spatial)
+    c = x.shape[1]
+    out = int(g.one_of((1, 3, 8, 12, 16, 17, 32)))
+    group = 1
+    if g.chance(0.3):
+        group = g.one_of([d for d in (2, 4, c) if c % d == 0] or [1])
+        out = c if group == c else group * g.one_of((1, 2, 4))
+    kernel = tuple(g.one_of((1, 1, 2, 3, 3)) for _ in range(spatial))
+    w = g.like(x, (out, c // group, *kernel), -0.5, 0.5)
+    strides = tuple(g.one_of((1, 1, 2)) for _ in range(spatial))
+    pads = tuple(g.one_of((0, 1, 1)) if k > 1 else 0 for k in kernel * 2)
+    dilations = tuple(g.one_of((1, 1, 1, 2)) for _ in range(spatial))
+    bias = [g.like(x, (out,))] if g.chance(0.6) else []
+    y = g.add("conv", x, w, *bias, strides=strides, pads=pads, dilations=dilations, group=group)
+    if y is not None and g.chance(0.5):
+        y = _activate(g, y)
+    if y is not None and y.shape == x.shape and g.chance(0.5):
+        g.add("add", y, x)
+
+
+def _conv_transpose(g: _Generator) -> None:
+    x = _image(g, 2)
+    w = g.like(x, (x.shape[1], int(g.one_of((1, 3, 16))), g.one_of((1, 2, 3)), g.one_of((2, 3))), -0.5, 0.5)
+    g.add("conv_transpose", x, w, strides=(g.one_of((1, 2)), g.one_of((1, 2, 3))))
+
+
+def _pool(g: _Generator) -> None:
+    spatial = g.one_of((1, 2, 2, 2))
+    x = _image(g, spatial)
+    op = g.one_of(("max_pool", "max_pool", "avg_pool", "avg_pool", "lp_pool", "global_avg_pool", "global_avg_pool", "global_max_pool"))
+    if op.startswith("global"):
+        g.add(op, x)
+        return
+    kernel = tuple(g.one_of((1, 2, 3)) for _ in range(spatial))
+    strides = tuple(g.one_of((1, 2, 2)) for _ in range(spatial))
+    more = {"count_include_pad": g.chance(0.4)} if op == "avg_pool" else {}
+    g.add(op, x, kernel=kernel, strides=strides, pads=tuple(g.below(2) if k > 1 else 0 for k in kernel * 2), **more)
+
+
+def _image_movement(g: _Generator) -> None:
+    x = _image(g, 2)
+    if g.chance(0.5):
+        c = x.shape[1]
+        g.add("depth_to_space", x, block=2, mode=g.one_of(("DCR", "CRD"))) if c % 4 == 0 else g.add("space_to_depth", x, block=2)
+    else:
+        h, w = x.shape[2:]
+        up = (2, -1, 4)
+        g.add("resize", x, shape=(*x.shape[:2], 2 * h, 2 * w), coords=((1, 0, 1), (1, 0, 1), up, up), mode=g.one_of(("nearest", "linear")))
+
+
+def _create(g: _Generator) -> None:
+    shape = g.shape(g.below(3))
+    if g.chance(0.5):
+        g.add("full", shape=shape, value=1.5)
+    elif shape:
+        g.add("iota", shape=shape, axis=g.below(len(shape)), dtype=g.dtype("fi"))
+
+
+def _any_sample(g: _Generator) -> None:
+    """Any op on one of its samples, its operands made from values that are there."""
+    op = OPS[g.one_of([n for n in OPS if n not in NO_CODE and n != "pack"])]
+    s: Sample = g.one_of(op.samples)
+    operands = [_fitted(g, t, s.domain) for t in s.inputs]
+    if all(m is not None for m in operands):
+        g.add(op.name, *operands, **dict(s.attrs))
+
+
+def _fitted(g: _Generator, t: TensorType, domain: tuple[float, float]) -> Made | None:
+    """A value of exactly this type, in the domain: cut or repeated, cast and clipped from one that is there."""
+    shape = tuple(int(str(d)) for d in t.shape)
+    fits = [m for m in g.pool if m.dtype is t.dtype or (m.dtype.is_float and t.dtype.is_float)]
+    if not fits or g.chance(0.5) or t.dtype.kind in "b" or t.dtype.bits < 8:
+        return g.source(t.dtype.kind, shape, t.dtype, *domain)
+    m: Made | None = g.one_of(fits)
+    n = int(np.prod(shape, dtype=np.int64))
+    assert m is not None
+    size = m.exact.size
+    m = g.add("reshape", m, shape=(size,))
+    if m is not None and size < n and size:
+        m = g.add("tile", m, repeats=(-(-n // size),))
+    if m is not None and m.exact.size > n:
+        m = g.add("slice", m, starts=(0,), steps=(1,), shape=(n,))
+    m = m and g.add("reshape", m, shape=shape)
+    if m is not None and m.dtype is not t.dtype:
+        m = g.add("cast", m, to=t.dtype)
+    if m is None or _within(m, *domain):
+        return m
+    return g.add("clip", m, low=domain[0], high=domain[1]) if m.dtype.kind in "fiu" and m.exact.size else None
+
+
+RECIPES: tuple[Callable[[_Generator], None], ...] = (
+    _unary, _unary, _activation, _activation, _binary, _binary, _binary, _diamond, _diamond, _same_shape, _same_shape, _select, _cast,
+    _reshape, _transpose, _unit_dims, _concat, _slice, _pad, _gather, _reduce, _reduce, _arg, _cumulative, _softmax, _norm, _norm,
+    _matmul, _matmul, _matmul, _gemm, _conv, _conv, _conv, _conv, _conv_transpose, _pool, _pool, _image_movement, _create, _any_sample, _any_sample,
+)  # fmt: skip
+
+__all__ = ["random_graph"]

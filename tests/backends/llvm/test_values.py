@@ -1,0 +1,184 @@
+"""What IEEE and the records say of special values: NaN, infinities, signed zeros, denormals, division by zero, wide shifts, casts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from native_check import one_node, run_native
+
+from dnnc.ir.builder import Builder
+from dnnc.ir.dtype import BY_NAME, DType
+from dnnc.ir.graph import Graph
+from dnnc.ir.interp import run
+from dnnc.ir.ops import OPS
+from dnnc.ir.types import TensorType
+
+FLOATS = ("f32", "f64", "f16", "bf16")
+INTS = ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64")
+CPUS = ("llvm", "llvm -mcpu=x86-64")
+
+
+def limits(t: DType) -> Any:
+    info: Any = ml_dtypes.finfo
+    return info(t.numpy)
+
+
+def specials(t: DType) -> Any:
+    """37 values: two vectors and a tail of every type."""
+    info = limits(t)
+    edge = [float(x) for x in (info.smallest_subnormal, info.tiny, info.max, info.eps)]
+    some = [np.nan, np.inf, 0.0, *edge, 0.5, 1.0, 1.5, 2.5, 3.0, 0.1, 7.25, 1e-3, 100.0, 60000.0, 2.0**23 + 1]
+    with np.errstate(all="ignore"):
+        return np.array([*some, *(-x for x in some), 0.3], np.float64).astype(t.numpy)
+
+
+def integers(t: DType) -> Any:
+    lo, hi = t.range
+    return np.array([lo, lo + 1, hi, hi - 1, 0, 1, 2, 3, 7, 100, *((-1, -2, -7) if t.kind == "i" else (hi // 2, hi // 2 + 1, 5))], t.numpy)
+
+
+def pairs(a: Any) -> tuple[Any, Any]:
+    x, y = np.meshgrid(a, a, indexing="ij")
+    return x.reshape(-1).copy(), y.reshape(-1).copy()
+
+
+def unary(kind: str) -> list[str]:
+    out = []
+    for op in OPS.values():
+        if "elementwise" in op.traits and op.name != "cast" and any(len(s.inputs) == 1 and s.inputs[0].dtype.kind == kind for s in op.samples):
+            out.append(op.name)
+    return out
+
+
+def binary(kind: str) -> list[str]:
+    return [
+        op.name
+        for op in OPS.values()
+        if "elementwise" in op.traits
+        and op.name != "quantize_linear"
+        and any(len(s.inputs) == 2 and {t.dtype.kind for t in s.inputs} == {kind} for s in op.samples)
+    ]
+
+
+def sample_attrs(name: str) -> dict[str, Any]:
+    return dict(OPS[name].samples[0].attrs)
+
+
+CANCELS = ("gelu",)  # 1 + erf(x) near -1: the error is relative to x
+
+
+def check_floats(got: Any, want: Any, t: DType, given: list[Any], cancels: bool = False) -> None:
+    """Element by element: the reference in float64, rounded to the type; 8 units in the last place, nothing below the smallest normal."""
+    with np.errstate(all="ignore"):
+        rounded = want.astype(t.numpy).astype(np.float64)
+    info = limits(t)
+    wide = got.astype(np.float64)
+    with np.errstate(all="ignore"):
+        near = np.abs(wide - rounded) <= 8 * float(info.eps) * np.abs(given[0].astype(np.float64) if cancels else rounded) + float(info.tiny)
+        near |= (
+            (np.abs(want) > float(info.max) * (1 - 8 * float(info.eps))) & (np.abs(wide) >= float(info.max) * 0.99) & (np.sign(wide) == np.sign(want))
+        )
+    ok = near | (wide == rounded) | (np.isnan(wide) & np.isnan(rounded))
+    assert ok.all(), f"at {[x[~ok][:4] for x in given]}: got {wide[~ok][:4]}, expected {rounded[~ok][:4]}"
+
+
+def check(name: str, arrays: list[Any], target: str = "llvm", **attrs: Any) -> None:
+    g = one_node(name, [TensorType(BY_NAME[_name(a)], a.shape) for a in arrays], **attrs)
+    t = g.outputs[0].type.dtype
+    (got,) = run_native(g, arrays, target)
+    (want,) = run(g, arrays, "float64")
+    assert got.dtype == t.numpy and got.shape == want.shape
+    if t.is_float:
+        check_floats(got, want, t, arrays, name in CANCELS)
+        return
+    bad = got != want
+    assert not bad.any(), f"at {[x[bad][:4] for x in arrays]}: got {got[bad][:4]}, expected {want[bad][:4]}"
+
+
+def _name(a: Any) -> str:
+    return next(t.name for t in BY_NAME.values() if t.kind not in "sc" and t.numpy == a.dtype)
+
+
+@pytest.mark.parametrize("name", unary("f"))
+def test_unary_floats(name: str) -> None:
+    for t in FLOATS:
+        check(name, [specials(BY_NAME[t])], **sample_attrs(name))
+
+
+@pytest.mark.parametrize("name", binary("f"))
+def test_binary_floats(name: str) -> None:
+    for t in FLOATS:
+        check(name, list(pairs(specials(BY_NAME[t]))), **sample_attrs(name))
+
+
+@pytest.mark.parametrize("name", unary("i"))
+def test_unary_integers(name: str) -> None:
+    for t in INTS:
+        if t[0] == "i" or name in unary("u"):
+            check(name, [integers(BY_NAME[t])], **sample_attrs(name))
+
+
+@pytest.mark.parametrize("name", sorted({*binary("i"), *binary("u")}))
+def test_binary_integers(name: str) -> None:
+    """Division by zero and INT_MIN / -1, shifts by the width and more, wrapping."""
+    for t in INTS:
+        if name in binary(t[0]):
+            a, b = pairs(integers(BY_NAME[t]))
+            if name == "pow":  # the record's exponents end at 63, but for bases whose powers do not grow
+                a, b = (x[(b < 64) | (np.abs(a.astype(np.float64)) <= 1)] for x in (a, b))
+            check(name, [a, b], **sample_attrs(name))
+
+
+@pytest.mark.parametrize("target", CPUS)
+@pytest.mark.parametrize("source", [*FLOATS, *INTS, "bool"])
+def test_casts(source: str, target: str) -> None:
+    """All pairs in one program: saturating, NaN to 0, one rounding."""
+    t = BY_NAME[source]
+    x = specials(t) if t.is_float else integers(t) if t.is_int else np.array([True, False, True])
+    g = Graph("g")
+    v = g.add_input("x", TensorType(t, x.shape))
+    others = [BY_NAME[n] for n in (*FLOATS, *INTS, "bool") if n != source]
+    g.outputs = [Builder(g).op("cast", v, to=o) for o in others]
+    for got, want, o in zip(run_native(g, [x], target), run(g, [x]), others, strict=True):
+        assert got.dtype == want.dtype
+        same = (got == want) | ((got != got) & (want != want))
+        assert same.all(), f"{source} to {o}: {x[~same][:4]} gives {got[~same][:4]}, expected {want[~same][:4]}"
+
+
+SMALL = [n for n, t in BY_NAME.items() if t.is_float and t.bits <= 8]
+
+
+@pytest.mark.parametrize("target", CPUS)
+@pytest.mark.parametrize("name", [*SMALL, "f16", "bf16"])
+def test_small_floats_bit_for_bit(name: str, target: str) -> None:
+    """Every code to float32, and float32 on both sides of every tie to codes."""
+    t = BY_NAME[name]
+    codes = np.arange(1 << t.bits, dtype=np.uint16 if t.bits == 16 else np.uint8).view(t.numpy)
+    (wide,) = run_native(one_node("cast", [TensorType(t, codes.shape)], to=BY_NAME["f32"]), [codes], target)
+    np.testing.assert_array_equal(wide, codes.astype(np.float32))
+    known = np.unique(wide[np.isfinite(wide)])
+    middle = (known[1:].astype(np.float64) + known[:-1]) / 2
+    x = np.concatenate([known, middle, np.nextafter(middle.astype(np.float32), np.float32(np.inf)), [np.nan, np.inf, -np.inf, -0.0, 3e38, 1e-40]])
+    x = x.astype(np.float32)
+    (got,) = run_native(one_node("cast", [TensorType(BY_NAME["f32"], x.shape)], to=t, saturate=False), [x], target)
+    want = x.astype(t.numpy)
+    got, want = (a.view(np.uint16 if t.bits == 16 else np.uint8) for a in (got, want))
+    nan = np.isnan(want.view(t.numpy).astype(np.float32)) & np.isnan(got.view(t.numpy).astype(np.float32))
+    bad = (got != want) & ~nan
+    assert not bad.any(), f"{x[bad][:4]} gives {got[bad][:4]}, expected {want[bad][:4]}"
+
+
+def test_extremes_propagate_nan() -> None:
+    a, b = pairs(np.array([np.nan, -np.inf, -1, -0.0, 0.0, 1, np.inf], np.float32))
+    for name, f in (("max", np.maximum), ("min", np.minimum)):
+        (got,) = run_native(one_node(name, ["f32 49", "f32 49"]), [a, b])
+        np.testing.assert_array_equal(got, f(a, b))
+
+
+def test_reductions_of_special_values() -> None:
+    x = np.array([[np.nan, 1, 2], [np.inf, -np.inf, 0], [-np.inf, 3, 1], [-0.0, 0.0, -0.0]], np.float32).repeat(7, 1)
+    for name in ("reduce_max", "reduce_min", "reduce_sum", "reduce_mean", "argmax"):
+        check(name, [x], **({"axis": 1} if name == "argmax" else {"axes": (1,)}))

@@ -1,0 +1,150 @@
+"""Expansions of exp, log, erf, tanh: interpreted in float32 against Python's functions in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dnnc.ir.expr import Op, walk
+from dnnc.ir.operator.interp import run_kernel
+from dnnc.ir.operator.stmt import Kernel, exprs, walk_stmts
+from dnnc.ir.operator.text import parse_kernel, show_kernel
+from dnnc.ir.operator.verify import verify_kernel
+from dnnc.passes.operator.decompose import EXPANSIONS, decompose
+
+Array = np.ndarray[Any, Any]
+INF, NAN = math.inf, math.nan
+LARGEST_EXP = float(np.nextafter(np.float32(88.72284), np.float32(0)))  # the largest float32 whose exp is one
+SMALLEST_EXP = float(np.float32(-87.33654))  # the smallest whose exp is a normal number
+MIN_NORMAL = 2.0**-126
+
+
+def kernel(name: str, n: int, lanes: int = 1) -> Kernel:
+    at = f"{lanes}*i:+{lanes}" if lanes > 1 else "i"
+    return parse_kernel(f"def k(x: f32[{n}], y: f32[{n}]):\n    for i in range({n // lanes}):\n        y[{at}] = {name}(x[{at}])\n")
+
+
+def apply(name: str, x: Array, lanes: int = 1) -> Array:
+    y = np.full_like(x, NAN)
+    run_kernel(verify_kernel(decompose(kernel(name, x.size, lanes))), {"x": x, "y": y})
+    return y
+
+
+def calls(k: Kernel) -> set[str]:
+    """The intrinsics that a kernel uses."""
+    return {x.name for f in k.funcs for s in walk_stmts(f.body) for e in exprs(s) for x in walk(e) if isinstance(x, Op)}
+
+
+def grid(low: float, high: float, points: int = 4000) -> Array:
+    """Points at equal distances with jitter, and both ends."""
+    x = np.linspace(low, high, points) + np.random.default_rng(0).uniform(-0.5, 0.5, points) * (high - low) / points
+    return np.concatenate([np.clip(x, low, high), [low, high]]).astype(np.float32)
+
+
+def magnitudes(low: float, high: float) -> Array:
+    """Both signs of numbers of all magnitudes between 2^low and 2^high."""
+    x = np.exp2(grid(low, high, 3000).astype(np.float64))
+    return np.concatenate([x, -x]).astype(np.float32)
+
+
+# where each function is compared, and by how many units in the last place it may be off. Where the device fuses multiply and add, exp and log
+# stay below 1; the interpreter rounds the product as well.
+REGIONS: dict[str, tuple[Callable[[float], float], float, list[Array]]] = {
+    "exp": (math.exp, 1.5, [grid(SMALLEST_EXP, LARGEST_EXP), grid(-1, 1), magnitudes(-40, 3)]),
+    "log": (math.log, 1.0, [np.abs(magnitudes(-126, 127)), grid(0.5, 2), grid(0.99, 1.01), np.abs(magnitudes(-149, -126))]),
+    "erf": (math.erf, 2.0, [grid(-5, 5), grid(-1, 1), magnitudes(-100, 1), grid(0.91, 0.93)]),
+    "tanh": (math.tanh, 2.0, [grid(-11, 11), grid(-1, 1), magnitudes(-126, 3), grid(0.62, 0.64)]),
+}
+
+
+def ulps(got: Array, want: Array) -> Array:
+    """Distances in units in the last place of the float32 nearest to the wanted number."""
+    return np.abs(got.astype(np.float64) - want) / np.spacing(np.abs(want.astype(np.float32))).astype(np.float64)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", EXPANSIONS)
+def test_error(name: str) -> None:
+    f, bound, regions = REGIONS[name]
+    for x in regions:
+        want = np.array([f(v) for v in x.tolist()])
+        off = ulps(apply(name, x), want)
+        assert off.max() <= bound, f"{name}({x[off.argmax()]!r}) is off by {off.max():.2f} ulp"
+
+
+SPECIAL: dict[str, list[tuple[float, float]]] = {
+    "exp": [(0.0, 1.0), (-0.0, 1.0), (INF, INF), (-INF, 0.0), (NAN, NAN), (1e-40, 1.0), (-1e-40, 1.0), (88.72284, INF), (88.73, INF), (3.4e38, INF), (-87.34, 0.0), (-3.4e38, 0.0)],
+    "log": [(0.0, -INF), (-0.0, -INF), (INF, INF), (-INF, NAN), (NAN, NAN), (1.0, 0.0), (-1e-40, NAN), (-1.0, NAN)],
+    "erf": [(0.0, 0.0), (-0.0, -0.0), (INF, 1.0), (-INF, -1.0), (NAN, NAN), (4.0, 1.0), (-4.0, -1.0), (3.4e38, 1.0)],
+    "tanh": [(0.0, 0.0), (-0.0, -0.0), (INF, 1.0), (-INF, -1.0), (NAN, NAN), (10.0, 1.0), (-10.0, -1.0), (-3.4e38, -1.0), (1e-40, 1e-40), (-1e-45, -1e-45)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPANSIONS)
+def test_special_values(name: str) -> None:
+    x, want = (np.array(column, np.float32) for column in zip(*SPECIAL[name]))
+    got = apply(name, x)
+    same = (np.isnan(got) & np.isnan(want)) | ((got == want) & (np.signbit(got) == np.signbit(want)))
+    assert same.all(), f"{name} of {x[~same]} is {got[~same]} instead of {want[~same]}"
+
+
+def test_denormal_results() -> None:
+    tiny = np.array([1e-40, -1e-40, 1e-45], np.float32)
+    np.testing.assert_allclose(apply("erf", tiny).astype(np.float64), tiny.astype(np.float64) * 2 / math.sqrt(math.pi), rtol=0, atol=1.5e-45)
+    below = np.nextafter(np.float32(SMALLEST_EXP), np.float32(-INF))
+    assert apply("exp", np.array([SMALLEST_EXP, below], np.float32)).tolist() == [pytest.approx(MIN_NORMAL, rel=1e-6), 0.0]
+
+
+@pytest.mark.parametrize("name", EXPANSIONS)
+def test_monotone_between_pieces(name: str) -> None:
+    """Where two pieces of the definition meet there is no step back of more than the error."""
+    for edge in {"erf": (0.92,), "tanh": (0.63,), "exp": (0.5 * math.log(2),), "log": (math.sqrt(0.5), 2.0**-126)}[name]:
+        x = np.float32(edge) * (1 + np.arange(-64, 64) * 2.0**-23)
+        y = apply(name, x.astype(np.float32))
+        assert (np.diff(y) >= -2 * np.spacing(np.abs(y[:-1]))).all()
+
+
+@pytest.mark.parametrize("name", EXPANSIONS)
+def test_vectors_compute_the_same(name: str) -> None:
+    x = np.concatenate([grid(-9, 9, 300), np.array([v for v, _ in SPECIAL[name]], np.float32), np.zeros(16, np.float32)])
+    x = x[: x.size // 16 * 16]
+    assert np.array_equal(apply(name, x), apply(name, x, lanes=16), equal_nan=True)
+
+
+@pytest.mark.parametrize("name", EXPANSIONS)
+def test_what_is_left_has_a_spelling_everywhere(name: str) -> None:
+    k = decompose(kernel(name, 8))
+    assert not calls(k) & set(EXPANSIONS)
+    assert show_kernel(parse_kernel(show_kernel(k))) == show_kernel(k)
+
+
+def test_what_the_target_spells_stays() -> None:
+    k = parse_kernel("def k(x: f32[8], y: f32[8]):\n    for i in range(8):\n        y[i] = exp(x[i]) + tanh(x[i])\n")
+    assert "tanh" in calls(decompose(k, spelled=("tanh",))) and "exp" not in calls(decompose(k, spelled=("tanh",)))
+    assert show_kernel(decompose(k, spelled=tuple(EXPANSIONS))) == show_kernel(k)
+
+
+def test_other_types_stay() -> None:
+    text = "def k(x: f64[8], y: f64[8]):\n    for i in range(8):\n        y[i] = exp(x[i])\n"
+    assert show_kernel(decompose(parse_kernel(text))) == text
+
+
+def test_nested_calls_and_guards_are_reached() -> None:
+    k = parse_kernel(
+        """\
+def k(n: dim[1, 8], x: f32[8], y: f32[8]):
+    for i in range(8):
+        if i < n:
+            a: f32 = exp(log(x[i]))
+            y[i] = tanh(a)
+"""
+    )
+    done = decompose(k)
+    assert not calls(done) & set(EXPANSIONS)
+    x, y = np.linspace(0.5, 4, 8, dtype=np.float32), np.zeros(8, np.float32)
+    run_kernel(verify_kernel(done), {"n": 5, "x": x, "y": y})
+    np.testing.assert_allclose(y[:5], np.tanh(x[:5].astype(np.float64)), rtol=4e-7)
+    assert not y[5:].any()
