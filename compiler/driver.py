@@ -71,15 +71,17 @@ def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) ->
         return compile_graph(made.graph, (list(made.inputs), list(made.outputs)), replace(opts, dims={}), progress)
 
     start = time.perf_counter()
+    unknown = sorted(set(opts.dims) - set(declared(model).dims)) if opts.dims else []
+    if unknown:
+        raise InputError(f"dims: the model has no symbolic size {', '.join(unknown)}; it has {', '.join(declared(model).dims) or 'none'}")
     try:
         imported = read_model(model, dims=opts.dims)
     except (NeedsValues, ShapeError) as e:
         asks = e.inputs if isinstance(e, NeedsValues) else ()
-        signature = declared(model)
         # symbolic sizes may not show what numbers will (that two paths end with equal sizes); a model of fixed sizes is simply wrong
-        if not asks and not signature.symbolic:
+        if not asks and not declared(model).dims:
             raise
-        return LateExecutable(signature, asks, read, lambda error: error.inputs if isinstance(error, NeedsValues) else ())
+        return LateExecutable(declared(model), asks, read, lambda error: error.inputs if isinstance(error, NeedsValues) else ())
     names = list(imported.inputs), list(imported.outputs)
     seconds = time.perf_counter() - start
     f = compile_graph(imported.graph, names, replace(opts, dims=_left(opts, imported.graph)), progress, seconds)

@@ -130,8 +130,8 @@ def _by_cases(e: Expr, t: Expr, c: int, facts: tuple[Expr, ...], depth: int) -> 
         return all(nonneg(rest + a * c, facts, depth - 1) for a in t.args[1:])
     if t.name == "//" and (d := value(t.args[1])) is not None and c % d == 0:  # c*(a//d) -> c/d*(a - a%d)
         return nonneg(rest + (t.args[0] - t.args[0] % d) * (c // d), facts, depth - 1)
-    if t.name == "//" and c == -1 and _positive(t.args[1], facts, depth):  # a // b <= q  <=  a <= q*b + b - 1
-        return nonneg((rest + 1) * t.args[1] - 1 - t.args[0], facts, depth - 1)
+    if t.name == "//" and c < 0 and _positive(t.args[1], facts, depth):  # k*(a // b) <= q  <=  a <= (q//k)*b + b - 1
+        return nonneg((rest // -c + 1) * t.args[1] - 1 - t.args[0], facts, depth - 1)
     if t.name == "//" and c > 0 and _positive(t.args[1], facts, depth) and nonneg(t.args[0], facts, depth - 1):  # a // b >= 0
         return nonneg(rest, facts, depth - 1)
     if t.name == "guard" and c < 0:

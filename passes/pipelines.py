@@ -53,9 +53,10 @@ FOLD_AGAIN = Pass("fold-again", fold, "decompositions of weights (transposes of 
 CSE = Pass("cse", cse, "equal values are computed once; after canonicalize, which makes equal things look equal")
 DCE = Pass("dce", dce, "what nobody reads goes before layouts and plans see it")
 LAYOUT = Pass("layout", layout, "blocks for the vectors; last of the rewrites, since it fixes how values lie")
+DCE_AGAIN = Pass("dce-again", dce, "layout relabels constants and leaves the old ones without readers")
 COPY_OUTPUTS = Pass("copy-outputs", copy_outputs, "outputs are memory of their own; after layout, which may add the last node itself")
 
-PASSES = (FOLD, BATCH_NORM, IDIOMS, DECOMPOSE, CANONICALIZE, FOLD_AGAIN, CSE, DCE, LAYOUT, COPY_OUTPUTS)
+PASSES = (FOLD, BATCH_NORM, IDIOMS, DECOMPOSE, CANONICALIZE, FOLD_AGAIN, CSE, DCE, LAYOUT, DCE_AGAIN, COPY_OUTPUTS)
 LEVELS: dict[int, tuple[Pass, ...]] = {
     0: (DECOMPOSE, DCE, COPY_OUTPUTS),
     1: tuple(p for p in PASSES if p is not LAYOUT),

@@ -122,7 +122,8 @@ def load_objects(objs: Sequence[bytes]) -> Loaded:
     if absent:
         raise InternalError(f"this process has no {', '.join(absent)}: its C library lacks them")
     machine = _target().create_target_machine(opt=CODEGEN_LEVEL, codemodel="default", jit=True)
-    empty = llvm.parse_assembly(_header(machine), llvm.create_context())
+    # in the process's own context: one of its own might be collected before the engine, which still needs it
+    empty = llvm.parse_assembly(_header(machine))
     engine = llvm.create_mcjit_compiler(empty, machine)
     for obj in objs:
         engine.add_object_file(llvm.ObjectFileRef.from_data(obj))

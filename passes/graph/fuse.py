@@ -135,8 +135,10 @@ class _Fuser:
             return _same(v.type.shape, out.shape) or n.op.name not in COSTLY  # a broadcast operand is computed again for each element
         if "movement" in u.op.traits:
             return n.op.name not in COSTLY or _same_count(v, u)
-        if "reduction" in u.op.traits:
-            return v is u.inputs[0] and n.op.name not in COSTLY
+        if "reduction" in u.op.traits:  # not a window, which reads each element several times, nor what is itself a choice among operands
+            return (
+                v is u.inputs[0] and n.op.name not in COSTLY and not u.op.name.endswith("pool") and "pool_" not in u.op.name and n.op.name != "concat"
+            )
         if "contraction" in u.op.traits:  # reading through a transpose costs address arithmetic alone, in the broadcast operand
             return v is u.inputs[0] and v.type.layout is None and n.op.name == "transpose"
         return False

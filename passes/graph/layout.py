@@ -95,23 +95,36 @@ class _Layouts:
 
     def keeps(self, n: Node) -> bool:
         """Ops that work on blocks as on rows: same shape in and out, or a window per channel."""
+        if self.joins_blocks(n):
+            return True
         if n.op.name in KEEPS_BLOCKS:
             return n.inputs[0] is not None and n.inputs[0].type.layout is not None
         if "elementwise" not in n.op.traits or len(n.outputs) != 1:
             return False
         return any(v is not None and v.type.layout is not None and v.type.shape == n.output.type.shape for v in n.inputs)
 
+    @staticmethod
+    def by_channel(n: Node) -> bool:
+        """Operands are images whose sizes differ from the output's."""
+        return n.op.name in KEEPS_BLOCKS or n.op.name == "concat"
+
+    def joins_blocks(self, n: Node) -> bool:
+        """A concatenation of channels that are whole blocks each."""
+        if n.op.name != "concat" or n.attrs["axis"] % n.output.type.rank != 1 or n.output.type.rank < 3:
+            return False
+        sizes = [v.type.shape[1] for v in n.inputs if v is not None]
+        return any(v is not None and v.type.layout is not None for v in n.inputs) and all(isinstance(c, int) and c % self.lanes == 0 for c in sizes)
+
     def keep(self, n: Node) -> None:
         out = n.output.type
-        lay = next(
-            v.type.layout
-            for v in n.inputs
-            if v is not None and v.type.layout is not None and (n.op.name in KEEPS_BLOCKS or v.type.shape == out.shape)
-        )
+        blocks = [
+            v.type.layout for v in n.inputs if v is not None and v.type.layout is not None and (self.by_channel(n) or v.type.shape == out.shape)
+        ]
+        lay = blocks[0]
         for k, v in enumerate(n.inputs):
             if v is None:
                 continue
-            if n.op.name in KEEPS_BLOCKS or v.type.shape == out.shape:
+            if self.by_channel(n) or v.type.shape == out.shape:
                 self.set_input(n, k, lay)
             elif v.type.layout is not None:  # a broadcast operand that is an image of its own
                 self.set_input(n, k, None)

@@ -109,7 +109,7 @@ def test_text_shows_the_tables(net: Any) -> None:
 def test_symbolic_model_has_a_program_per_size() -> None:
     f = compiled(TWO_LAYERS.replace("4, 32", "N, 32"), threads=1)
     assert f.report.programs == () and "the first call compiles" in str(f.report)
-    with pytest.raises(InputError, match="give dims=.* for N"):
+    with pytest.raises(InputError, match=r"give dims=.* for N"):
         f.source("llvm")
     for n in (2, 3, 2):
         f(np.ones((n, 32), np.float32))

@@ -17,6 +17,7 @@ import onnx
 from dnnc.frontends.onnx import schemas
 from dnnc.frontends.onnx.call import Call, Item, NeedsValues, attribute_value, contents_of, materialize, number, of_array, of_value, scratch
 from dnnc.frontends.onnx.control import CONTROL
+from dnnc.frontends.onnx.declared import symbol_of
 from dnnc.frontends.onnx.facts import Facts, Refined, must_match, of_factors
 from dnnc.frontends.onnx.known import RULES
 from dnnc.frontends.onnx.reader import LATEST, Model, function_opsets, initial_arrays, standard
@@ -144,13 +145,8 @@ class Importer:
 
     def dim(self, d: Any, name: str, axis: int) -> Dim:
         """A dim of an input: a number, a symbol by its name, or a symbol of its own where the name says nothing."""
-        kind = d.WhichOneof("value")
-        if kind == "dim_value" and d.dim_value >= 0:
-            return int(d.dim_value)
-        text = d.dim_param.strip() if kind == "dim_param" else ""
-        if not any(c.isalnum() and c.isascii() for c in text) or text.lstrip("-").isdigit():
-            return self.facts.symbol(f"{identifier(name)}_d{axis}")
-        return self.facts.symbol(identifier(text))
+        symbol = symbol_of(d, name, axis)
+        return self.facts.symbol(symbol) if symbol else int(d.dim_value)
 
     def graph_output(self, name: str, scope: Scope) -> None:
         item = self.lookup(name, scope, f"the output {name!r} of the graph")
