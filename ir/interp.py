@@ -181,7 +181,7 @@ def run_at(g: Graph, inputs: Sequence[Any] | Mapping[str, Any], points: Sequence
     Returns:
         Per output a 1-D array of n elements.
     """
-    arrays = [_given(v, a, precision) for v, a in zip(g.inputs, _ordered(g, inputs))]
+    arrays = [_given(v, a, "as-is" if v.type.dtype.numpy == np.asarray(a).dtype else precision) for v, a in zip(g.inputs, _ordered(g, inputs))]
     r = _Run(precision)
     lazy = _Sampled(r, g, arrays)
     with np.errstate(all="ignore"):
@@ -196,7 +196,8 @@ class _Sampled:
     def __init__(self, run: _Run, g: Graph, arrays: Sequence[Array]) -> None:
         self.run, self.g = run, g
         self.bound = bind_dims(g, [a.shape for a in arrays])
-        self.env: dict[Value, Array] = dict(zip(g.inputs, arrays))
+        self.raw: dict[Value, Array] = dict(zip(g.inputs, arrays))  # in their own dtype: most of a large operand is never looked at
+        self.env: dict[Value, Array] = {}
         self.sampled: dict[tuple[Value, bytes], Array] = {}
 
     def full(self, v: Value) -> Array:
@@ -210,13 +211,31 @@ class _Sampled:
                 stack.extend(i for i in x.node.inputs if i is not None)
         for n in self.g.nodes() if needed else ():
             if n in needed:
-                operands = [None if i is None else self.run.value(self.g, self.env, i) for i in n.inputs]
+                operands = [None if i is None else self.stored(i) if "movement" in n.op.traits else self.whole(i) for i in n.inputs]
                 self.env.update(zip(n.outputs, self.run.node(n, operands, self.bound)))
+        return self.whole(v)
+
+    def whole(self, v: Value) -> Array:
+        """A value that is known, in the precision of the run."""
+        if v in self.raw and v not in self.env:
+            a = self.raw[v]
+            self.env[v] = _widen(a, v.type.dtype) if self.run.exact else a
         return self.run.value(self.g, self.env, v)
+
+    def stored(self, v: Value) -> Array:
+        """A value in its own dtype where it has one: for what only moves elements, or widens those that it picks."""
+        plain = v in self.raw and v not in self.env and self.raw[v].dtype.kind != "V"
+        return self.raw[v] if plain else self.whole(v)
+
+    def picked(self, v: Value) -> Array:
+        return self.stored(v) if v in self.raw else self.full(v)
 
     def at(self, v: Value, points: Array) -> Array:
         n = v.node
         lazy = n is not None and v not in self.env and len(n.outputs) == 1
+        if v in self.raw and v not in self.env:
+            picked = _pick(self.raw[v], points)
+            return _widen(picked, v.type.dtype) if self.run.exact else picked
         if n is None or not lazy or not ("elementwise" in n.op.traits or n.op.reference_at):
             return _pick(self.full(v), points)
         key = (v, points.tobytes())
@@ -227,7 +246,8 @@ class _Sampled:
     def evaluate(self, n: Node, v: Value, points: Array) -> Array:
         attrs = {k: resolve(a, as_env(self.bound)) for k, a in n.attrs.items()}
         if n.op.reference_at is not None:
-            operands = self.run.operands(n, [None if i is None else self.full(i) for i in n.inputs])
+            pick = self.picked if "contraction" in n.op.traits else self.full  # whose sampled references widen what they pick
+            operands = self.run.operands(n, [None if i is None else pick(i) for i in n.inputs])
             return self.run.declared(v, np.asarray(n.op.reference_at(operands, points, **attrs)))
         if n.op.reference is None:  # element-wise by decomposition
             return _pick(self.full(v), points)

@@ -32,6 +32,7 @@ class OpDef:
       host(*arrays, **attrs): Python that runs on the host (strings, sequences, and rare ops only).
     reference(*ndarray, **attrs) -> ndarray or tuple: NumPy, beside compute; float64 inputs give a float64 result.
     reference_at(inputs, points, **attrs) -> 1-D array: the outputs at `points` (int64 [n, rank]) only; for ops whose full reference is slow.
+      That of a contraction computes in float64, whatever float its operands are.
     flops(*input types, **attrs) -> multiplications and additions (a symbolic dim counts too).
     An absent optional input is None in all of these; a subgraph is a Graph, for reference and host a function: arrays -> list of arrays.
     traits: "elementwise" (output[i] depends on the inputs at i, broadcast), "movement" (each output element is one input element or a

@@ -8,6 +8,7 @@ from dnnc.ir.builder import Builder
 from dnnc.ir.graph import Graph, Value
 from dnnc.passes.base import Pass, PassContext, PassManager
 from dnnc.passes.graph.canonicalize import canonicalize
+from dnnc.passes.graph.conv_transpose import conv_transpose
 from dnnc.passes.graph.cse import cse
 from dnnc.passes.graph.dce import dce
 from dnnc.passes.graph.decompose import decompose
@@ -46,6 +47,7 @@ def copy_outputs(graph: Graph, ctx: PassContext) -> bool:
 
 FOLD = Pass("fold", fold, "constants and shape arithmetic first: everything after is cheaper")
 BATCH_NORM = Pass("fold-batch-norm", fold_batch_norm, "batch norms and scales go into weights while they are one op each")
+CONV_TRANSPOSE = Pass("conv-transpose", conv_transpose, "a transposed convolution is a convolution per phase; after scales went into its weights")
 IDIOMS = Pass("idioms", idioms, "exporters spell norms, softmax and GELU in small ops; one op fuses and computes better")
 DECOMPOSE = Pass("decompose", decompose, "what is left that is defined by other ops becomes those ops")
 CANONICALIZE = Pass("canonicalize", canonicalize, "one form for each computation, nothing that does nothing")
@@ -56,7 +58,7 @@ LAYOUT = Pass("layout", layout, "blocks for the vectors; last of the rewrites, s
 DCE_AGAIN = Pass("dce-again", dce, "layout relabels constants and leaves the old ones without readers")
 COPY_OUTPUTS = Pass("copy-outputs", copy_outputs, "outputs are memory of their own; after layout, which may add the last node itself")
 
-PASSES = (FOLD, BATCH_NORM, IDIOMS, DECOMPOSE, CANONICALIZE, FOLD_AGAIN, CSE, DCE, LAYOUT, DCE_AGAIN, COPY_OUTPUTS)
+PASSES = (FOLD, BATCH_NORM, CONV_TRANSPOSE, IDIOMS, DECOMPOSE, CANONICALIZE, FOLD_AGAIN, CSE, DCE, LAYOUT, DCE_AGAIN, COPY_OUTPUTS)
 LEVELS: dict[int, tuple[Pass, ...]] = {
     0: (DECOMPOSE, DCE, COPY_OUTPUTS),
     1: tuple(p for p in PASSES if p is not LAYOUT),

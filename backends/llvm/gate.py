@@ -28,6 +28,8 @@ from dnnc.passes.lower import group_inputs
 from dnnc.passes.program import Step
 
 POINTS = 2048
+COLUMNS = 64  # of these along one axis
+POOL = 65521  # random numbers, a prime so that no stride meets a period
 RED_ZONE = 256  # bytes on either side of an output
 FILL = 0xCB
 Array = np.ndarray[Any, Any]
@@ -38,11 +40,11 @@ def check_kernel(graph: Graph, step: Step, address: int, seed: int = 0) -> None:
     rng = np.random.default_rng(seed)
     dims = {v: sample_dim(v) for v in step_dims(step)}
     env: dict[Expr, Expr] = {v: const(n) for v, n in dims.items()}
-    inputs = {v: draw(rng, graph, v, env) for v in group_inputs(step.group.nodes)}
+    inputs = {v: draw(rng, graph, v, env, index_limits(step, v, env)) for v in group_inputs(step.group.nodes)}
     got = run_native(step, address, inputs, dims, env)
     sub = subgraph(step, list(inputs), env)
     shape = shape_of(step.group.output.type, env)
-    points = sample_points(rng, shape)
+    points = sample_points(rng, shape, 1 if any(n.op.name == "conv" for n in step.group.nodes) and len(shape) > 1 else -1)
     with np.errstate(all="ignore"):
         want = run_at(sub, list(inputs.values()), [points], precision="float64")[0]
     compare(step, got[tuple(points.T)] if points.shape[1] else got.reshape(1), np.asarray(want).reshape(-1), points, reduction_length(step, env))
@@ -65,16 +67,45 @@ def sample_dim(v: Var) -> int:
     return min(-(-n // v.div) * v.div, max(hi // v.div * v.div, v.div))
 
 
-def draw(rng: np.random.Generator, graph: Graph, v: Value, env: Mapping[Expr, Expr]) -> Array:
-    """Values for one input: a small constant as it is, else uniform in [-1, 1); indices small enough for any axis."""
+def draw(rng: np.random.Generator, graph: Graph, v: Value, env: Mapping[Expr, Expr], limits: tuple[int, int] = (0, 2)) -> Array:
+    """Values for one input: a small constant as it is, else floats in [-1, 1), integers within `limits`, over again where it is large."""
     t = v.type
     array = graph.constants.get(v)
     shape = shape_of(t, env)
     if array is not None and (array.size <= 4096 or not t.dtype.is_float):
         return array
-    if t.dtype.is_float:
-        return (rng.random(shape, dtype=np.float32) * 2 - 1).astype(t.dtype.numpy)
-    return rng.integers(0, 2, shape).astype(t.dtype.numpy)
+    size = int(np.prod(shape, dtype=np.int64))
+    n = min(size, POOL)
+    pool = (rng.random(n, dtype=np.float32) * 2 - 1 if t.dtype.is_float else rng.integers(*limits, n)).astype(t.dtype.numpy)
+    found: Array = (np.resize(pool, size) if size > n else pool).reshape(shape)
+    return found
+
+
+# operand that holds indices, and whether negative ones count from the end
+INDICES = {
+    "gather": (1, True), "gather_elements": (1, True), "gather_nd": (1, True), "scatter_elements": (1, True), "scatter_nd": (1, True),
+    "one_hot": (0, True), "reverse_sequence": (1, False), "dynamic_slice": (1, False),
+}  # fmt: skip
+
+
+def index_limits(step: Step, v: Value, env: Mapping[Expr, Expr]) -> tuple[int, int]:
+    """The range from which an integer input is drawn: all of the axis that it indexes, else 0 and 1."""
+    tops: list[int] = []
+    wraps = v.type.dtype.kind == "i"
+    for n in step.group.nodes:
+        k, negative = INDICES.get(n.op.name, (-1, False))
+        if k < 0:
+            continue
+        if n.op.name == "one_hot":
+            tops.append(int(n.attrs["depth"]))
+        else:
+            x = shape_of(n.inputs[0].type, env)  # type: ignore[union-attr]
+            out = shape_of(n.outputs[0].type, env)
+            room = [d - e + 1 for d, e in zip(x, out)] if n.op.name == "dynamic_slice" else [x[n.attrs["axis"]]] if "axis" in n.attrs else x
+            tops.append(min(room, default=1))
+        wraps &= negative and n.inputs[k] is v
+    top = max(min(tops, default=2), 1)
+    return (-top if wraps and tops else 0), top
 
 
 def run_native(step: Step, address: int, inputs: Mapping[Value, Array], dims: Mapping[Var, int], env: Mapping[Expr, Expr]) -> Array:
@@ -170,17 +201,33 @@ def const_value(e: Expr) -> int:
     return n
 
 
-def sample_points(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """Corners of the box, the middle of its edges' last tiles, and random points: int64 [n, rank]."""
+def sample_points(rng: np.random.Generator, shape: tuple[int, ...], axis: int = -1) -> Array:
+    """Corners and both ends of each axis, tails and random points: int64 [n, rank].
+
+    The points are places along all axes but one, times places along that one: so the reference of a contraction is one small product,
+    and the cost of its operands is read once for a whole row of results.
+    """
     if 0 in shape:
         return np.zeros((0, len(shape)), np.int64)
     if not shape:
         return np.zeros((1, 0), np.int64)
-    ends = [sorted({0, n - 1, n // 2}) for n in shape]
-    corners = np.array(list(itertools.islice(itertools.product(*ends), 512)), np.int64)
-    random = np.stack([rng.integers(0, n, POINTS) for n in shape], axis=1)
-    tails = np.stack([rng.integers(max(0, n - 20), n, POINTS // 4) for n in shape], axis=1)
-    return np.concatenate([corners, random, tails])
+    axis %= len(shape)
+    across = np.arange(shape[axis]) if shape[axis] <= COLUMNS else np.unique(_places(rng, shape[axis], COLUMNS))
+    rest = [n for k, n in enumerate(shape) if k != axis]
+    count = POINTS // len(across) + 1
+    corners = np.array(list(itertools.islice(itertools.product(*(sorted({0, n - 1}) for n in rest)), 32)), np.int64).reshape(-1, len(rest))
+    mixed = np.stack([_places(rng, n, count) for n in rest], axis=1) if rest else np.zeros((1, 0), np.int64)
+    others = np.unique(np.concatenate([corners, mixed]), axis=0)
+    return np.insert(np.repeat(others, len(across), axis=0), axis, np.tile(across, len(others)), axis=1)
+
+
+def _places(rng: np.random.Generator, n: int, count: int) -> Array:
+    """Indices along one axis: the ends, the last 20, the rest anywhere; in random order."""
+    tail = rng.integers(max(0, n - 20), n, count // 4)
+    anywhere = rng.integers(0, n, count - len(tail))
+    anywhere[:2] = (0, n - 1)[: len(anywhere)]
+    found: Array = rng.permutation(np.concatenate([anywhere, tail]))
+    return found
 
 
 def reduction_length(step: Step, env: Mapping[Expr, Expr]) -> int:

@@ -189,7 +189,7 @@ class Evaluator:
     def write(self, at: Place, v: Array) -> None:
         mem, s = at.view.memory, self.state
         if not mem.private:
-            self.touch(at, True)
+            self.touch(at, True, v)
         rows: Array = 0 if not mem.private or len(mem.data) == 1 else self.copies(mem)
         wide = np.ndim(at.off) == 2 or np.ndim(v) == 2
         rows, v, live = column(rows, wide), column(v, wide), at.live
@@ -216,8 +216,17 @@ class Evaluator:
         live = np.broadcast_to(column(self.active(), wide) if at.live is None else at.live & column(self.active(), wide), shape)
         return np.broadcast_to(column(np.arange(s.rows), wide), shape)[live], np.broadcast_to(off, shape)[live]
 
-    def touch(self, at: Place, write: bool) -> None:
-        """What may go wrong with memory that threads share."""
+    def spread(self, at: Place, v: Array) -> Array:
+        """What a store writes, one entry per element as `spots` lists them."""
+        off = np.asarray(at.off)
+        wide = off.ndim == 2
+        shape = (self.state.rows, off.shape[1]) if wide else (self.state.rows,)
+        live = column(self.active(), wide) if at.live is None else at.live & column(self.active(), wide)
+        values: Array = np.broadcast_to(column(v, wide), shape)[np.broadcast_to(live, shape)]
+        return values
+
+    def touch(self, at: Place, write: bool, v: Array | None = None) -> None:
+        """What may go wrong with memory that threads share; `v` is what a store writes."""
         mem, s = at.view.memory, self.state
         if mem.written is None and mem.in_flight is None and (not mem.tracked or (s.iteration is None and s.thread is None and not self.spmd)):
             return
@@ -230,11 +239,12 @@ class Evaluator:
                 raise KernelError(f"read of {at.view.name(off[~mem.written[off]][0])}, which nobody has written")
             if write:
                 mem.written[off] = True
-        message = self.race(at.view, rows, off, write)
+        value = self.spread(at, v) if v is not None and s.parallel and s.iteration is not None else None
+        message = self.race(at.view, rows, off, write, value)
         if message:
             raise KernelError(f"race: {message}")
 
-    def race(self, view: View, rows: Array, off: Array, write: bool) -> str | None:
+    def race(self, view: View, rows: Array, off: Array, write: bool, value: Array | None) -> str | None:
         s = self.state
         if not view.memory.tracked:
             return None
@@ -242,7 +252,7 @@ class Evaluator:
             return f"every thread executes this, outside of a parallel loop, and writes {view.name(off[0]) if len(off) else view.buf.name}"
         if s.iteration is not None and view.buf.space != "shared":
             who = s.iteration[rows] if isinstance(s.iteration, np.ndarray) else np.full(len(rows), s.iteration)
-            message = (self.iterations if s.parallel else self.blocks).access(view, who, off, write)
+            message = (self.iterations if s.parallel else self.blocks).access(view, who, off, write, value)
             if message:
                 return message
         return self.team.access(view, s.thread[rows], off, write) if s.thread is not None else None

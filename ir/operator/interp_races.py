@@ -16,7 +16,7 @@ _NOBODY, _SEVERAL = 0, -1  # identities start at 1, so that fresh tables are zer
 class Iterations:
     """Iterations of `parallel` loops, and blocks of a grid: in no order, except that `reset` (a barrier of all) separates them.
 
-    An element may be touched by two iterations only if both read it.
+    An element may be touched by two iterations only if both read it, or if both write the same bits (tiles that overlap at an end).
     """
 
     def __init__(self, noun: str) -> None:
@@ -32,14 +32,16 @@ class Iterations:
     def reset(self) -> None:
         self._cells.clear()
 
-    def access(self, view: View, who: Array, off: Array, write: bool) -> str | None:
-        """`who` and `off` have one entry per touched element. -> what is wrong, or None."""
+    def access(self, view: View, who: Array, off: Array, write: bool, value: Array | None = None) -> str | None:
+        """`who` and `off` have one entry per touched element, so has `value` where it may be written twice. -> what is wrong, or None."""
         mem = view.memory
         if mem not in self._cells:
             self._cells[mem] = (np.zeros(mem.size, np.int64), np.zeros(mem.size, np.int64))
         writer, reader = self._cells[mem]
         w = writer[off]
         bad = (w != _NOBODY) & (w != who)
+        if value is not None:
+            bad &= _differ(mem.data[off], value)
         if bad.any():
             return f"one {self.noun} {'writes' if write else 'reads'} {view.name(off[bad][0])}, which another one writes"
         if not write:
@@ -51,6 +53,9 @@ class Iterations:
             return f"one {self.noun} writes {view.name(off[bad][0])}, which another one reads"
         writer[off] = who
         bad = writer[off] != who
+        if value is not None and bad.any():
+            mem.data[off] = value  # as the store does next: of those that meet, one stays
+            bad &= _differ(mem.data[off], value)
         return f"two {self.noun}s write {view.name(off[bad][0])}" if bad.any() else None
 
     @staticmethod
@@ -59,6 +64,13 @@ class Iterations:
         new = np.where((r == _NOBODY) | (r == who), who, _SEVERAL)
         reader[off] = new
         reader[off[reader[off] != new]] = _SEVERAL  # several of this batch read the element
+
+
+def _differ(a: Array, b: Array) -> Array:
+    """Where two arrays of one dtype do not have the same bits."""
+    shape = (*a.shape, a.dtype.itemsize)
+    parts = (np.ascontiguousarray(x.astype(a.dtype, copy=False)).view(np.uint8).reshape(shape) for x in (a, b))
+    return np.not_equal(*parts).any(-1)
 
 
 class Team:

@@ -12,7 +12,7 @@ from dnnc.ir.dtype import DType, i32
 from dnnc.ir.expr import Expr, cast, const
 from dnnc.ir.op import OpDef, require
 from dnnc.ir.ops.common import CHUNK, CONTRACTION, Array, both, dim, require_kind, same_dim, same_dtype, sample, within
-from dnnc.ir.ops.matmul import widened
+from dnnc.ir.ops.matmul import float64, widened
 from dnnc.ir.ops.window import Ints, Window, offsets, pad_numpy, shifted, sizes_numpy, window
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
@@ -101,28 +101,41 @@ def _reference(x: Array, w: Array, b: Array | None = None, *, group: int = 1, ou
 
 
 def _reference_at(inputs: Sequence[Array | None], points: Array, *, group: int = 1, out_dtype: DType | None = None, **attrs: Any) -> Array:
+    """Pixels times channels as one matrix product where the points are (nearly) such a grid, else a window for each point."""
     x, w, b = (widened(a, out_dtype) if a is not None else None for a in (*inputs, None)[:3])
     assert x is not None and w is not None
     win = window(x.ndim - 2, w.shape[2:], attrs.get("strides"), attrs.get("pads"), attrs.get("dilations"))
-    grids = np.meshgrid(*(np.arange(k) for k in w.shape[1:]), indexing="ij")
-    step = max(1, CHUNK // max(int(np.prod(w.shape[1:])), 1))
-    out = [_windows(x, w, win, group, points[s : s + step], grids) for s in range(0, len(points), step)]
-    y = np.concatenate(out) if out else np.zeros(0, np.result_type(x, w))
+    size = max(int(np.prod(w.shape[1:])), 1)
+    pixels, which = np.unique(np.delete(points, 1, axis=1), axis=0, return_inverse=True)
+    channels, column = np.unique(points[:, 1], return_inverse=True)
+    grid = group == 1 and len(pixels) * len(channels) <= 8 * len(points)
+    at = pixels if grid else points
+    lead = at[:, 0], np.zeros(len(at), np.int64) if grid else points[:, 1] // max(w.shape[0] // group, 1) * w.shape[1]
+    spatial = at[:, 1:] if grid else at[:, 2:]
+    panel = float64(w[channels]).reshape(len(channels), -1).T if grid else None
+    step = max(1, CHUNK // size)
+    out = []
+    for k in range(0, len(at), step):
+        part = slice(k, k + step)
+        read = _windows(x, win, w.shape, lead[0][part], lead[1][part], spatial[part])
+        out.append(read @ panel if panel is not None else (read * float64(w[points[part, 1]]).reshape(read.shape)).sum(1, dtype=read.dtype))
+    y = np.concatenate(out) if out else np.zeros((0, len(channels)) if grid else 0, float64(x[:0]).dtype)
+    y = y[which.reshape(-1), column.reshape(-1)] if grid else y
     return y if b is None else y + b[points[:, 1]]
 
 
-def _windows(x: Array, w: Array, win: Window, group: int, points: Array, grids: Sequence[Array]) -> Array:
-    """The products of the asked windows alone, summed."""
+def _windows(x: Array, win: Window, kernel: Sequence[int], images: Array, first: Array, at: Array) -> Array:
+    """What windows read, [windows, elements of a window]: of one image and `kernel[1]` channels from `first` on each."""
+    grids = np.meshgrid(*(np.arange(k) for k in kernel[1:]), indexing="ij")
     col = (slice(None),) + (None,) * len(grids)
-    o = points[:, 1]
-    index = [points[:, 0][col], (o // (w.shape[0] // group) * w.shape[1])[col] + grids[0]]
+    index = [images[col], first[col] + grids[0]]
     valid = np.array(True)
     for k, n in enumerate(x.shape[2:]):
-        p = points[:, 2 + k][col] * win.strides[k] + grids[1 + k] * win.dilations[k] - win.begin[k]
+        p = at[:, k][col] * win.strides[k] + grids[1 + k] * win.dilations[k] - win.begin[k]
         valid = valid & (p >= 0) & (p < n)
         index.append(np.clip(p, 0, n - 1))
-    products = np.where(valid, x[tuple(index)], x.dtype.type(0)) * w[o]
-    return products.sum(tuple(range(1, products.ndim)), dtype=products.dtype)
+    read = float64(np.where(valid, x[tuple(index)], x.dtype.type(0)))
+    return read.reshape(len(at), int(np.prod(kernel[1:])))
 
 
 def _flops(x: TensorType, w: TensorType, b: TensorType | None = None, **attrs: Any) -> Dim:

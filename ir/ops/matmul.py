@@ -58,24 +58,37 @@ def widened(x: Array, out_dtype: DType | None) -> Array:
     return x.astype(out_dtype.numpy) if out_dtype is not None and x.dtype.kind in "iu" else x
 
 
+def float64(x: Array) -> Array:
+    """What a sampled reference computes with: floats as float64, integers as they are."""
+    return x if x.dtype.kind in "iub" else x.astype(np.float64, copy=False)
+
+
 def _reference(a: Array, b: Array, *, out_dtype: DType | None = None) -> Array:
     return np.matmul(widened(a, out_dtype), widened(b, out_dtype))
 
 
 def _reference_at(inputs: list[Array], points: Array, *, out_dtype: DType | None = None) -> Array:
+    """Rows times columns as one product where the points are (nearly) such a grid, else a dot product for each point."""
     a, b = (widened(x, out_dtype) for x in inputs)
     m, n = int(a.ndim > 1), int(b.ndim > 1)
-    at = points[:, : points.shape[1] - m - n]
+    at, columns = points[:, : points.shape[1] - m - n], np.moveaxis(b, -2, -1) if n else b
+    if b.ndim == 2:
+        lines, row = np.unique(points[:, :-1], axis=0, return_inverse=True)
+        cols, col = np.unique(points[:, -1], return_inverse=True)
+        if len(lines) * len(cols) <= 8 * len(points):
+            x = a[(*_batch_points(a, lines[:, : at.shape[1]]), *lines[:, at.shape[1] :].T)] if a.ndim > 1 else a[None].repeat(len(lines), 0)
+            y: Array = float64(x) @ float64(columns[cols]).T
+            return y[row.reshape(-1), col.reshape(-1)]
     rows = (*_batch_points(a, at), *points[:, at.shape[1] : at.shape[1] + m].T)
-    cols = (*_batch_points(b, at), *points[:, at.shape[1] + m :].T)
-    columns = np.moveaxis(b, -2, -1) if n else b
+    picked = (*_batch_points(b, at), *points[:, at.shape[1] + m :].T)
     step = max(1, CHUNK // max(a.shape[-1], 1))
     out = []
     for s in range(0, len(points), step):
         x = a[tuple(i[s : s + step] for i in rows)] if rows else np.broadcast_to(a, (len(points[s : s + step]), *a.shape))
-        y = columns[tuple(i[s : s + step] for i in cols)] if cols else np.broadcast_to(b, (len(points[s : s + step]), *b.shape))
+        y = columns[tuple(i[s : s + step] for i in picked)] if picked else np.broadcast_to(b, (len(points[s : s + step]), *b.shape))
+        x, y = float64(x), float64(y)
         out.append((x * y).sum(-1, dtype=np.result_type(x, y)))
-    return np.concatenate(out) if out else np.zeros(0, np.result_type(a, b))
+    return np.concatenate(out) if out else np.zeros(0, np.result_type(float64(a[:0]), float64(b[:0])))
 
 
 def _batch_points(x: Array, at: Array) -> list[Array]:

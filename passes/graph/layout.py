@@ -76,7 +76,8 @@ class _Layouts:
         if not fits or not (group == 1 or depthwise):
             return self.plain(n)
         lay = blocked(out.rank, self.lanes)
-        whole = group == 1 and channels % self.lanes == 0  # type: ignore[operator]
+        # few channels are read as rows; a last block that is not full costs memory, no arithmetic
+        whole = group == 1 and (x.type.layout is not None or channels >= self.lanes)  # type: ignore[operator]
         take_blocks = depthwise or whole
         self.set_input(n, 0, lay if take_blocks else None)
         self.set_input(n, 1, filters(out.rank, self.lanes, whole))

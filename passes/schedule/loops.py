@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, const, free, maximum, minimum, terms, value, walk
-from dnnc.ir.operator.stmt import Alloc, Block, Eval, For, If, Stmt, Store, accesses, exprs, loop_var, substitute_block, walk_stmts
+from dnnc.ir.operator.stmt import Alloc, Block, For, If, Stmt, Store, accesses, exprs, loop_var, substitute_block, walk_stmts
+from dnnc.passes.schedule.disjoint import obstacle
 from dnnc.passes.schedule.state import edit, find, make_loop, only, renamed
 
 TAILS = ("exact", "overlap", "guard", "peel")
@@ -84,16 +85,20 @@ def reorder(b: Block, *names: str) -> Block:
         raise ScheduleError(f"no loop is called {names[0]}")
 
     def go(s: For) -> Block:
-        nest = [s]
+        nest, between = [s], []  # guards between the loops go inside: they are pure, and hoist_guards takes them out again
         while len(nest) < len(names):
-            nest.append(only(nest[-1]))
+            conds, body = _guards(nest[-1].body)
+            if any(_reads_memory(c) for c in conds):
+                raise ScheduleError(f"a guard inside {nest[-1].var.name} reads memory")
+            between += conds
+            nest.append(only(For(nest[-1].var, nest[-1].lo, nest[-1].hi, nest[-1].kind, body)))
         by = {loop.var.name: loop for loop in nest}
         if set(by) != set(names):
             raise ScheduleError(f"the nest is {', '.join(by)}; asked for {', '.join(names)}")
         if any(loop.var in free(e) for loop in nest for inner in nest for e in (inner.lo, inner.hi)):
             raise ScheduleError(f"the bounds of {', '.join(by)} depend on one another")
         _check_order_free(nest)
-        body = nest[-1].body
+        body = _guarded(between, nest[-1].body)
         for n in reversed(names):
             loop = by[n]
             body = (For(loop.var, loop.lo, loop.hi, loop.kind, body),)
@@ -157,18 +162,11 @@ def annotate(b: Block, kind: str, *names: str) -> Block:
     for name in names:
         loop = find(b, name)
         if kind not in ("unroll", "range"):
-            _check_independent(loop)
+            why = obstacle(loop)
+            if why:
+                raise ScheduleError(f"{name} cannot run in parallel: {why}")
         b = edit(b, name, lambda s: (For(s.var, s.lo, s.hi, kind, s.body),))
     return b
-
-
-def _check_independent(s: For) -> None:
-    private = {a.buf for a in walk_stmts(s.body) if isinstance(a, Alloc)}
-    for w in walk_stmts(s.body):
-        if isinstance(w, Store) and w.buf not in private and not any(s.var in free(i) for i in w.idx):
-            raise ScheduleError(f"{s.var.name} cannot run in parallel: every iteration writes {w.buf.name}")
-        if isinstance(w, Eval) and w.name == "barrier":
-            raise ScheduleError(f"{s.var.name} cannot run in parallel: it holds a barrier")
 
 
 def hoist_guards(b: Block) -> Block:

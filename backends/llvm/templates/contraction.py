@@ -96,13 +96,13 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     pixels, panels = _extents(s, nest, target.lanes)
     if panels is None:
         return []
-    ku = _unroll(nest.block or (s.extent(nest.reduction[0]) if not nest.panel else 1))
+    ku = _unroll(s.extent(nest.reduction[0]), nest.block) if nest.block or not nest.panel else 1
     return [(("mr", mr), ("nv", nv), ("ku", ku), ("pf", 1)) for mr, nv in tiles(pixels, panels, target, nest, problem.inplace)]
 
 
-def _unroll(k: int | Expr) -> int:
+def _unroll(k: int | Expr, block: int) -> int:
     """Steps of the reduction unrolled: a divisor, so that no tail is needed."""
-    return next(u for u in (4, 5, 3, 2, 7, 1) if k % u == 0) if isinstance(k, int) else 1
+    return next(u for u in (4, 5, 3, 2, 7, 1) if k % u == 0 and block % u == 0) if isinstance(k, int) else 1
 
 
 def _extents(s: Schedule, nest: Nest, lanes: int) -> tuple[int | None, int | None]:
@@ -196,12 +196,12 @@ def _split_reduction(s: Schedule, nest: Nest, ku: int, tag: str) -> list[str]:
     first, *taps = (n + tag for n in nest.reduction)
     if not nest.block and nest.panel:
         return [first, *taps]
-    order = [first]
-    if nest.block:
-        s.apply(split, first, nest.block, ("rb" + tag, "ri" + tag))
-        order, first = ["rb" + tag], "ri" + tag
-    s.apply(split, first, ku, ("ko" + tag, "ku" + tag))
-    return [*(order if nest.block else []), *taps, "ko" + tag, "ku" + tag]
+    if not nest.block:
+        s.apply(split, first, ku, ("ko" + tag, "ku" + tag))
+        return [*taps, "ko" + tag, "ku" + tag]
+    s.apply(split, first, ku, ("rq" + tag, "ku" + tag))
+    s.apply(split, "rq" + tag, nest.block // ku, ("rb" + tag, "ko" + tag), tail="guard")  # the last block may not be full
+    return ["rb" + tag, *taps, "ko" + tag, "ku" + tag]
 
 
 def _prefetch_next_panel(s: Schedule, problem: Problem, nv: int, tag: str) -> None:

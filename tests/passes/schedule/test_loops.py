@@ -142,7 +142,7 @@ def k(N: dim[1, 64], x: f32[N], y: f32[N]):
         for ii in range(8):
             y[ii + 8*io] = x[ii + 8*io]
     for i_t in range(N % 8):
-        y[i_t + 8*(N // 8)] = x[i_t + 8*(N // 8)]
+        y[8*(N // 8) + i_t] = x[8*(N // 8) + i_t]
 """,
     )
 

@@ -1,0 +1,92 @@
+"""Transposed convolutions as convolutions: one for all phases of the stride, then the phases are interleaved.
+
+    y = conv_transpose(x, w, stride s)   ->   z = conv(x, w'); y = interleave(z)
+
+Output u = s*q + r gathers x[q - m] * w[s*m + r] over m: for each phase r a convolution of stride 1 with every s-th tap. The phases of
+all axes become channels of one convolution, whose weights are rearranged once (the sub-pixel form of Shi et al., "Is the deconvolution
+layer the same as a convolutional layer?", 2016). Nothing is multiplied with the zeros that a stretched input would have.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from dnnc.ir.builder import Builder
+from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.ops.window import Window, window
+from dnnc.passes.base import PassContext
+
+
+def conv_transpose(graph: Graph, ctx: PassContext) -> bool:
+    """Rewrite those with constant weights, one group and no dilation, on images of known size. Returns whether any was."""
+    changed = False
+    for n in graph.nodes():
+        if n.op.name == "conv_transpose" and _applies(graph, n):
+            y = _rewritten(graph, n)
+            graph.replace_all_uses(n.output, y)
+            graph.erase(n)
+            changed = True
+    return changed
+
+
+def _applies(graph: Graph, n: Node) -> bool:
+    x, w = n.inputs[0], n.inputs[1]
+    assert x is not None and w is not None
+    win = _window(n)
+    sized = all(isinstance(d, int) for d in (*x.type.shape[1:], *n.output.type.shape[1:]))
+    plain = n.attrs["group"] == 1 and all(d == 1 for d in win.dilations) and all(isinstance(p, int) and p >= 0 for p in (*win.begin, *win.end))
+    return sized and plain and w in graph.constants
+
+
+def _window(n: Node) -> Window:
+    w = n.inputs[1]
+    assert w is not None
+    return window(w.type.rank - 2, w.type.shape[2:], n.attrs["strides"], n.attrs["pads"], n.attrs["dilations"])
+
+
+def _rewritten(graph: Graph, n: Node) -> Value:
+    x, w, bias = n.inputs[0], n.inputs[1], n.inputs[2] if len(n.inputs) > 2 else None
+    assert x is not None and w is not None
+    win, b = _window(n), Builder(graph, n, n.locs)
+    strides, rank = win.strides, len(win.strides)
+    taps = [math.ceil(int(k) / s) for k, s in zip(win.kernel, strides)]  # type: ignore[arg-type]
+    filters = phase_filters(graph.constants[w], strides, taps)
+    outs, channels = n.output.type.shape, int(n.output.type.shape[1])  # type: ignore[arg-type]
+    needed = [math.ceil((int(begin) + int(o)) / s) for begin, o, s in zip(win.begin, outs[2:], strides)]  # type: ignore[arg-type]
+    pads = [m - 1 for m in taps] + [q - int(size) for q, size in zip(needed, x.type.shape[2:])]  # type: ignore[arg-type]
+    weights = b.constant(filters)
+    spread = b.constant(np.tile(graph.constants[bias], math.prod(strides))) if bias is not None and bias in graph.constants else None
+    z = b.conv(x, weights, spread, pads=tuple(pads))
+    y = _interleaved(b, z, x.type.shape[0], strides, channels, needed)
+    starts = (0, 0, *(int(p) for p in win.begin))  # type: ignore[arg-type]
+    if any(starts) or any(q * s != o for q, s, o in zip(needed, strides, outs[2:])):
+        y = b.slice(y, starts=starts, steps=(1,) * (rank + 2), shape=outs)
+    if bias is not None and spread is None:
+        y = b.add(y, b.reshape(bias, shape=(1, channels, *(1,) * rank)))
+    assert isinstance(y, Value)
+    return y
+
+
+def phase_filters(w: np.ndarray[Any, Any], strides: tuple[int, ...], taps: list[int]) -> np.ndarray[Any, Any]:
+    """[C, O, *K] -> [phases * O, C, *taps]: filter of phase r at tap t is w at s*(taps - 1 - t) + r, zero past the kernel."""
+    grown = np.pad(w, [(0, 0), (0, 0)] + [(0, s * m - k) for s, m, k in zip(strides, taps, w.shape[2:])])
+    out = []
+    for phase in product(*(range(s) for s in strides)):
+        part = grown[(slice(None), slice(None), *(slice(r, None, s) for r, s in zip(phase, strides)))]
+        out.append(np.flip(part, tuple(range(2, part.ndim))).swapaxes(0, 1))
+    return np.ascontiguousarray(np.concatenate(out))
+
+
+def _interleaved(b: Builder, z: Value, batch: Any, strides: tuple[int, ...], channels: int, sizes: list[int]) -> Any:
+    """[N, phases * O, *Q] -> [N, O, *(Q * s)]"""
+    if all(s == 1 for s in strides):
+        return z
+    rank = len(strides)
+    split = b.reshape(z, shape=(batch, *strides, channels, *sizes))
+    pairs = [axis for k in range(rank) for axis in (2 + rank + k, 1 + k)]
+    moved = b.transpose(split, perm=(0, 1 + rank, *pairs))
+    return b.reshape(moved, shape=(batch, channels, *(q * s for q, s in zip(sizes, strides))))

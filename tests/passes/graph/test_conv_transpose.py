@@ -1,0 +1,56 @@
+"""Transposed convolutions become convolutions: the graph, and the numbers against the op's own reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dnnc.ir.graph_text import parse
+from dnnc.ir.interp import run
+from dnnc.ir.verify import verify
+from dnnc.passes.base import PassContext
+from dnnc.passes.graph.conv_transpose import conv_transpose
+
+CASES = [
+    ("f32[1, 4, 5, 3]", (4, 3, 2, 2), "strides=(2, 2)"),
+    ("f32[2, 4, 5, 6]", (4, 3, 3, 3), "strides=(2, 2), pads=(1, 1, 1, 1), output_padding=(1, 1)"),
+    ("f32[1, 3, 4, 4]", (3, 5, 4, 4), "strides=(2, 3), pads=(1, 0, 1, 2)"),
+    ("f32[1, 3, 7]", (3, 2, 5), "strides=(3,), pads=(2, 1)"),
+    ("f32[1, 2, 4, 4]", (2, 2, 3, 3), ""),
+    ("f32[1, 2, 3, 4, 3]", (2, 3, 2, 2, 3), "strides=(2, 1, 2), pads=(1, 0, 1, 0, 1, 1)"),
+    ("f32[1, 2, 5, 5]", (2, 2, 1, 1), "strides=(2, 2)"),
+]
+
+
+@pytest.mark.parametrize(("x", "w", "attrs"), CASES)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_numbers(x: str, w: tuple[int, ...], attrs: str, with_bias: bool) -> None:
+    rng = np.random.default_rng(1)
+    dims = ", ".join(map(str, w))
+    bias = f", b: f32[{w[1]}]" if with_bias else ""
+    operands = "x, w" + (", b" if with_bias else "") + (f", {attrs}" if attrs else "")
+    text = f"def g(x: {x}, *, w: f32[{dims}]{bias}):\n    y = conv_transpose({operands})\n    return y"
+    constants = {"w": rng.standard_normal(w).astype(np.float32), "b": rng.standard_normal(w[1]).astype(np.float32)}
+    g = parse(text, constants)
+    data = rng.standard_normal([int(d) for d in x[4:-1].split(",")]).astype(np.float32)
+    want = run(g, [data], "float64")[0]
+    assert conv_transpose(g, PassContext())
+    verify(g)
+    assert "conv_transpose" not in str(g)
+    got = run(g, [data], "float64")[0]
+    assert got.shape == want.shape
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-12 * np.abs(want).max())
+    assert not conv_transpose(g, PassContext())
+
+
+def test_the_graph() -> None:
+    g = parse("def g(x: f32[1, 4, 5, 3], *, w: f32[4, 3, 2, 2]):\n    y = conv_transpose(x, w, strides=(2, 2))\n    return y", {"w": np.ones((4, 3, 2, 2), np.float32)})
+    conv_transpose(g, PassContext())
+    assert [n.op.name for n in g.nodes()] == ["conv", "reshape", "transpose", "reshape"]
+    assert next(g.nodes()).inputs[1].type.shape == (12, 4, 1, 1)
+
+
+@pytest.mark.parametrize("attrs", ["strides=(2, 2), dilations=(2, 2)", "strides=(2, 2), group=2"])
+def test_what_stays(attrs: str) -> None:
+    g = parse(f"def g(x: f32[1, 4, 5, 5], *, w: f32[4, 2, 2, 2]):\n    y = conv_transpose(x, w, {attrs})\n    return y", {"w": np.ones((4, 2, 2, 2), np.float32)})
+    assert not conv_transpose(g, PassContext())

@@ -1,0 +1,253 @@
+"""Schedule primitives on memory and vectors: text before and after, equal results, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from dnnc.ir.errors import ScheduleError
+from dnnc.ir.expr import const
+from dnnc.ir.operator.text import parse_kernel
+from dnnc.passes.schedule.loops import reorder, split
+from dnnc.passes.schedule.memory import distribute, prefetch, vector_reduce, vectorize
+from dnnc.passes.schedule.state import Schedule
+from dnnc.testing.schedules import check_schedule
+
+
+def refused(text: str, steps: Callable[[Schedule], object], message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        steps(Schedule(parse_kernel(text)))
+
+
+LAYER = """\
+def k(x: f32[4, 6], w: f32[6, 8], y: f32[4, 8]):
+    for i in range(4):
+        for j in range(8):
+            acc: f32[1] @ register
+            acc[0] = 0.0
+            for r in range(6):
+                acc[0] = fma(x[i, r], w[r, j], acc[0])
+            y[i, j] = max(acc[0], 0.0)
+"""
+
+# --- distribute ---------------------------------------------------------------------------------------------------------------
+
+
+def test_distribute_makes_a_tile_of_an_accumulator() -> None:
+    check_schedule(
+        LAYER,
+        lambda s: s.apply(distribute, "i", 2).apply(reorder, "r", "i_1", "j_1"),
+        """\
+def k(x: f32[4, 6], w: f32[6, 8], y: f32[4, 8]):
+    acc: f32[4, 8] @ register
+    for i in range(4):
+        for j in range(8):
+            acc[i, j] = 0.0
+    for r in range(6):
+        for i_1 in range(4):
+            for j_1 in range(8):
+                acc[i_1, j_1] = fma(x[i_1, r], w[r, j_1], acc[i_1, j_1])
+    for i_2 in range(4):
+        for j_2 in range(8):
+            y[i_2, j_2] = max(acc[i_2, j_2], 0.0)
+""",
+    )
+
+
+def test_distribute_sinks_guards() -> None:
+    check_schedule(
+        """\
+def k(N: dim[1, 8], x: f32[N, 3], y: f32[N]):
+    for i in range(8):
+        if i < N:
+            acc: f32[1] @ register
+            acc[0] = 0.0
+            for r in range(3):
+                acc[0] = acc[0] + x[i, r]
+            y[i] = acc[0]
+""",
+        lambda s: s.apply(distribute, "i", 1),
+        """\
+def k(N: dim[1, 8], x: f32[N, 3], y: f32[N]):
+    acc: f32[8] @ register
+    for i in range(8):
+        acc[i] = 0.0
+    for i_1 in range(8):
+        for r in range(3):
+            if i_1 < N:
+                acc[i_1] = acc[i_1] + x[i_1, r]
+    for i_2 in range(8):
+        if i_2 < N:
+            y[i_2] = acc[i_2]
+""",
+    )
+
+
+def test_distribute_refuses() -> None:
+    meet = "def k(x: f32[8], y: f32[8], z: f32[8]):\n    for i in range(7):\n        y[i] = x[i]\n        z[i] = y[i + 1]\n"
+    refused(meet, lambda s: s.apply(distribute, "i", 1), "i cannot be distributed: statements meet in y")
+    symbolic = "def k(N: dim[1, 8], y: f32[N]):\n    for i in range(N):\n        a: f32[1] @ register\n        a[0] = 1.0\n        y[i] = a[0]\n"
+    refused(symbolic, lambda s: s.apply(distribute, "i", 1), "an extent is not constant")
+    refused(LAYER, lambda s: s.apply(distribute, "i", 3), "j is not perfectly nested")
+
+
+# --- vectorize ----------------------------------------------------------------------------------------------------------------
+
+
+def test_vectorize() -> None:
+    check_schedule(
+        """\
+def k(a: f32[4, 16], b: f32[16], y: f32[4, 16]):
+    for i in range(4):
+        for j in range(16):
+            y[i, j] = max(a[i, j] + b[j], 0.0) * a[i, 0]
+""",
+        lambda s: s.apply(vectorize, "j"),
+        """\
+def k(a: f32[4, 16], b: f32[16], y: f32[4, 16]):
+    for i in range(4):
+        y[i, 0:+16] = max(a[i, 0:+16] + b[0:+16], 0.0) * a[i, 0]
+""",
+    )
+
+
+def test_a_guard_becomes_the_limit() -> None:
+    check_schedule(
+        "def k(x: f32[20], y: f32[20]):\n    for i in range(20):\n        y[i] = x[i] + 1.0\n",
+        lambda s: s.apply(split, "i", 8, ("io", "ii"), tail="guard").apply(vectorize, "ii"),
+        """\
+def k(x: f32[20], y: f32[20]):
+    for io in range(3):
+        y[8*io:+8:-8*io + 20] = x[8*io:+8:-8*io + 20] + 1.0
+""",
+    )
+
+
+def test_lanes_that_are_not_neighbours_are_gathered() -> None:
+    check_schedule(
+        "def k(x: f32[16, 3], y: f32[16]):\n    for i in range(16):\n        y[i] = x[i, 1]\n",
+        lambda s: s.apply(vectorize, "i"),
+        "def k(x: f32[16, 3], y: f32[16]):\n    y[0:+16] = x[lanes(16), 1]\n",
+    )
+
+
+def test_an_accumulator_per_lane() -> None:
+    check_schedule(
+        LAYER,
+        lambda s: s.apply(distribute, "j", 1).apply(reorder, "r", "j_1").apply(vectorize, "j", "j_1", "j_2"),
+        """\
+def k(x: f32[4, 6], w: f32[6, 8], y: f32[4, 8]):
+    for i in range(4):
+        acc: f32[8] @ register
+        acc[0:+8] = 0.0
+        for r in range(6):
+            acc[0:+8] = fma(x[i, r], w[r, 0:+8], acc[0:+8])
+        y[i, 0:+8] = max(acc[0:+8], 0.0)
+""",
+    )
+
+
+def test_vectorize_refuses() -> None:
+    reduction = "def k(x: f32[16], y: f32[1]):\n    for i in range(16):\n        y[0] = y[0] + x[i]\n"
+    refused(reduction, lambda s: s.apply(vectorize, "i"), "i cannot be a vector: it does not index the store to y, which is a reduction")
+    last = "def k(x: f32[16], y: f32[1]):\n    for i in range(16):\n        y[0] = x[i]\n"
+    refused(last, lambda s: s.apply(vectorize, "i"), "which is overwritten by every lane")
+    strided = "def k(x: f32[16], y: f32[16, 2]):\n    for i in range(16):\n        y[i, 0] = x[i]\n"
+    refused(strided, lambda s: s.apply(vectorize, "i"), "i cannot be a vector: it is not unit stride in the store to y")
+    symbolic = "def k(N: dim[1, 8], y: f32[N]):\n    for i in range(N):\n        y[i] = 1.0\n"
+    refused(symbolic, lambda s: s.apply(vectorize, "i"), "i cannot be a vector: its extent is not constant")
+    refused(LAYER, lambda s: s.apply(vectorize, "j"), "j cannot be a vector: it holds a Alloc; distribute it first")
+    data = "def k(x: f32[16], y: f32[16]):\n    for i in range(16):\n        if x[i] < 1.0:\n            y[i] = 1.0\n"
+    refused(data, lambda s: s.apply(vectorize, "i"), "i cannot be a vector: it holds the guard")
+    triangle = "def k(y: f32[16, 16]):\n    for i in range(16):\n        for j in range(i + 1):\n            y[j, i] = 1.0\n"
+    refused(triangle, lambda s: s.apply(vectorize, "i"), "i cannot be a vector: it holds a For")
+
+
+# --- vector_reduce ------------------------------------------------------------------------------------------------------------
+
+SUM = """\
+def k(x: f32[3, 70], y: f32[3]):
+    for i in range(3):
+        acc: f32[1] @ register
+        acc[0] = 0.0
+        for r in range(70):
+            acc[0] = acc[0] + x[i, r]
+        y[i] = acc[0]
+"""
+
+
+def test_vector_reduce() -> None:
+    check_schedule(
+        SUM,
+        lambda s: s.apply(vector_reduce, "r", 16, 2),
+        """\
+def k(x: f32[3, 70], y: f32[3]):
+    for i in range(3):
+        acc: f32[1] @ register
+        acc[0] = 0.0
+        acc_r: f32[2, 16] @ register
+        for ru_init in unroll(2):
+            acc_r[ru_init, 0:+16] = 0.0
+        for ro in range(2):
+            for ru in unroll(2):
+                acc_r[ru, 0:+16] = acc_r[ru, 0:+16] + x[i, 32*ro + 16*ru:+16]
+        for rt in range(1):
+            acc_r[0, 0:+16] = acc_r[0, 0:+16] + select(lanes(16) < -16*rt + 6, x[i, 16*rt + 64:+16:-16*rt + 6], 0.0)
+        acc[0] = acc[0] + hsum(acc_r[0, 0:+16] + acc_r[1, 0:+16])
+        y[i] = acc[0]
+""",
+    )
+
+
+@pytest.mark.parametrize(
+    ("start", "step"),
+    [("0.0", "fma(x[r], x[r], acc[0])"), ("f32(-inf)", "max(acc[0], x[r])"), ("f32(inf)", "fmin(x[r], acc[0])"), ("1.0", "acc[0] * x[r]")],
+)
+@pytest.mark.parametrize("n", [1, 16, 33, 64])
+def test_every_kind_of_reduction(start: str, step: str, n: int) -> None:
+    text = f"""\
+def k(x: f32[{n}], y: f32[1]):
+    acc: f32[1] @ register
+    acc[0] = {start}
+    for r in range({n}):
+        acc[0] = {step}
+    y[0] = acc[0]
+"""
+    from dnnc.ir.operator.verify import verify_kernel
+    from dnnc.testing.schedules import same_results
+
+    old = parse_kernel(text)
+    new = Schedule(old).apply(vector_reduce, "r", 16, 2).done()
+    same_results(old, verify_kernel(new))
+
+
+def test_a_symbolic_row() -> None:
+    text = SUM.replace("def k(x: f32[3, 70]", "def k(N: dim[1, 100], x: f32[3, N]").replace("range(70)", "range(N)")
+    s = Schedule(parse_kernel(text)).apply(vector_reduce, "r", 8, 4)
+    from dnnc.ir.operator.verify import verify_kernel
+    from dnnc.testing.schedules import same_results
+
+    same_results(parse_kernel(text), verify_kernel(s.done()))
+
+
+def test_vector_reduce_refuses() -> None:
+    copy = "def k(x: f32[16], y: f32[16]):\n    for i in range(16):\n        y[i] = x[i]\n"
+    refused(copy, lambda s: s.apply(vector_reduce, "i", 8, 1), "i is no plain reduction into one element")
+    each = "def k(x: f32[16], y: f32[16]):\n    for i in range(16):\n        y[i] = y[i] + x[i]\n"
+    refused(each, lambda s: s.apply(vector_reduce, "i", 8, 1), "i is no plain reduction into one element")
+    twice = "def k(x: f32[16], y: f32[1]):\n    for i in range(16):\n        y[0] = y[0] + y[0]\n"
+    refused(twice, lambda s: s.apply(vector_reduce, "i", 8, 1), "i is no plain reduction into one element")
+
+
+# --- prefetch -----------------------------------------------------------------------------------------------------------------
+
+
+def test_prefetch_any_address() -> None:
+    text = "def k(x: f32[16], y: f32[16]):\n    for i in range(16):\n        y[i] = x[i]\n"
+    check_schedule(
+        text,
+        lambda s: s.apply(prefetch, "i", "x", (s.loop("i").var + 64,)),
+        "def k(x: f32[16], y: f32[16]):\n    for i in range(16):\n        prefetch(addr(x[i + 64]))\n        y[i] = x[i]\n",
+    )
+    refused(text, lambda s: s.apply(prefetch, "i", "w", (const(0),)), "loop i does not access w")
