@@ -449,7 +449,7 @@ def rebuild(e: Expr, f: Callable[[Expr], Expr]) -> Expr:
     return e
 
 
-def substitute(e: Expr, env: Mapping[Expr, Expr]) -> Expr:
+def substitute(e: Expr, env: Mapping[Any, Expr]) -> Expr:
     """Replace variables (or whole sub-expressions that are keys of env)."""
     memo: dict[Expr, Expr] = {}
     names = {k for k in env if isinstance(k, Var)}

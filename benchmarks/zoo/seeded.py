@@ -86,7 +86,7 @@ def describe(a: Array, seed: int) -> Recipe:
     Positive floats (variances, gains) stay positive by a normal distribution of their logarithm; bytes of quantized weights are rounded.
     """
     kind = a.dtype.kind
-    by_chance = kind in "fV" or a.dtype.itemsize == 1 and kind in "iu"
+    by_chance = kind in "fV" or (a.dtype.itemsize == 1 and kind in "iu")
     values = a.astype(np.float64) if by_chance else a
     if not by_chance or not np.isfinite(values).all() or _has_structure(a):
         return {"rule": "exact", "zlib": base64.b64encode(zlib.compress(a.tobytes(), 9)).decode()}

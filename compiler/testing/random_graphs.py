@@ -352,7 +352,11 @@ def _unit_dims(g: _Generator) -> None:
 def _concat(g: _Generator) -> None:
     m = g.pick("fiub", 1)
     axis = g.below(len(m.shape))
-    fits = [x for x in g.pool if x.dtype is m.dtype and len(x.shape) == len(m.shape) and all(a == b or k == axis for k, (a, b) in enumerate(zip(x.shape, m.shape)))]
+    fits = [
+        x
+        for x in g.pool
+        if x.dtype is m.dtype and len(x.shape) == len(m.shape) and all(a == b or k == axis for k, (a, b) in enumerate(zip(x.shape, m.shape)))
+    ]
     g.add("concat", m, *(g.one_of(fits) for _ in range(1 + g.below(2))), axis=axis)
 
 
@@ -386,7 +390,18 @@ def _gather(g: _Generator) -> None:
 
 
 def _reduce(g: _Generator) -> None:
-    names = ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_sum", "reduce_mean", "reduce_l1", "reduce_l2", "reduce_sum_square", "reduce_prod")
+    names = (
+        "reduce_sum",
+        "reduce_mean",
+        "reduce_max",
+        "reduce_min",
+        "reduce_sum",
+        "reduce_mean",
+        "reduce_l1",
+        "reduce_l2",
+        "reduce_sum_square",
+        "reduce_prod",
+    )
     op = g.one_of((*names, "reduce_log_sum_exp", "reduce_log_sum"))
     m: Made | None = g.pick("f" if op.startswith(("reduce_l", "reduce_m")) and g.chance(0.8) else _kinds(OPS[op]), 1)
     if m is None or (op == "reduce_log_sum" and (m := g.into(m, 0.1, 3.0)) is None):

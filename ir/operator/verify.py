@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dnnc.ir.bounds import nonneg
 from dnnc.ir.dtype import i64
 from dnnc.ir.errors import VerifyError, locations
-from dnnc.ir.expr import COMPARE, Const, Expr, Load, Op, Ref, Var, const, factors, free, logical_not, load, op, substitute, terms, value, var, walk
+from dnnc.ir.expr import COMPARE, Const, Expr, Load, Op, Ref, Var, const, factors, free, load, logical_not, op, substitute, terms, value, var, walk
 from dnnc.ir.operator.intrinsics import TABLE, cast_target, known
 from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Kernel, Let, Stmt, Store, count_stmts, exprs
 from dnnc.ir.operator.text import show, show_at, show_stmt

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dnnc.ir.expr import unwrap
+from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.types import Layout
 
@@ -199,7 +199,7 @@ def _same(a: Sequence[object], b: Sequence[object]) -> bool:
 
 
 def _same_count(v: Value, n: Node) -> bool:
-    return bool(unwrap(v.type.size) == n.output.type.size) or unwrap(v.type.size) is n.output.type.size  # type: ignore[arg-type]
+    return value(const(v.type.size) - const(n.output.type.size)) == 0
 
 
 __all__ = ["FusionPlan", "Group", "Layout", "is_view", "kind_of", "plan_fusion"]

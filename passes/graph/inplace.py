@@ -20,7 +20,9 @@ def find_inplace(graph: Graph, plan: FusionPlan) -> dict[Group, Value]:
     for g in plan.groups:
         if g.kind != "map" or g.output in graph.outputs:
             continue
-        wanted = [v for n in g.nodes for v in n.inputs if v is not None and v.type == g.output.type and v not in graph.constants and v not in graph.inputs]
+        wanted = [
+            v for n in g.nodes for v in n.inputs if v is not None and v.type == g.output.type and v not in graph.constants and v not in graph.inputs
+        ]
         if not wanted:
             continue
         low = lower(graph, g.nodes, g.output)

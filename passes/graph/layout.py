@@ -77,7 +77,7 @@ class _Layouts:
             return self.plain(n)
         lay = blocked(out.rank, self.lanes)
         # few channels are read as rows; a last block that is not full costs memory, no arithmetic
-        whole = group == 1 and (x.type.layout is not None or channels >= self.lanes)  # type: ignore[operator]
+        whole = bool(group == 1 and (x.type.layout is not None or channels >= self.lanes))
         take_blocks = depthwise or whole
         self.set_input(n, 0, lay if take_blocks else None)
         self.set_input(n, 1, filters(out.rank, self.lanes, whole))
@@ -172,4 +172,4 @@ class _Layouts:
                 after = self.graph.first_node() if v.node is None else v.node.next
                 found = Builder(self.graph, after, v.locs).op("pack", v, layout=layout)
             self.made[key] = found
-        return found  # type: ignore[no-any-return]
+        return found

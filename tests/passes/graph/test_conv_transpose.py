@@ -44,7 +44,10 @@ def test_numbers(x: str, w: tuple[int, ...], attrs: str, with_bias: bool) -> Non
 
 
 def test_the_graph() -> None:
-    g = parse("def g(x: f32[1, 4, 5, 3], *, w: f32[4, 3, 2, 2]):\n    y = conv_transpose(x, w, strides=(2, 2))\n    return y", {"w": np.ones((4, 3, 2, 2), np.float32)})
+    g = parse(
+        "def g(x: f32[1, 4, 5, 3], *, w: f32[4, 3, 2, 2]):\n    y = conv_transpose(x, w, strides=(2, 2))\n    return y",
+        {"w": np.ones((4, 3, 2, 2), np.float32)},
+    )
     conv_transpose(g, PassContext())
     assert [n.op.name for n in g.nodes()] == ["conv", "reshape", "transpose", "reshape"]
     assert next(g.nodes()).inputs[1].type.shape == (12, 4, 1, 1)
@@ -52,5 +55,8 @@ def test_the_graph() -> None:
 
 @pytest.mark.parametrize("attrs", ["strides=(2, 2), dilations=(2, 2)", "strides=(2, 2), group=2"])
 def test_what_stays(attrs: str) -> None:
-    g = parse(f"def g(x: f32[1, 4, 5, 5], *, w: f32[4, 2, 2, 2]):\n    y = conv_transpose(x, w, {attrs})\n    return y", {"w": np.ones((4, 2, 2, 2), np.float32)})
+    g = parse(
+        f"def g(x: f32[1, 4, 5, 5], *, w: f32[4, 2, 2, 2]):\n    y = conv_transpose(x, w, {attrs})\n    return y",
+        {"w": np.ones((4, 2, 2, 2), np.float32)},
+    )
     assert not conv_transpose(g, PassContext())
