@@ -1,0 +1,202 @@
+"""The kernel gate: what is right passes, every planted bug is caught, and the message says where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from native_check import one_node
+
+from dnnc.backends.llvm.compile import compile_text, load_objects
+from dnnc.backends.llvm.emit import emit_kernel
+from dnnc.backends.llvm.features import parse_target
+from dnnc.backends.llvm.gate import COLUMNS, POINTS, check_kernel, sample_points
+from dnnc.backends.llvm.templates import templates
+from dnnc.ir.builder import Builder
+from dnnc.ir.errors import AccuracyError
+from dnnc.ir.expr import Const, Expr, Op, const, load, op, rebuild
+from dnnc.ir.graph import Graph, Value
+from dnnc.ir.operator.stmt import Block, For, Kernel, Store, map_stmt
+from dnnc.ir.types import TensorType
+from dnnc.passes.base import PassContext
+from dnnc.passes.pipelines import compile_program
+from dnnc.passes.program import Program
+
+TARGET = parse_target("llvm -threads=2")
+
+
+def graphs() -> dict[str, Graph]:
+    """A kernel of each template."""
+    out = {
+        "conv": one_node("conv", ["f32 1 16 12 12", "f32 32 16 3 3"], pads=(1, 1, 1, 1)),
+        "matmul": one_node("matmul", ["f32 20 24", "f32 24 40"]),
+        "softmax": one_node("softmax", ["f32 9 37"], axis=1),
+        "max_pool": one_node("max_pool", ["f32 1 16 9 9"], kernel=(3, 3), strides=(2, 2)),
+        "add": one_node("add", ["f32 7 45", "f32 7 45"]),
+        "reduce_sum": one_node("reduce_sum", ["f32 6 83"], axes=(1,)),
+        "gather": one_node("gather", ["f32 50 24", "i64 13"], axis=0),
+    }
+    g = Graph("g")
+    x, c = (g.add_input(n, TensorType(v.type.dtype, v.type.shape)) for n, v in zip("xc", out["add"].inputs))
+    b = Builder(g)
+    g.outputs = [b.op("add", b.op("gelu", x), c)]
+    out["gelu_add"] = g
+    return out
+
+
+def program(g: Graph) -> Program:
+    return compile_program(g.copy(), PassContext(lanes=TARGET.lanes), templates(TARGET))
+
+
+def check(p: Program, change: Callable[[Kernel], Kernel] = lambda k: k, only: str = "") -> None:
+    for step in p.steps:
+        if only in step.kernel.name:
+            changed = replace(step, kernel=change(step.kernel))
+            loaded = load_objects([compile_text(emit_kernel(changed.kernel, "k_t", TARGET.feature_set), TARGET.cpu, TARGET.features)])
+            check_kernel(p.graph, changed, loaded.address("k_t"))
+
+
+@pytest.mark.parametrize("name", graphs())
+def test_right_kernels_pass(name: str) -> None:
+    check(program(graphs()[name]))
+
+
+# --- planted bugs -------------------------------------------------------------------------------------------------------------
+
+
+def rewritten(expr: Callable[[Expr], Expr] = lambda e: e, stmt: Callable[[Any], Any] = lambda s: s) -> Callable[[Kernel], Kernel]:
+    """A kernel with every expression (bottom up) and every statement changed."""
+
+    def fe(e: Expr) -> Expr:
+        return expr(rebuild(e, fe))
+
+    def fb(b: Block) -> Block:
+        return tuple(x for s in b for x in [stmt(map_stmt(s, fe, fb))] if x is not None)
+
+    return lambda k: k.with_body(fb(k.entry.body))
+
+
+def output_stores(s: Any) -> bool:
+    return isinstance(s, Store) and s.buf.space == "global"
+
+
+def drop_stores() -> Callable[[Kernel], Kernel]:
+    return rewritten(stmt=lambda s: None if output_stores(s) else s)
+
+
+def last_iteration_missing() -> Callable[[Kernel], Kernel]:
+    seen: list[str] = []
+
+    def stmt(s: Any) -> Any:
+        if isinstance(s, For) and s.kind in ("range", "parallel") and not seen and isinstance(s.hi, Const) and s.hi.value > 1:
+            seen.append(s.var.name)
+            return For(s.var, s.lo, s.hi - 1, s.kind, s.body)
+        return s
+
+    return rewritten(stmt=stmt)
+
+
+def shifted_input() -> Callable[[Kernel], Kernel]:
+    """Off by one element along the last axis; within the buffer or in the next row."""
+
+    def expr(e: Expr) -> Expr:
+        if type(e).__name__ == "Load" and e.buf.name == "x0" and e.buf.dtype.is_float:  # type: ignore[attr-defined]
+            lead = e.idx[0]  # type: ignore[attr-defined]
+            return load(e.buf, (op("min", lead + 1, e.buf.shape[0] - 1) if lead.lanes == 1 and len(e.idx) > 1 else lead, *e.idx[1:]), e.lanes if all(i.lanes == 1 for i in e.idx) else 1, e.limit)  # type: ignore[attr-defined]
+        return e
+
+    return rewritten(expr)
+
+
+def wrong_constant() -> Callable[[Kernel], Kernel]:
+    """A polynomial's coefficient that is off by a thousandth."""
+    return rewritten(lambda e: const(e.value * 1.001, e.dtype) if isinstance(e, Const) and e.dtype.is_float and 0.1 < abs(e.value) < 0.4 else e)
+
+
+def missing_tail() -> Callable[[Kernel], Kernel]:
+    """Stores with a limit are dropped where they are not whole vectors."""
+    return rewritten(stmt=lambda s: Store(s.buf, s.idx, s.value, s.lanes, s.limit // s.lanes * s.lanes) if output_stores(s) and s.limit is not None else s)
+
+
+def unmasked_tail() -> Callable[[Kernel], Kernel]:
+    return rewritten(stmt=lambda s: Store(s.buf, s.idx, s.value, s.lanes) if output_stores(s) and s.limit is not None else s)
+
+
+def wrong_start() -> Callable[[Kernel], Kernel]:
+    """An accumulator that starts at a half (of a sum) or at 0 (of a maximum)."""
+
+    def stmt(s: Any) -> Any:
+        if isinstance(s, Store) and s.buf.space == "register" and isinstance(s.value, Const):
+            return Store(s.buf, s.idx, const(0.5 if s.value.value == 0 else 0.0, s.value.dtype), s.lanes, s.limit)
+        return s
+
+    return rewritten(stmt=stmt)
+
+
+def swapped_operation() -> Callable[[Kernel], Kernel]:
+    return rewritten(lambda e: op("-", *e.args) if isinstance(e, Op) and e.name == "+" and e.dtype.is_float and e.lanes > 1 else e)
+
+
+BUGS: list[tuple[str, str, Callable[[Kernel], Kernel], str]] = [
+    *((name, "drop_stores", drop_stores(), "nan|0.0") for name in graphs()),
+    ("conv", "last_iteration", last_iteration_missing(), "the float64 reference says"),
+    ("matmul", "last_iteration", last_iteration_missing(), "the float64 reference says"),
+    ("max_pool", "last_iteration", last_iteration_missing(), "the float64 reference says"),
+    ("add", "last_iteration", last_iteration_missing(), "the float64 reference says"),
+    ("conv", "shifted", shifted_input(), "the float64 reference says"),
+    ("matmul", "shifted", shifted_input(), "the float64 reference says"),
+    ("softmax", "shifted", shifted_input(), "the float64 reference says"),
+    ("gelu_add", "constant", wrong_constant(), "the float64 reference says"),
+    ("softmax", "constant", wrong_constant(), "the float64 reference says"),
+    ("add", "missing_tail", missing_tail(), "the float64 reference says"),
+    ("matmul", "missing_tail", missing_tail(), "the float64 reference says"),
+    ("add", "unmasked_tail", unmasked_tail(), "writes outside of"),
+    ("conv", "start", wrong_start(), "the float64 reference says"),
+    ("reduce_sum", "start", wrong_start(), "the float64 reference says"),
+    ("add", "minus", swapped_operation(), "the float64 reference says"),
+    ("reduce_sum", "minus", swapped_operation(), "the float64 reference says"),
+]
+
+
+@pytest.mark.parametrize("name,bug,change,message", BUGS, ids=lambda v: v if isinstance(v, str) and " " not in v else "")
+def test_planted_bugs_are_caught(name: str, bug: str, change: Callable[[Kernel], Kernel], message: str) -> None:
+    with pytest.raises(AccuracyError, match=message):
+        check(program(graphs()[name]), change, only=name.split("_")[0])
+
+
+def test_padding_lanes_must_be_zero() -> None:
+    p = program(one_node("conv", ["f32 1 3 8 8", "f32 24 3 3 3"]))
+    spoil = rewritten(stmt=lambda s: Store(s.buf, s.idx, s.value + 1.0, s.lanes, s.limit) if output_stores(s) else s)
+    assert any(s.group.output.type.layout is not None for s in p.steps)
+    with pytest.raises(AccuracyError, match="padding|reference says"):
+        check(p, spoil, only="conv")
+
+
+def test_indices_are_drawn_from_their_axis(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    import dnnc.backends.llvm.gate as gate
+
+    original = gate.draw
+
+    def spy(rng: Any, graph: Graph, v: Value, *rest: Any) -> Any:
+        a = original(rng, graph, v, *rest)
+        drawn.append(a)
+        return a
+
+    monkeypatch.setattr(gate, "draw", spy)
+    check(program(one_node("gather", ["f32 500 24", "i64 300"], axis=0)))
+    indices = next(a for a in drawn if a.dtype == np.int64)
+    assert indices.min() < -300 and indices.max() > 300 and indices.min() >= -500 and indices.max() < 500
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (100000,), (3, 5), (1, 64, 56, 56), (1, 2048, 7, 7), (2, 3, 1, 5, 2, 7)])
+def test_points_cover_the_ends_of_every_axis(shape: tuple[int, ...]) -> None:
+    for axis in range(-1, max(len(shape) - 1, 0)):
+        points = sample_points(np.random.default_rng(0), shape, axis)
+        assert len(points) <= 2 * POINTS + 40 * COLUMNS and points.shape[1] == len(shape)
+        for k, n in enumerate(shape):
+            assert points[:, k].min() == 0 and points[:, k].max() == n - 1
+    assert len(sample_points(np.random.default_rng(0), (3, 0, 2))) == 0
