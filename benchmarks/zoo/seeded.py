@@ -77,6 +77,9 @@ def seed_model(model: ModelProto) -> ModelProto:
         a = numpy_helper.to_array(t)
         if a.nbytes > LIMIT:
             mark(t, describe(a, k + 1))
+    for n in small.graph.node:  # stack traces of the exporter
+        n.ClearField("metadata_props")
+        n.ClearField("doc_string")
     return small
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper, numpy_helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from zoo.seeded import fill, mark, recipe_of, scaled
 
@@ -68,7 +68,7 @@ class Walker:
     def _run(self, n: NodeProto, operands: Operands, scope: Mapping[str, Any]) -> list[Any]:
         given = {i: a for i, a in zip(n.input, operands) if i}
         given.update((k, a) for k, a in scope.items() if k in _names_read(n))
-        key = (id(n), tuple((a.dtype.str, a.shape) for a in given.values()))
+        key = (n.SerializeToString(), tuple((a.dtype.str, a.shape) for a in given.values()))
         session = self._sessions.get(key)
         if session is None:
             session = self._sessions[key] = self._session(n, given)
@@ -146,7 +146,7 @@ def calibrate(original: ModelProto, seeded: ModelProto, inputs: Mapping[str, Arr
     filled.CopyFrom(seeded)
     fill(filled)
     wanted, factors = iter(sizes), dict[str, float]()
-    names = _recipe_names(seeded)
+    names = _random_constants(seeded)
 
     def adjust(n: NodeProto, operands: Operands, results: list[Any]) -> list[Any]:
         if n.op_type not in WEIGHTED:
@@ -159,17 +159,16 @@ def calibrate(original: ModelProto, seeded: ModelProto, inputs: Mapping[str, Arr
         return [_rescaled(n, operands, results[0], factors[weight])]
 
     Walker(filled, adjust).run(inputs)
-    for t in seeded.graph.initializer:
-        recipe = recipe_of(t)
-        if recipe is not None and t.name in factors:
-            mark(t, scaled(recipe, factors[t.name]))
+    for name, factor in factors.items():
+        mark(names[name], scaled(recipe_of(names[name]) or {}, factor))
     return seeded
 
 
-def _recipe_names(model: ModelProto) -> set[str]:
-    """Initializers that a recipe of random numbers makes."""
-    recipes = {t.name: recipe_of(t) for t in model.graph.initializer}
-    return {name for name, r in recipes.items() if r is not None and r["rule"] != "exact"}
+def _random_constants(model: ModelProto) -> dict[str, TensorProto]:
+    """The constants of the main graph that recipes make of random numbers, by the name of their value."""
+    constants = {t.name: t for t in model.graph.initializer}
+    constants.update((n.output[0], a.t) for n in model.graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value")
+    return {name: t for name, t in constants.items() if (recipe_of(t) or {}).get("rule", "exact") != "exact"}
 
 
 def _square(a: Array) -> float:

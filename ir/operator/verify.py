@@ -12,7 +12,7 @@ from dnnc.ir.dtype import i64
 from dnnc.ir.errors import VerifyError, locations
 from dnnc.ir.expr import COMPARE, Const, Expr, Load, Op, Ref, Var, const, factors, free, load, logical_not, op, substitute, terms, value, var, walk
 from dnnc.ir.operator.intrinsics import TABLE, cast_target, known
-from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Kernel, Let, Stmt, Store, count_stmts, exprs
+from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Kernel, Let, Stmt, Store, blocks, count_stmts, exprs, walk_stmts
 from dnnc.ir.operator.text import show, show_at, show_stmt
 
 MAX_STATEMENTS = 300
@@ -47,6 +47,8 @@ class _Check:
                 if missing:
                     yield f"the shape of {p.name} uses {', '.join(missing)}, which is no parameter"
         yield from self.block(self.func.body, scope, (), False)
+        if any(isinstance(s, For) and s.kind == "parallel" for s in walk_stmts(self.func.body)):
+            yield from _written_by_all(self.func.body)
         if self.shared > SHARED_LIMIT:
             yield f"{self.shared} bytes of shared memory; a block has {SHARED_LIMIT}"
 
@@ -175,6 +177,16 @@ class _Check:
             yield f"cannot show {show(i)} >= 0 in {where}"
         if not nonneg(d - 1 - scalar, facts):
             yield f"cannot show {show(i)} < {show(d)} in {where}"
+
+
+def _written_by_all(b: Block) -> Iterator[str]:
+    """Stores outside of the parallel loops of a function that has some: every thread would execute them."""
+    for s in b:
+        if isinstance(s, Store) and s.buf.space == "global":
+            yield f"every thread writes {s.buf.name} outside of a parallel loop\n  in: {show_stmt(s).splitlines()[0].strip()}"
+        elif not (isinstance(s, For) and s.kind == "parallel"):
+            for inner in blocks(s):
+                yield from _written_by_all(inner)
 
 
 def _nonempty(s: For) -> tuple[Expr, ...]:

@@ -25,6 +25,8 @@ def obstacle(loop: For) -> str:
     for buf, places in found.written.items():
         if buf in found.own:
             continue
+        if buf.space in ("register", "local"):
+            return f"it writes {buf.name}, of which every thread has its own"
         read = found.read.get(buf, [])
         if not any(loop.var in free(i) for idx, _ in places for i in idx):
             return f"every iteration writes {buf.name}"

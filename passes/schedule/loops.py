@@ -6,7 +6,7 @@ from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, const, free, maximum, minimum, terms, value, walk
 from dnnc.ir.operator.stmt import Alloc, Block, For, If, Stmt, Store, accesses, exprs, loop_var, substitute_block, walk_stmts
 from dnnc.passes.schedule.disjoint import obstacle
-from dnnc.passes.schedule.state import edit, find, make_loop, only, renamed
+from dnnc.passes.schedule.state import edit, find, loops, make_loop, only, renamed
 
 TAILS = ("exact", "overlap", "guard", "peel")
 
@@ -26,9 +26,8 @@ def split(b: Block, name: str, factor: int, names: tuple[str, str], tail: str = 
             return (_tiles(s, n // factor, factor, names, lambda io, ii: lo + io * factor + ii),)
         if tail == "peel":
             main = _tiles(s, n // factor, factor, names, lambda io, ii: lo + io * factor + ii)
-            rest = make_loop(
-                name + "_t", n % factor, "range", lambda v: substitute_block(renamed(s.body, "_t"), {s.var: lo + n // factor * factor + v})
-            )
+            end = unused(b, s, "_t")
+            rest = make_loop(name + end, n % factor, "range", lambda v: substitute_block(renamed(s.body, end), {s.var: lo + n // factor * factor + v}))
             return (main, rest) if value(n // factor) != 0 else (rest,)
         count = (n + (factor - 1)) // factor
         if tail == "overlap":
@@ -39,6 +38,14 @@ def split(b: Block, name: str, factor: int, names: tuple[str, str], tail: str = 
         return (_tiles(s, count, factor, names, lambda io, ii: lo + io * factor + ii, guard=lo + n),)
 
     return edit(b, name, go)
+
+
+def unused(b: Block, s: For, suffix: str) -> str:
+    """A suffix under which a copy of s has loops that b has not: `_t`, then `_tt`, ..."""
+    taken = {x.var.name for x in loops(b)}
+    while any(x.var.name + suffix in taken for x in loops((s,))):
+        suffix += suffix[-1]
+    return suffix
 
 
 def _tiles(s: For, count: Expr, factor: int, names: tuple[str, str], at: object, guard: Expr | None = None) -> For:
@@ -147,11 +154,11 @@ def peel(b: Block, name: str, first: int = 1, last: int = 1) -> Block:
         out: list[Stmt] = []
         heads, tails = min(first, n), min(last, max(n - first, 0))
         for k in range(heads):
-            out += substitute_block(renamed(s.body, f"_f{k}"), {s.var: const(lo + k)})
+            out += substitute_block(renamed(s.body, unused(b, s, f"_f{k}")), {s.var: const(lo + k)})
         if n > heads + tails:
             out.append(make_loop(name, n - heads - tails, s.kind, lambda v: substitute_block(s.body, {s.var: v}), lo + heads))
         for k in range(tails):
-            out += substitute_block(renamed(s.body, f"_l{k}"), {s.var: const(lo + n - tails + k)})
+            out += substitute_block(renamed(s.body, unused(b, s, f"_l{k}")), {s.var: const(lo + n - tails + k)})
         return tuple(out)
 
     return edit(b, name, go)

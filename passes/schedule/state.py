@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, const, unwrap
 from dnnc.ir.operator.stmt import Alloc, Block, Buffer, For, If, Kernel, Let, Stmt, loop_var, map_stmt, substitute_block, walk_stmts
 from dnnc.ir.operator.text import show_block
+from dnnc.passes.schedule.disjoint import obstacle
 
 
 def loops(b: Block) -> Iterator[For]:
@@ -164,10 +166,35 @@ class Schedule:
         return unwrap(self.loop(name).extent)  # type: ignore[no-any-return]
 
     def apply(self, primitive: Callable[..., Block], *args: object, **kw: object) -> Schedule:
-        self.body = primitive(self.body, *args, **kw)
+        body = primitive(self.body, *args, **kw)
+        for loop in loops(body):  # a step on another loop must not take from a parallel one what it was shown to be
+            why = obstacle(loop) if loop.kind == "parallel" and primitive.__name__ != "annotate" else ""
+            if why:
+                raise ScheduleError(f"{loop.var.name} could then not run in parallel: {why}")
+        self.body = body
         shown = [*map(repr, args), *(f"{k}={v!r}" for k, v in kw.items())]
         self.steps.append(f"{primitive.__name__}({', '.join(shown)})")
         return self
+
+    def collapse(self) -> Schedule:
+        """Join axes of buffers whose indices have become one; parameters keep their places."""
+        from dnnc.passes.schedule.collapse import collapse
+
+        params, self.body = collapse(self.kernel.entry.params, self.body)
+        if params != self.kernel.entry.params:
+            entry = replace(self.kernel.entry, params=params)
+            self.kernel = replace(self.kernel, funcs=(*self.kernel.funcs[:-1], entry))
+            self.steps.append("collapse()")
+        return self
+
+    def mark(self) -> tuple[Kernel, Block, int]:
+        """Where the schedule stands, for `restore`."""
+        return self.kernel, self.body, len(self.steps)
+
+    def restore(self, mark: tuple[Kernel, Block, int]) -> None:
+        """Undo all that was applied since."""
+        self.kernel, self.body = mark[:2]
+        del self.steps[mark[2] :]
 
     def done(self) -> Kernel:
         return self.kernel.with_body(self.body)

@@ -23,16 +23,16 @@ def _has_division(e: Expr, v: Var) -> bool:
 
 def try_fuse(s: Schedule, outer: str, inner: str, name: str) -> bool:
     """Fuse two loops where no access becomes harder to compute: a row-major pair of axes becomes one axis."""
-    before, count = s.body, len(s.steps)
+    mark = s.mark()
     try:
         s.apply(fuse, outer, inner, name)
     except ScheduleError:
         return False
     v = s.loop(name).var
     if any(_has_division(e, v) for e in offsets(s.body)) or _computes_with(s.body, v):
-        s.body = before
-        del s.steps[count:]
+        s.restore(mark)
         return False
+    s.collapse()
     return True
 
 

@@ -55,13 +55,12 @@ def vectorized(s: Schedule, name: str, lanes: int, unroll: int) -> None:
     n = s.extent(name)
     if n == 1:
         return
-    body, steps = s.body, len(s.steps)
+    mark = s.mark()
     try:
         s.apply(split, name, lanes, (name + "o", name + "v"), tail="guard")
         s.apply(vectorize, name + "v")
     except ScheduleError:
-        s.body = body
-        del s.steps[steps:]
+        s.restore(mark)
         return
     if isinstance(n, int) and n % (lanes * unroll) == 0 and n > lanes * unroll:
         s.apply(split, name + "o", unroll, (name + "q", name + "u")).apply(annotate, "unroll", name + "u")

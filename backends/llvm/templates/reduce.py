@@ -60,14 +60,13 @@ def _over_outputs(s: Schedule, problem: Problem, lanes: int) -> bool:
         return False
     if any(stride(e, loop.var) not in (const(0), const(1)) for e in offsets(loop.body) if loop.var in free(e)):
         return False
-    body, steps = s.body, len(s.steps)
+    mark = s.mark()
     try:
         s.apply(split, loops[-1], lanes, ("vo", "vi"), tail="guard")
         s.apply(distribute, "vi", 1)
         s.apply(vectorize, "vi", "vi_1", "vi_2")
     except ScheduleError:
-        s.body = body
-        del s.steps[steps:]
+        s.restore(mark)
         return False
     return True
 
@@ -89,12 +88,11 @@ def _over_rows(s: Schedule, problem: Problem, lanes: int, chains: int) -> None:
         most = bounds(n)[1]
         if not unit_stride(s.loop(inner)) or (most is not None and most < lanes):
             continue
-        body, steps = s.body, len(s.steps)
+        mark = s.mark()
         try:
             s.apply(vector_reduce, inner, lanes, chains if not isinstance(n, int) or n >= lanes * chains else 1)
         except ScheduleError:
-            s.body = body
-            del s.steps[steps:]
+            s.restore(mark)
     last = problem.lowered.out_loops[-1] if problem.lowered.out_loops else ""
     if last and s.has(last) and not _loops_in(s, last):
         vectorized(s, last, lanes, 4)

@@ -34,6 +34,7 @@ MEET = [
     ("for v in range(4):\n        for i in range(4):\n            y[3*v + i] = x[i]", "write the same elements of y"),
     ("for v in range(4):\n        y[8*v:+16] = x[v]", "write the same elements of y"),
     ("for v in range(2):\n        y[min(16*v, 15):+16] = y[min(16*v, 15):+16] + 1.0", "read the same elements of y"),
+    ("a: f32[8] @ register\n    for v in range(8):\n        a[v] = x[v]", "it writes a, of which every thread has its own"),
     ("for v in range(8):\n        y[at[v]] = x[v]", "write the same elements of y"),
     ("for v in range(6):\n        for i in range(8):\n            z[(7*v + i) // 7, (7*v + i) % 7] = x[v]", "write the same elements of z"),
     ("for v in range(8):\n        z[v, 0:+16] = x[v]\n        z[7 - v, 16:+16] = x[v]", "write the same elements of z"),

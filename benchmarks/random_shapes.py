@@ -1,0 +1,159 @@
+"""Kernels of shapes that nobody chose: how even is their speed?
+
+    python benchmarks/random_shapes.py [COUNT] [--seed 0] [--seconds 0.1]        also: python benchmarks/cpu.py --random-shapes COUNT
+
+A third each of convolutions, matrix products and reductions of rows, drawn from a seed. Each kernel runs on one thread; its efficiency is
+a share of what the same run measures in turns with it: of the FMA peak for contractions, for reductions of the speed at which a loop
+reads as many bytes. Both by their shortest times, less the cost of an empty call. The figure to watch is the tenth percentile over the
+median: a compiler that is good at a few shapes alone has a low one.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from single_kernel import Timed, case, empty_call, measure, peak, reading
+
+from dnnc.backends.llvm.features import CpuTarget, parse_target
+
+Rng = np.random.Generator
+WORK = 2e6, 1e9  # FLOPs of a contraction: shorter ones are lost in the cost of a call
+ELEMENTS = 1 << 14, 1 << 24  # of what a reduction reads: from the first-level cache to memory
+MAX_BYTES = 64 << 20  # of all operands
+WORST = 10
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A graph with one heavy node. `name` says its sizes."""
+
+    family: str
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Result:
+    shape: Shape
+    share: float  # 0 for a kernel that fails
+    ms: float = 0.0
+    choice: str = ""
+    error: float = 0.0
+    failure: str = ""
+
+
+# --- shapes -------------------------------------------------------------------------------------------------------------------
+
+
+def _size(rng: Rng, low: int, high: int) -> int:
+    """Log-uniform; every second one a multiple of 16 where that is possible, as in most networks."""
+    n = int(round(float(np.exp(rng.uniform(np.log(low), np.log(high))))))
+    return n // 16 * 16 if n >= 16 and rng.random() < 0.5 else n
+
+
+def gemm(rng: Rng) -> Shape:
+    while True:
+        m, n, k = _size(rng, 8, 1024), _size(rng, 8, 4096), _size(rng, 8, 4096)
+        if WORK[0] <= 2.0 * m * n * k <= WORK[1]:
+            text = f"def g(a: f32[{m}, {k}], *, b: f32[{k}, {n}]):\n    y = matmul(a, b)\n    return y"
+            return Shape("gemm", f"{m} x {n} x {k} (m, n, k)", text)
+
+
+def conv(rng: Rng) -> Shape:
+    while True:
+        c, o, h, w = _size(rng, 3, 512), _size(rng, 8, 512), _size(rng, 5, 112), _size(rng, 5, 112)
+        r, stride = int(rng.choice((1, 3, 3, 5, 7))), int(rng.choice((1, 1, 1, 2)))
+        pad = r // 2
+        flops = 2.0 * o * c * r * r * (h // stride) * (w // stride)
+        if WORK[0] <= flops <= WORK[1] and 4 * (c * h * w + o * c * r * r + o * h * w) <= MAX_BYTES and min(h, w) >= r:
+            attrs = f"strides=({stride}, {stride}), pads=({pad}, {pad}, {pad}, {pad})"
+            text = f"def g(a: f32[1, {c}, {h}, {w}], *, b: f32[{o}, {c}, {r}, {r}]):\n    y = conv(a, b, {attrs})\n    return y"
+            return Shape("conv", f"{c} -> {o} at {h} x {w}, {r}x{r} / {stride}", text)
+
+
+def rows(rng: Rng) -> Shape:
+    while True:
+        n, width = _size(rng, 1, 8192), _size(rng, 16, 65536)
+        if ELEMENTS[0] <= n * width <= ELEMENTS[1]:
+            op = str(rng.choice(("reduce_sum", "reduce_max", "reduce_mean")))
+            return Shape("rows", f"{op} of {n} rows of {width}", f"def g(a: f32[{n}, {width}]):\n    y = {op}(a, axes=(1,))\n    return y")
+
+
+FAMILIES: tuple[Callable[[Rng], Shape], ...] = (conv, gemm, rows)
+
+
+def shapes(count: int, seed: int) -> list[Shape]:
+    """`count` shapes, the families in turns."""
+    rng = np.random.default_rng(seed)
+    return [FAMILIES[k % len(FAMILIES)](rng) for k in range(count)]
+
+
+# --- measuring ----------------------------------------------------------------------------------------------------------------
+
+
+def efficiency(shape: Shape, target: CpuTarget, top: Timed, empty: Timed, seconds: float) -> Result:
+    """One kernel against its bound."""
+    try:
+        item = case(shape.name, shape.text, target, "reduction" if shape.family == "rows" else "contraction")
+    except Exception as e:  # a shape that the compiler fails at is a result too
+        return Result(shape, 0.0, failure=f"{type(e).__name__}: {e}".splitlines()[0])
+    bound = reading(target, item.bytes) if shape.family == "rows" else top
+    limit, mine, call = (min(t) for t in measure([bound, item, empty], seconds))
+    mine, limit = max(mine - call, 1e-9), limit - call
+    ideal = limit * (item.bytes / bound.bytes if shape.family == "rows" else item.flops / bound.flops)
+    return Result(shape, ideal / mine, mine * 1e3, item.choice, item.error)
+
+
+def run(count: int, seed: int = 0, seconds: float = 0.1, target_text: str = "llvm", console: Console | None = None) -> list[Result]:
+    """Measure `count` shapes and print the summary and the worst ones."""
+    console = console or Console()
+    target = parse_target(target_text)
+    top, empty = peak(target), empty_call(target)
+    todo = track(shapes(count, seed), "random shapes", console=console, transient=True)
+    results = [efficiency(s, target, top, empty, seconds) for s in todo]
+    console.print(summary(results, target))
+    console.print(worst(results))
+    return results
+
+
+def summary(results: list[Result], target: CpuTarget) -> Table:
+    table = Table(title=f"{target.cpu}, one thread: share of the measured peak, shapes drawn at random")
+    for column in ("family", "shapes", "p10", "median", "p10 / median", "worst", "largest error / scale", "failed"):
+        table.add_column(column, justify="left" if column == "family" else "right")
+    for family in ("conv", "gemm", "rows", "all"):
+        of = [r for r in results if family in (r.shape.family, "all")]
+        if of:
+            p10, middle, least = (float(np.percentile([r.share for r in of], q)) for q in (10, 50, 0))
+            error, failed = max(r.error for r in of), sum(bool(r.failure) for r in of)
+            figures = f"{p10:.1%}", f"{middle:.1%}", f"{p10 / middle if middle else 0:.2f}", f"{least:.1%}", f"{error:.1e}", str(failed)
+            table.add_row(family, str(len(of)), *figures, end_section=family == "rows")
+    return table
+
+
+def worst(results: list[Result]) -> Table:
+    table = Table(title=f"the {min(WORST, len(results))} worst")
+    for column in ("family", "shape", "share", "ms", "schedule"):
+        table.add_column(column, justify="right" if column in ("share", "ms") else "left")
+    for r in sorted(results, key=lambda r: r.share)[:WORST]:
+        table.add_row(r.shape.family, r.shape.name, f"{r.share:.1%}", f"{r.ms:.4f}", r.failure or r.choice)
+    return table
+
+
+def main() -> None:
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("count", type=int, nargs="?", default=60)
+    ap.add_argument("--seed", type=int, default=0)
+    ap.add_argument("--seconds", type=float, default=0.1, help="per shape")
+    ap.add_argument("--target", default="llvm")
+    a = ap.parse_args()
+    run(a.count, a.seed, a.seconds, a.target, Console(width=150))
+
+
+if __name__ == "__main__":
+    main()

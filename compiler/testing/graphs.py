@@ -1,0 +1,23 @@
+"""Small graphs for tests and experiments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dnnc.ir.graph import Graph
+from dnnc.ir.graph_text import parse
+
+
+def graph_of(text: str, seed: int = 0) -> Graph:
+    """The graph of a text whose constants, given as `w: f32[8, 4]` after the star, get random numbers scaled by their fan-in."""
+    rng = np.random.default_rng(seed)
+    constants: dict[str, Any] = {}
+    head = text.split("*,")[1].split("):")[0] if "*," in text else ""
+    for part in head.split("],"):
+        if ":" in part:
+            name, dims = part.split(":")[0].strip(), part.split("[")[1].rstrip("] ")
+            shape = [int(d) for d in dims.split(",")]
+            constants[name] = (rng.standard_normal(shape) / np.sqrt(max(np.prod(shape[1:]), 1))).astype(np.float32)
+    return parse(text, constants)

@@ -1,0 +1,65 @@
+"""Schedule step: adjacent axes of a row-major buffer become one where the indices that walk them are one index, split by fusing loops.
+
+    y: f32[7, 45];  y[e // 45, e % 45] = ..      ->      y: f32[315];  y[e] = ..
+
+The memory stays as it is, and a parameter keeps its place, so a caller sees no difference; vectors then find unit stride.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dnnc.ir.expr import Expr, Op, walk
+from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Param, Store, accesses, walk_stmts
+from dnnc.passes.schedule.state import swap_buffers
+
+Index = tuple[Expr, ...]
+
+
+def collapse(params: Sequence[Param], body: Block) -> tuple[tuple[Param, ...], Block]:
+    """The parameters and the body with every pair of axes joined that makes some index simpler and none harder."""
+    uses: dict[Buffer, list[Index]] = {}
+    for x in accesses(body):
+        uses.setdefault(x.buf, []).append(x.idx)
+    for s in walk_stmts(body):
+        if isinstance(s, Store):
+            uses.setdefault(s.buf, []).append(s.idx)
+    known = {p for p in params if isinstance(p, Buffer)} | {s.buf for s in walk_stmts(body) if isinstance(s, Alloc)}
+    made: dict[Buffer, Buffer] = {}
+    groups: dict[Buffer, list[int]] = {}
+    for buf in uses:
+        if buf in known and buf.strides is None and not buf.swizzle:
+            shape, joined = _joined(buf, uses[buf])
+            if joined:
+                made[buf] = Buffer(buf.name, buf.dtype, shape, buf.space)
+                groups[buf] = joined
+    if not made:
+        return tuple(params), body
+    body = swap_buffers(body, made, lambda buf, idx: _index(buf, idx, groups[buf]))
+    return tuple(made.get(p, p) if isinstance(p, Buffer) else p for p in params), body
+
+
+def _joined(buf: Buffer, uses: list[Index]) -> tuple[tuple[Expr, ...], list[int]]:
+    """The new shape, and the axes that are joined to their right neighbour, each given by its number at the time."""
+    shape = buf.shape
+    joined: list[int] = []
+    for k in range(len(shape) - 2, -1, -1):
+        now = [(*i[:k], i[k] * shape[k + 1] + i[k + 1], *i[k + 2 :]) for i in uses]
+        cost = [(_divisions(i[k : k + 2]), _divisions(j[k : k + 1])) for i, j in zip(uses, now)]
+        if all(after <= before for before, after in cost) and any(after < before for before, after in cost):
+            uses, joined = now, [*joined, k]
+            shape = (*shape[:k], shape[k] * shape[k + 1], *shape[k + 2 :])
+    return shape, joined
+
+
+def _index(buf: Buffer, idx: Index, joined: list[int]) -> Index:
+    shape = buf.shape
+    for k in joined:
+        idx = (*idx[:k], idx[k] * shape[k + 1] + idx[k + 1], *idx[k + 2 :])
+        shape = (*shape[:k], shape[k] * shape[k + 1], *shape[k + 2 :])
+    return idx
+
+
+def _divisions(idx: Index) -> int:
+    """Distinct divisions that an index needs."""
+    return len({x for i in idx for x in walk(i) if isinstance(x, Op) and x.name in ("//", "%")})

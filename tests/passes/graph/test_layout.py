@@ -1,0 +1,97 @@
+"""Layouts: which values are blocked, where `pack` nodes stand, and the same numbers as without."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dnnc
+from dnnc.ir.graph_text import parse
+from dnnc.ir.interp import run
+from dnnc.ir.tolerances import bound
+from dnnc.ir.verify import verify
+from dnnc.passes.base import PassContext
+from dnnc.passes.graph.dce import dce
+from dnnc.passes.graph.layout import assign_layouts
+from dnnc.testing.graphs import graph_of
+
+BLOCKED = '@ "0 1/16 2 3 1%16"'
+
+
+def laid_out(text: str) -> list[str]:
+    """The statements of a graph after the pass, types apart."""
+    g = graph_of(text)
+    assign_layouts(g, 16)
+    verify(g)
+    dce(g, PassContext())
+    lines = str(g).splitlines()
+    body = [x.strip() for x in lines if " = " in x and x.startswith("    ") and "const(" not in x]
+    return [x.split(":")[0] + (" blocked" if BLOCKED in x.split(" = ")[0] else "") + " = " + x.split(" = ", 1)[1].split("(")[0] for x in body]
+
+
+def test_a_chain_stays_blocked_between_its_borders() -> None:
+    text = """def g(x: f32[1, 16, 8, 8], *, w: f32[32, 16, 3, 3], v: f32[16, 32, 1, 1]):
+    a = relu(conv(x, w, pads=(1, 1, 1, 1)))
+    b = max_pool(a, kernel=(2, 2), strides=(2, 2))
+    c = conv(b, v)
+    return c"""
+    assert [x.split(" = ")[1] for x in laid_out(text)] == ["pack", "conv", "relu", "max_pool", "conv", "pack"]
+    assert all(" blocked" in x for x in laid_out(text)[:-1])
+
+
+def test_first_layers_read_rows() -> None:
+    ops = [x.split(" = ")[1] for x in laid_out("def g(x: f32[1, 3, 8, 8], *, w: f32[16, 3, 3, 3]):\n    return conv(x, w)")]
+    assert ops == ["conv", "pack"]
+
+
+def test_a_plain_operand_is_packed_once() -> None:
+    text = """def g(x: f32[1, 16, 4, 4], z: f32[1, 16, 4, 4], *, w: f32[16, 16, 1, 1]):
+    a = add(conv(x, w), z)
+    b = mul(a, z)
+    return conv(b, w)"""
+    assert [x.split(" = ")[1] for x in laid_out(text)].count("pack") == 3  # x, z once, the output
+
+
+def test_pooling_to_one_pixel_leaves_the_blocks() -> None:
+    text = """def g(x: f32[1, 16, 4, 4], *, w: f32[32, 16, 1, 1]):
+    return reduce_mean(conv(x, w), axes=(2, 3))"""
+    assert [x.split(" = ")[1] for x in laid_out(text)] == ["pack", "conv", "reduce_mean"]
+
+
+def test_matrices_of_panels() -> None:
+    g = graph_of("def g(x: f32[4, 8], *, w: f32[8, 40]):\n    return matmul(x, w)")
+    assign_layouts(g, 16)
+    assert 'f32[8, 40] @ "1/16 0 1%16"' in str(g)
+    h = parse("def g(x: f32[2, 4, 8], y: f32[2, 8, 40]):\n    return matmul(x, y)")
+    assign_layouts(h, 8)
+    assert 'pack(y, layout=layout("0 2/8 1 2%8"))' in str(h)
+
+
+def test_the_pass_settles() -> None:
+    g = graph_of("def g(x: f32[1, 16, 4, 4], *, w: f32[32, 16, 1, 1]):\n    return relu(conv(x, w))")
+    assert assign_layouts(g, 16)
+    before = str(g)
+    assert not assign_layouts(g, 16)
+    assert str(g) == before
+
+
+NUMBERS = [
+    "def g(x: f32[1, 24, 7, 9], *, w: f32[40, 24, 3, 3], b: f32[40]):\n    return relu(conv(x, w, b, pads=(1, 1, 1, 1)))",
+    "def g(x: f32[2, 20, 6, 6], *, w: f32[20, 1, 3, 3]):\n    return conv(x, w, group=20, pads=(1, 1, 1, 1), strides=(2, 2))",
+    "def g(x: f32[1, 16, 6, 6], *, w: f32[32, 8, 3, 3]):\n    return conv(x, w, group=2)",
+    "def g(x: f32[1, 16, 30], *, w: f32[32, 16, 5]):\n    return conv(x, w, pads=(4, 0), dilations=(1,))",
+    "def g(x: f32[1, 16, 5, 5], *, w: f32[16, 16, 1, 1], v: f32[32, 16, 1, 1]):\n    return concat(conv(x, w), relu(conv(x, v)), x, axis=1)",
+    "def g(x: f32[1, 16, 5, 5], *, w: f32[24, 16, 3, 3], v: f32[24, 24, 3, 3]):\n    return conv(conv(x, w), v, pads=(2, 2, 2, 2), dilations=(2, 2))",
+    "def g(x: f32[1, 16, 8, 8], *, w: f32[20, 16, 3, 3], s: f32[20, 1, 1]):\n    return mul(sigmoid(add(conv(x, w), s)), 2.0)",
+]
+
+
+@pytest.mark.parametrize("text", NUMBERS)
+def test_numbers(text: str) -> None:
+    g = graph_of(text)
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal([int(d) for d in g.inputs[0].type.shape]).astype(np.float32)  # type: ignore[arg-type]
+    want = run(g, [x], "float64")[0]
+    got = dnnc.compile(g, cache=False)(x)
+    assert got.shape == want.shape
+    assert np.abs(got - want).max() <= bound(g.outputs[0].type.dtype, 1000, want)
