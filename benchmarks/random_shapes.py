@@ -24,7 +24,7 @@ from dnnc.backends.llvm.features import CpuTarget, parse_target
 
 Rng = np.random.Generator
 WORK = 2e6, 1e9  # FLOPs of a contraction: shorter ones are lost in the cost of a call
-ELEMENTS = 1 << 14, 1 << 24  # of what a reduction reads: from the first-level cache to memory
+ELEMENTS = 1 << 16, 1 << 24  # of what a reduction reads: from the second-level cache to memory
 MAX_BYTES = 64 << 20  # of all operands
 WORST = 10
 

@@ -19,5 +19,6 @@ def graph_of(text: str, seed: int = 0) -> Graph:
         if ":" in part:
             name, dims = part.split(":")[0].strip(), part.split("[")[1].rstrip("] ")
             shape = [int(d) for d in dims.split(",")]
-            constants[name] = (rng.standard_normal(shape) / np.sqrt(max(np.prod(shape[1:]), 1))).astype(np.float32)
+            fan_in = shape[0] if len(shape) == 2 else int(np.prod(shape[1:]))
+            constants[name] = (rng.standard_normal(shape) / np.sqrt(fan_in)).astype(np.float32)
     return parse(text, constants)

@@ -15,6 +15,7 @@ from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.types import Layout
 
 COSTLY = frozenset(("exp", "log", "erf", "tanh", "pow", "sin", "cos", "tan", "sqrt", "sigmoid", "gelu", "softplus", "mish", "div"))
+LOOPS = frozenset(("cumsum", "cumprod", "scatter_elements", "scatter_nd"))  # they reduce within an element, though they are no row ops
 MAX_NODES = 24  # of a group: longer chains gain nothing and make kernels that nobody can read
 
 
@@ -47,7 +48,7 @@ def kind_of(n: Node) -> str:
     for trait in ("contraction", "reduction"):
         if trait in n.op.traits:
             return trait
-    return "map"
+    return "reduction" if n.op.name in LOOPS else "map"
 
 
 def is_view(n: Node) -> bool:

@@ -56,7 +56,7 @@ def _over_outputs(s: Schedule, problem: Problem, lanes: int) -> bool:
     n = s.extent(loops[-1])
     if len(loop.body) < 3 or (isinstance(n, int) and n < lanes // 2):
         return False
-    if any(unit_stride(s.loop(r)) for r in problem.lowered.reductions[0]) and not loops[-1].endswith("b"):
+    if any(unit_stride(s.loop(r)) for r in problem.lowered.reductions[0] if s.has(r)) and not loops[-1].endswith("b"):
         return False
     if any(stride(e, loop.var) not in (const(0), const(1)) for e in offsets(loop.body) if loop.var in free(e)):
         return False

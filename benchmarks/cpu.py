@@ -1,0 +1,308 @@
+"""Whole models on the CPU: dnnc against ONNX Runtime, OpenVINO and torch.compile.
+
+    python benchmarks/cpu.py --models DIR [--set float|all|NAME,NAME] [--peers onnxruntime,openvino,torch] [--threads 2] [--repeats 3]
+                             [--budget 20] [--json OUT] [--check none|peer|float64]
+    python benchmarks/cpu.py --random-shapes 60
+
+DIR is made by `python benchmarks/zoo build DIR`. Each model runs in a process of its own: it is compiled with an empty cache and once more
+with the full one, its outputs are compared, then all engines are timed in turns. docs/benchmarks.md says how ratios come about.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import random_shapes
+import zoo
+from engines import PEERS, Engine, Task, dnnc_engine, exact
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from timing import Neighbours, alternate, geometric_mean, percentiles, ratios
+
+Array = np.ndarray[Any, Any]
+Row = dict[str, Any]
+Tell = Callable[[str], None]
+MARK = "\x1e"  # begins a line of the child process that is for its parent
+WRONG, WRONG_QUANTIZED = 1e-2, 0.1  # error over the largest output: beyond, a model counts as wrong, whatever its speed
+BUSY = 0.2  # cores that other processes used while timing: beyond, a row is marked
+MEASURED = ("onnxruntime", "openvino")  # peers that run this very model, so their outputs can be compared
+
+
+# --- one model, in a child process --------------------------------------------------------------------------------------------
+
+
+def measure_model(a: argparse.Namespace, row: Row, tell: Tell) -> Row:
+    """All that is known of one model; what fails is told in `failures`."""
+    out: Row = {"name": row["name"], "gflops": row["gflops"], "engines": {}, "failures": {}, "errors": {}, "load": os.getloadavg()[0]}
+    inputs = zoo.make_inputs(row)
+    with tempfile.TemporaryDirectory() as cache:
+        task = Task(row["name"], zoo.load(a.models, row), inputs, a.threads, Path(cache))
+        engines: list[Engine] = []
+        for name, make in {"dnnc": dnnc_engine, **{p: PEERS[p] for p in a.peers}}.items():
+            tell("compiling" if name == "dnnc" else f"loading {name}")
+            try:
+                engine = make(task)
+                engine.call()
+                engines.append(engine)
+            except Exception as e:  # an engine that fails at a model is a result
+                out["failures"][name] = f"{type(e).__name__}: {e}"
+    compare(a.check, engines, inputs, out, tell)
+    if engines and engines[0].name == "dnnc":
+        out |= {k: v for k, v in engines[0].facts.items() if k != "executable"}
+    time_engines(a, engines, out, tell)
+    return out
+
+
+def compare(check: str, engines: Sequence[Engine], inputs: dict[str, Array], out: Row, tell: Tell) -> None:
+    """Errors of the engines against float64, or of the others against the first peer."""
+    if check == "none" or not engines:
+        return
+    tell("checking results")
+    comparable = [e for e in engines if not e.facts.get("own_weights")]
+    results = {e.name: [a.copy() for a in e.outputs(e.call())] for e in comparable}
+    try:
+        if check == "float64":
+            want, out["reference"] = exact(engines[0], inputs), "float64"
+        else:
+            peer = next(n for n in MEASURED if n in results)
+            want, out["reference"] = results.pop(peer), peer
+    except Exception as e:  # no peer, or a model that the interpreter cannot run
+        out["failures"]["check"] = f"nothing to compare with: {type(e).__name__}: {e}"
+        return
+    out["errors"] = {name: max((error(g, w) for g, w in zip(got, want)), default=0.0) for name, got in results.items()}
+
+
+def error(got: Array, want: Array) -> float:
+    """Largest difference over the largest expected number; inf for another shape, or a NaN or infinity that is not in both."""
+    if got.shape != want.shape:
+        return float("inf")
+    x, y = got.astype(np.float64), want.astype(np.float64)
+    finite = np.isfinite(y)
+    if not np.array_equal(x[~finite], y[~finite], equal_nan=True):
+        return float("inf")
+    difference = np.abs(x[finite] - y[finite]).max(initial=0.0)
+    scale = np.abs(y[finite]).max(initial=0.0)
+    return float("inf") if np.isnan(difference) else float(difference / scale) if scale else float(difference)
+
+
+def time_engines(a: argparse.Namespace, engines: Sequence[Engine], out: Row, tell: Tell) -> None:
+    if not engines:
+        return
+    watch = Neighbours()
+    times = alternate([e.call for e in engines], a.repeats, a.budget, tell)
+    out["others"] = watch.cores()
+    for k, e in enumerate(engines):
+        out["engines"][e.name] = percentiles(times, k) | {"calls": sum(len(r[k]) for r in times), "load_s": e.facts.get("load_s")}
+    peers = [k for k, e in enumerate(engines) if e.name != "dnnc"]
+    if peers and len(peers) < len(engines):
+        out["ratios"] = ratios(times, next(k for k, e in enumerate(engines) if e.name == "dnnc"), peers)
+
+
+def child(a: argparse.Namespace, row: Row) -> None:
+    def say(**what: Any) -> None:
+        print(MARK + json.dumps(what, default=str), flush=True)
+
+    say(row=measure_model(a, row, lambda stage: say(stage=stage)))
+
+
+# --- all models ---------------------------------------------------------------------------------------------------------------
+
+
+def run_apart(a: argparse.Namespace, row: Row, tell: Tell) -> Row:
+    """A model's row from a child process, which may crash or take too long."""
+    words = ["--models", str(a.models), "--set", row["name"], "--peers", ",".join(a.peers), "--threads", str(a.threads)]
+    words += ["--repeats", str(a.repeats), "--budget", str(a.budget), "--check", a.check, "--child"]
+    command = [sys.executable, str(Path(__file__).resolve()), *words]
+    stage, found = "start", None
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        timer = threading.Timer(a.timeout, process.kill)
+        timer.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(MARK):
+                message = json.loads(line[1:])
+                stage, found = message.get("stage", stage), message.get("row", found)
+                tell(stage)
+        status = process.wait()
+        late = not timer.is_alive()
+        timer.cancel()
+        errors.seek(0)
+        last = (errors.read().strip().splitlines() or [""])[-1]
+    if found is not None:
+        return found
+    why = f"more than {a.timeout:g} s" if late else signal.Signals(-status).name if status < 0 else last or f"exit status {status}"
+    return {"name": row["name"], "gflops": row["gflops"], "engines": {}, "errors": {}, "failures": {"process": f"{why} while {stage}"}}
+
+
+def run_all(a: argparse.Namespace, rows: Sequence[Row], console: Console) -> list[Row]:
+    done: list[Row] = []
+    columns = (TextColumn("{task.description:45}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("", total=len(rows))
+        for row in rows:
+            done.append(run_apart(a, row, lambda stage, n=row["name"]: progress.update(bar, description=f"{n}: {stage}")))  # type: ignore[misc]
+            done[-1]["quantized"] = zoo.is_quantized(row)
+            progress.advance(bar)
+            console.print(one_line(done[-1]), highlight=False)
+            if a.json:
+                a.json.write_text(json.dumps({"machine": machine(a), "models": done}, indent=1))
+    return done
+
+
+def machine(a: argparse.Namespace) -> dict[str, Any]:
+    """What figures depend on."""
+    cpu = platform.processor()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        cpu = next((line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")), cpu)
+    versions = {}
+    for name in ("dnnc", "numpy", "llvmlite", *a.peers):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    options = {"threads": a.threads, "repeats": a.repeats, "budget_s": a.budget, "check": a.check}
+    return {"cpu": cpu, "cpus": os.cpu_count(), "python": platform.python_version(), "time": time.strftime("%Y-%m-%d %H:%M"), **options, **versions}
+
+
+# --- tables -------------------------------------------------------------------------------------------------------------------
+
+
+def is_wrong(r: Row) -> bool:
+    limit = WRONG_QUANTIZED if r.get("quantized") else WRONG
+    return "dnnc" in r["errors"] and not r["errors"]["dnnc"] <= limit
+
+
+def ratio_text(r: Row) -> str:
+    if not r.get("ratios"):
+        return "-"
+    middle, low, high = float(np.median(r["ratios"])), min(r["ratios"]), max(r["ratios"])
+    return f"{middle:.2f} ({low:.2f}-{high:.2f})"
+
+
+def one_line(r: Row) -> str:
+    times = ", ".join(f"{name} {ms(e['p50'])}" for name, e in r["engines"].items())
+    notes = "".join(f"; {short(where, what)}" for where, what in r["failures"].items())
+    return f"{r['name']:22} {times} ms; ratio {ratio_text(r)}{notes}" if times else f"{r['name']:22} {notes[2:]}"
+
+
+def short(where: str, what: str) -> str:
+    return f"{where}: {' '.join(what.split())[:90]}"
+
+
+def ms(t: float) -> str:
+    return f"{t:.4f}" if t < 0.1 else f"{t:.3f}" if t < 10 else f"{t:.1f}"
+
+
+def results_table(a: argparse.Namespace, rows: Sequence[Row]) -> Table:
+    m = machine(a)
+    peers = ", ".join(f"{p} {m[p] or ''}".strip() for p in a.peers)
+    table = Table(title=f"{m['cpu']}, {a.threads} threads, float32, batch as in the model; {peers}", caption=caption(rows), caption_justify="left")
+    headings = ["model", "GFLOP", "dnnc ms", "p90", "p99", *(f"{p} ms" for p in a.peers), "ratio (range)"]
+    headings += ["error", "fallbacks", "arena / bound MB", "compile s", "cached s", "notes"]
+    for h in headings:
+        table.add_column(h, justify="left" if h in ("model", "notes") else "right", no_wrap=h != "notes", overflow="fold")
+    for r in rows:
+        table.add_row(*cells(a, r))
+    return table
+
+
+def cells(a: argparse.Namespace, r: Row) -> list[str]:
+    ours = r["engines"].get("dnnc")
+    mine = [ms(ours[p]) for p in ("p50", "p90", "p99")] if ours else ["-"] * 3
+    theirs = [ms(r["engines"][p]["p50"]) if p in r["engines"] else "-" for p in a.peers]
+    off = r["errors"].get("dnnc")
+    wrong = "" if off is None else f"[bold red]{off:.0e}[/]" if is_wrong(r) else f"{off:.0e}"
+    ratio = ratio_text(r)
+    colour = "green" if r.get("ratios") and float(np.median(r["ratios"])) >= 1 else "yellow"
+    made = "compile_s" in r
+    memory = f"{r['arena'] / 1e6:.2f} / {r['arena_bound'] / 1e6:.2f}" if made else "-"
+    built = [str(len(r["fallbacks"])), memory, f"{r['compile_s']:.1f}", f"{r['cached_s']:.1f}"] if made else ["-"] * 4
+    notes = [short(where, what) for where, what in r["failures"].items()]
+    if (r.get("others") or 0) > BUSY:
+        notes.append(f"others used {r['others']:.1f} cores")
+    return [r["name"], f"{r['gflops']:.3g}", *mine, *theirs, f"[{colour}]{ratio}[/]", wrong, *built, "; ".join(notes).replace("[", "(")]
+
+
+def caption(rows: Sequence[Row]) -> str:
+    """The geometric mean, over models that are right and that some peer runs."""
+    middles = [float(np.median(r["ratios"])) for r in rows if r.get("ratios") and not is_wrong(r)]
+    text = "ratio: time of the fastest peer over dnnc's, medians; median and range over the repeats. "
+    if not middles:
+        return text
+    ahead = sum(m > 1 for m in middles)
+    left = [r["name"] for r in rows if not r.get("ratios") or is_wrong(r)]
+    text += f"Geometric mean {geometric_mean(middles):.3f} over {len(middles)} models, ahead on {ahead}, lowest {min(middles):.2f}."
+    return text + (f" Not counted: {', '.join(left)}." if left else "")
+
+
+# --- command line -------------------------------------------------------------------------------------------------------------
+
+
+def parse_arguments() -> argparse.Namespace:
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--models", type=Path, help="folder with models and their manifest.json")
+    ap.add_argument("--set", default="float", help="float (no quantized models), all, or names separated by commas")
+    ap.add_argument("--peers", default="onnxruntime,openvino", help=f"of {', '.join(PEERS)}; none for dnnc alone")
+    ap.add_argument("--threads", type=int, default=2)
+    ap.add_argument("--repeats", type=int, default=3)
+    ap.add_argument("--budget", type=float, default=20.0, help="seconds of timing per model")
+    ap.add_argument("--timeout", type=float, default=900.0, help="seconds for all of a model")
+    ap.add_argument("--check", choices=("none", "peer", "float64"), default="peer", help="what outputs are compared with")
+    ap.add_argument("--json", type=Path, help="write everything here, after each model")
+    ap.add_argument("--random-shapes", type=int, metavar="N", help="measure N kernels of random shapes instead")
+    ap.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    a = ap.parse_args()
+    a.peers = [p for p in a.peers.split(",") if p not in ("", "none")]
+    unknown = [p for p in a.peers if p not in PEERS]
+    if unknown:
+        ap.error(f"no peer {', '.join(unknown)}; there are {', '.join(PEERS)}")
+    if a.models is None and a.random_shapes is None:
+        ap.error("give --models DIR, or --random-shapes N")
+    return a
+
+
+def chosen(a: argparse.Namespace) -> list[Row]:
+    rows = zoo.read_manifest(a.models)
+    if a.set in ("all", "float"):
+        return [r for r in rows.values() if a.set == "all" or not zoo.is_quantized(r)]
+    names = a.set.split(",")
+    unknown = [n for n in names if n not in rows]
+    if unknown:
+        sys.exit(f"{a.models} has no model {', '.join(unknown)}; it has {', '.join(rows)}")
+    return [rows[n] for n in names]
+
+
+def main() -> int:
+    a = parse_arguments()
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    if a.random_shapes is not None:
+        random_shapes.run(a.random_shapes, console=console)
+        return 0
+    rows = chosen(a)
+    if a.child:
+        child(a, rows[0])
+        return 0
+    done = run_all(a, rows, console)
+    console.print(results_table(a, done))
+    return int(any(is_wrong(r) or "dnnc" not in r["engines"] for r in done))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

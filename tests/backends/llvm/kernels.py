@@ -1,0 +1,61 @@
+"""Scheduled kernels of small graphs, one or more of each template."""
+
+from __future__ import annotations
+
+from native_check import one_node
+
+from dnnc.backends.llvm.features import CpuTarget, parse_target
+from dnnc.backends.llvm.templates import templates
+from dnnc.ir.builder import Builder
+from dnnc.ir.dtype import BY_NAME
+from dnnc.ir.expr import dim
+from dnnc.ir.graph import Graph
+from dnnc.ir.types import TensorType
+from dnnc.passes.base import PassContext
+from dnnc.passes.pipelines import compile_program
+from dnnc.passes.program import Program
+
+TARGET = parse_target("llvm -threads=2")
+
+
+def graphs() -> dict[str, Graph]:
+    out = {
+        "conv": one_node("conv", ["f32 1 16 12 12", "f32 32 16 3 3"], pads=(1, 1, 1, 1)),
+        "conv_odd": one_node("conv", ["f32 1 3 9 7", "f32 24 3 3 3"], pads=(1, 1, 1, 1), strides=(2, 2)),
+        "conv_1x1": one_node("conv", ["f32 2 32 5 5", "f32 16 32 1 1"]),
+        "depthwise": one_node("conv", ["f32 1 32 7 7", "f32 32 1 3 3"], pads=(1, 1, 1, 1), group=32),
+        "matmul": one_node("matmul", ["f32 20 24", "f32 24 40"]),
+        "batched": one_node("matmul", ["f32 3 5 17", "f32 3 17 9"]),
+        "softmax": one_node("softmax", ["f32 9 37"], axis=1),
+        "softmax_outer": one_node("softmax", ["f32 9 37"], axis=0),
+        "layer_norm": one_node("layer_norm", ["f32 5 50", "f32 50"]),
+        "max_pool": one_node("max_pool", ["f32 1 16 9 9"], kernel=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
+        "avg_pool": one_node("avg_pool", ["f32 1 3 9 9"], kernel=(3, 3), pads=(1, 1, 1, 1)),
+        "add": one_node("add", ["f32 7 45", "f32 7 45"]),
+        "half": one_node("mul", ["f16 3 40", "f16 40"]),
+        "reduce_sum": one_node("reduce_sum", ["f32 6 83"], axes=(1,)),
+        "argmax": one_node("argmax", ["f32 6 20"], axis=1),
+        "transpose": one_node("transpose", ["f32 18 33"], perm=(1, 0)),
+        "gather": one_node("gather", ["f32 50 24", "i64 13"], axis=0),
+        "concat": one_node("concat", ["f32 3 9", "f32 3 20"], axis=1),
+    }
+    g = Graph("g")
+    x, c = (g.add_input(n, TensorType(v.type.dtype, v.type.shape)) for n, v in zip("xc", out["add"].inputs))
+    b = Builder(g)
+    g.outputs = [b.op("add", b.op("gelu", x), c)]
+    return {**out, "gelu_add": g}
+
+
+def symbolic() -> dict[str, Graph]:
+    n, f32 = dim("N", 1, 64), BY_NAME["f32"]
+    return {
+        "matmul_n": one_node("matmul", [TensorType(f32, (n, 24)), TensorType(f32, (24, 40))]),
+        "matmul_k": one_node("matmul", [TensorType(f32, (5, n)), TensorType(f32, (n, 19))]),
+        "softmax_n": one_node("softmax", [TensorType(f32, (4, n))], axis=1),
+        "add_n": one_node("add", [TensorType(f32, (n, 5)), TensorType(f32, (5,))]),
+        "conv_n": one_node("conv", [TensorType(f32, (1, 16, n, 9)), TensorType(f32, (16, 16, 3, 3))], pads=(1, 1, 1, 1)),
+    }
+
+
+def program(g: Graph, target: CpuTarget = TARGET) -> Program:
+    return compile_program(g.copy(), PassContext(lanes=target.lanes), templates(target))

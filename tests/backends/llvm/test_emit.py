@@ -1,0 +1,121 @@
+"""The LLVM printer: short golden texts, promotion of register tiles, symbols, determinism."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from kernels import TARGET, graphs, program, symbolic
+
+from dnnc.backends.llvm.compile import ALLOWED_SYMBOLS, _prepare, compile_text, undefined_symbols
+from dnnc.backends.llvm.emit import emit_kernel
+from dnnc.backends.llvm.features import parse_target
+from dnnc.backends.llvm.spelling import literal
+from dnnc.ir.dtype import BY_NAME
+from dnnc.ir.operator.stmt import Alloc, count_stmts, walk_stmts
+from dnnc.ir.operator.text import parse_kernel
+from dnnc.ir.operator.verify import MAX_STATEMENTS, verify_kernel
+
+GRAPHS = {**graphs(), **symbolic()}
+
+KERNELS = {
+    "tail": """
+def k(x: f32[21], y: f32[21]):
+    for i in range(3):
+        y[8*i:+8:21 - 8*i] = x[8*i:+8:21 - 8*i] + 1.0
+""",
+    "tile": """
+def k(a: f32[2, 9], b: f32[9, 8], c: f32[2, 8]):
+    acc: f32[2, 8] @ register
+    for i in unroll(2):
+        acc[i, 0:+8] = 0.0
+    for r in range(9):
+        for i in unroll(2):
+            acc[i, 0:+8] = fma(a[i, r], b[r, 0:+8], acc[i, 0:+8])
+    for i in unroll(2):
+        c[i, 0:+8] = acc[i, 0:+8]
+""",
+    "parallel": """
+def k(N: dim[1, 64], x: f32[N, 4], y: f32[N, 4]):
+    for i in parallel(N):
+        y[i, 0:+4] = max(x[i, 0:+4], 0.0)
+""",
+    "gather": """
+def k(x: f32[10], at: i64[6], y: f32[6]):
+    for i in range(6):
+        y[i] = x[guard(at[i], 0, 10)]
+""",
+    "branch": """
+def k(N: dim[0, 64], x: f32[64], y: f32[64]):
+    for i in range(64):
+        if i < N:
+            y[i] = x[i]
+        else:
+            y[i] = -x[i]
+""",
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_text(name: str, golden: Callable[..., None]) -> None:
+    kernel = verify_kernel(parse_kernel(KERNELS[name]))
+    text = emit_kernel(kernel, "k_golden", frozenset(("fma", "avx2", "sse4.1")))
+    golden(text)
+    assert not undefined_symbols(compile_text(text, "haswell", "+avx2,+fma"))
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_register_tiles_become_registers(name: str) -> None:
+    """After the pass list no alloca of a register buffer is left, and calls of libm alone leave the module."""
+    for step in program(GRAPHS[name]).steps:
+        text = emit_kernel(step.kernel, "k_x", TARGET.feature_set)
+        _, module = _prepare(text, TARGET.cpu, TARGET.features, True)
+        left = set(re.findall(r"%([\w]+)\.\d+ = alloca", str(module)))
+        tiles = {s.buf.name for s in walk_stmts(step.kernel.entry.body) if isinstance(s, Alloc) and s.buf.space == "register"}
+        assert not left & tiles, f"{step.kernel.name}: {sorted(left & tiles)} stay in memory\n{step.text}"
+        obj = compile_text(text, TARGET.cpu, TARGET.features)
+        assert undefined_symbols(obj) <= ALLOWED_SYMBOLS
+        assert count_stmts(step.kernel) <= MAX_STATEMENTS
+
+
+def test_twice_the_same_bytes() -> None:
+    for name in ("conv", "softmax", "gelu_add", "matmul_n"):
+        first, second = (program({**graphs(), **symbolic()}[name]) for _ in range(2))
+        for a, b in zip(first.steps, second.steps, strict=True):
+            texts = [emit_kernel(s.kernel, "k_x", TARGET.feature_set) for s in (a, b)]
+            assert texts[0] == texts[1]
+            assert len({compile_text(t, TARGET.cpu, TARGET.features) for t in texts}) == 1
+
+
+@pytest.mark.parametrize("cpu", ["x86-64", "x86-64-v2", "sandybridge", "haswell", "skylake-avx512", "sapphirerapids"])
+def test_every_cpu_compiles_without_library_calls(cpu: str) -> None:
+    """No fmaf, floorf or __truncsfhf2: what a CPU lacks is spelled out."""
+    target = parse_target(f"llvm -mcpu={cpu}")
+    text = """
+def k(x: f32[16], h: f16[16], y: f32[16], z: f16[16], w: bf16[16]):
+    for i in range(2):
+        y[8*i:+8] = fma(floor(x[8*i:+8]), rint(x[8*i:+8]), cast_f32(h[8*i:+8]))
+        z[8*i:+8] = cast_f16(x[8*i:+8])
+        w[8*i:+8] = cast_bf16(trunc(x[8*i:+8]))
+"""
+    obj = compile_text(emit_kernel(verify_kernel(parse_kernel(text)), "k_x", target.feature_set), target.cpu, target.features)
+    assert undefined_symbols(obj) == set()
+
+
+@pytest.mark.parametrize(
+    "value,dtype,text",
+    [
+        (1.5, "f32", "0x3FF8000000000000"), (float("nan"), "f32", "0x7FF8000000000000"), (-0.0, "f64", "0x8000000000000000"),
+        (1.5, "f16", "0xH3E00"), (1e6, "f16", "0xH7C00"), (1.5, "bf16", "16320"), (448.0, "f8e4m3fn", "126"), (-1, "i8", "-1"), (255, "u8", "-1"),
+        (2**63, "u64", str(-(2**63))), (True, "bool", "true"),
+    ],
+)  # fmt: skip
+def test_literals(value: float, dtype: str, text: str) -> None:
+    assert literal(value, BY_NAME[dtype]) == text
+
+
+def test_a_zero_vector_is_zero_bits() -> None:
+    for t in ("f32", "f16", "bf16", "i8", "bool", "f8e5m2"):
+        assert literal(0, BY_NAME[t], 4) == "zeroinitializer"
+    assert literal(-0.0, BY_NAME["f32"], 4) != "zeroinitializer" != literal(-0.0, BY_NAME["f16"], 4)
