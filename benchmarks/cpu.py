@@ -214,7 +214,7 @@ def results_table(a: argparse.Namespace, rows: Sequence[Row]) -> Table:
     m = machine(a)
     peers = ", ".join(f"{p} {m[p] or ''}".strip() for p in a.peers)
     table = Table(title=f"{m['cpu']}, {a.threads} threads, float32, batch as in the model; {peers}", caption=caption(rows), caption_justify="left")
-    headings = ["model", "GFLOP", "dnnc ms", "p90", "p99", *(f"{p} ms" for p in a.peers), "ratio (range)"]
+    headings = ["model", "GFLOP", "dnnc ms", "p90", "p99", *(f"{p} ms" for p in a.peers), "ratio (range)", "of minima"]
     headings += ["error", "fallbacks", "arena / bound MB", "compile s", "cached s", "notes"]
     for h in headings:
         table.add_column(h, justify="left" if h in ("model", "notes") else "right", no_wrap=h != "notes", overflow="fold")
@@ -233,17 +233,19 @@ def cells(a: argparse.Namespace, r: Row) -> list[str]:
     colour = "green" if r.get("ratios") and float(np.median(r["ratios"])) >= 1 else "yellow"
     made = "compile_s" in r
     memory = f"{r['arena'] / 1e6:.2f} / {r['arena_bound'] / 1e6:.2f}" if made else "-"
-    built = [str(len(r["fallbacks"])), memory, f"{r['compile_s']:.1f}", f"{r['cached_s']:.1f}"] if made else ["-"] * 4
+    built = [str(len(r["fallbacks"])), memory, f"{r['compile_s']:.2f}", f"{r['cached_s']:.2f}"] if made else ["-"] * 4
     notes = [short(where, what) for where, what in r["failures"].items()]
     if (r.get("others") or 0) > BUSY:
-        notes.append(f"others used {r['others']:.1f} cores")
-    return [r["name"], f"{r['gflops']:.3g}", *mine, *theirs, f"[{colour}]{ratio}[/]", wrong, *built, "; ".join(notes).replace("[", "(")]
+        notes.append(f"others: {r['others']:.1f} cores")
+    best = min((e["min"] for name, e in r["engines"].items() if name != "dnnc"), default=0.0)
+    minima = f"{best / ours['min']:.2f}" if best and ours else "-"
+    return [r["name"], f"{r['gflops']:.3g}", *mine, *theirs, f"[{colour}]{ratio}[/]", minima, wrong, *built, "; ".join(notes).replace("[", "(")]
 
 
 def caption(rows: Sequence[Row]) -> str:
     """The geometric mean, over models that are right and that some peer runs."""
     middles = [float(np.median(r["ratios"])) for r in rows if r.get("ratios") and not is_wrong(r)]
-    text = "ratio: time of the fastest peer over dnnc's, medians; median and range over the repeats. "
+    text = "ratio: time of the fastest peer over dnnc's, by medians (median and range of the repeats) and by shortest calls. "
     if not middles:
         return text
     ahead = sum(m > 1 for m in middles)
@@ -291,7 +293,7 @@ def chosen(a: argparse.Namespace) -> list[Row]:
 
 def main() -> int:
     a = parse_arguments()
-    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console = Console() if sys.stdout.isatty() else Console(width=210)
     if a.random_shapes is not None:
         random_shapes.run(a.random_shapes, console=console)
         return 0

@@ -53,7 +53,7 @@ class Result:
 
 def _size(rng: Rng, low: int, high: int) -> int:
     """Log-uniform; every second one a multiple of 16 where that is possible, as in most networks."""
-    n = int(round(float(np.exp(rng.uniform(np.log(low), np.log(high))))))
+    n = round(float(np.exp(rng.uniform(np.log(low), np.log(high)))))
     return n // 16 * 16 if n >= 16 and rng.random() < 0.5 else n
 
 

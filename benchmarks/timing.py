@@ -80,9 +80,9 @@ def _block(call: Call, count: int, times: list[float]) -> None:
 
 
 def percentiles(times: Times, engine: int) -> dict[str, float]:
-    """{"p50": ms, ...} over all calls of an engine."""
+    """{"p50": ms, ..., "min": ms} over all calls of an engine."""
     every = np.concatenate([repeat[engine] for repeat in times])
-    return {f"p{q}": float(np.percentile(every, q)) * 1e3 for q in PERCENTILES}
+    return {f"p{q}": float(np.percentile(every, q)) * 1e3 for q in PERCENTILES} | {"min": float(every.min()) * 1e3}
 
 
 def ratios(times: Times, ours: int, peers: Sequence[int]) -> list[float]:

@@ -122,7 +122,7 @@ class _Lowering:
             if number is not None:
                 self.numbers[t] = number
             else:
-                self.buffers[t] = (Buffer(t.name, v.type.dtype, tuple(map(const, v.type.physical))), v.type)
+                self.buffers[t] = (_buffer(t.name, v.type), v.type)
                 self.params.append(v)
             tensors[v] = t
         for n in self.nodes:
@@ -136,8 +136,7 @@ class _Lowering:
     def out_buffer(self) -> Buffer:
         if self.inplace is not None:
             return next(buf for (buf, _), v in zip(self.buffers.values(), self.params) if v is self.inplace)
-        t = self.output.type
-        return Buffer("y", t.dtype, tuple(map(const, t.physical)))
+        return _buffer("y", self.output.type)
 
     def resolve(self, e: Expr) -> Expr:
         """Inline element-wise stages and turn loads of inputs into loads of their memory; reductions and kept tensors stay."""
@@ -171,7 +170,7 @@ class _Lowering:
             at = tuple(
                 i if nonneg(d - 1 - i) or self.pad_loops.isdisjoint(v.name for v in free(i)) else minimum(i, d - 1) for i, d in zip(at, buf.shape)
             )
-        return load(buf, at)
+        return load(buf, at or (0,))
 
     # --- what is kept in local memory -----------------------------------------------------------------------------------------
 
@@ -326,7 +325,12 @@ class _Lowering:
             for k in {p.axis for p in t.layout.parts if p.div > 1}:  # type: ignore[union-attr]
                 if value(const(t.shape[k]) - 1 - logical[k]) is None and not nonneg(const(t.shape[k]) - 1 - logical[k]):
                     v = select(logical[k] < const(t.shape[k]), v, const(0, t.dtype))
-        self.b.store(out, at, v)
+        self.b.store(out, at or (0,), v)
+
+
+def _buffer(name: str, t: TensorType) -> Buffer:
+    """The memory of a value; that of a scalar has one axis, for an index to be written."""
+    return Buffer(name, t.dtype, tuple(map(const, t.physical)) or (const(1),))
 
 
 def var_ahead(layout: Layout, k: int, t: TensorType) -> Var:

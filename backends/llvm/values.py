@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dnnc.backends.llvm.spelling import FLOAT, FLOAT_COMPARE, INT, INTRINSIC, LIBM, literal, mangle, scalar, vector
-from dnnc.ir.bounds import nonneg
+from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import DType, boolean, f32, f64, i32, i64
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import COMPARE, Expr, Op, cast, value
@@ -127,6 +127,8 @@ def integral(em: FuncEmitter, e: Op, vs: list[str]) -> str:
     if name in INT:
         return em.pure(f"{INT[name]} {ty} {vs[0]}, {vs[1]}", *vs, here=here)
     if name in ("//", "%"):
+        if (bounds(e.args[1])[0] or 0) < 1 and lanes == 1:  # code is placed ahead of the loop that never runs when a dim is 0
+            vs[1] = em.call("llvm.smax.i64", "i64", ("i64", vs[1]), ("i64", "1"), here=False)
         if nonneg(scalarise(e.args[0])):
             return em.pure(f"{'udiv' if name == '//' else 'urem'} {ty} {vs[0]}, {vs[1]}", *vs, here=here)
         return _floor_index(em, e, vs)
@@ -268,6 +270,13 @@ def _horizontal(em: FuncEmitter, e: Op) -> str:
     return em.call(f"llvm.vector.reduce.{kind}.{mangle(x.dtype, x.lanes)}", s, (ty, v))
 
 
+def _zip(em: FuncEmitter, e: Op) -> str:
+    a, b = (em.operand(x, e.lanes) for x in e.args)
+    ty, start = vector(e.dtype, e.lanes), e.lanes // 2 * (e.name == "zip_high")
+    order = ", ".join(f"i32 {start + k // 2 + k % 2 * e.lanes}" for k in range(e.lanes))
+    return em.pure(f"shufflevector {ty} {a}, {ty} {b}, <{e.lanes} x i32> <{order}>", a, b, here=True)
+
+
 def _lanes(em: FuncEmitter, e: Op) -> str:
     return "<" + ", ".join(f"i64 {k}" for k in range(e.lanes)) + ">"
 
@@ -305,5 +314,5 @@ def _guard(em: FuncEmitter, e: Op) -> str:
 
 _SPECIAL: dict[str, Callable[[FuncEmitter, Op], str]] = {
     "select": _select, "hsum": _horizontal, "hmax": _horizontal, "hmin": _horizontal, "hprod": _horizontal, "lanes": _lanes,
-    "ldexp": _ldexp, "guard": _guard,
+    "zip_low": _zip, "zip_high": _zip, "ldexp": _ldexp, "guard": _guard,
 }  # fmt: skip

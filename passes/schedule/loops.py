@@ -27,7 +27,9 @@ def split(b: Block, name: str, factor: int, names: tuple[str, str], tail: str = 
         if tail == "peel":
             main = _tiles(s, n // factor, factor, names, lambda io, ii: lo + io * factor + ii)
             end = unused(b, s, "_t")
-            rest = make_loop(name + end, n % factor, "range", lambda v: substitute_block(renamed(s.body, end), {s.var: lo + n // factor * factor + v}))
+            rest = make_loop(
+                name + end, n % factor, "range", lambda v: substitute_block(renamed(s.body, end), {s.var: lo + n // factor * factor + v})
+            )
             return (main, rest) if value(n // factor) != 0 else (rest,)
         count = (n + (factor - 1)) // factor
         if tail == "overlap":

@@ -36,6 +36,7 @@ def graphs() -> dict[str, Graph]:
         "reduce_sum": one_node("reduce_sum", ["f32 6 83"], axes=(1,)),
         "argmax": one_node("argmax", ["f32 6 20"], axis=1),
         "transpose": one_node("transpose", ["f32 18 33"], perm=(1, 0)),
+        "unpack": one_node("conv", ["f32 1 32 6 7", "f32 32 32 1 1"]),
         "gather": one_node("gather", ["f32 50 24", "i64 13"], axis=0),
         "concat": one_node("concat", ["f32 3 9", "f32 3 20"], axis=1),
     }

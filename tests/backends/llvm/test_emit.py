@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from kernels import TARGET, graphs, program, symbolic
+from native_check import one_node
 
 from dnnc.backends.llvm.compile import ALLOWED_SYMBOLS, _prepare, compile_text, undefined_symbols
 from dnnc.backends.llvm.emit import emit_kernel
@@ -14,8 +15,11 @@ from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.spelling import literal
 from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.operator.stmt import Alloc, count_stmts, walk_stmts
-from dnnc.ir.operator.text import parse_kernel
+from dnnc.ir.operator.text import parse_kernel, show_kernel
 from dnnc.ir.operator.verify import MAX_STATEMENTS, verify_kernel
+from dnnc.ir.ops import FAMILIES
+from dnnc.passes.base import PassContext
+from dnnc.passes.graph.decompose import decompose
 
 GRAPHS = {**graphs(), **symbolic()}
 
@@ -77,6 +81,19 @@ def test_register_tiles_become_registers(name: str) -> None:
         obj = compile_text(text, TARGET.cpu, TARGET.features)
         assert undefined_symbols(obj) <= ALLOWED_SYMBOLS
         assert count_stmts(step.kernel) <= MAX_STATEMENTS
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scheduled_text_reads_back(family: str) -> None:
+    """Every kernel of every sample prints, parses and verifies, and gives the same code again."""
+    for op in FAMILIES[family]:
+        for s in op.samples:
+            g = one_node(op.name, s.inputs, **dict(s.attrs))
+            decompose(g, PassContext())
+            for step in program(g).steps:
+                again = verify_kernel(parse_kernel(step.text))
+                assert show_kernel(again) == step.text
+                assert emit_kernel(again, "k_x") == emit_kernel(step.kernel, "k_x")
 
 
 def test_twice_the_same_bytes() -> None:

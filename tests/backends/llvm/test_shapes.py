@@ -91,6 +91,13 @@ def test_six_axes() -> None:
            ("softmax", [six], {"axis": 3}), ("concat", [six, six], {"axis": 3}), ("pad", [six], {"pads": (0, 1, 0, 2, 0, 1, 1, 0, 0, 0, 0, 3)})])  # fmt: skip
 
 
+@pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=haswell", "llvm -mcpu=x86-64"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "i8"])
+def test_transposed_tiles(dtype: str, target: str) -> None:
+    check([("transpose", [(m, n)], {"perm": (1, 0)}) for m, n in ((16, 16), (17, 33), (64, 20), (15, 40), (3, 50))]
+          + [("transpose", [(2, 18, 3, 20)], {"perm": p}) for p in ((0, 2, 3, 1), (3, 1, 2, 0), (0, 3, 1, 2), (1, 0, 3, 2))], dtype, target)  # fmt: skip
+
+
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 40), (40, 1), (5, 17), (16, 16), (33, 31)])
 def test_matmul_sizes(sizes: tuple[int, int]) -> None:
     m, n = sizes

@@ -164,7 +164,8 @@ def test_small_floats_bit_for_bit(name: str, target: str) -> None:
     x = np.concatenate([known, middle, np.nextafter(middle.astype(np.float32), np.float32(np.inf)), [np.nan, np.inf, -np.inf, -0.0, 3e38, 1e-40]])
     x = x.astype(np.float32)
     (got,) = run_native(one_node("cast", [TensorType(BY_NAME["f32"], x.shape)], to=t, saturate=False), [x], target)
-    want = x.astype(t.numpy)
+    with np.errstate(all="ignore"):
+        want = x.astype(t.numpy)
     got, want = (a.view(np.uint16 if t.bits == 16 else np.uint8) for a in (got, want))
     nan = np.isnan(want.view(t.numpy).astype(np.float32)) & np.isnan(got.view(t.numpy).astype(np.float32))
     bad = (got != want) & ~nan
