@@ -108,9 +108,9 @@ def time_engines(a: argparse.Namespace, engines: Sequence[Engine], out: Row, tel
     out["others"] = watch.cores()
     for k, e in enumerate(engines):
         out["engines"][e.name] = percentiles(times, k) | {"calls": sum(len(r[k]) for r in times), "load_s": e.facts.get("load_s")}
-    peers = [k for k, e in enumerate(engines) if e.name != "dnnc"]
-    if peers and len(peers) < len(engines):
-        out["ratios"] = ratios(times, next(k for k, e in enumerate(engines) if e.name == "dnnc"), peers)
+    if len(engines) > 1 and engines[0].name == "dnnc":
+        fastest = min(range(1, len(engines)), key=lambda k: out["engines"][engines[k].name]["p50"])
+        out |= {"fastest_peer": engines[fastest].name, "ratios": ratios(times, 0, fastest)}
 
 
 def child(a: argparse.Namespace, row: Row) -> None:
@@ -159,7 +159,7 @@ def run_all(a: argparse.Namespace, rows: Sequence[Row], console: Console) -> lis
             done.append(run_apart(a, row, lambda stage, n=row["name"]: progress.update(bar, description=f"{n}: {stage}")))  # type: ignore[misc]
             done[-1]["quantized"] = zoo.is_quantized(row)
             progress.advance(bar)
-            console.print(one_line(done[-1]), highlight=False)
+            console.print(one_line(done[-1]), highlight=False, markup=False, soft_wrap=True)
             if a.json:
                 a.json.write_text(json.dumps({"machine": machine(a), "models": done}, indent=1))
     return done
@@ -215,7 +215,7 @@ def results_table(a: argparse.Namespace, rows: Sequence[Row]) -> Table:
     peers = ", ".join(f"{p} {m[p] or ''}".strip() for p in a.peers)
     table = Table(title=f"{m['cpu']}, {a.threads} threads, float32, batch as in the model; {peers}", caption=caption(rows), caption_justify="left")
     headings = ["model", "GFLOP", "dnnc ms", "p90", "p99", *(f"{p} ms" for p in a.peers), "ratio (range)", "of minima"]
-    headings += ["error", "fallbacks", "arena / bound MB", "compile s", "cached s", "notes"]
+    headings += ["error", "fallbacks", "arena / bound MB", "kernels", "compile s", "cached s", "notes"]
     for h in headings:
         table.add_column(h, justify="left" if h in ("model", "notes") else "right", no_wrap=h != "notes", overflow="fold")
     for r in rows:
@@ -233,13 +233,13 @@ def cells(a: argparse.Namespace, r: Row) -> list[str]:
     colour = "green" if r.get("ratios") and float(np.median(r["ratios"])) >= 1 else "yellow"
     made = "compile_s" in r
     memory = f"{r['arena'] / 1e6:.2f} / {r['arena_bound'] / 1e6:.2f}" if made else "-"
-    built = [str(len(r["fallbacks"])), memory, f"{r['compile_s']:.2f}", f"{r['cached_s']:.2f}"] if made else ["-"] * 4
-    notes = [short(where, what) for where, what in r["failures"].items()]
+    built = [str(len(r["fallbacks"])), memory, str(r["kernels"]), f"{r['compile_s']:.2f}", f"{r['cached_s']:.2f}"] if made else ["-"] * 5
+    notes = [f"{where} failed" for where in r["failures"]]
     if (r.get("others") or 0) > BUSY:
         notes.append(f"others: {r['others']:.1f} cores")
-    best = min((e["min"] for name, e in r["engines"].items() if name != "dnnc"), default=0.0)
+    best = min((e["min"] for name, e in r["engines"].items() if name != "dnnc"), default=None)
     minima = f"{best / ours['min']:.2f}" if best and ours else "-"
-    return [r["name"], f"{r['gflops']:.3g}", *mine, *theirs, f"[{colour}]{ratio}[/]", minima, wrong, *built, "; ".join(notes).replace("[", "(")]
+    return [r["name"], f"{r['gflops']:.3g}", *mine, *theirs, f"[{colour}]{ratio}[/]", minima, wrong, *built, ", ".join(notes)]
 
 
 def caption(rows: Sequence[Row]) -> str:
@@ -281,7 +281,10 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def chosen(a: argparse.Namespace) -> list[Row]:
-    rows = zoo.read_manifest(a.models)
+    try:
+        rows = zoo.read_manifest(a.models)
+    except FileNotFoundError as e:
+        sys.exit(str(e))
     if a.set in ("all", "float"):
         return [r for r in rows.values() if a.set == "all" or not zoo.is_quantized(r)]
     names = a.set.split(",")

@@ -49,11 +49,10 @@ def several(result: Any) -> list[Array]:
 
 def dnnc_engine(task: Task) -> Engine:
     """Compiled twice: from an empty cache, as a first user meets it, and from the full one. A model with symbolic sizes compiles in its first call."""
-    arrays = list(task.inputs.values())
-    cold, f = _compile(task, arrays)
+    cold, f, arrays = _compile(task)
     facts = {"compile_s": cold, "kernels": len(f.report.programs[-1].kernels), "compiled": f.report.programs[-1].compiled}
     del f  # one set of weights at a time
-    warm, f = _compile(task, arrays)
+    warm, f, arrays = _compile(task)
     program = f.report.programs[-1]
     facts |= {"cached_s": warm, "from_cache": program.from_cache, "calls": program.calls, "fallbacks": f.report.fallbacks}
     facts |= {"arena": program.memory.arena, "arena_bound": program.memory.lower_bound, "constants": program.memory.constants}
@@ -61,13 +60,15 @@ def dnnc_engine(task: Task) -> Engine:
     return Engine("dnnc", lambda: f(*arrays), several, facts)
 
 
-def _compile(task: Task, arrays: list[Array]) -> tuple[float, Any]:
+def _compile(task: Task) -> tuple[float, Any, list[Array]]:
+    """(seconds until the first result, the executable, its inputs in order)."""
     import dnnc
 
     start = time.perf_counter()
     f = dnnc.compile(task.model, cache=task.cache, threads=task.threads)
+    arrays = [task.inputs[i.name] for i in f.inputs]
     f(*arrays)
-    return time.perf_counter() - start, f
+    return time.perf_counter() - start, f, arrays
 
 
 def exact(engine: Engine, inputs: Mapping[str, Array]) -> list[Array]:
@@ -76,7 +77,7 @@ def exact(engine: Engine, inputs: Mapping[str, Array]) -> list[Array]:
 
     f = engine.facts["executable"]
     graph = f.programs[-1].graph if hasattr(f, "programs") else f.graph
-    return run(graph, list(inputs.values()), "float64")
+    return run(graph, [inputs[i.name] for i in f.inputs], "float64")
 
 
 # --- peers --------------------------------------------------------------------------------------------------------------------

@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dnnc.backends.cache import KernelCache
+from dnnc.backends.llvm import compile as compile_
+from dnnc.backends.llvm import emit, spelling, values
 from dnnc.backends.llvm.compile import Loaded, compile_text, llvm_version, load_objects
 from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.entry import Call, Place, entry_text
@@ -47,9 +51,18 @@ def _packed(a: Array, layout: Layout) -> Array:
     return np.ascontiguousarray(np.pad(a, widths).reshape(split).transpose([where[p] for p in parts]))
 
 
+@cache
+def printer_version() -> str:
+    """A hash of the modules that turn kernel text into code, so that a change of theirs never meets objects of before."""
+    h = hashlib.sha256()
+    for module in (emit, values, spelling, compile_):
+        h.update(Path(str(module.__file__)).read_bytes())
+    return h.hexdigest()
+
+
 def symbol_of(text: str, target: CpuTarget) -> str:
     """A kernel's name: the hash of all that its code depends on."""
-    key = "\0".join([FORMAT, llvm_version(), target.cpu, target.features, text])
+    key = "\0".join([FORMAT, printer_version(), llvm_version(), target.cpu, target.features, text])
     return "k_" + hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -75,7 +88,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def build(
-    program: Program, target: CpuTarget, cache: KernelCache, service: CompileService, check: Check | None, progress: Progress | None = None
+    program: Program, target: CpuTarget, kernels: KernelCache, service: CompileService, check: Check | None, progress: Progress | None = None
 ) -> Native:
     """Compile, check and link. `check(step, address)` runs once for every kernel that was not in the cache, before it enters it."""
     symbols = {s.text: symbol_of(s.text, target) for s in program.steps}
@@ -86,7 +99,7 @@ def build(
         name = symbols[s.text]
         if name in objects or name in missing:
             continue
-        found = cache.get(name[2:])
+        found = kernels.get(name[2:])
         if found is not None:
             objects[name] = found
         else:
@@ -101,7 +114,7 @@ def build(
             if progress:
                 progress("check", k + 1, len(missing))
     for name, obj in made.items():
-        cache.put(name[2:], obj)
+        kernels.put(name[2:], obj)
     objects.update(made)
     constants, offsets = lay_out_constants(program)
     text = entry_text(calls(program, symbols, offsets))

@@ -86,7 +86,7 @@ def kernel_text(program: Program, target: CpuTarget, e: Entry, stage: str, naive
     s = e.steps[0]
     if stage == "operator":
         return show_kernel(lower(program.graph, s.group.nodes, s.group.output, program.memory.inplace.get(s.group)).kernel) if naive else s.text
-    text = emit_kernel(s.kernel, e.symbol)
+    text = emit_kernel(s.kernel, e.symbol, target.feature_set)
     return text if stage == "llvm" else asm_text(text, target.cpu, target.features)
 
 

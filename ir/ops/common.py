@@ -174,7 +174,7 @@ def at_rows(reference: Callable[..., Array], axes_of: Callable[..., tuple[int, .
         step = max(1, CHUNK // max(int(np.prod(rows.shape[len(outer) :])), 1))
         inner = tuple(range(1, 1 + len(axes)))
         parts = [
-            np.asarray(reference(rows[tuple(asked[s : s + step].T)].reshape(-1, *rows.shape[len(outer) :]), axes=inner))
+            np.asarray(reference(rows[tuple(asked[s : s + step].T)].reshape(len(asked[s : s + step]), *rows.shape[len(outer) :]), axes=inner))
             for s in range(0, len(asked), step)
         ]
         return np.concatenate(parts)[back.reshape(-1)] if parts else np.asarray(reference(rows[:0].reshape(0), axes=()))

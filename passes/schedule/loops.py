@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Load, Op, const, free, maximum, minimum, terms, value, walk
+from dnnc.ir.expr import Expr, Linear, Load, Op, const, free, maximum, minimum, terms, value, walk
 from dnnc.ir.operator.stmt import Alloc, Block, For, If, Stmt, Store, accesses, exprs, loop_var, substitute_block, walk_stmts
 from dnnc.passes.schedule.disjoint import obstacle
 from dnnc.passes.schedule.state import edit, find, loops, make_loop, only, renamed
@@ -130,7 +130,7 @@ def _check_order_free(nest: list[For]) -> None:
                         raise ScheduleError(f"{st.buf.name} is read at another index than it is written: the order of iterations matters")
         used = frozenset().union(*(free(i) for i in st.idx))
         over = [loop for loop in nest if loop.var not in used]
-        if over and not is_reduction(st):
+        if over and not (is_reduction(st) or is_index_sum(st)):
             raise ScheduleError(f"{st.buf.name} is overwritten by iterations of {over[0].var.name}: the last one must stay the last")
 
 
@@ -144,6 +144,13 @@ def is_reduction(st: Store) -> bool:
     if len(own) != 1 or any(isinstance(x, Load) and x.buf is st.buf for a in rest for x in walk(a)):
         return False
     return v.name in ("+", "*", "min", "max", "fmin", "fmax") or (v.name == "fma" and v.args[2] is own[0])
+
+
+def is_index_sum(st: Store) -> bool:
+    """`x[i] = x[i] + e` in i64, where sums are linear forms."""
+    ts, _ = terms(st.value) if isinstance(st.value, Linear) else ((), 0)
+    reads = [t for t, _ in ts if any(isinstance(x, Load) and x.buf is st.buf for x in walk(t))]
+    return len(reads) == 1 and isinstance(reads[0], Load) and reads[0].idx == st.idx and (reads[0], 1) in ts
 
 
 def peel(b: Block, name: str, first: int = 1, last: int = 1) -> Block:
