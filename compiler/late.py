@@ -71,8 +71,8 @@ class LateExecutable:
         return self._program(arrays)(*arrays.values())
 
     def _collect(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Array]:
-        if len(args) == 1 and type(args[0]) is dict and not named:
-            args, named = (), args[0]
+        if len(args) == 1 and not named and type(by_name := args[0]) is dict:
+            args, named = (), by_name
         given = {**dict(zip(self._names, args)), **named}
         if len(args) + len(named) != len(self._names) or set(given) != set(self._names):
             raise InputError(f"the model has the inputs {', '.join(self._names)}; given are {', '.join(given) or 'none'}")

@@ -38,8 +38,8 @@ class Signature:
         Raises:
             InputError: names the input, what was expected and what was given.
         """
-        if len(args) == 1 and type(args[0]) is dict and not named:
-            args, named = (), args[0]
+        if len(args) == 1 and not named and type(by_name := args[0]) is dict:
+            args, named = (), by_name
         if named:
             args = self._by_name(args, named)
         if len(args) != len(self._expected):

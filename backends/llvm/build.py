@@ -23,7 +23,7 @@ from dnnc.backends.runtime import ALIGN, aligned_empty
 from dnnc.ir.expr import Expr, Var, const, substitute, value
 from dnnc.ir.graph import Value
 from dnnc.ir.operator.stmt import Buffer, stored
-from dnnc.ir.types import Layout, TensorType
+from dnnc.ir.types import Layout, Part, TensorType
 from dnnc.passes.program import Program, Step
 
 Array = np.ndarray[Any, Any]
@@ -40,7 +40,9 @@ def pack(array: Array, type: TensorType) -> Array:
 def _packed(a: Array, layout: Layout) -> Array:
     parts = layout.parts
     levels = {k: sorted((p for p in parts if p.axis == k), key=lambda p: -p.div) for k in range(a.ndim)}
-    widths, split, where = [], [], {}
+    widths: list[tuple[int, int]] = []
+    split: list[int] = []
+    where: dict[Part, int] = {}
     for k in range(a.ndim):
         top = levels[k][0]
         outer = -(-a.shape[k] // top.div)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
+from typing import Any
 
 from dnnc.backends.llvm import values
 from dnnc.backends.llvm.spelling import literal, mangle, scalar, stored, vector
@@ -445,7 +446,7 @@ def _memory_mangle(t: DType, lanes: int) -> str:
     return f"v{lanes}i8" if t.kind == "b" else mangle(t, lanes)
 
 
-_STATEMENTS: dict[type[Stmt], Callable[[FuncEmitter, Stmt], None]] = {
+_STATEMENTS: dict[type[Stmt], Callable[[FuncEmitter, Any], None]] = {
     Alloc: FuncEmitter.do_alloc, Let: FuncEmitter.do_let, Store: FuncEmitter.do_store, Eval: FuncEmitter.do_eval,
     If: FuncEmitter.do_if, For: FuncEmitter.do_for,
-}  # type: ignore[dict-item]  # fmt: skip
+}  # fmt: skip

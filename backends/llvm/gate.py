@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -152,7 +153,8 @@ def index_limits(step: Step, v: Value, env: Mapping[Expr, Expr]) -> tuple[int, i
 def indices_fit(step: Step) -> bool:
     """Are all indices of the check within their axes? Not where the group computes them, or steps backwards."""
     used = [n for n in step.group.nodes if n.op.name in INDICES]
-    direct = all(n.inputs[INDICES[n.op.name][0]].node not in step.group.nodes for n in used)  # type: ignore[union-attr]
+    sources = [v.node for n in used if (v := n.inputs[INDICES[n.op.name][0]]) is not None]
+    direct = not any(m is n for m in sources for n in step.group.nodes)
     return direct and all(s > 0 for n in used for s in n.attrs.get("steps") or ())
 
 
@@ -276,17 +278,21 @@ def _places(rng: np.random.Generator, n: int, count: int) -> Array:
 
 def reduction_length(step: Step, env: Mapping[Expr, Expr]) -> int:
     """The most terms that a reduction of the group sums: elements read of its largest operand per element of the anchor's output."""
+
+    def shape(v: Value | None) -> tuple[int, ...]:
+        return () if v is None else shape_of(v.type, env)
+
     longest = 1
     for n in step.group.nodes:
         if not n.op.traits & {"contraction", "reduction"}:
             continue
         if n.op.name == "matmul":
-            longest = max(longest, shape_of(n.inputs[0].type, env)[-1])  # type: ignore[union-attr]
+            longest = max(longest, shape(n.inputs[0])[-1])
         elif "contraction" in n.op.traits:
-            longest = max(longest, int(np.prod(shape_of(n.inputs[1].type, env)[1:])))  # type: ignore[union-attr]
+            longest = max(longest, math.prod(shape(n.inputs[1])[1:]))
         else:
-            size = int(np.prod(shape_of(n.inputs[0].type, env)))  # type: ignore[union-attr]
-            longest = max(longest, size // max(int(np.prod(shape_of(n.outputs[0].type, env))), 1), shape_of(n.inputs[0].type, env)[-1])  # type: ignore[union-attr]
+            whole = shape(n.inputs[0])
+            longest = max(longest, math.prod(whole) // max(math.prod(shape(n.outputs[0])), 1), *whole[-1:])
     return longest
 
 

@@ -18,13 +18,18 @@ from typing import Any
 import numpy as np
 
 from dnnc.accuracy import first_difference
+from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import DnncError
+from dnnc.ir.expr import Var, const
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.interp import run
+from dnnc.ir.shapes import resolve
 from dnnc.testing.random_graphs import random_graph
 
 Array = np.ndarray[Any, Any]
 LEVELS = (0, 1, 3)
+OTHER_SIZES = (1, 2, 16, 19)
+SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-40)
 
 
 @dataclass(frozen=True)
@@ -50,15 +55,55 @@ def check(graph: Graph, inputs: Sequence[Array], options: dict[str, Any], cache:
     """What goes wrong when a graph is compiled and run, or None."""
     from dnnc.driver import compile as compile_model
 
+    bounds = {n: (v.lo, v.hi) for n, v in graph.dims.items()}
     try:
-        f = compile_model(graph, cache=cache, **options)
-        got = f(*inputs)
+        f = compile_model(graph, cache=cache, dims=bounds, **options)
+        for arrays in [list(inputs), *variations(graph, inputs)]:
+            got = f(*arrays)
+            wrong = first_difference(graph, arrays, [got] if len(graph.outputs) == 1 else list(got))
+            if wrong is not None:
+                sizes = ", ".join(f"{v.name} {list(a.shape)}" for v, a in zip(graph.inputs, arrays))
+                return f"wrong result: output {graph.outputs[wrong[0]].name}, {wrong[1]}; inputs {sizes}"
     except DnncError as e:
         return f"{type(e).__name__}: {e}"
     except Exception as e:  # whatever escapes is the compiler's mistake
         return f"escaped {type(e).__name__}: {e}"
-    wrong = first_difference(graph, inputs, [got] if len(graph.outputs) == 1 else list(got))
-    return None if wrong is None else f"wrong result: output {graph.outputs[wrong[0]].name}, {wrong[1]}"
+    return None
+
+
+def variations(graph: Graph, inputs: Sequence[Array]) -> Iterator[list[Array]]:
+    """The inputs with special numbers among them; and at other sizes of a symbolic dim, where the graph means something there."""
+    rng = np.random.default_rng(len(graph))
+    candidates = [[_special(a, rng) for a in inputs]]
+    if graph.dims:
+        (n,) = graph.dims.values()
+        candidates += [[_resized(a, v.type.shape, n, k) for v, a in zip(graph.inputs, inputs)] for k in OTHER_SIZES]
+    for arrays in candidates:
+        try:
+            run(graph, arrays)
+        except (DnncError, IndexError, ValueError):  # an index or a slice that this size does not have
+            continue
+        yield arrays
+
+
+def _special(a: Array, rng: np.random.Generator) -> Array:
+    """One element in ten (one at least) infinite, NaN, a zero of either sign, or tiny."""
+    if from_numpy(a.dtype).kind != "f" or not a.size:
+        return a
+    out = a.copy().reshape(-1)
+    at = rng.integers(0, a.size, max(1, a.size // 10))
+    with np.errstate(all="ignore"):
+        out[at] = rng.choice(SPECIAL, len(at)).astype(a.dtype)
+    return out.reshape(a.shape)
+
+
+def _resized(a: Array, shape: Sequence[Any], n: Var, size: int) -> Array:
+    """The array over again, or cut, along the axes whose sizes contain n."""
+    for axis, d in enumerate(shape):
+        k = resolve(d, {n: const(size)})
+        if k != a.shape[axis]:
+            a = np.take(a, np.arange(k) % a.shape[axis], axis)
+    return np.ascontiguousarray(a)
 
 
 def check_seed(seed: int, nodes: int, tries: Sequence[dict[str, Any]], cache: Any) -> Failure | None:

@@ -3,6 +3,9 @@
 In: a seed. Out: a graph and arrays for its inputs. Each node is interpreted as it is made, in float64, in the model's own dtypes, and on
 operands moved by a few times their rounding error; one whose result is not finite, or that such a move would change by much (a comparison
 near a tie, a cast near an integer), is taken back. So whatever a backend's result differs in is the backend's doing.
+
+Every fourth seed makes larger tensors, whose kernels run on several threads; every fifth has a symbolic dim N: sizes that are multiples of
+ANY_SIZE, a prime that no other size has for a factor, become multiples of N.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir.builder import Builder
-from dnnc.ir.dtype import BY_NAME, DType
-from dnnc.ir.errors import ShapeError
+from dnnc.ir.dtype import BY_NAME, DType, i64
+from dnnc.ir.errors import DnncError, ShapeError
+from dnnc.ir.expr import unwrap, var
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.interp import run
 from dnnc.ir.op import OpDef, Sample
@@ -25,7 +29,10 @@ from dnnc.ir.types import TensorType
 Array = np.ndarray[Any, Any]
 SIZES = (1, 1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 31, 32, 33)
 DTYPES = ("f32",) * 12 + ("f16", "f16", "bf16", "f64", "i64", "i64", "i32", "u8", "i8", "bool")
-MAX_ELEMENTS = 6000
+LARGER = (1, 2, 16, 17, 24, 40, 64, 65, 96, 100)
+MAX_ELEMENTS, MAX_LARGER = 6000, 80_000
+ANY_SIZE = 13  # of a symbolic dim while the graph is made
+MAX_ANY = 24
 MAX_NUMBER = {"f16": 500.0, "bf16": 1e4}  # of a float result, 1e5 where nothing is said
 MOVES = 2  # trials with moved operands
 MOVE = 8.0  # how far, in rounding errors
@@ -56,13 +63,15 @@ class Made:
 
 def random_graph(seed: int, nodes: int = 12) -> tuple[Graph, list[Array]]:
     """A graph of about that many nodes and arrays for its inputs. Equal seeds give equal graphs."""
-    g = _Generator(np.random.default_rng(seed))
+    g = _Generator(np.random.default_rng(seed), large=seed % 4 == 3, symbolic=seed % 5 == 4)
     return g.make(nodes)
 
 
 class _Generator:
-    def __init__(self, rng: np.random.Generator) -> None:
-        self.rng = rng
+    def __init__(self, rng: np.random.Generator, large: bool, symbolic: bool) -> None:
+        self.rng, self.large = rng, large
+        self.limit = MAX_LARGER if large else MAX_ELEMENTS
+        self.any = var("N", i64, 1, MAX_ANY) if symbolic else None
         self.graph = Graph("fuzz")
         self.b = Builder(self.graph)
         self.pool: list[Made] = []
@@ -82,8 +91,10 @@ class _Generator:
     def shape(self, rank: int | None = None) -> tuple[int, ...]:
         rank = self.one_of((0, 1, 2, 2, 3, 3, 4, 4, 5)) if rank is None else rank
         while True:
-            s = tuple(int(self.one_of(SIZES)) for _ in range(rank))
-            if np.prod(s, dtype=np.int64) <= MAX_ELEMENTS:
+            s = tuple(int(self.one_of(LARGER if self.large else SIZES)) for _ in range(rank))
+            if self.any is not None and s and self.chance(0.7):
+                s = (ANY_SIZE, *s[1:]) if self.chance(0.7) else (*s[:-1], ANY_SIZE)
+            if np.prod(s, dtype=np.int64) <= self.limit:
                 return s
 
     def pick(self, kinds: str = "f", rank: int = 0) -> Made:
@@ -95,6 +106,12 @@ class _Generator:
 
     def dtype(self, kinds: str) -> DType:
         return BY_NAME[self.one_of([d for d in DTYPES if BY_NAME[d].kind in kinds] or [{"u": "u8", "i": "i64"}.get(kinds[0], "f32")])]
+
+    def dims(self, shape: Sequence[int]) -> tuple[Any, ...]:
+        """Sizes with N where it stands for one."""
+        if self.any is None:
+            return tuple(shape)
+        return tuple(unwrap(self.any * (d // ANY_SIZE)) if d and d % ANY_SIZE == 0 else d for d in shape)
 
     # --- inputs and constants ---------------------------------------------------------------------------------------------------
 
@@ -115,8 +132,8 @@ class _Generator:
         if dtype.is_int and (low, high) == (-2.0, 2.0):
             low, high = -9.0, 9.0
         a = self.draw(dtype, shape, low, high)
-        if self.chance(0.5):
-            v = self.graph.add_input(f"x{len(self.arrays)}", TensorType(dtype, shape))
+        if self.chance(0.5) or self.dims(shape) != shape:
+            v = self.graph.add_input(f"x{len(self.arrays)}", TensorType(dtype, self.dims(shape)))
             self.arrays.append(a)
         else:
             v = self.graph.constant(a, "w")
@@ -139,7 +156,10 @@ class _Generator:
         except ShapeError:
             return None
         node: Node = (out[0] if isinstance(out, tuple) else out).node
-        made = self.evaluate(node, operands)
+        try:
+            made = self.evaluate(node, operands)
+        except DnncError:  # a size that this node's operands do not tell
+            made = None
         if made is None:
             self.graph.erase(node)
             return None
@@ -147,10 +167,12 @@ class _Generator:
         return made[0]
 
     def evaluate(self, node: Node, operands: Sequence[Made | None]) -> list[Made] | None:
-        if any(np.prod(v.type.shape, dtype=np.int64) > MAX_ELEMENTS for v in node.outputs):
+        if any(v.type.static and np.prod(v.type.shape, dtype=np.int64) > self.limit for v in node.outputs):
             return None
         given = [m for m in operands if m is not None]
         exact = _interpret(node, [m.exact for m in given], "float64")
+        if any(a.size > self.limit for a in exact):
+            return None
         rounded = _interpret(node, [m.rounded for m in given], "as-is")
         errors = [_distance(r, e) for r, e in zip(rounded, exact)]
         for _ in range(MOVES if any(m.error for m in given) else 0):
@@ -331,7 +353,7 @@ def _factors(g: _Generator, n: int, rank: int) -> tuple[int, ...]:
 
 def _reshape(g: _Generator) -> None:
     m = g.pick("fiub")
-    g.add("reshape", m, shape=_factors(g, m.exact.size, 1 + g.below(4)))
+    g.add("reshape", m, shape=g.dims(_factors(g, m.exact.size, 1 + g.below(4))))
 
 
 def _transpose(g: _Generator) -> None:
@@ -342,7 +364,7 @@ def _transpose(g: _Generator) -> None:
 def _unit_dims(g: _Generator) -> None:
     m = g.pick("fiub")
     if 1 in m.shape and g.chance(0.5):
-        g.add("squeeze", m) if g.chance(0.3) else g.add("expand", m, shape=tuple(3 if d == 1 else d for d in m.shape))
+        g.add("squeeze", m) if g.chance(0.3) else g.add("expand", m, shape=g.dims(tuple(3 if d == 1 else d for d in m.shape)))
     elif g.chance(0.5):
         g.add("unsqueeze", m, axes=(g.below(len(m.shape) + 1),))
     else:
@@ -364,6 +386,9 @@ def _slice(g: _Generator) -> None:
     m = g.pick("fiub", 1)
     starts, steps, shape = [], [], []
     for d in m.shape:
+        if g.dims((d,)) != (d,):  # all of a symbolic axis
+            starts, steps, shape = [*starts, 0], [*steps, 1], [*shape, d]
+            continue
         step = g.one_of((1, 1, 1, 2, 3))
         start = g.below(max(d, 1))
         count = 1 + g.below(max(1, -(-(d - start) // step))) if d else 0
@@ -372,7 +397,7 @@ def _slice(g: _Generator) -> None:
         starts.append(start)
         steps.append(step)
         shape.append(count)
-    g.add("slice", m, starts=tuple(starts), steps=tuple(steps), shape=tuple(shape))
+    g.add("slice", m, starts=tuple(starts), steps=tuple(steps), shape=g.dims(shape))
 
 
 def _pad(g: _Generator) -> None:
@@ -470,7 +495,7 @@ def _matmul(g: _Generator) -> None:
     if y is not None and g.chance(0.3):
         _activate(g, y)
     elif y is not None and len(y.shape) == 3 and g.chance(0.3) and y.shape[-1] % 2 == 0:
-        r = g.add("reshape", y, shape=(*y.shape[:-1], 2, y.shape[-1] // 2))
+        r = g.add("reshape", y, shape=g.dims((*y.shape[:-1], 2, y.shape[-1] // 2)))
         if r is not None:
             g.add("transpose", r, perm=g.one_of(((0, 2, 1, 3), (0, 2, 3, 1))))
 
@@ -495,14 +520,17 @@ def _image(g: _Generator, spatial: int) -> Made:
         return g.one_of(fits)  # type: ignore[no-any-return]
     channels = int(g.one_of((1, 3, 4, 8, 16, 16, 17, 24, 32, 33)))
     size = tuple(int(g.one_of((1, 4, 5, 6, 7, 8, 9, 11) if spatial < 3 else (1, 3, 4))) for _ in range(spatial))
-    return g.source("f", (g.one_of((1, 1, 2, 3)), channels, *size), None if g.chance(0.2) else BY_NAME["f32"])
+    if g.large:
+        channels, size = int(g.one_of((3, 16, 32, 40, 64))), tuple(3 * d for d in size)
+    batch = ANY_SIZE if g.any is not None and not g.large and channels <= 8 else g.one_of((1, 1, 2, 3))
+    return g.source("f", (batch, channels, *size), None if g.chance(0.2) else BY_NAME["f32"])
 
 
 def _conv(g: _Generator) -> None:
     spatial = g.one_of((1, 2, 2, 2, 2, 3))
     x = _image(g, spatial)
     c = x.shape[1]
-    out = int(g.one_of((1, 3, 8, 12, 16, 17, 32)))
+    out = int(g.one_of((1, 3, 8, 12, 16, 17, 32, 64) if g.large else (1, 3, 8, 12, 16, 17, 32)))
     group = 1
     if g.chance(0.3):
         group = g.one_of([d for d in (2, 4, c) if c % d == 0] or [1])
@@ -547,7 +575,7 @@ def _image_movement(g: _Generator) -> None:
     else:
         h, w = x.shape[2:]
         up = (2, -1, 4)
-        g.add("resize", x, shape=(*x.shape[:2], 2 * h, 2 * w), coords=((1, 0, 1), (1, 0, 1), up, up), mode=g.one_of(("nearest", "linear")))
+        g.add("resize", x, shape=g.dims((*x.shape[:2], 2 * h, 2 * w)), coords=((1, 0, 1), (1, 0, 1), up, up), mode=g.one_of(("nearest", "linear")))
 
 
 def _create(g: _Generator) -> None:
@@ -582,7 +610,7 @@ def _fitted(g: _Generator, t: TensorType, domain: tuple[float, float]) -> Made |
         m = g.add("tile", m, repeats=(-(-n // size),))
     if m is not None and m.exact.size > n:
         m = g.add("slice", m, starts=(0,), steps=(1,), shape=(n,))
-    m = m and g.add("reshape", m, shape=shape)
+    m = m and g.add("reshape", m, shape=shape)  # a symbolic size fits no sample
     if m is not None and m.dtype is not t.dtype:
         m = g.add("cast", m, to=t.dtype)
     if m is None or _within(m, *domain):

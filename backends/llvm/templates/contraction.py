@@ -63,6 +63,7 @@ def nest_of(problem: Problem) -> Nest | None:
     flat = len(spatial) == 2 and all(k == 1 for k in kernel) and all(s == 1 for s in win.strides) and not any(pads)
     outer = tuple(x for x in loops[:-1] if x not in (panel, spatial[-1]))
     layout = anchor.inputs[0].type.layout  # type: ignore[union-attr]
+    padding = max((p for p in (win.begin[-1], win.end[-1]) if isinstance(p, int)), default=0)
     return Nest(
         outer,
         spatial[-1],
@@ -70,7 +71,7 @@ def nest_of(problem: Problem) -> Nest | None:
         loops[-1],
         red,
         flat,
-        max(win.begin[-1], win.end[-1]),
+        padding,
         win.strides[-1],
         layout.block(1) if layout is not None else 0,
     )
@@ -150,7 +151,8 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
         panel, lane = "jp", "jv"
     s.apply(split, panel, int(knobs["nv"]), ("jo", "jn"), tail="overlap")
     mr = int(knobs["mr"])
-    rest = not isinstance(s.extent(pixel), int) or (problem.inplace and s.extent(pixel) % mr != 0)  # type: ignore[operator]
+    pixels = s.extent(pixel)
+    rest = not isinstance(pixels, int) or (problem.inplace and pixels % mr != 0)
     if rest:  # a nest of its own, at top level, for the pixels that fill no tile
         s.apply(reorder, pixel, *outer, "jo", "jn", lane)
     s.apply(split, pixel, mr, ("po", "im"), tail="peel" if rest else "overlap")
