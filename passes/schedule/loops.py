@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dnnc.ir.bounds import nonneg
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Linear, Load, Op, const, free, maximum, minimum, terms, value, walk
 from dnnc.ir.operator.stmt import Alloc, Block, For, If, Stmt, Store, accesses, exprs, loop_var, substitute_block, walk_stmts
@@ -80,8 +81,8 @@ def fuse(b: Block, outer: str, inner: str, name: str) -> Block:
         if t.var.name != inner or value(s.lo) != 0 or value(t.lo) != 0 or s.var in free(t.hi):
             raise ScheduleError(f"{outer} and {inner} are not a rectangular nest from 0")
         m = t.extent
-        if value(m) == 0:
-            raise ScheduleError(f"{inner} is empty")
+        if not nonneg(const(m) - 1):  # a divisor must be known to be positive
+            raise ScheduleError(f"{inner} may be empty")
         return (make_loop(name, s.extent * m, s.kind, lambda v: substitute_block(t.body, {s.var: v // m, t.var: v % m})),)
 
     return edit(b, outer, go)

@@ -76,7 +76,10 @@ def parallel_outer(s: Schedule, names: list[str], work: int | Expr) -> None:
         if len(outer.body) != 1 or not isinstance(outer.body[0], For) or outer.body[0].var.name != names[1]:
             break
         made = f"w{len(names)}"
-        s.apply(fuse, names[0], names[1], made)
+        try:
+            s.apply(fuse, names[0], names[1], made)
+        except ScheduleError:  # the inner loop may be empty
+            break
         names[:2] = [made]
     if s.extent(names[0]) != 1:
         s.apply(annotate, "parallel", names[0])

@@ -61,6 +61,7 @@ def nest_of(problem: Problem) -> Nest | None:
     win = window(len(kernel), kernel, anchor.attrs["strides"], anchor.attrs["pads"], anchor.attrs["dilations"])
     pads = (*win.begin, *win.end)
     flat = len(spatial) == 2 and all(k == 1 for k in kernel) and all(s == 1 for s in win.strides) and not any(pads)
+    flat = flat and nonneg(const(Schedule(problem.kernel).extent(spatial[-1])) - 1)
     outer = tuple(x for x in loops[:-1] if x not in (panel, spatial[-1]))
     layout = anchor.inputs[0].type.layout  # type: ignore[union-attr]
     padding = max((p for p in (win.begin[-1], win.end[-1]) if isinstance(p, int)), default=0)
@@ -224,6 +225,10 @@ def _parallel(s: Schedule, outer: list[str], po: str, tag: str) -> None:
     names = [*outer, po] if s.has(po) and len(s.loop(outer[-1]).body) == 1 else list(outer)
     while len(names) > 1:
         b, a = names.pop(), names.pop()
-        s.apply(fuse, a, b, f"w{len(names)}{tag}")
-        names.append(f"w{len(names)}{tag}")
+        made = f"w{len(names)}{tag}"
+        try:
+            s.apply(fuse, a, b, made)
+        except ScheduleError:  # the inner loop may be empty: one that is outside of it
+            made = a
+        names.append(made)
     s.apply(annotate, "parallel", names[0])
