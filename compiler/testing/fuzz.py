@@ -74,7 +74,8 @@ def check(graph: Graph, inputs: Sequence[Array], options: dict[str, Any], cache:
 def variations(graph: Graph, inputs: Sequence[Array]) -> Iterator[list[Array]]:
     """The inputs with special numbers among them; and at other sizes of a symbolic dim, where the graph means something there."""
     rng = np.random.default_rng(len(graph))
-    candidates = [[_special(a, rng) for a in inputs]]
+    kept = _beside_padding(graph)
+    candidates = [[a if v in kept else _special(a, rng) for v, a in zip(graph.inputs, inputs)]]
     if graph.dims:
         (n,) = graph.dims.values()
         candidates += [[_resized(a, v.type.shape, n, k) for v, a in zip(graph.inputs, inputs)] for k in OTHER_SIZES]
@@ -84,6 +85,18 @@ def variations(graph: Graph, inputs: Sequence[Array]) -> Iterator[list[Array]]:
         except (DnncError, IndexError, ValueError):  # an index or a slice that this size does not have
             continue
         yield arrays
+
+
+def _beside_padding(graph: Graph) -> set[Value]:
+    """What flows into weights of convolutions: whether padding is a product with 0 or a shorter sum shows in 0 * inf alone. The transposed
+    one pads its weights, too."""
+    found: set[Value] = set()
+    for n in graph.nodes(reverse=True):
+        if n.op.name == "conv_transpose" or any(v in found for v in n.outputs):
+            found.update(v for v in n.inputs if v is not None)
+        elif n.op.name == "conv":
+            found.update(v for v in n.inputs[1:2] if v is not None)
+    return found
 
 
 def _special(a: Array, rng: np.random.Generator) -> Array:

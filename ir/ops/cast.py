@@ -40,11 +40,13 @@ def _value(x: Expr, to: DType, saturate: bool) -> Expr:
         return x if x.dtype.kind == "b" else x.ne(0)
     if _saturates(to, saturate):
         x, top = cast(x, to.computed), largest(to)
-        return call("fmin", const(top, x.dtype), call("fmax", const(-top, x.dtype), x))
+        x = call("fmin", const(top, x.dtype), call("fmax", const(-top, x.dtype), x))
     if to.is_int and to.bits < 8 and x.dtype.is_float:  # the byte that holds it saturates later than it does
         low, high = to.range
         nan = call("isnan", x)
         x = call("fmin", const(float(high), x.dtype), call("fmax", const(float(low), x.dtype), select(nan, const(0.0, x.dtype), x)))
+    if to.is_float:
+        x = cast(x, to)  # rounds, even where the value stays in a register
     return cast(x, to.computed)
 
 

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dnnc.backends.llvm.features import CpuTarget
+from dnnc.ir.bounds import nonneg
+from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, const, free
 from dnnc.ir.operator.stmt import Kernel, accesses
 from dnnc.ir.ops.window import window

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dnnc.ir.errors import ScheduleError, VerifyError
-from dnnc.ir.operator.stmt import For, Kernel, count_stmts, walk_stmts
+from dnnc.ir.operator.stmt import Alloc, For, Kernel, count_stmts, walk_stmts
 from dnnc.ir.operator.text import parse_kernel, show_kernel
 from dnnc.ir.operator.verify import verify_kernel
 from dnnc.passes.schedule import loops, memory
@@ -99,13 +99,19 @@ class Random:
         elif k == 4:
             self.apply(loops.peel, name, int(self.rng.integers(2)), int(self.rng.integers(2)))
         elif k == 5:
-            self.apply(loops.annotate, self.pick(("unroll", "parallel")), name)
+            self.apply(loops.annotate, "unroll", name)
         elif k == 6:
             self.apply(self.pick((loops.hoist_guards, loops.narrow)))
         elif k == 7:
             self.apply(memory.distribute, name, int(self.rng.integers(1, 4)))
         else:
             self.apply(self.pick((memory.vectorize, lambda b, x: memory.vector_reduce(b, x, 4, 2))), name)
+
+    def parallelise(self) -> None:
+        """Threads share the outermost loop, if all that is computed stands inside it: each thread runs what stands outside."""
+        outer = [s for s in self.s.body if not isinstance(s, Alloc)]
+        if len(outer) == 1 and isinstance(outer[0], For):
+            self.apply(loops.annotate, "parallel", outer[0].var.name)
 
     def apply(self, primitive: Any, *args: Any, **more: Any) -> None:
         """A step that the primitive refuses, or whose result the verifier refuses, is taken back."""
@@ -127,6 +133,7 @@ def test_meaning_is_kept(seed: int, text: str) -> None:
     for _ in range(10):
         if count_stmts(r.s.done()) < 120 and r.names():
             r.step()
+    r.parallelise()
     new = r.s.done()
     assert show_kernel(parse_kernel(show_kernel(new))) == show_kernel(new)
     same_results(kernel, new, seed)
