@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Union
 
+from dnnc.accuracy import check_model
 from dnnc.backends.cache import KernelCache
 from dnnc.backends.llvm.build import Native, build
 from dnnc.backends.llvm.features import CpuTarget
@@ -21,7 +22,7 @@ from dnnc.executable import Executable
 from dnnc.ir.errors import InputError, ShapeError, UnsupportedError
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph, identifier
-from dnnc.ir.shapes import specialise
+from dnnc.ir.shapes import bound_dims, lows_without_empties, specialise
 from dnnc.ir.target import parse_target
 from dnnc.late import LateExecutable
 from dnnc.options import CompileOptions, cache_folder, check_every_pass, make_options, thread_count
@@ -101,6 +102,7 @@ def compile_graph(
 ) -> Executable | ReferenceExecutable:
     """Compile a graph, which stays as it is. `names`: what users call its inputs and outputs; `import_seconds`: for the report."""
     graph = specialise(graph, {n: d for n, d in opts.dims.items() if isinstance(d, int)})
+    graph = bound_dims(graph, {n: d for n, d in opts.dims.items() if not isinstance(d, int)})
     names = expose(graph, names, opts.outputs)
     target = parse_target(opts.target)
     if target.kind == "reference":
@@ -110,22 +112,33 @@ def compile_graph(
     cpu = parse_cpu(str(target), opts.threads)
     cache = KernelCache(cache_folder(opts.cache))
     runtime().start(cache)
-    bounded = {n for n, d in opts.dims.items() if not isinstance(d, int)}
-    symbolic = bool(graph.dims) and bounded >= set(graph.dims)
+    symbolic = bool(graph.dims) and set(opts.dims) >= set(graph.dims)
+    lows = lows_without_empties(graph) if symbolic else {}
     threads = min(thread_count(opts.threads), cpu.threads)
     log = Log(graph.name, str(target), threads, import_seconds)
 
+    def common(dims: Mapping[Var, int]) -> bool:
+        """Does the program for all sizes serve these? Small sizes, at which some value is empty, get programs of their own."""
+        return symbolic and all(n >= lows.get(v.name, 0) for v, n in dims.items())
+
     def build_for(dims: Mapping[Var, int]) -> Native:
         laps, manager = Laps(), PassManager()
-        g = specialise(graph, {} if symbolic else {v.name: n for v, n in dims.items()})
+        if common(dims):
+            g = specialise(bound_dims(graph, {n: (low, None) for n, low in lows.items()}), {})
+        else:
+            g = specialise(graph, {v.name: n for v, n in dims.items()})
         program = make_program(g, cpu, opts, manager)
         laps.lap("passes")
         native = build_native(program, cpu, opts, cache, laps.through(progress))
         laps.lap("link")
-        log.add(program_report(native, dims, symbolic, manager.records, laps.seconds))
+        if opts.verify == "model" and all(dims.values()):
+            trial = Executable(graph, names, lambda _: native, threads, common, log, cpu)
+            check_model(trial, graph, dims, names[1])
+            laps.lap("check model")
+        log.add(program_report(native, dims, common(dims), manager.records, laps.seconds))
         return native
 
-    f = Executable(graph, names, build_for, threads, symbolic, log, cpu)
+    f = Executable(graph, names, build_for, threads, common, log, cpu)
     if not graph.dims:
         f.prepare([tuple(int(d) for d in v.type.shape if isinstance(d, int)) for v in graph.inputs])
     return f

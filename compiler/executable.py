@@ -68,12 +68,12 @@ class Executable:
         names: tuple[Sequence[str], Sequence[str]],
         specialise: Callable[[Mapping[Var, int]], Native],
         nthreads: int,
-        symbolic: bool,
+        common: Callable[[Mapping[Var, int]], bool],
         log: Log,
         target: CpuTarget,
     ) -> None:
-        """`specialise(dims)` compiles the graph for these dims, or with `symbolic` for all dims within their bounds."""
-        self._graph, self._specialise, self._nthreads, self._symbolic = graph, specialise, nthreads, symbolic
+        """`specialise(dims)` compiles the graph for these dims; where `common(dims)`, for all dims of which that is true."""
+        self._graph, self._specialise, self._nthreads, self._common = graph, specialise, nthreads, common
         self._log, self._target = log, target
         self._signature = Signature(graph, *names)
         self._collect = self._signature.collect
@@ -143,11 +143,11 @@ class Executable:
 
     def bind(self, inputs: Any, outputs: Sequence[Array]) -> Callable[[], None]:
         """A function that runs on these very buffers each time it is called, copying nothing. It keeps the buffers alive."""
-        given = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
         arrays = self._collect((inputs,) if isinstance(inputs, Mapping) else tuple(inputs), {})
+        given = [inputs[n] for n in self._signature.input_names] if isinstance(inputs, Mapping) else list(inputs)
         for a, b, name in zip(arrays, given, self._signature.input_names):
-            if a is not b and not isinstance(inputs, Mapping):
-                raise InputError(f"input {name}: bind needs a contiguous array that it can keep; got {type(b).__name__}")
+            if a is not b:
+                raise InputError(f"input {name}: bind needs a contiguous array that it can keep; got {_described(b)}")
         bound = self._bind(arrays)
         results = list(outputs)
         self._check_outputs(bound, arrays, results)
@@ -182,10 +182,11 @@ class Executable:
     def _check_outputs(self, bound: Bound, arrays: Sequence[Array], results: Sequence[Array]) -> None:
         if len(results) != len(bound.outputs):
             raise InputError(f"the model has {len(bound.outputs)} outputs, {len(results)} buffers are given")
-        for name, r, (shape, dtype) in zip(self._signature.output_names, results, bound.outputs):
-            if r.shape != shape or r.dtype != dtype or not r.flags.c_contiguous or not r.flags.writeable:
-                raise InputError(f"output {name}: expected a writable contiguous array {dtype} {shape}, got {r.dtype} {r.shape}")
-            if any(np.may_share_memory(r, a) for a in (*arrays, *(x for x in results if x is not r))):
+        for k, (name, r, (shape, dtype)) in enumerate(zip(self._signature.output_names, results, bound.outputs)):
+            fits = isinstance(r, np.ndarray) and r.shape == shape and r.dtype == dtype
+            if not fits or not r.flags.c_contiguous or not r.flags.writeable:
+                raise InputError(f"output {name}: expected a writable contiguous array {dtype} {shape}, got {_described(r)}")
+            if any(np.may_share_memory(r, a) for a in (*arrays, *results[:k])):
                 raise InputError(f"output {name} overlaps another buffer of the call")
 
     def _bind(self, arrays: Sequence[Array]) -> Bound:
@@ -204,14 +205,17 @@ class Executable:
             return self._bound[key]
         dims = bind_dims(self._graph, [a.shape for a in arrays])
         with self._lock:
-            sizes = () if self._symbolic else tuple(dims[v] for v in sorted(dims, key=lambda v: v.name))
+            sizes = () if self._common(dims) else tuple(dims[v] for v in sorted(dims, key=lambda v: v.name))
             native = self._natives.get(sizes)
             if native is None:
                 native = self._specialise(dims)
                 self._natives[sizes] = native
                 while len(self._natives) > MAX_SPECIALISATIONS:
-                    self._natives.popitem(last=False)
-            bound = Bound(native, {v: n for v, n in dims.items() if v in native.program.dims}, self._nthreads)
+                    _, dropped = self._natives.popitem(last=False)
+                    for old in [k for k, b in self._bound.items() if b.native is dropped]:
+                        del self._bound[old]
+            by_name = {v.name: n for v, n in dims.items()}
+            bound = Bound(native, {v: by_name[v.name] for v in native.program.dims}, self._nthreads)
             self._bound[key] = bound
             while len(self._bound) > MAX_PLANS:
                 self._bound.popitem(last=False)
@@ -222,3 +226,10 @@ class Executable:
         if len(shapes) != len(self._graph.inputs):
             raise InternalError(f"{len(shapes)} shapes for {len(self._graph.inputs)} inputs")
         return self._bind([np.empty(s, v.type.dtype.numpy) for s, v in zip(shapes, self._graph.inputs)]).native
+
+
+def _described(a: Any) -> str:
+    if not isinstance(a, np.ndarray):
+        return f"a {type(a).__name__}"
+    flags = [word for word, on in (("not contiguous", not a.flags.c_contiguous), ("read-only", not a.flags.writeable)) if on]
+    return " ".join([str(a.dtype), str(a.shape), *(f"({', '.join(flags)})" for _ in flags[:1])])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dnnc.ir.bounds import nonneg
 from dnnc.ir.builder import complete, infer
 from dnnc.ir.dtype import i64
 from dnnc.ir.errors import InputError, ShapeError
@@ -160,6 +161,51 @@ def specialise(g: Graph, dims: Mapping[str, int]) -> Graph:
         where = next((v for v in g.inputs if x in v.type.shape), Value(x.name, TensorType(i64, ())))
         _check_facts(bound, where, x, n)
     return _specialise(g, _with_bounds(g, as_env(bound)))
+
+
+def bound_dims(g: Graph, bounds: Mapping[str, tuple[int, int | None]]) -> Graph:
+    """A new graph whose dims have these bounds as well as their own, both ends included.
+
+    Raises:
+        InputError: no dim has that name, or no size is left.
+    """
+    env: dict[Expr, Expr] = {}
+    for name, (low, high) in bounds.items():
+        x = g.dims.get(name)
+        if x is None:
+            raise InputError(f"graph {g.name} has no symbolic dim {name!r}; it has {', '.join(g.dims) or 'none'}")
+        lo = max(low, x.lo) if isinstance(x.lo, int) else low
+        hi = x.hi if high is None else min(high, x.hi) if isinstance(x.hi, int) else high
+        if isinstance(hi, int) and lo > hi:
+            raise InputError(f"dim {name} of graph {g.name} must be in [{x.lo}, {x.hi}]: [{low}, {high}] leaves it no size")
+        env[x] = var(name, x.dtype, lo, hi, x.div)
+    return _specialise(g, _with_bounds(g, env)) if any(v is not x for x, v in env.items()) else g
+
+
+def lows_without_empties(g: Graph) -> dict[str, int]:
+    """Lower bounds of dims from which on no size in the graph can be shown to be 0 or less: `N - 2` needs N >= 3.
+
+    A dim keeps the bound that it has where the others suffice. Empty when nothing needs raising, or when raising does not help.
+    """
+    sizes = {d for n in g.nodes() for v in n.outputs for d in v.type.shape if isinstance(d, Expr) and not isinstance(d, Var)}
+    own = {x: x.lo for x in g.dims.values() if isinstance(x.lo, int)}
+
+    def holds(lows: Mapping[Var, int]) -> bool:
+        env: dict[Expr, Expr] = {x: var(x.name, x.dtype, lo, x.hi, x.div) for x, lo in lows.items()}
+        return all(nonneg(const(resolve(d, env)) - 1) for d in sizes)
+
+    def raised(by: int) -> dict[Var, int]:
+        return {x: min(lo + by, x.hi) if isinstance(x.hi, int) else lo + by for x, lo in own.items()}
+
+    if holds(own):
+        return {}
+    enough = next((2**k for k in range(13) if holds(raised(2**k))), None)
+    if enough is None:
+        return {}
+    lows = raised(next(by for by in range(enough // 2 + 1, enough + 1) if holds(raised(by))) if enough < 64 else enough)
+    for x, lo in own.items():
+        lows = {**lows, x: lo} if holds({**lows, x: lo}) else lows
+    return {x.name: lo for x, lo in lows.items() if lo != own[x]}
 
 
 def _with_bounds(g: Graph, env: dict[Expr, Expr]) -> dict[Expr, Expr]:

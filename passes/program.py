@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dnnc.ir.errors import InternalError, locations
+from dnnc.ir.errors import InternalError, ScheduleError, VerifyError, locations
 from dnnc.ir.expr import Expr, Var
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.operator.stmt import For, Kernel, walk_stmts
@@ -15,7 +15,7 @@ from dnnc.passes.graph.fuse import FusionPlan, Group
 from dnnc.passes.graph.memory_plan import MemoryPlan
 from dnnc.passes.lower import lower
 from dnnc.passes.operator.decompose import decompose
-from dnnc.passes.schedule.problem import Choice, Template, classify
+from dnnc.passes.schedule.problem import Choice, Problem, Template, classify
 from dnnc.passes.schedule.step import Choose, schedule
 
 
@@ -56,6 +56,24 @@ class Program:
         return tuple(sorted(self.graph.dims.values(), key=lambda v: v.name))
 
 
+def _scheduled(problem: Problem, templates: Sequence[Template], choose: Choose) -> tuple[Kernel, Choice]:
+    """A kernel by the schedule chosen. Sizes that are known at run time only may leave too little to be proved: then the other schedules
+    are tried, and at last the nest as it was lowered, which holds for all sizes."""
+    try:
+        kernel, choice = schedule(problem, templates, choose)
+        return verify_kernel(decompose(kernel)), choice
+    except (InternalError, VerifyError):
+        if not problem.lowered.dims:
+            raise
+    for t in templates:
+        for knobs in t.candidates(problem)[:1]:
+            try:
+                return verify_kernel(decompose(t.apply(problem, dict(knobs)))), Choice(t.name, knobs)
+            except (ScheduleError, VerifyError):
+                continue
+    return verify_kernel(decompose(problem.kernel)), Choice("naive", ())
+
+
 def build_steps(graph: Graph, fusion: FusionPlan, memory: MemoryPlan, templates: Sequence[Template], choose: Choose) -> tuple[Step, ...]:
     """Lower and schedule every group. Groups with the same naive kernel are scheduled once."""
     known: dict[str, tuple[Kernel, str, Choice]] = {}
@@ -69,8 +87,7 @@ def build_steps(graph: Graph, fusion: FusionPlan, memory: MemoryPlan, templates:
         made = known.get(key)
         if made is None:
             verify_kernel(low.kernel)
-            scheduled, choice = schedule(problem, templates, choose)
-            scheduled = verify_kernel(decompose(scheduled))
+            scheduled, choice = _scheduled(problem, templates, choose)
             made = known[key] = (scheduled, show_kernel(scheduled), choice)
         kernel, text, choice = made
         steps.append(Step(g, kernel, text, low.params, low.dims, choice, problem.flops))

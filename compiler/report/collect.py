@@ -64,10 +64,11 @@ def program_report(
 ) -> ProgramReport:
     """What is known of a linked program. `dims`: the sizes that it was made for or, if it serves all, was first asked for."""
     program = native.program
-    here = {v: dims[v] for v in program.dims if v in dims}
+    sizes = {v.name: n for v, n in dims.items()}  # by name: a program for all sizes may have closer bounds
+    here = {v: sizes[v.name] for v in program.dims}
     memory = MemoryReport(native.sizes(here)[1], program.memory.lower_bound(here), native.constants.nbytes)
     host = tuple(_where(g.nodes[0].locs, g.nodes[0].op.name) for g in program.fusion.groups if g.kind == "host")
-    shown = {v.name: dims[v] for v in sorted(dims, key=lambda v: v.name)}
+    shown = dict(sorted(sizes.items()))
     kernels = kernel_reports(program, native.symbols, here)
     return ProgramReport(shown, symbolic, tuple(passes), kernels, memory, native.compiled, host, dict(seconds))
 

@@ -57,7 +57,7 @@ class Made:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.exact.shape
+        return tuple(self.exact.shape)
 
 
 def random_graph(seed: int, nodes: int = 12) -> tuple[Graph, list[Array]]:
@@ -171,7 +171,7 @@ class Generator:
         return made[0]
 
     def evaluate(self, node: Node, operands: Sequence[Made | None]) -> list[Made] | None:
-        if any(v.type.static and np.prod(v.type.shape, dtype=np.int64) > self.limit for v in node.outputs):
+        if any(isinstance(v.type.size, int) and v.type.size > self.limit for v in node.outputs):
             return None
         given = [m for m in operands if m is not None]
         exact = _interpret(node, [m.exact for m in given], "float64")

@@ -78,6 +78,6 @@ def random_arguments(k: Kernel, dims: dict[str, int], seed: int = 0) -> dict[str
             continue
         low = 0 if p.dtype.kind in "ub" else -4
         high = 2 if p.dtype.kind == "b" else low + 9
-        shape = [int(str(substitute(d, env))) for d in p.shape]  # type: ignore[arg-type]
+        shape = [int(str(substitute(d, env))) for d in p.shape]
         out[p.name] = np.asarray(rng.integers(low, high, shape)).astype(p.dtype.numpy)
     return out

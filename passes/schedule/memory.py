@@ -220,6 +220,8 @@ class Vectorizer:
         if not any(self.v in free(i) for i in s.idx):
             hint = "a reduction" if is_reduction(s) else "overwritten by every lane"
             raise ScheduleError(f"{self.v.name} cannot be a vector: it does not index the store to {s.buf.name}, which is {hint}")
+        if s.lanes > 1:
+            raise ScheduleError(f"{self.v.name} cannot be a vector: it holds a store of {s.lanes} lanes to {s.buf.name}")
         at = self.contiguous(s.buf, s.idx)
         if at is None:
             raise ScheduleError(f"{self.v.name} cannot be a vector: it is not unit stride in the store to {s.buf.name}")
@@ -253,6 +255,8 @@ class Vectorizer:
         if e.dtype is i64 and not isinstance(e, (Load, Op)):
             return self.indices(e)
         if isinstance(e, Load):
+            if e.lanes > 1:
+                raise ScheduleError(f"{self.v.name} cannot be a vector: it holds the vector {e!r}, and there are none of vectors")
             at = self.contiguous(e.buf, e.idx)
             if at is not None:
                 inside = self.limit is None or nonneg(e.buf.shape[-1] - at[-1] - self.lanes)  # padding may be read, it is not used

@@ -188,7 +188,7 @@ def _finish(s: Schedule, problem: Problem, nest: Nest, outer: list[str], lane: s
         _prefetch_next_panel(s, problem, int(knobs["nv"]), tag)
     po = "po" + tag
     peeled = -(-nest.padding // (int(knobs["mr"]) * nest.stride))
-    if peeled and s.has(po):
+    if peeled and s.has(po) and isinstance(s.extent(po), int):  # a row of symbolic size keeps its checks
         s.apply(peel, po, first=peeled, last=peeled)
         # the taps of a row at the borders: whether one falls on padding is then known per pixel, and costs nothing
         taps = [x for x in (f"{nest.reduction[-1]}{tag}_{end}{k}" for end in "fl" for k in range(peeled)) if s.has(x)]

@@ -160,6 +160,10 @@ def test_vectorize_refuses() -> None:
     refused(LAYER, lambda s: s.apply(vectorize, "j"), "j cannot be a vector: it holds a Alloc; distribute it first")
     data = "def k(x: f32[16], y: f32[16]):\n    for i in range(16):\n        if x[i] < 1.0:\n            y[i] = 1.0\n"
     refused(data, lambda s: s.apply(vectorize, "i"), "i cannot be a vector: it holds the guard")
+    wide = "def k(x: f32[8, 4], y: f32[8]):\n    for i in range(8):\n        y[i] = hsum(x[i, 0:+4])\n"
+    refused(wide, lambda s: s.apply(vectorize, "i"), "i cannot be a vector: it holds the vector")
+    stored = "def k(y: f32[8, 4]):\n    for i in range(8):\n        y[i, 0:+4] = 1.0\n"
+    refused(stored, lambda s: s.apply(vectorize, "i"), "i cannot be a vector: it holds a store of 4 lanes to y")
     triangle = "def k(y: f32[16, 16]):\n    for i in range(16):\n        for j in range(i + 1):\n            y[j, i] = 1.0\n"
     refused(triangle, lambda s: s.apply(vectorize, "i"), "i cannot be a vector: it holds a For")
 
