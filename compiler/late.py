@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,11 @@ class LateExecutable:
         """Run the model. InputError as of Executable."""
         arrays = self._collect(args, named)
         return self._program(arrays)(*arrays.values())
+
+    def run(self, inputs: Any, outputs: Sequence[Array] | None = None) -> Any:
+        """Run into given buffers, as Executable does; without them as a call."""
+        arrays = self._collect((inputs,) if isinstance(inputs, Mapping) else tuple(inputs), {})
+        return self._program(arrays).run(list(arrays.values()), outputs)
 
     def _collect(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Array]:
         if len(args) == 1 and not named and type(by_name := args[0]) is dict:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph
 from dnnc.ir.interp import run
 from dnnc.report import Report
 from dnnc.signature import Signature, TensorSpec
+
+Array = np.ndarray[Any, Any]
 
 
 class ReferenceExecutable:
@@ -43,3 +46,16 @@ class ReferenceExecutable:
         arrays = self._signature.collect(args, named)
         results = [np.array(r) for r in run(self._graph, arrays)]
         return results[0] if len(results) == 1 else tuple(results)
+
+    def run(self, inputs: Any, outputs: Sequence[Array] | None = None) -> Any:
+        """Run into given buffers of the right shapes and dtypes; without them as a call."""
+        arrays = self._signature.collect((inputs,) if isinstance(inputs, Mapping) else tuple(inputs), {})
+        results = run(self._graph, arrays)
+        given = [np.array(r) for r in results] if outputs is None else list(outputs)
+        if len(given) != len(results):
+            raise InputError(f"the model has {len(results)} outputs, {len(given)} buffers are given")
+        for name, out, r in zip(self._signature.output_names, given, results):
+            if out.shape != r.shape or out.dtype != r.dtype:
+                raise InputError(f"output {name}: expected an array {r.dtype} {r.shape}, got {out.dtype} {out.shape}")
+            out[...] = r
+        return given[0] if len(given) == 1 else tuple(given)

@@ -48,17 +48,22 @@ def copy_outputs(graph: Graph, ctx: PassContext) -> bool:
 FOLD = Pass("fold", fold, "constants and shape arithmetic first: everything after is cheaper")
 BATCH_NORM = Pass("fold-batch-norm", fold_batch_norm, "batch norms and scales go into weights while they are one op each")
 CONV_TRANSPOSE = Pass("conv-transpose", conv_transpose, "a transposed convolution is a convolution per phase; after scales went into its weights")
-IDIOMS = Pass("idioms", idioms, "exporters spell norms, softmax and GELU in small ops; one op fuses and computes better")
-DECOMPOSE = Pass("decompose", decompose, "what is left that is defined by other ops becomes those ops")
-CANONICALIZE = Pass("canonicalize", canonicalize, "one form for each computation, nothing that does nothing")
+DECOMPOSE = Pass("decompose", decompose, "what is defined by other ops becomes those ops")
 FOLD_AGAIN = Pass("fold-again", fold, "decompositions of weights (transposes of gemm) are constants")
+CANONICALIZE = Pass("canonicalize", canonicalize, "one form for each computation, nothing that does nothing")
 CSE = Pass("cse", cse, "equal values are computed once; after canonicalize, which makes equal things look equal")
+CANONICALIZE_AGAIN = Pass("canonicalize-again", canonicalize, "x * x out of two subtractions that are now one")
+IDIOMS = Pass("idioms", idioms, "exporters spell norms, softmax and GELU in small ops; one op fuses and computes better; needs the one form")
+BATCH_NORM_AGAIN = Pass("fold-batch-norm-again", fold_batch_norm, "scales and shifts that decompositions left beside a contraction")
 DCE = Pass("dce", dce, "what nobody reads goes before layouts and plans see it")
 LAYOUT = Pass("layout", layout, "blocks for the vectors; last of the rewrites, since it fixes how values lie")
 DCE_AGAIN = Pass("dce-again", dce, "layout relabels constants and leaves the old ones without readers")
 COPY_OUTPUTS = Pass("copy-outputs", copy_outputs, "outputs are memory of their own; after layout, which may add the last node itself")
 
-PASSES = (FOLD, BATCH_NORM, CONV_TRANSPOSE, IDIOMS, DECOMPOSE, CANONICALIZE, FOLD_AGAIN, CSE, DCE, LAYOUT, DCE_AGAIN, COPY_OUTPUTS)
+PASSES = (
+    FOLD, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, FOLD_AGAIN, CANONICALIZE, CSE, CANONICALIZE_AGAIN, IDIOMS, BATCH_NORM_AGAIN, DCE,
+    LAYOUT, DCE_AGAIN, COPY_OUTPUTS,
+)  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
     0: (DECOMPOSE, DCE, COPY_OUTPUTS),
     1: tuple(p for p in PASSES if p is not LAYOUT),

@@ -174,14 +174,21 @@ def test_programs_and_plans_are_bounded() -> None:
 
 
 def test_sizes_at_which_a_value_is_empty_have_programs_of_their_own() -> None:
-    text = "def g(x: f32[1, 2, N], *, w: f32[16, 2, 5]):\n    a = relu(conv(x, w))\n    return reduce_sum(a, axes=(2,)), a"
-    g = graph_of(text)
-    f = dnnc.compile(g, dims={"N": (4, 64)}, cache=False)
-    for n, programs in ((5, 1), (9, 1), (64, 1), (4, 2)):  # 5 is the size of the window: a is empty at 4
-        x = np.random.default_rng(n).standard_normal((1, 2, n)).astype(np.float32)
+    g = parse("N: dim[2, 64]\ndef g(x: f32[3, N]):\n    a = relu(slice(x, starts=(0, 2), steps=(1, 1), shape=(3, N - 2)))\n    return reduce_sum(a, axes=(1,)), a")
+    f = dnnc.compile(g, dims={"N": (2, 64)}, cache=False)
+    for n, programs in ((3, 1), (9, 1), (64, 1), (2, 2)):
+        x = np.random.default_rng(n).standard_normal((3, n)).astype(np.float32)
         for got, want in zip(f(x), run(g, [x], "float64")):
-            assert got.shape == want.shape and np.abs(got - want).max(initial=0) < 1e-4
+            assert got.shape == want.shape and np.abs(got - want).max(initial=0) < 1e-5
         assert len(f.natives) == programs
+
+
+def test_a_size_that_a_window_does_not_fit_is_refused_at_the_call() -> None:
+    f = compiled("def g(x: f32[1, 2, N], *, w: f32[16, 2, 5]):\n    return conv(x, w)", dims={"N": (4, 64)})
+    assert f(ones(1, 2, 5)).shape == (1, 16, 1)
+    with pytest.raises(dnnc.ShapeError, match=r"a window of 5 \(dilation 1\) does not fit into 4"):
+        f(ones(1, 2, 4))
+    assert f(ones(1, 2, 64)).shape == (1, 16, 60)
 
 
 def test_a_cache_folder_that_cannot_be_written(tmp_path: Path) -> None:
