@@ -174,7 +174,9 @@ def test_programs_and_plans_are_bounded() -> None:
 
 
 def test_sizes_at_which_a_value_is_empty_have_programs_of_their_own() -> None:
-    g = parse("N: dim[2, 64]\ndef g(x: f32[3, N]):\n    a = relu(slice(x, starts=(0, 2), steps=(1, 1), shape=(3, N - 2)))\n    return reduce_sum(a, axes=(1,)), a")
+    g = parse(
+        "N: dim[2, 64]\ndef g(x: f32[3, N]):\n    a = relu(slice(x, starts=(0, 2), steps=(1, 1), shape=(3, N - 2)))\n    return reduce_sum(a, axes=(1,)), a"
+    )
     f = dnnc.compile(g, dims={"N": (2, 64)}, cache=False)
     for n, programs in ((3, 1), (9, 1), (64, 1), (2, 2)):
         x = np.random.default_rng(n).standard_normal((3, n)).astype(np.float32)
