@@ -1,0 +1,161 @@
+"""From a model to an executable: what may be compiled, what the machine code holds, and how long the passes take."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dnnc
+import dnnc.backends.llvm.build as build_module
+from dnnc.backends.llvm.compile import ALLOWED_SYMBOLS, _symbols, load_objects
+from dnnc.ir.builder import Builder
+from dnnc.ir.dtype import f32
+from dnnc.ir.graph import Graph
+from dnnc.ir.graph_text import parse
+from dnnc.ir.operator.stmt import walk_stmts
+from dnnc.ir.operator.text import parse_kernel, show_kernel
+from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.types import tensor
+from dnnc.passes.base import PassContext, PassManager
+from dnnc.passes.graph.fuse import plan_fusion
+from dnnc.passes.graph.inplace import find_inplace
+from dnnc.passes.graph.memory_plan import plan_memory
+from dnnc.passes.pipelines import PASSES
+from dnnc.testing.graphs import graph_of
+
+NET = """def g(x: f32[2, 3, 12, 12], i: i64[4], *, w: f32[24, 3, 3, 3], b: f32[24], v: f32[24, 24, 3, 3], d: f32[24, 1, 3, 3], m: f32[24, 33], e: f32[9, 33]):
+    a = relu(conv(x, w, b, pads=(1, 1, 1, 1)))
+    c = add(conv(conv(a, d, group=24, pads=(1, 1, 1, 1)), v, pads=(1, 1, 1, 1)), a)
+    p = max_pool(c, kernel=(2, 2), strides=(2, 2))
+    h = gelu(matmul(reduce_mean(p, axes=(2, 3)), m))
+    t = gather(e, i, axis=0)
+    return softmax(matmul(h, transpose(t, perm=(1, 0)))), argmax(h, axis=1), cast(cumsum(t, axis=1), to=f16)"""
+
+
+# --- what is taken ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "error", "message"),
+    [
+        (42, {}, dnnc.InputError, "cannot compile a int: expected a path"),
+        (None, {}, dnnc.InputError, "cannot compile a NoneType"),
+        ("no/such/model.onnx", {}, dnnc.ModelError, "no/such/model.onnx"),
+        (b"no protobuf", {}, dnnc.ModelError, "(?i)model"),
+        (NET, {"target": "cuda"}, dnnc.UnsupportedError, "target cuda"),
+        (NET, {"target": "llvm -mcpu=z80"}, dnnc.TargetError, "z80"),
+        (NET, {"opt_levle": 1}, dnnc.InputError, "did you mean opt_level"),
+        (NET, {"outputs": ["cc"]}, dnnc.InputError, "no value 'cc'; did you mean c"),
+        (NET, {"dims": {"N": 3}}, dnnc.InputError, "no symbolic dim 'N'; it has none"),
+    ],
+)
+def test_refused(model: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        dnnc.compile(graph_of(model) if model == NET else model, cache=False, **options)
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    f = dnnc.compile(graph_of(NET), cache=tmp_path, progress=lambda *news: told.append(news))
+    kernels = len({s.text for s in f.natives[0].program.steps})
+    for stage in ("compile", "check"):
+        assert [n for n in told if n[0] == stage] == [(stage, k, kernels) for k in range(1, kernels + 1)]
+    told.clear()
+    dnnc.compile(graph_of(NET), cache=tmp_path, progress=lambda *news: told.append(news))
+    assert told == []
+
+
+def test_the_model_stays_as_it_is() -> None:
+    g = graph_of(NET)
+    before, constants = str(g), {v.name: a.copy() for v, a in g.constants.items()}
+    dnnc.compile(g, cache=False, outputs=["p"])
+    assert str(g) == before
+    assert all(np.array_equal(constants[v.name], a) for v, a in g.constants.items())
+
+
+# --- what comes out -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [0, 1, 3])
+def test_every_native_function_has_a_kernel_and_nothing_else_is_called(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects: list[bytes] = []
+
+    def load(objs: Any) -> Any:
+        objects[:] = objs
+        return load_objects(objs)
+
+    monkeypatch.setattr(build_module, "load_objects", load)
+    f = dnnc.compile(graph_of(NET), cache=False, opt_level=level)
+    (native,) = f.natives
+    kernels = {native.symbols[s.text] for s in native.program.steps}
+    defined, undefined = (set().union(*sets) for sets in zip(*map(_symbols, objects)))
+    assert defined == native.loaded.names == kernels | {"entry"}
+    assert undefined - kernels <= ALLOWED_SYMBOLS
+    assert set(native.texts) == defined
+
+
+def test_kernels_print_parse_and_verify() -> None:
+    (native,) = dnnc.compile(graph_of(NET), cache=False).natives
+    for s in native.program.steps:
+        assert show_kernel(s.kernel) == s.text == show_kernel(verify_kernel(parse_kernel(s.text)))
+        assert sum(1 for f in s.kernel.funcs for _ in walk_stmts(f.body)) <= 300
+
+
+def test_equal_groups_are_one_kernel() -> None:
+    text = """def g(x: f32[1, 16, 8, 8], *, a: f32[16, 16, 3, 3], b: f32[16, 16, 3, 3], c: f32[16, 16, 3, 3]):
+    y = relu(conv(x, a, pads=(1, 1, 1, 1)))
+    z = relu(conv(y, b, pads=(1, 1, 1, 1)))
+    return relu(conv(z, c, pads=(1, 1, 1, 1)))"""
+    (native,) = dnnc.compile(graph_of(text), cache=False).natives
+    convs = [s for s in native.program.steps if "conv" in s.kernel.name]
+    assert len(convs) == 3 and len({s.text for s in convs}) == 1
+
+
+def test_strict_numerics_are_the_same_for_any_thread_count() -> None:
+    g = parse("def g(x: f32[64, 300], y: f32[300, 40]):\n    return softmax(matmul(x, y)), reduce_sum(x, axes=(0, 1))")
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(s).astype(np.float32) for s in ((64, 300), (300, 40))]
+    runs = [dnnc.compile(g, cache=False, numerics="strict", threads=t)(*inputs) for t in (1, 2, 2)]
+    for got in runs[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(got, runs[0]))
+
+
+# --- time of the passes -------------------------------------------------------------------------------------------------------
+
+
+def chain(nodes: int) -> Graph:
+    """Convolutions with residuals, and a row of matrix products and softmax now and then."""
+    rng = np.random.default_rng(0)
+    g = Graph("chain")
+    b = Builder(g)
+    x = g.add_input("x", tensor(f32, 1, 16, 6, 6))
+    while len(g) < nodes:
+        w, bias, m = (rng.standard_normal(s).astype(np.float32) for s in ((16, 16, 1, 1), (16,), (36, 36)))
+        x = b.add(x, b.mul(b.relu(b.conv(x, w, bias)), 0.5))
+        if len(g) % 50 < 5:
+            rows = b.softmax(b.add(b.matmul(b.reshape(x, shape=(16, 36)), m), 1.0))
+            x = b.reshape(rows, shape=(1, 16, 6, 6))
+    g.outputs = [x]
+    return g
+
+
+def seconds(nodes: int) -> float:
+    best = np.inf
+    for _ in range(3):
+        g = chain(nodes)
+        start = time.process_time()
+        PassManager().run(g, PASSES, PassContext())
+        plan = plan_fusion(g)
+        plan_memory(g, plan, find_inplace(g, plan)).offsets({})
+        best = min(best, time.process_time() - start)
+    return float(best)
+
+
+def test_passes_take_linear_time() -> None:
+    small, large = seconds(1500), seconds(3000)
+    assert small < 3
+    assert large < 2.3 * small, f"{small:.2f} s for 1,500 nodes, {large:.2f} s for 3,000"

@@ -1,0 +1,128 @@
+"""Random graphs: some in every test run, and the tools that make them and make failures small."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dnnc.ir.graph import Graph
+from dnnc.ir.graph_text import parse
+from dnnc.ir.interp import run
+from dnnc.ir.ops import OPS
+from dnnc.ir.verify import verify
+from dnnc.testing.fuzz import Failure, check, check_seed, settings, shrink, variations
+from dnnc.testing.random_graphs import ANY_SIZE, random_graph
+
+SEEDS = 40
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_random_graphs(part: int, cache: Any) -> None:
+    for seed in range(part, SEEDS, 8):
+        failure = check_seed(seed, 12, settings(), cache)
+        assert failure is None, f"seed {seed}: {failure}"
+
+
+def test_graphs_are_valid_equal_for_equal_seeds_and_of_many_ops() -> None:
+    ops: Counter[str] = Counter()
+    dtypes: Counter[str] = Counter()
+    symbolic = outputs_in_the_middle = passed_through = dead = 0
+    for seed in range(60):
+        g, arrays = random_graph(seed)
+        verify(g)
+        again, same = random_graph(seed)
+        assert str(g) == str(again) and all(np.array_equal(a, b) for a, b in zip(arrays, same))
+        for n in g.nodes():
+            ops[n.op.name] += 1
+            dtypes.update(str(v.type.dtype) for v in n.outputs)
+            dead += not any(v.uses or v in g.outputs for v in n.outputs)
+        symbolic += bool(g.dims)
+        outputs_in_the_middle += any(v.uses for v in g.outputs)
+        passed_through += any(v.node is None for v in g.outputs)
+        assert all(np.isfinite(np.asarray(r, np.float64)).all() for r in run(g, arrays, "float64"))
+    assert len(ops) > 70 and set(ops) <= set(OPS)
+    assert len(dtypes) >= 8
+    assert min(symbolic, outputs_in_the_middle, passed_through, dead) >= 3
+
+
+def test_sizes_and_special_numbers_are_varied() -> None:
+    g = parse("N: dim[1, 24]\ndef g(x: f32[N, 4], i: i64[2*N]):\n    return relu(x), i")
+    x = np.ones((ANY_SIZE, 4), np.float32)
+    found = list(variations(g, [x, np.arange(2 * ANY_SIZE)]))
+    assert [a.shape for a, _ in found] == [(13, 4), (1, 4), (2, 4), (16, 4), (19, 4)]
+    assert [i.shape for _, i in found] == [(26,), (2,), (4,), (32,), (38,)]
+    assert not np.isfinite(found[0][0]).all() and all(np.isfinite(a).all() for a, _ in found[1:])
+    needs_three = parse("N: dim[1, 24]\ndef g(x: f32[1, 1, N], w: f32[1, 1, 3]):\n    return conv(x, w)")
+    sizes = [x.shape[2] for x, _ in variations(needs_three, [np.ones((1, 1, ANY_SIZE), "f4"), np.ones((1, 1, 3), "f4")])]
+    assert sizes == [13, 16, 19]  # the window fits none below
+
+
+# --- what happens when something is wrong -------------------------------------------------------------------------------------
+
+WRONG = """def g(x: f32[4, 6], y: f32[4, 6]):
+    a = relu(x)
+    b = add(a, y)
+    c = tanh(b)
+    d = mul(c, a)
+    e = reduce_sum(d, axes=(1,))
+    return e, b, exp(y)"""
+
+
+def test_check_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch, cache: Any) -> None:
+    g = parse(WRONG)
+    x = [np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32) for _ in range(2)]
+    options = settings(levels=(3,), threads=(1,))[0]
+    assert check(g, x, options, cache) is None
+
+    def compile_wrongly(graph: Graph, **options: Any) -> Any:
+        return lambda *arrays: tuple(r + (r.ndim == 1) for r in run(graph, arrays))
+
+    monkeypatch.setattr("dnnc.driver.compile", compile_wrongly)
+    message = check(g, x, options, cache)
+    assert message is not None and message.startswith("wrong result: output e, element") and "inputs x [4, 6], y [4, 6]" in message
+
+    def refuse(graph: Graph, **options: Any) -> Any:
+        raise KeyError("lost")
+
+    monkeypatch.setattr("dnnc.driver.compile", refuse)
+    assert check(g, x, options, cache) == "escaped KeyError: 'lost'"
+
+
+def test_shrinking_keeps_what_fails() -> None:
+    g = parse(WRONG)
+    x = [np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32) for _ in range(2)]
+
+    def fails(graph: Graph, arrays: Any) -> str | None:
+        verify(graph)
+        assert len(arrays) == len(graph.inputs)
+        run(graph, arrays)
+        bad = any(n.op.name == "mul" and any(v is not None and v.node and v.node.op.name == "tanh" for v in n.inputs) for n in graph.nodes())
+        return "wrong result: here" if bad else None
+
+    small = shrink(Failure(g, x, {"opt_level": 3}, "wrong result: there"), fails)
+    assert [n.op.name for n in small.graph.nodes()] == ["tanh", "mul"]
+    assert len(small.graph.outputs) == 1 and len(small.inputs) == 2
+    assert str(small).splitlines()[:2] == ["wrong result: here", "compiled with opt_level=3"]
+
+
+def test_shrinking_does_not_change_the_kind_of_failure() -> None:
+    g = parse(WRONG)
+    x = [np.ones((4, 6), np.float32)] * 2
+    small = shrink(Failure(g, x, {}, "wrong result: a"), lambda graph, arrays: "wrong result: b" if len(graph) > 3 else "InternalError: c")
+    assert len(small.graph) == 4 and small.message == "wrong result: b"
+
+
+def test_command_line() -> None:
+    words = [sys.executable, "-m", "dnnc.testing.fuzz", "--seeds", "0:3", "--nodes", "4"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "0 failures\n"), done.stderr

@@ -1,0 +1,121 @@
+"""Steps: one per group, equal groups once, and schedules that fall back where sizes are not known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dnnc
+from dnnc.backends.llvm.features import parse_target
+from dnnc.backends.llvm.templates import templates
+from dnnc.ir.errors import InternalError, ScheduleError
+from dnnc.ir.graph_text import parse
+from dnnc.ir.interp import run
+from dnnc.ir.operator.stmt import Kernel
+from dnnc.ir.operator.text import show_kernel
+from dnnc.ir.operator.verify import verify_kernel
+from dnnc.passes.base import PassContext
+from dnnc.passes.graph.fuse import plan_fusion
+from dnnc.passes.graph.memory_plan import plan_memory
+from dnnc.passes.pipelines import compile_program
+from dnnc.passes.program import Program, Step, build_steps
+from dnnc.passes.schedule.problem import Problem, Template
+from dnnc.passes.schedule.step import first_choice
+from dnnc.testing.graphs import graph_of
+
+TARGET = parse_target("llvm -mcpu=x86-64-v4", None)
+RELUS = """def g(x: f32[6, 40], y: f32[6, 40], z: f32[6, 41]):
+    a = relu(x)
+    return softmax(a), relu(y), relu(z), a"""
+
+
+def steps(text: str, made: Any = None, fuse: bool = False) -> tuple[Step, ...]:
+    g = graph_of(text)
+    plan = plan_fusion(g, fuse)
+    return build_steps(g, plan, plan_memory(g, plan), made or templates(TARGET), first_choice)
+
+
+def test_one_step_for_each_group_and_one_kernel_for_equal_ones() -> None:
+    found = steps(RELUS)
+    assert [s.kernel.name for s in found] == ["relu", "softmax", "relu", "relu"]
+    assert found[0].kernel is found[2].kernel and found[0].text != found[3].text
+    assert [[v.name for v in s.params] for s in found] == [["x", "a"], ["a", "v0"], ["y", "v1"], ["z", "v2"]]
+
+
+def test_scalars_that_differ_make_different_kernels() -> None:
+    a, b, c = steps("def g(x: f32[6, 40]):\n    return mul(x, 2.0), mul(x, 3.0), mul(x, 2.0)")
+    assert a.text == c.text != b.text and "2.0" in a.text
+
+
+def test_work_is_counted() -> None:
+    (s,) = steps("def g(x: f32[8, 32], *, w: f32[32, 16]):\n    return matmul(x, w)")
+    assert s.flops == 2 * 8 * 32 * 16
+    (t,) = steps("def g(x: f32[N, 32]):\n    return relu(x)")
+    assert repr(t.flops) == "32*N" and [v.name for v in t.dims] == ["N"]
+
+
+def test_large_kernels_are_parallel_and_small_ones_are_not() -> None:
+    large, small = steps("def g(x: f32[256, 256], y: f32[4, 4]):\n    return exp(x), exp(y)")
+    assert large.parallel and "parallel(" in large.text
+    assert not small.parallel and "parallel(" not in small.text
+
+
+def test_dims_of_a_program_are_in_order() -> None:
+    g = parse("def g(x: f32[Z, A], y: f32[M]):\n    return relu(x), relu(y)")
+    p: Program = compile_program(g, PassContext(), templates(TARGET))
+    assert [v.name for v in p.dims] == ["A", "M", "Z"]
+
+
+def test_every_kernel_verifies() -> None:
+    for s in steps(RELUS, fuse=True):
+        assert show_kernel(verify_kernel(s.kernel)) == s.text
+
+
+# --- schedules that do not apply ----------------------------------------------------------------------------------------------
+
+
+def refusing(name: str) -> Template:
+    def apply(problem: Problem, knobs: Mapping[str, int | str]) -> Kernel:
+        raise ScheduleError("not here")
+
+    return Template(name, lambda problem: [(("lanes", 16),)], apply)
+
+
+def test_a_schedule_that_fails_is_an_error_where_all_sizes_are_known() -> None:
+    with pytest.raises(InternalError, match=r"schedule broken\(lanes=16\) does not apply to relu: not here"):
+        steps("def g(x: f32[6, 40]):\n    return relu(x)", [refusing("broken"), *templates(TARGET)])
+
+
+def test_other_schedules_are_tried_for_symbolic_sizes() -> None:
+    (s,) = steps("def g(x: f32[N, 40]):\n    return relu(x)", [refusing("broken"), *templates(TARGET)])
+    assert s.choice.template == "map"
+    (s,) = steps("def g(x: f32[N, 40]):\n    return relu(x)", [refusing("broken"), refusing("too")])
+    assert str(s.choice) == "naive()" and not s.parallel
+
+
+# Sizes of which too little can be shown for vectors: a reduction that starts anywhere, rows that are a product of two sizes.
+HARD = [
+    "N: dim[1, 24]\ndef g(x: f32[12, 15, N]):\n    return cumsum(x, axis=2, reverse=True)",
+    "N: dim[1, 24]\ndef g(x: f32[9, 1, 31, N], y: f32[9, 1, 31, N]):\n    return layer_norm(x, y, axis=0, epsilon=0.001)",
+    "N: dim[2, 24]\ndef g(x: f32[4, 2, 15, N], w: f32[8, 2, 2, 2], b: f32[8]):\n    return conv(x, w, b, pads=(0, 1, 0, 0))",
+    "N: dim[3, 24]\ndef g(x: f32[4, 7, 15, N], *, w: f32[16, 7, 2, 3]):\n    return conv(x, w, strides=(2, 1), pads=(1, 0, 1, 0))",
+    "N: dim[3, 24]\ndef g(x: f32[4, 6, 9], y: f32[9, N], w: f32[4, 4, 3]):\n    return conv(transpose(matmul(x, y), perm=(1, 0, 2)), w)",
+]
+
+
+@pytest.mark.parametrize("text", HARD)
+@pytest.mark.parametrize("level", [0, 3])
+def test_symbolic_sizes_that_are_hard_to_schedule(text: str, level: int) -> None:
+    g = graph_of(text) if "*," in text else parse(text)
+    low = int(text[7])
+    f = dnnc.compile(g, dims={"N": (low, 24)}, cache=False, opt_level=level)
+    rng = np.random.default_rng(0)
+    for n in (low, 5, 24):
+        inputs = [rng.standard_normal([d if isinstance(d, int) else n for d in v.type.shape]).astype(np.float32) for v in g.inputs]
+        want = run(g, inputs, "float64")[0]
+        got = f(*inputs)
+        assert got.shape == want.shape and np.abs(got - want).max() < 1e-4
+    assert len(f.natives) == 1
