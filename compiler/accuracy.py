@@ -91,8 +91,8 @@ def _worst(a: Array, b: Array) -> tuple[float, tuple[int, ...]]:
         at = tuple(int(i) for i in np.unravel_index(int(different.argmax()), a.shape))
         return float(different[at]), at
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
-    x, y = a.astype(wide), b.astype(wide)
     with np.errstate(all="ignore"):
+        x, y = a.astype(wide), b.astype(wide)
         error = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.abs(x - y))
     error = np.where(np.isnan(error), np.inf, error)
     at = tuple(int(i) for i in np.unravel_index(int(error.argmax()), error.shape))

@@ -26,7 +26,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return tmp_path_factory.mktemp("kernels")
 
 
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", [0, *(pytest.param(p, marks=pytest.mark.slow) for p in range(1, 8))])
 def test_random_graphs(part: int, cache: Any) -> None:
     for seed in range(part, SEEDS, 8):
         failure = check_seed(seed, 12, settings(), cache)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from dnnc.passes.graph.fold import fold
 from dnnc.passes.graph.fold_batch_norm import fold_batch_norm
 from dnnc.passes.graph.idioms import idioms
 from dnnc.passes.rewrite import Match, Rule, bits, rewrite, uniform
+from dnnc.testing.growth import growth
 
 TABLE = (Pass("fold", fold, "constants first"), Pass("cse", cse, "equal nodes"), Pass("dce", dce, "what is left over"))
 TEXT = "def f(x: f32[3]):\n    return add(exp(x), exp(x))\n"
@@ -211,19 +211,15 @@ def layers(count: int) -> Graph:
 ALL = [Pass(f.__name__, f, "") for f in (fold, fold_batch_norm, decompose, canonicalize, cse, idioms, dce)]
 
 
-def seconds(count: int) -> float:
-    best = float("inf")
-    for _ in range(3):
-        g = layers(count)
-        start = time.process_time()
-        PassManager().run(g, ALL, PassContext())
-        best = min(best, time.process_time() - start)
-    verify(g)
-    assert len(g) == count // 15 * 4  # matmul, add, normalisation, gelu
-    return best
+def run_all(g: Graph) -> None:
+    PassManager().run(g, ALL, PassContext())
 
 
 def test_large_graphs_take_little_time() -> None:
-    small, large = seconds(1500), seconds(3000)
+    g = layers(1500)
+    run_all(g)
+    verify(g)
+    assert len(g) == 1500 // 15 * 4  # matmul, add, normalisation, gelu
+    small, large = growth(layers, run_all, 1500, 3000, 2.3)
     assert small < 1.0, f"1,500 nodes take {small:.2f} s"
-    assert large < 2.6 * small, f"3,000 nodes take {large / small:.1f} times as long as 1,500"
+    assert large < 2.3 * small, f"3,000 nodes take {large / small:.1f} times as long as 1,500"

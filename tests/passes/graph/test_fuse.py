@@ -9,9 +9,12 @@ import dnnc
 from dnnc.ir.graph import Graph
 from dnnc.ir.interp import run
 from dnnc.ir.tolerances import bound
-from dnnc.passes.graph.fuse import plan_fusion
+from dnnc.passes.base import PassContext, PassManager
+from dnnc.passes.graph.fuse import MAX_NODES, kind_of, plan_fusion
 from dnnc.passes.graph.layout import assign_layouts
+from dnnc.passes.pipelines import PASSES
 from dnnc.testing.graphs import graph_of
+from dnnc.testing.random_graphs import random_graph
 
 
 def groups(g: Graph) -> list[str]:
@@ -89,6 +92,42 @@ PLANS = [
         ["abs + sqrt", "max_pool"],
     ),
     (
+        "conv, bias and relu",
+        """def g(x: f32[1, 16, 6, 6], *, w: f32[16, 16, 3, 3], b: f32[16]):
+    return relu(conv(x, w, b))""",
+        ["conv + relu"],
+    ),
+    (
+        "two contractions are two kernels, whatever stands between",
+        """def g(x: f32[8, 32], *, w: f32[32, 48], v: f32[48, 16]):
+    return matmul(gelu(matmul(x, w)), v)""",
+        ["matmul + gelu", "matmul"],
+    ),
+    (
+        "a chain in front of a contraction is not computed again for each column",
+        """def g(x: f32[8, 32], *, w: f32[32, 48]):
+    return matmul(gelu(mul(x, 2.0)), w)""",
+        ["mul + gelu", "matmul"],
+    ),
+    (
+        "what is costly is not broadcast, what is cheap may be",
+        """def g(x: f32[8, 32], r: f32[32], q: f32[32]):
+    return add(mul(x, exp(r)), neg(q))""",
+        ["exp", "mul + neg + add"],
+    ),
+    (
+        "a running sum is a nest of its own",
+        """def g(x: f32[8, 32], *, s: f32[32, 1]):
+    return softmax(cumsum(relu(x), axis=1)), add(cumsum(x, axis=0), 1.0)""",
+        ["relu", "cumsum", "softmax", "cumsum + add"],
+    ),
+    (
+        "two rows in a row",
+        """def g(x: f32[8, 32], *, s: f32[32, 1]):
+    return softmax(reduce_sum(softmax(x), axes=(1,), keepdims=True))""",
+        ["softmax", "reduce_sum", "softmax"],
+    ),
+    (
         "an output in the middle is stored, and read again",
         """def g(x: f32[8, 32], *, w: f32[32, 16]):
     h = matmul(x, w)
@@ -130,3 +169,46 @@ def test_every_node_is_in_one_group_and_no_group_has_two_anchors() -> None:
 def test_fusion_off() -> None:
     g = graph_of(PLANS[1][1])
     assert [len(grp.nodes) for grp in plan_fusion(g, fuse=False).groups] == [1, 1, 1]
+
+
+def test_text_of_a_plan() -> None:
+    g = graph_of("def g(x: f32[4, 8], *, w: f32[8, 6]):\n    h = relu(matmul(x, w))\n    r = reshape(h, shape=(24,))\n    return exp(r), softmax(h)")
+    assert str(plan_fusion(g)).splitlines() == [
+        "group 0: contraction: matmul + relu -> h",
+        "group 1: map: exp -> v1",
+        "group 2: reduction: softmax -> v2",
+        "view: r = h",
+    ]
+
+
+def test_long_chains_are_cut() -> None:
+    g = graph_of("def g(x: f32[4]):\n    return " + "neg(" * 60 + "x" + ")" * 60)
+    assert [len(grp.nodes) for grp in plan_fusion(g).groups] == [12, MAX_NODES, MAX_NODES]
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_plans_of_random_graphs(fuse: bool) -> None:
+    for seed in range(60):
+        g, _ = random_graph(seed, 20)
+        PassManager().run(g, PASSES, PassContext())
+        plan = plan_fusion(g, fuse)
+        made = [n for grp in plan.groups for n in grp.nodes]
+        viewed = [v.node for v, _ in plan.views]
+        several = {n for n in made if len(n.outputs) > 1}
+        assert set(made) | set(viewed) == set(g.nodes())
+        assert len([n for n in made if n not in several]) + len(viewed) == len(g) - len(several)
+        ready = {*g.inputs, *g.constants}
+        source = dict(plan.views)
+        for grp in plan.groups:
+            inside = {v for n in grp.nodes for v in n.outputs}
+            assert sum(kind_of(n) != "map" for n in grp.nodes) <= 1 and len(grp.nodes) <= MAX_NODES
+            for n in grp.nodes:
+                for v in n.inputs:
+                    while v in source:
+                        v = source[v]
+                    assert v is None or v in inside or v in ready, f"seed {seed}: {grp} reads {v} too early"
+                for o in n.outputs:  # what leaves the group is its output alone
+                    assert o is grp.output or n in several or not (g.is_output(o) or any(u not in grp.nodes for u, _ in o.uses)), (
+                        f"seed {seed}: {grp}"
+                    )
+            ready.add(grp.output)

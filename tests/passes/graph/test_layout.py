@@ -12,8 +12,11 @@ from dnnc.ir.tolerances import bound
 from dnnc.ir.verify import verify
 from dnnc.passes.base import PassContext
 from dnnc.passes.graph.dce import dce
+from dnnc.passes.graph.decompose import decompose
 from dnnc.passes.graph.layout import assign_layouts
 from dnnc.testing.graphs import graph_of
+from dnnc.testing.passes import compare
+from dnnc.testing.random_graphs import random_graph
 
 BLOCKED = '@ "0 1/16 2 3 1%16"'
 
@@ -95,3 +98,71 @@ def test_numbers(text: str) -> None:
     got = dnnc.compile(g, cache=False)(x)
     assert got.shape == want.shape
     assert np.abs(got - want).max() <= bound(g.outputs[0].type.dtype, 1000, want)
+
+
+def statements(text: str) -> list[str]:
+    """The nodes of a graph after the pass, with types."""
+    g = graph_of(text)
+    assign_layouts(g, 16)
+    verify(g)
+    return [repr(n) for n in g.nodes()]
+
+
+def test_types_of_a_chain() -> None:
+    text = """def g(x: f32[1, 16, 8, 8], *, w: f32[32, 16, 3, 3], b: f32[32]):
+    a = relu(conv(x, w, b, pads=(1, 1, 1, 1)))
+    return add(a, 1.0)"""
+    assert statements(text) == [
+        'v2: f32[1, 16, 8, 8] @ "0 1/16 2 3 1%16" = pack(x, layout=layout("0 1/16 2 3 1%16"))',
+        'v0: f32[1, 32, 8, 8] @ "0 1/16 2 3 1%16" = conv(v2, w_0, b_0, pads=(1, 1, 1, 1))',
+        'a: f32[1, 32, 8, 8] @ "0 1/16 2 3 1%16" = relu(v0)',
+        'v1: f32[1, 32, 8, 8] @ "0 1/16 2 3 1%16" = add(a, c)',
+        "v3: f32[1, 32, 8, 8] = pack(v1, layout=None)",
+    ]
+
+
+def test_weights_are_relabelled_not_copied_by_nodes() -> None:
+    g = graph_of("def g(x: f32[1, 16, 8, 8], *, w: f32[40, 16, 3, 3], d: f32[40, 1, 3, 3]):\n    return conv(conv(x, w), d, group=40)")
+    assign_layouts(g, 16)
+    layouts = {str(v.type.layout) for n in g.nodes() if n.op.name == "conv" for v in n.inputs[1:2] if v is not None}
+    assert layouts == {"0/16 1/16 2 3 1%16 0%16", "0/16 1 2 3 0%16"}
+    assert sum(n.op.name == "pack" for n in g.nodes()) == 2  # of the input and the output
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("groups that are not depthwise", "def g(x: f32[1, 16, 6, 6], *, w: f32[32, 8, 3, 3]):\n    return conv(x, w, group=2)"),
+        ("too few channels", "def g(x: f32[1, 16, 6, 6], *, w: f32[4, 16, 3, 3]):\n    return conv(x, w)"),
+        ("another dtype", "def g(x: f64[1, 16, 6, 6], y: f64[16, 16, 1, 1]):\n    return conv(x, y)"),
+        ("a vector", "def g(x: f32[8, 16], *, w: f32[16, 1]):\n    return matmul(x, w)"),
+    ],
+)
+def test_left_as_they_are(what: str, text: str) -> None:
+    g = graph_of(text)
+    assert not assign_layouts(g, 16), what
+
+
+def test_packs_that_meet_cancel() -> None:
+    text = """def g(x: f32[1, 16, 8, 8], *, w: f32[16, 16, 1, 1]):
+    a = softmax(conv(x, w), axis=1)
+    b = conv(a, w)
+    return conv(b, w)"""
+    ops = [x.split(" = ")[1].split("(")[0] for x in statements(text)]
+    assert ops == ["pack", "conv", "pack", "softmax", "pack", "conv", "conv", "pack"]
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+def test_random_graphs_keep_their_meaning(lanes: int) -> None:
+    blocked = 0
+    for seed in range(40):
+        g, inputs = random_graph(seed, 14)
+        want = run(g, inputs)
+        decompose(g, PassContext())
+        assign_layouts(g, lanes)
+        verify(g)
+        compare(want, run(g, inputs))
+        assert not assign_layouts(g, lanes), f"seed {seed}"
+        assert all(v.type.layout is None for v in (*g.inputs, *g.outputs))
+        blocked += sum(v.type.layout is not None for n in g.nodes() for v in n.outputs)
+    assert blocked > 40

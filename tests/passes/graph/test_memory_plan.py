@@ -6,10 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dnnc.ir.expr import Expr, Var, const, substitute, value
+from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph_text import parse
-from dnnc.passes.graph.fuse import plan_fusion
+from dnnc.passes.base import PassContext, PassManager
+from dnnc.passes.graph.fuse import FusionPlan, plan_fusion
+from dnnc.passes.graph.inplace import find_inplace
 from dnnc.passes.graph.memory_plan import ALIGN, MemoryPlan, place_slots, plan_memory
+from dnnc.passes.lower import group_inputs
+from dnnc.passes.pipelines import PASSES
 from dnnc.testing.graphs import graph_of
+from dnnc.testing.random_graphs import random_graph
 
 lives = st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 12), st.integers(0, 12)), max_size=24)
 
@@ -95,3 +102,59 @@ def test_a_value_read_later_is_not_overwritten(text: str) -> None:
     a = next(grp.output for grp in fusion.groups if grp.output.name == "a")
     relu = next(grp for grp in fusion.groups if grp.output.name == "b")
     assert plan_memory(g, fusion, {relu: a}).inplace == {}
+
+
+def program(seed: int, nodes: int = 25) -> tuple[Graph, FusionPlan, MemoryPlan]:
+    g, _ = random_graph(seed, nodes)
+    PassManager().run(g, PASSES, PassContext())
+    fusion = plan_fusion(g)
+    return g, fusion, plan_memory(g, fusion, find_inplace(g, fusion))
+
+
+def check_by_running(g: Graph, fusion: FusionPlan, plan: MemoryPlan, dims: dict[Var, int]) -> None:
+    """Let every step write its output's name over the bytes it has, and find under the bytes that it reads what it expects."""
+    offsets, total = plan.offsets(dims)
+    owner: list[Value | None] = [None] * (total // ALIGN)
+    source = dict(fusion.views)
+    env: dict[Expr, Expr] = {v: const(n) for v, n in dims.items()}
+
+    def stretch(v: Value) -> range:
+        at = offsets[plan.place[v][1]]
+        n = value(substitute(const(v.type.nbytes), env))
+        assert n is not None and at % ALIGN == 0 and at + n <= total
+        return range(at // ALIGN, -(-(at + n) // ALIGN))
+
+    for grp in fusion.groups:
+        for v in group_inputs(grp.nodes):
+            root = v
+            while root in source:
+                root = source[root]
+            assert plan.place[v] == plan.place[root]
+            if plan.place[v][0] == "arena":
+                assert all(owner[k] is root for k in stretch(root)), f"{grp} reads {v.name}, which is overwritten"
+        if plan.place[grp.output][0] == "arena":
+            for k in stretch(grp.output):
+                owner[k] = grp.output
+            reads = [plan.place[v] for v in group_inputs(grp.nodes)]
+            assert plan.place[grp.output] not in reads or grp in plan.inplace
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_nothing_is_overwritten_while_it_is_needed(part: int) -> None:
+    for seed in range(part, 80, 4):
+        g, fusion, plan = program(seed)
+        for n in (13, 20) if g.dims else (0,):
+            check_by_running(g, fusion, plan, dict.fromkeys(g.dims.values(), n))
+
+
+def test_peaks_are_near_what_the_lifetimes_demand() -> None:
+    ratios = []
+    for seed in range(60):
+        g, _, plan = program(seed, 40)
+        dims = dict.fromkeys(g.dims.values(), 13)
+        _, total = plan.offsets(dims)
+        low = plan.lower_bound(dims)
+        assert low <= total <= max(1.02 * low, low + 65536), f"seed {seed}: {total} bytes where {low} are alive"
+        if low > 65536:
+            ratios.append(total / low)
+    assert len(ratios) > 5 and sum(ratios) / len(ratios) < 1.01

@@ -1,0 +1,34 @@
+"""How the time of a function grows with its input, measured so that busy neighbours do not decide the answer."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+ROUNDS = 12
+
+
+def growth(make: Callable[[int], Any], work: Callable[[Any], object], small: int, large: int, ratio: float) -> tuple[float, float]:
+    """Seconds of process time that `work(make(size))` takes for two sizes, each the least of several runs.
+
+    The runs alternate, and end as soon as the larger takes less than `ratio` times the smaller: noise only ever adds time, so one quiet
+    round proves the bound, and only after `ROUNDS` is it taken as broken. Garbage collection is off, for its cost follows what else the
+    process holds.
+    """
+    least = {small: float("inf"), large: float("inf")}
+    enabled = gc.isenabled()
+    for _ in range(ROUNDS):
+        for size in least:
+            item = make(size)
+            gc.collect()
+            gc.disable()
+            start = time.process_time()
+            work(item)
+            least[size] = min(least[size], time.process_time() - start)
+            if enabled:
+                gc.enable()
+        if least[large] < ratio * least[small]:
+            break
+    return least[small], least[large]
