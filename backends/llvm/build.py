@@ -76,10 +76,15 @@ class Native:
     loaded: Loaded
     entry: int
     constants: Array
-    parallel: bool
+    calls: tuple[Call, ...]  # what the entry function does, in order: one for each step
     symbols: dict[str, str]  # kernel text -> symbol
     texts: dict[str, str]  # symbol -> LLVM text
     compiled: int  # kernels that were not in the cache
+
+    @property
+    def parallel(self) -> bool:
+        """Does any kernel share its work between threads?"""
+        return any(c.parallel for c in self.calls)
 
     def sizes(self, dims: Mapping[Var, int]) -> tuple[list[int], int]:
         return self.program.memory.offsets(dims)
@@ -119,11 +124,12 @@ def build(
         kernels.put(name[2:], obj)
     objects.update(made)
     constants, offsets = lay_out_constants(program)
-    text = entry_text(calls(program, symbols, offsets))
+    made_calls = calls(program, symbols, offsets)
+    text = entry_text(made_calls)
     objects["entry"] = compile_text(text, target.cpu, target.features)
     loaded = load_objects(list(objects.values()))
     texts["entry"] = text
-    return Native(program, loaded, loaded.address("entry"), constants, any(s.parallel for s in program.steps), symbols, texts, len(missing))
+    return Native(program, loaded, loaded.address("entry"), constants, tuple(made_calls), symbols, texts, len(missing))
 
 
 def lay_out_constants(program: Program) -> tuple[Array, dict[Value, int]]:
