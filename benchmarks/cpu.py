@@ -32,7 +32,10 @@ from engines import PEERS, Engine, Task, dnnc_engine, exact
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from timing import Neighbours, alternate, geometric_mean, percentiles, ratios
+from timing import Neighbours, geometric_mean
+
+from dnnc.peers import error
+from dnnc.timing import alternate, percentiles, ratios
 
 Array = np.ndarray[Any, Any]
 Row = dict[str, Any]
@@ -85,19 +88,6 @@ def compare(check: str, engines: Sequence[Engine], inputs: dict[str, Array], out
         out["failures"]["check"] = f"nothing to compare with: {type(e).__name__}: {e}"
         return
     out["errors"] = {name: max((error(g, w) for g, w in zip(got, want)), default=0.0) for name, got in results.items()}
-
-
-def error(got: Array, want: Array) -> float:
-    """Largest difference over the largest expected number; inf for another shape, or a NaN or infinity that is not in both."""
-    if got.shape != want.shape:
-        return float("inf")
-    x, y = got.astype(np.float64), want.astype(np.float64)
-    finite = np.isfinite(y)
-    if not np.array_equal(x[~finite], y[~finite], equal_nan=True):
-        return float("inf")
-    difference = np.abs(x[finite] - y[finite]).max(initial=0.0)
-    scale = np.abs(y[finite]).max(initial=0.0)
-    return float("inf") if np.isnan(difference) else float(difference / scale) if scale else float(difference)
 
 
 def time_engines(a: argparse.Namespace, engines: Sequence[Engine], out: Row, tell: Tell) -> None:

@@ -1,6 +1,6 @@
 """Single kernels on one thread as a share of the FMA peak that the same run measures.
 
-    python benchmarks/cpu_kernels.py [--seconds 3] [--only gemm]
+    python benchmarks/cpu_kernels.py [--seconds 3] [--only gemm] [--dtype bf16]
 
 Each kernel goes the whole way: graph text, layout, fusion, lowering to a naive nest, the recipe's own first choice, LLVM. Its blocks of
 calls alternate with a loop of independent FMAs, so that a change of clock or a busy neighbour meets both.
@@ -13,8 +13,9 @@ import argparse
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from single_kernel import case, measure, peak
+from single_kernel import case, measure
 
+from dnnc.backends.llvm.ceilings import fma_probe
 from dnnc.backends.llvm.features import parse_target
 
 CASES = {
@@ -36,16 +37,17 @@ def main() -> None:
     ap.add_argument("--seconds", type=float, default=2.0, help="per kernel")
     ap.add_argument("--only", default="", help="part of a name")
     ap.add_argument("--target", default="llvm")
+    ap.add_argument("--dtype", default="f32", choices=("f32", "f16", "bf16"), help="how operands and results are stored")
     a = ap.parse_args()
     target = parse_target(a.target)
-    top = peak(target)
+    top = fma_probe(target)
     table = Table(title=f"{target.cpu}, {target.vector_bits}-bit vectors, one thread; share of the FMA peak of the same run")
     for c in ("kernel", "schedule", "ms (min)", "GFLOP/s", "% of peak (min)", "% of peak (median)", "error / scale"):
         table.add_column(c, justify="left" if c in ("kernel", "schedule") else "right")
     for name, text in CASES.items():
         if a.only not in name:
             continue
-        item = case(name, text, target)
+        item = case(name, text, target, dtype=a.dtype)
         p, t = measure([top, item], a.seconds)
         fast, mid = (item.flops / x / (top.flops / y) * 100 for x, y in ((min(t), min(p)), (np.median(t), np.median(p))))
         table.add_row(name, item.choice, f"{min(t) * 1e3:.3f}", f"{item.flops / min(t) / 1e9:.0f}", f"{fast:.1f}", f"{mid:.1f}", f"{item.error:.1e}")

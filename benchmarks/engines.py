@@ -1,32 +1,20 @@
-"""dnnc and its peers behind one interface: a model and inputs in, a function without arguments out.
-
-All run in float32 with the same number of threads, on the same arrays, and each by the call that its documentation gives for repeated use.
-What an engine costs its user (copies, checks of arguments, fresh results) is part of its time.
-"""
+"""dnnc and its peers at one model of the zoo: arrays in, a function without arguments out. The peers that read .onnx files are in `dnnc.peers`."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto
 
+from dnnc.peers import Engine, onnxruntime_engine, openvino_engine, several
+
 Array = np.ndarray[Any, Any]
-
-
-@dataclass
-class Engine:
-    """`call()` runs the model once, `outputs(result)` gives its arrays in the model's order. `facts` are for the table and the JSON."""
-
-    name: str
-    call: Callable[[], Any]
-    outputs: Callable[[Any], list[Array]]
-    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -38,10 +26,6 @@ class Task:
     inputs: Mapping[str, Array]
     threads: int
     cache: Path
-
-
-def several(result: Any) -> list[Array]:
-    return [np.asarray(a) for a in result] if isinstance(result, (tuple, list)) else [np.asarray(result)]
 
 
 # --- dnnc ---------------------------------------------------------------------------------------------------------------------
@@ -83,37 +67,6 @@ def exact(engine: Engine, inputs: Mapping[str, Array]) -> list[Array]:
 # --- peers --------------------------------------------------------------------------------------------------------------------
 
 
-def onnxruntime_engine(task: Task) -> Engine:
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = task.threads, 1
-    options.log_severity_level = 4
-    start = time.perf_counter()
-    session = ort.InferenceSession(task.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    feeds = dict(task.inputs)
-    return Engine("onnxruntime", lambda: session.run(None, feeds), several, _load_time(start))
-
-
-def openvino_engine(task: Task) -> Engine:
-    import openvino as ov
-
-    start = time.perf_counter()
-    core = ov.Core()
-    model = core.read_model(task.model.SerializeToString())
-    if any(i.partial_shape.is_dynamic for i in model.inputs):
-        model.reshape({name: list(a.shape) for name, a in task.inputs.items()})
-    # without the hint it may compute in bfloat16
-    config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": task.threads, "PERFORMANCE_HINT": "LATENCY"}
-    compiled = core.compile_model(model, "CPU", config)
-    request, feeds = compiled.create_infer_request(), dict(task.inputs)
-
-    def call() -> Any:
-        return request.infer(feeds, share_inputs=True, share_outputs=True)
-
-    return Engine("openvino", call, lambda result: [np.array(result[o]) for o in compiled.outputs], _load_time(start))
-
-
 def torch_engine(task: Task) -> Engine:
     """torch.compile of the architecture that the model was exported from: its weights are others, so only its time can be compared."""
     import torch
@@ -127,15 +80,11 @@ def torch_engine(task: Task) -> Engine:
     start = time.perf_counter()
     compiled = torch.compile(net)
     compiled(*given)
-    return Engine("torch", lambda: compiled(*given), several, _load_time(start) | {"own_weights": True})
-
-
-def _load_time(start: float) -> dict[str, Any]:
-    return {"load_s": time.perf_counter() - start}
+    return Engine("torch", lambda: compiled(*given), several, {"load_s": time.perf_counter() - start, "own_weights": True})
 
 
 PEERS: dict[str, Callable[[Task], Engine]] = {
-    "onnxruntime": onnxruntime_engine,
-    "openvino": openvino_engine,
+    "onnxruntime": lambda task: onnxruntime_engine(task.model.SerializeToString(), task.inputs, task.threads),
+    "openvino": lambda task: openvino_engine(task.model.SerializeToString(), task.inputs, task.threads),
     "torch": torch_engine,
 }

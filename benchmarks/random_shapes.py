@@ -18,8 +18,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from single_kernel import Timed, case, empty_call, measure, peak, reading
+from single_kernel import aligned, case, measure
 
+from dnnc.backends.llvm.ceilings import Probe, empty_probe, fma_probe, read_probe
 from dnnc.backends.llvm.features import CpuTarget, parse_target
 
 Rng = np.random.Generator
@@ -97,13 +98,13 @@ def shapes(count: int, seed: int) -> list[Shape]:
 # --- measuring ----------------------------------------------------------------------------------------------------------------
 
 
-def efficiency(shape: Shape, target: CpuTarget, top: Timed, empty: Timed, seconds: float) -> Result:
+def efficiency(shape: Shape, target: CpuTarget, top: Probe, empty: Probe, seconds: float) -> Result:
     """One kernel against its bound."""
     try:
         item = case(shape.name, shape.text, target, "reduction" if shape.family == "rows" else "contraction")
     except Exception as e:  # a shape that the compiler fails at is a result too
         return Result(shape, 0.0, failure=f"{type(e).__name__}: {e}".splitlines()[0])
-    bound = reading(target, item.bytes) if shape.family == "rows" else top
+    bound = read_probe(target, aligned(np.zeros(item.bytes // 4, np.float32))) if shape.family == "rows" else top
     limit, mine, call = (min(t) for t in measure([bound, item, empty], seconds))
     mine, limit = max(mine - call, 1e-9), limit - call
     ideal = limit * (item.bytes / bound.bytes if shape.family == "rows" else item.flops / bound.flops)
@@ -114,7 +115,7 @@ def run(count: int, seed: int = 0, seconds: float = 0.1, target_text: str = "llv
     """Measure `count` shapes and print the summary and the worst ones."""
     console = console or Console()
     target = parse_target(target_text)
-    top, empty = peak(target), empty_call(target)
+    top, empty = fma_probe(target), empty_probe(target)
     todo = track(shapes(count, seed), "random shapes", console=console, transient=True)
     results = [efficiency(s, target, top, empty, seconds) for s in todo]
     console.print(summary(results, target))

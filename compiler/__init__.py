@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from dnnc.frontends.onnx import from_onnx as from_onnx
     from dnnc.ir.errors import AccuracyError as AccuracyError
     from dnnc.ir.errors import ArtifactError as ArtifactError
+    from dnnc.ir.errors import ArtifactWarning as ArtifactWarning
     from dnnc.ir.errors import DnncError as DnncError
+    from dnnc.ir.errors import DnncWarning as DnncWarning
     from dnnc.ir.errors import InputError as InputError
     from dnnc.ir.errors import InternalError as InternalError
     from dnnc.ir.errors import ModelError as ModelError
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from dnnc.ir.errors import UnsupportedError as UnsupportedError
     from dnnc.ir.errors import VerifyError as VerifyError
     from dnnc.ir.target import Target as Target
+    from dnnc.loading import load as load
     from dnnc.options import CompileOptions as CompileOptions
 
     __version__: str
@@ -35,10 +38,11 @@ _WHERE = {
     "dnnc.driver": ("Executable", "TensorSpec", "compile"),
     "dnnc.frontends.onnx": ("from_onnx",),
     "dnnc.ir.errors": (
-        "AccuracyError", "ArtifactError", "DnncError", "InputError", "InternalError", "ModelError", "ParseError", "ScheduleError",
-        "ShapeError", "TargetError", "TuneError", "UnsupportedError", "VerifyError",
+        "AccuracyError", "ArtifactError", "ArtifactWarning", "DnncError", "DnncWarning", "InputError", "InternalError", "ModelError",
+        "ParseError", "ScheduleError", "ShapeError", "TargetError", "TuneError", "UnsupportedError", "VerifyError",
     ),
     "dnnc.ir.target": ("Target",),
+    "dnnc.loading": ("load",),
     "dnnc.options": ("CompileOptions",),
 }  # fmt: skip
 _NAMES = {name: module for module, names in _WHERE.items() for name in names}

@@ -1,7 +1,8 @@
 """Is a result of a whole model right? Arrays against the graph interpreter in float64, by the bounds that tolerances.py states.
 
-A bound on rounding holds for a well-conditioned model only. Where it is exceeded, the interpreter runs once more in the model's own
-dtypes: what rounding alone does to that run, a right backend may do too.
+A bound on rounding holds for a well-conditioned model only. Where it is exceeded, the interpreter runs once more in the dtypes in which
+values are stored: what rounding alone does to that run, a right backend may do too. A model that stores f16 or bf16, by itself or because
+`precision` asks for it, has the reduced contract; the reference is float64 throughout, with the model's own weights.
 """
 
 from __future__ import annotations
@@ -11,20 +12,27 @@ from typing import Any
 
 import numpy as np
 
+from dnnc.ir.dtype import DType, bf16, f16
 from dnnc.ir.errors import AccuracyError, InputError
 from dnnc.ir.expr import Expr, Var
-from dnnc.ir.graph import Graph, Node
+from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.interp import run
 from dnnc.ir.shapes import as_env, bind_dims, resolve
-from dnnc.ir.tolerances import bound
+from dnnc.ir.tolerances import bound, reduced
 from dnnc.ir.types import TensorType
+from dnnc.passes.base import PassContext
+from dnnc.passes.graph.precision import STORAGE, precision
 
 Array = np.ndarray[Any, Any]
 ROUNDINGS = 16.0  # errors of the interpreter in the model's dtypes that a backend may make: it rounds in another order
+REDUCED_ROUNDINGS = 4.0  # the same where nearly all of them are those of storing, which both make
 UNSTABLE = 0.02  # of the largest number: when rounding alone does that much, no comparison tells anything
+REDUCED_UNSTABLE = 0.25  # the same where values have 8 or 11 bits
 
 
-def check_model(call: Callable[..., Any], graph: Graph, dims: Mapping[Var, int], names: Sequence[str], seed: int = 0) -> None:
+def check_model(
+    call: Callable[..., Any], graph: Graph, dims: Mapping[Var, int], names: Sequence[str], asked: str | None = None, seed: int = 0
+) -> None:
     """Run `call` on random inputs and compare with the interpreter. AccuracyError names the first output that is off.
 
     Args:
@@ -32,12 +40,13 @@ def check_model(call: Callable[..., Any], graph: Graph, dims: Mapping[Var, int],
         graph: what `call` should compute.
         dims: sizes of the graph's symbolic dims.
         names: of the outputs, for messages.
+        asked: the precision that `call` was compiled for; None is the graph's.
     """
     for top in (2, 1):  # 1: an index into an axis of size 1 can only be 0
         inputs = random_inputs(graph, dims, np.random.default_rng(seed), top)
         try:
             got = call(*inputs)
-            wrong = first_difference(graph, inputs, [got] if len(graph.outputs) == 1 else list(got))
+            wrong = first_difference(graph, inputs, [got] if len(graph.outputs) == 1 else list(got), asked)
         except (InputError, IndexError):
             if top == 1:
                 raise
@@ -60,26 +69,60 @@ def _draw(rng: np.random.Generator, t: TensorType, top: int) -> Array:
     return np.asarray(rng.integers(0, 2 if t.dtype.kind == "b" else top, shape)).astype(t.dtype.numpy)
 
 
-def first_difference(graph: Graph, inputs: Sequence[Array], got: Sequence[Array]) -> tuple[int, str] | None:
-    """The number of the first output that rounding does not explain, and how it differs; None when all are right."""
+def first_difference(graph: Graph, inputs: Sequence[Array], got: Sequence[Array], asked: str | None = None) -> tuple[int, str] | None:
+    """The number of the first output that rounding does not explain, and how it differs; None when all are right.
+
+    Integers and bools that differ are not judged where rounding alone changes them, or where values are stored in f16 or bf16.
+    """
     want = run(graph, inputs, precision="float64")
     k = longest_reduction(graph, bind_dims(graph, [a.shape for a in inputs]))
+    storage = stored_type(graph, asked)
+    roundings, unstable = (ROUNDINGS, UNSTABLE) if storage is None else (REDUCED_ROUNDINGS, REDUCED_UNSTABLE)
     rounded: list[Array] | None = None
     for i, (v, a, b) in enumerate(zip(graph.outputs, got, want)):
-        if a.shape != b.shape or a.dtype != v.type.dtype.numpy:
-            return i, f"{a.dtype}{list(a.shape)} where {v.type.dtype}{list(b.shape)} was expected"
-        limit = bound(v.type.dtype, k, b)
+        t = v.type.dtype
+        if a.shape != b.shape or a.dtype != t.numpy:
+            return i, f"{a.dtype}{list(a.shape)} where {t}{list(b.shape)} was expected"
+        limit = bound(t, k, b)
+        if storage is not None and t.is_float:
+            limit = max(limit, reduced(storage, depth(graph), b))
         if _worst(a, b)[0] <= limit:
             continue
-        rounded = rounded if rounded is not None else run(graph, inputs)
+        rounded = rounded if rounded is not None else run(as_stored(graph, asked), inputs)
         loss = _worst(rounded[i], b)[0]
-        if loss > UNSTABLE * _scale(b) or (not v.type.dtype.is_float and loss):
+        if loss > unstable * _scale(b) or (not t.is_float and (loss or storage is not None)):
             continue
-        limit += ROUNDINGS * loss
+        limit += roundings * loss
         error, at = _worst(a, b)
         if error > limit:
-            return i, f"element {at} is {a[at]!r}, the float64 reference says {b[at]!r}; the bound for {v.type.dtype} is {limit:.3g}"
+            return i, f"element {at} is {a[at]!r}, the float64 reference says {b[at]!r}; the bound for {storage or t} is {limit:.3g}"
     return None
+
+
+def stored_type(graph: Graph, asked: str | None) -> DType | None:
+    """The half type in which values are stored, the coarser one if there are both; None if there is none."""
+    if asked is not None:
+        return STORAGE[asked] if STORAGE[asked] in (f16, bf16) else None
+    held = {v.type.dtype for v in (*graph.inputs, *graph.constants, *(o for n in graph.nodes() for o in n.outputs))}
+    return next((t for t in (bf16, f16) if t in held), None)
+
+
+def as_stored(graph: Graph, asked: str | None) -> Graph:
+    """The graph with the types that values are stored in."""
+    if asked is None:
+        return graph
+    graph = graph.copy()
+    precision(graph, PassContext(precision=asked))
+    return graph
+
+
+def depth(graph: Graph) -> int:
+    """Nodes on the longest path that compute something."""
+    known: dict[Value, int] = {}
+    for n in graph.nodes():
+        reached = max((known.get(v, 0) for v in n.inputs if v is not None), default=0)
+        known.update((v, reached + ("movement" not in n.op.traits)) for v in n.outputs)
+    return max(known.values(), default=0)
 
 
 def _worst(a: Array, b: Array) -> tuple[float, tuple[int, ...]]:

@@ -6,15 +6,16 @@ import difflib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Union
 
-from dnnc.accuracy import check_model
+from dnnc.accuracy import as_stored, check_model
 from dnnc.backends.cache import KernelCache
-from dnnc.backends.llvm.build import Native, build
+from dnnc.backends.llvm.build import build
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.features import parse_target as parse_cpu
 from dnnc.backends.llvm.gate import check_kernel
+from dnnc.backends.llvm.native import Native
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.llvm.worker_pool import CompileService
 from dnnc.backends.runtime import runtime
@@ -26,11 +27,13 @@ from dnnc.ir.shapes import bound_dims, lows_without_empties, specialise
 from dnnc.ir.target import parse_target
 from dnnc.late import LateExecutable
 from dnnc.options import CompileOptions, cache_folder, check_every_pass, make_options, thread_count
+from dnnc.origin import OnnxParts, Origin
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.program import Program
 from dnnc.reference import ReferenceExecutable
-from dnnc.report.collect import Laps, Log, program_report
+from dnnc.report.collect import program_report
+from dnnc.report.log import Laps, Log
 from dnnc.signature import TensorSpec
 
 __all__ = ["Executable", "TensorSpec", "compile"]
@@ -64,12 +67,10 @@ def compile(model: Any, progress: Progress | None = None, **options: Any) -> Any
 
 
 def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) -> Compiled:
+    """Compile what `dnnc.frontends.onnx.read` takes."""
     from dnnc.frontends.onnx import NeedsValues, read_model
     from dnnc.frontends.onnx.declared import declared
-
-    def read(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Executable | ReferenceExecutable:
-        made = read_model(model, values=values, shapes=shapes)
-        return compile_graph(made.graph, (list(made.inputs), list(made.outputs)), replace(opts, dims={}), progress)
+    from dnnc.frontends.onnx.stored import take_apart
 
     start = time.perf_counter()
     unknown = sorted(set(opts.dims) - set(declared(model).dims)) if opts.dims else []
@@ -82,14 +83,34 @@ def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) ->
         # symbolic sizes may not show what numbers will (that two paths end with equal sizes); a model of fixed sizes is simply wrong
         if not asks and not declared(model).dims:
             raise
-        return LateExecutable(declared(model), asks, read, lambda error: error.inputs if isinstance(error, NeedsValues) else ())
+
+        def needs(error: Exception) -> tuple[str, ...]:
+            return error.inputs if isinstance(error, NeedsValues) else ()
+
+        return LateExecutable(declared(model), asks, rereader(model, opts, progress), needs, opts, lambda: take_apart(model))
     names = list(imported.inputs), list(imported.outputs)
     seconds = time.perf_counter() - start
-    f = compile_graph(imported.graph, names, replace(opts, dims=_left(opts, imported.graph)), progress, seconds)
+    onnx = (lambda: take_apart(model)) if imported.graph.dims else None
+    f = compile_graph(imported.graph, names, replace(opts, dims=_left(opts, imported.graph)), progress, seconds, onnx)
     if isinstance(f, Executable) and imported.graph.dims:
         # the import takes symbolic dims to be at least 1, which lets shapes simplify; empty inputs get a program of their own
+        read = rereader(model, opts, progress)
         f.when_empty(lambda shapes: read({}, dict(zip(names[0], shapes))))
     return f
+
+
+Reread = Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], Union[Executable, ReferenceExecutable]]
+
+
+def rereader(model: Any, opts: CompileOptions, progress: Progress | None) -> Reread:
+    """A function that reads and compiles an ONNX model for the contents of some inputs and the shapes of all."""
+    from dnnc.frontends.onnx import read_model
+
+    def read(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Executable | ReferenceExecutable:
+        made = read_model(model, values=values, shapes=shapes)
+        return compile_graph(made.graph, (list(made.inputs), list(made.outputs)), replace(opts, dims={}), progress)
+
+    return read
 
 
 def _left(opts: CompileOptions, graph: Graph) -> dict[str, Any]:
@@ -98,15 +119,29 @@ def _left(opts: CompileOptions, graph: Graph) -> dict[str, Any]:
 
 
 def compile_graph(
-    graph: Graph, names: tuple[list[str], list[str]], opts: CompileOptions, progress: Progress | None = None, import_seconds: float = 0.0
+    graph: Graph,
+    names: tuple[list[str], list[str]],
+    opts: CompileOptions,
+    progress: Progress | None = None,
+    import_seconds: float = 0.0,
+    onnx: Callable[[], OnnxParts] | None = None,
 ) -> Executable | ReferenceExecutable:
-    """Compile a graph, which stays as it is. `names`: what users call its inputs and outputs; `import_seconds`: for the report."""
+    """Compile a graph, which stays as it is.
+
+    Args:
+        graph: what to compile.
+        names: what users call its inputs and outputs.
+        opts: see CompileOptions.
+        progress: told (stage, done, of).
+        import_seconds: for the report.
+        onnx: gives the model that it was read from; a saved executable keeps it.
+    """
     graph = specialise(graph, {n: d for n, d in opts.dims.items() if isinstance(d, int)})
     graph = bound_dims(graph, {n: d for n, d in opts.dims.items() if not isinstance(d, int)})
     names = expose(graph, names, opts.outputs)
     target = parse_target(opts.target)
     if target.kind == "reference":
-        return ReferenceExecutable(graph, names)
+        return ReferenceExecutable(as_stored(graph, opts.precision), names)
     if target.kind != "llvm":
         raise UnsupportedError(f"target {target}: this version compiles for llvm and reference")
     cpu = parse_cpu(str(target), opts.threads)
@@ -116,32 +151,54 @@ def compile_graph(
     lows = lows_without_empties(graph) if symbolic else {}
     threads = min(thread_count(opts.threads), cpu.threads)
     log = Log(graph.name, str(target), threads, import_seconds)
-
-    def common(dims: Mapping[Var, int]) -> bool:
-        """Does the program for all sizes serve these? Small sizes, at which some value is empty, get programs of their own."""
-        return symbolic and all(n >= lows.get(v.name, 0) for v, n in dims.items())
-
-    def build_for(dims: Mapping[Var, int]) -> Native:
-        laps, manager = Laps(), PassManager()
-        if common(dims):
-            g = specialise(bound_dims(graph, {n: (low, None) for n, low in lows.items()}), {})
-        else:
-            g = specialise(graph, {v.name: n for v, n in dims.items()})
-        program = make_program(g, cpu, opts, manager)
-        laps.lap("passes")
-        native = build_native(program, cpu, opts, cache, laps.through(progress))
-        laps.lap("link")
-        if opts.verify == "model" and all(dims.values()):
-            trial = Executable(graph, names, lambda _: native, threads, common, log, cpu)
-            check_model(trial, graph, dims, names[1])
-            laps.lap("check model")
-        log.add(program_report(native, dims, common(dims), manager.records, laps.seconds))
-        return native
-
-    f = Executable(graph, names, build_for, threads, common, log, cpu)
+    maker = Maker(graph, opts, cpu, threads, log, cache, lows if symbolic else None, progress)
+    f = Executable(maker.origin(names, onnx), threads, log)
     if not graph.dims:
         f.prepare([tuple(int(d) for d in v.type.shape if isinstance(d, int)) for v in graph.inputs])
     return f
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes the programs of one graph; see Origin for `shared`. `given` are objects by symbol, out of a saved model."""
+
+    graph: Graph
+    opts: CompileOptions
+    cpu: CpuTarget
+    threads: int
+    log: Log
+    cache: KernelCache
+    shared: Mapping[str, int] | None
+    progress: Progress | None = None
+    given: Mapping[str, bytes] | None = None
+
+    def origin(self, names: tuple[Sequence[str], Sequence[str]], onnx: Callable[[], OnnxParts] | None = None) -> Origin:
+        """Where an executable of this graph comes from."""
+
+        def specialise(dims: Mapping[Var, int]) -> Native:
+            return self.make(origin, dims)
+
+        origin = Origin(self.graph, *names, lambda: self.graph, specialise, self.shared, self.opts, self.cpu, onnx)
+        return origin
+
+    def make(self, origin: Origin, dims: Mapping[Var, int]) -> Native:
+        """The program for these dims, or for all that it may serve."""
+        laps, manager = Laps(), PassManager()
+        common = origin.serves_all(dims)
+        if common:
+            g = specialise(bound_dims(self.graph, {n: (low, None) for n, low in (self.shared or {}).items()}), {})
+        else:
+            g = specialise(self.graph, {v.name: n for v, n in dims.items()})
+        program = make_program(g, self.cpu, self.opts, manager)
+        laps.lap("passes")
+        native = build_native(program, self.cpu, self.opts, self.cache, laps.through(self.progress), self.given)
+        laps.lap("link")
+        if self.opts.verify == "model" and all(dims.values()):
+            trial = Executable(replace(origin, specialise=lambda _: native), self.threads, self.log)
+            check_model(trial, self.graph, dims, origin.outputs, self.opts.precision)
+            laps.lap("check model")
+        self.log.add(program_report(native, dims, common, manager.records, laps.seconds))
+        return native
 
 
 def expose(graph: Graph, names: tuple[list[str], list[str]], wanted: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -160,12 +217,19 @@ def expose(graph: Graph, names: tuple[list[str], list[str]], wanted: Sequence[st
 
 def make_program(graph: Graph, cpu: CpuTarget, opts: CompileOptions, manager: PassManager | None = None) -> Program:
     """Graph passes (which change the graph in place), plans, scheduled kernels."""
-    ctx = PassContext(numerics=opts.numerics, lanes=cpu.lanes, check=check_every_pass())
+    ctx = PassContext(numerics=opts.numerics, lanes=cpu.lanes, precision=opts.precision, check=check_every_pass())
     return compile_program(graph, ctx, templates(cpu), opt_level=opts.opt_level, manager=manager)
 
 
-def build_native(program: Program, cpu: CpuTarget, opts: CompileOptions, cache: KernelCache, progress: Progress | None) -> Native:
-    """Machine code for a program, its new kernels checked."""
+def build_native(
+    program: Program,
+    cpu: CpuTarget,
+    opts: CompileOptions,
+    cache: KernelCache,
+    progress: Progress | None,
+    given: Mapping[str, bytes] | None = None,
+) -> Native:
+    """Machine code for a program, its new kernels checked. `given`: objects by symbol, out of a saved model."""
     check = (lambda step, address: check_kernel(program.graph, step, address)) if opts.verify else None
     with CompileService(cpu.threads) as service:
-        return build(program, cpu, cache, service, check, progress)
+        return build(program, cpu, cache, service, check, progress, given)

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dnnc.backends.llvm.build import Native, shape_of
 from dnnc.backends.llvm.features import CpuTarget
+from dnnc.backends.llvm.native import Native, shape_of
 from dnnc.backends.runtime import Frame, runtime
-from dnnc.ir.errors import InputError, InternalError, locations
+from dnnc.ir.errors import InputError, InternalError
 from dnnc.ir.expr import Expr, Var, const
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import bind_dims
+from dnnc.origin import Origin
 from dnnc.report import Report
-from dnnc.report.collect import Log
-from dnnc.report.sources import source
+from dnnc.report.log import Log
 from dnnc.signature import Signature, TensorSpec
+
+if TYPE_CHECKING:
+    from dnnc.profile import Profile
 
 Array = np.ndarray[Any, Any]
 MAX_SPECIALISATIONS = 16  # programs kept for different shapes of one model
@@ -34,12 +38,11 @@ class Bound:
 
     def __init__(self, native: Native, dims: Mapping[Var, int], nthreads: int) -> None:
         env: dict[Expr, Expr] = {v: const(n) for v, n in dims.items()}
-        graph = native.program.graph
         self.native, self.entry = native, native.entry
         self.nthreads = nthreads if native.parallel else 1
-        self.outputs = [(shape_of(v.type, env), v.type.dtype.numpy) for v in graph.outputs]
+        self.outputs = [(shape_of(t, env), t.dtype.numpy) for t in native.outputs]
         self.empty = all(0 in s for s, _ in self.outputs)
-        self.dims = np.array([dims[v] for v in native.program.dims], np.int64)
+        self.dims = np.array([dims[v] for v in native.dims], np.int64)
         self.dims_address: int = self.dims.ctypes.data
         self.offsets, self.arena_bytes = native.sizes(dims)
         self.frames: list[tuple[Frame, Any, int]] = []  # free ones, with their array of buffer addresses
@@ -62,20 +65,9 @@ class Executable:
     threads at once. A model with symbolic dims is specialised to each shape it meets, the last MAX_SPECIALISATIONS of them kept.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        names: tuple[Sequence[str], Sequence[str]],
-        specialise: Callable[[Mapping[Var, int]], Native],
-        nthreads: int,
-        common: Callable[[Mapping[Var, int]], bool],
-        log: Log,
-        target: CpuTarget,
-    ) -> None:
-        """`specialise(dims)` compiles the graph for these dims; where `common(dims)`, for all dims of which that is true."""
-        self._graph, self._specialise, self._nthreads, self._common = graph, specialise, nthreads, common
-        self._log, self._target = log, target
-        self._signature = Signature(graph, *names)
+    def __init__(self, origin: Origin, nthreads: int, log: Log) -> None:
+        self._origin, self._nthreads, self._log = origin, nthreads, log
+        self._signature = Signature(origin.interface, origin.inputs, origin.outputs)
         self._collect = self._signature.collect
         self._bound: OrderedDict[tuple[tuple[int, ...], ...], Bound] = OrderedDict()
         self._natives: OrderedDict[tuple[int, ...], Native] = OrderedDict()
@@ -102,7 +94,12 @@ class Executable:
     @property
     def graph(self) -> Graph:
         """The imported graph before any pass, with the dims that were fixed."""
-        return self._graph
+        return self._origin.graph()
+
+    @property
+    def target(self) -> CpuTarget:
+        """The CPU that its code is for."""
+        return self._origin.target
 
     @property
     def report(self) -> Report:
@@ -116,8 +113,10 @@ class Executable:
         """
         natives = self.natives
         if not natives:
-            raise InputError(f"no program is compiled yet: call the model first, or give dims={{...}} for {', '.join(self._graph.dims)}")
-        return source(natives[-1].program, self._target, stage, kernel)
+            raise InputError(f"no program is compiled yet: call the model first, or give dims={{...}} for {', '.join(self._origin.interface.dims)}")
+        from dnnc.report.sources import sources_of  # loads the emitter, which a call does without
+
+        return sources_of(natives[-1], self._origin.target).text(stage, kernel)
 
     # --- calls ----------------------------------------------------------------------------------------------------------------
 
@@ -153,6 +152,12 @@ class Executable:
         self._check_outputs(bound, arrays, results)
         return lambda: self._execute(bound, arrays, results)
 
+    def profile(self, *args: Any, repeats: int | None = None, **named: Any) -> Profile:
+        """Where the time of a call on these inputs goes, kernel by kernel; print it. `repeats`: calls to measure, about a second's by default."""
+        from dnnc.profile import profile
+
+        return profile(self, self._origin.target, args, named, repeats)
+
     def _execute(self, bound: Bound, arrays: Sequence[Array], results: Sequence[Array]) -> None:
         if bound.empty:
             return
@@ -173,8 +178,7 @@ class Executable:
     def _fail(self, bound: Bound, frame: Frame) -> None:
         code = frame.status[0]
         frame.slots[4:7] = 0
-        suspects = [s for s in bound.native.program.steps if "guard(" in s.text]
-        where = "; ".join(f"{s.kernel.name}{locations(s.kernel.locs)}" for s in suspects[:3])
+        where = "; ".join([f"{k.name}{k.where}" for k in bound.native.kernels if k.guarded][:3])
         raise InputError(f"an index read at run time lies outside of its axis (status {code}), in {where}: check the values of integer inputs")
 
     # --- buffers and programs -----------------------------------------------------------------------------------------------
@@ -203,19 +207,19 @@ class Executable:
             inner = self._when_empty(key)
             self._bound[key] = inner._bind(arrays)
             return self._bound[key]
-        dims = bind_dims(self._graph, [a.shape for a in arrays])
+        dims = bind_dims(self._origin.interface, [a.shape for a in arrays])
         with self._lock:
-            sizes = () if self._common(dims) else tuple(dims[v] for v in sorted(dims, key=lambda v: v.name))
+            sizes = self._sizes(dims)
             native = self._natives.get(sizes)
             if native is None:
-                native = self._specialise(dims)
+                native = self._origin.specialise(dims)
                 self._natives[sizes] = native
                 while len(self._natives) > MAX_SPECIALISATIONS:
                     _, dropped = self._natives.popitem(last=False)
                     for old in [k for k, b in self._bound.items() if b.native is dropped]:
                         del self._bound[old]
             by_name = {v.name: n for v, n in dims.items()}
-            bound = Bound(native, {v: by_name[v.name] for v in native.program.dims}, self._nthreads)
+            bound = Bound(native, {v: by_name[v.name] for v in native.dims}, self._nthreads)
             self._bound[key] = bound
             while len(self._bound) > MAX_PLANS:
                 self._bound.popitem(last=False)
@@ -223,9 +227,37 @@ class Executable:
 
     def prepare(self, shapes: Sequence[tuple[int, ...]]) -> Native:
         """Compile for input shapes ahead of the first call."""
-        if len(shapes) != len(self._graph.inputs):
-            raise InternalError(f"{len(shapes)} shapes for {len(self._graph.inputs)} inputs")
-        return self._bind([np.empty(s, v.type.dtype.numpy) for s, v in zip(shapes, self._graph.inputs)]).native
+        inputs = self._origin.interface.inputs
+        if len(shapes) != len(inputs):
+            raise InternalError(f"{len(shapes)} shapes for {len(inputs)} inputs")
+        return self._bind([np.empty(s, v.type.dtype.numpy) for s, v in zip(shapes, inputs)]).native
+
+    def _sizes(self, dims: Mapping[Var, int]) -> tuple[int, ...]:
+        """Which program serves these dims; () is the one for all."""
+        return () if self._origin.serves_all(dims) else tuple(dims[v] for v in sorted(dims, key=lambda v: v.name))
+
+    # --- files ------------------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str], small: bool = False) -> None:
+        """Write the compiled model to a file that `dnnc.load` reads: what was compiled so far, and the model to compile the rest.
+
+        Args:
+            path: the file; it is replaced at once, so that no reader sees half of it.
+            small: leave out weights in the order that kernels read them. Loading then takes as long as the passes do.
+
+        Raises:
+            ArtifactError: the file cannot be written.
+        """
+        from dnnc.artifacts import save_executable
+
+        with self._lock:
+            programs = list(self._natives.items())
+        save_executable(path, self._origin, programs, self._log.programs, small)
+
+    def adopt(self, programs: Iterable[tuple[tuple[int, ...], Native]]) -> None:
+        """Take programs that were compiled elsewhere, by the sizes that they serve in the order of the dims' names; () serves all."""
+        with self._lock:
+            self._natives.update(programs)
 
 
 def _described(a: Any) -> str:

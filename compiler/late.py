@@ -3,19 +3,25 @@ symbolic sizes do not show that two paths end with equal sizes. Compiled at the 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dnnc.executable import Executable
 from dnnc.frontends.onnx.declared import Declared
 from dnnc.ir.errors import InputError
+from dnnc.options import CompileOptions
+from dnnc.origin import OnnxParts
 from dnnc.reference import ReferenceExecutable
 from dnnc.report import Report
 from dnnc.signature import TensorSpec, converted
+
+if TYPE_CHECKING:
+    from dnnc.profile import Profile
 
 MAX_PROGRAMS = 16
 
@@ -33,11 +39,14 @@ class LateExecutable:
         wanted: tuple[str, ...],
         read: Callable[[Mapping[str, Array], Mapping[str, tuple[int, ...]]], Inner],
         needs: Callable[[Exception], tuple[str, ...]],
+        options: CompileOptions,
+        onnx: Callable[[], OnnxParts],
     ) -> None:
         self._declared, self._read, self._needs = declared.inputs, read, needs
         self._names = [n for n, _, _ in declared.inputs]
         self._outputs = declared.outputs
         self._wanted = set(wanted)
+        self._options, self._onnx = options, onnx
         self._programs: OrderedDict[Any, Inner] = OrderedDict()
         self._lock = threading.RLock()
 
@@ -74,6 +83,19 @@ class LateExecutable:
         """Run into given buffers, as Executable does; without them as a call."""
         arrays = self._collect((inputs,) if isinstance(inputs, Mapping) else tuple(inputs), {})
         return self._program(arrays).run(list(arrays.values()), outputs)
+
+    def save(self, path: str | os.PathLike[str], small: bool = False) -> None:
+        """Write the model with the options to a file that `dnnc.load` reads. Programs are compiled anew for the first calls after it;
+        `small` makes no difference. ArtifactError if the file cannot be written, ModelError if the model's file is not there any more.
+        """
+        from dnnc.artifacts import save_late
+
+        save_late(path, self._options, self._onnx())
+
+    def profile(self, *args: Any, repeats: int | None = None, **named: Any) -> Profile:
+        """Where the time of a call on these inputs goes, as of Executable."""
+        arrays = self._collect(args, named)
+        return self._program(arrays).profile(*arrays.values(), repeats=repeats)
 
     def _collect(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Array]:
         if len(args) == 1 and not named and type(by_name := args[0]) is dict:

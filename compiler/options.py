@@ -33,7 +33,8 @@ class CompileOptions:
 
     Args:
         target: "llvm", "llvm -mcpu=skylake-avx512", "cuda", "cuda:1", "cuda -arch=sm_90a", "reference", or a Target.
-        precision: storage and compute type, one of PRECISIONS; None keeps the model's.
+        precision: how floats are stored, one of PRECISIONS; None keeps the model's types. "float16" and "bfloat16" are stored so and computed
+            in float32, norms and reductions stay float32; "tf32" is float32 on a CPU. Inputs and outputs keep their types.
         numerics: "strict" (bit-identical between runs, no reassociation), "standard", or "fast" (TF32, approximate functions).
         dims: what symbolic dimensions are: {"batch": 8} fixes one, {"batch": (1, 64)} bounds it, both ends included.
         outputs: names of intermediate values to return as well.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from dnnc.ir.errors import InputError
+from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.graph import Graph
 from dnnc.ir.interp import run
+from dnnc.options import CompileOptions
 from dnnc.report import Report
 from dnnc.signature import Signature, TensorSpec
 
@@ -59,3 +61,14 @@ class ReferenceExecutable:
                 raise InputError(f"output {name}: expected an array {r.dtype} {r.shape}, got {out.dtype} {out.shape}")
             out[...] = r
         return given[0] if len(given) == 1 else tuple(given)
+
+    def save(self, path: str | os.PathLike[str], small: bool = False) -> None:
+        """Write the model to a file that `dnnc.load` reads; `small` makes no difference. ArtifactError if it cannot be written."""
+        from dnnc.artifacts import save_reference
+
+        names = self._signature.input_names, self._signature.output_names
+        save_reference(path, self._graph, *names, CompileOptions(target="reference"))
+
+    def profile(self, *args: Any, **named: Any) -> NoReturn:
+        """UnsupportedError: nothing is compiled for this target."""
+        raise UnsupportedError("a profile is of compiled code; the target reference has none")

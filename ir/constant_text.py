@@ -113,19 +113,34 @@ def _number(node: ast.expr, dtype: DType) -> Any:
 
 def save_constants(g: Graph, path: str | Path) -> None:
     """Write the constants that the text of g does not hold, those of its subgraphs included, to an .npz file."""
-    arrays: dict[str, Array] = {}
-    _collect(g, arrays)
+    arrays = {f"{digest}:{dtype}": _plain(a, dtype) for digest, (dtype, a) in large_constants(g).items()}
     with open(path, "wb") as f:
         np.savez(f, **arrays)  # type: ignore[arg-type]
 
 
-def _collect(g: Graph, arrays: dict[str, Array]) -> None:
-    for v, a in g.constants.items():
-        if not inline(a, v.type.dtype):
-            arrays[f"{g.digest(v)}:{v.type.dtype}"] = _plain(a, v.type.dtype)
+def large_constants(g: Graph) -> dict[str, tuple[DType, Array]]:
+    """The constants that the text of g does not hold, those of its subgraphs included, by content hash."""
+    out = {g.digest(v): (v.type.dtype, a) for v, a in g.constants.items() if not inline(a, v.type.dtype)}
     for n in g.nodes():
         for s in n.subgraphs():
-            _collect(s, arrays)
+            out.update(large_constants(s))
+    return out
+
+
+def to_bytes(a: Array, dtype: DType) -> Array:
+    """The elements as bytes, uint8[n]; `from_bytes` reads them back."""
+    return np.ascontiguousarray(_plain(a, dtype)).reshape(-1).view(np.uint8)
+
+
+def from_bytes(data: Any, dtype: DType, shape: tuple[int, ...]) -> Array:
+    """The array that `to_bytes` wrote, without a copy where it is numbers. ValueError where the bytes are not those of that type."""
+    if dtype.kind == "s":
+        a = _typed(np.frombuffer(data, np.uint8), dtype)
+        if a.shape != shape:
+            raise ValueError(f"expected text in shape {list(shape)}, got {list(a.shape)}")
+        return a
+    flat = np.frombuffer(data, dtype.numpy) if len(data) else np.empty(0, dtype.numpy)
+    return flat.reshape(shape)
 
 
 def _plain(a: Array, dtype: DType) -> Array:

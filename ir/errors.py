@@ -57,6 +57,14 @@ class InternalError(DnncError):
     """An invariant of dnnc itself broke; please report it with the text of the message."""
 
 
+class DnncWarning(UserWarning):
+    """Base of all warnings that dnnc gives."""
+
+
+class ArtifactWarning(DnncWarning):
+    """The code in a saved model cannot be used here, so the model is compiled again; says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loc:
     """Where a value comes from: an ONNX node (name, operator, opset) or a line of a traced function."""

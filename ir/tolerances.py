@@ -1,10 +1,21 @@
 """How far a result may be from float64: the one place that states the constants.
 
-rounding contract:  |error| <= C * eps(dtype) * sqrt(K) * scale,  scale = max |reference| over the output, K the length of the reduction
+rounding contract:  |error| <= C * eps * sqrt(K) * scale,  scale = max |reference| over the output, K the length of the reduction
 
 C = 32: a random walk of K roundings stays within 4 * sqrt(K) * eps for 10^6 elements (Higham, "Accuracy and Stability of Numerical
 Algorithms", 2002, section 2.8: the constant is modest and depends on the wanted probability); the rest is for chains of up to 24
 element-wise ops of <= 4 ulp each, and for arguments of exp, whose absolute error becomes a relative one. Integers and bools are exact.
+eps is that of the type in which registers compute. A kernel whose result is stored in a smaller type rounds it once, by at most eps / 2 of
+that type; STORED = 4 of its eps are allowed, for casts inside of the kernel, and where an operand of rounded size meets another.
+
+reduced contract, a model whose values are stored in f16 or bf16:  |error| <= REDUCED * eps * sqrt(D) * scale,  eps of that type
+
+D is the number of nodes on the longest path. A stored number is off by at most u = eps / 2 of itself, with an rms of u / sqrt(3). What a
+node makes carries the errors of its operand, its weights and its own result: independent ones (Higham, section 2.8), so 3 D of them add up to
+an rms of u * sqrt(D) of the scale, if each stage hands on relative errors as they are (sums of many products do: of K independent errors
+in K terms, the sum has one of the same size relative to a sum of random signs). The largest of 10^6 outputs is within 5 rms: 2.5 * eps *
+sqrt(D), hence REDUCED = 3. Accumulators are float32, so that K does not occur. A model that amplifies errors is judged by what rounding alone
+does to it (accuracy.py).
 """
 
 from __future__ import annotations
@@ -16,6 +27,8 @@ import numpy as np
 from dnnc.ir.dtype import DType
 
 C = 32.0
+STORED = 4.0
+REDUCED = 3.0
 EPS = {
     "f64": 2.0**-52,
     "f32": 2.0**-23,
@@ -35,10 +48,21 @@ def bound(dtype: DType, k: int, reference: Any) -> float:
     """The largest error that a result of `dtype` may have against `reference` after reductions over k terms."""
     if not (dtype.is_float or dtype.kind == "c"):
         return 0.0
-    finite = np.abs(reference[np.isfinite(reference)])
-    scale = float(finite.max()) if finite.size else 0.0
+    scale = max(_scale(reference), TINY.get(dtype.name, 1e-30))
     if dtype.kind == "c":
-        eps = 2.0**-23 if dtype.bits == 64 else 2.0**-52
+        eps = EPS["f32"] if dtype.bits == 64 else EPS["f64"]
     else:
-        eps = EPS.get(dtype.name, 1.0)
-    return float(C * eps * np.sqrt(max(k, 1)) * max(scale, TINY.get(dtype.name, 1e-30)))
+        eps = EPS[dtype.computed.name]
+    stored = STORED * EPS.get(dtype.name, 1.0) if dtype.computed is not dtype else 0.0
+    return float((C * eps * np.sqrt(max(k, 1)) + stored) * scale)
+
+
+def reduced(storage: DType, depth: int, reference: Any) -> float:
+    """The largest error of a model's output where values are stored as `storage` and up to `depth` nodes follow one another."""
+    return float(REDUCED * EPS[storage.name] * np.sqrt(max(depth, 1)) * max(_scale(reference), TINY.get(storage.name, 1e-30)))
+
+
+def _scale(reference: Any) -> float:
+    """The largest finite magnitude."""
+    finite = np.abs(reference[np.isfinite(reference)])
+    return float(finite.max()) if finite.size else 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dnnc.ir.errors import DnncError, InputError, InternalError, VerifyError
 from dnnc.ir.graph import Graph, Node
@@ -23,17 +23,21 @@ class PassContext:
         numerics: "strict" (nothing that adds or moves a rounding), "standard" or "fast".
         lanes: float32 elements of the target's vector register.
         fold_limit: bytes; a constant that is larger than this and than what it is computed from is not computed while compiling.
+        precision: how floats are stored: None (as in the graph), "float32", "tf32", "float16" or "bfloat16".
         check: verify the graph after each pass.
         dump: called with "before NAME" ahead of the first pass and "after NAME" behind each.
         explain: called with a rule's name, the node and the reason each time a rewrite rule does not fire.
+        note: called with what a user should know of; PassManager puts it into the pass's record.
     """
 
     numerics: str = "standard"
     lanes: int = 16
     fold_limit: int = 64 << 20
+    precision: str | None = None
     check: bool = False
     dump: Callable[[str, Graph], None] | None = None
     explain: Callable[[str, Node, str], None] | None = None
+    note: Callable[[str], None] | None = None
 
     @property
     def strict(self) -> bool:
@@ -57,16 +61,18 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """What a pass did: wall-clock seconds (without checks and dumps) and the number of nodes before and after."""
+    """What a pass did: wall-clock seconds (without checks and dumps), the number of nodes before and after, and notes."""
 
     name: str
     seconds: float
     nodes_before: int
     nodes_after: int
     changed: bool
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.seconds * 1e3:.1f} ms, {self.nodes_before} -> {self.nodes_after} nodes{'' if self.changed else ', unchanged'}"
+        head = f"{self.name}: {self.seconds * 1e3:.1f} ms, {self.nodes_before} -> {self.nodes_after} nodes{'' if self.changed else ', unchanged'}"
+        return "\n    ".join([head, *self.notes])
 
 
 @dataclass(slots=True)
@@ -90,15 +96,16 @@ class PassManager:
         return changed
 
     def _one(self, graph: Graph, p: Pass, ctx: PassContext) -> bool:
+        notes: list[str] = []
         before, start = count_nodes(graph), time.perf_counter()
         try:
-            changed = p.run(graph, ctx)
+            changed = p.run(graph, replace(ctx, note=notes.append))
             seconds = time.perf_counter() - start
             if ctx.check:
                 verify(graph)
         except Exception as e:
             raise _blamed(p, e) from e
-        self.records.append(PassRecord(p.name, seconds, before, count_nodes(graph), changed))
+        self.records.append(PassRecord(p.name, seconds, before, count_nodes(graph), changed, tuple(notes)))
         if ctx.dump is not None:
             ctx.dump(f"after {p.name}", graph)
         return changed

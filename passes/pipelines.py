@@ -19,6 +19,7 @@ from dnnc.passes.graph.idioms import idioms
 from dnnc.passes.graph.inplace import find_inplace
 from dnnc.passes.graph.layout import assign_layouts
 from dnnc.passes.graph.memory_plan import plan_memory
+from dnnc.passes.graph.precision import precision
 from dnnc.passes.program import Program, build_steps
 from dnnc.passes.schedule.problem import Template
 from dnnc.passes.schedule.step import Choose, first_choice
@@ -56,16 +57,19 @@ CANONICALIZE_AGAIN = Pass("canonicalize-again", canonicalize, "x * x out of two 
 IDIOMS = Pass("idioms", idioms, "exporters spell norms, softmax and GELU in small ops; one op fuses and computes better; needs the one form")
 BATCH_NORM_AGAIN = Pass("fold-batch-norm-again", fold_batch_norm, "scales and shifts that decompositions left beside a contraction")
 DCE = Pass("dce", dce, "what nobody reads goes before layouts and plans see it")
+PRECISION = Pass(
+    "precision", precision, "how floats are stored; after all folding, which is done in the model's types, and where norms are one op each"
+)
 LAYOUT = Pass("layout", layout, "blocks for the vectors; last of the rewrites, since it fixes how values lie")
 DCE_AGAIN = Pass("dce-again", dce, "layout relabels constants and leaves the old ones without readers")
 COPY_OUTPUTS = Pass("copy-outputs", copy_outputs, "outputs are memory of their own; after layout, which may add the last node itself")
 
 PASSES = (
     FOLD, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, FOLD_AGAIN, CANONICALIZE, CSE, CANONICALIZE_AGAIN, IDIOMS, BATCH_NORM_AGAIN, DCE,
-    LAYOUT, DCE_AGAIN, COPY_OUTPUTS,
+    PRECISION, LAYOUT, DCE_AGAIN, COPY_OUTPUTS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
-    0: (DECOMPOSE, DCE, COPY_OUTPUTS),
+    0: (DECOMPOSE, DCE, PRECISION, COPY_OUTPUTS),
     1: tuple(p for p in PASSES if p is not LAYOUT),
     3: PASSES,
 }

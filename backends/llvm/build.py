@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,20 +13,23 @@ import numpy as np
 from dnnc.backends.cache import KernelCache
 from dnnc.backends.llvm import compile as compile_
 from dnnc.backends.llvm import emit, spelling, values
-from dnnc.backends.llvm.compile import Loaded, compile_text, llvm_version, load_objects
+from dnnc.backends.llvm.compile import compile_text, llvm_version, load_objects
 from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.entry import Call, Place, entry_text
 from dnnc.backends.llvm.features import CpuTarget
+from dnnc.backends.llvm.native import ENTRY, FORMAT, Native, NativeKernel, shape_of
 from dnnc.backends.llvm.worker_pool import CompileService
 from dnnc.backends.runtime import ALIGN, aligned_empty
-from dnnc.ir.expr import Expr, Var, const, substitute, value
+from dnnc.ir.errors import Loc, locations
+from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Value
 from dnnc.ir.operator.stmt import Buffer, stored
 from dnnc.ir.types import Layout, Part, TensorType
 from dnnc.passes.program import Program, Step
 
+__all__ = ["Native", "build", "calls", "describe", "lay_out_constants", "pack", "shape_of", "step_nodes", "symbol_of", "unique_kernels"]
+
 Array = np.ndarray[Any, Any]
-FORMAT = "1"  # of kernels and their calling convention; part of every cache key
 
 
 def pack(array: Array, type: TensorType) -> Array:
@@ -68,68 +70,121 @@ def symbol_of(text: str, target: CpuTarget) -> str:
     return "k_" + hashlib.sha256(key.encode()).hexdigest()
 
 
-@dataclass
-class Native:
-    """A program that can be called: `entry` is the address of its entry function; it lives as long as this object."""
-
-    program: Program
-    loaded: Loaded
-    entry: int
-    constants: Array
-    calls: tuple[Call, ...]  # what the entry function does, in order: one for each step
-    symbols: dict[str, str]  # kernel text -> symbol
-    texts: dict[str, str]  # symbol -> LLVM text
-    compiled: int  # kernels that were not in the cache
-
-    @property
-    def parallel(self) -> bool:
-        """Does any kernel share its work between threads?"""
-        return any(c.parallel for c in self.calls)
-
-    def sizes(self, dims: Mapping[Var, int]) -> tuple[list[int], int]:
-        return self.program.memory.offsets(dims)
-
-
 Check = Callable[[Step, int], None]  # a step and the address of its kernel
 Progress = Callable[[str, int, int], None]
 
 
 def build(
-    program: Program, target: CpuTarget, kernels: KernelCache, service: CompileService, check: Check | None, progress: Progress | None = None
+    program: Program,
+    target: CpuTarget,
+    kernels: KernelCache,
+    service: CompileService,
+    check: Check | None,
+    progress: Progress | None = None,
+    given: Mapping[str, bytes] | None = None,
 ) -> Native:
-    """Compile, check and link. `check(step, address)` runs once for every kernel that was not in the cache, before it enters it."""
+    """Compile, check and link.
+
+    Args:
+        program: scheduled kernels with their plan.
+        target: the CPU.
+        kernels: where kernels are looked for first, and kept.
+        service: compiles those that are missing.
+        check: `check(step, address)` runs once for every kernel that was not in the cache, before it enters it.
+        progress: told (stage, done, of).
+        given: objects by symbol, out of a saved model; the cache is not asked for these.
+    """
     symbols = {s.text: symbol_of(s.text, target) for s in program.steps}
-    texts: dict[str, str] = {}
     objects: dict[str, bytes] = {}
     missing: dict[str, Step] = {}
     for s in program.steps:
         name = symbols[s.text]
         if name in objects or name in missing:
             continue
-        found = kernels.get(name[2:])
+        found = given[name] if given and name in given else kernels.get(name[2:])
         if found is not None:
             objects[name] = found
         else:
             missing[name] = s
-            texts[name] = emit_kernel(s.kernel, name, target.feature_set)
+    texts = {name: emit_kernel(s.kernel, name, target.feature_set) for name, s in missing.items()}
     tell = (lambda done, of: progress("compile", done, of)) if progress else None
-    made = service.compile_many([(n, texts[n]) for n in missing], target.cpu, target.features, tell)
+    made = service.compile_many(list(texts.items()), target.cpu, target.features, tell)
     if check is not None and made:
-        trial = load_objects(list(made.values()))
-        for k, (name, step) in enumerate(missing.items()):
-            check(step, trial.address(name))
-            if progress:
-                progress("check", k + 1, len(missing))
+        _check_all(missing, made, check, progress)
     for name, obj in made.items():
         kernels.put(name[2:], obj)
     objects.update(made)
     constants, offsets = lay_out_constants(program)
     made_calls = calls(program, symbols, offsets)
-    text = entry_text(made_calls)
-    objects["entry"] = compile_text(text, target.cpu, target.features)
+    texts[ENTRY] = entry_text(made_calls)
+    objects[ENTRY] = compile_text(texts[ENTRY], target.cpu, target.features)
+    return _linked(program, symbols, objects, constants, made_calls, texts, len(missing))
+
+
+def _check_all(missing: Mapping[str, Step], made: Mapping[str, bytes], check: Check, progress: Progress | None) -> None:
+    """Check new kernels, linked with each other only."""
+    trial = load_objects(list(made.values()))
+    for k, (name, step) in enumerate(missing.items()):
+        check(step, trial.address(name))
+        if progress:
+            progress("check", k + 1, len(missing))
+
+
+def _linked(
+    program: Program,
+    symbols: Mapping[str, str],
+    objects: Mapping[str, bytes],
+    constants: Array,
+    made_calls: Sequence[Call],
+    texts: Mapping[str, str],
+    compiled: int,
+) -> Native:
     loaded = load_objects(list(objects.values()))
-    texts["entry"] = text
-    return Native(program, loaded, loaded.address("entry"), constants, tuple(made_calls), symbols, texts, len(missing))
+    return Native(
+        loaded,
+        loaded.address(ENTRY),
+        constants,
+        tuple(made_calls),
+        program.dims,
+        tuple(v.type for v in program.graph.outputs),
+        program.memory.arena,
+        describe(program, symbols),
+        objects,
+        program.graph.text,
+        compiled,
+        texts,
+        program,
+    )
+
+
+def describe(program: Program, symbols: Mapping[str, str]) -> tuple[NativeKernel, ...]:
+    """The unique kernels of a program as data, in order of their first call."""
+    out = []
+    for text, steps in unique_kernels(program).items():
+        s = steps[0]
+        names = dict.fromkeys(loc.name for x in steps for n in x.group.nodes for loc in n.locs)
+        calls_ = tuple(map(step_nodes, steps))
+        where = locations(s.kernel.locs)
+        out.append(NativeKernel(s.kernel.name, symbols[text], text, str(s.choice), s.parallel, where, calls_, tuple(names)))
+    return tuple(out)
+
+
+def unique_kernels(program: Program) -> dict[str, list[Step]]:
+    """The steps by the text of their kernel, in order of the first call."""
+    out: dict[str, list[Step]] = {}
+    for s in program.steps:
+        out.setdefault(s.text, []).append(s)
+    return out
+
+
+def step_nodes(s: Step) -> str:
+    """`conv1 (Conv), relu1 (Relu)`: the nodes of the model that a call computes, or where none is known its ops."""
+    locs = dict.fromkeys(loc for n in s.group.nodes for loc in n.locs)
+    return ", ".join(_short(loc) for loc in locs) or " + ".join(n.op.name for n in s.group.nodes)
+
+
+def _short(loc: Loc) -> str:
+    return f"{loc.name or '?'} ({loc.op})" if loc.op and not loc.file else str(loc)
 
 
 def lay_out_constants(program: Program) -> tuple[Array, dict[Value, int]]:
@@ -151,6 +206,7 @@ def lay_out_constants(program: Program) -> tuple[Array, dict[Value, int]]:
             total += -(-bytes_.nbytes // ALIGN) * ALIGN
         offsets[v] = known[key]
     block = aligned_empty(max(total, 1))
+    block[:] = 0  # the gaps too, so that a saved block is always the same
     for at, a in packed:
         block[at : at + a.nbytes] = a.reshape(-1).view(np.uint8) if a.dtype != np.bool_ else a.reshape(-1).astype(np.uint8)
     return block, offsets
@@ -180,13 +236,3 @@ def calls(program: Program, symbols: Mapping[str, str], constants: Mapping[Value
         writes = tuple(a for a, b in zip(args, buffers) if b in written)
         out.append(Call(symbols[s.text], args, writes, tuple(position[d] for d in s.dims), s.parallel))
     return out
-
-
-def shape_of(t: TensorType, env: Mapping[Expr, Expr]) -> tuple[int, ...]:
-    """A shape with its symbolic dims filled in."""
-    out = []
-    for d in t.shape:
-        n = value(substitute(const(d), env))
-        assert n is not None, f"{d!r} is not fixed by the dims of the call"
-        out.append(n)
-    return tuple(out)

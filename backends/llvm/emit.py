@@ -273,7 +273,7 @@ class FuncEmitter:
 
     @staticmethod
     def alignment(buf: Buffer, lanes: int) -> int:
-        return 64 if buf.space in ("register", "local") and lanes * buf.dtype.bytes == 64 else buf.dtype.bytes
+        return 64 if buf.space == "register" and lanes * buf.dtype.bytes == 64 else buf.dtype.bytes  # a local row may be read anywhere
 
     def masked_load(self, p: str, ty: str, e: Load) -> str:
         assert e.limit is not None

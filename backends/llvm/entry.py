@@ -3,10 +3,14 @@
 `i64 entry(ptr frame, ptr buffers, ptr dims, i64 tid, i64 nthreads)`. Buffers are the inputs, then the outputs. Only this function knows
 where values lie: offsets into the arena are literals in a static program and loaded from Frame.offsets in a symbolic one. A barrier
 stands between two kernels only where data crosses threads: one reads or overwrites what the other wrote or reads.
+
+A timed entry function does the same and notes on each thread the time between any two of its steps: what a profile is made of.
 """
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dnnc.backends.runtime import FRAME_ARENA, FRAME_BARRIER, FRAME_CONSTANTS, FRAME_OFFSETS, FRAME_STATUS
@@ -68,11 +72,57 @@ def entry_text(calls: list[Call], name: str = "entry") -> str:
     for need, c in zip(barriers(calls), calls):
         if need:
             e.barrier()
-        e.call(c)
+        e.call(c, f"@{c.symbol}")
     decls = sorted({f"declare void @{c.symbol}({', '.join(['i64'] * len(c.dims) + ['ptr'] * len(c.args) + ['ptr', 'i64', 'i64'])})" for c in calls})
-    head = f"define i64 @{name}(ptr %frame, ptr %buffers, ptr %dims, i64 %tid, i64 %nthreads) nounwind {{"
-    tail = [f"  %status.p = getelementptr i64, ptr %frame, i64 {FRAME_STATUS}", "  %status = load i64, ptr %status.p", "  ret i64 %status", "}"]
-    return "\n".join([*decls, head, "entry:", *e.top, *e.lines, *tail]) + "\n"
+    return "\n".join([*decls, *e.function(name)]) + "\n"
+
+
+# --- time ---------------------------------------------------------------------------------------------------------------------
+
+
+def stamp_places(calls: list[Call]) -> list[tuple[int, int]]:
+    """For each call: where a thread notes the time before it, and after it. Place 0 is for the start of the thread.
+
+    Only a barrier lies between the end of one call and the start of the next, so without one they share a place.
+    """
+    out: list[tuple[int, int]] = []
+    last = 0
+    for need in barriers(calls):
+        before = last + need
+        last = before + 1
+        out.append((before, last))
+    return out
+
+
+def timed_entry_text(calls: list[Call], addresses: Mapping[str, int], buffer: int, stride: int) -> str:
+    """The LLVM module of an entry function that notes the time: `entry`, and `i64 ticks()`, the clock that it reads.
+
+    Args:
+        calls: as for `entry_text`.
+        addresses: of the kernels by symbol: they are in memory already, and nothing is linked.
+        buffer: which of the buffers is int64[threads, stride], written in places by `stamp_places`.
+        stride: int64 of a thread's row. Rows should not share cache lines.
+    """
+    e = _Entry()
+    e.stamps(buffer, stride)
+    e.stamp(0)
+    for need, c, (before, after) in zip(barriers(calls), calls, stamp_places(calls)):
+        if need:
+            e.barrier()
+            e.stamp(before)
+        e.call(c, f"inttoptr (i64 {addresses[c.symbol]} to ptr)")
+        e.stamp(after)
+    counter = f"llvm.{tick_counter()}"
+    ticks = ["define i64 @ticks() nounwind {", f"  %t = call i64 @{counter}()", "  ret i64 %t", "}"]
+    return "\n".join([f"declare i64 @{counter}()", *ticks, *e.function("entry")]) + "\n"
+
+
+def tick_counter() -> str:
+    """The intrinsic of a counter that all cores share and that user code may read: on x86 the time stamp counter, on ARM the virtual timer."""
+    return "readsteadycounter" if platform.machine().lower() in ("aarch64", "arm64") else "readcyclecounter"
+
+
+# --- text ---------------------------------------------------------------------------------------------------------------------
 
 
 class _Entry:
@@ -81,6 +131,12 @@ class _Entry:
         self.lines: list[str] = []
         self.known: dict[tuple[str, int, int], str] = {}
         self.count = 0
+
+    def function(self, name: str) -> list[str]:
+        """The lines of the whole function."""
+        head = f"define i64 @{name}(ptr %frame, ptr %buffers, ptr %dims, i64 %tid, i64 %nthreads) nounwind {{"
+        tail = [f"  %status.p = getelementptr i64, ptr %frame, i64 {FRAME_STATUS}", "  %status = load i64, ptr %status.p", "  ret i64 %status", "}"]
+        return [head, "entry:", *self.top, *self.lines, *tail]
 
     def slot(self, k: int, what: str) -> str:
         """A pointer kept in the frame, loaded once."""
@@ -119,9 +175,20 @@ class _Entry:
     def barrier(self) -> None:
         self.lines.append(f"  call void {self.slot(FRAME_BARRIER, 'barrier')}(ptr %frame)")
 
-    def call(self, c: Call) -> None:
+    def stamps(self, buffer: int, stride: int) -> None:
+        """The row of this thread in the buffer of stamps."""
+        self.top += [f"  %row = mul i64 %tid, {stride}", f"  %stamps = getelementptr i64, ptr {self.address(Place('buffer', buffer))}, i64 %row"]
+
+    def stamp(self, place: int) -> None:
+        self.lines += [
+            f"  %t{place} = call i64 @llvm.{tick_counter()}()",
+            f"  %t{place}.p = getelementptr i64, ptr %stamps, i64 {place}",
+            f"  store i64 %t{place}, ptr %t{place}.p",
+        ]
+
+    def call(self, c: Call, callee: str) -> None:
         args = [f"i64 {self.dim(k)}" for k in c.dims] + [f"ptr {self.address(a)}" for a in c.args]
-        text = f"  call void @{c.symbol}({', '.join([*args, 'ptr %frame', 'i64 %tid', 'i64 %nthreads'])})"
+        text = f"  call void {callee}({', '.join([*args, 'ptr %frame', 'i64 %tid', 'i64 %nthreads'])})"
         if c.parallel:
             self.lines.append(text)
             return

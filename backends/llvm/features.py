@@ -126,6 +126,17 @@ def vector_bits(features: str) -> int:
 
 def cache_sizes(folder: Path = _CPU_FOLDER) -> tuple[int, int]:
     """(L1 data, L2) of the first CPU on which the process may run, bytes; the fallbacks where the system does not tell."""
+    sizes = _caches(folder)
+    return sizes.get("1") or L1_FALLBACK, sizes.get("2") or L2_FALLBACK
+
+
+def last_level_cache(folder: Path = _CPU_FOLDER) -> int:
+    """Bytes of the largest cache that the first CPU reaches; that of its second level where the system does not tell."""
+    return max(_caches(folder).values(), default=L2_FALLBACK)
+
+
+def _caches(folder: Path) -> dict[str, int]:
+    """Bytes of the data caches by level."""
     cpu = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     sizes: dict[str, int] = {}
     for index in sorted((folder / f"cpu{cpu}" / "cache").glob("index*")):
@@ -135,7 +146,7 @@ def cache_sizes(folder: Path = _CPU_FOLDER) -> tuple[int, int]:
                 sizes[level] = int(size[:-1]) << {"K": 10, "M": 20}[size[-1]]
         except (OSError, ValueError, KeyError, IndexError):
             continue
-    return sizes.get("1") or L1_FALLBACK, sizes.get("2") or L2_FALLBACK
+    return sizes
 
 
 def _is_arm() -> bool:

@@ -2,8 +2,9 @@
 
 The group that a kernel was made for is evaluated by the ops' references, in float64, at sampled outputs (corners, both ends of each axis,
 random points), on random inputs; the kernel runs natively on the same inputs in its own layouts, with red zones around its output.
-The bound is c * eps * sqrt(K) * max |reference|, K the length of the longest reduction (tolerances.py states c); where it is not met, a
-second look allows for how badly conditioned the output is.
+The bound is c * eps * sqrt(K) * max |reference|, K the length of the longest reduction (tolerances.py states c), with float32's eps where
+values are stored in a smaller type, and then the rounding of the store; where it is not met, a second look allows for how badly
+conditioned the output is.
 """
 
 from __future__ import annotations
@@ -70,16 +71,17 @@ def conditioning(sub: Graph, arrays: list[Array], points: Array, want: Array, rn
     which the contract allows, into larger ones of its own (mixed forward-backward error; Higham, section 1.5).
     """
     moved = np.zeros(want.shape)
+    eps = max((EPS.get(n.attrs["to"].name, 0.0) for n in sub.nodes() if n.op.name == "cast"), default=0.0)  # casts round inside, too
     for _ in range(TRIALS):
-        shaken = [a if a.dtype.kind not in "fV" else _shaken(a, rng) for a in arrays]
+        shaken = [a if a.dtype.kind not in "fV" else _shaken(a, rng, eps) for a in arrays]
         with np.errstate(all="ignore"):
             moved = np.fmax(moved, np.abs(reference(sub, shaken, points) - want))
     return 2 * moved
 
 
-def _shaken(a: Array, rng: np.random.Generator) -> Array:
+def _shaken(a: Array, rng: np.random.Generator, cast: float) -> Array:
     eps = EPS["f64"] if a.dtype == np.float64 else EPS["f32"]  # half types are computed in float32
-    return a.astype(np.float64) * (1 + C * eps * rng.uniform(-1, 1, a.shape))
+    return a.astype(np.float64) * (1 + max(C * eps, cast) * rng.uniform(-1, 1, a.shape))
 
 
 def step_dims(step: Step) -> list[Var]:

@@ -41,7 +41,20 @@ class Numerics(str, Enum):
     fast = "fast"
 
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="An .onnx file, or graph text in a .py file.", show_default=False)]
+class Precision(str, Enum):
+    model = "model"
+    float32 = "float32"
+    tf32 = "tf32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+    @property
+    def option(self) -> str | None:
+        """As the option of `dnnc.compile`."""
+        return None if self is Precision.model else self.value
+
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="An .onnx file, a saved .dnnc file, or graph text in a .py file.", show_default=False)]
 Target = Annotated[str, typer.Option(help="What to compile for; `dnnc targets` lists what there is. Options follow: 'llvm -mcpu=haswell'.")]
 Dims = Annotated[
     list[str] | None,
@@ -51,6 +64,7 @@ Threads = Annotated[int | None, typer.Option(min=1, help="Threads of a call. Def
 Verified = Annotated[Verify, typer.Option(help="What to compare with float64: each new kernel, the whole model too, or nothing.")]
 OptLevel = Annotated[int, typer.Option("--opt-level", "-O", help="0: nothing, 1: no fusion and no layouts, 3: everything.")]
 NumericsOption = Annotated[Numerics, typer.Option(help="strict: bit-identical, no reassociation; fast: approximate functions.")]
+PrecisionOption = Annotated[Precision, typer.Option(help="How floats are stored: as the model says, or all in one type.")]
 Cache = Annotated[str, typer.Option(metavar="auto|PATH|off", help="Where compiled kernels are kept.")]
 Inputs = Annotated[
     list[str] | None,
@@ -66,16 +80,19 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]
 
 
-@app.command("compile", epilog="Example:  dnnc compile model.onnx --dims batch=1,seq=128 --threads 2")
+@app.command("compile", epilog="Example:  dnnc compile model.onnx --dims batch=1,seq=128 -o model.dnnc")
 @guarded
 def compile_(
     model: Model,
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Save the compiled model; `dnnc run` and dnnc.load take it.")] = "",
+    small: Annotated[bool, typer.Option("--small", help="Save each weight once: half the size, but loading takes as long as the passes.")] = False,
     target: Target = "llvm",
     dims: Dims = None,
     threads: Threads = None,
     verify: Verified = Verify.kernels,
     opt_level: OptLevel = 3,
     numerics: NumericsOption = Numerics.standard,
+    precision: PrecisionOption = Precision.model,
     cache: Cache = "auto",
     inputs: Inputs = None,
     as_json: Json = False,
@@ -86,10 +103,11 @@ def compile_(
     A model with symbolic dims is compiled for the sizes that --dims gives, or for those of the arrays that --input gives.
     Compiled kernels go to the cache, where `dnnc run` and `dnnc.compile` find them.
     """
-    from dnnc.cli.compile import Job, compile_command
+    from dnnc.cli.compile import compile_command
+    from dnnc.cli.models import Job
 
     shared = (tuple(dims or ()), threads, verify.value, opt_level, numerics.value, cache, tuple(inputs or ()))
-    compile_command(Job(model, target, *shared), as_json)
+    compile_command(Job(model, target, *shared, precision.option), as_json, output, small)
 
 
 @app.command("run", epilog="Example:  dnnc run digits.onnx --input image=x.npy --output y.npz")
@@ -106,6 +124,7 @@ def run(
     verify: Verified = Verify.kernels,
     opt_level: OptLevel = 3,
     numerics: NumericsOption = Numerics.standard,
+    precision: PrecisionOption = Precision.model,
     cache: Cache = "auto",
     as_json: Json = False,
     verbose: Verbose = False,
@@ -114,10 +133,81 @@ def run(
 
     Without --input all inputs are random: normal floats, integers 0 and 1.
     """
-    from dnnc.cli.compile import Job, run_command
+    from dnnc.cli.compile import run_command
+    from dnnc.cli.models import Job
 
     shared = (tuple(dims or ()), threads, verify.value, opt_level, numerics.value, cache, tuple(inputs or ()))
-    run_command(Job(model, target, *shared), output, repeat, seed, as_json)
+    run_command(Job(model, target, *shared, precision.option), output, repeat, seed, as_json)
+
+
+@app.command("bench", epilog="Example:  dnnc bench model.onnx --dims batch=1 --peers onnxruntime,openvino")
+@guarded
+def bench(
+    model: Model,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--peers",
+            metavar="NAME,...",
+            help="Engines to compare with: onnxruntime, openvino (pip install 'dnnc\\[bench]'), torch.",
+            show_default=False,
+        ),
+    ] = None,
+    duration: Annotated[float, typer.Option(min=0, help="Seconds of timing, of each engine.")] = 5.0,
+    warmup: Annotated[float, typer.Option(min=0, help="Seconds of calls before, of each engine.")] = 1.0,
+    inputs: Inputs = None,
+    dims: Dims = None,
+    seed: Annotated[int, typer.Option(help="Of random inputs.")] = 0,
+    target: Target = "llvm",
+    threads: Threads = None,
+    verify: Verified = Verify.kernels,
+    opt_level: OptLevel = 3,
+    numerics: NumericsOption = Numerics.standard,
+    precision: PrecisionOption = Precision.model,
+    cache: Cache = "auto",
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Time calls of a model: median, tail, throughput, memory, and the time until the first result.
+
+    With --peers other engines run the same file on the same arrays with as many threads, in this process: blocks of calls take turns with
+    pauses between, outputs are compared, and the ratio of the medians says who is faster. Compare figures of one run only.
+    """
+    from dnnc.cli.measure import bench_command, parse_peers
+    from dnnc.cli.models import Job
+
+    shared = (tuple(dims or ()), threads, verify.value, opt_level, numerics.value, cache, tuple(inputs or ()))
+    bench_command(Job(model, target, *shared, precision.option), parse_peers(peers or ()), duration, warmup, seed, as_json)
+
+
+@app.command("profile", epilog="Example:  dnnc profile model.onnx --dims batch=1 --detail")
+@guarded
+def profile(
+    model: Model,
+    detail: Annotated[bool, typer.Option("--detail", help="All kernels, and every call in the order of the program.")] = False,
+    repeat: Annotated[int | None, typer.Option(min=1, help="Calls to measure. Default: about a second of them.", show_default=False)] = None,
+    inputs: Inputs = None,
+    dims: Dims = None,
+    seed: Annotated[int, typer.Option(help="Of random inputs.")] = 0,
+    target: Target = "llvm",
+    threads: Threads = None,
+    verify: Verified = Verify.kernels,
+    opt_level: OptLevel = 3,
+    numerics: NumericsOption = Numerics.standard,
+    precision: PrecisionOption = Precision.model,
+    cache: Cache = "auto",
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Show where the time of a call goes: every kernel with its time, its rates, and how near they are to this machine's limits.
+
+    Measured while the program runs, on its threads and with its caches. The rest is waiting at barriers, and what passes in Python.
+    """
+    from dnnc.cli.measure import profile_command
+    from dnnc.cli.models import Job
+
+    shared = (tuple(dims or ()), threads, verify.value, opt_level, numerics.value, cache, tuple(inputs or ()))
+    profile_command(Job(model, target, *shared, precision.option), repeat, detail, seed, as_json)
 
 
 @app.command("inspect", epilog="Example:  dnnc inspect digits.onnx --stage operator --kernel 0 --dims N=1")
@@ -134,6 +224,7 @@ def inspect(
     target: Target = "llvm",
     opt_level: OptLevel = 3,
     numerics: NumericsOption = Numerics.standard,
+    precision: PrecisionOption = Precision.model,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -145,7 +236,7 @@ def inspect(
     from dnnc.cli.inspect import View, inspect_command
     from dnnc.options import CompileOptions
 
-    options = CompileOptions(target=target, dims=parse_dims(dims or ()), opt_level=opt_level, numerics=numerics.value)
+    options = CompileOptions(target=target, dims=parse_dims(dims or ()), opt_level=opt_level, numerics=numerics.value, precision=precision.option)
     inspect_command(model, View(stage.value, kernel, naive, locs), options, as_json)
 
 
@@ -163,6 +254,7 @@ def opt(
     dims: Dims = None,
     lanes: Annotated[int, typer.Option(min=1, help="float32 values of a vector, for layouts.")] = 16,
     numerics: NumericsOption = Numerics.standard,
+    precision: PrecisionOption = Precision.model,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -174,7 +266,7 @@ def opt(
     from dnnc.passes.base import PassContext
 
     settings = Settings(passes, print_after_all, check, explain, output)
-    opt_command(graph, tuple(dims or ()), settings, PassContext(numerics=numerics.value, lanes=lanes), as_json)
+    opt_command(graph, tuple(dims or ()), settings, PassContext(numerics=numerics.value, lanes=lanes, precision=precision.option), as_json)
 
 
 @app.command("passes", epilog="Example:  dnnc passes")

@@ -5,84 +5,50 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import typer
 
-from dnnc.cli.arguments import Array, Compiled, load_model, make_arrays, open_dims, parse_cache, parse_dims
+from dnnc.cli.arguments import Array, make_arrays
 from dnnc.cli.console import Bar, show_json, show_tables
-from dnnc.driver import compile
+from dnnc.cli.models import Job, open_model, open_with_arrays, prepare
 from dnnc.executable import Executable
-from dnnc.ir.errors import InputError
 from dnnc.late import LateExecutable
-from dnnc.report.tables import Table, report_tables, show_seconds
+from dnnc.report.tables import Table, report_tables, show_bytes, show_seconds
 
 FIRST = 4  # values of an output that are shown
 
 
-@dataclass(frozen=True)
-class Job:
-    """The options that `compile` and `run` share, as texts."""
-
-    model: str
-    target: str
-    dims: tuple[str, ...]
-    threads: int | None
-    verify: str
-    opt_level: int
-    numerics: str
-    cache: str
-    inputs: tuple[str, ...]
-
-    def compile(self, progress: Callable[[str, int, int], None]) -> Compiled:
-        options = {
-            "target": self.target,
-            "dims": parse_dims(self.dims),
-            "threads": self.threads,
-            "verify": False if self.verify == "none" else self.verify,
-            "opt_level": self.opt_level,
-            "numerics": self.numerics,
-            "cache": parse_cache(self.cache),
-        }
-        f: Compiled = compile(load_model(self.model), progress, **options)
-        return f
-
-
-def compile_command(job: Job, as_json: bool) -> None:
-    """Compile a model and print the report."""
+def compile_command(job: Job, as_json: bool, output: str = "", small: bool = False) -> None:
+    """Compile a model, save it to `output` where that is given, and print the report."""
+    if small and not output:
+        raise typer.BadParameter("it says how to save, so give a file to save to as well: -o model.dnnc", param_hint="--small")
     with Bar() as bar:
-        f = job.compile(bar)
+        f = open_model(job, bar)
         if isinstance(f, Executable) and (job.inputs or not f.natives):
             prepare(f, job)
         elif isinstance(f, LateExecutable):
             f(*make_arrays(f, job.inputs, {}, 0))
     report = f.report
+    saved: dict[str, Any] = {}
+    if output:
+        f.save(output, small)
+        saved = {"file": output, "file_bytes": Path(output).stat().st_size}
     if as_json:
-        show_json(report.as_dict())
-    else:
-        show_tables(report_tables(report))
-
-
-def prepare(f: Executable, job: Job) -> None:
-    """Compile for the sizes that `--dims` and `--input` tell. InputError names the dims that they leave open."""
-    dims = parse_dims(job.dims)
-    if not job.inputs and not set(f.graph.dims) <= set(dims):
-        given = f" (given: {', '.join(dims)})" if dims else ""
-        raise InputError(open_dims(f"the model has symbolic dims{given}", [n for n in f.graph.dims if n not in dims]))
-    f.prepare([a.shape for a in make_arrays(f, job.inputs or ("zeros",), dims, 0)])
+        show_json({**report.as_dict(), **saved})
+        return
+    show_tables(report_tables(report))
+    if output:
+        show_tables([Table(f"saved to {output}, {show_bytes(saved['file_bytes'])}", (), ())])
 
 
 def run_command(job: Job, output: str, repeat: int, seed: int, as_json: bool) -> None:
     """Run a model and print what its outputs look like."""
     with Bar() as bar:
         start = time.perf_counter()
-        f = job.compile(bar)
-        arrays = make_arrays(f, job.inputs, parse_dims(job.dims), seed)
-        if isinstance(f, Executable):
-            f.prepare([a.shape for a in arrays])
+        f, arrays = open_with_arrays(job, bar, seed)
         compiled = time.perf_counter() - start
     results, seconds = timed(lambda: f(*arrays), repeat)
     names = [s.name for s in f.outputs]

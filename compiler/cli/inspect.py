@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from dnnc.backends.artifact import is_artifact
+from dnnc.backends.llvm.build import calls, describe, lay_out_constants, symbol_of
 from dnnc.backends.llvm.features import CpuTarget, parse_target
-from dnnc.cli.arguments import load_graph, open_dims
+from dnnc.cli.arguments import load_graph, make_arrays, open_dims
 from dnnc.cli.console import show_code, show_json
+from dnnc.cli.models import load_saved
 from dnnc.driver import make_program
+from dnnc.executable import Executable
 from dnnc.frontends.onnx import read_model
 from dnnc.ir.errors import DnncError, InputError
 from dnnc.ir.graph import Graph
+from dnnc.ir.operator.text import show_kernel
 from dnnc.ir.shapes import specialise
+from dnnc.late import LateExecutable
 from dnnc.options import CompileOptions
-from dnnc.passes.program import Program
-from dnnc.report.collect import step_nodes
-from dnnc.report.sources import STAGES, entries, find, kernel_text, source
+from dnnc.passes.lower import lower
+from dnnc.passes.program import Program, Step
+from dnnc.report.sources import STAGES, Sources, sources_of
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,9 @@ def inspect_command(model: str, view: View, options: CompileOptions, as_json: bo
     """Print a stage's text."""
     if view.stage not in STAGES:
         raise InputError(f"there is no stage {view.stage!r}; there are {', '.join(STAGES)}")
+    if is_artifact(model):
+        inspect_saved(model, view, options, as_json)
+        return
     graph = read_graph(model, dict(options.dims))
     if view.stage == "graph" and view.naive:
         _show_graph(graph.text(view.locs), as_json)
@@ -40,11 +49,36 @@ def inspect_command(model: str, view: View, options: CompileOptions, as_json: bo
     cpu = parse_target(str(options.target), options.threads)
     program = lowered(graph, cpu, options)
     if view.stage == "graph":
-        _show_graph(source(program, cpu, "graph", locs=view.locs), as_json)
-    elif as_json:
-        show_json({"stage": view.stage, "kernels": kernels(program, cpu, view)})
+        _show_graph(program.graph.text(view.locs), as_json)
+        return
+    show_sources(program_sources(program, cpu, view.naive), view, as_json)
+
+
+def inspect_saved(model: str, view: View, options: CompileOptions, as_json: bool) -> None:
+    """Print a stage of the last program of a saved model, or of the one for the sizes that are given."""
+    if replace(options, dims={}) != CompileOptions():
+        raise InputError(f"{model} is compiled already: of the options only --dims, --stage and --kernel can be chosen")
+    f = load_saved(model, None, "auto")
+    if view.naive and view.stage == "operator":
+        raise InputError(f"{model} holds scheduled kernels only; give the model that it was compiled from, or --naive with --stage graph")
+    if view.stage == "graph" and view.naive and not isinstance(f, LateExecutable):
+        _show_graph(f.graph.text(view.locs), as_json)
+        return
+    if not isinstance(f, Executable):
+        raise InputError(f"{model} holds no compiled program; run it, or inspect the model that it was compiled from")
+    native = f.prepare([a.shape for a in make_arrays(f, ("zeros",), dict(options.dims), 0)]) if options.dims or not f.natives else f.natives[-1]
+    if view.stage == "graph":
+        _show_graph(native.graph_text(view.locs), as_json)
+        return
+    show_sources(sources_of(native, f.target), view, as_json)
+
+
+def show_sources(sources: Sources, view: View, as_json: bool) -> None:
+    """Print kernels at a stage."""
+    if as_json:
+        show_json({"stage": view.stage, "kernels": kernels(sources, view)})
     else:
-        show_code(source(program, cpu, view.stage, view.kernel, view.naive), view.stage)
+        show_code(sources.text(view.stage, view.kernel), view.stage)
 
 
 def _show_graph(text: str, as_json: bool) -> None:
@@ -71,17 +105,21 @@ def lowered(graph: Graph, cpu: CpuTarget, options: CompileOptions) -> Program:
         raise InputError(f"{open_dims('kernels for every size cannot be made of this model', list(graph.dims))}\n{e}") from e
 
 
-def kernels(program: Program, cpu: CpuTarget, view: View) -> list[dict[str, Any]]:
+def program_sources(program: Program, cpu: CpuTarget, naive: bool = False) -> Sources:
+    """The texts of a program that nobody has compiled to machine code."""
+    symbols = {s.text: symbol_of(s.text, cpu) for s in program.steps}
+    texts = {symbols[s.text]: naive_text(program, s) for s in program.steps} if naive else None
+    return Sources(describe(program, symbols), lambda: calls(program, symbols, lay_out_constants(program)[1]), program.graph.text, cpu, texts)
+
+
+def naive_text(program: Program, s: Step) -> str:
+    """The kernel of a step before its schedule."""
+    return show_kernel(lower(program.graph, s.group.nodes, s.group.output, program.memory.inplace.get(s.group)).kernel)
+
+
+def kernels(sources: Sources, view: View) -> list[dict[str, Any]]:
     """The kernels of a view as data."""
-    found = entries(program, cpu)
     return [
-        {
-            "number": e.number,
-            "name": e.name,
-            "symbol": e.symbol,
-            "schedule": str(e.steps[0].choice),
-            "nodes": [step_nodes(s) for s in e.steps],
-            "text": kernel_text(program, cpu, e, view.stage, view.naive),
-        }
-        for e in (found if view.kernel is None else find(found, view.kernel))
+        {"number": n, "name": k.name, "symbol": k.symbol, "schedule": k.choice, "nodes": list(k.calls), "text": sources.kernel_text(k, view.stage)}
+        for n, k in sources.find(view.kernel)
     ]

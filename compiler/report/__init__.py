@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
-from dnnc.passes.base import PassRecord
-
 if TYPE_CHECKING:
+    from dnnc.passes.base import PassRecord
     from dnnc.signature import TensorSpec
 
 STAGES = ("passes", "compile", "check", "link")  # of a program, in this order
@@ -76,7 +75,10 @@ class ProgramReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What is known of a compiled model. `programs` holds the last specialisations, oldest first; empty until a symbolic model is called."""
+    """What is known of a compiled model. `programs` holds the last specialisations, oldest first; empty until a symbolic model is called.
+
+    `notes` tell where it comes from when that is not a plain compilation: a file, or why a file was compiled again.
+    """
 
     name: str
     target: str
@@ -85,6 +87,7 @@ class Report:
     outputs: tuple[TensorSpec, ...]
     import_seconds: float
     programs: tuple[ProgramReport, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def fallbacks(self) -> list[str]:

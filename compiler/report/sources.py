@@ -1,103 +1,96 @@
-"""The texts of a program: graph, operator IR, LLVM IR, assembly. Each is made from the program when asked for, cached kernels included."""
+"""The texts of a program: graph, operator IR, LLVM IR, assembly. Each is made when asked for, of loaded programs and cached kernels too.
+
+The operator IR of its kernels is all that a program keeps as text; LLVM IR and assembly follow from it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dnnc.backends.llvm.build import calls, lay_out_constants, symbol_of
 from dnnc.backends.llvm.compile import asm_text
 from dnnc.backends.llvm.emit import emit_kernel
-from dnnc.backends.llvm.entry import entry_text
+from dnnc.backends.llvm.entry import Call, entry_text
 from dnnc.backends.llvm.features import CpuTarget
+from dnnc.backends.llvm.native import Native, NativeKernel
 from dnnc.ir.errors import InputError
-from dnnc.ir.operator.text import show_kernel
-from dnnc.passes.lower import lower
-from dnnc.passes.program import Program, Step
-from dnnc.report.collect import step_nodes, unique_kernels
+from dnnc.ir.operator.text import parse_kernel
 
 STAGES = ("graph", "operator", "llvm", "asm")
 COMMENT = {"graph": "#", "operator": "#", "llvm": ";", "asm": "#"}
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A unique kernel of a program: its number, the steps that call it, and its symbol."""
+class Sources:
+    """What the texts of a program are made of.
 
-    number: int
-    steps: tuple[Step, ...]
-    symbol: str
-
-    @property
-    def name(self) -> str:
-        return self.steps[0].kernel.name
-
-    @property
-    def nodes(self) -> set[str]:
-        """Names of the model's nodes that it computes."""
-        return {loc.name for s in self.steps for n in s.group.nodes for loc in n.locs}
-
-
-def entries(program: Program, target: CpuTarget) -> list[Entry]:
-    """The unique kernels, numbered in order of their first call."""
-    return [Entry(k, tuple(steps), symbol_of(text, target)) for k, (text, steps) in enumerate(unique_kernels(program).items())]
-
-
-def find(found: list[Entry], wanted: str) -> list[Entry]:
-    """The kernels that a number, a kernel's name, a node's name or the beginning of a symbol means. InputError lists what there is."""
-    if wanted.isdigit():
-        chosen = [e for e in found if e.number == int(wanted)]
-    else:
-        chosen = [e for e in found if e.name == wanted or wanted in e.nodes or (len(wanted) > 3 and e.symbol.startswith(wanted))]
-    if not chosen:
-        listed = ", ".join(f"{e.number} {e.name}" for e in found)
-        raise InputError(f"the program has no kernel {wanted!r}; there are {listed or 'none'}")
-    return chosen
-
-
-def source(program: Program, target: CpuTarget, stage: str, kernel: str | None = None, naive: bool = False, locs: bool = False) -> str:
-    """The text of a stage.
-
-    Args:
-        program: what the passes made.
-        target: the CPU, for the names of kernels and for assembly.
-        stage: one of STAGES. `graph` is the graph after the passes.
-        kernel: one kernel by its number, name, symbol or a node that it computes; None shows all, in `llvm` and `asm` the entry function too.
-        naive: operator IR before its schedule.
-        locs: node names as comments in the graph.
-
-    Raises:
-        InputError: a stage or kernel that there is not.
+    Attributes:
+        kernels: the unique kernels, numbered in order of their first call.
+        calls: gives the calls of the entry function.
+        graph_text: the graph after the passes; with True, with node names as comments.
+        target: the CPU.
+        naive: symbol -> operator IR before the schedule, where that is to be shown.
     """
-    if stage not in STAGES:
-        raise InputError(f"there is no stage {stage!r} for this target; there are {', '.join(STAGES)}")
-    if stage == "graph":
-        return program.graph.text(locs)
-    found = entries(program, target)
-    chosen = found if kernel is None else find(found, kernel)
-    texts = [_header(e, stage, naive) + kernel_text(program, target, e, stage, naive) for e in chosen]
-    if kernel is None and stage in ("llvm", "asm"):
-        texts.append(f"{COMMENT[stage]} the entry function\n" + _entry(program, target, stage))
-    return "\n".join(texts)
+
+    kernels: tuple[NativeKernel, ...]
+    calls: Callable[[], Sequence[Call]]
+    graph_text: Callable[[bool], str]
+    target: CpuTarget
+    naive: Mapping[str, str] | None = None
+
+    def find(self, wanted: str | None) -> list[tuple[int, NativeKernel]]:
+        """The kernels that a number, a kernel's name, a node's name or the beginning of a symbol means; all for None.
+
+        InputError lists what there is.
+        """
+        found = list(enumerate(self.kernels))
+        if wanted is None:
+            return found
+        if wanted.isdigit():
+            chosen = [(n, k) for n, k in found if n == int(wanted)]
+        else:
+            chosen = [(n, k) for n, k in found if k.name == wanted or wanted in k.nodes or (len(wanted) > 3 and k.symbol.startswith(wanted))]
+        if not chosen:
+            listed = ", ".join(f"{n} {k.name}" for n, k in found)
+            raise InputError(f"the program has no kernel {wanted!r}; there are {listed or 'none'}")
+        return chosen
+
+    def kernel_text(self, k: NativeKernel, stage: str) -> str:
+        """One kernel as operator IR, LLVM IR or assembly."""
+        if stage == "operator":
+            return k.text if self.naive is None else self.naive[k.symbol]
+        return self._lowered(emit_kernel(parse_kernel(k.text), k.symbol, self.target.feature_set), stage)
+
+    def text(self, stage: str, kernel: str | None = None, locs: bool = False) -> str:
+        """The text of a stage.
+
+        Args:
+            stage: one of STAGES. `graph` is the graph after the passes.
+            kernel: one kernel by its number, name, symbol or a node that it computes; None shows all, in `llvm` and `asm` the entry too.
+            locs: node names as comments in the graph.
+
+        Raises:
+            InputError: a stage or kernel that there is not.
+        """
+        if stage not in STAGES:
+            raise InputError(f"there is no stage {stage!r} for this target; there are {', '.join(STAGES)}")
+        if stage == "graph":
+            return self.graph_text(locs)
+        texts = [self._header(n, k, stage) + self.kernel_text(k, stage) for n, k in self.find(kernel)]
+        if kernel is None and stage in ("llvm", "asm"):
+            texts.append(f"{COMMENT[stage]} the entry function\n" + self._lowered(entry_text(list(self.calls())), stage))
+        return "\n".join(texts)
+
+    def _lowered(self, text: str, stage: str) -> str:
+        return text if stage == "llvm" else asm_text(text, self.target.cpu, self.target.features)
+
+    def _header(self, number: int, k: NativeKernel, stage: str) -> str:
+        calls = f"{len(k.calls)} call{'s' if len(k.calls) > 1 else ''}"
+        how = "before its schedule" if self.naive is not None and stage == "operator" else f"schedule {k.choice}"
+        lines = [f"kernel {number}: {k.name}, {calls}, {how}", *(f"  {nodes}" for nodes in k.calls)]
+        return "".join(f"{COMMENT[stage]} {line}\n" for line in lines)
 
 
-def kernel_text(program: Program, target: CpuTarget, e: Entry, stage: str, naive: bool = False) -> str:
-    """One kernel as operator IR, LLVM IR or assembly."""
-    s = e.steps[0]
-    if stage == "operator":
-        return show_kernel(lower(program.graph, s.group.nodes, s.group.output, program.memory.inplace.get(s.group)).kernel) if naive else s.text
-    text = emit_kernel(s.kernel, e.symbol, target.feature_set)
-    return text if stage == "llvm" else asm_text(text, target.cpu, target.features)
-
-
-def _header(e: Entry, stage: str, naive: bool) -> str:
-    calls_ = f"{len(e.steps)} call{'s' if len(e.steps) > 1 else ''}"
-    how = "before its schedule" if naive and stage == "operator" else f"schedule {e.steps[0].choice}"
-    lines = [f"kernel {e.number}: {e.name}, {calls_}, {how}", *(f"  {step_nodes(s)}" for s in e.steps)]
-    return "".join(f"{COMMENT[stage]} {line}\n" for line in lines)
-
-
-def _entry(program: Program, target: CpuTarget, stage: str) -> str:
-    symbols: Mapping[str, str] = {s.text: symbol_of(s.text, target) for s in program.steps}
-    text = entry_text(calls(program, symbols, lay_out_constants(program)[1]))
-    return text if stage == "llvm" else asm_text(text, target.cpu, target.features)
+def sources_of(native: Native, target: CpuTarget) -> Sources:
+    """The texts of a program that can be called."""
+    return Sources(native.kernels, lambda: native.calls, native.graph_text, target)

@@ -10,6 +10,7 @@ from dnnc.report import STAGES, Count, KernelReport, ProgramReport, Report
 
 SHOWN_KERNELS = 20  # of a program; --json has all of them
 SHOWN_NODES = 2
+SHOWN_NOTES = 10
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,12 @@ def show_dims(dims: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{n}={d}" for n, d in dims)
 
 
+def show_nodes(nodes: Sequence[str]) -> str:
+    """The nodes of the first calls of a kernel, and how many more calls there are."""
+    more = len(nodes) - SHOWN_NODES
+    return "; ".join(nodes[:SHOWN_NODES]) + (f"; and {more} more" if more > 0 else "")
+
+
 # --- the report ---------------------------------------------------------------------------------------------------------------
 
 
@@ -86,7 +93,7 @@ def report_tables(r: Report) -> list[Table]:
         (kind, s.name, f"{s.dtype}[{', '.join(map(str, s.shape))}]") for kind, specs in (("input", r.inputs), ("output", r.outputs)) for s in specs
     ]
     threads = f"{r.threads} thread{'s' if r.threads != 1 else ''}"
-    tables = [Table(f"{r.name}: {r.target}, {threads}", ("", "name", "type"), tuple(signature))]
+    tables = [Table(f"{r.name}: {r.target}, {threads}", ("", "name", "type"), tuple(signature)), *(Table(note, (), ()) for note in r.notes)]
     if r.target == "reference":
         return tables
     if not r.programs:
@@ -112,7 +119,7 @@ def _programs(r: Report) -> Table:
 
 def program_tables(p: ProgramReport) -> list[Table]:
     """Passes, kernels, memory and fallbacks of one program."""
-    return [_passes(p), _kernels(p), _memory(p), _fallbacks(p)]
+    return [_passes(p), *_notes(p), _kernels(p), _memory(p), _fallbacks(p)]
 
 
 def _passes(p: ProgramReport) -> Table:
@@ -120,10 +127,17 @@ def _passes(p: ProgramReport) -> Table:
     return Table("passes", ("pass", "time", "nodes", ""), tuple(rows), frozenset(("time", "nodes")))
 
 
+def _notes(p: ProgramReport) -> list[Table]:
+    """What passes say that users should know; no table where none says anything."""
+    rows = [(x.name, note) for x in p.passes for note in x.notes]
+    more = [("", f"and {len(rows) - SHOWN_NOTES} more")] if len(rows) > SHOWN_NOTES else []
+    return [Table("noted by passes", ("", ""), (*rows[:SHOWN_NOTES], *more))] if rows else []
+
+
 def _kernels(p: ProgramReport) -> Table:
     title = f"kernels: {p.calls} calls of {len(p.kernels)} unique kernels, {p.compiled} compiled, {p.from_cache} from the cache"
     shown = sorted(p.kernels, key=_work, reverse=True)
-    rows = [(k.name, str(k.count), show_count(k.flops), show_bytes(k.bytes), k.choice, _nodes(k)) for k in shown[:SHOWN_KERNELS]]
+    rows = [(k.name, str(k.count), show_count(k.flops), show_bytes(k.bytes), k.choice, show_nodes(k.nodes)) for k in shown[:SHOWN_KERNELS]]
     if len(shown) > SHOWN_KERNELS:
         rows.append((f"and {len(shown) - SHOWN_KERNELS} smaller", "", "", "", "", ""))
     return Table(title, ("kernel", "calls", "flops", "bytes", "schedule", "nodes"), tuple(rows), frozenset(("calls", "flops", "bytes")), "nodes")
@@ -132,11 +146,6 @@ def _kernels(p: ProgramReport) -> Table:
 def _work(k: KernelReport) -> float:
     flops, moved = (n if isinstance(n, int) else float("inf") for n in (k.flops, k.bytes))
     return max(flops, moved) * k.count
-
-
-def _nodes(k: KernelReport) -> str:
-    more = len(k.nodes) - SHOWN_NODES
-    return "; ".join(k.nodes[:SHOWN_NODES]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _memory(p: ProgramReport) -> Table:
@@ -153,6 +162,7 @@ def _fallbacks(p: ProgramReport) -> Table:
 
 
 def _seconds(r: Report) -> Table:
-    stages = {"import": r.import_seconds, **{name: sum(p.seconds.get(name, 0.0) for p in r.programs) for name in STAGES}}
+    names = dict.fromkeys([*STAGES, *(name for p in r.programs for name in p.seconds)])
+    stages = {"import": r.import_seconds, **{name: sum(p.seconds.get(name, 0.0) for p in r.programs) for name in names}}
     rows = [*stages.items(), ("together", sum(stages.values()))]
     return Table("time", ("stage", "time"), tuple((name, show_seconds(s)) for name, s in rows), frozenset(("time",)))

@@ -60,7 +60,7 @@ def check(graph: Graph, inputs: Sequence[Array], options: dict[str, Any], cache:
         f = compile_model(graph, cache=cache, dims=bounds, **options)
         for arrays in [list(inputs), *variations(graph, inputs)]:
             got = f(*arrays)
-            wrong = first_difference(graph, arrays, [got] if len(graph.outputs) == 1 else list(got))
+            wrong = first_difference(graph, arrays, [got] if len(graph.outputs) == 1 else list(got), options.get("precision"))
             if wrong is not None:
                 sizes = ", ".join(f"{v.name} {list(a.shape)}" for v, a in zip(graph.inputs, arrays))
                 return f"wrong result: output {graph.outputs[wrong[0]].name}, {wrong[1]}; inputs {sizes}"

@@ -32,6 +32,7 @@ def check_pass(
     seed: int = 0,
     ctx: PassContext | None = None,
     exact: bool = False,
+    eps: float | None = None,
 ) -> Graph:
     """Run a pass on `before` and compare with `after`.
 
@@ -46,6 +47,7 @@ def check_pass(
         seed: of the random inputs.
         ctx: what the pass gets; default PassContext().
         exact: inputs contain infinities, NaN, signed zeros and denormals, and results must be equal to the bit (NaN to NaN).
+        eps: of the type in which the pass lets values be stored, where that is not the outputs' own.
 
     Returns:
         The graph after the pass, for further questions.
@@ -59,7 +61,7 @@ def check_pass(
     diff = "\n".join(difflib.unified_diff(_numbered(want), _numbered(g), "expected", "got", lineterm=""))
     assert not diff, diff
     inputs = random_inputs(old, seed, SPECIAL if exact else ())
-    compare(run(old, inputs), run(g, inputs), exact)
+    compare(run(old, inputs), run(g, inputs), exact, eps)
     text = str(g)
     assert run_pass(g, ctx) is False and str(g) == text, f"a second run still changes something:\n{text}\nto\n{g}"
     assert str(parse(text, _data(g))) == text
@@ -120,8 +122,8 @@ def _draw(rng: np.random.Generator, t: TensorType, special: tuple[float, ...]) -
         return np.asarray(a).astype(t.dtype.numpy)
 
 
-def compare(want: list[Array], got: list[Array], exact: bool = False) -> None:
-    """AssertionError unless both are the same arrays: to the bit, or within 32 units of the dtype's precision of the largest number."""
+def compare(want: list[Array], got: list[Array], exact: bool = False, eps: float | None = None) -> None:
+    """AssertionError unless both are the same arrays: to the bit, or within 32 eps (the dtype's, if none is given) of the largest number."""
     assert len(want) == len(got)
     for k, (a, b) in enumerate(zip(want, got)):
         assert a.dtype == b.dtype and a.shape == b.shape, f"output {k}: {a.dtype}{list(a.shape)} became {b.dtype}{list(b.shape)}"
@@ -136,7 +138,7 @@ def compare(want: list[Array], got: list[Array], exact: bool = False) -> None:
             continue
         finite = np.isfinite(x)
         scale = np.max(np.abs(x), where=finite, initial=0.0)
-        bound = 32 * {8: 2.0**-52, 4: 2.0**-23, 2: 2.0**-8, 1: 2.0**-3}[a.dtype.itemsize] * scale
+        bound = 32 * (eps or {8: 2.0**-52, 4: 2.0**-23, 2: 2.0**-8, 1: 2.0**-3}[a.dtype.itemsize]) * scale
         off = np.where(finite, np.abs(x - y) > bound, x != y) & ~np.isnan(x)
         assert not off.any(), f"output {k}: {x[off][:4]} became {y[off][:4]}, the bound is {bound}"
 

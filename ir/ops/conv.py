@@ -112,7 +112,7 @@ def _reference_at(inputs: Sequence[Array | None], points: Array, *, group: int =
     at = pixels if grid else points
     lead = at[:, 0], np.zeros(len(at), np.int64) if grid else points[:, 1] // max(w.shape[0] // group, 1) * w.shape[1]
     spatial = at[:, 1:] if grid else at[:, 2:]
-    panel = float64(w[channels]).reshape(len(channels), -1).T if grid else None
+    panel = float64(w[channels]).reshape(len(channels), int(np.prod(w.shape[1:]))).T if grid else None
     step = max(1, CHUNK // size)
     out = []
     for k in range(0, len(at), step):

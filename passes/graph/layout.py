@@ -11,6 +11,7 @@ Type rules see logical shapes throughout. Padding lanes of a blocked axis hold 0
 from __future__ import annotations
 
 from dnnc.ir.builder import Builder
+from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.types import Layout, Part, TensorType
 
@@ -72,7 +73,7 @@ class _Layouts:
         out, group = n.output.type, n.attrs["group"]
         channels, made = x.type.shape[1], out.shape[1]
         depthwise = group != 1 and w.type.shape[1] == 1 and isinstance(group, int) and channels == group == made
-        fits = isinstance(made, int) and isinstance(channels, int) and made >= self.lanes // 2 and out.dtype.name == "f32"
+        fits = isinstance(made, int) and isinstance(channels, int) and made >= self.lanes // 2 and out.dtype.computed is f32
         if not fits or not (group == 1 or depthwise):
             return self.plain(n)
         lay = blocked(out.rank, self.lanes)
@@ -89,7 +90,7 @@ class _Layouts:
         a, b = n.inputs[0], n.inputs[1]
         assert a is not None and b is not None
         columns = b.type.shape[-1] if b.type.rank >= 2 else 1
-        if a.type.rank < 2 or columns == 1 or n.output.type.dtype.name != "f32":
+        if a.type.rank < 2 or columns == 1 or n.output.type.dtype.computed is not f32:
             return self.plain(n)
         self.set_input(n, 0, None)
         self.set_input(n, 1, panels(b.type.rank, self.lanes))

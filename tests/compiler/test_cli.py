@@ -28,7 +28,7 @@ from dnnc.ir.operator.text import parse_kernel
 ROOT = Path(__file__).resolve().parents[2]
 W = np.arange(12, dtype=np.float32).reshape(3, 4) / 8 - 0.5
 GRAPH = "def g(x: f32[4, 8], *, c: f32[8] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]):\n    y = add(neg(neg(x)), c)\n    return y\n"
-COMMANDS = ("compile", "run", "inspect", "opt", "passes", "targets", "ops", "cache info", "cache clear")
+COMMANDS = ("compile", "run", "bench", "profile", "inspect", "opt", "passes", "targets", "ops", "cache info", "cache clear")
 
 
 def save_model(path: Path, nodes: list[Any], inputs: Sequence[Any], outputs: Sequence[Any], weights: dict[str, Any]) -> None:

@@ -229,7 +229,7 @@ def test_verify_model_names_the_output_that_is_off(monkeypatch: pytest.MonkeyPat
 
 def test_verify_model_looks_at_each_new_program(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("dnnc.driver.check_model", lambda call, graph, dims, names: seen.append({v.name: n for v, n in dims.items()}))
+    monkeypatch.setattr("dnnc.driver.check_model", lambda call, graph, dims, names, asked: seen.append({v.name: n for v, n in dims.items()}))
     f = compiled(ROWS, verify="model")
     f(ones(3, 4)), f(ones(5, 4)), f(ones(3, 4))
     assert seen == [{"N": 3}, {"N": 5}]

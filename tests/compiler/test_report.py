@@ -17,7 +17,7 @@ from dnnc.ir.graph_text import parse
 from dnnc.ir.operator.text import parse_kernel
 from dnnc.report import KernelReport, Report
 from dnnc.report.collect import Laps
-from dnnc.report.tables import Table, plain_text, show_bytes, show_count, show_seconds
+from dnnc.report.tables import Table, plain_text, program_tables, show_bytes, show_count, show_seconds
 
 RNG = np.random.default_rng(0)
 WEIGHTS = {"w": RNG.standard_normal((32, 32), np.float32), "u": RNG.standard_normal((32, 32), np.float32)}
@@ -76,6 +76,22 @@ def test_kernels_from_the_cache_are_told_apart() -> None:
     assert set(second.seconds) == {"passes", "link"}
 
 
+def test_every_stage_is_in_the_table() -> None:
+    report = compiled(cache=False, threads=1, verify="model").report
+    (p,) = report.programs
+    assert set(p.seconds) == {"passes", "compile", "check", "link", "check model"}
+    rows = str(report).rpartition("\ntime\n")[2].split("\n")[1:]
+    assert [r.split("  ")[1] for r in rows] == ["import", "passes", "compile", "check", "link", "check model", "together"]
+
+
+def test_notes_of_passes_are_shown_and_many_are_cut(net: Any) -> None:
+    assert "noted by passes" not in str(net.report)
+    (p,) = net.report.programs
+    noting = dataclasses.replace(p.passes[0], notes=tuple(f"remark {k}" for k in range(12)))
+    text = plain_text(program_tables(dataclasses.replace(p, passes=(noting,))))
+    assert "noted by passes\n  fold  remark 0\n" in text and "remark 9\n        and 2 more\n" in text and "remark 10" not in text
+
+
 def test_nothing_runs_on_the_host(net: Any) -> None:
     assert net.report.fallbacks == []
     assert "on the host: nothing" in str(net.report)
@@ -94,7 +110,7 @@ def test_json_holds_everything(net: Any) -> None:
     assert data["inputs"] == [{"name": "x", "dtype": "float32", "shape": [4, 32]}]
     (p,) = data["programs"]
     assert p["kernels"][0]["count"] == 2 and p["memory"]["constants"] == 8192 and p["calls"] == 2 and p["from_cache"] == 0
-    assert {"name", "seconds", "nodes_before", "nodes_after", "changed"} == set(p["passes"][0])
+    assert {"name", "seconds", "nodes_before", "nodes_after", "changed", "notes"} == set(p["passes"][0])
     assert data["fallbacks"] == [] and data["target"] == "llvm" and data["threads"] == 1
 
 

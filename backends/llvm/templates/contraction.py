@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dnnc.backends.llvm.features import CpuTarget
+from dnnc.backends.llvm.templates.half import widen_rows
 from dnnc.ir.bounds import nonneg
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, const, free
@@ -167,7 +168,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
         _tile(s, nest, outer, lane, int(knobs["ku"]), tag)
     s.apply(hoist_guards).apply(narrow)
     for tag in tags:
-        _finish(s, problem, nest, outer, lane, knobs, tag)
+        _finish(s, problem, nest, outer, lane, knobs, tag, target.lanes)
     return s.done()
 
 
@@ -180,12 +181,13 @@ def _tile(s: Schedule, nest: Nest, outer: list[str], lane: str, ku: int, tag: st
     s.apply(vectorize, *(f"{lane}{tag}{k}" for k in ("", "_1", "_2")))
 
 
-def _finish(s: Schedule, problem: Problem, nest: Nest, outer: list[str], lane: str, knobs: Mapping[str, int | str], tag: str) -> None:
-    """Unroll, prefetch, peel what padding makes special, and share the outer loops among threads."""
+def _finish(s: Schedule, problem: Problem, nest: Nest, outer: list[str], lane: str, knobs: Mapping[str, int | str], tag: str, lanes: int) -> None:
+    """Unroll, prefetch, widen, peel what padding makes special, and share the outer loops among threads."""
     unrolled = [f"{n}{tag}{k}" for n in ("im", "jn") for k in ("", "_1", "_2")] + ["ku" + tag]
     s.apply(annotate, "unroll", *(n for n in unrolled if s.has(n)))
     if knobs.get("pf") and not nest.panel:
         _prefetch_next_panel(s, problem, int(knobs["nv"]), tag)
+    widen_rows(s, nest.reduction[1:], tag, int(knobs["mr"]), lanes)
     po = "po" + tag
     peeled = -(-nest.padding // (int(knobs["mr"]) * nest.stride))
     if peeled and s.has(po) and isinstance(s.extent(po), int):  # a row of symbolic size keeps its checks
@@ -193,6 +195,7 @@ def _finish(s: Schedule, problem: Problem, nest: Nest, outer: list[str], lane: s
         # the taps of a row at the borders: whether one falls on padding is then known per pixel, and costs nothing
         taps = [x for x in (f"{nest.reduction[-1]}{tag}_{end}{k}" for end in "fl" for k in range(peeled)) if s.has(x)]
         s.apply(annotate, "unroll", *taps)
+        widen_rows(s, nest.reduction[1:], tag, int(knobs["mr"]), lanes)  # of tiles that reach no border any more
     _parallel(s, [n + tag for n in (*outer, "jo")], po, tag)
 
 

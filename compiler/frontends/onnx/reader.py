@@ -38,13 +38,20 @@ def load(model: Any) -> Model:
     Raises:
         ModelError: there is no such file, it is no ONNX model, or it is damaged.
     """
-    if isinstance(model, onnx.ModelProto):
-        return _checked(model, None, "the ModelProto")
-    if isinstance(model, (bytes, bytearray, memoryview)):
-        return _checked(_parse(bytes(model), "the given bytes"), None, "the given bytes")
+    proto = read_proto(model)
     if isinstance(model, (str, os.PathLike)):
-        path = Path(model)
-        return _checked(_parse(_content(path), str(path)), path.parent, str(path))
+        return _checked(proto, Path(model).parent, str(model))
+    return _checked(proto, None, "the ModelProto" if isinstance(model, onnx.ModelProto) else "the given bytes")
+
+
+def read_proto(model: Any) -> onnx.ModelProto:
+    """The protobuf of a model, unchecked. Errors are those of `load`."""
+    if isinstance(model, onnx.ModelProto):
+        return model
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        return _parse(bytes(model), "the given bytes")
+    if isinstance(model, (str, os.PathLike)):
+        return _parse(_content(Path(model)), str(model))
     raise ModelError(f"a model is a path to an .onnx file, its bytes or an onnx.ModelProto; got {type(model).__name__}")
 
 

@@ -148,6 +148,12 @@ def _typed(t: onnx.TensorProto, what: str, dtype: DType, field: str, shape: tupl
 # --- external data ------------------------------------------------------------------------------------------------------------
 
 
+def external_bytes(t: onnx.TensorProto, folder: Path | None) -> Array:
+    """The bytes of a tensor whose data lies in a file. Errors are those of `decode`."""
+    what = f"tensor {t.name!r}" if t.name else "a tensor without a name"
+    return _external(t, what, _entry(t.data_type, what)[0], tuple(t.dims), folder)
+
+
 def _external(t: onnx.TensorProto, what: str, dtype: DType, shape: tuple[int, ...], folder: Path | None) -> Array:
     if dtype.kind == "s":
         raise ModelError(f"{what}: strings cannot be stored in an external file")

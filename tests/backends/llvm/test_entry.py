@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dnnc.backends.llvm.compile import compile_text, load_objects
-from dnnc.backends.llvm.entry import Call, Place, barriers, entry_text
-from dnnc.backends.runtime import Frame, aligned_empty
+from dnnc.backends.llvm.entry import Call, Place, barriers, entry_text, stamp_places, timed_entry_text
+from dnnc.backends.runtime import Frame, aligned_empty, runtime
 
 IN, OUT, W = Place("buffer", 0), Place("buffer", 1), Place("constant", 128)
 A, B, C = Place("arena", 0, 0, 256), Place("arena", 1, 256, 256), Place("arena", 2, 192, 128)  # C lies in the end of A and the start of B
@@ -97,3 +97,31 @@ def test_run() -> None:
         assert entry(frame.address, ctypes.addressof(pointers), dims.ctypes.data, tid, 2) == 0
     assert result[0] == 1037 and frame.arena.view(np.int64)[8] == 1007
     assert counted[0] == 2  # thread 1 did not run it
+
+
+# --- time ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_stamps_share_a_place_where_no_barrier_is() -> None:
+    calls = [call([IN], [A]), call([IN], [B]), call([A], [OUT]), call([B], [Place("buffer", 2)])]
+    assert barriers(calls) == [False, False, True, False]
+    assert stamp_places(calls) == [(0, 1), (1, 2), (3, 4), (4, 5)]
+
+
+def test_text_of_a_timed_entry(golden: Callable[..., None]) -> None:
+    golden(timed_entry_text([call([IN, W], [A]), call([A], [OUT], False, "k_b")], {"k_a": 4096, "k_b": 8192}, 2, 16))
+
+
+def test_timed_entry_runs_the_kernels_and_notes_ticks_in_order() -> None:
+    calls = [call([IN], [OUT], True, "k_store", (0,)), call([OUT], [OUT], False, "k_count")]
+    kernels = load_objects([compile_text(KERNELS, "x86-64", "")])
+    addresses = {c.symbol: kernels.address(c.symbol) for c in calls}
+    timed = load_objects([compile_text(timed_entry_text(calls, addresses, 2, 16), "x86-64", "")])
+    x, y, stamps, dims = np.array([5]), np.zeros(1, np.int64), np.zeros((2, 16), np.int64), np.array([2])
+    pointers = (ctypes.c_void_p * 3)(x.ctypes.data, y.ctypes.data, stamps.ctypes.data)
+    status = runtime().run(timed.address("entry"), Frame(64).address, ctypes.addressof(pointers), dims.ctypes.data, 2)
+    assert (status, y[0]) == (0, 9)  # 5 + 2, and 2 more for the threads
+    assert [p for pair in stamp_places(calls) for p in pair] == [0, 1, 2, 3]
+    assert (np.diff(stamps[:, :4]) >= 0).all() and stamps[:, 0].min() > 0 and not stamps[:, 4:].any()
+    ticks = ctypes.CFUNCTYPE(ctypes.c_int64)(timed.address("ticks"))
+    assert stamps[0, 3] < ticks() < ticks()

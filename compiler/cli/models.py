@@ -1,0 +1,90 @@
+"""What a command line says about a model, and the one function that opens it: `open_model` serves every command that calls one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from dnnc.backends.artifact import is_artifact
+from dnnc.cli.arguments import Array, Compiled, load_model, make_arrays, open_dims, parse_cache, parse_dims
+from dnnc.cli.errors import say
+from dnnc.driver import compile
+from dnnc.executable import Executable
+from dnnc.ir.errors import ArtifactWarning, InputError
+from dnnc.loading import load
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """The options that commands with a model share, as texts."""
+
+    model: str
+    target: str
+    dims: tuple[str, ...]
+    threads: int | None
+    verify: str
+    opt_level: int
+    numerics: str
+    cache: str
+    inputs: tuple[str, ...]
+    precision: str | None = None
+
+
+def open_model(job: Job, progress: Progress | None = None) -> Compiled:
+    """The model of a command line: compiled for what its options say, or loaded where it is a saved one."""
+    if is_artifact(job.model):
+        return open_saved(job)
+    options: dict[str, Any] = {
+        "target": job.target,
+        "dims": parse_dims(job.dims),
+        "threads": job.threads,
+        "verify": False if job.verify == "none" else job.verify,
+        "opt_level": job.opt_level,
+        "numerics": job.numerics,
+        "precision": job.precision,
+        "cache": parse_cache(job.cache),
+    }
+    f: Compiled = compile(load_model(job.model), progress, **options)
+    return f
+
+
+def open_saved(job: Job) -> Compiled:
+    """A saved model. InputError where an option is given that was settled when it was compiled."""
+    usual = Job(job.model, "llvm", job.dims, job.threads, "kernels", 3, "standard", job.cache, job.inputs)
+    settled = [f.name for f in fields(Job) if getattr(job, f.name) != getattr(usual, f.name)]
+    if settled:
+        options = ", ".join("--" + name.replace("_", "-") for name in settled)
+        raise InputError(f"{job.model} is compiled already, so {options} cannot be chosen any more; give the model that it was compiled from")
+    return load_saved(job.model, job.threads, parse_cache(job.cache))
+
+
+def load_saved(path: str, threads: int | None, cache: Any) -> Compiled:
+    """`dnnc.load`; a warning becomes a line on stderr."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ArtifactWarning)
+        f: Compiled = load(path, threads=threads, cache=cache)
+    for w in caught:
+        say(f"{'warning' if issubclass(w.category, ArtifactWarning) else w.category.__name__}: {w.message}")
+    return f
+
+
+def open_with_arrays(job: Job, progress: Progress | None, seed: int = 0) -> tuple[Compiled, list[Array]]:
+    """The model, compiled for the sizes of the arrays that `--input` and `--dims` tell, and these arrays in the order of its inputs."""
+    f = open_model(job, progress)
+    arrays = make_arrays(f, job.inputs, parse_dims(job.dims), seed)
+    if isinstance(f, Executable):
+        f.prepare([a.shape for a in arrays])
+    return f, arrays
+
+
+def prepare(f: Executable, job: Job) -> None:
+    """Compile for the sizes that `--dims` and `--input` tell. InputError names the dims that they leave open."""
+    dims = parse_dims(job.dims)
+    if not job.inputs and not set(f.graph.dims) <= set(dims):
+        given = f" (given: {', '.join(dims)})" if dims else ""
+        raise InputError(open_dims(f"the model has symbolic dims{given}", [n for n in f.graph.dims if n not in dims]))
+    f.prepare([a.shape for a in make_arrays(f, job.inputs or ("zeros",), dims, 0)])

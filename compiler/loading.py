@@ -1,0 +1,149 @@
+"""A file that `save` wrote to an executable: `dnnc.load(path)`.
+
+Where the code in the file fits the machine, nothing is compiled and no pass runs; they are not even imported. Constants are used where
+they lie in the file, which is mapped. The imported graph is read when something is to be compiled after all: sizes that the file has no
+program for, or all of it where the code does not fit.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dnnc
+from dnnc.backends.artifact import REMEDY, open_artifact
+from dnnc.backends.cache import KernelCache
+from dnnc.backends.llvm.compile import llvm_version
+from dnnc.backends.llvm.features import CpuTarget, enabled, host_cpu, parse_target
+from dnnc.backends.llvm.native import FORMAT, Native
+from dnnc.backends.runtime import runtime
+from dnnc.executable import Executable
+from dnnc.ir.errors import ArtifactError, ArtifactWarning, DnncError
+from dnnc.ir.expr import Var
+from dnnc.options import CompileOptions, cache_folder, thread_count
+from dnnc.origin import Origin
+from dnnc.report.log import Log
+from dnnc.restore import Restored
+from dnnc.saved import SavedModel, decode, ranges
+
+KINDS = ("programs", "reference", "late")
+
+
+def load(path: str | os.PathLike[str], code: bool = True, threads: int | None = None, cache: bool | str | Path = "auto") -> Any:
+    """Load a model that `save` wrote. It behaves as the one that was saved.
+
+    Loading runs code that is in the file, as loading a shared library does: load only what you trust. Checksums find damage, not intent.
+
+    Args:
+        path: the file. It must not be overwritten in place while the model is in use; `save` replaces files, which is safe.
+        code: False leaves the machine code in the file alone and compiles from the graph in it.
+        threads: threads of a call, as for `dnnc.compile`; default: as it was compiled.
+        cache: where kernels that have to be compiled are kept, as for `dnnc.compile`.
+
+    Returns:
+        A callable; see Executable.
+
+    Raises:
+        ArtifactError: no such file, not a saved model, damaged, or of a newer format.
+        TargetError: `threads` contradicts the target that it was compiled for.
+
+    Warns:
+        ArtifactWarning: the code does not fit this machine or this version, so the model is compiled again.
+    """
+    start = time.perf_counter()
+    saved = _open(path)
+    options = _options(saved, threads, cache)
+    if saved.model.kind == "late":
+        from dnnc.driver import compile_onnx
+
+        return compile_onnx(saved.onnx_model(), options, None)
+    if saved.model.kind == "reference":
+        from dnnc.reference import ReferenceExecutable
+
+        return ReferenceExecutable(saved.graph, (saved.model.inputs, saved.model.outputs))
+    reason = unfit(saved.model) if code else "code=False"
+    if code and reason:
+        warnings.warn(f"{saved.path}: {reason}; compiling again from the graph in the file", ArtifactWarning, stacklevel=2)
+    return _executable(saved, options, reason, start)
+
+
+def unfit(model: SavedModel) -> str:
+    """Why the code of a saved model cannot run here; empty when it can."""
+    here = {"dnnc": (model.dnnc, dnnc.__version__), "the kernel format": (model.kernels, FORMAT), "LLVM": (model.llvm, llvm_version())}
+    for what, (then, now) in here.items():
+        if then != now:
+            return f"it was compiled by {what} {then}, this is {what} {now}"
+    if model.cpu is None:
+        return ""
+    missing = sorted(enabled(model.cpu.features) - enabled(host_cpu()[1]))
+    return f"it was compiled for {model.cpu.cpu}, and this CPU lacks {', '.join(missing)}" if missing else ""
+
+
+def _open(path: str | os.PathLike[str]) -> Restored:
+    file = open_artifact(path)
+    try:
+        model = decode(SavedModel, dict(file.manifest))
+    except (ValueError, RecursionError) as e:
+        raise ArtifactError(f"{file.path}: the manifest is not what it should be: {e}; {REMEDY}") from None
+    if model.kind not in KINDS:
+        raise ArtifactError(f"{file.path}: the manifest speaks of a model of kind {model.kind!r}, expected {', '.join(KINDS)}; update dnnc")
+    for section, (at, size) in ranges(model):
+        have = file.section(section).nbytes if size else at
+        if at < 0 or size < 0 or at + size > have:
+            raise ArtifactError(f"{file.path}: the manifest names bytes {at} to {at + size} of section {section!r}, which has {have}; {REMEDY}")
+    return Restored(file, model)
+
+
+def _options(saved: Restored, threads: int | None, cache: bool | str | Path) -> CompileOptions:
+    """The options that it was compiled with, on this machine. TargetError or InputError for `threads` and `cache`."""
+    given = CompileOptions(target=saved.model.target, threads=threads, cache=cache)
+    values = {**saved.model.options, "target": saved.model.target, "cache": cache}
+    try:
+        options = CompileOptions(**values)
+    except (DnncError, TypeError) as e:
+        raise ArtifactError(f"{saved.path}: the options in the manifest are not what they should be: {e}; {REMEDY}") from None
+    return options if given.threads is None else replace(options, threads=threads, dims=dict(options.dims))
+
+
+def _executable(saved: Restored, options: CompileOptions, reason: str, start: float) -> Executable:
+    """`reason`: why its code is not to be used, or empty."""
+    model, interface = saved.model, saved.interface
+    here = parse_target(str(options.target), options.threads)
+    cpu = CpuTarget(**vars(model.cpu)) if model.cpu is not None and not reason else here
+    kernels = KernelCache(cache_folder(options.cache))
+    runtime().start(kernels)
+    threads = min(thread_count(options.threads), here.threads)
+    note = f"compiled again from {saved.path}: {reason}" if reason else f"loaded from {saved.path}"
+    log = Log(interface.name, str(options.target), threads, notes=(note,))
+    objects: Mapping[str, bytes] = {} if reason else saved.objects()
+
+    def specialise(dims: Mapping[Var, int]) -> Native:
+        from dnnc.driver import Maker
+
+        return Maker(saved.graph, options, cpu, threads, log, kernels, model.shared, None, objects).make(origin, dims)
+
+    onnx = None if model.onnx is None else saved.onnx
+    origin = Origin(interface, model.inputs, model.outputs, lambda: saved.graph, specialise, model.shared, options, cpu, onnx)
+    f = Executable(origin, threads, log)
+    if onnx is not None:
+        f.when_empty(lambda shapes: _reread(saved, options, shapes))
+    ready = [p for p in model.programs if p.constants and not reason]
+    for p in ready:
+        f.adopt([(p.sizes, saved.native(p))])
+        log.add(saved.reporter(p))
+    log.import_seconds = time.perf_counter() - start
+    if not interface.dims and not ready:
+        f.prepare([tuple(int(str(d)) for d in v.type.shape) for v in interface.inputs])
+    return f
+
+
+def _reread(saved: Restored, options: CompileOptions, shapes: Sequence[tuple[int, ...]]) -> Any:
+    """The executable for sizes of which some are 0: the import takes symbolic sizes to be at least 1."""
+    from dnnc.driver import rereader
+
+    return rereader(saved.onnx_model(), options, None)({}, dict(zip(saved.model.inputs, shapes)))
