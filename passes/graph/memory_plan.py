@@ -8,16 +8,17 @@ Inference", 2020, section 5). Sizes may be symbolic: order and sharing are decid
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dnnc.ir.expr import Expr, Var, const, substitute, value
+from dnnc.ir.arena import ALIGN, Arena, place_slots
+from dnnc.ir.expr import Var, const, value
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.types import Dim
 from dnnc.passes.graph.fuse import FusionPlan, Group
 from dnnc.passes.lower import group_inputs
 
-ALIGN = 64  # bytes: a cache line
+__all__ = ["ALIGN", "MemoryPlan", "Slot", "place_slots", "plan_memory"]
 
 
 @dataclass(frozen=True)
@@ -38,46 +39,18 @@ class MemoryPlan:
     slots: tuple[Slot, ...]
     inplace: Mapping[Group, Value]
 
+    @property
+    def arena(self) -> Arena:
+        """The slots as sizes and lifetimes."""
+        return Arena(tuple(s.nbytes for s in self.slots), tuple((s.first, s.last) for s in self.slots))
+
     def offsets(self, dims: Mapping[Var, int]) -> tuple[list[int], int]:
         """Byte offsets of the slots and the arena's size, for given dims."""
-        env: dict[Expr, Expr] = {v: const(n) for v, n in dims.items()}
-        sizes = [_number(s.nbytes, env) for s in self.slots]
-        return place_slots(sizes, [(s.first, s.last) for s in self.slots])
+        return self.arena.offsets(dims)
 
     def lower_bound(self, dims: Mapping[Var, int]) -> int:
         """The most bytes that are alive at any step: no placement can need less."""
-        env: dict[Expr, Expr] = {v: const(n) for v, n in dims.items()}
-        live: dict[int, int] = {}
-        for s in self.slots:
-            for k in range(s.first, s.last + 1):
-                live[k] = live.get(k, 0) + _number(s.nbytes, env)
-        return max(live.values(), default=0)
-
-
-def _number(d: Dim, env: dict[Expr, Expr]) -> int:
-    n = value(substitute(const(d), env))
-    assert n is not None, f"{d!r} is not fixed by the dims of the call"
-    return n
-
-
-def place_slots(sizes: Sequence[int], lives: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-    """Greedy by size: offsets and the total. Slots whose lives meet never overlap."""
-    offsets = [0] * len(sizes)
-    placed: list[int] = []
-    total = 0
-    for k in sorted(range(len(sizes)), key=lambda i: (-sizes[i], lives[i])):
-        first, last = lives[k]
-        size = -(-sizes[k] // ALIGN) * ALIGN
-        at = 0
-        taken = sorted((offsets[j], offsets[j] + -(-sizes[j] // ALIGN) * ALIGN) for j in placed if lives[j][0] <= last and first <= lives[j][1])
-        for lo, hi in taken:
-            if at + size <= lo:
-                break
-            at = max(at, hi)
-        offsets[k] = at
-        placed.append(k)
-        total = max(total, at + size)
-    return offsets, total
+        return self.arena.lower_bound(dims)
 
 
 def plan_memory(graph: Graph, plan: FusionPlan, inplace: Mapping[Group, Value] | None = None) -> MemoryPlan:
