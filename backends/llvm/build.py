@@ -24,6 +24,7 @@ from dnnc.ir.expr import Expr, Var, const, substitute, value
 from dnnc.ir.graph import Value
 from dnnc.ir.operator.stmt import Buffer, stored
 from dnnc.ir.types import Layout, Part, TensorType
+from dnnc.passes.graph.alias import root as root_of
 from dnnc.passes.program import Program, Step
 
 Array = np.ndarray[Any, Any]
@@ -134,22 +135,20 @@ def build(
 
 def lay_out_constants(program: Program) -> tuple[Array, dict[Value, int]]:
     """One block with every constant that a kernel reads, each 64-byte aligned; equal bytes are stored once."""
-    source = dict(program.fusion.views)
+    aliases = {v: (source, at) for v, source, at in program.fusion.views}
     packed: list[tuple[int, Array]] = []
     offsets: dict[Value, int] = {}
     known: dict[tuple[str, str], int] = {}
     total = 0
     for v in dict.fromkeys(v for s in program.steps for v in s.params if program.memory.place[v][0] == "constant"):
-        root = v
-        while root in source:  # a view of a constant is its bytes
-            root = source[root]
+        root, inside = root_of(aliases, v)  # a view of a constant is its bytes
         key = (program.graph.digest(root), str(root.type))
         if key not in known:
             bytes_ = pack(program.graph.constants[root], root.type)
             known[key] = total
             packed.append((total, bytes_))
             total += -(-bytes_.nbytes // ALIGN) * ALIGN
-        offsets[v] = known[key]
+        offsets[v] = known[key] + inside
     block = aligned_empty(max(total, 1))
     for at, a in packed:
         block[at : at + a.nbytes] = a.reshape(-1).view(np.uint8) if a.dtype != np.bool_ else a.reshape(-1).astype(np.uint8)
@@ -167,10 +166,10 @@ def calls(program: Program, symbols: Mapping[str, str], constants: Mapping[Value
         space, number = program.memory.place[v]
         if space == "constant":
             return Place("constant", constants[v])
+        inside, size = program.memory.inside.get(v, 0), value(const(v.type.nbytes))
         if space in ("input", "output"):
-            return Place("buffer", number + (n_inputs if space == "output" else 0))
-        size = value(const(program.memory.slots[number].nbytes))
-        return Place("arena", number, arena[number], size or 0) if static else Place("arena", number)
+            return Place("buffer", number + (n_inputs if space == "output" else 0), nbytes=-1 if size is None else size, inside=inside)
+        return Place("arena", number, arena[number] + inside, size or 0) if static else Place("arena", number, inside=inside)
 
     out = []
     for s in program.steps:

@@ -10,7 +10,8 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.interp import run
 from dnnc.ir.tolerances import bound
 from dnnc.passes.base import PassContext, PassManager
-from dnnc.passes.graph.fuse import MAX_NODES, kind_of, plan_fusion
+from dnnc.passes.graph.fuse import MAX_NODES, plan_fusion
+from dnnc.passes.graph.kinds import kind_of
 from dnnc.passes.graph.layout import assign_layouts
 from dnnc.passes.pipelines import PASSES
 from dnnc.testing.graphs import graph_of
