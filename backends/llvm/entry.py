@@ -113,7 +113,9 @@ class _Entry:
         else:
             offsets, arena = self.slot(FRAME_OFFSETS, "offsets"), self.slot(FRAME_ARENA, "arena")
             self.top += [f"  {v}.p = getelementptr i64, ptr {offsets}, i64 {p.number}", f"  {v}.o = load i64, ptr {v}.p"]
-            self.top.append(f"  {v}.s = getelementptr i8, ptr {arena}, i64 {v}.o" if p.inside else f"  {v} = getelementptr i8, ptr {arena}, i64 {v}.o")
+            self.top.append(
+                f"  {v}.s = getelementptr i8, ptr {arena}, i64 {v}.o" if p.inside else f"  {v} = getelementptr i8, ptr {arena}, i64 {v}.o"
+            )
             if p.inside:
                 self.top.append(f"  {v} = getelementptr i8, ptr {v}.s, i64 {p.inside}")
         self.known[key] = v

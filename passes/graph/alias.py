@@ -50,7 +50,7 @@ def find_aliases(graph: Graph, copy: Callable[[Node, int], Value] | None = None)
     made = set(found)
     owned: set[Value] = set()
     for n in nodes:
-        parts = parts_of(n, found, pinned, owned) or []
+        parts = parts_of(n, found, made, pinned | owned) or []
         if copy is not None:
             parts = [(copy(n, k) if v is None else v, at) for k, (v, at) in enumerate(parts)]
         if parts and all(v is not None for v, _ in parts):
@@ -108,9 +108,10 @@ def _stretch(t: TensorType, axis: int) -> int | None:
     return None
 
 
-def parts_of(n: Node, aliases: Mapping[Value, Alias], pinned: set[Value], owned: set[Value]) -> list[tuple[Value | None, int]] | None:
+def parts_of(n: Node, aliases: Mapping[Value, Alias], made: set[Value], taken: set[Value]) -> list[tuple[Value | None, int]] | None:
     """The operands of a concatenation that may be made in place: for each the value that owns its memory (None: it needs a copy), and its
-    place in the result. None where the concatenation needs a kernel of its own, or is better off with one."""
+    place in the result. None where the concatenation needs a kernel of its own, or is better off with one: of small operands that cost
+    little to compute in it. `made`: values that need no kernel; `taken`: those that have their place elsewhere."""
     if n.op.name != "concat" or len(n.inputs) < 2:
         return None
     y = n.output.type
@@ -122,16 +123,12 @@ def parts_of(n: Node, aliases: Mapping[Value, Alias], pinned: set[Value], owned:
     if any(v.type.shape[axis] % block for v in operands):  # type: ignore[operator]
         return None
     out: list[tuple[Value | None, int]] = []
-    at = 0
+    at, cheap = 0, False
     for v in operands:
         part, inside = root(aliases, v)
         free = inside == 0 and part.node is not None and kind_of(part.node) != "host" and part.type.nbytes == v.type.nbytes
-        taken = part in pinned or part in owned or any(part is p for p, _ in out)
-        out.append((part if free and not taken else None, at))
+        free = free and part not in taken and not any(part is p for p, _ in out)
+        cheap = cheap or part.node is None or (kind_of(part.node) == "map" and part not in made)
+        out.append((part if free else None, at))
         at += v.type.nbytes  # type: ignore[operator]
-    return out if at >= WORTH or all(_made_anyway(v) for v in operands) else None
-
-
-def _made_anyway(v: Value) -> bool:
-    return v.node is not None and kind_of(v.node) != "map"
-
+    return out if at >= WORTH or not cheap else None

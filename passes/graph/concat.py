@@ -49,6 +49,7 @@ def share_prefixes(graph: Graph) -> bool:
                 made.type = n.output.type
                 graph.replace_all_uses(n.output, made)
                 graph.erase(n)
+                graph.rename(made, n.output.name)
                 n, changed = made.node or n, True
                 break
         known.setdefault((key, operands), n)

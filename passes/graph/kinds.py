@@ -8,7 +8,7 @@ LOOPS = frozenset(("cumsum", "cumprod", "scatter_elements", "scatter_nd"))  # th
 
 
 def kind_of(n: Node) -> str:
-    """"contraction", "reduction", "map" or "host"."""
+    """ "contraction", "reduction", "map" or "host"."""
     if n.op.host is not None:
         return "host"
     for trait in ("contraction", "reduction"):
