@@ -203,6 +203,7 @@ class _File:
             types_text("program", typed),
             len(native.outputs),
             native.arena.lives,
+            native.arena.pieces,
             calls,
             kernels,
             self.objects.add(native.objects[ENTRY]),
@@ -236,7 +237,7 @@ class _Joined:
 
 
 def _places(places: Sequence[Place]) -> tuple[SavedPlace, ...]:
-    return tuple((p.space, p.number, p.offset, p.nbytes) for p in places)
+    return tuple((p.space, p.number, p.offset, p.nbytes, p.inside) for p in places)
 
 
 def _report(r: ProgramReport) -> SavedReport:

@@ -134,11 +134,11 @@ class Restored:
             not types
             or len(dims) != types[0].rank
             or p.outputs != len(self.model.outputs)
-            or len(slots) != len(p.lives)
+            or not len(slots) == len(p.lives) == len(p.pieces)
             or any(t.rank != 1 for t in slots)
         ):
             raise self.wrong("the types of a program", f"{len(types)} for dims, {len(self.model.outputs)} outputs and {len(p.lives)} slots")
-        return dims, tuple(types[1 : 1 + p.outputs]), Arena(tuple(t.shape[0] for t in slots), p.lives)
+        return dims, tuple(types[1 : 1 + p.outputs]), Arena(tuple(t.shape[0] for t in slots), p.lives, p.pieces)
 
     def _kernel(self, p: SavedProgram, number: int) -> NativeKernel:
         k = p.kernels[number]
@@ -149,7 +149,7 @@ class Restored:
         limits = dict(zip(SPACES, (buffers, constants, len(p.lives))))
 
         def places(saved: Sequence[SavedPlace]) -> tuple[Place, ...]:
-            for space, number, _, _ in saved:
+            for space, number, *_ in saved:
                 if not 0 <= number < limits.get(space, 0):
                     raise self.wrong("a call", f"it reads {space} {number}, of which there are {limits.get(space, 0)}")
             return tuple(Place(*x) for x in saved)

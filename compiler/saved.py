@@ -48,7 +48,7 @@ class SavedKernel:
     bytes: Count
 
 
-SavedPlace = tuple[str, int, int, int]  # the fields of Place
+SavedPlace = tuple[str, int, int, int, int]  # the fields of Place
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ class SavedProgram:
         types: its dims, outputs and arena slots as the signature of a graph; see `dnnc.artifacts.types_text`.
         outputs: how many outputs there are.
         lives: first and last step of each slot.
+        pieces: of slots that several kernels fill: bytes, and the step that writes them.
         calls: what the entry function does.
         kernels: the unique kernels.
         entry: the entry function, in the section "objects".
@@ -105,6 +106,7 @@ class SavedProgram:
     types: str
     outputs: int
     lives: tuple[tuple[int, int], ...]
+    pieces: tuple[tuple[tuple[int, int], ...], ...]
     calls: tuple[SavedCall, ...]
     kernels: tuple[SavedKernel, ...]
     entry: Range

@@ -8,15 +8,17 @@ from dnnc.ir.builder import Builder
 from dnnc.ir.graph import Graph, Value
 from dnnc.passes.base import Pass, PassContext, PassManager
 from dnnc.passes.graph.canonicalize import canonicalize
+from dnnc.passes.graph.concat import place_concats
 from dnnc.passes.graph.conv_transpose import conv_transpose
 from dnnc.passes.graph.cse import cse
 from dnnc.passes.graph.dce import dce
 from dnnc.passes.graph.decompose import decompose
 from dnnc.passes.graph.fold import fold
 from dnnc.passes.graph.fold_batch_norm import fold_batch_norm
-from dnnc.passes.graph.fuse import is_view, plan_fusion
+from dnnc.passes.graph.fuse import plan_fusion
 from dnnc.passes.graph.idioms import idioms
 from dnnc.passes.graph.inplace import find_inplace
+from dnnc.passes.graph.kinds import is_view
 from dnnc.passes.graph.layout import assign_layouts
 from dnnc.passes.graph.memory_plan import plan_memory
 from dnnc.passes.graph.precision import precision
@@ -63,10 +65,11 @@ PRECISION = Pass(
 LAYOUT = Pass("layout", layout, "blocks for the vectors; last of the rewrites, since it fixes how values lie")
 DCE_AGAIN = Pass("dce-again", dce, "layout relabels constants and leaves the old ones without readers")
 COPY_OUTPUTS = Pass("copy-outputs", copy_outputs, "outputs are memory of their own; after layout, which may add the last node itself")
+PLACE_CONCATS = Pass("place-concats", place_concats, "operands are written where the result has them; what cannot be is copied; needs the layouts")
 
 PASSES = (
     FOLD, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, FOLD_AGAIN, CANONICALIZE, CSE, CANONICALIZE_AGAIN, IDIOMS, BATCH_NORM_AGAIN, DCE,
-    PRECISION, LAYOUT, DCE_AGAIN, COPY_OUTPUTS,
+    PRECISION, LAYOUT, DCE_AGAIN, COPY_OUTPUTS, PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
     0: (DECOMPOSE, DCE, PRECISION, COPY_OUTPUTS),

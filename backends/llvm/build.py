@@ -25,6 +25,7 @@ from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Value
 from dnnc.ir.operator.stmt import Buffer, stored
 from dnnc.ir.types import Layout, Part, TensorType
+from dnnc.passes.graph.alias import root as root_of
 from dnnc.passes.program import Program, Step
 
 __all__ = ["Native", "build", "calls", "describe", "lay_out_constants", "pack", "shape_of", "step_nodes", "symbol_of", "unique_kernels"]
@@ -189,22 +190,20 @@ def _short(loc: Loc) -> str:
 
 def lay_out_constants(program: Program) -> tuple[Array, dict[Value, int]]:
     """One block with every constant that a kernel reads, each 64-byte aligned; equal bytes are stored once."""
-    source = dict(program.fusion.views)
+    aliases = {v: (source, at) for v, source, at in program.fusion.views}
     packed: list[tuple[int, Array]] = []
     offsets: dict[Value, int] = {}
     known: dict[tuple[str, str], int] = {}
     total = 0
     for v in dict.fromkeys(v for s in program.steps for v in s.params if program.memory.place[v][0] == "constant"):
-        root = v
-        while root in source:  # a view of a constant is its bytes
-            root = source[root]
+        root, inside = root_of(aliases, v)  # a view of a constant is its bytes
         key = (program.graph.digest(root), str(root.type))
         if key not in known:
             bytes_ = pack(program.graph.constants[root], root.type)
             known[key] = total
             packed.append((total, bytes_))
             total += -(-bytes_.nbytes // ALIGN) * ALIGN
-        offsets[v] = known[key]
+        offsets[v] = known[key] + inside
     block = aligned_empty(max(total, 1))
     block[:] = 0  # the gaps too, so that a saved block is always the same
     for at, a in packed:
@@ -223,10 +222,10 @@ def calls(program: Program, symbols: Mapping[str, str], constants: Mapping[Value
         space, number = program.memory.place[v]
         if space == "constant":
             return Place("constant", constants[v])
+        inside, size = program.memory.inside.get(v, 0), value(const(v.type.nbytes))
         if space in ("input", "output"):
-            return Place("buffer", number + (n_inputs if space == "output" else 0))
-        size = value(const(program.memory.slots[number].nbytes))
-        return Place("arena", number, arena[number], size or 0) if static else Place("arena", number)
+            return Place("buffer", number + (n_inputs if space == "output" else 0), nbytes=-1 if size is None else size, inside=inside)
+        return Place("arena", number, arena[number] + inside, size or 0) if static else Place("arena", number, inside=inside)
 
     out = []
     for s in program.steps:

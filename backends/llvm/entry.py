@@ -18,19 +18,24 @@ from dnnc.backends.runtime import FRAME_ARENA, FRAME_BARRIER, FRAME_CONSTANTS, F
 
 @dataclass(frozen=True)
 class Place:
-    """Memory of one argument: `space` is "buffer" (number), "constant" (byte offset), "arena" (slot; offset and size when static)."""
+    """Memory of one argument: `space` is "buffer" (number), "constant" (byte offset), "arena" (slot; offset and size when static).
+
+    `inside`: the byte at which the argument begins within it; the offset of a static plan counts it already.
+    """
 
     space: str
     number: int
     offset: int = -1
     nbytes: int = -1
+    inside: int = 0
 
     def meets(self, other: Place) -> bool:
         """May the two overlap?"""
         if self.space != other.space or self.space == "constant":
             return False
         if self.space == "buffer":
-            return self.number == other.number
+            apart = self.nbytes >= 0 <= other.nbytes and (self.inside + self.nbytes <= other.inside or other.inside + other.nbytes <= self.inside)
+            return self.number == other.number and not apart
         if self.offset < 0 or other.offset < 0:
             return True  # a symbolic plan: offsets differ from call to call
         return self.offset < other.offset + other.nbytes and other.offset < self.offset + self.nbytes
@@ -129,7 +134,7 @@ class _Entry:
     def __init__(self) -> None:
         self.top: list[str] = []
         self.lines: list[str] = []
-        self.known: dict[tuple[str, int, int], str] = {}
+        self.known: dict[tuple[str, int, int, int], str] = {}
         self.count = 0
 
     def function(self, name: str) -> list[str]:
@@ -140,20 +145,23 @@ class _Entry:
 
     def slot(self, k: int, what: str) -> str:
         """A pointer kept in the frame, loaded once."""
-        key = ("frame", k, 0)
+        key = ("frame", k, 0, 0)
         if key not in self.known:
             self.top += [f"  %{what}.p = getelementptr i64, ptr %frame, i64 {k}", f"  %{what} = load ptr, ptr %{what}.p"]
             self.known[key] = f"%{what}"
         return self.known[key]
 
     def address(self, p: Place) -> str:
-        key = (p.space, p.number, p.offset)
+        key = (p.space, p.number, p.offset, p.inside)
         if key in self.known:
             return self.known[key]
         self.count += 1
         v = f"%a{self.count}"
         if p.space == "buffer":
-            self.top += [f"  {v}.p = getelementptr ptr, ptr %buffers, i64 {p.number}", f"  {v} = load ptr, ptr {v}.p"]
+            whole = f"{v}.b" if p.inside else v
+            self.top += [f"  {v}.p = getelementptr ptr, ptr %buffers, i64 {p.number}", f"  {whole} = load ptr, ptr {v}.p"]
+            if p.inside:
+                self.top.append(f"  {v} = getelementptr i8, ptr {whole}, i64 {p.inside}")
         elif p.space == "constant":
             self.top.append(f"  {v} = getelementptr i8, ptr {self.slot(FRAME_CONSTANTS, 'constants')}, i64 {p.number}")
         elif p.offset >= 0:
@@ -161,12 +169,16 @@ class _Entry:
         else:
             offsets, arena = self.slot(FRAME_OFFSETS, "offsets"), self.slot(FRAME_ARENA, "arena")
             self.top += [f"  {v}.p = getelementptr i64, ptr {offsets}, i64 {p.number}", f"  {v}.o = load i64, ptr {v}.p"]
-            self.top.append(f"  {v} = getelementptr i8, ptr {arena}, i64 {v}.o")
+            self.top.append(
+                f"  {v}.s = getelementptr i8, ptr {arena}, i64 {v}.o" if p.inside else f"  {v} = getelementptr i8, ptr {arena}, i64 {v}.o"
+            )
+            if p.inside:
+                self.top.append(f"  {v} = getelementptr i8, ptr {v}.s, i64 {p.inside}")
         self.known[key] = v
         return v
 
     def dim(self, k: int) -> str:
-        key = ("dim", k, 0)
+        key = ("dim", k, 0, 0)
         if key not in self.known:
             self.top += [f"  %d{k}.p = getelementptr i64, ptr %dims, i64 {k}", f"  %d{k} = load i64, ptr %d{k}.p"]
             self.known[key] = f"%d{k}"
@@ -196,5 +208,5 @@ class _Entry:
         k = self.count
         if "%alone" not in self.known.values():
             self.top.append("  %alone = icmp eq i64 %tid, 0")
-            self.known["alone", 0, 0] = "%alone"
+            self.known["alone", 0, 0, 0] = "%alone"
         self.lines += [f"  br i1 %alone, label %s{k}, label %n{k}", f"s{k}:", text, f"  br label %n{k}", f"n{k}:"]

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Node, Value
-from dnnc.ir.types import Layout
+from dnnc.passes.graph.alias import find_aliases
+from dnnc.passes.graph.kinds import is_view, kind_of
 
 COSTLY = frozenset(("exp", "log", "erf", "tanh", "pow", "sin", "cos", "tan", "sqrt", "sigmoid", "gelu", "softplus", "mish", "div"))
-LOOPS = frozenset(("cumsum", "cumprod", "scatter_elements", "scatter_nd"))  # they reduce within an element, though they are no row ops
 MAX_NODES = 24  # of a group: longer chains gain nothing and make kernels that nobody can read
 
 
@@ -33,28 +33,14 @@ class Group:
 
 @dataclass(frozen=True)
 class FusionPlan:
-    """Groups in order of execution, and the values that are another one's memory under a new shape: (view, source)."""
+    """Groups in order of execution, and the values that lie in another one's memory: (value, that one, byte)."""
 
     groups: tuple[Group, ...]
-    views: tuple[tuple[Value, Value], ...]
+    views: tuple[tuple[Value, Value, int], ...]
 
     def __str__(self) -> str:
-        return "\n".join([*(f"group {k}: {g}" for k, g in enumerate(self.groups)), *(f"view: {a.name} = {b.name}" for a, b in self.views)])
-
-
-def kind_of(n: Node) -> str:
-    if n.op.host is not None:
-        return "host"
-    for trait in ("contraction", "reduction"):
-        if trait in n.op.traits:
-            return trait
-    return "reduction" if n.op.name in LOOPS else "map"
-
-
-def is_view(n: Node) -> bool:
-    """Does the node only rename memory? Row-major in, row-major out."""
-    x = n.inputs[0] if n.inputs else None
-    return "view" in n.op.traits and x is not None and x.type.layout is None and n.output.type.layout is None
+        views = (f"view: {a.name} = {b.name}" + (f" + {at}" if at else "") for a, b, at in self.views)
+        return "\n".join([*(f"group {k}: {g}" for k, g in enumerate(self.groups)), *views])
 
 
 def plan_fusion(graph: Graph, fuse: bool = True) -> FusionPlan:
@@ -70,6 +56,7 @@ class _Fuser:
         self.nodes = list(graph.nodes())
         self.order = {n: i for i, n in enumerate(self.nodes)}
         self.outputs = set(graph.outputs)
+        self.aliases = find_aliases(graph)
         self.members: dict[int, list[Node]] = {}  # of each group, last node first
         self.kind: dict[int, str] = {}
         self.group_of: dict[Node, int] = {}
@@ -87,18 +74,20 @@ class _Fuser:
             if kind_of(n) != "map":
                 self.kind[g] = kind_of(n)
         groups: list[Group] = []
-        views: list[tuple[Value, Value]] = []
+        inside: set[Value] = set()  # values that no one but their own group sees
         for g, backwards in self.members.items():
             nodes = backwards[::-1]
-            if len(nodes) == 1 and is_view(nodes[0]):
-                source = nodes[0].inputs[0]
-                assert source is not None
-                views.append((nodes[0].output, source))
+            if len(nodes) == 1 and self.no_kernel(nodes[0]):
                 continue
+            inside.update(v for n in nodes[:-1] for v in n.outputs)
             outs = [v for v in nodes[-1].outputs if v.uses or v in self.outputs] or nodes[-1].outputs[:1]
             groups += [Group(tuple(nodes), v, self.kind[g]) for v in outs]
         groups.sort(key=lambda grp: self.order[grp.nodes[-1]])
-        return FusionPlan(tuple(groups), tuple(views))
+        return FusionPlan(tuple(groups), tuple((v, source, at) for v, (source, at) in self.aliases.of.items() if v not in inside))
+
+    def no_kernel(self, n: Node) -> bool:
+        """Is the node's result memory of others, for which nothing needs to be computed?"""
+        return n.outputs[0] in self.aliases.made
 
     def target(self, n: Node) -> int | None:
         """The group that a node joins, or None for one of its own."""
@@ -109,10 +98,10 @@ class _Fuser:
         if len(groups) != 1:
             return None
         g = groups.pop()
-        if self.kind[g] == "host" or len(self.members[g]) >= MAX_NODES or (is_view(n) and not self.permuted_view(n)):
+        if self.kind[g] == "host" or len(self.members[g]) >= MAX_NODES or (self.no_kernel(n) and not self.permuted_view(n)):
             return None
-        if len(self.members[g]) == 1 and is_view(self.members[g][0]):
-            return None  # a view alone takes the memory as it is
+        if len(self.members[g]) == 1 and self.no_kernel(self.members[g][0]):
+            return None  # it takes the memory as it is
         anchored = kind_of(n) != "map"
         if anchored and self.kind[g] != "map":
             return None  # two anchors would run in one nest
@@ -159,7 +148,8 @@ class _Fuser:
         """A view is free by itself; it is worth a place in a nest only between a contraction and a transpose of its result."""
         users = [u for u, _ in n.output.uses]
         source = n.inputs[0]
-        assert source is not None
+        if not is_view(n) or source is None:
+            return False
         fed = self.anchor_of(source) is not None
         return fed and len(users) == 1 and users[0].op.name == "transpose" and self.keeps_last(users[0], n.output) and self.keeps_last(n, source)
 
@@ -201,6 +191,3 @@ def _same(a: Sequence[object], b: Sequence[object]) -> bool:
 
 def _same_count(v: Value, n: Node) -> bool:
     return value(const(v.type.size) - const(n.output.type.size)) == 0
-
-
-__all__ = ["FusionPlan", "Group", "Layout", "is_view", "kind_of", "plan_fusion"]

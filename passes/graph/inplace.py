@@ -10,19 +10,25 @@ from __future__ import annotations
 from dnnc.ir.expr import Load, walk
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.operator.stmt import Buffer, Store, accesses, walk_stmts
+from dnnc.passes.graph.alias import root
 from dnnc.passes.graph.fuse import FusionPlan, Group
-from dnnc.passes.lower import Lowered, lower
+from dnnc.passes.lower import Lowered, group_inputs, lower
 
 
 def find_inplace(graph: Graph, plan: FusionPlan) -> dict[Group, Value]:
     """For each group that may work in place, the input it may overwrite (whether that is dead by then is the memory plan's question)."""
     out: dict[Group, Value] = {}
+    aliases = {v: (source, at) for v, source, at in plan.views}
     for g in plan.groups:
         if g.kind != "map" or g.output in graph.outputs:
             continue
         wanted = [
             v for n in g.nodes for v in n.inputs if v is not None and v.type == g.output.type and v not in graph.constants and v not in graph.inputs
         ]
+        if not wanted:
+            continue
+        read = [root(aliases, v)[0] for v in group_inputs(g.nodes)]
+        wanted = [v for v in wanted if read.count(root(aliases, v)[0]) == 1]  # what is read through another value too is read at other places
         if not wanted:
             continue
         low = lower(graph, g.nodes, g.output)

@@ -1,6 +1,7 @@
 """Schedule step: adjacent axes of a row-major buffer become one where the indices that walk them are one index, split by fusing loops.
 
     y: f32[7, 45];  y[e // 45, e % 45] = ..      ->      y: f32[315];  y[e] = ..
+    y: f32[45, 1];  y[e, 0] = ..                 ->      y: f32[45];  y[e] = ..
 
 The memory stays as it is, and a parameter keeps its place, so a caller sees no difference; vectors then find unit stride.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dnnc.ir.expr import Expr, Op, walk
+from dnnc.ir.expr import Expr, Op, value, walk
 from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Param, Store, accesses, walk_stmts
 from dnnc.passes.schedule.state import swap_buffers
 
@@ -46,7 +47,8 @@ def _joined(buf: Buffer, uses: list[Index]) -> tuple[tuple[Expr, ...], list[int]
     for k in range(len(shape) - 2, -1, -1):
         now = [(*i[:k], i[k] * shape[k + 1] + i[k + 1], *i[k + 2 :]) for i in uses]
         cost = [(_divisions(i[k : k + 2]), _divisions(j[k : k + 1])) for i, j in zip(uses, now)]
-        if all(after <= before for before, after in cost) and any(after < before for before, after in cost):
+        simpler = all(after <= before for before, after in cost) and any(after < before for before, after in cost)
+        if simpler or value(shape[k + 1]) == 1:
             uses, joined = now, [*joined, k]
             shape = (*shape[:k], shape[k] * shape[k + 1], *shape[k + 2 :])
     return shape, joined

@@ -174,6 +174,19 @@ def peel(b: Block, name: str, first: int = 1, last: int = 1) -> Block:
     return edit(b, name, go)
 
 
+def single(b: Block, *names: str) -> Block:
+    """`for i in range(n, n + 1): s`  ->  `s[i -> n]`"""
+
+    def go(s: For) -> Block:
+        if value(s.extent) != 1:
+            raise ScheduleError(f"{s.var.name} has {s.extent!r} iterations, not one")
+        return substitute_block(s.body, {s.var: s.lo})
+
+    for name in names:
+        b = edit(b, name, go)
+    return b
+
+
 def annotate(b: Block, kind: str, *names: str) -> Block:
     """Set the kind of loops: unroll, parallel, block.x, thread.x ... Parallel kinds need iterations that write different elements."""
     for name in names:

@@ -1,7 +1,7 @@
 """Recipe for matmul and convolution: a register tile of pixels (rows) x panels of vectors, the reduction inside, the epilogue in the store.
 
-    for p in parallel(outer * panels/nv):          contiguous shares; a panel's weights stay in the L2 cache while pixels pass
-        for po in range(pixels/mr):                first and last tile peeled where padding guards them
+    for p in parallel(panels/nv * outer):          contiguous shares; a panel's weights stay in the L2 cache while pixels pass,
+        for po in range(pixels/mr):                or all weights do while rows pass; first and last tile peeled where padding guards them
             acc[mr, nv, V] = 0
             for r ...: acc[im, jn, :] += a[im, r] * b[r, jn, :]      broadcast times vector, mr*nv accumulators in registers
             y = epilogue(acc)
@@ -16,12 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dnnc.backends.llvm.features import CpuTarget
+from dnnc.backends.llvm.templates.common import try_fuse
 from dnnc.backends.llvm.templates.half import widen_rows
 from dnnc.ir.bounds import nonneg
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, const, free
+from dnnc.ir.expr import Expr, const, free, unwrap
 from dnnc.ir.operator.stmt import Kernel, accesses
 from dnnc.ir.ops.window import window
+from dnnc.ir.types import product
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, narrow, peel, reorder, split
 from dnnc.passes.schedule.memory import distribute, prefetch, vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem
@@ -37,72 +39,92 @@ class Nest:
     panel: str
     lane: str
     reduction: tuple[str, ...]
-    flat: bool  # a 1x1 convolution of stride 1 sees its image as one row of pixels
     padding: int  # of the pixel axis, which makes the first and last tiles special
     stride: int
     block: int  # of the reduced channels in memory; 0 when they are not blocked
+    tap: str = ""  # the reduction along the pixel axis
+    depthwise: bool = False  # every channel for itself: the panel's loop is one more outer loop
 
 
-def nest_of(problem: Problem) -> Nest | None:
-    """None when the group is no contraction that this recipe can tile."""
+def nest_of(problem: Problem) -> tuple[Schedule, Nest] | None:
+    """The nest with its pixels in one loop; None when the group is no contraction that this recipe can tile."""
     anchor, loops = problem.anchor, problem.lowered.out_loops
     if anchor is None or len(loops) < 2:
         return None
-    red = problem.lowered.reductions[0]
+    s = Schedule(problem.kernel)
     if anchor.op.name == "matmul":
-        pixel = _row_loop(problem, loops)
-        if loops[-1].endswith("b") or pixel is None:
-            return None
-        return Nest(tuple(x for x in loops[:-1] if x != pixel), pixel, "", loops[-1], red, False, 0, 1, 0)
-    if anchor.op.name != "conv" or not loops[-1].endswith("b"):
+        return _matmul_nest(problem, s, loops)
+    return _conv_nest(problem, s, loops) if anchor.op.name == "conv" and loops[-1].endswith("b") else None
+
+
+def _matmul_nest(problem: Problem, s: Schedule, loops: tuple[str, ...]) -> tuple[Schedule, Nest] | None:
+    pixel = _row_loop(problem, loops)
+    if loops[-1].endswith("b") or pixel is None:
         return None
+    outer = [x for x in loops[:-1] if x != pixel]
+    if outer == list(loops[: len(outer)]):  # rows in several axes are one axis where they lie one behind the other
+        while outer and _rows_share(problem, s, outer[-1], loops[-1]) and try_fuse(s, outer[-1], pixel, f"p{len(outer)}"):
+            pixel = f"p{len(outer)}"
+            outer.pop()
+    return s, Nest(tuple(outer), pixel, "", loops[-1], problem.lowered.reductions[0], 0, 1, 0)
+
+
+def _conv_nest(problem: Problem, s: Schedule, loops: tuple[str, ...]) -> tuple[Schedule, Nest] | None:
+    anchor = problem.anchor
+    assert anchor is not None and anchor.inputs[0] is not None and anchor.inputs[1] is not None
     panel = loops[-1].removesuffix("b")
     spatial = loops[loops.index(panel) + 1 : -1]
-    if not spatial or anchor.attrs["group"] != 1:
+    depthwise = anchor.attrs["group"] != 1
+    if not spatial or (depthwise and anchor.inputs[1].type.layout is None):
         return None
-    kernel = anchor.inputs[1].type.shape[2:]  # type: ignore[union-attr]
+    kernel = anchor.inputs[1].type.shape[2:]
     win = window(len(kernel), kernel, anchor.attrs["strides"], anchor.attrs["pads"], anchor.attrs["dilations"])
-    pads = (*win.begin, *win.end)
-    flat = len(spatial) == 2 and all(k == 1 for k in kernel) and all(s == 1 for s in win.strides) and not any(pads)
-    flat = flat and nonneg(const(Schedule(problem.kernel).extent(spatial[-1])) - 1)
-    outer = tuple(x for x in loops[:-1] if x not in (panel, spatial[-1]))
-    layout = anchor.inputs[0].type.layout  # type: ignore[union-attr]
-    padding = max((p for p in (win.begin[-1], win.end[-1]) if isinstance(p, int)), default=0)
-    return Nest(
-        outer,
-        spatial[-1],
-        panel,
-        loops[-1],
-        red,
-        flat,
-        padding,
-        win.strides[-1],
-        layout.block(1) if layout is not None else 0,
-    )
+    at = next((k for k in reversed(range(len(spatial))) if s.extent(spatial[k]) != 1), len(spatial) - 1)
+    outer, pixel = [x for x in loops[:-1] if x not in (panel, spatial[at])], spatial[at]
+    padding = max((p for p in (win.begin[at], win.end[at]) if isinstance(p, int)), default=0)
+    flat = all(k == 1 for k in kernel) and all(k == 1 for k in win.strides) and not any((*win.begin, *win.end))
+    if flat and len(spatial) == 2 and at == 1 and nonneg(const(s.extent(pixel)) - 1):
+        s.apply(fuse, outer.pop(), pixel, "p")  # a 1x1 convolution of stride 1 sees its image as one row of pixels
+        pixel = "p"
+    layout = anchor.inputs[0].type.layout
+    block = layout.block(1) if layout is not None and not depthwise else 0
+    red = problem.lowered.reductions[0]
+    return s, Nest(tuple(outer), pixel, panel, loops[-1], red, padding, win.strides[at], block, red[1 + at], depthwise)
+
+
+def _rows_share(problem: Problem, s: Schedule, name: str, lane: str) -> bool:
+    """Does the matrix of panels not depend on a loop?"""
+    v, j = s.loop(name).var, s.loop(lane).var
+    inside = accesses(s.loop(problem.lowered.reductions[0][0]).body)
+    panels = [x for x in inside if j in free(x.buf.offset(x.idx)) and x.buf.space == "global"]
+    return bool(panels) and not any(v in free(x.buf.offset(x.idx)) for x in panels)
 
 
 def _row_loop(problem: Problem, loops: tuple[str, ...]) -> str | None:
     """The innermost loop that the matrix of panels does not depend on: its rows share what is loaded of a panel."""
     s = Schedule(problem.kernel)
-    lane = s.loop(loops[-1]).var
-    for name in reversed(loops[:-1]):
-        v = s.loop(name).var
-        panels = [x for x in accesses(s.loop(problem.lowered.reductions[0][0]).body) if lane in free(x.buf.offset(x.idx)) and x.buf.space == "global"]
-        if panels and not any(v in free(x.buf.offset(x.idx)) for x in panels):
-            return name
-    return None
+    return next((name for name in reversed(loops[:-1]) if _rows_share(problem, s, name, loops[-1])), None)
 
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
-    nest = nest_of(problem)
-    if nest is None:
+    found = nest_of(problem)
+    if found is None:
         return []
-    s = Schedule(problem.kernel)
+    s, nest = found
     pixels, panels = _extents(s, nest, target.lanes)
     if panels is None:
         return []
     ku = _unroll(s.extent(nest.reduction[0]), nest.block) if nest.block or not nest.panel else 1
-    return [(("mr", mr), ("nv", nv), ("ku", ku), ("pf", 1)) for mr, nv in tiles(pixels, panels, target, nest, problem.inplace)]
+    order = _order(problem, target)
+    return [(("mr", mr), ("nv", nv), ("ku", ku), ("order", order), ("pf", 1)) for mr, nv in tiles(pixels, panels, target, nest, problem.inplace)]
+
+
+def _order(problem: Problem, target: CpuTarget) -> str:
+    """What the outer loops run over first. All weights stay in half of the L2 cache while rows pass, or else they are read once, a panel
+    at a time, with all rows passing each."""
+    weights = problem.anchor.inputs[1] if problem.anchor is not None else None
+    size = weights.type.nbytes if weights is not None else 0
+    return "rows" if isinstance(size, int) and size <= target.l2 // 2 else "panels"
 
 
 def _unroll(k: int | Expr, block: int) -> int:
@@ -113,8 +135,6 @@ def _unroll(k: int | Expr, block: int) -> int:
 def _extents(s: Schedule, nest: Nest, lanes: int) -> tuple[int | None, int | None]:
     """Pixels of a row of tiles (None: symbolic) and panels."""
     n = s.extent(nest.pixel)
-    if nest.flat:
-        n = n * s.extent(nest.outer[-1])
     panels = s.extent(nest.panel or nest.lane)
     count = panels if nest.panel else -(-panels // lanes) if isinstance(panels, int) else None
     return (n if isinstance(n, int) else None), (count if isinstance(count, int) else None)
@@ -125,14 +145,14 @@ def tiles(pixels: int | None, panels: int, target: CpuTarget, nest: Nest, inplac
     budget = target.registers - 4  # panels' vectors and a broadcast live beside the accumulators
     scored: list[tuple[float, int, int]] = []
     for nv in (1, 2, 3, 4, 6):
-        if nv > panels or (panels % nv and inplace):
+        if nv > panels or (panels % nv and inplace) or (nest.depthwise and nv > 1):
             continue
         for mr in range(1, budget // nv + 1):
             if pixels is not None and mr > pixels:
                 break
             rows = -(-pixels // mr) * mr if pixels is not None else 4 * mr
             work = rows * -(-panels // nv) * nv
-            fma, loads = mr * nv / 2, (mr + nv) / 2
+            fma, loads = mr * nv / 2, (mr + nv) / 2  # of a depthwise convolution the pixels are vectors: as many loads
             latency = 4.0 if mr * nv < 8 else 0.0
             scored.append((work / (mr * nv) * max(fma, loads * 1.05, latency), -mr * nv, nv))
     scored.sort()
@@ -143,22 +163,20 @@ def tiles(pixels: int | None, panels: int, target: CpuTarget, nest: Nest, inplac
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -> Kernel:
-    nest = nest_of(problem)
-    assert nest is not None
-    s = Schedule(problem.kernel)
-    outer, pixel, panel, lane = list(nest.outer), nest.pixel, nest.panel, nest.lane
-    if nest.flat:
-        s.apply(fuse, outer.pop(), pixel, "p")
-        pixel = "p"
+    found = nest_of(problem)
+    assert found is not None
+    s, nest = found
+    pixel, panel, lane = nest.pixel, nest.panel, nest.lane
     if not panel:
         s.apply(split, lane, target.lanes, ("jp", "jv"), tail="guard")
         panel, lane = "jp", "jv"
     s.apply(split, panel, int(knobs["nv"]), ("jo", "jn"), tail="overlap")
+    outer = [*nest.outer, "jo"] if knobs["order"] == "rows" else ["jo", *nest.outer]
     mr = int(knobs["mr"])
     pixels = s.extent(pixel)
     rest = not isinstance(pixels, int) or (problem.inplace and pixels % mr != 0)
     if rest:  # a nest of its own, at top level, for the pixels that fill no tile
-        s.apply(reorder, pixel, *outer, "jo", "jn", lane)
+        s.apply(reorder, pixel, *outer, "jn", lane)
     s.apply(split, pixel, mr, ("po", "im"), tail="peel" if rest else "overlap")
     tags = [""]
     if s.has(pixel + "_t"):
@@ -168,35 +186,38 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
         _tile(s, nest, outer, lane, int(knobs["ku"]), tag)
     s.apply(hoist_guards).apply(narrow)
     for tag in tags:
-        _finish(s, problem, nest, outer, lane, knobs, tag, target.lanes)
+        _finish(s, problem, nest, outer, knobs, tag, target.lanes)
     return s.done()
 
 
 def _tile(s: Schedule, nest: Nest, outer: list[str], lane: str, ku: int, tag: str) -> None:
     """Bring one nest, whose loops carry the suffix `tag`, into the form of a register tile."""
-    s.apply(reorder, *(n + tag for n in (*outer, "jo", "po", "im", "jn", lane)))
+    s.apply(reorder, *(n + tag for n in (*outer, "po", "im", "jn", lane)))
     s.apply(distribute, "im" + tag, 3)
     red = _split_reduction(s, nest, ku, tag)
     s.apply(reorder, *red, *(f"{n}{tag}_1" for n in ("im", "jn", lane)))
     s.apply(vectorize, *(f"{lane}{tag}{k}" for k in ("", "_1", "_2")))
 
 
-def _finish(s: Schedule, problem: Problem, nest: Nest, outer: list[str], lane: str, knobs: Mapping[str, int | str], tag: str, lanes: int) -> None:
+def _finish(s: Schedule, problem: Problem, nest: Nest, outer: list[str], knobs: Mapping[str, int | str], tag: str, lanes: int) -> None:
     """Unroll, prefetch, widen, peel what padding makes special, and share the outer loops among threads."""
     unrolled = [f"{n}{tag}{k}" for n in ("im", "jn") for k in ("", "_1", "_2")] + ["ku" + tag]
+    tap = nest.tap + tag
+    if nest.depthwise and isinstance(s.extent(tap), int):
+        unrolled.append(tap)
     s.apply(annotate, "unroll", *(n for n in unrolled if s.has(n)))
-    if knobs.get("pf") and not nest.panel:
-        _prefetch_next_panel(s, problem, int(knobs["nv"]), tag)
+    if knobs.get("pf") and s.has("ko" + tag) and outer[0] == "jo":
+        _prefetch_next_panel(s, problem, knobs, outer[1:], nest, tag)
     widen_rows(s, nest.reduction[1:], tag, int(knobs["mr"]), lanes)
     po = "po" + tag
     peeled = -(-nest.padding // (int(knobs["mr"]) * nest.stride))
     if peeled and s.has(po) and isinstance(s.extent(po), int):  # a row of symbolic size keeps its checks
         s.apply(peel, po, first=peeled, last=peeled)
         # the taps of a row at the borders: whether one falls on padding is then known per pixel, and costs nothing
-        taps = [x for x in (f"{nest.reduction[-1]}{tag}_{end}{k}" for end in "fl" for k in range(peeled)) if s.has(x)]
+        taps = [x for x in (f"{tap}_{end}{k}" for end in "fl" for k in range(peeled)) if s.has(x)]
         s.apply(annotate, "unroll", *taps)
         widen_rows(s, nest.reduction[1:], tag, int(knobs["mr"]), lanes)  # of tiles that reach no border any more
-    _parallel(s, [n + tag for n in (*outer, "jo")], po, tag)
+    _parallel(s, [n + tag for n in outer], po, tag)
 
 
 def _split_reduction(s: Schedule, nest: Nest, ku: int, tag: str) -> list[str]:
@@ -212,17 +233,33 @@ def _split_reduction(s: Schedule, nest: Nest, ku: int, tag: str) -> list[str]:
     return ["rb" + tag, *taps, "ko" + tag, "ku" + tag]
 
 
-def _prefetch_next_panel(s: Schedule, problem: Problem, nv: int, tag: str) -> None:
-    """One cache line of the next panels a step of `ko`, spread over the tiles of this panel, so that they wait in L2."""
+def _prefetch_next_panel(s: Schedule, problem: Problem, knobs: Mapping[str, int | str], rows: list[str], nest: Nest, tag: str) -> None:
+    """Cache lines of the next panels at each step of `ko`, spread over the tiles of this panel, so that they wait in L2."""
     weights = problem.anchor.inputs[1] if problem.anchor is not None else None
     k = problem.lowered.params.index(weights) if weights in problem.lowered.params else -1
-    if k < 0 or not s.has("ko" + tag) or weights is None or weights.type.layout is None:
+    if k < 0 or weights is None or weights.type.layout is None:
         return
-    buf = problem.kernel.entry.buffers[k]
-    jo, po, ko = (s.loop(n + tag) for n in ("jo", "po", "ko"))
-    lead = [const(0)] * (len(buf.shape) - 1)
-    lead[-2] = jo.var * nv + nv
-    s.apply(prefetch, "ko" + tag, buf.name, (*lead, po.var * (ko.extent * 16) + ko.var * 16))
+    buf, nv, ku = s.kernel.entry.buffers[k], int(knobs["nv"]), int(knobs["ku"])
+    tile, tiles_ = _position(s, [n + tag for n in (*rows, "po")])
+    inside = ["rb" + tag, *(n + tag for n in nest.reduction[1:]), "ko" + tag] if nest.block else [*(n + tag for n in nest.reduction[1:]), "ko" + tag]
+    step, steps = _position(s, [n for n in inside if s.has(n)])
+    every = min(-(-nv * ku // tiles_), 4) if isinstance(tiles_, int) and tiles_ else 1
+    # elements of a panel: the first axis of filters counts them, of a matrix the third from the end
+    size = product(weights.type.physical[1 if nest.panel else -2 :])
+    first = (s.loop("jo" + tag).var * nv + nv) * size
+    for j in range(every):
+        at = first + ((tile * steps + step) * every + j) * buf.shape[-1]
+        s.apply(prefetch, "ko" + tag, buf.name, (*[const(0)] * (len(buf.shape) - 1), at))
+
+
+def _position(s: Schedule, names: list[str]) -> tuple[Expr, Expr | int]:
+    """The place of an iteration in a nest, counted in order, and how many there are."""
+    at: Expr = const(0)
+    count: Expr = const(1)
+    for n in names:
+        loop = s.loop(n)
+        at, count = at * loop.extent + loop.var, count * loop.extent
+    return at, unwrap(count)
 
 
 def _parallel(s: Schedule, outer: list[str], po: str, tag: str) -> None:

@@ -15,7 +15,7 @@ from dnnc.ir.bounds import bounds
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import const, free
 from dnnc.ir.operator.stmt import For, Kernel
-from dnnc.passes.schedule.loops import hoist_guards, narrow, split
+from dnnc.passes.schedule.loops import hoist_guards, narrow, single, split
 from dnnc.passes.schedule.memory import distribute, vector_reduce, vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.state import Schedule, loops
@@ -30,6 +30,7 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -> Kernel:
     s = Schedule(problem.kernel)
     lanes, chains = int(knobs["lanes"]), int(knobs["chains"])
+    s.apply(single, *(n for n in problem.lowered.out_loops if s.extent(n) == 1)).collapse()
     s.apply(hoist_guards).apply(narrow)
     if not _over_outputs(s, problem, lanes):
         _over_rows(s, problem, lanes, chains)
@@ -49,7 +50,7 @@ def _outer(s: Schedule, problem: Problem) -> list[str]:
 
 def _over_outputs(s: Schedule, problem: Problem, lanes: int) -> bool:
     """Vectors over the innermost output loop: one reduction, every access unit stride or constant along it, stored in order."""
-    loops = problem.lowered.out_loops
+    loops = [n for n in problem.lowered.out_loops if s.has(n)]
     if not loops or len(problem.lowered.reductions) != 1:
         return False
     loop = s.loop(loops[-1])
@@ -93,8 +94,8 @@ def _over_rows(s: Schedule, problem: Problem, lanes: int, chains: int) -> None:
             s.apply(vector_reduce, inner, lanes, chains if not isinstance(n, int) or n >= lanes * chains else 1)
         except ScheduleError:
             s.restore(mark)
-    last = problem.lowered.out_loops[-1] if problem.lowered.out_loops else ""
-    if last and s.has(last) and not _loops_in(s, last):
+    last = next((n for n in reversed(problem.lowered.out_loops) if s.has(n)), "")
+    if last and not _loops_in(s, last):
         vectorized(s, last, lanes, 4)
 
 

@@ -151,10 +151,12 @@ def test_places_of_arguments() -> None:
     _, offsets = lay_out_constants(p)
     made = calls(p, {s.text: "k_" + s.kernel.name for s in p.steps}, offsets)
     by = {c.symbol: c for c in made}
-    assert by["k_add"].args[:2] == (Place("buffer", 0), Place("constant", 0))
+    assert by["k_add"].args[:2] == (Place("buffer", 0, nbytes=640), Place("constant", 0))
     assert {a.space for a in by["k_mul"].args} == {"arena", "buffer"}
     copy = by["k_pack"]
-    assert copy.args == (Place("buffer", 1), Place("buffer", 2)) and copy.writes == (Place("buffer", 2),)  # inputs first, then outputs
+    assert (
+        copy.args == (Place("buffer", 1, nbytes=640), Place("buffer", 2, nbytes=640)) and copy.writes == copy.args[1:]
+    )  # inputs first, then outputs
     assert all(p.offset % ALIGN == 0 and p.nbytes == 640 for c in made for p in c.args if p.space == "arena")
 
 

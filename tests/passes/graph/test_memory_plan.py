@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from dnnc.ir.expr import Expr, Var, const, substitute, value
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph_text import parse
 from dnnc.passes.base import PassContext, PassManager
+from dnnc.passes.graph.alias import root
 from dnnc.passes.graph.fuse import FusionPlan, plan_fusion
 from dnnc.passes.graph.inplace import find_inplace
 from dnnc.passes.graph.memory_plan import ALIGN, MemoryPlan, place_slots, plan_memory
@@ -112,31 +114,37 @@ def program(seed: int, nodes: int = 25) -> tuple[Graph, FusionPlan, MemoryPlan]:
 
 
 def check_by_running(g: Graph, fusion: FusionPlan, plan: MemoryPlan, dims: dict[Var, int]) -> None:
-    """Let every step write its output's name over the bytes it has, and find under the bytes that it reads what it expects."""
+    """Let every step write its output's number over the bytes it has, and find under the bytes that it reads what it expects."""
     offsets, total = plan.offsets(dims)
-    owner: list[Value | None] = [None] * (total // ALIGN)
-    source = dict(fusion.views)
+    owner = np.full(total, -1)
+    aliases = {v: (source, at) for v, source, at in fusion.views}
     env: dict[Expr, Expr] = {v: const(n) for v, n in dims.items()}
+    numbers: dict[Value, int] = {}
 
-    def stretch(v: Value) -> range:
-        at = offsets[plan.place[v][1]]
+    def number(v: Value) -> int:
+        return numbers.setdefault(root(aliases, v)[0], len(numbers))
+
+    def stretch(v: Value) -> slice:
+        slot = plan.place[v][1]
+        at = offsets[slot] + plan.inside.get(v, 0)
         n = value(substitute(const(v.type.nbytes), env))
-        assert n is not None and at % ALIGN == 0 and at + n <= total
-        return range(at // ALIGN, -(-(at + n) // ALIGN))
+        whole = value(substitute(const(plan.slots[slot].nbytes), env))
+        assert n is not None and whole is not None
+        assert offsets[slot] % ALIGN == 0 and at + n <= offsets[slot] + whole <= total
+        return slice(at, at + n)
 
     for grp in fusion.groups:
         for v in group_inputs(grp.nodes):
-            root = v
-            while root in source:
-                root = source[root]
-            assert plan.place[v] == plan.place[root]
+            assert plan.place[v] == plan.place[root(aliases, v)[0]]
             if plan.place[v][0] == "arena":
-                assert all(owner[k] is root for k in stretch(root)), f"{grp} reads {v.name}, which is overwritten"
+                assert (owner[stretch(v)] == number(v)).all(), f"{grp} reads {v.name}, which is overwritten or not yet there"
         if plan.place[grp.output][0] == "arena":
-            for k in stretch(grp.output):
-                owner[k] = grp.output
-            reads = [plan.place[v] for v in group_inputs(grp.nodes)]
-            assert plan.place[grp.output] not in reads or grp in plan.inplace
+            own = stretch(grp.output)
+            owner[own] = number(grp.output)
+            for v in group_inputs(grp.nodes):
+                if plan.place[v] == plan.place[grp.output] and grp not in plan.inplace:
+                    read = stretch(v)
+                    assert read.stop <= own.start or own.stop <= read.start, f"{grp} writes into {v.name}, which it reads"
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -1,0 +1,23 @@
+"""What class of kernel a node makes, and whether it makes one at all."""
+
+from __future__ import annotations
+
+from dnnc.ir.graph import Node
+
+LOOPS = frozenset(("cumsum", "cumprod", "scatter_elements", "scatter_nd"))  # they reduce within an element, though they are no row ops
+
+
+def kind_of(n: Node) -> str:
+    """ "contraction", "reduction", "map" or "host"."""
+    if n.op.host is not None:
+        return "host"
+    for trait in ("contraction", "reduction"):
+        if trait in n.op.traits:
+            return trait
+    return "reduction" if n.op.name in LOOPS else "map"
+
+
+def is_view(n: Node) -> bool:
+    """Does the node only rename memory? Row-major in, row-major out."""
+    x = n.inputs[0] if n.inputs else None
+    return "view" in n.op.traits and x is not None and x.type.layout is None and n.output.type.layout is None

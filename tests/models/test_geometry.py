@@ -1,0 +1,70 @@
+"""Convolutions and matrix products of many geometries through the whole compiler, layouts included, against the float64 interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dnnc
+from dnnc.accuracy import first_difference
+from dnnc.ir.errors import ParseError
+from dnnc.testing.graphs import graph_of
+
+
+def convolution(rng: np.random.Generator) -> str:
+    """One to three spatial axes (of one element, too), kernels that differ by axis, uneven pads, strides, dilations, groups, residuals."""
+    rank = int(rng.choice((1, 2, 2, 2, 3)))
+    kind = rng.choice(("dense", "depthwise", "grouped"), p=(0.6, 0.3, 0.1))
+    i, o = (int(rng.choice((1, 3, 8, 16, 17, 32, 40))) for _ in range(2))
+    group = 1
+    if kind == "depthwise":
+        o = group = i
+    elif kind == "grouped":
+        i, o, group = 8, 16, 4
+    spatial = [int(rng.choice((1, 2, 5, 9, 14, 15, 30))) for _ in range(rank)]
+    kernel = [int(rng.choice((1, 1, 2, 3, 5))) if n > 1 else int(rng.choice((1, 1, 3))) for n in spatial]
+    pads = [int(rng.integers(0, k // 2 + 1)) for k in kernel] + [int(rng.integers(0, k // 2 + 1)) for k in kernel]
+    strides, dilations = ([int(rng.choice((1, 1, 2))) for _ in range(rank)] for _ in range(2))
+    n = int(rng.choice((1, 1, 2)))
+
+    def dims(*d: int) -> str:
+        return ", ".join(map(str, d))
+
+    attrs = f"strides=({dims(*strides)},), pads=({dims(*pads)}), dilations=({dims(*dilations)},), group={group}"
+    after = rng.choice(("v", "relu(v)", "add(relu(v), v)", "concat(v, relu(v), axis=1)"))
+    return (
+        f"def g(x: f32[{dims(n, i, *spatial)}], *, w: f32[{dims(o, i // group, *kernel)}], b: f32[{o}]):\n"
+        f"    v = conv(x, w, b, {attrs})\n    return {after}"
+    )
+
+
+def product(rng: np.random.Generator) -> str:
+    """Rows in one or several axes, constant or computed right operands, batches on one side or both."""
+    lead = [int(d) for d in rng.choice((1, 2, 3, 7), int(rng.integers(0, 3)))]
+    m, k, n = (int(rng.choice((1, 2, 5, 16, 17, 33, 70))) for _ in range(3))
+    a = ", ".join(map(str, [*lead, m, k]))
+    b = ", ".join(map(str, [*(lead if rng.random() < 0.4 else []), k, n]))
+    constant = "*, " if rng.random() < 0.7 else ""
+    after = rng.choice(("v", "gelu(v)", "softmax(v)", "add(v, tanh(v))"))
+    return f"def g(a: f32[{a}], {constant}b: f32[{b}]):\n    v = matmul(a, b)\n    return {after}"
+
+
+@pytest.mark.parametrize("make", [convolution, product])
+@pytest.mark.parametrize("part", [0, *(pytest.param(p, marks=pytest.mark.slow) for p in range(1, 11))])
+def test_random_geometry(make: Any, part: int) -> None:
+    done = 0
+    for seed in range(part * 30, part * 30 + 30):
+        rng = np.random.default_rng(seed)
+        text = make(rng)
+        try:
+            g = graph_of(text, seed)
+        except ParseError:  # the window is larger than the padded input
+            continue
+        inputs = [rng.standard_normal(v.type.shape).astype(np.float32) for v in g.inputs]
+        got = dnnc.compile(g, cache=False, threads=1 + seed % 2)(*inputs)
+        wrong = first_difference(g, inputs, [got])
+        assert wrong is None, f"seed {seed}: output {wrong}\n{text}"
+        done += 1
+    assert done > 12
