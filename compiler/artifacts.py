@@ -215,7 +215,7 @@ class _File:
 
     def _kernel(self, native: Native, number: int, r: KernelReport) -> SavedKernel:
         k = native.kernels[number]
-        text, code = self.operator.add(k.text.encode()), self.objects.add(native.objects[k.symbol])
+        text, code = self.operator.add(k.text.encode()), self.objects.add(native.objects[ENTRY if k.control else k.symbol])
         return SavedKernel(k.name, k.symbol, text, code, k.choice, k.parallel, k.where, k.calls, k.nodes, r.flops, r.bytes)
 
 

@@ -147,7 +147,8 @@ def compile_graph(
     cpu = parse_cpu(str(target), opts.threads)
     cache = KernelCache(cache_folder(opts.cache))
     runtime().start(cache)
-    symbolic = bool(graph.dims) and set(opts.dims) >= set(graph.dims)
+    loops = any("control" in n.op.traits for n in graph.nodes())  # their functions are made for fixed sizes
+    symbolic = bool(graph.dims) and set(opts.dims) >= set(graph.dims) and not loops
     lows = lows_without_empties(graph) if symbolic else {}
     threads = min(thread_count(opts.threads), cpu.threads)
     log = Log(graph.name, str(target), threads, import_seconds)
@@ -230,6 +231,7 @@ def build_native(
     given: Mapping[str, bytes] | None = None,
 ) -> Native:
     """Machine code for a program, its new kernels checked. `given`: objects by symbol, out of a saved model."""
-    check = (lambda step, address: check_kernel(program.graph, step, address)) if opts.verify else None
+    graphs = {id(step): graph for step, graph in program.walk()}
+    check = (lambda step, address: check_kernel(graphs[id(step)], step, address)) if opts.verify else None
     with CompileService(cpu.threads) as service:
         return build(program, cpu, cache, service, check, progress, given)

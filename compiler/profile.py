@@ -21,6 +21,7 @@ import numpy as np
 from dnnc.backends.llvm.ceilings import Ceilings, ceilings
 from dnnc.backends.llvm.compile import Loaded, compile_text, load_objects
 from dnnc.backends.llvm.entry import Call, barriers, stamp_places, timed_entry_text
+from dnnc.backends.llvm.native import CONTROL
 from dnnc.backends.runtime import FRAME_NTHREADS, Frame, aligned_empty
 from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.expr import Var
@@ -167,7 +168,7 @@ def find_report(programs: Sequence[ProgramReport], calls: Sequence[Call]) -> Pro
     """What was noted of the program that makes these calls. InputError where nothing was."""
     wanted = {c.symbol for c in calls}
     for p in reversed(programs):
-        if {k.symbol for k in p.kernels} == wanted and p.calls == len(calls):
+        if wanted <= {k.symbol for k in p.kernels} and (p.calls == len(calls) or any(k.choice == CONTROL for k in p.kernels)):
             return p
     raise InputError("nothing is noted of the program that runs for these inputs; sizes of 0 get one of their own, which cannot be profiled")
 

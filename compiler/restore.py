@@ -12,7 +12,7 @@ import numpy as np
 from dnnc.backends.artifact import REMEDY, Artifact
 from dnnc.backends.llvm.compile import load_objects
 from dnnc.backends.llvm.entry import Call, Place
-from dnnc.backends.llvm.native import ENTRY, Native, NativeKernel
+from dnnc.backends.llvm.native import CONTROL, ENTRY, Native, NativeKernel
 from dnnc.ir.arena import Arena
 from dnnc.ir.constant_text import from_bytes
 from dnnc.ir.dtype import BY_NAME
@@ -102,7 +102,7 @@ class Restored:
 
     def objects(self) -> dict[str, bytes]:
         """Kernels of all programs, by symbol."""
-        return {k.symbol: self._object(k.object) for p in self.model.programs for k in p.kernels}
+        return {k.symbol: self._object(k.object) for p in self.model.programs for k in p.kernels if k.choice != CONTROL}
 
     def _object(self, place: Range) -> bytes:
         return self.piece("objects", place).tobytes()
@@ -111,7 +111,7 @@ class Restored:
         """A program, linked; its constants are those in the file."""
         dims, outputs, arena = self._types(p)
         constants = np.frombuffer(self.file.section(p.constants), np.uint8)
-        objects = {ENTRY: self._object(p.entry), **{k.symbol: self._object(k.object) for k in p.kernels}}
+        objects = {ENTRY: self._object(p.entry), **{k.symbol: self._object(k.object) for k in p.kernels if k.choice != CONTROL}}
         try:
             loaded = load_objects(list(objects.values()))
             entry = loaded.address(ENTRY)

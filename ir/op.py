@@ -29,7 +29,8 @@ class OpDef:
     Exactly one of
       compute(*te.Tensor, **attrs) -> te.Tensor or tuple: a tensor expression over logical indices, for every target,
       decompose(builder, *Value, **attrs) -> Value or tuple: in terms of other ops,
-      host(*arrays, **attrs): Python that runs on the host (strings, sequences, and rare ops only).
+      host(*arrays, **attrs): Python that runs on the host (strings, sequences, and rare ops only),
+    or none of them and the trait "control": the entry function itself does it, calling the kernels of the subgraphs.
     reference(*ndarray, **attrs) -> ndarray or tuple: NumPy, beside compute; float64 inputs give a float64 result.
     reference_at(inputs, points, **attrs) -> 1-D array: the outputs at `points` (int64 [n, rank]) only; for ops whose full reference is slow.
       That of a contraction computes in float64, whatever float its operands are.
@@ -53,7 +54,7 @@ class OpDef:
 
     def __post_init__(self) -> None:
         given = [n for n in ("compute", "decompose", "host") if getattr(self, n) is not None]
-        if len(given) != 1:
+        if len(given) != ("control" not in self.traits):
             raise TypeError(f"op {self.name} needs exactly one of compute, decompose, host; it has {given}")
         if self.decompose is None and self.host is None and self.reference is None:
             raise TypeError(f"op {self.name} has no NumPy reference")

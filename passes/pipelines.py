@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dnnc.ir.builder import Builder
 from dnnc.ir.graph import Graph, Value
-from dnnc.passes.base import Pass, PassContext, PassManager
+from dnnc.passes.base import Pass, PassContext, PassManager, graphs
 from dnnc.passes.graph.canonicalize import canonicalize
 from dnnc.passes.graph.concat import place_concats
 from dnnc.passes.graph.conv_transpose import conv_transpose
@@ -15,16 +15,24 @@ from dnnc.passes.graph.dce import dce
 from dnnc.passes.graph.decompose import decompose
 from dnnc.passes.graph.fold import fold
 from dnnc.passes.graph.fold_batch_norm import fold_batch_norm
-from dnnc.passes.graph.fuse import plan_fusion
 from dnnc.passes.graph.idioms import idioms
-from dnnc.passes.graph.inplace import find_inplace
 from dnnc.passes.graph.kinds import is_view
 from dnnc.passes.graph.layout import assign_layouts
 from dnnc.passes.graph.memory_plan import plan_memory
 from dnnc.passes.graph.precision import precision
-from dnnc.passes.program import Program, build_steps
+from dnnc.passes.graph.sink_constants import sink_constants
+from dnnc.passes.program import Program, build_steps, plan_region
 from dnnc.passes.schedule.problem import Template
 from dnnc.passes.schedule.step import Choose, first_choice
+
+
+def nested(run: Callable[[Graph, PassContext], bool]) -> Callable[[Graph, PassContext], bool]:
+    """A pass on one graph as a pass on it and the bodies of its control flow, innermost first."""
+
+    def on_all(graph: Graph, ctx: PassContext) -> bool:
+        return any([run(g, ctx) for g in graphs(graph)])
+
+    return on_all
 
 
 def layout(graph: Graph, ctx: PassContext) -> bool:
@@ -49,26 +57,31 @@ def copy_outputs(graph: Graph, ctx: PassContext) -> bool:
 
 
 FOLD = Pass("fold", fold, "constants and shape arithmetic first: everything after is cheaper")
-BATCH_NORM = Pass("fold-batch-norm", fold_batch_norm, "batch norms and scales go into weights while they are one op each")
-CONV_TRANSPOSE = Pass("conv-transpose", conv_transpose, "a transposed convolution is a convolution per phase; after scales went into its weights")
+SINK = Pass("sink-constants", sink_constants, "weights that a loop captures are constants of its body, which packs them once")
+BATCH_NORM = Pass("fold-batch-norm", nested(fold_batch_norm), "batch norms and scales go into weights while they are one op each")
+CONV_TRANSPOSE = Pass(
+    "conv-transpose", nested(conv_transpose), "a transposed convolution is a convolution per phase; after scales went into its weights"
+)
 DECOMPOSE = Pass("decompose", decompose, "what is defined by other ops becomes those ops")
 FOLD_AGAIN = Pass("fold-again", fold, "decompositions of weights (transposes of gemm) are constants")
 CANONICALIZE = Pass("canonicalize", canonicalize, "one form for each computation, nothing that does nothing")
 CSE = Pass("cse", cse, "equal values are computed once; after canonicalize, which makes equal things look equal")
 CANONICALIZE_AGAIN = Pass("canonicalize-again", canonicalize, "x * x out of two subtractions that are now one")
 IDIOMS = Pass("idioms", idioms, "exporters spell norms, softmax and GELU in small ops; one op fuses and computes better; needs the one form")
-BATCH_NORM_AGAIN = Pass("fold-batch-norm-again", fold_batch_norm, "scales and shifts that decompositions left beside a contraction")
+BATCH_NORM_AGAIN = Pass("fold-batch-norm-again", nested(fold_batch_norm), "scales and shifts that decompositions left beside a contraction")
 DCE = Pass("dce", dce, "what nobody reads goes before layouts and plans see it")
 PRECISION = Pass(
-    "precision", precision, "how floats are stored; after all folding, which is done in the model's types, and where norms are one op each"
+    "precision", nested(precision), "how floats are stored; after all folding, which is done in the model's types, and where norms are one op each"
 )
-LAYOUT = Pass("layout", layout, "blocks for the vectors; last of the rewrites, since it fixes how values lie")
+LAYOUT = Pass("layout", nested(layout), "blocks for the vectors; last of the rewrites, since it fixes how values lie")
 DCE_AGAIN = Pass("dce-again", dce, "layout relabels constants and leaves the old ones without readers")
-COPY_OUTPUTS = Pass("copy-outputs", copy_outputs, "outputs are memory of their own; after layout, which may add the last node itself")
-PLACE_CONCATS = Pass("place-concats", place_concats, "operands are written where the result has them; what cannot be is copied; needs the layouts")
+COPY_OUTPUTS = Pass("copy-outputs", nested(copy_outputs), "outputs are memory of their own; after layout, which may add the last node itself")
+PLACE_CONCATS = Pass(
+    "place-concats", nested(place_concats), "operands are written where the result has them; what cannot be is copied; needs the layouts"
+)
 
 PASSES = (
-    FOLD, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, FOLD_AGAIN, CANONICALIZE, CSE, CANONICALIZE_AGAIN, IDIOMS, BATCH_NORM_AGAIN, DCE,
+    FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, FOLD_AGAIN, CANONICALIZE, CSE, CANONICALIZE_AGAIN, IDIOMS, BATCH_NORM_AGAIN, DCE,
     PRECISION, LAYOUT, DCE_AGAIN, COPY_OUTPUTS, PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
@@ -88,6 +101,6 @@ def compile_program(
 ) -> Program:
     """A graph, changed in place by the passes of the level -> scheduled kernels with a memory plan."""
     (manager or PassManager()).run(graph, LEVELS[opt_level], ctx)
-    fusion = plan_fusion(graph, fuse=opt_level >= 3)
-    memory = plan_memory(graph, fusion, find_inplace(graph, fusion))
-    return Program(graph, fusion, memory, build_steps(graph, fusion, memory, templates, choose))
+    region = plan_region(graph, fuse=opt_level >= 3)
+    memory = plan_memory(graph, region.fusion, region.inplace, region.nested)
+    return Program(graph, region.fusion, memory, build_steps(region, memory, templates, choose))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Union
 
 from dnnc.ir.errors import InternalError, ScheduleError, VerifyError, locations
 from dnnc.ir.expr import Expr, Var
-from dnnc.ir.graph import Graph, Value
+from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.operator.stmt import For, Kernel, walk_stmts
 from dnnc.ir.operator.text import show_kernel
 from dnnc.ir.operator.verify import verify_kernel
-from dnnc.passes.graph.fuse import FusionPlan, Group
-from dnnc.passes.graph.memory_plan import MemoryPlan
+from dnnc.passes.graph.fuse import FusionPlan, Group, plan_fusion
+from dnnc.passes.graph.inplace import find_inplace
+from dnnc.passes.graph.memory_plan import MemoryPlan, Region
 from dnnc.passes.lower import lower
 from dnnc.passes.operator.decompose import decompose
 from dnnc.passes.schedule.problem import Choice, Problem, Template, classify
@@ -42,18 +44,67 @@ def is_parallel(kernel: Kernel) -> bool:
 
 
 @dataclass(frozen=True)
+class Body:
+    """A subgraph of a control step: its inputs and outputs are the buffers of its steps."""
+
+    graph: Graph
+    steps: tuple[AnyStep, ...]
+
+
+@dataclass(frozen=True)
+class ControlStep:
+    """A loop or a branch: the entry function runs the steps of its bodies. `params` are the values that it reads, in order, without the
+    absent ones, then those that it makes; `scratch` are slots of its own, `within` those of its bodies."""
+
+    group: Group
+    params: tuple[Value, ...]
+    bodies: tuple[Body, ...]
+    scratch: tuple[int, ...]
+    within: tuple[int, ...]
+
+    @property
+    def node(self) -> Node:
+        return self.group.nodes[0]
+
+
+AnyStep = Union[Step, ControlStep]
+
+
+@dataclass(frozen=True)
 class Program:
     """The steps of one model (for fixed or symbolic dims) with the plan of its memory."""
 
     graph: Graph
     fusion: FusionPlan
     memory: MemoryPlan
-    steps: tuple[Step, ...]
+    steps: tuple[AnyStep, ...]
 
     @property
     def dims(self) -> tuple[Var, ...]:
         """Symbolic dims in the order in which a call passes them."""
         return tuple(sorted(self.graph.dims.values(), key=lambda v: v.name))
+
+    @property
+    def kernels(self) -> Iterator[Step]:
+        """The kernel calls of the program, those within loops and branches once."""
+        return (s for s, _ in self.walk() if isinstance(s, Step))
+
+    @property
+    def control(self) -> tuple[ControlStep, ...]:
+        """Loops and branches, outer ones before those within them."""
+        return tuple(s for s, _ in self.walk() if isinstance(s, ControlStep))
+
+    def walk(self) -> Iterator[tuple[AnyStep, Graph]]:
+        """All steps, each with the graph that it belongs to."""
+        return _walk(self.steps, self.graph)
+
+
+def _walk(steps: Sequence[AnyStep], graph: Graph) -> Iterator[tuple[AnyStep, Graph]]:
+    for s in steps:
+        yield s, graph
+        if isinstance(s, ControlStep):
+            for b in s.bodies:
+                yield from _walk(b.steps, b.graph)
 
 
 def _scheduled(problem: Problem, templates: Sequence[Template], choose: Choose) -> tuple[Kernel, Choice]:
@@ -74,21 +125,53 @@ def _scheduled(problem: Problem, templates: Sequence[Template], choose: Choose) 
     return verify_kernel(decompose(problem.kernel)), Choice("naive", ())
 
 
-def build_steps(graph: Graph, fusion: FusionPlan, memory: MemoryPlan, templates: Sequence[Template], choose: Choose) -> tuple[Step, ...]:
+def plan_region(graph: Graph, fuse: bool = True) -> Region:
+    """Group the nodes of a graph and of those nested in it, and find what may work in place."""
+    fusion = plan_fusion(graph, fuse)
+    nested = {g: tuple(plan_region(s, fuse) for s in g.nodes[0].subgraphs()) for g in fusion.groups if g.kind == "control"}
+    return Region(graph, fusion, find_inplace(graph, fusion), nested)
+
+
+def build_steps(region: Region, memory: MemoryPlan, templates: Sequence[Template], choose: Choose) -> tuple[AnyStep, ...]:
     """Lower and schedule every group. Groups with the same naive kernel are scheduled once."""
-    known: dict[str, tuple[Kernel, str, Choice]] = {}
-    steps: list[Step] = []
-    for g in fusion.groups:
+    return _Steps(memory, templates, choose).of(region)
+
+
+class _Steps:
+    def __init__(self, memory: MemoryPlan, templates: Sequence[Template], choose: Choose) -> None:
+        self.memory, self.templates, self.choose = memory, templates, choose
+        self.known: dict[str, tuple[Kernel, str, Choice]] = {}
+
+    def of(self, region: Region) -> tuple[AnyStep, ...]:
+        return tuple(self.control(region, g) if g.kind == "control" else self.kernel(region.graph, g) for g in region.fusion.groups)
+
+    def kernel(self, graph: Graph, g: Group) -> Step:
         if g.kind == "host":
             raise InternalError(f"{g.nodes[0].op.name}{locations(g.output.locs)} runs on the host and cannot be a kernel")
-        low = lower(graph, g.nodes, g.output, memory.inplace.get(g))
+        low = lower(graph, g.nodes, g.output, self.memory.inplace.get(g))
         problem = classify(g.nodes, low)
         key = show_kernel(low.kernel)
-        made = known.get(key)
+        made = self.known.get(key)
         if made is None:
             verify_kernel(low.kernel)
-            scheduled, choice = _scheduled(problem, templates, choose)
-            made = known[key] = (scheduled, show_kernel(scheduled), choice)
+            scheduled, choice = _scheduled(problem, self.templates, self.choose)
+            made = self.known[key] = (scheduled, show_kernel(scheduled), choice)
         kernel, text, choice = made
-        steps.append(Step(g, kernel, text, low.params, low.dims, choice, problem.flops))
-    return tuple(steps)
+        return Step(g, kernel, text, low.params, low.dims, choice, problem.flops)
+
+    def control(self, region: Region, g: Group) -> ControlStep:
+        bodies = tuple(Body(r.graph, self.of(r)) for r in region.nested[g])
+        params = (*(v for v in g.nodes[0].inputs if v is not None), *g.outputs)
+        return ControlStep(g, params, bodies, self.memory.scratch.get(g, ()), self.slots(region.nested[g]))
+
+    def slots(self, regions: Sequence[Region]) -> tuple[int, ...]:
+        """The slots of the arena that the kernels of regions use for themselves."""
+        out: set[int] = set()
+        for r in regions:
+            for g in r.fusion.groups:
+                places = [self.memory.place[v] for v in g.outputs]
+                out.update(k for space, k in places if space == "arena")
+                out.update(self.memory.scratch.get(g, ()))
+            for nested in r.nested.values():
+                out.update(self.slots(nested))
+        return tuple(sorted(out))

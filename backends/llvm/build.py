@@ -14,19 +14,20 @@ from dnnc.backends.cache import KernelCache
 from dnnc.backends.llvm import compile as compile_
 from dnnc.backends.llvm import emit, spelling, values
 from dnnc.backends.llvm.compile import compile_text, llvm_version, load_objects
+from dnnc.backends.llvm.control import Branch, Carried, Control, Loop, Row, control_text
 from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.entry import Call, Place, entry_text
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.native import ENTRY, FORMAT, Native, NativeKernel, shape_of
+from dnnc.backends.llvm.native import CONTROL, ENTRY, FORMAT, Native, NativeKernel, shape_of
 from dnnc.backends.llvm.worker_pool import CompileService
 from dnnc.backends.runtime import ALIGN, aligned_empty
 from dnnc.ir.errors import Loc, locations
 from dnnc.ir.expr import const, value
-from dnnc.ir.graph import Value
+from dnnc.ir.graph import Graph, Value
 from dnnc.ir.operator.stmt import Buffer, stored
 from dnnc.ir.types import Layout, Part, TensorType
 from dnnc.passes.graph.alias import root as root_of
-from dnnc.passes.program import Program, Step
+from dnnc.passes.program import AnyStep, ControlStep, Program, Step
 
 __all__ = ["Native", "build", "calls", "describe", "lay_out_constants", "pack", "shape_of", "step_nodes", "symbol_of", "unique_kernels"]
 
@@ -95,10 +96,10 @@ def build(
         progress: told (stage, done, of).
         given: objects by symbol, out of a saved model; the cache is not asked for these.
     """
-    symbols = {s.text: symbol_of(s.text, target) for s in program.steps}
+    symbols = {s.text: symbol_of(s.text, target) for s in program.kernels}
     objects: dict[str, bytes] = {}
     missing: dict[str, Step] = {}
-    for s in program.steps:
+    for s in program.kernels:
         name = symbols[s.text]
         if name in objects or name in missing:
             continue
@@ -117,9 +118,10 @@ def build(
     objects.update(made)
     constants, offsets = lay_out_constants(program)
     made_calls = calls(program, symbols, offsets)
-    texts[ENTRY] = entry_text(made_calls)
+    control = [control_text(c) for c in control_functions(program, symbols, offsets)]
+    texts[ENTRY] = entry_text(made_calls, functions=control)
     objects[ENTRY] = compile_text(texts[ENTRY], target.cpu, target.features)
-    return _linked(program, symbols, objects, constants, made_calls, texts, len(missing))
+    return _linked(program, symbols, objects, constants, made_calls, control, texts, len(missing))
 
 
 def _check_all(missing: Mapping[str, Step], made: Mapping[str, bytes], check: Check, progress: Progress | None) -> None:
@@ -137,6 +139,7 @@ def _linked(
     objects: Mapping[str, bytes],
     constants: Array,
     made_calls: Sequence[Call],
+    control: Sequence[str],
     texts: Mapping[str, str],
     compiled: int,
 ) -> Native:
@@ -149,7 +152,7 @@ def _linked(
         program.dims,
         tuple(v.type for v in program.graph.outputs),
         program.memory.arena,
-        describe(program, symbols),
+        (*describe(program, symbols), *describe_control(program, control)),
         objects,
         program.graph.text,
         compiled,
@@ -170,10 +173,26 @@ def describe(program: Program, symbols: Mapping[str, str]) -> tuple[NativeKernel
     return tuple(out)
 
 
+def describe_control(program: Program, texts: Sequence[str]) -> tuple[NativeKernel, ...]:
+    """The loops and branches of a program as data; `texts` in the order of `control_functions`."""
+    out = []
+    for s, symbol, text in zip(program.control, control_names(program), reversed(texts)):
+        node = s.node
+        names = dict.fromkeys(loc.name for loc in node.locs)
+        shown = ", ".join(_short(loc) for loc in dict.fromkeys(node.locs)) or node.op.name
+        out.append(NativeKernel(node.op.name, symbol, text, CONTROL, True, locations(node.locs), (shown,), tuple(names)))
+    return tuple(out)
+
+
+def control_names(program: Program) -> list[str]:
+    """The symbols of `program.control`."""
+    return [f"control_{k}" for k in range(len(program.control))]
+
+
 def unique_kernels(program: Program) -> dict[str, list[Step]]:
     """The steps by the text of their kernel, in order of the first call."""
     out: dict[str, list[Step]] = {}
-    for s in program.steps:
+    for s in program.kernels:
         out.setdefault(s.text, []).append(s)
     return out
 
@@ -190,16 +209,17 @@ def _short(loc: Loc) -> str:
 
 def lay_out_constants(program: Program) -> tuple[Array, dict[Value, int]]:
     """One block with every constant that a kernel reads, each 64-byte aligned; equal bytes are stored once."""
-    aliases = {v: (source, at) for v, source, at in program.fusion.views}
+    aliases = program.memory.aliases
     packed: list[tuple[int, Array]] = []
     offsets: dict[Value, int] = {}
     known: dict[tuple[str, str], int] = {}
     total = 0
-    for v in dict.fromkeys(v for s in program.steps for v in s.params if program.memory.place[v][0] == "constant"):
+    read = {v: graph for s, graph in program.walk() for v in s.params if program.memory.place[v][0] == "constant"}
+    for v, graph in read.items():
         root, inside = root_of(aliases, v)  # a view of a constant is its bytes
-        key = (program.graph.digest(root), str(root.type))
+        key = (graph.digest(root), str(root.type))
         if key not in known:
-            bytes_ = pack(program.graph.constants[root], root.type)
+            bytes_ = pack(graph.constants[root], root.type)
             known[key] = total
             packed.append((total, bytes_))
             total += -(-bytes_.nbytes // ALIGN) * ALIGN
@@ -213,25 +233,96 @@ def lay_out_constants(program: Program) -> tuple[Array, dict[Value, int]]:
 
 def calls(program: Program, symbols: Mapping[str, str], constants: Mapping[Value, int]) -> list[Call]:
     """The steps as calls with places; offsets are literal when every size is."""
-    static = not program.dims
-    arena = program.memory.offsets({})[0] if static else []
-    n_inputs = len(program.graph.inputs)
-    position = {v: k for k, v in enumerate(program.dims)}
+    return _Linker(program, symbols, constants).calls(program.graph, program.steps)
 
-    def place(v: Value) -> Place:
-        space, number = program.memory.place[v]
+
+def control_functions(program: Program, symbols: Mapping[str, str], constants: Mapping[Value, int]) -> list[Control]:
+    """The loops and branches of a program, inner ones before those that call them."""
+    return _Linker(program, symbols, constants).controls()
+
+
+class _Linker:
+    """Gives values their places."""
+
+    def __init__(self, program: Program, symbols: Mapping[str, str], constants: Mapping[Value, int]) -> None:
+        self.program, self.symbols, self.constants = program, symbols, constants
+        self.static = not program.dims
+        self.arena = program.memory.offsets({})[0] if self.static else []
+        self.position = {v: k for k, v in enumerate(program.dims)}
+        self.names = dict(zip((s.group for s in program.control), control_names(program)))
+
+    def place(self, v: Value, graph: Graph) -> Place:
+        memory = self.program.memory
+        space, number = memory.place[v]
         if space == "constant":
-            return Place("constant", constants[v])
-        inside, size = program.memory.inside.get(v, 0), value(const(v.type.nbytes))
+            return Place("constant", self.constants[v])
+        inside, size = memory.inside.get(v, 0), value(const(v.type.nbytes))
         if space in ("input", "output"):
-            return Place("buffer", number + (n_inputs if space == "output" else 0), nbytes=-1 if size is None else size, inside=inside)
-        return Place("arena", number, arena[number] + inside, size or 0) if static else Place("arena", number, inside=inside)
+            at = number + (len(graph.inputs) if space == "output" else 0)
+            return Place("buffer", at, nbytes=-1 if size is None else size, inside=inside)
+        return self.slot(number, inside, size)
 
-    out = []
-    for s in program.steps:
+    def slot(self, number: int, inside: int = 0, size: int | None = None) -> Place:
+        if not self.static:
+            return Place("arena", number, inside=inside)
+        whole = value(const(self.program.memory.slots[number].nbytes))
+        return Place("arena", number, self.arena[number] + inside, (whole or 0) if size is None else size)
+
+    def calls(self, graph: Graph, steps: Sequence[AnyStep]) -> list[Call]:
+        return [self.control_call(s, graph) if isinstance(s, ControlStep) else self.kernel_call(s, graph) for s in steps]
+
+    def kernel_call(self, s: Step, graph: Graph) -> Call:
         written = stored(s.kernel.entry.body)
-        args = tuple(place(v) for v in s.params)
+        args = tuple(self.place(v, graph) for v in s.params)
         buffers: Sequence[Buffer] = s.kernel.entry.buffers
         writes = tuple(a for a, b in zip(args, buffers) if b in written)
-        out.append(Call(symbols[s.text], args, writes, tuple(position[d] for d in s.dims), s.parallel))
-    return out
+        return Call(self.symbols[s.text], args, writes, tuple(self.position[d] for d in s.dims), s.parallel)
+
+    def control_call(self, s: ControlStep, graph: Graph) -> Call:
+        args = (*(self.place(v, graph) for v in s.params), *map(self.slot, s.scratch))
+        reads = len(s.params) - len(s.node.outputs)
+        return Call(self.names[s.group], args, (*args[reads:], *map(self.slot, s.within)), (), True)
+
+    def controls(self) -> list[Control]:
+        return [self.loop(s) if s.node.op.name == "loop" else self.branch(s) for s in reversed(self.program.control)]
+
+    def loop(self, s: ControlStep) -> Loop:
+        node, body = s.node, s.bodies[0]
+        arg = iter(range(len(s.params)))
+        given = [None if v is None else next(arg) for v in node.inputs]
+        made = list(arg)
+        n, m = int(node.attrs["carried"]), int(node.attrs["scanned"])
+        back = node.attrs["backward"] or (False,) * (m + len(node.outputs) - n)
+        rest = [k for k in given[2:] if k is not None]
+        scratch = len(s.params)
+        carried = tuple(Carried(rest[j], made[j], scratch + j, _bytes(v)) for j, v in enumerate(node.outputs[:n]))
+        scanned = tuple(Row(rest[n + j], _bytes(body.graph.inputs[1 + n + j]), back[j]) for j in range(m))
+        first = n + (given[1] is not None)
+        stacked = tuple(Row(made[n + j], _bytes(v), back[m + j]) for j, v in enumerate(body.graph.outputs[first:]))
+        length = node.attrs["length"]
+        assert length is None or isinstance(length, int), "programs with loops are made for fixed sizes"
+        inner = tuple(self.calls(body.graph, body.steps))
+        return Loop(
+            self.names[s.group],
+            scratch + len(s.scratch),
+            given[0],
+            given[1],
+            length,
+            carried,
+            scanned,
+            tuple(rest[n + m :]),
+            stacked,
+            scratch + n,
+            inner,
+        )
+
+    def branch(self, s: ControlStep) -> Branch:
+        reads = len(s.params) - len(s.node.outputs)
+        then, other = (tuple(self.calls(b.graph, b.steps)) for b in s.bodies)
+        return Branch(self.names[s.group], len(s.params), 0, tuple(range(1, reads)), tuple(range(reads, len(s.params))), then, other)
+
+
+def _bytes(v: Value) -> int:
+    n = v.type.nbytes
+    assert isinstance(n, int), "programs with loops are made for fixed sizes"
+    return n

@@ -10,7 +10,7 @@ A timed entry function does the same and notes on each thread the time between a
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dnnc.backends.runtime import FRAME_ARENA, FRAME_BARRIER, FRAME_CONSTANTS, FRAME_OFFSETS, FRAME_STATUS
@@ -43,7 +43,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Call:
-    """One kernel: `writes` are among `args`; `dims` are positions in the dims array."""
+    """One kernel: `writes` are among `args`, those of a loop also the memory that its body uses; `dims` are positions in the dims array."""
 
     symbol: str
     args: tuple[Place, ...]
@@ -52,7 +52,7 @@ class Call:
     parallel: bool
 
 
-def barriers(calls: list[Call]) -> list[bool]:
+def barriers(calls: Sequence[Call]) -> list[bool]:
     """For each call: must all threads meet before it?"""
     out: list[bool] = []
     reads: list[Place] = []
@@ -71,21 +71,73 @@ def barriers(calls: list[Call]) -> list[bool]:
     return out
 
 
-def entry_text(calls: list[Call], name: str = "entry") -> str:
-    """The LLVM module of an entry function; kernels are declared, to be linked by symbol."""
+COPY = """\
+define internal void @copy_bytes(ptr %to, ptr %from, i64 %n) nounwind {
+entry:
+  %words = lshr i64 %n, 3
+  %aligned = shl i64 %words, 3
+  %any = icmp ne i64 %words, 0
+  br i1 %any, label %word, label %rest
+word:
+  %k = phi i64 [0, %entry], [%k1, %word]
+  %a = getelementptr i64, ptr %from, i64 %k
+  %b = getelementptr i64, ptr %to, i64 %k
+  %w = load i64, ptr %a, align 1
+  store volatile i64 %w, ptr %b, align 1
+  %k1 = add i64 %k, 1
+  %more = icmp ult i64 %k1, %words
+  br i1 %more, label %word, label %rest
+rest:
+  %left = icmp ult i64 %aligned, %n
+  br i1 %left, label %byte, label %done
+byte:
+  %j = phi i64 [%aligned, %rest], [%j1, %byte]
+  %c = getelementptr i8, ptr %from, i64 %j
+  %d = getelementptr i8, ptr %to, i64 %j
+  %v = load i8, ptr %c
+  store volatile i8 %v, ptr %d
+  %j1 = add i64 %j, 1
+  %again = icmp ult i64 %j1, %n
+  br i1 %again, label %byte, label %done
+done:
+  ret void
+}"""  # volatile: the loop must not become a call of memcpy, which is no symbol that objects may need
+
+
+def entry_text(calls: Sequence[Call], name: str = "entry", functions: Sequence[str] = ()) -> str:
+    """The LLVM module of an entry function; kernels are declared, to be linked by symbol.
+
+    `functions`: the texts of the loops and branches that `calls` call (`control.control_text`).
+    """
+    lines = [line for text in functions for line in text.splitlines()]
+    if any("@copy_bytes(" in line for line in lines):
+        lines += COPY.splitlines()
+    defined = {line.split("@")[1].split("(")[0] for line in lines if line.startswith("define ")}
+    wanted = sorted({*declarations(calls), *(line for line in lines if line.startswith("declare "))})
+    decls = [d for d in wanted if d.split("@")[1].split("(")[0] not in defined]
+    bodies = [line for line in lines if not line.startswith("declare ")]
+    return "\n".join([*decls, *bodies, *body_lines(calls, name, "")]) + "\n"
+
+
+def declarations(calls: Sequence[Call]) -> list[str]:
+    """The kernels that are called, declared, each once."""
+    return sorted({f"declare void @{c.symbol}({', '.join(['i64'] * len(c.dims) + ['ptr'] * len(c.args) + ['ptr', 'i64', 'i64'])})" for c in calls})
+
+
+def body_lines(calls: Sequence[Call], name: str, linkage: str = "internal ") -> list[str]:
+    """The lines of a function that makes these calls, with barriers where data crosses threads."""
     e = _Entry()
     for need, c in zip(barriers(calls), calls):
         if need:
             e.barrier()
         e.call(c, f"@{c.symbol}")
-    decls = sorted({f"declare void @{c.symbol}({', '.join(['i64'] * len(c.dims) + ['ptr'] * len(c.args) + ['ptr', 'i64', 'i64'])})" for c in calls})
-    return "\n".join([*decls, *e.function(name)]) + "\n"
+    return e.function(name, linkage)
 
 
 # --- time ---------------------------------------------------------------------------------------------------------------------
 
 
-def stamp_places(calls: list[Call]) -> list[tuple[int, int]]:
+def stamp_places(calls: Sequence[Call]) -> list[tuple[int, int]]:
     """For each call: where a thread notes the time before it, and after it. Place 0 is for the start of the thread.
 
     Only a barrier lies between the end of one call and the start of the next, so without one they share a place.
@@ -99,7 +151,7 @@ def stamp_places(calls: list[Call]) -> list[tuple[int, int]]:
     return out
 
 
-def timed_entry_text(calls: list[Call], addresses: Mapping[str, int], buffer: int, stride: int) -> str:
+def timed_entry_text(calls: Sequence[Call], addresses: Mapping[str, int], buffer: int, stride: int) -> str:
     """The LLVM module of an entry function that notes the time: `entry`, and `i64 ticks()`, the clock that it reads.
 
     Args:
@@ -137,9 +189,9 @@ class _Entry:
         self.known: dict[tuple[str, int, int, int], str] = {}
         self.count = 0
 
-    def function(self, name: str) -> list[str]:
+    def function(self, name: str, linkage: str = "") -> list[str]:
         """The lines of the whole function."""
-        head = f"define i64 @{name}(ptr %frame, ptr %buffers, ptr %dims, i64 %tid, i64 %nthreads) nounwind {{"
+        head = f"define {linkage}i64 @{name}(ptr %frame, ptr %buffers, ptr %dims, i64 %tid, i64 %nthreads) nounwind {{"
         tail = [f"  %status.p = getelementptr i64, ptr %frame, i64 {FRAME_STATUS}", "  %status = load i64, ptr %status.p", "  ret i64 %status", "}"]
         return [head, "entry:", *self.top, *self.lines, *tail]
 

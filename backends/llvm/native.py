@@ -23,17 +23,18 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 FORMAT = "1"  # of kernels and their calling convention; part of every cache key and of saved models
 ENTRY = "entry"  # the symbol of an entry function
+CONTROL = "control"  # the choice of what is no kernel but a loop or a branch
 
 
 @dataclass(frozen=True)
 class NativeKernel:
-    """A unique kernel, as data.
+    """A unique kernel, as data; or a loop or branch, whose function stands in the object of the entry.
 
     Attributes:
         name: for people; kernels of one program may share it.
         symbol: the name of its function, a hash of all that its code depends on.
-        text: operator IR.
-        choice: its schedule.
+        text: operator IR; of a loop or branch its LLVM text.
+        choice: its schedule; CONTROL for a loop or branch.
         parallel: do all threads take part?
         where: `at conv1 (Conv, opset 13)`, where its values come from; empty when nothing is known.
         calls: for each call of it, the nodes of the model that this call computes.
@@ -48,6 +49,11 @@ class NativeKernel:
     where: str
     calls: tuple[str, ...]
     nodes: tuple[str, ...]
+
+    @property
+    def control(self) -> bool:
+        """Is it a loop or branch, and no kernel?"""
+        return self.choice == CONTROL
 
     @property
     def guarded(self) -> bool:

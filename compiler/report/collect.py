@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from dnnc.backends.llvm.build import describe, unique_kernels
+from dnnc.backends.llvm.build import describe, describe_control, unique_kernels
 from dnnc.backends.llvm.native import Native
 from dnnc.ir.errors import Loc
 from dnnc.ir.expr import Expr, Var, const, value
 from dnnc.ir.shapes import as_env, resolve
 from dnnc.passes.base import PassRecord
-from dnnc.passes.program import Program
+from dnnc.passes.program import AnyStep, Program, Step
 from dnnc.report import Count, KernelReport, MemoryReport, ProgramReport
 from dnnc.report.log import Laps, Log
 
@@ -40,7 +40,23 @@ def kernel_reports(program: Program, symbols: Mapping[str, str], dims: Mapping[V
         moved = sum((const(v.type.nbytes) for v in steps[0].params), const(0))
         flops, nbytes = _count(steps[0].flops, env), _count(moved, env)
         out.append(KernelReport(k.name, k.symbol, len(steps), k.choice, k.parallel, flops, nbytes, k.calls))
+    for s, k in zip(program.control, describe_control(program, [""] * len(program.control))):
+        flops, moved = const(0), sum((const(v.type.nbytes) for v in s.params), const(0))
+        length = s.node.attrs.get("length")
+        for inner in _kernels(s):
+            flops = flops + const(inner.flops) * (1 if length is None else length)
+        out.append(KernelReport(k.name, k.symbol, 1, k.choice, True, _count(flops, env), _count(moved, env), k.calls))
     return tuple(out)
+
+
+def _kernels(s: AnyStep) -> Iterator[Step]:
+    """The kernels within a loop or branch."""
+    if isinstance(s, Step):
+        yield s
+        return
+    for b in s.bodies:
+        for x in b.steps:
+            yield from _kernels(x)
 
 
 def _where(locs: Sequence[Loc], op: str) -> str:

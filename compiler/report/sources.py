@@ -57,6 +57,8 @@ class Sources:
 
     def kernel_text(self, k: NativeKernel, stage: str) -> str:
         """One kernel as operator IR, LLVM IR or assembly."""
+        if k.control:
+            return self._lowered(entry_text((), functions=[x.text for x in self.kernels if x.control]), stage) if stage == "asm" else k.text
         if stage == "operator":
             return k.text if self.naive is None else self.naive[k.symbol]
         return self._lowered(emit_kernel(parse_kernel(k.text), k.symbol, self.target.feature_set), stage)
@@ -78,7 +80,10 @@ class Sources:
             return self.graph_text(locs)
         texts = [self._header(n, k, stage) + self.kernel_text(k, stage) for n, k in self.find(kernel)]
         if kernel is None and stage in ("llvm", "asm"):
-            texts.append(f"{COMMENT[stage]} the entry function\n" + self._lowered(entry_text(list(self.calls())), stage))
+            texts.append(
+                f"{COMMENT[stage]} the entry function\n"
+                + self._lowered(entry_text(list(self.calls()), functions=[k.text for k in self.kernels if k.control]), stage)
+            )
         return "\n".join(texts)
 
     def _lowered(self, text: str, stage: str) -> str:

@@ -2,6 +2,7 @@
 
 from dnnc.ir.op import OpDef
 from dnnc.ir.ops.cast import CAST_OPS
+from dnnc.ir.ops.control import CONTROL_OPS
 from dnnc.ir.ops.conv import CONV_OPS
 from dnnc.ir.ops.create import CREATE_OPS
 from dnnc.ir.ops.elementwise import ELEMENTWISE_OPS
@@ -27,6 +28,7 @@ FAMILIES: dict[str, tuple[OpDef, ...]] = {
     "create": CREATE_OPS,
     "resize": RESIZE_OPS,
     "quantize": QUANTIZE_OPS,
+    "control": CONTROL_OPS,
 }
 
 OPS: dict[str, OpDef] = {op.name: op for family in FAMILIES.values() for op in family}

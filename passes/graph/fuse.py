@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.passes.graph.alias import find_aliases
-from dnnc.passes.graph.kinds import is_view, kind_of
+from dnnc.passes.graph.kinds import is_kernel, is_view, kind_of
 
 COSTLY = frozenset(("exp", "log", "erf", "tanh", "pow", "sin", "cos", "tan", "sqrt", "sigmoid", "gelu", "softplus", "mish", "div"))
 MAX_NODES = 24  # of a group: longer chains gain nothing and make kernels that nobody can read
@@ -21,11 +21,18 @@ MAX_NODES = 24  # of a group: longer chains gain nothing and make kernels that n
 
 @dataclass(frozen=True)
 class Group:
-    """Nodes in order, the one value they make for others, and the class of the anchor ("contraction", "reduction", "map", "host")."""
+    """Nodes in order, the one value they make for others, and the class of the anchor ("contraction", "reduction", "map", "host", "control").
+
+    Control flow alone has several outputs, which are the node's; `output` is the first.
+    """
 
     nodes: tuple[Node, ...]
     output: Value
     kind: str
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        return tuple(self.nodes[-1].outputs) if self.kind == "control" else (self.output,)
 
     def __str__(self) -> str:
         return f"{self.kind}: {' + '.join(n.op.name for n in self.nodes)} -> {self.output.name}"
@@ -81,7 +88,7 @@ class _Fuser:
                 continue
             inside.update(v for n in nodes[:-1] for v in n.outputs)
             outs = [v for v in nodes[-1].outputs if v.uses or v in self.outputs] or nodes[-1].outputs[:1]
-            groups += [Group(tuple(nodes), v, self.kind[g]) for v in outs]
+            groups += [Group(tuple(nodes), v, self.kind[g]) for v in (nodes[-1].outputs[:1] if self.kind[g] == "control" else outs)]
         groups.sort(key=lambda grp: self.order[grp.nodes[-1]])
         return FusionPlan(tuple(groups), tuple((v, source, at) for v, (source, at) in self.aliases.of.items() if v not in inside))
 
@@ -91,14 +98,14 @@ class _Fuser:
 
     def target(self, n: Node) -> int | None:
         """The group that a node joins, or None for one of its own."""
-        if len(n.outputs) != 1 or n.output in self.outputs or kind_of(n) == "host" or not n.output.uses:
+        if len(n.outputs) != 1 or n.output in self.outputs or not is_kernel(kind_of(n)) or not n.output.uses:
             return None
         users = [u for u, _ in n.output.uses]
         groups = {self.group_of[u] for u in users}
         if len(groups) != 1:
             return None
         g = groups.pop()
-        if self.kind[g] == "host" or len(self.members[g]) >= MAX_NODES or (self.no_kernel(n) and not self.permuted_view(n)):
+        if not is_kernel(self.kind[g]) or len(self.members[g]) >= MAX_NODES or (self.no_kernel(n) and not self.permuted_view(n)):
             return None
         if len(self.members[g]) == 1 and self.no_kernel(self.members[g][0]):
             return None  # it takes the memory as it is

@@ -8,13 +8,18 @@ LOOPS = frozenset(("cumsum", "cumprod", "scatter_elements", "scatter_nd"))  # th
 
 
 def kind_of(n: Node) -> str:
-    """ "contraction", "reduction", "map" or "host"."""
+    """The class of a node: contraction, reduction, map, host or control."""
     if n.op.host is not None:
         return "host"
-    for trait in ("contraction", "reduction"):
+    for trait in ("control", "contraction", "reduction"):
         if trait in n.op.traits:
             return trait
     return "reduction" if n.op.name in LOOPS else "map"
+
+
+def is_kernel(kind: str) -> bool:
+    """Does a node of this kind run within a kernel, where it may be fused with others?"""
+    return kind not in ("host", "control")
 
 
 def is_view(n: Node) -> bool:

@@ -45,6 +45,8 @@ class MemoryPlan:
     inside: Mapping[Value, int]
     slots: tuple[Slot, ...]
     inplace: Mapping[Group, Value]
+    aliases: Mapping[Value, tuple[Value, int]]  # what lies in the memory of others: of which value, at which byte
+    scratch: Mapping[Group, tuple[int, ...]]  # of loops: a second slot for each carried value, and one for the condition
 
     @property
     def arena(self) -> Arena:
@@ -64,15 +66,39 @@ class MemoryPlan:
         return self.arena.lower_bound(dims)
 
 
-def plan_memory(graph: Graph, plan: FusionPlan, inplace: Mapping[Group, Value] | None = None) -> MemoryPlan:
-    """Place every value of a planned graph. `inplace`: for some groups, the input whose memory the output takes (checked here)."""
-    return _Planner(graph, plan, inplace or {}).run()
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A graph with its groups and what may work in place; `nested` are the regions of each group of control flow."""
+
+    graph: Graph
+    fusion: FusionPlan
+    inplace: Mapping[Group, Value]
+    nested: Mapping[Group, tuple[Region, ...]]
+
+
+def plan_memory(
+    graph: Graph,
+    fusion: FusionPlan,
+    inplace: Mapping[Group, Value] | None = None,
+    nested: Mapping[Group, tuple[Region, ...]] | None = None,
+) -> MemoryPlan:
+    """Place every value of a planned graph and of the regions within it.
+
+    `inplace`: for some groups, the input whose memory the output takes (checked here); `nested`: the regions of control flow.
+    """
+    return _Planner(Region(graph, fusion, inplace or {}, nested or {})).run()
 
 
 class _Planner:
-    def __init__(self, graph: Graph, plan: FusionPlan, wanted: Mapping[Group, Value]) -> None:
-        self.graph, self.plan, self.wanted = graph, plan, wanted
-        self.aliases = {v: (source, at) for v, source, at in plan.views}
+    """Steps are counted through: those of a loop's body lie between the loop's first step and its last."""
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self.aliases: dict[Value, tuple[Value, int]] = {}
+        self.place: dict[Value, tuple[str, int]] = {}
+        self.order: list[tuple[Region, Group]] = []
+        self.span: dict[Group, tuple[int, int]] = {}
+        self.clock = 0
         self.first: dict[Value, int] = {}
         self.last: dict[Value, int] = {}
         self.pieces: dict[Value, list[tuple[int, int]]] = {}
@@ -81,20 +107,9 @@ class _Planner:
         return root(self.aliases, v)[0]
 
     def run(self) -> MemoryPlan:
-        place: dict[Value, tuple[str, int]] = {v: ("input", k) for k, v in enumerate(self.graph.inputs)}
-        place.update((v, ("constant", k)) for k, v in enumerate(self.graph.constants))
-        for k, v in enumerate(self.graph.outputs):
-            r = self.root(v)
-            assert r not in place, f"output {v.name} needs a copy"
-            place[r] = ("output", k)
-        for step, g in enumerate(self.plan.groups):
-            r = self.root(g.output)
-            self.first.setdefault(r, step)
-            if r is not g.output and isinstance(g.output.type.nbytes, int):
-                self.pieces.setdefault(r, []).append((g.output.type.nbytes, step))
-            for v in (g.output, *group_inputs(g.nodes)):
-                self.last[self.root(v)] = step
-        slots, inplace = self.slots(place)
+        self.visit(self.region)
+        place = self.place
+        slots, inplace, scratch = self.slots()
         for k, s in enumerate(slots):
             for v in s.values:
                 place[v] = ("arena", k)
@@ -104,26 +119,63 @@ class _Planner:
             place[v] = place[r]
             if at:
                 inside[v] = at
-        return MemoryPlan(place, inside, tuple(slots), inplace)
+        return MemoryPlan(place, inside, tuple(slots), inplace, self.aliases, scratch)
 
-    def slots(self, place: dict[Value, tuple[str, int]]) -> tuple[list[Slot], dict[Group, Value]]:
+    def visit(self, region: Region) -> None:
+        """Lifetimes, and the places that are given: inputs, outputs and constants, by number."""
+        self.place.update((v, ("input", k)) for k, v in enumerate(region.graph.inputs))
+        self.place.update((v, ("constant", k)) for k, v in enumerate(region.graph.constants))
+        self.aliases.update((v, (source, at)) for v, source, at in region.fusion.views)
+        for k, v in enumerate(region.graph.outputs):
+            r = self.root(v)
+            assert r not in self.place, f"output {v.name} needs a copy"
+            self.place[r] = ("output", k)
+        for g in region.fusion.groups:
+            start = self.clock
+            self.order.append((region, g))
+            self.clock += 1
+            for inner in region.nested.get(g, ()):
+                self.visit(inner)
+            if g in region.nested:
+                self.clock += 1
+            self.span[g] = start, self.clock - 1
+            self.live(g)
+
+    def live(self, g: Group) -> None:
+        start, end = self.span[g]
+        for v in g.outputs:
+            r = self.root(v)
+            self.first.setdefault(r, start)
+            self.last[r] = end
+            if r is not v and isinstance(v.type.nbytes, int):
+                self.pieces.setdefault(r, []).append((v.type.nbytes, start))
+        for v in group_inputs(g.nodes):
+            self.last[self.root(v)] = end
+
+    def slots(self) -> tuple[list[Slot], dict[Group, Value], dict[Group, tuple[int, ...]]]:
         slots: list[Slot] = []
         holder: dict[Value, int] = {}
         inplace: dict[Group, Value] = {}
-        for step, g in enumerate(self.plan.groups):
-            v = self.root(g.output)
-            if v in place or v in holder:
-                continue
-            old = self.wanted.get(g)
-            k = holder.get(self.root(old)) if old is not None else None
-            if old is not None and k is not None and self.may_overwrite(old, v, step):
-                slots[k] = Slot((*slots[k].values, v), slots[k].nbytes, slots[k].first, self.last[v], slots[k].pieces)
-                inplace[g] = old
-            else:
-                k = len(slots)
-                slots.append(Slot((v,), v.type.nbytes, step, self.last[v], tuple(self.pieces.get(v, ()))))
-            holder[v] = k
-        return slots, inplace
+        scratch: dict[Group, tuple[int, ...]] = {}
+        for region, g in self.order:
+            start, end = self.span[g]
+            for v in dict.fromkeys(map(self.root, g.outputs)):
+                if v in self.place or v in holder:
+                    continue
+                old = region.inplace.get(g)
+                k = holder.get(self.root(old)) if old is not None else None
+                if old is not None and k is not None and self.may_overwrite(old, v, start):
+                    slots[k] = Slot((*slots[k].values, v), slots[k].nbytes, slots[k].first, self.last[v], slots[k].pieces)
+                    inplace[g] = old
+                else:
+                    k = len(slots)
+                    slots.append(Slot((v,), v.type.nbytes, self.first[v], self.last[v], tuple(self.pieces.get(v, ()))))
+                holder[v] = k
+            if g.nodes[0].op.name == "loop":
+                sizes = (*(v.type.nbytes for v in g.outputs[: g.nodes[0].attrs["carried"]]), 2 * ALIGN)
+                scratch[g] = tuple(range(len(slots), len(slots) + len(sizes)))
+                slots += [Slot((), n, start, end) for n in sizes]
+        return slots, inplace, scratch
 
     def may_overwrite(self, old: Value, new: Value, step: int) -> bool:
         """Is all of the memory in which `old` lies free after this step, and is it what the new value needs?"""

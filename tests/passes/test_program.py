@@ -18,10 +18,9 @@ from dnnc.ir.operator.stmt import Kernel
 from dnnc.ir.operator.text import show_kernel
 from dnnc.ir.operator.verify import verify_kernel
 from dnnc.passes.base import PassContext
-from dnnc.passes.graph.fuse import plan_fusion
 from dnnc.passes.graph.memory_plan import plan_memory
 from dnnc.passes.pipelines import compile_program
-from dnnc.passes.program import Program, Step, build_steps
+from dnnc.passes.program import Program, Step, build_steps, plan_region
 from dnnc.passes.schedule.problem import Problem, Template
 from dnnc.passes.schedule.step import first_choice
 from dnnc.testing.graphs import graph_of
@@ -34,8 +33,8 @@ RELUS = """def g(x: f32[6, 40], y: f32[6, 40], z: f32[6, 41]):
 
 def steps(text: str, made: Any = None, fuse: bool = False) -> tuple[Step, ...]:
     g = graph_of(text)
-    plan = plan_fusion(g, fuse)
-    return build_steps(g, plan, plan_memory(g, plan), made or templates(TARGET), first_choice)
+    region = plan_region(g, fuse)
+    return build_steps(region, plan_memory(g, region.fusion), made or templates(TARGET), first_choice)  # type: ignore[return-value]
 
 
 def test_one_step_for_each_group_and_one_kernel_for_equal_ones() -> None:

@@ -98,8 +98,12 @@ def contents_of(item: Item) -> Array | None:
 
 
 def materialize(item: Item, b: Builder) -> Value:
-    """The item as a value of the builder's graph."""
-    if item.value is not None:
+    """The item as a value of the builder's graph (or, in the body of a loop, of a graph around it). Constants are made where they are read."""
+    if (
+        item.value is not None
+        and (item.array is None or item.value in b.graph.constants)
+        and (item.contents is None or item.value.node is None or item.value.node.graph is b.graph)
+    ):
         return item.value
     if item.items is not None:
         raise UnsupportedError("a sequence stands where a tensor is needed")

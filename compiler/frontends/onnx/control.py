@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from dnnc.frontends.onnx.call import Call, Item, NeedsValues, contents_of, number, of_array, of_value
+from dnnc.frontends.onnx.region import NOT_A_REGION, loop_node, region, same_operands
 from dnnc.frontends.onnx.tensor import even_parts, split_parts
-from dnnc.ir.dtype import f32
+from dnnc.ir.dtype import boolean, f32, i64
 from dnnc.ir.errors import ModelError, UnsupportedError
 from dnnc.ir.graph import Value
 from dnnc.ir.shapes import normalize_axis
@@ -22,6 +23,7 @@ from dnnc.ir.types import TensorType
 
 Converter = Callable[[Call], Any]
 MAX_UNROLLED = 4096  # nodes
+WORTH_A_LOOP = 48  # nodes; fewer are unrolled, for what is known while reading folds away then
 
 
 def sequence(items: Sequence[Item], origins: frozenset[str] = frozenset()) -> Item:
@@ -37,12 +39,32 @@ def branch(c: Call) -> Any:
     if known is not None and isinstance(known.reshape(-1)[0], (bool, int, np.bool_)):
         chosen = "then_branch" if known.reshape(-1)[0] else "else_branch"
         return importer.subgraph(c.graph(chosen), scope)
+    if len(c.graph("then_branch").node) + len(c.graph("else_branch").node) > 4:
+        try:
+            return _branches(c)
+        except NOT_A_REGION:
+            pass  # branches that make different types or sequences
     results = [importer.subgraph(c.graph(b), scope) for b in ("then_branch", "else_branch")]
     pairs = list(zip(*results))
     if not all(_alike(a, b) for a, b in pairs):
         c.array(0, "the condition of an If whose branches make different shapes")
     condition = c.b.reshape(c.x(), shape=())
     return [a if a is b else of_value(c.b.where(condition, _value(c, a), _value(c, b)), item.origins) for a, b in pairs]
+
+
+def _branches(c: Call) -> Any:
+    importer, scope = c.env
+
+    def build(name: str) -> Callable[[], list[Value]]:
+        return lambda: [_value(c, i) for i in importer.subgraph(c.graph(name), scope)]
+
+    made = [region(c, name[:4], (), build(name)) for name in ("then_branch", "else_branch")]
+    if [v.type for v in made[0][0].outputs] != [v.type for v in made[1][0].outputs]:
+        raise UnsupportedError("the branches of an If make different types")
+    condition = c.b.reshape(c.x(), shape=())
+    captured = same_operands(made)
+    results = c.b.op("cond", condition, *captured, then=made[0][0], other=made[1][0])
+    return [of_value(v, c.item(0).origins) for v in (results if isinstance(results, tuple) else (results,))]
 
 
 def _alike(a: Item | None, b: Item | None) -> bool:
@@ -56,7 +78,54 @@ def _value(c: Call, item: Item) -> Value:
 
 
 def loop(c: Call) -> Any:
-    """`trips, condition, carried...`: the body is repeated while its condition, which must be known, holds."""
+    """`trips, condition, carried...`: the body is repeated while its condition holds."""
+    trips = contents_of(c.item(0)) if c.has(0) else None
+    few = trips is not None and isinstance(trips.reshape(-1)[0], int) and trips.reshape(-1)[0] * len(c.graph("body").node) <= WORTH_A_LOOP
+    if not few and all(i is not None and i.items is None for i in c.items[2:]):
+        try:
+            return _looped(c, trips)
+        except NOT_A_REGION:
+            pass  # carried values that change their shape, results of unknown length, sequences
+    return _unrolled(c)
+
+
+def _looped(c: Call, trips: Any) -> Any:
+    """The loop as one node: carried values of one type, and a known number of iterations where results are stacked."""
+    importer, scope = c.env
+    body = c.graph("body")
+    known = None if trips is None else trips.reshape(-1)[0]
+    start = contents_of(c.item(1)) if c.has(1) else np.array([True], object)
+    carried = [_value(c, i) for i in c.items[2:]]
+    conditional = False
+
+    def build(number: Value, *state: Value) -> list[Value]:
+        nonlocal conditional
+        made = importer.subgraph(body, scope, [of_value(number), of_array(np.bool_(True)), *map(of_value, state)])
+        holds = None if made[0] is None else contents_of(made[0])
+        conditional = holds is None or not holds.reshape(-1)[0]
+        rest = [_value(c, i) for i in made[1:]]
+        return [c.b.reshape(_value(c, made[0]), shape=()), *rest] if conditional else rest
+
+    body_makes_rows = len(body.output) - 1 > len(carried)
+    if start is not None and not start.reshape(-1)[0]:
+        raise UnsupportedError("a Loop that never runs")
+    first = None if start is not None else c.b.reshape(c.x(1), shape=())
+    if body_makes_rows and (known is None or first is not None):
+        raise UnsupportedError("a Loop that stacks results needs a known number of iterations")
+    count = c.b.reshape(c.cast(c.x(0), i64), shape=()) if c.has(0) and known is None else None
+    graph, captured = region(c, "body", [TensorType(i64, ()), *(v.type for v in carried)], build)
+    if conditional and body_makes_rows:
+        raise UnsupportedError("a Loop that stacks results needs a known number of iterations")
+    if conditional and first is None:
+        first = c.const(True, boolean)
+    if first is not None and not conditional:
+        graph.outputs.insert(0, graph.constant(np.bool_(True)))
+    results = c.b.op("loop", count, first, *carried, *captured, body=graph, carried=len(carried), length=known)
+    origins = frozenset().union(*(i.origins for i in c.items if i is not None))
+    return [of_value(v, origins) for v in (results if isinstance(results, tuple) else (results,))]
+
+
+def _unrolled(c: Call) -> Any:
     importer, scope = c.env
     body = c.graph("body")
     trips = int(c.scalar(0, "the number of iterations")) if c.has(0) else None
@@ -139,7 +208,13 @@ def _scanned(c: Call, spec: _Scan, states: Sequence[Item | None], xs: Sequence[V
     importer, scope = c.env
     body = spec.body
     axes = [normalize_axis(a, x.type.rank) for a, x in zip(spec.axes, xs)]
-    n = number(xs[0].type.shape[axes[0]], "the number of iterations of a Scan")
+    rows = xs[0].type.shape[axes[0]]
+    if not isinstance(rows, int) or rows * len(body.node) > WORTH_A_LOOP:
+        try:
+            return _scan_loop(c, spec, states, xs, axes)
+        except NOT_A_REGION:
+            pass
+    n = number(rows, "the number of iterations of a Scan")
     if n * len(body.node) > MAX_UNROLLED:
         raise UnsupportedError(f"a Scan of {n} iterations over {len(body.node)} nodes is too long to unroll")
     collected: list[list[Item | None]] = [[] for _ in spec.out_axes]
@@ -152,6 +227,25 @@ def _scanned(c: Call, spec: _Scan, states: Sequence[Item | None], xs: Sequence[V
     ordered = [column[::-1] if d else column for column, d in zip(collected, spec.out_back)]
     ranks = [len(column[0].shape) + 1 if column and column[0] is not None else 1 for column in ordered]
     return [*states, *(_stacked(c, column, normalize_axis(a, r)) for column, a, r in zip(ordered, spec.out_axes, ranks))]
+
+
+def _scan_loop(c: Call, spec: _Scan, states: Sequence[Item | None], xs: Sequence[Value], axes: Sequence[int]) -> list[Any]:
+    """Scanned axes come to the front, stacked ones go to their places afterwards."""
+    importer, scope = c.env
+    if any(s is None or s.items is not None for s in states):
+        raise UnsupportedError("a Scan whose state is absent or a sequence")
+    carried = [_value(c, s) for s in states if s is not None]
+    rows = [x if a == 0 else c.b.transpose(x, perm=(a, *(k for k in range(x.type.rank) if k != a))) for x, a in zip(xs, axes)]
+
+    def build(number: Value, *values: Value) -> list[Value]:
+        return [_value(c, i) for i in importer.subgraph(spec.body, scope, list(map(of_value, values)))]
+
+    made = loop_node(c, carried, rows, build, length=xs[0].type.shape[axes[0]], backward=(*spec.back, *spec.out_back))
+    out: list[Any] = made[: len(carried)]
+    for v, a in zip(made[len(carried) :], spec.out_axes):
+        at = normalize_axis(a, v.type.rank)
+        out.append(v if at == 0 else c.b.transpose(v, perm=(*range(1, at + 1), 0, *range(at + 1, v.type.rank))))
+    return out
 
 
 def _row(c: Call, x: Value, axis: int, k: int) -> Any:

@@ -1,4 +1,4 @@
-"""Converters of LSTM, GRU and RNN: one matrix product for the inputs of all steps, then the steps, unrolled."""
+"""Converters of LSTM, GRU and RNN: one matrix product for the inputs of all steps, then a loop over the steps."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dnnc.frontends.onnx.call import Call, number
+from dnnc.frontends.onnx.region import loop_node
 from dnnc.ir.dtype import i64
 from dnnc.ir.errors import ModelError, UnsupportedError
 from dnnc.ir.graph import Value
@@ -14,7 +15,7 @@ from dnnc.ir.types import Dim
 
 Converter = Callable[[Call], Any]
 Activation = Callable[[Value], Value]
-MAX_STEPS = 1024
+UNROLLED = 3  # steps: more are a loop
 DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 # operator -> (gates per direction, default activations)
 KINDS = {"RNN": (1, ("Tanh",)), "GRU": (3, ("Sigmoid", "Tanh")), "LSTM": (4, ("Sigmoid", "Tanh", "Tanh"))}
@@ -133,9 +134,7 @@ def _activation(c: Call, name: str, alphas: list[float], betas: list[float]) -> 
 
 def _run(c: Call, kind: str, x: Value, d: int, reverse: bool) -> tuple[Value, list[Value]]:
     """All hidden states [steps, batch, hidden] in the order of time, and the last states."""
-    steps = number(x.type.shape[0], "the number of steps of a recurrent layer")
-    if not 0 < steps <= MAX_STEPS:
-        raise UnsupportedError(f"a recurrent layer of {steps} steps; at least 1 and at most {MAX_STEPS} can be unrolled")
+    steps = x.type.shape[0]
     lengths = c.cast(c.x(4), i64) if c.has(4) else None
     ragged = reverse and lengths is not None
     if ragged:
@@ -143,19 +142,26 @@ def _run(c: Call, kind: str, x: Value, d: int, reverse: bool) -> tuple[Value, li
     spec = _direction(c, kind, x, d)
     states = [_initial(c, x, 5 + k, d, spec.hidden) for k in range(2 if kind == "LSTM" else 1)]
     step = {"RNN": _rnn_step, "GRU": _gru_step, "LSTM": _lstm_step}[kind]
-    outputs: list[Value] = []
-    for k in range(steps):
-        t = steps - 1 - k if reverse and not ragged else k
-        new = step(c, spec, _row(c, spec.inputs, t), states)
-        shown = new[0]
-        if lengths is not None:
-            alive = c.b.unsqueeze(c.b.greater(lengths, k), axes=(1,))
-            states = [c.b.where(alive, a, b) for a, b in zip(new, states)]
-            shown = c.b.where(alive, shown, c.const(0.0, shown.type.dtype))
-        else:
-            states = new
-        outputs.append(shown)
-    y = _joined(c, outputs[::-1] if reverse and not ragged else outputs, 0)
+
+    def advance(k: Value | int, row: Value, *old: Value) -> list[Value]:
+        """The new states, and the hidden state as it is shown: 0 after the end of a sequence."""
+        new = step(c, spec, row, list(old))
+        if lengths is None:
+            return [*new, new[0]]
+        alive = c.b.unsqueeze(c.b.greater(lengths, k), axes=(1,))
+        return [*(c.b.where(alive, a, b) for a, b in zip(new, old)), c.b.where(alive, new[0], c.const(0.0, new[0].type.dtype))]
+
+    backward = reverse and not ragged
+    if isinstance(steps, int) and steps <= UNROLLED:
+        outputs: list[Value] = []
+        for k in range(steps):
+            *states, shown = advance(k, _row(c, spec.inputs, steps - 1 - k if backward else k), *states)
+            outputs.append(shown)
+        y = _joined(c, outputs[::-1] if backward else outputs, 0)
+    else:
+        count = len(states)
+        made = loop_node(c, states, [spec.inputs], lambda k, *v: advance(k, v[count], *v[:count]), length=steps, backward=(backward, backward))
+        states, y = made[:count], made[count]
     if ragged:
         y = c.b.reverse_sequence(y, lengths, batch_axis=1, time_axis=0)
     return y, states

@@ -63,7 +63,7 @@ def test_other_cpus(name: str, cpu: str) -> None:
         check(OPS[name], s, f"llvm -mcpu={cpu}")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f != "control"])
 def test_the_gate_passes_what_is_right(family: str) -> None:
     for op in FAMILIES[family]:
         check(op, op.samples[0], "llvm", verify="kernels")

@@ -1,0 +1,111 @@
+"""Control flow: loops and branches, whose bodies are graphs of their own.
+
+A body reads nothing but its inputs. Those of a loop are the iteration's number (i64[]), the carried values, one row of each scanned
+operand, and the captured values; its results are the condition (where there is one), the new carried values and one row of each stacked
+result. A loop ends after `trips` iterations or when its condition is false, whichever comes first; without stacked results the number of
+iterations may be known at run time only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dnnc.ir.dtype import boolean, i64
+from dnnc.ir.graph import Graph
+from dnnc.ir.op import OpDef, require
+from dnnc.ir.types import Dim, TensorType
+
+Array = np.ndarray[Any, Any]
+Types = tuple["TensorType | None", ...]
+CONTROL = frozenset(("control", "pure"))
+
+
+def _loop_type(
+    trips: TensorType | None,
+    condition: TensorType | None,
+    *rest: TensorType,
+    body: Graph,
+    carried: int,
+    scanned: int = 0,
+    length: Dim | None = None,
+    backward: tuple[bool, ...] = (),
+) -> tuple[TensorType, ...]:
+    for t, what, dtype in ((trips, "trips", i64), (condition, "condition", boolean)):
+        require(t is None or (t.dtype is dtype and t.rank == 0), "the {} of a loop must be {}[], got {}", what, dtype, t)
+    stacked = len(body.outputs) - carried - (condition is not None)
+    require(stacked >= 0, "the body of a loop with {} carried values makes {} results", carried, len(body.outputs))
+    require(length is not None or not (scanned or stacked or trips is condition is None), "a loop with rows, or without an end, needs a length")
+    require(len(backward) in (0, scanned + stacked), "backward says {} of {} scanned and stacked values", len(backward), scanned + stacked)
+    given = [v.type for v in body.inputs]
+    require(len(given) == 1 + len(rest), "the body of the loop takes {} values, {} are there", len(given), 1 + len(rest))
+    require(given[0] == TensorType(i64, ()), "the body's first input is the iteration, i64[], not {}", given[0])
+    for k, (t, want) in enumerate(zip(rest, given[1:])):
+        row = carried <= k < carried + scanned
+        require(not row or (t.rank > 0 and t.shape[0] == length), "scanned operand {} must have {} rows, got {}", k, length, t)
+        got = TensorType(t.dtype, t.shape[1:]) if row else t
+        require(got == want, "operand {} of the loop gives {}, the body takes {}", k, got, want)
+    made = [v.type for v in body.outputs][condition is not None :]
+    for k, (t, want) in enumerate(zip(made[:carried], rest[:carried])):
+        require(t == want, "carried value {} is {} before and {} after an iteration", k, want, t)
+    assert length is not None or stacked == 0
+    return (*made[:carried], *(TensorType(t.dtype, (length, *t.shape)) for t in made[carried:]))  # type: ignore[arg-type]
+
+
+def _loop(
+    trips: Array | None,
+    condition: Array | None,
+    *rest: Array,
+    body: Callable[..., list[Array]],
+    carried: int,
+    scanned: int = 0,
+    length: int | None = None,
+    backward: tuple[bool, ...] = (),
+) -> tuple[Array, ...]:
+    limit = length if trips is None else int(trips) if length is None else min(int(trips), length)
+    running = condition is None or bool(condition)
+    state, rows, captured = list(rest[:carried]), rest[carried : carried + scanned], rest[carried + scanned :]
+    stacked: list[list[Array]] = []
+    back = backward or (False,) * 64
+
+    def at(k: int, flip: bool) -> int:
+        assert length is not None
+        return length - 1 - k if flip else k
+
+    k = 0
+    while running and (limit is None or k < limit):
+        made = body(np.int64(k), *state, *(x[at(k, flip)] for x, flip in zip(rows, back)), *captured)
+        if condition is not None:
+            running, made = bool(made[0]), made[1:]
+        state = made[:carried]
+        stacked = stacked or [[] for _ in made[carried:]]
+        for column, row in zip(stacked, made[carried:]):
+            column.append(row)
+        k += 1
+    if length is None:
+        return tuple(state)
+    require(k == length or not stacked, "a loop of {} rows ended after {}", length, k)
+    rows_made = (np.stack(c[::-1] if flip else c) for c, flip in zip(stacked, (*back[scanned:], *(False,) * len(stacked))))
+    return (*state, *rows_made)
+
+
+def _cond_type(condition: TensorType, *captured: TensorType, then: Graph, other: Graph) -> tuple[TensorType, ...]:
+    require(condition.dtype is boolean and condition.rank == 0, "the condition must be bool[], got {}", condition)
+    for g in (then, other):
+        got = [v.type for v in g.inputs]
+        require(got == list(captured), "the branch {} takes {}, {} are there", g.name, got, list(captured))
+    a, b = ([v.type for v in g.outputs] for g in (then, other))
+    require(a == b, "the branches make {} and {}", a, b)
+    return tuple(a)
+
+
+def _cond(condition: Array, *captured: Array, then: Callable[..., list[Array]], other: Callable[..., list[Array]]) -> tuple[Array, ...]:
+    return tuple((then if bool(condition) else other)(*captured))
+
+
+CONTROL_OPS: tuple[OpDef, ...] = (
+    OpDef("loop", _loop_type, reference=_loop, traits=CONTROL),
+    OpDef("cond", _cond_type, reference=_cond, traits=CONTROL),
+)

@@ -1,0 +1,54 @@
+"""Constants that control flow captures become constants of its bodies, where they are folded and packed like any others.
+
+y = loop(trips, None, h, w, body=b, carried=1)      ->      y = loop(trips, None, h, body=b', carried=1), w a constant of b'
+"""
+
+from __future__ import annotations
+
+from dnnc.ir.graph import Graph, Node, Value
+from dnnc.passes.base import PassContext, graphs
+
+
+def sink_constants(graph: Graph, ctx: PassContext) -> bool:
+    """Move captured constants into the bodies that read them. Outer bodies first, so that a constant goes all the way in."""
+    changed = False
+    for g in reversed(list(graphs(graph))):
+        for n in g.nodes():
+            if "control" in n.op.traits:
+                changed |= _sink(g, n)
+    return changed
+
+
+def _sink(g: Graph, n: Node) -> bool:
+    first = 2 + n.attrs["carried"] + n.attrs["scanned"] if n.op.name == "loop" else 1
+    found = [k for k in range(first, len(n.inputs)) if n.inputs[k] in g.constants]
+    if not found:
+        return False
+    for body in n.subgraphs():
+        for k in reversed(found):
+            _replace(g, n.inputs[k], body, k - 1)
+    m = Node(n.op, [v for k, v in enumerate(n.inputs) if k not in found], n.attrs, [o.type for o in n.outputs], n.locs)
+    g.insert_before(m, n)
+    names = [o.name for o in n.outputs]
+    moved = {n.inputs[k] for k in found}
+    for old, new in zip(n.outputs, m.outputs):
+        g.replace_all_uses(old, new)
+        new.locs = old.locs
+    g.erase(n)
+    for new, name in zip(m.outputs, names):
+        g.rename(new, name)
+    for v in moved:
+        if v is not None and not v.uses and not g.is_output(v):
+            g.erase_constant(v)
+    return True
+
+
+def _replace(g: Graph, v: Value | None, body: Graph, k: int) -> None:
+    """Input k of a body becomes a constant."""
+    assert v is not None
+    old = body.inputs.pop(k)
+    c = body.constant(g.constants[v], old.name, old.locs, v.type)
+    g.share_digest(v, body, c)
+    body.replace_all_uses(old, c)
+    body.release([old.name])
+    body.rename(c, old.name)
