@@ -92,7 +92,7 @@ class SavedProgram:
         types: its dims, outputs and arena slots as the signature of a graph; see `dnnc.artifacts.types_text`.
         outputs: how many outputs there are.
         lives: first and last step of each slot.
-        pieces: of slots that several kernels fill: bytes, and the step that writes them.
+        pieces: of slots that several kernels fill: the byte, the bytes, and the step that writes them.
         calls: what the entry function does.
         kernels: the unique kernels.
         entry: the entry function, in the section "objects".
@@ -106,7 +106,7 @@ class SavedProgram:
     types: str
     outputs: int
     lives: tuple[tuple[int, int], ...]
-    pieces: tuple[tuple[tuple[int, int], ...], ...]
+    pieces: tuple[tuple[tuple[int, int, int], ...], ...]
     calls: tuple[SavedCall, ...]
     kernels: tuple[SavedKernel, ...]
     entry: Range

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dnnc.ir.arena import ALIGN, Arena, place_slots
+from dnnc.ir.arena import ALIGN, Arena, Piece, place_slots
 from dnnc.ir.expr import Var, const, value
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.types import Dim
@@ -26,14 +26,14 @@ __all__ = ["ALIGN", "MemoryPlan", "Slot", "place_slots", "plan_memory"]
 class Slot:
     """A stretch of the arena that holds `values` one after another (in place) or under several shapes; alive from first to last step.
 
-    `pieces`: bytes, and the step that writes them, where several kernels fill it (the operands of a concatenation).
+    `pieces`: the byte, the bytes, and the step that writes them, where several kernels fill it (the operands of a concatenation).
     """
 
     values: tuple[Value, ...]
     nbytes: Dim
     first: int
     last: int
-    pieces: tuple[tuple[int, int], ...] = ()
+    pieces: tuple[Piece, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class _Planner:
         self.clock = 0
         self.first: dict[Value, int] = {}
         self.last: dict[Value, int] = {}
-        self.pieces: dict[Value, list[tuple[int, int]]] = {}
+        self.pieces: dict[Value, list[Piece]] = {}
 
     def root(self, v: Value) -> Value:
         return root(self.aliases, v)[0]
@@ -144,11 +144,11 @@ class _Planner:
     def live(self, g: Group) -> None:
         start, end = self.span[g]
         for v in g.outputs:
-            r = self.root(v)
+            r, at = root(self.aliases, v)
             self.first.setdefault(r, start)
             self.last[r] = end
             if r is not v and isinstance(v.type.nbytes, int):
-                self.pieces.setdefault(r, []).append((v.type.nbytes, start))
+                self.pieces.setdefault(r, []).append((at, v.type.nbytes, start))
         for v in group_inputs(g.nodes):
             self.last[self.root(v)] = end
 

@@ -27,9 +27,15 @@ def test_nothing_needs_nothing() -> None:
 
 
 def test_a_slot_that_fills_up_counts_what_is_written() -> None:
-    arena = Arena((1024, 512), ((0, 4), (0, 1)), (((256, 0), (768, 3)), ()))
+    arena = Arena((1024, 512), ((0, 4), (0, 1)), (((0, 256, 0), (256, 768, 3)), ()))
     assert arena.lower_bound({}) == 1024  # at step 3; 256 + 512 before
-    assert arena.offsets({})[1] == 1536
+    assert arena.offsets({}) == ([0, 256], 1024)  # the second lies where the first is not yet written
+
+
+def test_pieces_of_two_slots_interlock() -> None:
+    arena = Arena((512, 512), ((0, 5), (0, 2)), (((0, 256, 0), (256, 256, 4)), ((0, 256, 0), (256, 256, 1))))
+    offsets, total = arena.offsets({})
+    assert total == arena.lower_bound({}) == 768 and offsets == [0, 256]
 
 
 def test_slots_are_moved_until_they_fit() -> None:
