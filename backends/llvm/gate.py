@@ -126,7 +126,12 @@ INDICES = {
 
 
 def index_limits(step: Step, v: Value, env: Mapping[Expr, Expr]) -> tuple[int, int]:
-    """The range from which an integer input is drawn: all of the axis that it indexes, else 0 and 1."""
+    """The range from which an integer input is drawn: all of the axis that it indexes, else 0 and 1.
+
+    Where the group computes indices, from numbers whose range says nothing, they stay as small as can be.
+    """
+    if any(n.inputs[k].node in step.group.nodes for n in step.group.nodes if (k := INDICES.get(n.op.name, (-1, False))[0]) >= 0):  # type: ignore[union-attr]
+        return 0, 2
     tops: list[int] = []
     wraps = v.type.dtype.kind == "i"
     for n in step.group.nodes:

@@ -18,12 +18,14 @@ from dnnc.ir.types import Dim, TensorType
 Dims = tuple[Dim, ...]
 
 
-def _full_type(*, shape: Dims, value: float | bool = 0.0, dtype: DType = f32) -> TensorType:
+def _full_type(*, shape: Dims, value: float | bool | Dim = 0.0, dtype: DType = f32) -> TensorType:
     require(dtype.kind in "fiub", "full makes numbers and bools; got {}", dtype)
     return TensorType(dtype, shape)
 
 
-def _full(*, shape: Dims, value: float | bool, dtype: DType) -> Tensor:
+def _full(*, shape: Dims, value: float | bool | Dim, dtype: DType) -> Tensor:
+    if isinstance(value, Expr):  # a symbolic size as a number
+        return te.compute(shape, dtype, lambda *i: cast(value, dtype.computed))
     v = float(value) if dtype.is_float else bool(value) if dtype.kind == "b" else int(value)
     return te.compute(shape, dtype, lambda *i: const(v, dtype.computed))
 

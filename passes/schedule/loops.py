@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dnnc.ir.bounds import nonneg
+from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Linear, Load, Op, const, free, maximum, minimum, terms, value, walk
 from dnnc.ir.operator.stmt import Alloc, Block, For, If, Stmt, Store, accesses, exprs, loop_var, substitute_block, walk_stmts
 from dnnc.passes.schedule.disjoint import obstacle
 from dnnc.passes.schedule.state import edit, find, loops, make_loop, only, renamed
 
-TAILS = ("exact", "overlap", "guard", "peel")
+TAILS = ("exact", "overlap", "clamp", "guard", "peel")
 
 
 def split(b: Block, name: str, factor: int, names: tuple[str, str], tail: str = "exact") -> Block:
     """`for i in range(n): s`  ->  `for io in range(n // f): for ii in range(f): s[i -> f*io + ii]`
 
     tail, where f does not divide n: overlap (the last tile starts at n - f; the body must be safe to repeat, n >= f) |
+    clamp (iterations past the end repeat the last one; any n, and the body must be safe to repeat) |
     guard (`if f*io + ii < n`; vectorize turns it into a limit) | peel (a loop of its own, called NAME_t, over the rest)."""
 
     def go(s: For) -> Block:
@@ -36,6 +37,9 @@ def split(b: Block, name: str, factor: int, names: tuple[str, str], tail: str = 
         if tail == "overlap":
             _check_repeatable(s)
             return (_tiles(s, count, factor, names, lambda io, ii: lo + minimum(io * factor, n - factor) + ii),)
+        if tail == "clamp":
+            _check_repeatable(s)
+            return (_tiles(s, count, factor, names, lambda io, ii: lo + minimum(io * factor + ii, n - 1)),)
         if tail != "guard":
             raise ScheduleError(f"unknown tail {tail}; there are {', '.join(TAILS)}")
         return (_tiles(s, count, factor, names, lambda io, ii: lo + io * factor + ii, guard=lo + n),)
@@ -130,7 +134,7 @@ def _check_order_free(nest: list[For]) -> None:
                     if isinstance(x, Load) and x.buf is st.buf and x.idx != st.idx:
                         raise ScheduleError(f"{st.buf.name} is read at another index than it is written: the order of iterations matters")
         used = frozenset().union(*(free(i) for i in st.idx))
-        over = [loop for loop in nest if loop.var not in used]
+        over = [loop for loop in nest if loop.var not in used and bounds(loop.extent)[1] != 1]
         if over and not (is_reduction(st) or is_index_sum(st)):
             raise ScheduleError(f"{st.buf.name} is overwritten by iterations of {over[0].var.name}: the last one must stay the last")
 

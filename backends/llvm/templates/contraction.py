@@ -29,6 +29,8 @@ from dnnc.passes.schedule.memory import distribute, prefetch, vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.state import Schedule
 
+L2_RATE = 24  # bytes a cycle that a core reads from its second-level cache beside computing, about
+
 
 @dataclass(frozen=True)
 class Nest:
@@ -112,7 +114,7 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
         return []
     s, nest = found
     pixels, panels = _extents(s, nest, target.lanes)
-    if panels is None:
+    if panels is None and problem.inplace:
         return []
     ku = _unroll(s.extent(nest.reduction[0]), nest.block) if nest.block or not nest.panel else 1
     order = _order(problem, target)
@@ -140,21 +142,25 @@ def _extents(s: Schedule, nest: Nest, lanes: int) -> tuple[int | None, int | Non
     return (n if isinstance(n, int) else None), (count if isinstance(count, int) else None)
 
 
-def tiles(pixels: int | None, panels: int, target: CpuTarget, nest: Nest, inplace: bool) -> list[tuple[int, int]]:
-    """(mr, nv) ordered by estimated cycles: FMAs computed (tails included) over FMA rate, or loads over load rate, whichever is worse."""
+def tiles(pixels: int | None, panels: int | None, target: CpuTarget, nest: Nest, inplace: bool) -> list[tuple[int, int]]:
+    """(mr, nv) ordered by estimated cycles: FMAs computed (tails included) over FMA rate, or loads over load rate, whichever is worse.
+
+    Numbers that are known at run time only are taken to be around 30 rows and 10 panels: large tiles waste more at the end.
+    """
     budget = target.registers - 4  # panels' vectors and a broadcast live beside the accumulators
     scored: list[tuple[float, int, int]] = []
     for nv in (1, 2, 3, 4, 6):
-        if nv > panels or (panels % nv and inplace) or (nest.depthwise and nv > 1):
+        if (panels is not None and (nv > panels or (panels % nv and inplace))) or (nest.depthwise and nv > 1):
             continue
         for mr in range(1, budget // nv + 1):
             if pixels is not None and mr > pixels:
                 break
-            rows = -(-pixels // mr) * mr if pixels is not None else 4 * mr
-            work = rows * -(-panels // nv) * nv
+            rows = -(-pixels // mr) * mr if pixels is not None else 30 + mr / 2
+            work = rows * (-(-panels // nv) * nv if panels is not None else 10 + nv / 2)
             fma, loads = mr * nv / 2, (mr + nv) / 2  # of a depthwise convolution the pixels are vectors: as many loads
             latency = 4.0 if mr * nv < 8 else 0.0
-            scored.append((work / (mr * nv) * max(fma, loads * 1.05, latency), -mr * nv, nv))
+            panel = nv * target.vector_bits / 8 / L2_RATE  # of a panel every row of tiles reads anew
+            scored.append((work / (mr * nv) * max(fma, loads * 1.05, latency, panel), -mr * nv, nv))
     scored.sort()
     out: list[tuple[int, int]] = []
     for _, size, nv in scored[:6]:
@@ -170,17 +176,17 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     if not panel:
         s.apply(split, lane, target.lanes, ("jp", "jv"), tail="guard")
         panel, lane = "jp", "jv"
-    s.apply(split, panel, int(knobs["nv"]), ("jo", "jn"), tail="overlap")
+    s.apply(split, panel, int(knobs["nv"]), ("jo", "jn"), tail="overlap" if isinstance(s.extent(panel), int) else "clamp")
     outer = [*nest.outer, "jo"] if knobs["order"] == "rows" else ["jo", *nest.outer]
     mr = int(knobs["mr"])
     pixels = s.extent(pixel)
     rest = not isinstance(pixels, int) or (problem.inplace and pixels % mr != 0)
-    if rest:  # a nest of its own, at top level, for the pixels that fill no tile
+    if rest:  # a nest of its own, at top level, for the pixels that fill no tile; their tile repeats the last pixel
         s.apply(reorder, pixel, *outer, "jn", lane)
     s.apply(split, pixel, mr, ("po", "im"), tail="peel" if rest else "overlap")
     tags = [""]
     if s.has(pixel + "_t"):
-        s.apply(split, pixel + "_t", 1, ("po_t", "im_t"))
+        s.apply(split, pixel + "_t", 1 if problem.inplace else mr, ("po_t", "im_t"), tail="clamp")
         tags.append("_t")
     for tag in tags:
         _tile(s, nest, outer, lane, int(knobs["ku"]), tag)

@@ -74,6 +74,19 @@ def k(x: f32[20], y: f32[20]):
     )
 
 
+def test_split_that_repeats_the_last_iteration() -> None:
+    check_schedule(
+        COPY,
+        lambda s: s.apply(split, "i", 8, ("io", "ii"), tail="clamp"),
+        """\
+def k(x: f32[20], y: f32[20]):
+    for io in range(3):
+        for ii in range(8):
+            y[min(ii + 8*io, 19)] = x[min(ii + 8*io, 19)] + 1.0
+""",
+    )
+
+
 def test_split_with_a_guard() -> None:
     check_schedule(
         COPY,
@@ -112,7 +125,7 @@ def test_split_of_less_than_a_tile_leaves_the_tail_alone() -> None:
 
 
 def test_a_tail_that_is_not_needed_changes_nothing() -> None:
-    for tail in ("overlap", "guard", "peel"):
+    for tail in ("overlap", "clamp", "guard", "peel"):
         s = Schedule(parse_kernel(COPY)).apply(split, "i", 5, ("io", "ii"), tail=tail)
         t = Schedule(parse_kernel(COPY)).apply(split, "i", 5, ("io", "ii"))
         assert show_kernel(s.done()) == show_kernel(t.done())
@@ -161,9 +174,9 @@ def k(N: dim[8, 64, 8], x: f32[N], y: f32[N]):
 
 
 def test_split_refuses() -> None:
-    refused(COPY, lambda s: s.apply(split, "i", 8, ("io", "ii")), "8 does not divide the extent 20 of i; choose a tail of overlap, guard, peel")
+    refused(COPY, lambda s: s.apply(split, "i", 8, ("io", "ii")), "8 does not divide the extent 20 of i; choose a tail of overlap, clamp, guard, peel")
     refused(SYMBOLIC, lambda s: s.apply(split, "i", 8, ("io", "ii")), "8 does not divide the extent N of i")
-    refused(COPY, lambda s: s.apply(split, "i", 8, ("io", "ii"), tail="mask"), "unknown tail mask; there are exact, overlap, guard, peel")
+    refused(COPY, lambda s: s.apply(split, "i", 8, ("io", "ii"), tail="mask"), "unknown tail mask; there are exact, overlap, clamp, guard, peel")
     refused(COPY, lambda s: s.apply(split, "j", 4, ("io", "ii")), "no loops are called j; there are i")
     inplace = "def k(y: f32[20]):\n    for i in range(20):\n        y[i] = y[i] + 1.0\n"
     refused(

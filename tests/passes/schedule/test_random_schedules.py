@@ -89,7 +89,7 @@ class Random:
         k = int(self.rng.integers(9))
         n = len(self.done)
         if k <= 1:
-            tail = self.pick(("exact", "guard", "peel", "overlap"))
+            tail = self.pick(("exact", "guard", "peel", "overlap", "clamp"))
             self.apply(loops.split, name, int(self.pick((2, 3, 4, 8))), (f"{name}{n}o", f"{name}{n}i"), tail=tail)
         elif k == 2:
             nest = self.nest(name)[: int(self.rng.integers(2, 4))]
