@@ -89,7 +89,7 @@ def main() -> None:
     console = Console()
     for k in track(range(a.shapes), description="shapes", console=Console(stderr=True)):
         while True:
-            sizes = {n: int(round(np.exp(rng.uniform(0, np.log(m))))) for n, m in sorted(most.items())}
+            sizes = {n: round(float(np.exp(rng.uniform(0, np.log(m))))) for n, m in sorted(most.items())}
             if np.prod(list(sizes.values())) <= a.tokens:
                 break
         arrays = inputs(rng, f, sizes)

@@ -73,7 +73,9 @@ class _Layouts:
         out, group = n.output.type, n.attrs["group"]
         channels, made = x.type.shape[1], out.shape[1]
         depthwise = group != 1 and w.type.shape[1] == 1 and isinstance(group, int) and channels == group == made
-        fits = isinstance(made, int) and isinstance(channels, int) and made >= self.lanes // 2 and out.dtype.computed is f32
+        # few results fill a block badly, but images in blocks already would have to be unpacked for any other way
+        worth = isinstance(made, int) and (made >= self.lanes // 2 or x.type.layout is not None)
+        fits = worth and isinstance(channels, int) and out.dtype.computed is f32
         if not fits or not (group == 1 or depthwise):
             return self.plain(n)
         lay = blocked(out.rank, self.lanes)
@@ -99,7 +101,7 @@ class _Layouts:
         """Ops that work on blocks as on rows: same shape in and out, or a window per channel."""
         if self.joins_blocks(n):
             return True
-        if n.op.name in KEEPS_BLOCKS:
+        if n.op.name in KEEPS_BLOCKS or self.within_channels(n):
             return n.inputs[0] is not None and n.inputs[0].type.layout is not None
         if "elementwise" not in n.op.traits or len(n.outputs) != 1:
             return False
@@ -108,7 +110,18 @@ class _Layouts:
     @staticmethod
     def by_channel(n: Node) -> bool:
         """Operands are images whose sizes differ from the output's."""
-        return n.op.name in KEEPS_BLOCKS or n.op.name == "concat"
+        return n.op.name in (*KEEPS_BLOCKS, "concat", "resize", "slice", "pad")
+
+    def within_channels(self, n: Node) -> bool:
+        """A resampling, a crop or a border of images, or whole blocks of channels: vectors stay vectors."""
+        x = n.inputs[0] if n.inputs else None
+        if n.op.name not in ("resize", "slice", "pad") or x is None or x.type.layout is None or len(n.inputs) > 1 + (n.op.name == "pad"):
+            return False
+        if n.op.name == "slice":
+            start, size = n.attrs["starts"][1], n.output.type.shape[1]
+            whole = all(isinstance(k, int) and k % self.lanes == 0 for k in (start, size)) or size == x.type.shape[1]
+            return whole and n.attrs["steps"][1] == 1
+        return bool(x.type.shape[1] == n.output.type.shape[1])
 
     def joins_blocks(self, n: Node) -> bool:
         """A concatenation of channels that are whole blocks each."""

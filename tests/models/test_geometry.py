@@ -33,9 +33,12 @@ def convolution(rng: np.random.Generator) -> str:
         return ", ".join(map(str, d))
 
     attrs = f"strides=({dims(*strides)},), pads=({dims(*pads)}), dilations=({dims(*dilations)},), group={group}"
-    after = rng.choice(("v", "relu(v)", "add(relu(v), v)", "concat(v, relu(v), axis=1)"))
+    after = rng.choice(
+        ("v", "relu(v)", "add(relu(v), v)", "concat(v, relu(v), axis=1)", "pad(relu(v), 2.0, pads=P)", "conv(v, k)", "reduce_mean(v, axes=A)")
+    )
+    after = after.replace("P", str((0, 0, *(1,) * rank, 0, 0, *(2,) * rank))).replace("A", str(tuple(range(2, 2 + rank))))
     return (
-        f"def g(x: f32[{dims(n, i, *spatial)}], *, w: f32[{dims(o, i // group, *kernel)}], b: f32[{o}]):\n"
+        f"def g(x: f32[{dims(n, i, *spatial)}], *, w: f32[{dims(o, i // group, *kernel)}], b: f32[{o}], k: f32[{dims(2, o, *[1] * rank)}]):\n"
         f"    v = conv(x, w, b, {attrs})\n    return {after}"
     )
 

@@ -174,7 +174,9 @@ def k(N: dim[8, 64, 8], x: f32[N], y: f32[N]):
 
 
 def test_split_refuses() -> None:
-    refused(COPY, lambda s: s.apply(split, "i", 8, ("io", "ii")), "8 does not divide the extent 20 of i; choose a tail of overlap, clamp, guard, peel")
+    refused(
+        COPY, lambda s: s.apply(split, "i", 8, ("io", "ii")), "8 does not divide the extent 20 of i; choose a tail of overlap, clamp, guard, peel"
+    )
     refused(SYMBOLIC, lambda s: s.apply(split, "i", 8, ("io", "ii")), "8 does not divide the extent N of i")
     refused(COPY, lambda s: s.apply(split, "i", 8, ("io", "ii"), tail="mask"), "unknown tail mask; there are exact, overlap, clamp, guard, peel")
     refused(COPY, lambda s: s.apply(split, "j", 4, ("io", "ii")), "no loops are called j; there are i")
