@@ -83,6 +83,7 @@ def build(
     check: Check | None,
     progress: Progress | None = None,
     given: Mapping[str, bytes] | None = None,
+    flush: bool = False,
 ) -> Native:
     """Compile, check and link.
 
@@ -94,6 +95,7 @@ def build(
         check: `check(step, address)` runs once for every kernel that was not in the cache, before it enters it.
         progress: told (stage, done, of).
         given: objects by symbol, out of a saved model; the cache is not asked for these.
+        flush: are denormals zero while the program runs?
     """
     symbols = {s.text: symbol_of(s.text, target) for s in program.steps}
     objects: dict[str, bytes] = {}
@@ -117,9 +119,9 @@ def build(
     objects.update(made)
     constants, offsets = lay_out_constants(program)
     made_calls = calls(program, symbols, offsets)
-    texts[ENTRY] = entry_text(made_calls)
+    texts[ENTRY] = entry_text(made_calls, flush=flush)
     objects[ENTRY] = compile_text(texts[ENTRY], target.cpu, target.features)
-    return _linked(program, symbols, objects, constants, made_calls, texts, len(missing))
+    return _linked(program, symbols, objects, constants, made_calls, texts, len(missing), flush)
 
 
 def _check_all(missing: Mapping[str, Step], made: Mapping[str, bytes], check: Check, progress: Progress | None) -> None:
@@ -139,6 +141,7 @@ def _linked(
     made_calls: Sequence[Call],
     texts: Mapping[str, str],
     compiled: int,
+    flush: bool,
 ) -> Native:
     loaded = load_objects(list(objects.values()))
     return Native(
@@ -155,6 +158,7 @@ def _linked(
         compiled,
         texts,
         program,
+        flush,
     )
 
 

@@ -4,6 +4,8 @@
 where values lie: offsets into the arena are literals in a static program and loaded from Frame.offsets in a symbolic one. A barrier
 stands between two kernels only where data crosses threads: one reads or overwrites what the other wrote or reads.
 
+With `flush` denormal numbers are taken and given as zero while it runs: every thread sets its own control register, and sets it back.
+
 A timed entry function does the same and notes on each thread the time between any two of its steps: what a profile is made of.
 """
 
@@ -71,15 +73,15 @@ def barriers(calls: list[Call]) -> list[bool]:
     return out
 
 
-def entry_text(calls: list[Call], name: str = "entry") -> str:
+def entry_text(calls: list[Call], name: str = "entry", flush: bool = False) -> str:
     """The LLVM module of an entry function; kernels are declared, to be linked by symbol."""
-    e = _Entry()
+    e = _Entry(flush)
     for need, c in zip(barriers(calls), calls):
         if need:
             e.barrier()
         e.call(c, f"@{c.symbol}")
     decls = sorted({f"declare void @{c.symbol}({', '.join(['i64'] * len(c.dims) + ['ptr'] * len(c.args) + ['ptr', 'i64', 'i64'])})" for c in calls})
-    return "\n".join([*decls, *e.function(name)]) + "\n"
+    return "\n".join([*decls, *e.declarations(), *e.function(name)]) + "\n"
 
 
 # --- time ---------------------------------------------------------------------------------------------------------------------
@@ -99,7 +101,7 @@ def stamp_places(calls: list[Call]) -> list[tuple[int, int]]:
     return out
 
 
-def timed_entry_text(calls: list[Call], addresses: Mapping[str, int], buffer: int, stride: int) -> str:
+def timed_entry_text(calls: list[Call], addresses: Mapping[str, int], buffer: int, stride: int, flush: bool = False) -> str:
     """The LLVM module of an entry function that notes the time: `entry`, and `i64 ticks()`, the clock that it reads.
 
     Args:
@@ -107,8 +109,9 @@ def timed_entry_text(calls: list[Call], addresses: Mapping[str, int], buffer: in
         addresses: of the kernels by symbol: they are in memory already, and nothing is linked.
         buffer: which of the buffers is int64[threads, stride], written in places by `stamp_places`.
         stride: int64 of a thread's row. Rows should not share cache lines.
+        flush: as for `entry_text`.
     """
-    e = _Entry()
+    e = _Entry(flush)
     e.stamps(buffer, stride)
     e.stamp(0)
     for need, c, (before, after) in zip(barriers(calls), calls, stamp_places(calls)):
@@ -119,7 +122,7 @@ def timed_entry_text(calls: list[Call], addresses: Mapping[str, int], buffer: in
         e.stamp(after)
     counter = f"llvm.{tick_counter()}"
     ticks = ["define i64 @ticks() nounwind {", f"  %t = call i64 @{counter}()", "  ret i64 %t", "}"]
-    return "\n".join([f"declare i64 @{counter}()", *ticks, *e.function("entry")]) + "\n"
+    return "\n".join([f"declare i64 @{counter}()", *ticks, *e.declarations(), *e.function("entry")]) + "\n"
 
 
 def tick_counter() -> str:
@@ -130,8 +133,17 @@ def tick_counter() -> str:
 # --- text ---------------------------------------------------------------------------------------------------------------------
 
 
+FLUSH = 0x8040  # of MXCSR: results that are denormal are 0, and so are operands
+
+
+def can_flush() -> bool:
+    """Is there a register here that makes denormals zero? Only that of x86 is known; elsewhere `flush` changes nothing."""
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
 class _Entry:
-    def __init__(self) -> None:
+    def __init__(self, flush: bool = False) -> None:
+        self.flush = flush and can_flush()
         self.top: list[str] = []
         self.lines: list[str] = []
         self.known: dict[tuple[str, int, int, int], str] = {}
@@ -141,7 +153,19 @@ class _Entry:
         """The lines of the whole function."""
         head = f"define i64 @{name}(ptr %frame, ptr %buffers, ptr %dims, i64 %tid, i64 %nthreads) nounwind {{"
         tail = [f"  %status.p = getelementptr i64, ptr %frame, i64 {FRAME_STATUS}", "  %status = load i64, ptr %status.p", "  ret i64 %status", "}"]
-        return [head, "entry:", *self.top, *self.lines, *tail]
+        before, after = self.control()
+        return [head, "entry:", *before, *self.top, *self.lines, *after, *tail]
+
+    def declarations(self) -> list[str]:
+        return ["declare void @llvm.x86.sse.stmxcsr(ptr)", "declare void @llvm.x86.sse.ldmxcsr(ptr)"] if self.flush else []
+
+    def control(self) -> tuple[list[str], list[str]]:
+        """What sets the control register of floating point, and what sets it back."""
+        if not self.flush:
+            return [], []
+        change = ["  %control = load i32, ptr %control.p", f"  %flushing = or i32 %control, {FLUSH}", "  store i32 %flushing, ptr %flushing.p"]
+        before = ["  %control.p = alloca i32", "  %flushing.p = alloca i32", "  call void @llvm.x86.sse.stmxcsr(ptr %control.p)", *change]
+        return [*before, "  call void @llvm.x86.sse.ldmxcsr(ptr %flushing.p)"], ["  call void @llvm.x86.sse.ldmxcsr(ptr %control.p)"]
 
     def slot(self, k: int, what: str) -> str:
         """A pointer kept in the frame, loaded once."""
