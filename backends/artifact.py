@@ -155,7 +155,9 @@ def open_artifact(path: str | os.PathLike[str]) -> Artifact:
     Raises:
         ArtifactError: there is no such file, it is something else, of a newer format, or damaged; says where, and what was expected.
     """
-    name = os.fspath(path)
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise ArtifactError(f"a saved model is given by its path, got {type(path).__name__}; expected a file that `save` wrote")
+    name = os.fsdecode(path)
     data = _mapped(name)
     _check_head(name, data)
     _, _, _, size, at, length, digest = _HEAD.unpack_from(data)

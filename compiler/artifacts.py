@@ -69,6 +69,16 @@ def save_reference(path: str | os.PathLike[str], graph: Graph, inputs: Sequence[
     f.write(path, _graph_model(f, "reference", graph, _Names(inputs, outputs, options), None))
 
 
+def save_staged(
+    path: str | os.PathLike[str], graph: Graph, inputs: Sequence[str], outputs: Sequence[str], options: CompileOptions, onnx: OnnxParts | None
+) -> None:
+    """Write a model with host steps: its graph, which loading divides and compiles. ArtifactError where the file cannot be written."""
+    f = _File()
+    data = None if onnx is None else f.onnx(onnx)
+    model = _graph_model(f, "staged", graph, _Names(inputs, outputs, options), None)
+    f.write(path, dataclasses.replace(model, onnx=data))
+
+
 def save_late(path: str | os.PathLike[str], options: CompileOptions, onnx: OnnxParts) -> None:
     """Write a model that is read at the call. ArtifactError where the file cannot be written."""
     f = _File()

@@ -20,6 +20,7 @@ import numpy as np
 from dnnc.ir.errors import InputError
 from dnnc.peers import PEERS, Engine, check_installed, error, several, version
 from dnnc.reference import ReferenceExecutable
+from dnnc.staged import StagedExecutable
 from dnnc.timing import Times, alternate, percentiles, ratios
 
 Array = np.ndarray[Any, Any]
@@ -167,9 +168,9 @@ def measure(
     rounds = iter(range(REPEATS))
     times = alternate([e.call for e in engines], REPEATS, duration * len(engines), lambda _: tell("timing", next(rounds), REPEATS))
     rows = [_times(e, times, k, engines[0]) for k, e in enumerate(engines)]
-    program = None if isinstance(f, ReferenceExecutable) else f.report.programs[-1]
+    programs = () if isinstance(f, ReferenceExecutable) else f.report.programs if isinstance(f, StagedExecutable) else f.report.programs[-1:]
     given = tuple((s.name, str(a.dtype), a.shape) for s, a in zip(f.inputs, arrays))
-    compiled, cached = (None, None) if program is None else (program.compiled, program.from_cache)
+    compiled, cached = (sum(p.compiled for p in programs), sum(p.from_cache for p in programs)) if programs else (None, None)
     return Bench(model, threads, given, overhead(f, arrays, rows[0].p50), compiled, cached, tuple(rows), failures)
 
 

@@ -22,26 +22,30 @@ from dnnc.backends.runtime import runtime
 from dnnc.executable import Executable
 from dnnc.ir.errors import InputError, ShapeError, UnsupportedError
 from dnnc.ir.expr import Var
+from dnnc.ir.form import ARRAY
 from dnnc.ir.graph import Graph, identifier
 from dnnc.ir.shapes import bound_dims, lows_without_empties, specialise
 from dnnc.ir.target import parse_target
-from dnnc.late import LateExecutable
+from dnnc.late import Given, LateExecutable, Special
+from dnnc.memory import check_program
 from dnnc.options import CompileOptions, cache_folder, check_every_pass, make_options, thread_count
 from dnnc.origin import OnnxParts, Origin
 from dnnc.passes.base import PassContext, PassManager
+from dnnc.passes.graph.segments import needs_host
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.program import Program
 from dnnc.reference import ReferenceExecutable
 from dnnc.report.collect import program_report
 from dnnc.report.log import Laps, Log
 from dnnc.signature import TensorSpec
+from dnnc.staged import Make, StagedExecutable
 
 __all__ = ["Executable", "TensorSpec", "compile"]
 
 Progress = Callable[[str, int, int], None]
 
 
-Compiled = Union[Executable, ReferenceExecutable, LateExecutable]
+Compiled = Union[Executable, ReferenceExecutable, LateExecutable, StagedExecutable]
 
 
 def compile(model: Any, progress: Progress | None = None, **options: Any) -> Any:
@@ -73,40 +77,68 @@ def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) ->
     from dnnc.frontends.onnx.stored import take_apart
 
     start = time.perf_counter()
-    unknown = sorted(set(opts.dims) - set(declared(model).dims)) if opts.dims else []
+    said = declared(model)
+    unknown = sorted(set(opts.dims) - set(said.dims))
     if unknown:
-        raise InputError(f"dims: the model has no symbolic size {', '.join(unknown)}; it has {', '.join(declared(model).dims) or 'none'}")
+        raise InputError(f"dims: the model has no symbolic size {', '.join(unknown)}; it has {', '.join(said.dims) or 'none'}")
+
+    def late(asks: tuple[str, ...] = ()) -> LateExecutable:
+        return LateExecutable(said, asks, reader(model, opts, progress), needs, opts, lambda: take_apart(model))
+
+    if not said.plain:
+        f = late()
+        f.prepare()
+        return f
     try:
         imported = read_model(model, dims=opts.dims)
     except (NeedsValues, ShapeError) as e:
         asks = e.inputs if isinstance(e, NeedsValues) else ()
         # symbolic sizes may not show what numbers will (that two paths end with equal sizes); a model of fixed sizes is simply wrong
-        if not asks and not declared(model).dims:
+        if not asks and not said.dims:
             raise
-
-        def needs(error: Exception) -> tuple[str, ...]:
-            return error.inputs if isinstance(error, NeedsValues) else ()
-
-        return LateExecutable(declared(model), asks, rereader(model, opts, progress), needs, opts, lambda: take_apart(model))
+        return late(asks)
+    if any(r is not ARRAY for r in imported.results):  # though nothing is declared of them
+        return late()
     names = list(imported.inputs), list(imported.outputs)
     seconds = time.perf_counter() - start
     onnx = (lambda: take_apart(model)) if imported.graph.dims else None
-    f = compile_graph(imported.graph, names, replace(opts, dims=_left(opts, imported.graph)), progress, seconds, onnx)
-    if isinstance(f, Executable) and imported.graph.dims:
+    made = compile_graph(imported.graph, names, replace(opts, dims=_left(opts, imported.graph)), progress, seconds, onnx)
+    if isinstance(made, (Executable, StagedExecutable)) and said.dims:
         # the import takes symbolic dims to be at least 1, which lets shapes simplify; empty inputs get a program of their own
         read = rereader(model, opts, progress)
-        f.when_empty(lambda shapes: read({}, dict(zip(names[0], shapes))))
-    return f
+        made.when_empty(lambda shapes: read({}, dict(zip(names[0], shapes))))
+    return made
 
 
-Reread = Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], Union[Executable, ReferenceExecutable]]
+def needs(error: Exception) -> tuple[str, ...]:
+    """The inputs whose contents a reading asks for."""
+    from dnnc.frontends.onnx import NeedsValues
+
+    return error.inputs if isinstance(error, NeedsValues) else ()
+
+
+def reader(model: Any, opts: CompileOptions, progress: Progress | None) -> Callable[[Given], Special]:
+    """A function that reads and compiles an ONNX model for what a call gives."""
+    from dnnc.frontends.onnx import read_model
+
+    def read(given: Given) -> Special:
+        made = read_model(model, values=given.values, shapes=given.shapes, forms=given.forms)
+        if not made.outputs and not opts.outputs:
+            return Special(None, made.results)
+        names = list(made.inputs), list(made.outputs)
+        return Special(compile_graph(made.graph, names, replace(opts, dims={}), progress), made.results)
+
+    return read
+
+
+Reread = Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], Union[Executable, ReferenceExecutable, StagedExecutable]]
 
 
 def rereader(model: Any, opts: CompileOptions, progress: Progress | None) -> Reread:
     """A function that reads and compiles an ONNX model for the contents of some inputs and the shapes of all."""
     from dnnc.frontends.onnx import read_model
 
-    def read(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Executable | ReferenceExecutable:
+    def read(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Executable | ReferenceExecutable | StagedExecutable:
         made = read_model(model, values=values, shapes=shapes)
         return compile_graph(made.graph, (list(made.inputs), list(made.outputs)), replace(opts, dims={}), progress)
 
@@ -125,7 +157,7 @@ def compile_graph(
     progress: Progress | None = None,
     import_seconds: float = 0.0,
     onnx: Callable[[], OnnxParts] | None = None,
-) -> Executable | ReferenceExecutable:
+) -> Executable | ReferenceExecutable | StagedExecutable:
     """Compile a graph, which stays as it is.
 
     Args:
@@ -147,6 +179,9 @@ def compile_graph(
     cpu = parse_cpu(str(target), opts.threads)
     cache = KernelCache(cache_folder(opts.cache))
     runtime().start(cache)
+    if needs_host(graph):
+        make = segment_maker(opts, cpu, cache, progress)
+        return StagedExecutable(graph, names, opts, cpu, min(thread_count(opts.threads), cpu.threads), import_seconds, make, onnx)
     loops = any("control" in n.op.traits for n in graph.nodes())  # their functions are made for fixed sizes
     symbolic = bool(graph.dims) and set(opts.dims) >= set(graph.dims) and not loops
     lows = lows_without_empties(graph) if symbolic else {}
@@ -157,6 +192,21 @@ def compile_graph(
     if not graph.dims:
         f.prepare([tuple(int(d) for d in v.type.shape if isinstance(d, int)) for v in graph.inputs])
     return f
+
+
+def segment_maker(opts: CompileOptions, cpu: CpuTarget, cache: KernelCache, progress: Progress | None) -> Make:
+    """A function that compiles segments between host steps: for all sizes, or (False) for each that comes."""
+    threads = min(thread_count(opts.threads), cpu.threads)
+    own = replace(opts, dims={}, outputs=(), verify="kernels" if opts.verify else False)  # random values between steps would mean nothing
+
+    def make(graph: Graph, shared: bool) -> Executable:
+        empties = {n: 1 for n, x in graph.dims.items() if x.lo == 0}  # no elements: a program of their own
+        lows = {**empties, **lows_without_empties(bound_dims(graph, {n: (1, None) for n in empties}))} if shared else None
+        log = Log(graph.name, str(opts.target), threads)
+        names = [v.name for v in graph.inputs], [v.name for v in graph.outputs]
+        return Executable(Maker(graph, own, cpu, threads, log, cache, lows, progress).origin(names), threads, log)
+
+    return make
 
 
 @dataclass(frozen=True)
@@ -192,6 +242,8 @@ class Maker:
             g = specialise(self.graph, {v.name: n for v, n in dims.items()})
         program = make_program(g, self.cpu, self.opts, manager)
         laps.lap("passes")
+        if not program.dims:  # sizes are known: what cannot be called need not be compiled, and checking its kernels takes as much memory
+            check_program(program, origin.inputs, origin.outputs)
         native = build_native(program, self.cpu, self.opts, self.cache, laps.through(self.progress), self.given)
         laps.lap("link")
         if self.opts.verify == "model" and all(dims.values()):
@@ -234,4 +286,4 @@ def build_native(
     graphs = {id(step): graph for step, graph in program.walk()}
     check = (lambda step, address: check_kernel(graphs[id(step)], step, address)) if opts.verify else None
     with CompileService(cpu.threads) as service:
-        return build(program, cpu, cache, service, check, progress, given)
+        return build(program, cpu, cache, service, check, progress, given, flush=opts.numerics == "fast")

@@ -18,6 +18,7 @@ from dnnc.ir.errors import InputError, InternalError
 from dnnc.ir.expr import Expr, Var, const
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import bind_dims
+from dnnc.memory import check_fits
 from dnnc.origin import Origin
 from dnnc.report import Report
 from dnnc.report.log import Log
@@ -45,6 +46,7 @@ class Bound:
         self.dims = np.array([dims[v] for v in native.dims], np.int64)
         self.dims_address: int = self.dims.ctypes.data
         self.offsets, self.arena_bytes = native.sizes(dims)
+        check_fits([(f"output {k}", s, d) for k, (s, d) in enumerate(self.outputs)], self.arena_bytes)
         self.frames: list[tuple[Frame, Any, int]] = []  # free ones, with their array of buffer addresses
 
     def take(self, buffers: int) -> tuple[Frame, Any, int]:
@@ -230,6 +232,7 @@ class Executable:
         inputs = self._origin.interface.inputs
         if len(shapes) != len(inputs):
             raise InternalError(f"{len(shapes)} shapes for {len(inputs)} inputs")
+        check_fits([(f"input {n}", s, v.type.dtype.numpy) for n, s, v in zip(self._signature.input_names, shapes, inputs)])
         return self._bind([np.empty(s, v.type.dtype.numpy) for s, v in zip(shapes, inputs)]).native
 
     def _sizes(self, dims: Mapping[Var, int]) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ from dnnc.report.log import Log
 from dnnc.restore import Restored
 from dnnc.saved import SavedModel, decode, ranges
 
-KINDS = ("programs", "reference", "late")
+KINDS = ("programs", "staged", "reference", "late")
 
 
 def load(path: str | os.PathLike[str], code: bool = True, threads: int | None = None, cache: bool | str | Path = "auto") -> Any:
@@ -66,10 +66,25 @@ def load(path: str | os.PathLike[str], code: bool = True, threads: int | None = 
         from dnnc.reference import ReferenceExecutable
 
         return ReferenceExecutable(saved.graph, (saved.model.inputs, saved.model.outputs))
+    if saved.model.kind == "staged":
+        return _staged(saved, options)
     reason = unfit(saved.model) if code else "code=False"
     if code and reason:
         warnings.warn(f"{saved.path}: {reason}; compiling again from the graph in the file", ArtifactWarning, stacklevel=2)
     return _executable(saved, options, reason, start)
+
+
+def _staged(saved: Restored, options: CompileOptions) -> Any:
+    """A model with host steps, compiled from its graph; kernels that this machine has met come from its cache."""
+    from dnnc.driver import compile_graph
+    from dnnc.staged import StagedExecutable
+
+    graph, names = saved.graph, (list(saved.model.inputs), list(saved.model.outputs))
+    left = {n: d for n, d in options.dims.items() if n in graph.dims}
+    f = compile_graph(graph, names, replace(options, dims=left, outputs=()), onnx=None if saved.model.onnx is None else saved.onnx)
+    if saved.model.onnx is not None and isinstance(f, StagedExecutable):
+        f.when_empty(lambda shapes: _reread(saved, options, shapes))
+    return f
 
 
 def unfit(model: SavedModel) -> str:

@@ -35,7 +35,7 @@ class CompileOptions:
         target: "llvm", "llvm -mcpu=skylake-avx512", "cuda", "cuda:1", "cuda -arch=sm_90a", "reference", or a Target.
         precision: how floats are stored, one of PRECISIONS; None keeps the model's types. "float16" and "bfloat16" are stored so and computed
             in float32, norms and reductions stay float32; "tf32" is float32 on a CPU. Inputs and outputs keep their types.
-        numerics: "strict" (bit-identical between runs, no reassociation), "standard", or "fast" (TF32, approximate functions).
+        numerics: "strict" (bit-identical between runs and thread counts, no reassociation), "standard", or "fast" (denormals are zero).
         dims: what symbolic dimensions are: {"batch": 8} fixes one, {"batch": (1, 64)} bounds it, both ends included.
         outputs: names of intermediate values to return as well.
         opt_level: 0 nothing, 1 no fusion or layout, 3 everything.

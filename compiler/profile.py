@@ -207,7 +207,7 @@ class Timed:
         stride = -(-self.layout.places // LINE) * LINE
         self.stamps = aligned_empty(8 * stride * bound.nthreads, 8 * LINE).view(np.int64).reshape(bound.nthreads, stride)
         addresses = {c.symbol: native.loaded.address(c.symbol) for c in calls}
-        self.loaded = load_objects([compile_text(timed_entry_text(calls, addresses, buffers, stride), cpu, features)])
+        self.loaded = load_objects([compile_text(timed_entry_text(calls, addresses, buffers, stride, native.flush), cpu, features)])
         self.clock = Clock(self.loaded)
         self.frame = Frame(bound.arena_bytes, len(bound.offsets), native.constants.ctypes.data)
         self.frame.offsets[:] = bound.offsets

@@ -123,7 +123,8 @@ class Restored:
         def graph_text(locs: bool) -> str:
             return self.text("graphs", p.graph_locs if locs else p.graph)
 
-        return Native(loaded, entry, constants, calls, dims, outputs, arena, kernels, objects, graph_text)
+        flush = self.model.options.get("numerics") == "fast"
+        return Native(loaded, entry, constants, calls, dims, outputs, arena, kernels, objects, graph_text, flush=flush)
 
     def _types(self, p: SavedProgram) -> tuple[tuple[Var, ...], tuple[TensorType, ...], Arena]:
         """Dims, outputs and arena of a program."""

@@ -66,10 +66,12 @@ class Signature:
         return tuple(values)
 
 
-def converted(a: Any, name: str, dtype: Any, rank: int) -> Array:
-    """Lists, scalars and strided arrays; another dtype of an array is an error that names the cast."""
+def converted(a: Any, name: str, dtype: Any, rank: int | None) -> Array:
+    """Lists, scalars, strided arrays and NumPy's strings; another dtype of an array is an error that names the cast. rank None: any."""
     if hasattr(a, "__array__") or hasattr(a, "__dlpack__"):
         x = np.asarray(a) if hasattr(a, "__array__") else np.from_dlpack(a)
+        if dtype.kind == "O" and x.dtype.kind in "US":
+            x = (x if x.dtype.kind == "U" else np.char.decode(x, "utf-8", "surrogateescape")).astype(object)
         if x.dtype != dtype:
             raise InputError(f"input {name}: expected {dtype}, got {x.dtype}; convert it with .astype({str(dtype)!r})")
     else:
@@ -77,7 +79,7 @@ def converted(a: Any, name: str, dtype: Any, rank: int) -> Array:
             x = np.asarray(a, dtype)
         except (TypeError, ValueError) as e:
             raise InputError(f"input {name}: expected an array of {dtype}, got {type(a).__name__}: {e}") from None
-    if x.ndim != rank:
+    if rank is not None and x.ndim != rank:
         raise InputError(f"input {name}: expected {rank} dimensions, got shape {x.shape}")
     return np.ascontiguousarray(x).reshape(x.shape)
 

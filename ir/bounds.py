@@ -136,6 +136,8 @@ def _by_cases(e: Expr, t: Expr, c: int, facts: tuple[Expr, ...], depth: int) -> 
         return nonneg(rest, facts, depth - 1)
     if t.name == "guard" and c < 0:
         return nonneg(rest + (t.args[2] - 1) * c, facts, depth - 1)
+    if t.name == "%" and c > 0:  # a % b >= 0
+        return nonneg(rest, facts, depth - 1)
     if t.name == "%" and c < 0 and value(t.args[1]) is None:
         return nonneg(rest + (t.args[1] - 1) * c, facts, depth - 1)
     return False

@@ -39,6 +39,21 @@ def run(g: Graph, inputs: Sequence[Any] | Mapping[str, Any], precision: Precisio
         return _Run(precision).graph(g, [_given(v, a, precision) for v, a in zip(g.inputs, arrays)], {})
 
 
+def run_node(n: Node, operands: Sequence[Array | None], bound: Bindings) -> list[Array]:
+    """The outputs of one node, as `run` computes them.
+
+    Args:
+        n: a node of any op.
+        operands: arrays of the operands' dtypes, None for absent ones.
+        bound: values of the symbolic dims; those that only the data tells are added.
+
+    Raises:
+        InputError: what the data tells contradicts what the graph needs.
+    """
+    with np.errstate(all="ignore"):
+        return _Run("as-is").node(n, operands, bound)
+
+
 def _ordered(g: Graph, inputs: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
     names = [v.name for v in g.inputs]
     if isinstance(inputs, Mapping):
@@ -143,6 +158,8 @@ class _Run:
         try:
             bind_shape(bound, v, a.shape)
         except InputError as e:
+            if "sized" in n.op.traits:
+                raise InputError(f"{n.op.name}{locations(n.locs)}: the data gives a size that the rest of the model does not fit: {e}") from e
             raise InternalError(f"{n.op.name}{locations(n.locs)}: the reference's result does not have the declared shape: {e}") from e
         return a
 

@@ -22,6 +22,7 @@ class Stage:
     """`out[axes] = value`, or `out[axes] = combine over reduce of value where cond holds`, starting from the combine's identity.
 
     `value` has the dtype in which registers compute; a reduction is combined in that dtype and only the result is rounded to out's.
+    Where an element depends on others of the same tensor, `own` stands for it in `value`: those before it along the last axis.
     """
 
     axes: tuple[Var, ...]
@@ -29,6 +30,7 @@ class Stage:
     reduce: tuple[Var, ...] = ()
     combine: str = ""
     where: Expr | None = None
+    own: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +85,16 @@ def reduce(
     cond = where(*axes, *rs) if where is not None else None
     stage = Stage(axes, const(element(*axes, *rs), dtype.computed), rs, combine, cond)
     return Tensor(name, dtype, tuple(map(const, shape)), stage=stage)
+
+
+def recur(shape: Sequence[Dim], dtype: DType, element: Callable[..., Expr], name: str = "t") -> Tensor:
+    """`t[i0, ..., in] = element(t, i0, ..., in)`, which may read elements of t before it along the last axis: same i0, ..., smaller in.
+
+    The op's trait is "sequential": the elements of a row are computed one after the other, and nothing is fused to it.
+    """
+    own, axes = placeholder(name, dtype, shape), _axes(shape, "i")
+    stage = Stage(axes, const(element(own, *axes), dtype.computed), own=own)
+    return Tensor(name, dtype, own.shape, stage=stage)
 
 
 def stages(outputs: Sequence[Tensor]) -> Iterator[Tensor]:

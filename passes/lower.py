@@ -93,6 +93,8 @@ class _Lowering:
     def run(self) -> Lowered:
         result = self.expressions()
         out = self.out_buffer()
+        if result.stage is not None and result.stage.own is not None:
+            self.buffers[result.stage.own] = (out, self.output.type)
         self.choose_kept(result)
         loops = self.nest(result, out)
         dims = sorted({v for p in self.all_buffers(out) for d in p.shape for v in free(d)} | self.other_dims(), key=lambda v: v.name)

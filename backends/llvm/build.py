@@ -84,6 +84,7 @@ def build(
     check: Check | None,
     progress: Progress | None = None,
     given: Mapping[str, bytes] | None = None,
+    flush: bool = False,
 ) -> Native:
     """Compile, check and link.
 
@@ -95,6 +96,7 @@ def build(
         check: `check(step, address)` runs once for every kernel that was not in the cache, before it enters it.
         progress: told (stage, done, of).
         given: objects by symbol, out of a saved model; the cache is not asked for these.
+        flush: are denormals zero while the program runs?
     """
     symbols = {s.text: symbol_of(s.text, target) for s in program.kernels}
     objects: dict[str, bytes] = {}
@@ -119,9 +121,9 @@ def build(
     constants, offsets = lay_out_constants(program)
     made_calls = calls(program, symbols, offsets)
     control = [control_text(c) for c in control_functions(program, symbols, offsets)]
-    texts[ENTRY] = entry_text(made_calls, functions=control)
+    texts[ENTRY] = entry_text(made_calls, functions=control, flush=flush)
     objects[ENTRY] = compile_text(texts[ENTRY], target.cpu, target.features)
-    return _linked(program, symbols, objects, constants, made_calls, control, texts, len(missing))
+    return _linked(program, symbols, objects, constants, made_calls, control, texts, len(missing), flush)
 
 
 def _check_all(missing: Mapping[str, Step], made: Mapping[str, bytes], check: Check, progress: Progress | None) -> None:
@@ -142,6 +144,7 @@ def _linked(
     control: Sequence[str],
     texts: Mapping[str, str],
     compiled: int,
+    flush: bool,
 ) -> Native:
     loaded = load_objects(list(objects.values()))
     return Native(
@@ -158,6 +161,7 @@ def _linked(
         compiled,
         texts,
         program,
+        flush,
     )
 
 

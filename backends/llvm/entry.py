@@ -4,6 +4,8 @@
 where values lie: offsets into the arena are literals in a static program and loaded from Frame.offsets in a symbolic one. A barrier
 stands between two kernels only where data crosses threads: one reads or overwrites what the other wrote or reads.
 
+With `flush` denormal numbers are taken and given as zero while it runs: every thread sets its own control register, and sets it back.
+
 A timed entry function does the same and notes on each thread the time between any two of its steps: what a profile is made of.
 """
 
@@ -104,11 +106,12 @@ done:
 }"""  # volatile: the loop must not become a call of memcpy, which is no symbol that objects may need
 
 
-def entry_text(calls: Sequence[Call], name: str = "entry", functions: Sequence[str] = ()) -> str:
+def entry_text(calls: Sequence[Call], name: str = "entry", functions: Sequence[str] = (), flush: bool = False) -> str:
     """The LLVM module of an entry function; kernels are declared, to be linked by symbol.
 
     `functions`: the texts of the loops and branches that `calls` call (`control.control_text`).
     """
+    e = _called(calls, flush)
     lines = [line for text in functions for line in text.splitlines()]
     if any("@copy_bytes(" in line for line in lines):
         lines += COPY.splitlines()
@@ -116,7 +119,7 @@ def entry_text(calls: Sequence[Call], name: str = "entry", functions: Sequence[s
     wanted = sorted({*declarations(calls), *(line for line in lines if line.startswith("declare "))})
     decls = [d for d in wanted if d.split("@")[1].split("(")[0] not in defined]
     bodies = [line for line in lines if not line.startswith("declare ")]
-    return "\n".join([*decls, *bodies, *body_lines(calls, name, "")]) + "\n"
+    return "\n".join([*decls, *e.declarations(), *bodies, *e.function(name)]) + "\n"
 
 
 def declarations(calls: Sequence[Call]) -> list[str]:
@@ -126,12 +129,16 @@ def declarations(calls: Sequence[Call]) -> list[str]:
 
 def body_lines(calls: Sequence[Call], name: str, linkage: str = "internal ") -> list[str]:
     """The lines of a function that makes these calls, with barriers where data crosses threads."""
-    e = _Entry()
+    return _called(calls).function(name, linkage)
+
+
+def _called(calls: Sequence[Call], flush: bool = False) -> _Entry:
+    e = _Entry(flush)
     for need, c in zip(barriers(calls), calls):
         if need:
             e.barrier()
         e.call(c, f"@{c.symbol}")
-    return e.function(name, linkage)
+    return e
 
 
 # --- time ---------------------------------------------------------------------------------------------------------------------
@@ -151,7 +158,7 @@ def stamp_places(calls: Sequence[Call]) -> list[tuple[int, int]]:
     return out
 
 
-def timed_entry_text(calls: Sequence[Call], addresses: Mapping[str, int], buffer: int, stride: int) -> str:
+def timed_entry_text(calls: Sequence[Call], addresses: Mapping[str, int], buffer: int, stride: int, flush: bool = False) -> str:
     """The LLVM module of an entry function that notes the time: `entry`, and `i64 ticks()`, the clock that it reads.
 
     Args:
@@ -159,8 +166,9 @@ def timed_entry_text(calls: Sequence[Call], addresses: Mapping[str, int], buffer
         addresses: of the kernels by symbol: they are in memory already, and nothing is linked.
         buffer: which of the buffers is int64[threads, stride], written in places by `stamp_places`.
         stride: int64 of a thread's row. Rows should not share cache lines.
+        flush: as for `entry_text`.
     """
-    e = _Entry()
+    e = _Entry(flush)
     e.stamps(buffer, stride)
     e.stamp(0)
     for need, c, (before, after) in zip(barriers(calls), calls, stamp_places(calls)):
@@ -171,7 +179,7 @@ def timed_entry_text(calls: Sequence[Call], addresses: Mapping[str, int], buffer
         e.stamp(after)
     counter = f"llvm.{tick_counter()}"
     ticks = ["define i64 @ticks() nounwind {", f"  %t = call i64 @{counter}()", "  ret i64 %t", "}"]
-    return "\n".join([f"declare i64 @{counter}()", *ticks, *e.function("entry")]) + "\n"
+    return "\n".join([f"declare i64 @{counter}()", *ticks, *e.declarations(), *e.function("entry")]) + "\n"
 
 
 def tick_counter() -> str:
@@ -182,8 +190,17 @@ def tick_counter() -> str:
 # --- text ---------------------------------------------------------------------------------------------------------------------
 
 
+FLUSH = 0x8040  # of MXCSR: results that are denormal are 0, and so are operands
+
+
+def can_flush() -> bool:
+    """Is there a register here that makes denormals zero? Only that of x86 is known; elsewhere `flush` changes nothing."""
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
 class _Entry:
-    def __init__(self) -> None:
+    def __init__(self, flush: bool = False) -> None:
+        self.flush = flush and can_flush()
         self.top: list[str] = []
         self.lines: list[str] = []
         self.known: dict[tuple[str, int, int, int], str] = {}
@@ -193,7 +210,19 @@ class _Entry:
         """The lines of the whole function."""
         head = f"define {linkage}i64 @{name}(ptr %frame, ptr %buffers, ptr %dims, i64 %tid, i64 %nthreads) nounwind {{"
         tail = [f"  %status.p = getelementptr i64, ptr %frame, i64 {FRAME_STATUS}", "  %status = load i64, ptr %status.p", "  ret i64 %status", "}"]
-        return [head, "entry:", *self.top, *self.lines, *tail]
+        before, after = self.control()
+        return [head, "entry:", *before, *self.top, *self.lines, *after, *tail]
+
+    def declarations(self) -> list[str]:
+        return ["declare void @llvm.x86.sse.stmxcsr(ptr)", "declare void @llvm.x86.sse.ldmxcsr(ptr)"] if self.flush else []
+
+    def control(self) -> tuple[list[str], list[str]]:
+        """What sets the control register of floating point, and what sets it back."""
+        if not self.flush:
+            return [], []
+        change = ["  %control = load i32, ptr %control.p", f"  %flushing = or i32 %control, {FLUSH}", "  store i32 %flushing, ptr %flushing.p"]
+        before = ["  %control.p = alloca i32", "  %flushing.p = alloca i32", "  call void @llvm.x86.sse.stmxcsr(ptr %control.p)", *change]
+        return [*before, "  call void @llvm.x86.sse.ldmxcsr(ptr %flushing.p)"], ["  call void @llvm.x86.sse.ldmxcsr(ptr %control.p)"]
 
     def slot(self, k: int, what: str) -> str:
         """A pointer kept in the frame, loaded once."""

@@ -122,6 +122,7 @@ def draw(rng: np.random.Generator, graph: Graph, v: Value, env: Mapping[Expr, Ex
 INDICES = {
     "gather": (1, True), "gather_elements": (1, True), "gather_nd": (1, True), "scatter_elements": (1, True), "scatter_nd": (1, True),
     "one_hot": (0, True), "reverse_sequence": (1, False), "dynamic_slice": (1, False),
+    "roi_rows": (1, True), "roi_align_max": (2, True), "roi_max": (2, True),
 }  # fmt: skip
 
 

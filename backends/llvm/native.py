@@ -79,6 +79,7 @@ class Native:
         compiled: kernels that were not in the cache.
         texts: symbol -> LLVM text, of what was compiled here.
         program: what it was made of; None where it was loaded.
+        flush: are denormals zero while it runs?
     """
 
     loaded: Loaded
@@ -94,6 +95,7 @@ class Native:
     compiled: int = 0
     texts: Mapping[str, str] = field(default_factory=dict)
     program: Program | None = None
+    flush: bool = False
 
     @property
     def parallel(self) -> bool:

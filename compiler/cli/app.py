@@ -63,7 +63,7 @@ Dims = Annotated[
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads of a call. Default: all CPUs that the process may use.", show_default=False)]
 Verified = Annotated[Verify, typer.Option(help="What to compare with float64: each new kernel, the whole model too, or nothing.")]
 OptLevel = Annotated[int, typer.Option("--opt-level", "-O", help="0: nothing, 1: no fusion and no layouts, 3: everything.")]
-NumericsOption = Annotated[Numerics, typer.Option(help="strict: bit-identical, no reassociation; fast: approximate functions.")]
+NumericsOption = Annotated[Numerics, typer.Option(help="strict: bit-identical, no reassociation; fast: denormals are zero.")]
 PrecisionOption = Annotated[Precision, typer.Option(help="How floats are stored: as the model says, or all in one type.")]
 Cache = Annotated[str, typer.Option(metavar="auto|PATH|off", help="Where compiled kernels are kept.")]
 Inputs = Annotated[
@@ -138,6 +138,34 @@ def run(
 
     shared = (tuple(dims or ()), threads, verify.value, opt_level, numerics.value, cache, tuple(inputs or ()))
     run_command(Job(model, target, *shared, precision.option), output, repeat, seed, as_json)
+
+
+@app.command("verify", epilog="Example:  dnnc verify model.onnx --dims batch=1 --bisect")
+@guarded
+def verify_(
+    model: Model,
+    find: Annotated[bool, typer.Option("--bisect", help="Where something is off, find the first pass or kernel that does it.")] = False,
+    inputs: Inputs = None,
+    dims: Dims = None,
+    seed: Annotated[int, typer.Option(help="Of random inputs.")] = 0,
+    target: Target = "llvm",
+    threads: Threads = None,
+    opt_level: OptLevel = 3,
+    numerics: NumericsOption = Numerics.standard,
+    precision: PrecisionOption = Precision.model,
+    cache: Cache = "auto",
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compare what a model computes with the float64 interpreter, output by output. Exit code 1 where one is off by more than rounding.
+
+    With --bisect the pass or kernel that breaks it is named, and a small graph printed that shows it.
+    """
+    from dnnc.cli.models import Job
+    from dnnc.cli.verify import verify_command
+
+    shared = (tuple(dims or ()), threads, "kernels", opt_level, numerics.value, cache, tuple(inputs or ()))
+    verify_command(Job(model, target, *shared, precision.option), find, seed, as_json)
 
 
 @app.command("bench", epilog="Example:  dnnc bench model.onnx --dims batch=1 --peers onnxruntime,openvino")

@@ -18,9 +18,10 @@ from dnnc.ir.graph_text import parse
 from dnnc.ir.shapes import as_env, bind_variables, resolve
 from dnnc.late import LateExecutable
 from dnnc.reference import ReferenceExecutable
+from dnnc.staged import StagedExecutable
 
 Array = np.ndarray[Any, Any]
-Compiled = Executable | ReferenceExecutable | LateExecutable
+Compiled = Executable | ReferenceExecutable | LateExecutable | StagedExecutable
 FILLS = ("random", "zeros", "ones")
 INTEGERS = 2  # random integers are below this: a valid index of nearly every axis, and a mask
 

@@ -17,6 +17,7 @@ from dnnc.cli.models import Job, open_model, open_with_arrays, prepare
 from dnnc.executable import Executable
 from dnnc.late import LateExecutable
 from dnnc.report.tables import Table, report_tables, show_bytes, show_seconds
+from dnnc.staged import StagedExecutable
 
 FIRST = 4  # values of an output that are shown
 
@@ -27,7 +28,7 @@ def compile_command(job: Job, as_json: bool, output: str = "", small: bool = Fal
         raise typer.BadParameter("it says how to save, so give a file to save to as well: -o model.dnnc", param_hint="--small")
     with Bar() as bar:
         f = open_model(job, bar)
-        if isinstance(f, Executable) and (job.inputs or not f.natives):
+        if (isinstance(f, Executable) and (job.inputs or not f.natives)) or (isinstance(f, StagedExecutable) and not f.plans):
             prepare(f, job)
         elif isinstance(f, LateExecutable):
             f(*make_arrays(f, job.inputs, {}, 0))

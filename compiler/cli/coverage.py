@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dnnc.frontends.onnx import schemas
+from dnnc.frontends.onnx.image_decode import IMAGE_DECODE
 from dnnc.frontends.onnx.known import RULES
 from dnnc.frontends.onnx.reader import LATEST
+from dnnc.frontends.onnx.strings import STRINGS
 from dnnc.frontends.onnx.tables import CONVERTERS
+
+ON_HOST = frozenset((*STRINGS, *IMAGE_DECODE))  # all others are native, but for their forms on strings and for cutting a result to its size
 
 
 def coverage() -> dict[str, str]:
@@ -15,7 +19,7 @@ def coverage() -> dict[str, str]:
 
 def _how(name: str) -> str:
     if ("", name) in CONVERTERS:
-        return "a converter"
+        return "a converter; runs on the host" if name in ON_HOST else "a converter"
     schema = schemas.find("", name, LATEST[""])
     if schema is not None and (schema.has_function or schema.has_context_dependent_function):
         return "its function body"

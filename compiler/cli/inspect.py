@@ -20,9 +20,13 @@ from dnnc.ir.operator.text import show_kernel
 from dnnc.ir.shapes import specialise
 from dnnc.late import LateExecutable
 from dnnc.options import CompileOptions
+from dnnc.passes.base import PassContext
+from dnnc.passes.graph.segments import HostStep, needs_host, split
+from dnnc.passes.graph.segments import prepare as prepare_split
 from dnnc.passes.lower import lower
 from dnnc.passes.program import Program, Step
 from dnnc.report.sources import STAGES, Sources, sources_of
+from dnnc.staged import StagedExecutable
 
 
 @dataclass(frozen=True)
@@ -47,11 +51,28 @@ def inspect_command(model: str, view: View, options: CompileOptions, as_json: bo
         _show_graph(graph.text(view.locs), as_json)
         return
     cpu = parse_target(str(options.target), options.threads)
+    if needs_host(graph):
+        _show_steps(graph, view, cpu, options, as_json)
+        return
     program = lowered(graph, cpu, options)
     if view.stage == "graph":
         _show_graph(program.graph.text(view.locs), as_json)
         return
     show_sources(program_sources(program, cpu, view.naive), view, as_json)
+
+
+def _show_steps(graph: Graph, view: View, cpu: CpuTarget, options: CompileOptions, as_json: bool) -> None:
+    """A model with host nodes: its segments' texts in order, and in the graph the nodes between them."""
+    prepare_split(graph, PassContext(numerics=options.numerics, lanes=cpu.lanes, precision=options.precision))
+    texts = []
+    for k, step in enumerate(split(graph)):
+        if isinstance(step, HostStep):
+            texts += [f"# step {k}: on the host\n{step.node!r}\n"] if view.stage == "graph" else []
+            continue
+        program = lowered(step.graph, cpu, options)
+        shown = program.graph.text(view.locs) if view.stage == "graph" else program_sources(program, cpu, view.naive).text(view.stage, view.kernel)
+        texts.append(f"# step {k}: native\n{shown}")
+    _show_text("\n".join(texts), view.stage, as_json)
 
 
 def inspect_saved(model: str, view: View, options: CompileOptions, as_json: bool) -> None:
@@ -63,6 +84,10 @@ def inspect_saved(model: str, view: View, options: CompileOptions, as_json: bool
         raise InputError(f"{model} holds scheduled kernels only; give the model that it was compiled from, or --naive with --stage graph")
     if view.stage == "graph" and view.naive and not isinstance(f, LateExecutable):
         _show_graph(f.graph.text(view.locs), as_json)
+        return
+    if isinstance(f, StagedExecutable):
+        f.prepare([a.shape for a in make_arrays(f, ("zeros",), dict(options.dims), 0)])
+        _show_text(f.source(view.stage, view.kernel), view.stage, as_json)
         return
     if not isinstance(f, Executable):
         raise InputError(f"{model} holds no compiled program; run it, or inspect the model that it was compiled from")
@@ -82,10 +107,14 @@ def show_sources(sources: Sources, view: View, as_json: bool) -> None:
 
 
 def _show_graph(text: str, as_json: bool) -> None:
+    _show_text(text, "graph", as_json)
+
+
+def _show_text(text: str, stage: str, as_json: bool) -> None:
     if as_json:
-        show_json({"stage": "graph", "text": text})
+        show_json({"stage": stage, "text": text})
     else:
-        show_code(text, "graph")
+        show_code(text, stage)
 
 
 def read_graph(model: str, dims: dict[str, Any]) -> Graph:
@@ -107,8 +136,8 @@ def lowered(graph: Graph, cpu: CpuTarget, options: CompileOptions) -> Program:
 
 def program_sources(program: Program, cpu: CpuTarget, naive: bool = False) -> Sources:
     """The texts of a program that nobody has compiled to machine code."""
-    symbols = {s.text: symbol_of(s.text, cpu) for s in program.steps}
-    texts = {symbols[s.text]: naive_text(program, s) for s in program.steps} if naive else None
+    symbols = {s.text: symbol_of(s.text, cpu) for s in program.kernels}
+    texts = {symbols[s.text]: naive_text(program, s) for s in program.kernels} if naive else None
     return Sources(describe(program, symbols), lambda: calls(program, symbols, lay_out_constants(program)[1]), program.graph.text, cpu, texts)
 
 

@@ -13,7 +13,9 @@ from dnnc.cli.errors import say
 from dnnc.driver import compile
 from dnnc.executable import Executable
 from dnnc.ir.errors import ArtifactWarning, InputError
+from dnnc.ir.expr import Expr, free
 from dnnc.loading import load
+from dnnc.staged import StagedExecutable
 
 Progress = Callable[[str, int, int], None]
 
@@ -76,15 +78,16 @@ def open_with_arrays(job: Job, progress: Progress | None, seed: int = 0) -> tupl
     """The model, compiled for the sizes of the arrays that `--input` and `--dims` tell, and these arrays in the order of its inputs."""
     f = open_model(job, progress)
     arrays = make_arrays(f, job.inputs, parse_dims(job.dims), seed)
-    if isinstance(f, Executable):
+    if isinstance(f, (Executable, StagedExecutable)):
         f.prepare([a.shape for a in arrays])
     return f, arrays
 
 
-def prepare(f: Executable, job: Job) -> None:
+def prepare(f: Executable | StagedExecutable, job: Job) -> None:
     """Compile for the sizes that `--dims` and `--input` tell. InputError names the dims that they leave open."""
     dims = parse_dims(job.dims)
-    if not job.inputs and not set(f.graph.dims) <= set(dims):
+    asked = list(dict.fromkeys(x.name for v in f.graph.inputs for d in v.type.shape if isinstance(d, Expr) for x in free(d)))
+    if not job.inputs and not set(asked) <= set(dims):
         given = f" (given: {', '.join(dims)})" if dims else ""
-        raise InputError(open_dims(f"the model has symbolic dims{given}", [n for n in f.graph.dims if n not in dims]))
+        raise InputError(open_dims(f"the model has symbolic dims{given}", [n for n in asked if n not in dims]))
     f.prepare([a.shape for a in make_arrays(f, job.inputs or ("zeros",), dims, 0)])

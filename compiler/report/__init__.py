@@ -77,7 +77,8 @@ class ProgramReport:
 class Report:
     """What is known of a compiled model. `programs` holds the last specialisations, oldest first; empty until a symbolic model is called.
 
-    `notes` tell where it comes from when that is not a plain compilation: a file, or why a file was compiled again.
+    `notes` tell where it comes from when that is not a plain compilation: a file, or why a file was compiled again. `host` are nodes that run
+    on the host between programs, which are then segments of the model.
     """
 
     name: str
@@ -88,11 +89,12 @@ class Report:
     import_seconds: float
     programs: tuple[ProgramReport, ...]
     notes: tuple[str, ...] = ()
+    host: tuple[str, ...] = ()
 
     @property
     def fallbacks(self) -> list[str]:
         """Nodes that run on the host, of all programs; empty for a model that is native throughout."""
-        return list(dict.fromkeys(f for p in self.programs for f in p.fallbacks))
+        return list(dict.fromkeys([*self.host, *(f for p in self.programs for f in p.fallbacks)]))
 
     @property
     def seconds(self) -> float:

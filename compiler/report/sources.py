@@ -30,6 +30,7 @@ class Sources:
         graph_text: the graph after the passes; with True, with node names as comments.
         target: the CPU.
         naive: symbol -> operator IR before the schedule, where that is to be shown.
+        flush: see Native.
     """
 
     kernels: tuple[NativeKernel, ...]
@@ -37,6 +38,7 @@ class Sources:
     graph_text: Callable[[bool], str]
     target: CpuTarget
     naive: Mapping[str, str] | None = None
+    flush: bool = False
 
     def find(self, wanted: str | None) -> list[tuple[int, NativeKernel]]:
         """The kernels that a number, a kernel's name, a node's name or the beginning of a symbol means; all for None.
@@ -80,10 +82,9 @@ class Sources:
             return self.graph_text(locs)
         texts = [self._header(n, k, stage) + self.kernel_text(k, stage) for n, k in self.find(kernel)]
         if kernel is None and stage in ("llvm", "asm"):
-            texts.append(
-                f"{COMMENT[stage]} the entry function\n"
-                + self._lowered(entry_text(list(self.calls()), functions=[k.text for k in self.kernels if k.control]), stage)
-            )
+            control = [k.text for k in self.kernels if k.control]
+            entry = entry_text(list(self.calls()), functions=control, flush=self.flush)
+            texts.append(f"{COMMENT[stage]} the entry function\n" + self._lowered(entry, stage))
         return "\n".join(texts)
 
     def _lowered(self, text: str, stage: str) -> str:
@@ -98,4 +99,4 @@ class Sources:
 
 def sources_of(native: Native, target: CpuTarget) -> Sources:
     """The texts of a program that can be called."""
-    return Sources(native.kernels, lambda: native.calls, native.graph_text, target)
+    return Sources(native.kernels, lambda: native.calls, native.graph_text, target, flush=native.flush)

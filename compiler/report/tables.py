@@ -97,10 +97,11 @@ def report_tables(r: Report) -> list[Table]:
     if r.target == "reference":
         return tables
     if not r.programs:
-        return [*tables, Table("not compiled yet: the first call compiles for the shapes that it brings", (), ())]
+        later = Table("not compiled yet: the first call compiles for the shapes that it brings", (), ())
+        return [*tables, _fallbacks(r.host) if r.host else later]
     if len(r.programs) > 1 or r.programs[-1].dims:
         tables.append(_programs(r))
-    return [*tables, *program_tables(r.programs[-1]), _seconds(r)]
+    return [*tables, *program_tables(r.programs[-1], r.host), _seconds(r)]
 
 
 def _programs(r: Report) -> Table:
@@ -117,9 +118,9 @@ def _programs(r: Report) -> Table:
     return Table("programs; the last one follows", ("dims", "serves", "compiled", "arena", "time"), rows, frozenset(("compiled", "arena", "time")))
 
 
-def program_tables(p: ProgramReport) -> list[Table]:
-    """Passes, kernels, memory and fallbacks of one program."""
-    return [_passes(p), *_notes(p), _kernels(p), _memory(p), _fallbacks(p)]
+def program_tables(p: ProgramReport, host: Sequence[str] = ()) -> list[Table]:
+    """Passes, kernels, memory and fallbacks of one program; `host` are nodes that run beside it."""
+    return [_passes(p), *_notes(p), _kernels(p), _memory(p), _fallbacks((*host, *p.fallbacks))]
 
 
 def _passes(p: ProgramReport) -> Table:
@@ -155,9 +156,9 @@ def _memory(p: ProgramReport) -> Table:
     return Table("memory", ("", ""), tuple(rows))
 
 
-def _fallbacks(p: ProgramReport) -> Table:
-    counts = [(node, len(list(same))) for node, same in groupby(sorted(p.fallbacks))]
-    title = f"on the host: {len(p.fallbacks)} nodes" if counts else "on the host: nothing"
+def _fallbacks(host: Sequence[str]) -> Table:
+    counts = [(node, len(list(same))) for node, same in groupby(sorted(host))]
+    title = f"on the host: {len(host)} nodes" if counts else "on the host: nothing"
     return Table(title, (), tuple((f"{node} x{n}" if n > 1 else node,) for node, n in counts))
 
 

@@ -35,7 +35,7 @@ MAX_ANY = 24
 MAX_NUMBER = {"f16": 500.0, "bf16": 1e4}  # of a float result, 1e5 where nothing is said
 MOVES = 2  # trials with moved operands
 MOVE = 8.0  # how far, in rounding errors
-NO_CODE = {n for n, d in OPS.items() if d.host is not None or "control" in d.traits}
+NO_CODE = {n for n, d in OPS.items() if d.host is not None or not d.traits.isdisjoint(("host", "control"))}
 
 
 @dataclass(eq=False)

@@ -1,19 +1,33 @@
 """All ops of the graph IR by name: the one list of families. An op's record stands whole in its family's file."""
 
 from dnnc.ir.op import OpDef
+from dnnc.ir.ops.bits import BITS_OPS
 from dnnc.ir.ops.cast import CAST_OPS
 from dnnc.ir.ops.control import CONTROL_OPS
 from dnnc.ir.ops.conv import CONV_OPS
 from dnnc.ir.ops.create import CREATE_OPS
+from dnnc.ir.ops.deform import DEFORM_OPS
+from dnnc.ir.ops.dynamic import DYNAMIC_OPS
 from dnnc.ir.ops.elementwise import ELEMENTWISE_OPS
+from dnnc.ir.ops.fft import FFT_OPS
+from dnnc.ir.ops.host import HOST_OPS
+from dnnc.ir.ops.image import IMAGE_OPS
 from dnnc.ir.ops.index import INDEX_OPS
+from dnnc.ir.ops.inverse import INVERSE_OPS
+from dnnc.ir.ops.linalg import LINALG_OPS
 from dnnc.ir.ops.matmul import MATMUL_OPS
 from dnnc.ir.ops.movement import MOVEMENT_OPS
 from dnnc.ir.ops.normalize import NORMALIZE_OPS
 from dnnc.ir.ops.pool import POOL_OPS
 from dnnc.ir.ops.quantize import QUANTIZE_OPS
+from dnnc.ir.ops.random import RANDOM_OPS
 from dnnc.ir.ops.reduce import REDUCE_OPS
 from dnnc.ir.ops.resize import RESIZE_OPS
+from dnnc.ir.ops.roi import ROI_OPS
+from dnnc.ir.ops.sort import SORT_OPS
+from dnnc.ir.ops.strings import STRING_OPS
+from dnnc.ir.ops.suppress import SUPPRESS_OPS
+from dnnc.ir.ops.trees import TREE_OPS
 
 FAMILIES: dict[str, tuple[OpDef, ...]] = {
     "elementwise": ELEMENTWISE_OPS,
@@ -29,6 +43,20 @@ FAMILIES: dict[str, tuple[OpDef, ...]] = {
     "resize": RESIZE_OPS,
     "quantize": QUANTIZE_OPS,
     "control": CONTROL_OPS,
+    "random": RANDOM_OPS,
+    "inverse": INVERSE_OPS,
+    "trees": TREE_OPS,
+    "sort": SORT_OPS,
+    "fft": FFT_OPS,
+    "roi": ROI_OPS,
+    "linalg": LINALG_OPS,
+    "deform": DEFORM_OPS,
+    "bits": BITS_OPS,
+    "strings": STRING_OPS,
+    "dynamic": DYNAMIC_OPS,
+    "suppress": SUPPRESS_OPS,
+    "host": HOST_OPS,
+    "image": IMAGE_OPS,
 }
 
 OPS: dict[str, OpDef] = {op.name: op for family in FAMILIES.values() for op in family}

@@ -26,6 +26,7 @@ REDUCTION = frozenset(("pure", "reduction"))
 CONTRACTION = frozenset(("pure", "contraction"))
 
 CHUNK = 1 << 21  # elements that a sampled reference gathers at once
+WORDS = ("", "7", "-1.5", "Ab", "b c", "\u00e9t\u00e9 1")  # of which drawn strings are
 _TYPE = re.compile(r"(\w+)\[([\d, ]*)\]$")
 
 
@@ -41,7 +42,7 @@ def sample(*inputs: str, domain: tuple[float, float] = (-2.0, 2.0), **attrs: Any
 
 
 def draw(s: Sample, seed: int) -> list[Array]:
-    """Inputs for a sample: floats uniform in its domain, integers uniform in the integers of the domain, both ends included."""
+    """Inputs for a sample: floats uniform in its domain, integers uniform in the integers of the domain, both ends included, strings of WORDS."""
     rng = np.random.default_rng(seed)
     lo, hi = s.domain
     out = []
@@ -50,6 +51,8 @@ def draw(s: Sample, seed: int) -> list[Array]:
         a: Array
         if t.dtype.kind == "b":
             a = rng.integers(0, 2, shape)
+        elif t.dtype.kind == "s":
+            a = rng.choice(np.array(WORDS, object), shape)
         elif t.dtype.is_int:
             low, high = t.dtype.range
             a = rng.integers(max(low, int(np.ceil(lo))), min(high, int(np.floor(hi))), shape, endpoint=True)

@@ -272,8 +272,9 @@ def _clip_type(x: TensorType, *, low: float | None = None, high: float | None = 
 
 
 def _clip(x: Expr, *, low: float | None, high: float | None) -> Expr:
-    # the bound stands first in fmin and fmax, so NaN stays NaN
-    least, most = (intrinsic("fmax"), intrinsic("fmin")) if x.dtype.is_float else (maximum, minimum)
+    # the bound stands first in fmin and fmax, so NaN stays NaN; they would pass over a bound that is NaN itself
+    plain = x.dtype.is_float and low == low and high == high
+    least, most = (intrinsic("fmax"), intrinsic("fmin")) if plain else (maximum, minimum)
     x = x if low is None else least(const(low if x.dtype.is_float else int(low), x.dtype), x)
     return x if high is None else most(const(high if x.dtype.is_float else int(high), x.dtype), x)
 

@@ -17,7 +17,7 @@ from dnnc.ir.dtype import boolean, i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select
 from dnnc.ir.op import OpDef, require
 from dnnc.ir.operator.stmt import call
-from dnnc.ir.ops.common import MOVEMENT, PURE, Array, both, dim, guarded, require_kind, same_dim, same_dtype, sample, wrapped
+from dnnc.ir.ops.common import MOVEMENT, PURE, Array, both, dim, guarded, require_kind, same_dim, same_dtype, sample
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
@@ -184,7 +184,7 @@ def _scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, *, axis: int,
         )
 
     def hit(*v: Expr) -> Expr:
-        same = wrapped(indices[at(v)], x.dims[a]).eq(v[a])
+        same = guarded(indices[at(v)], x.dims[a]).eq(v[a])
         return both(same, *(v[k] < m for k, (n, m) in enumerate(zip(x.dims, indices.dims)) if k != a and not same_dim(n, m)))
 
     return _scattered(x, [indices.dims[a]], reduction, lambda *v: updates[at(v)], hit, lambda *v: v[-1])
@@ -229,7 +229,7 @@ def _scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str) 
         return updates[(*v[rank:], *v[width:rank])]
 
     def hit(*v: Expr) -> Expr:
-        return both(const(True, boolean), *(wrapped(indices[(*v[rank:], k)], x.dims[k]).eq(v[k]) for k in range(width)))
+        return both(const(True, boolean), *(guarded(indices[(*v[rank:], k)], x.dims[k]).eq(v[k]) for k in range(width)))
 
     def place(*v: Expr) -> Expr:
         flat: Expr = const(0)

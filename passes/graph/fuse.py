@@ -98,7 +98,8 @@ class _Fuser:
 
     def target(self, n: Node) -> int | None:
         """The group that a node joins, or None for one of its own."""
-        if len(n.outputs) != 1 or n.output in self.outputs or not is_kernel(kind_of(n)) or not n.output.uses:
+        alone = not is_kernel(kind_of(n)) or "sequential" in n.op.traits
+        if len(n.outputs) != 1 or n.output in self.outputs or alone or not n.output.uses:
             return None
         users = [u for u, _ in n.output.uses]
         groups = {self.group_of[u] for u in users}

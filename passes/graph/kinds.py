@@ -14,7 +14,7 @@ def kind_of(n: Node) -> str:
     for trait in ("control", "contraction", "reduction"):
         if trait in n.op.traits:
             return trait
-    return "reduction" if n.op.name in LOOPS else "map"
+    return "reduction" if n.op.name in LOOPS or "loops" in n.op.traits else "map"
 
 
 def is_kernel(kind: str) -> bool:

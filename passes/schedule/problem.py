@@ -15,7 +15,8 @@ Knobs = tuple[tuple[str, int | str], ...]
 
 @dataclass(frozen=True)
 class Problem:
-    """`kind`: contraction (one matmul or convolution, the `anchor`, with its epilogue), reduce (any other reductions), map (the rest)."""
+    """`kind`: contraction (one matmul or convolution, the `anchor`, with its epilogue), sequence (elements of a row depend on those before
+    them), reduce (any other reductions), map (the rest)."""
 
     lowered: Lowered
     kind: str
@@ -61,4 +62,5 @@ def classify(nodes: Sequence[Node], lowered: Lowered) -> Problem:
     if len(lowered.reductions) != 1:
         anchor = None
     kind = "contraction" if anchor is not None else "reduce" if lowered.reductions else "map"
+    kind = "sequence" if any("sequential" in n.op.traits for n in nodes) else kind
     return Problem(lowered, kind, flops, anchor, lowered.inplace)

@@ -516,7 +516,7 @@ PROGRAM = ("programs", 0)
     ("change", "message"),
     [
         (lambda m: m.pop("kind"), "the whole: expected an object with constants, cpu, .*, got an object with"),
-        (setter("kind", "tree"), "a model of kind 'tree', expected programs, reference, late; update dnnc"),
+        (setter("kind", "tree"), "a model of kind 'tree', expected programs, staged, reference, late; update dnnc"),
         (setter("inputs", {}), "inputs: expected a list, got an object"),
         (setter("inputs", ["x", 3]), r"inputs\[1\]: expected text, got 3"),
         (setter("inputs", []), "the signature is not what it should be"),

@@ -5,13 +5,18 @@ from __future__ import annotations
 from types import ModuleType
 
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.templates import contraction, maps, reduce
+from dnnc.backends.llvm.templates import contraction, maps, reduce, sequence
 from dnnc.ir.operator.stmt import Kernel
 from dnnc.passes.schedule.problem import Knobs, Problem, Template
 
 
 def templates(target: CpuTarget) -> list[Template]:
-    return [_template("contraction", contraction, target), _template("reduce", reduce, target), _template("map", maps, target)]
+    return [
+        _template("contraction", contraction, target),
+        _template("reduce", reduce, target),
+        _template("sequence", sequence, target),
+        _template("map", maps, target),
+    ]
 
 
 def _template(name: str, module: ModuleType, target: CpuTarget) -> Template:

@@ -22,7 +22,7 @@ from dnnc.passes.schedule.state import Schedule, loops
 
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
-    if problem.kind == "map":
+    if problem.kind in ("map", "sequence"):
         return []
     return [(("lanes", lanes_for(problem, target)), ("chains", 4))]
 

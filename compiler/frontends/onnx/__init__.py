@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dnnc.frontends.onnx.call import NeedsValues
-from dnnc.frontends.onnx.facts import Facts, Refined, given_facts
+from dnnc.frontends.onnx.facts import Refined, given_facts
 from dnnc.frontends.onnx.importer import MALFORMED, Importer
 from dnnc.frontends.onnx.reader import Model, initial_arrays, load
-from dnnc.ir.errors import ModelError, ShapeError
+from dnnc.ir.errors import DnncError, ModelError, ShapeError, UnsupportedError
+from dnnc.ir.form import Form
 from dnnc.ir.graph import Graph
 
 __all__ = ["Imported", "NeedsValues", "from_onnx", "read", "read_model"]
@@ -20,11 +21,15 @@ MAX_READINGS = 200  # each reading adds a fact about a symbol
 
 @dataclass(frozen=True)
 class Imported:
-    """A graph with the names that its inputs and outputs have in the model, which need not be identifiers."""
+    """A graph with the names that its inputs and outputs have in the model, which need not be identifiers.
+
+    `results` are the forms of the model's outputs: which of the graph's outputs, in order, are parts of a sequence or map.
+    """
 
     graph: Graph
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    results: tuple[Form, ...]
 
 
 def read(
@@ -59,24 +64,38 @@ def read_model(
     dims: Mapping[str, Any] | None = None,
     shapes: Mapping[str, Sequence[int | None]] | None = None,
     values: Mapping[str, Any] | None = None,
+    forms: Mapping[str, Form] | None = None,
 ) -> Imported:
-    """Like `read`, with the model's own names of inputs and outputs."""
+    """Like `read`, with the model's own names of inputs and outputs.
+
+    `forms` are the structures of inputs that are sequences, optionals or maps; `shapes` and `values` then name their tensors (`xs[0]`).
+    """
     parsed = load(model)
     try:
-        return _settled(parsed, given_facts(dims or {}), values or {}, shapes or {}, name)
+        facts, weights = given_facts(dims or {}), initial_arrays(parsed.graph, parsed.folder)
+        return _settled(parsed, lambda: Importer(parsed, weights, facts, values or {}, shapes or {}, name, forms))
     except MALFORMED as e:  # outside of any node: a name that is no text, a type that holds nothing
         raise ModelError(f"the graph {parsed.graph.name!r} is malformed: {type(e).__name__}: {e}") from e
 
 
-def _settled(parsed: Model, facts: Facts, values: Mapping[str, Any], shapes: Mapping[str, Sequence[int | None]], name: str | None) -> Imported:
+def _settled(parsed: Model, reading: Callable[[], Importer]) -> Imported:
     """The graph, read again as long as a reading finds a new fact about a symbol."""
-    weights = initial_arrays(parsed.graph, parsed.folder)
+    failed: DnncError | None = None
     for _ in range(MAX_READINGS):
-        importer = Importer(parsed, weights, facts, values, shapes, name)
+        importer = reading()
+        importer.by_contents = failed is not None
         try:
-            return Imported(importer.run(), tuple(importer.inputs), tuple(importer.outputs))
+            return Imported(importer.run(), tuple(importer.inputs), tuple(importer.outputs), tuple(importer.results))
         except Refined:
             continue
+        except NeedsValues as e:
+            if e.inputs or failed is not None or not importer.fresh:
+                raise e if e.inputs else failed or e from None
+            failed = e
+        except (ShapeError, UnsupportedError) as e:  # a size that only the data tells may be what does not fit: then contents must tell it
+            if failed is not None or not importer.fresh:
+                raise failed or e from None
+            failed = e
     raise ShapeError(f"the symbolic dims of {parsed.graph.name!r} do not settle after {MAX_READINGS} readings; fix some with dims={{...}}")
 
 

@@ -48,7 +48,8 @@ def number(d: Dim, what: str) -> int:
 class Item:
     """An ONNX value. Exactly one of `value`, `array`, `contents`, `items` was given; `value` is filled in when the graph needs it.
 
-    `contents` is an object array of ints and expressions. `origins` are the graph inputs on whose data it depends.
+    `contents` is an object array of ints and expressions. `origins` are the graph inputs on whose data it depends. With `keys` it is a map,
+    whose values are the elements of `value` [len(keys)], or a sequence of maps, one for each row of `value` [n, len(keys)].
     """
 
     type: TensorType
@@ -58,6 +59,7 @@ class Item:
     items: tuple[Item, ...] | None = None
     name: str = ""
     origins: frozenset[str] = field(default=frozenset())
+    keys: tuple[Any, ...] | None = None
 
     @property
     def shape(self) -> tuple[Dim, ...]:

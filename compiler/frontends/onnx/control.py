@@ -1,7 +1,6 @@
-"""Converters of control flow that can be decided while reading, and of sequences and optionals, which exist only while reading.
+"""Converters of control flow that can be decided while reading.
 
-`If` with a known condition is its branch. `Loop` and `Scan` with a known number of iterations are unrolled. A sequence is a tuple of
-items whose length is known; an absent optional is None.
+`If` with a known condition is its branch. `Loop` and `Scan` with a known number of iterations are unrolled.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ import numpy as np
 
 from dnnc.frontends.onnx.call import Call, Item, NeedsValues, contents_of, number, of_array, of_value
 from dnnc.frontends.onnx.region import NOT_A_REGION, loop_node, region, same_operands
-from dnnc.frontends.onnx.tensor import even_parts, split_parts
-from dnnc.ir.dtype import boolean, f32, i64
-from dnnc.ir.errors import ModelError, UnsupportedError
+from dnnc.frontends.onnx.tensor import split_parts
+from dnnc.ir.dtype import boolean, i64
+from dnnc.ir.errors import UnsupportedError
 from dnnc.ir.graph import Value
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.types import TensorType
@@ -24,11 +23,6 @@ from dnnc.ir.types import TensorType
 Converter = Callable[[Call], Any]
 MAX_UNROLLED = 4096  # nodes
 WORTH_A_LOOP = 48  # nodes; fewer are unrolled, for what is known while reading folds away then
-
-
-def sequence(items: Sequence[Item], origins: frozenset[str] = frozenset()) -> Item:
-    kind = items[0].type if items else TensorType(f32, ())
-    return Item(kind, items=tuple(items), origins=origins)
 
 
 def branch(c: Call) -> Any:
@@ -253,102 +247,8 @@ def _row(c: Call, x: Value, axis: int, k: int) -> Any:
     return c.b.squeeze(part, axes=(axis,))
 
 
-# --- sequences ----------------------------------------------------------------------------------------------------------------
-
-
-def _items(c: Call, i: int = 0) -> tuple[Item, ...]:
-    it = c.item(i)
-    if it.items is None:
-        raise ModelError(f"input {i} must be a sequence, it is {it.type}")
-    return it.items
-
-
-def _position(c: Call, i: int, length: int, default: int) -> int:
-    k = int(c.scalar(i, "the position")) if c.has(i) else default
-    at = k + length if k < 0 else k
-    if not 0 <= at < max(length, default + 1):
-        raise ModelError(f"position {k} is outside a sequence of {length}")
-    return at
-
-
-def sequence_construct(c: Call) -> Item:
-    return sequence([c.item(i) for i in range(len(c.items))])
-
-
-def sequence_empty(c: Call) -> Item:
-    return Item(TensorType(c.dtype("dtype", f32), ()), items=())
-
-
-def sequence_at(c: Call) -> Item:
-    items = _items(c)
-    return items[_position(c, 1, len(items), len(items) - 1)]
-
-
-def sequence_insert(c: Call) -> Item:
-    items = list(_items(c))
-    items.insert(_position(c, 2, len(items), len(items)), c.item(1))
-    return sequence(items)
-
-
-def sequence_erase(c: Call) -> Item:
-    items = list(_items(c))
-    del items[_position(c, 1, len(items), len(items) - 1)]
-    return sequence(items)
-
-
-def sequence_length(c: Call) -> Item:
-    return of_array(np.int64(len(_items(c))))
-
-
-def split_to_sequence(c: Call) -> Item:
-    """Parts of given sizes, of one size (the last may be smaller), or rows."""
-    x = c.x()
-    axis = normalize_axis(c.integer("axis", 0), x.type.rank)
-    n = number(x.type.shape[axis], "the dim that is split into a sequence")
-    if not c.has(1):
-        parts = split_parts(c, x, axis, [1] * n)
-        keep = c.flag("keepdims", True)
-        return sequence([of_value(p if keep else c.b.squeeze(p, axes=(axis,))) for p in parts])
-    sizes = list(c.ints_in(1, "split"))
-    if c.rank(1) == 0:
-        sizes = [min(sizes[0], n - k) for k in range(0, n, sizes[0])] if sizes[0] > 0 else even_parts(n, 0)  # type: ignore[assignment]
-    return sequence([of_value(p) for p in split_parts(c, x, axis, sizes)])
-
-
-def concat_from_sequence(c: Call) -> Value:
-    xs = [_value(c, i) for i in _items(c)]
-    axis = c.integer("axis")
-    if c.flag("new_axis"):
-        axis = normalize_axis(axis, xs[0].type.rank + 1)
-        xs = [c.b.unsqueeze(x, axes=(axis,)) for x in xs]
-    return xs[0] if len(xs) == 1 else c.b.concat(*xs, axis=axis)
-
-
-def optional(c: Call) -> Any:
-    return [c.items[0] if c.items else None]
-
-
-def optional_get(c: Call) -> Item:
-    return c.item(0)
-
-
-def optional_has(c: Call) -> Item:
-    return of_array(np.bool_(c.has(0)))
-
-
 CONTROL: dict[str, Converter] = {
     "If": branch,
     "Loop": loop,
     "Scan": scan,
-    "SequenceConstruct": sequence_construct,
-    "SequenceEmpty": sequence_empty,
-    "SequenceAt": sequence_at,
-    "SequenceInsert": sequence_insert,
-    "SequenceErase": sequence_erase,
-    "SequenceLength": sequence_length,
-    "SplitToSequence": split_to_sequence,
-    "ConcatFromSequence": concat_from_sequence,
-    "Optional": optional,
-    "OptionalGetElement": optional_get,
-    "OptionalHasElement": optional_has,
 }

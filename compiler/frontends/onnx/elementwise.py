@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dnnc.frontends.onnx import strings
 from dnnc.frontends.onnx.call import Call
 from dnnc.ir.dtype import boolean, f32, f64, i32
 from dnnc.ir.errors import UnsupportedError
@@ -157,9 +158,9 @@ def _named(name: str) -> Any:
 def _cast(c: Call, to: Any) -> Value:
     x = c.x()
     if "s" in (x.type.dtype.kind, to.kind) and x.type.dtype is not to:
-        raise UnsupportedError(f"a cast from {x.type.dtype} to {to}: strings cannot be converted")
-    if c.text("round_mode", "up") != "up":
-        raise UnsupportedError(f"round_mode {c.text('round_mode')!r} of a cast to {to}")
+        return strings.cast(c, x, to)
+    if to.name == "f8e8m0" and x.type.dtype is not to:
+        return c.b.to_power(c.cast(x, f32), rounding=c.text("round_mode", "up"), saturate=c.flag("saturate", True))  # type: ignore[no-any-return]
     if to.is_int and to.bits < 8 and x.type.dtype.is_float:
         x = c.b.cast(x, to=i32)  # ONNX takes the low bits of the whole number; ours would saturate
     return x if x.type.dtype is to else c.b.cast(x, to=to, saturate=c.flag("saturate", True))
@@ -167,6 +168,10 @@ def _cast(c: Call, to: Any) -> Value:
 
 def cast_like(c: Call) -> Value:
     return _cast(c, c.type_of(1).dtype)
+
+
+def equal(c: Call) -> Value:
+    return c.b.string_equal(c.x(0), c.x(1)) if c.type_of(0).dtype.kind == "s" else binary("equal")(c)  # type: ignore[no-any-return]
 
 
 def where(c: Call) -> Any:
@@ -182,7 +187,7 @@ ELEMENTWISE: dict[str, Converter] = {
         "Softsign": "softsign", "Mish": "mish", "HardSwish": "hard_swish",
     }.items()},
     **{name: binary(op) for name, op in {
-        "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Equal": "equal", "Less": "less", "LessOrEqual": "less_equal",
+        "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Less": "less", "LessOrEqual": "less_equal",
         "Greater": "greater", "GreaterOrEqual": "greater_equal", "And": "logical_and", "Or": "logical_or", "Xor": "logical_xor",
         "BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor",
     }.items()},
@@ -192,5 +197,5 @@ ELEMENTWISE: dict[str, Converter] = {
     "Selu": with_numbers("selu", alpha=1.67326319217681884765625, gamma=1.05070102214813232421875),
     "HardSigmoid": with_numbers("hard_sigmoid", alpha=0.2, beta=0.5), "Swish": with_numbers("swish", alpha=1.0),
     "ThresholdedRelu": with_numbers("thresholded_relu", alpha=1.0),
-    "Cast": cast, "CastLike": cast_like, "Where": where,
+    "Equal": equal, "Cast": cast, "CastLike": cast_like, "Where": where,
 }  # fmt: skip

@@ -17,15 +17,18 @@ import onnx
 from dnnc.frontends.onnx import schemas
 from dnnc.frontends.onnx.call import Call, Item, NeedsValues, attribute_value, contents_of, materialize, number, of_array, of_value, scratch
 from dnnc.frontends.onnx.control import CONTROL
-from dnnc.frontends.onnx.declared import symbol_of
+from dnnc.frontends.onnx.declared import kind_of, symbol_of
 from dnnc.frontends.onnx.facts import Facts, Refined, must_match, of_factors
+from dnnc.frontends.onnx.indices import check_indices
 from dnnc.frontends.onnx.known import RULES
 from dnnc.frontends.onnx.reader import LATEST, Model, function_opsets, initial_arrays, standard
-from dnnc.frontends.onnx.tables import CONVERTERS
-from dnnc.frontends.onnx.tensors import Array, dtype_of
+from dnnc.frontends.onnx.sequence import SEQUENCE, structured_input, structured_output
+from dnnc.frontends.onnx.tables import CONVERTERS, WITHOUT_SCHEMA
+from dnnc.frontends.onnx.tensors import Array
 from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import DnncError, Loc, ModelError, ShapeError, UnsupportedError
+from dnnc.ir.form import Form, Kind
 from dnnc.ir.graph import Graph, Node, Value, identifier
 from dnnc.ir.interp import run
 from dnnc.ir.op import Attrs, OpDef
@@ -34,7 +37,7 @@ from dnnc.ir.types import Dim, TensorType
 FOLD_INPUTS = 1 << 16  # elements: constant inputs up to this size are evaluated while reading
 FOLD_OUTPUTS = 1 << 16
 MAX_DEPTH = 64  # functions within functions
-EAGER = frozenset(("Constant", "Identity", *CONTROL))  # converters that cope with constants themselves
+EAGER = frozenset(("Constant", "Identity", *CONTROL, *SEQUENCE))  # converters that cope with constants themselves
 RANDOM = frozenset(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"))
 
 # What Python raises where a model breaks an expectation that nothing checks by itself.
@@ -90,6 +93,7 @@ class Importer:
         values: Mapping[str, Any],
         shapes: Mapping[str, Sequence[int | None]],
         name: str | None,
+        forms: Mapping[str, Form] | None = None,
     ) -> None:
         self.model, self.weights, self.facts, self.values, self.shapes = model, weights, facts, values, shapes
         self.graph = Graph(name or model.graph.name or "main")
@@ -97,7 +101,10 @@ class Importer:
         self.b.facts = facts
         self.inputs: list[str] = []
         self.outputs: list[str] = []
+        self.by_contents = False  # sizes that only the data tells are no fresh dims: the contents of inputs must tell them
+        self.forms, self.results = forms or {}, list[Form]()
         self.fold_all = bool(values)
+        self.fresh: dict[str, int] = {}  # dims that only the data tells, made so far, by the stem of their names
 
     def run(self) -> Graph:
         g = self.model.graph
@@ -119,26 +126,35 @@ class Importer:
         arrays = self.weights if g is self.model.graph else initial_arrays(g, self.model.folder)
         scope.items.update((name, of_array(a, name)) for name, a in arrays.items())
 
-    def graph_input(self, i: onnx.ValueInfoProto) -> Item:
-        what = f"input {i.name!r}"
-        kind = i.type.WhichOneof("value")
-        if kind != "tensor_type":
-            raise UnsupportedError(f"{what} is a {(kind or 'value without a type').replace('_type', '')}; only tensors can be inputs")
-        t = i.type.tensor_type
-        v = self.graph.add_input(i.name, TensorType(dtype_of(t.elem_type, what), self.input_shape(i)), (Loc(i.name),))
-        self.inputs.append(i.name)
-        if i.name in self.values:
-            a = np.asarray(self.values[i.name])
-            if from_numpy(a.dtype) is not v.type.dtype:
-                raise ModelError(f"{what}: the value given has dtype {a.dtype}, the model says {v.type.dtype}")
-            return of_array(a, i.name)
-        return of_value(v, frozenset((i.name,)))
+    def graph_input(self, i: onnx.ValueInfoProto) -> Entry:
+        kind = kind_of(i.type, f"input {i.name!r}")
+        if kind.kind == "tensor":
+            return self.tensor_input(i.name, kind, self.input_shape(i))
+        return structured_input(i.name, kind, self.forms.get(i.name), lambda name, k: self.tensor_input(name, k, self.shapes[name]))
 
-    def input_shape(self, i: onnx.ValueInfoProto) -> tuple[Dim, ...]:
+    def tensor_input(self, name: str, kind: Kind, shape: Sequence[Dim | None]) -> Item:
+        """An input of the graph: one of the model, or one of the tensors that such an input holds."""
+        assert kind.dtype is not None
+        if name in self.inputs:
+            raise ModelError(f"two inputs are called {name!r}")
+        v = self.graph.add_input(name, TensorType(kind.dtype, self.given_shape(name, shape)), (Loc(name),))
+        self.inputs.append(name)
+        if name in self.values:
+            a = np.asarray(self.values[name])
+            if from_numpy(a.dtype) is not v.type.dtype:
+                raise ModelError(f"input {name!r}: the value given has dtype {a.dtype}, the model says {v.type.dtype}")
+            return of_array(a, name)
+        return of_value(v, frozenset((name,)))
+
+    def given_shape(self, name: str, shape: Sequence[Dim | None]) -> tuple[Dim, ...]:
+        """A shape in which None is a symbol of its own."""
+        return tuple(self.facts.symbol(f"{identifier(name)}_d{k}") if n is None else n for k, n in enumerate(shape))
+
+    def input_shape(self, i: onnx.ValueInfoProto) -> tuple[Dim | None, ...]:
         t = i.type.tensor_type
         given = self.shapes.get(i.name, np.shape(self.values[i.name]) if i.name in self.values else None)
         if given is not None:
-            return tuple(self.facts.symbol(f"{identifier(i.name)}_d{k}") if n is None else int(n) for k, n in enumerate(given))
+            return tuple(None if n is None else int(n) for n in given)
         if not t.HasField("shape"):
             raise UnsupportedError(f"input {i.name!r} has no shape, so not even its rank is known; give one (shapes={{{i.name!r}: [...]}})")
         return tuple(self.dim(d, i.name, k) for k, d in enumerate(t.shape.dim))
@@ -150,10 +166,9 @@ class Importer:
 
     def graph_output(self, name: str, scope: Scope) -> None:
         item = self.lookup(name, scope, f"the output {name!r} of the graph")
-        if item is None:
-            raise ModelError(f"the output {name!r} of the graph is an absent optional value")
-        if item.items is not None:
-            raise UnsupportedError(f"the output {name!r} is a sequence; only tensors can be outputs")
+        self.results.append(structured_output(item, name, self.tensor_output))
+
+    def tensor_output(self, item: Item, name: str) -> None:
         self.b.locs = (Loc(name),)
         v = materialize(item, self.b)
         self.graph.outputs.append(v)
@@ -186,6 +201,8 @@ class Importer:
             raise
         except DnncError as e:
             raise _located(e, loc, domain) from e
+        except MemoryError as e:
+            raise ModelError(f"node {loc} makes a constant that is larger than the memory there is: {e}") from e
         except MALFORMED as e:
             raise ModelError(f"node {loc} is malformed or uses its operator in a way that dnnc does not know: {type(e).__name__}: {e}") from e
         for name, item in zip(n.output, results):
@@ -217,6 +234,7 @@ class Importer:
         if schema is not None:
             schemas.check(schema, attrs, len(n.input), [bool(i) for i in n.input])
         call = Call(self.b, n.op_type, domain, opset, items, attrs, list(n.output), (self, scope))
+        check_indices(call)
         return self.evaluate(call, n, schema, scope)
 
     def attributes(self, n: onnx.NodeProto, scope: Scope) -> dict[str, Any]:
@@ -239,7 +257,7 @@ class Importer:
                 found = rule(c)
                 if found is not None:
                     return list(found) if isinstance(found, tuple) else [found]
-        if converter is not None and schema is not None:
+        if converter is not None and (schema is not None or key in WITHOUT_SCHEMA):
             return self.folded(c, converter) or self.items_of(converter(c), c)
         if schema is None:
             raise self.unknown(c)

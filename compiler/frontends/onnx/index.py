@@ -10,6 +10,7 @@ import numpy as np
 
 from dnnc.frontends.onnx.call import KNOWN_LIMIT, Call, Item, of_array, of_contents, of_value
 from dnnc.frontends.onnx.reader import sparse
+from dnnc.frontends.onnx.sizes import computed_range, sizes
 from dnnc.ir.dtype import f32, from_numpy
 from dnnc.ir.errors import ModelError, UnsupportedError
 from dnnc.ir.expr import Expr, const, maximum, unwrap
@@ -45,7 +46,7 @@ def scatter_nd(c: Call) -> Any:
 
 def one_hot(c: Call) -> Any:
     """Inputs are indices, depth, and the values [off, on]; indices out of range give off everywhere."""
-    (depth,) = c.dims(1, "depth") if c.type_of(1).dtype.is_int else (int(c.scalar(1, "depth")),)
+    (depth,) = sizes(c, 1, "depth", True) if c.type_of(1).dtype.is_int else (int(c.scalar(1, "depth")),)
     return c.b.one_hot(c.x(0), c.x(2), depth=depth, axis=c.integer("axis", -1))
 
 
@@ -56,33 +57,6 @@ def trilu(c: Call) -> Any:
 
 def reverse_sequence(c: Call) -> Any:
     return c.b.reverse_sequence(c.x(0), c.x(1), batch_axis=c.integer("batch_axis", 1), time_axis=c.integer("time_axis", 0))
-
-
-# --- operators whose result's size depends on data: only of constants ----------------------------------------------------------
-
-
-def nonzero(c: Call) -> Item:
-    x = c.array(0, "the input (the size of the result depends on its data)")
-    return of_array(np.array(np.nonzero(np.atleast_1d(x)), np.int64).reshape(max(x.ndim, 0), -1))
-
-
-def compress(c: Call) -> Item:
-    x, keep = c.array(0, "the input (with its condition)"), c.array(1, "the condition (the size of the result depends on its data)")
-    axis = c.attrs.get("axis")
-    flat = x.reshape(-1) if axis is None else x
-    return of_array(np.compress(keep.astype(bool), flat, None if axis is None else axis))
-
-
-def unique(c: Call) -> tuple[Item, ...]:
-    x = c.array(0, "the input (the size of the result depends on its data)")
-    y, first, inverse, counts = np.unique(x, return_index=True, return_inverse=True, return_counts=True, axis=c.attrs.get("axis"))
-    inverse = np.asarray(inverse).reshape(-1)
-    if not c.flag("sorted", True):
-        order = np.argsort(first, kind="stable")
-        axis = c.attrs.get("axis")
-        y, first, counts = np.take(y, order, 0 if axis is None else axis), first[order], counts[order]
-        inverse = np.argsort(order, kind="stable")[inverse]
-    return (of_array(y), *(of_array(v.astype(np.int64)) for v in (first, inverse, counts)))
 
 
 # --- from nothing -------------------------------------------------------------------------------------------------------------
@@ -114,12 +88,15 @@ def filled(c: Call, shape: tuple[Dim, ...], value: Any, dtype: Any) -> Item:
 
 def constant_of_shape(c: Call) -> Item:
     v = c.tensor("value")
-    shape = c.dims(0, "the shape")
+    shape = sizes(c, 0, "the shape", True)
     if any(isinstance(d, int) and d < 0 for d in shape):
         raise ModelError(f"the shape {list(shape)} has a negative dim")
     if v is not None and v.size != 1:
         raise ModelError(f"attribute value must hold one element, it is of shape {list(v.shape)}")
     return filled(c, shape, 0.0 if v is None else v.reshape(-1)[0], f32 if v is None else from_numpy(v.dtype))
+
+
+MOST_CONSTANT = 1 << 30  # elements of a range that is made while reading
 
 
 def range_(c: Call) -> Item:
@@ -129,7 +106,11 @@ def range_(c: Call) -> Item:
         if delta == 0:
             raise ModelError("delta is 0")
         n = max(int(np.ceil((np.asarray(limit, np.float64) - start) / delta)), 0)
+        if n > MOST_CONSTANT:
+            raise ModelError(f"the range from {start} to {limit} by {delta} has {n} elements; a constant can have {MOST_CONSTANT}")
         return of_array((start + np.arange(n, dtype=start.dtype if start.dtype.kind == "f" else np.int64) * delta).astype(start.dtype))
+    if any(c.item(i).contents is None and not c.item(i).constant for i in range(3)) and not c.env[0].by_contents:
+        return of_value(computed_range(c))
     if not c.type_of(0).dtype.is_int:
         c.array(next(i for i in range(3) if not c.item(i).constant), "the bounds of a range of floats")
     (first,), (last,), (step,) = (c.dims(i, w) for i, w in enumerate(("start", "limit", "delta")))
@@ -167,9 +148,6 @@ INDEX: dict[str, Converter] = {
     "OneHot": one_hot,
     "Trilu": trilu,
     "ReverseSequence": reverse_sequence,
-    "NonZero": nonzero,
-    "Compress": compress,
-    "Unique": unique,
     "Constant": constant,
     "ConstantOfShape": constant_of_shape,
     "Range": range_,

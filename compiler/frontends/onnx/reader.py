@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from google.protobuf.message import DecodeError
 
 from dnnc.frontends.onnx.tensors import Array, decode
 from dnnc.ir.errors import ModelError
+
+MOST_NODES = 1 << 20
+MOST_DEPTH = 100  # of functions within functions that are counted: the importer refuses fewer
+MOST_BYTES = 1 << 31  # of a protobuf; larger models keep their weights in other files
 
 # The newest opset of each domain that the converters were written for.
 LATEST = {"": 28, "ai.onnx.ml": 5}
@@ -56,14 +61,16 @@ def read_proto(model: Any) -> onnx.ModelProto:
 
 
 def _content(path: Path) -> bytes:
-    if not path.exists():
-        raise ModelError(f"there is no file {path}")
-    if not path.is_file():
-        raise ModelError(f"{path} is not a file")
     try:
+        if not path.exists():
+            raise ModelError(f"there is no file {path}")
+        if not path.is_file():
+            raise ModelError(f"{path} is not a file")
+        if path.stat().st_size >= MOST_BYTES:
+            raise ModelError(f"{path} has {path.stat().st_size} bytes; a protobuf has less than {MOST_BYTES}, so this is no ONNX model")
         return path.read_bytes()
-    except OSError as e:
-        raise ModelError(f"{path} cannot be read: {e.strerror or e}") from e
+    except (OSError, ValueError) as e:  # a null byte in the name is a ValueError
+        raise ModelError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
 
 
 def _parse(data: bytes, what: str) -> onnx.ModelProto:
@@ -93,8 +100,27 @@ def _checked(m: onnx.ModelProto, folder: Path | None, what: str) -> Model:
         opsets = {"": 1}  # files older than IR version 3 declare no opset
     if not opsets:
         raise ModelError(f"{what} declares no opset (opset_import), so its operators have no meaning")
-    functions = {(f.domain, f.name, getattr(f, "overload", "")): f for f in m.functions}
+    functions = {(standard(f.domain), f.name, getattr(f, "overload", "")): f for f in m.functions}
+    if functions and inlined(m.graph.node, functions) > MOST_NODES:
+        raise ModelError(f"{what}: its functions call each other so often that the graph has more than {MOST_NODES} nodes when they are inlined")
     return Model(m.graph, opsets, functions, folder, m.ir_version)
+
+
+def inlined(nodes: Iterable[onnx.NodeProto], functions: Mapping[tuple[str, str, str], onnx.FunctionProto]) -> int:
+    """How many nodes there are with functions in place of their calls, subgraphs included; a recursive call counts as one."""
+    known: dict[tuple[str, str, str], int] = {}
+
+    def count(some: Iterable[onnx.NodeProto], depth: int) -> int:
+        total = 0
+        for n in some:
+            key = (standard(n.domain), n.op_type, getattr(n, "overload", ""))
+            if key in functions and key not in known:
+                known[key] = 1  # while it is counted: what it finds of itself is an error that the importer tells
+                known[key] = count(functions[key].node, depth + 1) if depth < MOST_DEPTH else 1
+            total += known.get(key, 1) + sum(count(g.node, depth) for a in n.attribute for g in (*([a.g] if a.HasField("g") else ()), *a.graphs))
+        return total
+
+    return count(nodes, 0)
 
 
 def _opsets(imports: Any, what: str) -> dict[str, int]:

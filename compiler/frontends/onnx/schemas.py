@@ -57,6 +57,13 @@ def check(schema: Any, attrs: Mapping[str, Any], count: int, present: Sequence[b
         raise ModelError(f"{schema.name} takes {schema.min_input} to {schema.max_input} inputs, {count} are given")
 
 
+def check_names(op: str, attrs: Mapping[str, Any], known: Sequence[str]) -> None:
+    """ModelError where a node of an operator without a schema has an attribute that is not `known`."""
+    for a in attrs:
+        if a not in known and not a.startswith("__"):
+            raise ModelError(f"attribute {a!r} is not known; {op} has {', '.join(sorted(known)) or 'none'}")
+
+
 def _needed(schema: Any) -> int:
     """How many inputs are not optional."""
     return sum(p.option == defs.OpSchema.FormalParameterOption.Single for p in schema.inputs)

@@ -1,4 +1,4 @@
-"""Converters of Fourier transforms and what surrounds them: products with constant matrices of cosines and sines."""
+"""Converters of Fourier transforms and what surrounds them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import numpy as np
 from dnnc.frontends.onnx.call import Call, Item, number, of_array
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ModelError
-from dnnc.ir.graph import Value
-from dnnc.ir.ops.movement import normalize_slice
 from dnnc.ir.shapes import normalize_axis
 
 Converter = Callable[[Call], Any]
@@ -25,44 +23,9 @@ def dft(c: Call) -> Any:
         raise ModelError(f"the last dim of {x.type} must be 1 (real) or 2 (real and imaginary part)")
     default = 1 if c.opset < 20 else -2
     axis = normalize_axis(int(c.scalar(2, "axis")) if c.has(2) else c.integer("axis", default), x.type.rank)
-    size = number(x.type.shape[axis], "the transformed dim")
-    inverse, onesided = c.flag("inverse"), c.flag("onesided")
-    n = int(c.scalar(1, "dft_length")) if c.has(1) else 2 * (size - 1) if inverse and onesided else size
-    if inverse and onesided:
-        return _along(c, x, axis, _real_inverse(min(size, n // 2 + 1), n), size)
-    kept = n // 2 + 1 if onesided else n
-    return _along(c, x, axis, _matrix(min(size, n), kept, n, inverse), size)
-
-
-def _matrix(rows: int, columns: int, n: int, inverse: bool) -> Array:
-    """The weights [real or imaginary, rows, columns, real or imaginary] of a transform of length n."""
-    angle = 2 * np.pi / n * (np.outer(np.arange(rows), np.arange(columns)) % n)
-    c, s = np.cos(angle), np.sin(angle) * (1 if inverse else -1)
-    m = np.stack([np.stack([c, s], -1), np.stack([-s, c], -1)])
-    return m / n if inverse else m
-
-
-def _real_inverse(rows: int, n: int) -> Array:
-    """The weights [real or imaginary, rows, n, 1] that make n real numbers of the first half of a spectrum."""
-    angle = 2 * np.pi / n * (np.outer(np.arange(rows), np.arange(n)) % n)
-    twice = np.where((np.arange(rows) == 0) | (2 * np.arange(rows) == n), 1.0, 2.0)[:, None]
-    return np.stack([np.cos(angle) * twice, -np.sin(angle) * twice])[..., None] / n
-
-
-def _along(c: Call, x: Value, axis: int, m: Array, size: int) -> Any:
-    """x [..., size, ..., parts] times m [parts, rows, columns, parts']: as one matrix product."""
-    _, rows, columns, parts = m.shape
-    m = m[: number(x.type.shape[-1], "the last dim")]
-    if rows < size:
-        x = c.b.slice(x, **normalize_slice(x.type.shape, (0,), (rows,), (axis,)))
-    rank = x.type.rank
-    order = [k for k in range(rank - 1) if k != axis]
-    lead = tuple(x.type.shape[k] for k in order)
-    x = c.b.reshape(c.b.transpose(x, perm=(*order, rank - 1, axis)), shape=(*lead, len(m) * rows))
-    y = c.b.matmul(x, c.const(m.reshape(len(m) * rows, columns * parts), x.type.dtype))
-    y = c.b.reshape(y, shape=(*lead, columns, parts))
-    where = [*order, axis]
-    return c.b.transpose(y, perm=(*(where.index(k) for k in range(rank - 1)), rank - 1))
+    number(x.type.shape[axis], "the transformed dim")
+    length = number(c.dims(1, "dft_length")[0], "dft_length") if c.has(1) else None
+    return c.b.dft(x, axis=axis, length=length, inverse=c.flag("inverse"), onesided=c.flag("onesided"))
 
 
 def stft(c: Call) -> Any:
@@ -77,7 +40,7 @@ def stft(c: Call) -> Any:
     cut = c.b.gather(x, c.b.constant(at.astype(np.int64)), axis=1)
     if c.has(2):
         cut = c.b.mul(cut, c.b.reshape(c.x(2), shape=(n, 1)))
-    return _along(c, cut, 2, _matrix(n, n // 2 + 1 if c.flag("onesided", True) else n, n, False), n)
+    return c.b.dft(cut, axis=2, onesided=c.flag("onesided", True))
 
 
 def mel_weight_matrix(c: Call) -> Item:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from dnnc.frontends.onnx.call import Call, Item, number, of_array
+from dnnc.frontends.onnx.call import Call, Item, number
+from dnnc.frontends.onnx.sizes import computed, computed_expand, computed_reshape, computed_slice, sizes
 from dnnc.ir.bounds import bounds
-from dnnc.ir.dtype import boolean
-from dnnc.ir.errors import ModelError, UnsupportedError
+from dnnc.ir.errors import ModelError
 from dnnc.ir.expr import Expr, const, terms, unwrap, value
 from dnnc.ir.graph import Value
 from dnnc.ir.ops.movement import normalize_slice
@@ -20,8 +18,10 @@ from dnnc.ir.types import Dim, product
 Converter = Callable[[Call], Any]
 
 
-def reshape(c: Call) -> Value:
+def reshape(c: Call) -> Any:
     """0 copies a dim unless allowzero is set, -1 is what remains."""
+    if c.has(1) and computed(c, 1):
+        return computed_reshape(c)
     x = c.x()
     target = c.dims(1, "the target shape") if c.has(1) else c.integers("shape") or ()
     out: list[Dim] = []
@@ -83,7 +83,12 @@ def axes_of(c: Call) -> tuple[int, ...] | None:
 
 
 def squeeze(c: Call) -> Any:
-    return c.b.squeeze(c.x(), axes=axes_of(c))
+    """Without axes all dims of size 1 go, so it must be known which these are."""
+    axes = axes_of(c)
+    for d in c.x().type.shape if axes is None else ():
+        if isinstance(d, Expr) and (bounds(d)[0] or 0) <= 1:
+            number(d, "a dim that Squeeze without axes drops if it is 1")
+    return c.b.squeeze(c.x(), axes=axes)
 
 
 def unsqueeze(c: Call) -> Any:
@@ -91,7 +96,7 @@ def unsqueeze(c: Call) -> Any:
 
 
 def expand(c: Call) -> Any:
-    return c.b.expand(c.x(), shape=c.dims(1, "the target shape"))
+    return computed_expand(c) if computed(c, 1) else c.b.expand(c.x(), shape=c.dims(1, "the target shape"))
 
 
 def tile(c: Call) -> Any:
@@ -99,35 +104,12 @@ def tile(c: Call) -> Any:
     if c.opset < 6:
         (times,), (axis,) = c.dims(1, "tiles"), c.ints_in(2, "axis")
         return c.b.tile(x, repeats=tuple(times if k == axis else 1 for k in range(x.type.rank)))
-    return c.b.tile(x, repeats=c.dims(1, "repeats"))
+    return c.b.tile(x, repeats=sizes(c, 1, "repeats"))
 
 
-def identity(c: Call) -> Item:
-    return c.item(0)
-
-
-def dropout(c: Call) -> Any:
-    """What inference makes of it: nothing, and a mask that is all true. Training is known with a seed only, by which ONNX defines the draw."""
-    training = c.has(2) and c.opset >= 12 and bool(c.scalar(2, "training_mode"))
-    ratio = (c.scalar(1, "ratio") if c.has(1) else 0.5) if training else 0.0
-    if ratio != 0.0:
-        return _dropped(c, ratio)
-    x = c.item(0)
-    if not c.wants(1):
-        return x
-    dtype = boolean if c.opset >= 10 else x.type.dtype
-    return x, c.b.full(shape=x.shape, value=True if dtype is boolean else 1.0, dtype=dtype)
-
-
-def _dropped(c: Call, ratio: float) -> Any:
-    if "seed" not in c.attrs:
-        raise UnsupportedError(
-            "Dropout in training mode without a seed draws random numbers, which only training needs; export the model for inference"
-        )
-    x = c.x()
-    shape = [number(d, "a dim of Dropout in training mode") for d in x.type.shape]
-    mask = np.random.RandomState(c.integer("seed")).uniform(0, 1.0, shape) >= ratio
-    return c.b.mul(x, c.const(mask / (1.0 - ratio), x.type.dtype)), of_array(mask)
+def identity(c: Call) -> list[Item | None]:
+    """The input, which may be an absent optional value."""
+    return [c.items[0]]
 
 
 # --- slices -------------------------------------------------------------------------------------------------------------------
@@ -139,14 +121,16 @@ def _cut(c: Call, x: Value, starts: Sequence[Dim], ends: Sequence[Dim], axes: Se
     return x if whole else c.b.slice(x, **attrs)
 
 
-def slice_(c: Call) -> Value:
+def slice_(c: Call) -> Any:
     x = c.x()
     if c.opset < 10:
         starts, ends, axes = c.integers("starts") or (), c.integers("ends") or (), c.integers("axes")
         return _cut(c, x, starts, ends, axes, None)
-    first, last = c.dims(1, "starts"), c.dims(2, "ends")
     axes = c.ints_in(3, "axes") if c.has(3) else None
     steps = c.ints_in(4, "steps") if c.has(4) else None
+    if computed(c, 1) or computed(c, 2):
+        return computed_slice(c, axes, steps)
+    first, last = c.dims(1, "starts"), c.dims(2, "ends")
     if len(first) != len(last) or len(axes or first) != len(first) or len(steps or first) != len(first):
         raise ModelError(f"starts, ends, axes and steps differ in length: {first}, {last}, {axes}, {steps}")
     return _cut(c, x, first, last, axes, steps)
@@ -174,6 +158,8 @@ def even_parts(n: Dim, parts: int) -> list[Dim]:
 
 def split_parts(c: Call, x: Value, axis: int, sizes: Sequence[Dim]) -> tuple[Value, ...]:
     n = x.type.shape[axis]
+    if any(isinstance(s, int) and s < 0 for s in sizes):
+        raise ModelError(f"the parts {list(sizes)} of axis {axis} have a negative size")
     total = unwrap(sum((const(s) for s in sizes), const(0)))
     if isinstance(total, int) and isinstance(n, int) and total != n:
         raise ModelError(f"the parts {list(sizes)} of axis {axis} do not add up to {n} of {x.type}")
@@ -249,7 +235,6 @@ TENSOR: dict[str, Converter] = {
     "Expand": expand,
     "Tile": tile,
     "Identity": identity,
-    "Dropout": dropout,
     "Slice": slice_,
     "Split": split,
     "Pad": pad,

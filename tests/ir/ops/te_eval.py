@@ -28,9 +28,23 @@ def evaluate(outputs: Sequence[Tensor], inputs: Mapping[Tensor, Array], dims: Ma
     """The arrays of the outputs; `dims` are the values of symbolic dims."""
     arrays: dict[Tensor, Array] = dict(inputs)
     with np.errstate(all="ignore"):
-        for t in stages(outputs):
+        for t in outputs:
+            if t.stage is not None and t.stage.own is not None:
+                arrays[t] = in_order(t, arrays, dims or {})
+        for t in stages([t for t in outputs if t not in arrays]):
             arrays[t] = run_stage(t, t.stage, arrays, dims or {})
     return [arrays[t] for t in outputs]
+
+
+def in_order(t: Tensor, inputs: Mapping[Tensor, Array], dims: Mapping[Var, int]) -> Array:
+    """A tensor that reads its own elements: column by column; what is not computed yet is a value that would be noticed."""
+    out = np.full([size(d, dims) for d in t.shape], 99, t.dtype.numpy)
+    for k in range(out.shape[-1]):
+        arrays = {**inputs, t.stage.own: out.copy()}
+        for s in stages([t]):
+            arrays[s] = run_stage(s, s.stage, arrays, dims)
+        out[..., k] = arrays[t][..., k]
+    return out
 
 
 def size(d: Any, dims: Mapping[Var, int]) -> int:
@@ -41,7 +55,7 @@ def run_stage(t: Tensor, stage: Stage, arrays: Mapping[Tensor, Array], dims: Map
     shape = [size(d, dims) for d in t.shape]
     extents = [size(const(r.hi) + 1, dims) for r in stage.reduce]
     assert [size(const(a.hi) + 1, dims) for a in stage.axes] == shape, f"{t.name}: the axes do not have the extents of {shape}"
-    assert stage.value.dtype is t.dtype.computed, f"{t.name}: the value is {stage.value.dtype}, registers hold {t.dtype.computed}"
+    assert stage.value.dtype in (t.dtype.computed, t.dtype), f"{t.name}: the value is {stage.value.dtype}, registers hold {t.dtype.computed}"
     grid = np.ogrid[tuple(slice(n) for n in (*shape, *extents))] if shape or extents else []
     env = {v: np.asarray(g) for v, g in zip((*stage.axes, *stage.reduce), grid)} | {k: np.asarray(v) for k, v in dims.items()}
     full = (*shape, *extents)
@@ -120,7 +134,7 @@ class Evaluator:
             return BINARY[e.name](*safe)
         target = cast_target(e.name)
         if target is not None:
-            return cast_numpy(args[0], target[0])
+            return args[0].view(target[0].numpy) if target[1] else cast_numpy(args[0], target[0])
         if e.name == "guard":
             assert (((args[0] >= args[1]) & (args[0] < args[2])) | ~np.asarray(self.mask)).all(), f"{e!r} leaves its range"
         meaning = TABLE[e.name].meaning

@@ -93,7 +93,19 @@ def selu(x: Any, alpha: float = 1.67326319217681884765625, gamma: float = 1.0507
     return gamma * np.where(x > 0, x, alpha * (np.exp(x) - 1))
 
 
+def dft(x: Any, axis: int, length: int | None = None, inverse: bool = False, onesided: bool = False) -> Any:
+    z = x[..., 0] + (1j * x[..., 1] if x.shape[-1] == 2 else 0)
+    axis = axis if axis >= 0 else axis + 1
+    if inverse and onesided:
+        return np.fft.irfft(z, length or 2 * (z.shape[axis] - 1), axis)[..., None]
+    y = np.fft.ifft(z, length, axis) if inverse else np.fft.fft(z, length, axis)
+    y = np.take(y, range(y.shape[axis] // 2 + 1), axis) if onesided else y
+    return np.stack([y.real, y.imag], -1)
+
+
 ORACLES: dict[str, Callable[..., Any]] = {
+    "det": np.linalg.det,
+    "dft": dft,
     "selu": selu,
     "celu": lambda x, alpha: np.maximum(x, 0) + np.minimum(alpha * (np.exp(x / alpha) - 1), 0),
     "hard_swish": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
@@ -121,8 +133,11 @@ ORACLES: dict[str, Callable[..., Any]] = {
 }
 
 
+ELSEWHERE = {"sort"}  # in a test file of their own
+
+
 def test_every_decomposition_has_an_oracle() -> None:
-    assert set(ORACLES) == {op.name for op in OPS.values() if op.decompose is not None}
+    assert set(ORACLES) | ELSEWHERE == {op.name for op in OPS.values() if op.decompose is not None}
 
 
 @pytest.mark.parametrize("name", ORACLES)

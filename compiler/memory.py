@@ -1,0 +1,60 @@
+"""Does it fit into memory? Asked before anything is allocated, so that a size that was mistyped is told and not tried."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dnnc.ir.errors import InputError
+
+if TYPE_CHECKING:
+    from dnnc.passes.program import Program
+
+SHOWN = 3  # of the largest, in a message
+UNKNOWN = 1 << 46  # bytes, where the system does not tell: no machine has more
+
+
+def check_fits(parts: Iterable[tuple[str, tuple[int, ...], np.dtype[np.generic]]], more: int = 0) -> None:
+    """InputError where arrays of these names, shapes and dtypes, and `more` bytes for intermediate values, are larger than the memory there is."""
+    sizes = {name: (math.prod(shape) * dtype.itemsize, shape) for name, shape, dtype in parts}
+    total = more + sum(n for n, _ in sizes.values())
+    if total <= 1 << 28 or total <= memory():  # the system is asked only where it matters
+        return
+    largest = sorted(sizes.items(), key=lambda item: -item[1][0])[:SHOWN]
+    shown = [f"{name} {list(shape)} with {gigabytes(n)}" for name, (n, shape) in largest] + [f"intermediate values with {gigabytes(more)}"] * bool(
+        more
+    )
+    raise InputError(
+        f"a call of this model needs {gigabytes(total)} of memory, this machine has {gigabytes(memory())}: {', '.join(shown)}; give smaller sizes"
+    )
+
+
+def check_program(program: Program, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """InputError where a program of fixed sizes needs more memory than there is, with what its inputs and outputs are called."""
+    g = program.graph
+    named = [*zip(inputs, g.inputs, ["input"] * len(g.inputs)), *zip(outputs, g.outputs, ["output"] * len(g.outputs))]
+    parts = [(f"{word} {n}", tuple(int(str(d)) for d in v.type.shape), v.type.dtype.numpy) for n, v, word in named]
+    check_fits(parts, program.memory.offsets({})[1])
+
+
+def memory() -> int:
+    """Bytes that this process may use at most: the machine's memory, or less where the process is limited."""
+    try:
+        have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return UNKNOWN
+    if sys.platform == "win32":
+        return have
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return have if limit == resource.RLIM_INFINITY else min(have, limit)
+
+
+def gigabytes(n: int) -> str:
+    return f"{n / 1e9:.3g} GB"

@@ -1,0 +1,91 @@
+"""The three modes of `numerics`: what is bit-identical in strict mode, and what fast mode gives up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dnnc
+from dnnc.backends.llvm.entry import can_flush
+from dnnc.ir.graph import Graph
+from dnnc.testing.graphs import graph_of
+
+# Shapes with tails, long reductions, and work enough for several threads.
+NETS = {
+    "mlp": "def g(x: f32[37, 515], *, w: f32[515, 129], b: f32[129], v: f32[129, 65]):\n    return softmax(matmul(relu(add(matmul(x, w), b)), v)), x",
+    "conv": """def g(x: f32[1, 3, 45, 45], *, w: f32[20, 3, 3, 3], v: f32[33, 20, 1, 1]):
+    return reduce_mean(conv(relu(conv(x, w, strides=(2, 2), pads=(1, 1, 1, 1))), v), axes=(2, 3))""",
+    "norm": "def g(x: f32[7, 1031], *, s: f32[1031]):\n    return layer_norm(x, s), reduce_sum(x, axes=(0, 1)), reduce_sum(mul(x, x), axes=(0,))",
+    "chain": "def g(x: f32[3, 4097], *, s: f32[4097]):\n    return tanh(div(sub(exp(x), s), add(sigmoid(x), 1.5)))",
+}
+
+
+def run(g: Graph, x: Any, **options: Any) -> list[bytes]:
+    made = dnnc.compile(g, **options)(x)
+    return [np.asarray(a).tobytes() for a in (made if isinstance(made, tuple) else (made,))]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_strict_results_are_the_same_bits_for_every_number_of_threads_and_every_run(name: str, cache: Path) -> None:
+    g = graph_of(NETS[name])
+    x = np.random.default_rng(1).standard_normal([int(str(d)) for d in g.inputs[0].type.shape]).astype(np.float32)
+    one = dnnc.compile(g, numerics="strict", threads=1, cache=cache)
+    two = dnnc.compile(g, numerics="strict", threads=2, cache=cache)
+    fresh = run(g, x, numerics="strict", threads=2, cache=False)  # a second compilation
+    assert run(g, x, numerics="strict", threads=1, cache=cache) == fresh
+    for _ in range(3):
+        for f in (one, two):
+            made = f(x)
+            assert [a.tobytes() for a in (made if isinstance(made, tuple) else (made,))] == fresh
+
+
+def test_strict_keeps_what_the_graph_says() -> None:
+    g = graph_of("def g(x: f32[4, 8], *, w: f32[8, 8]):\n    return div(matmul(x, w), 3.0), mul(sub(add(x, 1e8), 1e8), 1.0)")
+    x = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
+    y, z = dnnc.compile(g, numerics="strict", cache=False)(x)
+    (want, _) = dnnc.compile(g, target="reference")(x)
+    np.testing.assert_allclose(y, want, rtol=1e-6)
+    assert not z.any()  # nothing was reassociated: x is lost in 1e8
+
+
+# --- denormals ----------------------------------------------------------------------------------------------------------------
+
+TINY = "def g(x: f32[4096], i: i32[4096]):\n    return mul(x, 0.5), add(i, 1)"
+X = np.full(4096, 1e-39, np.float32)
+I = np.arange(4096, dtype=np.int32)  # noqa: E741
+
+
+@pytest.mark.parametrize("numerics", ["strict", "standard", "fast"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_denormals(numerics: str, threads: int, cache: Path, tmp_path: Path) -> None:
+    f = dnnc.compile(graph_of(TINY), numerics=numerics, threads=threads, cache=cache)
+    f.save(tmp_path / "m.dnnc")
+    for g in (f, dnnc.load(tmp_path / "m.dnnc", threads=threads)):
+        y, k = g(X, I)
+        expected = np.zeros_like(X) if numerics == "fast" and can_flush() else X * np.float32(0.5)
+        np.testing.assert_array_equal(y, expected)
+        np.testing.assert_array_equal(k, I + 1)  # integers are not touched
+        assert (g.natives[-1].flush, "ldmxcsr" in g.source("llvm")) == (numerics == "fast", numerics == "fast" and can_flush())
+        assert g.profile(X, I, repeats=2) is not None
+
+
+def test_the_control_register_is_set_back(cache: Path) -> None:
+    f = dnnc.compile(graph_of(TINY), numerics="fast", threads=1, cache=cache)
+    f(X, I)
+    assert (X * np.float32(0.5)).all()  # on this thread denormals are numbers again
+    slow = dnnc.compile(graph_of(TINY), numerics="standard", threads=2, cache=cache)
+    assert slow(X, I)[0].all()  # and on those of the pool
+
+
+def test_other_numbers_are_as_in_standard_mode(cache: Path) -> None:
+    g = graph_of(NETS["mlp"])
+    x = np.random.default_rng(1).standard_normal((37, 515)).astype(np.float32)
+    assert run(g, x, numerics="fast", cache=cache) == run(g, x, numerics="standard", cache=cache)

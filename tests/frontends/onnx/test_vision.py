@@ -1,0 +1,142 @@
+"""Regions of interest, deformable convolution and determinants: compiled, against ONNX Runtime and formulas written out here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper
+
+from dnnc.driver import compile
+from dnnc.ir.errors import DnncError
+
+Array = np.ndarray[Any, Any]
+
+
+def model(op: str, inputs: list[Array | None], attrs: dict[str, Any], opset: int) -> onnx.ModelProto:
+    names = ["" if a is None else f"x{k}" for k, a in enumerate(inputs)]
+    infos = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+        for n, a in zip(names, inputs, strict=True)
+        if a is not None
+    ]
+    out = helper.make_tensor_value_info("y", helper.np_dtype_to_tensor_dtype(inputs[0].dtype), None)
+    graph = helper.make_graph([helper.make_node(op, names, ["y"], **attrs)], "g", infos, [out])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def feeds(inputs: list[Array | None]) -> dict[str, Array]:
+    return {f"x{k}": a for k, a in enumerate(inputs) if a is not None}
+
+
+def ours(op: str, inputs: list[Array | None], attrs: dict[str, Any], opset: int = 22) -> Array:
+    return compile(model(op, inputs, attrs, opset), target="llvm", threads=1, cache=False)(feeds(inputs))
+
+
+def runtime(op: str, inputs: list[Array | None], attrs: dict[str, Any], opset: int = 22) -> Array:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(model(op, inputs, attrs, opset).SerializeToString(), options).run(None, feeds(inputs))[0]
+
+
+def regions(rng: np.random.Generator, count: int, low: float, high: float) -> Array:
+    corners = rng.uniform(low, high, (count, 2, 2))
+    return np.concatenate([corners.min(1), corners.max(1)], 1).astype(np.float32)
+
+
+@pytest.mark.parametrize("opset", [10, 16])
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("ratio", [0, 2])
+def test_roi_align(opset: int, mode: str, ratio: int) -> None:
+    """Regions within the image, across its border, and larger than it."""
+    rng = np.random.default_rng(opset + ratio)
+    x = rng.standard_normal((2, 3, 9, 7)).astype(np.float32)
+    rois = np.concatenate([regions(rng, 5, 0, 14), regions(rng, 4, -9, 30), np.array([[3, 3, 3, 3], [-20, -20, 60, 60]], np.float32)])
+    inputs: list[Array | None] = [x, rois, rng.integers(0, 2, len(rois))]
+    attrs = {"output_height": 3, "output_width": 2, "sampling_ratio": ratio, "spatial_scale": 0.5, "mode": mode}
+    np.testing.assert_allclose(ours("RoiAlign", inputs, attrs, opset), runtime("RoiAlign", inputs, attrs, opset), rtol=1e-4, atol=1e-5)
+
+
+def test_roi_align_without_half_pixel() -> None:
+    rng = np.random.default_rng(3)
+    inputs: list[Array | None] = [rng.standard_normal((1, 2, 6, 6)), regions(rng, 4, 0, 6).astype(np.float64), np.zeros(4, np.int64)]
+    attrs = {"output_height": 2, "output_width": 2, "coordinate_transformation_mode": "output_half_pixel"}
+    np.testing.assert_allclose(ours("RoiAlign", inputs, attrs, 16), runtime("RoiAlign", inputs, attrs, 16), rtol=1e-6, atol=1e-9)
+
+
+def test_roi_align_keeps_infinite_pixels_out_of_other_regions() -> None:
+    x = np.zeros((1, 1, 8, 8), np.float32)
+    x[0, 0, 7, 7] = np.inf
+    got = ours("RoiAlign", [x, np.array([[0, 0, 3, 3]], np.float32), np.zeros(1, np.int64)], {"output_height": 2, "output_width": 2}, 16)
+    np.testing.assert_array_equal(got, np.zeros((1, 1, 2, 2), np.float32))
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_max_roi_pool(scale: float) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((2, 3, 9, 7)).astype(np.float32)
+    rois = np.concatenate([np.round(regions(rng, 6, 0, 9 / scale)), np.array([[-4, -4, 50, 60]], np.float32)])
+    rois = np.concatenate([rng.integers(0, 2, (len(rois), 1)), rois], 1).astype(np.float32)
+    attrs = {"pooled_shape": [3, 2], "spatial_scale": scale}
+    np.testing.assert_array_equal(ours("MaxRoiPool", [x, rois], attrs, 1), runtime("MaxRoiPool", [x, rois], attrs, 1))
+
+
+def deformed(x: Array, w: Array, offset: Array, bias: Array, mask: Array, pad: int, stride: int, group: int, groups: int) -> Array:
+    """The sum of the definition, one output at a time."""
+    n, c, height, width = x.shape
+    outputs, per_group, kh, kw = w.shape
+    out = np.zeros((n, outputs, *offset.shape[2:]))
+
+    def pixel(image: Array, y: float, z: float) -> float:
+        total = 0.0
+        for j in (int(np.floor(y)), int(np.floor(y)) + 1):
+            for i in (int(np.floor(z)), int(np.floor(z)) + 1):
+                if 0 <= j < height and 0 <= i < width:
+                    total += float(image[j, i]) * (1 - abs(y - j)) * (1 - abs(z - i))
+        return total
+
+    for b, o, p, q in np.ndindex(*out.shape):
+        total = float(bias[o])
+        for s, ky, kx in np.ndindex(per_group, kh, kw):
+            channel = o // (outputs // group) * per_group + s
+            tap = channel // (c // groups) * kh * kw + ky * kw + kx
+            y = p * stride - pad + ky + offset[b, 2 * tap, p, q]
+            z = q * stride - pad + kx + offset[b, 2 * tap + 1, p, q]
+            total += pixel(x[b, channel], y, z) * mask[b, tap, p, q] * float(w[o, s, ky, kx])
+        out[b, o, p, q] = total
+    return out
+
+
+@pytest.mark.parametrize("group,groups", [(1, 1), (2, 1), (1, 2), (2, 4)])
+def test_deform_conv(group: int, groups: int) -> None:
+    rng = np.random.default_rng(group * 10 + groups)
+    x, w = rng.standard_normal((2, 4, 6, 5)), rng.standard_normal((4, 4 // group, 3, 2))
+    offset, mask, bias = rng.uniform(-3, 3, (2, groups * 12, 3, 3)), rng.uniform(0, 1, (2, groups * 6, 3, 3)), rng.standard_normal(4)
+    inputs: list[Array | None] = [a.astype(np.float32) for a in (x, w, offset, bias, mask)]
+    attrs = {"pads": [1, 1, 1, 1], "strides": [2, 2], "group": group, "offset_group": groups}
+    want = deformed(*inputs, pad=1, stride=2, group=group, groups=groups)
+    np.testing.assert_allclose(ours("DeformConv", inputs, attrs), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 2), (3, 5, 5), (2, 2, 12, 12), (20, 20)])
+def test_det(shape: tuple[int, ...]) -> None:
+    x = np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+    np.testing.assert_allclose(ours("Det", [x], {}, 11), np.linalg.det(x.astype(np.float64)), rtol=2e-3)
+
+
+def test_det_of_singular_and_exchanged_matrices() -> None:
+    x = np.array([[[0, 1], [1, 0]], [[1, 2], [2, 4]], [[0, 0], [0, 0]], [[0, 3], [0, 1]], [[np.nan, 1], [1, 1]]], np.float32)
+    np.testing.assert_array_equal(ours("Det", [x], {}, 11), np.array([-1, 0, 0, 0, np.nan], np.float32))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x, rois = np.zeros((1, 2, 4, 4), np.float32), np.zeros((3, 4), np.float32)
+    with pytest.raises(DnncError, match="RoiAlign"):
+        ours("RoiAlign", [x[0], rois, np.zeros(3, np.int64)], {}, 16)
+    with pytest.raises(DnncError, match="square"):
+        ours("Det", [x[0, 0, :3]], {}, 11)
+    with pytest.raises(DnncError, match="offset must be"):
+        ours("DeformConv", [x, np.zeros((2, 2, 3, 3), np.float32), np.zeros((1, 17, 2, 2), np.float32)], {})
