@@ -45,7 +45,7 @@ def test_a_list_in_and_a_list_out(target: str) -> None:
             np.testing.assert_array_equal(y, np.arange(3) + d)
     assert len(f.programs) == 3  # one for each length
     assert [(s.name, s.dtype) for s in f.inputs] == [("xs", "seq(float32)"), ("d", "float32")]
-    assert [(s.name, s.dtype) for s in f.outputs][0] == ("ys", "seq(float32)")
+    assert next((s.name, s.dtype) for s in f.outputs) == ("ys", "seq(float32)")
 
 
 def test_items_of_different_lengths() -> None:

@@ -11,7 +11,12 @@ from dnnc.passes.schedule.problem import Knobs, Problem, Template
 
 
 def templates(target: CpuTarget) -> list[Template]:
-    return [_template("contraction", contraction, target), _template("reduce", reduce, target), _template("sequence", sequence, target), _template("map", maps, target)]
+    return [
+        _template("contraction", contraction, target),
+        _template("reduce", reduce, target),
+        _template("sequence", sequence, target),
+        _template("map", maps, target),
+    ]
 
 
 def _template(name: str, module: ModuleType, target: CpuTarget) -> Template:

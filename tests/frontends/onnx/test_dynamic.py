@@ -63,7 +63,9 @@ def test_nonzero_of_nan_a_scalar_nothing_and_much() -> None:
 
 
 def test_what_follows_is_compiled_for_all_sizes() -> None:
-    f = compiled("m (float[64] x) => (float[S] y, float z) { i = NonZero (x)\n a = Constant <value = int64[1] {0}> ()\n j = Squeeze (i, a)\n y = Gather (x, j)\n z = ReduceMax <keepdims = 0> (x) }")
+    f = compiled(
+        "m (float[64] x) => (float[S] y, float z) { i = NonZero (x)\n a = Constant <value = int64[1] {0}> ()\n j = Squeeze (i, a)\n y = Gather (x, j)\n z = ReduceMax <keepdims = 0> (x) }"
+    )
     for count in (5, 64, 1, 17, 0):
         x = np.zeros(64, np.float32)
         x[RNG.permutation(64)[:count]] = RNG.normal(size=count) + 3
@@ -142,7 +144,9 @@ def greedy(b: np.ndarray, s: np.ndarray, most: int, threshold: float, least: flo
             for n in np.argsort(-s[batch, c], kind="stable"):
                 if len(taken) >= most or (least is not None and not s[batch, c, n] > least):
                     continue
-                inside = [np.prod(np.maximum(np.minimum(high[batch, n], high[batch, j]) - np.maximum(low[batch, n], low[batch, j]), 0)) for j in taken]
+                inside = [
+                    np.prod(np.maximum(np.minimum(high[batch, n], high[batch, j]) - np.maximum(low[batch, n], low[batch, j]), 0)) for j in taken
+                ]
                 areas = [np.prod(high[batch, n] - low[batch, n]) + np.prod(high[batch, j] - low[batch, j]) for j in taken]
                 if all(x / (a - x) <= threshold for x, a in zip(inside, areas)):
                     taken.append(int(n))
@@ -153,7 +157,13 @@ def greedy(b: np.ndarray, s: np.ndarray, most: int, threshold: float, least: flo
 @pytest.mark.parametrize("center", [False, True])
 def test_nms_against_the_runtime(center: bool) -> None:
     f = compiled(NMS.format(int(center)))
-    for batches, classes, n, most, threshold, least in ((2, 3, 40, 10, 0.3, 0.2), (2, 3, 40, 100, 0.5, 0.9), (2, 3, 40, 3, 0, 0), (1, 1, 1, 5, 0.5, 0), (2, 3, 40, 0, 0.5, 0)):
+    for batches, classes, n, most, threshold, least in (
+        (2, 3, 40, 10, 0.3, 0.2),
+        (2, 3, 40, 100, 0.5, 0.9),
+        (2, 3, 40, 3, 0, 0),
+        (1, 1, 1, 5, 0.5, 0),
+        (2, 3, 40, 0, 0.5, 0),
+    ):
         xs = boxes(batches, n, center), RNG.random((batches, classes, n)).astype(np.float32)
         scalars = np.array([most], np.int64), np.array([threshold], np.float32), np.array([least], np.float32)
         same(f(*xs, *scalars), runtime(NMS.format(int(center)), *xs, *scalars))
