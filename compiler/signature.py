@@ -71,7 +71,7 @@ def converted(a: Any, name: str, dtype: Any, rank: int | None) -> Array:
     if hasattr(a, "__array__") or hasattr(a, "__dlpack__"):
         x = np.asarray(a) if hasattr(a, "__array__") else np.from_dlpack(a)
         if dtype.kind == "O" and x.dtype.kind in "US":
-            x = (x if x.dtype.kind == "U" else np.char.decode(x, "utf-8", "surrogateescape")).astype(object)
+            x = (x if x.dtype.kind == "U" else np.char.decode(np.asarray(x, np.bytes_), "utf-8", "surrogateescape")).astype(object)
         if x.dtype != dtype:
             raise InputError(f"input {name}: expected {dtype}, got {x.dtype}; convert it with .astype({str(dtype)!r})")
     else:

@@ -131,8 +131,7 @@ def index_limits(step: Step, v: Value, env: Mapping[Expr, Expr]) -> tuple[int, i
 
     Where the group computes indices, from numbers whose range says nothing, they stay as small as can be.
     """
-    if any(n.inputs[k].node in step.group.nodes for n in step.group.nodes if (k := INDICES.get(n.op.name, (-1, False))[0]) >= 0):  # type: ignore[union-attr]
-        return 0, 2
+    computed = any(n.inputs[k].node in step.group.nodes for n in step.group.nodes if (k := INDICES.get(n.op.name, (-1, False))[0]) >= 0)  # type: ignore[union-attr]
     tops: list[int] = []
     wraps = v.type.dtype.kind == "i"
     for n in step.group.nodes:
@@ -155,6 +154,8 @@ def index_limits(step: Step, v: Value, env: Mapping[Expr, Expr]) -> tuple[int, i
             tops.append(min(room, default=1))
         wraps &= negative and n.inputs[k] is v
     top = max(min(tops, default=2), 1)
+    if computed:
+        return 0, min(top, 2)
     return (-top if wraps and tops else 0), top
 
 

@@ -7,20 +7,22 @@ A node's row of `links` is [feature, first, second, NaN goes first].
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from dnnc.ir import te
 from dnnc.ir.dtype import i64
-from dnnc.ir.expr import Expr, cast, const, select
+from dnnc.ir.expr import Expr, cast, const, maximum, select
 from dnnc.ir.op import OpDef, require
 from dnnc.ir.operator.stmt import call
 from dnnc.ir.ops.common import PURE, Array, clamp, dim, require_kind, same_dim, same_dtype, sample
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
 
-MAX_STEPS = 8  # levels within one expression
+MAX_STEPS = 3  # levels within one expression, whose text grows fivefold with each
+LOOPS = PURE | {"loops"}
 COMBINE = ("sum", "min", "max")
 
 
@@ -122,24 +124,28 @@ def _lookup_type(x: TensorType, keys: TensorType) -> TensorType:
     return TensorType(i64, x.shape)
 
 
+def _blocks(count: int) -> tuple[int, int]:
+    """About as many blocks of keys as a block has keys."""
+    size = max(math.isqrt(count), 1)
+    return -(-count // size), size
+
+
 def _lookup(x: Tensor, keys: Tensor) -> Tensor:
-    """Binary search without branches: how many keys are smaller, then whether the next one is equal."""
+    """The block by the first keys of all blocks, then the key within it."""
     n = int(keys.dims[0])  # type: ignore[arg-type]
+    blocks, size = _blocks(n)
+    rank = len(x.dims)
+    first = te.reduce(x.dims, (blocks,), i64, "sum", lambda *v: const(1, i64), lambda *v: keys[v[-1] * size] <= x[v[:rank]], "blocks")
 
-    def element(*i: Expr) -> Expr:
-        wanted, at = x[i], const(0)
-        step = 1 << (n.bit_length() - 1)
-        while step:
-            probe = keys[clamp(at + (step - 1), n)]
-            at = select((at + step <= n) & (probe < wanted), at + step, at)
-            step //= 2
-        return select(keys[clamp(at, n)].eq(wanted), clamp(at, n), const(-1))
+    def place(v: tuple[Expr, ...]) -> Expr:
+        return clamp((first[v[:rank]] - 1) * size + v[-1], n)
 
-    return te.compute(x.dims, i64, element)
+    found = te.reduce(x.dims, (size,), i64, "max", lambda *v: place(v), lambda *v: keys[place(v)].eq(x[v[:rank]]), "found")
+    return te.compute(x.dims, i64, lambda *i: maximum(found[i], -1))
 
 
 def _lookup_flops(x: TensorType, keys: TensorType) -> Dim:
-    return dim(const(x.size) * (3 * int(keys.shape[0]).bit_length()))  # type: ignore[arg-type]
+    return dim(const(x.size) * (2 * sum(_blocks(int(keys.shape[0])))))  # type: ignore[arg-type]
 
 
 def _lookup_numpy(x: Array, keys: Array) -> Array:
@@ -168,7 +174,7 @@ TREE_OPS: tuple[OpDef, ...] = (
         _vote,
         reference=_vote_numpy,
         flops=_vote_flops,
-        traits=PURE,
+        traits=LOOPS,
         samples=tuple(sample("i64[5, 3]", "f32[4, 2]", "i32[4, 2]", count=3, combine=c, domain=(0, 3)) for c in COMBINE),
     ),
     # the place of each element among ascending keys, -1 where it is none of them
@@ -178,7 +184,7 @@ TREE_OPS: tuple[OpDef, ...] = (
         _lookup,
         reference=_lookup_numpy,
         flops=_lookup_flops,
-        traits=PURE,
+        traits=LOOPS,
         samples=(sample("i64[9]", "i64[1]", domain=(0, 1)), sample("f32[2, 3]", "f32[1]", domain=(0, 1))),
     ),
 )

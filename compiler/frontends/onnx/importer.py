@@ -37,7 +37,7 @@ from dnnc.ir.types import Dim, TensorType
 FOLD_INPUTS = 1 << 16  # elements: constant inputs up to this size are evaluated while reading
 FOLD_OUTPUTS = 1 << 16
 MAX_DEPTH = 64  # functions within functions
-EAGER = frozenset(("Constant", "Identity", *CONTROL, *SEQUENCE))  # converters that cope with constants themselves
+EAGER = frozenset(("Constant", "Identity", "ZipMap", *CONTROL, *SEQUENCE))  # converters that cope with constants themselves
 RANDOM = frozenset(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"))
 
 # What Python raises where a model breaks an expectation that nothing checks by itself.

@@ -70,13 +70,13 @@ def labels_of(c: Call) -> Labels:
 def labelled(c: Call, index: Value, labels: Labels) -> Any:
     """Positions of classes as their labels. A single integer label is that of the positive class, the other one is 0."""
     if len(labels) == 1:
-        return index if isinstance(labels[0], int) else c.b.gather(_strings(c, ["", labels[0]]), index, axis=0)
+        return index if isinstance(labels[0], int) else c.b.gather(strings(c, ["", labels[0]]), index, axis=0)
     if isinstance(labels[0], int):
         return index if labels == tuple(range(len(labels))) else c.b.gather(c.b.constant(np.array(labels, np.int64)), index, axis=0)
-    return c.b.gather(_strings(c, labels), index, axis=0)
+    return c.b.gather(strings(c, labels), index, axis=0)
 
 
-def _strings(c: Call, values: Sequence[Any]) -> Value:
+def strings(c: Call, values: Sequence[Any]) -> Value:
     out = np.empty(len(values), object)
     out[:] = list(values)
     return c.b.constant(out)
@@ -175,7 +175,7 @@ def array_feature_extractor(c: Call) -> Any:
 def _positions(c: Call, x: Value, keys: Sequence[Any]) -> tuple[Any, list[int]]:
     """Where each element stands among the keys, -1 if it is none of them, and the keys' places in that order."""
     if x.type.dtype is string:
-        return c.b.string_index(x, _strings(c, keys)), list(range(len(keys)))
+        return c.b.string_index(x, strings(c, keys)), list(range(len(keys)))
     array = np.array(keys, x.type.dtype.numpy)
     order = [k for k in np.argsort(array, kind="stable").tolist() if array[k] == array[k]]
     nan = [k for k in range(len(keys)) if array[k] != array[k]]
@@ -195,7 +195,7 @@ def mapping(c: Call, x: Value, keys: Sequence[Any], values: Sequence[Any], defau
         raise ModelError("the mapping has no keys")
     place, order = _positions(c, x, [k for k, _ in pairs])
     shown = [*(pairs[k][1] for k in order), default]
-    table = _strings(c, shown) if to is string else c.const(np.array(shown, to.numpy), to)
+    table = strings(c, shown) if to is string else c.const(np.array(shown, to.numpy), to)
     found = c.b.where(c.b.less(place, 0), c.const(len(pairs), i64), place)
     return c.b.gather(table, found, axis=0)
 

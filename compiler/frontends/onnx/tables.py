@@ -13,6 +13,7 @@ from dnnc.frontends.onnx.image import IMAGE
 from dnnc.frontends.onnx.image_decode import IMAGE_DECODE
 from dnnc.frontends.onnx.index import INDEX
 from dnnc.frontends.onnx.linear import LINEAR
+from dnnc.frontends.onnx.maps import MAPS
 from dnnc.frontends.onnx.microsoft import MICROSOFT, UNLISTED
 from dnnc.frontends.onnx.ml import ML
 from dnnc.frontends.onnx.nn import NN
@@ -58,7 +59,7 @@ FAMILIES: tuple[dict[str, Callable[[Call], Any]], ...] = (
 )
 CONVERTERS: dict[tuple[str, str], Callable[[Call], Any]] = {("", name): f for family in FAMILIES for name, f in family.items()}
 CONVERTERS |= {("ai.onnx.preview.training", name): f for name, f in TRAINING.items()}
-CONVERTERS |= {("ai.onnx.ml", name): f for name, f in (ML | SVM | TREES).items()}
+CONVERTERS |= {("ai.onnx.ml", name): f for name, f in (MAPS | ML | SVM | TREES).items()}
 CONVERTERS |= {("com.microsoft", name): f for name, f in MICROSOFT.items()}
 # operators that converters know, but for which ONNX has no schema
 WITHOUT_SCHEMA = frozenset([("com.microsoft", name) for name in MICROSOFT] + [("", name) for name in UNLISTED])

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.frontends.onnx.call import Call
+from dnnc.frontends.onnx.call import Call, number
 from dnnc.frontends.onnx.ml import labelled, labels_of, transformed
 from dnnc.frontends.onnx.tensors import Array
 from dnnc.ir.dtype import DType, f32, f64, i64
@@ -93,7 +93,9 @@ def _check(n: Nodes, count: int) -> None:
 
 def _before(v: Array) -> Array:
     """The next smaller numbers; NaN, which nothing is less than or equal to, where there is none."""
-    return np.where(v == -np.inf, np.nan, np.nextafter(v, np.asarray(-np.inf, v.dtype))).astype(v.dtype)
+    with np.errstate(over="ignore"):
+        below = np.nextafter(v, np.asarray(-np.inf, v.dtype))
+    return np.where(v == -np.inf, np.nan, below).astype(v.dtype)
 
 
 def _search(n: Nodes, i: int, rows: list[list[int]], splits: list[Any], dtype: DType) -> None:
@@ -282,7 +284,7 @@ def regressor(c: Call) -> Any:
 
 
 def classifier(c: Call) -> Any:
-    """Labels and scores. Two classes of which only one has votes: the other's score is what is left of 1, or the opposite."""
+    """Labels, each of the best class, and scores."""
     nodes, ids = _nodes(c)
     dtype = _compared(c, nodes.split)
     forest = normal_form(nodes, dtype)
@@ -291,22 +293,41 @@ def classifier(c: Call) -> Any:
     voted = np.unique(votes[1][votes[1] >= 0])
     y = _scores(c, forest, votes, max(len(labels), int(voted.max(initial=0)) + 1), "SUM", dtype)
     if len(labels) <= 2 and len(voted) == 1:
-        index, y = _binary(c, c.b.slice(y, starts=(0, int(voted[0])), steps=(1, 1), shape=(y.type.shape[0], 1)), votes, base, transform)
+        index, y = _binary(c, y, int(voted[0]), votes, base, transform)
         return labelled(c, index, labels), c.cast(y, f32)
+    eligible = _based(c, y, base) if base is not None else _eligible(c, y, forest, votes, dtype)
     y = _based(c, y, base)
-    index = c.b.argmax(y, axis=1, keepdims=False)
+    index = c.b.argmax(eligible, axis=1, keepdims=False)
     return labelled(c, index, labels), c.cast(transformed(c, y, transform), f32)
 
 
-def _binary(c: Call, y: Value, votes: tuple[Array, Array], base: Array | None, transform: str) -> tuple[Value, Any]:
-    """Where all votes are positive they are a probability: 1/2 decides; else 0 does."""
+def _eligible(c: Call, y: Value, forest: Forest, votes: tuple[Array, Array], dtype: DType) -> Value:
+    """Scores among which the best one is sought: a class without any vote does not win over negative ones."""
+    weights, classes = votes
+    if (weights[classes >= 0] >= 0).all():
+        return y
+    count = number(y.type.shape[1], "the number of classes")
+    voters = _scores(c, forest, (np.ones_like(weights), classes), count, "SUM", dtype)
+    chosen: Value = c.b.where(c.b.greater(voters, 0.0), y, c.const(-np.inf, y.type.dtype))
+    return chosen
+
+
+def _binary(c: Call, y: Value, voted: int, votes: tuple[Array, Array], base: Array | None, transform: str) -> tuple[Value, Any]:
+    """Two classes of which only `voted` has votes. Where all are positive they are a probability: 1/2 decides; else 0 does.
+
+    Votes for class 0 are the score of class 1, whose complement or opposite class 0 gets. Votes for class 1 leave class 0 without a score.
+    """
+    y = c.b.slice(y, starts=(0, voted), steps=(1, 1), shape=(y.type.shape[0], 1))
     if base is not None and base.size:
         y = c.b.add(y, c.const(base[-1], y.type.dtype))
     probability = bool((votes[0] >= 0).all())
     index = c.b.cast(c.b.greater(c.b.reshape(y, shape=(y.type.shape[0],)), 0.5 if probability else 0.0), to=i64)
+    if voted == 1:
+        nothing = c.b.full(shape=y.type.shape, value=0.0, dtype=y.type.dtype)
+        return index, transformed(c, c.b.concat(nothing, y, axis=1), transform)
     if transform == "PROBIT":
         return index, transformed(c, y, transform)
-    if probability:
+    if probability and transform != "LOGISTIC":
         return index, c.b.concat(c.b.sub(c.const(1.0, y.type.dtype), y), y, axis=1)
     both = c.b.concat(c.b.neg(y), y, axis=1)
     return index, transformed(c, both, transform) if transform == "LOGISTIC" else both

@@ -87,7 +87,7 @@ def test_register_tiles_become_registers(name: str) -> None:
 def test_scheduled_text_reads_back(family: str) -> None:
     """Every kernel of every sample prints, parses and verifies, and gives the same code again."""
     for op in FAMILIES[family]:
-        for s in op.samples:
+        for s in op.samples if op.host is None and "host" not in op.traits else ():
             g = one_node(op.name, s.inputs, **dict(s.attrs))
             decompose(g, PassContext())
             for step in program(g).steps:

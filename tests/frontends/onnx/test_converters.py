@@ -14,7 +14,6 @@ from onnx import helper, numpy_helper
 from dnnc.frontends.onnx import read_model
 from dnnc.frontends.onnx.tables import CONVERTERS
 from dnnc.ir import interp
-from dnnc.ir.errors import UnsupportedError
 
 RNG = np.random.default_rng(0)
 ORT_NEWEST = 22
@@ -355,11 +354,6 @@ def test_tensor_scatter(mode: str) -> None:
 def test_training_dropout_with_a_seed() -> None:
     keep = np.random.RandomState(3).uniform(0, 1.0, X.shape) >= 0.25
     check("Dropout", [X, np.float32(0.25), np.array(True)], {"seed": 3}, 13, fixed=(1, 2), want=(X * keep / 0.75).astype(np.float32))
-
-
-def test_training_dropout_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"y0 \(Dropout, opset 13\).*training"):
-        ours(build("Dropout", [X, np.float32(0.5), np.array(True)], {}, 13, fixed=(1, 2)), [X])
 
 
 def test_newest_runtime_opset_is_known() -> None:

@@ -139,8 +139,14 @@ def test_classifier_of_two_with_one_score(transform: str, positive: bool, column
 
 
 def test_classifier_of_two_with_two_scores() -> None:
+    """The label is that of the larger score (ONNX Runtime's is 1 as soon as the second score is positive)."""
     attrs = forest(4, 4, 4, "class", 2, ("BRANCH_LT",), several=True)
-    both("TreeEnsembleClassifier", [table(20, 4)], 2, kinds={0: I64}, classlabels_int64s=[0, 1], post_transform="NONE", **attrs)
+    attrs["class_weights"] = [abs(w) for w in attrs["class_weights"]]
+    x = table(20, 4)
+    model = node_model("TreeEnsembleClassifier", [x], 2, "ai.onnx.ml", 3, kinds={0: I64}, classlabels_int64s=[0, 1], **attrs)
+    (label, score), (_, want) = run_dnnc(model, feeds([x])), run_ort(model, feeds([x]))
+    compare(score, want)
+    assert label.tolist() == want.argmax(1).tolist()
 
 
 def test_classifier_with_words() -> None:
@@ -265,7 +271,8 @@ def sklearn_attributes(estimators: Any, kind: str) -> dict[str, Any]:
 
 
 def test_forests_of_scikit_learn() -> None:
-    ensembles = pytest.importorskip("sklearn.ensemble")
+    from sklearn import ensemble as ensembles
+
     x = np.round(f(200, 6) * 4) / 4  # thresholds are then between the values in f32, too
     y = (x[:, 0] + x[:, 1] * x[:, 2] > 0).astype(int) + (x[:, 3] > 1)
     model = ensembles.RandomForestClassifier(8, max_depth=11, random_state=0).fit(x, y)
@@ -329,30 +336,32 @@ def test_support_vectors_with_probabilities() -> None:
     x = f(9, 4)
     base = {"kernel_type": "RBF", "kernel_params": [0.3, 0.0, 3.0]}
     two = {"vectors_per_class": [2, 3], "support_vectors": f(20).tolist(), "coefficients": f(5).tolist(), "rho": [0.1]}
-    both("SVMClassifier", [x], 2, kinds={0: STRING}, classlabels_strings=["a", "b"], prob_a=[-1.5], prob_b=[0.1], **two, **base)
     three = {"vectors_per_class": [2, 1, 3], "support_vectors": f(24).tolist(), "coefficients": f(12).tolist(), "rho": f(3).tolist()}
-    model = node_model(
-        "SVMClassifier",
-        [x],
-        2,
-        "ai.onnx.ml",
-        1,
-        kinds={0: I64},
-        classlabels_ints=[0, 1, 2],
-        prob_a=[-1.5, -1.0, -2.0],
-        prob_b=[0.1, 0.0, 0.2],
-        **three,
-        **base,
+    cases = (
+        (STRING, {"classlabels_strings": ["a", "b"], "prob_a": [-1.5], "prob_b": [0.1], **two}),
+        (I64, {"classlabels_ints": [0, 1, 2], "prob_a": [-1.5, -1.0, -2.0], "prob_b": [0.1, 0.0, 0.2], **three}),
     )
-    (label, score), (want_label, want) = run_dnnc(model, feeds([x])), run_ort(model, feeds([x]))
-    assert label.tolist() == want_label.tolist()
-    np.testing.assert_allclose(score, want, atol=0.005)  # an iteration there, the exact solution here
-    np.testing.assert_allclose(score.sum(1), 1, atol=1e-5)
+    for kind, attrs in cases:
+        model = node_model("SVMClassifier", [x], 2, "ai.onnx.ml", 1, kinds={0: kind}, **attrs, **base)
+        (label, score), (want_label, want) = run_dnnc(model, feeds([x])), run_ort(model, feeds([x]))
+        assert label.tolist() == want_label.tolist()
+        np.testing.assert_allclose(score, want, atol=0.005)  # an iteration that stops early there, the exact solution here
+        np.testing.assert_allclose(score.sum(1), 1, atol=1e-5)
 
 
 def test_linear_support_vectors() -> None:
-    both("SVMRegressor", [f(7, 4)], coefficients=f(4).tolist(), rho=[0.3], kernel_type="LINEAR", n_supports=0)
-    both("SVMClassifier", [f(7, 4)], 2, kinds={0: I64}, coefficients=f(12).tolist(), rho=[0.3], kernel_type="LINEAR", classlabels_ints=[0, 1, 2])
+    both("SVMRegressor", [f(7, 4)], coefficients=f(4).tolist(), rho=[0.3], kernel_type="LINEAR", n_supports=0, kernel_params=[0.0, 0.0, 0.0])
+    both(
+        "SVMClassifier",
+        [f(7, 4)],
+        2,
+        kinds={0: I64},
+        kernel_params=[0.0, 0.0, 0.0],
+        coefficients=f(12).tolist(),
+        rho=[0.3],
+        kernel_type="LINEAR",
+        classlabels_ints=[0, 1, 2],
+    )
 
 
 # --- encodings ----------------------------------------------------------------------------------------------------------------
@@ -385,13 +394,9 @@ def test_feature_vectorizer_cuts_and_fills_up() -> None:
 def test_labels_of_numbers() -> None:
     x = np.array([[3, 1], [7, -5]], np.int64)
     both("LabelEncoder", [x], keys_int64s=[1, 3, 9], values_floats=[0.5, 1.5, 2.5], default_float=-1.0)
-    both(
-        "LabelEncoder",
-        [np.array([1.5, np.nan, -0.0, 9.0], np.float32)],
-        kinds={0: I64},
-        keys_floats=[9.0, float("nan"), 0.0],
-        values_int64s=[4, 5, 6],
-    )
+    some = np.array([1.5, np.nan, -0.0, 9.0], np.float32)
+    (got,) = ours("LabelEncoder", [some], kinds={0: I64}, keys_floats=[9.0, float("nan"), 0.0], values_int64s=[4, 5, 6])
+    assert got.tolist() == [-1, 5, 6, 4]  # NaN is a key like any other
     keys = RNG.permutation(1000)
     both("LabelEncoder", [RNG.integers(-5, 1005, 300)], kinds={0: I64}, keys_int64s=keys.tolist(), values_int64s=RNG.integers(0, 99, 1000).tolist())
     (got,) = ours("LabelEncoder", [np.array([1, 2, 2], np.int64)], kinds={0: I64}, keys_int64s=[2, 1, 2], values_int64s=[10, 20, 30])
@@ -427,3 +432,50 @@ def test_lookup_of_many_sizes() -> None:
         assert np.array_equal(OPS["lookup"].reference(x, keys), want)
         (got,) = ours("LabelEncoder", [x], kinds={0: I64}, keys_int64s=keys.tolist(), values_int64s=list(range(n)), default_int64=-1)
         assert np.array_equal(got, want)
+
+
+# --- maps ---------------------------------------------------------------------------------------------------------------------
+
+
+def map_model(op: str, key: int, value: int, out: int, **attrs: Any) -> Any:
+    from onnx import helper
+
+    node = helper.make_node(op, ["x"], ["y"], domain="ai.onnx.ml", **attrs)
+    kind = helper.make_map_type_proto(key, helper.make_tensor_type_proto(value, []))
+    graph = helper.make_graph([node], "g", [helper.make_value_info("x", kind)], [helper.make_tensor_value_info("y", out, None)])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("ai.onnx.ml", 3), helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_zip_map() -> None:
+    from onnx import helper
+
+    x = f(3, 2)
+    for keys in ({"classlabels_int64s": [10, 20]}, {"classlabels_strings": ["no", "yes"]}):
+        key = I64 if "classlabels_int64s" in keys else STRING
+        kind = helper.make_sequence_type_proto(helper.make_map_type_proto(key, helper.make_tensor_type_proto(TensorProto.FLOAT, [])))
+        node = helper.make_node("ZipMap", ["x"], ["y"], domain="ai.onnx.ml", **keys)
+        info = helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 2])
+        graph = helper.make_graph([node], "g", [info], [helper.make_value_info("y", kind)])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("ai.onnx.ml", 3), helper.make_opsetid("", 17)], ir_version=8)
+        assert run_dnnc(model, {"x": x})[0] == run_ort(model, {"x": x})[0]
+
+
+def test_dict_vectorizer() -> None:
+    model = map_model("DictVectorizer", STRING, TensorProto.FLOAT, TensorProto.FLOAT, string_vocabulary=["a", "c", "b", "z"])
+    for given in ({"a": 4.0, "c": 8.0}, {"z": 1.5}, {"b": 2.0, "z": 1.0, "a": 9.0}):
+        compare(run_dnnc(model, {"x": given})[0], run_ort(model, {"x": given})[0])
+    with pytest.raises(ModelError, match="the key 'q'"):
+        run_dnnc(model, {"x": {"q": 1.0}})
+
+
+def test_cast_map() -> None:
+    given = {7: 1.5, 2: 2.25, 4: -3.0}
+    dense = map_model("CastMap", I64, TensorProto.FLOAT, TensorProto.FLOAT, map_form="DENSE", cast_to="TO_FLOAT")
+    sparse = map_model("CastMap", I64, TensorProto.FLOAT, I64, map_form="SPARSE", cast_to="TO_INT64", max_map=9)
+    for model in (dense, sparse):
+        compare(run_dnnc(model, {"x": given})[0], run_ort(model, {"x": given})[0])
+    words_ = map_model("CastMap", I64, STRING, TensorProto.FLOAT, map_form="SPARSE", cast_to="TO_FLOAT", max_map=9)
+    (got,) = run_dnnc(words_, {"x": {k: str(v) for k, v in given.items()}})
+    assert got.dtype == np.float32 and got.tolist() == [[0, 0, 2.25, 0, -3, 0, 0, 1.5, 0]]
+    with pytest.raises(ModelError, match="max_map"):
+        run_dnnc(sparse, {"x": {9: 1.0}})
