@@ -234,6 +234,7 @@ def ask(mode: int, split: float, members: list[float], missing: int, values: Any
     return out
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in nextafter")
 @pytest.mark.parametrize("dtype", [f32, f64])
 @pytest.mark.parametrize("split", [0.0, -0.0, 1.0, 1e-45, np.inf, -np.inf, 3.4028235e38])
 @pytest.mark.parametrize("missing", [0, 1])
