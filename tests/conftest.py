@@ -10,6 +10,60 @@ import pytest
 
 SKIPS_ALLOWED = 0  # may only fall; a test that cannot run somewhere belongs to a tier (slow, gpu) instead
 
+# Of tests with many cases, and of files, that take long together, the fast tier runs every n-th; the slow tier runs the others.
+THINNED = {
+    "frontends/onnx/test_dynamic.py": 3,
+    "frontends/onnx/test_microsoft.py": 2,
+    "frontends/onnx/test_ml.py": 4,
+    "frontends/onnx/test_vision.py": 2,
+    "frontends/onnx/test_random.py": 2,
+    "compiler/test_artifacts.py": 2,
+    "compiler/test_bench.py": 3,
+    "compiler/test_bisect.py": 3,
+    "compiler/test_numerics.py": 3,
+    "compiler/test_staged.py": 2,
+    "compiler/test_precision.py": 2,
+    "backends/llvm/test_ops.py::test_sample": 6,
+    "backends/llvm/test_ops.py::test_other_cpus": 4,
+    "backends/llvm/test_ops.py::test_the_gate_passes_what_is_right": 3,
+    "backends/llvm/test_emit.py::test_scheduled_text_reads_back": 12,
+    "backends/llvm/test_emit.py::test_register_tiles_become_registers": 4,
+    "backends/llvm/test_shapes.py::test_every_tail": 3,
+    "backends/llvm/test_shapes.py::test_every_row_length": 3,
+    "backends/llvm/test_shapes.py::test_reductions_over_any_axes": 3,
+    "backends/llvm/test_shapes.py::test_transposed_tiles": 3,
+    "backends/llvm/test_shapes.py::test_conv_sizes": 3,
+    "backends/llvm/test_values.py::test_unary_floats": 3,
+    "backends/llvm/test_values.py::test_binary_integers": 3,
+    "backends/llvm/test_values.py::test_casts": 3,
+    "backends/llvm/test_values.py::test_binary_floats": 3,
+    "backends/llvm/test_shapes.py::test_symbolic_dims": 3,
+    "backends/llvm/test_gate.py::test_planted_bugs_are_caught": 3,
+    "backends/test_pool.py::test_barrier_separates_the_rounds": 3,
+    "compiler/test_cli.py::test_failures_are_short_and_have_their_exit_code": 3,
+    "frontends/onnx/test_strings.py::test_ngrams": 6,
+    "frontends/onnx/test_sort.py::test_top_k": 4,
+    "frontends/onnx/test_vision.py::test_deform_conv": 4,
+    "frontends/onnx/test_vision.py::test_det": 4,
+    "passes/graph/test_fuse.py::test_plan_and_numbers": 3,
+    "passes/graph/test_alias.py::test_aliases_and_numbers": 3,
+    "passes/graph/test_memory_plan.py::test_nothing_is_overwritten_while_it_is_needed": 2,
+    "compiler/test_precision.py::test_a_float32_model_in_half": 4,
+    "compiler/test_precision.py::test_models_that_are_half": 4,
+    "compiler/test_precision.py::test_verify_model_has_the_reduced_contract": 2,
+    "frontends/onnx/test_microsoft.py::test_against_onnx_runtime": 5,
+    "frontends/onnx/test_sort.py::test_top_k_at_every_opset": 4,
+    "ir/ops/test_records.py::test_type_rule_is_the_reference": 6,
+    "ir/ops/test_records.py::test_float64_stays_float64": 6,
+    "ir/ops/test_records.py::test_tensor_expression_is_the_reference": 6,
+    "ir/ops/test_records.py::test_sampled_reference_is_the_reference": 6,
+    "ir/ops/test_records.py::test_flops_are_a_positive_number": 6,
+    "ir/ops/test_records.py::test_one_node_graph_interprets": 6,
+    "models/test_control.py::test_numbers": 2,
+    "models/test_nets.py::test_levels_and_threads": 3,
+    "models/test_nets.py::test_one_program_for_all_batches": 3,
+}
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden anew instead of comparing with it")
@@ -32,6 +86,20 @@ def golden(request: pytest.FixtureRequest) -> Callable[..., None]:
         assert text == file.read_text(), f"differs from {file}; if that is meant, `pytest --update-golden` and read the diff"
 
     return check
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    seen: dict[str, int] = {}
+    for item in items:
+        test = item.nodeid.split("[")[0].removeprefix("tests/")
+        for name in (test, test.split("::")[0]):
+            if name in THINNED and item.get_closest_marker("slow") is None:
+                seen[name] = seen.get(name, -1) + 1
+                if seen[name] % THINNED[name]:
+                    item.add_marker(pytest.mark.slow)
+    missing = sorted(THINNED.keys() - seen.keys())
+    whole = len({item.nodeid.split("::")[0] for item in items}) > 100  # and not a few files that somebody asked for
+    assert not missing or not whole, f"THINNED names tests that there are not: {missing}"
 
 
 @pytest.hookimpl(trylast=True)

@@ -121,6 +121,7 @@ assert not cache.reason, cache.reason
 """
 
 
+@pytest.mark.slow
 def test_processes_share_it(tmp_path: Path) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stderr=subprocess.PIPE) for _ in range(3)]
     for w in writers:

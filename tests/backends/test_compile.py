@@ -214,6 +214,7 @@ def test_scripts_need_no_main_guard(tmp_path: Path) -> None:
     assert ended.stdout == "start\n" + "." * 30 + "30\n", ended.stderr
 
 
+@pytest.mark.slow
 def test_control_c_ends_everything(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}\n{SCRIPT}")
     run = subprocess.Popen(

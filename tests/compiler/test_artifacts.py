@@ -129,6 +129,7 @@ def test_round_trip(name: str, small: bool, path: Path, monkeypatch: pytest.Monk
     assert path.with_suffix(".again").read_bytes() == path.read_bytes()
 
 
+@pytest.mark.slow
 def test_random_graphs(path: Path) -> None:
     for seed in range(8):
         graph, x = random_graph(seed, 8)
@@ -455,6 +456,7 @@ def test_another_process_gets_the_same_bits_and_loads_no_pass(net: Executable, p
             assert z[name].tobytes() == want.tobytes()
 
 
+@pytest.mark.slow
 def test_the_same_model_gives_the_same_bytes(net: Executable, path: Path, tmp_path: Path) -> None:
     net.save(path)
     for seed in ("1", "2"):

@@ -122,6 +122,7 @@ def test_shrinking_does_not_change_the_kind_of_failure() -> None:
     assert len(small.graph) == 4 and small.message == "wrong result: b"
 
 
+@pytest.mark.slow
 def test_command_line() -> None:
     words = [sys.executable, "-m", "dnnc.testing.fuzz", "--seeds", "0:3", "--nodes", "4"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)

@@ -123,6 +123,7 @@ def test_what_is_wrong_is_told(folder: Path, data: dict[str, bytes], monkeypatch
     assert str(judge(path, cache, 1, False)).startswith("wrong result: output y, element")
 
 
+@pytest.mark.slow
 def test_crashes_and_hangs_cost_one_child(folder: Path, data: dict[str, bytes]) -> None:
     path = folder / "m.onnx"
     path.write_bytes(data["mlp"])
@@ -158,6 +159,7 @@ def test_failures_of_one_cause_are_of_one_kind() -> None:
     assert kind_of("wrong result: output y, element (1, 2) is 3") == kind_of("wrong result: output y, element (0, 2) is 5")
 
 
+@pytest.mark.slow
 def test_the_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "dnnc.testing.mutate", "--seed", "1", "--only", "3", "--jobs", "1"], capture_output=True, text=True, timeout=120

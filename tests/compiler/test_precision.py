@@ -169,6 +169,7 @@ def test_bounds() -> None:
     assert bound(f16, 1, np.zeros(3)) == pytest.approx(2.0**-14 * (4 * 2.0**-10 + 32 * 2.0**-23))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [0, *(pytest.param(p, marks=pytest.mark.slow) for p in range(1, 9))])
 def test_random_graphs(part: int, tmp_path: Any) -> None:
     for seed in range(part, 90, 9):

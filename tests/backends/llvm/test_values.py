@@ -51,7 +51,11 @@ CONVERSIONS = ("cast", "bit_cast", "to_power")  # their attributes go with the d
 def unary(kind: str) -> list[str]:
     out = []
     for op in OPS.values():
-        if "elementwise" in op.traits and op.name not in CONVERSIONS and any(len(s.inputs) == 1 and s.inputs[0].dtype.kind == kind for s in op.samples):
+        if (
+            "elementwise" in op.traits
+            and op.name not in CONVERSIONS
+            and any(len(s.inputs) == 1 and s.inputs[0].dtype.kind == kind for s in op.samples)
+        ):
             out.append(op.name)
     return out
 

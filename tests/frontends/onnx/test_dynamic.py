@@ -154,6 +154,7 @@ def greedy(b: np.ndarray, s: np.ndarray, most: int, threshold: float, least: flo
     return np.array(out, np.int64).reshape(-1, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("center", [False, True])
 def test_nms_against_the_runtime(center: bool) -> None:
     f = compiled(NMS.format(int(center)))

@@ -414,6 +414,7 @@ def test_what_is_not_known_is_said() -> None:
         run_dnnc(node_model("Sampling", [f(3, 2)]), {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 def test_quantised_lstm(direction: str) -> None:
     d, hidden, width = 1 + (direction == "bidirectional"), 6, 5

@@ -271,6 +271,7 @@ def sklearn_attributes(estimators: Any, kind: str) -> dict[str, Any]:
     return {**a, **votes}
 
 
+@pytest.mark.slow
 def test_forests_of_scikit_learn() -> None:
     from sklearn import ensemble as ensembles
 

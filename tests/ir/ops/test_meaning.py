@@ -133,7 +133,16 @@ ORACLES: dict[str, Callable[..., Any]] = {
 }
 
 
-ELSEWHERE = {"sort", "compress", "non_max_suppression", "nonzero", "unique"}  # in a test file of their own
+ELSEWHERE = {
+    "sort",
+    "compress",
+    "non_max_suppression",
+    "nonzero",
+    "unique",
+    "inverse",
+    "random_uniform",
+    "random_normal",
+}  # in a test file of their own
 
 
 def test_every_decomposition_has_an_oracle() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -125,9 +126,20 @@ class Random:
         self.done.append((primitive, args, more))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**9), st.sampled_from(KERNELS))
 def test_meaning_is_kept(seed: int, text: str) -> None:
+    keeps_its_meaning(seed, text)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 10**9), st.sampled_from(KERNELS))
+def test_meaning_is_kept_by_many(seed: int, text: str) -> None:
+    keeps_its_meaning(seed, text)
+
+
+def keeps_its_meaning(seed: int, text: str) -> None:
     kernel = verify_kernel(parse_kernel(text))
     r = Random(kernel, seed)
     for _ in range(10):
