@@ -131,7 +131,8 @@ def index_limits(step: Step, v: Value, env: Mapping[Expr, Expr]) -> tuple[int, i
 
     Where the group computes indices, from numbers whose range says nothing, they stay as small as can be.
     """
-    computed = any(n.inputs[k].node in step.group.nodes for n in step.group.nodes if (k := INDICES.get(n.op.name, (-1, False))[0]) >= 0)  # type: ignore[union-attr]
+    indices = (n.inputs[INDICES[n.op.name][0]] for n in step.group.nodes if n.op.name in INDICES)
+    computed = any(i is not None and i.node is not None and i.node in step.group.nodes for i in indices)
     tops: list[int] = []
     wraps = v.type.dtype.kind == "i"
     for n in step.group.nodes:

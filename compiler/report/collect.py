@@ -41,11 +41,10 @@ def kernel_reports(program: Program, symbols: Mapping[str, str], dims: Mapping[V
         flops, nbytes = _count(steps[0].flops, env), _count(moved, env)
         out.append(KernelReport(k.name, k.symbol, len(steps), k.choice, k.parallel, flops, nbytes, k.calls))
     for s, k in zip(program.control, describe_control(program, [""] * len(program.control))):
-        flops, moved = const(0), sum((const(v.type.nbytes) for v in s.params), const(0))
         length = s.node.attrs.get("length")
-        for inner in _kernels(s):
-            flops = flops + const(inner.flops) * (1 if length is None else length)
-        out.append(KernelReport(k.name, k.symbol, 1, k.choice, True, _count(flops, env), _count(moved, env), k.calls))
+        work = sum((const(inner.flops) * (1 if length is None else length) for inner in _kernels(s)), const(0))
+        moved = sum((const(v.type.nbytes) for v in s.params), const(0))
+        out.append(KernelReport(k.name, k.symbol, 1, k.choice, True, _count(work, env), _count(moved, env), k.calls))
     return tuple(out)
 
 

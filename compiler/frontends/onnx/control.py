@@ -89,7 +89,7 @@ def _looped(c: Call, trips: Any) -> Any:
     body = c.graph("body")
     known = None if trips is None else trips.reshape(-1)[0]
     start = contents_of(c.item(1)) if c.has(1) else np.array([True], object)
-    carried = [_value(c, i) for i in c.items[2:]]
+    carried = [_value(c, i) for i in c.items[2:] if i is not None]
     conditional = False
 
     def build(number: Value, *state: Value) -> list[Value]:
@@ -234,7 +234,7 @@ def _scan_loop(c: Call, spec: _Scan, states: Sequence[Item | None], xs: Sequence
     def build(number: Value, *values: Value) -> list[Value]:
         return [_value(c, i) for i in importer.subgraph(spec.body, scope, list(map(of_value, values)))]
 
-    made = loop_node(c, carried, rows, build, length=xs[0].type.shape[axes[0]], backward=(*spec.back, *spec.out_back))
+    made = loop_node(c, carried, rows, build, length=xs[0].type.shape[axes[0]], backward=tuple(map(bool, (*spec.back, *spec.out_back))))
     out: list[Any] = made[: len(carried)]
     for v, a in zip(made[len(carried) :], spec.out_axes):
         at = normalize_axis(a, v.type.rank)

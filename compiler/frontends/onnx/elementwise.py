@@ -158,7 +158,8 @@ def _named(name: str) -> Any:
 def _cast(c: Call, to: Any) -> Value:
     x = c.x()
     if "s" in (x.type.dtype.kind, to.kind) and x.type.dtype is not to:
-        return strings.cast(c, x, to)
+        made: Value = strings.cast(c, x, to)
+        return made
     if to.name == "f8e8m0" and x.type.dtype is not to:
         return c.b.to_power(c.cast(x, f32), rounding=c.text("round_mode", "up"), saturate=c.flag("saturate", True))  # type: ignore[no-any-return]
     if to.is_int and to.bits < 8 and x.type.dtype.is_float:
