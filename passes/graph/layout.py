@@ -74,7 +74,7 @@ class _Layouts:
         channels, made = x.type.shape[1], out.shape[1]
         depthwise = group != 1 and w.type.shape[1] == 1 and isinstance(group, int) and channels == group == made
         # few results fill a block badly, but images in blocks already would have to be unpacked for any other way
-        worth = isinstance(made, int) and (made >= self.lanes // 2 or x.type.layout is not None)
+        worth = isinstance(made, int) and (made >= self.lanes // 2 or (made > 1 and x.type.layout is not None))
         fits = worth and isinstance(channels, int) and out.dtype.computed is f32
         if not fits or not (group == 1 or depthwise):
             return self.plain(n)

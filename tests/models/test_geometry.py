@@ -38,7 +38,7 @@ def convolution(rng: np.random.Generator) -> str:
     )
     after = after.replace("P", str((0, 0, *(1,) * rank, 0, 0, *(2,) * rank))).replace("A", str(tuple(range(2, 2 + rank))))
     return (
-        f"def g(x: f32[{dims(n, i, *spatial)}], *, w: f32[{dims(o, i // group, *kernel)}], b: f32[{o}], k: f32[{dims(2, o, *[1] * rank)}]):\n"
+        f"def g(x: f32[{dims(n, i, *spatial)}], *, w: f32[{dims(o, i // group, *kernel)}], b: f32[{o}], k: f32[{dims(1 + o % 3, o, *[1] * rank)}]):\n"
         f"    v = conv(x, w, b, {attrs})\n    return {after}"
     )
 

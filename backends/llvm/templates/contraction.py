@@ -21,7 +21,7 @@ from dnnc.backends.llvm.templates.half import widen_rows
 from dnnc.ir.bounds import nonneg
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, const, free, unwrap
-from dnnc.ir.operator.stmt import Kernel, accesses
+from dnnc.ir.operator.stmt import For, Kernel, accesses, walk_stmts
 from dnnc.ir.ops.window import window
 from dnnc.ir.types import product
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, narrow, peel, reorder, split
@@ -79,6 +79,8 @@ def _conv_nest(problem: Problem, s: Schedule, loops: tuple[str, ...]) -> tuple[S
     depthwise = anchor.attrs["group"] != 1
     if not spatial or (depthwise and anchor.inputs[1].type.layout is None):
         return None
+    if problem.lowered.reductions[0][0] not in (x.var.name for x in walk_stmts(s.loop(loops[-1]).body) if isinstance(x, For)):
+        return None  # a single channel: its sum is the same for all lanes
     kernel = anchor.inputs[1].type.shape[2:]
     win = window(len(kernel), kernel, anchor.attrs["strides"], anchor.attrs["pads"], anchor.attrs["dilations"])
     at = next((k for k in reversed(range(len(spatial))) if s.extent(spatial[k]) != 1), len(spatial) - 1)
