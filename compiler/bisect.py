@@ -32,7 +32,7 @@ from dnnc.options import CompileOptions
 from dnnc.passes.base import Pass, PassContext, PassManager
 from dnnc.passes.lower import group_inputs
 from dnnc.passes.pipelines import LEVELS
-from dnnc.passes.program import Program, Step
+from dnnc.passes.program import ControlStep, Program, Step
 from dnnc.staged import NativeStep, StagedExecutable
 from dnnc.testing.fuzz import Failure, shrink
 
@@ -214,6 +214,8 @@ def find_kernel(graph: Graph, f: Executable, inputs: Sequence[Array], options: C
     read = dict.fromkeys(v for s in program.steps for v in group_inputs(s.group.nodes))
     known = values_of(program.graph, inputs, list(read))
     for step in program.steps:
+        if isinstance(step, ControlStep):
+            continue  # a loop or branch is no kernel; whole runs are compared before
         operands = {v: known[v] for v in group_inputs(step.group.nodes)}
         sub = subgraph(step, list(operands), {})
         arrays = list(operands.values())
@@ -258,6 +260,8 @@ def find_call(graph: Graph, f: Executable, inputs: Sequence[Array], options: Com
     made = [s.group.output for s in program.steps]
     known = values_of(program.graph, inputs, made)
     for k, step in enumerate(program.steps):
+        if isinstance(step, ControlStep):
+            continue
         message = _left(f, native, step, k, inputs, known[step.group.output], options, cpu)
         if message is None:
             continue
