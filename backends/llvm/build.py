@@ -119,8 +119,9 @@ def build(
         kernels.put(name[2:], obj)
     objects.update(made)
     constants, offsets = lay_out_constants(program)
-    made_calls = calls(program, symbols, offsets)
-    control = [control_text(c) for c in control_functions(program, symbols, offsets)]
+    linker = _Linker(program, symbols, offsets)
+    made_calls = linker.calls(program.graph, program.steps)
+    control = [control_text(c) for c in linker.controls()]
     texts[ENTRY] = entry_text(made_calls, functions=control, flush=flush)
     objects[ENTRY] = compile_text(texts[ENTRY], target.cpu, target.features)
     return _linked(program, symbols, objects, constants, made_calls, control, texts, len(missing), flush)
@@ -178,7 +179,7 @@ def describe(program: Program, symbols: Mapping[str, str]) -> tuple[NativeKernel
 
 
 def describe_control(program: Program, texts: Sequence[str]) -> tuple[NativeKernel, ...]:
-    """The loops and branches of a program as data; `texts` in the order of `control_functions`."""
+    """The loops and branches of a program as data; `texts`: of their functions, inner ones first."""
     out = []
     for s, symbol, text in zip(program.control, control_names(program), reversed(texts)):
         node = s.node
@@ -240,11 +241,6 @@ def calls(program: Program, symbols: Mapping[str, str], constants: Mapping[Value
     return _Linker(program, symbols, constants).calls(program.graph, program.steps)
 
 
-def control_functions(program: Program, symbols: Mapping[str, str], constants: Mapping[Value, int]) -> list[Control]:
-    """The loops and branches of a program, inner ones before those that call them."""
-    return _Linker(program, symbols, constants).controls()
-
-
 class _Linker:
     """Gives values their places."""
 
@@ -288,6 +284,7 @@ class _Linker:
         return Call(self.names[s.group], args, (*args[reads:], *map(self.slot, s.within)), (), True)
 
     def controls(self) -> list[Control]:
+        """The loops and branches of the program, inner ones before those that call them."""
         return [self.loop(s) if s.node.op.name == "loop" else self.branch(s) for s in reversed(self.program.control)]
 
     def loop(self, s: ControlStep) -> Loop:

@@ -60,7 +60,9 @@ def nest_of(problem: Problem) -> tuple[Schedule, Nest] | None:
 
 
 def _matmul_nest(problem: Problem, s: Schedule, loops: tuple[str, ...]) -> tuple[Schedule, Nest] | None:
-    pixel = _row_loop(problem, loops)
+    pixel = next(
+        (name for name in reversed(loops[:-1]) if _rows_share(problem, s, name, loops[-1])), None
+    )  # its rows share what is loaded of a panel
     if loops[-1].endswith("b") or pixel is None:
         return None
     outer = [x for x in loops[:-1] if x != pixel]
@@ -102,12 +104,6 @@ def _rows_share(problem: Problem, s: Schedule, name: str, lane: str) -> bool:
     inside = accesses(s.loop(problem.lowered.reductions[0][0]).body)
     panels = [x for x in inside if j in free(x.buf.offset(x.idx)) and x.buf.space == "global"]
     return bool(panels) and not any(v in free(x.buf.offset(x.idx)) for x in panels)
-
-
-def _row_loop(problem: Problem, loops: tuple[str, ...]) -> str | None:
-    """The innermost loop that the matrix of panels does not depend on: its rows share what is loaded of a panel."""
-    s = Schedule(problem.kernel)
-    return next((name for name in reversed(loops[:-1]) if _rows_share(problem, s, name, loops[-1])), None)
 
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:

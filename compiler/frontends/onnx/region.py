@@ -86,16 +86,14 @@ def loop_node(
     carried: Sequence[Value],
     scanned: Sequence[Value],
     build: Build,
-    length: Dim | None = None,
-    trips: Value | None = None,
-    condition: Value | None = None,
+    length: Dim,
     backward: Sequence[bool] = (),
 ) -> list[Value]:
-    """A `loop` whose body `build(number, *carried, *rows)` makes: its condition where there is one, the new carried values, rows to stack."""
+    """A `loop` of known length, whose body `build(number, *carried, *rows)` makes: the new carried values, rows to stack."""
     rows = [TensorType(x.type.dtype, x.type.shape[1:]) for x in scanned]
     params = [TensorType(i64, ()), *(v.type for v in carried), *rows]
     body, captured = region(c, "body", params, build)
     back = tuple(map(bool, backward)) if any(backward) else ()
     attrs = {"body": body, "carried": len(carried), "scanned": len(scanned), "length": length, "backward": back}
-    made = c.b.op("loop", trips, condition, *carried, *scanned, *captured, **attrs)
+    made = c.b.op("loop", None, None, *carried, *scanned, *captured, **attrs)
     return list(made) if isinstance(made, tuple) else [made]
