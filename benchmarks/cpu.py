@@ -1,6 +1,6 @@
 """Whole models on the CPU: dnnc against ONNX Runtime, OpenVINO and torch.compile.
 
-    python benchmarks/cpu.py --models DIR [--set float|all|NAME,NAME] [--peers onnxruntime,openvino,torch] [--threads 2] [--repeats 3]
+    python benchmarks/cpu.py [--models DIR] [--set float|all|NAME,NAME] [--peers onnxruntime,openvino,torch] [--threads 2] [--repeats 3]
                              [--budget 20] [--json OUT] [--check none|peer|float64]
     python benchmarks/cpu.py --random-shapes 60
 
@@ -249,7 +249,7 @@ def caption(rows: Sequence[Row]) -> str:
 
 def parse_arguments() -> argparse.Namespace:
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--models", type=Path, help="folder with models and their manifest.json")
+    ap.add_argument("--models", type=Path, default=Path("zoo"), help="folder with models and their manifest.json; default: zoo, where you are")
     ap.add_argument("--set", default="float", help="float (no quantized models), all, or names separated by commas")
     ap.add_argument("--peers", default="onnxruntime,openvino", help=f"of {', '.join(PEERS)}; none for dnnc alone")
     ap.add_argument("--threads", type=int, default=2)
@@ -265,8 +265,8 @@ def parse_arguments() -> argparse.Namespace:
     unknown = [p for p in a.peers if p not in PEERS]
     if unknown:
         ap.error(f"no peer {', '.join(unknown)}; there are {', '.join(PEERS)}")
-    if a.models is None and a.random_shapes is None:
-        ap.error("give --models DIR, or --random-shapes N")
+    if not a.models.is_dir() and a.random_shapes is None:
+        ap.error(f"there is no folder {a.models}: `python benchmarks/zoo build {a.models}` makes it; or give --models DIR, or --random-shapes N")
     return a
 
 
