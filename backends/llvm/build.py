@@ -29,7 +29,7 @@ from dnnc.ir.types import Layout, Part, TensorType
 from dnnc.passes.graph.alias import root as root_of
 from dnnc.passes.program import AnyStep, ControlStep, Program, Step
 
-__all__ = ["Native", "build", "calls", "describe", "lay_out_constants", "pack", "shape_of", "step_nodes", "symbol_of", "unique_kernels"]
+__all__ = ["Linker", "Native", "build", "describe", "lay_out_constants", "pack", "shape_of", "step_nodes", "symbol_of", "unique_kernels"]
 
 Array = np.ndarray[Any, Any]
 
@@ -119,8 +119,8 @@ def build(
         kernels.put(name[2:], obj)
     objects.update(made)
     constants, offsets = lay_out_constants(program)
-    linker = _Linker(program, symbols, offsets)
-    made_calls = linker.calls(program.graph, program.steps)
+    linker = Linker(program, symbols, offsets)
+    made_calls = linker.entry()
     control = [control_text(c) for c in linker.controls()]
     texts[ENTRY] = entry_text(made_calls, functions=control, flush=flush)
     objects[ENTRY] = compile_text(texts[ENTRY], target.cpu, target.features)
@@ -236,13 +236,8 @@ def lay_out_constants(program: Program) -> tuple[Array, dict[Value, int]]:
     return block, offsets
 
 
-def calls(program: Program, symbols: Mapping[str, str], constants: Mapping[Value, int]) -> list[Call]:
-    """The steps as calls with places; offsets are literal when every size is."""
-    return _Linker(program, symbols, constants).calls(program.graph, program.steps)
-
-
-class _Linker:
-    """Gives values their places."""
+class Linker:
+    """Gives the values of a program their places, and its steps their calls; offsets are literal when every size is."""
 
     def __init__(self, program: Program, symbols: Mapping[str, str], constants: Mapping[Value, int]) -> None:
         self.program, self.symbols, self.constants = program, symbols, constants
@@ -268,7 +263,12 @@ class _Linker:
         whole = value(const(self.program.memory.slots[number].nbytes))
         return Place("arena", number, self.arena[number] + inside, (whole or 0) if size is None else size)
 
+    def entry(self) -> list[Call]:
+        """The calls of the entry function."""
+        return self.calls(self.program.graph, self.program.steps)
+
     def calls(self, graph: Graph, steps: Sequence[AnyStep]) -> list[Call]:
+        """The steps of a program, or of a body of one of its loops, as calls with places."""
         return [self.control_call(s, graph) if isinstance(s, ControlStep) else self.kernel_call(s, graph) for s in steps]
 
     def kernel_call(self, s: Step, graph: Graph) -> Call:

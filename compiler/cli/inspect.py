@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dnnc.backends.artifact import is_artifact
-from dnnc.backends.llvm.build import calls, describe, lay_out_constants, symbol_of
+from dnnc.backends.llvm.build import Linker, describe, lay_out_constants, symbol_of
 from dnnc.backends.llvm.features import CpuTarget, parse_target
 from dnnc.cli.arguments import load_graph, make_arrays, open_dims
 from dnnc.cli.console import show_code, show_json
@@ -138,7 +138,9 @@ def program_sources(program: Program, cpu: CpuTarget, naive: bool = False) -> So
     """The texts of a program that nobody has compiled to machine code."""
     symbols = {s.text: symbol_of(s.text, cpu) for s in program.kernels}
     texts = {symbols[s.text]: naive_text(program, s) for s in program.kernels} if naive else None
-    return Sources(describe(program, symbols), lambda: calls(program, symbols, lay_out_constants(program)[1]), program.graph.text, cpu, texts)
+    return Sources(
+        describe(program, symbols), lambda: Linker(program, symbols, lay_out_constants(program)[1]).entry(), program.graph.text, cpu, texts
+    )
 
 
 def naive_text(program: Program, s: Step) -> str:

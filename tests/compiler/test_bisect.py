@@ -68,7 +68,7 @@ def break_kernels(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
 
 def break_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan that puts everything at the beginning of the arena."""
-    right = build.calls
+    right = build.Linker.calls
 
     def at_zero(place: Any) -> Any:
         return replace(place, offset=0) if place.space == "arena" else place
@@ -76,7 +76,7 @@ def break_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*args: Any) -> Any:
         return [replace(c, args=tuple(map(at_zero, c.args)), writes=tuple(map(at_zero, c.writes))) for c in right(*args)]
 
-    monkeypatch.setattr(build, "calls", wrong)
+    monkeypatch.setattr(build.Linker, "calls", wrong)
 
 
 def test_nothing_is_wrong(net: Graph, inputs: list[Any]) -> None:

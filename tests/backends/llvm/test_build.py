@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import dnnc
 from dnnc.backends.cache import KernelCache
-from dnnc.backends.llvm.build import calls, lay_out_constants, pack, shape_of, symbol_of
+from dnnc.backends.llvm.build import Linker, lay_out_constants, pack, shape_of, symbol_of
 from dnnc.backends.llvm.entry import Place
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.gate import _unpacked
@@ -149,7 +149,7 @@ def test_places_of_arguments() -> None:
         0,
     )
     _, offsets = lay_out_constants(p)
-    made = calls(p, {s.text: "k_" + s.kernel.name for s in p.steps}, offsets)
+    made = Linker(p, {s.text: "k_" + s.kernel.name for s in p.steps}, offsets).entry()
     by = {c.symbol: c for c in made}
     assert by["k_add"].args[:2] == (Place("buffer", 0, nbytes=640), Place("constant", 0))
     assert {a.space for a in by["k_mul"].args} == {"arena", "buffer"}
@@ -163,7 +163,7 @@ def test_places_of_arguments() -> None:
 def test_dims_are_passed_by_position() -> None:
     p = program("B: dim[1, 8]\nA: dim[1, 8]\ndef g(x: f32[B, 4], y: f32[A, B]):\n    return relu(x), exp(y)", level=0)
     assert [v.name for v in p.dims] == ["A", "B"]
-    by = {c.symbol: c for c in calls(p, {s.text: "k_" + s.kernel.name for s in p.steps}, {})}
+    by = {c.symbol: c for c in Linker(p, {s.text: "k_" + s.kernel.name for s in p.steps}, {}).entry()}
     assert by["k_relu"].dims == (1,) and by["k_exp"].dims == (0, 1)
     assert all(a.offset == -1 for c in by.values() for a in c.args if a.space == "arena")
 
