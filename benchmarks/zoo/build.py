@@ -10,6 +10,7 @@ import time
 import warnings
 import zipfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,9 +27,9 @@ from zoo.walk import calibrate, count_flops
 Array = np.ndarray[Any, Any]
 
 
-def build(name: str, folder: Path, wheels: Path, weights: str) -> dict[str, Any]:
+def build(name: str, folder: Path, wheels: Path, weights: str, batch: int = 1) -> dict[str, Any]:
     """Write `folder/NAME.onnx` and return its row. `weights`: "full" or "seeded"."""
-    entry, start = ENTRIES[name], time.perf_counter()
+    entry, start = batched(ENTRIES[name], batch), time.perf_counter()
     path = folder / f"{name}.onnx"
     with TemporaryDirectory(dir=folder) as scratch:
         model = _make(entry, Path(scratch), wheels)
@@ -42,6 +43,15 @@ def build(name: str, folder: Path, wheels: Path, weights: str) -> dict[str, Any]
     else:
         onnx.save(model, str(path))
     return row | describe(model, flops, outputs) | {"file_bytes": path.stat().st_size, "build_s": round(time.perf_counter() - start, 1)}
+
+
+def batched(entry: Entry, batch: int) -> Entry:
+    """An entry whose inputs hold `batch` samples along their first axis. ValueError where the architecture has none there."""
+    if batch == 1:
+        return entry
+    if not isinstance(entry.source, Net) or any(i.shape[:1] != (1,) for i in entry.inputs):
+        raise ValueError(f"{entry.name} has no batch that could be {batch}: only architectures whose inputs all begin with an axis of 1 have one")
+    return replace(entry, inputs=tuple(replace(i, shape=(batch, *i.shape[1:])) for i in entry.inputs))
 
 
 def inputs_row(entry: Entry) -> dict[str, Any]:

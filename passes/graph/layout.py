@@ -11,10 +11,11 @@ Type rules see logical shapes throughout. Padding lanes of a blocked axis hold 0
 from __future__ import annotations
 
 from dnnc.ir.builder import Builder
-from dnnc.ir.dtype import f32
+from dnnc.ir.dtype import f32, i32
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.types import Layout, Part, TensorType
 
+WIDE = (f32, i32)  # types whose vectors have as many lanes as a block
 KEEPS_BLOCKS = frozenset(("max_pool", "avg_pool", "lp_pool"))
 
 
@@ -75,7 +76,7 @@ class _Layouts:
         depthwise = group != 1 and w.type.shape[1] == 1 and isinstance(group, int) and channels == group == made
         # few results fill a block badly, but images in blocks already would have to be unpacked for any other way
         worth = isinstance(made, int) and (made >= self.lanes // 2 or (made > 1 and x.type.layout is not None))
-        fits = worth and isinstance(channels, int) and out.dtype.computed is f32
+        fits = worth and isinstance(channels, int) and out.dtype.computed in WIDE
         if not fits or not (group == 1 or depthwise):
             return self.plain(n)
         lay = blocked(out.rank, self.lanes)
@@ -92,7 +93,7 @@ class _Layouts:
         a, b = n.inputs[0], n.inputs[1]
         assert a is not None and b is not None
         columns = b.type.shape[-1] if b.type.rank >= 2 else 1
-        if a.type.rank < 2 or columns == 1 or n.output.type.dtype.computed is not f32:
+        if a.type.rank < 2 or columns == 1 or n.output.type.dtype.computed not in WIDE:
             return self.plain(n)
         self.set_input(n, 0, None)
         self.set_input(n, 1, panels(b.type.rank, self.lanes))

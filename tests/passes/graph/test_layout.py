@@ -100,6 +100,22 @@ def test_numbers(text: str) -> None:
     assert np.abs(got - want).max() <= bound(g.outputs[0].type.dtype, 1000, want)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def g(x: i32[1, 20, 9, 9], w: i32[24, 20, 3, 3], v: i32[40, 24, 1, 1]):\n    return conv(conv(x, w, pads=(1, 1, 1, 1)), v)",
+        "def g(x: i32[7, 50], w: i32[50, 40]):\n    return matmul(x, w)",
+    ],
+)
+def test_integers_lie_in_blocks_and_stay_exact(text: str) -> None:
+    g = graph_of(text)
+    rng = np.random.default_rng(6)
+    arrays = [rng.integers(-200, 200, [int(d) for d in v.type.shape]).astype(np.int32) for v in g.inputs]  # type: ignore[arg-type]
+    assert np.array_equal(dnnc.compile(g, cache=False)(*arrays), run(g, arrays)[0])
+    assert assign_layouts(g, 16)
+    assert all(n.inputs[1].type.layout is not None for n in g.nodes() if n.op.name != "pack")  # type: ignore[union-attr]
+
+
 def statements(text: str) -> list[str]:
     """The nodes of a graph after the pass, with types."""
     g = graph_of(text)
