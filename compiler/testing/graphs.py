@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph_text import parse
 
@@ -17,8 +18,9 @@ def graph_of(text: str, seed: int = 0) -> Graph:
     head = text.split("*,")[1].split("):")[0] if "*," in text else ""
     for part in head.split("],"):
         if ":" in part:
-            name, dims = part.split(":")[0].strip(), part.split("[")[1].rstrip("] ")
+            name, kind = (word.strip() for word in part.split("[")[0].split(":"))
+            dims = part.split("[")[1].rstrip("] ")
             shape = [int(d) for d in dims.split(",")]
             fan_in = shape[0] if len(shape) == 2 else int(np.prod(shape[1:]))
-            constants[name] = (rng.standard_normal(shape) / np.sqrt(fan_in)).astype(np.float32)
+            constants[name] = (rng.standard_normal(shape) / np.sqrt(fan_in)).astype(BY_NAME[kind].numpy)
     return parse(text, constants)

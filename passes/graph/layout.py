@@ -10,6 +10,8 @@ Type rules see logical shapes throughout. Padding lanes of a blocked axis hold 0
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import f32, i32
 from dnnc.ir.graph import Graph, Node, Value
@@ -40,12 +42,15 @@ def filters(rank: int, lanes: int, block_inputs: bool) -> Layout:
 
 def assign_layouts(graph: Graph, lanes: int) -> bool:
     """Set the layouts of all values. `lanes`: the target's float32 vector width. Returns whether anything changed."""
-    return _Layouts(graph, lanes).run()
+    return _Blocked(graph, lanes).run()
 
 
-class _Layouts:
-    def __init__(self, graph: Graph, lanes: int) -> None:
-        self.graph, self.lanes = graph, lanes
+class Layouts(ABC):
+    """Walks a graph once: convolutions and products choose, what works in any order follows, `pack` nodes stand in between. Subclasses say
+    what convolutions and products want, and what else keeps a layout."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
         self.made: dict[tuple[Value, Layout | None], Value] = {}
         self.changed = False
 
@@ -66,41 +71,29 @@ class _Layouts:
                 self.graph.outputs[k] = self.relaid(v, None, None)
         return self.changed
 
-    # --- rules per op ---------------------------------------------------------------------------------------------------------
+    # --- rules per op: a subclass's ---------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def conv(self, n: Node) -> None:
-        x, w = n.inputs[0], n.inputs[1]
-        assert x is not None and w is not None
-        out, group = n.output.type, n.attrs["group"]
-        channels, made = x.type.shape[1], out.shape[1]
-        depthwise = group != 1 and w.type.shape[1] == 1 and isinstance(group, int) and channels == group == made
-        # few results fill a block badly, but images in blocks already would have to be unpacked for any other way
-        worth = isinstance(made, int) and (made >= self.lanes // 2 or (made > 1 and x.type.layout is not None))
-        fits = worth and isinstance(channels, int) and out.dtype.computed in WIDE
-        if not fits or not (group == 1 or depthwise):
-            return self.plain(n)
-        lay = blocked(out.rank, self.lanes)
-        # few channels are read as rows; a last block that is not full costs memory, no arithmetic
-        whole = bool(group == 1 and (x.type.layout is not None or channels >= self.lanes))
-        take_blocks = depthwise or whole
-        self.set_input(n, 0, lay if take_blocks else None)
-        self.set_input(n, 1, filters(out.rank, self.lanes, whole))
-        if len(n.inputs) > 2 and n.inputs[2] is not None:
-            self.set_input(n, 2, Layout((Part(0, self.lanes), Part(0, 1, self.lanes))))
-        self.set_output(n, lay)
+        """Choose for a convolution, its operands and its result."""
 
+    @abstractmethod
     def matmul(self, n: Node) -> None:
-        a, b = n.inputs[0], n.inputs[1]
-        assert a is not None and b is not None
-        columns = b.type.shape[-1] if b.type.rank >= 2 else 1
-        if a.type.rank < 2 or columns == 1 or n.output.type.dtype.computed not in WIDE:
-            return self.plain(n)
-        self.set_input(n, 0, None)
-        self.set_input(n, 1, panels(b.type.rank, self.lanes))
+        """Choose for a product of matrices."""
+
+    @abstractmethod
+    def joins(self, n: Node) -> bool:
+        """Is this a concatenation that can be made of its operands as they lie?"""
+
+    @abstractmethod
+    def within_channels(self, n: Node) -> bool:
+        """Is this a resampling, a crop or a border that can be made of its operand as it lies?"""
+
+    # --- what follows its operands --------------------------------------------------------------------------------------------
 
     def keeps(self, n: Node) -> bool:
         """Ops that work on blocks as on rows: same shape in and out, or a window per channel."""
-        if self.joins_blocks(n):
+        if self.joins(n):
             return True
         if n.op.name in KEEPS_BLOCKS or self.within_channels(n):
             return n.inputs[0] is not None and n.inputs[0].type.layout is not None
@@ -112,24 +105,6 @@ class _Layouts:
     def by_channel(n: Node) -> bool:
         """Operands are images whose sizes differ from the output's."""
         return n.op.name in (*KEEPS_BLOCKS, "concat", "resize", "slice", "pad")
-
-    def within_channels(self, n: Node) -> bool:
-        """A resampling, a crop or a border of images, or whole blocks of channels: vectors stay vectors."""
-        x = n.inputs[0] if n.inputs else None
-        if n.op.name not in ("resize", "slice", "pad") or x is None or x.type.layout is None or len(n.inputs) > 1 + (n.op.name == "pad"):
-            return False
-        if n.op.name == "slice":
-            start, size = n.attrs["starts"][1], n.output.type.shape[1]
-            whole = all(isinstance(k, int) and k % self.lanes == 0 for k in (start, size)) or size == x.type.shape[1]
-            return whole and n.attrs["steps"][1] == 1
-        return bool(x.type.shape[1] == n.output.type.shape[1])
-
-    def joins_blocks(self, n: Node) -> bool:
-        """A concatenation of channels that are whole blocks each."""
-        if n.op.name != "concat" or n.attrs["axis"] % n.output.type.rank != 1 or n.output.type.rank < 3:
-            return False
-        sizes = [v.type.shape[1] for v in n.inputs if v is not None]
-        return any(v is not None and v.type.layout is not None for v in n.inputs) and all(isinstance(c, int) and c % self.lanes == 0 for c in sizes)
 
     def keep(self, n: Node) -> None:
         out = n.output.type
@@ -188,3 +163,59 @@ class _Layouts:
                 found = Builder(self.graph, after, v.locs).op("pack", v, layout=layout)
             self.made[key] = found
         return found
+
+
+class _Blocked(Layouts):
+    """Channels in blocks of a vector; panels of weights."""
+
+    def __init__(self, graph: Graph, lanes: int) -> None:
+        super().__init__(graph)
+        self.lanes = lanes
+
+    def conv(self, n: Node) -> None:
+        x, w = n.inputs[0], n.inputs[1]
+        assert x is not None and w is not None
+        out, group = n.output.type, n.attrs["group"]
+        channels, made = x.type.shape[1], out.shape[1]
+        depthwise = group != 1 and w.type.shape[1] == 1 and isinstance(group, int) and channels == group == made
+        # few results fill a block badly, but images in blocks already would have to be unpacked for any other way
+        worth = isinstance(made, int) and (made >= self.lanes // 2 or (made > 1 and x.type.layout is not None))
+        fits = worth and isinstance(channels, int) and out.dtype.computed in WIDE
+        if not fits or not (group == 1 or depthwise):
+            return self.plain(n)
+        lay = blocked(out.rank, self.lanes)
+        # few channels are read as rows; a last block that is not full costs memory, no arithmetic
+        whole = bool(group == 1 and (x.type.layout is not None or channels >= self.lanes))
+        take_blocks = depthwise or whole
+        self.set_input(n, 0, lay if take_blocks else None)
+        self.set_input(n, 1, filters(out.rank, self.lanes, whole))
+        if len(n.inputs) > 2 and n.inputs[2] is not None:
+            self.set_input(n, 2, Layout((Part(0, self.lanes), Part(0, 1, self.lanes))))
+        self.set_output(n, lay)
+
+    def matmul(self, n: Node) -> None:
+        a, b = n.inputs[0], n.inputs[1]
+        assert a is not None and b is not None
+        columns = b.type.shape[-1] if b.type.rank >= 2 else 1
+        if a.type.rank < 2 or columns == 1 or n.output.type.dtype.computed not in WIDE:
+            return self.plain(n)
+        self.set_input(n, 0, None)
+        self.set_input(n, 1, panels(b.type.rank, self.lanes))
+
+    def within_channels(self, n: Node) -> bool:
+        """A resampling, a crop or a border of images, or whole blocks of channels: vectors stay vectors."""
+        x = n.inputs[0] if n.inputs else None
+        if n.op.name not in ("resize", "slice", "pad") or x is None or x.type.layout is None or len(n.inputs) > 1 + (n.op.name == "pad"):
+            return False
+        if n.op.name == "slice":
+            start, size = n.attrs["starts"][1], n.output.type.shape[1]
+            whole = all(isinstance(k, int) and k % self.lanes == 0 for k in (start, size)) or size == x.type.shape[1]
+            return whole and n.attrs["steps"][1] == 1
+        return bool(x.type.shape[1] == n.output.type.shape[1])
+
+    def joins(self, n: Node) -> bool:
+        """A concatenation of channels that are whole blocks each."""
+        if n.op.name != "concat" or n.attrs["axis"] % n.output.type.rank != 1 or n.output.type.rank < 3:
+            return False
+        sizes = [v.type.shape[1] for v in n.inputs if v is not None]
+        return any(v is not None and v.type.layout is not None for v in n.inputs) and all(isinstance(c, int) and c % self.lanes == 0 for c in sizes)
