@@ -23,6 +23,8 @@ class PassContext:
         numerics: "strict" (nothing that adds or moves a rounding), "standard" or "fast".
         lanes: float32 elements of the target's vector register.
         fold_limit: bytes; a constant that is larger than this and than what it is computed from is not computed while compiling.
+        attention: has the target a kernel for attention as one op?
+        channels_last: do images lie with their channels last (GPUs), instead of in blocks of `lanes`?
         precision: how floats are stored: None (as in the graph), "float32", "tf32", "float16" or "bfloat16".
         check: verify the graph after each pass.
         dump: called with "before NAME" ahead of the first pass and "after NAME" behind each.
@@ -34,6 +36,8 @@ class PassContext:
     lanes: int = 16
     fold_limit: int = 64 << 20
     precision: str | None = None
+    attention: bool = False
+    channels_last: bool = False
     check: bool = False
     dump: Callable[[str, Graph], None] | None = None
     explain: Callable[[str, Node, str], None] | None = None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from dnnc.ir.builder import Builder
 from dnnc.ir.graph import Graph, Value
 from dnnc.passes.base import Pass, PassContext, PassManager, graphs
+from dnnc.passes.graph.attention import attention
 from dnnc.passes.graph.canonicalize import canonicalize
+from dnnc.passes.graph.channels_last import assign_channels_last
 from dnnc.passes.graph.concat import place_concats
 from dnnc.passes.graph.conv_transpose import conv_transpose
 from dnnc.passes.graph.cse import cse
@@ -36,7 +38,7 @@ def nested(run: Callable[[Graph, PassContext], bool]) -> Callable[[Graph, PassCo
 
 
 def layout(graph: Graph, ctx: PassContext) -> bool:
-    return assign_layouts(graph, ctx.lanes)
+    return assign_channels_last(graph) if ctx.channels_last else assign_layouts(graph, ctx.lanes)
 
 
 def copy_outputs(graph: Graph, ctx: PassContext) -> bool:
@@ -68,12 +70,13 @@ CANONICALIZE = Pass("canonicalize", canonicalize, "one form for each computation
 CSE = Pass("cse", cse, "equal values are computed once; after canonicalize, which makes equal things look equal")
 CANONICALIZE_AGAIN = Pass("canonicalize-again", canonicalize, "x * x out of two subtractions that are now one")
 IDIOMS = Pass("idioms", idioms, "exporters spell norms, softmax and GELU in small ops; one op fuses and computes better; needs the one form")
+ATTENTION = Pass("attention", attention, "the scores stay in a kernel; after the idioms, which find softmax, and before precision, which would cast them")
 BATCH_NORM_AGAIN = Pass("fold-batch-norm-again", nested(fold_batch_norm), "scales and shifts that decompositions left beside a contraction")
 DCE = Pass("dce", dce, "what nobody reads goes before layouts and plans see it")
 PRECISION = Pass(
     "precision", nested(precision), "how floats are stored; after all folding, which is done in the model's types, and where norms are one op each"
 )
-LAYOUT = Pass("layout", nested(layout), "blocks for the vectors; last of the rewrites, since it fixes how values lie")
+LAYOUT = Pass("layout", nested(layout), "blocks for vectors, or channels last; last of the rewrites, since it fixes how values lie")
 DCE_AGAIN = Pass("dce-again", dce, "layout relabels constants and leaves the old ones without readers")
 COPY_OUTPUTS = Pass("copy-outputs", nested(copy_outputs), "outputs are memory of their own; after layout, which may add the last node itself")
 PLACE_CONCATS = Pass(
@@ -81,7 +84,7 @@ PLACE_CONCATS = Pass(
 )
 
 PASSES = (
-    FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, FOLD_AGAIN, CANONICALIZE, CSE, CANONICALIZE_AGAIN, IDIOMS, BATCH_NORM_AGAIN, DCE,
+    FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, FOLD_AGAIN, CANONICALIZE, CSE, CANONICALIZE_AGAIN, IDIOMS, ATTENTION, BATCH_NORM_AGAIN, DCE,
     PRECISION, LAYOUT, DCE_AGAIN, COPY_OUTPUTS, PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
@@ -89,6 +92,8 @@ LEVELS: dict[int, tuple[Pass, ...]] = {
     1: tuple(p for p in PASSES if p is not LAYOUT),
     3: PASSES,
 }
+# CUDA: no blocks for vectors; values lie as the model has them
+CUDA_LEVELS: dict[int, tuple[Pass, ...]] = {**LEVELS, 3: LEVELS[1]}
 
 
 def compile_program(
@@ -98,9 +103,10 @@ def compile_program(
     choose: Choose = first_choice,
     opt_level: int = 3,
     manager: PassManager | None = None,
+    levels: Mapping[int, Sequence[Pass]] = LEVELS,
 ) -> Program:
     """A graph, changed in place by the passes of the level -> scheduled kernels with a memory plan."""
-    (manager or PassManager()).run(graph, LEVELS[opt_level], ctx)
+    (manager or PassManager()).run(graph, levels[opt_level], ctx)
     region = plan_region(graph, fuse=opt_level >= 3)
     memory = plan_memory(graph, region.fusion, region.inplace, region.nested)
     return Program(graph, region.fusion, memory, build_steps(region, memory, templates, choose))

@@ -1,6 +1,7 @@
 """All ops of the graph IR by name: the one list of families. An op's record stands whole in its family's file."""
 
 from dnnc.ir.op import OpDef
+from dnnc.ir.ops.attention import ATTENTION_OPS
 from dnnc.ir.ops.bits import BITS_OPS
 from dnnc.ir.ops.cast import CAST_OPS
 from dnnc.ir.ops.control import CONTROL_OPS
@@ -34,6 +35,7 @@ FAMILIES: dict[str, tuple[OpDef, ...]] = {
     "cast": CAST_OPS,
     "reduce": REDUCE_OPS,
     "matmul": MATMUL_OPS,
+    "attention": ATTENTION_OPS,
     "conv": CONV_OPS,
     "pool": POOL_OPS,
     "normalize": NORMALIZE_OPS,

@@ -34,6 +34,7 @@ FAMILY = (f32, f16, bf16)
 STORAGE: dict[str, DType] = {"float32": f32, "tf32": f32, "float16": f16, "bfloat16": bf16}  # a CPU has no tf32: it is float32 there
 POOLS = frozenset(("max_pool", "max_pool_index", "avg_pool"))
 TO_GRID = frozenset(("floor", "ceil", "round", "trunc", "sign", "mod", "fmod", "sin", "cos"))  # where a small error becomes a large one
+WIDE_OPERANDS = {"attention": (3,)}  # a mask is added to scores in registers, and says "never" by numbers that no half can hold
 SUMS = ("reduce_", "cum")
 KEPT = frozenset(("bits", "random"))
 
@@ -132,7 +133,7 @@ class _Storage:
 
     def retype(self, n: Node, t: DType) -> None:
         for k in range(len(n.inputs)):
-            self.read(n, k, t)
+            self.read(n, k, f32 if k in WIDE_OPERANDS.get(n.op.name, ()) else t)
         for name, a in n.attrs.items():
             if isinstance(a, DType) and a in FAMILY and a is not t:
                 n.attrs[name] = t

@@ -15,7 +15,7 @@ Knobs = tuple[tuple[str, int | str], ...]
 
 @dataclass(frozen=True)
 class Problem:
-    """`kind`: contraction (one matmul or convolution, the `anchor`, with its epilogue), sequence (elements of a row depend on those before
+    """`kind`: contraction (one matmul or convolution, the `anchor`, with its epilogue), attention (the `anchor`, with its epilogue), sequence (elements of a row depend on those before
     them), reduce (any other reductions), map (the rest)."""
 
     lowered: Lowered
@@ -59,8 +59,9 @@ def classify(nodes: Sequence[Node], lowered: Lowered) -> Problem:
         if n.op.flops is not None:
             flops = flops + n.op.flops(*(v.type if v is not None else None for v in n.inputs), **n.attrs)
     anchor = next((n for n in nodes if "contraction" in n.op.traits), None)
-    if len(lowered.reductions) != 1:
+    fused = anchor is not None and anchor.op.name == "attention"
+    if len(lowered.reductions) != 1 and not fused:
         anchor = None
-    kind = "contraction" if anchor is not None else "reduce" if lowered.reductions else "map"
+    kind = "attention" if fused else "contraction" if anchor is not None else "reduce" if lowered.reductions else "map"
     kind = "sequence" if any("sequential" in n.op.traits for n in nodes) else kind
     return Problem(lowered, kind, flops, anchor, lowered.inplace)

@@ -1,0 +1,103 @@
+"""Recognise attention spelled out in products, a softmax and what stands between, and put the one op in their place.
+
+    matmul(softmax(add(mul(matmul(q, k), 0.125), mask)), v)       ->   attention(q, transpose(k), v, mask, scale=0.125)
+    matmul(where(isnan(p), 0, p), v), where p is such a softmax   ->   attention(..., masked_rows="zero")
+
+The scores, the largest values of a transformer, then never leave a kernel. For targets that have a kernel for it (`ctx.attention`); runs on
+the canonical graph, before precision: its operands are stored as those of other products, and the scores are float32 inside.
+"""
+
+from __future__ import annotations
+
+from dnnc.ir.dtype import f32
+from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.shapes import broadcast_shapes
+from dnnc.passes.base import PassContext
+from dnnc.passes.rewrite import Match, Rule, rewrite
+
+LARGEST_HEAD = 256  # elements of a query: more do not fit into the registers of a tile
+
+
+def attention(graph: Graph, ctx: PassContext) -> bool:
+    """Replace the pattern above wherever its scores have no other reader. Nothing happens with strict numerics."""
+    return rewrite(graph, (Rule(to_attention, ("matmul",), exact=False),), ctx) if ctx.attention else False
+
+
+def to_attention(m: Match) -> Value:
+    """matmul(softmax(add(mul(matmul(q, k), s), mask)), v) -> attention(q, transpose(k), v, mask, scale=s)"""
+    v, (weights, masked_rows) = m.operand(m.root, 1), _weights(m, m.operand(m.root, 0))
+    scores = m.operand(weights, 0)
+    rank = scores.type.rank
+    m.require(weights.attrs["axis"] % rank == rank - 1, "the softmax is not over the keys")
+    m.require(scores.type.dtype.is_float and scores.type.dtype.bytes <= 4, "{} is no type of tensor cores", scores.type.dtype)
+    scores, mask = _masked(m, scores)
+    scores, scale = _scaled(m, scores)
+    product = m.sole(m.node(scores, "matmul"))
+    q, k = m.operand(product, 0), m.operand(product, 1)
+    (q, of_q), (k, of_k) = _scaled(m, q), _scaled(m, k)
+    m.require(q.type.rank == k.type.rank == v.type.rank == rank >= 3, "operands have ranks {}, {} and {}", q.type.rank, k.type.rank, v.type.rank)
+    m.require(q.type.shape[:-2] == k.type.shape[:-2] == v.type.shape[:-2], "batches are broadcast")
+    heads = (q.type.shape[-1], v.type.shape[-1])
+    m.require(all(isinstance(d, int) and 0 < d <= LARGEST_HEAD for d in heads), "heads of {} and {} elements", *heads)
+    if mask is not None and mask.type.dtype is not f32:
+        mask = m.b.cast(mask, to=f32)
+    swap = (*range(rank - 2), rank - 1, rank - 2)
+    return m.b.attention(q, _transposed(m, k, swap), v, *(() if mask is None else (mask,)), scale=scale * of_q * of_k, masked_rows=masked_rows)
+
+
+def _weights(m: Match, v: Value) -> tuple[Node, str]:
+    """The softmax, and what becomes of rows without keys: `where(isnan(p), 0, p)` makes them zero."""
+    if v.node is None or v.node.op.name != "where":
+        return m.sole(m.node(v, "softmax")), "nan"
+    choice = m.sole(m.node(v, "where"))
+    test, p = m.sole(m.node(m.operand(choice, 0), "isnan")), m.node(m.operand(choice, 2), "softmax")
+    m.require(m.operand(test, 0) is p.output and m.number(m.operand(choice, 1)) == 0, "the choice is not one of zero for what is no number")
+    m.require({u for u, _ in p.output.uses} == {test, choice} and p.output not in m.outputs, "{} has other readers", p.output.name)
+    return p, "zero"
+
+
+def _masked(m: Match, scores: Value) -> tuple[Value, Value | None]:
+    """`add(scores, mask)` as its parts. Which operand is the mask: the one that is no product."""
+    n = scores.node
+    if n is None or n.op.name != "add":
+        return scores, None
+    m.sole(n)
+    m.matched.append(n)
+    for k in (0, 1):
+        x, mask = m.operand(n, k), m.operand(n, 1 - k)
+        if x.type.shape == scores.type.shape and _leads_to_product(x) and broadcast_shapes(scores.type.shape, mask.type.shape) == scores.type.shape:
+            return x, mask
+    return scores, None
+
+
+def _leads_to_product(v: Value) -> bool:
+    n = v.node
+    while n is not None and n.op.name in ("mul", "div"):
+        made: list[Node] = [x.node for x in n.inputs if x is not None and x.node is not None and x.type.shape == v.type.shape]
+        n = made[0] if made else None
+    return n is not None and n.op.name == "matmul"
+
+
+def _scaled(m: Match, v: Value) -> tuple[Value, float]:
+    """`mul(x, number)` or `div(x, number)` as x and the factor; other values as they are, times 1."""
+    n = v.node
+    if n is None or n.op.name not in ("mul", "div"):
+        return v, 1.0
+    constants = [k for k in (0, 1) if n.inputs[k] in m.graph.constants and n.inputs[k].type.size == 1]  # type: ignore[union-attr]
+    if not constants or (n.op.name == "div" and constants[-1] != 1):
+        return v, 1.0
+    number = float(m.number(m.operand(n, constants[-1])))
+    if not number:
+        return v, 1.0
+    m.matched.append(n)
+    return m.operand(n, 1 - constants[-1]), number if n.op.name == "mul" else 1.0 / number
+
+
+def _transposed(m: Match, v: Value, perm: tuple[int, ...]) -> Value:
+    """transpose(v), or what v is a transpose of: two in a row are one."""
+    n = v.node
+    if n is None or n.op.name != "transpose":
+        return m.b.transpose(v, perm=perm)
+    x = m.operand(n, 0)
+    both = tuple(n.attrs["perm"][p] for p in perm)
+    return x if both == tuple(range(len(both))) else m.b.transpose(x, perm=both)
