@@ -22,6 +22,7 @@ from dnnc.passes.graph.kinds import is_view
 from dnnc.passes.graph.layout import assign_layouts
 from dnnc.passes.graph.memory_plan import plan_memory
 from dnnc.passes.graph.precision import precision
+from dnnc.passes.graph.siblings import siblings
 from dnnc.passes.graph.sink_constants import sink_constants
 from dnnc.passes.program import Program, build_steps, plan_region
 from dnnc.passes.schedule.problem import Template
@@ -70,7 +71,10 @@ CANONICALIZE = Pass("canonicalize", canonicalize, "one form for each computation
 CSE = Pass("cse", cse, "equal values are computed once; after canonicalize, which makes equal things look equal")
 CANONICALIZE_AGAIN = Pass("canonicalize-again", canonicalize, "x * x out of two subtractions that are now one")
 IDIOMS = Pass("idioms", idioms, "exporters spell norms, softmax and GELU in small ops; one op fuses and computes better; needs the one form")
-ATTENTION = Pass("attention", attention, "the scores stay in a kernel; after the idioms, which find softmax, and before precision, which would cast them")
+ATTENTION = Pass(
+    "attention", attention, "the scores stay in a kernel; after the idioms, which find softmax, and before precision, which would cast them"
+)
+SIBLINGS = Pass("siblings", nested(siblings), "one product instead of three; after attention, which gives queries, keys and values one form")
 BATCH_NORM_AGAIN = Pass("fold-batch-norm-again", nested(fold_batch_norm), "scales and shifts that decompositions left beside a contraction")
 DCE = Pass("dce", dce, "what nobody reads goes before layouts and plans see it")
 PRECISION = Pass(
@@ -84,7 +88,7 @@ PLACE_CONCATS = Pass(
 )
 
 PASSES = (
-    FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, FOLD_AGAIN, CANONICALIZE, CSE, CANONICALIZE_AGAIN, IDIOMS, ATTENTION, BATCH_NORM_AGAIN, DCE,
+    FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, FOLD_AGAIN, CANONICALIZE, CSE, CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, DCE,
     PRECISION, LAYOUT, DCE_AGAIN, COPY_OUTPUTS, PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
@@ -107,6 +111,6 @@ def compile_program(
 ) -> Program:
     """A graph, changed in place by the passes of the level -> scheduled kernels with a memory plan."""
     (manager or PassManager()).run(graph, levels[opt_level], ctx)
-    region = plan_region(graph, fuse=opt_level >= 3)
+    region = plan_region(graph, fuse=opt_level >= 3, align=ctx.align)
     memory = plan_memory(graph, region.fusion, region.inplace, region.nested)
     return Program(graph, region.fusion, memory, build_steps(region, memory, templates, choose))
