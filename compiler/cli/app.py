@@ -33,6 +33,8 @@ class Stage(str, Enum):
     operator = "operator"
     llvm = "llvm"
     asm = "asm"
+    cuda = "cuda"
+    ptx = "ptx"
 
 
 class Numerics(str, Enum):
@@ -256,7 +258,7 @@ def inspect(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Print a model as graph IR, its kernels as operator IR, as LLVM IR, or as assembly.
+    """Print a model as graph IR, its kernels as operator IR, as LLVM IR or assembly (CUDA C++ or PTX for --target cuda).
 
     Kernels come with their schedule and the nodes that they compute. Dims without a size stay symbols where that works.
     """
@@ -318,14 +320,15 @@ def targets(as_json: Json = False, verbose: Verbose = False) -> None:
 @app.command("ops", epilog="Example:  dnnc ops --onnx")
 @guarded
 def ops(
-    onnx: Annotated[bool, typer.Option("--onnx", help="The operators of ONNX instead, and how each is read.")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="The operators of ONNX instead: opsets, types, how each is read, where it runs.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="With --onnx: the table as the page docs/operators.md.")] = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """List the ops of the graph IR and how each is defined."""
     from dnnc.cli.info import ops_command
 
-    ops_command(onnx, as_json)
+    ops_command(onnx, as_json, markdown)
 
 
 @cache_app.command("info", epilog="Example:  dnnc cache info")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import typer
 
+from dnnc.device_executable import DeviceExecutable
 from dnnc.executable import Executable
 from dnnc.ir.constant_text import load_constants
 from dnnc.ir.errors import InputError, ModelError
@@ -21,7 +22,7 @@ from dnnc.reference import ReferenceExecutable
 from dnnc.staged import StagedExecutable
 
 Array = np.ndarray[Any, Any]
-Compiled = Executable | ReferenceExecutable | LateExecutable | StagedExecutable
+Compiled = Executable | ReferenceExecutable | LateExecutable | StagedExecutable | DeviceExecutable
 FILLS = ("random", "zeros", "ones")
 INTEGERS = 2  # random integers are below this: a valid index of nearly every axis, and a mask
 

@@ -14,6 +14,7 @@ import typer
 from dnnc.cli.arguments import Array, make_arrays
 from dnnc.cli.console import Bar, show_json, show_tables
 from dnnc.cli.models import Job, open_model, open_with_arrays, prepare
+from dnnc.device_executable import DeviceExecutable
 from dnnc.executable import Executable
 from dnnc.late import LateExecutable
 from dnnc.report.tables import Table, report_tables, show_bytes, show_seconds
@@ -28,7 +29,7 @@ def compile_command(job: Job, as_json: bool, output: str = "", small: bool = Fal
         raise typer.BadParameter("it says how to save, so give a file to save to as well: -o model.dnnc", param_hint="--small")
     with Bar() as bar:
         f = open_model(job, bar)
-        if (isinstance(f, Executable) and (job.inputs or not f.natives)) or (isinstance(f, StagedExecutable) and not f.plans):
+        if (isinstance(f, (Executable, DeviceExecutable)) and (job.inputs or not f.natives)) or (isinstance(f, StagedExecutable) and not f.plans):
             prepare(f, job)
         elif isinstance(f, LateExecutable):
             f(*make_arrays(f, job.inputs, {}, 0))

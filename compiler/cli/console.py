@@ -21,7 +21,7 @@ from dnnc.report.tables import Table, plain_text
 BAR_AFTER = 1.0  # seconds
 LEAST_ROOM = 12  # columns of a terminal
 HIGHLIGHTED = 400_000  # characters; colouring more takes longer than making it
-LEXERS = {"graph": "python", "operator": "python", "llvm": "llvm", "asm": "gas"}
+LEXERS = {"graph": "python", "operator": "python", "llvm": "llvm", "asm": "gas", "cuda": "cuda", "ptx": "ptx"}
 
 
 def show_tables(tables: Iterable[Table]) -> None:

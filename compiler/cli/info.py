@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
 
 import typer
 
 from dnnc.backends.cache import KernelCache
+from dnnc.backends.cuda.nvrtc import nvrtc_version
+from dnnc.backends.cuda.target import FACTS, ask_device
 from dnnc.backends.llvm.compile import llvm_version
 from dnnc.backends.llvm.features import X86_CPUS, parse_target
 from dnnc.backends.runtime import has_threads
 from dnnc.cli.arguments import parse_cache
 from dnnc.cli.console import show_json, show_tables
+from dnnc.ir.errors import TargetError
 from dnnc.ir.ops import FAMILIES
 from dnnc.options import cache_folder, thread_count
 from dnnc.report.tables import Table, show_bytes
@@ -62,14 +66,25 @@ def cuda_target() -> dict[str, Any]:
     """What of CUDA is here."""
     cupy = find_spec("cupy") is not None
     devices, driver = cuda_devices()
-    missing = []
-    if find_spec("dnnc.backends.cuda") is None:
-        missing.append("this version of dnnc has no CUDA backend")
-    if not cupy:
-        missing.append("CuPy is not installed (pip install 'dnnc[cuda12]' or 'dnnc[cuda13]')")
+    compiler = ""
+    missing = [] if cupy else ["CuPy is not installed (pip install 'dnnc[cuda12]' or 'dnnc[cuda13]')"]
+    if cupy:
+        try:
+            compiler = f"NVRTC {nvrtc_version()}"
+        except TargetError as e:
+            missing.append(str(e))
     if driver:
-        missing.append(driver)
-    return {"name": "cuda", "available": not missing, "reason": "; ".join(missing), "cupy": "installed" if cupy else "missing", "devices": devices}
+        missing.append(f"{driver}; models can be compiled for others: 'cuda -arch=sm_90a'" if compiler else driver)
+    found = [f"{n}: {t.name} ({t.arch}, {t.sms} SMs)" for n in range(devices) if (t := ask_device(n)) is not None]
+    return {
+        "name": "cuda",
+        "available": not missing,
+        "reason": "; ".join(missing),
+        "cupy": "installed" if cupy else "missing",
+        "compiler": compiler or "missing",
+        "architectures": sorted(FACTS),
+        "devices": found or devices,
+    }
 
 
 def cuda_devices() -> tuple[int, str]:
@@ -115,10 +130,10 @@ def cache_clear_command(cache: str, as_json: bool) -> None:
 # --- operators ----------------------------------------------------------------------------------------------------------------
 
 
-def ops_command(onnx: bool, as_json: bool) -> None:
+def ops_command(onnx: bool, as_json: bool, as_markdown: bool = False) -> None:
     """The ops of the graph IR, or the ONNX operators and how each is read."""
-    if onnx:
-        _show_coverage(as_json)
+    if onnx or as_markdown:
+        _show_coverage(as_json, as_markdown)
         return
     ops = [(family, op.name, _kind(op)) for family, members in FAMILIES.items() for op in members]
     if as_json:
@@ -131,15 +146,19 @@ def _kind(op: Any) -> str:
     return "a tensor expression" if op.compute is not None else "other ops" if op.decompose is not None else "Python on the host"
 
 
-def _show_coverage(as_json: bool) -> None:
-    from dnnc.cli.coverage import coverage  # loads onnx, which nothing else here needs
+def _show_coverage(as_json: bool, as_markdown: bool) -> None:
+    from dnnc.cli.coverage import COLUMNS, cells, coverage, markdown  # loads onnx, which nothing else here needs
 
     found = coverage()
-    if as_json:
-        show_json(found)
+    if as_markdown:
+        typer.echo(markdown(found), nl=False)
         return
-    missing = [n for n, how in found.items() if not how]
-    rows = tuple((n, how) for n, how in found.items() if how)
-    show_tables(
-        [Table(f"{len(rows)} of {len(found)} ONNX operators", ("operator", "read by"), rows), Table("not yet", (), tuple((n,) for n in missing))]
-    )
+    if as_json:
+        show_json([asdict(o) for o in found])
+        return
+    tables = []
+    for domain in dict.fromkeys(o.domain for o in found):
+        rows = [o for o in found if o.domain == domain]
+        title = f"{domain or 'ai.onnx'}: {sum(bool(o.how) for o in rows)} of {len(rows)} operators"
+        tables.append(Table(title, COLUMNS, tuple(cells(o) for o in rows)))
+    show_tables(tables)

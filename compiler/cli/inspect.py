@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
 from dnnc.backends.artifact import is_artifact
 from dnnc.backends.llvm.build import Linker, describe, lay_out_constants, symbol_of
@@ -11,6 +11,7 @@ from dnnc.backends.llvm.features import CpuTarget, parse_target
 from dnnc.cli.arguments import load_graph, make_arrays, open_dims
 from dnnc.cli.console import show_code, show_json
 from dnnc.cli.models import load_saved
+from dnnc.device_executable import DeviceExecutable
 from dnnc.driver import make_program
 from dnnc.executable import Executable
 from dnnc.frontends.onnx import read_model
@@ -18,6 +19,7 @@ from dnnc.ir.errors import DnncError, InputError
 from dnnc.ir.graph import Graph
 from dnnc.ir.operator.text import show_kernel
 from dnnc.ir.shapes import specialise
+from dnnc.ir.target import parse_target as parse_words
 from dnnc.late import LateExecutable
 from dnnc.options import CompileOptions
 from dnnc.passes.base import PassContext
@@ -25,8 +27,16 @@ from dnnc.passes.graph.segments import HostStep, needs_host, split
 from dnnc.passes.graph.segments import prepare as prepare_split
 from dnnc.passes.lower import lower
 from dnnc.passes.program import Program, Step
+from dnnc.report.device_sources import STAGES as DEVICE_STAGES
+from dnnc.report.device_sources import DeviceSources
+from dnnc.report.device_sources import sources_of as device_sources_of
 from dnnc.report.sources import STAGES, Sources, sources_of
 from dnnc.staged import StagedExecutable
+
+if TYPE_CHECKING:
+    from dnnc.device_driver import Machine
+
+AnySources = Union[Sources, DeviceSources]
 
 
 @dataclass(frozen=True)
@@ -41,8 +51,6 @@ class View:
 
 def inspect_command(model: str, view: View, options: CompileOptions, as_json: bool) -> None:
     """Print a stage's text."""
-    if view.stage not in STAGES:
-        raise InputError(f"there is no stage {view.stage!r}; there are {', '.join(STAGES)}")
     if is_artifact(model):
         inspect_saved(model, view, options, as_json)
         return
@@ -50,27 +58,41 @@ def inspect_command(model: str, view: View, options: CompileOptions, as_json: bo
     if view.stage == "graph" and view.naive:
         _show_graph(graph.text(view.locs), as_json)
         return
-    cpu = parse_target(str(options.target), options.threads)
+    machine = machine_of(options)
+    stages = STAGES if isinstance(machine, CpuTarget) else DEVICE_STAGES
+    if view.stage not in stages:
+        raise InputError(f"there is no stage {view.stage!r} for target {options.target}; there are {', '.join(stages)}")
     if needs_host(graph):
-        _show_steps(graph, view, cpu, options, as_json)
+        _show_steps(graph, view, machine, options, as_json)
         return
-    program = lowered(graph, cpu, options)
+    program = lowered(graph, machine, options)
     if view.stage == "graph":
         _show_graph(program.graph.text(view.locs), as_json)
         return
-    show_sources(program_sources(program, cpu, view.naive), view, as_json)
+    show_sources(program_sources(program, machine, view.naive), view, as_json)
 
 
-def _show_steps(graph: Graph, view: View, cpu: CpuTarget, options: CompileOptions, as_json: bool) -> None:
+def machine_of(options: CompileOptions) -> CpuTarget | Machine:
+    """What is compiled for. TargetError where that is not possible here."""
+    target = parse_words(options.target)
+    if target.kind != "cuda":
+        return parse_target(str(target), options.threads)
+    from dnnc.device_driver import cuda_machine
+
+    return cuda_machine(str(target), options.threads)
+
+
+def _show_steps(graph: Graph, view: View, machine: CpuTarget | Machine, options: CompileOptions, as_json: bool) -> None:
     """A model with host nodes: its segments' texts in order, and in the graph the nodes between them."""
-    prepare_split(graph, PassContext(numerics=options.numerics, lanes=cpu.lanes, precision=options.precision))
+    prepare_split(graph, PassContext(numerics=options.numerics, precision=options.precision))
     texts = []
     for k, step in enumerate(split(graph)):
         if isinstance(step, HostStep):
             texts += [f"# step {k}: on the host\n{step.node!r}\n"] if view.stage == "graph" else []
             continue
-        program = lowered(step.graph, cpu, options)
-        shown = program.graph.text(view.locs) if view.stage == "graph" else program_sources(program, cpu, view.naive).text(view.stage, view.kernel)
+        program = lowered(step.graph, machine, options)
+        sources = program_sources(program, machine, view.naive)
+        shown = program.graph.text(view.locs) if view.stage == "graph" else sources.text(view.stage, view.kernel)
         texts.append(f"# step {k}: native\n{shown}")
     _show_text("\n".join(texts), view.stage, as_json)
 
@@ -89,16 +111,20 @@ def inspect_saved(model: str, view: View, options: CompileOptions, as_json: bool
         f.prepare([a.shape for a in make_arrays(f, ("zeros",), dict(options.dims), 0)])
         _show_text(f.source(view.stage, view.kernel), view.stage, as_json)
         return
-    if not isinstance(f, Executable):
+    if not isinstance(f, (Executable, DeviceExecutable)):
         raise InputError(f"{model} holds no compiled program; run it, or inspect the model that it was compiled from")
     native = f.prepare([a.shape for a in make_arrays(f, ("zeros",), dict(options.dims), 0)]) if options.dims or not f.natives else f.natives[-1]
     if view.stage == "graph":
         _show_graph(native.graph_text(view.locs), as_json)
         return
-    show_sources(sources_of(native, f.target), view, as_json)
+    show_sources(_sources(f, native), view, as_json)
 
 
-def show_sources(sources: Sources, view: View, as_json: bool) -> None:
+def _sources(f: Executable | DeviceExecutable, native: Any) -> AnySources:
+    return sources_of(native, f.target) if isinstance(f, Executable) else device_sources_of(native, f.target)
+
+
+def show_sources(sources: AnySources, view: View, as_json: bool) -> None:
     """Print kernels at a stage."""
     if as_json:
         show_json({"stage": view.stage, "kernels": kernels(sources, view)})
@@ -124,18 +150,27 @@ def read_graph(model: str, dims: dict[str, Any]) -> Graph:
     return specialise(graph, fixed)
 
 
-def lowered(graph: Graph, cpu: CpuTarget, options: CompileOptions) -> Program:
+def lowered(graph: Graph, machine: CpuTarget | Machine, options: CompileOptions) -> Program:
     """The program of a graph, with open dims as symbols. InputError names them where that does not work."""
+    if not isinstance(machine, CpuTarget):
+        from dnnc.device_driver import make_program as make_device_program
+
+        if graph.dims:
+            raise InputError(open_dims("kernels for a device are made for fixed sizes", list(graph.dims)))
+        return make_device_program(specialise(graph, {}), machine, options)
     try:
-        return make_program(specialise(graph, {}), cpu, options)
+        return make_program(specialise(graph, {}), machine, options)
     except DnncError as e:
         if not graph.dims:
             raise
         raise InputError(f"{open_dims('kernels for every size cannot be made of this model', list(graph.dims))}\n{e}") from e
 
 
-def program_sources(program: Program, cpu: CpuTarget, naive: bool = False) -> Sources:
+def program_sources(program: Program, machine: CpuTarget | Machine, naive: bool = False) -> AnySources:
     """The texts of a program that nobody has compiled to machine code."""
+    if not isinstance(machine, CpuTarget):
+        return _device_sources(program, machine, naive)
+    cpu = machine
     symbols = {s.text: symbol_of(s.text, cpu) for s in program.kernels}
     texts = {symbols[s.text]: naive_text(program, s) for s in program.kernels} if naive else None
     return Sources(
@@ -143,12 +178,21 @@ def program_sources(program: Program, cpu: CpuTarget, naive: bool = False) -> So
     )
 
 
+def _device_sources(program: Program, machine: Machine, naive: bool) -> DeviceSources:
+    from dnnc.backends.cuda.build import linked_texts
+
+    kernels = linked_texts(program, machine.target, machine.compiler.version)
+    symbols = {k.text: k.symbol for k in kernels}
+    texts = {symbols[s.text]: naive_text(program, s) for s in program.kernels} if naive else None
+    return DeviceSources(kernels, program.graph.text, machine.target, texts)
+
+
 def naive_text(program: Program, s: Step) -> str:
     """The kernel of a step before its schedule."""
     return show_kernel(lower(program.graph, s.group.nodes, s.group.output, program.memory.inplace.get(s.group)).kernel)
 
 
-def kernels(sources: Sources, view: View) -> list[dict[str, Any]]:
+def kernels(sources: AnySources, view: View) -> list[dict[str, Any]]:
     """The kernels of a view as data."""
     return [
         {"number": n, "name": k.name, "symbol": k.symbol, "schedule": k.choice, "nodes": list(k.calls), "text": sources.kernel_text(k, view.stage)}

@@ -10,6 +10,7 @@ from typing import Any
 from dnnc.backends.artifact import is_artifact
 from dnnc.cli.arguments import Array, Compiled, load_model, make_arrays, open_dims, parse_cache, parse_dims
 from dnnc.cli.errors import say
+from dnnc.device_executable import DeviceExecutable
 from dnnc.driver import compile
 from dnnc.executable import Executable
 from dnnc.ir.errors import ArtifactWarning, InputError
@@ -78,12 +79,12 @@ def open_with_arrays(job: Job, progress: Progress | None, seed: int = 0) -> tupl
     """The model, compiled for the sizes of the arrays that `--input` and `--dims` tell, and these arrays in the order of its inputs."""
     f = open_model(job, progress)
     arrays = make_arrays(f, job.inputs, parse_dims(job.dims), seed)
-    if isinstance(f, (Executable, StagedExecutable)):
+    if isinstance(f, (Executable, StagedExecutable, DeviceExecutable)):
         f.prepare([a.shape for a in arrays])
     return f, arrays
 
 
-def prepare(f: Executable | StagedExecutable, job: Job) -> None:
+def prepare(f: Executable | StagedExecutable | DeviceExecutable, job: Job) -> None:
     """Compile for the sizes that `--dims` and `--input` tell. InputError names the dims that they leave open."""
     dims = parse_dims(job.dims)
     asked = list(dict.fromkeys(x.name for v in f.graph.inputs for d in v.type.shape if isinstance(d, Expr) for x in free(d)))

@@ -1,10 +1,11 @@
 """The conformance suite that ships inside the onnx package, run against one of dnnc's targets.
 
-    python -m dnnc.testing.onnx_suite --target llvm [--match RE] [--kinds node,simple] [--floor N] [--json OUT]
+    python -m dnnc.testing.onnx_suite --target llvm [--match RE] [--kinds node,simple] [--floor N] [--json OUT] [--markdown]
 
 Cases run in worker processes with a time limit each, so a crash or a hang costs one case. Printed are the failures with their reasons, then
-passed and failed per kind and in all; the exit status is 1 when fewer than `--floor` pass. The target `import` reads the model and
-interprets the graph at once: it tests the front end and the op records alone.
+passed and failed per kind and in all, or the same as a page to publish; the exit status is 1 when fewer than `--floor` pass. The target `import` reads the model and
+interprets the graph at once: it tests the front end and the op records alone. `cuda-interpreted` runs the kernels of CUDA programs in the
+interpreter: all but the printer and the device.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from dnnc.testing.scoreboard import page
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 # Outputs that are random draws: checked for dtype, shape and the set of values, not for the values.
@@ -130,6 +133,11 @@ def run_case(run: Runner, case: Any) -> None:
 
 
 def runner(target: str) -> Runner:
+    if target == "cuda-interpreted":
+        from dnnc.testing.interpreted_device import install
+
+        install()
+        return compiled("cuda -arch=sm_90a")
     return import_and_interpret if target == "import" else compiled(target)
 
 
@@ -304,13 +312,14 @@ def report(settings: Settings, cases: Sequence[Any], errors: dict[int, str | Non
 
 def main(argv: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="python -m dnnc.testing.onnx_suite", description="The ONNX conformance suite against one target.")
-    p.add_argument("--target", default="llvm", help="reference, llvm, cuda, ..., or import (default: llvm)")
+    p.add_argument("--target", default="llvm", help="reference, llvm, cuda, ..., cuda-interpreted, or import (default: llvm)")
     p.add_argument("--match", default="", help="only cases whose names match this regular expression")
     p.add_argument("--kinds", default=",".join(KINDS), help="comma-separated, of " + ", ".join(KINDS))
     p.add_argument("--floor", type=int, help="exit with 1 when fewer cases pass")
     p.add_argument("--limit", type=float, default=60.0, help="seconds a case may take")
     p.add_argument("--jobs", type=int, default=2, help="worker processes")
     p.add_argument("--json", help="write passed, total and the failures' reasons to this file")
+    p.add_argument("--markdown", action="store_true", help="print a page with the scoreboard's categories instead")
     p.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     a = p.parse_args(argv)
     settings = Settings(a.target, tuple(k for k in a.kinds.split(",") if k), a.match, a.limit)
@@ -323,7 +332,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"\r{done}/{total}", end="", file=sys.stderr, flush=True)
 
     cases, errors = run_suite(settings, a.jobs, progress)
-    passed = report(settings, cases, errors)
+    if a.markdown:
+        print(page(settings.target, cases, errors), end="")
+        passed = sum(errors.get(k, "was not run") is None for k in range(len(cases)))
+    else:
+        passed = report(settings, cases, errors)
     if a.json:
         fails = {cases[k].name: e for k, e in sorted(errors.items()) if e is not None}
         Path(a.json).write_text(json.dumps({"target": a.target, "passed": passed, "of": len(cases), "failures": fails}, indent=1))

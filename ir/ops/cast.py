@@ -61,7 +61,39 @@ def _reference(x: Array, *, to: DType, saturate: bool = True) -> Array:
     return cast_numpy(x, to)
 
 
+# --- rounding -----------------------------------------------------------------------------------------------------------------
+
+
+def _rounded_type(x: TensorType, *, dtype: DType) -> TensorType:
+    require(x.dtype is dtype and dtype.is_float, "rounded keeps the float type of its operand; got {} and {}", x, dtype)
+    return x
+
+
+def _rounded(x: te.Tensor, *, dtype: DType) -> te.Tensor:
+    """The operand as if it had been stored: within a kernel a value of a half type is float32 until then."""
+    return elementwise(lambda e: round_to(e, dtype), x)
+
+
+def round_to(e: Expr, dtype: DType) -> Expr:
+    """A value of the type in which registers hold `dtype`, rounded to `dtype`."""
+    return cast(cast(e, dtype), dtype.computed)
+
+
+def round_numpy(x: Array, dtype: DType) -> Array:
+    """`round_to` for arrays of that type or of float64."""
+    return x if dtype.computed is dtype else x.astype(dtype.numpy).astype(x.dtype)
+
+
 CAST_OPS: tuple[OpDef, ...] = (
+    OpDef(
+        "rounded",
+        _rounded_type,
+        _rounded,
+        reference=round_numpy,
+        flops=size_flops(1),
+        traits=ELEMENTWISE,
+        samples=(sample("bf16[3, 7]", dtype=bf16), sample("f16[5]", dtype=f16), sample("f32[4]", dtype=f32)),
+    ),
     OpDef(
         "cast",
         _type,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from dnnc.ir import te
+from dnnc.ir.dtype import DType, bf16, f16, f32
 from dnnc.ir.expr import Expr, const
 from dnnc.ir.op import OpDef, require
 from dnnc.ir.operator.stmt import call
+from dnnc.ir.ops.cast import round_numpy, round_to
 from dnnc.ir.ops.common import REDUCTION, Array, broadcast_index, count, dim, quiet, require_kind, rows_flops, same_dim, same_dtype, sample, within
 from dnnc.ir.ops.reduce import Axes, all_axes, keep_index, reduced
 from dnnc.ir.shapes import broadcast_shapes, normalize_axis
@@ -38,6 +41,64 @@ def _softmax(x: Tensor, *, axis: int) -> Tensor:
 def _softmax_numpy(x: Array, *, axis: int = -1) -> Array:
     e = np.exp(x - np.max(x, axis, keepdims=True, initial=-np.inf).astype(x.dtype))
     return e / np.sum(e, axis, keepdims=True)
+
+
+# Half types whose sums are kept in the type itself, one rounding for each addition; float16 is summed in float32 and rounded once. It is what
+# the standard's reference implementation does, by which its expected values were made.
+RUNNING_SUMS = frozenset(("bf16",))
+TERMS = 4  # additions in one expression: a longer chain of roundings is a deep one
+
+
+def _rounded_softmax_type(x: TensorType, *, dtype: DType) -> TensorType:
+    require(x.dtype is dtype, "rounded_softmax rounds to the type of its operand; got {} and {}", x, dtype)
+    out = _softmax_type(x)
+    require(isinstance(x.shape[-1], int) and x.shape[-1] > 0, "rounded_softmax needs rows of a known length; got {}", x)
+    return out
+
+
+def _rounded_softmax(x: Tensor, *, dtype: DType) -> Tensor:
+    """softmax of rows along the last axis in which each operation rounds to `dtype`: difference, exp, sum, quotient."""
+    wide, axes = dtype.computed, (len(x.dims) - 1,)
+
+    def rounded(e: Expr) -> Expr:
+        return round_to(e, dtype)
+
+    # an operand that the same kernel makes has not been rounded yet
+    m = reduced(x, axes, True, "fmax", lambda *i: rounded(x[i]), wide, "row_max")
+    e = te.compute(x.dims, wide, lambda *i: rounded(call("exp", rounded(rounded(x[i]) - m[keep_index(i, axes)]))), "exponential")
+    s = _running_sum(e, rounded) if dtype.name in RUNNING_SUMS else reduced(e, axes, True, "sum", lambda *i: e[i], wide, "row_sum")
+    return te.compute(x.dims, dtype, lambda *i: rounded(e[i] / rounded(s[keep_index(i, axes)])))
+
+
+def _running_sum(e: Tensor, rounded: Callable[[Expr], Expr]) -> Tensor:
+    """The sums of rows, rounded after each addition: spelled out, in reductions of one step, which are numbers of the row and computed once."""
+    *front, n = e.dims
+    assert isinstance(n, int)
+
+    def part(start: int, before: Tensor | None) -> Tensor:
+        def value(*v: Expr) -> Expr:
+            terms = [e[(*v[:-2], k)] for k in range(start, min(start + TERMS, n))]
+            return functools.reduce(lambda total, term: rounded(total + term), terms if before is None else [before[v[:-1]], *terms])
+
+        return te.reduce((*front, 1), [1], e.dtype, "sum", value, name="row_sum")
+
+    s = part(0, None)
+    for start in range(TERMS, n, TERMS):
+        s = part(start, s)
+    return s
+
+
+def _rounded_softmax_numpy(x: Array, *, dtype: DType) -> Array:
+    def rounded(a: Array) -> Array:
+        return round_numpy(a, dtype)
+
+    x = rounded(x)
+    e = rounded(np.exp(rounded(x - np.max(x, -1, keepdims=True))))
+    if dtype.name in RUNNING_SUMS:
+        s = functools.reduce(lambda total, term: rounded(total + term), np.split(e, e.shape[-1], -1))
+    else:
+        s = rounded(np.sum(e, -1, keepdims=True))
+    return rounded(e / s)
 
 
 def _log_softmax(x: Tensor, *, axis: int) -> Tensor:
@@ -267,6 +328,21 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
             ),
         )
         for name, compute, numpy in (("softmax", _softmax, _softmax_numpy), ("log_softmax", _log_softmax, _log_softmax_numpy))
+    ),
+    OpDef(
+        "rounded_softmax",
+        _rounded_softmax_type,
+        _rounded_softmax,
+        reference=quiet(_rounded_softmax_numpy),
+        flops=rows_flops(12),
+        traits=REDUCTION,
+        samples=(
+            sample("bf16[4, 6]", dtype=bf16, domain=(-4.0, 4.0)),
+            sample("bf16[2, 3, 5]", dtype=bf16),
+            sample("f16[5, 16]", dtype=f16, domain=(-4.0, 4.0)),
+            sample("bf16[16]", dtype=bf16, domain=(0.0, 0.0)),
+            sample("f32[3, 1, 7]", dtype=f32),
+        ),
     ),
     OpDef(
         "layer_norm",

@@ -395,10 +395,11 @@ def test_ops_are_listed_with_their_definition() -> None:
 
 
 def test_onnx_operators_are_listed_with_how_they_are_read() -> None:
-    found = dnnc_json("ops", "--onnx")
-    assert found["Conv"] == "a converter" and len(found) > 190
+    found = {(o["domain"], o["name"]): o for o in dnnc_json("ops", "--onnx")}
+    assert found["", "Conv"]["how"] == "a converter" and found["", "Conv"]["runs"] == "native" and len(found) > 270
     text = dnnc("ops", "--onnx")
-    assert f"{sum(map(bool, found.values()))} of {len(found)} ONNX operators" in text
+    read = sum(bool(o["how"]) for (domain, _), o in found.items() if domain == "com.microsoft")
+    assert f"com.microsoft: {read} of {read} operators" in text
 
 
 # --- the bar ------------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dnnc.frontends.onnx.call import Call
+from dnnc.frontends.onnx.rounded import is_rounded, rounded_softmax
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Value
 from dnnc.ir.shapes import normalize_axis
@@ -47,6 +48,10 @@ def running(op: str) -> Converter:
     return convert
 
 
+def _softmax(c: Call, op: str, x: Value, axis: int) -> Any:
+    return rounded_softmax(c, x, axis) if op == "softmax" and is_rounded(x, axis) else c.b.op(op, x, axis=axis)
+
+
 def softmax(op: str) -> Converter:
     """Along one axis since opset 13; before, over all axes from `axis` on, as one row."""
 
@@ -55,9 +60,9 @@ def softmax(op: str) -> Converter:
         rank = x.type.rank
         axis = normalize_axis(c.integer("axis", -1 if c.opset >= 13 else 1), rank)
         if c.opset >= 13 or all(d == 1 for d in x.type.shape[axis + 1 :]):
-            return c.b.op(op, x, axis=axis)
+            return _softmax(c, op, x, axis)
         rows = c.b.reshape(x, shape=(product(x.type.shape[:axis]), product(x.type.shape[axis:])))
-        return c.b.reshape(c.b.op(op, rows, axis=1), shape=x.type.shape)
+        return c.b.reshape(_softmax(c, op, rows, 1), shape=x.type.shape)
 
     return convert
 

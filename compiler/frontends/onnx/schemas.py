@@ -11,6 +11,7 @@ from onnx import defs
 
 from dnnc.frontends.onnx.call import Call, Item, attribute_value
 from dnnc.frontends.onnx.tensors import ONNX_NUMBERS
+from dnnc.ir.dtype import ALL
 from dnnc.ir.errors import ModelError
 
 
@@ -27,6 +28,28 @@ def find(domain: str, op: str, opset: int) -> Any:
 def names(domain: str) -> frozenset[str]:
     """All operators of a domain."""
     return frozenset(s.name for s in defs.get_all_schemas() if s.domain == domain)
+
+
+def history() -> list[Any]:
+    """Every version of every operator that ONNX defines, in all domains."""
+    return list(defs.get_all_schemas_with_history())
+
+
+def has_body(schema: Any) -> bool:
+    """Does a function body define the operator?"""
+    return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def element_types(schema: Any) -> tuple[str, ...]:
+    """The names of the element types of an operator's first input, or of its first output where there is none; those that dnnc has."""
+    numbers = {_element(t) for p in (schema.inputs or schema.outputs)[:1] for t in p.types}
+    return tuple(d.name for d in ALL if ONNX_NUMBERS.get(d.name) in numbers)
+
+
+def _element(text: str) -> int:
+    """ONNX's number of the element type in `tensor(float)`, `seq(tensor(float))`, `map(int64, float)` and the like."""
+    inner = text.replace(")", "").rpartition("(")[2].rpartition(",")[2].strip()
+    return int(onnx.TensorProto.DataType.Value(inner.upper()))
 
 
 @functools.lru_cache(maxsize=256)
