@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,27 @@ def save_late(path: str | os.PathLike[str], options: CompileOptions, onnx: OnnxP
     data = f.onnx(onnx)
     model = SavedModel("late", *_versions(), str(options.target), None, _plain_options(options), (), (), "", "", None, (), data, ())
     f.write(path, model)
+
+
+def save_device(
+    path: str | os.PathLike[str],
+    graph: Graph,
+    names: tuple[Sequence[str], Sequence[str]],
+    options: CompileOptions,
+    code: tuple[Mapping[str, bytes], Collection[str]],
+    onnx: OnnxParts | None,
+) -> None:
+    """Write a model for a device: its graph, and `code`: machine code by symbol, and the symbols that a device has checked.
+
+    Loading runs the passes and finds the code. ArtifactError where the file cannot be written.
+    """
+    f = _File()
+    data = None if onnx is None else f.onnx(onnx)
+    model = _graph_model(f, "device", graph, _Names(*names, options), None)
+    cubins, checked = code
+    index = [[symbol, *f.objects.add(cubin), symbol in checked] for symbol, cubin in sorted(cubins.items())]
+    f.sections.append(("cubins", json.dumps(index, separators=(",", ":")).encode()))
+    f.write(path, dataclasses.replace(model, onnx=data))
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 In come a graph of fixed sizes, inputs, and the options; out comes a `Finding` with a graph as small as it could be made that shows it.
 Passes are judged by the float64 interpreter before and after each; kernels one by one, each alone on the numbers that it gets in the
-model; and where all of these are right, by the memory that the program leaves after each of its calls.
+model (those within a loop on the numbers of its first iteration, those of a branch that is not taken not at all); and where all of these are right, by the memory that the program leaves after each of its calls.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +32,7 @@ from dnnc.options import CompileOptions
 from dnnc.passes.base import Pass, PassContext, PassManager
 from dnnc.passes.lower import group_inputs
 from dnnc.passes.pipelines import LEVELS
-from dnnc.passes.program import ControlStep, Program, Step
+from dnnc.passes.program import AnyStep, Body, ControlStep, Program, Step
 from dnnc.staged import NativeStep, StagedExecutable
 from dnnc.testing.fuzz import Failure, shrink
 
@@ -209,23 +209,50 @@ def values_of(graph: Graph, inputs: Sequence[Array], wanted: Sequence[Value]) ->
 
 
 def find_kernel(graph: Graph, f: Executable, inputs: Sequence[Array], options: CompileOptions) -> Finding | None:
-    """The first kernel whose result is off when it runs alone on the numbers that it gets in the model."""
+    """The first kernel whose result is off when it runs alone on the numbers that it gets in the model, in a loop those of the first iteration."""
     native, program = program_of(f)
-    read = dict.fromkeys(v for s in program.steps for v in group_inputs(s.group.nodes))
-    known = values_of(program.graph, inputs, list(read))
-    for step in program.steps:
+    return _first_wrong(native, program.graph, program.steps, inputs, options)
+
+
+def _first_wrong(native: Native, graph: Graph, steps: Sequence[AnyStep], inputs: Sequence[Array], options: CompileOptions) -> Finding | None:
+    known = values_of(graph, inputs, list(dict.fromkeys(v for s in steps for v in group_inputs(s.group.nodes))))
+    for step in steps:
         if isinstance(step, ControlStep):
-            continue  # a loop or branch is no kernel; whole runs are compared before
-        operands = {v: known[v] for v in group_inputs(step.group.nodes)}
-        sub = subgraph(step, list(operands), {})
-        arrays = list(operands.values())
-        message = _off(step, native, sub, operands, options)
-        if message is None:
-            continue
-        small = _shrunk(sub, arrays, message, lambda g, x: _compiles_wrong(g, x, options))
-        schedule = f"kernel {step.kernel.name}, schedule {step.choice}"
-        return Finding("kernel", schedule, _where(sub), small.message, f"{small.graph}\n{_inputs_text(small)}")
+            entered = entered_body(step, known)
+            found = None if entered is None else _first_wrong(native, entered[0].graph, entered[0].steps, entered[1], options)
+        else:
+            found = _kernel_finding(native, step, {v: known[v] for v in group_inputs(step.group.nodes)}, options)
+        if found is not None:
+            return found
     return None
+
+
+def entered_body(step: ControlStep, known: Mapping[Value, Array]) -> tuple[Body, list[Array]] | None:
+    """The body that a loop or branch runs first, with the arrays that it gets then; None for a loop that never runs."""
+    node = step.node
+    given = [None if v is None else known[v] for v in node.inputs]
+    if node.op.name == "cond":
+        assert given[0] is not None
+        return step.bodies[0 if given[0].item() else 1], [a for a in given[1:] if a is not None]
+    trips, condition, *rest = given
+    carried, scanned, length = node.attrs["carried"], node.attrs["scanned"], node.attrs["length"]
+    if (trips is not None and trips.item() <= 0) or (condition is not None and not condition.item()) or length == 0:
+        return None
+    backward = node.attrs["backward"] or (False,) * scanned
+    operands = [a for a in rest if a is not None]
+    rows = [a[-1 if back else 0] for a, back in zip(operands[carried : carried + scanned], backward)]
+    return step.bodies[0], [np.array(0, np.int64), *operands[:carried], *rows, *operands[carried + scanned :]]
+
+
+def _kernel_finding(native: Native, step: Step, operands: dict[Value, Array], options: CompileOptions) -> Finding | None:
+    sub = subgraph(step, list(operands), {})
+    arrays = list(operands.values())
+    message = _off(step, native, sub, operands, options)
+    if message is None:
+        return None
+    small = _shrunk(sub, arrays, message, lambda g, x: _compiles_wrong(g, x, options))
+    schedule = f"kernel {step.kernel.name}, schedule {step.choice}"
+    return Finding("kernel", schedule, _where(sub), small.message, f"{small.graph}\n{_inputs_text(small)}")
 
 
 def _off(step: Step, native: Native, sub: Graph, operands: dict[Value, Array], options: CompileOptions) -> str | None:

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from dnnc.accuracy import as_stored, check_model
 from dnnc.backends.cache import KernelCache
@@ -15,22 +15,23 @@ from dnnc.backends.llvm.build import build
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.features import parse_target as parse_cpu
 from dnnc.backends.llvm.gate import check_kernel
+from dnnc.backends.llvm.gate_work import not_checked
 from dnnc.backends.llvm.native import Native
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.llvm.worker_pool import CompileService
 from dnnc.backends.runtime import runtime
 from dnnc.executable import Executable
-from dnnc.ir.errors import InputError, ShapeError, UnsupportedError
+from dnnc.ir.errors import InputError, ShapeError
 from dnnc.ir.expr import Var
 from dnnc.ir.form import ARRAY
 from dnnc.ir.graph import Graph, identifier
 from dnnc.ir.shapes import bound_dims, lows_without_empties, specialise
 from dnnc.ir.target import parse_target
 from dnnc.late import Given, LateExecutable, Special
-from dnnc.memory import check_program
+from dnnc.memory import check_possible, check_program
 from dnnc.options import CompileOptions, cache_folder, check_every_pass, make_options, thread_count
 from dnnc.origin import OnnxParts, Origin
-from dnnc.passes.base import PassContext, PassManager
+from dnnc.passes.base import PassContext, PassManager, PassRecord
 from dnnc.passes.graph.segments import needs_host
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.program import Program
@@ -40,12 +41,16 @@ from dnnc.report.log import Laps, Log
 from dnnc.signature import TensorSpec
 from dnnc.staged import Make, StagedExecutable
 
+if TYPE_CHECKING:
+    from dnnc.device_executable import DeviceExecutable
+
 __all__ = ["Executable", "TensorSpec", "compile"]
 
 Progress = Callable[[str, int, int], None]
 
 
-Compiled = Union[Executable, ReferenceExecutable, LateExecutable, StagedExecutable]
+Made = Union[Executable, ReferenceExecutable, StagedExecutable, "DeviceExecutable"]
+Compiled = Union[Made, LateExecutable]
 
 
 def compile(model: Any, progress: Progress | None = None, **options: Any) -> Any:
@@ -103,7 +108,7 @@ def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) ->
     seconds = time.perf_counter() - start
     onnx = (lambda: take_apart(model)) if imported.graph.dims else None
     made = compile_graph(imported.graph, names, replace(opts, dims=_left(opts, imported.graph)), progress, seconds, onnx)
-    if isinstance(made, (Executable, StagedExecutable)) and said.dims:
+    if not isinstance(made, ReferenceExecutable) and said.dims:
         # the import takes symbolic dims to be at least 1, which lets shapes simplify; empty inputs get a program of their own
         read = rereader(model, opts, progress)
         made.when_empty(lambda shapes: read({}, dict(zip(names[0], shapes))))
@@ -131,14 +136,14 @@ def reader(model: Any, opts: CompileOptions, progress: Progress | None) -> Calla
     return read
 
 
-Reread = Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], Union[Executable, ReferenceExecutable, StagedExecutable]]
+Reread = Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], Made]
 
 
 def rereader(model: Any, opts: CompileOptions, progress: Progress | None) -> Reread:
     """A function that reads and compiles an ONNX model for the contents of some inputs and the shapes of all."""
     from dnnc.frontends.onnx import read_model
 
-    def read(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Executable | ReferenceExecutable | StagedExecutable:
+    def read(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Made:
         made = read_model(model, values=values, shapes=shapes)
         return compile_graph(made.graph, (list(made.inputs), list(made.outputs)), replace(opts, dims={}), progress)
 
@@ -157,7 +162,7 @@ def compile_graph(
     progress: Progress | None = None,
     import_seconds: float = 0.0,
     onnx: Callable[[], OnnxParts] | None = None,
-) -> Executable | ReferenceExecutable | StagedExecutable:
+) -> Made:
     """Compile a graph, which stays as it is.
 
     Args:
@@ -174,16 +179,19 @@ def compile_graph(
     target = parse_target(opts.target)
     if target.kind == "reference":
         return ReferenceExecutable(as_stored(graph, opts.precision), names)
-    if target.kind != "llvm":
-        raise UnsupportedError(f"target {target}: this version compiles for llvm and reference")
+    if target.kind == "cuda":
+        from dnnc.device_driver import compile_for_device, cuda_machine
+
+        kernels, machine = KernelCache(cache_folder(opts.cache)), cuda_machine(str(target), opts.threads)
+        return compile_for_device(graph, names, opts, kernels, machine, progress, import_seconds, onnx)
     cpu = parse_cpu(str(target), opts.threads)
+    check_possible(graph)
     cache = KernelCache(cache_folder(opts.cache))
     runtime().start(cache)
     if needs_host(graph):
         make = segment_maker(opts, cpu, cache, progress)
         return StagedExecutable(graph, names, opts, cpu, min(thread_count(opts.threads), cpu.threads), import_seconds, make, onnx)
-    loops = any("control" in n.op.traits for n in graph.nodes())  # their functions are made for fixed sizes
-    symbolic = bool(graph.dims) and set(opts.dims) >= set(graph.dims) and not loops
+    symbolic = bool(graph.dims) and set(opts.dims) >= set(graph.dims) and not has_control(graph)
     lows = lows_without_empties(graph) if symbolic else {}
     threads = min(thread_count(opts.threads), cpu.threads)
     log = Log(graph.name, str(target), threads, import_seconds)
@@ -194,6 +202,11 @@ def compile_graph(
     return f
 
 
+def has_control(graph: Graph) -> bool:
+    """Are there loops or branches? Their functions are made for fixed sizes."""
+    return any("control" in n.op.traits for n in graph.nodes())
+
+
 def segment_maker(opts: CompileOptions, cpu: CpuTarget, cache: KernelCache, progress: Progress | None) -> Make:
     """A function that compiles segments between host steps: for all sizes, or (False) for each that comes."""
     threads = min(thread_count(opts.threads), cpu.threads)
@@ -201,7 +214,8 @@ def segment_maker(opts: CompileOptions, cpu: CpuTarget, cache: KernelCache, prog
 
     def make(graph: Graph, shared: bool) -> Executable:
         empties = {n: 1 for n, x in graph.dims.items() if x.lo == 0}  # no elements: a program of their own
-        lows = {**empties, **lows_without_empties(bound_dims(graph, {n: (1, None) for n in empties}))} if shared else None
+        all_sizes = shared and not has_control(graph)
+        lows = {**empties, **lows_without_empties(bound_dims(graph, {n: (1, None) for n in empties}))} if all_sizes else None
         log = Log(graph.name, str(opts.target), threads)
         names = [v.name for v in graph.inputs], [v.name for v in graph.outputs]
         return Executable(Maker(graph, own, cpu, threads, log, cache, lows, progress).origin(names), threads, log)
@@ -250,8 +264,13 @@ class Maker:
             trial = Executable(replace(origin, specialise=lambda _: native), self.threads, self.log)
             check_model(trial, self.graph, dims, origin.outputs, self.opts.precision)
             laps.lap("check model")
-        self.log.add(program_report(native, dims, common, manager.records, laps.seconds))
+        self.log.add(program_report(native, dims, common, [*manager.records, *self.gaps(program)], laps.seconds))
         return native
+
+    def gaps(self, program: Program) -> list[PassRecord]:
+        """Which kernels are too long for the gate, as a record of the report."""
+        notes = not_checked(program.kernels, {}) if self.opts.verify and not program.dims else ()
+        return [PassRecord("kernel gate", 0.0, len(program.graph), len(program.graph), False, notes)] if notes else []
 
 
 def expose(graph: Graph, names: tuple[list[str], list[str]], wanted: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -271,7 +290,7 @@ def expose(graph: Graph, names: tuple[list[str], list[str]], wanted: Sequence[st
 def make_program(graph: Graph, cpu: CpuTarget, opts: CompileOptions, manager: PassManager | None = None) -> Program:
     """Graph passes (which change the graph in place), plans, scheduled kernels."""
     ctx = PassContext(numerics=opts.numerics, lanes=cpu.lanes, precision=opts.precision, check=check_every_pass())
-    return compile_program(graph, ctx, templates(cpu), opt_level=opts.opt_level, manager=manager)
+    return compile_program(graph, ctx, templates(cpu, ctx.strict), opt_level=opts.opt_level, manager=manager)
 
 
 def build_native(

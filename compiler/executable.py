@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import threading
 from collections import OrderedDict
@@ -13,7 +14,7 @@ import numpy as np
 
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.native import Native, shape_of
-from dnnc.backends.runtime import Frame, runtime
+from dnnc.backends.runtime import FRAME_CONSTANTS, FRAME_OFFSETS, Frame, runtime
 from dnnc.ir.errors import InputError, InternalError
 from dnnc.ir.expr import Expr, Var, const
 from dnnc.ir.graph import Graph
@@ -29,15 +30,29 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 MAX_SPECIALISATIONS = 16  # programs kept for different shapes of one model
-MAX_PLANS = 64  # memory plans kept of one symbolic program
+MAX_PLANS = 512  # memory plans kept of one symbolic program, some kilobytes each
+
+
+class Held:
+    """The memory of one call: a frame, and the addresses of its buffers. Calls of all shapes use it in turns."""
+
+    __slots__ = ("address", "frame", "owner", "pointers")
+
+    def __init__(self, frame: Frame, buffers: int, owner: Bound) -> None:
+        self.frame, self.owner = frame, owner
+        self.pointers: Any = (ctypes.c_void_p * buffers)()
+        self.address: int = ctypes.addressof(self.pointers)
 
 
 class Bound:
-    """A native program at fixed dims: what a call needs without looking anything up."""
+    """A native program at fixed dims: what a call needs without looking anything up.
 
-    __slots__ = ("arena_bytes", "dims", "dims_address", "empty", "entry", "frames", "native", "nthreads", "offsets", "outputs")
+    `free` is shared by the shapes of an executable: as many frames as calls ran at once, each as large as its largest call needed.
+    """
 
-    def __init__(self, native: Native, dims: Mapping[Var, int], nthreads: int) -> None:
+    __slots__ = ("arena_bytes", "dims", "dims_address", "empty", "entry", "free", "native", "nthreads", "offsets", "outputs", "used")
+
+    def __init__(self, native: Native, dims: Mapping[Var, int], nthreads: int, free: list[Held]) -> None:
         env: dict[Expr, Expr] = {v: const(n) for v, n in dims.items()}
         self.native, self.entry = native, native.entry
         self.nthreads = nthreads if native.parallel else 1
@@ -45,19 +60,26 @@ class Bound:
         self.empty = all(0 in s for s, _ in self.outputs)
         self.dims = np.array([dims[v] for v in native.dims], np.int64)
         self.dims_address: int = self.dims.ctypes.data
-        self.offsets, self.arena_bytes = native.sizes(dims)
+        offsets, self.arena_bytes = native.sizes(dims)
+        self.offsets = np.array(offsets, np.int64)
         check_fits([(f"output {k}", s, d) for k, (s, d) in enumerate(self.outputs)], self.arena_bytes)
-        self.frames: list[tuple[Frame, Any, int]] = []  # free ones, with their array of buffer addresses
+        self.free = free
+        self.used = False  # again, since it was last looked at whether to drop it
 
-    def take(self, buffers: int) -> tuple[Frame, Any, int]:
-        """A frame that no other call uses."""
+    def take(self, buffers: int) -> Held:
+        """A frame that no other call uses, with this plan."""
         try:
-            return self.frames.pop()
+            held = self.free.pop()
         except IndexError:
-            frame = Frame(self.arena_bytes, len(self.offsets), self.native.constants.ctypes.data)
-            frame.offsets[:] = self.offsets
-            pointers = (ctypes.c_void_p * buffers)()
-            return frame, pointers, ctypes.addressof(pointers)
+            held = None
+        if held is None or held.frame.arena.nbytes < self.arena_bytes:
+            held = Held(Frame(self.arena_bytes), buffers, self)
+        elif held.owner is self:
+            return held
+        held.owner = self
+        held.frame.slots[FRAME_OFFSETS] = self.offsets.ctypes.data
+        held.frame.slots[FRAME_CONSTANTS] = self.native.constants.ctypes.data
+        return held
 
 
 class Executable:
@@ -73,6 +95,7 @@ class Executable:
         self._collect = self._signature.collect
         self._bound: OrderedDict[tuple[tuple[int, ...], ...], Bound] = OrderedDict()
         self._natives: OrderedDict[tuple[int, ...], Native] = OrderedDict()
+        self._free: list[Held] = []
         self._when_empty: Callable[[Sequence[tuple[int, ...]]], Any] | None = None
         self._lock = threading.RLock()
         self._launch = runtime().launch
@@ -164,7 +187,7 @@ class Executable:
         if bound.empty:
             return
         held = bound.take(len(arrays) + len(results))
-        frame, pointers, address = held
+        pointers = held.pointers
         k = 0
         for a in arrays:
             pointers[k] = a.ctypes.data
@@ -172,10 +195,10 @@ class Executable:
         for a in results:
             pointers[k] = a.ctypes.data
             k += 1
-        status = self._launch(bound.entry, frame.address, address, bound.dims_address, bound.nthreads)
+        status = self._launch(bound.entry, held.frame.address, held.address, bound.dims_address, bound.nthreads)
         if status:
-            self._fail(bound, frame)
-        bound.frames.append(held)
+            self._fail(bound, held.frame)
+        bound.free.append(held)
 
     def _fail(self, bound: Bound, frame: Frame) -> None:
         code = frame.status[0]
@@ -198,34 +221,60 @@ class Executable:
     def _bind(self, arrays: Sequence[Array]) -> Bound:
         key = tuple([a.shape for a in arrays])
         bound = self._bound.get(key)
-        return bound if bound is not None else self._bind_new(key, arrays)
+        if bound is None:
+            return self._bind_new(key, arrays)
+        bound.used = True
+        return bound
 
     def when_empty(self, compile_for: Callable[[Sequence[tuple[int, ...]]], Any]) -> None:
         """`compile_for(shapes)` makes the executable that takes calls with an empty input of symbolic size."""
         self._when_empty = compile_for
 
     def _bind_new(self, key: tuple[tuple[int, ...], ...], arrays: Sequence[Array]) -> Bound:
-        if self._when_empty is not None and any(0 in s for s in key):
-            inner = self._when_empty(key)
-            self._bound[key] = inner._bind(arrays)
-            return self._bound[key]
-        dims = bind_dims(self._origin.interface, [a.shape for a in arrays])
         with self._lock:
-            sizes = self._sizes(dims)
-            native = self._natives.get(sizes)
-            if native is None:
-                native = self._origin.specialise(dims)
-                self._natives[sizes] = native
-                while len(self._natives) > MAX_SPECIALISATIONS:
-                    _, dropped = self._natives.popitem(last=False)
-                    for old in [k for k, b in self._bound.items() if b.native is dropped]:
-                        del self._bound[old]
-            by_name = {v.name: n for v, n in dims.items()}
-            bound = Bound(native, {v: by_name[v.name] for v in native.dims}, self._nthreads)
+            if self._when_empty is not None and any(0 in s for s in key):
+                bound = self._when_empty(key)._bind(arrays)
+            else:
+                dims = bind_dims(self._origin.interface, [a.shape for a in arrays])
+                native = self._native(dims)
+                by_name = {v.name: n for v, n in dims.items()}
+                bound = Bound(native, {v: by_name[v.name] for v in native.dims}, self._nthreads, self._free)
+            while len(self._bound) >= MAX_PLANS:
+                self._drop_plan()
             self._bound[key] = bound
-            while len(self._bound) > MAX_PLANS:
-                self._bound.popitem(last=False)
             return bound
+
+    def _native(self, dims: Mapping[Var, int]) -> Native:
+        """The program that serves these dims, compiled if there is none."""
+        sizes = self._sizes(dims)
+        native = self._natives.get(sizes)
+        if native is None:
+            native = self._natives[sizes] = self._origin.specialise(dims)
+            if len(self._natives) > MAX_SPECIALISATIONS:
+                self._drop_program()
+            if not sizes and gc.isenabled():
+                gc.collect()  # what the compiler leaves behind would be collected during one of the next calls, which takes 40 ms after BERT
+        return native
+
+    def _drop_plan(self) -> None:
+        """Forget the oldest plan that was not used again since it was last looked at here."""
+        while True:
+            key, bound = next(iter(self._bound.items()))
+            if not bound.used:
+                del self._bound[key]
+                return
+            bound.used = False
+            self._bound.move_to_end(key)
+
+    def _drop_program(self) -> None:
+        """Forget the oldest program that was not used again since one was last dropped, with its plans; the newest one stays."""
+        *old, _ = self._natives
+        recent = {id(b.native) for b in self._bound.values() if b.used}
+        dropped = self._natives.pop(next((s for s in old if id(self._natives[s]) not in recent), old[0]))
+        for b in self._bound.values():
+            b.used = False
+        for key in [k for k, b in self._bound.items() if b.native is dropped]:
+            del self._bound[key]
 
     def prepare(self, shapes: Sequence[tuple[int, ...]]) -> Native:
         """Compile for input shapes ahead of the first call."""

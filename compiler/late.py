@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
@@ -29,12 +29,13 @@ from dnnc.staged import StagedExecutable
 from dnnc.structure import assemble, flatten
 
 if TYPE_CHECKING:
+    from dnnc.device_executable import DeviceExecutable
     from dnnc.profile import Profile
 
 MAX_PROGRAMS = 16
 
 Array = np.ndarray[Any, Any]
-Inner = Executable | ReferenceExecutable | StagedExecutable
+Inner = Union[Executable, ReferenceExecutable, StagedExecutable, "DeviceExecutable"]
 
 
 @dataclass(frozen=True)

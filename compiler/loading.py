@@ -31,7 +31,7 @@ from dnnc.report.log import Log
 from dnnc.restore import Restored
 from dnnc.saved import SavedModel, decode, ranges
 
-KINDS = ("programs", "staged", "reference", "late")
+KINDS = ("programs", "staged", "reference", "late", "device")
 
 
 def load(path: str | os.PathLike[str], code: bool = True, threads: int | None = None, cache: bool | str | Path = "auto") -> Any:
@@ -68,6 +68,8 @@ def load(path: str | os.PathLike[str], code: bool = True, threads: int | None = 
         return ReferenceExecutable(saved.graph, (saved.model.inputs, saved.model.outputs))
     if saved.model.kind == "staged":
         return _staged(saved, options)
+    if saved.model.kind == "device":
+        return _device(saved, options, code)
     reason = unfit(saved.model) if code else "code=False"
     if code and reason:
         warnings.warn(f"{saved.path}: {reason}; compiling again from the graph in the file", ArtifactWarning, stacklevel=2)
@@ -83,6 +85,22 @@ def _staged(saved: Restored, options: CompileOptions) -> Any:
     left = {n: d for n, d in options.dims.items() if n in graph.dims}
     f = compile_graph(graph, names, replace(options, dims=left, outputs=()), onnx=None if saved.model.onnx is None else saved.onnx)
     if saved.model.onnx is not None and isinstance(f, StagedExecutable):
+        f.when_empty(lambda shapes: _reread(saved, options, shapes))
+    return f
+
+
+def _device(saved: Restored, options: CompileOptions, code: bool) -> Any:
+    """A model for a CUDA device. Kernels whose code is in the file, made by the same versions for the same architecture, are not compiled again."""
+    from dnnc.backends.cuda.build import Given
+    from dnnc.device_driver import compile_for_device, cuda_machine
+
+    machine = cuda_machine(str(options.target), options.threads)
+    given = Given(*saved.cubins()) if code else None
+    names, onnx = (list(saved.model.inputs), list(saved.model.outputs)), None if saved.model.onnx is None else saved.onnx
+    notes = (f"loaded from {saved.path}" if code else f"compiled again from {saved.path}: code=False",)
+    own = replace(options, dims={}, outputs=())
+    f = compile_for_device(saved.graph, names, own, KernelCache(cache_folder(options.cache)), machine, onnx=onnx, given=given, notes=notes)
+    if onnx is not None:
         f.when_empty(lambda shapes: _reread(saved, options, shapes))
     return f
 

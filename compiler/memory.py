@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dnnc.ir.errors import InputError
+from dnnc.ir.errors import InputError, ShapeError, locations
 
 if TYPE_CHECKING:
+    from dnnc.ir.graph import Graph
     from dnnc.passes.program import Program
 
 SHOWN = 3  # of the largest, in a message
@@ -32,6 +33,14 @@ def check_fits(parts: Iterable[tuple[str, tuple[int, ...], np.dtype[np.generic]]
     raise InputError(
         f"a call of this model needs {gigabytes(total)} of memory, this machine has {gigabytes(memory())}: {', '.join(shown)}; give smaller sizes"
     )
+
+
+def check_possible(graph: Graph) -> None:
+    """ShapeError where a value is larger than any array can be. One without elements counts too: a NumPy array of f32[0, 2**62] is none."""
+    for v in (*graph.inputs, *(o for n in graph.nodes() for o in n.outputs)):
+        sizes = [d for d in v.type.shape if isinstance(d, int)]
+        if math.prod(max(d, 1) for d in sizes) * v.type.dtype.bytes > sys.maxsize:
+            raise ShapeError(f"{v.name}: {v.type}{locations(v.locs)} has more elements than an array can have; give smaller sizes")
 
 
 def check_program(program: Program, inputs: Sequence[str], outputs: Sequence[str]) -> None:

@@ -13,11 +13,12 @@ import onnx
 from onnx import helper
 from onnx.backend.base import Backend, BackendRep
 
+from dnnc.backends.cuda.device import device_problem
 from dnnc.driver import compile as compile_model
 from dnnc.frontends.onnx import NeedsValues, read_model
 from dnnc.ir.errors import DnncError, InputError, TargetError
 
-TARGETS = {"CPU": "llvm"}  # ONNX's name of a device kind -> target
+TARGETS = {"CPU": "llvm", "CUDA": "cuda"}  # ONNX's name of a device kind -> target
 TEST_OPTIONS = ("rtol", "atol")  # what the test runner hands through to `prepare`
 
 
@@ -108,15 +109,24 @@ class DnncBackend(Backend):
     @classmethod
     def supports_device(cls, device: str) -> bool:
         """Is there a target for a device such as "CPU" or "CUDA:1"?"""
-        return device.partition(":")[0] in TARGETS
+        return not _problem(device)
 
 
 def target_of(device: str) -> str:
     """The target of a device. TargetError where there is none."""
-    kind = device.partition(":")[0]
-    if kind not in TARGETS:
-        raise TargetError(f"device {device!r}: this version of dnnc compiles for {', '.join(TARGETS)}")
-    return TARGETS[kind]
+    problem = _problem(device)
+    if problem:
+        raise TargetError(f"device {device!r}: {problem}")
+    kind, _, number = device.partition(":")
+    return f"cuda:{number}" if kind == "CUDA" and number else TARGETS[kind]
+
+
+def _problem(device: str) -> str:
+    """Why a device cannot be had; empty where it can."""
+    kind, _, number = device.partition(":")
+    if kind not in TARGETS or not (number or "0").isdigit():
+        return f"dnnc compiles for {', '.join(TARGETS)}"
+    return device_problem(int(number or 0)) if kind == "CUDA" else ""
 
 
 def model_of(node: Any, arrays: Sequence[np.ndarray[Any, Any]], opset: int | None) -> Any:

@@ -22,7 +22,7 @@ from dnnc.backends.llvm.ceilings import Ceilings, ceilings
 from dnnc.backends.llvm.compile import Loaded, compile_text, load_objects
 from dnnc.backends.llvm.entry import Call, barriers, stamp_places, timed_entry_text
 from dnnc.backends.llvm.native import CONTROL
-from dnnc.backends.runtime import FRAME_NTHREADS, Frame, aligned_empty
+from dnnc.backends.runtime import FRAME_NTHREADS, aligned_empty
 from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.expr import Var
 from dnnc.report import KernelReport, ProgramReport
@@ -209,13 +209,13 @@ class Timed:
         addresses = {c.symbol: native.loaded.address(c.symbol) for c in calls}
         self.loaded = load_objects([compile_text(timed_entry_text(calls, addresses, buffers, stride, native.flush), cpu, features)])
         self.clock = Clock(self.loaded)
-        self.frame = Frame(bound.arena_bytes, len(bound.offsets), native.constants.ctypes.data)
-        self.frame.offsets[:] = bound.offsets
-        pointers = (ctypes.c_void_p * (buffers + 1))()
-        pointers[buffers] = self.stamps.ctypes.data  # behind the buffers of a call, which leaves it alone
         self.bound = copy.copy(bound)
         self.bound.entry = self.loaded.address("entry")
-        self.bound.frames = [(self.frame, pointers, ctypes.addressof(pointers))]
+        self.bound.free = []
+        held = self.bound.take(buffers + 1)
+        held.pointers[buffers] = self.stamps.ctypes.data  # behind the buffers of a call, which leaves it alone
+        self.bound.free.append(held)
+        self.frame = held.frame
 
     def measure(self, call: Callable[[], None], repeats: int | None) -> Samples:
         """Time `call`, which runs the timed program once."""

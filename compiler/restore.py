@@ -98,6 +98,17 @@ class Restored:
 
         return put_together(*self.onnx())
 
+    def cubins(self) -> tuple[dict[str, bytes], frozenset[str]]:
+        """Machine code for a device by symbol, and the symbols of kernels that a device has checked."""
+        try:
+            index = [(str(s), (int(at), int(n)), bool(checked)) for s, at, n, checked in json.loads(self.text("cubins"))]
+        except (ValueError, TypeError) as e:
+            raise self.wrong("section 'cubins'", e) from None
+        size = self.file.section("objects").nbytes if index else 0
+        if any(at < 0 or n < 0 or at + n > size for _, (at, n), _ in index):
+            raise self.wrong("section 'cubins'", f"it names code outside of section 'objects', which has {size} bytes")
+        return {s: self._object(place) for s, place, _ in index}, frozenset(s for s, _, checked in index if checked)
+
     # --- programs ---------------------------------------------------------------------------------------------------------------
 
     def objects(self) -> dict[str, bytes]:
@@ -153,7 +164,8 @@ class Restored:
             for space, number, *_ in saved:
                 if not 0 <= number < limits.get(space, 0):
                     raise self.wrong("a call", f"it reads {space} {number}, of which there are {limits.get(space, 0)}")
-            return tuple(Place(*x) for x in saved)
+            lives = [p.lives[number] if space == "arena" and offset < 0 and not p.pieces[number] else None for space, number, offset, *_ in saved]
+            return tuple(Place(*x, life=life) for x, life in zip(saved, lives))
 
         out = []
         for c in p.calls:

@@ -30,7 +30,7 @@ class Signature:
         self.input_names, self.output_names = list(inputs), list(outputs)
         self.inputs = tuple(_spec(n, v) for n, v in zip(inputs, graph.inputs))
         self.outputs = tuple(_spec(n, v) for n, v in zip(outputs, graph.outputs))
-        self._expected = [(n, v.type.dtype.numpy, v.type.rank) for n, v in zip(inputs, graph.inputs)]
+        self.expected = [(n, v.type.dtype.numpy, v.type.rank) for n, v in zip(inputs, graph.inputs)]
 
     def collect(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[Array]:
         """Positional arguments, keywords, or one dict by name, as contiguous arrays of the right dtype and rank.
@@ -38,21 +38,29 @@ class Signature:
         Raises:
             InputError: names the input, what was expected and what was given.
         """
+        return self.convert(self.in_order(args, named))
+
+    def in_order(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The arguments of a call as they are given, in the order of the inputs. InputError where one is missing or unknown."""
         if len(args) == 1 and not named and type(by_name := args[0]) is dict:
             args, named = (), by_name
         if named:
             args = self._by_name(args, named)
-        if len(args) != len(self._expected):
-            raise InputError(f"the model has {len(self._expected)} inputs ({', '.join(self.input_names)}), {len(args)} arrays are given")
+        if len(args) != len(self.expected):
+            raise InputError(f"the model has {len(self.expected)} inputs ({', '.join(self.input_names)}), {len(args)} arrays are given")
+        return args
+
+    def convert(self, args: Sequence[Any]) -> list[Array]:
+        """Arguments in order as contiguous arrays of the right dtype and rank. InputError as of `collect`."""
         out = []
-        for a, (name, dtype, rank) in zip(args, self._expected):
+        for a, (name, dtype, rank) in zip(args, self.expected):
             if type(a) is not np.ndarray or a.dtype != dtype or not a.flags.c_contiguous or a.ndim != rank:
                 a = converted(a, name, dtype, rank)
             out.append(a)
         return out
 
     def _by_name(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
-        values: list[Any] = list(args) + [_MISSING] * (len(self._expected) - len(args))
+        values: list[Any] = list(args) + [_MISSING] * (len(self.expected) - len(args))
         for n, a in named.items():
             if n not in self.input_names:
                 raise InputError(f"the model has no input {n!r}; its inputs are {', '.join(self.input_names)}")

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Union
 import numpy as np
 
 from dnnc.accuracy import check_model
-from dnnc.backends.llvm.features import CpuTarget
 from dnnc.executable import Executable
 from dnnc.ir.errors import DnncError, InputError, locations
 from dnnc.ir.expr import Expr, Var, free
@@ -33,11 +32,15 @@ from dnnc.report import Report
 from dnnc.signature import Signature, TensorSpec
 
 if TYPE_CHECKING:
+    from dnnc.backends.cuda.target import GpuTarget
+    from dnnc.backends.llvm.features import CpuTarget
+    from dnnc.device_executable import DeviceExecutable
     from dnnc.profile import Profile
 
 Array = np.ndarray[Any, Any]
 MAX_PLANS = 16  # divided graphs kept for different shapes of one model
-Make = Callable[[Graph, bool], Executable]  # compiles a segment; True: one program for all sizes
+Program = Union[Executable, "DeviceExecutable"]
+Make = Callable[[Graph, bool], Program]  # compiles a segment; True: one program for all sizes
 
 
 class NativeStep:
@@ -228,7 +231,7 @@ class StagedExecutable:
         graph: Graph,
         names: tuple[Sequence[str], Sequence[str]],
         options: CompileOptions,
-        target: CpuTarget,
+        target: CpuTarget | GpuTarget,
         threads: int,
         import_seconds: float,
         make: Make,
@@ -276,7 +279,7 @@ class StagedExecutable:
             return list(self._plans.values())
 
     @property
-    def programs(self) -> list[Executable]:
+    def programs(self) -> list[Program]:
         """The segments of the last plan."""
         return [s.program for s in self._last().steps if isinstance(s, NativeStep)] if self.plans else []
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 from dnnc.ir.expr import Expr, Var, const, substitute, value
 from dnnc.ir.types import Dim
 
 ALIGN = 64  # bytes: a cache line
 TRIES = 24  # orders of placement that are tried before the best is taken
+WORK = 16_000  # slots and pairs looked at, at most, while a call waits for its plan: 3 ms
 Piece = tuple[int, int, int]  # byte within a slot, bytes, and the step that writes them
 Life = tuple[int, int]  # first and last step
 
@@ -29,86 +32,129 @@ class Arena:
 
     def offsets(self, dims: Mapping[Var, int]) -> tuple[list[int], int]:
         """Byte offsets of the slots and the arena's size, for given dims."""
-        return place_slots(self._numbers(dims), self.lives, self.pieces)
+        places = self._places
+        return places.place(self._numbers(dims), min(TRIES, 2 + WORK // places.cost) if dims else TRIES)
 
     def lower_bound(self, dims: Mapping[Var, int]) -> int:
         """The most bytes that are alive at any step: no placement can need less."""
-        return max(_alive(_filled(self._numbers(dims), self.lives, self.pieces), self.lives), default=0)
+        return self._places.least(self._numbers(dims))
+
+    def held(self, slot: int) -> Life | None:
+        """The steps during which all bytes of a slot are its own, whatever the sizes; None where pieces of it come one after another."""
+        return None if self.pieces[slot] else self.lives[slot]
+
+    @cached_property
+    def _places(self) -> _Places:
+        return _Places(self.lives, self.pieces)
 
     def _numbers(self, dims: Mapping[Var, int]) -> list[int]:
         env: dict[Expr, Expr] = {v: const(n) for v, n in dims.items()}
-        return [_number(d, env) for d in self.sizes]
+        known = {d: _number(d, env) for d in set(self.sizes)}  # a network's layers repeat: few sizes are different
+        return [known[d] for d in self.sizes]
 
 
 def _number(d: Dim, env: dict[Expr, Expr]) -> int:
-    n = value(substitute(const(d), env))
+    if isinstance(d, int):
+        return d
+    n = value(substitute(d, env))
     assert n is not None, f"{d!r} is not fixed by the dims of the call"
     return n
 
 
 def place_slots(sizes: Sequence[int], lives: Sequence[Life], pieces: Sequence[Sequence[Piece]] = ()) -> tuple[list[int], int]:
-    """Offsets and the total; bytes that are alive at the same time never overlap.
+    """Offsets and the total; bytes that are alive at the same time never overlap."""
+    return _Places(lives, pieces or [()] * len(lives)).place(sizes)
 
-    Slots are placed one after another, each at the lowest address that is free throughout its life: the largest first, or those first
-    that are alive when most bytes are (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020, sections 5.2
-    and 5.3). Where that leaves more than the most bytes alive at once, the slot that ends highest is placed first and all is tried again.
+
+class _Places:
+    """Who is alive together, found once; then offsets for any sizes, in time that grows with the pairs of those.
+
+    A *part* is a piece of a slot, or a slot that has none as a whole.
     """
-    padded = [_aligned(n) for n in sizes]
-    filled = _filled(padded, lives, pieces)
-    live = _alive(filled, lives)
-    least = max(live, default=0)
-    by_size = sorted(range(len(sizes)), key=lambda i: (-padded[i], lives[i]))
-    crowded = [max(live[first : last + 1]) for first, last in lives]
-    best: tuple[list[int], int] | None = None
-    for order in (by_size, sorted(by_size, key=lambda i: -crowded[i])):
-        for _ in range(TRIES // 2):
-            offsets, total = _place(order, padded, lives, filled)
-            if best is None or total < best[1]:
-                best = offsets, total
-            if total <= _aligned(least):
-                return offsets, total
-            top = max(order, key=lambda i: offsets[i] + padded[i])
-            if order[0] == top:
-                break
-            order = [top, *(i for i in order if i != top)]
-    assert best is not None
-    return best
+
+    def __init__(self, lives: Sequence[Life], pieces: Sequence[Sequence[Piece]]) -> None:
+        self.lives = lives
+        self.parts = [(k, *p) for k, life in enumerate(lives) for p in (pieces[k] or ((0, -1, life[0]),))]  # slot, byte, bytes, first step
+        self.meeting: list[list[tuple[int, int]]] = [[] for _ in lives]  # of each slot: a part of it, and one of another alive with it
+        alive: list[int] = []
+        for p in sorted(range(len(self.parts)), key=lambda p: self.parts[p][3]):
+            slot, _, _, first = self.parts[p]
+            alive = [q for q in alive if lives[self.parts[q][0]][1] >= first]
+            for q in alive:
+                other = self.parts[q][0]
+                if other != slot:
+                    self.meeting[slot].append((p, q))
+                    self.meeting[other].append((q, p))
+            alive.append(p)
+        self.cost = 1 + len(lives) + sum(map(len, self.meeting))  # of one order of placement
+
+    def least(self, sizes: Sequence[int]) -> int:
+        """The most bytes that are alive at any step."""
+        return max(self.alive(sizes), default=0)
+
+    def alive(self, sizes: Sequence[int]) -> list[int]:
+        """Bytes alive at each step."""
+        change = [0] * (2 + max((last for _, last in self.lives), default=-1))
+        for slot, _, n, first in self.parts:
+            n = sizes[slot] if n < 0 else n
+            change[first] += n
+            change[self.lives[slot][1] + 1] -= n
+        return list(accumulate(change))[:-1]
+
+    def place(self, sizes: Sequence[int], tries: int = TRIES) -> tuple[list[int], int]:
+        """Offsets and the total, of the best of so many orders.
+
+        Slots are placed one after another, each at the lowest address that is free throughout its life: the largest first, or those first
+        that are alive when most bytes are (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020, sections
+        5.2 and 5.3). Where that leaves more than the most bytes alive at once, the slot that ends highest is placed first and all is tried
+        again.
+        """
+        padded = [_aligned(n) for n in sizes]
+        live = self.alive(padded)
+        least = _aligned(max(live, default=0))
+        by_size = sorted(range(len(sizes)), key=lambda i: (-padded[i], self.lives[i]))
+        crowded = [max(live[first : last + 1]) for first, last in self.lives]
+        best: tuple[list[int], int] | None = None
+        for order in (by_size, sorted(by_size, key=lambda i: -crowded[i])):
+            for _ in range(tries // 2):
+                offsets, total = self.in_order(order, padded)
+                if best is None or total < best[1]:
+                    best = offsets, total
+                if total <= least:
+                    return offsets, total
+                top = max(order, key=lambda i: offsets[i] + padded[i])
+                if order[0] == top:
+                    break
+                order = [top, *(i for i in order if i != top)]
+        assert best is not None
+        return best
+
+    def in_order(self, order: Sequence[int], padded: Sequence[int]) -> tuple[list[int], int]:
+        """Offsets where slots are placed in this order, and the total."""
+        offsets = [-1] * len(padded)
+        begins = [at for _, at, _, _ in self.parts]
+        lengths = [padded[slot] if n < 0 else n for slot, _, n, _ in self.parts]
+        owners = [slot for slot, _, _, _ in self.parts]
+        total = 0
+        for k in order:
+            # the slot may not begin at any c with c + byte < to and from < c + byte + n, for its part at `byte` with n bytes
+            forbidden = []
+            for p, q in self.meeting[k]:
+                at = offsets[owners[q]]
+                if at >= 0 and lengths[q]:
+                    start = at + begins[q] - begins[p]
+                    forbidden.append((start - lengths[p], start + lengths[q]))
+            forbidden.sort()
+            c = 0
+            for lo, hi in forbidden:
+                if c <= lo:
+                    break
+                if c < hi:
+                    c = _aligned(hi)
+            offsets[k] = c
+            total = max(total, c + padded[k])
+        return offsets, total
 
 
 def _aligned(n: int) -> int:
     return -(-n // ALIGN) * ALIGN
-
-
-def _filled(sizes: Sequence[int], lives: Sequence[Life], pieces: Sequence[Sequence[Piece]]) -> list[Sequence[Piece]]:
-    """The pieces of every slot: one for those that a single kernel writes."""
-    return [p or ((0, n, life[0]),) for n, life, p in zip(sizes, lives, pieces or [()] * len(sizes))]
-
-
-def _alive(filled: Sequence[Sequence[Piece]], lives: Sequence[Life]) -> list[int]:
-    """Bytes alive at each step."""
-    live = [0] * (1 + max((last for _, last in lives), default=-1))
-    for pieces, (_, last) in zip(filled, lives):
-        for _, n, first in pieces:
-            for k in range(first, last + 1):
-                live[k] += n
-    return live
-
-
-def _place(order: Sequence[int], padded: Sequence[int], lives: Sequence[Life], filled: Sequence[Sequence[Piece]]) -> tuple[list[int], int]:
-    offsets = [0] * len(padded)
-    taken: list[tuple[int, int, int, int]] = []  # from byte, to byte, first and last step
-    total = 0
-    for k in order:
-        last = lives[k][1]
-        # the slot may not begin at any c with from < c + byte + n and c + byte < to
-        forbidden = sorted((lo - at - n, hi - at) for at, n, first in filled[k] for lo, hi, f, z in taken if f <= last and first <= z)
-        c = 0
-        for lo, hi in forbidden:
-            if c <= lo:
-                break
-            if c < hi:
-                c = _aligned(hi)
-        offsets[k] = c
-        taken += [(c + at, c + at + n, first, last) for at, n, first in filled[k]]
-        total = max(total, c + padded[k])
-    return offsets, total

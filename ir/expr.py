@@ -10,6 +10,7 @@ splatted by use. `//` and `%` mean floor division by a positive divisor.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import threading
 import weakref
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 E = Union["Expr", int, float]
 Terms = dict["Expr", int]
 COMPARE = ("<", "<=", "==", "!=")
+MAX_KEY = 240  # characters of a sort key; longer ones end in a digest of the whole
 
 
 class Expr:
@@ -361,10 +363,16 @@ def product(factors: list[Expr]) -> Expr:
 
 
 def sort_key(e: Expr) -> str:
-    """A deterministic order (not for people): the same in every process, unlike id()."""
+    """A deterministic order (not for people): the same in every process, unlike id().
+
+    A key is made of the children's keys, so it must be bounded: a value that is used twice by its own next step would double it each time.
+    """
     k = e._key
     if k is None:
-        k = e._key = _sort_key(e)
+        k = _sort_key(e)
+        if len(k) > MAX_KEY:
+            k = f"{k[: MAX_KEY - 33]}#{hashlib.blake2b(k.encode(), digest_size=16).hexdigest()}"
+        e._key = k
     return k
 
 

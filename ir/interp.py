@@ -117,7 +117,10 @@ class _Run:
         attrs = {k: self.subgraph(a, bound) if isinstance(a, Graph) else resolve(a, env) for k, a in n.attrs.items()}
         f = n.op.reference or n.op.host
         if f is not None:
-            found = f(*self.operands(n, operands), **attrs)
+            try:
+                found = f(*self.operands(n, operands), **attrs)
+            except IndexError as e:
+                raise InputError(f"{n.op.name}{locations(n.locs)}: an index lies outside of its axis: {e}; check the values of integer inputs") from None
             several = isinstance(found, tuple) or (isinstance(found, list) and len(n.outputs) != 1)
             many: Sequence[Any] = found if several else (found,)
         else:

@@ -6,6 +6,7 @@ The rule table of the one simplifier: each rule stands as a comment where it is 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import gcd
 from typing import Any
 
 from dnnc.ir.bounds import bounds, nonneg
@@ -157,16 +158,26 @@ def _without(have: tuple[Expr, ...], need: tuple[Expr, ...]) -> list[Expr] | Non
 def _divmod_symbolic(name: str, a: Expr, by: Expr) -> Expr:
     if a is by:
         return const(1) if name == "//" else const(0)
-    ts, c0 = terms(a)
-    need = factors(by)
+    (ts, c0), (tb, cb) = terms(a), terms(by)
+    g = gcd(c0, cb, *(c for _, c in (*ts, *tb)))
+    if g > 1:  # (g*x) // (g*y) -> x // y ;  (g*x) % (g*y) -> g * (x % y)
+        x, y = (_linear({t: c // g for t, c in own}, c1 // g, sorted_=True) for own, c1 in ((ts, c0), (tb, cb)))
+        return op(name, x, y) * (1 if name == "//" else g)
+    single = len(tb) == 1 and cb == 0 and (tb[0][1] == 1 or nonneg(by - 1))
+    need, d = (factors(tb[0][0]), tb[0][1]) if single else ((), 1)
     whole: Expr = const(0)
     rest: Expr = const(c0)
-    for t, c in ts:
-        left = None if isinstance(by, Linear) else _without(factors(t), need)
-        if left is None:
-            rest = rest + t * c
-        else:
-            whole = whole + (product(left) if left else const(1)) * c
+    for t, c in ts:  # (25*x*y + r) // (16*y) -> x + (9*x*y + r) // (16*y), where 16*y > 0
+        left = _without(factors(t), need) if single and d > 0 else None
+        quotient = 0 if left is None else c // d
+        rest = rest + t * (c - quotient * d)
+        if left is not None:
+            whole = whole + (product(left) if left else const(1)) * quotient
+    if tb and not single and (first := dict(ts).get(tb[0][0])):  # (3*x + 3*y + r) // (x + y) -> 3
+        quotient = first // tb[0][1]
+        whole, rest = whole + quotient, rest - by * quotient
+        if not (nonneg(rest) and nonneg(by - 1 - rest)):
+            whole, rest = const(0), a
     if nonneg(rest) and nonneg(by - 1 - rest):
         return whole if name == "//" else rest
     if name == "//":

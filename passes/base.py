@@ -24,6 +24,7 @@ class PassContext:
         lanes: float32 elements of the target's vector register.
         fold_limit: bytes; a constant that is larger than this and than what it is computed from is not computed while compiling.
         attention: has the target a kernel for attention as one op?
+        align: bytes; where a value may begin within the memory of another is a multiple of it.
         channels_last: do images lie with their channels last (GPUs), instead of in blocks of `lanes`?
         precision: how floats are stored: None (as in the graph), "float32", "tf32", "float16" or "bfloat16".
         check: verify the graph after each pass.
@@ -38,6 +39,7 @@ class PassContext:
     precision: str | None = None
     attention: bool = False
     channels_last: bool = False
+    align: int = 1
     check: bool = False
     dump: Callable[[str, Graph], None] | None = None
     explain: Callable[[str, Node, str], None] | None = None

@@ -8,6 +8,7 @@ the result; nothing here thinks of speed or targets.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -304,21 +305,27 @@ class _Lowering:
         cond = self.resolve(substitute(stage.where, env)) if stage.where is not None else const(True, boolean)
         self.place(term, bound)
         self.place(cond, bound)
+        counts, term = _counts(stage, term, cond)
         acc = self.b.alloc("acc", t.dtype.computed, 1)
         self.placed[x] = acc[0]
         self.b.store(acc, (0,), identity(stage.combine, t.dtype.computed))
-        rs: list[Expr] = []
-        loops = [self.b.loop(f"r{j}", v.hi + 1 if v.hi is not None else 0) for j, v in enumerate(stage.reduce)]
-        for loop in loops:
+        loops = [self.b.loop(f"r{j}", 1 if v in counts else v.hi + 1 if v.hi is not None else 0) for j, v in enumerate(stage.reduce)]
+        rs: list[Var] = []
+        for loop, v in zip(loops, stage.reduce):
             rs.append(loop.__enter__())
-        inner: dict[Expr, Expr] = dict(zip(stage.reduce, rs))
-        guards = [self.b.when(c) for c in _conjuncts(self.settle(self.resolve(substitute(cond, inner))))]
+            cond, term = (self.resolve(substitute(e, {v: rs[-1]})) for e in (cond, term))
+            bound |= {rs[-1]}
+            self.place(cond, bound)  # reductions for each step of this one
+            if len(rs) < len(loops):
+                self.place(term, bound)
+        guards = [self.b.when(c) for c in _conjuncts(self.settle(cond))]
         for guard in guards:
             guard.__enter__()
-        self.b.store(acc, (0,), combine(stage.combine, acc[0], self.settle(self.resolve(substitute(term, inner)))))
+        self.place(term, bound)
+        self.b.store(acc, (0,), combine(stage.combine, acc[0], self.settle(term)))
         for scope in [*reversed(guards), *reversed(loops)]:
             scope.__exit__(None, None, None)
-        self.reductions.append(tuple(v.name for v in rs if isinstance(v, Var)))
+        self.reductions.append(tuple(v.name for v in rs))
 
     def write(self, out: Buffer, at: tuple[Var, ...], logical: tuple[Expr, ...], v: Expr) -> None:
         t = self.output.type
@@ -362,6 +369,17 @@ def _known(i: Expr) -> Expr:
 def _pending(e: Expr, placed: dict[Expr, Expr]) -> list[Load]:
     """Loads of stages in an expression that have no place yet, in a deterministic order."""
     return [x for x in reversed(list(walk(e))) if isinstance(x, Load) and isinstance(x.buf, te.Tensor) and x not in placed]
+
+
+def _counts(stage: te.Stage, term: Expr, cond: Expr) -> tuple[dict[Var, int], Expr]:
+    """The axes along which the terms of a reduction are the same, with their sizes, and the term for one pass over these: a sum of n equal
+    numbers is n times one of them, which rounds once and not n times; of equal ones the largest is any."""
+    if stage.combine not in ("sum", "max", "min"):
+        return {}, term
+    used = free(term) | free(cond)
+    counts = {v: v.hi + 1 for v in stage.reduce if v not in used and isinstance(v.hi, int) and v.hi > 0}
+    n = math.prod(counts.values())
+    return counts, term if n == 1 or stage.combine != "sum" else term * const(float(n) if term.dtype.is_float else n, term.dtype)
 
 
 def _conjuncts(c: Expr) -> list[Expr]:

@@ -125,10 +125,10 @@ def _scheduled(problem: Problem, templates: Sequence[Template], choose: Choose) 
     return verify_kernel(decompose(problem.kernel)), Choice("naive", ())
 
 
-def plan_region(graph: Graph, fuse: bool = True) -> Region:
-    """Group the nodes of a graph and of those nested in it, and find what may work in place."""
-    fusion = plan_fusion(graph, fuse)
-    nested = {g: tuple(plan_region(s, fuse) for s in g.nodes[0].subgraphs()) for g in fusion.groups if g.kind == "control"}
+def plan_region(graph: Graph, fuse: bool = True, align: int = 1) -> Region:
+    """Group the nodes of a graph and of those nested in it, and find what may work in place. `align`: see PassContext."""
+    fusion = plan_fusion(graph, fuse, align)
+    nested = {g: tuple(plan_region(s, fuse, align) for s in g.nodes[0].subgraphs()) for g in fusion.groups if g.kind == "control"}
     return Region(graph, fusion, find_inplace(graph, fusion), nested)
 
 

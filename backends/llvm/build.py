@@ -242,7 +242,8 @@ class Linker:
     def __init__(self, program: Program, symbols: Mapping[str, str], constants: Mapping[Value, int]) -> None:
         self.program, self.symbols, self.constants = program, symbols, constants
         self.static = not program.dims
-        self.arena = program.memory.offsets({})[0] if self.static else []
+        self.plan = program.memory.arena
+        self.arena = self.plan.offsets({})[0] if self.static else []
         self.position = {v: k for k, v in enumerate(program.dims)}
         self.names = dict(zip((s.group for s in program.control), control_names(program)))
 
@@ -259,7 +260,7 @@ class Linker:
 
     def slot(self, number: int, inside: int = 0, size: int | None = None) -> Place:
         if not self.static:
-            return Place("arena", number, inside=inside)
+            return Place("arena", number, inside=inside, life=self.plan.held(number))
         whole = value(const(self.program.memory.slots[number].nbytes))
         return Place("arena", number, self.arena[number] + inside, (whole or 0) if size is None else size)
 

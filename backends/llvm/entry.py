@@ -23,6 +23,7 @@ class Place:
     """Memory of one argument: `space` is "buffer" (number), "constant" (byte offset), "arena" (slot; offset and size when static).
 
     `inside`: the byte at which the argument begins within it; the offset of a static plan counts it already.
+    `life`: of a symbolic plan's slot the first and the last step at which its bytes are nobody else's, if that is known.
     """
 
     space: str
@@ -30,6 +31,7 @@ class Place:
     offset: int = -1
     nbytes: int = -1
     inside: int = 0
+    life: tuple[int, int] | None = None
 
     def meets(self, other: Place) -> bool:
         """May the two overlap?"""
@@ -38,8 +40,9 @@ class Place:
         if self.space == "buffer":
             apart = self.nbytes >= 0 <= other.nbytes and (self.inside + self.nbytes <= other.inside or other.inside + other.nbytes <= self.inside)
             return self.number == other.number and not apart
-        if self.offset < 0 or other.offset < 0:
-            return True  # a symbolic plan: offsets differ from call to call
+        if self.offset < 0 or other.offset < 0:  # a symbolic plan: offsets differ from call to call, but never do two slots alive at one step overlap
+            a, b = self.life, other.life
+            return self.number == other.number or not (a and b and a[0] <= b[1] and b[0] <= a[1])
         return self.offset < other.offset + other.nbytes and other.offset < self.offset + self.nbytes
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from dnnc.backends.llvm.build import pack, shape_of
+from dnnc.backends.llvm.gate_work import sampled, unchecked
 from dnnc.backends.runtime import Frame, aligned_empty
 from dnnc.ir.errors import AccuracyError, locations
 from dnnc.ir.expr import Expr, Var, const
@@ -40,20 +41,31 @@ FILL = 0xCB
 Array = np.ndarray[Any, Any]
 
 
+Run = Callable[[Mapping[Value, Array], Mapping[Var, int], Mapping[Expr, Expr]], Array]  # inputs, dims, the same as expressions -> output
+Execute = Callable[[Mapping[Value, Array], Value, Array], tuple[int, int, int]]  # bytes of values, the output, its zone -> status
+
+
 def check_kernel(graph: Graph, step: Step, address: int, seed: int = 0) -> None:
     """Run the kernel at `address` on random inputs. AccuracyError names the kernel, its nodes, the worst element and the bound."""
+    check_run(graph, step, lambda inputs, dims, env: run_native(step, address, inputs, dims, env), seed)
+
+
+def check_run(graph: Graph, step: Step, run: Run, seed: int = 0) -> None:
+    """The same for any way to run a kernel, which gives its output in logical order."""
     rng = np.random.default_rng(seed)
     dims = {v: sample_dim(v) for v in step_dims(step)}
     env: dict[Expr, Expr] = {v: const(n) for v, n in dims.items()}
+    if unchecked(step, env) is not None:  # the report says so
+        return
     inputs = {v: draw(rng, graph, v, env, index_limits(step, v, env)) for v in group_inputs(step.group.nodes)}
-    got = run_native(step, address, inputs, dims, env)
+    got = run(inputs, dims, env)
     sub = subgraph(step, list(inputs), env)
     shape = shape_of(step.group.output.type, env)
-    points = sample_points(rng, shape, 1 if any(n.op.name == "conv" for n in step.group.nodes) and len(shape) > 1 else -1)
+    k = reduction_length(step, env)
+    points = sample_points(rng, shape, 1 if any(n.op.name == "conv" for n in step.group.nodes) and len(shape) > 1 else -1, sampled(POINTS, k))
     arrays = list(inputs.values())
     want = reference(sub, arrays, points)
     found = got[tuple(points.T)] if points.shape[1] else got.reshape(1)
-    k = reduction_length(step, env)
     if errors(found, want).max(initial=0.0) > bound(step.group.output.type.dtype, k, want):
         compare(step, found, want, points, k, conditioning(sub, arrays, points, want, rng))
 
@@ -170,8 +182,26 @@ def indices_fit(step: Step) -> bool:
 
 def run_native(step: Step, address: int, inputs: Mapping[Value, Array], dims: Mapping[Var, int], env: Mapping[Expr, Expr]) -> Array:
     """The kernel's output in logical order, from two shares of its parallel loops, one after the other."""
+
+    def execute(buffers: Mapping[Value, Array], out: Value, zone: Array) -> tuple[int, int, int]:
+        frame = Frame(64)
+        scalars = [ctypes.c_int64(dims[d]) for d in step.dims]
+        pointers = [ctypes.c_void_p(buffers[v].ctypes.data) for v in step.params]
+        kinds = *[ctypes.c_int64] * len(scalars), *[ctypes.c_void_p] * (len(pointers) + 1), ctypes.c_int64, ctypes.c_int64
+        f = ctypes.CFUNCTYPE(None, *kinds)(address)
+        shares = 2 if step.parallel else 1
+        for tid in range(shares):
+            f(*scalars, *pointers, ctypes.c_void_p(frame.address), tid, shares)
+        return frame.status
+
+    return run_bytes(step, inputs, env, execute)
+
+
+def run_bytes(step: Step, inputs: Mapping[Value, Array], env: Mapping[Expr, Expr], execute: Execute) -> Array:
+    """The kernel's output in logical order, with red zones around it, from `execute` on the bytes of its parameters, which it changes in place."""
     written = stored(step.kernel.entry.body)
-    out = next((v for v, b in zip(step.params, step.kernel.entry.buffers) if b in written), step.group.output)
+    inplace = (v for v, b in zip(step.params, step.kernel.entry.buffers) if b in written)
+    out = step.group.output if step.group.output in step.params else next(inplace)
     buffers = {v: np.ascontiguousarray(pack(inputs[v], v.type)).reshape(-1).view(np.uint8) for v in step.params if v in inputs}
     n = int(np.prod(physical(step.group.output.type, env), dtype=np.int64)) * step.group.output.type.dtype.bytes
     zone = aligned_empty(n + 2 * RED_ZONE)
@@ -180,20 +210,16 @@ def run_native(step: Step, address: int, inputs: Mapping[Value, Array], dims: Ma
     buffers[out] = zone[RED_ZONE : RED_ZONE + n]
     probes = {v: slice(None, None, b.size // PROBES + 1) for v, b in buffers.items() if v is not out}
     before = {v: buffers[v][p].copy() for v, p in probes.items()}
-    frame = Frame(64)
-    scalars = [ctypes.c_int64(dims[d]) for d in step.dims]
-    pointers = [ctypes.c_void_p(buffers[v].ctypes.data) for v in step.params]
-    f = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(scalars), *[ctypes.c_void_p] * (len(pointers) + 1), ctypes.c_int64, ctypes.c_int64)(address)
-    shares = 2 if step.parallel else 1
-    for tid in range(shares):
-        f(*scalars, *pointers, ctypes.c_void_p(frame.address), tid, shares)
+    status = execute(buffers, out, zone)
     if (zone[:RED_ZONE] != FILL).any() or (zone[RED_ZONE + n :] != FILL).any():
         raise AccuracyError(f"kernel {step.kernel.name}{locations(step.kernel.locs)} writes outside of {out.name}: {out.type}")
     for v, p in probes.items():
         if not np.array_equal(before[v], buffers[v][p]):
             raise AccuracyError(f"kernel {step.kernel.name}{locations(step.kernel.locs)} writes into its input {v.name}")
-    if frame.status[0] and indices_fit(step):
-        raise AccuracyError(f"kernel {step.kernel.name}{locations(step.kernel.locs)} takes a right index for a wrong one: status {frame.status}")
+    if status[0] and indices_fit(step):
+        first = np.zeros((1, len(step.group.output.type.shape)), np.int64)
+        reference(subgraph(step, list(inputs), env), list(inputs.values()), first)  # InputError where a constant index is wrong
+        raise AccuracyError(f"kernel {step.kernel.name}{locations(step.kernel.locs)} takes a right index for a wrong one: status {status}")
     t = step.group.output.type
     raw = buffers[out].view(np.bool_ if t.dtype.kind == "b" else t.dtype.numpy).reshape(physical(t, env))
     return unpack(raw, t, shape_of(t, env), step)
@@ -255,8 +281,8 @@ def const_value(e: Expr) -> int:
     return n
 
 
-def sample_points(rng: np.random.Generator, shape: tuple[int, ...], axis: int = -1) -> Array:
-    """Corners and both ends of each axis, tails and random points: int64 [n, rank].
+def sample_points(rng: np.random.Generator, shape: tuple[int, ...], axis: int = -1, wanted: int = POINTS) -> Array:
+    """Corners and both ends of each axis, tails and random points: int64 [n, rank], about `wanted` of them.
 
     The points are places along all axes but one, times places along that one: so the reference of a contraction is one small product,
     and the cost of its operands is read once for a whole row of results.
@@ -266,9 +292,10 @@ def sample_points(rng: np.random.Generator, shape: tuple[int, ...], axis: int = 
     if not shape:
         return np.zeros((1, 0), np.int64)
     axis %= len(shape)
-    across = np.arange(shape[axis]) if shape[axis] <= COLUMNS else np.unique(_places(rng, shape[axis], COLUMNS))
+    columns = max(min(COLUMNS, wanted // 4), 1)
+    across = np.arange(shape[axis]) if shape[axis] <= columns else np.unique(_places(rng, shape[axis], columns))
     rest = [n for k, n in enumerate(shape) if k != axis]
-    count = POINTS // len(across) + 1
+    count = wanted // len(across) + 1
     if not rest:
         return across[:, None]
     corners = np.array(list(itertools.islice(itertools.product(*(sorted({0, n - 1}) for n in rest)), 32)), np.int64)

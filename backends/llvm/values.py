@@ -9,7 +9,7 @@ from dnnc.backends.llvm.spelling import FLOAT, FLOAT_COMPARE, INT, INTRINSIC, LI
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import DType, boolean, f32, f64, i32, i64
 from dnnc.ir.errors import InternalError
-from dnnc.ir.expr import COMPARE, Expr, Op, cast, value
+from dnnc.ir.expr import COMPARE, Const, Expr, Op, cast, value
 from dnnc.ir.operator.intrinsics import cast_target
 from dnnc.ir.operator.verify import scalarise
 from dnnc.passes.operator.conversions import is_small, narrow, rounded, to_odd, widen
@@ -33,7 +33,8 @@ def compute(em: FuncEmitter, e: Op) -> str:
     if e.name in COMPARE:
         return compare(em, e.name, t, vs[0], vs[1], e.lanes)
     if e.name in ("min", "max", "fmin", "fmax"):
-        return extremum(em, e.name, t, vs[0], vs[1], e.lanes)
+        b = e.args[1]
+        return extremum(em, e.name, t, vs[0], vs[1], e.lanes, isinstance(b, Const) and b.value == b.value)
     if t.is_float:
         return floating(em, e.name, t, vs, e.lanes)
     return integral(em, e, vs)
@@ -101,8 +102,8 @@ def compare(em: FuncEmitter, name: str, t: DType, a: str, b: str, lanes: int) ->
     return em.pure(f"icmp {pred} {ty} {a}, {b}", a, b, here=lanes > 1)
 
 
-def extremum(em: FuncEmitter, name: str, t: DType, a: str, b: str, lanes: int) -> str:
-    """min/max propagate NaN; fmin/fmax give the second operand where one is NaN, which is one x86 instruction."""
+def extremum(em: FuncEmitter, name: str, t: DType, a: str, b: str, lanes: int, number: bool) -> str:
+    """min/max propagate NaN; fmin/fmax give the second operand where one is NaN, which is one x86 instruction. `number`: b is no NaN."""
     ty = vector(t, lanes)
     if not t.is_float:
         kind = ("s" if t.kind == "i" else "u") + name.removeprefix("f")
@@ -111,7 +112,7 @@ def extremum(em: FuncEmitter, name: str, t: DType, a: str, b: str, lanes: int) -
     if name in ("fmax", "fmin"):
         c = em.pure(f"fcmp {'ogt' if greater else 'olt'} {ty} {a}, {b}", a, b, here=True)
         return choose(em, c, a, b, ty, lanes)
-    if not b.startswith("%"):  # a constant, which is no NaN: x < c ? c : x keeps a NaN in x
+    if number:  # x < c ? c : x keeps a NaN in x
         c = em.pure(f"fcmp {'olt' if greater else 'ogt'} {ty} {a}, {b}", a, b, here=True)
         return choose(em, c, b, a, ty, lanes)
     c = em.pure(f"fcmp {'ugt' if greater else 'ult'} {ty} {a}, {b}", a, b, here=True)

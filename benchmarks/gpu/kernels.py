@@ -45,7 +45,7 @@ def arguments() -> argparse.Namespace:
     ap.add_argument("--shapes", default=SHAPES, help="MxNxK, separated by commas")
     ap.add_argument("--dtype", default="f16", choices=("f16", "bf16"))
     ap.add_argument("--weights", default="kn", choices=("nk", "kn"), help="how B lies in memory: as in ONNX (kn), or transposed")
-    ap.add_argument("--tilings", default="3", help="how many tilings, best guess first; or all; or BMxBNxSTAGES[xGROUP]")
+    ap.add_argument("--tilings", default="3", help="how many tilings, best guess first; or all; or BMxBNxSTAGES[xGROUP[xSPLIT]]")
     ap.add_argument("--warm", action="store_true", help="the same operands in each call")
     ap.add_argument("--replays", type=int, default=15)
     ap.add_argument("--json", type=Path, help="append a line for each tiling")
@@ -67,13 +67,13 @@ def kernel_of(m: int, n: int, k: int, dtype: str, weights: str, t: Tiling) -> Ke
 def wanted(text: str, m: int, n: int, k: int, target: GpuTarget) -> list[Tiling]:
     found = tilings(1, m, n, k, target)
     if "x" in text:
-        bm, bn, stages, *group = map(int, text.split("x"))
-        return [Tiling(bm, bn, stages, group[0] if group else found[0].group, target.sms)]
+        bm, bn, stages, *more = map(int, text.split("x"))
+        return [Tiling(bm, bn, stages, more[0] if more else found[0].group, target.sms, *more[1:])]
     return found if text == "all" else found[: int(text)]
 
 
 def name_of(t: Tiling) -> str:
-    return f"{t.bm}x{t.bn}x{t.stages}x{t.group}"
+    return f"{t.bm}x{t.bn}x{t.stages}x{t.group}x{t.split}"
 
 
 class Case:

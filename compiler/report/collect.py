@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from dnnc.backends.llvm.build import describe, describe_control, unique_kernels
 from dnnc.backends.llvm.native import Native
@@ -14,11 +15,14 @@ from dnnc.passes.program import AnyStep, Program, Step
 from dnnc.report import Count, KernelReport, MemoryReport, ProgramReport
 from dnnc.report.log import Laps, Log
 
+if TYPE_CHECKING:
+    from dnnc.backends.cuda.native import CudaNative
+
 __all__ = ["Laps", "Log", "kernel_reports", "program_report"]
 
 
 def program_report(
-    native: Native, dims: Mapping[Var, int], symbolic: bool, passes: Sequence[PassRecord], seconds: Mapping[str, float]
+    native: Native | CudaNative, dims: Mapping[Var, int], symbolic: bool, passes: Sequence[PassRecord], seconds: Mapping[str, float]
 ) -> ProgramReport:
     """What is known of a program that was compiled here. `dims`: the sizes that it was made for or, if it serves all, was first asked for."""
     program = native.program

@@ -45,17 +45,7 @@ class Sources:
 
         InputError lists what there is.
         """
-        found = list(enumerate(self.kernels))
-        if wanted is None:
-            return found
-        if wanted.isdigit():
-            chosen = [(n, k) for n, k in found if n == int(wanted)]
-        else:
-            chosen = [(n, k) for n, k in found if k.name == wanted or wanted in k.nodes or (len(wanted) > 3 and k.symbol.startswith(wanted))]
-        if not chosen:
-            listed = ", ".join(f"{n} {k.name}" for n, k in found)
-            raise InputError(f"the program has no kernel {wanted!r}; there are {listed or 'none'}")
-        return chosen
+        return find_kernels(self.kernels, wanted)
 
     def kernel_text(self, k: NativeKernel, stage: str) -> str:
         """One kernel as operator IR, LLVM IR or assembly."""
@@ -80,7 +70,8 @@ class Sources:
             raise InputError(f"there is no stage {stage!r} for this target; there are {', '.join(STAGES)}")
         if stage == "graph":
             return self.graph_text(locs)
-        texts = [self._header(n, k, stage) + self.kernel_text(k, stage) for n, k in self.find(kernel)]
+        naive = self.naive is not None and stage == "operator"
+        texts = [kernel_header(n, k, COMMENT[stage], naive) + self.kernel_text(k, stage) for n, k in self.find(kernel)]
         if kernel is None and stage in ("llvm", "asm"):
             control = [k.text for k in self.kernels if k.control]
             entry = entry_text(list(self.calls()), functions=control, flush=self.flush)
@@ -90,11 +81,31 @@ class Sources:
     def _lowered(self, text: str, stage: str) -> str:
         return text if stage == "llvm" else asm_text(text, self.target.cpu, self.target.features)
 
-    def _header(self, number: int, k: NativeKernel, stage: str) -> str:
-        calls = f"{len(k.calls)} call{'s' if len(k.calls) > 1 else ''}"
-        how = "before its schedule" if self.naive is not None and stage == "operator" else f"schedule {k.choice}"
-        lines = [f"kernel {number}: {k.name}, {calls}, {how}", *(f"  {nodes}" for nodes in k.calls)]
-        return "".join(f"{COMMENT[stage]} {line}\n" for line in lines)
+
+def find_kernels(kernels: Sequence[NativeKernel], wanted: str | None) -> list[tuple[int, NativeKernel]]:
+    """The kernels, numbered, that a number, a kernel's name, a node's name or the beginning of a symbol means; all for None.
+
+    InputError lists what there is.
+    """
+    found = list(enumerate(kernels))
+    if wanted is None:
+        return found
+    if wanted.isdigit():
+        chosen = [(n, k) for n, k in found if n == int(wanted)]
+    else:
+        chosen = [(n, k) for n, k in found if k.name == wanted or wanted in k.nodes or (len(wanted) > 3 and k.symbol.startswith(wanted))]
+    if not chosen:
+        listed = ", ".join(f"{n} {k.name}" for n, k in found)
+        raise InputError(f"the program has no kernel {wanted!r}; there are {listed or 'none'}")
+    return chosen
+
+
+def kernel_header(number: int, k: NativeKernel, comment: str, naive: bool) -> str:
+    """What stands above a kernel's text: its number and name, its schedule, and the nodes of each of its calls."""
+    calls = f"{len(k.calls)} call{'s' if len(k.calls) > 1 else ''}"
+    how = "before its schedule" if naive else f"schedule {k.choice}"
+    lines = [f"kernel {number}: {k.name}, {calls}, {how}", *(f"  {nodes}" for nodes in k.calls)]
+    return "".join(f"{comment} {line}\n" for line in lines)
 
 
 def sources_of(native: Native, target: CpuTarget) -> Sources:

@@ -1,7 +1,7 @@
 """Random graphs against the interpreter: `python -m dnnc.testing.fuzz --seeds 0:200 [--nodes 12] [--target llvm]`.
 
-Every seed is a graph with inputs (random_graphs.py). It is compiled at all optimization levels for one and for two threads, run, and compared
-with the float64 interpreter. A graph that fails is made small by dropping nodes while it still fails, and printed as text. Seeds run in
+Every seed is a graph with inputs (random_graphs.py). It is compiled at all optimization levels for one and for two threads, and once in another
+way that goes with the seed (numerics, an older CPU, the interpreter as target), run, and compared with the float64 interpreter. A graph that fails is made small by dropping nodes while it still fails, and printed as text. Seeds run in
 child processes, so a crash costs one seed and is reported like a wrong number.
 """
 
@@ -11,6 +11,8 @@ import argparse
 import subprocess
 import sys
 import tempfile
+import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +22,7 @@ import numpy as np
 from dnnc.accuracy import first_difference
 from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import DnncError
-from dnnc.ir.expr import Var, const
+from dnnc.ir.expr import Var, const, free
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.interp import run
 from dnnc.ir.shapes import resolve
@@ -29,7 +31,17 @@ from dnnc.testing.random_graphs import random_graph
 Array = np.ndarray[Any, Any]
 LEVELS = (0, 1, 3)
 OTHER_SIZES = (1, 2, 16, 19)
-SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-40)
+OTHER_WAYS: tuple[dict[str, Any], ...] = (
+    {"numerics": "strict", "threads": 2},
+    {"numerics": "fast", "threads": 2},
+    {"target": "llvm -mcpu=haswell", "threads": 2},
+    {"target": "reference"},
+    {"numerics": "strict", "opt_level": 1, "threads": 1},
+    {"target": "llvm -mcpu=x86-64", "threads": 1},
+    {"target": "llvm -mcpu=haswell", "numerics": "strict", "opt_level": 0, "threads": 1},
+)
+SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-40)  # the denormal last
+PATIENCE = 300.0  # seconds that a seed may take
 
 
 @dataclass(frozen=True)
@@ -46,19 +58,19 @@ class Failure:
         return f"{self.message}\ncompiled with {given}\n{self.graph}"
 
 
-def settings(target: str = "llvm", levels: Sequence[int] = LEVELS, threads: Sequence[int] = (1, 2)) -> list[dict[str, Any]]:
-    """The options under which a graph is compiled."""
-    return [{"target": target, "opt_level": level, "threads": t} for level in levels for t in threads]
+def settings(target: str = "llvm", levels: Sequence[int] = LEVELS, threads: Sequence[int] = (1, 2), seed: int | None = None) -> list[dict[str, Any]]:
+    """The options under which a graph is compiled; with a seed, one of OTHER_WAYS too."""
+    usual = [{"target": target, "opt_level": level, "threads": t} for level in levels for t in threads]
+    return usual if seed is None else [*usual, {"target": target, **OTHER_WAYS[seed % len(OTHER_WAYS)]}]
 
 
 def check(graph: Graph, inputs: Sequence[Array], options: dict[str, Any], cache: Any) -> str | None:
     """What goes wrong when a graph is compiled and run, or None."""
     from dnnc.driver import compile as compile_model
 
-    bounds = {n: (v.lo, v.hi) for n, v in graph.dims.items()}
     try:
-        f = compile_model(graph, cache=cache, dims=bounds, **options)
-        for arrays in [list(inputs), *variations(graph, inputs)]:
+        f = compile_model(graph, cache=cache, dims={v.name: (v.lo, v.hi) for v in input_dims(graph)}, **options)
+        for arrays in [list(inputs), *variations(graph, inputs, options.get("numerics") != "fast")]:
             got = f(*arrays)
             wrong = first_difference(graph, arrays, [got] if len(graph.outputs) == 1 else list(got), options.get("precision"))
             if wrong is not None:
@@ -71,13 +83,17 @@ def check(graph: Graph, inputs: Sequence[Array], options: dict[str, Any], cache:
     return None
 
 
-def variations(graph: Graph, inputs: Sequence[Array]) -> Iterator[list[Array]]:
-    """The inputs with special numbers among them; and at other sizes of a symbolic dim, where the graph means something there."""
-    rng = np.random.default_rng(len(graph))
+def input_dims(graph: Graph) -> list[Var]:
+    """The symbolic dims that the shapes of the inputs tell; others come from the data."""
+    return list(dict.fromkeys(v for x in graph.inputs for d in x.type.shape for v in sorted(free(const(d)), key=lambda v: v.name)))
+
+
+def variations(graph: Graph, inputs: Sequence[Array], denormals: bool = True) -> Iterator[list[Array]]:
+    """The inputs with special numbers among them (tiny ones where they are not flushed); and at other sizes of a symbolic dim, where the graph
+    means something there."""
     kept = _beside_padding(graph)
-    candidates = [[a if v in kept else _special(a, rng) for v, a in zip(graph.inputs, inputs)]]
-    if graph.dims:
-        (n,) = graph.dims.values()
+    candidates = [[a if v in kept else _special(a, v.name, denormals) for v, a in zip(graph.inputs, inputs)]]
+    for n in input_dims(graph)[:1]:
         candidates += [[_resized(a, v.type.shape, n, k) for v, a in zip(graph.inputs, inputs)] for k in OTHER_SIZES]
     for arrays in candidates:
         try:
@@ -99,14 +115,15 @@ def _beside_padding(graph: Graph) -> set[Value]:
     return found
 
 
-def _special(a: Array, rng: np.random.Generator) -> Array:
-    """One element in ten (one at least) infinite, NaN, a zero of either sign, or tiny."""
+def _special(a: Array, name: str, denormals: bool) -> Array:
+    """One element in ten (one at least) infinite, NaN, a zero of either sign, or tiny: the same ones in a graph that was made smaller."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
     if from_numpy(a.dtype).kind != "f" or not a.size:
         return a
     out = a.copy().reshape(-1)
     at = rng.integers(0, a.size, max(1, a.size // 10))
     with np.errstate(all="ignore"):
-        out[at] = rng.choice(SPECIAL, len(at)).astype(a.dtype)
+        out[at] = rng.choice(SPECIAL if denormals else SPECIAL[:-1], len(at)).astype(a.dtype)
     return out.reshape(a.shape)
 
 
@@ -230,7 +247,7 @@ def _here(seeds: range, args: argparse.Namespace, cache: str) -> tuple[int, int]
     failed = 0
     for seed in seeds:
         print(f"seed {seed}", flush=True)
-        failure = check_seed(seed, args.nodes, settings(args.target), cache)
+        failure = check_seed(seed, args.nodes, settings(args.target, seed=seed), cache)
         if failure is not None:
             print(f"FAILED seed {seed}: {failure}", flush=True)
             failed += 1
@@ -243,18 +260,35 @@ def _in_child(seeds: range, args: argparse.Namespace, cache: str) -> tuple[int, 
     child = subprocess.Popen([sys.executable, "-m", "dnnc.testing.fuzz", *words], stdout=subprocess.PIPE, text=True)
     started, failed, lines = 0, 0, []
     assert child.stdout is not None
+    timer = _ends_soon(child)
     for line in child.stdout:
+        timer.cancel()
+        timer = _ends_soon(child)
         started += bool(line.startswith("seed "))
+        if line.startswith("seed ") and started % 100 == 0:
+            print(f"{line.strip()}, {failed} failures", file=sys.stderr, flush=True)
         failed += bool(line.startswith("FAILED"))
         lines.append(line)
         if not line.startswith("seed ") and not line.endswith(" failures\n"):
             print(line, end="", flush=True)
     child.wait()
+    timer.cancel()
     if child.returncode in (0, 1) and started == len(seeds):
         return started, failed
     at = seeds[max(started - 1, 0)]
-    print(f"FAILED seed {at}: the process ended with status {child.returncode}\n{random_graph(at, args.nodes)[0]}", flush=True)
+    print(
+        f"FAILED seed {at}: the process ended with status {child.returncode} (ended here after {PATIENCE:g} s where it is -9)\n{random_graph(at, args.nodes)[0]}",
+        flush=True,
+    )
     return max(started, 1), failed + 1
+
+
+def _ends_soon(child: subprocess.Popen[str]) -> threading.Timer:
+    """Ends a child that says nothing for too long."""
+    timer = threading.Timer(PATIENCE, child.kill)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ In: a seed. Out: a graph and arrays for its inputs. Each node is interpreted as 
 operands moved by a few times their rounding error; one whose result is not finite, or that such a move would change by much (a comparison
 near a tie, a cast near an integer), is taken back. So whatever a backend's result differs in is the backend's doing.
 
-Every fourth seed makes larger tensors, whose kernels run on several threads; every fifth has a symbolic dim N: sizes that are multiples of
+Each seed has one op of its own turn, so that as many seeds as there are ops have them all. Every fourth seed makes larger tensors, whose kernels run on several threads; every fifth has a symbolic dim N: sizes that are multiples of
 ANY_SIZE, a prime that no other size has for a factor, become multiples of N.
 """
 
@@ -23,19 +23,22 @@ from dnnc.ir.expr import unwrap, var
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.interp import run
 from dnnc.ir.ops import OPS
+from dnnc.ir.ops.common import WORDS
 from dnnc.ir.types import TensorType
 
 Array = np.ndarray[Any, Any]
 SIZES = (1, 1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 31, 32, 33)
-DTYPES = ("f32",) * 12 + ("f16", "f16", "bf16", "f64", "i64", "i64", "i32", "u8", "i8", "bool")
+DTYPES = ("f32",) * 24 + ("f16",) * 4 + ("bf16", "bf16", "f64", "f64", "i64", "i64", "i64", "i32", "i32", "u8", "u8", "i8", "i8", "bool", "bool")
+DTYPES += ("i16", "u16", "u32", "u64", "f8e4m3fn", "f8e5m2", "i4", "u4")
+EMPTY = 0.015  # the share of shapes with an axis of size 0
 LARGER = (1, 2, 16, 17, 24, 40, 64, 65, 96, 100)
 MAX_ELEMENTS, MAX_LARGER = 6000, 80_000
 ANY_SIZE = 13  # of a symbolic dim while the graph is made
 MAX_ANY = 24
-MAX_NUMBER = {"f16": 500.0, "bf16": 1e4}  # of a float result, 1e5 where nothing is said
+MAX_NUMBER = {"f16": 500.0, "bf16": 1e4, "f8e4m3fn": 100.0, "f8e5m2": 1e3}  # of a float result, 1e5 where nothing is said
 MOVES = 2  # trials with moved operands
 MOVE = 8.0  # how far, in rounding errors
-NO_CODE = {n for n, d in OPS.items() if d.host is not None or not d.traits.isdisjoint(("host", "control"))}
+CONTROL = {n for n, d in OPS.items() if "control" in d.traits}
 
 
 @dataclass(eq=False)
@@ -62,24 +65,41 @@ class Made:
 
 def random_graph(seed: int, nodes: int = 12) -> tuple[Graph, list[Array]]:
     """A graph of about that many nodes and arrays for its inputs. Equal seeds give equal graphs."""
-    from dnnc.testing.random_recipes import RECIPES  # they add to a Generator, which is made here
+    from dnnc.testing.random_recipes import NAMES, RECIPES, add_sample  # they add to a Generator, which is made here
 
     g = Generator(np.random.default_rng(seed), large=seed % 4 == 3, symbolic=seed % 5 == 4)
     g.recipes = RECIPES
-    return g.make(nodes)
+    return g.make(nodes, lambda: add_sample(g, NAMES[seed % len(NAMES)]))
 
 
 class Generator:
     recipes: Sequence[Callable[[Generator], None]]
 
-    def __init__(self, rng: np.random.Generator, large: bool, symbolic: bool) -> None:
-        self.rng, self.large = rng, large
+    def __init__(self, rng: np.random.Generator, large: bool, symbolic: bool, around: Generator | None = None) -> None:
+        """`around`: the Generator of the graph in which this one's is a body."""
+        self.rng, self.large, self.around = rng, large, around
+        self.depth: int = 0 if around is None else around.depth + 1
+        self.captured: list[Made] = []  # values of the graph around that are the body's last inputs
         self.limit = MAX_LARGER if large else MAX_ELEMENTS
         self.any = var("N", i64, 1, MAX_ANY) if symbolic else None
         self.graph = Graph("fuzz")
         self.b = Builder(self.graph)
         self.pool: list[Made] = []
         self.arrays: list[Array] = []
+
+    def inner(self, name: str) -> Generator:
+        """A Generator for a body, with the same dims and recipes."""
+        g = Generator(self.rng, False, False, self)
+        g.any, g.recipes, g.graph, g.limit = self.any, self.recipes, Graph(name), min(self.limit, MAX_ELEMENTS)
+        g.b = Builder(g.graph)
+        return g
+
+    def capture(self, m: Made) -> Made:
+        """A value of the graph around as an input of this body."""
+        self.captured.append(m)
+        inside = Made(self.graph.add_input("c", m.type), m.exact, m.rounded, m.error)
+        self.pool.append(inside)
+        return inside
 
     # --- choices --------------------------------------------------------------------------------------------------------------
 
@@ -98,6 +118,9 @@ class Generator:
             s = tuple(int(self.one_of(LARGER if self.large else SIZES)) for _ in range(rank))
             if self.any is not None and s and self.chance(0.7):
                 s = (ANY_SIZE, *s[1:]) if self.chance(0.7) else (*s[:-1], ANY_SIZE)
+            if s and self.chance(EMPTY):
+                k = self.below(len(s))
+                s = (*s[:k], 0, *s[k + 1 :])
             if np.prod(s, dtype=np.int64) <= self.limit:
                 return s
 
@@ -123,6 +146,8 @@ class Generator:
         a: Array
         if dtype.kind == "b":
             a = self.rng.integers(0, 2, shape)
+        elif dtype.kind == "s":
+            a = self.rng.choice(np.array(WORDS, object), shape)
         elif dtype.is_int:
             lo, hi = max(dtype.range[0], int(np.ceil(low))), min(dtype.range[1], int(np.floor(high)))
             a = self.rng.integers(min(lo, hi), max(lo, hi), shape, endpoint=True)
@@ -135,8 +160,10 @@ class Generator:
         dtype = dtype or self.dtype(kinds)
         if dtype.is_int and (low, high) == (-2.0, 2.0):
             low, high = -9.0, 9.0
+        if self.around is not None and (self.chance(0.3) or self.dims(shape) != shape):
+            return self.capture(self.around.source(kinds, shape, dtype, low, high))
         a = self.draw(dtype, shape, low, high)
-        if self.chance(0.5) or self.dims(shape) != shape:
+        if self.around is None and (self.chance(0.5) or self.dims(shape) != shape):
             v = self.graph.add_input(f"x{len(self.arrays)}", TensorType(dtype, self.dims(shape)))
             self.arrays.append(a)
         else:
@@ -155,17 +182,20 @@ class Generator:
     def add(self, name: str, *operands: Made | None, **attrs: Any) -> Made | None:
         """A node, unless it does not fit or would be too sensitive."""
         values = [None if m is None else m.value for m in operands]
+        dims = dict(self.graph.dims)
         try:
             out = self.b.op(name, *values, **attrs)
         except ShapeError:
+            self.graph.dims = dims
             return None
         node: Node = (out[0] if isinstance(out, tuple) else out).node
         try:
             made = self.evaluate(node, operands)
-        except DnncError:  # a size that this node's operands do not tell
+        except (DnncError, IndexError):  # a size that this node's operands do not tell, an index that is none
             made = None
         if made is None:
             self.graph.erase(node)
+            self.graph.dims = dims
             return None
         self.pool += made
         return made[0]
@@ -184,10 +214,13 @@ class Generator:
             errors = [max(d, _distance(x, e) / MOVE) for d, x, e in zip(errors, moved, exact)]
         made = []
         for v, e, r, d in zip(node.outputs, exact, rounded, errors):
+            if v.type.dtype.kind == "s":
+                made.append(Made(v, e, r, 0.0))
+                continue
             scale = float(np.abs(e.astype(np.float64)).max(initial=0.0))
             if not np.isfinite(e.astype(np.float64)).all() or (v.type.dtype.is_float and scale > MAX_NUMBER.get(v.type.dtype.name, 1e5)):
                 return None
-            if d > (0.01 * scale if v.type.dtype.is_float else 0.0):
+            if d > (0.01 * scale if v.type.dtype.is_float and v.type.dtype.bits >= 16 else 0.0):
                 return None
             made.append(Made(v, e, r, d))
         return made
@@ -211,10 +244,11 @@ class Generator:
 
     # --- the whole ------------------------------------------------------------------------------------------------------------
 
-    def make(self, nodes: int) -> tuple[Graph, list[Array]]:
+    def make(self, nodes: int, turn: Callable[[], Any]) -> tuple[Graph, list[Array]]:
         for _ in range(1 + self.below(3)):
             self.source("f", self.shape(self.one_of((1, 2, 3, 4))))
         focus = [self.one_of(self.recipes) for _ in range(3)]  # each graph has its habits
+        turn()
         for _ in range(nodes * 4):
             if len(self.graph) >= nodes:
                 break
@@ -235,6 +269,8 @@ class Generator:
 
 
 def within(m: Made, low: float, high: float) -> bool:
+    if m.dtype.kind == "s":
+        return True
     a = m.exact.astype(np.float64)
     return bool(a.size == 0 or (a.min() >= low and a.max() <= high))
 
@@ -251,8 +287,10 @@ def _interpret(node: Node, arrays: Sequence[Array], precision: Any) -> list[Arra
 
 
 def _distance(a: Array, b: Array) -> float:
-    if a.size == 0:
-        return 0.0
+    if a.shape != b.shape:
+        return np.inf
+    if a.size == 0 or a.dtype.kind in "OUST":
+        return 0.0 if np.array_equal(a, b) else np.inf
     with np.errstate(all="ignore"):
         d = np.abs(a.astype(np.float64) - b.astype(np.float64)).max()
     return float(d) if np.isfinite(d) else np.inf

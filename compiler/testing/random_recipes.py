@@ -7,18 +7,21 @@ from collections.abc import Callable
 import numpy as np
 
 from dnnc.ir.dtype import BY_NAME
+from dnnc.ir.expr import Var, dim
 from dnnc.ir.op import OpDef, Sample
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
+from dnnc.testing.random_control import CONTROL_RECIPES
 from dnnc.testing.random_graphs import (
     ANY_SIZE,
-    NO_CODE,
+    CONTROL,
     SIZES,
     Generator,
     Made,
     within,
 )
 
+NAMES = [n for n in OPS if n not in CONTROL and n not in ("pack", "decode_image")]  # with samples; an image is no random bytes
 UNARY = [n for n, d in OPS.items() if "elementwise" in d.traits and len(d.samples[0].inputs) == 1 and n != "cast"]
 BINARY = [n for n, d in OPS.items() if "elementwise" in d.traits and len(d.samples[0].inputs) == 2 and d.compute is not None]
 
@@ -105,7 +108,9 @@ def _cast(g: Generator) -> None:
 
 def _factors(g: Generator, n: int, rank: int) -> tuple[int, ...]:
     dims = [1] * rank
-    left = n
+    left = max(n, 1)
+    if n == 0:
+        dims[g.below(rank)] = 0
     for p in (2, 3, 5, 7, 11, 13, 17, 31):
         while left % p == 0:
             dims[g.below(rank)] *= p
@@ -239,7 +244,7 @@ def _norm(g: Generator) -> None:
         if kind == "instance":
             g.add("instance_norm", m, p[0], p[1], epsilon=1e-2)
         elif kind == "group":
-            g.add("group_norm", m, p[0], p[1], groups=g.one_of([d for d in (1, 2, 3, 4, c) if c % d == 0]), epsilon=1e-2)
+            g.add("group_norm", m, p[0], p[1], groups=g.one_of([d for d in (1, 2, 3, 4, c) if d and c % d == 0]), epsilon=1e-2)
         elif kind == "batch":
             g.add("batch_norm", m, *p, epsilon=1e-3)
         else:
@@ -341,6 +346,52 @@ def _image_movement(g: Generator) -> None:
         g.add("resize", x, shape=g.dims((*x.shape[:2], 2 * h, 2 * w)), coords=((1, 0, 1), (1, 0, 1), up, up), mode=g.one_of(("nearest", "linear")))
 
 
+def _sort(g: Generator) -> None:
+    m = g.pick("fiu", 1)
+    axis = g.below(len(m.shape))
+    keep = 1 + g.below(m.shape[axis]) if m.shape[axis] and g.chance(0.5) and isinstance(m.type.shape[axis], int) else None
+    g.add("sort", m, axis=axis, descending=g.chance(0.5), **({} if keep is None else {"keep": keep}))
+
+
+def _quantize(g: Generator) -> None:
+    """To 8 bits and back, with one scale or one for each index of an axis, and something integer in between."""
+    m = g.pick("f", 1)
+    axis = g.below(len(m.shape))
+    shape = () if g.chance(0.6) or not isinstance(m.type.shape[axis], int) else m.shape[axis : axis + 1]
+    to = BY_NAME[g.one_of(("u8", "i8"))]
+    scale, zero = g.source("f", shape, m.dtype, 0.02, 0.1), g.source(to.kind, shape, to, 0, 20)
+    q = g.add("quantize_linear", m, scale, zero, dtype=to, axis=axis)
+    if q is not None and g.chance(0.3):
+        q = g.add(g.one_of(("relu", "max", "identity")), *([q] if g.chance(0.5) else [q, q])) or q
+    if q is not None:
+        g.add("dequantize_linear", q, scale, zero, axis=axis)
+
+
+def _transform(g: Generator) -> None:
+    m = g.pick("f", 1)
+    axis = g.below(len(m.shape))
+    if not isinstance(m.type.shape[axis], int) or not m.exact.size:
+        return
+    x = g.add("unsqueeze", m, axes=(len(m.shape),))
+    y = x and g.add("dft", x, axis=axis, onesided=g.chance(0.5))
+    if y is not None and g.chance(0.5):
+        g.add("reduce_sum_square", y, axes=(len(m.shape),))
+
+
+def _lookup(g: Generator) -> None:
+    """Elements chosen by indices of the same rank, and put back."""
+    m = g.pick("fi", 1)
+    axis = g.below(len(m.shape))
+    n = m.shape[axis]
+    if not n or g.dims(m.shape) != m.shape:
+        return
+    at = (*m.shape[:axis], int(g.one_of((1, 2, n))), *m.shape[axis + 1 :])
+    index = g.source("i", at, BY_NAME["i64"], -n, n - 1)
+    y = g.add("gather_elements", m, index, axis=axis)
+    if y is not None and g.chance(0.5):
+        g.add("scatter_elements", m, index, y, axis=axis, reduction=g.one_of(("none", "add", "max")))
+
+
 def _create(g: Generator) -> None:
     shape = g.shape(g.below(3))
     if g.chance(0.5):
@@ -350,19 +401,29 @@ def _create(g: Generator) -> None:
 
 
 def _any_sample(g: Generator) -> None:
-    """Any op on one of its samples, its operands made from values that are there."""
-    op = OPS[g.one_of([n for n in OPS if n not in NO_CODE and n != "pack"])]
+    """Any op on one of its samples."""
+    add_sample(g, g.one_of(NAMES))
+
+
+def add_sample(g: Generator, name: str) -> None:
+    """An op on one of its samples, its operands made from values that are there; sizes that only the data tells get names of their own."""
+    op = OPS[name]
     s: Sample = g.one_of(op.samples)
+    if g.depth and (op.host is not None or "host" in op.traits):
+        return
+    stem = f"d{len(g.graph.dims)}"
+    fresh = {v: dim(f"{stem}_{v.name}", v.lo, v.hi, v.div) for _, a in s.attrs for v in (a if isinstance(a, tuple) else (a,)) if isinstance(v, Var)}  # type: ignore[arg-type]
+    attrs = {k: tuple(fresh.get(v, v) for v in a) if isinstance(a, tuple) else fresh.get(a, a) if isinstance(a, Var) else a for k, a in s.attrs}
     operands = [_fitted(g, t, s.domain) for t in s.inputs]
     if all(m is not None for m in operands):
-        g.add(op.name, *operands, **dict(s.attrs))
+        g.add(op.name, *operands, **attrs)
 
 
 def _fitted(g: Generator, t: TensorType, domain: tuple[float, float]) -> Made | None:
     """A value of exactly this type, in the domain: cut or repeated, cast and clipped from one that is there."""
     shape = tuple(int(str(d)) for d in t.shape)
     fits = [m for m in g.pool if m.dtype is t.dtype or (m.dtype.is_float and t.dtype.is_float)]
-    if not fits or g.chance(0.5) or t.dtype.kind in "b" or t.dtype.bits < 8:
+    if not fits or g.chance(0.5) or t.dtype.kind in "bs" or t.dtype.bits < 8:
         return g.source(t.dtype.kind, shape, t.dtype, *domain)
     m: Made | None = g.one_of(fits)
     n = int(np.prod(shape, dtype=np.int64))
@@ -384,5 +445,6 @@ def _fitted(g: Generator, t: TensorType, domain: tuple[float, float]) -> Made | 
 RECIPES: tuple[Callable[[Generator], None], ...] = (
     _unary, _unary, _activation, _activation, _binary, _binary, _binary, _diamond, _diamond, _same_shape, _same_shape, _select, _cast,
     _reshape, _transpose, _unit_dims, _concat, _slice, _pad, _gather, _reduce, _reduce, _arg, _cumulative, _softmax, _norm, _norm,
-    _matmul, _matmul, _matmul, _gemm, _conv, _conv, _conv, _conv, _conv_transpose, _pool, _pool, _image_movement, _create, _any_sample, _any_sample,
+    _matmul, _matmul, _matmul, _gemm, _conv, _conv, _conv, _conv, _conv_transpose, _pool, _pool, _image_movement, _create, _sort, _quantize,
+    _transform, _lookup, _any_sample, _any_sample, *CONTROL_RECIPES,
 )  # fmt: skip

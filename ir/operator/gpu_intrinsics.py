@@ -47,3 +47,35 @@ def ldmatrix_x4_trans(rows: Array) -> Array:
 def shfl_xor(x: Array, mask: Array) -> Array:
     """What the lane `lane ^ mask` of the same warp holds."""
     return x[np.arange(len(x)) ^ mask]
+
+
+def shfl_up(x: Array, n: Array) -> Array:
+    """What the lane n below holds; the lowest n lanes keep their own."""
+    lane = np.arange(len(x)) % 32
+    return x[np.arange(len(x)) - np.where(lane >= n, n, 0)]
+
+
+def shfl_down(x: Array, n: Array) -> Array:
+    """What the lane n above holds; the highest n lanes keep their own."""
+    lane = np.arange(len(x)) % 32
+    return x[np.arange(len(x)) + np.where(lane + n < 32, n, 0)]
+
+
+def shfl(x: Array, lane: Array) -> Array:
+    """What a lane of the same warp holds."""
+    return x[np.arange(len(x)) // 32 * 32 + lane % 32]
+
+
+def mma_m16n8k8(d: Array, a: Array, b: Array) -> Array:
+    """d + a @ b of float32 rounded to TF32 (10 bits of mantissa, ties away): d is 16 x 8 in 4 registers a lane, a 16 x 8 in 4, b 8 x 8 in 2."""
+    warps = len(d) // 32
+    left, right = np.zeros((warps, 16, 8), np.float32), np.zeros((warps, 8, 8), np.float32)
+    left[:, _GROUP + np.array([0, 8, 0, 8]), _IN_GROUP + np.array([0, 0, 4, 4])] = _warps(_tf32(a))
+    right[:, _IN_GROUP + np.array([0, 4]), _GROUP + np.zeros(2, np.int64)] = _warps(_tf32(b))
+    return (_warps(d) + (left @ right)[:, _D_ROW, _D_COL]).reshape(d.shape).astype(np.float32)
+
+
+def _tf32(x: Array) -> Array:
+    finite = np.isfinite(x)
+    bits = (np.ascontiguousarray(x, np.float32).view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    return np.where(finite, bits.view(np.float32), x)

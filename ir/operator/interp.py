@@ -16,7 +16,7 @@ import numpy as np
 from dnnc.ir.dtype import i64
 from dnnc.ir.errors import InputError
 from dnnc.ir.expr import Ref, Var, value
-from dnnc.ir.operator import interp_gpu
+from dnnc.ir.operator import interp_gpu, interp_hopper
 from dnnc.ir.operator.interp_eval import Evaluator, State
 from dnnc.ir.operator.interp_independent import SEQUENTIAL, independent, writes
 from dnnc.ir.operator.interp_memory import PRIVATE, Memory, View, garbage, make_view
@@ -25,7 +25,7 @@ from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Ker
 from dnnc.ir.operator.text import show_stmt
 
 Array = Any
-TEAM = ("thread.x", "warp", "lane")
+TEAM = ("cluster", "thread.x", "warp", "lane")
 MAX_ROWS = 1 << 14
 
 
@@ -131,11 +131,13 @@ class Interpreter(Evaluator):
         if buf.space in PRIVATE:
             mem = Memory(garbage((st.rows, n), buf.dtype), private=True)
         else:
+            size = n * self.grid.blocks  # a cluster's blocks have one each, behind one another
             old = self.allocated.get(buf)  # the same bytes as in the last iteration, whose readers may lag behind
-            mem = old if old is not None and old.size == n else Memory(garbage((n,), buf.dtype), tracked=True, born_empty=True)
-            mem.written = np.zeros(n, np.bool_)
+            mem = old if old is not None and old.size == size else Memory(garbage((size,), buf.dtype), tracked=True, born_empty=True)
+            mem.written = np.zeros(size, np.bool_)
             self.allocated[buf] = mem
-        st.views[buf] = make_view(buf, mem, 0, st.env)
+        own = 0 if mem.private or self.grid.blocks == 1 or st.thread is None else st.thread // self.grid.block_size * n
+        st.views[buf] = make_view(buf, mem, own, st.env)
 
     def arms(self, s: If) -> list[tuple[Array | None, Block]]:
         c, outer = self.value(s.cond), self.state.mask
@@ -152,7 +154,7 @@ class Interpreter(Evaluator):
         if s.name in self.funcs:
             self.call(self.funcs[s.name], s)
             return
-        act = interp_gpu.EFFECTS.get(s.name)
+        act = interp_gpu.EFFECTS.get(s.name) or interp_hopper.EFFECTS.get(s.name)
         if act is None:
             raise KernelError(f"{s.name} is no effect that the interpreter knows")
         self.start()
@@ -256,13 +258,13 @@ class Interpreter(Evaluator):
         self.forget(leave)
 
     def members(self, s: For, lo: int, hi: int) -> Iterator[None]:
-        """thread.x, warp and lane loops: rows of a team, whose clocks go on from the last such loop of the block."""
+        """cluster, thread.x, warp and lane loops: rows of a team, whose clocks go on from the last such loop of the block."""
         outer, n, inner = self.state, hi - lo, self.team_size(s.body)
         if outer.parallel or n < 1:
             raise KernelError(f"a {s.kind} loop of {n} threads" + (" inside of a parallel loop" if outer.parallel else ""))
         if outer.thread is None:
             if self.grid.team is None:
-                self.grid.start(n * inner)
+                self.grid.start(n * inner, n if s.kind == "cluster" else 1)
             if self.team.size != n * inner:
                 raise KernelError(f"{n * inner} threads here, {self.team.size} in the thread loops before: a block has one size")
         leave = self.private_outside(s.body)
@@ -274,6 +276,8 @@ class Interpreter(Evaluator):
         yield
         self.state = outer
         self.forget(leave)
+        if s.kind == "cluster" and self.grid.peeked:
+            raise KernelError("a block of the cluster may end while another one reads its shared memory: cluster_barrier() is missing after the last peer")
 
     def team_size(self, b: Block) -> int:
         """Threads of the thread loops nested in a block."""
@@ -320,7 +324,7 @@ class Interpreter(Evaluator):
                 else:
                     assert isinstance(s, Eval)
                     self.waiting = s
-                    yield from interp_gpu.mbar_wait(self, *s.args)
+                    yield from interp_hopper.mbar_wait(self, *s.args)
             except KernelError as e:
                 raise _quote(e, s) from None
 

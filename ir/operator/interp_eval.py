@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var
-from dnnc.ir.operator import interp_gpu
+from dnnc.ir.operator import interp_gpu, interp_hopper
 from dnnc.ir.operator.interp_memory import Memory, View
 from dnnc.ir.operator.interp_races import Iterations, Team
 from dnnc.ir.operator.interp_values import KernelError, column, constant, linear, operate, tidy, uniform
@@ -93,6 +93,8 @@ class Evaluator:
         if isinstance(e, Ref):  # an address as operand of a warp instruction: what lies there
             return self.read(self.place(e.buf, e.idx, e.lanes, None), e.lanes)
         assert isinstance(e, Op)
+        if e.name == "peer":
+            return interp_hopper.peer(self, *e.args)
         args = [self.eval(a) for a in e.args]
         record = TABLE.get(e.name)
         return self.collective(e, args) if record is not None and record.collective else operate(e, args)
@@ -175,6 +177,8 @@ class Evaluator:
         mem = at.view.memory
         if mem.size == 0:
             return np.zeros((1, lanes), mem.data.dtype) if lanes > 1 else mem.data.dtype.type(0)
+        if mem.private and mem.in_flight is not None:
+            self.settled(at)
         if not mem.private:
             self.touch(at, False)
             r = mem.data[at.off]
@@ -188,6 +192,8 @@ class Evaluator:
 
     def write(self, at: Place, v: Array) -> None:
         mem, s = at.view.memory, self.state
+        if mem.private and mem.in_flight is not None:
+            self.settled(at)
         if not mem.private:
             self.touch(at, True, v)
         rows: Array = 0 if not mem.private or len(mem.data) == 1 else self.copies(mem)
@@ -206,6 +212,14 @@ class Evaluator:
             mem.data[rows, off] = v
         else:
             mem.data[off] = v
+
+    def settled(self, at: Place) -> None:
+        """Registers may not be touched while a product of the tensor cores is still computing them."""
+        mem = at.view.memory
+        assert mem.in_flight is not None
+        row, off = self.spots(at)
+        if mem.in_flight[self.copies(mem)[row], off].any():
+            raise KernelError(f"{at.view.buf.name} is touched before wgmma_wait")
 
     def spots(self, at: Place) -> tuple[Array, Array]:
         """(row, offset) of every element touched."""
@@ -239,6 +253,10 @@ class Evaluator:
                 raise KernelError(f"read of {at.view.name(off[~mem.written[off]][0])}, which nobody has written")
             if write:
                 mem.written[off] = True
+        if write and mem.pinned is not None and mem.pinned[off].any():
+            raise KernelError(f"write to {at.view.name(off[mem.pinned[off] > 0][0])} while it is still read asynchronously")
+        if write and mem.copied is not None:
+            mem.copied[off] = False
         value = self.spread(at, v) if v is not None and s.parallel and s.iteration is not None else None
         message = self.race(at.view, rows, off, write, value)
         if message:

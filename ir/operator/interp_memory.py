@@ -24,7 +24,9 @@ class Memory:
         self.private = private
         self.tracked = tracked  # the kernel may write it, so races are possible
         self.written: Array | None = np.zeros(self.size, np.bool_) if born_empty else None  # elements that hold something
-        self.in_flight: Array | None = None  # elements that an asynchronous copy will still write
+        self.in_flight: Array | None = None  # elements that an asynchronous copy (of registers: a product) will still write
+        self.pinned: Array | None = None  # how many asynchronous reads of an element are under way
+        self.copied: Array | None = None  # elements written last by a copy, not by a thread
 
     @property
     def size(self) -> int:

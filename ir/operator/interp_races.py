@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dnnc.ir.operator.hopper import GROUP
 from dnnc.ir.operator.interp_memory import Memory, View
 
 Array = Any
@@ -74,18 +75,21 @@ def _differ(a: Array, b: Array) -> Array:
 
 
 class Team:
-    """Threads of a block: happens-before by vector clocks. clock[t, u] is what thread t knows of thread u."""
+    """Threads of a block: happens-before by vector clocks. clock[t, u] is what thread t knows of thread u.
+
+    The tensor cores of warp groups are members too, after the threads: they read on their own.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.clock = np.eye(size, dtype=np.int32)
+        self.clock = np.eye(size + size // GROUP, dtype=np.int32)
         self._cells: weakref.WeakKeyDictionary[Memory, tuple[Array, Array, Array]] = weakref.WeakKeyDictionary()
 
     def cells(self, mem: Memory) -> tuple[Array, Array, Array]:
-        """Of every element: 1 + the last writer, when it wrote, and when each thread last read, [elements, threads]."""
+        """Of every element: 1 + the last writer, when it wrote, and when each member last read, [elements, members]."""
         if mem not in self._cells:
             n = mem.size
-            self._cells[mem] = (np.zeros(n, np.int32), np.zeros(n, np.int32), np.zeros((n, self.size), np.int32))
+            self._cells[mem] = (np.zeros(n, np.int32), np.zeros(n, np.int32), np.zeros((n, len(self.clock)), np.int32))
         return self._cells[mem]
 
     def tick(self, threads: Array) -> None:

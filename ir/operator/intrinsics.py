@@ -15,6 +15,7 @@ import numpy as np
 from dnnc.ir.dtype import BY_NAME, DType, boolean, i32, i64
 from dnnc.ir.expr import Expr
 from dnnc.ir.operator import gpu_intrinsics as gpu
+from dnnc.ir.operator import hopper
 
 Array = Any
 TypeOf = Callable[..., tuple[DType, int]]
@@ -136,15 +137,20 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     Intrinsic("barrier", effect=True), Intrinsic("syncwarp", effect=True), Intrinsic("prefetch", effect=True),
     # warp collectives; an address operand stands for the 8 halves there
     Intrinsic("shfl_xor", gpu.shfl_xor, lambda x, mask: (x.dtype, x.lanes), collective=True),
+    Intrinsic("shfl_up", gpu.shfl_up, lambda x, n: (x.dtype, x.lanes), collective=True),
+    Intrinsic("shfl_down", gpu.shfl_down, lambda x, n: (x.dtype, x.lanes), collective=True),
+    Intrinsic("shfl", gpu.shfl, lambda x, lane: (x.dtype, x.lanes), collective=True),
     Intrinsic("ldmatrix_x4", gpu.ldmatrix_x4, lambda r: (r.dtype, 8), collective=True),
     Intrinsic("ldmatrix_x4_trans", gpu.ldmatrix_x4_trans, lambda r: (r.dtype, 8), collective=True),
     Intrinsic("mma_m16n8k16", gpu.mma_m16n8k16, lambda d, a, b: (d.dtype, 4), collective=True),
+    Intrinsic("mma_m16n8k8", gpu.mma_m16n8k8, lambda d, a, b: (d.dtype, 4), collective=True),
+    # the kernel before this one may still run until pdl_wait(), and the one after it may begin from pdl_launch() on
+    Intrinsic("pdl_wait", effect=True), Intrinsic("pdl_launch", effect=True),
     # cp_async(to, from[, n]): a thread copies as many lanes as `to` says; past the first n it writes 0. wait(n): all but the newest n groups landed
     Intrinsic("cp_async", effect=True), Intrinsic("cp_async_commit", effect=True), Intrinsic("cp_async_wait", effect=True),
-    # mbar_init(b, arrivals), mbar_arrive(b), mbar_wait(b, parity): until the phase of that parity is complete
-    Intrinsic("mbar_init", effect=True), Intrinsic("mbar_arrive", effect=True), Intrinsic("mbar_wait", effect=True),
-    # tma_load(to, from, rows, b): a box of rows x lanes by one thread; completes with the phase of b, which the thread arrives at afterwards
-    Intrinsic("tma_load", effect=True),
+    # mbarriers, the copy engine, tensor cores of warp groups: hopper.py says what each does
+    *(Intrinsic(n, effect=True) for n in hopper.EFFECTS),
+    Intrinsic("peer", type=lambda r, rank: (r.dtype, r.lanes)),
 ]}
 # fmt: on
 

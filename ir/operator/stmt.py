@@ -1,7 +1,7 @@
 """Statements, buffers, functions and kernels of the operator IR.
 
     func ::= def NAME(param, ...): stmt+          param: K: dim[lo, hi, divisor]  |  A: f32[M, K] [@ strides(lda, 1)]
-    stmt ::= for i in KIND(hi) | KIND(lo, hi): stmt+    KIND: range unroll vector parallel | block.x block.y thread.x warp lane
+    stmt ::= for i in KIND(hi) | KIND(lo, hi): stmt+    KIND: range unroll vector parallel | block.x block.y block.z cluster thread.x warp lane
            | if e: stmt+ [else: stmt+]  |  x: f32x16 = e  |  acc: f32[14, 32] @ register | local | shared | shared.swizzle8
            | B[e, ..., e:+16:n] = e                store of 16 lanes, of which the first n
            | f(arg, ...)                           effect (barrier, prefetch, cp_async ...) or call of a Func
@@ -22,7 +22,7 @@ from dnnc.ir.dtype import DType, i64
 from dnnc.ir.errors import Loc
 from dnnc.ir.expr import E, Expr, Load, Ref, Var, children, const, load, op, ref, substitute, unwrap, value, var, walk
 
-LOOP_KINDS = ("range", "unroll", "vector", "parallel", "block.x", "block.y", "block.z", "thread.x", "warp", "lane")
+LOOP_KINDS = ("range", "unroll", "vector", "parallel", "block.x", "block.y", "block.z", "cluster", "thread.x", "warp", "lane")
 SPACES = ("global", "register", "local", "shared")
 
 
@@ -273,8 +273,9 @@ def stored(b: Block) -> set[Buffer]:
     for s in walk_stmts(b):
         if isinstance(s, Store):
             out.add(s.buf)
-        elif isinstance(s, Eval) and s.name != "prefetch":
-            out |= {a.buf for a in s.args if isinstance(a, Ref)}
+        elif isinstance(s, Eval) and s.name != "prefetch":  # of a copy the first operand is written; the others may be barriers
+            copies = s.name.startswith(("cp_async", "tma_"))
+            out |= {a.buf for k, a in enumerate(s.args) if isinstance(a, Ref) and (not copies or k == 0 or a.buf.space == "shared")}
     return out
 
 

@@ -87,11 +87,13 @@ def _pass_numpy(x: Array, waves: Array, roots: Array) -> Array:
     r = x.shape[1]
     y = np.zeros((2, *waves.shape[:1], *x.shape[2:]), np.result_type(x, waves))
     for k in range(r):
-        for j in range(r):
-            cos, sin = (1.0, 0.0) if j == 0 else waves[k, min(j, r - j) - 1]
-            sin = -sin if 2 * j > r else 0.0 if 2 * j == r else sin
-            y[0, k] += cos * x[0, j] - sin * x[1, j]
-            y[1, k] += sin * x[0, j] + cos * x[1, j]
+        y[:, k] = x[:, 0]
+        for j in range(1, (r + 1) // 2):  # pairs, as above: with an infinity among the numbers it matters
+            cos, sin = waves[k, j - 1]
+            even, odd = x[:, j] + x[:, r - j], x[:, j] - x[:, r - j]
+            y[:, k] += cos * even + np.stack([-sin * odd[1], sin * odd[0]])
+        if r % 2 == 0:
+            y[:, k] += waves[k, r // 2 - 1, 0] * x[:, r // 2]
     y = np.swapaxes(y, 1, 2)
     if x.shape[2] == 1:
         return y.astype(x.dtype)

@@ -50,11 +50,17 @@ def _clear_type(x: TensorType, *, column: int) -> TensorType:
 
 
 def _clear(x: Tensor, *, column: int) -> Tensor:
-    """The column becomes that of the identity. The pivot's row, the first whose element is largest, and row `column` change places."""
+    """The column becomes that of the identity. The pivot's row, the first whose element is largest, and row `column` change places.
+    NaN is larger than all others, so that nothing of its matrix looks like a number."""
     count, n, _ = x.dims
     rest = int(n) - column  # type: ignore[arg-type]
     large = te.reduce((count,), (rest,), x.dtype, "max", lambda i, r: call("abs", x[i, r + column, column]), name="largest")
-    at = te.reduce((count,), (rest,), i64, "min", lambda i, r: r, lambda i, r: call("abs", x[i, r + column, column]).eq(large[i]), "pivot_row")
+
+    def chosen(i: Expr, r: Expr) -> Expr:
+        size = call("abs", x[i, r + column, column])
+        return size.eq(large[i]) | call("isnan", size)
+
+    at = te.reduce((count,), (rest,), i64, "min", lambda i, r: r, chosen, "pivot_row")
 
     def element(b: Expr, i: Expr, j: Expr) -> Expr:
         pivot = clamp(at[b], rest) + column

@@ -23,6 +23,7 @@ from dnnc.ir.types import Dim, TensorType
 LOOPS = PURE | {"loops"}
 BITS = PURE | {"bits"}
 NEAR = 8  # points that can touch one pixel: they are at least half a pixel apart if there are several
+BOUNDLESS = 1e30  # pixels: no bin is that large
 
 # --- geometry, of one axis ----------------------------------------------------------------------------------------------------
 
@@ -33,7 +34,10 @@ def _rois(rois: TensorType, columns: int) -> None:
 
 
 class Points:
-    """The sampling points of a bin along an axis: point i of bin p lies at `at(p, i)`. Of expressions, or of arrays."""
+    """The sampling points of a bin along an axis: point i of bin p lies at `at(p, i)`. Of expressions, or of arrays.
+
+    A region that reaches to infinity, or to NaN, has no points.
+    """
 
     def __init__(self, low: Any, high: Any, bins: int, ratio: int, scale: float, half_pixel: bool, ops: Any) -> None:
         offset = 0.5 if half_pixel else 0.0
@@ -41,7 +45,9 @@ class Points:
         length = high * scale - offset - self.low
         length = length if half_pixel else ops.maximum(length, 1.0)
         self.bin = length / float(bins)
-        self.count = ops.ceil(self.bin) if ratio <= 0 else self.bin * 0.0 + float(ratio)
+        finite = (-BOUNDLESS < self.bin) & (self.bin < BOUNDLESS)
+        count = ops.ceil(self.bin) if ratio <= 0 else self.bin * 0.0 + float(ratio)
+        self.count = ops.where(finite, count, ops.zeros_like(count))
         self.step = self.bin / ops.maximum(self.count, 1.0)
 
     def at(self, p: Any, i: Any) -> Any:
@@ -51,7 +57,11 @@ class Points:
 class _Symbols:
     """NumPy's names for what the geometry needs of expressions."""
 
-    minimum, maximum = staticmethod(minimum), staticmethod(maximum)
+    minimum, maximum, where = staticmethod(minimum), staticmethod(maximum), staticmethod(select)
+
+    @staticmethod
+    def zeros_like(x: Expr) -> Expr:
+        return const(0.0, x.dtype)
 
     @staticmethod
     def ceil(x: Expr) -> Expr:
@@ -145,9 +155,9 @@ def _rows(x: Tensor, batch: Tensor, weights: Tensor) -> Tensor:
 
 def _rows_numpy(x: Array, batch: Array, weights: Array) -> Array:
     out = np.zeros((len(weights), x.shape[1], weights.shape[1], x.shape[3]), np.result_type(x, weights))
-    for r, (b, w) in enumerate(zip(batch, weights)):
-        used = np.nonzero(w.any(0))[0]
-        out[r] = np.einsum("ph,chw->cpw", w[:, used], x[int(b)][:, used])
+    for r, p in np.ndindex(weights.shape[:2]):
+        used = np.nonzero(weights[r, p])[0]
+        out[r, :, p] = np.einsum("h,chw->cw", weights[r, p, used], x[int(batch[r])][:, used])
     return out
 
 
@@ -168,9 +178,9 @@ def _columns(x: Tensor, weights: Tensor) -> Tensor:
 
 def _columns_numpy(x: Array, weights: Array) -> Array:
     out = np.zeros((*x.shape[:3], weights.shape[1]), np.result_type(x, weights))
-    for r, w in enumerate(weights):
-        used = np.nonzero(w.any(0))[0]
-        out[r] = np.einsum("qw,cpw->cpq", w[:, used], x[r][..., used])
+    for r, q in np.ndindex(weights.shape[:2]):
+        used = np.nonzero(weights[r, q])[0]
+        out[r, ..., q] = np.einsum("w,cpw->cp", weights[r, q, used], x[r][..., used])
     return out
 
 
@@ -292,7 +302,7 @@ def _bins_numpy(rois: Array, *, size: int, bins: int, column: int, scale: float 
     width = np.maximum(high - low + 1, 1) / v.dtype.type(bins)
     p = np.arange(bins, dtype=v.dtype)
     edges = np.stack([np.floor(p * width) + low, np.ceil((p + 1) * width) + low], -1)
-    return np.clip(edges, 0, size).astype(np.int64)
+    return np.nan_to_num(np.clip(edges, 0, size)).astype(np.int64)  # NaN becomes 0, as in all casts
 
 
 def _pool_type(x: TensorType, bins: TensorType, batch: TensorType, *, along: int) -> TensorType:

@@ -32,8 +32,8 @@ class Aliases:
     made: frozenset[Value]
 
 
-def find_aliases(graph: Graph, copy: Callable[[Node, int], Value] | None = None) -> Aliases:
-    """The aliases of a graph whose layouts are set.
+def find_aliases(graph: Graph, copy: Callable[[Node, int], Value] | None = None, align: int = 1) -> Aliases:
+    """The aliases of a graph whose layouts are set, each at a multiple of `align` bytes.
 
     `copy(node, k)` puts a copy in the place of a concatenation's operand k that lies elsewhere already; without it such a concatenation
     stays a kernel.
@@ -46,12 +46,13 @@ def find_aliases(graph: Graph, copy: Callable[[Node, int], Value] | None = None)
     pinned = {root(found, v)[0] for v in graph.outputs}  # these get memory of their own
     for n in nodes:
         at = slice_offset(n)
-        if at is not None and n.output not in pinned:
+        if at is not None and at % align == 0 and n.output not in pinned:
             found[n.output] = (_source(n), at)
     made = set(found)
     owned: set[Value] = set()
     for n in nodes:
         parts = parts_of(n, found, made, pinned | owned) or []
+        parts = [] if any(at % align for _, at in parts) else parts
         if copy is not None:
             parts = [(copy(n, k) if v is None else v, at) for k, (v, at) in enumerate(parts)]
         if parts and all(v is not None for v, _ in parts):

@@ -50,20 +50,20 @@ class FusionPlan:
         return "\n".join([*(f"group {k}: {g}" for k, g in enumerate(self.groups)), *views])
 
 
-def plan_fusion(graph: Graph, fuse: bool = True) -> FusionPlan:
-    """Group the nodes of a graph whose layouts are set. `fuse=False`: every node alone."""
-    return _Fuser(graph, fuse).run()
+def plan_fusion(graph: Graph, fuse: bool = True, align: int = 1) -> FusionPlan:
+    """Group the nodes of a graph whose layouts are set. `fuse=False`: every node alone; `align`: see PassContext."""
+    return _Fuser(graph, fuse, align).run()
 
 
 class _Fuser:
     """Walks the nodes backwards: a node joins the group of its readers when all of them are in one group and the rules allow it."""
 
-    def __init__(self, graph: Graph, fuse: bool) -> None:
+    def __init__(self, graph: Graph, fuse: bool, align: int) -> None:
         self.graph, self.fuse = graph, fuse
         self.nodes = list(graph.nodes())
         self.order = {n: i for i, n in enumerate(self.nodes)}
         self.outputs = set(graph.outputs)
-        self.aliases = find_aliases(graph)
+        self.aliases = find_aliases(graph, align=align)
         self.members: dict[int, list[Node]] = {}  # of each group, last node first
         self.kind: dict[int, str] = {}
         self.group_of: dict[Node, int] = {}

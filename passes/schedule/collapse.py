@@ -8,7 +8,7 @@ The memory stays as it is, and a parameter keeps its place, so a caller sees no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from dnnc.ir.expr import Expr, Op, value, walk
 from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Param, Store, accesses, walk_stmts
@@ -17,8 +17,10 @@ from dnnc.passes.schedule.state import swap_buffers
 Index = tuple[Expr, ...]
 
 
-def collapse(params: Sequence[Param], body: Block) -> tuple[tuple[Param, ...], Block]:
-    """The parameters and the body with every pair of axes joined that makes some index simpler and none harder."""
+def collapse(params: Sequence[Param], body: Block, keep: Collection[str] = ()) -> tuple[tuple[Param, ...], Block]:
+    """The parameters and the body with every pair of axes joined that makes some index simpler and none harder.
+
+    `keep`: names of buffers that are left alone, because guards speak of their axes one by one."""
     uses: dict[Buffer, list[Index]] = {}
     for x in accesses(body):
         uses.setdefault(x.buf, []).append(x.idx)
@@ -29,7 +31,7 @@ def collapse(params: Sequence[Param], body: Block) -> tuple[tuple[Param, ...], B
     made: dict[Buffer, Buffer] = {}
     groups: dict[Buffer, list[int]] = {}
     for buf in uses:
-        if buf in known and buf.strides is None and not buf.swizzle:
+        if buf in known and buf.strides is None and not buf.swizzle and buf.name not in keep:
             shape, joined = _joined(buf, uses[buf])
             if joined:
                 made[buf] = Buffer(buf.name, buf.dtype, shape, buf.space)

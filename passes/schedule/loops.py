@@ -1,11 +1,11 @@
-"""Schedule primitives on loops: split, fuse, reorder, peel, annotate, hoist_guards. Each is a small rewrite with its legality check."""
+"""Schedule primitives on loops: split, fuse, join, reorder, peel, annotate, hoist_guards. Each is a small rewrite with its legality check."""
 
 from __future__ import annotations
 
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Linear, Load, Op, const, free, maximum, minimum, terms, value, walk
-from dnnc.ir.operator.stmt import Alloc, Block, For, If, Stmt, Store, accesses, exprs, loop_var, substitute_block, walk_stmts
+from dnnc.ir.operator.stmt import Alloc, Block, For, If, Stmt, Store, accesses, exprs, loop_var, stored, substitute_block, walk_stmts
 from dnnc.passes.schedule.disjoint import obstacle
 from dnnc.passes.schedule.state import edit, find, loops, make_loop, only, renamed
 
@@ -90,6 +90,21 @@ def fuse(b: Block, outer: str, inner: str, name: str) -> Block:
         return (make_loop(name, s.extent * m, s.kind, lambda v: substitute_block(t.body, {s.var: v // m, t.var: v % m})),)
 
     return edit(b, outer, go)
+
+
+def join(b: Block, first: str, second: str) -> Block:
+    """`for i in range(n): s` `for k in range(n): t`  ->  `for i in range(n): s; t[k -> i]`, of two loops one right behind the other.
+
+    Neither may read what the other writes; what both write they must be free to write in any order."""
+    a, c = find(b, first), find(b, second)
+    if a.lo is not c.lo or a.hi is not c.hi or a.kind != c.kind:
+        raise ScheduleError(f"{first} ({a.kind} over {a.extent!r}) and {second} ({c.kind} over {c.extent!r}) are not the same loop")
+    if any(x.buf in stored((write,)) for write, read in ((a, c), (c, a)) for x in accesses((read,))):
+        raise ScheduleError(f"one of {first} and {second} reads what the other writes")
+    at = next((k for k, s in enumerate(b) if s is a), None)
+    if at is None or b[at + 1 : at + 2] != (c,):
+        raise ScheduleError(f"{second} does not come right behind {first} at top level")
+    return (*b[:at], For(a.var, a.lo, a.hi, a.kind, (*a.body, *substitute_block(c.body, {c.var: a.var}))), *b[at + 2 :])
 
 
 def reorder(b: Block, *names: str) -> Block:

@@ -176,15 +176,15 @@ class Schedule:
         self.steps.append(f"{primitive.__name__}({', '.join(shown)})")
         return self
 
-    def collapse(self) -> Schedule:
-        """Join axes of buffers whose indices have become one; parameters keep their places."""
+    def collapse(self, *keep: str) -> Schedule:
+        """Join axes of buffers (but those to keep) whose indices have become one; parameters keep their places."""
         from dnnc.passes.schedule.collapse import collapse
 
-        params, self.body = collapse(self.kernel.entry.params, self.body)
+        params, self.body = collapse(self.kernel.entry.params, self.body, keep)
         if params != self.kernel.entry.params:
             entry = replace(self.kernel.entry, params=params)
             self.kernel = replace(self.kernel, funcs=(*self.kernel.funcs[:-1], entry))
-            self.steps.append("collapse()")
+            self.steps.append(f"collapse({', '.join(map(repr, keep))})")
         return self
 
     def mark(self) -> tuple[Kernel, Block, int]:

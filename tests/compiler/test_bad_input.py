@@ -217,3 +217,9 @@ def test_arrays_that_do_not_fit(given: Any, cache: Path) -> None:
     for args in ((), (np.ones((2, 3), np.float32),) * 2):
         with pytest.raises(InputError, match=r"1 inputs \(image\)"):
             f(*args)
+
+
+@pytest.mark.parametrize("shape", ["1, 4611686018427387904, 0, 4", "0, 4611686018427387904", "4611686018427387904, 4611686018427387904"])
+def test_a_shape_that_no_array_has(shape: str) -> None:
+    with pytest.raises(DnncError, match=r"more elements than an array can have|too large|needs .* of memory"):
+        dnnc.compile(model(f"m (float[{shape}] x) => (float[{shape}] y) {{ y = Neg (x) }}"), cache=False)

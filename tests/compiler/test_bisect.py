@@ -14,11 +14,14 @@ import pytest
 from dnnc.backends.llvm import build
 from dnnc.bisect import bisect
 from dnnc.cli import main
+from dnnc.ir.builder import Builder
 from dnnc.ir.constant_text import save_constants
+from dnnc.ir.dtype import boolean, f32, i64
 from dnnc.ir.errors import InternalError
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph_text import parse
 from dnnc.ir.operator.text import parse_kernel, show_kernel
+from dnnc.ir.types import TensorType
 from dnnc.options import CompileOptions
 from dnnc.passes import pipelines
 from dnnc.testing.graphs import graph_of
@@ -128,6 +131,54 @@ def test_a_broken_memory_plan(net: Graph, inputs: list[Any], monkeypatch: pytest
     assert found is not None and found.stage == "memory", found
     assert found.culprit.startswith("call ")
     assert "matmul" in found.graph
+
+
+def nested_loop(then: bool) -> Graph:
+    """A loop of five steps; its body has a branch with `relu` in the branch that `then` says."""
+    state, row, square = (TensorType(f32, s) for s in ((8, 16), (16,), (16, 16)))
+
+    def branch(name: str, op: str) -> Graph:
+        g = Graph(name)
+        x = g.add_input("h", state)
+        g.outputs = [Builder(g).op(op, x)]
+        return g
+
+    body = Graph("body")
+    b = Builder(body)
+    _, s, r, w, c = (
+        body.add_input(n, t) for n, t in (("k", TensorType(i64, ())), ("s", state), ("r", row), ("w", square), ("c", TensorType(boolean, ())))
+    )
+    first, second = ("relu", "tanh") if then else ("tanh", "relu")
+    h = b.op("cond", c, b.add(b.matmul(s, w), r), then=branch("yes", first), other=branch("no", second))
+    body.outputs = [b.tanh(h), h]
+    g = Graph("net")
+    x, go, rows = g.add_input("x", state), g.add_input("go", TensorType(boolean, ())), g.add_input("rows", TensorType(f32, (5, 16)))
+    weights = g.constant((np.random.default_rng(1).standard_normal((16, 16)) / 4).astype(np.float32))
+    y, all_rows = Builder(g).op("loop", None, None, x, rows, weights, go, body=body, carried=1, scanned=1, length=5, backward=(True, False))
+    g.outputs = [Builder(g).exp(y), all_rows]
+    return g
+
+
+@pytest.mark.parametrize("then", [True, False])
+def test_a_broken_kernel_in_the_branch_of_a_loop(then: bool, inputs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = nested_loop(then)
+    arrays = [inputs[0], np.array(then), np.random.default_rng(2).standard_normal((5, 16)).astype(np.float32)]
+    assert bisect(graph, arrays, OPTIONS) is None
+    break_kernels(monkeypatch, "fmax(0.0, ", "fmin(0.0, ")
+    found = bisect(graph, arrays, OPTIONS)
+    assert found is not None and found.stage == "kernel", found
+    assert found.culprit.startswith("kernel relu") and "relu(" in found.graph and "matmul" not in found.graph
+    arrays[1] = np.array(not then)
+    assert bisect(graph, arrays, OPTIONS) is None  # the branch with the wrong kernel is not taken
+
+
+def test_a_broken_kernel_in_a_loop(inputs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = nested_loop(True)
+    arrays = [inputs[0], np.array(True), np.random.default_rng(2).standard_normal((5, 16)).astype(np.float32)]
+    break_kernels(monkeypatch, "+ x", "- x")  # of the addition in the body, which no one outside of it has
+    found = bisect(graph, arrays, OPTIONS)
+    assert found is not None and found.stage == "kernel" and "matmul_add" in found.culprit, found
+    assert "add(" in found.graph
 
 
 # --- the command --------------------------------------------------------------------------------------------------------------

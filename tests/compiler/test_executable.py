@@ -167,7 +167,7 @@ def test_programs_and_plans_are_bounded() -> None:
         assert f(ones(n, 4)).shape == (n, 4)
     assert len(f.natives) == MAX_SPECIALISATIONS
     assert {id(b.native) for b in f._bound.values()} == {id(n) for n in f.natives}  # what is dropped is not kept by its plans
-    g = compiled(ROWS, dims={"N": (1, 200)})
+    g = compiled(ROWS, dims={"N": (1, 2 * MAX_PLANS)})
     for n in range(1, MAX_PLANS + 9):
         assert g(ones(n, 4)).shape == (n, 4)
     assert len(g.natives) == 1 and len(g._bound) == MAX_PLANS

@@ -341,3 +341,32 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert json.loads(cli("compile", "cut.py", "--json", "--cache", "none", "-o", "cut.dnnc"))["fallbacks"] == ["truncate"]
     out = json.loads(cli("run", "cut.dnnc", "--input", "x=random", "--input", "count=count.npy", "--json", "--cache", "none"))
     assert [o["shape"] for o in out["outputs"]] == [[4, 4], [4]]
+
+
+LOOP_AFTER = """
+n: dim[0, 10]
+def main(x: f32[10, 4], count: i64, go: bool):
+    t: f32[n, 4] = truncate(x, count, size=n)
+    def body(k: i64, a: f32[n, 4], c: f32[10, 4]):
+        b = tanh(add(a, reduce_max(c, axes=(0,), keepdims=True)))
+        return b, reduce_sum(b, axes=(0,))
+    (y, rows) = loop(None, None, t, x, body=body, carried=1, scanned=0, length=3) @ (f32[n, 4], f32[3, 4])
+    def then(a: f32[n, 4]):
+        return exp(a)
+    def other(a: f32[n, 4]):
+        return neg(a)
+    z: f32[n, 4] = cond(go, y, then=then, other=other)
+    return y, rows, z
+"""
+
+
+def test_loops_and_branches_over_sizes_that_the_data_tells() -> None:
+    """Their functions are made for fixed sizes: each size that comes has programs of its own."""
+    g = parse(LOOP_AFTER)
+    f = compile_model(g, cache=False)
+    for count in (3, 10, 0, 3):
+        for go in (True, False):
+            given = [X, np.array(count), np.array(go)]
+            for got, want in zip(f(*given), run(g, given)):
+                assert got.shape == want.shape
+                np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-6)

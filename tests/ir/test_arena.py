@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dnnc.ir.arena import ALIGN, Arena, place_slots
+from dnnc.ir.arena import ALIGN, WORK, Arena, place_slots
 from dnnc.ir.expr import dim, unwrap
 
 N = dim("N")
@@ -51,3 +51,27 @@ def test_slots_are_moved_until_they_fit() -> None:
             assert all(hi <= a or b <= lo or last < f or z < first for a, b, f, z in spans[:k])
         gaps.append(total / Arena(sizes, lives, ((),) * 16).lower_bound({}))
     assert min(gaps) >= 1 and sum(gaps) / len(gaps) < 1.02, sum(gaps) / len(gaps)
+
+
+def test_steps_at_which_bytes_are_a_slots_own() -> None:
+    arena = Arena((1024, 512), ((0, 4), (0, 1)), (((0, 256, 0), (256, 768, 3)), ()))
+    assert arena.held(1) == (0, 1)
+    assert arena.held(0) is None  # its second piece may be somebody else's until step 3
+
+
+def test_a_plan_for_a_call_looks_at_a_bounded_number_of_pairs() -> None:
+    """Many slots alive together, in an order that leaves holes: a call settles for fewer tries than a compilation makes."""
+    rng = np.random.default_rng(1)
+    firsts = rng.integers(0, 300, 400)
+    lives = tuple((int(a), int(a + b)) for a, b in zip(firsts, rng.integers(1, 40, 400)))
+    factors = [int(n) for n in rng.integers(1, 40, 400)]
+    arena = Arena(tuple(unwrap(N * (64 * n)) for n in factors), lives, ((),) * 400)
+    orders: list[int] = []
+    places = arena._places
+    place_in_order = places.in_order
+    places.in_order = lambda order, padded: (orders.append(1), place_in_order(order, padded))[1]  # type: ignore[assignment,method-assign,func-returns-value]
+    offsets, total = arena.offsets({N: 3})
+    assert 1 <= len(orders) * places.cost <= WORK + 2 * places.cost
+    spans = [(at, at + 192 * n, *life) for at, n, life in zip(offsets, factors, lives)]
+    assert all(hi <= a or b <= lo or last < f or z < first for k, (lo, hi, first, last) in enumerate(spans) for a, b, f, z in spans[:k])
+    assert max(hi for _, hi, _, _ in spans) <= total

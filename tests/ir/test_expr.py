@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +18,27 @@ from hypothesis import strategies as st
 
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import boolean, f32
-from dnnc.ir.expr import Const, Expr, Op, Var, const, dim, fma, free, maximum, minimum, op, rebuild, select, substitute, unwrap, value, var
+from dnnc.ir.expr import (
+    MAX_KEY,
+    Const,
+    Expr,
+    Op,
+    Var,
+    const,
+    dim,
+    fma,
+    free,
+    maximum,
+    minimum,
+    op,
+    rebuild,
+    select,
+    sort_key,
+    substitute,
+    unwrap,
+    value,
+    var,
+)
 
 # Each variable with its values: k has a symbolic bound, d is divisible by 4, N and M are dims.
 A, J, D = var("i", lo=0, hi=5), var("j", lo=-3, hi=4), var("d", lo=0, hi=12, div=4)
@@ -192,6 +216,11 @@ def test_rebuilding_changes_nothing(pair: Pair) -> None:
         ((N * A + K) // N, "i"),
         ((N * A + K) % N, "k"),
         ((N * M) // M, "N"),
+        ((768 * N * M) // (64 * N * M), "12"),
+        ((100 * N * M) // (64 * N * M), "1"),
+        ((100 * N * M) % (64 * N * M), "36*(M*N)"),
+        ((768 * N * M + 64 * M) // (64 * N * M), "M // (M*N) + 12"),
+        ((12 * N + 12 * M) // (2 * N + 2 * M), "6"),
         (N * (J // N) + J % N, "j"),
         (minimum(A, 7), "i"),
         (maximum(A, J + 12), "j + 12"),
@@ -207,6 +236,26 @@ def test_rebuilding_changes_nothing(pair: Pair) -> None:
 )  # fmt: skip
 def test_normal_forms(expr: Expr, text: str) -> None:
     assert repr(expr) == text
+
+
+@pytest.mark.parametrize("divisor", [lambda b, s, z: 64 * b * s, lambda b, s, z: 6 * b, lambda b, s, z: 4 * b * s + 4 * b, lambda b, s, z: 3 * s + b])
+def test_divisors_with_coefficients_by_brute_force(divisor: Callable[[Any, Any, Any], Any]) -> None:
+    """Sums of multiples of such a divisor's terms, and of others, divided by it, for all sizes."""
+    sizes = dim("B", 1, 3), dim("S", 1, 4), dim("Z", 1, 3)
+    by, cancelled = divisor(*sizes), 0
+    for c in itertools.product((0, 4, 64, 100), (0, 1, -3, 12, 768), (-2, 0, 5)):
+        for dividend in (
+            lambda b, s, z, c=c: c[0] * b * s * z + c[1] * b * s + c[2],
+            lambda b, s, z, c=c: c[1] * divisor(b, s, z) + c[0] * s + c[2],
+        ):
+            a = dividend(*sizes)
+            q, r = a // by, a % by
+            cancelled += not isinstance(q, Op)
+            for point in itertools.product(range(1, 4), range(1, 5), range(1, 4)):
+                env = dict(zip(sizes, map(const, point)))
+                want = divmod(dividend(*point), divisor(*point))
+                assert (value(substitute(q, env)), value(substitute(r, env))) == want, (a, by, point)
+    assert cancelled >= 5  # else the rules under test were never applied
 
 
 def test_equal_expressions_are_one_object() -> None:
@@ -244,3 +293,33 @@ def test_interning_is_safe_across_threads() -> None:
     for t in threads:
         t.join()
     assert all(x is y for other in made[1:] for x, y in zip(made[0], other, strict=True))
+
+
+# --- the order of terms -------------------------------------------------------------------------------------------------------
+
+FED_BACK = """
+from dnnc.ir.expr import maximum, sort_key, var
+x, y = var("x", lo=0, hi=9), var("y", lo=0, hi=9)
+e = x
+for k in range(40):  # each step uses the one before it four times
+    e = maximum(e // 2 + y * k, e % 7) + maximum(e, y)
+print(sort_key(e))
+"""
+
+
+def test_sort_keys_are_bounded_and_the_same_in_every_process() -> None:
+    keys = {
+        subprocess.run(
+            [sys.executable, "-c", FED_BACK], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": seed}
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(keys) == 1 and len(keys.pop()) <= MAX_KEY + 1
+
+
+def test_long_sort_keys_tell_expressions_apart() -> None:
+    names = [var(f"a_rather_long_name_of_a_variable_{k}", lo=0, hi=9) for k in range(12)]
+    sums = [op("min", sum(names, const(0)), names[k] * names[k + 1]) for k in range(10)]
+    keys = [sort_key(e) for e in sums]
+    assert len(set(keys)) == len(keys) and max(map(len, keys)) <= MAX_KEY
+    assert (sums[3] + sums[7]) is (sums[7] + sums[3])

@@ -10,7 +10,7 @@ import pytest
 
 from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import BY_NAME
-from dnnc.ir.expr import dim
+from dnnc.ir.expr import dim, value
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.interp import run
 from dnnc.ir.operator.interp import run_kernel
@@ -18,6 +18,8 @@ from dnnc.ir.operator.stmt import Alloc, For, walk_stmts
 from dnnc.ir.operator.text import parse_kernel, show_kernel
 from dnnc.ir.operator.verify import verify_kernel
 from dnnc.ir.types import TensorType, parse_layout
+from dnnc.passes.base import PassContext
+from dnnc.passes.graph.decompose import decompose
 from dnnc.passes.lower import Lowered, lower
 
 N = dim("N", 1, 64)
@@ -92,6 +94,46 @@ def test_reductions_stand_at_the_depth_of_their_indices() -> None:
     low = lowered(graph(lambda b, x: b.op("mean_variance_norm", x, axes=(1,)), (4, 9)))
     (rows,) = [s for s in low.kernel.entry.body if isinstance(s, For)]
     assert sum(isinstance(s, Alloc) for s in rows.body) == len(low.reductions) == 2
+
+
+def vote(b: Builder, x: Value, combine: str, reduce: str) -> Value:
+    weights, classes = np.linspace(-1, 1, 8, dtype=np.float32).reshape(4, 2), np.array([[0, 1], [2, -1], [1, 1], [0, 2]], np.int32)
+    leaves = b.op("argmax", x, axis=2, keepdims=False)  # a reduction for each step of the votes'
+    votes = b.op("tree_vote", leaves, b.constant(weights), b.constant(classes), count=3, combine=combine)
+    return votes if not reduce else b.op(reduce, votes, axis=1) if reduce.startswith("arg") else b.op(reduce, votes, axes=(1,))
+
+
+@pytest.mark.parametrize("combine", ["sum", "max"])
+@pytest.mark.parametrize("reduce", ["", "reduce_sum", "argmax", "reduce_log_sum_exp"])
+def test_reductions_within_reductions(combine: str, reduce: str) -> None:
+    """Two reductions over one operand, which is a reduction itself, and reductions over both."""
+    g = graph(lambda b, x: vote(b, x, combine, reduce), (3, 5, 4))
+    if any(n.op.decompose for n in g.nodes()):
+        decompose(g, PassContext())
+    low = lowered(g)
+    x = np.random.default_rng(0).standard_normal((3, 5, 4)).astype(np.float32)
+    (want,) = run(g, [x])
+    got = np.empty_like(want)
+    given = {g.inputs[0]: x, **g.constants, g.outputs[0]: got}
+    run_kernel(low.kernel, {p.name: given[v] for p, v in zip(low.kernel.entry.params, low.params)})
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("reduce,factor", [("reduce_sum", 10**6), ("reduce_max", 1), ("reduce_mean", 1)])
+def test_equal_terms_are_counted_and_not_added(reduce: str, factor: int) -> None:
+    """A million additions of one number would be off by a percent."""
+    g = graph(lambda b, x: b.op(reduce, b.op("expand", x, shape=(1000, 5, 1000)), axes=(0, 2)), (1, 5, 1))
+    low = lowered(g)
+    assert all(value(s.extent) in (1, 5) for s in walk_stmts(low.kernel.entry.body) if isinstance(s, For))
+    x, y = np.array([[[0.7012484], [-3.0], [np.inf], [np.nan], [0.0]]], np.float32), np.empty(5, np.float32)
+    run_kernel(low.kernel, {"x0": x, "y": y})
+    np.testing.assert_allclose(y, x.reshape(5) * np.float64(factor), rtol=1e-6)
+
+
+def test_a_reduction_within_another_stands_at_the_depth_of_its_indices() -> None:
+    g = graph(lambda b, x: b.op("reduce_sum", b.op("relu", b.op("reduce_max", x, axes=(2,))), axes=(1,)), (3, 5, 4))
+    text = show_kernel(lowered(g).kernel)
+    assert text.index("for r0 in range(5)") < text.index("for r0_1 in range(4)") < text.index("acc[0] = acc[0] + ")
 
 
 def test_constants_of_one_element_are_numbers_in_the_text() -> None:

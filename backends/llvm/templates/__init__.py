@@ -10,18 +10,19 @@ from dnnc.ir.operator.stmt import Kernel
 from dnnc.passes.schedule.problem import Knobs, Problem, Template
 
 
-def templates(target: CpuTarget) -> list[Template]:
+def templates(target: CpuTarget, strict: bool = False) -> list[Template]:
+    """`strict`: the order of a sum is the same whether its length is known or not, so that programs for all sizes give the same bits."""
     return [
         _template("contraction", contraction, target),
-        _template("reduce", reduce, target),
+        _template("reduce", reduce, target, (("short", 1),) if strict else ()),
         _template("sequence", sequence, target),
         _template("map", maps, target),
     ]
 
 
-def _template(name: str, module: ModuleType, target: CpuTarget) -> Template:
+def _template(name: str, module: ModuleType, target: CpuTarget, more: Knobs = ()) -> Template:
     def candidates(problem: Problem) -> list[Knobs]:
-        return list(module.candidates(problem, target))
+        return [(*knobs, *more) for knobs in module.candidates(problem, target)]
 
     def apply(problem: Problem, knobs: object) -> Kernel:
         kernel: Kernel = module.apply(problem, knobs, target)

@@ -13,6 +13,7 @@ mr * nv FMAs at 2 loads a cycle. Padding is loop bounds and peeled tiles, never 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dnnc.backends.llvm.features import CpuTarget
@@ -20,11 +21,11 @@ from dnnc.backends.llvm.templates.common import try_fuse
 from dnnc.backends.llvm.templates.half import widen_rows
 from dnnc.ir.bounds import nonneg
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, const, free, unwrap
+from dnnc.ir.expr import Expr, const, free, unwrap, value
 from dnnc.ir.operator.stmt import For, Kernel, accesses, walk_stmts
 from dnnc.ir.ops.window import window
 from dnnc.ir.types import product
-from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, narrow, peel, reorder, split
+from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, join, narrow, peel, reorder, split
 from dnnc.passes.schedule.memory import distribute, prefetch, vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.state import Schedule
@@ -179,19 +180,38 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     mr = int(knobs["mr"])
     pixels = s.extent(pixel)
     rest = not isinstance(pixels, int) or (problem.inplace and pixels % mr != 0)
-    if rest:  # a nest of its own, at top level, for the pixels that fill no tile; their tile repeats the last pixel
+    if rest:  # nests of their own for the pixels that fill no tile
         s.apply(reorder, pixel, *outer, "jn", lane)
     s.apply(split, pixel, mr, ("po", "im"), tail="peel" if rest else "overlap")
-    tags = [""]
-    if s.has(pixel + "_t"):
-        s.apply(split, pixel + "_t", 1 if problem.inplace else mr, ("po_t", "im_t"), tail="clamp")
-        tags.append("_t")
+    tags = _smaller_tiles(s, pixel, mr, problem.inplace)
     for tag in tags:
         _tile(s, nest, outer, lane, int(knobs["ku"]), tag)
+    if nest.padding and not isinstance(pixels, int):  # how many pixels of a tile see a tap cannot be told: they are asked one by one
+        s.apply(annotate, "unroll", *(f"im{tag}_1" for tag in tags))
     s.apply(hoist_guards).apply(narrow)
-    for tag in tags:
-        _finish(s, problem, nest, outer, knobs, tag, target.lanes)
+    first, *others = [_finish(s, problem, nest, outer, knobs, tag, target.lanes) for tag in tags]
+    if not problem.inplace and outer[0] == "jo":  # a panel's weights then come once for all, which is what few rows wait for
+        with suppress(ScheduleError):
+            for other in others:
+                s.apply(join, first, other)
     return s.done()
+
+
+def _smaller_tiles(s: Schedule, pixel: str, mr: int, inplace: bool) -> list[str]:
+    """Tile the pixels that fill no tile by smaller ones, so that few rows are not computed as many. The suffixes of all nests.
+
+    Half a tile, and what is left then: up to two by one tile of their number, more by a tile that repeats the last pixel.
+    """
+    half = max(mr // 2, 1)
+    sizes = tuple(range(half, 0, -1)) if half <= 3 else (half, 1) if inplace else (half, -(-half // 2))
+    tags = [""]
+    for rows in sizes:
+        left, tag = pixel + tags[-1] + "_t", tags[-1] + "_t"
+        if not s.has(left):
+            break
+        s.apply(split, left, rows, ("po" + tag, "im" + tag), tail="peel" if rows in (1, half) or half <= 3 else "clamp")
+        tags.append(tag)
+    return tags
 
 
 def _tile(s: Schedule, nest: Nest, outer: list[str], lane: str, ku: int, tag: str) -> None:
@@ -203,8 +223,8 @@ def _tile(s: Schedule, nest: Nest, outer: list[str], lane: str, ku: int, tag: st
     s.apply(vectorize, *(f"{lane}{tag}{k}" for k in ("", "_1", "_2")))
 
 
-def _finish(s: Schedule, problem: Problem, nest: Nest, outer: list[str], knobs: Mapping[str, int | str], tag: str, lanes: int) -> None:
-    """Unroll, prefetch, widen, peel what padding makes special, and share the outer loops among threads."""
+def _finish(s: Schedule, problem: Problem, nest: Nest, outer: list[str], knobs: Mapping[str, int | str], tag: str, lanes: int) -> str:
+    """Unroll, prefetch, widen, peel what padding makes special, and share the outer loops among threads: the loop that is shared."""
     unrolled = [f"{n}{tag}{k}" for n in ("im", "jn") for k in ("", "_1", "_2")] + ["ku" + tag]
     tap = nest.tap + tag
     if nest.depthwise and isinstance(s.extent(tap), int):
@@ -221,7 +241,7 @@ def _finish(s: Schedule, problem: Problem, nest: Nest, outer: list[str], knobs: 
         taps = [x for x in (f"{tap}_{end}{k}" for end in "fl" for k in range(peeled)) if s.has(x)]
         s.apply(annotate, "unroll", *taps)
         widen_rows(s, nest.reduction[1:], tag, int(knobs["mr"]), lanes)  # of tiles that reach no border any more
-    _parallel(s, [n + tag for n in outer], po, tag)
+    return _parallel(s, [n + tag for n in outer], po, tag)
 
 
 def _split_reduction(s: Schedule, nest: Nest, ku: int, tag: str) -> list[str]:
@@ -247,12 +267,15 @@ def _prefetch_next_panel(s: Schedule, problem: Problem, knobs: Mapping[str, int 
     tile, tiles_ = _position(s, [n + tag for n in (*rows, "po")])
     inside = ["rb" + tag, *(n + tag for n in nest.reduction[1:]), "ko" + tag] if nest.block else [*(n + tag for n in nest.reduction[1:]), "ko" + tag]
     step, steps = _position(s, [n for n in inside if s.has(n)])
-    every = min(-(-nv * ku // tiles_), 4) if isinstance(tiles_, int) and tiles_ else 1
+    every = min(-(-nv * ku // tiles_), 4) if isinstance(tiles_, int) and tiles_ else 4
     # elements of a panel: the first axis of filters counts them, of a matrix the third from the end
     size = product(weights.type.physical[1 if nest.panel else -2 :])
     first = (s.loop("jo" + tag).var * nv + nv) * size
+    line, width = (tile * steps + step) * every, value(const(buf.shape[-1]))
+    if not isinstance(tiles_, int) and isinstance(size, int) and width:  # however many tiles there are, this panel and not those behind it
+        line = line % (nv * size // width)
     for j in range(every):
-        at = first + ((tile * steps + step) * every + j) * buf.shape[-1]
+        at = first + (line + j) * buf.shape[-1]
         s.apply(prefetch, "ko" + tag, buf.name, (*[const(0)] * (len(buf.shape) - 1), at))
 
 
@@ -266,8 +289,8 @@ def _position(s: Schedule, names: list[str]) -> tuple[Expr, Expr | int]:
     return at, unwrap(count)
 
 
-def _parallel(s: Schedule, outer: list[str], po: str, tag: str) -> None:
-    """Fuse the outer loops, the tiles too where they are not peeled, into one parallel loop."""
+def _parallel(s: Schedule, outer: list[str], po: str, tag: str) -> str:
+    """Fuse the outer loops, the tiles too where they are not peeled, into one parallel loop, and name it."""
     names = [*outer, po] if s.has(po) and len(s.loop(outer[-1]).body) == 1 else list(outer)
     while len(names) > 1:
         b, a = names.pop(), names.pop()
@@ -278,3 +301,4 @@ def _parallel(s: Schedule, outer: list[str], po: str, tag: str) -> None:
             made = a
         names.append(made)
     s.apply(annotate, "parallel", names[0])
+    return names[0]

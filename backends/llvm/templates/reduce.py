@@ -33,7 +33,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     s.apply(single, *(n for n in problem.lowered.out_loops if s.extent(n) == 1)).collapse()
     s.apply(hoist_guards).apply(narrow)
     if not _over_outputs(s, problem, lanes):
-        _over_rows(s, problem, lanes, chains)
+        _over_rows(s, problem, lanes, chains, short=bool(knobs.get("short")))
     parallel_outer(s, _outer(s, problem), problem.lowered.elements)
     return s.done()
 
@@ -72,7 +72,8 @@ def _over_outputs(s: Schedule, problem: Problem, lanes: int) -> bool:
     return True
 
 
-def _over_rows(s: Schedule, problem: Problem, lanes: int, chains: int) -> None:
+def _over_rows(s: Schedule, problem: Problem, lanes: int, chains: int, short: bool) -> None:
+    """Vectors over rows in memory. `short`: over those shorter than a vector too, as a row of unknown length is summed."""
     for names in problem.lowered.reductions:
         names_left = [n for n in names if s.has(n)]
         k = 0
@@ -87,7 +88,7 @@ def _over_rows(s: Schedule, problem: Problem, lanes: int, chains: int) -> None:
             continue
         n = s.extent(inner)
         most = bounds(n)[1]
-        if not unit_stride(s.loop(inner)) or (most is not None and most < lanes):
+        if not unit_stride(s.loop(inner)) or (most is not None and most < lanes and not short):
             continue
         mark = s.mark()
         try:

@@ -15,7 +15,7 @@ from dnnc.frontends.onnx.call import Call, Item, NeedsValues, contents_of, numbe
 from dnnc.frontends.onnx.region import NOT_A_REGION, loop_node, region, same_operands
 from dnnc.frontends.onnx.tensor import split_parts
 from dnnc.ir.dtype import boolean, i64
-from dnnc.ir.errors import UnsupportedError
+from dnnc.ir.errors import ModelError, UnsupportedError
 from dnnc.ir.graph import Value
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.types import TensorType
@@ -25,10 +25,18 @@ MAX_UNROLLED = 4096  # nodes
 WORTH_A_LOOP = 48  # nodes; fewer are unrolled, for what is known while reading folds away then
 
 
+def _require_one(c: Call, k: int, what: str, kinds: str) -> None:
+    """ModelError unless input k is absent, or one element of these kinds (or of a number of elements that is not known)."""
+    t = c.type_of(k) if c.has(k) else None
+    if t is not None and (t.dtype.kind not in kinds or (isinstance(t.size, int) and t.size != 1)):
+        raise ModelError(f"{what} must be one {'bool' if kinds == 'b' else 'integer'}, got {t}")
+
+
 def branch(c: Call) -> Any:
     """The branch that the condition chooses; where it is computed from data, both, and the results chosen element by element."""
     importer, scope = c.env
     item = c.item(0)
+    _require_one(c, 0, "the condition of an If", "b")
     known = contents_of(item)
     if known is not None and isinstance(known.reshape(-1)[0], (bool, int, np.bool_)):
         chosen = "then_branch" if known.reshape(-1)[0] else "else_branch"
@@ -73,6 +81,8 @@ def _value(c: Call, item: Item) -> Value:
 
 def loop(c: Call) -> Any:
     """`trips, condition, carried...`: the body is repeated while its condition holds."""
+    _require_one(c, 0, "the number of iterations of a Loop", "iu")
+    _require_one(c, 1, "the condition of a Loop", "b")
     trips = contents_of(c.item(0)) if c.has(0) else None
     few = trips is not None and isinstance(trips.reshape(-1)[0], int) and trips.reshape(-1)[0] * len(c.graph("body").node) <= WORTH_A_LOOP
     if not few and all(i is not None and i.items is None for i in c.items[2:]):

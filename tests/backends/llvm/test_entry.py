@@ -15,6 +15,7 @@ from dnnc.backends.runtime import Frame, aligned_empty, runtime
 IN, OUT, W = Place("buffer", 0), Place("buffer", 1), Place("constant", 128)
 A, B, C = Place("arena", 0, 0, 256), Place("arena", 1, 256, 256), Place("arena", 2, 192, 128)  # C lies in the end of A and the start of B
 SA, SB = Place("arena", 0), Place("arena", 1)  # of a symbolic plan
+LA, LB, LC = (Place("arena", k, life=life) for k, life in enumerate([(0, 2), (1, 3), (3, 4)]))  # whose slots are their own at these steps
 
 
 def call(reads: list[Place], writes: list[Place], parallel: bool = True, name: str = "k_a", dims: tuple[int, ...] = ()) -> Call:
@@ -38,6 +39,8 @@ CASES: dict[str, tuple[list[Call], list[bool]]] = {
     "from all to thread 0": ([call([IN], [A]), call([A], [OUT], False)], [False, True]),
     "all, then thread 0, then thread 0": ([call([IN], [A]), call([A], [B], False), call([B], [OUT], False)], [False, True, False]),
     "symbolic offsets may meet": ([call([IN], [SA]), call([IN], [SB])], [False, True]),
+    "not those of slots that are alive together": ([call([IN], [LA]), call([IN], [LB]), call([LB], [LC])], [False, False, True]),
+    "but those of slots that follow each other": ([call([IN], [LA]), call([IN], [LC])], [False, True]),
     "the outputs of a symbolic plan do not": ([call([IN], [SA]), call([IN], [OUT])], [False, False]),
 }
 
@@ -50,7 +53,22 @@ def test_barriers(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("a", "b", "meet"),
-    [(A, A, True), (A, B, False), (A, C, True), (C, B, True), (IN, IN, True), (IN, OUT, False), (W, W, False), (A, IN, False), (SA, B, True)],
+    [
+        (A, A, True),
+        (A, B, False),
+        (A, C, True),
+        (C, B, True),
+        (IN, IN, True),
+        (IN, OUT, False),
+        (W, W, False),
+        (A, IN, False),
+        (SA, B, True),
+        (LA, LB, False),
+        (LA, LC, True),
+        (LB, LC, False),
+        (LA, LA, True),
+        (LA, SB, True),
+    ],
 )
 def test_places_that_meet(a: Place, b: Place, meet: bool) -> None:
     assert a.meets(b) is b.meets(a) is meet

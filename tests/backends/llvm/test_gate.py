@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,13 +12,16 @@ import pytest
 from kernels import TARGET, graphs, program
 from native_check import one_node
 
-from dnnc.backends.llvm import gate
+from dnnc.backends.llvm import gate, gate_work
 from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.gate import COLUMNS, POINTS, check_kernel, sample_points
-from dnnc.ir.errors import AccuracyError
+from dnnc.backends.llvm.gate_work import FEWEST, sampled, unchecked
+from dnnc.driver import compile
+from dnnc.ir.errors import AccuracyError, InputError
 from dnnc.ir.expr import Const, Expr, Load, Op, const, load, op, rebuild
 from dnnc.ir.graph import Graph, Value
+from dnnc.ir.graph_text import parse
 from dnnc.ir.operator.stmt import Block, For, Kernel, Store, map_stmt
 from dnnc.passes.program import Program
 
@@ -173,3 +177,49 @@ def test_points_cover_the_ends_of_every_axis(shape: tuple[int, ...]) -> None:
         for k, n in enumerate(shape):
             assert points[:, k].min() == 0 and points[:, k].max() == n - 1
     assert len(sample_points(np.random.default_rng(0), (3, 0, 2))) == 0
+
+
+@pytest.mark.parametrize("target", ["llvm", "reference"])
+@pytest.mark.parametrize("level", [0, 3])
+def test_wrong_constant_indices_are_an_error_of_the_model(target: str, level: int) -> None:
+    text = "def g(x: f32[4], *, i: i64[4] = [0, 5, 10, {n}], z: f32[16] = {z}):\n    return scatter_elements(z, i, x, axis=0)"
+    x = np.arange(1, 5, dtype=np.float32)
+    for n in (15, -16):
+        y = compile(parse(text.format(n=n, z=[0.0] * 16)), target=target, opt_level=level, cache=False)(x)
+        assert y[n] == 4 and y[5] == 2
+    for n in (16, -17, 1 << 40):
+        with pytest.raises(InputError, match=r"scatter_elements.*index .*lies outside of its axis|lies outside of its axis.*in scatter_elements"):
+            compile(parse(text.format(n=n, z=[0.0] * 16)), target=target, opt_level=level, cache=False)(x)
+
+
+# --- kernels that are too long ------------------------------------------------------------------------------------------------
+
+LONG = "def g(x: f32[1, 1], y: f32[1, 3]):\n    a = expand(x, shape=({n}, {n}))\n    return reduce_sum(a, axes=(0, 1)), exp(y)"
+
+
+def test_a_kernel_that_is_too_long_is_not_checked_and_the_report_says_so() -> None:
+    start = time.monotonic()
+    f = compile(parse(LONG.format(n=10**6)), cache=False)
+    assert time.monotonic() - start < 20
+    (note,) = [n for p in f.report.programs for x in p.passes if x.name == "kernel gate" for n in x.notes]
+    assert note == "kernel expand_reduce_sum was not checked: a reference of it would take an array of 1e+12 elements"
+    assert "was not checked" in str(f.report)
+    assert not [x for p in compile(parse(LONG.format(n=10)), cache=False).report.programs for x in p.passes if x.name == "kernel gate"]
+
+
+def test_steps_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    f = compile(parse("def g(x: f32[64, 33], y: f32[33, 64]):\n    return matmul(x, y)"), cache=False, opt_level=0)
+    (step,) = f.natives[-1].program.kernels
+    assert unchecked(step, {}) is None
+    monkeypatch.setattr(gate_work, "MAX_STEPS", 64 * 33)
+    assert (unchecked(step, {}) or "").startswith("it runs ")
+    monkeypatch.setattr(gate_work, "MAX_STEPS", 64 * 64 * 33 * 8)
+    assert unchecked(step, {}) is None
+
+
+def test_long_reductions_have_fewer_points() -> None:
+    assert [sampled(POINTS, n) for n in (1, 100_000, 1 << 20, 1 << 40)] == [POINTS, POINTS, 256, FEWEST]
+    for n in (FEWEST, 256, POINTS):
+        points = sample_points(np.random.default_rng(0), (1000, 1000), wanted=n)
+        assert 0.9 * n <= len(points) <= 2 * n + 300
+        assert {(0, 0), (999, 999)} <= {tuple(p) for p in points.tolist()}

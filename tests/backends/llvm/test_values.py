@@ -121,6 +121,20 @@ def test_binary_floats(name: str) -> None:
         check(name, list(pairs(specials(BY_NAME[t]))), **sample_attrs(name))
 
 
+@pytest.mark.parametrize("target", CPUS)
+@pytest.mark.parametrize("number", [np.nan, np.inf, -0.0])
+def test_binary_floats_with_a_constant(number: float, target: str) -> None:
+    """A constant operand on either side has instructions of its own: none of them takes it for a usual number."""
+    x = specials(BY_NAME["f32"])
+    g = Graph("g")
+    b, v = Builder(g), g.add_input("x", TensorType(BY_NAME["f32"], x.shape))
+    c = g.constant(np.float32(number))
+    names = [n for n in ("max", "min", "add", "mul", "div", "less", "equal", "greater_equal") for _ in range(2)]
+    g.outputs = [b.op(n, *((v, c) if k % 2 else (c, v))) for k, n in enumerate(names)]
+    for name, got, want in zip(names, run_native(g, [x], target), run(g, [x])):
+        np.testing.assert_array_equal(got, want, name)
+
+
 @pytest.mark.parametrize("name", unary("i"))
 def test_unary_integers(name: str) -> None:
     for t in INTS:

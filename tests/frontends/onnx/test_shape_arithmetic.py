@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -236,6 +237,41 @@ def test_if_on_a_known_condition() -> None:
     }"""
     g = read(parse(text))
     assert ops(g) == ["squeeze"] and dims(g) == ["f32[4]"]
+
+
+@pytest.mark.parametrize(
+    "trips,condition,message",
+    [
+        ("float t", "bool c", "number of iterations of a Loop must be one integer, got f32"),
+        ("int64[3] t", "bool c", "number of iterations of a Loop must be one integer, got i64[3]"),
+        ("int64[0] t", "bool c", "number of iterations of a Loop must be one integer, got i64[0]"),
+        ("int64 t", "float c", "condition of a Loop must be one bool, got f32"),
+        ("int64 t", "bool[2] c", "condition of a Loop must be one bool, got bool[2]"),
+    ],
+)
+@pytest.mark.parametrize("known", [False, True])
+def test_a_loop_takes_one_number_and_one_bool(trips: str, condition: str, message: str, known: bool) -> None:
+    body = """ y = Loop(t, c, x) <
+            body = b (int64 i, bool k, float[3] s) => (bool d, float[3] u) { u = Neg(s)  v = Exp(u)  w = Exp(v)  d = Identity(k) }
+        > }"""
+    given = f"<{trips} = {{{_one_of(trips)}}}, {condition} = {{{_one_of(condition)}}}>" if known else ""
+    inputs = "float[3] x" if known else f"float[3] x, {trips}, {condition}"
+    with pytest.raises(ModelError, match=re.escape(message)):
+        read(parse(f"l ({inputs}) => (float[3] y) {given} {{ {body}"))
+
+
+def _one_of(declared: str) -> str:
+    """As many ones as the type has elements."""
+    n = re.search(r"\[(\d)\]", declared)
+    return ", ".join("1" * (int(n[1]) if n else 1))
+
+
+def test_an_if_takes_one_bool() -> None:
+    for c in ("float c", "bool[2] c"):
+        branches = "then_branch = t () => (float[4] a) { a = Neg(x) }, else_branch = e () => (float[4] b) { b = Exp(x) }"
+        text = f"i (float[4] x, {c}) => (float[4] y) {{ y = If(c) <{branches}> }}"
+        with pytest.raises(ModelError, match="condition of an If must be one bool"):
+            read(parse(text))
 
 
 def test_a_loop_of_known_length_is_unrolled() -> None:

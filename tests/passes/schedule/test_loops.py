@@ -9,7 +9,7 @@ import pytest
 from dnnc.ir.errors import ScheduleError, VerifyError
 from dnnc.ir.operator.text import parse_kernel, show_kernel
 from dnnc.ir.operator.verify import verify_kernel
-from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, narrow, peel, reorder, split
+from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, join, narrow, peel, reorder, split
 from dnnc.passes.schedule.state import Schedule
 from dnnc.testing.schedules import check_schedule, same_results
 
@@ -426,3 +426,41 @@ def test_a_tile_larger_than_the_loop_is_no_overlap() -> None:
     enough = parse_kernel(SYMBOLIC.replace("dim[1, 64]", "dim[8, 64]"))
     done = Schedule(enough).apply(split, "i", 8, ("io", "ii"), tail="overlap").done()
     same_results(enough, verify_kernel(done))
+
+
+# --- join ---------------------------------------------------------------------------------------------------------------------
+
+TWO = """\
+def k(x: f32[20], y: f32[20], z: f32[20]):
+    for i in parallel(20):
+        y[i] = x[i] + 1.0
+    for j in parallel(20):
+        z[j] = x[j] * 2.0
+"""
+
+
+def test_join() -> None:
+    check_schedule(
+        TWO,
+        lambda s: s.apply(join, "i", "j"),
+        """\
+def k(x: f32[20], y: f32[20], z: f32[20]):
+    for i in parallel(20):
+        y[i] = x[i] + 1.0
+        z[i] = x[i] * 2.0
+""",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (TWO.replace("x[j] * 2.0", "y[j] * 2.0"), "reads what the other writes"),
+        (TWO.replace("x[i] + 1.0", "z[i] + 1.0"), "reads what the other writes"),
+        (TWO.replace("j in parallel(20)", "j in parallel(19)"), "are not the same loop"),
+        (TWO.replace("j in parallel", "j in range"), "are not the same loop"),
+        (TWO.replace("    for j in", "    y[0] = 0.0\n    for j in"), "does not come right behind"),
+    ],
+)
+def test_join_refuses(text: str, message: str) -> None:
+    refused(text, lambda s: s.apply(join, "i", "j"), message)

@@ -1,0 +1,1 @@
+"""The CUDA backend: operator IR -> CUDA C++ -> cubins, and the runtime that launches them."""

@@ -1,0 +1,191 @@
+"""A scheduled program -> a CudaNative: kernels compiled (or taken from the cache), values given their places, nothing of it on a device yet.
+
+No device is needed. Kernels that no device has checked carry their check with them; it runs when the program is first loaded on one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import dnnc.backends.cuda as package
+from dnnc.backends.cache import KernelCache
+from dnnc.backends.cuda.emit import emit_kernel, launch_of
+from dnnc.backends.cuda.gate import check_kernel
+from dnnc.backends.cuda.launch import Launch
+from dnnc.backends.cuda.native import Check, CudaNative, Device
+from dnnc.backends.cuda.nvrtc import compile_many, nvrtc_version
+from dnnc.backends.llvm.build import Linker, control_names, describe, describe_control, lay_out_constants
+from dnnc.backends.llvm.control import Control, Loop
+from dnnc.backends.llvm.native import NativeKernel
+from dnnc.ir.graph import Graph
+from dnnc.ir.operator.stmt import Kernel
+from dnnc.passes.program import Program, Step
+
+if TYPE_CHECKING:
+    from dnnc.backends.cuda.target import GpuTarget
+
+FORMAT = "cuda-1"  # of kernels and their calling convention; part of every cache key
+Progress = Callable[[str, int, int], None]
+
+
+class Compiler(Protocol):
+    """Makes machine code. `version` says all of it that code depends on besides the kernel's text and the architecture."""
+
+    version: str
+
+    def compile(self, kernels: Mapping[str, Kernel], target: GpuTarget, tell: Callable[[int, int], None] | None) -> dict[str, bytes]:
+        """Kernels by symbol -> code by symbol; `tell(done, of)` as they come."""
+        ...
+
+
+class NvrtcCompiler:
+    """CUDA C++ through NVRTC, in threads. TargetError where it is missing."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.version = f"{nvrtc_version()} {printer_version()}"
+
+    def compile(self, kernels: Mapping[str, Kernel], target: GpuTarget, tell: Callable[[int, int], None] | None) -> dict[str, bytes]:
+        texts = {name: (emit_kernel(k, name, target), target.arch) for name, k in kernels.items()}
+        done = itertools.count(1)
+        made = compile_many(texts, self.threads, lambda _: tell(next(done), len(texts)) if tell else None)
+        return {name: c.cubin for name, c in made.items()}
+
+
+@cache
+def printer_version() -> str:
+    """A hash of the modules of this package that turn kernel text into code, so that a change of theirs never meets code of before."""
+    h = hashlib.sha256()
+    for path in sorted(Path(str(package.__file__)).parent.glob("*.py")):
+        if path.stem not in ("native", "graph", "gate", "device", "build", "tensor_maps"):
+            h.update(path.read_bytes())
+    return h.hexdigest()
+
+
+def symbol_of(text: str, arch: str, version: str) -> str:
+    """A kernel's name: the hash of all that its code depends on."""
+    return "k_" + hashlib.sha256("\0".join([FORMAT, version, arch, text]).encode()).hexdigest()
+
+
+def checked_key(symbol: str) -> str:
+    """Under which the cache notes that a device has checked a kernel."""
+    return hashlib.sha256(f"checked {symbol}".encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Given:
+    """Code of a saved model, by symbol, and the symbols of kernels that a device had checked."""
+
+    cubins: Mapping[str, bytes]
+    checked: frozenset[str]
+
+
+def build(
+    program: Program,
+    target: GpuTarget,
+    kernels: KernelCache,
+    compiler: Compiler,
+    verify: bool = True,
+    progress: Progress | None = None,
+    given: Given | None = None,
+) -> CudaNative:
+    """Compile and link.
+
+    Args:
+        program: scheduled kernels with their plan, for fixed sizes.
+        target: the GPU.
+        kernels: where code is looked for first, and kept.
+        compiler: makes what is missing.
+        verify: are kernels to be checked before they are used?
+        progress: told ("compile", done, of).
+        given: code out of a saved model; the cache is not asked for it.
+    """
+    symbols = {s.text: symbol_of(s.text, target.arch, compiler.version) for s in program.kernels}
+    steps = {symbols[s.text]: (s, graph) for s, graph in program.walk() if isinstance(s, Step)}
+    cubins: dict[str, bytes] = {}
+    for name in steps:
+        found = given.cubins.get(name) if given else None
+        found = kernels.get(name[2:]) if found is None else found
+        if found is not None:
+            cubins[name] = found
+    missing = {name: s.kernel for name, (s, _) in steps.items() if name not in cubins}
+    tell = (lambda done, of: progress("compile", done, of)) if progress else None
+    for name, cubin in compiler.compile(missing, target, tell).items() if missing else ():
+        kernels.put(name[2:], cubin)
+        cubins[name] = cubin
+    launches = {name: launch_of(s.kernel) for name, (s, _) in steps.items()}
+    checks = _checks(steps, kernels, given) if verify else {}
+    params = {name: tuple(p.name for p in s.kernel.entry.params) for name, (s, _) in steps.items()}
+    return _linked(program, target, symbols, cubins, (launches, params), checks, len(missing))
+
+
+def _checks(steps: Mapping[str, tuple[Step, Graph]], kernels: KernelCache, given: Given | None) -> dict[str, Check]:
+    """By symbol, the checks of kernels that no device has made."""
+    known = given.checked if given else frozenset()
+    fresh = {name: v for name, v in steps.items() if name not in known and kernels.get(checked_key(name)) is None}
+    return {name: _check(name, s, graph, kernels) for name, (s, graph) in fresh.items()}
+
+
+def _check(name: str, step: Step, graph: Graph, kernels: KernelCache) -> Check:
+    def check(device: Device, function: Any, launch: Launch) -> None:
+        check_kernel(graph, step, device, function, launch)
+        kernels.put(checked_key(name), b"checked")
+
+    return check
+
+
+def linked_texts(program: Program, target: GpuTarget, version: str) -> tuple[NativeKernel, ...]:
+    """The kernels of a program as data, then its loops and branches; nothing is compiled."""
+    symbols = {s.text: symbol_of(s.text, target.arch, version) for s in program.kernels}
+    return _described(program, symbols, {c.symbol: c for c in Linker(program, symbols, lay_out_constants(program)[1]).controls()})
+
+
+def _described(program: Program, symbols: Mapping[str, str], controls: Mapping[str, Control]) -> tuple[NativeKernel, ...]:
+    texts = [control_text(controls[name]) for name in reversed(control_names(program))]
+    return *describe(program, symbols), *describe_control(program, texts)
+
+
+def _linked(
+    program: Program,
+    target: GpuTarget,
+    symbols: Mapping[str, str],
+    cubins: Mapping[str, bytes],
+    started: tuple[Mapping[str, Launch], Mapping[str, tuple[str, ...]]],
+    checks: dict[str, Check],
+    compiled: int,
+) -> CudaNative:
+    constants, offsets = lay_out_constants(program)
+    linker = Linker(program, symbols, offsets)
+    controls: dict[str, Control] = {c.symbol: c for c in linker.controls()}
+    graph = program.graph
+    return CudaNative(
+        target.arch,
+        cubins,
+        *started,
+        tuple(linker.entry()),
+        controls,
+        constants,
+        tuple(v.type for v in graph.inputs),
+        tuple(v.type for v in graph.outputs),
+        program.memory.arena,
+        _described(program, symbols, controls),
+        graph.text,
+        compiled,
+        checks,
+        program,
+    )
+
+
+def control_text(c: Control) -> str:
+    """A loop or branch in words: it has no kernel."""
+    if not isinstance(c, Loop):
+        return f"{c.symbol}: {len(c.then)} calls if the condition holds, else {len(c.other)}\n"
+    end = "" if c.condition is None else " while the condition holds"
+    often = "as often as asked" if c.length is None else f"{c.length} times" if c.trips is None else f"as often as asked, {c.length} times at most"
+    return f"{c.symbol}: {len(c.body)} calls, {often}{end}\n"

@@ -1,0 +1,319 @@
+"""A real CUDA device, through CuPy's bindings of the runtime and the driver.
+
+In: a device's number. Out: a `Device` that loads cubins, launches kernels and records graphs. CuPy is imported at first use. Every method may
+be called from any thread; the device is made current for the call, as CUDA keeps that per thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dnnc.backends.cuda.target import ask_device, why_no_device
+from dnnc.backends.cuda.tensor_maps import encoded
+from dnnc.ir.errors import DnncError, InternalError, TargetError
+
+if TYPE_CHECKING:
+    from dnnc.backends.cuda.launch import Launch
+
+Array = np.ndarray[Any, Any]
+SHARED_DEFAULT = 48 << 10  # bytes of shared memory that a kernel may have without asking for more
+MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+NUM_REGS = 4  # CU_FUNC_ATTRIBUTE_NUM_REGS
+LAUNCH_CLUSTER, LAUNCH_SERIALIZATION = 4, 6  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, ..._PROGRAMMATIC_STREAM_SERIALIZATION
+RECORD_EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL
+OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
+NO_BINARY = 209  # CUDA_ERROR_NO_BINARY_FOR_GPU
+
+
+def device_problem(number: int = 0) -> str:
+    """Why this machine has no such device that can be used; empty where it has."""
+    return "" if ask_device(number) is not None else why_no_device(number)
+
+
+def open_device(number: int = 0) -> CupyDevice:
+    """The device of this number. TargetError says what is missing and what to do."""
+    problem = device_problem(number)
+    if problem:
+        raise TargetError(
+            f"target cuda{f':{number}' if number else ''}: {problem}. Without a device models can be compiled, not run: target='cuda -arch=sm_90a'"
+        )
+    return _opened(number)
+
+
+@cache
+def _opened(number: int) -> CupyDevice:
+    """One object for all users of a device in this process, so that they share loaded kernels."""
+    return CupyDevice(number)
+
+
+def _reason(e: Exception) -> str:
+    return str(e).splitlines()[0] if str(e) else type(e).__name__
+
+
+class Block:
+    """Device memory of its own allocation; freeing it waits for the device."""
+
+    def __init__(self, device: CupyDevice, nbytes: int) -> None:
+        self.nbytes = nbytes
+        with device.current():
+            try:
+                self.address: int = device.runtime.malloc(nbytes)
+            except Exception as e:
+                raise device.failed(e, f"{nbytes / 1e9:.3g} GB for a program's values") from None
+        self._free = weakref.finalize(self, device.free, self.address)
+        self._free.atexit = False  # the driver may be gone by then, and frees all
+
+
+class Queue:
+    """A stream of its own."""
+
+    def __init__(self, device: CupyDevice) -> None:
+        with device.current():
+            self.address: int = device.runtime.streamCreateWithFlags(device.runtime.streamNonBlocking)
+        self._free = weakref.finalize(self, device.runtime.streamDestroy, self.address)
+        self._free.atexit = False
+
+
+class CupyDevice:
+    """See `dnnc.backends.cuda.native.Device`."""
+
+    def __init__(self, number: int) -> None:
+        import cupy
+        from cupy.cuda import function
+        from cupy_backends.cuda.api import driver, runtime
+
+        self.number, self.cupy, self.driver, self.runtime, self.new_module = number, cupy, driver, runtime, function.Module
+        self._functions: weakref.WeakValueDictionary[str, Function] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+        self._current = cupy.cuda.Device
+        properties = runtime.getDeviceProperties(number)
+        self.name: str = properties["name"].decode()
+        self.capability: tuple[int, int] = properties["major"], properties["minor"]
+
+    def current(self) -> Any:
+        """A context in which this device is the current one of the thread."""
+        return self._current(self.number)
+
+    def failed(self, e: Exception, what: str) -> DnncError:
+        """A failure of CUDA as what a user can do something about."""
+        status = getattr(e, "status", None)
+        if status == OUT_OF_MEMORY or type(e).__name__ == "OutOfMemoryError":
+            with self.current():
+                free, total = self.runtime.memGetInfo()
+            return TargetError(
+                f"{self.name} (cuda:{self.number}) has no room for {what}: {free / 1e9:.3g} of {total / 1e9:.3g} GB are free; "
+                "give smaller sizes, end other users of the device, or take another one (target='cuda:1')"
+            )
+        if status == NO_BINARY:
+            major, minor = self.capability
+            return TargetError(f"{self.name} (cuda:{self.number}) is sm_{major}{minor} and cannot run {what}; compile for it with target='cuda'")
+        return InternalError(f"{what} on {self.name} (cuda:{self.number}): {_reason(e)}; please report it with the kernel's text (f.source('cuda'))")
+
+    # --- memory -----------------------------------------------------------------------------------------------------------------
+
+    def alloc(self, nbytes: int) -> Block:
+        return Block(self, nbytes)
+
+    def free(self, address: int) -> None:
+        if not sys.is_finalizing():
+            with self.current():
+                self.runtime.free(address)
+
+    def pinned(self, nbytes: int) -> Array:
+        """Host memory that copies go to and from without the driver's staging; uint8[nbytes]."""
+        if not nbytes:
+            return np.empty(0, np.uint8)
+        with self.current():
+            memory = self.cupy.cuda.PinnedMemory(nbytes)
+        array = np.frombuffer(self.cupy.cuda.PinnedMemoryPointer(memory, 0), np.uint8, nbytes)
+        return array
+
+    def upload(self, to: int, source: Array, stream: int) -> None:
+        with self.current():
+            self.runtime.memcpyAsync(to, source.ctypes.data, source.nbytes, self.runtime.memcpyHostToDevice, stream)
+
+    def download(self, to: Array, source: int, stream: int) -> None:
+        with self.current():
+            self.runtime.memcpyAsync(to.ctypes.data, source, to.nbytes, self.runtime.memcpyDeviceToHost, stream)
+
+    def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        if nbytes and to != source:
+            with self.current():
+                self.runtime.memcpyAsync(to, source, nbytes, self.runtime.memcpyDeviceToDevice, stream)
+
+    def fill(self, to: int, byte: int, nbytes: int, stream: int) -> None:
+        with self.current():
+            self.runtime.memsetAsync(to, byte, nbytes, stream)
+
+    # --- kernels ----------------------------------------------------------------------------------------------------------------
+
+    def load(self, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str]) -> Function:
+        """A kernel, ready to be launched. Programs that are alive share it."""
+        with self._lock:
+            found = self._functions.get(symbol)
+            if found is None:
+                with self.current():
+                    try:
+                        found = Function(self, cubin, symbol, launch, params)
+                    except Exception as e:
+                        raise self.failed(e, f"kernel {symbol}") from None
+                self._functions[symbol] = found
+            return found
+
+    def launch(self, function: Function, launch: Launch, args: Sequence[int], stream: int) -> None:
+        """`args`: addresses in the order of the kernel's parameters; tensor maps are made of them."""
+        with self.current():
+            function.start(launch, args, stream)
+
+    # --- streams, graphs, events ------------------------------------------------------------------------------------------------
+
+    def new_stream(self) -> Queue:
+        """A stream that does not wait for the default one."""
+        return Queue(self)
+
+    def current_stream(self) -> int:
+        with self.current():
+            return int(self.cupy.cuda.get_current_stream().ptr)
+
+    def capture(self, stream: int, record: Callable[[], None]) -> Graph:
+        with self.current():
+            self.runtime.streamBeginCapture(stream, self.runtime.streamCaptureModeRelaxed)  # memory that is freed meanwhile does no harm
+            try:
+                record()
+            except BaseException:
+                try:
+                    self.runtime.graphDestroy(self.runtime.streamEndCapture(stream))
+                except Exception:  # the capture is invalid already: the first error tells why
+                    pass
+                raise
+            return Graph(self, self.runtime.streamEndCapture(stream))
+
+    def new_event(self, timing: bool = False) -> Any:
+        with self.current():
+            return self.cupy.cuda.Event(disable_timing=not timing)
+
+    def record(self, event: Any, stream: int) -> None:
+        with self.current():
+            if self.runtime.streamIsCapturing(stream):  # CuPy has no binding of the call that makes it a node of the graph
+                status = driver_library().cuEventRecordWithFlags(ctypes.c_void_p(event.ptr), ctypes.c_void_p(stream), RECORD_EXTERNAL)
+                if status:
+                    raise InternalError(f"cuEventRecordWithFlags failed with status {status}")
+            else:
+                self.runtime.eventRecord(event.ptr, stream)
+
+    def wait(self, event: Any, stream: int) -> None:
+        with self.current():
+            self.runtime.streamWaitEvent(stream, event.ptr)
+
+    def elapsed(self, start: Any, end: Any) -> float:
+        """Seconds between two recorded events."""
+        with self.current():
+            return float(self.runtime.eventElapsedTime(start.ptr, end.ptr)) * 1e-3
+
+    def synchronize(self, stream: int) -> None:
+        with self.current():
+            try:
+                self.runtime.streamSynchronize(stream)
+            except Exception as e:
+                raise self.failed(e, "a run") from None
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """A CuPy array that nobody has written."""
+        with self.current():
+            try:
+                return self.cupy.empty(shape, dtype)
+            except self.cupy.cuda.memory.OutOfMemoryError as e:
+                raise self.failed(e, f"a result {dtype}{list(shape)}") from None
+
+
+class Graph:
+    """Recorded work."""
+
+    def __init__(self, device: CupyDevice, graph: int) -> None:
+        runtime = device.runtime
+        try:
+            executable = runtime.graphInstantiate(graph)
+        finally:
+            runtime.graphDestroy(graph)
+        self._current, self._launch, self._executable = device.current, runtime.graphLaunch, executable
+        self._free = weakref.finalize(self, runtime.graphExecDestroy, executable)
+        self._free.atexit = False
+
+    def launch(self, stream: int) -> None:
+        with self._current():
+            self._launch(self._executable, stream)
+
+
+class Function:
+    """A kernel of a loaded module, which it keeps alive. `params` are the names of its parameters, for its tensor maps."""
+
+    def __init__(self, device: CupyDevice, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str]) -> None:
+        self.device, self.driver, self.params = device, device.driver, list(params)
+        self.module = device.new_module()
+        self.module.load(cubin)
+        self.function = self.module.get_function(symbol)
+        self.pointer: int = self.function.ptr
+        if launch.shared_bytes > SHARED_DEFAULT:
+            self.driver.funcSetAttribute(self.pointer, MAX_DYNAMIC_SHARED, launch.shared_bytes)
+        self.driver.funcGetAttribute(NUM_REGS, self.pointer)  # a kernel that is loaded lazily is loaded now: not while a stream is captured
+
+    def start(self, launch: Launch, args: Sequence[int], stream: int) -> None:
+        """Launch. `args` are addresses in the order of the parameters, then that of the status; tensor maps stand before it."""
+        maps = [encoded(m, args[self.params.index(m.param)], driver_library()) for m in launch.maps]
+        words = (ctypes.c_uint64 * len(args))(*args)
+        at = ctypes.addressof(words)
+        places = [at + 8 * k for k in range(len(args))]
+        places[-1:-1] = [m.address for m in maps]
+        params = (ctypes.c_void_p * len(places))(*places)
+        if launch.cluster > 1:
+            launch_with_attributes(self.pointer, launch, params, stream, {LAUNCH_CLUSTER: (launch.cluster, 1, 1)})
+            return
+        self.driver.launchKernel(self.pointer, *launch.grid, *launch.block, launch.shared_bytes, stream, ctypes.addressof(params), 0)
+
+
+# --- launches with attributes -------------------------------------------------------------------------------------------------
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_uint32 * 16)]
+
+
+class _Config(ctypes.Structure):
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    ]
+
+
+@cache
+def driver_library() -> Any:
+    """libcuda, for what CuPy has no binding of."""
+    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+
+
+def launch_with_attributes(function: int, launch: Launch, params: Any, stream: int, attributes: dict[int, tuple[int, ...]]) -> None:
+    """cuLaunchKernelEx. `LAUNCH_SERIALIZATION: (1,)` lets the kernel begin before its predecessor in the stream has ended."""
+    made = (_Attribute * len(attributes))()
+    for a, (key, numbers) in zip(made, attributes.items()):
+        a.id = key
+        for k, n in enumerate(numbers):
+            a.value[k] = n
+    grid, block = (ctypes.c_uint * 3)(*launch.grid), (ctypes.c_uint * 3)(*launch.block)
+    config = _Config(grid, block, launch.shared_bytes, stream, made, len(attributes))
+    status = driver_library().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(function), params, None)
+    if status:
+        raise InternalError(
+            f"cuLaunchKernelEx failed with status {status}: grid {launch.grid}, block {launch.block}, {launch.shared_bytes} bytes shared"
+        )

@@ -1,0 +1,54 @@
+"""The kernel gate on a device: a kernel's function on random inputs, compared with float64 NumPy as `dnnc.backends.llvm.gate` says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dnnc.backends.cuda.native import ALIGN, DEFAULT_STREAM, STATUS_BYTES, Device
+from dnnc.backends.llvm.gate import RED_ZONE, check_run, run_bytes
+from dnnc.ir.graph import Graph, Value
+from dnnc.passes.program import Step
+
+if TYPE_CHECKING:
+    from dnnc.backends.cuda.launch import Launch
+
+Array = np.ndarray[Any, Any]
+LOOKED_AT = 1 << 20  # bytes of an input up to which it is read back to see whether the kernel wrote there
+
+
+def check_kernel(graph: Graph, step: Step, device: Device, function: Any, launch: Launch, seed: int = 0) -> None:
+    """Run a kernel on random inputs. AccuracyError names the kernel, its nodes, the worst element and the bound."""
+    if 0 in launch.grid or 0 in launch.block:
+        return
+
+    def execute(buffers: Mapping[Value, Array], out: Value, zone: Array) -> tuple[int, int, int]:
+        return run_once(step, device, function, launch, {**buffers, out: zone}, out)
+
+    check_run(graph, step, lambda inputs, dims, env: run_bytes(step, inputs, env, execute), seed)
+
+
+def run_once(step: Step, device: Device, function: Any, launch: Launch, bytes_: Mapping[Value, Array], out: Value) -> tuple[int, int, int]:
+    """Launch on copies of these bytes; those of the output, red zones included, and of small inputs are brought back. Gives the status."""
+    stream = DEFAULT_STREAM
+    starts: dict[Value, int] = {}
+    total = ALIGN
+    for v, a in bytes_.items():
+        starts[v], total = total, total + -(-a.nbytes // ALIGN) * ALIGN
+    memory = device.alloc(total)
+    device.fill(memory.address, 0, STATUS_BYTES, stream)
+    for v, a in bytes_.items():
+        if a.nbytes:
+            device.upload(memory.address + starts[v], a, stream)
+    args = [memory.address + starts[v] + (RED_ZONE if v is out else 0) for v in step.params]
+    device.launch(function, launch, [*args, memory.address], stream)
+    status = np.zeros(4, np.int32)
+    device.download(status.view(np.uint8), memory.address, stream)
+    for v, a in bytes_.items():
+        if a.nbytes and a.flags.writeable and (v is out or a.nbytes <= LOOKED_AT):
+            device.download(a, memory.address + starts[v], stream)
+    device.synchronize(stream)
+    code, kernel, value, _ = status.tolist()
+    return code, kernel, value

@@ -1,0 +1,320 @@
+"""Runs a program on a device: kernels in order on one stream, recorded into a graph where its course is known.
+
+`LoadedProgram` is what all runs share: functions and constants. A `Frame` is what one run at a time needs: the arena, a slot for every input
+and output, the status, and the graphs that were recorded with these addresses. A loop whose trip count is known is recorded iteration by
+iteration, each with the addresses of its rows; any other is run from the host, which reads the condition after each iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dnnc.backends.cuda.native import ALIGN, DEFAULT_STREAM, PARAMETER_ALIGN, STATUS_BYTES, CudaNative, Device, Recorded
+from dnnc.backends.llvm.control import Branch, Control, Loop, Row
+from dnnc.backends.llvm.entry import Call, Place
+from dnnc.backends.runtime import ALIGN as CONDITION_STRIDE
+from dnnc.ir.errors import InternalError
+
+Array = np.ndarray[Any, Any]
+NUMBERS = 1024  # iterations whose numbers lie on the device at first
+MOST_NODES = 50_000  # of a graph: longer programs run step by step
+
+
+def aligned(n: int) -> int:
+    return -(-n // ALIGN) * ALIGN
+
+
+class LoadedProgram:
+    """A program whose kernels and constants are on a device, its new kernels checked. `arena_bytes`: of each frame."""
+
+    def __init__(self, native: CudaNative, device: Device) -> None:
+        self.native, self.device = native, device
+        self.functions = native.functions(device)
+        for symbol in list(native.checks):
+            native.check(symbol, device, self.functions[symbol])
+        self.constants = device.alloc(max(native.constants.nbytes, 1))
+        device.upload(self.constants.address, native.constants, DEFAULT_STREAM)
+        device.synchronize(DEFAULT_STREAM)
+        self.arena_bytes = native.sizes({})[1]
+        self.inputs = [_nbytes(t) for t in native.inputs]
+        self.outputs = [_nbytes(t) for t in native.outputs]
+        self.recordable = not native.stepwise() and self.nodes(native.calls) <= MOST_NODES
+
+    def nodes(self, calls: Sequence[Call]) -> int:
+        """Kernels of one run, every iteration of loops of known length counted."""
+        total = 0
+        for c in calls:
+            control = self.native.controls.get(c.symbol)
+            if isinstance(control, Loop):
+                total += (control.length or 1) * self.nodes(control.body)
+            elif isinstance(control, Branch):
+                total += max(self.nodes(control.then), self.nodes(control.other))
+            else:
+                total += 1
+        return total
+
+    def iterations(self) -> int:
+        """The most iterations of any loop of known length."""
+        return max((c.length or 0 for c in self.native.controls.values() if isinstance(c, Loop)), default=0)
+
+
+def _nbytes(t: Any) -> int:
+    n = t.nbytes
+    if not isinstance(n, int):
+        raise InternalError(f"a device program has a value of type {t}, whose size is not fixed")
+    return n
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where the memory of a run lies."""
+
+    arena: int
+    constants: int
+    status: int
+
+
+class Walk:
+    """Starts the calls of a program in order on one stream."""
+
+    def __init__(self, loaded: LoadedProgram, at: Addresses) -> None:
+        self.loaded, self.device, self.at = loaded, loaded.device, at
+        self._numbers: list[Any] = []
+        self._counted = 0
+        self._rows: dict[tuple[str, int], Any] = {}
+        self.on_call: Callable[[Call], None] | None = None  # told of every kernel before it is started
+
+    def address(self, p: Place, buffers: Sequence[int]) -> int:
+        if p.space == "buffer":
+            return buffers[p.number] + p.inside
+        return self.at.arena + p.offset if p.space == "arena" else self.at.constants + p.number
+
+    def run(self, calls: Sequence[Call], buffers: Sequence[int], stream: int) -> None:
+        """`buffers`: addresses of the inputs, then of the outputs."""
+        for c in calls:
+            args = [self.address(p, buffers) for p in c.args]
+            control = self.loaded.native.controls.get(c.symbol)
+            if control is None:
+                self.kernel(c, args, stream)
+            else:
+                self.control(control, args, stream)
+
+    def kernel(self, c: Call, args: list[int], stream: int) -> None:
+        launch = self.loaded.native.launches[c.symbol]
+        if 0 in launch.grid or 0 in launch.block:  # nothing to compute
+            return
+        if self.on_call is not None:
+            self.on_call(c)
+        self.device.launch(self.loaded.functions[c.symbol], launch, [*args, self.at.status], stream)
+
+    # --- loops and branches -----------------------------------------------------------------------------------------------------
+
+    def control(self, c: Control, args: Sequence[int], stream: int) -> None:
+        if isinstance(c, Loop):
+            self.loop(c, args, stream)
+            return
+        chosen = c.then if self.read(args[c.condition], np.uint8, stream) else c.other
+        self.run(chosen, [args[k] for k in (*c.captured, *c.made)], stream)
+
+    def loop(self, c: Loop, args: Sequence[int], stream: int) -> None:
+        """Carried values lie in one of two memories in turn; the last ones are moved to where they belong."""
+        for x in c.carried:
+            self.device.copy(args[x.end], args[x.start], x.nbytes, stream)
+        trips = self.trips(c, args, stream)
+        k, going = 0, c.condition is None or self.read(args[c.condition], np.uint8, stream) != 0
+        while going and (trips is None or k < trips):
+            self.step(c, args, k, stream)
+            if c.condition is not None:
+                going = self.read(args[c.next_condition] + k % 2 * CONDITION_STRIDE, np.uint8, stream) != 0
+            k += 1
+        if k % 2:
+            for x in c.carried:
+                self.device.copy(args[x.end], args[x.other], x.nbytes, stream)
+
+    def trips(self, c: Loop, args: Sequence[int], stream: int) -> int | None:
+        """Iterations at most; None for no bound."""
+        if c.trips is None:
+            return c.length
+        asked = self.read(args[c.trips], np.int64, stream)
+        return asked if c.length is None else min(asked, c.length)
+
+    def step(self, c: Loop, args: Sequence[int], k: int, stream: int) -> None:
+        """Iteration k. A row that does not begin where kernels count on is worked on in a place of its own."""
+        count = 1 + len(c.carried)
+        buffers = self.iteration(c, args, k, stream)
+        inputs = dict(zip(range(count, count + len(c.scanned)), c.scanned))
+        outputs = dict(zip(range(len(buffers) - len(c.stacked), len(buffers)), c.stacked))
+        moved = [(j, r, buffers[j]) for j, r in (*inputs.items(), *outputs.items()) if buffers[j] % PARAMETER_ALIGN]
+        for j, r, row in moved:
+            buffers[j] = self.place_for_row(c, j, r.nbytes)
+            if j in inputs:
+                self.device.copy(buffers[j], row, r.nbytes, stream)
+        self.run(c.body, buffers, stream)
+        for j, r, row in moved:
+            if j in outputs:
+                self.device.copy(row, buffers[j], r.nbytes, stream)
+
+    def place_for_row(self, c: Loop, j: int, nbytes: int) -> int:
+        key = c.symbol, j
+        if key not in self._rows:
+            self._rows[key] = self.device.alloc(nbytes)
+        return int(self._rows[key].address)
+
+    def make_rows(self) -> None:
+        """Places for all rows that may need one: while work is recorded no memory can be had."""
+        for c in self.loaded.native.controls.values():
+            if isinstance(c, Loop):
+                count = 1 + len(c.carried)
+                last = count + len(c.scanned) + len(c.captured) + (c.condition is not None) + len(c.carried)
+                rows = [*enumerate(c.scanned, count), *enumerate(c.stacked, last)]
+                for j, r in rows:
+                    if r.nbytes % PARAMETER_ALIGN:
+                        self.place_for_row(c, j, r.nbytes)
+
+    def iteration(self, c: Loop, args: Sequence[int], k: int, stream: int) -> list[int]:
+        """The buffers of the body in iteration k, in the order of `dnnc.backends.llvm.control`."""
+        old = [args[x.other if k % 2 else x.end] for x in c.carried]
+        new = [args[x.end if k % 2 else x.other] for x in c.carried]
+        condition = [] if c.condition is None else [args[c.next_condition] + k % 2 * CONDITION_STRIDE]
+
+        def rows(of: Sequence[Row]) -> list[int]:
+            return [args[r.arg] + ((c.length or 0) - 1 - k if r.backward else k) * r.nbytes for r in of]
+
+        return [self.number(k, stream), *old, *rows(c.scanned), *(args[a] for a in c.captured), *condition, *new, *rows(c.stacked)]
+
+    def number(self, k: int, stream: int) -> int:
+        """The address at which the number k (int64) lies."""
+        if k >= self._counted:
+            self.count(max(k + 1, 2 * self._counted, NUMBERS), stream)
+        return int(self._numbers[-1].address) + PARAMETER_ALIGN * k
+
+    def count(self, n: int, stream: int) -> None:
+        """Put the numbers below n on the device. Tables of before stay, for kernels under way may read them."""
+        numbers = np.zeros((n, PARAMETER_ALIGN // 8), np.int64)
+        numbers[:, 0] = np.arange(n)
+        table = self.device.alloc(numbers.nbytes)
+        self.device.upload(table.address, numbers, stream)
+        self.device.synchronize(stream)
+        self._numbers.append(table)
+        self._counted = n
+
+    def read(self, address: int, dtype: Any, stream: int) -> int:
+        """A number that kernels have written: waits for them."""
+        got = np.zeros(1, dtype)
+        self.device.download(got.view(np.uint8), address, stream)
+        self.device.synchronize(stream)
+        return int(got[0])
+
+
+class Frame:
+    """The memory of one run at a time, and what was recorded with it.
+
+    Runs come on streams of their callers; those after another stream's wait for it on the device.
+    """
+
+    def __init__(self, loaded: LoadedProgram) -> None:
+        self.loaded, self.device = loaded, loaded.device
+        sizes = [STATUS_BYTES, loaded.arena_bytes, *loaded.inputs, *loaded.outputs]
+        starts = np.cumsum([0, *(aligned(n) for n in sizes)]).tolist()
+        self.memory = self.device.alloc(max(starts[-1], ALIGN))
+        status, arena, *slots = (self.memory.address + s for s in starts[:-1])
+        self.slots = slots
+        self.status = status
+        self._own = self.device.new_stream()
+        self.stream = self._own.address
+        self.walk = Walk(loaded, Addresses(arena, loaded.constants.address, status))
+        self.device.fill(status, 0, STATUS_BYTES, self.stream)
+        if loaded.iterations():
+            self.walk.count(loaded.iterations(), self.stream)
+        self.walk.make_rows()
+        self.device.synchronize(self.stream)
+        self.done = self.device.new_event()
+        self.last = self.stream
+        self._recorded: dict[str, Recorded] = {}
+        self._staged: tuple[list[Array], list[Array]] | None = None
+        self.status_host = self.device.pinned(STATUS_BYTES)
+
+    # --- runs -------------------------------------------------------------------------------------------------------------------
+
+    def run_host(self, arrays: Sequence[Array], results: Sequence[Array]) -> tuple[int, int, int]:
+        """Run on NumPy arrays, contiguous and of the right types; returns the status when all is done."""
+        inputs, outputs = self.staging()
+        for to, a in zip(inputs, arrays):
+            to[...] = a.reshape(-1).view(np.uint8)
+        self.follow(self.stream)
+        self.go("host", self.through_host, self.stream)
+        self.device.synchronize(self.stream)
+        for r, made in zip(results, outputs):
+            r.reshape(-1).view(np.uint8)[...] = made
+        return self.outcome(self.stream) if self.loaded.native.guarded else (0, 0, 0)
+
+    def staging(self) -> tuple[list[Array], list[Array]]:
+        """Pinned host memory for the inputs and outputs."""
+        if self._staged is None:
+            inputs = [self.device.pinned(n) for n in self.loaded.inputs]
+            self._staged = inputs, [self.device.pinned(n) for n in self.loaded.outputs]
+        return self._staged
+
+    def through_host(self, stream: int) -> None:
+        inputs, outputs = self.staging()
+        for slot, a in zip(self.slots, inputs):
+            if a.nbytes:
+                self.device.upload(slot, a, stream)
+        self.compute(stream)
+        for slot, a in zip(self.slots[len(inputs) :], outputs):
+            if a.nbytes:
+                self.device.download(a, slot, stream)
+
+    def compute(self, stream: int) -> None:
+        self.walk.run(self.loaded.native.calls, self.slots, stream)
+
+    def run_device(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
+        """Run on device memory at these addresses, in the order of a stream; returns before it is done, unless the host has conditions to read."""
+        self.follow(stream)
+        n = len(inputs)
+        for slot, source, size in zip(self.slots, inputs, self.loaded.inputs):
+            self.device.copy(slot, source, size, stream)
+        self.go("device", self.compute, stream)
+        for slot, to, size in zip(self.slots[n:], outputs, self.loaded.outputs):
+            self.device.copy(to, slot, size, stream)
+        self.device.record(self.done, stream)
+        self.last = stream
+
+    def bind(self, inputs: Sequence[int], outputs: Sequence[int]) -> Callable[[int], None]:
+        """A function that runs on the memory at these addresses, copying nothing, in the order of the stream that it is given."""
+        buffers = [*inputs, *outputs]
+        walk, calls = self.walk, self.loaded.native.calls
+        if not self.loaded.recordable:
+            return lambda stream: walk.run(calls, buffers, stream)
+        return self.device.capture(self.stream, lambda: walk.run(calls, buffers, self.stream)).launch
+
+    # --- inside -----------------------------------------------------------------------------------------------------------------
+
+    def go(self, name: str, work: Callable[[int], None], stream: int) -> None:
+        """Do the work: as a graph, recorded the first time, where the program can be recorded."""
+        if not self.loaded.recordable:
+            work(stream)
+            return
+        if name not in self._recorded:
+            self._recorded[name] = self.device.capture(self.stream, lambda: work(self.stream))
+        self._recorded[name].launch(stream)
+
+    def follow(self, stream: int) -> None:
+        """What comes on this stream waits for the last run, which may be on another."""
+        if stream != self.last:
+            self.device.wait(self.done, stream)
+        self.last = stream
+
+    def outcome(self, stream: int) -> tuple[int, int, int]:
+        """The status of the runs since the last time, which is then cleared; waits for the stream."""
+        self.device.download(self.status_host, self.status, stream)
+        self.device.synchronize(stream)
+        code, kernel, value, _ = self.status_host.view(np.int32).tolist()
+        if code:
+            self.device.fill(self.status, 0, STATUS_BYTES, stream)
+            self.device.synchronize(stream)
+        return code, kernel, value

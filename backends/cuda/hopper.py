@@ -1,0 +1,252 @@
+"""How CUDA C++ spells Hopper's effects: mbarriers, the copy engine (TMA), tensor cores of warp groups (wgmma).
+
+In: a statement of `dnnc.ir.operator.hopper`, and the printer. Out: the C++ statement, and what it needs: helpers of the prelude, and tensor
+maps, which the kernel takes as parameters after its buffers and scalars and which tell the copy engine beforehand how a buffer lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dnnc.backends.cuda.index import constant
+from dnnc.backends.cuda.launch import TensorMap
+from dnnc.ir.dtype import f32
+from dnnc.ir.errors import InternalError
+from dnnc.ir.expr import Ref
+from dnnc.ir.operator.hopper import SWIZZLE_ROWS
+from dnnc.ir.operator.stmt import Eval
+
+if TYPE_CHECKING:
+    from dnnc.backends.cuda.emit import FuncEmitter
+    from dnnc.ir.expr import Op
+
+ROW_BYTES = 128  # of a swizzled buffer
+
+
+# --- copies -------------------------------------------------------------------------------------------------------------------
+
+
+def map_of(s: Eval) -> TensorMap:
+    """The map that a copy between global and shared memory needs. InternalError where its buffers do not suit the copy engine."""
+    inside, outside = _ends(s)
+    b, rows = outside.buf, constant(s.args[2], f"the height of the box of {s.name}")
+    shape = tuple(constant(d, f"the shape of {b.name}") for d in b.shape)
+    strides = tuple(constant(d, f"the strides of {b.name}") * b.dtype.bytes for d in b.full_strides())
+    box = (*(1 for _ in shape[2:]), *((rows,) if len(shape) > 1 else ()), inside.lanes)
+    row = inside.lanes * b.dtype.bytes
+    if len(shape) > 5 or strides[-1] != b.dtype.bytes or any(n % 16 for n in strides[:-1]):
+        raise InternalError(f"the copy engine takes up to 5 axes, apart by multiples of 16 bytes, the last one dense: {b.name} has {strides}")
+    if max(box) > 256 or row % 16:
+        raise InternalError(f"a box of {b.name} has {box} elements: at most 256 along an axis, and rows of a multiple of 16 bytes")
+    if inside.buf.swizzle not in (0, SWIZZLE_ROWS) or (inside.buf.swizzle and row != ROW_BYTES):
+        raise InternalError(f"{inside.buf.name}: a swizzled buffer that copies fill has rows of {ROW_BYTES} bytes, its box {row}")
+    return TensorMap(b.name, b.dtype, shape, strides, box, ROW_BYTES if inside.buf.swizzle else 0)
+
+
+def im2col_of(s: Eval) -> TensorMap:
+    """The map of an image whose pixels a filter's tap meets."""
+    to, source = _ends(s)
+    b = source.buf
+    rows, *numbers = (constant(a, s.name) for a in (s.args[2], *s.args[8:]))
+    (height, width), strides, _, begin = (tuple(numbers[k : k + 2]) for k in range(0, 8, 2))
+    shape = tuple(constant(d, f"the shape of {b.name}") for d in b.shape)
+    # the first and the last place of the filter's corner, from the image's first and last pixel
+    corners = tuple((-at, (n - 1) * step - at - (size - 1)) for at, n, step, size in zip(begin, (height, width), strides, shape[1:3]))
+    row = to.lanes * b.dtype.bytes
+    if len(shape) != 4 or shape[-1] * b.dtype.bytes % 16 or b.strides is not None or not 1 <= rows <= 256 or row != ROW_BYTES:
+        raise InternalError(f"the copy engine takes dense NHWC images with a multiple of 16 bytes a pixel: {b.name} is {b.dtype}{list(shape)}")
+    if max(strides) > 8 or any(not -128 <= c <= 127 for pair in corners for c in pair):
+        raise InternalError(f"the copy engine cannot walk over {b.name} in steps of {strides} between corners {corners}")
+    size = b.dtype.bytes
+    dense = (shape[1] * shape[2] * shape[3] * size, shape[2] * shape[3] * size, shape[3] * size, size)
+    return TensorMap(b.name, b.dtype, shape, dense, (rows, 1, 1, to.lanes), ROW_BYTES, (1, *strides, 1), corners)
+
+
+def _im2col(em: FuncEmitter, s: Eval) -> str:
+    to, source = _ends(s)
+    p, q, r, tap, _, _, *numbers = s.args[4:]
+    (sh, sw), (dh, dw), (top, left) = (numbers[k : k + 2] for k in range(0, 6, 2))
+    em.use("TensorMap")
+    at = (source.idx[3], q * sw - left, p * sh - top, source.idx[0], tap * dw, r * dh)
+    numbers_ = ", ".join(em.text(i) for i in at)
+    return f"{em.use('tma_im2col')}({em.text(to)}, &{em.unit.tensor_map(im2col_of(s))}, {numbers_}, {em.text(s.args[3])});"
+
+
+def _ends(s: Eval) -> tuple[Ref, Ref]:
+    """In shared memory, in global memory."""
+    to, source = s.args[:2]
+    assert isinstance(to, Ref) and isinstance(source, Ref)
+    return (source, to) if s.name == "tma_store" else (to, source)
+
+
+def _copy(em: FuncEmitter, s: Eval) -> str:
+    inside, outside = _ends(s)
+    at = [em.text(i) for i in reversed(outside.idx)]  # the copy engine counts axes from the innermost
+    em.use("TensorMap")
+    args = [em.text(inside), f"&{em.unit.tensor_map(map_of(s))}", *at, *(em.text(a) for a in s.args[3:])]
+    return f"{_generated(em, f'{s.name}_{len(at)}d', _copy_helper(s.name, len(at)))}({', '.join(args)});"
+
+
+def _generated(em: FuncEmitter, name: str, text: str) -> str:
+    """A helper that is written for its sizes."""
+    em.unit.defined[name] = text
+    return em.use(name)
+
+
+def _copy_helper(name: str, rank: int) -> str:
+    params, numbers = ", ".join(f"int c{k}" for k in range(rank)), ", ".join(f'"r"(c{k})' for k in range(rank))
+    at = "{" + ", ".join(f"%{2 + k}" for k in range(rank)) + "}"
+    if name == "tma_load":
+        return f"""\
+FN void {name}_{rank}d(void* to, const TensorMap* map, {params}, u64* b) {{
+  asm volatile("cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {at}], [%{2 + rank}];"
+    :: "r"(shared_address(to)), "l"(map), {numbers}, "r"(shared_address(b)) : "memory");
+}}"""
+    return f"""\
+FN void {name}_{rank}d(const void* from, const TensorMap* map, {params}) {{
+  asm volatile("cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group [%1, {at}], [%0];"
+    :: "r"(shared_address(from)), "l"(map), {numbers} : "memory");
+}}"""
+
+
+# --- products -----------------------------------------------------------------------------------------------------------------
+
+
+def _product(em: FuncEmitter, s: Eval) -> str:
+    acc, a, b, keep = s.args
+    assert isinstance(acc, Ref) and isinstance(a, Ref) and isinstance(b, Ref)
+    n, t = 2 * acc.lanes, a.buf.dtype.name
+    if t not in _WGMMA_TYPES or a.buf.dtype is not b.buf.dtype or n % 8 or not 8 <= n <= 256:
+        raise InternalError(f"{s.name} of 64 x {n} of {a.buf.dtype} and {b.buf.dtype} does not exist")
+    block = constant(b.buf.full_strides()[1], "the size of a block of columns") * b.buf.dtype.bytes if s.name == "wgmma_kn" else 0
+    name = _generated(em, f"{s.name}_{n}_{t}", _wgmma_helper(f"{s.name}_{n}_{t}", n, t, block))
+    em.use("matrix")
+    return f"{name}({em.text(acc)}, {em.text(a)}, {em.text(b)}, {em.text(keep)});"
+
+
+def _wgmma_helper(name: str, n: int, t: str, block: int) -> str:
+    """a lies with rows along the sum (K-major); so does b, unless columns lie in blocks of so many bytes (MN-major)."""
+    r = n // 2
+    registers = ", ".join(f"%{i}" for i in range(r))
+    b, major = (f"matrix(b, {block})", 1) if block else ("matrix(b)", 0)
+    return f"""\
+FN void {name}(f32* d, const void* a, const void* b, int keep) {{
+  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{r + 2}, 0;\\n"
+    "wgmma.mma_async.sync.aligned.m64n{n}{_WGMMA_TYPES[t]} {{{registers}}}, %{r}, %{r + 1}, p, 1, 1, 0, {major};\\n}}"
+    : {_operands(r)} : "l"(matrix(a)), "l"({b}), "r"(keep));
+}}"""
+
+
+def _operands(n: int) -> str:
+    return ", ".join(f'"+f"(d[{i}])' for i in range(n))
+
+
+def _wait(em: FuncEmitter, s: Eval) -> str:
+    """The compiler does not know that a wait changes accumulators: those that are used next are its operands."""
+    n = constant(s.args[0], s.name)
+    if len(s.args) == 1:
+        return f"{em.use('wgmma_wait')}<{n}>();"
+    acc = s.args[1]
+    assert isinstance(acc, Ref)
+    name = f"wgmma_wait_{acc.lanes}"
+    wait = f'asm volatile("wgmma.wait_group.sync.aligned %{acc.lanes};" : {_operands(acc.lanes)} : "n"(N) : "memory");'
+    return f"{_generated(em, name, f'template<int N> FN void {name}(f32* d) {{ {wait} }}')}<{n}>({em.text(acc)});"
+
+
+def _immediate(em: FuncEmitter, s: Eval) -> str:
+    return f"{em.use(s.name)}<{constant(s.args[0], s.name)}>();"
+
+
+def _plain(em: FuncEmitter, s: Eval) -> str:
+    return f"{em.use(s.name)}({', '.join(em.text(a) for a in s.args)});"
+
+
+def _matrices(em: FuncEmitter, s: Eval) -> str:
+    em.use("V"), em.use("pair")
+    return _plain(em, s)
+
+
+_WGMMA_TYPES = {"f16": "k16.f32.f16.f16", "bf16": "k16.f32.bf16.bf16"}
+
+
+def _peer(em: FuncEmitter, e: Op) -> str:
+    r, rank = e.args
+    if e.lanes != 4 or e.dtype is not f32:
+        raise InternalError(f"peer reads 4 floats at a time, not {e.lanes} of {e.dtype}")
+    em.use("V")
+    return f"{em.use('peer_4')}({em.text(r)}, {em.text(rank)})"
+
+
+HELPERS: dict[str, str] = {
+    "TensorMap": "struct alignas(64) TensorMap { u64 word[16]; };",
+    # a tile of shared memory for wgmma: its address, 1024 bytes from 8 rows to the next 8, rows of 128 bytes with swizzled
+    # chunks; where rows run across the sum, so many bytes from one block of 64 columns to the next
+    "matrix": """\
+FN u64 matrix(const void* p, int block = 16) {
+  return (u64)((shared_address(p) & 0x3FFFF) >> 4) | (u64)(block >> 4) << 16 | (u64)64 << 32 | (u64)1 << 62;
+}""",
+    "mbar_init": 'FN void mbar_init(u64* b, u32 n) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(b)), "r"(n) : "memory"); }',
+    "mbar_fence": """\
+FN void mbar_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}""",
+    "mbar_arrive": 'FN void mbar_arrive(u64* b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(b)) : "memory"); }',
+    "mbar_expect": """\
+FN void mbar_expect(u64* b, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)), "r"(bytes) : "memory");
+}""",
+    "mbar_wait": """\
+FN void mbar_wait(u64* b, u32 parity) {
+  asm volatile("{\\n.reg .pred done;\\nWAIT:\\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\\n@done bra DONE;\\nbra WAIT;\\nDONE:\\n}"
+    :: "r"(shared_address(b)), "r"(parity) : "memory");
+}""",
+    "tma_im2col": """\
+FN void tma_im2col(void* to, const TensorMap* map, int c, int x, int y, int n, u16 dx, u16 dy, u64* b) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6], {%7, %8};"
+    :: "r"(shared_address(to)), "l"(map), "r"(c), "r"(x), "r"(y), "r"(n), "r"(shared_address(b)), "h"(dx), "h"(dy) : "memory");
+}""",
+    "bulk_commit": 'FN void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }',
+    "bulk_wait": 'template<int N> FN void bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" :: "n"(N) : "memory"); }',
+    "bulk_wait_read": 'template<int N> FN void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(N) : "memory"); }',
+    "fence_async": 'FN void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }',
+    "stmatrix_x4": """\
+template<class T> FN void stmatrix_x4(T* p, const V<T, 8>& v) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+    :: "r"(shared_address(p)), "r"(pair(v.v[0], v.v[1])), "r"(pair(v.v[2], v.v[3])), "r"(pair(v.v[4], v.v[5])), "r"(pair(v.v[6], v.v[7])) : "memory");
+}""",
+    "wgmma_fence": 'FN void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }',
+    "wgmma_commit": 'FN void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }',
+    "wgmma_wait": 'template<int N> FN void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }',
+    "named_barrier": 'FN void named_barrier(int id, int n) { asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(n) : "memory"); }',
+    "cluster_barrier": """\
+FN void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}""",
+    "peer_address": """\
+FN u32 peer_address(const void* p, int rank) {
+  u32 r;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(shared_address(p)), "r"(rank));
+  return r;
+}""",
+    "peer_4": """\
+FN V<f32, 4> peer_4(const f32* p, int rank) {
+  V<f32, 4> r;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+    : "=f"(r.v[0]), "=f"(r.v[1]), "=f"(r.v[2]), "=f"(r.v[3]) : "r"(peer_address(p, rank)) : "memory");
+  return r;
+}""",
+    "regs_give": 'template<int N> FN void regs_give() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }',
+    "regs_take": 'template<int N> FN void regs_take() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }',
+}  # fmt: skip
+
+EFFECTS: dict[str, Callable[[FuncEmitter, Eval], str]] = {
+    **{name: _plain for name in ("mbar_init", "mbar_fence", "mbar_arrive", "mbar_expect", "mbar_wait", "bulk_commit", "fence_async",
+                                 "wgmma_fence", "wgmma_commit", "named_barrier",
+                                 "cluster_barrier")},
+    **{name: _immediate for name in ("bulk_wait", "bulk_wait_read", "regs_give", "regs_take")},
+    "tma_load": _copy, "tma_im2col": _im2col, "tma_store": _copy, "stmatrix_x4": _matrices, "wgmma": _product, "wgmma_kn": _product, "wgmma_wait": _wait,
+}  # fmt: skip
+VALUES: dict[str, Callable[[FuncEmitter, Op], str]] = {"peer": _peer}

@@ -1,0 +1,178 @@
+"""A program for a CUDA device as data, and what a device must be able to do to run it.
+
+It comes from a scheduled program (`build.py`) and is run by `graph.py`. Nothing here needs CuPy or a device: addresses and streams are
+integers, so a program also runs on a device that is an interpreter (`dnnc.testing.interpreted_device`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from dnnc.backends.llvm.control import Control, Loop
+from dnnc.backends.llvm.entry import Call
+from dnnc.backends.llvm.native import NativeKernel
+from dnnc.ir.arena import Arena
+from dnnc.ir.expr import Var
+from dnnc.ir.types import TensorType
+
+if TYPE_CHECKING:
+    from dnnc.backends.cuda.launch import Launch
+    from dnnc.passes.program import Program
+
+Array = np.ndarray[Any, Any]
+ALIGN = 256  # bytes: what device allocations are aligned to, and every place that is made of them
+PARAMETER_ALIGN = 16  # bytes: what addresses of kernels' parameters are multiples of, as the printer counts on
+STATUS_BYTES = 16  # int32[4]: code (0 is success), kernel, value
+DEFAULT_STREAM = 0
+
+
+class Memory(Protocol):
+    """Device memory, which is freed with the last reference to it."""
+
+    address: int
+    nbytes: int
+
+
+class Stream(Protocol):
+    """A queue of work, which ends with the last reference to it; `address` is what the other methods take."""
+
+    address: int
+
+
+class Recorded(Protocol):
+    """Work that was recorded once and is started as a whole."""
+
+    def launch(self, stream: int) -> None: ...
+
+
+class Device(Protocol):
+    """One device. Everything but `alloc`, `load` and `capture` goes into a stream, and happens in its order.
+
+    Host arrays of `upload` and `download` must stay until the stream has passed them; while work is recorded they come from `pinned`.
+    """
+
+    name: str
+    number: int
+
+    def alloc(self, nbytes: int) -> Memory: ...
+
+    def pinned(self, nbytes: int) -> Array: ...
+
+    def upload(self, to: int, source: Array, stream: int) -> None: ...
+
+    def download(self, to: Array, source: int, stream: int) -> None: ...
+
+    def copy(self, to: int, source: int, nbytes: int, stream: int) -> None: ...
+
+    def fill(self, to: int, byte: int, nbytes: int, stream: int) -> None: ...
+
+    def load(self, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str]) -> Any:
+        """A kernel's function. `params`: names of its parameters."""
+        ...
+
+    def launch(self, function: Any, launch: Launch, args: Sequence[int], stream: int) -> None:
+        """`args`: the addresses of its parameters in order, then that of the status."""
+        ...
+
+    def new_stream(self) -> Stream: ...
+
+    def capture(self, stream: int, record: Callable[[], None]) -> Recorded: ...
+
+    def new_event(self, timing: bool = False) -> Any: ...
+
+    def record(self, event: Any, stream: int) -> None:
+        """While work is recorded, each launch of it records the event anew."""
+        ...
+
+    def wait(self, event: Any, stream: int) -> None: ...
+
+    def elapsed(self, start: Any, end: Any) -> float: ...
+
+    def synchronize(self, stream: int) -> None: ...
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any: ...
+
+    def current_stream(self) -> int: ...
+
+
+Check = Callable[["Device", Any, "Launch"], None]  # runs a kernel's function once on a device and compares; AccuracyError
+
+
+@dataclass
+class CudaNative:
+    """A program of fixed sizes.
+
+    Attributes:
+        arch: what its machine code is for, `sm_90a`.
+        cubins: symbol -> machine code.
+        launches: symbol -> grid, block and shared memory.
+        params: symbol -> names of the kernel's parameters.
+        calls: kernels, loops and branches in order.
+        controls: loops and branches by symbol.
+        constants: one block of bytes.
+        inputs, outputs: their types.
+        arena: the plan of the memory between the calls.
+        kernels: the unique kernels in order of their first call, then loops and branches.
+        graph_text: the graph after the passes; with True, with comments that say where nodes come from.
+        compiled: kernels that were not in the cache.
+        checks: by symbol, how a kernel is compared with its reference; those that were checked are taken out.
+        program: what it was made of.
+    """
+
+    arch: str
+    cubins: Mapping[str, bytes]
+    launches: Mapping[str, Launch]
+    params: Mapping[str, tuple[str, ...]]
+    calls: tuple[Call, ...]
+    controls: Mapping[str, Control]
+    constants: Array
+    inputs: tuple[TensorType, ...]
+    outputs: tuple[TensorType, ...]
+    arena: Arena
+    kernels: tuple[NativeKernel, ...]
+    graph_text: Callable[[bool], str]
+    compiled: int = 0
+    checks: dict[str, Check] = field(default_factory=dict)
+    program: Program | None = None
+
+    @property
+    def dims(self) -> tuple[Var, ...]:
+        """None: device programs are made for fixed sizes."""
+        return ()
+
+    @property
+    def symbols(self) -> dict[str, str]:
+        """Kernel text -> symbol."""
+        return {k.text: k.symbol for k in self.kernels}
+
+    @property
+    def guarded(self) -> bool:
+        """Does any kernel read at indices that are known at run time only?"""
+        return any(k.guarded for k in self.kernels)
+
+    def functions(self, device: Device) -> dict[str, Any]:
+        """Its kernels, loaded on a device."""
+        return {s: device.load(c, s, self.launches[s], self.params[s]) for s, c in self.cubins.items()}
+
+    def check(self, symbol: str, device: Device, function: Any) -> None:
+        """Check a kernel that no device has checked. AccuracyError where it is wrong."""
+        self.checks[symbol](device, function, self.launches[symbol])
+        del self.checks[symbol]
+
+    def sizes(self, dims: Mapping[Var, int]) -> tuple[list[int], int]:
+        """Byte offsets into the arena, and its size."""
+        return self.arena.offsets(dims)
+
+    def stepwise(self) -> list[str]:
+        """Loops and branches whose course only the data tells: the host reads their conditions, and the program is not recorded as a whole."""
+        names = {k.symbol: f"{k.name}{k.where}" for k in self.kernels if k.control}
+        return [names[s] for s, c in self.controls.items() if not _known(c)]
+
+
+def _known(c: Control) -> bool:
+    """Is it known before a run how often the bodies run? A trip count that is a constant stands in `length` already."""
+    return isinstance(c, Loop) and c.condition is None and c.trips is None and c.length is not None

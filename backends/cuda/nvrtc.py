@@ -1,0 +1,127 @@
+"""CUDA C++ -> cubin by NVRTC, which needs no device and no driver.
+
+In: source text and an architecture. Out: the cubin with what the assembler says of registers and spills. CuPy's thin wrapper is used and not its
+`RawModule`, which asks for a device. NVRTC releases the interpreter's lock, so `compile_many` uses threads. Cubins are the same for the same text,
+options and version (`cubin_key`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from dnnc.ir.errors import InternalError, TargetError
+
+# Only a written fma contracts; denormals and the last bit of divisions and roots are kept, as on the CPU.
+OPTIONS = (
+    "-std=c++17",
+    "-default-device",
+    "--fmad=false",
+    "--ftz=false",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+    "--disable-warnings",
+    "--ptxas-options=-v",
+)
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+_STACK = re.compile(r"(\d+) bytes stack frame")
+_SHARED = re.compile(r"(\d+) bytes smem")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A cubin. Of its kernels: most registers per thread, and bytes per thread of spills and of local memory, bytes of declared shared memory."""
+
+    cubin: bytes
+    registers: int
+    spills: int
+    local_bytes: int
+    shared_bytes: int
+    log: str
+
+
+def compile_cuda(text: str, arch: str) -> Compiled:
+    """Compile a translation unit to a cubin for `sm_90a` and so on.
+
+    Raises:
+        TargetError: NVRTC is not installed, or does not know the architecture.
+        InternalError: the text does not compile; shows the log and the lines that it names.
+    """
+    nvrtc = library()
+    program = nvrtc.createProgram(text, "kernel.cu", (), ())
+    try:
+        try:
+            nvrtc.compileProgram(program, (f"-arch={arch}", *OPTIONS))
+        except nvrtc.NVRTCError as e:
+            log = nvrtc.getProgramLog(program)
+            if "INVALID_OPTION" in str(e) or "nvrtc: error: invalid value for --gpu-architecture" in log:
+                raise TargetError(f"NVRTC {nvrtc_version()} does not compile for {arch}; install a newer one: pip install -U 'dnnc[cuda13]'") from e
+            raise InternalError(f"generated CUDA does not compile for {arch}: {e}\n{log}\n{_quoted(text, log)}") from e
+        log = nvrtc.getProgramLog(program)
+        return Compiled(bytes(nvrtc.getCUBIN(program)), *_usage(log), log)
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def compile_many(texts: Mapping[str, tuple[str, str]], threads: int = 2, progress: Callable[[str], None] = lambda name: None) -> dict[str, Compiled]:
+    """Compile several (text, architecture) by name, `threads` at a time. `progress` is called with each name as it is done.
+
+    Raises:
+        TargetError, InternalError: as compile_cuda; of the first failure, when the others under way are done.
+    """
+    library()
+    out: dict[str, Compiled] = {}
+    with ThreadPoolExecutor(max(threads, 1)) as pool:
+        waiting = {pool.submit(compile_cuda, text, arch): name for name, (text, arch) in texts.items()}
+        try:
+            for done in as_completed(waiting):
+                out[waiting[done]] = done.result()
+                progress(waiting[done])
+        except BaseException:
+            for w in waiting:
+                w.cancel()
+            raise
+    return {name: out[name] for name in texts}
+
+
+def cubin_key(text: str, arch: str) -> str:
+    """The hex SHA-256 under which a cache keeps the cubin: all that decides its bytes."""
+    return hashlib.sha256("\0".join((nvrtc_version(), arch, *OPTIONS, text)).encode()).hexdigest()
+
+
+def nvrtc_version() -> str:
+    """Such as 13.0. TargetError where NVRTC is missing."""
+    return ".".join(map(str, library().getVersion()))
+
+
+@cache
+def library() -> Any:
+    """NVRTC as CuPy wraps it. TargetError says what to install."""
+    try:
+        from cupy_backends.cuda.libs import nvrtc
+
+        nvrtc.getVersion()
+    except Exception as e:  # the wrapper raises errors of its own where the library lies nowhere
+        raise TargetError(f"CUDA kernels are compiled by NVRTC through CuPy, which cannot be loaded ({e}): pip install 'dnnc[cuda13]'") from e
+    return nvrtc
+
+
+def _usage(log: str) -> tuple[int, int, int, int]:
+    def most(found: list[Any]) -> int:
+        return max((sum(map(int, f)) if isinstance(f, tuple) else int(f) for f in found), default=0)
+
+    return most(_REGISTERS.findall(log)), most(_SPILLS.findall(log)), most(_STACK.findall(log)), most(_SHARED.findall(log))
+
+
+def _quoted(text: str, log: str) -> str:
+    """The lines that a log names, with two around each."""
+    lines = text.splitlines()
+    named = {int(n) for n in re.findall(r"kernel\.cu\((\d+)\)", log)}
+    near = sorted({k for n in named for k in range(n - 2, n + 3) if 1 <= k <= len(lines)})
+    return "\n".join(f"{k:4} | {lines[k - 1]}" for k in near or range(1, len(lines) + 1))

@@ -1,0 +1,73 @@
+"""The end of a contraction: what the nest does with a finished sum, for a piece of a tile that lies in a thread's registers."""
+
+from __future__ import annotations
+
+from dnnc.backends.cuda.templates.nest import Contraction
+from dnnc.backends.cuda.templates.staging import readable
+from dnnc.ir.errors import ScheduleError
+from dnnc.ir.expr import Expr, Load, const, load, substitute, terms, walk
+from dnnc.ir.operator.stmt import Buffer, Builder, Store, loop_var
+from dnnc.passes.schedule.memory import Vectorizer
+
+
+def store_lanes(c: Contraction, most: int) -> int:
+    """How many neighbouring columns can be stored (and the epilogue's operands be read) as one aligned vector."""
+    lanes = most
+    while lanes > 1 and not _fits(c, lanes):
+        lanes //= 2
+    return lanes
+
+
+def _fits(c: Contraction, lanes: int) -> bool:
+    place = load(c.store.buf, c.store.idx)
+    if not readable(place, c.cols, c.rows, lanes) or any(isinstance(x, Load) and not _aligned(c, x, lanes) for x in walk(c.store.value)):
+        return False
+    tile = Buffer("tile.", c.dtype, (const(1), const(lanes)), "register")
+    q = loop_var("q.", const(0), const(c.cols.size // lanes))
+    try:
+        _vector(c, dict(c.cols.at(q, lanes, _lane(lanes))), load(tile, (0, _lane(lanes))), lanes)
+    except ScheduleError:
+        return False
+    return True
+
+
+def _aligned(c: Contraction, x: Load, lanes: int) -> bool:
+    if x.buf.space == "register":
+        return True
+    q = loop_var("q.", const(0), const(c.cols.size // lanes))
+    at = x.buf.offset(x.idx)
+    start = substitute(at, c.cols.at(q, lanes))
+    if start is at:
+        return True  # one element for all lanes
+    ts, k = terms(start)
+    return k % lanes == 0 and all(coef % lanes == 0 for _, coef in ts)
+
+
+def _lane(lanes: int) -> Expr:
+    return loop_var("j.", const(0), const(lanes))
+
+
+def _vector(c: Contraction, env: dict[Expr, Expr], total: Expr, lanes: int) -> Store:
+    """The store of one element, or of `lanes` of them where env and total are given at lane `j.`."""
+    env = {**env, load(c.acc, (0,)): total}
+    s = Store(c.store.buf, tuple(substitute(i, env) for i in c.store.idx), substitute(c.store.value, env))
+    if lanes == 1:
+        return s
+    j = loop_var("j.", const(0), const(lanes))
+    made = Vectorizer(j, const(0), lanes).store(s)
+    if any(isinstance(x, Load) and any(i.lanes > 1 for i in x.idx) for x in walk(made.value)):
+        raise ScheduleError("the epilogue would gather")
+    return made
+
+
+def store_row(b: Builder, c: Contraction, batch: dict[Expr, Expr], row: Expr, start: Expr, tile: Buffer, at: tuple[Expr, ...], width: int) -> None:
+    """Finish and store `width` neighbouring elements of a row, from column `start` on, from `tile[at:+width]`.
+
+    The row must exist; columns that do not are left out."""
+    lanes = store_lanes(c, width)
+    with b.loop("v", width // lanes, "unroll") as v:
+        first = start + v * lanes
+        with b.when(first // lanes < c.cols.size // lanes):
+            j: Expr = _lane(lanes) if lanes > 1 else const(0)
+            env = {**batch, **c.rows.at(c.rows.inside(row)), **c.cols.at(c.cols.inside(first // lanes, lanes), lanes, j)}
+            b.emit(_vector(c, env, load(tile, (*at[:-1], at[-1] + v * lanes + j)), lanes))

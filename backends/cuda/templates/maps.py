@@ -1,0 +1,93 @@
+"""Schedules of groups without reductions: element-wise chains and data movement, one pass over memory.
+
+Loops that walk memory in order become one; each thread has a few chunks of 16 bytes, all of whose loads are under way at once. Where loads
+run along one loop and the store along another, tiles go through shared memory, so that neighbouring threads load and store neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from dnnc.backends.cuda.templates.common import fixed, fused, joined, jumps, outer_loops, walks, width_of
+from dnnc.ir.errors import ScheduleError
+from dnnc.ir.operator.stmt import Kernel
+from dnnc.passes.schedule.gpu import stream, transpose_tiles
+from dnnc.passes.schedule.loops import annotate, single, split
+from dnnc.passes.schedule.problem import Knobs, Problem
+from dnnc.passes.schedule.state import Schedule
+
+if TYPE_CHECKING:
+    from dnnc.backends.cuda.target import GpuTarget
+
+TILE = 32
+RAGGED = 1024  # elements below which a last chunk of its own is not worth its code
+
+
+def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    """Knobs: tile (of a transposition, 0: none), bytes of a chunk, chunks of a thread, threads of a block."""
+    if problem.kind != "map" or not fixed(problem):
+        return []
+    s = Schedule(problem.kernel)
+    names = arranged(s, problem)
+    if not names:
+        return []
+    total = 1
+    for n in names:
+        total *= int(s.extent(n))  # type: ignore[arg-type]
+    column = s.loop(names[-1])
+    found: list[Knobs] = []
+    if len(names) > 1 and jumps(column.body, column.var):
+        found += [(("tile", TILE), ("bytes", 4), ("chunks", 1), ("threads", 256))]
+    width = width_of(s, names[-1:])
+    for chunks in (2, 1, 4):
+        if chunks == 1 or total // width >= 256 * chunks * 2 * target.sms:
+            found += [(("tile", 0), ("bytes", 16), ("chunks", chunks), ("threads", threads)) for threads in (128, 256)]
+    kept = []
+    for k in found:
+        try:
+            apply(problem, dict(k), target)
+            kept.append(k)
+        except ScheduleError:
+            continue
+    return kept
+
+
+def arranged(s: Schedule, problem: Problem) -> list[str]:
+    """The perfect nest of output loops, joined where memory is walked in order."""
+    if any(s.extent(n) == 0 for n in problem.lowered.out_loops):
+        return []
+    s.apply(single, *(n for n in problem.lowered.out_loops if s.extent(n) == 1)).collapse()
+    return joined(s, outer_loops(s, problem.lowered.out_loops))
+
+
+def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
+    s = Schedule(problem.kernel)
+    names = arranged(s, problem)
+    if int(knobs["tile"]):
+        return transposed(s, names, int(knobs["tile"]), int(knobs["threads"]))
+    width = chunk(s, names, int(knobs["bytes"]))
+    if width > 1:
+        inner = names[-1]
+        s.apply(split, inner, width, (inner + "c", inner + "v"), tail="guard").apply(annotate, "unroll", inner + "v")
+        names = [*names[:-1], inner + "c"]
+    return s.apply(stream, fused(s, names, "e"), int(knobs["threads"]), int(knobs["chunks"])).done()
+
+
+def chunk(s: Schedule, names: list[str], most: int) -> int:
+    """Elements of a chunk. A single loop over memory may end within a chunk; rows have to be whole chunks, or the next would be unaligned."""
+    inner = s.loop(names[-1])
+    exact = width_of(s, names[-1:], most)
+    if len(names) > 1 or not walks(inner.body, inner.var) or int(s.extent(names[-1])) < RAGGED:  # type: ignore[arg-type]
+        return exact
+    return width_of(s, names[-1:], most, ragged=True)
+
+
+def transposed(s: Schedule, names: list[str], tile: int, threads: int) -> Kernel:
+    """Tiles of the innermost loop, along which the result is stored, and the one along which the loads run."""
+    column = s.loop(names[-1])
+    for row in reversed(names[:-1]):
+        across = len(walks(column.body, s.loop(row).var))
+        if across:
+            return s.apply(transpose_tiles, row, names[-1], tile, threads).done()
+    raise ScheduleError(f"no load runs along {', '.join(names[:-1])}")

@@ -1,0 +1,270 @@
+"""Contractions of half-precision operands on the tensor cores by warp instructions (mma.sync), for sm_80 and later.
+
+    for block in block.x(batches * row tiles * column tiles):
+        for w in warp(..): for l in lane(32):
+            tiles 0 .. stages - 2 are on their way
+            for step: wait for its tile; start tile step + stages - 1; sums += ldmatrix fragments of the tile
+            y = epilogue(sums)                       through shared memory, so that a warp stores whole rows of its tile
+
+Tiles lie in shared memory as in global memory, copied 16 bytes at a time by cp.async where the operand allows it; ldmatrix turns those
+that lie along the side round. Products and sums are in f32. `slices` > 1 divides the steps among groups of warps, as in `simt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from dnnc.backends.cuda.target import GpuTarget
+from dnnc.backends.cuda.templates.epilogue import store_row
+from dnnc.backends.cuda.templates.nest import Contraction, Operand, contraction_of
+from dnnc.backends.cuda.templates.staging import L2_RATE, LATENCY, Mover, Tile, plan_tile, resident
+from dnnc.ir.dtype import DType, bf16, f16, f32
+from dnnc.ir.errors import ScheduleError
+from dnnc.ir.expr import Expr, Load, Op
+from dnnc.ir.operator.stmt import Buffer, Builder, Kernel, call
+from dnnc.passes.schedule.problem import Knobs, Problem
+
+PAD = 8  # elements after a row of a tile: 8 rows of a matrix then begin in 8 different groups of banks
+TENSOR = 1024  # products a cycle of an SM
+BARRIER = 60  # cycles of a wait and a barrier in each step
+CHUNK = 8  # columns that a lane stores: 16 bytes of halves
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A block's tile and its division among warps."""
+
+    bm: int
+    bn: int
+    down: int  # warps over the rows
+    across: int  # warps over the columns
+    bk: int = 32
+    stages: int = 3
+    slices: int = 1
+
+    @property
+    def warps(self) -> int:
+        return self.down * self.across
+
+    @property
+    def registers(self) -> int:
+        """Of a thread: sums, fragments, addresses."""
+        wm, wn = self.bm // self.down, self.bn // self.across
+        return wm * wn // 32 + (wm + wn) // 4 + 48
+
+    def shared_bytes(self) -> int:
+        rows = (self.bm + self.bn) * (self.bk + PAD) * 2 + 16 * PAD * self.bk // 8  # the padding of either way to lie
+        out = self.warps * 16 * (self.bn // self.across + 4) * 4
+        return rows * self.stages * self.slices + out + (self.slices - 1) * self.bm * self.bn * 4
+
+    @property
+    def rate(self) -> float:
+        """Share of the tensor cores' rate that a warp's tile can reach: what it reads of shared memory for what it computes."""
+        wm, wn = self.bm // self.down, self.bn // self.across
+        return min(1.0, wm * wn / (wm + wn) / 32)
+
+
+SHAPES = (
+    Shape(128, 256, 2, 4), Shape(256, 128, 4, 2), Shape(128, 128, 2, 2), Shape(128, 128, 2, 4), Shape(128, 64, 2, 2), Shape(64, 128, 2, 2),
+    Shape(64, 64, 2, 2), Shape(64, 32, 2, 2), Shape(32, 64, 2, 2), Shape(32, 32, 2, 2), Shape(16, 64, 1, 4), Shape(16, 128, 1, 4),
+)  # fmt: skip
+
+
+def raw_operand(o: Operand) -> Operand | None:
+    """The operand before its conversion to f32, if it is an element of half precision; else None."""
+    e = o.value
+    if isinstance(e, Op) and e.name == "cast_f32" and isinstance(x := e.args[0], Load) and x.dtype in (f16, bf16):
+        return replace(o, value=x)
+    return None
+
+
+def half_contraction(problem: Problem) -> Contraction | None:
+    """A contraction of two operands of one half type that is summed in f32."""
+    c = contraction_of(problem)
+    if c is None or c.dtype is not f32:
+        return None
+    a, b = raw_operand(c.a), raw_operand(c.b)
+    return None if a is None or b is None or a.value.dtype is not b.value.dtype else replace(c, a=a, b=b)
+
+
+def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    c = half_contraction(problem)
+    if c is None or target.major < 8:
+        return []
+    _, m, n, k = c.sizes
+    if m < 8 or n < 8 or k < 8:
+        return []
+    shapes = [replace(s, bk=bk, stages=stages, slices=z) for s in SHAPES for bk, stages in _depths(k) for z in (1, 2, 4)]
+    direct = sum(plan_tile(c, o, 64, 16, 128, 1).direct for o in (c.a, c.b)) == 2
+    found = sorted((cost(c, target, s, direct), k) for k, s in enumerate(shapes) if _fits(c, target, s))
+    return [_knobs(shapes[k]) for _, k in found[:10]]
+
+
+def _depths(k: int) -> tuple[tuple[int, int], ...]:
+    return ((32, 4), (64, 3)) if k >= 64 else ((32, 2),) if k >= 32 else ((16, 2),)
+
+
+def _knobs(s: Shape) -> Knobs:
+    return tuple((name, getattr(s, name)) for name in ("bm", "bn", "down", "across", "bk", "stages", "slices"))
+
+
+def _fits(c: Contraction, target: GpuTarget, s: Shape) -> bool:
+    if s.slices > 1 and c.red.size < 4 * s.slices * s.bk:
+        return False
+    return s.shared_bytes() <= target.shared_bytes and s.warps * s.slices <= 16 and s.registers * s.warps * s.slices * 32 <= target.registers
+
+
+def cost(c: Contraction, target: GpuTarget, s: Shape, direct: bool) -> float:
+    """Estimated cycles of the busiest SM, as of `simt.cost`. The tensor cores of an SM do 1024 products a cycle for mma.sync (half of Hopper's
+    rate); with fewer than 8 warps they wait for fragments. What is not `direct` takes a dozen instructions for each element of the columns."""
+    batch, m, n, k = c.sizes
+    warps, depth = s.warps * s.slices, s.bk * s.slices
+    most = -(-batch * -(-m // s.bm) * -(-n // s.bn) // target.sms)
+    together = min(most, resident(target, warps, s.registers, s.shared_bytes()))
+    rate = TENSOR * s.rate * min(1.0, together * warps / 8)
+    scattered = 0 if direct else s.bn * depth / 10
+    traffic = (s.bm + s.bn) * depth * 2 / L2_RATE
+    step = max(s.bm * s.bn * depth / rate, traffic, LATENCY / (together * (s.stages - 1))) + BARRIER / together + scattered
+    return most * -(-k // depth) * step + -(-most // together) * (2 * LATENCY + (s.slices - 1) * 300)
+
+
+def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
+    c = half_contraction(problem)
+    if c is None:
+        raise ScheduleError("the nest is no contraction of half-precision operands")
+    return _Mma(c, Shape(**{k: int(v) for k, v in knobs.items()})).build()
+
+
+class _Mma:
+    """The kernel of one contraction and one shape."""
+
+    def __init__(self, c: Contraction, shape: Shape) -> None:
+        self.c, self.s = c, shape
+        self.wm, self.wn = shape.bm // shape.down, shape.bn // shape.across
+        if self.wm % 16 or self.wn % 16 or shape.bk % 16:
+            raise ScheduleError(f"{self.wm} x {self.wn} x {shape.bk} is no whole number of fragments of 16 x 16 x 16")
+        self.steps = -(-c.red.size // (shape.bk * shape.slices))
+        self.tiles = [plan_tile(c, o, size, shape.bk, shape.warps * 32, shape.slices) for o, size in ((c.a, shape.bm), (c.b, shape.bn))]
+        self.mma = "mma_m16n8k16"
+
+    @property
+    def half(self) -> DType:
+        return self.c.a.value.dtype
+
+    def build(self) -> Kernel:
+        c, s, b = self.c, self.s, Builder()
+        down, across = -(-c.rows.size // s.bm), -(-c.cols.size // s.bn)
+        with b.loop("block", c.batch.size * down * across, "block.x") as block:
+            self.batch = c.batch.named(b, block // (down * across))
+            self.origin = b.let("row0", block // across % down) * s.bm, b.let("col0", block % across) * s.bn
+            sa, sb = (tile.shared(b, name, s.stages * s.slices, PAD) for tile, name in zip(self.tiles, ("sa", "sb")))
+            self.part = b.alloc("part", f32, s.slices - 1, s.warps, self.wm // 16 * (self.wn // 8), 32, 4, space="shared") if s.slices > 1 else None
+            self.out = b.alloc("out", f32, s.warps, 16, self.wn + 4, space="shared")
+            with b.loop("w", s.warps * s.slices, "warp") as w, b.loop("l", 32, "lane") as lane:
+                self.body(b, w, lane, (sa, sb))
+        return c.kernel.with_body(b.block())
+
+    def body(self, b: Builder, w: Expr, lane: Expr, shared: tuple[Buffer, Buffer]) -> None:
+        s = self.s
+        self.lane, self.slice, self.warp = lane, w // s.warps, w % s.warps
+        self.row = self.warp // s.across * self.wm  # of the warp's tile in the block's
+        self.col = self.warp % s.across * self.wn
+        self.movers = [
+            Mover(
+                tile, buf, self.batch, at, self.warp * 32 + lane, None if tile.direct else b.alloc("r" + buf.name, self.half, tile.turns, tile.lanes)
+            )
+            for tile, buf, at in zip(self.tiles, shared, self.origin)
+        ]
+        acc = b.alloc("sum", f32, self.wm // 16, self.wn // 8, 4)
+        with b.loop("i", self.wm // 16, "unroll") as i, b.loop("j", self.wn // 8, "unroll") as j:
+            b.store(acc, (i, j, 0), 0.0, 4)
+        self.loop(b, acc, shared)
+        self.finish(b, acc)
+
+    def loop(self, b: Builder, acc: Buffer, shared: tuple[Buffer, Buffer]) -> None:
+        """The sum: `stages` tiles are in shared memory or on their way there."""
+        s, ahead = self.s, self.s.stages - 1
+        with b.loop("p", min(ahead, self.steps)) as p:
+            self.fetch(b, p, p)
+            self.put(b, p)
+            b.do("cp_async_commit")
+        for _ in range(ahead - self.steps):
+            b.do("cp_async_commit")
+        with b.loop("step", self.steps) as step:
+            b.do("cp_async_wait", ahead - 1)
+            b.do("barrier")
+            slot = b.let("slot", (step + ahead) % s.stages)
+            with b.when(step + ahead < self.steps):
+                self.fetch(b, step + ahead, slot)
+            b.do("cp_async_commit")
+            self.products(b, step % s.stages, acc, shared)
+            if any(m.regs is not None for m in self.movers):
+                with b.when(step + ahead < self.steps):
+                    self.put(b, slot)
+
+    def fetch(self, b: Builder, step: Expr, slot: Expr) -> None:
+        for m in self.movers:
+            m.fetch(b, step * self.s.slices + self.slice, slot + self.slice * self.s.stages)
+
+    def put(self, b: Builder, slot: Expr) -> None:
+        for m in self.movers:
+            m.put(b, slot + self.slice * self.s.stages)
+
+    def products(self, b: Builder, slot: Expr, acc: Buffer, shared: tuple[Buffer, Buffer]) -> None:
+        slot = b.let("here", slot + self.slice * self.s.stages)
+        fa, fb = b.alloc("fa", self.half, self.wm // 16, 8), b.alloc("fb", self.half, self.wn // 16, 8)
+        with b.loop("k", self.s.bk // 16, "unroll") as k:
+            with b.loop("i", self.wm // 16, "unroll") as i:
+                b.store(fa, (i, 0), self.fragment(self.tiles[0], shared[0], slot, self.row + i * 16, k * 16, 0), 8)
+            with b.loop("j", self.wn // 16, "unroll") as j:
+                b.store(fb, (j, 0), self.fragment(self.tiles[1], shared[1], slot, self.col + j * 16, k * 16, 1), 8)
+            with b.loop("i", self.wm // 16, "unroll") as i, b.loop("j", self.wn // 8, "unroll") as j:
+                made = call(self.mma, acc.at(i, j, 0, lanes=4), fa.at(i, 0, lanes=8), fb.at(j // 2, j % 2 * 4, lanes=4))
+                b.store(acc, (i, j, 0), made, 4)
+
+    def fragment(self, tile: Tile, buf: Buffer, slot: Expr, side: Expr, k: Expr, which: int) -> Expr:
+        """16 x 16 elements. Lane 8*m + r gives the address of row r of matrix m; of the first operand matrices 1 and 3 are those of the
+        lower rows, of the second one those of the upper half of the sum."""
+        low, high, r = self.lane // 8 % 2 * 8, self.lane // 16 * 8, self.lane % 8
+        if tile.rows == "side":
+            at = (side + low + r, k + high) if which == 0 else (side + high + r, k + low)
+            return call("ldmatrix_x4", buf.ref(slot, *at, lanes=8))
+        at = (k + high + r, side + low) if which == 0 else (k + low + r, side + high)
+        return call("ldmatrix_x4_trans", buf.ref(slot, *at, lanes=8))
+
+    def finish(self, b: Builder, acc: Buffer) -> None:
+        if self.part is None:
+            self.store(b, acc)
+            return
+        part = self.part
+        n = self.wn // 8
+        with b.when(1 <= self.slice):
+            self.each(b, lambda i, j: b.store(part, (self.slice - 1, self.warp, i * n + j, self.lane, 0), acc.at(i, j, 0, lanes=4), 4))
+        b.do("barrier")
+        with b.when(self.slice < 1):
+            with b.loop("s", self.s.slices - 1) as s:
+                self.each(
+                    b, lambda i, j: b.store(acc, (i, j, 0), acc.at(i, j, 0, lanes=4) + part.at(s, self.warp, i * n + j, self.lane, 0, lanes=4), 4)
+                )
+            self.store(b, acc)
+
+    def each(self, b: Builder, f: Callable[[Expr, Expr], None]) -> None:
+        with b.loop("i", self.wm // 16, "unroll") as i, b.loop("j", self.wn // 8, "unroll") as j:
+            f(i, j)
+
+    def store(self, b: Builder, acc: Buffer) -> None:
+        """16 rows of the warp's tile at a time: fragments to shared memory, whole rows of them to the output."""
+        width = min(CHUNK, self.wn)
+        columns = self.wn // width
+        out, lane = self.out, self.lane
+        with b.loop("i", self.wm // 16, "unroll") as i:
+            with b.loop("j", self.wn // 8, "unroll") as j, b.loop("h", 2, "unroll") as h:
+                b.store(out, (self.warp, lane // 4 + h * 8, j * 8 + lane % 4 * 2), acc.at(i, j, h * 2, lanes=2), 2)
+            b.do("syncwarp")
+            with b.loop("p", -(-16 * columns // 32), "unroll") as p:
+                r, q = (p * 32 + lane) // columns, (p * 32 + lane) % columns
+                row = self.origin[0] + self.row + i * 16 + r
+                with b.when((r < 16) & (row < self.c.rows.size)):
+                    store_row(b, self.c, self.batch, row, self.origin[1] + self.col + q * width, out, (self.warp, r, q * width), width)
+            b.do("syncwarp")

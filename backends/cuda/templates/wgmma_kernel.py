@@ -1,0 +1,308 @@
+"""The kernel of a matrix product on Hopper's tensor cores: C[z, m, n] = finish(sum over k of A[z, m, k] * B[z, n, k]) in 16-bit floats.
+
+One block per multiprocessor walks over tiles of the result. Its last warp group is the producer: one thread of it lets the copy engine
+(TMA) fill a ring of stages in shared memory. The others are consumers, 64 rows of the tile each: they multiply a stage (wgmma, sums in
+float32 registers), give it back, and at the end finish their sums in registers, put them into shared memory and let the copy engine
+store them. Two mbarriers a stage say that it is full, and empty again. Boxes that reach past the end of a matrix are filled with zeros
+when they are read, and cut off when they are stored, so sizes need not be multiples of the tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dnnc.ir.dtype import f32, u64
+from dnnc.ir.errors import Loc
+from dnnc.ir.expr import Expr, const, load, minimum
+from dnnc.ir.operator.hopper import GROUP, WGMMA_ROWS
+from dnnc.ir.operator.stmt import Buffer, Builder, Func, Kernel, Param, Store, loop_var
+from dnnc.passes.schedule.memory import Vectorizer
+
+ROW = 128  # bytes of a row of a stage: what a swizzle permutes
+STORE_BUFFERS = 2  # per consumer: one is filled while the other is stored
+STEP = 16  # of the sum in one wgmma
+SUM_PAD = 8  # floats after a row of partial sums: neighbouring rows then begin in different banks
+BARRIERS = 1024  # bytes kept for mbarriers and alignment
+CONSUMER_REGISTERS, PRODUCER_REGISTERS = 232, 40  # a thread's, of 168 that three warp groups have each
+
+# (batch, row, column, sum) -> the element of the result there
+Finish = Callable[[Expr, Expr, Expr, Expr], Expr]
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """bm x bn elements of the result at a time, a ring of `stages`, at most `blocks` blocks; `group` neighbouring row tiles share columns.
+
+    With split > 1 a cluster of so many blocks shares a tile, each taking a part of the sum.
+    """
+
+    bm: int
+    bn: int
+    stages: int
+    group: int
+    blocks: int
+    split: int = 1
+
+    @property
+    def consumers(self) -> int:
+        return self.bm // WGMMA_ROWS
+
+    @property
+    def threads(self) -> int:
+        return (self.consumers + 1) * GROUP
+
+    @property
+    def stage_bytes(self) -> int:
+        return (self.bm + self.bn) * ROW
+
+    @property
+    def shared_bytes(self) -> int:
+        if self.split > 1:
+            return self.stages * self.stage_bytes + self.bm * (self.bn + SUM_PAD) * 4 + BARRIERS
+        return self.stages * self.stage_bytes + self.consumers * STORE_BUFFERS * WGMMA_ROWS * ROW + BARRIERS
+
+
+@dataclass(frozen=True)
+class Window:
+    """How the rows of A lie in an NHWC image: row (n, p, q) of the product is a pixel of a convolution's result, and the sum runs over the
+    filter's taps (r, s) and, for each, over the image's channels."""
+
+    shape: tuple[int, int]  # of the result
+    taps: tuple[int, int]
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+    begin: tuple[int, int]  # padding above and on the left
+    channels: int
+
+
+@dataclass(frozen=True)
+class Product:
+    """Operands as [z, rows, k] (b_rows_are_k: B is [z, k, n]), without z where all batches share one matrix.
+
+    Attributes:
+        params: all parameters of the kernel, a, b and c among them.
+        finish: the value to store, in the type of c.
+        window: A is an image [n, h, w, k], B is [tap, n, k].
+    """
+
+    name: str
+    params: tuple[Param, ...]
+    a: Buffer
+    b: Buffer
+    c: Buffer
+    batch: int
+    m: int
+    n: int
+    k: int
+    finish: Finish
+    b_rows_are_k: bool = False
+    window: Window | None = None
+    locs: tuple[Loc, ...] = ()
+
+
+def build(p: Product, t: Tiling) -> Kernel:
+    """The kernel; ScheduleError when `finish` reads what cannot be read several columns at a time."""
+    if t.split > 1:
+        from dnnc.backends.cuda.templates.wgmma_split import SplitWriter
+
+        return SplitWriter(p, t).kernel()
+    w = Writer(p, t)
+    b = w.b
+    with b.loop("block", w.blocks, "block.x") as block:
+        w.allocate()
+        with b.loop("t", t.threads, "thread.x") as thread:
+            w.prepare(thread)
+            b.branch(thread < t.consumers * GROUP, lambda: w.consume(block, thread), lambda: w.produce(block, thread))
+    return Kernel((Func(p.name, p.params, b.block()),), p.locs)
+
+
+def divisor(n: int, most: int) -> int:
+    """The largest divisor of n up to `most`."""
+    return next(d for d in range(min(n, most), 0, -1) if n % d == 0)
+
+
+def steps_of(p: Product, bk: int) -> int:
+    """Stages that a sum takes; the channels of each tap of a window are filled up."""
+    if p.window is None:
+        return -(-p.k // bk)
+    return p.window.taps[0] * p.window.taps[1] * -(-p.window.channels // bk)
+
+
+class Writer:
+    def __init__(self, p: Product, t: Tiling) -> None:
+        self.p, self.t, self.b = p, t, Builder()
+        for param in p.params:
+            self.b.fresh(param.name)  # loops and buffers take other names
+        self.bk = ROW // p.a.dtype.bytes
+        self.mt, self.nt, self.kt = -(-p.m // t.bm), -(-p.n // t.bn), steps_of(p, self.bk)
+        self.tiles = p.batch * self.mt * self.nt
+        self.blocks = min(self.tiles, t.blocks)
+        self.group = divisor(self.mt, t.group)
+        self.origin: Expr = const(0)  # the first step of the sum
+
+    # --- what both roles know -------------------------------------------------------------------------------------------------
+
+    def allocate(self) -> None:
+        """The ring, its mbarriers, and where results are put."""
+        b, t, p = self.b, self.t, self.p
+        self.sa = b.alloc("sa", p.a.dtype, t.stages, t.bm, self.bk, space="shared", swizzle=8)
+        if p.b_rows_are_k:  # blocks of 64 columns, each a row of the sum behind the other
+            self.sb = b.alloc("sb", p.b.dtype, t.stages, t.bn // self.bk, self.bk, self.bk, space="shared", swizzle=8)
+        else:
+            self.sb = b.alloc("sb", p.b.dtype, t.stages, t.bn, self.bk, space="shared", swizzle=8)
+        self.full, self.empty = (b.alloc(name, u64, t.stages, space="shared") for name in ("full", "empty"))
+        self.allocate_results()
+
+    def allocate_results(self) -> None:
+        shape = (self.t.consumers, STORE_BUFFERS, WGMMA_ROWS, ROW // self.p.c.dtype.bytes)
+        self.out = self.b.alloc("out", self.p.c.dtype, *shape, space="shared", swizzle=8)
+
+    def prepare(self, thread: Expr) -> None:
+        b = self.b
+        with b.when(thread < 1):
+            with b.loop("i", self.t.stages, "unroll") as i:
+                b.do("mbar_init", self.full.ref(i), 1)
+                b.do("mbar_init", self.empty.ref(i), self.t.consumers)
+            b.do("mbar_fence")
+        b.do("barrier")
+
+    def each_tile(self, block: Expr, body: Callable[[Expr, tuple[Expr, ...], Expr, Expr], None]) -> None:
+        """body(tiles done before, (batch,) or (), first row, first column) for every tile of this block."""
+        b = self.b
+        with b.loop("turn", -(-self.tiles // self.blocks)) as turn:
+            tile = b.let("tile", turn * self.blocks + block)
+            with b.when(tile < self.tiles):
+                body(turn, *self.corner(tile))
+
+    def corner(self, tile: Expr) -> tuple[tuple[Expr, ...], Expr, Expr]:
+        """(batch,) or (), first row and first column of a tile."""
+        b, p, t = self.b, self.p, self.t
+        row = b.let("row", (tile // (self.group * self.nt) % (self.mt // self.group) * self.group + tile % self.group) * t.bm)
+        col = b.let("col", tile // self.group % self.nt * t.bn)
+        return (b.let("z", tile // (self.mt * self.nt) % p.batch),) if p.batch > 1 else (), row, col
+
+    def stage(self, step: Expr) -> tuple[Expr, Expr]:
+        """Which stage a step of the whole run uses, and the parity of the round."""
+        return self.b.let("s", step % self.t.stages), self.b.let("parity", step // self.t.stages % 2)
+
+    @staticmethod
+    def of(buf: Buffer, z: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """The index of a batch's matrix in a buffer."""
+        return (z or (const(0),)) if len(buf.shape) == 3 else ()
+
+    # --- the producer ---------------------------------------------------------------------------------------------------------
+
+    def produce(self, block: Expr, thread: Expr) -> None:
+        if self.t.consumers > 1:
+            self.b.do("regs_give", PRODUCER_REGISTERS)
+        with self.b.when(thread < self.t.consumers * GROUP + 1):
+            self.each_tile(block, self.fill)
+
+    def fill(self, done: Expr, z: tuple[Expr, ...], row: Expr, col: Expr) -> None:
+        b, p, bk = self.b, self.p, self.bk
+        with b.loop("step", self.kt) as step:
+            s, parity = self.stage(done * self.kt + step)
+            b.do("mbar_wait", self.empty.ref(s), 1 - parity)
+            b.do("mbar_expect", self.full.ref(s), self.t.stage_bytes)
+            at = step + self.origin
+            if p.window is not None:
+                self.fill_window(p.window, row, col, s, at)
+                return
+            b.do("tma_load", self.sa.ref(s, 0, 0, lanes=bk), p.a.ref(*self.of(p.a, z), row, at * bk, lanes=bk), self.t.bm, self.full.ref(s))
+            if not p.b_rows_are_k:
+                b.do("tma_load", self.sb.ref(s, 0, 0, lanes=bk), p.b.ref(*self.of(p.b, z), col, at * bk, lanes=bk), self.t.bn, self.full.ref(s))
+                return
+            with b.loop("j", self.t.bn // bk, "unroll") as j:
+                begin = minimum(col + j * bk, const((p.n - 1) // bk * bk))  # what lies past the end is not stored, so any columns will do
+                b.do("tma_load", self.sb.ref(s, j, 0, 0, lanes=bk), p.b.ref(*self.of(p.b, z), at * bk, begin, lanes=bk), bk, self.full.ref(s))
+
+    def fill_window(self, w: Window, row: Expr, col: Expr, s: Expr, step: Expr) -> None:
+        b, p, bk, (height, width) = self.b, self.p, self.bk, w.shape
+        chunks = -(-w.channels // bk)
+        tap, channel = b.let("tap", step // chunks), step % chunks * bk
+        image = p.a.ref(row // (height * width), 0, 0, channel, lanes=bk)
+        at = (row // width % height, row % width, tap // w.taps[1], tap % w.taps[1])
+        geometry = (*w.shape, *w.strides, *w.dilations, *w.begin)
+        b.do("tma_im2col", self.sa.ref(s, 0, 0, lanes=bk), image, self.t.bm, self.full.ref(s), *at, *geometry)
+        b.do("tma_load", self.sb.ref(s, 0, 0, lanes=bk), p.b.ref(tap, col, channel, lanes=bk), self.t.bn, self.full.ref(s))
+
+    # --- the consumers --------------------------------------------------------------------------------------------------------
+
+    def consume(self, block: Expr, thread: Expr) -> None:
+        if self.t.consumers > 1:
+            self.b.do("regs_take", CONSUMER_REGISTERS)
+        self.begin_consumer(thread)
+        self.each_tile(block, self.compute)
+        with self.b.when(self.leader):
+            self.b.do("bulk_wait", 0)
+
+    def begin_consumer(self, thread: Expr) -> None:
+        b = self.b
+        self.w = b.let("w", thread // GROUP)
+        self.leader = (thread % GROUP).eq(0)
+        self.warp, self.lane = b.let("warp", thread // 32 % 4), b.let("lane", thread % 32)
+        self.acc = b.alloc("acc", f32, self.t.bn // 2)
+
+    def release(self, step: Expr) -> None:
+        with self.b.when(self.leader):
+            self.b.do("mbar_arrive", self.empty.ref(step % self.t.stages))
+
+    def compute(self, done: Expr, z: tuple[Expr, ...], row: Expr, col: Expr) -> None:
+        b, acc = self.b, self.acc.ref(0, lanes=self.t.bn // 2)
+        with b.loop("step", self.kt) as step:
+            s, parity = self.stage(done * self.kt + step)
+            b.do("mbar_wait", self.full.ref(s), parity)
+            b.do("wgmma_fence")
+            steps = self.bk // STEP
+            with b.loop("kk", steps, "unroll") as kk:
+                left = self.sa.ref(s, self.w * WGMMA_ROWS, kk * STEP, lanes=STEP)
+                if self.p.b_rows_are_k:
+                    b.do("wgmma_kn", acc, left, self.sb.ref(s, 0, kk * STEP, 0, lanes=self.bk), step * steps + kk)
+                else:
+                    b.do("wgmma", acc, left, self.sb.ref(s, 0, kk * STEP, lanes=STEP), step * steps + kk)
+            b.do("wgmma_commit")
+            b.do("wgmma_wait", 1)
+            with b.when(const(0) < step):
+                self.release(done * self.kt + step + (self.t.stages - 1))  # the stage before this one
+        b.do("wgmma_wait", 0, acc)
+        self.release(done * self.kt + (self.kt - 1))
+        self.finish_tile(done, z, row, col)
+
+    def finish_tile(self, done: Expr, z: tuple[Expr, ...], row: Expr, col: Expr) -> None:
+        """64 columns at a time: registers -> shared memory -> result."""
+        b, p, width = self.b, self.p, ROW // self.p.c.dtype.bytes
+        row = b.let("first", row + self.w * WGMMA_ROWS)
+        with b.loop("q", self.t.bn // width, "unroll") as q:
+            buffer = b.let("buffer", (done * (self.t.bn // width) + q) % STORE_BUFFERS)
+            with b.when(self.leader):
+                b.do("bulk_wait_read", STORE_BUFFERS - 1)
+            b.do("named_barrier", self.w + 1, GROUP)
+            with b.loop("c", width // 16, "unroll") as c:
+                v = b.alloc("v", p.c.dtype, 8)
+                with b.loop("j", 2, "unroll") as j, b.loop("h", 2, "unroll") as h:
+                    at = (row + self.warp * 16 + h * 8 + self.lane // 4, col + q * width + c * 16 + j * 8 + self.lane % 4 * 2)
+                    self.finish_pair(z, at, (q * width + c * 16 + j * 8) // 2 + h * 2, v, j * 4 + h * 2)
+                place = self.out.ref(self.w, buffer, self.warp * 16 + self.lane % 16, c * 16 + self.lane // 16 * 8, lanes=8)
+                b.do("stmatrix_x4", place, load(v, (0,), 8))
+            b.do("fence_async")
+            b.do("named_barrier", self.w + 1, GROUP)
+            with b.when(self.leader):
+                with b.when(row < p.m), b.when(col + q * width < p.n):
+                    b.do(
+                        "tma_store",
+                        p.c.ref(*self.of(p.c, z), row, col + q * width, lanes=width),
+                        self.out.ref(self.w, buffer, 0, 0, lanes=width),
+                        WGMMA_ROWS,
+                    )
+                b.do("bulk_commit")  # a group even where there is nothing to store: groups and buffers take turns
+
+    def finish_pair(self, z: tuple[Expr, ...], at: tuple[Expr, Expr], register: Expr, v: Buffer, to: Expr) -> None:
+        """Two neighbouring results. Those outside of the matrix are computed from its last row and columns, and not stored."""
+        j = loop_var("j.", const(0), const(2))
+        row, col = minimum(at[0], const(self.p.m - 1)), minimum(at[1], const(self.p.n - 2))
+        made = self.p.finish(z[0] if z else const(0), row, col + j, load(self.acc, (register + j,)))
+        self.b.emit(Vectorizer(j, const(0), 2).store(Store(v, (to + j,), made)))
+
+
+__all__ = ["Finish", "Product", "Tiling", "Window", "Writer", "build", "divisor", "steps_of"]

@@ -1,0 +1,79 @@
+"""A matrix product whose tiles are too few for all multiprocessors: the blocks of a cluster each take a part of a tile's sum.
+
+Each block of the cluster runs the ring of `wgmma_kernel.py` over its own steps and leaves its sums in its shared memory. Then each finishes
+some rows of the tile: it adds what all blocks have there, in their order, so a result never depends on timing.
+"""
+
+from __future__ import annotations
+
+from dnnc.backends.cuda.templates.wgmma_kernel import SUM_PAD, Product, Tiling, Writer
+from dnnc.ir.dtype import f32
+from dnnc.ir.errors import ScheduleError
+from dnnc.ir.expr import Expr, const, load
+from dnnc.ir.operator.hopper import GROUP, WGMMA_ROWS
+from dnnc.ir.operator.stmt import Func, Kernel, Store, call, loop_var
+from dnnc.passes.schedule.memory import Vectorizer
+
+LANES = 4  # sums that a thread adds at a time
+
+
+class SplitWriter(Writer):
+    def __init__(self, p: Product, t: Tiling) -> None:
+        super().__init__(p, t)
+        if self.kt % t.split or t.bm % t.split:
+            raise ScheduleError(f"{self.kt} steps of a sum and {t.bm} rows cannot be shared by {t.split} blocks")
+        self.kt //= t.split
+
+    def kernel(self) -> Kernel:
+        b, t = self.b, self.t
+        with b.loop("block", self.tiles, "block.x") as block, b.loop("part", t.split, "cluster") as part:
+            self.origin = part * self.kt
+            self.allocate()
+            with b.loop("t", t.threads, "thread.x") as thread:
+                self.prepare(thread)
+                b.branch(thread < t.consumers * GROUP, lambda: self.consume(block, thread), lambda: self.produce(block, thread))
+                b.do("cluster_barrier")
+                with b.when(thread < t.consumers * GROUP):
+                    self.combine(*self.corner(block), part, thread)
+                b.do("cluster_barrier")  # nobody may end while another one still reads its sums
+        return Kernel((Func(self.p.name, self.p.params, b.block()),), self.p.locs)
+
+    def allocate_results(self) -> None:
+        self.sums = self.b.alloc("sums", f32, self.t.consumers, WGMMA_ROWS, self.t.bn + SUM_PAD, space="shared")
+
+    def produce(self, block: Expr, thread: Expr) -> None:
+        with self.b.when(thread < self.t.consumers * GROUP + 1):
+            self.fill(const(0), *self.corner(block))
+
+    def consume(self, block: Expr, thread: Expr) -> None:
+        self.begin_consumer(thread)
+        self.compute(const(0), *self.corner(block))
+
+    def finish_tile(self, done: Expr, z: tuple[Expr, ...], row: Expr, col: Expr) -> None:
+        """Registers -> this block's sums."""
+        b = self.b
+        with b.loop("j", self.t.bn // 8, "unroll") as j, b.loop("h", 2, "unroll") as h:
+            at = (self.w, self.warp * 16 + h * 8 + self.lane // 4, j * 8 + self.lane % 4 * 2)
+            b.store(self.sums, at, load(self.acc, (j * 4 + h * 2,), 2), 2)
+
+    def combine(self, z: tuple[Expr, ...], row: Expr, col: Expr, part: Expr, thread: Expr) -> None:
+        """The sums of all blocks -> some rows of the result."""
+        b, t, p = self.b, self.t, self.p
+        threads, vectors, rows = t.consumers * GROUP, t.bn // LANES, t.bm // t.split
+        with b.loop("turn", -(-rows * vectors // threads), "unroll") as turn:
+            e = b.let("e", turn * threads + thread)
+            with b.when(e < rows * vectors):
+                r, c = b.let("r", part * rows + e // vectors % rows), b.let("c", e % vectors * LANES)
+                total = b.alloc("total", f32, LANES)
+                b.store(total, (0,), 0.0, LANES)
+                with b.loop("q", t.split, "unroll") as q:
+                    share = call("peer", self.sums.ref(r // WGMMA_ROWS, r % WGMMA_ROWS, c, lanes=LANES), q)
+                    b.store(total, (0,), load(total, (0,), LANES) + share, LANES)
+                with b.when(row + r < p.m), b.when(col + c + (LANES - 1) < p.n):
+                    j = loop_var("j.", const(0), const(LANES))
+                    made = p.finish(z[0] if z else const(0), row + r, col + c + j, load(total, (j,)))
+                    to = (*self.of(p.c, z), row + r, col + c + j)
+                    b.emit(Vectorizer(j, const(0), LANES).store(Store(p.c, to, made)))
+
+
+__all__ = ["SplitWriter"]

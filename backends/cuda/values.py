@@ -1,0 +1,181 @@
+"""CUDA C++ of the operations on values: arithmetic, conversions, vectors. What C++ leaves undefined is a call of a helper of the prelude."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dnnc.backends.cuda import index
+from dnnc.backends.cuda.index import CHOICE, INFIX, PLUS, TIMES, UNARY, Text
+from dnnc.backends.cuda.spelling import MATH, ctype, literal, scalar
+from dnnc.ir.dtype import DType, f16, f32, f64, i32, i64
+from dnnc.ir.errors import InternalError
+from dnnc.ir.expr import COMPARE, Expr, Op, cast
+from dnnc.ir.operator.intrinsics import cast_target
+from dnnc.passes.operator.conversions import is_small, narrow, to_odd, widen
+
+if TYPE_CHECKING:
+    from dnnc.backends.cuda.emit import FuncEmitter
+
+FLOAT = {"+": "add", "-": "subtract", "*": "mul", "/": "divide"}
+INTEGER = {"+": "add", "-": "sub", "*": "mul"}
+LOGIC = {"&": "bit_and", "|": "bit_or", "^": "bit_xor"}
+ORDER = {"<": "less", "<=": "less_equal", "==": "equal", "!=": "not_equal"}
+RENAMED = {
+    "min": "minimum", "max": "maximum", "fmin": "second_min", "fmax": "second_max", "abs": "absolute", "neg": "negate", "isnan": "is_nan",
+    "not": "logical_not", "bitnot": "bitnot", "truncdiv": "truncdiv", "truncmod": "truncmod", "floormod": "floormod", "shl": "shl", "shr": "shr",
+    "fma": "fused", "shfl_xor": "shfl_xor", "shfl_up": "shfl_up", "shfl_down": "shfl_down", "shfl": "shfl",
+}  # fmt: skip
+PLAIN = frozenset(("hsum", "hprod", "hmax", "hmin", "zip_low", "zip_high"))
+
+
+def compute(em: FuncEmitter, e: Op) -> Text:
+    """The text of one operation."""
+    target = cast_target(e.name)
+    if target is not None:
+        return bits(em, e, target[0]) if target[1] else convert(em, e.args[0], target[0], e.lanes)
+    special = SPECIAL.get(e.name)
+    if special is not None:
+        return special(em, e)
+    found = index.operation(em, e)
+    if found is not None:
+        return found
+    t, lanes = e.args[0].dtype, e.lanes
+    vs = [em.operand(a, lanes) for a in e.args]
+    if e.name in COMPARE:
+        return infix(em, e) if lanes == 1 else call(em, ORDER[e.name], vs, lanes)
+    if e.name in FLOAT and t.is_float:
+        return infix(em, e) if lanes == 1 else _operator(em, e)
+    if e.name in INTEGER and t.is_int:
+        return call(em, INTEGER[e.name], vs, lanes)
+    if e.name in LOGIC:
+        return infix(em, e) if lanes == 1 and (t.kind == "b" or t.bits >= 32) else call(em, LOGIC[e.name], vs, lanes)
+    if e.name in MATH and t in (f32, f64):
+        return call(em, e.name + ("f" if t is f32 else ""), vs, lanes, known=False)
+    if e.name in PLAIN:
+        return f"{em.use(e.name)}({', '.join(vs)})", UNARY
+    if e.name in RENAMED and (not is_small(t) or e.name.startswith("shfl")):
+        return call(em, RENAMED[e.name], vs, lanes)
+    raise InternalError(f"{e.name} on {t} has no CUDA spelling")
+
+
+def call(em: FuncEmitter, name: str, vs: list[str], lanes: int, known: bool = True) -> Text:
+    """A call of a scalar function, lane by lane for vectors. `known` ones are in the prelude."""
+    if known:
+        em.use(name)
+    if lanes > 1:
+        em.use(f"{name}/{len(vs)}")
+    return f"{name}({', '.join(vs)})", UNARY
+
+
+def infix(em: FuncEmitter, e: Op) -> Text:
+    if e.name in INFIX:
+        return index.infix(em, e)
+    p = PLUS if e.name in "+-" else TIMES
+    a, b = em.text(e.args[0], p), em.text(e.args[1], p + 1)
+    return f"{a} {e.name} {b}", p
+
+
+def _operator(em: FuncEmitter, e: Op) -> Text:
+    p = PLUS if e.name in "+-" else TIMES
+    em.use(f"operator{e.name}")
+    return f"{em.operand(e.args[0], e.lanes, p)} {e.name} {em.operand(e.args[1], e.lanes, p + 1)}", p
+
+
+def _select(em: FuncEmitter, e: Op) -> Text:
+    c, a, b = e.args
+    if e.lanes == 1:
+        if e.dtype is i64 and (found := index.operation(em, e)) is not None:
+            return found
+        return f"{em.text(c, CHOICE + 1)} ? {em.text(a, CHOICE + 1)} : {em.text(b, CHOICE + 1)}", CHOICE
+    if c.lanes == 1:  # both arms are there, so the choice is one of whole vectors
+        return f"{em.text(c, CHOICE + 1)} ? {em.operand(a, e.lanes)} : {em.operand(b, e.lanes)}", CHOICE
+    return call(em, "choose", [em.operand(x, e.lanes) for x in e.args], e.lanes)
+
+
+def _lanes(em: FuncEmitter, e: Op) -> Text:
+    return f"{em.use('lanes')}<{e.lanes}>()", UNARY
+
+
+def _ldexp(em: FuncEmitter, e: Op) -> Text:
+    x, n = e.args
+    return call(em, "scale_by_power", [em.operand(x, e.lanes), em.operand(n if n.dtype is i32 else cast(n, i32), e.lanes)], e.lanes)
+
+
+def _guard(em: FuncEmitter, e: Op) -> Text:
+    found = index.operation(em, e)
+    if found is not None:
+        return found
+    x, lo, hi = (em.operand(a, e.lanes) for a in e.args)
+    em.use("guard")
+    return f"{em.use('guard/3') and 'guard'}({x}, {lo}, {hi}, status, {em.unit.number})", UNARY
+
+
+def _shuffle(em: FuncEmitter, e: Op) -> Text:
+    """The lane number is the same for all lanes of a vector."""
+    name, x = RENAMED[e.name], em.operand(e.args[0], e.lanes)
+    if e.lanes > 1:
+        em.use(f"{name}/shuffle")
+    em.use(name)
+    return f"{name}({x}, {em.text(e.args[1])})", UNARY
+
+
+def _matrix(em: FuncEmitter, e: Op) -> Text:
+    return f"{em.use(e.name)}({', '.join(em.text(a) for a in e.args)})", UNARY
+
+
+# --- conversions --------------------------------------------------------------------------------------------------------------
+
+
+def bits(em: FuncEmitter, e: Op, to: DType) -> Text:
+    a = e.args[0]
+    if a.dtype is to:
+        return em.operand(a, e.lanes), 0
+    x = em.operand(a, e.lanes)
+    if e.lanes == 1:
+        return f"{em.use('bit_cast')}<{scalar(to)}>({x})", UNARY
+    return f"{em.use('bit_cast')}<{ctype(to, e.lanes)}>({x})", UNARY
+
+
+def convert(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> Text:
+    """Value conversion between any two types."""
+    src = arg.dtype
+    if src is to:
+        return em.operand(arg, lanes), 0
+    if is_small(src):
+        if to is not f32:
+            return em.operand(cast(cast(arg, f32), to), lanes), 0
+        name = f"from_{scalar(src)}"
+        if src.bits < 16:
+            em.unit.define(name, src, widen)
+        return call(em, name, [em.operand(arg, lanes)], lanes)
+    if is_small(to):
+        if src is f64 and to is not f16:
+            return em.operand(cast(to_odd(arg), to), lanes), 0
+        if src is not f32 and src is not f64:
+            return em.operand(cast(cast(arg, f32), to), lanes), 0
+        name = f"to_{scalar(to)}"
+        if to.bits < 16:
+            em.unit.define(name, f32, lambda x: narrow(x, to))
+        return call(em, name, [em.operand(arg, lanes)], lanes)
+    return _number(em, arg, to, lanes)
+
+
+def _number(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> Text:
+    """Conversion between types that registers compute with."""
+    src = arg.dtype
+    if to.kind == "b":
+        if lanes == 1:
+            return f"{em.text(arg, index.EQUAL)} != {literal(0, src) if src.is_float else 0}", index.EQUAL
+        return call(em, "to_bool", [em.operand(arg, lanes)], lanes)
+    if src.is_float and to.is_int:
+        return call(em, f"to_{scalar(to)}", [em.operand(arg, lanes)], lanes)
+    if lanes == 1:
+        return f"({scalar(to)}){em.text(arg, UNARY)}", UNARY
+    return f"{em.use('convert')}<{scalar(to)}>({em.operand(arg, lanes)})", UNARY
+
+
+SPECIAL: dict[str, Callable[[FuncEmitter, Op], Text]] = {
+    "select": _select, "lanes": _lanes, "ldexp": _ldexp, "guard": _guard, "ldmatrix_x4": _matrix, "ldmatrix_x4_trans": _matrix,
+    "mma_m16n8k16": _matrix, "mma_m16n8k8": _matrix, "shfl_xor": _shuffle, "shfl_up": _shuffle, "shfl_down": _shuffle, "shfl": _shuffle,
+}  # fmt: skip

@@ -1,0 +1,161 @@
+"""Arrays on a device that other libraries made: where their elements lie, and results of the same kind.
+
+CuPy and whatever has `__cuda_array_interface__` or speaks DLPack come in; torch tensors are asked directly, so that all of their dtypes
+pass. Nothing is copied, but for arrays that are not contiguous.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dnnc.backends.cuda.native import Device
+from dnnc.ir.errors import InputError
+
+CUDA = 2  # kDLCUDA
+TORCH_NAMES = {"bool_": "bool"}  # where NumPy's name of a dtype is not torch's
+
+
+@dataclass(frozen=True)
+class DeviceArray:
+    """Contiguous elements on a device. `keep` owns them; `ready` is the stream that makes them, where that is told."""
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: str
+    keep: Any
+    ready: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * _itemsize(self.dtype)
+
+
+def _itemsize(dtype: str) -> int:
+    import ml_dtypes
+
+    return int(np.dtype(getattr(ml_dtypes, dtype) if hasattr(ml_dtypes, dtype) else dtype).itemsize)
+
+
+def is_device_array(a: Any) -> bool:
+    """Does it lie on a CUDA device?"""
+    if isinstance(a, (np.ndarray, np.generic, list, tuple, int, float)):
+        return False
+    if _is_torch(a):
+        return bool(a.is_cuda)
+    if hasattr(a, "__cuda_array_interface__"):
+        return True
+    where = getattr(a, "__dlpack_device__", None)
+    return where is not None and int(where()[0]) == CUDA
+
+
+def _is_torch(a: Any) -> bool:
+    return type(a).__module__.partition(".")[0] == "torch"
+
+
+def device_array(a: Any, name: str, dtype: np.dtype[Any], rank: int, device: Device) -> DeviceArray:
+    """An input of a call on a device. InputError names it, what was expected and what was given."""
+    found = _from_torch(a, device) if _is_torch(a) else _from_interface(a if hasattr(a, "__cuda_array_interface__") else _from_dlpack(a))
+    if found.dtype != dtype.name:
+        raise InputError(f"input {name}: expected {dtype.name}, got {found.dtype}; cast it before the call")
+    if len(found.shape) != rank:
+        raise InputError(f"input {name}: expected {rank} dimensions, got shape {found.shape}")
+    return found
+
+
+def output_array(a: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> DeviceArray:
+    """A buffer for an output. InputError where it is another dtype, shape or order of elements."""
+    if not is_device_array(a):
+        raise InputError(f"output {name}: expected an array on the device as the first input is one, got a {type(a).__name__}")
+    found = _from_torch(a, device) if _is_torch(a) else _from_interface(a if hasattr(a, "__cuda_array_interface__") else _from_dlpack(a))
+    copied = not a.is_contiguous() if _is_torch(a) else found.keep is not a and hasattr(a, "__cuda_array_interface__")
+    if found.dtype != dtype.name or found.shape != shape or copied:
+        raise InputError(f"output {name}: expected a contiguous array {dtype.name} {shape}, got {found.dtype} {found.shape}")
+    return found
+
+
+def _from_torch(a: Any, device: Device) -> DeviceArray:
+    if a.device.index != device.number:
+        raise InputError(f"a tensor on {a.device} is given to a model on cuda:{device.number}; move it there, or compile for target='{a.device}'")
+    a = a.detach()
+    a = a if a.is_contiguous() else a.contiguous()
+    return DeviceArray(a.data_ptr(), tuple(a.shape), str(a.dtype).removeprefix("torch."), a)
+
+
+def _from_dlpack(a: Any) -> Any:
+    import cupy
+
+    return cupy.from_dlpack(a)
+
+
+def _from_interface(a: Any) -> DeviceArray:
+    told = a.__cuda_array_interface__
+    dtype = getattr(a, "dtype", None)
+    name = np.dtype(told["typestr"]).name if dtype is None else np.dtype(dtype).name
+    shape = tuple(int(n) for n in told["shape"])
+    if not _contiguous(shape, told.get("strides"), told["typestr"]):
+        import cupy
+
+        a = cupy.ascontiguousarray(cupy.asarray(a))
+        told = a.__cuda_array_interface__
+    return DeviceArray(int(told["data"][0] or 0), shape, name, a, told.get("stream"))
+
+
+def _contiguous(shape: tuple[int, ...], strides: Any, typestr: str) -> bool:
+    if strides is None or 0 in shape:
+        return True
+    expected = np.dtype(typestr).itemsize
+    for n, s in zip(reversed(shape), reversed(tuple(strides))):
+        if n != 1 and s != expected:
+            return False
+        expected *= n
+    return True
+
+
+# --- results ------------------------------------------------------------------------------------------------------------------
+
+Empty = Callable[[tuple[int, ...], np.dtype[Any]], Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The library whose arrays a call gives and takes: `empty` makes what a program writes, `finish` makes of it what the caller gets."""
+
+    empty: Empty
+    finish: Callable[[Any], Any]
+    stream: int
+
+
+def kind_of(a: Any, device: Device) -> Kind:
+    """The kind of a device array, with the stream on which its library works now."""
+    if _is_torch(a):
+        import torch
+
+        where = torch.device("cuda", device.number)
+        stream = int(torch.cuda.current_stream(where).cuda_stream)
+
+        def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+            return torch.empty(shape, dtype=getattr(torch, TORCH_NAMES.get(dtype.name, dtype.name)), device=where)
+
+        return Kind(empty, _as_it_is, stream)
+    namespace = getattr(a, "__array_namespace__", None)
+    if not hasattr(a, "__cuda_array_interface__") and namespace is not None:
+        return Kind(device.empty, namespace().from_dlpack, device.current_stream())
+    return Kind(device.empty, _as_it_is, device.current_stream())
+
+
+def _as_it_is(a: Any) -> Any:
+    return a
+
+
+def to_host(a: Any) -> Any:
+    """A device array as a NumPy array."""
+    if _is_torch(a):
+        return a.detach().cpu().numpy()
+    import cupy
+
+    return cupy.asnumpy(a if hasattr(a, "__cuda_array_interface__") else cupy.from_dlpack(a))

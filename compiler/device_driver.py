@@ -1,0 +1,139 @@
+"""A graph to a DeviceExecutable: the driver's stages for CUDA targets, for models with and without host steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dnnc.accuracy import check_model
+from dnnc.backends.cache import KernelCache
+from dnnc.backends.cuda.build import Compiler, Given, NvrtcCompiler, build
+from dnnc.backends.cuda.device import device_problem, open_device
+from dnnc.backends.cuda.native import PARAMETER_ALIGN, CudaNative, Device
+from dnnc.device_executable import DeviceExecutable, DeviceOrigin
+from dnnc.ir.expr import Var
+from dnnc.ir.graph import Graph
+from dnnc.ir.shapes import specialise
+from dnnc.memory import check_program
+from dnnc.options import CompileOptions, check_every_pass, thread_count
+from dnnc.origin import OnnxParts
+from dnnc.passes.base import PassContext, PassManager
+from dnnc.passes.graph.segments import needs_host
+from dnnc.passes.pipelines import CUDA_LEVELS, compile_program
+from dnnc.passes.program import Program
+from dnnc.passes.schedule.problem import Template
+from dnnc.report.collect import program_report
+from dnnc.report.log import Laps, Log, Progress
+from dnnc.staged import StagedExecutable
+
+if TYPE_CHECKING:
+    from dnnc.backends.cuda.target import GpuTarget
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What compiles and runs programs for a device. `present`: there is one, so kernels are checked while compiling."""
+
+    target: GpuTarget
+    compiler: Compiler
+    templates: Sequence[Template]
+    device: Callable[[], Device]
+    present: bool
+
+
+def cuda_machine(target: str, threads: int | None = None) -> Machine:
+    """The machine of a target such as `cuda:1` or `cuda -arch=sm_90a`. TargetError where it is none, or NVRTC is missing."""
+    from dnnc.backends.cuda.target import parse_target
+    from dnnc.backends.cuda.templates import templates
+
+    number, gpu = parse_target(target)
+    return Machine(gpu, NvrtcCompiler(thread_count(threads)), templates(gpu), lambda: open_device(number), not device_problem(number))
+
+
+def compile_for_device(
+    graph: Graph,
+    names: tuple[list[str], list[str]],
+    opts: CompileOptions,
+    cache: KernelCache,
+    machine: Machine,
+    progress: Progress | None = None,
+    import_seconds: float = 0.0,
+    onnx: Callable[[], OnnxParts] | None = None,
+    given: Given | None = None,
+    notes: tuple[str, ...] = (),
+) -> DeviceExecutable | StagedExecutable:
+    """Compile a graph whose dims are as the options say; see `dnnc.driver.compile_graph`. `given`: code out of a saved model."""
+    if needs_host(graph):
+        own = replace(opts, dims={}, outputs=(), verify="kernels" if opts.verify else False)  # random values between steps would mean nothing
+
+        def make(segment: Graph, shared: bool) -> DeviceExecutable:
+            log = Log(segment.name, str(opts.target), 1)
+            inner = [v.name for v in segment.inputs], [v.name for v in segment.outputs]
+            return DeviceExecutable(DeviceMaker(segment, own, machine, log, cache, progress).origin(inner), log, ahead=False)
+
+        return StagedExecutable(graph, names, opts, machine.target, 1, import_seconds, make, onnx)
+    log = Log(graph.name, str(opts.target), 1, import_seconds, notes)
+    f = DeviceExecutable(DeviceMaker(graph, opts, machine, log, cache, progress, given).origin(names, onnx), log)
+    if not graph.dims:
+        f.prepare([tuple(int(str(d)) for d in v.type.shape) for v in graph.inputs])
+    return f
+
+
+@dataclass(frozen=True)
+class DeviceMaker:
+    """Makes the programs of one graph."""
+
+    graph: Graph
+    opts: CompileOptions
+    machine: Machine
+    log: Log
+    cache: KernelCache
+    progress: Progress | None = None
+    given: Given | None = None
+
+    def origin(self, names: tuple[Sequence[str], Sequence[str]], onnx: Callable[[], OnnxParts] | None = None) -> DeviceOrigin:
+        """Where an executable of this graph comes from."""
+
+        def make(dims: Mapping[Var, int]) -> CudaNative:
+            return self.make(origin, dims)
+
+        m = self.machine
+        origin = DeviceOrigin(self.graph, *names, lambda: self.graph, make, self.opts, m.target, m.device, m.present, onnx)
+        return origin
+
+    def make(self, origin: DeviceOrigin, dims: Mapping[Var, int]) -> CudaNative:
+        """The program for these dims."""
+        laps, manager = Laps(), PassManager()
+        program = make_program(specialise(self.graph, {v.name: n for v, n in dims.items()}), self.machine, self.opts, manager)
+        laps.lap("passes")
+        check_program(program, origin.inputs, origin.outputs)
+        m = self.machine
+        native = build(program, m.target, self.cache, m.compiler, bool(self.opts.verify), laps.through(self.progress), self.given)
+        laps.lap("link")
+        if m.present:
+            self._try(origin, native, dims, laps)
+        report = program_report(native, dims, False, manager.records, laps.seconds)
+        stepwise = tuple(f"{where} (the host reads its condition)" for where in native.stepwise())
+        self.log.add(replace(report, fallbacks=(*report.fallbacks, *stepwise)))
+        return native
+
+    def _try(self, origin: DeviceOrigin, native: CudaNative, dims: Mapping[Var, int], laps: Laps) -> None:
+        """Check new kernels and, if that is asked for, the whole model."""
+        device = self.machine.device()
+        tell = laps.through(self.progress)
+        functions = native.functions(device)
+        count = len(native.checks)
+        for k, symbol in enumerate(list(native.checks)):
+            native.check(symbol, device, functions[symbol])
+            tell("check", k + 1, count)
+        if self.opts.verify == "model" and all(dims.values()):
+            trial = DeviceExecutable(replace(origin, specialise=lambda _: native), self.log)
+            check_model(trial, self.graph, dims, origin.outputs, self.opts.precision)
+            laps.lap("check model")
+
+
+def make_program(graph: Graph, machine: Machine, opts: CompileOptions, manager: PassManager | None = None) -> Program:
+    """Graph passes (which change the graph in place), plans, scheduled kernels."""
+    ctx = PassContext(numerics=opts.numerics, lanes=1, align=PARAMETER_ALIGN, precision=opts.precision, check=check_every_pass())
+    return compile_program(graph, ctx, machine.templates, opt_level=opts.opt_level, manager=manager, levels=CUDA_LEVELS)

@@ -1,0 +1,250 @@
+"""A CUDA device that is the operator-IR interpreter: whole device programs without a GPU.
+
+Its machine code is the kernel's text. Memory is NumPy bytes under made-up addresses, with gaps, so that an address outside of every
+allocation is noticed; memory that nobody wrote is NaN. Streams and events keep no order, for everything happens at once; recording keeps
+what was asked for and does it again at each launch, as a graph does.
+"""
+
+from __future__ import annotations
+
+import bisect
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dnnc import device_driver
+from dnnc.backends.cuda.launch import Launch
+from dnnc.backends.cuda.native import ALIGN, PARAMETER_ALIGN, STATUS_BYTES
+from dnnc.backends.cuda.target import GpuTarget
+from dnnc.backends.cuda.templates import templates
+from dnnc.device_driver import Machine
+from dnnc.ir.errors import InternalError
+from dnnc.ir.expr import Expr, Op
+from dnnc.ir.operator.interp import Interpreter
+from dnnc.ir.operator.stmt import Kernel
+from dnnc.ir.operator.text import parse_kernel, show_kernel
+
+Array = np.ndarray[Any, Any]
+GAP = 1 << 20  # addresses between two allocations
+START = 1 << 40
+
+
+class TextCompiler:
+    """Kernels as their own machine code."""
+
+    version = "interpreter"
+
+    def compile(self, kernels: Mapping[str, Kernel], target: GpuTarget, tell: Callable[[int, int], None] | None) -> dict[str, bytes]:
+        return {name: show_kernel(k).encode() for name, k in kernels.items()}
+
+
+class Block:
+    """An allocation."""
+
+    def __init__(self, device: InterpretedDevice, address: int, nbytes: int) -> None:
+        self.address, self.nbytes = address, nbytes
+        self._free = weakref.finalize(self, device.free, address)
+
+
+@dataclass
+class Stream:
+    address: int
+
+
+@dataclass
+class Recording:
+    """Work in order."""
+
+    steps: list[Callable[[], None]] = field(default_factory=list)
+
+    def launch(self, stream: int) -> None:
+        for step in self.steps:
+            step()
+
+
+class DeviceBuffer:
+    """An array on the interpreted device, with the interface by which libraries exchange arrays."""
+
+    def __init__(self, device: InterpretedDevice, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.device, self.shape, self.dtype = device, shape, dtype
+        self.nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self.memory = device.alloc(max(self.nbytes, 1))
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.memory.address, False), "version": 3, "strides": None, "stream": None}
+
+    def get(self) -> Array:
+        """Its elements as a NumPy array."""
+        return self.device.bytes_at(self.memory.address, self.nbytes).copy().view(self.dtype).reshape(self.shape)
+
+    def set(self, a: Array) -> DeviceBuffer:
+        self.device.bytes_at(self.memory.address, self.nbytes)[...] = np.ascontiguousarray(a, self.dtype).reshape(-1).view(np.uint8)
+        return self
+
+
+class Guarded(Interpreter):
+    """Notes an index that a guard finds outside, as kernels on a device do."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel, 1)
+        self.outside: int | None = None
+
+    def compute(self, e: Expr) -> Any:
+        if isinstance(e, Op) and e.name == "guard":
+            x, low, high = (np.asarray(self.eval(a)) for a in e.args)
+            active = np.asarray(self.active())
+            wrong = ((x < low) | (x >= high)) & (active[:, None] if x.ndim == 2 else active)
+            if wrong.any():
+                self.outside = int(np.broadcast_to(x, wrong.shape)[wrong][0])
+        return super().compute(e)
+
+
+class InterpretedDevice:
+    """See `dnnc.backends.cuda.native.Device`. `launched` counts kernels, `graphs` recordings."""
+
+    name = "interpreter"
+    number = 0
+
+    def __init__(self) -> None:
+        self._memory: dict[int, Array] = {}
+        self._next = START
+        self._recording: Recording | None = None
+        self.launched = self.graphs = 0
+
+    # --- memory -----------------------------------------------------------------------------------------------------------------
+
+    def alloc(self, nbytes: int) -> Block:
+        if self._recording is not None:
+            raise InternalError("memory is allocated while work is recorded")
+        address = self._next
+        self._next += -(-nbytes // ALIGN) * ALIGN + GAP
+        self._memory[address] = np.full(nbytes, 0xFF, np.uint8)
+        return Block(self, address, nbytes)
+
+    def free(self, address: int) -> None:
+        self._memory.pop(address, None)
+
+    @property
+    def allocated(self) -> int:
+        """Bytes in use."""
+        return sum(a.nbytes for a in self._memory.values())
+
+    def bytes_at(self, address: int, nbytes: int) -> Array:
+        """The bytes themselves. InternalError where they are not all of one allocation."""
+        starts = sorted(self._memory)
+        k = bisect.bisect_right(starts, address) - 1
+        start = starts[k] if k >= 0 else 0
+        if k < 0 or address + nbytes > start + self._memory[start].nbytes:
+            raise InternalError(f"{nbytes} bytes at {address:#x} are no memory of the device")
+        return self._memory[start][address - start :][:nbytes]
+
+    def pinned(self, nbytes: int) -> Array:
+        return np.empty(nbytes, np.uint8)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceBuffer:
+        return DeviceBuffer(self, shape, np.dtype(dtype))
+
+    def upload(self, to: int, source: Array, stream: int) -> None:
+        def step() -> None:
+            self.bytes_at(to, source.nbytes)[...] = source.reshape(-1).view(np.uint8)
+
+        self._do(step)
+
+    def download(self, to: Array, source: int, stream: int) -> None:
+        def step() -> None:
+            to.reshape(-1).view(np.uint8)[...] = self.bytes_at(source, to.nbytes)
+
+        self._do(step)
+
+    def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        def step() -> None:
+            self.bytes_at(to, nbytes)[...] = self.bytes_at(source, nbytes)
+
+        if nbytes and to != source:
+            self._do(step)
+
+    def fill(self, to: int, byte: int, nbytes: int, stream: int) -> None:
+        def step() -> None:
+            self.bytes_at(to, nbytes)[...] = byte
+
+        self._do(step)
+
+    # --- kernels ----------------------------------------------------------------------------------------------------------------
+
+    def load(self, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str]) -> Kernel:
+        return parse_kernel(cubin.decode())
+
+    def launch(self, function: Kernel, launch: Launch, args: Sequence[int], stream: int) -> None:
+        def step() -> None:
+            self.launched += 1
+            *addresses, status = args
+            arrays = {}
+            for p, address in zip(function.entry.buffers, addresses, strict=True):
+                if address % PARAMETER_ALIGN:
+                    raise InternalError(f"{function.name}: {p.name} lies at {address:#x}, which is no multiple of {PARAMETER_ALIGN}")
+                size = int(str(p.size())) if all(int(str(d)) for d in p.shape) else 0
+                dtype = np.dtype(np.bool_ if p.dtype.kind == "b" else p.dtype.numpy)
+                arrays[p.name] = self.bytes_at(address, size * dtype.itemsize).view(dtype) if size else np.empty(0, dtype)
+            run = Guarded(function)
+            with np.errstate(all="ignore"):
+                run.run(arrays)
+            if run.outside is not None:
+                self.bytes_at(status, STATUS_BYTES).view(np.int32)[:3] = 1, 0, run.outside
+
+        self._do(step)
+
+    # --- order ------------------------------------------------------------------------------------------------------------------
+
+    def _do(self, step: Callable[[], None]) -> None:
+        if self._recording is not None:
+            self._recording.steps.append(step)
+        else:
+            step()
+
+    def new_stream(self) -> Stream:
+        return Stream(1)
+
+    def current_stream(self) -> int:
+        return 0
+
+    def capture(self, stream: int, record: Callable[[], None]) -> Recording:
+        self.graphs += 1
+        self._recording = made = Recording()
+        try:
+            record()
+        finally:
+            self._recording = None
+        return made
+
+    def new_event(self, timing: bool = False) -> list[float]:
+        return [0.0]
+
+    def record(self, event: list[float], stream: int) -> None:
+        self._do(lambda: event.__setitem__(0, float(self.launched)))
+
+    def wait(self, event: Any, stream: int) -> None:
+        pass
+
+    def elapsed(self, start: list[float], end: list[float]) -> float:
+        """A microsecond for each kernel between them."""
+        return (end[0] - start[0]) * 1e-6
+
+    def synchronize(self, stream: int) -> None:
+        if self._recording is not None:
+            raise InternalError("the host waits while work is recorded")
+
+
+def interpreted_machine(device: InterpretedDevice | None = None, present: bool = True, arch: str = "sm_90a") -> Machine:
+    """A machine whose device is an interpreter; with the schedules of a real one."""
+    target = GpuTarget(arch)
+    own = device or InterpretedDevice()
+    return Machine(target, TextCompiler(), templates(target), lambda: own, present)
+
+
+def install() -> None:
+    """From now on CUDA targets of this process mean the interpreter, checks of kernels included."""
+    device_driver.cuda_machine = lambda target, threads=None: interpreted_machine()

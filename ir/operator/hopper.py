@@ -1,0 +1,54 @@
+"""Effects of the Hopper generation (sm_90a): names and operands for the table in `intrinsics.py`, shapes and layouts of wgmma.
+
+Data moves and products run beside the threads: the copy engine (TMA) and the tensor cores read and write on their own, through the
+*async proxy*. Threads learn of it by mbarriers (copies into shared memory), by `bulk_wait` (copies out of it) and by `wgmma_wait`.
+What threads write to shared memory becomes visible to those engines by `fence_async()`, executed by the writers before the barrier.
+
+    mbar_init(b, arrivals)           one thread; then mbar_fence() and a barrier before anybody uses b
+    mbar_arrive(b)                   each active thread arrives once
+    mbar_expect(b, bytes)            arrive, and let the phase wait for so many bytes of copies as well
+    mbar_wait(b, parity)             until the phase of that parity is complete
+    tma_load(to, from, rows, b)      one thread: a box of rows x lanes; what lies outside of the source is 0
+    tma_im2col(to, from, rows, b, p, q, r, s, heights, widths, strides (2), dilations (2), pads before (2))
+                                     one thread: a row of `to` for each of so many neighbouring pixels of a convolution's result, which is
+                                     heights x widths, from (p, q) of the image on that `from` names in an NHWC buffer: lanes channels of the
+                                     pixel that tap (r, s) of the filter meets there; what lies outside of the image is 0
+    tma_store(to, from, rows)        one thread: the box that lies at `from`; what lies outside of the destination is dropped
+    bulk_commit()                    close a group of stores
+    bulk_wait_read(n), bulk_wait(n)  all but the newest n groups of this thread have read their source (have arrived)
+    fence_async()                    what this thread wrote to shared memory so far, the engines may read
+    stmatrix_x4(to, v)               a warp: four 8 x 8 matrices; lane 8*m + r gives the address of row r of matrix m, v holds 2 elements of each
+    wgmma(acc, a, b, keep)           128 threads: acc = (keep != 0 ? acc : 0) + a @ b^T, asynchronously; a is 64 x k, b is n x k
+    wgmma_kn(acc, a, b, keep)        the same with b lying as k x n: blocks of 64 columns one after the other, [block, k, 64]
+    wgmma_fence()                    registers of this thread are ready for the next group of products
+    wgmma_commit()                   close a group of products
+    wgmma_wait(n[, acc])             all but the newest n are complete; acc, which they computed, may be used from here on
+    named_barrier(id, threads)       a barrier of a part of the block, whole warps
+    cluster_barrier()                a barrier of all threads of all blocks of a cluster
+    peer(addr, rank)                 a value: what lies at this address of a shared buffer in block `rank` of the cluster
+    regs_give(n), regs_take(n)       128 threads leave registers to others, or take them: n each from here on
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+EFFECTS = (
+    "mbar_init", "mbar_fence", "mbar_arrive", "mbar_expect", "mbar_wait", "tma_load", "tma_im2col", "tma_store", "bulk_commit", "bulk_wait_read",
+    "bulk_wait", "fence_async", "stmatrix_x4", "wgmma", "wgmma_kn", "wgmma_fence", "wgmma_commit", "wgmma_wait", "named_barrier", "cluster_barrier", "regs_give", "regs_take",
+)  # fmt: skip
+
+GROUP = 128  # threads of a warp group
+WGMMA_ROWS = 64  # rows of one product
+SWIZZLE_ROWS = 8  # the pattern of a swizzle repeats after so many rows of 128 bytes
+
+
+def wgmma_positions(n: int) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], np.ndarray[tuple[int, int], np.dtype[np.int64]]]:
+    """(row, column) of every accumulator of every thread of a warp group, each [128, n / 2]: register 4*j + 2*h + e of a 64 x n tile."""
+    t, r = np.arange(GROUP)[:, None], np.arange(n // 2)[None, :]
+    row = 16 * (t // 32) + t % 32 // 4 + 8 * (r // 2 % 2)
+    column = 8 * (r // 4) + 2 * (t % 4) + r % 2
+    return row, column
+
+
+__all__ = ["EFFECTS", "GROUP", "SWIZZLE_ROWS", "WGMMA_ROWS", "wgmma_positions"]

@@ -1,0 +1,228 @@
+"""Schedule primitives for GPUs: loops become blocks and threads, rows are computed by teams of threads.
+
+A GPU has no vector arithmetic, so nothing becomes a vector but memory accesses: `wide` loads and stores move up to 16 bytes of a thread's
+neighbouring elements at once through register tiles, and the arithmetic between them stays scalar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from dnnc.ir.errors import ScheduleError
+from dnnc.ir.expr import Expr, Load, Var, const, free, substitute, terms, value, walk
+from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Eval, For, If, Store, accesses, exprs, loop_var, substitute_block, walk_stmts
+from dnnc.passes.schedule.disjoint import obstacle
+from dnnc.passes.schedule.state import edit, make_loop, swap_buffers
+from dnnc.passes.schedule.wide import Run, compute_chunk, load_chunks, loads_ahead, new_tiles, run_of
+
+
+def solo(b: Block) -> Block:
+    """The whole kernel in one thread: `s`  ->  `for b in block.x(1): for t in thread.x(1): s`"""
+    return (make_loop("b", 1, "block.x", lambda _: (make_loop("t", 1, "thread.x", lambda _: b),)),)
+
+
+def wrap(b: Block, name: str) -> Block:
+    """`s`  ->  `for name in range(1): s`: a kernel of one row."""
+    return (make_loop(name, 1, "range", lambda _: b),)
+
+
+def spread(b: Block, name: str, threads: int) -> Block:
+    """`for i in range(n): s`  ->  `for b in block.x(ceil(n / T)): for t in thread.x(T): if T*b + t < n: s`, an iteration a thread."""
+
+    def go(s: For) -> Block:
+        n = _count(s)
+        _check_apart(s)
+        width = min(threads, n)
+        return _grid(-(-n // width), width, lambda i, t: _when([i * width + t < n], substitute_block(s.body, {s.var: s.lo + i * width + t})))
+
+    return edit(b, name, go)
+
+
+def stream(b: Block, name: str, threads: int, chunks: int) -> Block:
+    """`for c in range(n): {for v in unroll(8): s}`  ->  a grid of threads, each with `chunks` chunks, which lie `threads` apart.
+
+    A thread does all loads of its chunks before it computes, 16 bytes at a time (see wide). Neighbouring threads have neighbouring chunks.
+    A last chunk that is cut off by a guard `if 8*c + v < m` around s is done element by element."""
+
+    def go(s: For) -> Block:
+        run = run_of(s)
+        if run is None:
+            raise ScheduleError(f"{name} does not count the chunks of a run")
+        _check_apart(s)
+        width = min(threads, run.count)
+        return _grid(-(-run.count // (width * chunks)), width, lambda i, t: _chunks(run, i, t, width, chunks))
+
+    return edit(b, name, go)
+
+
+def _chunks(run: Run, b: Expr, t: Expr, width: int, chunks: int) -> Block:
+    names: dict[str, int] = {}
+
+    def fresh(base: str) -> str:
+        names[base] = names.get(base, -1) + 1
+        return f"{base}_{names[base]}" if names[base] else base
+
+    def each(emit: Callable[[Expr, Expr], Block]) -> Block:
+        q = loop_var(fresh("q"), const(0), const(chunks))
+        k: Expr = q if chunks > 1 else const(0)
+        c = b * (width * chunks) + k * width + t
+        body = _when([c < run.count], emit(k, c))
+        return (For(q, const(0), const(chunks), "unroll", body),) if chunks > 1 else body
+
+    whole, limit = _unguarded(run)
+    loads = loads_ahead(whole)
+    tiles = new_tiles(whole, loads, chunks, fresh)
+
+    def full(c: Expr) -> list[Expr]:
+        return [] if limit is None else [substitute(limit, {run.c: c})]
+
+    def compute(k: Expr, c: Expr) -> Block:
+        wide = compute_chunk(whole, tiles, k, c, fresh)
+        if limit is None:
+            return wide
+        return (If(full(c)[0], wide, compute_chunk(run, {}, k, c, fresh)),)
+
+    head = tuple(Alloc(x) for x in tiles.values())
+    return (*head, *(each(lambda k, c: _when(full(c), load_chunks(whole, loads, tiles, k, c))) if loads else ()), *each(compute))
+
+
+def _unguarded(run: Run) -> tuple[Run, Expr | None]:
+    """A run whose body is `if 8*c + v < m: s` -> the run of s, and the condition under which a chunk is whole."""
+    if run.v is None or len(run.body) != 1 or not isinstance(s := run.body[0], If) or s.other or run.v not in free(s.cond):
+        return run, None
+    last = substitute(s.cond, {run.v: const(run.width - 1)})
+    return replace(run, body=s.then), last
+
+
+def transpose_tiles(b: Block, row: str, column: str, tile: int = 32, threads: int = 256) -> Block:
+    """`for r in range(R): for c in range(C): y[.., r, c] = f(x[.., c, r])`  ->  tiles of 32 x 32 through shared memory
+
+    for b in block.x(tiles):
+        x_t: f32[32, 33] @ shared                     rows start in different banks
+        for t in thread.x(256):
+            for q in unroll(4): x_t[t // 32 + 8*q, t % 32] = x[.., c0 + t // 32 + 8*q, r0 + t % 32]
+            barrier()
+            for q in unroll(4): y[.., r0 + t // 32 + 8*q, c0 + t % 32] = f(x_t[t % 32, t // 32 + 8*q])
+
+    Neighbouring threads load neighbours along r and store neighbours along c. Loops around them become blocks."""
+    nest: list[For] = []
+    body = b
+    while len(body) == 1 and isinstance(body[0], For):
+        nest.append(body[0])
+        body = body[0].body
+    by = {s.var.name: s for s in nest}
+    if row not in by or column not in by or len(body) != 1 or not isinstance(st := body[0], Store) or st.buf.space != "global":
+        raise ScheduleError(f"{row} and {column} are not loops of a perfect nest around one store")
+    for s in nest:
+        _check_apart(s)
+    counts = [-(-_count(s) // tile) if s.var.name in (row, column) else _count(s) for s in nest]
+    crossing = [x for x in walk(st.value) if isinstance(x, Load) and _crosses(x, by[row].var, by[column].var) and x.buf is not st.buf]
+    if not crossing:
+        raise ScheduleError(f"no load runs along {row} and jumps along {column}")
+    tiles = {x: Buffer(f"{x.buf.name}_t", x.buf.dtype, (const(tile), const(tile + max(4 // x.buf.dtype.bytes, 1))), "shared") for x in crossing}
+    if len({t.name for t in tiles.values()}) < len(tiles):
+        raise ScheduleError("a buffer is read at two places")
+    total = 1
+    for n in counts:
+        total *= n
+    i = loop_var("b", const(0), const(total))
+    t = loop_var("t", const(0), const(threads))
+    start: dict[Expr, Expr] = {}
+    left: Expr = i
+    for s, n in reversed(list(zip(nest, counts))):
+        start[s.var] = left % n * (tile if s.var.name in (row, column) else 1)
+        left = left // n
+    q = [loop_var(name, const(0), const(tile * tile // threads)) for name in ("q", "q_1")]
+    near, far = t % tile, [t // tile + v * (threads // tile) for v in q]
+
+    def at(fast: str, slow: str, k: int) -> dict[Expr, Expr]:
+        return {**start, by[fast].var: start[by[fast].var] + near, by[slow].var: start[by[slow].var] + far[k]}
+
+    def inside(env: dict[Expr, Expr]) -> list[Expr]:
+        return [env[by[n].var] < _count(by[n]) for n in (row, column)]
+
+    loading, storing = at(row, column, 0), at(column, row, 1)
+    fill: Block = tuple(Store(tiles[x], (far[0], near), substitute(x, loading)) for x in crossing)
+    found: dict[Expr, Expr] = {x: tiles[x][near, far[1]] for x in crossing}
+    e = substitute(substitute(st.value, found), storing)
+    write: Block = (Store(st.buf, tuple(substitute(j, storing) for j in st.idx), e),)
+    loops_ = tuple(
+        For(v, const(0), v.hi + const(1), "unroll", _when(inside(env), block))  # type: ignore[operator]
+        for v, env, block in ((q[0], loading, fill), (q[1], storing, write))
+    )
+    inner = For(t, const(0), const(threads), "thread.x", (loops_[0], Eval("barrier", ()), loops_[1]))
+    return (For(i, const(0), const(total), "block.x", (*(Alloc(x) for x in tiles.values()), inner)),)
+
+
+def _crosses(x: Load, row: Var, column: Var) -> bool:
+    """Does a load step along the rows and jump along the columns?"""
+    at = x.buf.offset(x.idx)
+    if x.lanes > 1 or x.limit is not None or any(isinstance(y, Load) for i in x.idx for y in walk(i)):
+        return False
+    ts, _ = terms(at)
+    steps = dict(ts).get(row) == 1 and not any(row in free(t) for t, _ in ts if t is not row)
+    return x.buf.space == "global" and steps and column in free(at) and dict(ts).get(column) != 1
+
+
+def share_rows(b: Block) -> Block:
+    """Thread-private memory of a kernel with one thread a block moves to shared memory, which is nearer."""
+    local = [s.buf for s in walk_stmts(b) if isinstance(s, Alloc) and s.buf.space == "local"]
+    return swap_buffers(b, {x: Buffer(x.name, x.dtype, x.shape, "shared") for x in local})
+
+
+def sink(b: Block, *names: str) -> Block:
+    """`for i: for j: {s; y[i, j] = e}`  ->  `for i: {s; for j: y[i, j] = e}` for loops on which nothing but the last store depends."""
+    nest: list[For] = []
+    body = b
+    while len(body) == 1 and isinstance(body[0], For):
+        nest.append(body[0])
+        body = body[0].body
+    *before, last = body
+    by = {s.var.name: s for s in nest}
+    if not set(names) <= by.keys() or not isinstance(last, Store):
+        raise ScheduleError(f"{', '.join(names)} are not loops of a perfect nest that ends in a store")
+    if any(x.buf is last.buf for x in accesses(tuple(before))):
+        raise ScheduleError(f"{last.buf.name} is read before it is written")
+    inner = [s for s in nest if s.var.name in names]
+    if any(s.var in _free(tuple(before)) for s in inner):
+        raise ScheduleError(f"what comes before the store depends on {', '.join(names)}")
+    out: Block = (last,)
+    for s in reversed(inner):
+        out = (For(s.var, s.lo, s.hi, s.kind, out),)
+    out = (*before, *out)
+    for s in reversed([s for s in nest if s not in inner]):
+        out = (For(s.var, s.lo, s.hi, s.kind, out),)
+    return out
+
+
+def _free(b: Block) -> frozenset[Var]:
+    return frozenset().union(*(free(e) for s in walk_stmts(b) for e in exprs(s)))
+
+
+def _grid(blocks: int, threads: int, body: object) -> Block:
+    def inner(i: Expr) -> Block:
+        return (make_loop("t", threads, "thread.x", lambda t: body(i, t)),)  # type: ignore[operator]
+
+    return (make_loop("b", blocks, "block.x", inner),)
+
+
+def _count(s: For) -> int:
+    n = value(s.extent)
+    if n is None or n < 1:
+        raise ScheduleError(f"{s.var.name} has {s.extent!r} iterations; a grid needs a constant number of at least one")
+    return n
+
+
+def _check_apart(s: For) -> None:
+    why = obstacle(s) if value(s.extent) != 1 else ""
+    if why:
+        raise ScheduleError(f"{s.var.name} cannot be spread over threads: {why}")
+
+
+def _when(conds: Sequence[Expr], body: Block) -> Block:
+    """The body under those conditions that are not known to hold."""
+    for c in reversed(conds):
+        if value(c) != 1:
+            body = (If(c, body),)
+    return body

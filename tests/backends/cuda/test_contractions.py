@@ -1,0 +1,329 @@
+"""Tiled contractions: what is read off a naive nest, the scheduled kernels interpreted (values, races, bounds), and compiled without spills."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dnnc.backends.cuda.emit import emit_kernel, launch_of
+from dnnc.backends.cuda.nvrtc import compile_cuda
+from dnnc.backends.cuda.target import FACTS, GpuTarget
+from dnnc.backends.cuda.templates import gemv, mma, simt
+from dnnc.backends.cuda.templates.nest import Contraction, contraction_of
+from dnnc.backends.cuda.templates.staging import plan_tile
+from dnnc.ir.errors import ScheduleError, VerifyError
+from dnnc.ir.graph import Graph
+from dnnc.ir.graph_text import parse
+from dnnc.ir.interp import run
+from dnnc.ir.operator.interp import run_kernel
+from dnnc.ir.operator.stmt import Kernel
+from dnnc.ir.operator.text import parse_kernel, show_kernel
+from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.ops import OPS
+from dnnc.passes.base import PassContext
+from dnnc.passes.graph.decompose import decompose
+from dnnc.passes.graph.fuse import plan_fusion
+from dnnc.passes.lower import Lowered, lower
+from dnnc.passes.schedule.problem import Problem, classify
+
+H200 = GpuTarget()
+SIMT = {"bm": 16, "bn": 32, "tm": 4, "tn": 4, "bk": 8, "slices": 1}
+MMA = {"bm": 32, "bn": 32, "down": 1, "across": 2, "bk": 16, "stages": 3, "slices": 1}
+
+
+def problem(text: str | Graph) -> tuple[Graph, Lowered, Problem]:
+    """The one group of a graph, lowered."""
+    g = parse(text) if isinstance(text, str) else text.copy()
+    decompose(g, PassContext())
+    (group,) = plan_fusion(g).groups
+    low = lower(g, group.nodes, group.output)
+    return g, low, classify(group.nodes, low)
+
+
+def nest(text: str) -> Contraction:
+    found = contraction_of(problem(text)[2])
+    assert found is not None
+    return found
+
+
+def draw(g: Graph) -> list[Any]:
+    rng = np.random.default_rng(0)
+    out = []
+    for v in g.inputs:
+        shape = [int(d) for d in v.type.shape]  # type: ignore[call-overload]
+        a = rng.standard_normal(shape) if v.type.dtype.is_float else rng.integers(0, 9, shape)
+        out.append(np.asarray(a).astype(v.type.dtype.numpy))
+    return out
+
+
+def interpret(g: Graph, low: Lowered, kernel: Kernel) -> None:
+    """Run a kernel on drawn inputs; the result must be the graph's within rounding."""
+    values = dict(zip(g.inputs, draw(g)))
+    out = g.outputs[0].type
+    result = np.full([int(d) for d in out.shape], 99).astype(out.dtype.numpy)  # type: ignore[call-overload]
+    run_kernel(kernel, {b.name: values.get(v, result) for v, b in zip(low.params, kernel.entry.buffers)})
+    (want,) = run(g, list(values.values()), "float64")
+    limit = {"f16": 2e-3, "bf16": 1e-2, "f64": 1e-13}.get(out.dtype.name, 2e-6)
+    assert np.abs(result.astype(np.float64) - want).max() <= limit * max(1.0, np.abs(want).max())
+
+
+def check(module: ModuleType, text: str | Graph, knobs: Mapping[str, int | str]) -> Kernel:
+    g, low, p = problem(text)
+    kernel = verify_kernel(module.apply(p, knobs, H200))
+    shown = show_kernel(kernel)
+    assert show_kernel(parse_kernel(shown)) == shown
+    interpret(g, low, kernel)
+    return kernel
+
+
+def matmul(a: str, b: str, c: str, t: str = "f32") -> str:
+    return f"def g(x: {t}[{a}], w: {t}[{b}]):\n    y: {t}[{c}] = matmul(x, w)\n    return y"
+
+
+def conv(x: str, w: str, attrs: str = "", t: str = "f32") -> str:
+    return f"def g(x: {t}[{x}], w: {t}[{w}]):\n    return conv(x, w{', ' if attrs else ''}{attrs})"
+
+
+def transposed(m: int, k: int, n: int, t: str = "f32") -> str:
+    return f"def g(w: {t}[{k}, {m}], x: {t}[{k}, {n}]):\n    return matmul(transpose(w, perm=(1, 0)), x)"
+
+
+def dense(m: int, k: int, n: int, t: str = "f32") -> str:
+    return f"""def g(x: {t}[{m}, {k}], w: {t}[{k}, {n}], c: {t}[{n}], r: {t}[{m}, {n}]):
+    return add(gelu(add(matmul(x, w), c)), r)"""
+
+
+GRAPHS = {
+    "whole tiles": matmul("32, 24", "24, 64", "32, 64"),
+    "no multiple of anything": matmul("37, 27", "27, 41", "37, 41"),
+    "batched": matmul("3, 20, 16", "3, 16, 36", "3, 20, 36"),
+    "one matrix for all": matmul("2, 3, 20, 16", "16, 36", "2, 3, 20, 36"),
+    "turned operand": transposed(24, 20, 40),
+    "epilogue": dense(20, 24, 40),
+    "conv": conv("2, 3, 9, 8", "24, 3, 3, 3", "pads=(1, 1, 1, 1), strides=(2, 2)"),
+    "conv 1x1": conv("2, 8, 6, 6", "24, 8, 1, 1"),
+    "conv in groups": conv("2, 8, 9, 7", "24, 4, 3, 3", "pads=(1, 1, 1, 1), group=2, dilations=(2, 2)"),
+    "conv of a row": conv("2, 9, 33", "17, 9, 5", "pads=(2, 2)"),
+    "conv of a volume": conv("1, 3, 5, 6, 4", "9, 3, 2, 3, 2", "pads=(0, 1, 1, 1, 1, 0)"),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_ordinary_cores(name: str) -> None:
+    check(simt, GRAPHS[name], SIMT)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_tensor_cores(name: str) -> None:
+    check(mma, GRAPHS[name].replace("f32", "f16"), MMA)
+
+
+@pytest.mark.parametrize("name, tile", [("f64", (16, 32, 4, 4)), ("i32", (16, 16, 4, 2)), ("u8", (16, 32, 4, 4))])
+def test_other_types(name: str, tile: tuple[int, ...]) -> None:
+    text = matmul("19, 24", "24, 33", "19, 33", name)
+    check(simt, text, {**SIMT, **dict(zip(("bm", "bn", "tm", "tn"), tile))})
+
+
+def test_bfloat16() -> None:
+    check(mma, matmul("37, 48", "48, 40", "37, 40", "bf16"), {**MMA, "stages": 2})
+
+
+@pytest.mark.parametrize("module, knobs, t", [(simt, {**SIMT, "slices": 3}, "f32"), (mma, {**MMA, "slices": 2, "down": 2, "across": 1}, "f16")])
+def test_the_sum_in_slices(module: ModuleType, knobs: dict[str, int], t: str) -> None:
+    """The last round of slices is not full."""
+    check(module, matmul("21, 100", "100, 40", "21, 40", t), knobs)
+
+
+def test_fewer_steps_than_stages() -> None:
+    check(mma, matmul("16, 16", "16, 16", "16, 16", "f16"), {**MMA, "stages": 4})
+
+
+@pytest.mark.parametrize(
+    "text, knobs",
+    [
+        (matmul("1, 96", "96, 80", "1, 80"), {"wide": 8, "threads": 128}),  # the matrix lies along its columns
+        (matmul("3, 100", "100, 72", "3, 72", "f16"), {"wide": 4, "threads": 64}),
+        (matmul("5, 99", "99, 71", "5, 71"), {"wide": 16, "threads": 64}),
+        (matmul("2, 3, 70, 64", "2, 3, 64, 1", "2, 3, 70, 1"), {"per": 1, "parts": 1, "threads": 64}),  # along its rows
+        (matmul("70, 640", "640", "70"), {"per": 2, "parts": 2, "threads": 128}),
+        (matmul("50, 300", "300, 3", "50, 3", "bf16"), {"per": 2, "parts": 4, "threads": 128}),
+        (dense(2, 64, 40), {"wide": 8, "threads": 64}),
+    ],
+)
+def test_one_short_side(text: str, knobs: dict[str, int]) -> None:
+    check(gemv, text, knobs)
+
+
+def test_in_place_residual() -> None:
+    """The output takes the memory of the residual: every element is read by the thread that writes it, before it does."""
+    g = parse("def g(x: f32[20, 24], w: f32[24, 40], r: f32[20, 40]):\n    return add(matmul(x, w), r)")
+    (group,) = plan_fusion(g).groups
+    low = lower(g, group.nodes, group.output, inplace=g.inputs[2])
+    kernel = verify_kernel(simt.apply(classify(group.nodes, low), SIMT, H200))
+    x, w, r = draw(g)
+    want = x.astype(np.float64) @ w + r
+    run_kernel(kernel, {b.name: {"x": x, "w": w, "r": r}[v.name] for v, b in zip(low.params, kernel.entry.buffers)})
+    assert np.abs(r - want).max() < 1e-5
+
+
+# --- every sample of the records ------------------------------------------------------------------------------------------------
+
+SAMPLES = [pytest.param(name, k, id=f"{name}-{k}") for name in ("matmul", "conv", "conv_transpose") for k in range(len(OPS[name].samples))]
+
+
+@pytest.mark.parametrize("name, k", SAMPLES)
+def test_samples(name: str, k: int) -> None:
+    """Every template that takes a sample computes it; those that no template takes have a short side and a sum of few terms, or no side at all."""
+    from dnnc.ir.builder import Builder
+
+    s = OPS[name].samples[k]
+    g = Graph("g")
+    values = [g.add_input(f"x{i}", t) if t is not None else None for i, t in enumerate(s.inputs)]
+    g.outputs = [Builder(g).op(name, *values, **dict(s.attrs))]
+    g, low, p = problem(g)
+    c = contraction_of(p)
+    if c is None:
+        assert name == "matmul" and len(low.out_loops) == 0
+        return
+    interpret(g, low, verify_kernel(simt.apply(p, SIMT, H200)))
+    if mma.half_contraction(p) is not None:
+        interpret(g, low, verify_kernel(mma.apply(p, MMA, H200)))
+    if gemv.applies(c):
+        interpret(g, low, verify_kernel(gemv.apply(p, dict(gemv.candidates(p, H200)[0]), H200)))
+
+
+# --- the nest -------------------------------------------------------------------------------------------------------------------
+
+
+def test_sides_of_a_convolution() -> None:
+    """Pixels are the columns: along them the output lies in memory. Images and pixels are one side, taps and channels one sum."""
+    c = nest(conv("2, 8, 9, 7", "24, 4, 3, 3", "pads=(1, 1, 1, 1), group=2"))
+    assert c.sizes == (2, 12, 2 * 63, 36)
+    assert c.swapped and len(c.b.conds) == 4 and not c.a.conds
+    assert [len(axis.loops) for axis in (c.batch, c.rows, c.cols, c.red)] == [1, 1, 2, 1]
+
+
+def test_sides_of_matrices() -> None:
+    assert nest(matmul("2, 3, 20, 16", "16, 36", "2, 3, 20, 36")).sizes == (1, 120, 36, 16)
+    assert nest(matmul("2, 3, 20, 16", "3, 16, 36", "2, 3, 20, 36")).sizes == (3, 40, 36, 16)
+    assert nest(matmul("20, 16", "16", "20")).sizes == (1, 1, 20, 16)
+
+
+def test_what_is_no_tiled_contraction() -> None:
+    assert contraction_of(problem(matmul("4, 5", "5, 6", "4, 6", "i64"))[2]) is None  # sums of indices are not sums of products
+    assert contraction_of(problem("def g(x: f32[4, 5]):\n    return softmax(x)")[2]) is None
+    _, _, p = problem(matmul("20, 24", "24, 40", "20, 40"))
+    assert mma.half_contraction(p) is None and not mma.candidates(p, H200)
+    with pytest.raises(ScheduleError, match="half-precision"):
+        mma.apply(p, MMA, H200)
+
+
+@pytest.mark.parametrize(
+    "text, a, b",
+    [
+        (matmul("32, 24", "24, 64", "32, 64"), ("sum", 4), ("side", 4)),
+        (matmul("32, 27", "27, 64", "32, 64"), ("sum", 1), ("side", 4)),
+        (matmul("32, 26", "26, 66", "32, 66"), ("sum", 2), ("side", 2)),
+        (transposed(32, 24, 64), ("side", 4), ("side", 4)),
+        (conv("2, 8, 6, 6", "24, 8, 1, 1"), ("sum", 4), ("side", 4)),
+        (conv("2, 8, 6, 6", "24, 8, 3, 3", "pads=(1, 1, 1, 1)"), ("sum", 4), ("side", 1)),  # padding may cut any vector of pixels
+    ],
+)
+def test_how_tiles_are_read(text: str, a: tuple[str, int], b: tuple[str, int]) -> None:
+    c = nest(text)
+    made = [plan_tile(c, o, 64, 16, 128, 1) for o in (c.a, c.b)]
+    assert [(t.along, t.lanes) for t in made] == [a, b]
+
+
+# --- planted bugs ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "module, knobs, old, new, message",
+    [
+        (simt, SIMT, "barrier()", "syncwarp()", "race|nobody has written"),
+        (mma, MMA, "cp_async_wait(1)", "cp_async_wait(2)", "in flight"),
+        (mma, MMA, "barrier()", "syncwarp()", "race"),
+        (mma, MMA, "syncwarp()", "prefetch(addr(x0[0, 0]))", "race"),
+    ],
+)
+def test_planted_bugs_are_found(module: ModuleType, knobs: dict[str, int], old: str, new: str, message: str) -> None:
+    t = "f32" if module is simt else "f16"
+    wide = {**knobs, "bm": 32} if module is simt else knobs  # two warps
+    g, low, p = problem(matmul("32, 64", "64, 64", "32, 64", t))
+    text = show_kernel(module.apply(p, wide, H200))
+    assert old in text
+    with pytest.raises(VerifyError, match=message):
+        interpret(g, low, parse_kernel(text.replace(old, new)))
+
+
+# --- the choice of tiles --------------------------------------------------------------------------------------------------------
+
+SIZES = ((4096, 4096, 4096), (1024, 1024, 1024), (128, 768, 768), (128, 3072, 768), (16, 4096, 4096), (197, 384, 1536), (50, 1000, 2048), (9, 33, 65))
+
+
+@pytest.mark.parametrize("m, n, k", SIZES)
+def test_candidates_fit(m: int, n: int, k: int) -> None:
+    for t, module in (("f32", simt), ("f16", mma)):
+        _, _, p = problem(matmul(f"{m}, {k}", f"{k}, {n}", f"{m}, {n}", t))
+        found = module.candidates(p, H200)
+        assert found and len(set(found)) == len(found)
+        kernel = verify_kernel(module.apply(p, dict(found[0]), H200))
+        launch = launch_of(kernel)
+        assert launch.shared_bytes <= H200.shared_bytes and launch.block[0] <= H200.max_threads
+
+
+def test_small_problems_fill_the_machine() -> None:
+    """Fewer tiles than SMs: smaller tiles are chosen. Many: the tile with the most reuse."""
+    few = dict(simt.candidates(problem(matmul("128, 768", "768, 768", "128, 768"))[2], H200)[0])
+    many = dict(simt.candidates(problem(matmul("4096, 512", "512, 4096", "4096, 4096"))[2], H200)[0])
+    assert -(-128 // int(few["bm"])) * -(-768 // int(few["bn"])) >= 90
+    assert int(many["bm"]) * int(many["bn"]) >= 128 * 64
+
+
+# --- compiled -------------------------------------------------------------------------------------------------------------------
+
+
+def compiled(module: ModuleType, text: str, arch: str, knobs: Mapping[str, int | str] | None = None) -> None:
+    target = FACTS[arch]
+    _, _, p = problem(text)
+    kernel = verify_kernel(module.apply(p, knobs or dict(module.candidates(p, target)[0]), target))
+    made = compile_cuda(emit_kernel(kernel, "contraction", target), arch)
+    launch = launch_of(kernel)
+    assert made.spills == 0 and made.local_bytes == 0
+    assert made.registers * launch.block[0] <= target.registers
+
+
+@pytest.mark.parametrize(
+    "module, text", [(simt, dense(1024, 768, 1024)), (mma, dense(256, 768, 768, "f16")), (gemv, matmul("1, 768", "768, 3072", "1, 3072", "f16"))]
+)
+def test_compiles(module: ModuleType, text: str) -> None:
+    compiled(module, text, "sm_90a")
+
+
+CORNERS = [
+    (simt, dense(4096, 4096, 4096), {"bm": 128, "bn": 128, "tm": 8, "tn": 8, "bk": 8, "slices": 1}),
+    (simt, matmul("512, 515", "515, 333", "512, 333"), {"bm": 64, "bn": 64, "tm": 8, "tn": 4, "bk": 16, "slices": 4}),
+    (simt, matmul("512, 512", "512, 512", "512, 512", "f64"), {"bm": 64, "bn": 64, "tm": 4, "tn": 4, "bk": 8, "slices": 1}),
+    (simt, conv("1, 64, 56, 56", "64, 64, 3, 3", "pads=(1, 1, 1, 1)"), None),
+    (simt, conv("1, 3, 224, 224", "64, 3, 7, 7", "pads=(3, 3, 3, 3), strides=(2, 2)"), None),
+    (mma, matmul("4096, 4096", "4096, 4096", "4096, 4096", "bf16"), None),
+    (mma, transposed(1024, 1024, 1024, "f16"), {"bm": 128, "bn": 128, "down": 2, "across": 2, "bk": 32, "stages": 4, "slices": 1}),
+    (mma, matmul("100, 515", "515, 333", "100, 333", "f16"), {"bm": 64, "bn": 32, "down": 2, "across": 2, "bk": 64, "stages": 3, "slices": 2}),
+    (mma, conv("32, 64, 56, 56", "64, 64, 3, 3", "pads=(1, 1, 1, 1)", "f16"), None),
+    (gemv, matmul("50257, 768", "768", "50257", "f16"), None),
+    (gemv, matmul("8, 4096", "4096, 4096", "8, 4096", "f16"), None),
+    (gemv, matmul("4096, 4097", "4097, 4", "4096, 4"), None),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("k", range(len(CORNERS)))
+def test_corners_compile(k: int, arch: str) -> None:
+    module, text, knobs = CORNERS[k]
+    compiled(module, text, arch, knobs)
