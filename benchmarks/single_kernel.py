@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.backends.llvm.build import pack
+from dnnc.backends.link import pack
 from dnnc.backends.llvm.ceilings import Probe, bind
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates import templates

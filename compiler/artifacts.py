@@ -18,8 +18,8 @@ import numpy as np
 import dnnc
 from dnnc.backends.artifact import write_artifact
 from dnnc.backends.llvm.compile import llvm_version
-from dnnc.backends.llvm.entry import Place
 from dnnc.backends.llvm.native import ENTRY, FORMAT, Native, offsets_of_constants
+from dnnc.backends.places import Place
 from dnnc.ir.constant_text import large_constants, to_bytes
 from dnnc.ir.dtype import u8
 from dnnc.ir.errors import Loc

@@ -20,7 +20,7 @@ from dnnc.options import CompileOptions, check_every_pass, thread_count
 from dnnc.origin import OnnxParts
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.graph.segments import needs_host
-from dnnc.passes.pipelines import CUDA_LEVELS, compile_program
+from dnnc.passes.pipelines import compile_program
 from dnnc.passes.program import Program
 from dnnc.passes.schedule.problem import Template
 from dnnc.report.collect import program_report
@@ -135,5 +135,5 @@ class DeviceMaker:
 
 def make_program(graph: Graph, machine: Machine, opts: CompileOptions, manager: PassManager | None = None) -> Program:
     """Graph passes (which change the graph in place), plans, scheduled kernels."""
-    ctx = PassContext(numerics=opts.numerics, lanes=1, align=PARAMETER_ALIGN, precision=opts.precision, check=check_every_pass())
-    return compile_program(graph, ctx, machine.templates, opt_level=opts.opt_level, manager=manager, levels=CUDA_LEVELS)
+    ctx = PassContext(numerics=opts.numerics, lanes=1, align=PARAMETER_ALIGN, precision=opts.precision, channels_last=True, check=check_every_pass())
+    return compile_program(graph, ctx, machine.templates, opt_level=opts.opt_level, manager=manager)

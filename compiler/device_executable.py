@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dnnc.backends.cuda.arrays import DeviceArray, Kind, device_array, is_device_array, kind_of, output_array, to_host
 from dnnc.backends.cuda.graph import Frame, LoadedProgram
 from dnnc.backends.cuda.native import PARAMETER_ALIGN, CudaNative, Device
-from dnnc.device_arrays import DeviceArray, Kind, device_array, is_device_array, kind_of, output_array, to_host
 from dnnc.ir.errors import InputError, InternalError
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph

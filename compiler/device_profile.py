@@ -20,7 +20,7 @@ from dnnc.report import KernelReport, Report
 
 if TYPE_CHECKING:
     from dnnc.backends.cuda.target import GpuTarget
-    from dnnc.backends.llvm.entry import Call
+    from dnnc.backends.places import Call
     from dnnc.device_executable import Bound
 
 Array = np.ndarray[Any, Any]

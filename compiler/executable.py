@@ -233,7 +233,7 @@ class Executable:
     def _bind_new(self, key: tuple[tuple[int, ...], ...], arrays: Sequence[Array]) -> Bound:
         with self._lock:
             if self._when_empty is not None and any(0 in s for s in key):
-                bound = self._when_empty(key)._bind(arrays)
+                bound: Bound = self._when_empty(key)._bind(arrays)
             else:
                 dims = bind_dims(self._origin.interface, [a.shape for a in arrays])
                 native = self._native(dims)

@@ -20,8 +20,8 @@ import numpy as np
 
 from dnnc.backends.llvm.ceilings import Ceilings, ceilings
 from dnnc.backends.llvm.compile import Loaded, compile_text, load_objects
-from dnnc.backends.llvm.entry import Call, barriers, stamp_places, timed_entry_text
-from dnnc.backends.llvm.native import CONTROL
+from dnnc.backends.llvm.entry import barriers, stamp_places, timed_entry_text
+from dnnc.backends.places import CONTROL, Call
 from dnnc.backends.runtime import FRAME_NTHREADS, aligned_empty
 from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.expr import Var

@@ -11,8 +11,8 @@ import numpy as np
 
 from dnnc.backends.artifact import REMEDY, Artifact
 from dnnc.backends.llvm.compile import load_objects
-from dnnc.backends.llvm.entry import Call, Place
-from dnnc.backends.llvm.native import CONTROL, ENTRY, Native, NativeKernel
+from dnnc.backends.llvm.native import ENTRY, Native
+from dnnc.backends.places import CONTROL, Call, NativeKernel, Place
 from dnnc.ir.arena import Arena
 from dnnc.ir.constant_text import from_bytes
 from dnnc.ir.dtype import BY_NAME

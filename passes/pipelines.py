@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from dnnc.ir.builder import Builder
 from dnnc.ir.graph import Graph, Value
@@ -96,8 +96,7 @@ LEVELS: dict[int, tuple[Pass, ...]] = {
     1: tuple(p for p in PASSES if p is not LAYOUT),
     3: PASSES,
 }
-# CUDA: no blocks for vectors; values lie as the model has them
-CUDA_LEVELS: dict[int, tuple[Pass, ...]] = {**LEVELS, 3: LEVELS[1]}
+
 
 
 def compile_program(
@@ -107,10 +106,9 @@ def compile_program(
     choose: Choose = first_choice,
     opt_level: int = 3,
     manager: PassManager | None = None,
-    levels: Mapping[int, Sequence[Pass]] = LEVELS,
 ) -> Program:
     """A graph, changed in place by the passes of the level -> scheduled kernels with a memory plan."""
-    (manager or PassManager()).run(graph, levels[opt_level], ctx)
+    (manager or PassManager()).run(graph, LEVELS[opt_level], ctx)
     region = plan_region(graph, fuse=opt_level >= 3, align=ctx.align)
     memory = plan_memory(graph, region.fusion, region.inplace, region.nested)
     return Program(graph, region.fusion, memory, build_steps(region, memory, templates, choose))

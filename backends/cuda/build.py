@@ -20,9 +20,8 @@ from dnnc.backends.cuda.gate import check_kernel
 from dnnc.backends.cuda.launch import Launch
 from dnnc.backends.cuda.native import Check, CudaNative, Device
 from dnnc.backends.cuda.nvrtc import compile_many, nvrtc_version
-from dnnc.backends.llvm.build import Linker, control_names, describe, describe_control, lay_out_constants
-from dnnc.backends.llvm.control import Control, Loop
-from dnnc.backends.llvm.native import NativeKernel
+from dnnc.backends.link import Linker, control_names, describe, describe_control, lay_out_constants
+from dnnc.backends.places import Control, Loop, NativeKernel
 from dnnc.ir.graph import Graph
 from dnnc.ir.operator.stmt import Kernel
 from dnnc.passes.program import Program, Step
@@ -63,7 +62,7 @@ def printer_version() -> str:
     """A hash of the modules of this package that turn kernel text into code, so that a change of theirs never meets code of before."""
     h = hashlib.sha256()
     for path in sorted(Path(str(package.__file__)).parent.glob("*.py")):
-        if path.stem not in ("native", "graph", "gate", "device", "build", "tensor_maps"):
+        if path.stem not in ("native", "graph", "gate", "device", "build", "tensor_maps", "arrays"):
             h.update(path.read_bytes())
     return h.hexdigest()
 

@@ -28,7 +28,7 @@ from dnnc.backends.cuda.target import GpuTarget
 from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import DType, i64
 from dnnc.ir.errors import InternalError
-from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var, children, var
+from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var, children, free, var
 from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Kernel, Let, Stmt, Store, exprs, walk_stmts
 
 VECTOR_BYTES = 16  # the widest access, and what addresses of parameters are multiples of
@@ -126,6 +126,7 @@ class FuncEmitter:
         self.scopes: list[set[str]] = [set()]
         self.temps: dict[Expr, str] = {}
         self.divisors: dict[Var, int] = {}
+        self.ranks: dict[Var, int] = {}
 
     def function(self) -> str:
         params = [self.param(p) for p in self.func.params]
@@ -176,6 +177,14 @@ class FuncEmitter:
         self.pad = self.pad[:-2]
         self.scopes.pop()
 
+    def declare(self, v: Var, name: str) -> None:
+        self.values[v] = name
+        self.ranks[v] = len(self.ranks)
+
+    def rank(self, e: Expr) -> int:
+        """How late all is known that an expression depends on."""
+        return max((self.ranks.get(v, 0) for v in free(e)), default=0)
+
     def line(self, text: str) -> None:
         self.lines.append(self.pad + text)
 
@@ -218,8 +227,7 @@ class FuncEmitter:
     def operand(self, e: Expr, lanes: int, outer: int = 0) -> str:
         """An operand of an operation on `lanes` lanes, with exactly the C++ type of its IR type."""
         if lanes > 1 and e.lanes == 1:
-            self.use("V")
-            return f"{self.use('splat')}<{scalar(e.dtype)}, {lanes}>({self.text(e)})"
+            return f"splat<{scalar(e.dtype)}, {lanes}>({self.text(e)})"
         return index.wide(self, e, outer) if e.dtype is i64 and e.lanes == 1 else self.text(e, outer)
 
     def pointer(self, buf: Buffer, idx: tuple[Expr, ...]) -> str:
@@ -241,19 +249,18 @@ class FuncEmitter:
     def load(self, e: Load) -> Text:
         t = e.buf.dtype
         if any(i.lanes > 1 for i in e.idx):
-            self.use("V")
             limit = "" if e.limit is None else f", {self.limit(e.limit, e.lanes)}"
             at = self.operand(e.buf.offset(e.idx), e.lanes)
-            return self.from_memory(f"{self.use('gather')}({self.values[e.buf]}, {at}{limit})", UNARY, t, e.lanes)
-        if e.lanes == 1 and e.limit is None:
-            return self.from_memory(self.element(e.buf, e.idx), 0, t, 1)
+            return self.from_memory(f"gather({self.values[e.buf]}, {at}{limit})", UNARY, t, e.lanes)
+        if e.lanes == 1:
+            found = self.from_memory(self.element(e.buf, e.idx), 0, t, 1)
+            return found if e.limit is None else (f"{self.limit(e.limit, 1)} > 0 ? {found[0]} : {literal(0, t)}", index.CHOICE)
         name, args, limit = "take", str(e.lanes), ""
         if e.buf.space != "register":
             name, args = "ld", f"{self.aligned(e.buf, e.idx, e.lanes)}, {e.lanes}"
         if e.limit is not None:
             name, limit = name + "_first", f", {self.limit(e.limit, e.lanes)}"
-        self.use("V")
-        return self.from_memory(f"{self.use(name)}<{args}>({self.pointer(e.buf, e.idx)}{limit})", UNARY, t, e.lanes)
+        return self.from_memory(f"{name}<{args}>({self.pointer(e.buf, e.idx)}{limit})", UNARY, t, e.lanes)
 
     def limit(self, n: Expr, lanes: int) -> str:
         """A number of lanes as int, for any number."""
@@ -270,7 +277,7 @@ class FuncEmitter:
         """Bytes of a bool are 0 and 1, and those of a small integer have their upper bits clear."""
         s = self.operand(e, lanes) if lanes > 1 else self.text(e)
         if t.kind == "b" and lanes > 1:
-            return f"{self.use('convert')}<u8>({s})"
+            return f"convert<u8>({s})"
         if t.is_int and t.bits < 8:
             return values.call(self, f"pack_{t}", [s], lanes)[0]
         return s
@@ -341,14 +348,14 @@ class FuncEmitter:
             self.divisors[v] = index.divisor(s.value, self.divisors)
         name = self.fresh(v.name)  # the value does not see it
         self.line(f"const {self.declared(v)} {name} = {body};")
-        self.values[v] = name
+        self.declare(v, name)
 
     def do_store(self, s: Store, last: bool) -> None:
         t, lanes = s.buf.dtype, max([s.lanes, *(i.lanes for i in s.idx)])
         v = self.to_memory(s.value, t, lanes)
         limit = "" if s.limit is None else f", {self.limit(s.limit, lanes)}"
         if any(i.lanes > 1 for i in s.idx):
-            self.line(f"{self.use('scatter')}({self.values[s.buf]}, {self.operand(s.buf.offset(s.idx), lanes)}, {v}{limit});")
+            self.line(f"scatter({self.values[s.buf]}, {self.operand(s.buf.offset(s.idx), lanes)}, {v}{limit});")
         elif lanes == 1 and s.limit is None:
             self.line(f"{self.element(s.buf, s.idx)} = {v};")
         elif lanes == 1:
@@ -356,7 +363,7 @@ class FuncEmitter:
         else:
             name = "put" if s.buf.space == "register" else "st"
             wide = "" if name == "put" else f"<{self.aligned(s.buf, s.idx, lanes)}>"
-            self.line(f"{self.use(name + ('_first' if limit else ''))}{wide}({self.pointer(s.buf, s.idx)}, {v}{limit});")
+            self.line(f"{name}{'_first' if limit else ''}{wide}({self.pointer(s.buf, s.idx)}, {v}{limit});")
 
     def do_eval(self, s: Eval, last: bool) -> None:
         if s.name in HOPPER_EFFECTS:
@@ -369,9 +376,9 @@ class FuncEmitter:
         elif s.name == "cp_async":
             self.cp_async(s)
         elif s.name == "cp_async_wait":
-            self.line(f"{self.use(s.name)}<{index.constant(s.args[0], s.name)}>();")
+            self.line(f"{s.name}<{index.constant(s.args[0], s.name)}>();")
         elif s.name in _PLAIN:
-            self.line(f"{self.use(s.name)}({', '.join(self.text(a) for a in s.args)});")
+            self.line(f"{s.name}({', '.join(self.text(a) for a in s.args)});")
         else:
             raise InternalError(f"{s.name} has no CUDA spelling")
 
@@ -394,7 +401,7 @@ class FuncEmitter:
             if index.narrow(k) and not (lo is not None and lo >= 0 and hi is not None and hi <= to.lanes):
                 clamped = f"min(max({clamped}, 0), {to.lanes})"
             limit = f", {size} * ({clamped})"
-        self.line(f"{self.use('cp_async')}<{n}>({self.text(to)}, {self.text(source)}{limit});")
+        self.line(f"cp_async<{n}>({self.text(to)}, {self.text(source)}{limit});")
 
     def do_if(self, s: If, last: bool) -> None:
         self.named(s.cond)
@@ -417,7 +424,8 @@ class FuncEmitter:
         lo, hi = self.text(s.lo), self.text(s.hi, index.LESS + 1)
         pad = self.pad
         with self.scope():
-            name = self.values[s.var] = self.fresh(s.var.name)
+            name = self.fresh(s.var.name)
+            self.declare(s.var, name)
             unroll = "UNROLL " if s.kind == "unroll" else ""
             self.lines.append(f"{pad}{unroll}for ({self.declared(s.var)} {name} = {lo}; {name} < {hi}; ++{name}) {{")
             self.block(s.body)
@@ -437,7 +445,7 @@ class FuncEmitter:
         lo, number = self.text(s.lo, PLUS), self.unit.shape.numbers[s]
         name = self.fresh(s.var.name)
         self.line(f"const int {name} = {number if lo == '0' else f'{lo} + {number}'};")
-        self.values[s.var] = name
+        self.declare(s.var, name)
         self.block(s.body)
 
 

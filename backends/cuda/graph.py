@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.backends.cuda.native import ALIGN, DEFAULT_STREAM, PARAMETER_ALIGN, STATUS_BYTES, CudaNative, Device, Recorded
-from dnnc.backends.llvm.control import Branch, Control, Loop, Row
-from dnnc.backends.llvm.entry import Call, Place
+from dnnc.backends.places import Branch, Call, Control, Loop, Place, Row
 from dnnc.backends.runtime import ALIGN as CONDITION_STRIDE
 from dnnc.ir.errors import InternalError
 

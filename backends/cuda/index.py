@@ -75,13 +75,15 @@ def wide(em: FuncEmitter, e: Expr, outer: int = 0) -> str:
 
 
 def linear(em: FuncEmitter, e: Linear) -> Text:
+    """A sum, what is known first ahead: the compiler hoists the part of it that a loop does not change."""
+    ordered = sorted(e.terms, key=lambda tc: em.rank(tc[0]))
     if narrow(e):
-        return _sum([(_scaled(em.text(t, TIMES), str(abs(c))), c < 0) for t, c in e.terms], str(abs(e.const)) if e.const else "", e.const < 0)
+        return _sum([(_scaled(em.text(t, TIMES), str(abs(c))), c < 0) for t, c in ordered], str(abs(e.const)) if e.const else "", e.const < 0)
     r = reach(e)
     if r is not None and r < 1 << 63:
-        terms = [(wide(em, t, PLUS) if abs(c) == 1 else f"{abs(c)}LL*{em.text(t, TIMES + 1)}", c < 0) for t, c in e.terms]
+        terms = [(wide(em, t, PLUS) if abs(c) == 1 else f"{abs(c)}LL*{em.text(t, TIMES + 1)}", c < 0) for t, c in ordered]
         return _sum(terms, str(abs(e.const)) if e.const else "", e.const < 0)
-    terms = [(_scaled(f"(u64){em.text(t, UNARY)}", f"{abs(c)}ull"), c < 0) for t, c in e.terms]
+    terms = [(_scaled(f"(u64){em.text(t, UNARY)}", f"{abs(c)}ull"), c < 0) for t, c in ordered]
     text, _ = _sum(terms, f"{abs(e.const)}ull" if e.const else "", e.const < 0)
     return f"(i64)({text})", UNARY
 
@@ -127,7 +129,7 @@ def operation(em: FuncEmitter, e: Op) -> Text | None:
         return f"{c} ? {a} : {b}", CHOICE
     if e.name == "guard":
         lo, hi = (em.text(a) if narrow(e) else wide(em, a) for a in e.args[1:])
-        return f"{em.use('guard')}({em.text(e.args[0])}, {lo}, {hi}, status, {em.unit.number})", UNARY
+        return f"guard({em.text(e.args[0])}, {lo}, {hi}, status, {em.unit.number})", UNARY
     return None
 
 
@@ -152,8 +154,8 @@ def _divide(em: FuncEmitter, e: Op) -> Text:
     small = narrow(a) and narrow(b)
     left = em.text(a) if small else wide(em, a)
     if nonneg(a):
-        return f"{em.use('udiv' if e.name == '//' else 'umod')}({left}, {em.text(b)})", UNARY
-    return f"{em.use('floordiv' if e.name == '//' else 'floorrem')}({left}, {em.text(b) if small else wide(em, b)})", UNARY
+        return f"{'udiv' if e.name == '//' else 'umod'}({left}, {em.text(b)})", UNARY
+    return f"{'floordiv' if e.name == '//' else 'floorrem'}({left}, {em.text(b) if small else wide(em, b)})", UNARY
 
 
 def divisor(e: Expr, known: dict[Var, int]) -> int:

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from dnnc.backends.llvm.control import Control, Loop
-from dnnc.backends.llvm.entry import Call
-from dnnc.backends.llvm.native import NativeKernel
+from dnnc.backends.places import Call, Control, Loop, NativeKernel
 from dnnc.ir.arena import Arena
 from dnnc.ir.expr import Var
 from dnnc.ir.types import TensorType

@@ -22,7 +22,7 @@ INTEGER = {"+": "add", "-": "sub", "*": "mul"}
 LOGIC = {"&": "bit_and", "|": "bit_or", "^": "bit_xor"}
 ORDER = {"<": "less", "<=": "less_equal", "==": "equal", "!=": "not_equal"}
 RENAMED = {
-    "min": "minimum", "max": "maximum", "fmin": "second_min", "fmax": "second_max", "abs": "absolute", "neg": "negate", "isnan": "is_nan",
+    "min": "minimum", "max": "maximum", "fmin": "second_min", "fmax": "second_max", "abs": "absolute", "neg": "negate", "isnan": "is_nan", "exp2": "power_of_two",
     "not": "logical_not", "bitnot": "bitnot", "truncdiv": "truncdiv", "truncmod": "truncmod", "floormod": "floormod", "shl": "shl", "shr": "shr",
     "fma": "fused", "shfl_xor": "shfl_xor", "shfl_up": "shfl_up", "shfl_down": "shfl_down", "shfl": "shfl",
 }  # fmt: skip
@@ -51,18 +51,16 @@ def compute(em: FuncEmitter, e: Op) -> Text:
     if e.name in LOGIC:
         return infix(em, e) if lanes == 1 and (t.kind == "b" or t.bits >= 32) else call(em, LOGIC[e.name], vs, lanes)
     if e.name in MATH and t in (f32, f64):
-        return call(em, e.name + ("f" if t is f32 else ""), vs, lanes, known=False)
+        return call(em, e.name + ("f" if t is f32 else ""), vs, lanes)
     if e.name in PLAIN:
-        return f"{em.use(e.name)}({', '.join(vs)})", UNARY
+        return f"{e.name}({', '.join(vs)})", UNARY
     if e.name in RENAMED and (not is_small(t) or e.name.startswith("shfl")):
         return call(em, RENAMED[e.name], vs, lanes)
     raise InternalError(f"{e.name} on {t} has no CUDA spelling")
 
 
-def call(em: FuncEmitter, name: str, vs: list[str], lanes: int, known: bool = True) -> Text:
-    """A call of a scalar function, lane by lane for vectors. `known` ones are in the prelude."""
-    if known:
-        em.use(name)
+def call(em: FuncEmitter, name: str, vs: list[str], lanes: int) -> Text:
+    """A call of a scalar function, lane by lane for vectors."""
     if lanes > 1:
         em.use(f"{name}/{len(vs)}")
     return f"{name}({', '.join(vs)})", UNARY
@@ -94,7 +92,7 @@ def _select(em: FuncEmitter, e: Op) -> Text:
 
 
 def _lanes(em: FuncEmitter, e: Op) -> Text:
-    return f"{em.use('lanes')}<{e.lanes}>()", UNARY
+    return f"lanes<{e.lanes}>()", UNARY
 
 
 def _ldexp(em: FuncEmitter, e: Op) -> Text:
@@ -107,8 +105,8 @@ def _guard(em: FuncEmitter, e: Op) -> Text:
     if found is not None:
         return found
     x, lo, hi = (em.operand(a, e.lanes) for a in e.args)
-    em.use("guard")
-    return f"{em.use('guard/3') and 'guard'}({x}, {lo}, {hi}, status, {em.unit.number})", UNARY
+    em.use("guard/3")
+    return f"guard({x}, {lo}, {hi}, status, {em.unit.number})", UNARY
 
 
 def _shuffle(em: FuncEmitter, e: Op) -> Text:
@@ -116,12 +114,11 @@ def _shuffle(em: FuncEmitter, e: Op) -> Text:
     name, x = RENAMED[e.name], em.operand(e.args[0], e.lanes)
     if e.lanes > 1:
         em.use(f"{name}/shuffle")
-    em.use(name)
     return f"{name}({x}, {em.text(e.args[1])})", UNARY
 
 
 def _matrix(em: FuncEmitter, e: Op) -> Text:
-    return f"{em.use(e.name)}({', '.join(em.text(a) for a in e.args)})", UNARY
+    return f"{e.name}({', '.join(em.text(a) for a in e.args)})", UNARY
 
 
 # --- conversions --------------------------------------------------------------------------------------------------------------
@@ -132,9 +129,7 @@ def bits(em: FuncEmitter, e: Op, to: DType) -> Text:
     if a.dtype is to:
         return em.operand(a, e.lanes), 0
     x = em.operand(a, e.lanes)
-    if e.lanes == 1:
-        return f"{em.use('bit_cast')}<{scalar(to)}>({x})", UNARY
-    return f"{em.use('bit_cast')}<{ctype(to, e.lanes)}>({x})", UNARY
+    return f"bit_cast<{ctype(to, e.lanes)}>({x})", UNARY
 
 
 def convert(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> Text:
@@ -172,7 +167,7 @@ def _number(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> Text:
         return call(em, f"to_{scalar(to)}", [em.operand(arg, lanes)], lanes)
     if lanes == 1:
         return f"({scalar(to)}){em.text(arg, UNARY)}", UNARY
-    return f"{em.use('convert')}<{scalar(to)}>({em.operand(arg, lanes)})", UNARY
+    return f"convert<{scalar(to)}>({em.operand(arg, lanes)})", UNARY
 
 
 SPECIAL: dict[str, Callable[[FuncEmitter, Op], Text]] = {

@@ -17,8 +17,9 @@ import numpy as np
 
 from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.emit import emit_kernel
-from dnnc.backends.llvm.entry import Call, Place, entry_text
+from dnnc.backends.llvm.entry import entry_text
 from dnnc.backends.llvm.features import CpuTarget, last_level_cache
+from dnnc.backends.places import Call, Place
 from dnnc.backends.runtime import Frame, aligned_empty, runtime
 from dnnc.ir.dtype import f32
 from dnnc.ir.expr import const, fma

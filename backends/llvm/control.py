@@ -9,64 +9,9 @@ thread still reads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Union
-
-from dnnc.backends.llvm.entry import Call, body_lines, declarations
+from dnnc.backends.llvm.entry import body_lines, declarations
+from dnnc.backends.places import Branch, Control, Loop, Row
 from dnnc.backends.runtime import ALIGN, FRAME_BARRIER
-
-
-@dataclass(frozen=True)
-class Row:
-    """An operand or result of which an iteration sees one row of so many bytes; `backward` counts from the end."""
-
-    arg: int
-    nbytes: int
-    backward: bool
-
-
-@dataclass(frozen=True)
-class Carried:
-    """Arguments: where the value comes from, where its last version goes, and the second memory; and its bytes."""
-
-    start: int
-    end: int
-    other: int
-    nbytes: int
-
-
-@dataclass(frozen=True)
-class Loop:
-    """A loop as a function of `args` pointers. `trips` and `condition` are arguments or None; `length`: iterations at most, None for no bound;
-    `next_condition`: argument of two places of ALIGN bytes."""
-
-    symbol: str
-    args: int
-    trips: int | None
-    condition: int | None
-    length: int | None
-    carried: tuple[Carried, ...]
-    scanned: tuple[Row, ...]
-    captured: tuple[int, ...]
-    stacked: tuple[Row, ...]
-    next_condition: int
-    body: tuple[Call, ...]
-
-
-@dataclass(frozen=True)
-class Branch:
-    """A branch as a function of `args` pointers: the body that the condition chooses reads `captured` and writes `made`."""
-
-    symbol: str
-    args: int
-    condition: int
-    captured: tuple[int, ...]
-    made: tuple[int, ...]
-    then: tuple[Call, ...]
-    other: tuple[Call, ...]
-
-
-Control = Union[Loop, Branch]
 
 
 def control_text(c: Control) -> str:

@@ -13,48 +13,9 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from dnnc.backends.places import Call, Place
 from dnnc.backends.runtime import FRAME_ARENA, FRAME_BARRIER, FRAME_CONSTANTS, FRAME_OFFSETS, FRAME_STATUS
-
-
-@dataclass(frozen=True)
-class Place:
-    """Memory of one argument: `space` is "buffer" (number), "constant" (byte offset), "arena" (slot; offset and size when static).
-
-    `inside`: the byte at which the argument begins within it; the offset of a static plan counts it already.
-    `life`: of a symbolic plan's slot the first and the last step at which its bytes are nobody else's, if that is known.
-    """
-
-    space: str
-    number: int
-    offset: int = -1
-    nbytes: int = -1
-    inside: int = 0
-    life: tuple[int, int] | None = None
-
-    def meets(self, other: Place) -> bool:
-        """May the two overlap?"""
-        if self.space != other.space or self.space == "constant":
-            return False
-        if self.space == "buffer":
-            apart = self.nbytes >= 0 <= other.nbytes and (self.inside + self.nbytes <= other.inside or other.inside + other.nbytes <= self.inside)
-            return self.number == other.number and not apart
-        if self.offset < 0 or other.offset < 0:  # a symbolic plan: offsets differ from call to call, but never do two slots alive at one step overlap
-            a, b = self.life, other.life
-            return self.number == other.number or not (a and b and a[0] <= b[1] and b[0] <= a[1])
-        return self.offset < other.offset + other.nbytes and other.offset < self.offset + self.nbytes
-
-
-@dataclass(frozen=True)
-class Call:
-    """One kernel: `writes` are among `args`, those of a loop also the memory that its body uses; `dims` are positions in the dims array."""
-
-    symbol: str
-    args: tuple[Place, ...]
-    writes: tuple[Place, ...]
-    dims: tuple[int, ...]
-    parallel: bool
 
 
 def barriers(calls: Sequence[Call]) -> list[bool]:

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.backends.llvm.build import pack, shape_of
+from dnnc.backends.link import pack
 from dnnc.backends.llvm.gate_work import sampled, unchecked
+from dnnc.backends.llvm.native import shape_of
 from dnnc.backends.runtime import Frame, aligned_empty
 from dnnc.ir.errors import AccuracyError, locations
 from dnnc.ir.expr import Expr, Var, const

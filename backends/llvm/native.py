@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dnnc.backends.llvm.compile import Loaded
-from dnnc.backends.llvm.entry import Call
+from dnnc.backends.places import Call, NativeKernel
 from dnnc.ir.arena import Arena
 from dnnc.ir.expr import Expr, Var, const, substitute, value
 from dnnc.ir.types import TensorType
@@ -23,42 +23,6 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 FORMAT = "1"  # of kernels and their calling convention; part of every cache key and of saved models
 ENTRY = "entry"  # the symbol of an entry function
-CONTROL = "control"  # the choice of what is no kernel but a loop or a branch
-
-
-@dataclass(frozen=True)
-class NativeKernel:
-    """A unique kernel, as data; or a loop or branch, whose function stands in the object of the entry.
-
-    Attributes:
-        name: for people; kernels of one program may share it.
-        symbol: the name of its function, a hash of all that its code depends on.
-        text: operator IR; of a loop or branch its LLVM text.
-        choice: its schedule; CONTROL for a loop or branch.
-        parallel: do all threads take part?
-        where: `at conv1 (Conv, opset 13)`, where its values come from; empty when nothing is known.
-        calls: for each call of it, the nodes of the model that this call computes.
-        nodes: the names of all these nodes.
-    """
-
-    name: str
-    symbol: str
-    text: str
-    choice: str
-    parallel: bool
-    where: str
-    calls: tuple[str, ...]
-    nodes: tuple[str, ...]
-
-    @property
-    def control(self) -> bool:
-        """Is it a loop or branch, and no kernel?"""
-        return self.choice == CONTROL
-
-    @property
-    def guarded(self) -> bool:
-        """Does it read at indices that are known at run time only?"""
-        return "guard(" in self.text
 
 
 @dataclass

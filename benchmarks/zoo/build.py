@@ -27,9 +27,10 @@ from zoo.walk import calibrate, count_flops
 Array = np.ndarray[Any, Any]
 
 
-def build(name: str, folder: Path, wheels: Path, weights: str, batch: int = 1) -> dict[str, Any]:
-    """Write `folder/NAME.onnx` and return its row. `weights`: "full" or "seeded"."""
+def build(name: str, folder: Path, wheels: Path, weights: str, batch: int = 1, half: bool = False) -> dict[str, Any]:
+    """Write `folder/NAME.onnx` and return its row. `weights`: "full" or "seeded". `half`: in float16, inputs and outputs too."""
     entry, start = batched(ENTRIES[name], batch), time.perf_counter()
+    entry = halved(entry) if half else entry
     path = folder / f"{name}.onnx"
     with TemporaryDirectory(dir=folder) as scratch:
         model = _make(entry, Path(scratch), wheels)
@@ -54,11 +55,21 @@ def batched(entry: Entry, batch: int) -> Entry:
     return replace(entry, inputs=tuple(replace(i, shape=(batch, *i.shape[1:])) for i in entry.inputs))
 
 
+def halved(entry: Entry) -> Entry:
+    """An entry whose floats are float16. ValueError where the model is not exported here."""
+    if not isinstance(entry.source, Net) or entry.source.quantize:
+        raise ValueError(f"{entry.name} comes in the types that it has: only architectures in floats can be exported in halves")
+    inputs = tuple(replace(i, dtype="float16") if i.dtype == "float32" else i for i in entry.inputs)
+    return replace(entry, source=replace(entry.source, half=True), inputs=inputs)
+
+
 def inputs_row(entry: Entry) -> dict[str, Any]:
     """What the table knows."""
     s = entry.source
     kind, source = ("wheel", f"{s.requirement}:{s.member}") if isinstance(s, Wheel) else ("torch" if isinstance(s, Net) else "graph", s.make)
-    return {"name": entry.name, "kind": kind, "source": source, "note": entry.note, "seed": entry.seed, "inputs": [i.row() for i in entry.inputs]}
+    half = {"half": True} if isinstance(s, Net) and s.half else {}
+    inputs = [i.row() for i in entry.inputs]
+    return {"name": entry.name, "kind": kind, "source": source, "note": entry.note, "seed": entry.seed, **half, "inputs": inputs}
 
 
 def _make(entry: Entry, scratch: Path, wheels: Path) -> ModelProto:
@@ -79,8 +90,11 @@ def _function(text: str) -> Any:
 # --- PyTorch ------------------------------------------------------------------------------------------------------------------
 
 
-def module(name: str) -> tuple[Any, list[str]]:
-    """(the nn.Module of an architecture with its seeded weights, the names of its inputs in order). KeyError for other models."""
+def module(name: str, **changed: Any) -> tuple[Any, list[str]]:
+    """(the nn.Module of an architecture with its seeded weights, the names of its inputs in order). KeyError for other models.
+
+    `changed`: arguments of its function other than the table's.
+    """
     import torch
 
     source = ENTRIES[name].source
@@ -88,7 +102,7 @@ def module(name: str) -> tuple[Any, list[str]]:
         raise KeyError(f"{name} is no PyTorch module")
     torch.manual_seed(ENTRIES[name].seed)
     with torch.no_grad():
-        return _function(source.make)(*source.args), [i.name for i in ENTRIES[name].inputs]
+        return _function(source.make)(*source.args, **changed), [i.name for i in ENTRIES[name].inputs]
 
 
 def export(entry: Entry, path: Path) -> None:
@@ -100,6 +114,7 @@ def export(entry: Entry, path: Path) -> None:
     assert isinstance(source, Net)
     model, names = module(entry.name)
     feeds = zoo.make_inputs(inputs_row(entry))
+    model = model.half() if source.half else model
     given = tuple(torch.from_numpy(feeds[n].copy()) for n in names)
     with torch.no_grad():
         result = model(*given)

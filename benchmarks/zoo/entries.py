@@ -37,6 +37,7 @@ class Net:
         dynamic: symbolic dims by input, None for a fixed one.
         keep_norms: batch norms stay nodes of their own.
         quantize: "qdq" or "dynamic", by ONNX Runtime's tools.
+        half: exported in float16.
     """
 
     make: str
@@ -46,6 +47,7 @@ class Net:
     dynamic: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     keep_norms: bool = False
     quantize: str = ""
+    half: bool = False
 
 
 @dataclass(frozen=True)

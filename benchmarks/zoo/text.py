@@ -24,10 +24,11 @@ class Tensors(nn.Module):
         return self.pick(self.inner(**dict(zip(self.names, given))))
 
 
-def bert() -> nn.Module:
+def bert(attention: str = "eager") -> nn.Module:
+    """`attention`: of transformers; eager is spelled out in small ops, sdpa is PyTorch's kernel."""
     from transformers import BertConfig, BertModel
 
-    inner = BertModel(BertConfig(attn_implementation="eager"))
+    inner = BertModel(BertConfig(attn_implementation=attention))
     names = ("input_ids", "attention_mask", "token_type_ids")
     return jitter(Tensors(inner, names, lambda o: (o.last_hidden_state, o.pooler_output)))
 
@@ -80,7 +81,7 @@ class Gpt2(nn.Module):
 
     def forward(self, ids: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
         length, before = ids.shape[1], past[0].shape[2] if self.cached else 0
-        x = self.token(ids) + self.position(torch.arange(before, before + length).unsqueeze(0))
+        x = self.token(ids) + self.position(torch.arange(before, before + length, device=ids.device).unsqueeze(0))
         mask = None if self.cached else self.mask[:length, :length]
         cache: list[Tensor] = []
         for i, layer in enumerate(self.blocks):

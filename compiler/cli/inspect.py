@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Union
 
 from dnnc.backends.artifact import is_artifact
-from dnnc.backends.llvm.build import Linker, describe, lay_out_constants, symbol_of
+from dnnc.backends.link import Linker, describe, lay_out_constants
+from dnnc.backends.llvm.build import symbol_of
 from dnnc.backends.llvm.features import CpuTarget, parse_target
 from dnnc.cli.arguments import load_graph, make_arrays, open_dims
 from dnnc.cli.console import show_code, show_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dnnc.backends.llvm.build import describe, describe_control, unique_kernels
+from dnnc.backends.link import describe, describe_control, unique_kernels
 from dnnc.backends.llvm.native import Native
 from dnnc.ir.errors import Loc
 from dnnc.ir.expr import Expr, Var, const, value

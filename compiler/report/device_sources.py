@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dnnc.backends.llvm.native import NativeKernel
+from dnnc.backends.places import NativeKernel
 from dnnc.ir.errors import InputError
 from dnnc.ir.operator.text import parse_kernel
 from dnnc.report.sources import find_kernels, kernel_header

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from dnnc.backends.llvm.compile import asm_text
 from dnnc.backends.llvm.emit import emit_kernel
-from dnnc.backends.llvm.entry import Call, entry_text
+from dnnc.backends.llvm.entry import entry_text
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.native import Native, NativeKernel
+from dnnc.backends.llvm.native import Native
+from dnnc.backends.places import Call, NativeKernel
 from dnnc.ir.errors import InputError
 from dnnc.ir.operator.text import parse_kernel
 

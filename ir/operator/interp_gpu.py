@@ -17,7 +17,7 @@ from dnnc.ir.operator.interp_races import Team
 from dnnc.ir.operator.interp_values import KernelError, column, uniform
 
 if TYPE_CHECKING:
-    from dnnc.ir.operator.interp_eval import Evaluator, Place
+    from dnnc.ir.operator.interp_eval import Evaluator
 
 Array = Any
 

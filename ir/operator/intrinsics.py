@@ -106,7 +106,7 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
     "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "erf": _erf, "tanh": np.tanh, "sin": np.sin, "cos": np.cos, "tan": np.tan,
     "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh,
     "acosh": np.arccosh, "atanh": np.arctanh, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "rint": np.rint, "abs": np.abs,
-    "neg": np.negative, "log1p": np.log1p, "expm1": np.expm1,
+    "neg": np.negative, "log1p": np.log1p, "expm1": np.expm1, "exp2": np.exp2,
 }  # fmt: skip
 
 # fmt: off

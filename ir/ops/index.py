@@ -205,7 +205,7 @@ def _scatter_elements_numpy(x: Array, indices: Array, updates: Array, *, axis: i
     out = x.copy()
     if indices.size:
         at = list(np.indices(indices.shape))
-        at[axis] = np.where(indices < 0, indices + x.shape[axis], indices)
+        at[axis] = indices  # negative ones count from the end, as NumPy's do
         _put(out, tuple(at), updates, reduction)
     return out
 

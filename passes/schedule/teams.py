@@ -97,7 +97,8 @@ def _placed(loop: For, n: int, team: Team) -> Block:
     repeats = n % team.rows > 0 and not leaves
     if repeats and any(x.space == "global" for x in {a.buf for a in accesses(loop.body)} & stored(loop.body)):
         raise ScheduleError("a kernel in place cannot compute a row twice: choose teams of whole warps")
-    at = minimum(row, n - 1) if repeats else row
+    divided = any(isinstance(x, Op) and x.name in ("//", "%") and loop.var in free(x) for s in walk_stmts(loop.body) for e in exprs(s) for x in walk(e))
+    at = minimum(row, n - 1) if repeats or (leaves and divided) else row  # bounds of quotients are known by their dividends' alone
     rows = _Row(substitute_block(loop.body, {loop.var: at}), team, member, place, row < n if repeats else const(True, boolean))
     body = rows.block()
     body = (If(row < n, body),) if leaves else body

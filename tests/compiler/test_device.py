@@ -187,7 +187,7 @@ def test_verify_model(device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch
 
 
 def _without_constants(program: Any) -> Any:
-    from dnnc.backends.llvm.build import lay_out_constants
+    from dnnc.backends.link import lay_out_constants
 
     block, offsets = lay_out_constants(program)
     return block * 0, offsets

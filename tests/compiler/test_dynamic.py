@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import dnnc
-from dnnc.backends.llvm.entry import Place, barriers
+from dnnc.backends.llvm.entry import barriers
+from dnnc.backends.places import Place
 from dnnc.executable import MAX_PLANS, MAX_SPECIALISATIONS
 from dnnc.ir.interp import run
 from dnnc.testing.graphs import graph_of

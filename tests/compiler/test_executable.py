@@ -221,7 +221,7 @@ def test_verify(verify: Any) -> None:
 
 
 def test_verify_model_names_the_output_that_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dnnc.backends.llvm.build.pack", lambda array, type: np.ones(type.physical, array.dtype))
+    monkeypatch.setattr("dnnc.backends.link.pack", lambda array, type: np.ones(type.physical, array.dtype))
     compiled(NET, verify="kernels")  # the kernels are right, their weights are not
     with pytest.raises(dnnc.AccuracyError, match=r"output v1 of the compiled model is off: element .* the float64 reference says"):
         compiled(NET, verify="model")

@@ -5,18 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dnnc.ir.graph import Graph
+from dnnc.ir.graph import Graph, Node
 from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run
 from dnnc.ir.ops import OPS
 from dnnc.ir.verify import verify
-from dnnc.testing.fuzz import Failure, check, check_seed, settings, shrink, variations
+from dnnc.testing.fuzz import OTHER_WAYS, Failure, check, check_seed, input_dims, settings, shrink, variations
 from dnnc.testing.random_graphs import ANY_SIZE, random_graph
+from dnnc.testing.random_recipes import NAMES
 
 SEEDS = 40
 
@@ -29,30 +31,53 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("part", [0, *(pytest.param(p, marks=pytest.mark.slow) for p in range(1, 8))])
 def test_random_graphs(part: int, cache: Any) -> None:
     for seed in range(part, SEEDS, 8):
-        failure = check_seed(seed, 12, settings(), cache)
+        failure = check_seed(seed, 12, settings(seed=seed), cache)
         assert failure is None, f"seed {seed}: {failure}"
 
 
 def test_graphs_are_valid_equal_for_equal_seeds_and_of_many_ops() -> None:
     ops: Counter[str] = Counter()
     dtypes: Counter[str] = Counter()
-    symbolic = outputs_in_the_middle = passed_through = dead = 0
+    symbolic = outputs_in_the_middle = passed_through = dead = empty = by_data = 0
     for seed in range(60):
         g, arrays = random_graph(seed)
         verify(g)
         again, same = random_graph(seed)
         assert str(g) == str(again) and all(np.array_equal(a, b) for a, b in zip(arrays, same))
-        for n in g.nodes():
+        for n in all_nodes(g):
             ops[n.op.name] += 1
+            empty += any(0 in v.type.shape for v in n.outputs)
             dtypes.update(str(v.type.dtype) for v in n.outputs)
-            dead += not any(v.uses or v in g.outputs for v in n.outputs)
-        symbolic += bool(g.dims)
+            dead += n.graph is g and not any(v.uses or v in g.outputs for v in n.outputs)
+        symbolic += bool(input_dims(g))
+        by_data += len(g.dims) > len(input_dims(g))
         outputs_in_the_middle += any(v.uses for v in g.outputs)
         passed_through += any(v.node is None for v in g.outputs)
-        assert all(np.isfinite(np.asarray(r, np.float64)).all() for r in run(g, arrays, "float64"))
-    assert len(ops) > 70 and set(ops) <= set(OPS)
-    assert len(dtypes) >= 8
-    assert min(symbolic, outputs_in_the_middle, passed_through, dead) >= 3
+        assert all(r.dtype.kind == "O" or np.isfinite(np.asarray(r, np.float64)).all() for r in run(g, arrays, "float64"))
+    assert len(ops) > 110 and set(ops) <= set(OPS)
+    assert len(dtypes) >= 12
+    assert min(symbolic, outputs_in_the_middle, passed_through, dead, empty, by_data, ops["loop"], ops["cond"]) >= 3
+
+
+def all_nodes(g: Graph) -> Iterator[Node]:
+    """The nodes of a graph and of the bodies within it."""
+    for n in g.nodes():
+        yield n
+        for body in n.subgraphs():
+            yield from all_nodes(body)
+
+
+@pytest.mark.slow
+def test_every_op_has_its_turn() -> None:
+    made = {n.op.name for seed in range(len(NAMES)) for n in all_nodes(random_graph(seed)[0])}
+    assert len(made) > 0.95 * len(NAMES), sorted(set(NAMES) - made)
+
+
+def test_a_seed_has_a_way_of_its_own() -> None:
+    ways = [settings(seed=seed) for seed in range(len(OTHER_WAYS))]
+    assert all(len(w) == 7 and w[:6] == settings() for w in ways)
+    assert {w[6].get("numerics", "") for w in ways} == {"", "strict", "fast"}
+    assert {"reference", "llvm -mcpu=haswell"} < {w[6]["target"] for w in ways}
 
 
 def test_sizes_and_special_numbers_are_varied() -> None:

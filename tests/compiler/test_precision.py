@@ -135,7 +135,7 @@ def test_verify_model_has_the_reduced_contract(to: str, monkeypatch: pytest.Monk
     g = in_type(NETS["convolutions"], "f32")
     dnnc.compile(g, cache=False, precision=to, verify="model")
     with monkeypatch.context() as m:
-        m.setattr("dnnc.backends.llvm.build.pack", lambda array, type: np.full(type.physical, 0.01, array.dtype))
+        m.setattr("dnnc.backends.link.pack", lambda array, type: np.full(type.physical, 0.01, array.dtype))
         with pytest.raises(dnnc.AccuracyError, match=f"the bound for {HALVES[to]} is"):
             dnnc.compile(g, cache=False, precision=to, verify="model")
 

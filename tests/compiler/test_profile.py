@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 import dnnc
 from dnnc.backends.llvm.ceilings import Ceilings, Level
-from dnnc.backends.llvm.entry import Call, Place
+from dnnc.backends.places import Call, Place
 from dnnc.backends.runtime import cpu_count
 from dnnc.ir.graph_text import parse
 from dnnc.profile import Layout, Profile, Samples, kernel_time, summarize

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from dnnc.backends.cuda.templates import gemv, maps, mma, reduce, simt, threads, wgmma
+from dnnc.backends.cuda.templates import attention, gemv, maps, mma, reduce, simt, threads, wgmma, window
 from dnnc.ir.operator.stmt import Kernel
 from dnnc.passes.schedule.problem import Knobs, Problem, Template
 
@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 def templates(target: GpuTarget) -> tuple[Template, ...]:
     return (
+        _template("attention", attention, target),
         _template("gemv", gemv, target),  # few rows: bandwidth counts
         _template("wgmma", wgmma, target),  # tensor cores, where shapes and types allow
         _template("mma", mma, target),
         _template("simt", simt, target),
+        _template("window", window, target),  # depthwise convolutions and pooling
         _template("map", maps, target),
         _template("reduce", reduce, target),
         _template("threads", threads, target),  # every kernel

@@ -17,7 +17,7 @@ from dnnc.backends.cuda.templates.nest import Axis, Contraction, Operand
 from dnnc.ir.dtype import DType, f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Const, Expr, Load, Op, Var, cast, free, load, op, substitute, value, walk
-from dnnc.ir.operator.stmt import Alloc, Block, Buffer, For, Kernel, Stmt, Store, walk_stmts
+from dnnc.ir.operator.stmt import Alloc, Block, Buffer, For, Kernel, Stmt, Store, call, walk_stmts
 from dnnc.passes.schedule.loops import split
 from dnnc.passes.schedule.problem import Problem
 from dnnc.passes.schedule.state import Schedule
@@ -167,8 +167,7 @@ def _exponent(e: Expr) -> tuple[Expr | None, Expr | None]:
 def _end(store: Store, mixed: Buffer, total: Buffer, inverse: Buffer) -> Store | None:
     """`mixed / total` becomes `mixed * inverse`, and `isnan(total)` is asked of the inverse, which is NaN with it."""
     m, t, i = (load(x, (0,)) for x in (mixed, total, inverse))
-    made = substitute(store.value, {op("/", m, t): m * i, op("isnan", t, dtype=_BOOL): op("isnan", i, dtype=_BOOL)})
-    made = substitute(made, {op("isnan", t): op("isnan", i)})
+    made = substitute(store.value, {op("/", m, t): m * i, call("isnan", t): call("isnan", i)})
     return None if any(x is t for x in walk(made)) else Store(store.buf, store.idx, made)
 
 

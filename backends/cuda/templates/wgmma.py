@@ -7,22 +7,24 @@ they had: the copy engine needs one stride for rows and one for batches. Everyth
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates.nest import Axis, Contraction, Operand, contraction_of
-from dnnc.backends.cuda.templates.wgmma_kernel import ROW, Product, Tiling, build
+from dnnc.backends.cuda.templates.nest import Contraction, Operand, contraction_of
+from dnnc.backends.cuda.templates.wgmma_conv import window_of
+from dnnc.backends.cuda.templates.wgmma_kernel import ROW, Product, Tiling, Window, build, steps_of
 from dnnc.ir.dtype import bf16, f16, f32
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Load, Op, Var, const, load, rebuild, substitute, terms, walk
-from dnnc.ir.operator.stmt import Buffer, Kernel, Param
+from dnnc.ir.expr import Expr, Load, Op, Var, const, load, rebuild, substitute, terms, var, walk
+from dnnc.ir.operator.stmt import Buffer, Kernel, Param, loop_var
 from dnnc.passes.schedule.problem import Knobs, Problem
 
 TYPES = (f16, bf16)
 MIN_ROWS = 16  # with fewer rows the product is as fast as its weights can be read
 PRODUCTS, BYTES = 2048, 48  # a cycle of a multiprocessor: multiplications of 16-bit floats, bytes out of the L2 cache
 TILE, PIECE = 800, 150  # cycles: a tile's beginning and end, and 64 x 64 elements of its end
-SHARE = 2600  # cycles: two barriers of a cluster and the sums of its other blocks
+SHARE, PEER_BYTES = 2000, 25  # cycles of a cluster's two barriers; bytes a cycle out of other blocks' shared memory
+STEP = ROW // 2  # of a sum, in 16-bit floats
 SPLITS, MAX_SPLIT_COLUMNS = (2, 4, 8), 128
 STAGES = 8  # more hide nothing
 GROUP = 16  # row tiles that walk over the columns together: what they read stays in the L2 cache
@@ -34,7 +36,8 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     if p is None or p.m < MIN_ROWS:
         return []
     return [
-        (("bm", t.bm), ("bn", t.bn), ("stages", t.stages), ("group", t.group), ("split", t.split)) for t in tilings(p.batch, p.m, p.n, p.k, target)
+        (("bm", t.bm), ("bn", t.bn), ("stages", t.stages), ("group", t.group), ("split", t.split))
+        for t in tilings(p.batch, p.m, p.n, steps_of(p, STEP) * STEP, target)
     ]
 
 
@@ -42,7 +45,8 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
     p = product_of(problem)
     if p is None:
         raise ScheduleError("the kernel of tensor cores takes plain matrices of 16-bit floats")
-    return build(p, Tiling(*(int(knobs[k]) for k in ("bm", "bn", "stages", "group")), target.sms, int(knobs["split"])))
+    bm, bn, stages, group, split = (int(knobs[k]) for k in ("bm", "bn", "stages", "group", "split"))
+    return build(p, Tiling(bm, bn, stages, group, target.sms, split))
 
 
 def tilings(batch: int, m: int, n: int, k: int, target: GpuTarget) -> list[Tiling]:
@@ -65,85 +69,117 @@ def _tiles(batch: int, m: int, n: int, t: Tiling) -> int:
 
 def _splits(batch: int, m: int, n: int, k: int, t: Tiling) -> bool:
     """Is it worth a try that blocks share a tile: all of them at once, two steps of the sum each?"""
-    steps = -(-k // (ROW // 2))
+    steps = -(-k // STEP)
     return t.bn <= MAX_SPLIT_COLUMNS and steps % t.split == 0 and steps >= 2 * t.split and _tiles(batch, m, n, t) * t.split <= 2 * t.blocks
 
 
 def _cycles(batch: int, m: int, n: int, k: int, t: Tiling, target: GpuTarget) -> float:
     waves = -(-_tiles(batch, m, n, t) * t.split // target.sms)
-    step = max(t.bm * t.bn * (ROW // 2) / PRODUCTS, t.stage_bytes / BYTES)
-    steps = -(-k // (ROW // 2)) // t.split
-    return waves * (steps * step + TILE + PIECE * t.bm * t.bn / 4096 + (SHARE if t.split > 1 else 0))
+    step = max(t.bm * t.bn * STEP / PRODUCTS, t.stage_bytes / BYTES)
+    steps = -(-k // STEP) // t.split
+    return waves * (steps * step + TILE + PIECE * t.bm * t.bn / 4096 + (SHARE + t.bm * t.bn * 4 / PEER_BYTES if t.split > 1 else 0))
 
 
 # --- reading the nest ---------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Steps:
+    """One variable for each side of a contraction, in place of its loops."""
+
+    c: Contraction
+    z: Var
+    i: Var
+    j: Var
+    k: Var
+
+    def offset(self, x: Load) -> Expr:
+        """Where an element lies, as far as it can be said by sums of steps."""
+        c = self.c
+        at = {**c.batch.at(self.z), **c.rows.at(self.i), **c.cols.at(self.j), **c.red.at(self.k)}
+        return substitute(x.buf.offset(x.idx), at)
+
+    def step(self, x: Load) -> dict[Var, int]:
+        """How far apart two elements are that follow one another along each side; empty where the offset is more than that."""
+        ts, first = terms(self.offset(x))
+        found = {t: n for t, n in ts if isinstance(t, Var)}
+        return found if first == 0 and len(found) == len(ts) else {}
+
+
+def steps_along(c: Contraction) -> Steps:
+    batch, m, n, k = c.sizes
+    return Steps(c, *(loop_var(name, const(0), const(size)) for name, size in (("z.", batch), ("i.", m), ("j.", n), ("k.", k))))
+
+
 def product_of(problem: Problem) -> Product | None:
     """The product that a contraction is, with its parameters seen as matrices; None where it is none."""
     c = contraction_of(problem)
-    if c is None or c.dtype is not f32 or len(c.batch.loops) > 1 or any(len(x.loops) != 1 for x in (c.rows, c.cols, c.red)):
+    if c is None or c.dtype is not f32 or len(c.cols.loops) != 1:
         return None
     a, b, out = _factor(c.a), _factor(c.b), load(c.store.buf, c.store.idx)
     assert isinstance(out, Load)
-    if a is None or b is None or a.buf.dtype is not b.buf.dtype or out.buf.dtype not in TYPES or len({a.buf, b.buf, out.buf}) < 3:
+    if a is None or b is None or a.buf.dtype is not b.buf.dtype or out.buf.dtype not in (*TYPES, f32) or len({a.buf, b.buf, out.buf}) < 3:
         return None
-    flipped = _coefficients(b, c.cols).get(c.cols.loops[0].var) == 1
-    made = (_matrix(a, c, c.rows, c.red), _matrix(b, c, *((c.red, c.cols) if flipped else (c.cols, c.red))), _matrix(out, c, c.rows, c.cols))
-    if any(x is None for x in made):
+    along = steps_along(c)
+    factors, result = _factors(problem, along, a, b), _matrix(out, along, along.i, along.j)
+    value = _with_result(c.store.value, out, result) if result is not None else None
+    if factors is None or result is None or value is None or any(isinstance(x, Load) and x.buf in (a.buf, b.buf) for x in walk(value)):
         return None
-    left, right, result = (x for x in made if x is not None)
-    value = _with_result(c.store.value, out, result, c)
-    if value is None or any(isinstance(x, Load) and x.buf in (a.buf, b.buf) for x in walk(value)):
-        return None
+    left, right, flipped, window = factors
     swap: dict[Param, Param] = {a.buf: left, b.buf: right, out.buf: result}
     params = tuple(swap.get(p, p) for p in c.kernel.entry.params)
     batch, m, n, k = c.sizes
 
     def finish(z: Expr, row: Expr, col: Expr, total: Expr) -> Expr:
-        at: dict[Expr, Expr] = {load(c.acc, (0,)): total, c.rows.loops[0].var: row, c.cols.loops[0].var: col}
-        return substitute(value, at | {loop.var: z for loop in c.batch.loops})
+        at: dict[Expr, Expr] = {load(c.acc, (0,)): total, _result(result): load(result, (*((z,) if len(result.shape) > 2 else ()), row, col))}
+        return substitute(value, at | c.batch.at(z) | c.rows.at(row) | c.cols.at(col))
 
-    return Product(c.kernel.name, params, left, right, result, batch, m, n, k, finish, flipped, problem.kernel.locs)
+    return Product(c.kernel.name, params, left, right, result, batch, m, n, k, finish, flipped, window, problem.kernel.locs)
 
 
 def _factor(x: Operand) -> Load | None:
     """The element of a 16-bit buffer that a factor is."""
     v = x.value
-    if x.conds or not isinstance(v, Op) or v.name != "cast_f32" or not isinstance(e := v.args[0], Load) or e.buf.dtype not in TYPES:
+    if not isinstance(v, Op) or v.name != "cast_f32" or not isinstance(e := v.args[0], Load) or e.buf.dtype not in TYPES:
         return None
     return e if e.lanes == 1 and e.limit is None else None
 
 
-def _coefficients(x: Load, *axes: Axis) -> dict[Var, int]:
-    """How far apart two elements are that follow one another along each loop; empty where the offset is no sum of such steps alone."""
-    ts, k = terms(x.buf.offset(x.idx))
-    found = {t: c for t, c in ts if isinstance(t, Var)}
-    return found if k == 0 and len(found) == len(ts) else {}
+def _factors(problem: Problem, along: Steps, a: Load, b: Load) -> tuple[Buffer, Buffer, bool, Window | None] | None:
+    """The factors as buffers, whether the rows of the second one are those of the sum, and how those of the first lie in an image."""
+    flipped = along.step(b).get(along.j) == 1
+    left, right = _matrix(a, along, along.i, along.k), _matrix(b, along, *((along.k, along.j) if flipped else (along.j, along.k)))
+    if left is not None and right is not None and not (along.c.a.conds or along.c.b.conds):
+        return left, right, flipped, None
+    found = window_of(problem, a, along.offset(a), b, along.offset(b), along.i, along.j, along.k)
+    return None if found is None else (found[1], found[2], False, found[0])
 
 
-def _matrix(x: Load, c: Contraction, rows: Axis, cols: Axis) -> Buffer | None:
+def _matrix(x: Load, along: Steps, rows: Var, cols: Var) -> Buffer | None:
     """The buffer as [batch, rows, cols] or [rows, cols], dense along cols, if that is how the nest reads it."""
-    step = _coefficients(x)
-    i, j = rows.loops[0].var, cols.loops[0].var
-    batch = [loop.var for loop in c.batch.loops if loop.var in step]
-    if step.get(j) != 1 or i not in step or len(step) != 2 + len(batch):
+    step, sizes = along.step(x), dict(zip((along.z, along.i, along.j, along.k), along.c.sizes))
+    batch = [v for v in (along.z,) if v in step]
+    if step.get(cols) != 1 or rows not in step or len(step) != 2 + len(batch):
         return None
-    strides = (*(step[v] for v in batch), step[i], 1)
+    shape = (*(sizes[v] for v in batch), sizes[rows], sizes[cols])
+    strides = (*(step[v] for v in batch), step[rows], 1)
     if any(s <= 0 or s * x.buf.dtype.bytes % 16 for s in strides[:-1]):
         return None
-    shape = (*(c.batch.size for _ in batch), rows.size, cols.size)
-    dense = (*(rows.size * cols.size for _ in batch), cols.size, 1)
+    dense = (*(sizes[rows] * sizes[cols] for _ in batch), sizes[cols], 1)
     return Buffer(x.buf.name, x.buf.dtype, tuple(map(const, shape)), "global", None if strides == dense else tuple(map(const, strides)))
 
 
-def _with_result(value: Expr, out: Load, result: Buffer, c: Contraction) -> Expr | None:
+def _result(result: Buffer) -> Var:
+    """Stands for what lies where the result is stored."""
+    return var("result.", result.dtype)
+
+
+def _with_result(value: Expr, out: Load, result: Buffer) -> Expr | None:
     """The epilogue where it updates what it stores to: each element is read before it is written, by the thread that computes it."""
-    own = load(out.buf, out.idx)
-    at = (*(loop.var for loop in c.batch.loops[: len(result.shape) - 2]), c.rows.loops[0].var, c.cols.loops[0].var)
+    own, mark = load(out.buf, out.idx), _result(result)
 
     def go(e: Expr) -> Expr:
-        return load(result, at) if e is own else rebuild(e, go)
+        return mark if e is own else rebuild(e, go)
 
     made = go(value)
     return None if any(isinstance(x, Load) and x.buf is out.buf for x in walk(made)) else made

@@ -270,21 +270,18 @@ class Writer:
         self.finish_tile(done, z, row, col)
 
     def finish_tile(self, done: Expr, z: tuple[Expr, ...], row: Expr, col: Expr) -> None:
-        """64 columns at a time: registers -> shared memory -> result."""
+        """128 bytes of each row at a time: registers -> shared memory -> result."""
         b, p, width = self.b, self.p, ROW // self.p.c.dtype.bytes
         row = b.let("first", row + self.w * WGMMA_ROWS)
         with b.loop("q", self.t.bn // width, "unroll") as q:
-            buffer = b.let("buffer", (done * (self.t.bn // width) + q) % STORE_BUFFERS)
+            buffer = b.let("buffer", (done * (self.t.bn // width) + q) % STORE_BUFFERS)  # they take turns over all tiles
             with b.when(self.leader):
                 b.do("bulk_wait_read", STORE_BUFFERS - 1)
             b.do("named_barrier", self.w + 1, GROUP)
-            with b.loop("c", width // 16, "unroll") as c:
-                v = b.alloc("v", p.c.dtype, 8)
-                with b.loop("j", 2, "unroll") as j, b.loop("h", 2, "unroll") as h:
-                    at = (row + self.warp * 16 + h * 8 + self.lane // 4, col + q * width + c * 16 + j * 8 + self.lane % 4 * 2)
-                    self.finish_pair(z, at, (q * width + c * 16 + j * 8) // 2 + h * 2, v, j * 4 + h * 2)
-                place = self.out.ref(self.w, buffer, self.warp * 16 + self.lane % 16, c * 16 + self.lane // 16 * 8, lanes=8)
-                b.do("stmatrix_x4", place, load(v, (0,), 8))
+            if p.c.dtype.bytes == 2:
+                self.fill_matrices(z, row, col, q, buffer)
+            else:
+                self.fill_pairs(z, row, col, q, buffer)
             b.do("fence_async")
             b.do("named_barrier", self.w + 1, GROUP)
             with b.when(self.leader):
@@ -297,12 +294,31 @@ class Writer:
                     )
                 b.do("bulk_commit")  # a group even where there is nothing to store: groups and buffers take turns
 
-    def finish_pair(self, z: tuple[Expr, ...], at: tuple[Expr, Expr], register: Expr, v: Buffer, to: Expr) -> None:
+    def fill_matrices(self, z: tuple[Expr, ...], row: Expr, col: Expr, q: Expr, buffer: Expr) -> None:
+        """A store buffer of 16-bit results: 16 columns of a warp's rows at a time."""
+        b, width = self.b, ROW // 2
+        with b.loop("c", width // 16, "unroll") as c:
+            v = b.alloc("v", self.p.c.dtype, 8)
+            with b.loop("j", 2, "unroll") as j, b.loop("h", 2, "unroll") as h:
+                at = (row + self.warp * 16 + h * 8 + self.lane // 4, col + q * width + c * 16 + j * 8 + self.lane % 4 * 2)
+                self.finish_pair(z, at, (q * width + c * 16 + j * 8) // 2 + h * 2, v, (j * 4 + h * 2,))
+            place = self.out.ref(self.w, buffer, self.warp * 16 + self.lane % 16, c * 16 + self.lane // 16 * 8, lanes=8)
+            b.do("stmatrix_x4", place, load(v, (0,), 8))
+
+    def fill_pairs(self, z: tuple[Expr, ...], row: Expr, col: Expr, q: Expr, buffer: Expr) -> None:
+        """A store buffer of 32-bit results."""
+        b, width = self.b, ROW // 4
+        with b.loop("j", width // 8, "unroll") as j, b.loop("h", 2, "unroll") as h:
+            inside = (self.warp * 16 + h * 8 + self.lane // 4, j * 8 + self.lane % 4 * 2)
+            at = (row + inside[0], col + q * width + inside[1])
+            self.finish_pair(z, at, (q * width + j * 8) // 2 + h * 2, self.out, (self.w, buffer, *inside))
+
+    def finish_pair(self, z: tuple[Expr, ...], at: tuple[Expr, Expr], register: Expr, to: Buffer, place: tuple[Expr, ...]) -> None:
         """Two neighbouring results. Those outside of the matrix are computed from its last row and columns, and not stored."""
         j = loop_var("j.", const(0), const(2))
         row, col = minimum(at[0], const(self.p.m - 1)), minimum(at[1], const(self.p.n - 2))
         made = self.p.finish(z[0] if z else const(0), row, col + j, load(self.acc, (register + j,)))
-        self.b.emit(Vectorizer(j, const(0), 2).store(Store(v, (to + j,), made)))
+        self.b.emit(Vectorizer(j, const(0), 2).store(Store(to, (*place[:-1], place[-1] + j), made)))
 
 
 __all__ = ["Finish", "Product", "Tiling", "Window", "Writer", "build", "divisor", "steps_of"]

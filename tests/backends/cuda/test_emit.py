@@ -66,7 +66,7 @@ def test_a_map() -> None:
         "  const int i = 32*b + t;\n"
         f"  const int row = guard(idx[i], 0, 64, status, {kernel_number('k_test')});\n"
         "  UNROLL for (int j = 0; j < 3; ++j) {\n"
-        "    const V<f32, 8> v = from_f16(ld_first<8, 8>(a + 8*j + 24*row, 20 - 8*j)) * splat<f32, 8>(s);\n"
+        "    const V<f32, 8> v = from_f16(ld_first<8, 8>(a + 24*row + 8*j, 20 - 8*j)) * splat<f32, 8>(s);\n"
         "    st_first<4>(y + 20*i + 8*j, maximum(v, splat<f32, 8>(0.0f)), 20 - 8*j);\n"
         "  }\n"
         "  f[i] = y[20*i + 3] < 2.0f;\n"
@@ -289,7 +289,7 @@ def _operations(t: DType, lanes: int) -> Kernel:
         for name in ("<", "<=", "==", "!="):
             put(op("select", op(name, u, v), v, w))
     if t.name in FLOATS:
-        for name in ("exp", "log", "sqrt", "erf", "tanh", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
+        for name in ("exp", "exp2", "log", "sqrt", "erf", "tanh", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
                      "floor", "ceil", "trunc", "rint", "log1p", "expm1", "isnan"):  # fmt: skip
             put(call(name, u))
         put(call("fma", u, v, w)), put(call("pow", u, v)), put(call("ldexp", u, v))

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 import dnnc
 from dnnc.backends.cache import KernelCache
-from dnnc.backends.llvm.build import Linker, lay_out_constants, pack, shape_of, symbol_of
-from dnnc.backends.llvm.entry import Place
+from dnnc.backends.link import Linker, lay_out_constants, pack
+from dnnc.backends.llvm.build import symbol_of
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.gate import _unpacked
+from dnnc.backends.llvm.native import shape_of
+from dnnc.backends.places import Place
 from dnnc.backends.runtime import ALIGN
 from dnnc.driver import make_program
 from dnnc.ir.dtype import BY_NAME, from_numpy

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from dnnc.backends.llvm.compile import compile_text, load_objects
-from dnnc.backends.llvm.entry import Call, Place, barriers, entry_text, stamp_places, timed_entry_text
+from dnnc.backends.llvm.entry import barriers, entry_text, stamp_places, timed_entry_text
+from dnnc.backends.places import Call, Place
 from dnnc.backends.runtime import Frame, aligned_empty, runtime
 
 IN, OUT, W = Place("buffer", 0), Place("buffer", 1), Place("constant", 128)

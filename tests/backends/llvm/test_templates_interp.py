@@ -9,8 +9,9 @@ import pytest
 from kernels import graphs, program, symbolic
 from native_check import check_close
 
-from dnnc.backends.llvm.build import pack, shape_of
+from dnnc.backends.link import pack
 from dnnc.backends.llvm.gate import draw, index_limits, physical, subgraph, unpack
+from dnnc.backends.llvm.native import shape_of
 from dnnc.ir.expr import Expr, const
 from dnnc.ir.graph import Graph
 from dnnc.ir.interp import run
