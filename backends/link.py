@@ -12,6 +12,7 @@ import numpy as np
 
 from dnnc.backends.places import CONTROL, Branch, Call, Carried, Control, Loop, NativeKernel, Place, Row
 from dnnc.backends.runtime import ALIGN, aligned_empty
+from dnnc.ir import winograd
 from dnnc.ir.errors import Loc, locations
 from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Value
@@ -27,6 +28,8 @@ def pack(array: Array, type: TensorType) -> Array:
     """The bytes of a constant as its layout orders them; padding is 0."""
     if type.layout is None:
         return np.ascontiguousarray(array)
+    if type.layout.winograd:
+        array = winograd.weights(array, type.layout.winograd)
     return _packed(array, type.layout)
 
 

@@ -10,15 +10,19 @@ from dnnc.accuracy import check_model
 from dnnc.backends.cache import KernelCache
 from dnnc.backends.cuda.build import Compiler, Given, NvrtcCompiler, build
 from dnnc.backends.cuda.device import device_problem, open_device
+from dnnc.backends.cuda.gate import MAX_STEPS
 from dnnc.backends.cuda.native import PARAMETER_ALIGN, CudaNative, Device
+from dnnc.backends.cuda.spelling import MATH
+from dnnc.backends.llvm.gate_work import not_checked
 from dnnc.device_executable import DeviceExecutable, DeviceOrigin
+from dnnc.device_staged import DeviceStaged
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import specialise
 from dnnc.memory import check_program
 from dnnc.options import CompileOptions, check_every_pass, thread_count
 from dnnc.origin import OnnxParts
-from dnnc.passes.base import PassContext, PassManager
+from dnnc.passes.base import PassContext, PassManager, PassRecord
 from dnnc.passes.graph.segments import needs_host
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.program import Program
@@ -72,7 +76,7 @@ def compile_for_device(
             inner = [v.name for v in segment.inputs], [v.name for v in segment.outputs]
             return DeviceExecutable(DeviceMaker(segment, own, machine, log, cache, progress).origin(inner), log, ahead=False)
 
-        return StagedExecutable(graph, names, opts, machine.target, 1, import_seconds, make, onnx)
+        return DeviceStaged(machine.device, graph, names, opts, machine.target, 1, import_seconds, make, onnx)
     log = Log(graph.name, str(opts.target), 1, import_seconds, notes)
     f = DeviceExecutable(DeviceMaker(graph, opts, machine, log, cache, progress, given).origin(names, onnx), log)
     if not graph.dims:
@@ -113,7 +117,9 @@ class DeviceMaker:
         laps.lap("link")
         if m.present:
             self._try(origin, native, dims, laps)
-        report = program_report(native, dims, False, manager.records, laps.seconds)
+        notes = not_checked(program.kernels, {}, MAX_STEPS) if self.opts.verify else ()
+        gaps = [PassRecord("kernel gate", 0.0, len(program.graph), len(program.graph), False, notes)] if notes else []
+        report = program_report(native, dims, False, [*manager.records, *gaps], laps.seconds)
         stepwise = tuple(f"{where} (the host reads its condition)" for where in native.stepwise())
         self.log.add(replace(report, fallbacks=(*report.fallbacks, *stepwise)))
         return native
@@ -135,5 +141,15 @@ class DeviceMaker:
 
 def make_program(graph: Graph, machine: Machine, opts: CompileOptions, manager: PassManager | None = None) -> Program:
     """Graph passes (which change the graph in place), plans, scheduled kernels."""
-    ctx = PassContext(numerics=opts.numerics, lanes=1, align=PARAMETER_ALIGN, precision=opts.precision, channels_last=True, check=check_every_pass())
+    ctx = PassContext(
+        opts.numerics,
+        lanes=1,
+        precision=opts.precision,
+        attention=True,
+        channels_last=True,
+        spelled=MATH,
+        align=PARAMETER_ALIGN,
+        fallback=not check_every_pass(),
+        check=check_every_pass(),
+    )
     return compile_program(graph, ctx, machine.templates, opt_level=opts.opt_level, manager=manager)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dnnc.backends.cuda.arrays import DeviceArray, Kind, device_array, is_device_array, kind_of, output_array, to_host
+from dnnc.backends.cuda.emit import kernel_number
 from dnnc.backends.cuda.graph import Frame, LoadedProgram
 from dnnc.backends.cuda.native import PARAMETER_ALIGN, CudaNative, Device
 from dnnc.ir.errors import InputError, InternalError
@@ -59,8 +61,8 @@ class DeviceOrigin:
 class Bound:
     """A program of fixed sizes with its frames. It is loaded on the device when first asked for."""
 
-    def __init__(self, native: CudaNative, device: Callable[[], Device]) -> None:
-        self.native, self._device = native, device
+    def __init__(self, native: CudaNative, device: Callable[[], Device], others: weakref.WeakMethod[Any]) -> None:
+        self.native, self._device, self._others = native, device, others
         self.outputs = [(_shape(t), t.dtype.numpy) for t in native.outputs]
         self.empty = all(0 in s for s, _ in self.outputs)
         self._loaded: LoadedProgram | None = None
@@ -73,8 +75,14 @@ class Bound:
         """The program on the device, its kernels checked. TargetError where there is no device, AccuracyError where a kernel is wrong."""
         with self._lock:
             if self._loaded is None:
-                self._loaded = LoadedProgram(self.native, self._device())
+                others = self._others()
+                self._loaded = LoadedProgram(self.native, self._device(), others() if others is not None else ())
             return self._loaded
+
+    @property
+    def ready(self) -> LoadedProgram | None:
+        """The program, if it is loaded."""
+        return self._loaded
 
     @contextmanager
     def frame(self) -> Iterator[Frame]:
@@ -308,8 +316,11 @@ class DeviceExecutable:
     # --- programs ---------------------------------------------------------------------------------------------------------------
 
     def _fail(self, native: CudaNative, status: tuple[int, int, int]) -> None:
-        where = "; ".join([f"{k.name}{k.where}" for k in native.kernels if k.guarded][:3])
-        raise InputError(f"an index read at run time lies outside of its axis (status {status[0]}), in {where}: check the values of integer inputs")
+        _, number, value = status
+        guarded = [k for k in native.kernels if k.guarded]
+        told = [k for k in guarded if kernel_number(k.symbol) == number] or guarded
+        where = "; ".join([f"{k.name}{k.where}" for k in told][:3])
+        raise InputError(f"an index read at run time, {value}, lies outside of its axis, in {where}: check the values of integer inputs")
 
     def _bind(self, shapes: Sequence[tuple[int, ...]]) -> Bound:
         key = tuple(shapes)
@@ -322,13 +333,17 @@ class DeviceExecutable:
             if self._when_empty is not None and any(0 in s for s in key):
                 bound: Bound = self._when_empty(key)._bind(key)
             else:
-                bound = Bound(self._origin.specialise(bind_dims(self._origin.interface, key)), self._origin.device)
+                bound = Bound(self._origin.specialise(bind_dims(self._origin.interface, key)), self._origin.device, weakref.WeakMethod(self._ready))
             if self._origin.present and not bound.empty:
                 bound.loaded()
             self._bound[key] = bound
             while len(self._bound) > MAX_SPECIALISATIONS:
                 self._bound.popitem(last=False)
             return bound
+
+    def _ready(self) -> list[LoadedProgram]:
+        """The programs that are on the device."""
+        return [b.ready for b in list(self._bound.values()) if b.ready is not None]
 
     def when_empty(self, compile_for: Callable[[Sequence[tuple[int, ...]]], Any]) -> None:
         """`compile_for(shapes)` makes the executable that takes calls with an empty input of symbolic size."""

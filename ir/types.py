@@ -30,16 +30,22 @@ class Layout:
 
     An axis is either one part or split into blocks `axis/b` and `axis%b` (or more levels), each level once. A blocked axis whose size
     is no multiple of the block is padded; the padding lanes hold 0 (a stray inf times a zero weight is NaN).
+
+    winograd: m, written `winograd4 2 3 0/16 ...`: a constant, the 3 x 3 filters of a convolution, lies transformed for F(m x m, 3 x 3), m+2
+    points along each axis of taps (see winograd.py); the parts say how the points lie.
     """
 
     parts: tuple[Part, ...]
+    winograd: int = 0
 
     def __str__(self) -> str:
-        return " ".join(map(str, self.parts))
+        return " ".join([*([f"winograd{self.winograd}"] if self.winograd else []), *map(str, self.parts)])
 
     def shape(self, logical: Sequence[Dim]) -> tuple[Dim, ...]:
         """The physical shape."""
         out: list[Dim] = []
+        if self.winograd:  # points instead of taps
+            logical = (*logical[:2], *(unwrap(const(n) + (self.winograd - 1)) for n in logical[2:]))
         for p in self.parts:
             n: Dim = logical[p.axis]
             if p.div > 1:
@@ -79,11 +85,13 @@ def _divides(n: Dim, d: int) -> bool:
 def parse_layout(text: str) -> Layout:
     """Read `0 1/16 2 3 1%16`. ValueError where it is not a layout."""
     parts = []
-    for word in text.split():
+    words = text.split()
+    winograd = int(words.pop(0).removeprefix("winograd")) if words and words[0].startswith("winograd") else 0
+    for word in words:
         head, _, mod = word.partition("%")
         axis, _, div = head.partition("/")
         parts.append(Part(int(axis), int(div or 1), int(mod or 0)))
-    return Layout(tuple(parts))
+    return Layout(tuple(parts), winograd)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,9 @@ class PassContext:
         fold_limit: bytes; a constant that is larger than this and than what it is computed from is not computed while compiling.
         attention: has the target a kernel for attention as one op?
         align: bytes; where a value may begin within the memory of another is a multiple of it.
+        fallback: is another schedule taken where one turns out not to hold, or is that an error?
         channels_last: do images lie with their channels last (GPUs), instead of in blocks of `lanes`?
+        spelled: float32 intrinsics that the target has itself; others are expanded into arithmetic.
         precision: how floats are stored: None (as in the graph), "float32", "tf32", "float16" or "bfloat16".
         check: verify the graph after each pass.
         dump: called with "before NAME" ahead of the first pass and "after NAME" behind each.
@@ -39,7 +41,9 @@ class PassContext:
     precision: str | None = None
     attention: bool = False
     channels_last: bool = False
+    spelled: frozenset[str] = frozenset()
     align: int = 1
+    fallback: bool = False
     check: bool = False
     dump: Callable[[str, Graph], None] | None = None
     explain: Callable[[str, Node, str], None] | None = None

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir import te
+from dnnc.ir import te, winograd
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import DType, boolean
 from dnnc.ir.errors import InternalError
@@ -168,7 +168,11 @@ class _Lowering:
     def read(self, t: te.Tensor, idx: tuple[Expr, ...]) -> Expr:
         """An element of an input's memory. Lanes that pad the output may ask for elements that do not exist: those are clamped."""
         buf, type_ = self.buffers[t]
-        at = idx if type_.layout is None else type_.layout.index(idx)
+        lay = type_.layout
+        if lay is not None and lay.winograd:
+            o, c, *taps = idx
+            return winograd.tap(lambda row, column: load(buf, lay.index((o, c, row, column))), lay.winograd, *taps)
+        at = idx if lay is None else lay.index(idx)
         if self.pad_loops:
             at = tuple(
                 i if nonneg(d - 1 - i) or self.pad_loops.isdisjoint(v.name for v in free(i)) else minimum(i, d - 1) for i, d in zip(at, buf.shape)

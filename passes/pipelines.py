@@ -39,7 +39,7 @@ def nested(run: Callable[[Graph, PassContext], bool]) -> Callable[[Graph, PassCo
 
 
 def layout(graph: Graph, ctx: PassContext) -> bool:
-    return assign_channels_last(graph) if ctx.channels_last else assign_layouts(graph, ctx.lanes)
+    return assign_channels_last(graph) if ctx.channels_last else assign_layouts(graph, ctx.lanes, winograd=not ctx.strict)
 
 
 def copy_outputs(graph: Graph, ctx: PassContext) -> bool:
@@ -111,4 +111,4 @@ def compile_program(
     (manager or PassManager()).run(graph, LEVELS[opt_level], ctx)
     region = plan_region(graph, fuse=opt_level >= 3, align=ctx.align)
     memory = plan_memory(graph, region.fusion, region.inplace, region.nested)
-    return Program(graph, region.fusion, memory, build_steps(region, memory, templates, choose))
+    return Program(graph, region.fusion, memory, build_steps(region, memory, templates, choose, ctx.spelled, ctx.fallback))

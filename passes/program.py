@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Union
 
@@ -107,22 +107,22 @@ def _walk(steps: Sequence[AnyStep], graph: Graph) -> Iterator[tuple[AnyStep, Gra
                 yield from _walk(b.steps, b.graph)
 
 
-def _scheduled(problem: Problem, templates: Sequence[Template], choose: Choose) -> tuple[Kernel, Choice]:
+def _scheduled(problem: Problem, templates: Sequence[Template], choose: Choose, spelled: Collection[str], fallback: bool) -> tuple[Kernel, Choice]:
     """A kernel by the schedule chosen. Sizes that are known at run time only may leave too little to be proved: then the other schedules
-    are tried, and at last the nest as it was lowered, which holds for all sizes."""
+    are tried, and at last the nest as it was lowered, which holds for all sizes. `fallback`: so also where all sizes are known."""
     try:
         kernel, choice = schedule(problem, templates, choose)
-        return verify_kernel(decompose(kernel)), choice
+        return verify_kernel(decompose(kernel, spelled)), choice
     except (InternalError, VerifyError):
-        if not problem.lowered.dims:
+        if not problem.lowered.dims and not fallback:
             raise
     for t in templates:
         for knobs in t.candidates(problem)[:1]:
             try:
-                return verify_kernel(decompose(t.apply(problem, dict(knobs)))), Choice(t.name, knobs)
-            except (ScheduleError, VerifyError):
+                return verify_kernel(decompose(t.apply(problem, dict(knobs)), spelled)), Choice(t.name, knobs)
+            except (ScheduleError, VerifyError, InternalError):
                 continue
-    return verify_kernel(decompose(problem.kernel)), Choice("naive", ())
+    return verify_kernel(decompose(problem.kernel, spelled)), Choice("naive", ())
 
 
 def plan_region(graph: Graph, fuse: bool = True, align: int = 1) -> Region:
@@ -132,14 +132,30 @@ def plan_region(graph: Graph, fuse: bool = True, align: int = 1) -> Region:
     return Region(graph, fusion, find_inplace(graph, fusion), nested)
 
 
-def build_steps(region: Region, memory: MemoryPlan, templates: Sequence[Template], choose: Choose) -> tuple[AnyStep, ...]:
-    """Lower and schedule every group. Groups with the same naive kernel are scheduled once."""
-    return _Steps(memory, templates, choose).of(region)
+def build_steps(
+    region: Region,
+    memory: MemoryPlan,
+    templates: Sequence[Template],
+    choose: Choose,
+    spelled: Collection[str] = (),
+    fallback: bool = False,
+) -> tuple[AnyStep, ...]:
+    """Lower and schedule every group. Groups with the same naive kernel are scheduled once.
+
+    Args:
+        region: a graph with its groups.
+        memory: its plan.
+        templates: ways to schedule.
+        choose: which of what they offer.
+        spelled: intrinsics that stay as they are.
+        fallback: take another schedule where the chosen one turns out not to hold; else that is an InternalError or a VerifyError.
+    """
+    return _Steps(memory, templates, choose, spelled, fallback).of(region)
 
 
 class _Steps:
-    def __init__(self, memory: MemoryPlan, templates: Sequence[Template], choose: Choose) -> None:
-        self.memory, self.templates, self.choose = memory, templates, choose
+    def __init__(self, memory: MemoryPlan, templates: Sequence[Template], choose: Choose, spelled: Collection[str], fallback: bool) -> None:
+        self.memory, self.templates, self.choose, self.spelled, self.fallback = memory, templates, choose, spelled, fallback
         self.known: dict[str, tuple[Kernel, str, Choice]] = {}
 
     def of(self, region: Region) -> tuple[AnyStep, ...]:
@@ -154,7 +170,7 @@ class _Steps:
         made = self.known.get(key)
         if made is None:
             verify_kernel(low.kernel)
-            scheduled, choice = _scheduled(problem, self.templates, self.choose)
+            scheduled, choice = _scheduled(problem, self.templates, self.choose, self.spelled, self.fallback)
             made = self.known[key] = (scheduled, show_kernel(scheduled), choice)
         kernel, text, choice = made
         return Step(g, kernel, text, low.params, low.dims, choice, problem.flops)

@@ -152,6 +152,15 @@ def _as_it_is(a: Any) -> Any:
     return a
 
 
+def from_host(a: np.ndarray[Any, Any], kind: Kind, device: Device) -> Any:
+    """A NumPy array as an array on the device, not yet finished."""
+    made = kind.empty(a.shape, a.dtype)
+    if a.nbytes:
+        device.upload(device_array(made, "", a.dtype, a.ndim, device).address, np.ascontiguousarray(a), kind.stream)
+        device.synchronize(kind.stream)
+    return made
+
+
 def to_host(a: Any) -> Any:
     """A device array as a NumPy array."""
     if _is_torch(a):

@@ -27,7 +27,7 @@ Array = np.ndarray[Any, Any]
 SHARED_DEFAULT = 48 << 10  # bytes of shared memory that a kernel may have without asking for more
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 NUM_REGS = 4  # CU_FUNC_ATTRIBUTE_NUM_REGS
-LAUNCH_CLUSTER, LAUNCH_SERIALIZATION = 4, 6  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, ..._PROGRAMMATIC_STREAM_SERIALIZATION
+LAUNCH_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 RECORD_EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL
 OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
 NO_BINARY = 209  # CUDA_ERROR_NO_BINARY_FOR_GPU
@@ -155,14 +155,14 @@ class CupyDevice:
 
     # --- kernels ----------------------------------------------------------------------------------------------------------------
 
-    def load(self, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str]) -> Function:
+    def load(self, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str], overlaps: bool = False) -> Function:
         """A kernel, ready to be launched. Programs that are alive share it."""
         with self._lock:
             found = self._functions.get(symbol)
             if found is None:
                 with self.current():
                     try:
-                        found = Function(self, cubin, symbol, launch, params)
+                        found = Function(self, cubin, symbol, launch, params, overlaps)
                     except Exception as e:
                         raise self.failed(e, f"kernel {symbol}") from None
                 self._functions[symbol] = found
@@ -253,10 +253,12 @@ class Graph:
 
 
 class Function:
-    """A kernel of a loaded module, which it keeps alive. `params` are the names of its parameters, for its tensor maps."""
+    """A kernel of a loaded module, which it keeps alive. `params` are the names of its parameters, for its tensor maps; `overlaps`: it waits
+    by itself for the kernel before it (griddepcontrol), and so may begin early."""
 
-    def __init__(self, device: CupyDevice, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str]) -> None:
-        self.device, self.driver, self.params = device, device.driver, list(params)
+    def __init__(self, device: CupyDevice, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str], overlaps: bool) -> None:
+        self.driver, self.params = device.driver, list(params)
+        self.attributes = {LAUNCH_SERIALIZATION: (1,)} if overlaps else {}  # the size of clusters stands in the code
         self.module = device.new_module()
         self.module.load(cubin)
         self.function = self.module.get_function(symbol)
@@ -273,8 +275,8 @@ class Function:
         places = [at + 8 * k for k in range(len(args))]
         places[-1:-1] = [m.address for m in maps]
         params = (ctypes.c_void_p * len(places))(*places)
-        if launch.cluster > 1:
-            launch_with_attributes(self.pointer, launch, params, stream, {LAUNCH_CLUSTER: (launch.cluster, 1, 1)})
+        if self.attributes:
+            launch_with_attributes(self.pointer, launch, params, stream, self.attributes)
             return
         self.driver.launchKernel(self.pointer, *launch.grid, *launch.block, launch.shared_bytes, stream, ctypes.addressof(params), 0)
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dnnc.backends.cuda.launch import Launch
 
 Array = np.ndarray[Any, Any]
+MAX_STEPS = 1 << 44  # statements in a run of a kernel, some seconds of a GPU
 LOOKED_AT = 1 << 20  # bytes of an input up to which it is read back to see whether the kernel wrote there
 
 
@@ -27,7 +28,7 @@ def check_kernel(graph: Graph, step: Step, device: Device, function: Any, launch
     def execute(buffers: Mapping[Value, Array], out: Value, zone: Array) -> tuple[int, int, int]:
         return run_once(step, device, function, launch, {**buffers, out: zone}, out)
 
-    check_run(graph, step, lambda inputs, dims, env: run_bytes(step, inputs, env, execute), seed)
+    check_run(graph, step, lambda inputs, dims, env: run_bytes(step, inputs, env, execute), seed, MAX_STEPS)
 
 
 def run_once(step: Step, device: Device, function: Any, launch: Launch, bytes_: Mapping[Value, Array], out: Value) -> tuple[int, int, int]:

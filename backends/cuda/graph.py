@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.backends.cuda.native import ALIGN, DEFAULT_STREAM, PARAMETER_ALIGN, STATUS_BYTES, CudaNative, Device, Recorded
+from dnnc.backends.cuda.native import ALIGN, DEFAULT_STREAM, PARAMETER_ALIGN, STATUS_BYTES, CudaNative, Device, Memory, Recorded
 from dnnc.backends.places import Branch, Call, Control, Loop, Place, Row
 from dnnc.backends.runtime import ALIGN as CONDITION_STRIDE
 from dnnc.ir.errors import InternalError
@@ -28,20 +28,32 @@ def aligned(n: int) -> int:
 
 
 class LoadedProgram:
-    """A program whose kernels and constants are on a device, its new kernels checked. `arena_bytes`: of each frame."""
+    """A program whose kernels and constants are on a device, its new kernels checked. `arena_bytes`: of each frame.
 
-    def __init__(self, native: CudaNative, device: Device) -> None:
+    Programs of one model for several shapes have the same weights: `others` are those that may have them on the device already.
+    """
+
+    def __init__(self, native: CudaNative, device: Device, others: Sequence[LoadedProgram] = ()) -> None:
         self.native, self.device = native, device
         self.functions = native.functions(device)
         for symbol in list(native.checks):
             native.check(symbol, device, self.functions[symbol])
-        self.constants = device.alloc(max(native.constants.nbytes, 1))
-        device.upload(self.constants.address, native.constants, DEFAULT_STREAM)
-        device.synchronize(DEFAULT_STREAM)
+        self.constants = self._constants(others)
         self.arena_bytes = native.sizes({})[1]
         self.inputs = [_nbytes(t) for t in native.inputs]
         self.outputs = [_nbytes(t) for t in native.outputs]
         self.recordable = not native.stepwise() and self.nodes(native.calls) <= MOST_NODES
+
+    def _constants(self, others: Sequence[LoadedProgram]) -> Memory:
+        block = self.native.constants
+        for p in others:
+            if p.native.constants.nbytes == block.nbytes and np.array_equal(p.native.constants, block):
+                self.native.constants = p.native.constants
+                return p.constants
+        memory = self.device.alloc(max(block.nbytes, 1))
+        self.device.upload(memory.address, block, DEFAULT_STREAM)
+        self.device.synchronize(DEFAULT_STREAM)
+        return memory
 
     def nodes(self, calls: Sequence[Call]) -> int:
         """Kernels of one run, every iteration of loops of known length counted."""

@@ -15,7 +15,7 @@ from dnnc.ir.dtype import f32
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import Ref
 from dnnc.ir.operator.hopper import SWIZZLE_ROWS
-from dnnc.ir.operator.stmt import Eval
+from dnnc.ir.operator.stmt import Eval, walk_stmts
 
 if TYPE_CHECKING:
     from dnnc.backends.cuda.emit import FuncEmitter
@@ -71,6 +71,15 @@ def _im2col(em: FuncEmitter, s: Eval) -> str:
     at = (source.idx[3], q * sw - left, p * sh - top, source.idx[0], tap * dw, r * dh)
     numbers_ = ", ".join(em.text(i) for i in at)
     return f"{em.use('tma_im2col')}({em.text(to)}, &{em.unit.tensor_map(im2col_of(s))}, {numbers_}, {em.text(s.args[3])});"
+
+
+def _prefetch(em: FuncEmitter, s: Eval) -> str:
+    maps: dict[TensorMap, None] = {}
+    for c in walk_stmts(em.unit.kernel.entry.body):
+        if isinstance(c, Eval) and c.name in ("tma_load", "tma_store", "tma_im2col"):
+            maps[im2col_of(c) if c.name == "tma_im2col" else map_of(c)] = None
+    em.use("TensorMap")
+    return " ".join(f"{em.use('tma_prefetch')}(&{em.unit.tensor_map(m)});" for m in maps)
 
 
 def _ends(s: Eval) -> tuple[Ref, Ref]:
@@ -202,6 +211,7 @@ FN void mbar_wait(u64* b, u32 parity) {
   asm volatile("{\\n.reg .pred done;\\nWAIT:\\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\\n@done bra DONE;\\nbra WAIT;\\nDONE:\\n}"
     :: "r"(shared_address(b)), "r"(parity) : "memory");
 }""",
+    "tma_prefetch": 'FN void tma_prefetch(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory"); }',
     "tma_im2col": """\
 FN void tma_im2col(void* to, const TensorMap* map, int c, int x, int y, int n, u16 dx, u16 dy, u64* b) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6], {%7, %8};"
@@ -247,6 +257,6 @@ EFFECTS: dict[str, Callable[[FuncEmitter, Eval], str]] = {
                                  "wgmma_fence", "wgmma_commit", "named_barrier",
                                  "cluster_barrier")},
     **{name: _immediate for name in ("bulk_wait", "bulk_wait_read", "regs_give", "regs_take")},
-    "tma_load": _copy, "tma_im2col": _im2col, "tma_store": _copy, "stmatrix_x4": _matrices, "wgmma": _product, "wgmma_kn": _product, "wgmma_wait": _wait,
+    "tma_load": _copy, "tma_im2col": _im2col, "tma_prefetch": _prefetch, "tma_store": _copy, "stmatrix_x4": _matrices, "wgmma": _product, "wgmma_kn": _product, "wgmma_wait": _wait,
 }  # fmt: skip
 VALUES: dict[str, Callable[[FuncEmitter, Op], str]] = {"peer": _peer}

@@ -68,8 +68,8 @@ class Device(Protocol):
 
     def fill(self, to: int, byte: int, nbytes: int, stream: int) -> None: ...
 
-    def load(self, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str]) -> Any:
-        """A kernel's function. `params`: names of its parameters."""
+    def load(self, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str], overlaps: bool = False) -> Any:
+        """A kernel's function. `params`: names of its parameters; `overlaps`: it may begin while the kernel before it still runs."""
         ...
 
     def launch(self, function: Any, launch: Launch, args: Sequence[int], stream: int) -> None:
@@ -154,7 +154,8 @@ class CudaNative:
 
     def functions(self, device: Device) -> dict[str, Any]:
         """Its kernels, loaded on a device."""
-        return {s: device.load(c, s, self.launches[s], self.params[s]) for s, c in self.cubins.items()}
+        overlapping = {k.symbol for k in self.kernels if "pdl_wait(" in k.text}
+        return {s: device.load(c, s, self.launches[s], self.params[s], s in overlapping) for s, c in self.cubins.items()}
 
     def check(self, symbol: str, device: Device, function: Any) -> None:
         """Check a kernel that no device has checked. AccuracyError where it is wrong."""

@@ -1,7 +1,7 @@
 """The C++ that generated kernels stand on: types, vectors, and the guarded forms of what C++ or PTX leaves undefined.
 
 In: the names of the helpers that a kernel's text uses. Out: the text that goes before it, with these and what they need. A helper is
-written for scalars; "name/2" is its form for vectors, lane by lane, of a function of two operands. No header is included: NVRTC knows
+written for scalars; "name/2" is its form for vectors of a function of two operands, lane by lane. No header is included: NVRTC knows
 the mathematical functions and the warp intrinsics, and half floats are converted by instructions of their own.
 """
 
@@ -17,6 +17,25 @@ typedef float f32; typedef double f64;
 #define FN static __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
 """
+
+
+def _shuffle(name: str) -> str:
+    """Types below 32 bits go as words. Helpers of the same name take vectors, lane by lane."""
+    call = f"__{name}_sync(~0u, (u32)bit_cast<typename Word<sizeof(T)>::T>(x), n)"
+    small = f"template<class T> FN T {name}(T x, int n) {{ return bit_cast<T>((typename Word<sizeof(T)>::T){call}); }}"
+    return "\n".join([small, *(f"FN {t} {name}({t} x, int n) {{ return __{name}_sync(~0u, x, n); }}" for t in ("i64", "u64", "f64"))])
+
+
+def _shuffle_vector(name: str) -> str:
+    return f"""\
+template<class T, int N> FN V<T, N> {name}(const V<T, N>& x, int n) {{
+  V<T, N> r;
+  UNROLL for (int i = 0; i < N; ++i) r.v[i] = {name}(x.v[i], n);
+  return r;
+}}"""
+
+
+SHUFFLES = ("shfl", "shfl_xor", "shfl_up", "shfl_down")
 
 # What a helper needs is found by its names in the text, so no list of needs can be out of date.
 HELPERS: dict[str, str] = {
@@ -249,6 +268,9 @@ template<class T, int N> FN V<T, N> operator{o}(const V<T, N>& a, const V<T, N>&
   UNROLL for (int i = 0; i < N; ++i) r.v[i] = a.v[i] {o} b.v[i];
   return r;
 }}""" for o in "+-*/"},
+    # --- warps ---
+    **{name: _shuffle(name) for name in SHUFFLES},
+    **{f"{name}/shuffle": _shuffle_vector(name) for name in SHUFFLES},
     # --- matrices ---
     "shared_address": 'FN u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }',
     "prefetch": 'FN void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" :: "l"(p)); }',
@@ -286,27 +308,20 @@ template<int BYTES> FN void cp_async(void* to, const void* from, int bytes = BYT
 }""",
     "cp_async_commit": 'FN void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }',
     "cp_async_wait": 'template<int N> FN void cp_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }',
-    # what this kernel reads may still be written by the one before it; the one after it may be launched
-    "pdl_wait": 'FN void pdl_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }',
-    "pdl_launch": 'FN void pdl_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }',
+    # what this kernel reads may still be written by the one before it; the one after it may be launched (in order before sm_90)
+    "pdl_wait": """\
+FN void pdl_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}""",
+    "pdl_launch": """\
+FN void pdl_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}""",
 }  # fmt: skip
-
-
-def _shuffle(function: str, name: str) -> str:
-    word = f"bit_cast<T>((typename Word<sizeof(T)>::T){function}(~0u, (u32)bit_cast<typename Word<sizeof(T)>::T>(x), n))"
-    lines = [f"template<class T> FN T {name}(T x, int n) {{ return {word}; }}"]
-    lines += [f"FN {t} {name}({t} x, int n) {{ return {function}(~0u, x, n); }}" for t in ("i64", "u64", "f64")]
-    return "\n".join(lines)
-
-
-for _name in ("shfl_xor", "shfl_up", "shfl_down", "shfl"):
-    HELPERS[_name] = _shuffle(f"__{_name}_sync", _name)
-    HELPERS[f"{_name}/shuffle"] = f"""\
-template<class T, int N> FN V<T, N> {_name}(const V<T, N>& x, int n) {{
-  V<T, N> r;
-  UNROLL for (int i = 0; i < N; ++i) r.v[i] = {_name}(x.v[i], n);
-  return r;
-}}"""
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 

@@ -24,7 +24,7 @@ abs acos acosh asin asinh atan atanh ceil cos cosh erf exp expm1 fabs floor fma 
 sin sinh sqrt tan tanh trunc j0 j1 jn y0 y1 yn gamma printf assert clock
 """
 RESERVED = frozenset((*_KEYWORDS.split(), *_LIBRARY.split(), "FN", "UNROLL", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f32", "f64"))
-MATH = frozenset("exp exp2 log sqrt erf tanh sin cos tan asin acos atan sinh cosh asinh acosh atanh floor ceil trunc rint log1p expm1 pow".split())
+MATH = frozenset("exp log sqrt erf tanh sin cos tan asin acos atan sinh cosh asinh acosh atanh floor ceil trunc rint log1p expm1 pow".split())
 _TYPES = frozenset((
     "f64", "f32", "f16", "bf16", "bool", "i64", "u64", "i32", "u32", "i16", "u16", "i8", "u8", "i4", "u4", "i2", "u2",
     "f8e4m3fn", "f8e4m3fnuz", "f8e5m2", "f8e5m2fnuz", "f8e8m0", "f4e2m1",

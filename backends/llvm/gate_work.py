@@ -20,19 +20,19 @@ MAX_TERMS = 1 << 28  # that all sampled outputs together may sum, a second of Nu
 FEWEST = 32  # sampled outputs, however long each is
 
 
-def unchecked(step: Step, env: Mapping[Expr, Expr]) -> str | None:
-    """Why a kernel is not checked at the sizes `env`, or None."""
+def unchecked(step: Step, env: Mapping[Expr, Expr], most: int = MAX_STEPS) -> str | None:
+    """Why a kernel is not checked at the sizes `env`, or None. `most`: statements that a check may run."""
     values = (v for n in step.group.nodes for v in (*n.inputs, *n.outputs) if v is not None)
     largest = max((_elements(v.type.shape, env) for v in values), default=0)
     if largest > MAX_ELEMENTS:
         return f"a reference of it would take an array of {largest:.2g} elements"
     steps = _steps(step.kernel.entry.body, env)
-    return f"it runs {steps:.2g} statements" if steps > MAX_STEPS else None
+    return f"it runs {steps:.2g} statements" if steps > most else None
 
 
-def not_checked(steps: Iterable[Step], env: Mapping[Expr, Expr]) -> tuple[str, ...]:
+def not_checked(steps: Iterable[Step], env: Mapping[Expr, Expr], most: int = MAX_STEPS) -> tuple[str, ...]:
     """What the report says of the kernels that are not checked, each once."""
-    reasons = {s.text: (s, unchecked(s, env)) for s in steps}
+    reasons = {s.text: (s, unchecked(s, env, most)) for s in steps}
     return tuple(f"kernel {s.kernel.name}{locations(s.kernel.locs)} was not checked: {why}" for s, why in reasons.values() if why)
 
 

@@ -16,10 +16,10 @@ import statistics
 import time
 from typing import Any
 
-from contractions import measure
-from memory_bound import Case, case
+from memory_bound import Arrays, Case, case, graph_of, microseconds
 
-from dnnc.backends.cuda.emit import emit_kernel
+from dnnc.backends.cuda.device import open_device
+from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import compile_many
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates import attention
@@ -27,6 +27,7 @@ from dnnc.ir.operator.stmt import Kernel
 from dnnc.ir.operator.verify import verify_kernel
 from dnnc.passes.schedule.problem import Choice, Knobs
 
+TOLERANCE = {"f16": 3e-3, "bf16": 2e-2, "f32": 3e-5}
 NAMES = ("rows", "warps", "keys", "stages", "slices")
 
 
@@ -57,6 +58,36 @@ def cases() -> list[Case]:
 def knobs_of(text: str) -> list[Knobs]:
     """`128,4,64,2,1:64,4,64,2,1`"""
     return [tuple(zip(NAMES, map(int, one.split(",")))) for one in text.split(":")]
+
+
+def measure(c: Case, kernels: list[tuple[Choice, Kernel, bytes, str]]) -> float:
+    """Print the times of a case; PyTorch's over that of our first candidate."""
+    import torch
+
+    device, arrays = open_device(), Arrays(c)
+    status = torch.zeros(4, dtype=torch.int32, device="cuda")
+    sets = len(arrays.inputs)
+    graphs, errors, functions = [graph_of(lambda k: c.peer(*arrays.inputs[k]), sets)], [], []
+    for _, kernel, cubin, symbol in kernels:
+        launch = launch_of(kernel)
+        functions.append(device.load(cubin, symbol, launch, [p.name for p in kernel.entry.params]))  # graphs do not keep them
+
+        def call(k: int, function: Any = functions[-1], launch: Any = launch) -> None:
+            addresses = [x.data_ptr() for x in (*arrays.inputs[k], arrays.outputs[k], status)]
+            device.launch(function, launch, addresses, torch.cuda.current_stream().cuda_stream)
+
+        call(0)
+        torch.cuda.synchronize()
+        errors.append(arrays.error(c.peer))
+        graphs.append(graph_of(call, sets))
+    peer, *ours = microseconds(graphs)
+    flops = float(c.problem.flops) / 1e6  # type: ignore[arg-type]
+    print(f"{c.name:26} torch {peer:8.2f} us {flops / peer:6.1f} TF | ours {ours[0]:8.2f} us {flops / ours[0]:6.1f} TF"
+          f" {arrays.nbytes / ours[0] / 1e3:5.0f} GB/s | {peer / ours[0]:5.2f} x torch | best {min(ours):8.2f} us", flush=True)  # fmt: skip
+    for (choice, *_), us, e in zip(kernels, ours, errors):
+        wrong = "" if e <= TOLERANCE[arrays.output.type.dtype.name] else f"WRONG by {e:.1e} "
+        print(f"    {us:8.2f} us {wrong}{choice}", flush=True)
+    return peer / ours[0]
 
 
 def main() -> None:

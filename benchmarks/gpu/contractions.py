@@ -1,10 +1,10 @@
-"""Matrix products and convolutions on one GPU by the templates gemv, mma and simt: our kernels beside PyTorch (cuBLAS, cuDNN).
+"""Matrix products and convolutions on one GPU by the templates gemv, mma, simt and tf32: our kernels beside PyTorch (cuBLAS, cuDNN).
 
-    python benchmarks/gpu/contractions.py [--only WORD] [--templates gemv,mma,simt] [--candidates N] [--emit-only]
+    python benchmarks/gpu/contractions.py [--only WORD] [--templates gemv,mma,simt] [--tf32] [--candidates N] [--emit-only]
     PYTHONPATH=.types python3 benchmarks/gpu/contractions.py     where dnnc is not installed; `make .types` makes that folder
 
 Each kernel is checked before it is timed. Times are microseconds of one call out of a CUDA graph of many, medians over replays that take turns;
-operands rotate through more memory than the L2 cache holds. Float32 is float32 on both sides, not TF32. The first candidate is what is used
+operands rotate through more memory than the L2 cache holds. Float32 is float32 on both sides, with --tf32 TF32 on both. The first candidate is what is used
 without tuning; where the best one is another, the model that orders them is to be looked at.
 """
 
@@ -100,10 +100,10 @@ def measure(c: Case, kernels: list[tuple[Choice, Kernel, bytes, str]]) -> float:
         graphs.append(graph_of(call, sets))
     peer, *ours = microseconds(graphs)
     flops = float(c.problem.flops) / 1e6  # type: ignore[arg-type]
-    limit = TOLERANCE[arrays.output.type.dtype.name]
+    limits = [2e-3 if choice.template == "tf32" else TOLERANCE[arrays.output.type.dtype.name] for choice, *_ in kernels]
     print(f"{c.name:26} torch {peer:8.2f} us {flops / peer:6.1f} TF | ours {ours[0]:8.2f} us {flops / ours[0]:6.1f} TF"
           f" {arrays.nbytes / ours[0] / 1e3:5.0f} GB/s | {peer / ours[0]:5.2f} x torch | best {min(ours):8.2f} us", flush=True)  # fmt: skip
-    for (choice, *_), us, e in zip(kernels, ours, errors):
+    for (choice, *_), us, e, limit in zip(kernels, ours, errors, limits):
         print(f"    {us:8.2f} us {'' if e <= limit else f'WRONG by {e:.1e} '}{choice}", flush=True)
     return peer / ours[0]
 
@@ -112,14 +112,16 @@ def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--only", default="", help="cases whose name holds this word")
     ap.add_argument("--templates", default="gemv,mma,simt", help="of gemv, wgmma, mma, simt, threads")
+    ap.add_argument("--tf32", action="store_true", help="the template tf32 in the place of simt, and PyTorch with TF32")
     ap.add_argument("--candidates", type=int, default=4, help="schedules of each case and template, best guess first")
     ap.add_argument("--emit-only", action="store_true", help="print registers and spills of each kernel; needs no GPU")
     a = ap.parse_args()
     target, start = GpuTarget(), time.perf_counter()
+    wanted = a.templates.replace("simt", "tf32").split(",") if a.tf32 else a.templates.split(",")
     made: dict[str, tuple[Case, Choice, Kernel]] = {}
     for c in cases():
-        for t in templates(target):
-            if a.only in c.name and t.name in a.templates.split(","):
+        for t in templates(target, rounded=a.tf32):
+            if a.only in c.name and t.name in wanted:
                 for n, knobs in enumerate(t.candidates(c.problem)[: a.candidates]):
                     made[f"{c.name}_{t.name}_{n}"] = (c, Choice(t.name, knobs), verify_kernel(t.apply(c.problem, dict(knobs))))
     compiled = compile_many({s: (emit_kernel(k, s, target), target.arch) for s, (_, _, k) in made.items()}, os.cpu_count() or 1)
@@ -131,7 +133,7 @@ def main() -> None:
         return
     import torch
 
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = a.tf32
     torch.backends.cudnn.benchmark = True
     ratios = [
         measure(c, [(choice, k, compiled[s].cubin, s) for s, (d, choice, k) in made.items() if d is c])

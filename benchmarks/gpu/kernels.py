@@ -28,7 +28,7 @@ from dnnc.backends.cuda.nvrtc import compile_many
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates import wgmma
 from dnnc.ir.graph_text import parse
-from dnnc.ir.operator.stmt import Kernel
+from dnnc.ir.operator.stmt import Eval, Kernel, walk_stmts
 from dnnc.ir.operator.verify import verify_kernel
 from dnnc.passes.lower import lower
 from dnnc.passes.schedule.problem import Problem, classify
@@ -46,6 +46,7 @@ CONVS = {
 COLD_BYTES = 150 << 20
 CALLS = 20  # of a graph
 SAMPLES = 256  # rows that are compared
+KNOBS = ("bm", "bn", "stages", "group", "split")
 TOLERANCE = {"f16": 2e-3, "bf16": 1e-2}
 Call = Callable[[int], object]
 Knobs = dict[str, int]
@@ -171,13 +172,17 @@ def f(x: {d}[{batch}, {ci}, {hw}, {hw}] {last}, w: {d}[{co}, {ci}, {r}, {r}] {la
 def wanted(text: str, found: list[Knobs]) -> list[Knobs]:
     """The settings of --tilings among those that a problem offers, or one of one's own."""
     if "x" in text:
-        given = dict(zip(("bm", "bn", "stages", "group", "split"), map(int, text.split("x"))))
+        given = dict(zip(KNOBS, map(int, text.split("x"))))
         return [{"group": wgmma.GROUP, "split": 1} | given]
     return found if text == "all" else found[: int(text)]
 
 
 def tag(k: Knobs) -> str:
-    return "x".join(str(k[name]) for name in ("bm", "bn", "stages", "group", "split"))
+    return "x".join(str(k[name]) for name in KNOBS)
+
+
+def uses(kernel: Kernel, effect: str) -> bool:
+    return any(isinstance(s, Eval) and s.name == effect for s in walk_stmts(kernel.entry.body))
 
 
 def graph_of(call: Call, sets: int) -> Any:
@@ -221,7 +226,7 @@ def measure(work: Work, kernels: dict[str, tuple[Kernel, bytes, str]], replays: 
     graphs, errors = [graph_of(given.library, len(given.sets))], []
     for kernel, cubin, symbol in kernels.values():
         launch = launch_of(kernel)
-        function = device.load(cubin, symbol, launch, [p.name for p in kernel.entry.params])
+        function = device.load(cubin, symbol, launch, [p.name for p in kernel.entry.params], uses(kernel, "pdl_wait"))
         for k in range(len(given.sets)):
             given.error(k)
 

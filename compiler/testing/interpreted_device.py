@@ -8,6 +8,7 @@ what was asked for and does it again at each launch, as a graph does.
 from __future__ import annotations
 
 import bisect
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -91,7 +92,7 @@ class Guarded(Interpreter):
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel, 1)
-        self.outside: int | None = None
+        self.strayed: int | None = None
 
     def compute(self, e: Expr) -> Any:
         if isinstance(e, Op) and e.name == "guard":
@@ -99,7 +100,7 @@ class Guarded(Interpreter):
             active = np.asarray(self.active())
             wrong = ((x < low) | (x >= high)) & (active[:, None] if x.ndim == 2 else active)
             if wrong.any():
-                self.outside = int(np.broadcast_to(x, wrong.shape)[wrong][0])
+                self.strayed = int(np.broadcast_to(x, wrong.shape)[wrong][0])
         return super().compute(e)
 
 
@@ -112,13 +113,18 @@ class InterpretedDevice:
     def __init__(self) -> None:
         self._memory: dict[int, Array] = {}
         self._next = START
-        self._recording: Recording | None = None
+        self._own = threading.local()  # what a thread records
         self.launched = self.graphs = 0
+
+    @property
+    def recording(self) -> Recording | None:
+        """What this thread records now."""
+        return getattr(self._own, "recording", None)
 
     # --- memory -----------------------------------------------------------------------------------------------------------------
 
     def alloc(self, nbytes: int) -> Block:
-        if self._recording is not None:
+        if self.recording is not None:
             raise InternalError("memory is allocated while work is recorded")
         address = self._next
         self._next += -(-nbytes // ALIGN) * ALIGN + GAP
@@ -175,7 +181,7 @@ class InterpretedDevice:
 
     # --- kernels ----------------------------------------------------------------------------------------------------------------
 
-    def load(self, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str]) -> Kernel:
+    def load(self, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str], overlaps: bool = False) -> Kernel:
         return parse_kernel(cubin.decode())
 
     def launch(self, function: Kernel, launch: Launch, args: Sequence[int], stream: int) -> None:
@@ -192,16 +198,16 @@ class InterpretedDevice:
             run = Guarded(function)
             with np.errstate(all="ignore"):
                 run.run(arrays)
-            if run.outside is not None:
-                self.bytes_at(status, STATUS_BYTES).view(np.int32)[:3] = 1, 0, run.outside
+            if run.strayed is not None:
+                self.bytes_at(status, STATUS_BYTES).view(np.int32)[:3] = 1, 0, run.strayed
 
         self._do(step)
 
     # --- order ------------------------------------------------------------------------------------------------------------------
 
     def _do(self, step: Callable[[], None]) -> None:
-        if self._recording is not None:
-            self._recording.steps.append(step)
+        if self.recording is not None:
+            self.recording.steps.append(step)
         else:
             step()
 
@@ -213,11 +219,11 @@ class InterpretedDevice:
 
     def capture(self, stream: int, record: Callable[[], None]) -> Recording:
         self.graphs += 1
-        self._recording = made = Recording()
+        self._own.recording = made = Recording()
         try:
             record()
         finally:
-            self._recording = None
+            self._own.recording = None
         return made
 
     def new_event(self, timing: bool = False) -> list[float]:
@@ -234,7 +240,7 @@ class InterpretedDevice:
         return (end[0] - start[0]) * 1e-6
 
     def synchronize(self, stream: int) -> None:
-        if self._recording is not None:
+        if self.recording is not None:
             raise InternalError("the host waits while work is recorded")
 
 

@@ -47,7 +47,8 @@ def _of_type(body: Generator, t: TensorType, likely: Sequence[Made] = ()) -> Mad
         made = [some] if some is not None else []
     if not made or body.chance(0.1):
         return body.one_of(fits) if fits else None
-    m: Made = body.one_of(made)
+    m: Made | None = body.one_of(made)
+    assert m is not None
     return body.add(body.one_of(("tanh", "sigmoid")), m) if t.dtype.is_float and body.chance(0.6) else m
 
 
@@ -116,9 +117,9 @@ def branch(g: Generator) -> None:
         _fill(body, g.below(4) + (body is then))
     wanted = [m for m in then.pool if m.value.node is not None] or then.pool
     results = [g.one_of(wanted) for _ in range(1 + g.below(2))]
-    matching = [_of_type(other, m.type, [x for x in other.pool if x.type == m.type]) for m in results]
-    for k, m in enumerate(matching):
-        if m is None and other.dims(results[k].shape) == results[k].type.shape:
+    matching: list[Made | None] = [_of_type(other, m.type, [x for x in other.pool if x.type == m.type]) for m in results]
+    for k, found in enumerate(matching):
+        if found is None and other.dims(results[k].shape) == results[k].type.shape:
             matching[k] = other.source(results[k].dtype.kind, results[k].shape, results[k].dtype)
     if any(m is None or m.type != r.type for m, r in zip(matching, results)):
         return

@@ -152,7 +152,9 @@ def _concat(g: Generator) -> None:
 
 def _slice(g: Generator) -> None:
     m = g.pick("fiub", 1)
-    starts, steps, shape = [], [], []
+    starts: list[int] = []
+    steps: list[int] = []
+    shape: list[int] = []
     for d in m.shape:
         if g.dims((d,)) != (d,):  # all of a symbolic axis
             starts, steps, shape = [*starts, 0], [*steps, 1], [*shape, d]

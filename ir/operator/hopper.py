@@ -8,6 +8,7 @@ What threads write to shared memory becomes visible to those engines by `fence_a
     mbar_arrive(b)                   each active thread arrives once
     mbar_expect(b, bytes)            arrive, and let the phase wait for so many bytes of copies as well
     mbar_wait(b, parity)             until the phase of that parity is complete
+    tma_prefetch()                   the copy engine fetches what it must know of the buffers of this kernel's copies
     tma_load(to, from, rows, b)      one thread: a box of rows x lanes; what lies outside of the source is 0
     tma_im2col(to, from, rows, b, p, q, r, s, heights, widths, strides (2), dilations (2), pads before (2))
                                      one thread: a row of `to` for each of so many neighbouring pixels of a convolution's result, which is
@@ -34,7 +35,7 @@ from __future__ import annotations
 import numpy as np
 
 EFFECTS = (
-    "mbar_init", "mbar_fence", "mbar_arrive", "mbar_expect", "mbar_wait", "tma_load", "tma_im2col", "tma_store", "bulk_commit", "bulk_wait_read",
+    "mbar_init", "mbar_fence", "mbar_arrive", "mbar_expect", "mbar_wait", "tma_prefetch", "tma_load", "tma_im2col", "tma_store", "bulk_commit", "bulk_wait_read",
     "bulk_wait", "fence_async", "stmatrix_x4", "wgmma", "wgmma_kn", "wgmma_fence", "wgmma_commit", "wgmma_wait", "named_barrier", "cluster_barrier", "regs_give", "regs_take",
 )  # fmt: skip
 

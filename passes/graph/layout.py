@@ -16,6 +16,7 @@ from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import f32, i32
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.types import Layout, Part, TensorType
+from dnnc.passes.graph.winograd import winograd_tile
 
 WIDE = (f32, i32)  # types whose vectors have as many lanes as a block
 KEEPS_BLOCKS = frozenset(("max_pool", "avg_pool", "lp_pool"))
@@ -40,9 +41,15 @@ def filters(rank: int, lanes: int, block_inputs: bool) -> Layout:
     return Layout((Part(0, lanes), Part(1), *taps, Part(0, 1, lanes)))
 
 
-def assign_layouts(graph: Graph, lanes: int) -> bool:
-    """Set the layouts of all values. `lanes`: the target's float32 vector width. Returns whether anything changed."""
-    return _Blocked(graph, lanes).run()
+def winograd_filters(lanes: int, tile: int) -> Layout:
+    """`winograd4 2 3 0/16 1/16 1%16 0%16`: for each point panels of output channels, in each all input channels one after the other."""
+    return Layout((Part(2), Part(3), Part(0, lanes), Part(1, lanes), Part(1, 1, lanes), Part(0, 1, lanes)), tile)
+
+
+def assign_layouts(graph: Graph, lanes: int, winograd: bool = False) -> bool:
+    """Set the layouts of all values. `lanes`: the target's float32 vector width; `winograd`: may weights be stored for Winograd's convolution?
+    Returns whether anything changed."""
+    return _Blocked(graph, lanes, winograd).run()
 
 
 class Layouts(ABC):
@@ -168,9 +175,9 @@ class Layouts(ABC):
 class _Blocked(Layouts):
     """Channels in blocks of a vector; panels of weights."""
 
-    def __init__(self, graph: Graph, lanes: int) -> None:
+    def __init__(self, graph: Graph, lanes: int, winograd: bool) -> None:
         super().__init__(graph)
-        self.lanes = lanes
+        self.lanes, self.winograd = lanes, winograd
 
     def conv(self, n: Node) -> None:
         x, w = n.inputs[0], n.inputs[1]
@@ -188,7 +195,8 @@ class _Blocked(Layouts):
         whole = bool(group == 1 and (x.type.layout is not None or channels >= self.lanes))
         take_blocks = depthwise or whole
         self.set_input(n, 0, lay if take_blocks else None)
-        self.set_input(n, 1, filters(out.rank, self.lanes, whole))
+        tile = winograd_tile(n) if self.winograd and whole and w in self.graph.constants else 0
+        self.set_input(n, 1, winograd_filters(self.lanes, tile) if tile else filters(out.rank, self.lanes, whole))
         if len(n.inputs) > 2 and n.inputs[2] is not None:
             self.set_input(n, 2, Layout((Part(0, self.lanes), Part(0, 1, self.lanes))))
         self.set_output(n, lay)

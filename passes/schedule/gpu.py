@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Load, Var, const, free, substitute, terms, value, walk
-from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Eval, For, If, Store, accesses, exprs, loop_var, substitute_block, walk_stmts
+from dnnc.ir.expr import Expr, Var, const, free, substitute, value
+from dnnc.ir.operator.stmt import Alloc, Block, Buffer, For, If, Store, accesses, exprs, loop_var, substitute_block, walk_stmts
 from dnnc.passes.schedule.disjoint import obstacle
 from dnnc.passes.schedule.state import edit, make_loop, swap_buffers
 from dnnc.passes.schedule.wide import Run, compute_chunk, load_chunks, loads_ahead, new_tiles, run_of
@@ -93,76 +93,6 @@ def _unguarded(run: Run) -> tuple[Run, Expr | None]:
         return run, None
     last = substitute(s.cond, {run.v: const(run.width - 1)})
     return replace(run, body=s.then), last
-
-
-def transpose_tiles(b: Block, row: str, column: str, tile: int = 32, threads: int = 256) -> Block:
-    """`for r in range(R): for c in range(C): y[.., r, c] = f(x[.., c, r])`  ->  tiles of 32 x 32 through shared memory
-
-    for b in block.x(tiles):
-        x_t: f32[32, 33] @ shared                     rows start in different banks
-        for t in thread.x(256):
-            for q in unroll(4): x_t[t // 32 + 8*q, t % 32] = x[.., c0 + t // 32 + 8*q, r0 + t % 32]
-            barrier()
-            for q in unroll(4): y[.., r0 + t // 32 + 8*q, c0 + t % 32] = f(x_t[t % 32, t // 32 + 8*q])
-
-    Neighbouring threads load neighbours along r and store neighbours along c. Loops around them become blocks."""
-    nest: list[For] = []
-    body = b
-    while len(body) == 1 and isinstance(body[0], For):
-        nest.append(body[0])
-        body = body[0].body
-    by = {s.var.name: s for s in nest}
-    if row not in by or column not in by or len(body) != 1 or not isinstance(st := body[0], Store) or st.buf.space != "global":
-        raise ScheduleError(f"{row} and {column} are not loops of a perfect nest around one store")
-    for s in nest:
-        _check_apart(s)
-    counts = [-(-_count(s) // tile) if s.var.name in (row, column) else _count(s) for s in nest]
-    crossing = [x for x in walk(st.value) if isinstance(x, Load) and _crosses(x, by[row].var, by[column].var) and x.buf is not st.buf]
-    if not crossing:
-        raise ScheduleError(f"no load runs along {row} and jumps along {column}")
-    tiles = {x: Buffer(f"{x.buf.name}_t", x.buf.dtype, (const(tile), const(tile + max(4 // x.buf.dtype.bytes, 1))), "shared") for x in crossing}
-    if len({t.name for t in tiles.values()}) < len(tiles):
-        raise ScheduleError("a buffer is read at two places")
-    total = 1
-    for n in counts:
-        total *= n
-    i = loop_var("b", const(0), const(total))
-    t = loop_var("t", const(0), const(threads))
-    start: dict[Expr, Expr] = {}
-    left: Expr = i
-    for s, n in reversed(list(zip(nest, counts))):
-        start[s.var] = left % n * (tile if s.var.name in (row, column) else 1)
-        left = left // n
-    q = [loop_var(name, const(0), const(tile * tile // threads)) for name in ("q", "q_1")]
-    near, far = t % tile, [t // tile + v * (threads // tile) for v in q]
-
-    def at(fast: str, slow: str, k: int) -> dict[Expr, Expr]:
-        return {**start, by[fast].var: start[by[fast].var] + near, by[slow].var: start[by[slow].var] + far[k]}
-
-    def inside(env: dict[Expr, Expr]) -> list[Expr]:
-        return [env[by[n].var] < _count(by[n]) for n in (row, column)]
-
-    loading, storing = at(row, column, 0), at(column, row, 1)
-    fill: Block = tuple(Store(tiles[x], (far[0], near), substitute(x, loading)) for x in crossing)
-    found: dict[Expr, Expr] = {x: tiles[x][near, far[1]] for x in crossing}
-    e = substitute(substitute(st.value, found), storing)
-    write: Block = (Store(st.buf, tuple(substitute(j, storing) for j in st.idx), e),)
-    loops_ = tuple(
-        For(v, const(0), v.hi + const(1), "unroll", _when(inside(env), block))  # type: ignore[operator]
-        for v, env, block in ((q[0], loading, fill), (q[1], storing, write))
-    )
-    inner = For(t, const(0), const(threads), "thread.x", (loops_[0], Eval("barrier", ()), loops_[1]))
-    return (For(i, const(0), const(total), "block.x", (*(Alloc(x) for x in tiles.values()), inner)),)
-
-
-def _crosses(x: Load, row: Var, column: Var) -> bool:
-    """Does a load step along the rows and jump along the columns?"""
-    at = x.buf.offset(x.idx)
-    if x.lanes > 1 or x.limit is not None or any(isinstance(y, Load) for i in x.idx for y in walk(i)):
-        return False
-    ts, _ = terms(at)
-    steps = dict(ts).get(row) == 1 and not any(row in free(t) for t, _ in ts if t is not row)
-    return x.buf.space == "global" and steps and column in free(at) and dict(ts).get(column) != 1
 
 
 def share_rows(b: Block) -> Block:

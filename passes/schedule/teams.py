@@ -42,6 +42,7 @@ from dnnc.passes.schedule.state import find, loops, swap_buffers
 from dnnc.passes.schedule.wide import PLACE, Run, compute_chunk, load_chunks, loads_ahead, new_tiles, run_of
 
 WARP = 32
+MOST_AHEAD = 16  # loads that a thread has under way: more only take registers
 SHARED_LIMIT = 200 * 1024  # bytes of rows that several threads read
 Emit = Callable[[Expr, Expr], Block]  # (number of the chunk among the thread's, chunk) -> statements
 
@@ -56,7 +57,7 @@ class Team:
     size: int
     rows: int = 1
     across: bool = False
-    keep: int = 128
+    keep: int = 192
     ahead: int = 64
 
     def __post_init__(self) -> None:
@@ -97,7 +98,9 @@ def _placed(loop: For, n: int, team: Team) -> Block:
     repeats = n % team.rows > 0 and not leaves
     if repeats and any(x.space == "global" for x in {a.buf for a in accesses(loop.body)} & stored(loop.body)):
         raise ScheduleError("a kernel in place cannot compute a row twice: choose teams of whole warps")
-    divided = any(isinstance(x, Op) and x.name in ("//", "%") and loop.var in free(x) for s in walk_stmts(loop.body) for e in exprs(s) for x in walk(e))
+    divided = any(
+        isinstance(x, Op) and x.name in ("//", "%") and loop.var in free(x) for s in walk_stmts(loop.body) for e in exprs(s) for x in walk(e)
+    )
     at = minimum(row, n - 1) if repeats or (leaves and divided) else row  # bounds of quotients are known by their dividends' alone
     rows = _Row(substitute_block(loop.body, {loop.var: at}), team, member, place, row < n if repeats else const(True, boolean))
     body = rows.block()
@@ -119,6 +122,7 @@ class _Row:
         self.check_alone()
         self.moved: dict[Buffer, Buffer] = {}  # rows -> where they are now
         self.tiles: dict[Expr, Buffer] = {}  # canonical load -> the registers that hold it for several loops
+        self.loaded: set[Buffer] = set()
 
     def name(self, base: str) -> str:
         n = self.names.get(base, 0)
@@ -237,12 +241,10 @@ class _Row:
         lane = const(0) if run.v is None else run.v
         run = replace(run, body=swap_buffers(run.body, rows, lambda *_: (PLACE, lane)))
         loads = loads_ahead(run)
-        tiles = {x: self.tiles[run.canonical(x)] for x in loads if run.canonical(x) in self.tiles}
+        tiles: dict[Expr, Buffer] = {x: self.tiles[run.canonical(x)] for x in loads if run.canonical(x) in self.tiles}
         out: list[Stmt] = []
-        for x, tile in tiles.items():
-            if self.names.setdefault(f"{tile.name} is loaded", 0) == 0:
-                self.names[f"{tile.name} is loaded"] = 1
-                out += (Alloc(tile), *self.each(run, 0, self.chunks(run), lambda k, c, x=x: load_chunks(run, [x], tiles, k, c)))  # type: ignore[misc]
+        for x in [x for x in loads if x in tiles]:
+            out += self.fetched(run, x, tiles)
         out += self.chunked(run, tiles, [x for x in loads if x not in tiles], bool(tiles or rows))
         for st in walk_stmts(run.body):
             if isinstance(st, Store) and st.buf in self.private and st.buf.space == "register":
@@ -251,10 +253,18 @@ class _Row:
                 out += self.sync()
         return tuple(out)
 
+    def fetched(self, run: Run, x: Load, tiles: dict[Expr, Buffer]) -> Block:
+        """All of a thread's chunks of a load that lasts for several loops, before the first of them."""
+        tile = tiles[x]
+        if tile in self.loaded:
+            return ()
+        self.loaded.add(tile)
+        return (Alloc(tile), *self.each(run, 0, self.chunks(run), lambda k, c: load_chunks(run, [x], tiles, k, c)))
+
     def chunked(self, run: Run, tiles: dict[Expr, Buffer], loads: Sequence[Load], fixed: bool) -> Block:
         """All chunks of a thread: its loads some chunks ahead of what is computed with them. `fixed`: places in registers must be constant."""
         n = self.chunks(run)
-        ahead = max(self.team.ahead // (run.width * max(sum(x.buf.dtype.bytes for x in loads), 4)), 1)
+        ahead = min(max(self.team.ahead // (run.width * (sum(x.buf.dtype.bytes for x in loads) or 4)), 1), MOST_AHEAD)
         group = n if ahead >= n else 1 if fixed else ahead
         own = new_tiles(run, loads, group, self.name)
         head = tuple(Alloc(t) for t in own.values())

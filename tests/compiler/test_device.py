@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 import dnnc
+import dnnc.ir.errors
 from dnnc import device_driver
 from dnnc.backends.cuda.native import CudaNative
 from dnnc.device_executable import MAX_FRAMES, DeviceExecutable
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run
+from dnnc.passes.schedule.problem import Template
 from dnnc.testing.graphs import graph_of
 from dnnc.testing.interpreted_device import DeviceBuffer, InterpretedDevice, interpreted_machine
 
@@ -165,6 +167,16 @@ def test_shapes_get_programs_of_their_own(device: InterpretedDevice) -> None:
         f(np.zeros((2, 5), np.float32))
 
 
+def test_programs_for_several_shapes_share_their_weights(device: InterpretedDevice) -> None:
+    g = graph_of("def net(x: f32[N, 64], *, w: f32[64, 1024]):\n    return matmul(x, w)")
+    f = compiled(g)
+    sizes = []
+    for n in (1, 2, 3):
+        check(f, g, [np.ones((n, 64), np.float32)])
+        sizes.append(device.allocated)
+    assert sizes[0] > 4 * 64 * 1024 > sizes[2] - sizes[0]
+
+
 def test_nothing_to_compute(device: InterpretedDevice) -> None:
     f = compiled("def net(x: f32[0, 4], y: f32[0]):\n    return relu(x), reduce_sum(concat(y, y, axis=0), axes=(0,))")
     a, b = f(np.zeros((0, 4), np.float32), np.zeros(0, np.float32))
@@ -204,6 +216,23 @@ def test_host_steps_between_device_segments(device: InterpretedDevice) -> None:
     assert any("truncate" in h for h in f.report.fallbacks) and device.launched > 0
 
 
+def test_host_steps_take_and_give_arrays_on_the_device(device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dnnc.device_staged.to_host", lambda a: a.get())
+    f = compiled(parse(CUT))
+    x, n = np.linspace(-2, 2, 40, dtype=np.float32).reshape(10, 4), np.array(3, np.int64)
+    want = f(x, n)
+    for got in (f(on_device(device, x), n), f.run({"count": on_device(device, n), "x": on_device(device, x)})):
+        assert all(isinstance(r, DeviceBuffer) for r in got)
+        for a, b in zip(got, want):
+            np.testing.assert_array_equal(a.get(), b)
+    outs = [device.empty(w.shape, w.dtype) for w in want]
+    f.run([on_device(device, x), n], outs)
+    np.testing.assert_array_equal(outs[1].get(), want[1])
+    with pytest.raises(dnnc.InputError, match="output y: expected a writable array"):
+        f.run([on_device(device, x), n], [device.empty((4, 4), np.dtype("f4")), outs[1]])
+    np.testing.assert_array_equal(f(x, on_device(device, n))[1], want[1])
+
+
 # --- calls --------------------------------------------------------------------------------------------------------------------
 
 
@@ -212,7 +241,7 @@ def test_an_index_outside_is_an_error_once(device: InterpretedDevice) -> None:
     f = compiled(g)
     x, i = arrays_for(g)
     for _ in range(2):
-        with pytest.raises(dnnc.InputError, match=r"an index read at run time lies outside of its axis"):
+        with pytest.raises(dnnc.InputError, match=r"an index read at run time, 7, lies outside of its axis, in gather"):
             f(x, np.array([0, 7, 1]))
         check(f, g, [x, i])
 
@@ -408,3 +437,22 @@ def test_profile(device: InterpretedDevice) -> None:
 def test_targets_that_are_none() -> None:
     with pytest.raises(dnnc.TargetError, match="unknown architecture sm_42"):
         dnnc.compile(graph_of(NET), target="cuda -arch=sm_42")
+
+
+def test_a_schedule_that_does_not_hold_gives_way(device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(target: str, threads: int | None = None) -> device_driver.Machine:
+        m = interpreted_machine(device)
+
+        def apply(problem: Any, knobs: Any) -> Any:
+            raise dnnc.ir.errors.VerifyError("cannot show it")
+
+        return device_driver.Machine(m.target, m.compiler, [Template("first", lambda p: [()], apply), *m.templates], m.device, m.present)
+
+    monkeypatch.setattr(device_driver, "cuda_machine", broken)
+    g = graph_of(NET)
+    f = compiled(g)
+    check(f, g, arrays_for(g))
+    assert not any(k.choice.startswith("first") for k in f.natives[0].kernels)
+    monkeypatch.setenv("DNNC_CHECK", "1")  # who works on schedules wants to know
+    with pytest.raises(dnnc.ir.errors.VerifyError, match="cannot show it"):
+        compiled(g)

@@ -46,7 +46,7 @@ NET = """def g(x: f32[2, 3, 12, 12], i: i64[4], *, w: f32[24, 3, 3, 3], b: f32[2
         (None, {}, dnnc.InputError, "cannot compile a NoneType"),
         ("no/such/model.onnx", {}, dnnc.ModelError, "no/such/model.onnx"),
         (b"no protobuf", {}, dnnc.ModelError, "(?i)model"),
-        (NET, {"target": "cuda"}, dnnc.UnsupportedError, "target cuda"),
+        (NET, {"target": "cuda:64"}, dnnc.TargetError, "no CUDA device 64"),
         (NET, {"target": "llvm -mcpu=z80"}, dnnc.TargetError, "z80"),
         (NET, {"opt_levle": 1}, dnnc.InputError, "did you mean opt_level"),
         (NET, {"outputs": ["cc"]}, dnnc.InputError, "no value 'cc'; did you mean c"),

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from dnnc.backends.cuda.templates import attention, gemv, maps, mma, reduce, simt, threads, wgmma, window
-from dnnc.ir.operator.stmt import Kernel
+from dnnc.backends.cuda.templates import attention, gemv, maps, mma, reduce, sequence, simt, tf32, threads, wgmma, window
+from dnnc.ir.operator.stmt import Eval, For, Kernel, walk_stmts
 from dnnc.passes.schedule.problem import Knobs, Problem, Template
+from dnnc.passes.schedule.state import replace_stmt
 
 if TYPE_CHECKING:
     from dnnc.backends.cuda.target import GpuTarget
 
 
-def templates(target: GpuTarget) -> tuple[Template, ...]:
+THREADS = ("thread.x", "warp", "lane")
+
+
+def templates(target: GpuTarget, rounded: bool = False) -> tuple[Template, ...]:
+    """`rounded`: f32 operands of contractions may be rounded to TF32."""
     return (
         _template("attention", attention, target),
         _template("gemv", gemv, target),  # few rows: bandwidth counts
         _template("wgmma", wgmma, target),  # tensor cores, where shapes and types allow
         _template("mma", mma, target),
+        *([_template("tf32", tf32, target)] if rounded else []),
         _template("simt", simt, target),
         _template("window", window, target),  # depthwise convolutions and pooling
         _template("map", maps, target),
+        _template("sequence", sequence, target),
         _template("reduce", reduce, target),
         _template("threads", threads, target),  # every kernel
     )
@@ -34,9 +42,21 @@ def _template(name: str, module: ModuleType, target: GpuTarget) -> Template:
 
     def apply(problem: Problem, knobs: Mapping[str, int | str]) -> Kernel:
         kernel: Kernel = module.apply(problem, knobs, target)
-        return kernel
+        return overlapped(kernel) if target.major >= 9 else kernel
 
     return Template(name, candidates, apply)
 
 
-__all__ = ["templates"]
+def overlapped(kernel: Kernel) -> Kernel:
+    """A kernel that starts while the one before it still runs, and waits for it before it touches memory (programmatic dependent launch): the
+    launch, and what threads compute from their numbers alone, are hidden. Kernels that place the wait themselves stay as they are."""
+    if any(isinstance(s, Eval) and s.name == "pdl_wait" for f in kernel.funcs for s in walk_stmts(f.body)):
+        return kernel
+    first = next((s for s in walk_stmts(kernel.entry.body) if isinstance(s, For) and s.kind in THREADS), None)
+    if first is None:
+        return kernel
+    begun = replace(first, body=(Eval("pdl_launch", ()), Eval("pdl_wait", ()), *first.body))
+    return kernel.with_body(replace_stmt(kernel.entry.body, first, lambda: (begun,)))
+
+
+__all__ = ["overlapped", "templates"]

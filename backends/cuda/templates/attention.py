@@ -52,8 +52,8 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
     if a is None or dtype is None:
         raise ScheduleError("the nest is no attention in f16, bf16 or f32")
     shape = Shape(**{k: int(v) for k, v in knobs.items()})
-    if shape.slices > 1 and dtype is not f32 and shape.rows != 16 * shape.warps:
-        raise ScheduleError("slices of the keys take 16 rows a warp")
+    if shape.parts > 1 and not target.has_tma:
+        raise ScheduleError(f"{target.arch} has no clusters, which parts > 1 needs")
     kernel: Flash = Simt(a, shape) if dtype is f32 else Mma(a, shape, dtype)
     return kernel.build()
 
@@ -89,10 +89,11 @@ def registers(a: Attention, s: Shape, half: bool) -> int:
 
 def shared_bytes(a: Attention, s: Shape, half: bool) -> int:
     depth, cols = _widths(a, half)
-    size, pad, height = (2, 8, 16) if half else (4, 4, s.rows // s.warps)
+    size, pad, wm = (2, 8, s.rows // s.warps) if half else (4, 4, s.rows // s.warps)
     warps = s.warps * s.slices
     tiles = (s.rows + s.keys * s.stages * s.slices) * (depth + pad) + s.keys * s.stages * s.slices * (cols + pad)
-    return tiles * size + warps * height * (cols + 6) * 4 + (0 if half else warps * height * (s.keys + 4) * 4)
+    shares = warps * wm * (cols + 8) * 4 if s.shares > 1 else 0
+    return tiles * size + shares + (0 if half else warps * wm * (s.keys + 4) * 4)
 
 
 def _fits(a: Attention, target: GpuTarget, s: Shape, half: bool) -> bool:

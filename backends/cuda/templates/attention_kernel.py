@@ -16,7 +16,8 @@ the definition does not have; rows that end so have no weights, their sum is NaN
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from dnnc.backends.cuda.templates.attention_nest import Attention
@@ -32,17 +33,24 @@ CHUNK = 8  # columns that a lane stores
 
 @dataclass(frozen=True)
 class Shape:
-    """A block's tile: `rows` over `warps`, `keys` of a step; `slices` groups of such warps, each with tiles of keys of its own."""
+    """A block's tile: `rows` over `warps`, `keys` of a step; `slices` groups of such warps, each with tiles of keys of its own, and `parts`
+    blocks of a cluster likewise."""
 
     rows: int
     warps: int
     keys: int
     stages: int = 2
     slices: int = 1
+    parts: int = 1
 
     @property
     def threads(self) -> int:
         return 32 * self.warps * self.slices
+
+    @property
+    def shares(self) -> int:
+        """Warps that have the same rows: tiles of keys in a step."""
+        return self.slices * self.parts
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,7 @@ class Grid:
     """How a warp's scores lie in the registers of its lanes: `stats` rows a lane, `turns` pieces of `lanes` neighbouring keys in each.
 
     at(row, turn) -> index of a piece; row(k) -> the warp's row; key(turn) -> the tile's key; `masks`: lanes that share a row differ in these bits.
+    Of the mean it is `wide` neighbouring columns in `pieces` pieces, col(piece) -> the first column, place(row, piece) -> index.
     """
 
     stats: int
@@ -59,19 +68,22 @@ class Grid:
     row: Callable[[Expr], Expr]
     key: Callable[[Expr], Expr]
     masks: tuple[int, ...]
+    wide: int
+    pieces: int
+    col: Callable[[Expr], Expr]
+    place: Callable[[Expr, Expr], tuple[Expr, ...]]
 
 
 class Flash(ABC):
     """The kernel of one attention and one shape. Derived classes have the two products."""
 
     pad: int  # elements after each row of a tile in shared memory, so that neighbouring rows begin in different banks
-    height: int  # rows whose results a warp stores at once
 
     def __init__(self, a: Attention, shape: Shape, dtype: DType, depth: int, cols: int) -> None:
         self.a, self.s, self.dtype = a.stored_as(dtype), shape, dtype
         self.depth, self.cols = depth, cols  # elements of a row of Q and K, and of V, as they lie in shared memory
         self.wm = shape.rows // shape.warps
-        self.steps = -(-a.keys.size // (shape.keys * shape.slices))
+        self.steps = -(-a.keys.size // (shape.keys * shape.shares))
         self.tiles = self.plan()
 
     # --- what is different ------------------------------------------------------------------------------------------------------
@@ -96,14 +108,6 @@ class Flash(ABC):
     def mix(self, b: Builder, slot: Expr, scores: Buffer, mixed: Buffer) -> None:
         """mixed += scores V"""
 
-    @abstractmethod
-    def decay(self, b: Builder, mixed: Buffer, by: Buffer) -> None:
-        """Every row of mixed times its factor."""
-
-    @abstractmethod
-    def spill(self, b: Builder, mixed: Buffer, i: Expr) -> None:
-        """Piece i of mixed, `height` rows, to the warp's part of `out`."""
-
     def power(self, x: Expr) -> Expr:
         """e^x"""
         return call("exp", x)
@@ -112,22 +116,25 @@ class Flash(ABC):
 
     def build(self) -> Kernel:
         a, s, b = self.a, self.s, Builder()
-        tiles, warps = -(-a.rows.size // s.rows), s.warps * s.slices
-        with b.loop("block", a.batch.size * tiles, "block.x") as block:
+        tiles = -(-a.rows.size // s.rows)
+        with b.loop("block", a.batch.size * tiles, "block.x") as block, ExitStack() as cluster:
+            self.part: Expr = cluster.enter_context(b.loop("part", s.parts, "cluster")) if s.parts > 1 else const(0)
             self.batch = a.batch.named(b, block // tiles)
             self.origin = b.let("origin", block % tiles * s.rows)
-            slots = (1, s.stages * s.slices, s.stages * s.slices)
-            self.shared = tuple(t.shared(b, name, n, self.pad) for t, name, n in zip(self.tiles, ("qs", "ks", "vs"), slots))
-            self.out = b.alloc("out", f32, warps, self.height, self.cols + 4, space="shared")
-            self.ends = b.alloc("ends", f32, warps, 2, self.height, space="shared")
-            self.more(b, warps)
-            with b.loop("w", warps, "warp") as w, b.loop("l", 32, "lane") as lane:
+            self.allocate(b)
+            with b.loop("w", s.warps * s.slices, "warp") as w, b.loop("l", 32, "lane") as lane:
                 self.w, self.lane = w, lane
                 self.body(b)
         return a.kernel.with_body(b.block())
 
-    def more(self, b: Builder, warps: int) -> None:
-        """Further shared memory."""
+    def allocate(self, b: Builder) -> None:
+        """Shared memory: tiles, and where keys are divided the mean, largest score and sum of weights of each share."""
+        s = self.s
+        slots = (1, s.stages * s.slices, s.stages * s.slices)
+        self.shared = tuple(t.shared(b, name, n, self.pad) for t, name, n in zip(self.tiles, ("qs", "ks", "vs"), slots))
+        if s.shares > 1:
+            self.out = b.alloc("out", f32, s.warps * s.slices, self.wm, self.cols + 4, space="shared")
+            self.ends = b.alloc("ends", f32, s.warps * s.slices, self.wm, 4, space="shared")
 
     def body(self, b: Builder) -> None:
         s = self.s
@@ -170,16 +177,20 @@ class Flash(ABC):
         b.do("cp_async_commit")
         here = b.let("here", step % s.stages + self.slice * s.stages)
         self.multiply(b, here, scores)
-        first = b.let("key", (step * s.slices + self.slice) * s.keys)
+        first = b.let("key", self.number(step) * s.keys)
         self.softmax(b, scores, first, mixed)
         self.mix(b, here, scores, mixed)
         if any(r is not None for r in self.regs):
             with b.when(ahead < self.steps):
                 self.put(b, slot)
 
+    def number(self, step: Expr) -> Expr:
+        """Which tile of keys this warp has in a step."""
+        return (step * self.s.parts + self.part) * self.s.slices + self.slice
+
     def movers(self, step: Expr) -> tuple[tuple[Mover, Expr], tuple[Mover, Expr]]:
         """Of the tiles of K and V of a step, and which tile of the sum they bring: keys are the side of K and the sum of V."""
-        number = step * self.s.slices + self.slice
+        number = self.number(step)
         t = self.warp * 32 + self.lane
         k = Mover(self.tiles[1], self.shared[1], self.batch, number * self.s.keys, t, self.regs[0])
         return (k, const(0)), (Mover(self.tiles[2], self.shared[2], self.batch, const(0), t, self.regs[1]), number)
@@ -204,7 +215,7 @@ class Flash(ABC):
         g = self.grid()
         if self.factor is None:
             self.transform(b, scores, first)
-        if self.a.keys.size % self.s.keys or self.steps * self.s.slices * self.s.keys != self.a.keys.size:
+        if self.a.keys.size % self.s.keys or self.steps * self.s.shares * self.s.keys != self.a.keys.size:
             self.cut(b, scores, first)
         peak, by = b.alloc("peak", f32, g.stats), b.alloc("by", f32, g.stats)
         with b.loop("r", g.stats, "unroll") as r:
@@ -223,7 +234,8 @@ class Flash(ABC):
             b.store(scores, at, self.weight(scores.at(*at, lanes=g.lanes), peak[r]), g.lanes)
             with b.loop("c", g.lanes, "unroll") as c:
                 b.store(self.sums, (r,), self.sums[r] + scores[lane_of(at, c)])
-        self.decay(b, mixed, by)
+        with b.loop("j", g.pieces, "unroll") as j, b.loop("r", g.stats, "unroll") as r:
+            b.store(mixed, g.place(r, j), mixed.at(*g.place(r, j), lanes=g.wide) * by[r], g.wide)
 
     def across(self, b: Builder, stats: Buffer, r: Expr, f: Callable[[Expr, Expr], Expr]) -> None:
         """Join what the lanes hold that share a row."""
@@ -249,7 +261,7 @@ class Flash(ABC):
                 key = minimum((first + g.key(j) + c * lanes) // lanes, a.keys.size // lanes - 1)
 
                 def lane(k: Expr) -> dict[Expr, Expr]:
-                    return {**fixed, **a.keys.at(key, lanes, k), load(a.dots, (0,)): scores[lane_of(at, c * lanes + k)]}  # noqa: B023
+                    return {**fixed, **a.keys.at(key, lanes, k), load(a.dots, (0,)): scores[lane_of(at, c * lanes + k)]}
 
                 b.store(scores, lane_of(at, c * lanes), vector_of(e, lane, lanes), lanes)
 
@@ -267,20 +279,20 @@ class Flash(ABC):
         g, s = self.grid(), self.s
         with b.loop("r", g.stats, "unroll") as r:
             self.across(b, self.sums, r, lambda x, y: x + y)
-        per = g.stats * self.height // self.wm  # of a lane, in one piece
-        with b.loop("i", self.wm // self.height, "unroll") as i:
-            self.spill(b, mixed, i)
-            with b.loop("r", per, "unroll") as r, b.when(self.leads()):
-                row = g.row(r)
-                b.store(self.ends, (self.w, 0, row), self.top[i * per + r])
-                b.store(self.ends, (self.w, 1, row), self.ending(self.top[i * per + r], self.sums[i * per + r]))
-            if s.slices == 1:
-                b.do("syncwarp")
-                self.store(b, i)
-                b.do("syncwarp")
-        if s.slices > 1:
-            b.do("barrier")
-            self.combine(b)
+        if s.shares == 1:
+            self.store(b, mixed)
+            return
+        with b.loop("r", g.stats, "unroll") as r:
+            with b.when(self.leads()):
+                b.store(self.ends, (self.w, g.row(r), 0), self.top[r])
+                b.store(self.ends, (self.w, g.row(r), 1), self.sums[r])
+                b.store(self.ends, (self.w, g.row(r), 2), const(0.0, f32), 2)
+            with b.loop("j", g.pieces, "unroll") as j:
+                b.store(self.out, (self.w, g.row(r), g.col(j)), mixed.at(*g.place(r, j), lanes=g.wide), g.wide)
+        b.do("barrier" if s.parts == 1 else "cluster_barrier")
+        self.combine(b)
+        if s.parts > 1:
+            b.do("cluster_barrier")  # nobody may end while another one still reads what it has
 
     def leads(self) -> Expr:
         """Is this lane the one that speaks for its rows?"""
@@ -289,45 +301,55 @@ class Flash(ABC):
             lane = lane - lane // mask % 2 * mask
         return self.lane.eq(lane)
 
-    def ending(self, top: Expr, total: Expr) -> Expr:
-        """What belongs to a row beside its largest score: one over the sum of its weights, or that sum where slices are still to be joined."""
-        if self.s.slices > 1:
-            return total
-        return inverse_of(top, total)
-
-    def store(self, b: Builder, i: Expr) -> None:
-        """The warp's piece i from `out`."""
-        chunks = -(-self.cols // CHUNK)
-        with b.loop("p", -(-self.height * chunks // 32), "unroll") as p:
-            r, q = (p * 32 + self.lane) // chunks, (p * 32 + self.lane) % chunks
-            row = self.origin + self.row + i * self.height + r
-            with b.when((r < self.height) & (row < self.a.rows.size)):
-                env = {**self.batch, load(self.a.inverse, (0,)): self.ends[self.w, 1, r]}
-                store_row(b, self.a.mean, env, row, q * CHUNK, self.out, (self.w, r, q * CHUNK), CHUNK)
+    def store(self, b: Builder, mixed: Buffer) -> None:
+        """From the registers that hold it."""
+        g = self.grid()
+        with b.loop("r", g.stats, "unroll") as r:
+            row = b.let("at", self.origin + self.row + g.row(r))
+            inverse = b.let("inverse", inverse_of(self.top[r], self.sums[r]))
+            with b.when(row < self.a.rows.size), b.loop("j", g.pieces, "unroll") as j:
+                env = {**self.batch, load(self.a.inverse, (0,)): inverse}
+                store_row(b, self.a.mean, env, row, g.col(j), mixed, g.place(r, j), g.wide)
 
     def combine(self, b: Builder) -> None:
-        """The slices' rows, each relative to its own largest score, to rows of the result: by all threads of the block, a chunk at a time."""
+        """The shares of a row, each relative to its own largest score, to a row of the result: by all threads that there are, a chunk at a time."""
         s, a = self.s, self.a
-        chunks = -(-self.cols // CHUNK)
+        chunks, threads = -(-self.cols // CHUNK), s.threads * s.parts
         piece, total, best = b.alloc("piece", f32, CHUNK), b.alloc("total", f32, 1), b.alloc("best", f32, 1)
-        t = self.w * 32 + self.lane
-        with b.loop("p", -(-s.rows * chunks // s.threads)) as p:
-            at = b.let("at", p * s.threads + t)
+        end = b.alloc("end", f32, 4)
+        t = self.w * 32 + self.lane + self.part * s.threads
+        with b.loop("p", -(-s.rows * chunks // threads)) as p:
+            at = b.let("at", p * threads + t)
             row, q = b.let("row", at // chunks), b.let("q", at % chunks)
             with b.when((row < s.rows) & (self.origin + row < a.rows.size)):
-                w, r = minimum(row // self.height, s.warps - 1), row % self.height
-                b.store(best, (0,), self.ends[w, 0, r])
-                with b.loop("z", s.slices - 1, "unroll") as z:
-                    b.store(best, (0,), maximum(best[0], self.ends[w + (z + 1) * s.warps, 0, r]))
+                w, r = minimum(row // self.wm, s.warps - 1), row % self.wm
+                b.store(best, (0,), const(-INF, f32))
+                with self.share(b) as (part, z):
+                    b.store(end, (0,), self.theirs(part, self.ends, w + z * s.warps, r, const(0)), 4)
+                    b.store(best, (0,), maximum(best[0], end[0]))
                 safe = b.let("safe", select(best[0].eq(-INF), const(0.0, f32), best[0]))
                 b.store(total, (0,), const(0.0, f32))
                 b.store(piece, (0,), const(0.0, f32), CHUNK)
-                with b.loop("z", s.slices, "unroll") as z:
-                    by = b.let("by", self.weight(self.ends[w + z * s.warps, 0, r], safe))
-                    b.store(total, (0,), fma(self.ends[w + z * s.warps, 1, r], by, total[0]))
-                    b.store(piece, (0,), fma(self.out.at(w + z * s.warps, r, q * CHUNK, lanes=CHUNK), by, piece.at(0, lanes=CHUNK)), CHUNK)
+                with self.share(b) as (part, z):
+                    at_w = w + z * s.warps
+                    b.store(end, (0,), self.theirs(part, self.ends, at_w, r, const(0)), 4)
+                    by = b.let("by", self.weight(end[0], safe))
+                    b.store(total, (0,), fma(end[1], by, total[0]))
+                    with b.loop("h", CHUNK // 4, "unroll") as h:
+                        theirs = self.theirs(part, self.out, at_w, r, q * CHUNK + h * 4)
+                        b.store(piece, (h * 4,), fma(theirs, by, piece.at(h * 4, lanes=4)), 4)
                 inverse = b.let("inverse", inverse_of(best[0], total[0]))
                 store_row(b, a.mean, {**self.batch, load(a.inverse, (0,)): inverse}, self.origin + row, q * CHUNK, piece, (const(0),), CHUNK)
+
+    @contextmanager
+    def share(self, b: Builder) -> Iterator[tuple[Expr, Expr]]:
+        """Each part and slice, in order: the result does not depend on timing."""
+        with b.loop("part", self.s.parts, "unroll") as part, b.loop("z", self.s.slices, "unroll") as z:
+            yield part, z
+
+    def theirs(self, part: Expr, buf: Buffer, w: Expr, r: Expr, at: Expr) -> Expr:
+        """Four floats of a share."""
+        return call("peer", buf.ref(w, r, at, lanes=4), part) if self.s.parts > 1 else buf.at(w, r, at, lanes=4)
 
 
 def inverse_of(top: Expr, total: Expr) -> Expr:

@@ -24,10 +24,10 @@ def rounded(n: int, to: int = 16) -> int:
 
 
 class Mma(Flash):
-    pad, height = 8, 16
+    pad = 8
 
     def __init__(self, a: Attention, shape: Shape, dtype: DType) -> None:
-        self.kept = a.depth.size <= KEPT and shape.rows // shape.warps == 16 or a.depth.size <= 64
+        self.kept = (a.depth.size <= KEPT and shape.rows // shape.warps == 16) or a.depth.size <= 64
         self.scale = scale_of(a.score, load(a.dots, (0,)))
         super().__init__(a, shape, dtype, rounded(a.depth.size), rounded(a.cols.size))
 
@@ -40,7 +40,7 @@ class Mma(Flash):
         return (
             plan_tile(self.a.products, self.a.q, s.rows, self.depth, s.threads, 1),
             plan_tile(self.a.products, self.a.k, s.keys, self.depth, group, 1),
-            plan_tile(self.a.mean, self.a.v, self.cols, s.keys, group, s.slices),
+            plan_tile(self.a.mean, self.a.v, self.cols, s.keys, group, s.shares),
         )
 
     def grid(self) -> Grid:
@@ -54,6 +54,10 @@ class Mma(Flash):
             lambda r: r // 2 * 16 + r % 2 * 8 + lane // 4,
             lambda j: j * 8 + lane % 4 * 2,
             (1, 2),
+            2,
+            self.cols // 8,
+            lambda j: j * 8 + lane % 4 * 2,
+            lambda r, j: (r // 2, j, r % 2 * 2),
         )
 
     def start(self, b: Builder) -> tuple[Buffer, Buffer]:
@@ -92,15 +96,6 @@ class Mma(Flash):
                 b.store(fv, (0,), fragment(self.tiles[2], self.shared[2], slot, j * 16, k * 16, 1, self.lane), 8)
                 with b.loop("i", self.high, "unroll") as i, b.loop("h", 2, "unroll") as h:
                     b.store(mixed, (i, j * 2 + h, 0), mma(mixed, (i, j * 2 + h), weights.at(i, 0, lanes=8), fv.at(h * 4, lanes=4)), 4)
-
-    def decay(self, b: Builder, mixed: Buffer, by: Buffer) -> None:
-        with b.loop("j", self.cols // 8, "unroll") as j, b.loop("r", self.wm // 8, "unroll") as r:
-            at = (r // 2, j, r % 2 * 2)
-            b.store(mixed, at, mixed.at(*at, lanes=2) * by[r], 2)
-
-    def spill(self, b: Builder, mixed: Buffer, i: Expr) -> None:
-        with b.loop("j", self.cols // 8, "unroll") as j, b.loop("h", 2, "unroll") as h:
-            b.store(self.out, (self.w, self.lane // 4 + h * 8, j * 8 + self.lane % 4 * 2), mixed.at(i, j, h * 2, lanes=2), 2)
 
     def weight(self, x: Expr, top: Expr) -> Expr:
         """e^(x - top) of scores, or of products that are yet to be scaled: one rounding and one power."""

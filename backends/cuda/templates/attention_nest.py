@@ -120,10 +120,11 @@ def _read(s: Schedule) -> Attention | None:
     outer, body = _walk(s.body)
     if len(body) != 10 or not isinstance(store := body[9], Store) or any(value(x.lo) != 0 or value(x.extent) is None for x in outer):
         return None
-    steps = [_reduction(body[k : k + 3]) for k in (0, 3, 6)]
-    if any(x is None for x in steps):
+    steps = [x for k in (0, 3, 6) if (x := _reduction(body[k : k + 3])) is not None]
+    if len(steps) < 3:
         return None
-    (top, _, _), (total, _, _), (mixed, loop, inner) = (x for x in steps if x is not None)
+    top, *sums = steps
+    total, mixed, loop, inner = _by_use(sums, store)
     scores = _reduction(inner[:3]) if len(inner) == 4 else None
     if scores is None or not isinstance(last := inner[3], Store) or last.buf is not mixed:
         return None
@@ -133,11 +134,19 @@ def _read(s: Schedule) -> Attention | None:
     if products is None or weighted is None:
         return None
     score, of_top = _exponent(weighted[0])
-    if score is None or not isinstance(of_top, Load) or of_top.buf is not top or mixed.dtype is not f32:
+    if score is None or not isinstance(of_top, Load) or of_top.buf is not top[0] or mixed.dtype is not f32:
         return None
     inverse = Buffer("inverse", f32, mixed.shape, "register")
     end = _end(store, mixed, total, inverse)
     return None if end is None else _sorted(s.kernel.with_body(s.body), outer, loop, depth, (*products, weighted[1]), score, (dots, mixed, inverse), end)
+
+
+def _by_use(sums: list[tuple[Buffer, For, Block]], store: Store) -> tuple[Buffer, Buffer, For, Block]:
+    """Of the sums of weights and of weighted values, which may stand in either order: the first one's memory, and all of the second."""
+    quotients = [x.args for x in walk(store.value) if isinstance(x, Op) and x.name == "/"]
+    swapped = any(a is load(sums[0][0], (0,)) for a, _ in quotients)
+    total, mixed = sums[::-1] if swapped else sums
+    return total[0], *mixed
 
 
 def _reduction(b: list[Stmt] | Block) -> tuple[Buffer, For, Block] | None:

@@ -19,7 +19,6 @@ class Simt(Flash):
     pad = 4
 
     def __init__(self, a: Attention, shape: Shape) -> None:
-        self.height = shape.rows // shape.warps
         super().__init__(a, shape, f32, -(-a.depth.size // WIDE) * WIDE, -(-a.cols.size // (ACROSS * WIDE)) * ACROSS * WIDE)
 
     def plan(self) -> tuple[Tile, Tile, Tile]:
@@ -27,26 +26,31 @@ class Simt(Flash):
         return (
             plan_tile(self.a.products, self.a.q, s.rows, self.depth, s.threads, 1, rows="side"),
             plan_tile(self.a.products, self.a.k, s.keys, self.depth, group, 1, rows="side"),
-            plan_tile(self.a.mean, self.a.v, self.cols, s.keys, group, s.slices, rows="sum"),
+            plan_tile(self.a.mean, self.a.v, self.cols, s.keys, group, s.shares, rows="sum"),
         )
 
     def grid(self) -> Grid:
         lane = self.lane
         return Grid(
-            self.height // DOWN,
+            self.wm // DOWN,
             self.s.keys // ACROSS,
             1,
             lambda r, j: (r, j),
             lambda r: r * DOWN + lane // ACROSS,
             lambda j: j * ACROSS + lane % ACROSS,
             (1, 2, 4),
+            WIDE,
+            self.cols // (ACROSS * WIDE),
+            lambda j: (j * ACROSS + lane % ACROSS) * WIDE,
+            lambda r, j: (r, j * WIDE),
         )
 
-    def more(self, b: Builder, warps: int) -> None:
-        self.weights = b.alloc("weights", f32, warps, self.height, self.s.keys + self.pad, space="shared")
+    def allocate(self, b: Builder) -> None:
+        super().allocate(b)
+        self.weights = b.alloc("weights", f32, self.s.warps * self.s.slices, self.wm, self.s.keys + self.pad, space="shared")
 
     def start(self, b: Builder) -> tuple[Buffer, Buffer]:
-        self.high = self.height // DOWN
+        self.high = self.wm // DOWN
         mixed = b.alloc("mixed", f32, self.high, self.cols // ACROSS)
         with b.loop("i", self.high, "unroll") as i, b.loop("j", self.cols // ACROSS, "unroll") as j:
             b.store(mixed, (i, j), const(0.0, f32))
@@ -80,13 +84,3 @@ class Simt(Flash):
                 with b.loop("i", m, "unroll") as i, b.loop("c", WIDE, "unroll") as c:
                     b.store(mixed, (i, j * WIDE + c), fma(left[i, n], right[c], mixed[i, j * WIDE + c]))
         b.do("syncwarp")
-
-    def decay(self, b: Builder, mixed: Buffer, by: Buffer) -> None:
-        with b.loop("i", self.high, "unroll") as i, b.loop("j", self.cols // ACROSS, "unroll") as j:
-            b.store(mixed, (i, j), mixed[i, j] * by[i])
-
-    def spill(self, b: Builder, mixed: Buffer, i: Expr) -> None:
-        lane = self.lane
-        with b.loop("r", self.high, "unroll") as r, b.loop("j", self.cols // (ACROSS * WIDE), "unroll") as j:
-            at = (self.w, r * DOWN + lane // ACROSS, (j * ACROSS + lane % ACROSS) * WIDE)
-            b.store(self.out, at, mixed.at(r, j * WIDE, lanes=WIDE), WIDE)

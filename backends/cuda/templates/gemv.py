@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
 from dnnc.backends.cuda.target import GpuTarget
+from dnnc.backends.cuda.templates import mma
 from dnnc.backends.cuda.templates.epilogue import store_row
 from dnnc.backends.cuda.templates.nest import Contraction, Operand, contraction_of
 from dnnc.backends.cuda.templates.staging import readable, vector_of
@@ -20,6 +21,7 @@ from dnnc.ir.operator.stmt import Buffer, Builder, Kernel, call
 from dnnc.passes.schedule.problem import Knobs, Problem
 
 SHORT = 8  # elements of the short side at most: each has its own sums
+HALVES = 4  # the same of 16-bit floats: of more, products and conversions take longer than reading, and tensor cores do better
 IN_FLIGHT = 8  # vectors of the long operand that a thread asks for before it waits
 WARPS = 16  # of an SM, that keep enough loads in flight
 
@@ -51,6 +53,8 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     if c is None or not applies(c):
         return []
     long, short = _sides(c)
+    if short.axis.size > HALVES and target.major >= 8 and mma.half_contraction(problem) is not None:
+        return []
     along, lanes = _lanes(c)
     outputs, enough = c.batch.size * long.axis.size, target.sms * WARPS
     if along == "sum":

@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING
 from dnnc.backends.cuda.templates.common import fixed, fused, joined, jumps, outer_loops, walks, width_of
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.operator.stmt import Kernel
-from dnnc.passes.schedule.gpu import stream, transpose_tiles
+from dnnc.passes.schedule.gpu import stream
 from dnnc.passes.schedule.loops import annotate, single, split
 from dnnc.passes.schedule.problem import Knobs, Problem
+from dnnc.passes.schedule.shared_tiles import transpose_tiles
 from dnnc.passes.schedule.state import Schedule
 
 if TYPE_CHECKING:
     from dnnc.backends.cuda.target import GpuTarget
 
-TILE = 32
+SIDE = 16  # of a tile, below which most of its threads would have nothing to do
 RAGGED = 1024  # elements below which a last chunk of its own is not worth its code
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    """Knobs: tile (of a transposition, 0: none), bytes of a chunk, chunks of a thread, threads of a block."""
+    """Knobs: tile (1: through shared memory), bytes of a chunk, chunks of a thread, threads of a block."""
     if problem.kind != "map" or not fixed(problem):
         return []
     s = Schedule(problem.kernel)
@@ -35,22 +36,23 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     total = 1
     for n in names:
         total *= int(s.extent(n))  # type: ignore[arg-type]
-    column = s.loop(names[-1])
-    found: list[Knobs] = []
-    if len(names) > 1 and jumps(column.body, column.var):
-        found += [(("tile", TILE), ("bytes", 4), ("chunks", 1), ("threads", 256))]
     width = width_of(s, names[-1:])
+    found: list[Knobs] = []
     for chunks in (2, 1, 4):
         if chunks == 1 or total // width >= 256 * chunks * 2 * target.sms:
             found += [(("tile", 0), ("bytes", 16), ("chunks", chunks), ("threads", threads)) for threads in (128, 256)]
-    kept = []
-    for k in found:
+    row = row_of(s, names)
+    if row and jumps(s.loop(names[-1]).body, s.loop(names[-1]).var):
+        tiles: list[Knobs] = [(("tile", 1), ("bytes", 4), ("chunks", 1), ("threads", threads)) for threads in (256, 512)]
+        filled = all(int(s.extent(n)) >= SIDE for n in (row, names[-1]))  # type: ignore[arg-type]
+        found = [*tiles, *found] if filled else [*found, *tiles]
+    while found:
         try:
-            apply(problem, dict(k), target)
-            kept.append(k)
+            apply(problem, dict(found[0]), target)
+            return found
         except ScheduleError:
-            continue
-    return kept
+            found.pop(0)
+    return []
 
 
 def arranged(s: Schedule, problem: Problem) -> list[str]:
@@ -65,7 +67,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
     s = Schedule(problem.kernel)
     names = arranged(s, problem)
     if int(knobs["tile"]):
-        return transposed(s, names, int(knobs["tile"]), int(knobs["threads"]))
+        return transposed(s, names, int(knobs["threads"]))
     width = chunk(s, names, int(knobs["bytes"]))
     if width > 1:
         inner = names[-1]
@@ -83,11 +85,15 @@ def chunk(s: Schedule, names: list[str], most: int) -> int:
     return width_of(s, names[-1:], most, ragged=True)
 
 
-def transposed(s: Schedule, names: list[str], tile: int, threads: int) -> Kernel:
-    """Tiles of the innermost loop, along which the result is stored, and the one along which the loads run."""
+def row_of(s: Schedule, names: list[str]) -> str:
+    """The loop along which loads run that jump along the innermost one; empty if there is none."""
     column = s.loop(names[-1])
-    for row in reversed(names[:-1]):
-        across = len(walks(column.body, s.loop(row).var))
-        if across:
-            return s.apply(transpose_tiles, row, names[-1], tile, threads).done()
-    raise ScheduleError(f"no load runs along {', '.join(names[:-1])}")
+    return next((n for n in reversed(names[:-1]) if walks(column.body, s.loop(n).var)), "")
+
+
+def transposed(s: Schedule, names: list[str], threads: int) -> Kernel:
+    """Tiles of the innermost loop, along which the result is stored, and the one along which the loads run."""
+    row = row_of(s, names)
+    if not row:
+        raise ScheduleError(f"no load runs along {', '.join(names[:-1])}")
+    return s.apply(transpose_tiles, row, names[-1], threads).done()

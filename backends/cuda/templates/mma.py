@@ -12,7 +12,7 @@ that lie along the side round. Products and sums are in f32. `slices` > 1 divide
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dnnc.backends.cuda.target import GpuTarget
@@ -27,6 +27,7 @@ from dnnc.passes.schedule.problem import Knobs, Problem
 
 PAD = 8  # elements after a row of a tile: 8 rows of a matrix then begin in 8 different groups of banks
 TENSOR = 1024  # products a cycle of an SM
+LEAST = 5  # rows and columns of which at least a third of a fragment is used
 BARRIER = 60  # cycles of a wait and a barrier in each step
 CHUNK = 8  # columns that a lane stores: 16 bytes of halves
 
@@ -42,6 +43,7 @@ class Shape:
     bk: int = 32
     stages: int = 3
     slices: int = 1
+    element: int = 2  # bytes
 
     @property
     def warps(self) -> int:
@@ -54,7 +56,7 @@ class Shape:
         return wm * wn // 32 + (wm + wn) // 4 + 48
 
     def shared_bytes(self) -> int:
-        rows = (self.bm + self.bn) * (self.bk + PAD) * 2 + 16 * PAD * self.bk // 8  # the padding of either way to lie
+        rows = ((self.bm + self.bn) * (self.bk + PAD) + 2 * PAD * self.bk) * self.element  # padded whichever way they lie
         out = self.warps * 16 * (self.bn // self.across + 4) * 4
         return rows * self.stages * self.slices + out + (self.slices - 1) * self.bm * self.bn * 4
 
@@ -93,9 +95,14 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     if c is None or target.major < 8:
         return []
     _, m, n, k = c.sizes
-    if m < 8 or n < 8 or k < 8:
+    if min(m, n) < LEAST or k < 8:
         return []
     shapes = [replace(s, bk=bk, stages=stages, slices=z) for s in SHAPES for bk, stages in _depths(k) for z in (1, 2, 4)]
+    return ranked(c, target, shapes)
+
+
+def ranked(c: Contraction, target: GpuTarget, shapes: Sequence[Shape]) -> list[Knobs]:
+    """The knobs of the shapes that fit, by their estimated time."""
     direct = sum(plan_tile(c, o, 64, 16, 128, 1).direct for o in (c.a, c.b)) == 2
     found = sorted((cost(c, target, s, direct), k) for k, s in enumerate(shapes) if _fits(c, target, s))
     return [_knobs(shapes[k]) for _, k in found[:10]]
@@ -116,15 +123,15 @@ def _fits(c: Contraction, target: GpuTarget, s: Shape) -> bool:
 
 
 def cost(c: Contraction, target: GpuTarget, s: Shape, direct: bool) -> float:
-    """Estimated cycles of the busiest SM, as of `simt.cost`. The tensor cores of an SM do 1024 products a cycle for mma.sync (half of Hopper's
-    rate); with fewer than 8 warps they wait for fragments. What is not `direct` takes a dozen instructions for each element of the columns."""
+    """Estimated cycles of the busiest SM, as of `simt.cost`. The tensor cores of an SM do 1024 products of halves a cycle for
+    mma.sync (half of Hopper's rate); with fewer than 8 warps they wait for fragments. What is not `direct` takes a dozen instructions for each element of the columns."""
     batch, m, n, k = c.sizes
     warps, depth = s.warps * s.slices, s.bk * s.slices
     most = -(-batch * -(-m // s.bm) * -(-n // s.bn) // target.sms)
     together = min(most, resident(target, warps, s.registers, s.shared_bytes()))
-    rate = TENSOR * s.rate * min(1.0, together * warps / 8)
+    rate = TENSOR * 2 / s.element * s.rate * min(1.0, together * warps / 8)
     scattered = 0 if direct else s.bn * depth / 10
-    traffic = (s.bm + s.bn) * depth * 2 / L2_RATE
+    traffic = (s.bm + s.bn) * depth * s.element / L2_RATE
     step = max(s.bm * s.bn * depth / rate, traffic, LATENCY / (together * (s.stages - 1))) + BARRIER / together + scattered
     return most * -(-k // depth) * step + -(-most // together) * (2 * LATENCY + (s.slices - 1) * 300)
 
@@ -133,10 +140,10 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
     c = half_contraction(problem)
     if c is None:
         raise ScheduleError("the nest is no contraction of half-precision operands")
-    return _Mma(c, Shape(**{k: int(v) for k, v in knobs.items()})).build()
+    return Mma(c, Shape(**{k: int(v) for k, v in knobs.items()})).build()
 
 
-class _Mma:
+class Mma:
     """The kernel of one contraction and one shape."""
 
     def __init__(self, c: Contraction, shape: Shape) -> None:
@@ -146,11 +153,15 @@ class _Mma:
             raise ScheduleError(f"{self.wm} x {self.wn} x {shape.bk} is no whole number of fragments of 16 x 16 x 16")
         self.steps = -(-c.red.size // (shape.bk * shape.slices))
         self.tiles = [plan_tile(c, o, size, shape.bk, shape.warps * 32, shape.slices) for o, size in ((c.a, shape.bm), (c.b, shape.bn))]
-        self.mma = "mma_m16n8k16"
 
     @property
-    def half(self) -> DType:
+    def dtype(self) -> DType:
+        """Of the operands."""
         return self.c.a.value.dtype
+
+    def pad(self, tile: Tile) -> int:
+        """Elements after each row of a tile in shared memory."""
+        return PAD
 
     def build(self) -> Kernel:
         c, s, b = self.c, self.s, Builder()
@@ -158,7 +169,7 @@ class _Mma:
         with b.loop("block", c.batch.size * down * across, "block.x") as block:
             self.batch = c.batch.named(b, block // (down * across))
             self.origin = b.let("row0", block // across % down) * s.bm, b.let("col0", block % across) * s.bn
-            sa, sb = (tile.shared(b, name, s.stages * s.slices, PAD) for tile, name in zip(self.tiles, ("sa", "sb")))
+            sa, sb = (tile.shared(b, name, s.stages * s.slices, self.pad(tile)) for tile, name in zip(self.tiles, ("sa", "sb")))
             self.part = b.alloc("part", f32, s.slices - 1, s.warps, self.wm // 16 * (self.wn // 8), 32, 4, space="shared") if s.slices > 1 else None
             self.out = b.alloc("out", f32, s.warps, 16, self.wn + 4, space="shared")
             with b.loop("w", s.warps * s.slices, "warp") as w, b.loop("l", 32, "lane") as lane:
@@ -172,7 +183,7 @@ class _Mma:
         self.col = self.warp % s.across * self.wn
         self.movers = [
             Mover(
-                tile, buf, self.batch, at, self.warp * 32 + lane, None if tile.direct else b.alloc("r" + buf.name, self.half, tile.turns, tile.lanes)
+                tile, buf, self.batch, at, self.warp * 32 + lane, None if tile.direct else b.alloc("r" + buf.name, self.dtype, tile.turns, tile.lanes)
             )
             for tile, buf, at in zip(self.tiles, shared, self.origin)
         ]
@@ -213,14 +224,14 @@ class _Mma:
 
     def products(self, b: Builder, slot: Expr, acc: Buffer, shared: tuple[Buffer, Buffer]) -> None:
         slot = b.let("here", slot + self.slice * self.s.stages)
-        fa, fb = b.alloc("fa", self.half, self.wm // 16, 8), b.alloc("fb", self.half, self.wn // 16, 8)
+        fa, fb = b.alloc("fa", self.dtype, self.wm // 16, 8), b.alloc("fb", self.dtype, self.wn // 16, 8)
         with b.loop("k", self.s.bk // 16, "unroll") as k:
             with b.loop("i", self.wm // 16, "unroll") as i:
                 b.store(fa, (i, 0), self.fragment(self.tiles[0], shared[0], slot, self.row + i * 16, k * 16, 0), 8)
             with b.loop("j", self.wn // 16, "unroll") as j:
                 b.store(fb, (j, 0), self.fragment(self.tiles[1], shared[1], slot, self.col + j * 16, k * 16, 1), 8)
             with b.loop("i", self.wm // 16, "unroll") as i, b.loop("j", self.wn // 8, "unroll") as j:
-                made = call(self.mma, acc.at(i, j, 0, lanes=4), fa.at(i, 0, lanes=8), fb.at(j // 2, j % 2 * 4, lanes=4))
+                made = call("mma_m16n8k16", acc.at(i, j, 0, lanes=4), fa.at(i, 0, lanes=8), fb.at(j // 2, j % 2 * 4, lanes=4))
                 b.store(acc, (i, j, 0), made, 4)
 
     def fragment(self, tile: Tile, buf: Buffer, slot: Expr, side: Expr, k: Expr, which: int) -> Expr:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from dnnc.ir.bounds import nonneg
 from dnnc.ir.dtype import DType
@@ -129,10 +130,19 @@ class Contraction:
         return acc + x * y
 
 
+_READ: WeakKeyDictionary[Problem, Contraction | None] = WeakKeyDictionary()  # each template asks; forgotten with the problem
+
+
 def contraction_of(problem: Problem) -> Contraction | None:
     """The contraction of a problem of constant sizes; None when its nest has another form."""
     if problem.kind != "contraction" or problem.lowered.dims:
         return None
+    if problem not in _READ:
+        _READ[problem] = _contraction_of(problem)
+    return _READ[problem]
+
+
+def _contraction_of(problem: Problem) -> Contraction | None:
     s = Schedule(problem.kernel)
     try:
         found = _read(_joined(s))

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from typing import NamedTuple
 
 from dnnc.backends.cuda.target import GpuTarget
+from dnnc.backends.cuda.templates import mma
 from dnnc.backends.cuda.templates.epilogue import store_row
 from dnnc.backends.cuda.templates.nest import Contraction, contraction_of
 from dnnc.backends.cuda.templates.staging import L2_RATE, LATENCY, Mover, Tile, plan_tile, resident
@@ -26,8 +28,24 @@ from dnnc.ir.operator.stmt import Buffer, Builder, Kernel
 from dnnc.passes.schedule.problem import Knobs, Problem
 
 WARP_ROWS, WARP_COLS = 4, 8  # thread tiles of a warp
+
+
+class Blocking(NamedTuple):
+    """Results of a block and of a thread."""
+
+    bm: int
+    bn: int
+    tm: int
+    tn: int
+
+    @property
+    def threads(self) -> int:
+        return self.bm // self.tm * (self.bn // self.tn)
+
+
 TILES = (
-    (128, 128, 8, 8), (128, 64, 8, 8), (64, 128, 8, 8), (64, 64, 8, 4), (64, 64, 4, 4), (32, 64, 4, 4), (64, 32, 4, 4), (32, 32, 4, 2), (16, 64, 2, 4),
+    Blocking(128, 128, 8, 8), Blocking(128, 64, 8, 8), Blocking(64, 128, 8, 8), Blocking(64, 64, 8, 4), Blocking(64, 64, 4, 4),
+    Blocking(32, 64, 4, 4), Blocking(64, 32, 4, 4), Blocking(32, 32, 4, 2), Blocking(16, 64, 2, 4),
 )  # fmt: skip
 # of the arithmetic peak that the inner loop of a thread tile reaches: 4 reads of shared memory serve tm * tn / 4 times as many products
 RATE = {(8, 8): 0.80, (8, 4): 0.68, (4, 4): 0.55, (4, 2): 0.38, (2, 4): 0.38}
@@ -37,50 +55,42 @@ CORES = 128  # products a cycle of an SM
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     c = contraction_of(problem)
-    if c is None or problem.flops == 0:
-        return []
-    _, m, n, _ = c.sizes
-    if m < 8 or n < 8:
+    if c is None or min(c.sizes[1:3]) < mma.LEAST or (target.major >= 8 and mma.half_contraction(problem) is not None):
         return []
     found = [(cost(c, target, tile, slices), tile, slices) for tile in TILES for slices in (1, 2, 4) if _fits(c, target, tile, slices)]
     found.sort()
     return [_knobs(c, tile, slices) for _, tile, slices in found[:8]]
 
 
-def _knobs(c: Contraction, tile: tuple[int, int, int, int], slices: int) -> Knobs:
+def _knobs(c: Contraction, tile: Blocking, slices: int) -> Knobs:
     bm, bn, tm, tn = tile
     return (("bm", bm), ("bn", bn), ("tm", tm), ("tn", tn), ("bk", _depth(c, tile)), ("slices", slices))
 
 
-def _depth(c: Contraction, tile: tuple[int, int, int, int]) -> int:
+def _depth(c: Contraction, tile: Blocking) -> int:
     """Elements of the sum in a step: 16, as many bytes of 64-bit types."""
     return 8 if c.dtype.bytes > 4 else 16
 
 
-def _threads(tile: tuple[int, int, int, int]) -> int:
-    bm, bn, tm, tn = tile
-    return bm // tm * (bn // tn)
-
-
-def shared_bytes(c: Contraction, tile: tuple[int, int, int, int], depth: int, slices: int) -> int:
+def shared_bytes(c: Contraction, tile: Blocking, depth: int, slices: int) -> int:
     bm, bn = tile[:2]
     return (2 * slices * depth * (bm + bn + 8) + (slices - 1) * bm * bn) * c.dtype.bytes
 
 
-def _fits(c: Contraction, target: GpuTarget, tile: tuple[int, int, int, int], slices: int) -> bool:
+def _fits(c: Contraction, target: GpuTarget, tile: Blocking, slices: int) -> bool:
     depth = _depth(c, tile)
     if slices > 1 and c.red.size < 8 * slices * depth:
         return False
     wide = c.dtype.bytes > 4 and tile[2] * tile[3] > 32  # accumulators of 64 bits take two registers
-    return not wide and _threads(tile) * slices <= 512 and shared_bytes(c, tile, depth, slices) <= target.shared_bytes
+    return not wide and tile.threads * slices <= 512 and shared_bytes(c, tile, depth, slices) <= target.shared_bytes
 
 
-def cost(c: Contraction, target: GpuTarget, tile: tuple[int, int, int, int], slices: int) -> float:
+def cost(c: Contraction, target: GpuTarget, tile: Blocking, slices: int) -> float:
     """Estimated cycles of the busiest SM: its blocks' steps, each as long as its products, its traffic or the wait for the next tiles takes."""
     batch, m, n, k = c.sizes
     bm, bn, tm, tn = tile
     depth = _depth(c, tile) * slices
-    warps = _threads(tile) * slices // 32
+    warps = tile.threads * slices // 32
     registers = (tm * tn + tm + tn + 48) * c.dtype.bytes // 4
     most = -(-batch * -(-m // bm) * -(-n // bn) // target.sms)  # blocks of the busiest SM
     together = min(most, resident(target, warps, registers, shared_bytes(c, tile, _depth(c, tile), slices)))

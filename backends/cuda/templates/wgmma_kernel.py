@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from dnnc.ir.dtype import f32, u64
 from dnnc.ir.errors import Loc
-from dnnc.ir.expr import Expr, const, load, minimum
+from dnnc.ir.expr import E, Expr, const, load, minimum, value
 from dnnc.ir.operator.hopper import GROUP, WGMMA_ROWS
 from dnnc.ir.operator.stmt import Buffer, Builder, Func, Kernel, Param, Store, loop_var
 from dnnc.passes.schedule.memory import Vectorizer
@@ -26,8 +26,8 @@ SUM_PAD = 8  # floats after a row of partial sums: neighbouring rows then begin 
 BARRIERS = 1024  # bytes kept for mbarriers and alignment
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 232, 40  # a thread's, of 168 that three warp groups have each
 
-# (batch, row, column, sum) -> the element of the result there
-Finish = Callable[[Expr, Expr, Expr, Expr], Expr]
+# (batch, row, column, lane, sum) -> the element of the result at column + lane
+Finish = Callable[[Expr, Expr, Expr, Expr, Expr], Expr]
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,8 @@ class Product:
         params: all parameters of the kernel, a, b and c among them.
         finish: the value to store, in the type of c.
         window: A is an image [n, h, w, k], B is [tap, n, k].
+        fixed: which of "a" and "b" no kernel writes: it may be read while the kernel before this one still runs.
+        block: columns of the result that lie together, where it is [z, n / block, m, block]; 0: it is [z, m, n].
     """
 
     name: str
@@ -99,6 +101,20 @@ class Product:
     b_rows_are_k: bool = False
     window: Window | None = None
     locs: tuple[Loc, ...] = ()
+    fixed: str = ""
+    block: int = 0
+
+    def place(self, z: tuple[Expr, ...], row: Expr, col: Expr, lane: E = 0) -> tuple[Expr, ...]:
+        """The index of an element of the result."""
+        batch = (z or (const(0),)) if len(self.c.shape) == (4 if self.block else 3) else ()
+        if self.block:
+            return (*batch, col // self.block, row, col % self.block + lane)
+        return (*batch, row, col + lane)
+
+    @property
+    def stored_by_copies(self) -> bool:
+        """Does the result suit the copy engine? Its rows must begin at multiples of 16 bytes."""
+        return all(value(s * self.c.dtype.bytes % 16) == 0 for s in self.c.full_strides()[:-1])
 
 
 def build(p: Product, t: Tiling) -> Kernel:
@@ -140,6 +156,7 @@ class Writer:
         self.blocks = min(self.tiles, t.blocks)
         self.group = divisor(self.mt, t.group)
         self.origin: Expr = const(0)  # the first step of the sum
+        self.ahead = 0  # steps whose mbarriers were armed before the loop over tiles
 
     # --- what both roles know -------------------------------------------------------------------------------------------------
 
@@ -155,6 +172,8 @@ class Writer:
         self.allocate_results()
 
     def allocate_results(self) -> None:
+        if not self.p.stored_by_copies:
+            return
         shape = (self.t.consumers, STORE_BUFFERS, WGMMA_ROWS, ROW // self.p.c.dtype.bytes)
         self.out = self.b.alloc("out", self.p.c.dtype, *shape, space="shared", swizzle=8)
 
@@ -165,6 +184,8 @@ class Writer:
                 b.do("mbar_init", self.full.ref(i), 1)
                 b.do("mbar_init", self.empty.ref(i), self.t.consumers)
             b.do("mbar_fence")
+            b.do("tma_prefetch")
+        b.do("pdl_launch")
         b.do("barrier")
 
     def each_tile(self, block: Expr, body: Callable[[Expr, tuple[Expr, ...], Expr, Expr], None]) -> None:
@@ -197,35 +218,62 @@ class Writer:
         if self.t.consumers > 1:
             self.b.do("regs_give", PRODUCER_REGISTERS)
         with self.b.when(thread < self.t.consumers * GROUP + 1):
+            self.begin_producer(block)
             self.each_tile(block, self.fill)
 
+    def begin_producer(self, block: Expr) -> None:
+        """Weights of the first stages come while the kernel before this one ends; everything else waits for it."""
+        b = self.b
+        if self.p.fixed:
+            self.ahead = min(self.t.stages, self.kt)
+            z, row, col = self.corner(block)
+            with b.loop("ahead", self.ahead) as step:
+                b.do("mbar_expect", self.full.ref(step), self.t.stage_bytes)
+                self.load(self.p.fixed, z, row, col, step, step)
+        b.do("pdl_wait")
+
     def fill(self, done: Expr, z: tuple[Expr, ...], row: Expr, col: Expr) -> None:
-        b, p, bk = self.b, self.p, self.bk
+        b, p = self.b, self.p
         with b.loop("step", self.kt) as step:
             s, parity = self.stage(done * self.kt + step)
-            b.do("mbar_wait", self.empty.ref(s), 1 - parity)
-            b.do("mbar_expect", self.full.ref(s), self.t.stage_bytes)
-            at = step + self.origin
-            if p.window is not None:
-                self.fill_window(p.window, row, col, s, at)
-                return
-            b.do("tma_load", self.sa.ref(s, 0, 0, lanes=bk), p.a.ref(*self.of(p.a, z), row, at * bk, lanes=bk), self.t.bm, self.full.ref(s))
-            if not p.b_rows_are_k:
-                b.do("tma_load", self.sb.ref(s, 0, 0, lanes=bk), p.b.ref(*self.of(p.b, z), col, at * bk, lanes=bk), self.t.bn, self.full.ref(s))
-                return
+            with b.when(const(self.ahead - 1) < done * self.kt + step):
+                b.do("mbar_wait", self.empty.ref(s), 1 - parity)
+                b.do("mbar_expect", self.full.ref(s), self.t.stage_bytes)
+                self.load(p.fixed, z, row, col, s, step)
+            self.load("".join(x for x in "ab" if x not in p.fixed), z, row, col, s, step)
+
+    def load(self, which: str, z: tuple[Expr, ...], row: Expr, col: Expr, s: Expr, step: Expr) -> None:
+        """Start the copies of a step's part of A and B into a stage."""
+        at = step + self.origin
+        if "a" in which and self.p.window is not None:
+            self.load_window(self.p.window, row, s, at)
+        elif "a" in which:
+            source = self.p.a.ref(*self.of(self.p.a, z), row, at * self.bk, lanes=self.bk)
+            self.b.do("tma_load", self.sa.ref(s, 0, 0, lanes=self.bk), source, self.t.bm, self.full.ref(s))
+        if "b" in which:
+            self.load_b(z, col, s, at)
+
+    def load_b(self, z: tuple[Expr, ...], col: Expr, s: Expr, at: Expr) -> None:
+        b, p, bk = self.b, self.p, self.bk
+        if p.b_rows_are_k:
             with b.loop("j", self.t.bn // bk, "unroll") as j:
                 begin = minimum(col + j * bk, const((p.n - 1) // bk * bk))  # what lies past the end is not stored, so any columns will do
                 b.do("tma_load", self.sb.ref(s, j, 0, 0, lanes=bk), p.b.ref(*self.of(p.b, z), at * bk, begin, lanes=bk), bk, self.full.ref(s))
+            return
+        source = p.b.ref(*self.of(p.b, z), col, at * bk, lanes=bk)
+        if p.window is not None:
+            chunks = -(-p.window.channels // bk)
+            source = p.b.ref(at // chunks, col, at % chunks * bk, lanes=bk)
+        b.do("tma_load", self.sb.ref(s, 0, 0, lanes=bk), source, self.t.bn, self.full.ref(s))
 
-    def fill_window(self, w: Window, row: Expr, col: Expr, s: Expr, step: Expr) -> None:
-        b, p, bk, (height, width) = self.b, self.p, self.bk, w.shape
+    def load_window(self, w: Window, row: Expr, s: Expr, step: Expr) -> None:
+        b, bk, (height, width) = self.b, self.bk, w.shape
         chunks = -(-w.channels // bk)
         tap, channel = b.let("tap", step // chunks), step % chunks * bk
-        image = p.a.ref(row // (height * width), 0, 0, channel, lanes=bk)
+        image = self.p.a.ref(row // (height * width), 0, 0, channel, lanes=bk)
         at = (row // width % height, row % width, tap // w.taps[1], tap % w.taps[1])
         geometry = (*w.shape, *w.strides, *w.dilations, *w.begin)
         b.do("tma_im2col", self.sa.ref(s, 0, 0, lanes=bk), image, self.t.bm, self.full.ref(s), *at, *geometry)
-        b.do("tma_load", self.sb.ref(s, 0, 0, lanes=bk), p.b.ref(tap, col, channel, lanes=bk), self.t.bn, self.full.ref(s))
 
     # --- the consumers --------------------------------------------------------------------------------------------------------
 
@@ -234,11 +282,13 @@ class Writer:
             self.b.do("regs_take", CONSUMER_REGISTERS)
         self.begin_consumer(thread)
         self.each_tile(block, self.compute)
-        with self.b.when(self.leader):
-            self.b.do("bulk_wait", 0)
+        if self.p.stored_by_copies:
+            with self.b.when(self.leader):
+                self.b.do("bulk_wait", 0)
 
     def begin_consumer(self, thread: Expr) -> None:
         b = self.b
+        b.do("pdl_wait")
         self.w = b.let("w", thread // GROUP)
         self.leader = (thread % GROUP).eq(0)
         self.warp, self.lane = b.let("warp", thread // 32 % 4), b.let("lane", thread % 32)
@@ -273,6 +323,9 @@ class Writer:
         """128 bytes of each row at a time: registers -> shared memory -> result."""
         b, p, width = self.b, self.p, ROW // self.p.c.dtype.bytes
         row = b.let("first", row + self.w * WGMMA_ROWS)
+        if not p.stored_by_copies:
+            self.store_elements(z, row, col)
+            return
         with b.loop("q", self.t.bn // width, "unroll") as q:
             buffer = b.let("buffer", (done * (self.t.bn // width) + q) % STORE_BUFFERS)  # they take turns over all tiles
             with b.when(self.leader):
@@ -286,13 +339,20 @@ class Writer:
             b.do("named_barrier", self.w + 1, GROUP)
             with b.when(self.leader):
                 with b.when(row < p.m), b.when(col + q * width < p.n):
-                    b.do(
-                        "tma_store",
-                        p.c.ref(*self.of(p.c, z), row, col + q * width, lanes=width),
-                        self.out.ref(self.w, buffer, 0, 0, lanes=width),
-                        WGMMA_ROWS,
-                    )
+                    place, box = p.c.ref(*p.place(z, row, col + q * width), lanes=width), self.out.ref(self.w, buffer, 0, 0, lanes=width)
+                    b.do("tma_store", place, box, WGMMA_ROWS)
                 b.do("bulk_commit")  # a group even where there is nothing to store: groups and buffers take turns
+
+    def store_elements(self, z: tuple[Expr, ...], row: Expr, col: Expr) -> None:
+        """Registers -> result, one by one."""
+        b, p = self.b, self.p
+        with b.loop("j", self.t.bn // 8, "unroll") as j, b.loop("h", 2, "unroll") as h:
+            r = b.let("r", row + self.warp * 16 + h * 8 + self.lane // 4)
+            with b.when(r < p.m), b.loop("e", 2, "unroll") as e:
+                c = b.let("c", col + j * 8 + self.lane % 4 * 2 + e)
+                with b.when(c < p.n):
+                    total = load(self.acc, (j * 4 + h * 2 + e,))
+                    b.store(p.c, p.place(z, r, c), p.finish(z[0] if z else const(0), r, c, const(0), total))
 
     def fill_matrices(self, z: tuple[Expr, ...], row: Expr, col: Expr, q: Expr, buffer: Expr) -> None:
         """A store buffer of 16-bit results: 16 columns of a warp's rows at a time."""
@@ -317,7 +377,7 @@ class Writer:
         """Two neighbouring results. Those outside of the matrix are computed from its last row and columns, and not stored."""
         j = loop_var("j.", const(0), const(2))
         row, col = minimum(at[0], const(self.p.m - 1)), minimum(at[1], const(self.p.n - 2))
-        made = self.p.finish(z[0] if z else const(0), row, col + j, load(self.acc, (register + j,)))
+        made = self.p.finish(z[0] if z else const(0), row, col, j, load(self.acc, (register + j,)))
         self.b.emit(Vectorizer(j, const(0), 2).store(Store(to, (*place[:-1], place[-1] + j), made)))
 
 

@@ -20,8 +20,8 @@ LANES = 4  # sums that a thread adds at a time
 class SplitWriter(Writer):
     def __init__(self, p: Product, t: Tiling) -> None:
         super().__init__(p, t)
-        if self.kt % t.split or t.bm % t.split:
-            raise ScheduleError(f"{self.kt} steps of a sum and {t.bm} rows cannot be shared by {t.split} blocks")
+        if self.kt % t.split or t.bm % t.split or p.n % LANES:
+            raise ScheduleError(f"{self.kt} steps of a sum, {t.bm} rows and {p.n} columns cannot be shared by {t.split} blocks")
         self.kt //= t.split
 
     def kernel(self) -> Kernel:
@@ -43,6 +43,7 @@ class SplitWriter(Writer):
 
     def produce(self, block: Expr, thread: Expr) -> None:
         with self.b.when(thread < self.t.consumers * GROUP + 1):
+            self.begin_producer(block)
             self.fill(const(0), *self.corner(block))
 
     def consume(self, block: Expr, thread: Expr) -> None:
@@ -71,9 +72,8 @@ class SplitWriter(Writer):
                     b.store(total, (0,), load(total, (0,), LANES) + share, LANES)
                 with b.when(row + r < p.m), b.when(col + c + (LANES - 1) < p.n):
                     j = loop_var("j.", const(0), const(LANES))
-                    made = p.finish(z[0] if z else const(0), row + r, col + c + j, load(total, (j,)))
-                    to = (*self.of(p.c, z), row + r, col + c + j)
-                    b.emit(Vectorizer(j, const(0), LANES).store(Store(p.c, to, made)))
+                    made = p.finish(z[0] if z else const(0), row + r, col + c, j, load(total, (j,)))
+                    b.emit(Vectorizer(j, const(0), LANES).store(Store(p.c, p.place(z, row + r, col + c, j), made)))
 
 
 __all__ = ["SplitWriter"]

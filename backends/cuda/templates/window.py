@@ -16,14 +16,15 @@ from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.common import fixed, fused, outer_loops, width_of
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Load, free, terms, value, walk
-from dnnc.ir.operator.stmt import For, Kernel, accesses, walk_stmts
+from dnnc.ir.operator.stmt import For, If, Kernel, accesses, walk_stmts
 from dnnc.passes.schedule.gpu import spread
 from dnnc.passes.schedule.loops import annotate, hoist_guards, reorder, single, split
 from dnnc.passes.schedule.memory import distribute, vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.state import Schedule, loops
 
-MOST_TAPS = 121  # 11 x 11; all are unrolled, so that pixels of one thread share loads
+MOST_TAPS = 225
+UNROLLED = 49  # taps that are all unrolled, so that the pixels of a thread share loads; of more a row of them
 PRODUCTS = 800  # of a thread's code: what unrolling may grow to
 FEW = 4  # threads a core below which a thread has one pixel
 
@@ -37,7 +38,7 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     for n in outer:
         work *= _count(s, n)
     threads = work // lanes // lanes
-    if problem.anchor is None and taps > 16 and threads < 32 * target.sms:
+    if taps > 16 and threads < 32 * target.sms and not any(isinstance(x, If) for x in walk_stmts(s.body)):
         return []  # few outputs of many terms: teams of threads are better
     rows = [n for n in (4, 2, 1) if n <= _count(s, row) and n * taps * lanes <= PRODUCTS and (n == 1 or threads // n >= FEW * 128 * target.sms)]
     return [(("row", n), ("lanes", lanes), ("threads", 128)) for n in (rows or [1])]
@@ -55,7 +56,8 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
     s.apply(reorder, *names, "xi", "cv").apply(distribute, "xi", 2)
     red = [n for n in problem.lowered.reductions[0] if s.has(n)]
     s.apply(reorder, *red, "xi_1", "cv_1").apply(vectorize, "cv", "cv_1", "cv_2").apply(hoist_guards)
-    s.apply(annotate, "unroll", *(n for n in ("xi", "xi_1", "xi_2", *red) if s.has(n)))
+    unrolled = red if _taps(s, problem) <= UNROLLED else red[-1:]
+    s.apply(annotate, "unroll", *(n for n in ("xi", "xi_1", "xi_2", *unrolled) if s.has(n)))
     return s.apply(spread, fused(s, names, "e"), int(knobs["threads"])).done()
 
 

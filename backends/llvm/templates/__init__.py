@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.templates import contraction, maps, reduce, sequence
+from dnnc.backends.llvm.templates import contraction, maps, reduce, sequence, winograd
 from dnnc.ir.operator.stmt import Kernel
 from dnnc.passes.schedule.problem import Knobs, Problem, Template
 
@@ -14,6 +14,7 @@ def templates(target: CpuTarget, strict: bool = False) -> list[Template]:
     """`strict`: the order of a sum is the same whether its length is known or not, so that programs for all sizes give the same bits."""
     return [
         _template("contraction", contraction, target),
+        _template("winograd", winograd, target),
         _template("reduce", reduce, target, (("short", 1),) if strict else ()),
         _template("sequence", sequence, target),
         _template("map", maps, target),

@@ -84,6 +84,9 @@ def _conv_nest(problem: Problem, s: Schedule, loops: tuple[str, ...]) -> tuple[S
         return None
     if problem.lowered.reductions[0][0] not in (x.var.name for x in walk_stmts(s.loop(loops[-1]).body) if isinstance(x, For)):
         return None  # a single channel: its sum is the same for all lanes
+    lay = anchor.inputs[1].type.layout
+    if lay is not None and lay.winograd:
+        return None
     kernel = anchor.inputs[1].type.shape[2:]
     win = window(len(kernel), kernel, anchor.attrs["strides"], anchor.attrs["pads"], anchor.attrs["dilations"])
     at = next((k for k in reversed(range(len(spatial))) if s.extent(spatial[k]) != 1), len(spatial) - 1)

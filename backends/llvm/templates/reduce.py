@@ -87,8 +87,10 @@ def _over_rows(s: Schedule, problem: Problem, lanes: int, chains: int, short: bo
             vectorized(s, inner, lanes, 4)
             continue
         n = s.extent(inner)
-        most = bounds(n)[1]
+        least, most = bounds(n)
         if not unit_stride(s.loop(inner)) or (most is not None and most < lanes and not short):
+            continue
+        if least is None or least < 0:  # of a window beside an image nobody can show how many vectors it has
             continue
         mark = s.mark()
         try:

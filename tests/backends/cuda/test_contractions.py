@@ -12,7 +12,7 @@ import pytest
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import compile_cuda
 from dnnc.backends.cuda.target import FACTS, GpuTarget
-from dnnc.backends.cuda.templates import gemv, mma, simt
+from dnnc.backends.cuda.templates import gemv, mma, simt, templates, tf32
 from dnnc.backends.cuda.templates.nest import Contraction, contraction_of
 from dnnc.backends.cuda.templates.staging import plan_tile
 from dnnc.ir.errors import ScheduleError, VerifyError
@@ -60,23 +60,23 @@ def draw(g: Graph) -> list[Any]:
     return out
 
 
-def interpret(g: Graph, low: Lowered, kernel: Kernel) -> None:
+def interpret(g: Graph, low: Lowered, kernel: Kernel, bound: float = 2e-6) -> None:
     """Run a kernel on drawn inputs; the result must be the graph's within rounding."""
     values = dict(zip(g.inputs, draw(g)))
     out = g.outputs[0].type
     result = np.full([int(d) for d in out.shape], 99).astype(out.dtype.numpy)  # type: ignore[call-overload]
     run_kernel(kernel, {b.name: values.get(v, result) for v, b in zip(low.params, kernel.entry.buffers)})
     (want,) = run(g, list(values.values()), "float64")
-    limit = {"f16": 2e-3, "bf16": 1e-2, "f64": 1e-13}.get(out.dtype.name, 2e-6)
+    limit = {"f16": 2e-3, "bf16": 1e-2, "f64": 1e-13}.get(out.dtype.name, bound)
     assert np.abs(result.astype(np.float64) - want).max() <= limit * max(1.0, np.abs(want).max())
 
 
-def check(module: ModuleType, text: str | Graph, knobs: Mapping[str, int | str]) -> Kernel:
+def check(module: ModuleType, text: str | Graph, knobs: Mapping[str, int | str], bound: float = 2e-6) -> Kernel:
     g, low, p = problem(text)
     kernel = verify_kernel(module.apply(p, knobs, H200))
     shown = show_kernel(kernel)
     assert show_kernel(parse_kernel(shown)) == shown
-    interpret(g, low, kernel)
+    interpret(g, low, kernel, bound)
     return kernel
 
 
@@ -122,6 +122,18 @@ def test_tensor_cores(name: str) -> None:
     check(mma, GRAPHS[name].replace("f32", "f16"), MMA)
 
 
+@pytest.mark.parametrize("name", GRAPHS)
+def test_rounded_to_tf32(name: str) -> None:
+    """Products of operands of 11 bits; sums as exact as ever."""
+    check(tf32, GRAPHS[name], MMA, 2e-3)
+
+
+def test_tf32_only_where_it_is_asked_for() -> None:
+    assert "tf32" not in [t.name for t in templates(H200)]
+    assert "tf32" in [t.name for t in templates(H200, rounded=True)]
+    assert not tf32.candidates(problem(matmul("32, 24", "24, 64", "32, 64", "f16"))[2], H200)
+
+
 @pytest.mark.parametrize("name, tile", [("f64", (16, 32, 4, 4)), ("i32", (16, 16, 4, 2)), ("u8", (16, 32, 4, 4))])
 def test_other_types(name: str, tile: tuple[int, ...]) -> None:
     text = matmul("19, 24", "24, 33", "19, 33", name)
@@ -136,6 +148,24 @@ def test_bfloat16() -> None:
 def test_the_sum_in_slices(module: ModuleType, knobs: dict[str, int], t: str) -> None:
     """The last round of slices is not full."""
     check(module, matmul("21, 100", "100, 40", "21, 40", t), knobs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tile", simt.TILES, ids=str)
+def test_every_tile(tile: simt.Blocking) -> None:
+    """More than one tile each way, none of them full."""
+    m, n = tile.bm + 3, tile.bn + 4
+    check(simt, matmul(f"{m}, 36", f"36, {n}", f"{m}, {n}"), {**tile._asdict(), "bk": 16, "slices": 1})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", mma.SHAPES, ids=lambda s: f"{s.bm}x{s.bn}x{s.down}x{s.across}")
+@pytest.mark.parametrize("module", [mma, tf32])
+def test_every_shape(module: ModuleType, shape: mma.Shape) -> None:
+    m, n = shape.bm + 3, shape.bn + 8
+    text = matmul(f"{m}, 72", f"72, {n}", f"{m}, {n}", "f16" if module is mma else "f32")
+    knobs = {"bm": shape.bm, "bn": shape.bn, "down": shape.down, "across": shape.across, "bk": 32, "stages": 3, "slices": 1}
+    check(module, text, knobs, 2e-3)
 
 
 def test_fewer_steps_than_stages() -> None:
@@ -192,7 +222,7 @@ def test_samples(name: str, k: int) -> None:
     interpret(g, low, verify_kernel(simt.apply(p, SIMT, H200)))
     if mma.half_contraction(p) is not None:
         interpret(g, low, verify_kernel(mma.apply(p, MMA, H200)))
-    if gemv.applies(c):
+    if gemv.candidates(p, H200):
         interpret(g, low, verify_kernel(gemv.apply(p, dict(gemv.candidates(p, H200)[0]), H200)))
 
 
@@ -277,6 +307,13 @@ def test_candidates_fit(m: int, n: int, k: int) -> None:
         assert launch.shared_bytes <= H200.shared_bytes and launch.block[0] <= H200.max_threads
 
 
+def test_few_rows() -> None:
+    """Rows that memory outlasts are streamed past; more of 16-bit floats are for the tensor cores."""
+    for rows, t, streamed in ((1, "f16", True), (4, "f16", True), (5, "f16", False), (8, "f32", True), (9, "f32", False)):
+        p = problem(matmul(f"{rows}, 512", "512, 512", f"{rows}, 512", t))[2]
+        assert bool(gemv.candidates(p, H200)) == streamed and any(m.candidates(p, H200) for m in (gemv, mma, simt))
+
+
 def test_small_problems_fill_the_machine() -> None:
     """Fewer tiles than SMs: smaller tiles are chosen. Many: the tile with the most reuse."""
     few = dict(simt.candidates(problem(matmul("128, 768", "768, 768", "128, 768"))[2], H200)[0])
@@ -315,8 +352,10 @@ CORNERS = [
     (mma, transposed(1024, 1024, 1024, "f16"), {"bm": 128, "bn": 128, "down": 2, "across": 2, "bk": 32, "stages": 4, "slices": 1}),
     (mma, matmul("100, 515", "515, 333", "100, 333", "f16"), {"bm": 64, "bn": 32, "down": 2, "across": 2, "bk": 64, "stages": 3, "slices": 2}),
     (mma, conv("32, 64, 56, 56", "64, 64, 3, 3", "pads=(1, 1, 1, 1)", "f16"), None),
+    (tf32, dense(4096, 4096, 4096), None),
+    (tf32, conv("8, 64, 56, 56", "64, 64, 3, 3", "pads=(1, 1, 1, 1)"), None),
     (gemv, matmul("50257, 768", "768", "50257", "f16"), None),
-    (gemv, matmul("8, 4096", "4096, 4096", "8, 4096", "f16"), None),
+    (gemv, matmul("4, 4096", "4096, 4096", "4, 4096", "f16"), None),
     (gemv, matmul("4096, 4097", "4097, 4", "4096, 4"), None),
 ]
 

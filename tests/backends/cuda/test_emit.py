@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from operations import STORED, each, indices, operations, trigonometry
 
 from dnnc.backends.cuda.emit import emit_kernel, emit_module, kernel_number, launch_of
 from dnnc.backends.cuda.hopper import VALUES
@@ -16,11 +17,11 @@ from dnnc.backends.cuda.launch import Launch
 from dnnc.backends.cuda.nvrtc import OPTIONS, compile_cuda, library
 from dnnc.backends.cuda.spelling import literal
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.ir.dtype import ALL, BY_NAME, DType, f32, f64
+from dnnc.ir.dtype import BY_NAME, f32, f64
 from dnnc.ir.errors import InternalError
-from dnnc.ir.expr import Expr, Op, cast, const, op, walk
+from dnnc.ir.expr import Expr, Op, const, walk
 from dnnc.ir.operator.intrinsics import TABLE
-from dnnc.ir.operator.stmt import Buffer, Builder, Eval, Func, Kernel, call, exprs, walk_stmts
+from dnnc.ir.operator.stmt import Buffer, Builder, Eval, Func, Kernel, exprs, walk_stmts
 from dnnc.ir.operator.text import parse_kernel
 from dnnc.ir.operator.verify import verify_kernel
 
@@ -154,15 +155,17 @@ def k(x: f32[8192], y: f32[8192]):
 
 
 def test_a_kernel_that_overlaps_its_predecessor_reads_nothing_early() -> None:
-    text = functions("""
+    text = """
 def k(x: f32[32], y: f32[32]):
     for b in block.x(1):
         for t in thread.x(32):
             pdl_wait()
             y[t] = x[t]
             pdl_launch()
-""")
-    assert "k_test(f32* x, f32* y, i32* status)" in text  # `const ... __restrict__` would let the compiler read x before pdl_wait
+"""
+    code = emit_kernel(parse_kernel(text), "k_test", H200)
+    assert "griddepcontrol.wait" in ptx(code) and compile_cuda(code, "sm_80").registers
+    assert "k_test(f32* x, f32* y, i32* status)" in code  # `const ... __restrict__` would let the compiler read x before pdl_wait
 
 
 def test_a_called_function() -> None:
@@ -255,76 +258,6 @@ def test_constants(v: Any, t: str, text: str) -> None:
 
 # --- every operation with every type ------------------------------------------------------------------------------------------
 
-FLOATS, INTS = ("f32", "f64"), ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
-NUMBERS = (*FLOATS, *INTS)
-BOTH = ("min", "max", "fmin", "fmax", "truncdiv", "truncmod", "floormod")
-COLLECTIVE = ("shfl", "shfl_xor", "shfl_up", "shfl_down")
-STORED = [t for t in ALL if t.kind in "fiub"]
-
-
-def each_operation(lanes: int) -> list[Kernel]:
-    """One kernel per type: every operation of one operand or two, comparisons, choices and conversions to all types."""
-    return [_operations(t, lanes) for t in STORED]
-
-
-def _operations(t: DType, lanes: int) -> Kernel:
-    x = Buffer("x", t, (const(8), const(16)))
-    outs: dict[DType, Buffer] = {}
-    b = Builder()
-
-    def put(e: Expr) -> None:
-        out = outs.setdefault(e.dtype, Buffer(f"y_{e.dtype}", e.dtype, (const(256), const(16))))
-        b.store(out, (k := len(counts), 0), e, e.lanes)
-        counts.append(k)
-
-    counts: list[int] = []
-    u, v, w = (x.at(n, 0, lanes=lanes) for n in range(3))
-    for to in STORED:
-        put(cast(u, to))
-    if t.name in NUMBERS:
-        for name in ("+", "-", "*", *(("/",) if t.is_float else ("&", "|", "^")), *(n for n in BOTH if t.is_int or n != "truncdiv")):
-            put(op(name, u, v, dtype=t))
-        for name in ("abs", "neg", *(("hsum", "hprod", "hmax", "hmin") if lanes > 1 else ())):
-            put(call(name, u) if name.startswith("h") else op(name, u))
-        for name in ("<", "<=", "==", "!="):
-            put(op("select", op(name, u, v), v, w))
-    if t.name in FLOATS:
-        for name in ("exp", "exp2", "log", "sqrt", "erf", "tanh", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
-                     "floor", "ceil", "trunc", "rint", "log1p", "expm1", "isnan"):  # fmt: skip
-            put(call(name, u))
-        put(call("fma", u, v, w)), put(call("pow", u, v)), put(call("ldexp", u, v))
-    elif t.is_int and t.bits >= 8:
-        put(call("shl", u, v)), put(call("shr", u, v)), put(call("bitnot", u))
-    elif t.kind == "b":
-        put(call("not", u)), put(u & v), put(u | v), put(u ^ v)
-    if lanes > 1:
-        put(call("zip_low", u, v)), put(call("zip_high", u, v))
-    for name in COLLECTIVE:
-        put(call(name, u, const(1)))
-    return Kernel((Func(f"all_{t}_{lanes}", (x, *outs.values()), b.block()),))
-
-
-def trigonometry(t: DType) -> Kernel:
-    """Apart from the others: CUDA's library keeps 32 to 40 bytes in local memory where it reduces huge angles."""
-    x, y = (Buffer(n, t, (const(4),)) for n in "xy")
-    b = Builder()
-    for n, name in enumerate(("sin", "cos", "tan")):
-        b.store(y, (n,), call(name, x[n]))
-    return Kernel((Func(f"trigonometry_{t}", (x, y), b.block()),))
-
-
-def index_kernel() -> Kernel:
-    return parse_kernel("""
-def index(x: i64[64], y: f32[64, 64], z: i64[64], n: dim):
-    for i in range(64):
-        z[i] = guard(x[i], 0, 64) + x[i]*x[0] - 3*x[1] + x[2] // 7 + x[3] % 5
-        k: i64x4 = guard(x[0:+4], 0, 64)
-        y[i, 0:+4:n] = y[i, k] + y[i, lanes(4)]
-        z[0:+4] = k
-        prefetch(addr(y[i, 0]))
-""")
-
-
 MATRIX = """
 def matrix_{t}(a: {t}[64, 64], c: f32[64, 64]):
     for b in block.x(1):
@@ -362,15 +295,16 @@ def test_trigonometry_compiles() -> None:
     assert compile_cuda(text, "sm_90a").spills == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 4])
-@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.slow), pytest.param("sm_90a", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_every_operation_compiles(lanes: int, arch: str) -> None:
-    compiled_without_local_memory([*each_operation(lanes), index_kernel()], arch)
+    compiled_without_local_memory([*(operations(t, lanes) for t in STORED), indices()], arch)
 
 
 @pytest.mark.parametrize("name", ["f32", "i8", "f8e5m2"])
 def test_operations_of_a_type_compile(name: str) -> None:
-    compiled_without_local_memory([_operations(BY_NAME[name], 4), index_kernel()], "sm_90a")
+    compiled_without_local_memory([operations(BY_NAME[name], 4), indices()], "sm_90a")
 
 
 @pytest.mark.parametrize("t", ["f16", "bf16"])
@@ -380,7 +314,7 @@ def test_warp_matrices_compile_without_local_memory(t: str) -> None:
 
 def test_every_intrinsic_is_in_one_of_these_kernels_or_of_hopper() -> None:
     seen: set[str] = set()
-    for k in [*each_operation(4), trigonometry(f32), index_kernel(), parse_kernel(MATRIX.format(t="f16"))]:
+    for k in [*each(), parse_kernel(MATRIX.format(t="f16"))]:
         for s in walk_stmts(k.entry.body):
             seen |= {s.name} if isinstance(s, Eval) else set()
             seen |= {x.name for e in exprs(s) for x in walk(e) if isinstance(x, Op)}

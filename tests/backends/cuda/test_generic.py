@@ -60,9 +60,7 @@ def test_shapes(name: str, types: list[str], attrs: dict[str, Any]) -> None:
     assert check_all(graph_of(name, types, **attrs)) >= 2
 
 
-@pytest.mark.parametrize(
-    "name,types", [("add", ["f32 0 4", "f32 4"]), ("softmax", ["f32 0 4"]), ("reduce_sum", ["f32 0 4"]), ("exp", ["f32 3 0"])]
-)
+@pytest.mark.parametrize("name,types", [("add", ["f32 0 4", "f32 4"]), ("softmax", ["f32 0 4"]), ("reduce_sum", ["f32 0 4"]), ("exp", ["f32 3 0"])])
 def test_no_elements(name: str, types: list[str]) -> None:
     check_all(graph_of(name, types))
 

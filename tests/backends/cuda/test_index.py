@@ -122,7 +122,7 @@ def expressions() -> st.SearchStrategy[Expr]:
     return st.recursive(leaves, more, max_leaves=6)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(expressions(), st.data())
 def test_text_means_the_expression_and_never_overflows(e: Expr, data: st.DataObject) -> None:
     reach = index.reach(e)

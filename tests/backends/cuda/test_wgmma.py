@@ -34,8 +34,8 @@ def gemm(m: int, n: int, k: int, t: Tiling, dtype: DType = f16, kn: bool = False
     a, b, c = (Buffer(name, dtype, tuple(map(const, s))) for name, s in shapes.items())
     bias = Buffer("bias", f32, (const(n),))
 
-    def finish(z: Expr, row: Expr, col: Expr, total: Expr) -> Expr:
-        return cast(maximum(total + bias[col], const(0.0, f32)), dtype)
+    def finish(z: Expr, row: Expr, col: Expr, lane: Expr, total: Expr) -> Expr:
+        return cast(maximum(total + bias[col + lane], const(0.0, f32)), dtype)
 
     return verify_kernel(build(Product("gemm", (a, b, bias, c), a, b, c, batch, m, n, k, finish, kn), t))
 
@@ -161,8 +161,8 @@ def layer(x: tuple[int, ...], w: tuple[int, ...], t: str = "f16", act: str = "re
 
 
 def check(problem: Problem, t: str, **knobs: int) -> None:
-    """The scheduled kernel against the naive one."""
-    made = {"bm": 64, "bn": 64, "stages": 2, "group": 8, "split": 1} | knobs
+    """The scheduled kernel against the naive one; small tiles, where the template would offer others."""
+    made = dict(wgmma.candidates(problem, H200)[0]) | {"bm": 64, "bn": 64, "stages": 2, "split": 1} | knobs
     kernel = verify_kernel(wgmma.apply(problem, made, GpuTarget(sms=2)))
     rng = np.random.default_rng(0)
     args = {b.name: rng.standard_normal([int(d.value) for d in b.shape]).astype(b.dtype.numpy) for b in problem.kernel.entry.buffers}  # type: ignore[attr-defined]
@@ -258,13 +258,67 @@ def test_results_of_32_bits() -> None:
     check(p, "f16")
 
 
+def test_a_result_with_rows_of_any_length() -> None:
+    text = "def f(x: f16[40, 64], w: f16[71, 64]):\n    y: f16[40, 71] = matmul(x, transpose(w, perm=(1, 0)))\n    return y\n"
+    p = problem_of(text)
+    found = wgmma.candidates(p, H200)
+    assert all(dict(k)["split"] == 1 for k in found)
+    long = "def f(x: f16[40, 4096], w: f16[71, 4096]):\n    y: f16[40, 71] = matmul(x, transpose(w, perm=(1, 0)))\n    return y\n"
+    assert {dict(k)["split"] for k in wgmma.candidates(problem_of(long), H200)} == {1}
+    assert {dict(k)["split"] for k in wgmma.candidates(problem_of(long.replace("71", "72")), H200)} == {1, 2, 4, 8}
+    check(p, "f16")
+
+
+def graph_problem(text: str, **constants: Array) -> Problem:
+    graph = parse(text, constants=constants)
+    nodes = list(graph.nodes())
+    return classify(nodes, lower(graph, nodes, graph.outputs[0]))
+
+
+def test_weights_are_read_while_the_kernel_before_ends() -> None:
+    """Constants are; what a kernel may have written is not, nor is anything stored before the wait."""
+    text = "def f(x: f16[40, 320], {}w: f16[320, 64]):\n    y: f16[40, 64] = matmul(x, w)\n    return y\n"
+    rng = np.random.default_rng(0)
+    constant = graph_problem(text.format("*, "), w=rng.standard_normal((320, 64)).astype(np.float16))
+    knobs = {"bm": 64, "bn": 64, "stages": 3, "group": 8, "split": 1}
+    for p, early in ((constant, True), (problem_of(text.format("")), False)):
+        lines = show_kernel(wgmma.apply(p, knobs, H200)).split("\n")
+        loads = [k for k, line in enumerate(lines) if "tma_load(addr(sb[" in line]
+        waits = [k for k, line in enumerate(lines) if line.strip() == "pdl_wait()"]
+        assert len(waits) == 2 and (loads[0] < waits[1]) == early
+        assert all(waits[1] < k for k, line in enumerate(lines) if "tma_load(addr(sa[" in line)
+        assert all(waits[0] < k for k, line in enumerate(lines) if "tma_store(" in line)
+        check(p, "f16", stages=3)
+        check(p, "f16", stages=8)
+    assert "pdl_wait()" in show_kernel(wgmma.apply(constant, knobs | {"split": 5 // 5}, H200))
+
+
+HEADS = """
+def f(x: f16[{b}, 24, 64], w: f16[64, 128], b: f16[128]):
+    h: f16[{b}, 24, 128] = matmul(x, w)
+    s: f16[{b}, 24, 128] = add(h, b)
+    r: f16[{b}, 24, {heads}, {size}] = reshape(s, shape=({b}, 24, {heads}, {size}))
+    y: f16[{b}, {heads}, 24, {size}] = transpose(r, perm=(0, 2, 1, 3))
+    return y
+"""
+
+
+@pytest.mark.parametrize("split", [1])
+def test_results_that_lie_head_by_head(split: int) -> None:
+    p = problem_of(HEADS.format(b=1, heads=2, size=64))
+    product = wgmma.product_of(p)
+    assert product is not None and product.block == 64
+    check(p, "f16", split=split)
+    check(p, "f16", bn=128, split=split)
+
+
 @pytest.mark.parametrize(
     "text, target",
     [
         (layer((64, 64), (64, 64), "f32"), H200),
         (layer((64, 64), (64, 64)), FACTS["sm_80"]),
         (layer((8, 64), (64, 64)), H200),  # few rows: bandwidth
-        (layer((64, 64), (64, 60)), H200),  # rows of 120 bytes
+        (layer((64, 64), (64, 60)), H200),  # rows of 120 bytes that the copy engine would have to read
         (layer((64, 60), (60, 64)), H200),
         (conv(1, 12, 8, 64, 3), H200),  # pixels of 24 bytes
         (conv(1, 64, 8, 64, 3).replace(' @ "0 2 3 1"', ""), H200),  # channels first

@@ -12,7 +12,7 @@ import pytest
 from kernels import TARGET, graphs, program
 from native_check import one_node
 
-from dnnc.backends.llvm import gate, gate_work
+from dnnc.backends.llvm import gate
 from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.gate import COLUMNS, POINTS, check_kernel, sample_points
@@ -207,14 +207,12 @@ def test_a_kernel_that_is_too_long_is_not_checked_and_the_report_says_so() -> No
     assert not [x for p in compile(parse(LONG.format(n=10)), cache=False).report.programs for x in p.passes if x.name == "kernel gate"]
 
 
-def test_steps_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_counted() -> None:
     f = compile(parse("def g(x: f32[64, 33], y: f32[33, 64]):\n    return matmul(x, y)"), cache=False, opt_level=0)
     (step,) = f.natives[-1].program.kernels
     assert unchecked(step, {}) is None
-    monkeypatch.setattr(gate_work, "MAX_STEPS", 64 * 33)
-    assert (unchecked(step, {}) or "").startswith("it runs ")
-    monkeypatch.setattr(gate_work, "MAX_STEPS", 64 * 64 * 33 * 8)
-    assert unchecked(step, {}) is None
+    assert (unchecked(step, {}, 64 * 33) or "").startswith("it runs ")
+    assert unchecked(step, {}, 64 * 64 * 33 * 8) is None
 
 
 def test_long_reductions_have_fewer_points() -> None:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.operator.text import parse_kernel
-from dnnc.passes.schedule.gpu import share_rows, sink, solo, spread, stream, transpose_tiles, wrap
+from dnnc.ir.operator.text import parse_kernel, show_kernel
+from dnnc.ir.operator.verify import verify_kernel
+from dnnc.passes.schedule.gpu import share_rows, sink, solo, spread, stream, wrap
 from dnnc.passes.schedule.loops import annotate, split
+from dnnc.passes.schedule.shared_tiles import transpose_tiles
 from dnnc.passes.schedule.state import Schedule
-from dnnc.testing.schedules import check_schedule
+from dnnc.testing.schedules import check_schedule, same_results
 
 ADD = """\
 def add(x: f32[100], y: f32[100]):
@@ -19,10 +21,10 @@ def add(x: f32[100], y: f32[100]):
         y[i] = x[i] + 1.0
 """
 TRANSPOSE = """\
-def tr(x: f16[40, 50], z: f16[50], y: f16[50, 40]):
+def tr(x: f32[40, 50], z: f32[50], y: f32[50, 40]):
     for i in range(50):
         for j in range(40):
-            y[i, j] = cast_f16(cast_f32(x[j, i]) + cast_f32(z[i]))
+            y[i, j] = x[j, i] + z[i]
 """
 SUMS = """\
 def f(x: f32[3, 4], y: f32[3, 4]):
@@ -107,9 +109,9 @@ def add(x: f32[102], y: f32[102]):
 
 def test_transpose_tiles() -> None:
     after = """\
-def tr(x: f16[40, 50], z: f16[50], y: f16[50, 40]):
+def tr(x: f32[40, 50], z: f32[50], y: f32[50, 40]):
     for b in block.x(4):
-        x_t: f16[32, 34] @ shared
+        x_t: f32[32, 33] @ shared
         for t in thread.x(256):
             for q in unroll(4):
                 if t % 32 + 32*(b // 2) < 50:
@@ -119,10 +121,20 @@ def tr(x: f16[40, 50], z: f16[50], y: f16[50, 40]):
             for q_1 in unroll(4):
                 if 32*(b // 2) + t // 32 + 8*q_1 < 50:
                     if 32*(b % 2) + t % 32 < 40:
-                        y[32*(b // 2) + t // 32 + 8*q_1, 32*(b % 2) + t % 32] = \
-cast_f16(cast_f32(x_t[t % 32, t // 32 + 8*q_1]) + cast_f32(z[32*(b // 2) + t // 32 + 8*q_1]))
+                        y[32*(b // 2) + t // 32 + 8*q_1, 32*(b % 2) + t % 32] = x_t[t % 32, t // 32 + 8*q_1] + z[32*(b // 2) + t // 32 + 8*q_1]
 """
     check_schedule(TRANSPOSE, lambda s: s.apply(transpose_tiles, "i", "j"), after)
+
+
+def test_small_types_move_in_words() -> None:
+    """Two halves at a time in tiles of 64, four bytes at a time in tiles of 128; one at a time where rows are no whole words."""
+    for dtype, n, tile in (("f16", 64, "f16[64, 66]"), ("i8", 64, "i8[128, 132]"), ("f16", 65, "f16[32, 34]")):
+        old = parse_kernel(
+            f"def tr(x: {dtype}[36, {n}], y: {dtype}[{n}, 36]):\n    for i in range({n}):\n        for j in range(36):\n            y[i, j] = x[j, i]\n"
+        )
+        new = verify_kernel(Schedule(old).apply(transpose_tiles, "i", "j").done())
+        assert f"x_t: {tile} @ shared" in show_kernel(new)
+        same_results(old, new)
 
 
 def test_sink() -> None:

@@ -1,0 +1,67 @@
+"""Contractions of f32 on the tensor cores, the operands rounded to TF32 (10 bits of mantissa) on their way: for programs that ask for it.
+
+The kernel is that of `mma`, with tiles of f32 in shared memory. Fragments are read element by element: the lanes of a warp want 8 rows
+times 4 elements of the sum, which the padding of rows puts into 32 different banks, whichever way the tile lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from dnnc.backends.cuda.target import GpuTarget
+from dnnc.backends.cuda.templates.mma import SHAPES, Mma, Shape, ranked
+from dnnc.backends.cuda.templates.nest import Contraction, contraction_of
+from dnnc.backends.cuda.templates.staging import Tile
+from dnnc.ir.dtype import f32
+from dnnc.ir.errors import ScheduleError
+from dnnc.ir.expr import Expr
+from dnnc.ir.operator.stmt import Buffer, Builder, Kernel, call
+from dnnc.passes.schedule.problem import Knobs, Problem
+
+STEP = 8  # of the sum, in one instruction
+
+
+def single_contraction(problem: Problem) -> Contraction | None:
+    """A contraction in f32 whose operands are stored as such."""
+    c = contraction_of(problem)
+    if c is None or c.dtype is not f32 or any(x.dtype is not f32 for o in (c.a, c.b) for x in o.loads):
+        return None
+    return c
+
+
+def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    c = single_contraction(problem)
+    if c is None or target.major < 8 or min(c.sizes[1:]) < STEP:
+        return []
+    depths = ((16, 4), (32, 3)) if c.red.size >= 64 else ((16, 2),)
+    return ranked(c, target, [replace(s, bk=bk, stages=n, slices=z, element=4) for s in SHAPES for bk, n in depths for z in (1, 2, 4)])
+
+
+def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
+    c = single_contraction(problem)
+    if c is None:
+        raise ScheduleError("the nest is no contraction of f32 operands")
+    return _Tf32(c, Shape(**{k: int(v) for k, v in knobs.items()}, element=4)).build()
+
+
+class _Tf32(Mma):
+    def pad(self, tile: Tile) -> int:
+        """Rows of the side: 8 of them, 4 words apart modulo 32; rows of the sum: 4 of them, 8 words apart."""
+        return 4 if tile.rows == "side" else 8
+
+    def products(self, b: Builder, slot: Expr, acc: Buffer, shared: tuple[Buffer, Buffer]) -> None:
+        slot = b.let("here", slot + self.slice * self.s.stages)
+        fa, fb = b.alloc("fa", f32, self.wm // 16, 4), b.alloc("fb", f32, self.wn // 8, 2)
+        group, member = self.lane // 4, self.lane % 4
+        with b.loop("k", self.s.bk // STEP, "unroll") as k:
+            with b.loop("i", self.wm // 16, "unroll") as i, b.loop("r", 4, "unroll") as r:
+                b.store(fa, (i, r), self.element(0, shared[0], slot, self.row + i * 16 + r % 2 * 8 + group, k * STEP + r // 2 * 4 + member))
+            with b.loop("j", self.wn // 8, "unroll") as j, b.loop("r", 2, "unroll") as r:
+                b.store(fb, (j, r), self.element(1, shared[1], slot, self.col + j * 8 + group, k * STEP + r * 4 + member))
+            with b.loop("i", self.wm // 16, "unroll") as i, b.loop("j", self.wn // 8, "unroll") as j:
+                made = call("mma_m16n8k8", acc.at(i, j, 0, lanes=4), fa.at(i, 0, lanes=4), fb.at(j, 0, lanes=2))
+                b.store(acc, (i, j, 0), made, 4)
+
+    def element(self, which: int, buf: Buffer, slot: Expr, side: Expr, k: Expr) -> Expr:
+        return buf.at(slot, side, k) if self.tiles[which].rows == "side" else buf.at(slot, k, side)

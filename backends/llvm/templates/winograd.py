@@ -1,0 +1,248 @@
+"""Builder for 3 x 3 convolutions whose weights are stored for Winograd's F(m x m, 3 x 3): from a naive nest to tiles, products, tiles.
+
+    for w in parallel(images * strips * shares):       a strip of `tg` tiles, a share of the output channels
+        for each block of channels, tile of the strip:  v[:, :, c, tile] = B^T x B              (m+2)^2 points
+        for each `mo` panels of the share:
+            for each point, nv panels, mr tiles:        a register tile of products: prod[point, o, tile] = sum over c of v * u
+            for each panel, tile:                       y = epilogue(A^T prod A)
+
+A point's products are one matrix product [tiles x C] x [C x panel], (m+2)^2 of them in place of the 9 m^2 multiplications of a tile. `v`
+and `prod` are a thread's own memory and stay in its L2 cache: tg and mo are chosen for that. The images have no halo: tiles at the border read
+with masks, and tiles that reach past the end of the result store what exists of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dnnc.backends.llvm.features import CpuTarget
+from dnnc.ir.dtype import f32
+from dnnc.ir.errors import ScheduleError
+from dnnc.ir.expr import Expr, Load, Var, const, fma, load, maximum, minimum, select, substitute, var
+from dnnc.ir.operator.stmt import Alloc, Buffer, Builder, Kernel, Store, loop_var
+from dnnc.ir.winograd import points
+from dnnc.passes.schedule.memory import Vectorizer
+from dnnc.passes.schedule.problem import Knobs, Problem
+from dnnc.passes.schedule.state import find
+
+LOOPS = ("i0", "i1", "i2", "i3", "i1b")
+LOCAL = 2 << 20  # bytes of a thread's stack that transformed tiles may take: a quarter of what Linux gives it
+Knob = Mapping[str, "int | str"]
+
+
+@dataclass(frozen=True)
+class Winograd:
+    """A convolution as this builder sees it: its operands, sizes in tiles and panels, and the store of one vector of results.
+
+    `store` is in terms of the variables `place` (image, panel, row, column) and `total`, the sum.
+    """
+
+    x: Buffer
+    u: Buffer
+    tile: int
+    begin: tuple[int, int]
+    size: tuple[int, int]
+    store: Store
+    place: tuple[Var, ...]
+    total: Var
+
+    @property
+    def lanes(self) -> int:
+        return self.u.shape[-1].value  # type: ignore[attr-defined, no-any-return]
+
+    @property
+    def n(self) -> int:
+        return points(self.tile)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Tiles down and across."""
+        return -(-self.size[0] // self.tile), -(-self.size[1] // self.tile)
+
+    @property
+    def tiles(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def blocks(self) -> int:
+        """Of input channels."""
+        return self.u.shape[3].value  # type: ignore[attr-defined, no-any-return]
+
+    @property
+    def panels(self) -> int:
+        return self.u.shape[2].value  # type: ignore[attr-defined, no-any-return]
+
+
+def winograd_of(problem: Problem) -> Winograd | None:
+    """The convolution of a group whose weights are stored for this; None for all others."""
+    conv = problem.anchor
+    weights = conv.inputs[1] if conv is not None and conv.op.name == "conv" else None
+    if conv is None or weights is None or weights.type.layout is None or not weights.type.layout.winograd:
+        return None
+    low = problem.lowered
+    buffers = dict(zip(low.params, low.kernel.entry.buffers))
+    assert low.out_loops == LOOPS and conv.inputs[0] is not None
+    pads, (rows, columns) = conv.attrs["pads"] or (0,) * 4, conv.output.type.shape[2:]
+    body = low.kernel.entry.body
+    place = tuple(find(body, name).var for name in LOOPS)
+    inner = find(body, LOOPS[-1]).body
+    acc, last = next(s.buf for s in inner if isinstance(s, Alloc)), inner[-1]
+    assert isinstance(last, Store)
+    total = var("sum", f32)
+    env: dict[Expr, Expr] = {load(acc, (0,)): total}
+    lanes = weights.type.layout.block(0)
+    wide = Vectorizer(place[-1], const(0), lanes)
+    wide.lets[total] = whole = var("sum", f32, lanes=lanes)
+    store = wide.store(Store(last.buf, last.idx, substitute(last.value, env)))
+    return Winograd(
+        buffers[conv.inputs[0]], buffers[weights], weights.type.layout.winograd, (pads[0], pads[1]), (rows, columns), store, place[:-1], whole
+    )
+
+
+# --- choice -------------------------------------------------------------------------------------------------------------------
+
+
+def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
+    w = winograd_of(problem)
+    if w is None:
+        return []
+    found = []
+    for tg in strips(w, target):
+        for mr, nv in register_tiles(tg, w.panels, target)[:2]:
+            found.append((("tile", w.tile), ("tg", tg), ("share", 1), ("mo", w.panels), ("mr", mr), ("nv", nv), ("ku", 4)))
+    return found
+
+
+def strips(w: Winograd, target: CpuTarget) -> list[int]:
+    return [w.tiles]
+
+
+def register_tiles(tg: int, panels: int, target: CpuTarget) -> list[tuple[int, int]]:
+    """(mr, nv): tiles and panels of a register tile, by estimated cycles."""
+    scored = []
+    for nv in (1, 2, 3, 4):
+        if panels % nv:
+            continue
+        for mr in range(1, min((target.registers - 4) // nv, tg) + 1):
+            rows = -(-tg // mr) * mr
+            cycles = max(mr * nv / 2, (mr + nv) / 2 * 1.05, 4.0 if mr * nv < 8 else 0.0)
+            scored.append((rows * panels / (mr * nv) * cycles, -mr * nv, mr, nv))
+    return [(mr, nv) for _, _, mr, nv in sorted(scored)]
+
+
+# --- the kernel ---------------------------------------------------------------------------------------------------------------
+
+
+def apply(problem: Problem, knobs: Knob, target: CpuTarget) -> Kernel:
+    w = winograd_of(problem)
+    assert w is not None
+    k = {name: int(v) for name, v in knobs.items()}
+    strips_, share = -(-w.tiles // k["tg"]), k["share"]
+    if w.panels % (share * k["mo"]) or k["mo"] % k["nv"]:
+        raise ScheduleError(f"{w.panels} panels are no {share} shares of blocks of {k['mo']}, {k['nv']} at a time")
+    b = Builder()
+    with b.loop("w", w.store.buf.shape[0] * (strips_ * share), "parallel") as item:
+        image, rest = item // (strips_ * share), item % (strips_ * share)
+        first = b.let("first", minimum(rest // share * k["tg"], w.tiles - k["tg"]))
+        v = b.alloc("v", f32, w.n, w.n, w.blocks, k["tg"], w.lanes, space="local")
+        products = b.alloc("prod", f32, w.n, w.n, k["mo"], k["tg"], w.lanes, space="local")
+        _images(b, w, v, image, first)
+        count = w.panels // share
+        with b.loop("ob", count // k["mo"]) as ob:
+            at = rest % share * count + ob * k["mo"]
+            _multiply(b, w, v, products, at, k)
+            _results(b, w, products, image, first, at)
+    return problem.kernel.with_body(b.block())
+
+
+def _images(b: Builder, w: Winograd, v: Buffer, image: Expr, first: Expr) -> None:
+    """Transform the tiles of a strip."""
+    (rows, columns), (_, across) = (x.value for x in w.x.shape[2:4]), w.grid  # type: ignore[attr-defined]
+    with b.loop("c", w.blocks) as c, b.loop("t", v.shape[3]) as t:
+        at = b.let("at", first + t)
+        row = b.let("row", at // across * w.tile - w.begin[0])
+        column = b.let("col", at % across * w.tile - w.begin[1])
+        part = b.alloc("part", f32, w.n, w.n, w.lanes)
+
+        def read(r: Expr, q: Expr) -> Expr:
+            return load(w.x, (image, c, row + r, column + q, 0), w.lanes)
+
+        def read_masked(r: Expr, q: Expr) -> Expr:
+            y, z = row + r, column + q
+            inside = (const(0) <= y) & (y < rows) & (const(0) <= z) & (z < columns)
+            y, z = (minimum(maximum(i, 0), n - 1) for i, n in ((y, rows), (z, columns)))
+            return load(w.x, (image, c, y, z, 0), w.lanes, select(inside, const(w.lanes), const(0)))
+
+        def down(fetch: object) -> None:
+            with b.loop("q", w.n, "unroll") as q:
+                made = into_points(b, [fetch(const(r), q) for r in range(w.n)])  # type: ignore[operator]
+                for r, e in enumerate(made):
+                    b.store(part, (r, q, 0), e, w.lanes)
+
+        inside = (const(0) <= row) & (row + (w.n - 1) < rows) & (const(0) <= column) & (column + (w.n - 1) < columns)
+        b.branch(inside, lambda: down(read), lambda: down(read_masked))
+        with b.loop("r", w.n, "unroll") as r:
+            made = into_points(b, [part.at(r, q, 0, lanes=w.lanes) for q in range(w.n)])
+            for q, e in enumerate(made):
+                b.store(v, (r, q, c, t, 0), e, w.lanes)
+
+
+def _multiply(b: Builder, w: Winograd, v: Buffer, products: Buffer, panel: Expr, k: Mapping[str, int]) -> None:
+    """For each point the product of the strip's tiles and `mo` panels of weights, from `panel` on."""
+    mr, nv, ku, lanes = k["mr"], k["nv"], k["ku"], w.lanes
+    with b.loop("pr", w.n) as pr, b.loop("pc", w.n) as pc, b.loop("jo", k["mo"] // nv) as jo, b.loop("to", -(-k["tg"] // mr)) as to:
+        start = minimum(to * mr, k["tg"] - mr)
+        acc = b.alloc("acc", f32, mr, nv, lanes)
+        with b.loop("im", mr, "unroll") as im, b.loop("jn", nv, "unroll") as jn:
+            b.store(acc, (im, jn, 0), const(0.0, f32), lanes)
+        with b.loop("k", w.blocks) as c, b.loop("ko", lanes // ku) as ko, b.loop("ku", ku, "unroll") as kq:
+            with b.loop("im", mr, "unroll") as im, b.loop("jn", nv, "unroll") as jn:
+                ch = ko * ku + kq
+                weight = w.u.at(pr, pc, panel + jo * nv + jn, c, ch, 0, lanes=lanes)
+                b.store(acc, (im, jn, 0), fma(v[pr, pc, c, start + im, ch], weight, acc.at(im, jn, 0, lanes=lanes)), lanes)
+        with b.loop("im", mr, "unroll") as im, b.loop("jn", nv, "unroll") as jn:
+            b.store(products, (pr, pc, jo * nv + jn, start + im, 0), acc.at(im, jn, 0, lanes=lanes), lanes)
+
+
+def _results(b: Builder, w: Winograd, products: Buffer, image: Expr, first: Expr, panel: Expr) -> None:
+    """Transform the products back, finish and store them."""
+    across = w.grid[1]
+    with b.loop("o", products.shape[2]) as o, b.loop("t", products.shape[3]) as t:
+        at = b.let("at", first + t)
+        row, column = b.let("row", at // across * w.tile), b.let("col", at % across * w.tile)
+        part = b.alloc("part", f32, w.tile, w.n, w.lanes)
+        with b.loop("q", w.n, "unroll") as q:
+            for r, e in enumerate(from_points(b, [products.at(r, q, o, t, 0, lanes=w.lanes) for r in range(w.n)])):
+                b.store(part, (r, q, 0), e, w.lanes)
+        with b.loop("r", w.tile, "unroll") as r, b.when(row + r < w.size[0]):
+            made = from_points(b, [part.at(r, q, 0, lanes=w.lanes) for q in range(w.n)])
+            for q, e in enumerate(made):
+                with b.when(column + q < w.size[1]):
+                    env = dict(zip(w.place, (image, panel + o, row + r, column + q)))
+                    env[w.total] = e
+                    s = w.store
+                    b.emit(Store(s.buf, tuple(substitute(i, env) for i in s.idx), substitute(s.value, env), s.lanes, s.limit))
+
+
+# --- transforms along one axis ------------------------------------------------------------------------------------------------
+
+
+def into_points(b: Builder, x: Sequence[Expr]) -> list[Expr]:
+    """B^T x, with sums that two points share computed once."""
+    d = [b.let(f"d{k}", e) for k, e in enumerate(x)]
+    if len(d) == 4:
+        return [d[0] - d[2], d[1] + d[2], d[2] - d[1], d[1] - d[3]]
+    p, q = b.let("p", fma(d[2], -4.0, d[4])), b.let("q", fma(d[1], -4.0, d[3]))
+    s, t = b.let("s", d[4] - d[2]), b.let("t", d[3] - d[1])
+    first, last = fma(d[0], 4.0, fma(d[2], -5.0, d[4])), fma(d[1], 4.0, fma(d[3], -5.0, d[5]))
+    return [first, p + q, p - q, fma(t, 2.0, s), fma(t, -2.0, s), last]
+
+
+def from_points(b: Builder, x: Sequence[Expr]) -> list[Expr]:
+    """A^T x"""
+    e = [b.let(f"e{k}", v) for k, v in enumerate(x)]
+    if len(e) == 4:
+        return [e[0] + e[1] + e[2], e[1] - e[2] - e[3]]
+    p, q, s, t = b.let("p", e[1] + e[2]), b.let("q", e[1] - e[2]), b.let("s", e[3] + e[4]), b.let("t", e[3] - e[4])
+    return [e[0] + p + s, fma(t, 2.0, q), fma(s, 4.0, p), fma(t, 8.0, q) + e[5]]

@@ -1,0 +1,150 @@
+"""What the runtime hands to the driver, with a driver that notes it: parameters in order, tensor maps innermost axis first, launch attributes."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dnnc.backends.cuda import device as device_module
+from dnnc.backends.cuda.arrays import device_array, is_device_array, output_array
+from dnnc.backends.cuda.device import LAUNCH_SERIALIZATION, Function, device_problem, launch_with_attributes, open_device
+from dnnc.backends.cuda.launch import Launch, TensorMap
+from dnnc.backends.cuda.tensor_maps import encoded
+from dnnc.ir.dtype import bf16, f16
+from dnnc.ir.errors import InputError, InternalError, TargetError
+from dnnc.testing.interpreted_device import InterpretedDevice
+
+
+class Driver:
+    """Notes calls and answers with a status."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.status = status
+        self.calls: dict[str, tuple[Any, ...]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any) -> int:
+            self.calls[name] = args
+            return self.status
+
+        return call
+
+
+def plain(a: Any) -> Any:
+    return list(a) if isinstance(a, ctypes.Array) else a.value if hasattr(a, "value") else a
+
+
+TILED = TensorMap("x", f16, (512, 256), (512, 2), (64, 32), 128)
+IM2COL = TensorMap("x", bf16, (8, 28, 14, 64), (50176, 1792, 128, 2), (128, 64), 128, (1, 2, 2, 1), ((-1, 1), (-2, 0)))
+
+
+def test_a_tiled_map() -> None:
+    driver = Driver()
+    made = encoded(TILED, 0x7000, driver)
+    assert made.address % 64 == 0
+    (call,) = driver.calls.values()
+    assert [plain(a) for a in call] == [made.address, 6, 2, 0x7000, [256, 512], [512], [32, 64], [1, 1], 0, 3, 3, 0]
+
+
+def test_an_im2col_map() -> None:
+    driver = Driver()
+    made = encoded(IM2COL, 0x7000, driver)
+    (call,) = driver.calls.values()
+    sizes, strides = [64, 14, 28, 8], [128, 1792, 50176]
+    assert [plain(a) for a in call] == [made.address, 9, 4, 0x7000, sizes, strides, [-2, -1], [0, 1], 64, 128, [1, 2, 2, 1], 0, 3, 3, 0]
+
+
+def test_a_map_that_the_driver_refuses() -> None:
+    with pytest.raises(InternalError, match="the driver refuses a tensor map"):
+        encoded(TILED, 0x7001, Driver(1))
+
+
+def function(driver: Driver, params: list[str], attributes: dict[int, tuple[int, ...]]) -> Function:
+    f = Function.__new__(Function)
+    f.driver, f.params, f.attributes, f.pointer = driver, params, attributes, 77
+    return f
+
+
+def parameters(address: int, count: int) -> list[int]:
+    return [ctypes.c_uint64.from_address(p).value for p in (ctypes.c_void_p * count).from_address(address)]
+
+
+def test_parameters_are_pointers_then_maps_then_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    class Launcher(Driver):
+        def launchKernel(self, *args: Any) -> None:
+            seen.append((args, parameters(args[9], 4)))
+
+    library = Driver()
+    monkeypatch.setattr(device_module, "driver_library", lambda: library)
+    f = function(Launcher(), ["y", "x"], {})
+    f.start(Launch((3, 2, 1), (128, 1, 1), 65536, 1, (TILED,)), [100, 200, 300], 5)
+    ((args, values),) = seen
+    assert args[:9] == (77, 3, 2, 1, 128, 1, 1, 65536, 5) and args[10] == 0
+    assert values[:2] == [100, 200] and values[3] == 300
+    assert library.calls["cuTensorMapEncodeTiled"][3].value == 200  # the map is of x
+
+
+def test_kernels_that_overlap_are_launched_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    class Library:
+        def cuLaunchKernelEx(self, config: Any, function: Any, params: Any, extra: Any) -> int:
+            c = config._obj
+            seen.append((list(c.grid), list(c.block), c.shared_bytes, c.stream, c.count, c.attributes[0].id, c.attributes[0].value[0]))
+            return 0
+
+    monkeypatch.setattr(device_module, "driver_library", lambda: Library())
+    function(Driver(), ["x"], {LAUNCH_SERIALIZATION: (1,)}).start(Launch((3, 1, 1), (64, 1, 1)), [100, 300], 9)
+    assert seen == [([3, 1, 1], [64, 1, 1], 0, 9, 1, 6, 1)]
+    monkeypatch.setattr(Library, "cuLaunchKernelEx", lambda *_: 1)
+    with pytest.raises(InternalError, match="cuLaunchKernelEx failed with status 1"):
+        launch_with_attributes(1, Launch((1, 1, 1), (1, 1, 1)), None, 0, {6: (1,)})
+
+
+def test_no_device_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_module, "ask_device", lambda number: None)
+    assert device_problem(1)
+    with pytest.raises(TargetError, match=r"target cuda:1: .*Without a device models can be compiled, not run: target='cuda -arch=sm_90a'"):
+        open_device(1)
+
+
+class Tensor:
+    """Stands for a torch tensor, which has no `__cuda_array_interface__` for all of its dtypes."""
+
+    __module__ = "torch"
+
+    def __init__(self, dtype: str, index: int = 0, contiguous: bool = True, cuda: bool = True) -> None:
+        self.dtype, self.is_cuda, self._contiguous, self.shape = f"torch.{dtype}", cuda, contiguous, (4, 2)
+        self.device = type("D", (), {"index": index, "__str__": lambda _: f"cuda:{index}"})()
+
+    def detach(self) -> Tensor:
+        return self
+
+    def contiguous(self) -> Tensor:
+        return Tensor(self.dtype.removeprefix("torch."))
+
+    def is_contiguous(self) -> bool:
+        return self._contiguous
+
+    def data_ptr(self) -> int:
+        return 0x1000 if self._contiguous else 0x2000
+
+
+def test_torch_tensors_are_asked_directly() -> None:
+    device: Any = InterpretedDevice()
+    dtype = bf16.numpy
+    assert is_device_array(Tensor("bfloat16")) and not is_device_array(Tensor("bfloat16", cuda=False)) and not is_device_array(np.ones(3))
+    found = device_array(Tensor("bfloat16"), "x", dtype, 2, device)
+    assert (found.address, found.shape, found.nbytes) == (0x1000, (4, 2), 16)
+    assert device_array(Tensor("bfloat16", contiguous=False), "x", dtype, 2, device).address == 0x1000  # a copy
+    with pytest.raises(InputError, match="a tensor on cuda:1 is given to a model on cuda:0"):
+        device_array(Tensor("bfloat16", index=1), "x", dtype, 2, device)
+    with pytest.raises(InputError, match="output y: expected a contiguous array"):
+        output_array(Tensor("bfloat16", contiguous=False), "y", (4, 2), dtype, device)
+    with pytest.raises(InputError, match="input x: expected bfloat16, got float16"):
+        device_array(Tensor("float16"), "x", dtype, 2, device)

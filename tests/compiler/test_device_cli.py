@@ -1,0 +1,96 @@
+"""The command line for CUDA targets where no device is, and a process that compiles for one without the CPU's compiler."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from typer.testing import CliRunner
+
+import dnnc
+from dnnc import device_driver
+from dnnc.backends.artifact import open_artifact, write_artifact
+from dnnc.cli.app import app
+from dnnc.testing.graphs import graph_of
+from dnnc.testing.interpreted_device import interpreted_machine
+
+TARGET = ("--target", "cuda -arch=sm_90a")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"], name="dense"), helper.make_node("Relu", ["h"], ["y"], name="act")]
+    info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", k]) for n, k in (("x", 3), ("y", 4))]
+    g = helper.make_graph(nodes, "net", info[:1], info[1:], [onnx.numpy_helper.from_array(np.ones((3, 4), np.float32), "w")])
+    onnx.save(helper.make_model(g, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    return str(tmp_path / "m.onnx")
+
+
+def cli(*args: str) -> Any:
+    return CliRunner().invoke(app, list(args))
+
+
+def test_inspect(model: str) -> None:
+    for stage, part in (("operator", "block.x"), ("cuda", "__global__ void"), ("ptx", ".visible .entry")):
+        made = cli("inspect", model, *TARGET, "--dims", "N=2", "--stage", stage)
+        assert made.exit_code == 0 and part in made.output and "dense (MatMul)" in made.output
+    data = json.loads(cli("inspect", model, *TARGET, "--dims", "N=2", "--stage", "cuda", "--json").output)
+    assert [k["name"] for k in data["kernels"]] == ["matmul_relu"] and data["kernels"][0]["symbol"] in data["kernels"][0]["text"]
+    assert "thread.x" not in cli("inspect", model, *TARGET, "--dims", "N=2", "--stage", "operator", "--naive").output
+    assert "matmul(" in cli("inspect", model, *TARGET, "--stage", "graph", "--dims", "N=2").output
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--stage", "cuda"), "the size of N is open"),
+        (("--stage", "llvm", "--dims", "N=2"), "there are graph, operator, cuda, ptx"),
+    ],
+)
+def test_inspect_refuses(args: tuple[str, ...], message: str, model: str) -> None:
+    made = cli("inspect", model, *TARGET, *args)
+    assert made.exit_code == 1 and message in " ".join(made.stderr.split())
+
+
+def test_compile_save_inspect_again(model: str, tmp_path: Path) -> None:
+    file = str(tmp_path / "m.dnnc")
+    made = cli("compile", model, *TARGET, "--dims", "N=2", "-o", file, "--cache", str(tmp_path / "cache"))
+    assert made.exit_code == 0 and "1 kernels unverified" in made.output
+    assert "__global__ void" in cli("inspect", file, "--stage", "cuda").output
+
+
+def test_targets_say_what_is_missing() -> None:
+    found = {t["name"]: t for t in json.loads(cli("targets", "--json").output)}["cuda"]
+    assert found["compiler"].startswith("NVRTC") and "sm_90a" in found["architectures"]
+    assert found["available"] or "driver" in found["reason"]
+
+
+def test_damaged_code_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_driver, "cuda_machine", lambda *_: interpreted_machine())
+    dnnc.compile(graph_of("def g(x: f32[5]):\n    return exp(x)"), target="cuda", cache=False).save(tmp_path / "m.dnnc")
+    file = open_artifact(tmp_path / "m.dnnc")
+    for wrong in (b"[[1]]", b'{"a": 1}', b'[["k", 0, 9999999, true]]', b'[["k", -4, 2, true]]', b"\xff"):
+        sections = [(n, wrong if n == "cubins" else bytes(file.section(n))) for n in file.sections]
+        write_artifact(tmp_path / "bad.dnnc", dict(file.manifest), sections)
+        with pytest.raises(dnnc.ArtifactError, match="section 'cubins'"):
+            dnnc.load(tmp_path / "bad.dnnc", cache=False)
+        assert dnnc.load(tmp_path / "bad.dnnc", code=False, cache=False)(np.zeros(5, np.float32)).tolist() == [1] * 5
+
+
+def test_the_cpu_compiler_is_not_needed() -> None:
+    code = """
+import sys
+sys.modules["llvmlite"] = None
+import dnnc
+from dnnc.testing.graphs import graph_of
+f = dnnc.compile(graph_of("def g(x: f32[4, 8]):\\n    return softmax(x)"), target="cuda -arch=sm_80", cache=False)
+assert all(c[:4] == b"\\x7fELF" for c in f.natives[0].cubins.values())
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
