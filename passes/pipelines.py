@@ -98,7 +98,6 @@ LEVELS: dict[int, tuple[Pass, ...]] = {
 }
 
 
-
 def compile_program(
     graph: Graph,
     ctx: PassContext,

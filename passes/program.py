@@ -156,7 +156,7 @@ def build_steps(
 class _Steps:
     def __init__(self, memory: MemoryPlan, templates: Sequence[Template], choose: Choose, spelled: Collection[str], fallback: bool) -> None:
         self.memory, self.templates, self.choose, self.spelled, self.fallback = memory, templates, choose, spelled, fallback
-        self.known: dict[str, tuple[Kernel, str, Choice]] = {}
+        self.known: dict[tuple[str, frozenset[str]], tuple[Kernel, str, Choice]] = {}
 
     def of(self, region: Region) -> tuple[AnyStep, ...]:
         return tuple(self.control(region, g) if g.kind == "control" else self.kernel(region.graph, g) for g in region.fusion.groups)
@@ -165,8 +165,8 @@ class _Steps:
         if g.kind == "host":
             raise InternalError(f"{g.nodes[0].op.name}{locations(g.output.locs)} runs on the host and cannot be a kernel")
         low = lower(graph, g.nodes, g.output, self.memory.inplace.get(g))
-        problem = classify(g.nodes, low)
-        key = show_kernel(low.kernel)
+        problem = classify(g.nodes, low, graph.constants)
+        key = (show_kernel(low.kernel), problem.constants)
         made = self.known.get(key)
         if made is None:
             verify_kernel(low.kernel)

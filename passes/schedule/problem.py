@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from dnnc.ir.expr import Expr
-from dnnc.ir.graph import Node
+from dnnc.ir.graph import Node, Value
 from dnnc.ir.operator.stmt import Kernel
 from dnnc.passes.lower import Lowered
 
@@ -15,14 +15,16 @@ Knobs = tuple[tuple[str, int | str], ...]
 
 @dataclass(frozen=True)
 class Problem:
-    """`kind`: contraction (one matmul or convolution, the `anchor`, with its epilogue), attention (the `anchor`, with its epilogue), sequence (elements of a row depend on those before
-    them), reduce (any other reductions), map (the rest)."""
+    """`kind`: contraction (one matmul or convolution, the `anchor`, with its epilogue), attention (the `anchor`, with its epilogue), sequence
+    (elements of a row depend on those before them), reduce (any other reductions), map (the rest). `constants`: names of the buffers that no
+    kernel of the program writes; a kernel may read them before those ahead of it have ended."""
 
     lowered: Lowered
     kind: str
     flops: int | Expr
     anchor: Node | None = None
     inplace: bool = False
+    constants: frozenset[str] = frozenset()
 
     @property
     def kernel(self) -> Kernel:
@@ -53,7 +55,8 @@ class Template:
     apply: Callable[[Problem, Mapping[str, int | str]], Kernel]
 
 
-def classify(nodes: Sequence[Node], lowered: Lowered) -> Problem:
+def classify(nodes: Sequence[Node], lowered: Lowered, constants: Container[Value] = ()) -> Problem:
+    """The problem of a lowered group. `constants`: the graph's."""
     flops: Expr | int = 0
     for n in nodes:
         if n.op.flops is not None:
@@ -64,4 +67,5 @@ def classify(nodes: Sequence[Node], lowered: Lowered) -> Problem:
         anchor = None
     kind = "attention" if fused else "contraction" if anchor is not None else "reduce" if lowered.reductions else "map"
     kind = "sequence" if any("sequential" in n.op.traits for n in nodes) else kind
-    return Problem(lowered, kind, flops, anchor, lowered.inplace)
+    given = zip(lowered.params, lowered.kernel.entry.buffers)
+    return Problem(lowered, kind, flops, anchor, lowered.inplace, frozenset(b.name for v, b in given if v in constants))
