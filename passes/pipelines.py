@@ -24,6 +24,7 @@ from dnnc.passes.graph.memory_plan import plan_memory
 from dnnc.passes.graph.precision import precision
 from dnnc.passes.graph.siblings import siblings
 from dnnc.passes.graph.sink_constants import sink_constants
+from dnnc.passes.graph.split_reduce import split_reductions
 from dnnc.passes.program import Program, build_steps, plan_region
 from dnnc.passes.schedule.problem import Template
 from dnnc.passes.schedule.step import Choose, first_choice
@@ -80,6 +81,7 @@ DCE = Pass("dce", dce, "what nobody reads goes before layouts and plans see it")
 PRECISION = Pass(
     "precision", nested(precision), "how floats are stored; after all folding, which is done in the model's types, and where norms are one op each"
 )
+SPLIT_REDUCE = Pass("split-reduce", nested(split_reductions), "a GPU's blocks cannot meet: few long results become two kernels; before layouts")
 LAYOUT = Pass("layout", nested(layout), "blocks for vectors, or channels last; last of the rewrites, since it fixes how values lie")
 DCE_AGAIN = Pass("dce-again", dce, "layout relabels constants and leaves the old ones without readers")
 COPY_OUTPUTS = Pass("copy-outputs", nested(copy_outputs), "outputs are memory of their own; after layout, which may add the last node itself")
@@ -89,7 +91,7 @@ PLACE_CONCATS = Pass(
 
 PASSES = (
     FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, FOLD_AGAIN, CANONICALIZE, CSE, CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, DCE,
-    PRECISION, LAYOUT, DCE_AGAIN, COPY_OUTPUTS, PLACE_CONCATS,
+    PRECISION, SPLIT_REDUCE, LAYOUT, DCE_AGAIN, COPY_OUTPUTS, PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
     0: (DECOMPOSE, DCE, PRECISION, COPY_OUTPUTS),

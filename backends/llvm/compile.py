@@ -20,9 +20,11 @@ from typing import Any
 from dnnc.backends.llvm.spelling import LIBRARY
 from dnnc.ir.errors import InternalError
 
-# What an object may take from the process, libm's functions too. LLVM itself writes calls of the first three.
+# What an object may take from the process, libm's functions too. LLVM itself writes calls of memcpy, memmove and memset.
 ALLOWED_SYMBOLS = LIBRARY | frozenset(
     {
+        "aligned_alloc",
+        "free",
         "memcpy",
         "memmove",
         "memset",

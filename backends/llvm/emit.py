@@ -23,6 +23,8 @@ from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var, const
 from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Kernel, Let, Stmt, Store, walk_stmts
 from dnnc.ir.operator.stmt import stored as stored_buffers
 
+STACK_LIMIT = 128 << 10  # bytes; larger memory of a thread's own comes from the heap: threads of a caller may have small stacks
+
 
 class Region:
     """An open loop or branch body: its lines so far, its current label, and what is already computed in it."""
@@ -59,6 +61,7 @@ class FuncEmitter:
         self.substituted: dict[tuple[object, ...], Expr] = {}
         self.count = 0
         self.allocas: list[str] = []
+        self.frees: list[str] = []
         self.ever_unrolled = frozenset(s.var for s in walk_stmts(func.body) if isinstance(s, For) and s.kind == "unroll")
         self.readonly = set(func.buffers) - stored_buffers(func.body)
 
@@ -72,7 +75,7 @@ class FuncEmitter:
         linkage = "" if self.entry else "internal "
         inline = "" if self.entry else " noinline"
         head = f"define {linkage}void @{self.names[self.func.name]}({', '.join(params)}) nounwind{inline} {{"
-        return "\n".join([head, "entry:", *self.allocas, *self.regions[0].lines, "  ret void", "}"])
+        return "\n".join([head, "entry:", *self.allocas, *self.regions[0].lines, *self.frees, "  ret void", "}"])
 
     def lacks(self, feature: str) -> bool:
         """Is an x86 instruction set missing? Other architectures have their own names, and all that is asked for here."""
@@ -330,7 +333,13 @@ class FuncEmitter:
                 raise InternalError(f"{s.buf.name}: {s.buf.space} memory needs a constant size, got {d!r}")
             n *= size
         v = f"%{s.buf.name}.{self.fresh()}"
-        self.allocas.append(f"  {v} = alloca [{n} x {stored(s.buf.dtype, 1)}], align 64")
+        size = -(-n * s.buf.dtype.bytes // 64) * 64
+        if s.buf.space == "local" and size > STACK_LIMIT:
+            self.decls |= {"declare noalias ptr @aligned_alloc(i64, i64)", "declare void @free(ptr)"}
+            self.allocas.append(f"  {v} = call ptr @aligned_alloc(i64 64, i64 {size})")
+            self.frees.append(f"  call void @free(ptr {v})")
+        else:
+            self.allocas.append(f"  {v} = alloca [{n} x {stored(s.buf.dtype, 1)}], align 64")
         self.values[s.buf] = v
         self.depth[v] = 0
 

@@ -1,6 +1,6 @@
 """Attention on one GPU: our kernels beside PyTorch's scaled_dot_product_attention (without causal masks), each checked against float64.
 
-    python benchmarks/gpu/attention.py [--only WORD] [--candidates N | --knobs ROWS,WARPS,KEYS,STAGES,SLICES:...] [--emit-only]
+    python benchmarks/gpu/attention.py [--only WORD] [--candidates N | --knobs ROWS,WARPS,KEYS,STAGES,SLICES,PARTS:...] [--emit-only]
     PYTHONPATH=.types python3 benchmarks/gpu/attention.py     where dnnc is not installed; `make .types` makes that folder
 
 Times are microseconds of one call out of a CUDA graph of many, medians over replays that take turns; operands rotate through more memory than
@@ -23,12 +23,15 @@ from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import compile_many
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates import attention
+from dnnc.backends.cuda.templates.attention_choice import shapes
+from dnnc.backends.cuda.templates.attention_nest import attention_of
+from dnnc.ir.dtype import f32
 from dnnc.ir.operator.stmt import Kernel
 from dnnc.ir.operator.verify import verify_kernel
 from dnnc.passes.schedule.problem import Choice, Knobs
 
 TOLERANCE = {"f16": 3e-3, "bf16": 2e-2, "f32": 3e-5}
-NAMES = ("rows", "warps", "keys", "stages", "slices")
+NAMES = ("rows", "warps", "keys", "stages", "slices", "parts")
 
 
 def heads(b: int, h: int, m: int, n: int, d: int, t: str = "f16", mask: str = "") -> Case:
@@ -56,8 +59,19 @@ def cases() -> list[Case]:
 
 
 def knobs_of(text: str) -> list[Knobs]:
-    """`128,4,64,2,1:64,4,64,2,1`"""
+    """`128,4,64,2,1,1:64,4,64,2,1,1`"""
     return [tuple(zip(NAMES, map(int, one.split(",")))) for one in text.split(":")]
+
+
+def wanted(a: argparse.Namespace, c: Case, target: GpuTarget) -> list[Knobs]:
+    if a.knobs:
+        return knobs_of(a.knobs)
+    if a.candidates > 0:
+        return attention.candidates(c.problem, target)[: a.candidates]
+    found = attention_of(c.problem)
+    assert found is not None
+    every = shapes(found, target, found.q.loads[0].dtype is not f32)
+    return [tuple((name, getattr(s, name)) for name in NAMES) for s in every]
 
 
 def measure(c: Case, kernels: list[tuple[Choice, Kernel, bytes, str]]) -> float:
@@ -93,7 +107,7 @@ def measure(c: Case, kernels: list[tuple[Choice, Kernel, bytes, str]]) -> float:
 def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--only", default="", help="cases whose name holds one of these words, separated by commas")
-    ap.add_argument("--candidates", type=int, default=4, help="schedules of each case, best guess first")
+    ap.add_argument("--candidates", type=int, default=4, help="schedules of each case, best guess first; 0: all")
     ap.add_argument("--knobs", default="", help="these settings instead")
     ap.add_argument("--emit-only", action="store_true", help="print registers and spills of each kernel; needs no GPU")
     a = ap.parse_args()
@@ -101,7 +115,7 @@ def main() -> None:
     made: dict[str, tuple[Case, Choice, Kernel]] = {}
     for c in cases():
         if any(w in c.name for w in a.only.split(",")):
-            for n, knobs in enumerate(knobs_of(a.knobs) if a.knobs else attention.candidates(c.problem, target)[: a.candidates]):
+            for n, knobs in enumerate(wanted(a, c, target)):
                 kernel = verify_kernel(attention.apply(c.problem, dict(knobs), target))
                 made[f"{c.name}_{n}"] = (c, Choice("attention", knobs), kernel)
     compiled = compile_many({s: (emit_kernel(k, s, target), target.arch) for s, (_, _, k) in made.items()}, os.cpu_count() or 1)

@@ -30,7 +30,7 @@ SPACES = ("global", "register", "local", "shared")
 class Buffer:
     """A typed array. `offset` is the only place where an index becomes an address.
 
-    space: `global` is a parameter; `register` a tile that must vanish into registers; `local` a thread's own stack memory; `shared`
+    space: `global` is a parameter; `register` a tile that must vanish into registers; `local` a thread's own memory; `shared`
     a block's memory. Strides are in elements, None is row-major. A swizzle XORs the 16-byte chunk of a row with row % swizzle.
     """
 

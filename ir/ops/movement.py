@@ -20,6 +20,7 @@ from dnnc.ir.types import Dim, Layout, TensorType, parse_layout, product
 
 Dims = tuple[Dim, ...]
 PAD_MODES = ("constant", "reflect", "edge", "wrap")
+MAX_FOLDS = 4  # reflections of an index that cost less than a remainder
 
 # --- reshape ------------------------------------------------------------------------------------------------------------------
 
@@ -286,14 +287,27 @@ def _pad_source(j: Expr, n: Dim, b: Dim, e: Dim, mode: str) -> Expr:
     """Which element stands at j, counted from the first one that is not padding."""
     if mode in ("constant", "edge"):
         return clamp(j, n)
-    small = isinstance(n, int) and isinstance(b, int) and isinstance(e, int) and max(b, e) < n
     last = const(n) - 1
-    if mode == "reflect" and (small or not isinstance(n, int)):
-        j = maximum(j, const(0) - j)
-        return clamp(minimum(j, last * 2 - j), n)
+    folds = _folds(max(bounds(last)[0] or 0, 1), b, e) if mode == "reflect" else MAX_FOLDS + 1
+    if folds <= MAX_FOLDS:
+        for _ in range(folds):
+            j = maximum(j, const(0) - j)
+            j = minimum(j, last * 2 - j)
+        return clamp(j, n)
     period = maximum(last * 2, 1) if mode == "reflect" else const(n)
-    j = (j + (maximum(const(b), 0) + period - 1) // period * period) % period  # not negative
+    j = (j + (maximum(const(b), 0) + period - 1) // period * period) % period  # not negative, for what is not symbolic
     return minimum(minimum(j, last * 2 - j), last) if mode == "reflect" else j
+
+
+def _folds(last: int, b: Dim, e: Dim) -> int:
+    """How often an index is to be reflected, at 0 and then at the last element, until it is none of the padding, if the last element is at least
+    this one; more than MAX_FOLDS where nobody knows."""
+    if not isinstance(b, int) or not isinstance(e, int):
+        return MAX_FOLDS + 1
+    below, above, folds = max(b, 0), max(e, 0), 0
+    while below or above:
+        below, above, folds = max(below - last * 2, above - last, 0), 0, folds + 1
+    return folds
 
 
 def _pad(x: Tensor, fill: Tensor | None = None, *, pads: Dims, mode: str) -> Tensor:

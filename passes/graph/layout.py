@@ -195,7 +195,7 @@ class _Blocked(Layouts):
         whole = bool(group == 1 and (x.type.layout is not None or channels >= self.lanes))
         take_blocks = depthwise or whole
         self.set_input(n, 0, lay if take_blocks else None)
-        tile = winograd_tile(n) if self.winograd and whole and w in self.graph.constants else 0
+        tile = winograd_tile(n, self.lanes) if self.winograd and whole and w in self.graph.constants else 0
         self.set_input(n, 1, winograd_filters(self.lanes, tile) if tile else filters(out.rank, self.lanes, whole))
         if len(n.inputs) > 2 and n.inputs[2] is not None:
             self.set_input(n, 2, Layout((Part(0, self.lanes), Part(0, 1, self.lanes))))

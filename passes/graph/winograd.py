@@ -7,16 +7,42 @@ from __future__ import annotations
 
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Node
+from dnnc.ir.winograd import TILES, points
 
 
-def winograd_tile(n: Node) -> int:
-    """m of F(m x m, 3 x 3) for a convolution in blocked layout; 0 where it is better computed directly."""
+TRANSFORM = {2: 90, 4: 200}  # cycles for a tile of one vector of channels, in or out
+STREAM_RATE = 6  # bytes a cycle of weights from memory
+GAIN = 1.2  # a tile must be this much faster than a smaller one, or than none: larger ones cost memory and accuracy
+
+
+def winograd_tile(n: Node, lanes: int) -> int:
+    """m of F(m x m, 3 x 3) for a convolution in blocks of `lanes` channels; 0 where it is better computed directly."""
     x, w = n.inputs[0], n.inputs[1]
     assert x is not None and w is not None
     out = n.output.type
-    pads = n.attrs["pads"] or (0,) * 4
-    plain = all(k == 1 for k in (*(n.attrs["strides"] or ()), *(n.attrs["dilations"] or ()))) and n.attrs["group"] == 1
-    sizes = (*x.type.shape[1:], *out.shape[1:], *pads)
-    if not plain or w.type.shape[2:] != (3, 3) or {x.type.dtype, w.type.dtype, out.dtype} != {f32} or not all(isinstance(k, int) for k in sizes):
+    ones = (*(n.attrs["strides"] or ()), *(n.attrs["dilations"] or ()), n.attrs["group"])
+    sizes = (*x.type.shape[1:], *out.shape[1:], *(n.attrs["pads"] or ()))
+    if w.type.shape[2:] != (3, 3) or any(k != 1 for k in ones) or {x.type.dtype, w.type.dtype, out.dtype} != {f32}:
         return 0
-    return 4
+    if not all(isinstance(k, int) and k >= 0 for k in sizes) or 0 in sizes:
+        return 0
+    best = 0
+    for tile in TILES:
+        if cycles(n, lanes, tile) * GAIN < cycles(n, lanes, best):
+            best = tile
+    return best
+
+
+def cycles(n: Node, lanes: int, tile: int) -> float:
+    """Estimated, on one core: multiplications at two vectors a cycle or the weights' way from memory, whichever takes longer, and transforms.
+
+    tile: m; 0 is a direct convolution.
+    """
+    batch, made, rows, columns = (k if isinstance(k, int) else 1 for k in n.output.type.shape)
+    channels = n.inputs[0].type.shape[1]  # type: ignore[union-attr]
+    assert isinstance(channels, int)
+    panels, blocks = -(-made // lanes), -(-channels // lanes)
+    square, tiles = (points(tile) ** 2, batch * -(-rows // tile) * -(-columns // tile)) if tile else (9, batch * rows * columns)
+    work = square * blocks * lanes * panels * tiles / 2
+    weights = square * blocks * lanes * panels * lanes * 4
+    return max(work, weights / STREAM_RATE) + (tiles * (blocks + panels) * TRANSFORM[tile] if tile else 0)

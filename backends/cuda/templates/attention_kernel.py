@@ -296,10 +296,7 @@ class Flash(ABC):
 
     def leads(self) -> Expr:
         """Is this lane the one that speaks for its rows?"""
-        lane = self.lane
-        for mask in self.grid().masks:
-            lane = lane - lane // mask % 2 * mask
-        return self.lane.eq(lane)
+        return (self.lane % (2 * self.grid().masks[-1])).eq(0)
 
     def store(self, b: Builder, mixed: Buffer) -> None:
         """From the registers that hold it."""
@@ -376,4 +373,3 @@ def _fused(e: Expr, dots: Expr) -> Expr:
             if isinstance(x, Op) and x.name == "*" and any(z is dots for z in walk(x)):
                 return fma(x.args[0], x.args[1], y)
     return e
-

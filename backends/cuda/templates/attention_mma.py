@@ -16,11 +16,16 @@ from dnnc.ir.expr import Expr, cast, const, fma, load
 from dnnc.ir.operator.stmt import Buffer, Builder, call
 
 LOG2_E = log2(e)
-KEPT = 128  # elements of a query up to which its fragments stay in registers
+KEPT = 128  # elements of a query up to which the fragments of 16 rows stay in registers; half as many for 32 rows
 
 
 def rounded(n: int, to: int = 16) -> int:
     return -(-n // to) * to
+
+
+def is_kept(a: Attention, s: Shape) -> bool:
+    """Do the queries stay in registers?"""
+    return a.depth.size * (s.rows // s.warps) <= KEPT * 16
 
 
 class Mma(Flash):
@@ -118,5 +123,3 @@ def fragment(tile: Tile, buf: Buffer, slot: Expr, side: Expr, k: Expr, which: in
         return call("ldmatrix_x4", buf.ref(slot, *at, lanes=8))
     at = (k + high + r, side + low) if which == 0 else (k + low + r, side + high)
     return call("ldmatrix_x4_trans", buf.ref(slot, *at, lanes=8))
-
-

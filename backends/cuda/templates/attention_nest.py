@@ -138,7 +138,9 @@ def _read(s: Schedule) -> Attention | None:
         return None
     inverse = Buffer("inverse", f32, mixed.shape, "register")
     end = _end(store, mixed, total, inverse)
-    return None if end is None else _sorted(s.kernel.with_body(s.body), outer, loop, depth, (*products, weighted[1]), score, (dots, mixed, inverse), end)
+    return (
+        None if end is None else _sorted(s.kernel.with_body(s.body), outer, loop, depth, (*products, weighted[1]), score, (dots, mixed, inverse), end)
+    )
 
 
 def _by_use(sums: list[tuple[Buffer, For, Block]], store: Store) -> tuple[Buffer, Buffer, For, Block]:
@@ -154,7 +156,9 @@ def _reduction(b: list[Stmt] | Block) -> tuple[Buffer, For, Block] | None:
     if len(b) != 3:
         return None
     alloc, init, loop = b
-    if not (isinstance(alloc, Alloc) and isinstance(init, Store) and init.buf is alloc.buf and isinstance(init.value, Const) and isinstance(loop, For)):
+    if not (
+        isinstance(alloc, Alloc) and isinstance(init, Store) and init.buf is alloc.buf and isinstance(init.value, Const) and isinstance(loop, For)
+    ):
         return None
     return (alloc.buf, loop, loop.body) if value(loop.lo) == 0 and value(loop.extent) is not None and alloc.buf.space == "register" else None
 
@@ -181,7 +185,14 @@ def _end(store: Store, mixed: Buffer, total: Buffer, inverse: Buffer) -> Store |
 
 
 def _sorted(
-    kernel: Kernel, outer: list[For], keys: For, depth: For, values: tuple[Expr, Expr, Expr], score: Expr, buffers: tuple[Buffer, Buffer, Buffer], store: Store
+    kernel: Kernel,
+    outer: list[For],
+    keys: For,
+    depth: For,
+    values: tuple[Expr, Expr, Expr],
+    score: Expr,
+    buffers: tuple[Buffer, Buffer, Buffer],
+    store: Store,
 ) -> Attention | None:
     """Give every loop its side."""
     q, k, v = (free(e) for e in values)

@@ -69,5 +69,6 @@ def store_row(b: Builder, c: Contraction, batch: dict[Expr, Expr], row: Expr, st
         first = start + v * lanes
         with b.when(first // lanes < c.cols.size // lanes):
             j: Expr = _lane(lanes) if lanes > 1 else const(0)
-            env = {**batch, **c.rows.at(c.rows.inside(row)), **c.cols.at(c.cols.inside(first // lanes, lanes), lanes, j)}
+            used = (*c.store.idx, c.store.value)
+            env = {**batch, **c.rows.at(c.rows.inside(row, 1, *used)), **c.cols.at(c.cols.inside(first // lanes, lanes, *used), lanes, j)}
             b.emit(_vector(c, env, load(tile, (*at[:-1], at[-1] + v * lanes + j)), lanes))

@@ -74,14 +74,18 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
     if c is None or not applies(c):
         raise ScheduleError("the nest is no contraction with a short side")
     numbers = {k: int(v) for k, v in knobs.items()}
-    return (_AlongSum if "per" in numbers else _AlongSide)(c, numbers).build()
+    long, _ = _sides(c)
+    early = target.major >= 9 and all(x.buf.name in problem.constants for x in long.loads)
+    return (_AlongSum if "per" in numbers else _AlongSide)(c, numbers, early).build()
 
 
 class _Gemv:
-    """What both kernels share: where things are, and how a finished element is stored."""
+    """What both kernels share: where things are, and how a finished element is stored.
 
-    def __init__(self, c: Contraction, knobs: Mapping[str, int]) -> None:
-        self.c, self.threads = c, knobs["threads"]
+    `early`: the long operand is constant, so its first vectors are asked for while the kernel before this one still runs."""
+
+    def __init__(self, c: Contraction, knobs: Mapping[str, int], early: bool) -> None:
+        self.c, self.threads, self.early = c, knobs["threads"], early
         self.long, self.short = _sides(c)
         self.lanes = _lanes(c)[1]
         self.n = self.short.axis.size
@@ -89,6 +93,14 @@ class _Gemv:
 
     def at(self, side: dict[Expr, Expr], k: dict[Expr, Expr]) -> dict[Expr, Expr]:
         return {**self.batch, **side, **k}
+
+    def begin(self, b: Builder, read: Callable[[Expr], None]) -> None:
+        """Read the first vectors of the long operand, ahead of the kernel before where they are constant."""
+        if not self.early:
+            return read(const(0))
+        b.do("pdl_launch")
+        read(const(0))
+        b.do("pdl_wait")
 
     def update(self, acc: Expr, long: Expr, short: Expr) -> Expr:
         return self.c.update(acc, long, short) if self.long is self.c.a else self.c.update(acc, short, long)
@@ -110,8 +122,8 @@ class _Gemv:
 
 
 class _AlongSum(_Gemv):
-    def __init__(self, c: Contraction, knobs: Mapping[str, int]) -> None:
-        super().__init__(c, knobs)
+    def __init__(self, c: Contraction, knobs: Mapping[str, int], early: bool) -> None:
+        super().__init__(c, knobs, early)
         self.per, self.parts = knobs["per"], knobs["parts"]
         self.teams = self.threads // 32 // self.parts  # groups of `parts` warps
         if self.teams < 1 or self.teams * self.parts * 32 != self.threads:
@@ -139,13 +151,20 @@ class _AlongSum(_Gemv):
         self.zero(b, acc, self.per, self.n)
         vl = b.alloc("long", c.dtype, self.unroll, self.per, self.lanes)
         vs = b.alloc("short", c.dtype, self.n, self.lanes)
-        with b.loop("step", self.steps) as step:
+
+        def read(step: Expr) -> None:
             with b.loop("u", self.unroll, "unroll") as u, b.loop("i", self.per, "unroll") as i:
                 self.read_long(b, vl, u, i, self.place(step, u, lane))
+
+        self.begin(b, read)
+        with b.loop("step", self.steps) as step:
             with b.loop("u", self.unroll, "unroll") as u:
                 self.read_short(b, vs, self.place(step, u, lane))
                 with b.loop("i", self.per, "unroll") as i, b.loop("s", self.n, "unroll") as s, b.loop("j", self.lanes, "unroll") as j:
                     b.store(acc, (i, s), self.update(acc[i, s], vl[u, i, j], vs[s, j]))
+            if self.steps > 1:
+                with b.when(step < self.steps - 1):
+                    read(step + 1)
         self.fold(b, acc, self.per, self.n, [16, 8, 4, 2, 1])
         with b.loop("i", self.per, "unroll") as i, b.loop("s", self.n, "unroll") as s, b.when(lane.eq(0)):
             b.store(part, (self.team, self.part, i * self.n + s), acc[i, s])
@@ -160,7 +179,7 @@ class _AlongSum(_Gemv):
 
     def stretch(self, side: dict[Expr, Expr], k: Expr) -> Callable[[Expr], dict[Expr, Expr]]:
         """The variables of a lane of vector k of the sum."""
-        inside = self.c.red.inside(k, self.lanes)
+        inside = self.c.red.inside(k, self.lanes, self.long.value, self.short.value)
         return lambda j: self.at(side, self.c.red.at(inside, self.lanes, j))
 
     def read_long(self, b: Builder, vl: Buffer, u: Expr, i: Expr, k: Expr) -> None:
@@ -199,8 +218,8 @@ class _AlongSum(_Gemv):
 
 
 class _AlongSide(_Gemv):
-    def __init__(self, c: Contraction, knobs: Mapping[str, int]) -> None:
-        super().__init__(c, knobs)
+    def __init__(self, c: Contraction, knobs: Mapping[str, int], early: bool) -> None:
+        super().__init__(c, knobs, early)
         self.wide = knobs["wide"]  # vectors of a block
         if self.wide > 32 or 32 % self.wide or self.threads % 32:
             raise ScheduleError(f"{self.wide} vectors do not divide a warp")
@@ -229,26 +248,44 @@ class _AlongSide(_Gemv):
         vl = b.alloc("long", c.dtype, self.unroll, self.lanes)
         vs = b.alloc("short", c.dtype, self.unroll, self.n)
         side = b.let("side", minimum(self.first + mine, self.long.axis.size // self.lanes - 1))
+
+        def place(step: Expr, u: Expr) -> Expr:
+            return (step * self.unroll + u) * self.slices + share
+
+        def read(step: Expr) -> None:
+            with b.loop("u", self.unroll, "unroll") as u:
+                self.read_long(b, vl, u, side, place(step, u))
+
+        self.begin(b, read)
         with b.loop("step", self.steps) as step:
             with b.loop("u", self.unroll, "unroll") as u:
-                self.read(b, vl, vs, u, side, (step * self.unroll + u) * self.slices + share)
+                self.read_short(b, vs, u, place(step, u))
             with b.loop("u", self.unroll, "unroll") as u, b.loop("s", self.n, "unroll") as s, b.loop("j", self.lanes, "unroll") as j:
                 b.store(acc, (s, j), self.update(acc[s, j], vl[u, j], vs[u, s]))
+            if self.steps > 1:
+                with b.when(step < self.steps - 1):
+                    read(step + 1)
         self.fold(b, acc, self.n, self.lanes, [m for m in (16, 8, 4, 2, 1) if m >= self.wide])
         with b.when(lane < self.wide), b.loop("s", self.n, "unroll") as s:
             b.store(part, (w, s, mine * self.lanes), acc.at(s, 0, lanes=self.lanes), self.lanes)
         b.do("barrier")
         self.combine(b, t, part)
 
-    def read(self, b: Builder, vl: Buffer, vs: Buffer, u: Expr, side: Expr, k: Expr) -> None:
+    def read_long(self, b: Builder, vl: Buffer, u: Expr, side: Expr, k: Expr) -> None:
         with ExitStack() as guards:
             if self.steps * self.unroll * self.slices != self.c.red.size:
                 b.store(vl, (u, 0), const(0, vl.dtype), self.lanes)
+                guards.enter_context(b.when(k < self.c.red.size))
+            at = self.c.red.at(self.c.red.inside(k, 1))
+            b.store(vl, (u, 0), vector_of(self.long.value, lambda j: self.at(self.long.axis.at(side, self.lanes, j), at), self.lanes), self.lanes)
+
+    def read_short(self, b: Builder, vs: Buffer, u: Expr, k: Expr) -> None:
+        with ExitStack() as guards:
+            if self.steps * self.unroll * self.slices != self.c.red.size:
                 with b.loop("s", self.n, "unroll") as s:
                     b.store(vs, (u, s), const(0, vs.dtype))
                 guards.enter_context(b.when(k < self.c.red.size))
-            at = self.c.red.at(self.c.red.inside(k))
-            b.store(vl, (u, 0), vector_of(self.long.value, lambda j: self.at(self.long.axis.at(side, self.lanes, j), at), self.lanes), self.lanes)
+            at = self.c.red.at(self.c.red.inside(k, 1))
             with b.loop("s", self.n, "unroll") as s:
                 b.store(vs, (u, s), substitute(self.short.value, self.at(self.short.axis.at(s), at)))
 

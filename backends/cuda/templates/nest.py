@@ -50,9 +50,10 @@ class Axis:
     def vars(self) -> frozenset[Var]:
         return frozenset(loop.var for loop in self.loops)
 
-    def inside(self, i: Expr, lanes: int = 1) -> Expr:
-        """A step (a vector of lanes) that a guard keeps inside, so that it can be seen of each of the loops as well."""
-        return minimum(i, self.size // lanes - 1) if len(self.loops) > 1 else i
+    def inside(self, i: Expr, lanes: int, *used: Expr) -> Expr:
+        """A step (a vector of lanes) that a guard keeps inside, so that it can be seen as well where expressions divide it."""
+        divided = any(isinstance(x, Op) and x.name in ("//", "%") and self.vars & free(x) for e in used for x in walk(e))
+        return minimum(i, self.size // lanes - 1) if divided or len(self.loops) > 1 else i
 
     def named(self, b: Builder, i: E) -> dict[Expr, Expr]:
         """The loops' variables at step i, each as a value of its own."""

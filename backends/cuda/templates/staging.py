@@ -170,7 +170,7 @@ class Mover:
         k = b.let("q", k + step * (tile.depth // deep))
 
         whole = tile.red.size % tile.span == 0
-        step_in = k if whole else tile.red.inside(k, deep)
+        step_in = k if whole else tile.red.inside(k, deep, tile.operand.value, *tile.operand.conds)
 
         def at(j: Expr) -> dict[Expr, Expr]:
             here = (axis.at(side, n, j), tile.red.at(step_in)) if tile.along == "side" else (axis.at(side), tile.red.at(step_in, n, j))

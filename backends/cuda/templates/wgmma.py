@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates.nest import Contraction, Operand, contraction_of
+from dnnc.backends.cuda.templates.nest import Axis, Contraction, Operand, contraction_of
 from dnnc.backends.cuda.templates.wgmma_conv import window_of
 from dnnc.backends.cuda.templates.wgmma_kernel import ROW, Finish, Product, Tiling, Window, build, steps_of
 from dnnc.ir.dtype import bf16, f16, f32
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Load, Op, Var, const, load, rebuild, substitute, terms, value, var, walk
+from dnnc.ir.expr import Expr, Load, Op, Var, const, free, load, rebuild, substitute, terms, value, var, walk
 from dnnc.ir.operator.stmt import Buffer, Kernel, Param, loop_var
 from dnnc.passes.schedule.problem import Knobs, Problem
 
@@ -23,10 +23,14 @@ TYPES = (f16, bf16)
 MIN_ROWS = 16  # with fewer rows the product is as fast as its weights can be read
 PRODUCTS, BYTES = 2048, 48  # a cycle of a multiprocessor: multiplications of 16-bit floats, bytes out of the L2 cache
 TILE, PIECE = 800, 150  # cycles: a tile's beginning and end, and 64 x 64 elements of its end
-SHARE, PEER_BYTES = 2000, 25  # cycles of a cluster's two barriers; bytes a cycle out of other blocks' shared memory
+SHARE, PEER_BYTES = 1200, 25  # cycles of a cluster's two barriers; bytes a cycle out of other blocks' shared memory
+RESULT = "result."
 STEP = ROW // 2  # of a sum, in 16-bit floats
-SPLITS, MAX_SPLIT_COLUMNS = (2, 4, 8), 128
-STAGES = 8  # more hide nothing
+# blocks of a cluster -> the share of all multiprocessors that such clusters can use: each needs its own within one group of 16 or 18
+SPLITS = {1: 1.0, 2: 1.0, 4: 0.92, 8: 0.85}
+MAX_SPLIT_COLUMNS = 128
+STAGES, ENOUGH = 8, 5  # more hide nothing; so many hide what the L2 cache takes
+RESERVED = 1024  # bytes of shared memory that the system takes of each block
 GROUP = 16  # row tiles that walk over the columns together: what they read stays in the L2 cache
 
 
@@ -56,13 +60,22 @@ def tilings(batch: int, m: int, n: int, k: int, target: GpuTarget) -> list[Tilin
     found = []
     for bn in (256, 192, 128, 64):  # of two that are as fast, the one with more columns
         for bm in (64, 128):
-            for split in (1, *SPLITS):
+            for split in SPLITS:
                 t = Tiling(bm, bn, 0, GROUP, target.sms, split)
                 if split == 1 or _splits(batch, m, n, k, t):
-                    stages = min((target.shared_bytes - t.shared_bytes) // t.stage_bytes, STAGES)
-                    found.append((_cycles(batch, m, n, k, t, target), replace(t, stages=stages)))
+                    found.append((_cycles(batch, m, n, k, t), replace(t, stages=_stages(batch, m, n, t, target))))
     found.sort(key=lambda x: x[0])
     return [t for _, t in found]
+
+
+def _stages(batch: int, m: int, n: int, t: Tiling, target: GpuTarget) -> int:
+    """As many as fit. Where every block has a multiprocessor to itself, as many as leave room for a block of the next kernel, which then gets
+    its first weights while this one runs."""
+    room = target.shared_bytes
+    half = target.shared_per_sm // 2 - RESERVED
+    if _tiles(batch, m, n, t) * t.split <= target.sms and (half - t.shared_bytes) // t.stage_bytes >= ENOUGH:
+        room = half
+    return min((room - t.shared_bytes) // t.stage_bytes, STAGES)
 
 
 def _tiles(batch: int, m: int, n: int, t: Tiling) -> int:
@@ -72,11 +85,16 @@ def _tiles(batch: int, m: int, n: int, t: Tiling) -> int:
 def _splits(batch: int, m: int, n: int, k: int, t: Tiling) -> bool:
     """Is it worth a try that blocks share a tile: all of them at once, two steps of the sum each?"""
     steps = -(-k // STEP)
-    return t.bn <= MAX_SPLIT_COLUMNS and steps % t.split == 0 and steps >= 2 * t.split and _tiles(batch, m, n, t) * t.split <= 2 * t.blocks
+    return t.bn <= MAX_SPLIT_COLUMNS and steps % t.split == 0 and steps >= 2 * t.split and _tiles(batch, m, n, t) <= _at_once(t)
 
 
-def _cycles(batch: int, m: int, n: int, k: int, t: Tiling, target: GpuTarget) -> float:
-    waves = -(-_tiles(batch, m, n, t) * t.split // target.sms)
+def _at_once(t: Tiling) -> int:
+    """Tiles that the multiprocessors can work on at one time."""
+    return int(t.blocks * SPLITS[t.split] / t.split)
+
+
+def _cycles(batch: int, m: int, n: int, k: int, t: Tiling) -> float:
+    waves = -(-_tiles(batch, m, n, t) // _at_once(t))
     step = max(t.bm * t.bn * STEP / PRODUCTS, t.stage_bytes / BYTES)
     steps = -(-k // STEP) // t.split
     return waves * (steps * step + TILE + PIECE * t.bm * t.bn / 4096 + (SHARE + t.bm * t.bn * 4 / PEER_BYTES if t.split > 1 else 0))
@@ -87,19 +105,26 @@ def _cycles(batch: int, m: int, n: int, k: int, t: Tiling, target: GpuTarget) ->
 
 @dataclass(frozen=True)
 class Steps:
-    """One variable for each side of a contraction, in place of its loops."""
+    """A contraction with one variable for each side in place of its loops; `batch` and `rows` are the loops that z and i stand for."""
 
     c: Contraction
-    z: Var
-    i: Var
-    j: Var
-    k: Var
+    batch: Axis
+    rows: Axis
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        return self.batch.size, self.rows.size, self.c.cols.size, self.c.red.size
+
+    @property
+    def vars(self) -> tuple[Var, Var, Var, Var]:
+        """z, i, j, k: of batches, rows, columns and the sum."""
+        z, i, j, k = (loop_var(name, const(0), const(size)) for name, size in zip(("z.", "i.", "j.", "k."), self.sizes))
+        return z, i, j, k
 
     def offset(self, x: Load) -> Expr:
-        """Where an element lies, as far as it can be said by sums of steps."""
-        c = self.c
-        at = {**c.batch.at(self.z), **c.rows.at(self.i), **c.cols.at(self.j), **c.red.at(self.k)}
-        return substitute(x.buf.offset(x.idx), at)
+        """Where an element lies."""
+        z, i, j, k = self.vars
+        return substitute(x.buf.offset(x.idx), self.batch.at(z) | self.rows.at(i) | self.c.cols.at(j) | self.c.red.at(k))
 
     def step(self, x: Load) -> dict[Var, int]:
         """How far apart two elements are that follow one another along each side; empty where the offset is more than that."""
@@ -108,57 +133,70 @@ class Steps:
         return found if first == 0 and len(found) == len(ts) else {}
 
 
-def steps_along(c: Contraction) -> Steps:
-    batch, m, n, k = c.sizes
-    return Steps(c, *(loop_var(name, const(0), const(size)) for name, size in (("z.", batch), ("i.", m), ("j.", n), ("k.", k))))
-
-
 def product_of(problem: Problem) -> Product | None:
     """The product that a contraction is, with its parameters seen as matrices; None where it is none."""
     c = contraction_of(problem)
     if c is None or c.dtype is not f32 or len(c.cols.loops) not in (1, 2):
         return None
+    views = [Steps(c, c.batch, c.rows)]
+    if not c.batch.loops and len(c.rows.loops) > 1:  # rows that do not lie in one sequence: the outermost loop counts matrices
+        views.append(Steps(c, Axis(c.rows.loops[:1]), Axis(c.rows.loops[1:])))
+    found = (_product(problem, along) for along in views)
+    return next((p for p in found if p is not None), None)
+
+
+def _product(problem: Problem, along: Steps) -> Product | None:
+    c = along.c
     a, b, out = _factor(c.a), _factor(c.b), load(c.store.buf, c.store.idx)
     assert isinstance(out, Load)
     if a is None or b is None or a.buf.dtype is not b.buf.dtype or out.buf.dtype not in (*TYPES, f32) or len({a.buf, b.buf, out.buf}) < 3:
         return None
-    along = steps_along(c)
-    factors, result = _factors(problem, along, a, b), _matrix(out, along, along.i, along.j) or _blocks(out, along)
-    made = _with_result(c.store.value, out, result) if result is not None else None
-    if factors is None or result is None or made is None or any(isinstance(x, Load) and x.buf in (a.buf, b.buf) for x in walk(made)):
+    _, i, j, _ = along.vars
+    factors, plain = _factors(problem, along, a, b), _matrix(out, along, i, j)
+    result = plain or _blocks(out, along)
+    stored = _with_result(c.store.value, out, result) if result is not None else None
+    if factors is None or result is None or stored is None or not _readable(stored, along, (a.buf, b.buf), plain is None):
         return None
     left, right, flipped, window = factors
     swap: dict[Param, Param] = {a.buf: left, b.buf: right, out.buf: result}
     params = tuple(swap.get(p, p) for p in c.kernel.entry.params)
-    batch, m, n, k = c.sizes
-    block = value(result.shape[-1]) or 0 if len(result.shape) > 2 + bool(batch > 1) else 0
-    p = Product(c.kernel.name, params, left, right, result, batch, m, n, k, _finish(c, made, result, block), flipped, window, problem.kernel.locs)
-    return replace(p, block=block, fixed=_fixed(problem, a, b))
+    block = 0 if plain is not None else c.cols.inner
+    fixed = "".join(side for side, x in (("a", a), ("b", b)) if x.buf.name in problem.constants)
+    made = Product(c.kernel.name, params, left, right, result, *along.sizes, _finish(along, stored, result, block), flipped, window)
+    return replace(made, block=block, fixed=fixed, locs=problem.kernel.locs)
 
 
-def _finish(c: Contraction, stored: Expr, result: Buffer, block: int) -> Finish:
+def _readable(stored: Expr, along: Steps, factors: tuple[Buffer, ...], blocked: bool) -> bool:
+    """Can neighbouring columns of all that the epilogue reads be read together?"""
+    if blocked and any(isinstance(x, Var) and x.name == RESULT for x in walk(stored)):
+        return False
+    *outer, inner = (loop.var for loop in along.c.cols.loops)
+    j = along.vars[2]
+    for x in walk(stored):
+        if isinstance(x, Load) and x.buf in factors:
+            return False
+        if isinstance(x, Load) and outer and x.buf is not along.c.acc:
+            at = [substitute(i, {outer[0]: j // along.c.cols.inner, inner: j % along.c.cols.inner}) for i in x.idx]
+            if any(isinstance(e, Op) and j in free(e) for i in at for e in walk(i)):
+                return False
+    return True
+
+
+def _finish(along: Steps, stored: Expr, result: Buffer, block: int) -> Finish:
     """The epilogue at (batch, row, column, lane)."""
+    cols = along.c.cols
 
     def finish(z: Expr, row: Expr, col: Expr, lane: Expr, total: Expr) -> Expr:
-        at: dict[Expr, Expr] = {load(c.acc, (0,)): total} | c.batch.at(z) | c.rows.at(row)
-        size = c.cols.inner
-        inner = col + lane if len(c.cols.loops) == 1 else col % size + lane
-        at |= {c.cols.loops[-1].var: inner} | ({c.cols.loops[0].var: col // size} if len(c.cols.loops) == 2 else {})
+        at: dict[Expr, Expr] = {load(along.c.acc, (0,)): total} | along.batch.at(z) | along.rows.at(row)
+        if len(cols.loops) == 1:
+            at[cols.loops[0].var] = col + lane
+        else:
+            at |= {cols.loops[0].var: col // cols.inner, cols.loops[1].var: col % cols.inner + lane}
         if not block:
             at[_result(result)] = load(result, (*((z,) if len(result.shape) > 2 else ()), row, col + lane))
         return substitute(stored, at)
 
     return finish
-
-
-def _fixed(problem: Problem, a: Load, b: Load) -> str:
-    """Which factors are constants of the model."""
-    graph = problem.anchor.graph if problem.anchor is not None else None
-    if graph is None:
-        return ""
-    names = [x.name for x in problem.kernel.entry.buffers]
-    values = dict(zip(names, problem.lowered.params))
-    return "".join(side for side, x in (("a", a), ("b", b)) if values[x.buf.name] in graph.constants)
 
 
 def _factor(x: Operand) -> Load | None:
@@ -171,43 +209,45 @@ def _factor(x: Operand) -> Load | None:
 
 def _factors(problem: Problem, along: Steps, a: Load, b: Load) -> tuple[Buffer, Buffer, bool, Window | None] | None:
     """The factors as buffers, whether the rows of the second one are those of the sum, and how those of the first lie in an image."""
-    flipped = along.step(b).get(along.j) == 1
-    left, right = _matrix(a, along, along.i, along.k), _matrix(b, along, *((along.k, along.j) if flipped else (along.j, along.k)))
+    _, i, j, k = along.vars
+    flipped = along.step(b).get(j) == 1
+    left, right = _matrix(a, along, i, k), _matrix(b, along, *((k, j) if flipped else (j, k)))
     if left is not None and right is not None and _suits(left) and _suits(right) and not (along.c.a.conds or along.c.b.conds):
         return left, right, flipped, None
-    found = window_of(problem, a, along.offset(a), b, along.offset(b), along.i, along.j, along.k)
+    found = window_of(problem, a, along.offset(a), b, along.offset(b), i, j, k) if not along.batch.loops else None
     return None if found is None else (found[1], found[2], False, found[0])
 
 
 def _matrix(x: Load, along: Steps, rows: Var, cols: Var) -> Buffer | None:
     """The buffer as [batch, rows, cols] or [rows, cols], dense along cols, if that is how the nest reads it."""
-    step, sizes = along.step(x), dict(zip((along.z, along.i, along.j, along.k), along.c.sizes))
-    batch = [v for v in (along.z,) if v in step]
+    step, sizes = along.step(x), dict(zip(along.vars, along.sizes))
+    batch = [v for v in along.vars[:1] if v in step]
     if step.get(cols) != 1 or rows not in step or len(step) != 2 + len(batch):
         return None
-    shape = (*(sizes[v] for v in batch), sizes[rows], sizes[cols])
-    strides = (*(step[v] for v in batch), step[rows], 1)
-    if any(s <= 0 for s in strides):
-        return None
     dense = (*(sizes[rows] * sizes[cols] for _ in batch), sizes[cols], 1)
-    return Buffer(x.buf.name, x.buf.dtype, tuple(map(const, shape)), "global", None if strides == dense else tuple(map(const, strides)))
+    return _view(x, tuple(sizes[v] for v in (*batch, rows, cols)), tuple(step[v] for v in (*batch, rows, cols)), dense)
 
 
 def _blocks(x: Load, along: Steps) -> Buffer | None:
     """The result as [batch, blocks of columns, rows, columns of a block], as heads lie: a block holds whole rows of a store buffer."""
-    c = along.c
-    if len(c.cols.loops) != 2:
+    cols, (z, i, _, _) = along.c.cols, along.vars
+    if len(cols.loops) != 2 or cols.inner * x.buf.dtype.bytes % ROW:
         return None
-    outer, inner = (loop.var for loop in c.cols.loops)
-    ts, first = terms(substitute(x.buf.offset(x.idx), c.batch.at(along.z) | c.rows.at(along.i)))
-    step = {t: n for t, n in ts}
-    width, batch, z = c.cols.inner, c.sizes[0], (along.z,) if c.sizes[0] > 1 else ()
-    if first or set(step) != {inner, outer, along.i, *z} or step[inner] != 1 or min(step.values()) <= 0 or width * x.buf.dtype.bytes % ROW:
+    outer, inner = (loop.var for loop in cols.loops)
+    ts, first = terms(substitute(x.buf.offset(x.idx), along.batch.at(z) | along.rows.at(i)))
+    step, order = dict(ts), (*((z,) if along.batch.size > 1 else ()), outer, i, inner)
+    if first or set(step) != set(order) or step[inner] != 1:
         return None
-    shape = (*(batch for _ in z), c.cols.size // width, c.rows.size, width)
-    strides = (*(step[v] for v in z), step[outer], step[along.i], 1)
-    found = Buffer(x.buf.name, x.buf.dtype, tuple(map(const, shape)), "global", tuple(map(const, strides)))
-    return found if _suits(found) else None
+    sizes = {z: along.batch.size, outer: cols.size // cols.inner, i: along.rows.size, inner: cols.inner}
+    found = _view(x, tuple(sizes[v] for v in order), tuple(step[v] for v in order), ())
+    return found if found is not None and _suits(found) else None
+
+
+def _view(x: Load, shape: tuple[int, ...], strides: tuple[int, ...], dense: tuple[int, ...]) -> Buffer | None:
+    """The buffer in another shape. `dense`: the strides that need not be written."""
+    if min(strides) <= 0:
+        return None
+    return Buffer(x.buf.name, x.buf.dtype, tuple(map(const, shape)), "global", None if strides == dense else tuple(map(const, strides)))
 
 
 def _suits(b: Buffer) -> bool:
@@ -217,7 +257,7 @@ def _suits(b: Buffer) -> bool:
 
 def _result(result: Buffer) -> Var:
     """Stands for what lies where the result is stored."""
-    return var("result.", result.dtype)
+    return var(RESULT, result.dtype)
 
 
 def _with_result(stored: Expr, out: Load, result: Buffer) -> Expr | None:

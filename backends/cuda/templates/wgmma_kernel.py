@@ -106,7 +106,7 @@ class Product:
 
     def place(self, z: tuple[Expr, ...], row: Expr, col: Expr, lane: E = 0) -> tuple[Expr, ...]:
         """The index of an element of the result."""
-        batch = (z or (const(0),)) if len(self.c.shape) == (4 if self.block else 3) else ()
+        batch = (z or (const(0),)) if len(self.c.shape) > (3 if self.block else 2) else ()
         if self.block:
             return (*batch, col // self.block, row, col % self.block + lane)
         return (*batch, row, col + lane)

@@ -17,9 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dnnc.backends.llvm.features import CpuTarget
+from dnnc.backends.llvm.templates.contraction import L2_RATE
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Load, Var, const, fma, load, maximum, minimum, select, substitute, var
+from dnnc.ir.expr import Expr, Load, Var, const, fma, load, maximum, minimum, select, substitute, value, var
 from dnnc.ir.operator.stmt import Alloc, Buffer, Builder, Kernel, Store, loop_var
 from dnnc.ir.winograd import points
 from dnnc.passes.schedule.memory import Vectorizer
@@ -27,7 +28,10 @@ from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.state import find
 
 LOOPS = ("i0", "i1", "i2", "i3", "i1b")
-LOCAL = 2 << 20  # bytes of a thread's stack that transformed tiles may take: a quarter of what Linux gives it
+LOCAL = 8 << 20  # bytes that a strip's transformed tiles may take
+TRANSFORM = {2: 90, 4: 200}  # cycles for a tile of one vector of channels, in or out
+STREAM_RATE = 6  # bytes a cycle of weights from memory or the last cache, when they are asked for in time
+SPILL_RATE = 16  # bytes a cycle of tiles that do not stay in the second-level cache
 Knob = Mapping[str, "int | str"]
 
 
@@ -107,28 +111,42 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     w = winograd_of(problem)
     if w is None:
         return []
-    found = []
-    for tg in strips(w, target):
-        for mr, nv in register_tiles(tg, w.panels, target)[:2]:
-            found.append((("tile", w.tile), ("tg", tg), ("share", 1), ("mo", w.panels), ("mr", mr), ("nv", nv), ("ku", 4)))
-    return found
+    images = value(w.store.buf.shape[0]) or 1
+    scored: list[tuple[float, int, int, int, int]] = []
+    for share in (s for s in (1, 2, 4, 8) if w.panels % s == 0):
+        for tg in sorted({-(-w.tiles // s) for s in range(1, w.tiles + 1)}, reverse=True):
+            if w.n**2 * tg * 4 * w.lanes * (w.blocks + w.panels // share) <= LOCAL or tg == 1:
+                scored += [(_cycles(w, tg, share, mr, nv, images, target), tg, share, mr, nv) for mr, nv in _register_tiles(w, tg, share, target)]
+    return [
+        (("tile", w.tile), ("tg", tg), ("share", share), ("mo", w.panels // share), ("mr", mr), ("nv", nv), ("ku", 4), ("pf", 1))
+        for _, tg, share, mr, nv in sorted(scored)[:6]
+    ]
 
 
-def strips(w: Winograd, target: CpuTarget) -> list[int]:
-    return [w.tiles]
-
-
-def register_tiles(tg: int, panels: int, target: CpuTarget) -> list[tuple[int, int]]:
-    """(mr, nv): tiles and panels of a register tile, by estimated cycles."""
+def _register_tiles(w: Winograd, tg: int, share: int, target: CpuTarget) -> list[tuple[int, int]]:
+    """(mr, nv): tiles and panels of the two best register tiles for a strip."""
     scored = []
-    for nv in (1, 2, 3, 4):
-        if panels % nv:
-            continue
+    for nv in (n for n in (1, 2, 3) if w.panels // share % n == 0):
         for mr in range(1, min((target.registers - 4) // nv, tg) + 1):
-            rows = -(-tg // mr) * mr
-            cycles = max(mr * nv / 2, (mr + nv) / 2 * 1.05, 4.0 if mr * nv < 8 else 0.0)
-            scored.append((rows * panels / (mr * nv) * cycles, -mr * nv, mr, nv))
-    return [(mr, nv) for _, _, mr, nv in sorted(scored)]
+            scored.append((-(-tg // mr) * _tile_cycles(mr, nv) / nv, -mr * nv, mr, nv))
+    return [(mr, nv) for _, _, mr, nv in sorted(scored)[:2]]
+
+
+def _tile_cycles(mr: int, nv: int) -> float:
+    """Of one step of a register tile: its FMAs, 2 a cycle, its loads, 2 a cycle, the latency of a chain, or its weights from the L2 cache."""
+    return max(mr * nv / 2, (mr + nv) / 2 * 1.05, 4.0, nv * 64 / L2_RATE)
+
+
+def _cycles(w: Winograd, tg: int, share: int, mr: int, nv: int, images: int, target: CpuTarget) -> float:
+    """Estimated time of all that one thread does, its strips one after the other."""
+    panels, square = w.panels // share, w.n**2
+    rounds = -(-images * -(-w.tiles // tg) * share // target.threads)
+    tiles_ = -(-tg // mr) * panels / nv
+    products = square * tiles_ * (_tile_cycles(mr, nv) * w.blocks * w.lanes + mr * nv + 20)
+    weights = square * panels * w.blocks * w.lanes**2 * 4
+    held = square * tg * (w.blocks + panels) * w.lanes * 4
+    moved = held / SPILL_RATE if held > target.l2 else 0.0
+    return rounds * (max(products, weights / STREAM_RATE) + tg * (w.blocks + panels) * TRANSFORM[w.tile] + moved)
 
 
 # --- the kernel ---------------------------------------------------------------------------------------------------------------
@@ -191,13 +209,17 @@ def _images(b: Builder, w: Winograd, v: Buffer, image: Expr, first: Expr) -> Non
 def _multiply(b: Builder, w: Winograd, v: Buffer, products: Buffer, panel: Expr, k: Mapping[str, int]) -> None:
     """For each point the product of the strip's tiles and `mo` panels of weights, from `panel` on."""
     mr, nv, ku, lanes = k["mr"], k["nv"], k["ku"], w.lanes
+    every = -(-nv * ku // -(-k["tg"] // mr))  # lines of the next panels at each step, so that they are all asked for during this product
     with b.loop("pr", w.n) as pr, b.loop("pc", w.n) as pc, b.loop("jo", k["mo"] // nv) as jo, b.loop("to", -(-k["tg"] // mr)) as to:
         start = minimum(to * mr, k["tg"] - mr)
         acc = b.alloc("acc", f32, mr, nv, lanes)
         with b.loop("im", mr, "unroll") as im, b.loop("jn", nv, "unroll") as jn:
             b.store(acc, (im, jn, 0), const(0.0, f32), lanes)
-        with b.loop("k", w.blocks) as c, b.loop("ko", lanes // ku) as ko, b.loop("ku", ku, "unroll") as kq:
-            with b.loop("im", mr, "unroll") as im, b.loop("jn", nv, "unroll") as jn:
+        with b.loop("k", w.blocks) as c, b.loop("ko", lanes // ku) as ko:
+            for j in range(every if k["pf"] else 0):  # the next panels wait in L2 when their turn comes
+                line = ((to * w.blocks + c) * (lanes // ku) + ko) * every + j
+                b.do("prefetch", w.u.ref(pr, pc, panel + (jo + 1) * nv, 0, line, 0))
+            with b.loop("ku", ku, "unroll") as kq, b.loop("im", mr, "unroll") as im, b.loop("jn", nv, "unroll") as jn:
                 ch = ko * ku + kq
                 weight = w.u.at(pr, pc, panel + jo * nv + jn, c, ch, 0, lanes=lanes)
                 b.store(acc, (im, jn, 0), fma(v[pr, pc, c, start + im, ch], weight, acc.at(im, jn, 0, lanes=lanes)), lanes)

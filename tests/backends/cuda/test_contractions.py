@@ -107,6 +107,7 @@ GRAPHS = {
     "conv": conv("2, 3, 9, 8", "24, 3, 3, 3", "pads=(1, 1, 1, 1), strides=(2, 2)"),
     "conv 1x1": conv("2, 8, 6, 6", "24, 8, 1, 1"),
     "conv in groups": conv("2, 8, 9, 7", "24, 4, 3, 3", "pads=(1, 1, 1, 1), group=2, dilations=(2, 2)"),
+    "conv of two taps": conv("1, 7, 8, 9", "20, 7, 2, 1", "pads=(2, 1, 1, 1), strides=(2, 1)"),  # the sum ends within a step, between taps
     "conv of a row": conv("2, 9, 33", "17, 9, 5", "pads=(2, 2)"),
     "conv of a volume": conv("1, 3, 5, 6, 4", "9, 3, 2, 3, 2", "pads=(0, 1, 1, 1, 1, 0)"),
 }
@@ -138,6 +139,19 @@ def test_tf32_only_where_it_is_asked_for() -> None:
 def test_other_types(name: str, tile: tuple[int, ...]) -> None:
     text = matmul("19, 24", "24, 33", "19, 33", name)
     check(simt, text, {**SIMT, **dict(zip(("bm", "bn", "tm", "tn"), tile))})
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_convolutions(seed: int) -> None:
+    """Sizes, strides, pads and groups that nobody chose, with either template's smallest tiles."""
+    r = np.random.default_rng(seed)
+    group, images, rows, columns = (int(r.integers(1, n)) for n in (3, 3, 4, 4))
+    size, stride, pads = r.integers(4, 10, 2), r.integers(1, 3, 2), r.integers(0, 3, 4)
+    taken, made = int(r.integers(1, 10)), int(r.integers(1, 13)) * group
+    attrs = f"group={group}, strides=({stride[0]}, {stride[1]}), pads=({', '.join(map(str, pads))})"
+    shapes = f"{images}, {taken * group}, {size[0]}, {size[1]}", f"{made}, {taken}, {rows}, {columns}"
+    module, knobs, t = ((simt, SIMT, "f32"), (mma, MMA, "f16"))[seed % 2]
+    check(module, conv(*shapes, attrs, t), {**knobs, "slices": seed // 2 % 2 + 1})
 
 
 def test_bfloat16() -> None:

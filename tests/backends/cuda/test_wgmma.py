@@ -272,7 +272,7 @@ def test_a_result_with_rows_of_any_length() -> None:
 def graph_problem(text: str, **constants: Array) -> Problem:
     graph = parse(text, constants=constants)
     nodes = list(graph.nodes())
-    return classify(nodes, lower(graph, nodes, graph.outputs[0]))
+    return classify(nodes, lower(graph, nodes, graph.outputs[0]), graph.constants)
 
 
 def test_weights_are_read_while_the_kernel_before_ends() -> None:
@@ -290,11 +290,10 @@ def test_weights_are_read_while_the_kernel_before_ends() -> None:
         assert all(waits[0] < k for k, line in enumerate(lines) if "tma_store(" in line)
         check(p, "f16", stages=3)
         check(p, "f16", stages=8)
-    assert "pdl_wait()" in show_kernel(wgmma.apply(constant, knobs | {"split": 5 // 5}, H200))
 
 
 HEADS = """
-def f(x: f16[{b}, 24, 64], w: f16[64, 128], b: f16[128]):
+def f(x: f16[{b}, 24, {k}], w: f16[{k}, 128], b: f16[128]):
     h: f16[{b}, 24, 128] = matmul(x, w)
     s: f16[{b}, 24, 128] = add(h, b)
     r: f16[{b}, 24, {heads}, {size}] = reshape(s, shape=({b}, 24, {heads}, {size}))
@@ -303,13 +302,20 @@ def f(x: f16[{b}, 24, 64], w: f16[64, 128], b: f16[128]):
 """
 
 
-@pytest.mark.parametrize("split", [1])
-def test_results_that_lie_head_by_head(split: int) -> None:
-    p = problem_of(HEADS.format(b=1, heads=2, size=64))
+@pytest.mark.parametrize("b, heads, bn", [(1, 2, 128), (2, 2, 64), (1, 1, 64)])
+def test_results_that_lie_head_by_head(b: int, heads: int, bn: int) -> None:
+    p = problem_of(HEADS.format(b=b, heads=heads, size=128 // heads, k=64))
     product = wgmma.product_of(p)
-    assert product is not None and product.block == 64
-    check(p, "f16", split=split)
-    check(p, "f16", bn=128, split=split)
+    assert product is not None and product.block == (128 // heads if heads > 1 else 0) and product.batch == b
+    check(p, "f16", bn=bn)
+
+
+def test_heads_that_share_a_sum_are_stored_by_threads() -> None:
+    check(problem_of(HEADS.format(b=1, heads=2, size=64, k=256)), "f16", split=2)
+
+
+def test_narrow_heads_are_left_to_other_templates() -> None:
+    assert wgmma.candidates(problem_of(HEADS.format(b=1, heads=4, size=32, k=64)), H200) == []
 
 
 @pytest.mark.parametrize(
@@ -338,6 +344,9 @@ def test_best_guesses() -> None:
     assert first(1024, 1024, 1024) == (64, 128, 1)
     assert first(128, 3072, 768) == (64, 64, 1)
     assert first(128, 768, 3072)[2] > 1  # a few tiles, each shared by blocks
+    assert first(196, 256, 1024)[2] == 4  # 16 clusters of 8 blocks could not all run at once
+    small = next(t for t in wgmma.tilings(1, 128, 768, 768, H200) if (t.bm, t.bn) == (64, 64))
+    assert 2 * (small.shared_bytes + 1024) <= H200.shared_per_sm  # a block of the next kernel fits beside it
     for t in wgmma.tilings(1, 512, 512, 512, H200):
         assert t.stages >= 4
         assert launch_of(gemm(512, 512, 512, t)).shared_bytes <= H200.shared_bytes

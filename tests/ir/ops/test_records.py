@@ -201,7 +201,7 @@ SYMBOLIC: dict[str, list[tuple[list[tuple[str, tuple[Any, ...]]], dict[str, Any]
     "tile": [([("f32", (N, 3))], {"repeats": (2, N)})],
     "pad": [
         ([("f32", (N, 3))], {"pads": (1, 2, 0, 3)}),
-        ([("f32", (N, 3))], {"pads": (1, 0, 1, 0), "mode": "reflect"}),
+        *(([("f32", (N, 3))], {"pads": (b, 0, e, 0), "mode": m}) for m in ("reflect", "edge", "wrap") for b, e in [(1, 1), (2, 0), (3, 6), (11, 9)]),
     ],
     "gather": [([("f32", (N, 3)), ("i64", (4,))], {"axis": 0})],
     "scatter_nd": [([("f32", (N, 3)), ("i64", (4, 1)), ("f32", (4, 3))], {})],
@@ -211,7 +211,7 @@ SYMBOLIC: dict[str, list[tuple[list[tuple[str, tuple[Any, ...]]], dict[str, Any]
 
 
 @pytest.mark.parametrize("name", SYMBOLIC)
-@pytest.mark.parametrize("n", [2, 5])
+@pytest.mark.parametrize("n", [1, 2, 5])
 def test_symbolic_dims(name: str, n: int) -> None:
     """One tensor expression over a symbolic dim gives the reference's result at each of its sizes."""
     op = OPS[name]

@@ -1,0 +1,79 @@
+"""Long reductions with few results in two steps: the graph, the numbers, and those that stay one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dnnc.ir.graph_text import parse
+from dnnc.ir.interp import run
+from dnnc.ir.verify import verify
+from dnnc.passes.base import PassContext
+from dnnc.passes.graph.split_reduce import split_reductions
+from dnnc.testing.passes import check_pass
+
+GPU = PassContext(channels_last=True)
+
+
+def test_columns() -> None:
+    before = """
+def f(x: f16[1, 4096, 32]):
+    y: f16[1, 32] = reduce_mean(x, axes=(1,))
+    return y
+"""
+    after = """
+def f(x: f16[1, 4096, 32]):
+    y = cast(reduce_mean(reduce_mean(reshape(cast(x, to=f32), shape=(1, 64, 64, 32)), axes=(2,)), axes=(1,)), to=f16)
+    return y
+"""
+    check_pass(split_reductions, before, after, ctx=GPU)
+
+
+def test_images() -> None:
+    before = """
+def f(x: f32[1, 8, 64, 48]):
+    y: f32[1, 8] = reduce_mean(x, axes=(2, 3))
+    return y
+"""
+    after = """
+def f(x: f32[1, 8, 64, 48]):
+    y = reduce_mean(reduce_mean(x, axes=(3,), keepdims=True), axes=(2, 3))
+    return y
+"""
+    check_pass(split_reductions, before, after, ctx=GPU)
+
+
+@pytest.mark.parametrize("op", ["reduce_sum", "reduce_max", "reduce_min", "reduce_mean"])
+@pytest.mark.parametrize("shape,axes", [("2, 300, 400, 1", "(1, 2)"), ("70000", "None"), ("3, 66000", "(1,)"), ("4, 4096, 5", "(1,)")])
+def test_numbers(op: str, shape: str, axes: str) -> None:
+    g = parse(f"def f(x: f32[{shape}]):\n    y = {op}(x, axes={axes}, keepdims=True)\n    return y\n")
+    x = np.random.default_rng(0).standard_normal([int(d) for d in shape.split(",")]).astype(np.float32)
+    (want,) = run(g, [x], "float64")
+    assert split_reductions(g, GPU)
+    verify(g)
+    assert sum(n.op.name == op for n in g.nodes()) == 2
+    (got,) = run(g, [x], "float64")
+    assert got.shape == want.shape
+    np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "inputs,call",
+    [
+        ("x: f32[65, 70000]", "reduce_sum(x, axes=(1,))"),  # enough rows
+        ("x: f32[16384, 4096]", "reduce_sum(x, axes=(0,))"),  # enough columns
+        ("x: f32[1, 1000, 32]", "reduce_sum(x, axes=(1,))"),  # short
+        ("x: f32[70001]", "reduce_sum(x)"),  # a prime: no parts of one size
+        ("x: f32[3000, 2, 3000]", "reduce_sum(x, axes=(0, 2))"),  # axes apart
+    ],
+)
+def test_what_stays(inputs: str, call: str) -> None:
+    g = parse(f"def f({inputs}):\n    y = {call}\n    return y\n")
+    assert not split_reductions(g, GPU)
+
+
+def test_only_for_gpus_and_not_when_the_order_is_fixed() -> None:
+    text = "def f(x: f32[131072]):\n    y = reduce_sum(x)\n    return y\n"
+    assert not split_reductions(parse(text), PassContext())
+    assert not split_reductions(parse(text), PassContext(numerics="strict", channels_last=True))
+    assert split_reductions(parse(text), GPU)
