@@ -77,6 +77,7 @@ def first_difference(graph: Graph, inputs: Sequence[Array], got: Sequence[Array]
     want = run(graph, inputs, precision="float64")
     k = longest_reduction(graph, bind_dims(graph, [a.shape for a in inputs]))
     storage = stored_type(graph, asked)
+    form = "tf32" if asked == "tf32" else storage.name if storage is not None else ""
     roundings, unstable = (ROUNDINGS, UNSTABLE) if storage is None else (REDUCED_ROUNDINGS, REDUCED_UNSTABLE)
     rounded: list[Array] | None = None
     for i, (v, a, b) in enumerate(zip(graph.outputs, got, want)):
@@ -84,8 +85,8 @@ def first_difference(graph: Graph, inputs: Sequence[Array], got: Sequence[Array]
         if a.shape != b.shape or a.dtype != t.numpy:
             return i, f"{a.dtype}{list(a.shape)} where {t}{list(b.shape)} was expected"
         limit = bound(t, k, b)
-        if storage is not None and t.is_float:
-            limit = max(limit, reduced(storage, depth(graph), b))
+        if form and t.is_float:
+            limit = max(limit, reduced(form, depth(graph), b))
         if _worst(a, b)[0] <= limit:
             continue
         rounded = rounded if rounded is not None else run(as_stored(graph, asked), inputs)

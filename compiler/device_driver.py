@@ -46,13 +46,16 @@ class Machine:
     present: bool
 
 
-def cuda_machine(target: str, threads: int | None = None) -> Machine:
+def cuda_machine(options: CompileOptions) -> Machine:
     """The machine of a target such as `cuda:1` or `cuda -arch=sm_90a`. TargetError where it is none, or NVRTC is missing."""
     from dnnc.backends.cuda.target import parse_target
     from dnnc.backends.cuda.templates import templates
 
-    number, gpu = parse_target(target)
-    return Machine(gpu, NvrtcCompiler(thread_count(threads)), templates(gpu), lambda: open_device(number), not device_problem(number))
+    number, gpu = parse_target(str(options.target))
+    rounded = options.precision == "tf32" or (options.numerics == "fast" and options.precision is None)
+    return Machine(
+        gpu, NvrtcCompiler(thread_count(options.threads)), templates(gpu, rounded), lambda: open_device(number), not device_problem(number)
+    )
 
 
 def compile_for_device(

@@ -182,7 +182,7 @@ def compile_graph(
     if target.kind == "cuda":
         from dnnc.device_driver import compile_for_device, cuda_machine
 
-        kernels, machine = KernelCache(cache_folder(opts.cache)), cuda_machine(str(target), opts.threads)
+        kernels, machine = KernelCache(cache_folder(opts.cache)), cuda_machine(opts)
         return compile_for_device(graph, names, opts, kernels, machine, progress, import_seconds, onnx)
     cpu = parse_cpu(str(target), opts.threads)
     check_possible(graph)

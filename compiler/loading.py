@@ -94,7 +94,7 @@ def _device(saved: Restored, options: CompileOptions, code: bool) -> Any:
     from dnnc.backends.cuda.build import Given
     from dnnc.device_driver import compile_for_device, cuda_machine
 
-    machine = cuda_machine(str(options.target), options.threads)
+    machine = cuda_machine(options)
     given = Given(*saved.cubins()) if code else None
     names, onnx = (list(saved.model.inputs), list(saved.model.outputs)), None if saved.model.onnx is None else saved.onnx
     notes = (f"loaded from {saved.path}" if code else f"compiled again from {saved.path}: code=False",)

@@ -120,7 +120,9 @@ class _Run:
             try:
                 found = f(*self.operands(n, operands), **attrs)
             except IndexError as e:
-                raise InputError(f"{n.op.name}{locations(n.locs)}: an index lies outside of its axis: {e}; check the values of integer inputs") from None
+                raise InputError(
+                    f"{n.op.name}{locations(n.locs)}: an index lies outside of its axis: {e}; check the values of integer inputs"
+                ) from None
             several = isinstance(found, tuple) or (isinstance(found, list) and len(n.outputs) != 1)
             many: Sequence[Any] = found if several else (found,)
         else:

@@ -15,7 +15,8 @@ node makes carries the errors of its operand, its weights and its own result: in
 an rms of u * sqrt(D) of the scale, if each stage hands on relative errors as they are (sums of many products do: of K independent errors
 in K terms, the sum has one of the same size relative to a sum of random signs). The largest of 10^6 outputs is within 5 rms: 2.5 * eps *
 sqrt(D), hence REDUCED = 3. Accumulators are float32, so that K does not occur. A model that amplifies errors is judged by what rounding alone
-does to it (accuracy.py).
+does to it (accuracy.py). The same holds where products round their operands to TF32: K independent errors of relative size u * sqrt(2) in
+K terms leave one of that size in their sum, within REDUCED * eps of the scale.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ REDUCED = 3.0
 EPS = {
     "f64": 2.0**-52,
     "f32": 2.0**-23,
+    "tf32": 2.0**-10,
     "f16": 2.0**-10,
     "bf16": 2.0**-7,
     "f8e4m3fn": 2.0**-3,
@@ -44,8 +46,11 @@ EPS = {
 TINY = {"f16": 2.0**-14, "f8e4m3fn": 2.0**-6, "f8e4m3fnuz": 2.0**-7, "f8e5m2": 2.0**-14, "f8e5m2fnuz": 2.0**-15}
 
 
-def bound(dtype: DType, k: int, reference: Any) -> float:
-    """The largest error that a result of `dtype` may have against `reference` after reductions over k terms."""
+def bound(dtype: DType, k: int, reference: Any, operands: str = "") -> float:
+    """The largest error that a result of `dtype` may have against `reference` after reductions over k terms.
+
+    `operands`: "tf32" where products round theirs to it first.
+    """
     if not (dtype.is_float or dtype.kind == "c"):
         return 0.0
     scale = max(_scale(reference), TINY.get(dtype.name, 1e-30))
@@ -54,12 +59,13 @@ def bound(dtype: DType, k: int, reference: Any) -> float:
     else:
         eps = EPS[dtype.computed.name]
     stored = STORED * EPS.get(dtype.name, 1.0) if dtype.computed is not dtype else 0.0
-    return float((C * eps * np.sqrt(max(k, 1)) + stored) * scale)
+    rounded = REDUCED * EPS[operands] if operands else 0.0
+    return float((C * eps * np.sqrt(max(k, 1)) + stored + rounded) * scale)
 
 
-def reduced(storage: DType, depth: int, reference: Any) -> float:
-    """The largest error of a model's output where values are stored as `storage` and up to `depth` nodes follow one another."""
-    return float(REDUCED * EPS[storage.name] * np.sqrt(max(depth, 1)) * max(_scale(reference), TINY.get(storage.name, 1e-30)))
+def reduced(form: str, depth: int, reference: Any) -> float:
+    """The largest error of a model's output where values are rounded to `form` (a key of EPS) and up to `depth` nodes follow one another."""
+    return float(REDUCED * EPS[form] * np.sqrt(max(depth, 1)) * max(_scale(reference), TINY.get(form, 1e-30)))
 
 
 def _scale(reference: Any) -> float:

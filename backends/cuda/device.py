@@ -10,7 +10,7 @@ import ctypes
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -305,7 +305,7 @@ def driver_library() -> Any:
     return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 
 
-def launch_with_attributes(function: int, launch: Launch, params: Any, stream: int, attributes: dict[int, tuple[int, ...]]) -> None:
+def launch_with_attributes(function: int, launch: Launch, params: Any, stream: int, attributes: Mapping[int, tuple[int, ...]]) -> None:
     """cuLaunchKernelEx. `LAUNCH_SERIALIZATION: (1,)` lets the kernel begin before its predecessor in the stream has ended."""
     made = (_Attribute * len(attributes))()
     for a, (key, numbers) in zip(made, attributes.items()):

@@ -67,7 +67,7 @@ def check_run(graph: Graph, step: Step, run: Run, seed: int = 0, most: int = MAX
     arrays = list(inputs.values())
     want = reference(sub, arrays, points)
     found = got[tuple(points.T)] if points.shape[1] else got.reshape(1)
-    if errors(found, want).max(initial=0.0) > bound(step.group.output.type.dtype, k, want):
+    if errors(found, want).max(initial=0.0) > bound(step.group.output.type.dtype, k, want, operands_of(step)):
         compare(step, found, want, points, k, conditioning(sub, arrays, points, want, rng))
 
 
@@ -343,10 +343,15 @@ def errors(got: Array, want: Array) -> Array:
     return np.where(np.isnan(error), np.inf, error)
 
 
+def operands_of(step: Step) -> str:
+    """The form to which a schedule rounds the operands of products, if it does."""
+    return "tf32" if step.choice.template == "tf32" else ""
+
+
 def compare(step: Step, got: Array, want: Array, points: Array, k: int, slack: Array) -> None:
     """AccuracyError where an error is over the bound and over what conditioning explains."""
     t = step.group.output.type
-    limit = bound(t.dtype, k, want) + slack
+    limit = bound(t.dtype, k, want, operands_of(step)) + slack
     error = errors(got, want)
     over = error - limit
     if not (over > 0).any():

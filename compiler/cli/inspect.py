@@ -80,7 +80,7 @@ def machine_of(options: CompileOptions) -> CpuTarget | Machine:
         return parse_target(str(target), options.threads)
     from dnnc.device_driver import cuda_machine
 
-    return cuda_machine(str(target), options.threads)
+    return cuda_machine(options)
 
 
 def _show_steps(graph: Graph, view: View, machine: CpuTarget | Machine, options: CompileOptions, as_json: bool) -> None:

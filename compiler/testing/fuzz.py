@@ -1,13 +1,15 @@
 """Random graphs against the interpreter: `python -m dnnc.testing.fuzz --seeds 0:200 [--nodes 12] [--target llvm]`.
 
-Every seed is a graph with inputs (random_graphs.py). It is compiled at all optimization levels for one and for two threads, and once in another
-way that goes with the seed (numerics, an older CPU, the interpreter as target), run, and compared with the float64 interpreter. A graph that fails is made small by dropping nodes while it still fails, and printed as text. Seeds run in
-child processes, so a crash costs one seed and is reported like a wrong number.
+Every seed is a graph with inputs (random_graphs.py). It is compiled at the highest optimization level for one and for two threads, at each other
+level for one or two, and once in another way that goes with the seed (numerics, an older CPU, the interpreter as target), run, and compared with
+the float64 interpreter. A graph that fails is made small by dropping nodes while it still fails, and printed as text. Seeds run in child
+processes, so a crash costs one seed and is reported like a wrong number.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import subprocess
 import sys
 import tempfile
@@ -59,9 +61,13 @@ class Failure:
 
 
 def settings(target: str = "llvm", levels: Sequence[int] = LEVELS, threads: Sequence[int] = (1, 2), seed: int | None = None) -> list[dict[str, Any]]:
-    """The options under which a graph is compiled; with a seed, one of OTHER_WAYS too."""
-    usual = [{"target": target, "opt_level": level, "threads": t} for level in levels for t in threads]
-    return usual if seed is None else [*usual, {"target": target, **OTHER_WAYS[seed % len(OTHER_WAYS)]}]
+    """The options under which a graph is compiled: all of them, or, with a seed, the ways of that seed, one of OTHER_WAYS among them."""
+    if seed is None:
+        return [{"target": target, "opt_level": level, "threads": t} for level in levels for t in threads]
+    turns = [(level, threads[(seed // len(OTHER_WAYS) + k) % len(threads)]) for k, level in enumerate(levels[:-1])]
+    turns += [(levels[-1], t) for t in threads]
+    usual = [{"target": target, "opt_level": level, "threads": t} for level, t in turns]
+    return [*usual, {"target": target, **OTHER_WAYS[seed % len(OTHER_WAYS)]}]
 
 
 def check(graph: Graph, inputs: Sequence[Array], options: dict[str, Any], cache: Any) -> str | None:
@@ -244,6 +250,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _here(seeds: range, args: argparse.Namespace, cache: str) -> tuple[int, int]:
+    import dnnc.driver  # noqa: F401  # with all it needs, so that it is frozen
+
+    gc.collect()
+    gc.freeze()  # each program ends with a full collection, which shall not go through the compiler's own objects
     failed = 0
     for seed in seeds:
         print(f"seed {seed}", flush=True)

@@ -28,7 +28,9 @@ from dnnc.ir.types import TensorType
 
 Array = np.ndarray[Any, Any]
 SIZES = (1, 1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 31, 32, 33)
-DTYPES: tuple[str, ...] = ("f32",) * 24 + ("f16",) * 4 + ("bf16", "bf16", "f64", "f64", "i64", "i64", "i64", "i32", "i32", "u8", "u8", "i8", "i8", "bool", "bool")
+DTYPES: tuple[str, ...] = (
+    ("f32",) * 24 + ("f16",) * 4 + ("bf16", "bf16", "f64", "f64", "i64", "i64", "i64", "i32", "i32", "u8", "u8", "i8", "i8", "bool", "bool")
+)
 DTYPES += ("i16", "u16", "u32", "u64", "f8e4m3fn", "f8e5m2", "i4", "u4")
 EMPTY = 0.015  # the share of shapes with an axis of size 0
 LARGER = (1, 2, 16, 17, 24, 40, 64, 65, 96, 100)

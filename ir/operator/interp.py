@@ -277,7 +277,9 @@ class Interpreter(Evaluator):
         self.state = outer
         self.forget(leave)
         if s.kind == "cluster" and self.grid.peeked:
-            raise KernelError("a block of the cluster may end while another one reads its shared memory: cluster_barrier() is missing after the last peer")
+            raise KernelError(
+                "a block of the cluster may end while another one reads its shared memory: cluster_barrier() is missing after the last peer"
+            )
 
     def team_size(self, b: Block) -> int:
         """Threads of the thread loops nested in a block."""

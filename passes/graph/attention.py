@@ -42,7 +42,9 @@ def to_attention(m: Match) -> Value:
     if mask is not None and mask.type.dtype is not f32:
         mask = m.b.cast(mask, to=f32)
     swap = (*range(rank - 2), rank - 1, rank - 2)
-    return m.b.attention(q, _transposed(m, k, swap), v, *(() if mask is None else (mask,)), scale=scale * of_q * of_k, masked_rows=masked_rows)
+    masks = () if mask is None else (mask,)
+    made: Value = m.b.attention(q, _transposed(m, k, swap), v, *masks, scale=scale * of_q * of_k, masked_rows=masked_rows)
+    return made
 
 
 def _weights(m: Match, v: Value) -> tuple[Node, str]:
@@ -97,7 +99,8 @@ def _transposed(m: Match, v: Value, perm: tuple[int, ...]) -> Value:
     """transpose(v), or what v is a transpose of: two in a row are one."""
     n = v.node
     if n is None or n.op.name != "transpose":
-        return m.b.transpose(v, perm=perm)
-    x = m.operand(n, 0)
-    both = tuple(n.attrs["perm"][p] for p in perm)
-    return x if both == tuple(range(len(both))) else m.b.transpose(x, perm=both)
+        x, both = v, perm
+    else:
+        x, both = m.operand(n, 0), tuple(n.attrs["perm"][p] for p in perm)
+    made: Value = x if both == tuple(range(len(both))) else m.b.transpose(x, perm=both)
+    return made

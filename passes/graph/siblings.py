@@ -74,7 +74,7 @@ def _chain(graph: Graph, n: Node) -> Chain | None:
     add = _only_reader(graph, end, "add")
     if add is not None:
         other = add.inputs[1] if add.inputs[0] is end else add.inputs[0]
-        if other in graph.constants and other.type.shape == w.type.shape[1:]:  # type: ignore[union-attr]
+        if other in graph.constants and other.type.shape == w.type.shape[1:]:
             end, bias = add.output, other
     lead = end.type.rank - 1
     apart = _only_reader(graph, end, "reshape")

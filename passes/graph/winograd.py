@@ -9,7 +9,6 @@ from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Node
 from dnnc.ir.winograd import TILES, points
 
-
 TRANSFORM = {2: 90, 4: 200}  # cycles for a tile of one vector of channels, in or out
 STREAM_RATE = 6  # bytes a cycle of weights from memory
 GAIN = 1.2  # a tile must be this much faster than a smaller one, or than none: larger ones cost memory and accuracy

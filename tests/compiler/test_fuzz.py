@@ -75,9 +75,11 @@ def test_every_op_has_its_turn() -> None:
 
 def test_a_seed_has_a_way_of_its_own() -> None:
     ways = [settings(seed=seed) for seed in range(len(OTHER_WAYS))]
-    assert all(len(w) == 7 and w[:6] == settings() for w in ways)
-    assert {w[6].get("numerics", "") for w in ways} == {"", "strict", "fast"}
-    assert {"reference", "llvm -mcpu=haswell"} < {w[6]["target"] for w in ways}
+    assert all(len(w) == 5 and w[2:4] == settings(levels=(3,)) and [o["opt_level"] for o in w[:2]] == [0, 1] for w in ways)
+    assert {w[4].get("numerics", "") for w in ways} == {"", "strict", "fast"}
+    assert {"reference", "llvm -mcpu=haswell"} < {w[4]["target"] for w in ways}
+    later = settings(seed=len(OTHER_WAYS))  # the same other way, and the other numbers of threads
+    assert later[2:] == ways[0][2:] and [o["threads"] for o in later[:2]] == [2, 1] != [o["threads"] for o in ways[0][:2]] == [1, 2]
 
 
 def test_sizes_and_special_numbers_are_varied() -> None:

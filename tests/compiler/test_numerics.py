@@ -59,7 +59,9 @@ def test_strict_keeps_what_the_graph_says() -> None:
 @pytest.mark.parametrize("level", [0, 1, 3])
 def test_windows_of_one_channel_beside_the_image(level: int) -> None:
     """A row of the window ends where the image does: its length is an expression that may look negative."""
-    g = graph_of("def g(x: f32[2, 5, 1, 16], *, w: f32[5, 1, 1, 3], v: f32[1, 5, 1, 5]):\n    return conv_transpose(x, w), conv(x, v, pads=(0, 4, 0, 4))")
+    g = graph_of(
+        "def g(x: f32[2, 5, 1, 16], *, w: f32[5, 1, 1, 3], v: f32[1, 5, 1, 5]):\n    return conv_transpose(x, w), conv(x, v, pads=(0, 4, 0, 4))"
+    )
     x = np.random.default_rng(0).standard_normal((2, 5, 1, 16)).astype(np.float32)
     found = dnnc.compile(g, numerics="strict", opt_level=level, cache=False)(x)
     for got, want in zip(found, dnnc.compile(g, target="reference")(x)):

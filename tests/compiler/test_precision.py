@@ -61,7 +61,7 @@ def test_a_float32_model_in_half(name: str, to: str) -> None:
     assert first_difference(g, inputs, got, to) is None
     for a, b in zip(got, want):
         error = np.abs(a - b).max()
-        assert a.dtype == np.float32 and EPS[str(HALVES[to])] / 64 * np.abs(b).max() < error <= reduced(HALVES[to], depth(g), b)
+        assert a.dtype == np.float32 and EPS[str(HALVES[to])] / 64 * np.abs(b).max() < error <= reduced(HALVES[to].name, depth(g), b)
     small, large = (x.report.programs[-1].memory for x in (f, full))
     assert small.constants < 0.56 * large.constants and small.arena < large.arena
 
@@ -165,7 +165,7 @@ def test_bounds() -> None:
     ones = np.ones(8)
     assert bound(f16, 1024, ones) < 5 * EPS["f16"] and bound(bf16, 10**6, ones) < 5 * EPS["bf16"]  # sums are float32
     assert bound(f32, 1024, ones) == 32 * 2.0**-23 * 32
-    assert reduced(f16, 16, 2 * ones) == 2 * 3 * 4 * 2.0**-10
+    assert reduced("f16", 16, 2 * ones) == 2 * 3 * 4 * 2.0**-10
     assert bound(f16, 1, np.zeros(3)) == pytest.approx(2.0**-14 * (4 * 2.0**-10 + 32 * 2.0**-23))
 
 

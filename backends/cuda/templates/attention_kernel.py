@@ -173,7 +173,7 @@ class Flash(ABC):
         ahead = step + (s.stages - 1)
         slot = b.let("slot", ahead % s.stages)
         with b.when(ahead < self.steps):
-            self.fetch(b, ahead, slot)
+            self.fetch(b, b.let("next", minimum(ahead, self.steps - 1)), slot)  # whose bounds show that whole tiles need no guards
         b.do("cp_async_commit")
         here = b.let("here", step % s.stages + self.slice * s.stages)
         self.multiply(b, here, scores)
@@ -217,25 +217,23 @@ class Flash(ABC):
             self.transform(b, scores, first)
         if self.a.keys.size % self.s.keys or self.steps * self.s.shares * self.s.keys != self.a.keys.size:
             self.cut(b, scores, first)
-        peak, by = b.alloc("peak", f32, g.stats), b.alloc("by", f32, g.stats)
         with b.loop("r", g.stats, "unroll") as r:
-            b.store(peak, (r,), self.top[r])
-        with b.loop("j", g.turns, "unroll") as j, b.loop("r", g.stats, "unroll") as r, b.loop("c", g.lanes, "unroll") as c:
-            b.store(peak, (r,), maximum(peak[r], scores[lane_of(g.at(r, j), c)]))
-        with b.loop("r", g.stats, "unroll") as r:
-            self.across(b, peak, r, maximum)
-            safe = b.let("safe", select(peak[r].eq(-INF), const(0.0, f32), peak[r]))
-            b.store(by, (r,), self.weight(self.top[r], safe))
-            b.store(self.top, (r,), peak[r])
-            b.store(self.sums, (r,), self.sums[r] * by[r])
-            b.store(peak, (r,), safe)
-        with b.loop("j", g.turns, "unroll") as j, b.loop("r", g.stats, "unroll") as r:
-            at = g.at(r, j)
-            b.store(scores, at, self.weight(scores.at(*at, lanes=g.lanes), peak[r]), g.lanes)
-            with b.loop("c", g.lanes, "unroll") as c:
-                b.store(self.sums, (r,), self.sums[r] + scores[lane_of(at, c)])
-        with b.loop("j", g.pieces, "unroll") as j, b.loop("r", g.stats, "unroll") as r:
-            b.store(mixed, g.place(r, j), mixed.at(*g.place(r, j), lanes=g.wide) * by[r], g.wide)
+            peak = b.alloc("peak", f32, 1)
+            b.store(peak, (0,), self.top[r])
+            with b.loop("j", g.turns, "unroll") as j, b.loop("c", g.lanes, "unroll") as c:
+                b.store(peak, (0,), maximum(peak[0], scores[lane_of(g.at(r, j), c)]))
+            self.across(b, peak, const(0), maximum)
+            safe = b.let("safe", select(peak[0].eq(-INF), const(0.0, f32), peak[0]))
+            by = b.let("by", self.weight(self.top[r], safe))
+            b.store(self.top, (r,), peak[0])
+            b.store(self.sums, (r,), self.sums[r] * by)
+            with b.loop("j", g.turns, "unroll") as j:
+                at = g.at(r, j)
+                b.store(scores, at, self.weight(scores.at(*at, lanes=g.lanes), safe), g.lanes)
+                with b.loop("c", g.lanes, "unroll") as c:
+                    b.store(self.sums, (r,), self.sums[r] + scores[lane_of(at, c)])
+            with b.loop("j", g.pieces, "unroll") as j:
+                b.store(mixed, g.place(r, j), mixed.at(*g.place(r, j), lanes=g.wide) * by, g.wide)
 
     def across(self, b: Builder, stats: Buffer, r: Expr, f: Callable[[Expr, Expr], Expr]) -> None:
         """Join what the lanes hold that share a row."""

@@ -328,11 +328,12 @@ class Writer:
             return
         with b.loop("q", self.t.bn // width, "unroll") as q:
             buffer = b.let("buffer", (done * (self.t.bn // width) + q) % STORE_BUFFERS)  # they take turns over all tiles
+            v = self.values(z, row, col, q) if p.c.dtype.bytes == 2 else None
             with b.when(self.leader):
                 b.do("bulk_wait_read", STORE_BUFFERS - 1)
             b.do("named_barrier", self.w + 1, GROUP)
-            if p.c.dtype.bytes == 2:
-                self.fill_matrices(z, row, col, q, buffer)
+            if v is not None:
+                self.fill_matrices(v, buffer)
             else:
                 self.fill_pairs(z, row, col, q, buffer)
             b.do("fence_async")
@@ -354,16 +355,21 @@ class Writer:
                     total = load(self.acc, (j * 4 + h * 2 + e,))
                     b.store(p.c, p.place(z, r, c), p.finish(z[0] if z else const(0), r, c, const(0), total))
 
-    def fill_matrices(self, z: tuple[Expr, ...], row: Expr, col: Expr, q: Expr, buffer: Expr) -> None:
-        """A store buffer of 16-bit results: 16 columns of a warp's rows at a time."""
+    def values(self, z: tuple[Expr, ...], row: Expr, col: Expr, q: Expr) -> Buffer:
+        """What a thread puts into a store buffer of 16-bit results. All of it is computed before any is put there: what the epilogue reads is
+        then under way at once."""
         b, width = self.b, ROW // 2
-        with b.loop("c", width // 16, "unroll") as c:
-            v = b.alloc("v", self.p.c.dtype, 8)
-            with b.loop("j", 2, "unroll") as j, b.loop("h", 2, "unroll") as h:
-                at = (row + self.warp * 16 + h * 8 + self.lane // 4, col + q * width + c * 16 + j * 8 + self.lane % 4 * 2)
-                self.finish_pair(z, at, (q * width + c * 16 + j * 8) // 2 + h * 2, v, (j * 4 + h * 2,))
+        v = b.alloc("v", self.p.c.dtype, width // 16, 8)
+        with b.loop("c", width // 16, "unroll") as c, b.loop("j", 2, "unroll") as j, b.loop("h", 2, "unroll") as h:
+            at = (row + self.warp * 16 + h * 8 + self.lane // 4, col + q * width + c * 16 + j * 8 + self.lane % 4 * 2)
+            self.finish_pair(z, at, (q * width + c * 16 + j * 8) // 2 + h * 2, v, (c, j * 4 + h * 2))
+        return v
+
+    def fill_matrices(self, v: Buffer, buffer: Expr) -> None:
+        """16 columns of a warp's rows at a time."""
+        with self.b.loop("c", ROW // 32, "unroll") as c:
             place = self.out.ref(self.w, buffer, self.warp * 16 + self.lane % 16, c * 16 + self.lane // 16 * 8, lanes=8)
-            b.do("stmatrix_x4", place, load(v, (0,), 8))
+            self.b.do("stmatrix_x4", place, load(v, (c, 0), 8))
 
     def fill_pairs(self, z: tuple[Expr, ...], row: Expr, col: Expr, q: Expr, buffer: Expr) -> None:
         """A store buffer of 32-bit results."""

@@ -20,8 +20,8 @@ from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates.contraction import L2_RATE
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Load, Var, const, fma, load, maximum, minimum, select, substitute, value, var
-from dnnc.ir.operator.stmt import Alloc, Buffer, Builder, Kernel, Store, loop_var
+from dnnc.ir.expr import Expr, Var, const, fma, load, maximum, minimum, select, substitute, value, var
+from dnnc.ir.operator.stmt import Alloc, Buffer, Builder, Kernel, Store
 from dnnc.ir.winograd import points
 from dnnc.passes.schedule.memory import Vectorizer
 from dnnc.passes.schedule.problem import Knobs, Problem
@@ -162,7 +162,8 @@ def apply(problem: Problem, knobs: Knob, target: CpuTarget) -> Kernel:
     b = Builder()
     with b.loop("w", w.store.buf.shape[0] * (strips_ * share), "parallel") as item:
         image, rest = item // (strips_ * share), item % (strips_ * share)
-        first = b.let("first", minimum(rest // share * k["tg"], w.tiles - k["tg"]))
+        done = rest // share * k["tg"]  # tiles of the strips before; where no whole strip is left, the last one begins earlier
+        first = b.let("first", minimum(done, w.tiles - k["tg"]))
         v = b.alloc("v", f32, w.n, w.n, w.blocks, k["tg"], w.lanes, space="local")
         products = b.alloc("prod", f32, w.n, w.n, k["mo"], k["tg"], w.lanes, space="local")
         _images(b, w, v, image, first)
@@ -170,7 +171,7 @@ def apply(problem: Problem, knobs: Knob, target: CpuTarget) -> Kernel:
         with b.loop("ob", count // k["mo"]) as ob:
             at = rest % share * count + ob * k["mo"]
             _multiply(b, w, v, products, at, k)
-            _results(b, w, products, image, first, at)
+            _results(b, w, products, image, first, maximum(done - (w.tiles - k["tg"]), 0), at)
     return problem.kernel.with_body(b.block())
 
 
@@ -227,10 +228,10 @@ def _multiply(b: Builder, w: Winograd, v: Buffer, products: Buffer, panel: Expr,
             b.store(products, (pr, pc, jo * nv + jn, start + im, 0), acc.at(im, jn, 0, lanes=lanes), lanes)
 
 
-def _results(b: Builder, w: Winograd, products: Buffer, image: Expr, first: Expr, panel: Expr) -> None:
-    """Transform the products back, finish and store them."""
+def _results(b: Builder, w: Winograd, products: Buffer, image: Expr, first: Expr, skip: Expr, panel: Expr) -> None:
+    """Transform the products back, finish and store them, but for the first `skip` tiles: a result may be added to what lies at its place."""
     across = w.grid[1]
-    with b.loop("o", products.shape[2]) as o, b.loop("t", products.shape[3]) as t:
+    with b.loop("o", products.shape[2]) as o, b.loop("t", products.shape[3], lo=skip) as t:
         at = b.let("at", first + t)
         row, column = b.let("row", at // across * w.tile), b.let("col", at % across * w.tile)
         part = b.alloc("part", f32, w.tile, w.n, w.lanes)

@@ -315,5 +315,5 @@ CORNERS = [
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("k", range(len(CORNERS)))
 def test_corners_compile(k: int, arch: str) -> None:
-    for knobs in attention.candidates(problem(CORNERS[k])[2], FACTS[arch])[:2]:
+    for knobs in attention.candidates(problem(CORNERS[k])[2], FACTS[arch])[:1]:
         compiled(CORNERS[k], arch, dict(knobs))
