@@ -46,7 +46,8 @@ def _packed(a: Array, layout: Layout) -> Array:
         for p in levels[k]:
             where[p] = len(split)
             split.append(outer if p is top else p.mod)
-    return np.ascontiguousarray(np.pad(a, widths).reshape(split).transpose([where[p] for p in parts]))
+    full = np.pad(a, widths) if any(end for _, end in widths) else a
+    return np.ascontiguousarray(full.reshape(split).transpose([where[p] for p in parts]))
 
 
 def describe(program: Program, symbols: Mapping[str, str]) -> tuple[NativeKernel, ...]:

@@ -36,11 +36,13 @@ def points(tile: int) -> int:
 
 
 def weights(w: Array, tile: int) -> Array:
-    """[O, C, 3, 3] -> [O, C, m+2, m+2]: G g G^T of every filter, computed in float64."""
-    g, n = _G[tile], points(tile)
-    both = np.kron(g, g).astype(np.float64)
-    found: Array = (w.reshape(-1, TAPS * TAPS) @ both.T).astype(w.dtype)
-    return found.reshape(*w.shape[:2], n, n)
+    """[O, C, 3, 3] -> [O, C, m+2, m+2]: G g G^T of every filter, computed in float64. A view: in memory the points are outermost."""
+    n, made = points(tile), w.shape[:2]
+    taps = np.ascontiguousarray(w.reshape(-1, TAPS * TAPS).T, np.float64)
+    out = np.empty((n, n, made[0] * made[1]), w.dtype)
+    for row, g in zip(out, _G[tile]):
+        row[:] = np.kron(g, _G[tile]) @ taps
+    return out.reshape(n, n, *made).transpose(2, 3, 0, 1)
 
 
 def tap(at: Callable[[Expr, Expr], Expr], tile: int, row: Expr, column: Expr) -> Expr:

@@ -21,7 +21,6 @@ THINNED = {
     "compiler/test_bench.py": 4,
     "compiler/test_calls.py": 2,
     "compiler/test_cli.py": 2,
-    "compiler/test_fuzz.py": 2,
     "backends/llvm/test_shapes.py": 2,
     "models/test_geometry.py": 2,
     "compiler/test_bisect.py": 3,

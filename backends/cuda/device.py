@@ -258,7 +258,7 @@ class Function:
 
     def __init__(self, device: CupyDevice, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str], overlaps: bool) -> None:
         self.driver, self.params = device.driver, list(params)
-        self.attributes = {LAUNCH_SERIALIZATION: (1,)} if overlaps else {}  # the size of clusters stands in the code
+        self.attributes: Mapping[int, tuple[int, ...]] = {LAUNCH_SERIALIZATION: (1,)} if overlaps else {}  # the size of clusters stands in the code
         self.module = device.new_module()
         self.module.load(cubin)
         self.function = self.module.get_function(symbol)

@@ -29,19 +29,39 @@ ROW_BYTES = 128  # of a swizzled buffer
 
 def map_of(s: Eval) -> TensorMap:
     """The map that a copy between global and shared memory needs. InternalError where its buffers do not suit the copy engine."""
-    inside, outside = _ends(s)
-    b, rows = outside.buf, constant(s.args[2], f"the height of the box of {s.name}")
+    inside, outside = _ends(s) if s.name != "tma_fetch" else (None, s.args[0])
+    assert isinstance(outside, Ref)
+    b, rows, lanes = (
+        outside.buf,
+        constant(s.args[1 if inside is None else 2], f"the height of the box of {s.name}"),
+        (outside if inside is None else inside).lanes,
+    )
     shape = tuple(constant(d, f"the shape of {b.name}") for d in b.shape)
     strides = tuple(constant(d, f"the strides of {b.name}") * b.dtype.bytes for d in b.full_strides())
-    box = (*(1 for _ in shape[2:]), *((rows,) if len(shape) > 1 else ()), inside.lanes)
-    row = inside.lanes * b.dtype.bytes
+    box = (*(1 for _ in shape[2:]), *((rows,) if len(shape) > 1 else ()), lanes)
+    row, swizzle = lanes * b.dtype.bytes, inside.buf.swizzle if inside is not None else 0
     if len(shape) > 5 or strides[-1] != b.dtype.bytes or any(n % 16 for n in strides[:-1]):
         raise InternalError(f"the copy engine takes up to 5 axes, apart by multiples of 16 bytes, the last one dense: {b.name} has {strides}")
     if max(box) > 256 or row % 16:
         raise InternalError(f"a box of {b.name} has {box} elements: at most 256 along an axis, and rows of a multiple of 16 bytes")
-    if inside.buf.swizzle not in (0, SWIZZLE_ROWS) or (inside.buf.swizzle and row != ROW_BYTES):
-        raise InternalError(f"{inside.buf.name}: a swizzled buffer that copies fill has rows of {ROW_BYTES} bytes, its box {row}")
-    return TensorMap(b.name, b.dtype, shape, strides, box, ROW_BYTES if inside.buf.swizzle else 0)
+    if swizzle not in (0, SWIZZLE_ROWS) or (swizzle and row != ROW_BYTES):
+        raise InternalError(f"a swizzled buffer beside {b.name} has rows of {ROW_BYTES} bytes where copies fill it, its box {row}")
+    return TensorMap(b.name, b.dtype, shape, strides, box, ROW_BYTES if swizzle else 0)
+
+
+def _fetch(em: FuncEmitter, s: Eval) -> str:
+    source = s.args[0]
+    assert isinstance(source, Ref)
+    em.use("TensorMap")
+    name, at = f"tma_fetch_{len(source.idx)}d", ", ".join(em.text(i) for i in reversed(source.idx))
+    rank = len(source.idx)
+    params, numbers = ", ".join(f"int c{k}" for k in range(rank)), ", ".join(f'"r"(c{k})' for k in range(rank))
+    place = "{" + ", ".join(f"%{1 + k}" for k in range(rank)) + "}"
+    text = f"""\
+FN void {name}(const TensorMap* map, {params}) {{
+  asm volatile("cp.async.bulk.prefetch.tensor.{rank}d.L2.global [%0, {place}];" :: "l"(map), {numbers} : "memory");
+}}"""
+    return f"{_generated(em, name, text)}(&{em.unit.tensor_map(map_of(s))}, {at});"
 
 
 def im2col_of(s: Eval) -> TensorMap:
@@ -76,7 +96,7 @@ def _im2col(em: FuncEmitter, s: Eval) -> str:
 def _prefetch(em: FuncEmitter, s: Eval) -> str:
     maps: dict[TensorMap, None] = {}
     for c in walk_stmts(em.unit.kernel.entry.body):
-        if isinstance(c, Eval) and c.name in ("tma_load", "tma_store", "tma_im2col"):
+        if isinstance(c, Eval) and c.name in ("tma_load", "tma_store", "tma_im2col", "tma_fetch"):
             maps[im2col_of(c) if c.name == "tma_im2col" else map_of(c)] = None
     em.use("TensorMap")
     return " ".join(f"{em.use('tma_prefetch')}(&{em.unit.tensor_map(m)});" for m in maps)
@@ -257,6 +277,6 @@ EFFECTS: dict[str, Callable[[FuncEmitter, Eval], str]] = {
                                  "wgmma_fence", "wgmma_commit", "named_barrier",
                                  "cluster_barrier")},
     **{name: _immediate for name in ("bulk_wait", "bulk_wait_read", "regs_give", "regs_take")},
-    "tma_load": _copy, "tma_im2col": _im2col, "tma_prefetch": _prefetch, "tma_store": _copy, "stmatrix_x4": _matrices, "wgmma": _product, "wgmma_kn": _product, "wgmma_wait": _wait,
+    "tma_load": _copy, "tma_im2col": _im2col, "tma_prefetch": _prefetch, "tma_fetch": _fetch, "tma_store": _copy, "stmatrix_x4": _matrices, "wgmma": _product, "wgmma_kn": _product, "wgmma_wait": _wait,
 }  # fmt: skip
 VALUES: dict[str, Callable[[FuncEmitter, Op], str]] = {"peer": _peer}

@@ -14,6 +14,7 @@ What threads write to shared memory becomes visible to those engines by `fence_a
                                      one thread: a row of `to` for each of so many neighbouring pixels of a convolution's result, which is
                                      heights x widths, from (p, q) of the image on that `from` names in an NHWC buffer: lanes channels of the
                                      pixel that tap (r, s) of the filter meets there; what lies outside of the image is 0
+    tma_fetch(from, rows)            one thread: a box that will be read soon is brought into the L2 cache
     tma_store(to, from, rows)        one thread: the box that lies at `from`; what lies outside of the destination is dropped
     bulk_commit()                    close a group of stores
     bulk_wait_read(n), bulk_wait(n)  all but the newest n groups of this thread have read their source (have arrived)
@@ -35,7 +36,7 @@ from __future__ import annotations
 import numpy as np
 
 EFFECTS = (
-    "mbar_init", "mbar_fence", "mbar_arrive", "mbar_expect", "mbar_wait", "tma_prefetch", "tma_load", "tma_im2col", "tma_store", "bulk_commit", "bulk_wait_read",
+    "mbar_init", "mbar_fence", "mbar_arrive", "mbar_expect", "mbar_wait", "tma_prefetch", "tma_load", "tma_im2col", "tma_fetch", "tma_store", "bulk_commit", "bulk_wait_read",
     "bulk_wait", "fence_async", "stmatrix_x4", "wgmma", "wgmma_kn", "wgmma_fence", "wgmma_commit", "wgmma_wait", "named_barrier", "cluster_barrier", "regs_give", "regs_take",
 )  # fmt: skip
 

@@ -96,11 +96,20 @@ def _scaled(m: Match, v: Value) -> tuple[Value, float]:
 
 
 def _transposed(m: Match, v: Value, perm: tuple[int, ...]) -> Value:
-    """transpose(v), or what v is a transpose of: two in a row are one."""
+    """transpose(v), or what v is a transpose of: two in a row are one, also with a reshape of the batch between."""
     n = v.node
-    if n is None or n.op.name != "transpose":
-        x, both = v, perm
-    else:
-        x, both = m.operand(n, 0), tuple(n.attrs["perm"][p] for p in perm)
-    made: Value = x if both == tuple(range(len(both))) else m.b.transpose(x, perm=both)
+    made: Value | None = None
+    if n is not None and n.op.name == "transpose":
+        both = tuple(n.attrs["perm"][p] for p in perm)
+        x = m.operand(n, 0)
+        made = x if both == tuple(range(len(both))) else m.b.transpose(x, perm=both)
+    elif n is not None and n.op.name == "reshape":
+        x = m.operand(n, 0)
+        turned = x.node
+        rank = x.type.rank
+        swap = (*range(rank - 2), rank - 1, rank - 2)
+        if turned is not None and turned.op.name == "transpose" and tuple(turned.attrs["perm"]) == swap and x.type.shape[-2:] == v.type.shape[-2:]:
+            made = m.b.reshape(m.operand(turned, 0), shape=(*v.type.shape[:-2], v.type.shape[-1], v.type.shape[-2]))
+    if made is None:
+        made = m.b.transpose(v, perm=perm)
     return made

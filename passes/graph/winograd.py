@@ -20,10 +20,10 @@ def winograd_tile(n: Node, lanes: int) -> int:
     assert x is not None and w is not None
     out = n.output.type
     ones = (*(n.attrs["strides"] or ()), *(n.attrs["dilations"] or ()), n.attrs["group"])
-    sizes = (*x.type.shape[1:], *out.shape[1:], *(n.attrs["pads"] or ()))
+    sizes, pads = (*x.type.shape[1:], *out.shape[1:]), n.attrs["pads"] or ()
     if w.type.shape[2:] != (3, 3) or any(k != 1 for k in ones) or {x.type.dtype, w.type.dtype, out.dtype} != {f32}:
         return 0
-    if not all(isinstance(k, int) and k >= 0 for k in sizes) or 0 in sizes:
+    if not all(isinstance(k, int) and k > 0 for k in sizes) or not all(isinstance(p, int) and p >= 0 for p in pads):
         return 0
     best = 0
     for tile in TILES:

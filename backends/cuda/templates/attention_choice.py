@@ -47,14 +47,14 @@ def _widths(a: Attention, half: bool) -> tuple[int, int]:
 
 
 def registers(a: Attention, s: Shape, half: bool) -> int:
-    """Of a thread, at least."""
+    """Of a thread, about."""
     depth, cols = _widths(a, half)
     wm = s.rows // s.warps
     if not half:
         return wm // 4 * (cols // 8 + s.keys // 8 + 8) + 48
     kept = depth // 4 if is_kept(a, s) else 0
     staged = sum(x % 2 != 0 for x in (a.depth.size, a.cols.size)) * s.keys * max(depth, cols) // (64 * s.warps)  # elements that no copy moves
-    return wm // 16 * (cols // 2 + s.keys // 2 + kept + 8) + staged + 40
+    return wm // 16 * (cols // 2 + s.keys // 2 + kept + 20) + staged + 40
 
 
 def shared_bytes(a: Attention, s: Shape, half: bool) -> int:

@@ -163,7 +163,18 @@ def _product(problem: Problem, along: Steps) -> Product | None:
     block = 0 if plain is not None else c.cols.inner
     fixed = "".join(side for side, x in (("a", a), ("b", b)) if x.buf.name in problem.constants)
     made = Product(c.kernel.name, params, left, right, result, *along.sizes, _finish(along, stored, result, block), flipped, window)
-    return replace(made, block=block, fixed=fixed, locs=problem.kernel.locs)
+    return replace(made, block=block, fixed=fixed, beside=_beside(stored, along, result), locs=problem.kernel.locs)
+
+
+def _beside(stored: Expr, along: Steps, result: Buffer) -> tuple[Buffer, ...]:
+    """Matrices of the result's shape that the epilogue reads element by element, the result itself perhaps, and the copy engine can fetch."""
+    loops = (*along.c.rows.loops, *along.c.cols.loops)
+    if len(loops) != 2 or along.batch.loops:
+        return ()
+    at = tuple(loop.var for loop in loops)
+    found = [result for x in walk(stored) if isinstance(x, Var) and x.name == RESULT]
+    found += [x.buf for x in walk(stored) if isinstance(x, Load) and x.buf.space == "global" and x.idx == at and x.buf.dtype.bytes in (2, 4)]
+    return tuple(b for b in dict.fromkeys(found) if _suits(b))
 
 
 def _readable(stored: Expr, along: Steps, factors: tuple[Buffer, ...], blocked: bool) -> bool:

@@ -85,6 +85,7 @@ class Product:
         finish: the value to store, in the type of c.
         window: A is an image [n, h, w, k], B is [tap, n, k].
         fixed: which of "a" and "b" no kernel writes: it may be read while the kernel before this one still runs.
+        beside: other matrices [m, n] of which the epilogue reads the element at its row and column.
         block: columns of the result that lie together, where it is [z, n / block, m, block]; 0: it is [z, m, n].
     """
 
@@ -103,6 +104,7 @@ class Product:
     locs: tuple[Loc, ...] = ()
     fixed: str = ""
     block: int = 0
+    beside: tuple[Buffer, ...] = ()
 
     def place(self, z: tuple[Expr, ...], row: Expr, col: Expr, lane: E = 0) -> tuple[Expr, ...]:
         """The index of an element of the result."""
@@ -234,6 +236,7 @@ class Writer:
 
     def fill(self, done: Expr, z: tuple[Expr, ...], row: Expr, col: Expr) -> None:
         b, p = self.b, self.p
+        self.fetch(row, col)
         with b.loop("step", self.kt) as step:
             s, parity = self.stage(done * self.kt + step)
             with b.when(const(self.ahead - 1) < done * self.kt + step):
@@ -241,6 +244,15 @@ class Writer:
                 b.do("mbar_expect", self.full.ref(s), self.t.stage_bytes)
                 self.load(p.fixed, z, row, col, s, step)
             self.load("".join(x for x in "ab" if x not in p.fixed), z, row, col, s, step)
+
+    def fetch(self, row: Expr, col: Expr) -> None:
+        """What the epilogue reads of other matrices comes into the L2 cache while the sum is computed."""
+        for x in self.p.beside:
+            width = ROW // x.dtype.bytes
+            with self.b.loop("piece", self.t.bn // width, "unroll") as piece:
+                at = col + piece * width
+                with self.b.when(at < self.p.n):
+                    self.b.do("tma_fetch", x.ref(row, at, lanes=width), self.t.bm)
 
     def load(self, which: str, z: tuple[Expr, ...], row: Expr, col: Expr, s: Expr, step: Expr) -> None:
         """Start the copies of a step's part of A and B into a stage."""

@@ -200,7 +200,7 @@ def test_a_sum_is_updated_in_place() -> None:
     p = problem_of(text, inplace="r")
     assert p.inplace
     product = wgmma.product_of(p)
-    assert product is not None
+    assert product is not None and product.beside == (product.c,)
     rng = np.random.default_rng(0)
     args = {b.name: rng.standard_normal([int(d.value) for d in b.shape]).astype(b.dtype.numpy) for b in p.kernel.entry.buffers}  # type: ignore[attr-defined]
     found, want = ({name: v.copy() for name, v in args.items()} for _ in range(2))
@@ -240,6 +240,15 @@ def test_convolutions(text: str, windowed: bool, split: int) -> None:
     product = wgmma.product_of(p)
     assert product is not None and (product.window is not None) == windowed
     check(p, "bf16" if "bf16" in text else "f16", split=split)
+
+
+def test_what_is_added_is_fetched_before_it_is_needed() -> None:
+    kernel = wgmma.apply(problem_of(conv(2, 64, 9, 136, 1)), {"bm": 128, "bn": 128, "stages": 2, "group": 8, "split": 1}, H200)
+    lines = [line.strip() for line in show_kernel(kernel).split("\n")]
+    assert sum(line.startswith("tma_fetch(addr(x3[") for line in lines) == 1
+    text = emit_kernel(kernel, "conv", H200)
+    assert "tma_fetch_2d(" in text and compile_cuda(text, "sm_90a").spills == 0
+    assert next(m for m in launch_of(kernel).maps if m.param == "x3").box == (128, 64)
 
 
 def test_the_map_of_an_image() -> None:
