@@ -36,7 +36,8 @@ def measure(folder: Path, row: Row, precision: str, a: argparse.Namespace) -> Ro
     f = dnnc.compile(model, target="cuda", precision=asked, cache=a.cache)
     arrays = [inputs[i.name] for i in f.inputs]
     got = f(*arrays)
-    out: Row = {"name": row["name"], "precision": precision, "compile_s": time.perf_counter() - start}
+    batch = row["inputs"][0]["shape"][:1] or [1]
+    out: Row = {"name": row["name"], "precision": precision, "batch": batch[0], "compile_s": time.perf_counter() - start}
     program = f.report.programs[-1]
     out |= {"calls": program.calls, "kernels": len(program.kernels), "fallbacks": len(f.report.fallbacks)}
     out["error"] = error(reference(model, inputs), got if isinstance(got, tuple) else (got,))

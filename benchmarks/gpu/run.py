@@ -1,12 +1,13 @@
 """Whole models on one GPU: first right, then timed, beside PyTorch.
 
     python benchmarks/gpu/run.py --models DIR [--set all|float|NAME,NAME] [--precision float32,float16,bfloat16,tf32] [--peers graph,eager,...]
-                                 [--check-only] [--jobs 4] [--cache DIR] [--json OUT]
+                                 [--check-only] [--jobs 4] [--cache DIR] [--json OUT] [--markdown OUT]
 
 DIR is made by `python benchmarks/zoo build DIR --weights seeded` on any machine (35 models in 4 MB; weights are drawn where they are used).
 Each (model, precision) runs in a process of its own. Outputs are compared with ONNX Runtime on the CPU in float32. Times are the GPU's per
 call, by events around calls that are enqueued back to back. Peers: eager (PyTorch), graph (the same in a CUDA graph), reduce-overhead and
-max-autotune (torch.compile). A ratio is the fastest peer's time over ours.
+max-autotune (torch.compile, which takes minutes; `results/gpu-peers.json` keeps what was measured on one device, marked `*` in tables). A ratio
+is the fastest peer's time over ours.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def arguments() -> argparse.Namespace:
     ap.add_argument("--timeout", type=float, default=180, help="seconds for one model")
     ap.add_argument("--cache", default="auto", help="folder of compiled kernels")
     ap.add_argument("--json", type=Path, help="write everything here")
+    ap.add_argument("--markdown", type=Path, help="write the results as a table")
     ap.add_argument("--one", default="", help=argparse.SUPPRESS)  # NAME:PRECISION, in this process
     a = ap.parse_args()
     a.peers = [] if a.peers == "none" else a.peers.split(",")
@@ -91,6 +93,24 @@ def line(r: Row) -> str:
     return text + "".join(f"; {k}: {v}" for k, v in r.get("failures", {}).items())
 
 
+def table(about: dict[str, Any], rows: list[Row]) -> str:
+    """The results in Markdown, with what is known of torch.compile on this device."""
+    known = json.loads((HERE.parent / "results" / "gpu-peers.json").read_text())
+    peers = list(dict.fromkeys(k for r in rows for k in r.get("ms", {}) if k != "dnnc"))
+    head = ["model", "precision", "batch", "error", "launches", "dnnc", *peers, "torch.compile*", "ratio", "compile", "a bound call"]
+    lines = [f"{', '.join(f'{k} {v}' for k, v in about.items())}; milliseconds", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for r in rows:
+        times = r.get("ms", {})
+        kept = known["ms"].get(r["name"], {}).get(str(r.get("batch"))) if r["precision"] == "float16" and about["device"] == known["device"] else None
+        others = [t for k, t in times.items() if k != "dnnc"] + ([kept] if kept else [])
+        ratio = f"{min(others) / times['dnnc']:.2f}" if others and "dnnc" in times else ""
+        cells = [r["name"], r["precision"], r.get("batch", ""), f"{r['error']:.1e}" if "error" in r else r.get("failed", ""), r.get("calls", "")]
+        cells += [f"{times[k]:.4f}" if k in times else "" for k in ("dnnc", *peers)] + [kept or "", ratio]
+        cells += [f"{r['compile_s']:.1f} s" if "compile_s" in r else "", f"{r['host_us']:.0f} us" if "host_us" in r else ""]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join([*lines, "", f"* {known['about']}; {known['date']}, {known['versions']}."]) + "\n"
+
+
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
     import cupy
@@ -119,6 +139,8 @@ def main() -> int:
                 print(r["profile"], flush=True)
             if a.json:
                 a.json.write_text(json.dumps({"machine": about, "rows": rows}, indent=1))
+            if a.markdown:
+                a.markdown.write_text(table(about, rows))
     right = sum(bool(r["right"]) for r in rows)
     print(f"{right} of {len(rows)} right")
     return int(right < len(rows))
