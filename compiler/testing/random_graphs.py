@@ -4,8 +4,9 @@ In: a seed. Out: a graph and arrays for its inputs. Each node is interpreted as 
 operands moved by a few times their rounding error; one whose result is not finite, or that such a move would change by much (a comparison
 near a tie, a cast near an integer), is taken back. So whatever a backend's result differs in is the backend's doing.
 
-Each seed has one op of its own turn, so that as many seeds as there are ops have them all. Every fourth seed makes larger tensors, whose kernels run on several threads; every fifth has a symbolic dim N: sizes that are multiples of
-ANY_SIZE, a prime that no other size has for a factor, become multiples of N.
+Each seed has one op of its own turn, so that as many seeds as there are ops have them all; every sixth has a pattern too. Every fourth
+seed makes larger tensors, whose kernels run on several threads; every fifth has a symbolic dim N: sizes that are multiples of ANY_SIZE, a prime
+that no other size has for a factor, become multiples of N.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ MAX_ANY = 24
 MAX_NUMBER = {"f16": 500.0, "bf16": 1e4, "f8e4m3fn": 100.0, "f8e5m2": 1e3}  # of a float result, 1e5 where nothing is said
 MOVES = 2  # trials with moved operands
 MOVE = 8.0  # how far, in rounding errors
+EVERY = 6  # of so many seeds one has a pattern of random_patterns
 CONTROL = {n for n, d in OPS.items() if "control" in d.traits}
 
 
@@ -67,11 +69,18 @@ class Made:
 
 def random_graph(seed: int, nodes: int = 12) -> tuple[Graph, list[Array]]:
     """A graph of about that many nodes and arrays for its inputs. Equal seeds give equal graphs."""
-    from dnnc.testing.random_recipes import NAMES, RECIPES, add_sample  # they add to a Generator, which is made here
+    from dnnc.testing.random_patterns import PATTERNS  # they add to a Generator, which is made here
+    from dnnc.testing.random_recipes import NAMES, RECIPES, add_sample
 
     g = Generator(np.random.default_rng(seed), large=seed % 4 == 3, symbolic=seed % 5 == 4)
     g.recipes = RECIPES
-    return g.make(nodes, lambda: add_sample(g, NAMES[seed % len(NAMES)]))
+
+    def turn() -> None:
+        add_sample(g, NAMES[seed % len(NAMES)])
+        if seed % EVERY == EVERY - 1:
+            PATTERNS[seed // EVERY % len(PATTERNS)](g)
+
+    return g.make(nodes, turn)
 
 
 class Generator:

@@ -28,6 +28,8 @@ def shapes(a: Attention, target: GpuTarget, half: bool) -> list[Shape]:
         if rows >= 2 * m and rows > (16 if half else 4):
             continue  # half of the rows would not exist
         for keys, stages, slices in itertools.product((32, 64, 128) if half else (16, 32, 64, 128), (2, 3), (1, 2, 4, 8)):
+            if rows == 4 and keys > 32:
+                continue  # a step is short enough as it is, and longer ones run out of registers
             for parts in (1, 2, 4, 8) if target.has_tma and m <= SMALL else (1,):
                 s = Shape(rows, warps, keys, stages, slices, parts)
                 if (s.shares == 1 or keys * (s.shares - 1) < n) and _fits(a, target, s, half):
@@ -90,7 +92,7 @@ def _tensor_work(a: Attention, s: Shape) -> float:
     wm = s.rows // s.warps
     products = wm / 16 * s.keys / 8 * (depth + cols) / 16
     reads = s.keys / 16 * (depth + cols) / 16 + (0 if is_kept(a, s) else wm / 16 * depth / 16)
-    return products * 8 + reads * 5 + (wm * s.keys / 32 * 7 + products + 100) * 0.36
+    return products * 8 + reads * 8 + (wm * s.keys / 32 * 7 + products + 100) * 0.36
 
 
 def _ordinary_work(a: Attention, s: Shape) -> float:

@@ -7,7 +7,7 @@
                 scores = Q K^T                                       in registers
                 peak = max(top, scores); scores = exp(scores - peak); mixed, sums *= exp(top - peak); top = peak
                 mixed += scores V
-            y = epilogue(mixed / sums)                               through shared memory, so that a warp stores whole rows
+            y = epilogue(mixed / sums)                               from registers; shares of a row meet in shared memory before
 
 Scores of keys that do not exist are -inf. Where all scores so far are, 0 takes the place of their maximum, so that no inf - inf occurs that
 the definition does not have; rows that end so have no weights, their sum is NaN.
@@ -108,10 +108,6 @@ class Flash(ABC):
     def mix(self, b: Builder, slot: Expr, scores: Buffer, mixed: Buffer) -> None:
         """mixed += scores V"""
 
-    def power(self, x: Expr) -> Expr:
-        """e^x"""
-        return call("exp", x)
-
     # --- the kernel -------------------------------------------------------------------------------------------------------------
 
     def build(self) -> Kernel:
@@ -177,8 +173,7 @@ class Flash(ABC):
         b.do("cp_async_commit")
         here = b.let("here", step % s.stages + self.slice * s.stages)
         self.multiply(b, here, scores)
-        first = b.let("key", self.number(step) * s.keys)
-        self.softmax(b, scores, first, mixed)
+        self.softmax(b, scores, b.let("key", self.number(step) * s.keys), mixed)
         self.mix(b, here, scores, mixed)
         if any(r is not None for r in self.regs):
             with b.when(ahead < self.steps):
@@ -241,7 +236,8 @@ class Flash(ABC):
             b.store(stats, (r,), f(stats[r], call("shfl_xor", stats[r], const(mask))))
 
     def weight(self, x: Expr, top: Expr) -> Expr:
-        return self.power(x - top)
+        """e^(x - top) of scores."""
+        return call("exp", x - top)
 
     def transform(self, b: Builder, scores: Buffer, first: Expr) -> None:
         """Products become scores: scaled, masked."""

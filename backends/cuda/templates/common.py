@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dnnc.ir.bounds import nonneg
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Op, Var, free, terms, value, walk
 from dnnc.ir.operator.stmt import Block, Buffer, For, Store, accesses, exprs, walk_stmts
@@ -16,6 +17,11 @@ from dnnc.passes.schedule.state import Schedule
 def fixed(problem: Problem) -> bool:
     """Are all sizes known? CUDA programs are specialised to theirs."""
     return not problem.lowered.dims
+
+
+def collapsed(s: Schedule) -> Schedule:
+    """Join axes of buffers, but not of those whose indices stay inside by guards alone: the guards speak of the axes one by one."""
+    return s.collapse(*sorted({x.buf.name for x in accesses(s.body) if not all(nonneg(i) and nonneg(d - 1 - i) for i, d in zip(x.idx, x.buf.shape))}))
 
 
 def outer_loops(s: Schedule, names: tuple[str, ...]) -> list[str]:
@@ -98,7 +104,7 @@ def joined(s: Schedule, names: Sequence[str]) -> list[str]:
     for at in range(len(names) - 2, -1, -1):
         mark, made = s.mark(), f"{names[at]}j"
         try:
-            s.apply(fuse, names[at], names[at + 1], made).collapse()
+            collapsed(s.apply(fuse, names[at], names[at + 1], made))
         except ScheduleError:
             continue
         if divided(s.body, s.loop(made).var):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dnnc.backends.cuda.templates.common import fixed, fused, joined, jumps, outer_loops, walks, width_of
+from dnnc.backends.cuda.templates.common import collapsed, fixed, fused, joined, jumps, outer_loops, walks, width_of
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.operator.stmt import Kernel
 from dnnc.passes.schedule.gpu import stream
@@ -59,7 +59,7 @@ def arranged(s: Schedule, problem: Problem) -> list[str]:
     """The perfect nest of output loops, joined where memory is walked in order."""
     if any(s.extent(n) == 0 for n in problem.lowered.out_loops):
         return []
-    s.apply(single, *(n for n in problem.lowered.out_loops if s.extent(n) == 1)).collapse()
+    collapsed(s.apply(single, *(n for n in problem.lowered.out_loops if s.extent(n) == 1)))
     return joined(s, outer_loops(s, problem.lowered.out_loops))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dnnc.backends.cuda.templates.common import fixed, flattened, fused, jumps, outer_loops, walks, width_of
+from dnnc.backends.cuda.templates.common import collapsed, fixed, flattened, fused, jumps, outer_loops, walks, width_of
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import free, value
 from dnnc.ir.operator.stmt import For, Kernel, exprs, walk_stmts
@@ -54,13 +54,12 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
         s.apply(wrap, "p")
         rows = ["p"]
     row = fused(s, rows, "p")
-    s.collapse()
-    return s.apply(teams, row, Team(int(knobs["team"]), int(knobs["rows"]), across)).done()
+    return collapsed(s).apply(teams, row, Team(int(knobs["team"]), int(knobs["rows"]), across)).done()
 
 
 def arranged(s: Schedule, problem: Problem) -> tuple[list[str], list[list[str]]]:
     """Bring a kernel into the form `for rows: {for nest: .., for nest: .., ..}`; the loops over rows, and those of each nest."""
-    s.apply(hoist_guards).apply(single, *(n for n in problem.lowered.out_loops if s.extent(n) == 1)).collapse()
+    collapsed(s.apply(hoist_guards).apply(single, *(n for n in problem.lowered.out_loops if s.extent(n) == 1)))
     rows = outer_loops(s, problem.lowered.out_loops)
     body = s.loop(rows[-1]).body if rows else s.body
     if len(body) > 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dnnc.backends.cuda.templates.common import fixed, fused, outer_loops
+from dnnc.backends.cuda.templates.common import collapsed, fixed, fused, outer_loops
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import free
 from dnnc.ir.operator.stmt import For, If, Kernel
@@ -49,7 +49,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
 
 def arranged(s: Schedule, problem: Problem) -> tuple[str, int, int]:
     """Bring a kernel into the form `for rows: for s: {..}`; the loop over rows, the length of a row, and how many there are."""
-    s.apply(single, *(n for n in problem.lowered.out_loops if s.extent(n) == 1)).collapse()
+    collapsed(s.apply(single, *(n for n in problem.lowered.out_loops if s.extent(n) == 1)))
     names = outer_loops(s, problem.lowered.out_loops)
     guards = [x for loop in loops(s.body) for x in loop.body if isinstance(x, If)]
     along = [n for n in names if guards and s.loop(n).var in free(guards[0].cond)]

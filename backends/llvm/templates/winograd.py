@@ -13,7 +13,7 @@ with masks, and tiles that reach past the end of the result store what exists of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dnnc.backends.llvm.features import CpuTarget
@@ -53,7 +53,7 @@ class Winograd:
 
     @property
     def lanes(self) -> int:
-        return self.u.shape[-1].value  # type: ignore[attr-defined, no-any-return]
+        return _int(self.u.shape[-1])
 
     @property
     def n(self) -> int:
@@ -71,11 +71,17 @@ class Winograd:
     @property
     def blocks(self) -> int:
         """Of input channels."""
-        return self.u.shape[3].value  # type: ignore[attr-defined, no-any-return]
+        return _int(self.u.shape[3])
 
     @property
     def panels(self) -> int:
-        return self.u.shape[2].value  # type: ignore[attr-defined, no-any-return]
+        return _int(self.u.shape[2])
+
+
+def _int(e: Expr) -> int:
+    n = value(e)
+    assert n is not None
+    return n
 
 
 def winograd_of(problem: Problem) -> Winograd | None:
@@ -87,7 +93,8 @@ def winograd_of(problem: Problem) -> Winograd | None:
     low = problem.lowered
     buffers = dict(zip(low.params, low.kernel.entry.buffers))
     assert low.out_loops == LOOPS and conv.inputs[0] is not None
-    pads, (rows, columns) = conv.attrs["pads"] or (0,) * 4, conv.output.type.shape[2:]
+    pads, size = conv.attrs["pads"] or (0,) * 4, conv.output.type.shape[2:]
+    assert isinstance(size[0], int) and isinstance(size[1], int)
     body = low.kernel.entry.body
     place = tuple(find(body, name).var for name in LOOPS)
     inner = find(body, LOOPS[-1]).body
@@ -100,7 +107,7 @@ def winograd_of(problem: Problem) -> Winograd | None:
     wide.lets[total] = whole = var("sum", f32, lanes=lanes)
     store = wide.store(Store(last.buf, last.idx, substitute(last.value, env)))
     return Winograd(
-        buffers[conv.inputs[0]], buffers[weights], weights.type.layout.winograd, (pads[0], pads[1]), (rows, columns), store, place[:-1], whole
+        buffers[conv.inputs[0]], buffers[weights], weights.type.layout.winograd, (pads[0], pads[1]), (size[0], size[1]), store, place[:-1], whole
     )
 
 
@@ -177,34 +184,39 @@ def apply(problem: Problem, knobs: Knob, target: CpuTarget) -> Kernel:
 
 def _images(b: Builder, w: Winograd, v: Buffer, image: Expr, first: Expr) -> None:
     """Transform the tiles of a strip."""
-    (rows, columns), (_, across) = (x.value for x in w.x.shape[2:4]), w.grid  # type: ignore[attr-defined]
+    rows, columns = (_int(d) for d in w.x.shape[2:4])
     with b.loop("c", w.blocks) as c, b.loop("t", v.shape[3]) as t:
-        at = b.let("at", first + t)
-        row = b.let("row", at // across * w.tile - w.begin[0])
-        column = b.let("col", at % across * w.tile - w.begin[1])
+        row, column = _corner(b, w, first + t)
+        row, column = row - w.begin[0], column - w.begin[1]
         part = b.alloc("part", f32, w.n, w.n, w.lanes)
 
-        def read(r: Expr, q: Expr) -> Expr:
-            return load(w.x, (image, c, row + r, column + q, 0), w.lanes)
+        def read(y: Expr, x: Expr) -> Expr:
+            return load(w.x, (image, c, y, x, 0), w.lanes)
 
-        def read_masked(r: Expr, q: Expr) -> Expr:
-            y, z = row + r, column + q
-            inside = (const(0) <= y) & (y < rows) & (const(0) <= z) & (z < columns)
-            y, z = (minimum(maximum(i, 0), n - 1) for i, n in ((y, rows), (z, columns)))
-            return load(w.x, (image, c, y, z, 0), w.lanes, select(inside, const(w.lanes), const(0)))
+        def read_masked(y: Expr, x: Expr) -> Expr:
+            inside = (const(0) <= y) & (y < rows) & (const(0) <= x) & (x < columns)
+            y, x = minimum(maximum(y, 0), rows - 1), minimum(maximum(x, 0), columns - 1)
+            return load(w.x, (image, c, y, x, 0), w.lanes, select(inside, const(w.lanes), const(0)))
 
-        def down(fetch: object) -> None:
-            with b.loop("q", w.n, "unroll") as q:
-                made = into_points(b, [fetch(const(r), q) for r in range(w.n)])  # type: ignore[operator]
-                for r, e in enumerate(made):
-                    b.store(part, (r, q, 0), e, w.lanes)
+        def down(fetch: Callable[[Expr, Expr], Expr]) -> None:
+            with b.loop("j", w.n, "unroll") as j:
+                for i, e in enumerate(into_points(b, [fetch(row + i, column + j) for i in range(w.n)])):
+                    b.store(part, (i, j, 0), e, w.lanes)
 
-        inside = (const(0) <= row) & (row + (w.n - 1) < rows) & (const(0) <= column) & (column + (w.n - 1) < columns)
-        b.branch(inside, lambda: down(read), lambda: down(read_masked))
-        with b.loop("r", w.n, "unroll") as r:
-            made = into_points(b, [part.at(r, q, 0, lanes=w.lanes) for q in range(w.n)])
-            for q, e in enumerate(made):
-                b.store(v, (r, q, c, t, 0), e, w.lanes)
+        inside = (const(0) <= row) & (row + w.n <= rows) & (const(0) <= column) & (column + w.n <= columns)
+        if value(inside) is None:
+            b.branch(inside, lambda: down(read), lambda: down(read_masked))
+        else:  # an image of few tiles has only inner ones, or none
+            down(read if value(inside) else read_masked)
+        with b.loop("i", w.n, "unroll") as i:
+            for j, e in enumerate(into_points(b, [part.at(i, j, 0, lanes=w.lanes) for j in range(w.n)])):
+                b.store(v, (i, j, c, t, 0), e, w.lanes)
+
+
+def _corner(b: Builder, w: Winograd, tile: Expr) -> tuple[Expr, Expr]:
+    """The first row and column of the results of a tile."""
+    at = b.let("at", tile)
+    return b.let("row", at // w.grid[1] * w.tile), b.let("col", at % w.grid[1] * w.tile)
 
 
 def _multiply(b: Builder, w: Winograd, v: Buffer, products: Buffer, panel: Expr, k: Mapping[str, int]) -> None:
@@ -230,22 +242,23 @@ def _multiply(b: Builder, w: Winograd, v: Buffer, products: Buffer, panel: Expr,
 
 def _results(b: Builder, w: Winograd, products: Buffer, image: Expr, first: Expr, skip: Expr, panel: Expr) -> None:
     """Transform the products back, finish and store them, but for the first `skip` tiles: a result may be added to what lies at its place."""
-    across = w.grid[1]
     with b.loop("o", products.shape[2]) as o, b.loop("t", products.shape[3], lo=skip) as t:
-        at = b.let("at", first + t)
-        row, column = b.let("row", at // across * w.tile), b.let("col", at % across * w.tile)
+        row, column = _corner(b, w, first + t)
         part = b.alloc("part", f32, w.tile, w.n, w.lanes)
-        with b.loop("q", w.n, "unroll") as q:
-            for r, e in enumerate(from_points(b, [products.at(r, q, o, t, 0, lanes=w.lanes) for r in range(w.n)])):
-                b.store(part, (r, q, 0), e, w.lanes)
+        with b.loop("j", w.n, "unroll") as j:
+            for i, e in enumerate(from_points(b, [products.at(i, j, o, t, 0, lanes=w.lanes) for i in range(w.n)])):
+                b.store(part, (i, j, 0), e, w.lanes)
         with b.loop("r", w.tile, "unroll") as r, b.when(row + r < w.size[0]):
-            made = from_points(b, [part.at(r, q, 0, lanes=w.lanes) for q in range(w.n)])
-            for q, e in enumerate(made):
+            for q, e in enumerate(from_points(b, [part.at(r, j, 0, lanes=w.lanes) for j in range(w.n)])):
                 with b.when(column + q < w.size[1]):
-                    env = dict(zip(w.place, (image, panel + o, row + r, column + q)))
-                    env[w.total] = e
-                    s = w.store
-                    b.emit(Store(s.buf, tuple(substitute(i, env) for i in s.idx), substitute(s.value, env), s.lanes, s.limit))
+                    _store(b, w, (image, panel + o, row + r, column + q), e)
+
+
+def _store(b: Builder, w: Winograd, place: tuple[Expr, ...], total: Expr) -> None:
+    """Finish a vector of sums and store it."""
+    env: dict[Expr, Expr] = {**dict(zip(w.place, place)), w.total: total}
+    s = w.store
+    b.emit(Store(s.buf, tuple(substitute(i, env) for i in s.idx), substitute(s.value, env), s.lanes, s.limit))
 
 
 # --- transforms along one axis ------------------------------------------------------------------------------------------------

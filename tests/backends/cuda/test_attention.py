@@ -91,6 +91,8 @@ TURNED = """def g(q: T[2, 20, 3, 16], k: T[2, 3, 16, 24], v: T[2, 3, 24, 16]):
     return attention(transpose(q, perm=(0, 2, 1, 3)), transpose(k, perm=(0, 1, 3, 2)), v, scale=0.25)"""
 RESIDUAL = """def g(q: T[3, 20, 16], k: T[3, 24, 16], v: T[3, 24, 16], r: T[3, 20, 16], c: T[16]):
     return add(mul(attention(q, k, v, scale=0.25), c), r)"""
+SCALED = """def g(q: T[3, 20, 16], k: T[3, 24, 16], v: T[3, 24, 16], c: T[16]):
+    return attention(mul(q, c), k, v, scale=0.25)"""
 GRAPHS = {
     "whole tiles": plain("2, ", 32, 32, 16),
     "no multiple of anything": plain("3, ", 37, 27, 20, 12),
@@ -100,6 +102,7 @@ GRAPHS = {
     "heads side by side": HEADS,
     "operands turned": TURNED,
     "residual": RESIDUAL,
+    "scaled queries": SCALED,
     "mask of keys": plain("2, 2, ", 18, 20, 16, mask="1, 1, 1, 20"),
     "mask of all rows": plain("2, 2, ", 18, 20, 16, mask="18, 20"),
     "mask of batches": plain("2, 2, ", 18, 21, 16, mask="2, 1, 1, 21"),

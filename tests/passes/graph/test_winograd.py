@@ -97,6 +97,4 @@ def test_the_plain_nest_reads_such_weights(chosen: int, monkeypatch: pytest.Monk
 
 
 def _plain(weights: np.ndarray) -> Graph:
-    return parse(
-        "def g(x: f32[1, 16, 5, 6], *, w: f32[20, 16, 3, 3]):\n    y = conv(x, w, pads=(1, 1, 1, 1))\n    return y", {"w": weights}
-    )
+    return parse("def g(x: f32[1, 16, 5, 6], *, w: f32[20, 16, 3, 3]):\n    y = conv(x, w, pads=(1, 1, 1, 1))\n    return y", {"w": weights})
