@@ -7,12 +7,13 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CODE   := compiler ir passes backends autotune
 TYPED  := ir passes
 WORKERS ?= 2
+ZOO ?= zoo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types fast slow gpu golden format digits clean
+.PHONY: help demo test lint types fast slow gpu cuda-zoo golden format digits clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/run  ## compile and run the digits model, show what it sees
 	@$(BIN)/python examples/demo.py
@@ -34,6 +35,9 @@ slow: $(VENV)/dev  ## the other tests that need no GPU
 
 gpu: $(VENV)/dev  ## the tests that need a CUDA device
 	@$(BIN)/pytest -m gpu
+
+cuda-zoo: $(VENV)/dev  ## compile the models of the folder ZOO for a GPU that need not be here; no kernel may spill
+	@$(BIN)/python benchmarks/gpu/compile_zoo.py --models $(ZOO)
 
 golden: $(VENV)/dev  ## write the golden files anew; read the diff before you commit it
 	@$(BIN)/pytest -n $(WORKERS) -m "not gpu" --update-golden

@@ -12,7 +12,8 @@ from dnnc.backends.cuda.build import Compiler, Given, NvrtcCompiler, build
 from dnnc.backends.cuda.device import device_problem, open_device
 from dnnc.backends.cuda.gate import MAX_STEPS
 from dnnc.backends.cuda.native import PARAMETER_ALIGN, CudaNative, Device
-from dnnc.backends.cuda.spelling import MATH
+from dnnc.backends.cuda.spelling import spelled
+from dnnc.backends.cuda.templates.gemv_norm import takes
 from dnnc.backends.llvm.gate_work import not_checked
 from dnnc.device_executable import DeviceExecutable, DeviceOrigin
 from dnnc.device_staged import DeviceStaged
@@ -150,7 +151,8 @@ def make_program(graph: Graph, machine: Machine, opts: CompileOptions, manager: 
         precision=opts.precision,
         attention=True,
         channels_last=True,
-        spelled=MATH,
+        normed=takes,
+        spelled=spelled(opts.numerics),
         align=PARAMETER_ALIGN,
         fallback=not check_every_pass(),
         check=check_every_pass(),

@@ -132,6 +132,8 @@ def _by_cases(e: Expr, t: Expr, c: int, facts: tuple[Expr, ...], depth: int) -> 
         return nonneg(rest + (t.args[0] - t.args[0] % d) * (c // d), facts, depth - 1)
     if t.name == "//" and c < 0 and _positive(t.args[1], facts, depth):  # k*(a // b) <= q  <=  a <= (q//k)*b + b - 1
         return nonneg((rest // -c + 1) * t.args[1] - 1 - t.args[0], facts, depth - 1)
+    if t.name == "//" and c > 0 and (r := value(rest)) is not None and _positive(t.args[1], facts, depth):  # c*(a // b) >= -r  <=  a >= -(r//c)*b
+        return nonneg(t.args[0] + t.args[1] * (r // c), facts, depth - 1)
     if t.name == "//" and c > 0 and _positive(t.args[1], facts, depth) and nonneg(t.args[0], facts, depth - 1):  # a // b >= 0
         return nonneg(rest, facts, depth - 1)
     if t.name == "guard" and c < 0:

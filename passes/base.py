@@ -27,6 +27,7 @@ class PassContext:
         align: bytes; where a value may begin within the memory of another is a multiple of it.
         fallback: is another schedule taken where one turns out not to hold, or is that an error?
         channels_last: do images lie with their channels last (GPUs), instead of in blocks of `lanes`?
+        normed: given a norm and the contraction that alone reads its result: has the target a kernel for both?
         spelled: float32 intrinsics that the target has itself; others are expanded into arithmetic.
         precision: how floats are stored: None (as in the graph), "float32", "tf32", "float16" or "bfloat16".
         check: verify the graph after each pass.
@@ -41,6 +42,7 @@ class PassContext:
     precision: str | None = None
     attention: bool = False
     channels_last: bool = False
+    normed: Callable[[Node, Node], bool] | None = None
     spelled: frozenset[str] = frozenset()
     align: int = 1
     fallback: bool = False

@@ -110,6 +110,6 @@ def compile_program(
 ) -> Program:
     """A graph, changed in place by the passes of the level -> scheduled kernels with a memory plan."""
     (manager or PassManager()).run(graph, LEVELS[opt_level], ctx)
-    region = plan_region(graph, fuse=opt_level >= 3, align=ctx.align)
+    region = plan_region(graph, fuse=opt_level >= 3, align=ctx.align, normed=ctx.normed)
     memory = plan_memory(graph, region.fusion, region.inplace, region.nested)
     return Program(graph, region.fusion, memory, build_steps(region, memory, templates, choose, ctx.spelled, ctx.fallback))

@@ -12,7 +12,7 @@ from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.operator.stmt import For, Kernel, walk_stmts
 from dnnc.ir.operator.text import show_kernel
 from dnnc.ir.operator.verify import verify_kernel
-from dnnc.passes.graph.fuse import FusionPlan, Group, plan_fusion
+from dnnc.passes.graph.fuse import FusionPlan, Group, Normed, plan_fusion
 from dnnc.passes.graph.inplace import find_inplace
 from dnnc.passes.graph.memory_plan import MemoryPlan, Region
 from dnnc.passes.lower import lower
@@ -125,10 +125,10 @@ def _scheduled(problem: Problem, templates: Sequence[Template], choose: Choose, 
     return verify_kernel(decompose(problem.kernel, spelled)), Choice("naive", ())
 
 
-def plan_region(graph: Graph, fuse: bool = True, align: int = 1) -> Region:
-    """Group the nodes of a graph and of those nested in it, and find what may work in place. `align`: see PassContext."""
-    fusion = plan_fusion(graph, fuse, align)
-    nested = {g: tuple(plan_region(s, fuse, align) for s in g.nodes[0].subgraphs()) for g in fusion.groups if g.kind == "control"}
+def plan_region(graph: Graph, fuse: bool = True, align: int = 1, normed: Normed | None = None) -> Region:
+    """Group the nodes of a graph and of those nested in it, and find what may work in place. `align`, `normed`: see PassContext."""
+    fusion = plan_fusion(graph, fuse, align, normed)
+    nested = {g: tuple(plan_region(s, fuse, align, normed) for s in g.nodes[0].subgraphs()) for g in fusion.groups if g.kind == "control"}
     return Region(graph, fusion, find_inplace(graph, fusion), nested)
 
 

@@ -143,7 +143,9 @@ class FuncEmitter:
     def head(self, name: str) -> str:
         s = self.unit.shape
         cluster = f" __cluster_dims__({s.cluster}, 1, 1)" if s.cluster > 1 else ""
-        return f'extern "C" __global__ void{cluster} __launch_bounds__({s.threads}) {name}'
+        together = next((s for s in walk_stmts(self.func.body) if isinstance(s, Eval) and s.name == "resident"), None)
+        blocks = f", {index.constant(together.args[0], 'the number of resident blocks')}" if together is not None else ""
+        return f'extern "C" __global__ void{cluster} __launch_bounds__({s.threads}{blocks}) {name}'
 
     def param(self, p: Var | Buffer) -> str:
         name = self.fresh(p.name)

@@ -197,6 +197,8 @@ FN f32 minimum(f32 a, f32 b) { f32 r; asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : 
     "second_min": "template<class T> FN T second_min(T a, T b) { return a < b ? a : b; }",
     # two roundings; results below the normal numbers are 0
     "power_of_two": 'FN f32 power_of_two(f32 x) { f32 r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }\nFN f64 power_of_two(f64 x) { return exp2(x); }',
+    # 1 ulp; operands and results below the normal numbers are 0
+    "reciprocal": 'FN f32 reciprocal(f32 x) { f32 r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }\nFN f64 reciprocal(f64 x) { return 1.0 / x; }',
     "is_nan": "template<class T> FN bool is_nan(T x) { return x != x; }",
     # --- floats ---
     "divide": "template<class T> FN T divide(T a, T b) { return a / b; }",

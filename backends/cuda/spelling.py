@@ -25,10 +25,16 @@ sin sinh sqrt tan tanh trunc j0 j1 jn y0 y1 yn gamma printf assert clock
 """
 RESERVED = frozenset((*_KEYWORDS.split(), *_LIBRARY.split(), "FN", "UNROLL", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f32", "f64"))
 MATH = frozenset("exp log sqrt erf tanh sin cos tan asin acos atan sinh cosh asinh acosh atanh floor ceil trunc rint log1p expm1 pow".split())
+FAST = frozenset(("recip", "exp2"))  # single instructions, of 1 or 2 ulp
 _TYPES = frozenset((
     "f64", "f32", "f16", "bf16", "bool", "i64", "u64", "i32", "u32", "i16", "u16", "i8", "u8", "i4", "u4", "i2", "u2",
     "f8e4m3fn", "f8e4m3fnuz", "f8e5m2", "f8e5m2fnuz", "f8e8m0", "f4e2m1",
 ))  # fmt: skip
+
+
+def spelled(numerics: str) -> frozenset[str]:
+    """float32 intrinsics that kernels may use, by the rules for rounding: "strict", "standard" or "fast"."""
+    return MATH if numerics == "strict" else MATH | FAST
 
 
 def scalar(t: DType) -> str:

@@ -22,7 +22,7 @@ from dnnc.backends.llvm.gate_work import MAX_STEPS, sampled, unchecked
 from dnnc.backends.llvm.native import shape_of
 from dnnc.backends.runtime import Frame, aligned_empty
 from dnnc.ir.errors import AccuracyError, locations
-from dnnc.ir.expr import Expr, Var, const
+from dnnc.ir.expr import Expr, Var, const, free
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.interp import run_at
 from dnnc.ir.operator.stmt import stored
@@ -35,6 +35,7 @@ from dnnc.passes.program import Step
 POINTS = 2048
 COLUMNS = 64  # of these along one axis
 PROBES = 1 << 16  # bytes of an input that are looked at to see whether the kernel wrote there
+MAX_AXIS = 1 << 20  # elements of an axis that a check takes for the sake of its indices
 POOL = 65521  # random numbers, a prime so that no stride meets a period
 TRIALS = 6  # changes of the inputs that find how well-conditioned an output is
 RED_ZONE = 256  # bytes on either side of an output
@@ -54,7 +55,7 @@ def check_kernel(graph: Graph, step: Step, address: int, seed: int = 0) -> None:
 def check_run(graph: Graph, step: Step, run: Run, seed: int = 0, most: int = MAX_STEPS) -> None:
     """The same for any way to run a kernel, which gives its output in logical order. `most`: statements that a check may run."""
     rng = np.random.default_rng(seed)
-    dims = {v: sample_dim(v) for v in step_dims(step)}
+    dims = sample_dims(graph, step)
     env: dict[Expr, Expr] = {v: const(n) for v, n in dims.items()}
     if unchecked(step, env, most) is not None:  # the report says so
         return
@@ -99,18 +100,33 @@ def _shaken(a: Array, rng: np.random.Generator, cast: float) -> Array:
 
 def step_dims(step: Step) -> list[Var]:
     """Every symbolic dim that occurs in the types of a group."""
-    from dnnc.ir.expr import free
-
     values = [v for n in step.group.nodes for v in (*n.inputs, *n.outputs) if v is not None]
     found = {x for v in values for d in v.type.shape for x in free(const(d))} | set(step.dims)
     return sorted(found, key=lambda v: v.name)
 
 
-def sample_dim(v: Var) -> int:
-    """A size that is odd where it may be, so that tails are met."""
+def sample_dims(graph: Graph, step: Step) -> dict[Var, int]:
+    """A size for every symbolic dim: 19, or what the constant indices of its axis ask for."""
+    dims = {v: sample_dim(v) for v in step_dims(step)}
+    for n in step.group.nodes:
+        if n.op.name not in INDICES:
+            continue
+        x, at = n.inputs[0], n.inputs[INDICES[n.op.name][0]]
+        indices = None if at is None else graph.constants.get(at)
+        if x is None or indices is None or not indices.size:
+            continue
+        axes = [x.type.shape[n.attrs["axis"]]] if "axis" in n.attrs else x.type.shape
+        least = min(max(int(indices.max()) + 1, -int(indices.min())), MAX_AXIS)
+        for v in {v for d in axes for v in free(const(d))}:
+            dims[v] = max(dims[v], sample_dim(v, least))
+    return dims
+
+
+def sample_dim(v: Var, least: int = 19) -> int:
+    """A size that is odd where it may be, so that tails are met; and as large as that where it may be."""
     lo = v.lo if isinstance(v.lo, int) else 1
     hi = v.hi if isinstance(v.hi, int) else 1 << 30
-    n = max(lo, min(hi, 19))
+    n = max(lo, min(hi, least))
     return min(-(-n // v.div) * v.div, max(hi // v.div * v.div, v.div))
 
 

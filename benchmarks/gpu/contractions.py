@@ -1,6 +1,6 @@
 """Matrix products and convolutions on one GPU by the templates gemv, mma, simt and tf32: our kernels beside PyTorch (cuBLAS, cuDNN).
 
-    python benchmarks/gpu/contractions.py [--only WORD] [--templates gemv,mma,simt] [--tf32] [--candidates N] [--emit-only]
+    python benchmarks/gpu/contractions.py [--only WORD,WORD] [--templates gemv,mma,simt] [--tf32] [--candidates N] [--emit-only]
     PYTHONPATH=.types python3 benchmarks/gpu/contractions.py     where dnnc is not installed; `make .types` makes that folder
 
 Each kernel is checked before it is timed. Times are microseconds of one call out of a CUDA graph of many, medians over replays that take turns;
@@ -49,21 +49,35 @@ def dense(m: int, n: int, k: int, t: str) -> Case:
     return case(f"{t}_dense_{m}x{n}x{k}", inputs, "a = matmul(x, w); b = add(a, c); d = gelu(b); y = add(d, r)", peer)
 
 
-def conv(name: str, x: tuple[int, ...], w: tuple[int, ...], stride: int = 1, pad: int = 0, t: str = "f32", group: int = 1) -> Case:
+def conv(
+    name: str, x: tuple[int, ...], w: tuple[int, ...], stride: int = 1, pad: int = 0, t: str = "f32", group: int = 1, last: bool = False
+) -> Case:
+    """`last`: channels are, as in whole models."""
+
     def peer(a: Any, b: Any) -> Any:
         import torch
 
         return torch.nn.functional.conv2d(a, b, None, stride, pad, 1, group)
 
     text = f"y = conv(x, w, strides=({stride}, {stride}), pads=({pad}, {pad}, {pad}, {pad}), group={group})"
-    inputs = f"x: {t}[{', '.join(map(str, x))}], w: {t}[{', '.join(map(str, w))}]"
-    return case(f"{t}_conv_{name}", inputs, text, peer)
+    order = ' @ "0 2 3 1"' if last else ""
+    size = [(n + 2 * pad - k) // stride + 1 for n, k in zip(x[2:], w[2:])]
+    text = text.replace("y =", f"y: {t}[{x[0]}, {w[0]}, {size[0]}, {size[1]}]{order} =")
+    inputs = f"x: {t}[{', '.join(map(str, x))}]{order}, w: {t}[{', '.join(map(str, w))}]{order}"
+    return case(f"{t}_conv_{name}{'_nhwc' if last else ''}", inputs, text, peer)
 
 
 def cases() -> list[Case]:
     out = [product(*s) for s in ((4096, 4096, 4096), (1024, 1024, 1024), (512, 512, 512), (128, 3072, 768), (128, 768, 768), (128, 768, 3072),
-                                 (16, 4096, 4096), (1000, 1000, 1000))]  # fmt: skip
-    out += [product(1, 4096, 4096), product(1, 1, 4096, nk=True), product(128, 128, 64, batch=96), dense(1024, 1024, 1024, "f32")]
+                                 (197, 384, 1536), (197, 1536, 384), (2048, 2048, 2048), (16, 4096, 4096), (1000, 1000, 1000))]  # fmt: skip
+    out += [
+        product(1, 480, 20),
+        product(1, 1152, 48),
+        product(1, 4096, 4096),
+        product(1, 1, 4096, nk=True),
+        product(128, 128, 64, batch=96),
+        dense(1024, 1024, 1024, "f32"),
+    ]
     out += [product(*s, "f16") for s in ((4096, 4096, 4096), (1024, 1024, 1024), (128, 3072, 768), (128, 768, 768), (16, 4096, 4096),
                                          (1000, 1000, 1000))]  # fmt: skip
     out += [product(1, n, k, "f16") for n, k in ((4096, 4096), (768, 768), (3072, 768), (768, 3072), (50257, 768))]
@@ -71,7 +85,8 @@ def cases() -> list[Case]:
     out += [product(8, 4096, 4096, "f16"), product(128, 128, 64, "f16", batch=96), dense(1024, 1024, 1024, "f16")]
     layers = {"l1_3x3": ((64, 56, 56), (64, 64, 3, 3), 1, 1), "l2_3x3s2": ((128, 56, 56), (128, 128, 3, 3), 2, 1),
               "l3_3x3": ((256, 14, 14), (256, 256, 3, 3), 1, 1), "l4_3x3": ((512, 7, 7), (512, 512, 3, 3), 1, 1),
-              "l1_1x1": ((64, 56, 56), (256, 64, 1, 1), 1, 0), "stem": ((3, 224, 224), (64, 3, 7, 7), 2, 3)}  # fmt: skip
+              "l1_1x1": ((64, 56, 56), (256, 64, 1, 1), 1, 0), "l4_1x1": ((512, 7, 7), (2048, 512, 1, 1), 1, 0), "stem": ((3, 224, 224), (64, 3, 7, 7), 2, 3)}  # fmt: skip
+    out += [conv(f"{name}_b1", (1, *x), w, stride, pad, last=True) for name, (x, w, stride, pad) in layers.items() if name != "stem"]
     for t in ("f32", "f16"):
         for n in (1, 32):
             out += [conv(f"{name}_b{n}", (n, *x), w, stride, pad, t) for name, (x, w, stride, pad) in layers.items()]
@@ -110,7 +125,7 @@ def measure(c: Case, kernels: list[tuple[Choice, Kernel, bytes, str]]) -> float:
 
 def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--only", default="", help="cases whose name holds this word")
+    ap.add_argument("--only", default="", help="cases whose name holds one of these words, separated by commas")
     ap.add_argument("--templates", default="gemv,mma,simt", help="of gemv, wgmma, mma, simt, threads")
     ap.add_argument("--tf32", action="store_true", help="the template tf32 in the place of simt, and PyTorch with TF32")
     ap.add_argument("--candidates", type=int, default=4, help="schedules of each case and template, best guess first")
@@ -121,7 +136,7 @@ def main() -> None:
     made: dict[str, tuple[Case, Choice, Kernel]] = {}
     for c in cases():
         for t in templates(target, rounded=a.tf32):
-            if a.only in c.name and t.name in wanted:
+            if any(word in c.name for word in a.only.split(",")) and t.name in wanted:
                 for n, knobs in enumerate(t.candidates(c.problem)[: a.candidates]):
                     made[f"{c.name}_{t.name}_{n}"] = (c, Choice(t.name, knobs), verify_kernel(t.apply(c.problem, dict(knobs))))
     compiled = compile_many({s: (emit_kernel(k, s, target), target.arch) for s, (_, _, k) in made.items()}, os.cpu_count() or 1)

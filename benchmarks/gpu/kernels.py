@@ -1,10 +1,12 @@
 """Matrix products and convolutions on one GPU: our kernels beside cuBLAS and cuDNN (through PyTorch), each checked before it is timed.
 
-    python benchmarks/gpu/kernels.py [--shapes MxNxK,... | none] [--convs NAME,... | all | none] [--batches 1,32] [--dtype f16|bf16]
-                                     [--weights nk|kn] [--tilings N|all|BMxBNxSTAGES[xGROUP[xSPLIT]]] [--warm] [--json OUT]
+    python benchmarks/gpu/kernels.py [--shapes MxNxK,... | none] [--convs NAME,... | all | none] [--batches 1,32] [--qkv BxSxHxD,...]
+                                     [--act relu|gelu|silu] [--dtype f16|bf16] [--weights nk|kn] [--mma N]
+                                     [--tilings N|all|BMxBNxSTAGES[xGROUP[xSPLIT[xRESIDENT]]]] [--warm] [--json OUT]
     PYTHONPATH=.types python3 benchmarks/gpu/kernels.py        where dnnc is not installed; `make .types` makes that folder
 
-Ours computes relu(A @ B + bias) or relu(conv(x, w) + bias); the library the bare product or convolution (NHWC, cudnn.benchmark). Times are
+Ours computes act(A @ B + bias) or act(conv(x, w) + bias), or queries, keys and values of a batch in one product, stored head by head; the
+library the bare product or convolution (NHWC, cudnn.benchmark). --mma adds kernels of the template `mma`. Times are
 microseconds of one call out of a CUDA graph of many, medians over replays that take turns; operands rotate through more memory than the L2
 cache holds unless --warm. A ratio is the library's time over ours. Errors are the largest against float64 (float32 for convolutions) over
 sampled rows, relative to the largest element.
@@ -25,28 +27,32 @@ from typing import Any
 from dnnc.backends.cuda.device import open_device
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import compile_many
+from dnnc.backends.cuda.spelling import spelled
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates import wgmma
+from dnnc.backends.cuda.templates import mma, wgmma
 from dnnc.ir.graph_text import parse
 from dnnc.ir.operator.stmt import Eval, Kernel, walk_stmts
 from dnnc.ir.operator.verify import verify_kernel
 from dnnc.passes.lower import lower
+from dnnc.passes.operator.decompose import decompose
 from dnnc.passes.schedule.problem import Problem, classify
 
 SHAPES = (
     "1024x1024x1024,2048x2048x2048,4096x4096x4096,8192x8192x8192,4096x3072x768,4096x768x3072,4096x768x768,128x2304x768,128x3072x768,"
     "128x768x3072,128x768x768,128x4096x4096,197x1536x384,1000x1000x1000"
 )
-# name -> input channels, output channels, height and width, filter, stride, padding: of ResNet-50 and VGG
+# name -> input channels, output channels, height and width, filter, stride, padding: of ResNet-50, VGG and EfficientNet-B0
 CONVS = {
     "l1_1x1a": (64, 64, 56, 1, 1, 0), "l1_3x3": (64, 64, 56, 3, 1, 1), "l1_1x1c": (64, 256, 56, 1, 1, 0), "l2_3x3s2": (128, 128, 56, 3, 2, 1),
     "l2_3x3": (128, 128, 28, 3, 1, 1), "l3_1x1s2": (512, 1024, 28, 1, 2, 0), "l3_3x3": (256, 256, 14, 3, 1, 1), "l3_1x1c": (256, 1024, 14, 1, 1, 0),
     "l4_3x3": (512, 512, 7, 3, 1, 1), "l4_1x1a": (2048, 512, 7, 1, 1, 0), "vgg_256": (256, 256, 56, 3, 1, 1),
+    "eff_16_96": (16, 96, 112, 1, 1, 0), "eff_24_144": (24, 144, 56, 1, 1, 0), "eff_40_240": (40, 240, 28, 1, 1, 0), "eff_96_24": (96, 24, 56, 1, 1, 0),
 }  # fmt: skip
 COLD_BYTES = 150 << 20
 CALLS = 20  # of a graph
 SAMPLES = 256  # rows that are compared
-KNOBS = ("bm", "bn", "stages", "group", "split")
+KNOBS = ("bm", "bn", "stages", "group", "split", "resident")
+ACTS = ("relu", "gelu", "silu")
 TOLERANCE = {"f16": 2e-3, "bf16": 1e-2}
 Call = Callable[[int], object]
 Knobs = dict[str, int]
@@ -57,9 +63,12 @@ def arguments() -> argparse.Namespace:
     ap.add_argument("--shapes", default=SHAPES, help="MxNxK, separated by commas; none")
     ap.add_argument("--convs", default="none", help=f"of {', '.join(CONVS)}; all; none")
     ap.add_argument("--batches", default="1,32", help="of the convolutions")
+    ap.add_argument("--qkv", default="none", help="BxSxHxD, separated by commas: batch, tokens, heads, elements of a head; none")
+    ap.add_argument("--act", default="relu", choices=ACTS, help="what follows the bias")
+    ap.add_argument("--mma", type=int, default=0, help="how many kernels of the template mma are timed as well")
     ap.add_argument("--dtype", default="f16", choices=tuple(TOLERANCE))
     ap.add_argument("--weights", default="kn", choices=("nk", "kn"), help="how B lies in memory: as in ONNX (kn), or transposed")
-    ap.add_argument("--tilings", default="3", help="how many, best guess first; all; or one, BMxBNxSTAGES[xGROUP[xSPLIT]]")
+    ap.add_argument("--tilings", default="3", help="how many, best guess first; all; or one, BMxBNxSTAGES[xGROUP[xSPLIT[xRESIDENT]]]")
     ap.add_argument("--warm", action="store_true", help="the same operands in each call")
     ap.add_argument("--replays", type=int, default=15)
     ap.add_argument("--json", type=Path, help="append a line for each tiling")
@@ -108,10 +117,25 @@ def gap(found: Any, want: Any) -> float:
     return float("inf") if bool(torch.isnan(e)) else float(e)
 
 
+def finished(h: str, y: str, act: str) -> str:
+    """The line of a graph that follows the bias: the result is `y`, of this type."""
+    if act == "silu":
+        return f"    s: {y} = sigmoid({h})\n    y: {y} = mul({h}, s)\n    return y\n"
+    return f"    y: {y} = {act}({h})\n    return y\n"
+
+
+def activated(x: Any, act: str) -> Any:
+    from torch.nn import functional
+
+    return getattr(functional, act)(x)
+
+
 def matmul(m: int, n: int, k: int, a: argparse.Namespace) -> Work:
     d, kn = a.dtype, a.weights == "kn"
     other = "w" if kn else "transpose(w, perm=(1, 0))"
-    text = f"def f(x: {d}[{m}, {k}], w: {d}[{f'{k}, {n}' if kn else f'{n}, {k}'}], b: {d}[{n}]):\n    return relu(add(matmul(x, {other}), b))\n"
+    y = f"{d}[{m}, {n}]"
+    text = f"def f(x: {d}[{m}, {k}], w: {d}[{f'{k}, {n}' if kn else f'{n}, {k}'}], b: {d}[{n}]):\n    h: {y} = add(matmul(x, {other}), b)\n"
+    text += finished("h", y, a.act)
 
     def operands() -> Operands:
         import torch
@@ -125,7 +149,7 @@ def matmul(m: int, n: int, k: int, a: argparse.Namespace) -> Work:
 
         def error(i: int) -> float:
             x, _, b, y = sets[i]
-            e = gap(y[rows], torch.relu(x[rows].double() @ product[i].double() + b.double()))
+            e = gap(y[rows], activated(x[rows].double() @ product[i].double() + b.double(), a.act))
             y.fill_(float("nan"))
             return e
 
@@ -141,9 +165,7 @@ def conv(name: str, batch: int, a: argparse.Namespace) -> Work:
     text = f"""\
 def f(x: {d}[{batch}, {ci}, {hw}, {hw}] {last}, w: {d}[{co}, {ci}, {r}, {r}] {last}, b: {d}[{co}]):
     h: {y} = conv(x, w, b, strides=({stride}, {stride}), pads=({pad}, {pad}, {pad}, {pad}))
-    y: {y} = relu(h)
-    return y
-"""
+{finished("h", y, a.act)}"""
 
     def operands() -> Operands:
         import torch
@@ -160,7 +182,7 @@ def f(x: {d}[{batch}, {ci}, {hw}, {hw}] {last}, w: {d}[{co}, {ci}, {r}, {r}] {la
 
         def error(i: int) -> float:
             x, w, b, y = sets[i]
-            e = gap(y, torch.relu(functional.conv2d(x.float(), w.float(), b.float(), stride, pad)))
+            e = gap(y, activated(functional.conv2d(x.float(), w.float(), b.float(), stride, pad), a.act))
             y.fill_(float("nan"))
             return e
 
@@ -169,16 +191,60 @@ def f(x: {d}[{batch}, {ci}, {hw}, {hw}] {last}, w: {d}[{co}, {ci}, {r}, {r}] {la
     return Work(f"{name} b{batch}", text, 2.0 * batch * out * out * co * ci * r * r, operands)
 
 
+def qkv(batch: int, tokens: int, heads: int, size: int, a: argparse.Namespace) -> Work:
+    k, d = heads * size, a.dtype
+    n, rows = 3 * k, f"{a.dtype}[{batch}, {tokens}"
+    text = f"""\
+def f(x: {rows}, {k}], w: {d}[{k}, {n}], b: {d}[{n}]):
+    h: {rows}, {n}] = add(matmul(x, w), b)
+    r: {rows}, 3, {heads}, {size}] = reshape(h, shape=({batch}, {tokens}, 3, {heads}, {size}))
+    y: {d}[3, {batch}, {heads}, {tokens}, {size}] = transpose(r, perm=(2, 0, 3, 1, 4))
+    return y
+"""
+
+    def operands() -> Operands:
+        import torch
+
+        def draw(*shape: int) -> Any:
+            return torch.randn(*shape, device="cuda", dtype=torch_type(d))
+
+        m = batch * tokens
+        sets = [[draw(m, k), draw(k, n), draw(n), draw(3, batch, heads, tokens, size)] for _ in range(count_of(2 * (m * k + n * k + m * n), a.warm))]
+        plain = [draw(m, n) for _ in sets]
+
+        def error(i: int) -> float:
+            x, w, b, y = sets[i]
+            want = (x.float() @ w.float() + b.float()).view(batch, tokens, 3, heads, size).permute(2, 0, 3, 1, 4)
+            e = gap(y, want)
+            y.fill_(float("nan"))
+            return e
+
+        return Operands(sets, lambda i: torch.mm(sets[i][0], sets[i][1], out=plain[i]), error)
+
+    return Work(f"qkv {batch}x{tokens}x{heads}x{size}", text, 2.0 * batch * tokens * n * k, operands)
+
+
 def wanted(text: str, found: list[Knobs]) -> list[Knobs]:
     """The settings of --tilings among those that a problem offers, or one of one's own."""
     if "x" in text:
         given = dict(zip(KNOBS, map(int, text.split("x"))))
-        return [{"group": wgmma.GROUP, "split": 1} | given]
+        return [{"group": wgmma.GROUP, "split": 1, "resident": 1} | given]
     return found if text == "all" else found[: int(text)]
 
 
 def tag(k: Knobs) -> str:
     return "x".join(str(k[name]) for name in KNOBS)
+
+
+def kernels_of(work: Work, target: GpuTarget, a: argparse.Namespace) -> dict[str, Kernel]:
+    """The kernels to time, by their tilings; as the driver makes them."""
+    problem, known = work.problem(), spelled("standard")
+    made = {}
+    for knobs in wanted(a.tilings, [{k: int(v) for k, v in c} for c in wgmma.candidates(problem, target)]):
+        made[tag(knobs)] = wgmma.apply(problem, knobs, target)
+    for c in mma.candidates(problem, target)[: a.mma]:
+        made["mma:" + "x".join(str(v) for _, v in c)] = mma.apply(problem, dict(c), target)
+    return {name: verify_kernel(decompose(k, known)) for name, k in made.items()}
 
 
 def uses(kernel: Kernel, effect: str) -> bool:
@@ -224,9 +290,11 @@ def measure(work: Work, kernels: dict[str, tuple[Kernel, bytes, str]], replays: 
     device, given = open_device(), work.operands()
     status = torch.zeros(4, dtype=torch.int32, device="cuda")
     graphs, errors = [graph_of(given.library, len(given.sets))], []
+    functions = []  # a graph keeps no function alive that it calls
     for kernel, cubin, symbol in kernels.values():
         launch = launch_of(kernel)
         function = device.load(cubin, symbol, launch, [p.name for p in kernel.entry.params], uses(kernel, "pdl_wait"))
+        functions.append(function)
         for k in range(len(given.sets)):
             given.error(k)
 
@@ -240,6 +308,7 @@ def measure(work: Work, kernels: dict[str, tuple[Kernel, bytes, str]], replays: 
         errors.append(max(float(given.error(k)) for k in range(len(given.sets))))  # type: ignore[arg-type]
         torch.cuda.synchronize()
     library, *times = microseconds(graphs, replays)
+    functions.clear()
     return library, {name: (t, e) for name, t, e in zip(kernels, times, errors)}
 
 
@@ -263,11 +332,8 @@ def main() -> None:
     works = [matmul(*map(int, s.split("x")), a) for s in a.shapes.split(",") if s != "none"]  # type: ignore[arg-type, call-arg]
     names = list(CONVS) if a.convs == "all" else [c for c in a.convs.split(",") if c != "none"]
     works += [conv(name, int(batch), a) for name in names for batch in a.batches.split(",")]
-    made: dict[tuple[str, str], Kernel] = {}
-    for work in works:
-        problem = work.problem()
-        for knobs in wanted(a.tilings, [{k: int(v) for k, v in c} for c in wgmma.candidates(problem, target)]):
-            made[work.name, tag(knobs)] = verify_kernel(wgmma.apply(problem, knobs, target))
+    works += [qkv(*map(int, s.split("x")), a) for s in a.qkv.split(",") if s != "none"]  # type: ignore[arg-type, call-arg]
+    made = {(work.name, name): k for work in works for name, k in kernels_of(work, target, a).items()}
     symbols = {key: f"kernel_{k}" for k, key in enumerate(made)}
     start = time.perf_counter()
     compiled = compile_many({symbols[key]: (emit_kernel(k, symbols[key], target), "sm_90a") for key, k in made.items()}, os.cpu_count() or 1)

@@ -116,8 +116,15 @@ class Arrays:
         *self.inputs_, self.output = c.problem.lowered.params
         self.nbytes = sum(int(v.type.nbytes) for v in c.problem.lowered.params)
         count = max(1, min(CALLS, -(-COLD_BYTES // self.nbytes)))
-        self.inputs = [[torch.randn(v.type.shape, device="cuda").to(types[v.type.dtype.name]) for v in self.inputs_] for _ in range(count)]
-        self.outputs = [torch.empty(v.type.shape, device="cuda", dtype=types[v.type.dtype.name]) for v in [self.output] * count]
+
+        def laid_out(x: Any, v: Any) -> Any:
+            """Images with channels last, as the value's layout has them."""
+            return x if tuple(v.type.physical) == tuple(v.type.shape) else x.contiguous(memory_format=torch.channels_last)
+
+        self.inputs = [
+            [laid_out(torch.randn(v.type.shape, device="cuda").to(types[v.type.dtype.name]), v) for v in self.inputs_] for _ in range(count)
+        ]
+        self.outputs = [laid_out(torch.empty(v.type.shape, device="cuda", dtype=types[v.type.dtype.name]), v) for v in [self.output] * count]
 
     def error(self, peer: Peer) -> float:
         """Of the first results, which are then overwritten."""

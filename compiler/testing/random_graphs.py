@@ -4,7 +4,7 @@ In: a seed. Out: a graph and arrays for its inputs. Each node is interpreted as 
 operands moved by a few times their rounding error; one whose result is not finite, or that such a move would change by much (a comparison
 near a tie, a cast near an integer), is taken back. So whatever a backend's result differs in is the backend's doing.
 
-Each seed has one op of its own turn, so that as many seeds as there are ops have them all; every sixth has a pattern too. Every fourth
+Each seed has one op of its own turn, so that as many seeds as there are ops have them all; every third has a pattern too. Every fourth
 seed makes larger tensors, whose kernels run on several threads; every fifth has a symbolic dim N: sizes that are multiples of ANY_SIZE, a prime
 that no other size has for a factor, become multiples of N.
 """
@@ -41,7 +41,7 @@ MAX_ANY = 24
 MAX_NUMBER = {"f16": 500.0, "bf16": 1e4, "f8e4m3fn": 100.0, "f8e5m2": 1e3}  # of a float result, 1e5 where nothing is said
 MOVES = 2  # trials with moved operands
 MOVE = 8.0  # how far, in rounding errors
-EVERY = 6  # of so many seeds one has a pattern of random_patterns
+EVERY = 3  # of so many seeds one has a pattern of random_patterns
 CONTROL = {n for n, d in OPS.items() if "control" in d.traits}
 
 

@@ -13,12 +13,22 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir.dtype import f32
-from dnnc.testing.random_graphs import Generator, Made
+from dnnc.ir.types import TensorType
+from dnnc.testing.random_graphs import ANY_SIZE, Generator, Made
 
 
 def _op(g: Generator, name: str, *operands: Made | None, **attrs: Any) -> Made | None:
     """A node; None where an operand is missing or it does not fit."""
     return None if any(m is None for m in operands) else g.add(name, *operands, **attrs)
+
+
+def _input(g: Generator, shape: tuple[int, ...]) -> Made:
+    """A new input: what begins with a constant would be folded, and reach no pass."""
+    a = g.draw(f32, shape)
+    m = Made(g.graph.add_input(f"x{len(g.arrays)}", TensorType(f32, g.dims(shape))), a.astype(np.float64), a, 0.0)
+    g.arrays.append(a)
+    g.pool.append(m)
+    return m
 
 
 def _constant(g: Generator, m: Made, shape: tuple[int, ...], low: float = -0.5, high: float = 0.5) -> Made:
@@ -34,7 +44,8 @@ def _either(g: Generator, name: str, a: Made | None, b: Made | None) -> Made | N
 def _floats(g: Generator, rank: int = 1) -> Made:
     """A value that is no narrower than float32, mostly, with elements."""
     m = g.pick("f", rank)
-    return m if m.exact.size and (m.dtype.bits >= 32 or g.chance(0.3)) else g.source("f", tuple(max(d, 1) for d in m.shape), f32)
+    fits = m.exact.size and (m.dtype.bits >= 32 or g.chance(0.3)) and m.value not in g.graph.constants
+    return m if fits else _input(g, tuple(max(d, 1) for d in m.shape))
 
 
 # --- norms and activations in small ops -----------------------------------------------------------------------------------------
@@ -90,7 +101,7 @@ def _softmax(g: Generator) -> None:
 
 def _siblings(g: Generator) -> None:
     """Two or three products of one value with constants, taken apart into heads."""
-    x = g.pick("f", 2)
+    x = _floats(g, 2)
     heads, size = g.one_of((1, 2, 3)), int(g.one_of((1, 4, 8, 16)))
     biased, turned = g.chance(0.6), g.chance(0.6)
     lead = len(x.shape) - 1
@@ -108,16 +119,16 @@ def _siblings(g: Generator) -> None:
 def _attention(g: Generator) -> None:
     batch = g.one_of(((1,), (2,), (2, 3), (1, 4)))
     rows, keys, depth, out = (int(g.one_of(s)) for s in ((1, 3, 8, 17), (1, 4, 9, 16), (4, 8, 16), (4, 8, 17)))
-    q = g.source("f", (*batch, rows, depth), f32)
+    q = _input(g, (*batch, rows, depth))
     turned = g.chance(0.5)
-    k = g.source("f", (*batch, depth, keys) if turned else (*batch, keys, depth), f32)
-    v = g.source("f", (*batch, keys, out), f32)
+    k = _input(g, (*batch, depth, keys) if turned else (*batch, keys, depth))
+    v = _input(g, (*batch, keys, out))
     kt: Made | None = k if turned else g.add("transpose", k, perm=(*range(len(batch)), len(batch) + 1, len(batch)))
     s = _op(g, "matmul", q, kt)
     if g.chance(0.7):
         s = _op(g, "mul", s, g.number(f32, depth**-0.5)) if g.chance(0.5) else _op(g, "div", s, g.number(f32, depth**0.5))
     if g.chance(0.5):
-        s = _either(g, "add", s, g.source("f", g.one_of(((rows, keys), (*batch[:-1], 1, 1, keys), (keys,))), f32))
+        s = _either(g, "add", s, _input(g, g.one_of(((rows, keys), (*batch[:-1], 1, 1, keys), (keys,)))))
     p = None if s is None else g.add("softmax", s, axis=-1)
     _op(g, "matmul", p, v)
 
@@ -125,12 +136,12 @@ def _attention(g: Generator) -> None:
 def _scaled(g: Generator) -> None:
     """A contraction with constant weights; then a batch norm, or a scale and a shift of its channels, and an activation."""
     if g.chance(0.5):
-        x = g.source("f", (g.one_of((1, 2)), g.one_of((3, 16, 17)), 5, g.one_of((4, 7))), f32)
+        x = _input(g, (g.one_of((1, 2)), g.one_of((3, 16, 17)), 5, g.one_of((4, 7))))
         out = int(g.one_of((3, 8, 16, 33)))
         y = _op(g, "conv", x, _constant(g, x, (out, x.shape[1], 3, g.one_of((1, 3)))), pads=g.one_of(((1, 0, 1, 0), (0, 0, 0, 0))))
         per_channel: tuple[int, ...] = (out, 1, 1)
     else:
-        x = g.pick("f", 2)
+        x = _floats(g, 2)
         out = int(g.one_of((3, 8, 16, 33)))
         y = _op(g, "matmul", x, _constant(g, x, (x.shape[-1], out)))
         per_channel = (out,)
@@ -144,9 +155,11 @@ def _scaled(g: Generator) -> None:
 
 def _wide_conv(g: Generator) -> None:
     """A 3 x 3 convolution of many channels, and what follows one."""
-    size = (g.one_of((3, 6, 8, 9)), g.one_of((4, 8, 9)))
-    x = g.source("f", (g.one_of((1, 1, 2)), g.one_of((32, 33, 40)), *size), f32)
-    out = int(g.one_of((32, 32, 40, 47)))
+    channels, size = g.one_of((32, 33, 40)), (g.one_of((8, 11, 12)), g.one_of((9, 12)))
+    if g.large:
+        channels, size = g.one_of((32, 48, 64)), (g.one_of((17, 24)), g.one_of((16, 23)))
+    x = _input(g, (g.one_of((1, 1, 2)) if g.large else 1, channels, *size))
+    out = int(g.one_of((32, 32, 40, 64) if g.large else (32, 32, 40, channels)))
     bias = [_constant(g, x, (out,))] if g.chance(0.6) else []
     y = _op(g, "conv", x, _constant(g, x, (out, x.shape[1], 3, 3), -0.1, 0.1), *bias, pads=g.one_of(((1, 1, 1, 1), (0, 0, 0, 0), (2, 0, 1, 1))))
     if g.chance(0.5):
@@ -168,8 +181,8 @@ def _growing(g: Generator) -> None:
     for _ in range(2 + g.below(2)):
         whole = parts[0] if len(parts) == 1 else g.add("concat", *parts, axis=axis)
         y = _op(g, g.one_of(("relu", "tanh", "sigmoid", "neg")), whole)
-        if y is not None and g.dims(y.shape)[axis] == y.shape[axis]:
-            cut = [1 + g.below(d) if k == axis else d for k, d in enumerate(y.shape)]
+        if y is not None and isinstance(y.type.shape[axis], int):
+            cut = [min(1 + g.below(d), ANY_SIZE - 1) if k == axis else d for k, d in enumerate(y.shape)]
             y = g.add("slice", y, starts=(0,) * len(cut), steps=(1,) * len(cut), shape=g.dims(cut))
         parts += [] if y is None else [y]
     if len(parts) > 1:
@@ -178,7 +191,7 @@ def _growing(g: Generator) -> None:
 
 def _gated(g: Generator) -> None:
     """Channels times what a small net makes of their means: squeeze and excitation."""
-    x = g.source("f", (g.one_of((1, 2)), g.one_of((4, 16, 17)), g.one_of((1, 5, 8)), g.one_of((4, 7))), f32)
+    x = _input(g, (g.one_of((1, 2)), g.one_of((4, 16, 17)), g.one_of((1, 5, 8)), g.one_of((4, 7))))
     c, hidden = x.shape[1], int(g.one_of((2, 8)))
     m = g.add("global_avg_pool", x)
     m = _op(g, "relu", _op(g, "conv", m, _constant(g, x, (hidden, c, 1, 1)), _constant(g, x, (hidden,))))
@@ -187,5 +200,5 @@ def _gated(g: Generator) -> None:
 
 
 PATTERNS: tuple[Callable[[Generator], None], ...] = (
-    _wide_conv, _siblings, _norm, _growing, _gelu, _attention, _scaled, _softmax, _gated,
+    _wide_conv, _siblings, _norm, _growing, _gelu, _wide_conv, _attention, _siblings, _scaled, _softmax, _gated,
 )  # fmt: skip

@@ -449,5 +449,5 @@ EFFECTS: dict[str, Callable[..., None]] = {
     "mbar_init": mbar_init, "mbar_fence": mbar_fence, "mbar_arrive": mbar_arrive, "mbar_expect": mbar_expect,
     "tma_load": tma_load, "tma_im2col": tma_im2col, "tma_store": tma_store, "bulk_commit": bulk_commit, "bulk_wait": bulk_wait, "bulk_wait_read": bulk_wait,
     "fence_async": fence_async, "stmatrix_x4": stmatrix_x4, "wgmma": wgmma, "wgmma_kn": wgmma_kn, "wgmma_fence": wgmma_fence, "wgmma_commit": wgmma_commit,
-    "wgmma_wait": wgmma_wait, "named_barrier": named_barrier, "cluster_barrier": cluster_barrier, "regs_give": nothing, "regs_take": nothing, "tma_prefetch": nothing, "tma_fetch": nothing,
+    "wgmma_wait": wgmma_wait, "named_barrier": named_barrier, "cluster_barrier": cluster_barrier, "resident": nothing, "regs_give": nothing, "regs_take": nothing, "tma_prefetch": nothing, "tma_fetch": nothing,
 }  # fmt: skip

@@ -100,7 +100,7 @@ def _power_numpy(x: Array, *, rounding: str = "up", saturate: bool = True) -> Ar
     with np.errstate(all="ignore"):
         exponent = np.frexp(np.asarray(x, np.float32))[1]  # x = mantissa * 2^exponent, 0.5 <= mantissa < 1
         exponent = exponent.astype(np.int64) - 1
-        down = np.maximum(exponent, -127)
+        down = np.where(x == 0, -127, np.maximum(exponent, -127))  # frexp says that 0 has the exponent of 1/2
         rest = np.ldexp(np.abs(np.asarray(x, np.float64)), -down)  # 1 <= rest < 2 from 2^-127 on
         limit = {"up": 1.0, "down": np.inf, "nearest": np.nextafter(1.5, 0)}[rounding]
         code = down + 127 + (rest > limit)

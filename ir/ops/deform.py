@@ -9,7 +9,7 @@ import numpy as np
 
 from dnnc.ir import te
 from dnnc.ir.dtype import i64
-from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select
+from dnnc.ir.expr import Expr, cast, const, minimum, select
 from dnnc.ir.op import OpDef, require
 from dnnc.ir.operator.stmt import call
 from dnnc.ir.ops.common import PURE, Array, both, clamp, dim, same_dim, same_dtype, sample
@@ -69,7 +69,7 @@ def _compute(
         for d, at in enumerate(w.positions(out, _unflatten(k, kernel))):
             size = spatial[d]
             y = cast(at, real) + offset[(n, slot * rank + d, *out)]
-            y = minimum(maximum(y, -2.0), cast(const(size) + 1, real))  # further away is as far outside
+            y = select(const(-2.0, real) < y, minimum(y, cast(const(size) + 1, real)), const(-2.0, real))  # further away, or NaN, is as far outside
             low = call("floor", y)
             j, t = cast(low, i64), y - low
             ends.append([(j + e, t if e else const(1.0, real) - t, both(const(0) <= j + e, j + e < size)) for e in (0, 1)])

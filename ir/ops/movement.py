@@ -376,6 +376,7 @@ def _space_to_depth(b: Any, x: Any, *, block: int) -> Any:
 
 def _pack_type(x: TensorType, *, layout: Layout | None) -> TensorType:
     require(layout is None or {p.axis for p in layout.parts} == set(range(x.rank)), "layout {} does not fit to {}", layout, x)
+    require(layout is None or not layout.winograd, "layout {} is for constants, which are transformed when they are packed", layout)
     return TensorType(x.dtype, x.shape, layout)
 
 

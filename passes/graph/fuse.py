@@ -3,11 +3,15 @@
 A group is a connected set of nodes with one output, around at most one *anchor* (a contraction, a reduction, a row op). Nodes are visited
 backwards; one joins the group of its readers when they are all in one group and the rules below allow it. So diamonds (x * sigmoid(x))
 stay together, and every group has one output by construction.
+
+Where the target has a kernel for both (`PassContext.normed`), a norm joins the contraction that alone reads its result, in front of it:
+
+    matmul(layer_norm(cast(x, to=f32), s, b), w)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dnnc.ir.expr import const, value
@@ -16,7 +20,9 @@ from dnnc.passes.graph.alias import find_aliases
 from dnnc.passes.graph.kinds import is_kernel, is_view, kind_of
 
 COSTLY = frozenset(("exp", "log", "erf", "tanh", "pow", "sin", "cos", "tan", "sqrt", "sigmoid", "gelu", "softplus", "mish", "div"))
+NORMS = ("layer_norm", "rms_norm")
 MAX_NODES = 24  # of a group: longer chains gain nothing and make kernels that nobody can read
+Normed = Callable[[Node, Node], bool]  # see PassContext
 
 
 @dataclass(frozen=True)
@@ -50,16 +56,16 @@ class FusionPlan:
         return "\n".join([*(f"group {k}: {g}" for k, g in enumerate(self.groups)), *views])
 
 
-def plan_fusion(graph: Graph, fuse: bool = True, align: int = 1) -> FusionPlan:
-    """Group the nodes of a graph whose layouts are set. `fuse=False`: every node alone; `align`: see PassContext."""
-    return _Fuser(graph, fuse, align).run()
+def plan_fusion(graph: Graph, fuse: bool = True, align: int = 1, normed: Normed | None = None) -> FusionPlan:
+    """Group the nodes of a graph whose layouts are set. `fuse=False`: every node alone; `align`, `normed`: see PassContext."""
+    return _Fuser(graph, fuse, align, normed).run()
 
 
 class _Fuser:
     """Walks the nodes backwards: a node joins the group of its readers when all of them are in one group and the rules allow it."""
 
-    def __init__(self, graph: Graph, fuse: bool, align: int) -> None:
-        self.graph, self.fuse = graph, fuse
+    def __init__(self, graph: Graph, fuse: bool, align: int, normed: Normed | None) -> None:
+        self.graph, self.fuse, self.normed = graph, fuse, normed
         self.nodes = list(graph.nodes())
         self.order = {n: i for i, n in enumerate(self.nodes)}
         self.outputs = set(graph.outputs)
@@ -67,6 +73,7 @@ class _Fuser:
         self.members: dict[int, list[Node]] = {}  # of each group, last node first
         self.kind: dict[int, str] = {}
         self.group_of: dict[Node, int] = {}
+        self.ahead: dict[Node, Node] = {}  # norms, and what is between them and the contraction whose group they are in, with that
         self.aligned: set[Node] = set()  # nodes whose output elements are, one for one, those of their group's output
 
     def run(self) -> FusionPlan:
@@ -78,7 +85,7 @@ class _Fuser:
                 self.aligned.add(n)
             self.members[g].append(n)
             self.group_of[n] = g
-            if kind_of(n) != "map":
+            if self.kind[g] == "map":
                 self.kind[g] = kind_of(n)
         groups: list[Group] = []
         inside: set[Value] = set()  # values that no one but their own group sees
@@ -110,6 +117,10 @@ class _Fuser:
             return None
         if len(self.members[g]) == 1 and self.no_kernel(self.members[g][0]):
             return None  # it takes the memory as it is
+        product = self.product_of(n)
+        if product is not None:
+            self.ahead[n] = product
+            return g
         anchored = kind_of(n) != "map"
         if anchored and self.kind[g] != "map":
             return None  # two anchors would run in one nest
@@ -126,6 +137,8 @@ class _Fuser:
         v, out = n.output, u.outputs[0].type
         if len(u.outputs) != 1:
             return False
+        if u in self.ahead and not ("elementwise" in n.op.traits and _same(v.type.shape, out.shape)):
+            return False  # what stands ahead of a contraction reads its operands where they are
         if anchored:  # an epilogue: applied to the accumulator before it is stored, perhaps at a permuted place
             permuted = "elementwise" not in u.op.traits
             return self.follows(v, u) and not (permuted and kind_of(n) != "contraction")
@@ -140,6 +153,31 @@ class _Fuser:
         if "contraction" in u.op.traits:  # reading through a transpose costs address arithmetic alone, in the broadcast operand
             return v is u.inputs[0] and v.type.layout is None and n.op.name == "transpose"
         return False
+
+    def product_of(self, n: Node) -> Node | None:
+        """The contraction that n stands ahead of, where n is a norm or made of one by element-wise nodes, and the target has a kernel for both."""
+        users = {u for u, _ in n.output.uses}
+        u = next(iter(users))
+        if self.normed is None or len(users) != 1 or u.op.name in NORMS:
+            return None
+        product, norm = self.ahead.get(u, u), n
+        if kind_of(product) != "contraction" or product.inputs[1] not in self.graph.constants or (u is product and (u, 1) in n.output.uses):
+            return None
+        while norm.op.name not in NORMS:
+            before = self.element_before(norm)
+            if before is None:
+                return None
+            norm = before
+        return product if self.normed(norm, product) else None
+
+    def element_before(self, n: Node) -> Node | None:
+        """What makes the one operand, besides constants, of an element-wise node that alone reads it element for element."""
+        made = [v for v in n.inputs if v is not None and v not in self.graph.constants]
+        if "elementwise" not in n.op.traits or n.op.name in COSTLY or len(made) != 1 or not self.same_elements(made[0], n):
+            return None
+        (v,) = made
+        alone = {u for u, _ in v.uses} == {n} and v not in self.outputs
+        return v.node if alone and v.node is not None and len(v.node.outputs) == 1 else None
 
     def follows(self, v: Value, u: Node) -> bool:
         """Can u be computed where v is, element for element, with whole vectors?"""

@@ -116,7 +116,7 @@ class _Storage:
 
     def cast(self, n: Node) -> None:
         """A cast between floats stays, unless its result would have the type of its operand."""
-        last = not n.output.uses  # it makes an output of the graph, whose type is fixed
+        last = all(_keeps_types(u) for u, _ in n.output.uses)  # it makes an output of the graph, whose type is fixed, or an operand whose type is
         to = n.attrs["to"] if last or n.attrs["to"] in (f32, self.store) else self.store
         x = n.inputs[0]
         assert x is not None

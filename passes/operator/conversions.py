@@ -82,7 +82,10 @@ def widen(x: Expr) -> Expr:
     f = FORMATS[t.name]
     low = u & _u((1 << f.sign) - 1)
     shifted = _left(low, 23 - f.mantissa)
-    r = _bits(_bits(shifted, f32) * 2.0 ** (127 - f.bias), u32)  # the product is exact, for denormals too
+    # a denormal is its mantissa behind the point of the smallest normal number, less that: nothing here is a denormal float32, which a
+    # target may take for zero
+    denormal = _bits(_bits(shifted + _u((128 - f.bias) << 23), f32) - 2.0 ** (1 - f.bias), u32)
+    r = select(low < _u(1 << f.mantissa), denormal, shifted + _u((127 - f.bias) << 23))
     if f.ieee:
         r = select(low < _u(f.top + 1), r, shifted | _u(0x7F800000))
     elif f.nan == (1 << f.sign) - 1:
@@ -100,7 +103,8 @@ def narrow(x: Expr, t: DType) -> Expr:
         return _bits(cast(_right(select(call("isnan", x), b | _u(0x400000), up), 16), store), t)
     if t.name == "f8e8m0":  # the nearest power of two, the upper one of a tie
         code = select(b < _u(0x800000), select(b < _u(0x600000), _u(0), _u(1)), _right(b + _u(0x400000), 23))
-        return _bits(cast(select(const(0.0, f32) < x, code, _u(255)), store), t)
+        positive = b - _u(1) < _u(0x7F800000)  # and no NaN; as integers, since 2^-127 is a denormal float32
+        return _bits(cast(select(positive, code, _u(255)), store), t)
     f = FORMATS[t.name]
     a = b & _u(0x7FFFFFFF)
     drop = 23 - f.mantissa

@@ -1,5 +1,7 @@
 """Expand intrinsics that a target cannot spell well into arithmetic that every target has: float32 exp, log, erf, tanh.
 
+Targets that spell `recip` and `exp2` get the cheaper forms of `approximate.py` as well.
+
 The polynomials are Chebyshev interpolants, rounded to float32 (fitted with 40 digits); stated errors are maxima over all float32
 arguments tested, in units in the last place. Results below the smallest normal number are 0. NaN and infinities follow IEEE.
 """
@@ -11,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dnnc.ir.dtype import f32, i32
 from dnnc.ir.expr import Const, E, Expr, Op, cast, const, fma, logical_not, op, rebuild, select
 from dnnc.ir.operator.stmt import Block, Func, Kernel, call, map_stmt
+from dnnc.passes.operator.approximate import rules
 
 LOG2E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; the high part has 9 significant bits, so n * LN2_HIGH is exact
@@ -93,13 +96,16 @@ EXPANSIONS: dict[str, Callable[[Expr], Expr]] = {"exp": expand_exp, "log": expan
 
 
 def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
-    """Replace the float32 intrinsics that have an expansion here and are not in `spelled`."""
+    """Replace the float32 intrinsics that have an expansion here and are not in `spelled`, what the target spells being used for others."""
     memo: dict[Expr, Expr] = {}
+    cheaper = rules(kernel, spelled)
 
     def go(e: Expr) -> Expr:
         r = memo.get(e)
         if r is None:
             r = rebuild(e, go)
+            for rule in cheaper:
+                r = rule(r) if isinstance(r, Op) and r.dtype is f32 else r
             if isinstance(r, Op) and r.name in EXPANSIONS and r.name not in spelled and r.dtype is f32 and not isinstance(r.args[0], Const):
                 r = EXPANSIONS[r.name](r.args[0])
             memo[e] = r

@@ -15,7 +15,8 @@ Knobs = tuple[tuple[str, int | str], ...]
 
 @dataclass(frozen=True)
 class Problem:
-    """`kind`: contraction (one matmul or convolution, the `anchor`, with its epilogue), attention (the `anchor`, with its epilogue), sequence
+    """`kind`: contraction (one matmul or convolution, the `anchor`, with its epilogue), normed (the same of rows that a norm makes in the same
+    kernel), attention (the `anchor`, with its epilogue), sequence
     (elements of a row depend on those before them), reduce (any other reductions), map (the rest). `constants`: names of the buffers that no
     kernel of the program writes; a kernel may read them before those ahead of it have ended."""
 
@@ -63,9 +64,10 @@ def classify(nodes: Sequence[Node], lowered: Lowered, constants: Container[Value
             flops = flops + n.op.flops(*(v.type if v is not None else None for v in n.inputs), **n.attrs)
     anchor = next((n for n in nodes if "contraction" in n.op.traits), None)
     fused = anchor is not None and anchor.op.name == "attention"
-    if len(lowered.reductions) != 1 and not fused:
+    normed = anchor is not None and any("reduction" in n.op.traits for n in nodes)
+    if len(lowered.reductions) != 1 and not fused and not normed:
         anchor = None
-    kind = "attention" if fused else "contraction" if anchor is not None else "reduce" if lowered.reductions else "map"
+    kind = "attention" if fused else "normed" if normed else "contraction" if anchor is not None else "reduce" if lowered.reductions else "map"
     kind = "sequence" if any("sequential" in n.op.traits for n in nodes) else kind
     given = zip(lowered.params, lowered.kernel.entry.buffers)
     return Problem(lowered, kind, flops, anchor, lowered.inplace, frozenset(b.name for v, b in given if v in constants))

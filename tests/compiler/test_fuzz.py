@@ -16,10 +16,17 @@ from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run
 from dnnc.ir.ops import OPS
 from dnnc.ir.verify import verify
+from dnnc.passes.base import PassContext, PassManager
+from dnnc.passes.pipelines import PASSES
 from dnnc.testing.fuzz import OTHER_WAYS, Failure, check, check_seed, input_dims, settings, shrink, variations
-from dnnc.testing.random_graphs import ANY_SIZE, random_graph
+from dnnc.testing.random_graphs import ANY_SIZE, Generator, random_graph
+from dnnc.testing.random_patterns import PATTERNS
 from dnnc.testing.random_recipes import NAMES
 
+REACHED = {
+    "_wide_conv": "winograd", "_siblings": "siblings", "_norm": "idioms", "_gelu": "idioms", "_softmax": "idioms", "_attention": "attention",
+    "_scaled": "fold-batch-norm", "_growing": "place-concats", "_gated": "layout",
+}  # fmt: skip
 SEEDS, PARTS = 40, 10  # the fast tier has one part
 
 
@@ -39,7 +46,7 @@ def test_graphs_are_valid_equal_for_equal_seeds_and_of_many_ops() -> None:
     ops: Counter[str] = Counter()
     dtypes: Counter[str] = Counter()
     symbolic = outputs_in_the_middle = passed_through = dead = empty = by_data = 0
-    for seed in range(60):
+    for seed in range(68):
         g, arrays = random_graph(seed)
         verify(g)
         again, same = random_graph(seed)
@@ -57,6 +64,22 @@ def test_graphs_are_valid_equal_for_equal_seeds_and_of_many_ops() -> None:
     assert len(ops) > 110 and set(ops) <= set(OPS)
     assert len(dtypes) >= 12
     assert min(symbolic, outputs_in_the_middle, passed_through, dead, empty, by_data, ops["loop"], ops["cond"]) >= 3
+
+
+@pytest.mark.parametrize("pattern", dict.fromkeys(PATTERNS), ids=lambda p: p.__name__.strip("_"))
+def test_patterns_reach_their_passes(pattern: Any) -> None:
+    reached: Counter[str] = Counter()
+    for seed in range(12):
+        g = Generator(np.random.default_rng(seed), large=seed == 3, symbolic=seed == 4)
+        g.source("f", g.shape(3))
+        pattern(g)
+        g.choose_outputs()
+        verify(g.graph)
+        manager = PassManager()
+        manager.run(g.graph, PASSES, PassContext(attention=True))
+        reached.update(r.name for r in manager.records if r.changed)
+        reached["winograd"] += any(v.type.layout is not None and v.type.layout.winograd > 0 for v in g.graph.constants)
+    assert reached[REACHED[pattern.__name__]] >= 2, reached
 
 
 def all_nodes(g: Graph) -> Iterator[Node]:
@@ -92,6 +115,17 @@ def test_sizes_and_special_numbers_are_varied() -> None:
     needs_three = parse("N: dim[1, 24]\ndef g(x: f32[1, 1, N], w: f32[1, 1, 3]):\n    return conv(x, w)")
     sizes = [x.shape[2] for x, _ in variations(needs_three, [np.ones((1, 1, ANY_SIZE), "f4"), np.ones((1, 1, 3), "f4")])]
     assert sizes == [13, 16, 19]  # the window fits none below
+
+
+def test_what_winograd_spreads_over_tiles_stays_finite() -> None:
+    g = parse(
+        "def g(x: f32[1, 4, 6, 6], y: f32[1, 4, 6, 6], *, w: f32[4, 4, 3, 3]):\n    return conv(tanh(x), w), tanh(y)",
+        {"w": np.ones((4, 4, 3, 3), "f4")},
+    )
+    arrays = [np.ones((1, 4, 6, 6), np.float32)] * 2
+    for tiled in (False, True):
+        ((x, y),) = variations(g, arrays, tiled=tiled)
+        assert np.isfinite(x).all() == tiled and not np.isfinite(y).all()
 
 
 # --- what happens when something is wrong -------------------------------------------------------------------------------------

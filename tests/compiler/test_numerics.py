@@ -10,6 +10,7 @@ import pytest
 
 import dnnc
 from dnnc.backends.llvm.entry import can_flush
+from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.graph import Graph
 from dnnc.testing.graphs import graph_of
 
@@ -68,6 +69,14 @@ def test_windows_of_one_channel_beside_the_image(level: int) -> None:
         np.testing.assert_allclose(got, want, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_windows_over_channels_in_blocks(size: int) -> None:
+    g = graph_of(f"def g(x: f32[1, 16, 6, 7], *, w: f32[40, 16, 3, 3]):\n    return lrn(conv(x, w), size={size}, alpha=0.1)")
+    x = np.random.default_rng(0).standard_normal((1, 16, 6, 7)).astype(np.float32)
+    got = dnnc.compile(g, opt_level=3, threads=1, cache=False)(x)
+    np.testing.assert_allclose(got, dnnc.compile(g, target="reference")(x), rtol=1e-3, atol=1e-4)
+
+
 # --- denormals ----------------------------------------------------------------------------------------------------------------
 
 TINY = "def g(x: f32[4096], i: i32[4096]):\n    return mul(x, 0.5), add(i, 1)"
@@ -87,6 +96,18 @@ def test_denormals(numerics: str, threads: int, cache: Path, tmp_path: Path) -> 
         np.testing.assert_array_equal(k, I + 1)  # integers are not touched
         assert (g.natives[-1].flush, "ldmxcsr" in g.source("llvm")) == (numerics == "fast", numerics == "fast" and can_flush())
         assert g.profile(X, I, repeats=2) is not None
+
+
+@pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64"])
+def test_small_formats_keep_their_denormals(target: str, cache: Path) -> None:
+    """Those are float32's normal numbers; and a copy takes no detour over a float32 that is flushed."""
+    for name in ("f4e2m1", "f8e4m3fn", "f8e4m3fnuz", "f8e5m2", "f8e5m2fnuz", "f8e8m0", "f16", "bf16"):
+        t = BY_NAME[name]
+        x = np.arange(1 << t.bits, dtype=np.uint16 if t.bits == 16 else np.uint8).view(t.numpy)
+        g = graph_of(f"def g(x: {name}[{len(x)}]):\n    return slice(x, starts=({len(x) - 1},), steps=(-1,), shape=({len(x)},)), cast(x, to=f32)")
+        copied, wide = dnnc.compile(g, target=target, numerics="fast", threads=1, cache=cache)(x)
+        np.testing.assert_array_equal(wide, x.astype(np.float32), err_msg=name)
+        np.testing.assert_array_equal(copied[::-1].astype(np.float32), x.astype(np.float32), err_msg=name)
 
 
 def test_the_control_register_is_set_back(cache: Path) -> None:

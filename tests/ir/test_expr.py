@@ -172,6 +172,15 @@ def test_nonneg_is_sound(pair: Pair, facts: list[Pair]) -> None:
             assert _run(e, env) >= 0, (e, known, env)
 
 
+def test_quotients_of_a_window_are_shown_to_be_inside() -> None:
+    """A block of 16 channels at c + r - 1, where that is known not to be negative."""
+    c, r, n = var("c", lo=0, hi=63), var("r", lo=0, hi=2), var("n", lo=1)
+    at = c + r - 1
+    assert nonneg(at // 16, (const(0) <= at,)) and not nonneg(at // 16)
+    assert nonneg((at + 2 * n) // n - 2, (const(0) <= at,)) and not nonneg((at + 2 * n) // n - 3, (const(0) <= at,))
+    assert nonneg(at // 16 * 3 + 5, (const(-16) <= at,)) and not nonneg(at // 16 * 3 + 2, (const(-16) <= at,))
+
+
 @given(expressions, st.sampled_from(VARS), st.integers(-3, 12))
 @settings(max_examples=100, deadline=None)
 def test_substitute_is_evaluation(pair: Pair, v: Var, n: int) -> None:

@@ -45,14 +45,19 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     if row and jumps(s.loop(names[-1]).body, s.loop(names[-1]).var):
         tiles: list[Knobs] = [(("tile", 1), ("bytes", 4), ("chunks", 1), ("threads", threads)) for threads in (256, 512)]
         filled = all(int(s.extent(n)) >= SIDE for n in (row, names[-1]))  # type: ignore[arg-type]
+        tiles = tiles if _applies(problem, tiles[0], target) else []
         found = [*tiles, *found] if filled else [*found, *tiles]
-    while found:
-        try:
-            apply(problem, dict(found[0]), target)
-            return found
-        except ScheduleError:
-            found.pop(0)
-    return []
+    while found and not _applies(problem, found[0], target):
+        found.pop(0)
+    return found
+
+
+def _applies(problem: Problem, knobs: Knobs, target: GpuTarget) -> bool:
+    try:
+        apply(problem, dict(knobs), target)
+    except ScheduleError:
+        return False
+    return True
 
 
 def arranged(s: Schedule, problem: Problem) -> list[str]:

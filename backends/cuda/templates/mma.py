@@ -1,27 +1,29 @@
 """Contractions of half-precision operands on the tensor cores by warp instructions (mma.sync), for sm_80 and later.
 
-    for block in block.x(batches * row tiles * column tiles):
+    for block in block.x(batches * row tiles * column tiles), part in cluster(split):
         for w in warp(..): for l in lane(32):
             tiles 0 .. stages - 2 are on their way
             for step: wait for its tile; start tile step + stages - 1; sums += ldmatrix fragments of the tile
             y = epilogue(sums)                       through shared memory, so that a warp stores whole rows of its tile
 
 Tiles lie in shared memory as in global memory, copied 16 bytes at a time by cp.async where the operand allows it; ldmatrix turns those
-that lie along the side round. Products and sums are in f32. `slices` > 1 divides the steps among groups of warps, as in `simt`.
+that lie along the side round. Products and sums are in f32. `slices` and `split` divide the sum among groups of warps and the blocks of a cluster, as in `simt`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.epilogue import store_row
 from dnnc.backends.cuda.templates.nest import Contraction, Operand, contraction_of
-from dnnc.backends.cuda.templates.staging import L2_RATE, LATENCY, Mover, Tile, plan_tile, resident
+from dnnc.backends.cuda.templates.partial import LANES, SHARE, Parts, busiest, cluster, meeting, splits
+from dnnc.backends.cuda.templates.partial import PAD as SUM_PAD
+from dnnc.backends.cuda.templates.staging import L2_RATE, LATENCY, Mover, Ring, Tile, plan_tile, resident
 from dnnc.ir.dtype import DType, bf16, f16, f32
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Load, Op
+from dnnc.ir.expr import Expr, Load, Op, const
 from dnnc.ir.operator.stmt import Buffer, Builder, Kernel, call
 from dnnc.passes.schedule.problem import Knobs, Problem
 
@@ -43,6 +45,7 @@ class Shape:
     bk: int = 32
     stages: int = 3
     slices: int = 1
+    split: int = 1
     element: int = 2  # bytes
 
     @property
@@ -57,8 +60,9 @@ class Shape:
 
     def shared_bytes(self) -> int:
         rows = ((self.bm + self.bn) * (self.bk + PAD) + 2 * PAD * self.bk) * self.element  # padded whichever way they lie
-        out = self.warps * 16 * (self.bn // self.across + 4) * 4
-        return rows * self.stages * self.slices + out + (self.slices - 1) * self.bm * self.bn * 4
+        alone = self.slices * self.split == 1
+        out = self.warps * 16 * (self.bn // self.across + 4) if alone else self.slices * self.bm * (self.bn + SUM_PAD)
+        return rows * self.stages * self.slices + out * 4
 
     @property
     def rate(self) -> float:
@@ -97,15 +101,20 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     _, m, n, k = c.sizes
     if min(m, n) < LEAST or k < 8:
         return []
-    shapes = [replace(s, bk=bk, stages=stages, slices=z) for s in SHAPES for bk, stages in _depths(k) for z in (1, 2, 4)]
-    return ranked(c, target, shapes)
+    return ranked(c, target, [replace(s, bk=bk, stages=stages) for s in SHAPES for bk, stages in _depths(k)])
 
 
 def ranked(c: Contraction, target: GpuTarget, shapes: Sequence[Shape]) -> list[Knobs]:
-    """The knobs of the shapes that fit, by their estimated time."""
+    """The knobs of the shapes that fit, however their sum is divided, by their estimated time."""
     direct = sum(plan_tile(c, o, 64, 16, 128, 1).direct for o in (c.a, c.b)) == 2
+    shapes = [replace(s, slices=z, split=n) for s in shapes for z in (1, 2, 4) for n in splits(target, c.dtype, _tiles(c, s), s.bm)]
     found = sorted((cost(c, target, s, direct), k) for k, s in enumerate(shapes) if _fits(c, target, s))
     return [_knobs(shapes[k]) for _, k in found[:10]]
+
+
+def _tiles(c: Contraction, s: Shape) -> int:
+    batch, m, n, _ = c.sizes
+    return batch * -(-m // s.bm) * -(-n // s.bn)
 
 
 def _depths(k: int) -> tuple[tuple[int, int], ...]:
@@ -113,11 +122,11 @@ def _depths(k: int) -> tuple[tuple[int, int], ...]:
 
 
 def _knobs(s: Shape) -> Knobs:
-    return tuple((name, getattr(s, name)) for name in ("bm", "bn", "down", "across", "bk", "stages", "slices"))
+    return tuple((name, getattr(s, name)) for name in ("bm", "bn", "down", "across", "bk", "stages", "slices", "split"))
 
 
 def _fits(c: Contraction, target: GpuTarget, s: Shape) -> bool:
-    if s.slices > 1 and c.red.size < 4 * s.slices * s.bk:
+    if s.slices * s.split > 1 and c.red.size < 4 * s.slices * s.split * s.bk:
         return False
     return s.shared_bytes() <= target.shared_bytes and s.warps * s.slices <= 16 and s.registers * s.warps * s.slices * 32 <= target.registers
 
@@ -125,15 +134,16 @@ def _fits(c: Contraction, target: GpuTarget, s: Shape) -> bool:
 def cost(c: Contraction, target: GpuTarget, s: Shape, direct: bool) -> float:
     """Estimated cycles of the busiest SM, as of `simt.cost`. The tensor cores of an SM do 1024 products of halves a cycle for
     mma.sync (half of Hopper's rate); with fewer than 8 warps they wait for fragments. What is not `direct` takes a dozen instructions for each element of the columns."""
-    batch, m, n, k = c.sizes
     warps, depth = s.warps * s.slices, s.bk * s.slices
-    most = -(-batch * -(-m // s.bm) * -(-n // s.bn) // target.sms)
+    most = busiest(target, _tiles(c, s), s.split)
     together = min(most, resident(target, warps, s.registers, s.shared_bytes()))
     rate = TENSOR * 2 / s.element * s.rate * min(1.0, together * warps / 8)
     scattered = 0 if direct else s.bn * depth / 10
     traffic = (s.bm + s.bn) * depth * s.element / L2_RATE
     step = max(s.bm * s.bn * depth / rate, traffic, LATENCY / (together * (s.stages - 1))) + BARRIER / together + scattered
-    return most * -(-k // depth) * step + -(-most // together) * (2 * LATENCY + (s.slices - 1) * 300)
+    rounds = -(-c.red.size // (depth * s.split))
+    end = meeting(s.bm * s.bn, s.slices, s.split)
+    return most * (rounds * step + end) + -(-most // together) * (2 * LATENCY + SHARE * (s.split > 1))
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
@@ -151,8 +161,10 @@ class Mma:
         self.wm, self.wn = shape.bm // shape.down, shape.bn // shape.across
         if self.wm % 16 or self.wn % 16 or shape.bk % 16:
             raise ScheduleError(f"{self.wm} x {self.wn} x {shape.bk} is no whole number of fragments of 16 x 16 x 16")
-        self.steps = -(-c.red.size // (shape.bk * shape.slices))
-        self.tiles = [plan_tile(c, o, size, shape.bk, shape.warps * 32, shape.slices) for o, size in ((c.a, shape.bm), (c.b, shape.bn))]
+        groups = shape.slices * shape.split
+        self.steps = -(-c.red.size // (shape.bk * groups))
+        self.tiles = [plan_tile(c, o, size, shape.bk, shape.warps * 32, groups) for o, size in ((c.a, shape.bm), (c.b, shape.bn))]
+        self.parts = Parts(shape.bm, shape.bn, shape.slices, shape.split, shape.warps * shape.slices * 32) if groups > 1 else None
 
     @property
     def dtype(self) -> DType:
@@ -166,12 +178,11 @@ class Mma:
     def build(self) -> Kernel:
         c, s, b = self.c, self.s, Builder()
         down, across = -(-c.rows.size // s.bm), -(-c.cols.size // s.bn)
-        with b.loop("block", c.batch.size * down * across, "block.x") as block:
+        with b.loop("block", c.batch.size * down * across, "block.x") as block, cluster(b, s.split) as self.part:
             self.batch = c.batch.named(b, block // (down * across))
             self.origin = b.let("row0", block // across % down) * s.bm, b.let("col0", block % across) * s.bn
             sa, sb = (tile.shared(b, name, s.stages * s.slices, self.pad(tile)) for tile, name in zip(self.tiles, ("sa", "sb")))
-            self.part = b.alloc("part", f32, s.slices - 1, s.warps, self.wm // 16 * (self.wn // 8), 32, 4, space="shared") if s.slices > 1 else None
-            self.out = b.alloc("out", f32, s.warps, 16, self.wn + 4, space="shared")
+            self.out = self.parts.memory(b, f32) if self.parts else b.alloc("out", f32, s.warps, 16, self.wn + 4, space="shared")
             with b.loop("w", s.warps * s.slices, "warp") as w, b.loop("l", 32, "lane") as lane:
                 self.body(b, w, lane, (sa, sb))
         return c.kernel.with_body(b.block())
@@ -181,49 +192,24 @@ class Mma:
         self.lane, self.slice, self.warp = lane, w // s.warps, w % s.warps
         self.row = self.warp // s.across * self.wm  # of the warp's tile in the block's
         self.col = self.warp % s.across * self.wn
-        self.movers = [
-            Mover(
-                tile, buf, self.batch, at, self.warp * 32 + lane, None if tile.direct else b.alloc("r" + buf.name, self.dtype, tile.turns, tile.lanes)
-            )
+        t = self.warp * 32 + lane
+        movers = [
+            Mover(tile, buf, self.batch, at, t, None if tile.direct else b.alloc("r" + buf.name, self.dtype, tile.turns, tile.lanes))
             for tile, buf, at in zip(self.tiles, shared, self.origin)
         ]
         acc = b.alloc("sum", f32, self.wm // 16, self.wn // 8, 4)
         with b.loop("i", self.wm // 16, "unroll") as i, b.loop("j", self.wn // 8, "unroll") as j:
             b.store(acc, (i, j, 0), 0.0, 4)
-        self.loop(b, acc, shared)
-        self.finish(b, acc)
-
-    def loop(self, b: Builder, acc: Buffer, shared: tuple[Buffer, Buffer]) -> None:
-        """The sum: `stages` tiles are in shared memory or on their way there."""
-        s, ahead = self.s, self.s.stages - 1
-        with b.loop("p", min(ahead, self.steps)) as p:
-            self.fetch(b, p, p)
-            self.put(b, p)
-            b.do("cp_async_commit")
-        for _ in range(ahead - self.steps):
-            b.do("cp_async_commit")
-        with b.loop("step", self.steps) as step:
-            b.do("cp_async_wait", ahead - 1)
-            b.do("barrier")
-            slot = b.let("slot", (step + ahead) % s.stages)
-            with b.when(step + ahead < self.steps):
-                self.fetch(b, step + ahead, slot)
-            b.do("cp_async_commit")
-            self.products(b, step % s.stages, acc, shared)
-            if any(m.regs is not None for m in self.movers):
-                with b.when(step + ahead < self.steps):
-                    self.put(b, slot)
-
-    def fetch(self, b: Builder, step: Expr, slot: Expr) -> None:
-        for m in self.movers:
-            m.fetch(b, step * self.s.slices + self.slice, slot + self.slice * self.s.stages)
-
-    def put(self, b: Builder, slot: Expr) -> None:
-        for m in self.movers:
-            m.put(b, slot + self.slice * self.s.stages)
+        Ring(movers, s.stages, self.steps, self.part, self.slice, s.slices).run(b, lambda slot: self.products(b, slot, acc, shared))
+        if self.parts is None:
+            self.store(b, acc)
+            return
+        with b.loop("i", self.wm // 16, "unroll") as i, b.loop("j", self.wn // 8, "unroll") as j, b.loop("h", 2, "unroll") as h:
+            at = (self.slice, self.row + i * 16 + lane // 4 + h * 8, self.col + j * 8 + lane % 4 * 2)
+            b.store(self.out, at, acc.at(i, j, h * 2, lanes=2), 2)
+        self.parts.finish(b, self.out, self.part, w * 32 + lane, lambda row, col, tile: self.finish(b, row, col, tile, (const(0),), LANES))
 
     def products(self, b: Builder, slot: Expr, acc: Buffer, shared: tuple[Buffer, Buffer]) -> None:
-        slot = b.let("here", slot + self.slice * self.s.stages)
         fa, fb = b.alloc("fa", self.dtype, self.wm // 16, 8), b.alloc("fb", self.dtype, self.wn // 16, 8)
         with b.loop("k", self.s.bk // 16, "unroll") as k:
             with b.loop("i", self.wm // 16, "unroll") as i:
@@ -244,25 +230,10 @@ class Mma:
         at = (k + high + r, side + low) if which == 0 else (k + low + r, side + high)
         return call("ldmatrix_x4_trans", buf.ref(slot, *at, lanes=8))
 
-    def finish(self, b: Builder, acc: Buffer) -> None:
-        if self.part is None:
-            self.store(b, acc)
-            return
-        part = self.part
-        n = self.wn // 8
-        with b.when(1 <= self.slice):
-            self.each(b, lambda i, j: b.store(part, (self.slice - 1, self.warp, i * n + j, self.lane, 0), acc.at(i, j, 0, lanes=4), 4))
-        b.do("barrier")
-        with b.when(self.slice < 1):
-            with b.loop("s", self.s.slices - 1) as s:
-                self.each(
-                    b, lambda i, j: b.store(acc, (i, j, 0), acc.at(i, j, 0, lanes=4) + part.at(s, self.warp, i * n + j, self.lane, 0, lanes=4), 4)
-                )
-            self.store(b, acc)
-
-    def each(self, b: Builder, f: Callable[[Expr, Expr], None]) -> None:
-        with b.loop("i", self.wm // 16, "unroll") as i, b.loop("j", self.wn // 8, "unroll") as j:
-            f(i, j)
+    def finish(self, b: Builder, row: Expr, col: Expr, tile: Buffer, at: tuple[Expr, ...], width: int) -> None:
+        """Neighbouring sums of the block's tile, from tile[at] on, to the output."""
+        with b.when(self.origin[0] + row < self.c.rows.size):
+            store_row(b, self.c, self.batch, self.origin[0] + row, self.origin[1] + col, tile, at, width)
 
     def store(self, b: Builder, acc: Buffer) -> None:
         """16 rows of the warp's tile at a time: fragments to shared memory, whole rows of them to the output."""
@@ -275,7 +246,6 @@ class Mma:
             b.do("syncwarp")
             with b.loop("p", -(-16 * columns // 32), "unroll") as p:
                 r, q = (p * 32 + lane) // columns, (p * 32 + lane) % columns
-                row = self.origin[0] + self.row + i * 16 + r
-                with b.when((r < 16) & (row < self.c.rows.size)):
-                    store_row(b, self.c, self.batch, row, self.origin[1] + self.col + q * width, out, (self.warp, r, q * width), width)
+                with b.when(r < 16):
+                    self.finish(b, self.row + i * 16 + r, self.col + q * width, out, (self.warp, r, q * width), width)
             b.do("syncwarp")

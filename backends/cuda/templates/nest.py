@@ -164,7 +164,7 @@ def _joined(s: Schedule) -> Schedule:
     if found is None:
         raise ScheduleError("the nest is no contraction")
     sides = [found.batch.vars, found.rows.vars, found.cols.vars]
-    outer, _ = _perfect(s.body)
+    outer, _ = perfect(s.body)
     names = [x.var.name for x in outer]
     side = {x.var.name: next(k for k, vs in enumerate(sides) if x.var in vs) for x in outer}
     _fuse_runs(s, names, side)
@@ -192,7 +192,7 @@ def _fuse_runs(s: Schedule, names: Sequence[str], side: Mapping[str, int]) -> No
             last = name
 
 
-def _perfect(b: Block) -> tuple[list[For], Block]:
+def perfect(b: Block) -> tuple[list[For], Block]:
     """The loops that hold one another alone, and the block inside."""
     nest: list[For] = []
     while len(b) == 1 and isinstance(b[0], For):
@@ -203,7 +203,7 @@ def _perfect(b: Block) -> tuple[list[For], Block]:
 
 def _groups(s: Schedule) -> list[tuple[str, int]]:
     """Output loops of which an index takes the group, `i // n`, and n."""
-    outer, inner = _perfect(s.body)
+    outer, inner = perfect(s.body)
     found: dict[str, int] = {}
     for x in (x for st in walk_stmts(inner) if isinstance(st, Store) for x in walk(st.value)):
         if isinstance(x, Op) and x.name == "//" and isinstance(v := x.args[0], Var) and any(v is o.var for o in outer):
@@ -215,13 +215,13 @@ def _groups(s: Schedule) -> list[tuple[str, int]]:
 
 def _read(s: Schedule) -> Contraction | None:
     """The parts of the nest as it stands."""
-    outer, body = _perfect(s.body)
+    outer, body = perfect(s.body)
     if len(body) != 4:
         return None
     alloc, init, loop, store = body
     if not (isinstance(alloc, Alloc) and isinstance(init, Store) and isinstance(store, Store)) or not _is_zero(init.value):
         return None
-    red, update = _perfect((loop,))
+    red, update = perfect((loop,))
     conds: list[Expr] = []
     while len(update) == 1 and isinstance(update[0], If) and not update[0].other:
         conds += _conjuncts(update[0].cond)
@@ -230,8 +230,8 @@ def _read(s: Schedule) -> Contraction | None:
         return None
     if any(value(x.lo) != 0 or value(x.extent) is None for x in (*outer, *red)):
         return None
-    factors = _factors(st.value, alloc.buf)
-    return None if factors is None or not outer or not red else _sorted(s.kernel.with_body(s.body), outer, red, conds, factors, alloc.buf, store)
+    found = factors(st.value, alloc.buf)
+    return None if found is None or not outer or not red else _sorted(s.kernel.with_body(s.body), outer, red, conds, found, alloc.buf, store)
 
 
 def _is_zero(e: Expr) -> bool:
@@ -244,7 +244,7 @@ def _conjuncts(c: Expr) -> list[Expr]:
     return [c]
 
 
-def _factors(v: Expr, acc: Buffer) -> tuple[Expr, Expr] | None:
+def factors(v: Expr, acc: Buffer) -> tuple[Expr, Expr] | None:
     """x and y of `fma(x, y, acc)` or `acc + x * y`."""
     if not isinstance(v, Op):
         return None

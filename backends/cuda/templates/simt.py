@@ -1,29 +1,29 @@
 """Contractions on the ordinary cores: matrix products and convolutions in f32, f64 and integers, tiled in shared memory and registers.
 
-    for block in block.x(batches * row tiles * column tiles):
+    for block in block.x(batches * row tiles * column tiles), part in cluster(split):
         for t in thread.x(threads):
             acc[tm, tn] = 0
-            for k0 in steps of bk:                       the next step's tiles are on their way to registers meanwhile
+            for step of bk elements of the sum:          the next stages - 1 steps' tiles are on their way meanwhile
                 for k in unroll(bk): acc += a[tm] (outer) b[tn]      from shared memory, 16 bytes at a time
             y = epilogue(acc)
 
-A warp covers 4 x 8 thread tiles, so that its reads of shared memory take one pass for each operand. `slices` > 1 divides the steps of
-the sum among groups of threads of a block, for problems with few tiles; their sums meet in shared memory.
+Tiles lie in shared memory as in global memory. A warp covers 4 x 8 thread tiles, so that its reads of shared memory take one pass for each
+operand. Problems with few tiles divide the sum: among `slices` groups of threads of a block, and among the `split` blocks of a cluster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates import mma
 from dnnc.backends.cuda.templates.epilogue import store_row
 from dnnc.backends.cuda.templates.nest import Contraction, contraction_of
-from dnnc.backends.cuda.templates.staging import L2_RATE, LATENCY, Mover, Tile, plan_tile, resident
+from dnnc.backends.cuda.templates.partial import LANES, PAD, SHARE, Parts, busiest, cluster, meeting, splits
+from dnnc.backends.cuda.templates.staging import L2_RATE, LATENCY, Mover, Ring, Tile, plan_tile, resident
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, const, minimum
+from dnnc.ir.expr import Expr, const
 from dnnc.ir.operator.stmt import Buffer, Builder, Kernel
 from dnnc.passes.schedule.problem import Knobs, Problem
 
@@ -42,107 +42,135 @@ class Blocking(NamedTuple):
     def threads(self) -> int:
         return self.bm // self.tm * (self.bn // self.tn)
 
+    def registers(self, plans: Sequence[Tile]) -> int:
+        """Of a thread, for elements of 4 bytes: sums, what is read at once of either side, addresses."""
+        fragments = (n * (4 if plan.rows == "side" else 1) for n, plan in zip((self.tm, self.tn), plans))
+        return min(self.tm * self.tn + sum(fragments) + 56, 255)
+
+
+class Shape(NamedTuple):
+    """How the sum is divided: steps of bk elements, `stages` of them in shared memory, groups of threads, blocks of a cluster."""
+
+    bk: int
+    stages: int
+    slices: int = 1
+    split: int = 1
+
 
 TILES = (
-    Blocking(128, 128, 8, 8), Blocking(128, 64, 8, 8), Blocking(64, 128, 8, 8), Blocking(64, 64, 8, 4), Blocking(64, 64, 4, 4),
-    Blocking(32, 64, 4, 4), Blocking(64, 32, 4, 4), Blocking(32, 32, 4, 2), Blocking(16, 64, 2, 4),
+    Blocking(128, 128, 16, 8), Blocking(128, 128, 8, 8), Blocking(128, 64, 8, 8), Blocking(64, 128, 8, 8), Blocking(64, 64, 8, 8),
+    Blocking(64, 64, 8, 4), Blocking(64, 64, 4, 4), Blocking(32, 64, 8, 8), Blocking(32, 64, 4, 4), Blocking(64, 32, 4, 4), Blocking(32, 32, 4, 4),
+    Blocking(16, 64, 4, 8), Blocking(16, 64, 2, 4),
 )  # fmt: skip
-# of the arithmetic peak that the inner loop of a thread tile reaches: 4 reads of shared memory serve tm * tn / 4 times as many products
-RATE = {(8, 8): 0.80, (8, 4): 0.68, (4, 4): 0.55, (4, 2): 0.38, (2, 4): 0.38}
-WARPS_TO_FILL = 8  # of an SM, below which it waits for shared memory and arithmetic latency
-CORES = 128  # products a cycle of an SM
+WAITING = 12.0  # by the root of a thread's sums: how many warps of an SM wait as long as they work; more hide it from each other
+CONVERT = 0.25  # cycles of an SM for a vector that is brought into a tile: two dozen instructions for its place
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     c = contraction_of(problem)
     if c is None or min(c.sizes[1:3]) < mma.LEAST or (target.major >= 8 and mma.half_contraction(problem) is not None):
         return []
-    found = [(cost(c, target, tile, slices), tile, slices) for tile in TILES for slices in (1, 2, 4) if _fits(c, target, tile, slices)]
+    plans = [plan_tile(c, o, 64, 16, 128, 1) for o in (c.a, c.b)]
+    found = [(cost(c, target, tile, s, plans), tile, s) for tile in TILES for s in _shapes(c, target, tile) if _fits(c, target, tile, s, plans)]
     found.sort()
-    return [_knobs(c, tile, slices) for _, tile, slices in found[:8]]
+    best = [(tile, s._replace(stages=n)) for _, tile, s in found[:1] for n in (s.stages, 2, 4)] + [(tile, s) for _, tile, s in found[1:8]]
+    return [tuple({**tile._asdict(), **s._asdict()}.items()) for tile, s in dict.fromkeys(best) if _fits(c, target, tile, s, plans)]
 
 
-def _knobs(c: Contraction, tile: Blocking, slices: int) -> Knobs:
-    bm, bn, tm, tn = tile
-    return (("bm", bm), ("bn", bn), ("tm", tm), ("tn", tn), ("bk", _depth(c, tile)), ("slices", slices))
+def _shapes(c: Contraction, target: GpuTarget, tile: Blocking) -> Iterator[Shape]:
+    batch, m, n, k = c.sizes
+    tiles = batch * -(-m // tile.bm) * -(-n // tile.bn)
+    bk = 8 if c.dtype.bytes > 4 else 16
+    for slices in (1, 2, 4):
+        for split in splits(target, c.dtype, tiles, tile.bm):
+            if slices * split == 1 or k >= 4 * bk * slices * split:
+                yield Shape(bk, 3 if k >= 4 * bk * slices * split else 2, slices, split)
 
 
-def _depth(c: Contraction, tile: Blocking) -> int:
-    """Elements of the sum in a step: 16, as many bytes of 64-bit types."""
-    return 8 if c.dtype.bytes > 4 else 16
-
-
-def shared_bytes(c: Contraction, tile: Blocking, depth: int, slices: int) -> int:
+def shared_bytes(c: Contraction, tile: Blocking, s: Shape) -> int:
     bm, bn = tile[:2]
-    return (2 * slices * depth * (bm + bn + 8) + (slices - 1) * bm * bn) * c.dtype.bytes
+    sums = s.slices * bm * (bn + PAD) if s.slices * s.split > 1 else 0
+    pads = 16 // c.dtype.bytes * (bm + bn)
+    return (s.stages * s.slices * (s.bk * (bm + bn) + pads) + sums) * c.dtype.bytes
 
 
-def _fits(c: Contraction, target: GpuTarget, tile: Blocking, slices: int) -> bool:
-    depth = _depth(c, tile)
-    if slices > 1 and c.red.size < 8 * slices * depth:
-        return False
-    wide = c.dtype.bytes > 4 and tile[2] * tile[3] > 32  # accumulators of 64 bits take two registers
-    return not wide and tile.threads * slices <= 512 and shared_bytes(c, tile, depth, slices) <= target.shared_bytes
+def _fits(c: Contraction, target: GpuTarget, tile: Blocking, s: Shape, plans: Sequence[Tile]) -> bool:
+    wide = c.dtype.bytes > 4 and tile.tm * tile.tn > 32  # accumulators of 64 bits take two registers
+    threads = tile.threads * s.slices
+    return not wide and threads <= 512 and threads * tile.registers(plans) <= target.registers and shared_bytes(c, tile, s) <= target.shared_bytes
 
 
-def cost(c: Contraction, target: GpuTarget, tile: Blocking, slices: int) -> float:
-    """Estimated cycles of the busiest SM: its blocks' steps, each as long as its products, its traffic or the wait for the next tiles takes."""
+def cost(c: Contraction, target: GpuTarget, tile: Blocking, s: Shape, plans: Sequence[Tile]) -> float:
+    """Estimated cycles of the busiest SM. A step of its blocks takes as long as products and reads of shared memory, the traffic with the
+    second-level cache, or the wait for tiles.
+
+    An SM does 128 products and reads 32 elements of 4 bytes a cycle: a warp's element of the sum takes tm * tn / 4 cycles of products and
+    tm + tn of reading, which overlap for the most part where there are warps enough."""
     batch, m, n, k = c.sizes
     bm, bn, tm, tn = tile
-    depth = _depth(c, tile) * slices
-    warps = tile.threads * slices // 32
-    registers = (tm * tn + tm + tn + 48) * c.dtype.bytes // 4
-    most = -(-batch * -(-m // bm) * -(-n // bn) // target.sms)  # blocks of the busiest SM
-    together = min(most, resident(target, warps, registers, shared_bytes(c, tile, _depth(c, tile), slices)))
-    rate = CORES * RATE[tm, tn] * min(1.0, together * warps / WARPS_TO_FILL) * 4 / c.dtype.bytes
-    traffic = (bm + bn) * depth * c.dtype.bytes / L2_RATE
-    step = max(bm * bn * depth / rate, LATENCY / together) + 0.2 * traffic  # reading hides behind products for the most part
-    return most * -(-k // depth) * step + -(-most // together) * (2 * LATENCY + (slices - 1) * 300)
+    tiles = batch * -(-m // bm) * -(-n // bn)
+    most = busiest(target, tiles, s.split)
+    warps, words = tile.threads * s.slices // 32, c.dtype.bytes / 4
+    together = min(most, resident(target, warps, int(tile.registers(plans) * words), shared_bytes(c, tile, s)))
+    products, reads = tm * tn / 4, tm + tn
+    own = warps * s.bk * words * (1.05 * max(products, reads) + 0.25 * min(products, reads)) * (1 + WAITING / (tm * tn) ** 0.5 / (together * warps))
+    moved = s.slices * s.bk * (bm / plans[0].lanes + bn / plans[1].lanes) * CONVERT
+    traffic = (bm + bn) * s.bk * s.slices * c.dtype.bytes / L2_RATE
+    late = LATENCY / (together * (s.stages - 1))
+    step = max(own + moved, traffic, late) + late / 10
+    rounds = -(-k // (s.bk * s.slices * s.split))
+    return most * (rounds * step + meeting(bm * bn, s.slices, s.split)) + -(-most // together) * (2 * LATENCY + SHARE * (s.split > 1))
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
     c = contraction_of(problem)
     if c is None:
         raise ScheduleError("the nest is no contraction of constant sizes")
-    return _Simt(c, {k: int(v) for k, v in knobs.items()}).build()
+    numbers = {"stages": 2, "split": 1, **{k: int(v) for k, v in knobs.items()}}
+    tile, shape = (kind(**{k: numbers[k] for k in kind._fields}) for kind in (Blocking, Shape))
+    return _Simt(c, tile, shape).build()
 
 
 class _Simt:
     """The kernel of one contraction and one setting of the knobs."""
 
-    def __init__(self, c: Contraction, knobs: Mapping[str, int]) -> None:
-        self.c = c
-        self.bm, self.bn, self.tm, self.tn, self.bk, self.slices = (knobs[k] for k in ("bm", "bn", "tm", "tn", "bk", "slices"))
+    def __init__(self, c: Contraction, tile: Blocking, shape: Shape) -> None:
+        self.c, self.s = c, shape
+        self.bm, self.bn, self.tm, self.tn = tile
         self.across, self.down = self.bn // self.tn, self.bm // self.tm  # thread tiles of a block's tile
         if self.across % WARP_COLS or self.down % WARP_ROWS:
             raise ScheduleError(f"{self.down} x {self.across} thread tiles are no whole number of warps of {WARP_ROWS} x {WARP_COLS}")
         self.group = self.across * self.down
+        groups = shape.slices * shape.split
+        self.steps = -(-c.red.size // (shape.bk * groups))
+        self.ta, self.tb = (plan_tile(c, o, size, shape.bk, self.group, groups) for o, size in ((c.a, self.bm), (c.b, self.bn)))
         wide = 16 // c.dtype.bytes
-        self.wm, self.wn = min(wide, self.tm), min(wide, self.tn)  # neighbours in a thread's tile: one read of shared memory
-        self.steps = -(-c.red.size // (self.bk * self.slices))
-        self.ta = plan_tile(c, c.a, self.bm, self.bk, self.group, self.slices, "sum")
-        self.tb = plan_tile(c, c.b, self.bn, self.bk, self.group, self.slices, "sum")
+        self.deep = min(wide, 4, shape.bk)  # elements of the sum in a read of a tile that lies along it
+        # neighbours in a thread's tile: one read of a tile that lies along its side
+        self.wm, self.wn = (1 if t.rows == "side" else min(wide, n) for t, n in ((self.ta, self.tm), (self.tb, self.tn)))
+        self.parts = Parts(self.bm, self.bn, shape.slices, shape.split, self.group * shape.slices) if groups > 1 else None
 
     def build(self) -> Kernel:
-        c, b = self.c, Builder()
+        c, b, s = self.c, Builder(), self.s
         tiles = -(-c.rows.size // self.bm), -(-c.cols.size // self.bn)
-        with b.loop("block", c.batch.size * tiles[0] * tiles[1], "block.x") as block:
+        with b.loop("block", c.batch.size * tiles[0] * tiles[1], "block.x") as block, cluster(b, s.split) as part:
+            self.part = part
             self.batch = c.batch.named(b, block // (tiles[0] * tiles[1]))
             self.row0 = b.let("row0", block // tiles[1] % tiles[0]) * self.bm
             self.col0 = b.let("col0", block % tiles[1]) * self.bn
-            sa, sb = (tile.shared(b, name, 2 * self.slices, self.pad(tile)) for name, tile in (("sa", self.ta), ("sb", self.tb)))
-            part = b.alloc("part", c.dtype, self.slices - 1, self.bm, self.bn, space="shared") if self.slices > 1 else None
-            with b.loop("t", self.group * self.slices, "thread.x") as t:
-                self.body(b, t, sa, sb, part)
+            sa, sb = (tile.shared(b, name, s.stages * s.slices, self.pad(tile)) for name, tile in (("sa", self.ta), ("sb", self.tb)))
+            sums = self.parts.memory(b, c.dtype) if self.parts else None
+            with b.loop("t", self.group * s.slices, "thread.x") as t:
+                self.body(b, t, sa, sb, sums)
         return c.kernel.with_body(b.block())
 
     @staticmethod
     def pad(tile: Tile) -> int:
-        """Vectors that lie across the rows are stored element by element: 16 bytes keep them apart."""
-        return 16 // tile.operand.value.dtype.bytes if tile.along == "sum" else 0
+        """Rows along the sum are an odd number of 16 bytes apart: reads of 8 of them meet 8 different groups of banks."""
+        return 16 // tile.operand.value.dtype.bytes if tile.rows == "side" else 0
 
-    def body(self, b: Builder, t: Expr, sa: Buffer, sb: Buffer, part: Buffer | None) -> None:
-        c = self.c
+    def body(self, b: Builder, t: Expr, sa: Buffer, sb: Buffer, sums: Buffer | None) -> None:
+        c, thread = self.c, t
         self.slice = t // self.group
         t = t % self.group
         warp, lane = t // 32, t % 32
@@ -152,60 +180,80 @@ class _Simt:
         acc = b.alloc("sum", c.dtype, self.tm, self.tn)
         with b.loop("i", self.tm, "unroll") as i, b.loop("j", self.tn, "unroll") as j:
             b.store(acc, (i, j), const(0, c.dtype))
-        self.moves = [
-            Mover(tile, buf, self.batch, origin, t, b.alloc("r" + buf.name, c.dtype, tile.turns, tile.lanes))
+        movers = [
+            Mover(tile, buf, self.batch, origin, t, None if tile.direct else b.alloc("r" + buf.name, c.dtype, tile.turns, tile.lanes))
             for tile, buf, origin in ((self.ta, sa, self.row0), (self.tb, sb, self.col0))
         ]
-        self.fetch(b, const(0))
-        self.put(b, const(0))
-        b.do("barrier")
-        with b.loop("step", self.steps) as step:
-            if self.steps > 1:
-                self.fetch(b, b.let("ahead", minimum(step + 1, self.steps - 1)))
-            self.products(b, step % 2, acc, sa, sb)
-            if self.steps > 1:
-                self.put(b, (step + 1) % 2)
-                b.do("barrier")
-        self.finish(b, acc, part)
-
-    def fetch(self, b: Builder, step: Expr) -> None:
-        for mover in self.moves:
-            mover.fetch(b, step * self.slices + self.slice, const(0))
-
-    def put(self, b: Builder, slot: Expr) -> None:
-        for mover in self.moves:
-            mover.put(b, slot + self.slice * 2)
+        Ring(movers, self.s.stages, self.steps, self.part, self.slice, self.s.slices).run(b, lambda slot: self.products(b, slot, acc, sa, sb))
+        if self.parts is None or sums is None:
+            self.pieces(b, lambda i, j, row, col: self.store(b, row, col, acc, (i, j), self.wn))
+            return
+        part, total = sums, self.parts
+        self.pieces(b, lambda i, j, row, col: b.store(part, (self.slice, row, col), acc.at(i, j, lanes=self.wn), self.wn))
+        total.finish(b, part, self.part, thread, lambda row, col, tile: self.store(b, row, col, tile, (const(0),), LANES))
 
     def products(self, b: Builder, slot: Expr, acc: Buffer, sa: Buffer, sb: Buffer) -> None:
-        """A step of the sum out of shared memory."""
-        slot = b.let("slot", slot + self.slice * 2)
-        fa, fb = b.alloc("fa", self.c.dtype, self.tm), b.alloc("fb", self.c.dtype, self.tn)
-        with b.loop("k", self.bk, "unroll") as k:
-            with b.loop("g", self.tm // self.wm, "unroll") as g:
-                b.store(fa, (g * self.wm,), sa.at(slot, k, (g * self.down + self.y) * self.wm, lanes=self.wm), self.wm)
-            with b.loop("g", self.tn // self.wn, "unroll") as g:
-                b.store(fb, (g * self.wn,), sb.at(slot, k, (g * self.across + self.x) * self.wn, lanes=self.wn), self.wn)
-            with b.loop("i", self.tm, "unroll") as i, b.loop("j", self.tn, "unroll") as j:
-                b.store(acc, (i, j), self.c.update(acc[i, j], fa[i], fb[j]))
+        """A step of the sum out of shared memory, `deep` elements of it at a time.
 
-    def finish(self, b: Builder, acc: Buffer, part: Buffer | None) -> None:
-        """Bring the slices' sums together and store the block's tile."""
-        with ExitStack() as alone:
-            if part is not None:
-                with b.when(1 <= self.slice):
-                    self.pieces(b, lambda i, j, row, col: b.store(part, (self.slice - 1, row, col), acc.at(i, j, lanes=self.wn), self.wn))
-                b.do("barrier")
-                alone.enter_context(b.when(self.slice < 1))
-                with b.loop("s", self.slices - 1) as s:
-                    n = self.wn
-                    self.pieces(b, lambda i, j, row, col: b.store(acc, (i, j), acc.at(i, j, lanes=n) + part.at(s, row, col, lanes=n), n))
-            self.pieces(b, lambda i, j, row, col: self.store(b, acc, i, j, row, col))
+        All of one side's are read first. The other side's rows, if they lie along the sum, pass by one after the other: registers hold few."""
+        a = _Fragments(self.ta, sa, self.tm, self.wm, self.down, self.y, self.deep)
+        c = _Fragments(self.tb, sb, self.tn, self.wn, self.across, self.x, self.deep)
+        turned = self.ta.rows == "sum" and self.tb.rows == "side"
+        passing, held = (c, a) if turned else (a, c)
+        whole, part = held.alloc(b, held.n), passing.alloc(b, 1 if passing.rows else passing.n)
+        with b.loop("k", self.s.bk // self.deep, "unroll") as k:
+            held.read(b, whole, slot, k)
+            if not passing.rows:
+                passing.read(b, part, slot, k)
+            with b.loop("i", passing.n, "unroll") as i:
+                if passing.rows:
+                    passing.read_row(b, part, const(0), slot, k, i)
+                with b.loop("q", self.deep, "unroll") as q, b.loop("j", held.n, "unroll") as j:
+                    mine, other = passing.element(part, const(0) if passing.rows else i, q), held.element(whole, j, q)
+                    at, x, y = ((j, i), other, mine) if turned else ((i, j), mine, other)
+                    b.store(acc, at, self.c.update(acc[at], x, y))
 
     def pieces(self, b: Builder, f: Callable[[Expr, Expr, Expr, Expr], None]) -> None:
         """f(i, j, row, col) for every run of neighbours in the thread's tile: where it is there, and in the block's tile."""
         with b.loop("g", self.tm // self.wm, "unroll") as g, b.loop("i", self.wm, "unroll") as i, b.loop("h", self.tn // self.wn, "unroll") as h:
             f(g * self.wm + i, h * self.wn, (g * self.down + self.y) * self.wm + i, (h * self.across + self.x) * self.wn)
 
-    def store(self, b: Builder, acc: Buffer, i: Expr, j: Expr, row: Expr, col: Expr) -> None:
+    def store(self, b: Builder, row: Expr, col: Expr, tile: Buffer, at: tuple[Expr, ...], width: int) -> None:
         with b.when(self.row0 + row < self.c.rows.size):
-            store_row(b, self.c, self.batch, self.row0 + row, self.col0 + col, acc, (i, j), self.wn)
+            store_row(b, self.c, self.batch, self.row0 + row, self.col0 + col, tile, at, width)
+
+
+class _Fragments(NamedTuple):
+    """What a thread reads of one side for `deep` elements of the sum: its n rows or columns, `wide` neighbours at a time, `at` of `count`
+    threads; see `_Simt.pieces` for which they are."""
+
+    tile: Tile
+    buf: Buffer
+    n: int
+    wide: int
+    count: int
+    at: Expr
+    deep: int
+
+    @property
+    def rows(self) -> bool:
+        """Do rows of the tile lie along the sum?"""
+        return self.tile.rows == "side"
+
+    def alloc(self, b: Builder, n: int) -> Buffer:
+        return b.alloc("f" + self.buf.name, self.buf.dtype, *((n, self.deep) if self.rows else (self.deep, n)))
+
+    def element(self, held: Buffer, i: Expr, q: Expr) -> Expr:
+        return held[i, q] if self.rows else held[q, i]
+
+    def read_row(self, b: Builder, into: Buffer, to: Expr, slot: Expr, k: Expr, i: Expr) -> None:
+        b.store(into, (to, 0), self.buf.at(slot, i * self.count + self.at, k * self.deep, lanes=self.deep), self.deep)
+
+    def read(self, b: Builder, into: Buffer, slot: Expr, k: Expr) -> None:
+        if self.rows:
+            with b.loop("i", self.n, "unroll") as i:
+                self.read_row(b, into, i, slot, k, i)
+            return
+        with b.loop("q", self.deep, "unroll") as q, b.loop("g", self.n // self.wide, "unroll") as g:
+            value = self.buf.at(slot, k * self.deep + q, (g * self.count + self.at) * self.wide, lanes=self.wide)
+            b.store(into, (q, g * self.wide), value, self.wide)

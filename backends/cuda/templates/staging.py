@@ -8,7 +8,7 @@ Vectors that need no conversion go straight to shared memory (cp.async); others 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -200,6 +200,54 @@ class Mover:
             else:
                 with b.loop("j", n, "unroll") as j:
                     b.store(self.buf, self.spot(slot, r, j), self.regs.at(r, j))
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The tiles of both operands, step by step: `stages` of them are in shared memory or on their way there.
+
+    The sum's steps are dealt out: block `part` of a cluster takes `steps` rounds in a row, in each of which each of `slices` groups of threads
+    (this is group `slice`) takes one."""
+
+    movers: Sequence[Mover]
+    stages: int
+    steps: int
+    part: Expr
+    slice: Expr
+    slices: int
+
+    def run(self, b: Builder, products: Callable[[Expr], None]) -> None:
+        """Call `products(slot)` for each step, when the step's tiles are there."""
+        ahead = self.stages - 1
+        copies, waits = (any((m.regs is None) == direct for m in self.movers) for direct in (True, False))
+        with b.loop("p", min(ahead, self.steps)) as p:
+            self.fetch(b, p, p)
+            self.put(b, p)
+            if copies:
+                b.do("cp_async_commit")
+        for _ in range(ahead - self.steps if copies else 0):
+            b.do("cp_async_commit")
+        with b.loop("step", self.steps) as step:
+            if copies:
+                b.do("cp_async_wait", ahead - 1)
+            b.do("barrier")
+            slot = b.let("slot", (step + ahead) % self.stages)
+            with b.when(step + ahead < self.steps):
+                self.fetch(b, step + ahead, slot)
+            if copies:
+                b.do("cp_async_commit")
+            products(b.let("here", step % self.stages + self.slice * self.stages))
+            if waits:
+                with b.when(step + ahead < self.steps):
+                    self.put(b, slot)
+
+    def fetch(self, b: Builder, step: Expr, slot: Expr) -> None:
+        for m in self.movers:
+            m.fetch(b, (self.part * self.steps + step) * self.slices + self.slice, slot + self.slice * self.stages)
+
+    def put(self, b: Builder, slot: Expr) -> None:
+        for m in self.movers:
+            m.put(b, slot + self.slice * self.stages)
 
 
 def resident(target: GpuTarget, warps: int, registers: int, shared: int) -> int:

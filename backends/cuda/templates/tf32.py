@@ -35,7 +35,7 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     if c is None or target.major < 8 or min(c.sizes[1:]) < STEP:
         return []
     depths = ((16, 4), (32, 3)) if c.red.size >= 64 else ((16, 2),)
-    return ranked(c, target, [replace(s, bk=bk, stages=n, slices=z, element=4) for s in SHAPES for bk, n in depths for z in (1, 2, 4)])
+    return ranked(c, target, [replace(s, bk=bk, stages=n, element=4) for s in SHAPES for bk, n in depths])
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
@@ -51,7 +51,6 @@ class _Tf32(Mma):
         return 4 if tile.rows == "side" else 8
 
     def products(self, b: Builder, slot: Expr, acc: Buffer, shared: tuple[Buffer, Buffer]) -> None:
-        slot = b.let("here", slot + self.slice * self.s.stages)
         fa, fb = b.alloc("fa", f32, self.wm // 16, 4), b.alloc("fb", f32, self.wn // 8, 2)
         group, member = self.lane // 4, self.lane % 4
         with b.loop("k", self.s.bk // STEP, "unroll") as k:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.nest import Axis, Contraction, Operand, contraction_of
+from dnnc.backends.cuda.templates.partial import PEER_BYTES, SHARE, SPLITS
 from dnnc.backends.cuda.templates.wgmma_conv import window_of
 from dnnc.backends.cuda.templates.wgmma_kernel import ROW, Finish, Product, Tiling, Window, build, steps_of
 from dnnc.ir.dtype import bf16, f16, f32
@@ -22,12 +23,17 @@ from dnnc.passes.schedule.problem import Knobs, Problem
 TYPES = (f16, bf16)
 MIN_ROWS = 16  # with fewer rows the product is as fast as its weights can be read
 PRODUCTS, BYTES = 2048, 48  # a cycle of a multiprocessor: multiplications of 16-bit floats, bytes out of the L2 cache
-TILE, PIECE = 800, 150  # cycles: a tile's beginning and end, and 64 x 64 elements of its end
-SHARE, PEER_BYTES = 1200, 25  # cycles of a cluster's two barriers; bytes a cycle out of other blocks' shared memory
+TILE, PIECE = 800, 150  # cycles: a tile's beginning and end, and 64 x 64 elements of its end, stored as they are
+ISSUE = 32  # cycles in which a multiprocessor does an operation on 64 x 64 elements
+PLAIN = 3  # operations on each element that is stored as it is
+# operations beyond the plain ones that an epilogue's steps are; instructions for 1/x, 2^x and so on have an eighth of the others' rate
+OPERATIONS = {"exp": 8, "/": 8, "sqrt": 8, "log": 20, "erf": 9, "tanh": 14, "sin": 30, "cos": 30, "pow": 40, "log1p": 25, "expm1": 25}
+HIDDEN = 0.6  # of the other cores' time is lost where each scheduler has one warp
+LATENCY = 700  # cycles from asking for a stage to having it
+REGISTERS = 64  # of a thread besides its sums
+RESIDENT = (1, 2, 3, 4)  # blocks that share a multiprocessor
 RESULT = "result."
 STEP = ROW // 2  # of a sum, in 16-bit floats
-# blocks of a cluster -> the share of all multiprocessors that such clusters can use: each needs its own within one group of 16 or 18
-SPLITS = {1: 1.0, 2: 1.0, 4: 0.92, 8: 0.85}
 MAX_SPLIT_COLUMNS = 128
 STAGES, ENOUGH = 8, 5  # more hide nothing; so many hide what the L2 cache takes
 RESERVED = 1024  # bytes of shared memory that the system takes of each block
@@ -39,43 +45,60 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     p = product_of(problem) if target.has_wgmma else None
     if p is None or p.m < MIN_ROWS:
         return []
-    found = tilings(p.batch, p.m, p.n, steps_of(p, STEP) * STEP, target)
-    return [knobs_of(t) for t in found if t.split == 1 or p.stored_by_copies]
+    found = tilings(p.batch, p.m, p.n, steps_of(p, STEP) * STEP, target, p.work, p.k)
+    return [knobs_of(t) for t in found if t.split == 1 or p.aligned]
 
 
 def knobs_of(t: Tiling) -> Knobs:
-    return (("bm", t.bm), ("bn", t.bn), ("stages", t.stages), ("group", t.group), ("split", t.split))
+    return (("bm", t.bm), ("bn", t.bn), ("stages", t.stages), ("group", t.group), ("split", t.split), ("resident", t.resident))
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
     p = product_of(problem)
     if p is None:
         raise ScheduleError("the kernel of tensor cores takes plain matrices of 16-bit floats")
-    bm, bn, stages, group, split = (int(knobs[k]) for k in ("bm", "bn", "stages", "group", "split"))
-    return build(p, Tiling(bm, bn, stages, group, target.sms, split))
+    bm, bn, stages, group, split, resident = (int({"resident": 1, **knobs}[k]) for k in ("bm", "bn", "stages", "group", "split", "resident"))
+    return build(p, Tiling(bm, bn, stages, group, target.sms * resident, split, resident))
 
 
-def tilings(batch: int, m: int, n: int, k: int, target: GpuTarget) -> list[Tiling]:
-    """Tilings that fit into shared memory, in the order of their estimated times."""
+def tilings(batch: int, m: int, n: int, k: int, target: GpuTarget, work: int = 0, red: int = 0) -> list[Tiling]:
+    """Tilings that fit into shared memory, in the order of their estimated times.
+
+    Args:
+        batch, m, n, k: sizes of the product; k with what fills the steps of its sum.
+        target: the GPU.
+        work: operations on each element after its sum.
+        red: k without what fills steps, where that is less.
+    """
     found = []
     for bn in (256, 192, 128, 64):  # of two that are as fast, the one with more columns
         for bm in (64, 128):
-            for split in SPLITS:
-                t = Tiling(bm, bn, 0, GROUP, target.sms, split)
-                if split == 1 or _splits(batch, m, n, k, t):
-                    found.append((_cycles(batch, m, n, k, t), replace(t, stages=_stages(batch, m, n, t, target))))
+            for split, resident in ((s, r) for s in SPLITS for r in RESIDENT):
+                t = Tiling(bm, bn, 0, GROUP, target.sms * resident, split, resident)
+                t = replace(t, stages=_stages(batch, m, n, k, t, target))
+                if (split == 1 or _splits(batch, m, n, k, t)) and _resides(batch, m, n, k, t, target):
+                    found.append((_cycles((batch, m, n, k), t, work, (red or k) / k), t))
     found.sort(key=lambda x: x[0])
     return [t for _, t in found]
 
 
-def _stages(batch: int, m: int, n: int, t: Tiling, target: GpuTarget) -> int:
-    """As many as fit. Where every block has a multiprocessor to itself, as many as leave room for a block of the next kernel, which then gets
-    its first weights while this one runs."""
-    room = target.shared_bytes
+def _stages(batch: int, m: int, n: int, k: int, t: Tiling, target: GpuTarget) -> int:
+    """As many as fit, and no more than a block has steps. Where every block has a multiprocessor to itself, as many as leave room for a block
+    of the next kernel, which then gets its first weights while this one runs."""
+    room = min(target.shared_bytes, target.shared_per_sm // t.resident - RESERVED)
     half = target.shared_per_sm // 2 - RESERVED
-    if _tiles(batch, m, n, t) * t.split <= target.sms and (half - t.shared_bytes) // t.stage_bytes >= ENOUGH:
+    tiles = _tiles(batch, m, n, t)
+    if tiles * t.split <= target.sms and (half - t.shared_bytes) // t.stage_bytes >= ENOUGH:
         room = half
-    return min((room - t.shared_bytes) // t.stage_bytes, STAGES)
+    return min((room - t.shared_bytes) // t.stage_bytes, STAGES, -(-k // STEP) // t.split * -(-tiles // t.blocks))
+
+
+def _resides(batch: int, m: int, n: int, k: int, t: Tiling, target: GpuTarget) -> bool:
+    """Is there a ring, and are there registers and tiles for so many blocks on a multiprocessor?"""
+    if t.stages < min(2, -(-k // STEP)):
+        return False
+    registers = (t.bn // 2 + REGISTERS) * t.threads * t.resident
+    return t.resident == 1 or (t.consumers == 1 and t.split == 1 and registers <= target.registers and _tiles(batch, m, n, t) > t.blocks - target.sms)
 
 
 def _tiles(batch: int, m: int, n: int, t: Tiling) -> int:
@@ -93,11 +116,22 @@ def _at_once(t: Tiling) -> int:
     return int(t.blocks * SPLITS[t.split] / t.split)
 
 
-def _cycles(batch: int, m: int, n: int, k: int, t: Tiling) -> float:
-    waves = -(-_tiles(batch, m, n, t) // _at_once(t))
-    step = max(t.bm * t.bn * STEP / PRODUCTS, t.stage_bytes / BYTES)
+def _cycles(sizes: tuple[int, int, int, int], t: Tiling, work: int, filled: float) -> float:
+    """Estimated cycles. A block's tile takes its steps and its end one after the other; of several blocks on a multiprocessor these overlap,
+    until tensor cores, the other cores, or the L2 cache have no time left. `filled`: the part of the steps that is not filled up with zeros."""
+    batch, m, n, k = sizes
+    tiles, at_once, pieces = _tiles(batch, m, n, t), _at_once(t), t.bm * t.bn / 4096
     steps = -(-k // STEP) // t.split
-    return waves * (steps * step + TILE + PIECE * t.bm * t.bn / 4096 + (SHARE + t.bm * t.bn * 4 / PEER_BYTES if t.split > 1 else 0))
+    step = max(t.bm * t.bn * STEP / PRODUCTS, t.stage_bytes * filled / BYTES)
+    waiting = LATENCY / max(t.stages - 1, 1) if steps > t.stages else 0  # for the stage that was given back last
+    alone = steps * max(step, waiting) + TILE + (PIECE + 1.1 * ISSUE * work) * pieces
+    if t.split > 1:
+        alone += SHARE + t.bm * t.bn * 4 / PEER_BYTES
+    ends = ISSUE * (PLAIN + work) * pieces * (1 + HIDDEN / (t.resident * t.consumers))
+    busiest = max(steps * step, ends)
+    waves, rest = divmod(tiles, at_once)
+    cycles = waves * max(alone, t.resident * busiest)
+    return cycles + (max(alone, -(-rest * t.resident // at_once) * busiest) if rest else 0)
 
 
 # --- reading the nest ---------------------------------------------------------------------------------------------------------
@@ -136,7 +170,7 @@ class Steps:
 def product_of(problem: Problem) -> Product | None:
     """The product that a contraction is, with its parameters seen as matrices; None where it is none."""
     c = contraction_of(problem)
-    if c is None or c.dtype is not f32 or len(c.cols.loops) not in (1, 2):
+    if c is None or c.dtype is not f32 or not c.cols.loops:
         return None
     views = [Steps(c, c.batch, c.rows)]
     if not c.batch.loops and len(c.rows.loops) > 1:  # rows that do not lie in one sequence: the outermost loop counts matrices
@@ -153,17 +187,24 @@ def _product(problem: Problem, along: Steps) -> Product | None:
         return None
     _, i, j, _ = along.vars
     factors, plain = _factors(problem, along, a, b), _matrix(out, along, i, j)
-    result = plain or _blocks(out, along)
+    result = plain or _apart(out, along)
     stored = _with_result(c.store.value, out, result) if result is not None else None
     if factors is None or result is None or stored is None or not _readable(stored, along, (a.buf, b.buf), plain is None):
         return None
+    rows, cols = ((), ()) if plain is not None else (_rows_of(out, along)[1], tuple(value(x.extent) or 0 for x in c.cols.loops))
     left, right, flipped, window = factors
     swap: dict[Param, Param] = {a.buf: left, b.buf: right, out.buf: result}
     params = tuple(swap.get(p, p) for p in c.kernel.entry.params)
-    block = 0 if plain is not None else c.cols.inner
     fixed = "".join(side for side, x in (("a", a), ("b", b)) if x.buf.name in problem.constants)
-    made = Product(c.kernel.name, params, left, right, result, *along.sizes, _finish(along, stored, result, block), flipped, window)
-    return replace(made, block=block, fixed=fixed, beside=_beside(stored, along, result), locs=problem.kernel.locs)
+    made = Product(c.kernel.name, params, left, right, result, *along.sizes, _finish(along, stored, result, plain is None), flipped, window)
+    made = replace(made, rows=rows, cols=cols, fixed=fixed, beside=_beside(stored, along, result), work=_work(stored), locs=problem.kernel.locs)
+    return made if plain is not None or made.in_vectors else None
+
+
+def _work(stored: Expr) -> int:
+    """Operations on an element beside those that every epilogue has: the addition of a bias, a maximum, conversions."""
+    names = [x.name for x in walk(stored) if isinstance(x, Op) and x.dtype.is_float and not x.name.startswith("cast_")]
+    return max(0, sum(OPERATIONS.get(name, 1) for name in names) - 2)
 
 
 def _beside(stored: Expr, along: Steps, result: Buffer) -> tuple[Buffer, ...]:
@@ -181,29 +222,26 @@ def _readable(stored: Expr, along: Steps, factors: tuple[Buffer, ...], blocked: 
     """Can neighbouring columns of all that the epilogue reads be read together?"""
     if blocked and any(isinstance(x, Var) and x.name == RESULT for x in walk(stored)):
         return False
-    *outer, inner = (loop.var for loop in along.c.cols.loops)
-    j = along.vars[2]
+    cols, j = along.c.cols, along.vars[2]
     for x in walk(stored):
         if isinstance(x, Load) and x.buf in factors:
             return False
-        if isinstance(x, Load) and outer and x.buf is not along.c.acc:
-            at = [substitute(i, {outer[0]: j // along.c.cols.inner, inner: j % along.c.cols.inner}) for i in x.idx]
-            if any(isinstance(e, Op) and j in free(e) for i in at for e in walk(i)):
+        if isinstance(x, Load) and len(cols.loops) > 1 and x.buf is not along.c.acc:
+            if any(isinstance(e, Op) and j in free(e) for e in walk(substitute(x.buf.offset(x.idx), cols.at(j)))):
                 return False
     return True
 
 
-def _finish(along: Steps, stored: Expr, result: Buffer, block: int) -> Finish:
+def _finish(along: Steps, stored: Expr, result: Buffer, apart: bool) -> Finish:
     """The epilogue at (batch, row, column, lane)."""
     cols = along.c.cols
 
     def finish(z: Expr, row: Expr, col: Expr, lane: Expr, total: Expr) -> Expr:
         at: dict[Expr, Expr] = {load(along.c.acc, (0,)): total} | along.batch.at(z) | along.rows.at(row)
-        if len(cols.loops) == 1:
-            at[cols.loops[0].var] = col + lane
-        else:
-            at |= {cols.loops[0].var: col // cols.inner, cols.loops[1].var: col % cols.inner + lane}
-        if not block:
+        *outer, inner = cols.loops
+        at[inner.var] = (col % cols.inner if outer else col) + lane
+        at |= Axis(tuple(outer)).at(col // cols.inner)
+        if not apart:
             at[_result(result)] = load(result, (*((z,) if len(result.shape) > 2 else ()), row, col + lane))
         return substitute(stored, at)
 
@@ -239,19 +277,36 @@ def _matrix(x: Load, along: Steps, rows: Var, cols: Var) -> Buffer | None:
     return _view(x, tuple(sizes[v] for v in (*batch, rows, cols)), tuple(step[v] for v in (*batch, rows, cols)), dense)
 
 
-def _blocks(x: Load, along: Steps) -> Buffer | None:
-    """The result as [batch, blocks of columns, rows, columns of a block], as heads lie: a block holds whole rows of a store buffer."""
-    cols, (z, i, _, _) = along.c.cols, along.vars
-    if len(cols.loops) != 2 or cols.inner * x.buf.dtype.bytes % ROW:
+def _apart(x: Load, along: Steps) -> Buffer | None:
+    """The result as [batch, outer loops of columns, loops of rows, columns], as heads lie, and batches of rows."""
+    *outer, inner = along.c.cols.loops
+    step, first = _offsets(x, along)
+    rows, sizes = _rows_of(x, along)
+    z = along.vars[0]
+    batch = ((z, along.batch.size),) if along.batch.size > 1 else ()
+    order = (*batch, *((o.var, value(o.extent) or 0) for o in outer), *zip(rows, sizes), (inner.var, along.c.cols.inner))
+    known = {z, *(loop.var for loop in (*outer, *along.rows.loops, inner))}
+    if first or not set(step) <= known or any(v not in step for v, _ in order) or step[inner.var] != 1:
         return None
-    outer, inner = (loop.var for loop in cols.loops)
-    ts, first = terms(substitute(x.buf.offset(x.idx), along.batch.at(z) | along.rows.at(i)))
-    step, order = dict(ts), (*((z,) if along.batch.size > 1 else ()), outer, i, inner)
-    if first or set(step) != set(order) or step[inner] != 1:
-        return None
-    sizes = {z: along.batch.size, outer: cols.size // cols.inner, i: along.rows.size, inner: cols.inner}
-    found = _view(x, tuple(sizes[v] for v in order), tuple(step[v] for v in order), ())
-    return found if found is not None and _suits(found) else None
+    return _view(x, tuple(n for _, n in order), tuple(step[v] for v, _ in order), ())
+
+
+def _offsets(x: Load, along: Steps) -> tuple[dict[Expr, int], int]:
+    """How far apart two elements are that follow one another along each loop of rows and columns and along the batches, and the first offset."""
+    ts, first = terms(substitute(x.buf.offset(x.idx), along.batch.at(along.vars[0])))
+    return dict(ts), first
+
+
+def _rows_of(x: Load, along: Steps) -> tuple[tuple[Var, ...], tuple[int, ...]]:
+    """The loops that the result's rows are, and their sizes: neighbours that lie at one distance count as one, called as the inner one."""
+    step, _ = _offsets(x, along)
+    found: list[tuple[Var, int]] = []
+    for loop in along.rows.loops:
+        n = value(loop.extent) or 0
+        if found and step.get(found[-1][0]) == step.get(loop.var, 0) * n:
+            n *= found.pop()[1]
+        found.append((loop.var, n))
+    return tuple(v for v, _ in found), tuple(n for _, n in found)
 
 
 def _view(x: Load, shape: tuple[int, ...], strides: tuple[int, ...], dense: tuple[int, ...]) -> Buffer | None:

@@ -1,10 +1,11 @@
 """The kernel of a matrix product on Hopper's tensor cores: C[z, m, n] = finish(sum over k of A[z, m, k] * B[z, n, k]) in 16-bit floats.
 
-One block per multiprocessor walks over tiles of the result. Its last warp group is the producer: one thread of it lets the copy engine
-(TMA) fill a ring of stages in shared memory. The others are consumers, 64 rows of the tile each: they multiply a stage (wgmma, sums in
-float32 registers), give it back, and at the end finish their sums in registers, put them into shared memory and let the copy engine
-store them. Two mbarriers a stage say that it is full, and empty again. Boxes that reach past the end of a matrix are filled with zeros
-when they are read, and cut off when they are stored, so sizes need not be multiples of the tile.
+One block per multiprocessor, or a few that hide each other's beginnings and ends, walk over tiles of the result. The last warps are the
+producer: one thread of them lets the copy engine (TMA) fill a ring of stages in shared memory. The others are consumers, 64 rows of the tile
+each: they multiply a stage (wgmma, sums in float32 registers), give it back, and at the end finish their sums in registers, put them into
+shared memory and let the copy engine store them; where rows of the tile lie apart (a batch ends, heads lie one after the other) they store
+vectors of 16 bytes themselves. Two mbarriers a stage say that it is full, and empty again. Boxes that reach past the end of a matrix are
+filled with zeros when they are read, and cut off when they are stored, so sizes need not be multiples of the tile.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from dnnc.ir.operator.stmt import Buffer, Builder, Func, Kernel, Param, Store, l
 from dnnc.passes.schedule.memory import Vectorizer
 
 ROW = 128  # bytes of a row of a stage: what a swizzle permutes
+STORED = 16  # bytes that a thread stores at a time
 STORE_BUFFERS = 2  # per consumer: one is filled while the other is stored
 STEP = 16  # of the sum in one wgmma
+WARP = 32
+MAX_AXES = 5  # of a matrix that the copy engine stores
 SUM_PAD = 8  # floats after a row of partial sums: neighbouring rows then begin in different banks
 BARRIERS = 1024  # bytes kept for mbarriers and alignment
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 232, 40  # a thread's, of 168 that three warp groups have each
@@ -32,9 +36,11 @@ Finish = Callable[[Expr, Expr, Expr, Expr, Expr], Expr]
 
 @dataclass(frozen=True)
 class Tiling:
-    """bm x bn elements of the result at a time, a ring of `stages`, at most `blocks` blocks; `group` neighbouring row tiles share columns.
+    """bm x bn elements of the result at a time, a ring of `stages`, at most `blocks` blocks, of which `resident` share a multiprocessor; `group`
+    neighbouring row tiles share columns.
 
-    With split > 1 a cluster of so many blocks shares a tile, each taking a part of the sum.
+    With split > 1 a cluster of so many blocks shares a tile, each taking a part of the sum. With one consumer the producer is a warp, so that
+    registers suffice for several blocks on a multiprocessor; of a cluster, and where registers change hands, it is a warp group.
     """
 
     bm: int
@@ -43,6 +49,7 @@ class Tiling:
     group: int
     blocks: int
     split: int = 1
+    resident: int = 1
 
     @property
     def consumers(self) -> int:
@@ -50,7 +57,7 @@ class Tiling:
 
     @property
     def threads(self) -> int:
-        return (self.consumers + 1) * GROUP
+        return self.consumers * GROUP + (WARP if self.consumers == 1 and self.split == 1 else GROUP)
 
     @property
     def stage_bytes(self) -> int:
@@ -86,7 +93,9 @@ class Product:
         window: A is an image [n, h, w, k], B is [tap, n, k].
         fixed: which of "a" and "b" no kernel writes: it may be read while the kernel before this one still runs.
         beside: other matrices [m, n] of which the epilogue reads the element at its row and column.
-        block: columns of the result that lie together, where it is [z, n / block, m, block]; 0: it is [z, m, n].
+        rows, cols: sizes whose product is m (n), where rows (columns) of the result do not lie at one distance: it is
+            [z, *cols[:-1], *rows, cols[-1]]; empty: it is [z, m, n].
+        work: operations on an element beyond those that every epilogue has.
     """
 
     name: str
@@ -103,20 +112,36 @@ class Product:
     window: Window | None = None
     locs: tuple[Loc, ...] = ()
     fixed: str = ""
-    block: int = 0
     beside: tuple[Buffer, ...] = ()
+    rows: tuple[int, ...] = ()
+    cols: tuple[int, ...] = ()
+    work: int = 0
 
-    def place(self, z: tuple[Expr, ...], row: Expr, col: Expr, lane: E = 0) -> tuple[Expr, ...]:
-        """The index of an element of the result."""
-        batch = (z or (const(0),)) if len(self.c.shape) > (3 if self.block else 2) else ()
-        if self.block:
-            return (*batch, col // self.block, row, col % self.block + lane)
-        return (*batch, row, col + lane)
+    def place(self, z: tuple[Expr, ...], row: Expr, col: Expr, lane: E = 0, lanes: int = 1) -> tuple[Expr, ...]:
+        """The index of an element of the result, which must exist if its rows or columns lie apart; col is a multiple of `lanes`."""
+        batch = (z or (const(0),)) if len(self.c.shape) > max(len(self.rows), 1) + max(len(self.cols), 1) else ()
+        rows = digits(minimum(row, self.m - 1), self.rows) if len(self.rows) > 1 else (row,)
+        if len(self.cols) < 2:
+            return (*batch, *rows, col + lane)
+        block = minimum(col // self.cols[-1], self.n // self.cols[-1] - 1)
+        return (*batch, *digits(block, self.cols[:-1]), *rows, col // lanes % (self.cols[-1] // lanes) * lanes + lane)
 
     @property
-    def stored_by_copies(self) -> bool:
-        """Does the result suit the copy engine? Its rows must begin at multiples of 16 bytes."""
-        return all(value(s * self.c.dtype.bytes % 16) == 0 for s in self.c.full_strides()[:-1])
+    def aligned(self) -> bool:
+        """Do rows of the result begin at multiples of 16 bytes?"""
+        return all(value(s * self.c.dtype.bytes % STORED) == 0 for s in self.c.full_strides()[:-1])
+
+    @property
+    def in_boxes(self) -> bool:
+        """Can the copy engine store what a consumer has, 128 bytes of 64 rows at a time?"""
+        width = ROW // self.c.dtype.bytes
+        whole = (len(self.rows) < 2 or self.rows[-1] % WGMMA_ROWS == 0) and (len(self.cols) < 2 or self.cols[-1] % width == 0)
+        return self.aligned and whole and len(self.c.shape) <= MAX_AXES
+
+    @property
+    def in_vectors(self) -> bool:
+        """Can 16 bytes of a row be stored at a time?"""
+        return self.aligned and (self.cols[-1] if self.cols else self.n) * self.c.dtype.bytes % STORED == 0
 
 
 def build(p: Product, t: Tiling) -> Kernel:
@@ -133,6 +158,15 @@ def build(p: Product, t: Tiling) -> Kernel:
             w.prepare(thread)
             b.branch(thread < t.consumers * GROUP, lambda: w.consume(block, thread), lambda: w.produce(block, thread))
     return Kernel((Func(p.name, p.params, b.block()),), p.locs)
+
+
+def digits(i: Expr, sizes: tuple[int, ...]) -> tuple[Expr, ...]:
+    """A number's digits, the last one fastest; the first one may be as large as it likes."""
+    out: list[Expr] = []
+    for n in sizes[:0:-1]:
+        out.append(i % n)
+        i = i // n
+    return (i, *reversed(out))
 
 
 def divisor(n: int, most: int) -> int:
@@ -174,13 +208,15 @@ class Writer:
         self.allocate_results()
 
     def allocate_results(self) -> None:
-        if not self.p.stored_by_copies:
+        if not (self.p.in_boxes or self.p.in_vectors):
             return
         shape = (self.t.consumers, STORE_BUFFERS, WGMMA_ROWS, ROW // self.p.c.dtype.bytes)
         self.out = self.b.alloc("out", self.p.c.dtype, *shape, space="shared", swizzle=8)
 
     def prepare(self, thread: Expr) -> None:
         b = self.b
+        if self.t.resident > 1:
+            b.do("resident", self.t.resident)
         with b.when(thread < 1):
             with b.loop("i", self.t.stages, "unroll") as i:
                 b.do("mbar_init", self.full.ref(i), 1)
@@ -294,7 +330,7 @@ class Writer:
             self.b.do("regs_take", CONSUMER_REGISTERS)
         self.begin_consumer(thread)
         self.each_tile(block, self.compute)
-        if self.p.stored_by_copies:
+        if self.p.in_boxes:
             with self.b.when(self.leader):
                 self.b.do("bulk_wait", 0)
 
@@ -335,26 +371,47 @@ class Writer:
         """128 bytes of each row at a time: registers -> shared memory -> result."""
         b, p, width = self.b, self.p, ROW // self.p.c.dtype.bytes
         row = b.let("first", row + self.w * WGMMA_ROWS)
-        if not p.stored_by_copies:
+        if not (p.in_boxes or p.in_vectors):
             self.store_elements(z, row, col)
             return
         with b.loop("q", self.t.bn // width, "unroll") as q:
             buffer = b.let("buffer", (done * (self.t.bn // width) + q) % STORE_BUFFERS)  # they take turns over all tiles
             v = self.values(z, row, col, q) if p.c.dtype.bytes == 2 else None
-            with b.when(self.leader):
-                b.do("bulk_wait_read", STORE_BUFFERS - 1)
-            b.do("named_barrier", self.w + 1, GROUP)
+            if p.in_boxes:
+                with b.when(self.leader):
+                    b.do("bulk_wait_read", STORE_BUFFERS - 1)
+                b.do("named_barrier", self.w + 1, GROUP)
             if v is not None:
                 self.fill_matrices(v, buffer)
             else:
                 self.fill_pairs(z, row, col, q, buffer)
-            b.do("fence_async")
-            b.do("named_barrier", self.w + 1, GROUP)
-            with b.when(self.leader):
-                with b.when(row < p.m), b.when(col + q * width < p.n):
-                    place, box = p.c.ref(*p.place(z, row, col + q * width), lanes=width), self.out.ref(self.w, buffer, 0, 0, lanes=width)
-                    b.do("tma_store", place, box, WGMMA_ROWS)
-                b.do("bulk_commit")  # a group even where there is nothing to store: groups and buffers take turns
+            if p.in_boxes:
+                self.store_box(z, row, col + q * width, buffer)
+            else:
+                self.store_vectors(z, row, col + q * width, buffer)
+
+    def store_box(self, z: tuple[Expr, ...], row: Expr, col: Expr, buffer: Expr) -> None:
+        """A store buffer -> result, by the copy engine."""
+        b, p, width = self.b, self.p, ROW // self.p.c.dtype.bytes
+        b.do("fence_async")
+        b.do("named_barrier", self.w + 1, GROUP)
+        with b.when(self.leader):
+            with b.when(row < p.m), b.when(col < p.n):
+                place, box = p.c.ref(*p.place(z, row, col), lanes=width), self.out.ref(self.w, buffer, 0, 0, lanes=width)
+                b.do("tma_store", place, box, WGMMA_ROWS)
+            b.do("bulk_commit")  # a group even where there is nothing to store: groups and buffers take turns
+
+    def store_vectors(self, z: tuple[Expr, ...], row: Expr, col: Expr, buffer: Expr) -> None:
+        """A store buffer -> result, 8 neighbouring threads a row. One barrier for each buffer will do: who fills this one again has passed that
+        of the other one, which each thread reaches when it has read this one."""
+        b, p, lanes = self.b, self.p, STORED // self.p.c.dtype.bytes
+        vectors = ROW // STORED
+        b.do("named_barrier", self.w + 1, GROUP)
+        with b.loop("i", WGMMA_ROWS * vectors // GROUP, "unroll") as i:
+            r = b.let("r", i * (GROUP // vectors) + (self.warp * 32 + self.lane) // vectors)
+            c = b.let("c", self.lane % vectors * lanes)
+            with b.when(row + r < p.m), b.when(col + c < p.n):
+                b.store(p.c, p.place(z, row + r, col + c, lanes=lanes), load(self.out, (self.w, buffer, r, c), lanes), lanes)
 
     def store_elements(self, z: tuple[Expr, ...], row: Expr, col: Expr) -> None:
         """Registers -> result, one by one."""

@@ -6,15 +6,14 @@ some rows of the tile: it adds what all blocks have there, in their order, so a 
 
 from __future__ import annotations
 
+from dnnc.backends.cuda.templates.partial import LANES, Parts
 from dnnc.backends.cuda.templates.wgmma_kernel import SUM_PAD, Product, Tiling, Writer
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, const, load
 from dnnc.ir.operator.hopper import GROUP, WGMMA_ROWS
-from dnnc.ir.operator.stmt import Func, Kernel, Store, call, loop_var
+from dnnc.ir.operator.stmt import Buffer, Func, Kernel, Store, loop_var
 from dnnc.passes.schedule.memory import Vectorizer
-
-LANES = 4  # sums that a thread adds at a time
 
 
 class SplitWriter(Writer):
@@ -60,20 +59,15 @@ class SplitWriter(Writer):
     def combine(self, z: tuple[Expr, ...], row: Expr, col: Expr, part: Expr, thread: Expr) -> None:
         """The sums of all blocks -> some rows of the result."""
         b, t, p = self.b, self.t, self.p
-        threads, vectors, rows = t.consumers * GROUP, t.bn // LANES, t.bm // t.split
-        with b.loop("turn", -(-rows * vectors // threads), "unroll") as turn:
-            e = b.let("e", turn * threads + thread)
-            with b.when(e < rows * vectors):
-                r, c = b.let("r", part * rows + e // vectors % rows), b.let("c", e % vectors * LANES)
-                total = b.alloc("total", f32, LANES)
-                b.store(total, (0,), 0.0, LANES)
-                with b.loop("q", t.split, "unroll") as q:
-                    share = call("peer", self.sums.ref(r // WGMMA_ROWS, r % WGMMA_ROWS, c, lanes=LANES), q)
-                    b.store(total, (0,), load(total, (0,), LANES) + share, LANES)
-                with b.when(row + r < p.m), b.when(col + c + (LANES - 1) < p.n):
-                    j = loop_var("j.", const(0), const(LANES))
-                    made = p.finish(z[0] if z else const(0), row + r, col + c, j, load(total, (j,)))
-                    b.emit(Vectorizer(j, const(0), LANES).store(Store(p.c, p.place(z, row + r, col + c, j), made)))
+
+        def finish(r: Expr, c: Expr, total: Buffer) -> None:
+            with b.when(row + r < p.m), b.when(col + c + (LANES - 1) < p.n):
+                j = loop_var("j.", const(0), const(LANES))
+                made = p.finish(z[0] if z else const(0), row + r, col + c, j, load(total, (j,)))
+                b.emit(Vectorizer(j, const(0), LANES).store(Store(p.c, p.place(z, row + r, col + c, j, LANES), made)))
+
+        parts = Parts(t.bm, t.bn, 1, t.split, t.consumers * GROUP)
+        parts.combine(b, self.sums, lambda _, r, c: (r // WGMMA_ROWS, r % WGMMA_ROWS, c), part, thread, finish)
 
 
 __all__ = ["SplitWriter"]

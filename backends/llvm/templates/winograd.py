@@ -23,14 +23,13 @@ from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Var, const, fma, load, maximum, minimum, select, substitute, value, var
 from dnnc.ir.operator.stmt import Alloc, Buffer, Builder, Kernel, Store
 from dnnc.ir.winograd import points
+from dnnc.passes.graph.winograd import STREAM_RATE, TRANSFORM
 from dnnc.passes.schedule.memory import Vectorizer
 from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.state import find
 
 LOOPS = ("i0", "i1", "i2", "i3", "i1b")
 LOCAL = 8 << 20  # bytes that a strip's transformed tiles may take
-TRANSFORM = {2: 90, 4: 200}  # cycles for a tile of one vector of channels, in or out
-STREAM_RATE = 6  # bytes a cycle of weights from memory or the last cache, when they are asked for in time
 SPILL_RATE = 16  # bytes a cycle of tiles that do not stay in the second-level cache
 Knob = Mapping[str, "int | str"]
 
@@ -125,7 +124,7 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
             if w.n**2 * tg * 4 * w.lanes * (w.blocks + w.panels // share) <= LOCAL or tg == 1:
                 scored += [(_cycles(w, tg, share, mr, nv, images, target), tg, share, mr, nv) for mr, nv in _register_tiles(w, tg, share, target)]
     return [
-        (("tile", w.tile), ("tg", tg), ("share", share), ("mo", w.panels // share), ("mr", mr), ("nv", nv), ("ku", 4), ("pf", 1))
+        (("tile", w.tile), ("tg", tg), ("share", share), ("mo", w.panels // share), ("mr", mr), ("nv", nv), ("ku", 2), ("pf", 1))
         for _, tg, share, mr, nv in sorted(scored)[:6]
     ]
 

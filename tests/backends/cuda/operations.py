@@ -18,7 +18,7 @@ from dnnc.ir.operator.text import parse_kernel
 Array = Any
 FLOATS, INTS = ("f32", "f64"), ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
 STORED = [t for t in ALL if t.kind in "fiub"]
-UNARY = ("exp", "exp2", "log", "sqrt", "erf", "tanh", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "floor", "ceil", "trunc",
+UNARY = ("exp", "exp2", "recip", "log", "sqrt", "erf", "tanh", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "floor", "ceil", "trunc",
          "rint", "log1p", "expm1", "isnan")  # fmt: skip
 TRIGONOMETRY = ("sin", "cos", "tan")
 BINARY = ("min", "max", "fmin", "fmax", "truncdiv", "truncmod", "floormod")

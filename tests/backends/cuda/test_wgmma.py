@@ -9,6 +9,7 @@ import pytest
 
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import compile_cuda
+from dnnc.backends.cuda.spelling import spelled
 from dnnc.backends.cuda.target import FACTS, GpuTarget
 from dnnc.backends.cuda.templates import wgmma
 from dnnc.backends.cuda.templates.wgmma_kernel import Product, Tiling, build
@@ -21,6 +22,7 @@ from dnnc.ir.operator.stmt import Buffer, Kernel
 from dnnc.ir.operator.text import parse_kernel, show_kernel
 from dnnc.ir.operator.verify import verify_kernel
 from dnnc.passes.lower import lower
+from dnnc.passes.operator.decompose import decompose
 from dnnc.passes.schedule.problem import Problem, classify
 
 Array = np.ndarray[Any, Any]
@@ -301,6 +303,16 @@ def test_weights_are_read_while_the_kernel_before_ends() -> None:
         check(p, "f16", stages=8)
 
 
+def test_weights_of_a_shared_sum_are_read_early() -> None:
+    """Each block of a cluster begins with those of its own part."""
+    text = "def f(x: f16[40, 256], *, w: f16[256, 64]):\n    y: f16[40, 64] = matmul(x, w)\n    return y\n"
+    p = graph_problem(text, w=np.random.default_rng(0).standard_normal((256, 64)).astype(np.float16))
+    lines = show_kernel(wgmma.apply(p, {"bm": 64, "bn": 64, "stages": 3, "group": 8, "split": 2}, H200)).split("\n")
+    loads = [line for line in lines[: max(k for k, line in enumerate(lines) if line.strip() == "pdl_wait()")] if "tma_load(" in line]
+    assert len(loads) == 1 and "addr(sb[" in loads[0] and "part" in loads[0]
+    check(p, "f16", stages=3, split=2)
+
+
 HEADS = """
 def f(x: f16[{b}, 24, {k}], w: f16[{k}, 128], b: f16[128]):
     h: f16[{b}, 24, 128] = matmul(x, w)
@@ -311,20 +323,53 @@ def f(x: f16[{b}, 24, {k}], w: f16[{k}, 128], b: f16[128]):
 """
 
 
-@pytest.mark.parametrize("b, heads, bn", [(1, 2, 128), (2, 2, 64), (1, 1, 64)])
+@pytest.mark.parametrize("b, heads, bn", [(1, 2, 128), (2, 2, 64), (1, 1, 64), (1, 4, 128), (2, 16, 64)])
 def test_results_that_lie_head_by_head(b: int, heads: int, bn: int) -> None:
+    """Boxes of 64 columns where a head has as many and there is one batch; else a tile's rows are stored in vectors."""
     p = problem_of(HEADS.format(b=b, heads=heads, size=128 // heads, k=64))
     product = wgmma.product_of(p)
-    assert product is not None and product.block == (128 // heads if heads > 1 else 0) and product.batch == b
+    assert product is not None and product.cols == ((heads, 128 // heads) if heads > 1 else ()) and (product.batch, product.m) == (1, b * 24)
+    assert product.in_vectors and product.in_boxes == (b == 1 and heads <= 2)
     check(p, "f16", bn=bn)
+
+
+QKV = """
+def f(x: {t}[{b}, {s}, 64], w: {t}[64, 384], b: {t}[384]):
+    h: {t}[{b}, {s}, 384] = matmul(x, w)
+    a: {t}[{b}, {s}, 384] = add(h, b)
+    r: {t}[{b}, {s}, 3, 2, 64] = reshape(a, shape=({b}, {s}, 3, 2, 64))
+    y: {t}[3, {b}, 2, {s}, 64] = transpose(r, perm=(2, 0, 3, 1, 4))
+    return y
+"""
+
+
+@pytest.mark.parametrize("b, s, t, bn", [(3, 23, "f16", 128), (2, 64, "bf16", 64), (2, 40, "f16", 256)])
+def test_queries_keys_and_values_of_a_batch(b: int, s: int, t: str, bn: int) -> None:
+    """Tiles go on where a batch ends; boxes are stored where no tile crosses that."""
+    p = problem_of(QKV.format(b=b, s=s, t=t))
+    product = wgmma.product_of(p)
+    assert product is not None and (product.rows, product.cols, product.in_boxes) == ((b, s), (3, 2, 64), s == 64)
+    kernel = show_kernel(wgmma.apply(p, dict(wgmma.candidates(p, H200)[0]), H200))
+    assert ("tma_store" in kernel) == (s == 64)
+    check(p, t, bn=bn)
+
+
+def test_vectors_are_read_when_all_have_filled_their_buffer() -> None:
+    p = problem_of(QKV.format(b=2, s=40, t="f16"))
+    text = show_kernel(wgmma.apply(p, {"bm": 64, "bn": 128, "stages": 2, "group": 8, "split": 1}, GpuTarget(sms=1)))
+    broken = parse_kernel(text.replace("named_barrier(w + 1, 128)", "syncwarp()"))
+    rng = np.random.default_rng(0)
+    args = {x.name: rng.standard_normal([int(d.value) for d in x.shape]).astype(x.dtype.numpy) for x in broken.entry.buffers}  # type: ignore[attr-defined]
+    with pytest.raises(VerifyError, match=r"race|nobody has written"):
+        run_kernel(broken, args)
 
 
 def test_heads_that_share_a_sum_are_stored_by_threads() -> None:
     check(problem_of(HEADS.format(b=1, heads=2, size=64, k=256)), "f16", split=2)
 
 
-def test_narrow_heads_are_left_to_other_templates() -> None:
-    assert wgmma.candidates(problem_of(HEADS.format(b=1, heads=4, size=32, k=64)), H200) == []
+def test_heads_that_are_no_whole_vectors_are_left_to_other_templates() -> None:
+    assert wgmma.candidates(problem_of(HEADS.format(b=1, heads=32, size=4, k=64)), H200) == []
 
 
 @pytest.mark.parametrize(
@@ -354,10 +399,15 @@ def test_best_guesses() -> None:
     assert first(128, 3072, 768) == (64, 64, 1)
     assert first(128, 768, 3072)[2] > 1  # a few tiles, each shared by blocks
     assert first(196, 256, 1024)[2] == 4  # 16 clusters of 8 blocks could not all run at once
+    # many small sums: blocks share multiprocessors, so that ends and beginnings overlap
+    few = wgmma.tilings(1, 401408, 96, 64, H200, 18, 16)[0]
+    assert few.resident > 1 and few.bm == 64 and few.stages <= -(-401408 // 64 * 2 // few.blocks)
+    assert few.resident * (few.shared_bytes + 1024) <= H200.shared_per_sm
+    assert wgmma.tilings(1, 4096, 3072, 768, H200, 12)[0].resident == 1
     small = next(t for t in wgmma.tilings(1, 128, 768, 768, H200) if (t.bm, t.bn) == (64, 64))
     assert 2 * (small.shared_bytes + 1024) <= H200.shared_per_sm  # a block of the next kernel fits beside it
     for t in wgmma.tilings(1, 512, 512, 512, H200):
-        assert t.stages >= 4
+        assert t.stages >= 2 if t.split > 1 else 4
         assert launch_of(gemm(512, 512, 512, t)).shared_bytes <= H200.shared_bytes
 
 
@@ -372,7 +422,7 @@ SIZES = [(bm, bn, dtype, kn) for bm, bn in ((128, 256), (128, 192), (64, 128), (
 def test_compiles_without_spills(bm: int, bn: int, dtype: DType, kn: bool) -> None:
     t = next(t for t in wgmma.tilings(1, 1000, 1000, 1000, H200) if (t.bm, t.bn) == (bm, bn))
     c = compile_cuda(emit_kernel(gemm(1000, 1000, 1000, t, dtype, kn), "gemm", H200), "sm_90a")
-    assert c.spills == 0 and c.local_bytes == 0 and c.registers <= 168
+    assert c.spills == 0 and c.local_bytes == 0 and c.registers <= (168 if bm == 128 else bn // 2 + wgmma.REGISTERS)
     assert "serialized" not in c.log and "ignored" not in c.log, c.log  # products stay in flight, registers change hands
 
 
@@ -384,3 +434,28 @@ def test_split_sums_compile_without_spills(bm: int, bn: int, split: int) -> None
     assert launch_of(kernel).cluster == split
     c = compile_cuda(emit_kernel(kernel, "gemm", H200), "sm_90a")
     assert c.spills == 0 and c.local_bytes == 0 and "serialized" not in c.log, c.log
+
+
+@pytest.mark.parametrize("bn, resident", [(128, 3), pytest.param(64, 4, marks=pytest.mark.slow), pytest.param(256, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("act", ["gelu", pytest.param("sigmoid", marks=pytest.mark.slow)])
+def test_blocks_that_share_a_multiprocessor_have_registers(bn: int, resident: int, act: str) -> None:
+    p = problem_of(layer((8192, 64), (64, 512), act=act))
+    knobs = next(dict(k) for k in wgmma.candidates(p, H200) if (dict(k)["bn"], dict(k)["resident"]) == (bn, resident))
+    kernel = verify_kernel(decompose(wgmma.apply(p, knobs, H200), spelled("standard")))
+    launch = launch_of(kernel)
+    assert launch.block[0] == 160 and launch.grid[0] == min(132 * resident, 128 * 512 // bn)
+    assert resident * (launch.shared_bytes + 1024) <= H200.shared_per_sm
+    text = emit_kernel(kernel, "gemm", H200)
+    c = compile_cuda(text, "sm_90a")
+    assert f"__launch_bounds__(160, {resident})" in text
+    assert c.spills == 0 and c.local_bytes == 0 and "serialized" not in c.log
+    assert -(-c.registers // 8) * 8 * launch.block[0] * resident <= H200.registers
+
+
+def test_vectors_and_boxes_of_heads_compile() -> None:
+    for size, effect in ((40, "st<8>("), (64, "tma_store_5d(")):
+        text = emit_kernel(
+            wgmma.apply(problem_of(QKV.format(b=2, s=size, t="f16")), {"bm": 64, "bn": 128, "stages": 2, "group": 8, "split": 1}, H200), "qkv", H200
+        )
+        c = compile_cuda(text, "sm_90a")
+        assert effect in text and c.spills == 0 and c.local_bytes == 0

@@ -97,16 +97,3 @@ def compiled(text: str) -> Kernel:
 
 def test_compiles() -> None:
     compiled(depthwise("1, 120, 28, 28", "120, 1, 5, 5", "1, 120, 28, 28", "pads=(2, 2, 2, 2)", "f16"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "text",
-    [
-        depthwise("32, 384, 14, 14", "384, 1, 7, 7", "32, 384, 14, 14", "pads=(3, 3, 3, 3)", "f16"),
-        depthwise("32, 96, 56, 56", "96, 1, 3, 3", "32, 96, 56, 56", "pads=(1, 1, 1, 1)"),
-        pool("max_pool", "32, 64, 112, 112", "32, 64, 56, 56", "kernel=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)", "bf16"),
-    ],
-)
-def test_large_ones_compile(text: str) -> None:
-    compiled(text)

@@ -192,6 +192,21 @@ def test_wrong_constant_indices_are_an_error_of_the_model(target: str, level: in
             compile(parse(text.format(n=n, z=[0.0] * 16)), target=target, opt_level=level, cache=False)(x)
 
 
+@pytest.mark.parametrize(
+    "op", ["scatter_elements(x, i, z, axis=0)", "gather(x, i, axis=0)", "gather_elements(x, i, axis=0)", "scatter_elements(x, i, z, reduction='add')"]
+)
+@pytest.mark.parametrize("level", [0, 3])
+def test_sizes_that_a_check_makes_up_suit_constant_indices(op: str, level: int) -> None:
+    """Who has an index of 271 has an axis that long, whatever its type says."""
+    dims = {"N": (0, 660)}
+    for i in ([271], [-300], [3, 650]):
+        g = parse(f"N: dim[0, 660]\ndef g(x: f32[N], z: f32[{len(i)}], *, i: i64[{len(i)}] = {i}):\n    y = {op}\n    return y")
+        x, z = np.arange(660, dtype=np.float32), np.ones(len(i), np.float32)
+        np.testing.assert_array_equal(compile(g, opt_level=level, cache=False, dims=dims)(x, z), compile(g, target="reference")(x, z))
+        with pytest.raises(InputError, match="lies outside of its axis"):
+            compile(g, opt_level=level, cache=False, dims=dims)(x[:20], z)
+
+
 # --- kernels that are too long ------------------------------------------------------------------------------------------------
 
 LONG = "def g(x: f32[1, 1], y: f32[1, 3]):\n    a = expand(x, shape=({n}, {n}))\n    return reduce_sum(a, axes=(0, 1)), exp(y)"

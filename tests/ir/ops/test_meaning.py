@@ -176,6 +176,17 @@ def elements(name: str, *arrays: Any, **attrs: Any) -> tuple[Any, Any]:
 
 
 SPECIAL = np.array([NAN, INF, -INF, 0.0, -0.0, 1.0, -1.0, 3e38, -3e38, 1e-40], np.float32)
+
+
+@pytest.mark.parametrize("rounding", ["up", "down", "nearest"])
+def test_the_power_of_zero_is_the_smallest(rounding: str) -> None:
+    """Saturated it is 2^-127, code 0; there is no smaller one, and no zero."""
+    for got in elements("to_power", np.array([0.0, -0.0, 1.0], np.float32), rounding=rounding):
+        assert np.asarray(got).view(np.uint8).tolist() == [0, 0, 127]
+    for got in elements("to_power", np.array([0.0, 1.0], np.float32), rounding=rounding, saturate=False):
+        assert np.asarray(got).view(np.uint8).tolist() == [255, 127]
+
+
 SAFE_UNARY = "neg abs sign sqrt floor ceil round trunc exp log relu sigmoid softplus isnan isinf erf tanh reciprocal gelu elu leaky_relu clip".split()
 
 

@@ -20,7 +20,7 @@ from dnnc.ir.ops import OPS
 from dnnc.ir.ops.common import draw
 
 SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0)
-PADDED = frozenset(("conv", "conv_transpose", "deform_columns"))  # 0 * inf in the padding: a product, or a shorter sum
+PADDED = frozenset(("conv", "conv_transpose"))  # 0 * inf in the padding: a product, or a shorter sum
 FLOAT = [(op, s) for op in OPS.values() for s in op.samples if any(t.dtype.kind == "f" for t in s.inputs)]
 COMPUTED = [(op, s) for op, s in FLOAT if op.compute is not None and op.name not in PADDED]
 OTHERS = [(op, s) for op, s in FLOAT if op.compute is None or op.name in PADDED]

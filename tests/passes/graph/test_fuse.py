@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dnnc
-from dnnc.ir.graph import Graph
+from dnnc.ir.graph import Graph, Node
 from dnnc.ir.interp import run
 from dnnc.ir.tolerances import bound
 from dnnc.passes.base import PassContext, PassManager
@@ -181,6 +181,27 @@ def test_text_of_a_plan() -> None:
         "group 2: reduction: softmax -> v2",
         "view: r = h",
     ]
+
+
+NORMED = """def g(x: f16[1, 32], *, w: f16[32, 64], s: f32[32], b: f32[32], c: f16[64]):
+    h = layer_norm(cast(x, to=f32), s, b)
+    return relu(add(matmul(cast(h, to=f16), w), c))"""
+
+
+def test_a_norm_stands_before_its_contraction_where_the_target_says_so() -> None:
+    asked = []
+
+    def normed(norm: Node, product: Node) -> bool:
+        asked.append((norm.op.name, product.op.name))
+        return True
+
+    g = graph_of(NORMED)
+    (group,) = plan_fusion(g, normed=normed).groups
+    assert group.kind == "contraction" and [n.op.name for n in group.nodes] == ["cast", "layer_norm", "cast", "matmul", "add", "relu"]
+    assert set(asked) == {("layer_norm", "matmul")}
+    apart = ["cast + layer_norm + cast", "matmul + add + relu"]
+    for plan in (plan_fusion(g), plan_fusion(g, normed=lambda norm, product: False)):
+        assert [" + ".join(n.op.name for n in grp.nodes) for grp in plan.groups] == apart
 
 
 def test_long_chains_are_cut() -> None:

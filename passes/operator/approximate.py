@@ -1,0 +1,155 @@
+"""Cheaper forms of quotients and exponentials, for targets with fast instructions for 1/x and 2^x (GPUs); strict numerics exclude them.
+
+Quotients, of which an exact one takes ten instructions: at most 2 ulp.
+
+    a / c               ->  a * (1/c)            c constant, neither it nor 1/c near the ends of float32's range
+    a / b               ->  a * recip(b)         b >= 1 for certain: 1 + exp(x), and so on
+    exp(x - m) / s      ->  exp(x - m) * recip(s)     m, s numbers of a row: a softmax, whose s is at least 1. The compiler computes recip(s) once
+
+Where all that a kernel stores is of 16 bits, the rounding of the store hides errors of 2^-18:
+
+    exp(x)                              ->  exp2(x * log2(e))                      relative error below 2^-17 for |x| <= 88
+    x * 0.5 * (erf(x / sqrt(2)) + 1)    ->  max(x, 0) - |x| * 2^P(|x|)             absolute error below 2e-6; relative to its left tail 6e-4 at x = -3.5
+    x * 0.5 * (tanh(u) + 1)             ->  x * recip(1 + exp2(-2 u log2(e)))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Container
+
+from dnnc.ir.dtype import DType, bf16, f16, f32
+from dnnc.ir.expr import Const, Expr, Load, Op, const, fma, maximum, minimum
+from dnnc.ir.operator.intrinsics import TABLE
+from dnnc.ir.operator.stmt import Buffer, Eval, Kernel, Store, call, walk_stmts
+
+LOG2E = 1.4426950408889634
+RECIPROCAL, POWER = "recip", "exp2"  # what a target must spell
+# log2(erfc(t)) = t * (c0 t^4 + ...), weighted with t * erfc(t) above 1e-4: the polynomial falls for all t > 0, so 2^P fades out by itself
+ERFC = (-0.002685956424102187, 0.02863696776330471, -0.14752762019634247, -0.9190064668655396, -1.6278269290924072)
+FAR = 16.0  # gelu(-16) rounds to 0, and 2^P to 0 too
+SQRT_HALF = 0.7071067811865476
+
+Rule = Callable[[Op], Expr]
+
+
+def rules(kernel: Kernel, spelled: Collection[str]) -> tuple[Rule, ...]:
+    """What to do, in order, with each float32 operation whose operands are done; a rule gives back what it does not change."""
+    found: list[Rule] = [exponential, gelu] if POWER in spelled and RECIPROCAL in spelled and stores_halves(kernel) else []
+    terms = softmax_terms(kernel)
+    return (*found, lambda e: quotient(e, terms)) if RECIPROCAL in spelled else ()
+
+
+def stores_halves(kernel: Kernel) -> bool:
+    """Is every float that the kernel leaves in memory one of 16 bits?"""
+    types: set[DType] = set()
+    for s in (s for f in kernel.funcs for s in walk_stmts(f.body)):
+        if isinstance(s, Store) and s.buf.space == "global":
+            types.add(s.buf.dtype)
+        elif isinstance(s, Eval) and s.name == "tma_store":
+            types.add(s.args[0].dtype)
+        elif isinstance(s, Eval) and not (s.name in TABLE and TABLE[s.name].effect):
+            return False  # a function of the kernel, which may store what it is given the address of
+    floats = {t for t in types if t.is_float}
+    return bool(floats) and floats <= {f16, bf16}
+
+
+def softmax_terms(kernel: Kernel) -> frozenset[Buffer]:
+    """Registers that hold nothing but exp(x - m), m a number of the row."""
+    held: dict[Buffer, bool] = {}
+    for s in (s for f in kernel.funcs for s in walk_stmts(f.body)):
+        if isinstance(s, Store) and s.buf.space == "register":
+            held[s.buf] = held.get(s.buf, True) and _softmax_term(s.value, frozenset())
+    return frozenset(b for b, only in held.items() if only)
+
+
+def exponential(e: Op) -> Expr:
+    """exp(x) -> 2^(x * log2(e))"""
+    return call(POWER, e.args[0] * LOG2E) if e.name == "exp" else e
+
+
+def gelu(e: Op) -> Expr:
+    """(x * 0.5) * (f(u) + 1) for f = erf, u = x / sqrt(2), and f = tanh"""
+    if e.name != "*":
+        return e
+    half, one = e.args
+    x, f = _constant_of(half, "*", 0.5), _constant_of(one, "+", 1.0)
+    if x is None or not isinstance(f, Op) or f.name not in ("erf", "tanh"):
+        return e
+    u = f.args[0]
+    if f.name == "tanh":
+        return x * call(RECIPROCAL, call(POWER, u * (-2.0 * LOG2E)) + 1.0)
+    if _constant_of(u, "*", SQRT_HALF) is not x:
+        return e
+    t = minimum(call("abs", x), FAR)  # 0 * inf would be NaN
+    p: Expr = const(ERFC[0] * SQRT_HALF**5, f32)
+    for k, c in enumerate(ERFC[1:]):
+        p = fma(t, p, c * SQRT_HALF ** (4 - k))
+    return fma(t * -0.5, call(POWER, t * p), maximum(x, 0.0))
+
+
+def quotient(e: Op, terms: Container[Buffer] = ()) -> Expr:
+    """a / b -> a * (1 / b), see above. `terms`: registers that hold terms of a softmax."""
+    if e.name != "/":
+        return e
+    a, b = e.args
+    if isinstance(b, Const):
+        return a * (1.0 / float(b.value)) if 2.0**-126 <= abs(float(b.value)) <= 2.0**126 else e
+    if not (_at_least_one(b) or (_softmax_term(a, terms) and _of_row(b))):
+        return e
+    r = call(RECIPROCAL, b)
+    return r if isinstance(a, Const) and a.value == 1.0 else a * r
+
+
+def _constant_of(e: Expr, name: str, c: float) -> Expr | None:
+    """x of `x * c` (or whatever operation), in either order."""
+    if isinstance(e, Op) and e.name == name:
+        for x, y in (e.args, e.args[::-1]):
+            if isinstance(y, Const) and y is const(c, f32):
+                return x
+    return None
+
+
+def _softmax_term(e: Expr, terms: Container[Buffer]) -> bool:
+    if isinstance(e, Load):
+        return e.buf in terms
+    if not isinstance(e, Op):
+        return False
+    if e.name == POWER:
+        e = _constant_of(e.args[0], "*", LOG2E) or e
+    else:
+        e = e.args[0] if e.name == "exp" else e
+    return isinstance(e, Op) and e.name == "-" and _of_row(e.args[1])
+
+
+def _of_row(e: Expr) -> bool:
+    """A number that a thread has in a register."""
+    return isinstance(e, Load) and e.buf.space == "register" and e.lanes == 1 and all(isinstance(i, Const) for i in e.idx)
+
+
+def _at_least_one(e: Expr) -> bool:
+    """Is it certain that e >= 1, or NaN?"""
+    if isinstance(e, Const):
+        return math.isfinite(e.value) and e.value >= 1.0
+    if not isinstance(e, Op):
+        return False
+    if e.name == "+":
+        return any(_at_least_one(x) and _not_negative(y) for x, y in (e.args, e.args[::-1]))
+    if e.name == "fma":
+        return _not_negative(e.args[0] * e.args[1]) and _at_least_one(e.args[2])
+    return e.name == "max" and any(map(_at_least_one, e.args))
+
+
+def _not_negative(e: Expr) -> bool:
+    if isinstance(e, Const):
+        return e.value >= 0.0
+    if not isinstance(e, Op):
+        return False
+    if e.name == "*":
+        return e.args[0] is e.args[1] or all(map(_not_negative, e.args))
+    if e.name == "+":
+        return all(map(_not_negative, e.args))
+    return e.name in ("exp", "exp2", "abs", "sqrt") or (e.name == "max" and any(map(_not_negative, e.args)))
+
+
+__all__ = ["exponential", "gelu", "quotient", "rules", "softmax_terms", "stores_halves"]
