@@ -80,7 +80,10 @@ def test_what_is_no_path(other: Any) -> None:
     [
         ("g (float[1] x) => (float[a,b] y) <int64[2] s={4000000,3000000}> { y = Expand(x, s) }", r"4\.8e\+04 GB.*output y \[4000000, 3000000\]"),
         ("g (float[1] x) => (float[a,b] y) <int64[2] s={4000000,3000000}> { e = ConstantOfShape(s) y = Add(e, x) }", "output y"),
-        ("g (float[1] x) => (float[a,b] y) <int64[2] s={4611686018427387904,4611686018427387904}> { y = Expand(x, s) }", "more elements than an array"),
+        (
+            "g (float[1] x) => (float[a,b] y) <int64[2] s={4611686018427387904,4611686018427387904}> { y = Expand(x, s) }",
+            "more elements than an array",
+        ),
         ("g (float[3] x) => (float[a] y) <int64[2] p={0,4611686018427387904}> { y = Pad(x, p) }", "more elements than an array"),
         ("g (float[1,1,3,3] x, float[1,1,1,1] w) => (float[a,b,c,d] y) { y = Conv<pads=[0,0,1000000,1000000]>(x, w) }", "output y"),
         ("g (float[1099511627776] x) => (float[a] y) <int64[1] z={0}> { y = ReduceMax(x) }", "input x"),

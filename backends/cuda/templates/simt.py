@@ -42,10 +42,10 @@ class Blocking(NamedTuple):
     def threads(self) -> int:
         return self.bm // self.tm * (self.bn // self.tn)
 
-    def registers(self, plans: Sequence[Tile]) -> int:
-        """Of a thread, for elements of 4 bytes: sums, what is read at once of either side, addresses."""
-        fragments = (n * (4 if plan.rows == "side" else 1) for n, plan in zip((self.tm, self.tn), plans))
-        return min(self.tm * self.tn + sum(fragments) + 56, 255)
+    @property
+    def registers(self) -> int:
+        """Of a thread, for elements of 4 bytes: sums, 4 elements of the sum for each column, addresses."""
+        return min(self.tm * self.tn + 4 * self.tn + 60, 255)
 
 
 class Shape(NamedTuple):
@@ -96,8 +96,15 @@ def shared_bytes(c: Contraction, tile: Blocking, s: Shape) -> int:
 
 def _fits(c: Contraction, target: GpuTarget, tile: Blocking, s: Shape, plans: Sequence[Tile]) -> bool:
     wide = c.dtype.bytes > 4 and tile.tm * tile.tn > 32  # accumulators of 64 bits take two registers
+    crowded = tile.tm * tile.tn > 64 and plans[0].rows == plans[1].rows == "side"  # places of both sides' rows, beside so many sums
     threads = tile.threads * s.slices
-    return not wide and threads <= 512 and threads * tile.registers(plans) <= target.registers and shared_bytes(c, tile, s) <= target.shared_bytes
+    return (
+        not wide
+        and not crowded
+        and threads <= 512
+        and threads * tile.registers <= target.registers
+        and shared_bytes(c, tile, s) <= target.shared_bytes
+    )
 
 
 def cost(c: Contraction, target: GpuTarget, tile: Blocking, s: Shape, plans: Sequence[Tile]) -> float:
@@ -111,7 +118,7 @@ def cost(c: Contraction, target: GpuTarget, tile: Blocking, s: Shape, plans: Seq
     tiles = batch * -(-m // bm) * -(-n // bn)
     most = busiest(target, tiles, s.split)
     warps, words = tile.threads * s.slices // 32, c.dtype.bytes / 4
-    together = min(most, resident(target, warps, int(tile.registers(plans) * words), shared_bytes(c, tile, s)))
+    together = min(most, resident(target, warps, int(tile.registers * words), shared_bytes(c, tile, s)))
     products, reads = tm * tn / 4, tm + tn
     own = warps * s.bk * words * (1.05 * max(products, reads) + 0.25 * min(products, reads)) * (1 + WAITING / (tm * tn) ** 0.5 / (together * warps))
     moved = s.slices * s.bk * (bm / plans[0].lanes + bn / plans[1].lanes) * CONVERT
