@@ -202,7 +202,7 @@ class Generator:
         node: Node = (out[0] if isinstance(out, tuple) else out).node
         try:
             made = self.evaluate(node, operands)
-        except (DnncError, IndexError):  # a size that this node's operands do not tell, an index that is none
+        except (DnncError, IndexError, ValueError):  # a size that this node's operands do not tell, an index that is none, a border of nothing
             made = None
         if made is None:
             self.graph.erase(node)

@@ -60,9 +60,9 @@ class _ChannelsLast(Layouts):
     def matmul(self, n: Node) -> None:
         b = n.inputs[1]
         assert b is not None
-        self.plain(n)
-        if b in self.graph.constants and b.type.rank == 2 and b.type.dtype.is_float and b.type.dtype.bytes == 2:
-            self.set_input(n, 1, Layout((Part(1), Part(0))))
+        turned = b in self.graph.constants and b.type.rank == 2 and b.type.dtype.is_float and b.type.dtype.bytes == 2
+        self.set_input(n, 0, None)
+        self.set_input(n, 1, Layout((Part(1), Part(0))) if turned else None)
 
     def joins(self, n: Node) -> bool:
         if n.op.name != "concat" or n.output.type.rank < 3:

@@ -14,6 +14,8 @@ operand. Problems with few tiles divide the sum: among `slices` groups of thread
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
 from typing import NamedTuple
 
 from dnnc.backends.cuda.target import GpuTarget
@@ -120,7 +122,7 @@ def cost(c: Contraction, target: GpuTarget, tile: Blocking, s: Shape, plans: Seq
     warps, words = tile.threads * s.slices // 32, c.dtype.bytes / 4
     together = min(most, resident(target, warps, int(tile.registers * words), shared_bytes(c, tile, s)))
     products, reads = tm * tn / 4, tm + tn
-    own = warps * s.bk * words * (1.05 * max(products, reads) + 0.25 * min(products, reads)) * (1 + WAITING / (tm * tn) ** 0.5 / (together * warps))
+    own = warps * s.bk * words * (1.05 * max(products, reads) + 0.25 * min(products, reads)) * (1 + WAITING / sqrt(tm * tn) / (together * warps))
     moved = s.slices * s.bk * (bm / plans[0].lanes + bn / plans[1].lanes) * CONVERT
     traffic = (bm + bn) * s.bk * s.slices * c.dtype.bytes / L2_RATE
     late = LATENCY / (together * (s.stages - 1))
@@ -134,8 +136,8 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
     if c is None:
         raise ScheduleError("the nest is no contraction of constant sizes")
     numbers = {"stages": 2, "split": 1, **{k: int(v) for k, v in knobs.items()}}
-    tile, shape = (kind(**{k: numbers[k] for k in kind._fields}) for kind in (Blocking, Shape))
-    return _Simt(c, tile, shape).build()
+    tile, shape = (tuple(numbers[k] for k in kind._fields) for kind in (Blocking, Shape))
+    return _Simt(c, Blocking(*tile), Shape(*shape)).build()
 
 
 class _Simt:
@@ -230,7 +232,8 @@ class _Simt:
             store_row(b, self.c, self.batch, self.row0 + row, self.col0 + col, tile, at, width)
 
 
-class _Fragments(NamedTuple):
+@dataclass(frozen=True)
+class _Fragments:
     """What a thread reads of one side for `deep` elements of the sum: its n rows or columns, `wide` neighbours at a time, `at` of `count`
     threads; see `_Simt.pieces` for which they are."""
 

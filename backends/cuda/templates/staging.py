@@ -136,7 +136,7 @@ class Mover:
         with b.loop("r", tile.turns, "unroll") as r, ExitStack() as guards:
             self.share(b, r, guards)
             at, cond = self.where(b, r, step)
-            known = value(cond) is not None
+            known = value(cond) == 1
             if self.regs is None:
                 e = tile.operand.value
                 assert isinstance(e, Load)

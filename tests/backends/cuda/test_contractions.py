@@ -13,7 +13,7 @@ import pytest
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import compile_cuda
 from dnnc.backends.cuda.target import FACTS, GpuTarget
-from dnnc.backends.cuda.templates import gemv, mma, simt, templates, tf32
+from dnnc.backends.cuda.templates import gemv, mma, reduce, simt, templates, tf32
 from dnnc.backends.cuda.templates.nest import Contraction, contraction_of
 from dnnc.backends.cuda.templates.staging import plan_tile
 from dnnc.ir.errors import ScheduleError, VerifyError
@@ -235,6 +235,13 @@ def test_fewer_steps_than_stages() -> None:
 )
 def test_one_short_side(text: str, knobs: dict[str, int]) -> None:
     check(gemv, text, knobs)
+
+
+def test_guards_that_keep_indices_inside_speak_of_axes() -> None:
+    """One channel, few taps: the schedule for rows of threads. Were the image's axes joined, nothing would show that its end is not passed."""
+    text = conv("1, 1, 9, 5", "1, 1, 2, 2", "dilations=(2, 1), pads=(0, 0, 0, 1)")
+    assert not simt.candidates(problem(text)[2], H200)
+    check(reduce, text, dict(reduce.candidates(problem(text)[2], H200)[0]))
 
 
 def test_in_place_residual() -> None:

@@ -138,11 +138,11 @@ def check_by_running(g: Graph, fusion: FusionPlan, plan: MemoryPlan, dims: dict[
             assert plan.place[v] == plan.place[root(aliases, v)[0]]
             if plan.place[v][0] == "arena":
                 assert (owner[stretch(v)] == number(v)).all(), f"{grp} reads {v.name}, which is overwritten or not yet there"
-        if plan.place[grp.output][0] == "arena":
-            own = stretch(grp.output)
-            owner[own] = number(grp.output)
+        for made in (o for o in grp.outputs if plan.place[o][0] == "arena"):
+            own = stretch(made)
+            owner[own] = number(made)
             for v in group_inputs(grp.nodes):
-                if plan.place[v] == plan.place[grp.output] and grp not in plan.inplace:
+                if plan.place[v] == plan.place[made] and grp not in plan.inplace:
                     read = stretch(v)
                     assert read.stop <= own.start or own.stop <= read.start, f"{grp} writes into {v.name}, which it reads"
 
