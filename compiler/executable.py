@@ -252,8 +252,8 @@ class Executable:
             native = self._natives[sizes] = self._origin.specialise(dims)
             if len(self._natives) > MAX_SPECIALISATIONS:
                 self._drop_program()
-            if not sizes and gc.isenabled():
-                gc.collect()  # what the compiler leaves behind: 40 ms of a later call, for a model of twelve attention layers
+            if dims and not sizes and gc.isenabled():  # one program for all sizes, whose later calls shall not pay for this
+                gc.collect()  # what the compiler leaves behind: 40 ms for a model of twelve attention layers
         return native
 
     def _drop_plan(self) -> None:

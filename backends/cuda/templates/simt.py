@@ -62,7 +62,7 @@ class Shape(NamedTuple):
 TILES = (
     Blocking(128, 128, 16, 8), Blocking(128, 128, 8, 8), Blocking(128, 64, 8, 8), Blocking(64, 128, 8, 8), Blocking(64, 64, 8, 8),
     Blocking(64, 64, 8, 4), Blocking(64, 64, 4, 4), Blocking(32, 64, 8, 8), Blocking(32, 64, 4, 4), Blocking(64, 32, 4, 4), Blocking(32, 32, 4, 4),
-    Blocking(16, 64, 4, 8), Blocking(16, 64, 2, 4),
+    Blocking(16, 256, 4, 8), Blocking(16, 128, 4, 8), Blocking(16, 64, 4, 8), Blocking(16, 64, 2, 4),
 )  # fmt: skip
 WAITING = 12.0  # by the root of a thread's sums: how many warps of an SM wait as long as they work; more hide it from each other
 CONVERT = 0.25  # cycles of an SM for a vector that is brought into a tile: two dozen instructions for its place
@@ -122,11 +122,11 @@ def cost(c: Contraction, target: GpuTarget, tile: Blocking, s: Shape, plans: Seq
     warps, words = tile.threads * s.slices // 32, c.dtype.bytes / 4
     together = min(most, resident(target, warps, int(tile.registers * words), shared_bytes(c, tile, s)))
     products, reads = tm * tn / 4, tm + tn
-    own = warps * s.bk * words * (1.05 * max(products, reads) + 0.25 * min(products, reads)) * (1 + WAITING / sqrt(tm * tn) / (together * warps))
+    own = warps * s.bk * words * (1.05 * max(products, reads) + 0.25 * min(products, reads))
     moved = s.slices * s.bk * (bm / plans[0].lanes + bn / plans[1].lanes) * CONVERT
     traffic = (bm + bn) * s.bk * s.slices * c.dtype.bytes / L2_RATE
     late = LATENCY / (together * (s.stages - 1))
-    step = max(own + moved, traffic, late) + late / 10
+    step = max((own + moved) * (1 + WAITING / sqrt(tm * tn) / (together * warps)), traffic, late) + late / 10
     rounds = -(-k // (s.bk * s.slices * s.split))
     return most * (rounds * step + meeting(bm * bn, s.slices, s.split)) + -(-most // together) * (2 * LATENCY + SHARE * (s.split > 1))
 

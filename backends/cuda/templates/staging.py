@@ -136,21 +136,24 @@ class Mover:
         with b.loop("r", tile.turns, "unroll") as r, ExitStack() as guards:
             self.share(b, r, guards)
             at, cond = self.where(b, r, step)
-            known = value(cond) == 1
+            known = value(cond)
             if self.regs is None:
                 e = tile.operand.value
                 assert isinstance(e, Load)
                 to, start = self.spot(slot, r), [substitute(i, at(const(0))) for i in e.idx]
-                if known:
+
+                def copy() -> None:
                     b.do("cp_async", self.buf.ref(*to, lanes=tile.lanes), ref(e.buf, start, tile.lanes))
+
+                def nothing() -> None:
+                    b.store(self.buf, to, const(0, e.dtype), tile.lanes)
+
+                if known is None:
+                    b.branch(cond, copy, nothing)
                 else:
-                    b.branch(
-                        cond,
-                        lambda: b.do("cp_async", self.buf.ref(*to, lanes=tile.lanes), ref(e.buf, start, tile.lanes)),
-                        lambda: b.store(self.buf, to, const(0, e.dtype), tile.lanes),
-                    )
+                    (copy if known else nothing)()
                 return
-            if not known:
+            if not known:  # never, or not certain
                 b.store(self.regs, (r, 0), const(0, self.regs.dtype), tile.lanes)
             guards.enter_context(b.when(cond))
             b.store(self.regs, (r, 0), vector_of(tile.operand.value, at, tile.lanes), tile.lanes)
