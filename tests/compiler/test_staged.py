@@ -174,6 +174,7 @@ def test_a_whole_model_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- symbolic inputs ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_dims_of_inputs_have_plans() -> None:
     f = staged("n: dim[0, N]\ndef main(x: f32[N], c: i64):\n    t = truncate(x, c, size=n)\n    y = exp(t)\n    return y\n")
     assert f.plans == [] and [s.shape for s in f.outputs] == [("n",)]
