@@ -173,7 +173,7 @@ def parse(text: str, constants: Mapping[str, np.ndarray[Any, Any]] | None = None
         _fail(tree.body[-1] if tree.body else None, "expected dim declarations, then one `def NAME(...):`")
     for s in tree.body[:-1]:
         p.declare(s)
-    return p.function(tree.body[-1], {})
+    return p.function(tree.body[-1], {}, p.declared)
 
 
 def _fail(node: ast.AST | None, message: str) -> NoReturn:
@@ -203,9 +203,9 @@ class _Parser:
         v = self.dims[name] = var(name, i64, lo, hi, div)
         self.declared.append(v)
 
-    def function(self, d: ast.FunctionDef, outer: Mapping[str, Graph]) -> Graph:
+    def function(self, d: ast.FunctionDef, outer: Mapping[str, Graph], facts: Sequence[Var] = ()) -> Graph:
         g = Graph(d.name)
-        return _Function(self, g, dict(outer)).read(d)
+        return _Function(self, g, dict(outer)).read(d, facts)
 
     # --- types and literals ---
 
@@ -283,11 +283,11 @@ class _Function:
         self.values: dict[str, Value] = {}
         self.b = Builder(g, ops=parser.ops)
 
-    def read(self, d: ast.FunctionDef) -> Graph:
+    def read(self, d: ast.FunctionDef, facts: Sequence[Var]) -> Graph:
         a = d.args
         if a.vararg or a.kwarg or a.defaults or a.posonlyargs or d.decorator_list:
             _fail(d, "a graph has plain inputs, then `*`, then constants")
-        self.g.declare(*self.p.declared)
+        self.g.declare(*facts)  # a body has the dims that occur in it
         for x in a.args:
             self.define(x, x.arg, self.g.add_input(x.arg, self.p.type(x.annotation, x.arg)))
         for x, data in zip(a.kwonlyargs, a.kw_defaults):

@@ -140,7 +140,8 @@ def test_random_graphs(path: Path) -> None:
         same(f, g, x)
         again = dnnc.load(path, code=False)
         same(f, again, x)
-        assert [k.symbol for k in again.natives[0].kernels] == [k.symbol for k in f.natives[0].kernels], seed
+        if isinstance(f, Executable):  # without steps on the host
+            assert [k.symbol for k in again.natives[0].kernels] == [k.symbol for k in f.natives[0].kernels], seed
         again.save(path.with_suffix(".again"))
         assert path.with_suffix(".again").read_bytes() == path.read_bytes(), seed
 
@@ -518,7 +519,7 @@ PROGRAM = ("programs", 0)
     ("change", "message"),
     [
         (lambda m: m.pop("kind"), "the whole: expected an object with constants, cpu, .*, got an object with"),
-        (setter("kind", "tree"), "a model of kind 'tree', expected programs, staged, reference, late; update dnnc"),
+        (setter("kind", "tree"), "a model of kind 'tree', expected programs, staged, reference, late, device; update dnnc"),
         (setter("inputs", {}), "inputs: expected a list, got an object"),
         (setter("inputs", ["x", 3]), r"inputs\[1\]: expected text, got 3"),
         (setter("inputs", []), "the signature is not what it should be"),
