@@ -218,7 +218,12 @@ def test_scripts_need_no_main_guard(tmp_path: Path) -> None:
 def test_control_c_ends_everything(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}\n{SCRIPT}")
     run = subprocess.Popen(
-        [sys.executable, str(tmp_path / "script.py"), "20000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, str(tmp_path / "script.py"), "20000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     assert run.stdout is not None and run.stdout.readline() == "start\n"
     run.stdout.read(1)  # the first object is there, the workers are at the next ones

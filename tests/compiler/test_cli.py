@@ -138,7 +138,7 @@ FAILURES: list[tuple[str, int, str]] = [
     ("run fixed.onnx --output y.txt", 2, ".npz"),
     ("run fixed.onnx --output nowhere/y.npz", 1, "nowhere"),
     ("run fixed.onnx --repeat 0", 2, "repeat"),
-    ("inspect fixed.onnx --stage ptx", 1, "there is no stage .ptx. for target llvm"),
+    ("inspect fixed.onnx --stage ptx", 1, "there is no stage 'ptx' for target llvm"),
     ("inspect fixed.onnx --stage llvm --kernel 9", 1, "there are 0 matmul_relu"),
     ("inspect fixed.onnx --stage llvm --target cuda", 1, "TargetError"),
     ("opt g.py -p fold,fsue", 1, "did you mean fuse?"),
