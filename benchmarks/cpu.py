@@ -29,19 +29,19 @@ import numpy as np
 import random_shapes
 import zoo
 from engines import PEERS, Engine, Task, dnnc_engine, exact
+from judge import is_right, largest_error, share_within_a_step
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from timing import Neighbours, geometric_mean
 
-from dnnc.peers import error
 from dnnc.timing import alternate, percentiles, ratios
 
 Array = np.ndarray[Any, Any]
 Row = dict[str, Any]
 Tell = Callable[[str], None]
 MARK = "\x1e"  # begins a line of the child process that is for its parent
-WRONG, WRONG_QUANTIZED = 1e-2, 0.1  # error over the largest output: beyond, a model counts as wrong, whatever its speed
+WRONG = 1e-2  # error over the largest output: beyond, a model in floats counts as wrong, whatever its speed
 BUSY = 0.2  # cores that other processes used while timing: beyond, a row is marked
 MEASURED = ("onnxruntime", "openvino")  # peers that run this very model, so their outputs can be compared
 
@@ -87,7 +87,8 @@ def compare(check: str, engines: Sequence[Engine], inputs: dict[str, Array], out
     except Exception as e:  # no peer, or a model that the interpreter cannot run
         out["failures"]["check"] = f"nothing to compare with: {type(e).__name__}: {e}"
         return
-    out["errors"] = {name: max((error(g, w) for g, w in zip(got, want)), default=0.0) for name, got in results.items()}
+    out["errors"] = {name: largest_error(got, want) for name, got in results.items()}
+    out["shares"] = {name: share_within_a_step(got, want) for name, got in results.items() if not np.isinf(out["errors"][name])}
 
 
 def time_engines(a: argparse.Namespace, engines: Sequence[Engine], out: Row, tell: Tell) -> None:
@@ -175,8 +176,7 @@ def machine(a: argparse.Namespace) -> dict[str, Any]:
 
 
 def is_wrong(r: Row) -> bool:
-    limit = WRONG_QUANTIZED if r.get("quantized") else WRONG
-    return "dnnc" in r["errors"] and not r["errors"]["dnnc"] <= limit
+    return "dnnc" in r["errors"] and not is_right(r["errors"]["dnnc"], r["shares"].get("dnnc", 0.0), WRONG, bool(r.get("quantized")))
 
 
 def ratio_text(r: Row) -> str:

@@ -25,6 +25,7 @@ def measure(folder: Path, row: Row, precision: str, a: argparse.Namespace) -> Ro
     import cupy
     import zoo
     from gpu_time import gpu_times, host_microseconds
+    from judge import is_right, largest_error, share_within_a_step
 
     import dnnc
 
@@ -40,8 +41,9 @@ def measure(folder: Path, row: Row, precision: str, a: argparse.Namespace) -> Ro
     out: Row = {"name": row["name"], "precision": precision, "batch": batch[0], "compile_s": time.perf_counter() - start}
     program = f.report.programs[-1]
     out |= {"calls": program.calls, "kernels": len(program.kernels), "fallbacks": len(f.report.fallbacks)}
-    out["error"] = error(reference(model, inputs), got if isinstance(got, tuple) else (got,))
-    out["right"] = out["error"] <= BOUNDS[precision]
+    want, found = reference(model, inputs), got if isinstance(got, tuple) else (got,)
+    out |= {"error": largest_error(found, want), "within_a_step": share_within_a_step(found, want)}
+    out["right"] = is_right(out["error"], out["within_a_step"], BOUNDS[precision], zoo.is_quantized(row))
     if a.check_only:
         return out
     device = [cupy.asarray(x) for x in arrays]
@@ -68,24 +70,6 @@ def reference(model: Any, inputs: dict[str, Array]) -> list[Array]:
 
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return list(session.run(None, inputs))
-
-
-def error(want: list[Array], got: tuple[Any, ...]) -> float:
-    """The largest error over the scale of its output; infinite where shapes or special values differ."""
-    worst = 0.0
-    for w, g in zip(want, got):
-        x, y = np.asarray(w), np.asarray(g)
-        if x.shape != y.shape:
-            return float("inf")
-        if not x.size:
-            continue
-        x, y = x.astype(np.float64), y.astype(np.float64)
-        if not np.array_equal(np.isfinite(x), np.isfinite(y)):
-            return float("inf")
-        fine = np.isfinite(x)
-        scale = float(np.abs(x[fine]).max(initial=0.0)) or 1.0
-        worst = max(worst, float(np.abs(x[fine] - y[fine]).max(initial=0.0)) / scale)
-    return worst
 
 
 # --- peers --------------------------------------------------------------------------------------------------------------------

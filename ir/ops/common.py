@@ -87,6 +87,11 @@ def same_dim(a: Dim, b: Dim) -> bool:
     return a is b or (isinstance(a, int) and isinstance(b, int) and a == b)
 
 
+def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Are two shapes of one rank, their dims known to be equal?"""
+    return len(a) == len(b) and all(map(same_dim, a, b))
+
+
 def size_flops(per_element: int = 1) -> Callable[..., Dim]:
     """`per_element` operations for each element of the largest operand."""
 

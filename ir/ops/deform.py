@@ -12,7 +12,7 @@ from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, minimum, select
 from dnnc.ir.op import OpDef, require
 from dnnc.ir.operator.stmt import call
-from dnnc.ir.ops.common import PURE, Array, both, clamp, dim, same_dim, same_dtype, sample
+from dnnc.ir.ops.common import PURE, Array, both, clamp, dim, same_dtype, same_shape, sample
 from dnnc.ir.ops.window import Ints, Window, window
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType
@@ -40,7 +40,7 @@ def _type(
     for what, t, per_tap in (("offset", offset, len(kernel)), ("mask", mask, 1)):
         if t is not None:
             want = (x.shape[0], groups * taps * per_tap, *sizes)
-            require(t.rank == len(want) and all(map(same_dim, t.shape, want)), "{} must be {}; got {}", what, list(want), t)
+            require(same_shape(t.shape, want), "{} must be {}; got {}", what, list(want), t)
             same_dtype(x, t)
     return TensorType(x.dtype, (x.shape[0], c, taps, *sizes))
 

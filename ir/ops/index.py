@@ -17,7 +17,7 @@ from dnnc.ir.dtype import boolean, i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select
 from dnnc.ir.op import OpDef, require
 from dnnc.ir.operator.stmt import call
-from dnnc.ir.ops.common import MOVEMENT, PURE, Array, both, dim, guarded, require_kind, same_dim, same_dtype, sample
+from dnnc.ir.ops.common import MOVEMENT, PURE, Array, both, dim, guarded, require_kind, same_dim, same_dtype, same_shape, sample
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
@@ -95,7 +95,7 @@ def _tuple_width(x: TensorType, indices: TensorType, batch_dims: int) -> int:
 
 def _gather_nd_type(x: TensorType, indices: TensorType, *, batch_dims: int = 0) -> TensorType:
     width = _tuple_width(x, indices, batch_dims)
-    equal = all(map(same_dim, x.shape[:batch_dims], indices.shape[:batch_dims]))
+    equal = same_shape(x.shape[:batch_dims], indices.shape[:batch_dims])
     require(equal, "the first {} dims of {} and {} must be equal", batch_dims, x, indices)
     _not_empty(x, range(batch_dims, batch_dims + width), indices)
     return TensorType(x.dtype, (*indices.shape[:-1], *x.shape[batch_dims + width :]))
@@ -126,7 +126,7 @@ def _gather_nd_numpy(x: Array, indices: Array, *, batch_dims: int = 0) -> Array:
 def _scatter_type(x: TensorType, indices: TensorType, updates: TensorType, *, axis: int = 0, reduction: str = "none") -> TensorType:
     _elements_type(x, indices, axis=axis)
     same_dtype(x, updates)
-    require(all(map(same_dim, indices.shape, updates.shape)), "indices {} and updates {} must have one shape", indices, updates)
+    require(same_shape(indices.shape, updates.shape), "indices {} and updates {} must have one shape", indices, updates)
     _check_reduction(x, reduction)
     return x
 
@@ -214,8 +214,7 @@ def _scatter_nd_type(x: TensorType, indices: TensorType, updates: TensorType, *,
     width = _tuple_width(x, indices, 0)
     same_dtype(x, updates)
     want = (*indices.shape[:-1], *x.shape[width:])
-    fits = len(want) == updates.rank and all(map(same_dim, want, updates.shape))
-    require(fits, "updates must be {} for {} and indices {}; got {}", list(want), x, indices, updates)
+    require(same_shape(want, updates.shape), "updates must be {} for {} and indices {}; got {}", list(want), x, indices, updates)
     _check_reduction(x, reduction)
     return x
 

@@ -16,7 +16,7 @@ from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select
 from dnnc.ir.op import OpDef, require
 from dnnc.ir.operator.stmt import call
-from dnnc.ir.ops.common import PURE, Array, both, clamp, dim, guarded, require_kind, same_dtype, sample
+from dnnc.ir.ops.common import PURE, Array, both, clamp, dim, guarded, require_kind, same_dim, same_dtype, sample
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType
 
@@ -31,6 +31,14 @@ BOUNDLESS = 1e30  # pixels: no bin is that large
 def _rois(rois: TensorType, columns: int) -> None:
     require_kind("rois", rois, "f")
     require(rois.rank == 2 and rois.shape[1] == columns, "rois must be [R, {}]; got {}", columns, rois)
+
+
+def _images(batch: TensorType, regions: TensorType) -> None:
+    """An image's number for each region; sizes that are not known may turn out to be equal."""
+    require_kind("batch indices", batch, "iu")
+    n, r = batch.shape[0] if batch.rank == 1 else None, regions.shape[0]
+    fits = n is not None and (same_dim(n, r) or not (isinstance(n, int) and isinstance(r, int)))
+    require(fits, "batch indices must be [R], one for each region of {}; got {}", regions, batch)
 
 
 class Points:
@@ -136,8 +144,8 @@ def _weights_numpy(rois: Array, *, size: int, bins: int, column: int, ratio: int
 
 
 def _rows_type(x: TensorType, batch: TensorType, weights: TensorType) -> TensorType:
-    require_kind("batch indices", batch, "iu")
     require(x.rank == 4 and weights.rank == 3, "roi_rows needs [N, C, H, W] and weights [R, bins, H]; got {} and {}", x, weights)
+    _images(batch, weights)
     same_dtype(x, weights)
     return TensorType(x.dtype, (weights.shape[0], x.shape[1], weights.shape[1], x.shape[3]))
 
@@ -191,7 +199,7 @@ def _max_type(
     x: TensorType, rois: TensorType, batch: TensorType, *, bins: tuple[int, int], ratio: int = 0, scale: float = 1.0, half_pixel: bool = True
 ) -> TensorType:
     _rois(rois, 4)
-    require_kind("batch indices", batch, "iu")
+    _images(batch, rois)
     require(x.rank == 4 and len(bins) == 2, "roi_align_max needs [N, C, H, W] and bins (rows, columns); got {} and {}", x, bins)
     same_dtype(x, rois)
     return TensorType(x.dtype, (rois.shape[0], x.shape[1], *bins))
@@ -306,8 +314,8 @@ def _bins_numpy(rois: Array, *, size: int, bins: int, column: int, scale: float 
 
 
 def _pool_type(x: TensorType, bins: TensorType, batch: TensorType, *, along: int) -> TensorType:
-    require_kind("batch indices", batch, "iu")
     require(x.rank == 4 and bins.rank == 3 and bins.dtype is i64, "roi_max needs [N, C, H, W] and bins [R, bins, 2]; got {} and {}", x, bins)
+    _images(batch, bins)
     require(along in (2, 3), "pooling is along 2 or 3; got {}", along)
     return TensorType(x.dtype, (bins.shape[0], x.shape[1], *(bins.shape[1] if k == along else x.shape[k] for k in (2, 3))))
 

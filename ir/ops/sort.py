@@ -34,6 +34,7 @@ WORDS = ("whole", "low", "high")
 
 def _key_type(x: TensorType, *, size: Dim, descending: bool = False, word: str = "whole") -> TensorType:
     require_kind("what is sorted", x, "fiub")
+    require(x.rank > 0, "what is sorted needs an axis; got {}", x)
     require(word in WORDS and (word == "whole") == (x.dtype.bits < 64), "word {} does not fit to {}", word, x)
     return TensorType(u64, (*x.shape[:-1], size))
 

@@ -154,6 +154,7 @@ def _starts_numpy(*, rows: int, classes: int, n: int) -> Array:
 
 
 def _triples_type(row: TensorType, box: TensorType, *, classes: Dim) -> TensorType:
+    require(row.rank == 2 and box.rank == 1, "triples are made of rows [2, n] and boxes [n]; got {} and {}", row, box)
     return TensorType(i64, (box.shape[0], 3))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -13,6 +14,7 @@ from te_eval import evaluate
 from dnnc.ir import te
 from dnnc.ir.builder import Builder, complete, infer
 from dnnc.ir.dtype import BY_NAME, DType
+from dnnc.ir.errors import DnncError
 from dnnc.ir.expr import Var, const, dim
 from dnnc.ir.graph import Graph
 from dnnc.ir.interp import run
@@ -128,6 +130,34 @@ def test_tensor_expression_is_the_reference(op: OpDef, s: Sample) -> None:
     for t, g, w, o in zip(types, got, want, outputs, strict=True):
         assert (o.dims, o.dtype) == (t.shape, t.dtype)
         check_close(g, w, t.dtype, reduce_length(outputs), op.name)
+
+
+@pytest.mark.parametrize("op,s", COMPUTED, ids=label)
+def test_other_ranks_are_refused_or_mean_something(op: OpDef, s: Sample) -> None:
+    """An operand of one axis less or more: what the type rule lets through, the tensor expression and the reference take as well."""
+    tried = 0
+    for k, t in enumerate(s.inputs):
+        for shape in {t.shape[1:], t.shape[:-1], (*t.shape, 1), (1, *t.shape), (*t.shape, 2), (2, *t.shape)} - {t.shape}:
+            changed = replace(s, inputs=(*s.inputs[:k], TensorType(t.dtype, shape), *s.inputs[k + 1 :]))
+            tried += 1
+            try:
+                types, attrs = typed(op, changed)
+            except DnncError:
+                continue
+            inputs = [te.placeholder(f"x{j}", x.dtype, x.shape) for j, x in enumerate(changed.inputs)]
+            found = op.compute(*inputs, **attrs)
+            assert [o.dims for o in (found if isinstance(found, tuple) else (found,))] == [x.shape for x in types], changed.inputs
+            arrays = draw(changed, seed_of(op, changed))
+            wide = arrays if "bits" in op.traits else [a.astype(np.float64) if x.dtype.is_float else a for a, x in zip(arrays, changed.inputs)]
+            try:
+                want = referenced(op, wide, attrs)
+            except IndexError as e:  # the indices were drawn for other sizes
+                assert "out of bounds" in str(e)
+                continue
+            got = evaluate(list(found) if isinstance(found, tuple) else [found], dict(zip(inputs, arrays)))
+            for x, g, w in zip(types, got, want, strict=True):
+                check_close(g, w, x.dtype, 4096, f"{op.name} of {changed.inputs}")
+    assert tried or not s.inputs
 
 
 @pytest.mark.parametrize("op,s", [(op, s) for op, s in CASES if op.reference_at is not None], ids=label)
