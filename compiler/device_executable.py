@@ -195,7 +195,7 @@ class DeviceExecutable:
         if not given or not is_device_array(given[0]):
             arrays = self._host(given)
             bound = self._bind([a.shape for a in arrays])
-            self._check_outputs(bound, arrays, results)
+            self._signature.check_outputs(bound.outputs, arrays, results)
             return BoundCall(lambda stream: self._on_host(bound, arrays, results), 0, None, (given, results), self._fail)
         device = self._origin.device()
         views = self._views(given, device)
@@ -231,7 +231,7 @@ class DeviceExecutable:
                 results = [np.empty(s, d) for s, d in bound.outputs]
             else:
                 results = list(outputs)
-                self._check_outputs(bound, arrays, results)
+                self._signature.check_outputs(bound.outputs, arrays, results)
             self._on_host(bound, arrays, results)
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -247,19 +247,6 @@ class DeviceExecutable:
             status = frame.run_host(arrays, results)
         if status[0]:
             self._fail(bound.native, status)
-
-    def _check_outputs(self, bound: Bound, arrays: Sequence[Array], results: Sequence[Any]) -> None:
-        self._count(bound, results)
-        for k, (name, r, (shape, dtype)) in enumerate(zip(self._signature.output_names, results, bound.outputs)):
-            if not isinstance(r, np.ndarray) or r.shape != shape or r.dtype != dtype or not r.flags.c_contiguous or not r.flags.writeable:
-                got = f"{r.dtype} {r.shape}" if isinstance(r, np.ndarray) else f"a {type(r).__name__}"
-                raise InputError(f"output {name}: expected a writable contiguous array {dtype} {shape}, got {got}")
-            if any(np.may_share_memory(r, a) for a in (*arrays, *results[:k])):
-                raise InputError(f"output {name} overlaps another buffer of the call")
-
-    def _count(self, bound: Bound, results: Sequence[Any]) -> None:
-        if len(results) != len(bound.outputs):
-            raise InputError(f"the model has {len(bound.outputs)} outputs, {len(results)} buffers are given")
 
     # --- on arrays of the device ------------------------------------------------------------------------------------------------
 
@@ -304,7 +291,7 @@ class DeviceExecutable:
         return converted(value, name, dtype, rank)
 
     def _output_views(self, bound: Bound, inputs: Sequence[DeviceArray], results: Sequence[Any], device: Device) -> list[DeviceArray]:
-        self._count(bound, results)
+        self._signature.check_count(results)
         made: list[DeviceArray] = []
         for name, r, (shape, dtype) in zip(self._signature.output_names, results, bound.outputs):
             view = output_array(r, name, shape, dtype, device)

@@ -23,7 +23,7 @@ from dnnc.memory import check_fits
 from dnnc.origin import Origin
 from dnnc.report import Report
 from dnnc.report.log import Log
-from dnnc.signature import Signature, TensorSpec
+from dnnc.signature import Signature, TensorSpec, described
 
 if TYPE_CHECKING:
     from dnnc.profile import Profile
@@ -161,7 +161,7 @@ class Executable:
             results = [np.empty(s, d) for s, d in bound.outputs]
         else:
             results = list(outputs)
-            self._check_outputs(bound, arrays, results)
+            self._signature.check_outputs(bound.outputs, arrays, results)
         self._execute(bound, arrays, results)
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -171,10 +171,10 @@ class Executable:
         given = [inputs[n] for n in self._signature.input_names] if isinstance(inputs, Mapping) else list(inputs)
         for a, b, name in zip(arrays, given, self._signature.input_names):
             if a is not b:
-                raise InputError(f"input {name}: bind needs a contiguous array that it can keep; got {_described(b)}")
+                raise InputError(f"input {name}: bind needs a contiguous array that it can keep; got {described(b)}")
         bound = self._bind(arrays)
         results = list(outputs)
-        self._check_outputs(bound, arrays, results)
+        self._signature.check_outputs(bound.outputs, arrays, results)
         return lambda: self._execute(bound, arrays, results)
 
     def profile(self, *args: Any, repeats: int | None = None, **named: Any) -> Profile:
@@ -207,16 +207,6 @@ class Executable:
         raise InputError(f"an index read at run time lies outside of its axis (status {code}), in {where}: check the values of integer inputs")
 
     # --- buffers and programs -----------------------------------------------------------------------------------------------
-
-    def _check_outputs(self, bound: Bound, arrays: Sequence[Array], results: Sequence[Array]) -> None:
-        if len(results) != len(bound.outputs):
-            raise InputError(f"the model has {len(bound.outputs)} outputs, {len(results)} buffers are given")
-        for k, (name, r, (shape, dtype)) in enumerate(zip(self._signature.output_names, results, bound.outputs)):
-            fits = isinstance(r, np.ndarray) and r.shape == shape and r.dtype == dtype
-            if not fits or not r.flags.c_contiguous or not r.flags.writeable:
-                raise InputError(f"output {name}: expected a writable contiguous array {dtype} {shape}, got {_described(r)}")
-            if any(np.may_share_memory(r, a) for a in (*arrays, *results[:k])):
-                raise InputError(f"output {name} overlaps another buffer of the call")
 
     def _bind(self, arrays: Sequence[Array]) -> Bound:
         key = tuple([a.shape for a in arrays])
@@ -310,10 +300,3 @@ class Executable:
         """Take programs that were compiled elsewhere, by the sizes that they serve in the order of the dims' names; () serves all."""
         with self._lock:
             self._natives.update(programs)
-
-
-def _described(a: Any) -> str:
-    if not isinstance(a, np.ndarray):
-        return f"a {type(a).__name__}"
-    flags = [word for word, on in (("not contiguous", not a.flags.c_contiguous), ("read-only", not a.flags.writeable)) if on]
-    return " ".join([str(a.dtype), str(a.shape), *(f"({', '.join(flags)})" for _ in flags[:1])])

@@ -27,6 +27,9 @@ VERIFY = (False, "kernels", "model")
 DimChoice = Union[int, tuple[int, int]]
 
 
+NO_FOLDER = ("off", "none", "no", "false", "")  # what somebody writes who wants no cache
+
+
 @dataclass(frozen=True)
 class CompileOptions:
     """How to compile a model. Equal options give equal code on the same machine.
@@ -70,8 +73,8 @@ class CompileOptions:
         _one_of("opt_level", self.opt_level, OPT_LEVELS)
         _one_of("verify", self.verify, VERIFY)
         _check_tune(self.tune)
-        if not isinstance(self.cache, (str, Path)) and self.cache is not False:
-            raise InputError(f'cache={self.cache!r}: expected "auto", a path, or False')
+        if (not isinstance(self.cache, (str, Path)) and self.cache is not False) or self.cache in NO_FOLDER:
+            raise InputError(f'cache={self.cache!r}: expected "auto", a path (one with a slash if it is named so), or False for none')
         if self.threads is not None and not (_is_int(self.threads) and self.threads >= 1):
             raise InputError(f"threads={self.threads!r}: expected an integer of at least 1, or None for all CPUs that the process may use")
         object.__setattr__(self, "dims", MappingProxyType(_check_dims(self.dims)))

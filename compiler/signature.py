@@ -59,6 +59,21 @@ class Signature:
             out.append(a)
         return out
 
+    def check_count(self, results: Sequence[Any]) -> None:
+        """InputError where there is not one buffer for each output."""
+        if len(results) != len(self.output_names):
+            raise InputError(f"the model has {len(self.output_names)} outputs, {len(results)} buffers are given")
+
+    def check_outputs(self, wanted: Sequence[tuple[tuple[int, ...], Any]], arrays: Sequence[Array], results: Sequence[Any]) -> None:
+        """InputError where a buffer is not a writable contiguous array of the (shape, dtype) wanted, or shares memory with another of the call."""
+        self.check_count(results)
+        for k, (name, r, (shape, dtype)) in enumerate(zip(self.output_names, results, wanted)):
+            fits = isinstance(r, np.ndarray) and r.shape == shape and r.dtype == dtype
+            if not fits or not r.flags.c_contiguous or not r.flags.writeable:
+                raise InputError(f"output {name}: expected a writable contiguous array {dtype} {shape}, got {described(r)}")
+            if any(np.may_share_memory(r, a) for a in (*arrays, *results[:k])):
+                raise InputError(f"output {name} overlaps another buffer of the call")
+
     def _by_name(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         values: list[Any] = list(args) + [_MISSING] * (len(self.expected) - len(args))
         for n, a in named.items():
@@ -90,6 +105,14 @@ def converted(a: Any, name: str, dtype: Any, rank: int | None) -> Array:
     if rank is not None and x.ndim != rank:
         raise InputError(f"input {name}: expected {rank} dimensions, got shape {x.shape}")
     return np.ascontiguousarray(x).reshape(x.shape)
+
+
+def described(a: Any) -> str:
+    """What was given in the place of an array that a call can write to or keep."""
+    if not isinstance(a, np.ndarray):
+        return f"a {type(a).__name__}"
+    flags = [word for word, on in (("not contiguous", not a.flags.c_contiguous), ("read-only", not a.flags.writeable)) if on]
+    return " ".join([str(a.dtype), str(a.shape), *(f"({', '.join(flags)})" for _ in flags[:1])])
 
 
 _MISSING = object()

@@ -58,7 +58,8 @@ BAD: list[tuple[dict[str, Any], type[DnncError], str]] = [
     ({"outputs": "conv1"}, InputError, "a sequence of names"),
     ({"tune": -1}, TuneError, "a budget in seconds"),
     ({"tune": True}, TuneError, "tune=True"),
-    ({"cache": True}, InputError, "a path, or False"),
+    ({"cache": True}, InputError, "a path"),
+    ({"cache": "off"}, InputError, "False for none"),
     ({"threads": 0}, InputError, "at least 1"),
     ({"traget": "llvm"}, InputError, "did you mean target"),
 ]
