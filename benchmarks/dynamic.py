@@ -146,6 +146,8 @@ class Bench:
             shared, single = seconds((self.f, own), arrays, self.a.repeats)
             times = float(np.median(shared)), float(np.median(single))
             self.ratios.append((times[0] / times[1], min(shared) / min(single), sizes, *times))
+            del own
+            gc.collect()  # what compiling it left behind, which would else be collected in the middle of some plan
 
     def plan(self, arrays: Sequence[Array]) -> None:
         start, own = time.perf_counter(), time.thread_time()

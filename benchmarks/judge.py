@@ -14,7 +14,7 @@ import numpy as np
 from dnnc.peers import error
 
 Array = np.ndarray[Any, Any]
-STEP = 1 / 127  # of 8 bits with a sign, over the largest number
+LEVELS = 256  # of 8 bits
 SHARE = 0.99  # of a quantized model's elements, within one step
 FAR = 0.1  # no element of a quantized model may be off by more
 
@@ -32,9 +32,17 @@ def share_within_a_step(got: Sequence[Array], want: Sequence[Array]) -> float:
         if x.shape != y.shape:
             return 0.0
         finite = np.isfinite(y)
-        near = np.abs(x[finite] - y[finite]) <= STEP * np.abs(y[finite]).max(initial=0.0) * (1 + 1e-6)
+        near = np.abs(x[finite] - y[finite]) <= step_of(y[finite]) * (1 + 1e-5)
         shares.append(float(np.mean(near)) if near.size else 1.0)
     return min(shares)
+
+
+def step_of(x: Array) -> float:
+    """The distance of neighbouring numbers where there are at most 256 of them; else what 8 bits with a sign make of the largest one."""
+    levels = np.unique(x)
+    if 1 < levels.size <= LEVELS:
+        return float(np.diff(levels).min())
+    return float(np.abs(x).max(initial=0.0)) * 2 / (LEVELS - 2)
 
 
 def is_right(largest: float, share: float, bound: float, quantized: bool) -> bool:

@@ -1,33 +1,18 @@
 """Matrix products and convolutions on one GPU by the templates gemv, mma, simt and tf32: our kernels beside PyTorch (cuBLAS, cuDNN).
 
-    python benchmarks/gpu/contractions.py [--only WORD,WORD] [--templates gemv,mma,simt] [--tf32] [--candidates N] [--emit-only]
+    python benchmarks/gpu/contractions.py [--only WORD,WORD] [--templates gemv,mma,simt] [--tf32] [--candidates N]
+                                          [--warm] [--repeats N] [--json OUT] [--emit-only]
     PYTHONPATH=.types python3 benchmarks/gpu/contractions.py     where dnnc is not installed; `make .types` makes that folder
 
-Each kernel is checked before it is timed. Times are microseconds of one call out of a CUDA graph of many, medians over replays that take turns;
-operands rotate through more memory than the L2 cache holds. Float32 is float32 on both sides, with --tf32 TF32 on both. The first candidate is what is used
-without tuning; where the best one is another, the model that orders them is to be looked at.
+What a line says, and how it is measured, stands in single.py. Float32 is float32 on both sides, with --tf32 TF32 on both.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import statistics
-import time
+import sys
 from typing import Any
 
-from memory_bound import Arrays, Case, case, graph_of, microseconds
-
-from dnnc.backends.cuda.device import open_device
-from dnnc.backends.cuda.emit import emit_kernel, launch_of
-from dnnc.backends.cuda.nvrtc import compile_many
-from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates import templates
-from dnnc.ir.operator.stmt import Kernel
-from dnnc.ir.operator.verify import verify_kernel
-from dnnc.passes.schedule.problem import Choice
-
-TOLERANCE = {"f16": 3e-3, "bf16": 2e-2, "f32": 3e-5, "f64": 1e-12}
+from single import LAST, Case, Schedules, case, options, run
 
 
 def product(m: int, n: int, k: int, t: str = "f32", nk: bool = False, batch: int = 0) -> Case:
@@ -60,7 +45,7 @@ def conv(
         return torch.nn.functional.conv2d(a, b, None, stride, pad, 1, group)
 
     text = f"y = conv(x, w, strides=({stride}, {stride}), pads=({pad}, {pad}, {pad}, {pad}), group={group})"
-    order = ' @ "0 2 3 1"' if last else ""
+    order = f" {LAST}" if last else ""
     size = [(n + 2 * pad - k) // stride + 1 for n, k in zip(x[2:], w[2:])]
     text = text.replace("y =", f"y: {t}[{x[0]}, {w[0]}, {size[0]}, {size[1]}]{order} =")
     inputs = f"x: {t}[{', '.join(map(str, x))}]{order}, w: {t}[{', '.join(map(str, w))}]{order}"
@@ -93,69 +78,16 @@ def cases() -> list[Case]:
     return out
 
 
-def measure(c: Case, kernels: list[tuple[Choice, Kernel, bytes, str]]) -> float:
-    """Print the times of a case; PyTorch's over that of our first candidate."""
-    import torch
-
-    device, arrays = open_device(), Arrays(c)
-    status = torch.zeros(4, dtype=torch.int32, device="cuda")
-    sets = len(arrays.inputs)
-    graphs, errors = [graph_of(lambda k: c.peer(*arrays.inputs[k]), sets)], []
-    for _, kernel, cubin, symbol in kernels:
-        launch = launch_of(kernel)
-        function = device.load(cubin, symbol, launch, [p.name for p in kernel.entry.params])
-
-        def call(k: int, function: Any = function, launch: Any = launch) -> None:
-            addresses = [x.data_ptr() for x in (*arrays.inputs[k], arrays.outputs[k], status)]
-            device.launch(function, launch, addresses, torch.cuda.current_stream().cuda_stream)
-
-        call(0)
-        torch.cuda.synchronize()
-        errors.append(arrays.error(c.peer))
-        graphs.append(graph_of(call, sets))
-    peer, *ours = microseconds(graphs)
-    flops = float(c.problem.flops) / 1e6  # type: ignore[arg-type]
-    limits = [2e-3 if choice.template == "tf32" else TOLERANCE[arrays.output.type.dtype.name] for choice, *_ in kernels]
-    print(f"{c.name:26} torch {peer:8.2f} us {flops / peer:6.1f} TF | ours {ours[0]:8.2f} us {flops / ours[0]:6.1f} TF"
-          f" {arrays.nbytes / ours[0] / 1e3:5.0f} GB/s | {peer / ours[0]:5.2f} x torch | best {min(ours):8.2f} us", flush=True)  # fmt: skip
-    for (choice, *_), us, e, limit in zip(kernels, ours, errors, limits):
-        print(f"    {us:8.2f} us {'' if e <= limit else f'WRONG by {e:.1e} '}{choice}", flush=True)
-    return peer / ours[0]
-
-
-def main() -> None:
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--only", default="", help="cases whose name holds one of these words, separated by commas")
+def main() -> int:
+    ap = options(__doc__)
     ap.add_argument("--templates", default="gemv,mma,simt", help="of gemv, wgmma, mma, simt, threads")
     ap.add_argument("--tf32", action="store_true", help="the template tf32 in the place of simt, and PyTorch with TF32")
     ap.add_argument("--candidates", type=int, default=4, help="schedules of each case and template, best guess first")
-    ap.add_argument("--emit-only", action="store_true", help="print registers and spills of each kernel; needs no GPU")
     a = ap.parse_args()
-    target, start = GpuTarget(), time.perf_counter()
-    wanted = a.templates.replace("simt", "tf32").split(",") if a.tf32 else a.templates.split(",")
-    made: dict[str, tuple[Case, Choice, Kernel]] = {}
-    for c in cases():
-        for t in templates(target, rounded=a.tf32):
-            if any(word in c.name for word in a.only.split(",")) and t.name in wanted:
-                for n, knobs in enumerate(t.candidates(c.problem)[: a.candidates]):
-                    made[f"{c.name}_{t.name}_{n}"] = (c, Choice(t.name, knobs), verify_kernel(t.apply(c.problem, dict(knobs))))
-    compiled = compile_many({s: (emit_kernel(k, s, target), target.arch) for s, (_, _, k) in made.items()}, os.cpu_count() or 1)
-    print(f"{len(made)} kernels in {time.perf_counter() - start:.1f} s; spills {sum(x.spills for x in compiled.values())}, "
-          f"local memory of {[s for s, x in compiled.items() if x.local_bytes]}", flush=True)  # fmt: skip
-    if a.emit_only:
-        for s, (_, choice, _) in made.items():
-            print(f"{s:36} {compiled[s].registers:4} registers, {compiled[s].shared_bytes} bytes shared: {choice}")
-        return
-    import torch
-
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = a.tf32
-    torch.backends.cudnn.benchmark = True
-    ratios = [
-        measure(c, [(choice, k, compiled[s].cubin, s) for s, (d, choice, k) in made.items() if d is c])
-        for c in dict.fromkeys(v[0] for v in made.values())
-    ]
-    print(f"geometric mean of PyTorch's time over ours, first candidates: {statistics.geometric_mean(ratios):.3f}")
+    schedules = Schedules(rounded=a.tf32)
+    names = (a.templates.replace("simt", "tf32") if a.tf32 else a.templates).split(",")
+    return run(cases(), lambda p: schedules.offered(p, names, a.candidates), schedules, a)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir.dtype import BY_NAME, DType, boolean, i32, i64
+from dnnc.ir.dtype import BY_NAME, DType, boolean, from_numpy, i32, i64
 from dnnc.ir.expr import Expr
 from dnnc.ir.operator import gpu_intrinsics as gpu
 from dnnc.ir.operator import hopper
@@ -93,7 +93,7 @@ def cast_numpy(x: Array, to: DType) -> Array:
     x = np.asarray(x)
     if to.kind == "b":
         return x != 0
-    if (to.is_int and x.dtype.kind == "f") or (to.is_int and x.dtype.kind == "V"):
+    if to.is_int and (x.dtype.kind == "f" or (x.dtype.kind == "V" and from_numpy(x.dtype).is_float)):
         lo, hi = to.range
         y = np.trunc(np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=float("inf"), neginf=float("-inf")))
         inside = (y >= lo) & (y < float(hi) + 1)

@@ -2,7 +2,7 @@
 
 Quotients, of which an exact one takes ten instructions: at most 2 ulp.
 
-    a / c               ->  a * (1/c)            c constant, neither it nor 1/c near the ends of float32's range
+    a / c               ->  a * (1/c)            c a power of two: the same number. Others stay exact: quantized models divide by 255, and round
     a / b               ->  a * recip(b)         b >= 1 for certain: 1 + exp(x), and so on
     exp(x - m) / s      ->  exp(x - m) * recip(s)     m, s numbers of a row: a softmax, whose s is at least 1. The compiler computes recip(s) once
 
@@ -94,7 +94,8 @@ def quotient(e: Op, terms: Container[Buffer] = ()) -> Expr:
         return e
     a, b = e.args
     if isinstance(b, Const):
-        return a * (1.0 / float(b.value)) if 2.0**-126 <= abs(float(b.value)) <= 2.0**126 else e
+        c = float(b.value)
+        return a * (1.0 / c) if 2.0**-126 <= abs(c) <= 2.0**126 and abs(math.frexp(c)[0]) == 0.5 else e
     if not (_at_least_one(b) or (_softmax_term(a, terms) and _of_row(b))):
         return e
     r = call(RECIPROCAL, b)
@@ -116,9 +117,10 @@ def _softmax_term(e: Expr, terms: Container[Buffer]) -> bool:
     if not isinstance(e, Op):
         return False
     if e.name == POWER:
-        e = _constant_of(e.args[0], "*", LOG2E) or e
-    else:
-        e = e.args[0] if e.name == "exp" else e
+        scaled = _constant_of(e.args[0], "*", LOG2E)
+        e = e if scaled is None else scaled
+    elif e.name == "exp":
+        e = e.args[0]
     return isinstance(e, Op) and e.name == "-" and _of_row(e.args[1])
 
 

@@ -90,7 +90,8 @@ REPLACED = [  # value, what is stored, what is gone, what is there
     (TANH, "bf16", {"tanh", "/"}, {"exp2", "recip"}),
     (SILU, "f16", {"exp", "/"}, {"exp2", "recip"}),
     (SILU, "f32", {"/"}, {"exp", "recip"}),
-    ("x[i] / 3.0", "f32", {"/"}, set()),
+    ("x[i] / 8.0", "f32", {"/"}, set()),
+    ("x[i] / -0.25", "f32", {"/"}, set()),
     ("x[i] / (x[i] * x[i] + 1.0)", "f32", {"/"}, {"recip"}),
     ("x[i] / max(abs(x[i]), 2.0)", "f32", {"/"}, {"recip"}),
 ]
@@ -99,7 +100,11 @@ KEPT = [
     ("exp(x[i])", "f32", {"exp"}),
     ("x[i] / (x[i] + 1.0)", "f32", {"/"}),  # may be anything
     ("x[i] / (abs(x[i]) + 0.5)", "f32", {"/"}),
+    ("x[i] / 255.0", "f32", {"/"}),  # rounding to integers shows an error of one ulp
+    ("x[i] / 255.0", "f16", {"/"}),
     ("x[i] / 1e-40", "f32", {"/"}),  # 1e40 is no float32
+    ("exp2(x[i]) / x[i]", "f16", {"/"}),
+    ("exp2(x[i] * 3.0) / x[i]", "f16", {"/"}),
     ("x[i] * 0.5 * (erf(x[i] * 0.7) + 1.0)", "f16", {"erf"}),
 ]
 
