@@ -48,8 +48,10 @@ def _truncdiv(a: Array, b: Array) -> Array:
 
 
 def _floormod(a: Array, b: Array) -> Array:
-    """Remainder with the sign of the divisor; x mod 0 -> 0."""
+    """Remainder with the sign of the divisor; x mod 0 -> 0 for integers, NaN for floats."""
     with np.errstate(all="ignore"):
+        if np.asarray(a).dtype.kind == "f":
+            return np.asarray(np.mod(a, b))
         return np.where(b == 0, 0, a % np.where(b == 0, 1, b)).astype(np.asarray(a).dtype)
 
 
