@@ -77,7 +77,8 @@ def _compiled(text: str, arch: str) -> Compiled:
                 raise TargetError(f"NVRTC {nvrtc_version()} does not compile for {arch}; install a newer one: pip install -U 'dnnc[cuda13]'") from e
             raise InternalError(f"generated CUDA does not compile for {arch}: {e}\n{log}\n{_quoted(text, log)}") from e
         log = nvrtc.getProgramLog(program)
-        return Compiled(bytes(nvrtc.getCUBIN(program)), *_usage(log), log)
+        # CuPy cuts off the last byte, as if it ended a string; the last field of an ELF file's last header is zero there
+        return Compiled(bytes(nvrtc.getCUBIN(program)) + b"\0", *_usage(log), log)
     finally:
         nvrtc.destroyProgram(program)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 
 import pytest
@@ -24,6 +25,14 @@ def test_a_cubin_and_what_it_needs() -> None:
     c = compile_cuda(COPY, "sm_80")
     assert c.cubin[:4] == b"\x7fELF" and 0 < c.registers <= 32
     assert (c.spills, c.local_bytes, c.shared_bytes) == (0, 0, 0)
+
+
+def test_a_cubin_is_a_whole_file() -> None:
+    """Tables of headers lie inside of it: tools that read cubins refuse others."""
+    cubin = compile_cuda(COPY, "sm_90a").cubin
+    programs, sections = struct.unpack_from("<QQ", cubin, 32)
+    program_bytes, program_count, section_bytes, section_count = struct.unpack_from("<HHHH", cubin, 54)
+    assert max(programs + program_bytes * program_count, sections + section_bytes * section_count) <= len(cubin)
 
 
 def test_local_and_shared_memory_are_seen() -> None:
