@@ -26,14 +26,24 @@ Array = np.ndarray[Any, Any]
 
 def pack(array: Array, type: TensorType) -> Array:
     """The bytes of a constant as its layout orders them; padding is 0."""
+    return np.ascontiguousarray(_in_order(array, type))
+
+
+def _in_order(array: Array, type: TensorType) -> Array:
+    """The elements as the layout orders them, where possible a view of the array."""
     if type.layout is None:
-        return np.ascontiguousarray(array)
+        return array
     if type.layout.winograd:
         array = winograd.weights(array, type.layout.winograd)
-    return _packed(array, type.layout)
+    return _transposed(array, type.layout)
 
 
-def _packed(a: Array, layout: Layout) -> Array:
+def _packed_bytes(array: Array, type: TensorType) -> int:
+    """Of what `pack` gives."""
+    return int(np.prod(type.physical, dtype=np.int64)) * array.itemsize
+
+
+def _transposed(a: Array, layout: Layout) -> Array:
     parts = layout.parts
     levels = {k: sorted((p for p in parts if p.axis == k), key=lambda p: -p.div) for k in range(a.ndim)}
     widths: list[tuple[int, int]] = []
@@ -47,7 +57,7 @@ def _packed(a: Array, layout: Layout) -> Array:
             where[p] = len(split)
             split.append(outer if p is top else p.mod)
     full = np.pad(a, widths) if any(end for _, end in widths) else a
-    return np.ascontiguousarray(full.reshape(split).transpose([where[p] for p in parts]))
+    return full.reshape(split).transpose([where[p] for p in parts])
 
 
 def describe(program: Program, symbols: Mapping[str, str]) -> tuple[NativeKernel, ...]:
@@ -99,7 +109,7 @@ def _short(loc: Loc) -> str:
 def lay_out_constants(program: Program) -> tuple[Array, dict[Value, int]]:
     """One block with every constant that a kernel reads, each 64-byte aligned; equal bytes are stored once."""
     aliases = program.memory.aliases
-    packed: list[tuple[int, Array]] = []
+    places: list[tuple[int, Array, TensorType]] = []
     offsets: dict[Value, int] = {}
     known: dict[tuple[str, str], int] = {}
     total = 0
@@ -108,15 +118,15 @@ def lay_out_constants(program: Program) -> tuple[Array, dict[Value, int]]:
         root, inside = root_of(aliases, v)  # a view of a constant is its bytes
         key = (graph.digest(root), str(root.type))
         if key not in known:
-            bytes_ = pack(graph.constants[root], root.type)
             known[key] = total
-            packed.append((total, bytes_))
-            total += -(-bytes_.nbytes // ALIGN) * ALIGN
+            places.append((total, graph.constants[root], root.type))
+            total += -(-_packed_bytes(*places[-1][1:]) // ALIGN) * ALIGN
         offsets[v] = known[key] + inside
     block = aligned_empty(max(total, 1))
     block[:] = 0  # the gaps too, so that a saved block is always the same
-    for at, a in packed:
-        block[at : at + a.nbytes] = a.reshape(-1).view(np.uint8) if a.dtype != np.bool_ else a.reshape(-1).astype(np.uint8)
+    for at, a, type in places:  # one after the other, so that no more than one is there twice
+        in_order = _in_order(a, type)
+        block[at : at + in_order.nbytes].view(a.dtype).reshape(in_order.shape)[...] = in_order
     return block, offsets
 
 

@@ -79,10 +79,12 @@ def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) ->
     """Compile what `dnnc.frontends.onnx.read` takes."""
     from dnnc.frontends.onnx import NeedsValues, read_model
     from dnnc.frontends.onnx.declared import declared
+    from dnnc.frontends.onnx.reader import load
     from dnnc.frontends.onnx.stored import take_apart
 
     start = time.perf_counter()
-    said = declared(model)
+    opened = load(model)
+    said = declared(opened)
     unknown = sorted(set(opts.dims) - set(said.dims))
     if unknown:
         raise InputError(f"dims: the model has no symbolic size {', '.join(unknown)}; it has {', '.join(said.dims) or 'none'}")
@@ -95,7 +97,7 @@ def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) ->
         f.prepare()
         return f
     try:
-        imported = read_model(model, dims=opts.dims)
+        imported = read_model(opened, dims=opts.dims)
     except (NeedsValues, ShapeError) as e:
         asks = e.inputs if isinstance(e, NeedsValues) else ()
         # symbolic sizes may not show what numbers will (that two paths end with equal sizes); a model of fixed sizes is simply wrong
@@ -104,6 +106,7 @@ def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) ->
         return late(asks)
     if any(r is not ARRAY for r in imported.results):  # though nothing is declared of them
         return late()
+    del opened  # its weights are in the graph
     names = list(imported.inputs), list(imported.outputs)
     seconds = time.perf_counter() - start
     onnx = (lambda: take_apart(model)) if imported.graph.dims else None

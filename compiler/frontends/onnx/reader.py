@@ -38,11 +38,13 @@ def load(model: Any) -> Model:
     """Read a model.
 
     Args:
-        model: the path of an `.onnx` file, its bytes, or a ModelProto.
+        model: the path of an `.onnx` file, its bytes, or a ModelProto; or what was read before.
 
     Raises:
         ModelError: there is no such file, it is no ONNX model, or it is damaged.
     """
+    if isinstance(model, Model):
+        return model
     proto = read_proto(model)
     if isinstance(model, (str, os.PathLike)):
         return _checked(proto, Path(model).parent, str(model))

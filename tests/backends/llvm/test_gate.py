@@ -236,3 +236,17 @@ def test_long_reductions_have_fewer_points() -> None:
         points = sample_points(np.random.default_rng(0), (1000, 1000), wanted=n)
         assert 0.9 * n <= len(points) <= 2 * n + 300
         assert {(0, 0), (999, 999)} <= {tuple(p) for p in points.tolist()}
+
+
+def test_large_operands_take_no_memory_and_their_rows_differ() -> None:
+    g = parse("def f(x: f32[1, 40000], *, w: f32[40000, 512]):\n    return matmul(x, w)", {"w": np.zeros((40000, 512), np.float32)})
+    w = gate.draw(np.random.default_rng(0), g, next(v for v in g.constants if v.name == "w"), {})
+    assert w.shape == (40000, 512) and w.base is not None and w.base.nbytes < w.nbytes // 50
+    assert len(np.unique(w[::997, 0])) > 35 and not np.array_equal(w[0], w[1]) and np.abs(w).max() <= 1
+
+
+def test_a_product_of_large_weights_is_checked() -> None:
+    rng = np.random.default_rng(5)
+    w = rng.standard_normal((4100, 4104), np.float32)
+    p = program(parse("def f(x: f32[1, 4100], *, w: f32[4100, 4104]):\n    return matmul(x, w)", {"w": w}))
+    check(p)
