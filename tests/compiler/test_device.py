@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_programs import NET, ODD_ROWS, STACKED, WHILE
 
 import dnnc
 import dnnc.ir.errors
@@ -22,43 +23,12 @@ from dnnc.passes.schedule.problem import Template
 from dnnc.testing.graphs import graph_of
 from dnnc.testing.interpreted_device import DeviceBuffer, InterpretedDevice, interpreted_machine
 
-NET = """
-def net(x: f32[4, 24], i: i64[3], *, w: f32[24, 16], v: f32[16, 24]):
-    h = relu(matmul(x, w))
-    y = softmax(matmul(h, v))
-    return gather(y, i, axis=0), reduce_sum(h, axes=(1,))
-"""
-STACKED = """
-def net(x: f32[4, 20], xs: f32[5, 4, 20], *, w: f32[20, 20]):
-    def body(k: i64, h: f32[4, 20], r: f32[4, 20], u: f32[20, 20]):
-        a = tanh(add(matmul(h, u), mul(r, cast(k, to=f32))))
-        return a, mul(a, 2.0)
-    (h, s) = loop(None, None, x, xs, w, body=body, carried=1, scanned=1, length=5, backward=(True, False))
-    return h, relu(s)
-"""
-ODD_ROWS = """
-def net(x: f32[3], xs: f32[5, 3]):
-    def body(k: i64, h: f32[3], r: f32[3]):
-        a = add(mul(h, 0.5), r)
-        return a, a
-    (h, s) = loop(None, None, x, xs, body=body, carried=1, scanned=1, length=5, backward=(False, True))
-    return h, s
-"""
 COUNTED = """
 def net(n: i64, x: f32[3, 8], y: f32[8]):
     def body(k: i64, a: f32[3, 8], b: f32[8]):
         return softmax(add(a, b)), sub(b, reduce_mean(a, axes=(0,)))
     (p, q) = loop(n, None, x, y, body=body, carried=2)
     return add(p, q), q
-"""
-WHILE = """
-def net(n: i64, x: f32[3]):
-    def body(k: i64, v: f32[3], c: f32):
-        y = mul(v, 1.5)
-        return less(reduce_sum(y, axes=(0,)), c), y
-    c = mul(cast(n, to=f32), 4.0)
-    a = abs(x)
-    return loop(None, less(reduce_sum(a, axes=(0,)), c), a, c, body=body, carried=1)
 """
 BRANCH = """
 def net(n: i64, x: f32[3, 8], y: f32[3, 8]):
