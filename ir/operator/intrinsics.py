@@ -38,6 +38,15 @@ def _erf(x: Array) -> Array:
     return np.vectorize(erf, otypes=[np.float64])(x)
 
 
+def _fma(a: Array, b: Array, c: Array) -> Array:
+    """a * b + c, rounded once: in the next wider type, where a float has one."""
+    kind = np.asarray(a).dtype
+    if kind.kind != "f":
+        return np.asarray(a * b + c)
+    wide = np.float64 if kind.itemsize < 8 else np.longdouble
+    return np.asarray(np.asarray(a, wide) * b + c).astype(kind)
+
+
 def _truncdiv(a: Array, b: Array) -> Array:
     """Integer division toward zero; x / 0 -> 0, INT_MIN / -1 wraps."""
     with np.errstate(all="ignore"):
@@ -115,7 +124,7 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
 # fmt: off
 TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     *(Intrinsic(n, _quiet(f)) for n, f in _UNARY.items()),
-    Intrinsic("fma", _quiet(lambda a, b, c: a * b + c), _first),
+    Intrinsic("fma", _quiet(_fma), _first),
     Intrinsic("pow", _pow, _first),
     Intrinsic("truncdiv", _truncdiv, _first), Intrinsic("truncmod", _truncmod, _first), Intrinsic("floormod", _floormod, _first),
     Intrinsic("shl", lambda a, n: _shift(a, n, True), _first), Intrinsic("shr", lambda a, n: _shift(a, n, False), _first),
