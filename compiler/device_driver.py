@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dnnc.accuracy import check_model
 from dnnc.backends.cache import KernelCache
 from dnnc.backends.cuda.build import Compiler, Given, NvrtcCompiler, build
-from dnnc.backends.cuda.device import device_problem, open_device
+from dnnc.backends.cuda.device import open_device
 from dnnc.backends.cuda.gate import MAX_STEPS
 from dnnc.backends.cuda.native import PARAMETER_ALIGN, CudaNative, Device
 from dnnc.backends.cuda.spelling import spelled
@@ -17,6 +17,7 @@ from dnnc.backends.cuda.templates.gemv_norm import takes
 from dnnc.backends.llvm.gate_work import not_checked
 from dnnc.device_executable import DeviceExecutable, DeviceOrigin
 from dnnc.device_staged import DeviceStaged
+from dnnc.ir.errors import TargetError
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import specialise
@@ -49,14 +50,21 @@ class Machine:
 
 def cuda_machine(options: CompileOptions) -> Machine:
     """The machine of a target such as `cuda:1` or `cuda -arch=sm_90a`. TargetError where it is none, or NVRTC is missing."""
-    from dnnc.backends.cuda.target import parse_target
+    from dnnc.backends.cuda.target import ask_device, parse_target
     from dnnc.backends.cuda.templates import templates
 
     number, gpu = parse_target(str(options.target))
     rounded = options.precision == "tf32" or (options.numerics == "fast" and options.precision is None)
-    return Machine(
-        gpu, NvrtcCompiler(thread_count(options.threads)), templates(gpu, rounded), lambda: open_device(number), not device_problem(number)
-    )
+
+    def device() -> Device:
+        found = ask_device(number)
+        if found is not None and found.arch != gpu.arch:
+            raise TargetError(f"device {number} is {found.arch}, and this program is for {gpu.arch}: compile it with target='cuda:{number}'")
+        return open_device(number)
+
+    here = ask_device(number)
+    present = here is not None and here.arch == gpu.arch
+    return Machine(gpu, NvrtcCompiler(thread_count(options.threads)), templates(gpu, rounded), device, present)
 
 
 def compile_for_device(
@@ -106,8 +114,13 @@ class DeviceMaker:
         def make(dims: Mapping[Var, int]) -> CudaNative:
             return self.make(origin, dims)
 
+        def elsewhere(arch: str) -> DeviceExecutable:
+            options = replace(self.opts, target=f"cuda -arch={arch}", dims={})
+            log = Log(self.graph.name, str(options.target), 1)
+            return DeviceExecutable(DeviceMaker(self.graph, options, cuda_machine(options), log, self.cache, self.progress).origin(names), log)
+
         m = self.machine
-        origin = DeviceOrigin(self.graph, *names, lambda: self.graph, make, self.opts, m.target, m.device, m.present, onnx)
+        origin = DeviceOrigin(self.graph, *names, lambda: self.graph, make, self.opts, m.target, m.device, m.present, elsewhere, onnx)
         return origin
 
     def make(self, origin: DeviceOrigin, dims: Mapping[Var, int]) -> CudaNative:

@@ -44,7 +44,8 @@ MAX_FRAMES = 4  # of a program: calls that run at the same time
 
 @dataclass(frozen=True)
 class DeviceOrigin:
-    """What a device executable is made from; see Origin. `device` opens the device: TargetError where there is none."""
+    """What a device executable is made from; see Origin. `device` opens the device: TargetError where there is none. `elsewhere` makes the
+    same model for another architecture."""
 
     interface: Graph
     inputs: Sequence[str]
@@ -55,6 +56,7 @@ class DeviceOrigin:
     target: GpuTarget
     device: Callable[[], Device]
     present: bool
+    elsewhere: Callable[[str], DeviceExecutable]
     onnx: Callable[[], OnnxParts] | None = None
 
 
@@ -348,21 +350,27 @@ class DeviceExecutable:
 
     # --- files ------------------------------------------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str], small: bool = False) -> None:
+    def save(self, path: str | os.PathLike[str], small: bool = False, archs: Sequence[str] = ()) -> None:
         """Write the model to a file that `dnnc.load` reads: its graph, and the machine code of the programs so far. Loading runs the passes again.
 
         Args:
             path: the file; it is replaced at once, so that no reader sees half of it.
             small: makes no difference.
+            archs: other architectures, such as "sm_80", for which the programs are compiled now and put in as well. On a device of an
+                architecture that is not in the file, loading compiles.
 
         Raises:
             ArtifactError: the file cannot be written.
+            TargetError: there is no such architecture.
         """
         from dnnc.artifacts import save_device
 
         cubins: dict[str, bytes] = {}
         checked: set[str] = set()
-        for native in self.natives:
+        with self._lock:
+            shapes = list(self._bound)
+        others = [self._origin.elsewhere(a).prepare(s) for a in dict.fromkeys(archs) if a != self.target.arch for s in shapes]
+        for native in (*others, *self.natives):
             cubins.update(native.cubins)
             checked |= set(native.cubins) - set(native.checks)
         origin = self._origin

@@ -25,6 +25,7 @@ from dnnc.backends.runtime import runtime
 from dnnc.executable import Executable
 from dnnc.ir.errors import ArtifactError, ArtifactWarning, DnncError
 from dnnc.ir.expr import Var
+from dnnc.ir.target import parse_target as parse_words
 from dnnc.options import CompileOptions, cache_folder, thread_count
 from dnnc.origin import Origin
 from dnnc.report.log import Log
@@ -94,15 +95,27 @@ def _device(saved: Restored, options: CompileOptions, code: bool) -> Any:
     from dnnc.backends.cuda.build import Given
     from dnnc.device_driver import compile_for_device, cuda_machine
 
+    options, moved = _for_device_here(options)
     machine = cuda_machine(options)
     given = Given(*saved.cubins()) if code else None
     names, onnx = (list(saved.model.inputs), list(saved.model.outputs)), None if saved.model.onnx is None else saved.onnx
-    notes = (f"loaded from {saved.path}" if code else f"compiled again from {saved.path}: code=False",)
+    notes = (f"loaded from {saved.path}" if code else f"compiled again from {saved.path}: code=False", *moved)
     own = replace(options, dims={}, outputs=())
     f = compile_for_device(saved.graph, names, own, KernelCache(cache_folder(options.cache)), machine, onnx=onnx, given=given, notes=notes)
     if onnx is not None:
         f.when_empty(lambda shapes: _reread(saved, options, shapes))
     return f
+
+
+def _for_device_here(options: CompileOptions) -> tuple[CompileOptions, tuple[str, ...]]:
+    """The options, for the architecture of this machine's device where it is another one; and what to say of it."""
+    from dnnc.backends.cuda.target import ask_device
+
+    target = parse_words(str(options.target))
+    arch, here = target.option("arch"), ask_device(target.device)
+    if not arch or here is None or here.arch == arch:
+        return options, ()
+    return replace(options, target=f"cuda:{target.device}", dims=dict(options.dims)), (f"it was made for {arch}, this device is {here.arch}",)
 
 
 def unfit(model: SavedModel) -> str:

@@ -88,6 +88,7 @@ def compile_(
     model: Model,
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Save the compiled model; `dnnc run` and dnnc.load take it.")] = "",
     small: Annotated[bool, typer.Option("--small", help="Save each weight once: half the size, but loading takes as long as the passes.")] = False,
+    also: Annotated[str, typer.Option(metavar="ARCH,...", help="Save code for these GPUs as well, such as sm_80,sm_86.", show_default=False)] = "",
     target: Target = "llvm",
     dims: Dims = None,
     threads: Threads = None,
@@ -109,7 +110,7 @@ def compile_(
     from dnnc.cli.models import Job
 
     shared = (tuple(dims or ()), threads, verify.value, opt_level, numerics.value, cache, tuple(inputs or ()))
-    compile_command(Job(model, target, *shared, precision.option), as_json, output, small)
+    compile_command(Job(model, target, *shared, precision.option), as_json, output, small, [a.strip() for a in also.split(",") if a.strip()])
 
 
 @app.command("run", epilog="Example:  dnnc run digits.onnx --input image=x.npy --output y.npz")

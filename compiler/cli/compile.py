@@ -16,6 +16,7 @@ from dnnc.cli.console import Bar, show_json, show_tables
 from dnnc.cli.models import Job, open_model, open_with_arrays, prepare
 from dnnc.device_executable import DeviceExecutable
 from dnnc.executable import Executable
+from dnnc.ir.errors import InputError
 from dnnc.late import LateExecutable
 from dnnc.report.tables import Table, report_tables, show_bytes, show_seconds
 from dnnc.staged import StagedExecutable
@@ -23,12 +24,16 @@ from dnnc.staged import StagedExecutable
 FIRST = 4  # values of an output that are shown
 
 
-def compile_command(job: Job, as_json: bool, output: str = "", small: bool = False) -> None:
+def compile_command(job: Job, as_json: bool, output: str = "", small: bool = False, also: Sequence[str] = ()) -> None:
     """Compile a model, save it to `output` where that is given, and print the report."""
     if small and not output:
         raise typer.BadParameter("it says how to save, so give a file to save to as well: -o model.dnnc", param_hint="--small")
+    if also and not output:
+        raise typer.BadParameter("it says what to save, so give a file to save to as well: -o model.dnnc", param_hint="--also")
     with Bar() as bar:
         f = open_model(job, bar)
+        if also and not isinstance(f, DeviceExecutable):
+            raise InputError(f"--also {','.join(also)}: code for several architectures is kept of models that run wholly on a CUDA device")
         if (isinstance(f, (Executable, DeviceExecutable)) and (job.inputs or not f.natives)) or (isinstance(f, StagedExecutable) and not f.plans):
             prepare(f, job)
         elif isinstance(f, LateExecutable):
@@ -36,7 +41,10 @@ def compile_command(job: Job, as_json: bool, output: str = "", small: bool = Fal
     report = f.report
     saved: dict[str, Any] = {}
     if output:
-        f.save(output, small)
+        if also:
+            f.save(output, small, also)
+        else:
+            f.save(output, small)
         saved = {"file": output, "file_bytes": Path(output).stat().st_size}
     if as_json:
         show_json({**report.as_dict(), **saved})

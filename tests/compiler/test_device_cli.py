@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import dnnc
 from dnnc import device_driver
 from dnnc.backends.artifact import open_artifact, write_artifact
+from dnnc.backends.cuda.target import FACTS
 from dnnc.cli.app import app
 from dnnc.testing.graphs import graph_of
 from dnnc.testing.interpreted_device import interpreted_machine
@@ -94,3 +95,28 @@ f = dnnc.compile(graph_of("def g(x: f32[4, 8]):\\n    return softmax(x)"), targe
 assert all(c[:4] == b"\\x7fELF" for c in f.natives[0].cubins.values())
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_code_for_several_architectures(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file; on a device of either architecture nothing is compiled, on a third everything is."""
+    file = tmp_path / "m.dnnc"
+    made = cli("compile", model, *TARGET, "--dims", "N=2", "--also", "sm_80, sm_90a", "-o", str(file))
+    assert made.exit_code == 0, made.output
+    symbols = [s for s, *_ in json.loads(bytes(open_artifact(file).section("cubins")))]
+    assert len(symbols) == len(set(symbols)) == 2
+    monkeypatch.setattr(device_driver.DeviceMaker, "_try", lambda *_: None)  # what would load the code on the device, as would:
+    monkeypatch.setattr("dnnc.device_executable.Bound.loaded", lambda self: None)
+    for arch, compiled in (("sm_80", 0), ("sm_90a", 0), ("sm_86", 1)):
+        monkeypatch.setattr("dnnc.backends.cuda.target.ask_device", lambda number=0, arch=arch: FACTS[arch])
+        f = dnnc.load(file, cache=False)
+        f.prepare([(2, 3)])
+        assert f.target.arch == arch and f.natives[0].compiled == compiled, arch
+        assert any("this device is" in note for note in f.report.notes) == (arch != "sm_90a")
+
+
+def test_what_also_needs(model: str, tmp_path: Path) -> None:
+    assert "give a file" in cli("compile", model, *TARGET, "--also", "sm_80").stderr
+    refused = cli("compile", model, "--dims", "N=2", "--also", "sm_80", "-o", str(tmp_path / "m.dnnc"))
+    assert refused.exit_code == 1 and "CUDA device" in refused.stderr
+    unknown = cli("compile", model, *TARGET, "--dims", "N=2", "--also", "sm_1", "-o", str(tmp_path / "m.dnnc"))
+    assert unknown.exit_code == 1 and "unknown architecture sm_1" in " ".join(unknown.stderr.split())
