@@ -17,6 +17,7 @@ from dnnc.backends.llvm.features import parse_target as parse_cpu
 from dnnc.backends.llvm.gate import check_kernel
 from dnnc.backends.llvm.gate_work import not_checked
 from dnnc.backends.llvm.native import Native
+from dnnc.backends.llvm.spelling import spelled
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.llvm.worker_pool import CompileService
 from dnnc.backends.runtime import runtime
@@ -292,7 +293,7 @@ def expose(graph: Graph, names: tuple[list[str], list[str]], wanted: Sequence[st
 
 def make_program(graph: Graph, cpu: CpuTarget, opts: CompileOptions, manager: PassManager | None = None) -> Program:
     """Graph passes (which change the graph in place), plans, scheduled kernels."""
-    ctx = PassContext(numerics=opts.numerics, lanes=cpu.lanes, precision=opts.precision, check=check_every_pass())
+    ctx = PassContext(numerics=opts.numerics, lanes=cpu.lanes, precision=opts.precision, check=check_every_pass(), spelled=spelled(opts.numerics))
     return compile_program(graph, ctx, templates(cpu, ctx.strict), opt_level=opts.opt_level, manager=manager)
 
 

@@ -11,19 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
+from math import prod
 from typing import Any
 
 from dnnc.backends.llvm import values
 from dnnc.backends.llvm.spelling import literal, mangle, scalar, stored, vector
 from dnnc.backends.runtime import FRAME_BARRIER, FRAME_STATUS
 from dnnc.ir.bounds import bounds, nonneg
-from dnnc.ir.dtype import DType, f16, i64, u8
+from dnnc.ir.dtype import DType, f16, f32, i64, u8
 from dnnc.ir.errors import InternalError
-from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var, const, free, substitute, value
-from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Kernel, Let, Stmt, Store, walk_stmts
+from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var, children, const, free, substitute, value, walk
+from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Kernel, Let, Stmt, Store, accesses, walk_stmts
 from dnnc.ir.operator.stmt import stored as stored_buffers
 
+MANY_NUMBERS, MANY_SUMS = 6, 20  # constants of an epilogue, and vectors of a tile, that do not fit into registers together
 STACK_LIMIT = 128 << 10  # bytes; larger memory of a thread's own comes from the heap: threads of a caller may have small stacks
+MAX_STRIDE = 4  # between elements that vectors and shuffles load faster than a gather does
 
 
 class Region:
@@ -64,6 +67,9 @@ class FuncEmitter:
         self.frees: list[str] = []
         self.ever_unrolled = frozenset(s.var for s in walk_stmts(func.body) if isinstance(s, For) and s.kind == "unroll")
         self.readonly = set(func.buffers) - stored_buffers(func.body)
+        self.pool: dict[float, int] = {}  # constants of epilogues, and where they are in their table
+        self.table = ""  # its address, while an epilogue is printed
+        self.crowded = any(isinstance(s, Alloc) and _vectors(s.buf) >= MANY_SUMS for s in walk_stmts(func.body))
 
     def text(self) -> str:
         params = []
@@ -72,6 +78,9 @@ class FuncEmitter:
             params.append(f"ptr noalias %{p.name}" if isinstance(p, Buffer) else f"{vector(p.dtype, p.lanes)} %{p.name}")
         params += ["ptr %frame.", "i64 %tid.", "i64 %nthreads."]
         self.block(self.func.body)
+        if self.pool:
+            numbers = ", ".join(f"float {literal(v, f32)}" for v in self.pool)
+            self.decls.add(f"{self.pool_name} = private unnamed_addr constant [{len(self.pool)} x float] [{numbers}]")
         linkage = "" if self.entry else "internal "
         inline = "" if self.entry else " noinline"
         head = f"define {linkage}void @{self.names[self.func.name]}({', '.join(params)}) nounwind{inline} {{"
@@ -80,6 +89,10 @@ class FuncEmitter:
     def lacks(self, feature: str) -> bool:
         """Is an x86 instruction set missing? Other architectures have their own names, and all that is asked for here."""
         return self.features is not None and feature not in self.features and "neon" not in self.features
+
+    def has(self, feature: str) -> bool:
+        """Is an x86 instruction set there for certain?"""
+        return self.features is not None and feature in self.features
 
     def has_half(self, t: DType) -> bool:
         """Does the CPU convert this small float?"""
@@ -201,9 +214,24 @@ class FuncEmitter:
     def operand(self, e: Expr, lanes: int) -> str:
         """An operand of an operation on `lanes` lanes: scalars are splatted."""
         if isinstance(e, Const):
-            return literal(e.value, e.dtype, lanes)
+            pooled = self.table and lanes > 1 and e.dtype is f32 and e.value != 0.0
+            return self.pooled(float(e.value), lanes) if pooled else literal(e.value, e.dtype, lanes)
         v = self.expr(e)
         return v if e.lanes == lanes else self.splat(v, e.dtype, lanes)
+
+    @property
+    def pool_name(self) -> str:
+        return f"@constants.{self.func.name}"
+
+    def pooled(self, c: float, lanes: int) -> str:
+        """A constant out of the table of epilogues.
+
+        LLVM moves what it takes for constant out of all loops, where it occupies registers that a tile needs. The table's address is none
+        that LLVM can know.
+        """
+        at = self.pool.setdefault(c, len(self.pool))
+        p = self.pure(f"getelementptr i8, ptr {self.table}, i64 {at * 4}", self.table, here=True)
+        return self.splat(self.pure(f"load float, ptr {p}, align 4", p, here=True), f32, lanes)
 
     def splat(self, v: str, t: DType, lanes: int) -> str:
         ty = vector(t, lanes)
@@ -287,6 +315,9 @@ class FuncEmitter:
 
     def gather(self, e: Load) -> str:
         lanes, ty = e.lanes, stored(e.buf.dtype, e.lanes)
+        found = _strided(e.idx[-1]) if e.limit is None and all(i.lanes == 1 for i in e.idx[:-1]) else None
+        if found is not None and 2 <= found[0] <= MAX_STRIDE and value(e.buf.full_strides()[-1]) == 1:
+            return self.from_memory(self.every(e, *found), e.buf.dtype, lanes)
         off = self.operand(e.buf.offset(e.idx), lanes)
         p = self.pure(f"getelementptr {stored(e.buf.dtype, 1)}, ptr {self.values[e.buf]}, <{lanes} x i64> {off}", off, here=True)
         m = f"<{lanes} x i1>"
@@ -295,6 +326,22 @@ class FuncEmitter:
         self.decls.add(f"declare {ty} @{name}(<{lanes} x ptr>, i32, {m}, {ty})")
         v = self.effect(f"call {ty} @{name}(<{lanes} x ptr> {p}, i32 {e.buf.dtype.bytes}, {m} {mask}, {ty} zeroinitializer)")
         return self.from_memory(v, e.buf.dtype, lanes)
+
+    def every(self, e: Load, step: int, start: Expr) -> str:
+        """Every step-th element: as many vectors and shuffles, where a gather takes the elements one by one. The last vector ends with the last
+        element that is asked for, so that nothing beyond is read."""
+        n, ty = e.lanes, stored(e.buf.dtype, e.lanes)
+        made, end = "", 0  # the elements before `end` are in place, or where they were loaded by the first vector
+        for k in range(step):
+            at = min(k * n, step * (n - 1) + 1 - n)
+            p = self.address(e.buf, (*e.idx[:-1], start + at))
+            text = f"load {ty}, ptr {p}, align {self.alignment(e.buf, n)}"
+            v = self.pure(text, p, here=True) if e.buf in self.readonly else self.effect(text)
+            order = [(step * j if k == 1 else j) if step * j < end else n + step * j - at if step * j < at + n else "poison" for j in range(n)]
+            picks = ", ".join(f"i32 {x}" for x in order)
+            made = self.pure(f"shufflevector {ty} {made}, {ty} {v}, <{n} x i32> <{picks}>", made, v, here=True) if k else v
+            end = at + n
+        return made
 
     def mask(self, n: Expr, lanes: int) -> str:
         """Lanes below n, for any n: clamped before it is narrowed."""
@@ -361,7 +408,7 @@ class FuncEmitter:
     def do_eval(self, s: Eval) -> None:
         if s.name == "prefetch":
             self.decls.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-            self.line(f"call void @llvm.prefetch.p0(ptr {self.expr(s.args[0])}, i32 0, i32 2, i32 1)")
+            self.line(f"call void @llvm.prefetch.p0(ptr {self.expr(s.args[0])}, i32 0, i32 3, i32 1)")
         elif s.name == "barrier":
             p = self.pure(f"getelementptr i64, ptr %frame., i64 {FRAME_BARRIER}", here=True)
             f = self.effect(f"load ptr, ptr {p}, align 8")
@@ -398,12 +445,15 @@ class FuncEmitter:
             if lo is None or hi is None:
                 raise InternalError(f"the extent of unrolled loop {s.var.name} is not constant")
             outermost = not self.unrolled
+            kept = self.set_aside(s.body) if outermost and self.crowded and len(self.regions) > 1 and _numbers(s.body) > MANY_NUMBERS else {}
             for i in range(lo, hi):
                 self.unrolled[s.var] = i
                 self.block(s.body)
                 if outermost:
                     self.forget_values()
             self.unrolled.pop(s.var, None)
+            self.values.update(kept)
+            self.table = "" if outermost else self.table
             return
         if s.kind not in ("range", "parallel"):
             raise InternalError(f"a {s.kind} loop has no LLVM form; vectorize it or choose another kind")
@@ -413,6 +463,27 @@ class FuncEmitter:
             lo_v, hi_v = self.share(s, lo_v)
             maybe_empty = True
         self.loop(s, lo_v, hi_v, maybe_empty)
+
+    def set_aside(self, epilogue: Block) -> dict[Var | Buffer, str]:
+        """Move tiles to memory behind the loop that sums them, for an epilogue that needs many registers; where they were before.
+
+        LLVM would rather keep the sums in memory all the time. The address of the copy is none that it can know, like that of the constants.
+        """
+        self.table = self.effect(f'call ptr asm sideeffect "", "=r,0"(ptr {self.pool_name})')
+        read = {x.buf: None for x in accesses(epilogue) if _vectors(x.buf) >= MANY_SUMS and x.buf not in stored_buffers(epilogue)}
+        kept: dict[Var | Buffer, str] = {}
+        for buf in read:
+            ty, lanes = stored(buf.dtype, value(buf.shape[-1]) or 1), value(buf.shape[-1]) or 1
+            copy = f"%{buf.name}.aside{self.fresh()}"
+            self.allocas.append(f"  {copy} = alloca [{_vectors(buf)} x {ty}], align 64")
+            for k in range(_vectors(buf)):
+                at = k * lanes * buf.dtype.bytes
+                p, q = (self.effect(f"getelementptr i8, ptr {base}, i64 {at}") for base in (self.values[buf], copy))
+                self.line(f"store {ty} {self.effect(f'load {ty}, ptr {p}, align 64')}, ptr {q}, align 64")
+            kept[buf] = self.values[buf]
+            self.values[buf] = self.effect(f'call ptr asm sideeffect "", "=r,0,~{{memory}}"(ptr {copy})')
+            self.depth[copy] = 0
+        return kept
 
     def forget_values(self) -> None:
         """Load again in the next copy of an unrolled body: kept values would fill the registers that the tile needs."""
@@ -451,6 +522,18 @@ class FuncEmitter:
         outer.label = f".x{k}"
 
 
+def _vectors(buf: Buffer) -> int:
+    """Registers that a tile of sums occupies."""
+    shape = [value(d) for d in buf.shape]
+    return prod(d or 0 for d in shape[:-1]) if buf.space == "register" and len(shape) > 1 and (shape[-1] or 0) > 1 else 0
+
+
+def _numbers(b: Block) -> int:
+    """How many different vectors of a constant the stores of a block need."""
+    stores = [s for s in walk_stmts(b) if isinstance(s, Store) and s.lanes > 1]
+    return len({c for s in stores for e in walk(s.value) for c in children(e) if isinstance(c, Const) and c.dtype is f32 and isinstance(e, Op)})
+
+
 def _memory_mangle(t: DType, lanes: int) -> str:
     return f"v{lanes}i8" if t.kind == "b" else mangle(t, lanes)
 
@@ -459,3 +542,20 @@ _STATEMENTS: dict[type[Stmt], Callable[[FuncEmitter, Any], None]] = {
     Alloc: FuncEmitter.do_alloc, Let: FuncEmitter.do_let, Store: FuncEmitter.do_store, Eval: FuncEmitter.do_eval,
     If: FuncEmitter.do_if, For: FuncEmitter.do_for,
 }  # fmt: skip
+
+
+def _strided(i: Expr) -> tuple[int, Expr] | None:
+    """(c, start) of an index `start + c * lanes`."""
+    if i.lanes == 1:
+        return 0, i
+    if not isinstance(i, Op):
+        return None
+    if i.name == "lanes":
+        return 1, const(0)
+    parts = [_strided(a) for a in i.args]
+    if i.name == "+" and all(parts):
+        (c, a), (d, b) = parts  # type: ignore[misc]
+        return c + d, a + b
+    if i.name == "*" and parts[0] is not None and (by := value(i.args[1])) is not None:
+        return parts[0][0] * by, parts[0][1] * by
+    return None

@@ -24,11 +24,11 @@ _ICE = (*_VNNI, "avx512bitalg", "avx512ifma", "avx512vbmi", "avx512vbmi2", "avx5
 X86_CPUS: dict[str, tuple[str, ...]] = {
     "x86-64": (), "x86-64-v2": _V2, "x86-64-v3": _V3, "x86-64-v4": _V4,
     "nehalem": _V2, "westmere": _V2, "sandybridge": (*_V2, "avx"), "ivybridge": (*_V2, "avx", "f16c"),
-    "haswell": _V3, "broadwell": _V3, "skylake": _V3, "znver1": _V3, "znver2": _V3, "znver3": _V3,
+    "haswell": _V3, "broadwell": _V3, "skylake": _V3, "znver1": (*_V3, "sse4a"), "znver2": (*_V3, "sse4a"), "znver3": (*_V3, "sse4a"),
     "alderlake": (*_V3, "avxvnni"), "raptorlake": (*_V3, "avxvnni"), "meteorlake": (*_V3, "avxvnni"), "sierraforest": (*_V3, "avxvnni"),
     "skylake-avx512": _V4, "cascadelake": _VNNI, "cooperlake": (*_VNNI, "avx512bf16"),
-    "icelake-client": _ICE, "icelake-server": _ICE, "rocketlake": _ICE, "tigerlake": _ICE, "znver4": (*_ICE, "avx512bf16"),
-    "znver5": (*_ICE, "avx512bf16", "avxvnni"), "sapphirerapids": (*_ICE, "avx512bf16", "avx512fp16", "avxvnni"),
+    "icelake-client": _ICE, "icelake-server": _ICE, "rocketlake": _ICE, "tigerlake": _ICE, "znver4": (*_ICE, "avx512bf16", "sse4a"),
+    "znver5": (*_ICE, "avx512bf16", "avxvnni", "sse4a"), "sapphirerapids": (*_ICE, "avx512bf16", "avx512fp16", "avxvnni"),
     "emeraldrapids": (*_ICE, "avx512bf16", "avx512fp16", "avxvnni"), "graniterapids": (*_ICE, "avx512bf16", "avx512fp16", "avxvnni"),
 }  # fmt: skip
 # Feature -> beginnings of the names of those that need it.

@@ -5,7 +5,7 @@
 | truncdiv, truncmod, floormod | division by 0, INT_MIN / -1 | divisor replaced by 1 (resp. the result selected) where it would trap |
 | shl, shr | shift by the width or more | amount masked, result selected |
 | float -> integer | out of range, NaN | llvm.fptosi.sat / llvm.fptoui.sat |
-| min, max of floats | which operand a NaN gives | NaN propagates: `b is NaN ? b : (a > b or a is NaN) ? a : b` |
+| min, max of floats | which operand a NaN gives | NaN propagates: `b is NaN ? b : b > a ? b : a` |
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ INTRINSIC = {
 LIBM = ("erf", "tanh", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "log1p", "expm1")
 # what an object may therefore need from libm; LLVM spells its own exp, log, sin, cos and pow so too, and joins sin and cos
 LIBRARY = frozenset(n + suffix for n in (*LIBM, "exp", "log", "sin", "cos", "sincos", "pow", "fmod") for suffix in ("", "f"))
+
+
+def spelled(numerics: str) -> frozenset[str]:
+    """Intrinsics for which kernels get cheaper forms, by the rules for rounding: "strict", "standard" or "fast"."""
+    return frozenset() if numerics == "strict" else frozenset(("recip",))
 
 
 def scalar(t: DType) -> str:

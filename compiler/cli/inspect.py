@@ -26,8 +26,7 @@ from dnnc.options import CompileOptions
 from dnnc.passes.base import PassContext
 from dnnc.passes.graph.segments import HostStep, needs_host, split
 from dnnc.passes.graph.segments import prepare as prepare_split
-from dnnc.passes.lower import lower
-from dnnc.passes.program import Program, Step
+from dnnc.passes.program import Program, Step, lower_group
 from dnnc.report.device_sources import STAGES as DEVICE_STAGES
 from dnnc.report.device_sources import DeviceSources
 from dnnc.report.device_sources import sources_of as device_sources_of
@@ -190,7 +189,7 @@ def _device_sources(program: Program, machine: Machine, naive: bool) -> DeviceSo
 
 def naive_text(program: Program, s: Step) -> str:
     """The kernel of a step before its schedule."""
-    return show_kernel(lower(program.graph, s.group.nodes, s.group.output, program.memory.inplace.get(s.group)).kernel)
+    return show_kernel(lower_group(program.graph, s.group, program.memory.inplace.get(s.group)).kernel)
 
 
 def kernels(sources: AnySources, view: View) -> list[dict[str, Any]]:

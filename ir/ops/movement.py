@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -374,6 +375,35 @@ def _space_to_depth(b: Any, x: Any, *, block: int) -> Any:
     return b.reshape(b.transpose(y, perm=(0, 3, 5, 1, 2, 4)), shape=out)
 
 
+def _interleave_type(x: TensorType, *, strides: tuple[int, ...], channels: int) -> TensorType:
+    phases = math.prod(strides)
+    require(x.rank == len(strides) + 2 and all(s > 0 for s in strides), "interleave needs a stride > 0 for each of the spatial axes of {}", x)
+    n, c, *sizes = x.shape
+    require(isinstance(c, int) and c % phases == 0 and 0 < channels <= c // phases, "{} channels are not {} x {} and more", c, phases, channels)
+    return TensorType(x.dtype, (n, channels, *(dim(const(q) * s) for q, s in zip(sizes, strides))))
+
+
+def _interleave(x: Tensor, *, strides: tuple[int, ...], channels: int) -> Tensor:
+    n, c, *sizes = x.dims
+    share = const(c) // math.prod(strides)
+
+    def element(image: Expr, channel: Expr, *i: Expr) -> Expr:
+        phase: Expr = const(0)
+        for k, s in zip(i, strides):
+            phase = phase * s + k % s
+        return x[(image, phase * share + channel, *(k // s for k, s in zip(i, strides)))]
+
+    return te.compute((n, channels, *(dim(const(q) * s) for q, s in zip(sizes, strides))), x.dtype, element)
+
+
+def _interleave_numpy(x: Array, *, strides: Sequence[int], channels: int) -> Array:
+    n, c, *sizes = x.shape
+    rank, phases = len(strides), math.prod(strides)
+    y = x.reshape(n, *strides, c // phases, *sizes)
+    y = y.transpose(0, 1 + rank, *(axis for k in range(rank) for axis in (2 + rank + k, 1 + k)))
+    return np.ascontiguousarray(y.reshape(n, c // phases, *(q * s for q, s in zip(sizes, strides)))[:, :channels])
+
+
 def _pack_type(x: TensorType, *, layout: Layout | None) -> TensorType:
     require(layout is None or {p.axis for p in layout.parts} == set(range(x.rank)), "layout {} does not fit to {}", layout, x)
     require(layout is None or not layout.winograd, "layout {} is for constants, which are transformed when they are packed", layout)
@@ -518,6 +548,19 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
         decompose=_space_to_depth,
         traits=MOVEMENT,
         samples=(sample("f32[1, 2, 4, 6]", block=2), sample("f16[2, 1, 3, 6]", block=3)),
+    ),
+    # the phases of an image, of which each has its own channels, take turns along every spatial axis; a share may end in channels unused
+    OpDef(
+        "interleave",
+        _interleave_type,
+        _interleave,
+        reference=_interleave_numpy,
+        traits=MOVEMENT,
+        samples=(
+            sample("f32[1, 12, 2, 3]", strides=(2, 2), channels=3),
+            sample("f16[2, 8, 3]", strides=(4,), channels=1),
+            sample("f32[1, 36, 2, 1]", strides=(3, 2), channels=5),
+        ),
     ),
     # the same values in another layout; layout=None is row-major again
     OpDef(

@@ -1,10 +1,11 @@
 """Transposed convolutions as convolutions: one for all phases of the stride, then the phases are interleaved.
 
-    y = conv_transpose(x, w, stride s)   ->   z = conv(x, w'); y = interleave(z)
+    y = conv_transpose(x, w, stride s)   ->   z = conv(x, w'); y = interleave(z, strides=s)
 
 Output u = s*q + r gathers x[q - m] * w[s*m + r] over m: for each phase r a convolution of stride 1 with every s-th tap. The phases of
 all axes become channels of one convolution, whose weights are rearranged once (the sub-pixel form of Shi et al., "Is the deconvolution
-layer the same as a convolutional layer?", 2016). Nothing is multiplied with the zeros that a stretched input would have.
+layer the same as a convolutional layer?", 2016). Nothing is multiplied with the zeros that a stretched input would have. Where images lie
+in blocks of channels, each phase has whole blocks, if need be with channels of zeros: then whole vectors change places.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def conv_transpose(graph: Graph, ctx: PassContext) -> bool:
     changed = False
     for n in graph.nodes():
         if n.op.name == "conv_transpose" and _applies(graph, n):
-            y = _rewritten(graph, n)
+            y = _rewritten(graph, n, 1 if ctx.channels_last else ctx.lanes)
             graph.replace_all_uses(n.output, y)
             graph.erase(n)
             changed = True
@@ -48,20 +49,22 @@ def _window(n: Node) -> Window:
     return window(w.type.rank - 2, w.type.shape[2:], n.attrs["strides"], n.attrs["pads"], n.attrs["dilations"])
 
 
-def _rewritten(graph: Graph, n: Node) -> Value:
+def _rewritten(graph: Graph, n: Node, block: int) -> Value:
     x, w, bias = n.inputs[0], n.inputs[1], n.inputs[2] if len(n.inputs) > 2 else None
     assert x is not None and w is not None
     win, b = _window(n), Builder(graph, n, n.locs)
     strides, rank = win.strides, len(win.strides)
     taps = [math.ceil(int(k) / s) for k, s in zip(win.kernel, strides)]  # type: ignore[arg-type]
-    filters = phase_filters(graph.constants[w], strides, taps)
+    phases = math.prod(strides)
     outs, channels = n.output.type.shape, int(n.output.type.shape[1])  # type: ignore[arg-type]
     needed = [math.ceil((int(begin) + int(o)) / s) for begin, o, s in zip(win.begin, outs[2:], strides)]  # type: ignore[arg-type]
     pads = [m - 1 for m in taps] + [q - int(size) for q, size in zip(needed, x.type.shape[2:])]  # type: ignore[arg-type]
-    weights = b.constant(filters)
-    spread = b.constant(np.tile(graph.constants[bias], math.prod(strides))) if bias is not None and bias in graph.constants else None
-    z = b.conv(x, weights, spread, pads=tuple(pads))
-    y = _interleaved(b, z, x.type.shape[0], strides, channels, needed)
+    more = -channels % block if phases > 1 and 2 * channels >= block else 0
+    weights = b.constant(phase_filters(np.pad(graph.constants[w], [(0, 0), (0, more), *[(0, 0)] * rank]), strides, taps))
+    spread = b.constant(np.tile(np.pad(graph.constants[bias], (0, more)), phases)) if bias is not None and bias in graph.constants else None
+    y = b.conv(x, weights, spread, pads=tuple(pads))
+    if phases > 1:
+        y = b.interleave(y, strides=strides, channels=channels)
     starts = (0, 0, *(int(p) for p in win.begin))  # type: ignore[arg-type]
     if any(starts) or any(q * s != o for q, s, o in zip(needed, strides, outs[2:])):
         y = b.slice(y, starts=starts, steps=(1,) * (rank + 2), shape=outs)
@@ -79,14 +82,3 @@ def phase_filters(w: np.ndarray[Any, Any], strides: tuple[int, ...], taps: list[
         part = grown[(slice(None), slice(None), *(slice(r, None, s) for r, s in zip(phase, strides)))]
         out.append(np.flip(part, tuple(range(2, part.ndim))).swapaxes(0, 1))
     return np.ascontiguousarray(np.concatenate(out))
-
-
-def _interleaved(b: Builder, z: Value, batch: Any, strides: tuple[int, ...], channels: int, sizes: list[int]) -> Any:
-    """[N, phases * O, *Q] -> [N, O, *(Q * s)]"""
-    if all(s == 1 for s in strides):
-        return z
-    rank = len(strides)
-    split = b.reshape(z, shape=(batch, *strides, channels, *sizes))
-    pairs = [axis for k in range(rank) for axis in (2 + rank + k, 1 + k)]
-    moved = b.transpose(split, perm=(0, 1 + rank, *pairs))
-    return b.reshape(moved, shape=(batch, channels, *(q * s for q, s in zip(sizes, strides))))

@@ -21,6 +21,7 @@ from dnnc.passes.graph.kinds import is_kernel, is_view, kind_of
 
 COSTLY = frozenset(("exp", "log", "erf", "tanh", "pow", "sin", "cos", "tan", "sqrt", "sigmoid", "gelu", "softplus", "mish", "div"))
 NORMS = ("layer_norm", "rms_norm")
+ROWS = (*NORMS, "softmax", "log_softmax")  # pass over a row more than once
 MAX_NODES = 24  # of a group: longer chains gain nothing and make kernels that nobody can read
 Normed = Callable[[Node, Node], bool]  # see PassContext
 
@@ -144,8 +145,12 @@ class _Fuser:
             return self.follows(v, u) and not (permuted and kind_of(n) != "contraction")
         if "elementwise" in u.op.traits:
             return _same(v.type.shape, out.shape) or n.op.name not in COSTLY  # a broadcast operand is computed again for each element
+        if u.op.name == "interleave" and n.op.name == "pack":
+            return False  # zipped where each phase is a row of its own
         if "movement" in u.op.traits:
             return n.op.name not in COSTLY or _same_count(v, u)
+        if u.op.name in ROWS and _crosses(n, u):
+            return False  # its rows, which are read more than once, would be read across
         if "reduction" in u.op.traits:  # not a window, which reads each element several times, nor what is itself a choice among operands
             return (
                 v is u.inputs[0] and n.op.name not in COSTLY and not u.op.name.endswith("pool") and "pool_" not in u.op.name and n.op.name != "concat"
@@ -233,6 +238,16 @@ class _Fuser:
 
 def _same(a: Sequence[object], b: Sequence[object]) -> bool:
     return len(a) == len(b) and all(x is y or x == y for x, y in zip(a, b))
+
+
+def _crosses(n: Node, u: Node) -> bool:
+    """Does a transpose make rows of what lies apart? Images in blocks of channels, which are unpacked here, are whole vectors anyway."""
+    x = n.inputs[0] if n.inputs else None
+    if n.op.name == "pack" and x is not None and x.type.layout is not None and n.output.type.layout is None:
+        return bool(u.attrs.get("axis", -1) % x.type.rank != x.type.rank - 1)  # rows across the blocks: outputs side by side are the vectors
+    if n.op.name != "transpose" or x is None or x.type.layout is not None or n.attrs["perm"][-1] == x.type.rank - 1:
+        return False
+    return x.node is None or x.node.op.name != "pack"
 
 
 def _same_count(v: Value, n: Node) -> bool:

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import f32, i32
 from dnnc.ir.graph import Graph, Node, Value
-from dnnc.ir.types import Layout, Part, TensorType
+from dnnc.ir.types import Layout, Part, TensorType, product
 from dnnc.passes.graph.winograd import winograd_tile
 
 WIDE = (f32, i32)  # types whose vectors have as many lanes as a block
@@ -111,7 +111,7 @@ class Layouts(ABC):
     @staticmethod
     def by_channel(n: Node) -> bool:
         """Operands are images whose sizes differ from the output's."""
-        return n.op.name in (*KEEPS_BLOCKS, "concat", "resize", "slice", "pad")
+        return n.op.name in (*KEEPS_BLOCKS, "concat", "resize", "slice", "pad", "interleave")
 
     def keep(self, n: Node) -> None:
         out = n.output.type
@@ -213,6 +213,8 @@ class _Blocked(Layouts):
     def within_channels(self, n: Node) -> bool:
         """A resampling, a crop or a border of images, or whole blocks of channels: vectors stay vectors."""
         x = n.inputs[0] if n.inputs else None
+        if n.op.name == "interleave" and x is not None and x.type.layout is not None:
+            return bool(x.type.shape[1] % (self.lanes * product(n.attrs["strides"])) == 0)
         if n.op.name not in ("resize", "slice", "pad") or x is None or x.type.layout is None or len(n.inputs) > 1 + (n.op.name == "pad"):
             return False
         if n.op.name == "slice":
@@ -222,8 +224,11 @@ class _Blocked(Layouts):
         return bool(x.type.shape[1] == n.output.type.shape[1])
 
     def joins(self, n: Node) -> bool:
-        """A concatenation of channels that are whole blocks each."""
+        """A concatenation of channels that are whole blocks each, or of images that all lie in blocks already: then two vectors make one."""
         if n.op.name != "concat" or n.attrs["axis"] % n.output.type.rank != 1 or n.output.type.rank < 3:
             return False
-        sizes = [v.type.shape[1] for v in n.inputs if v is not None]
-        return any(v is not None and v.type.layout is not None for v in n.inputs) and all(isinstance(c, int) and c % self.lanes == 0 for c in sizes)
+        operands = [v for v in n.inputs if v is not None]
+        sizes = [v.type.shape[1] for v in operands]
+        if all(v.type.layout is not None for v in operands):
+            return all(isinstance(c, int) and 2 * c >= self.lanes for c in sizes)
+        return any(v.type.layout is not None for v in operands) and all(isinstance(c, int) and c % self.lanes == 0 for c in sizes)

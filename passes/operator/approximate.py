@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Collection, Container
 
 from dnnc.ir.dtype import DType, bf16, f16, f32
-from dnnc.ir.expr import Const, Expr, Load, Op, const, fma, maximum, minimum
+from dnnc.ir.expr import Const, Expr, Load, Op, Var, const, fma, maximum, minimum
 from dnnc.ir.operator.intrinsics import TABLE
 from dnnc.ir.operator.stmt import Buffer, Eval, Kernel, Store, call, walk_stmts
 
@@ -34,7 +34,7 @@ Rule = Callable[[Op], Expr]
 
 
 def rules(kernel: Kernel, spelled: Collection[str]) -> tuple[Rule, ...]:
-    """What to do, in order, with each float32 operation whose operands are done; a rule gives back what it does not change."""
+    """What to do, in order, with each float32 operation before its operands; a rule gives back what it does not change."""
     found: list[Rule] = [exponential, gelu] if POWER in spelled and RECIPROCAL in spelled and stores_halves(kernel) else []
     terms = softmax_terms(kernel)
     return (*found, lambda e: quotient(e, terms)) if RECIPROCAL in spelled else ()
@@ -55,10 +55,10 @@ def stores_halves(kernel: Kernel) -> bool:
 
 
 def softmax_terms(kernel: Kernel) -> frozenset[Buffer]:
-    """Registers that hold nothing but exp(x - m), m a number of the row."""
+    """Memory of a thread that holds nothing but exp(x - m), m a number of the row."""
     held: dict[Buffer, bool] = {}
     for s in (s for f in kernel.funcs for s in walk_stmts(f.body)):
-        if isinstance(s, Store) and s.buf.space == "register":
+        if isinstance(s, Store) and s.buf.space in ("register", "local"):
             held[s.buf] = held.get(s.buf, True) and _softmax_term(s.value, frozenset())
     return frozenset(b for b, only in held.items() if only)
 
@@ -70,22 +70,42 @@ def exponential(e: Op) -> Expr:
 
 def gelu(e: Op) -> Expr:
     """(x * 0.5) * (f(u) + 1) for f = erf, u = x / sqrt(2), and f = tanh"""
-    if e.name != "*":
-        return e
-    half, one = e.args
-    x, f = _constant_of(half, "*", 0.5), _constant_of(one, "+", 1.0)
-    if x is None or not isinstance(f, Op) or f.name not in ("erf", "tanh"):
-        return e
-    u = f.args[0]
-    if f.name == "tanh":
-        return x * call(RECIPROCAL, call(POWER, u * (-2.0 * LOG2E)) + 1.0)
-    if _constant_of(u, "*", SQRT_HALF) is not x:
-        return e
+    x = gelu_of(e)
+    if x is None:
+        return sigmoid_gelu(e, lambda u: call(POWER, u * (-2.0 * LOG2E)))
     t = minimum(call("abs", x), FAR)  # 0 * inf would be NaN
     p: Expr = const(ERFC[0] * SQRT_HALF**5, f32)
     for k, c in enumerate(ERFC[1:]):
         p = fma(t, p, c * SQRT_HALF ** (4 - k))
     return fma(t * -0.5, call(POWER, t * p), maximum(x, 0.0))
+
+
+def gelu_of(e: Op) -> Expr | None:
+    """x of (x * 0.5) * (erf(x / sqrt(2)) + 1)"""
+    x, f = _halves(e)
+    if x is None or f is None or f.name != "erf":
+        return None
+    u = f.args[0]
+    return x if x in (_constant_of(u, "*", SQRT_HALF), _divided(u, 2**0.5)) else None
+
+
+def sigmoid_gelu(e: Op, inverse_square: Callable[[Expr], Expr] = lambda u: call("exp", u * -2.0)) -> Expr:
+    """(x * 0.5) * (tanh(u) + 1) -> x * recip(1 + exp(-2 u))"""
+    x, f = _halves(e)
+    return x * call(RECIPROCAL, inverse_square(f.args[0]) + 1.0) if x is not None and f is not None and f.name == "tanh" else e
+
+
+def _halves(e: Op) -> tuple[Expr | None, Op | None]:
+    """x and f of (x * 0.5) * (f + 1)"""
+    if e.name != "*":
+        return None, None
+    half, one = e.args
+    x, f = _constant_of(half, "*", 0.5), _constant_of(one, "+", 1.0)
+    return x, f if isinstance(f, Op) else None
+
+
+def _divided(e: Expr, c: float) -> Expr | None:
+    return e.args[0] if isinstance(e, Op) and e.name == "/" and e.args[1] is const(c, f32) else None
 
 
 def quotient(e: Op, terms: Container[Buffer] = ()) -> Expr:
@@ -125,8 +145,8 @@ def _softmax_term(e: Expr, terms: Container[Buffer]) -> bool:
 
 
 def _of_row(e: Expr) -> bool:
-    """A number that a thread has in a register."""
-    return isinstance(e, Load) and e.buf.space == "register" and e.lanes == 1 and all(isinstance(i, Const) for i in e.idx)
+    """A number that a thread has in a register, one for each of its rows."""
+    return isinstance(e, Load) and e.buf.space == "register" and e.lanes == 1 and all(isinstance(i, (Const, Var)) for i in e.idx)
 
 
 def _at_least_one(e: Expr) -> bool:
@@ -154,4 +174,4 @@ def _not_negative(e: Expr) -> bool:
     return e.name in ("exp", "exp2", "abs", "sqrt") or (e.name == "max" and any(map(_not_negative, e.args)))
 
 
-__all__ = ["exponential", "gelu", "quotient", "rules", "softmax_terms", "stores_halves"]
+__all__ = ["RECIPROCAL", "Rule", "exponential", "gelu", "gelu_of", "quotient", "rules", "sigmoid_gelu", "softmax_terms", "stores_halves"]

@@ -1,6 +1,7 @@
 """Expand intrinsics that a target cannot spell well into arithmetic that every target has: float32 exp, log, erf, tanh.
 
-Targets that spell `recip` and `exp2` get the cheaper forms of `approximate.py` as well.
+Targets that spell `recip`, and `exp2`, get the cheaper forms of `approximate.py` as well. Where such a target leaves exp and erf to be
+expanded, they are joined with what stands around them: GELU is one power of two, and `exp(x) + a` needs no product.
 
 The polynomials are Chebyshev interpolants, rounded to float32 (fitted with 40 digits); stated errors are maxima over all float32
 arguments tested, in units in the last place. Results below the smallest normal number are 0. NaN and infinities follow IEEE.
@@ -11,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from dnnc.ir.dtype import f32, i32
-from dnnc.ir.expr import Const, E, Expr, Op, cast, const, fma, logical_not, op, rebuild, select
+from dnnc.ir.expr import Const, E, Expr, Op, cast, const, fma, logical_not, maximum, minimum, op, rebuild, select
 from dnnc.ir.operator.stmt import Block, Func, Kernel, call, map_stmt
-from dnnc.passes.operator.approximate import rules
+from dnnc.passes.operator.approximate import RECIPROCAL, Rule, gelu_of, rules, sigmoid_gelu
 
 LOG2E = 1.4426950408889634
+POWER_MAGIC = 12583038.0  # 1.5 * 2^23 + 126
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; the high part has 9 significant bits, so n * LN2_HIGH is exact
 
 
@@ -28,21 +30,40 @@ def horner(x: Expr, coefficients: Sequence[float]) -> Expr:
     return r
 
 
-def expand_exp(x: Expr) -> Expr:
-    """exp(x) = 2^n * exp(r), n = rint(x / ln 2), |r| <= ln 2 / 2; at most 1 ulp.
+def exp_parts(x: Expr, clamp: bool = True) -> tuple[Expr, Expr]:
+    """exp(x) as p * s, s a power of two: p = 2 * exp(r), s = 2^(n - 1), n = rint(x / ln 2), |r| <= ln 2 / 2.
 
-    Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits, which are then added to the exponent of exp(r).
+    Adding 1.5 * 2^23 + 126 rounds to an integer and leaves n + 126 in the low bits, where it is shifted into the exponent of s. That is 0 at
+    n = -126 and 2^127 at n = 128; `clamp` keeps x between these. NaN stays: min and max with a number as the second operand hand it on.
     """
-    magic = 12582912.0
-    clamped = call("fmin", call("fmax", x, -87.33654), 88.72284)
-    t = fma(clamped, LOG2E, magic)
-    n = t - magic
-    r = fma(n, -LN2_LOW, fma(n, -LN2_HIGH, clamped))
-    p = horner(r, (1.3941118959337473e-03, 8.375134319067001e-03, 4.166635125875473e-02, 1.6666415333747864e-01, 0.5, 1.0, 1.0))
-    bits = op("bits_i32", p, dtype=i32) + call("shl", op("bits_i32", t, dtype=i32), const(23, i32))
-    y = op("bits_f32", bits, dtype=f32)
-    y = select(x < -87.33654, 0.0, y)
-    return select(x < 88.72284, y, x + float("inf"))  # inf from there on, NaN stays
+    x = minimum(maximum(x, -87.5), 89.0) if clamp else x
+    t = fma(x, LOG2E, POWER_MAGIC)
+    n = t - POWER_MAGIC
+    r = fma(n, -LN2_LOW, fma(n, -LN2_HIGH, x))
+    p = horner(r, (1.657872088253498e-02, 8.379635214805603e-02, 3.3335304260253906e-01, 9.999829530715942e-01, 1.9999994039535522e00, 2.0))
+    return p, _shifted(t)
+
+
+def exp2_parts(x: Expr, by: float = 1.0) -> tuple[Expr, Expr]:
+    """`by` * 2^x as p * s in the same way, -126 <= x < 128, `by` a power of two; at most 2 ulp."""
+    t = x + POWER_MAGIC
+    r = x - (t - POWER_MAGIC)
+    c = (2.6539396494627e-03, 1.9342783838510513e-02, 1.110142171382904e-01, 4.804449081420898e-01, 1.3862940073013306e00, 2.0)
+    p = horner(r, [by * k for k in c])
+    return p, _shifted(t)
+
+
+def _shifted(t: Expr) -> Expr:
+    return op("bits_f32", call("shl", op("bits_i32", t, dtype=i32), const(23, i32)), dtype=f32)
+
+
+def expand_exp(x: Expr) -> Expr:
+    """At most 2 ulp; 0 where the result is below 2^-125.5."""
+    return product(exp_parts(x))
+
+
+def product(parts: tuple[Expr, Expr]) -> Expr:
+    return parts[0] * parts[1]
 
 
 def expand_log(x: Expr) -> Expr:
@@ -74,23 +95,40 @@ def expand_erf(x: Expr) -> Expr:
                               -3.7612488865852356e-01, 1.2837915122509003e-01)), x)  # fmt: skip
     q = horner(t, (1.6435697034467012e-06, -4.6177912736311555e-05, 5.977434921078384e-04, -4.76357527077198e-03, 2.6431018486618996e-02,
                    -1.1009448021650314e-01, -6.318145394325256e-01, -1.1302375793457031e00, 3.2044152612797916e-04))  # fmt: skip
-    big = 1.0 - expand_exp(q)
+    big = 1.0 - product(exp_parts(q, clamp=False))
     big = select(x < 0.0, 0.0 - big, big)
     r = select(t < 0.92, small, big)
     return select(call("isnan", x), x, r)
 
 
-def expand_tanh(x: Expr) -> Expr:
+def expand_tanh(x: Expr, inverse: Callable[[Expr], Expr] = lambda d: 1.0 / d) -> Expr:
     """x + x^3*P(x^2) below 0.63, else 1 - 2/(exp(2|x|) + 1) with the sign of x; at most 2 ulp."""
     t = call("fmin", call("abs", x), 10.0)  # tanh(10) rounds to 1
     s = x * x
     p = (-6.045165006071329e-03, 2.0961329340934753e-02, -5.3843263536691666e-02, 1.333271861076355e-01, -3.33333283662796e-01)
     small = fma(x * s, horner(s, p), x)
-    big = 1.0 - 2.0 / (expand_exp(t + t) + 1.0)
+    big = fma(inverse(fma(*exp_parts(t + t, clamp=False), 1.0)), -2.0, 1.0)
     big = select(x < 0.0, 0.0 - big, big)
     r = select(t < 0.63, small, big)
     return select(op("<", const(0.0, f32), s), r, x)  # 0, whose sign the polynomial loses, numbers whose square underflows, NaN
 
+
+def gelu(x: Expr) -> Expr:
+    """max(x, 0) - |x| * 2^P(|x|), 2^P the share of the normal distribution beyond |x|: off by at most 1.6e-7 of x, as what it replaces.
+
+    P falls and is -126 at 10.37, where 2^P is 0. Of h = x / 2, h + |h| is max(x, 0), and as the definition has it NaN for -inf.
+    """
+    h = x * 0.5
+    a = call("abs", h)
+    t = call("fmin", a, 10.37 / 2)
+    power = horner(t, [c * 2.0**k for k, c in zip(range(8, -1, -1), BEYOND)])
+    p, s = exp2_parts(power, by=-2.0)
+    return fma(p, t * s, a + h)
+
+
+# log2 of the share of the normal distribution beyond t, by powers of t; weighted with t and the share itself
+BEYOND = (-1.9041262930841185e-06, 2.808472709148191e-05, -1.3162406685296446e-04, -2.7165148640051484e-04, 7.244759704917669e-03,
+          -5.2627045661211014e-02, -4.591623842716217e-01, -1.1511110067367554e00, -1.0)  # fmt: skip
 
 EXPANSIONS: dict[str, Callable[[Expr], Expr]] = {"exp": expand_exp, "log": expand_log, "erf": expand_erf, "tanh": expand_tanh}
 
@@ -98,16 +136,20 @@ EXPANSIONS: dict[str, Callable[[Expr], Expr]] = {"exp": expand_exp, "log": expan
 def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
     """Replace the float32 intrinsics that have an expansion here and are not in `spelled`, what the target spells being used for others."""
     memo: dict[Expr, Expr] = {}
-    cheaper = rules(kernel, spelled)
+    cheaper = (*rules(kernel, spelled), *joined(spelled))
+    expansions = {name: f for name, f in EXPANSIONS.items() if name not in spelled}
+    if RECIPROCAL in spelled and "tanh" in expansions:
+        expansions["tanh"] = lambda x: expand_tanh(x, lambda d: call(RECIPROCAL, d))
 
     def go(e: Expr) -> Expr:
         r = memo.get(e)
         if r is None:
-            r = rebuild(e, go)
+            r = e
             for rule in cheaper:
                 r = rule(r) if isinstance(r, Op) and r.dtype is f32 else r
-            if isinstance(r, Op) and r.name in EXPANSIONS and r.name not in spelled and r.dtype is f32 and not isinstance(r.args[0], Const):
-                r = EXPANSIONS[r.name](r.args[0])
+            r = rebuild(r, go) if r is e else go(r)
+            if isinstance(r, Op) and r.name in expansions and r.dtype is f32 and not isinstance(r.args[0], Const):
+                r = expansions[r.name](r.args[0])
             memo[e] = r
         return r
 
@@ -115,3 +157,19 @@ def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
         return tuple(map_stmt(s, go, block) for s in b)
 
     return Kernel(tuple(Func(f.name, f.params, block(f.body)) for f in kernel.funcs), kernel.locs)
+
+
+def joined(spelled: Collection[str]) -> tuple[Rule, ...]:
+    """Rules for functions that are cheaper with what stands around them, where cheaper forms are allowed and they are expanded at all."""
+    if RECIPROCAL not in spelled or "exp" in spelled or "erf" in spelled:
+        return ()
+    return (lambda e: gelu(x) if (x := gelu_of(e)) is not None else e, sigmoid_gelu, fused_exp)
+
+
+def fused_exp(e: Op) -> Expr:
+    """exp(x) + a -> fma(p, s, a)"""
+    if e.name == "+":
+        for x, a in (e.args, e.args[::-1]):
+            if isinstance(x, Op) and x.name == "exp" and not isinstance(x.args[0], Const):
+                return fma(*exp_parts(x.args[0]), a)
+    return e

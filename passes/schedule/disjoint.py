@@ -30,7 +30,8 @@ def obstacle(loop: For) -> str:
         read = found.read.get(buf, [])
         if not any(loop.var in free(i) for idx, _ in places for i in idx):
             return f"every iteration writes {buf.name}"
-        if not _apart([*places, *read], loop.var, found.inner, overlap=not read):
+        limited = [*found.limited.get(buf, places), *read]
+        if not any(_apart(x, loop.var, found.inner, overlap=not read) for x in ([*places, *read], limited)):
             return f"iterations may {'read' if read else 'write'} the same elements of {buf.name} as others write"
     return ""
 
@@ -42,6 +43,7 @@ class _Found:
         self.inner: set[Var] = set()
         self.own: set[Buffer] = set()
         self.written: dict[Buffer, list[Place]] = {}
+        self.limited: dict[Buffer, list[Place]] = {}  # the same, a vector that ends at a limit as its first and its last element
         self.read: dict[Buffer, list[Place]] = {}
         self.barrier = False
 
@@ -55,12 +57,16 @@ class _Found:
             if isinstance(s, Alloc):
                 self.own.add(s.buf)
             elif isinstance(s, Store):
-                self.written.setdefault(s.buf, []).append((tuple(values[: len(s.idx)]), s.lanes))
+                at = tuple(values[: len(s.idx)])
+                self.written.setdefault(s.buf, []).append((at, s.lanes))
+                ends = [(at, s.lanes)] if s.limit is None else [(at, 1), ((*at[:-1], at[-1] + substitute(s.limit, lets) - 1), 1)]
+                self.limited.setdefault(s.buf, []).extend(ends)
             elif isinstance(s, Eval):
                 self.barrier |= s.name == "barrier"
                 for x in s.args if s.name != "prefetch" else ():
                     if isinstance(x, Ref):
-                        self.written.setdefault(x.buf, []).append((x.idx, x.lanes))
+                        for places in (self.written, self.limited):
+                            places.setdefault(x.buf, []).append((x.idx, x.lanes))
             elif isinstance(s, Let):
                 lets = {**lets, s.var: values[0]}
             elif isinstance(s, For):

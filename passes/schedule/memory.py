@@ -8,7 +8,24 @@ from dnnc.ir.bounds import nonneg
 from dnnc.ir.dtype import DType, i64
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, Ref, Var, const, free, load, op, ref, substitute, terms, value, var
-from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Builder, Eval, For, If, Let, Stmt, Store, accesses, call, stored, substitute_block, walk_stmts
+from dnnc.ir.operator.stmt import (
+    Alloc,
+    Block,
+    Buffer,
+    Builder,
+    Eval,
+    For,
+    If,
+    Let,
+    Stmt,
+    Store,
+    accesses,
+    call,
+    loop_var,
+    stored,
+    substitute_block,
+    walk_stmts,
+)
 from dnnc.passes.schedule.loops import is_reduction
 from dnnc.passes.schedule.state import edit, find, only, swap_buffers
 
@@ -173,6 +190,7 @@ class Vectorizer:
 
     def __init__(self, v: Var, lo: Expr, lanes: int) -> None:
         self.v, self.lo, self.lanes = v, lo, lanes
+        self.lane = loop_var("lane.", const(0), const(lanes))
         self.limit: Expr | None = None
         self.lets: dict[Expr, Expr] = {}
         self.memo: dict[tuple[Expr, Expr | None], Expr] = {}
@@ -232,13 +250,18 @@ class Vectorizer:
 
     def contiguous(self, buf: Buffer, idx: tuple[Expr, ...]) -> tuple[Expr, ...] | None:
         """The index of lane 0 when the lanes lie one after another, else None."""
-        if self.v in frozenset().union(*(free(i) for i in idx[:-1])) if len(idx) > 1 else False:
-            return None
-        if dict(terms(idx[-1])[0]).get(self.v) != 1 or any(self.v in free(t) for t, _ in terms(idx[-1])[0] if t is not self.v):
-            return None
         if value(buf.full_strides()[-1]) != 1:
             return None
-        return (*idx[:-1], substitute(idx[-1], {self.v: self.lo}))
+        idx = self.by_lane(idx)
+        if any(self.lane in free(i) for i in idx[:-1]):
+            return None
+        if dict(terms(idx[-1])[0]).get(self.lane) != 1 or any(self.lane in free(t) for t, _ in terms(idx[-1])[0] if t is not self.lane):
+            return None
+        return (*idx[:-1], substitute(idx[-1], {self.lane: const(0)}))
+
+    def by_lane(self, idx: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """An index in terms of the lane's number: the // and % of an axis in blocks fold where the lanes are of one block."""
+        return tuple(substitute(i, {self.v: self.lo + self.lane}) if self.v in free(i) else i for i in idx)
 
     def expr(self, e: Expr) -> Expr:
         if e in self.lets:
@@ -261,6 +284,9 @@ class Vectorizer:
             if at is not None:
                 inside = self.limit is None or nonneg(e.buf.shape[-1] - at[-1] - self.lanes)  # padding may be read, it is not used
                 return load(e.buf, at, self.lanes, None if inside else self.limit)
+            same = self.by_lane(e.idx)
+            if not any(self.lane in free(i) for i in same):  # one element for all lanes
+                return load(e.buf, same)
             return load(e.buf, [self.expr(i) for i in e.idx], 1, self.limit)
         assert isinstance(e, Op), e
         args = [self.expr(a) for a in e.args]

@@ -1,72 +1,144 @@
-"""Schedule primitive: a square tile whose loads run along one loop and whose stores along another becomes vectors and shuffles.
+"""Schedule primitives: a square tile whose loads run along one loop and whose stores along another becomes vectors and shuffles.
 
 Without it the loads of such a nest gather, one cache access for each lane.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dnnc.ir.bounds import nonneg
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Load, free, load, substitute, value, var, walk
-from dnnc.ir.operator.stmt import Block, Buffer, Builder, For, Store, call
+from dnnc.ir.expr import Expr, Load, const, free, load, substitute, value, var, walk
+from dnnc.ir.operator.stmt import Block, Buffer, Builder, For, Store, call, loop_var
 from dnnc.passes.schedule.memory import Vectorizer
 from dnnc.passes.schedule.state import edit, only
 
 
-def transpose_tile(b: Block, rows: str, columns: str) -> Block:
+def transpose_tile(b: Block, rows: str, columns: str, lanes: int = 0) -> Block:
     """`for r in range(4): for c in range(4): y[r, c] = f(x[c, r])`  ->
 
     `t0[c, 0:+4] = x[c, 0:+4]` for 4 c; `t1[2*h, :] = zip_low(t0[h, :], t0[h + 2, :])`, `t1[2*h + 1, :] = zip_high(..)` for 2 h;
     the same from t1 to t2; `y[r, 0:+4] = f(t2[r, 0:+4])` for 4 r.
 
-    log2(n) rounds of zipping row h with row h + n/2 transpose an n x n tile. Loads that run along the columns stay as they are."""
+    log2(n) rounds of zipping row h with row h + n/2 transpose an n x n tile. Loads that run along the columns stay as they are. `lanes`: n,
+    where one of the loops has fewer iterations; by default it is the extent of both."""
 
     def go(s: For) -> Block:
-        inner = only(s)
-        n = value(s.extent)
-        if inner.var.name != columns or n is None or value(inner.extent) != n or n & (n - 1) or n < 2:
-            raise ScheduleError(f"{rows} and {columns} are not the two loops of a square tile of 2^k")
-        if len(inner.body) != 1 or not isinstance(st := inner.body[0], Store):
-            raise ScheduleError(f"{columns} does not hold one store alone")
-        return _tile(s, inner, st, n)
+        r, c, st, n = _tile_loops(s, columns, lanes)
+        down, along = Vectorizer(r.var, r.lo, n), Vectorizer(c.var, c.lo, n)
+        along.limit = c.extent if value(c.extent) != n else None
+        crossing = [x for x in walk(st.value) if isinstance(x, Load) and c.var in free(x) and along.contiguous(x.buf, x.idx) is None]
+        if not crossing:
+            raise ScheduleError(f"no load runs along {r.var.name}")
+        b = Builder()
+        tiles = _tiles(b, crossing, st, down, (r, c), n, n)
+        at = along.contiguous(st.buf, st.idx)
+        if at is None:
+            raise ScheduleError(f"the store is not unit stride along {c.var.name}")
+        e = along.expr(substitute(st.value, {x: v for x, (v, _) in tiles.items()}))
+        with b.loop(r.var.name, r.hi, "unroll", r.lo) as i:
+            found: dict[Expr, Expr] = {v: load(t, (i - r.lo, 0), n) for v, t in tiles.values()}
+            here: dict[Expr, Expr] = {r.var: i}
+            b.emit(Store(st.buf, tuple(substitute(x, here) for x in at), substitute(substitute(e, here), found), n, along.limit))
+        return b.block()
 
     return edit(b, rows, go)
 
 
-def _tile(r: For, c: For, st: Store, n: int) -> Block:
-    down, along = Vectorizer(r.var, r.lo, n), Vectorizer(c.var, c.lo, n)
-    crossing = [x for x in walk(st.value) if isinstance(x, Load) and c.var in free(x) and along.contiguous(x.buf, x.idx) is None]
-    if not crossing:
-        raise ScheduleError(f"no load runs along {r.var.name}")
-    b = Builder()
-    names: dict[Expr, Expr] = {}
-    tiles: dict[Expr, Buffer] = {}
+def zip_tile(b: Block, rows: str, columns: str) -> Block:
+    """`for r in range(4): for c in range(2): y[2*r + c] = f(x[c, r])`  ->
+
+    `t0[c, 0:+4] = x[c, 0:+4]` for 2 c; `t1[0, :] = zip_low(t0[0, :], t0[1, :])`, `t1[1, :] = zip_high(..)`;
+    `y[4*k:+4] = f(t1[k, 0:+4])` for 2 k.
+
+    A few long rows become one, their elements taking turns: log2(columns) rounds of zipping."""
+
+    def go(s: For) -> Block:
+        r, c, st, n = _tile_loops(s, columns, 0)
+        m = value(c.extent)
+        if m is None or m & (m - 1) or value(r.extent) != n or value(r.lo) != 0 or value(c.lo) != 0:
+            raise ScheduleError(f"{columns} does not have 2^k iterations, or {rows} too few")
+        v = loop_var("zip.", const(0), const(n * m))
+        flat: dict[Expr, Expr] = {c.var: v - r.var * m}  # of both loops as one
+        down, along = Vectorizer(r.var, r.lo, n), Vectorizer(v, const(0), n)
+        at = tuple(substitute(i, flat) for i in st.idx)
+        inner = {x: tuple(substitute(i, flat) for i in x.idx) for x in walk(st.value) if isinstance(x, Load) and {r.var, c.var} & free(x)}
+        crossing = [x for x, idx in inner.items() if any(r.var in free(i) for i in idx) or along.contiguous(x.buf, idx) is None]
+        start = along.contiguous(st.buf, at)
+        if start is None or any(r.var in free(i) for i in at):
+            raise ScheduleError(f"the store is not unit stride along {r.var.name} and {c.var.name} as one loop")
+        b = Builder()
+        tiles = _tiles(b, crossing, st, down, (r, c), n, m)
+        e = substitute(substitute(st.value, {x: t for x, (t, _) in tiles.items()}), flat)
+        if r.var in free(e):
+            raise ScheduleError(f"{r.var.name} is used outside of addresses")
+        with b.loop(c.var.name, m, "unroll") as k:
+            along.lo = k * n
+            found: dict[Expr, Expr] = {t: load(tile, (k, 0), n) for t, tile in tiles.values()}
+            place = along.contiguous(st.buf, at)
+            assert place is not None
+            b.emit(Store(st.buf, place, substitute(along.expr(e), found), n))
+        return b.block()
+
+    return edit(b, rows, go)
+
+
+def _tile_loops(s: For, columns: str, lanes: int) -> tuple[For, For, Store, int]:
+    """The two loops of a tile, its store, and its lanes."""
+    inner = only(s)
+    rows, cols = value(s.extent), value(inner.extent)
+    n = lanes or rows
+    if inner.var.name != columns or rows is None or cols is None or n is None or not (max(rows, cols) == n and n & (n - 1) == 0 and n >= 2):
+        raise ScheduleError(f"{s.var.name} and {columns} are not the two loops of a square tile of 2^k")
+    if len(inner.body) != 1 or not isinstance(st := inner.body[0], Store):
+        raise ScheduleError(f"{columns} does not hold one store alone")
+    return s, inner, st, n
+
+
+def _tiles(
+    b: Builder, crossing: Sequence[Expr], st: Store, down: Vectorizer, loops: tuple[For, For], n: int, m: int
+) -> dict[Expr, tuple[Expr, Buffer]]:
+    """For each load that crosses the columns a stand-in and the tile where its rows lie; m vectors of n lanes."""
+    r, c = loops
+    tiles: dict[Expr, tuple[Expr, Buffer]] = {}
     for k, x in enumerate(crossing):
         assert isinstance(x, Load)
         at = down.contiguous(x.buf, x.idx)
         if at is None or x.limit is not None or x.buf is st.buf:
             raise ScheduleError(f"{x!r} is unit stride along neither {r.var.name} nor {c.var.name}")
-        stand_in = var(f"tile{k}.", x.dtype, lanes=n)
-        names[x], tiles[stand_in] = stand_in, _transposed(b, x.buf, at, c, n, f"t{k}_")
-    at = along.contiguous(st.buf, st.idx)
-    if at is None:
-        raise ScheduleError(f"the store is not unit stride along {c.var.name}")
-    e = along.expr(substitute(st.value, names))
-    with b.loop(r.var.name, r.hi, "unroll", r.lo) as i:
-        found: dict[Expr, Expr] = {v: load(t, (i - r.lo, 0), n) for v, t in tiles.items()}
-        here: dict[Expr, Expr] = {r.var: i}
-        b.emit(Store(st.buf, tuple(substitute(x, here) for x in at), substitute(substitute(e, here), found), n))
-    return b.block()
+        whole = value(r.extent) == n or nonneg(x.buf.shape[-1] - at[-1] - n)  # lanes past the last row may be read, they are not used
+        first = _Rows(x.buf, at, c, n, None if whole else r.extent)
+        tiles[x] = (var(f"tile{k}.", x.dtype, lanes=n), _zipped(b, first, m, f"t{k}_"))
+    return tiles
 
 
-def _transposed(b: Builder, buf: Buffer, at: tuple[Expr, ...], c: For, n: int, name: str) -> Buffer:
-    """The tile of a load, rows and columns exchanged."""
-    tile = b.alloc(name + "0", buf.dtype, n, n)
-    with b.loop(f"{name}c", n, "unroll") as j:
-        b.store(tile, (j, 0), load(buf, [substitute(x, {c.var: c.lo + j}) for x in at], n), n)
-    for k in range(1, n.bit_length()):
-        to = b.alloc(f"{name}{k}", buf.dtype, n, n)
-        with b.loop(f"{name}h", n // 2, "unroll") as h:
-            pair = load(tile, (h, 0), n), load(tile, (h + n // 2, 0), n)
+@dataclass(frozen=True)
+class _Rows:
+    """What a tile is made of: `at` is the index of a vector of n lanes, of which there is one for each iteration of c."""
+
+    buf: Buffer
+    at: tuple[Expr, ...]
+    c: For
+    n: int
+    limit: Expr | None
+
+
+def _zipped(b: Builder, rows: _Rows, m: int, name: str) -> Buffer:
+    """m vectors, as they are loaded, zipped log2(m) times: for m = n the tile of a load, its rows and columns exchanged."""
+    n, count = rows.n, value(rows.c.extent)
+    assert count is not None
+    tile = b.alloc(name + "0", rows.buf.dtype, m, n)
+    with b.loop(f"{name}c", count, "unroll") as j:
+        b.store(tile, (j, 0), load(rows.buf, [substitute(x, {rows.c.var: rows.c.lo + j}) for x in rows.at], n, rows.limit), n)
+    if count < m:
+        with b.loop(f"{name}z", m - count, "unroll") as j:
+            b.store(tile, (j + count, 0), const(0, rows.buf.dtype), n)
+    for k in range(1, m.bit_length()):
+        to = b.alloc(f"{name}{k}", rows.buf.dtype, m, n)
+        with b.loop(f"{name}h", m // 2, "unroll") as h:
+            pair = load(tile, (h, 0), n), load(tile, (h + m // 2, 0), n)
             b.store(to, (2 * h, 0), call("zip_low", *pair), n)
             b.store(to, (2 * h + 1, 0), call("zip_high", *pair), n)
         tile = to

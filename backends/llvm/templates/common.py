@@ -70,16 +70,24 @@ def parallel_outer(s: Schedule, names: list[str], work: int | Expr) -> None:
     """Fuse a perfect nest of loops into one and make it parallel, unless the work is too small."""
     if not names or (isinstance(work, int) and work < SERIAL_BELOW):
         return
+    made = fused(s, names)
+    if s.extent(made) != 1:
+        s.apply(annotate, "parallel", made)
+
+
+def fused(s: Schedule, names: list[str]) -> str:
+    """Fuse the loops of a perfect nest into one, as far as they can be; the outermost loop that results."""
     names = list(names)
     while len(names) > 1:
         outer = s.loop(names[0])
         if len(outer.body) != 1 or not isinstance(outer.body[0], For) or outer.body[0].var.name != names[1]:
             break
         made = f"w{len(names)}"
+        while s.has(made):
+            made += "_"
         try:
             s.apply(fuse, names[0], names[1], made)
         except ScheduleError:  # the inner loop may be empty
             break
         names[:2] = [made]
-    if s.extent(names[0]) != 1:
-        s.apply(annotate, "parallel", names[0])
+    return names[0]

@@ -21,7 +21,7 @@ from dnnc.backends.llvm.templates.common import try_fuse
 from dnnc.backends.llvm.templates.half import widen_rows
 from dnnc.ir.bounds import nonneg
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, const, free, unwrap, value
+from dnnc.ir.expr import Expr, const, free, substitute, unwrap, value
 from dnnc.ir.operator.stmt import For, Kernel, accesses, walk_stmts
 from dnnc.ir.ops.window import window
 from dnnc.ir.types import product
@@ -31,6 +31,8 @@ from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.state import Schedule
 
 L2_RATE = 24  # bytes a cycle that a core reads from its second-level cache beside computing, about
+PREFETCHED = 6  # rows at least: with fewer the panels are read as fast as they come, and asking for them ahead only takes time
+CROWDED = 0.005  # of a convolution's time for each accumulator past half of the registers, which neighbouring taps and tiles are short of then
 
 
 @dataclass(frozen=True)
@@ -149,12 +151,12 @@ def tiles(pixels: int | None, panels: int | None, target: CpuTarget, nest: Nest,
 
     Numbers that are known at run time only are taken to be around 30 rows and 10 panels: large tiles waste more at the end.
     """
-    budget = target.registers - 4  # panels' vectors and a broadcast live beside the accumulators
+    n = target.registers  # beside the accumulators live the panels' vectors, one of each, and a broadcast: one too many is spilled at every step
     scored: list[tuple[float, int, int]] = []
     for nv in (1, 2, 3, 4, 6):
         if (panels is not None and (nv > panels or (panels % nv and inplace))) or (nest.depthwise and nv > 1):
             continue
-        for mr in range(1, budget // nv + 1):
+        for mr in range(1, min(n - 4, n - nv - 1) // nv + 1):
             if pixels is not None and mr > pixels:
                 break
             rows = -(-pixels // mr) * mr if pixels is not None else 30 + mr / 2
@@ -162,12 +164,9 @@ def tiles(pixels: int | None, panels: int | None, target: CpuTarget, nest: Nest,
             fma, loads = mr * nv / 2, (mr + nv) / 2  # of a depthwise convolution the pixels are vectors: as many loads
             latency = 4.0 if mr * nv < 8 else 0.0
             panel = nv * target.vector_bits / 8 / L2_RATE  # of a panel every row of tiles reads anew
-            scored.append((work / (mr * nv) * max(fma, loads * 1.05, latency, panel), -mr * nv, nv))
-    scored.sort()
-    out: list[tuple[int, int]] = []
-    for _, size, nv in scored[:6]:
-        out.append((-size // nv, nv))
-    return out
+            crowd = 1 + CROWDED * (4 if nest.depthwise else 1) * max(mr * nv - n // 2, 0) if nest.panel else 1.0
+            scored.append((work / (mr * nv) * max(fma, loads * 1.05, latency, panel) * crowd, -mr * nv, nv))
+    return [(-size // nv, nv) for _, size, nv in sorted(scored)[:6]]
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -> Kernel:
@@ -261,16 +260,20 @@ def _split_reduction(s: Schedule, nest: Nest, ku: int, tag: str) -> list[str]:
 
 
 def _prefetch_next_panel(s: Schedule, problem: Problem, knobs: Mapping[str, int | str], rows: list[str], nest: Nest, tag: str) -> None:
-    """Cache lines of the next panels at each step of `ko`, spread over the tiles of this panel, so that they wait in L2."""
+    """Cache lines of the next panels at each step of `ko`, spread over the tiles of this panel, so that they wait in L2.
+
+    All lines or none: half of them are in the way of the CPU's own prefetching, which is enough for few rows."""
     weights = problem.anchor.inputs[1] if problem.anchor is not None else None
     k = problem.lowered.params.index(weights) if weights in problem.lowered.params else -1
     if k < 0 or weights is None or weights.type.layout is None:
         return
     buf, nv, ku = s.kernel.entry.buffers[k], int(knobs["nv"]), int(knobs["ku"])
     tile, tiles_ = _position(s, [n + tag for n in (*rows, "po")])
-    inside = ["rb" + tag, *(n + tag for n in nest.reduction[1:]), "ko" + tag] if nest.block else [*(n + tag for n in nest.reduction[1:]), "ko" + tag]
-    step, steps = _position(s, [n for n in inside if s.has(n)])
-    every = min(-(-nv * ku // tiles_), 4) if isinstance(tiles_, int) and tiles_ else 4
+    taps = [n + tag for n in nest.reduction[1:] if s.has(n + tag)]
+    step, steps = _step_of(s, taps, tag) if nest.block else _position(s, [*taps, "ko" + tag])
+    if isinstance(tiles_, int) and tiles_ * int(knobs["mr"]) < PREFETCHED:
+        return
+    every = -(-nv * ku // tiles_) if isinstance(tiles_, int) and not tag else 4  # the rows that fill no tile ask again for some at most
     # elements of a panel: the first axis of filters counts them, of a matrix the third from the end
     size = product(weights.type.physical[1 if nest.panel else -2 :])
     first = (s.loop("jo" + tag).var * nv + nv) * size
@@ -280,6 +283,14 @@ def _prefetch_next_panel(s: Schedule, problem: Problem, knobs: Mapping[str, int 
     for j in range(every):
         at = first + (line + j) * buf.shape[-1]
         s.apply(prefetch, "ko" + tag, buf.name, (*[const(0)] * (len(buf.shape) - 1), at))
+
+
+def _step_of(s: Schedule, taps: list[str], tag: str) -> tuple[Expr, Expr | int]:
+    """The place of a step among those of all blocks, and how many there are; the last block may have fewer."""
+    blocks, ko = s.loop("rb" + tag), s.loop("ko" + tag)
+    full, last = (substitute(ko.extent, {blocks.var: b}) for b in (const(0), blocks.extent - 1))
+    tap, count = _position(s, taps)
+    return (blocks.var * count) * full + tap * ko.extent + ko.var, unwrap(((blocks.extent - 1) * full + last) * count)
 
 
 def _position(s: Schedule, names: list[str]) -> tuple[Expr, Expr | int]:

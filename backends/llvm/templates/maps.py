@@ -1,24 +1,30 @@
 """Recipe for groups without reductions: element-wise chains and data movement, one pass over memory.
 
-Adjacent loops that walk memory in order become one loop; the innermost becomes vectors (loads that are not unit stride gather), its
-tail a limit on the accesses; the outermost is shared among the threads. Where loads run along one loop and the stores along another,
-square tiles are transposed in registers: 2 to 3 times the speed of gathers.
+Loops are cut at the seams of what is put together (concatenations, borders), and into the digits of an index that is taken apart. Adjacent
+loops that walk memory in order become one loop; the innermost becomes vectors (loads that are not unit stride gather), its tail a limit on
+the accesses; the outermost is shared among the threads. Where loads run along one loop and the stores along another, square tiles are
+transposed in registers: 2 to 3 times the speed of gathers. A few rows whose elements take turns are zipped.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.templates.common import offsets, parallel_outer, stride, try_fuse
+from dnnc.backends.llvm.templates.common import SERIAL_BELOW, fused, offsets, stride, try_fuse
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import const, free
-from dnnc.ir.operator.stmt import Kernel
-from dnnc.passes.schedule.loops import annotate, reorder, split
+from dnnc.ir.expr import Expr, Load, Op, Var, const, free, substitute, value, walk
+from dnnc.ir.operator.stmt import Block, For, Kernel, Store
+from dnnc.passes.schedule.loops import annotate, fuse, reorder, single, split
 from dnnc.passes.schedule.memory import vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem
+from dnnc.passes.schedule.seams import crossings, cut, digits, seams
 from dnnc.passes.schedule.state import Schedule
-from dnnc.passes.schedule.transposition import transpose_tile
+from dnnc.passes.schedule.transposition import transpose_tile, zip_tile
+
+MAX_PARTS = 12  # nests into which seams cut one: each is code of its own
+FEW = (2, 4, 8)  # rows that are zipped
 
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
@@ -36,33 +42,182 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     names = list(problem.lowered.out_loops)
     if not names or any(s.extent(n) == 0 for n in names):
         return s.done()
-    names = fuse_rows(s, names)
-    tiled = transposed(s, names, int(knobs["lanes"]))
-    if tiled:
-        parallel_outer(s, tiled, problem.lowered.elements)
-        return s.done()
-    vectorized(s, names[-1], int(knobs["lanes"]), int(knobs["unroll"]))
-    work = problem.lowered.elements
-    outer = names[:-1] if len(names) > 1 else [n for n in (names[-1] + "o", names[-1] + "q") if s.has(n)][:1]
-    parallel_outer(s, outer, work)
+    s.apply(single, *(n for n in names[:-1] if s.extent(n) == 1)).collapse()
+    names = [n for n in names if s.has(n)]
+    chains = at_seams(s, names, int(knobs["lanes"]), 8 * target.threads)
+    for k, chain in enumerate(chains):
+        shared = [n for other in chains[:k] + chains[k + 1 :] for n in other]
+        nest(s, [n for n in chain if n not in shared], f"{k or ''}", int(knobs["lanes"]), int(knobs["unroll"]))
+    share(s, problem.lowered.elements, 8 * target.threads)
     return s.done()
 
 
-def fuse_rows(s: Schedule, names: list[str]) -> list[str]:
+def nest(s: Schedule, names: list[str], tag: str, lanes: int, unroll: int) -> None:
+    """Schedule a perfect nest, all of whose loops are given; those that it makes have names that end with the tag."""
+    names = fuse_rows(s, names, tag)
+    mark = s.mark()
+    if transposed(s, split_digits(s, names, lanes), tag, lanes):
+        return
+    s.restore(mark)
+    if zipped(s, split_digits(s, names, lanes, FEW), tag, lanes):
+        return
+    s.restore(mark)
+    made = joined(s, split_digits(s, names, lanes), tag, lanes)
+    vectorized(s, made[-1], lanes, unroll)
+    if len(made) > 1 and s.has(made[-1] + "o") and s.extent(made[-1] + "o") == 1:
+        unrolled(s, made[-2], unroll)
+
+
+def share(s: Schedule, work: int | Expr, few: int) -> None:
+    """Share all nests among the threads, if the work is worth it, or none."""
+    nests = [x for x in s.body if isinstance(x, For) and x.kind == "range"]
+    if len(nests) < len(s.body) or (isinstance(work, int) and work < SERIAL_BELOW):
+        return
+    mark = s.mark()
+    if not all(shared(s, loop, few, len(nests) == 1) for loop in nests):
+        s.restore(mark)
+
+
+def shared(s: Schedule, loop: For, few: int, alone: bool) -> bool:
+    """Make a nest parallel, its outermost loops fused up to the one by which there are `few` iterations."""
+    names, count = [loop.var.name], value(loop.extent) or 1
+    while count < few and len(loop.body) == 1 and isinstance(inner := loop.body[0], For) and inner.kind == "range":
+        size = value(inner.extent)
+        if size is None and not any(isinstance(x, For) for x in inner.body):
+            break
+        loop, count = inner, count * (size or 1)
+        names.append(loop.var.name)
+    while names:
+        mark = s.mark()
+        made = fused(s, names)
+        try:
+            if not alone or s.extent(made) != 1:
+                s.apply(annotate, "parallel", made)
+            return True
+        except ScheduleError:  # the loops as one hide that the parts in it write different elements
+            s.restore(mark)
+            names.pop()
+    return False
+
+
+def at_seams(s: Schedule, names: list[str], lanes: int, few: int) -> list[list[str]]:
+    """Cut loops at their seams; the loops of each part, outermost first."""
+    chains = [names]
+    for k in range(len(names)):
+        done: list[list[str]] = []
+        for j, chain in enumerate(chains):
+            done += _parts(s, chain, k, f"_{len(done) + len(chains) - j}", MAX_PARTS - len(done) - (len(chains) - j), lanes, few)
+        chains = done
+    return chains
+
+
+def _parts(s: Schedule, chain: list[str], k: int, tag: str, room: int, lanes: int, few: int) -> list[list[str]]:
+    """The chains that come of cutting loop k of a chain, at most `room` more of them."""
+    loop = s.loop(chain[k])
+    n = value(loop.extent)
+    short = k == len(chain) - 1 and n is not None and n <= lanes
+    places = {*seams(loop, both=short), *(crossings(loop, offsets(loop.body)) if short else ())}
+    size = digits(loop, offsets(loop.body))
+    if n is not None and size is not None and n % size:
+        places.add(n - n % size)
+    if not places or len(places) > room:
+        return [chain]
+    suffixes = ["", *(f"{tag}{chr(97 + j)}" for j in range(len(places)))]
+    mark = s.mark()
+    try:
+        around = [m for m in chain[:k] if s.has(m) and _encloses(s, m, chain[k])]
+        counts = [value(s.loop(m).extent) for m in around]
+        turned = around if k < len(chain) - 1 and None not in counts and math.prod(c or 0 for c in counts) < few else []
+        if turned:  # too few iterations around to be shared: each part gets loops of its own
+            s.apply(reorder, chain[k], *turned)
+        s.apply(cut, chain[k], tuple(sorted(places)), tuple(suffixes))
+        s.collapse()
+        for x in suffixes if turned else ():
+            s.apply(reorder, *(m + x for m in turned), chain[k] + x)
+    except ScheduleError:
+        s.restore(mark)
+        return [chain]
+    first = k - len(turned)
+    return [[*chain[:first], *(m + x for m in chain[first:])] for x in suffixes]
+
+
+def _encloses(s: Schedule, outer: str, inner: str) -> bool:
+    """Is a loop perfectly nested in another one?"""
+    loop = s.loop(outer)
+    while loop.var.name != inner:
+        if len(loop.body) != 1 or not isinstance(loop.body[0], For):
+            return False
+        loop = loop.body[0]
+    return True
+
+
+def fuse_rows(s: Schedule, names: list[str], tag: str = "") -> list[str]:
     """Fuse from the innermost pair outwards while that keeps the accesses simple; returns the loops that are left."""
     k = 0
-    while len(names) > 1 and try_fuse(s, names[-2], names[-1], f"e{k}"):
-        names = [*names[:-2], f"e{k}"]
+    tag = tag and "_" + tag
+    while len(names) > 1 and try_fuse(s, names[-2], names[-1], f"e{k}{tag}"):
+        names = [*names[:-2], f"e{k}{tag}"]
         k += 1
     for at in range(len(names) - 2, 0, -1):
-        if try_fuse(s, names[at - 1], names[at], f"e{k}"):
-            names = [*names[: at - 1], f"e{k}", *names[at + 1 :]]
+        if try_fuse(s, names[at - 1], names[at], f"e{k}{tag}"):
+            names = [*names[: at - 1], f"e{k}{tag}", *names[at + 1 :]]
             k += 1
     return names
 
 
-def transposed(s: Schedule, names: list[str], lanes: int) -> list[str]:
-    """Square tiles where some load runs along an outer loop and the store along the innermost; the loops around them, or nothing."""
+def split_digits(s: Schedule, names: list[str], lanes: int, few: tuple[int, ...] = ()) -> list[str]:
+    """Split loops into the digits that their variable is divided into; the innermost only where that leaves whole vectors, or `few` rows."""
+    out: list[str] = []
+    for name in names:
+        loop = s.loop(name)
+        size, n = digits(loop, offsets(loop.body)), value(loop.extent)
+        fits = size is not None and n is not None and n % size == 0 and (name != names[-1] or size % lanes == 0 or size in few)
+        if size is None or not fits:
+            out.append(name)
+            continue
+        s.apply(split, name, size, (name + "d", name + "m"))
+        out += [name + "d", name + "m"]
+    return out
+
+
+def joined(s: Schedule, names: list[str], tag: str, lanes: int) -> list[str]:
+    """An innermost loop that would leave most lanes idle becomes one with that around it, where it stores in order; its loads then gather."""
+    if len(names) < 2 or not linear(s.loop(names[-1]).body, [s.loop(m).var for m in names[-2:]]):
+        return names
+    n, m, made = s.extent(names[-1]), s.extent(names[-2]), f"j{tag}"
+    if not isinstance(n, int) or not isinstance(m, int) or n * 4 > lanes or n * m % lanes:
+        return names
+    mark = s.mark()
+    try:
+        s.apply(fuse, *names[-2:], made).collapse()
+        loop = s.loop(made)
+        if len(loop.body) != 1 or not isinstance(st := loop.body[0], Store) or stride(st.idx[-1], loop.var) is not const(1):
+            raise ScheduleError(f"{made} does not store in order")
+    except ScheduleError:
+        s.restore(mark)
+        return names
+    return [*names[:-2], made]
+
+
+def linear(b: Block, vs: list[Var]) -> bool:
+    """Does a block hold one store, and use loop variables in addresses alone, in sums?"""
+    if len(b) != 1 or not isinstance(b[0], Store) or any(isinstance(x, Op) and free(x) & set(vs) for e in offsets(b) for x in walk(e)):
+        return False
+    loads = {x: const(0, x.dtype) for x in walk(b[0].value) if isinstance(x, Load)}
+    return free(substitute(b[0].value, loads)).isdisjoint(vs)
+
+
+def unrolled(s: Schedule, name: str, count: int) -> None:
+    """Several iterations of the loop around a single vector at a time."""
+    n = s.extent(name)
+    if isinstance(n, int) and 1 < n <= count:
+        s.apply(annotate, "unroll", name)
+    elif isinstance(n, int) and n % count == 0:
+        s.apply(split, name, count, (name + "q", name + "u")).apply(annotate, "unroll", name + "u")
+
+
+def transposed(s: Schedule, names: list[str], tag: str, lanes: int) -> bool:
+    """Square tiles where some load runs along an outer loop and the store along the innermost."""
     column = s.loop(names[-1])
     across = [e for e in offsets(column.body) if column.var in free(e) and stride(e, column.var) is not const(1)]
     for row in reversed(names[:-1]):
@@ -72,17 +227,43 @@ def transposed(s: Schedule, names: list[str], lanes: int) -> list[str]:
         mark = s.mark()
         try:
             rest = [n for n in names[:-1] if n != row]
-            for name, parts in ((row, ("ro", "rv")), (names[-1], ("co", "cv"))):
+            outer, inner = [], []
+            for name, part in ((row, "r"), (names[-1], "c")):
                 n = s.extent(name)
-                if not isinstance(n, int) or n < lanes:
-                    raise ScheduleError(f"{name} does not fill a tile")
-                s.apply(split, name, lanes, parts, tail="overlap")
-            s.apply(reorder, *rest, "ro", "co", "rv", "cv").apply(transpose_tile, "rv", "cv")
+                if not isinstance(n, int) or n < 2:
+                    raise ScheduleError(f"{name} is too short for a tile")
+                if n <= lanes:
+                    inner.append(name)
+                    continue
+                s.apply(split, name, lanes, (f"{part}o{tag}", f"{part}v{tag}"), tail="overlap")
+                outer.append(f"{part}o{tag}")
+                inner.append(f"{part}v{tag}")
+            s.apply(reorder, *rest, *outer, *inner).apply(transpose_tile, *inner, lanes)
         except ScheduleError:
             s.restore(mark)
             continue
-        return [*rest, "ro", "co"]
-    return []
+        return True
+    return False
+
+
+def zipped(s: Schedule, names: list[str], tag: str, lanes: int) -> bool:
+    """A few rows, each in order in memory, whose elements take turns in the result: `y[2*r + c] = x[c, r]`."""
+    if len(names) < 2 or s.extent(names[-1]) not in FEW:
+        return False
+    row, column = names[-2:]
+    n, m = s.extent(row), s.extent(column)
+    mark = s.mark()
+    try:
+        if not isinstance(n, int) or not isinstance(m, int) or n < lanes or m >= lanes:
+            raise ScheduleError(f"{row} does not fill a tile")
+        one = f"z{tag}"  # as one loop the store has one index
+        s.apply(fuse, row, column, one).collapse()
+        s.apply(split, one, m, (f"r{tag}", f"c{tag}")).apply(split, f"r{tag}", lanes, (f"ro{tag}", f"rv{tag}"), tail="overlap")
+        s.apply(zip_tile, f"rv{tag}", f"c{tag}")
+    except ScheduleError:
+        s.restore(mark)
+        return False
+    return True
 
 
 def vectorized(s: Schedule, name: str, lanes: int, unroll: int) -> None:
@@ -90,6 +271,8 @@ def vectorized(s: Schedule, name: str, lanes: int, unroll: int) -> None:
     n = s.extent(name)
     if n == 1:
         return
+    if isinstance(n, int) and n < lanes and n & (n - 1) == 0:  # a smaller vector needs no limit
+        lanes = n
     mark = s.mark()
     try:
         s.apply(split, name, lanes, (name + "o", name + "v"), tail="guard")

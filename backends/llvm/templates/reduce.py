@@ -11,14 +11,19 @@ from collections.abc import Mapping
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates.common import offsets, parallel_outer, stride, try_fuse, unit_stride
 from dnnc.backends.llvm.templates.maps import lanes_for, vectorized
+from dnnc.backends.llvm.templates.windows import tile_windows
 from dnnc.ir.bounds import bounds
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import const, free
-from dnnc.ir.operator.stmt import For, Kernel
-from dnnc.passes.schedule.loops import hoist_guards, narrow, single, split
+from dnnc.ir.expr import Op, const, free, value, walk
+from dnnc.ir.operator.stmt import Block, For, Kernel, Store, exprs, walk_stmts
+from dnnc.passes.schedule.loops import annotate, hoist_guards, narrow, peel, reorder, single, split
 from dnnc.passes.schedule.memory import distribute, vector_reduce, vectorize
+from dnnc.passes.schedule.numbers import hoist_numbers, sink
 from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.state import Schedule, loops
+
+STRAIGHT = 16  # vectors of a row that is computed without loops
+ROWS, LONG = 2, 32  # rows computed together, and the steps of a loop along them from which they are long
 
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
@@ -31,11 +36,33 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     s = Schedule(problem.kernel)
     lanes, chains = int(knobs["lanes"]), int(knobs["chains"])
     s.apply(single, *(n for n in problem.lowered.out_loops if s.extent(n) == 1)).collapse()
+    tiled = tile_windows(s, problem, lanes)
     s.apply(hoist_guards).apply(narrow)
-    if not _over_outputs(s, problem, lanes):
+    _sums_once(s, problem)
+    if not tiled and not _over_outputs(s, problem, lanes):
         _over_rows(s, problem, lanes, chains, short=bool(knobs.get("short")))
+        _rows_together(s, problem)
     parallel_outer(s, _outer(s, problem), problem.lowered.elements)
+    s.apply(hoist_numbers)
     return s.done()
+
+
+def _sums_once(s: Schedule, problem: Problem) -> None:
+    """Sums that do not depend on an output loop, as those of a softmax over channels, ahead of that loop, which becomes the innermost."""
+    names = [n for n in problem.lowered.out_loops if s.has(n)]
+    body = s.loop(names[-1]).body if names else ()
+    if len(body) < 3 or not isinstance(body[-1], Store):
+        return
+    needed = frozenset().union(*(free(e) for x in walk_stmts(body[:-1]) for e in exprs(x)))
+    again = [n for n in names if s.loop(n).var not in needed]
+    mark = s.mark()
+    try:
+        if again and len(again) < len(names):
+            s.apply(reorder, *(n for n in names if n not in again), *again)
+            for n in reversed(again):
+                s.apply(sink, n)
+    except ScheduleError:
+        s.restore(mark)
 
 
 def _outer(s: Schedule, problem: Problem) -> list[str]:
@@ -49,27 +76,36 @@ def _outer(s: Schedule, problem: Problem) -> list[str]:
 
 
 def _over_outputs(s: Schedule, problem: Problem, lanes: int) -> bool:
-    """Vectors over the innermost output loop: one reduction, every access unit stride or constant along it, stored in order."""
+    """Vectors over the innermost output loop: every access unit stride or constant along it, stored in order."""
     loops = [n for n in problem.lowered.out_loops if s.has(n)]
-    if not loops or len(problem.lowered.reductions) != 1:
+    rows = [r for names in problem.lowered.reductions for r in names]
+    if not loops or any(r.startswith("k") for r in rows):
         return False
     loop = s.loop(loops[-1])
     n = s.extent(loops[-1])
     if len(loop.body) < 3 or (isinstance(n, int) and n < lanes // 2):
         return False
-    if any(unit_stride(s.loop(r)) for r in problem.lowered.reductions[0] if s.has(r)) and not loops[-1].endswith("b"):
+    if any(_fills(s, r, lanes) and unit_stride(s.loop(r)) for r in rows if s.has(r)) and not loops[-1].endswith("b"):
         return False
-    if any(stride(e, loop.var) not in (const(0), const(1)) for e in offsets(loop.body) if loop.var in free(e)):
-        return False
+    steps = [stride(e, loop.var) for e in offsets(loop.body) if loop.var in free(e)]
+    few = all(isinstance(k := s.extent(r), int) and k < lanes for r in rows if s.has(r))
+    if any(x not in (const(0), const(1)) for x in steps) and not (few and all(value(x) is not None for x in steps)):
+        return False  # what is far apart is worth gathering where a row is too short for vectors
     mark = s.mark()
     try:
         s.apply(split, loops[-1], lanes, ("vo", "vi"), tail="guard")
         s.apply(distribute, "vi", 1)
-        s.apply(vectorize, "vi", "vi_1", "vi_2")
+        s.apply(vectorize, *("vi" + (f"_{k}" if k else "") for k in range(len(loop.body) + 2) if s.has("vi" + (f"_{k}" if k else ""))))
     except ScheduleError:
         s.restore(mark)
         return False
     return True
+
+
+def _fills(s: Schedule, name: str, lanes: int) -> bool:
+    """Does a loop along a row fill vectors? The taps of a window do not."""
+    n = s.extent(name)
+    return not isinstance(n, int) or n >= lanes
 
 
 def _over_rows(s: Schedule, problem: Problem, lanes: int, chains: int, short: bool) -> None:
@@ -84,7 +120,7 @@ def _over_rows(s: Schedule, problem: Problem, lanes: int, chains: int, short: bo
             continue
         inner = names_left[-1]
         if inner.startswith("k"):
-            vectorized(s, inner, lanes, 4)
+            _each_vector(s, inner, lanes)
             continue
         n = s.extent(inner)
         least, most = bounds(n)
@@ -97,9 +133,57 @@ def _over_rows(s: Schedule, problem: Problem, lanes: int, chains: int, short: bo
             s.apply(vector_reduce, inner, lanes, chains if not isinstance(n, int) or n >= lanes * chains else 1)
         except ScheduleError:
             s.restore(mark)
+            continue
+        if isinstance(n, int) and n <= STRAIGHT * lanes:
+            s.apply(annotate, "unroll", *(x for x in (inner + "o", inner + "t") if s.has(x)))
     last = next((n for n in reversed(problem.lowered.out_loops) if s.has(n)), "")
     if last and not _loops_in(s, last):
-        vectorized(s, last, lanes, 4)
+        _each_vector(s, last, lanes)
+
+
+def _waits(b: Block) -> bool:
+    """Are vectors combined into a number, in rows short enough for that to matter?"""
+    inside = list(walk_stmts(b))
+    if any(isinstance(x, For) and not (value(x.extent) or LONG + 1) <= LONG for x in inside):
+        return False
+    return any(isinstance(x, Op) and x.name in ("hsum", "hprod", "hmax", "hmin") for s in inside if isinstance(s, Store) for x in walk(s.value))
+
+
+def _rows_together(s: Schedule, problem: Problem) -> None:
+    """Several rows at a time, step by step: while the maximum or sum of one is combined, which is a chain of some 30 cycles, the others go on."""
+    names = _outer(s, problem)
+    k = 0
+    while len(names) > 1 and try_fuse(s, names[-2], names[-1], f"i_{k}"):
+        names, k = [*names[:-2], f"i_{k}"], k + 1
+    n = s.extent(names[-1]) if names else 1
+    together = next((m for m in (ROWS, 2, 3) if isinstance(n, int) and n % m == 0 and n >= 2 * m), 1)
+    if together == 1 or not _waits(s.loop(names[-1]).body):
+        return
+    mark = s.mark()
+    try:
+        s.apply(split, names[-1], together, ("i_r", "rm")).apply(distribute, "rm", 1)
+    except ScheduleError:
+        s.restore(mark)
+        return
+    s.apply(annotate, "unroll", *(x.var.name for x in loops(s.loop("i_r").body) if x.var.name == "rm" or x.var.name.startswith("rm_")))
+
+
+def _each_vector(s: Schedule, name: str, lanes: int) -> None:
+    """Vectors over a loop along a row: a short row without any loop, so that its vectors stay in registers from one pass to the next."""
+    n = s.extent(name)
+    if not isinstance(n, int) or not lanes < n <= STRAIGHT * lanes:
+        vectorized(s, name, lanes, 4)
+        return
+    mark = s.mark()
+    o, v = name + "o", name + "v"
+    try:
+        s.apply(split, name, lanes, (o, v), tail="guard")
+        if n % lanes:  # only the last vector needs a mask
+            s.apply(peel, o, first=0, last=1)
+        s.apply(vectorize, *(x for x in (v, v + "_l0") if s.has(x))).apply(annotate, "unroll", o)
+    except ScheduleError:
+        s.restore(mark)
+        vectorized(s, name, lanes, 4)
 
 
 def _loops_in(s: Schedule, name: str) -> list[str]:

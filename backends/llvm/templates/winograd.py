@@ -133,7 +133,7 @@ def _register_tiles(w: Winograd, tg: int, share: int, target: CpuTarget) -> list
     """(mr, nv): tiles and panels of the two best register tiles for a strip."""
     scored = []
     for nv in (n for n in (1, 2, 3) if w.panels // share % n == 0):
-        for mr in range(1, min((target.registers - 4) // nv, tg) + 1):
+        for mr in range(1, min(min(target.registers - 4, target.registers - nv - 1) // nv, tg) + 1):
             scored.append((-(-tg // mr) * _tile_cycles(mr, nv) / nv, -mr * nv, mr, nv))
     return [(mr, nv) for _, _, mr, nv in sorted(scored)[:2]]
 

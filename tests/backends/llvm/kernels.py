@@ -39,6 +39,14 @@ def graphs() -> dict[str, Graph]:
         "unpack": one_node("conv", ["f32 1 32 6 7", "f32 32 32 1 1"]),
         "gather": one_node("gather", ["f32 50 24", "i64 13"], axis=0),
         "concat": one_node("concat", ["f32 3 9", "f32 3 20"], axis=1),
+        "concat_outer": one_node("concat", ["f32 2 200 40", "f32 2 5 40", "f32 2 7 40"], axis=1),
+        "pad": one_node("pad", ["f32 2 30 17 20"], pads=(1, 0, 1, 2, 0, 2, 2, 1)),
+        "unpack_odd": one_node("conv", ["f32 1 32 6 7", "f32 24 32 1 1"]),
+        "interleave": one_node("interleave", ["f32 1 12 9 20"], strides=(2, 2), channels=3),
+        "upsample": one_node(
+            "resize", ["f32 1 3 6 20"], shape=(1, 3, 12, 40), coords=(*2 * [(1, 0, 1)], *2 * [(1, 0, 2)]), mode="nearest", rounding="floor"
+        ),
+        "conv_transpose": one_node("conv_transpose", ["f32 1 16 6 5", "f32 16 24 2 2"], strides=(2, 2)),
     }
     g = Graph("g")
     x, c = (g.add_input(n, TensorType(v.type.dtype, v.type.shape)) for n, v in zip("xc", out["add"].inputs))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from kernels import TARGET, graphs, program, symbolic
 from native_check import one_node
 
-from dnnc.backends.llvm.compile import ALLOWED_SYMBOLS, _prepare, compile_text, undefined_symbols
+from dnnc.backends.llvm.compile import ALLOWED_SYMBOLS, _prepare, compile_text, load_objects, undefined_symbols
 from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.spelling import literal
 from dnnc.ir.dtype import BY_NAME
+from dnnc.ir.operator.interp import run_kernel
 from dnnc.ir.operator.stmt import Alloc, count_stmts, walk_stmts
 from dnnc.ir.operator.text import parse_kernel, show_kernel
 from dnnc.ir.operator.verify import MAX_STATEMENTS, verify_kernel
@@ -136,3 +139,39 @@ def test_a_zero_vector_is_zero_bits() -> None:
     for t in ("f32", "f16", "bf16", "i8", "bool", "f8e5m2"):
         assert literal(0, BY_NAME[t], 4) == "zeroinitializer"
     assert literal(-0.0, BY_NAME["f32"], 4) != "zeroinitializer" != literal(-0.0, BY_NAME["f16"], 4)
+
+
+TILE = """\
+def k(a: f32[24, 8], b: f32[8, 16], y: f32[48, 16]):
+    for p in range(2):
+        acc: f32[24, 1, 16] @ register
+        for im in unroll(24):
+            acc[im, 0, 0:+16] = 0.0
+        for r in range(8):
+            for im_1 in unroll(24):
+                acc[im_1, 0, 0:+16] = fma(a[im_1, r], b[r, 0:+16], acc[im_1, 0, 0:+16])
+        for im_2 in unroll(24):
+            y[24*p + im_2, 0:+16] = VALUE
+"""
+MANY = "fma(fma(fma(fma(fma(fma(t, 0.1, 0.2), t, 0.3), t, 0.4), t, 0.5), t, 0.6), t, 0.7)".replace("t", "acc[im_2, 0, 0:+16]")
+
+
+def test_a_tile_is_set_aside_for_an_epilogue_that_needs_its_registers() -> None:
+    code = emit_kernel(parse_kernel(TILE.replace("VALUE", MANY)), "k")
+    assert code.count("asm sideeffect") == 2 and "@constants.k = private unnamed_addr constant [7 x float]" in code
+    assert "asm" not in emit_kernel(parse_kernel(TILE.replace("VALUE", "max(acc[im_2, 0, 0:+16], 0.0)")), "k")
+    small = TILE.replace("VALUE", MANY).replace("24", "8").replace("48", "16")
+    assert "asm" not in emit_kernel(parse_kernel(small), "k")
+
+
+def test_a_tile_set_aside_has_its_values() -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((24, 8), (8, 16)))
+    found, want = np.zeros((48, 16), np.float32), np.zeros((48, 16), np.float32)
+    kernel = parse_kernel(TILE.replace("VALUE", MANY))
+    target = parse_target("llvm")
+    loaded = load_objects([compile_text(emit_kernel(kernel, "k_tile", target.feature_set), target.cpu, target.features)])
+    call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4, ctypes.c_int64, ctypes.c_int64)(loaded.address("k_tile"))
+    call(a.ctypes.data, b.ctypes.data, found.ctypes.data, None, 0, 1)
+    run_kernel(kernel, {"a": a, "b": b, "y": want})
+    np.testing.assert_allclose(found, want, rtol=2e-5, atol=2e-5 * np.abs(want).max())

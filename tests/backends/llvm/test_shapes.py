@@ -159,3 +159,14 @@ def test_symbolic_dims(name: str, shapes: list[tuple[Any, ...]], attrs: dict[str
         (want,) = run(g, arrays, "float64")
         check_close(f(*arrays), want, g.outputs[0].type.dtype, 200)
     assert len(f.natives) == 1
+
+
+@pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=haswell"])
+def test_reductions_in_every_place(target: str) -> None:
+    """Rows in registers, two at a time, over axes before the last, of a few elements far apart."""
+    cases: list[Case] = []
+    for rows, n in ((1, 40), (2, 64), (3, 197), (6, 256), (8, 300), (40, 5), (64, 16)):
+        cases += [("softmax", [(rows, n)], {"axis": 1}), ("log_softmax", [(rows, n)], {"axis": 1}), ("layer_norm", [(rows, n), (n,)], {})]
+        cases += [(op, [(rows, n, 20)], {"axis": 1}) for op in ("softmax", "log_softmax")]
+        cases += [(op, [(rows, n)], {"axes": (1,)}) for op in ("reduce_max", "reduce_sum")]
+    check(cases, "f32", target)

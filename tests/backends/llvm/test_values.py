@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import ml_dtypes
@@ -9,10 +10,14 @@ import numpy as np
 import pytest
 from native_check import one_node, run_native
 
+from dnnc.backends.llvm.compile import compile_text, load_objects
+from dnnc.backends.llvm.emit import emit_kernel
+from dnnc.backends.llvm.features import parse_target
 from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import BY_NAME, DType
 from dnnc.ir.graph import Graph
 from dnnc.ir.interp import run
+from dnnc.ir.operator.text import parse_kernel
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
 
@@ -205,3 +210,39 @@ def test_reductions_of_special_values() -> None:
     x = np.array([[np.nan, 1, 2], [np.inf, -np.inf, 0], [-np.inf, 3, 1], [-0.0, 0.0, -0.0]], np.float32).repeat(7, 1)
     for name in ("reduce_max", "reduce_min", "reduce_sum", "reduce_mean", "argmax"):
         check(name, [x], **({"axis": 1} if name == "argmax" else {"axes": (1,)}))
+
+
+ESTIMATES = {  # CPU -> how it makes 1 / x: by an estimate of 14 or 12 bits, or a quotient
+    "skylake-avx512": "llvm.x86.avx512.rcp14.ps.512", "haswell": "llvm.x86.avx.rcp.ps.256", "znver4": "fdiv", "x86-64": "fdiv",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cpu", ESTIMATES)
+def test_reciprocals(cpu: str) -> None:
+    """Of all that 1 + exp(-x) can be, 1 and infinity included, and NaN."""
+    target = parse_target(f"llvm -mcpu={cpu}")
+    text = f"def k(x: f32[{target.lanes}], y: f32[{target.lanes}]):\n    y[0:+{target.lanes}] = recip(x[0:+{target.lanes}])\n"
+    code = emit_kernel(parse_kernel(text), "k", target.feature_set)
+    assert (ESTIMATES[cpu] in code) and ("rcp" in code) == ("rcp" in ESTIMATES[cpu])
+    if target.foreign:
+        return  # compiled for a CPU that this one is not
+    loaded = load_objects([compile_text(code.replace("@k(", "@k_recip("), target.cpu, target.features)])
+    call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int64)(loaded.address("k_recip"))
+    x = np.concatenate([[1.0, np.inf, np.nan, 2.0**125], np.exp(np.linspace(0, 87, 4092))]).astype(np.float32)
+    y = np.zeros_like(x)
+    for at in range(0, x.size, target.lanes):
+        call(x[at:].ctypes.data, y[at:].ctypes.data, None, 0, 1)
+    assert y[0] == 1.0 and y[1] == 0.0 and np.isnan(y[2])
+    want = 1 / x[3:].astype(np.float64)
+    assert (np.abs(y[3:] - want) <= 1.2e-7 * want).all()
+
+
+@pytest.mark.parametrize("op", ["reduce_max", "reduce_min"])
+@pytest.mark.parametrize("target", CPUS)
+def test_the_extremum_of_a_row_is_nan_where_any_element_is(op: str, target: str) -> None:
+    x = np.random.default_rng(0).standard_normal((40, 37)).astype(np.float32)
+    x[range(37), range(37)] = np.nan
+    x[38, 5], x[39, 5] = np.inf, -np.inf
+    g = one_node(op, ["f32 40 37"], axes=(1,))
+    (got,), (want,) = run_native(g, [x], target), run(g, [x], "float64")
+    assert np.array_equal(got, want.astype(np.float32), equal_nan=True) and np.isnan(want).sum() == 37

@@ -49,8 +49,20 @@ def test_the_graph() -> None:
         {"w": np.ones((4, 3, 2, 2), np.float32)},
     )
     conv_transpose(g, PassContext())
-    assert [n.op.name for n in g.nodes()] == ["conv", "reshape", "transpose", "reshape"]
+    assert [n.op.name for n in g.nodes()] == ["conv", "interleave"]
     assert next(g.nodes()).inputs[1].type.shape == (12, 4, 1, 1)
+
+
+@pytest.mark.parametrize(("ctx", "made"), [(PassContext(lanes=16), 64), (PassContext(lanes=4), 48), (PassContext(channels_last=True), 48)])
+def test_a_phase_has_whole_blocks(ctx: PassContext, made: int) -> None:
+    g = parse(
+        "def g(x: f32[1, 4, 5, 3], *, w: f32[4, 12, 2, 2], b: f32[12]):\n    y = conv_transpose(x, w, b, strides=(2, 2))\n    return y",
+        {"w": np.ones((4, 12, 2, 2), np.float32), "b": np.ones(12, np.float32)},
+    )
+    conv_transpose(g, ctx)
+    z, y = g.nodes()
+    assert (z.op.name, z.output.type.shape[1]) == ("conv", made)
+    assert (y.op.name, y.output.type.shape) == ("interleave", (1, 12, 10, 6))
 
 
 @pytest.mark.parametrize("attrs", ["strides=(2, 2), dilations=(2, 2)", "strides=(2, 2), group=2"])

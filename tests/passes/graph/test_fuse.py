@@ -68,6 +68,18 @@ PLANS = [
         ["mul + add + softmax"],
     ),
     (
+        "nor what makes their rows of elements that lie apart: a row is read more than once",
+        """def g(x: f32[16, 8], m: f32[16, 8], s: f32[16], b: f32[16]):
+    return layer_norm(transpose(add(x, m), perm=(1, 0)), s, b)""",
+        ["add + transpose", "layer_norm"],
+    ),
+    (
+        "rows that stay rows are read where they are",
+        """def g(x: f32[4, 8, 16], s: f32[16], b: f32[16]):
+    return layer_norm(transpose(x, perm=(1, 0, 2)), s, b)""",
+        ["transpose + layer_norm"],
+    ),
+    (
         "heads: the result is stored at its transposed place",
         """def g(x: f32[8, 32], *, w: f32[32, 64]):
     h = reshape(matmul(x, w), shape=(8, 2, 32))

@@ -182,3 +182,13 @@ def test_random_graphs_keep_their_meaning(lanes: int) -> None:
         assert all(v.type.layout is None for v in (*g.inputs, *g.outputs))
         blocked += sum(v.type.layout is not None for n in g.nodes() for v in n.outputs)
     assert blocked > 40
+
+
+@pytest.mark.parametrize("made,ops", [(32, ["pack", "conv", "interleave", "relu", "pack"]), (36, ["pack", "conv", "pack", "interleave", "relu"])])
+def test_phases_of_whole_blocks_take_turns_as_they_lie(made: int, ops: list[str]) -> None:
+    text = f"""def g(x: f32[1, 16, 8, 8], *, w: f32[{made}, 16, 3, 3]):
+    a = interleave(conv(x, w, pads=(1, 1, 1, 1)), strides=(1, 2), channels={made // 2})
+    return relu(a)"""
+    lines = laid_out(text)
+    assert [x.split(" = ")[1] for x in lines] == ops
+    assert all(" blocked" in x for x in lines[: len(ops) - 1]) == (made == 32)

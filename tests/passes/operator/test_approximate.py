@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from dnnc.backends.cuda.spelling import spelled
+from dnnc.backends.llvm.spelling import spelled as cpu_spelled
 from dnnc.ir.expr import Op, walk
 from dnnc.ir.operator.interp import run_kernel
-from dnnc.ir.operator.stmt import Kernel, exprs, walk_stmts
+from dnnc.ir.operator.stmt import Kernel, Store, exprs, walk_stmts
 from dnnc.ir.operator.text import parse_kernel, show_kernel
 from dnnc.ir.operator.verify import verify_kernel
 from dnnc.passes.operator.decompose import decompose
@@ -156,6 +157,41 @@ def k(x: f32[4, 8], y: f32[4, 8]):
     np.testing.assert_allclose(found, want, rtol=3e-7)
     other = text.replace("r[j] = exp", "r[j] = 2.0 * exp") if kept else text.replace("exp(x[i, j] - m[0]) / s", "x[i, j] / s")
     assert "/" in calls(decompose(parse_kernel(other), FAST))  # s may be any number
+
+
+CPU = cpu_spelled("standard")
+JOINED: dict[str, tuple[str, Any, float]] = {  # on a CPU, which expands exp and erf: value, what it is, the error allowed relative to x
+    "gelu": (GELU, gelu, 2.4e-7),
+    "gelu by a quotient": ("x[i] * 0.5 * (erf(x[i] / 1.4142135623730951) + 1.0)", gelu, 2.4e-7),
+    "gelu_tanh": (TANH, gelu_tanh, 6e-7),
+    "silu": (SILU, silu, 6e-7),
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_joined_where_all_is_expanded(name: str) -> None:
+    value, f, bound = JOINED[name]
+    k = decompose(kernel(value, 8003), CPU)
+    assert not calls(k) & {"exp", "erf", "tanh", "/"}
+    assert show_kernel(decompose(kernel(value, 8), ())) != show_kernel(decompose(kernel(value, 8), CPU))
+    x = np.concatenate([np.linspace(-30, 30, 8000), [-0.0, 3e38, 1e-40]]).astype(np.float32)
+    y = np.full(x.size, NAN, np.float32)
+    run_kernel(verify_kernel(k), {"x": x, "y": y})
+    want = np.array([f(v) if abs(v) < 80 else max(v, 0.0) for v in x.tolist()])
+    assert (np.abs(y - want) <= bound * np.abs(x.astype(np.float64)) + 1e-37).all()
+    ends = np.array([INF, -INF, NAN] + [0.0] * 8000, np.float32)
+    run_kernel(k, {"x": ends, "y": y})
+    assert y[0] == INF and np.isnan(y[1:3]).all() and not y[3:].any()  # x * 0 is NaN for -inf, by definition
+
+
+def test_a_sum_with_an_exponential_is_one_step() -> None:
+    k = decompose(kernel("exp(x[i]) + 3.0", 8), CPU)
+    (store,) = [s for s in walk_stmts(k.entry.body) if isinstance(s, Store)]
+    assert isinstance(store.value, Op) and store.value.name == "fma"
+    assert not any(
+        isinstance(e, Op) and e.name == "fma"
+        for e in [exprs(s)[-1] for s in walk_stmts(decompose(kernel("exp(x[i]) + 3.0", 8)).entry.body) if isinstance(s, Store)]
+    )
 
 
 def test_a_result_of_32_bits_beside_one_of_16_decides() -> None:

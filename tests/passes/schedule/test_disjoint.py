@@ -23,8 +23,11 @@ APART = [
     "for v in range(8):\n        a: f32[1] @ register\n        a[0] = x[v]\n        y[v] = a[0]",
     "for v in range(8):\n        y[v] = x[7 - v]",
     "for v in range(8):\n        z[v, 0:+16] = x[v]\n        z[v, 16:+16] = z[v, 0:+16]",
+    # a vector that ends where the next part begins
+    "for v in range(3):\n        for i in range(2):\n            y[16*i + 20*v:+16:20 - 16*i] = x[v]",
 ]
 MEET = [
+    ("for v in range(3):\n        for i in range(2):\n            y[16*i + 20*v:+16:21 - 16*i] = x[v]", "write the same elements of y"),
     ("for v in range(8):\n        y[0] = x[v]", "every iteration writes y"),
     ("for v in range(1, 8):\n        y[v] = y[v - 1]", "read the same elements of y"),
     ("for v in range(8):\n        y[v] = y[7 - v]", "read the same elements of y"),

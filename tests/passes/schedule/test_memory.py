@@ -255,3 +255,22 @@ def test_prefetch_any_address() -> None:
         "def k(x: f32[16], y: f32[16]):\n    for i in range(16):\n        prefetch(addr(x[i + 64]))\n        y[i] = x[i]\n",
     )
     refused(text, lambda s: s.apply(prefetch, "i", "w", (const(0),)), "loop i does not access w")
+
+
+# --- axes in blocks -----------------------------------------------------------------------------------------------------------
+
+
+def test_lanes_of_one_block_are_a_vector() -> None:
+    check_schedule(
+        """\
+def k(x: f32[6, 5, 4], b: f32[6], y: f32[24]):
+    for j in range(24):
+        y[j] = x[j // 4, 2, j % 4] + b[j // 4]
+""",
+        lambda s: s.apply(split, "j", 4, ("jo", "jv")).apply(vectorize, "jv"),
+        """\
+def k(x: f32[6, 5, 4], b: f32[6], y: f32[24]):
+    for jo in range(6):
+        y[4*jo:+4] = x[jo, 2, 0:+4] + b[jo]
+""",
+    )

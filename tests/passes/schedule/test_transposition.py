@@ -13,7 +13,8 @@ from dnnc.ir.operator.text import parse_kernel, show_kernel
 from dnnc.ir.operator.verify import verify_kernel
 from dnnc.passes.schedule.loops import reorder, split
 from dnnc.passes.schedule.state import Schedule
-from dnnc.passes.schedule.transposition import transpose_tile
+from dnnc.passes.schedule.transposition import transpose_tile, zip_tile
+from dnnc.testing.schedules import check_schedule, same_results
 
 TEXT = """
 def k(x: f32[11, 13], b: f32[11], y: f32[13, 11]):
@@ -60,3 +61,92 @@ def test_refusals(text: str, message: str) -> None:
 def test_a_tile_is_square_and_a_power_of_two() -> None:
     with pytest.raises(ScheduleError, match="square tile"):
         tiled(TEXT, 3)
+
+
+@pytest.mark.parametrize("rows,columns", [(8, 3), (3, 8), (8, 8), (5, 6)])
+def test_a_tile_may_be_smaller_than_its_vectors(rows: int, columns: int) -> None:
+    text = f"""
+def k(x: f32[{columns}, {rows}], b: f32[{columns}], y: f32[{rows}, {columns}]):
+    for i in range({rows}):
+        for j in range({columns}):
+            y[i, j] = x[j, i] + b[j]
+"""
+    old = parse_kernel(text)
+    if max(rows, columns) < 8:
+        with pytest.raises(ScheduleError, match="square tile"):
+            Schedule(old).apply(transpose_tile, "i", "j", 8)
+        return
+    new = verify_kernel(Schedule(old).apply(transpose_tile, "i", "j", 8).done())
+    same_results(old, new)
+    assert new.entry.body[0] is not old.entry.body[0]
+
+
+def test_lanes_of_a_block_that_are_not_used_may_be_read() -> None:
+    text = """
+def k(x: f32[4, 4], y: f32[3, 4]):
+    for i in range(3):
+        for j in range(4):
+            y[i, j] = x[j, i]
+"""
+    old = parse_kernel(text)
+    new = verify_kernel(Schedule(old).apply(transpose_tile, "i", "j", 4).done())
+    same_results(old, new)
+    assert "x[t0_c, 0:+4]" in show_kernel(new)
+
+
+def test_zip_tile() -> None:
+    check_schedule(
+        """\
+def k(x: f32[2, 12], b: f32[24], y: f32[24]):
+    for ro in range(3):
+        for r in range(4):
+            for c in range(2):
+                y[8*ro + 2*r + c] = x[c, 4*ro + r] * 2.0 + b[8*ro + 2*r + c]
+""",
+        lambda s: s.apply(zip_tile, "r", "c"),
+        """\
+def k(x: f32[2, 12], b: f32[24], y: f32[24]):
+    for ro in range(3):
+        t0_0: f32[2, 4] @ register
+        for t0_c in unroll(2):
+            t0_0[t0_c, 0:+4] = x[t0_c, 4*ro:+4]
+        t0_1: f32[2, 4] @ register
+        for t0_h in unroll(1):
+            t0_1[2*t0_h, 0:+4] = zip_low(t0_0[t0_h, 0:+4], t0_0[t0_h + 1, 0:+4])
+            t0_1[2*t0_h + 1, 0:+4] = zip_high(t0_0[t0_h, 0:+4], t0_0[t0_h + 1, 0:+4])
+        for c in unroll(2):
+            y[4*c + 8*ro:+4] = t0_1[c, 0:+4] * 2.0 + b[4*c + 8*ro:+4]
+""",
+    )
+
+
+@pytest.mark.parametrize("value", ["x[c, r]", "x[0, r]", "x[c, r] + y[0] * 0.0 + x[0, r]"])
+def test_zipping_four_rows(value: str) -> None:
+    old = parse_kernel(f"""
+def k(x: f32[4, 8], z: f32[1], y: f32[32]):
+    for r in range(8):
+        for c in range(4):
+            y[4*r + c] = {value.replace("y[0]", "z[0]")}
+""")
+    new = verify_kernel(Schedule(old).apply(zip_tile, "r", "c").done())
+    same_results(old, new)
+    assert "zip_low" in show_kernel(new)
+
+
+@pytest.mark.parametrize(
+    "target,value,message",
+    [
+        ("y[3*r + c]", "x[c, r]", "store is not unit stride"),
+        ("y[2*r + c]", "x[r, c]", "along neither"),
+        ("y[2*r + c]", "x[c, r] + select(r < 2, 1.0, 0.0)", "used outside of addresses"),
+    ],
+)
+def test_what_is_not_zipped(target: str, value: str, message: str) -> None:
+    text = f"""
+def k(x: f32[4, 4], y: f32[16]):
+    for r in range(4):
+        for c in range(2):
+            {target} = {value}
+"""
+    with pytest.raises(ScheduleError, match=message):
+        Schedule(parse_kernel(text)).apply(zip_tile, "r", "c")

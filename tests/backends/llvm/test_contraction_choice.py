@@ -1,0 +1,80 @@
+"""Which tiles the contraction recipe tries first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from native_check import one_node
+
+from dnnc.backends.llvm.features import CpuTarget, parse_target
+from dnnc.backends.llvm.templates import templates
+from dnnc.backends.llvm.templates.contraction import Nest, tiles
+from dnnc.ir.expr import Expr, Ref, const, substitute, value
+from dnnc.ir.graph import Graph
+from dnnc.ir.operator.stmt import Block, Eval, For
+from dnnc.passes.base import PassContext
+from dnnc.passes.pipelines import compile_program
+from dnnc.passes.program import Program, Step
+
+CONV = Nest((), "i", "p", "pb", ("r",), 0, 1, 16)
+MATMUL = Nest((), "i", "", "j", ("r",), 0, 1, 0)
+WIDE, NARROW = parse_target("llvm -mcpu=skylake-avx512"), parse_target("llvm -mcpu=haswell")
+
+
+def compiled(g: Graph, target: CpuTarget) -> Program:
+    return compile_program(g, PassContext(lanes=target.lanes), templates(target))
+
+
+@pytest.mark.parametrize("target", [WIDE, NARROW])
+@pytest.mark.parametrize("nest", [CONV, MATMUL, replace(CONV, depthwise=True)])
+def test_a_tile_and_its_operands_fit_into_the_registers(target: CpuTarget, nest: Nest) -> None:
+    for pixels in (None, *range(1, 60)):
+        for panels in (None, 1, 2, 3, 4, 12, 32):
+            for mr, nv in tiles(pixels, panels, target, nest, False):
+                assert mr * nv + nv + 1 <= target.registers, (pixels, panels, mr, nv)
+
+
+def test_convolutions_leave_registers_for_what_neighbouring_taps_share() -> None:
+    assert tiles(56, 4, WIDE, CONV, False)[0] == (8, 2)
+    assert tiles(49, 32, WIDE, CONV, False)[0] == (7, 2)
+    assert tiles(13, 4, WIDE, CONV, False)[0] == (13, 2)  # rather than one pixel of 14 for nothing
+    assert tiles(56, 1, WIDE, replace(CONV, depthwise=True), False)[0] == (14, 1)
+    assert tiles(128, 192, WIDE, MATMUL, False)[0] == (8, 3)
+
+
+@pytest.mark.parametrize(("rows", "lines"), [(1, 0), (5, 0), (8, 12), (16, 6), (64, 2)])
+def test_panels_are_prefetched_whole_or_not_at_all(rows: int, lines: int) -> None:
+    p = compiled(one_node("matmul", [f"f32 {rows} 128", "f32 128 768"]), replace(WIDE, l2=1 << 14))
+    (step,) = (s for s in p.steps if isinstance(s, Step) and s.group.kind == "contraction")
+    assert step.text.count("prefetch(") == lines, step.text
+
+
+def lines_asked(b: Block, env: dict[Expr, Expr]) -> list[int]:
+    """The cache lines that a block prefetches, in order."""
+    out: list[int] = []
+    for s in b:
+        if isinstance(s, For):
+            lo, hi = (value(substitute(e, env)) for e in (s.lo, s.hi))
+            assert lo is not None and hi is not None
+            for k in range(lo, hi):
+                out += lines_asked(s.body, {**env, s.var: const(k)})
+        elif isinstance(s, Eval) and s.name == "prefetch":
+            (place,) = s.args
+            assert isinstance(place, Ref)
+            at = value(substitute(place.idx[-1], env))
+            assert at is not None and at % 16 == 0
+            out.append(at // 16)
+    return out
+
+
+@pytest.mark.parametrize("channels", [16, 32, 20, 44])
+def test_the_lines_of_the_next_panels_are_asked_for_once(channels: int) -> None:
+    p = compiled(one_node("conv", [f"f32 1 {channels} 1 16", f"f32 96 {channels} 1 3"], pads=(0, 1, 0, 1)), replace(WIDE, l2=1 << 12))
+    (step,) = (s for s in p.steps if isinstance(s, Step) and s.group.kind == "contraction")
+    (outer,) = step.kernel.entry.body
+    assert isinstance(outer, For)
+    asked = lines_asked(outer.body, {outer.var: const(0)})
+    first = 2 * -(-channels // 16) * 3 * 16  # behind the two panels of this iteration
+    assert sorted(asked) == list(range(first, first + len(asked)))
+    assert len(asked) >= 2 * channels * 3

@@ -1,0 +1,122 @@
+"""Data movement: nests cut at seams are copies, rows and columns change places in registers, steps are shuffles; and the numbers are right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kernels import TARGET, program
+from native_check import one_node, run_native
+
+from dnnc.backends.llvm.emit import emit_kernel
+from dnnc.backends.llvm.features import parse_target
+from dnnc.ir.graph import Graph
+from dnnc.ir.interp import run
+from dnnc.ir.operator.stmt import For, Kernel
+from dnnc.ir.operator.text import show_kernel
+from dnnc.testing.graphs import graph_of
+
+
+def kernel(g: Graph, op: str, target: str = "") -> Kernel:
+    """The kernel of the group that holds an op."""
+    p = program(g, parse_target(target) if target else TARGET)
+    return next(s.kernel for s in p.steps if any(n.op.name == op for n in s.group.nodes))
+
+
+def same(g: Graph, *targets: str) -> None:
+    """The numbers of the graph, moved and not computed, are the interpreter's."""
+    rng = np.random.default_rng(0)
+    xs = [(rng.standard_normal([int(d) for d in v.type.shape]) * 50).astype(v.type.dtype.numpy) for v in g.inputs]
+    (want,) = run(g, xs)
+    for target in targets or ("llvm",):
+        (got,) = run_native(g.copy(), xs, target)
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_a_concatenation_is_copies(axis: int) -> None:
+    shapes = [[3, 20, 33] for _ in range(3)]
+    for k, s in enumerate(shapes):
+        s[axis] += 7 * k
+    g = one_node("concat", [f"f32 {s[0]} {s[1]} {s[2]}" for s in shapes], axis=axis)
+    text = show_kernel(kernel(g, "concat"))
+    assert "select" not in text and "min(" not in text and "lanes" not in text
+    same(g)
+
+
+def test_nests_of_one_kernel_are_all_parallel_or_none() -> None:
+    for rows, kinds in ((300, {"parallel"}), (3, {"range"})):
+        body = kernel(one_node("concat", [f"f32 2 {rows} 40", "f32 2 1 40", "f32 2 9 40"], axis=1), "concat").entry.body
+        assert len(body) == 3 and {s.kind for s in body if isinstance(s, For)} == kinds
+
+
+def test_a_border_is_filled_and_the_rest_copied() -> None:
+    g = one_node("pad", ["f32 2 32 13 19"], pads=(2, 1, 1, 1, 0, 0, 2, 0))
+    text = show_kernel(kernel(g, "pad"))
+    assert "select" not in text and "= 0.0" in text and "parallel" in text
+    same(g)
+
+
+@pytest.mark.parametrize("channels", [16, 24, 36, 3])
+def test_channels_in_blocks_become_rows_by_tiles(channels: int) -> None:
+    w = np.eye(channels, 16, dtype=np.float32)[:, :, None, None]
+    g = graph_of(f"def g(x: f32[1, 16, 9, 20], *, w: f32[{channels}, 16, 1, 1]):\n    return conv(x, w)")
+    g.constants[next(iter(g.constants))] = w
+    if channels >= 8:
+        k = [s.kernel for s in program(g).steps if s.kernel.entry.name == "pack"][-1]
+        assert "zip_low" in show_kernel(k) and "lanes" not in show_kernel(k)
+    same(g, "llvm", "llvm -mcpu=haswell")
+
+
+@pytest.mark.parametrize("strides", [(2, 2), (4,), (1, 8), (3, 2)])
+def test_phases_take_turns_by_zipping(strides: tuple[int, ...]) -> None:
+    sizes = [9, 20][-len(strides) :]
+    dims = " ".join(map(str, sizes))
+    g = one_node("interleave", [f"f32 2 {3 * int(np.prod(strides))} {dims}"], strides=strides, channels=3)
+    text = show_kernel(kernel(g, "interleave"))
+    assert "zip_low" in text and "lanes" not in text
+    same(g, "llvm", "llvm -mcpu=haswell")
+
+
+def test_phases_of_whole_blocks_are_whole_vectors() -> None:
+    g = graph_of(
+        """def g(x: f32[1, 16, 6, 5], *, w: f32[16, 24, 2, 2], v: f32[16, 24, 1, 1]):
+    return conv(relu(conv_transpose(x, w, strides=(2, 2))), v)"""
+    )
+    text = show_kernel(kernel(g, "interleave"))
+    assert "zip_low" not in text and "//" not in text and "%" not in text
+
+
+def test_channels_in_blocks_are_joined_as_they_lie() -> None:
+    g = graph_of(
+        """def g(x: f32[1, 16, 6, 20], *, w: f32[24, 16, 1, 1], v: f32[40, 16, 1, 1], u: f32[16, 64, 1, 1]):
+    return conv(concat(conv(x, w), conv(x, v), axis=1), u)"""
+    )
+    assert [s.kernel.entry.name for s in program(g).steps] == ["pack", "conv", "conv", "concat", "conv", "pack"]
+    text = show_kernel(kernel(g, "concat"))
+    assert "select" not in text and "lanes" not in text and ":+8]" in text
+
+
+@pytest.mark.parametrize("step", [2, 3, 4, 5])
+@pytest.mark.parametrize("dtype", ["f32", "i8", "f64"])
+def test_steps_are_shuffles(step: int, dtype: str) -> None:
+    g = one_node("slice", [f"{dtype} 3 {64 * step}"], starts=(0, step - 1), steps=(1, step), shape=(3, 64))
+    assert ("llvm.masked.gather" in emit_kernel(kernel(g, "slice"), "k")) == (step == 5)
+    same(g)
+
+
+def test_rows_across_memory_are_reduced_side_by_side() -> None:
+    g = graph_of(
+        """def g(x: f32[1, 16, 9, 20], *, w: f32[16, 16, 1, 1]):
+    return softmax(conv(x, w), axis=1)"""
+    )
+    assert [s.kernel.entry.name for s in program(g).steps] == ["pack", "conv", "pack", "softmax"]
+    assert "acc: f32[16] @ register" in show_kernel(kernel(g, "softmax"))
+
+
+def test_phases_of_less_than_a_block_are_zipped_as_rows() -> None:
+    g = graph_of(
+        """def g(x: f32[1, 16, 6, 20], *, w: f32[16, 16, 1, 1], v: f32[16, 1, 2, 2]):
+    return sigmoid(conv_transpose(conv(x, w), v, strides=(2, 2)))"""
+    )
+    assert [s.kernel.entry.name for s in program(g).steps] == ["pack", "conv", "conv", "pack", "interleave_sigmoid"]
+    assert "lanes" not in show_kernel(kernel(g, "interleave"))
