@@ -13,6 +13,7 @@ from dnnc.backends.cuda.device import open_device
 from dnnc.backends.cuda.gate import MAX_STEPS
 from dnnc.backends.cuda.native import PARAMETER_ALIGN, CudaNative, Device
 from dnnc.backends.cuda.spelling import spelled
+from dnnc.backends.cuda.templates import recurrence
 from dnnc.backends.cuda.templates.gemv_norm import takes
 from dnnc.backends.llvm.gate_work import not_checked
 from dnnc.device_executable import DeviceExecutable, DeviceOrigin
@@ -165,6 +166,7 @@ def make_program(graph: Graph, machine: Machine, opts: CompileOptions, manager: 
         attention=True,
         channels_last=True,
         normed=takes,
+        recurrent=lambda form: recurrence.takes(form, machine.target),
         spelled=spelled(opts.numerics),
         align=PARAMETER_ALIGN,
         fallback=not check_every_pass(),

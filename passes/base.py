@@ -9,6 +9,7 @@ import difflib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from dnnc.ir.errors import DnncError, InputError, InternalError, VerifyError
 from dnnc.ir.graph import Graph, Node
@@ -27,6 +28,7 @@ class PassContext:
         align: bytes; where a value may begin within the memory of another is a multiple of it.
         fallback: is another schedule taken where one turns out not to hold, or is that an error?
         channels_last: do images lie with their channels last (GPUs), instead of in blocks of `lanes`?
+        recurrent: given the form of a loop (`dnnc.passes.graph.recurrent_form`): has the target a kernel for all of its steps?
         normed: given a norm and the contraction that alone reads its result: has the target a kernel for both?
         spelled: float32 intrinsics that the target has itself; others are expanded into arithmetic.
         precision: how floats are stored: None (as in the graph), "float32", "tf32", "float16" or "bfloat16".
@@ -43,6 +45,7 @@ class PassContext:
     attention: bool = False
     channels_last: bool = False
     normed: Callable[[Node, Node], bool] | None = None
+    recurrent: Callable[[Any], bool] | None = None
     spelled: frozenset[str] = frozenset()
     align: int = 1
     fallback: bool = False

@@ -22,6 +22,7 @@ from dnnc.passes.graph.kinds import is_view
 from dnnc.passes.graph.layout import assign_layouts
 from dnnc.passes.graph.memory_plan import plan_memory
 from dnnc.passes.graph.precision import precision
+from dnnc.passes.graph.recurrence import recurrence
 from dnnc.passes.graph.siblings import siblings
 from dnnc.passes.graph.sink_constants import sink_constants
 from dnnc.passes.graph.split_reduce import split_reductions
@@ -82,6 +83,7 @@ PRECISION = Pass(
     "precision", nested(precision), "how floats are stored; after all folding, which is done in the model's types, and where norms are one op each"
 )
 SPLIT_REDUCE = Pass("split-reduce", nested(split_reductions), "a GPU's blocks cannot meet: few long results become two kernels; before layouts")
+RECURRENCE = Pass("recurrence", recurrence, "loops that are one kernel; their bodies are in the form in which they are computed, and get no layouts")
 LAYOUT = Pass("layout", nested(layout), "blocks for vectors, or channels last; last of the rewrites, since it fixes how values lie")
 DCE_AGAIN = Pass("dce-again", dce, "layout relabels constants and leaves the old ones without readers")
 COPY_OUTPUTS = Pass("copy-outputs", nested(copy_outputs), "outputs are memory of their own; after layout, which may add the last node itself")
@@ -91,7 +93,7 @@ PLACE_CONCATS = Pass(
 
 PASSES = (
     FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, FOLD_AGAIN, CANONICALIZE, CSE, CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, DCE,
-    PRECISION, SPLIT_REDUCE, LAYOUT, DCE_AGAIN, COPY_OUTPUTS, PLACE_CONCATS,
+    PRECISION, SPLIT_REDUCE, RECURRENCE, LAYOUT, DCE_AGAIN, COPY_OUTPUTS, PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
     0: (DECOMPOSE, DCE, PRECISION, COPY_OUTPUTS),

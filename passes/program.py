@@ -15,7 +15,8 @@ from dnnc.ir.operator.verify import verify_kernel
 from dnnc.passes.graph.fuse import FusionPlan, Group, Normed, plan_fusion
 from dnnc.passes.graph.inplace import find_inplace
 from dnnc.passes.graph.memory_plan import MemoryPlan, Region
-from dnnc.passes.lower import lower
+from dnnc.passes.lower import Lowered, lower
+from dnnc.passes.lower_recurrence import lower_recurrence
 from dnnc.passes.operator.decompose import decompose
 from dnnc.passes.schedule.problem import Choice, Problem, Template, classify
 from dnnc.passes.schedule.step import Choose, schedule
@@ -153,6 +154,12 @@ def build_steps(
     return _Steps(memory, templates, choose, spelled, fallback).of(region)
 
 
+def lower_group(graph: Graph, g: Group, inplace: Value | None = None) -> Lowered:
+    """The naive kernel of a group. `inplace`: the input whose memory the output takes."""
+    first = g.nodes[0]
+    return lower_recurrence(graph, first) if first.op.name == "recurrence" else lower(graph, g.nodes, g.output, inplace)
+
+
 class _Steps:
     def __init__(self, memory: MemoryPlan, templates: Sequence[Template], choose: Choose, spelled: Collection[str], fallback: bool) -> None:
         self.memory, self.templates, self.choose, self.spelled, self.fallback = memory, templates, choose, spelled, fallback
@@ -164,7 +171,7 @@ class _Steps:
     def kernel(self, graph: Graph, g: Group) -> Step:
         if g.kind == "host":
             raise InternalError(f"{g.nodes[0].op.name}{locations(g.output.locs)} runs on the host and cannot be a kernel")
-        low = lower(graph, g.nodes, g.output, self.memory.inplace.get(g))
+        low = lower_group(graph, g, self.memory.inplace.get(g))
         problem = classify(g.nodes, low, graph.constants)
         key = (show_kernel(low.kernel), problem.constants)
         made = self.known.get(key)

@@ -191,6 +191,12 @@ def _plain(em: FuncEmitter, s: Eval) -> str:
     return f"{em.use(s.name)}({', '.join(em.text(a) for a in s.args)});"
 
 
+def _wait_mbarrier(em: FuncEmitter, s: Eval) -> str:
+    """Where blocks send to each other, of what all blocks of the cluster did."""
+    sent = any(isinstance(x, Eval) and x.name == "peer_send" for x in walk_stmts(em.func.body))
+    return f"{em.use('mbar_wait_peers' if sent else 'mbar_wait')}({', '.join(em.text(a) for a in s.args)});"
+
+
 def _matrices(em: FuncEmitter, s: Eval) -> str:
     em.use("V"), em.use("pair")
     return _plain(em, s)
@@ -261,6 +267,21 @@ FN u32 peer_address(const void* p, int rank) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(shared_address(p)), "r"(rank));
   return r;
 }""",
+    "peer_store": """\
+FN void peer_store(const f32* p, int rank, f32 v) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(peer_address(p, rank)), "f"(v) : "memory");
+}""",
+    "peer_send": """\
+FN void peer_send(const f32* p, int rank, f32 v, u64* b) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];"
+    :: "r"(peer_address(p, rank)), "f"(v), "r"(peer_address(b, rank)) : "memory");
+}""",
+    # for what other blocks have sent
+    "mbar_wait_peers": """\
+FN void mbar_wait_peers(u64* b, u32 parity) {
+  asm volatile("{\\n.reg .pred done;\\nWAIT:\\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\\n@done bra DONE;\\nbra WAIT;\\nDONE:\\n}"
+    :: "r"(shared_address(b)), "r"(parity) : "memory");
+}""",
     "peer_4": """\
 FN V<f32, 4> peer_4(const f32* p, int rank) {
   V<f32, 4> r;
@@ -273,9 +294,10 @@ FN V<f32, 4> peer_4(const f32* p, int rank) {
 }  # fmt: skip
 
 EFFECTS: dict[str, Callable[[FuncEmitter, Eval], str]] = {
-    **{name: _plain for name in ("mbar_init", "mbar_fence", "mbar_arrive", "mbar_expect", "mbar_wait", "bulk_commit", "fence_async",
+    **{name: _plain for name in ("mbar_init", "mbar_fence", "mbar_arrive", "mbar_expect", "bulk_commit", "fence_async",
                                  "wgmma_fence", "wgmma_commit", "named_barrier",
-                                 "cluster_barrier")},
+                                 "cluster_barrier", "peer_store", "peer_send")},
+    "mbar_wait": _wait_mbarrier,
     **{name: _immediate for name in ("bulk_wait", "bulk_wait_read", "regs_give", "regs_take")},
     "tma_load": _copy, "tma_im2col": _im2col, "tma_prefetch": _prefetch, "tma_fetch": _fetch, "tma_store": _copy, "stmatrix_x4": _matrices, "wgmma": _product, "wgmma_kn": _product, "wgmma_wait": _wait,
     "resident": lambda em, s: "",  # said in the kernel's head

@@ -28,6 +28,9 @@ What threads write to shared memory becomes visible to those engines by `fence_a
     named_barrier(id, threads)       a barrier of a part of the block, whole warps
     cluster_barrier()                a barrier of all threads of all blocks of a cluster
     peer(addr, rank)                 a value: what lies at this address of a shared buffer in block `rank` of the cluster
+    peer_store(addr, rank, v)        v goes to this address of a shared buffer in block `rank`; that block reads it behind a cluster_barrier()
+    peer_send(addr, rank, v, b)      the same on its own, beside the threads; the mbarrier b of block `rank` counts its bytes, in no order with
+                                     mbar_expect. Who waits for the phase knows what the sender knew
     resident(n)                      registers are to suffice for n blocks of this kernel on a multiprocessor
     regs_give(n), regs_take(n)       128 threads leave registers to others, or take them: n each from here on
 """
@@ -38,7 +41,7 @@ import numpy as np
 
 EFFECTS = (
     "mbar_init", "mbar_fence", "mbar_arrive", "mbar_expect", "mbar_wait", "tma_prefetch", "tma_load", "tma_im2col", "tma_fetch", "tma_store", "bulk_commit", "bulk_wait_read",
-    "bulk_wait", "fence_async", "stmatrix_x4", "wgmma", "wgmma_kn", "wgmma_fence", "wgmma_commit", "wgmma_wait", "named_barrier", "cluster_barrier", "resident", "regs_give", "regs_take",
+    "bulk_wait", "fence_async", "stmatrix_x4", "wgmma", "wgmma_kn", "wgmma_fence", "wgmma_commit", "wgmma_wait", "named_barrier", "cluster_barrier", "peer_store", "peer_send", "resident", "regs_give", "regs_take",
 )  # fmt: skip
 
 GROUP = 128  # threads of a warp group

@@ -22,7 +22,7 @@ from dnnc.ir.operator.interp_values import KernelError
 from dnnc.ir.operator.stmt import Buffer
 
 if TYPE_CHECKING:
-    from dnnc.ir.operator.interp_eval import Evaluator, Place
+    from dnnc.ir.operator.interp_eval import Evaluator, Place, State
 
 Array = Any
 
@@ -433,21 +433,60 @@ def cluster_barrier(it: Evaluator) -> None:
 def peer(it: Evaluator, r: Expr, rank: Expr) -> Array:
     """What lies at an address in the same shared buffer of another block of the cluster."""
     assert isinstance(r, Ref)
-    view, n = it.view(r.buf), it.grid.blocks
-    part, lo, hi = it.eval(rank), 0, n
-    if r.buf.space != "shared" or np.min(part) < lo or np.max(part) >= hi:
-        raise KernelError(f"peer: {r.buf.name} of block {np.max(part)}; a cluster of {n} blocks shares shared memory")
-    it.grid.peeked = True
     outer = it.state
-    it.state = replace(outer, views={**outer.views, r.buf: replace(view, base=part * (view.memory.size // n))})
+    it.state = _of_peer(it, r, rank)
     found = it.read(it.place(r.buf, r.idx, r.lanes), r.lanes)
     it.state = outer
     return found
+
+
+def peer_store(it: Evaluator, r: Expr, rank: Expr, value: Expr) -> None:
+    """Write to an address of the same shared buffer in another block of the cluster."""
+    assert isinstance(r, Ref)
+    threads_of(it, "peer_store")
+    outer, v = it.state, it.eval(value)
+    it.state = _of_peer(it, r, rank)
+    it.write(it.place(r.buf, r.idx, r.lanes), v)
+    it.state = outer
+
+
+def peer_send(it: Evaluator, r: Expr, rank: Expr, value: Expr, b: Expr) -> None:
+    """Start copies of registers into the memory of another block, which its mbarrier counts."""
+    assert isinstance(r, Ref) and isinstance(b, Ref)
+    threads, outer, v = threads_of(it, "peer_send"), it.state, it.eval(value)
+    it.state = _of_peer(it, r, rank)
+    at = it.place(r.buf, r.idx)
+    off = it.spots(at)[1]
+    it.state = outer
+    it.state = _of_peer(it, b, rank)
+    bars = it.spots(it.place(b.buf, b.idx))[1]
+    it.state = outer
+    values = np.broadcast_to(v, (outer.rows,))[it.active()]
+    for where in np.unique(bars):
+        bar, mine = it.grid.mbarriers.get((it.view(b.buf).memory, int(where))), bars == where
+        if bar is None:
+            raise KernelError(f"peer_send: {b.buf.name} of that block was never initialised by mbar_init")
+        who = threads[mine]
+        bar.copies.append(issue(it, at.view, who, off[mine], values[mine], None))
+        bar.bytes -= len(who) * r.buf.dtype.bytes
+        bar.gathered = np.maximum(bar.gathered, it.team.clock[who].max(0))
+        it.team.tick(who)
+        _complete(it, bar)
+
+
+def _of_peer(it: Evaluator, r: Ref, rank: Expr) -> State:
+    """The state in which the buffer of an address is that of another block."""
+    view, n = it.view(r.buf), it.grid.blocks
+    part = it.eval(rank)
+    if r.buf.space != "shared" or np.min(part) < 0 or np.max(part) >= n:
+        raise KernelError(f"{r.buf.name} of block {np.max(part)}: a cluster of {n} blocks shares shared memory")
+    it.grid.peeked = True
+    return replace(it.state, views={**it.state.views, r.buf: replace(view, base=part * (view.memory.size // n))})
 
 
 EFFECTS: dict[str, Callable[..., None]] = {
     "mbar_init": mbar_init, "mbar_fence": mbar_fence, "mbar_arrive": mbar_arrive, "mbar_expect": mbar_expect,
     "tma_load": tma_load, "tma_im2col": tma_im2col, "tma_store": tma_store, "bulk_commit": bulk_commit, "bulk_wait": bulk_wait, "bulk_wait_read": bulk_wait,
     "fence_async": fence_async, "stmatrix_x4": stmatrix_x4, "wgmma": wgmma, "wgmma_kn": wgmma_kn, "wgmma_fence": wgmma_fence, "wgmma_commit": wgmma_commit,
-    "wgmma_wait": wgmma_wait, "named_barrier": named_barrier, "cluster_barrier": cluster_barrier, "resident": nothing, "regs_give": nothing, "regs_take": nothing, "tma_prefetch": nothing, "tma_fetch": nothing,
+    "wgmma_wait": wgmma_wait, "named_barrier": named_barrier, "cluster_barrier": cluster_barrier, "peer_store": peer_store, "peer_send": peer_send, "resident": nothing, "regs_give": nothing, "regs_take": nothing, "tma_prefetch": nothing, "tma_fetch": nothing,
 }  # fmt: skip

@@ -22,6 +22,7 @@ from dnnc.ir.ops.normalize import NORMALIZE_OPS
 from dnnc.ir.ops.pool import POOL_OPS
 from dnnc.ir.ops.quantize import QUANTIZE_OPS
 from dnnc.ir.ops.random import RANDOM_OPS
+from dnnc.ir.ops.recurrence import RECURRENCE_OPS
 from dnnc.ir.ops.reduce import REDUCE_OPS
 from dnnc.ir.ops.resize import RESIZE_OPS
 from dnnc.ir.ops.roi import ROI_OPS
@@ -45,6 +46,7 @@ FAMILIES: dict[str, tuple[OpDef, ...]] = {
     "resize": RESIZE_OPS,
     "quantize": QUANTIZE_OPS,
     "control": CONTROL_OPS,
+    "recurrence": RECURRENCE_OPS,
     "random": RANDOM_OPS,
     "inverse": INVERSE_OPS,
     "trees": TREE_OPS,

@@ -16,7 +16,7 @@ Knobs = tuple[tuple[str, int | str], ...]
 @dataclass(frozen=True)
 class Problem:
     """`kind`: contraction (one matmul or convolution, the `anchor`, with its epilogue), normed (the same of rows that a norm makes in the same
-    kernel), attention (the `anchor`, with its epilogue), sequence
+    kernel), attention (the `anchor`, with its epilogue), recurrence (the `anchor`), sequence
     (elements of a row depend on those before them), reduce (any other reductions), map (the rest). `constants`: names of the buffers that no
     kernel of the program writes; a kernel may read them before those ahead of it have ended."""
 
@@ -69,5 +69,7 @@ def classify(nodes: Sequence[Node], lowered: Lowered, constants: Container[Value
         anchor = None
     kind = "attention" if fused else "normed" if normed else "contraction" if anchor is not None else "reduce" if lowered.reductions else "map"
     kind = "sequence" if any("sequential" in n.op.traits for n in nodes) else kind
+    if nodes[0].op.name == "recurrence":
+        kind, anchor = "recurrence", nodes[0]
     given = zip(lowered.params, lowered.kernel.entry.buffers)
     return Problem(lowered, kind, flops, anchor, lowered.inplace, frozenset(b.name for v, b in given if v in constants))

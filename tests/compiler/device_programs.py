@@ -9,6 +9,14 @@ def net(x: f32[4, 24], i: i64[3], *, w: f32[24, 16], v: f32[16, 24]):
 STACKED = """
 def net(x: f32[4, 20], xs: f32[5, 4, 20], *, w: f32[20, 20]):
     def body(k: i64, h: f32[4, 20], r: f32[4, 20], u: f32[20, 20]):
+        a = softmax(add(matmul(h, u), mul(r, cast(k, to=f32))))
+        return a, mul(a, 2.0)
+    (h, s) = loop(None, None, x, xs, w, body=body, carried=1, scanned=1, length=5, backward=(True, False))
+    return h, relu(s)
+"""
+RECURRENT = """
+def net(x: f32[4, 20], xs: f32[5, 4, 20], *, w: f32[20, 20]):
+    def body(k: i64, h: f32[4, 20], r: f32[4, 20], u: f32[20, 20]):
         a = tanh(add(matmul(h, u), mul(r, cast(k, to=f32))))
         return a, mul(a, 2.0)
     (h, s) = loop(None, None, x, xs, w, body=body, carried=1, scanned=1, length=5, backward=(True, False))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_programs import NET, ODD_ROWS, STACKED, WHILE
+from device_programs import NET, ODD_ROWS, RECURRENT, STACKED, WHILE
 
 import dnnc
 from dnnc.backends.cuda.device import open_device
@@ -39,7 +39,7 @@ def check(got: Any, g: Graph, arrays: list[Any]) -> None:
         np.testing.assert_allclose(np.asarray(a.get() if hasattr(a, "get") else a), b, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("text", [NET, PLAIN, STACKED, ODD_ROWS, WHILE])
+@pytest.mark.parametrize("text", [NET, PLAIN, STACKED, RECURRENT, ODD_ROWS, WHILE])
 def test_numpy_and_cupy(text: str) -> None:
     import cupy
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_programs import NET, ODD_ROWS, STACKED, WHILE
+from device_programs import NET, ODD_ROWS, RECURRENT, STACKED, WHILE
 
 import dnnc
 import dnnc.ir.errors
@@ -101,7 +101,7 @@ def test_a_net(level: int, device: InterpretedDevice) -> None:
     assert device.graphs == 1  # recorded by the first call, started by all
 
 
-@pytest.mark.parametrize(("text", "recorded"), [(STACKED, 1), (ODD_ROWS, 1), (COUNTED, 0), (WHILE, 0), (BRANCH, 0), (NESTED, 0)])
+@pytest.mark.parametrize(("text", "recorded"), [(STACKED, 1), (RECURRENT, 1), (ODD_ROWS, 1), (COUNTED, 0), (WHILE, 0), (BRANCH, 0), (NESTED, 0)])
 def test_control_flow(text: str, recorded: int, device: InterpretedDevice) -> None:
     g = graph_of(text)
     f = compiled(g)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from dnnc.backends.cuda.templates import attention, gemv, gemv_norm, maps, mma, reduce, sequence, simt, tf32, threads, wgmma, window
+from dnnc.backends.cuda.templates import attention, gemv, gemv_norm, maps, mma, recurrence, reduce, sequence, simt, tf32, threads, wgmma, window
 from dnnc.ir.operator.stmt import Eval, For, Kernel, walk_stmts
 from dnnc.passes.schedule.problem import Knobs, Problem, Template
 from dnnc.passes.schedule.state import replace_stmt
@@ -23,6 +23,7 @@ def templates(target: GpuTarget, rounded: bool = False) -> tuple[Template, ...]:
     """`rounded`: f32 operands of contractions may be rounded to TF32."""
     return (
         _template("attention", attention, target),
+        _template("recurrence", recurrence, target),  # loops that are one kernel
         _template("gemv", gemv, target),  # few rows: bandwidth counts
         _template("gemv_norm", gemv_norm, target),
         _template("wgmma", wgmma, target),  # tensor cores, where shapes and types allow

@@ -23,7 +23,7 @@ from dnnc.passes.lower import lower
 from dnnc.passes.schedule.problem import Problem, classify
 
 ARCHS = ("sm_80", "sm_90a")
-ELSEWHERE = {"attention", "wgmma", "gemv_norm"}
+ELSEWHERE = {"attention", "wgmma", "gemv_norm", "recurrence"}
 Knobs = dict[str, int | str]
 
 

@@ -65,7 +65,7 @@ def test_other_cpus(name: str, cpu: str) -> None:
         check(OPS[name], s, f"llvm -mcpu={cpu}")
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f != "control"])
+@pytest.mark.parametrize("family", [f for f, ops in FAMILIES.items() if any(op.samples for op in ops)])
 def test_the_gate_passes_what_is_right(family: str) -> None:
-    for op in (op for op in FAMILIES[family] if op.name not in HOSTED):
+    for op in (op for op in FAMILIES[family] if op.name not in HOSTED and op.samples):
         check(op, op.samples[0], "llvm", verify="kernels")

@@ -142,6 +142,7 @@ ELSEWHERE = {
     "inverse",
     "random_uniform",
     "random_normal",
+    "recurrence",
 }  # in a test file of their own
 
 

@@ -1,0 +1,74 @@
+"""Loops of known length that a target can run as one kernel become the op `recurrence`; what reads their results reads parts of its one result.
+
+    (h, c, y) = loop(None, None, h0, c0, x, body=f, length=5)    ->    r = recurrence(h0, c0, x, w, body=f', length=5); y = r[0:5]; h = r[5]; c = r[6]
+
+Recurrent matrices and other constants of the body become operands, matrices with the axis that is summed over last. For targets that have a kernel
+for it (`ctx.recurrent`); runs on bodies in their last form, after all that changes what they compute.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dnnc.ir.builder import Builder
+from dnnc.ir.graph import Graph, Node, Value
+from dnnc.passes.base import PassContext, graphs
+from dnnc.passes.graph.recurrent_form import NoForm, form_of
+
+
+def recurrence(graph: Graph, ctx: PassContext) -> bool:
+    """Replace every loop that has a form which the target takes."""
+    if ctx.recurrent is None:
+        return False
+    changed = False
+    for g in list(graphs(graph)):
+        for n in list(g.nodes()):
+            if n.op.name == "loop" and _taken(n, ctx):
+                _replace(g, n)
+                changed = True
+    return changed
+
+
+def _taken(n: Node, ctx: PassContext) -> bool:
+    assert ctx.recurrent is not None
+    try:
+        form = form_of(n)
+    except NoForm as e:
+        if ctx.explain is not None:
+            ctx.explain("recurrence", n, str(e))
+        return False
+    taken = ctx.recurrent(form)
+    if not taken and ctx.explain is not None:
+        ctx.explain("recurrence", n, "the target has no kernel of that size")
+    return taken
+
+
+def _replace(g: Graph, n: Node) -> None:
+    body: Graph = n.attrs["body"].copy()
+    b = Builder(g, n, n.locs)
+    operands = [v for v in n.inputs[2:] if v is not None] + [_hoisted(body, v, g) for v in list(body.constants) if body.constants[v].size != 1]
+    attrs = {k: n.attrs[k] for k in ("carried", "scanned", "length", "backward")}
+    made: Value = b.op("recurrence", *operands, body=body, **attrs)
+    carried, steps = n.attrs["carried"], n.attrs["length"]
+    stacked = len(n.outputs) - carried
+    for k, old in enumerate(n.outputs):
+        if not old.uses and not g.is_output(old):
+            continue
+        count, start = (1, stacked * steps + k) if k < carried else (steps, (k - carried) * steps)
+        new = b.slice(made, starts=(start, 0, 0), steps=(1, 1, 1), shape=(count, *made.type.shape[1:]))
+        g.replace_all_uses(old, b.reshape(new, shape=old.type.shape) if k < carried else new)
+    g.erase(n)
+
+
+def _hoisted(body: Graph, v: Value, g: Graph) -> Value:
+    """A constant of a body as an operand of its node: the constant outside. A matrix of products alone is transposed there and back inside."""
+    array = body.constants[v]
+    matrix = array.ndim == 2 and all(u.op.name == "matmul" and k == 1 for u, k in v.uses) and v.type.layout is None
+    if matrix:
+        array = np.ascontiguousarray(array.T)
+    outside = g.constant(array, v.name, v.locs)
+    inside = body.add_input(v.name, outside.type, v.locs)
+    first = body.first_node()
+    body.replace_all_uses(v, Builder(body, first, v.locs).transpose(inside, perm=(1, 0)) if matrix else inside)
+    body.erase_constant(v)
+    return outside
