@@ -12,7 +12,7 @@ import numpy as np
 QUICK = 1e-3  # seconds: a model below is called at least QUICK_CALLS times per engine and repeat, others SLOW_CALLS times
 QUICK_CALLS, SLOW_CALLS, MOST_CALLS = 200, 10, 2000
 BLOCK_SECONDS, BLOCK_CALLS = 0.02, 5  # a block of one engine's calls: so long at least, and so many
-PAUSE = 0.005  # between engines: threads that spin while they wait for work would take the next engine's CPU
+PAUSE, LONGEST_PAUSE = 0.005, 0.25  # seconds between engines, see `settle`
 PERCENTILES = (50, 90, 99)
 
 Call = Callable[[], Any]
@@ -58,10 +58,21 @@ def _repeat(calls: Sequence[Call], counts: Sequence[int], blocks: Sequence[int])
         for k in range(len(calls)):
             i = (first + k) % len(calls)
             if len(times[i]) < counts[i]:
-                time.sleep(PAUSE)
+                settle()
                 _block(calls[i], blocks[i], times[i])
         first += 1
     return times
+
+
+def settle() -> None:
+    """Wait at least PAUSE, and until no thread of this process runs any more. Pools spin while they wait for work, ONNX Runtime's for 33 ms after
+    a call: the engine that comes next would have one CPU less."""
+    end = time.perf_counter() + LONGEST_PAUSE
+    while True:
+        used = time.process_time()
+        time.sleep(PAUSE)
+        if time.process_time() - used < PAUSE / 10 or time.perf_counter() > end:
+            return
 
 
 def _block(call: Call, count: int, times: list[float]) -> None:

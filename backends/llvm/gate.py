@@ -375,8 +375,14 @@ def errors(got: Array, want: Array) -> Array:
 
 
 def operands_of(step: Step) -> str:
-    """The form to which a schedule rounds the operands of products, if it does."""
-    return "tf32" if step.choice.template == "tf32" else ""
+    """The form to which a schedule rounds the operands of products, if it does; of a recurrence, that in which its states are multiplied."""
+    if step.choice.template == "tf32":
+        return "tf32"
+    first = step.group.nodes[0]
+    if first.op.name != "recurrence":
+        return ""
+    types = {v.type.dtype for body in first.subgraphs() for n in body.nodes() for v in n.outputs}
+    return max((t.name for t in types if t.name in EPS and t.computed is not t), key=EPS.__getitem__, default="")
 
 
 def compare(step: Step, got: Array, want: Array, points: Array, k: int, slack: Array) -> None:

@@ -2,7 +2,8 @@
 
 Quotients, of which an exact one takes ten instructions: at most 2 ulp.
 
-    a / c               ->  a * (1/c)            c a power of two: the same number. Others stay exact: quantized models divide by 255, and round
+    a / c               ->  a * (1/c)            c a power of two: the same number. Others stay exact, for quantized models divide by 255, and
+                                                 round; but where all that is stored is of 16 bits
     a / b               ->  a * recip(b)         b >= 1 for certain: 1 + exp(x), and so on
     exp(x - m) / s      ->  exp(x - m) * recip(s)     m, s numbers of a row: a softmax, whose s is at least 1. The compiler computes recip(s) once
 
@@ -37,11 +38,12 @@ def rules(kernel: Kernel, spelled: Collection[str]) -> tuple[Rule, ...]:
     """What to do, in order, with each float32 operation before its operands; a rule gives back what it does not change."""
     found: list[Rule] = [exponential, gelu] if POWER in spelled and RECIPROCAL in spelled and stores_halves(kernel) else []
     terms = softmax_terms(kernel)
-    return (*found, lambda e: quotient(e, terms)) if RECIPROCAL in spelled else ()
+    hidden = stores_halves(kernel, integers=False)
+    return (*found, lambda e: quotient(e, terms, hidden)) if RECIPROCAL in spelled else ()
 
 
-def stores_halves(kernel: Kernel) -> bool:
-    """Is every float that the kernel leaves in memory one of 16 bits?"""
+def stores_halves(kernel: Kernel, integers: bool = True) -> bool:
+    """Is every float that the kernel leaves in memory one of 16 bits, and, without `integers`, nothing else left there?"""
     types: set[DType] = set()
     for s in (s for f in kernel.funcs for s in walk_stmts(f.body)):
         if isinstance(s, Store) and s.buf.space == "global":
@@ -51,7 +53,7 @@ def stores_halves(kernel: Kernel) -> bool:
         elif isinstance(s, Eval) and not (s.name in TABLE and TABLE[s.name].effect):
             return False  # a function of the kernel, which may store what it is given the address of
     floats = {t for t in types if t.is_float}
-    return bool(floats) and floats <= {f16, bf16}
+    return bool(floats) and floats <= {f16, bf16} and (integers or floats == types)
 
 
 def softmax_terms(kernel: Kernel) -> frozenset[Buffer]:
@@ -108,14 +110,14 @@ def _divided(e: Expr, c: float) -> Expr | None:
     return e.args[0] if isinstance(e, Op) and e.name == "/" and e.args[1] is const(c, f32) else None
 
 
-def quotient(e: Op, terms: Container[Buffer] = ()) -> Expr:
-    """a / b -> a * (1 / b), see above. `terms`: registers that hold terms of a softmax."""
+def quotient(e: Op, terms: Container[Buffer] = (), hidden: bool = False) -> Expr:
+    """a / b -> a * (1 / b), see above. `terms`: memory that holds terms of a softmax; `hidden`: a store of 16 bits hides an error of an ulp."""
     if e.name != "/":
         return e
     a, b = e.args
     if isinstance(b, Const):
         c = float(b.value)
-        return a * (1.0 / c) if 2.0**-126 <= abs(c) <= 2.0**126 and abs(math.frexp(c)[0]) == 0.5 else e
+        return a * (1.0 / c) if 2.0**-126 <= abs(c) <= 2.0**126 and (hidden or abs(math.frexp(c)[0]) == 0.5) else e
     if not (_at_least_one(b) or (_softmax_term(a, terms) and _of_row(b))):
         return e
     r = call(RECIPROCAL, b)

@@ -17,6 +17,7 @@ from dnnc.backends.cuda.nvrtc import compile_many
 from dnnc.backends.cuda.target import FACTS, GpuTarget
 from dnnc.backends.cuda.templates import overlapped, recurrence
 from dnnc.backends.cuda.templates.recurrence import Plan, plans
+from dnnc.backends.llvm import gate
 from dnnc.ir.builder import Builder
 from dnnc.ir.errors import VerifyError
 from dnnc.ir.graph import Graph
@@ -25,6 +26,7 @@ from dnnc.ir.operator.interp import run_kernel
 from dnnc.ir.operator.stmt import Kernel
 from dnnc.ir.operator.text import parse_kernel, show_kernel
 from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.tolerances import bound
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.lower_recurrence import LoweredRecurrence, lower_recurrence
 from dnnc.passes.operator.decompose import decompose
@@ -292,3 +294,19 @@ def test_layers_on_a_device(kind: str, hidden: int, sends: int, monkeypatch: pyt
     for _ in range(20):
         for a, b in zip(want, f(**given)):
             assert np.allclose(a, b, atol=2e-5)
+
+
+@pytest.mark.parametrize(("precision", "form"), [(None, ""), ("float16", "f16"), ("bfloat16", "bf16")])
+def test_states_that_are_rounded_for_products(precision: str | None, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state between two numbers of 16 bits goes the one way or the other by how its sum was ordered; the gate's bound knows of it."""
+    asked: list[str] = []
+
+    def spy(dtype: Any, k: int, reference: Any, operands: str = "") -> float:
+        asked.append(operands)
+        return bound(dtype, k, reference, operands)
+
+    monkeypatch.setattr(gate, "bound", spy)
+    monkeypatch.setattr(device_driver, "cuda_machine", lambda target, threads=None: interpreted_machine())
+    f = dnnc.compile(layer("LSTM", 4, 1, 12), target="cuda", precision=precision, cache=False, verify="kernels")
+    assert any("recurrence" in str(k.choice) for k in f.report.programs[-1].kernels)
+    assert set(asked) == {"", form}
