@@ -21,7 +21,7 @@ from dnnc.ir.dtype import DType, boolean
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import Const, Expr, Load, Op, Var, cast, const, fma, free, load, minimum, op, rebuild, select, substitute, unwrap, value, walk
 from dnnc.ir.graph import Graph, Node, Value
-from dnnc.ir.operator.stmt import Buffer, Builder, For, Func, Kernel, Param, exprs, walk_stmts
+from dnnc.ir.operator.stmt import Buffer, Builder, For, Func, Kernel, Param, call, exprs, walk_stmts
 from dnnc.ir.types import Layout, Part, TensorType
 
 COSTLY = frozenset(("exp", "log", "erf", "tanh", "pow", "sin", "cos", "tan", "sqrt", "/", "log1p", "expm1", "sinh", "cosh"))
@@ -159,7 +159,7 @@ class _Lowering:
             assert t.stage is not None
             if t.stage.reduce or t in self.kept:
                 return load(t, idx)
-            return self.resolve(substitute(t.stage.value, dict(zip(t.stage.axes, idx))))
+            return narrowed(self.resolve(substitute(t.stage.value, dict(zip(t.stage.axes, idx)))), t.dtype)
         r = rebuild(e, self.resolve)
         if isinstance(r, Op) and r.name.startswith("cast_") and r.args[0].dtype is r.dtype:
             return r.args[0]  # the value of an inlined stage is in its compute type already
@@ -273,8 +273,8 @@ class _Lowering:
                 if x.buf in self.kept:
                     buf = self.placed[load(x.buf, x.idx[: self.kept[x.buf]])]
                     assert isinstance(buf, Load)
-                    return load(buf.buf, map(go, x.idx[self.kept[x.buf] :]))
-                return self.placed[x]
+                    return narrowed(load(buf.buf, map(go, x.idx[self.kept[x.buf] :])), x.buf.dtype)
+                return narrowed(self.placed[x], x.buf.dtype)
             r = rebuild(x, go)
             if isinstance(r, Op) and r.name.startswith("cast_") and r.args[0].dtype is r.dtype:
                 return r.args[0]
@@ -368,6 +368,18 @@ def _known(i: Expr) -> Expr:
     """An index that can have one value only is that value (axes of size 1)."""
     lo, hi = bounds(i)
     return const(lo) if lo is not None and lo == hi else i
+
+
+def narrowed(e: Expr, t: DType) -> Expr:
+    """A number in the type in which `t` computes, as a value of `t` reads it: integers of 2 and 4 bits wrap. Floats are not rounded in between."""
+    if not t.is_int or t.computed is t:
+        return e
+    if isinstance(e, Const) or (isinstance(e, Op) and e.name.startswith("cast_") and e.args[0].dtype is t):
+        return e  # was one of them already
+    if t.kind == "u":
+        return op("&", e, const((1 << t.bits) - 1, t.computed))
+    unused = const(t.computed.bits - t.bits, t.computed)
+    return call("shr", call("shl", e, unused), unused)
 
 
 def _pending(e: Expr, placed: dict[Expr, Expr]) -> list[Load]:

@@ -21,6 +21,7 @@ from dnnc.backends.link import pack
 from dnnc.backends.llvm.gate_work import MAX_STEPS, sampled, unchecked
 from dnnc.backends.llvm.native import shape_of
 from dnnc.backends.runtime import Frame, aligned_empty
+from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import AccuracyError, locations
 from dnnc.ir.expr import Expr, Var, const, free
 from dnnc.ir.graph import Graph, Node, Value
@@ -88,7 +89,7 @@ def conditioning(sub: Graph, arrays: list[Array], points: Array, want: Array, rn
     moved = np.zeros(want.shape)
     eps = max((EPS.get(n.attrs["to"].name, 0.0) for n in sub.nodes() if n.op.name == "cast"), default=0.0)  # casts round inside, too
     for _ in range(TRIALS):
-        shaken = [a if a.dtype.kind not in "fV" else _shaken(a, rng, eps) for a in arrays]
+        shaken = [_shaken(a, rng, eps) if from_numpy(a.dtype).is_float else a for a in arrays]
         with np.errstate(all="ignore"):
             moved = np.fmax(moved, np.abs(reference(sub, shaken, points) - want))
     return 2 * moved

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir import te
-from dnnc.ir.dtype import DType, boolean, i64, u8
+from dnnc.ir.dtype import DType, boolean, from_numpy, i64, u8
 from dnnc.ir.expr import E, Expr, cast, const, select
 from dnnc.ir.op import OpDef, require
 from dnnc.ir.operator.stmt import call
@@ -55,11 +55,13 @@ def keep_index(index: Sequence[E], axes: Axes) -> tuple[E, ...]:
 
 def lowest(x: Array) -> Any:
     """What a maximum starts from."""
-    return -np.inf if x.dtype.kind in "fV" else np.False_ if x.dtype.kind == "b" else np.iinfo(x.dtype).min
+    t = from_numpy(x.dtype)
+    return -np.inf if t.is_float else np.False_ if t.kind == "b" else t.range[0]
 
 
 def highest(x: Array) -> Any:
-    return np.inf if x.dtype.kind in "fV" else np.True_ if x.dtype.kind == "b" else np.iinfo(x.dtype).max
+    t = from_numpy(x.dtype)
+    return np.inf if t.is_float else np.True_ if t.kind == "b" else t.range[1]
 
 
 # --- the family ---------------------------------------------------------------------------------------------------------------
