@@ -35,7 +35,11 @@ def _descend_type(x: TensorType, at: TensorType, links: TensorType, splits: Tens
     require_kind("nodes and links", at, "i")
     require(x.rank == 2 and at.rank == 2, "rows [n, features] and nodes [n or 1, trees] are needed; got {} and {}", x, at)
     require(same_dim(at.shape[0], 1) or same_dim(at.shape[0], x.shape[0]), "{} has other rows than {}", at, x)
-    require(splits.rank == 1 and links.rank == 2 and links.shape[1] == 4 and same_dim(links.shape[0], splits.shape[0]), "links [m, 4] and splits [m]; got {}", links)
+    require(
+        splits.rank == 1 and links.rank == 2 and links.shape[1] == 4 and same_dim(links.shape[0], splits.shape[0]),
+        "links [m, 4] and splits [m]; got {}",
+        links,
+    )
     require(1 <= steps <= MAX_STEPS, "1 to {} steps; got {}", MAX_STEPS, steps)
     return TensorType(i64, (x.shape[0], at.shape[1]))
 
