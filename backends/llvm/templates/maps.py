@@ -269,7 +269,7 @@ def zipped(s: Schedule, names: list[str], tag: str, lanes: int) -> bool:
 def vectorized(s: Schedule, name: str, lanes: int, unroll: int) -> None:
     """Turn a loop into vectors; where its statements cannot be vectors it stays scalar."""
     n = s.extent(name)
-    if n == 1:
+    if n in (0, 1):
         return
     if isinstance(n, int) and n < lanes and n & (n - 1) == 0:  # a smaller vector needs no limit
         lanes = n

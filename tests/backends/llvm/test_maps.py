@@ -9,7 +9,9 @@ from native_check import one_node, run_native
 
 from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.features import parse_target
+from dnnc.driver import compile
 from dnnc.ir.graph import Graph
+from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run
 from dnnc.ir.operator.stmt import For, Kernel
 from dnnc.ir.operator.text import show_kernel
@@ -120,3 +122,13 @@ def test_phases_of_less_than_a_block_are_zipped_as_rows() -> None:
     )
     assert [s.kernel.entry.name for s in program(g).steps] == ["pack", "conv", "conv", "pack", "interleave_sigmoid"]
     assert "lanes" not in show_kernel(kernel(g, "interleave"))
+
+
+@pytest.mark.parametrize("level", [0, 3])
+@pytest.mark.parametrize(
+    "text", ["softmax(x)", "log_softmax(x)", "cumsum(x, axis=1)", "reduce_sum(exp(x), axes=(1,))", "concat(x, x, axis=1)", "neg(x)"]
+)
+def test_rows_without_elements(text: str, level: int) -> None:
+    g = parse(f"def f(x: f32[3, 0]):\n    y = {text}\n    return y\n")
+    x = np.zeros((3, 0), np.float32)
+    np.testing.assert_array_equal(compile(g, cache=False, threads=1, opt_level=level)(x), run(g, [x])[0])
