@@ -5,6 +5,7 @@ What comes out knows no backend: `dnnc.backends.llvm` makes an entry function of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ def _in_order(array: Array, type: TensorType) -> Array:
 
 def _packed_bytes(array: Array, type: TensorType) -> int:
     """Of what `pack` gives."""
-    return int(np.prod(type.physical, dtype=np.int64)) * array.itemsize
+    return math.prod(int(str(d)) for d in type.physical) * array.itemsize
 
 
 def _transposed(a: Array, layout: Layout) -> Array:
