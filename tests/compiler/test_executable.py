@@ -11,6 +11,7 @@ import pytest
 
 import dnnc
 from dnnc.accuracy import check_model, first_difference, longest_reduction
+from dnnc.backends.link import lay_out_constants
 from dnnc.executable import MAX_PLANS, MAX_SPECIALISATIONS
 from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run
@@ -221,7 +222,12 @@ def test_verify(verify: Any) -> None:
 
 
 def test_verify_model_names_the_output_that_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dnnc.backends.link.pack", lambda array, type: np.ones(type.physical, array.dtype))
+    def spoiled(program: Any) -> Any:
+        block, offsets = lay_out_constants(program)
+        block.view(np.float32)[:] = 1
+        return block, offsets
+
+    monkeypatch.setattr("dnnc.backends.llvm.build.lay_out_constants", spoiled)
     compiled(NET, verify="kernels")  # the kernels are right, their weights are not
     with pytest.raises(dnnc.AccuracyError, match=r"output v1 of the compiled model is off: element .* the float64 reference says"):
         compiled(NET, verify="model")

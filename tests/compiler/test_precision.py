@@ -9,6 +9,7 @@ import pytest
 
 import dnnc
 from dnnc.accuracy import as_stored, check_model, depth, first_difference, stored_type
+from dnnc.backends.link import lay_out_constants
 from dnnc.ir.dtype import bf16, dtype, f16, f32
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph_text import parse
@@ -134,8 +135,14 @@ def test_the_report_names_constants_that_stay_float32() -> None:
 def test_verify_model_has_the_reduced_contract(to: str, monkeypatch: pytest.MonkeyPatch) -> None:
     g = in_type(NETS["convolutions"], "f32")
     dnnc.compile(g, cache=False, precision=to, verify="model")
+
+    def spoiled(program: Any) -> Any:
+        block, offsets = lay_out_constants(program)
+        block.view(HALVES[to].numpy)[:] = 0.01
+        return block, offsets
+
     with monkeypatch.context() as m:
-        m.setattr("dnnc.backends.link.pack", lambda array, type: np.full(type.physical, 0.01, array.dtype))
+        m.setattr("dnnc.backends.llvm.build.lay_out_constants", spoiled)
         with pytest.raises(dnnc.AccuracyError, match=f"the bound for {HALVES[to]} is"):
             dnnc.compile(g, cache=False, precision=to, verify="model")
 

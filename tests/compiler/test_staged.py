@@ -339,8 +339,8 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     assert "truncate(r, count, size=n)" in cli("inspect", "cut.py", "--stage", "graph")
     assert "# step 2: native" in cli("inspect", "cut.py", "--stage", "operator")
-    assert json.loads(cli("compile", "cut.py", "--json", "--cache", "none", "-o", "cut.dnnc"))["fallbacks"] == ["truncate"]
-    out = json.loads(cli("run", "cut.dnnc", "--input", "x=random", "--input", "count=count.npy", "--json", "--cache", "none"))
+    assert json.loads(cli("compile", "cut.py", "--json", "--cache", "off", "-o", "cut.dnnc"))["fallbacks"] == ["truncate"]
+    out = json.loads(cli("run", "cut.dnnc", "--input", "x=random", "--input", "count=count.npy", "--json", "--cache", "off"))
     assert [o["shape"] for o in out["outputs"]] == [[4, 4], [4]]
 
 

@@ -21,7 +21,7 @@ from dnnc.passes.lower import lower
 from dnnc.passes.pipelines import compile_program
 
 ON_DEVICE = {f: [op for op in ops if op.host is None and "host" not in op.traits] for f, ops in FAMILIES.items() if f != "control"}
-WITH_KERNELS = [f for f, ops in ON_DEVICE.items() if ops]
+WITH_KERNELS = [f for f, ops in ON_DEVICE.items() if any(op.samples for op in ops)]
 
 
 def graph_of(op: OpDef, s: Sample) -> Graph:
