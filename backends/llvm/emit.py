@@ -400,6 +400,10 @@ class FuncEmitter:
         if s.limit is None:
             self.line(f"store {ty} {v}, ptr {p}, align {self.alignment(s.buf, lanes)}")
             return
+        if value(s.limit) == 1:  # LLVM makes one store of a masked one with one lane; of a lane that was truncated it stores what it had before
+            one, first = stored(t, 1), self.pure(f"extractelement {ty} {v}, i64 0", v, here=True)
+            self.line(f"store {one} {first}, ptr {p}, align {t.bytes}")
+            return
         m = f"<{lanes} x i1>"
         name = f"llvm.masked.store.{_memory_mangle(t, lanes)}.p0"
         self.decls.add(f"declare void @{name}({ty}, ptr, i32, {m})")

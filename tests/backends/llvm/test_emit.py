@@ -15,7 +15,9 @@ from dnnc.backends.llvm.compile import ALLOWED_SYMBOLS, _prepare, compile_text, 
 from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.spelling import literal
+from dnnc.driver import compile
 from dnnc.ir.dtype import BY_NAME
+from dnnc.ir.graph_text import parse as graph_parse
 from dnnc.ir.operator.interp import run_kernel
 from dnnc.ir.operator.stmt import Alloc, count_stmts, walk_stmts
 from dnnc.ir.operator.text import parse_kernel, show_kernel
@@ -175,3 +177,11 @@ def test_a_tile_set_aside_has_its_values() -> None:
     call(a.ctypes.data, b.ctypes.data, found.ctypes.data, None, 0, 1)
     run_kernel(kernel, {"a": a, "b": b, "y": want})
     np.testing.assert_allclose(found, want, rtol=2e-5, atol=2e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("n", [17, 33, 18, 31])
+@pytest.mark.parametrize("t", ["bf16", "f16", "f32", "i8"])
+def test_one_lane_is_stored_alone(t: str, n: int) -> None:
+    """A store with one lane of numbers that were made smaller: LLVM would write twice their bytes. The gate finds what is written outside."""
+    g = graph_parse(f"def f(x: {t}[{n}]):\n    y = {'layer_norm(x, x, x, axis=0)' if t != 'i8' else 'add(x, x)'}\n    return y\n")
+    compile(g, cache=False, threads=1, verify="kernels")
