@@ -15,7 +15,7 @@ from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import bf16, f16, f32
 from dnnc.ir.expr import Const, Expr, Load, Op, Var, const, free, load, rebuild, substitute, var, walk
 from dnnc.ir.graph import Graph, Node, Value
-from dnnc.passes.lower import scalar_constant
+from dnnc.passes.lower import narrowed, scalar_constant
 
 FLOATS = (f32, f16, bf16)
 Leaf = Callable[[te.Tensor, tuple[Expr, ...]], Expr]  # where an element of a tensor lies
@@ -245,7 +245,7 @@ class _Reader:
                 return self.numbers[e.buf]
             if e.buf.stage is None:
                 return load(e.buf, idx)
-            return self.resolve(substitute(e.buf.stage.value, dict(zip(e.buf.stage.axes, idx))))
+            return narrowed(self.resolve(substitute(e.buf.stage.value, dict(zip(e.buf.stage.axes, idx)))), e.buf.dtype)
         r = rebuild(e, self.resolve)
         if isinstance(r, Op) and r.name.startswith("cast_") and r.args[0].dtype is r.dtype:
             return r.args[0]
