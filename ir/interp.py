@@ -15,6 +15,7 @@ import numpy as np
 from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import DType, f64
 from dnnc.ir.errors import InputError, InternalError, locations
+from dnnc.ir.expr import Expr
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.shapes import Bindings, as_env, bind_dims, bind_shape, resolve
 from dnnc.ir.types import TensorType
@@ -78,6 +79,14 @@ def _given(v: Value, x: Any, precision: Precision) -> Array:
     raise InputError(f"input {v.name}: expected {want}, got {a.dtype}; convert it with .astype({want.numpy.name!r})")
 
 
+def _told(n: Node, attrs: Mapping[str, Any]) -> None:
+    """Raises InputError where an attribute holds a dim that no input's shape has told (a size of the data is named by one, but not read)."""
+    for k, a in attrs.items():
+        for d in a if isinstance(a, tuple) else (a,):
+            if isinstance(d, Expr):
+                raise InputError(f"{n.op.name}{locations(n.locs)}: {k} needs the size {d}, which no input of the graph tells; fix it by dims=")
+
+
 def _widen(a: Array, dtype: DType) -> Array:
     """Floats as float64, complex numbers as complex128, anything else as it is."""
     return a.astype(np.float64) if dtype.is_float else a.astype(np.complex128) if dtype.kind == "c" else a
@@ -123,6 +132,9 @@ class _Run:
                 raise InputError(
                     f"{n.op.name}{locations(n.locs)}: an index lies outside of its axis: {e}; check the values of integer inputs"
                 ) from None
+            except TypeError:
+                _told(n, attrs)
+                raise
             several = isinstance(found, tuple) or (isinstance(found, list) and len(n.outputs) != 1)
             many: Sequence[Any] = found if several else (found,)
         else:

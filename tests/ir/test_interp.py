@@ -12,6 +12,7 @@ import pytest
 from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import bf16, f16, f32
 from dnnc.ir.errors import InputError, InternalError, Loc
+from dnnc.ir.expr import dim
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run, run_at
@@ -137,6 +138,15 @@ def test_zero_sizes_and_scalars(ops: Ops) -> None:
 def test_wrong_inputs(inputs: Any, message: str, ops: Ops) -> None:
     with pytest.raises(InputError, match=message):
         run(parse(HEAD, ops=ops), inputs)
+
+
+def test_an_attribute_needs_a_size_that_nothing_tells() -> None:
+    g = Graph()
+    x = g.add_input("x", tensor(f32, 1, 3))
+    y = Builder(g).resize(x, shape=(1, dim("N") * 2), coords=((1, 0, 1), (1, 0, 1)), mode="nearest")
+    g.outputs = [y]
+    with pytest.raises(InputError, match="resize: shape needs the size 2\\*N"):
+        run(g, [np.zeros((1, 3), np.float32)])
 
 
 def test_a_wrong_reference_is_named() -> None:
