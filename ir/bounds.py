@@ -129,7 +129,8 @@ def _by_cases(e: Expr, t: Expr, c: int, facts: tuple[Expr, ...], depth: int) -> 
     if t.name == "select":
         return all(nonneg(rest + a * c, facts, depth - 1) for a in t.args[1:])
     if t.name == "//" and (d := value(t.args[1])) is not None and c % d == 0:  # c*(a//d) -> c/d*(a - a%d)
-        return nonneg(rest + (t.args[0] - t.args[0] % d) * (c // d), facts, depth - 1)
+        if nonneg(rest + (t.args[0] - t.args[0] % d) * (c // d), facts, depth - 1):
+            return True
     if t.name == "//" and c < 0 and _positive(t.args[1], facts, depth):  # k*(a // b) <= q  <=  a <= (q//k)*b + b - 1
         return nonneg((rest // -c + 1) * t.args[1] - 1 - t.args[0], facts, depth - 1)
     if t.name == "//" and c > 0 and (r := value(rest)) is not None and _positive(t.args[1], facts, depth):  # c*(a // b) >= -r  <=  a >= -(r//c)*b

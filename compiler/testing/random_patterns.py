@@ -182,8 +182,8 @@ def _growing(g: Generator) -> None:
         whole = parts[0] if len(parts) == 1 else g.add("concat", *parts, axis=axis)
         y = _op(g, g.one_of(("relu", "tanh", "sigmoid", "neg")), whole)
         if y is not None and isinstance(y.type.shape[axis], int):
-            cut = [min(1 + g.below(d), ANY_SIZE - 1) if k == axis else d for k, d in enumerate(y.shape)]
-            y = g.add("slice", y, starts=(0,) * len(cut), steps=(1,) * len(cut), shape=g.dims(cut))
+            cut = [min(1 + g.below(y.shape[k]), ANY_SIZE - 1) if k == axis else d for k, d in enumerate(y.type.shape)]
+            y = g.add("slice", y, starts=(0,) * len(cut), steps=(1,) * len(cut), shape=tuple(cut))
         parts += [] if y is None else [y]
     if len(parts) > 1:
         g.add("concat", *parts, axis=axis)

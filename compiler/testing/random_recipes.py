@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -154,10 +155,10 @@ def _slice(g: Generator) -> None:
     m = g.pick("fiub", 1)
     starts: list[int] = []
     steps: list[int] = []
-    shape: list[int] = []
+    shape: list[Any] = []
     for d, known in zip(m.shape, m.type.shape):
         if not isinstance(known, int):  # all of a symbolic axis
-            starts, steps, shape = [*starts, 0], [*steps, 1], [*shape, d]
+            starts, steps, shape = [*starts, 0], [*steps, 1], [*shape, known]
             continue
         step = g.one_of((1, 1, 1, 2, 3))
         start = g.below(max(d, 1))
@@ -168,7 +169,7 @@ def _slice(g: Generator) -> None:
         starts.append(start)
         steps.append(step)
         shape.append(count)
-    g.add("slice", m, starts=tuple(starts), steps=tuple(steps), shape=g.dims(shape))
+    g.add("slice", m, starts=tuple(starts), steps=tuple(steps), shape=tuple(shape))
 
 
 def _pad(g: Generator) -> None:

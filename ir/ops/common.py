@@ -185,7 +185,9 @@ def at_rows(reference: Callable[..., Array], axes_of: Callable[..., tuple[int, .
             np.asarray(reference(rows[tuple(asked[s : s + step].T)].reshape(len(asked[s : s + step]), *rows.shape[len(outer) :]), axes=inner))
             for s in range(0, len(asked), step)
         ]
-        return np.concatenate(parts)[back.reshape(-1)] if parts else np.asarray(reference(rows[:0].reshape(0), axes=()))
+        if not parts:  # the dtype is that of the result for some row
+            return np.asarray(reference(np.ones((1,) * (1 + len(axes)), x.dtype), axes=inner))[:0]
+        return np.concatenate(parts)[back.reshape(-1)]
 
     return at
 

@@ -181,6 +181,12 @@ def test_quotients_of_a_window_are_shown_to_be_inside() -> None:
     assert nonneg(at // 16 * 3 + 5, (const(-16) <= at,)) and not nonneg(at // 16 * 3 + 2, (const(-16) <= at,))
 
 
+def test_the_group_of_a_masked_lane_is_shown_to_be_inside() -> None:
+    """Lane l of block b of 8 channels in groups of 4, r within the group: the lanes past the 8 are masked."""
+    lane, b, r = var("l", lo=0, hi=15), var("b", lo=0, hi=0), var("r", lo=0, hi=3)
+    assert nonneg(7 - (lane // 4 * 4 + r + 16 * b), (lane < 8 - 16 * b,)) and not nonneg(6 - (lane // 4 * 4 + r + 16 * b), (lane < 8 - 16 * b,))
+
+
 @given(expressions, st.sampled_from(VARS), st.integers(-3, 12))
 @settings(max_examples=100, deadline=None)
 def test_substitute_is_evaluation(pair: Pair, v: Var, n: int) -> None:

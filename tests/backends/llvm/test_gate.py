@@ -146,6 +146,13 @@ def test_planted_bugs_are_caught(name: str, bug: str, change: Callable[[Kernel],
         check(program(GRAPHS[name]), change, only=next(GRAPHS[name].nodes()).op.name)
 
 
+def test_the_tail_of_gelu_is_measured_by_its_operand() -> None:
+    """gelu(-8) = -5e-15 is the difference of two numbers near 8; one output, so nothing larger beside it gives the scale."""
+    text = "def f(x: f32[1], *, c: f32[1] = [-8.0]):\n    y: f32[1] = gelu(add(mul(x, 0.001), c))\n    return y\n"
+    f = compile(parse(text), target="llvm", threads=1, cache=False)
+    assert abs(float(f(np.float32([0.5]))[0])) < 8 * 2**-22
+
+
 def test_padding_lanes_must_be_zero() -> None:
     p = program(one_node("conv", ["f32 1 3 8 8", "f32 24 3 3 3"]))
     spoil = rewritten(stmt=lambda s: Store(s.buf, s.idx, s.value + 1.0, s.lanes, s.limit) if output_stores(s) else s)

@@ -73,6 +73,7 @@ def test_no_elements() -> None:
         ("transpose", [(3, 0, 2)], {"perm": (2, 0, 1)}), ("concat", [(2, 0), (2, 3)], {"axis": 1}), ("concat", [(0, 3), (0, 3)], {"axis": 0}),
         ("pad", [(0, 2)], {"pads": (1, 1, 2, 0)}), ("tile", [(2, 3)], {"repeats": (0, 2)}), ("slice", [(4, 5)], {"starts": (1, 2), "steps": (1, 1), "shape": (0, 3)}),
         ("conv", [(0, 3, 5, 5), (16, 3, 3, 3)], {}), ("layer_norm", [(0, 5), (5,)], {}), ("max_pool", [(0, 16, 4, 4)], {"kernel": (2, 2)}),
+        ("argmax", [(0, 17, 16)], {"axis": 2}), ("argmin", [(3, 0)], {"axis": 0}),
     ]  # fmt: skip
     for case in cases:
         check([case])
@@ -109,6 +110,13 @@ def test_conv_sizes(channels: tuple[int, int]) -> None:
     i, o = channels
     check([("conv", [(2, i, h, w), (o, i, k, k)], {"pads": (k // 2,) * 4, "strides": (s, s)})
            for h, w in ((1, 1), (5, 9), (13, 4)) for k in (1, 3) for s in (1, 2)])  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_groups_of_few_channels(dtype: str) -> None:
+    """Lanes of one register belong to several groups, the last register is not full."""
+    check([("conv", [(2, groups * i, 4), (groups * o, i, 3)], {"pads": (0, 0), "strides": (1,), "dilations": (1,), "group": groups})
+           for groups in (2, 3, 8) for i in (1, 4) for o in (1, 2, 4, 6)], dtype)  # fmt: skip
 
 
 N = dim("N", 1, 64)
