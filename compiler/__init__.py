@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dnnc.ir.target import Target as Target
     from dnnc.loading import load as load
     from dnnc.options import CompileOptions as CompileOptions
+    from dnnc.tuning import tune as tune
 
     __version__: str
 
@@ -44,6 +45,7 @@ _WHERE = {
     "dnnc.ir.target": ("Target",),
     "dnnc.loading": ("load",),
     "dnnc.options": ("CompileOptions",),
+    "dnnc.tuning": ("tune",),
 }  # fmt: skip
 _NAMES = {name: module for module, names in _WHERE.items() for name in names}
 

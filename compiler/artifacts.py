@@ -1,6 +1,7 @@
 """A compiled model to a file: the records of its manifest, and the sections with its texts, machine code and weights.
 
-The file depends on the model, the options, the CPU and the versions alone: nothing of when, where or how fast it was made goes into it.
+The file depends on the model, the options (winners of a tuning log among them), the CPU and the versions alone: nothing of when, where or how
+fast it was made goes into it.
 """
 
 from __future__ import annotations
@@ -43,11 +44,12 @@ from dnnc.saved import (
     SavedReport,
     encode,
 )
+from dnnc.tuned import plain_winners
 
 Array = np.ndarray[Any, Any]
 ALIGN = 64  # of data within a section
 OWN_SECTION = 1 << 16  # bytes from which data has a section of its own, and is not copied to be written
-MACHINE_OPTIONS = ("target", "cache", "tune")  # not kept as options: the target has its place, the others are of the machine that compiled
+MACHINE_OPTIONS = ("target", "cache", "tune")  # the target has its place, the cache is of the machine that compiled, of `tune` the winners are kept
 Programs = Sequence[tuple[tuple[int, ...], Native]]
 
 
@@ -135,7 +137,8 @@ def _versions() -> tuple[str, str, str]:
 
 def _plain_options(options: CompileOptions) -> dict[str, Any]:
     values = {f.name: getattr(options, f.name) for f in dataclasses.fields(options) if f.name not in MACHINE_OPTIONS}
-    return {**values, "dims": dict(options.dims)}
+    winners = {"tune": plain_winners(options.tune)} if isinstance(options.tune, Mapping) else {}
+    return {**values, **winners, "dims": dict(options.dims)}
 
 
 def types_text(name: str, typed: Sequence[tuple[str, TensorType]]) -> str:

@@ -33,6 +33,7 @@ from dnnc.passes.schedule.problem import Template
 from dnnc.report.collect import program_report
 from dnnc.report.log import Laps, Log, Progress
 from dnnc.staged import StagedExecutable
+from dnnc.tuned import choose_of, rounds_products, tell
 
 if TYPE_CHECKING:
     from dnnc.backends.cuda.target import GpuTarget
@@ -55,7 +56,6 @@ def cuda_machine(options: CompileOptions) -> Machine:
     from dnnc.backends.cuda.templates import templates
 
     number, gpu = parse_target(str(options.target))
-    rounded = options.precision == "tf32" or (options.numerics == "fast" and options.precision is None)
 
     def device() -> Device:
         found = ask_device(number)
@@ -65,7 +65,9 @@ def cuda_machine(options: CompileOptions) -> Machine:
 
     here = ask_device(number)
     present = here is not None and here.arch == gpu.arch
-    return Machine(gpu, NvrtcCompiler(thread_count(options.threads)), templates(gpu, rounded), device, present)
+    return Machine(
+        gpu, NvrtcCompiler(thread_count(options.threads)), templates(gpu, rounds_products(options), options.numerics == "strict"), device, present
+    )
 
 
 def compile_for_device(
@@ -172,4 +174,7 @@ def make_program(graph: Graph, machine: Machine, opts: CompileOptions, manager: 
         fallback=not check_every_pass(),
         check=check_every_pass(),
     )
-    return compile_program(graph, ctx, machine.templates, opt_level=opts.opt_level, manager=manager)
+    choose = choose_of(opts)
+    program = compile_program(graph, ctx, machine.templates, choose, opts.opt_level, manager)
+    tell(choose, program, manager)
+    return program

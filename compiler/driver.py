@@ -41,6 +41,7 @@ from dnnc.report.collect import program_report
 from dnnc.report.log import Laps, Log
 from dnnc.signature import TensorSpec
 from dnnc.staged import Make, StagedExecutable
+from dnnc.tuned import choose_of, resolved, tell
 
 if TYPE_CHECKING:
     from dnnc.device_executable import DeviceExecutable
@@ -69,11 +70,25 @@ def compile(model: Any, progress: Progress | None = None, **options: Any) -> Any
         DnncError: a subclass that says what is wrong with the model, the options or the target.
     """
     opts = make_options(options)
+    if isinstance(opts.tune, (int, float)):
+        return tuned_first(model, opts.tune, progress, options)
+    opts = resolved(opts)
     if isinstance(model, Graph):
         return compile_graph(model, ([v.name for v in model.inputs], [v.name for v in model.outputs]), opts, progress)
     if isinstance(model, (str, os.PathLike, bytes, bytearray)) or type(model).__name__ == "ModelProto":
         return compile_onnx(model, opts, progress)
     raise InputError(f"cannot compile a {type(model).__name__}: expected a path to an .onnx file, its bytes, a ModelProto or a dnnc.ir.Graph")
+
+
+def tuned_first(model: Any, budget: float, progress: Progress | None, options: Mapping[str, Any]) -> Any:
+    """Search for `budget` seconds, then compile with the winners."""
+    from dnnc.tuning import Event, tune
+
+    def tell(e: Event) -> None:
+        if progress is not None:
+            progress("tune", min(int(e.progress.seconds), int(budget)), int(budget))
+
+    return tune(model, budget=budget, callbacks=[tell], **{n: v for n, v in options.items() if n != "tune"}).compile(progress)
 
 
 def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) -> Compiled:
@@ -177,6 +192,7 @@ def compile_graph(
         import_seconds: for the report.
         onnx: gives the model that it was read from; a saved executable keeps it.
     """
+    opts = resolved(opts)
     graph = specialise(graph, {n: d for n, d in opts.dims.items() if isinstance(d, int)})
     graph = bound_dims(graph, {n: d for n, d in opts.dims.items() if not isinstance(d, int)})
     names = expose(graph, names, opts.outputs)
@@ -294,7 +310,10 @@ def expose(graph: Graph, names: tuple[list[str], list[str]], wanted: Sequence[st
 def make_program(graph: Graph, cpu: CpuTarget, opts: CompileOptions, manager: PassManager | None = None) -> Program:
     """Graph passes (which change the graph in place), plans, scheduled kernels."""
     ctx = PassContext(numerics=opts.numerics, lanes=cpu.lanes, precision=opts.precision, check=check_every_pass(), spelled=spelled(opts.numerics))
-    return compile_program(graph, ctx, templates(cpu, ctx.strict), opt_level=opts.opt_level, manager=manager)
+    choose = choose_of(opts)
+    program = compile_program(graph, ctx, templates(cpu, ctx.strict), choose, opts.opt_level, manager)
+    tell(choose, program, manager)
+    return program
 
 
 def build_native(

@@ -42,7 +42,7 @@ class CompileOptions:
         dims: what symbolic dimensions are: {"batch": 8} fixes one, {"batch": (1, 64)} bounds it, both ends included.
         outputs: names of intermediate values to return as well.
         opt_level: 0 nothing, 1 no fusion or layout, 3 everything.
-        tune: None, a budget in seconds, or the path of a tuning log to replay.
+        tune: None, a budget in seconds, the path of a tuning log to replay, or its winners (`Log.winners()`).
         verify: False, "kernels" (each new kernel against float64), or "model" (the whole model too).
         cache: "auto" for the user's cache folder, a path, or False.
         threads: threads of a call; None takes all CPUs of the affinity mask, and more than those are never used.
@@ -50,7 +50,7 @@ class CompileOptions:
     Raises:
         TargetError: the target is not known, or its -threads= contradicts `threads`.
         UnsupportedError: a precision that dnnc does not have.
-        TuneError: `tune` is no budget and no path.
+        TuneError: `tune` is no budget, no path and no winners.
         InputError: any other value that an option cannot take.
     """
 
@@ -60,7 +60,7 @@ class CompileOptions:
     dims: Mapping[str, DimChoice] = field(default_factory=dict, hash=False)
     outputs: tuple[str, ...] = ()
     opt_level: int = 3
-    tune: float | str | Path | None = None
+    tune: float | str | Path | Mapping[str, Any] | None = field(default=None, hash=False)
     verify: bool | str = "kernels"
     cache: bool | str | Path = "auto"
     threads: int | None = None
@@ -141,8 +141,12 @@ def _check_target(target: object, threads: int | None) -> None:
 def _check_tune(tune: object) -> None:
     if tune is None or isinstance(tune, (str, Path)):
         return
+    if isinstance(tune, Mapping):
+        if not all(isinstance(key, str) for key in tune):
+            raise TuneError("tune: expected winners by the key of their workload, such as Log.winners() gives")
+        return
     if isinstance(tune, bool) or not isinstance(tune, (int, float)) or not 0 < tune < float("inf"):
-        raise TuneError(f"tune={tune!r}: expected None, a budget in seconds, or the path of a tuning log")
+        raise TuneError(f"tune={tune!r}: expected None, a budget in seconds, the path of a tuning log, or winners")
 
 
 def _check_dims(dims: object) -> dict[str, DimChoice]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Union
 
-from dnnc.ir.errors import InternalError, ScheduleError, VerifyError, locations
+from dnnc.ir.errors import DnncError, InternalError, ScheduleError, VerifyError, locations
 from dnnc.ir.expr import Expr, Var
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.operator.stmt import For, Kernel, walk_stmts
@@ -19,12 +19,24 @@ from dnnc.passes.lower import Lowered, lower
 from dnnc.passes.lower_recurrence import lower_recurrence
 from dnnc.passes.operator.decompose import decompose
 from dnnc.passes.schedule.problem import Choice, Problem, Template, classify
-from dnnc.passes.schedule.step import Choose, schedule
+from dnnc.passes.schedule.step import NAIVE, Choose, apply_choice, candidates, offer
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A schedule that was chosen and did not apply."""
+
+    choice: Choice
+    why: str
+
+    def __str__(self) -> str:
+        return f"schedule {self.choice} does not apply: {self.why}"
 
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel call: which values its buffers are, which dims its scalars are. `text` is the kernel's identity."""
+    """One kernel call: which values its buffers are, which dims its scalars are. `text` is the kernel's identity; `refusal` tells of the
+    schedule that was to be used, where another one had to be."""
 
     group: Group
     kernel: Kernel
@@ -33,6 +45,7 @@ class Step:
     dims: tuple[Var, ...]
     choice: Choice
     flops: int | Expr
+    refusal: Refusal | None = None
 
     @property
     def parallel(self) -> bool:
@@ -108,22 +121,40 @@ def _walk(steps: Sequence[AnyStep], graph: Graph) -> Iterator[tuple[AnyStep, Gra
                 yield from _walk(b.steps, b.graph)
 
 
-def _scheduled(problem: Problem, templates: Sequence[Template], choose: Choose, spelled: Collection[str], fallback: bool) -> tuple[Kernel, Choice]:
-    """A kernel by the schedule chosen. Sizes that are known at run time only may leave too little to be proved: then the other schedules
-    are tried, and at last the nest as it was lowered, which holds for all sizes. `fallback`: so also where all sizes are known."""
-    try:
-        kernel, choice = schedule(problem, templates, choose)
-        return verify_kernel(decompose(kernel, spelled)), choice
-    except (InternalError, VerifyError):
-        if not problem.lowered.dims and not fallback:
-            raise
+def _scheduled(
+    problem: Problem, templates: Sequence[Template], choose: Choose, spelled: Collection[str], fallback: bool
+) -> tuple[Kernel, Choice, Refusal | None]:
+    """A kernel by the schedule chosen. Where one does not hold, another is taken:
+
+    - What is not the templates' own first choice may come out of a log that another version wrote: then that first choice is.
+    - Sizes that are known at run time only may leave too little to be proved: then the other schedules are tried, and at last the nest as it
+      was lowered, which holds for all sizes. `fallback`: so also where all sizes are known.
+    """
+
+    def made(choice: Choice) -> Kernel:
+        return verify_kernel(decompose(apply_choice(problem, templates, choice), spelled))
+
+    lenient = bool(problem.lowered.dims) or fallback
+    offered = candidates(problem, templates) if lenient else offer(problem, templates)
+    refusal = None
+    if offered:
+        choice = choose(problem, offered)
+        try:
+            return made(choice), choice, None
+        except Exception as e:  # knobs that a template no longer has may fail in any way
+            if choice == offered[0] and not (lenient and isinstance(e, (InternalError, VerifyError))):
+                raise
+            why = e.__cause__ or e
+            refusal = Refusal(choice, str(why) if isinstance(why, DnncError) else repr(why))
+    if not lenient:
+        return made(offered[0]), offered[0], refusal
     for t in templates:
         for knobs in t.candidates(problem)[:1]:
             try:
-                return verify_kernel(decompose(t.apply(problem, dict(knobs)), spelled)), Choice(t.name, knobs)
+                return made(Choice(t.name, knobs)), Choice(t.name, knobs), refusal
             except (ScheduleError, VerifyError, InternalError):
                 continue
-    return verify_kernel(decompose(problem.kernel, spelled)), Choice("naive", ())
+    return made(NAIVE), NAIVE, refusal
 
 
 def plan_region(graph: Graph, fuse: bool = True, align: int = 1, normed: Normed | None = None) -> Region:
@@ -163,7 +194,7 @@ def lower_group(graph: Graph, g: Group, inplace: Value | None = None) -> Lowered
 class _Steps:
     def __init__(self, memory: MemoryPlan, templates: Sequence[Template], choose: Choose, spelled: Collection[str], fallback: bool) -> None:
         self.memory, self.templates, self.choose, self.spelled, self.fallback = memory, templates, choose, spelled, fallback
-        self.known: dict[tuple[str, frozenset[str]], tuple[Kernel, str, Choice]] = {}
+        self.known: dict[tuple[str, frozenset[str]], tuple[Kernel, str, Choice, Refusal | None]] = {}
 
     def of(self, region: Region) -> tuple[AnyStep, ...]:
         return tuple(self.control(region, g) if g.kind == "control" else self.kernel(region.graph, g) for g in region.fusion.groups)
@@ -177,10 +208,10 @@ class _Steps:
         made = self.known.get(key)
         if made is None:
             verify_kernel(low.kernel)
-            scheduled, choice = _scheduled(problem, self.templates, self.choose, self.spelled, self.fallback)
-            made = self.known[key] = (scheduled, show_kernel(scheduled), choice)
-        kernel, text, choice = made
-        return Step(g, kernel, text, low.params, low.dims, choice, problem.flops)
+            scheduled, choice, refusal = _scheduled(problem, self.templates, self.choose, self.spelled, self.fallback)
+            made = self.known[key] = (scheduled, show_kernel(scheduled), choice, refusal)
+        kernel, text, choice, refusal = made
+        return Step(g, kernel, text, low.params, low.dims, choice, problem.flops, refusal)
 
     def control(self, region: Region, g: Group) -> ControlStep:
         bodies = tuple(Body(r.graph, self.of(r)) for r in region.nested[g])

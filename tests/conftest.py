@@ -47,6 +47,8 @@ THINNED = {
     "backends/cuda/test_wgmma.py": 4,
     "backends/cuda/test_gemv_norm.py": 4,
     "backends/cuda/test_emit.py": 2,
+    "backends/cuda/test_spaces.py": 3,
+    "backends/llvm/test_spaces.py": 3,
     "backends/llvm/test_winograd.py": 5,
     "backends/llvm/test_windows.py": 12,
     "backends/llvm/test_maps.py": 6,

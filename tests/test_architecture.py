@@ -30,6 +30,8 @@ HOMES = {
     "typer": ("compiler/cli",),
     "rich": ("compiler/cli", "compiler/report"),
     "xgboost": ("autotune",),
+    "ray": ("autotune/ray_runner.py",),
+    "plotly": ("compiler/report",),
 }
 # Caches that are filled at run time; every other module-level container is a constant.
 MUTABLE_GLOBALS = {("ir/expr.py", "_table"), ("ir/dtype.py", "_BY_NUMPY")}

@@ -20,6 +20,8 @@ app = typer.Typer(
 )
 cache_app = typer.Typer(no_args_is_help=True, help="Compiled kernels on disk: where they are, how many, and how to remove them.")
 app.add_typer(cache_app, name="cache")
+log_app = typer.Typer(no_args_is_help=True, help="Tuning logs: what `dnnc tune` has measured, and which schedules `--tune LOG` takes.")
+app.add_typer(log_app, name="log")
 
 
 class Verify(str, Enum):
@@ -68,6 +70,7 @@ OptLevel = Annotated[int, typer.Option("--opt-level", "-O", help="0: nothing, 1:
 NumericsOption = Annotated[Numerics, typer.Option(help="strict: bit-identical, no reassociation; fast: denormals are zero.")]
 PrecisionOption = Annotated[Precision, typer.Option(help="How floats are stored: as the model says, or all in one type.")]
 Cache = Annotated[str, typer.Option(metavar="auto|PATH|off", help="Where compiled kernels are kept.")]
+Tune = Annotated[str | None, typer.Option("--tune", metavar="LOG", help="Take schedules from a tuning log; docs/tuning_log.md.", show_default=False)]
 Inputs = Annotated[
     list[str] | None,
     typer.Option(
@@ -97,6 +100,7 @@ def compile_(
     numerics: NumericsOption = Numerics.standard,
     precision: PrecisionOption = Precision.model,
     cache: Cache = "auto",
+    tune: Tune = None,
     inputs: Inputs = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -110,7 +114,7 @@ def compile_(
     from dnnc.cli.models import Job
 
     shared = (tuple(dims or ()), threads, verify.value, opt_level, numerics.value, cache, tuple(inputs or ()))
-    compile_command(Job(model, target, *shared, precision.option), as_json, output, small, [a.strip() for a in also.split(",") if a.strip()])
+    compile_command(Job(model, target, *shared, precision.option, tune), as_json, output, small, [a.strip() for a in also.split(",") if a.strip()])
 
 
 @app.command("run", epilog="Example:  dnnc run digits.onnx --input image=x.npy --output y.npz")
@@ -129,6 +133,7 @@ def run(
     numerics: NumericsOption = Numerics.standard,
     precision: PrecisionOption = Precision.model,
     cache: Cache = "auto",
+    tune: Tune = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -140,7 +145,7 @@ def run(
     from dnnc.cli.models import Job
 
     shared = (tuple(dims or ()), threads, verify.value, opt_level, numerics.value, cache, tuple(inputs or ()))
-    run_command(Job(model, target, *shared, precision.option), output, repeat, seed, as_json)
+    run_command(Job(model, target, *shared, precision.option, tune), output, repeat, seed, as_json)
 
 
 @app.command("verify", epilog="Example:  dnnc verify model.onnx --dims batch=1 --bisect")
@@ -157,6 +162,7 @@ def verify_(
     numerics: NumericsOption = Numerics.standard,
     precision: PrecisionOption = Precision.model,
     cache: Cache = "auto",
+    tune: Tune = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -168,7 +174,7 @@ def verify_(
     from dnnc.cli.verify import verify_command
 
     shared = (tuple(dims or ()), threads, "kernels", opt_level, numerics.value, cache, tuple(inputs or ()))
-    verify_command(Job(model, target, *shared, precision.option), find, seed, as_json)
+    verify_command(Job(model, target, *shared, precision.option, tune), find, seed, as_json)
 
 
 @app.command("bench", epilog="Example:  dnnc bench model.onnx --dims batch=1 --peers onnxruntime,openvino")
@@ -196,6 +202,7 @@ def bench(
     numerics: NumericsOption = Numerics.standard,
     precision: PrecisionOption = Precision.model,
     cache: Cache = "auto",
+    tune: Tune = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -208,7 +215,45 @@ def bench(
     from dnnc.cli.models import Job
 
     shared = (tuple(dims or ()), threads, verify.value, opt_level, numerics.value, cache, tuple(inputs or ()))
-    bench_command(Job(model, target, *shared, precision.option), parse_peers(peers or ()), duration, warmup, seed, as_json)
+    bench_command(Job(model, target, *shared, precision.option, tune), parse_peers(peers or ()), duration, warmup, seed, as_json)
+
+
+@app.command("tune", epilog="Example:  dnnc tune model.onnx --dims batch=1 --budget 2m && dnnc run model.onnx --dims batch=1 --tune model.tune.jsonl")
+@guarded
+def tune_(
+    model: Model,
+    budget: Annotated[str, typer.Option(metavar="TIME", help="How long it may take in all: 120s, 2m, 1h.")] = "60s",
+    trials: Annotated[int | None, typer.Option(min=1, help="Measurements at most, but for the finals.", show_default=False)] = None,
+    log: Annotated[
+        str, typer.Option(metavar="FILE", help="The log to append to. Default: the model's name with .tune.jsonl.", show_default=False)
+    ] = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the log ends: what it holds is not measured again.")] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Names of tasks, with * and ?, or how their keys begin. Repeat it.", show_default=False),
+    ] = None,
+    runner: Annotated[str, typer.Option(metavar="process|ray", help="Measure on this machine, or on a Ray cluster.")] = "process",
+    devices: Annotated[str, typer.Option(metavar="N,...", help="GPUs of this machine to measure on at once.", show_default=False)] = "",
+    report: Annotated[str, typer.Option(metavar="FILE.html", help="Write a report of the search as a page.", show_default=False)] = "",
+    dims: Dims = None,
+    target: Target = "llvm",
+    threads: Threads = None,
+    opt_level: OptLevel = 3,
+    numerics: NumericsOption = Numerics.standard,
+    precision: PrecisionOption = Precision.model,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Measure schedules of a model's kernels, and keep the fastest in a log that `--tune LOG` of other commands takes.
+
+    Time goes where most of the model's time can be saved. A schedule wins only if it computes the right numbers and is faster than what dnnc
+    picks unmeasured, in turns with it. Control-C ends the search early; every finished measurement is in the log.
+    """
+    from dnnc.cli.models import Job
+    from dnnc.cli.tune import Effort, tune_command
+
+    job = Job(model, target, tuple(dims or ()), threads, "kernels", opt_level, numerics.value, "auto", (), precision.option)
+    tune_command(job, Effort(budget, trials, log, resume, tuple(only or ()), runner, devices, report), as_json)
 
 
 @app.command("profile", epilog="Example:  dnnc profile model.onnx --dims batch=1 --detail")
@@ -227,6 +272,7 @@ def profile(
     numerics: NumericsOption = Numerics.standard,
     precision: PrecisionOption = Precision.model,
     cache: Cache = "auto",
+    tune: Tune = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -238,7 +284,7 @@ def profile(
     from dnnc.cli.models import Job
 
     shared = (tuple(dims or ()), threads, verify.value, opt_level, numerics.value, cache, tuple(inputs or ()))
-    profile_command(Job(model, target, *shared, precision.option), repeat, detail, seed, as_json)
+    profile_command(Job(model, target, *shared, precision.option, tune), repeat, detail, seed, as_json)
 
 
 @app.command("inspect", epilog="Example:  dnnc inspect digits.onnx --stage operator --kernel 0 --dims N=1")
@@ -256,6 +302,7 @@ def inspect(
     opt_level: OptLevel = 3,
     numerics: NumericsOption = Numerics.standard,
     precision: PrecisionOption = Precision.model,
+    tune: Tune = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -267,7 +314,8 @@ def inspect(
     from dnnc.cli.inspect import View, inspect_command
     from dnnc.options import CompileOptions
 
-    options = CompileOptions(target=target, dims=parse_dims(dims or ()), opt_level=opt_level, numerics=numerics.value, precision=precision.option)
+    sizes = parse_dims(dims or ())
+    options = CompileOptions(target, precision.option, numerics.value, sizes, opt_level=opt_level, tune=tune)
     inspect_command(model, View(stage.value, kernel, naive, locs), options, as_json)
 
 
@@ -348,3 +396,74 @@ def cache_clear(cache: Cache = "auto", as_json: Json = False, verbose: Verbose =
     from dnnc.cli.info import cache_clear_command
 
     cache_clear_command(cache, as_json)
+
+
+LogFile = Annotated[str, typer.Argument(metavar="LOG", help="A tuning log, .jsonl or packed as .jsonl.xz.", show_default=False)]
+TaskPattern = Annotated[
+    str, typer.Option("--task", metavar="PATTERN", help="A task's name, with * and ? for any characters, or how its key begins.", show_default=False)
+]
+LogOutput = typer.Option(
+    "--output", "-o", metavar="FILE", help="The log to write; it must not exist, unless it is one of those read.", show_default=False
+)
+
+
+@log_app.command("show", epilog="Example:  dnnc log show m.tune.jsonl --task 'conv*'")
+@guarded
+def log_show(log: LogFile, task: TaskPattern = "", as_json: Json = False, verbose: Verbose = False) -> None:
+    """Show what a log holds: the runs of the tuner, and each task (a kernel with its shapes) with its trials, its best and its winner.
+
+    With --task the trials are listed as well, fastest first. The winner is what compiling with --tune takes; "gain" is how much faster it
+    is than what is compiled without a log, measured in turns with it.
+    """
+    from dnnc.cli.log import show_command
+
+    show_command(log, task, as_json)
+
+
+@log_app.command("best", epilog="Example:  dnnc log best m.tune.jsonl")
+@guarded
+def log_best(log: LogFile, task: TaskPattern = "", as_json: Json = False, verbose: Verbose = False) -> None:
+    """List the schedule of each task, and whether compiling takes it.
+
+    A trial is not used for being fast: only a winner is, which was compared with the untuned kernel and checked against float64.
+    """
+    from dnnc.cli.log import best_command
+
+    best_command(log, task, as_json)
+
+
+@log_app.command("merge", epilog="Example:  dnnc log merge monday.jsonl tuesday.jsonl -o both.jsonl")
+@guarded
+def log_merge(
+    logs: Annotated[list[str], typer.Argument(metavar="LOG...", help="Tuning logs.", show_default=False)],
+    output: Annotated[str, LogOutput],
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Make one log of several: of other models, of other machines, of interrupted runs.
+
+    Equal lines are kept once, and lines that a crash has torn are left out. Where several logs have a winner for a task, the latest holds.
+    """
+    from dnnc.cli.log import merge_command
+
+    merge_command(logs, output, as_json)
+
+
+@log_app.command("prune", epilog="Example:  dnnc log prune m.tune.jsonl -o m.winners.jsonl")
+@guarded
+def log_prune(
+    log: LogFile,
+    output: Annotated[str, LogOutput] = "",
+    trials: Annotated[int, typer.Option("--trials", min=0, help="How many of the fastest trials of each task to keep.")] = 0,
+    target: Annotated[str, typer.Option(metavar="TEXT", help="Keep only tasks whose target contains this: cuda, znver4.", show_default=False)] = "",
+    task: TaskPattern = "",
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Make a log small: the winners stay, and what says that a schedule crashes or is wrong; other trials go. Without -o in its place.
+
+    Compiling with the pruned log gives the same code. A search that goes on with it has to measure again what went.
+    """
+    from dnnc.cli.log import prune_command
+
+    prune_command(log, output, trials, target, task, as_json)

@@ -35,6 +35,7 @@ class Job:
     cache: str
     inputs: tuple[str, ...]
     precision: str | None = None
+    tune: str | None = None
 
 
 def open_model(job: Job, progress: Progress | None = None) -> Compiled:
@@ -50,6 +51,7 @@ def open_model(job: Job, progress: Progress | None = None) -> Compiled:
         "numerics": job.numerics,
         "precision": job.precision,
         "cache": parse_cache(job.cache),
+        "tune": job.tune,
     }
     f: Compiled = compile(load_model(job.model), progress, **options)
     return f

@@ -58,6 +58,7 @@ def options_of(job: Job) -> CompileOptions:
         numerics=job.numerics,
         precision=job.precision,
         cache=parse_cache(job.cache),
+        tune=job.tune,
     )
 
 

@@ -43,17 +43,48 @@ class Choice:
         return f"{self.template}({', '.join(f'{k}={v}' for k, v in self.knobs)})"
 
 
+def varied(knobs: Knobs, **changes: int | str) -> Knobs:
+    """The knobs with some of them set; those that were not there come last."""
+    return tuple({**dict(knobs), **changes}.items())
+
+
+def _nothing(problem: Problem) -> list[Knobs]:
+    return []
+
+
 @dataclass(frozen=True)
 class Template:
     """A way to schedule a class of problems.
 
     candidates(problem) -> knob settings, best guess first (empty: the template does not apply);
-    apply(problem, knobs) -> the scheduled kernel, its outer loop `parallel` when that pays.
+    apply(problem, knobs) -> the scheduled kernel, its outer loop `parallel` when that pays;
+    more(problem) -> what else is worth measuring, likely ones first: settings that the hardware can hold. The candidates may be among them;
+    order: the knobs on which the order of a sum depends. What differs in other knobs alone computes the same bits;
+    strict: are results to be the same bits, whatever is chosen?
+
+    A knob that is not set has the value under which a schedule is as it was before there was this knob.
     """
 
     name: str
     candidates: Callable[[Problem], list[Knobs]]
     apply: Callable[[Problem, Mapping[str, int | str]], Kernel]
+    more: Callable[[Problem], list[Knobs]] = _nothing
+    order: tuple[str, ...] = ()
+    strict: bool = False
+
+    def space(self, problem: Problem) -> list[Knobs]:
+        """All settings to search, the candidates first, each once; none where the template does not apply."""
+        return self.widened(problem, self.candidates(problem))
+
+    def widened(self, problem: Problem, candidates: list[Knobs]) -> list[Knobs]:
+        """The same, where the candidates are known already."""
+        found = list(dict.fromkeys([*candidates, *self.more(problem)])) if candidates else []
+        return [k for k in found if self.same_order(k, found[0])] if self.strict else found
+
+    def same_order(self, knobs: Knobs, other: Knobs) -> bool:
+        """Is every sum added up in the same order under both settings?"""
+        mine, theirs = dict(knobs), dict(other)
+        return all(mine.get(k) == theirs.get(k) for k in self.order)
 
 
 def classify(nodes: Sequence[Node], lowered: Lowered, constants: Container[Value] = ()) -> Problem:

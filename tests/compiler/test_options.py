@@ -11,6 +11,7 @@ import pytest
 
 from dnnc.ir.errors import DnncError, InputError, TargetError, TuneError, UnsupportedError
 from dnnc.options import CompileOptions, available_cpus, cache_folder, check_every_pass, make_options, thread_count
+from dnnc.passes.schedule.problem import Choice
 
 
 def test_defaults() -> None:
@@ -28,6 +29,7 @@ GOOD: list[dict[str, Any]] = [
     {"outputs": ["conv1"], "opt_level": 0},
     {"tune": 60, "verify": "model", "cache": False},
     {"tune": Path("m.tune.jsonl"), "verify": False, "cache": "kernels"},
+    {"tune": {"key": Choice("map", (("lanes", 16),))}},
 ]
 
 
@@ -58,6 +60,7 @@ BAD: list[tuple[dict[str, Any], type[DnncError], str]] = [
     ({"outputs": "conv1"}, InputError, "a sequence of names"),
     ({"tune": -1}, TuneError, "a budget in seconds"),
     ({"tune": True}, TuneError, "tune=True"),
+    ({"tune": {1: Choice("map", ())}}, TuneError, "by the key of their workload"),
     ({"cache": True}, InputError, "a path"),
     ({"cache": "off"}, InputError, "False for none"),
     ({"threads": 0}, InputError, "at least 1"),

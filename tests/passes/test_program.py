@@ -21,7 +21,7 @@ from dnnc.passes.base import PassContext
 from dnnc.passes.graph.memory_plan import plan_memory
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.program import Program, Step, build_steps, plan_region
-from dnnc.passes.schedule.problem import Problem, Template
+from dnnc.passes.schedule.problem import Choice, Problem, Template
 from dnnc.passes.schedule.step import first_choice
 from dnnc.testing.graphs import graph_of
 
@@ -93,6 +93,18 @@ def test_other_schedules_are_tried_for_symbolic_sizes() -> None:
     assert s.choice.template == "map"
     (s,) = steps("def g(x: f32[N, 40]):\n    return relu(x)", [refusing("broken"), refusing("too")])
     assert str(s.choice) == "naive()" and not s.parallel
+
+
+def test_a_choice_that_no_template_made_may_fail() -> None:
+    region = plan_region(g := graph_of("def g(x: f32[6, 40]):\n    return relu(x)"))
+    memory, bad = plan_memory(g, region.fusion), Choice("gone", (("lanes", 3),))
+    (s,) = build_steps(region, memory, templates(TARGET), lambda problem, offered: bad)
+    assert isinstance(s, Step) and s.choice.template == "map" and s.refusal is not None and s.refusal.choice is bad
+    assert str(s.refusal).startswith("schedule gone(lanes=3) does not apply: ") and "there is no template 'gone'" in str(s.refusal)
+    (t,) = build_steps(region, memory, templates(TARGET), first_choice)
+    assert isinstance(t, Step) and t.text == s.text and t.refusal is None
+    with pytest.raises(InternalError, match="not here"):  # what the templates choose themselves must apply
+        build_steps(region, memory, [refusing("broken"), *templates(TARGET)], lambda problem, offered: bad)
 
 
 # Sizes of which too little can be shown for vectors: a reduction that starts anywhere, rows that are a product of two sizes.

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 THREADS = ("thread.x", "warp", "lane")
 
 
-def templates(target: GpuTarget, rounded: bool = False) -> tuple[Template, ...]:
-    """`rounded`: f32 operands of contractions may be rounded to TF32."""
-    return (
+def templates(target: GpuTarget, rounded: bool = False, strict: bool = False) -> tuple[Template, ...]:
+    """`rounded`: f32 operands of contractions may be rounded to TF32. `strict`: whatever is chosen, the results are the same bits."""
+    made = (
         _template("attention", attention, target),
         _template("recurrence", recurrence, target),  # loops that are one kernel
         _template("gemv", gemv, target),  # few rows: bandwidth counts
@@ -36,6 +36,7 @@ def templates(target: GpuTarget, rounded: bool = False) -> tuple[Template, ...]:
         _template("reduce", reduce, target),
         _template("threads", threads, target),  # every kernel
     )
+    return tuple(replace(t, strict=strict) for t in made)
 
 
 def _template(name: str, module: ModuleType, target: GpuTarget) -> Template:
@@ -46,7 +47,10 @@ def _template(name: str, module: ModuleType, target: GpuTarget) -> Template:
         kernel: Kernel = module.apply(problem, knobs, target)
         return overlapped(kernel) if target.major >= 9 else kernel
 
-    return Template(name, candidates, apply)
+    def more(problem: Problem) -> list[Knobs]:
+        return list(module.space(problem, target))
+
+    return Template(name, candidates, apply, more, module.ORDER)
 
 
 def overlapped(kernel: Kernel) -> Kernel:

@@ -16,18 +16,21 @@ if TYPE_CHECKING:
 SMALL = 16  # queries up to which clusters divide the keys
 TENSOR = ((128, 4), (128, 8), (64, 2), (64, 4), (32, 2), (16, 1))  # rows over warps
 ORDINARY = ((64, 4), (32, 4), (32, 2), (16, 2), (16, 1), (4, 1))
+MORE_TENSOR, MORE_ORDINARY = ((256, 8), (64, 1), (32, 1)), ((128, 8), (64, 8), (32, 8), (16, 4), (8, 2), (8, 1))
 THREADS = 256  # of a block at most
 CLUSTERED = 0.9  # share of the SMs on which clusters find room
 
 
-def shapes(a: Attention, target: GpuTarget, half: bool) -> list[Shape]:
-    """All that fit the device and make sense for the sizes."""
+def shapes(a: Attention, target: GpuTarget, half: bool, wide: bool = False) -> list[Shape]:
+    """All that fit the device and make sense for the sizes; `wide`: and those that have never been the fastest."""
     _, m, n, _, _ = a.sizes
     found = []
-    for rows, warps in TENSOR if half else ORDINARY:
+    more = () if not wide else MORE_TENSOR if half else MORE_ORDINARY
+    rings = (2, 3, 4) if wide else (2, 3)
+    for rows, warps in (*(TENSOR if half else ORDINARY), *more):
         if rows >= 2 * m and rows > (16 if half else 4):
             continue  # half of the rows would not exist
-        for keys, stages, slices in itertools.product((32, 64, 128) if half else (16, 32, 64, 128), (2, 3), (1, 2, 4, 8)):
+        for keys, stages, slices in itertools.product((32, 64, 128) if half else (16, 32, 64, 128), rings, (1, 2, 4, 8)):
             if rows == 4 and keys > 32:
                 continue  # a step is short enough as it is, and longer ones run out of registers
             for parts in (1, 2, 4, 8) if target.has_tma and m <= SMALL else (1,):

@@ -8,6 +8,7 @@ the shares together, and one thread finishes each element. What is constant is a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,12 +22,14 @@ from dnnc.backends.cuda.templates.staging import readable, vector_of
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, cast, const, minimum, substitute, walk
 from dnnc.ir.operator.stmt import Buffer, Builder, Kernel, call
-from dnnc.passes.schedule.problem import Knobs, Problem
+from dnnc.passes.schedule.problem import Knobs, Problem, varied
 
 SHORT = 8  # elements of the short side at most: each has its own sums
 HALVES = 4  # the same of 16-bit floats: of more, products and conversions take longer than reading, and tensor cores do better
 IN_FLIGHT = 8  # vectors of the long operand that a thread asks for before it waits
 WARPS = 16  # of an SM, that keep enough loads in flight
+THREADS = (32, 64, 128, 256, 512, 1024)
+ORDER = ("parts", "lanes", "wide", "threads")
 SHALLOW = 8  # elements of the sum at least
 
 
@@ -85,6 +88,45 @@ def divisions(c: Contraction, target: GpuTarget) -> list[Knobs]:
         for t in ((512, 256) if c.red.size >= 1024 else (256, 128))
         if t // w <= c.red.size * (2 if c.red.size >= 32 else 1)
     ]
+
+
+def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    c = contraction_of(problem)
+    return [] if c is None or not applies(c) else every_division(c, target)
+
+
+def every_division(c: Contraction, target: GpuTarget) -> list[Knobs]:
+    """All ways to share the work among threads that registers and shared memory allow, those of blocks of 64 to 512 threads first."""
+    long, short = sides(c)
+    along, lanes = _lanes(c)
+    n, found = short.axis.size, []
+    blocks = sorted((t for t in THREADS if t <= target.max_threads), key=lambda t: (not 64 <= t <= 512, t))
+    flights: list[dict[str, int]] = [{}, {"flight": 4}, {"flight": 16}]
+    if along == "sum":
+        vectors = -(-c.red.size // lanes)
+        for t, more, per, parts in itertools.product(blocks, flights, (1, 2, 4, 8), (1, 2, 4, 8, 16)):
+            busy = _registers(more, 1 if per >= IN_FLIGHT else per, per * n + n * lanes)
+            if t % (32 * parts) or per > max(long.axis.size, 1) or (parts > 1 and vectors < 32 * parts) or not _room(t, busy, target):
+                continue
+            found.append(varied((("per", per), ("parts", parts), ("threads", t)), **more))
+            if parts == 1 and not more:
+                found += [(("per", per), ("parts", 1), ("threads", t), ("lanes", w)) for w in (2, 4, 8, 16) if vectors <= 16 * w]
+        return found
+    for t, more, w in itertools.product(blocks, flights, (2, 4, 8, 16, 32)):
+        shared = t // 32 * n * w * lanes * c.dtype.bytes
+        if w <= t and w * lanes <= max(long.axis.size, lanes * 4) and t // w <= 2 * c.red.size and shared <= target.shared_default:
+            if _room(t, _registers(more, 1, n * lanes + IN_FLIGHT * n), target):
+                found.append(varied((("wide", w), ("threads", t)), **more))
+    return found
+
+
+def _registers(more: Mapping[str, int], per: int, others: int) -> int:
+    """Of a thread, about: vectors of 16 bytes under way, sums and what they are multiplied with, addresses."""
+    return more.get("flight", IN_FLIGHT) * 4 * max(per // IN_FLIGHT, 1) + others + 40
+
+
+def _room(threads: int, registers: int, target: GpuTarget) -> bool:
+    return registers <= min(255, target.registers // threads)
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
@@ -215,7 +257,7 @@ class AlongSum(Gemv):
         self.rounds = -(-self.per * self.n // self.wide)
         self.vectors = c.red.size // self.lanes
         turns = -(-self.vectors // (self.wide * self.parts))
-        self.unroll = max(1, min(turns, IN_FLIGHT // self.per))
+        self.unroll = max(1, min(turns, knobs.get("flight", IN_FLIGHT) // self.per))
         self.steps = -(-turns // self.unroll)
 
     def build(self) -> Kernel:
@@ -316,7 +358,7 @@ class AlongSide(Gemv):
         self.rounds = -(-self.n * self.wide * self.lanes // self.threads)
         self.slices = self.threads // self.wide
         turns = -(-c.red.size // self.slices)
-        self.unroll = min(turns, IN_FLIGHT)
+        self.unroll = min(turns, knobs.get("flight", IN_FLIGHT))
         self.steps = -(-turns // self.unroll)
 
     def build(self) -> Kernel:

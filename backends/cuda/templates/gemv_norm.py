@@ -33,6 +33,8 @@ WEIGHTS = 1 << 24  # for which nearly all blocks run at once; of more, those tha
 SHORT = 1024  # elements of a row, for less than which the norm takes no less time
 THREADS = (256, 512)
 WARP = 32
+KEPT = 32  # elements of the rows that a thread may hold
+ORDER = gemv.ORDER
 
 
 def takes(norm: Node, product: Node) -> bool:
@@ -58,6 +60,16 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
         return []
     knobs = gemv.divisions(found[1], target)
     return list(dict.fromkeys(tuple((name, t if name == "threads" else v) for name, v in k) for t in THREADS for k in knobs))
+
+
+def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    """The ways to share the product among threads for which a thread's part of the rows stays in registers."""
+    found = split(problem)
+    if found is None:
+        return []
+    norm, c = found
+    held = norm.rows.size * (value(norm.k.extent) or 0) * len(norm.expressions)
+    return [k for k in gemv.every_division(c, target) if held <= KEPT * int(dict(k)["threads"])]
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:

@@ -6,7 +6,7 @@ run along one loop and the store along another, tiles go through shared memory, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dnnc.backends.cuda.templates.common import collapsed, fixed, fused, joined, jumps, outer_loops, walks, width_of
@@ -21,6 +21,7 @@ from dnnc.passes.schedule.state import Schedule
 if TYPE_CHECKING:
     from dnnc.backends.cuda.target import GpuTarget
 
+ORDER: tuple[str, ...] = ()  # nothing is summed
 SIDE = 16  # of a tile, below which most of its threads would have nothing to do
 RAGGED = 1024  # elements below which a last chunk of its own is not worth its code
 
@@ -33,9 +34,7 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     names = arranged(s, problem)
     if not names:
         return []
-    total = 1
-    for n in names:
-        total *= int(s.extent(n))  # type: ignore[arg-type]
+    total = product(s, names)
     width = width_of(s, names[-1:])
     found: list[Knobs] = []
     for chunks in (2, 1, 4):
@@ -52,12 +51,38 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     return found
 
 
+def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    """Chunks of fewer bytes, more or fewer of them, other blocks; tiles of blocks of other sizes."""
+    s = Schedule(problem.kernel)
+    names = arranged(s, problem)
+    if not names:
+        return []
+    total = product(s, names)
+    width = width_of(s, names[-1:])
+    out: list[Knobs] = []
+    if row_of(s, names) and jumps(s.loop(names[-1]).body, s.loop(names[-1]).var):
+        out += [(("tile", 1), ("bytes", 4), ("chunks", 1), ("threads", t)) for t in (128, 64, 256, 512, 1024)]
+    for size in dict.fromkeys((16, *(16 // d for d in (2, 4, 8) if width // d >= 1))):
+        for chunks in (1, 2, 4, 8):
+            if chunks == 1 or total // width >= 32 * chunks * target.sms:
+                out += [(("tile", 0), ("bytes", size), ("chunks", chunks), ("threads", t)) for t in (128, 256, 64, 512, 32, 1024)]
+    return out
+
+
 def _applies(problem: Problem, knobs: Knobs, target: GpuTarget) -> bool:
     try:
         apply(problem, dict(knobs), target)
     except ScheduleError:
         return False
     return True
+
+
+def product(s: Schedule, names: Sequence[str]) -> int:
+    """Iterations of a nest."""
+    total = 1
+    for n in names:
+        total *= int(s.extent(n))  # type: ignore[arg-type]
+    return total
 
 
 def arranged(s: Schedule, problem: Problem) -> list[str]:

@@ -12,6 +12,7 @@ that lie along the side round. Products and sums are in f32. `slices` and `split
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -77,6 +78,22 @@ SHAPES = (
 )  # fmt: skip
 
 
+# every division of a block's tile among warps that have 16 to 64 rows and columns each, fewer than 4 warps only where the tile is small
+TILES = tuple(
+    (bm, bn, bm // wm, bn // wn)
+    for bm, bn, wm, wn in itertools.product((16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (16, 32, 64), (16, 32, 64, 128))
+    if wm <= bm
+    and wn <= bn
+    and wm * wn <= 4096
+    and 1 <= (bm // wm) * (bn // wn) <= 8
+    and bm * bn <= 32768
+    and (bm // wm * (bn // wn) >= 4 or bm * bn <= 4096)
+)
+DEPTHS = ((16, 4), (32, 2), (32, 3), (32, 4), (32, 5), (64, 2), (64, 3), (64, 4))  # elements of a step, stages
+SEARCHED, DEEPENED = 100, 16  # shapes of a search, and those that are tried with other depths
+ORDER = ("slices", "split", "bk")
+
+
 def raw_operand(o: Operand) -> Operand | None:
     """The operand before its conversion to f32, if it is an element of half precision; else None."""
     e = o.value
@@ -106,10 +123,39 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
 
 def ranked(c: Contraction, target: GpuTarget, shapes: Sequence[Shape]) -> list[Knobs]:
     """The knobs of the shapes that fit, however their sum is divided, by their estimated time."""
-    direct = sum(plan_tile(c, o, 64, 16, 128, 1).direct for o in (c.a, c.b)) == 2
-    shapes = [replace(s, slices=z, split=n) for s in shapes for z in (1, 2, 4) for n in splits(target, c.dtype, _tiles(c, s), s.bm)]
+    direct = _direct(c)
+    shapes = divided(c, target, shapes)
     found = sorted((cost(c, target, s, direct), k) for k, s in enumerate(shapes) if _fits(c, target, s))
     return [_knobs(shapes[k]) for _, k in found[:10]]
+
+
+def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    c = half_contraction(problem)
+    if c is None or target.major < 8:
+        return []
+    return varied_shapes(c, target, [Shape(*tile, 32 if c.red.size >= 32 else 16, 3) for tile in TILES], DEPTHS)
+
+
+def varied_shapes(c: Contraction, target: GpuTarget, shapes: Sequence[Shape], depths: Sequence[tuple[int, int]]) -> list[Knobs]:
+    """All tiles, and all ways to divide their sum, by estimated time; the best of them with steps and rings of other sizes."""
+    direct = _direct(c)
+    fits = [s for s in divided(c, target, shapes) if _fits(c, target, s)]
+    best = sorted(fits, key=lambda s: cost(c, target, s, direct))
+    out = best[:SEARCHED]
+    for s in best[:DEEPENED]:
+        deeper = [replace(s, bk=bk, stages=n) for bk, n in depths if bk <= max(c.red.size, 16)]
+        out += sorted((d for d in deeper if _fits(c, target, d)), key=lambda d: cost(c, target, d, direct))
+    return [_knobs(s) for s in dict.fromkeys(out)]
+
+
+def divided(c: Contraction, target: GpuTarget, shapes: Sequence[Shape]) -> list[Shape]:
+    """The shapes with every way to divide the sum among groups of warps and blocks."""
+    return [replace(s, slices=z, split=n) for s in shapes for z in (1, 2, 4) for n in splits(target, c.dtype, _tiles(c, s), s.bm)]
+
+
+def _direct(c: Contraction) -> bool:
+    """Can tiles of both operands be copied as they are?"""
+    return sum(plan_tile(c, o, 64, 16, 128, 1).direct for o in (c.a, c.b)) == 2
 
 
 def _tiles(c: Contraction, s: Shape) -> int:

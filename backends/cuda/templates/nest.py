@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from weakref import WeakKeyDictionary
 
 from dnnc.ir.bounds import nonneg
@@ -34,7 +35,7 @@ class Axis:
 
     loops: tuple[For, ...]
 
-    @property
+    @cached_property
     def size(self) -> int:
         n = 1
         for loop in self.loops:
@@ -118,7 +119,7 @@ class Contraction:
     def dtype(self) -> DType:
         return self.acc.dtype
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, int, int, int]:
         """Batch, M, N, K."""
         return self.batch.size, self.rows.size, self.cols.size, self.red.size

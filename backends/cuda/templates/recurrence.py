@@ -42,7 +42,8 @@ LOADED = 8  # part of the registers left, for weights on their way from shared m
 SPARE = 56  # registers of a thread for all that is not weights and sums
 MOST_REGISTERS = 248  # of a thread
 WARPS, ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), (1, 2, 4, 8)
-CANDIDATES = 12
+CANDIDATES, SEARCHED = 12, 128
+ORDER = ("blocks", "warps", "units", "rows")
 # Cycles of a step on an H200, by estimate
 MEETING, BARRIER = 700, 60  # of a cluster, of a block
 SENDING = -480  # less than meeting by a barrier, which waits for all that the SM has stored
@@ -140,6 +141,12 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     return [_knobs(p) for p in plans(low.recurrent.form, target)] if isinstance(low, LoweredRecurrence) else []
 
 
+def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    """Every plan that fits."""
+    low = problem.lowered
+    return [_knobs(p) for p in plans(low.recurrent.form, target, SEARCHED)] if isinstance(low, LoweredRecurrence) else []
+
+
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
     low = problem.lowered
     if not isinstance(low, LoweredRecurrence):
@@ -151,7 +158,7 @@ def _knobs(p: Plan) -> Knobs:
     return (("blocks", p.blocks), ("warps", p.warps), ("units", p.units), ("rows", p.rows), ("kept", p.kept), ("sends", p.sends))
 
 
-def plans(form: Form, target: GpuTarget) -> list[Plan]:
+def plans(form: Form, target: GpuTarget, most: int = CANDIDATES) -> list[Plan]:
     """What fits, the fastest by estimate first."""
     if target.major < 8 or len(form.phases) > MOST_PHASES or any(len(p.columns) > MOST_COLUMNS or not p.columns for p in form.phases):
         return []
@@ -169,7 +176,7 @@ def plans(form: Form, target: GpuTarget) -> list[Plan]:
                 found[p] = cost(form, p, target)
                 if blocks > 1:
                     found[replace(p, sends=1)] = found[p] + SENDING
-    return sorted(found, key=lambda p: (found[p], p.sends, p.blocks, p.warps, p.rows))[:CANDIDATES]
+    return sorted(found, key=lambda p: (found[p], p.sends, p.blocks, p.warps, p.rows))[:most]
 
 
 def shared_ways(form: Form, p: Plan) -> list[Columns]:

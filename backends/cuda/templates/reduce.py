@@ -11,18 +11,21 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dnnc.backends.cuda.templates.common import collapsed, fixed, flattened, fused, jumps, outer_loops, walks, width_of
+from dnnc.backends.cuda.templates.nest import contraction_of
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import free, value
 from dnnc.ir.operator.stmt import For, Kernel, exprs, walk_stmts
 from dnnc.passes.schedule.gpu import sink, wrap
 from dnnc.passes.schedule.loops import hoist_guards, single
-from dnnc.passes.schedule.problem import Knobs, Problem
+from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.state import Schedule
 from dnnc.passes.schedule.teams import Team, teams
 
 if TYPE_CHECKING:
     from dnnc.backends.cuda.target import GpuTarget
 
+ORDER = ("layout", "team", "bytes")
+TEAMS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 WARP = 32
 BLOCK = 256  # threads of a block of several teams
 
@@ -43,6 +46,28 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     return []
 
 
+def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    """Teams of all sizes and blocks of several of them, those like the best guess first; narrower loads; more or less of a row in registers."""
+    found = sizes(Schedule(problem.kernel), problem, target)
+    if not found or contraction_of(problem) is not None:  # others read the operands of a contraction less often
+        return []
+    layout, best, _ = found[0]
+    s = Schedule(problem.kernel)
+    longest = max(product(s, nest) for nest in arranged(s, problem)[1])
+    teams_ = [t for t in TEAMS if t <= (min(longest // 2, WARP) if layout == "columns" else longest)]
+    teams_.sort(key=lambda t: abs(t.bit_length() - best.bit_length()))
+    out: list[Knobs] = []
+    for team in teams_:
+        if layout == "columns":
+            rows = [r for r in (32, 64, 128, 16, 256) if 32 <= team * r <= target.max_threads] if team > 1 else []
+        else:
+            rows = [1] if team > WARP else [r for r in dict.fromkeys(max(b // team, 1) for b in (256, 128, 64, 512)) if team * r % WARP == 0]
+        out += [(("layout", layout), ("team", team), ("rows", r), ("bytes", 16)) for r in rows]
+    near = out[:4]
+    out += [varied(k, **more) for k in near for more in ({"ahead": 16}, {"ahead": 32}, {"ahead": 128}, {"ahead": 256}, {"keep": 0}, {"keep": 384})]
+    return out + [varied(k, bytes=n) for k in near for n in (8, 4) if layout == "rows"]
+
+
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
     s = Schedule(problem.kernel)
     rows, nests = arranged(s, problem)
@@ -54,7 +79,12 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
         s.apply(wrap, "p")
         rows = ["p"]
     row = fused(s, rows, "p")
-    return collapsed(s).apply(teams, row, Team(int(knobs["team"]), int(knobs["rows"]), across)).done()
+    return collapsed(s).apply(teams, row, _team(knobs)).done()
+
+
+def _team(knobs: Mapping[str, int | str]) -> Team:
+    more = {k: int(knobs[k]) for k in ("keep", "ahead") if k in knobs}
+    return Team(int(knobs["team"]), int(knobs["rows"]), knobs["layout"] == "columns", **more)
 
 
 def arranged(s: Schedule, problem: Problem) -> tuple[list[str], list[list[str]]]:

@@ -21,6 +21,7 @@ from dnnc.passes.schedule.state import Schedule, loops
 if TYPE_CHECKING:
     from dnnc.backends.cuda.target import GpuTarget
 
+ORDER = ("team", "width")
 WARP = 32
 
 
@@ -39,6 +40,12 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
         threads *= 2
     sizes = dict.fromkeys((threads, min(threads * 2, 512), WARP))
     return [(("team", t), ("rows", 4 if t == WARP else 1), ("width", 4)) for t in sizes]
+
+
+def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    """Teams of all sizes, warps of several rows a block, neighbours of a thread."""
+    teams = [(WARP, rows) for rows in (4, 1, 2, 8, 16)] + [(t, 1) for t in (64, 128, 256, 512, 1024) if t <= target.max_threads]
+    return [(("team", t), ("rows", rows), ("width", width)) for width in (4, 2, 8, 1) for t, rows in teams]
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:

@@ -13,6 +13,7 @@ operand. Problems with few tiles divide the sum: among `slices` groups of thread
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -64,6 +65,13 @@ TILES = (
     Blocking(64, 64, 8, 4), Blocking(64, 64, 4, 4), Blocking(32, 64, 8, 8), Blocking(32, 64, 4, 4), Blocking(64, 32, 4, 4), Blocking(32, 32, 4, 4),
     Blocking(16, 256, 4, 8), Blocking(16, 128, 4, 8), Blocking(16, 64, 4, 8), Blocking(16, 64, 2, 4),
 )  # fmt: skip
+SEARCHED = tuple(
+    Blocking(bm, bn, tm, tn)
+    for bm, bn, tm, tn in itertools.product((16, 32, 64, 128, 256), (32, 64, 128, 256), (2, 4, 8, 16), (4, 8))
+    if bm // tm % WARP_ROWS == 0 and bn // tn % WARP_COLS == 0 and bm >= tm and bn >= tn and bm // tm * (bn // tn) <= 512
+)
+MOST, DEEPENED = 100, 16  # tiles of a search, and those that are tried with other steps and rings
+ORDER = ("slices", "split", "bk")
 WAITING = 12.0  # by the root of a thread's sums: how many warps of an SM wait as long as they work; more hide it from each other
 CONVERT = 0.25  # cycles of an SM for a vector that is brought into a tile: two dozen instructions for its place
 
@@ -77,6 +85,21 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     found.sort()
     best = [(tile, s._replace(stages=n)) for _, tile, s in found[:1] for n in (s.stages, 2, 4)] + [(tile, s) for _, tile, s in found[1:8]]
     return [tuple({**tile._asdict(), **s._asdict()}.items()) for tile, s in dict.fromkeys(best) if _fits(c, target, tile, s, plans)]
+
+
+def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    """Every tile of a block and of its threads, the sum divided in every way, by estimated time; the best with other steps and rings."""
+    c = contraction_of(problem)
+    if c is None:
+        return []
+    plans = [plan_tile(c, o, 64, 16, 128, 1) for o in (c.a, c.b)]
+    fits = [(tile, s) for tile in SEARCHED for s in _shapes(c, target, tile) if _fits(c, target, tile, s, plans)]
+    best = sorted(fits, key=lambda x: cost(c, target, x[0], x[1], plans))
+    out = best[:MOST]
+    for tile, s in best[:DEEPENED]:
+        deeper = [s._replace(bk=bk, stages=n) for bk, n in itertools.product((8, 16, 32), (2, 3, 4)) if bk * s.slices * s.split <= c.red.size]
+        out += [(tile, d) for d in deeper if _fits(c, target, tile, d, plans)]
+    return [tuple({**tile._asdict(), **s._asdict()}.items()) for tile, s in dict.fromkeys(out)]
 
 
 def _shapes(c: Contraction, target: GpuTarget, tile: Blocking) -> Iterator[Shape]:

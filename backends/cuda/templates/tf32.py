@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates.mma import SHAPES, Mma, Shape, ranked
+from dnnc.backends.cuda.templates.mma import SHAPES, TILES, Mma, Shape, ranked, varied_shapes
 from dnnc.backends.cuda.templates.nest import Contraction, contraction_of
 from dnnc.backends.cuda.templates.staging import Tile
 from dnnc.ir.dtype import f32
@@ -19,6 +19,8 @@ from dnnc.ir.expr import Expr
 from dnnc.ir.operator.stmt import Buffer, Builder, Kernel, call
 from dnnc.passes.schedule.problem import Knobs, Problem
 
+ORDER = ("slices", "split", "bk")
+DEPTHS = ((16, 2), (16, 3), (16, 4), (16, 5), (32, 2), (32, 3), (32, 4))  # elements of a step, stages
 STEP = 8  # of the sum, in one instruction
 
 
@@ -36,6 +38,13 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
         return []
     depths = ((16, 4), (32, 3)) if c.red.size >= 64 else ((16, 2),)
     return ranked(c, target, [replace(s, bk=bk, stages=n, element=4) for s in SHAPES for bk, n in depths])
+
+
+def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    c = single_contraction(problem)
+    if c is None or target.major < 8:
+        return []
+    return varied_shapes(c, target, [Shape(*tile, 16, 3, element=4) for tile in TILES], DEPTHS)
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:

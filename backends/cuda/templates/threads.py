@@ -16,11 +16,16 @@ from dnnc.passes.schedule.state import Schedule
 if TYPE_CHECKING:
     from dnnc.backends.cuda.target import GpuTarget
 
+ORDER: tuple[str, ...] = ()  # every sum is one thread's
 PRIVATE_LIMIT = 64  # elements of a row that every thread may keep for itself: more would be megabytes for all threads of a device
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     return [(("threads", 256),), (("threads", 128),)] if fixed(problem) else []
+
+
+def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    return [(("threads", n),) for n in (64, 512, 32, 1024) if n <= target.max_threads]
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:

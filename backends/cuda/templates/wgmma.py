@@ -37,6 +37,8 @@ STEP = ROW // 2  # of a sum, in 16-bit floats
 MAX_SPLIT_COLUMNS = 128
 STAGES, ENOUGH = 8, 5  # more hide nothing; so many hide what the L2 cache takes
 RESERVED = 1024  # bytes of shared memory that the system takes of each block
+DEEP, GROUPS = 12, (1, 2, 4, 8, 32, 64)  # stages and row tiles to try
+ORDER = ("split",)
 GROUP = 16  # row tiles that walk over the columns together: what they read stays in the L2 cache
 
 
@@ -47,6 +49,22 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
         return []
     found = tilings(p.batch, p.m, p.n, steps_of(p, STEP) * STEP, target, p.work, p.k)
     return [knobs_of(t) for t in found if t.split == 1 or p.aligned]
+
+
+def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    """Every tiling that fits; the best of them with rings of other lengths and with more or fewer row tiles that walk together."""
+    p = product_of(problem) if target.has_wgmma else None
+    if p is None or p.m < MIN_ROWS:
+        return []
+    k = steps_of(p, STEP) * STEP
+    every = [t for t in tilings(p.batch, p.m, p.n, k, target, p.work, p.k) if t.split == 1 or p.aligned]
+    out = list(every)
+    for t in every[:10]:
+        most = min((_room(t, target) - replace(t, stages=0).shared_bytes) // t.stage_bytes, DEEP, k // STEP // t.split)
+        out += [replace(t, stages=n) for n in range(2, most + 1)]
+    for t in every[:8]:
+        out += [replace(t, group=n) for n in GROUPS if n <= max(-(-p.m // t.bm), 1)]
+    return [knobs_of(t) for t in dict.fromkeys(out)]
 
 
 def knobs_of(t: Tiling) -> Knobs:
@@ -85,12 +103,17 @@ def tilings(batch: int, m: int, n: int, k: int, target: GpuTarget, work: int = 0
 def _stages(batch: int, m: int, n: int, k: int, t: Tiling, target: GpuTarget) -> int:
     """As many as fit, and no more than a block has steps. Where every block has a multiprocessor to itself, as many as leave room for a block
     of the next kernel, which then gets its first weights while this one runs."""
-    room = min(target.shared_bytes, target.shared_per_sm // t.resident - RESERVED)
+    room = _room(t, target)
     half = target.shared_per_sm // 2 - RESERVED
     tiles = _tiles(batch, m, n, t)
     if tiles * t.split <= target.sms and (half - t.shared_bytes) // t.stage_bytes >= ENOUGH:
         room = half
     return min((room - t.shared_bytes) // t.stage_bytes, STAGES, -(-k // STEP) // t.split * -(-tiles // t.blocks))
+
+
+def _room(t: Tiling, target: GpuTarget) -> int:
+    """Bytes of shared memory that a block may have."""
+    return min(target.shared_bytes, target.shared_per_sm // t.resident - RESERVED)
 
 
 def _resides(batch: int, m: int, n: int, k: int, t: Tiling, target: GpuTarget) -> bool:

@@ -26,6 +26,7 @@ from dnnc.passes.schedule.state import Schedule, loops
 MOST_TAPS = 225
 UNROLLED = 49  # taps that are all unrolled, so that the pixels of a thread share loads; of more a row of them
 PRODUCTS = 800  # of a thread's code: what unrolling may grow to
+ORDER: tuple[str, ...] = ()  # taps are added up one after the other
 FEW = 4  # threads a core below which a thread has one pixel
 
 
@@ -42,6 +43,23 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
         return []  # few outputs of many terms: teams of threads are better
     rows = [n for n in (4, 2, 1) if n <= _count(s, row) and n * taps * lanes <= PRODUCTS and (n == 1 or threads // n >= FEW * 128 * target.sms)]
     return [(("row", n), ("lanes", lanes), ("threads", 128)) for n in (rows or [1])]
+
+
+def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    """Pixels and channels of a thread, threads of a block."""
+    found = _parts(problem)
+    if found is None:
+        return []
+    s, _, row, lanes = found
+    taps, wide = _taps(s, problem), [n for n in (lanes, lanes // 2, lanes // 4) if n > 1]
+    rows = [n for n in (1, 2, 3, 4, 6, 8) if n <= _count(s, row)]
+    return [
+        (("row", n), ("lanes", w), ("threads", t))
+        for t in (128, 256, 64, 512)
+        for n in rows
+        for w in wide
+        if n == 1 or n * min(taps, UNROLLED) * w <= PRODUCTS
+    ]
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:

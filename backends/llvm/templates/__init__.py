@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from types import ModuleType
 
 from dnnc.backends.llvm.features import CpuTarget
@@ -11,25 +13,30 @@ from dnnc.passes.schedule.problem import Knobs, Problem, Template
 
 
 def templates(target: CpuTarget, strict: bool = False) -> list[Template]:
-    """`strict`: the order of a sum is the same whether its length is known or not, so that programs for all sizes give the same bits."""
-    return [
+    """`strict`: the order of a sum is the same whether its length is known or not, so that programs for all sizes give the same bits, and
+    whatever is chosen."""
+    made = [
         _template("contraction", contraction, target),
         _template("winograd", winograd, target),
         _template("reduce", reduce, target, (("short", 1),) if strict else ()),
         _template("sequence", sequence, target),
         _template("map", maps, target),
     ]
+    return [replace(t, strict=strict) for t in made]
 
 
-def _template(name: str, module: ModuleType, target: CpuTarget, more: Knobs = ()) -> Template:
+def _template(name: str, module: ModuleType, target: CpuTarget, last: Knobs = ()) -> Template:
     def candidates(problem: Problem) -> list[Knobs]:
-        return [(*knobs, *more) for knobs in module.candidates(problem, target)]
+        return [(*knobs, *last) for knobs in module.candidates(problem, target)]
 
-    def apply(problem: Problem, knobs: object) -> Kernel:
+    def apply(problem: Problem, knobs: Mapping[str, int | str]) -> Kernel:
         kernel: Kernel = module.apply(problem, knobs, target)
         return kernel
 
-    return Template(name, candidates, apply)
+    def more(problem: Problem) -> list[Knobs]:
+        return [(*knobs, *last) for knobs in module.space(problem, target)]
+
+    return Template(name, candidates, apply, more, module.ORDER)
 
 
 __all__ = ["templates"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, Var, const, free, substitute, walk
 from dnnc.ir.operator.stmt import Block, For, Store, accesses, exprs, walk_stmts
@@ -64,6 +66,11 @@ def unit_stride(loop: For) -> bool:
         if x.buf.space in ("global", "local") and loop.var in free(x.buf.offset(x.idx))
     ]
     return bool(steps) and all(x is const(1) for x in steps)
+
+
+def worth(knobs: Mapping[str, int | str], work: int | Expr) -> int | Expr:
+    """The work by which a kernel is shared among threads or not; the knob `serial`, where it is set, decides it."""
+    return work if "serial" not in knobs else 0 if knobs["serial"] else SERIAL_BELOW
 
 
 def parallel_outer(s: Schedule, names: list[str], work: int | Expr) -> None:

@@ -27,12 +27,20 @@ from dnnc.ir.ops.window import window
 from dnnc.ir.types import product
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, join, narrow, peel, reorder, split
 from dnnc.passes.schedule.memory import distribute, prefetch, vectorize
-from dnnc.passes.schedule.problem import Knobs, Problem
+from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.state import Schedule
+from dnnc.passes.schedule.stretches import stretches
 
 L2_RATE = 24  # bytes a cycle that a core reads from its second-level cache beside computing, about
 PREFETCHED = 6  # rows at least: with fewer the panels are read as fast as they come, and asking for them ahead only takes time
 CROWDED = 0.005  # of a convolution's time for each accumulator past half of the registers, which neighbouring taps and tiles are short of then
+
+
+NARROW, EVERY = (1, 2, 3, 4, 6), (1, 2, 3, 4, 5, 6, 8)  # panels of a tile, by guess and in a search
+UNROLLS = (1, 2, 3, 4, 5, 7, 8, 16)
+STRETCHES = (64, 128, 192, 256, 384, 512, 768, 1024, 2048)  # of a sum, between which the sums of all tiles lie in memory
+SMALL = 1 << 22  # operations up to which one thread alone may be as fast
+ORDER: tuple[str, ...] = ()  # every sum is added up in one order, whatever the knobs
 
 
 @dataclass(frozen=True)
@@ -113,6 +121,11 @@ def _rows_share(problem: Problem, s: Schedule, name: str, lane: str) -> bool:
 
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
+    return _settings(problem, target)[:6]
+
+
+def _settings(problem: Problem, target: CpuTarget, most: tuple[int, ...] = NARROW) -> list[Knobs]:
+    """Every register tile, best guess first, with the other knobs as they are by default."""
     found = nest_of(problem)
     if found is None:
         return []
@@ -122,7 +135,62 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
         return []
     ku = _unroll(s.extent(nest.reduction[0]), nest.block) if nest.block or not nest.panel else 1
     order = _order(problem, target)
-    return [(("mr", mr), ("nv", nv), ("ku", ku), ("order", order), ("pf", 1)) for mr, nv in tiles(pixels, panels, target, nest, problem.inplace)]
+    every = tiles(pixels, panels, target, nest, problem.inplace, most)
+    fits = [(mr, nv) for k, (mr, nv) in enumerate(every) if not k or not nest.depthwise or _peels_borders(pixels, nest, mr)]
+    return [(("mr", mr), ("nv", nv), ("ku", ku), ("order", order), ("pf", 1)) for mr, nv in fits]
+
+
+def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
+    """All register tiles; the best of them with other orders, unrolling, prefetching, and stretches of the sum."""
+    every, found = _settings(problem, target, EVERY), nest_of(problem)
+    if not every or found is None:
+        return []
+    s, nest = found
+    best, out = every[:12], list(every)
+    orders = _orders(s, nest, problem)
+    unrolls = _unrolls(s.extent(nest.reduction[0]), nest) if nest.block or not nest.panel else [1]
+    out += [varied(k, order=o) for k in best for o in orders]
+    out += [varied(k, order="panels", pf=0) for k in best if "panels" in orders]
+    out += [varied(k, ku=ku) for k in best[:8] for ku in unrolls]
+    out += [varied(k, order=o, kc=kc) for k in best[:6] for kc in _stretches(s, nest, problem) for o in orders if o != "tiles"]
+    if isinstance(problem.flops, int) and problem.flops <= SMALL:
+        out += [varied(k, serial=1) for k in best[:4]]
+    out += [varied(k, order=o, ku=ku) for k in best[:6] for o in orders for ku in unrolls]
+    return [k for k in dict.fromkeys(out) if not dict(k).get("kc") or dict(k)["kc"] % int(dict(k)["ku"]) == 0]
+
+
+def _peels_borders(pixels: int | None, nest: Nest, mr: int) -> bool:
+    """Are the tiles that see padding behind a row those that are peeled? Where the last tile overlaps the one before it, that may see some too."""
+    if pixels is None:
+        return True
+    whole = (pixels - 1) // mr  # tiles ahead of the last one
+    seeing = sum(nest.padding > (pixels - (whole - k) * mr) * nest.stride for k in range(whole))
+    return seeing < max(-(-nest.padding // (mr * nest.stride)), 1)
+
+
+def _orders(s: Schedule, nest: Nest, problem: Problem) -> list[str]:
+    """The orders of the outer loops that differ: a single row, or a single panel, has one."""
+    rows, panels = s.extent(nest.pixel), s.extent(nest.panel or nest.lane)
+    if panels == 1 or nest.depthwise or (rows == 1 and all(s.extent(n) == 1 for n in nest.outer)):
+        return ["rows"]
+    whole = isinstance(rows, int) and not problem.inplace and not nest.padding
+    return ["rows", "panels", *(["tiles"] if whole else [])]
+
+
+def _unrolls(k: int | Expr, nest: Nest) -> list[int]:
+    """Steps of the sum that may be one step of the loop."""
+    return [u for u in UNROLLS if isinstance(k, int) and k % u == 0 and nest.block % u == 0] or [1]
+
+
+def _stretches(s: Schedule, nest: Nest, problem: Problem) -> list[int]:
+    """Parts into which a long sum may be divided, none where it is short, or tiles are of several kinds."""
+    k = s.extent(nest.reduction[0])
+    plain = isinstance(k, int) and isinstance(s.extent(nest.pixel), int) and not nest.padding and not problem.inplace
+    return (
+        [n for n in STRETCHES if isinstance(k, int) and k >= 2 * n and k % n == 0 and n % (nest.block or 1) == 0]
+        if plain and not nest.depthwise
+        else []
+    )
 
 
 def _order(problem: Problem, target: CpuTarget) -> str:
@@ -146,14 +214,16 @@ def _extents(s: Schedule, nest: Nest, lanes: int) -> tuple[int | None, int | Non
     return (n if isinstance(n, int) else None), (count if isinstance(count, int) else None)
 
 
-def tiles(pixels: int | None, panels: int | None, target: CpuTarget, nest: Nest, inplace: bool) -> list[tuple[int, int]]:
+def tiles(
+    pixels: int | None, panels: int | None, target: CpuTarget, nest: Nest, inplace: bool, most: tuple[int, ...] = NARROW
+) -> list[tuple[int, int]]:
     """(mr, nv) ordered by estimated cycles: FMAs computed (tails included) over FMA rate, or loads over load rate, whichever is worse.
 
     Numbers that are known at run time only are taken to be around 30 rows and 10 panels: large tiles waste more at the end.
     """
     n = target.registers  # beside the accumulators live the panels' vectors, one of each, and a broadcast: one too many is spilled at every step
     scored: list[tuple[float, int, int]] = []
-    for nv in (1, 2, 3, 4, 6):
+    for nv in most:
         if (panels is not None and (nv > panels or (panels % nv and inplace))) or (nest.depthwise and nv > 1):
             continue
         for mr in range(1, min(n - 4, n - nv - 1) // nv + 1):
@@ -166,7 +236,7 @@ def tiles(pixels: int | None, panels: int | None, target: CpuTarget, nest: Nest,
             panel = nv * target.vector_bits / 8 / L2_RATE  # of a panel every row of tiles reads anew
             crowd = 1 + CROWDED * (4 if nest.depthwise else 1) * max(mr * nv - n // 2, 0) if nest.panel else 1.0
             scored.append((work / (mr * nv) * max(fma, loads * 1.05, latency, panel) * crowd, -mr * nv, nv))
-    return [(-size // nv, nv) for _, size, nv in sorted(scored)[:6]]
+    return [(-size // nv, nv) for _, size, nv in sorted(scored)]
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -> Kernel:
@@ -178,16 +248,18 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
         s.apply(split, lane, target.lanes, ("jp", "jv"), tail="guard")
         panel, lane = "jp", "jv"
     s.apply(split, panel, int(knobs["nv"]), ("jo", "jn"), tail="overlap" if isinstance(s.extent(panel), int) else "clamp")
-    outer = [*nest.outer, "jo"] if knobs["order"] == "rows" else ["jo", *nest.outer]
+    outer = {"rows": [*nest.outer, "jo"], "panels": ["jo", *nest.outer], "tiles": [*nest.outer, "po", "jo"]}[str(knobs["order"])]
     mr = int(knobs["mr"])
     pixels = s.extent(pixel)
     rest = not isinstance(pixels, int) or (problem.inplace and pixels % mr != 0)
+    if knobs.get("kc") and (rest or nest.padding):
+        raise ScheduleError(f"a sum in stretches of {knobs['kc']} needs tiles that are all alike")
     if rest:  # nests of their own for the pixels that fill no tile
-        s.apply(reorder, pixel, *outer, "jn", lane)
+        s.apply(reorder, pixel, *(n for n in outer if n != "po"), "jn", lane)
     s.apply(split, pixel, mr, ("po", "im"), tail="peel" if rest else "overlap")
     tags = _smaller_tiles(s, pixel, mr, problem.inplace)
     for tag in tags:
-        _tile(s, nest, outer, lane, int(knobs["ku"]), tag)
+        _tile(s, nest, outer, lane, knobs, tag)
     if nest.padding and not isinstance(pixels, int):  # how many pixels of a tile see a tap cannot be told: they are asked one by one
         s.apply(annotate, "unroll", *(f"im{tag}_1" for tag in tags))
     s.apply(hoist_guards).apply(narrow)
@@ -216,11 +288,11 @@ def _smaller_tiles(s: Schedule, pixel: str, mr: int, inplace: bool) -> list[str]
     return tags
 
 
-def _tile(s: Schedule, nest: Nest, outer: list[str], lane: str, ku: int, tag: str) -> None:
+def _tile(s: Schedule, nest: Nest, outer: list[str], lane: str, knobs: Mapping[str, int | str], tag: str) -> None:
     """Bring one nest, whose loops carry the suffix `tag`, into the form of a register tile."""
-    s.apply(reorder, *(n + tag for n in (*outer, "po", "im", "jn", lane)))
+    s.apply(reorder, *(n + tag for n in (*outer, *(["po"] if "po" not in outer else []), "im", "jn", lane)))
     s.apply(distribute, "im" + tag, 3)
-    red = _split_reduction(s, nest, ku, tag)
+    red = _split_reduction(s, nest, int(knobs["ku"]), int(knobs.get("kc", 0)), tag)
     s.apply(reorder, *red, *(f"{n}{tag}_1" for n in ("im", "jn", lane)))
     s.apply(vectorize, *(f"{lane}{tag}{k}" for k in ("", "_1", "_2")))
 
@@ -243,20 +315,30 @@ def _finish(s: Schedule, problem: Problem, nest: Nest, outer: list[str], knobs: 
         taps = [x for x in (f"{tap}_{end}{k}" for end in "fl" for k in range(peeled)) if s.has(x)]
         s.apply(annotate, "unroll", *taps)
         widen_rows(s, nest.reduction[1:], tag, int(knobs["mr"]), lanes)  # of tiles that reach no border any more
-    return _parallel(s, [n + tag for n in outer], po, tag)
+    if knobs.get("kc"):
+        s.apply(stretches, po, "ks" + tag)
+    return _parallel(s, [n + tag for n in outer], po, tag, not knobs.get("serial"))
 
 
-def _split_reduction(s: Schedule, nest: Nest, ku: int, tag: str) -> list[str]:
-    """The order of the reduction loops: channel blocks, taps, channels of a block (unrolled ku times)."""
+def _split_reduction(s: Schedule, nest: Nest, ku: int, kc: int, tag: str) -> list[str]:
+    """The order of the reduction loops: channel blocks, taps, channels of a block (unrolled ku times). Of a sum in stretches of kc elements
+    the loop over these is the outermost."""
     first, *taps = (n + tag for n in nest.reduction)
+    steps, unroll, block, stretch = "ko" + tag, "ku" + tag, "rb" + tag, "ks" + tag
+    if kc and ((nest.panel and not nest.block) or kc % (nest.block or ku)):
+        raise ScheduleError(f"a sum over {first} cannot be divided into stretches of {kc}")
     if not nest.block and nest.panel:
         return [first, *taps]
     if not nest.block:
-        s.apply(split, first, ku, ("ko" + tag, "ku" + tag))
-        return [*taps, "ko" + tag, "ku" + tag]
-    s.apply(split, first, ku, ("rq" + tag, "ku" + tag))
-    s.apply(split, "rq" + tag, nest.block // ku, ("rb" + tag, "ko" + tag), tail="guard")  # the last block may not be full
-    return ["rb" + tag, *taps, "ko" + tag, "ku" + tag]
+        s.apply(split, first, ku, (steps, unroll))
+        if kc:
+            s.apply(split, steps, kc // ku, (stretch, steps))
+        return [*taps, *([stretch] if kc else []), steps, unroll]
+    s.apply(split, first, ku, ("rq" + tag, unroll))
+    s.apply(split, "rq" + tag, nest.block // ku, (block, steps), tail="guard")  # the last block may not be full
+    if kc:
+        s.apply(split, block, kc // nest.block, (stretch, block))
+    return [*([stretch] if kc else []), block, *taps, steps, unroll]
 
 
 def _prefetch_next_panel(s: Schedule, problem: Problem, knobs: Mapping[str, int | str], rows: list[str], nest: Nest, tag: str) -> None:
@@ -270,7 +352,9 @@ def _prefetch_next_panel(s: Schedule, problem: Problem, knobs: Mapping[str, int 
     buf, nv, ku = s.kernel.entry.buffers[k], int(knobs["nv"]), int(knobs["ku"])
     tile, tiles_ = _position(s, [n + tag for n in (*rows, "po")])
     taps = [n + tag for n in nest.reduction[1:] if s.has(n + tag)]
-    step, steps = _step_of(s, taps, tag) if nest.block else _position(s, [*taps, "ko" + tag])
+    if nest.block and knobs.get("kc"):
+        return  # a stretch of it is read many times before the next one
+    step, steps = _step_of(s, taps, tag) if nest.block else _position(s, [*taps, *(["ks" + tag] if knobs.get("kc") else []), "ko" + tag])
     if isinstance(tiles_, int) and tiles_ * int(knobs["mr"]) < PREFETCHED:
         return
     every = -(-nv * ku // tiles_) if isinstance(tiles_, int) and not tag else 4  # the rows that fill no tile ask again for some at most
@@ -303,9 +387,9 @@ def _position(s: Schedule, names: list[str]) -> tuple[Expr, Expr | int]:
     return at, unwrap(count)
 
 
-def _parallel(s: Schedule, outer: list[str], po: str, tag: str) -> str:
-    """Fuse the outer loops, the tiles too where they are not peeled, into one parallel loop, and name it."""
-    names = [*outer, po] if s.has(po) and len(s.loop(outer[-1]).body) == 1 else list(outer)
+def _parallel(s: Schedule, outer: list[str], po: str, tag: str, shared: bool) -> str:
+    """Fuse the outer loops, the tiles too where they are not peeled, into one parallel loop, and name it. Not `shared`: one thread does all."""
+    names = [*outer, po] if po not in outer and s.has(po) and len(s.loop(outer[-1]).body) == 1 else list(outer)
     while len(names) > 1:
         b, a = names.pop(), names.pop()
         made = f"w{len(names)}{tag}"
@@ -314,5 +398,6 @@ def _parallel(s: Schedule, outer: list[str], po: str, tag: str) -> str:
         except ScheduleError:  # the inner loop may be empty: one that is outside of it
             made = a
         names.append(made)
-    s.apply(annotate, "parallel", names[0])
+    if shared:
+        s.apply(annotate, "parallel", names[0])
     return names[0]

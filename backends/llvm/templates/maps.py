@@ -12,23 +12,53 @@ import math
 from collections.abc import Mapping
 
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.templates.common import SERIAL_BELOW, fused, offsets, stride, try_fuse
+from dnnc.backends.llvm.templates.common import SERIAL_BELOW, fused, offsets, stride, try_fuse, worth
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, Var, const, free, substitute, value, walk
 from dnnc.ir.operator.stmt import Block, For, Kernel, Store
 from dnnc.passes.schedule.loops import annotate, fuse, reorder, single, split
 from dnnc.passes.schedule.memory import vectorize
-from dnnc.passes.schedule.problem import Knobs, Problem
+from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.seams import crossings, cut, digits, seams
 from dnnc.passes.schedule.state import Schedule
 from dnnc.passes.schedule.transposition import transpose_tile, zip_tile
 
 MAX_PARTS = 12  # nests into which seams cut one: each is code of its own
 FEW = (2, 4, 8)  # rows that are zipped
+GRAIN = 8  # pieces that each thread gets, at least, where there are so many
+FEW_ELEMENTS, MANY = 2048, 1 << 20  # elements times operations for which one thread is certainly fast enough, or certainly not
+ORDER: tuple[str, ...] = ()  # nothing is summed
 
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     return [(("lanes", lanes_for(problem, target)), ("unroll", 4))] if problem.kind == "map" else []
+
+
+def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
+    """Vectors and how many at a time; without transposition; by one thread, or by all, in larger or smaller pieces."""
+    out: list[Knobs] = []
+    for first in candidates(problem, target):
+        lanes = int(dict(first)["lanes"])
+        out += [varied(first, unroll=n) for n in (1, 2, 8)]
+        out += [varied(first, **k) for k in (*_grains(problem), {"turn": 0})]
+        out += [varied(first, lanes=n, unroll=u) for n in (lanes // 2, 2 * lanes) if n > 1 for u in (1, 2, 4, 8)]
+        out += [varied(first, unroll=n, **k) for n in (1, 2, 8) for k in (*_grains(problem), {"turn": 0})]
+        out += [varied(first, lanes=lanes // 2, unroll=4, **k) for k in _grains(problem) if lanes > 2]
+    return out
+
+
+def shares(problem: Problem) -> list[dict[str, int]]:
+    """Settings under which one thread does all, or all do, where the default is another one."""
+    work = problem.lowered.elements
+    if not isinstance(work, int) or not FEW_ELEMENTS <= work < MANY:
+        return []
+    return [{"serial": int(work >= SERIAL_BELOW)}]
+
+
+def _grains(problem: Problem) -> list[dict[str, int]]:
+    """How finely the work is shared, beside the default."""
+    work = problem.lowered.elements
+    return [*shares(problem), *({"grain": n} for n in (1, 2, 32) if not isinstance(work, int) or work >= SERIAL_BELOW)]
 
 
 def lanes_for(problem: Problem, target: CpuTarget) -> int:
@@ -44,22 +74,23 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
         return s.done()
     s.apply(single, *(n for n in names[:-1] if s.extent(n) == 1)).collapse()
     names = [n for n in names if s.has(n)]
-    chains = at_seams(s, names, int(knobs["lanes"]), 8 * target.threads)
+    few = int(knobs.get("grain", GRAIN)) * target.threads
+    chains = at_seams(s, names, int(knobs["lanes"]), few)
     for k, chain in enumerate(chains):
         shared = [n for other in chains[:k] + chains[k + 1 :] for n in other]
-        nest(s, [n for n in chain if n not in shared], f"{k or ''}", int(knobs["lanes"]), int(knobs["unroll"]))
-    share(s, problem.lowered.elements, 8 * target.threads)
+        nest(s, [n for n in chain if n not in shared], f"{k or ''}", int(knobs["lanes"]), int(knobs["unroll"]), bool(knobs.get("turn", 1)))
+    share(s, worth(knobs, problem.lowered.elements), few)
     return s.done()
 
 
-def nest(s: Schedule, names: list[str], tag: str, lanes: int, unroll: int) -> None:
-    """Schedule a perfect nest, all of whose loops are given; those that it makes have names that end with the tag."""
+def nest(s: Schedule, names: list[str], tag: str, lanes: int, unroll: int, turn: bool) -> None:
+    """Schedule a perfect nest, all of whose loops are given; those that it makes have names that end with the tag. `turn`: tiles may be transposed."""
     names = fuse_rows(s, names, tag)
     mark = s.mark()
-    if transposed(s, split_digits(s, names, lanes), tag, lanes):
+    if turn and transposed(s, split_digits(s, names, lanes), tag, lanes):
         return
     s.restore(mark)
-    if zipped(s, split_digits(s, names, lanes, FEW), tag, lanes):
+    if turn and zipped(s, split_digits(s, names, lanes, FEW), tag, lanes):
         return
     s.restore(mark)
     made = joined(s, split_digits(s, names, lanes), tag, lanes)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.templates.common import offsets, parallel_outer, stride, try_fuse, unit_stride
-from dnnc.backends.llvm.templates.maps import lanes_for, vectorized
-from dnnc.backends.llvm.templates.windows import tile_windows
+from dnnc.backends.llvm.templates import contraction, winograd
+from dnnc.backends.llvm.templates.common import offsets, parallel_outer, stride, try_fuse, unit_stride, worth
+from dnnc.backends.llvm.templates.maps import lanes_for, shares, vectorized
+from dnnc.backends.llvm.templates.windows import MOST_PIXELS, tile_windows
 from dnnc.ir.bounds import bounds
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Op, const, free, value, walk
@@ -19,10 +20,12 @@ from dnnc.ir.operator.stmt import Block, For, Kernel, Store, exprs, walk_stmts
 from dnnc.passes.schedule.loops import annotate, hoist_guards, narrow, peel, reorder, single, split
 from dnnc.passes.schedule.memory import distribute, vector_reduce, vectorize
 from dnnc.passes.schedule.numbers import hoist_numbers, sink
-from dnnc.passes.schedule.problem import Knobs, Problem
+from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.state import Schedule, loops
 
+ORDER = ("lanes", "chains", "short")
 STRAIGHT = 16  # vectors of a row that is computed without loops
+MOST_STEPS = 16  # reductions and what is made of them
 ROWS, LONG = 2, 32  # rows computed together, and the steps of a loop along them from which they are long
 
 
@@ -32,17 +35,41 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     return [(("lanes", lanes_for(problem, target)), ("chains", 4))]
 
 
+def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
+    """Sums under way at once, vectors, pixels of a tile, rows together, how long a row is computed without loops, and by how many threads.
+
+    None for contractions that have a schedule of their own: this one reads what it multiplies from memory each time."""
+    if problem.kind == "contraction" and (contraction.candidates(problem, target) or winograd.candidates(problem, target)):
+        return []
+    out: list[Knobs] = []
+    for first in candidates(problem, target):
+        lanes = int(dict(first)["lanes"])
+        others: list[dict[str, int]] = [{"chains": n} for n in (1, 2, 8)]
+        if any(n.startswith("k") for names in problem.lowered.reductions for n in names) or len(problem.lowered.reductions) > 1:
+            others += [{"straight": n} for n in (0, 4, 32)]
+        if len(problem.lowered.reductions) == 1 and problem.lowered.out_loops[-1:] and problem.lowered.out_loops[-1].endswith("b"):
+            others += [{"pixels": n} for n in range(1, MOST_PIXELS + 1)]
+        else:
+            others += [*({"rows": n} for n in (1, 3, 4)), *({"columns": n} for n in (2, 3, 4, 6, 8))]
+        wide = [{"lanes": n} for n in (lanes // 2, 2 * lanes) if n > 1]
+        out += [varied(first, **k) for k in (*others, *shares(problem), *wide)]
+        out += [varied(first, **j, **k) for j in wide for k in (*others, *shares(problem))]
+        out += [varied(first, **j, **k) for j in others for k in shares(problem)]
+        out += [varied(first, **j, **k) for i, j in enumerate(others) for k in others[i + 1 :] if not j.keys() & k.keys()]
+    return out
+
+
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -> Kernel:
     s = Schedule(problem.kernel)
     lanes, chains = int(knobs["lanes"]), int(knobs["chains"])
     s.apply(single, *(n for n in problem.lowered.out_loops if s.extent(n) == 1)).collapse()
-    tiled = tile_windows(s, problem, lanes)
+    tiled = tile_windows(s, problem, lanes, int(knobs.get("pixels", 0)))
     s.apply(hoist_guards).apply(narrow)
     _sums_once(s, problem)
-    if not tiled and not _over_outputs(s, problem, lanes):
-        _over_rows(s, problem, lanes, chains, short=bool(knobs.get("short")))
-        _rows_together(s, problem)
-    parallel_outer(s, _outer(s, problem), problem.lowered.elements)
+    if not tiled and not _over_outputs(s, problem, lanes, int(knobs.get("columns", 1))):
+        _over_rows(s, problem, lanes, chains, bool(knobs.get("short")), int(knobs.get("straight", STRAIGHT)))
+        _rows_together(s, problem, int(knobs.get("rows", ROWS)))
+    parallel_outer(s, _outer(s, problem), worth(knobs, problem.lowered.elements))
     s.apply(hoist_numbers)
     return s.done()
 
@@ -75,8 +102,9 @@ def _outer(s: Schedule, problem: Problem) -> list[str]:
     return [n for n in out if n.startswith(("i", "vo"))]
 
 
-def _over_outputs(s: Schedule, problem: Problem, lanes: int) -> bool:
-    """Vectors over the innermost output loop: every access unit stride or constant along it, stored in order."""
+def _over_outputs(s: Schedule, problem: Problem, lanes: int, columns: int) -> bool:
+    """Vectors over the innermost output loop: every access unit stride or constant along it, stored in order; several of them at a time, whose
+    sums need not wait for each other, where there are `columns`."""
     loops = [n for n in problem.lowered.out_loops if s.has(n)]
     rows = [r for names in problem.lowered.reductions for r in names]
     if not loops or any(r.startswith("k") for r in rows):
@@ -94,8 +122,32 @@ def _over_outputs(s: Schedule, problem: Problem, lanes: int) -> bool:
     mark = s.mark()
     try:
         s.apply(split, loops[-1], lanes, ("vo", "vi"), tail="guard")
+        if columns > 1 and _columns(s, problem, columns):
+            return True
         s.apply(distribute, "vi", 1)
         s.apply(vectorize, *("vi" + (f"_{k}" if k else "") for k in range(len(loop.body) + 2) if s.has("vi" + (f"_{k}" if k else ""))))
+    except ScheduleError:
+        s.restore(mark)
+        return False
+    return True
+
+
+def _columns(s: Schedule, problem: Problem, count: int) -> bool:
+    """Several vectors of outputs step by step: `for vm: {acc; for r: s}`  ->  `acc[vm]; for r: for vm: s`."""
+    n, mark = s.extent("vo"), s.mark()
+    if not isinstance(n, int) or n < count or (problem.inplace and n % count):
+        return False
+    try:
+        s.apply(split, "vo", count, ("vo", "vm"), tail="overlap").apply(distribute, "vm", 2)
+        tags = [t for t in ("", *(f"_{k}" for k in range(1, MOST_STEPS))) if s.has("vm" + t)]
+        for t in tags:
+            inner, names = s.loop("vi" + t).body, []
+            while len(inner) == 1 and isinstance(inner[0], For):
+                names.append(inner[0].var.name)
+                inner = inner[0].body
+            if names:
+                s.apply(reorder, *names, "vm" + t, "vi" + t)
+        s.apply(vectorize, *("vi" + t for t in tags)).apply(annotate, "unroll", *("vm" + t for t in tags))
     except ScheduleError:
         s.restore(mark)
         return False
@@ -108,8 +160,9 @@ def _fills(s: Schedule, name: str, lanes: int) -> bool:
     return not isinstance(n, int) or n >= lanes
 
 
-def _over_rows(s: Schedule, problem: Problem, lanes: int, chains: int, short: bool) -> None:
-    """Vectors over rows in memory. `short`: over those shorter than a vector too, as a row of unknown length is summed."""
+def _over_rows(s: Schedule, problem: Problem, lanes: int, chains: int, short: bool, straight: int) -> None:
+    """Vectors over rows in memory, those of up to `straight` vectors without a loop. `short`: over those shorter than a vector too, as a row
+    of unknown length is summed."""
     for names in problem.lowered.reductions:
         names_left = [n for n in names if s.has(n)]
         k = 0
@@ -120,7 +173,7 @@ def _over_rows(s: Schedule, problem: Problem, lanes: int, chains: int, short: bo
             continue
         inner = names_left[-1]
         if inner.startswith("k"):
-            _each_vector(s, inner, lanes)
+            _each_vector(s, inner, lanes, straight)
             continue
         n = s.extent(inner)
         least, most = bounds(n)
@@ -134,11 +187,11 @@ def _over_rows(s: Schedule, problem: Problem, lanes: int, chains: int, short: bo
         except ScheduleError:
             s.restore(mark)
             continue
-        if isinstance(n, int) and n <= STRAIGHT * lanes:
+        if isinstance(n, int) and n <= straight * lanes:
             s.apply(annotate, "unroll", *(x for x in (inner + "o", inner + "t") if s.has(x)))
     last = next((n for n in reversed(problem.lowered.out_loops) if s.has(n)), "")
     if last and not _loops_in(s, last):
-        _each_vector(s, last, lanes)
+        _each_vector(s, last, lanes, straight)
 
 
 def _waits(b: Block) -> bool:
@@ -149,14 +202,14 @@ def _waits(b: Block) -> bool:
     return any(isinstance(x, Op) and x.name in ("hsum", "hprod", "hmax", "hmin") for s in inside if isinstance(s, Store) for x in walk(s.value))
 
 
-def _rows_together(s: Schedule, problem: Problem) -> None:
-    """Several rows at a time, step by step: while the maximum or sum of one is combined, which is a chain of some 30 cycles, the others go on."""
+def _rows_together(s: Schedule, problem: Problem, wanted: int) -> None:
+    """Several rows at a time, as many as `wanted` where they divide all, step by step: while the maximum or sum of one is combined, which is a chain of some 30 cycles, the others go on."""
     names = _outer(s, problem)
     k = 0
     while len(names) > 1 and try_fuse(s, names[-2], names[-1], f"i_{k}"):
         names, k = [*names[:-2], f"i_{k}"], k + 1
     n = s.extent(names[-1]) if names else 1
-    together = next((m for m in (ROWS, 2, 3) if isinstance(n, int) and n % m == 0 and n >= 2 * m), 1)
+    together = next((m for m in (wanted, *((2, 3) if wanted > 1 else ())) if isinstance(n, int) and n % m == 0 and n >= 2 * m), 1)
     if together == 1 or not _waits(s.loop(names[-1]).body):
         return
     mark = s.mark()
@@ -168,10 +221,10 @@ def _rows_together(s: Schedule, problem: Problem) -> None:
     s.apply(annotate, "unroll", *(x.var.name for x in loops(s.loop("i_r").body) if x.var.name == "rm" or x.var.name.startswith("rm_")))
 
 
-def _each_vector(s: Schedule, name: str, lanes: int) -> None:
+def _each_vector(s: Schedule, name: str, lanes: int, straight: int) -> None:
     """Vectors over a loop along a row: a short row without any loop, so that its vectors stay in registers from one pass to the next."""
     n = s.extent(name)
-    if not isinstance(n, int) or not lanes < n <= STRAIGHT * lanes:
+    if not isinstance(n, int) or not lanes < n <= straight * lanes:
         vectorized(s, name, lanes, 4)
         return
     mark = s.mark()

@@ -8,19 +8,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.templates.common import parallel_outer, unit_stride
-from dnnc.backends.llvm.templates.maps import lanes_for
+from dnnc.backends.llvm.templates.common import parallel_outer, unit_stride, worth
+from dnnc.backends.llvm.templates.maps import lanes_for, shares
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, free, walk
 from dnnc.ir.operator.stmt import Block, For, If, Kernel, Stmt, Store, walk_stmts
 from dnnc.passes.schedule.loops import narrow
 from dnnc.passes.schedule.memory import vector_reduce
-from dnnc.passes.schedule.problem import Knobs, Problem
+from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.state import Schedule
+
+ORDER = ("lanes", "chains")
 
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     return [(("lanes", lanes_for(problem, target)), ("chains", 2))] if problem.kind == "sequence" else []
+
+
+def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
+    """Sums under way at once, vectors, and whether one thread does all."""
+    out: list[Knobs] = []
+    for first in candidates(problem, target):
+        lanes = int(dict(first)["lanes"])
+        sums = [varied(first, lanes=n, chains=c) for n in (lanes, lanes // 2, 2 * lanes) if n > 1 for c in (1, 2, 4, 8)]
+        out += [*sums, *(varied(k, **one) for one in shares(problem) for k in (first, *sums))]
+    return out
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -> Kernel:
@@ -34,7 +46,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
             s.apply(vector_reduce, names[-1], int(knobs["lanes"]), int(knobs["chains"]))
         except ScheduleError:
             s.restore(mark)
-    parallel_outer(s, list(problem.lowered.out_loops[:-1]), problem.lowered.elements)
+    parallel_outer(s, list(problem.lowered.out_loops[:-1]), worth(knobs, problem.lowered.elements))
     return s.done()
 
 

@@ -21,8 +21,8 @@ MOST_PIXELS = 8  # sums under way at once, which hide each other's latency
 MOST_TAPS = 9  # of a row of a window, unrolled
 
 
-def tile_windows(s: Schedule, problem: Problem, lanes: int) -> bool:
-    """Schedule the nest in this way, if it is one window per pixel of a row of known length."""
+def tile_windows(s: Schedule, problem: Problem, lanes: int, pixels: int = 0) -> bool:
+    """Schedule the nest in this way, if it is one window per pixel of a row of known length; `pixels` of a tile, 0: as many as suit the row."""
     names = [n for n in problem.lowered.out_loops if s.has(n)]
     if len(problem.lowered.reductions) != 1 or len(names) < 2 or not names[-1].endswith("b") or problem.inplace:
         return False
@@ -33,7 +33,7 @@ def tile_windows(s: Schedule, problem: Problem, lanes: int) -> bool:
         return False
     mark = s.mark()
     try:
-        _tile(s, pixel, lane, taps, _pixels(n), lanes)
+        _tile(s, pixel, lane, taps, min(pixels, n) or _pixels(n), lanes)
     except ScheduleError:
         s.restore(mark)
         return False

@@ -25,12 +25,13 @@ from dnnc.ir.operator.stmt import Alloc, Buffer, Builder, Kernel, Store
 from dnnc.ir.winograd import points
 from dnnc.passes.graph.winograd import STREAM_RATE, TRANSFORM
 from dnnc.passes.schedule.memory import Vectorizer
-from dnnc.passes.schedule.problem import Knobs, Problem
+from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.state import find
 
 LOOPS = ("i0", "i1", "i2", "i3", "i1b")
 LOCAL = 8 << 20  # bytes that a strip's transformed tiles may take
 SPILL_RATE = 16  # bytes a cycle of tiles that do not stay in the second-level cache
+ORDER = ("tile",)
 Knob = Mapping[str, "int | str"]
 
 
@@ -115,27 +116,46 @@ def winograd_of(problem: Problem) -> Winograd | None:
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     w = winograd_of(problem)
+    return [] if w is None else _ranked(w, target, (1, 2, 4, 8), (1, 2, 3), 2)[:6]
+
+
+def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
+    """Strips, shares and register tiles by estimate; the best with other blocks of panels, unrolling and prefetching."""
+    w = winograd_of(problem)
     if w is None:
         return []
+    every = _ranked(w, target, tuple(range(1, 17)), (1, 2, 3, 4, 6), 6)[:120]
+    out = list(every)
+    for k in every[:12]:
+        knobs = {name: int(v) for name, v in k}
+        out += [varied(k, mo=mo) for mo in range(knobs["nv"], knobs["mo"], knobs["nv"]) if knobs["mo"] % mo == 0]
+        out += [varied(k, ku=ku) for ku in (1, 2, 4, 8) if w.lanes % ku == 0]
+        out.append(varied(k, pf=0))
+    return out
+
+
+def _ranked(w: Winograd, target: CpuTarget, shares: Sequence[int], wide: Sequence[int], best: int) -> list[Knobs]:
+    """Every division into strips and shares that fits, each with its `best` register tiles of up to so many panels, by estimated time."""
     images = value(w.store.buf.shape[0]) or 1
     scored: list[tuple[float, int, int, int, int]] = []
-    for share in (s for s in (1, 2, 4, 8) if w.panels % s == 0):
+    for share in (s for s in shares if w.panels % s == 0):
         for tg in sorted({-(-w.tiles // s) for s in range(1, w.tiles + 1)}, reverse=True):
             if w.n**2 * tg * 4 * w.lanes * (w.blocks + w.panels // share) <= LOCAL or tg == 1:
-                scored += [(_cycles(w, tg, share, mr, nv, images, target), tg, share, mr, nv) for mr, nv in _register_tiles(w, tg, share, target)]
+                found = _register_tiles(w, tg, share, target, wide)[:best]
+                scored += [(_cycles(w, tg, share, mr, nv, images, target), tg, share, mr, nv) for mr, nv in found]
     return [
         (("tile", w.tile), ("tg", tg), ("share", share), ("mo", w.panels // share), ("mr", mr), ("nv", nv), ("ku", 2), ("pf", 1))
-        for _, tg, share, mr, nv in sorted(scored)[:6]
+        for _, tg, share, mr, nv in sorted(scored)
     ]
 
 
-def _register_tiles(w: Winograd, tg: int, share: int, target: CpuTarget) -> list[tuple[int, int]]:
-    """(mr, nv): tiles and panels of the two best register tiles for a strip."""
+def _register_tiles(w: Winograd, tg: int, share: int, target: CpuTarget, wide: Sequence[int]) -> list[tuple[int, int]]:
+    """(mr, nv): tiles and panels of the register tiles for a strip, the best first."""
     scored = []
-    for nv in (n for n in (1, 2, 3) if w.panels // share % n == 0):
+    for nv in (n for n in wide if w.panels // share % n == 0):
         for mr in range(1, min(min(target.registers - 4, target.registers - nv - 1) // nv, tg) + 1):
             scored.append((-(-tg // mr) * _tile_cycles(mr, nv) / nv, -mr * nv, mr, nv))
-    return [(mr, nv) for _, _, mr, nv in sorted(scored)[:2]]
+    return [(mr, nv) for _, _, mr, nv in sorted(scored)]
 
 
 def _tile_cycles(mr: int, nv: int) -> float:

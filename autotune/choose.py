@@ -1,0 +1,78 @@
+"""The schedule that a cost model picks without measuring.
+
+In: a machine. Out: a `choose` for `dnnc.passes.pipelines.compile_program` that ranks the whole space of a problem by the model that ships
+for machines of its kind, by the roofline where there is none. The templates' own first choice stays unless another one is predicted to
+be faster by a margin, which benchmarks/autotune/evaluate.py found on kernels that the model had not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import as_file, files
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dnnc.autotune.features import VERSION, features
+from dnnc.autotune.forest import Forest, load
+from dnnc.autotune.model import Analytic, CostModel
+from dnnc.autotune.space import space
+from dnnc.autotune.task import Setting
+from dnnc.passes.schedule.problem import Choice, Problem
+from dnnc.passes.schedule.step import Choose, first_choice
+
+if TYPE_CHECKING:
+    from dnnc.autotune.machine import Machine
+
+NEVER = float("inf")  # the margin of a model that has not shown its worth: the roofline is not believed against the templates
+
+
+def pretrained(machine: Machine, setting: Setting | None = None, model: CostModel | None = None, margin: float | None = None) -> Choose:
+    """A `choose` for a machine.
+
+    Args:
+        machine: of `dnnc.autotune.machine.machine_of`.
+        setting: how kernels are to run there; default: as usual.
+        model: default: the one that ships.
+        margin: of predicted gain (0.1: ten percent faster) over the templates' own choice; default: the model's own.
+    """
+    setting = setting or Setting(machine.text)
+    if setting.numerics == "strict":  # results may not depend on what has been learned
+        return first_choice
+    model = model or shipped(machine.limits.kind) or Analytic()
+    least = np.log1p(margin) if margin is not None else margin_of(model)
+    templates, limits = machine.templates(setting), machine.limits
+
+    def choose(problem: Problem, candidates: Sequence[Choice]) -> Choice:
+        if least == NEVER or problem.lowered.dims:
+            return candidates[0]
+        offered = list(dict.fromkeys([*candidates, *space(problem, templates)]))
+        if len(offered) < 2:
+            return candidates[0]
+        scores = model.predict(features(problem, offered, limits))
+        best = int(np.argmax(scores))
+        return offered[best] if scores[best] - scores[0] > least else candidates[0]
+
+    return choose
+
+
+def margin_of(model: CostModel) -> float:
+    """The difference of scores from which a model is believed."""
+    return float(model.facts.get("margin", NEVER)) if isinstance(model, Forest) else NEVER
+
+
+@cache
+def shipped(kind: str) -> Forest | None:
+    """The model that ships for machines of a kind ("cpu", "gpu"); None where there is none for the features of this version."""
+    file = files("dnnc.autotune") / "pretrained" / f"{kind}.npz"
+    if not file.is_file():
+        return None
+    with as_file(file) as path:
+        forest = load(path)
+    return forest if forest.facts.get("features") == VERSION else None
+
+
+def cost_model(machine: Machine) -> CostModel:
+    """What knows most of a machine's kind without measuring: a start for a search."""
+    return shipped(machine.limits.kind) or Analytic()

@@ -1,0 +1,193 @@
+"""Logs as a data set: features, seconds and tasks, and predictions for tasks that a model has not seen.
+
+In: tuning logs, packed or not. Out: a Data, of one kind of machine. Features are computed here, not stored: they change with the code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dnnc.autotune.features import features
+from dnnc.autotune.log import read
+from dnnc.autotune.machine import Machine, machine_of
+from dnnc.autotune.model import CostModel
+from dnnc.autotune.task import Task
+from dnnc.autotune.trial import Trial
+from dnnc.ir.errors import DnncError
+from dnnc.passes.schedule.problem import Choice
+from dnnc.passes.schedule.step import candidates
+
+Array = np.ndarray[Any, Any]
+LOGS = Path(__file__).parent / "logs"
+FOLDS = 5
+LEAST = 4  # trials of a task that is worth learning from
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Trials of many tasks: features `x`, `seconds` (infinite where one failed), `groups` (numbers of `tasks`, in order), `defaults` (of
+    each task the row of the templates' own choice, -1 where it was not measured), and `choices` for people."""
+
+    x: Array
+    seconds: Array
+    pick: Array
+    judge: Array
+    groups: Array
+    tasks: tuple[Task, ...]
+    defaults: Array
+    choices: tuple[Choice, ...]
+
+    def rows(self, group: int) -> Array:
+        return np.flatnonzero(self.groups == group)
+
+    def of(self, groups: Array) -> Array:
+        """The rows of some tasks."""
+        return np.flatnonzero(np.isin(self.groups, groups))
+
+    def wide(self, least: int) -> tuple[Data, Array]:
+        """The tasks with at least so many trials, and their rows here."""
+        kept = np.flatnonzero(np.bincount(self.groups) >= least)
+        rows = self.of(kept)
+        at = {int(r): k for k, r in enumerate(rows)}
+        defaults = np.array([at.get(int(d), -1) for d in self.defaults[kept]], int)
+        tasks, choices = tuple(self.tasks[g] for g in kept), tuple(self.choices[r] for r in rows)
+        measured = self.seconds[rows], self.pick[rows], self.judge[rows]
+        return Data(self.x[rows], *measured, np.searchsorted(kept, self.groups[rows]), tasks, defaults, choices), rows
+
+
+def load(kind: str, paths: Sequence[Path] = ()) -> Data:
+    """The data of machines of a kind, "cpu" or "gpu". `paths`: default: all logs beside this script."""
+    tasks: dict[str, Task] = {}
+    trials: dict[str, dict[Choice, list[Trial]]] = {}
+    for path in paths or sorted(LOGS.glob("*.jsonl*")):
+        log = read(path)
+        for key, task in log.tasks.items():
+            if task.setting.target.startswith("cuda") == (kind == "gpu"):
+                tasks.setdefault(key, task)
+                for t in log.trials.get(key, ()):
+                    trials.setdefault(key, {}).setdefault(t.choice, []).append(t)
+    return _data(tasks, trials)
+
+
+def _data(tasks: dict[str, Task], trials: dict[str, dict[Choice, list[Trial]]]) -> Data:
+    machines: dict[str, Machine] = {}
+    kept: list[Task] = []
+    xs, repeats, groups, defaults, choices = [], [], [], [], []
+    for key in sorted(tasks, key=lambda k: hashlib.sha256(k.encode()).hexdigest()):
+        task, found = tasks[key], trials.get(key, {})
+        if len(found) < LEAST or not any(t.ok for ts in found.values() for t in ts):
+            continue
+        machine = machines.setdefault(task.setting.target, machine_of(task.setting.target))
+        try:
+            problem = task.rebuilt[2]
+        except DnncError as e:
+            print(f"{task.name} is left out: {str(e).splitlines()[0]}")
+            continue
+        offered = candidates(problem, machine.templates(task.setting))
+        tried = list(found)
+        at = sum(map(len, xs))
+        defaults.append(at + tried.index(offered[0]) if offered and offered[0] in found else -1)
+        xs.append(features(problem, tried, machine.limits))
+        repeats += [seconds_of(found[c]) for c in tried]
+        groups += [len(kept)] * len(tried)
+        choices += tried
+        kept.append(task)
+    if not kept:
+        raise SystemExit(f"no trials of at least {LEAST} schedules a task in these logs; gather.py measures some")
+    return Data(np.concatenate(xs), *np.array(repeats).T, np.array(groups), tuple(kept), np.array(defaults), tuple(choices))
+
+
+def seconds_of(trials: Sequence[Trial]) -> tuple[float, float, float]:
+    """Of a schedule's repeats the median, the shortest of all but the last, and the last; infinite where all trials failed."""
+    numbers = max((t.seconds for t in trials if t.ok and t.seconds), key=len, default=(float("inf"),))
+    return statistics.median(numbers), min(numbers[:-1] or numbers), numbers[-1]
+
+
+def out_of_fold(data: Data, make: Callable[[], CostModel], folds: int = FOLDS) -> tuple[Array, Array]:
+    """Scores, and their spread, of each row by a model that has not seen its task; the tasks are in random order already."""
+    scores, spread = np.zeros(len(data.x)), np.zeros(len(data.x))
+    names = np.arange(len(data.tasks))
+    for k in range(folds):
+        model, test, rest = make(), data.of(names[names % folds == k]), data.of(names[names % folds != k])
+        if hasattr(model, "fit"):
+            model.fit(data.x[rest], data.seconds[rest], data.groups[rest])
+        scores[test] = model.predict(data.x[test])
+        if hasattr(model, "spread"):
+            spread[test] = model.spread(data.x[test])
+    return scores, spread
+
+
+# --- how good scores are ------------------------------------------------------------------------------------------------------
+
+
+def shares(data: Data, rows: Array) -> Array:
+    """Rows of a task in the order of measuring: after each, the best picked so far as a share of the best of all, at most 1."""
+    first = np.minimum.accumulate(data.pick[rows])
+    at = np.maximum.accumulate(np.where(data.pick[rows] == first, np.arange(len(rows)), 0))
+    judged = data.judge[rows][at]
+    return np.minimum(judged[-1] / judged, 1.0)
+
+
+def reached(data: Data, scores: Array, counts: Iterable[int]) -> dict[int, Array]:
+    """Of each task the best of the `count` schedules with the highest scores, as a share of the best speed measured."""
+    found = [shares(data, rows[np.argsort(-scores[rows], kind="stable")]) for rows in map(data.rows, range(len(data.tasks)))]
+    return {n: np.array([s[min(n, len(s)) - 1] for s in found]) for n in counts}
+
+
+def trials_to(data: Data, scores: Array, share: float = 0.95) -> Array:
+    """Of each task the trials until one reaches a share of the best speed."""
+    found = [shares(data, rows[np.argsort(-scores[rows], kind="stable")]) for rows in map(data.rows, range(len(data.tasks)))]
+    return np.array([1.0 + np.argmax(s >= share) for s in found])
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What taking a model's choice gives where it is predicted to be faster than the default by a margin.
+
+    Args:
+        margin: difference of scores.
+        changed: share of tasks that get another choice.
+        mean: geometric mean of the default's time over the choice's, all tasks.
+        slower: share of tasks that get slower by more than 2 %.
+        worst: the smallest of these ratios.
+    """
+
+    margin: float
+    changed: float
+    mean: float
+    slower: float
+    worst: float
+
+
+def gains(data: Data, scores: Array, margins: Iterable[float]) -> list[Gain]:
+    out = []
+    for margin in margins:
+        ratios = []
+        for g in range(len(data.tasks)):
+            d = data.defaults[g]
+            if d < 0 or not np.isfinite(data.seconds[d]):
+                continue
+            rows = data.rows(g)
+            best = rows[np.argmax(scores[rows])]
+            taken = best if scores[best] - scores[d] > margin else d
+            ratios.append((data.seconds[d] / data.seconds[taken], taken != d))
+        r, changed = (np.array(v, float) for v in zip(*ratios))
+        out.append(Gain(margin, float(changed.mean()), float(np.exp(np.log(np.maximum(r, 1e-2)).mean())), float((r < 0.98).mean()), float(r.min())))
+    return out
+
+
+MARGINS = tuple(np.log1p(m) for m in (0.0, 0.02, 0.05, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0))
+
+
+def best_margin(found: Sequence[Gain]) -> float:
+    """The margin of the largest mean, each part of tasks that get slower counted against it; infinite where none is worth it."""
+    worth = [(g.mean - 0.5 * g.slower * (1.0 - g.worst), g.margin) for g in found]
+    value, margin = max(worth)
+    return margin if value > 1.0 else float("inf")

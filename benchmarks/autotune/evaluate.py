@@ -1,0 +1,112 @@
+"""How good the cost model is on kernels that it has not seen: tables out of the logs beside this script, five-fold by tasks.
+
+    python benchmarks/autotune/evaluate.py cpu [--objective gain]
+
+The goal: the 8 best of a model's list hold a schedule of at least 95 % of the best measured speed for 90 % of the tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from dataset import MARGINS, Data, gains, load, out_of_fold, reached, trials_to
+from rich.console import Console
+from rich.table import Table
+from train import fresh
+
+from dnnc.autotune.features import NAMES, PROBLEMS
+from dnnc.autotune.model import Analytic
+
+Array = np.ndarray[Any, Any]
+COUNTS = (1, 2, 4, 8, 16)
+GOOD = 0.95
+DRAWS = 20  # of random orders
+
+
+def template_order(data: Data) -> Array:
+    """The templates' own order as scores: schedules in the order in which their log has them, which is that of the space."""
+    return -np.arange(len(data.x), dtype=float)
+
+
+def curves(data: Data, models: dict[str, Array]) -> Table:
+    table = Table(
+        title=f"{len(data.tasks)} tasks, {len(data.x)} trials: share of the best speed after so many trials, mean of tasks (part of tasks at {GOOD:.0%})"
+    )
+    table.add_column("ranked by")
+    for n in COUNTS:
+        table.add_column(str(n), justify="right")
+    table.add_column(f"trials to {GOOD:.0%}: mean, p90", justify="right")
+    for name, scores in models.items():
+        found, trials = reached(data, scores, COUNTS), trials_to(data, scores, GOOD)
+        table.add_row(name, *(_cell(found[n]) for n in COUNTS), f"{trials.mean():.2f}, {np.percentile(trials, 90):.0f}")
+    drawn = [np.random.default_rng(k).random(len(data.x)) for k in range(DRAWS)]
+    found = {n: np.concatenate([reached(data, d, (n,))[n] for d in drawn]) for n in COUNTS}
+    trials = np.concatenate([trials_to(data, d, GOOD) for d in drawn])
+    table.add_row("chance", *(_cell(found[n]) for n in COUNTS), f"{trials.mean():.2f}, {np.percentile(trials, 90):.0f}")
+    return table
+
+
+def _cell(shares: Array) -> str:
+    return f"{shares.mean():.3f} ({(shares >= GOOD).mean():.0%})"
+
+
+def by_kind(data: Data, scores: Array) -> Table:
+    table = Table(title="by kind of problem and template of the default")
+    for column in ("kind", "template", "tasks", "trials", "top 1", "top 8", "default", f"trials to {GOOD:.0%}", "at random"):
+        table.add_column(column, justify="left" if column in ("kind", "template") else "right")
+    top, trials, chance = (
+        reached(data, scores, (1, 8)),
+        trials_to(data, scores, GOOD),
+        trials_to(data, np.random.default_rng(0).random(len(data.x)), GOOD),
+    )
+    kinds = data.x[:, [NAMES.index(f"kind {k}") for k in PROBLEMS]].argmax(1)
+    of: dict[tuple[str, str], list[int]] = {}
+    for g in range(len(data.tasks)):
+        rows = data.rows(g)
+        of.setdefault((PROBLEMS[kinds[rows[0]]], data.choices[max(data.defaults[g], rows[0])].template), []).append(g)
+    for (kind, template), found in sorted(of.items()):
+        at = np.array(found)
+        share = [_of_best(data, g) for g in found if data.defaults[g] >= 0]
+        row = (str(len(at)), str(sum(len(data.rows(g)) for g in found)), _cell(top[1][at]), _cell(top[8][at]), _cell(np.array(share or [0.0])))
+        table.add_row(kind, template, *row, f"{trials[at].mean():.2f}", f"{chance[at].mean():.2f}")
+    return table
+
+
+def _of_best(data: Data, g: int) -> float:
+    """The default's speed as a share of the best one."""
+    rows = data.rows(g)
+    return min(float(data.judge[rows[np.argmin(data.pick[rows])]] / data.judge[data.defaults[g]]), 1.0)
+
+
+def margins(data: Data, scores: Array) -> Table:
+    table = Table(title="taking the model's first choice instead of the template's, where the predicted gain exceeds a margin")
+    for column in ("margin", "changed", "mean speed-up", "slower by 2 %", "worst"):
+        table.add_column(column, justify="right")
+    for g in gains(data, scores, MARGINS):
+        table.add_row(f"{np.expm1(g.margin):.0%}", f"{g.changed:.0%}", f"{g.mean:.4f}", f"{g.slower:.1%}", f"{g.worst:.2f}")
+    return table
+
+
+def main() -> None:
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("kind", choices=("cpu", "gpu"))
+    ap.add_argument("logs", nargs="*", type=Path)
+    ap.add_argument("--objective", nargs="+", default=["rank"], choices=("rank", "gain"))
+    ap.add_argument("--least", type=int, default=16, help="trials of a task that is evaluated: of few, any 8 hold a good one")
+    a = ap.parse_args()
+    data, console = load(a.kind, a.logs), Console(width=170)
+    scored = {f"model ({o})": out_of_fold(data, lambda o=o: fresh(o))[0] for o in a.objective}
+    data, rows = data.wide(a.least)
+    scored = {name: scores[rows] for name, scores in scored.items()}
+    console.print(curves(data, {**scored, "roofline": Analytic().predict(data.x), "templates": template_order(data)}))
+    for name, scores in scored.items():
+        console.print(f"\n{name}")
+        console.print(by_kind(data, scores))
+        console.print(margins(data, scores))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""The report of a search as one HTML file: how time fell, how good predictions were, what was chosen for each task and why.
+
+In: a Result. Out: a page with its figures, which holds all that it needs. Plotly draws, Jinja fills the page (`pip install 'dnnc[tune]'`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Sequence
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from dnnc.autotune.search import Outcome, Point, Result
+from dnnc.ir.errors import TuneError
+from dnnc.report.tables import show_seconds
+
+BEST = 5  # schedules of a task that are listed
+NEEDED = ("plotly", "jinja2")
+MICRO = 1e6
+# by why a schedule was measured: one colour each, told apart also by those who do not see all colours
+COLOURS = {"default": "#000000", "last winner": "#cc79a7", "predicted": "#0072b2", "neighbour of the best": "#009e73", "unsure": "#e69f00"}
+OTHER = "#888888"
+LAYOUT = {"height": 320, "margin": {"l": 60, "r": 20, "t": 10, "b": 45}, "template": "plotly_white", "legend": {"orientation": "h", "y": 1.12}}
+
+
+def needed() -> None:
+    """TuneError where a package is missing that the report takes."""
+    missing = [n for n in NEEDED if find_spec(n) is None]
+    if missing:
+        raise TuneError(f"a report takes {' and '.join(missing)}: pip install 'dnnc[tune]'")
+
+
+def write_html(result: Result, path: str | os.PathLike[str], model: str) -> None:
+    """Write the report of a search. TuneError where a package is missing or the file cannot be written."""
+    text = html(result, model)
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as e:
+        raise TuneError(f"cannot write the report {path}: {e.strerror or e}") from None
+
+
+def html(result: Result, model: str) -> str:
+    """The page."""
+    needed()
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    source = files("dnnc.report").joinpath("tuning.html.j2").read_text(encoding="utf-8")
+    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True).from_string(source)
+    outcomes = sorted(result.outcomes, key=_weight, reverse=True)
+    predictions = _predictions(outcomes)
+    return page.render(
+        model=model,
+        target=", ".join(dict.fromkeys(o.task.setting.target for o in outcomes)),
+        reason="it was asked to" if result.reason == "stopped" else result.reason,
+        figures=_figures(result),
+        plotly_js=Markup(get_plotlyjs()),
+        course=Markup(_draw(_course(result), "course")),
+        predictions=Markup(_draw(predictions, "predictions")) if predictions is not None else "",
+        tasks=[_task(k, o, result, Markup(_draw(_curve(o), f"curve-{k}"))) for k, o in enumerate(outcomes)],
+    )
+
+
+def _draw(figure: Any, name: str) -> str:
+    text: str = figure.to_html(full_html=False, include_plotlyjs=False, div_id=f"plot-{name}", config={"displaylogo": False, "responsive": True})
+    return text
+
+
+# --- numbers ------------------------------------------------------------------------------------------------------------------
+
+
+def _figures(r: Result) -> list[tuple[str, str]]:
+    return [
+        ("untuned, a call", show_seconds(r.untuned)),
+        ("tuned, a call", show_seconds(r.tuned)),
+        ("times as fast", f"{r.speedup:.2f}"),
+        ("trials", str(r.trials)),
+        ("failed", str(r.failures)),
+        ("of tuning", show_seconds(r.seconds)),
+    ]
+
+
+def _weight(o: Outcome) -> float:
+    return o.calls * o.default if math.isfinite(o.default) else 0.0
+
+
+def _shown(seconds: float | None) -> str:
+    return show_seconds(seconds) if seconds is not None and math.isfinite(seconds) else "-"
+
+
+def _task(number: int, o: Outcome, r: Result, curve: Any) -> dict[str, Any]:
+    known = math.isfinite(o.default) and math.isfinite(o.seconds)
+    failed = Counter(p.status for p in o.points if p.status != "ok")
+    return {
+        "anchor": f"task-{number}",
+        "key": o.task.key[:10],
+        "name": o.task.name,
+        "kind": o.task.kind,
+        "calls": o.calls,
+        "share": f"{_weight(o) / r.untuned:.0%}" if r.untuned else "-",
+        "trials": len(o.points),
+        "space": o.choices,
+        "default": _shown(o.default),
+        "tuned": _shown(o.seconds),
+        "gain": f"{o.default / o.seconds:.2f}x" if known else "-",
+        "faster": known and o.seconds < o.default,
+        "chosen": "-" if o.choice is None else "default" if o.choice == o.base else o.choice.template,
+        "verdict": o.verdict,
+        "reason": o.reason,
+        "failures": o.failures,
+        "failed": ", ".join(f"{n} {status}" for status, n in failed.items()),
+        "curve": curve,
+        "knobs": _knobs(o),
+        "best": [(str(p.choice), _shown(p.seconds), _shown(p.predicted), p.why) for p in _fastest(o.points)],
+    }
+
+
+def _knobs(o: Outcome) -> list[tuple[str, str, str]]:
+    """Default and winner side by side; nothing where they are the same."""
+    if o.choice is None or o.choice == o.base:
+        return []
+    before, after = ({"template": c.template, **dict(c.knobs)} for c in (o.base, o.choice))
+    return [(k, str(before.get(k, "-")), str(after.get(k, "-"))) for k in dict.fromkeys([*before, *after])]
+
+
+def _fastest(points: Sequence[Point]) -> list[Point]:
+    """The last trial of each of the fastest schedules."""
+    last = {p.choice: p for p in points if p.status == "ok"}
+    return sorted(last.values(), key=lambda p: p.seconds)[:BEST]
+
+
+# --- figures ------------------------------------------------------------------------------------------------------------------
+
+
+def _figure(x: str, y: str, **axes: Any) -> Any:
+    import plotly.graph_objects as go
+
+    figure = go.Figure(layout=LAYOUT)
+    figure.update_xaxes(title=x, **axes)
+    figure.update_yaxes(title=y, **axes)
+    return figure
+
+
+def _course(r: Result) -> Any:
+    """Time of all kernels over the seconds of the search, each point where a task got better."""
+    best: dict[str, float] = {o.task.key: o.default for o in r.outcomes if math.isfinite(o.default)}
+    calls = {o.task.key: o.calls for o in r.outcomes}
+    whole = sum(calls[k] * s for k, s in best.items())
+    xs, ys = [0.0], [100.0]
+    for key, p in sorted(((o.task.key, p) for o in r.outcomes for p in o.points), key=lambda item: item[1].at):
+        if key in best and p.status == "ok" and p.seconds < best[key]:
+            best[key] = p.seconds
+            xs.append(p.at)
+            ys.append(100 * sum(calls[k] * s for k, s in best.items()) / whole)
+    figure = _figure("seconds of tuning", "% of the untuned time", rangemode="tozero")
+    figure.add_scatter(x=[*xs, r.seconds], y=[*ys, ys[-1]], mode="lines", line={"shape": "hv", "color": "#0072b2"}, name="measured so far")
+    return figure
+
+
+def _predictions(outcomes: Sequence[Outcome]) -> Any:
+    """Predicted and measured times of all schedules that were measured by a prediction; None without any."""
+    first: dict[tuple[str, Any], tuple[Outcome, Point]] = {}
+    for o in outcomes:
+        for p in o.points:
+            if p.predicted is not None and p.status == "ok":
+                first.setdefault((o.task.key, p.choice), (o, p))
+    if not first:
+        return None
+    figure = _figure("predicted, us", "measured, us", type="log")
+    for why in dict.fromkeys(p.why for _, p in first.values()):
+        some = [(o, p) for o, p in first.values() if p.why == why]
+        figure.add_scatter(
+            x=[(p.predicted or 0) * MICRO for _, p in some],
+            y=[p.seconds * MICRO for _, p in some],
+            text=[f"{o.task.name}<br>{p.choice}" for o, p in some],
+            mode="markers",
+            name=why,
+            marker={"color": COLOURS.get(why, OTHER), "size": 6, "opacity": 0.7},
+        )
+    ends = [f(x for _, p in first.values() for x in (p.predicted or p.seconds, p.seconds)) * MICRO for f in (min, max)]
+    figure.add_scatter(x=ends, y=ends, mode="lines", name="right", line={"color": OTHER, "dash": "dot"}, hoverinfo="skip")
+    return figure
+
+
+def _curve(o: Outcome) -> Any:
+    """The trials of a task in their order, and the best so far."""
+    figure = _figure("trial", "us a call")
+    works = [(k, p) for k, p in enumerate(o.points, 1) if p.status == "ok"]
+    for why in dict.fromkeys(p.why for _, p in works):
+        some = [(k, p) for k, p in works if p.why == why]
+        figure.add_scatter(
+            x=[k for k, _ in some],
+            y=[p.seconds * MICRO for _, p in some],
+            text=[str(p.choice) for _, p in some],
+            mode="markers",
+            name=why,
+            marker={"color": COLOURS.get(why, OTHER), "size": 6},
+        )
+    low, ys = math.inf, []
+    for _, p in works:
+        low = min(low, p.seconds)
+        ys.append(low * MICRO)
+    figure.add_scatter(x=[k for k, _ in works], y=ys, mode="lines", name="best so far", line={"shape": "hv", "color": "#0072b2"})
+    bad = [(k, p) for k, p in enumerate(o.points, 1) if p.status != "ok"]
+    if bad:
+        marker = {"symbol": "x", "color": "#d55e00", "size": 7}
+        figure.add_scatter(
+            x=[k for k, _ in bad], y=[0] * len(bad), text=[f"{p.status}: {p.choice}" for _, p in bad], mode="markers", name="failed", marker=marker
+        )
+    if math.isfinite(o.default):
+        figure.add_hline(y=o.default * MICRO, line={"dash": "dot", "color": "#000000"})
+    figure.update_yaxes(rangemode="tozero")
+    return figure

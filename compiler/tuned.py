@@ -1,0 +1,89 @@
+"""The option `tune`: from what a user gives to the schedules that a compilation replays.
+
+In: CompileOptions. Out: options whose `tune` is None or Winners, and the `choose` for `compile_program`. Both drivers come here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dnnc.ir.errors import TuneError
+from dnnc.ir.target import parse_target
+from dnnc.options import CompileOptions
+from dnnc.passes.base import PassManager, PassRecord
+from dnnc.passes.program import Program
+from dnnc.passes.schedule.step import Choose, first_choice
+
+if TYPE_CHECKING:
+    from dnnc.autotune.task import Setting
+
+RECORD = "tuning log"  # the name of the record in the report
+
+
+def resolved(opts: CompileOptions) -> CompileOptions:
+    """The options with the winners of the log in place of its path; once they are resolved they stay as they are.
+
+    Raises:
+        TuneError: the log cannot be used, or `tune` is a budget: whoever takes one measures before, and gives the winners.
+    """
+    tune = opts.tune
+    if tune is None:
+        return opts
+    from dnnc.autotune.replay import Winners
+
+    if isinstance(tune, Winners):
+        return opts
+    if isinstance(tune, Mapping):
+        winners = Winners(tune)
+    elif isinstance(tune, (int, float)):
+        raise TuneError(f"tune={tune!r}: a budget cannot be spent here; measure with `dnnc tune` and give the path of its log")
+    else:
+        from dnnc.autotune.log import read
+
+        winners = Winners(read(tune, trials=False).winners(), str(tune))
+    return replace(opts, tune=winners, dims=dict(opts.dims))
+
+
+def setting_of(opts: CompileOptions) -> Setting:
+    """Where and how the kernels of a compilation run, as tuning logs say it. TargetError for the interpreter, which has no kernels."""
+    from dnnc.autotune.machine import canonical
+    from dnnc.autotune.task import Setting
+
+    rounded = parse_target(opts.target).kind == "cuda" and rounds_products(opts)
+    return Setting(canonical(str(opts.target), opts.threads), opts.numerics, rounded)
+
+
+def rounds_products(opts: CompileOptions) -> bool:
+    """May a GPU round operands of float32 products to TF32?"""
+    return opts.precision == "tf32" or (opts.numerics == "fast" and opts.precision is None)
+
+
+def choose_of(opts: CompileOptions) -> Choose:
+    """How schedules are chosen: by the winners where there are some, else the templates' own way."""
+    tuned = resolved(opts).tune
+    if not isinstance(tuned, Mapping):
+        return first_choice
+    from dnnc.autotune.replay import chooser
+
+    return chooser(tuned, setting_of(opts))
+
+
+def tell(choose: Choose, program: Program, manager: PassManager | None) -> None:
+    """Say in the report what was replayed."""
+    if choose is first_choice or manager is None:
+        return
+    from dnnc.autotune.replay import Replay
+
+    if isinstance(choose, Replay):
+        nodes = len(program.graph)
+        manager.records.append(PassRecord(RECORD, 0.0, nodes, nodes, bool(choose.found), choose.report(program)))
+
+
+def plain_winners(tune: Mapping[str, Any]) -> dict[str, Any]:
+    """Winners as JSON data, which the option takes as well."""
+    from dnnc.autotune.record import plain_choice
+    from dnnc.autotune.replay import Winners
+
+    return {key: plain_choice(c) for key, c in Winners(tune).items()}
