@@ -7,6 +7,8 @@ be faster by a margin, which benchmarks/autotune/evaluate.py found on kernels th
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import as_file, files
@@ -17,8 +19,10 @@ import numpy as np
 from dnnc.autotune.features import VERSION, features
 from dnnc.autotune.forest import Forest, load
 from dnnc.autotune.model import Analytic, CostModel
+from dnnc.autotune.record import plain_choice, read_choice
 from dnnc.autotune.space import space
-from dnnc.autotune.task import Setting
+from dnnc.autotune.task import Setting, workload_key
+from dnnc.backends.cache import KernelCache
 from dnnc.passes.schedule.problem import Choice, Problem
 from dnnc.passes.schedule.step import Choose, first_choice
 
@@ -28,7 +32,13 @@ if TYPE_CHECKING:
 NEVER = float("inf")  # the margin of a model that has not shown its worth: the roofline is not believed against the templates
 
 
-def pretrained(machine: Machine, setting: Setting | None = None, model: CostModel | None = None, margin: float | None = None) -> Choose:
+def pretrained(
+    machine: Machine,
+    setting: Setting | None = None,
+    model: CostModel | None = None,
+    margin: float | None = None,
+    kept: KernelCache | None = None,
+) -> Choose:
     """A `choose` for a machine.
 
     Args:
@@ -36,6 +46,7 @@ def pretrained(machine: Machine, setting: Setting | None = None, model: CostMode
         setting: how kernels are to run there; default: as usual.
         model: default: the one that ships.
         margin: of predicted gain (0.1: ten percent faster) over the templates' own choice; default: the model's own.
+        kept: where picks of the model that ships are kept, so that a kernel is ranked once.
     """
     setting = setting or Setting(machine.text)
     if setting.numerics == "strict":  # results may not depend on what has been learned
@@ -44,9 +55,7 @@ def pretrained(machine: Machine, setting: Setting | None = None, model: CostMode
     least = np.log1p(margin) if margin is not None else margin_of(model)
     templates, limits = machine.templates(setting), machine.limits
 
-    def choose(problem: Problem, candidates: Sequence[Choice]) -> Choice:
-        if least == NEVER or problem.lowered.dims:
-            return candidates[0]
+    def rank(problem: Problem, candidates: Sequence[Choice]) -> Choice:
         offered = list(dict.fromkeys([*candidates, *space(problem, templates)]))
         if len(offered) < 2:
             return candidates[0]
@@ -54,7 +63,32 @@ def pretrained(machine: Machine, setting: Setting | None = None, model: CostMode
         best = int(np.argmax(scores))
         return offered[best] if scores[best] - scores[0] > least else candidates[0]
 
+    def choose(problem: Problem, candidates: Sequence[Choice]) -> Choice:
+        if least == NEVER or problem.lowered.dims:
+            return candidates[0]
+        if kept is None or model is not shipped(limits.kind):
+            return rank(problem, candidates)
+        key = _kept_under(problem, setting, candidates, limits.kind)
+        found = kept.get(key)
+        if found is None:
+            pick = rank(problem, candidates)
+            kept.put(key, json.dumps(plain_choice(pick)).encode())
+            return pick
+        return read_choice(json.loads(found), key)
+
     return choose
+
+
+def _kept_under(problem: Problem, setting: Setting, candidates: Sequence[Choice], kind: str) -> str:
+    """The name of a pick: the workload, what the templates offer of themselves, and the model."""
+    parts = (workload_key(problem, setting), *map(str, candidates), VERSION, _digest(kind))
+    return hashlib.sha256("\0".join(["pick", *parts]).encode()).hexdigest()
+
+
+@cache
+def _digest(kind: str) -> str:
+    """Of the model that ships."""
+    return hashlib.sha256((files("dnnc.autotune") / "pretrained" / f"{kind}.npz").read_bytes()).hexdigest()
 
 
 def margin_of(model: CostModel) -> float:

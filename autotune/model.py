@@ -136,7 +136,11 @@ class XGBModel:
         return xgb.train(self._settings(number), data, self.trees)
 
     def _settings(self, number: int) -> dict[str, Any]:
-        ranking = {"lambdarank_pair_method": "mean", "lambdarank_num_pair_per_sample": 8, "lambdarank_normalization": False}
+        ranking = {
+            "lambdarank_pair_method": "mean",
+            "lambdarank_num_pair_per_sample": 8,
+            "lambdarank_normalization": False,
+        }
         common = {
             "max_depth": self.depth, "eta": self.rate, "min_child_weight": 0.01 if self.objective == "rank" else 4, "subsample": 0.8,
             "colsample_bytree": 0.6, "base_score": 0.0, "tree_method": "hist", "seed": self.seed * 101 + number, "nthread": 1, "verbosity": 0,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dnnc.ir.errors import TuneError
 from dnnc.ir.target import parse_target
-from dnnc.options import CompileOptions
+from dnnc.options import CompileOptions, cache_folder
 from dnnc.passes.base import PassManager, PassRecord
 from dnnc.passes.program import Program
 from dnnc.passes.schedule.step import Choose, first_choice
@@ -61,18 +61,30 @@ def rounds_products(opts: CompileOptions) -> bool:
 
 
 def choose_of(opts: CompileOptions) -> Choose:
-    """How schedules are chosen: by the winners where there are some, else the templates' own way."""
+    """How schedules are chosen: by the winners where there are some, else without measuring."""
     tuned = resolved(opts).tune
     if not isinstance(tuned, Mapping):
-        return first_choice
+        return unmeasured(opts)
     from dnnc.autotune.replay import chooser
 
-    return chooser(tuned, setting_of(opts))
+    return chooser(tuned, setting_of(opts), unmeasured(opts))
+
+
+def unmeasured(opts: CompileOptions) -> Choose:
+    """What the cost model that ships takes for fastest; without optimization the templates' own first choice."""
+    if opts.opt_level < 3:
+        return first_choice
+    from dnnc.autotune.choose import pretrained
+    from dnnc.autotune.machine import machine_of
+    from dnnc.backends.cache import KernelCache
+
+    setting = setting_of(opts)
+    return pretrained(machine_of(setting.target), setting, kept=KernelCache(cache_folder(opts.cache)))
 
 
 def tell(choose: Choose, program: Program, manager: PassManager | None) -> None:
     """Say in the report what was replayed."""
-    if choose is first_choice or manager is None:
+    if manager is None:
         return
     from dnnc.autotune.replay import Replay
 

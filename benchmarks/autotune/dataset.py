@@ -17,7 +17,7 @@ import numpy as np
 from dnnc.autotune.features import features
 from dnnc.autotune.log import read
 from dnnc.autotune.machine import Machine, machine_of
-from dnnc.autotune.model import CostModel
+from dnnc.autotune.model import CostModel, speeds, unit_of
 from dnnc.autotune.task import Task
 from dnnc.autotune.trial import Trial
 from dnnc.ir.errors import DnncError
@@ -122,6 +122,11 @@ def out_of_fold(data: Data, make: Callable[[], CostModel], folds: int = FOLDS) -
         if hasattr(model, "spread"):
             spread[test] = model.spread(data.x[test])
     return scores, spread
+
+
+def calibrated(data: Data, scores: Array) -> float:
+    """By what scores for what is new have to be multiplied to be logarithms of speed: they lie too far apart."""
+    return unit_of(scores, np.zeros_like(scores), speeds(data.seconds, data.groups), data.groups)
 
 
 # --- how good scores are ------------------------------------------------------------------------------------------------------

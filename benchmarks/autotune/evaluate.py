@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dataset import MARGINS, Data, gains, load, out_of_fold, reached, trials_to
+from dataset import MARGINS, Data, calibrated, gains, load, out_of_fold, reached, trials_to
 from rich.console import Console
 from rich.table import Table
 from train import fresh
@@ -99,6 +99,7 @@ def main() -> None:
     a = ap.parse_args()
     data, console = load(a.kind, a.logs), Console(width=170)
     scored = {f"model ({o})": out_of_fold(data, lambda o=o: fresh(o))[0] for o in a.objective}
+    scored = {name: scores * calibrated(data, scores) for name, scores in scored.items()}
     data, rows = data.wide(a.least)
     scored = {name: scores[rows] for name, scores in scored.items()}
     console.print(curves(data, {**scored, "roofline": Analytic().predict(data.x), "templates": template_order(data)}))

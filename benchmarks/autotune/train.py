@@ -11,22 +11,21 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from dataset import MARGINS, Data, best_margin, gains, load, out_of_fold, reached
+from dataset import MARGINS, Data, best_margin, calibrated, gains, load, out_of_fold, reached
 
 from dnnc.autotune.features import VERSION
-from dnnc.autotune.model import XGBModel, speeds, unit_of
+from dnnc.autotune.model import XGBModel
 
 PRETRAINED = Path(__file__).parents[2] / "autotune" / "pretrained"
 
 
 def fresh(objective: str = "rank") -> XGBModel:
-    return XGBModel(objective=objective, members=4, trees=150, depth=6)
+    return XGBModel(objective=objective, members=4, trees=200, depth=6)
 
 
 def train(data: Data, kind: str, objective: str, out: Path) -> None:
     scores, _ = out_of_fold(data, lambda: fresh(objective))
-    y = speeds(data.seconds, data.groups)
-    factor = unit_of(scores, np.zeros_like(scores), y, data.groups)  # predictions for what is new lie too far apart
+    factor = calibrated(data, scores)
     margin = best_margin(gains(data, scores * factor, MARGINS))
     model = fresh(objective).fit(data.x, data.seconds, data.groups)
     top = reached(data, scores, (1, 8))

@@ -82,6 +82,7 @@ def test_a_tree_that_is_one_leaf() -> None:
     assert f.depth == 0 and np.allclose(f.predict(x), b.predict(xgboost.DMatrix(x)), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_tree_too_deep_is_refused() -> None:
     x = rows(3000)
     b = xgboost.train({"max_depth": 14, "min_child_weight": 0, "base_score": 0.0}, xgboost.DMatrix(x, x[:, 0] * x[:, 1]), 1)

@@ -70,6 +70,7 @@ def measured(runner: ProcessRunner, *requests: Request) -> dict[str, Trial]:
 # --- what schedules may do ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_crash_is_the_fault_of_one(runner: ProcessRunner, task: Task) -> None:
     names = "right", "crash", "map"
     knobs = {"map": (("lanes", 16), ("unroll", 1))}
@@ -230,6 +231,7 @@ def pair() -> Iterator[ProcessRunner]:
         yield own
 
 
+@pytest.mark.slow
 def test_two_devices_share_the_work(pair: ProcessRunner) -> None:
     trials = list(pair.measure(fakes(*({"us": n} for n in range(1, 25)))))
     assert sorted(round(t.median * 1e6) for t in trials) == list(range(1, 25))
@@ -242,6 +244,7 @@ def test_finalists_meet_on_one_device(pair: ProcessRunner) -> None:
     assert len({t.machine for t in trials}) == 1 and all(t.checked for t in trials)
 
 
+@pytest.mark.slow
 def test_a_device_that_fails_is_started_anew(pair: ProcessRunner) -> None:
     trials = list(pair.measure(fakes({"us": 80}, {"fails": 1}, {"us": 81}, {"spill": 8}, {"us": 80, "ignored": 1})))
     by = {t.choice: t for t in trials}
@@ -277,6 +280,7 @@ def loaded(machine: CpuMachine, text: str, template: str) -> tuple[CpuBench, obj
     return bench, bench.load(task, build(machine, task, choice)[0]), task
 
 
+@pytest.mark.slow
 def test_times_grow_with_the_work() -> None:
     machine = machine_of(CPU)
     assert isinstance(machine, CpuMachine)
@@ -369,6 +373,7 @@ def on_device(text: str, change: str = "") -> tuple[InterpretedDevice, GpuKernel
     return device, GpuBench(machine, device).load(task, built), shown, chosen
 
 
+@pytest.mark.slow
 def test_a_graph_of_calls_is_timed() -> None:
     device, kernel, shown, chosen = on_device("def f(x: f32[4, 8], *, w: f32[8]):\n    return relu(add(x, w))\n")
     assert kernel.measure() == pytest.approx(1e-6)  # a call on this device

@@ -60,6 +60,7 @@ def test_it_learns_what_the_roofline_does_not_know(learned: XGBModel) -> None:
     assert top(Analytic(), *new) < 0.9 and top(learned, *new) > 0.95
 
 
+@pytest.mark.slow
 def test_the_other_objective() -> None:
     model = XGBModel(objective="gain", members=2, trees=60, depth=4).fit(*world(60))
     assert top(model, *world(30, seed=1)) > 0.95
@@ -71,6 +72,7 @@ def test_scores_are_logarithms_of_speed(learned: XGBModel) -> None:
     assert 0.7 < unit_of(scores, np.zeros(len(x)), y, groups) < 1.4
 
 
+@pytest.mark.slow
 def test_the_order_of_rows_does_not_matter(learned: XGBModel) -> None:
     x, seconds, groups = world(60)
     order = np.random.default_rng(5).permutation(len(x))

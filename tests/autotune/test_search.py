@@ -64,6 +64,7 @@ class Known:
 # --- one task -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_far_fewer_trials_than_random() -> None:
     found, random = zip(*(trials_until(seed, 0.95) for seed in SEEDS))
     assert np.mean(found) < np.mean(random) / 3
@@ -80,6 +81,7 @@ def test_a_model_that_is_roughly_right_needs_fewer_still() -> None:
     assert np.median(found) < np.mean(random) / 8
 
 
+@pytest.mark.slow
 def test_a_model_that_is_wrong_is_overruled() -> None:
     found, random = [], []
     for seed in SEEDS:
@@ -206,6 +208,7 @@ def test_a_model_is_tuned_and_its_log_says_so(tmp_path: Path) -> None:
     assert events[-1].progress.speedup > 1 and events[-1].progress.done == 2
 
 
+@pytest.mark.slow
 def test_the_trials_go_where_the_time_is() -> None:
     result = search(TASKS, FakeRunner(seconds_of), Log(), 20, replace(PLAN, trials=48))
     counts = {o.task.name: len(o.points) for o in result.outcomes}
@@ -238,6 +241,7 @@ def planted(status: str) -> Result:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", ["crash", "hang", "build"])
 def test_what_fails_never_wins(status: str) -> None:
     result = planted(status)
@@ -282,6 +286,7 @@ def test_the_last_winner_competes_again(tmp_path: Path) -> None:
     assert "last winner" in {p.why for p in result.outcomes[0].points}
 
 
+@pytest.mark.slow
 def test_stopping_ends_with_finals() -> None:
     seen: list[Event] = []
     log = Log()
@@ -300,6 +305,7 @@ def test_an_interrupt_leaves_the_log_whole(tmp_path: Path) -> None:
     assert sum(map(len, read(tmp_path / "l.jsonl").trials.values())) == 13
 
 
+@pytest.mark.slow
 def test_a_model_learns_from_the_trials() -> None:
     class Learner:
         def __init__(self) -> None:
@@ -320,6 +326,7 @@ def test_a_model_learns_from_the_trials() -> None:
     assert model.rows == sorted(model.rows) and model.rows[-1] > 20
 
 
+@pytest.mark.slow
 def test_resuming_measures_nothing_twice(tmp_path: Path) -> None:
     path = tmp_path / "l.jsonl"
     with Log.open(path) as log:
@@ -386,6 +393,7 @@ def check_kills(path: Path, times: int) -> None:
     assert all(len(read(path).trials[key]) >= n for key, n in known.items())
 
 
+@pytest.mark.slow
 def test_kill_loses_no_finished_trial(tmp_path: Path) -> None:
     check_kills(tmp_path / "l.jsonl", 2)
 

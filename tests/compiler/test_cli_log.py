@@ -148,6 +148,7 @@ def write_for_here() -> None:
             log.append(Winner(t.key, other(t), 1e-5, 2e-5))
 
 
+@pytest.mark.slow
 def test_compile_and_others_take_a_log() -> None:
     write_for_here()
     wanted = {t.name: str(other(t)) for t in read("here.jsonl").tasks.values()}

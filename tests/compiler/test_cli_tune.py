@@ -66,6 +66,7 @@ def test_a_table_a_log_and_how_to_use_it(here: Path) -> None:
     assert used.exit_code == 0 and "tuned: 1 of 1 kernels" in used.output
 
 
+@pytest.mark.slow
 def test_json_report_and_resume(here: Path) -> None:
     first = json.loads(dnnc(*QUICK, "--log", "l.jsonl", "--json", "--report", "r.html"))
     (t,) = first["tasks"]
@@ -167,6 +168,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_with_its_table(here: Path) -> None:
     command = [sys.executable, "-c", CHILD, "tune", "g.py", "--dims", "N=8", "--budget", "60s", "--log", "l.jsonl", "--threads", "1"]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}

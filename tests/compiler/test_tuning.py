@@ -137,6 +137,7 @@ def test_callbacks_hear_what_happens() -> None:
     assert events[-1].progress.current <= events[-1].progress.untuned
 
 
+@pytest.mark.slow
 def test_a_budget_as_an_option_of_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = FakeRunner(by_text, noise=0.001)
     monkeypatch.setattr("dnnc.tuning.make_runner", lambda *_: runner)
