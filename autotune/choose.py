@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import as_file, files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from dnnc.passes.schedule.step import Choose, first_choice
 if TYPE_CHECKING:
     from dnnc.autotune.machine import Machine
 
+Array = np.ndarray[Any, Any]
 NEVER = float("inf")  # the margin of a model that has not shown its worth: the roofline is not believed against the templates
 
 
@@ -52,19 +53,21 @@ def pretrained(
     if setting.numerics == "strict":  # results may not depend on what has been learned
         return first_choice
     model = model or shipped(machine.limits.kind) or Analytic()
-    least = np.log1p(margin) if margin is not None else margin_of(model)
+    given = None if margin is None else float(np.log1p(margin))
     templates, limits = machine.templates(setting), machine.limits
 
     def rank(problem: Problem, candidates: Sequence[Choice]) -> Choice:
         offered = list(dict.fromkeys([*candidates, *space(problem, templates)]))
         if len(offered) < 2:
             return candidates[0]
-        scores = model.predict(features(problem, offered, limits))
-        best = int(np.argmax(scores))
-        return offered[best] if scores[best] - scores[0] > least else candidates[0]
+        best, gain = surest(model, features(problem, offered, limits))
+        return offered[best] if gain > least(candidates) else candidates[0]
+
+    def least(candidates: Sequence[Choice]) -> float:
+        return margin_of(model, candidates[0].template) if given is None else given
 
     def choose(problem: Problem, candidates: Sequence[Choice]) -> Choice:
-        if least == NEVER or problem.lowered.dims:
+        if least(candidates) == NEVER or problem.lowered.dims:
             return candidates[0]
         if kept is None or model is not shipped(limits.kind):
             return rank(problem, candidates)
@@ -91,9 +94,18 @@ def _digest(kind: str) -> str:
     return hashlib.sha256((files("dnnc.autotune") / "pretrained" / f"{kind}.npz").read_bytes()).hexdigest()
 
 
-def margin_of(model: CostModel) -> float:
-    """The difference of scores from which a model is believed."""
-    return float(model.facts.get("margin", NEVER)) if isinstance(model, Forest) else NEVER
+def surest(model: CostModel, x: Array) -> tuple[int, float]:
+    """Of features float32 [n, F] the row that a model believes in most, and by how much it is better than row 0: the difference of their
+    scores, less what the members of a forest disagree about them. Of many rows the best score alone is one that is guessed too high."""
+    scores = model.predict(x)
+    spread = model.spread(x) if isinstance(model, Forest) else np.zeros(len(x))
+    best = int(np.argmax(scores - spread))
+    return best, float(scores[best] - scores[0] - np.hypot(spread[best], spread[0])) if best else 0.0
+
+
+def margin_of(model: CostModel, template: str) -> float:
+    """The gain over a template's own first choice from which a model is believed."""
+    return float(model.facts.get("margins", {}).get(template, NEVER)) if isinstance(model, Forest) else NEVER
 
 
 @cache

@@ -32,7 +32,7 @@ class Forest:
         threshold: float32 of the same shape: below goes left.
         leaf: float32 [trees, 2^depth].
         member: int16 [trees], whose a tree is; members count from 0.
-        facts: what training found: "features" (their version), "kind", "unit", "margin" and others for people.
+        facts: what training found: "features" (their version), "kind", "unit", "margins" and others for people.
     """
 
     feature: Array

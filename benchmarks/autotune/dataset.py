@@ -154,10 +154,11 @@ def trials_to(data: Data, scores: Array, share: float = 0.95) -> Array:
 
 @dataclass(frozen=True)
 class Gain:
-    """What taking a model's choice gives where it is predicted to be faster than the default by a margin.
+    """What taking a model's choice gives where it is surely faster than the default by a margin.
 
     Args:
-        margin: difference of scores.
+        margin: difference of scores, less what the model's members disagree about them.
+        tasks: how many.
         changed: share of tasks that get another choice.
         mean: geometric mean of the default's time over the choice's, all tasks.
         slower: share of tasks that get slower by more than 2 %.
@@ -165,34 +166,47 @@ class Gain:
     """
 
     margin: float
+    tasks: int
     changed: float
     mean: float
     slower: float
     worst: float
 
 
-def gains(data: Data, scores: Array, margins: Iterable[float]) -> list[Gain]:
+def gains(data: Data, scores: Array, spread: Array, margins: Iterable[float], template: str = "") -> list[Gain]:
+    """`template`: only tasks whose default is of it. A choice that does not build counts as FAILED times the default's time."""
+    picks = []
+    for g in range(len(data.tasks)):
+        d = data.defaults[g]
+        if d < 0 or not np.isfinite(data.seconds[d]) or (template and data.choices[d].template != template):
+            continue
+        rows = data.rows(g)
+        best = rows[np.argmax(scores[rows] - spread[rows])]
+        seconds = data.seconds[best] if np.isfinite(data.seconds[best]) else FAILED * data.seconds[d]
+        picks.append((scores[best] - scores[d] - np.hypot(spread[best], spread[d]) if best != d else -np.inf, data.seconds[d] / seconds))
+    sure, ratio = np.array(picks).reshape(-1, 2).T
     out = []
     for margin in margins:
-        ratios = []
-        for g in range(len(data.tasks)):
-            d = data.defaults[g]
-            if d < 0 or not np.isfinite(data.seconds[d]):
-                continue
-            rows = data.rows(g)
-            best = rows[np.argmax(scores[rows])]
-            taken = best if scores[best] - scores[d] > margin else d
-            ratios.append((data.seconds[d] / data.seconds[taken], taken != d))
-        r, changed = (np.array(v, float) for v in zip(*ratios))
-        out.append(Gain(margin, float(changed.mean()), float(np.exp(np.log(np.maximum(r, 1e-2)).mean())), float((r < 0.98).mean()), float(r.min())))
+        r = np.where(sure > margin, ratio, 1.0)
+        mean = float(np.exp(np.log(r).mean())) if len(r) else 1.0
+        out.append(Gain(margin, len(r), float((sure > margin).mean()), mean, float((r < 0.98).mean()), float(r.min(initial=1.0))))
     return out
 
 
-MARGINS = tuple(np.log1p(m) for m in (0.0, 0.02, 0.05, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0))
+MARGINS = tuple(float(np.log1p(m)) for m in (0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3))  # less is within the noise of what was measured
+FAILED = 4.0
+ENOUGH = 20  # tasks that say what a model is worth
 
 
 def best_margin(found: Sequence[Gain]) -> float:
-    """The margin of the largest mean, each part of tasks that get slower counted against it; infinite where none is worth it."""
-    worth = [(g.mean - 0.5 * g.slower * (1.0 - g.worst), g.margin) for g in found]
-    value, margin = max(worth)
-    return margin if value > 1.0 else float("inf")
+    """The margin of the largest mean, the tasks that get slower counted against it, more where one gets much slower; infinite where none is
+    worth it."""
+    worth, margin = max((g.mean - 0.5 * g.slower * (1 - np.log(g.worst)), g.margin) for g in found)
+    return margin if worth > 1.0 and found[0].tasks >= ENOUGH else float("inf")
+
+
+def best_margins(data: Data, scores: Array, spread: Array) -> dict[str, float]:
+    """By the template of the default; templates for which the model is of no use are left out."""
+    templates = sorted({data.choices[d].template for d in data.defaults if d >= 0})
+    found = {t: best_margin(gains(data, scores, spread, MARGINS, t)) for t in templates}
+    return {t: m for t, m in found.items() if np.isfinite(m)}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dataset import MARGINS, Data, calibrated, gains, load, out_of_fold, reached, trials_to
+from dataset import MARGINS, Data, best_margins, calibrated, gains, load, out_of_fold, reached, trials_to
 from rich.console import Console
 from rich.table import Table
 from train import fresh
@@ -81,12 +81,17 @@ def _of_best(data: Data, g: int) -> float:
     return min(float(data.judge[rows[np.argmin(data.pick[rows])]] / data.judge[data.defaults[g]]), 1.0)
 
 
-def margins(data: Data, scores: Array) -> Table:
-    table = Table(title="taking the model's first choice instead of the template's, where the predicted gain exceeds a margin")
-    for column in ("margin", "changed", "mean speed-up", "slower by 2 %", "worst"):
-        table.add_column(column, justify="right")
-    for g in gains(data, scores, MARGINS):
-        table.add_row(f"{np.expm1(g.margin):.0%}", f"{g.changed:.0%}", f"{g.mean:.4f}", f"{g.slower:.1%}", f"{g.worst:.2f}")
+def margins(data: Data, scores: Array, spread: Array) -> Table:
+    table = Table(
+        title="taking the model's choice instead of the template's, where the gain is sure to exceed a margin; at last that of each template"
+    )
+    for column in ("margin", "template", "tasks", "changed", "mean speed-up", "slower by 2 %", "worst"):
+        table.add_column(column, justify="left" if column == "template" else "right")
+    found = [("all", g) for g in gains(data, scores, spread, MARGINS)]
+    found += [(t, gains(data, scores, spread, [m], t)[0]) for t, m in best_margins(data, scores, spread).items()]
+    for template, g in found:
+        figures = (f"{g.changed:.0%}", f"{g.mean:.4f}", f"{g.slower:.1%}", f"{g.worst:.2f}")
+        table.add_row(f"{np.expm1(g.margin):.0%}", template, str(g.tasks), *figures)
     return table
 
 
@@ -98,15 +103,16 @@ def main() -> None:
     ap.add_argument("--least", type=int, default=16, help="trials of a task that is evaluated: of few, any 8 hold a good one")
     a = ap.parse_args()
     data, console = load(a.kind, a.logs), Console(width=170)
-    scored = {f"model ({o})": out_of_fold(data, lambda o=o: fresh(o))[0] for o in a.objective}
-    scored = {name: scores * calibrated(data, scores) for name, scores in scored.items()}
+    found = {f"model ({o})": out_of_fold(data, lambda o=o: fresh(o)) for o in a.objective}
+    units = {name: calibrated(data, scores) for name, (scores, _) in found.items()}
     data, rows = data.wide(a.least)
-    scored = {name: scores[rows] for name, scores in scored.items()}
-    console.print(curves(data, {**scored, "roofline": Analytic().predict(data.x), "templates": template_order(data)}))
-    for name, scores in scored.items():
+    scored = {name: (scores[rows] * units[name], spread[rows] * units[name]) for name, (scores, spread) in found.items()}
+    ranked = {name: scores for name, (scores, _) in scored.items()}
+    console.print(curves(data, {**ranked, "roofline": Analytic().predict(data.x), "templates": template_order(data)}))
+    for name, (scores, spread) in scored.items():
         console.print(f"\n{name}")
         console.print(by_kind(data, scores))
-        console.print(margins(data, scores))
+        console.print(margins(data, scores, spread))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python benchmarks/autotune/train.py cpu            writes autotune/pretrained/cpu.npz
 
-The unit of its scores and the margin from which `choose` believes it come from predictions for tasks that were not trained on.
+The unit of its scores and the margins from which `choose` believes it come from predictions for tasks that were not trained on.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import numpy as np
-from dataset import MARGINS, Data, best_margin, calibrated, gains, load, out_of_fold, reached
+from dataset import Data, best_margins, calibrated, load, out_of_fold, reached
 
 from dnnc.autotune.features import VERSION
 from dnnc.autotune.model import XGBModel
@@ -24,13 +23,13 @@ def fresh(objective: str = "rank") -> XGBModel:
 
 
 def train(data: Data, kind: str, objective: str, out: Path) -> None:
-    scores, _ = out_of_fold(data, lambda: fresh(objective))
+    scores, spread = out_of_fold(data, lambda: fresh(objective))
     factor = calibrated(data, scores)
-    margin = best_margin(gains(data, scores * factor, MARGINS))
+    margins = best_margins(data, scores * factor, spread * factor)
     model = fresh(objective).fit(data.x, data.seconds, data.groups)
     top = reached(data, scores, (1, 8))
     about = {
-        "features": VERSION, "kind": kind, **({"margin": float(margin)} if np.isfinite(margin) else {}), "tasks": len(data.tasks), "trials": len(data.x),
+        "features": VERSION, "kind": kind, "margins": margins, "tasks": len(data.tasks), "trials": len(data.x),
         "targets": sorted({t.setting.target for t in data.tasks}), "top8_95": round(float((top[8] >= 0.95).mean()), 4),
     }  # fmt: skip
     forest = model.forest(**about)

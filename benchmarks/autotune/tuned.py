@@ -29,6 +29,7 @@ from timing import geometric_mean  # noqa: E402
 
 import dnnc  # noqa: E402
 from dnnc import tuned  # noqa: E402
+from dnnc.ir.graph import identifier  # noqa: E402
 from dnnc.passes.schedule.step import first_choice  # noqa: E402
 
 BOUNDS = {None: 1e-4, "float32": 1e-4, "float16": 5e-2, "bfloat16": 2e-1, "tf32": 2e-2}  # of outputs against each other; halves on drawn weights
@@ -43,7 +44,7 @@ def named_dims(model: Any, row: dict[str, Any]) -> dict[str, int]:
     for value in model.graph.input:
         for d, n in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ())):
             if d.dim_param:
-                found[d.dim_param] = int(n)
+                found[identifier(d.dim_param)] = int(n)
     return found
 
 
