@@ -174,7 +174,7 @@ def make_program(graph: Graph, machine: Machine, opts: CompileOptions, manager: 
         fallback=not check_every_pass(),
         check=check_every_pass(),
     )
-    choose = choose_of(opts)
+    choose = choose_of(opts, f"cuda -arch={machine.target.arch}")
     program = compile_program(graph, ctx, machine.templates, choose, opts.opt_level, manager)
     tell(choose, program, manager)
     return program

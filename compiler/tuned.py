@@ -46,13 +46,16 @@ def resolved(opts: CompileOptions) -> CompileOptions:
     return replace(opts, tune=winners, dims=dict(opts.dims))
 
 
-def setting_of(opts: CompileOptions) -> Setting:
-    """Where and how the kernels of a compilation run, as tuning logs say it. TargetError for the interpreter, which has no kernels."""
+def setting_of(opts: CompileOptions, target: str = "") -> Setting:
+    """Where and how the kernels of a compilation run, as tuning logs say it. TargetError for the interpreter, which has no kernels.
+
+    `target`: what the options' target turned out to be, where the driver knows.
+    """
     from dnnc.autotune.machine import canonical
     from dnnc.autotune.task import Setting
 
     rounded = parse_target(opts.target).kind == "cuda" and rounds_products(opts)
-    return Setting(canonical(str(opts.target), opts.threads), opts.numerics, rounded)
+    return Setting(canonical(target or str(opts.target), opts.threads), opts.numerics, rounded)
 
 
 def rounds_products(opts: CompileOptions) -> bool:
@@ -60,17 +63,17 @@ def rounds_products(opts: CompileOptions) -> bool:
     return opts.precision == "tf32" or (opts.numerics == "fast" and opts.precision is None)
 
 
-def choose_of(opts: CompileOptions) -> Choose:
-    """How schedules are chosen: by the winners where there are some, else without measuring."""
+def choose_of(opts: CompileOptions, target: str = "") -> Choose:
+    """How schedules are chosen: by the winners where there are some, else without measuring. `target`: see `setting_of`."""
     tuned = resolved(opts).tune
     if not isinstance(tuned, Mapping):
-        return unmeasured(opts)
+        return unmeasured(opts, target)
     from dnnc.autotune.replay import chooser
 
-    return chooser(tuned, setting_of(opts), unmeasured(opts))
+    return chooser(tuned, setting_of(opts, target), unmeasured(opts, target))
 
 
-def unmeasured(opts: CompileOptions) -> Choose:
+def unmeasured(opts: CompileOptions, target: str = "") -> Choose:
     """What the cost model that ships takes for fastest; without optimization the templates' own first choice."""
     if opts.opt_level < 3:
         return first_choice
@@ -78,7 +81,7 @@ def unmeasured(opts: CompileOptions) -> Choose:
     from dnnc.autotune.machine import machine_of
     from dnnc.backends.cache import KernelCache
 
-    setting = setting_of(opts)
+    setting = setting_of(opts, target)
     return pretrained(machine_of(setting.target), setting, kept=KernelCache(cache_folder(opts.cache)))
 
 
