@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dnnc.ir.dtype import BY_NAME, DType, from_numpy
+from dnnc.ir.errors import ModelError
 from dnnc.ir.graph import Graph
 from dnnc.ir.types import TensorType
 
@@ -155,12 +157,17 @@ def _plain(a: Array, dtype: DType) -> Array:
 
 
 def load_constants(path: str | Path) -> dict[str, Array]:
-    """The arrays of a file that `save_constants` wrote, by content hash: what `parse(text, constants=...)` takes."""
+    """The arrays of a file that `save_constants` wrote, by content hash: what `parse(text, constants=...)` takes. Any other .npz gives its
+    arrays by their names, which `parse` takes as well. ModelError where the file is no .npz, or damaged."""
     out: dict[str, Array] = {}
-    with np.load(path, allow_pickle=False) as z:
-        for key in z.files:
-            name, _, dtype = key.rpartition(":")
-            out[name] = _typed(z[key], BY_NAME[dtype])
+    try:
+        with np.load(path, allow_pickle=False) as z:
+            for key in z.files:
+                name, colon, dtype = key.rpartition(":")
+                known = colon and dtype in BY_NAME
+                out[name if known else key] = _typed(z[key], BY_NAME[dtype]) if known else z[key]
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as e:
+        raise ModelError(f"{path} holds no constants that can be read: {e}; save_constants writes such files") from None
     return out
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import BY_NAME, bf16, f32, i64
-from dnnc.ir.errors import Loc, ParseError
+from dnnc.ir.errors import Loc, ModelError, ParseError
 from dnnc.ir.expr import dim, maximum
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph_text import load_constants, parse, save_constants
@@ -143,6 +143,22 @@ def test_side_file(tmp_path: Path, ops: Ops) -> None:
     assert str(again) == str(g) and again.structural_hash() == g.structural_hash()
     for a, b in zip(g.constants.values(), again.constants.values(), strict=True):
         assert a.dtype == b.dtype and np.array_equal(a, b)
+
+
+def test_a_side_file_of_somebody_else(tmp_path: Path) -> None:
+    """Arrays by name serve; what is no archive, or a damaged one, is an error of the model."""
+    w = np.arange(20, dtype=np.float32)
+    np.savez(tmp_path / "g.npz", w=w)
+    g = parse("def f(*, w: f32[20]):\n    return w\n", load_constants(tmp_path / "g.npz"))
+    assert np.array_equal(next(iter(g.constants.values())), w)
+    whole = (tmp_path / "g.npz").read_bytes()
+    for k, data in enumerate((b"", b"text", whole[:60], whole[:-30], whole[:100] + b"x" * 40 + whole[140:])):
+        (tmp_path / f"{k}.npz").write_bytes(data)
+        with pytest.raises(ModelError, match=f"{k}.npz holds no constants"):
+            load_constants(tmp_path / f"{k}.npz")
+    np.save(tmp_path / "one.npy", w)
+    with pytest.raises(ModelError):
+        load_constants(tmp_path / "one.npy")
 
 
 def test_constants_by_name_and_by_hash(ops: Ops) -> None:
