@@ -338,7 +338,7 @@ def _streamed(w: Work, k: Knobs, limits: Limits) -> Plan:
     moved = sum(b.nbytes for b in w.buffers) + jumping
     busy = min(1.0, full * (2 if each * w.element >= 16 else 1)) ** 0.5 or 1.0
     serial = w.red * w.passes / max(team, 1)
-    cycles = _up(full, 1) * (2 * GPU_LATENCY + serial * 20) + (w.flops + 16 * (w.ops[2] + w.ops[3])) / (SM_CORES * min(limits.cores, blocks))
+    cycles = _up(full, 1) * (2 * GPU_LATENCY + serial * 20) + (w.flops + 16 * (w.ops[2] + w.ops[3])) / (SM_CORES * max(min(limits.cores, blocks), 1))
     return Plan(
         _number(k, "rows"), each, serial, blocks, blocks * threads * each / max(w.outputs * (w.red if "team" in k else 1), 1), threads, 0,
         w.red * w.element / limits.near, w.nbytes / limits.l2, together, 1, cycles / clock(limits), moved / limits.l2_bandwidth, (_memory(w, limits) + jumping / limits.l2_bandwidth) / busy, limits.start,
