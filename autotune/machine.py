@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dnnc.autotune.task import Setting
@@ -282,7 +282,8 @@ class GpuMachine:
         return "k_" + hashlib.sha256(text.encode()).hexdigest()[:24]  # a device shares functions by their names
 
 
-def _unusual(t: CpuTarget) -> list[str]:
+@cache
+def _unusual(t: CpuTarget) -> tuple[str, ...]:
     """`-mattr=` with the features that count and that differ from those that CPUs of this name have; nothing where none does."""
     from dnnc.backends.llvm.features import X86_CPUS, enabled
 
@@ -298,4 +299,4 @@ def _unusual(t: CpuTarget) -> list[str]:
         rest = [x for x in flags if x != f]
         if gives(rest):
             flags = rest
-    return [f"-mattr={','.join(flags)}"] if flags else []
+    return (f"-mattr={','.join(flags)}",) if flags else ()

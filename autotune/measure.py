@@ -19,10 +19,11 @@ from typing import Any, Union
 
 from dnnc.autotune.child import Child, Closed, Ended, Late
 from dnnc.autotune.machine import Built
+from dnnc.autotune.record import plain_choice
 from dnnc.autotune.station import Job, Station
 from dnnc.autotune.task import Task
 from dnnc.autotune.trial import OK, Request, Trial
-from dnnc.autotune.worker import FACTORY, choice_record, machine_by
+from dnnc.autotune.worker import FACTORY, machine_by
 from dnnc.backends.runtime import cpu_count
 from dnnc.ir.errors import TuneError
 from dnnc.ir.target import parse_target as parse_words
@@ -279,7 +280,7 @@ def _build(child: Child, task: Task, request: Request, timeout: float) -> Made:
     said = ""
     for _ in range(ATTEMPTS):
         try:
-            header, body = child.ask({"op": "build", "task": task.as_json(), "choice": choice_record(request.choice)}, b"", BUILD_TIMEOUT * timeout)
+            header, body = child.ask({"op": "build", "task": task.as_json(), "choice": plain_choice(request.choice)}, b"", BUILD_TIMEOUT * timeout)
         except Late as e:
             return f"compiling takes too long: {e}"
         except Ended as e:

@@ -13,8 +13,8 @@ from typing import Any
 
 from dnnc.autotune.child import Child, Ended, Late
 from dnnc.autotune.machine import Built
+from dnnc.autotune.record import plain_choice
 from dnnc.autotune.trial import OK, Request, Trial
-from dnnc.autotune.worker import choice_record
 from dnnc.ir.errors import TuneError
 
 MOVED = 0.05  # change of the reference that counts
@@ -169,7 +169,7 @@ class Station:
         if job.ready:
             return
         request, text = job.request, job.text.encode()
-        more = {"task": request.task.as_json(), "choice": choice_record(request.choice), "symbol": job.built.symbol, "facts": job.built.facts}
+        more = {"task": request.task.as_json(), "choice": plain_choice(request.choice), "symbol": job.built.symbol, "facts": job.built.facts}
         self.ask(job, "load", 6 * self.timeout, text + job.built.code, text=len(text), **more)  # operands are made, too
         job.ready = not job.failure[0]
         self._loaded.append(job)

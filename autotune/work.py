@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from dnnc.backends.cuda.templates.nest import factors
 from dnnc.ir.expr import Expr, Load, Op, Var, free, terms, value, walk
 from dnnc.ir.operator.stmt import Block, Buffer, For, If, Store, blocks, exprs, walk_stmts
+from dnnc.passes.schedule.loops import factors
 from dnnc.passes.schedule.problem import Problem
 
 UNKNOWN = 64

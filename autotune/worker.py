@@ -23,6 +23,7 @@ from importlib import import_module
 from typing import Any, BinaryIO, Protocol
 
 from dnnc.autotune.machine import Built, Machine
+from dnnc.autotune.record import read_choice
 from dnnc.autotune.task import Setting, Task, task_of
 from dnnc.backends.llvm.worker import receive, send
 from dnnc.ir.errors import AccuracyError, DnncError
@@ -42,16 +43,6 @@ CALIBRATIONS = 7  # of the reference when a process starts
 TASKS = 8  # that a process remembers
 WATCH_SECONDS = 0.5  # between looks whether the parent lives
 Answer = tuple[dict[str, Any], bytes]
-
-
-def choice_record(choice: Choice) -> list[Any]:
-    """A choice as JSON."""
-    return [choice.template, [list(k) for k in choice.knobs]]
-
-
-def choice_of(record: list[Any]) -> Choice:
-    template, knobs = record
-    return Choice(template, tuple((name, v) for name, v in knobs))
 
 
 class Kernel(Protocol):
@@ -125,7 +116,7 @@ class Builder:
     def answer(self, header: dict[str, Any], body: bytes) -> Answer:
         start = time.perf_counter()
         try:
-            built, text = build(self.machine, self.tasks.of(header["task"]), choice_of(header["choice"]))
+            built, text = build(self.machine, self.tasks.of(header["task"]), read_choice(header["choice"]))
         except Exception as e:  # knobs that a template does not know may fail in any way
             return {"error": str(e) if isinstance(e, DnncError) else repr(e), "kind": "build"}, b""
         shown = text.encode()
@@ -162,7 +153,7 @@ class Measurer:
             kernel = self.bench.load(self.tasks.of(header["task"]), built)
         except DnncError as e:
             return {"error": str(e), "kind": "build"}
-        self.loaded[header["id"]] = kernel, body[: header["text"]].decode(), choice_of(header["choice"])
+        self.loaded[header["id"]] = kernel, body[: header["text"]].decode(), read_choice(header["choice"])
         return {}
 
     def time(self, header: dict[str, Any], body: bytes) -> dict[str, Any]:

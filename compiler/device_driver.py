@@ -129,7 +129,7 @@ class DeviceMaker:
     def make(self, origin: DeviceOrigin, dims: Mapping[Var, int]) -> CudaNative:
         """The program for these dims."""
         laps, manager = Laps(), PassManager()
-        program = make_program(specialise(self.graph, {v.name: n for v, n in dims.items()}), self.machine, self.opts, manager)
+        program = make_program(specialise(self.graph, {v.name: n for v, n in dims.items()}), self.machine, self.opts, manager, self.cache)
         laps.lap("passes")
         check_program(program, origin.inputs, origin.outputs)
         m = self.machine
@@ -159,8 +159,10 @@ class DeviceMaker:
             laps.lap("check model")
 
 
-def make_program(graph: Graph, machine: Machine, opts: CompileOptions, manager: PassManager | None = None) -> Program:
-    """Graph passes (which change the graph in place), plans, scheduled kernels."""
+def make_program(
+    graph: Graph, machine: Machine, opts: CompileOptions, manager: PassManager | None = None, cache: KernelCache | None = None
+) -> Program:
+    """Graph passes (which change the graph in place), plans, scheduled kernels. `cache`: keeps which schedules were picked."""
     ctx = PassContext(
         opts.numerics,
         lanes=1,
@@ -174,7 +176,7 @@ def make_program(graph: Graph, machine: Machine, opts: CompileOptions, manager: 
         fallback=not check_every_pass(),
         check=check_every_pass(),
     )
-    choose = choose_of(opts, f"cuda -arch={machine.target.arch}")
+    choose = choose_of(opts, f"cuda -arch={machine.target.arch}", cache)
     program = compile_program(graph, ctx, machine.templates, choose, opts.opt_level, manager)
     tell(choose, program, manager)
     return program

@@ -274,7 +274,7 @@ class Maker:
             g = specialise(bound_dims(self.graph, {n: (low, None) for n, low in (self.shared or {}).items()}), {})
         else:
             g = specialise(self.graph, {v.name: n for v, n in dims.items()})
-        program = make_program(g, self.cpu, self.opts, manager)
+        program = make_program(g, self.cpu, self.opts, manager, self.cache)
         laps.lap("passes")
         if not program.dims:  # sizes are known: what cannot be called need not be compiled, and checking its kernels takes as much memory
             check_program(program, origin.inputs, origin.outputs)
@@ -307,10 +307,10 @@ def expose(graph: Graph, names: tuple[list[str], list[str]], wanted: Sequence[st
     return names[0], [*names[1], *wanted]
 
 
-def make_program(graph: Graph, cpu: CpuTarget, opts: CompileOptions, manager: PassManager | None = None) -> Program:
-    """Graph passes (which change the graph in place), plans, scheduled kernels."""
+def make_program(graph: Graph, cpu: CpuTarget, opts: CompileOptions, manager: PassManager | None = None, cache: KernelCache | None = None) -> Program:
+    """Graph passes (which change the graph in place), plans, scheduled kernels. `cache`: keeps which schedules were picked."""
     ctx = PassContext(numerics=opts.numerics, lanes=cpu.lanes, precision=opts.precision, check=check_every_pass(), spelled=spelled(opts.numerics))
-    choose = choose_of(opts)
+    choose = choose_of(opts, kept=cache)
     program = compile_program(graph, ctx, templates(cpu, ctx.strict), choose, opts.opt_level, manager)
     tell(choose, program, manager)
     return program

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from dnnc.ir.errors import TuneError
 from dnnc.ir.target import parse_target
-from dnnc.options import CompileOptions, cache_folder
+from dnnc.options import CompileOptions
 from dnnc.passes.base import PassManager, PassRecord
 from dnnc.passes.program import Program
 from dnnc.passes.schedule.step import Choose, first_choice
 
 if TYPE_CHECKING:
     from dnnc.autotune.task import Setting
+    from dnnc.backends.cache import KernelCache
 
 RECORD = "tuning log"  # the name of the record in the report
 
@@ -63,26 +64,26 @@ def rounds_products(opts: CompileOptions) -> bool:
     return opts.precision == "tf32" or (opts.numerics == "fast" and opts.precision is None)
 
 
-def choose_of(opts: CompileOptions, target: str = "") -> Choose:
-    """How schedules are chosen: by the winners where there are some, else without measuring. `target`: see `setting_of`."""
+def choose_of(opts: CompileOptions, target: str = "", kept: KernelCache | None = None) -> Choose:
+    """How schedules are chosen: by the winners where there are some, else without measuring. `target`: see `setting_of`; `kept`: where picks
+    are kept."""
     tuned = resolved(opts).tune
     if not isinstance(tuned, Mapping):
-        return unmeasured(opts, target)
+        return unmeasured(opts, target, kept)
     from dnnc.autotune.replay import chooser
 
-    return chooser(tuned, setting_of(opts, target), unmeasured(opts, target))
+    return chooser(tuned, setting_of(opts, target), unmeasured(opts, target, kept))
 
 
-def unmeasured(opts: CompileOptions, target: str = "") -> Choose:
+def unmeasured(opts: CompileOptions, target: str = "", kept: KernelCache | None = None) -> Choose:
     """What the cost model that ships takes for fastest; without optimization the templates' own first choice."""
     if opts.opt_level < 3:
         return first_choice
     from dnnc.autotune.choose import pretrained
     from dnnc.autotune.machine import machine_of
-    from dnnc.backends.cache import KernelCache
 
     setting = setting_of(opts, target)
-    return pretrained(machine_of(setting.target), setting, kept=KernelCache(cache_folder(opts.cache)))
+    return pretrained(machine_of(setting.target), setting, kept=kept)
 
 
 def tell(choose: Choose, program: Program, manager: PassManager | None) -> None:

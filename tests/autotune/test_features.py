@@ -211,10 +211,11 @@ def test_features_are_quick() -> None:
     assert best < 0.02  # 2 to 3 ms on an idle machine
 
 
-def test_nothing_heavy_is_loaded_for_a_gpu() -> None:
+@pytest.mark.parametrize("target, other", [(GPU, "llvmlite"), (CPU, "dnnc.backends.cuda")])
+def test_nothing_of_another_backend_is_loaded(target: str, other: str) -> None:
     code = (
         "import sys; from dnnc.autotune import choose, features, forest, model, roofline; from dnnc.autotune.machine import machine_of;"
-        f"m = machine_of('{GPU}'); m.limits; choose.cost_model(m); print([n for n in ('xgboost', 'llvmlite', 'ray', 'plotly') if n in sys.modules])"
+        f"m = machine_of('{target}'); m.limits; choose.cost_model(m); print([n for n in ('xgboost', '{other}', 'ray', 'plotly') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates import gemv
-from dnnc.backends.cuda.templates.nest import Axis, Contraction, contraction_of, factors, perfect
+from dnnc.backends.cuda.templates.nest import Axis, Contraction, contraction_of, perfect
 from dnnc.backends.cuda.templates.staging import readable, vector_of
 from dnnc.ir.dtype import boolean
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Const, Expr, Load, Op, Var, const, free, load, rebuild, substitute, value, walk
 from dnnc.ir.graph import Node
 from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Builder, For, Kernel, Stmt, Store, call
-from dnnc.passes.schedule.loops import single
+from dnnc.passes.schedule.loops import factors, single
 from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.state import Schedule, loops
 

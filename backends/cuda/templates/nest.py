@@ -22,7 +22,7 @@ from dnnc.ir.dtype import DType
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Const, E, Expr, Load, Op, Var, const, fma, free, minimum, substitute, value, walk
 from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Builder, For, If, Kernel, Store, accesses, walk_stmts
-from dnnc.passes.schedule.loops import fuse, reorder, single, split
+from dnnc.passes.schedule.loops import factors, fuse, reorder, single, split
 from dnnc.passes.schedule.problem import Problem
 from dnnc.passes.schedule.state import Schedule, loops
 
@@ -243,17 +243,6 @@ def _conjuncts(c: Expr) -> list[Expr]:
     if isinstance(c, Op) and c.name == "&":
         return [*_conjuncts(c.args[0]), *_conjuncts(c.args[1])]
     return [c]
-
-
-def factors(v: Expr, acc: Buffer) -> tuple[Expr, Expr] | None:
-    """x and y of `fma(x, y, acc)` or `acc + x * y`."""
-    if not isinstance(v, Op):
-        return None
-    if v.name == "fma" and isinstance(v.args[2], Load) and v.args[2].buf is acc:
-        return v.args[0], v.args[1]
-    if v.name == "+" and isinstance(v.args[0], Load) and v.args[0].buf is acc and isinstance(p := v.args[1], Op) and p.name == "*":
-        return p.args[0], p.args[1]
-    return None
 
 
 def _sorted(
