@@ -10,7 +10,7 @@ that works in place on its own results would soon compute with nothing else.
 from __future__ import annotations
 
 import time
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -45,19 +45,12 @@ class CpuBench:
         self.machine = machine
         self.cold_bytes = 2 * last_level_cache()
         self.noise = Noise()
-        self._data: dict[str, _Data] = {}
+        self._data_of = lru_cache(KEPT)(lambda task: _Data(task, self))
         self.tick = _seconds_of_a_tick()
 
     def load(self, task: Task, built: Built) -> CpuKernel:
         """Make a kernel ready. InternalError where its code cannot be linked."""
         return CpuKernel(self, self._data_of(task), built)
-
-    def _data_of(self, task: Task) -> _Data:
-        found = self._data.pop(task.key, None) or _Data(task, self)
-        while len(self._data) >= KEPT:
-            self._data.pop(next(iter(self._data)))
-        self._data[task.key] = found
-        return found
 
 
 class _Data:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ class GpuBench:
         self.cold_bytes = int(COLD_CACHES * machine.target.l2_bytes)
         self._noise = Noise(1)
         self._pools: dict[DType, tuple[Memory, int]] = {}
-        self._data: dict[str, _Data] = {}
+        self._data_of = lru_cache(KEPT)(lambda task: _Data(task, self))
         self.queue = self.device.new_stream()
         self.stream = self.queue.address
 
@@ -68,13 +69,6 @@ class GpuBench:
             self._pools.pop(next(iter(self._pools)))
         self._pools[dtype] = found
         return found[0]
-
-    def _data_of(self, task: Task) -> _Data:
-        found = self._data.pop(task.key, None) or _Data(task, self)
-        while len(self._data) >= KEPT:
-            self._data.pop(next(iter(self._data)))
-        self._data[task.key] = found
-        return found
 
 
 def _device_of(machine: GpuMachine) -> Device:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import resource
 import subprocess
 import sys
@@ -15,11 +14,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from command_line import dnnc, dnnc_json
 from onnx import TensorProto, helper
 from rich.console import Console
-from typer.testing import CliRunner
 
-from dnnc.cli.app import app
 from dnnc.cli.console import Bar
 from dnnc.ir.errors import InternalError
 from dnnc.ir.graph_text import parse
@@ -65,17 +63,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         m.chdir(folder)
         m.setenv("DNNC_CACHE_DIR", str(folder / "cache"))
         yield folder
-
-
-def dnnc(*args: str, code: int = 0) -> str:
-    """What a command prints, both streams together. Fails on another exit code, with what was printed."""
-    result = CliRunner().invoke(app, list(args))
-    assert result.exit_code == code, result.output
-    return result.output
-
-
-def dnnc_json(*args: str) -> Any:
-    return json.loads(dnnc(*args, "--json"))
 
 
 # --- help ---------------------------------------------------------------------------------------------------------------------

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from command_line import dnnc, dnnc_json
 
 from dnnc.autotune.log import Log, read
 from dnnc.autotune.record import Winner
 from dnnc.autotune.trial import Trial
-from dnnc.cli.app import app
 from dnnc.options import CompileOptions
 from dnnc.testing.tuning_logs import TEXT, other, tasks, write_log
 
@@ -28,16 +25,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "g.py").write_text(TEXT + "\n")
     write_log(tmp_path / "m.jsonl")
     yield tmp_path
-
-
-def dnnc(*args: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, list(args))
-    assert result.exit_code == code, result.output
-    return result.output
-
-
-def dnnc_json(*args: str) -> Any:
-    return json.loads(dnnc(*args, "--json"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

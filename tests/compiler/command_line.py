@@ -1,0 +1,21 @@
+"""Commands of `dnnc` as functions, for the tests of this folder."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from typer.testing import CliRunner
+
+from dnnc.cli.app import app
+
+
+def dnnc(*args: str, code: int = 0) -> str:
+    """What a command prints, both streams together. Fails on another exit code, with what was printed."""
+    result = CliRunner().invoke(app, list(args))
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def dnnc_json(*args: str) -> Any:
+    return json.loads(dnnc(*args, "--json"))
