@@ -28,6 +28,7 @@ Array = np.ndarray[Any, Any]
 LOGS = Path(__file__).parent / "logs"
 FOLDS = 5
 LEAST = 4  # trials of a task that is worth learning from
+DOUBTFUL = 20e-6  # seconds: one single number of a GPU below this may be the gap between two graphs of few calls, and says nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,10 @@ class Data:
 
     def wide(self, least: int) -> tuple[Data, Array]:
         """The tasks with at least so many trials, and their rows here."""
-        kept = np.flatnonzero(np.bincount(self.groups) >= least)
+        return self.only(np.flatnonzero(np.bincount(self.groups) >= least))
+
+    def only(self, kept: Array) -> tuple[Data, Array]:
+        """Some tasks, numbers in ascending order, and their rows here."""
         rows = self.of(kept)
         at = {int(r): k for k, r in enumerate(rows)}
         defaults = np.array([at.get(int(d), -1) for d in self.defaults[kept]], int)
@@ -72,7 +76,8 @@ def load(kind: str, paths: Sequence[Path] = ()) -> Data:
             if task.setting.target.startswith("cuda") == (kind == "gpu"):
                 tasks.setdefault(key, task)
                 for t in log.trials.get(key, ()):
-                    trials.setdefault(key, {}).setdefault(t.choice, []).append(t)
+                    if kind == "cpu" or not t.ok or len(t.seconds) > 1 or t.median > DOUBTFUL:
+                        trials.setdefault(key, {}).setdefault(t.choice, []).append(t)
     return _data(tasks, trials)
 
 
@@ -195,13 +200,14 @@ def gains(data: Data, scores: Array, spread: Array, margins: Iterable[float], te
 
 MARGINS = tuple(float(np.log1p(m)) for m in (0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3))  # less is within the noise of what was measured
 FAILED = 4.0
+LOSS = 2.0  # how much a task that gets slower counts against those that get faster
 ENOUGH = 20  # tasks that say what a model is worth
 
 
 def best_margin(found: Sequence[Gain]) -> float:
     """The margin of the largest mean, the tasks that get slower counted against it, more where one gets much slower; infinite where none is
-    worth it."""
-    worth, margin = max((g.mean - 0.5 * g.slower * (1 - np.log(g.worst)), g.margin) for g in found)
+    worth it. Who compiles without tuning never asked for a risk, so that losses weigh more than what is won."""
+    worth, margin = max((g.mean - LOSS * g.slower * (1 - np.log(g.worst)), g.margin) for g in found)
     return margin if worth > 1.0 and found[0].tasks >= ENOUGH else float("inf")
 
 

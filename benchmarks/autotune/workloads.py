@@ -131,12 +131,12 @@ def text_of(inputs: list[str], constants: list[str], lines: list[str]) -> str:
 # --- families -----------------------------------------------------------------------------------------------------------------
 
 
-def dense(rng: Rng, s: Scale, dtype: str, rows: tuple[int, int] = (5, 4096)) -> str:
+def dense(rng: Rng, s: Scale, dtype: str, rows: tuple[int, int] = (5, 4096), sides: tuple[int, int] = (8, 6144)) -> str:
     """A fully connected layer: activations times weights."""
     b = BY_NAME[dtype].bytes
 
     def draw() -> tuple[float, float, str]:
-        m, n, k = size(rng, *rows), size(rng, 8, 6144), size(rng, 8, 6144)
+        m, n, k = size(rng, *rows), size(rng, *sides), size(rng, *sides)
         more, constants, lines = after(rng, f"{m}, {n}", f"{n}", dtype)
         text = text_of([f"x: {dtype}[{m}, {k}]", *more], [f"w: {dtype}[{k}, {n}]", *constants], ["h = matmul(x, w)", *lines])
         return 2.0 * m * n * k, b * (m * k + k * n + 2.0 * m * n), text
@@ -331,6 +331,7 @@ FAMILIES: tuple[tuple[str, Family], ...] = (
     ("moved", moved),
     ("stem", partial(conv, taps=(3, 5, 7), strides=(1, 2), channels=(1, 7))),
     ("pooling", pooling),
+    ("streams", partial(dense, rows=(8192, 400_000), sides=(16, 640))),  # 1x1 convolutions of large images: memory is what counts
 )
 
 
