@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from dnnc.autotune.record import HEAD, Record, Session, Winner, from_line, to_line
+from dnnc.autotune.record import HEAD, Fusion, Record, Session, Winner, from_line, to_line
 from dnnc.autotune.task import Task
 from dnnc.autotune.trial import Trial
+from dnnc.autotune.variants import as_choice, name_of
 from dnnc.ir.errors import TuneError
 from dnnc.passes.schedule.problem import Choice
 
@@ -36,6 +37,7 @@ class Log:
         tasks: by key.
         trials: by key of their task, in the order of the log.
         wins: what searches settled on, by key of their task, in the order of the log; `winners` says which holds.
+        fusions: decisions on fused groups, by key of the task that is the group in one kernel; `fused` says which hold.
         sessions: runs of the tuner, in the order of the log.
         torn: bytes after the last newline, which are left out.
     """
@@ -45,6 +47,7 @@ class Log:
         self.tasks: dict[str, Task] = {}
         self.trials: dict[str, list[Trial]] = {}
         self.wins: dict[str, list[Winner]] = {}
+        self.fusions: dict[str, list[Fusion]] = {}
         self.torn = 0
         self._sessions: dict[tuple[str, float], Session] = {}
         self._writer: _Writer | None = None
@@ -71,7 +74,8 @@ class Log:
         return list(self._sessions.values())
 
     def append(self, record: Record) -> None:
-        """Add a record, to the file as well. A task that the log has is not written again. Winners are on the disk when this returns.
+        """Add a record, to the file as well. A task that the log has is not written again. Winners and
+        decisions on fusion are on the disk when this returns.
 
         Raises:
             TuneError: the file cannot be written, or was opened for reading.
@@ -79,7 +83,7 @@ class Log:
         if isinstance(record, Task) and record.key in self.tasks:
             return
         if self._writer is not None:
-            self._writer.append(to_line(record), sync=isinstance(record, Winner))
+            self._writer.append(to_line(record), sync=isinstance(record, (Winner, Fusion)))
         elif self.path is not None:
             raise TuneError(f"{self.path} was opened for reading; Log.open opens it to append to")
         self.take(record)
@@ -92,6 +96,8 @@ class Log:
             self.trials.setdefault(record.task, []).append(record)
         elif isinstance(record, Winner):
             self.wins.setdefault(record.task, []).append(record)
+        elif isinstance(record, Fusion):
+            self.fusions.setdefault(record.task, []).append(record)
         else:
             self._sessions[record.model, record.at] = record
 
@@ -108,9 +114,15 @@ class Log:
                 out[key] = max(enumerate(fit), key=lambda item: (item[1].at, item[0]))[1]
         return out
 
+    def fused(self) -> dict[str, Fusion]:
+        """The decision on each fused group that has one: the latest."""
+        return {key: max(enumerate(found), key=lambda item: (item[1].at, item[0]))[1] for key, found in self.fusions.items()}
+
     def winners(self) -> dict[str, Choice]:
-        """The schedule of each task that has a winner, by its key."""
-        return {key: w.choice for key, w in self.decided().items()}
+        """What compiling takes: the schedule of each task that has a winner, by its key; and, by `variants.name_of` the key, how to make the
+        groups that are faster in another way than the compiler's own."""
+        ways = {name_of(key): as_choice(f) for key, f in self.fused().items() if f.taken}
+        return {**{key: w.choice for key, w in self.decided().items()}, **ways}
 
     def best(self, key: str) -> Trial | None:
         """The fastest trial of a task, checked or not; None where none went well."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dnnc.autotune.log import UNSAFE, Log, lines_of, locked, read, write_whole
-from dnnc.autotune.record import Record, Session, Winner
+from dnnc.autotune.record import Fusion, Record, Session, Winner
 from dnnc.autotune.task import Task
 from dnnc.autotune.trial import Trial
 from dnnc.ir.errors import TuneError
@@ -63,8 +63,8 @@ class Keep:
 def prune(path: str | os.PathLike[str], keep: Keep, out: str | os.PathLike[str] | None = None) -> Log:
     """Write a log anew without what replaying does not need. Its winners stay what they were.
 
-    Kept are, of the tasks that `keep` names, the winners that hold, the fastest trials, and trials that found a schedule to crash, hang or be
-    wrong; and the sessions that called one of these tasks.
+    Kept are, of the tasks that `keep` names and the parts into which these are cut, the winners and decisions that compiling takes,
+    the fastest trials, and trials that found a schedule to crash, hang or be wrong; and the sessions that called one of these tasks.
 
     Args:
         path: the log. A tuner may be appending to it.
@@ -89,6 +89,8 @@ def prune(path: str | os.PathLike[str], keep: Keep, out: str | os.PathLike[str] 
 
 def _wanted(log: Log, keep: Keep) -> Callable[[Record], bool]:
     tasks = {key for key, t in log.tasks.items() if keep.task(t)}
+    fusions = {f for key, f in log.fused().items() if f.taken and key in tasks}
+    tasks |= {key for f in fusions for key in f.parts if key in log.tasks}
     trials: set[Trial] = set()
     winners: set[Winner] = {w for key, w in log.decided().items() if key in tasks}
     for key in tasks:
@@ -99,6 +101,8 @@ def _wanted(log: Log, keep: Keep) -> Callable[[Record], bool]:
     def wanted(record: Record) -> bool:
         if isinstance(record, Task):
             return record.key in tasks
+        if isinstance(record, Fusion):
+            return record in fusions
         if isinstance(record, Session):
             return not tasks.isdisjoint(record.calls)
         return record in winners if isinstance(record, Winner) else record in trials

@@ -264,15 +264,22 @@ class GpuMachine:
 
     def kernel(self, problem: Problem, choice: Choice, setting: Setting) -> Kernel:
         from dnnc.backends.cuda.spelling import spelled
+        from dnnc.backends.cuda.templates.library import library_templates
 
-        return scheduled(problem, choice, self.templates(setting), spelled(setting.numerics))
+        called = () if setting.numerics == "strict" else library_templates()
+        return scheduled(problem, choice, (*self.templates(setting), *called), spelled(setting.numerics))
 
     def compile(self, kernel: Kernel, symbol: str) -> Built:
         from dnnc.autotune.launches import as_json
         from dnnc.backends.cuda.emit import emit_kernel, launch_of
+        from dnnc.backends.cuda.library import ONE, call_of, need
         from dnnc.backends.cuda.nvrtc import compile_cuda
 
         start = time.perf_counter()
+        call = call_of(kernel)
+        if call is not None:
+            facts = {"launch": as_json(ONE), "params": [p.name for p in kernel.entry.params], "overlaps": False, "version": need(kernel)}
+            return Built(symbol, call.code, facts, 0, time.perf_counter() - start)
         made = compile_cuda(emit_kernel(kernel, symbol, self.target), self.target.arch)
         waits = any(isinstance(s, Eval) and s.name == "pdl_wait" for f in kernel.funcs for s in walk_stmts(f.body))
         facts = {"launch": as_json(launch_of(kernel)), "params": [p.name for p in kernel.entry.params], "overlaps": waits}

@@ -72,8 +72,37 @@ class Winner:
     at: float = 0.0
 
 
-Record = Union[Task, Trial, Session, Winner]
-KINDS: dict[str, type[Any]] = {"task": Task, "trial": Trial, "session": Session, "winner": Winner}
+@dataclass(frozen=True)
+class Fusion:
+    """What a search settled on for a fused group: is it one kernel, as the compiler makes it, or is it made in another way?
+
+    Args:
+        task: key of the Task that is the group in one kernel.
+        parts: keys of the tasks that stand in its place, in order.
+        cuts: numbers of the group's nodes that end one of them; the last node ends the last.
+        tile: of the convolution: m of Winograd's F(m x m, 3 x 3), 0 for the direct one; None where that is as it was.
+        taken: was the other way faster beyond a tie?
+        seconds: of the parts together, with their winners.
+        baseline: of the group in one kernel, with its winner, measured in turns with the parts where these were near.
+        machine: what it was measured on.
+        version: of dnnc.
+        at: seconds since 1970; of several decisions on a task the latest holds.
+    """
+
+    task: str
+    parts: tuple[str, ...]
+    cuts: tuple[int, ...] = ()
+    tile: int | None = None
+    taken: bool = False
+    seconds: float = 0.0
+    baseline: float = 0.0
+    machine: str = ""
+    version: str = ""
+    at: float = 0.0
+
+
+Record = Union[Task, Trial, Session, Winner, Fusion]
+KINDS: dict[str, type[Any]] = {"task": Task, "trial": Trial, "session": Session, "winner": Winner, "fusion": Fusion}
 
 
 # --- to bytes -----------------------------------------------------------------------------------------------------------------
@@ -210,4 +239,4 @@ def _exactly(t: Any) -> Read:
 
 
 _READERS: dict[str, Read] = {kind: _record(cls) for kind, cls in KINDS.items()}
-__all__ = ["FORMAT", "HEAD", "KINDS", "Record", "Session", "Setting", "Winner", "from_line", "plain_choice", "read_choice", "to_line"]
+__all__ = ["FORMAT", "Fusion", "HEAD", "KINDS", "Record", "Session", "Setting", "Winner", "from_line", "plain_choice", "read_choice", "to_line"]

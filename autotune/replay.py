@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dnnc.autotune.record import read_choice
 from dnnc.autotune.task import Setting, workload_key
+from dnnc.autotune.variants import Decisions
 from dnnc.ir.errors import TuneError
+from dnnc.passes.pipelines import Revise
 from dnnc.passes.program import Program, Refusal
 from dnnc.passes.schedule.problem import Choice, Problem
 from dnnc.passes.schedule.step import Choose, first_choice
@@ -19,7 +21,7 @@ SHOWN = 5  # names of untuned kernels
 
 
 class Winners(Mapping[str, Choice]):
-    """Schedules by the key of their workload.
+    """Schedules by the key of their workload, and decisions on fused groups as `dnnc.autotune.variants` names them.
 
     Args:
         choices: `{key: Choice}`, or as JSON data `{key: [template, {knob: value}]}`.
@@ -56,6 +58,8 @@ class Replay:
         found: names of the kernels for which there was a winner, in order; one for each kernel that was scheduled.
         missing: names of those for which there was none.
         varying: names of those whose sizes are known at run time only, which logs do not have.
+        fusions: groups that are made in another way than the compiler's own.
+        revise: makes them so, for `compile_program`; None where there are none.
     """
 
     def __init__(self, winners: Mapping[str, Choice], setting: Setting, default: Choose) -> None:
@@ -64,6 +68,8 @@ class Replay:
         self.missing: list[str] = []
         self.varying: list[str] = []
         self._given: list[Choice] = []
+        self.fusions = Decisions(winners, setting)
+        self.revise: Revise | None = self.fusions.revise if self.fusions.choices else None
 
     def __call__(self, problem: Problem, candidates: Sequence[Choice]) -> Choice:
         name = problem.kernel.name
@@ -94,7 +100,7 @@ class Replay:
         parts += [f"{n} {what}" for n, what in ((len(self.missing), "untuned"), (len(self.varying), "of sizes known at run time only")) if n]
         parts += [f"{len(refused)} refused"] if refused else []
         untuned = [f"untuned: {_names(self.missing)}"] if self.missing else []
-        return (", ".join(parts), *untuned, *(f"{name}: the log's {r}" for name, r in refused))
+        return (", ".join(parts), *untuned, *self.fusions.notes, *(f"{name}: the log's {r}" for name, r in refused))
 
 
 def chooser(winners: Mapping[str, Choice], setting: Setting, default: Choose = first_choice) -> Replay:

@@ -3,6 +3,7 @@
 In: tasks with their calls, a runner, a log, a budget. Out: a Result; every trial is in the log before anybody hears of it. Three parts:
 each task's default (and last winner), so that the shares of the model's time are known; batches for the tasks that promise most; and for
 each task a final, in which what was fastest is measured once more in turns with the default, with the kernel gate. The default wins ties.
+Fused groups with a share are measured in parts as well (`rivals`), and at last against these.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,18 +21,18 @@ import numpy as np
 
 from dnnc.autotune.log import Log
 from dnnc.autotune.record import Winner
+from dnnc.autotune.rivals import Fused, Rival, Rivals, passed_over, settle
 from dnnc.autotune.scheduler import Entry, share
 from dnnc.autotune.task import Task
 from dnnc.autotune.task_search import LEAST_TRIALS, Model, TaskSearch, Tried
-from dnnc.autotune.trial import Request, Runner, Trial
+from dnnc.autotune.trial import TIE, Request, Runner, Trial, ahead
+from dnnc.autotune.variants import Variations
 from dnnc.passes.schedule.problem import Choice
 
 Array = np.ndarray[Any, Any]
 BATCH = 8  # requests of one task in a batch
 FINALISTS = 3  # beside the default
 FINAL_REPEATS = 9
-TIE = 0.02  # of the default's time, by which a winner must be faster
-AHEAD = 2 / 3  # of the repeats in which it must be faster as well
 FINAL_COST = 4.0  # trials that a finalist's trial costs, until finals have shown it
 ATTEMPTS = 3  # finals of a task, where all finalists of one fail
 MOST_FINALS = 0.3  # of the budget, that is kept for finals
@@ -143,13 +144,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Result:
-    """What a search found; `untuned` and `tuned` are seconds of a call of the model, summed over its tuned kernels."""
+    """What a search found; `untuned` and `tuned` are seconds of a call of the model, summed over its tuned kernels. `fusions`: of fused groups
+    that were measured in another way too; `parts` are the outcomes of the tasks that these consist of."""
 
     outcomes: tuple[Outcome, ...]
     seconds: float
     trials: int
     failures: int
     reason: str
+    fusions: tuple[Fused, ...] = ()
+    parts: tuple[Outcome, ...] = ()
 
     @property
     def untuned(self) -> float:
@@ -157,7 +161,8 @@ class Result:
 
     @property
     def tuned(self) -> float:
-        return sum(o.calls * o.seconds for o in self.outcomes if math.isfinite(o.default))
+        gained = sum(f.calls * (f.together - f.apart) for f in self.fusions if f.taken)
+        return sum(o.calls * o.seconds for o in self.outcomes if math.isfinite(o.default)) - gained
 
     @property
     def speedup(self) -> float:
@@ -182,6 +187,7 @@ class Plan:
         stopped: asked between trials whether to end; finals follow.
         clock: seconds.
         version: of dnnc, for the log.
+        variations: other ways to make fused groups; None: they stay as they are.
     """
 
     space: Space
@@ -194,6 +200,7 @@ class Plan:
     stopped: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.monotonic
     version: str = ""
+    variations: Variations | None = None
 
 
 def search(tasks: Sequence[tuple[Task, int]], runner: Runner, log: Log, budget: float, plan: Plan) -> Result:
@@ -222,22 +229,30 @@ class _Session:
         self.final_cost, self.learning = FINAL_COST, 0.0
         self.points: dict[str, list[Point]] = {}
         self.verdicts: dict[str, tuple[Winner | None, str, float, float]] = {}
-        winners = log.winners()
-        self.entries = [e for t, n in tasks if (e := self._entry(t, n, winners)) is not None]
-        self.by_key = {e.search.task.key: e for e in self.entries}
+        self.winners = log.winners()
+        self.by_key: dict[str, Entry] = {}
+        self.entries = [e for t, n in tasks if (e := self._entry(t, n)) is not None]
+        self.rivals = Rivals(plan.variations)
+        self.fused: list[Fused] = []
 
-    def _entry(self, task: Task, calls: int, winners: Mapping[str, Choice]) -> Entry | None:
+    @property
+    def everything(self) -> list[Entry]:
+        """The tasks of the model, then the parts of their groups."""
+        return [*self.entries, *self.rivals.entries]
+
+    def _entry(self, task: Task, calls: int) -> Entry | None:
         choices = self.plan.space(task)
         if not choices:
             return None
         self.log.append(task)
-        seeds = [winners[task.key]] if task.key in winners else []
+        seeds = [self.winners[task.key]] if task.key in self.winners else []
         choices = list(dict.fromkeys([*choices, *seeds]))
         features = self.plan.features(task, choices) if self.plan.features is not None and self.plan.model is not None else None
         s = TaskSearch(task, choices, features, self.plan.model, seeds)
         if self.plan.resume:
             s.add(self.log.trials.get(task.key, ()))
-        return Entry(s, calls)
+        self.by_key[task.key] = Entry(s, calls)
+        return self.by_key[task.key]
 
     # --- the course -----------------------------------------------------------------------------------------------------------
 
@@ -248,6 +263,10 @@ class _Session:
         if reason == STOPPED:  # somebody waits
             self.last = min(self.last, self.plan.clock() + OVERTIME * self.budget)
         self._finals([e for e in self._by_worth() if e.search.task.key not in self.verdicts])
+        best, others = self.rivals.contest()
+        for rival in best:
+            self._match(rival)
+        self.fused += map(passed_over, others)
         result = self._result(reason)
         self._tell("end")
         return result
@@ -255,10 +274,12 @@ class _Session:
     def _explore(self) -> str:
         """Batches until something ends them; the reason."""
         while True:
-            for e in self.entries:
+            self.rivals.ask(self.entries, self._entry)
+            for e in self.everything:
                 e.reason = e.reason or e.search.done()
-            settled = [e for e in self.entries if e.reason and e.search.task.key not in self.verdicts]
-            if settled and any(not e.reason for e in self.entries):
+            self.rivals.close()
+            settled = [e for e in self.everything if e.reason and e.search.task.key not in self.verdicts and self._deserves_final(e)]
+            if settled and any(not e.reason for e in self.everything):
                 self._finals(settled)  # early, so that the log has their winners whatever happens later
             reason = self._over()
             if reason:
@@ -276,24 +297,32 @@ class _Session:
             return OUT_OF_TRIALS
         if self.plan.clock() >= self._deadline():
             return OUT_OF_TIME
-        if any(not e.search.tried for e in self.entries):
+        if not self._converged() or self.rivals.unknown:
             return ""
-        gain = sum(e.calls * _believed(e.search) for e in self.entries if not e.reason)
-        return CONVERGED if gain < WORTH * self._progress().current else ""
+        return CONVERGED if self.rivals.hope(lambda e: _believed(e.search)) < WORTH * self._progress().current else ""
+
+    def _converged(self) -> bool:
+        """Is what the model's tasks may still gain too little?"""
+        if any(not e.search.tried for e in self.entries):
+            return False
+        return sum(e.calls * _believed(e.search) for e in self.entries if not e.reason) < WORTH * self._progress().current
 
     def _deadline(self) -> float:
         """When finals must begin, to end in time."""
-        cost = sum(e.cost * self.final_cost * (len(self._contenders(e)) + 1) for e in self.entries if self._needs_final(e))
+        cost = sum(e.cost * self.final_cost * (len(self._contenders(e)) + 1) for e in self.everything if self._needs_final(e))
+        cost += sum(e.cost * self.final_cost for r in self.rivals.all if r.leads for e in (r.whole, *r.parts))
         return self.start + self.budget * (1 - min(cost / self.budget, MOST_FINALS))
 
     def _batch(self) -> list[Request]:
         """The next requests, as many as there is time for."""
         left = self.plan.batch if self.plan.trials is None else min(self.plan.batch, self.plan.trials - self.made)
-        costs = [e.cost for e in self.entries if e.cost]
+        costs = [e.cost for e in self.everything if e.cost]
         if costs:
             left = min(left, max(int((self._deadline() - self.plan.clock()) / statistics.median(costs)), 1))
         out: list[Request] = []
-        for e, n in share(self.entries, left, BATCH):
+        parts = self.rivals.unknown or self.rivals.open
+        pool = parts if parts and self._converged() else [*self.entries, *self.rivals.allowed(self.made)]
+        for e, n in share(pool, left, BATCH):
             out += e.search.requests(n)
         return out
 
@@ -321,6 +350,7 @@ class _Session:
         self.made += 1
         self.failed += not t.ok
         e = self.by_key[t.task]
+        self.rivals.trials += any(e is x for x in self.rivals.entries)
         e.search.add([t])
         tried = next((x for x in e.search.tried.values() if x.trials[-1] is t), None)
         why, predicted = (tried.why, tried.predicted) if tried is not None else ("", None)
@@ -331,7 +361,7 @@ class _Session:
     def _learn(self) -> None:
         """Tell the model of all trials so far, where it wants to know."""
         update = getattr(self.plan.model, "update", None)
-        able = [(g, e.search.features, e.search.tried) for g, e in enumerate(self.entries) if e.search.features is not None]
+        able = [(g, e.search.features, e.search.tried) for g, e in enumerate(self.everything) if e.search.features is not None]
         known = [(features[k], t.seconds, g) for g, features, tried in able for k, t in tried.items()]
         began = self.plan.clock()
         if update is None or len(known) < max(LEARN_FROM, LEARN_AGAIN * self.learned) or self.learning > LEARNING * (began - self.start):
@@ -340,7 +370,7 @@ class _Session:
         x, seconds, groups = zip(*known)
         update(np.stack(x), np.array(seconds), np.array(groups))
         self.learning += self.plan.clock() - began
-        for e in self.entries:
+        for e in self.everything:
             if not e.reason:
                 e.search.rescored()
 
@@ -355,7 +385,11 @@ class _Session:
         return found[:FINALISTS]
 
     def _needs_final(self, e: Entry) -> bool:
-        return e.search.task.key not in self.verdicts and bool(self._contenders(e))
+        return e.search.task.key not in self.verdicts and self._deserves_final(e) and bool(self._contenders(e))
+
+    def _deserves_final(self, e: Entry) -> bool:
+        """May the task's winner be compiled?"""
+        return any(e is x for x in self.entries) or self.rivals.deserves_final(e)
 
     def _by_worth(self) -> list[Entry]:
         """Tasks by the time of the model that they save, most first."""
@@ -364,7 +398,7 @@ class _Session:
             base, best = e.search.default, e.search.best
             return e.calls * (base.seconds - best.seconds) if base is not None and best is not None and base.seconds < math.inf else math.inf
 
-        return sorted((e for e in self.entries if e.search.tried), key=lambda e: -saved(e))
+        return sorted((e for e in self.everything if e.search.tried and self._deserves_final(e)), key=lambda e: -saved(e))
 
     def _finals(self, entries: Sequence[Entry]) -> None:
         """Decide tasks, in the order given, as many at once as a batch holds. What does not fit into the budget, with a little overtime,
@@ -445,6 +479,28 @@ class _Session:
         self.verdicts[t.task] = (w, why, math.inf if baseline is None else baseline, t.median)
         self._tell("winner", e, t)
 
+    # --- fusion ---------------------------------------------------------------------------------------------------------------
+
+    def _match(self, r: Rival) -> None:
+        """Decide whether a group is made in another way, while there is time."""
+
+        def measured(requests: Sequence[Request]) -> list[Trial]:
+            return self._measure(requests, final=True) if self.plan.clock() < self.last else []
+
+        made = settle(r, [self._held(e) for e in (r.whole, *r.parts)], measured, FINAL_REPEATS)
+        if made is not None:
+            self.log.append(replace(made[0], version=self.plan.version, at=time.time()))
+            self.fused.append(made[1])
+
+    def _held(self, e: Entry) -> tuple[Choice, float]:
+        """The schedule with which a task is compiled, and its seconds."""
+        key, s = e.search.task.key, e.search
+        decided = self.verdicts.get(key)
+        if decided is not None and decided[0] is not None:
+            return decided[0].choice, decided[0].seconds
+        choice = self.winners.get(key, s.choices[0])
+        return choice, min((t.seconds for t in s.tried.values() if t.choice == choice), default=math.inf)
+
     # --- telling --------------------------------------------------------------------------------------------------------------
 
     def _progress(self) -> Progress:
@@ -483,7 +539,9 @@ class _Session:
 
     def _result(self, reason: str) -> Result:
         outcomes = tuple(self._outcome(e) for e in self.entries)
-        return Result(outcomes, self.plan.clock() - self.start, self.made, self.failed, reason)
+        parts = tuple(self._outcome(e) for e in self.rivals.entries)
+        fused = tuple(sorted(self.fused, key=lambda f: -f.calls * f.together))
+        return Result(outcomes, self.plan.clock() - self.start, self.made, self.failed, reason, fused, parts)
 
     def _outcome(self, e: Entry) -> Outcome:
         s = e.search
@@ -510,17 +568,24 @@ def _believed(s: TaskSearch) -> float:
     return max(s.gain, least)
 
 
-def ahead(seconds: Sequence[float], default: Sequence[float]) -> bool:
-    """Is a schedule faster than the default beyond a tie? Repeats are of the same rounds where there are as many of both."""
-    if statistics.median(seconds) > (1 - TIE) * statistics.median(default):
-        return False
-    pairs = list(zip(seconds, default)) if len(seconds) == len(default) else [(statistics.median(seconds), d) for d in default]
-    return sum(a < b for a, b in pairs) >= AHEAD * len(pairs)
-
-
 def _iterator(trials: Iterator[Trial]) -> Any:
     """What `measure` gives, as something to close: a generator ends its work when it is."""
     return trials if hasattr(trials, "close") else (t for t in trials)
 
 
-__all__ = ["BATCH", "Callback", "Event", "Features", "Outcome", "Plan", "Point", "Progress", "Result", "Space", "TaskSearch", "ahead", "search"]
+__all__ = [
+    "BATCH",
+    "Callback",
+    "Event",
+    "Features",
+    "Fused",
+    "Outcome",
+    "Plan",
+    "Point",
+    "Progress",
+    "Result",
+    "Space",
+    "TaskSearch",
+    "ahead",
+    "search",
+]

@@ -18,6 +18,8 @@ FAILURES = (
     "wrong",
     "lost",
 )  # does not compile; ends its process; exceeds its time; differs from float64; its worker went away
+TIE = 0.02  # of the default's time, by which a winner must be faster
+AHEAD = 2 / 3  # of the repeats in which it must be faster as well
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,14 @@ class Trial:
     def from_json(record: dict[str, Any]) -> Trial:
         template, knobs = record["choice"]
         return Trial(**{**record, "choice": Choice(template, tuple(knobs.items())), "seconds": tuple(record["seconds"])})
+
+
+def ahead(seconds: Sequence[float], default: Sequence[float]) -> bool:
+    """Is a schedule faster than the default beyond a tie? Repeats are of the same rounds where there are as many of both."""
+    if statistics.median(seconds) > (1 - TIE) * statistics.median(default):
+        return False
+    pairs = list(zip(seconds, default)) if len(seconds) == len(default) else [(statistics.median(seconds), d) for d in default]
+    return sum(a < b for a, b in pairs) >= AHEAD * len(pairs)
 
 
 @dataclass(frozen=True)

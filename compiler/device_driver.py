@@ -11,9 +11,10 @@ from dnnc.backends.cache import KernelCache
 from dnnc.backends.cuda.build import Compiler, Given, NvrtcCompiler, build
 from dnnc.backends.cuda.device import open_device
 from dnnc.backends.cuda.gate import MAX_STEPS
+from dnnc.backends.cuda.library import call_of, described, need
 from dnnc.backends.cuda.native import PARAMETER_ALIGN, CudaNative, Device
 from dnnc.backends.cuda.spelling import spelled
-from dnnc.backends.cuda.templates import recurrence
+from dnnc.backends.cuda.templates import library, recurrence
 from dnnc.backends.cuda.templates.gemv_norm import takes
 from dnnc.backends.llvm.gate_work import not_checked
 from dnnc.device_executable import DeviceExecutable, DeviceOrigin
@@ -33,7 +34,7 @@ from dnnc.passes.schedule.problem import Template
 from dnnc.report.collect import program_report
 from dnnc.report.log import Laps, Log, Progress
 from dnnc.staged import StagedExecutable
-from dnnc.tuned import choose_of, rounds_products, tell
+from dnnc.tuned import choose_of, revise_of, rounds_products, tell
 
 if TYPE_CHECKING:
     from dnnc.backends.cuda.target import GpuTarget
@@ -65,9 +66,9 @@ def cuda_machine(options: CompileOptions) -> Machine:
 
     here = ask_device(number)
     present = here is not None and here.arch == gpu.arch
-    return Machine(
-        gpu, NvrtcCompiler(thread_count(options.threads)), templates(gpu, rounds_products(options), options.numerics == "strict"), device, present
-    )
+    strict = options.numerics == "strict"
+    own = templates(gpu, rounds_products(options), strict)
+    return Machine(gpu, NvrtcCompiler(thread_count(options.threads)), own if strict else (*own, *library.library_templates()), device, present)
 
 
 def compile_for_device(
@@ -139,6 +140,8 @@ class DeviceMaker:
             self._try(origin, native, dims, laps)
         notes = not_checked(program.kernels, {}, MAX_STEPS) if self.opts.verify else ()
         gaps = [PassRecord("kernel gate", 0.0, len(program.graph), len(program.graph), False, notes)] if notes else []
+        calls = library_notes(program)
+        gaps += [PassRecord("libraries", 0.0, len(program.graph), len(program.graph), False, calls)] if calls else []
         report = program_report(native, dims, False, [*manager.records, *gaps], laps.seconds)
         stepwise = tuple(f"{where} (the host reads its condition)" for where in native.stepwise())
         self.log.add(replace(report, fallbacks=(*report.fallbacks, *stepwise)))
@@ -159,6 +162,12 @@ class DeviceMaker:
             laps.lap("check model")
 
 
+def library_notes(program: Program) -> tuple[str, ...]:
+    """For the report: the kernels that are calls of libraries, and of which version."""
+    called = {s.text: (s.kernel, call) for s in program.kernels if (call := call_of(s.kernel)) is not None}
+    return tuple(f"{k.name} is a library call: {described(call)}, version {need(k)}" for k, call in called.values())
+
+
 def make_program(
     graph: Graph, machine: Machine, opts: CompileOptions, manager: PassManager | None = None, cache: KernelCache | None = None
 ) -> Program:
@@ -177,6 +186,6 @@ def make_program(
         check=check_every_pass(),
     )
     choose = choose_of(opts, f"cuda -arch={machine.target.arch}", cache)
-    program = compile_program(graph, ctx, machine.templates, choose, opts.opt_level, manager)
+    program = compile_program(graph, ctx, machine.templates, choose, opts.opt_level, manager, revise_of(choose))
     tell(choose, program, manager)
     return program

@@ -41,7 +41,7 @@ from dnnc.report.collect import program_report
 from dnnc.report.log import Laps, Log
 from dnnc.signature import TensorSpec
 from dnnc.staged import Make, StagedExecutable
-from dnnc.tuned import choose_of, resolved, tell
+from dnnc.tuned import choose_of, resolved, revise_of, tell
 
 if TYPE_CHECKING:
     from dnnc.device_executable import DeviceExecutable
@@ -311,7 +311,7 @@ def make_program(graph: Graph, cpu: CpuTarget, opts: CompileOptions, manager: Pa
     """Graph passes (which change the graph in place), plans, scheduled kernels. `cache`: keeps which schedules were picked."""
     ctx = PassContext(numerics=opts.numerics, lanes=cpu.lanes, precision=opts.precision, check=check_every_pass(), spelled=spelled(opts.numerics))
     choose = choose_of(opts, kept=cache)
-    program = compile_program(graph, ctx, templates(cpu, ctx.strict), choose, opts.opt_level, manager)
+    program = compile_program(graph, ctx, templates(cpu, ctx.strict), choose, opts.opt_level, manager, revise_of(choose))
     tell(choose, program, manager)
     return program
 

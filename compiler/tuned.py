@@ -19,6 +19,7 @@ from dnnc.passes.schedule.step import Choose, first_choice
 if TYPE_CHECKING:
     from dnnc.autotune.task import Setting
     from dnnc.backends.cache import KernelCache
+    from dnnc.passes.pipelines import Revise
 
 RECORD = "tuning log"  # the name of the record in the report
 
@@ -75,6 +76,12 @@ def choose_of(opts: CompileOptions, target: str = "", kept: KernelCache | None =
     return chooser(tuned, setting_of(opts, target), unmeasured(opts, target, kept))
 
 
+def revise_of(choose: Choose) -> Revise | None:
+    """How the plan of a program is changed before its kernels are chosen: as the log decided on fusion. None where it decided nothing."""
+    revise: Revise | None = getattr(choose, "revise", None)
+    return revise
+
+
 def unmeasured(opts: CompileOptions, target: str = "", kept: KernelCache | None = None) -> Choose:
     """What the cost model that ships takes for fastest; without optimization the templates' own first choice."""
     if opts.opt_level < 3:
@@ -88,13 +95,13 @@ def unmeasured(opts: CompileOptions, target: str = "", kept: KernelCache | None 
 
 def tell(choose: Choose, program: Program, manager: PassManager | None) -> None:
     """Say in the report what was replayed."""
-    if manager is None:
-        return
+    if manager is None or not hasattr(choose, "report"):
+        return  # nothing is loaded for programs that replay nothing
     from dnnc.autotune.replay import Replay
 
     if isinstance(choose, Replay):
         nodes = len(program.graph)
-        manager.records.append(PassRecord(RECORD, 0.0, nodes, nodes, bool(choose.found), choose.report(program)))
+        manager.records.append(PassRecord(RECORD, 0.0, nodes, nodes, bool(choose.found or choose.fusions.taken), choose.report(program)))
 
 
 def plain_winners(tune: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,10 +20,12 @@ from dnnc.autotune.log import Log
 from dnnc.autotune.machine import Machine, machine_of
 from dnnc.autotune.record import Session
 from dnnc.autotune.search import BATCH, Callback, Event, Plan, Result, search
+from dnnc.autotune.space import as_known, with_libraries
 from dnnc.autotune.space import space as whole_space
 from dnnc.autotune.task import Setting, Task, extract
 from dnnc.autotune.task_search import Model
 from dnnc.autotune.trial import Runner
+from dnnc.autotune.variants import variations
 from dnnc.ir.errors import InputError, TuneError
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import bound_dims, specialise
@@ -87,6 +89,7 @@ def tune(
     only: str | Sequence[str] | None = None,
     runner: str | Runner = "process",
     devices: Sequence[int] | None = None,
+    libraries: bool = False,
     space: Space | None = None,
     cost_model: Model | None = None,
     stopped: Callable[[], bool] = lambda: False,
@@ -105,6 +108,7 @@ def tune(
         only: names of tasks to tune, with * and ?, or how their keys begin; several are given as a sequence.
         runner: "process", "ray", or a Runner, which stays open.
         devices: numbers of the GPUs of this host to measure on at once.
+        libraries: on a GPU, measure cuBLASLt and cuDNN as well, where they are installed and can do a kernel whole.
         space: what to search instead of dnnc's own space.
         cost_model: what ranks schedules instead of dnnc's own model.
         stopped: asked now and then whether to end the search; finals follow.
@@ -122,18 +126,20 @@ def tune(
         raise TuneError("tune= is an option of dnnc.compile; dnnc.tune takes budget= and log=")
     opts = make_options({**options, "target": target})
     setting = setting_of(opts)
-    name, tasks = tasks_of(model, opts)
-    tasks = selected(tasks, only)
+    calls = with_libraries(setting.target) if libraries else None
+    name, made = programs_of(model, opts)
+    tasks = selected(tasks_in(made, setting), only)
     machine = machine_of(setting.target)
     plan = Plan(
-        space_of(machine, opts, space),
-        features_of(machine),
+        space_of(machine, opts, space, calls),
+        features_of(machine, libraries),
         cost_model or own_model(machine),
         trials,
         resume,
         max(BATCH * max(len(devices or ()), 1), 0 if machine.exclusive else 2 * available_cpus()),  # what is built while others are measured
         callbacks,
         stopped,
+        variations=lambda keys: variations(made, setting, keys),
     )
     with opened(log) as book, running(runner, opts, setting, devices) as runs:
         began = Session(name, setting.target, {t.key: n for t, n in tasks}, machine.name, version(), time.time(), budget)
@@ -155,15 +161,25 @@ def version() -> str:
 
 def tasks_of(model: Any, opts: CompileOptions) -> tuple[str, list[tuple[Task, int]]]:
     """The name of a model, and its tasks, those with most work first, each with its calls."""
+    name, made = programs_of(model, opts)
+    return name, tasks_in(made, setting_of(opts))
+
+
+def programs_of(model: Any, opts: CompileOptions) -> tuple[str, list[Program]]:
+    """The name of a model, and its programs."""
     graph = graph_of(model, opts)
-    setting, name = setting_of(opts), graph.name
+    return graph.name, list(programs(graph, opts))
+
+
+def tasks_in(made: Sequence[Program], setting: Setting) -> list[tuple[Task, int]]:
+    """The tasks of programs, those with most work first, each with its calls."""
     found: dict[str, Task] = {}
     calls: dict[str, int] = {}
-    for program in programs(graph, opts):
+    for program in made:
         for t, n in extract(program, setting):
             found.setdefault(t.key, t)
             calls[t.key] = calls.get(t.key, 0) + n
-    return name, [(t, calls[t.key]) for t in sorted(found.values(), key=lambda t: -t.flops * calls[t.key])]
+    return [(t, calls[t.key]) for t in sorted(found.values(), key=lambda t: -t.flops * calls[t.key])]
 
 
 def graph_of(model: Any, opts: CompileOptions) -> Graph:
@@ -238,8 +254,10 @@ def selected(tasks: Sequence[tuple[Task, int]], only: str | Sequence[str] | None
 # --- how to search ------------------------------------------------------------------------------------------------------------
 
 
-def space_of(machine: Machine, opts: CompileOptions, own: Space | None) -> Callable[[Task], list[Choice]]:
-    """The choices of a task: what an untuned compilation takes, then dnnc's space, or one's own."""
+def space_of(
+    machine: Machine, opts: CompileOptions, own: Space | None, calls: Callable[[Task], list[Choice]] | None = None
+) -> Callable[[Task], list[Choice]]:
+    """The choices of a task: what an untuned compilation takes, `calls` of libraries, then dnnc's space, or one's own."""
     usual = choose_of(replace(opts, tune=None, dims=dict(opts.dims)))
 
     def choices(task: Task) -> list[Choice]:
@@ -248,18 +266,18 @@ def space_of(machine: Machine, opts: CompileOptions, own: Space | None) -> Calla
         if not found:
             return []
         default = usual(problem, found)
-        return list(dict.fromkeys([default, *(found if own is None else own(problem, found))]))
+        return list(dict.fromkeys([default, *(calls(task) if calls is not None else []), *(found if own is None else own(problem, found))]))
 
     return choices
 
 
-def features_of(machine: Machine) -> Callable[[Task, Sequence[Choice]], Any]:
-    """The features of a task's choices on a machine."""
+def features_of(machine: Machine, libraries: bool = False) -> Callable[[Task, Sequence[Choice]], Any]:
+    """The features of a task's choices on a machine. `libraries`: calls of libraries are among them."""
 
     def features(task: Task, choices: Sequence[Choice]) -> Any:
         from dnnc.autotune.features import features
 
-        return features(task.rebuilt[2], choices, machine.limits)
+        return features(task.rebuilt[2], as_known(choices) if libraries else choices, machine.limits)
 
     return features
 

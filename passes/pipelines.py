@@ -20,7 +20,7 @@ from dnnc.passes.graph.fold_batch_norm import fold_batch_norm
 from dnnc.passes.graph.idioms import idioms
 from dnnc.passes.graph.kinds import is_view
 from dnnc.passes.graph.layout import assign_layouts
-from dnnc.passes.graph.memory_plan import plan_memory
+from dnnc.passes.graph.memory_plan import MemoryPlan, Region, plan_memory
 from dnnc.passes.graph.precision import precision
 from dnnc.passes.graph.recurrence import recurrence
 from dnnc.passes.graph.siblings import siblings
@@ -29,6 +29,8 @@ from dnnc.passes.graph.split_reduce import split_reductions
 from dnnc.passes.program import Program, build_steps, plan_region
 from dnnc.passes.schedule.problem import Template
 from dnnc.passes.schedule.step import Choose, first_choice
+
+Revise = Callable[[Region, MemoryPlan], tuple[Region, MemoryPlan]]  # a plan, and one to compile instead
 
 
 def nested(run: Callable[[Graph, PassContext], bool]) -> Callable[[Graph, PassContext], bool]:
@@ -109,9 +111,12 @@ def compile_program(
     choose: Choose = first_choice,
     opt_level: int = 3,
     manager: PassManager | None = None,
+    revise: Revise | None = None,
 ) -> Program:
-    """A graph, changed in place by the passes of the level -> scheduled kernels with a memory plan."""
+    """A graph, changed in place by the passes of the level -> scheduled kernels with a memory plan. `revise`: may fuse differently."""
     (manager or PassManager()).run(graph, LEVELS[opt_level], ctx)
     region = plan_region(graph, fuse=opt_level >= 3, align=ctx.align, normed=ctx.normed)
     memory = plan_memory(graph, region.fusion, region.inplace, region.nested)
-    return Program(graph, region.fusion, memory, build_steps(region, memory, templates, choose, ctx.spelled, ctx.fallback))
+    if revise is not None:
+        region, memory = revise(region, memory)
+    return Program(graph, region.fusion, memory, build_steps(region, memory, templates, choose, ctx.spelled, ctx.fallback), region)

@@ -86,12 +86,13 @@ AnyStep = Union[Step, ControlStep]
 
 @dataclass(frozen=True)
 class Program:
-    """The steps of one model (for fixed or symbolic dims) with the plan of its memory."""
+    """The steps of one model (for fixed or symbolic dims) with the plan of its memory. `region`: what both were made from."""
 
     graph: Graph
     fusion: FusionPlan
     memory: MemoryPlan
     steps: tuple[AnyStep, ...]
+    region: Region
 
     @property
     def dims(self) -> tuple[Var, ...]:

@@ -18,6 +18,7 @@ from dnnc.backends.cache import KernelCache
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.gate import check_kernel
 from dnnc.backends.cuda.launch import Launch
+from dnnc.backends.cuda.library import ONE, call_of, installed, need, version_of
 from dnnc.backends.cuda.native import Check, CudaNative, Device
 from dnnc.backends.cuda.nvrtc import compile_many, nvrtc_version
 from dnnc.backends.link import Linker, control_names, describe, describe_control, lay_out_constants
@@ -62,7 +63,7 @@ def printer_version() -> str:
     """A hash of the modules of this package that turn kernel text into code, so that a change of theirs never meets code of before."""
     h = hashlib.sha256()
     for path in sorted(Path(str(package.__file__)).parent.glob("*.py")):
-        if path.stem not in ("native", "graph", "gate", "device", "build", "tensor_maps", "arrays"):
+        if path.stem not in ("native", "graph", "gate", "device", "build", "tensor_maps", "arrays") and not path.stem.startswith("library"):
             h.update(path.read_bytes())
     return h.hexdigest()
 
@@ -70,6 +71,16 @@ def printer_version() -> str:
 def symbol_of(text: str, arch: str, version: str) -> str:
     """A kernel's name: the hash of all that its code depends on."""
     return "k_" + hashlib.sha256("\0".join([FORMAT, version, arch, text]).encode()).hexdigest()
+
+
+def symbols_of(program: Program, arch: str, version: str) -> dict[str, str]:
+    """The names of a program's kernels by their texts. Those of calls depend on the version of the library, which decides what is computed how."""
+    known = {name: version_of(name) for name in installed()} if any(call_of(s.kernel) for s in program.kernels) else {}
+    out = {}
+    for s in program.kernels:
+        call = call_of(s.kernel)
+        out[s.text] = symbol_of(s.text, arch, version if call is None else f"{call.library} {known.get(call.library, 'missing')}")
+    return out
 
 
 def checked_key(symbol: str) -> str:
@@ -105,10 +116,13 @@ def build(
         progress: told ("compile", done, of).
         given: code out of a saved model; the cache is not asked for it.
     """
-    symbols = {s.text: symbol_of(s.text, target.arch, compiler.version) for s in program.kernels}
+    symbols = symbols_of(program, target.arch, compiler.version)
     steps = {symbols[s.text]: (s, graph) for s, graph in program.walk() if isinstance(s, Step)}
-    cubins: dict[str, bytes] = {}
-    for name in steps:
+    calls = {name: call for name, (s, _) in steps.items() if (call := call_of(s.kernel)) is not None}
+    for name in calls:
+        need(steps[name][0].kernel)
+    cubins = {name: call.code for name, call in calls.items()}
+    for name in (name for name in steps if name not in calls):
         found = given.cubins.get(name) if given else None
         found = kernels.get(name[2:]) if found is None else found
         if found is not None:
@@ -118,7 +132,7 @@ def build(
     for name, cubin in compiler.compile(missing, target, tell).items() if missing else ():
         kernels.put(name[2:], cubin)
         cubins[name] = cubin
-    launches = {name: launch_of(s.kernel) for name, (s, _) in steps.items()}
+    launches = {name: ONE if name in calls else launch_of(s.kernel) for name, (s, _) in steps.items()}
     checks = _checks(steps, kernels, given) if verify else {}
     params = {name: tuple(p.name for p in s.kernel.entry.params) for name, (s, _) in steps.items()}
     return _linked(program, target, symbols, cubins, (launches, params), checks, len(missing))
@@ -141,7 +155,7 @@ def _check(name: str, step: Step, graph: Graph, kernels: KernelCache) -> Check:
 
 def linked_texts(program: Program, target: GpuTarget, version: str) -> tuple[NativeKernel, ...]:
     """The kernels of a program as data, then its loops and branches; nothing is compiled."""
-    symbols = {s.text: symbol_of(s.text, target.arch, version) for s in program.kernels}
+    symbols = symbols_of(program, target.arch, version)
     return _described(program, symbols, {c.symbol: c for c in Linker(program, symbols, lay_out_constants(program)[1]).controls()})
 
 

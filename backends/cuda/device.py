@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dnnc.backends.cuda.library import CallFunction, is_call
+from dnnc.backends.cuda.library_load import Handles, function_of
 from dnnc.backends.cuda.target import ask_device, why_no_device
 from dnnc.backends.cuda.tensor_maps import encoded
 from dnnc.ir.errors import DnncError, InternalError, TargetError
@@ -91,7 +93,8 @@ class CupyDevice:
         from cupy_backends.cuda.api import driver, runtime
 
         self.number, self.cupy, self.driver, self.runtime, self.new_module = number, cupy, driver, runtime, function.Module
-        self._functions: weakref.WeakValueDictionary[str, Function] = weakref.WeakValueDictionary()
+        self._functions: weakref.WeakValueDictionary[str, Function | CallFunction] = weakref.WeakValueDictionary()
+        self._handles: Handles = {}
         self._lock = threading.Lock()
         self._current = cupy.cuda.Device
         properties = runtime.getDeviceProperties(number)
@@ -155,21 +158,24 @@ class CupyDevice:
 
     # --- kernels ----------------------------------------------------------------------------------------------------------------
 
-    def load(self, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str], overlaps: bool = False) -> Function:
-        """A kernel, ready to be launched. Programs that are alive share it."""
+    def load(self, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str], overlaps: bool = False) -> Function | CallFunction:
+        """A kernel, or a library's call, ready to be launched. Programs that are alive share it."""
         with self._lock:
             found = self._functions.get(symbol)
             if found is None:
                 with self.current():
                     try:
-                        found = Function(self, cubin, symbol, launch, params, overlaps)
+                        call = is_call(cubin)
+                        found = function_of(cubin, self._handles) if call else Function(self, cubin, symbol, launch, params, overlaps)
+                    except DnncError:
+                        raise
                     except Exception as e:
                         raise self.failed(e, f"kernel {symbol}") from None
                 self._functions[symbol] = found
             return found
 
-    def launch(self, function: Function, launch: Launch, args: Sequence[int], stream: int) -> None:
-        """`args`: addresses in the order of the kernel's parameters; tensor maps are made of them."""
+    def launch(self, function: Function | CallFunction, launch: Launch, args: Sequence[int], stream: int) -> None:
+        """`args`: addresses in the order of the kernel's parameters, of which tensor maps are made, then the status; of a call: the workspace."""
         with self.current():
             function.start(launch, args, stream)
 

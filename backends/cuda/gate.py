@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dnnc.backends.cuda.library import CallFunction, workspace_bytes
 from dnnc.backends.cuda.native import ALIGN, DEFAULT_STREAM, STATUS_BYTES, Device
 from dnnc.backends.llvm.gate import RED_ZONE, check_run, run_bytes
 from dnnc.ir.graph import Graph, Value
@@ -38,13 +39,14 @@ def run_once(step: Step, device: Device, function: Any, launch: Launch, bytes_: 
     total = ALIGN
     for v, a in bytes_.items():
         starts[v], total = total, total + -(-a.nbytes // ALIGN) * ALIGN
-    memory = device.alloc(total)
+    memory = device.alloc(total + workspace_bytes(function))
     device.fill(memory.address, 0, STATUS_BYTES, stream)
     for v, a in bytes_.items():
         if a.nbytes:
             device.upload(memory.address + starts[v], a, stream)
     args = [memory.address + starts[v] + (RED_ZONE if v is out else 0) for v in step.params]
-    device.launch(function, launch, [*args, memory.address], stream)
+    last = memory.address + (total if isinstance(function, CallFunction) else 0)
+    device.launch(function, launch, [*args, last], stream)
     status = np.zeros(4, np.int32)
     device.download(status.view(np.uint8), memory.address, stream)
     for v, a in bytes_.items():

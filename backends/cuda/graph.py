@@ -1,6 +1,6 @@
 """Runs a program on a device: kernels in order on one stream, recorded into a graph where its course is known.
 
-`LoadedProgram` is what all runs share: functions and constants. A `Frame` is what one run at a time needs: the arena, a slot for every input
+`LoadedProgram` is what all runs share: functions and constants. A `Frame` is what one run at a time needs: the arena, the workspace of libraries, a slot for every input
 and output, the status, and the graphs that were recorded with these addresses. A loop whose trip count is known is recorded iteration by
 iteration, each with the addresses of its rows; any other is run from the host, which reads the condition after each iteration.
 """
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dnnc.backends.cuda.library import CallFunction, workspace_bytes
 from dnnc.backends.cuda.native import ALIGN, DEFAULT_STREAM, PARAMETER_ALIGN, STATUS_BYTES, CudaNative, Device, Memory, Recorded
 from dnnc.backends.places import Branch, Call, Control, Loop, Place, Row
 from dnnc.backends.runtime import ALIGN as CONDITION_STRIDE
@@ -40,6 +41,7 @@ class LoadedProgram:
             native.check(symbol, device, self.functions[symbol])
         self.constants = self._constants(others)
         self.arena_bytes = native.sizes({})[1]
+        self.workspace_bytes = max(map(workspace_bytes, self.functions.values()), default=0)  # calls of a frame follow each other
         self.inputs = [_nbytes(t) for t in native.inputs]
         self.outputs = [_nbytes(t) for t in native.outputs]
         self.recordable = not native.stepwise() and self.nodes(native.calls) <= MOST_NODES
@@ -87,6 +89,7 @@ class Addresses:
     arena: int
     constants: int
     status: int
+    workspace: int
 
 
 class Walk:
@@ -120,7 +123,9 @@ class Walk:
             return
         if self.on_call is not None:
             self.on_call(c)
-        self.device.launch(self.loaded.functions[c.symbol], launch, [*args, self.at.status], stream)
+        function = self.loaded.functions[c.symbol]
+        last = self.at.workspace if isinstance(function, CallFunction) else self.at.status
+        self.device.launch(function, launch, [*args, last], stream)
 
     # --- loops and branches -----------------------------------------------------------------------------------------------------
 
@@ -229,15 +234,15 @@ class Frame:
 
     def __init__(self, loaded: LoadedProgram) -> None:
         self.loaded, self.device = loaded, loaded.device
-        sizes = [STATUS_BYTES, loaded.arena_bytes, *loaded.inputs, *loaded.outputs]
+        sizes = [STATUS_BYTES, loaded.arena_bytes, loaded.workspace_bytes, *loaded.inputs, *loaded.outputs]
         starts = np.cumsum([0, *(aligned(n) for n in sizes)]).tolist()
         self.memory = self.device.alloc(max(starts[-1], ALIGN))
-        status, arena, *slots = (self.memory.address + s for s in starts[:-1])
+        status, arena, workspace, *slots = (self.memory.address + s for s in starts[:-1])
         self.slots = slots
         self.status = status
         self._own = self.device.new_stream()
         self.stream = self._own.address
-        self.walk = Walk(loaded, Addresses(arena, loaded.constants.address, status))
+        self.walk = Walk(loaded, Addresses(arena, loaded.constants.address, status, workspace))
         self.device.fill(status, 0, STATUS_BYTES, self.stream)
         if loaded.iterations():
             self.walk.count(loaded.iterations(), self.stream)

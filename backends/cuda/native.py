@@ -69,11 +69,11 @@ class Device(Protocol):
     def fill(self, to: int, byte: int, nbytes: int, stream: int) -> None: ...
 
     def load(self, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str], overlaps: bool = False) -> Any:
-        """A kernel's function. `params`: names of its parameters; `overlaps`: it may begin while the kernel before it still runs."""
+        """The function of a kernel, or of a library's call (`dnnc.backends.cuda.library`). `params`: names of its parameters; `overlaps`: it may begin while the kernel before it still runs."""
         ...
 
     def launch(self, function: Any, launch: Launch, args: Sequence[int], stream: int) -> None:
-        """`args`: the addresses of its parameters in order, then that of the status."""
+        """`args`: the addresses of its parameters in order, then that of the status; of a library's call, of its workspace."""
         ...
 
     def new_stream(self) -> Stream: ...
@@ -106,7 +106,7 @@ class CudaNative:
 
     Attributes:
         arch: what its machine code is for, `sm_90a`.
-        cubins: symbol -> machine code.
+        cubins: symbol -> machine code, or what a library is to be called for.
         launches: symbol -> grid, block and shared memory.
         params: symbol -> names of the kernel's parameters.
         calls: kernels, loops and branches in order.

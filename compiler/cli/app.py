@@ -234,6 +234,7 @@ def tune_(
     ] = None,
     runner: Annotated[str, typer.Option(metavar="process|ray", help="Measure on this machine, or on a Ray cluster.")] = "process",
     devices: Annotated[str, typer.Option(metavar="N,...", help="GPUs of this machine to measure on at once.", show_default=False)] = "",
+    libraries: Annotated[bool, typer.Option("--libraries", help="On a GPU, measure cuBLASLt and cuDNN too, where they are installed.")] = False,
     report: Annotated[str, typer.Option(metavar="FILE.html", help="Write a report of the search as a page.", show_default=False)] = "",
     dims: Dims = None,
     target: Target = "llvm",
@@ -253,7 +254,7 @@ def tune_(
     from dnnc.cli.tune import Effort, tune_command
 
     job = Job(model, target, tuple(dims or ()), threads, "kernels", opt_level, numerics.value, "auto", (), precision.option)
-    tune_command(job, Effort(budget, trials, log, resume, tuple(only or ()), runner, devices, report), as_json)
+    tune_command(job, Effort(budget, trials, log, resume, tuple(only or ()), runner, devices, report, libraries), as_json)
 
 
 @app.command("profile", epilog="Example:  dnnc profile model.onnx --dims batch=1 --detail")

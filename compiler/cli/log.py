@@ -11,11 +11,13 @@ from typing import Any
 
 from dnnc.autotune.log import Log, read
 from dnnc.autotune.log_edit import Keep, merge, prune
-from dnnc.autotune.record import Session, Winner, plain_choice
+from dnnc.autotune.record import Fusion, Session, Winner, plain_choice
 from dnnc.autotune.task import Task
 from dnnc.autotune.trial import Trial
+from dnnc.autotune.variants import described
 from dnnc.cli.console import show_json, show_tables
 from dnnc.ir.errors import TuneError
+from dnnc.passes.graph.variants import Variant
 from dnnc.report.tables import Table, show_bytes, show_count, show_seconds
 
 SHORT = 10  # characters of a key that are shown
@@ -31,7 +33,7 @@ def show_command(path: str, pattern: str, as_json: bool) -> None:
         return
     tables = [_summary_table(log), _task_table(log, tasks)]
     tables[1:1] = [_session_table(log.sessions)] if log.sessions else []
-    show_tables([*tables, *(_trial_table(log, t) for t in tasks if pattern)])
+    show_tables([*tables, *_fusion_tables(log, tasks), *(_trial_table(log, t) for t in tasks if pattern)])
 
 
 def best_command(path: str, pattern: str, as_json: bool) -> None:
@@ -45,7 +47,8 @@ def best_command(path: str, pattern: str, as_json: bool) -> None:
     rows = [_best_row(log, t, decided.get(t.key)) for t in tasks]
     title = f"{path}: {sum(t.key in decided for t in tasks)} of {len(tasks)} tasks have a winner"
     columns = ("key", "task", "time", "untuned", "gain", "used", "schedule")
-    show_tables([Table(title, columns, tuple(rows), frozenset(("time", "untuned", "gain")), "schedule")])
+    table = Table(title, columns, tuple(rows), frozenset(("time", "untuned", "gain")), "schedule")
+    show_tables([table, *_fusion_tables(log, tasks)])
 
 
 def merge_command(paths: Sequence[str], out: str, as_json: bool) -> None:
@@ -106,7 +109,7 @@ def summary(log: Log) -> dict[str, Any]:
 def task_data(log: Log, task: Task, with_trials: bool = False) -> dict[str, Any]:
     """A task with what is known of it; `best` is the fastest trial, `winner` what compiling takes."""
     trials = log.trials.get(task.key, [])
-    best, winner = log.best(task.key), log.decided().get(task.key)
+    best, winner, fusion = log.best(task.key), log.decided().get(task.key), log.fused().get(task.key)
     out = {
         "key": task.key,
         "name": task.name,
@@ -117,6 +120,7 @@ def task_data(log: Log, task: Task, with_trials: bool = False) -> dict[str, Any]
         "trials": dict(Counter(t.status for t in trials)),
         "best": None if best is None else trial_data(best),
         "winner": None if winner is None else {**vars(winner), "choice": plain_choice(winner.choice)},
+        "fusion": None if fusion is None else {**vars(fusion), "parts": list(fusion.parts), "cuts": list(fusion.cuts)},
     }
     if with_trials:
         out |= {"graph": task.graph, "measured": [trial_data(t) for t in sorted(trials, key=_rank)]}
@@ -167,6 +171,19 @@ def _task_table(log: Log, tasks: Sequence[Task]) -> Table:
     return Table(f"tasks: {len(tasks)}", columns, tuple(map(row, tasks)), frozenset(columns[3:]))
 
 
+def _fusion_tables(log: Log, tasks: Sequence[Task]) -> list[Table]:
+    """Decisions on these tasks; nothing where there are none."""
+    fused = log.fused()
+    rows = tuple(_fusion_row(log, t, fused[t.key]) for t in tasks if t.key in fused)
+    columns = ("group", "as it was", "in another way", "time", "compiled")
+    return [Table(f"fusion: {len(rows)}", columns, rows, frozenset(("as it was", "time")))] if rows else []
+
+
+def _fusion_row(log: Log, t: Task, f: Fusion) -> tuple[str, ...]:
+    way = described(Variant(f.cuts, f.tile), [log.tasks[k].name if k in log.tasks else k[:SHORT] for k in f.parts])
+    return t.name, show_seconds(f.baseline), way, show_seconds(f.seconds), "in another way" if f.taken else "as it was"
+
+
 def _trial_table(log: Log, task: Task) -> Table:
     trials = sorted(log.trials.get(task.key, []), key=_rank)
     rows = [_trial_row(t) for t in trials[:SHOWN_TRIALS]]
@@ -187,7 +204,8 @@ def _best_row(log: Log, t: Task, winner: Winner | None) -> tuple[str, ...]:
     best = log.best(t.key)
     if winner is not None:
         untuned = "" if winner.baseline is None else show_seconds(winner.baseline)
-        return t.key[:SHORT], t.name, show_seconds(winner.seconds), untuned, _gain(winner), "yes", str(winner.choice)
+        used = "no: see fusion" if t.key in log.fused() and log.fused()[t.key].taken else "yes"
+        return t.key[:SHORT], t.name, show_seconds(winner.seconds), untuned, _gain(winner), used, str(winner.choice)
     if best is not None:
         return t.key[:SHORT], t.name, show_seconds(best.median), "", "", "no: not compared yet", str(best.choice)
     return t.key[:SHORT], t.name, "", "", "", "no: nothing ran", ""

@@ -19,6 +19,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from dnnc.autotune.record import plain_choice
+from dnnc.autotune.rivals import Fused
 from dnnc.autotune.search import Event, Outcome, Result
 from dnnc.backends.artifact import is_artifact
 from dnnc.cli.arguments import load_model, parse_cache, parse_dims
@@ -45,6 +46,7 @@ class Effort:
     runner: str
     devices: str
     report: str
+    libraries: bool = False
 
 
 def parse_budget(text: str) -> float:
@@ -86,7 +88,7 @@ def tune_command(job: Job, effort: Effort, as_json: bool) -> None:
         tuned = tune(
             load_model(job.model), job.target, budget, log, [display],
             trials=effort.trials, resume=effort.resume, only=effort.only or None, runner=effort.runner, devices=devices,
-            stopped=lambda: stop.asked, **options,
+            libraries=effort.libraries, stopped=lambda: stop.asked, **options,
         )  # fmt: skip
     if effort.report:
         tuned.html(effort.report)
@@ -180,7 +182,20 @@ def result_tables(job: Job, log: str, tuned: Tuned, report: str) -> list[Table]:
     dims = "".join(f" --dims {d}" for d in job.dims)
     use = f"dnnc compile {job.model}{dims} --tune {log} takes these schedules"
     lines = [Table(faster, (), ()), Table(use, (), ()), *([Table(f"report: {report}", (), ())] if report else [])]
-    return [Table(title, columns, rows, right, "why"), *lines]
+    return [Table(title, columns, rows, right, "why"), *fusion_tables(r), *lines]
+
+
+def fusion_tables(r: Result) -> list[Table]:
+    """Groups that were measured in another way too; nothing where there are none."""
+    if not r.fusions:
+        return []
+    columns = ("group", "calls", "as it was", "in another way", "time", "compiled", "why")
+    rows = tuple((f.task.name, str(f.calls), _time(f.together), f.name, _time(f.apart), _way(f), f.verdict) for f in r.fusions)
+    return [Table("fusion: groups and what else they can be made of", columns, rows, frozenset(("calls", "as it was", "time")), "why")]
+
+
+def _way(f: Fused) -> str:
+    return f.name if f.taken else "as it was"
 
 
 def _row(o: Outcome, r: Result) -> tuple[str, ...]:
@@ -217,7 +232,15 @@ def result_data(r: Result) -> dict[str, Any]:
         "tuned": r.tuned,
         "speedup": r.speedup,
         "tasks": [outcome_data(o) for o in r.outcomes],
+        "parts": [outcome_data(o) for o in r.parts],
+        "fusions": [fused_data(f) for f in r.fusions],
     }
+
+
+def fused_data(f: Fused) -> dict[str, Any]:
+    """What became of another way to make a group, as JSON data."""
+    keys = {"task": f.task.key, "name": f.task.name, "calls": f.calls, "way": f.name, "parts": [t.key for t in f.parts]}
+    return {**keys, "together": f.together, "apart": f.apart, "taken": f.taken, "verdict": f.verdict}
 
 
 def outcome_data(o: Outcome) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from dnnc.autotune.rivals import Fused
 from dnnc.autotune.search import Outcome, Point, Result
 from dnnc.ir.errors import TuneError
 from dnnc.report.tables import show_seconds
@@ -53,7 +54,8 @@ def html(result: Result, model: str) -> str:
     source = files("dnnc.report").joinpath("tuning.html.j2").read_text(encoding="utf-8")
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True).from_string(source)
     outcomes = sorted(result.outcomes, key=_weight, reverse=True)
-    predictions = _predictions(outcomes)
+    parts = sorted(result.parts, key=_weight, reverse=True)
+    predictions = _predictions([*outcomes, *parts])
     return page.render(
         model=model,
         target=", ".join(dict.fromkeys(o.task.setting.target for o in outcomes)),
@@ -63,6 +65,8 @@ def html(result: Result, model: str) -> str:
         course=Markup(_draw(_course(result), "course")),
         predictions=Markup(_draw(predictions, "predictions")) if predictions is not None else "",
         tasks=[_task(k, o, result, Markup(_draw(_curve(o), f"curve-{k}"))) for k, o in enumerate(outcomes)],
+        fusions=[_fused(f) for f in result.fusions],
+        parts=[_task(k, o, result, Markup(_draw(_curve(o), f"curve-{k}"))) for k, o in enumerate(parts, len(outcomes))],
     )
 
 
@@ -117,6 +121,19 @@ def _task(number: int, o: Outcome, r: Result, curve: Any) -> dict[str, Any]:
         "curve": curve,
         "knobs": _knobs(o),
         "best": [(str(p.choice), _shown(p.seconds), _shown(p.predicted), p.why) for p in _fastest(o.points)],
+    }
+
+
+def _fused(f: Fused) -> dict[str, Any]:
+    return {
+        "name": f.task.name,
+        "calls": f.calls,
+        "together": _shown(f.together),
+        "way": f.name,
+        "apart": _shown(f.apart),
+        "gain": f"{f.together / f.apart:.2f}x" if f.apart else "-",
+        "taken": f.taken,
+        "verdict": f.verdict,
     }
 
 

@@ -18,9 +18,12 @@ import numpy as np
 
 from dnnc import device_driver
 from dnnc.backends.cuda.launch import Launch
+from dnnc.backends.cuda.library import CallFunction, is_call
+from dnnc.backends.cuda.library_load import Handles, function_of
 from dnnc.backends.cuda.native import ALIGN, PARAMETER_ALIGN, STATUS_BYTES
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates import templates
+from dnnc.backends.cuda.templates.library import library_templates
 from dnnc.device_driver import Machine
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import Expr, Op
@@ -105,16 +108,18 @@ class Guarded(Interpreter):
 
 
 class InterpretedDevice:
-    """See `dnnc.backends.cuda.native.Device`. `launched` counts kernels, `graphs` recordings."""
+    """See `dnnc.backends.cuda.native.Device`. `launched` counts kernels, `graphs` recordings; each kernel takes `seconds` by the device's clock."""
 
     name = "interpreter"
     number = 0
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = 1e-6) -> None:
+        self.seconds = seconds
         self._memory: dict[int, Array] = {}
         self._next = START
         self._own = threading.local()  # what a thread records
         self.launched = self.graphs = 0
+        self._handles: Handles = {}
 
     @property
     def recording(self) -> Recording | None:
@@ -181,12 +186,16 @@ class InterpretedDevice:
 
     # --- kernels ----------------------------------------------------------------------------------------------------------------
 
-    def load(self, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str], overlaps: bool = False) -> Kernel:
-        return parse_kernel(cubin.decode())
+    def load(self, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str], overlaps: bool = False) -> Kernel | CallFunction:
+        """A kernel; or a library's call, whose library is what `dnnc.backends.cuda.library.opened` gives: one that takes made-up addresses."""
+        return function_of(cubin, self._handles) if is_call(cubin) else parse_kernel(cubin.decode())
 
-    def launch(self, function: Kernel, launch: Launch, args: Sequence[int], stream: int) -> None:
+    def launch(self, function: Kernel | CallFunction, launch: Launch, args: Sequence[int], stream: int) -> None:
         def step() -> None:
             self.launched += 1
+            if isinstance(function, CallFunction):
+                function.start(launch, args, stream)
+                return
             *addresses, status = args
             arrays = {}
             for p, address in zip(function.entry.buffers, addresses, strict=True):
@@ -236,8 +245,7 @@ class InterpretedDevice:
         pass
 
     def elapsed(self, start: list[float], end: list[float]) -> float:
-        """A microsecond for each kernel between them."""
-        return (end[0] - start[0]) * 1e-6
+        return (end[0] - start[0]) * self.seconds
 
     def synchronize(self, stream: int) -> None:
         if self.recording is not None:
@@ -248,7 +256,7 @@ def interpreted_machine(device: InterpretedDevice | None = None, present: bool =
     """A machine whose device is an interpreter; with the schedules of a real one."""
     target = GpuTarget(arch)
     own = device or InterpretedDevice()
-    return Machine(target, TextCompiler(), templates(target), lambda: own, present)
+    return Machine(target, TextCompiler(), (*templates(target), *library_templates()), lambda: own, present)
 
 
 def install() -> None:

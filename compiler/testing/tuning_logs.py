@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dnnc.autotune.log import Log
 from dnnc.autotune.machine import machine_of
-from dnnc.autotune.record import Session, Winner
+from dnnc.autotune.record import Fusion, Session, Winner
 from dnnc.autotune.task import Setting, Task, extract
 from dnnc.autotune.trial import Trial
 from dnnc.backends.llvm.features import parse_target
@@ -73,5 +73,7 @@ def write_log(path: Path, winners: bool = True) -> Log:
                     )
             if winners:
                 log.append(Winner(t.key, other(t), 0.9e-5, 1.8e-5, "znver5", "0.1.0", 3.0))
+        (first, _), (second, _), *_ = tasks()
+        log.append(Fusion(first.key, (second.key,), (0,), None, False, 1.2e-5, 0.9e-5, "znver5", "0.1.0", 3.5))
         log.append(Session("g", setting().target, {t.key: n for t, n in tasks()}, "znver5", "0.1.0", 1.0, 60.0, 12.5))
     return log

@@ -1,4 +1,4 @@
-"""Group nodes into kernels. The result is a FusionPlan: data that prints, that lowering obeys, and that tuning may vary.
+"""Group nodes into kernels. The result is a FusionPlan: data that prints, that lowering obeys, and that tuning may vary (`variants`).
 
 A group is a connected set of nodes with one output, around at most one *anchor* (a contraction, a reduction, a row op). Nodes are visited
 backwards; one joins the group of its readers when they are all in one group and the rules below allow it. So diamonds (x * sigmoid(x))

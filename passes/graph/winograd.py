@@ -16,20 +16,25 @@ GAIN = 1.2  # a tile must be this much faster than a smaller one, or than none: 
 
 def winograd_tile(n: Node, lanes: int) -> int:
     """m of F(m x m, 3 x 3) for a convolution in blocks of `lanes` channels; 0 where it is better computed directly."""
-    x, w = n.inputs[0], n.inputs[1]
-    assert x is not None and w is not None
-    out = n.output.type
-    ones = (*(n.attrs["strides"] or ()), *(n.attrs["dilations"] or ()), n.attrs["group"])
-    sizes, pads = (*x.type.shape[1:], *out.shape[1:]), n.attrs["pads"] or ()
-    if w.type.shape[2:] != (3, 3) or any(k != 1 for k in ones) or {x.type.dtype, w.type.dtype, out.dtype} != {f32}:
-        return 0
-    if not all(isinstance(k, int) and k > 0 for k in sizes) or not all(isinstance(p, int) and p >= 0 for p in pads):
+    if not takes_winograd(n):
         return 0
     best = 0
     for tile in TILES:
         if cycles(n, lanes, tile) * GAIN < cycles(n, lanes, best):
             best = tile
     return best
+
+
+def takes_winograd(n: Node) -> bool:
+    """Can Winograd's algorithm compute this convolution?"""
+    x, w = n.inputs[0], n.inputs[1]
+    assert x is not None and w is not None
+    out = n.output.type
+    ones = (*(n.attrs["strides"] or ()), *(n.attrs["dilations"] or ()), n.attrs["group"])
+    sizes, pads = (*x.type.shape[1:], *out.shape[1:]), n.attrs["pads"] or ()
+    if w.type.shape[2:] != (3, 3) or any(k != 1 for k in ones) or {x.type.dtype, w.type.dtype, out.dtype} != {f32}:
+        return False
+    return all(isinstance(k, int) and k > 0 for k in sizes) and all(isinstance(p, int) and p >= 0 for p in pads)
 
 
 def cycles(n: Node, lanes: int, tile: int) -> float:

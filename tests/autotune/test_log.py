@@ -394,7 +394,7 @@ def fits(value: Any, t: str) -> bool:
 
 def test_the_documents_have_every_field_with_its_default() -> None:
     schema = documented()
-    assert list(schema) == ["task", "trial", "winner", "session"] and set(schema) == set(KINDS)
+    assert list(schema) == ["task", "trial", "winner", "fusion", "session"] and set(schema) == set(KINDS)
     for kind, cls in KINDS.items():
         fields = dataclasses.fields(cls)
         assert list(schema[kind]) == [f.name for f in fields], kind

@@ -54,6 +54,10 @@ def dnnc(*args: str, code: int = 0) -> str:
 QUICK = ("g.py", "--dims", "N=8", "--budget", "5s", "--trials", "20", "--threads", "1")
 
 
+def test_libraries_are_for_gpus() -> None:
+    assert "are for GPUs, target='cuda'" in " ".join(dnnc(*QUICK, "--libraries", code=1).split())
+
+
 def test_a_table_a_log_and_how_to_use_it(here: Path) -> None:
     text = dnnc(*QUICK)
     (row,) = [line for line in text.splitlines() if line.strip().startswith("softmax")]
@@ -76,6 +80,25 @@ def test_json_report_and_resume(here: Path) -> None:
     before = sum(map(len, read("l.jsonl").trials.values()))
     second = json.loads(dnnc(*QUICK, "--log", "l.jsonl", "--json", "--resume"))
     assert sum(map(len, read("l.jsonl").trials.values())) == before + second["trials"]
+
+
+def test_fusion_in_the_table_as_data_and_in_the_log(here: Path) -> None:
+    (here / "g.py").write_text("def net(x: f32[32, 48], w: f32[48, 64]):\n    return relu(matmul(x, w))\n")
+    text = dnnc(*QUICK[:1], *QUICK[3:])
+    rows = [line.split() for line in text.splitlines() if "matmul | relu" in line]
+    assert len(rows) == 1 and rows[0][:2] == ["matmul_relu", "1"] and "as it was" in text
+    data = json.loads(dnnc(*QUICK[:1], *QUICK[3:], "--log", "l.jsonl", "--json"))
+    (f,) = data["fusions"]
+    assert (
+        f["name"] == "matmul_relu"
+        and f["way"] == "matmul | relu"
+        and f["taken"] == (f["verdict"] == "measured in turns" and f["apart"] < f["together"])
+    )
+    assert {t["key"] for t in data["parts"]} >= set(f["parts"]) - {t["key"] for t in data["tasks"]}
+    shown = CliRunner().invoke(app, ["log", "show", "l.jsonl"]).output
+    assert "fusion: 1" in shown and "matmul | relu" in shown
+    tasks = json.loads(CliRunner().invoke(app, ["log", "best", "l.jsonl", "--json"]).output)
+    assert [t["fusion"]["parts"] for t in tasks if t["fusion"]] == [f["parts"]]
 
 
 @pytest.mark.parametrize(

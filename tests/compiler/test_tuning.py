@@ -71,7 +71,8 @@ def test_the_log_holds_the_run(tmp_path: Path) -> None:
     log = read(tmp_path / "l.jsonl")
     (session,) = log.sessions
     assert session.model == "net" and session.budget == 10 and session.seconds == made.result.seconds
-    assert set(session.calls) == set(log.tasks) == set(log.winners()) == {o.task.key for o in made.result.outcomes}
+    parts = {o.task.key for o in made.result.parts}
+    assert set(session.calls) == set(log.tasks) - parts == set(log.winners()) - parts == {o.task.key for o in made.result.outcomes}
     f = compile(graph(), tune=tmp_path / "l.jsonl", **OPTIONS)
     assert {k.choice for k in f.report.programs[0].kernels} == {str(c) for c in log.winners().values()}
 
@@ -186,6 +187,8 @@ def test_the_process_runner_tunes_a_model(tmp_path: Path) -> None:
     made = tune(graph(), budget=8, log=tmp_path / "l.jsonl", threads=1)
     assert made.result.seconds < 8 * 1.5
     assert all(o.choice is not None for o in made.result.outcomes)
+    (fused,) = (f for f in made.result.fusions if f.name == "matmul | relu")
+    assert 0 < fused.apart < 10 * fused.together and fused.taken == ("relu" in {k.name for k in made.compile().report.programs[0].kernels})
     assert all(t.ok for ts in Log.open(tmp_path / "l.jsonl").trials.values() for t in ts)
     x = np.random.default_rng(1).standard_normal((64, 96), np.float32)
     assert np.allclose(made.compile()(x), compile(graph(), threads=1)(x), atol=1e-5)
@@ -234,18 +237,20 @@ def test_the_report_is_a_page_of_its_own(made: Tuned, tmp_path: Path) -> None:
     made.html(tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text()
     page = Page(text)
-    tasks = made.result.outcomes
+    tasks, parts = made.result.outcomes, made.result.parts
+    assert parts and made.result.fusions and "fusions" in page.ids
     assert not page.fetched, "the page must hold all that it shows"
     assert len(set(page.ids)) == len(page.ids)
-    assert {f"plot-{n}" for n in ("course", "predictions", *(f"curve-{k}" for k in range(len(tasks))))} <= set(page.ids)
+    assert {f"plot-{n}" for n in ("course", "predictions", *(f"curve-{k}" for k in range(len(tasks) + len(parts))))} <= set(page.ids)
     assert {x.removeprefix("#") for x in page.links if x.startswith("#")} <= set(page.ids) and len(page.links) == len(tasks)
     words = " ".join(page.words)
-    for o in tasks:
+    assert all(f.name in words and f.verdict in words for f in made.result.fusions)
+    for o in (*tasks, *parts):
         assert o.task.name in words and o.verdict.capitalize() in words
     assert f"{made.speedup:.2f}" in words and str(made.result.trials) in words
     drawn = [s for s in page.scripts if "Plotly.newPlot" in s and len(s) < 200_000]
-    assert len(drawn) == 2 + len(tasks)
-    points = sum(len(o.points) for o in tasks)
+    assert len(drawn) == 2 + len(tasks) + len(parts)
+    points = sum(len(o.points) for o in (*tasks, *parts))
     marks = sum(len(re.findall(r"\(\w+=", s)) for s in drawn)
     assert marks >= points  # every trial is drawn with its schedule
 

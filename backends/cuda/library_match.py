@@ -1,0 +1,210 @@
+"""Which kernels a library can do whole: a problem -> the Product or the Convolution that it is, or None.
+
+A library takes one matrix product or convolution with what its epilogue offers: a bias along the last axis, then relu or GELU, then at most a
+cast. Whatever else a kernel does, or lies in memory as the library cannot read it, stays with our own schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dnnc.backends.cuda.library import Convolution, Image, LibraryCall, Matrix, Product
+from dnnc.ir.graph import Node, Value
+from dnnc.ir.types import TensorType
+from dnnc.passes.schedule.problem import Problem
+
+FLOATS = ("f16", "bf16", "f32")
+ORDER = {"add": 0, "relu": 1, "gelu": 1, "cast": 2}  # in which an epilogue does things, each once
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What follows a contraction: the bias, the activation, the type of the result."""
+
+    bias: Value | None
+    after: str
+    gelu: str
+
+
+def work_of(problem: Problem, library: str, rounded: bool = False) -> Product | Convolution | None:
+    """The work of a problem if a library can do all of it. `rounded`: float32 operands may be rounded to TF32."""
+    anchor, low = problem.anchor, problem.lowered
+    if anchor is None or problem.kind != "contraction" or problem.inplace or low.dims or low.elements == 0:
+        return None
+    if anchor.op.name != {"cublaslt": "matmul", "cudnn": "conv"}[library] or anchor.attrs.get("out_dtype") is not None:
+        return None
+    chain = _chain(anchor, low.params)
+    if chain is None:
+        return None
+    x, w = anchor.inputs[:2]
+    operands = [x, w, *([chain.bias] if chain.bias is not None else []), low.params[-1]]
+    if x is None or w is None or x is w or len(low.params) != len(operands) or set(low.params) != set(operands):
+        return None
+    types = _types(x.type, w.type, low.params[-1].type, chain.bias)
+    if types is None:
+        return None
+    math = "tf32" if rounded and types[0] == "f32" else "f32"
+    return _product(low.params, x, w, chain, types, math) if library == "cublaslt" else _convolution(low.params, anchor, chain, types, math)
+
+
+def call_for(problem: Problem, library: str, plan: int, math: str) -> LibraryCall | None:
+    """The call of a library that computes a problem."""
+    work = work_of(problem, library, math == "tf32")
+    return None if work is None or work.math != math else LibraryCall(library, plan, work)
+
+
+# --- what follows -------------------------------------------------------------------------------------------------------------
+
+
+def _chain(anchor: Node, params: Sequence[Value]) -> Chain | None:
+    """From the result back to the contraction; None where something is in between that an epilogue has not."""
+    bias = anchor.inputs[2] if len(anchor.inputs) > 2 else None
+    after, gelu, level = "", "", len(ORDER)
+    v: Value | None = params[-1]
+    while v is not None and v.node is not anchor:
+        n = v.node
+        order = ORDER.get(n.op.name, level) if n is not None else level
+        if n is None or order >= level:
+            return None
+        level = order
+        if n.op.name == "add":
+            found = _added(n, params)
+            if found is None or bias is not None:
+                return None
+            v, bias = found
+            continue
+        after = after if n.op.name == "cast" else n.op.name
+        gelu = str(n.attrs.get("approximate", "none")) if n.op.name == "gelu" else gelu
+        v = n.inputs[0]
+    if after == "gelu" and (gelu != "tanh" or anchor.op.name == "conv"):  # libraries compute GELU by tanh
+        return None
+    if bias is not None and not _is_bias(bias, anchor):
+        return None
+    return Chain(bias, after, gelu)
+
+
+def _added(n: Node, params: Sequence[Value]) -> tuple[Value, Value] | None:
+    """Of an addition the operand that goes on, and the one that is added."""
+    a, b = n.inputs
+    if a is None or b is None or (a in params) == (b in params):
+        return None
+    v, bias = (b, a) if a in params else (a, b)
+    return (v, bias) if v.type.shape == n.outputs[0].type.shape else None
+
+
+def _is_bias(bias: Value, anchor: Node) -> bool:
+    """Is it one number for each column, or channel, of the contraction?"""
+    t, y = bias.type, anchor.outputs[0].type
+    sizes = _sizes(t)
+    if sizes is None or t.layout is not None:
+        return False
+    n, rank = (y.shape[-1], 1) if anchor.op.name == "matmul" else (y.shape[1], len(y.shape) - 1)  # C, 1, 1 of what is added to channels
+    if len(anchor.inputs) > 2 and anchor.inputs[2] is bias:
+        rank = 1
+    lead, core = sizes[: len(sizes) - rank], sizes[len(sizes) - rank :]
+    return len(sizes) >= rank and core == (n, *[1] * (rank - 1)) and all(d == 1 for d in lead)
+
+
+def _types(x: TensorType, w: TensorType, y: TensorType, bias: Value | None) -> tuple[str, str] | None:
+    t, out = x.dtype.name, y.dtype.name
+    if t not in FLOATS or w.dtype.name != t or out not in (t, "f32"):
+        return None
+    if bias is not None and (bias.type.dtype.name != t or out != t):  # libraries want the bias in the type of the result
+        return None
+    return t, out
+
+
+# --- how it lies --------------------------------------------------------------------------------------------------------------
+
+
+def _sizes(t: TensorType) -> tuple[int, ...] | None:
+    return tuple(t.shape) if all(isinstance(d, int) and d > 0 for d in t.shape) else None  # type: ignore[arg-type]
+
+
+def steps_of(t: TensorType) -> tuple[int, ...] | None:
+    """Elements between neighbours along each axis; None where a layout divides an axis into blocks."""
+    sizes = _sizes(t)
+    if sizes is None:
+        return None
+    order = list(range(len(sizes)))
+    if t.layout is not None:
+        if t.layout.winograd or any(p.div != 1 or p.mod for p in t.layout.parts) or len(t.layout.parts) != len(sizes):
+            return None
+        order = [p.axis for p in t.layout.parts]
+    out, step = [0] * len(sizes), 1
+    for axis in reversed(order):
+        out[axis], step = step, step * sizes[axis]
+    return tuple(out)
+
+
+def _folded(sizes: Sequence[int], steps: Sequence[int]) -> tuple[int, int] | None:
+    """Some axes as one: its size and its step."""
+    n, step = 1, 0
+    for d, s in zip(reversed(sizes), reversed(steps)):
+        if d == 1:
+            continue
+        if n > 1 and s != n * step:
+            return None
+        n, step = n * d, step if n > 1 else s
+    return n, step
+
+
+def _matrix(v: Value, params: Sequence[Value], fold: bool) -> tuple[int, int, int, Matrix] | None:
+    """A value as a batch of matrices: batch, rows, columns and how they lie. fold: all axes but the last are rows."""
+    sizes, steps = _sizes(v.type), steps_of(v.type)
+    if sizes is None or steps is None or len(sizes) < 2:
+        return None
+    lead = len(sizes) - 1 if fold else len(sizes) - 2
+    first, rest = _folded(sizes[:lead], steps[:lead]), _folded(sizes[lead:-1], steps[lead:-1])
+    if first is None or rest is None:
+        return None
+    (batch, batch_step), (rows, row_step) = ((1, 0), first) if fold else (first, rest)
+    cols, col_step = sizes[-1], steps[-1]
+    arg = params.index(v)
+    if cols == 1 or col_step == 1:
+        return batch, rows, cols, Matrix(arg, False, cols if rows == 1 else row_step, batch_step)
+    if rows == 1 or row_step == 1:
+        return batch, rows, cols, Matrix(arg, True, col_step, batch_step)
+    return None
+
+
+def _product(params: Sequence[Value], x: Value, w: Value, chain: Chain, types: tuple[str, str], math: str) -> Product | None:
+    y, shared = params[-1], len(w.type.shape) == 2
+    if not shared and w.type.shape[:-2] != x.type.shape[:-2]:
+        return None
+    mx, mw, my = _matrix(x, params, shared), _matrix(w, params, False), _matrix(y, params, shared)
+    if mx is None or mw is None or my is None or my[3].transposed:
+        return None
+    batch, m, k, at_x = mx
+    _, _, n, at_w = mw
+    if my[:3] != (batch, m, n) or mw[1] != k:
+        return None
+    return Product(m, n, k, batch, types, math, at_x, at_w, my[3], -1 if chain.bias is None else params.index(chain.bias), chain.after)
+
+
+def _convolution(params: Sequence[Value], anchor: Node, chain: Chain, types: tuple[str, str], math: str) -> Convolution | None:
+    x, w, y = anchor.inputs[0], anchor.inputs[1], params[-1]
+    assert x is not None and w is not None
+    images = [_image(v, params) for v in (x, w, y)]
+    if any(i is None for i in images) or anchor.attrs.get("group", 1) != 1:
+        return None
+    pads = anchor.attrs.get("pads") or (0, 0, 0, 0)
+    strides, dilations = anchor.attrs.get("strides") or (1, 1), anchor.attrs.get("dilations") or (1, 1)
+    if types[0] != types[1] or (chain.after and chain.bias is None):  # cuDNN 9 has no engine for these
+        return None
+    if len(pads) != 4 or not all(isinstance(p, int) and p >= 0 for p in pads):
+        return None
+    bias = -1 if chain.bias is None else params.index(chain.bias)
+    at_x, at_w, at_y = images
+    assert at_x is not None and at_w is not None and at_y is not None
+    both = ((pads[0], pads[2]), (pads[1], pads[3]))
+    return Convolution(at_x, at_w, at_y, types, math, both, tuple(strides), tuple(dilations), bias, chain.after)
+
+
+def _image(v: Value, params: Sequence[Value]) -> Image | None:
+    """A value with two spatial axes and channels last."""
+    sizes, steps = _sizes(v.type), steps_of(v.type)
+    if sizes is None or steps is None or len(sizes) != 4 or (steps[1] != 1 and sizes[1] != 1):
+        return None
+    return Image(params.index(v), sizes, steps)  # type: ignore[arg-type]
