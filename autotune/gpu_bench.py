@@ -20,8 +20,10 @@ import numpy as np
 from dnnc.autotune.launches import from_json
 from dnnc.autotune.machine import Built, GpuMachine
 from dnnc.autotune.operands import COLD, OUTPUT, WARM, Noise, Operands, Rotation
+from dnnc.autotune.ready import HELD
 from dnnc.autotune.task import Task
 from dnnc.backends.cuda.gate import MAX_STEPS, check_kernel
+from dnnc.backends.cuda.library import CallFunction, workspace_bytes
 from dnnc.backends.cuda.native import ALIGN, STATUS_BYTES, Device, Memory, Recorded
 from dnnc.backends.llvm.gate_work import unchecked
 from dnnc.ir.dtype import DType
@@ -35,8 +37,8 @@ MOST_CALLS, FEWEST_CALLS = 100, 2
 REPLAY_SECONDS = 4e-3  # of all replays of one repeat
 FEWEST_REPLAYS, MOST_REPLAYS = 2, 5
 LONG = 20e-3  # seconds of a call that is not recorded
+SURE = 20e-6  # seconds of a call from which a graph of FEWEST_CALLS says how long it takes: the gap between two graphs is some microseconds
 COLD_CACHES = 2.5  # L2 caches that the weights of calls fill before a place is used again
-KEPT = 3  # tasks whose operands stay in memory
 FILL, ZONE = 0xCB, 256  # bytes between operands, which no kernel may touch
 
 
@@ -49,7 +51,7 @@ class GpuBench:
         self.cold_bytes = int(COLD_CACHES * machine.target.l2_bytes)
         self._noise = Noise(1)
         self._pools: dict[DType, tuple[Memory, int]] = {}
-        self._data_of = lru_cache(KEPT)(lambda task: _Data(task, self))
+        self._data_of = lru_cache(HELD)(lambda task: _Data(task, self))
         self.queue = self.device.new_stream()
         self.stream = self.queue.address
 
@@ -133,6 +135,7 @@ class GpuKernel:
         self.bench, self.data, self.symbol = bench, data, built.symbol
         self.launch = from_json(built.facts["launch"])
         self.function = bench.device.load(built.code, built.symbol, self.launch, built.facts["params"], built.facts["overlaps"])
+        self.workspace = bench.device.alloc(max(workspace_bytes(self.function), 1)) if isinstance(self.function, CallFunction) else None
         self.idle = 0 in self.launch.grid or 0 in self.launch.block
         self.graph: Recorded | None = None
         self.calls = 0
@@ -140,7 +143,9 @@ class GpuKernel:
 
     def start(self, calls: int, first: int = 0) -> None:
         for k in range(first, first + calls):
-            self.bench.device.launch(self.function, self.launch, self.data.addresses(k), self.bench.stream)
+            args = self.data.addresses(k)
+            last = args[-1] if self.workspace is None else self.workspace.address
+            self.bench.device.launch(self.function, self.launch, [*args[:-1], last], self.bench.stream)
 
     def series(self, work: Callable[[], None], count: int) -> list[float]:
         """Seconds of each time that the work is done, after once more that keeps the device busy while the host asks for the rest."""
@@ -169,12 +174,12 @@ class GpuKernel:
             if each / FEWEST_CALLS >= LONG:
                 return each / FEWEST_CALLS
             self.record(FEWEST_CALLS)
-            first = self.replays(1)
-            if limit is not None and first > 2 * limit:
+            first = self.fastest(FEWEST_CALLS)
+            if limit is not None and first > max(2 * limit, SURE):
                 self.graph = None
                 return first
             self.record(int(np.clip(GRAPH_SECONDS / max(first, 1e-9), FEWEST_CALLS, MOST_CALLS)))
-            self.expected = self.replays(1)
+            self.expected = self.fastest(self.calls)
         if limit is not None and self.expected > limit:
             return self.expected
         self.expected = self.replays(int(np.clip(REPLAY_SECONDS / max(self.expected * self.calls, 1e-9), FEWEST_REPLAYS, MOST_REPLAYS)))

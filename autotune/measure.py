@@ -1,7 +1,7 @@
 """The runner of one host: builder processes compile in parallel, one process per device measures, and nothing that a schedule does hurts.
 
 In: requests. Out: a trial for each, as they come. Where compiling disturbs what is measured, on a CPU, batches are built and measured in
-turn; for GPUs building goes on meanwhile, and kernels go to the devices as these get free. Equal code is measured once.
+turn; for GPUs building goes on meanwhile, and devices go on with the tasks that they have begun (`ready`). Equal code is measured once.
 
 `python -m dnnc.autotune.measure graph.txt --target cuda` measures schedules of the kernels of a graph and prints them: a look at a device.
 """
@@ -19,6 +19,7 @@ from typing import Any, Union
 
 from dnnc.autotune.child import Child, Closed, Ended, Late
 from dnnc.autotune.machine import Built
+from dnnc.autotune.ready import Ready
 from dnnc.autotune.record import plain_choice
 from dnnc.autotune.station import Job, Station
 from dnnc.autotune.task import Task
@@ -32,7 +33,6 @@ BUILD_TIMEOUT = 6  # times the time-out of a repeat
 ATTEMPTS = 2  # a builder may have been ended for its memory; what ends two of them is at fault
 MOST_BUILDERS = 32
 FEWEST = 8  # requests that are built, then measured
-BATCH = 8  # kernels that a GPU's process has at a time
 Made = Union[tuple[Built, str], str]  # code and the text of its kernel, or what is wrong
 
 
@@ -60,6 +60,7 @@ class ProcessRunner:
         self._measuring = [["measure", t, factory] for t in targets]
         self._building = [["build", self.machine.text, factory]] * max(builders or spare, 1)
         self._stations: list[Station] = []
+        self._ready = Ready(len(self._measuring))
         self._builders: list[Child] = []
         self._known: dict[tuple[str, str], Trial] = {}
 
@@ -72,6 +73,8 @@ class ProcessRunner:
     def close(self) -> None:
         """End the processes, also from another thread while `measure` runs, which then ends."""
         stations, self._stations = self._stations, []
+        self._ready.end()
+        self._ready = Ready(len(self._measuring))
         builders, self._builders = self._builders, []
         for child in [*(s.child for s in stations), *builders]:
             child.close()
@@ -129,10 +132,11 @@ class ProcessRunner:
             t.join()
 
     def _streaming(self, requests: Sequence[Request]) -> Iterator[Trial]:
-        """Build all, and measure what is built on whichever device is free."""
-        todo, ready, events = _filled(requests), queue.SimpleQueue[Any](), queue.SimpleQueue[Any]()
+        """Build all, and measure what is built on the devices, which go on with tasks that they have begun."""
+        todo, events, ready = _filled(requests), queue.SimpleQueue[Any](), self._ready
+        ready.begin()
         threads = [_thread(_build_all, child, todo, events, self.timeout) for child in self._builders[: len(requests)]]
-        threads += [_thread(_measure_all, station, ready, events, len(self._stations)) for station in self._stations]
+        threads += [_thread(_measure_all, station, k, ready, events) for k, station in enumerate(self._stations)]
         book, left, alive = _Book(self._known, self._trial, requests), len(requests), len(self._stations)
         try:
             while left:
@@ -144,6 +148,7 @@ class ProcessRunner:
                     alive -= 1
                     if not alive:
                         raise event.error
+                    ready.gone(event.device)
                     book.fresh += [j.anew() for j in event.jobs]
                 elif isinstance(event[0], Job):
                     trials = book.measured(*event)
@@ -154,8 +159,7 @@ class ProcessRunner:
                 left -= len(trials)
                 yield from trials
         finally:
-            for _ in self._stations:
-                ready.put(None)
+            ready.end()
         for t in threads:
             t.join()
 
@@ -241,8 +245,8 @@ class _Book:
 class _Gone:
     """A station that cannot go on, and the jobs that it leaves."""
 
-    def __init__(self, jobs: list[Job], error: BaseException) -> None:
-        self.jobs, self.error = jobs, error
+    def __init__(self, device: int, jobs: list[Job], error: BaseException) -> None:
+        self.device, self.jobs, self.error = device, jobs, error
 
 
 def _filled(requests: Sequence[Request]) -> queue.SimpleQueue[Request]:
@@ -293,34 +297,20 @@ def _build(child: Child, task: Task, request: Request, timeout: float) -> Made:
     return f"it ends the process that compiles it ({said})"
 
 
-def _measure_all(station: Station, ready: queue.SimpleQueue[list[Job] | None], events: queue.SimpleQueue[Any], stations: int) -> None:
-    """Measure what is ready until there is a None: what waits, but no more than the station's share of it."""
-    ends, left = False, list[Job]()
+def _measure_all(station: Station, device: int, ready: Ready, events: queue.SimpleQueue[Any]) -> None:
+    """Measure what is ready until the end."""
+    left = list[Job]()
     try:
         station.start()
-        while not ends and (batch := ready.get()) is not None:
-            left, ends = _share(batch, ready, stations)
-            for done, trial in station.measure(tuple(left)):
+        while (batch := ready.take(device)) is not None:
+            left = list(batch)
+            for done, trial in station.measure(batch):
                 left.remove(done)
                 events.put((done, trial))
     except (TuneError, Closed) as e:
-        events.put(_Gone(left, e))
+        events.put(_Gone(device, left, e))
     except BaseException as e:  # to the thread that waits for it
         events.put(e)
-
-
-def _share(first: list[Job], ready: queue.SimpleQueue[list[Job] | None], stations: int) -> tuple[list[Job], bool]:
-    """`first` and what else a station takes at once; and did the end come?"""
-    batch, most = list(first), min(BATCH, 1 + ready.qsize() // stations)
-    while len(batch) < most:
-        try:
-            more = ready.get_nowait()
-        except queue.Empty:
-            break
-        if more is None:
-            return batch, True
-        batch += more
-    return batch, False
 
 
 def main() -> None:

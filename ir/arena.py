@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from random import Random
 
 from dnnc.ir.expr import Expr, Var, const, substitute, value
 from dnnc.ir.types import Dim
@@ -106,27 +107,28 @@ class _Places:
 
         Slots are placed one after another, each at the lowest address that is free throughout its life: the largest first, or those first
         that are alive when most bytes are (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020, sections
-        5.2 and 5.3). Where that leaves more than the most bytes alive at once, the slot that ends highest is placed first and all is tried
-        again.
+        5.2 and 5.3). Where that leaves more than the most bytes alive at once, a slot that ends above that is placed earlier, drawn from a
+        fixed seed; what is no worse stays.
         """
         padded = [_aligned(n) for n in sizes]
         live = self.alive(padded)
         least = _aligned(max(live, default=0))
         by_size = sorted(range(len(sizes)), key=lambda i: (-padded[i], self.lives[i]))
         crowded = [max(live[first : last + 1]) for first, last in self.lives]
-        best: tuple[list[int], int] | None = None
+        rng, best = Random(0), ([0] * len(sizes), sum(padded) + 1)
         for order in (by_size, sorted(by_size, key=lambda i: -crowded[i])):
-            for _ in range(tries // 2):
-                offsets, total = self.in_order(order, padded)
-                if best is None or total < best[1]:
-                    best = offsets, total
-                if total <= least:
-                    return offsets, total
-                top = max(order, key=lambda i: offsets[i] + padded[i])
-                if order[0] == top:
-                    break
-                order = [top, *(i for i in order if i != top)]
-        assert best is not None
+            offsets, total = self.in_order(order, padded)
+            for _ in range(tries // 2 - 1):
+                best = min(best, (offsets, total), key=lambda b: b[1])
+                if best[1] <= least:
+                    return best
+                place = rng.choice([p for p, i in enumerate(order) if offsets[i] + padded[i] > least])
+                tried = list(order)
+                tried.insert(rng.randrange(place + 1), tried.pop(place))
+                found = self.in_order(tried, padded)
+                if found[1] <= total:
+                    order, (offsets, total) = tried, found
+            best = min(best, (offsets, total), key=lambda b: b[1])
         return best
 
     def in_order(self, order: Sequence[int], padded: Sequence[int]) -> tuple[list[int], int]:
