@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.autotune.features import features
+from dnnc.autotune.features import TEMPLATES, features
 from dnnc.autotune.log import read
 from dnnc.autotune.machine import Machine, machine_of
 from dnnc.autotune.model import CostModel, speeds, unit_of
@@ -67,7 +67,7 @@ class Data:
 
 
 def load(kind: str, paths: Sequence[Path] = ()) -> Data:
-    """The data of machines of a kind, "cpu" or "gpu". `paths`: default: all logs beside this script."""
+    """The data of machines of a kind, "cpu" or "gpu", but for library calls, of which features know nothing. `paths`: default: all logs beside this script."""
     tasks: dict[str, Task] = {}
     trials: dict[str, dict[Choice, list[Trial]]] = {}
     for path in paths or sorted(LOGS.glob("*.jsonl*")):
@@ -76,7 +76,7 @@ def load(kind: str, paths: Sequence[Path] = ()) -> Data:
             if task.setting.target.startswith("cuda") == (kind == "gpu"):
                 tasks.setdefault(key, task)
                 for t in log.trials.get(key, ()):
-                    if kind == "cpu" or not t.ok or len(t.seconds) > 1 or t.median > DOUBTFUL:
+                    if t.choice.template in TEMPLATES and (kind == "cpu" or not t.ok or len(t.seconds) > 1 or t.median > DOUBTFUL):
                         trials.setdefault(key, {}).setdefault(t.choice, []).append(t)
     return _data(tasks, trials)
 
