@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dnnc import array as array
     from dnnc import ir as ir
     from dnnc.driver import Executable as Executable
     from dnnc.driver import TensorSpec as TensorSpec
@@ -49,14 +50,14 @@ _WHERE = {
 }  # fmt: skip
 _NAMES = {name: module for module, names in _WHERE.items() for name in names}
 
-__all__ = sorted([*_NAMES, "__version__", "ir"])
+__all__ = sorted([*_NAMES, "__version__", "array", "ir"])
 
 
 def __getattr__(name: str) -> Any:
     if name in _NAMES:
         value = getattr(import_module(_NAMES[name]), name)
-    elif name == "ir":
-        value = import_module("dnnc.ir")
+    elif name in ("array", "ir"):
+        value = import_module(f"dnnc.{name}")
     elif name == "__version__":
         value = import_module("importlib.metadata").version("dnnc")
     else:

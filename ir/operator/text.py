@@ -9,6 +9,7 @@ from dnnc.ir.dtype import BY_NAME, DType, boolean, f32, i64
 from dnnc.ir.errors import ParseError
 from dnnc.ir.expr import COMPARE, Const, Expr, Linear, Load, Op, Product, Ref, Var, cast, const, load, logical_not, op, ref, unwrap, value, var
 from dnnc.ir.operator.intrinsics import TABLE, cast_target
+from dnnc.ir.operator.sharing import with_names
 from dnnc.ir.operator.stmt import (
     LOOP_KINDS,
     SPACES,
@@ -127,7 +128,7 @@ def show_block(b: Block, pad: str = "    ") -> str:
 
 
 def show_func(f: Func) -> str:
-    return f"def {f.name}({', '.join(map(show_param, f.params))}):\n{show_block(f.body)}"
+    return f"def {f.name}({', '.join(map(show_param, f.params))}):\n{show_block(with_names(f).body)}"
 
 
 def show_kernel(k: Kernel) -> str:

@@ -10,9 +10,11 @@ arguments tested, in units in the last place. Results below the smallest normal 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from dnnc.ir.dtype import f32, i32
 from dnnc.ir.expr import Const, E, Expr, Op, cast, const, fma, logical_not, maximum, minimum, op, rebuild, select
+from dnnc.ir.operator.sharing import with_names
 from dnnc.ir.operator.stmt import Block, Func, Kernel, call, map_stmt
 from dnnc.passes.operator.approximate import RECIPROCAL, Rule, gelu_of, rules, sigmoid_gelu
 
@@ -134,7 +136,10 @@ EXPANSIONS: dict[str, Callable[[Expr], Expr]] = {"exp": expand_exp, "log": expan
 
 
 def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
-    """Replace the float32 intrinsics that have an expansion here and are not in `spelled`, what the target spells being used for others."""
+    """Replace the float32 intrinsics that have an expansion here and are not in `spelled`, what the target spells being used for others.
+
+    Expansions read their operand often: what long chains of them share gets names, so that a kernel's text grows with its operations alone.
+    """
     memo: dict[Expr, Expr] = {}
     cheaper = (*rules(kernel, spelled), *joined(spelled))
     expansions = {name: f for name, f in EXPANSIONS.items() if name not in spelled}
@@ -156,7 +161,7 @@ def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
     def block(b: Block) -> Block:
         return tuple(map_stmt(s, go, block) for s in b)
 
-    return Kernel(tuple(Func(f.name, f.params, block(f.body)) for f in kernel.funcs), kernel.locs)
+    return replace(kernel, funcs=tuple(with_names(Func(f.name, f.params, block(f.body))) for f in kernel.funcs))
 
 
 def joined(spelled: Collection[str]) -> tuple[Rule, ...]:

@@ -1,0 +1,349 @@
+"""The array that users hold: one lazy value, or two for the parts of complex numbers, and Python's protocols on them.
+
+Operators and methods find their functions in `dnnc.array`, the same namespace that `__array_namespace__` gives. An array is a handle: writing
+to it gives the handle a new value, and leaves arrays that were made of the old one as they are.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from dnnc.array.errors import ValueInputError
+from dnnc.array.lazy import Lazy, apply, buffer, leaf, materialise
+from dnnc.array.promotion import DType, dtype_of, real_of
+from dnnc.ir.dtype import from_numpy
+from dnnc.ir.errors import InputError
+
+DEVICE = "cpu"
+VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
+NUMBERS = (bool, int, float, complex)
+OPERANDS = (*NUMBERS, np.ndarray, np.generic)  # what stands beside an array
+
+
+def _function(name: str) -> Any:
+    return getattr(namespace(), name)
+
+
+def _binary(name: str, reverse: bool) -> Any:
+    def method(self: Array, other: Any, /) -> Any:
+        if not isinstance(other, Array) and not isinstance(other, OPERANDS):
+            return NotImplemented
+        other = as_operand(other)
+        return _function(name)(other, self) if reverse else _function(name)(self, other)
+
+    return method
+
+
+def _inplace(name: str) -> Any:
+    def method(self: Array, other: Any, /) -> Any:
+        if not isinstance(other, Array) and not isinstance(other, OPERANDS):
+            return NotImplemented
+        made = _function(name)(self, as_operand(other))
+        if made.shape != self.shape:
+            raise InputError(f"{name} in place: the result of shape {made.shape} does not fit into {self.shape}")
+        self._set(made.astype(self._dtype, copy=False)._parts)
+        return self
+
+    return method
+
+
+def _operator(name: str) -> tuple[Any, Any, Any]:
+    """x + y, y + x, x += y"""
+    return _binary(name, False), _binary(name, True), _inplace(name)
+
+
+def _unary(name: str) -> Any:
+    return lambda self: _function(name)(self)
+
+
+class Array:
+    """An n-dimensional array of one dtype, computed when it is looked at. Make one by `dnnc.array.asarray` and its like."""
+
+    __slots__ = ("__weakref__", "_dtype", "_pairs", "_parts")
+    __array_ufunc__ = None  # NumPy's operators leave the work to ours
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, parts: Sequence[Lazy], dtype: DType) -> None:
+        self._dtype = dtype
+        self._set(parts)
+
+    def _set(self, parts: Sequence[Lazy]) -> None:
+        self._parts = tuple(parts)
+        self._pairs: Lazy | None = None  # the numbers of a complex array as they lie in memory
+        for p in self._parts:
+            if p.owner is None or p.owner() is None:
+                p.owner = weakref.ref(self)
+
+    # --- what it is -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def dtype(self) -> DType:
+        return self._dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._parts[0].shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        n = 1
+        for d in self.shape:
+            n *= d
+        return n
+
+    @property
+    def device(self) -> str:
+        return DEVICE
+
+    @property
+    def T(self) -> Array:
+        """The transpose of a matrix."""
+        if self.ndim != 2:
+            raise InputError(f".T needs two axes, the array has shape {self.shape}; use .mT or permute_dims")
+        return self.mT
+
+    @property
+    def mT(self) -> Array:
+        """The transpose of each matrix of a stack."""
+        return _function("matrix_transpose")(self)  # type: ignore[no-any-return]
+
+    @property
+    def real(self) -> Array:
+        return Array(self._parts[:1], real_of(self._dtype))
+
+    @property
+    def imag(self) -> Array:
+        return _function("imag")(self)  # type: ignore[no-any-return]
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        if api_version is not None and api_version not in VERSIONS:
+            raise InputError(f"api_version={api_version!r}: dnnc.array follows {', '.join(VERSIONS)}")
+        return namespace()
+
+    def to_device(self, device: str, /, *, stream: Any = None) -> Array:
+        """The array on a device: `cpu` is the one there is."""
+        if device != DEVICE or stream is not None:
+            raise InputError(f"device={device!r}, stream={stream!r}: arrays live on {DEVICE!r}, which has no streams")
+        return self
+
+    def astype(self, dtype: Any, /, *, copy: bool = True) -> Array:
+        return _function("astype")(self, dtype, copy=copy)  # type: ignore[no-any-return]
+
+    def reshape(self, *shape: Any) -> Array:
+        return _function("reshape")(self, shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)  # type: ignore[no-any-return]
+
+    # --- its contents -----------------------------------------------------------------------------------------------------------
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The contents as a NumPy array, which nobody may write to."""
+        a = self._contents().view()
+        a.flags.writeable = False
+        return a
+
+    def _contents(self) -> np.ndarray[Any, Any]:
+        if len(self._parts) == 1:
+            return buffer(self._parts[0])
+        if self._pairs is None:
+            self._pairs = joined(self._parts)
+        return buffer(self._pairs).view(self._dtype)[..., 0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        a = self.numpy()
+        wanted = a.dtype if dtype is None else np.dtype(dtype)
+        if copy is False and wanted != a.dtype:
+            raise ValueInputError(f"an array of {a.dtype} cannot be one of {wanted} without a copy")
+        return a.astype(wanted) if copy or wanted != a.dtype else a
+
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: tuple[int, int] | None = None, dl_device: tuple[Any, int] | None = None, copy: bool | None = None
+    ) -> Any:
+        a = self._contents()
+        return (a.copy() if copy else a).__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # kDLCPU
+
+    def item(self) -> Any:
+        """The only element as a Python number."""
+        if self.size != 1:
+            raise TypeError(f"an array of shape {self.shape} is no single number")
+        return self._contents().reshape(()).item()
+
+    def tolist(self) -> Any:
+        return self._contents().tolist()
+
+    def _scalar(self, kinds: str, what: str) -> Any:
+        if self.ndim:
+            raise TypeError(f"only an array without axes is {what}; this one has shape {self.shape}")
+        if self._dtype.kind not in kinds:
+            raise TypeError(f"an array of {self._dtype} is not {what}")
+        return self.item()
+
+    def __bool__(self) -> bool:
+        return bool(self._scalar("biufc", "true or false"))
+
+    def __int__(self) -> int:
+        return int(self._scalar("biuf", "an integer"))
+
+    def __float__(self) -> float:
+        return float(self._scalar("biuf", "a float"))
+
+    def __complex__(self) -> complex:
+        return complex(self._scalar("biufc", "a complex number"))
+
+    def __index__(self) -> int:
+        return operator.index(self._scalar("iu", "an index"))
+
+    def __len__(self) -> int:
+        if not self.ndim:
+            raise TypeError("an array without axes has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Array]:
+        if not any(p.traced for p in self._parts):
+            evaluate(self)
+        return (self[k] for k in range(len(self)))
+
+    def __repr__(self) -> str:
+        if any(p.traced for p in self._parts):
+            return f"<traced array of {self._dtype}, shape {self.shape}>"
+        return repr(self._contents()).replace("array(", "Array(", 1)
+
+    def __str__(self) -> str:
+        return self.__repr__() if any(p.traced for p in self._parts) else str(self._contents())
+
+    def __format__(self, how: str) -> str:
+        return format(self.item(), how) if how and not self.ndim else str(self)
+
+    def __reduce__(self) -> Any:
+        return from_buffer, (np.array(self._contents()),)
+
+    # --- operators --------------------------------------------------------------------------------------------------------------
+
+    __add__, __radd__, __iadd__ = _operator("add")
+    __sub__, __rsub__, __isub__ = _operator("subtract")
+    __mul__, __rmul__, __imul__ = _operator("multiply")
+    __truediv__, __rtruediv__, __itruediv__ = _operator("divide")
+    __floordiv__, __rfloordiv__, __ifloordiv__ = _operator("floor_divide")
+    __mod__, __rmod__, __imod__ = _operator("remainder")
+    __pow__, __rpow__, __ipow__ = _operator("pow")
+    __and__, __rand__, __iand__ = _operator("bitwise_and")
+    __or__, __ror__, __ior__ = _operator("bitwise_or")
+    __xor__, __rxor__, __ixor__ = _operator("bitwise_xor")
+    __lshift__, __rlshift__, __ilshift__ = _operator("bitwise_left_shift")
+    __rshift__, __rrshift__, __irshift__ = _operator("bitwise_right_shift")
+    __matmul__, __rmatmul__, __imatmul__ = _operator("matmul")
+    __eq__, __ne__ = _binary("equal", False), _binary("not_equal", False)
+    __lt__, __le__, __gt__, __ge__ = (_binary(n, False) for n in ("less", "less_equal", "greater", "greater_equal"))
+    __neg__, __pos__, __abs__, __invert__ = map(_unary, ("negative", "positive", "abs", "bitwise_invert"))
+
+    # --- indexing ---------------------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, key: Any, /) -> Array:
+        return indexing().read(self, key)  # type: ignore[no-any-return]
+
+    def __setitem__(self, key: Any, value: Any, /) -> None:
+        self._set(indexing().written(self, key, value)._parts)
+
+
+@cache
+def namespace() -> Any:
+    """`dnnc.array`, which imports this module."""
+    return import_module("dnnc.array")
+
+
+@cache
+def indexing() -> Any:
+    return import_module("dnnc.array.indexing")
+
+
+# --- making arrays ------------------------------------------------------------------------------------------------------------
+
+
+def from_buffer(a: Any) -> Array:
+    """An array of a NumPy array, which nobody may write to from now on."""
+    a = np.asarray(a)
+    dtype = dtype_of(a.dtype)
+    a = a.astype(dtype, copy=False)
+    if dtype.kind != "c":
+        return Array((leaf(a),), dtype)
+    pairs = leaf(np.ascontiguousarray(a).reshape(*a.shape, 1).view(real_of(dtype)))
+    return Array(tuple(taken_apart(pairs)), dtype)
+
+
+def taken_apart(pairs: Lazy) -> list[Lazy]:
+    """The parts of numbers that lie next to each other along the last axis."""
+    *shape, _ = pairs.shape
+    parts = [apply("slice", pairs, starts=(*(0 for _ in shape), k), steps=(1,) * (len(shape) + 1), shape=(*shape, 1)) for k in (0, 1)]
+    return [apply("reshape", p, shape=tuple(shape)) for p in parts]
+
+
+def joined(parts: Sequence[Lazy]) -> Lazy:
+    """Values next to each other along a new last axis."""
+    shape = parts[0].shape
+    return apply("concat", *(apply("reshape", p, shape=(*shape, 1)) for p in parts), axis=len(shape))
+
+
+def as_operand(x: Any) -> Any:
+    """An array or a Python number, of these or a NumPy array or scalar."""
+    return from_buffer(np.array(x)) if isinstance(x, (np.ndarray, np.generic)) else x
+
+
+def scalar(value: Any, dtype: DType) -> Array:
+    """A number without axes. It is an operand of programs, not a part of them."""
+    return from_buffer(np.asarray(value).astype(dtype) if not isinstance(value, int) else np.array(wrapped(value, dtype), dtype))
+
+
+def wrapped(value: int, dtype: DType) -> Any:
+    """InputError where an integer is not one of the type."""
+    if dtype.kind in "iu" and not isinstance(value, bool):
+        info = np.iinfo(dtype)
+        if not info.min <= value <= info.max:
+            raise InputError(f"{value} is no {dtype}: expected {info.min} to {info.max}")
+    return value
+
+
+def array_of(*parts: Lazy) -> Array:
+    """An array of values whose type says its dtype: one part, or two of complex numbers."""
+    d = parts[0].type.dtype.numpy
+    if len(parts) == 2:
+        d = np.dtype(np.complex64 if d.itemsize == 4 else np.complex128)
+    return Array(parts, d)
+
+
+def cast(x: Array, dtype: DType) -> Array:
+    """The numbers as another type; the imaginary part is dropped where it has no place."""
+    if x.dtype == dtype:
+        return x
+    real = real_of(dtype)
+    if dtype.kind == "b":
+        parts = [apply("not_equal", p, apply_full(p, 0)) if p.type.dtype.kind != "b" else p for p in x._parts]
+        return array_of(parts[0] if len(parts) == 1 else apply("logical_or", *parts))
+    parts = [p if p.type.dtype.numpy == real else apply("cast", p, to=from_numpy(real)) for p in x._parts]
+    if dtype.kind != "c":
+        return array_of(parts[0])
+    return array_of(parts[0], parts[1] if len(parts) == 2 else apply_full(parts[0], 0, x.shape))
+
+
+def apply_full(like: Lazy, value: Any, shape: tuple[int, ...] = ()) -> Lazy:
+    """A constant of the type of a value."""
+    return apply("full", shape=shape, value=value, dtype=like.type.dtype)
+
+
+def evaluate(*arrays: Array) -> None:
+    """Compute several arrays as one program."""
+    for a in arrays:
+        if len(a._parts) == 2 and a._pairs is None:
+            a._pairs = joined(a._parts)
+    materialise([a._pairs or a._parts[0] for a in arrays])

@@ -1,0 +1,192 @@
+"""Arrays from data, and from nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dnnc.array.core import DEVICE, NUMBERS, Array, array_of, cast, from_buffer, scalar, wrapped
+from dnnc.array.elementwise import add, multiply
+from dnnc.array.errors import ValueInputError
+from dnnc.array.lazy import apply
+from dnnc.array.promotion import DEFAULTS, DType, dtype_of, promoted, real_of
+from dnnc.ir.dtype import from_numpy, i64
+
+Shape = Any  # an integer or a sequence of them
+
+
+def on_device(device: Any) -> None:
+    """ValueInputError for a device that there is not."""
+    if device is not None and device != DEVICE:
+        raise ValueInputError(f"device={device!r}: arrays live on {DEVICE!r}")
+
+
+def shape_of(shape: Shape) -> tuple[int, ...]:
+    """A shape as a tuple of integers."""
+    given = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    made = tuple(d.__index__() for d in given)
+    if any(d < 0 for d in made):
+        raise ValueInputError(f"shape={shape!r}: sizes are not negative")
+    return made
+
+
+def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Array:
+    """An array of a number, of nested sequences of numbers, or of an array of any library.
+
+    Args:
+        obj: what to take.
+        dtype: of the result; by default that of `obj`, of Python numbers the default of their kind.
+        device: "cpu" or None.
+        copy: False shares the memory of `obj` (nobody may write to it as long as the result is in use) and raises ValueError where that
+            cannot be; otherwise the contents are copied, since they are looked at later.
+    """
+    on_device(device)
+    wanted = None if dtype is None else dtype_of(dtype)
+    if isinstance(obj, Array):
+        if wanted not in (None, obj.dtype):
+            if copy is False:
+                raise ValueInputError(f"an array of {obj.dtype} cannot be one of {wanted} without a copy")
+            return cast(obj, wanted)
+        return array_of(*obj._parts) if copy else obj
+    a = _taken(obj, wanted)
+    if copy is False and (not isinstance(obj, np.ndarray) or (a.base is not obj and a is not obj) or not a.flags.c_contiguous):
+        raise ValueInputError(f"a {type(obj).__name__} cannot become an array without a copy")
+    return from_buffer(a.copy() if isinstance(obj, np.ndarray) and copy is not False else a)
+
+
+def _taken(obj: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
+    if isinstance(obj, (list, tuple)):
+        obj = _without_arrays(obj)
+    elif not isinstance(obj, (np.ndarray, np.generic, *NUMBERS)) and hasattr(obj, "__dlpack__"):
+        obj = np.from_dlpack(obj)
+    if isinstance(obj, int) and dtype is not None:
+        wrapped(obj, dtype)
+    if isinstance(obj, int) and dtype is None and not -(1 << 63) <= obj < 1 << 63:
+        raise ValueInputError(f"{obj} is no int64: give a dtype")
+    a = np.asarray(obj)
+    dtype_of(a.dtype)
+    return a if dtype is None else a.astype(dtype, copy=False)
+
+
+def _without_arrays(obj: Any) -> Any:
+    if isinstance(obj, (list, tuple)):
+        return [_without_arrays(x) for x in obj]
+    return np.asarray(obj) if isinstance(obj, Array) else obj
+
+
+def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Array:
+    """An array of any library that speaks DLPack, without a copy unless `copy` asks for one."""
+    on_device(device)
+    a = np.from_dlpack(x)
+    return from_buffer(a.copy() if copy else a)
+
+
+# --- from nothing -------------------------------------------------------------------------------------------------------------
+
+
+def full(shape: Shape, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
+    on_device(device)
+    wanted = dtype_of(dtype) if dtype is not None else promoted(fill_value.dtype if isinstance(fill_value, Array) else fill_value)
+    number = cast(fill_value, wanted) if isinstance(fill_value, Array) else scalar(fill_value, wanted)
+    return array_of(*(apply("expand", p, shape=shape_of(shape)) for p in number._parts))
+
+
+def zeros(shape: Shape, *, dtype: Any = None, device: Any = None) -> Array:
+    return full(shape, 0, dtype=DEFAULTS["f"] if dtype is None else dtype, device=device)
+
+
+def ones(shape: Shape, *, dtype: Any = None, device: Any = None) -> Array:
+    return full(shape, 1, dtype=DEFAULTS["f"] if dtype is None else dtype, device=device)
+
+
+def empty(shape: Shape, *, dtype: Any = None, device: Any = None) -> Array:
+    """Zeros: memory is taken when the array is computed."""
+    return zeros(shape, dtype=dtype, device=device)
+
+
+def full_like(x: Array, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
+    return full(x.shape, fill_value, dtype=x.dtype if dtype is None else dtype, device=device)
+
+
+def zeros_like(x: Array, /, *, dtype: Any = None, device: Any = None) -> Array:
+    return full_like(x, 0, dtype=dtype, device=device)
+
+
+def ones_like(x: Array, /, *, dtype: Any = None, device: Any = None) -> Array:
+    return full_like(x, 1, dtype=dtype, device=device)
+
+
+def empty_like(x: Array, /, *, dtype: Any = None, device: Any = None) -> Array:
+    return zeros_like(x, dtype=dtype, device=device)
+
+
+def _line(n: int) -> Array:
+    """0, 1, ..., n - 1"""
+    return array_of(apply("iota", shape=(n,), axis=0, dtype=i64))
+
+
+def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Array:
+    on_device(device)
+    if stop is None:
+        start, stop = 0, start
+    wanted = promoted(start, stop, step) if dtype is None else dtype_of(dtype)
+    n = max(math.ceil((stop - start) / step), 0)
+    if wanted.kind in "iu" and all(isinstance(v, int) for v in (start, stop, step)):
+        n = len(range(start, stop, step))
+        if wanted.kind == "i" and (not n or -(1 << 63) <= start + n * step < 1 << 63):
+            return cast(add(multiply(_line(n), step), start), wanted)
+        return from_buffer(np.array([start + k * step for k in range(n)], wanted))
+    return cast(add(multiply(cast(_line(n), DEFAULTS["f"]), step), start), wanted)
+
+
+def linspace(start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: Any = None, endpoint: bool = True) -> Array:
+    on_device(device)
+    wanted = promoted(start, stop, 0.0) if dtype is None else dtype_of(dtype)
+    inner = promoted(start, stop, 0.0)
+    steps = max(num - 1 if endpoint else num, 1)
+    t = multiply(cast(_line(num), real_of(inner)), (stop - start) / steps)
+    line = cast(add(t, start), inner)
+    if endpoint and num > 1:  # the last one is `stop` itself
+        last = array_of(apply("equal", _line(num)._parts[0], apply("full", shape=(), value=num - 1, dtype=i64)))
+        end = scalar(stop, inner)
+        line = array_of(*(apply("where", last._parts[0], q, p) for p, q in zip(line._parts, end._parts)))
+    return cast(line, wanted)
+
+
+def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: Any = None) -> Array:
+    on_device(device)
+    wanted = DEFAULTS["f"] if dtype is None else dtype_of(dtype)
+    columns = n_rows if n_cols is None else n_cols
+    k = max(min(k, columns), -n_rows)
+    return cast(array_of(apply("eye", rows=n_rows, columns=columns, k=k, dtype=from_numpy(real_of(wanted)))), wanted)
+
+
+def tril(x: Array, /, *, k: int = 0) -> Array:
+    return _triangle(x, k, False)
+
+
+def triu(x: Array, /, *, k: int = 0) -> Array:
+    return _triangle(x, k, True)
+
+
+def _triangle(x: Array, k: int, upper: bool) -> Array:
+    k = max(min(k, x.shape[-1]), -x.shape[-2])
+    return array_of(*(apply("trilu", p, k=k, upper=upper) for p in x._parts))
+
+
+def meshgrid(*arrays: Array, indexing: str = "xy") -> tuple[Array, ...]:
+    if indexing not in ("xy", "ij"):
+        raise ValueInputError(f"indexing={indexing!r}: expected 'xy' or 'ij'")
+    order = list(range(len(arrays)))
+    if indexing == "xy" and len(arrays) > 1:
+        order[:2] = [1, 0]
+    shape = tuple(arrays[k].size for k in order)
+    return tuple(_spread(a, order.index(k), shape) for k, a in enumerate(arrays))
+
+
+def _spread(a: Array, axis: int, shape: Sequence[int]) -> Array:
+    own = tuple(a.size if k == axis else 1 for k in range(len(shape)))
+    return array_of(*(apply("expand", apply("reshape", p, shape=own), shape=tuple(shape)) for p in a._parts))

@@ -1,0 +1,130 @@
+"""Decompositions of matrices, by LAPACK through NumPy on the host: the graph IR has no ops for them. Their operands are computed first."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dnnc.array.core import Array, as_operand, cast, from_buffer
+from dnnc.array.errors import ValueInputError
+from dnnc.array.manipulation import contents
+from dnnc.array.promotion import real_of
+
+
+class EigResult(NamedTuple):
+    eigenvalues: Array
+    eigenvectors: Array
+
+
+class EighResult(NamedTuple):
+    eigenvalues: Array
+    eigenvectors: Array
+
+
+class QRResult(NamedTuple):
+    Q: Array
+    R: Array
+
+
+class SlogdetResult(NamedTuple):
+    sign: Array
+    logabsdet: Array
+
+
+class SVDResult(NamedTuple):
+    U: Array
+    S: Array
+    Vh: Array
+
+
+def _matrices(name: str, x: Array, square: bool = False) -> np.ndarray[Any, Any]:
+    if x.dtype.kind not in "fc":
+        raise ValueInputError(f"{name}: expected floating-point or complex numbers, got {x.dtype}")
+    if x.ndim < 2 or (square and x.shape[-1] != x.shape[-2]):
+        raise ValueInputError(f"{name}: expected {'square ' if square else ''}matrices, got shape {x.shape}")
+    wide = cast(x, np.dtype(np.float32)) if x.dtype == np.float16 else x
+    return contents(wide)
+
+
+def _as(a: Any, dtype: Any) -> Array:
+    return from_buffer(np.asarray(a, dtype))
+
+
+def cholesky(x: Array, /, *, upper: bool = False) -> Array:
+    """InputError where a matrix is not positive definite."""
+    try:
+        low = np.linalg.cholesky(_matrices("cholesky", x, True))
+    except np.linalg.LinAlgError as e:
+        raise ValueInputError(f"cholesky: {e}; expected Hermitian matrices with positive eigenvalues") from None
+    return _as(low.swapaxes(-1, -2).conj() if upper else low, x.dtype)
+
+
+def eig(x: Array, /) -> EigResult:
+    values, vectors = np.linalg.eig(_matrices("eig", x, True))
+    wide = np.complex64 if real_of(x.dtype).itemsize <= 4 else np.complex128
+    return EigResult(_as(values, wide), _as(vectors, wide))
+
+
+def eigvals(x: Array, /) -> Array:
+    return eig(x).eigenvalues
+
+
+def eigh(x: Array, /) -> EighResult:
+    values, vectors = np.linalg.eigh(_matrices("eigh", x, True))
+    return EighResult(_as(values, real_of(x.dtype)), _as(vectors, x.dtype))
+
+
+def eigvalsh(x: Array, /) -> Array:
+    return _as(np.linalg.eigvalsh(_matrices("eigvalsh", x, True)), real_of(x.dtype))
+
+
+def qr(x: Array, /, *, mode: str = "reduced") -> QRResult:
+    if mode not in ("reduced", "complete"):
+        raise ValueInputError(f"qr: mode={mode!r}: expected 'reduced' or 'complete'")
+    q, r = np.linalg.qr(_matrices("qr", x), mode=mode)  # type: ignore[call-overload]
+    return QRResult(_as(q, x.dtype), _as(r, x.dtype))
+
+
+def complex_det(x: Array) -> Array:
+    """The determinants of complex matrices."""
+    return _as(np.linalg.det(_matrices("det", x, True)), x.dtype)
+
+
+def slogdet(x: Array, /) -> SlogdetResult:
+    sign, log = np.linalg.slogdet(_matrices("slogdet", x, True))
+    return SlogdetResult(_as(sign, x.dtype), _as(log, real_of(x.dtype)))
+
+
+def svd(x: Array, /, *, full_matrices: bool = True) -> SVDResult:
+    u, s, vh = np.linalg.svd(_matrices("svd", x), full_matrices=full_matrices)
+    return SVDResult(_as(u, x.dtype), _as(s, real_of(x.dtype)), _as(vh, x.dtype))
+
+
+def svdvals(x: Array, /) -> Array:
+    return _as(np.linalg.svd(_matrices("svdvals", x), compute_uv=False), real_of(x.dtype))
+
+
+def _tolerance(x: Array, rtol: Any) -> Any:
+    """Of the largest singular value, by default what rounding leaves of zeros."""
+    if rtol is None:
+        return max(x.shape[-2:]) * float(np.finfo(real_of(x.dtype)).eps)
+    return np.asarray(as_operand(rtol))
+
+
+def matrix_rank(x: Array, /, *, rtol: Any = None) -> Array:
+    s = np.linalg.svd(_matrices("matrix_rank", x), compute_uv=False)
+    least = s.max(axis=-1, keepdims=True, initial=0.0) * np.asarray(_tolerance(x, rtol))[..., None]
+    return _as(np.count_nonzero(s > least, axis=-1), np.int64)
+
+
+def pinv(x: Array, /, *, rtol: Any = None) -> Array:
+    return _as(np.linalg.pinv(_matrices("pinv", x), rcond=_tolerance(x, rtol)), x.dtype)
+
+
+def singular_norm(x: Array, order: Any, keepdims: bool) -> Array:
+    """The norms of matrices that their singular values give: 2 the largest, -2 the smallest, "nuc" the sum."""
+    s = np.linalg.svd(_matrices("matrix_norm", x), compute_uv=False)
+    norm = s.sum(-1) if order == "nuc" else s.max(-1, initial=0.0) if order == 2 else s.min(-1, initial=math.inf)
+    return _as(norm[..., None, None] if keepdims else norm, real_of(x.dtype))

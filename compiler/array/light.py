@@ -1,0 +1,366 @@
+"""Programs of expressions: what `dnnc.compile` makes of a model, by a shorter way.
+
+In: a graph of fixed sizes. Out: a Light, which runs on NumPy arrays. The graph passes, the fusion and the plan of the memory are those of
+models. What is expensive there is looked up here: the schedule of a kernel by the text of its naive nest (in this process, then in the
+kernel cache, where other processes left it), its object by the scheduled text; and there is no entry function to compile, a table tells the
+runner which kernels to call. A graph with loops or host steps goes the long way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dnnc.ir
+from dnnc.backends.cache import KernelCache
+from dnnc.backends.link import Linker, lay_out_constants
+from dnnc.backends.llvm.build import symbol_of
+from dnnc.backends.llvm.compile import Loaded, compile_text, llvm_version, load_objects
+from dnnc.backends.llvm.emit import emit_kernel
+from dnnc.backends.llvm.features import CpuTarget
+from dnnc.backends.llvm.features import parse_target as parse_cpu
+from dnnc.backends.llvm.gate import check_kernel
+from dnnc.backends.llvm.launch_plan import PARALLEL, Record, Runner, can_run, records_of, runner, table_of
+from dnnc.backends.llvm.spelling import spelled
+from dnnc.backends.llvm.templates import templates
+from dnnc.backends.runtime import Frame, aligned_empty, runtime
+from dnnc.ir.errors import InputError
+from dnnc.ir.graph import Graph
+from dnnc.ir.operator.text import show_kernel
+from dnnc.memory import check_fits, check_possible
+from dnnc.options import CompileOptions, cache_folder, check_every_pass, make_options, thread_count
+from dnnc.passes.base import PassContext, PassManager
+from dnnc.passes.graph.memory_plan import MemoryPlan, Region, plan_memory
+from dnnc.passes.graph.segments import needs_host
+from dnnc.passes.pipelines import LEVELS
+from dnnc.passes.program import Program, Step, build_steps, lower_group, plan_region
+from dnnc.passes.schedule.problem import Choice, Problem, classify
+from dnnc.passes.schedule.step import Choose
+from dnnc.tuned import choose_of
+
+Array = np.ndarray[Any, Any]
+KERNELS = 4096  # loaded kernels kept in a process, some kilobytes each
+FOLD_LIMIT = 4096  # bytes: ranges and the like are computed where they are read, and not kept by each program
+KEPT_CONSTANTS = 1 << 16  # bytes of a program that the cache keeps
+PARALLEL_SIZE = 1 << 14  # elements from which a flat program wakes other threads
+FREE_FRAMES = 4  # of a program: so many calls at once find their memory
+KEPT_ARENA = 64 << 20  # bytes of intermediate values that a program keeps for its next call; more is given back
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A kernel by its naive nest: the scheduled text, whether all threads take part, its schedule."""
+
+    text: str
+    parallel: bool
+    choice: Choice
+
+
+class Kernels:
+    """The kernels of this process: schedules by the naive text, loaded code by symbol, each the last KERNELS used."""
+
+    def __init__(self, target: CpuTarget, opts: CompileOptions) -> None:
+        self.target, self.opts = target, opts
+        self.cache = KernelCache(cache_folder(opts.cache))
+        self.scheduled: OrderedDict[str, Scheduled] = OrderedDict()
+        self.loaded: OrderedDict[str, tuple[Loaded, int]] = OrderedDict()
+        self.seed = "\0".join([sources_version(), llvm_version(), repr(target), opts.numerics, str(opts.opt_level)])
+
+    def key(self, naive: str, problem: Problem) -> str:
+        """The name of a schedule: all that decides it."""
+        parts = (self.seed, naive, *sorted(problem.constants), problem.kind, str(problem.inplace))
+        return hashlib.sha256("\0".join(["expression", *parts]).encode()).hexdigest()
+
+    def find(self, key: str) -> Scheduled | None:
+        """A schedule that is known."""
+        found = self.scheduled.get(key)
+        if found is None and (data := self.cache.get(key)) is not None:
+            text, parallel, template, knobs = json.loads(data)
+            found = Scheduled(text, parallel, Choice(template, tuple((k, v) for k, v in knobs)))
+            _keep(self.scheduled, key, found)
+        return found
+
+    def learn(self, key: str, step: Step) -> None:
+        """Keep a schedule."""
+        made = Scheduled(step.text, step.parallel, step.choice)
+        _keep(self.scheduled, key, made)
+        self.cache.put(key, json.dumps([made.text, made.parallel, made.choice.template, made.choice.knobs]).encode())
+
+    def load(self, text: str) -> tuple[Loaded, int] | None:
+        """The loaded code of a scheduled kernel and its address; None if it is nowhere."""
+        symbol = symbol_of(text, self.target)
+        found = self.loaded.get(symbol)
+        if found is None and (obj := self.cache.get(symbol[2:])) is not None:
+            found = self.enter(symbol, load_objects([obj]))
+        return found
+
+    def make(self, step: Step, graph: Graph) -> tuple[Loaded, int]:
+        """The same of a step that was scheduled here: compiled and checked where it is new."""
+        found = self.load(step.text)
+        if found is None:
+            symbol = symbol_of(step.text, self.target)
+            obj = compile_text(emit_kernel(step.kernel, symbol, self.target.feature_set), self.target.cpu, self.target.features)
+            loaded = load_objects([obj])
+            if self.opts.verify:
+                check_kernel(graph, step, loaded.address(symbol))
+            found = self.enter(symbol, loaded)
+            self.cache.put(symbol[2:], obj)
+        return found
+
+    def enter(self, symbol: str, loaded: Loaded) -> tuple[Loaded, int]:
+        found = loaded, loaded.address(symbol)
+        _keep(self.loaded, symbol, found)
+        return found
+
+
+def _keep(kept: OrderedDict[str, Any], key: str, what: Any) -> None:
+    kept[key] = what
+    if len(kept) > KERNELS:
+        kept.popitem(last=False)
+
+
+@cache
+def sources_version() -> str:
+    """Changes with the sources that decide what a schedule is: names, sizes and times of the files, which takes a millisecond to read."""
+    h = hashlib.sha256()
+    top = Path(str(dnnc.ir.__file__)).parents[1]
+    for package in ("ir", "passes", "autotune", "backends"):
+        for p in sorted((top / package).rglob("*.py")):
+            s = p.stat()
+            h.update(f"{p.relative_to(top)} {s.st_size} {s.st_mtime_ns}\n".encode())
+    return h.hexdigest()
+
+
+@dataclass(frozen=True)
+class KernelNote:
+    """What a report says of a kernel call."""
+
+    name: str
+    nodes: tuple[str, ...]
+    choice: str
+    parallel: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A linked program as plain data: the kernel cache keeps it under the structure of its expression, for other processes."""
+
+    outputs: tuple[tuple[tuple[int, ...], str], ...]  # shapes (not of a flat program) and NumPy's names of dtypes
+    records: tuple[Record, ...]
+    notes: tuple[KernelNote, ...]  # of each record
+    arena: int
+    constants: bytes
+
+    def to_json(self) -> bytes:
+        records = [[r.symbol, r.flags, r.args] for r in self.records]
+        notes = [[n.name, n.nodes, n.choice, n.parallel, n.text] for n in self.notes]
+        return json.dumps([self.outputs, records, notes, self.arena, self.constants.hex()]).encode()
+
+
+def read_plan(data: bytes) -> Plan:
+    """The plan that `Plan.to_json` wrote."""
+    outputs, records, notes, arena, constants = json.loads(data)
+    return Plan(
+        tuple((tuple(shape), dtype) for shape, dtype in outputs),
+        tuple(Record(symbol, flags, tuple(args)) for symbol, flags, args in records),
+        tuple(KernelNote(name, tuple(nodes), choice, parallel, text) for name, nodes, choice, parallel, text in notes),
+        arena,
+        bytes.fromhex(constants),
+    )
+
+
+class Light:
+    """A program that can be called: arrays in, arrays out. Calls may come from several threads at once."""
+
+    def __init__(self, plan: Plan, loaded: Mapping[str, tuple[Loaded, int]], entry: Runner, threads: int) -> None:
+        self.notes = plan.notes
+        self.outputs = [(shape, np.dtype(d)) for shape, d in plan.outputs]
+        self._table = table_of(plan.records, {symbol: address for symbol, (_, address) in loaded.items()})
+        self._constants = aligned_empty(max(len(plan.constants), 1))
+        self._constants[: len(plan.constants)] = np.frombuffer(plan.constants, np.uint8)
+        self._owners, self._runner = [owner for owner, _ in loaded.values()], entry  # of the code
+        self._nthreads = threads if any(r.flags & PARALLEL for r in plan.records) else 1
+        self._arena = plan.arena
+        self._table_address: int = self._table.ctypes.data
+        self._free: list[tuple[Frame, Any, int]] = []
+        self._launch = runtime().launch
+        check_fits([(f"result {k}", s, d) for k, (s, d) in enumerate(self.outputs)], plan.arena)
+
+    def __call__(self, arrays: Sequence[Array]) -> list[Array]:
+        """Run on contiguous arrays of the right shapes and dtypes."""
+        results = [np.empty(s, d) for s, d in self.outputs]
+        if any(r.size for r in results):
+            self._run(arrays, results, (), self._nthreads)
+        return results
+
+    def flat(self, arrays: Sequence[Array], shape: tuple[int, ...], size: int) -> list[Array]:
+        """Run a program for arrays of any one shape, with elements; `size`: of them."""
+        results = [np.empty(shape, d) for _, d in self.outputs]
+        self._run(arrays, results, (size,), self._nthreads if size >= PARALLEL_SIZE else 1)
+        return results
+
+    def _run(self, arrays: Sequence[Array], results: Sequence[Array], sizes: tuple[int, ...], threads: int) -> None:
+        frame, pointers, address = self._take(len(arrays) + len(results) + len(sizes))
+        k = 2
+        for a in arrays:
+            pointers[k] = a.ctypes.data
+            k += 1
+        for a in results:
+            pointers[k] = a.ctypes.data
+            k += 1
+        for n in sizes:
+            pointers[k] = n
+            k += 1
+        status = self._launch(self._runner.entry, frame.address, address, self._table_address, threads)
+        if status:
+            frame.slots[4:7] = 0
+            raise InputError(f"an index lies outside of its axis (status {status}): check the values of integer operands")
+        if len(self._free) < FREE_FRAMES and self._arena <= KEPT_ARENA:
+            self._free.append((frame, pointers, address))
+
+    def _take(self, buffers: int) -> tuple[Frame, Any, int]:
+        try:
+            return self._free.pop()
+        except IndexError:
+            frame, pointers = Frame(self._arena, 0, self._constants.ctypes.data), (ctypes.c_void_p * (2 + buffers))()
+            pointers[0], pointers[1] = frame.arena.ctypes.data, self._constants.ctypes.data
+            return frame, pointers, ctypes.addressof(pointers)
+
+
+class Compiler:
+    """Makes programs of graphs for this machine's CPU. One per process serves all arrays; `options` as for `dnnc.compile`."""
+
+    def __init__(self, **options: Any) -> None:
+        self.opts = make_options(options)
+        self.target = parse_cpu(str(self.opts.target), self.opts.threads)
+        self.kernels = Kernels(self.target, self.opts)
+        self.runner = runner(self.kernels.cache)
+        runtime().start(self.kernels.cache)
+        self.threads = min(thread_count(self.opts.threads), self.target.threads)
+        numerics = self.opts.numerics
+        self.ctx = PassContext(numerics=numerics, lanes=self.target.lanes, fold_limit=FOLD_LIMIT, check=check_every_pass(), spelled=spelled(numerics))
+        self.templates = templates(self.target, self.ctx.strict)
+        self.lock = threading.RLock()
+
+    def compile(self, make: Callable[[], Graph], structure: str = "") -> Any:
+        """A function from a list of arrays to a list of arrays.
+
+        Args:
+            make: gives the graph, which is then changed; not asked where the cache knows the structure.
+            structure: equal for equal graphs; empty where nothing is to be kept.
+        """
+        key = hashlib.sha256("\0".join(["program", self.kernels.seed, structure]).encode()).hexdigest() if structure else ""
+        with self.lock:
+            return self._known(key) or self._new(make(), key)
+
+    def compile_flat(self, make: Callable[[], Graph], structure: str) -> Light | None:
+        """A program of element-wise ops for arrays of any one shape, which are vectors to it; None where that is no single kernel.
+
+        Args:
+            make: gives the graph, whose only symbolic size is that of all arrays in it.
+            structure: equal for equal graphs.
+        """
+        key = hashlib.sha256("\0".join(["flat program", self.kernels.seed, structure]).encode()).hexdigest()
+        with self.lock:
+            known = self._known(key)
+            if known is None:
+                graph = make()
+                PassManager().run(graph, LEVELS[self.opts.opt_level], self.ctx)
+                known = self._made(graph, key)
+            return known
+
+    def _known(self, key: str) -> Light | None:
+        data = self.kernels.cache.get(key) if key else None
+        if data is None:
+            return None
+        plan = read_plan(data)
+        loaded = {r.symbol: found for r, n in zip(plan.records, plan.notes) if (found := self.kernels.load(n.text)) is not None}
+        return Light(plan, loaded, self.runner, self.threads) if all(r.symbol in loaded for r in plan.records) else None
+
+    def _new(self, graph: Graph, key: str) -> Any:
+        if graph.dims or needs_host(graph) or any("control" in n.op.traits for n in graph.nodes()):
+            return self._long_way(graph)
+        check_possible(graph)
+        original = graph.copy()
+        PassManager().run(graph, LEVELS[self.opts.opt_level], self.ctx)
+        region = plan_region(graph, fuse=self.opts.opt_level >= 3, align=self.ctx.align, normed=self.ctx.normed)
+        if any(g.kind in ("host", "control") for g in region.fusion.groups):
+            return self._long_way(original)
+        return self._made(graph, key, region) or self._long_way(original)
+
+    def _made(self, graph: Graph, key: str, region: Region | None = None) -> Light | None:
+        """The program of a graph after the passes; None where the runner cannot take it."""
+        region = region or plan_region(graph, fuse=self.opts.opt_level >= 3, align=self.ctx.align, normed=self.ctx.normed)
+        if graph.dims and len(region.fusion.groups) > 1:  # values between kernels would have no place
+            return None
+        memory = plan_memory(graph, region.fusion, region.inplace, region.nested)
+        steps, keys = self._steps(region, memory)
+        plan = self._linked(Program(graph, region.fusion, memory, tuple(steps), region), steps, keys)
+        if plan is None:
+            return None
+        if key and len(plan.constants) <= KEPT_CONSTANTS:
+            self.kernels.cache.put(key, plan.to_json())
+        loaded = {r.symbol: self.kernels.load(s.text) or self.kernels.make(s, graph) for r, s in zip(plan.records, steps)}
+        return Light(plan, loaded, self.runner, self.threads)
+
+    def _long_way(self, graph: Graph) -> Any:
+        from dnnc.driver import compile_graph
+
+        f = compile_graph(graph, ([v.name for v in graph.inputs], [v.name for v in graph.outputs]), self.opts)
+
+        def run(arrays: Sequence[Array]) -> list[Array]:
+            r = f(*arrays)
+            return list(r) if isinstance(r, tuple) else [r]
+
+        return run
+
+    def _steps(self, region: Region, memory: MemoryPlan) -> tuple[list[Step], list[str]]:
+        """The kernels of a region with the keys of their schedules. Where all are known each step has its naive nest in place of the
+        scheduled one, which reads and writes the same buffers."""
+        steps, keys = [], []
+        known = True
+        for g in region.fusion.groups:
+            low = lower_group(region.graph, g, memory.inplace.get(g))
+            problem = classify(g.nodes, low, region.graph.constants)
+            key = self.kernels.key(show_kernel(low.kernel), problem)
+            found = self.kernels.find(key)
+            keys.append(key)
+            known = known and found is not None and self.kernels.load(found.text) is not None
+            if known and found is not None:
+                steps.append(Step(g, low.kernel, found.text, low.params, low.dims, found.choice, problem.flops))
+        if known:
+            return steps, keys
+        made = [s for s in build_steps(region, memory, self.templates, self._choose(), self.ctx.spelled, True) if isinstance(s, Step)]
+        for key, s in zip(keys, made):
+            self.kernels.make(s, region.graph)
+            self.kernels.learn(key, s)
+        return made, keys
+
+    def _choose(self) -> Choose:
+        return choose_of(self.opts, kept=self.kernels.cache)
+
+    def _linked(self, program: Program, steps: Sequence[Step], keys: Sequence[str]) -> Plan | None:
+        """None where the runner cannot take it."""
+        symbols = {s.text: symbol_of(s.text, self.target) for s in steps}
+        constants, offsets = lay_out_constants(program)
+        linker = Linker(program, symbols, offsets)
+        infos = [self.kernels.scheduled[k] for k in keys]
+        calls = [replace(c, parallel=i.parallel) for c, i in zip(linker.entry(), infos)]
+        if not can_run(calls):
+            return None
+        notes = [KernelNote(s.kernel.name, tuple(n.op.name for n in s.group.nodes), str(i.choice), i.parallel, i.text) for s, i in zip(steps, infos)]
+        g = program.graph
+        outputs = tuple((tuple(int(str(d)) for d in v.type.shape if not g.dims), v.type.dtype.numpy.name) for v in g.outputs)
+        records = records_of(calls, len(g.inputs) + len(g.outputs))
+        return Plan(outputs, tuple(records), tuple(notes), 0 if g.dims else linker.plan.offsets({})[1], constants.tobytes())

@@ -1,0 +1,84 @@
+"""Types of results: promotion by the array API standard, wider where NumPy has an answer and the standard none."""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+import numpy as np
+
+from dnnc.ir.errors import InputError
+
+DType = np.dtype[Any]
+Scalar = Union[bool, int, float, complex]
+
+DEFAULTS: dict[str, DType] = {
+    "b": np.dtype(np.bool_),
+    "i": np.dtype(np.int64),
+    "u": np.dtype(np.uint64),
+    "f": np.dtype(np.float64),
+    "c": np.dtype(np.complex128),
+}
+_ORDER = "biufc"  # of kinds, but for i and u, which are on one level
+_KINDS = {bool: "b", int: "i", float: "f", complex: "c"}
+NAMES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64", "complex64", "complex128")
+KNOWN = frozenset(np.dtype(n) for n in NAMES)
+
+
+def dtype_of(d: Any) -> DType:
+    """A dtype as dnnc.array keeps it: one of NAMES, given as a NumPy dtype, a scalar type, a name or a Python type. InputError otherwise."""
+    try:
+        found = np.dtype(d)
+    except TypeError:
+        found = None
+    if found is None or d is None or found.newbyteorder("=") not in KNOWN:
+        raise InputError(f"dnnc.array has no dtype {d!r}; there are {', '.join(NAMES)}")
+    native: DType = found.newbyteorder("=")
+    return native
+
+
+def kind_of(d: DType | Scalar) -> str:
+    """b, i, u, f or c."""
+    if isinstance(d, np.dtype):
+        return d.kind
+    return next(k for t, k in _KINDS.items() if isinstance(d, t))
+
+
+def promoted(*given: DType | Scalar) -> DType:
+    """The type of a result. Python numbers do not widen a type of their kind: `float32 * 0.1` is float32."""
+    types = [d for d in given if isinstance(d, np.dtype)]
+    scalars = [kind_of(d) for d in given if not isinstance(d, np.dtype)]
+    if not types:
+        return DEFAULTS[max(scalars, key=_ORDER.index)]
+    result = types[0]
+    for d in types[1:]:
+        result = np.promote_types(result, d)
+    for k in scalars:
+        result = _with_scalar(result, k)
+    return result
+
+
+def _with_scalar(d: DType, kind: str) -> DType:
+    if kind == "c" and d.kind == "f":
+        return np.dtype(np.complex64) if d.itemsize <= 4 else np.dtype(np.complex128)
+    level = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
+    return DEFAULTS[kind] if level[kind] > level[d.kind] else d
+
+
+def real_of(d: DType) -> DType:
+    """The type of the parts of a complex type; a real one is its own."""
+    return np.dtype(np.float32) if d == np.complex64 else np.dtype(np.float64) if d == np.complex128 else d
+
+
+def complex_of(d: DType) -> DType:
+    """The complex type whose parts are of this floating-point type."""
+    return d if d.kind == "c" else np.dtype(np.complex128) if d.itemsize == 8 or d.kind in "iub" else np.dtype(np.complex64)
+
+
+def float_of(d: DType) -> DType:
+    """The type in which functions of real numbers are computed: integers become the default floating-point type."""
+    return d if d.kind in "fc" else DEFAULTS["f"]
+
+
+def summed(d: DType) -> DType:
+    """The type of a sum: small integers become 64 bits wide."""
+    return DEFAULTS[d.kind] if d.kind in "iu" else DEFAULTS["i"] if d.kind == "b" else d
