@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dnnc import array as array
     from dnnc import ir as ir
+    from dnnc.array.kernels import elementwise_kernel as elementwise_kernel
+    from dnnc.array.kernels import reduction_kernel as reduction_kernel
     from dnnc.driver import Executable as Executable
     from dnnc.driver import TensorSpec as TensorSpec
     from dnnc.driver import compile as compile
     from dnnc.frontends.onnx import from_onnx as from_onnx
+    from dnnc.frontends.trace import Spec as Spec
+    from dnnc.frontends.trace import cond as cond
+    from dnnc.frontends.trace import scan as scan
+    from dnnc.frontends.trace import trace as trace
+    from dnnc.frontends.trace import while_loop as while_loop
     from dnnc.ir.errors import AccuracyError as AccuracyError
     from dnnc.ir.errors import ArtifactError as ArtifactError
     from dnnc.ir.errors import ArtifactWarning as ArtifactWarning
@@ -30,6 +37,7 @@ if TYPE_CHECKING:
     from dnnc.ir.errors import UnsupportedError as UnsupportedError
     from dnnc.ir.errors import VerifyError as VerifyError
     from dnnc.ir.target import Target as Target
+    from dnnc.jitted import jit as jit
     from dnnc.loading import load as load
     from dnnc.options import CompileOptions as CompileOptions
     from dnnc.tuning import tune as tune
@@ -37,13 +45,16 @@ if TYPE_CHECKING:
     __version__: str
 
 _WHERE = {
+    "dnnc.array.kernels": ("elementwise_kernel", "reduction_kernel"),
     "dnnc.driver": ("Executable", "TensorSpec", "compile"),
     "dnnc.frontends.onnx": ("from_onnx",),
+    "dnnc.frontends.trace": ("Spec", "cond", "scan", "trace", "while_loop"),
     "dnnc.ir.errors": (
         "AccuracyError", "ArtifactError", "ArtifactWarning", "DnncError", "DnncWarning", "InputError", "InternalError", "ModelError",
         "ParseError", "ScheduleError", "ShapeError", "TargetError", "TuneError", "UnsupportedError", "VerifyError",
     ),
     "dnnc.ir.target": ("Target",),
+    "dnnc.jitted": ("jit",),
     "dnnc.loading": ("load",),
     "dnnc.options": ("CompileOptions",),
     "dnnc.tuning": ("tune",),

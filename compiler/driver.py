@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -55,12 +56,13 @@ Made = Union[Executable, ReferenceExecutable, StagedExecutable, "DeviceExecutabl
 Compiled = Union[Made, LateExecutable]
 
 
-def compile(model: Any, progress: Progress | None = None, **options: Any) -> Any:
+def compile(model: Any, progress: Progress | None = None, *, inputs: Sequence[Any] | Mapping[str, Any] | None = None, **options: Any) -> Any:
     """Compile a model.
 
     Args:
-        model: path to an .onnx file, its bytes, an onnx.ModelProto, or a dnnc.ir Graph.
+        model: path to an .onnx file, its bytes, an onnx.ModelProto, a dnnc.ir Graph, or a function of array code.
         progress: called with (stage, done, of) while kernels compile.
+        inputs: of a function: what `dnnc.trace` takes, a Spec for each array; or a dict of them by the names of its arguments.
         **options: see CompileOptions.
 
     Returns:
@@ -70,6 +72,8 @@ def compile(model: Any, progress: Progress | None = None, **options: Any) -> Any
         DnncError: a subclass that says what is wrong with the model, the options or the target.
     """
     opts = make_options(options)
+    if inputs is not None or inspect.isroutine(model) or hasattr(model, "__wrapped__"):
+        model = traced_graph(model, inputs)
     if isinstance(opts.tune, (int, float)):
         return tuned_first(model, opts.tune, progress, options)
     opts = resolved(opts)
@@ -77,7 +81,20 @@ def compile(model: Any, progress: Progress | None = None, **options: Any) -> Any
         return compile_graph(model, ([v.name for v in model.inputs], [v.name for v in model.outputs]), opts, progress)
     if isinstance(model, (str, os.PathLike, bytes, bytearray)) or type(model).__name__ == "ModelProto":
         return compile_onnx(model, opts, progress)
-    raise InputError(f"cannot compile a {type(model).__name__}: expected a path to an .onnx file, its bytes, a ModelProto or a dnnc.ir.Graph")
+    raise InputError(
+        f"cannot compile a {type(model).__name__}: expected a path to an .onnx file, its bytes, a ModelProto, a dnnc.ir.Graph, or a function and its inputs"
+    )
+
+
+def traced_graph(fn: Any, inputs: Sequence[Any] | Mapping[str, Any] | None) -> Graph:
+    """The graph of a function of array code. InputError where it is none, or nothing says what it takes."""
+    from dnnc.frontends.trace import trace
+
+    if not callable(fn):
+        raise InputError(f"inputs: only a function takes them, not a {type(fn).__name__}; sizes of a model are given by dims")
+    if inputs is None:
+        raise InputError("a function needs inputs=[...], a dnnc.Spec(shape, dtype) for each array; dnnc.jit finds them at each call")
+    return trace(fn, **inputs) if isinstance(inputs, Mapping) else trace(fn, *inputs)
 
 
 def tuned_first(model: Any, budget: float, progress: Progress | None, options: Mapping[str, Any]) -> Any:

@@ -392,12 +392,15 @@ def errors(got: Array, want: Array) -> Array:
 
 
 def operands_of(step: Step) -> str:
-    """The form to which a schedule rounds the operands of products, if it does; of a recurrence, that in which its states are multiplied."""
+    """The form to which a schedule rounds the operands of products, if it does; of a recurrence, that in which its states are multiplied; of what
+    is stored in float64 but computed in float32 on the way, that."""
     if step.choice.template == "tf32" or ("math", "tf32") in step.choice.knobs:
         return "tf32"
     first = step.group.nodes[0]
     if first.op.name != "recurrence":
-        return ""
+        exact = EPS.get(step.group.output.type.dtype.computed.name, 0.0)
+        floats = {v.type.dtype.computed.name for n in step.group.nodes for v in n.outputs if v.type.dtype.is_float}
+        return max((t for t in floats if EPS[t] > exact > 0), key=EPS.__getitem__, default="")
     types = {v.type.dtype for body in first.subgraphs() for n in body.nodes() for v in n.outputs}
     return max((t.name for t in types if t.name in EPS and t.computed is not t), key=EPS.__getitem__, default="")
 

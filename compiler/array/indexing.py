@@ -84,7 +84,7 @@ def parse(key: Any, shape: tuple[int, ...]) -> Key:
             continue
         n = shape[axis]
         axis += 1
-        if isinstance(k, Array) and k.ndim:
+        if isinstance(k, Array) and (k.ndim or any(p.traced for p in k._parts)):  # a traced integer has no value yet
             arrays.append((len(seen), k))
             start, step, size = 0, 1, n
         elif isinstance(k, slice):

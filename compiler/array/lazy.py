@@ -10,6 +10,7 @@ where computing them again would cost: those of products, reductions and sorts a
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import weakref
@@ -20,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from dnnc.array.lines import no_data, user_line
 from dnnc.ir.builder import complete, infer
 from dnnc.ir.dtype import from_numpy
-from dnnc.ir.errors import InputError
+from dnnc.ir.errors import InputError, Loc
 from dnnc.ir.expr import var
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.op import OpDef
@@ -38,14 +40,24 @@ HEAVY_OPS = frozenset(("sort", "cumsum", "cumprod", "dft", "det", "inverse", "sc
 
 
 class Call:
-    """One application of an op. `key` is what a program's structure says of it."""
+    """One application of an op. `key` is what a program's structure says of it.
 
-    __slots__ = ("attrs", "heavy", "inputs", "key", "op", "types")
+    A traced one has a `number`, larger than those of the calls before, and the line of the user's code in `locs`.
+    """
+
+    __slots__ = ("attrs", "heavy", "inputs", "key", "locs", "number", "op", "types")
+    counted = itertools.count(1)
 
     def __init__(self, op: OpDef, inputs: tuple[Lazy | None, ...], attrs: dict[str, Any], types: tuple[TensorType, ...]) -> None:
         self.op, self.inputs, self.attrs, self.types = op, inputs, attrs, types
         self.key = (op.name, *attrs.values())
+        self.number = 0
+        self.locs: tuple[Loc, ...] = ()
         self.heavy = op.name in HEAVY_OPS or any(t in op.traits for t in HEAVY) or any(x is not None and x.heavy for x in inputs)
+
+    def trace(self) -> None:
+        """Say where in the user's code, and in which order of the trace, this is."""
+        self.number, self.locs = next(self.counted), (user_line()[0],)
 
 
 class Lazy:
@@ -95,6 +107,8 @@ def apply_all(name: str, *inputs: Lazy | None, **attrs: Any) -> tuple[Lazy, ...]
     full = complete(op, attrs)
     call = Call(op, inputs, full, tuple(infer(op, inputs, full)))  # type: ignore[arg-type]  # a rule reads the types alone
     made = tuple(Lazy(t, call, k) for k, t in enumerate(call.types))
+    if made[0].traced:
+        call.trace()
     if not made[0].traced and any(0 in t.shape for t in call.types):  # nothing to compute
         return tuple(Lazy(t, data=np.empty(x.shape, t.dtype.numpy)) if 0 in t.shape else x for t, x in zip(call.types, made))
     if made[0].depth >= DEEPEST and not made[0].traced:
@@ -182,7 +196,7 @@ def graph_of(outputs: Sequence[Lazy], inputs: Sequence[Lazy] = (), name: str = "
         return None if x is None else known[id(x)] if x.call is None else known[id(x.call), x.index]
 
     for c in calls:
-        node = g.append(Node(c.op, [value(x) for x in c.inputs], c.attrs, [type_(t) for t in c.types]))
+        node = g.append(Node(c.op, [value(x) for x in c.inputs], c.attrs, [type_(t) for t in c.types], c.locs))
         for k, made in enumerate(node.outputs):
             known[id(c), k] = made
     g.outputs = [v for x in outputs if (v := value(x)) is not None]
@@ -256,7 +270,7 @@ def materialise(roots: Sequence[Lazy]) -> None:
     """
     wanted = list({id(x): x for x in roots if x.call is not None}.values())
     if any(x.traced for x in roots):
-        raise InputError(NO_DATA)
+        raise InputError(no_data())
     if not wanted:
         return
     calls, leaves, met = _reached(wanted)
@@ -277,12 +291,6 @@ def _kept(met: dict[int, Lazy], wanted: Sequence[Lazy]) -> list[Lazy]:
             out.append(x)
         x.seen = True
     return out
-
-
-NO_DATA = (
-    "the value of an array is needed while a function is traced, where it has none yet: a condition, a Python number or a size cannot depend on "
-    "the contents of an argument there; use dnnc.array.where, or make it an argument that is fixed"
-)
 
 
 def buffer(x: Lazy) -> Array:

@@ -122,3 +122,11 @@ def test_other_numbers_are_as_in_standard_mode(cache: Path) -> None:
     g = graph_of(NETS["mlp"])
     x = np.random.default_rng(1).standard_normal((37, 515)).astype(np.float32)
     assert run(g, x, numerics="fast", cache=cache) == run(g, x, numerics="standard", cache=cache)
+
+
+def test_what_is_computed_in_float32_and_stored_in_float64(tmp_path: Path) -> None:
+    """The kernel gate allows what the coarser type rounds on the way, and no more."""
+    f = dnnc.compile(graph_of("def g(x: f64[1003]):\n    return cast(exp(cast(x, to=f32)), to=f64)"), cache=tmp_path / "cache")
+    x = np.linspace(-3, 3, 1003)
+    y = f(x)
+    assert y.dtype == np.float64 and 0 < np.abs(y - np.exp(x)).max() < 32 * np.finfo(np.float32).eps * np.exp(3)

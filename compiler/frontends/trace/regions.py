@@ -1,0 +1,82 @@
+"""Graphs of traced values: of a whole function, and of the body of a loop or branch, which sees values from around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dnnc.array.lazy import Lazy
+from dnnc.ir.errors import InputError
+from dnnc.ir.graph import Graph, Node, Value
+
+SMALL = 64  # elements up to which a body has its own copy of a constant
+
+
+def is_outside(x: Lazy, before: int) -> bool:
+    """Does a value that a body reads come from around it: made before its trace began (call number `before`), or a large constant?"""
+    if x.call is None:
+        return x.data is None or x.data.size > SMALL
+    return x.call.number <= before if x.traced else x.call.heavy
+
+
+class Region:
+    """A graph under construction. `before`: the number of the last call around a body; None for a whole function, which captures nothing."""
+
+    def __init__(self, name: str, inputs: Sequence[Lazy], names: Sequence[str], before: int | None = None) -> None:
+        self.graph, self.before = Graph(name), before
+        self.captured: list[Lazy] = []
+        self.known: dict[Any, Value] = {}
+        for x, n in zip(inputs, names):
+            self.known[_key(x)] = self.graph.add_input(n, x.type)
+
+    def finish(self, outputs: Sequence[Lazy]) -> Graph:
+        """The graph that gives these values."""
+        stack = list(reversed(outputs))
+        while stack:
+            x = stack[-1]
+            if _key(x) not in self.known:
+                todo = self._enter(x)
+                if todo:
+                    stack.extend(reversed(todo))
+                    continue
+            stack.pop()
+        self.graph.outputs = [self.known[_key(x)] for x in outputs]
+        return self.graph
+
+    def _enter(self, x: Lazy) -> list[Lazy]:
+        """Add a value, unless others are missing that it needs: these."""
+        if self.before is not None and is_outside(x, self.before):
+            self.capture(x)
+            return []
+        if x.call is None:
+            if x.data is None:
+                raise InputError("an array of a function whose trace has ended is used; give results back by return, not through variables around it")
+            self.known[_key(x)] = self.graph.constant(x.data)
+            return []
+        call = x.call
+        todo = [i for i in call.inputs if i is not None and _key(i) not in self.known]
+        if not todo:
+            node = self.graph.append(
+                Node(call.op, [None if i is None else self.known[_key(i)] for i in call.inputs], call.attrs, call.types, call.locs)
+            )
+            for k, v in enumerate(node.outputs):
+                self.known[id(call), k] = v
+        return todo
+
+    def capture(self, x: Lazy) -> None:
+        """Read a value from around as a further input."""
+        if _key(x) not in self.known:
+            self.captured.append(x)
+            self.known[_key(x)] = self.graph.add_input(f"outer{len(self.captured)}", x.type)
+
+    def share(self, wanted: Sequence[Lazy]) -> None:
+        """Let the captured values be these, in this order: all that any branch captures."""
+        own = len(self.graph.inputs) - len(self.captured)
+        for x in wanted:
+            self.capture(x)
+        self.graph.inputs[own:] = [self.known[_key(x)] for x in wanted]
+        self.captured = list(wanted)
+
+
+def _key(x: Lazy) -> Any:
+    return id(x) if x.call is None else (id(x.call), x.index)
