@@ -1,19 +1,22 @@
 """Jobs that wait for devices: each device goes on with the tasks whose operands it holds.
 
 In: bundles of jobs, as they are built. Out: batches for devices. Making a task's operands ready takes a device as long as measuring some
-twenty schedules, so that a task is begun by a second device only where enough of it waits.
+schedules, so that a task is begun by a second device only where enough of it waits. Jobs of slow kernels take a hundred times as long as others:
+how long a task's jobs took so far says how many are enough, and that few are handed out at a time.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 
 from dnnc.autotune.station import Job
 
 BATCH = 8  # kernels that a device's process has at a time
 HELD = 3  # tasks whose operands a device's process keeps in memory
-MANY = 16  # jobs of a task from which another device is to help
+PACE = 0.03  # seconds of a job of a task that nobody has measured yet
+MUCH, BRIEF = 0.5, 0.25  # seconds of waiting jobs from which another device is to help; seconds of a batch at most, where it is several jobs
 
 
 class Ready:
@@ -23,6 +26,8 @@ class Ready:
         self._changed = threading.Condition()
         self._waiting: dict[str, deque[list[Job]]] = {}  # by task, in the order in which tasks came
         self._held: list[deque[str]] = [deque(maxlen=HELD) for _ in range(devices)]
+        self._paces: dict[str, float] = {}  # seconds of a job, by task
+        self._under_way: dict[int, tuple[str, int, float]] = {}  # of each device: task, jobs, and when they were taken
         self._ended = False
 
     def put(self, bundle: list[Job]) -> None:
@@ -40,6 +45,7 @@ class Ready:
     def begin(self) -> None:
         """Forget what waits: another measurement begins. Devices still hold what they held."""
         self._waiting.clear()
+        self._under_way.clear()
         self._ended = False
 
     def gone(self, device: int) -> None:
@@ -49,8 +55,13 @@ class Ready:
             self._changed.notify_all()
 
     def take(self, device: int) -> list[Job] | None:
-        """Jobs of one task, or None at the end. Waits where only tasks of other devices are there, and few jobs of these."""
+        """Jobs of one task, or None at the end, from a device that is done with those before. Waits where only tasks of other devices are
+        there, and few jobs of these."""
         with self._changed:
+            if device in self._under_way:
+                task, jobs, since = self._under_way.pop(device)
+                self._paces[task] = max(time.perf_counter() - since, 1e-6) / jobs
+                self._changed.notify_all()  # there may be enough to help with now
             while True:
                 if self._ended:
                     return None
@@ -62,6 +73,10 @@ class Ready:
     def _count(self, key: str) -> int:
         return sum(map(len, self._waiting[key]))
 
+    def _seconds(self, key: str) -> float:
+        """Of all jobs of a task that wait."""
+        return self._count(key) * self._paces.get(key, PACE)
+
     def _for(self, device: int) -> str | None:
         """The task that a device is to go on with: one that it holds, one that nobody does, or another's of which much waits."""
         mine = next((k for k in reversed(self._held[device]) if k in self._waiting), None)
@@ -71,13 +86,13 @@ class Ready:
         free = next((k for k in self._waiting if k not in held), None)
         if free is not None or not self._waiting:
             return free
-        most = max(self._waiting, key=self._count)
-        return most if self._count(most) >= MANY else None
+        most = max(self._waiting, key=self._seconds)
+        return most if self._seconds(most) >= MUCH else None
 
     def _taken(self, device: int, key: str) -> list[Job]:
         bundles, held = self._waiting[key], self._held[device]
         sharing = sum(key in keys for keys in self._held) + (key not in held)
-        most = min(BATCH, -(-self._count(key) // sharing))
+        most = min(BATCH, -(-self._count(key) // sharing), int(BRIEF / self._paces.get(key, PACE)))
         batch = bundles.popleft()
         while bundles and len(batch) + len(bundles[0]) <= most:
             batch = batch + bundles.popleft()
@@ -86,4 +101,5 @@ class Ready:
         if key in held:
             held.remove(key)
         held.append(key)
+        self._under_way[device] = key, len(batch), time.perf_counter()
         return batch

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from types import SimpleNamespace
 from typing import Any
 
-from dnnc.autotune.ready import BATCH, HELD, MANY, Ready
+import pytest
+
+from dnnc.autotune import ready as module
+from dnnc.autotune.ready import BATCH, HELD, MUCH, PACE, Ready
+
+MANY = math.ceil(MUCH / PACE)  # jobs of a task that nobody has measured, from which others help
 
 
 def jobs(task: str, count: int) -> list[Any]:
@@ -48,8 +54,20 @@ def test_others_help_where_much_waits() -> None:
     ready = Ready(2)
     fill(ready, a=BATCH + MANY)
     assert taken(ready, 0) == ("a", BATCH)
-    assert taken(ready, 1) == ("a", BATCH)  # half of MANY
-    assert taken(ready, 1) == ("a", MANY // 4), "a task that two devices hold is shared"
+    assert taken(ready, 1) == ("a", BATCH)
+    left = MANY - BATCH
+    assert taken(ready, 1) == ("a", -(-left // 2)), "a task that two devices hold is shared"
+
+
+def test_slow_kernels_go_out_one_by_one_and_others_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    ready = Ready(2)
+    fill(ready, a=BATCH + 3)
+    assert taken(ready, 0) == ("a", BATCH)
+    now[0] += BATCH * MUCH  # each of them took that long
+    assert taken(ready, 0) == ("a", 1)
+    assert taken(ready, 1) == ("a", 1), "two jobs that take long are enough"
 
 
 def test_others_wait_where_little_does() -> None:
