@@ -84,6 +84,10 @@ class Frame:
         code, kernel, value = self.slots[FRAME_STATUS : FRAME_STATUS + 3].tolist()
         return code, kernel, value
 
+    def forget(self) -> None:
+        """Success again, so that the frame serves another call."""
+        self.slots[FRAME_STATUS : FRAME_STATUS + 3] = 0
+
 
 class Runtime:
     """The thread pool of this process; `runtime()` is the one that everybody uses."""
@@ -144,17 +148,11 @@ class NativePool:
 def load_pool(cache: KernelCache | None = None) -> NativePool:
     """A pool of its own, compiled or from the cache, and loaded. Stop it before the last reference to it goes: its threads run its code."""
     # Imported here: they serve the LLVM backend alone, and the pool's text needs the frame layout above.
-    from dnnc.backends.llvm.compile import compile_text, load_objects, object_key
+    from dnnc.backends.llvm.compile import cached_object, load_objects
     from dnnc.backends.llvm.pool import POOL_BYTES, pool_text
 
     text, cpu = pool_text(threads=has_threads()), "x86-64" if has_threads() else "generic"
-    key = object_key(text, cpu, "")
-    obj = cache.get(key) if cache is not None else None
-    if obj is None:
-        obj = compile_text(text, cpu, "")
-        if cache is not None:
-            cache.put(key, obj)
-    loaded = load_objects([obj])
+    loaded = load_objects([cached_object(text, cpu, cache)])
 
     def function(name: str, result: Any, *args: Any) -> Any:
         f: Any = ctypes.CFUNCTYPE(result, *args)(loaded.address(name))

@@ -202,7 +202,7 @@ class Executable:
 
     def _fail(self, bound: Bound, frame: Frame) -> None:
         code = frame.status[0]
-        frame.slots[4:7] = 0
+        frame.forget()
         where = "; ".join([f"{k.name}{k.where}" for k in bound.native.kernels if k.guarded][:3])
         raise InputError(f"an index read at run time lies outside of its axis (status {code}), in {where}: check the values of integer inputs")
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from dnnc.backends.cache import KernelCache
 from dnnc.backends.llvm.spelling import LIBRARY
 from dnnc.ir.errors import InternalError
 
@@ -81,6 +82,18 @@ def object_key(text: str, cpu: str, features: str) -> str:
     """The hex SHA-256 under which the cache keeps the object of `compile_text(text, cpu, features)`: all that decides its bytes."""
     parts = (llvm_version(), _triple(), *LLVM_OPTIONS, *PASSES, str(CODEGEN_LEVEL), cpu, features, text)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def cached_object(text: str, cpu: str, cache: KernelCache | None) -> bytes:
+    """The object of `compile_text(text, cpu, "")`, out of the cache where that has it, else kept there."""
+    key = object_key(text, cpu, "")
+    found = cache.get(key) if cache is not None else None
+    if found is not None:
+        return found
+    made = compile_text(text, cpu, "")
+    if cache is not None:
+        cache.put(key, made)
+    return made
 
 
 def llvm_version() -> str:

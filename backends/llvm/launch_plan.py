@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.backends.cache import KernelCache
-from dnnc.backends.llvm.compile import Loaded, compile_text, load_objects, object_key
+from dnnc.backends.llvm.compile import Loaded, cached_object, load_objects
 from dnnc.backends.llvm.entry import barriers
 from dnnc.backends.places import Call, Place
 from dnnc.backends.runtime import FRAME_BARRIER, FRAME_STATUS, has_threads
@@ -139,14 +139,7 @@ def _loaded(obj: bytes) -> Runner:
 
 def runner(kernels: KernelCache | None = None) -> Runner:
     """The runner of this process, compiled or out of a cache."""
-    text = plan_text()
-    key = object_key(text, CPU, "")
-    obj = kernels.get(key) if kernels is not None else None
-    if obj is None:
-        obj = compile_text(text, CPU, "")
-        if kernels is not None:
-            kernels.put(key, obj)
-    return _loaded(obj)
+    return _loaded(cached_object(plan_text(), CPU, kernels))
 
 
 @dataclass(frozen=True)

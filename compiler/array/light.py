@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -49,6 +49,7 @@ from dnnc.passes.schedule.step import Choose
 from dnnc.tuned import choose_of
 
 Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 KERNELS = 4096  # loaded kernels kept in a process, some kilobytes each
 FOLD_LIMIT = 4096  # bytes: ranges and the like are computed where they are read, and not kept by each program
 KEPT_CONSTANTS = 1 << 16  # bytes of a program that the cache keeps
@@ -83,7 +84,7 @@ class Kernels:
 
     def find(self, key: str) -> Scheduled | None:
         """A schedule that is known."""
-        found = self.scheduled.get(key)
+        found = _used(self.scheduled, key)
         if found is None and (data := self.cache.get(key)) is not None:
             text, parallel, template, knobs = json.loads(data)
             found = Scheduled(text, parallel, Choice(template, tuple((k, v) for k, v in knobs)))
@@ -99,7 +100,7 @@ class Kernels:
     def load(self, text: str) -> tuple[Loaded, int] | None:
         """The loaded code of a scheduled kernel and its address; None if it is nowhere."""
         symbol = symbol_of(text, self.target)
-        found = self.loaded.get(symbol)
+        found = _used(self.loaded, symbol)
         if found is None and (obj := self.cache.get(symbol[2:])) is not None:
             found = self.enter(symbol, load_objects([obj]))
         return found
@@ -123,7 +124,14 @@ class Kernels:
         return found
 
 
-def _keep(kept: OrderedDict[str, Any], key: str, what: Any) -> None:
+def _used(kept: OrderedDict[str, T], key: str) -> T | None:
+    """What is kept under a key, which is then the last to go; or None."""
+    if key in kept:
+        kept.move_to_end(key)
+    return kept.get(key)
+
+
+def _keep(kept: OrderedDict[str, T], key: str, what: T) -> None:
     kept[key] = what
     if len(kept) > KERNELS:
         kept.popitem(last=False)
@@ -224,7 +232,7 @@ class Light:
             k += 1
         status = self._launch(self._runner.entry, frame.address, address, self._table_address, threads)
         if status:
-            frame.slots[4:7] = 0
+            frame.forget()
             raise InputError(f"an index lies outside of its axis (status {status}): check the values of integer operands")
         if len(self._free) < FREE_FRAMES and self._arena <= KEPT_ARENA:
             self._free.append((frame, pointers, address))
