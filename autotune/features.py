@@ -38,7 +38,7 @@ ABSENT = -1.0  # of a knob that the template does not have
 PAGE = 4096  # bytes: rows that are so far apart, or a large part of it, compete for the same places of a cache
 BUFFERS = 4  # that are told of one by one: the result and the largest others
 
-_BUFFER = ("bytes", "reuse", "inner", "across", "element", "constant")
+_BUFFER = ("bytes", "reuse", "inner", "across", "grain", "element", "constant")
 _WORK = (
     "batch",
     "rows",
@@ -59,7 +59,7 @@ _WORK = (
 )
 _PLAN = (
     "rows", "cols", "red", "pieces", "each", "balance", "items", "items_balance", "waste", "row_waste", "col_waste", "red_waste", "threads", "registers", "near", "l2", "together",
-    "loads", "compute", "cache", "memory", "seconds", "bound",
+    "loads", "fetch", "compute", "cache", "memory", "seconds", "bound",
 )  # fmt: skip
 NAMES: tuple[str, ...] = (
     *(f"kind {k}" for k in PROBLEMS),
@@ -102,7 +102,7 @@ def _about(w: Work) -> list[float]:
 
 
 def _buffer(b: Walked) -> list[float]:
-    return [_log(b.nbytes), _log(b.reuse), _log(1 + b.inner), _log(1 + b.across), float(b.element), float(b.constant)]
+    return [_log(b.nbytes), _log(b.reuse), _log(1 + b.inner), _log(1 + b.across), _log(b.grain), float(b.element), float(b.constant)]
 
 
 def _knobs(c: Choice) -> list[float]:
@@ -122,7 +122,7 @@ def _planned(w: Work, p: Plan, limits: Limits) -> list[float]:
     least = max(w.flops / peak, w.nbytes / limits.bandwidth) + limits.start
     left = [_over(n, by) for n, by in ((w.run, p.rows), (w.cols, p.cols), (w.red, p.red))]
     sizes = (p.rows, p.cols, p.red, p.pieces, each, balance, items, by_items, p.waste)
-    used = (p.threads, p.registers, p.near, p.far, p.together, p.loads)
+    used = (p.threads, p.registers, p.near, p.far, p.together, p.loads, p.fetch)
     times = (p.compute, p.cache, p.memory, p.seconds, least / max(p.seconds, 1e-12))
     return [*(_log(x) for x in (*sizes, *left, *used)), *(_log(t) for t in times)]
 

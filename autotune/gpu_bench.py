@@ -37,6 +37,7 @@ MOST_CALLS, FEWEST_CALLS = 100, 2
 REPLAY_SECONDS = 4e-3  # of all replays of one repeat
 FEWEST_REPLAYS, MOST_REPLAYS = 2, 5
 LONG = 20e-3  # seconds of a call that is not recorded
+ONCE = 0.2  # seconds of a call that is made once: what loading its code adds is no hundredth of it
 SURE = 20e-6  # seconds of a call from which a graph of FEWEST_CALLS says how long it takes: the gap between two graphs is some microseconds
 COLD_CACHES = 2.5  # L2 caches that the weights of calls fill before a place is used again
 FILL, ZONE = 0xCB, 256  # bytes between operands, which no kernel may touch
@@ -169,7 +170,9 @@ class GpuKernel:
         if self.idle:
             return 0.0
         if self.graph is None:
-            self.prove()
+            once = self.prove()
+            if once >= ONCE or (limit is not None and once >= max(LONG, 2 * limit)):
+                return once
             (each,) = self.series(lambda: self.start(FEWEST_CALLS), 1)  # from the host, which is slower than a graph
             if each / FEWEST_CALLS >= LONG:
                 return each / FEWEST_CALLS
@@ -185,12 +188,18 @@ class GpuKernel:
         self.expected = self.replays(int(np.clip(REPLAY_SECONDS / max(self.expected * self.calls, 1e-9), FEWEST_REPLAYS, MOST_REPLAYS)))
         return self.expected
 
-    def prove(self) -> None:
-        """Run once, and look at the zones."""
+    def prove(self) -> float:
+        """Run once, and look at the zones. Seconds of this first call."""
+        device, stream = self.bench.device, self.bench.stream
+        begun, ended = device.new_event(timing=True), device.new_event(timing=True)
+        device.record(begun, stream)
         self.start(1)
+        device.record(ended, stream)
+        device.synchronize(stream)
         if not self.data.intact():
             self.data.reset()
             raise AccuracyError(f"{self.symbol} writes outside of its operands")
+        return device.elapsed(begun, ended)
 
     def record(self, calls: int) -> None:
         self.calls = calls

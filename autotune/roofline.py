@@ -23,6 +23,9 @@ WGMMA, MMA = 2048, 1024  # multiply-adds of 16-bit floats a cycle of a multiproc
 SFU = 16  # transcendental functions a cycle of a multiprocessor
 GPU_LATENCY, CPU_LATENCY = 700, 4  # cycles: of a load from memory; of a multiply-add
 SERIAL_BELOW = 16384
+COPIED, PUT = 6, 14  # instructions to bring a vector into shared memory: copied there, or by way of registers (less than 4 bytes)
+BLOCK = 2  # cycles from the start of a block to that of the next
+ISSUED = 4 * 32  # lanes for which a multiprocessor begins instructions in a cycle
 CROWDED = 0.02  # of the time for each accumulator past half of the registers, where taps and borders need some as well
 Knobs = Mapping[str, "int | str"]
 
@@ -51,6 +54,7 @@ class Plan:
         near, far: bytes in use at a time over those of the first- and the second-level cache.
         together: blocks of a unit at one time.
         loads: elements loaded for each multiply-add.
+        fetch: time that it takes to ask for the operands of a step, over that of its arithmetic; 0 where hardware copies them.
         compute, cache, memory, fixed: seconds of arithmetic, of traffic with the second-level cache and with memory, and of what is always there.
     """
 
@@ -65,6 +69,7 @@ class Plan:
     far: float = 0
     together: float = 1
     loads: float = 1
+    fetch: float = 0
     compute: float = 0
     cache: float = 0
     memory: float = 0
@@ -139,7 +144,7 @@ def _cpu_tile(w: Work, k: Knobs, limits: Limits) -> Plan:
     near, beyond, held = _traffic(str(k.get("order", "panels")), (rows_bytes, panels), (batch, lines, lines * _up(w.run, mr), across), limits.l2)
     return Plan(
         mr, wide, kc, tiles, tiles * mr * wide / max(w.outputs, 1), 1, (mr * nv + nv + 1) / limits.registers, (mr + wide) * kc * w.element / limits.near,
-        held / limits.l2, 1, (mr + nv) / (mr * nv), cycles * crowd * _balance(tiles, units) / units / clock(limits),
+        held / limits.l2, 1, (mr + nv) / (mr * nv), 0, cycles * crowd * _balance(tiles, units) / units / clock(limits),
         near / limits.l2_bandwidth * limits.cores / units, _memory(w, limits) + max(beyond - rows_bytes - panels, 0.0) / (2 * limits.bandwidth),
         _started(limits, units), tiles if k.get("order") == "tiles" else batch * across * lines,
     )  # fmt: skip
@@ -196,7 +201,7 @@ def _winograd(w: Work, k: Knobs, limits: Limits) -> Plan:
     traffic = strips * points * channels * w.cols * 4 + 2 * held * pieces
     return Plan(
         mr, nv * limits.lanes, channels, pieces, strips * tg * m * m / max(w.rows, 1), 1, (mr * nv + nv + 1) / limits.registers,
-        channels * nv * limits.lanes * 4 / limits.near, held / limits.l2, 1, (mr + nv) / (mr * nv),
+        channels * nv * limits.lanes * 4 / limits.near, held / limits.l2, 1, (mr + nv) / (mr * nv), 0,
         (work + moves) * pieces * _balance(pieces, limits.cores) / limits.cores / clock(limits), traffic / limits.l2_bandwidth, _memory(w, limits), limits.start,
     )  # fmt: skip
 
@@ -216,7 +221,7 @@ def _cpu_pass(w: Work, k: Knobs, limits: Limits) -> Plan:
     units = limits.cores if _shared(w, k) else 1
     return Plan(
         _number(k, "chains", _number(k, "unroll")), lanes, w.red, float(w.rows), 1, 1, 0, w.cols * w.red * w.element / limits.near,
-        w.nbytes / limits.cores / limits.l2, 1, 1, max(cycles * wide, latency) / units / clock(limits),
+        w.nbytes / limits.cores / limits.l2, 1, 1, 0, max(cycles * wide, latency) / units / clock(limits),
         touched * w.element / (limits.l2_bandwidth * units / limits.cores), _memory(w, limits) * (limits.cores / units) ** 0.5, _started(limits, units),
     )  # fmt: skip
 
@@ -241,17 +246,25 @@ def _gpu_tile(speed: Callable[[Knobs, Work], float]) -> Callable[[Work, Knobs, L
         together = float(_number(k, "resident", int(together)))
         steps = _up(w.red, bk * slices * split)
         products = bm * bn * bk * slices / speed(k, w)
-        step = max(products, (bm + bn) * bk * slices * w.element / rate(limits), GPU_LATENCY / (together * max(stages - 1, 1))) + 60 / together
+        fetch = _fetch(w, (bm, bn), bk * slices) if "down" in k or "tm" in k else 0.0
+        busy = max(products, fetch) + min(products, fetch) / 2  # both ask the same schedulers
+        step = max(busy, (bm + bn) * bk * slices * w.element / rate(limits), GPU_LATENCY / (together * max(stages - 1, 1))) + 60 / together
         rounds = _up(blocks, limits.cores)
         end = 800 + bm * bn / 16 + (1500 if split > 1 else 0) + (bm * bn / 32 if slices > 1 else 0)
         cycles = rounds * (steps * step + bm * bn / 64 * (1 + w.ops[3] / max(w.outputs, 1) * 2)) + _up(rounds, together) * (2 * GPU_LATENCY + end)
         traffic = blocks * w.red / split * (bm + bn) * w.element
         return Plan(
             bm, bn, bk, blocks, tiles * bm * bn / max(w.outputs, 1), threads, registers * threads * together / limits.registers, shared * together / limits.near,
-            w.nbytes / limits.l2, together, (bm + bn) / (bm * bn), cycles / clock(limits), traffic / limits.l2_bandwidth, _memory(w, limits), limits.start,
+            w.nbytes / limits.l2, together, (bm + bn) / (bm * bn), fetch / products, cycles / clock(limits), traffic / limits.l2_bandwidth, _memory(w, limits), limits.start,
         )  # fmt: skip
 
     return made
+
+
+def _fetch(w: Work, sides: tuple[int, int], depth: int) -> float:
+    """Cycles in which a multiprocessor begins the instructions that bring a step of both factors into shared memory."""
+    vectors = ((side * depth / b.grain, b.grain * b.element) for side, b in zip(sides, w.fetched))
+    return sum(n * (COPIED if nbytes >= 4 else PUT) for n, nbytes in vectors) / ISSUED
 
 
 def _threads(k: Knobs, bm: int, bn: int) -> int:
@@ -301,7 +314,7 @@ def _attention(w: Work, k: Knobs, limits: Limits) -> Plan:
     traffic = blocks * w.cols / parts * w.red * w.element
     return Plan(
         rows, keys, w.red, blocks, _up(w.rows, rows) * rows / w.rows, threads, registers * threads * together / limits.registers, shared * together / limits.near,
-        w.nbytes / limits.l2, together, 1 / rows, cycles / clock(limits), traffic / limits.l2_bandwidth, _memory(w, limits), limits.start,
+        w.nbytes / limits.l2, together, 1 / rows, 0, cycles / clock(limits), traffic / limits.l2_bandwidth, _memory(w, limits), limits.start,
     )  # fmt: skip
 
 
@@ -315,7 +328,7 @@ def _gemv(w: Work, k: Knobs, limits: Limits) -> Plan:
     cycles = _up(blocks, limits.cores * together) * (3 * GPU_LATENCY + w.red * long * w.batch * short / max(blocks, 1) / SM_CORES * 2 * together)
     return Plan(
         short, wide * vector if wide else per, w.red / max(parts, 1), blocks, 1, threads, 0, short * w.red * w.element / limits.near, w.nbytes / limits.l2, together,
-        1 / short, cycles / clock(limits), w.nbytes / limits.l2_bandwidth, _memory(w, limits) / max(min(1.0, flight * 2), 0.05), limits.start,
+        1 / short, 0, cycles / clock(limits), w.nbytes / limits.l2_bandwidth, _memory(w, limits) / max(min(1.0, flight * 2), 0.05), limits.start,
     )  # fmt: skip
 
 
@@ -324,7 +337,9 @@ def _streamed(w: Work, k: Knobs, limits: Limits) -> Plan:
     if limits.kind != "gpu":
         return _cpu_pass(w, k, limits)
     threads, team = _number(k, "threads", 256), _number(k, "team")
-    each = max(_number(k, "bytes", 4) // w.element, 1) * _number(k, "chunks") * _number(k, "lanes") * _number(k, "row")
+    wanted = max(_number(k, "bytes", 4) // w.element, 1)
+    vector = min((min(b.grain, wanted) for b in w.buffers if b.across == b.element), default=1) if w.kind == "map" else wanted
+    each = vector * _number(k, "chunks") * _number(k, "lanes") * _number(k, "row")
     if "team" in k:
         threads = team * _number(k, "rows")
         blocks = _up(w.rows, _number(k, "rows"))
@@ -336,12 +351,17 @@ def _streamed(w: Work, k: Knobs, limits: Limits) -> Plan:
     if _number(k, "tile", 0):
         jumping = 0.0
     moved = sum(b.nbytes for b in w.buffers) + jumping
+    asked = sum(b.touches / (vector if b.across == b.element else 1) for b in w.buffers)
     busy = min(1.0, full * (2 if each * w.element >= 16 else 1)) ** 0.5 or 1.0
     serial = w.red * w.passes / max(team, 1)
-    cycles = _up(full, 1) * (2 * GPU_LATENCY + serial * 20) + (w.flops + 16 * (w.ops[2] + w.ops[3])) / (SM_CORES * max(min(limits.cores, blocks), 1))
+    cycles = (
+        _up(full, 1) * (2 * GPU_LATENCY + serial * 20)
+        + blocks * BLOCK
+        + (w.flops + 16 * (w.ops[2] + w.ops[3])) / (SM_CORES * max(min(limits.cores, blocks), 1))
+    )
     return Plan(
         _number(k, "rows"), each, serial, blocks, blocks * threads * each / max(w.outputs * (w.red if "team" in k else 1), 1), threads, 0,
-        w.red * w.element / limits.near, w.nbytes / limits.l2, together, 1, cycles / clock(limits), moved / limits.l2_bandwidth, (_memory(w, limits) + jumping / limits.l2_bandwidth) / busy, limits.start,
+        w.red * w.element / limits.near, w.nbytes / limits.l2, together, 1, asked / max(w.outputs * w.red, 1), cycles / clock(limits), moved / limits.l2_bandwidth, (_memory(w, limits) + jumping / limits.l2_bandwidth) / busy, limits.start,
     )  # fmt: skip
 
 

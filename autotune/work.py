@@ -6,9 +6,9 @@ known at run time only counts as UNKNOWN.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import gcd, prod
 
 from dnnc.ir.expr import Expr, Load, Op, Var, free, terms, value, walk
 from dnnc.ir.operator.stmt import Block, Buffer, For, If, Store, blocks, exprs, walk_stmts
@@ -33,6 +33,7 @@ class Walked:
         touches: elements read or written in all iterations.
         inner: bytes by which its accesses move as the innermost loop around them goes on; the largest.
         across: the same for the innermost loop of the output.
+        grain: elements that lie side by side, aligned to as many, along one of its loops: those of one vector access, 16 bytes at most.
         written: is it the output?
         constant: is it written by no kernel?
     """
@@ -42,6 +43,7 @@ class Walked:
     touches: float
     inner: int
     across: int
+    grain: int
     written: bool
     constant: bool
 
@@ -65,6 +67,7 @@ class Work:
         flops: of multiply-adds and the like, two each.
         ops: arithmetic by KINDS, in all iterations.
         buffers: the parameters, the largest first.
+        fetched: of a contraction, the factor along the rows and that along the columns.
         passes: over what is reduced.
         guarded: do conditions (padding) stand in the nest?
     """
@@ -80,6 +83,7 @@ class Work:
     flops: float
     ops: tuple[float, ...]
     buffers: tuple[Walked, ...]
+    fetched: tuple[Walked, ...]
     passes: int
     guarded: bool
 
@@ -104,9 +108,11 @@ class _Walk:
     """What one walk over a nest finds."""
 
     out: frozenset[str]
+    merged: bool
     ops: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
     touches: dict[Buffer, float] = field(default_factory=dict)
     steps: dict[Buffer, tuple[int, int]] = field(default_factory=dict)
+    grains: dict[Buffer, int] = field(default_factory=dict)
     written: set[Buffer] = field(default_factory=set)
     sums: list[tuple[float, tuple[For, ...], Store]] = field(default_factory=list)  # stores within reductions
     guarded: bool = False
@@ -144,6 +150,7 @@ class _Walk:
         inner, across = (abs(step(at, loops[-1].var)) * size if loops else 0 for loops in (around, outer))
         known_inner, known_across = self.steps.get(buf, (0, 0))
         self.steps[buf] = max(inner, known_inner), max(across, known_across)
+        self.grains[buf] = gcd(grain(at, around, 16 // size, self.merged), self.grains.get(buf, 0))
 
 
 def known(e: Expr | int) -> int:
@@ -168,24 +175,47 @@ def step(at: Expr, v: Var) -> int:
     return sum(c if t is v else FAR for t, c in parts if t is v or v in free(t))
 
 
+def grain(at: Expr, around: Sequence[For], most: int, merged: bool) -> int:
+    """Elements of a vector of at most so many that is aligned wherever an access begins: along the term whose steps are elements, where what
+    this term has and all other strides are multiples of it. `merged`: loops may become one where elements lie as if they were."""
+    parts, rest = terms(at)
+    extents = {f.var: known(f.extent) for f in around}
+    along = next((t for t, c in parts if c == 1 and _counted(t, extents)), None)
+    if along is None:
+        return 1
+    run, others = _counted(along, extents), {t: c for t, c in parts if t is not along}
+    while merged and (t := next((t for t, c in others.items() if c == run and t in extents), None)) is not None:
+        run *= extents[t]
+        del others[t]
+    return gcd(most, run, rest, *others.values())
+
+
+def _counted(t: Expr, extents: Mapping[Expr, int]) -> int:
+    """The values 0, 1, 2, ... that a term takes one after the other: a loop's, or its remainders (blocks of channels). 0: it is another term."""
+    if isinstance(t, Op) and t.name == "%":
+        return gcd(extents.get(t.args[0], 0), value(t.args[1]) or 1) if t.args[0] in extents else 0
+    return extents.get(t, 0)
+
+
 def work_of(problem: Problem) -> Work:
     """Read a problem's nest."""
     low = problem.lowered
-    w = _Walk(frozenset(low.out_loops))
+    w = _Walk(frozenset(low.out_loops), problem.kind == "map")
     w.block(problem.kernel.entry.body, (), 1.0)
-    sizes = _sizes(problem, w)
+    sizes, factors_read = _sizes(problem, w)
     buffers = []
     for b in problem.kernel.entry.buffers:
         nbytes = float(prod(known(d) for d in b.shape)) * b.dtype.bytes
-        inner, across = w.steps.get(b, (0, 0))
-        buffers.append(Walked(b.dtype.bytes, nbytes, w.touches.get(b, 0.0), inner, across, b in w.written, b.name in problem.constants))
+        walked = b.dtype.bytes, nbytes, w.touches.get(b, 0.0), *w.steps.get(b, (0, 0)), w.grains.get(b, 1)
+        buffers.append(Walked(*walked, b in w.written, b.name in problem.constants))
+    of = dict(zip(problem.kernel.entry.buffers, buffers))
     buffers.sort(key=lambda b: -b.nbytes)
     read = [b for b in buffers if not b.written] or buffers
     flops = problem.flops if isinstance(problem.flops, int) else 0
     counted = w.ops["cheap"] + w.ops["compared"] + w.ops["divided"] + w.ops["transcendental"]
     return Work(
         problem.kind, *sizes, taps(problem), read[0].element if read else 4, max(float(flops), counted), tuple(w.ops[k] for k in KINDS),
-        tuple(buffers), max(len(low.reductions), 1), w.guarded,
+        tuple(buffers), tuple(of[b] for b in factors_read), max(len(low.reductions), 1), w.guarded,
     )  # fmt: skip
 
 
@@ -197,13 +227,13 @@ def taps(problem: Problem) -> int:
     return prod(known(d) for d in a.inputs[1].type.shape[2:])
 
 
-def _sizes(problem: Problem, w: _Walk) -> tuple[int, int, int, int, int]:
-    """Batch, rows, cols, red, run."""
+def _sizes(problem: Problem, w: _Walk) -> tuple[tuple[int, int, int, int, int], tuple[Buffer, ...]]:
+    """Batch, rows, cols, red, run; and the buffers that are `fetched`."""
     anchor = problem.anchor
     if anchor is not None and anchor.op.name == "attention":
         q, _, v = (x.type.shape for x in anchor.inputs[:3] if x is not None)
         m = known(q[-2])
-        return prod(known(d) for d in q[:-2]), m, known(v[-2]), known(q[-1]) + known(v[-1]), m
+        return (prod(known(d) for d in q[:-2]), m, known(v[-2]), known(q[-1]) + known(v[-1]), m), ()
     products = [(trips, around, s) for trips, around, s in w.sums if factors(s.value, s.buf) is not None]
     if anchor is not None and products:
         _, around, s = max(products, key=lambda p: p[0])
@@ -211,12 +241,12 @@ def _sizes(problem: Problem, w: _Walk) -> tuple[int, int, int, int, int]:
     if w.sums:
         _, around, _ = max(w.sums, key=lambda p: p[0])
         rows = prod(known(f.extent) for f in around if f.var.name in w.out)
-        return 1, rows, 1, prod(known(f.extent) for f in around if f.var.name not in w.out), rows
+        return (1, rows, 1, prod(known(f.extent) for f in around if f.var.name not in w.out), rows), ()
     extents = [known(s.extent) for s in walk_stmts(problem.kernel.entry.body) if isinstance(s, For) and s.var.name in w.out] or [1]
-    return 1, prod(extents[:-1]), extents[-1], 1, prod(extents[:-1])
+    return (1, prod(extents[:-1]), extents[-1], 1, prod(extents[:-1])), ()
 
 
-def _contraction(w: _Walk, around: Sequence[For], s: Store, conv: bool) -> tuple[int, int, int, int, int]:
+def _contraction(w: _Walk, around: Sequence[For], s: Store, conv: bool) -> tuple[tuple[int, int, int, int, int], tuple[Buffer, ...]]:
     """`conv`: a side of one iteration is that of the filters, every channel having its own."""
     found = factors(s.value, s.buf)
     assert found is not None
@@ -228,10 +258,12 @@ def _contraction(w: _Walk, around: Sequence[For], s: Store, conv: bool) -> tuple
     last = outer[-1] if outer else None
     deep = conv and batch > 1 and 1 in (_product(mine), _product(other))
     if (_product(mine) < _product(other)) if deep or last not in (*mine, *other) else last in mine:
-        rows, cols, factor = other, mine, found[1]
+        rows, cols, found = other, mine, found[::-1]
     else:
-        rows, cols, factor = mine, other, found[0]
-    return batch, _product(rows), _product(cols), red, _run(rows, factor, w.guarded)
+        rows, cols = mine, other
+    read = tuple(next((e.buf for e in walk(f) if isinstance(e, Load) and e.buf.space == "global"), None) for f in found)
+    sizes = batch, _product(rows), _product(cols), red, _run(rows, found[0], w.guarded)
+    return sizes, tuple(b for b in read if b is not None) if None not in read else ()
 
 
 def _product(loops: Sequence[For]) -> int:

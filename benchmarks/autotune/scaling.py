@@ -3,9 +3,10 @@
     python benchmarks/autotune/scaling.py --target cuda --devices 0 1
 
 Schedules of random workloads are built and measured twice, by a new runner each time, with as many builders: by the first device alone, and
-by all. Processes are started before the clock. `building` is how busy the builders were: near 100 % more of them would help, and not more
-devices. `agree`: of the schedules that were measured both times, how far apart the two medians are, in the middle of the list and at its
-90th percentile; devices must not disturb each other. `--ray` adds a row for a Ray cluster of this host alone, with all its devices.
+by all. As in a search the default of each kernel comes first, before the clock, and a schedule that takes more than EARLY_STOP times as long ends
+early: without that, one kernel of seconds keeps a device for as long as all others together. `building` is how busy the builders were: near 100 %
+more of them would help, and not more devices. `agree`: of the schedules that were measured both times, how far apart the two medians are, in the
+middle of the list and at its 90th percentile; devices must not disturb each other. `--ray` adds a row for a Ray cluster of this host alone, with all its devices.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dnnc.autotune.measure import ProcessRunner
 from dnnc.autotune.ray_runner import RayRunner
 from dnnc.autotune.space import space
 from dnnc.autotune.task import Setting, Task
+from dnnc.autotune.task_search import EARLY_STOP
 from dnnc.autotune.trial import Request, Runner, Trial
 from dnnc.passes.schedule.problem import Choice
 
@@ -67,12 +69,14 @@ def some_requests(found: Sequence[Task], each: int, repeats: int) -> list[Reques
     return out
 
 
-def run(name: str, runner: Runner, requests: Sequence[Request], builders: int) -> Row:
+def run(name: str, runner: Runner, requests: Sequence[Request]) -> Row:
     """Measure with a runner all of whose processes have worked already; what one repeat told them is not enough for the requests of three."""
     try:
-        list(runner.measure([replace(r, repeats=1) for r in requests[:: max(len(requests) // (2 * builders), 1)]]))
+        defaults = list({r.task.key: replace(r, repeats=1) for r in reversed(requests)}.values())
+        best = {t.task: t.median for t in runner.measure(defaults) if t.ok}
+        limited = [replace(r, limit=EARLY_STOP * best[r.task.key]) if r.task.key in best else r for r in requests]
         start = time.perf_counter()
-        trials = list(runner.measure(requests))
+        trials = list(runner.measure(limited))
         return Row(name, trials, time.perf_counter() - start)
     finally:
         runner.close()
@@ -114,11 +118,11 @@ def main() -> None:
     rows = []
     for devices in groups:
         name = f"process, {len(devices)} device{'s' * (len(devices) > 1)}"
-        rows.append(run(name, ProcessRunner(a.target, devices, a.builders), requests, a.builders))
+        rows.append(run(name, ProcessRunner(a.target, devices, a.builders), requests))
     if a.ray:
         cluster = RayRunner(a.target, "local")
         count = len(cluster.workers)
-        rows.append(run(f"ray, {count} device{'s' * (count > 1)}", cluster, requests, a.builders))
+        rows.append(run(f"ray, {count} device{'s' * (count > 1)}", cluster, requests))
     show(rows, a.builders)
 
 

@@ -207,7 +207,7 @@ def attention(rng: Rng, s: Scale, dtype: str) -> str:
     b = BY_NAME[dtype].bytes
 
     def draw() -> tuple[float, float, str]:
-        batch, m = size(rng, 1, 64, 4), size(rng, 1, 1024)
+        batch, m = size(rng, 1, 512, 4), size(rng, 1, 1024)  # heads of all sequences
         n = m if rng.random() < 0.6 else size(rng, 8, 2048)
         d = int(rng.choice((16, 32, 40, 64, 64, 80, 96, 128)))
         mask = rng.random() < 0.3
