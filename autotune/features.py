@@ -31,7 +31,7 @@ TEMPLATES = (
 KNOBS = (
     "mr", "nv", "ku", "pf", "kc", "tile", "tg", "share", "mo", "lanes", "chains", "unroll", "short", "grain", "serial", "turn", "straight", "rows",
     "pixels", "bm", "bn", "stages", "group", "split", "resident", "down", "across", "bk", "slices", "tm", "tn", "per", "parts", "threads", "wide",
-    "row", "team", "width", "bytes", "chunks", "keys", "warps", "units", "kept", "sends", "blocks", "flight", "ahead", "keep", "columns",
+    "row", "team", "width", "bytes", "chunks", "keys", "warps", "units", "kept", "sends", "blocks", "flight", "ahead", "keep", "columns", "near",
 )  # fmt: skip
 WORDS = (("order", "rows"), ("order", "panels"), ("order", "tiles"), ("layout", "rows"), ("layout", "columns"))
 ABSENT = -1.0  # of a knob that the template does not have

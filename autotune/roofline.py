@@ -239,14 +239,15 @@ def _gpu_tile(speed: Callable[[Knobs, Work], float]) -> Callable[[Work, Knobs, L
         tiles = w.batch * _up(w.rows, bm) * _up(w.cols, bn)
         blocks = tiles * split
         shared = stages * slices * (bm + bn) * bk * w.element
-        registers = bm * bn * slices / threads + 50
+        own = "down" in k or "tm" in k  # threads fetch; otherwise hardware copies
+        registers = bm * bn * slices / threads + 50 + (_held(w, (bm, bn), bk * slices) / threads if own else 0)
         together = max(
             1.0, min(limits.near // max(shared, 1), limits.registers // (registers * threads), limits.threads // threads, _up(blocks, limits.cores))
         )
         together = float(_number(k, "resident", int(together)))
         steps = _up(w.red, bk * slices * split)
         products = bm * bn * bk * slices / speed(k, w)
-        fetch = _fetch(w, (bm, bn), bk * slices) if "down" in k or "tm" in k else 0.0
+        fetch = _fetch(w, (bm, bn), bk * slices) if own else 0.0
         busy = max(products, fetch) + min(products, fetch) / 2  # both ask the same schedulers
         step = max(busy, (bm + bn) * bk * slices * w.element / rate(limits), GPU_LATENCY / (together * max(stages - 1, 1))) + 60 / together
         rounds = _up(blocks, limits.cores)
@@ -265,6 +266,11 @@ def _fetch(w: Work, sides: tuple[int, int], depth: int) -> float:
     """Cycles in which a multiprocessor begins the instructions that bring a step of both factors into shared memory."""
     vectors = ((side * depth / b.grain, b.grain * b.element) for side, b in zip(sides, w.fetched))
     return sum(n * (COPIED if nbytes >= 4 else PUT) for n, nbytes in vectors) / ISSUED
+
+
+def _held(w: Work, sides: tuple[int, int], depth: int) -> float:
+    """Registers of a block that hold the vectors of a step on their way to shared memory."""
+    return sum(side * depth / b.grain for side, b in zip(sides, w.fetched) if b.grain * b.element < 4)
 
 
 def _threads(k: Knobs, bm: int, bn: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ DOUBTFUL = 20e-6  # seconds: one single number of a GPU below this may be the ga
 @dataclass(frozen=True, eq=False)
 class Data:
     """Trials of many tasks: features `x`, `seconds` (infinite where one failed), `groups` (numbers of `tasks`, in order), `defaults` (of
-    each task the row of the templates' own choice, -1 where it was not measured), and `choices` for people."""
+    each task the row of the templates' own choice, -1 where it was not measured), and `choices` for people. Choices that are the same code
+    are one row; `measured` are all of each task."""
 
     x: Array
     seconds: Array
@@ -44,6 +45,7 @@ class Data:
     tasks: tuple[Task, ...]
     defaults: Array
     choices: tuple[Choice, ...]
+    measured: tuple[frozenset[Choice], ...]
 
     def rows(self, group: int) -> Array:
         return np.flatnonzero(self.groups == group)
@@ -62,8 +64,9 @@ class Data:
         at = {int(r): k for k, r in enumerate(rows)}
         defaults = np.array([at.get(int(d), -1) for d in self.defaults[kept]], int)
         tasks, choices = tuple(self.tasks[g] for g in kept), tuple(self.choices[r] for r in rows)
-        measured = self.seconds[rows], self.pick[rows], self.judge[rows]
-        return Data(self.x[rows], *measured, np.searchsorted(kept, self.groups[rows]), tasks, defaults, choices), rows
+        seconds = self.seconds[rows], self.pick[rows], self.judge[rows]
+        groups, measured = np.searchsorted(kept, self.groups[rows]), tuple(self.measured[g] for g in kept)
+        return Data(self.x[rows], *seconds, groups, tasks, defaults, choices, measured), rows
 
 
 def load(kind: str, paths: Sequence[Path] = ()) -> Data:
@@ -84,7 +87,7 @@ def load(kind: str, paths: Sequence[Path] = ()) -> Data:
 def _data(tasks: dict[str, Task], trials: dict[str, dict[Choice, list[Trial]]]) -> Data:
     machines: dict[str, Machine] = {}
     kept: list[Task] = []
-    xs, repeats, groups, defaults, choices = [], [], [], [], []
+    xs, repeats, groups, defaults, choices, measured = [], [], [], [], [], []
     for key in sorted(tasks, key=lambda k: hashlib.sha256(k.encode()).hexdigest()):
         task, found = tasks[key], trials.get(key, {})
         if len(found) < LEAST or not any(t.ok for ts in found.values() for t in ts):
@@ -96,17 +99,26 @@ def _data(tasks: dict[str, Task], trials: dict[str, dict[Choice, list[Trial]]]) 
             print(f"{task.name} is left out: {str(e).splitlines()[0]}")
             continue
         offered = candidates(problem, machine.templates(task.setting))
-        tried = list(found)
+        tried = distinct(found)
         at = sum(map(len, xs))
         defaults.append(at + tried.index(offered[0]) if offered and offered[0] in found else -1)
         xs.append(features(problem, tried, machine.limits))
         repeats += [seconds_of(found[c]) for c in tried]
         groups += [len(kept)] * len(tried)
         choices += tried
+        measured.append(frozenset(found))
         kept.append(task)
     if not kept:
         raise SystemExit(f"no trials of at least {LEAST} schedules a task in these logs; gather.py measures some")
-    return Data(np.concatenate(xs), *np.array(repeats).T, np.array(groups), tuple(kept), np.array(defaults), tuple(choices))
+    return Data(np.concatenate(xs), *np.array(repeats).T, np.array(groups), tuple(kept), np.array(defaults), tuple(choices), tuple(measured))
+
+
+def distinct(found: Mapping[Choice, Sequence[Trial]]) -> list[Choice]:
+    """Of choices that are the same code, which a search measures once, the first."""
+    first: dict[str, Choice] = {}
+    for c, trials in found.items():
+        first.setdefault(trials[0].code or str(c), c)
+    return list(first.values())
 
 
 def seconds_of(trials: Sequence[Trial]) -> tuple[float, float, float]:

@@ -112,7 +112,7 @@ def measured_whole(data: Data) -> Data:
         problem = task.rebuilt[2]
         found, work = space(problem, machine.templates(task.setting)), work_of(problem)
         likely, _ = hopeful(found, [plan(work, c, machine.limits).seconds for c in found])
-        if len(set(likely) & {data.choices[r] for r in data.rows(g)}) >= WHOLE * len(likely):
+        if len(data.measured[g].intersection(likely)) >= WHOLE * len(likely):
             groups.append(g)
     return data.only(np.array(groups, int))[0]
 

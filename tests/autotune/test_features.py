@@ -92,6 +92,37 @@ def test_work_sees_padding_and_windows() -> None:
     assert padded.guarded and not inner.guarded and padded.taps == inner.taps == 9
 
 
+@pytest.mark.parametrize(
+    ("source", "want"),
+    [
+        (HALF, [4, 8]),  # rows of 300 halves begin at multiples of 8 bytes, those of the transposed factor at 16
+        (HALF.replace("300", "296"), [8, 8]),
+        (HALF.replace("300", "125"), [1, 8]),
+        (text(f"x: f16[2, 32, 9, 11] {LAST}, w: f16[48, 32, 3, 3] {LAST}", f"y: f16[2, 48, 7, 9] {LAST} = conv(x, w)"), [8, 8]),
+        (text(f"x: f16[2, 3, 9, 11] {LAST}, w: f16[48, 3, 3, 3] {LAST}", f"y: f16[2, 48, 7, 9] {LAST} = conv(x, w)"), [1, 1]),
+    ],
+)
+def test_vectors_that_factors_are_read_in(source: str, want: list[int]) -> None:
+    assert [b.grain for b in work_of(problem(source)).fetched] == want
+
+
+def test_vectors_of_a_pass_over_memory() -> None:
+    """Loops become one where all operands lie as if they were, so that an odd innermost size does not matter; a broadcast row prevents it."""
+    together = work_of(problem(text("x: f16[31, 464, 35, 91], z: f16[31, 464, 35, 91]", "y = mul(x, z)")))
+    apart = work_of(problem(text("x: f16[24, 2973], z: f16[2973]", "y = mul(x, z)")))
+    assert {b.grain for b in together.buffers} == {8} and 1 in {b.grain for b in apart.buffers}
+    limits, knobs = machine_of(GPU).limits, Choice("map", (("tile", 0), ("bytes", 16), ("chunks", 1), ("threads", 128)))
+    assert plan(together, knobs, limits).pieces == -(-31 * 464 * 35 * 91 // (8 * 128))
+    assert plan(apart, knobs, limits).pieces == -(-24 * 2973 // 128)
+
+
+def test_what_fetching_costs() -> None:
+    """Elements that are read one by one cost more instructions than the products, and registers that hold them on their way."""
+    limits, knobs = machine_of(GPU).limits, Choice("mma", tuple(dict(bm=128, bn=128, down=4, across=2, bk=32, stages=3, slices=1, split=1).items()))
+    odd, even = (plan(work_of(problem(HALF.replace("300", n))), knobs, limits) for n in ("301", "304"))
+    assert odd.fetch > 4 * even.fetch > 0 and odd.registers > even.registers and odd.compute > even.compute
+
+
 def test_attention_is_two_products() -> None:
     q = "q: f16[6, 70, 64], k: f16[6, 90, 64], v: f16[6, 90, 32]"
     w = work_of(problem(text(q, "y = attention(q, k, v, scale=0.125)")))

@@ -28,6 +28,7 @@ TEXTS = {
     "matmul": "def g(x: f32[64, 512], w: f32[512, 384]):\n    return matmul(x, w)",
     "half": "def g(x: f16[64, 512], w: f16[512, 384]):\n    return matmul(x, w)",
     "softmax": "def g(x: f32[64, 300]):\n    return softmax(x)",
+    "columns": "def g(x: f32[2048, 64]):\n    return reduce_sum(x, axes=(0,))",
     "map": "def g(x: f32[640, 300], y: f32[300]):\n    return relu(add(x, y))",
     "transpose": "def g(x: f32[640, 300]):\n    return transpose(x, perm=(1, 0))",
 }
