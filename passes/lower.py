@@ -26,6 +26,7 @@ from dnnc.ir.types import Layout, Part, TensorType
 
 COSTLY = frozenset(("exp", "log", "erf", "tanh", "pow", "sin", "cos", "tan", "sqrt", "/", "log1p", "expm1", "sinh", "cosh"))
 LOCAL_LIMIT = 16384  # elements of a row kept in a thread's own memory (64 KB of float32, an L2-resident buffer)
+LOCAL_BYTES = 3 << 16  # of all rows that a kernel keeps: no more than the shared memory of a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -190,22 +191,36 @@ class _Lowering:
             for x in walk(t.stage.value):
                 if isinstance(x, Load) and isinstance(x.buf, te.Tensor) and x.buf.stage is not None:
                     users.setdefault(x.buf, set()).add(t)
+        used = 0  # elements of all rows that are kept
         for t in order:
             stage = t.stage
             assert stage is not None
             readers = users.get(t, set())
             if stage.reduce or len(readers) < 2 or not any(r.stage is not None and r.stage.reduce for r in readers):
                 continue
-            if any(isinstance(x, Op) and x.name in COSTLY for x in walk(stage.value)):
-                fixed = self.fixed_axes(t, readers)
-                size = value(unwrap(_product(t.shape[fixed:])))
-                if size is not None and 1 < size <= LOCAL_LIMIT and self.is_row(stage, fixed):
-                    self.kept[t] = fixed
+            fixed = self.fixed_axes(t, readers)
+            size = value(unwrap(_product(t.shape[fixed:])))
+            if size is None or not 1 < size <= LOCAL_LIMIT or (used + size) * t.dtype.computed.bytes > LOCAL_BYTES:
+                continue
+            if self.is_costly(stage, fixed) and self.is_row(t, fixed, readers):
+                self.kept[t] = fixed
+                used += size
 
-    def is_row(self, stage: te.Stage, fixed: int) -> bool:
-        """Does every reduction that the stage reads have one value for the whole row?"""
+    def is_costly(self, stage: te.Stage, fixed: int) -> bool:
+        """Does an element take more than simple arithmetic, by itself or through what is inlined in it? Numbers of the row are computed once."""
         own = set(stage.axes[fixed:])
-        return all(own.isdisjoint(v for i in x.idx for v in free(i)) for x in _pending(self.resolve(stage.value), {}))
+        return any(isinstance(x, Op) and x.name in COSTLY and not own.isdisjoint(free(x)) for x in walk(self.resolve(stage.value)))
+
+    def is_row(self, t: te.Tensor, fixed: int, readers: set[te.Tensor]) -> bool:
+        """Does every reduction that the tensor is made of have one value for what lies behind the fixed axes, and every one that reads it go over
+        all of that?"""
+        assert t.stage is not None
+        own = set(t.stage.axes[fixed:])
+        if not all(own.isdisjoint(v for i in x.idx for v in free(i)) for x in _pending(self.resolve(t.stage.value), {})):
+            return False
+        stages = [r.stage for r in readers if r.stage is not None and r.stage.reduce]
+        read = [(s, i) for s in stages for x in walk(s.value) if isinstance(x, Load) and x.buf is t for i in x.idx[fixed:]]
+        return all(free(i) <= set(s.reduce) for s, i in read)
 
     @staticmethod
     def fixed_axes(t: te.Tensor, readers: set[te.Tensor]) -> int:
@@ -229,21 +244,38 @@ class _Lowering:
         layout = t.layout or Layout(tuple(Part(k) for k in range(t.rank)))
         names: list[str] = []
 
-        def open_loops(k: int, at: tuple[Var, ...]) -> None:
-            logical = layout.logical(at + tuple(var_ahead(layout, j, t) for j in range(k, len(layout.parts))))
-            bound = frozenset(at) | frozenset(self.graph.dims.values())
-            goal = self.element(result, logical)
-            if k < len(layout.parts):
-                self.place(goal, bound)
-                with self.b.loop(_loop_name(layout, k), out.shape[k]) as v:
-                    names.append(v.name)
-                    open_loops(k + 1, (*at, v))
-                return
-            self.place(goal, bound)
-            self.write(out, at, logical, self.settle(goal))
+        at: list[Var] = [var_ahead(layout, k, t) for k in range(len(layout.parts))]
+        order = self.order(result, layout.logical(tuple(at)), at, out.shape)
 
-        open_loops(0, ())
+        def open_loops(depth: int) -> None:
+            logical = layout.logical(tuple(at))
+            bound = frozenset(at[k] for k in order[:depth]) | frozenset(self.graph.dims.values())
+            goal = self.element(result, logical)
+            self.place(goal, bound)
+            if depth == len(order):
+                self.write(out, tuple(at), logical, self.settle(goal))
+                return
+            k = order[depth]
+            with self.b.loop(_loop_name(layout, k), out.shape[k]) as v:
+                names.append(v.name)
+                at[k] = v
+                open_loops(depth + 1)
+
+        open_loops(0)
         return tuple(names)
+
+    def order(self, result: te.Tensor, logical: tuple[Expr, ...], at: Sequence[Var], shape: Sequence[Expr]) -> list[int]:
+        """The loops over the output's parts, outermost first: as they lie in memory, but those of a row's number ahead of those over the rest of
+        the row, where the innermost is one of these: sums over images are not computed again for each image."""
+        needed: set[Var] = set()
+        for x in _pending(self.element(result, logical), {}):
+            assert isinstance(x.buf, te.Tensor)
+            needed.update(v for i in x.idx[: self.kept.get(x.buf, len(x.idx))] for v in free(i))
+        every = list(range(len(at)))
+        if not at or at[-1] in needed:
+            return every
+        rest = [k for k in every if at[k] not in needed and (shape[k] is not const(1) or all(v not in needed for v in at[k:]))]
+        return [k for k in every if k not in rest] + rest
 
     def element(self, result: te.Tensor, logical: tuple[Expr, ...]) -> Expr:
         """The value of one output element, before reductions are placed."""

@@ -22,6 +22,7 @@ from dnnc.passes.graph.kinds import is_view
 from dnnc.passes.graph.layout import assign_layouts
 from dnnc.passes.graph.memory_plan import MemoryPlan, Region, plan_memory
 from dnnc.passes.graph.precision import precision
+from dnnc.passes.graph.prologue import hoist
 from dnnc.passes.graph.recurrence import recurrence
 from dnnc.passes.graph.siblings import siblings
 from dnnc.passes.graph.sink_constants import sink_constants
@@ -47,7 +48,7 @@ def layout(graph: Graph, ctx: PassContext) -> bool:
 
 
 def copy_outputs(graph: Graph, ctx: PassContext) -> bool:
-    """Outputs that are inputs, constants, views of those, or given twice get memory of their own through a copy."""
+    """Outputs that are inputs, constants, parameters, views of those, or given twice get memory of their own through a copy."""
     changed = False
     seen: set[Value] = set()
     for k, v in enumerate(graph.outputs):
@@ -84,6 +85,7 @@ DCE = Pass("dce", dce, "what nobody reads goes before layouts and plans see it")
 PRECISION = Pass(
     "precision", nested(precision), "how floats are stored; after all folding, which is done in the model's types, and where norms are one op each"
 )
+PROLOGUE = Pass("prologue", hoist, "what depends on parameters alone runs when these change; after precision, which casts weights, and before layouts")
 SPLIT_REDUCE = Pass("split-reduce", nested(split_reductions), "a GPU's blocks cannot meet: few long results become two kernels; before layouts")
 RECURRENCE = Pass("recurrence", recurrence, "loops that are one kernel; their bodies are in the form in which they are computed, and get no layouts")
 LAYOUT = Pass("layout", nested(layout), "blocks for vectors, or channels last; last of the rewrites, since it fixes how values lie")
@@ -95,7 +97,7 @@ PLACE_CONCATS = Pass(
 
 PASSES = (
     FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, FOLD_AGAIN, CANONICALIZE, CSE, CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, DCE,
-    PRECISION, SPLIT_REDUCE, RECURRENCE, LAYOUT, DCE_AGAIN, COPY_OUTPUTS, PLACE_CONCATS,
+    PRECISION, PROLOGUE, SPLIT_REDUCE, RECURRENCE, LAYOUT, DCE_AGAIN, COPY_OUTPUTS, PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
     0: (DECOMPOSE, DCE, PRECISION, COPY_OUTPUTS),

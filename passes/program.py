@@ -204,7 +204,7 @@ class _Steps:
         if g.kind == "host":
             raise InternalError(f"{g.nodes[0].op.name}{locations(g.output.locs)} runs on the host and cannot be a kernel")
         low = lower_group(graph, g, self.memory.inplace.get(g))
-        problem = classify(g.nodes, low, graph.constants)
+        problem = classify(g.nodes, low, {*graph.constants, *graph.parameters})
         key = (show_kernel(low.kernel), problem.constants)
         made = self.known.get(key)
         if made is None:

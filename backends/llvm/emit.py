@@ -67,7 +67,7 @@ class FuncEmitter:
         self.frees: list[str] = []
         self.ever_unrolled = frozenset(s.var for s in walk_stmts(func.body) if isinstance(s, For) and s.kind == "unroll")
         self.readonly = set(func.buffers) - stored_buffers(func.body)
-        self.pool: dict[float, int] = {}  # constants of epilogues, and where they are in their table
+        self.pool: dict[float, int] | None = None  # constants of epilogues, and where they are in their table; None: there is no epilogue
         self.table = ""  # its address, while an epilogue is printed
         self.crowded = any(isinstance(s, Alloc) and _vectors(s.buf) >= MANY_SUMS for s in walk_stmts(func.body))
 
@@ -78,9 +78,9 @@ class FuncEmitter:
             params.append(f"ptr noalias %{p.name}" if isinstance(p, Buffer) else f"{vector(p.dtype, p.lanes)} %{p.name}")
         params += ["ptr %frame.", "i64 %tid.", "i64 %nthreads."]
         self.block(self.func.body)
-        if self.pool:
-            numbers = ", ".join(f"float {literal(v, f32)}" for v in self.pool)
-            self.decls.add(f"{self.pool_name} = private unnamed_addr constant [{len(self.pool)} x float] [{numbers}]")
+        if self.pool is not None:
+            numbers = ", ".join(f"float {literal(v, f32)}" for v in self.pool or (0.0,))
+            self.decls.add(f"{self.pool_name} = private unnamed_addr constant [{max(len(self.pool), 1)} x float] [{numbers}]")
         linkage = "" if self.entry else "internal "
         inline = "" if self.entry else " noinline"
         head = f"define {linkage}void @{self.names[self.func.name]}({', '.join(params)}) nounwind{inline} {{"
@@ -229,6 +229,7 @@ class FuncEmitter:
         LLVM moves what it takes for constant out of all loops, where it occupies registers that a tile needs. The table's address is none
         that LLVM can know.
         """
+        assert self.pool is not None
         at = self.pool.setdefault(c, len(self.pool))
         p = self.pure(f"getelementptr i8, ptr {self.table}, i64 {at * 4}", self.table, here=True)
         return self.splat(self.pure(f"load float, ptr {p}, align 4", p, here=True), f32, lanes)
@@ -473,6 +474,7 @@ class FuncEmitter:
 
         LLVM would rather keep the sums in memory all the time. The address of the copy is none that it can know, like that of the constants.
         """
+        self.pool = self.pool or {}
         self.table = self.effect(f'call ptr asm sideeffect "", "=r,0"(ptr {self.pool_name})')
         read = {x.buf: None for x in accesses(epilogue) if _vectors(x.buf) >= MANY_SUMS and x.buf not in stored_buffers(epilogue)}
         kept: dict[Var | Buffer, str] = {}

@@ -26,7 +26,7 @@ from dnnc.backends.cuda.templates import templates
 from dnnc.backends.cuda.templates.library import library_templates
 from dnnc.device_driver import Machine
 from dnnc.ir.errors import InternalError
-from dnnc.ir.expr import Expr, Op
+from dnnc.ir.expr import Expr, Op, const, substitute, value
 from dnnc.ir.operator.interp import Interpreter
 from dnnc.ir.operator.stmt import Kernel
 from dnnc.ir.operator.text import parse_kernel, show_kernel
@@ -72,21 +72,22 @@ class Recording:
 class DeviceBuffer:
     """An array on the interpreted device, with the interface by which libraries exchange arrays."""
 
-    def __init__(self, device: InterpretedDevice, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(self, device: InterpretedDevice, shape: tuple[int, ...], dtype: np.dtype[Any], owned: tuple[int, Any] | None = None) -> None:
+        """`owned`: an address, and what owns the memory there; else it has memory of its own."""
         self.device, self.shape, self.dtype = device, shape, dtype
         self.nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        self.memory = device.alloc(max(self.nbytes, 1))
+        self.address, self.keep = owned or device.pooled(self.nbytes)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.memory.address, False), "version": 3, "strides": None, "stream": None}
+        return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.address, False), "version": 3, "strides": None, "stream": None}
 
     def get(self) -> Array:
         """Its elements as a NumPy array."""
-        return self.device.bytes_at(self.memory.address, self.nbytes).copy().view(self.dtype).reshape(self.shape)
+        return self.device.bytes_at(self.address, self.nbytes).copy().view(self.dtype).reshape(self.shape)
 
     def set(self, a: Array) -> DeviceBuffer:
-        self.device.bytes_at(self.memory.address, self.nbytes)[...] = np.ascontiguousarray(a, self.dtype).reshape(-1).view(np.uint8)
+        self.device.bytes_at(self.address, self.nbytes)[...] = np.ascontiguousarray(a, self.dtype).reshape(-1).view(np.uint8)
         return self
 
 
@@ -159,6 +160,13 @@ class InterpretedDevice:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceBuffer:
         return DeviceBuffer(self, shape, np.dtype(dtype))
 
+    def pooled(self, nbytes: int) -> tuple[int, Any]:
+        block = self.alloc(max(nbytes, 1))
+        return block.address, block
+
+    def view(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], owner: Any) -> DeviceBuffer:
+        return DeviceBuffer(self, shape, dtype, (address, owner))
+
     def upload(self, to: int, source: Array, stream: int) -> None:
         def step() -> None:
             self.bytes_at(to, source.nbytes)[...] = source.reshape(-1).view(np.uint8)
@@ -178,6 +186,9 @@ class InterpretedDevice:
         if nbytes and to != source:
             self._do(step)
 
+    def copy_from(self, to: int, other: InterpretedDevice, source: int, nbytes: int, stream: int) -> None:
+        self.bytes_at(to, nbytes)[...] = other.bytes_at(source, nbytes)
+
     def fill(self, to: int, byte: int, nbytes: int, stream: int) -> None:
         def step() -> None:
             self.bytes_at(to, nbytes)[...] = byte
@@ -196,12 +207,15 @@ class InterpretedDevice:
             if isinstance(function, CallFunction):
                 function.start(launch, args, stream)
                 return
-            *addresses, status = args
-            arrays = {}
-            for p, address in zip(function.entry.buffers, addresses, strict=True):
+            *words, status = args
+            sizes = dict(zip(function.entry.scalars, words))  # they stand before the buffers
+            env = {p: const(n) for p, n in sizes.items()}
+            arrays: dict[str, Any] = {p.name: n for p, n in sizes.items()}
+            for p, address in zip(function.entry.buffers, words[len(sizes) :], strict=True):
                 if address % PARAMETER_ALIGN:
                     raise InternalError(f"{function.name}: {p.name} lies at {address:#x}, which is no multiple of {PARAMETER_ALIGN}")
-                size = int(str(p.size())) if all(int(str(d)) for d in p.shape) else 0
+                empty = any(value(substitute(const(d), env)) == 0 for d in p.shape)
+                size = 0 if empty else int(value(substitute(p.size(), env)) or 0)
                 dtype = np.dtype(np.bool_ if p.dtype.kind == "b" else p.dtype.numpy)
                 arrays[p.name] = self.bytes_at(address, size * dtype.itemsize).view(dtype) if size else np.empty(0, dtype)
             run = Guarded(function)
@@ -225,6 +239,9 @@ class InterpretedDevice:
 
     def current_stream(self) -> int:
         return 0
+
+    def stream_object(self) -> None:
+        return None
 
     def capture(self, stream: int, record: Callable[[], None]) -> Recording:
         self.graphs += 1
@@ -261,4 +278,4 @@ def interpreted_machine(device: InterpretedDevice | None = None, present: bool =
 
 def install() -> None:
     """From now on CUDA targets of this process mean the interpreter, checks of kernels included."""
-    device_driver.cuda_machine = lambda target, threads=None: interpreted_machine()
+    device_driver.cuda_machine = lambda options: interpreted_machine()

@@ -60,7 +60,7 @@ class _ChannelsLast(Layouts):
     def matmul(self, n: Node) -> None:
         b = n.inputs[1]
         assert b is not None
-        turned = b in self.graph.constants and b.type.rank == 2 and b.type.dtype.is_float and b.type.dtype.bytes == 2
+        turned = self.graph.settled(b) and b.type.rank == 2 and b.type.dtype.is_float and b.type.dtype.bytes == 2
         self.set_input(n, 0, None)
         self.set_input(n, 1, Layout((Part(1), Part(0))) if turned else None)
 

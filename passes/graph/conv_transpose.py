@@ -20,10 +20,11 @@ from dnnc.ir.builder import Builder
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.ops.window import Window, window
 from dnnc.passes.base import PassContext
+from dnnc.passes.graph.prologue import held_in
 
 
 def conv_transpose(graph: Graph, ctx: PassContext) -> bool:
-    """Rewrite those with constant weights, one group and no dilation, on images of known size. Returns whether any was."""
+    """Rewrite those with constant weights (or parameters), one group and no dilation, on images of known size. Returns whether any was."""
     changed = False
     for n in graph.nodes():
         if n.op.name == "conv_transpose" and _applies(graph, n):
@@ -40,7 +41,7 @@ def _applies(graph: Graph, n: Node) -> bool:
     win = _window(n)
     sized = all(isinstance(d, int) for d in (*x.type.shape[1:], *n.output.type.shape[1:]))
     plain = n.attrs["group"] == 1 and all(d == 1 for d in win.dilations) and all(isinstance(p, int) and p >= 0 for p in (*win.begin, *win.end))
-    return sized and plain and w in graph.constants
+    return sized and plain and graph.settled(w)
 
 
 def _window(n: Node) -> Window:
@@ -60,7 +61,10 @@ def _rewritten(graph: Graph, n: Node, block: int) -> Value:
     needed = [math.ceil((int(begin) + int(o)) / s) for begin, o, s in zip(win.begin, outs[2:], strides)]  # type: ignore[arg-type]
     pads = [m - 1 for m in taps] + [q - int(size) for q, size in zip(needed, x.type.shape[2:])]  # type: ignore[arg-type]
     more = -channels % block if phases > 1 and 2 * channels >= block else 0
-    weights = b.constant(phase_filters(np.pad(graph.constants[w], [(0, 0), (0, more), *[(0, 0)] * rank]), strides, taps))
+    if w in graph.constants:
+        weights = b.constant(phase_filters(np.pad(graph.constants[w], [(0, 0), (0, more), *[(0, 0)] * rank]), strides, taps))
+    else:
+        weights = _later_filters(graph, w, more, strides, taps)
     spread = b.constant(np.tile(np.pad(graph.constants[bias], (0, more)), phases)) if bias is not None and bias in graph.constants else None
     y = b.conv(x, weights, spread, pads=tuple(pads))
     if phases > 1:
@@ -72,6 +76,21 @@ def _rewritten(graph: Graph, n: Node, block: int) -> Value:
         y = b.add(y, b.reshape(bias, shape=(1, channels, *(1,) * rank)))
     assert isinstance(y, Value)
     return y
+
+
+def _later_filters(graph: Graph, w: Value, more: int, strides: tuple[int, ...], taps: list[int]) -> Value:
+    """`phase_filters` of a parameter, with `more` outputs that are 0, in the prologue."""
+    assert graph.prologue is not None
+    b, rank = Builder(graph.prologue), len(strides)
+    c, o, *kernel = (int(str(d)) for d in w.type.shape)
+    grown = b.pad(held_in(graph, w), None, pads=(0,) * (rank + 2) + (0, more, *(s * m - k for s, m, k in zip(strides, taps, kernel))))
+    parts = []
+    for phase in product(*(range(s) for s in strides)):
+        last = tuple(s * (m - 1) + r for s, m, r in zip(strides, taps, phase))  # the taps backwards
+        part = b.slice(grown, starts=(0, 0, *last), steps=(1, 1, *(-s for s in strides)), shape=(c, o + more, *taps))
+        parts.append(b.transpose(part, perm=(1, 0, *range(2, rank + 2))))
+    made = b.concat(*parts, axis=0) if len(parts) > 1 else parts[0]
+    return graph.parameter(made, made.type, w.name)
 
 
 def phase_filters(w: np.ndarray[Any, Any], strides: tuple[int, ...], taps: list[int]) -> np.ndarray[Any, Any]:

@@ -17,5 +17,7 @@ def dce(graph: Graph, ctx: PassContext) -> bool:
             sweep(g, (n,), outputs)
         for v in [v for v in g.constants if not v.uses and v not in outputs]:
             g.erase_constant(v)
+        for v in [v for v in g.parameters if not v.uses and v not in outputs]:
+            g.erase_parameter(v)
         changed |= before != (len(g), len(g.constants))
     return changed

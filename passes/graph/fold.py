@@ -17,13 +17,17 @@ from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.interp import run
 from dnnc.ir.types import TensorType
 from dnnc.passes.base import PassContext, graphs, is_pure
+from dnnc.passes.graph.prologue import hoist
 from dnnc.passes.rewrite import sweep
 
 Array = np.ndarray[Any, Any]
 
 
 def fold(graph: Graph, ctx: PassContext) -> bool:
-    """Replace every pure node of constant operands and static shapes by its value. A subgraph is folded by itself."""
+    """Replace every pure node of constant operands and static shapes by its value; what depends on parameters moves to the prologue.
+
+    A subgraph is folded by itself.
+    """
     changed = False
     for g in graphs(graph):
         for n in g.nodes():
@@ -33,7 +37,7 @@ def fold(graph: Graph, ctx: PassContext) -> bool:
                 changed = True
             elif ctx.explain is not None:
                 ctx.explain("fold", n, reason)
-    return changed
+    return hoist(graph, ctx) or changed
 
 
 def obstacle(g: Graph, n: Node, ctx: PassContext) -> str:

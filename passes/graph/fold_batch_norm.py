@@ -13,14 +13,15 @@ import numpy as np
 
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.passes.base import PassContext
+from dnnc.passes.graph.fold_parameters import PARAMETER_RULES
 from dnnc.passes.rewrite import Array, Match, Rule, rewrite
 
 CONVOLUTIONS = ("conv", "conv_transpose")
 
 
 def fold_batch_norm(graph: Graph, ctx: PassContext) -> bool:
-    """Apply the rules below until none fires."""
-    return rewrite(graph, FOLD_RULES, ctx)
+    """Apply the rules below, and those for parameters, until none fires."""
+    return rewrite(graph, (*FOLD_RULES, *PARAMETER_RULES) if graph.parameters else FOLD_RULES, ctx)
 
 
 # --- constants ----------------------------------------------------------------------------------------------------------------

@@ -4,6 +4,10 @@ A group is a connected set of nodes with one output, around at most one *anchor*
 backwards; one joins the group of its readers when they are all in one group and the rules below allow it. So diamonds (x * sigmoid(x))
 stay together, and every group has one output by construction.
 
+Reductions of the same rows are one anchor (`rows`), with what reads their results within the row:
+
+    reduce_mean(mul(d, d), axes=(1,)), d = sub(x, reduce_mean(x, axes=(1,), keepdims=True))
+
 Where the target has a kernel for both (`PassContext.normed`), a norm joins the contraction that alone reads its result, in front of it:
 
     matmul(layer_norm(cast(x, to=f32), s, b), w)
@@ -11,17 +15,17 @@ Where the target has a kernel for both (`PassContext.normed`), a norm joins the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.passes.graph.alias import find_aliases
 from dnnc.passes.graph.kinds import is_kernel, is_view, kind_of
+from dnnc.passes.graph.rows import NORMS, ROWS, Rows, chain, find_numbers, rows_of
 
 COSTLY = frozenset(("exp", "log", "erf", "tanh", "pow", "sin", "cos", "tan", "sqrt", "sigmoid", "gelu", "softplus", "mish", "div"))
-NORMS = ("layer_norm", "rms_norm")
-ROWS = (*NORMS, "softmax", "log_softmax")  # pass over a row more than once
+LIGHT = frozenset(("exp", "sqrt", "div"))  # of the costly ones, those that take no longer than to write an element and read it again
 MAX_NODES = 24  # of a group: longer chains gain nothing and make kernels that nobody can read
 Normed = Callable[[Node, Node], bool]  # see PassContext
 
@@ -59,14 +63,21 @@ class FusionPlan:
 
 def plan_fusion(graph: Graph, fuse: bool = True, align: int = 1, normed: Normed | None = None) -> FusionPlan:
     """Group the nodes of a graph whose layouts are set. `fuse=False`: every node alone; `align`, `normed`: see PassContext."""
-    return _Fuser(graph, fuse, align, normed).run()
+    apart: set[Node] = set()
+    while True:
+        fuser = _Fuser(graph, fuse, align, normed, apart)
+        plan = fuser.run()
+        broken = fuser.broken()
+        if not broken:
+            return plan
+        apart |= broken
 
 
 class _Fuser:
     """Walks the nodes backwards: a node joins the group of its readers when all of them are in one group and the rules allow it."""
 
-    def __init__(self, graph: Graph, fuse: bool, align: int, normed: Normed | None) -> None:
-        self.graph, self.fuse, self.normed = graph, fuse, normed
+    def __init__(self, graph: Graph, fuse: bool, align: int, normed: Normed | None, apart: Collection[Node]) -> None:
+        self.graph, self.fuse, self.normed, self.apart = graph, fuse, normed, apart
         self.nodes = list(graph.nodes())
         self.order = {n: i for i, n in enumerate(self.nodes)}
         self.outputs = set(graph.outputs)
@@ -76,6 +87,10 @@ class _Fuser:
         self.group_of: dict[Node, int] = {}
         self.ahead: dict[Node, Node] = {}  # norms, and what is between them and the contraction whose group they are in, with that
         self.aligned: set[Node] = set()  # nodes whose output elements are, one for one, those of their group's output
+        self.numbers = find_numbers(graph)
+        self.rows: dict[int, Rows] = {}  # of each group that reduces rows
+        self.promised: dict[Node, list[Node]] = {}  # nodes whose numbers are made within the group -> what makes them
+        self.along: set[Node] = set()  # nodes that are computed along the rows of their group, or once for each
 
     def run(self) -> FusionPlan:
         for n in reversed(self.nodes):
@@ -88,6 +103,7 @@ class _Fuser:
             self.group_of[n] = g
             if self.kind[g] == "map":
                 self.kind[g] = kind_of(n)
+            self.note_rows(n, g)
         groups: list[Group] = []
         inside: set[Value] = set()  # values that no one but their own group sees
         for g, backwards in self.members.items():
@@ -114,10 +130,14 @@ class _Fuser:
         if len(groups) != 1:
             return None
         g = groups.pop()
-        if not is_kernel(self.kind[g]) or len(self.members[g]) >= MAX_NODES or (self.no_kernel(n) and not self.permuted_view(n)):
+        if not is_kernel(self.kind[g]) or len(self.members[g]) >= MAX_NODES:
             return None
         if len(self.members[g]) == 1 and self.no_kernel(self.members[g][0]):
             return None  # it takes the memory as it is
+        if self.stays_in_row(n, g):
+            return g
+        if self.no_kernel(n) and not self.permuted_view(n):
+            return None
         product = self.product_of(n)
         if product is not None:
             self.ahead[n] = product
@@ -132,6 +152,57 @@ class _Fuser:
         if all(self.follows(n.output, u) for u in users):
             self.aligned.add(n)
         return g
+
+    def stays_in_row(self, n: Node, g: int) -> bool:
+        """Does a group that passes over rows take a node that reduces them too, or that computes something of the numbers of rows?
+
+        The latter is worth it where the reductions behind the numbers follow, whose other readers may not have been visited yet: see `broken`."""
+        rows = self.numbers.get(n.output) or rows_of(n)
+        if rows is None or n in self.apart or not rows.worth() or self.rows.get(g, rows) != rows:
+            return False
+        if any(kind_of(m) != "map" and rows_of(m) != rows for m in self.members[g]):
+            return False  # two anchors would run in one nest
+        made = chain(n, self.numbers)  # what would have to be kept in memory, and be made by a kernel of its own, does not help
+        if len(self.members[g]) + len(made) > MAX_NODES or any(m.output in self.outputs for m in made):
+            return False
+        if not all(self.group_of.get(u, g) == g and self.reads_row(rows, m, u, k) for m in made for u, k in m.output.uses):
+            return False
+        self.rows[g] = rows
+        if len(made) > 1:
+            self.promised[n] = made
+        return True
+
+    def broken(self) -> set[Node]:
+        """Nodes that are in the group of their readers while the reductions behind them are not: they are better computed once, with these."""
+        return {n for n, made in self.promised.items() if any(self.group_of[m] != self.group_of[n] for m in made)}
+
+    def reads_row(self, rows: Rows, n: Node, u: Node, k: int) -> bool:
+        """Does operand k of u, in its place, read nothing of what n makes but the element or the number of the row that it is computed for?"""
+        v, made = n.output, u.outputs[0]
+        if rows_of(u) == rows:
+            return k == 0 and rows.of_elements(v)
+        if u not in self.along and u in self.group_of:
+            return False
+        if self.numbers.get(made) == rows:
+            return self.numbers.get(v) == rows
+        return "elementwise" in u.op.traits and rows.of_elements(made) and (rows.of_elements(v) or rows.reads_own(v)) and not self.epilogue_of(u)
+
+    def once_in_row(self, n: Node, u: Node) -> bool:
+        """Is what n makes computed once, or cheaper than memory, where the reduction u passes over it?"""
+        rows = rows_of(u)
+        if rows is None or not rows.worth() or not rows.of_elements(n.output):
+            return False
+        return rows.lie_in_one_piece() or (u.op.name not in ROWS and (n.op.name in LIGHT or all(v is u for v, _ in n.output.uses)))
+
+    def note_rows(self, n: Node, g: int) -> None:
+        """What a node that is in a group now says of the rows there."""
+        rows, out = rows_of(n), n.outputs[0]
+        at = self.rows.setdefault(g, rows) if rows is not None else self.rows.get(g)
+        along = n in self.aligned and out.type.shape == self.members[g][0].outputs[0].type.shape
+        if at is not None and not along and ("elementwise" in n.op.traits or rows == at or self.numbers.get(out) == at):
+            along = (at.of_elements(out) or self.numbers.get(out) == at) and all(self.reads_row(at, n, u, k) for u, k in out.uses)
+        if along:
+            self.along.add(n)
 
     def allowed(self, n: Node, u: Node, anchored: bool) -> bool:
         """Rules for node `u` of a group reading what `n` makes."""
@@ -152,9 +223,8 @@ class _Fuser:
         if u.op.name in ROWS and _crosses(n, u):
             return False  # its rows, which are read more than once, would be read across
         if "reduction" in u.op.traits:  # not a window, which reads each element several times, nor what is itself a choice among operands
-            return (
-                v is u.inputs[0] and n.op.name not in COSTLY and not u.op.name.endswith("pool") and "pool_" not in u.op.name and n.op.name != "concat"
-            )
+            again = n.op.name in COSTLY and not self.once_in_row(n, u)
+            return v is u.inputs[0] and not again and not u.op.name.endswith("pool") and "pool_" not in u.op.name and n.op.name != "concat"
         if "contraction" in u.op.traits:  # reading through a transpose costs address arithmetic alone, in the broadcast operand
             return v is u.inputs[0] and v.type.layout is None and n.op.name == "transpose"
         return False
@@ -166,7 +236,7 @@ class _Fuser:
         if self.normed is None or len(users) != 1 or u.op.name in NORMS:
             return None
         product, norm = self.ahead.get(u, u), n
-        if kind_of(product) != "contraction" or product.inputs[1] not in self.graph.constants or (u is product and (u, 1) in n.output.uses):
+        if kind_of(product) != "contraction" or not self.graph.settled(product.inputs[1]) or (u is product and (u, 1) in n.output.uses):
             return None
         while norm.op.name not in NORMS:
             before = self.element_before(norm)
@@ -177,7 +247,7 @@ class _Fuser:
 
     def element_before(self, n: Node) -> Node | None:
         """What makes the one operand, besides constants, of an element-wise node that alone reads it element for element."""
-        made = [v for v in n.inputs if v is not None and v not in self.graph.constants]
+        made = [v for v in n.inputs if v is not None and not self.graph.settled(v)]
         if "elementwise" not in n.op.traits or n.op.name in COSTLY or len(made) != 1 or not self.same_elements(made[0], n):
             return None
         (v,) = made

@@ -2,6 +2,8 @@
 
     y = relu(add(x, b))  with x read nowhere later   ->   y takes x's memory, the kernel has one parameter for both
 
+An output may take the memory of an input that was donated for it, and no other.
+
 Only groups without an anchor: a contraction's tiles overlap at the end of a row, and the second store would read what the first wrote.
 """
 
@@ -19,12 +21,17 @@ def find_inplace(graph: Graph, plan: FusionPlan) -> dict[Group, Value]:
     """For each group that may work in place, the input it may overwrite (whether that is dead by then is the memory plan's question)."""
     out: dict[Group, Value] = {}
     aliases = {v: (source, at) for v, source, at in plan.views}
+    taken = {root(aliases, graph.outputs[k])[0]: graph.inputs[j] for k, j in graph.donated.items()}
     for g in plan.groups:
-        if g.kind != "map" or g.output in graph.outputs:
+        whole, at = root(aliases, g.output)
+        given = taken.get(whole)
+        if g.kind != "map" or (g.output in graph.outputs and given is None):
             continue
-        wanted = [
-            v for n in g.nodes for v in n.inputs if v is not None and v.type == g.output.type and v not in graph.constants and v not in graph.inputs
-        ]
+        wanted = [v for n in g.nodes for v in n.inputs if v is not None and v.type == g.output.type and not graph.settled(v)]
+        if given is None:
+            wanted = [v for v in wanted if v not in graph.inputs]
+        else:
+            wanted = [v for v in wanted if root(aliases, v) == (given, 0) and at == 0]
         if not wanted:
             continue
         read = [root(aliases, v)[0] for v in group_inputs(g.nodes)]

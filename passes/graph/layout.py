@@ -4,7 +4,8 @@
     y = matmul(a, b)      ->   y = matmul(a, b @ "1/16 0 1%16")
 
 Convolutions make blocked outputs, element-wise ops and pooling pass a block on, everything else works on row-major values; `pack` nodes
-stand at the borders, one for each value and layout. Constants are relabelled: their bytes are packed when the program is linked.
+stand at the borders, one for each value and layout. Constants are relabelled: their bytes are packed when the program is linked, those of
+parameters when they are bound.
 Type rules see logical shapes throughout. Padding lanes of a blocked axis hold 0.
 """
 
@@ -165,6 +166,8 @@ class Layouts(ABC):
         if found is None:
             if v in self.graph.constants:
                 found = self.graph.constant(self.graph.constants[v], v.name, v.locs, TensorType(v.type.dtype, v.type.shape, layout))
+            elif v in self.graph.parameters:
+                found = self.graph.parameter(self.graph.parameters[v], TensorType(v.type.dtype, v.type.shape, layout), v.name)
             else:
                 after = self.graph.first_node() if v.node is None else v.node.next
                 found = Builder(self.graph, after, v.locs).op("pack", v, layout=layout)
@@ -195,7 +198,7 @@ class _Blocked(Layouts):
         whole = bool(group == 1 and (x.type.layout is not None or channels >= self.lanes))
         take_blocks = depthwise or whole
         self.set_input(n, 0, lay if take_blocks else None)
-        tile = winograd_tile(n, self.lanes) if self.winograd and whole and w in self.graph.constants else 0
+        tile = winograd_tile(n, self.lanes) if self.winograd and whole and self.graph.settled(w) else 0
         self.set_input(n, 1, winograd_filters(self.lanes, tile) if tile else filters(out.rank, self.lanes, whole))
         if len(n.inputs) > 2 and n.inputs[2] is not None:
             self.set_input(n, 2, Layout((Part(0, self.lanes), Part(0, 1, self.lanes))))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from dnnc.ir.arena import ALIGN, Arena, Piece, place_slots
 from dnnc.ir.expr import Var, const, value
 from dnnc.ir.graph import Graph, Value
-from dnnc.ir.types import Dim
+from dnnc.ir.types import Dim, TensorType
 from dnnc.passes.graph.alias import root
 from dnnc.passes.graph.fuse import FusionPlan, Group
 from dnnc.passes.lower import group_inputs
@@ -38,8 +38,8 @@ class Slot:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """`place[v]` is ("input" | "output" | "constant" | "arena", number); an arena's number is a slot's. `inside[v]`: the byte there at which
-    v begins, where that is not 0."""
+    """`place[v]` is ("input" | "output" | "constant" | "bound" | "arena", number); an arena's number is a slot's. `inside[v]`: the byte there at
+    which v begins, where that is not 0. `bound`: what the kernels read of parameters, values of the prologue in the types that they have here."""
 
     place: Mapping[Value, tuple[str, int]]
     inside: Mapping[Value, int]
@@ -47,6 +47,7 @@ class MemoryPlan:
     inplace: Mapping[Group, Value]
     aliases: Mapping[Value, tuple[Value, int]]  # what lies in the memory of others: of which value, at which byte
     scratch: Mapping[Group, tuple[int, ...]]  # of loops: a second slot for each carried value, and one for the condition
+    bound: tuple[tuple[Value, TensorType], ...] = ()
 
     @property
     def arena(self) -> Arena:
@@ -102,6 +103,7 @@ class _Planner:
         self.first: dict[Value, int] = {}
         self.last: dict[Value, int] = {}
         self.pieces: dict[Value, list[Piece]] = {}
+        self.bound: dict[tuple[Value, TensorType], int] = {}
 
     def root(self, v: Value) -> Value:
         return root(self.aliases, v)[0]
@@ -109,7 +111,9 @@ class _Planner:
     def run(self) -> MemoryPlan:
         self.visit(self.region)
         place = self.place
+        donated = self.donate()
         slots, inplace, scratch = self.slots()
+        inplace.update(donated)
         for k, s in enumerate(slots):
             for v in s.values:
                 place[v] = ("arena", k)
@@ -119,12 +123,13 @@ class _Planner:
             place[v] = place[r]
             if at:
                 inside[v] = at
-        return MemoryPlan(place, inside, tuple(slots), inplace, self.aliases, scratch)
+        return MemoryPlan(place, inside, tuple(slots), inplace, self.aliases, scratch, tuple(self.bound))
 
     def visit(self, region: Region) -> None:
         """Lifetimes, and the places that are given: inputs, outputs and constants, by number."""
         self.place.update((v, ("input", k)) for k, v in enumerate(region.graph.inputs))
         self.place.update((v, ("constant", k)) for k, v in enumerate(region.graph.constants))
+        self.place.update((v, ("bound", self.bound.setdefault((held, v.type), len(self.bound)))) for v, held in region.graph.parameters.items())
         self.aliases.update((v, (source, at)) for v, source, at in region.fusion.views)
         for k, v in enumerate(region.graph.outputs):
             r = self.root(v)
@@ -151,6 +156,40 @@ class _Planner:
                 self.pieces.setdefault(r, []).append((at, v.type.nbytes, start))
         for v in group_inputs(g.nodes):
             self.last[self.root(v)] = end
+
+    def donate(self) -> dict[Group, Value]:
+        """Put outputs where the inputs are that were donated for them, as far as nothing is written there before it was read for the last time.
+
+        Returns the groups that then work in place.
+        """
+        graph = self.region.graph
+        inplace: dict[Group, Value] = {}
+        for k, j in graph.donated.items():
+            x, y = graph.inputs[j], self.root(graph.outputs[k])
+            start, last = self.first[y], self.last.get(x, -1)
+            if value(const(x.type.nbytes) - const(y.type.nbytes)) != 0:
+                continue
+            if last < start:
+                self.place[y] = "input", j
+                continue
+            g = next(g for _, g in self.order if y in map(self.root, g.outputs))
+            old = self.region.inplace.get(g)
+            if old is not None and self.root(old) is x and self.may_overwrite(old, y, start):
+                self.place[y], inplace[g] = ("input", j), old
+            elif self.is_state(g, x, y) and (start, last) == self.span[g]:
+                self.place[y] = "input", j
+        return inplace
+
+    def is_state(self, g: Group, x: Value, y: Value) -> bool:
+        """Is `x` a loop's first state, and nothing else to it, and `y` the last one?"""
+        n = g.nodes[0]
+        if n.op.name != "loop":
+            return False
+        read = [None if v is None else root(self.aliases, v) for v in n.inputs]
+        made = [self.root(v) for v in n.outputs]
+        j = made.index(y) if y in made else len(made)
+        whole = all(v is None or self.root(v) is not x or v.type.nbytes == x.type.nbytes for v in n.inputs)
+        return j < n.attrs["carried"] and read.count((x, 0)) == 1 and read[2 + j] == (x, 0) and whole and [r and r[0] for r in read].count(x) == 1
 
     def slots(self) -> tuple[list[Slot], dict[Group, Value], dict[Group, tuple[int, ...]]]:
         slots: list[Slot] = []

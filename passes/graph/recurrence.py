@@ -44,9 +44,12 @@ def _taken(n: Node, ctx: PassContext) -> bool:
 
 
 def _replace(g: Graph, n: Node) -> None:
-    body: Graph = n.attrs["body"].copy()
+    own: Graph = n.attrs["body"]
+    body = own.copy()
+    body.prologue, body.parameters = own.prologue, dict(zip(body.parameters, own.parameters.values()))
     b = Builder(g, n, n.locs)
-    operands = [v for v in n.inputs[2:] if v is not None] + [_hoisted(body, v, g) for v in list(body.constants) if body.constants[v].size != 1]
+    fixed = [*(v for v in body.constants if body.constants[v].size != 1), *body.parameters]
+    operands = [v for v in n.inputs[2:] if v is not None] + [_hoisted(body, v, g) for v in fixed]
     attrs = {k: n.attrs[k] for k in ("carried", "scanned", "length", "backward")}
     made: Value = b.op("recurrence", *operands, body=body, **attrs)
     carried, steps = n.attrs["carried"], n.attrs["length"]
@@ -61,14 +64,21 @@ def _replace(g: Graph, n: Node) -> None:
 
 
 def _hoisted(body: Graph, v: Value, g: Graph) -> Value:
-    """A constant of a body as an operand of its node: the constant outside. A matrix of products alone is transposed there and back inside."""
-    array = body.constants[v]
-    matrix = array.ndim == 2 and all(u.op.name == "matmul" and k == 1 for u, k in v.uses) and v.type.layout is None
-    if matrix:
-        array = np.ascontiguousarray(array.T)
-    outside = g.constant(array, v.name, v.locs)
+    """A constant or parameter of a body as an operand of its node. A matrix of products alone is transposed outside and back inside."""
+    matrix = v.type.rank == 2 and all(u.op.name == "matmul" and k == 1 for u, k in v.uses) and v.type.layout is None
+    if v in body.parameters:
+        held = body.parameters[v]
+        assert g.prologue is not None
+        held = Builder(g.prologue).transpose(held, perm=(1, 0)) if matrix else held
+        outside = g.parameter(held, held.type, v.name)
+    else:
+        array = body.constants[v]
+        outside = g.constant(np.ascontiguousarray(array.T) if matrix else array, v.name, v.locs)
     inside = body.add_input(v.name, outside.type, v.locs)
     first = body.first_node()
     body.replace_all_uses(v, Builder(body, first, v.locs).transpose(inside, perm=(1, 0)) if matrix else inside)
-    body.erase_constant(v)
+    if v in body.parameters:
+        body.erase_parameter(v)
+    else:
+        body.erase_constant(v)
     return outside

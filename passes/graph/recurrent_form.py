@@ -183,6 +183,11 @@ class _Reader:
                 raise NoForm(f"{v.name} has a layout")
             else:
                 self.constants[t] = v
+        for v in self.body.parameters:
+            if v.type.layout is not None:
+                raise NoForm(f"{v.name} has a layout")
+            t = self.tensors[v] = te.placeholder(v.name, v.type.dtype, v.type.shape)
+            self.constants[t] = v
 
     def visit(self, m: Node) -> None:
         if len(m.outputs) != 1 or m.output.type.layout is not None:

@@ -1,4 +1,4 @@
-"""Products of one matrix with several constant ones become one product: queries, keys and values of a transformer in one kernel.
+"""Products of one matrix with several constant ones (or parameters) become one product: queries, keys and values of a transformer in one kernel.
 
     q = transpose(reshape(add(matmul(x, wq), bq), [B, S, H, D]), (0, 2, 1, 3)), k and v likewise
         ->   t = transpose(reshape(add(matmul(x, [wq wk wv]), [bq bk bv]), [B, S, 3, H, D]), (2, 0, 1, 3 + ...)),  q = t[0], k = t[1], v = t[2]
@@ -9,6 +9,7 @@ readers; sizes must be known, since a place in memory needs an offset.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 from dnnc.ir.builder import Builder
 from dnnc.ir.graph import Graph, Node, Value, union
 from dnnc.passes.base import PassContext
+from dnnc.passes.graph.prologue import held_in
 
 Shape = tuple[int, ...]
 
@@ -68,13 +70,13 @@ def _chain(graph: Graph, n: Node) -> Chain | None:
     """The chain that begins with a product of a value and a constant matrix; None where it has another form."""
     x, w = n.inputs[0], n.inputs[1]
     assert x is not None and w is not None
-    if w not in graph.constants or w.type.rank != 2 or x.type.rank < 2 or not n.output.type.static or n.output.type.layout is not None:
+    if not graph.settled(w) or w.type.rank != 2 or x.type.rank < 2 or not n.output.type.static or n.output.type.layout is not None:
         return None
     end, bias = n.output, None
     add = _only_reader(graph, end, "add")
     if add is not None:
         other = add.inputs[1] if add.inputs[0] is end else add.inputs[0]
-        if other in graph.constants and other.type.shape == w.type.shape[1:]:
+        if other is not None and graph.settled(other) and other.type.shape == w.type.shape[1:]:
             end, bias = add.output, other
     lead = end.type.rank - 1
     apart = _only_reader(graph, end, "reshape")
@@ -97,10 +99,9 @@ def _merge(graph: Graph, chains: list[Chain]) -> None:
     for c in chains[1:]:
         locs = union(locs, c.product.locs)
     b = Builder(graph, first, locs)
-    weights = [graph.constants[c.product.inputs[1]] for c in chains]  # type: ignore[index]
-    y = b.matmul(x, b.constant(np.concatenate(weights, axis=1)))
+    y = b.matmul(x, _joined(graph, [c.product.inputs[1] for c in chains], 1))
     if chains[0].bias is not None:
-        y = b.add(y, b.constant(np.concatenate([graph.constants[c.bias] for c in chains if c.bias is not None])))
+        y = b.add(y, _joined(graph, [c.bias for c in chains], 0))
     lead = x.type.rank - 1
     parts = b.reshape(y, shape=(*x.type.shape[:-1], len(chains), *chains[0].shape))
     perm = (lead, *(p if p < lead else p + 1 for p in chains[0].perm))
@@ -113,10 +114,20 @@ def _merge(graph: Graph, chains: list[Chain]) -> None:
         _erase(graph, c)
 
 
+def _joined(graph: Graph, parts: Sequence[Value | None], axis: int) -> Value:
+    """Constants side by side as one; parameters in the prologue."""
+    given = [v for v in parts if v is not None]
+    if all(v in graph.constants for v in given):
+        return graph.constant(np.concatenate([graph.constants[v] for v in given], axis=axis))
+    assert graph.prologue is not None
+    made = Builder(graph.prologue).concat(*(held_in(graph, v) for v in given), axis=axis)
+    return graph.parameter(made, made.type, given[0].name)
+
+
 def _erase(graph: Graph, c: Chain) -> None:
     """Remove the nodes of a chain, last first."""
     n: Node | None = c.end.node
     while n is not None:
-        before = None if n is c.product else next(v.node for v in n.inputs if v is not None and v.node is not None and v not in graph.constants)
+        before = None if n is c.product else next(v.node for v in n.inputs if v is not None and v.node is not None)
         graph.erase(n)
         n = before

@@ -1,4 +1,4 @@
-"""Constants that control flow captures become constants of its bodies, where they are folded and packed like any others.
+"""Constants (and parameters) that control flow captures become constants of its bodies, where they are folded and packed like any others.
 
 y = loop(trips, None, h, w, body=b, carried=1)      ->      y = loop(trips, None, h, body=b', carried=1), w a constant of b'
 """
@@ -10,7 +10,7 @@ from dnnc.passes.base import PassContext, graphs
 
 
 def sink_constants(graph: Graph, ctx: PassContext) -> bool:
-    """Move captured constants into the bodies that read them. Outer bodies first, so that a constant goes all the way in."""
+    """Move captured constants and parameters into the bodies that read them. Outer bodies first, so that a constant goes all the way in."""
     changed = False
     for g in reversed(list(graphs(graph))):
         for n in g.nodes():
@@ -21,7 +21,7 @@ def sink_constants(graph: Graph, ctx: PassContext) -> bool:
 
 def _sink(g: Graph, n: Node) -> bool:
     first = 2 + n.attrs["carried"] + n.attrs["scanned"] if n.op.name == "loop" else 1
-    found = [k for k in range(first, len(n.inputs)) if n.inputs[k] in g.constants]
+    found = [k for k in range(first, len(n.inputs)) if g.settled(n.inputs[k])]
     if not found:
         return False
     for body in n.subgraphs():
@@ -39,16 +39,23 @@ def _sink(g: Graph, n: Node) -> bool:
         g.rename(new, name)
     for v in moved:
         if v is not None and not v.uses and not g.is_output(v):
-            g.erase_constant(v)
+            if v in g.constants:
+                g.erase_constant(v)
+            else:
+                g.erase_parameter(v)
     return True
 
 
 def _replace(g: Graph, v: Value | None, body: Graph, k: int) -> None:
-    """Input k of a body becomes a constant."""
+    """Input k of a body becomes a constant, or a parameter that holds what the outer one does."""
     assert v is not None
     old = body.inputs.pop(k)
-    c = body.constant(g.constants[v], old.name, old.locs, v.type)
-    g.share_digest(v, body, c)
+    if v in g.constants:
+        c = body.constant(g.constants[v], old.name, old.locs, v.type)
+        g.share_digest(v, body, c)
+    else:
+        body.prologue = g.prologue
+        c = body.parameter(g.parameters[v], v.type, old.name)
     body.replace_all_uses(old, c)
     body.release([old.name])
     body.rename(c, old.name)

@@ -5,8 +5,13 @@
     y = reduce_mean(x, axes=(2, 3))  of f16[1, 32, 112, 112]  ->  y = reduce_mean(reduce_mean(x, axes=(3,), keepdims=True), axes=(2, 3))
 
 Blocks of threads cannot meet, so a kernel computes each result within one, and thirty results would leave all but one multiprocessor of a
-hundred without work. Several axes are split between them, since a reshape would cost images their layout. A second kernel costs a microsecond or two. Parts are of one size, so a mean of means is the mean; parts of half
+hundred without work. What is computed for each element just before the reduction takes the parts' shape too, so that it stays in its kernel. Several axes are split between them, since a reshape would cost images their layout. A second kernel costs a microsecond or two. Parts are of one size, so a mean of means is the mean; parts of half
 types are kept in float32. Adds roundings in another order, so not for strict numerics.
+
+What is reduced and then read back in the same rows (x - mean(x)) makes one kernel, which reads a row once; it is taken apart where its blocks
+are few and their rows so long that this takes longer than the kernels it saves:
+
+    y = mean_variance_norm(x, axes=(0,))  of f32[65536, 128]  ->  d = sub(x, m); y = div(d, sqrt(add(v, epsilon))), m = reduce_mean(x), v = reduce_mean(mul(d, d))
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.passes.base import PassContext
+from dnnc.passes.graph.rows import Rows, find_numbers, rows_of
 
 OPS = ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod")
 BLOCKS = 128  # that the parts should fill
@@ -25,24 +31,68 @@ LINE = 32  # neighbouring results that one block computes
 LONG_ROW, SHORT_ROW = 1 << 16, 1 << 12  # elements in one piece: worth parts, and what a part has at least
 LONG_COLUMN, SHORT_COLUMN = 2048, 64  # elements that lie apart, likewise
 MOST_PARTS = 256
+FEW, NARROW = 64, 8  # blocks, and results side by side in one, where rows of one kernel are read several times
+LONG_ALONE = 1 << 17  # elements for one such block, which take longer than four more kernels
+CHUNK = 16  # bytes that are read at once
+DEEPEST = 16  # ops on top of each other that take the shape of the parts
 
 
 def split_reductions(graph: Graph, ctx: PassContext) -> bool:
     """Rewrite where channels lie last, that is for GPUs. Returns whether anything changed."""
     if not ctx.channels_last or ctx.strict:
         return False
-    changed = False
-    for n in graph.nodes():
-        if n.op.name not in OPS or not _sized(n):
+    changed = _norms_apart(graph)
+    back = _read_back(graph)
+    for n in list(graph.nodes()):
+        if n.op.name not in OPS or not _sized(n) or (rows_of(n) in back and not _long_alone(n)):
             continue
         found = None if _by_axes(n) else _parts(n)
         if found is None and not _by_axes(n):
             continue
         y = _rewritten(graph, n, *found) if found is not None else _axis_by_axis(graph, n)
+        read = n.inputs[0]
         graph.replace_all_uses(n.output, y)
         graph.erase(n)
+        if read is not None:
+            _erase(graph, read)
         changed = True
     return changed
+
+
+def _norms_apart(graph: Graph) -> bool:
+    """mean_variance_norm of few long rows -> its definition, whose means are split then. Returns whether there was any."""
+    found = [n for n in graph.nodes() if n.op.name == "mean_variance_norm" and _sized(n) and _long_alone(n) and _parts(n) is not None]
+    for n in found:
+        b, x, (axes, epsilon) = Builder(graph, n, n.locs), n.inputs[0], (n.attrs["axes"], n.attrs["epsilon"])
+        assert x is not None
+        to = x.type.dtype
+        made = x if to.computed is to else _value(b.cast(x, to=to.computed))
+        d = b.sub(made, b.op("reduce_mean", made, axes=axes, keepdims=True))
+        v = b.op("reduce_mean", b.mul(d, d), axes=axes, keepdims=True)
+        y = _value(b.div(d, b.sqrt(b.add(v, epsilon))))
+        graph.replace_all_uses(n.output, y if y.type.dtype is to else _value(b.cast(y, to=to)))
+        graph.erase(n)
+    return bool(found)
+
+
+def _read_back(graph: Graph) -> set[Rows | None]:
+    """The kinds of rows whose numbers are read by element-wise nodes over the same rows, with which they may be one kernel. None where images may
+    get another layout."""
+    if any("conv" in n.op.name for n in graph.nodes()):
+        return set()
+    numbers = find_numbers(graph)
+    return {r for n in graph.nodes() if "elementwise" in n.op.traits for v in n.inputs if v is not None and (r := numbers.get(v)) is not None
+            and r.worth() and r.of_elements(n.output) and r.reads_own(v)}  # fmt: skip
+
+
+def _long_alone(n: Node) -> bool:
+    """Would a kernel that passes over the rows again and again have few blocks, with much to do for each?"""
+    sizes, reduced = _sizes(n)
+    if not reduced:
+        return False
+    length, inner = math.prod(sizes[k] for k in reduced), math.prod(sizes[reduced[-1] + 1 :])
+    side = min(inner, NARROW)
+    return math.prod(sizes) // (length * side) < FEW and length * side >= LONG_ALONE
 
 
 def _sized(n: Node) -> bool:
@@ -94,22 +144,71 @@ def _parts(n: Node) -> tuple[int, int, int, int] | None:
     if length < long or blocks * 2 > BLOCKS:
         return None
     most = min(MOST_PARTS, length // short, 2 * BLOCKS // blocks)
-    parts = max((k for k in range(1, most + 1) if length % k == 0), default=1)
+    fitting = [k for k in range(1, most + 1) if length % k == 0]
+    parts = max(fitting, default=1)
+    x = n.inputs[0]
+    if inner == 1 and x is not None:  # elements of a part that is no multiple of CHUNK would have to be read one by one
+        whole = max((k for k in fitting if length // k * x.type.dtype.bytes % CHUNK == 0), default=1)
+        parts = whole if 2 * whole >= parts else parts
     return (outer, parts, length // parts, inner) if parts >= 4 else None
 
 
 def _rewritten(graph: Graph, n: Node, outer: int, parts: int, size: int, inner: int) -> Value:
     x, b = n.inputs[0], Builder(graph, n, n.locs)
     assert x is not None
-    to, made = n.output.type, x
+    to, made = n.output.type, _Parts(b, (outer, parts, size, inner)).of(x)
     if x.type.dtype.is_float and x.type.dtype.bits < 32:
         made = _value(b.cast(made, to=f32))
-    made = _value(b.reshape(made, shape=(outer, parts, size, inner)))
     made = _value(b.op(n.op.name, made, axes=(2,), keepdims=False))
     made = _value(b.op(n.op.name, made, axes=(1,), keepdims=False))
     if made.type.shape != to.shape:
         made = _value(b.reshape(made, shape=to.shape))
     return made if made.type.dtype is to.dtype else _value(b.cast(made, to=to.dtype))
+
+
+class _Parts:
+    """Gives values another shape. What is computed for each element of others, and read here alone, is computed in that shape."""
+
+    def __init__(self, b: Builder, shape: tuple[int, ...]) -> None:
+        self.b, self.shape = b, shape
+        self.known: dict[Value, Value] = {}
+
+    def of(self, x: Value, depth: int = 0) -> Value:
+        if x not in self.known:
+            self.known[x] = self._computed(x, depth) if depth < DEEPEST and self._alone(x) else _value(self.b.reshape(x, shape=self.shape))
+        return self.known[x]
+
+    def _alone(self, x: Value) -> bool:
+        n = x.node
+        if n is None or "elementwise" not in n.op.traits or len(n.outputs) > 1 or len({user for user, _ in x.uses}) > 1 or self.b.graph.is_output(x):
+            return False
+        if any(v is not None and v.type.layout is not None for v in (x, *n.inputs)):
+            return False
+        return all(v is not None and (v.type.shape == x.type.shape or _single(v)) for v in n.inputs)
+
+    def _computed(self, x: Value, depth: int) -> Value:
+        n = x.node
+        assert n is not None
+        operands = [self._single(v) if _single(v) else self.of(v, depth + 1) for v in n.inputs if v is not None]
+        return _value(self.b.op(n.op, *operands, **n.attrs))
+
+    def _single(self, v: Value) -> Value:
+        """An operand of one element without its axes, of which there may be more than of the parts."""
+        return v if not v.type.shape else _value(self.b.reshape(v, shape=()))
+
+
+def _single(v: Value) -> bool:
+    return all(isinstance(d, int) and d == 1 for d in v.type.shape)
+
+
+def _erase(graph: Graph, x: Value) -> None:
+    """Take out nodes that nothing reads any more."""
+    n = x.node
+    if n is not None and all(not v.uses and not graph.is_output(v) for v in n.outputs):
+        inputs = dict.fromkeys(v for v in n.inputs if v is not None)
+        graph.erase(n)
+        for v in inputs:
+            _erase(graph, v)
 
 
 def _value(v: Any) -> Value:

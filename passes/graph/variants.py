@@ -2,6 +2,7 @@
 
     conv + add + relu        ->   conv, then add + relu: the epilogue in a kernel of its own
     mul + reduce_sum         ->   mul, then reduce_sum: what was computed again wherever it is read is kept in memory
+    mean + sub + mul + mean  ->   mean, then sub + mul + mean: reductions of the same rows in kernels of their own
     conv with winograd4 ...  ->   conv with other weights: Winograd's convolution with other tiles, or the direct one
 
 In comes a planned region, out comes another one. A variant is data that outlives the graph: nodes are told by their number in the group.
@@ -90,12 +91,13 @@ def vary(region: Region, chosen: Mapping[Group, Variant]) -> Region:
 
 
 def _cuts(group: Group) -> list[tuple[int, ...]]:
-    """What an anchor makes, without its epilogue; what it reads; and, where there is none, what is read at other places than where it is made."""
+    """What an anchor makes, without its epilogue; what it reads; what is reduced ahead of it; and, where there is no anchor, what is read at
+    other places than where it is made."""
     nodes = group.nodes
     number = {n: k for k, n in enumerate(nodes)}
-    anchor = next((n for n in reversed(nodes) if group.kind != "map" and kind_of(n) == group.kind), None)
-    if anchor is not None:
-        wanted = [anchor, *(v.node for v in anchor.inputs if v is not None and v.node is not None)]
+    anchors = [n for n in reversed(nodes) if group.kind != "map" and kind_of(n) == group.kind]
+    if anchors:
+        wanted = [anchors[0], *(v.node for v in anchors[0].inputs if v is not None and v.node is not None), *anchors[1:]]
     else:
         wanted = [n for n in nodes if any(u in number and _elsewhere(n, u) for u, _ in n.outputs[0].uses)]
     single = [(number[n],) for n in dict.fromkeys(wanted) if n in number and n is not nodes[-1]]

@@ -56,6 +56,31 @@ def stream(b: Block, name: str, threads: int, chunks: int) -> Block:
     return edit(b, name, go)
 
 
+def sweep(b: Block, name: str, blocks: int, threads: int, chunks: int) -> Block:
+    """`for c in range(n): {for v in unroll(8): s}`  ->  a grid of so many blocks, whatever n is, whose threads go over the chunks in strides:
+
+    `for b in block.x(B): for t in thread.x(T): for r in range(ceil(n / B*T*chunks)): s of the chunks (B*r + b)*T*chunks + t, ...`
+
+    For sizes that are known at run time only. Loads and stores are those of `stream`."""
+
+    def go(s: For) -> Block:
+        inner = s.body[0] if len(s.body) == 1 else None
+        lane = inner if isinstance(inner, For) and inner.kind == "unroll" and value(inner.extent) is not None else None
+        if s.kind != "range" or value(s.lo) != 0:
+            raise ScheduleError(f"{name} does not count the chunks of a run")
+        _check_apart(s)
+        run = Run(s.var, 0, None, 1, s.body) if lane is None else Run(s.var, 0, lane.var, int(value(lane.extent) or 1), lane.body)
+        run = replace(run, count=s.extent)  # type: ignore[arg-type]
+        step = blocks * threads * chunks
+
+        def strides(i: Expr, t: Expr) -> Block:
+            return (make_loop("r", (s.extent + (step - 1)) // step, "range", lambda r: _chunks(run, r * blocks + i, t, threads, chunks)),)
+
+        return _grid(blocks, threads, strides)
+
+    return edit(b, name, go)
+
+
 def _chunks(run: Run, b: Expr, t: Expr, width: int, chunks: int) -> Block:
     names: dict[str, int] = {}
 

@@ -63,15 +63,16 @@ def distribute(b: Block, name: str, depth: int) -> Block:
 def _unguarded(b: Block) -> Block:
     """`if c: {s1; s2}` -> `if c: s1; if c: s2`, the guard dropped where a statement is safe without it, else sunk to its innermost loop.
 
-    Safe: it writes only memory of its own thread (which nothing reads past the guard) and stays inside of what it reads."""
+    Safe: it writes only what is declared under the guard (so nothing past it is read) and stays inside of what it reads."""
     if len(b) != 1 or not isinstance(b[0], If) or b[0].other:
         return b
     cond, body = b[0].cond, b[0].then
-    return tuple(s if isinstance(s, Alloc) or _harmless(s) else _sunk(cond, s) for s in body)
+    own = {s.buf for s in body if isinstance(s, Alloc)}
+    return tuple(s if isinstance(s, Alloc) or _harmless(s, own) else _sunk(cond, s) for s in body)
 
 
-def _harmless(s: Stmt) -> bool:
-    if any(w.space == "global" for w in stored((s,))):
+def _harmless(s: Stmt, own: set[Buffer]) -> bool:
+    if not stored((s,)) <= own:
         return False
     for x in accesses((s,)):
         if isinstance(x, Ref) or not all(nonneg(i) and nonneg(d - 1 - i) for i, d in zip(x.idx, x.buf.shape)):

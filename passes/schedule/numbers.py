@@ -7,20 +7,42 @@ The compilers behind this move single instructions out of loops, but not the doz
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Load, Op, Ref, Var, children, free, rebuild, walk
+from dnnc.ir.expr import Expr, Load, Op, Ref, Var, children, const, free, rebuild, walk
 from dnnc.ir.operator.stmt import Alloc, Block, Buffer, For, If, Let, Stmt, Store, exprs, let_var, map_stmt, stored, walk_stmts
+from dnnc.passes.lower import COSTLY
 from dnnc.passes.schedule.state import edit
+
+Keep = Callable[[Expr], tuple[Block, Expr]]  # a number -> the statements that compute it, and how it is read then
 
 
 def hoist_numbers(b: Block) -> Block:
     """`for i in range(n): y[i] = x[i] - log(s[0])`  ->  `number: f32 = log(s[0]); for i in range(n): y[i] = x[i] - number`
 
-    Of floats, in loops that run one after the other. Legal where the loop writes none of what the number is made of."""
+    Of floats, in loops that run one after the other. Legal where the loop writes none of what the number is made of, be it the thread's own
+    or, under no condition, an operand of something costly."""
     names = {s.var.name for s in walk_stmts(b) if isinstance(s, Let)}
-    return _hoisted(b, names)
+
+    def named(e: Expr) -> tuple[Block, Expr]:
+        v = let_var(_fresh(names), e)
+        return (Let(v, e),), v
+
+    return _hoisted(b, named)
+
+
+def keep_numbers(b: Block) -> Block:
+    """`for i in range(n): y[i] = x[i] - log(s[0])`  ->  `number: f32[1] @ register; number[0] = log(s[0]); for i in range(n): y[i] = x[i] - number[0]`
+
+    The same as registers, which `distribute` makes vectors of where the vectors go across rows."""
+    names = {s.buf.name for s in walk_stmts(b) if isinstance(s, Alloc)}
+
+    def stored_(e: Expr) -> tuple[Block, Expr]:
+        buf = Buffer(_fresh(names), e.dtype, (const(1),), "register")
+        return (Alloc(buf), Store(buf, (const(0),), e)), buf[0]
+
+    return _hoisted(b, stored_)
 
 
 def sink(b: Block, name: str) -> Block:
@@ -43,30 +65,33 @@ def sink(b: Block, name: str) -> Block:
     return edit(b, name, go)
 
 
-def _hoisted(b: Block, names: set[str]) -> Block:
+def _hoisted(b: Block, keep: Keep) -> Block:
     out: list[Stmt] = []
     for s in b:
         if isinstance(s, If):
-            out.append(If(s.cond, _hoisted(s.then, names), _hoisted(s.other, names)))
+            out.append(If(s.cond, _hoisted(s.then, keep), _hoisted(s.other, keep)))
         elif isinstance(s, For):
-            *numbers, loop = _split(s, names) if s.kind == "range" else (s,)
+            *numbers, loop = _split(s, keep) if s.kind == "range" else (s,)
             assert isinstance(loop, For)
-            out += [*numbers, For(loop.var, loop.lo, loop.hi, loop.kind, _hoisted(loop.body, names))]
+            out += [*numbers, For(loop.var, loop.lo, loop.hi, loop.kind, _hoisted(loop.body, keep))]
         else:
             out.append(s)
     return tuple(out)
 
 
-def _split(loop: For, names: set[str]) -> Block:
+def _split(loop: For, keep: Keep) -> Block:
     inside = list(walk_stmts(loop.body))
     changing = {loop.var, *(s.var for s in inside if isinstance(s, (For, Let)))}
     written = stored(loop.body)
-    found: dict[Expr, Var] = {}
+    found: dict[Expr, Expr] = {}
+    ahead: list[Stmt] = []
+    guarded = {s for x in inside if isinstance(x, If) for s in walk_stmts((x,))}
     for s in inside:
         if isinstance(s, Store):
-            for e in _numbers(s.value, changing, written):
+            for e in _numbers(s.value, changing, written, s not in guarded):
                 if e not in found:
-                    found[e] = let_var(_fresh(names), e)
+                    made, found[e] = keep(e)
+                    ahead += made
     if not found:
         return (loop,)
 
@@ -76,7 +101,7 @@ def _split(loop: For, names: set[str]) -> Block:
     def block(b: Block) -> Block:
         return tuple(Store(s.buf, s.idx, go(s.value), s.lanes, s.limit) if isinstance(s, Store) else map_stmt(s, lambda e: e, block) for s in b)
 
-    return (*(Let(v, e) for e, v in found.items()), For(loop.var, loop.lo, loop.hi, loop.kind, block(loop.body)))
+    return (*ahead, For(loop.var, loop.lo, loop.hi, loop.kind, block(loop.body)))
 
 
 def _fresh(names: set[str]) -> str:
@@ -85,13 +110,13 @@ def _fresh(names: set[str]) -> str:
     return name
 
 
-def _numbers(e: Expr, changing: set[Var], written: Container[Buffer]) -> list[Expr]:
-    """The largest parts of an expression that are such numbers."""
+def _numbers(e: Expr, changing: set[Var], written: Container[Buffer], always: bool) -> list[Expr]:
+    """The largest parts of an expression that are such numbers. `always`: is the expression computed whenever the loop is reached?"""
     out: list[Expr] = []
     stack, seen = [e], {e}
     while stack:
         x = stack.pop()
-        if isinstance(x, Op) and x.lanes == 1 and x.dtype.is_float and _fixed(x, changing, written):
+        if isinstance(x, Op) and x.lanes == 1 and x.dtype.is_float and _fixed(x, changing, written, always):
             out.append(x)
             continue
         for c in children(x) if isinstance(x, Op) else ():
@@ -101,11 +126,12 @@ def _numbers(e: Expr, changing: set[Var], written: Container[Buffer]) -> list[Ex
     return out
 
 
-def _fixed(e: Op, changing: set[Var], written: Container[Buffer]) -> bool:
-    """Is it the same in all iterations, and made of numbers that the thread has computed before?"""
+def _fixed(e: Op, changing: set[Var], written: Container[Buffer], always: bool) -> bool:
+    """Is it the same in all iterations, and made of numbers that the thread has computed before, or worth computing ahead?"""
     if not changing.isdisjoint(free(e)):
         return False
     parts = list(walk(e))
     loads = [x for x in parts if isinstance(x, Load)]
-    kept = all(x.buf.space in ("register", "local") and x.buf not in written for x in loads)
+    costly = always and any(isinstance(x, Op) and x.name in COSTLY for x in parts)
+    kept = all((x.buf.space in ("register", "local") or costly) and x.buf not in written for x in loads)
     return bool(loads) and kept and not any(isinstance(x, Ref) or (isinstance(x, Op) and x.name == "guard") for x in parts)

@@ -52,17 +52,21 @@ class Team:
     """`size` threads for a row, `rows` rows a block. Members of a team are neighbouring threads, unless `across`: then the threads of
     neighbouring rows are (for rows whose elements lie far apart, and those of neighbouring rows side by side).
 
-    keep: bytes of a row that a thread may hold in registers; ahead: bytes that it loads before it computes with the first of them."""
+    keep: bytes of a row that a thread may hold in registers; ahead: bytes that it loads before it computes with the first of them; near: members
+    of a row in each warp, where the rows that lie across do not fill one, which exchange values before the warps meet."""
 
     size: int
     rows: int = 1
     across: bool = False
     keep: int = 192
     ahead: int = 64
+    near: int = 1
 
     def __post_init__(self) -> None:
         if self.size & (self.size - 1) or self.size < 1:
             raise ScheduleError(f"a team of {self.size} threads: the size must be a power of two")
+        if self.near > 1 and (not self.across or self.near * self.rows != WARP or self.size % self.near):
+            raise ScheduleError(f"{self.near} members of each of {self.rows} rows do not fill warps")
         if not self.across and self.rows > 1 and self.size > WARP:
             raise ScheduleError(f"{self.rows} teams of {self.size} threads in a block would have to meet at barriers of their own")
         if not self.across and self.size > 1 and self.size * self.rows % WARP:
@@ -312,11 +316,13 @@ class _Row:
         if size == 1:
             return ()
         if self.team.across:
-            part = self.part(st, (size, rows))
-            rest = loop_var(self.name("j"), const(1), const(size))
+            near = self.team.near
+            part = self.part(st, (size // near, rows))
+            rest = loop_var(self.name("j"), const(1), const(size // near))
             return (
-                Store(part, (self.member, self.place), acc), *self.sync(), Store(st.buf, st.idx, part[0, self.place]),
-                For(rest, const(1), const(size), "unroll", (with_(part[rest, self.place]),)),
+                *self.shuffled(with_, acc, near, rows), *_when([(self.member % near).eq(0)], (Store(part, (self.member // near, self.place), acc),)),
+                *self.sync(), Store(st.buf, st.idx, part[0, self.place]),
+                For(rest, const(1), const(size // near), "unroll", (with_(part[rest, self.place]),)),
             )  # fmt: skip
         out = list(self.shuffled(with_, acc, min(size, WARP)))
         if size > WARP:
@@ -326,10 +332,12 @@ class _Row:
             out += (*self.sync(), Store(st.buf, st.idx, part[self.member % warps]), *self.shuffled(with_, acc, warps))
         return tuple(out)
 
-    def shuffled(self, with_: Callable[[Expr], Store], acc: Expr, size: int) -> Block:
-        """log2(size) exchanges, after which all of `size` neighbours hold the same bits."""
+    def shuffled(self, with_: Callable[[Expr], Store], acc: Expr, size: int, apart: int = 1) -> Block:
+        """log2(size) exchanges, after which all of `size` threads, which lie `apart`, hold the same bits."""
+        if size == 1:
+            return ()
         o = loop_var(self.name("o"), const(0), const(size.bit_length() - 1))
-        return (For(o, const(0), const(size.bit_length() - 1), "unroll", (with_(call("shfl_xor", acc, call("shl", 1, o))),)),)
+        return (For(o, const(0), const(size.bit_length() - 1), "unroll", (with_(call("shfl_xor", acc, call("shl", apart, o))),)),)
 
     def part(self, st: Store, shape: tuple[int, ...]) -> Buffer:
         made = Buffer(self.name(f"{st.buf.name}_part"), st.buf.dtype, tuple(map(const, shape)), "shared")

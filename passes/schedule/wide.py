@@ -29,7 +29,7 @@ class Run:
     """`for c in range(count): for v in unroll(width): body`; without v, body is for one element."""
 
     c: Var
-    count: int
+    count: int  # an expression in `sweep`, whose sizes are known at run time only
     v: Var | None
     width: int
     body: Block

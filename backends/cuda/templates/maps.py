@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dnnc.backends.cuda.templates.common import collapsed, fixed, fused, joined, jumps, outer_loops, walks, width_of
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.operator.stmt import Kernel
-from dnnc.passes.schedule.gpu import stream
+from dnnc.passes.schedule.gpu import stream, sweep
 from dnnc.passes.schedule.loops import annotate, single, split
 from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.shared_tiles import transpose_tiles
@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 
 ORDER: tuple[str, ...] = ()  # nothing is summed
 SIDE = 16  # of a tile, below which most of its threads would have nothing to do
+SWEEP_THREADS = 256  # of a block that goes over vectors of any size
 RAGGED = 1024  # elements below which a last chunk of its own is not worth its code
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     """Knobs: tile (1: through shared memory), bytes of a chunk, chunks of a thread, threads of a block."""
-    if problem.kind != "map" or not fixed(problem):
+    if problem.kind != "map":
         return []
+    if not fixed(problem):
+        return swept(problem, target)
     s = Schedule(problem.kernel)
     names = arranged(s, problem)
     if not names:
@@ -49,6 +52,14 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     while found and not _applies(problem, found[0], target):
         found.pop(0)
     return found
+
+
+def swept(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    """Knobs of a chain over vectors whose size is known at run time only: a grid that fills the device goes over them."""
+    line = problem.lowered.out_loops
+    if len(line) != 1 or not walks(Schedule(problem.kernel).loop(line[0]).body, Schedule(problem.kernel).loop(line[0]).var):
+        return []
+    return [(("tile", 0), ("bytes", 16), ("chunks", 1), ("threads", SWEEP_THREADS), ("blocks", target.sms * target.threads_per_sm // SWEEP_THREADS))]
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
@@ -95,6 +106,13 @@ def arranged(s: Schedule, problem: Problem) -> list[str]:
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
     s = Schedule(problem.kernel)
+    if "blocks" in knobs:
+        name = problem.lowered.out_loops[0]
+        width = width_of(s, [name], int(knobs["bytes"]), ragged=True)
+        if width > 1:
+            s.apply(split, name, width, (name + "c", name + "v"), tail="guard").apply(annotate, "unroll", name + "v")
+            name += "c"
+        return s.apply(sweep, name, int(knobs["blocks"]), int(knobs["threads"]), int(knobs["chunks"])).done()
     names = arranged(s, problem)
     if int(knobs["tile"]):
         return transposed(s, names, int(knobs["threads"]))

@@ -24,19 +24,22 @@ from dnnc.passes.schedule.teams import Team, teams
 if TYPE_CHECKING:
     from dnnc.backends.cuda.target import GpuTarget
 
-ORDER = ("layout", "team", "bytes")
+ORDER = ("layout", "team", "near", "bytes")
 TEAMS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 WARP = 32
 BLOCK = 256  # threads of a block of several teams
+SECTOR = 32  # bytes that memory is read by
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    """Knobs: how neighbouring threads lie (rows: along a row, columns: across rows), threads for a row, rows a block, bytes of vectors."""
+    """Knobs: how neighbouring threads lie (rows: along a row, columns: across rows), threads for a row, rows a block, bytes of vectors; of these
+    threads, those in one warp where the rows of a block do not fill one (near)."""
     if problem.kind not in ("reduce", "contraction") or not fixed(problem):
         return []
-    found = [
-        (("layout", layout), ("team", team), ("rows", rows), ("bytes", 16)) for layout, team, rows in sizes(Schedule(problem.kernel), problem, target)
-    ]
+    found: list[Knobs] = []
+    for layout, team, rows in sizes(Schedule(problem.kernel), problem, target):
+        near = WARP // rows if layout == "columns" and rows < WARP and team % (WARP // rows) == 0 and team > WARP else 1
+        found.append((("layout", layout), ("team", team), ("rows", rows), ("bytes", 16), *((("near", near),) if near > 1 else ())))
     while found:
         try:
             apply(problem, dict(found[0]), target)
@@ -83,7 +86,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
 
 
 def _team(knobs: Mapping[str, int | str]) -> Team:
-    more = {k: int(knobs[k]) for k in ("keep", "ahead") if k in knobs}
+    more = {k: int(knobs[k]) for k in ("keep", "ahead", "near") if k in knobs}
     return Team(int(knobs["team"]), int(knobs["rows"]), knobs["layout"] == "columns", **more)
 
 
@@ -127,7 +130,8 @@ def sizes(s: Schedule, problem: Problem, target: GpuTarget) -> list[tuple[str, i
         smallest = min(buf.dtype.bytes for x in inner for buf, _ in walks(x.body, x.var))
         return rowwise(count, longest // width, width * smallest, target)
     if rows and walks(s.loop(rows[-1]).body, s.loop(rows[-1]).var):
-        return columnwise(count, longest, target)
+        smallest = min(buf.dtype.bytes for buf, _ in walks(s.loop(rows[-1]).body, s.loop(rows[-1]).var))
+        return [*narrow(count, longest, smallest, target), *columnwise(count, longest, target)]
     return []
 
 
@@ -153,6 +157,15 @@ def columnwise(count: int, longest: int, target: GpuTarget) -> list[tuple[str, i
     if members == 1:
         return []
     return [("columns", m, side * max(BLOCK // (side * m), 1)) for m in dict.fromkeys((members, max(members // 2, 2), min(members * 2, 32)))]
+
+
+def narrow(count: int, longest: int, bytes_: int, target: GpuTarget) -> list[tuple[str, int, int]]:
+    """Blocks of fewer rows, as many as one sector of memory holds, with more members each, where blocks as wide as a warp are too few."""
+    side = max(SECTOR // bytes_, 1)
+    members = target.max_threads // side
+    if side >= WARP or count % WARP or longest < members * 8 or 2 * (count // WARP) > target.sms:
+        return []
+    return [("columns", members, side)]
 
 
 def power(n: int) -> int:

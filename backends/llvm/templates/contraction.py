@@ -360,6 +360,8 @@ def _prefetch_next_panel(s: Schedule, problem: Problem, knobs: Mapping[str, int 
     every = -(-nv * ku // tiles_) if isinstance(tiles_, int) and not tag else 4  # the rows that fill no tile ask again for some at most
     # elements of a panel: the first axis of filters counts them, of a matrix the third from the end
     size = product(weights.type.physical[1 if nest.panel else -2 :])
+    if value(const(size)) == 0:
+        return  # a sum of nothing
     first = (s.loop("jo" + tag).var * nv + nv) * size
     line, width = (tile * steps + step) * every, value(const(buf.shape[-1]))
     if not isinstance(tiles_, int) and isinstance(size, int) and width:  # however many tiles there are, this panel and not those behind it

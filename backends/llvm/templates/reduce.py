@@ -6,6 +6,7 @@ loop that walks memory in order (channels of a blocked image): each lane reduces
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from dnnc.backends.llvm.features import CpuTarget
@@ -15,24 +16,29 @@ from dnnc.backends.llvm.templates.maps import lanes_for, shares, vectorized
 from dnnc.backends.llvm.templates.windows import MOST_PIXELS, tile_windows
 from dnnc.ir.bounds import bounds
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Op, const, free, value, walk
-from dnnc.ir.operator.stmt import Block, For, Kernel, Store, exprs, walk_stmts
+from dnnc.ir.expr import Load, Op, Ref, const, free, substitute, value, walk
+from dnnc.ir.operator.stmt import Block, For, If, Kernel, Store, accesses, exprs, walk_stmts
 from dnnc.passes.schedule.loops import annotate, hoist_guards, narrow, peel, reorder, single, split
-from dnnc.passes.schedule.memory import distribute, vector_reduce, vectorize
-from dnnc.passes.schedule.numbers import hoist_numbers, sink
+from dnnc.passes.schedule.memory import distribute, prefetch, vector_reduce, vectorize
+from dnnc.passes.schedule.numbers import hoist_numbers, keep_numbers, sink
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.state import Schedule, loops
 
 ORDER = ("lanes", "chains", "short")
+TOGETHER = 8  # vectors side by side whose sums are made step by step: a third of the registers
 STRAIGHT = 16  # vectors of a row that is computed without loops
 MOST_STEPS = 16  # reductions and what is made of them
+LARGE, LEAST_ROW, MOST_ROW = 4 << 20, 1 << 10, 1 << 15  # bytes of an operand that comes from memory, and of its rows
 ROWS, LONG = 2, 32  # rows computed together, and the steps of a loop along them from which they are long
 
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     if problem.kind in ("map", "sequence"):
         return []
-    return [(("lanes", lanes_for(problem, target)), ("chains", 4))]
+    lanes = lanes_for(problem, target)
+    together = _side_by_side(problem, lanes, target.threads) if problem.kind == "reduce" else 1
+    ahead = problem.kind == "reduce" and together == 1 and _from_memory(problem)
+    return [(("lanes", lanes), ("chains", 4), *((("columns", together),) if together > 1 else ()), *((("pf", 1),) if ahead else ()))]
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
@@ -46,11 +52,12 @@ def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
         lanes = int(dict(first)["lanes"])
         others: list[dict[str, int]] = [{"chains": n} for n in (1, 2, 8)]
         if any(n.startswith("k") for names in problem.lowered.reductions for n in names) or len(problem.lowered.reductions) > 1:
-            others += [{"straight": n} for n in (0, 4, 32)]
+            others += [{"straight": n} for n in (0, 4, 32)] + [{"pf": 1 - int(dict(first).get("pf", 0))}]
         if len(problem.lowered.reductions) == 1 and problem.lowered.out_loops[-1:] and problem.lowered.out_loops[-1].endswith("b"):
             others += [{"pixels": n} for n in range(1, MOST_PIXELS + 1)]
         else:
-            others += [*({"rows": n} for n in (1, 3, 4)), *({"columns": n} for n in (2, 3, 4, 6, 8))]
+            columns = [n for n in (1, 2, 3, 4, 6, 8) if n != dict(first).get("columns", 1)]
+            others += [*({"rows": n} for n in (1, 3, 4)), *({"columns": n} for n in columns)]
         wide = [{"lanes": n} for n in (lanes // 2, 2 * lanes) if n > 1]
         out += [varied(first, **k) for k in (*others, *shares(problem), *wide)]
         out += [varied(first, **j, **k) for j in wide for k in (*others, *shares(problem))]
@@ -69,6 +76,8 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     if not tiled and not _over_outputs(s, problem, lanes, int(knobs.get("columns", 1))):
         _over_rows(s, problem, lanes, chains, bool(knobs.get("short")), int(knobs.get("straight", STRAIGHT)))
         _rows_together(s, problem, int(knobs.get("rows", ROWS)))
+        if knobs.get("pf"):
+            _ask_for_next_row(s, problem)
     parallel_outer(s, _outer(s, problem), worth(knobs, problem.lowered.elements))
     s.apply(hoist_numbers)
     return s.done()
@@ -121,7 +130,7 @@ def _over_outputs(s: Schedule, problem: Problem, lanes: int, columns: int) -> bo
         return False  # what is far apart is worth gathering where a row is too short for vectors
     mark = s.mark()
     try:
-        s.apply(split, loops[-1], lanes, ("vo", "vi"), tail="guard")
+        s.apply(keep_numbers).apply(split, loops[-1], lanes, ("vo", "vi"), tail="guard")
         if columns > 1 and _columns(s, problem, columns):
             return True
         s.apply(distribute, "vi", 1)
@@ -130,6 +139,29 @@ def _over_outputs(s: Schedule, problem: Problem, lanes: int, columns: int) -> bo
         s.restore(mark)
         return False
     return True
+
+
+def _side_by_side(problem: Problem, lanes: int, threads: int) -> int:
+    """How many vectors of outputs whose sums go across memory (batch norm over a batch of rows) are best made together: each step of the sums
+    then reads some cache lines in a row and not one, as long as there is work left for all threads."""
+    s = Schedule(problem.kernel)
+    every = list(walk_stmts(s.body))
+    outer = [n for n in problem.lowered.out_loops if s.extent(n) != 1]
+    reduced = [n for names in problem.lowered.reductions for n in names]
+    if not outer or any(isinstance(x, If) for x in every) or any(n.startswith("k") or not s.has(n) for n in reduced):
+        return 1
+    v, n = s.loop(outer[-1]).var, s.extent(outer[-1])
+    inner = [s.loop(names[-1]) for names in problem.lowered.reductions]
+    read = [e for x in inner for e in offsets(x.body)]
+    if not isinstance(n, int) or any(unit_stride(x) for x in inner) or any(e is not substitute(e, {v: const(0)}) + v for e in read if v in free(e)):
+        return 1
+    used = frozenset().union(*(free(e) for e in read))
+    around = [s.extent(name) for name in outer[:-1] if s.loop(name).var in used]
+    steps = math.prod(value(s.loop(name).extent) or 1 for name in problem.lowered.reductions[0])
+    if v not in used or steps < TOGETHER or any(not isinstance(k, int) for k in around):
+        return 1
+    vectors, rest = n // lanes, math.prod(k for k in around if isinstance(k, int))
+    return next((k for k in (TOGETHER, TOGETHER // 2, TOGETHER // 4) if k <= vectors and rest * (vectors // k) >= threads), 1)
 
 
 def _columns(s: Schedule, problem: Problem, count: int) -> bool:
@@ -219,6 +251,38 @@ def _rows_together(s: Schedule, problem: Problem, wanted: int) -> None:
         s.restore(mark)
         return
     s.apply(annotate, "unroll", *(x.var.name for x in loops(s.loop("i_r").body) if x.var.name == "rm" or x.var.name.startswith("rm_")))
+
+
+def _from_memory(problem: Problem) -> bool:
+    """Is there an operand that no cache holds, in rows of which a near cache holds two?"""
+    body = problem.kernel.entry.body
+    sizes = {loop.var.name: value(loop.extent) or 0 for loop in loops(body)}
+    row = max((math.prod(sizes.get(n, 1) for n in names) for names in problem.lowered.reductions), default=0)
+    large = {x.buf for x in accesses(body) if x.buf.space == "global" and (value(x.buf.size()) or 0) * x.buf.dtype.bytes >= LARGE and _is_plain(x)}
+    return any(LEAST_ROW <= row * buf.dtype.bytes <= MOST_ROW for buf in large)
+
+
+def _is_plain(x: Load | Ref) -> bool:
+    """Is the place of a load computed without asking memory?"""
+    return not any(isinstance(e, (Load, Ref)) or (isinstance(e, Op) and e.name == "guard") for i in x.idx for e in walk(i))
+
+
+def _ask_for_next_row(s: Schedule, problem: Problem) -> None:
+    """Prefetch the next row in the last pass over this one: passes over a row in a near cache would leave the memory idle.
+
+    `for i: {for k: .. x[i, k:+16] ..; for j: .. x[i, j:+16] ..}`  ->  `..; for j: {prefetch(x[i + 1, j]); ..}}`"""
+    names = _outer(s, problem)
+    if not names:
+        return
+    row = s.loop(names[-1])
+    passes = [x for x in row.body if isinstance(x, For)]
+    for buf in {x.buf: None for x in accesses(row.body) if x.buf.space == "global"}:
+        over = [x for x in passes if any(a.buf is buf and row.var in free(buf.offset(a.idx)) for a in accesses((x,)))]
+        found = [(x, a) for x in loops(over[-1:]) for st in x.body if isinstance(st, Store) for a in accesses((st,)) if a.buf is buf and _is_plain(a)]
+        inner = [(x, a) for x, a in found if isinstance(a, Load) and a.limit is None and a.lanes > 1]
+        if len(over) > 1 and inner:
+            loop, at = inner[0]
+            s.apply(prefetch, loop.var.name, buf.name, tuple(substitute(i, {row.var: row.var + 1}) for i in at.idx))
 
 
 def _each_vector(s: Schedule, name: str, lanes: int, straight: int) -> None:

@@ -18,9 +18,9 @@ def g(x: f32[7, 33], z: f32[7, 33]):
     d = softmax(a)
     b = {expression}
     c = softmax(b)
-    e = softmax(neg(b))
+    e = softmax(neg(b), axis=0)
     return add(add(c, e), d)
-"""  # a and b each have readers in two groups, so that what makes b is a group of its own
+"""  # a and b each have readers in two groups (of rows and of columns), so that what makes b is a group of its own
 
 
 @pytest.mark.parametrize(

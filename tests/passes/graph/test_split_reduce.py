@@ -23,7 +23,7 @@ def f(x: f16[1, 4096, 32]):
 """
     after = """
 def f(x: f16[1, 4096, 32]):
-    y = cast(reduce_mean(reduce_mean(reshape(cast(x, to=f32), shape=(1, 64, 64, 32)), axes=(2,)), axes=(1,)), to=f16)
+    y = cast(reduce_mean(reduce_mean(cast(reshape(x, shape=(1, 64, 64, 32)), to=f32), axes=(2,)), axes=(1,)), to=f16)
     return y
 """
     check_pass(split_reductions, before, after, ctx=GPU)
@@ -72,8 +72,67 @@ def test_what_stays(inputs: str, call: str) -> None:
     assert not split_reductions(g, GPU)
 
 
+SPREAD = """
+def f(x: f32[{shape}]):
+    d = sub(x, reduce_mean(x, axes=(0,), keepdims=True))
+    y = reduce_mean(mul(d, d), axes=(0,))
+    return y
+"""
+
+
+def test_reductions_whose_results_go_back_to_their_rows() -> None:
+    assert not split_reductions(parse(SPREAD.format(shape="4096, 512")), GPU)  # one kernel of 64 blocks, which reads x once
+    g = parse(SPREAD.format(shape="65536, 128"))
+    assert split_reductions(g, GPU) and sum(n.op.name == "reduce_mean" for n in g.nodes()) == 4
+
+
+def test_a_norm_of_few_long_rows_is_taken_apart() -> None:
+    text = "def f(x: {dtype}[{shape}]):\n    y = mean_variance_norm(x, axes={axes}, epsilon=0.001)\n    return y\n"
+    for shape, axes in (("4096, 512", "(0,)"), ("65536, 512", "(0,)"), ("32, 3, 32, 32", "(0, 2, 3)")):
+        assert not split_reductions(parse(text.format(dtype="f32", shape=shape, axes=axes)), GPU)
+    for dtype, shape, axes in (("f32", "65536, 16", "(0,)"), ("f16", "2, 524288", "(1,)")):
+        g = parse(text.format(dtype=dtype, shape=shape, axes=axes))
+        x = np.random.default_rng(0).standard_normal([int(d) for d in shape.split(",")]).astype(dtype.replace("f", "float"))
+        (want,) = run(g, [x], "float64")
+        assert split_reductions(g, GPU)
+        verify(g)
+        assert [n.op.name for n in g.nodes()].count("reduce_mean") == 4
+        (got,) = run(g, [x], "float64")
+        np.testing.assert_allclose(got, want, rtol=1e-3 if dtype == "f16" else 1e-7, atol=1e-3 if dtype == "f16" else 1e-7)
+
+
 def test_only_for_gpus_and_not_when_the_order_is_fixed() -> None:
     text = "def f(x: f32[131072]):\n    y = reduce_sum(x)\n    return y\n"
     assert not split_reductions(parse(text), PassContext())
     assert not split_reductions(parse(text), PassContext(numerics="strict", channels_last=True))
     assert split_reductions(parse(text), GPU)
+
+
+def test_what_is_computed_before_stays_in_the_kernel() -> None:
+    before = """
+def f(x: f32[100000], z: f32[100000], s: f32[1]):
+    d: f32[100000] = sub(x, mul(z, s))
+    y: f32 = reduce_sum(mul(d, d), axes=(0,))
+    return y
+"""
+    after = """
+def f(x: f32[100000], z: f32[100000], s: f32[1]):
+    v4 = sub(reshape(x, shape=(1, 20, 5000, 1)), mul(reshape(z, shape=(1, 20, 5000, 1)), reshape(s, shape=())))
+    y = reshape(reduce_sum(reduce_sum(mul(v4, v4), axes=(2,)), axes=(1,)), shape=())
+    return y
+"""
+    check_pass(split_reductions, before, after, ctx=GPU)
+
+
+def test_what_others_read_is_not_computed_twice() -> None:
+    text = "def f(x: f32[70000]):\n    d = exp(x)\n    y = reduce_sum(d, axes=(0,))\n    return y, d\n"
+    g = parse(text)
+    assert split_reductions(g, GPU)
+    assert [n.op.name for n in g.nodes()].count("exp") == 1
+
+
+def test_parts_are_whole_chunks() -> None:
+    g = parse("def f(x: f32[100000000]):\n    y = reduce_sum(x, axes=(0,))\n    return y\n")
+    split_reductions(g, GPU)
+    shape = next(n.attrs["shape"] for n in g.nodes() if n.op.name == "reshape")
+    assert shape[1] >= 128 and shape[2] % 4 == 0

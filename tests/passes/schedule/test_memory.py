@@ -84,6 +84,20 @@ def k(N: dim[1, 8], x: f32[N, 3], y: f32[N]):
     )
 
 
+def test_distribute_keeps_the_guard_of_a_sum_that_is_read_afterwards() -> None:
+    text = """\
+def k(x: f32[7], y: f32[1]):
+    acc: f32[1] @ register
+    acc[0] = 0.0
+    for o in range(3):
+        for i in range(3):
+            if i < 2:
+                acc[0] = acc[0] + x[i + 2*o]
+    y[0] = acc[0]
+"""
+    check_schedule(text, lambda s: s.apply(distribute, "o", 2), text)
+
+
 def test_distribute_refuses() -> None:
     meet = "def k(x: f32[8], y: f32[8], z: f32[8]):\n    for i in range(7):\n        y[i] = x[i]\n        z[i] = y[i + 1]\n"
     refused(meet, lambda s: s.apply(distribute, "i", 1), "i cannot be distributed: statements meet in y")

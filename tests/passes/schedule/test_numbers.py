@@ -9,8 +9,11 @@ from dnnc.ir.errors import ScheduleError
 from dnnc.ir.operator.interp import run_kernel
 from dnnc.ir.operator.text import parse_kernel, show_kernel
 from dnnc.ir.operator.verify import verify_kernel
-from dnnc.passes.schedule.numbers import hoist_numbers, sink
+from dnnc.passes.schedule.loops import split
+from dnnc.passes.schedule.memory import distribute, vectorize
+from dnnc.passes.schedule.numbers import hoist_numbers, keep_numbers, sink
 from dnnc.passes.schedule.state import Schedule
+from dnnc.testing.schedules import same_results
 
 HEAD = "def k(x: f32[4, 32], y: f32[4, 32]):\n    for i in range(4):\n        s: f32[1] @ register\n        s[0] = x[i, 0] + 2.0\n"
 
@@ -46,8 +49,36 @@ STAYS = [
     "        for j in range(32):\n            y[i, j] = log(x[i, j])\n",  # changes
     "        for j in range(32):\n            s[0] = log(s[0])\n",  # is written
     "        for j in unroll(32):\n            y[i, j] = log(s[0])\n",  # the copies of one iteration share it
-    "        for j in range(32):\n            y[i, j] = log(x[i, 0])\n",  # memory that another loop may write
+    "        for j in range(32):\n            y[i, j] = x[i, j] + (x[i, 0] + 1.0)\n",  # what is cheap is not worth a register
+    "        for j in range(32):\n            if j < 7:\n                y[i, j] = log(x[i, 0])\n",  # perhaps never computed, nor even there
+    "        for j in range(1, 32):\n            y[i, j] = log(y[i, 0])\n",  # memory that the loop writes
 ]
+
+
+def test_what_is_costly_of_an_operand_is_computed_ahead() -> None:
+    body = "        for j in range(32):\n            y[i, j] = x[i, j] * sqrt(x[i, 0])\n"
+    assert hoisted(body) == "        number: f32 = sqrt(x[i, 0])\n" + body.replace("sqrt(x[i, 0])", "number")
+
+
+def test_numbers_as_registers_become_vectors() -> None:
+    s = Schedule(parse_kernel(NORM)).apply(keep_numbers).apply(split, "c", 16, ("co", "ci")).apply(distribute, "ci", 1)
+    new = verify_kernel(s.apply(vectorize, "ci", "ci_1", "ci_2", "ci_3").done())
+    assert (
+        show_kernel(new)
+        == """\
+def k(x: f32[5, 32], y: f32[5, 32]):
+    for co in range(2):
+        s: f32[16] @ register
+        number: f32[16] @ register
+        s[0:+16] = 0.0
+        for r in range(5):
+            s[0:+16] = fma(x[r, 16*co:+16], x[r, 16*co:+16], s[0:+16])
+        number[0:+16] = 1.0 / sqrt(s[0:+16] + 1.0)
+        for i in range(5):
+            y[i, 16*co:+16] = x[i, 16*co:+16] * number[0:+16]
+"""
+    )
+    same_results(parse_kernel(NORM), new)
 
 
 @pytest.mark.parametrize("body", STAYS)
@@ -55,6 +86,16 @@ def test_stays(body: str) -> None:
     assert hoisted(body) == body
 
 
+NORM = """\
+def k(x: f32[5, 32], y: f32[5, 32]):
+    for c in range(32):
+        s: f32[1] @ register
+        s[0] = 0.0
+        for r in range(5):
+            s[0] = fma(x[r, c], x[r, c], s[0])
+        for i in range(5):
+            y[i, c] = x[i, c] * (1.0 / sqrt(s[0] + 1.0))
+"""
 SUMS = """\
 def k(x: f32[5, 32], y: f32[5, 32]):
     for i in range(32):

@@ -119,7 +119,8 @@ def columns(x: f32[100, 40], y: f32[40]):
     check_schedule(COLUMNS, lambda s: s.apply(teams, "j", Team(4, 32, across=True)), after)
 
 
-TEAMS = [Team(1, 32), Team(8, 16), Team(32, 4), Team(64), Team(256), Team(4, 32, across=True), Team(64, keep=0), Team(32, 2, keep=0, ahead=8)]
+TEAMS = [Team(1, 32), Team(8, 16), Team(32, 4), Team(64), Team(256), Team(4, 32, across=True), Team(64, keep=0), Team(32, 2, keep=0, ahead=8),
+         Team(64, 8, across=True, near=4), Team(32, 16, across=True, near=2)]  # fmt: skip
 
 
 @pytest.mark.parametrize("team", TEAMS, ids=str)
@@ -129,6 +130,13 @@ def test_every_team_computes_the_same(text: str, row: str, team: Team) -> None:
     new = verify_kernel(Schedule(old).apply(teams, row, team).done())
     assert show_kernel(parse_kernel(show_kernel(new))) == show_kernel(new)
     same_results(old, new)
+
+
+def test_members_in_a_warp_exchange_their_sums_first() -> None:
+    text = show_kernel(Schedule(parse_kernel(COLUMNS)).apply(teams, "j", Team(16, 8, across=True, near=4)).done())
+    assert "acc_part: f32[4, 8] @ shared" in text and text.count("barrier()") == 1
+    assert "acc[0] = acc[0] + shfl_xor(acc[0], shl(8, o))" in text  # 8 and 16 threads away: the same column
+    assert "if t // 8 % 4 == 0:\n                acc_part[t // 32, t % 8] = acc[0]" in text
 
 
 def test_a_row_that_is_read_elsewhere_lies_in_shared_memory() -> None:
@@ -164,6 +172,7 @@ def running(x: f32[4, 50], y: f32[4, 50]):
         (lambda: Team(48), "power of two"),
         (lambda: Team(64, 2), "barriers of their own"),
         (lambda: Team(8, 2), "do not fill warps"),
+        (lambda: Team(8, 16, across=True, near=4), "4 members of each of 16 rows do not fill warps"),
         (lambda: Schedule(parse_kernel(RUNNING)).apply(teams, "i", Team(32)), "row is filled by every thread"),
         (lambda: Schedule(parse_kernel(SHIFTED)).apply(teams, "a", Team(32)), "a is not the outermost loop"),
         (lambda: Schedule(parse_kernel(COLUMNS.replace("y[j] =", "y[0] ="))).apply(teams, "j", Team(32)), "every iteration writes y"),
