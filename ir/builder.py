@@ -124,6 +124,8 @@ def normal(a: Any) -> Any:
         return unwrap(a)
     if isinstance(a, np.generic):
         return normal(a.item())
+    if isinstance(getattr(a, "dim", None), Expr):  # a size as users hold it
+        return normal(a.dim)
     raise InternalError(f"an attribute cannot be a {type(a).__name__}: {a!r}; arrays are operands (constants)")
 
 

@@ -3,6 +3,9 @@
 A Graph is closed: a node reads only values of its own graph, so a subgraph (attribute of `cond`, `loop`, `scan`) gets all it needs as
 inputs. Nodes form a linked list, so passes insert and erase while they walk. Every value has a name that is unique in its graph and a
 Python identifier. Constants are read-only views and are hashed once.
+
+Parameters are values whose contents stay the same from call to call but are not known here: weights that belong to somebody else. What they
+hold is a value of the `prologue`, a graph of its own from what users gave to what kernels read, which runs when the parameters change.
 """
 
 from __future__ import annotations
@@ -93,6 +96,9 @@ class Graph:
         self.inputs: list[Value] = []
         self.outputs: list[Value] = []
         self.constants: dict[Value, np.ndarray[Any, Any]] = {}
+        self.parameters: dict[Value, Value] = {}  # -> the value of the prologue that it holds
+        self.prologue: Graph | None = None
+        self.donated: dict[int, int] = {}  # outputs that take the memory of an input, which is not needed after the call; both by number
         self.dims: dict[str, Var] = {}
         self._first: Node | None = None
         self._last: Node | None = None
@@ -213,6 +219,33 @@ class Graph:
         self.constants[v] = a
         return v
 
+    def settled(self, value: Value | None) -> bool:
+        """Does a value stay the same from call to call: is it a constant or a parameter?"""
+        return value in self.constants or value in self.parameters
+
+    def bind_inputs(self, names: Collection[str]) -> None:
+        """Make parameters of the inputs of these names."""
+        made = self.prologue = self.prologue or Graph("prologue")
+        for v in [v for v in self.inputs if v.name in names]:
+            self.inputs.remove(v)
+            self.parameters[v] = made.add_input(v.name, v.type, v.locs)
+
+    def parameter(self, source: Value, type: TensorType, name: str) -> Value:
+        """The parameter that holds a value of the prologue, in a layout of its own if `type` has one."""
+        for v, held in self.parameters.items():
+            if held is source and v.type == type:
+                return v
+        v = Value(self._claim(name), type, locs=source.locs)
+        self.parameters[v] = source
+        return v
+
+    def erase_parameter(self, value: Value) -> None:
+        """Remove a parameter that nobody reads."""
+        if value.uses or self.is_output(value):
+            raise InternalError(f"cannot erase the parameter {value.name}: it is still read")
+        del self.parameters[value]
+        self._names.discard(value.name)
+
     def append(self, node: Node) -> Node:
         """Put a node at the end."""
         return self._attach(node, self._last, None)
@@ -319,23 +352,40 @@ class Graph:
 
     def copy(self) -> Graph:
         """A copy with its own values, nodes and subgraphs; arrays are shared."""
+        return self._copied({})[0]
+
+    def copy_parameters(self, new: Graph, env: dict[Value | None, Value], known: Copies) -> None:
+        """Give another graph this one's parameters, with a copy of the prologue, `known` if there is one already; enters them into `env`."""
+        if self.prologue is None:
+            return
+        if self.prologue not in known:
+            known[self.prologue] = self.prologue._copied({})
+        new.prologue, held = known[self.prologue]
+        for v, source in self.parameters.items():
+            p = env[v] = Value(new._claim(v.name), v.type, locs=v.locs)
+            new.parameters[p] = held[source]
+
+    def _copied(self, known: Copies) -> tuple[Graph, dict[Value | None, Value]]:
+        """A copy, and the values in it by those here. `known`: prologues that are copied, which a graph and the bodies in it share."""
         new = Graph(self.name)
         new.dims = dict(self.dims)
         env: dict[Value | None, Value] = {}
         for v in self.inputs:
             env[v] = new.add_input(v.name, v.type, v.locs)
+        self.copy_parameters(new, env, known)
         for v, a in self.constants.items():
             c = env[v] = new.constant(a, v.name, v.locs, v.type)
             self.share_digest(v, new, c)
         for n in self.nodes():
-            attrs = {k: a.copy() if isinstance(a, Graph) else a for k, a in n.attrs.items()}
+            attrs = {k: a._copied(known)[0] if isinstance(a, Graph) else a for k, a in n.attrs.items()}
             types, names = [o.type for o in n.outputs], [o.name for o in n.outputs]
             m = new.append(Node(n.op, [env.get(v) for v in n.inputs], attrs, types, n.locs, names))
             for o, p in zip(n.outputs, m.outputs):
                 p.locs = o.locs
                 env[o] = p
         new.outputs = [env[v] for v in self.outputs]
-        return new
+        new.donated = dict(self.donated)
+        return new, env
 
     # --- hashing and text ---
 
@@ -370,6 +420,9 @@ class Graph:
 
     def __str__(self) -> str:
         return self.text()
+
+
+Copies = dict[Graph, tuple[Graph, dict["Value | None", Value]]]  # of prologues, with their values
 
 
 def identifier(name: str) -> str:

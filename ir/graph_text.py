@@ -1,6 +1,7 @@
 """Graph <-> text. The text is valid Python syntax, read with `ast` (spans for free), never executed.
 
-    text     ::= {NAME: dim[low, high, divisor]} function            a dim that nothing is known of (>= 1) needs no declaration
+    text     ::= {NAME: dim[low, high, divisor]} {definition} function       a dim that nothing is known of (>= 1) needs no declaration;
+                                                                             a definition, of an op that is not dnnc's own: see `te_text`
     function ::= def NAME(input: type, ..., *, constant: type = data, ...): {function} {statement} return NAME, ...
     type     ::= f32[N, 2*N + 1] | f32 | f32[N, 64] @ "0 1/16 1%16"
     data     ::= 1.5 | [[1.0, inf], [nan, 2.0]] | const("sha256:0123456789abcdef")        left out: looked up by the name
@@ -20,13 +21,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from dnnc.ir import te
 from dnnc.ir.builder import Builder, defaults, find_op
 from dnnc.ir.constant_text import inline, load_constants, read_inline, read_literal, save_constants
 from dnnc.ir.dtype import BY_NAME, DType, i64
 from dnnc.ir.errors import DnncError, Loc, ParseError, UnsupportedError
-from dnnc.ir.expr import Expr, Var, const, dim, op, unwrap, var
+from dnnc.ir.expr import Expr, Var, const, dim, free, op, unwrap, var
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.op import Attrs, OpDef
+from dnnc.ir.te_text import Reader, read_op, show_op
 from dnnc.ir.types import Dim, Layout, TensorType, parse_layout
 
 WIDTH = 150  # longer signatures get one line per parameter
@@ -37,7 +40,54 @@ WIDTH = 150  # longer signatures get one line per parameter
 def show_graph(g: Graph, locs: bool = False) -> str:
     """The text of a graph; `locs` adds comments that say where nodes come from."""
     facts = [line for v in all_dims(g).values() if (line := _show_dim(v))]
-    return "".join(facts) + "".join(_show_def(g, g.name, "", locs))
+    texts, called = definitions(g)
+    return "".join(facts) + "".join(texts.values()) + "".join(_show_def(g, g.name, "", locs, called))
+
+
+def definitions(g: Graph) -> tuple[dict[str, str], dict[Any, str]]:
+    """The definitions of the ops of a graph and its subgraphs that are not dnnc's own, by name, and what their nodes are called: by the op's name,
+    numbered where a pass has given other types to one of its nodes."""
+    texts: dict[str, str] = {}
+    called: dict[Any, str] = {}
+    for n in every_node(g):
+        if "own" not in n.op.traits or n.op.compute is None:
+            continue
+        given = [None if v is None else te.placeholder(v.name, v.type.dtype, v.type.shape) for v in n.inputs]
+        made = n.op.compute(*given, **n.attrs)
+        outputs = made if isinstance(made, tuple) else (made,)
+        for k in range(len(texts) + 1):
+            name = f"{n.op.name}_{k}" if k else n.op.name
+            text = show_op(name, [t for t in given if t is not None], outputs)
+            if texts.setdefault(name, text) == text:
+                called[n] = name
+                break
+    return texts, called
+
+
+def show_definition(name: str, inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor]) -> str:
+    """The definition of an op by tensor expressions, with what is known of the sizes in it in front."""
+    every = [d for t in (*inputs, *te.stages(outputs)) for d in t.shape]
+    facts = {v.name: line for d in every for v in free(d) if (line := _show_dim(v))}
+    return "".join(facts[n] for n in sorted(facts)) + show_op(name, inputs, outputs)
+
+
+def read_definition(text: str) -> OpDef:
+    """The record of an op by the text of its definition. ParseError where it is none."""
+    *facts, d = ast.parse(text).body
+    p = _Parser({}, {})
+    for s in facts:
+        p.declare(s)
+    if not isinstance(d, ast.FunctionDef):
+        _fail(d, "expected the definition of an op")
+    return read_op(d, Reader(p.type, p.dims))
+
+
+def every_node(g: Graph) -> Iterator[Node]:
+    """The nodes of a graph and its subgraphs."""
+    for n in g.nodes():
+        for s in n.subgraphs():
+            yield from every_node(s)
+        yield n
 
 
 def all_dims(g: Graph) -> dict[str, Var]:
@@ -57,19 +107,20 @@ def _show_dim(v: Var) -> str:
     return f"{v.name}: dim[{', '.join(parts)}]\n"
 
 
-def _show_def(g: Graph, name: str, pad: str, locs: bool) -> Iterator[str]:
+def _show_def(g: Graph, name: str, pad: str, locs: bool, called: Mapping[Any, str]) -> Iterator[str]:
     params = [f"{v.name}: {v.type}" for v in g.inputs]
-    if g.constants:
-        params += ["*", *(f"{v.name}: {v.type} = {_show_constant(g, v)}" for v in g.constants)]
+    if g.constants or g.parameters:
+        params += ["*", *(f"{v.name}: {v.type}" for v in g.parameters)]
+        params += [f"{v.name}: {v.type} = {_show_constant(g, v)}" for v in g.constants]
     one = f"{pad}def {name}({', '.join(params)}):\n"
     yield one if len(one) <= WIDTH else f"{pad}def {name}(\n" + "".join(f"{pad}    {p},\n" for p in params) + f"{pad}):\n"
     inner = pad + "    "
     for n in g.nodes():
         names = _subgraph_names(n)
-        for s, called in names.items():
-            yield from _show_def(s, called, inner, locs)
+        for s, title in names.items():
+            yield from _show_def(s, title, inner, locs, called)
         where = _comment(n.locs) if locs else ""
-        yield f"{inner}{_show_statement(n, names)}{where}\n"
+        yield f"{inner}{_show_statement(n, names, called.get(n, n.op.name))}{where}\n"
     yield f"{inner}return {', '.join(v.name for v in g.outputs)}".rstrip() + "\n"
 
 
@@ -94,13 +145,13 @@ def _subgraph_names(n: Node) -> dict[Graph, str]:
 
 def show_node(n: Node) -> str:
     """The statement of a node."""
-    return _show_statement(n, _subgraph_names(n))
+    return _show_statement(n, _subgraph_names(n), n.op.name)
 
 
-def _show_statement(n: Node, names: Mapping[Graph, str]) -> str:
+def _show_statement(n: Node, names: Mapping[Graph, str], called: str) -> str:
     args = [v.name if v is not None else "None" for v in n.inputs]
     attrs = show_attrs(n.op, n.attrs, names)
-    call = f"{n.op.name}({', '.join([*args, attrs] if attrs else args)})"
+    call = f"{called}({', '.join([*args, attrs] if attrs else args)})"
     if len(n.outputs) == 1:
         return f"{n.outputs[0].name}: {n.outputs[0].type} = {call}"
     return f"({', '.join(o.name for o in n.outputs)}) = {call} @ ({', '.join(str(o.type) for o in n.outputs)})"
@@ -133,15 +184,18 @@ def structure(g: Graph) -> Iterator[str]:
 
     for x in all_dims(g).values():
         yield _show_dim(x)
+    yield from definitions(g)[0].values()
     yield from map(number, g.inputs)
     for v in g.constants:
         yield f"const {g.digest(v)} {number(v)}"
+    for v, held in g.parameters.items():
+        yield f"parameter {held.name} {number(v)}"
     for n in g.nodes():
         names = {s: s.structural_hash() for s in n.subgraphs()}
         attrs = ", ".join(f"{k}={show_attr(n.attrs[k], names)}" for k in sorted(n.attrs))
         yield f"{n.op.name} {[numbers.get(v, -2) for v in n.inputs]} {attrs}\n"
         yield from map(number, n.outputs)
-    yield f"return {[numbers.get(v, -2) for v in g.outputs]}\n"
+    yield f"return {[numbers.get(v, -2) for v in g.outputs]} {sorted(g.donated.items()) or ''}\n"
 
 
 # --- parsing ------------------------------------------------------------------------------------------------------------------
@@ -170,9 +224,15 @@ def parse(text: str, constants: Mapping[str, np.ndarray[Any, Any]] | None = None
         raise ParseError(f"line {getattr(e, 'lineno', 1)}, column {getattr(e, 'offset', 1)}: {getattr(e, 'msg', e)}") from None
     p = _Parser(constants or {}, ops)
     if not tree.body or not isinstance(tree.body[-1], ast.FunctionDef):
-        _fail(tree.body[-1] if tree.body else None, "expected dim declarations, then one `def NAME(...):`")
+        _fail(
+            tree.body[-1] if tree.body else None,
+            "expected dim declarations, then one `def NAME(...):`, and in front of it nothing but definitions of ops",
+        )
     for s in tree.body[:-1]:
-        p.declare(s)
+        if isinstance(s, ast.FunctionDef):
+            p.define(s)
+        else:
+            p.declare(s)
     return p.function(tree.body[-1], {}, p.declared)
 
 
@@ -185,6 +245,7 @@ class _Parser:
         self.data, self.ops = constants, ops
         self.dims: dict[str, Var] = {}
         self.declared: list[Var] = []
+        self.defined: set[str] = set()
 
     def declare(self, s: ast.stmt) -> None:
         if not (isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name) and s.value is None):
@@ -198,10 +259,19 @@ class _Parser:
         lo, hi, div = [*parts, *(1, None, 1)[len(parts) :]][:3]
         if len(parts) > 3 or not isinstance(div, int) or div < 1:
             _fail(a, "expected dim[low, high, divisor] with a positive divisor")
-        if name in self.dims or _reserved(name):
+        if name in self.dims or is_reserved(name):
             _fail(s, f"{name} is declared twice or means something else")
         v = self.dims[name] = var(name, i64, lo, hi, div)
         self.declared.append(v)
+
+    def define(self, d: ast.FunctionDef) -> None:
+        """An op's definition: graphs that follow know the op."""
+        from dnnc.ir.ops import OPS
+
+        if d.name in OPS or d.name in self.defined:
+            _fail(d, f"{d.name} is an op of dnnc's own" if d.name in OPS else f"{d.name} is defined twice")
+        self.defined.add(d.name)
+        self.ops = {**(OPS if self.ops is None else self.ops), d.name: read_op(d, Reader(self.type, self.dims))}
 
     def function(self, d: ast.FunctionDef, outer: Mapping[str, Graph], facts: Sequence[Var] = ()) -> Graph:
         g = Graph(d.name)
@@ -244,7 +314,7 @@ class _Parser:
     def _dim(self, a: ast.expr) -> Expr:
         if isinstance(a, ast.Constant) and type(a.value) is int:
             return const(a.value)
-        if isinstance(a, ast.Name) and not _reserved(a.id):
+        if isinstance(a, ast.Name) and not is_reserved(a.id):
             return self.dims.setdefault(a.id, dim(a.id))
         if isinstance(a, ast.UnaryOp) and isinstance(a.op, ast.USub):
             return 0 - self._dim(a.operand)
@@ -424,7 +494,8 @@ def _elements(a: ast.expr) -> list[ast.expr]:
     return list(a.elts) if isinstance(a, ast.Tuple) else [a]
 
 
-def _reserved(name: str) -> bool:
+def is_reserved(name: str) -> bool:
+    """Does a name mean something else in texts than a size?"""
     return name in BY_NAME or name in _NUMBERS or name in ("dim", "min", "max", "select", "layout", "const")
 
 

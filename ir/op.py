@@ -39,7 +39,8 @@ class OpDef:
     traits: "elementwise" (output[i] depends on the inputs at i, broadcast), "movement" (each output element is one input element or a
     constant), "view" (movement that keeps row-major order), "reduction" (over rows), "contraction" (matmul, conv), "pure", "bits" (looks at
     the stored form: the reference gets f16, bf16 and 4-bit arrays as they are stored, all others in their compute dtype), "host" (its
-    decomposition has host ops), "sized" (a host op with sizes that only the data tells).
+    decomposition has host ops), "sized" (a host op with sizes that only the data tells), "own" (none of dnnc's: the text of a
+      graph defines it by its expression).
     """
 
     name: str

@@ -10,7 +10,7 @@ from dnnc.ir.builder import complete, infer
 from dnnc.ir.dtype import i64
 from dnnc.ir.errors import InputError, ShapeError
 from dnnc.ir.expr import Expr, Var, const, factors, free, substitute, terms, unwrap, value, var
-from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.graph import Copies, Graph, Node, Value
 from dnnc.ir.types import Dim, TensorType
 
 Bindings = dict[Var, int]
@@ -217,17 +217,19 @@ def _with_bounds(g: Graph, env: dict[Expr, Expr]) -> dict[Expr, Expr]:
     return out
 
 
-def _specialise(g: Graph, env: dict[Expr, Expr]) -> Graph:
+def _specialise(g: Graph, env: dict[Expr, Expr], known: Copies | None = None) -> Graph:
+    known = {} if known is None else known
     new = Graph(g.name)
     new.declare(*(resolve(x, env) for x in g.dims.values()))
     values: dict[Value | None, Value] = {}
     for v in g.inputs:
         values[v] = new.add_input(v.name, resolve(v.type, env), v.locs)
+    g.copy_parameters(new, values, known)  # whose sizes are numbers
     for v, a in g.constants.items():
         c = values[v] = new.constant(a, v.name, v.locs, v.type)
         g.share_digest(v, new, c)
     for n in g.nodes():
-        attrs = {k: _specialise(a, env) if isinstance(a, Graph) else resolve(a, env) for k, a in n.attrs.items()}
+        attrs = {k: _specialise(a, env, known) if isinstance(a, Graph) else resolve(a, env) for k, a in n.attrs.items()}
         inputs = [values.get(v) for v in n.inputs]
         attrs = complete(n.op, attrs)
         types = [_keep_layout(t, o.type) for t, o in zip(infer(n.op, inputs, attrs, n.locs), n.outputs)]
@@ -236,6 +238,7 @@ def _specialise(g: Graph, env: dict[Expr, Expr]) -> Graph:
             p.locs = o.locs
             values[o] = p
     new.outputs = [values[v] for v in g.outputs]
+    new.donated = dict(g.donated)
     return new
 
 

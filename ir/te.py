@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dnnc.ir.dtype import DType
-from dnnc.ir.expr import E, Expr, Load, Var, cast, const, load, unwrap, var, walk
+from dnnc.ir.expr import Const, E, Expr, Linear, Load, Op, Var, cast, children, const, load, unwrap, var, walk
 from dnnc.ir.operator.stmt import Buffer
-from dnnc.ir.types import Dim
+from dnnc.ir.types import Dim, product
 
 COMBINE = ("sum", "prod", "max", "min", "fmax")  # fmax: a maximum that need not propagate NaN
 
@@ -113,3 +113,122 @@ def stages(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
 
     for o in outputs:
         yield from visit(o)
+
+
+# --- what an expression is like -----------------------------------------------------------------------------------------------
+
+
+def form(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> frozenset[str]:
+    """The traits that tensor expressions of these operands have by their form.
+
+    "elementwise" where an element needs the operands' elements at its own place alone, broadcast; "reduction" where every element of the first
+    operand goes into one sum; "loops" where there are other reductions; "sequential" where an element needs those before it.
+    """
+    every = [t.stage for t in stages(outputs) if t.stage is not None]
+    if any(s.own is not None for s in every):
+        return frozenset(("loops", "sequential"))
+    loads = [(s, x) for s in every for e in values_of(s) for x in walk(e) if isinstance(x, Load)]
+    if any(s.reduce for s in every):
+        first = [(s, x) for s, x in loads if inputs and x.buf is inputs[0]]
+        once = len(outputs) == 1 and len(first) == 1 and _once(*first[0])
+        return frozenset(("reduction",) if once else ("loops",))
+    same = len(outputs) == 1 and all(_in_place(x, s.axes) for s, x in loads)
+    return frozenset(("elementwise",)) if same else frozenset()
+
+
+def values_of(s: Stage) -> tuple[Expr, ...]:
+    """The expressions of a stage."""
+    return (s.value,) if s.where is None else (s.value, s.where)
+
+
+def _in_place(x: Load, axes: Sequence[Var]) -> bool:
+    """Is it the element at `axes`, of an array that may be broadcast?"""
+    if len(x.idx) > len(axes):
+        return False
+    tail = axes[len(axes) - len(x.idx) :]
+    return all(i is a or (unwrap(i) == 0 and unwrap(d) == 1) for i, a, d in zip(x.idx, tail, x.buf.shape))
+
+
+def _once(s: Stage, x: Load) -> bool:
+    """Is every element read once, in one sum: by axes of the stage, each in one place?"""
+    return bool(s.reduce) and len(x.idx) == len(set(x.idx)) and set(x.idx) == {*s.axes, *s.reduce}
+
+
+def operands(outputs: Sequence[Tensor]) -> set[Tensor]:
+    """The tensors without stages that expressions read, those left out that stand for what is before in the same one."""
+    every = [t.stage for t in stages(outputs) if t.stage is not None]
+    own = {s.own for s in every}
+    read = {x.buf for s in every for e in values_of(s) for x in walk(e) if isinstance(x, Load) and isinstance(x.buf, Tensor)}
+    return {t for t in read if t.stage is None and t not in own}
+
+
+def checks(outputs: Sequence[Tensor]) -> bool:
+    """Is there an index that is checked when the expression runs?"""
+    every = [t.stage for t in stages(outputs) if t.stage is not None]
+    return any(isinstance(x, Op) and x.name == "guard" for s in every for e in values_of(s) for x in walk(e))
+
+
+def terms(outputs: Sequence[Tensor]) -> Dim:
+    """Terms of the longest reduction."""
+    found: list[Dim] = [1]
+    for t in stages(outputs):
+        assert t.stage is not None
+        found.append(product([unwrap(const(v.hi) + 1) for v in t.stage.reduce if v.hi is not None]))
+    known = [n for n in found if isinstance(n, int)]
+    return max(known) if len(known) == len(found) else next(n for n in found if not isinstance(n, int))
+
+
+def flops(outputs: Sequence[Tensor]) -> Dim:
+    """Operations on floats, a call of a function counted as one, where each stage is computed once."""
+    total: Expr = const(0)
+    for t in stages(outputs):
+        assert t.stage is not None
+        steps = sum(1 for e in values_of(t.stage) for x in walk(e) if isinstance(x, Op) and x.dtype.is_float and x.name != "select")
+        many = product([*t.dims, *(unwrap(const(v.hi) + 1) for v in t.stage.reduce if v.hi is not None)])
+        total = total + const(many) * (steps + bool(t.stage.reduce))
+    return unwrap(total)  # type: ignore[no-any-return]
+
+
+def text(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> str:
+    """All that expressions say, in numbered lines: the same text means the same computation, in every process."""
+    lines: list[str] = []
+    names = {t: f"x{k}" for k, t in enumerate(inputs)}
+    lines += [f"{names[t]}: {t.dtype}{list(t.shape)}" for t in inputs]
+    for k, t in enumerate(stages(outputs)):
+        s = t.stage
+        assert s is not None
+        names[t] = f"t{k}"
+        if s.own is not None:
+            names[s.own] = f"t{k}"
+        numbers: dict[Expr, str] = {}
+        for e in (*s.axes, *s.reduce, *values_of(s)):
+            _lines(e, names, numbers, lines)
+        head = [" ".join(numbers[v] for v in vs) for vs in (s.axes, s.reduce, values_of(s))]
+        lines.append(f"{names[t]}: {t.dtype}{list(t.shape)} = {s.combine} {' | '.join(head)}")
+    return "\n".join([*lines, "return " + " ".join(names[t] for t in outputs)])
+
+
+def _lines(root: Expr, names: dict[Tensor, str], numbers: dict[Expr, str], lines: list[str]) -> None:
+    """Write an expression, its operands first, each once."""
+    stack = [root]
+    while stack:
+        e = stack[-1]
+        todo = [c for c in children(e) if c not in numbers]
+        if e in numbers or todo:
+            stack = [*stack[:-1], *todo] if e in numbers else [*stack, *todo]
+            continue
+        stack.pop()
+        numbers[e] = f"e{len(numbers)}"
+        lines.append(f"{numbers[e]}: {e.dtype} = {_said(e, names)} {' '.join(numbers[c] for c in children(e))}")
+
+
+def _said(e: Expr, names: dict[Tensor, str]) -> str:
+    if isinstance(e, Load):
+        return names[e.buf] if isinstance(e.buf, Tensor) else e.buf.name
+    if isinstance(e, Var):
+        return f"{e.name} {e.lo!r} {e.hi!r} {e.div}"
+    if isinstance(e, Const):
+        return repr(e.value)
+    if isinstance(e, Linear):
+        return f"linear {e.const} {[c for _, c in e.terms]}"
+    return e.name if isinstance(e, Op) else type(e).__name__

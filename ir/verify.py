@@ -24,6 +24,7 @@ def verify(g: Graph) -> None:
     _check_constants(g)
     defined = set(g.inputs)
     defined.update(g.constants)
+    defined.update(g.parameters)
     previous: Node | None = None
     count = 0
     for n in g.nodes():
@@ -50,6 +51,7 @@ def _broken(g: Graph, n: Node, message: str) -> VerifyError:
 def _values(g: Graph) -> Iterator[Value]:
     yield from g.inputs
     yield from g.constants
+    yield from g.parameters
     for n in g.nodes():
         yield from n.outputs
 
@@ -70,13 +72,16 @@ def _is_name(name: str) -> bool:
 
 
 def _check_constants(g: Graph) -> None:
-    """A constant's array has the dtype and shape that its type says; inputs and constants have no node."""
+    """A constant's array has the dtype and shape that its type says, and so has what a parameter holds; inputs, constants, parameters have no node."""
     for v, a in g.constants.items():
         if a.shape != v.type.shape or a.dtype != v.type.dtype.numpy:
             raise VerifyError(f"graph {g.name}: the constant {v!r} holds {a.dtype} {list(a.shape)}")
-    for v in (*g.inputs, *g.constants):
+    for v in (*g.inputs, *g.constants, *g.parameters):
         if v.node is not None:
             raise VerifyError(f"graph {g.name}: the input or constant {v!r} is made by {v.node!r}")
+    for v, held in g.parameters.items():
+        if (held.type.dtype, held.type.shape) != (v.type.dtype, v.type.shape):
+            raise VerifyError(f"graph {g.name}: the parameter {v!r} holds {held!r}")
 
 
 def _check_operands(g: Graph, n: Node, defined: set[Value]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from functools import reduce
+from typing import Any
 
 from dnnc.ir.dtype import BY_NAME, DType, boolean, f32, i64
 from dnnc.ir.errors import ParseError
@@ -84,7 +85,7 @@ def show_at(buf: Buffer, idx: tuple[Expr, ...], lanes: int, limit: Expr | None) 
     parts = [show(i) for i in idx]
     if lanes > 1 and (limit is not None or not any(i.lanes > 1 for i in idx)):  # a gather that is whole needs no number of lanes
         parts[-1] += f":+{lanes}" + (f":{show(limit)}" if limit is not None else "")
-    return f"{buf.name}[{', '.join(parts)}]"
+    return f"{buf.name}[{', '.join(parts) or '()'}]"
 
 
 def show_buffer(b: Buffer) -> str:
@@ -261,7 +262,7 @@ class _Parser:
             raise _fail(n, f"{ast.unparse(n.value)} is not a buffer here")
         parts = list(n.slice.elts) if isinstance(n.slice, ast.Tuple) else [n.slice]
         lanes, limit = 1, None
-        last = parts[-1]
+        last = parts[-1] if parts else None
         if isinstance(last, ast.Slice):
             if not (isinstance(last.upper, ast.UnaryOp) and isinstance(last.upper.operand, ast.Constant)) or last.lower is None:
                 raise _fail(n, "vector access is written B[.., start:+lanes] or B[.., start:+lanes:limit]")
@@ -327,4 +328,16 @@ class _Parser:
         return call(name, *args)
 
 
-__all__ = ["parse_kernel", "show", "show_at", "show_kernel", "show_stmt", "unwrap"]
+class ExpressionParser:
+    """Reads expressions by themselves. `names`: the expressions and buffers that stand for names."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self._parser = _Parser(set())
+        self.names = self._parser.env = names
+
+    def expr(self, n: ast.expr, want: DType | None = None) -> Expr:
+        """An expression. `want`: the type that a bare number gets. ParseError with line and column where it is none."""
+        return self._parser.expr(n, want)
+
+
+__all__ = ["ExpressionParser", "parse_kernel", "show", "show_at", "show_kernel", "show_stmt", "unwrap"]

@@ -6,15 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dnnc.array.core import NUMBERS, Array, cast, namespace
+from dnnc.array.core import NUMBERS, Array, cast, namespace, scalar
 from dnnc.array.creation import asarray
 from dnnc.array.lazy import Call, Lazy, materialise, placeholder
+from dnnc.array.promotion import promoted
+from dnnc.array.sizes import same_shape
 from dnnc.frontends.trace.regions import Region
 from dnnc.frontends.trace.tracer import is_traced, tracing
 from dnnc.frontends.trace.tree import Rules, Tree, flatten, unflatten
 from dnnc.ir.builder import complete, infer
 from dnnc.ir.dtype import i64
 from dnnc.ir.errors import InputError
+from dnnc.ir.graph import Graph
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
 
@@ -43,7 +46,8 @@ class Pack:
 
 def pack(tree: Any, path: str) -> Pack:
     leaves, shape = flatten(tree, path, STATE)
-    arrays = tuple(Array(x._parts, x.dtype) if isinstance(x, Array) else asarray(x) for _, x in leaves)  # handles of its own: writing stays inside
+    made = [scalar(x, promoted(x)) if isinstance(x, NUMBERS) else asarray(x) for _, x in leaves]  # numbers live nowhere in particular
+    arrays = tuple(Array(x._parts, x.dtype) for x in made)  # handles of its own: writing stays inside
     return Pack(shape, arrays, tuple(p for p, _ in leaves), tuple(isinstance(x, NUMBERS) for _, x in leaves))
 
 
@@ -53,7 +57,7 @@ def matched(made: Pack, want: Pack, what: str) -> Pack:
         raise InputError(f"{what}: expected {', '.join(want.paths) or 'no arrays'}, got {', '.join(made.paths) or 'none'}")
     made = eased(made, want)
     for p, a, w in zip(made.paths, made.arrays, want.arrays):
-        if a.shape != w.shape or a.dtype != w.dtype:
+        if not same_shape(a.shape, w.shape) or a.dtype != w.dtype:
             got = f"{a.dtype} of shape {a.shape}"
             raise InputError(f"{what}: {p} must be {w.dtype} of shape {w.shape} as before, got {got}; convert it with astype or broadcast_to")
     return made
@@ -75,14 +79,15 @@ def truth(x: Any, what: str) -> Array:
 
 
 def values(op: str, inputs: Sequence[Lazy | None], **attrs: Any) -> list[Lazy]:
-    """The results of an op with bodies, which belong to the trace whatever its operands are."""
+    """The results of an op with bodies; while something is traced they belong to the trace, whatever the operands are."""
     full = complete(OPS[op], attrs)
     call = Call(OPS[op], tuple(inputs), full, tuple(infer(OPS[op], inputs, full)))  # type: ignore[arg-type]  # a rule reads the types alone
-    call.trace()
-    made = [Lazy(t, call, k) for k, t in enumerate(call.types)]
-    for x in made:
-        x.traced = True
-    return made
+    if call.traced or tracing():
+        call.traced, call.device = True, None
+        call.trace()
+    else:
+        call.key = (op, *(a.structural_hash() if isinstance(a, Graph) else a for a in full.values()))
+    return [Lazy(t, call, k) for k, t in enumerate(call.types)]
 
 
 def _now() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dnnc.array.devices import on_host
 from dnnc.array.lazy import Lazy
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph, Node, Value
@@ -27,20 +28,20 @@ class Region:
         self.captured: list[Lazy] = []
         self.known: dict[Any, Value] = {}
         for x, n in zip(inputs, names):
-            self.known[_key(x)] = self.graph.add_input(n, x.type)
+            self.known[key_of(x)] = self.graph.add_input(n, x.type)
 
     def finish(self, outputs: Sequence[Lazy]) -> Graph:
         """The graph that gives these values."""
         stack = list(reversed(outputs))
         while stack:
             x = stack[-1]
-            if _key(x) not in self.known:
+            if key_of(x) not in self.known:
                 todo = self._enter(x)
                 if todo:
                     stack.extend(reversed(todo))
                     continue
             stack.pop()
-        self.graph.outputs = [self.known[_key(x)] for x in outputs]
+        self.graph.outputs = [self.known[key_of(x)] for x in outputs]
         return self.graph
 
     def _enter(self, x: Lazy) -> list[Lazy]:
@@ -51,13 +52,13 @@ class Region:
         if x.call is None:
             if x.data is None:
                 raise InputError("an array of a function whose trace has ended is used; give results back by return, not through variables around it")
-            self.known[_key(x)] = self.graph.constant(x.data)
+            self.known[key_of(x)] = self.graph.constant(on_host(x.data))
             return []
         call = x.call
-        todo = [i for i in call.inputs if i is not None and _key(i) not in self.known]
+        todo = [i for i in call.inputs if i is not None and key_of(i) not in self.known]
         if not todo:
             node = self.graph.append(
-                Node(call.op, [None if i is None else self.known[_key(i)] for i in call.inputs], call.attrs, call.types, call.locs)
+                Node(call.op, [None if i is None else self.known[key_of(i)] for i in call.inputs], call.attrs, call.types, call.locs)
             )
             for k, v in enumerate(node.outputs):
                 self.known[id(call), k] = v
@@ -65,18 +66,19 @@ class Region:
 
     def capture(self, x: Lazy) -> None:
         """Read a value from around as a further input."""
-        if _key(x) not in self.known:
+        if key_of(x) not in self.known:
             self.captured.append(x)
-            self.known[_key(x)] = self.graph.add_input(f"outer{len(self.captured)}", x.type)
+            self.known[key_of(x)] = self.graph.add_input(f"outer{len(self.captured)}", x.type)
 
     def share(self, wanted: Sequence[Lazy]) -> None:
         """Let the captured values be these, in this order: all that any branch captures."""
         own = len(self.graph.inputs) - len(self.captured)
         for x in wanted:
             self.capture(x)
-        self.graph.inputs[own:] = [self.known[_key(x)] for x in wanted]
+        self.graph.inputs[own:] = [self.known[key_of(x)] for x in wanted]
         self.captured = list(wanted)
 
 
-def _key(x: Lazy) -> Any:
+def key_of(x: Lazy) -> Any:
+    """What tells a value from others: of a call, it is the same for all objects that stand for one result."""
     return id(x) if x.call is None else (id(x.call), x.index)

@@ -11,10 +11,12 @@ import numpy as np
 
 from dnnc.array.core import Array, array_of, from_buffer, joined, taken_apart
 from dnnc.array.creation import asarray
+from dnnc.array.devices import neutral
 from dnnc.array.lazy import Lazy, placeholder
 from dnnc.array.lines import raised_at
-from dnnc.array.promotion import DType, dtype_of, real_of
+from dnnc.array.promotion import DType, real_of
 from dnnc.frontends.trace.regions import Region
+from dnnc.frontends.trace.spec import Spec
 from dnnc.frontends.trace.tree import Leaf, Rules, Tree, flatten, unflatten
 from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import DnncError, InputError
@@ -22,21 +24,6 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.types import TensorType
 
 _TRACING: ContextVar[bool] = ContextVar("dnnc_tracing", default=False)
-
-
-@dataclass(frozen=True)
-class Spec:
-    """Shape and dtype of an argument: `Spec((32, 10))`, `Spec((), "int64")`."""
-
-    shape: tuple[int, ...]
-    dtype: Any = "float32"
-
-    def __post_init__(self) -> None:
-        shape = self.shape if isinstance(self.shape, (tuple, list)) else (self.shape,)
-        if any(isinstance(d, bool) or not isinstance(d, (int, np.integer)) or d < 0 for d in shape):
-            raise InputError(f"Spec: expected a shape of integers that are not negative, got {self.shape!r}")
-        object.__setattr__(self, "shape", tuple(map(int, shape)))
-        object.__setattr__(self, "dtype", dtype_of(self.dtype))
 
 
 @dataclass(frozen=True)
@@ -65,7 +52,8 @@ def trace(fn: Callable[..., Any], /, *specs: Any, **named: Any) -> Graph:
 
     Args:
         fn: takes arrays, or dicts, lists, tuples and dataclasses of arrays, and gives such. It runs once.
-        *specs: its arguments, with a Spec (or an array as an example) for each array. Other values are passed on as they are.
+        *specs: its arguments, with a Spec (or an array as an example) for each array. Other values are passed on as they are. Sizes that are names
+            stay open: the graph is one for all of them.
         **named: the same for keyword arguments.
 
     Returns:
@@ -140,7 +128,8 @@ def located(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, An
     """Run a function as one that is traced; errors name the line of the user's code."""
     token = _TRACING.set(True)
     try:
-        return fn(*args, **kwargs)
+        with neutral():
+            return fn(*args, **kwargs)
     except DnncError as e:
         line = raised_at(e.__traceback__)
         if line and e.args and isinstance(e.args[0], str) and line not in e.args[0]:

@@ -45,7 +45,7 @@ Tree = Leaf | Fixed | Branch
 
 
 def is_array(x: Any) -> bool:
-    return isinstance(x, (Array, np.ndarray, np.generic)) or hasattr(x, "__dlpack__")
+    return isinstance(x, (Array, np.ndarray, np.generic)) or hasattr(x, "__dlpack__") or hasattr(x, "__cuda_array_interface__")
 
 
 def key_of(value: Any, where: str) -> Any:

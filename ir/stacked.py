@@ -1,0 +1,131 @@
+"""Ops on stacks of operands: from the record of an op, that of the op on each row.
+
+    t[i] = sum over r of x[i, r] * s[r]    with a stack of x    ->    t[b, i] = sum over r of x[b, i, r] * s[r]
+
+The tensor expression gets one more axis in front of every stage that is not an operand, and with it every load of what is stacked. So an op with
+`compute` needs no rule of its own to be applied to many rows; its reference runs for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from dnnc.ir import te
+from dnnc.ir.expr import Expr, Load, Var, const, load, rebuild, unwrap, var
+from dnnc.ir.op import OpDef, require
+from dnnc.ir.te import Stage, Tensor
+from dnnc.ir.types import Dim, TensorType
+
+KEPT = frozenset(("pure", "bits", "sequential", "loops"))  # traits that hold for each row as well
+
+
+@lru_cache(maxsize=256)
+def stacked(op: OpDef, which: tuple[bool, ...], types: tuple[TensorType | None, ...], attrs: tuple[tuple[str, Any], ...]) -> OpDef:
+    """The record of an op with `compute` for rows of operands, which gives stacks of results.
+
+    Args:
+        op: of one row.
+        which: which operands are stacks, with the rows along axis 0.
+        types: of the operands, stacks included: those for which the record's traits hold.
+        attrs: likewise the attributes.
+    """
+    assert op.compute is not None
+
+    def rows_of(given: Sequence[Any]) -> list[Any]:
+        """The operands' types in one row."""
+        return [TensorType(t.dtype, t.shape[1:]) if w and t is not None else t for w, t in zip(which, given)]
+
+    def count(shapes: Sequence[Sequence[Dim]]) -> Dim:
+        lead = [s[0] for s in shapes]
+        require(all(d is lead[0] or d == lead[0] for d in lead), "stacks of {} rows", lead)
+        return lead[0]
+
+    def type_(*given: Any, **attrs: Any) -> Any:
+        n = count([t.shape for w, t in zip(which, given) if w])
+        made = op.type(*rows_of(given), **attrs)
+        many = tuple(TensorType(t.dtype, (n, *t.shape)) for t in (made if isinstance(made, tuple) else (made,)))
+        return many if isinstance(made, tuple) else many[0]
+
+    def compute(*xs: Any, **attrs: Any) -> Any:
+        n = count([x.dims for w, x in zip(which, xs) if w])
+        inner = [te.placeholder(x.name, x.dtype, x.dims[1:]) if w else x for w, x in zip(which, xs)]
+        assert op.compute is not None
+        made = op.compute(*inner, **attrs)
+        s = _Stacker(n, {i: x for w, i, x in zip(which, inner, xs) if w})
+        return tuple(map(s.tensor, made)) if isinstance(made, tuple) else s.tensor(made)
+
+    def reference(*xs: Any, **attrs: Any) -> Any:
+        f = op.reference
+        assert f is not None
+        rows = [f(*(x[k] if w else x for w, x in zip(which, xs)), **attrs) for k in range(len(next(x for w, x in zip(which, xs) if w)))]
+        if rows and isinstance(rows[0], (tuple, list)):
+            return tuple(np.stack(r) for r in zip(*rows))
+        return np.stack(rows)
+
+    def reference_at(xs: Sequence[Any], points: Any, **attrs: Any) -> Any:
+        """The rows that are asked for, each once."""
+        asked, back = np.unique(points[:, 0], return_inverse=True)
+        made: list[Any] = [None] * len(points)
+        for k, row in enumerate(asked):
+            own = [x[row] if w else x for w, x in zip(which, xs)]
+            here = np.flatnonzero(back.reshape(-1) == k)
+            if op.reference_at is not None:
+                found = np.asarray(op.reference_at(own, points[here, 1:], **attrs))
+            else:
+                assert op.reference is not None
+                found = np.asarray(op.reference(*own, **attrs))[tuple(points[here, 1:].T)]
+            for j, v in zip(here, np.broadcast_to(found, (len(here),))):
+                made[j] = v
+        return np.array(made)
+
+    def flops(*given: Any, **attrs: Any) -> Any:
+        assert op.flops is not None
+        return unwrap(const(op.flops(*rows_of(given), **attrs)) * count([t.shape for w, t in zip(which, given) if w]))
+
+    marks = "".join("1" if w else "0" for w in which)
+    given = [None if t is None else te.placeholder(f"x{k}", t.dtype, t.shape) for k, t in enumerate(types)]
+    made = compute(*given, **dict(attrs))
+    traits = (op.traits & KEPT) | {"own"} | te.form([x for x in given if x is not None], made if isinstance(made, tuple) else (made,))
+    at = None if isinstance(made, tuple) else reference_at
+    counted = None if op.flops is None else flops
+    return OpDef(f"each_{marks}_{op.name}", type_, compute, reference=reference, reference_at=at, flops=counted, traits=traits)
+
+
+class _Stacker:
+    """Rewrites stages: `known` are the stacks by the placeholders that stand for one row of them."""
+
+    def __init__(self, rows: Dim, known: dict[Tensor, Tensor]) -> None:
+        self.rows, self.known = rows, known
+        self.row: Var = var("b", lo=0, hi=unwrap(const(rows) - 1))
+        self.memo: dict[Expr, Expr] = {}
+
+    def tensor(self, t: Tensor) -> Tensor:
+        found = self.known.get(t)
+        if found is not None or t.stage is None:
+            return found or t
+        s = t.stage
+        shape = (const(self.rows), *t.shape)
+        own = None
+        if s.own is not None:
+            own = self.known[s.own] = te.placeholder(s.own.name, s.own.dtype, (self.rows, *s.own.dims))
+        where = None if s.where is None else self.expr(s.where)
+        made = Tensor(t.name, t.dtype, shape, stage=Stage((self.row, *s.axes), self.expr(s.value), s.reduce, s.combine, where, own))
+        self.known[t] = made
+        return made
+
+    def expr(self, e: Expr) -> Expr:
+        r = self.memo.get(e)
+        if r is None:
+            r = self.memo[e] = self._expr(e)
+        return r
+
+    def _expr(self, e: Expr) -> Expr:
+        if isinstance(e, Load) and isinstance(e.buf, Tensor):
+            t = self.tensor(e.buf)
+            idx = tuple(map(self.expr, e.idx))
+            return load(t, idx if t is e.buf else (self.row, *idx))
+        return rebuild(e, self.expr)
