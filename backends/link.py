@@ -30,6 +30,15 @@ def pack(array: Array, type: TensorType) -> Array:
     return np.ascontiguousarray(_in_order(array, type))
 
 
+def pack_aligned(array: Array, type: TensorType) -> Array:
+    """The same in memory of its own, 64-byte aligned."""
+    in_order = _in_order(array, type)
+    block = aligned_empty(max(in_order.nbytes, 1))
+    out: Array = block[: in_order.nbytes].view(array.dtype).reshape(in_order.shape)
+    out[...] = in_order
+    return out
+
+
 def _in_order(array: Array, type: TensorType) -> Array:
     """The elements as the layout orders them, where possible a view of the array."""
     if type.layout is None:
@@ -107,8 +116,11 @@ def _short(loc: Loc) -> str:
     return f"{loc.name or '?'} ({loc.op})" if loc.op and not loc.file else str(loc)
 
 
-def lay_out_constants(program: Program) -> tuple[Array, dict[Value, int]]:
-    """One block with every constant that a kernel reads, each 64-byte aligned; equal bytes are stored once."""
+def lay_out_constants(program: Program, parameters: bool = False) -> tuple[Array, dict[Value, int]]:
+    """One block with every constant that a kernel reads, each 64-byte aligned; equal bytes are stored once.
+
+    `parameters`: also room for what kernels read of parameters, in the order of the plan's numbers, behind the constants.
+    """
     aliases = program.memory.aliases
     places: list[tuple[int, Array, TensorType]] = []
     offsets: dict[Value, int] = {}
@@ -123,12 +135,26 @@ def lay_out_constants(program: Program) -> tuple[Array, dict[Value, int]]:
             places.append((total, graph.constants[root], root.type))
             total += -(-_packed_bytes(*places[-1][1:]) // ALIGN) * ALIGN
         offsets[v] = known[key] + inside
+    if parameters:
+        total = _lay_out_parameters(program, offsets, total)
     block = aligned_empty(max(total, 1))
     block[:] = 0  # the gaps too, so that a saved block is always the same
     for at, a, type in places:  # one after the other, so that no more than one is there twice
         in_order = _in_order(a, type)
         block[at : at + in_order.nbytes].view(a.dtype).reshape(in_order.shape)[...] = in_order
     return block, offsets
+
+
+def _lay_out_parameters(program: Program, offsets: dict[Value, int], start: int) -> int:
+    """Enter the places of what is read of parameters; gives the byte behind them."""
+    memory, at = program.memory, [start]
+    for _, t in memory.bound:
+        at.append(at[-1] + -(-math.prod(int(str(d)) for d in (*t.physical, t.dtype.bytes)) // ALIGN) * ALIGN)
+    for v in dict.fromkeys(v for s, _ in program.walk() for v in s.params):
+        space, number = memory.place[v]
+        if space == "bound":
+            offsets[v] = at[number] + memory.inside.get(v, 0)
+    return at[-1]
 
 
 class Linker:
@@ -145,9 +171,11 @@ class Linker:
     def place(self, v: Value, graph: Graph) -> Place:
         memory = self.program.memory
         space, number = memory.place[v]
-        if space == "constant":
+        if space == "constant" or (space == "bound" and v in self.constants):
             return Place("constant", self.constants[v])
         inside, size = memory.inside.get(v, 0), value(const(v.type.nbytes))
+        if space == "bound":
+            return Place("bound", number, inside=inside)
         if space in ("input", "output"):
             at = number + (len(graph.inputs) if space == "output" else 0)
             return Place("buffer", at, nbytes=-1 if size is None else size, inside=inside)

@@ -13,7 +13,8 @@ CONTROL = "control"  # the choice of what is no kernel but a loop or a branch
 
 @dataclass(frozen=True)
 class Place:
-    """Memory of one argument: `space` is "buffer" (number), "constant" (byte offset), "arena" (slot; offset and size when static).
+    """Memory of one argument: `space` is "buffer" (number), "constant" (byte offset), "bound" (number among what is read of parameters),
+    "arena" (slot; offset and size when static).
 
     `inside`: the byte at which the argument begins within it; the offset of a static plan counts it already.
     `life`: of a symbolic plan's slot the first and the last step at which its bytes are nobody else's, if that is known.
@@ -28,7 +29,7 @@ class Place:
 
     def meets(self, other: Place) -> bool:
         """May the two overlap?"""
-        if self.space != other.space or self.space == "constant":
+        if self.space != other.space or self.space in ("constant", "bound"):
             return False
         if self.space == "buffer":
             apart = self.nbytes >= 0 <= other.nbytes and (self.inside + self.nbytes <= other.inside or other.inside + other.nbytes <= self.inside)

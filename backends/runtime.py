@@ -33,6 +33,7 @@ FRAME_STATUS = 4  # three slots: code (0 is success), kernel id, value
 FRAME_BARRIER = 7  # address of void(ptr frame)
 FRAME_POOL = 8  # address of the pool that runs this frame
 FRAME_NTHREADS = 9  # threads of this run
+FRAME_BOUND = 10  # address of the table of what kernels read of parameters: an address each
 FRAME_SLOTS = 16
 ALIGN = 64  # bytes: a cache line, and the widest vector
 

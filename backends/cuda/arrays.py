@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -57,23 +58,65 @@ def _is_torch(a: Any) -> bool:
     return type(a).__module__.partition(".")[0] == "torch"
 
 
+@cache
+def dtype_name(d: np.dtype[Any]) -> str:
+    """A dtype's name, which NumPy puts together each time."""
+    return d.name
+
+
 def device_array(a: Any, name: str, dtype: np.dtype[Any], rank: int, device: Device) -> DeviceArray:
     """An input of a call on a device. InputError names it, what was expected and what was given."""
-    found = _from_torch(a, device) if _is_torch(a) else _from_interface(a if hasattr(a, "__cuda_array_interface__") else _from_dlpack(a))
-    if found.dtype != dtype.name:
+    found = _found(a, device)
+    if found.dtype != dtype_name(dtype):
         raise InputError(f"input {name}: expected {dtype.name}, got {found.dtype}; cast it before the call")
     if len(found.shape) != rank:
         raise InputError(f"input {name}: expected {rank} dimensions, got shape {found.shape}")
     return found
 
 
+def _found(a: Any, device: Device) -> DeviceArray:
+    own = getattr(a, "__dnnc_array__", None)  # arrays of dnnc say it themselves
+    if own is not None:
+        found: DeviceArray = own(device.number)
+        return found
+    number = getattr(getattr(a, "device", None), "id", device.number)
+    if number != device.number and hasattr(a, "__cuda_array_interface__"):
+        raise InputError(
+            f"an array on cuda:{number} is given to a model on cuda:{device.number}; move it there, or compile for target='cuda:{number}'"
+        )
+    return _from_torch(a, device) if _is_torch(a) else _from_interface(a if hasattr(a, "__cuda_array_interface__") else _from_dlpack(a))
+
+
+def device_number(a: Any) -> int:
+    """The number of the device on which an array of any library lies."""
+    device = getattr(a, "device", None)
+    for attribute in ("index", "number", "id"):  # of torch, the interpreter, CuPy
+        found = getattr(device, attribute, None)
+        if isinstance(found, int):
+            return found
+    if hasattr(a, "__dlpack_device__"):
+        return int(a.__dlpack_device__()[1])
+    from cupy.cuda.runtime import pointerGetAttributes
+
+    return int(pointerGetAttributes(a.__cuda_array_interface__["data"][0]).device)
+
+
+def interface_array(a: Any) -> DeviceArray:
+    """Where the elements of an array of any library lie, which is asked by the interfaces of exchange; torch's come in the order of CuPy's
+    current stream."""
+    a = a.detach() if _is_torch(a) else a
+    return _from_interface(_from_dlpack(a) if _is_torch(a) or not hasattr(a, "__cuda_array_interface__") else a)
+
+
 def output_array(a: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> DeviceArray:
     """A buffer for an output. InputError where it is another dtype, shape or order of elements."""
     if not is_device_array(a):
         raise InputError(f"output {name}: expected an array on the device as the first input is one, got a {type(a).__name__}")
-    found = _from_torch(a, device) if _is_torch(a) else _from_interface(a if hasattr(a, "__cuda_array_interface__") else _from_dlpack(a))
+    found = _found(a, device)
+    if hasattr(a, "__dnnc_array__") and found.keep is not a:
+        raise InputError(f"output {name}: arrays of dnnc.array are values, nobody writes to them; give a CuPy or torch array, or no outputs")
     copied = not a.is_contiguous() if _is_torch(a) else found.keep is not a and hasattr(a, "__cuda_array_interface__")
-    if found.dtype != dtype.name or found.shape != shape or copied:
+    if found.dtype != dtype_name(dtype) or found.shape != shape or copied:
         raise InputError(f"output {name}: expected a contiguous array {dtype.name} {shape}, got {found.dtype} {found.shape}")
     return found
 
@@ -95,7 +138,7 @@ def _from_dlpack(a: Any) -> Any:
 def _from_interface(a: Any) -> DeviceArray:
     told = a.__cuda_array_interface__
     dtype = getattr(a, "dtype", None)
-    name = np.dtype(told["typestr"]).name if dtype is None else np.dtype(dtype).name
+    name = dtype_name(np.dtype(told["typestr"] if dtype is None else dtype))
     shape = tuple(int(n) for n in told["shape"])
     if not _contiguous(shape, told.get("strides"), told["typestr"]):
         import cupy
@@ -119,19 +162,29 @@ def _contiguous(shape: tuple[int, ...], strides: Any, typestr: str) -> bool:
 # --- results ------------------------------------------------------------------------------------------------------------------
 
 Empty = Callable[[tuple[int, ...], np.dtype[Any]], Any]
+Defer = Callable[[Any, Callable[[], None], int], None]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The library whose arrays a call gives and takes: `empty` makes what a program writes, `finish` makes of it what the caller gets."""
+    """The library whose arrays a call gives and takes: `empty` makes what a program writes, `finish` makes of it what the caller gets.
+
+    `defer(key, check, stream)` puts off the check of indices that were read at run time until somebody waits for the stream; without it the
+    call waits.
+    """
 
     empty: Empty
     finish: Callable[[Any], Any]
     stream: int
+    defer: Defer | None = None
 
 
 def kind_of(a: Any, device: Device) -> Kind:
     """The kind of a device array, with the stream on which its library works now."""
+    of_dnnc = getattr(a, "__dnnc_kind__", None)
+    if of_dnnc is not None:
+        found: Kind = of_dnnc()
+        return found
     if _is_torch(a):
         import torch
 
@@ -143,7 +196,7 @@ def kind_of(a: Any, device: Device) -> Kind:
 
         return Kind(empty, _as_it_is, stream)
     namespace = getattr(a, "__array_namespace__", None)
-    if not hasattr(a, "__cuda_array_interface__") and namespace is not None:
+    if namespace is not None and not hasattr(a, "__cuda_array_interface__"):
         return Kind(device.empty, namespace().from_dlpack, device.current_stream())
     return Kind(device.empty, _as_it_is, device.current_stream())
 

@@ -23,6 +23,7 @@ from dnnc.backends.cuda.native import Check, CudaNative, Device
 from dnnc.backends.cuda.nvrtc import compile_many, nvrtc_version
 from dnnc.backends.link import Linker, control_names, describe, describe_control, lay_out_constants
 from dnnc.backends.places import Control, Loop, NativeKernel
+from dnnc.backends.prologue import prologue_of
 from dnnc.ir.graph import Graph
 from dnnc.ir.operator.stmt import Kernel
 from dnnc.passes.program import Program, Step
@@ -156,7 +157,7 @@ def _check(name: str, step: Step, graph: Graph, kernels: KernelCache) -> Check:
 def linked_texts(program: Program, target: GpuTarget, version: str) -> tuple[NativeKernel, ...]:
     """The kernels of a program as data, then its loops and branches; nothing is compiled."""
     symbols = symbols_of(program, target.arch, version)
-    return _described(program, symbols, {c.symbol: c for c in Linker(program, symbols, lay_out_constants(program)[1]).controls()})
+    return _described(program, symbols, {c.symbol: c for c in Linker(program, symbols, lay_out_constants(program, parameters=True)[1]).controls()})
 
 
 def _described(program: Program, symbols: Mapping[str, str], controls: Mapping[str, Control]) -> tuple[NativeKernel, ...]:
@@ -173,7 +174,7 @@ def _linked(
     checks: dict[str, Check],
     compiled: int,
 ) -> CudaNative:
-    constants, offsets = lay_out_constants(program)
+    constants, offsets = lay_out_constants(program, parameters=True)
     linker = Linker(program, symbols, offsets)
     controls: dict[str, Control] = {c.symbol: c for c in linker.controls()}
     graph = program.graph
@@ -192,6 +193,7 @@ def _linked(
         compiled,
         checks,
         program,
+        prologue_of(program),
     )
 
 

@@ -7,10 +7,12 @@ be called from any thread; the device is made current for the call, as CUDA keep
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,7 @@ NUM_REGS = 4  # CU_FUNC_ATTRIBUTE_NUM_REGS
 LAUNCH_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 RECORD_EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL
 OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
+HERE = nullcontext()  # nothing is to be changed; it may be entered again and again, by all threads
 NO_BINARY = 209  # CUDA_ERROR_NO_BINARY_FOR_GPU
 
 
@@ -67,7 +70,7 @@ class Block:
         self.nbytes = nbytes
         with device.current():
             try:
-                self.address: int = device.runtime.malloc(nbytes)
+                self.address: int = device.malloc(nbytes)
             except Exception as e:
                 raise device.failed(e, f"{nbytes / 1e9:.3g} GB for a program's values") from None
         self._free = weakref.finalize(self, device.free, self.address)
@@ -103,7 +106,7 @@ class CupyDevice:
 
     def current(self) -> Any:
         """A context in which this device is the current one of the thread."""
-        return self._current(self.number)
+        return HERE if self.runtime.getDevice() == self.number else self._current(self.number)
 
     def failed(self, e: Exception, what: str) -> DnncError:
         """A failure of CUDA as what a user can do something about."""
@@ -113,7 +116,7 @@ class CupyDevice:
                 free, total = self.runtime.memGetInfo()
             return TargetError(
                 f"{self.name} (cuda:{self.number}) has no room for {what}: {free / 1e9:.3g} of {total / 1e9:.3g} GB are free; "
-                "give smaller sizes, end other users of the device, or take another one (target='cuda:1')"
+                "give smaller sizes, let go of arrays, end other users of the device, or take another one (cuda:1)"
             )
         if status == NO_BINARY:
             major, minor = self.capability
@@ -124,6 +127,32 @@ class CupyDevice:
 
     def alloc(self, nbytes: int) -> Block:
         return Block(self, nbytes)
+
+    def malloc(self, nbytes: int) -> int:
+        """Memory of its own allocation. What CuPy's pool keeps without need is given back where there is no other."""
+        try:
+            return int(self.runtime.malloc(nbytes))
+        except self.runtime.CUDARuntimeError as e:
+            if e.status != OUT_OF_MEMORY:
+                raise
+            self.cupy.get_default_memory_pool().free_all_blocks()
+            return int(self.runtime.malloc(nbytes))
+
+    def pooled(self, nbytes: int) -> tuple[int, Any]:
+        """Memory of CuPy's pool: its address, and what owns it and the stream that is current now, in whose order it will be used again."""
+        with self.current():
+            try:
+                memory = self.cupy.cuda.alloc(nbytes)
+            except self.cupy.cuda.memory.OutOfMemoryError as e:
+                raise self.failed(e, f"an array of {nbytes / 1e9:.3g} GB") from None
+            return int(memory.ptr), (memory, self.stream_object())
+
+    def view(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], owner: Any) -> Any:
+        """Elements that somebody else owns as a CuPy array."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        memory = self.cupy.cuda.UnownedMemory(address, nbytes, owner, self.number)
+        with self.current():
+            return self.cupy.ndarray(shape, dtype, self.cupy.cuda.MemoryPointer(memory, 0))
 
     def free(self, address: int) -> None:
         if not sys.is_finalizing():
@@ -151,6 +180,12 @@ class CupyDevice:
         if nbytes and to != source:
             with self.current():
                 self.runtime.memcpyAsync(to, source, nbytes, self.runtime.memcpyDeviceToDevice, stream)
+
+    def copy_from(self, to: int, other: CupyDevice, source: int, nbytes: int, stream: int) -> None:
+        """From the memory of another device."""
+        if nbytes:
+            with self.current():
+                self.runtime.memcpyPeerAsync(to, self.number, source, other.number, nbytes, stream)
 
     def fill(self, to: int, byte: int, nbytes: int, stream: int) -> None:
         with self.current():
@@ -188,6 +223,11 @@ class CupyDevice:
     def current_stream(self) -> int:
         with self.current():
             return int(self.cupy.cuda.get_current_stream().ptr)
+
+    def stream_object(self) -> Any:
+        """What keeps the current stream alive."""
+        with self.current():
+            return self.cupy.cuda.get_current_stream()
 
     def capture(self, stream: int, record: Callable[[], None]) -> Graph:
         with self.current():
@@ -273,18 +313,43 @@ class Function:
             self.driver.funcSetAttribute(self.pointer, MAX_DYNAMIC_SHARED, launch.shared_bytes)
         self.driver.funcGetAttribute(NUM_REGS, self.pointer)  # a kernel that is loaded lazily is loaded now: not while a stream is captured
 
+    _prepared: Prepared | None = None  # made by the first launch
+
     def start(self, launch: Launch, args: Sequence[int], stream: int) -> None:
         """Launch. `args` are addresses in the order of the parameters, then that of the status; tensor maps stand before it."""
+        if not launch.maps:
+            if self._prepared is None:
+                self._prepared = Prepared(self.pointer, launch, len(args), self.attributes)
+            self._prepared.start(args, stream)
+            return
         maps = [encoded(m, args[self.params.index(m.param)], driver_library()) for m in launch.maps]
         words = (ctypes.c_uint64 * len(args))(*args)
         at = ctypes.addressof(words)
         places = [at + 8 * k for k in range(len(args))]
         places[-1:-1] = [m.address for m in maps]
         params = (ctypes.c_void_p * len(places))(*places)
-        if self.attributes:
-            launch_with_attributes(self.pointer, launch, params, stream, self.attributes)
-            return
-        self.driver.launchKernel(self.pointer, *launch.grid, *launch.block, launch.shared_bytes, stream, ctypes.addressof(params), 0)
+        started(configured(launch, self.attributes, stream), self.pointer, params)
+
+
+class Prepared:
+    """A launch whose structures are made once: what changes from one to the next are words of eight bytes, and the stream."""
+
+    def __init__(self, function: int, launch: Launch, count: int, attributes: Mapping[int, tuple[int, ...]]) -> None:
+        self._function, self._lock = ctypes.c_void_p(function), threading.Lock()
+        self._words = (ctypes.c_uint64 * count)()
+        at = ctypes.addressof(self._words)
+        self._params = (ctypes.c_void_p * count)(*(at + 8 * k for k in range(count)))
+        self._config = configured(launch, attributes, 0)
+        self._there = ctypes.byref(self._config)
+        self._start = driver_library().cuLaunchKernelEx
+
+    def start(self, args: Sequence[int], stream: int) -> None:
+        with self._lock:  # the call takes a copy of all
+            self._words[:] = args if isinstance(args, list) else list(args)
+            self._config.stream = stream
+            status = self._start(self._there, self._function, self._params, None)
+        if status:
+            raise refused(status, self._config)
 
 
 # --- launches with attributes -------------------------------------------------------------------------------------------------
@@ -311,17 +376,25 @@ def driver_library() -> Any:
     return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 
 
-def launch_with_attributes(function: int, launch: Launch, params: Any, stream: int, attributes: Mapping[int, tuple[int, ...]]) -> None:
-    """cuLaunchKernelEx. `LAUNCH_SERIALIZATION: (1,)` lets the kernel begin before its predecessor in the stream has ended."""
+def configured(launch: Launch, attributes: Mapping[int, tuple[int, ...]], stream: int) -> _Config:
+    """What cuLaunchKernelEx takes. `LAUNCH_SERIALIZATION: (1,)` lets the kernel begin before its predecessor in the stream has ended."""
     made = (_Attribute * len(attributes))()
     for a, (key, numbers) in zip(made, attributes.items()):
         a.id = key
         for k, n in enumerate(numbers):
             a.value[k] = n
     grid, block = (ctypes.c_uint * 3)(*launch.grid), (ctypes.c_uint * 3)(*launch.block)
-    config = _Config(grid, block, launch.shared_bytes, stream, made, len(attributes))
+    return _Config(grid, block, launch.shared_bytes, stream, made, len(attributes))  # which keeps the attributes alive
+
+
+def started(config: _Config, function: int, params: Any) -> None:
     status = driver_library().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(function), params, None)
     if status:
-        raise InternalError(
-            f"cuLaunchKernelEx failed with status {status}: grid {launch.grid}, block {launch.block}, {launch.shared_bytes} bytes shared"
-        )
+        raise refused(status, config)
+
+
+def refused(status: int, c: _Config) -> InternalError:
+    return InternalError(
+        f"cuLaunchKernelEx failed with status {status}: grid {tuple(c.grid)}, block {tuple(c.block)}, {c.shared_bytes} bytes shared; "
+        "a failure of a kernel before may be told here"
+    )

@@ -10,6 +10,7 @@ import numpy as np
 from dnnc.backends.cuda.library import CallFunction, workspace_bytes
 from dnnc.backends.cuda.native import ALIGN, DEFAULT_STREAM, STATUS_BYTES, Device
 from dnnc.backends.llvm.gate import RED_ZONE, check_run, run_bytes
+from dnnc.ir.expr import Expr, Var
 from dnnc.ir.graph import Graph, Value
 from dnnc.passes.program import Step
 
@@ -26,13 +27,18 @@ def check_kernel(graph: Graph, step: Step, device: Device, function: Any, launch
     if 0 in launch.grid or 0 in launch.block:
         return
 
-    def execute(buffers: Mapping[Value, Array], out: Value, zone: Array) -> tuple[int, int, int]:
-        return run_once(step, device, function, launch, {**buffers, out: zone}, out)
+    def run(inputs: Mapping[Value, Array], dims: Mapping[Var, int], env: Mapping[Expr, Expr]) -> Array:
+        def execute(buffers: Mapping[Value, Array], out: Value, zone: Array) -> tuple[int, int, int]:
+            return run_once(step, device, function, launch, {**buffers, out: zone}, out, dims)
 
-    check_run(graph, step, lambda inputs, dims, env: run_bytes(step, inputs, env, execute), seed, MAX_STEPS)
+        return run_bytes(step, inputs, env, execute)
+
+    check_run(graph, step, run, seed, MAX_STEPS)
 
 
-def run_once(step: Step, device: Device, function: Any, launch: Launch, bytes_: Mapping[Value, Array], out: Value) -> tuple[int, int, int]:
+def run_once(
+    step: Step, device: Device, function: Any, launch: Launch, bytes_: Mapping[Value, Array], out: Value, dims: Mapping[Var, int]
+) -> tuple[int, int, int]:
     """Launch on copies of these bytes; those of the output, red zones included, and of small inputs are brought back. Gives the status."""
     stream = DEFAULT_STREAM
     starts: dict[Value, int] = {}
@@ -44,7 +50,8 @@ def run_once(step: Step, device: Device, function: Any, launch: Launch, bytes_: 
     for v, a in bytes_.items():
         if a.nbytes:
             device.upload(memory.address + starts[v], a, stream)
-    args = [memory.address + starts[v] + (RED_ZONE if v is out else 0) for v in step.params]
+    args = [dims[d] for d in step.dims]
+    args += [memory.address + starts[v] + (RED_ZONE if v is out else 0) for v in step.params]
     last = memory.address + (total if isinstance(function, CallFunction) else 0)
     device.launch(function, launch, [*args, last], stream)
     status = np.zeros(4, np.int32)

@@ -22,6 +22,8 @@ from dnnc.ir.errors import InternalError
 Array = np.ndarray[Any, Any]
 NUMBERS = 1024  # iterations whose numbers lie on the device at first
 MOST_NODES = 50_000  # of a graph: longer programs run step by step
+START, COPY = 5e-6, 2e-6  # seconds of the host to start a kernel or a graph, and to ask for a copy
+COPIED = 4e12  # bytes read or written per second by a copy within the device
 
 
 def aligned(n: int) -> int:
@@ -44,7 +46,8 @@ class LoadedProgram:
         self.workspace_bytes = max(map(workspace_bytes, self.functions.values()), default=0)  # calls of a frame follow each other
         self.inputs = [_nbytes(t) for t in native.inputs]
         self.outputs = [_nbytes(t) for t in native.outputs]
-        self.recordable = not native.stepwise() and self.nodes(native.calls) <= MOST_NODES
+        self.kernels = self.nodes(native.calls)
+        self.recordable = not native.stepwise() and self.kernels <= MOST_NODES
 
     def _constants(self, others: Sequence[LoadedProgram]) -> Memory:
         block = self.native.constants
@@ -234,11 +237,8 @@ class Frame:
 
     def __init__(self, loaded: LoadedProgram) -> None:
         self.loaded, self.device = loaded, loaded.device
-        sizes = [STATUS_BYTES, loaded.arena_bytes, loaded.workspace_bytes, *loaded.inputs, *loaded.outputs]
-        starts = np.cumsum([0, *(aligned(n) for n in sizes)]).tolist()
-        self.memory = self.device.alloc(max(starts[-1], ALIGN))
-        status, arena, workspace, *slots = (self.memory.address + s for s in starts[:-1])
-        self.slots = slots
+        self._memory, (status, arena, workspace) = self._places([STATUS_BYTES, loaded.arena_bytes, loaded.workspace_bytes])
+        self._slots: tuple[Memory, list[int]] | None = None
         self.status = status
         self._own = self.device.new_stream()
         self.stream = self._own.address
@@ -253,6 +253,19 @@ class Frame:
         self._recorded: dict[str, Recorded] = {}
         self._staged: tuple[list[Array], list[Array]] | None = None
         self.status_host = self.device.pinned(STATUS_BYTES)
+
+    def _places(self, sizes: Sequence[int]) -> tuple[Memory, list[int]]:
+        """Memory for things of these sizes, and their addresses."""
+        starts = np.cumsum([0, *(aligned(n) for n in sizes)]).tolist()
+        memory = self.device.alloc(max(starts[-1], ALIGN))
+        return memory, [memory.address + s for s in starts[:-1]]
+
+    @property
+    def slots(self) -> list[int]:
+        """Addresses of places for the inputs and outputs, which are taken when they are first asked for."""
+        if self._slots is None:
+            self._slots = self._places([*self.loaded.inputs, *self.loaded.outputs])
+        return self._slots[1]
 
     # --- runs -------------------------------------------------------------------------------------------------------------------
 
@@ -291,14 +304,27 @@ class Frame:
     def run_device(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
         """Run on device memory at these addresses, in the order of a stream; returns before it is done, unless the host has conditions to read."""
         self.follow(stream)
+        if self.direct([*inputs, *outputs]):
+            self.walk.run(self.loaded.native.calls, [*inputs, *outputs], stream)
+        else:
+            self._through_slots(inputs, outputs, stream)
+        self.device.record(self.done, stream)
+        self.last = stream
+
+    def direct(self, buffers: Sequence[int]) -> bool:
+        """Is it quicker to start the kernels one by one on the caller's memory than to copy to and from the slots, around a recorded graph?"""
+        if any(a % PARAMETER_ALIGN for a in buffers):
+            return False
+        copies = COPY * len(buffers) + 2 * (sum(self.loaded.inputs) + sum(self.loaded.outputs)) / COPIED
+        return not self.loaded.recordable or START * self.loaded.kernels < START + copies
+
+    def _through_slots(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
         n = len(inputs)
         for slot, source, size in zip(self.slots, inputs, self.loaded.inputs):
             self.device.copy(slot, source, size, stream)
         self.go("device", self.compute, stream)
         for slot, to, size in zip(self.slots[n:], outputs, self.loaded.outputs):
             self.device.copy(to, slot, size, stream)
-        self.device.record(self.done, stream)
-        self.last = stream
 
     def bind(self, inputs: Sequence[int], outputs: Sequence[int]) -> Callable[[int], None]:
         """A function that runs on the memory at these addresses, copying nothing, in the order of the stream that it is given."""
@@ -316,6 +342,7 @@ class Frame:
             work(stream)
             return
         if name not in self._recorded:
+            assert self.slots is not None  # taken now: while work is recorded no memory can be had
             self._recorded[name] = self.device.capture(self.stream, lambda: work(self.stream))
         self._recorded[name].launch(stream)
 
@@ -333,4 +360,14 @@ class Frame:
         if code:
             self.device.fill(self.status, 0, STATUS_BYTES, stream)
             self.device.synchronize(stream)
+        return code, kernel, value
+
+    def status_of_before(self) -> tuple[int, int, int]:
+        """The same of runs that are done, while others may be under way."""
+        status = np.zeros(STATUS_BYTES // 4, np.int32)
+        self.device.download(status.view(np.uint8), self.status, DEFAULT_STREAM)
+        self.device.synchronize(DEFAULT_STREAM)
+        code, kernel, value, _ = status.tolist()
+        if code:
+            self.device.fill(self.status, 0, STATUS_BYTES, DEFAULT_STREAM)
         return code, kernel, value

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from dnnc.backends.places import Call, Control, Loop, NativeKernel
+from dnnc.backends.runtime import ALIGN as CACHE_LINE
 from dnnc.ir.arena import Arena
 from dnnc.ir.expr import Var
 from dnnc.ir.types import TensorType
 
 if TYPE_CHECKING:
     from dnnc.backends.cuda.launch import Launch
+    from dnnc.backends.prologue import Prologue
     from dnnc.passes.program import Program
 
 Array = np.ndarray[Any, Any]
@@ -66,6 +68,10 @@ class Device(Protocol):
 
     def copy(self, to: int, source: int, nbytes: int, stream: int) -> None: ...
 
+    def copy_from(self, to: int, other: Any, source: int, nbytes: int, stream: int) -> None:
+        """From the memory of another device of this kind."""
+        ...
+
     def fill(self, to: int, byte: int, nbytes: int, stream: int) -> None: ...
 
     def load(self, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str], overlaps: bool = False) -> Any:
@@ -94,7 +100,19 @@ class Device(Protocol):
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any: ...
 
+    def pooled(self, nbytes: int) -> tuple[int, Any]:
+        """Memory for an array, used again in the order of the current stream: its address, and what owns it."""
+        ...
+
+    def view(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], owner: Any) -> Any:
+        """Elements that somebody else owns as an array of the device's own library."""
+        ...
+
     def current_stream(self) -> int: ...
+
+    def stream_object(self) -> Any:
+        """What keeps the current stream alive."""
+        ...
 
 
 Check = Callable[["Device", Any, "Launch"], None]  # runs a kernel's function once on a device and compares; AccuracyError
@@ -119,6 +137,7 @@ class CudaNative:
         compiled: kernels that were not in the cache.
         checks: by symbol, how a kernel is compared with its reference; those that were checked are taken out.
         program: what it was made of.
+        prologue: makes what its kernels read of parameters; None where there are none.
     """
 
     arch: str
@@ -136,6 +155,18 @@ class CudaNative:
     compiled: int = 0
     checks: dict[str, Check] = field(default_factory=dict)
     program: Program | None = None
+    prologue: Prologue | None = None
+
+    def bind(self, parameters: Mapping[str, Array]) -> None:
+        """Put what kernels read of parameters behind the constants, in a new block. The prologue's inputs by name."""
+        assert self.prologue is not None
+        made = [a.reshape(-1).view(np.uint8) for a in self.prologue.run(parameters)]
+        sizes = [-(-a.nbytes // CACHE_LINE) * CACHE_LINE for a in made]
+        block, at = self.constants.copy(), self.constants.nbytes - sum(sizes)
+        for a, n in zip(made, sizes):
+            block[at : at + a.nbytes] = a
+            at += n
+        self.constants = block
 
     @property
     def dims(self) -> tuple[Var, ...]:

@@ -22,6 +22,7 @@ from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.native import ENTRY, FORMAT, Native
 from dnnc.backends.llvm.worker_pool import CompileService
 from dnnc.backends.places import Call
+from dnnc.backends.prologue import prologue_of
 from dnnc.passes.program import Program, Step
 
 Array = np.ndarray[Any, Any]
@@ -133,4 +134,5 @@ def _linked(
         texts,
         program,
         flush,
+        prologue_of(program),
     )

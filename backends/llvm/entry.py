@@ -1,8 +1,9 @@
 """The entry function of a program: one native call that runs every kernel in order on all threads.
 
-`i64 entry(ptr frame, ptr buffers, ptr dims, i64 tid, i64 nthreads)`. Buffers are the inputs, then the outputs. Only this function knows
-where values lie: offsets into the arena are literals in a static program and loaded from Frame.offsets in a symbolic one. A barrier
-stands between two kernels only where data crosses threads: one reads or overwrites what the other wrote or reads.
+`i64 entry(ptr frame, ptr buffers, ptr dims, i64 tid, i64 nthreads)`. Buffers are the inputs, then the outputs; what kernels read of
+parameters has a table of its own in the frame. Only this function knows where values lie: offsets into the arena are literals in a static
+program and loaded from Frame.offsets in a symbolic one. A barrier stands between two kernels only where data crosses threads: one reads or
+overwrites what the other wrote or reads.
 
 With `flush` denormal numbers are taken and given as zero while it runs: every thread sets its own control register, and sets it back.
 
@@ -15,7 +16,7 @@ import platform
 from collections.abc import Mapping, Sequence
 
 from dnnc.backends.places import Call, Place
-from dnnc.backends.runtime import FRAME_ARENA, FRAME_BARRIER, FRAME_CONSTANTS, FRAME_OFFSETS, FRAME_STATUS
+from dnnc.backends.runtime import FRAME_ARENA, FRAME_BARRIER, FRAME_BOUND, FRAME_CONSTANTS, FRAME_OFFSETS, FRAME_STATUS
 
 
 def barriers(calls: Sequence[Call]) -> list[bool]:
@@ -202,9 +203,10 @@ class _Entry:
             return self.known[key]
         self.count += 1
         v = f"%a{self.count}"
-        if p.space == "buffer":
+        if p.space in ("buffer", "bound"):
             whole = f"{v}.b" if p.inside else v
-            self.top += [f"  {v}.p = getelementptr ptr, ptr %buffers, i64 {p.number}", f"  {whole} = load ptr, ptr {v}.p"]
+            table = "%buffers" if p.space == "buffer" else self.slot(FRAME_BOUND, "bound")
+            self.top += [f"  {v}.p = getelementptr ptr, ptr {table}, i64 {p.number}", f"  {whole} = load ptr, ptr {v}.p"]
             if p.inside:
                 self.top.append(f"  {v} = getelementptr i8, ptr {whole}, i64 {p.inside}")
         elif p.space == "constant":

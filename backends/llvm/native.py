@@ -18,6 +18,7 @@ from dnnc.ir.expr import Expr, Var, const, substitute, value
 from dnnc.ir.types import TensorType
 
 if TYPE_CHECKING:
+    from dnnc.backends.prologue import Prologue
     from dnnc.passes.program import Program
 
 Array = np.ndarray[Any, Any]
@@ -44,6 +45,7 @@ class Native:
         texts: symbol -> LLVM text, of what was compiled here.
         program: what it was made of; None where it was loaded.
         flush: are denormals zero while it runs?
+        prologue: makes what its kernels read of parameters, whose addresses stand in the table FRAME_BOUND; None where there are none.
     """
 
     loaded: Loaded
@@ -60,6 +62,7 @@ class Native:
     texts: Mapping[str, str] = field(default_factory=dict)
     program: Program | None = None
     flush: bool = False
+    prologue: Prologue | None = None
 
     @property
     def parallel(self) -> bool:

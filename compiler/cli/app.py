@@ -349,6 +349,22 @@ def opt(
     opt_command(graph, tuple(dims or ()), settings, PassContext(numerics=numerics.value, lanes=lanes, precision=precision.option), as_json)
 
 
+@app.command("export", epilog="Example:  dnnc export g.py -o model.onnx --opset 21")
+@guarded
+def export(
+    graph: Model,
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE.onnx", help="Where to write it.", show_default=False)],
+    opset: Annotated[int | None, typer.Option(min=18, help="Of ONNX's operators. Default: the latest that onnx knows.", show_default=False)] = None,
+    dims: Dims = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write graph text or a model as an ONNX model, as for other runtimes: what `dnnc opt -o g.py` gives, with fixed sizes, or in another opset."""
+    from dnnc.cli.export import export_command
+
+    export_command(graph, output, tuple(dims or ()), opset, as_json)
+
+
 @app.command("passes", epilog="Example:  dnnc passes")
 @guarded
 def passes(as_json: Json = False, verbose: Verbose = False) -> None:

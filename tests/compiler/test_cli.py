@@ -26,7 +26,7 @@ from dnnc.ir.operator.text import parse_kernel
 ROOT = Path(__file__).resolve().parents[2]
 W = np.arange(12, dtype=np.float32).reshape(3, 4) / 8 - 0.5
 GRAPH = "def g(x: f32[4, 8], *, c: f32[8] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]):\n    y = add(neg(neg(x)), c)\n    return y\n"
-COMMANDS = ("compile", "run", "bench", "profile", "inspect", "opt", "passes", "targets", "ops", "cache info", "cache clear")
+COMMANDS = ("compile", "run", "bench", "profile", "inspect", "opt", "export", "passes", "targets", "ops", "cache info", "cache clear")
 
 
 def save_model(path: Path, nodes: list[Any], inputs: Sequence[Any], outputs: Sequence[Any], weights: dict[str, Any]) -> None:
@@ -346,6 +346,15 @@ def test_opt_writes_text_that_every_command_reads() -> None:
     want = dnnc_json("run", "fixed.onnx", "--input", "ones")["outputs"][0]["first"]
     assert dnnc_json("run", "made.py", "--input", "ones")["outputs"][0]["first"] == want
     assert "f32[2, 4]" in dnnc("inspect", "made.py")
+
+
+def test_export_writes_a_model_that_runs() -> None:
+    dnnc("opt", "open.onnx", "--dims", "N=2", "-p", "fold,dce", "-o", "folded.py")
+    said = dnnc_json("export", "folded.py", "-o", "folded.onnx", "--opset", "21")
+    assert said["opset"] == 21 and said["bytes"] == Path("folded.onnx").stat().st_size
+    want = dnnc_json("run", "fixed.onnx", "--input", "ones")["outputs"][0]["first"]
+    assert dnnc_json("run", "folded.onnx", "--input", "ones")["outputs"][0]["first"] == want
+    assert "nodes" in dnnc("export", "open.onnx", "-o", "again.onnx")
 
 
 def test_opt_without_names_runs_the_pipeline() -> None:

@@ -168,10 +168,10 @@ def test_verify_model(device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch
         compiled(NET, verify="model")
 
 
-def _without_constants(program: Any) -> Any:
+def _without_constants(program: Any, parameters: bool) -> Any:
     from dnnc.backends.link import lay_out_constants
 
-    block, offsets = lay_out_constants(program)
+    block, offsets = lay_out_constants(program, parameters)
     return block * 0, offsets
 
 

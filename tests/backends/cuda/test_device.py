@@ -10,7 +10,7 @@ import pytest
 
 from dnnc.backends.cuda import device as device_module
 from dnnc.backends.cuda.arrays import device_array, is_device_array, output_array
-from dnnc.backends.cuda.device import LAUNCH_SERIALIZATION, Function, device_problem, launch_with_attributes, open_device
+from dnnc.backends.cuda.device import LAUNCH_SERIALIZATION, Function, device_problem, open_device
 from dnnc.backends.cuda.launch import Launch, TensorMap
 from dnnc.backends.cuda.tensor_maps import encoded
 from dnnc.ir.dtype import bf16, f16
@@ -68,25 +68,27 @@ def function(driver: Driver, params: list[str], attributes: dict[int, tuple[int,
     return f
 
 
-def parameters(address: int, count: int) -> list[int]:
-    return [ctypes.c_uint64.from_address(p).value for p in (ctypes.c_void_p * count).from_address(address)]
-
-
 def test_parameters_are_pointers_then_maps_then_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    class Launcher(Driver):
-        def launchKernel(self, *args: Any) -> None:
-            seen.append((args, parameters(args[9], 4)))
+    class Library(Driver):
+        def cuLaunchKernelEx(self, config: Any, function: Any, params: Any, extra: Any) -> int:
+            c = config._obj
+            values = [ctypes.c_uint64.from_address(p).value for p in params]
+            seen.append((function.value, list(c.grid), list(c.block), c.shared_bytes, c.stream, c.count, values))
+            return 0
 
-    library = Driver()
+    library = Library()
     monkeypatch.setattr(device_module, "driver_library", lambda: library)
-    f = function(Launcher(), ["y", "x"], {})
-    f.start(Launch((3, 2, 1), (128, 1, 1), 65536, 1, (TILED,)), [100, 200, 300], 5)
-    ((args, values),) = seen
-    assert args[:9] == (77, 3, 2, 1, 128, 1, 1, 65536, 5) and args[10] == 0
+    function(Driver(), ["y", "x"], {}).start(Launch((3, 2, 1), (128, 1, 1), 65536, 1, (TILED,)), [100, 200, 300], 5)
+    ((*how, values),) = seen
+    assert how == [77, [3, 2, 1], [128, 1, 1], 65536, 5, 0]
     assert values[:2] == [100, 200] and values[3] == 300
     assert library.calls["cuTensorMapEncodeTiled"][3].value == 200  # the map is of x
+    again, plain = Launch((3, 1, 1), (64, 1, 1)), function(Driver(), ["y", "x"], {})
+    for k in range(2):
+        plain.start(again, [k, 200, 300], k)
+        assert seen[-1] == (77, [3, 1, 1], [64, 1, 1], 0, k or None, 0, [k, 200, 300])
 
 
 def test_kernels_that_overlap_are_launched_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +105,7 @@ def test_kernels_that_overlap_are_launched_so(monkeypatch: pytest.MonkeyPatch) -
     assert seen == [([3, 1, 1], [64, 1, 1], 0, 9, 1, 6, 1)]
     monkeypatch.setattr(Library, "cuLaunchKernelEx", lambda *_: 1)
     with pytest.raises(InternalError, match="cuLaunchKernelEx failed with status 1"):
-        launch_with_attributes(1, Launch((1, 1, 1), (1, 1, 1)), None, 0, {6: (1,)})
+        function(Driver(), ["x"], {}).start(Launch((1, 1, 1), (1, 1, 1)), [100, 300], 0)
 
 
 def test_no_device_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

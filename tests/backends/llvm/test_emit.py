@@ -166,6 +166,12 @@ def test_a_tile_is_set_aside_for_an_epilogue_that_needs_its_registers() -> None:
     assert "asm" not in emit_kernel(parse_kernel(small), "k")
 
 
+def test_the_table_of_an_epilogue_without_constants() -> None:
+    number = MANY.replace("acc[im_2, 0, 0:+16]", "a[im_2, 0]")  # those of scalars are written where they are
+    code = emit_kernel(parse_kernel(TILE.replace("VALUE", f"acc[im_2, 0, 0:+16] * {number}")), "k")
+    assert code.count("@constants.k") == 2 and "@constants.k = private unnamed_addr constant [1 x float]" in code  # named, so there must be one
+
+
 def test_a_tile_set_aside_has_its_values() -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal(s).astype(np.float32) for s in ((24, 8), (8, 16)))

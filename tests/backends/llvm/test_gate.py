@@ -153,6 +153,21 @@ def test_the_tail_of_gelu_is_measured_by_its_operand() -> None:
     assert abs(float(f(np.float32([0.5]))[0])) < 8 * 2**-22
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "reduce_mean(mean_variance_norm(x, axes=(1,)), axes=(1,))",
+        "reduce_sum(sub(x, reduce_mean(x, axes=(1,), keepdims=True)), axes=(1,))",
+        "sub(reduce_sum(softmax(x), axes=(1,)), 1.0)",
+        "reduce_log_sum_exp(log_softmax(x), axes=(1,))",
+    ],
+)
+@pytest.mark.parametrize("numerics", ["standard", "strict"])
+def test_what_is_zero_but_for_roundings_is_measured_by_what_is_summed(value: str, numerics: str) -> None:
+    g = parse(f"def g(x: f32[9, 300]):\n    return {value}")
+    assert len(compile(g, cache=False, numerics=numerics).natives[0].program.steps) == 1  # checked, and not refused
+
+
 def test_padding_lanes_must_be_zero() -> None:
     p = program(one_node("conv", ["f32 1 3 8 8", "f32 24 3 3 3"]))
     spoil = rewritten(stmt=lambda s: Store(s.buf, s.idx, s.value + 1.0, s.lanes, s.limit) if output_stores(s) else s)

@@ -151,6 +151,7 @@ SYMBOLIC: list[tuple[str, list[tuple[Any, ...]], dict[str, Any]]] = [
     ("pad", [(3, M)], {"pads": (0, 2, 0, 3)}),
     ("cumsum", [(3, M)], {"axis": 1}),
     ("argmax", [(4, M)], {"axis": 1}),
+    ("matmul", [(N, 5, 0), (N, 0, 17)], {}),
 ]
 
 
@@ -167,6 +168,10 @@ def test_symbolic_dims(name: str, shapes: list[tuple[Any, ...]], attrs: dict[str
         (want,) = run(g, arrays, "float64")
         check_close(f(*arrays), want, g.outputs[0].type.dtype, 200)
     assert len(f.natives) == 1
+
+
+def test_sums_of_nothing() -> None:
+    check([("cumsum", [(1, 17, 4)], {"axis": 0, "exclusive": True})])
 
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=haswell"])

@@ -51,6 +51,9 @@ MODELS = {
     "columns": one_node("reduce_sum", ["f32 40 140"], axes=(0,)),
     "columns of squares": graph_of("def g(x: f32[3, 30, 70], y: f32[3, 70]):\n    return sqrt(add(reduce_mean(mul(x, x), axes=(1,)), y))"),
     "cumsum": one_node("cumsum", ["f32 12 50"], axis=1),
+    "variance": graph_of("def g(x: f32[20, 170]):\n    d = sub(x, reduce_mean(x, axes=(1,), keepdims=True))\n    return reduce_mean(mul(d, d), axes=(1,))"),
+    "batch norm": graph_of("def g(x: f32[30, 300], *, w: f32[1, 300]):\n    return mul(mean_variance_norm(x, axes=(0,)), w)"),
+    "batch norm of images": graph_of("def g(x: f32[4, 9, 5, 8]):\n    return div(x, sqrt(reduce_sum(mul(x, x), axes=(0, 2, 3), keepdims=True)))"),
 }  # fmt: skip
 
 
@@ -104,6 +107,29 @@ def test_strict_choices_compute_the_same_bits(name: str) -> None:
     assert all(np.array_equal(a, b) for other in others for a, b in zip(first, other))
 
 
+@pytest.mark.parametrize(
+    ("types", "axis", "columns"),
+    [
+        (["f32 40 512"], 0, 8),
+        (["f32 40 140"], 0, 4),  # two threads want two blocks
+        (["f32 40 20"], 0, 0),
+        (["f32 5 512"], 0, 0),  # too short to matter
+        (["f32 8 30 70"], 1, 4),
+        (["f32 512 40"], 1, 0),  # in one piece
+    ],
+)
+def test_sums_across_memory_are_made_side_by_side(types: list[str], axis: int, columns: int) -> None:
+    p = compile_program(one_node("reduce_sum", types, axes=(axis,)), PassContext(lanes=TARGET.lanes), templates(TARGET))
+    assert dict(steps(p)[0].choice.knobs).get("columns", 0) == columns
+
+
+def test_rows_that_come_from_memory_are_asked_for_ahead() -> None:
+    for rows, length, asked in ((2048, 1024, 1), (1024, 1024, 1), (512, 1024, 0), (2048, 128, 0), (64, 32768, 0)):
+        p = compile_program(one_node("softmax", [f"f32 {rows} {length}"], axis=1), PassContext(lanes=TARGET.lanes), templates(TARGET))
+        (step,) = steps(p)
+        assert dict(step.choice.knobs).get("pf", 0) == asked == step.text.count("prefetch")
+
+
 # --- what only a search sets ----------------------------------------------------------------------------------------------------
 
 
@@ -132,7 +158,8 @@ def test_knobs_that_are_not_set_have_their_old_meaning() -> None:
         (LARGE, "map", {"turn": 1, "grain": 8, "serial": 0}),
         (WINDOWS, "reduce", {"pixels": 0}),
         (ROWS, "reduce", {"straight": 16, "rows": 2}),
-        (MODELS["columns"], "reduce", {"columns": 1}),
+        (one_node("reduce_sum", ["f32 40 20"], axes=(0,)), "reduce", {"columns": 1}),
+        (MODELS["variance"], "reduce", {"pf": 0}),
     ):
         assert built(g, template, **knobs) == built(g, template)
 
@@ -150,6 +177,7 @@ def test_knobs_that_are_not_set_have_their_old_meaning() -> None:
         (LARGE, "map", {"serial": 1}, ["for "], ["parallel("]),
         (graphs()["add"], "map", {"serial": 0}, ["parallel("], []),
         (WINDOWS, "reduce", {"pixels": 3}, ["acc: f32[3, 16]"], []),
+        (MODELS["variance"], "reduce", {"pf": 1, "rows": 1}, ["prefetch(addr(x0[i0 + 1, "], []),
         (MODELS["columns"], "reduce", {"columns": 4}, ["acc: f32[4, 16]", "for vm_1 in unroll(4)"], []),
         (ROWS, "reduce", {"straight": 0}, ["in range(3)"], []),
         (ROWS, "reduce", {"rows": 4}, ["parallel(16)", "f32[4, 40]"], []),

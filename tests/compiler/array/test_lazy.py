@@ -67,6 +67,14 @@ def test_places_of_loops_are_no_programs() -> None:
     assert compiled(loop) <= 1  # the product
 
 
+def test_operands_are_not_taken_for_results() -> None:
+    x = leaf(sample("float32", (3,)))
+    t = apply("neg", x)
+    both, alone = apply("concat", x, t, axis=0), apply("concat", x, axis=0)
+    keys = [lazy._structure(*lazy._reached(roots)[:2], roots) for roots in ([both], [t, alone])]
+    assert keys[0] != keys[1]
+
+
 def test_a_chain_is_one_kernel() -> None:
     x = xp.asarray(sample("float32", (300, 1000)))  # beyond the flat programs
     np.asarray(xp.tanh(2 * x + 1) * xp.exp(-x) + x)

@@ -1,0 +1,187 @@
+"""A graph as an ONNX model: its nodes in order, by the functions of their ops."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import onnx
+from onnx import helper
+
+from dnnc.export.arithmetic import ARITHMETIC
+from dnnc.export.call import Call, Convert
+from dnnc.export.control import cond, loop
+from dnnc.export.files import check, write
+from dnnc.export.layers import LAYERS
+from dnnc.export.movement import MOVEMENT
+from dnnc.export.regions import REGIONS, chains
+from dnnc.export.rest import REST
+from dnnc.export.writer import Model, Names, Writer, value_info
+from dnnc.ir.builder import Builder
+from dnnc.ir.errors import InputError, UnsupportedError, locations
+from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.ops import OPS
+
+OLDEST = 18  # opset: from here on axes are operands, as this exporter writes them
+
+TABLE: dict[str, Convert] = {**ARITHMETIC, **LAYERS, **MOVEMENT, **REGIONS, **REST}
+# Ops without a function that are defined by no others. Those of INSIDE are steps of what other ops are defined by, which are exported whole (sort,
+# dft, det, unique, nonzero, non_max_suppression). ABSENT is what an import makes of MaxRoiPool and of vocabularies, and parts of RoiAlign.
+INSIDE = frozenset(
+    "sort_key sort_rank sort_place sort_merge fft_pass fft_multiply eliminated_pivot eliminate block_sums block_running positions differs run_lengths "
+    "unravel suppress row_starts triples".split()
+)
+ABSENT = frozenset("roi_weights roi_rows roi_bins roi_max string_rank".split())
+CONTROL: dict[str, Callable[..., list[str]]] = {"cond": cond, "loop": loop}
+
+
+def to_onnx(model: Any, path: str | os.PathLike[str] | None = None, opset: int | None = None, *, inputs: Any = None) -> onnx.ModelProto:
+    """A graph as an ONNX model, which `onnx.checker` has checked.
+
+    Args:
+        model: a dnnc.ir Graph (traced or imported), what `dnnc.compile` gave (its graph before any pass), or a function of array code.
+        path: where to write it; the file is replaced at once. Weights of 2 GB and more go into `path` + ".data" beside it.
+        opset: of ONNX's own operators, from 18 on; the latest that the installed onnx knows by default. Other runtimes may need an older one.
+        inputs: of a function: a Spec for each array, as for `dnnc.compile`.
+
+    Returns:
+        The model: inputs, outputs and values have the names of the graph, symbolic sizes are dims by name, and the nodes say where they come from.
+
+    Raises:
+        UnsupportedError: an op has no form in ONNX, or none in this opset; says where it comes from.
+        InputError: `model` is none of these, the opset is not known, or a model of 2 GB has no path.
+    """
+    graph, names = _source(model, inputs)
+    latest = onnx.defs.onnx_opset_version()
+    opset = latest if opset is None else opset
+    if not isinstance(opset, int) or not OLDEST <= opset <= latest:
+        raise InputError(f"opset={opset!r}: expected a number from {OLDEST} to {latest}, which the installed onnx knows")
+    shared = Model(opset)
+    made = _model(graph, names, shared)
+    if path is not None:
+        write(made, path)
+    check(made, path)
+    return made
+
+
+def _source(model: Any, inputs: Any) -> tuple[Graph, tuple[Sequence[str], Sequence[str]]]:
+    """The graph of what is exported, and what users call its inputs and outputs."""
+    if isinstance(model, Graph):
+        return model, ([v.name for v in model.inputs], [v.name for v in model.outputs])
+    found = getattr(model, "graph", None)
+    if isinstance(found, Graph):
+        names = [s.name for s in model.inputs], [s.name for s in model.outputs]
+        if found.parameters:
+            found = model.frozen()
+        return found, names
+    if callable(model):
+        from dnnc.frontends.trace import trace
+
+        if inputs is None:
+            raise InputError("to_onnx of a function needs inputs=[...], a dnnc.Spec(shape, dtype) for each array")
+        return _source(trace(model, **inputs) if isinstance(inputs, Mapping) else trace(model, *inputs), None)
+    raise InputError(f"to_onnx takes a graph, a compiled model or a function and its inputs, not a {type(model).__name__}")
+
+
+def _model(graph: Graph, names: tuple[Sequence[str], Sequence[str]], shared: Model) -> onnx.ModelProto:
+    w = Writer(shared)
+    own = Names()
+    names = [own.fresh(n) for n in names[0]], [own.fresh(n) for n in names[1]]  # a value may be several outputs
+    shared.names.used.update(own.used)
+    env: dict[Value, str] = dict(zip(graph.inputs, names[0]))
+    for v in graph.inputs:
+        w.remember(env[v], v.type.shape)
+    wanted = {v: n for v, n in zip(reversed(graph.outputs), reversed(names[1])) if v.node is not None}
+    walk(graph, w, env, wanted)
+    outputs = []
+    for v, name in zip(graph.outputs, names[1]):
+        if env[v] != name:
+            w.nodes.append(helper.make_node("Identity", [env[v]], [name], name=name))
+        outputs.append(value_info(name, v.type.dtype, v.type.shape))
+    given = [value_info(n, v.type.dtype, v.type.shape) for n, v in zip(names[0], graph.inputs)]
+    proto = helper.make_graph(w.nodes, graph.name, given, outputs, shared.initializers)
+    opsets = [helper.make_opsetid("", shared.opset)]
+    made = helper.make_model(proto, opset_imports=opsets, producer_name="dnnc", producer_version=_version())
+    made.ir_version = helper.find_min_ir_version_for(opsets)
+    return made
+
+
+def _version() -> str:
+    try:
+        return version("dnnc")
+    except PackageNotFoundError:
+        return ""
+
+
+def walk(graph: Graph, w: Writer, env: dict[Value, str], wanted: Mapping[Value, str]) -> None:
+    """Write the nodes of a graph. `env`: names of its inputs, to which those of its values are added; `wanted`: names of outputs."""
+    for v, a in graph.constants.items():
+        env[v] = w.model.constant(a, v.type.dtype, v.name)
+    regions = chains(graph)
+    between = {m for p in regions.values() for m in p.between}
+    for n in graph.nodes():
+        if n in between:
+            continue
+        w.doc, w.stem = "; ".join(dict.fromkeys(map(str, n.locs))), n.outputs[0].name
+        operands = [None if v is None else env[v] for v in (regions[n].operands if n in regions else n.inputs)]
+        before = len(w.nodes)
+        made = converted(n, operands, w)
+        for v, name in zip(n.outputs, made):
+            env[v] = _named(w.nodes[before:], name, wanted[v]) if v in wanted else name
+            w.remember(env[v], v.type.shape)
+
+
+def _named(nodes: Sequence[onnx.NodeProto], name: str, wanted: str) -> str:
+    """Call a value what the model calls it, if one of these nodes, which were made last, makes it."""
+    if not any(name in n.output for n in nodes):
+        return name
+    for n in nodes:
+        n.output[:] = [wanted if o == name else o for o in n.output]
+        n.input[:] = [wanted if i == name else i for i in n.input]
+    return wanted
+
+
+class Refused(UnsupportedError):
+    """An op that has no form in ONNX; says where it comes from."""
+
+
+def converted(n: Node, operands: Sequence[str | None], w: Writer) -> Sequence[str]:
+    """The names of a node's results: by the function of its op, or where there is none or it refuses, by what the op is defined by."""
+    c = Call(n, operands, w)
+    before = len(w.nodes), dict(w.sizes)
+    try:
+        known = OPS.get(n.op.name) is n.op  # a user's op may have any name
+        if known and n.op.name in CONTROL:
+            return CONTROL[n.op.name](c, body)
+        convert = TABLE.get(n.op.name) if known else None
+        if convert is None:
+            raise UnsupportedError("ONNX has no form of it")
+        made = convert(c)
+        return [made] if isinstance(made, str) else made
+    except Refused:
+        raise
+    except UnsupportedError as e:
+        if n.op.decompose is None:
+            raise Refused(f"{n.op.name}{locations(n.locs)} cannot be exported: {e}") from None
+    del w.nodes[before[0] :]
+    w.sizes = before[1]
+    return expanded(n, operands, w)
+
+
+def expanded(n: Node, operands: Sequence[str | None], w: Writer) -> Sequence[str]:
+    """The results of what an op is defined by."""
+    g = Graph(n.op.name)
+    inputs = [None if v is None else g.add_input(v.name, v.type) for v in n.inputs]
+    assert n.op.decompose is not None
+    made = n.op.decompose(Builder(g, None, n.locs), *inputs, **n.attrs)
+    g.outputs = list(made) if isinstance(made, (tuple, list)) else [made]
+    return body(g, w, dict(enumerate(x for x in operands if x is not None)))
+
+
+def body(graph: Graph, w: Writer, given: dict[int, str]) -> list[str]:
+    """Write the body of a loop or branch, and give the names of its results."""
+    env = {graph.inputs[k]: name for k, name in given.items()}
+    walk(graph, w, env, {})
+    return [env[v] for v in graph.outputs]

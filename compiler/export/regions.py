@@ -1,0 +1,94 @@
+"""Pooling over regions and deformable convolution: one operator for what an import made of it.
+
+w = roi_weights(rois, column=1); r = roi_rows(x, batch, w); v = roi_weights(rois, column=0); y = roi_columns(r, v)     ->     y = RoiAlign(x, rois, batch)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dnnc.export.call import Call, Convert
+from dnnc.export.writer import ELEMENTS
+from dnnc.ir.errors import UnsupportedError
+from dnnc.ir.graph import Graph, Node, Value
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """What a `roi_columns` is made of: images, regions and their images' numbers, and the nodes between."""
+
+    operands: tuple[Value, Value, Value]
+    between: tuple[Node, ...]
+
+
+def pooled(n: Node) -> Pooled | None:
+    """The chain that ends with a node; None where it is another one, or others read what is between."""
+    if n.op.name != "roi_columns":
+        return None
+    rows, across = (v.node if v is not None else None for v in n.inputs)
+    if rows is None or across is None or rows.op.name != "roi_rows" or across.op.name != "roi_weights":
+        return None
+    down = rows.inputs[2].node if rows.inputs[2] is not None else None
+    if down is None or down.op.name != "roi_weights" or down.inputs[0] is not across.inputs[0]:
+        return None
+    alike = all(down.attrs[k] == across.attrs[k] for k in ("ratio", "scale", "half_pixel"))
+    between = (down, rows, across)
+    alone = all(len(m.output.uses) == 1 and m.graph is not None and not m.graph.is_output(m.output) for m in between)
+    x, batch, regions = rows.inputs[0], rows.inputs[1], down.inputs[0]
+    fits = alike and alone and (down.attrs["column"], across.attrs["column"]) == (1, 0)
+    return Pooled((x, regions, batch), between) if fits and x is not None and batch is not None and regions is not None else None
+
+
+def chains(graph: Graph) -> dict[Node, Pooled]:
+    """By their last node."""
+    return {n: p for n in graph.nodes() if (p := pooled(n)) is not None}
+
+
+def roi_align(c: Call) -> str:
+    """Called with the operands of the chain: images, regions, numbers."""
+    p = pooled(c.node)
+    if p is None:
+        raise UnsupportedError("ONNX has no form of it but as the end of RoiAlign")
+    down, _, across = p.between
+    return _align(c, "avg", (down.attrs["bins"], across.attrs["bins"]), down)
+
+
+def roi_align_max(c: Call) -> str:
+    return _align(c, "max", c.attrs["bins"], c.node)
+
+
+def _align(c: Call, mode: str, bins: tuple[int, int], n: Node) -> str:
+    a, w = n.attrs, c.w
+    x, regions, batch = c.inputs
+    assert x is not None and batch is not None
+    numbers = w.op("Cast", batch, to=ELEMENTS["i64"])
+    moved = "half_pixel" if a["half_pixel"] else "output_half_pixel"
+    return w.op(  # type: ignore[no-any-return]
+        "RoiAlign", x, regions, numbers, mode=mode, output_height=bins[0], output_width=bins[1], sampling_ratio=a["ratio"], spatial_scale=a["scale"],
+        coordinate_transformation_mode=moved,
+    )  # fmt: skip
+
+
+def deform_columns(c: Call) -> str:
+    """A deformable convolution whose filters pick one tap each: [N, C, taps, places]."""
+    a, w, t = c.attrs, c.w, c.dtype
+    channels, kernel = c.type().shape[1], a["kernel"]
+    pads = a["pads"]
+    if not isinstance(channels, int) or not all(isinstance(p, int) for p in pads or ()):
+        raise UnsupportedError("a deformable convolution of symbolic channels or pads has no form in ONNX: fix them by dims=")
+    taps = math.prod(kernel)
+    picks = np.tile(np.eye(taps), (channels, 1)).reshape(channels * taps, 1, *kernel)
+    attrs: dict[str, Any] = {n: list(a[n]) if a[n] is not None else None for n in ("strides", "pads", "dilations")}
+    run = w.type_for("DeformConv", t)
+    given = [w.cast(c.x(0), t, run), w.constant(picks, run), w.cast(c.x(1), c.type(1).dtype, run), None]
+    if c.maybe(2) is not None:
+        given.append(w.cast(c.x(2), c.type(2).dtype, run))
+    y = w.op("DeformConv", *given, group=channels, offset_group=a["groups"], kernel_shape=list(kernel), **attrs)
+    return w.cast(w.op("Reshape", y, w.dims(c.out.shape)), run, t)
+
+
+REGIONS: dict[str, Convert] = {"roi_columns": roi_align, "roi_align_max": roi_align_max, "deform_columns": deform_columns}

@@ -1,0 +1,149 @@
+"""Arguments of a jitted function that are more than operands: donated ones, whose memory results take, and parameters, which are bound.
+
+A parameter, an argument or an array that the function captures, is packed when the function is first called with it, and again when a call brings another array. The array of a donated argument
+is dead afterwards, unless somebody else sees its memory too: then a copy is donated.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, NoReturn
+
+import numpy as np
+
+from dnnc.array.core import Array, from_data
+from dnnc.array.devices import on_host
+from dnnc.bound import from_constant, holder
+from dnnc.driver import compile_graph
+from dnnc.ir.errors import InputError
+from dnnc.ir.graph import Graph
+from dnnc.options import CompileOptions
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Of one function: names of its arguments that are donated, and of those that are parameters; and arrays that it captures, by any name."""
+
+    function: str
+    donate: frozenset[str]
+    parameters: frozenset[str]
+    captured: Mapping[str, Any]
+
+    def check(self, known: Sequence[str]) -> None:
+        """InputError where there is no such argument, or one is both."""
+        for what, names in (("donate", self.donate), ("parameters", self.parameters)):
+            unknown = sorted(names - set(known))
+            if unknown:
+                raise InputError(f"{what}: {self.function} has no argument {', '.join(unknown)}; it has {', '.join(known)}")
+        both = sorted(self.donate & self.parameters)
+        if both:
+            raise InputError(f"{self.function}: {', '.join(both)} cannot be donated and stay a parameter")
+
+    def compile(self, graph: Graph, labels: tuple[list[str], list[str]], paths: Sequence[str], buffers: Sequence[Any], opts: CompileOptions) -> Any:
+        """The program of a traced function, called with all buffers in order."""
+        first = [p.split(".")[0] for p in paths]
+        if self.donate:
+            opts = replace(opts, dims=dict(opts.dims), donate=self._pairs(graph, labels, first))
+        for name, a in self.captured.items():
+            from_constant(graph, holder(graph, name, a), name)
+        labels = [*labels[0], *self.captured], labels[1]
+        buffers = [*buffers, *self.settled()]
+        held = {k: b for k, b in enumerate(buffers) if k >= len(first) or first[k] in self.parameters}
+        made = compile_graph(graph, labels, opts, parameters={labels[0][k]: on_host(b) for k, b in held.items()})
+        return BoundProgram(made, labels[0], held) if held else made
+
+    def _pairs(self, graph: Graph, labels: tuple[list[str], list[str]], first: Sequence[str]) -> dict[str, str]:
+        """Each donated array and the first output of its type that no other has taken. InputError where an argument fits none."""
+        pairs: dict[str, str] = {}
+        for name in sorted(self.donate):
+            arrays = [k for k, n in enumerate(first) if n == name]
+            for k in arrays:
+                t = graph.inputs[k].type
+                free = [o for o, v in zip(labels[1], graph.outputs) if o not in pairs.values() and (v.type.dtype, v.type.shape) == (t.dtype, t.shape)]
+                if free:
+                    pairs[labels[0][k]] = free[0]
+            if arrays and not any(labels[0][k] in pairs for k in arrays):
+                types = ", ".join(str(graph.inputs[k].type) for k in arrays[:3])
+                raise InputError(f"donate: no result of {self.function} has the type of {name} ({types}), so none can take its memory")
+        return pairs
+
+    def given(self, paths: Sequence[str], arrays: Sequence[Any], buffers: list[Any]) -> list[Any]:
+        """The buffers of a call, with copies in the place of donated ones that others see, and those of captured arrays behind them."""
+        if not self.donate:
+            return [*buffers, *self.settled()]
+        out = list(buffers)
+        for k, (path, a) in enumerate(zip(paths, arrays)):
+            if path.split(".")[0] in self.donate and isinstance(out[k], np.ndarray):
+                buffers[k] = None  # references are counted
+                if isinstance(a, Array) and not is_alone(a, out, k):
+                    out[k] = out[k].copy()
+        return [*out, *self.settled()]
+
+    def settled(self) -> list[Any]:
+        """What the captured arrays hold now, computed if it is not yet."""
+        return [a._contents() if isinstance(a, Array) else a for a in self.captured.values()]
+
+    def bury(self, paths: Sequence[str], arrays: Sequence[Any]) -> None:
+        """Let the arrays of donated arguments raise errors from now on."""
+        for path, a in zip(paths, arrays):
+            if isinstance(a, Array) and path.split(".")[0] in self.donate:
+                a._parts = Gone(path, self.function)  # type: ignore[assignment]
+                a._pairs = None
+
+
+def is_alone(a: Array, buffers: list[Any], k: int) -> bool:
+    """Does nobody but this array, and the list of buffers, see the memory: no other array, expression that waits, or view of NumPy's?"""
+    if len(a._parts) != 1 or a._parts[0].call is not None or a._parts[0].data is not buffers[k]:
+        return False
+    data = buffers[k]
+    whole = data.base is None or (isinstance(data.base, np.ndarray) and data.base.base is None)
+    del data
+    return whole and buffers[k].flags.writeable and all(n <= alone for n, alone in zip(references(a, buffers, k), fewest()))
+
+
+def references(a: Array, buffers: list[Any], k: int) -> tuple[int, int, int]:
+    """How often the value, its data, and what the data is a view of are referred to."""
+    base = buffers[k].base
+    return sys.getrefcount(a._parts[0]), sys.getrefcount(buffers[k]), 0 if base is None else sys.getrefcount(base)
+
+
+@cache
+def fewest() -> tuple[int, int, int]:
+    """What `references` says of an array that nobody else sees: Pythons count what is on the way differently."""
+    a = from_data(np.zeros(4, np.float32)[:2], np.dtype(np.float32))
+    return references(a, [a._parts[0].data], 0)
+
+
+class Gone:
+    """Stands for the contents of an array that was donated: looking at them is an error."""
+
+    def __init__(self, path: str, function: str) -> None:
+        self.path, self.function = path, function
+
+    def _fail(self, *_: Any) -> NoReturn:
+        raise InputError(
+            f"this array was donated to {self.function} as {self.path}, and its memory holds a result of it: use that, or give {self.function} a copy"
+        )
+
+    __iter__ = __len__ = __getitem__ = __bool__ = _fail
+
+
+class BoundProgram:
+    """A program some of whose arguments are bound: called with all, it binds those anew that are others than before."""
+
+    def __init__(self, program: Any, names: Sequence[str], held: dict[int, Any]) -> None:
+        self.program, self.names, self.held = program, names, held
+        self.stale = False
+        self._lock = threading.Lock()  # a call must not see what another thread binds meanwhile
+
+    def __call__(self, *buffers: Any) -> Any:
+        with self._lock:
+            changed = {k: buffers[k] for k, old in self.held.items() if buffers[k] is not old}
+            if changed or self.stale:
+                self.program.refit({self.names[k]: on_host(b) for k, b in changed.items()})
+                self.held, self.stale = {**self.held, **changed}, False
+            return self.program(*(b for k, b in enumerate(buffers) if k not in self.held))
