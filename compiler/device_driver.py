@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from dnnc.accuracy import check_model
@@ -26,6 +27,7 @@ from dnnc.ir.shapes import specialise
 from dnnc.memory import check_program
 from dnnc.options import CompileOptions, check_every_pass, thread_count
 from dnnc.origin import OnnxParts
+from dnnc.parameters import Parameters, frozen
 from dnnc.passes.base import PassContext, PassManager, PassRecord
 from dnnc.passes.graph.segments import needs_host
 from dnnc.passes.pipelines import compile_program
@@ -58,7 +60,8 @@ def cuda_machine(options: CompileOptions) -> Machine:
 
     number, gpu = parse_target(str(options.target))
 
-    def device() -> Device:
+    @cache
+    def device() -> Device:  # asking takes a millisecond or two
         found = ask_device(number)
         if found is not None and found.arch != gpu.arch:
             raise TargetError(f"device {number} is {found.arch}, and this program is for {gpu.arch}: compile it with target='cuda:{number}'")
@@ -82,6 +85,7 @@ def compile_for_device(
     onnx: Callable[[], OnnxParts] | None = None,
     given: Given | None = None,
     notes: tuple[str, ...] = (),
+    parameters: Parameters | None = None,
 ) -> DeviceExecutable | StagedExecutable:
     """Compile a graph whose dims are as the options say; see `dnnc.driver.compile_graph`. `given`: code out of a saved model."""
     if needs_host(graph):
@@ -94,7 +98,7 @@ def compile_for_device(
 
         return DeviceStaged(machine.device, graph, names, opts, machine.target, 1, import_seconds, make, onnx)
     log = Log(graph.name, str(opts.target), 1, import_seconds, notes)
-    f = DeviceExecutable(DeviceMaker(graph, opts, machine, log, cache, progress, given).origin(names, onnx), log)
+    f = DeviceExecutable(DeviceMaker(graph, opts, machine, log, cache, progress, given, parameters).origin(names, onnx), log, parameters=parameters)
     if not graph.dims:
         f.prepare([tuple(int(str(d)) for d in v.type.shape) for v in graph.inputs])
     return f
@@ -111,6 +115,7 @@ class DeviceMaker:
     cache: KernelCache
     progress: Progress | None = None
     given: Given | None = None
+    parameters: Parameters | None = None
 
     def origin(self, names: tuple[Sequence[str], Sequence[str]], onnx: Callable[[], OnnxParts] | None = None) -> DeviceOrigin:
         """Where an executable of this graph comes from."""
@@ -121,7 +126,9 @@ class DeviceMaker:
         def elsewhere(arch: str) -> DeviceExecutable:
             options = replace(self.opts, target=f"cuda -arch={arch}", dims={})
             log = Log(self.graph.name, str(options.target), 1)
-            return DeviceExecutable(DeviceMaker(self.graph, options, cuda_machine(options), log, self.cache, self.progress).origin(names), log)
+            return DeviceExecutable(
+                DeviceMaker(self.graph, options, cuda_machine(options), log, self.cache, self.progress, None, self.parameters).origin(names), log
+            )
 
         m = self.machine
         origin = DeviceOrigin(self.graph, *names, lambda: self.graph, make, self.opts, m.target, m.device, m.present, elsewhere, onnx)
@@ -136,6 +143,8 @@ class DeviceMaker:
         m = self.machine
         native = build(program, m.target, self.cache, m.compiler, bool(self.opts.verify), laps.through(self.progress), self.given)
         laps.lap("link")
+        if self.parameters is not None:
+            self.parameters.load(native)
         if m.present:
             self._try(origin, native, dims, laps)
         notes = not_checked(program.kernels, {}, MAX_STEPS) if self.opts.verify else ()
@@ -158,7 +167,8 @@ class DeviceMaker:
             tell("check", k + 1, count)
         if self.opts.verify == "model" and all(dims.values()):
             trial = DeviceExecutable(replace(origin, specialise=lambda _: native), self.log)
-            check_model(trial, self.graph, dims, origin.outputs, self.opts.precision)
+            graph = self.graph if self.parameters is None else frozen(self.graph, self.parameters.held)
+            check_model(trial, graph, dims, origin.outputs, self.opts.precision)
             laps.lap("check model")
 
 
@@ -172,6 +182,15 @@ def make_program(
     graph: Graph, machine: Machine, opts: CompileOptions, manager: PassManager | None = None, cache: KernelCache | None = None
 ) -> Program:
     """Graph passes (which change the graph in place), plans, scheduled kernels. `cache`: keeps which schedules were picked."""
+    ctx = pass_context(machine, opts)
+    choose = choose_of(opts, f"cuda -arch={machine.target.arch}", cache)
+    program = compile_program(graph, ctx, machine.templates, choose, opts.opt_level, manager, revise_of(choose))
+    tell(choose, program, manager)
+    return program
+
+
+def pass_context(machine: Machine, opts: CompileOptions, fold_limit: int | None = None) -> PassContext:
+    """What the passes are to know of a device. `fold_limit`: bytes up to which values are computed while compiling; by default as for models."""
     ctx = PassContext(
         opts.numerics,
         lanes=1,
@@ -185,7 +204,4 @@ def make_program(
         fallback=not check_every_pass(),
         check=check_every_pass(),
     )
-    choose = choose_of(opts, f"cuda -arch={machine.target.arch}", cache)
-    program = compile_program(graph, ctx, machine.templates, choose, opts.opt_level, manager, revise_of(choose))
-    tell(choose, program, manager)
-    return program
+    return ctx if fold_limit is None else replace(ctx, fold_limit=fold_limit)

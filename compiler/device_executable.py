@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dnnc.backends.cuda.arrays import DeviceArray, Kind, device_array, is_device_array, kind_of, output_array, to_host
+from dnnc.backends.cuda.arrays import Defer, DeviceArray, Kind, device_array, is_device_array, kind_of, output_array, to_host
 from dnnc.backends.cuda.emit import kernel_number
 from dnnc.backends.cuda.graph import Frame, LoadedProgram
 from dnnc.backends.cuda.native import PARAMETER_ALIGN, CudaNative, Device
-from dnnc.ir.errors import InputError, InternalError
+from dnnc.ir.errors import ArtifactError, InputError, InternalError
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import bind_dims
@@ -29,6 +29,7 @@ from dnnc.ir.types import TensorType
 from dnnc.memory import check_fits
 from dnnc.options import CompileOptions
 from dnnc.origin import OnnxParts
+from dnnc.parameters import Parameters, frozen
 from dnnc.report import Report
 from dnnc.report.log import Log
 from dnnc.signature import Signature, TensorSpec
@@ -81,6 +82,14 @@ class Bound:
                 self._loaded = LoadedProgram(self.native, self._device(), others() if others is not None else ())
             return self._loaded
 
+    def reload(self) -> LoadedProgram | None:
+        """Load the program anew at the next call, as its constants are others; gives the one that was loaded."""
+        with self._lock, self._turn:
+            before, self._loaded = self._loaded, None
+            self._made -= len(self._free)
+            self._free.clear()
+            return before
+
     @property
     def ready(self) -> LoadedProgram | None:
         """The program, if it is loaded."""
@@ -100,7 +109,7 @@ class Bound:
             yield held
         finally:
             with self._turn:
-                if held is None:
+                if held is None or held.loaded is not self._loaded:  # it failed, or has weights of before a refit
                     self._made -= 1
                 else:
                     self._free.append(held)
@@ -119,8 +128,9 @@ class DeviceExecutable:
     from several threads. Each shape of a symbolic model has a program of its own, the last MAX_SPECIALISATIONS of them kept.
     """
 
-    def __init__(self, origin: DeviceOrigin, log: Log, ahead: bool = True) -> None:
-        self._origin, self._log, self._ahead = origin, log, ahead
+    def __init__(self, origin: DeviceOrigin, log: Log, ahead: bool = True, parameters: Parameters | None = None) -> None:
+        self._origin, self._log, self._ahead, self._parameters = origin, log, ahead, parameters
+        self._before: list[LoadedProgram] = []  # with the weights of before the last refit: work of theirs may still be queued
         self._signature = Signature(origin.interface, origin.inputs, origin.outputs)
         self._bound: OrderedDict[tuple[tuple[int, ...], ...], Bound] = OrderedDict()
         self._when_empty: Callable[[Sequence[tuple[int, ...]]], Any] | None = None
@@ -135,6 +145,23 @@ class DeviceExecutable:
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         return self._signature.outputs
+
+    @property
+    def parameters(self) -> tuple[TensorSpec, ...]:
+        """The arrays that it was compiled with `parameters=` for; see `refit`."""
+        return self._parameters.specs if self._parameters is not None else ()
+
+    def refit(self, changed: Mapping[str, Any] | None = None) -> None:
+        """Use other arrays for parameters from now on, or see what their owner wrote into them; see Executable. They are loaded at the next call."""
+        if self._parameters is None:
+            raise InputError("refit: the model has no parameters; compile it with parameters=")
+        with self._lock:
+            self._parameters.refit(changed or {})
+            self._before = [p for b in self._bound.values() if (p := b.reload()) is not None]
+
+    def frozen(self) -> Graph:
+        """The imported graph with what its parameters are now as constants."""
+        return self.graph if self._parameters is None else frozen(self.graph, self._parameters.held)
 
     @property
     def natives(self) -> list[CudaNative]:
@@ -255,23 +282,28 @@ class DeviceExecutable:
     def _on_device(self, values: tuple[Any, ...], outputs: Sequence[Any] | None, stream: Any) -> list[Any]:
         device = self._origin.device()
         kind = kind_of(values[0], device)
-        order = kind.stream if stream is None else _address_of(stream)
+        order = kind.stream if stream is None else address_of(stream)
         views = self._views(values, device)
         bound = self._bind([v.shape for v in views])
         results = [kind.empty(s, d) for s, d in bound.outputs] if outputs is None else list(outputs)
         made = self._output_views(bound, views, results, device)
         if not bound.empty:
-            self._start(bound, views, made, order)
+            self._start(bound, views, made, order, kind.defer)
         return results if outputs is not None else [kind.finish(r) for r in results]
 
-    def _start(self, bound: Bound, views: Sequence[DeviceArray], made: Sequence[DeviceArray], stream: int) -> None:
+    def _start(self, bound: Bound, views: Sequence[DeviceArray], made: Sequence[DeviceArray], stream: int, defer: Defer | None) -> None:
         with bound.frame() as frame:
             for other in {v.ready for v in views if v.ready not in (None, stream)}:
                 _follow(frame.device, int(other or 0), stream)
             frame.run_device([v.address for v in views], [v.address for v in made], stream)
-            status = frame.outcome(stream) if bound.native.guarded else (0, 0, 0)
+            if bound.native.guarded and defer is not None:
+                defer(frame, lambda: self._told(bound.native, frame.status_of_before()), stream)
+                return
+            self._told(bound.native, frame.outcome(stream) if bound.native.guarded else (0, 0, 0))
+
+    def _told(self, native: CudaNative, status: tuple[int, int, int]) -> None:
         if status[0]:
-            self._fail(bound.native, status)
+            self._fail(native, status)
 
     def _views(self, values: Sequence[Any], device: Device) -> list[DeviceArray]:
         """Inputs on the device; those on the host are brought there."""
@@ -365,6 +397,8 @@ class DeviceExecutable:
         """
         from dnnc.artifacts import save_device
 
+        if self._parameters is not None:
+            raise ArtifactError("a program of a device is saved without parameters: compile it again without parameters=, from the graph `frozen()`")
         cubins: dict[str, bytes] = {}
         checked: set[str] = set()
         with self._lock:
@@ -398,7 +432,8 @@ class BoundCall:
                 self._fail(self._frame.loaded.native, status)
 
 
-def _address_of(stream: Any) -> int:
+def address_of(stream: Any) -> int:
+    """The address of a stream of CuPy or torch, or one that is given as such. InputError for anything else."""
     for name in ("ptr", "cuda_stream", "handle"):
         if hasattr(stream, name):
             return int(getattr(stream, name))

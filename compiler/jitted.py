@@ -7,20 +7,26 @@ import inspect
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MethodType
 from typing import Any
 
 import numpy as np
 
-from dnnc.array.core import Array, evaluate, from_buffer
-from dnnc.array.creation import asarray
+from dnnc.array.core import Array, evaluate, from_data
+from dnnc.array.creation import asarray, from_dlpack
+from dnnc.array.devices import HOST, DeviceData, common, moved_to, place
 from dnnc.array.promotion import real_of
-from dnnc.driver import compile_graph
+from dnnc.backends.cuda.arrays import is_device_array
+from dnnc.driver import compile_graph, open_dims
 from dnnc.frontends.trace import Spec, is_traced, traced, tracing
 from dnnc.frontends.trace.tracer import Traced
 from dnnc.frontends.trace.tree import Branch, Fixed, Rules, Tree, flatten, key_of, unflatten
 from dnnc.ir.errors import InputError
+from dnnc.ir.target import parse_target
 from dnnc.options import CompileOptions, make_options
+from dnnc.parameters import flat
+from dnnc.roles import BoundProgram, Roles
 
 PROGRAMS = 64  # kept by one function
 
@@ -28,16 +34,33 @@ PROGRAMS = 64  # kept by one function
 class Jitted:
     """A compiled function; see `jit`. `traces` counts how often it was traced."""
 
-    def __init__(self, fn: Callable[..., Any], static: Sequence[str], options: CompileOptions, programs: int) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        static: Sequence[str],
+        options: CompileOptions,
+        programs: int,
+        dynamic: Mapping[str, Mapping[int, str]],
+        roles: Roles | None = None,
+    ) -> None:
         functools.update_wrapper(self, fn)
+        self._dynamic, self._roles = dynamic, roles
         self._fn, self._signature, self._static = fn, inspect.signature(fn), frozenset(static)
+        plain = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = self._signature.parameters
+        self._plain = tuple(parameters) if all(p.kind in plain for p in parameters.values()) else None
         self._options, self._limit = options, programs
         self._programs: OrderedDict[Any, tuple[Any, Traced]] = OrderedDict()
         self._lock = threading.RLock()
         self.traces = 0
-        unknown = sorted(self._static - set(self._signature.parameters))
-        if unknown:
-            raise InputError(f"static: {fn.__name__} has no argument {', '.join(unknown)}; it has {', '.join(self._signature.parameters)}")
+        for what, given in (("static", self._static), ("dynamic", {p.partition(".")[0] for p in dynamic})):
+            unknown = sorted(given - set(self._signature.parameters))
+            if not unknown:
+                continue
+            raise InputError(f"{what}: {fn.__name__} has no argument {', '.join(unknown)}; it has {', '.join(self._signature.parameters)}")
+
+        if roles is not None:
+            roles.check(list(self._signature.parameters))
 
     def __get__(self, owner: Any, kind: type | None = None) -> Any:
         return self if owner is None else MethodType(self, owner)
@@ -45,19 +68,38 @@ class Jitted:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if tracing():
             return self._fn(*args, **kwargs)  # a part of the program that is being traced
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        leaves, tree = self._flat(bound.arguments)
-        arrays = [x if isinstance(x, (Array, np.ndarray)) else asarray(x) for _, x in leaves]
+        leaves, tree = self._flat(self._arguments(args, kwargs))
+        arrays = [_array(x) for _, x in leaves]
         if any(is_traced(a) for a in arrays):
             raise InputError(f"{self._fn.__name__}: an argument belongs to a function whose trace has ended; give its results back by return")
         lazy = [a for a in arrays if isinstance(a, Array)]
         if lazy:
             evaluate(*lazy)
-        made = [_buffer(a) for a in arrays]
-        key = tree, tuple((a.dtype, a.shape) for a in arrays)
-        program, result = self._program(key, bound, [n for n, _ in leaves], [Spec(a.shape, a.dtype) for a in arrays])
-        return _restored(result, program(*made) if program is not None else ())
+        where = common(self._fn.__name__, [_device(a) for a in arrays])
+        made = [_buffer(a, where) for a in arrays]
+        shapes = self._open([n for n, _ in leaves], arrays) if self._dynamic else [a.shape for a in arrays]
+        key = tree, tuple((a.dtype, s) for a, s in zip(arrays, shapes)), where
+        paths = [n for n, _ in leaves]
+        program, result = self._program(key, paths, lambda: [Spec(s, a.dtype) for s, a in zip(shapes, arrays)], made)
+        if self._roles is None or program is None:
+            return _restored(result, program(*made) if program is not None else ())
+        got = program(*self._roles.given(paths, arrays, made))
+        self._roles.bury(paths, arrays)
+        return _restored(result, got)
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self._plain is not None and not kwargs and len(args) == len(self._plain):  # what is usual, quickly
+            return dict(zip(self._plain, args))
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+    def refit(self) -> None:
+        """Bind the arrays of parameters anew at the next call, as their owner has written into them. Nothing is compiled."""
+        with self._lock:
+            for program, _ in self._programs.values():
+                if isinstance(program, BoundProgram):
+                    program.stale = True
 
     def _flat(self, arguments: Mapping[str, Any]) -> tuple[list[tuple[str, Any]], Tree]:
         """The arrays of a call by their paths, and what is around them."""
@@ -72,35 +114,89 @@ class Jitted:
             trees.append(tree)
         return leaves, Branch(dict, tuple(arguments), tuple(trees))
 
-    def _program(self, key: Any, bound: inspect.BoundArguments, names: list[str], specs: list[Spec]) -> tuple[Any, Traced]:
+    def _open(self, paths: Sequence[str], arrays: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """The shapes with names for the sizes that stay open. Where one of these is 0 it is a number: programs for all sizes need elements."""
+        for p in self._dynamic:
+            if p not in paths:
+                raise InputError(f"dynamic: {self._fn.__name__} was called without an array {p}; there are {', '.join(paths) or 'none'}")
+        shapes: list[tuple[Any, ...]] = []
+        sizes: dict[str, int] = {}
+        for path, a in zip(paths, arrays):
+            shape: list[Any] = list(a.shape)
+            for axis, name in self._dynamic.get(path, {}).items():
+                if not -len(shape) <= axis < len(shape):
+                    raise InputError(f"dynamic: {path} has shape {a.shape}, and no axis {axis}")
+                n = a.shape[axis]
+                if sizes.setdefault(name, n) != n:
+                    raise InputError(
+                        f"{self._fn.__name__}: {name} is {sizes[name]}, but axis {axis} of {path} is {n}; dynamic= says that they are equal"
+                    )
+                shape[axis] = name
+            shapes.append(tuple(shape))
+        return [a.shape for a in arrays] if 0 in sizes.values() else shapes
+
+    def _program(self, key: Any, names: list[str], specs: Callable[[], list[Spec]], buffers: Sequence[Any]) -> tuple[Any, Traced]:
         with self._lock:
             found = self._programs.get(key)
             if found is not None:
                 self._programs.move_to_end(key)
                 return found
             self.traces += 1
-            result = traced(self._called, Branch(tuple, (0, 1), (Branch(tuple, (0,), (key[0],)), Branch(dict, (), ()))), specs, _names(names))
+            if self._roles is not None:
+                self._roles.settled()  # the trace is to see their memory, not how it comes about
+            result = traced(self._called, Branch(tuple, (0, 1), (Branch(tuple, (0,), (key[0],)), Branch(dict, (), ()))), specs(), _names(names))
             result.graph.name = self._fn.__name__ if self._fn.__name__.isidentifier() else "traced"
             g = result.graph
             labels = [v.name for v in g.inputs], [v.name for v in g.outputs]
-            made = compile_graph(g, labels, self._options) if g.outputs else None
+            made, options = None, open_dims(self._for(key[2]), g)
+            if g.outputs:
+                made = compile_graph(g, labels, options) if self._roles is None else self._roles.compile(g, labels, names, buffers, options)
+            if self._roles is None and key[2] not in (None, HOST) and made is not None:
+                made = quickly(made, str(key[2]))
             self._programs[key] = made, result
             if len(self._programs) > self._limit:
                 self._programs.popitem(last=False)
             return made, result
+
+    def _for(self, device: str | None) -> CompileOptions:
+        """The options, for the device of the arguments; those on the host go wherever the options say."""
+        target = parse_target(self._options.target)
+        if device in (None, HOST) or (target.kind == "cuda" and f"cuda:{target.device}" == device):
+            return self._options
+        return replace(self._options, target=str(device), dims=dict(self._options.dims))
 
     def _called(self, arguments: dict[str, Any]) -> Any:
         again = inspect.BoundArguments(self._signature, OrderedDict(arguments))
         return self._fn(*again.args, **again.kwargs)
 
 
+def quickly(program: Any, device: str) -> Any:
+    """A program that takes arrays of dnnc on a device; with less around the launches where it has few kernels."""
+    from dnnc.array.device_light import started_directly
+
+    return started_directly(program, place(device)) or program
+
+
 def _names(paths: Sequence[str]) -> list[str]:
     return [p.replace(".", "_") for p in paths]
 
 
-def _buffer(a: Any) -> np.ndarray[Any, Any]:
-    """The contents as a program takes them: complex numbers as pairs."""
-    data: np.ndarray[Any, Any] = a._contents() if isinstance(a, Array) else a.astype(a.dtype.newbyteorder("="), copy=False)
+def _array(x: Any) -> Any:
+    """An argument as an array; what lies on a device is shared."""
+    if isinstance(x, (Array, np.ndarray)):
+        return x
+    return from_dlpack(x) if is_device_array(x) else asarray(x)
+
+
+def _device(a: Any) -> str | None:
+    return a._parts[0].device if isinstance(a, Array) else HOST
+
+
+def _buffer(a: Any, device: str | None) -> np.ndarray[Any, Any] | DeviceData:
+    """The contents as a program on a device takes them: complex numbers as pairs."""
+    if isinstance(a, Array):
+        return moved_to(a._buffer(), device or HOST)
+    data: np.ndarray[Any, Any] = a.astype(a.dtype.newbyteorder("="), copy=False)
     if data.dtype.kind != "c":
         return data
     return np.ascontiguousarray(data).reshape(*data.shape, 1).view(real_of(data.dtype))
@@ -108,31 +204,53 @@ def _buffer(a: Any) -> np.ndarray[Any, Any]:
 
 def _restored(result: Traced, made: Any) -> Any:
     many = made if isinstance(made, (tuple, list)) else (made,)
-    arrays = [from_buffer(m.view(d)[..., 0] if d.kind == "c" else m) for m, d in zip(many, result.dtypes)]
+    arrays = [from_data(m, d) for m, d in zip(many, result.dtypes)]
     return unflatten(result.results, arrays)
 
 
-def jit(fn: Callable[..., Any] | None = None, /, *, static: str | Sequence[str] = (), programs: int = PROGRAMS, **options: Any) -> Any:
+def jit(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    static: str | Sequence[str] = (),
+    dynamic: Mapping[str, Mapping[int, str]] | None = None,
+    donate: str | Sequence[str] = (),
+    parameters: str | Sequence[str] | Mapping[str, Any] = (),
+    programs: int = PROGRAMS,
+    **options: Any,
+) -> Any:
     """Compile a function of array code when it is called: `@dnnc.jit`, or `@dnnc.jit(static=("n",), threads=1)`.
 
     Args:
         fn: takes and gives arrays, or dicts, lists, tuples and dataclasses of arrays. Numbers and strings among its arguments are fixed:
             another value is another program.
         static: names of arguments that are passed on as they are; they must be hashable.
+        dynamic: sizes for which one program serves all, as names by argument and axis: `{"x": {0: "n"}, "params.w": {1: "k"}}`. Sizes of one name
+            are equal.
+        donate: names of arguments whose memory results of the same types take, the first that fit. Arrays of `dnnc.array` given for them are dead
+            afterwards; of NumPy's the memory holds the results.
+        parameters: names of arguments that seldom are other arrays, such as weights: they are packed when they are, and not in each call. After
+            writing into an array of NumPy call `refit()` of the function. Or a dict of arrays that the function captures, by any names.
         programs: how many are kept; those of structures, dtypes, shapes and fixed values used last.
         **options: see CompileOptions.
 
     Returns:
-        A function that takes arrays of NumPy, `dnnc.array` or DLPack and gives arrays of `dnnc.array`. Within a function that is traced it is
-        a part of that one's program.
+        A function that takes arrays of NumPy, `dnnc.array` or DLPack and gives arrays of `dnnc.array`. The device of the arguments decides where
+        it runs; arrays on the host go to `target`. Within a function that is traced it is a part of that one's program.
 
     Raises:
-        InputError: `static` names no argument, or an option is unknown.
+        InputError: `static` or `dynamic` names no argument, or an option is unknown.
     """
     opts = make_options(options)
     names = (static,) if isinstance(static, str) else tuple(static)
     if programs < 1:
         raise InputError(f"programs={programs}: expected at least 1")
-    if fn is None:
-        return lambda f: Jitted(f, names, opts, programs)
-    return Jitted(fn, names, opts, programs)
+    sizes = {a: dict(axes) for a, axes in (dynamic or {}).items()}
+    captured = flat(parameters) if isinstance(parameters, Mapping) else {}
+    given, bound = ((n,) if isinstance(n, str) else tuple(n) for n in (donate, () if captured else parameters))
+
+    def made(f: Callable[..., Any]) -> Jitted:
+        roles = Roles(f.__name__, frozenset(given), frozenset(bound), captured) if given or bound or captured else None
+        return Jitted(f, names, opts, programs, sizes, roles)
+
+    return made if fn is None else made(fn)

@@ -9,22 +9,27 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Iterator, Sequence
-from functools import cache
+from dataclasses import replace
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from dnnc.array.errors import ValueInputError
+from dnnc.array.devices import HOST, DeviceData, device_name, moved_to, on_host
+from dnnc.array.errors import TypeInputError, ValueInputError
 from dnnc.array.lazy import Lazy, apply, buffer, leaf, materialise
 from dnnc.array.promotion import DType, dtype_of, real_of
+from dnnc.array.sizes import Size
+from dnnc.backends.cuda.arrays import DeviceArray, Kind
 from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import InputError
+from dnnc.ir.types import TensorType
 
-DEVICE = "cpu"
 VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
+CPU, CUDA = 1, 2  # kDLCPU and kDLCUDA, kinds of devices to DLPack
 NUMBERS = (bool, int, float, complex)
-OPERANDS = (*NUMBERS, np.ndarray, np.generic)  # what stands beside an array
+OPERANDS = (*NUMBERS, np.ndarray, np.generic, Size)  # what stands beside an array
 
 
 def _function(name: str) -> Any:
@@ -35,7 +40,6 @@ def _binary(name: str, reverse: bool) -> Any:
     def method(self: Array, other: Any, /) -> Any:
         if not isinstance(other, Array) and not isinstance(other, OPERANDS):
             return NotImplemented
-        other = as_operand(other)
         return _function(name)(other, self) if reverse else _function(name)(self, other)
 
     return method
@@ -104,7 +108,8 @@ class Array:
 
     @property
     def device(self) -> str:
-        return DEVICE
+        """`cpu`, or `cuda:0` and the like."""
+        return self._parts[0].device or HOST
 
     @property
     def T(self) -> Array:
@@ -132,10 +137,16 @@ class Array:
         return namespace()
 
     def to_device(self, device: str, /, *, stream: Any = None) -> Array:
-        """The array on a device: `cpu` is the one there is."""
-        if device != DEVICE or stream is not None:
-            raise InputError(f"device={device!r}, stream={stream!r}: arrays live on {DEVICE!r}, which has no streams")
-        return self
+        """The array on a device, `cpu` or `cuda:N`: itself where it lives there, else it is computed and copied.
+
+        Args:
+            device: its name, or a device object of CuPy or torch.
+            stream: a stream of a CUDA device (of CuPy or torch, or its address) in whose order the copy is made as well.
+        """
+        name = device_name(device)
+        if stream is not None and HOST in (name, self.device):
+            raise ValueInputError(f"stream={stream!r}: copies from and to the host take none; they are made when this returns")
+        return moved(self, name, stream)
 
     def astype(self, dtype: Any, /, *, copy: bool = True) -> Array:
         return _function("astype")(self, dtype, copy=copy)  # type: ignore[no-any-return]
@@ -146,19 +157,35 @@ class Array:
     # --- its contents -----------------------------------------------------------------------------------------------------------
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """The contents as a NumPy array, which nobody may write to."""
+        """The contents as a NumPy array, which nobody may write to; brought to the host where they live elsewhere."""
         a = self._contents().view()
         a.flags.writeable = False
         return a
 
     def _contents(self) -> np.ndarray[Any, Any]:
+        """The contents on the host."""
+        a = on_host(self._buffer())
+        return a if len(self._parts) == 1 else a.view(self._dtype)[..., 0]
+
+    def _buffer(self) -> np.ndarray[Any, Any] | DeviceData:
+        """The contents where they live; of complex numbers the pairs."""
         if len(self._parts) == 1:
             return buffer(self._parts[0])
         if self._pairs is None:
             self._pairs = joined(self._parts)
-        return buffer(self._pairs).view(self._dtype)[..., 0]
+        return buffer(self._pairs)
+
+    def _on_device(self) -> DeviceData | None:
+        """The contents on a CUDA device; None where they live on the host."""
+        if self.device == HOST:
+            return None
+        data = self._buffer()
+        assert isinstance(data, DeviceData)
+        return data if len(self._parts) == 1 else data.viewed(data.shape[:-1], self._dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if self.device != HOST:
+            raise TypeInputError(f"an array on {self.device} does not become a NumPy array by itself; ask for x.numpy() or x.to_device('cpu')")
         a = self.numpy()
         wanted = a.dtype if dtype is None else np.dtype(dtype)
         if copy is False and wanted != a.dtype:
@@ -168,11 +195,36 @@ class Array:
     def __dlpack__(
         self, *, stream: Any = None, max_version: tuple[int, int] | None = None, dl_device: tuple[Any, int] | None = None, copy: bool | None = None
     ) -> Any:
-        a = self._contents()
-        return (a.copy() if copy else a).__dlpack__()
+        data = self._on_device()
+        if data is None or (dl_device is not None and int(dl_device[0]) == CPU):
+            if data is not None and copy is False:
+                raise BufferError(f"an array on {self.device} cannot be shared with the host")
+            a = self._contents()
+            return (a.copy() if copy and data is None else a).__dlpack__()
+        asked = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
+        return data.place.view(data).__dlpack__(**{k: v for k, v in asked.items() if v is not None})
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return 1, 0  # kDLCPU
+        return (CPU, 0) if self.device == HOST else (CUDA, int(self.device.partition(":")[2]))
+
+    def __dnnc_array__(self, number: int) -> DeviceArray:
+        """What a model on the device of this number takes."""
+        data = self._on_device()
+        assert data is not None, "only arrays on a device are asked"
+        return data.__dnnc_array__(number)
+
+    def __dnnc_kind__(self) -> Kind:
+        """How a model that takes this array gives its results."""
+        data = self._on_device()
+        assert data is not None, "only arrays on a device are asked"
+        return replace(data.__dnnc_kind__(), finish=lambda made: from_data(made, made.dtype))
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        data = self._on_device()
+        if data is None:
+            raise AttributeError("__cuda_array_interface__: the array lives on the host")
+        return data.__cuda_array_interface__
 
     def item(self) -> Any:
         """The only element as a Python number."""
@@ -227,7 +279,7 @@ class Array:
         return format(self.item(), how) if how and not self.ndim else str(self)
 
     def __reduce__(self) -> Any:
-        return from_buffer, (np.array(self._contents()),)
+        return from_buffer, (np.array(self._contents()), self.device)
 
     # --- operators --------------------------------------------------------------------------------------------------------------
 
@@ -271,15 +323,45 @@ def indexing() -> Any:
 # --- making arrays ------------------------------------------------------------------------------------------------------------
 
 
-def from_buffer(a: Any) -> Array:
-    """An array of a NumPy array, which nobody may write to from now on."""
+def from_buffer(a: Any, device: str | None = HOST) -> Array:
+    """An array of a NumPy array, which nobody may write to from now on; brought to a device where one is named. None: it is neutral."""
     a = np.asarray(a)
     dtype = dtype_of(a.dtype)
     a = a.astype(dtype, copy=False)
+    if dtype.kind == "c":
+        a = np.ascontiguousarray(a).reshape(*a.shape, 1).view(real_of(dtype))
+    return from_data(a if device is None else moved_to(a, device), dtype, device)
+
+
+def from_data(data: np.ndarray[Any, Any] | DeviceData, dtype: DType, device: str | None = HOST) -> Array:
+    """An array of a buffer; of complex numbers the pairs. `device`: of a NumPy array; None for one that is neutral."""
+    x = leaf(data, device)
     if dtype.kind != "c":
-        return Array((leaf(a),), dtype)
-    pairs = leaf(np.ascontiguousarray(a).reshape(*a.shape, 1).view(real_of(dtype)))
-    return Array(tuple(taken_apart(pairs)), dtype)
+        return Array((x,), dtype)
+    made = Array(taken_apart(x), dtype)
+    made._pairs = x  # the parts need not be put together again
+    return made
+
+
+def moved(x: Array, name: str, stream: Any = None) -> Array:
+    """An array on a device."""
+    if x.device == name or any(p.traced for p in x._parts):  # where a traced array lives, the call says
+        return x
+    at = None
+    if stream is not None:
+        from dnnc.device_executable import address_of
+
+        at = address_of(stream)
+    return from_data(moved_to(x._buffer(), name, at), x.dtype)
+
+
+def placed(x: Array, name: str | None) -> Array:
+    """A new array, made of numbers alone, on the device where it was asked for."""
+    for p in x._parts:
+        p.device = name
+        if p.data is not None and name not in (None, HOST):
+            p.data = moved_to(p.data, str(name))
+    return x
 
 
 def taken_apart(pairs: Lazy) -> list[Lazy]:
@@ -297,12 +379,28 @@ def joined(parts: Sequence[Lazy]) -> Lazy:
 
 def as_operand(x: Any) -> Any:
     """An array or a Python number, of these or a NumPy array or scalar."""
-    return from_buffer(np.array(x)) if isinstance(x, (np.ndarray, np.generic)) else x
+    return from_buffer(np.array(x), HOST if isinstance(x, np.ndarray) else None) if isinstance(x, (np.ndarray, np.generic)) else x
 
 
 def scalar(value: Any, dtype: DType) -> Array:
-    """A number without axes. It is an operand of programs, not a part of them."""
-    return from_buffer(np.asarray(value).astype(dtype) if not isinstance(value, int) else np.array(wrapped(value, dtype), dtype))
+    """A number without axes, which lives nowhere in particular. It is an operand of programs, not a part of them."""
+    if isinstance(value, Size):
+        return cast(array_of(apply("full", shape=(), value=value, dtype=from_numpy(real_of(dtype)))), dtype)
+    if value and type(value) in (int, float) and dtype.kind != "c":  # zeros are equal and have signs
+        return Array((Lazy(*_number(value, dtype)),), dtype)
+    return from_buffer(_as_dtype(value, dtype), None)
+
+
+def _as_dtype(value: Any, dtype: DType) -> np.ndarray[Any, Any]:
+    return np.asarray(value).astype(dtype) if not isinstance(value, int) else np.array(wrapped(value, dtype), dtype)
+
+
+@lru_cache(1024, typed=True)
+def _number(value: int | float, dtype: DType) -> tuple[TensorType, None, int, np.ndarray[Any, Any]]:
+    """What a Lazy of a number is made of."""
+    a = _as_dtype(value, dtype)
+    a.flags.writeable = False
+    return TensorType(from_numpy(dtype), ()), None, 0, a
 
 
 def wrapped(value: int, dtype: DType) -> Any:
@@ -337,8 +435,11 @@ def cast(x: Array, dtype: DType) -> Array:
 
 
 def apply_full(like: Lazy, value: Any, shape: tuple[int, ...] = ()) -> Lazy:
-    """A constant of the type of a value."""
-    return apply("full", shape=shape, value=value, dtype=like.type.dtype)
+    """A constant of the type of a value, where that lives."""
+    made = apply("full", shape=shape, value=value, dtype=like.type.dtype)
+    if shape:
+        placed(array_of(made), like.device)
+    return made
 
 
 def evaluate(*arrays: Array) -> None:

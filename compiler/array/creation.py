@@ -8,27 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.array.core import DEVICE, NUMBERS, Array, array_of, cast, from_buffer, scalar, wrapped
+from dnnc.array.core import NUMBERS, Array, array_of, cast, from_buffer, from_data, moved, placed, scalar, wrapped
+from dnnc.array.devices import HOST, device_name, home, imported
 from dnnc.array.elementwise import add, multiply
 from dnnc.array.errors import ValueInputError
 from dnnc.array.lazy import apply
 from dnnc.array.promotion import DEFAULTS, DType, dtype_of, promoted, real_of
+from dnnc.array.sizes import size, symbolic
 from dnnc.ir.dtype import from_numpy, i64
 
 Shape = Any  # an integer or a sequence of them
 
 
-def on_device(device: Any) -> None:
-    """ValueInputError for a device that there is not."""
-    if device is not None and device != DEVICE:
-        raise ValueInputError(f"device={device!r}: arrays live on {DEVICE!r}")
-
-
 def shape_of(shape: Shape) -> tuple[int, ...]:
     """A shape as a tuple of integers."""
     given = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    made = tuple(d.__index__() for d in given)
-    if any(d < 0 for d in made):
+    made = tuple(map(size, given))
+    if any(type(d) is int and d < 0 for d in made):
         raise ValueInputError(f"shape={shape!r}: sizes are not negative")
     return made
 
@@ -39,22 +35,47 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
     Args:
         obj: what to take.
         dtype: of the result; by default that of `obj`, of Python numbers the default of their kind.
-        device: "cpu" or None.
+        device: "cpu", "cuda:0" and the like; by default that of `obj` where it is an array, else the host.
         copy: False shares the memory of `obj` (nobody may write to it as long as the result is in use) and raises ValueError where that
             cannot be; otherwise the contents are copied, since they are looked at later.
     """
-    on_device(device)
     wanted = None if dtype is None else dtype_of(dtype)
     if isinstance(obj, Array):
-        if wanted not in (None, obj.dtype):
-            if copy is False:
-                raise ValueInputError(f"an array of {obj.dtype} cannot be one of {wanted} without a copy")
-            return cast(obj, wanted)
-        return array_of(*obj._parts) if copy else obj
-    a = _taken(obj, wanted)
-    if copy is False and (not isinstance(obj, np.ndarray) or (a.base is not obj and a is not obj) or not a.flags.c_contiguous):
-        raise ValueInputError(f"a {type(obj).__name__} cannot become an array without a copy")
-    return from_buffer(a.copy() if isinstance(obj, np.ndarray) and copy is not False else a)
+        return _again(obj, wanted, device, copy)
+    if _lies_on_device(obj):
+        return _again(_shared(obj, copy is not False), wanted, device, False if copy is False else None)
+    a, where = _taken(obj, wanted), home(device)
+    if copy is False and (
+        not isinstance(obj, np.ndarray) or (a.base is not obj and a is not obj) or not a.flags.c_contiguous or where not in (None, HOST)
+    ):
+        raise ValueInputError(f"a {type(obj).__name__} cannot become an array on {where or HOST} without a copy")
+    return from_buffer(a.copy() if isinstance(obj, np.ndarray) and copy is not False and where in (None, HOST) else a, where)
+
+
+def _again(x: Array, dtype: DType | None, device: Any, copy: bool | None) -> Array:
+    """An array as one of a type on a device, by default its own."""
+    dtype, device = dtype or x.dtype, x.device if device is None else device_name(device)
+    if copy is False and (dtype != x.dtype or device != x.device):
+        raise ValueInputError(f"an array of {x.dtype} on {x.device} cannot be one of {dtype} on {device} without a copy")
+    y = cast(moved(x, device), dtype)
+    return array_of(*x._parts) if y is x and copy else y
+
+
+def _lies_on_device(obj: Any) -> bool:
+    """Is it an array of another library on a CUDA device?"""
+    if isinstance(obj, (np.ndarray, np.generic, list, tuple, *NUMBERS)):
+        return False
+    from dnnc.backends.cuda.arrays import is_device_array
+
+    return is_device_array(obj)
+
+
+def _shared(obj: Any, copy: bool) -> Array:
+    """An array with the elements of another library's array on a device."""
+    data = imported(obj)
+    data = data.place.copied(data) if copy else data
+    dtype = dtype_of(data.dtype)
+    return from_data(data.viewed((*data.shape, 2), real_of(dtype)) if dtype.kind == "c" else data, dtype)
 
 
 def _taken(obj: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
@@ -78,20 +99,24 @@ def _without_arrays(obj: Any) -> Any:
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Array:
-    """An array of any library that speaks DLPack, without a copy unless `copy` asks for one."""
-    on_device(device)
+    """An array of any library that speaks DLPack, without a copy unless `copy` asks for one or `device` is another one than its own."""
+    if isinstance(x, Array):
+        return _again(x, None, device, copy)
+    if _lies_on_device(x):
+        return _again(_shared(x, bool(copy)), None, device, False if copy is False else None)
     a = np.from_dlpack(x)
-    return from_buffer(a.copy() if copy else a)
+    return _again(from_buffer(a.copy() if copy else a), None, device, False if copy is False else None)
 
 
 # --- from nothing -------------------------------------------------------------------------------------------------------------
 
 
 def full(shape: Shape, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
-    on_device(device)
     wanted = dtype_of(dtype) if dtype is not None else promoted(fill_value.dtype if isinstance(fill_value, Array) else fill_value)
-    number = cast(fill_value, wanted) if isinstance(fill_value, Array) else scalar(fill_value, wanted)
-    return array_of(*(apply("expand", p, shape=shape_of(shape)) for p in number._parts))
+    if isinstance(fill_value, Array):
+        number = cast(fill_value if device is None else moved(fill_value, device_name(device)), wanted)
+        return array_of(*(apply("expand", p, shape=shape_of(shape)) for p in number._parts))
+    return placed(array_of(*(apply("expand", p, shape=shape_of(shape)) for p in scalar(fill_value, wanted)._parts)), home(device))
 
 
 def zeros(shape: Shape, *, dtype: Any = None, device: Any = None) -> Array:
@@ -108,7 +133,7 @@ def empty(shape: Shape, *, dtype: Any = None, device: Any = None) -> Array:
 
 
 def full_like(x: Array, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
-    return full(x.shape, fill_value, dtype=x.dtype if dtype is None else dtype, device=device)
+    return full(x.shape, fill_value, dtype=x.dtype if dtype is None else dtype, device=x.device if device is None else device)
 
 
 def zeros_like(x: Array, /, *, dtype: Any = None, device: Any = None) -> Array:
@@ -129,21 +154,32 @@ def _line(n: int) -> Array:
 
 
 def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Array:
-    on_device(device)
+    where = home(device)
     if stop is None:
         start, stop = 0, start
     wanted = promoted(start, stop, step) if dtype is None else dtype_of(dtype)
+    if symbolic(start, stop, step):
+        return placed(_open_range(start, stop, step, wanted), where)
     n = max(math.ceil((stop - start) / step), 0)
     if wanted.kind in "iu" and all(isinstance(v, int) for v in (start, stop, step)):
         n = len(range(start, stop, step))
         if wanted.kind == "i" and (not n or -(1 << 63) <= start + n * step < 1 << 63):
-            return cast(add(multiply(_line(n), step), start), wanted)
-        return from_buffer(np.array([start + k * step for k in range(n)], wanted))
-    return cast(add(multiply(cast(_line(n), DEFAULTS["f"]), step), start), wanted)
+            return placed(cast(add(multiply(_line(n), step), start), wanted), where)
+        return from_buffer(np.array([start + k * step for k in range(n)], wanted), where)
+    return placed(cast(add(multiply(cast(_line(n), DEFAULTS["f"]), step), start), wanted), where)
+
+
+def _open_range(start: Any, stop: Any, step: Any, dtype: DType) -> Array:
+    """A range whose ends are sizes that are not known: it is taken to hold an element for each step, however many these are."""
+    if not all(isinstance(v, int) or symbolic(v) for v in (start, stop)) or type(step) is not int or not step:
+        raise ValueInputError(f"arange({start}, {stop}, {step}): expected sizes, and a step that is an integer, where one of them is not known")
+    n = (stop - start + step - 1) // step if step > 0 else (start - stop - step - 1) // -step
+    if n < 0:
+        raise ValueInputError(f"arange({start}, {stop}, {step}): {n} elements")
+    return cast(add(multiply(_line(n), step), start), dtype)
 
 
 def linspace(start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: Any = None, endpoint: bool = True) -> Array:
-    on_device(device)
     wanted = promoted(start, stop, 0.0) if dtype is None else dtype_of(dtype)
     inner = promoted(start, stop, 0.0)
     steps = max(num - 1 if endpoint else num, 1)
@@ -153,15 +189,15 @@ def linspace(start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: A
         last = array_of(apply("equal", _line(num)._parts[0], apply("full", shape=(), value=num - 1, dtype=i64)))
         end = scalar(stop, inner)
         line = array_of(*(apply("where", last._parts[0], q, p) for p, q in zip(line._parts, end._parts)))
-    return cast(line, wanted)
+    return placed(cast(line, wanted), home(device))
 
 
 def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: Any = None) -> Array:
-    on_device(device)
     wanted = DEFAULTS["f"] if dtype is None else dtype_of(dtype)
     columns = n_rows if n_cols is None else n_cols
-    k = max(min(k, columns), -n_rows)
-    return cast(array_of(apply("eye", rows=n_rows, columns=columns, k=k, dtype=from_numpy(real_of(wanted)))), wanted)
+    if not symbolic(n_rows, columns):
+        k = max(min(k, columns), -n_rows)
+    return placed(cast(array_of(apply("eye", rows=n_rows, columns=columns, k=k, dtype=from_numpy(real_of(wanted)))), wanted), home(device))
 
 
 def tril(x: Array, /, *, k: int = 0) -> Array:
@@ -173,7 +209,8 @@ def triu(x: Array, /, *, k: int = 0) -> Array:
 
 
 def _triangle(x: Array, k: int, upper: bool) -> Array:
-    k = max(min(k, x.shape[-1]), -x.shape[-2])
+    if not symbolic(*x.shape[-2:]):
+        k = max(min(k, x.shape[-1]), -x.shape[-2])
     return array_of(*(apply("trilu", p, k=k, upper=upper) for p in x._parts))
 
 

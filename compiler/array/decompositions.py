@@ -1,4 +1,4 @@
-"""Decompositions of matrices, by LAPACK through NumPy on the host: the graph IR has no ops for them. Their operands are computed first."""
+"""Decompositions of matrices, by LAPACK through NumPy on the host: the graph IR has no ops for them. Their operands are computed first, and brought there; results go where these live."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dnnc.array.core import Array, as_operand, cast, from_buffer
+from dnnc.array.core import Array, cast, from_buffer
 from dnnc.array.errors import ValueInputError
 from dnnc.array.manipulation import contents
 from dnnc.array.promotion import real_of
@@ -48,8 +48,9 @@ def _matrices(name: str, x: Array, square: bool = False) -> np.ndarray[Any, Any]
     return contents(wide)
 
 
-def _as(a: Any, dtype: Any) -> Array:
-    return from_buffer(np.asarray(a, dtype))
+def _as(a: Any, dtype: Any, x: Array) -> Array:
+    """A result, where the operand lives."""
+    return from_buffer(np.asarray(a, dtype), x.device)
 
 
 def cholesky(x: Array, /, *, upper: bool = False) -> Array:
@@ -58,13 +59,13 @@ def cholesky(x: Array, /, *, upper: bool = False) -> Array:
         low = np.linalg.cholesky(_matrices("cholesky", x, True))
     except np.linalg.LinAlgError as e:
         raise ValueInputError(f"cholesky: {e}; expected Hermitian matrices with positive eigenvalues") from None
-    return _as(low.swapaxes(-1, -2).conj() if upper else low, x.dtype)
+    return _as(low.swapaxes(-1, -2).conj() if upper else low, x.dtype, x)
 
 
 def eig(x: Array, /) -> EigResult:
     values, vectors = np.linalg.eig(_matrices("eig", x, True))
     wide = np.complex64 if real_of(x.dtype).itemsize <= 4 else np.complex128
-    return EigResult(_as(values, wide), _as(vectors, wide))
+    return EigResult(_as(values, wide, x), _as(vectors, wide, x))
 
 
 def eigvals(x: Array, /) -> Array:
@@ -73,58 +74,58 @@ def eigvals(x: Array, /) -> Array:
 
 def eigh(x: Array, /) -> EighResult:
     values, vectors = np.linalg.eigh(_matrices("eigh", x, True))
-    return EighResult(_as(values, real_of(x.dtype)), _as(vectors, x.dtype))
+    return EighResult(_as(values, real_of(x.dtype), x), _as(vectors, x.dtype, x))
 
 
 def eigvalsh(x: Array, /) -> Array:
-    return _as(np.linalg.eigvalsh(_matrices("eigvalsh", x, True)), real_of(x.dtype))
+    return _as(np.linalg.eigvalsh(_matrices("eigvalsh", x, True)), real_of(x.dtype), x)
 
 
 def qr(x: Array, /, *, mode: str = "reduced") -> QRResult:
     if mode not in ("reduced", "complete"):
         raise ValueInputError(f"qr: mode={mode!r}: expected 'reduced' or 'complete'")
     q, r = np.linalg.qr(_matrices("qr", x), mode=mode)  # type: ignore[call-overload]
-    return QRResult(_as(q, x.dtype), _as(r, x.dtype))
+    return QRResult(_as(q, x.dtype, x), _as(r, x.dtype, x))
 
 
 def complex_det(x: Array) -> Array:
     """The determinants of complex matrices."""
-    return _as(np.linalg.det(_matrices("det", x, True)), x.dtype)
+    return _as(np.linalg.det(_matrices("det", x, True)), x.dtype, x)
 
 
 def slogdet(x: Array, /) -> SlogdetResult:
     sign, log = np.linalg.slogdet(_matrices("slogdet", x, True))
-    return SlogdetResult(_as(sign, x.dtype), _as(log, real_of(x.dtype)))
+    return SlogdetResult(_as(sign, x.dtype, x), _as(log, real_of(x.dtype), x))
 
 
 def svd(x: Array, /, *, full_matrices: bool = True) -> SVDResult:
     u, s, vh = np.linalg.svd(_matrices("svd", x), full_matrices=full_matrices)
-    return SVDResult(_as(u, x.dtype), _as(s, real_of(x.dtype)), _as(vh, x.dtype))
+    return SVDResult(_as(u, x.dtype, x), _as(s, real_of(x.dtype), x), _as(vh, x.dtype, x))
 
 
 def svdvals(x: Array, /) -> Array:
-    return _as(np.linalg.svd(_matrices("svdvals", x), compute_uv=False), real_of(x.dtype))
+    return _as(np.linalg.svd(_matrices("svdvals", x), compute_uv=False), real_of(x.dtype), x)
 
 
 def _tolerance(x: Array, rtol: Any) -> Any:
     """Of the largest singular value, by default what rounding leaves of zeros."""
     if rtol is None:
         return max(x.shape[-2:]) * float(np.finfo(real_of(x.dtype)).eps)
-    return np.asarray(as_operand(rtol))
+    return rtol.numpy() if isinstance(rtol, Array) else np.asarray(rtol)
 
 
 def matrix_rank(x: Array, /, *, rtol: Any = None) -> Array:
     s = np.linalg.svd(_matrices("matrix_rank", x), compute_uv=False)
     least = s.max(axis=-1, keepdims=True, initial=0.0) * np.asarray(_tolerance(x, rtol))[..., None]
-    return _as(np.count_nonzero(s > least, axis=-1), np.int64)
+    return _as(np.count_nonzero(s > least, axis=-1), np.int64, x)
 
 
 def pinv(x: Array, /, *, rtol: Any = None) -> Array:
-    return _as(np.linalg.pinv(_matrices("pinv", x), rcond=_tolerance(x, rtol)), x.dtype)
+    return _as(np.linalg.pinv(_matrices("pinv", x), rcond=_tolerance(x, rtol)), x.dtype, x)
 
 
 def singular_norm(x: Array, order: Any, keepdims: bool) -> Array:
     """The norms of matrices that their singular values give: 2 the largest, -2 the smallest, "nuc" the sum."""
     s = np.linalg.svd(_matrices("matrix_norm", x), compute_uv=False)
     norm = s.sum(-1) if order == "nuc" else s.max(-1, initial=0.0) if order == 2 else s.min(-1, initial=math.inf)
-    return _as(norm[..., None, None] if keepdims else norm, real_of(x.dtype))
+    return _as(norm[..., None, None] if keepdims else norm, real_of(x.dtype), x)

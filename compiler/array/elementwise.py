@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 
 from dnnc.array import complex_math as cm
-from dnnc.array.core import NUMBERS, Array, apply_full, array_of, as_operand, cast, scalar
+from dnnc.array.core import NUMBERS, Array, apply_full, array_of, as_operand, cast, moved, placed, scalar
+from dnnc.array.devices import device_name
 from dnnc.array.lazy import Lazy, apply
 from dnnc.array.promotion import DEFAULTS, DType, complex_of, dtype_of, float_of, kind_of, promoted, real_of
+from dnnc.array.sizes import Size
 from dnnc.ir.dtype import DType as IrType
 from dnnc.ir.dtype import from_numpy, i16, i32, i64
 from dnnc.ir.errors import InputError
 
 Operand = Any  # an Array or a Python number
+OPERANDS = (Array, *NUMBERS, Size)
 _BITS: dict[int, IrType] = {2: i16, 4: i32, 8: i64}
 
 
@@ -25,9 +28,14 @@ _BITS: dict[int, IrType] = {2: i16, 4: i32, 8: i64}
 
 def operands(name: str, *given: Operand, kinds: str = "biufc") -> list[Array]:
     """Operands as arrays of one type. InputError where a function does not take that kind of number."""
+    first = given[0]
+    if type(first) is Array and first._dtype.kind in kinds:  # what is usual, quickly
+        others: list[Any] = [x._dtype if type(x) is Array else x if type(x) in (int, float) else None for x in given[1:]]
+        if None not in others and promoted(first._dtype, *others) == first._dtype:
+            return [first, *(cast(x, first._dtype) if type(x) is Array else scalar(x, first._dtype) for x in given[1:])]
     xs = [as_operand(x) for x in given]
     for x in xs:
-        if not isinstance(x, (Array, *NUMBERS)):
+        if not isinstance(x, OPERANDS):
             raise InputError(f"{name}: expected arrays or numbers, got a {type(x).__name__}; make an array of it with asarray")
     dtype = promoted(*(x.dtype if isinstance(x, Array) else x for x in xs))
     if dtype.kind not in kinds:
@@ -53,7 +61,7 @@ def one(x: Array) -> Lazy:
 
 def real_op(name: str, *xs: Array, **attrs: Any) -> Array:
     """An op on arrays of real numbers."""
-    return array_of(apply(name, *(x._parts[0] for x in xs), **attrs))
+    return array_of(apply(name, *[x._parts[0] for x in xs], **attrs))
 
 
 def const(like: Lazy, value: Any) -> Lazy:
@@ -67,12 +75,12 @@ def add(x1: Operand, x2: Operand, /) -> Array:
     a, b = operands("add", x1, x2)
     if a.dtype.kind == "b":
         return real_op("logical_or", a, b)
-    return array_of(*(apply("add", p, q) for p, q in zip(a._parts, b._parts)))
+    return array_of(*cm.add(a._parts, b._parts)) if a.dtype.kind == "c" else real_op("add", a, b)
 
 
 def subtract(x1: Operand, x2: Operand, /) -> Array:
     a, b = operands("subtract", x1, x2, kinds="iufc")
-    return array_of(*(apply("sub", p, q) for p, q in zip(a._parts, b._parts)))
+    return array_of(*cm.sub(a._parts, b._parts)) if a.dtype.kind == "c" else real_op("sub", a, b)
 
 
 def multiply(x1: Operand, x2: Operand, /) -> Array:
@@ -309,7 +317,7 @@ def _test(name: str, real_test: Callable[[Lazy], Lazy], both: str) -> Callable[[
     def function(x: Operand, /) -> Array:
         (a,) = operands(name, x)
         if a.dtype.kind in "biu":
-            return array_of(apply("full", shape=a.shape, value=name == "isfinite", dtype=from_numpy(np.bool_)))
+            return placed(array_of(apply("full", shape=a.shape, value=name == "isfinite", dtype=from_numpy(np.bool_))), one(a).device)
         parts = [real_test(p) for p in a._parts]
         return array_of(parts[0] if len(parts) == 1 else apply(both, *parts))
 
@@ -448,9 +456,8 @@ def where(condition: Operand, x1: Operand, x2: Operand, /) -> Array:
 def astype(x: Array, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Array:
     """The elements as another type. Results never share memory that can be written, so `copy` changes nothing but `is`."""
     wanted = dtype_of(dtype)
-    if wanted == x.dtype:
-        return array_of(*x._parts) if copy else x
-    return cast(x, wanted)
+    y = cast(x if device is None else moved(x, device_name(device)), wanted)
+    return array_of(*x._parts) if y is x and copy else y
 
 
 def angle(x: Operand, /) -> Array:

@@ -11,3 +11,7 @@ class IndexInputError(InputError, IndexError):
 
 class ValueInputError(InputError, ValueError):
     """Arrays do not fit to each other, or to what a function needs."""
+
+
+class TypeInputError(InputError, TypeError):
+    """An array is not of the kind that a function takes."""

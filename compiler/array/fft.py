@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dnnc.array.core import Array, array_of, cast, joined, taken_apart
-from dnnc.array.creation import arange, on_device
+from dnnc.array.creation import arange
 from dnnc.array.elementwise import conj, divide, multiply
 from dnnc.array.errors import ValueInputError
 from dnnc.array.lazy import apply
@@ -141,15 +141,13 @@ def ihfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "bac
 
 
 def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Array:
-    on_device(device)
-    half = (n - 1) // 2 + 1
-    line = concat([arange(half, dtype=DEFAULTS["f"]), arange(-(n // 2), 0, dtype=DEFAULTS["f"])]) if n > 1 else arange(n, dtype=DEFAULTS["f"])
+    halves = [(0, (n - 1) // 2 + 1), (-(n // 2), 0)] if n > 1 else [(0, n)]
+    line = concat([arange(a, b, dtype=DEFAULTS["f"], device=device) for a, b in halves])
     return cast(divide(line, n * d), DEFAULTS["f"] if dtype is None else dtype_of(dtype))
 
 
 def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Array:
-    on_device(device)
-    return cast(divide(arange(n // 2 + 1, dtype=DEFAULTS["f"]), n * d), DEFAULTS["f"] if dtype is None else dtype_of(dtype))
+    return cast(divide(arange(n // 2 + 1, dtype=DEFAULTS["f"], device=device), n * d), DEFAULTS["f"] if dtype is None else dtype_of(dtype))
 
 
 def fftshift(x: Array, /, *, axes: Axes = None) -> Array:

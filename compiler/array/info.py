@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.array.core import DEVICE, Array
-from dnnc.array.creation import on_device
+from dnnc.array.core import Array
+from dnnc.array.devices import HOST, device_name, devices
 from dnnc.array.promotion import DEFAULTS, NAMES, DType, dtype_of, real_of
 from dnnc.ir.errors import InputError
 
@@ -78,18 +78,18 @@ class Info:
         return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
 
     def default_device(self) -> str:
-        return DEVICE
+        return HOST
 
     def devices(self) -> tuple[str, ...]:
-        return (DEVICE,)
+        return devices()
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, DType]:
-        on_device(device)
+        device_name(device)
         names = {"real floating": "f", "complex floating": "c", "integral": "i", "indexing": "i"}
         return {name: DEFAULTS[k] for name, k in names.items()}
 
     def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, DType]:
-        on_device(device)
+        device_name(device)
         return {n: np.dtype(n) for n in STANDARD if kind is None or isdtype(n, kind)}
 
 

@@ -1,6 +1,6 @@
 """Lazy values: what an array is before anybody looks at it.
 
-A Lazy is one result of an op that has not run (`call`), a buffer (`data`), or neither: a placeholder, which stands for an argument of a traced
+A Lazy is one result of an op that has not run (`call`), a buffer (`data`; a NumPy array, or DeviceData on a CUDA device), or neither: a placeholder, which stands for an argument of a traced
 function. `materialise` makes one program of all that is asked for and replaces it by buffers; `graph_of` makes the same graph for a trace.
 
 Programs are found again by their structure: ops, attributes, types and wiring. Data is no part of it, numbers of the user's included: they are
@@ -16,16 +16,18 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
+from dnnc.array.devices import HOST, DeviceData, common, place
 from dnnc.array.lines import no_data, user_line
+from dnnc.array.sizes import seen
 from dnnc.ir.builder import complete, infer
-from dnnc.ir.dtype import from_numpy
+from dnnc.ir.dtype import BY_NAME, from_numpy
 from dnnc.ir.errors import InputError, Loc
-from dnnc.ir.expr import var
+from dnnc.ir.expr import Expr, var
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.op import OpDef
 from dnnc.ir.ops import OPS
@@ -33,27 +35,58 @@ from dnnc.ir.types import TensorType
 
 Array = np.ndarray[Any, Any]
 FLAT_SIZE = 1 << 18  # elements up to which one program serves all sizes; beyond, knowing the size is worth a program
+FLAT_THERE = 1 << 22  # the same on a CUDA device, where a new program costs more
 PROGRAMS = 512  # programs kept in a process
 DEEPEST = 64  # calls on top of each other: chains that nobody looks at are computed piece by piece, and pieces of a loop are one program
 HEAVY = ("contraction", "reduction", "loops", "host", "sized")  # traits of ops that are not computed twice
+END = -2  # in a structure, ahead of its results; an operand that is absent is -1
+RULES = 4096  # applications of ops of which the types are kept
 HEAVY_OPS = frozenset(("sort", "cumsum", "cumprod", "dft", "det", "inverse", "scatter_nd", "scatter_elements"))
 
 
+@lru_cache(RULES)
+def is_heavy(op: OpDef) -> bool:
+    """Is it not to be computed twice?"""
+    return op.name in HEAVY_OPS or any(t in op.traits for t in HEAVY)
+
+
+@cache
+def is_flat(op: OpDef) -> bool:
+    """Does it compute each element of the others, however many axes there are? An op of the user's may know how many."""
+    return "elementwise" in op.traits and OPS.get(op.name) is op
+
+
 class Call:
-    """One application of an op. `key` is what a program's structure says of it.
+    """One application of an op. `key` is what a program's structure says of it, `device` where its operands live (None for a traced one).
 
     A traced one has a `number`, larger than those of the calls before, and the line of the user's code in `locs`.
     """
 
-    __slots__ = ("attrs", "heavy", "inputs", "key", "locs", "number", "op", "types")
+    __slots__ = ("attrs", "depth", "device", "heavy", "inputs", "key", "locs", "number", "op", "traced", "types")
     counted = itertools.count(1)
+    heavy: bool
+    traced: bool
 
     def __init__(self, op: OpDef, inputs: tuple[Lazy | None, ...], attrs: dict[str, Any], types: tuple[TensorType, ...]) -> None:
         self.op, self.inputs, self.attrs, self.types = op, inputs, attrs, types
         self.key = (op.name, *attrs.values())
         self.number = 0
         self.locs: tuple[Loc, ...] = ()
-        self.heavy = op.name in HEAVY_OPS or any(t in op.traits for t in HEAVY) or any(x is not None and x.heavy for x in inputs)
+        depth, traced, heavy, apart = 0, False, is_heavy(op), False
+        device: str | None = None
+        for x in inputs:
+            if x is None:
+                continue
+            depth = max(depth, x.depth)
+            traced = traced or x.traced
+            heavy = heavy or (x.call is not None and x.call.heavy)
+            if x.device is not None and x.device != device:
+                apart = apart or device is not None
+                device = x.device
+        if apart and not traced:
+            common(op.name, [x.device for x in inputs if x is not None])
+        self.depth, self.traced, self.heavy = depth + 1, traced, heavy
+        self.device = None if traced else device
 
     def trace(self) -> None:
         """Say where in the user's code, and in which order of the trace, this is."""
@@ -61,18 +94,23 @@ class Call:
 
 
 class Lazy:
-    """One value; see above. `owner` is a weak reference to the array that shows it to the user."""
+    """One value; see above. `owner` is a weak reference to the array that shows it to the user; `device` is where it lives, None for a
+    neutral one."""
 
-    __slots__ = ("call", "data", "depth", "index", "owner", "seen", "traced", "type")
+    __slots__ = ("call", "data", "depth", "device", "index", "owner", "seen", "traced", "type")
 
     depth: int
+    device: str | None
     traced: bool
 
-    def __init__(self, type: TensorType, call: Call | None = None, index: int = 0, data: Array | None = None) -> None:
+    def __init__(
+        self, type: TensorType, call: Call | None = None, index: int = 0, data: Array | DeviceData | None = None, device: str | None = None
+    ) -> None:
         self.type, self.call, self.index, self.data = type, call, index, data
-        inputs = () if call is None else tuple(x for x in call.inputs if x is not None)
-        self.depth = 0 if call is None else 1 + max((x.depth for x in inputs), default=0)
-        self.traced = any(x.traced for x in inputs) if call is not None else data is None  # does it depend on a placeholder?
+        if call is None:
+            self.device, self.depth, self.traced = device, 0, data is None
+        else:
+            self.device, self.depth, self.traced = call.device, call.depth, call.traced  # does it depend on a placeholder?
         self.seen = False  # computed once within a program that did not keep it
         self.owner: weakref.ref[Any] | None = None
 
@@ -82,13 +120,19 @@ class Lazy:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Integers, and a Size (which computes like one) for what a trace does not know."""
+        for d in self.type.shape:
+            if type(d) is not int:
+                return tuple(map(seen, self.type.shape))
         return self.type.shape  # type: ignore[return-value]
 
 
-def leaf(data: Any) -> Lazy:
-    """A buffer as a value. It is kept, not copied, if it is contiguous."""
+def leaf(data: Any, device: str | None = HOST) -> Lazy:
+    """A buffer as a value. It is kept, not copied, if it is contiguous. `device`: of a NumPy array; None for one that is neutral."""
+    if isinstance(data, DeviceData):
+        return Lazy(TensorType(from_numpy(data.dtype), data.shape), data=data, device=data.place.name)
     a = np.ascontiguousarray(data) if np.ndim(data) else np.asarray(data)
-    return Lazy(TensorType(from_numpy(a.dtype), a.shape), data=a)
+    return Lazy(TensorType(from_numpy(a.dtype), a.shape), data=a, device=device)
 
 
 def placeholder(type: TensorType) -> Lazy:
@@ -101,73 +145,141 @@ def apply(name: str, *inputs: Lazy | None, **attrs: Any) -> Lazy:
     return apply_all(name, *inputs, **attrs)[0]
 
 
-def apply_all(name: str, *inputs: Lazy | None, **attrs: Any) -> tuple[Lazy, ...]:
-    """The results of an op."""
-    op = OPS[name]
-    full = complete(op, attrs)
-    call = Call(op, inputs, full, tuple(infer(op, inputs, full)))  # type: ignore[arg-type]  # a rule reads the types alone
-    made = tuple(Lazy(t, call, k) for k, t in enumerate(call.types))
+def apply_all(name: str | OpDef, *inputs: Lazy | None, **attrs: Any) -> tuple[Lazy, ...]:
+    """The results of an op, which is one of OPS or a record of its own."""
+    op, full, types = _rules(name, inputs, attrs)
+    call = Call(op, inputs, full, types)
+    if full and not call.traced and depends(call):  # without attributes the operands decide
+        call.traced, call.device = True, None
+    made = tuple([Lazy(t, call, k) for k, t in enumerate(types)])
     if made[0].traced:
         call.trace()
-    if not made[0].traced and any(0 in t.shape for t in call.types):  # nothing to compute
-        return tuple(Lazy(t, data=np.empty(x.shape, t.dtype.numpy)) if 0 in t.shape else x for t, x in zip(call.types, made))
-    if made[0].depth >= DEEPEST and not made[0].traced:
+        return made
+    for t in types:
+        if 0 in t.shape:  # nothing to compute
+            return tuple(Lazy(t, data=_nothing(t, x.device), device=x.device) if 0 in t.shape else x for t, x in zip(types, made))
+    if call.depth >= DEEPEST:
         materialise([x for x in inputs if x is not None and x.call is not None])
-        return tuple(Lazy(t, call, k) for k, t in enumerate(call.types))
+        call.depth = 1
+        return tuple(Lazy(t, call, k) for k, t in enumerate(types))
     return made
+
+
+Applied = tuple[OpDef, dict[str, Any], tuple[TensorType, ...]]  # an op, all of its attributes, the types of its results
+
+
+def _rules(name: str | OpDef, inputs: tuple[Lazy | None, ...], attrs: dict[str, Any]) -> Applied:
+    if not attrs and type(name) is str:
+        types = []
+        for x in inputs:
+            if x is None or x.traced:
+                break
+            types.append((x.type.dtype.name, x.type.shape))
+        else:
+            return _plain(name, *types)
+    op = OPS[name] if isinstance(name, str) else name
+    full = complete(op, attrs)
+    return op, full, tuple(infer(op, inputs, full))  # type: ignore[arg-type]  # a rule reads the types alone
+
+
+@lru_cache(RULES)
+def _plain(name: str, *operands: tuple[str, tuple[Any, ...]]) -> Applied:
+    """The same of an op without attributes for operands of these dtypes and shapes: most of what chains are made of."""
+    op = OPS[name]
+    full = complete(op, {})
+    return op, full, tuple(infer(op, [Lazy(TensorType(BY_NAME[d], shape)) for d, shape in operands], full))  # type: ignore[misc]
+
+
+def depends(call: Call) -> bool:
+    """Does a call need a size that a trace does not know?"""
+    return not all(t.static for t in call.types) or any(_holds_size(a) for a in call.attrs.values())
+
+
+def _holds_size(a: Any) -> bool:
+    return isinstance(a, Expr) or (type(a) is tuple and any(isinstance(d, Expr) for d in a))
+
+
+def _nothing(t: TensorType, device: str | None) -> Array | DeviceData:
+    """The buffer of a value without elements."""
+    shape: tuple[int, ...] = t.shape  # type: ignore[assignment]
+    return np.empty(shape, t.dtype.numpy) if device in (None, HOST) else DeviceData(place(str(device)), 0, shape, t.dtype.numpy, None, 0)
 
 
 # --- structure ----------------------------------------------------------------------------------------------------------------
 
 
 def _reached(roots: Iterable[Lazy]) -> tuple[list[Call], list[Lazy], dict[int, Lazy]]:
-    """The calls that values need, operands first; the values without a call; and all values met, by identity."""
+    """The calls that values need, operands first; the values without a call; and those with one that were met, by identity."""
     calls: dict[int, Call] = {}
     leaves: dict[int, Lazy] = {}
     met: dict[int, Lazy] = {}
-    stack = [x for x in reversed(list(roots))]
-    while stack:
-        x = stack[-1]
-        call = x.call
-        if call is None:
+    stack: list[Call] = []
+    for x in reversed(list(roots)):
+        if x.call is None:
             leaves[id(x)] = x
-        elif id(call) not in calls:
-            todo = [i for i in call.inputs if i is not None and (id(i) not in leaves if i.call is None else id(i.call) not in calls)]
-            if todo:
-                stack.extend(reversed(todo))
+        else:
+            stack.append(x.call)
+            met[id(x)] = x
+    while stack:
+        call = stack[-1]
+        if id(call) in calls:
+            stack.pop()
+            continue
+        before = len(stack)
+        for i in call.inputs:
+            if i is None:
                 continue
+            if i.call is None:
+                leaves[id(i)] = i
+                continue
+            met[id(i)] = i
+            if id(i.call) not in calls:
+                stack.append(i.call)
+        if len(stack) == before:
             calls[id(call)] = call
-        stack.pop()
-        met[id(x)] = x
-    for c in calls.values():
-        for i in c.inputs:
-            if i is not None:
-                met[id(i)] = i
+            stack.pop()
     return list(calls.values()), list(leaves.values()), met
 
 
-def _flat_shape(calls: Sequence[Call], leaves: Sequence[Lazy], outputs: Sequence[Lazy]) -> tuple[int, ...] | None:
+def _flat_shape(calls: Sequence[Call], leaves: Sequence[Lazy], outputs: Sequence[Lazy], most: int = FLAT_SIZE) -> tuple[int, ...] | None:
     """The shape of all arrays in an element-wise expression, where a program that sees vectors of any size serves: the same for all shapes."""
-    shape = outputs[0].shape
-    size = math.prod(shape)
-    if not shape or not 0 < size <= FLAT_SIZE or any(x.shape not in (shape, ()) for x in leaves) or any(x.shape != shape for x in outputs):
+    shape = outputs[0].type.shape
+    if not shape or not 0 < math.prod(shape) <= most:
         return None
-    for c in calls:
-        flat = "elementwise" in c.op.traits or (c.op.name == "full" and not c.types[0].shape)
-        if not flat or any(t.shape not in (shape, ()) for t in c.types):
+    for x in outputs:
+        if x.type.shape != shape:
             return None
-    return shape if any(x.shape for x in leaves) else None
+    found = False
+    for x in leaves:
+        if x.type.shape == shape:
+            found = True
+        elif x.type.shape:
+            return None
+    for c in calls:
+        if not is_flat(c.op) and not (c.op.name == "full" and not c.types[0].shape):
+            return None
+        for t in c.types:
+            if t.shape and t.shape != shape:
+                return None
+    return shape if found else None  # type: ignore[return-value]
 
 
 def _structure(calls: Sequence[Call], leaves: Sequence[Lazy], outputs: Sequence[Lazy], flat: bool = False) -> Any:
     """Equal for what one program computes. `flat`: whatever the shape of its arrays."""
-    number: dict[Any, int] = {id(x): k for k, x in enumerate(leaves)}
-    key: list[Any] = [(x.type.dtype.name, bool(x.type.shape) if flat else x.type.shape) for x in leaves]
+    number: dict[int, int] = {}  # of a leaf, and of the first result of a call
+    key: list[Any] = []
+    for x in leaves:
+        number[id(x)] = len(number)
+        key.append((x.type.dtype.name, bool(x.type.shape) if flat else x.type.shape))
+    count = len(number)
     for c in calls:
-        key.append((c.key, *(-1 if x is None else number[id(x)] if x.call is None else number[id(x.call), x.index] for x in c.inputs)))
-        for k in range(len(c.types)):
-            number[id(c), k] = len(number)
-    return (*key, *(number[id(x)] if x.call is None else number[id(x.call), x.index] for x in outputs))
+        key.append(c.key)
+        key += [-1 if x is None else number[id(x)] if x.call is None else number[id(x.call)] + x.index for x in c.inputs]
+        number[id(c)] = count
+        count += len(c.types)
+    key.append(END)  # there are ops of any number of operands
+    key += [number[id(x)] if x.call is None else number[id(x.call)] + x.index for x in outputs]
+    return tuple(key)
 
 
 def graph_of(outputs: Sequence[Lazy], inputs: Sequence[Lazy] = (), name: str = "expression", flat: bool = False) -> tuple[Graph, list[Lazy]]:
@@ -217,12 +329,12 @@ class Programs:
         self.compiled = 0  # programs made so far
         self.last: Any = None
 
-    def get(self, calls: Sequence[Call], leaves: Sequence[Lazy], outputs: Sequence[Lazy]) -> Program:
-        key = _structure(calls, leaves, outputs)
+    def get(self, calls: Sequence[Call], leaves: Sequence[Lazy], outputs: Sequence[Lazy], device: str = HOST) -> Program:
+        key = device, _structure(calls, leaves, outputs)
         with self.lock:
             found = self.made.get(key)
             if found is None:
-                found = self._enter(key, compiler().compile(lambda: graph_of(outputs, leaves)[0], repr(key)))
+                found = self._enter(key, compiler(device).compile(lambda: graph_of(outputs, leaves)[0], repr(key[1])))
             else:
                 self.made.move_to_end(key)
             self.last = found
@@ -235,25 +347,29 @@ class Programs:
             self.made.popitem(last=False)
         return program
 
-    def run(self, calls: Sequence[Call], leaves: Sequence[Lazy], outputs: Sequence[Lazy]) -> list[Array]:
-        """The contents of `outputs`."""
+    def run(self, calls: Sequence[Call], leaves: Sequence[Lazy], outputs: Sequence[Lazy], device: str = HOST) -> list[Any]:
+        """The contents of `outputs`, computed on a device."""
         data = [x.data for x in leaves if x.data is not None]
-        shape = _flat_shape(calls, leaves, outputs)
+        shape = _flat_shape(calls, leaves, outputs, FLAT_SIZE if device == HOST else FLAT_THERE)
         if shape is not None:
-            key = "flat", _structure(calls, leaves, outputs, flat=True)
+            key = "flat", device, _structure(calls, leaves, outputs, flat=True)
             with self.lock:
                 if key not in self.made:
-                    self._enter(key, compiler().compile_flat(lambda: graph_of(outputs, leaves, flat=True)[0], repr(key)))
+                    self._enter(key, compiler(device).compile_flat(lambda: graph_of(outputs, leaves, flat=True)[0], repr(key[2])))
                 found = self.made[key]
             if found is not None:
                 self.last = found
                 return found.flat(data, shape, math.prod(shape))  # type: ignore[no-any-return]
-        return self.get(calls, leaves, outputs)(data)
+        return self.get(calls, leaves, outputs, device)(data)  # type: ignore[arg-type]
 
 
 @cache
-def compiler() -> Any:
-    """What makes programs in this process; loaded at the first one."""
+def compiler(device: str = HOST) -> Any:
+    """What makes programs for a device in this process; loaded at the first one."""
+    if device != HOST:
+        from dnnc.array.device_light import DeviceCompiler
+
+        return DeviceCompiler(place(device))
     from dnnc.array.light import Compiler
 
     return Compiler()
@@ -268,24 +384,33 @@ def materialise(roots: Sequence[Lazy]) -> None:
     Raises:
         InputError: a value depends on an argument of a function that is being traced, and has no buffer yet.
     """
-    wanted = list({id(x): x for x in roots if x.call is not None}.values())
-    if any(x.traced for x in roots):
-        raise InputError(no_data())
-    if not wanted:
-        return
+    groups: dict[str | None, list[Lazy]] = {}
+    known: set[int] = set()
+    for x in roots:
+        if x.traced:
+            raise InputError(no_data())
+        if x.call is not None and id(x) not in known:
+            known.add(id(x))
+            groups.setdefault(x.device, []).append(x)
+    for device, values in groups.items():  # one, but where somebody asks for several arrays at once
+        _compute(values, device)
+
+
+def _compute(wanted: Sequence[Lazy], device: str | None) -> None:
+    """Compute values that live on one device; neutral ones are computed on the host, and stay neutral."""
     calls, leaves, met = _reached(wanted)
-    outputs = [*wanted, *_kept(met, wanted)]
-    results = PROGRAMS_MADE.run(calls, leaves, outputs)
+    outputs = [*wanted, *_kept(met, wanted, (device, None) if device in (None, HOST) else (device,))]
+    results = PROGRAMS_MADE.run(calls, leaves, outputs, device or HOST)
     for x, r in zip(outputs, results):
         x.data, x.call, x.depth = r, None, 0
 
 
-def _kept(met: dict[int, Lazy], wanted: Sequence[Lazy]) -> list[Lazy]:
-    """What else is worth keeping: values that the user still holds and that would be computed again."""
+def _kept(met: dict[int, Lazy], wanted: Sequence[Lazy], devices: tuple[str | None, ...]) -> list[Lazy]:
+    """What else is worth keeping: values of these devices that the user still holds and that would be computed again."""
     asked = {id(x) for x in wanted}
     out = []
     for k, x in met.items():
-        if x.call is None or k in asked or x.owner is None or x.owner() is None:
+        if x.call is None or k in asked or x.owner is None or x.owner() is None or x.device not in devices:
             continue
         if x.seen or x.heavy:
             out.append(x)
@@ -293,8 +418,8 @@ def _kept(met: dict[int, Lazy], wanted: Sequence[Lazy]) -> list[Lazy]:
     return out
 
 
-def buffer(x: Lazy) -> Array:
-    """The contents of a value."""
+def buffer(x: Lazy) -> Array | DeviceData:
+    """The contents of a value, where it lives."""
     if x.data is None:
         materialise([x])
     assert x.data is not None

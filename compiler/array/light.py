@@ -33,6 +33,7 @@ from dnnc.backends.llvm.gate import check_kernel
 from dnnc.backends.llvm.launch_plan import PARALLEL, Record, Runner, can_run, records_of, runner, table_of
 from dnnc.backends.llvm.spelling import spelled
 from dnnc.backends.llvm.templates import templates
+from dnnc.backends.results import results as result_memory
 from dnnc.backends.runtime import Frame, aligned_empty, runtime
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph
@@ -84,23 +85,23 @@ class Kernels:
 
     def find(self, key: str) -> Scheduled | None:
         """A schedule that is known."""
-        found = _used(self.scheduled, key)
+        found = used(self.scheduled, key)
         if found is None and (data := self.cache.get(key)) is not None:
             text, parallel, template, knobs = json.loads(data)
             found = Scheduled(text, parallel, Choice(template, tuple((k, v) for k, v in knobs)))
-            _keep(self.scheduled, key, found)
+            keep(self.scheduled, key, found)
         return found
 
     def learn(self, key: str, step: Step) -> None:
         """Keep a schedule."""
         made = Scheduled(step.text, step.parallel, step.choice)
-        _keep(self.scheduled, key, made)
+        keep(self.scheduled, key, made)
         self.cache.put(key, json.dumps([made.text, made.parallel, made.choice.template, made.choice.knobs]).encode())
 
     def load(self, text: str) -> tuple[Loaded, int] | None:
         """The loaded code of a scheduled kernel and its address; None if it is nowhere."""
         symbol = symbol_of(text, self.target)
-        found = _used(self.loaded, symbol)
+        found = used(self.loaded, symbol)
         if found is None and (obj := self.cache.get(symbol[2:])) is not None:
             found = self.enter(symbol, load_objects([obj]))
         return found
@@ -120,18 +121,19 @@ class Kernels:
 
     def enter(self, symbol: str, loaded: Loaded) -> tuple[Loaded, int]:
         found = loaded, loaded.address(symbol)
-        _keep(self.loaded, symbol, found)
+        keep(self.loaded, symbol, found)
         return found
 
 
-def _used(kept: OrderedDict[str, T], key: str) -> T | None:
+def used(kept: OrderedDict[str, T], key: str) -> T | None:
     """What is kept under a key, which is then the last to go; or None."""
     if key in kept:
         kept.move_to_end(key)
     return kept.get(key)
 
 
-def _keep(kept: OrderedDict[str, T], key: str, what: T) -> None:
+def keep(kept: OrderedDict[str, T], key: str, what: T) -> None:
+    """Keep the last KERNELS that were used."""
     kept[key] = what
     if len(kept) > KERNELS:
         kept.popitem(last=False)
@@ -202,19 +204,19 @@ class Light:
         self._arena = plan.arena
         self._table_address: int = self._table.ctypes.data
         self._free: list[tuple[Frame, Any, int]] = []
-        self._launch = runtime().launch
+        self._launch, self._empty = runtime().launch, result_memory().empty
         check_fits([(f"result {k}", s, d) for k, (s, d) in enumerate(self.outputs)], plan.arena)
 
     def __call__(self, arrays: Sequence[Array]) -> list[Array]:
         """Run on contiguous arrays of the right shapes and dtypes."""
-        results = [np.empty(s, d) for s, d in self.outputs]
+        results = [self._empty(s, d) for s, d in self.outputs]
         if any(r.size for r in results):
             self._run(arrays, results, (), self._nthreads)
         return results
 
     def flat(self, arrays: Sequence[Array], shape: tuple[int, ...], size: int) -> list[Array]:
         """Run a program for arrays of any one shape, with elements; `size`: of them."""
-        results = [np.empty(shape, d) for _, d in self.outputs]
+        results = [self._empty(shape, d) for _, d in self.outputs]
         self._run(arrays, results, (size,), self._nthreads if size >= PARALLEL_SIZE else 1)
         return results
 

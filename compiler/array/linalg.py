@@ -16,6 +16,7 @@ from dnnc.array.elementwise import add, conj, multiply, negative, one, operands,
 from dnnc.array.errors import ValueInputError
 from dnnc.array.lazy import apply
 from dnnc.array.manipulation import Axes, axes_of, axis_of, broadcast_to, concat, expand_dims, matrix_transpose, permute_dims, reshape, sliced, stack
+from dnnc.array.sizes import same, same_shape
 from dnnc.array.statistical import max as max_
 from dnnc.array.statistical import min as min_
 from dnnc.array.statistical import sum as sum_
@@ -31,7 +32,7 @@ def _numbers(name: str, *xs: Any) -> list[Array]:
 
 
 def _square(name: str, x: Array) -> int:
-    if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
+    if x.ndim < 2 or not same(x.shape[-1], x.shape[-2]):
         raise ValueInputError(f"{name}: expected square matrices, got shape {x.shape}")
     if x.dtype.kind not in "fc":
         raise ValueInputError(f"{name}: expected floating-point or complex numbers, got {x.dtype}")
@@ -47,9 +48,12 @@ def matmul(x1: Any, x2: Any, /) -> Array:
     if not a.ndim or not b.ndim:
         raise ValueInputError(f"matmul: expected at least one axis each, got shapes {a.shape} and {b.shape}")
     inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
-    if a.shape[-1] != inner:
+    if not same(a.shape[-1], inner):
         raise ValueInputError(f"matmul: {a.shape} and {b.shape} do not fit: {a.shape[-1]} and {inner} differ")
     row, column = a.ndim == 1, b.ndim == 1
+    if row and column:  # a reduction, of which more than one block of threads takes part
+        products = multiply(a, b)
+        return array_of(*(apply("reduce_sum", p, axes=(0,), keepdims=False) for p in products._parts))
     a = reshape(a, (1, *a.shape)) if row else a
     b = reshape(b, (*b.shape, 1)) if column else b
     y = _product(a, b)
@@ -71,7 +75,7 @@ def _product(a: Array, b: Array) -> Array:
 def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Array:
     a, b = _numbers("vecdot", x1, x2)
     k = axis_of(axis, min(a.ndim, b.ndim)) - min(a.ndim, b.ndim)
-    if a.shape[k] != b.shape[k]:
+    if not same(a.shape[k], b.shape[k]):
         raise ValueInputError(f"vecdot: sizes {a.shape[k]} and {b.shape[k]} along axis {axis} differ")
     return sum_(multiply(conj(a), b), axis=k, dtype=a.dtype)
 
@@ -81,7 +85,7 @@ def tensordot(x1: Any, x2: Any, /, *, axes: int | tuple[Sequence[int], Sequence[
     given = (range(a.ndim - axes, a.ndim), range(axes)) if isinstance(axes, int) else axes
     left, right = ([axis_of(k, x.ndim) for k in ks] for ks, x in zip(given, (a, b)))
     sizes = [a.shape[k] for k in left]
-    if sizes != [b.shape[k] for k in right]:
+    if not same_shape(sizes, [b.shape[k] for k in right]):
         raise ValueInputError(f"tensordot: axes {given} of {a.shape} and {b.shape} differ in size")
     kept_a, kept_b = ([k for k in range(x.ndim) if k not in ks] for x, ks in ((a, left), (b, right)))
     shape = (*(a.shape[k] for k in kept_a), *(b.shape[k] for k in kept_b))
@@ -116,7 +120,7 @@ def matrix_power(x: Array, n: int, /) -> Array:
     size = _square("matrix_power", x)
     if n < 0:
         return matrix_power(inv(x), -n)
-    result = broadcast_to(eye(size, dtype=x.dtype), x.shape)
+    result = broadcast_to(eye(size, dtype=x.dtype, device=x.device), x.shape)
     power, first = x, True
     while n:
         if n & 1:
@@ -180,7 +184,7 @@ def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Arr
 
 def det(x: Array, /) -> Array:
     if not _square("det", x):
-        return ones(x.shape[:-2], dtype=x.dtype)
+        return ones(x.shape[:-2], dtype=x.dtype, device=x.device)
     if x.dtype.kind == "c":
         return complex_det(x)
     return array_of(apply("det", one(x)))

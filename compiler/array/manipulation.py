@@ -10,9 +10,11 @@ import numpy as np
 
 from dnnc.array.core import NUMBERS, Array, array_of, as_operand, cast, from_buffer, scalar
 from dnnc.array.creation import shape_of
+from dnnc.array.devices import DeviceData, in_trace
 from dnnc.array.errors import IndexInputError, ValueInputError
-from dnnc.array.lazy import Lazy, apply, buffer
+from dnnc.array.lazy import Lazy, apply, leaf
 from dnnc.array.promotion import DEFAULTS, kind_of, promoted
+from dnnc.array.sizes import common, same, same_shape, size, symbolic
 
 Axes = Any  # an integer, a sequence of them, or None
 
@@ -42,7 +44,9 @@ def moved(x: Array, op: str, **attrs: Any) -> Array:
 
 def reshape(x: Array, /, shape: Any, *, copy: bool | None = None) -> Array:
     """At most one size is -1 and follows from the others."""
-    given = [d.__index__() for d in (shape if isinstance(shape, (tuple, list)) else (shape,))]
+    given = [size(d) for d in (shape if isinstance(shape, (tuple, list)) else (shape,))]
+    if symbolic(*given, *x.shape):
+        return moved(x, "reshape", shape=tuple(given))
     if given.count(-1) == 1:
         known = math.prod(d for d in given if d != -1)
         if not known or x.size % known:
@@ -50,7 +54,14 @@ def reshape(x: Array, /, shape: Any, *, copy: bool | None = None) -> Array:
         given[given.index(-1)] = x.size // known
     if math.prod(given) != x.size or any(d < 0 for d in given):
         raise ValueInputError(f"reshape: {x.shape} has {x.size} elements, which do not fit into {tuple(given)}")
-    return moved(x, "reshape", shape=tuple(given))
+    return array_of(*(_reshaped(p, tuple(given)) for p in x._parts))
+
+
+def _reshaped(p: Lazy, shape: tuple[int, ...]) -> Lazy:
+    """What is computed already is shared, and no op of a program."""
+    if p.data is None or in_trace():
+        return apply("reshape", p, shape=shape)
+    return leaf(p.data.viewed(shape, p.data.dtype) if isinstance(p.data, DeviceData) else p.data.reshape(shape), p.device)
 
 
 def permute_dims(x: Array, /, axes: Sequence[int]) -> Array:
@@ -78,7 +89,7 @@ def moveaxis(x: Array, source: Axes, destination: Axes, /) -> Array:
 
 def squeeze(x: Array, /, axis: Axes) -> Array:
     axes = axes_of(axis, x.ndim)
-    if any(x.shape[a] != 1 for a in axes):
+    if not all(same(x.shape[a], 1) for a in axes):
         raise ValueInputError(f"squeeze: an axis of {axis} has more than one element in {x.shape}")
     return reshape(x, tuple(d for k, d in enumerate(x.shape) if k not in axes))
 
@@ -97,6 +108,11 @@ def expand_dims(x: Array, /, axis: Axes = 0) -> Array:
 
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    if any(symbolic(*s) for s in shapes):
+        found = common(shapes)
+        if found is None:
+            raise ValueInputError(f"shapes {', '.join(map(str, shapes))} are not known to broadcast; give sizes that are equal one name in the Spec")
+        return found
     try:
         return tuple(np.broadcast_shapes(*shapes))
     except ValueError:
@@ -105,9 +121,9 @@ def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 def broadcast_to(x: Array, /, shape: Any) -> Array:
     wanted = shape_of(shape)
-    if broadcast_shapes(x.shape, wanted) != wanted:
+    if not same_shape(broadcast_shapes(x.shape, wanted), wanted):
         raise ValueInputError(f"broadcast_to: {x.shape} does not broadcast to {wanted}")
-    return array_of(*x._parts) if wanted == x.shape else moved(x, "expand", shape=wanted)
+    return array_of(*x._parts) if same_shape(wanted, x.shape) else moved(x, "expand", shape=wanted)
 
 
 def broadcast_arrays(*arrays: Array) -> tuple[Array, ...]:
@@ -127,7 +143,7 @@ def concat(arrays: Sequence[Array], /, *, axis: int | None = 0) -> Array:
     if axis is None:
         xs, axis = [reshape(x, (-1,)) if x.size else reshape(x, (0,)) for x in xs], 0
     k = axis_of(axis, xs[0].ndim)
-    full = [x for x in xs if x.shape[k]] or xs[:1]
+    full = [x for x in xs if not same(x.shape[k], 0)] or xs[:1]
     if len(full) == 1:
         return array_of(*full[0]._parts)
     return array_of(*(apply("concat", *ps, axis=k) for ps in zip(*(x._parts for x in full))))
@@ -163,8 +179,8 @@ def roll(x: Array, /, shift: Any, *, axis: Axes = None) -> Array:
     for a, s in zip(axes, shifts):
         k = axis_of(a, x.ndim)
         n = x.shape[k]
-        by = s % n if n else 0
-        if by:
+        by = (s if s >= 0 else n + s) if symbolic(n) else s % n if n else 0
+        if not same(by, 0):
             x = concat([sliced(x, k, n - by, by), sliced(x, k, 0, n - by)], axis=k)
     return array_of(*x._parts)
 
@@ -181,12 +197,12 @@ def repeat(x: Array, repeats: Any, /, *, axis: int | None = None) -> Array:
     if axis is None:
         x, axis = reshape(x, (x.size,)), 0
     k = axis_of(axis, x.ndim)
-    counts = np.asarray(repeats)
+    counts = repeats.numpy() if isinstance(repeats, Array) else np.asarray(repeats)
     if counts.size == 1:
         n = int(counts.reshape(()))
         wide = broadcast_to(expand_dims(x, axis=k + 1), (*x.shape[: k + 1], n, *x.shape[k + 1 :]))
         return reshape(wide, (*x.shape[:k], x.shape[k] * n, *x.shape[k + 1 :]))
-    return take(x, from_buffer(np.repeat(np.arange(x.shape[k]), counts)), axis=k)
+    return take(x, from_buffer(np.repeat(np.arange(x.shape[k]), counts), x.device), axis=k)
 
 
 # --- indices ------------------------------------------------------------------------------------------------------------------
@@ -227,8 +243,8 @@ def take_along_axis(x: Array, indices: Array, /, *, axis: int = -1) -> Array:
 
 
 def contents(x: Array) -> np.ndarray[Any, Any]:
-    """What an array holds, for functions whose result's shape depends on it."""
-    return buffer(x._parts[0]) if len(x._parts) == 1 else x._contents()
+    """What an array holds, on the host, for functions whose result's shape depends on it."""
+    return x._contents()
 
 
 def result_type(*given: Any) -> Any:

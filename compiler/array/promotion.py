@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Union
 
 import numpy as np
 
+from dnnc.array.sizes import Size
 from dnnc.ir.errors import InputError
 
 DType = np.dtype[Any]
@@ -19,7 +21,7 @@ DEFAULTS: dict[str, DType] = {
     "c": np.dtype(np.complex128),
 }
 _ORDER = "biufc"  # of kinds, but for i and u, which are on one level
-_KINDS = {bool: "b", int: "i", float: "f", complex: "c"}
+_KINDS = {bool: "b", int: "i", float: "f", complex: "c", Size: "i"}
 NAMES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64", "complex64", "complex128")
 KNOWN = frozenset(np.dtype(n) for n in NAMES)
 
@@ -40,13 +42,19 @@ def kind_of(d: DType | Scalar) -> str:
     """b, i, u, f or c."""
     if isinstance(d, np.dtype):
         return d.kind
-    return next(k for t, k in _KINDS.items() if isinstance(d, t))
+    return _KINDS.get(type(d)) or next(k for t, k in _KINDS.items() if isinstance(d, t))
 
 
 def promoted(*given: DType | Scalar) -> DType:
     """The type of a result. Python numbers do not widen a type of their kind: `float32 * 0.1` is float32."""
+    return _promoted(*(d if isinstance(d, np.dtype) else kind_of(d) for d in given))
+
+
+@lru_cache(1024)
+def _promoted(*given: DType | str) -> DType:
+    """The same of types, and of kinds in place of numbers."""
     types = [d for d in given if isinstance(d, np.dtype)]
-    scalars = [kind_of(d) for d in given if not isinstance(d, np.dtype)]
+    scalars = [d for d in given if not isinstance(d, np.dtype)]
     if not types:
         return DEFAULTS[max(scalars, key=_ORDER.index)]
     result = types[0]

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dnnc.array.core import Array, array_of, from_buffer
+from dnnc.array.core import Array, array_of, from_buffer, placed
 from dnnc.array.elementwise import one, operands
 from dnnc.array.errors import ValueInputError
 from dnnc.array.lazy import apply, apply_all
 from dnnc.array.manipulation import axis_of, contents, reshape, take
+from dnnc.array.sizes import symbolic
 from dnnc.array.statistical import any as any_of
 from dnnc.array.statistical import sum as sum_of
 from dnnc.ir.dtype import i64
@@ -44,7 +45,7 @@ def argmin(x: Array, /, *, axis: int | None = None, keepdims: bool = False) -> A
 def nonzero(x: Array, /) -> tuple[Array, ...]:
     if not x.ndim:
         raise ValueInputError("nonzero: expected at least one axis")
-    return tuple(from_buffer(i) for i in np.nonzero(contents(x)))
+    return tuple(from_buffer(i, x.device) for i in np.nonzero(contents(x)))
 
 
 def searchsorted(x1: Array, x2: Any, /, *, side: str = "left", sorter: Array | None = None) -> Array:
@@ -71,8 +72,8 @@ def argsort(x: Array, /, *, axis: int = -1, descending: bool = False, stable: bo
 def _sorted(x: Array, axis: int, descending: bool) -> tuple[Array, Array]:
     """Always stable."""
     k = axis_of(axis, x.ndim)
-    if x.shape[k] < 2:
-        return array_of(*x._parts), array_of(apply("full", shape=x.shape, value=0, dtype=i64))
+    if not symbolic(x.shape[k]) and x.shape[k] < 2:
+        return array_of(*x._parts), placed(array_of(apply("full", shape=x.shape, value=0, dtype=i64)), one(x).device)
     values, at = apply_all("sort", one(x), axis=k, descending=descending)
     return array_of(values), array_of(at)
 
@@ -109,21 +110,21 @@ class UniqueInverse(NamedTuple):
 def unique_all(x: Array, /) -> UniqueAll:
     values, first, inverse, counts = np.unique(contents(x), return_index=True, return_inverse=True, return_counts=True, equal_nan=False)
     numbers = (a.astype(np.int64) for a in (first, inverse.reshape(x.shape), counts))
-    return UniqueAll(from_buffer(values), *map(from_buffer, numbers))
+    return UniqueAll(from_buffer(values, x.device), *(from_buffer(a, x.device) for a in numbers))
 
 
 def unique_counts(x: Array, /) -> UniqueCounts:
     values, counts = np.unique(contents(x), return_counts=True, equal_nan=False)
-    return UniqueCounts(from_buffer(values), from_buffer(counts.astype(np.int64)))
+    return UniqueCounts(from_buffer(values, x.device), from_buffer(counts.astype(np.int64), x.device))
 
 
 def unique_inverse(x: Array, /) -> UniqueInverse:
     values, inverse = np.unique(contents(x), return_inverse=True, equal_nan=False)
-    return UniqueInverse(from_buffer(values), from_buffer(inverse.reshape(x.shape).astype(np.int64)))
+    return UniqueInverse(from_buffer(values, x.device), from_buffer(inverse.reshape(x.shape).astype(np.int64), x.device))
 
 
 def unique_values(x: Array, /) -> Array:
-    return from_buffer(np.unique(contents(x), equal_nan=False))
+    return from_buffer(np.unique(contents(x), equal_nan=False), x.device)
 
 
 def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> Array:

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from dnnc.array import complex_math as cm
-from dnnc.array.core import Array, array_of, cast
+from dnnc.array.core import Array, array_of, cast, placed
 from dnnc.array.elementwise import divide, multiply, not_equal, one, sqrt, subtract
 from dnnc.array.errors import ValueInputError
 from dnnc.array.lazy import Lazy, apply
 from dnnc.array.manipulation import Axes, axes_of, axis_of, broadcast_to, concat, moved, reshape, sliced
 from dnnc.array.promotion import dtype_of, float_of, real_of, summed
+from dnnc.array.sizes import symbolic
 from dnnc.ir.dtype import from_numpy
 
 BOOL = np.dtype(np.bool_)
@@ -55,7 +56,7 @@ def _complex_product(x: Array, axis: int) -> Array:
     rest = tuple(d for k, d in enumerate(x.shape) if k != axis)
     if x.shape[axis]:
         return reshape(x, rest)
-    return array_of(*(apply("full", shape=rest, value=v, dtype=p.type.dtype) for v, p in zip((1, 0), x._parts)))
+    return placed(array_of(*(apply("full", shape=rest, value=v, dtype=p.type.dtype) for v, p in zip((1, 0), x._parts))), x._parts[0].device)
 
 
 def _extreme(name: str, op: str, x: Array, axis: Axes, keepdims: bool) -> Array:
@@ -90,7 +91,9 @@ def var(x: Array, /, *, axis: Axes = None, correction: float = 0.0, keepdims: bo
     if not correction:
         return array_of(reduced(squares, "reduce_mean", axes, keepdims))
     total = array_of(reduced(squares, "reduce_sum", axes, keepdims))
-    left = n - correction
+    left = n - (int(correction) if symbolic(n) else correction)
+    if symbolic(left) and left >= 0:
+        return divide(total, left)
     return divide(total, left) if left > 0 else multiply(total, math.nan if left == 0 and not n else math.inf if left == 0 else math.nan)
 
 
@@ -142,7 +145,7 @@ def _truth(x: Array, op: str, axis: Axes, keepdims: bool) -> Array:
     axes = axes_of(axis, x.ndim)
     if 0 in [x.shape[a] for a in axes]:
         shape = tuple(1 if k in axes else d for k, d in enumerate(x.shape) if keepdims or k not in axes)
-        return array_of(apply("full", shape=shape, value=op == "reduce_min", dtype=from_numpy(BOOL)))
+        return placed(array_of(apply("full", shape=shape, value=op == "reduce_min", dtype=from_numpy(BOOL))), one(x).device)
     return cast(array_of(reduced(one(byte), op, axes, keepdims)), BOOL)
 
 
@@ -164,7 +167,7 @@ def diff(x: Array, /, *, axis: int = -1, n: int = 1, prepend: Array | None = Non
     y = concat(parts, axis=k) if len(parts) > 1 else x
     for _ in range(n):
         size = y.shape[k]
-        if size < 2:
+        if not (symbolic(size) and size >= 1) and size < 2:
             return moved(y, "slice", starts=(0,) * y.ndim, steps=(1,) * y.ndim, shape=tuple(0 if j == k else d for j, d in enumerate(y.shape)))
         after, before = sliced(y, k, 1, size - 1), sliced(y, k, 0, size - 1)
         y = not_equal(after, before) if y.dtype.kind == "b" else subtract(after, before)

@@ -1,0 +1,361 @@
+"""Programs of expressions on a CUDA device: `light.py` for arrays that live there.
+
+In: a graph of fixed sizes. Out: a DeviceLight, which runs on DeviceData. Passes, fusion and memory plan are those of models; what is expensive
+is looked up by the text of a kernel's naive nest. The kernels are launched one by one, in the order of the caller's stream, on memory of
+CuPy's pool: a recorded graph would hold addresses, so that operands and results had to be copied. Nobody waits: an index that a kernel finds
+outside of its axis is told when somebody looks. A graph with loops or host steps goes the long way, as a model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from threading import RLock
+from typing import Any
+
+import numpy as np
+
+from dnnc.array.devices import DeviceData, Place, imported
+from dnnc.array.light import FOLD_LIMIT, KEPT_CONSTANTS, KernelNote, keep, sources_version, used
+from dnnc.backends.cache import KernelCache
+from dnnc.backends.cuda.build import build, checked_key
+from dnnc.backends.cuda.emit import kernel_number
+from dnnc.backends.cuda.launch import Launch, TensorMap
+from dnnc.backends.cuda.library import is_call
+from dnnc.backends.cuda.native import STATUS_BYTES
+from dnnc.backends.link import Linker, lay_out_constants
+from dnnc.backends.places import Place as Where
+from dnnc.device_driver import Machine, compile_for_device, pass_context
+from dnnc.device_executable import DeviceExecutable
+from dnnc.ir.dtype import BY_NAME
+from dnnc.ir.errors import InputError
+from dnnc.ir.graph import Graph
+from dnnc.ir.operator.text import show_kernel
+from dnnc.options import CompileOptions, cache_folder, make_options
+from dnnc.passes.base import PassManager
+from dnnc.passes.graph.memory_plan import MemoryPlan, Region, plan_memory
+from dnnc.passes.graph.segments import needs_host
+from dnnc.passes.pipelines import LEVELS
+from dnnc.passes.program import Program, Step, build_steps, lower_group, plan_region
+from dnnc.passes.schedule.problem import Choice, classify
+from dnnc.passes.schedule.step import NAIVE, first_choice
+from dnnc.tuned import choose_of
+
+FEW = 8  # kernels of a model that are quicker started one by one than recorded, when operands and results would have to be copied
+ASKED = 1 << 30  # bytes of results from which a device is asked for room first
+Data = Sequence[Any]  # DeviceData; NumPy arrays where values are neutral
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A kernel by its naive nest: its symbol, the scheduled text, its schedule, how it is launched, the names of its parameters."""
+
+    symbol: str
+    text: str
+    choice: Choice
+    launch: Launch
+    params: tuple[str, ...]
+
+    def plain(self) -> list[Any]:
+        """As JSON data."""
+        launch = asdict(self.launch)
+        launch["maps"] = [{**m, "dtype": t.dtype.name} for m, t in zip(launch["maps"], self.launch.maps)]
+        return [self.symbol, self.text, self.choice.template, self.choice.knobs, launch, self.params]
+
+
+def read_scheduled(plain: Sequence[Any]) -> Scheduled:
+    """What `Scheduled.plain` gave."""
+    symbol, text, template, knobs, launch, params = plain
+    maps = tuple(TensorMap(**{k: _tuples(v) for k, v in {**m, "dtype": BY_NAME[m["dtype"]]}.items()}) for m in launch["maps"])
+    started = Launch(tuple(launch["grid"]), tuple(launch["block"]), launch["shared_bytes"], launch["cluster"], maps)
+    return Scheduled(symbol, text, Choice(template, tuple((k, v) for k, v in knobs)), started, tuple(params))
+
+
+def _tuples(x: Any) -> Any:
+    return tuple(map(_tuples, x)) if isinstance(x, list) else x
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """A linked program as plain data. `calls`: symbol, and for each parameter the number of a memory with an offset into it; memories are the
+    operands, the results, the arena and the constants. The kernel of a flat program takes the size before them."""
+
+    outputs: tuple[tuple[tuple[int, ...], str], ...]
+    calls: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
+    kernels: Mapping[str, Scheduled]
+    notes: tuple[KernelNote, ...]
+    arena: int
+    constants: bytes
+
+    def to_json(self) -> bytes:
+        notes = [[n.name, n.nodes, n.choice, n.parallel, n.text] for n in self.notes]
+        kernels = [k.plain() for k in self.kernels.values()]
+        return json.dumps([self.outputs, self.calls, kernels, notes, self.arena, self.constants.hex()]).encode()
+
+
+def read_plan(data: bytes) -> DevicePlan:
+    """The plan that `DevicePlan.to_json` wrote."""
+    outputs, calls, kernels, notes, arena, constants = json.loads(data)
+    known = [read_scheduled(k) for k in kernels]
+    return DevicePlan(
+        tuple((tuple(shape), dtype) for shape, dtype in outputs),
+        _tuples(calls),
+        {k.symbol: k for k in known},
+        tuple(KernelNote(name, tuple(nodes), choice, parallel, text) for name, nodes, choice, parallel, text in notes),
+        arena,
+        bytes.fromhex(constants),
+    )
+
+
+class DeviceLight:
+    """A program that can be called: DeviceData in and out. Calls may come from several threads at once."""
+
+    def __init__(self, plan: DevicePlan, place: Place, functions: Mapping[str, Any]) -> None:
+        self.notes, self.place, self.device = plan.notes, place, place.device
+        self.outputs = [(shape, np.dtype(d)) for shape, d in plan.outputs]
+        launches = {s: k.launch for s, k in plan.kernels.items()}
+        self._calls = [(functions[s], launches[s], args) for s, args in plan.calls if 0 not in (*launches[s].grid, *launches[s].block)]
+        self._arena = plan.arena
+        self._guards = {kernel_number(s): n.name for (s, _), n in zip(plan.calls, plan.notes) if "guard(" in n.text}
+        self._fixed, self._keep = self._resident(plan.constants)
+
+    def _resident(self, constants: bytes) -> tuple[tuple[int, int], Any]:
+        """The addresses of the constants and of the status, and what owns that memory."""
+        at, memory = self.device.pooled(len(constants) + STATUS_BYTES)
+        stream = self.device.current_stream()
+        block = np.frombuffer(bytes(STATUS_BYTES) + constants, np.uint8)
+        self.device.upload(at, block, stream)
+        self.device.synchronize(stream)  # so that all streams see it
+        return (at + STATUS_BYTES, at), memory
+
+    def __call__(self, data: Data) -> list[DeviceData]:
+        """Queue the program on the current stream."""
+        return self._queued(data, [s for s, _ in self.outputs], ())
+
+    def flat(self, data: Data, shape: tuple[int, ...], size: int) -> list[DeviceData]:
+        """Queue a program for arrays of any one shape, with elements; `size`: of them."""
+        return self._queued(data, [shape] * len(self.outputs), (size,))
+
+    def _queued(self, data: Data, shapes: Sequence[tuple[int, ...]], sizes: tuple[int, ...]) -> list[DeviceData]:
+        device, place = self.device, self.place
+        stream = device.current_stream()
+        operands = [place.operand(a, stream) for a in data]
+        results = [place.empty(s, d, stream) for s, (_, d) in zip(shapes, self.outputs)]
+        arena, memory = device.pooled(self._arena) if self._arena else (0, None)
+        constants, status = self._fixed
+        memories = [*(d.address for d in operands), *(d.address for d in results), arena, constants]
+        for function, launch, args in self._calls:
+            device.launch(function, launch, [*sizes, *(memories[k] + offset for k, offset in args), status], stream)
+        for d in operands:
+            if d.stream != stream:
+                place.done(d, stream)
+        if self._guards:
+            place.defer(self, self._check, stream)
+        del memory  # used again by what comes later on this stream
+        return results
+
+    def _check(self) -> None:
+        """InputError where a kernel has found an index outside of its axis."""
+        status = np.zeros(STATUS_BYTES // 4, np.int32)
+        self.device.download(status.view(np.uint8), self._fixed[1], 0)
+        self.device.synchronize(0)
+        code, number, value, _ = status.tolist()
+        if code:
+            self.device.fill(self._fixed[1], 0, STATUS_BYTES, 0)
+            self.device.synchronize(0)
+            where = self._guards.get(number) or ", ".join(self._guards.values())
+            raise InputError(f"an index read at run time, {value}, lies outside of its axis, in {where}: check the values of integer operands")
+
+
+def started_directly(f: Any, where: Place) -> Callable[..., list[DeviceData]] | None:
+    """What a model of a few kernels computes, of DeviceData and without the care for arrays of all libraries; None for other models."""
+    native = f.natives[0] if isinstance(f, DeviceExecutable) and not f.graph.dims else None
+    if native is None or native.controls or len(native.calls) > FEW or native.constants.nbytes > KEPT_CONSTANTS:
+        return None
+    if any(map(is_call, native.cubins.values())):
+        return None
+    buffers = len(native.inputs) + len(native.outputs)
+    kernels = {k.symbol: Scheduled(k.symbol, k.text, NAIVE, native.launches[k.symbol], native.params[k.symbol]) for k in native.kernels}
+    names = {k.symbol: k for k in native.kernels}
+    notes = tuple(KernelNote(names[c.symbol].name, names[c.symbol].nodes, names[c.symbol].choice, True, names[c.symbol].text) for c in native.calls)
+    outputs = tuple((tuple(int(str(d)) for d in t.shape), t.dtype.numpy.name) for t in native.outputs)
+    calls = tuple((c.symbol, tuple(_memory(p, buffers) for p in c.args)) for c in native.calls)
+    plan = DevicePlan(outputs, calls, kernels, notes, native.sizes({})[1], native.constants.tobytes())
+    light = DeviceLight(plan, where, native.functions(where.device))
+    return lambda *data: light(data)
+
+
+def _memory(p: Where, buffers: int) -> tuple[int, int]:
+    """The memory of a DevicePlan in which an argument lies, and where; there are so many operands and results."""
+    if p.space == "buffer":
+        return p.number, p.inside
+    return (buffers, p.offset) if p.space == "arena" else (buffers + 1, p.number)
+
+
+class DeviceCompiler:
+    """Makes programs of graphs for one device. `options` as for `dnnc.compile`."""
+
+    def __init__(self, place: Place, **options: Any) -> None:
+        self.place, self.machine = place, place.machine
+        self.opts: CompileOptions = make_options({"target": place.name, **options})
+        self.cache = KernelCache(cache_folder(self.opts.cache))
+        self.ctx = pass_context(self.machine, self.opts, FOLD_LIMIT)
+        m: Machine = self.machine
+        self.seed = "\0".join([sources_version(), m.compiler.version, repr(m.target), self.opts.numerics, str(self.opts.opt_level)])
+        self.scheduled: OrderedDict[str, Scheduled] = OrderedDict()
+        self.functions: OrderedDict[str, Any] = OrderedDict()  # by symbol; checked
+        self.lock = RLock()
+
+    def compile(self, make: Callable[[], Graph], structure: str = "") -> Any:
+        """A function from a list of DeviceData to a list of DeviceData; see `light.Compiler.compile`."""
+        key = hashlib.sha256("\0".join(["device program", self.seed, structure]).encode()).hexdigest() if structure else ""
+        with self.lock:
+            return self._known(key) or self._new(make(), key)
+
+    def compile_flat(self, make: Callable[[], Graph], structure: str) -> DeviceLight | None:
+        """A program of element-wise ops for arrays of any one shape; see `light.Compiler.compile_flat`."""
+        key = hashlib.sha256("\0".join(["flat device program", self.seed, structure]).encode()).hexdigest()
+        with self.lock:
+            known = self._known(key)
+            if known is None:
+                graph = make()
+                PassManager().run(graph, LEVELS[self.opts.opt_level], self.ctx)
+                region = plan_region(graph, fuse=self.opts.opt_level >= 3, align=self.ctx.align, normed=self.ctx.normed)
+                known = self._made(graph, key, region) if len(region.fusion.groups) == 1 else None  # values between kernels would have no place
+            return known
+
+    def _known(self, key: str) -> DeviceLight | None:
+        data = self.cache.get(key) if key else None
+        return None if data is None else self._loaded(read_plan(data))
+
+    def _loaded(self, plan: DevicePlan) -> DeviceLight | None:
+        """The program of a plan; None where code of it is not here, or not checked."""
+        functions = {symbol: self._function(k) for symbol, k in plan.kernels.items()}
+        return None if any(f is None for f in functions.values()) else DeviceLight(plan, self.place, functions)
+
+    def _function(self, k: Scheduled) -> Any:
+        """A kernel that needs neither a compiler nor a check any more, loaded; else None."""
+        found = used(self.functions, k.symbol)
+        if found is None and (not self.opts.verify or self.cache.get(checked_key(k.symbol)) is not None):
+            cubin = self.cache.get(k.symbol[2:])
+            if cubin is not None:
+                found = self.place.device.load(cubin, k.symbol, k.launch, k.params, "pdl_wait(" in k.text)
+                keep(self.functions, k.symbol, found)
+        return found
+
+    def _new(self, graph: Graph, key: str) -> Any:
+        if graph.dims or needs_host(graph) or any("control" in n.op.traits for n in graph.nodes()):
+            return self._long_way(graph)
+        self._room([v.type.nbytes for v in graph.outputs])
+        original = graph.copy()
+        PassManager().run(graph, LEVELS[self.opts.opt_level], self.ctx)
+        region = plan_region(graph, fuse=self.opts.opt_level >= 3, align=self.ctx.align, normed=self.ctx.normed)
+        if any(g.kind in ("host", "control") for g in region.fusion.groups):
+            return self._long_way(original)
+        return self._made(graph, key, region) or self._long_way(original)
+
+    def _room(self, sizes: Sequence[Any]) -> None:
+        """TargetError where the results do not fit, before anything is compiled for them."""
+        total = sum(n for n in sizes if isinstance(n, int))
+        if total > ASKED:
+            self.place.device.pooled(total)  # which goes back to the pool, and is taken from there
+
+    def _long_way(self, graph: Graph) -> Callable[[Data], list[DeviceData]]:
+        names = [v.name for v in graph.inputs], [v.name for v in graph.outputs]
+        f = compile_for_device(graph, names, self.opts, self.cache, self.machine)
+
+        def run(data: Data) -> list[DeviceData]:
+            stream = self.place.device.current_stream()
+            r = f(*(self.place.operand(a, stream) for a in data)) if data else self._without_operands(f)
+            return [imported(x) for x in (r if isinstance(r, tuple) else (r,))]
+
+        return run
+
+    def _without_operands(self, f: Any) -> Any:
+        """A program that reads nothing would give NumPy arrays."""
+        r = f()
+        return tuple(map(self.place.upload, r)) if isinstance(r, tuple) else self.place.upload(r)
+
+    def _made(self, graph: Graph, key: str, region: Region) -> DeviceLight | None:
+        """The program of a graph after the passes; None where a library is to be called."""
+        memory = plan_memory(graph, region.fusion, region.inplace, region.nested)
+        steps, known = self._found(region, memory)
+        if not known:
+            steps, known = self._scheduled(region, memory)
+        if any(k is None for k in known):
+            return None
+        plan = self._linked(Program(graph, region.fusion, memory, tuple(steps), region), steps, [k for k in known if k is not None])
+        if key and len(plan.constants) <= KEPT_CONSTANTS:
+            self.cache.put(key, plan.to_json())
+        return self._loaded(plan)
+
+    def _key(self, naive: str, constants: Sequence[str], kind: str, inplace: Any) -> str:
+        return hashlib.sha256("\0".join(["device expression", self.seed, naive, *constants, kind, str(inplace)]).encode()).hexdigest()
+
+    def _nests(self, region: Region, memory: MemoryPlan) -> list[tuple[Any, Any, Any, str]]:
+        """Of each group its naive nest, the problem that it is, and the name of its schedule."""
+        out = []
+        for g in region.fusion.groups:
+            low = lower_group(region.graph, g, memory.inplace.get(g))
+            problem = classify(g.nodes, low, region.graph.constants)
+            out.append((g, low, problem, self._key(show_kernel(low.kernel), sorted(problem.constants), problem.kind, problem.inplace)))
+        return out
+
+    def _found(self, region: Region, memory: MemoryPlan) -> tuple[list[Step], list[Scheduled | None]]:
+        """The steps of a region where all of its schedules and their code are known: each has its naive nest in place of the scheduled one,
+        which reads and writes the same buffers. Nothing else."""
+        steps: list[Step] = []
+        known: list[Scheduled | None] = []
+        for g, low, problem, key in self._nests(region, memory):
+            found = self._find(key)
+            if found is None or self._function(found) is None:
+                return [], []
+            steps.append(Step(g, low.kernel, found.text, low.params, low.dims, found.choice, problem.flops))
+            known.append(found)
+        return steps, known
+
+    def _find(self, key: str) -> Scheduled | None:
+        found = used(self.scheduled, key)
+        if found is None and (data := self.cache.get(key)) is not None:
+            found = read_scheduled(json.loads(data))
+            keep(self.scheduled, key, found)
+        return found
+
+    def _scheduled(self, region: Region, memory: MemoryPlan) -> tuple[list[Step], list[Scheduled | None]]:
+        """The steps of a region, scheduled, compiled and checked here; None for calls of libraries."""
+        tuned = choose_of(self.opts, f"cuda -arch={self.machine.target.arch}", self.cache)
+        choose = first_choice if region.graph.dims else tuned
+        made = build_steps(region, memory, self.machine.templates, choose, self.ctx.spelled, True)
+        steps = [s for s in made if isinstance(s, Step)]
+        program = Program(region.graph, region.fusion, memory, tuple(steps), region)
+        native = build(program, self.machine.target, self.cache, self.machine.compiler, bool(self.opts.verify))
+        functions = native.functions(self.place.device)
+        for symbol in list(native.checks):
+            native.check(symbol, self.place.device, functions[symbol])
+        for symbol, f in functions.items():
+            keep(self.functions, symbol, f)
+        known: list[Scheduled | None] = []
+        for s, (_, _, _, key) in zip(steps, self._nests(region, memory)):
+            symbol = native.symbols[s.text]
+            if is_call(native.cubins[symbol]):
+                known.append(None)
+                continue
+            found = Scheduled(symbol, s.text, s.choice, native.launches[symbol], native.params[symbol])
+            keep(self.scheduled, key, found)
+            self.cache.put(key, json.dumps(found.plain()).encode())
+            known.append(found)
+        return steps, known
+
+    def _linked(self, program: Program, steps: Sequence[Step], known: Sequence[Scheduled]) -> DevicePlan:
+        constants, offsets = lay_out_constants(program)
+        linker = Linker(program, {k.text: k.symbol for k in known}, offsets)
+        g = program.graph
+        buffers = len(g.inputs) + len(g.outputs)
+        calls = tuple((c.symbol, tuple(_memory(p, buffers) for p in c.args)) for c in linker.entry())
+        notes = [KernelNote(s.kernel.name, tuple(n.op.name for n in s.group.nodes), str(k.choice), True, k.text) for s, k in zip(steps, known)]
+        outputs = tuple((tuple(int(str(d)) for d in v.type.shape if not g.dims), v.type.dtype.numpy.name) for v in g.outputs)
+        arena = 0 if g.dims else program.memory.offsets({})[1]
+        return DevicePlan(outputs, calls, {k.symbol: k for k in known}, tuple(notes), arena, constants.tobytes() if offsets else b"")

@@ -1,0 +1,320 @@
+"""Where arrays live: names of devices, elements on CUDA devices, and the ways there and back.
+
+`cpu` is the host, whose elements are NumPy arrays. `cuda:N` is a CUDA device, whose elements are DeviceData. A value without a device (None)
+is neutral: Python's numbers, and what is traced. It goes wherever the arrays are with which it is combined.
+
+Work on a device is queued on CuPy's current stream of the calling thread, as CuPy's own is, and nobody waits for it. DeviceData knows the
+stream of its elements: work on another one is made to wait for it on the device. Memory comes from CuPy's pool, which orders its reuse by
+streams as well.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dnnc.array.errors import ValueInputError
+from dnnc.backends.cuda.arrays import DeviceArray, Kind, device_number, dtype_name, interface_array
+from dnnc.ir.errors import InputError, TargetError
+
+if TYPE_CHECKING:
+    from dnnc.device_driver import Machine
+
+Array = np.ndarray[Any, Any]
+HOST = "cpu"
+NUMBERS = 1024  # numbers that are kept on a device, of each of its streams
+NUMBER_BYTES = 16  # what one takes there
+ALIGN = 16  # bytes: what addresses of kernels' operands are multiples of
+
+
+def device_name(device: Any) -> str:
+    """`cpu` or `cuda:N` for None (the host), for such a name (`cuda` is `cuda:0`), and for device objects of CuPy and torch.
+
+    Raises:
+        ValueInputError: it is no device. Whether this machine has it is asked where it is used.
+    """
+    if device is None:
+        return HOST
+    number = getattr(device, "id", None)
+    text = f"cuda:{number}" if isinstance(number, int) else str(device)
+    kind, _, index = text.partition(":")
+    if text == HOST or (kind == "cuda" and (index.isdigit() or text == "cuda")):
+        return text if kind == HOST else f"cuda:{int(index or 0)}"
+    raise ValueInputError(f"device={device!r}: expected 'cpu' or 'cuda:0'; dnnc.array.__array_namespace_info__().devices() lists what is here")
+
+
+_NEUTRAL: ContextVar[bool] = ContextVar("dnnc_neutral", default=False)
+
+
+@contextmanager
+def neutral() -> Iterator[None]:
+    """While a function is traced: what is made of nothing lives where the arguments of a call will."""
+    token = _NEUTRAL.set(True)
+    try:
+        yield
+    finally:
+        _NEUTRAL.reset(token)
+
+
+def in_trace() -> bool:
+    """Is a function being traced? Then arrays from around it stay what they are, so that others can be put in their place."""
+    return _NEUTRAL.get()
+
+
+def home(device: Any) -> str | None:
+    """Where a new array lives: on the device asked for, by default on the host; while a function is traced nowhere in particular."""
+    name = device_name(device)
+    return None if in_trace() else name
+
+
+def devices() -> tuple[str, ...]:
+    """The devices of this machine, the host first."""
+    from dnnc.backends.cuda.target import ask_device
+
+    found = [HOST]
+    while ask_device(len(found) - 1) is not None:
+        found.append(f"cuda:{len(found) - 1}")
+    return tuple(found)
+
+
+def mixed(what: str, one: str, other: str) -> ValueInputError:
+    """The error of operands that live apart."""
+    return ValueInputError(f"{what}: one operand lives on {one}, another on {other}; bring one of them over by x.to_device({one!r})")
+
+
+class DeviceData:
+    """Elements in order on a CUDA device. `keep` owns their memory, `stream` is the one in whose order they are made."""
+
+    __slots__ = ("address", "dtype", "keep", "place", "shape", "stream")
+
+    def __init__(self, place: Place, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], keep: Any, stream: int) -> None:
+        self.place, self.address, self.shape, self.dtype, self.keep, self.stream = place, address, shape, dtype, keep, stream
+
+    @property
+    def size(self) -> int:
+        n = 1
+        for d in self.shape:
+            n *= d
+        return n
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        stream = {"stream": self.stream or 1}  # 1 is the default one
+        return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.address, False), "version": 3, "strides": None, **stream}
+
+    def __dnnc_array__(self, number: int) -> DeviceArray:
+        """What a model on the device of this number takes. InputError where the elements are on another one."""
+        if self.place.device.number != number:
+            raise InputError(f"an array on {self.place.name} is given to a model on cuda:{number}; bring it there by x.to_device('cuda:{number}')")
+        return DeviceArray(self.address, self.shape, dtype_name(self.dtype), self, self.stream)
+
+    def __dnnc_kind__(self) -> Kind:
+        """How a model that takes these elements gives its results."""
+        stream = self.place.device.current_stream()
+        return Kind(lambda shape, dtype: self.place.empty(shape, dtype, stream), lambda a: a, stream, self.place.defer)
+
+    def viewed(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceData:
+        """The same bytes as other elements."""
+        return DeviceData(self.place, self.address, shape, dtype, self.keep, self.stream)
+
+
+class Place:
+    """A CUDA device as the home of arrays.
+
+    `pending`: checks, with their streams and what keeps these alive, that the next one who waits for the device makes: work that is under way may
+    still find an index outside of its axis.
+    """
+
+    def __init__(self, name: str, machine: Machine) -> None:
+        self.name, self.machine = name, machine
+        self.device = machine.device()
+        self.pending: dict[Any, tuple[Callable[[], None], int, Any]] = {}
+        self._numbers: OrderedDict[Any, DeviceData] = OrderedDict()
+        self._lock = threading.Lock()
+
+    # --- memory -----------------------------------------------------------------------------------------------------------------
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: int) -> DeviceData:
+        """Elements that nobody has written. TargetError says what to do where there is no room. `stream`: the current one."""
+        n = dtype.itemsize
+        for d in shape:
+            n *= d
+        address, keep = self.device.pooled(n)
+        return DeviceData(self, address, shape, dtype, keep, stream)
+
+    def upload(self, a: Array) -> DeviceData:
+        """A NumPy array, brought here. It may be written to when this returns: CUDA takes pageable memory along at once."""
+        a = np.ascontiguousarray(a).reshape(a.shape)
+        stream = self.device.current_stream()
+        made = self.empty(a.shape, a.dtype, stream)
+        if a.nbytes:
+            self.device.upload(made.address, a, stream)
+        return made
+
+    def fetch(self, data: DeviceData) -> Array:
+        """The elements as a NumPy array; waits for them. InputError where work of before has found an index outside of its axis."""
+        stream = self.device.current_stream()
+        self.order(data, stream)
+        made = np.empty(data.shape, data.dtype)
+        if made.nbytes:
+            self.device.download(made, data.address, stream)
+        self.device.synchronize(stream)
+        self.check()
+        return made
+
+    def copied(self, data: DeviceData, stream: int | None = None) -> DeviceData:
+        """A copy, here, of elements that lie here or on another device. `stream`: what it comes after, besides the elements."""
+        current = self.device.current_stream()
+        made = self.empty(data.shape, data.dtype, current)
+        at = current if stream is None else stream
+        if at != current:
+            self.follow(current, at)
+        if data.place is self:
+            self.order(data, at)
+            self.device.copy(made.address, data.address, data.nbytes, at)
+        else:
+            data.place.wait_here(data, self, at)
+            self.device.copy_from(made.address, data.place.device, data.address, data.nbytes, at)
+        self.done(data, at)
+        if at != current:
+            self.follow(at, current)
+        return made
+
+    def view(self, data: DeviceData) -> Any:
+        """The elements as an array of the device's own library (CuPy), ready in the order of its current stream."""
+        self.order(data, self.device.current_stream())
+        return self.device.view(data.address, data.shape, data.dtype, data)
+
+    # --- order ------------------------------------------------------------------------------------------------------------------
+
+    def follow(self, first: int, then: int) -> None:
+        """What comes on one stream from now on waits for what is on the other."""
+        event = self.device.new_event()
+        self.device.record(event, first)
+        self.device.wait(event, then)
+
+    def order(self, data: DeviceData, stream: int) -> None:
+        """Let a stream wait for elements."""
+        if data.stream != stream:
+            self.follow(data.stream, stream)
+
+    def done(self, data: DeviceData, stream: int) -> None:
+        """Let the elements' own stream, where their memory will be used again, wait for a stream that has read them."""
+        if data.place is not self:
+            event = self.device.new_event()
+            self.device.record(event, stream)
+            data.place.device.wait(event, data.stream)
+        elif data.stream != stream:
+            self.follow(stream, data.stream)
+
+    def wait_here(self, data: DeviceData, there: Place, stream: int) -> None:
+        """Let a stream of another device wait for elements of this one."""
+        event = self.device.new_event()
+        self.device.record(event, data.stream)
+        there.device.wait(event, stream)
+
+    def defer(self, key: Any, check: Callable[[], None], stream: int) -> None:
+        """Make a check when somebody waits, of work on the current stream."""
+        self.pending[key, stream] = check, stream, self.device.stream_object()
+
+    def check(self) -> None:
+        """InputError where work of before has found an index outside of its axis; waits for that work."""
+        while self.pending:
+            try:
+                _, (check, stream, _keep) = self.pending.popitem()
+            except KeyError:  # another thread has taken the last one
+                return
+            self.device.synchronize(stream)
+            check()
+
+    # --- operands ---------------------------------------------------------------------------------------------------------------
+
+    def operand(self, a: Array | DeviceData, stream: int) -> DeviceData:
+        """An operand of a program that runs on a stream. Numbers are kept here for the next time."""
+        if isinstance(a, DeviceData):
+            self.order(a, stream)
+            return a
+        if a.nbytes > NUMBER_BYTES or not a.nbytes:
+            return self.upload(a)
+        key = stream, a.dtype, a.shape, a.tobytes()
+        with self._lock:
+            found = self._numbers.get(key)
+            if found is None:
+                address, keep = self.device.pooled(NUMBER_BYTES)
+                self.device.upload(address, a, stream)
+                found = self._numbers[key] = DeviceData(self, address, a.shape, a.dtype, keep, stream)
+                if len(self._numbers) > NUMBERS:
+                    self._numbers.popitem(last=False)
+            else:
+                self._numbers.move_to_end(key)
+            return found
+
+
+@cache
+def place(name: str) -> Place:
+    """The device of a name such as `cuda:0`. TargetError says what is missing, and what to do."""
+    from dnnc import device_driver
+    from dnnc.options import make_options
+
+    try:
+        return Place(name, device_driver.cuda_machine(make_options({"target": name})))
+    except TargetError as e:
+        raise TargetError(f"device={name!r}: {e}; dnnc.array.__array_namespace_info__().devices() lists what is here") from None
+
+
+# --- elements of other libraries ----------------------------------------------------------------------------------------------
+
+
+def imported(a: Any) -> DeviceData:
+    """The elements of a device array of another library, shared; copied where they are not in order, or do not begin where kernels count on."""
+    if isinstance(a, DeviceData):
+        return a
+    where = place(f"cuda:{device_number(a)}")
+    found = interface_array(a)
+    dtype = np.dtype(found.dtype)
+    current = where.device.current_stream()
+    ready = found.ready if found.ready != 1 else 0  # 1 is the default one
+    if ready not in (None, current):
+        where.follow(int(ready or 0), current)
+    data = DeviceData(where, found.address, found.shape, dtype, (found.keep, where.device.stream_object()), current)
+    return where.copied(data) if data.address % ALIGN else data
+
+
+def on_host(data: Array | DeviceData) -> Array:
+    """Elements as a NumPy array, wherever they lie."""
+    return data.place.fetch(data) if isinstance(data, DeviceData) else data
+
+
+def moved_to(data: Array | DeviceData, name: str, stream: int | None = None) -> Array | DeviceData:
+    """Elements on another device; themselves where they lie there already."""
+    if name == HOST:
+        return on_host(data)
+    there = place(name)
+    if isinstance(data, DeviceData):
+        return data if data.place is there else there.copied(data, stream)
+    return there.upload(data)
+
+
+def common(what: str, names: Sequence[str | None]) -> str | None:
+    """The device of several values; None where all are neutral. ValueInputError where they are on two."""
+    found: str | None = None
+    for n in names:
+        if n is not None and n != found:
+            if found is not None:
+                raise mixed(what, found, n)
+            found = n
+    return found
+
+
+__all__ = ["HOST", "DeviceData", "InputError", "Place", "common", "device_name", "devices", "imported", "mixed", "moved_to", "on_host", "place"]
