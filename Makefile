@@ -55,11 +55,17 @@ clean:  ## remove the virtual environment and everything that was generated
 
 # mypy does not see an editable install whose folders have other names than its packages, so it gets a tree of links: dnnc/ is compiler/
 # with ir/, passes/ ... inside. The tree is made anew each time, for modules come and go.
+# With PYTHONPATH=.types dnnc also runs where nothing can be installed; the metadata tell its version, and PyTorch of the backend.
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+INFO = .types/dnnc-$(VERSION).dist-info
+
 .PHONY: .types
 .types:
 	@rm -rf .types && mkdir -p .types/dnnc
 	@for f in compiler/*; do case $$f in */__pycache__) ;; *) ln -s ../../$$f .types/dnnc/ ;; esac; done
 	@for d in $(filter-out compiler,$(wildcard $(CODE))); do ln -s ../../$$d .types/dnnc/; done
+	@mkdir $(INFO) && printf 'Metadata-Version: 2.1\nName: dnnc\nVersion: $(VERSION)\n' > $(INFO)/METADATA
+	@awk '/^\[project.entry-points./ {sub(/project.entry-points./, ""); on = 1; print; next} /^\[/ {on = 0} on {gsub(/"/, ""); print}' pyproject.toml > $(INFO)/entry_points.txt
 
 # Two stamps: installed to run, installed to develop. pip's editable install follows the sources by itself.
 $(VENV)/run: pyproject.toml | $(BIN)/python

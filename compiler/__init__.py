@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dnnc import array as array
     from dnnc import ir as ir
+    from dnnc.array.custom import custom_op as custom_op
     from dnnc.array.kernels import elementwise_kernel as elementwise_kernel
     from dnnc.array.kernels import reduction_kernel as reduction_kernel
     from dnnc.driver import Executable as Executable
     from dnnc.driver import TensorSpec as TensorSpec
     from dnnc.driver import compile as compile
+    from dnnc.export import to_onnx as to_onnx
     from dnnc.frontends.onnx import from_onnx as from_onnx
     from dnnc.frontends.trace import Spec as Spec
     from dnnc.frontends.trace import cond as cond
     from dnnc.frontends.trace import scan as scan
     from dnnc.frontends.trace import trace as trace
+    from dnnc.frontends.trace import vmap as vmap
     from dnnc.frontends.trace import while_loop as while_loop
     from dnnc.ir.errors import AccuracyError as AccuracyError
     from dnnc.ir.errors import ArtifactError as ArtifactError
@@ -45,10 +48,12 @@ if TYPE_CHECKING:
     __version__: str
 
 _WHERE = {
+    "dnnc.array.custom": ("custom_op",),
     "dnnc.array.kernels": ("elementwise_kernel", "reduction_kernel"),
     "dnnc.driver": ("Executable", "TensorSpec", "compile"),
+    "dnnc.export": ("to_onnx",),
     "dnnc.frontends.onnx": ("from_onnx",),
-    "dnnc.frontends.trace": ("Spec", "cond", "scan", "trace", "while_loop"),
+    "dnnc.frontends.trace": ("Spec", "cond", "scan", "trace", "vmap", "while_loop"),
     "dnnc.ir.errors": (
         "AccuracyError", "ArtifactError", "ArtifactWarning", "DnncError", "DnncWarning", "InputError", "InternalError", "ModelError",
         "ParseError", "ScheduleError", "ShapeError", "TargetError", "TuneError", "UnsupportedError", "VerifyError",

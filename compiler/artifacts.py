@@ -138,7 +138,7 @@ def _versions() -> tuple[str, str, str]:
 def _plain_options(options: CompileOptions) -> dict[str, Any]:
     values = {f.name: getattr(options, f.name) for f in dataclasses.fields(options) if f.name not in MACHINE_OPTIONS}
     winners = {"tune": plain_winners(options.tune)} if isinstance(options.tune, Mapping) else {}
-    return {**values, **winners, "dims": dict(options.dims)}
+    return {**values, **winners, "dims": dict(options.dims), "donate": dict(options.donate)}
 
 
 def types_text(name: str, typed: Sequence[tuple[str, TensorType]]) -> str:

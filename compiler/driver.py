@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Union
 
-from dnnc.accuracy import as_stored, check_model
+from dnnc.accuracy import check_model
 from dnnc.backends.cache import KernelCache
 from dnnc.backends.llvm.build import build
 from dnnc.backends.llvm.features import CpuTarget
@@ -22,8 +22,10 @@ from dnnc.backends.llvm.spelling import spelled
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.llvm.worker_pool import CompileService
 from dnnc.backends.runtime import runtime
+from dnnc.bound import of_function, of_graph
+from dnnc.donation import donated
 from dnnc.executable import Executable
-from dnnc.ir.errors import InputError, ShapeError
+from dnnc.ir.errors import InputError, ShapeError, UnsupportedError
 from dnnc.ir.expr import Var
 from dnnc.ir.form import ARRAY
 from dnnc.ir.graph import Graph, identifier
@@ -33,6 +35,7 @@ from dnnc.late import Given, LateExecutable, Special
 from dnnc.memory import check_possible, check_program
 from dnnc.options import CompileOptions, cache_folder, check_every_pass, make_options, thread_count
 from dnnc.origin import OnnxParts, Origin
+from dnnc.parameters import Parameters, frozen, with_parameters
 from dnnc.passes.base import PassContext, PassManager, PassRecord
 from dnnc.passes.graph.segments import needs_host
 from dnnc.passes.pipelines import compile_program
@@ -50,19 +53,31 @@ if TYPE_CHECKING:
 __all__ = ["Executable", "TensorSpec", "compile"]
 
 Progress = Callable[[str, int, int], None]
+LARGEST = (1 << 31) - 1  # what a size may be of which nothing is said
 
 
 Made = Union[Executable, ReferenceExecutable, StagedExecutable, "DeviceExecutable"]
 Compiled = Union[Made, LateExecutable]
 
 
-def compile(model: Any, progress: Progress | None = None, *, inputs: Sequence[Any] | Mapping[str, Any] | None = None, **options: Any) -> Any:
+def compile(
+    model: Any,
+    progress: Progress | None = None,
+    *,
+    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    parameters: Mapping[str, Any] | Sequence[str] | bool | None = None,
+    **options: Any,
+) -> Any:
     """Compile a model.
 
     Args:
-        model: path to an .onnx file, its bytes, an onnx.ModelProto, a dnnc.ir Graph, or a function of array code.
+        model: path to an .onnx file, its bytes, an onnx.ModelProto, a dnnc.ir Graph, a function of array code, a torch.nn.Module, or a program
+            of torch.export.
         progress: called with (stage, done, of) while kernels compile.
         inputs: of a function: what `dnnc.trace` takes, a Spec for each array; or a dict of them by the names of its arguments.
+        parameters: weights that are bound by reference and may be replaced or changed by their owner, see `Executable.refit`: of a function a
+            dict by the names of its arguments, which then are none of a call's, or of any names for arrays of dnnc.array that it captures; of an
+            ONNX model the names of initializers, a dict of arrays for them, or True for all float ones; of a graph constants or inputs likewise.
         **options: see CompileOptions.
 
     Returns:
@@ -72,29 +87,57 @@ def compile(model: Any, progress: Progress | None = None, *, inputs: Sequence[An
         DnncError: a subclass that says what is wrong with the model, the options or the target.
     """
     opts = make_options(options)
+    if is_torch(model):
+        from dnnc.torch_program import compile_module
+
+        return compile_module(model, inputs, progress, opts, options)
+    bound: Mapping[str, Any] | None = None
     if inputs is not None or inspect.isroutine(model) or hasattr(model, "__wrapped__"):
-        model = traced_graph(model, inputs)
+        model, bound = traced_graph(model, inputs, parameters)
+        opts = open_dims(opts, model)
+    elif isinstance(model, Graph) and parameters:
+        model, bound = of_graph(model, () if isinstance(parameters, bool) else parameters)
+    if parameters and isinstance(opts.tune, (int, float)):
+        raise InputError("tune: a search takes no parameters; tune the model without them, and give the log to this compilation")
     if isinstance(opts.tune, (int, float)):
         return tuned_first(model, opts.tune, progress, options)
     opts = resolved(opts)
     if isinstance(model, Graph):
-        return compile_graph(model, ([v.name for v in model.inputs], [v.name for v in model.outputs]), opts, progress)
+        return compile_graph(model, ([v.name for v in model.inputs], [v.name for v in model.outputs]), opts, progress, parameters=bound)
     if isinstance(model, (str, os.PathLike, bytes, bytearray)) or type(model).__name__ == "ModelProto":
-        return compile_onnx(model, opts, progress)
+        return compile_onnx(model, opts, progress) if not parameters else compile_bound(model, parameters, opts, progress)
     raise InputError(
         f"cannot compile a {type(model).__name__}: expected a path to an .onnx file, its bytes, a ModelProto, a dnnc.ir.Graph, or a function and its inputs"
     )
 
 
-def traced_graph(fn: Any, inputs: Sequence[Any] | Mapping[str, Any] | None) -> Graph:
-    """The graph of a function of array code. InputError where it is none, or nothing says what it takes."""
-    from dnnc.frontends.trace import trace
+def is_torch(model: Any) -> bool:
+    """Is this a module of PyTorch, or a program that it has exported? torch is not imported to say so."""
+    return any(
+        f"{c.__module__}.{c.__name__}" in ("torch.nn.modules.module.Module", "torch.export.exported_program.ExportedProgram")
+        for c in type(model).__mro__
+    )
+
+
+def open_dims(opts: CompileOptions, graph: Graph) -> CompileOptions:
+    """Options for a traced graph: sizes that are names are for one program to serve, unless the options say more of them."""
+    return replace(opts, dims={**dict.fromkeys(graph.dims, (1, LARGEST)), **opts.dims}) if graph.dims else opts
+
+
+def traced_graph(fn: Any, inputs: Sequence[Any] | Mapping[str, Any] | None, parameters: Any = None) -> tuple[Graph, Mapping[str, Any]]:
+    """The graph of a function of array code, and its parameters. InputError where it is none, or nothing says what it takes."""
 
     if not callable(fn):
         raise InputError(f"inputs: only a function takes them, not a {type(fn).__name__}; sizes of a model are given by dims")
     if inputs is None:
         raise InputError("a function needs inputs=[...], a dnnc.Spec(shape, dtype) for each array; dnnc.jit finds them at each call")
-    return trace(fn, **inputs) if isinstance(inputs, Mapping) else trace(fn, *inputs)
+    if parameters is None:
+        from dnnc.frontends.trace import trace
+
+        return trace(fn, **inputs) if isinstance(inputs, Mapping) else trace(fn, *inputs), {}
+    if not isinstance(parameters, Mapping):
+        raise InputError("parameters: of a function they are a dict of arrays, by the names of its arguments")
+    return of_function(fn, inputs, parameters)
 
 
 def tuned_first(model: Any, budget: float, progress: Progress | None, options: Mapping[str, Any]) -> Any:
@@ -151,6 +194,29 @@ def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) ->
     return made
 
 
+def compile_bound(model: Any, parameters: Mapping[str, Any] | Sequence[str] | bool, opts: CompileOptions, progress: Progress | None) -> Made:
+    """Compile an ONNX model some of whose weights are parameters. UnsupportedError where sizes depend on what they hold, or on other contents."""
+    from dnnc.frontends.onnx import NeedsValues, read_model
+    from dnnc.frontends.onnx.parameters import bound_weights
+    from dnnc.frontends.onnx.reader import load
+
+    start = time.perf_counter()
+    opened = load(model)
+    while True:
+        changed, bound = bound_weights(opened, parameters)
+        try:
+            made = read_model(changed, dims=opts.dims)
+            break
+        except NeedsValues as e:
+            own = set(e.inputs) & set(bound)
+            if not own or not isinstance(parameters, bool):
+                what = f"the contents of {', '.join(sorted(own))} steer it" if own else str(e)
+                raise UnsupportedError(f"parameters: the model cannot be compiled with weights that are not known: {what}") from e
+            parameters = [n for n in bound if n not in own]
+    names = list(made.inputs), list(made.outputs)
+    return compile_graph(made.graph, names, replace(opts, dims=_left(opts, made.graph)), progress, time.perf_counter() - start, None, bound)
+
+
 def needs(error: Exception) -> tuple[str, ...]:
     """The inputs whose contents a reading asks for."""
     from dnnc.frontends.onnx import NeedsValues
@@ -198,6 +264,7 @@ def compile_graph(
     progress: Progress | None = None,
     import_seconds: float = 0.0,
     onnx: Callable[[], OnnxParts] | None = None,
+    parameters: Mapping[str, Any] | None = None,
 ) -> Made:
     """Compile a graph, which stays as it is.
 
@@ -208,19 +275,21 @@ def compile_graph(
         progress: told (stage, done, of).
         import_seconds: for the report.
         onnx: gives the model that it was read from; a saved executable keeps it.
+        parameters: inputs that are bound to these arrays and are no arguments of a call; see `Executable.refit`.
     """
     opts = resolved(opts)
     graph = specialise(graph, {n: d for n, d in opts.dims.items() if isinstance(d, int)})
     graph = bound_dims(graph, {n: d for n, d in opts.dims.items() if not isinstance(d, int)})
     names = expose(graph, names, opts.outputs)
     target = parse_target(opts.target)
+    graph, names, bound = with_roles(graph, names, opts, parameters or {}, target.kind)
     if target.kind == "reference":
-        return ReferenceExecutable(as_stored(graph, opts.precision), names)
+        return ReferenceExecutable(graph, names, opts.precision, bound)
     if target.kind == "cuda":
         from dnnc.device_driver import compile_for_device, cuda_machine
 
         kernels, machine = KernelCache(cache_folder(opts.cache)), cuda_machine(opts)
-        return compile_for_device(graph, names, opts, kernels, machine, progress, import_seconds, onnx)
+        return compile_for_device(graph, names, opts, kernels, machine, progress, import_seconds, onnx, parameters=bound)
     cpu = parse_cpu(str(target), opts.threads)
     check_possible(graph)
     cache = KernelCache(cache_folder(opts.cache))
@@ -232,11 +301,35 @@ def compile_graph(
     lows = lows_without_empties(graph) if symbolic else {}
     threads = min(thread_count(opts.threads), cpu.threads)
     log = Log(graph.name, str(target), threads, import_seconds)
-    maker = Maker(graph, opts, cpu, threads, log, cache, lows if symbolic else None, progress)
-    f = Executable(maker.origin(names, onnx), threads, log)
+    maker = Maker(graph, opts, cpu, threads, log, cache, lows if symbolic else None, progress, parameters=bound)
+    f = Executable(maker.origin(names, onnx), threads, log, bound)
     if not graph.dims:
         f.prepare([tuple(int(d) for d in v.type.shape if isinstance(d, int)) for v in graph.inputs])
     return f
+
+
+def with_roles(
+    graph: Graph, names: tuple[list[str], list[str]], opts: CompileOptions, parameters: Mapping[str, Any], kind: str
+) -> tuple[Graph, tuple[list[str], list[str]], Parameters | None]:
+    """A graph in which some inputs are parameters and others donated, the names of what is left, and the parameters.
+
+    Raises:
+        InputError: an array or a pair does not fit.
+        UnsupportedError: there are host steps, or the target has no such thing.
+    """
+    bound = None
+    if parameters:
+        graph, inputs, bound = with_parameters(graph, names[0], parameters)
+        names = inputs, names[1]
+    if opts.donate:
+        graph = graph if bound is not None else graph.copy()
+        graph.donated = donated(graph, names, opts.donate)
+    if opts.donate and kind == "cuda":
+        raise UnsupportedError("donate= is for programs of the CPU; on a device `bind` keeps results in the caller's buffers")
+    if (bound is not None or opts.donate) and kind != "reference" and needs_host(graph):
+        asked = "parameters" if bound is not None else "donate"
+        raise UnsupportedError(f"{asked}= is for models without steps on the host; `report` of the model compiled without it names those")
+    return graph, names, bound
 
 
 def has_control(graph: Graph) -> bool:
@@ -273,6 +366,7 @@ class Maker:
     shared: Mapping[str, int] | None
     progress: Progress | None = None
     given: Mapping[str, bytes] | None = None
+    parameters: Parameters | None = None
 
     def origin(self, names: tuple[Sequence[str], Sequence[str]], onnx: Callable[[], OnnxParts] | None = None) -> Origin:
         """Where an executable of this graph comes from."""
@@ -298,16 +392,23 @@ class Maker:
         native = build_native(program, self.cpu, self.opts, self.cache, laps.through(self.progress), self.given)
         laps.lap("link")
         if self.opts.verify == "model" and all(dims.values()):
-            trial = Executable(replace(origin, specialise=lambda _: native), self.threads, self.log)
-            check_model(trial, self.graph, dims, origin.outputs, self.opts.precision)
+            trial = Executable(replace(origin, specialise=lambda _: native), self.threads, self.log, self.parameters)
+            graph = self.graph if self.parameters is None else frozen(self.graph, self.parameters.held)
+            check_model(lambda *arrays: trial(*(a.copy() for a in arrays)), graph, dims, origin.outputs, self.opts.precision)
             laps.lap("check model")
-        self.log.add(program_report(native, dims, common, [*manager.records, *self.gaps(program)], laps.seconds))
+        self.log.add(program_report(native, dims, common, [*manager.records, *self.gaps(program, origin)], laps.seconds))
         return native
 
-    def gaps(self, program: Program) -> list[PassRecord]:
-        """Which kernels are too long for the gate, as a record of the report."""
+    def gaps(self, program: Program, origin: Origin) -> list[PassRecord]:
+        """Which kernels are too long for the gate, and which outputs are not made where they end, as records of the report."""
+        size = len(program.graph)
         notes = not_checked(program.kernels, {}) if self.opts.verify and not program.dims else ()
-        return [PassRecord("kernel gate", 0.0, len(program.graph), len(program.graph), False, notes)] if notes else []
+        out = [PassRecord("kernel gate", 0.0, size, size, False, notes)] if notes else []
+        copied = [k for k, j in program.graph.donated.items() if program.memory.place[program.graph.outputs[k]] != ("input", j)]
+        if copied:
+            said = ", ".join(origin.outputs[k] for k in copied)
+            out.append(PassRecord("donate", 0.0, size, size, False, (f"{said}: copied to the memory of its input, which is read after it is made",)))
+        return out
 
 
 def expose(graph: Graph, names: tuple[list[str], list[str]], wanted: Sequence[str]) -> tuple[list[str], list[str]]:

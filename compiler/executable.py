@@ -8,19 +8,23 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.native import Native, shape_of
-from dnnc.backends.runtime import FRAME_CONSTANTS, FRAME_OFFSETS, Frame, runtime
+from dnnc.backends.results import results as result_memory
+from dnnc.backends.runtime import FRAME_BOUND, FRAME_CONSTANTS, FRAME_OFFSETS, Frame, runtime
+from dnnc.donation import Donation, donated, placed
 from dnnc.ir.errors import InputError, InternalError
 from dnnc.ir.expr import Expr, Var, const
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import bind_dims
 from dnnc.memory import check_fits
 from dnnc.origin import Origin
+from dnnc.parameters import Parameters, Table, frozen
 from dnnc.report import Report
 from dnnc.report.log import Log
 from dnnc.signature import Signature, TensorSpec, described
@@ -34,14 +38,16 @@ MAX_PLANS = 512  # memory plans kept of one symbolic program, some kilobytes eac
 
 
 class Held:
-    """The memory of one call: a frame, and the addresses of its buffers. Calls of all shapes use it in turns."""
+    """The memory of one call: a frame, and the addresses of its buffers. Calls of all shapes use it in turns. `table`: of the parameters that
+    it reads, which stay alive as long."""
 
-    __slots__ = ("address", "frame", "owner", "pointers")
+    __slots__ = ("address", "frame", "owner", "pointers", "table")
 
     def __init__(self, frame: Frame, buffers: int, owner: Bound) -> None:
         self.frame, self.owner = frame, owner
         self.pointers: Any = (ctypes.c_void_p * buffers)()
         self.address: int = ctypes.addressof(self.pointers)
+        self.table: Table | None = None
 
 
 class Bound:
@@ -50,9 +56,23 @@ class Bound:
     `free` is shared by the shapes of an executable: as many frames as calls ran at once, each as large as its largest call needed.
     """
 
-    __slots__ = ("arena_bytes", "dims", "dims_address", "empty", "entry", "free", "native", "nthreads", "offsets", "outputs", "used")
+    __slots__ = (
+        "arena_bytes",
+        "at_once",
+        "dims",
+        "dims_address",
+        "empty",
+        "entry",
+        "free",
+        "native",
+        "nthreads",
+        "offsets",
+        "outputs",
+        "parameters",
+        "used",
+    )
 
-    def __init__(self, native: Native, dims: Mapping[Var, int], nthreads: int, free: list[Held]) -> None:
+    def __init__(self, native: Native, dims: Mapping[Var, int], nthreads: int, free: list[Held], parameters: Parameters | None = None) -> None:
         env: dict[Expr, Expr] = {v: const(n) for v, n in dims.items()}
         self.native, self.entry = native, native.entry
         self.nthreads = nthreads if native.parallel else 1
@@ -64,6 +84,8 @@ class Bound:
         self.offsets = np.array(offsets, np.int64)
         check_fits([(f"output {k}", s, d) for k, (s, d) in enumerate(self.outputs)], self.arena_bytes)
         self.free = free
+        self.parameters = parameters if native.prologue is not None else None
+        self.at_once: frozenset[int] = frozenset()  # outputs that kernels write to the memory of donated inputs
         self.used = False  # again, since it was last looked at whether to drop it
 
     def take(self, buffers: int) -> Held:
@@ -73,9 +95,18 @@ class Bound:
         except IndexError:
             held = None
         if held is None or held.frame.arena.nbytes < self.arena_bytes:
-            held = Held(Frame(self.arena_bytes), buffers, self)
-        elif held.owner is self:
-            return held
+            held = self._own(Held(Frame(self.arena_bytes), buffers, self))
+        elif held.owner is not self:
+            self._own(held)
+        if self.parameters is not None:
+            table = self.parameters.table(self.native)
+            if held.table is not table:
+                held.table = table
+                held.frame.slots[FRAME_BOUND] = table.address
+        return held
+
+    def _own(self, held: Held) -> Held:
+        """Give a frame this plan."""
         held.owner = self
         held.frame.slots[FRAME_OFFSETS] = self.offsets.ctypes.data
         held.frame.slots[FRAME_CONSTANTS] = self.native.constants.ctypes.data
@@ -89,16 +120,18 @@ class Executable:
     threads at once. A model with symbolic dims is specialised to each shape it meets, the last MAX_SPECIALISATIONS of them kept.
     """
 
-    def __init__(self, origin: Origin, nthreads: int, log: Log) -> None:
-        self._origin, self._nthreads, self._log = origin, nthreads, log
+    def __init__(self, origin: Origin, nthreads: int, log: Log, parameters: Parameters | None = None) -> None:
+        self._origin, self._nthreads, self._log, self._parameters = origin, nthreads, log, parameters
         self._signature = Signature(origin.interface, origin.inputs, origin.outputs)
         self._collect = self._signature.collect
+        pairs = donated(origin.interface, (origin.inputs, origin.outputs), origin.options.donate)
+        self._donation = Donation(pairs, list(origin.inputs)) if pairs else None
         self._bound: OrderedDict[tuple[tuple[int, ...], ...], Bound] = OrderedDict()
         self._natives: OrderedDict[tuple[int, ...], Native] = OrderedDict()
         self._free: list[Held] = []
         self._when_empty: Callable[[Sequence[tuple[int, ...]]], Any] | None = None
         self._lock = threading.RLock()
-        self._launch = runtime().launch
+        self._launch, self._empty = runtime().launch, result_memory().empty
 
     # --- what it is -----------------------------------------------------------------------------------------------------------
 
@@ -109,6 +142,26 @@ class Executable:
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         return self._signature.outputs
+
+    @property
+    def parameters(self) -> tuple[TensorSpec, ...]:
+        """The arrays that it was compiled with `parameters=` for; see `refit`."""
+        return self._parameters.specs if self._parameters is not None else ()
+
+    def refit(self, changed: Mapping[str, Any] | None = None) -> None:
+        """Use other arrays for parameters from now on, or see what their owner wrote into them. Nothing is compiled.
+
+        Args:
+            changed: arrays by name, of the same shapes and dtypes, which are shared where they are contiguous. All parameters are packed anew,
+                also those that are not named.
+
+        Raises:
+            InputError: there is no such parameter, or an array does not fit; then everything is as it was.
+        """
+        if self._parameters is None:
+            raise InputError("refit: the model has no parameters; compile it with parameters=")
+        self._parameters.refit(changed or {})
+        self._free.clear()  # they hold what the old arrays were packed into
 
     @property
     def natives(self) -> list[Native]:
@@ -149,21 +202,48 @@ class Executable:
         """Run the model. InputError names the input, what was expected and what was given."""
         arrays = self._collect(args, named)
         bound = self._bind(arrays)
-        results = [np.empty(s, d) for s, d in bound.outputs]
-        self._execute(bound, arrays, results)
+        results = [self._empty(s, d) for s, d in bound.outputs]
+        if self._donation is None:
+            self._execute(bound, arrays, results)
+        else:
+            results = self._execute_donated(bound, arrays, results)
         return results[0] if len(results) == 1 else tuple(results)
 
     def run(self, inputs: Any, outputs: Sequence[Array] | None = None) -> Any:
-        """Run into given buffers (contiguous, of the right shape and dtype, not overlapping the inputs); without them as a call."""
+        """Run into given buffers (contiguous, of the right shape and dtype, not overlapping the inputs); without them as a call.
+
+        The buffer of an output that takes the memory of a donated input may be that input.
+        """
         arrays = self._collect((inputs,) if isinstance(inputs, Mapping) else tuple(inputs), {})
         bound = self._bind(arrays)
-        if outputs is None:
-            results = [np.empty(s, d) for s, d in bound.outputs]
+        results = [self._empty(s, d) for s, d in bound.outputs] if outputs is None else list(outputs)
+        if outputs is not None:
+            self._signature.check_outputs(bound.outputs, [*arrays, *self._weights], results, self._pairs)
+        if self._donation is None:
+            self._execute(bound, arrays, results)
         else:
-            results = list(outputs)
-            self._signature.check_outputs(bound.outputs, arrays, results)
-        self._execute(bound, arrays, results)
+            results = self._execute_donated(bound, arrays, results, outputs is not None)
         return results[0] if len(results) == 1 else tuple(results)
+
+    @property
+    def _weights(self) -> Sequence[Array]:
+        """What parameters hold: memory of others that kernels may read as it is."""
+        return () if self._parameters is None else list(self._parameters.arrays.values())
+
+    @property
+    def _pairs(self) -> Mapping[int, int]:
+        return {} if self._donation is None else self._donation.pairs
+
+    def _execute_donated(self, bound: Bound, arrays: Sequence[Array], results: list[Array], given: bool = False) -> list[Array]:
+        """A call whose results take the memory of inputs. `given`: the caller wants them in these buffers too."""
+        assert self._donation is not None
+        self._donation.check(arrays, self._weights)
+        own = results
+        if given:  # what is copied in the end must not go through the buffer of an input
+            own = [np.empty_like(r) if k in self._pairs and k not in bound.at_once else r for k, r in enumerate(results)]
+        buffers = self._donation.place(bound.at_once, arrays, own)
+        self._execute(bound, arrays, buffers)
+        return self._donation.finish(buffers, arrays, results if given else None)
 
     def bind(self, inputs: Any, outputs: Sequence[Array]) -> Callable[[], None]:
         """A function that runs on these very buffers each time it is called, copying nothing. It keeps the buffers alive."""
@@ -174,8 +254,14 @@ class Executable:
                 raise InputError(f"input {name}: bind needs a contiguous array that it can keep; got {described(b)}")
         bound = self._bind(arrays)
         results = list(outputs)
-        self._signature.check_outputs(bound.outputs, arrays, results)
-        return lambda: self._execute(bound, arrays, results)
+        self._signature.check_outputs(bound.outputs, [*arrays, *self._weights], results, self._pairs)
+        if self._donation is None:
+            return lambda: self._execute(bound, arrays, results)
+
+        def call() -> None:
+            self._execute_donated(bound, arrays, results, True)
+
+        return call
 
     def profile(self, *args: Any, repeats: int | None = None, **named: Any) -> Profile:
         """Where the time of a call on these inputs goes, kernel by kernel; print it. `repeats`: calls to measure, about a second's by default."""
@@ -228,7 +314,8 @@ class Executable:
                 dims = bind_dims(self._origin.interface, [a.shape for a in arrays])
                 native = self._native(dims)
                 by_name = {v.name: n for v, n in dims.items()}
-                bound = Bound(native, {v: by_name[v.name] for v in native.dims}, self._nthreads, self._free)
+                bound = Bound(native, {v: by_name[v.name] for v in native.dims}, self._nthreads, self._free, self._parameters)
+                bound.at_once = placed(self._pairs, native.calls, len(arrays))
             while len(self._bound) >= MAX_PLANS:
                 self._drop_plan()
             self._bound[key] = bound
@@ -284,7 +371,7 @@ class Executable:
         """Write the compiled model to a file that `dnnc.load` reads: what was compiled so far, and the model to compile the rest.
 
         Args:
-            path: the file; it is replaced at once, so that no reader sees half of it.
+            path: the file; it is replaced at once, so that no reader sees half of it. Parameters are constants in it.
             small: leave out weights in the order that kernels read them. Loading then takes as long as the passes do.
 
         Raises:
@@ -292,9 +379,26 @@ class Executable:
         """
         from dnnc.artifacts import save_executable
 
+        if self._parameters is not None:
+            self._without_parameters().save(path, small)
+            return
         with self._lock:
             programs = list(self._natives.items())
         save_executable(path, self._origin, programs, self._log.programs, small)
+
+    def frozen(self) -> Graph:
+        """The imported graph with what its parameters are now as constants."""
+        return self.graph if self._parameters is None else frozen(self.graph, self._parameters.held)
+
+    def _without_parameters(self) -> Executable:
+        """The model with what its parameters are now as constants, compiled anew."""
+        from dnnc.driver import compile_graph
+
+        g, names = self.frozen(), (list(self._origin.inputs), list(self._origin.outputs))
+        options = self._origin.options  # sizes that were fixed and outputs that were added are in the graph
+        f: Any = compile_graph(g, names, replace(options, dims={n: d for n, d in options.dims.items() if n in g.dims}, outputs=()))
+        assert isinstance(f, Executable)
+        return f
 
     def adopt(self, programs: Iterable[tuple[tuple[int, ...], Native]]) -> None:
         """Take programs that were compiled elsewhere, by the sizes that they serve in the order of the dims' names; () serves all."""

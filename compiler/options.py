@@ -41,6 +41,7 @@ class CompileOptions:
         numerics: "strict" (bit-identical between runs and thread counts, no reassociation), "standard", or "fast" (denormals are zero).
         dims: what symbolic dimensions are: {"batch": 8} fixes one, {"batch": (1, 64)} bounds it, both ends included.
         outputs: names of intermediate values to return as well.
+        donate: {"past": "present"}: this output takes the memory of this input, of the same type, whose contents are gone after the call.
         opt_level: 0 nothing, 1 no fusion or layout, 3 everything.
         tune: None, a budget in seconds, the path of a tuning log to replay, or its winners (`Log.winners()`).
         verify: False, "kernels" (each new kernel against float64), or "model" (the whole model too).
@@ -59,6 +60,7 @@ class CompileOptions:
     numerics: str = "standard"
     dims: Mapping[str, DimChoice] = field(default_factory=dict, hash=False)
     outputs: tuple[str, ...] = ()
+    donate: Mapping[str, str] = field(default_factory=dict, hash=False)
     opt_level: int = 3
     tune: float | str | Path | Mapping[str, Any] | None = field(default=None, hash=False)
     verify: bool | str = "kernels"
@@ -79,10 +81,11 @@ class CompileOptions:
             raise InputError(f"threads={self.threads!r}: expected an integer of at least 1, or None for all CPUs that the process may use")
         object.__setattr__(self, "dims", MappingProxyType(_check_dims(self.dims)))
         object.__setattr__(self, "outputs", _check_outputs(self.outputs))
+        object.__setattr__(self, "donate", MappingProxyType(_check_donate(self.donate)))
 
     def __reduce__(self) -> Any:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return _restore, ({**values, "dims": dict(self.dims)},)
+        return _restore, ({**values, "dims": dict(self.dims), "donate": dict(self.donate)},)
 
 
 def _restore(values: dict[str, Any]) -> CompileOptions:
@@ -168,6 +171,14 @@ def _check_outputs(outputs: object) -> tuple[str, ...]:
     if not all(isinstance(n, str) for n in names):
         raise InputError(f"outputs={outputs!r}: every name must be a string")
     return names
+
+
+def _check_donate(donate: object) -> dict[str, str]:
+    if not isinstance(donate, Mapping) or not all(isinstance(n, str) for pair in donate.items() for n in pair):
+        raise InputError(f'donate={donate!r}: expected a mapping such as {{"past": "present"}}, names of inputs and of outputs')
+    if len(set(donate.values())) != len(donate):
+        raise InputError(f"donate={dict(donate)!r}: an output can take the memory of one input")
+    return dict(sorted(donate.items()))
 
 
 # --- environment --------------------------------------------------------------------------------------------------------------

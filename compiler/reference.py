@@ -8,10 +8,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from dnnc.accuracy import as_stored
 from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.graph import Graph
 from dnnc.ir.interp import run
 from dnnc.options import CompileOptions
+from dnnc.parameters import Parameters, frozen
 from dnnc.report import Report
 from dnnc.signature import Signature, TensorSpec
 
@@ -21,14 +23,33 @@ Array = np.ndarray[Any, Any]
 class ReferenceExecutable:
     """A model that NumPy runs node by node, each result rounded to its declared dtype."""
 
-    def __init__(self, graph: Graph, names: tuple[Sequence[str], Sequence[str]]) -> None:
-        self._graph = graph
+    def __init__(
+        self, graph: Graph, names: tuple[Sequence[str], Sequence[str]], precision: str | None = None, parameters: Parameters | None = None
+    ) -> None:
+        """`precision`: see CompileOptions; `parameters`: what those of the graph hold."""
+        self._imported, self._precision, self._parameters = graph, precision, parameters
         self._signature = Signature(graph, *names)
+        self._graph = self._as_run()
+
+    def _as_run(self) -> Graph:
+        return as_stored(self._imported if self._parameters is None else frozen(self._imported, self._parameters.held), self._precision)
 
     @property
     def graph(self) -> Graph:
         """The imported graph, with the dims that were fixed."""
         return self._graph
+
+    @property
+    def parameters(self) -> tuple[TensorSpec, ...]:
+        """See Executable."""
+        return self._parameters.specs if self._parameters is not None else ()
+
+    def refit(self, changed: Mapping[str, Any] | None = None) -> None:
+        """See Executable."""
+        if self._parameters is None:
+            raise InputError("refit: the model has no parameters; compile it with parameters=")
+        self._parameters.refit(changed or {})
+        self._graph = self._as_run()
 
     @property
     def report(self) -> Report:
@@ -46,13 +67,13 @@ class ReferenceExecutable:
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Run the model. InputError names the input, what was expected and what was given."""
         arrays = self._signature.collect(args, named)
-        results = [np.array(r) for r in run(self._graph, arrays)]
+        results = self._donated([np.array(r) for r in run(self._graph, arrays)], arrays)
         return results[0] if len(results) == 1 else tuple(results)
 
     def run(self, inputs: Any, outputs: Sequence[Array] | None = None) -> Any:
         """Run into given buffers of the right shapes and dtypes; without them as a call."""
         arrays = self._signature.collect((inputs,) if isinstance(inputs, Mapping) else tuple(inputs), {})
-        results = run(self._graph, arrays)
+        results = self._donated(run(self._graph, arrays), arrays)
         given = [np.array(r) for r in results] if outputs is None else list(outputs)
         if len(given) != len(results):
             raise InputError(f"the model has {len(results)} outputs, {len(given)} buffers are given")
@@ -61,6 +82,14 @@ class ReferenceExecutable:
                 raise InputError(f"output {name}: expected an array {r.dtype} {r.shape}, got {out.dtype} {out.shape}")
             out[...] = r
         return given[0] if len(given) == 1 else tuple(given)
+
+    def _donated(self, results: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:
+        """Results in the memory of the inputs that were donated for them."""
+        out = list(results)
+        for k, j in self._graph.donated.items():
+            arrays[j][...] = out[k]
+            out[k] = arrays[j]
+        return out
 
     def save(self, path: str | os.PathLike[str], small: bool = False) -> None:
         """Write the model to a file that `dnnc.load` reads; `small` makes no difference. ArtifactError if it cannot be written."""

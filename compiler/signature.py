@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph, Value
 
 Array = np.ndarray[Any, Any]
+_NONE: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -64,14 +66,21 @@ class Signature:
         if len(results) != len(self.output_names):
             raise InputError(f"the model has {len(self.output_names)} outputs, {len(results)} buffers are given")
 
-    def check_outputs(self, wanted: Sequence[tuple[tuple[int, ...], Any]], arrays: Sequence[Array], results: Sequence[Any]) -> None:
-        """InputError where a buffer is not a writable contiguous array of the (shape, dtype) wanted, or shares memory with another of the call."""
+    def check_outputs(
+        self, wanted: Sequence[tuple[tuple[int, ...], Any]], arrays: Sequence[Array], results: Sequence[Any], donated: Mapping[int, int] = _NONE
+    ) -> None:
+        """InputError where a buffer is not a writable contiguous array of the (shape, dtype) wanted, or shares memory with another of the call.
+
+        `donated`: outputs by number whose buffer may be that of an input.
+        """
         self.check_count(results)
         for k, (name, r, (shape, dtype)) in enumerate(zip(self.output_names, results, wanted)):
             fits = isinstance(r, np.ndarray) and r.shape == shape and r.dtype == dtype
             if not fits or not r.flags.c_contiguous or not r.flags.writeable:
                 raise InputError(f"output {name}: expected a writable contiguous array {dtype} {shape}, got {described(r)}")
-            if any(np.may_share_memory(r, a) for a in (*arrays, *results[:k])):
+            own = [arrays[donated[k]]] if k in donated else []
+            others = [a for a in (*arrays, *results[:k]) if not any(a is x and r.ctypes.data == x.ctypes.data for x in own)]
+            if any(np.may_share_memory(r, a) for a in others):
                 raise InputError(f"output {name} overlaps another buffer of the call")
 
     def _by_name(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -89,21 +98,21 @@ class Signature:
         return tuple(values)
 
 
-def converted(a: Any, name: str, dtype: Any, rank: int | None) -> Array:
+def converted(a: Any, name: str, dtype: Any, rank: int | None, what: str = "input") -> Array:
     """Lists, scalars, strided arrays and NumPy's strings; another dtype of an array is an error that names the cast. rank None: any."""
     if hasattr(a, "__array__") or hasattr(a, "__dlpack__"):
         x = np.asarray(a) if hasattr(a, "__array__") else np.from_dlpack(a)
         if dtype.kind == "O" and x.dtype.kind in "US":
             x = (x if x.dtype.kind == "U" else np.char.decode(np.asarray(x, np.bytes_), "utf-8", "surrogateescape")).astype(object)
         if x.dtype != dtype:
-            raise InputError(f"input {name}: expected {dtype}, got {x.dtype}; convert it with .astype({str(dtype)!r})")
+            raise InputError(f"{what} {name}: expected {dtype}, got {x.dtype}; convert it with .astype({str(dtype)!r})")
     else:
         try:
             x = np.asarray(a, dtype)
         except (TypeError, ValueError) as e:
-            raise InputError(f"input {name}: expected an array of {dtype}, got {type(a).__name__}: {e}") from None
+            raise InputError(f"{what} {name}: expected an array of {dtype}, got {type(a).__name__}: {e}") from None
     if rank is not None and x.ndim != rank:
-        raise InputError(f"input {name}: expected {rank} dimensions, got shape {x.shape}")
+        raise InputError(f"{what} {name}: expected {rank} dimensions, got shape {x.shape}")
     return np.ascontiguousarray(x).reshape(x.shape)
 
 

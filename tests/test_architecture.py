@@ -26,12 +26,13 @@ HOMES = {
     "llvmlite": ("backends/llvm",),
     "cupy": ("backends/cuda", "backends/runtime", "compiler/driver.py"),
     "cupy_backends": ("backends/cuda",),
-    "onnx": ("compiler/frontends/onnx", "compiler/testing", "compiler/onnx_backend.py", "compiler/driver.py"),
+    "onnx": ("compiler/export", "compiler/frontends/onnx", "compiler/testing", "compiler/onnx_backend.py", "compiler/driver.py"),
     "typer": ("compiler/cli",),
     "rich": ("compiler/cli", "compiler/report"),
     "xgboost": ("autotune",),
     "ray": ("autotune/ray_runner.py",),
     "plotly": ("compiler/report",),
+    "torch": ("compiler/frontends/torch", "compiler/torch_", "compiler/peers.py", "backends/cuda/arrays.py"),
 }
 # Caches that are filled at run time; every other module-level container is a constant.
 MUTABLE_GLOBALS = {("ir/expr.py", "_table"), ("ir/dtype.py", "_BY_NUMPY")}

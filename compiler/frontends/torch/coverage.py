@@ -1,0 +1,39 @@
+"""Which ATen operators are read, as the tables of docs/pytorch.md: `python -m dnnc.frontends.torch.coverage` prints them."""
+
+from __future__ import annotations
+
+import torch
+
+from dnnc.frontends.torch.decompose import for_compile
+from dnnc.frontends.torch.operators import GROUPS, IGNORED, REFUSED, TABLE
+
+
+def core() -> list[str]:
+    """Names of torch's core ATen operators that are for inference."""
+    named = {name.removeprefix("aten::").split(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")}
+    packets = [getattr(torch.ops.aten, n) for n in sorted(named) if "backward" not in n and not n.startswith("sym_") and n[-1] != "_"]
+    return [p.__name__ for p in packets if any(torch.Tag.core in getattr(p, o).tags for o in p.overloads())]
+
+
+def missing() -> list[str]:
+    """Those that are neither read nor taken apart by torch."""
+    apart = {op.name().removeprefix("aten::").split(".")[0] for op in for_compile()}
+    return [n for n in core() if n not in TABLE and n not in IGNORED and n not in apart]
+
+
+def markdown() -> str:
+    """A table of what is read, and one of the core operators that are not."""
+    known = core()
+    lines = [
+        f"{len(known) - len(missing())} of the {len(known)} core ATen operators for inference are read, and {len(set(TABLE) - set(known))} others; torch takes hundreds more apart into these.",
+        "",
+    ]
+    lines += ["| group | operators |", "|---|---|"]
+    lines += [f"| {group} | {' '.join(f'`{n}`' for n in sorted(names))} |" for group, names in GROUPS.items()]
+    lines += ["", "| core, not read | why |", "|---|---|"]
+    lines += [f"| `{n}` | {REFUSED.get(n, 'it has no form in graphs yet')} |" for n in missing()]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

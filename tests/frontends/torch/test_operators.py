@@ -1,0 +1,85 @@
+"""Every operator against PyTorch: the graph that is read is interpreted, in both float types; every ninth goes through native code too."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from functorch.compile import aot_function
+from operator_cases import CASES, Operand
+from torch.utils import _pytree as pytree
+
+import dnnc
+from dnnc.frontends.torch.decompose import for_compile
+from dnnc.frontends.torch.dims import Dims
+from dnnc.frontends.torch.importer import Output, Read, read_fx
+from dnnc.frontends.torch.tensors import array_of
+from dnnc.ir.interp import run
+from dnnc.ir.verify import verify
+
+TABLE = for_compile()
+BOUND = {torch.float64: 1e-9, torch.float32: 2e-5}
+
+
+def operands(name: str, given: tuple[Operand, ...], dtype: torch.dtype) -> list[torch.Tensor]:
+    g = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    return [o.draw(dtype, g) for o in given]
+
+
+def read(fn: Callable[..., Any], tensors: list[torch.Tensor]) -> Read:
+    found: list[Read] = []
+
+    def compiler(module: torch.fx.GraphModule, _: Any) -> Any:
+        found.append(read_fx(module, Dims()))
+        return module
+
+    with torch.no_grad():
+        aot_function(lambda *a: pytree.tree_leaves(fn(*a)), compiler, inference_compiler=compiler, decompositions=TABLE)(*tensors)
+    return found[0]
+
+
+def close(name: str, made: Any, want: torch.Tensor, bound: float) -> None:
+    expected = array_of(want)
+    assert made.dtype == expected.dtype and made.shape == expected.shape, (
+        f"{name}: {made.dtype} {made.shape}, torch {expected.dtype} {expected.shape}"
+    )
+    if expected.dtype.kind != "f":
+        assert np.array_equal(made, expected), f"{name}: {made} {expected}"
+        return
+    scale = max(1.0, float(np.nanmax(np.abs(np.where(np.isinf(expected), 0, expected)), initial=0)))
+    assert np.allclose(made, expected, rtol=0, atol=bound * scale, equal_nan=True), f"{name}: {np.abs(made - expected).max()}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
+@pytest.mark.parametrize("case", CASES, ids=[n.replace(" ", "_") for n, _, _ in CASES])
+def test_operator(case: Any, dtype: torch.dtype) -> None:
+    name, fn, given = case
+    tensors = operands(name, given, dtype)
+    found = read(fn, tensors)
+    verify(found.graph)
+    places = [int(p.rsplit("_", 1)[0].removeprefix("arg")) for p in found.inputs]
+    arrays = [array_of(tensors[k]) for k in places]
+    made = run(found.graph, arrays)
+    wanted = pytree.tree_leaves(fn(*tensors))
+    assert len(found.results) == len(wanted)
+    for r, want in zip(found.results, wanted):
+        assert isinstance(r, Output)
+        close(name, made[r.index], want, BOUND[dtype])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES[4::9], ids=[n.replace(" ", "_") for n, _, _ in CASES[4::9]])
+def test_native(case: Any) -> None:
+    name, fn, given = case
+    tensors = operands(name, given, torch.float32)
+    found = read(fn, tensors)
+    places = [int(p.rsplit("_", 1)[0].removeprefix("arg")) for p in found.inputs]
+    f = dnnc.compile(found.graph, threads=1)
+    made = f(*(array_of(tensors[k]) for k in places))
+    made = made if isinstance(made, tuple) else (made,)
+    for r, want in zip(found.results, pytree.tree_leaves(fn(*tensors))):
+        close(name, made[r.index], want, BOUND[torch.float32])
