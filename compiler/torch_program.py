@@ -90,7 +90,7 @@ class TorchProgram:
         """Run it. InputError names what does not fit."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if spec != self._program.arguments:
-            raise InputError(f"the program was made for arguments of the structure {self._program.arguments}, got {spec}")
+            raise InputError(f"the program was made for (arguments, keywords) of the structure {shown(self._program.arguments)}, got {shown(spec)}")
         for k, n in enumerate(self._program.inputs):
             if isinstance(n, Fixed) and n.value is not leaves[k] and n.value != leaves[k]:
                 raise InputError(f"argument {k} was {n.value!r} when the module was read, and is a part of the program; got {leaves[k]!r}")
@@ -125,12 +125,21 @@ class TorchProgram:
         return getattr(self.executable, name)
 
 
+def shown(spec: Any) -> str:
+    """A structure with its leaves as stars."""
+    return str(pytree.tree_unflatten(["*"] * spec.num_leaves, spec)).replace("'*'", "*")
+
+
 def _array(x: Any) -> Any:
     return array_of(x) if isinstance(x, torch.Tensor) and not x.is_cuda else x
 
 
 def compile_module(model: Any, inputs: Any, progress: Progress | None, opts: CompileOptions, options: Mapping[str, Any]) -> TorchProgram:
     """Compile a module, or what torch.export made of one; see `dnnc.compile`."""
+    if inputs is None and isinstance(model, torch.nn.Module):
+        raise InputError(
+            "a module needs inputs=[...], a tensor as an example or a dnnc.Spec(shape, dtype) for each argument; torch.compile finds them"
+        )
     args, kwargs, dynamic = examples(inputs)
     program = read_program(exported(model, args, kwargs, dynamic), dynamic)
     names = [v.name for v in program.graph.inputs]

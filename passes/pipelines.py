@@ -85,7 +85,9 @@ DCE = Pass("dce", dce, "what nobody reads goes before layouts and plans see it")
 PRECISION = Pass(
     "precision", nested(precision), "how floats are stored; after all folding, which is done in the model's types, and where norms are one op each"
 )
-PROLOGUE = Pass("prologue", hoist, "what depends on parameters alone runs when these change; after precision, which casts weights, and before layouts")
+PROLOGUE = Pass(
+    "prologue", hoist, "what depends on parameters alone runs when these change; after precision, which casts weights, and before layouts"
+)
 SPLIT_REDUCE = Pass("split-reduce", nested(split_reductions), "a GPU's blocks cannot meet: few long results become two kernels; before layouts")
 RECURRENCE = Pass("recurrence", recurrence, "loops that are one kernel; their bodies are in the form in which they are computed, and get no layouts")
 LAYOUT = Pass("layout", nested(layout), "blocks for vectors, or channels last; last of the rewrites, since it fixes how values lie")

@@ -28,11 +28,9 @@ _BITS: dict[int, IrType] = {2: i16, 4: i32, 8: i64}
 
 def operands(name: str, *given: Operand, kinds: str = "biufc") -> list[Array]:
     """Operands as arrays of one type. InputError where a function does not take that kind of number."""
-    first = given[0]
-    if type(first) is Array and first._dtype.kind in kinds:  # what is usual, quickly
-        others: list[Any] = [x._dtype if type(x) is Array else x if type(x) in (int, float) else None for x in given[1:]]
-        if None not in others and promoted(first._dtype, *others) == first._dtype:
-            return [first, *(cast(x, first._dtype) if type(x) is Array else scalar(x, first._dtype) for x in given[1:])]
+    quick = _as_they_are(given, kinds)
+    if quick is not None:
+        return quick
     xs = [as_operand(x) for x in given]
     for x in xs:
         if not isinstance(x, OPERANDS):
@@ -41,6 +39,27 @@ def operands(name: str, *given: Operand, kinds: str = "biufc") -> list[Array]:
     if dtype.kind not in kinds:
         raise InputError(f"{name}: expected {_kind_words(kinds)}, got {dtype}")
     return [cast(x, dtype) if isinstance(x, Array) else scalar(x, dtype) for x in xs]
+
+
+def _as_they_are(given: tuple[Operand, ...], kinds: str) -> list[Array] | None:
+    """Operands that need no promotion, which is usual: arrays of one type, or one and a number that takes its type; None for others."""
+    first, *rest = given
+    if type(first) is not Array:
+        return None
+    dtype = first._dtype
+    if dtype.kind not in kinds:
+        return None
+    out = [first]
+    for x in rest:
+        if type(x) is Array:
+            if x._dtype is not dtype:
+                return None
+            out.append(x)
+        elif (type(x) is float and dtype.kind in "fc") or (type(x) is int and dtype.kind in "iufc"):
+            out.append(scalar(x, dtype))
+        else:
+            return None
+    return out
 
 
 def _kind_words(kinds: str) -> str:

@@ -136,12 +136,7 @@ class Call:
     def common(self, *names: str, kind: Promotion = Promotion.DEFAULT) -> DType:
         """The dtype in which torch combines arguments; half types stay, registers hold more anyway."""
         compute, result = elementwise_dtypes(*(self.fakes[n] for n in names), type_promotion_kind=kind)
-        halves = (torch.float16, torch.bfloat16)
-        given = [f.dtype for f in (self.fakes[n] for n in names) if isinstance(f, torch.Tensor)]
-        if compute is torch.float32 and result is not torch.float32 and any(d in halves for d in given):
-            same = {d for d in given if d in halves}
-            return dtype_of(same.pop()) if len(same) == 1 and torch.float32 not in given else f32
-        return dtype_of(compute)
+        return dtype_of(result if compute is torch.float32 and result in (torch.float16, torch.bfloat16) else compute)
 
     def floats(self, name: str = "self") -> Value:
         """An operand of a function on real numbers: integers become floats."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dnnc.frontends.torch.activation import ACTIVATION
 from dnnc.frontends.torch.call import Call
 from dnnc.frontends.torch.create import CREATE
 from dnnc.frontends.torch.elementwise import ELEMENTWISE
 from dnnc.frontends.torch.index import INDEX
+from dnnc.frontends.torch.joins import JOINS
 from dnnc.frontends.torch.linear import LINEAR
 from dnnc.frontends.torch.movement import MOVEMENT
 from dnnc.frontends.torch.nn import NN
@@ -18,8 +20,10 @@ from dnnc.frontends.torch.rnn import RNN
 
 GROUPS: dict[str, dict[str, Callable[[Call], Any]]] = {
     "element by element": ELEMENTWISE,
+    "activations": ACTIVATION,
     "reductions, sorting": REDUCE,
     "movement": MOVEMENT,
+    "joins, padding": JOINS,
     "creation": CREATE,
     "indexing": INDEX,
     "products, attention": LINEAR,

@@ -62,6 +62,7 @@ UNARY: list[Case] = [
     ("isinf", lambda x: torch.isinf(1 / torch.trunc(x)), (A,)),
     ("isfinite", lambda x: torch.isfinite(torch.log(x)), (A,)),
     ("nan_to_num", lambda x: torch.nan_to_num(torch.log(x), nan=7.0), (A,)),
+    ("sign with a NaN", lambda x: torch.sign(torch.log(x)), (A,)),
     ("abs of integers", torch.abs, (i(3, 4),)),
     ("neg of int8", torch.neg, (i(3, 4, kind="int8"),)),
     ("exp of integers", torch.exp, (i(3, 4),)),
@@ -113,7 +114,7 @@ BINARY: list[Case] = [
 CHOOSING: list[Case] = [
     ("where", torch.where, (b(3, 4), A, V)),
     ("where with a number", lambda c, x: torch.where(c, x, 0.0), (b(3, 4), A)),
-    ("masked_fill", lambda x, m: x.masked_fill(m, -1e9), (A, b(4))),
+    ("masked_fill", lambda x, m: x.masked_fill(m, -1e4), (A, b(4))),
     ("clamp", lambda x: x.clamp(-0.5, 0.5), (A,)),
     ("clamp below", lambda x: x.clamp(min=0.1), (A,)),
     ("clamp by tensors", lambda x, y: x.clamp(min=y), (A, V)),

@@ -153,10 +153,22 @@ def test_what_torch_cannot_export() -> None:
 def test_other_arguments_than_the_examples() -> None:
     module, args = made("several")
     f = dnnc.compile(module, inputs=args, target="reference")
-    with pytest.raises(InputError, match="structure"):
+    with pytest.raises(InputError, match=r"structure \(\(\(\*, \*\),\), {}\), got \(\(\*,\), {}\)"):
         f(torch.ones(2, 3))
     with pytest.raises(InputError, match=r"expected float32, got float64"):
         f(tuple(x.double() for x in args[0]))
+
+
+def test_a_module_needs_examples() -> None:
+    with pytest.raises(InputError, match=r"a module needs inputs=\[...\]"):
+        dnnc.compile(nn.Linear(2, 2))
+
+
+def test_arguments_by_name_and_interpolation_as_one_operator() -> None:
+    module, (x,) = made("resized")
+    f = dnnc.compile(module, inputs={"input": x}, target="reference")
+    same(f(input=x), module(x).detach())
+    assert "resize" in str(f.graph) and "gather" not in str(f.graph)
 
 
 class Fixed(nn.Module):

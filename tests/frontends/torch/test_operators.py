@@ -22,7 +22,10 @@ from dnnc.ir.interp import run
 from dnnc.ir.verify import verify
 
 TABLE = for_compile()
-BOUND = {torch.float64: 1e-9, torch.float32: 2e-5}
+BOUND = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 1.2e-1}
+HALF = (torch.float16, torch.bfloat16)
+NOT_IN_HALF = ("cdist 1", "cdist 2", "cdist 3", "cdist inf", "avg_pool3d", "local_response_norm")  # torch itself has no kernels for these
+IN_HALF = [c for c in CASES if c[0] not in NOT_IN_HALF]
 
 
 def operands(name: str, given: tuple[Operand, ...], dtype: torch.dtype) -> list[torch.Tensor]:
@@ -69,6 +72,22 @@ def test_operator(case: Any, dtype: torch.dtype) -> None:
     for r, want in zip(found.results, wanted):
         assert isinstance(r, Output)
         close(name, made[r.index], want, BOUND[dtype])
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=["f16", "bf16"])
+@pytest.mark.parametrize("case", IN_HALF, ids=[n.replace(" ", "_") for n, _, _ in IN_HALF])
+def test_half(case: Any, dtype: torch.dtype) -> None:
+    """Types as torch has them, and floats close to torch's; steps of a function may come where rounding puts them."""
+    name, fn, given = case
+    tensors = operands(name, given, dtype)
+    found = read(fn, tensors)
+    places = [int(p.rsplit("_", 1)[0].removeprefix("arg")) for p in found.inputs]
+    made = run(found.graph, [array_of(tensors[k]) for k in places])
+    for r, want in zip(found.results, pytree.tree_leaves(fn(*tensors))):
+        x = np.asarray(made[r.index])
+        assert x.dtype == array_of(want).dtype and x.shape == tuple(want.shape)
+        if want.is_floating_point():
+            close(name, x.astype(np.float64), want.double(), BOUND[dtype])
 
 
 @pytest.mark.slow
