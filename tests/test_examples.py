@@ -1,10 +1,11 @@
-"""The digits model: what is in the tree, and the script that made it."""
+"""The examples: each runs at a small size and finds that its result is right; the digits model, and the script that made it."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -13,7 +14,21 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
+from dnnc import device_driver
+from dnnc.array import devices, lazy
+from dnnc.array.lazy import PROGRAMS_MADE
+from dnnc.testing.interpreted_device import InterpretedDevice, interpreted_machine
+
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+# Arguments, and what the output says when the result is right.
+ARRAY_EXAMPLES = {
+    "batch_norm": (["--size=8"], r"^variance: 1 kernel,(.*\n){2}  as NumPy in float64.*\nbatch_norm: 1 kernel,(.*\n){2}  as NumPy in float64"),
+    "kmeans": (["--size=400"], r"centers and distances are NumPy's, of all points and of half of them; traces of `step`: 1$"),
+    "mandelbrot": (["--size=30", "--steps=20"], r"^ *@{8,}[^ ]*\n(.*\n)+(9\d\.\d|100\.0)% of the points as NumPy has them"),
+    "nbody": (["--size=16", "--steps=40"], r"at most\nmomentum \d\.\de-1\d; positions, velocities and energy are NumPy's"),
+    "vit": (["--size=16", "--steps=1"], r"nothing was compiled\nwith other weights: classes .*, as in NumPy"),
+}
 
 
 def samples(folder: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -69,3 +84,54 @@ def test_training_reaches_its_accuracy(tmp_path: Path, monkeypatch: pytest.Monke
     images, labels = samples(tmp_path)
     (logits,) = ReferenceEvaluator(onnx.load(tmp_path / "digits.onnx")).run(None, {"image": images})
     assert (logits.argmax(1) == labels).mean() >= 0.9
+
+
+# --- examples of array programs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ARRAY_EXAMPLES)
+def test_array_programs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given, found = ARRAY_EXAMPLES[name]
+    script(name).main(given)
+    out = capsys.readouterr().out
+    assert re.search(found, out, re.MULTILINE), out
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """`cuda:0` is the interpreter of device programs."""
+
+    def clear() -> None:
+        devices.place.cache_clear()
+        lazy.compiler.cache_clear()
+        PROGRAMS_MADE.made.clear()
+
+    monkeypatch.setenv("DNNC_CACHE_DIR", str(tmp_path))
+    machine = interpreted_machine(InterpretedDevice())
+    monkeypatch.setattr(device_driver, "cuda_machine", lambda opts: machine)
+    clear()
+    yield
+    clear()
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "vit" else n for n in ARRAY_EXAMPLES])
+def test_array_programs_on_a_device(name: str, interpreted: None, capsys: pytest.CaptureFixture[str]) -> None:
+    given, found = ARRAY_EXAMPLES[name]
+    script(name).main([*given, "--device=cuda:0"])
+    out = capsys.readouterr().out
+    assert re.search(found, out, re.MULTILINE), out
+
+
+def test_without_torch_the_example_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(SystemExit, match=r"needs PyTorch: pip install 'dnnc\[torch\]'"):
+        script("torch_model")
+
+
+if importlib.util.find_spec("torch"):
+
+    @pytest.mark.slow
+    def test_torch_model(capsys: pytest.CaptureFixture[str]) -> None:
+        script("torch_model").main(["--size=8", "--steps=1"])
+        out = capsys.readouterr().out
+        assert len(re.findall("as eager PyTorch, to", out)) == 6 and "one program for all batch sizes" in out, out
