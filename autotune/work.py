@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd, prod
+from typing import Any
 
 from dnnc.ir.expr import Expr, Load, Op, Var, free, terms, value, walk
 from dnnc.ir.operator.stmt import Block, Buffer, For, If, Store, blocks, exprs, walk_stmts
@@ -190,7 +191,7 @@ def grain(at: Expr, around: Sequence[For], most: int, merged: bool) -> int:
     return gcd(most, run, rest, *others.values())
 
 
-def _counted(t: Expr, extents: Mapping[Expr, int]) -> int:
+def _counted(t: Expr, extents: Mapping[Any, int]) -> int:
     """The values 0, 1, 2, ... that a term takes one after the other: a loop's, or its remainders (blocks of channels). 0: it is another term."""
     if isinstance(t, Op) and t.name == "%":
         return gcd(extents.get(t.args[0], 0), value(t.args[1]) or 1) if t.args[0] in extents else 0

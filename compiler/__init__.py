@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from dnnc.frontends.trace import cond as cond
     from dnnc.frontends.trace import scan as scan
     from dnnc.frontends.trace import trace as trace
-    from dnnc.frontends.trace import vmap as vmap
     from dnnc.frontends.trace import while_loop as while_loop
+    from dnnc.frontends.trace.vmap import vmap as vmap
     from dnnc.ir.errors import AccuracyError as AccuracyError
     from dnnc.ir.errors import ArtifactError as ArtifactError
     from dnnc.ir.errors import ArtifactWarning as ArtifactWarning
@@ -53,7 +53,8 @@ _WHERE = {
     "dnnc.driver": ("Executable", "TensorSpec", "compile"),
     "dnnc.export": ("to_onnx",),
     "dnnc.frontends.onnx": ("from_onnx",),
-    "dnnc.frontends.trace": ("Spec", "cond", "scan", "trace", "vmap", "while_loop"),
+    "dnnc.frontends.trace": ("Spec", "cond", "scan", "trace", "while_loop"),
+    "dnnc.frontends.trace.vmap": ("vmap",),
     "dnnc.ir.errors": (
         "AccuracyError", "ArtifactError", "ArtifactWarning", "DnncError", "DnncWarning", "InputError", "InternalError", "ModelError",
         "ParseError", "ScheduleError", "ShapeError", "TargetError", "TuneError", "UnsupportedError", "VerifyError",
