@@ -278,7 +278,14 @@ def _ask_for_next_row(s: Schedule, problem: Problem) -> None:
     passes = [x for x in row.body if isinstance(x, For)]
     for buf in {x.buf: None for x in accesses(row.body) if x.buf.space == "global"}:
         over = [x for x in passes if any(a.buf is buf and row.var in free(buf.offset(a.idx)) for a in accesses((x,)))]
-        found = [(x, a) for x in loops(tuple(over[-1:])) for st in x.body if isinstance(st, Store) for a in accesses((st,)) if a.buf is buf and _is_plain(a)]
+        found = [
+            (x, a)
+            for x in loops(tuple(over[-1:]))
+            for st in x.body
+            if isinstance(st, Store)
+            for a in accesses((st,))
+            if a.buf is buf and _is_plain(a)
+        ]
         inner = [(x, a) for x, a in found if isinstance(a, Load) and a.limit is None and a.lanes > 1]
         if len(over) > 1 and inner:
             loop, at = inner[0]
