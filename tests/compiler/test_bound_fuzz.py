@@ -18,6 +18,7 @@ from dnnc.testing.random_graphs import random_graph
 
 Array = np.ndarray[Any, Any]
 WAYS: tuple[dict[str, Any], ...] = ({"opt_level": 0}, {"threads": 2}, {"numerics": "strict"}, {"precision": "bfloat16"})
+JUMPS = frozenset(("mod", "fmod", "floor", "ceil", "round", "trunc", "sign"))  # a rounding before them may change everything
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,8 @@ def test_parameters(seed: int, kernels: Path) -> None:
             g.erase_constant(v)
     given = dict(zip((v.name for v in g.inputs), arrays))
     held.update((v.name, given[v.name]) for v in g.inputs if v.name in given and v.type.static and v.type.dtype.is_float and rng.random() < 0.5)
-    options = {"cache": str(kernels), "dims": dims_of(g), **WAYS[seed % len(WAYS)]}
+    ways = WAYS[:-1] if any(n.op.name in JUMPS for n in g.nodes()) else WAYS
+    options = {"cache": str(kernels), "dims": dims_of(g), **ways[seed % len(ways)]}
     try:
         f: Any = compile_graph(g, ([v.name for v in g.inputs], [f"o{k}" for k in range(len(g.outputs))]), make_options(options), parameters=held)
     except UnsupportedError as e:

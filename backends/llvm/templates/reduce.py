@@ -17,7 +17,7 @@ from dnnc.backends.llvm.templates.windows import MOST_PIXELS, tile_windows
 from dnnc.ir.bounds import bounds
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Load, Op, Ref, const, free, substitute, value, walk
-from dnnc.ir.operator.stmt import Block, For, If, Kernel, Store, accesses, exprs, walk_stmts
+from dnnc.ir.operator.stmt import Block, Buffer, For, If, Kernel, Store, accesses, exprs, walk_stmts
 from dnnc.passes.schedule.loops import annotate, hoist_guards, narrow, peel, reorder, single, split
 from dnnc.passes.schedule.memory import distribute, prefetch, vector_reduce, vectorize
 from dnnc.passes.schedule.numbers import hoist_numbers, keep_numbers, sink
@@ -278,18 +278,19 @@ def _ask_for_next_row(s: Schedule, problem: Problem) -> None:
     passes = [x for x in row.body if isinstance(x, For)]
     for buf in {x.buf: None for x in accesses(row.body) if x.buf.space == "global"}:
         over = [x for x in passes if any(a.buf is buf and row.var in free(buf.offset(a.idx)) for a in accesses((x,)))]
-        found = [
-            (x, a)
-            for x in loops(tuple(over[-1:]))
-            for st in x.body
-            if isinstance(st, Store)
-            for a in accesses((st,))
-            if a.buf is buf and _is_plain(a)
-        ]
-        inner = [(x, a) for x, a in found if isinstance(a, Load) and a.limit is None and a.lanes > 1]
-        if len(over) > 1 and inner:
-            loop, at = inner[0]
+        inner = (found for x in reversed(over[1:]) if (found := _vector_read(x, buf)) is not None)  # a pass may end in a masked step
+        loop, at = next(inner, (None, None))
+        if loop is not None and at is not None:
             s.apply(prefetch, loop.var.name, buf.name, tuple(substitute(i, {row.var: row.var + 1}) for i in at.idx))
+
+
+def _vector_read(over: For, buf: Buffer) -> tuple[For, Load] | None:
+    """The first loop of a pass that reads whole vectors of a buffer, and how it does."""
+    for loop in loops((over,)):
+        for a in accesses(tuple(x for x in loop.body if isinstance(x, Store))):
+            if isinstance(a, Load) and a.buf is buf and _is_plain(a) and a.limit is None and a.lanes > 1:
+                return loop, a
+    return None
 
 
 def _each_vector(s: Schedule, name: str, lanes: int, straight: int) -> None:
