@@ -15,7 +15,7 @@ import numpy as np
 
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.native import Native, shape_of
-from dnnc.backends.results import results as result_memory
+from dnnc.backends.results import maker
 from dnnc.backends.runtime import FRAME_BOUND, FRAME_CONSTANTS, FRAME_OFFSETS, Frame, runtime
 from dnnc.donation import Donation, donated, placed
 from dnnc.ir.errors import InputError, InternalError
@@ -64,6 +64,7 @@ class Bound:
         "empty",
         "entry",
         "free",
+        "fresh",
         "native",
         "nthreads",
         "offsets",
@@ -77,6 +78,7 @@ class Bound:
         self.native, self.entry = native, native.entry
         self.nthreads = nthreads if native.parallel else 1
         self.outputs = [(shape_of(t, env), t.dtype.numpy) for t in native.outputs]
+        self.fresh = maker(self.outputs)
         self.empty = all(0 in s for s, _ in self.outputs)
         self.dims = np.array([dims[v] for v in native.dims], np.int64)
         self.dims_address: int = self.dims.ctypes.data
@@ -131,7 +133,7 @@ class Executable:
         self._free: list[Held] = []
         self._when_empty: Callable[[Sequence[tuple[int, ...]]], Any] | None = None
         self._lock = threading.RLock()
-        self._launch, self._empty = runtime().launch, result_memory().empty
+        self._launch = runtime().launch
 
     # --- what it is -----------------------------------------------------------------------------------------------------------
 
@@ -202,7 +204,7 @@ class Executable:
         """Run the model. InputError names the input, what was expected and what was given."""
         arrays = self._collect(args, named)
         bound = self._bind(arrays)
-        results = [self._empty(s, d) for s, d in bound.outputs]
+        results = [bound.fresh(s, d) for s, d in bound.outputs]
         if self._donation is None:
             self._execute(bound, arrays, results)
         else:
@@ -216,7 +218,7 @@ class Executable:
         """
         arrays = self._collect((inputs,) if isinstance(inputs, Mapping) else tuple(inputs), {})
         bound = self._bind(arrays)
-        results = [self._empty(s, d) for s, d in bound.outputs] if outputs is None else list(outputs)
+        results = [bound.fresh(s, d) for s, d in bound.outputs] if outputs is None else list(outputs)
         if outputs is not None:
             self._signature.check_outputs(bound.outputs, [*arrays, *self._weights], results, self._pairs)
         if self._donation is None:
