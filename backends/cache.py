@@ -12,7 +12,6 @@ import itertools
 import os
 import re
 import stat
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ _MAGIC = b"dnnc-kernel-1\n"
 _HEAD = len(_MAGIC) + hashlib.sha256().digest_size
 _KEY = re.compile(r"[0-9a-f]{64}")
 _STALE_SECONDS = 3600  # a temporary file of a process that ended while writing
-_SCANS = 16  # a scan of the folder each time a process has written 1/16 of the limit: by so much two processes may exceed it
+_SCANS = 64  # a write scans the folder with the probability of its share of 1/64 of the limit: by about so much it may be exceeded
 _KEPT = 0.9  # of the limit, after removing
 
 
@@ -55,8 +54,6 @@ class KernelCache:
         self.limit_bytes = limit_bytes
         self.reason = "switched off" if path is None else ""
         self._serial = itertools.count()
-        self._lock = threading.Lock()
-        self._unscanned = limit_bytes  # bytes written since the last scan; as if full, so that the first write looks
         if self.path is not None:
             self._open(self.path)
 
@@ -94,7 +91,9 @@ class KernelCache:
             _remove(temporary)
             self.reason = f"cannot write {file.parent}: {e.strerror or e}"
             return
-        self._account(_HEAD + len(payload))
+        # A share of all writes looks, whichever process or compilation makes them: a scan of 150,000 entries takes a second. Keys are uniform.
+        if int(key[:8], 16) * self.limit_bytes < (_HEAD + len(payload)) * _SCANS << 32:
+            self._evict()
 
     def info(self) -> CacheInfo:
         """Count what is there now, other processes' entries too."""
@@ -129,14 +128,6 @@ class KernelCache:
         if not _KEY.fullmatch(key):
             raise InternalError(f"cache key {key!r} is not a hex SHA-256")
         return None if self.path is None else self.path / key[:2] / key[2:]
-
-    def _account(self, size: int) -> None:
-        with self._lock:
-            self._unscanned += size
-            if self._unscanned * _SCANS < self.limit_bytes:
-                return
-            self._unscanned = 0
-            self._evict()
 
     def _evict(self) -> None:
         entries = sorted(self._scan())

@@ -107,6 +107,18 @@ def test_keys_are_hashes(tmp_path: Path) -> None:
             KernelCache(tmp_path).get(bad)
 
 
+def test_writes_seldom_look_at_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compilation makes a cache of its own: its first write must not cost a look at every entry of a large folder."""
+    looks = []
+    monkeypatch.setattr(KernelCache, "_scan", lambda self: looks.append(self) or [])
+    for n in range(500):
+        KernelCache(tmp_path).put(key(n), b"x" * 1000)
+    assert not looks  # 0.5 MB of 2 GB
+    for n in range(500):
+        KernelCache(tmp_path, limit_bytes=10_000_000).put(key(n), b"x" * 1000)
+    assert 1 <= len(looks) <= 30  # 64 looks while the limit is written once: 3 in the mean
+
+
 WRITER = """
 import hashlib, sys
 from dnnc.backends.cache import KernelCache
