@@ -97,8 +97,7 @@ def _digest(kind: str) -> str:
 def surest(model: CostModel, x: Array) -> tuple[int, float]:
     """Of features float32 [n, F] the row that a model believes in most, and by how much it is better than row 0: the difference of their
     scores, less what the members of a forest disagree about them. Of many rows the best score alone is one that is guessed too high."""
-    scores = model.predict(x)
-    spread = model.spread(x) if isinstance(model, Forest) else np.zeros(len(x))
+    scores, spread = model.judge(x) if isinstance(model, Forest) else (model.predict(x), np.zeros(len(x)))
     best = int(np.argmax(scores - spread))
     return best, float(scores[best] - scores[0] - np.hypot(spread[best], spread[0])) if best else 0.0
 

@@ -1,7 +1,7 @@
 """Schedules as numbers for a cost model: what the kernel does, what the knobs say, and what the knobs make of the kernel.
 
 In: a problem, choices, the limits of a machine. Out: float32 [choices, features], whose columns NAMES names. No schedule is applied: the
-naive nest is read once (`work`), and each choice is some arithmetic on it (`roofline`). Sizes and times are logarithms to base 2, so that
+naive nest is read once (`work`), and each choice is some arithmetic on it (`roofline`, `tiles`). Sizes and times are logarithms to base 2, so that
 trees cut them evenly. A saved model holds VERSION: one that was trained on other columns is not used.
 """
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dnnc.autotune import tiles
 from dnnc.autotune.roofline import Plan, plan
 from dnnc.autotune.work import KINDS, Walked, Work, work_of
 from dnnc.passes.schedule.problem import Choice, Problem
@@ -70,6 +71,7 @@ NAMES: tuple[str, ...] = (
     *(f"knob {k}" for k in KNOBS),
     *(f"knob {k}={v}" for k, v in WORDS),
     *(f"plan {n}" for n in _PLAN),
+    *(f"tile {n}" for n in tiles.NAMES),
 )
 VERSION = hashlib.sha256("\n".join(NAMES).encode()).hexdigest()[:16]
 
@@ -81,7 +83,7 @@ def features(problem: Problem, choices: Sequence[Choice], limits: Limits) -> Arr
     out = np.empty((len(choices), len(NAMES)), np.float32)
     out[:, : len(about)] = about
     for row, c in zip(out, choices):
-        row[len(about) :] = [*_knobs(c), *_planned(w, plan(w, c, limits), limits)]
+        row[len(about) :] = [*_knobs(c), *_planned(w, plan(w, c, limits), limits), *tiles.spent(w, c, limits)]
     return out
 
 

@@ -55,8 +55,12 @@ class Forest:
 
     def spread(self, x: Array) -> Array:
         """Standard deviation of the members' scores, [n]: how unsure a score is. Each member's scores are taken relative to their mean over x."""
+        return self.judge(x)[1]
+
+    def judge(self, x: Array) -> tuple[Array, Array]:
+        """What predict and spread say, of one walk through the trees."""
         votes = self.votes(x)
-        return (votes - votes.mean(0)).std(1)  # type: ignore[no-any-return]
+        return votes.mean(1), (votes - votes.mean(0)).std(1)
 
     def votes(self, x: Array) -> Array:
         """The score that each member gives, float64 [n, members]."""
@@ -69,14 +73,16 @@ class Forest:
     def leaves(self, x: Array) -> Array:
         """What each tree says, float32 [n, trees]."""
         trees, nodes = self.feature.shape
-        base = np.arange(trees) * nodes
-        rows = (np.arange(len(x)) * x.shape[1])[:, None]
-        at = np.zeros((len(x), trees), np.int64)
+        tree = np.arange(trees, dtype=np.int32)
+        rows = (np.arange(len(x), dtype=np.int32) * x.shape[1])[:, None]
         flat, feature, threshold = x.ravel(), self.feature.ravel(), self.threshold.ravel()
+        down = 1 - tree * nodes  # node n of tree t is at t * nodes + n, its left child at t * nodes + 2 * n + 1
+        at = np.broadcast_to(tree * nodes, (len(x), trees))
         for _ in range(self.depth):
-            node = at + base
-            at = 2 * at + 1 + (flat[rows + feature[node]] >= threshold[node])
-        return self.leaf.ravel()[at - nodes + np.arange(trees) * (nodes + 1)]  # type: ignore[no-any-return]
+            right = flat.take(rows + feature.take(at)) >= threshold.take(at)
+            at = 2 * at + down
+            at += right
+        return self.leaf.ravel().take(at + (tree - nodes))  # type: ignore[no-any-return]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         about = json.dumps({"format": FORMAT, **self.facts}, sort_keys=True)

@@ -235,7 +235,7 @@ def _gpu_tile(speed: Callable[[Knobs, Work], float]) -> Callable[[Work, Knobs, L
     def made(w: Work, k: Knobs, limits: Limits) -> Plan:
         bm, bn, bk = _number(k, "bm", 64), _number(k, "bn", 64), _number(k, "bk", 64)
         slices, split, stages = _number(k, "slices"), _number(k, "split"), _number(k, "stages", 2)
-        threads = _threads(k, bm, bn) * slices
+        threads = threads_of(k, bm, bn) * slices
         tiles = w.batch * _up(w.rows, bm) * _up(w.cols, bn)
         blocks = tiles * split
         shared = stages * slices * (bm + bn) * bk * w.element
@@ -273,7 +273,8 @@ def _held(w: Work, sides: tuple[int, int], depth: int) -> float:
     return sum(side * depth / b.grain for side, b in zip(sides, w.fetched) if b.grain * b.element < 4)
 
 
-def _threads(k: Knobs, bm: int, bn: int) -> int:
+def threads_of(k: Knobs, bm: int, bn: int) -> int:
+    """Threads of a block that computes a tile, but for its slices."""
     if "tm" in k:
         return max(bm // _number(k, "tm") * (bn // _number(k, "tn")), 32)
     if "down" in k:
@@ -371,8 +372,10 @@ def _streamed(w: Work, k: Knobs, limits: Limits) -> Plan:
     )  # fmt: skip
 
 
+# templates of tiles -> multiply-adds a cycle of a multiprocessor
+TILED: dict[str, Callable[[Knobs, Work], float]] = {"wgmma": _wgmma_rate, "mma": _mma_rate, "tf32": _mma_rate, "simt": _simt_rate}
 _LLVM: dict[str, Callable[[Work, Knobs, Limits], Plan]] = {"contraction": _cpu_tile, "winograd": _winograd}
 _CUDA: dict[str, Callable[[Work, Knobs, Limits], Plan]] = {
-    "wgmma": _gpu_tile(_wgmma_rate), "mma": _gpu_tile(_mma_rate), "tf32": _gpu_tile(_mma_rate), "simt": _gpu_tile(_simt_rate),
+    **{name: _gpu_tile(speed) for name, speed in TILED.items()},
     "attention": _attention, "gemv": _gemv, "gemv_norm": _gemv,
 }  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -66,14 +66,21 @@ class Task:
     @cached_property
     def rebuilt(self) -> tuple[Graph, Group, Problem]:
         """The graph, its one group, and the problem to schedule. InternalError where the text does not give the workload of the key."""
+        found = self._read()
+        if workload_key(found[2], self.setting) != self.key:
+            raise InternalError(f"task {self.name}: its graph is that of another workload; remove it from the log\n{self.graph}")
+        return found
+
+    def renewed(self) -> Task:
+        """The same graph under the key of the kernel that it is lowered to today: another one where lowering has changed since."""
+        return replace(self, key=workload_key(self._read()[2], self.setting))
+
+    def _read(self) -> tuple[Graph, Group, Problem]:
         g = parse(self.graph)
         nodes = tuple(g.nodes())
         group = Group(nodes, g.outputs[0], self.kind)
         lowered = lower_group(g, group, None if self.inplace is None else g.inputs[self.inplace])
-        problem = classify(nodes, lowered, {*g.constants, *(g.inputs[k] for k in self.constants)})
-        if workload_key(problem, self.setting) != self.key:
-            raise InternalError(f"task {self.name}: its graph is that of another workload; remove it from the log\n{self.graph}")
-        return g, group, problem
+        return g, group, classify(nodes, lowered, {*g.constants, *(g.inputs[k] for k in self.constants)})
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -5,6 +5,7 @@ They come from a scheduled program (`link.py`) or out of a saved model; every ba
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
 
@@ -102,6 +103,12 @@ class Branch:
 
 
 Control = Union[Loop, Branch]
+
+
+def placed(donated: Mapping[int, int], calls: Sequence[Call], inputs: int) -> frozenset[int]:
+    """The outputs that a program of so many inputs writes into the memory of the input that was donated for them: it knows no other place."""
+    used = {p.number for c in calls for p in c.args if p.space == "buffer"}
+    return frozenset(k for k in donated if inputs + k not in used)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from dnnc.backends.cuda.templates.gemv_norm import takes
 from dnnc.backends.llvm.gate_work import not_checked
 from dnnc.device_executable import DeviceExecutable, DeviceOrigin
 from dnnc.device_staged import DeviceStaged
+from dnnc.donation import copied
 from dnnc.ir.errors import TargetError
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
@@ -151,6 +152,7 @@ class DeviceMaker:
         gaps = [PassRecord("kernel gate", 0.0, len(program.graph), len(program.graph), False, notes)] if notes else []
         calls = library_notes(program)
         gaps += [PassRecord("libraries", 0.0, len(program.graph), len(program.graph), False, calls)] if calls else []
+        gaps += copied(program, origin.outputs)
         report = program_report(native, dims, False, [*manager.records, *gaps], laps.seconds)
         stepwise = tuple(f"{where} (the host reads its condition)" for where in native.stepwise())
         self.log.add(replace(report, fallbacks=(*report.fallbacks, *stepwise)))
@@ -168,7 +170,7 @@ class DeviceMaker:
         if self.opts.verify == "model" and all(dims.values()):
             trial = DeviceExecutable(replace(origin, specialise=lambda _: native), self.log)
             graph = self.graph if self.parameters is None else frozen(self.graph, self.parameters.held)
-            check_model(trial, graph, dims, origin.outputs, self.opts.precision)
+            check_model(lambda *arrays: trial(*(a.copy() for a in arrays)), graph, dims, origin.outputs, self.opts.precision)
             laps.lap("check model")
 
 

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dnnc.backends.cuda.arrays import Defer, DeviceArray, Kind, device_array, is_device_array, kind_of, output_array, to_host
+from dnnc.backends.cuda.arrays import Defer, Kind, device_array, is_device_array, kind_of, output_array, to_host
 from dnnc.backends.cuda.emit import kernel_number
 from dnnc.backends.cuda.graph import Frame, LoadedProgram
-from dnnc.backends.cuda.native import PARAMETER_ALIGN, CudaNative, Device
+from dnnc.backends.cuda.native import PARAMETER_ALIGN, CudaNative, Device, DeviceArray
+from dnnc.donation import Donation, donated
 from dnnc.ir.errors import ArtifactError, InputError, InternalError
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
@@ -32,7 +33,7 @@ from dnnc.origin import OnnxParts
 from dnnc.parameters import Parameters, frozen
 from dnnc.report import Report
 from dnnc.report.log import Log
-from dnnc.signature import Signature, TensorSpec
+from dnnc.signature import Signature, TensorSpec, described
 
 if TYPE_CHECKING:
     from dnnc.backends.cuda.target import GpuTarget
@@ -132,6 +133,7 @@ class DeviceExecutable:
         self._origin, self._log, self._ahead, self._parameters = origin, log, ahead, parameters
         self._before: list[LoadedProgram] = []  # with the weights of before the last refit: work of theirs may still be queued
         self._signature = Signature(origin.interface, origin.inputs, origin.outputs)
+        self._donation = Donation(donated(origin.interface, (origin.inputs, origin.outputs), origin.options.donate), list(origin.inputs))
         self._bound: OrderedDict[tuple[tuple[int, ...], ...], Bound] = OrderedDict()
         self._when_empty: Callable[[Sequence[tuple[int, ...]]], Any] | None = None
         self._lock = threading.RLock()
@@ -207,6 +209,8 @@ class DeviceExecutable:
     def run(self, inputs: Any, outputs: Sequence[Any] | None = None, stream: Any = None) -> Any:
         """Run into given buffers of the inputs' kind (contiguous, of the right shape and dtype, not overlapping the inputs); without them as a call.
 
+        The buffer of an output that takes the memory of a donated input may be that input.
+
         Args:
             inputs: in order, or by name.
             outputs: buffers for the results.
@@ -223,11 +227,14 @@ class DeviceExecutable:
         given, results = self._given(inputs), list(outputs)
         if not given or not is_device_array(given[0]):
             arrays = self._host(given)
+            for j in self._donation.pairs.values():
+                if arrays[j] is not given[j]:
+                    raise InputError(f"input {self._donation.names[j]}: bind needs a contiguous array that it can keep; got {described(given[j])}")
             bound = self._bind([a.shape for a in arrays])
-            self._signature.check_outputs(bound.outputs, arrays, results)
-            return BoundCall(lambda stream: self._on_host(bound, arrays, results), 0, None, (given, results), self._fail)
+            self._check_outputs(bound, arrays, results)
+            return BoundCall(lambda stream: self._into(bound, arrays, results), 0, None, (given, results), self._fail)
         device = self._origin.device()
-        views = self._views(given, device)
+        views = self._views(given, device, keep=True)
         bound = self._bind([v.shape for v in views])
         made = self._output_views(bound, views, results, device)
         frame = Frame(bound.loaded())
@@ -257,17 +264,33 @@ class DeviceExecutable:
             arrays = self._host(values)
             bound = self._bind([a.shape for a in arrays])
             if outputs is None:
-                results = [np.empty(s, d) for s, d in bound.outputs]
+                own = {k: arrays[j] for k, j in self._donation.pairs.items()}
+                results = [own[k] if k in own else np.empty(s, d) for k, (s, d) in enumerate(bound.outputs)]
             else:
                 results = list(outputs)
-                self._signature.check_outputs(bound.outputs, arrays, results)
-            self._on_host(bound, arrays, results)
+                self._check_outputs(bound, arrays, results)
+            self._into(bound, arrays, results)
         return results[0] if len(results) == 1 else tuple(results)
 
     # --- on NumPy arrays --------------------------------------------------------------------------------------------------------
 
     def _host(self, values: Sequence[Any]) -> list[Array]:
+        self._donation.check_side(values, False)
         return self._signature.convert([to_host(v) if is_device_array(v) else v for v in values])
+
+    def _check_outputs(self, bound: Bound, arrays: Sequence[Array], results: Sequence[Any]) -> None:
+        self._signature.check_outputs(bound.outputs, arrays, results, self._donation.pairs)
+
+    def _into(self, bound: Bound, arrays: Sequence[Array], results: list[Any]) -> None:
+        """A call that leaves its results in these arrays, and those that take the memory of inputs there as well."""
+        if not self._donation.pairs:
+            self._on_host(bound, arrays, results)
+            return
+        self._donation.check(arrays, () if self._parameters is None else self._parameters.on_host)
+        own = {k: arrays[j] for k, j in self._donation.pairs.items()}
+        buffers = [own.get(k, r) for k, r in enumerate(results)]
+        self._on_host(bound, arrays, buffers)
+        self._donation.finish(buffers, arrays, results)
 
     def _on_host(self, bound: Bound, arrays: Sequence[Array], results: Sequence[Array]) -> None:
         if bound.empty:
@@ -285,11 +308,22 @@ class DeviceExecutable:
         order = kind.stream if stream is None else address_of(stream)
         views = self._views(values, device)
         bound = self._bind([v.shape for v in views])
-        results = [kind.empty(s, d) for s, d in bound.outputs] if outputs is None else list(outputs)
-        made = self._output_views(bound, views, results, device)
+        pairs = self._donation.pairs
+        if outputs is None:
+            results = [values[pairs[k]] if k in pairs else kind.empty(s, d) for k, (s, d) in enumerate(bound.outputs)]
+            named = enumerate(zip(self._signature.output_names, results, bound.outputs))
+            made = [views[pairs[k]] if k in pairs else output_array(r, n, s, d, device) for k, (n, r, (s, d)) in named]
+        else:
+            results = list(outputs)
+            made = self._output_views(bound, views, results, device)
         if not bound.empty:
             self._start(bound, views, made, order, kind.defer)
-        return results if outputs is not None else [kind.finish(r) for r in results]
+        for ready in {views[j].ready for j in pairs.values()} - {None, order}:
+            _follow(device, order, int(ready or 0))  # where its owner looks for it, or uses the memory again
+        if outputs is not None:
+            return results
+        copied = {k for k, j in pairs.items() if views[j].copied}  # whose elements were not contiguous: the copy was donated
+        return [kind.finish(made[k].keep if k in copied else r) if k in copied or k not in pairs else r for k, r in enumerate(results)]
 
     def _start(self, bound: Bound, views: Sequence[DeviceArray], made: Sequence[DeviceArray], stream: int, defer: Defer | None) -> None:
         with bound.frame() as frame:
@@ -305,8 +339,30 @@ class DeviceExecutable:
         if status[0]:
             self._fail(native, status)
 
-    def _views(self, values: Sequence[Any], device: Device) -> list[DeviceArray]:
-        """Inputs on the device; those on the host are brought there."""
+    def _views(self, values: Sequence[Any], device: Device, keep: bool = False) -> list[DeviceArray]:
+        """Inputs on the device; those on the host are brought there. `keep`: donated ones have to be memory that can be kept."""
+        out = self._brought(values, device)
+        if not self._donation.pairs:
+            return out
+        self._donation.check_side(values, True)
+        for j in self._donation.pairs.values():
+            name, own = self._donation.names[j], getattr(values[j], "__dnnc_own__", None)
+            if keep and own is not None:
+                raise InputError(f"input {name}: arrays of dnnc.array are values, and no memory that bind could keep; give a CuPy or torch array")
+            if keep and out[j].copied:
+                raise InputError(f"input {name}: bind needs a contiguous array that it can keep")
+            if own is not None:
+                del out[j]  # references are counted
+                out.insert(j, own().__dnnc_array__(device.number))
+        self._donation.check_views(out, self._weights)
+        return out
+
+    @property
+    def _weights(self) -> Sequence[DeviceArray]:
+        """Arrays on the device that are parameters, which kernels may read as they are."""
+        return () if self._parameters is None else self._parameters.on_device
+
+    def _brought(self, values: Sequence[Any], device: Device) -> list[DeviceArray]:
         out = []
         for value, (name, dtype, rank) in zip(values, self._signature.expected):
             if not is_device_array(value):
@@ -327,9 +383,11 @@ class DeviceExecutable:
     def _output_views(self, bound: Bound, inputs: Sequence[DeviceArray], results: Sequence[Any], device: Device) -> list[DeviceArray]:
         self._signature.check_count(results)
         made: list[DeviceArray] = []
-        for name, r, (shape, dtype) in zip(self._signature.output_names, results, bound.outputs):
+        for k, (name, r, (shape, dtype)) in enumerate(zip(self._signature.output_names, results, bound.outputs)):
             view = output_array(r, name, shape, dtype, device)
-            if any(_overlap(view, other) for other in (*inputs, *made)):
+            own = self._donation.pairs.get(k)
+            others = [v for j, v in enumerate(inputs) if j != own or v.address != view.address]
+            if any(view.overlaps(v) for v in (*others, *made, *self._weights)):
                 raise InputError(f"output {name} overlaps another buffer of the call")
             made.append(view)
         return made
@@ -447,10 +505,6 @@ def _follow(device: Device, first: int, then: int) -> None:
     event = device.new_event()
     device.record(event, first)
     device.wait(event, then)
-
-
-def _overlap(a: DeviceArray, b: DeviceArray) -> bool:
-    return bool(a.nbytes and b.nbytes) and a.address < b.address + b.nbytes and b.address < a.address + a.nbytes
 
 
 __all__ = ["BoundCall", "Bound", "DeviceExecutable", "DeviceOrigin", "Kind"]

@@ -3,20 +3,26 @@
     f = dnnc.compile(step, donate={"past": "present"})      f(past=cache) writes `present` where `past` was, and gives that very array
 
 Where the plan proves that nothing is written there before it was read for the last time, kernels do so at once; else the result is copied
-there in the end. Either way it is one array instead of two that the caller holds.
+there in the end. Either way it is one array instead of two that the caller holds. On a device the memory is that of the caller's array there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dnnc.backends.places import Call
+from dnnc.backends.cuda.arrays import is_device_array
+from dnnc.backends.cuda.native import DeviceArray
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph
+from dnnc.passes.base import PassRecord
+
+if TYPE_CHECKING:
+    from dnnc.passes.program import Program
 
 Array = np.ndarray[Any, Any]
 
@@ -39,10 +45,20 @@ def donated(graph: Graph, names: tuple[Sequence[str], Sequence[str]], donate: Ma
     return pairs
 
 
-def placed(pairs: Mapping[int, int], calls: Sequence[Call], inputs: int) -> frozenset[int]:
-    """The outputs that a program writes into the memory of their input: it knows no other place for them."""
-    used = {p.number for c in calls for p in c.args if p.space == "buffer"}
-    return frozenset(k for k in pairs if inputs + k not in used)
+def copied(program: Program, outputs: Sequence[str]) -> list[PassRecord]:
+    """For the report: the donated outputs of a program that are not made where they end. `outputs`: users' names."""
+    graph, place = program.graph, program.memory.place
+    names = [outputs[k] for k, j in graph.donated.items() if place[graph.outputs[k]] != ("input", j)]
+    if not names:
+        return []
+    said = f"{', '.join(names)}: copied to the memory of its input, which is read after it is made"
+    return [PassRecord("donate", 0.0, len(graph), len(graph), False, (said,))]
+
+
+def are_apart(views: Sequence[DeviceArray]) -> bool:
+    """Does each lie in memory of its own?"""
+    spans = sorted((v.address, v.address + n) for v in views if (n := v.nbytes))
+    return all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
 @dataclass(frozen=True)
@@ -56,13 +72,31 @@ class Donation:
         """InputError where a donated array cannot be written to, or another argument or a parameter lies in its memory."""
         for j in self.pairs.values():
             a = arrays[j]
-            if not a.flags.writeable:
-                raise InputError(f"input {self.names[j]} is donated, but read-only: give a copy")
-            for i, b in enumerate(arrays):
-                if i != j and np.may_share_memory(a, b):
-                    raise InputError(f"input {self.names[j]} is donated, and {self.names[i]} lies in its memory: give a copy of one")
-            if any(np.may_share_memory(a, w) for w in weights):
-                raise InputError(f"input {self.names[j]} is donated, and a parameter lies in its memory: give a copy")
+            others = [i for i, b in enumerate(arrays) if i != j and np.may_share_memory(a, b)]
+            self._check(j, not a.flags.writeable, others, any(np.may_share_memory(a, w) for w in weights))
+
+    def check_views(self, views: Sequence[DeviceArray], weights: Sequence[DeviceArray] = ()) -> None:
+        """The same of arrays on a device."""
+        apart = are_apart([*views, *weights])  # as they nearly always are
+        for j in self.pairs.values():
+            a = views[j]
+            others = () if apart else [i for i, b in enumerate(views) if i != j and a.overlaps(b)]
+            self._check(j, a.read_only, others, not apart and any(map(a.overlaps, weights)))
+
+    def _check(self, j: int, read_only: bool, others: Sequence[int], weight: bool) -> None:
+        if read_only:
+            raise InputError(f"input {self.names[j]} is donated, but read-only: give a copy")
+        if others:
+            raise InputError(f"input {self.names[j]} is donated, and {self.names[others[0]]} lies in its memory: give a copy of one")
+        if weight:
+            raise InputError(f"input {self.names[j]} is donated, and a parameter lies in its memory: give a copy")
+
+    def check_side(self, values: Sequence[Any], on_device: bool) -> None:
+        """InputError where a donated array lies on the host and the call runs on arrays of a device, or the other way round."""
+        for j in self.pairs.values():
+            if is_device_array(values[j]) != on_device:
+                where, first = ("host", "device") if on_device else ("device", "host")
+                raise InputError(f"input {self.names[j]} is donated and lies on the {where}, the first input on the {first}: bring one to the other")
 
     def place(self, at_once: frozenset[int], arrays: Sequence[Array], results: list[Array]) -> list[Array]:
         """Buffers for a call: the memory of inputs where the program writes there."""

@@ -23,7 +23,7 @@ from dnnc.backends.llvm.templates import templates
 from dnnc.backends.llvm.worker_pool import CompileService
 from dnnc.backends.runtime import runtime
 from dnnc.bound import of_function, of_graph
-from dnnc.donation import donated
+from dnnc.donation import copied, donated
 from dnnc.executable import Executable
 from dnnc.ir.errors import InputError, ShapeError, UnsupportedError
 from dnnc.ir.expr import Var
@@ -48,6 +48,7 @@ from dnnc.staged import Make, StagedExecutable
 from dnnc.tuned import choose_of, resolved, revise_of, tell
 
 if TYPE_CHECKING:
+    from dnnc.device_driver import Machine
     from dnnc.device_executable import DeviceExecutable
 
 __all__ = ["Executable", "TensorSpec", "compile"]
@@ -282,13 +283,16 @@ def compile_graph(
     graph = bound_dims(graph, {n: d for n, d in opts.dims.items() if not isinstance(d, int)})
     names = expose(graph, names, opts.outputs)
     target = parse_target(opts.target)
-    graph, names, bound = with_roles(graph, names, opts, parameters or {}, target.kind)
-    if target.kind == "reference":
-        return ReferenceExecutable(graph, names, opts.precision, bound)
+    machine = None
     if target.kind == "cuda":
         from dnnc.device_driver import compile_for_device, cuda_machine
 
-        kernels, machine = KernelCache(cache_folder(opts.cache)), cuda_machine(opts)
+        machine = cuda_machine(opts)
+    graph, names, bound = with_roles(graph, names, opts, parameters or {}, machine)
+    if target.kind == "reference":
+        return ReferenceExecutable(graph, names, opts.precision, bound)
+    if machine is not None:
+        kernels = KernelCache(cache_folder(opts.cache))
         return compile_for_device(graph, names, opts, kernels, machine, progress, import_seconds, onnx, parameters=bound)
     cpu = parse_cpu(str(target), opts.threads)
     check_possible(graph)
@@ -309,24 +313,22 @@ def compile_graph(
 
 
 def with_roles(
-    graph: Graph, names: tuple[list[str], list[str]], opts: CompileOptions, parameters: Mapping[str, Any], kind: str
+    graph: Graph, names: tuple[list[str], list[str]], opts: CompileOptions, parameters: Mapping[str, Any], machine: Machine | None
 ) -> tuple[Graph, tuple[list[str], list[str]], Parameters | None]:
-    """A graph in which some inputs are parameters and others donated, the names of what is left, and the parameters.
+    """A graph in which some inputs are parameters and others donated, the names of what is left, and the parameters. `machine`: of a device.
 
     Raises:
         InputError: an array or a pair does not fit.
-        UnsupportedError: there are host steps, or the target has no such thing.
+        UnsupportedError: there are host steps.
     """
     bound = None
     if parameters:
-        graph, inputs, bound = with_parameters(graph, names[0], parameters)
+        graph, inputs, bound = with_parameters(graph, names[0], parameters, machine.device if machine is not None and machine.present else None)
         names = inputs, names[1]
     if opts.donate:
         graph = graph if bound is not None else graph.copy()
         graph.donated = donated(graph, names, opts.donate)
-    if opts.donate and kind == "cuda":
-        raise UnsupportedError("donate= is for programs of the CPU; on a device `bind` keeps results in the caller's buffers")
-    if (bound is not None or opts.donate) and kind != "reference" and needs_host(graph):
+    if (bound is not None or opts.donate) and parse_target(opts.target).kind != "reference" and needs_host(graph):
         asked = "parameters" if bound is not None else "donate"
         raise UnsupportedError(f"{asked}= is for models without steps on the host; `report` of the model compiled without it names those")
     return graph, names, bound
@@ -404,11 +406,7 @@ class Maker:
         size = len(program.graph)
         notes = not_checked(program.kernels, {}) if self.opts.verify and not program.dims else ()
         out = [PassRecord("kernel gate", 0.0, size, size, False, notes)] if notes else []
-        copied = [k for k, j in program.graph.donated.items() if program.memory.place[program.graph.outputs[k]] != ("input", j)]
-        if copied:
-            said = ", ".join(origin.outputs[k] for k in copied)
-            out.append(PassRecord("donate", 0.0, size, size, False, (f"{said}: copied to the memory of its input, which is read after it is made",)))
-        return out
+        return out + copied(program, origin.outputs)
 
 
 def expose(graph: Graph, names: tuple[list[str], list[str]], wanted: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -15,9 +15,10 @@ import numpy as np
 
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.native import Native, shape_of
+from dnnc.backends.places import placed
 from dnnc.backends.results import maker
 from dnnc.backends.runtime import FRAME_BOUND, FRAME_CONSTANTS, FRAME_OFFSETS, Frame, runtime
-from dnnc.donation import Donation, donated, placed
+from dnnc.donation import Donation, donated
 from dnnc.ir.errors import InputError, InternalError
 from dnnc.ir.expr import Expr, Var, const
 from dnnc.ir.graph import Graph
@@ -230,7 +231,7 @@ class Executable:
     @property
     def _weights(self) -> Sequence[Array]:
         """What parameters hold: memory of others that kernels may read as it is."""
-        return () if self._parameters is None else list(self._parameters.arrays.values())
+        return () if self._parameters is None else self._parameters.on_host
 
     @property
     def _pairs(self) -> Mapping[int, int]:

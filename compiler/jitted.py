@@ -83,7 +83,7 @@ class Jitted:
         program, result = self._program(key, paths, lambda: [Spec(s, a.dtype) for s, a in zip(shapes, arrays)], made)
         if self._roles is None or program is None:
             return _restored(result, program(*made) if program is not None else ())
-        got = program(*self._roles.given(paths, arrays, made))
+        got = program(*self._roles.given(paths, arrays, made, [x for _, x in leaves]))
         self._roles.bury(paths, arrays)
         return _restored(result, got)
 
@@ -228,7 +228,7 @@ def jit(
         dynamic: sizes for which one program serves all, as names by argument and axis: `{"x": {0: "n"}, "params.w": {1: "k"}}`. Sizes of one name
             are equal.
         donate: names of arguments whose memory results of the same types take, the first that fit. Arrays of `dnnc.array` given for them are dead
-            afterwards; of NumPy's the memory holds the results.
+            afterwards; of NumPy's, CuPy's and torch's the memory holds the results.
         parameters: names of arguments that seldom are other arrays, such as weights: they are packed when they are, and not in each call. After
             writing into an array of NumPy call `refit()` of the function. Or a dict of arrays that the function captures, by any names.
         programs: how many are kept; those of structures, dtypes, shapes and fixed values used last.

@@ -22,6 +22,7 @@ from dnnc.backends.llvm.compile import llvm_version
 from dnnc.backends.llvm.features import CpuTarget, enabled, host_cpu, parse_target
 from dnnc.backends.llvm.native import FORMAT, Native
 from dnnc.backends.runtime import runtime
+from dnnc.donation import donated
 from dnnc.executable import Executable
 from dnnc.ir.errors import ArtifactError, ArtifactWarning, DnncError
 from dnnc.ir.expr import Var
@@ -101,6 +102,7 @@ def _device(saved: Restored, options: CompileOptions, code: bool) -> Any:
     names, onnx = (list(saved.model.inputs), list(saved.model.outputs)), None if saved.model.onnx is None else saved.onnx
     notes = (f"loaded from {saved.path}" if code else f"compiled again from {saved.path}: code=False", *moved)
     own = replace(options, dims={}, outputs=())
+    saved.graph.donated = donated(saved.graph, names, options.donate)
     f = compile_for_device(saved.graph, names, own, KernelCache(cache_folder(options.cache)), machine, onnx=onnx, given=given, notes=notes)
     if onnx is not None:
         f.when_empty(lambda shapes: _reread(saved, options, shapes))
@@ -171,6 +173,7 @@ def _executable(saved: Restored, options: CompileOptions, reason: str, start: fl
     def specialise(dims: Mapping[Var, int]) -> Native:
         from dnnc.driver import Maker
 
+        saved.graph.donated = donated(saved.graph, (model.inputs, model.outputs), options.donate)
         return Maker(saved.graph, options, cpu, threads, log, kernels, model.shared, None, objects).make(origin, dims)
 
     onnx = None if model.onnx is None else saved.onnx

@@ -2,7 +2,8 @@
 
 A program compiles once, knowing of its parameters only shapes and dtypes. Its *table* holds the addresses of what its kernels read: the
 user's memory where they read it as it lies, else what the prologue made of it (transposed, packed). `refit` makes new tables; a call that
-runs meanwhile keeps the one that it began with. A program of a device has it all behind its constants, to be loaded there.
+runs meanwhile keeps the one that it began with. A program of a device has it all behind its constants, to be loaded there, but for arrays
+on that device that are read as they lie.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dnnc.backends.cuda.arrays import is_device_array
+from dnnc.backends.cuda.arrays import device_array, is_device_array, kind_of, to_host
+from dnnc.backends.cuda.native import DEFAULT_STREAM, Device, DeviceArray
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph, Value
 from dnnc.signature import TensorSpec, converted
@@ -49,10 +51,11 @@ class Table:
 class Parameters:
     """The parameters of one model; its programs for different sizes share them."""
 
-    def __init__(self, values: Mapping[str, Value], arrays: Mapping[str, Any]) -> None:
-        """`values`: by users' names, what stands for them in the graph; `arrays`: their first contents."""
-        self._values = dict(values)
-        self._arrays = {n: _checked(n, v, arrays[n]) for n, v in values.items()}
+    def __init__(self, values: Mapping[str, Value], arrays: Mapping[str, Any], device: Callable[[], Device] | None = None) -> None:
+        """`values`: by users' names, what stands for them in the graph; `arrays`: their first contents; `device`: where programs run that may
+        read arrays there as they lie."""
+        self._values, self._device = dict(values), device
+        self._arrays = {n: self._checked(n, arrays[n]) for n in values}
         self._tables: dict[int, tuple[weakref.ref[Native], Table]] = {}
         self._devices: list[weakref.ref[CudaNative]] = []  # programs of a device
         self._lock = threading.RLock()
@@ -63,13 +66,18 @@ class Parameters:
         return tuple(TensorSpec(n, str(v.type.dtype.numpy), tuple(int(str(d)) for d in v.type.shape)) for n, v in self._values.items())
 
     @property
-    def arrays(self) -> Mapping[str, Array]:
-        """What is bound now, by users' names."""
-        return dict(self._arrays)
+    def on_host(self) -> list[Array]:
+        """What is bound now and lies on the host."""
+        return [a for a in self._arrays.values() if isinstance(a, np.ndarray)]
+
+    @property
+    def on_device(self) -> list[DeviceArray]:
+        """What is bound now and lies on the device."""
+        return [a for a in self._arrays.values() if not isinstance(a, np.ndarray)]
 
     def held(self, name: str) -> Array:
-        """What is bound now, by the name of the value that stands for it in the graph."""
-        return next(self._arrays[n] for n, v in self._values.items() if v.name == name)
+        """The contents of what is bound now, by the name of the value that stands for it in the graph."""
+        return self._fetched(next(self._arrays[n] for n, v in self._values.items() if v.name == name))
 
     def table(self, native: Native) -> Table:
         """The table of a program, made when it is asked for first."""
@@ -89,27 +97,58 @@ class Parameters:
             if name not in self._values:
                 raise InputError(f"refit: there is no parameter {name!r}; there are {', '.join(self._values)}")
         with self._lock:
-            arrays = {**self._arrays, **{n: _checked(n, self._values[n], a) for n, a in changed.items()}}
+            arrays = {**self._arrays, **{n: self._checked(n, a) for n, a in changed.items()}}
             natives = [n for r, _ in self._tables.values() if (n := r()) is not None]
             for d in self._on_devices():
-                d.bind(self._by_value(arrays))
+                d.bind(self._settled(arrays), self._fetched)
             tables = {id(n): (weakref.ref(n), self._made(n, arrays)) for n in natives}
             self._arrays, self._tables = arrays, tables
 
-    def _made(self, native: Native, arrays: Mapping[str, Array]) -> Table:
+    def _made(self, native: Native, arrays: Mapping[str, Array | DeviceArray]) -> Table:
         assert native.prologue is not None
         self.bound += 1
-        return Table(native.prologue.run(self._by_value(arrays)))
+        return Table(native.prologue.run({v.name: self._fetched(arrays[n]) for n, v in self._values.items()}))
 
-    def _by_value(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    def _settled(self, arrays: Mapping[str, Array | DeviceArray]) -> dict[str, Array | DeviceArray]:
+        """The arrays by the names of the prologue's inputs, when what their libraries have queued is done: kernels may read weights before
+        the work that comes ahead of them has ended."""
+        if self._device is not None:
+            device = self._device()
+            queued = {s for a in arrays.values() if not isinstance(a, np.ndarray) for s in (kind_of(a.keep, device).stream, a.ready)}
+            for stream in queued - {None}:
+                device.synchronize(int(stream or 0))
         return {v.name: arrays[n] for n, v in self._values.items()}
+
+    def _fetched(self, a: Array | DeviceArray) -> Array:
+        """An array on the host."""
+        if isinstance(a, np.ndarray):
+            return a
+        assert self._device is not None
+        device, dtype = self._device(), next(v.type.dtype.numpy for v in self._values.values() if v.type.dtype.numpy.name == a.dtype)
+        made = np.empty(a.shape, dtype)
+        if made.nbytes:
+            device.download(made, a.address, DEFAULT_STREAM)
+            device.synchronize(DEFAULT_STREAM)
+        return made
+
+    def _checked(self, name: str, a: Any) -> Array | DeviceArray:
+        """An array as a parameter: itself if it is contiguous, else a copy. InputError where dtype or shape differ."""
+        t = self._values[name].type
+        given: Array | DeviceArray
+        if is_device_array(a) and self._device is not None:
+            given = device_array(a, name, t.dtype.numpy, t.rank, self._device(), "parameter")
+        else:
+            given = converted(to_host(a) if is_device_array(a) else a, name, t.dtype.numpy, None, "parameter")
+        if given.shape != t.shape:
+            raise InputError(f"parameter {name}: expected shape {list(t.shape)}, got {list(given.shape)}")
+        return given
 
     def load(self, native: CudaNative) -> None:
         """Put what a program of a device reads of parameters behind its constants, now and at each refit."""
         if native.prologue is None:
             return
         with self._lock:
-            native.bind(self._by_value(self._arrays))
+            native.bind(self._settled(self._arrays), self._fetched)
             self._devices.append(weakref.ref(native))
 
     def _on_devices(self) -> list[CudaNative]:
@@ -117,20 +156,10 @@ class Parameters:
         return [n for r in self._devices if (n := r()) is not None]
 
 
-def _checked(name: str, v: Value, a: Any) -> Array:
-    """An array as a parameter: itself if it is contiguous, else a copy. InputError where dtype or shape differ."""
-    if is_device_array(a):
-        from dnnc.backends.cuda.arrays import to_host
-
-        a = to_host(a)
-    given = converted(a, name, v.type.dtype.numpy, None, "parameter")
-    if given.shape != v.type.shape:
-        raise InputError(f"parameter {name}: expected shape {list(v.type.shape)}, got {list(given.shape)}")
-    return given
-
-
-def with_parameters(graph: Graph, names: Sequence[str], wanted: Mapping[str, Any]) -> tuple[Graph, list[str], Parameters]:
-    """A graph whose inputs of these users' names are parameters, the names of its other inputs, and the parameters.
+def with_parameters(
+    graph: Graph, names: Sequence[str], wanted: Mapping[str, Any], device: Callable[[], Device] | None = None
+) -> tuple[Graph, list[str], Parameters]:
+    """A graph whose inputs of these users' names are parameters, the names of its other inputs, and the parameters. `device`: see Parameters.
 
     Raises:
         InputError: there is no such input, its size is symbolic, or the array does not fit.
@@ -144,7 +173,7 @@ def with_parameters(graph: Graph, names: Sequence[str], wanted: Mapping[str, Any
     made = graph.copy()
     same = dict(zip(names, made.inputs))
     made.bind_inputs({same[n].name for n in wanted})
-    return made, [n for n in names if n not in wanted], Parameters({n: same[n] for n in names if n in wanted}, wanted)
+    return made, [n for n in names if n not in wanted], Parameters({n: same[n] for n in names if n in wanted}, wanted, device)
 
 
 def frozen(graph: Graph, contents: Callable[[str], Array]) -> Graph:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NoReturn
@@ -16,11 +16,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from dnnc.array.core import Array, from_data
-from dnnc.array.devices import on_host
+from dnnc.array.devices import HOST, DeviceData, on_host
+from dnnc.backends.cuda.arrays import is_read_only
 from dnnc.bound import from_constant, holder
 from dnnc.driver import compile_graph
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph
+from dnnc.ir.target import parse_target
 from dnnc.options import CompileOptions
 
 
@@ -53,8 +55,9 @@ class Roles:
         labels = [*labels[0], *self.captured], labels[1]
         buffers = [*buffers, *self.settled()]
         held = {k: b for k, b in enumerate(buffers) if k >= len(first) or first[k] in self.parameters}
-        made = compile_graph(graph, labels, opts, parameters={labels[0][k]: on_host(b) for k, b in held.items()})
-        return BoundProgram(made, labels[0], held) if held else made
+        bring = (lambda b: b) if parse_target(opts.target).kind == "cuda" else on_host
+        made = compile_graph(graph, labels, opts, parameters={labels[0][k]: bring(b) for k, b in held.items()})
+        return BoundProgram(made, labels[0], held, bring) if held else made
 
     def _pairs(self, graph: Graph, labels: tuple[list[str], list[str]], first: Sequence[str]) -> dict[str, str]:
         """Each donated array and the first output of its type that no other has taken. InputError where an argument fits none."""
@@ -71,16 +74,27 @@ class Roles:
                 raise InputError(f"donate: no result of {self.function} has the type of {name} ({types}), so none can take its memory")
         return pairs
 
-    def given(self, paths: Sequence[str], arrays: Sequence[Any], buffers: list[Any]) -> list[Any]:
-        """The buffers of a call, with copies in the place of donated ones that others see, and those of captured arrays behind them."""
+    def given(self, paths: Sequence[str], arrays: Sequence[Any], buffers: list[Any], values: Sequence[Any]) -> list[Any]:
+        """The buffers of a call, with copies in the place of donated ones that others see, and those of captured arrays behind them.
+
+        `values`: what the user gave, of which `arrays` were made.
+        """
         if not self.donate:
             return [*buffers, *self.settled()]
         out = list(buffers)
         for k, (path, a) in enumerate(zip(paths, arrays)):
-            if path.split(".")[0] in self.donate and isinstance(out[k], np.ndarray):
-                buffers[k] = None  # references are counted
+            if path.split(".")[0] not in self.donate:
+                continue
+            buffers[k] = None  # references are counted
+            if isinstance(out[k], np.ndarray):
                 if isinstance(a, Array) and not is_alone(a, out, k):
                     out[k] = out[k].copy()
+            elif values[k] is not a:  # of another library, which sees the result
+                if is_read_only(values[k]):
+                    raise InputError(f"{self.function}: {path} is donated, but read-only: give a copy")
+            elif a.device != HOST:
+                out[k] = None
+                out[k] = a.__dnnc_own__()
         return [*out, *self.settled()]
 
     def settled(self) -> list[Any]:
@@ -105,14 +119,14 @@ def is_alone(a: Array, buffers: list[Any], k: int) -> bool:
     return whole and buffers[k].flags.writeable and all(n <= alone for n, alone in zip(references(a, buffers, k), fewest()))
 
 
-def references(a: Array, buffers: list[Any], k: int) -> tuple[int, int, int]:
-    """How often the value, its data, and what the data is a view of are referred to."""
+def references(a: Array, buffers: list[Any], k: int) -> tuple[int, int, int, int]:
+    """How often the value (and the tuple of it, which arrays share), its data, and what the data is a view of are referred to."""
     base = buffers[k].base
-    return sys.getrefcount(a._parts[0]), sys.getrefcount(buffers[k]), 0 if base is None else sys.getrefcount(base)
+    return sys.getrefcount(a._parts), sys.getrefcount(a._parts[0]), sys.getrefcount(buffers[k]), 0 if base is None else sys.getrefcount(base)
 
 
 @cache
-def fewest() -> tuple[int, int, int]:
+def fewest() -> tuple[int, int, int, int]:
     """What `references` says of an array that nobody else sees: Pythons count what is on the way differently."""
     a = from_data(np.zeros(4, np.float32)[:2], np.dtype(np.float32))
     return references(a, [a._parts[0].data], 0)
@@ -132,18 +146,26 @@ class Gone:
     __iter__ = __len__ = __getitem__ = __bool__ = _fail
 
 
+def is_same(a: Any, b: Any) -> bool:
+    """Is it the same buffer? An array of another library on a device is looked at anew in each call; one that is held keeps its memory."""
+    if a is b or not (isinstance(a, DeviceData) and isinstance(b, DeviceData)):
+        return a is b
+    return (a.place, a.address, a.shape, a.dtype) == (b.place, b.address, b.shape, b.dtype)
+
+
 class BoundProgram:
     """A program some of whose arguments are bound: called with all, it binds those anew that are others than before."""
 
-    def __init__(self, program: Any, names: Sequence[str], held: dict[int, Any]) -> None:
-        self.program, self.names, self.held = program, names, held
+    def __init__(self, program: Any, names: Sequence[str], held: dict[int, Any], bring: Callable[[Any], Any]) -> None:
+        """`bring`: makes of a buffer what the program can be bound to."""
+        self.program, self.names, self.held, self._bring = program, names, held, bring
         self.stale = False
         self._lock = threading.Lock()  # a call must not see what another thread binds meanwhile
 
     def __call__(self, *buffers: Any) -> Any:
         with self._lock:
-            changed = {k: buffers[k] for k, old in self.held.items() if buffers[k] is not old}
+            changed = {k: buffers[k] for k, old in self.held.items() if not is_same(buffers[k], old)}
             if changed or self.stale:
-                self.program.refit({self.names[k]: on_host(b) for k, b in changed.items()})
+                self.program.refit({self.names[k]: self._bring(b) for k, b in changed.items()})
                 self.held, self.stale = {**self.held, **changed}, False
             return self.program(*(b for k, b in enumerate(buffers) if k not in self.held))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # each type is one object, copies included, so that hashing one is free
 class DType:
     """A scalar type.
 
@@ -25,6 +25,9 @@ class DType:
 
     def __str__(self) -> str:
         return self.name
+
+    def __reduce__(self) -> Any:
+        return dtype, (self.name,)
 
     @property
     def is_float(self) -> bool:

@@ -230,7 +230,10 @@ def const(v: E, dtype: DType = i64) -> Expr:
 
 
 def _const(v: int | bool, dtype: DType) -> Any:
-    return intern(Const, dtype, 1, v)
+    return _SMALL[v] if dtype is i64 and 0 <= v < len(_SMALL) else intern(Const, dtype, 1, v)
+
+
+_SMALL = tuple(intern(Const, i64, 1, v) for v in range(65))  # the integers of most indices
 
 
 def _round_f32(x: float) -> float:
@@ -283,6 +286,14 @@ def op(name: str, *raw: E, dtype: DType | None = None, lanes: int = 0) -> Expr:
 
     Operands that are Python numbers take the type of the first expression. `dtype` and `lanes` override the result type (casts, intrinsics).
     """
+    if len(raw) == 2 and dtype is None and not lanes:  # two integers first: most operations are on indices
+        a, b = raw
+        if type(b) is int and isinstance(a, Expr) and a.dtype is i64:
+            b = _const(b, i64)
+        elif type(a) is int and isinstance(b, Expr) and b.dtype is i64:
+            a = _const(a, i64)
+        if isinstance(a, Expr) and isinstance(b, Expr) and a.dtype is i64 and a.lanes == b.lanes == 1:
+            return integer(name, a, b, boolean if name in COMPARE else i64)
     lead = next((a.dtype for a in raw if isinstance(a, Expr) and not isinstance(a, Ref)), None)
     if lead is None:
         lead = next((f64 for a in raw if isinstance(a, float)), i64)

@@ -41,7 +41,9 @@ def integer(name: str, a: Expr, b: Expr, dtype: DType) -> Expr:
 def combine(a: Expr, b: Expr, sign: int) -> Expr:
     (ta, ca), (tb, cb) = terms(a), terms(b)
     if not tb:
-        return _linear(dict(ta), ca + sign * cb, sorted_=True)
+        return _linear(dict(ta), ca + sign * cb, sorted_=True) if cb else a
+    if not ta and not ca and sign == 1:
+        return b
     acc = dict(ta)
     for t, c in tb:
         acc[t] = acc.get(t, 0) + sign * c
@@ -88,6 +90,10 @@ def _rejoin(acc: Terms, c0: int) -> Expr | None:
 
 def multiply(a: Expr, b: Expr) -> Expr:
     (ta, ca), (tb, cb) = terms(a), terms(b)
+    if not tb and cb == 1:
+        return a
+    if not ta and ca == 1:
+        return b
     if not tb:
         return _linear({t: c * cb for t, c in ta}, ca * cb, sorted_=cb != 0)
     if not ta:

@@ -342,10 +342,12 @@ class _Lowering:
         self.place(term, bound)
         self.place(cond, bound)
         counts, term = _counts(stage, term, cond)
+        longer = self.whole_rows(stage)
         acc = self.b.alloc("acc", t.dtype.computed, 1)
         self.placed[x] = acc[0]
         self.b.store(acc, (0,), identity(stage.combine, t.dtype.computed))
-        loops = [self.b.loop(f"r{j}", 1 if v in counts else v.hi + 1 if v.hi is not None else 0) for j, v in enumerate(stage.reduce)]
+        ends = [1 if v in counts else longer.get(v, v.hi + 1 if v.hi is not None else 0) for v in stage.reduce]
+        loops = [self.b.loop(f"r{j}", end) for j, end in enumerate(ends)]
         rs: list[Var] = []
         for loop, v in zip(loops, stage.reduce):
             rs.append(loop.__enter__())
@@ -362,6 +364,28 @@ class _Lowering:
         for scope in [*reversed(guards), *reversed(loops)]:
             scope.__exit__(None, None, None)
         self.reductions.append(tuple(v.name for v in rs))
+
+    def whole_rows(self, stage: te.Stage) -> dict[Var, int]:
+        """Axes of a sum of products along which both factors lie in rows whose ends pad them, and how long these rows are. The lanes there hold 0,
+        and 0 * 0 adds nothing: a sum over whole rows is made of whole vectors, and no index is divided by an odd number of channels."""
+        product = stage.value.args if stage.combine == "sum" and isinstance(stage.value, Op) and stage.value.name == "*" else ()
+        guarded = free(stage.where) if stage.where is not None else set()
+        ends = [self.row_end(_uncast(e)) for e in product]
+        same = dict(set(ends[0].items()) & set(ends[1].items())) if len(ends) == 2 else {}
+        used = [[v for i in _uncast(e).idx for v in free(i)] for e in product] if same else []  # type: ignore[attr-defined]
+        return {v: n for v, n in same.items() if v in stage.reduce and v not in guarded and all(u.count(v) == 1 for u in used)}
+
+    def row_end(self, e: Expr) -> dict[Var, int]:
+        """Of an element of an input, the axis variable that walks a padded row `.. a/d a%d` of its memory from the start, and the row's length."""
+        if not isinstance(e, Load) or not isinstance(e.buf, te.Tensor) or e.buf not in self.buffers:
+            return {}
+        t = self.buffers[e.buf][1]
+        parts = t.layout.parts[-2:] if t.layout is not None and not t.layout.winograd else ()
+        if len(parts) < 2 or parts[1] != Part(parts[0].axis, 1, parts[0].div) or parts[0].mod:
+            return {}
+        n, i = t.shape[parts[0].axis], e.idx[parts[0].axis]
+        whole = isinstance(n, int) and isinstance(i, Var) and i.hi == n - 1
+        return {i: -(-n // parts[1].mod) * parts[1].mod} if whole else {}  # type: ignore[dict-item, operator]
 
     def write(self, out: Buffer, at: tuple[Var, ...], logical: tuple[Expr, ...], v: Expr) -> None:
         t = self.output.type
@@ -428,6 +452,11 @@ def _counts(stage: te.Stage, term: Expr, cond: Expr) -> tuple[dict[Var, int], Ex
     counts = {v: v.hi + 1 for v in stage.reduce if v not in used and isinstance(v.hi, int) and v.hi > 0}
     n = math.prod(counts.values())
     return counts, term if n == 1 or stage.combine != "sum" else term * const(float(n) if term.dtype.is_float else n, term.dtype)
+
+
+def _uncast(e: Expr) -> Expr:
+    """The element that is converted, or e."""
+    return e.args[0] if isinstance(e, Op) and e.name.startswith("cast_") else e
 
 
 def _conjuncts(c: Expr) -> list[Expr]:

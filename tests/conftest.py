@@ -1,12 +1,22 @@
-"""What all tests share: golden files, the GPU tier, and the count of skipped tests."""
+"""What all tests share: golden files, the two tiers, the count of skipped tests, and what keeps a run short."""
 
 from __future__ import annotations
 
+import gc
+import os
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
+
+# Workers, and the processes that tests start, find compiled modules (pytest's rewritten ones too), whatever the shell says.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# One worker for each core is enough: the threads of NumPy's and of XGBoost's libraries would only wait for one another.
+for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
 
 SKIPS_ALLOWED = 0  # may only fall; a test that cannot run somewhere belongs to a tier (slow, gpu) instead
 
@@ -170,6 +180,17 @@ def golden(request: pytest.FixtureRequest) -> Callable[..., None]:
         assert text == file.read_text(), f"differs from {file}; if that is meant, `pytest --update-golden` and read the diff"
 
     return check
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What collecting makes stays until the end: no garbage collection goes through it, neither meanwhile nor in the tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,7 +6,6 @@ pass. Nothing is copied, but for arrays that are not contiguous.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -14,32 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.backends.cuda.native import Device
+from dnnc.backends.cuda.native import DEFAULT_STREAM, Device, DeviceArray
 from dnnc.ir.errors import InputError
 
 CUDA = 2  # kDLCUDA
 TORCH_NAMES = {"bool_": "bool"}  # where NumPy's name of a dtype is not torch's
-
-
-@dataclass(frozen=True)
-class DeviceArray:
-    """Contiguous elements on a device. `keep` owns them; `ready` is the stream that makes them, where that is told."""
-
-    address: int
-    shape: tuple[int, ...]
-    dtype: str
-    keep: Any
-    ready: int | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * _itemsize(self.dtype)
-
-
-def _itemsize(dtype: str) -> int:
-    import ml_dtypes
-
-    return int(np.dtype(getattr(ml_dtypes, dtype) if hasattr(ml_dtypes, dtype) else dtype).itemsize)
 
 
 def is_device_array(a: Any) -> bool:
@@ -48,6 +26,8 @@ def is_device_array(a: Any) -> bool:
         return False
     if _is_torch(a):
         return bool(a.is_cuda)
+    if hasattr(a, "__dnnc_array__"):  # asked for their interface, these would note that others see their memory
+        return bool(getattr(a, "device", "cuda") != "cpu")
     if hasattr(a, "__cuda_array_interface__"):
         return True
     where = getattr(a, "__dlpack_device__", None)
@@ -64,13 +44,13 @@ def dtype_name(d: np.dtype[Any]) -> str:
     return d.name
 
 
-def device_array(a: Any, name: str, dtype: np.dtype[Any], rank: int, device: Device) -> DeviceArray:
+def device_array(a: Any, name: str, dtype: np.dtype[Any], rank: int, device: Device, what: str = "input") -> DeviceArray:
     """An input of a call on a device. InputError names it, what was expected and what was given."""
     found = _found(a, device)
     if found.dtype != dtype_name(dtype):
-        raise InputError(f"input {name}: expected {dtype.name}, got {found.dtype}; cast it before the call")
+        raise InputError(f"{what} {name}: expected {dtype.name}, got {found.dtype}; cast it before the call")
     if len(found.shape) != rank:
-        raise InputError(f"input {name}: expected {rank} dimensions, got shape {found.shape}")
+        raise InputError(f"{what} {name}: expected {rank} dimensions, got shape {found.shape}")
     return found
 
 
@@ -85,6 +65,12 @@ def _found(a: Any, device: Device) -> DeviceArray:
             f"an array on cuda:{number} is given to a model on cuda:{device.number}; move it there, or compile for target='cuda:{number}'"
         )
     return _from_torch(a, device) if _is_torch(a) else _from_interface(a if hasattr(a, "__cuda_array_interface__") else _from_dlpack(a))
+
+
+def is_read_only(a: Any) -> bool:
+    """Does a device array of any library say that nobody may write to it?"""
+    told = None if _is_torch(a) else getattr(a, "__cuda_array_interface__", None)
+    return told is not None and bool(told["data"][1])
 
 
 def device_number(a: Any) -> int:
@@ -115,8 +101,7 @@ def output_array(a: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     found = _found(a, device)
     if hasattr(a, "__dnnc_array__") and found.keep is not a:
         raise InputError(f"output {name}: arrays of dnnc.array are values, nobody writes to them; give a CuPy or torch array, or no outputs")
-    copied = not a.is_contiguous() if _is_torch(a) else found.keep is not a and hasattr(a, "__cuda_array_interface__")
-    if found.dtype != dtype_name(dtype) or found.shape != shape or copied:
+    if found.dtype != dtype_name(dtype) or found.shape != shape or found.copied:
         raise InputError(f"output {name}: expected a contiguous array {dtype.name} {shape}, got {found.dtype} {found.shape}")
     return found
 
@@ -124,9 +109,9 @@ def output_array(a: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
 def _from_torch(a: Any, device: Device) -> DeviceArray:
     if a.device.index != device.number:
         raise InputError(f"a tensor on {a.device} is given to a model on cuda:{device.number}; move it there, or compile for target='{a.device}'")
-    a = a.detach()
-    a = a if a.is_contiguous() else a.contiguous()
-    return DeviceArray(a.data_ptr(), tuple(a.shape), str(a.dtype).removeprefix("torch."), a)
+    copied = not a.is_contiguous()
+    a = a.detach().contiguous() if copied else a.detach()
+    return DeviceArray(a.data_ptr(), tuple(a.shape), str(a.dtype).removeprefix("torch."), a, None, copied)
 
 
 def _from_dlpack(a: Any) -> Any:
@@ -140,12 +125,15 @@ def _from_interface(a: Any) -> DeviceArray:
     dtype = getattr(a, "dtype", None)
     name = dtype_name(np.dtype(told["typestr"] if dtype is None else dtype))
     shape = tuple(int(n) for n in told["shape"])
-    if not _contiguous(shape, told.get("strides"), told["typestr"]):
+    copied, read_only = not _contiguous(shape, told.get("strides"), told["typestr"]), bool(told["data"][1])
+    if copied:
         import cupy
 
         a = cupy.ascontiguousarray(cupy.asarray(a))
         told = a.__cuda_array_interface__
-    return DeviceArray(int(told["data"][0] or 0), shape, name, a, told.get("stream"))
+    stream = told.get("stream")
+    ready = DEFAULT_STREAM if stream == 1 else stream  # as the interface calls it
+    return DeviceArray(int(told["data"][0] or 0), shape, name, a, ready, copied, read_only and not copied)
 
 
 def _contiguous(shape: tuple[int, ...], strides: Any, typestr: str) -> bool:

@@ -194,6 +194,7 @@ def _linked(
         checks,
         program,
         prologue_of(program),
+        dict(graph.donated),
     )
 
 

@@ -7,15 +7,15 @@ iteration, each with the addresses of its rows; any other is run from the host, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dnnc.backends.cuda.library import CallFunction, workspace_bytes
-from dnnc.backends.cuda.native import ALIGN, DEFAULT_STREAM, PARAMETER_ALIGN, STATUS_BYTES, CudaNative, Device, Memory, Recorded
-from dnnc.backends.places import Branch, Call, Control, Loop, Place, Row
+from dnnc.backends.cuda.native import ALIGN, DEFAULT_STREAM, PARAMETER_ALIGN, STATUS_BYTES, Constants, CudaNative, Device, Memory, Recorded, Reference
+from dnnc.backends.places import Branch, Call, Control, Loop, Place, Row, placed
 from dnnc.backends.runtime import ALIGN as CONDITION_STRIDE
 from dnnc.ir.errors import InternalError
 
@@ -41,24 +41,41 @@ class LoadedProgram:
         self.functions = native.functions(device)
         for symbol in list(native.checks):
             native.check(symbol, device, self.functions[symbol])
-        self.constants = self._constants(others)
+        held = native.bound or Constants(native.constants, ())  # as it is now
+        self.references = held.references
+        self.constants = self._constants(held, others)
+        self._at: dict[int, int] = {}
         self.arena_bytes = native.sizes({})[1]
         self.workspace_bytes = max(map(workspace_bytes, self.functions.values()), default=0)  # calls of a frame follow each other
         self.inputs = [_nbytes(t) for t in native.inputs]
         self.outputs = [_nbytes(t) for t in native.outputs]
+        self.at_once = placed(native.donated, native.calls, len(native.inputs))
         self.kernels = self.nodes(native.calls)
         self.recordable = not native.stepwise() and self.kernels <= MOST_NODES
 
-    def _constants(self, others: Sequence[LoadedProgram]) -> Memory:
-        block = self.native.constants
+    def _constants(self, held: Constants, others: Sequence[LoadedProgram]) -> Memory:
+        block, there = held.block, _where(held.references)
         for p in others:
-            if p.native.constants.nbytes == block.nbytes and np.array_equal(p.native.constants, block):
+            if _where(p.references) == there and p.native.constants.nbytes == block.nbytes and np.array_equal(p.native.constants, block):
                 self.native.constants = p.native.constants
                 return p.constants
+        if self.references:
+            starts, ends = [0, *(r.end for r in self.references)], [*(r.start for r in self.references), block.nbytes]
+            block = np.concatenate([block[a:b] for a, b in zip(starts, ends)])
         memory = self.device.alloc(max(block.nbytes, 1))
         self.device.upload(memory.address, block, DEFAULT_STREAM)
         self.device.synchronize(DEFAULT_STREAM)
         return memory
+
+    def constant(self, at: int) -> int:
+        """The address of a byte of the constants, which may lie in a parameter's own array."""
+        found = self._at.get(at)
+        if found is None:
+            before = [r for r in self.references if r.start <= at]
+            last = before[-1] if before and at < before[-1].end else None
+            own = self.constants.address + at - sum(r.end - r.start for r in before)
+            found = self._at[at] = own if last is None else last.array.address + at - last.start
+        return found
 
     def nodes(self, calls: Sequence[Call]) -> int:
         """Kernels of one run, every iteration of loops of known length counted."""
@@ -78,6 +95,10 @@ class LoadedProgram:
         return max((c.length or 0 for c in self.native.controls.values() if isinstance(c, Loop)), default=0)
 
 
+def _where(references: Sequence[Reference]) -> list[tuple[int, int]]:
+    return [(r.start, r.array.address) for r in references]
+
+
 def _nbytes(t: Any) -> int:
     n = t.nbytes
     if not isinstance(n, int):
@@ -90,7 +111,6 @@ class Addresses:
     """Where the memory of a run lies."""
 
     arena: int
-    constants: int
     status: int
     workspace: int
 
@@ -108,7 +128,7 @@ class Walk:
     def address(self, p: Place, buffers: Sequence[int]) -> int:
         if p.space == "buffer":
             return buffers[p.number] + p.inside
-        return self.at.arena + p.offset if p.space == "arena" else self.at.constants + p.number
+        return self.at.arena + p.offset if p.space == "arena" else self.loaded.constant(p.number)
 
     def run(self, calls: Sequence[Call], buffers: Sequence[int], stream: int) -> None:
         """`buffers`: addresses of the inputs, then of the outputs."""
@@ -239,10 +259,11 @@ class Frame:
         self.loaded, self.device = loaded, loaded.device
         self._memory, (status, arena, workspace) = self._places([STATUS_BYTES, loaded.arena_bytes, loaded.workspace_bytes])
         self._slots: tuple[Memory, list[int]] | None = None
+        self._elsewhere: dict[int, Memory] = {}  # where donated outputs are made that may not be made where they end
         self.status = status
         self._own = self.device.new_stream()
         self.stream = self._own.address
-        self.walk = Walk(loaded, Addresses(arena, loaded.constants.address, status, workspace))
+        self.walk = Walk(loaded, Addresses(arena, status, workspace))
         self.device.fill(status, 0, STATUS_BYTES, self.stream)
         if loaded.iterations():
             self.walk.count(loaded.iterations(), self.stream)
@@ -250,7 +271,8 @@ class Frame:
         self.device.synchronize(self.stream)
         self.done = self.device.new_event()
         self.last = self.stream
-        self._recorded: dict[str, Recorded] = {}
+        self._recorded: dict[Hashable, Recorded] = {}
+        self._places_before: list[int] = []  # addresses of the donated inputs of the run before
         self._staged: tuple[list[Array], list[Array]] | None = None
         self.status_host = self.device.pinned(STATUS_BYTES)
 
@@ -262,9 +284,14 @@ class Frame:
 
     @property
     def slots(self) -> list[int]:
-        """Addresses of places for the inputs and outputs, which are taken when they are first asked for."""
+        """Addresses of places for the inputs and outputs, which are taken when they are first asked for. Outputs that are made in the memory of
+        their input have its place."""
         if self._slots is None:
-            self._slots = self._places([*self.loaded.inputs, *self.loaded.outputs])
+            inputs, at_once = self.loaded.inputs, self.loaded.at_once
+            memory, at = self._places([*inputs, *(0 if k in at_once else n for k, n in enumerate(self.loaded.outputs))])
+            for k in at_once:
+                at[len(inputs) + k] = at[self.loaded.native.donated[k]]
+            self._slots = memory, at
         return self._slots[1]
 
     # --- runs -------------------------------------------------------------------------------------------------------------------
@@ -302,41 +329,90 @@ class Frame:
         self.walk.run(self.loaded.native.calls, self.slots, stream)
 
     def run_device(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
-        """Run on device memory at these addresses, in the order of a stream; returns before it is done, unless the host has conditions to read."""
+        """Run on device memory at these addresses, in the order of a stream; returns before it is done, unless the host has conditions to read.
+
+        An output that takes the memory of an input ends there, and at its own address too where that is another.
+        """
         self.follow(stream)
-        if self.direct([*inputs, *outputs]):
-            self.walk.run(self.loaded.native.calls, [*inputs, *outputs], stream)
+        own = [inputs[j] for j in self.loaded.native.donated.values()]
+        again, self._places_before = own == self._places_before and not any(a % PARAMETER_ALIGN for a in own), own
+        if self.direct([*inputs, *outputs], again):
+            self.on_memory(inputs, outputs)(stream)
         else:
-            self._through_slots(inputs, outputs, stream)
+            self._through_slots(inputs, outputs, stream, again)
         self.device.record(self.done, stream)
         self.last = stream
 
-    def direct(self, buffers: Sequence[int]) -> bool:
-        """Is it quicker to start the kernels one by one on the caller's memory than to copy to and from the slots, around a recorded graph?"""
+    def direct(self, buffers: Sequence[int], again: bool = False) -> bool:
+        """Is it quicker to start the kernels one by one on the caller's memory than to copy to and from the slots, around a recorded graph?
+
+        `again`: donated inputs have no need of slots.
+        """
         if any(a % PARAMETER_ALIGN for a in buffers):
             return False
-        copies = COPY * len(buffers) + 2 * (sum(self.loaded.inputs) + sum(self.loaded.outputs)) / COPIED
-        return not self.loaded.recordable or START * self.loaded.kernels < START + copies
+        loaded, donated = self.loaded, self.loaded.native.donated
+        moved = sum(loaded.inputs) + sum(loaded.outputs)
+        if again:
+            moved -= sum(loaded.inputs[j] + (loaded.outputs[k] if k in loaded.at_once else 0) for k, j in donated.items())
+        own = sum(COPY + 2 * loaded.outputs[k] / COPIED for k in donated if k not in loaded.at_once)
+        return not loaded.recordable or START * loaded.kernels + own < START + COPY * len(buffers) + 2 * moved / COPIED
 
-    def _through_slots(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
-        n = len(inputs)
-        for slot, source, size in zip(self.slots, inputs, self.loaded.inputs):
-            self.device.copy(slot, source, size, stream)
-        self.go("device", self.compute, stream)
-        for slot, to, size in zip(self.slots[n:], outputs, self.loaded.outputs):
-            self.device.copy(to, slot, size, stream)
+    def _through_slots(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, again: bool) -> None:
+        """`again`: donated inputs are where they were in the run before, so a graph that works there is worth recording."""
+        n, donated, places = len(inputs), self.loaded.native.donated, list(self.slots)
+        graph: Hashable = "device"
+        if again and donated:
+            graph = tuple(self._places_before)
+            self._forget_but(graph, stream)
+            for k, j in donated.items():
+                places[j] = inputs[j]
+                places[n + k] = inputs[j] if k in self.loaded.at_once else places[n + k]
+        for place, source, size in zip(places, inputs, self.loaded.inputs):
+            self.device.copy(place, source, size, stream)
+        self.go(graph, lambda at: self.walk.run(self.loaded.native.calls, places, at), stream)
+        for place, to, size in zip(places[n:], outputs, self.loaded.outputs):
+            self.device.copy(to, place, size, stream)
+        for k, j in donated.items():
+            if outputs[k] != inputs[j]:
+                self.device.copy(inputs[j], places[n + k], self.loaded.outputs[k], stream)
+
+    def _forget_but(self, graph: Hashable, stream: int) -> None:
+        """Let go of the graph on other donated memory; waits for it."""
+        for old in [r for r in self._recorded if isinstance(r, tuple) and r != graph]:
+            self.device.synchronize(stream)
+            del self._recorded[old]
 
     def bind(self, inputs: Sequence[int], outputs: Sequence[int]) -> Callable[[int], None]:
-        """A function that runs on the memory at these addresses, copying nothing, in the order of the stream that it is given."""
-        buffers = [*inputs, *outputs]
-        walk, calls = self.walk, self.loaded.native.calls
-        if not self.loaded.recordable:
-            return lambda stream: walk.run(calls, buffers, stream)
-        return self.device.capture(self.stream, lambda: walk.run(calls, buffers, self.stream)).launch
+        """A function that runs on the memory at these addresses, copying nothing that is made where it ends, in the order of the stream that it
+        is given."""
+        run = self.on_memory(inputs, outputs)
+        return run if not self.loaded.recordable else self.device.capture(self.stream, lambda: run(self.stream)).launch
+
+    def on_memory(self, inputs: Sequence[int], outputs: Sequence[int]) -> Callable[[int], None]:
+        """A function that starts all kernels on the memory at these addresses, and then copies what does not lie where it is to end."""
+        buffers, copies = [*inputs, *outputs], []
+        for k, j in self.loaded.native.donated.items():
+            own, wanted = inputs[j], outputs[k]
+            made = own if k in self.loaded.at_once else wanted if wanted != own else self.elsewhere(k)
+            buffers[len(inputs) + k] = made
+            copies += [(to, made, self.loaded.outputs[k]) for to in dict.fromkeys((own, wanted)) if to != made]
+
+        def run(stream: int) -> None:
+            self.walk.run(self.loaded.native.calls, buffers, stream)
+            for to, made, size in copies:
+                self.device.copy(to, made, size, stream)
+
+        return run
+
+    def elsewhere(self, k: int) -> int:
+        """The address of a place for output k, which is read on where it will end."""
+        if k not in self._elsewhere:
+            self._elsewhere[k] = self.device.alloc(max(self.loaded.outputs[k], 1))
+        return self._elsewhere[k].address
 
     # --- inside -----------------------------------------------------------------------------------------------------------------
 
-    def go(self, name: str, work: Callable[[int], None], stream: int) -> None:
+    def go(self, name: Hashable, work: Callable[[int], None], stream: int) -> None:
         """Do the work: as a graph, recorded the first time, where the program can be recorded."""
         if not self.loaded.recordable:
             work(stream)

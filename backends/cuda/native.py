@@ -6,8 +6,10 @@ integers, so a program also runs on a device that is an interpreter (`dnnc.testi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -115,6 +117,53 @@ class Device(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class DeviceArray:
+    """Contiguous elements on a device. `keep` owns them; `ready` is the stream that makes them, where that is told. `copied`: from an array whose
+    elements were not contiguous; `read_only`: nobody may write to them."""
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: str
+    keep: Any
+    ready: int | None = None
+    copied: bool = False
+    read_only: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * _itemsize(self.dtype)
+
+    def overlaps(self, other: DeviceArray) -> bool:
+        """Do the two share memory?"""
+        n, m = self.nbytes, other.nbytes
+        return bool(n and m) and self.address < other.address + m and other.address < self.address + n
+
+
+@cache
+def _itemsize(dtype: str) -> int:
+    import ml_dtypes
+
+    return int(np.dtype(getattr(ml_dtypes, dtype) if hasattr(ml_dtypes, dtype) else dtype).itemsize)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Bytes of the constants, from `start` to `end`, that lie in an array of somebody else on the device."""
+
+    start: int
+    end: int
+    array: DeviceArray
+
+
+@dataclass(frozen=True)
+class Constants:
+    """A block of constants, and which parts of it lie elsewhere, in order."""
+
+    block: Array
+    references: tuple[Reference, ...]
+
+
 Check = Callable[["Device", Any, "Launch"], None]  # runs a kernel's function once on a device and compares; AccuracyError
 
 
@@ -138,6 +187,8 @@ class CudaNative:
         checks: by symbol, how a kernel is compared with its reference; those that were checked are taken out.
         program: what it was made of.
         prologue: makes what its kernels read of parameters; None where there are none.
+        donated: outputs that take the memory of an input, both by number.
+        bound: the constants with what kernels read of parameters, after `bind`.
     """
 
     arch: str
@@ -156,17 +207,31 @@ class CudaNative:
     checks: dict[str, Check] = field(default_factory=dict)
     program: Program | None = None
     prologue: Prologue | None = None
+    donated: Mapping[int, int] = field(default_factory=dict)
+    bound: Constants | None = None
 
-    def bind(self, parameters: Mapping[str, Array]) -> None:
-        """Put what kernels read of parameters behind the constants, in a new block. The prologue's inputs by name."""
+    def bind(self, parameters: Mapping[str, Array | DeviceArray], fetch: Callable[[DeviceArray], Array]) -> None:
+        """Put what kernels read of parameters behind the constants, in a new block; arrays on the device that are read as they lie stay there.
+
+        Args:
+            parameters: the prologue's inputs by name.
+            fetch: brings one to the host.
+        """
         assert self.prologue is not None
-        made = [a.reshape(-1).view(np.uint8) for a in self.prologue.run(parameters)]
+        there = self.prologue.as_they_lie({n: a for n, a in parameters.items() if not isinstance(a, np.ndarray) and a.address % PARAMETER_ALIGN == 0})
+        read = self.prologue.reads(there)
+        host = {n: a if isinstance(a, np.ndarray) else fetch(a) if n in read else None for n, a in parameters.items()}
+        made = [a.reshape(-1).view(np.uint8) for a in self.prologue.run(host)]
         sizes = [-(-a.nbytes // CACHE_LINE) * CACHE_LINE for a in made]
-        block, at = self.constants.copy(), self.constants.nbytes - sum(sizes)
-        for a, n in zip(made, sizes):
-            block[at : at + a.nbytes] = a
+        block, at, references = self.constants.copy(), self.constants.nbytes - sum(sizes), []
+        for k, (a, n) in enumerate(zip(made, sizes)):
+            if k in there:
+                references.append(Reference(at, at + n, there[k]))
+            else:
+                block[at : at + a.nbytes] = a
             at += n
         self.constants = block
+        self.bound = Constants(block, tuple(references))
 
     @property
     def dims(self) -> tuple[Var, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from dnnc.backends.llvm.compile import binding
@@ -103,6 +104,7 @@ def parse_target(text: str, threads: int | None = None) -> CpuTarget:
     return CpuTarget(cpu, features, wide, 32 if wide == 512 or _is_arm() else 16, count, l1, l2)
 
 
+@cache  # 0.2 ms a time, and every compilation asks
 def host_cpu() -> tuple[str, str]:
     """This machine's CPU: LLVM's name for it, and all its feature flags."""
     llvm = binding()
@@ -167,8 +169,10 @@ def _named_cpu(name: str) -> tuple[str, str]:
 
 
 def _checked_flags(flags: str) -> str:
+    if not flags:
+        return flags
     known = {f for names in X86_CPUS.values() for f in names} | set(binding().get_host_cpu_features())
-    for flag in flags.split(",") if flags else ():
+    for flag in flags.split(","):
         if flag[:1] not in ("+", "-") or flag[1:] not in known:
             raise TargetError(f"-mattr: {flag!r} is not + or - and one of {', '.join(sorted(known))}")
     return flags

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from workloads import FAMILIES, tasks, workload
 
-from dnnc.autotune.log import Log
+from dnnc.autotune.log import Log, read
 from dnnc.autotune.machine import machine_of
 from dnnc.autotune.measure import ProcessRunner
 from dnnc.autotune.roofline import plan
@@ -78,6 +78,7 @@ class Gathering:
         self.setting = Setting(self.machine.text, a.numerics, a.rounded)
         self.templates = self.machine.templates(self.setting)
         self.log = Log.open(Path(a.out))
+        self.renewed = [task for path in a.renew for task in read(path).tasks.values()]
         self.best = {key: min((t.median for t in ts), default=float("inf")) for key, ts in self.log.trials.items()}
         self.counts: Counter[str] = Counter()
         self.told = 0.0
@@ -87,21 +88,29 @@ class Gathering:
         return self.args.seconds - (time.monotonic() - self.begun)
 
     def todo(self) -> Iterator[tuple[Task, list[Choice]]]:
-        """Tasks with the choices that are not in the log, the default first, in the order of the workloads."""
-        kind = "cuda" if self.setting.target.startswith("cuda") else "llvm"
+        """Tasks with the choices that are not in the log, the default first."""
         seen: set[str] = set()
-        for number in range(self.args.start, self.args.start + self.args.workloads):
-            if self.args.only and self.args.only not in FAMILIES[number % len(FAMILIES)][0]:
+        for task in self.changed() if self.renewed else self.of_workloads():
+            if task.key in seen:
                 continue
-            w = workload(kind, number, self.args.seed)
-            for task in tasks(w, self.setting):
-                if task.key in seen:
-                    continue
-                seen.add(task.key)
-                done = settled(self.log.trials.get(task.key, ()))
-                wanted = self.choices(task)
-                if len(wanted) > 1 and not done.issuperset(wanted):
-                    yield task, [c for c in wanted if c not in done]
+            seen.add(task.key)
+            done = settled(self.log.trials.get(task.key, ()))
+            wanted = self.choices(task)
+            if len(wanted) > 1 and not done.issuperset(wanted):
+                yield task, [c for c in wanted if c not in done]
+
+    def of_workloads(self) -> Iterator[Task]:
+        kind = "cuda" if self.setting.target.startswith("cuda") else "llvm"
+        for number in range(self.args.start, self.args.start + self.args.workloads):
+            if not self.args.only or self.args.only in FAMILIES[number % len(FAMILIES)][0]:
+                yield from tasks(workload(kind, number, self.args.seed), self.setting)
+
+    def changed(self) -> Iterator[Task]:
+        """Of the tasks of other logs those that are lowered to another kernel today, so that what was measured says nothing of them."""
+        for task in self.renewed:
+            now = task.renewed()
+            if now.key != task.key and self.args.only in task.name:
+                yield now
 
     def choices(self, task: Task) -> list[Choice]:
         try:
@@ -170,6 +179,7 @@ def main() -> None:
     ap.add_argument("--start", type=int, default=0, help="the first one")
     ap.add_argument("--seed", type=int, default=0)
     ap.add_argument("--only", default="", help="part of a family's name")
+    ap.add_argument("--renew", nargs="*", type=Path, default=[], help="logs of which those tasks are measured again whose kernels have changed since")
     ap.add_argument("--repeats", type=int, default=3)
     ap.add_argument("--builders", type=int, default=0, help="processes that compile; as many as suit the machine")
     ap.add_argument("--devices", type=int, nargs="+", default=[0])

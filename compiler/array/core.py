@@ -7,6 +7,7 @@ to it gives the handle a new value, and leaves arrays that were made of the old 
 from __future__ import annotations
 
 import operator
+import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,12 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.array.devices import HOST, DeviceData, device_name, moved_to, on_host
+from dnnc.array.devices import HOST, DeviceData, Foreign, Place, device_name, moved_to, on_host
 from dnnc.array.errors import TypeInputError, ValueInputError
 from dnnc.array.lazy import Lazy, apply, buffer, leaf, materialise
 from dnnc.array.promotion import DType, dtype_of, real_of
 from dnnc.array.sizes import Size
-from dnnc.backends.cuda.arrays import DeviceArray, Kind
+from dnnc.backends.cuda.arrays import Kind
+from dnnc.backends.cuda.native import DeviceArray
 from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import InputError
 from dnnc.ir.types import TensorType
@@ -70,7 +72,7 @@ def _unary(name: str) -> Any:
 class Array:
     """An n-dimensional array of one dtype, computed when it is looked at. Make one by `dnnc.array.asarray` and its like."""
 
-    __slots__ = ("__weakref__", "_dtype", "_pairs", "_parts")
+    __slots__ = ("__weakref__", "_dtype", "_pairs", "_parts", "_shown")
     __array_ufunc__ = None  # NumPy's operators leave the work to ours
     __hash__ = None  # type: ignore[assignment]
 
@@ -224,7 +226,24 @@ class Array:
         data = self._on_device()
         if data is None:
             raise AttributeError("__cuda_array_interface__: the array lives on the host")
+        shown = getattr(self, "_shown", ())
+        if not any(d is data for d in shown):
+            self._shown = (*shown, data)  # who asks keeps this array alive, which may become another value meanwhile
         return data.__cuda_array_interface__
+
+    def __dnnc_own__(self) -> DeviceData:
+        """The contents on a CUDA device, which may be written to: nobody else sees that memory; else they are copied first."""
+        data = self._buffer()
+        assert isinstance(data, DeviceData), "only arrays on a device are asked"
+        alone = len(self._parts) == 1 and not isinstance(data.keep, Foreign)
+        where = data.place
+        del data
+        if alone and all(n <= least for n, least in zip(_references(self), _references(_unseen(where)))):
+            return self._parts[0].data  # type: ignore[return-value]
+        copy = where.copied(self._buffer())  # type: ignore[arg-type]
+        if len(self._parts) == 1:
+            self._set((leaf(copy),))
+        return copy
 
     def item(self) -> Any:
         """The only element as a Python number."""
@@ -331,6 +350,17 @@ def from_buffer(a: Any, device: str | None = HOST) -> Array:
     if dtype.kind == "c":
         a = np.ascontiguousarray(a).reshape(*a.shape, 1).view(real_of(dtype))
     return from_data(a if device is None else moved_to(a, device), dtype, device)
+
+
+def _references(a: Array) -> tuple[int, int, int, int]:
+    """How often the value of an array on a device (and the tuple of it, which arrays share), its elements and their memory are referred to."""
+    x = a._parts[0]
+    return sys.getrefcount(a._parts), sys.getrefcount(x), sys.getrefcount(x.data), sys.getrefcount(x.data.keep)  # type: ignore[union-attr]
+
+
+def _unseen(where: Place) -> Array:
+    """An array of a device that nobody else sees."""
+    return from_data(DeviceData(where, 0, (), np.dtype(np.float32), object(), 0), np.dtype(np.float32))
 
 
 def from_data(data: np.ndarray[Any, Any] | DeviceData, dtype: DType, device: str | None = HOST) -> Array:

@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dnnc.array.errors import ValueInputError
-from dnnc.backends.cuda.arrays import DeviceArray, Kind, device_number, dtype_name, interface_array
+from dnnc.backends.cuda.arrays import Kind, device_number, dtype_name, interface_array
+from dnnc.backends.cuda.native import DeviceArray
 from dnnc.ir.errors import InputError, TargetError
 
 if TYPE_CHECKING:
@@ -119,12 +120,20 @@ class DeviceData:
 
     def __dnnc_kind__(self) -> Kind:
         """How a model that takes these elements gives its results."""
-        stream = self.place.device.current_stream()
-        return Kind(lambda shape, dtype: self.place.empty(shape, dtype, stream), lambda a: a, stream, self.place.defer)
+        place = self.place
+        stream = place.device.current_stream()
+        return Kind(lambda shape, dtype: place.empty(shape, dtype, stream), lambda a: a, stream, place.defer)
 
     def viewed(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceData:
         """The same bytes as other elements."""
         return DeviceData(self.place, self.address, shape, dtype, self.keep, self.stream)
+
+
+class Foreign(NamedTuple):
+    """What owns memory that others see too, and the stream in whose order they gave it."""
+
+    owner: Any
+    stream: Any
 
 
 class Place:
@@ -282,10 +291,9 @@ def imported(a: Any) -> DeviceData:
     found = interface_array(a)
     dtype = np.dtype(found.dtype)
     current = where.device.current_stream()
-    ready = found.ready if found.ready != 1 else 0  # 1 is the default one
-    if ready not in (None, current):
-        where.follow(int(ready or 0), current)
-    data = DeviceData(where, found.address, found.shape, dtype, (found.keep, where.device.stream_object()), current)
+    if found.ready not in (None, current):
+        where.follow(int(found.ready or 0), current)
+    data = DeviceData(where, found.address, found.shape, dtype, Foreign(found.keep, where.device.stream_object()), current)
     return where.copied(data) if data.address % ALIGN else data
 
 
@@ -315,4 +323,18 @@ def common(what: str, names: Sequence[str | None]) -> str | None:
     return found
 
 
-__all__ = ["HOST", "DeviceData", "InputError", "Place", "common", "device_name", "devices", "imported", "mixed", "moved_to", "on_host", "place"]
+__all__ = [
+    "HOST",
+    "DeviceData",
+    "Foreign",
+    "InputError",
+    "Place",
+    "common",
+    "device_name",
+    "devices",
+    "imported",
+    "mixed",
+    "moved_to",
+    "on_host",
+    "place",
+]

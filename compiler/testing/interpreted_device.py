@@ -8,6 +8,7 @@ what was asked for and does it again at each launch, as a graph does.
 from __future__ import annotations
 
 import bisect
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -53,18 +54,23 @@ class Block:
         self._free = weakref.finalize(self, device.free, address)
 
 
-@dataclass
 class Stream:
-    address: int
+    """A stream, which ends with this object."""
+
+    def __init__(self, device: InterpretedDevice, address: int) -> None:
+        self.address = address
+        self._free = weakref.finalize(self, device.ended.add, address)
 
 
 @dataclass
 class Recording:
     """Work in order."""
 
+    device: InterpretedDevice
     steps: list[Callable[[], None]] = field(default_factory=list)
 
     def launch(self, stream: int) -> None:
+        self.device.check_stream(stream)
         for step in self.steps:
             step()
 
@@ -119,6 +125,8 @@ class InterpretedDevice:
         self._memory: dict[int, Array] = {}
         self._next = START
         self._own = threading.local()  # what a thread records
+        self.ended: set[int] = set()  # streams; a real device's driver does not survive their use
+        self._streams = itertools.count(16)
         self.launched = self.graphs = 0
         self._handles: Handles = {}
 
@@ -171,20 +179,20 @@ class InterpretedDevice:
         def step() -> None:
             self.bytes_at(to, source.nbytes)[...] = source.reshape(-1).view(np.uint8)
 
-        self._do(step)
+        self._do(step, stream)
 
     def download(self, to: Array, source: int, stream: int) -> None:
         def step() -> None:
             to.reshape(-1).view(np.uint8)[...] = self.bytes_at(source, to.nbytes)
 
-        self._do(step)
+        self._do(step, stream)
 
     def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
         def step() -> None:
             self.bytes_at(to, nbytes)[...] = self.bytes_at(source, nbytes)
 
         if nbytes and to != source:
-            self._do(step)
+            self._do(step, stream)
 
     def copy_from(self, to: int, other: InterpretedDevice, source: int, nbytes: int, stream: int) -> None:
         self.bytes_at(to, nbytes)[...] = other.bytes_at(source, nbytes)
@@ -193,7 +201,7 @@ class InterpretedDevice:
         def step() -> None:
             self.bytes_at(to, nbytes)[...] = byte
 
-        self._do(step)
+        self._do(step, stream)
 
     # --- kernels ----------------------------------------------------------------------------------------------------------------
 
@@ -224,18 +232,23 @@ class InterpretedDevice:
             if run.strayed is not None:
                 self.bytes_at(status, STATUS_BYTES).view(np.int32)[:3] = 1, 0, run.strayed
 
-        self._do(step)
+        self._do(step, stream)
 
     # --- order ------------------------------------------------------------------------------------------------------------------
 
-    def _do(self, step: Callable[[], None]) -> None:
+    def check_stream(self, stream: int) -> None:
+        if stream in self.ended:
+            raise InternalError(f"stream {stream} is used, which has ended")
+
+    def _do(self, step: Callable[[], None], stream: int) -> None:
+        self.check_stream(stream)
         if self.recording is not None:
             self.recording.steps.append(step)
         else:
             step()
 
     def new_stream(self) -> Stream:
-        return Stream(1)
+        return Stream(self, next(self._streams))
 
     def current_stream(self) -> int:
         return 0
@@ -244,8 +257,9 @@ class InterpretedDevice:
         return None
 
     def capture(self, stream: int, record: Callable[[], None]) -> Recording:
+        self.check_stream(stream)
         self.graphs += 1
-        self._own.recording = made = Recording()
+        self._own.recording = made = Recording(self)
         try:
             record()
         finally:
@@ -256,15 +270,16 @@ class InterpretedDevice:
         return [0.0]
 
     def record(self, event: list[float], stream: int) -> None:
-        self._do(lambda: event.__setitem__(0, float(self.launched)))
+        self._do(lambda: event.__setitem__(0, float(self.launched)), stream)
 
     def wait(self, event: Any, stream: int) -> None:
-        pass
+        self.check_stream(stream)
 
     def elapsed(self, start: list[float], end: list[float]) -> float:
         return (end[0] - start[0]) * self.seconds
 
     def synchronize(self, stream: int) -> None:
+        self.check_stream(stream)
         if self.recording is not None:
             raise InternalError("the host waits while work is recorded")
 

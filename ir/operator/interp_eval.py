@@ -140,7 +140,7 @@ class Evaluator:
             live = below if live is None else live & below
         for i, n in zip(index, view.shape):
             bad = np.less(i, 0) | np.greater_equal(i, column(n, wide))
-            if np.any(bad if live is None else bad & live):
+            if (bad if live is None else bad & live).any():
                 raise self.outside(buf, idx, index, view, live)
         off = view.offset(index, wide)
         if live is not None:

@@ -96,8 +96,10 @@ def linear(e: Linear | Product, value: Callable[[Expr], Array]) -> Array:
 
 def operate(e: Op, args: list[Array]) -> Array:
     """Any operation that is not collective, on values in the canonical form."""
-    wide = e.lanes > 1 or any(a.lanes > 1 for a in e.args)
-    if wide:
+    lanes = e.lanes
+    for operand in e.args:  # no generator: this runs for every operation of every statement
+        lanes = max(lanes, operand.lanes)
+    if lanes > 1:
         args = [column(v) for v in args]
     binary = BINARY.get(e.name)
     if binary is not None:

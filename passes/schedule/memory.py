@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain, count
 
 from dnnc.ir.bounds import nonneg
 from dnnc.ir.dtype import DType, i64
@@ -27,14 +28,14 @@ from dnnc.ir.operator.stmt import (
     walk_stmts,
 )
 from dnnc.passes.schedule.loops import is_reduction
-from dnnc.passes.schedule.state import edit, find, only, swap_buffers
+from dnnc.passes.schedule.state import edit, find, loops, only, swap_buffers
 
 
 def distribute(b: Block, name: str, depth: int) -> Block:
     """Loop fission: `for i, j: {x: f32[1] @ register; s1; s2; s3}` -> `x: f32[I, J, 1] @ register; for i, j: s1; for i, j: s2; ...`
 
     Makes a naive nest tileable: a reduction's accumulator becomes a tile. The k-th copy of a loop is called NAME_k (the first keeps
-    its name). Legal when the statements meet only in register buffers declared inside, or in buffers that nobody writes."""
+    its name; a k that another loop has is left out). Legal when the statements meet only in register buffers declared inside, or in buffers that nobody writes."""
 
     def go(s: For) -> Block:
         nest = [s]
@@ -47,9 +48,11 @@ def distribute(b: Block, name: str, depth: int) -> Block:
         big = {p: _expanded(p, nest) for p in private}
         out: list[Stmt] = [Alloc(n) for n in big.values()]
         offsets = [v - loop.lo for v, loop in zip(vs, nest)]
-        for k, x in enumerate(rest):
+        taken = {loop.var.name for loop in loops(b)}
+        ends = (f"_{k}" for k in count(1) if not any(f"{v.name}_{k}" in taken for v in vs))
+        for x, end in zip(rest, chain(("",), ends)):
             body = swap_buffers((x,), big, lambda buf, idx: (*offsets, *(idx if len(big[buf].shape) > len(nest) else ())))
-            fresh: list[Expr] = [var(v.name + (f"_{k}" if k else ""), v.dtype, v.lo, v.hi) for v in vs]
+            fresh: list[Expr] = [var(v.name + end, v.dtype, v.lo, v.hi) for v in vs]
             body = substitute_block(body, dict(zip(vs, fresh)))
             for loop, v in reversed(list(zip(nest, fresh))):
                 assert isinstance(v, Var)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import xgboost
 
 from dnnc.autotune.choose import shipped
 from dnnc.autotune.features import NAMES, VERSION
@@ -43,11 +43,19 @@ def by_hand(f: Forest, x: Array) -> Array:
     return out * f.facts["unit"]
 
 
+@cache
+def xgboost() -> Any:
+    """Loaded where it is needed: it takes longer than to collect all tests of this folder."""
+    import xgboost
+
+    return xgboost
+
+
 def trained(seed: int = 0, depth: int = 5, rounds: int = 20) -> Any:
     x = rows(300)
     y = x[:, 0] * 2 + np.abs(x[:, 1]) - (x[:, 2] > 0.3) * x[:, 3]
     settings = {"max_depth": depth, "base_score": 0.0, "seed": seed, "subsample": 0.7, "nthread": 1, "min_child_weight": 6}
-    return xgboost.train(settings, xgboost.DMatrix(x, y), rounds)
+    return xgboost().train(settings, xgboost().DMatrix(x, y), rounds)
 
 
 @pytest.mark.parametrize("depth", [1, 4, 7])
@@ -71,21 +79,21 @@ def test_equal_to_xgboost() -> None:
     splits = f.threshold[np.isfinite(f.threshold)]
     x[: len(splits), f.feature[np.isfinite(f.threshold)][0]] = splits[: len(x)]
     for k, b in enumerate(boosters):
-        assert np.allclose(f.votes(x)[:, k], b.predict(xgboost.DMatrix(x)), atol=1e-5)
+        assert np.allclose(f.votes(x)[:, k], b.predict(xgboost().DMatrix(x)), atol=1e-5)
     assert f.members == 2 and len(f.feature) == 40
 
 
 def test_a_tree_that_is_one_leaf() -> None:
     x = rows(50)
-    b = xgboost.train({"max_depth": 3, "base_score": 0.0, "gamma": 1e9}, xgboost.DMatrix(x, x[:, 0] + 3), 4)
+    b = xgboost().train({"max_depth": 3, "base_score": 0.0, "gamma": 1e9, "nthread": 1}, xgboost().DMatrix(x, x[:, 0] + 3), 4)
     f = from_boosters([b])
-    assert f.depth == 0 and np.allclose(f.predict(x), b.predict(xgboost.DMatrix(x)), atol=1e-6)
+    assert f.depth == 0 and np.allclose(f.predict(x), b.predict(xgboost().DMatrix(x)), atol=1e-6)
 
 
 @pytest.mark.slow
 def test_a_tree_too_deep_is_refused() -> None:
     x = rows(3000)
-    b = xgboost.train({"max_depth": 14, "min_child_weight": 0, "base_score": 0.0}, xgboost.DMatrix(x, x[:, 0] * x[:, 1]), 1)
+    b = xgboost().train({"max_depth": 14, "min_child_weight": 0, "base_score": 0.0, "nthread": 1}, xgboost().DMatrix(x, x[:, 0] * x[:, 1]), 1)
     with pytest.raises(TuneError, match=f"at most {DEEPEST}"):
         from_boosters([b])
 

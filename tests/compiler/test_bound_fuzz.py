@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from donation_cases import donating, many
 
 from dnnc.accuracy import first_difference
 from dnnc.driver import compile_graph
@@ -28,10 +29,6 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def dims_of(g: Graph) -> dict[str, Any]:
     return {v.name: (v.lo, v.hi) for v in input_dims(g)}
-
-
-def many(made: Any) -> list[Array]:
-    return list(made) if isinstance(made, tuple) else [made]
 
 
 @pytest.mark.parametrize("seed", [*range(8), *(pytest.param(k, marks=pytest.mark.slow) for k in range(8, 80))])
@@ -72,17 +69,8 @@ def test_parameters(seed: int, kernels: Path) -> None:
 def test_donation(seed: int, kernels: Path) -> None:
     """Any value of the type of an input may be an output that takes its memory."""
     g, arrays = random_graph(seed, 12)
-    rng = np.random.default_rng(seed)
-    values = [v for n in g.nodes() for v in n.outputs]
-    chosen: dict[str, Any] = {}
-    for v in g.inputs:
-        fits = [w for w in values if w.type == v.type and w not in chosen.values() and v.type.dtype.kind != "s"]
-        if fits:
-            chosen[v.name] = fits[int(rng.integers(len(fits)))]
-    others = [v for v in g.outputs if v not in chosen.values()]
-    g.outputs = [*chosen.values(), *others[:2]]
+    donate = donating(g, seed)
     names = [v.name for v in g.inputs], [f"o{k}" for k in range(len(g.outputs))]
-    donate = {n: f"o{k}" for k, n in enumerate(chosen)}
     options = {"cache": str(kernels), "dims": dims_of(g), "donate": donate, **WAYS[seed % (len(WAYS) - 1)]}
     try:
         f: Any = compile_graph(g, names, make_options(options))
@@ -93,4 +81,4 @@ def test_donation(seed: int, kernels: Path) -> None:
         given = [a.copy() for a in arrays]
         got = many(f(*given))
         assert first_difference(g, arrays, got) is None
-        assert all(got[k] is given[names[0].index(n)] for k, n in enumerate(chosen))
+        assert all(got[k] is given[names[0].index(n)] for k, n in enumerate(donate))

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dnnc.backends.link import pack
 from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.expr import dim, value
 from dnnc.ir.graph import Graph, Value
+from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run
 from dnnc.ir.operator.interp import run_kernel
 from dnnc.ir.operator.stmt import Alloc, For, walk_stmts
@@ -170,3 +172,52 @@ def test_padding_lanes_hold_zero() -> None:
     x[:, 0], x[:, 1, ..., 0] = 0, 0
     run_kernel(low.kernel, {"x0": x, "y": y})
     assert (y[:, 0] == 1).all() and (y[:, 1, ..., 0] == 1).all() and (y[:, 1, ..., 1:] == 0).all()
+
+
+ROWS = """
+def f(x: f32[1, {c}, 3, 3] @ "{x}", w: f32[4, 5, 2, 2] @ "{w}"):
+    {first}y: f32[1, 4, 2, 2] = conv({source}, w)
+    return y
+"""
+PADDED = "0 2 3 1/4 1%4"
+
+
+def rows(x: str = PADDED, w: str = PADDED, c: int = 5, first: str = "", source: str = "x") -> Graph:
+    return parse(ROWS.format(x=x, w=w, c=c, first=first, source=source))
+
+
+def test_sums_go_over_rows_padded_with_zeros() -> None:
+    """Whole vectors are read then. The lanes hold 0, whatever the image holds beside them."""
+    g = rows()
+    low = lowered(g)
+    ends = {s.var.name: value(s.extent) for s in walk_stmts(low.kernel.entry.body) if isinstance(s, For)}
+    assert sorted(ends[r] or 0 for r in low.reductions[0]) == [2, 2, 8]
+    rng = np.random.default_rng(0)
+    arrays = [rng.random([int(d) for d in v.type.shape], np.float32) for v in g.inputs]  # type: ignore[call-overload]
+    arrays[0][0, :, 2, 2] = np.inf
+    (want,) = run(g, arrays, "float64")
+    y = np.zeros((1, 4, 2, 2), np.float32)
+    by_value: dict[Value, Any] = {**{v: pack(a, v.type) for v, a in zip(g.inputs, arrays)}, g.outputs[0]: y}
+    run_kernel(low.kernel, {b.name: by_value[v] for b, v in zip(low.kernel.entry.buffers, low.params)})
+    np.testing.assert_allclose(y, want, rtol=1e-5)
+    assert np.isinf(y[0, :, 1, 1]).all() and np.isfinite(y[0, :, 0]).all()
+
+
+@pytest.mark.parametrize(
+    "g",
+    [
+        rows(w="0 2 3 1"),  # one factor ends where the channels do
+        rows(x="0 1/4 2 3 1%4", w="0 1/4 2 3 1%4"),  # blocks of channels, no rows
+        rows(
+            c=8,
+            first='s: f32[1, 5, 3, 3] @ "0 2 3 1/4 1%4" = slice(x, starts=(0, 0, 0, 0), steps=(1, 1, 1, 1), shape=(1, 5, 3, 3))\n    ',
+            source="s",
+        ),  # elements follow
+        rows(first='s: f32[1, 5, 3, 3] @ "0 2 3 1/4 1%4" = exp(x)\n    ', source="s"),  # exp(0) is not 0
+    ],
+    ids=["one", "blocks", "slice", "exp"],
+)
+def test_sums_that_end_with_the_channels(g: Graph) -> None:
+    low = lowered(g)
+    ends = {s.var.name: value(s.extent) for s in walk_stmts(low.kernel.entry.body) if isinstance(s, For)}
+    assert sorted(ends[r] or 0 for r in low.reductions[-1]) == [2, 2, 5]

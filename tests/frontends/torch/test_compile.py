@@ -13,7 +13,6 @@ from test_modules import same
 from torch import Tensor, nn
 from torch_modules import MODULES, made
 
-from dnnc import torch_backend
 from dnnc.ir.errors import DnncWarning
 
 
@@ -27,6 +26,8 @@ def fresh() -> Iterator[None]:
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The graphs that torch hands over during a test."""
+    from dnnc import torch_backend
+
     found: list[Any] = []
 
     class Watched(torch_backend.Piece):

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from functorch.compile import aot_function
 from operator_cases import CASES, Operand
 from torch.utils import _pytree as pytree
 
 import dnnc
-from dnnc.frontends.torch.decompose import for_compile
 from dnnc.frontends.torch.dims import Dims
 from dnnc.frontends.torch.importer import Output, Read, read_fx
 from dnnc.frontends.torch.tensors import array_of
 from dnnc.ir.interp import run
 from dnnc.ir.verify import verify
 
-TABLE = for_compile()
 BOUND = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 1.2e-1}
 HALF = (torch.float16, torch.bfloat16)
 NOT_IN_HALF = ("cdist 1", "cdist 2", "cdist 3", "cdist inf", "avg_pool3d", "local_response_norm")  # torch itself has no kernels for these
@@ -33,7 +31,16 @@ def operands(name: str, given: tuple[Operand, ...], dtype: torch.dtype) -> list[
     return [o.draw(dtype, g) for o in given]
 
 
+@cache
+def table() -> dict[Any, Any]:
+    from dnnc.frontends.torch.decompose import for_compile
+
+    return for_compile()
+
+
 def read(fn: Callable[..., Any], tensors: list[torch.Tensor]) -> Read:
+    from functorch.compile import aot_function  # which takes longer than PyTorch itself
+
     found: list[Read] = []
 
     def compiler(module: torch.fx.GraphModule, _: Any) -> Any:
@@ -41,7 +48,7 @@ def read(fn: Callable[..., Any], tensors: list[torch.Tensor]) -> Read:
         return module
 
     with torch.no_grad():
-        aot_function(lambda *a: pytree.tree_leaves(fn(*a)), compiler, inference_compiler=compiler, decompositions=TABLE)(*tensors)
+        aot_function(lambda *a: pytree.tree_leaves(fn(*a)), compiler, inference_compiler=compiler, decompositions=table())(*tensors)
     return found[0]
 
 

@@ -98,6 +98,30 @@ def k(x: f32[7], y: f32[1]):
     check_schedule(text, lambda s: s.apply(distribute, "o", 2), text)
 
 
+def test_distribute_twice_names_each_loop_once() -> None:
+    check_schedule(
+        """
+def two(x: f32[4], y: f32[4], z: f32[4], u: f32[4]):
+    for i in range(4):
+        if x[i] < 0.0:
+            y[i] = 1.0
+            z[i] = 2.0
+        u[i] = 3.0
+""",
+        lambda s: s.apply(distribute, "i", 1).apply(distribute, "i", 1),
+        """def two(x: f32[4], y: f32[4], z: f32[4], u: f32[4]):
+    for i in range(4):
+        if x[i] < 0.0:
+            y[i] = 1.0
+    for i_2 in range(4):
+        if x[i_2] < 0.0:
+            z[i_2] = 2.0
+    for i_1 in range(4):
+        u[i_1] = 3.0
+""",
+    )
+
+
 def test_distribute_refuses() -> None:
     meet = "def k(x: f32[8], y: f32[8], z: f32[8]):\n    for i in range(7):\n        y[i] = x[i]\n        z[i] = y[i + 1]\n"
     refused(meet, lambda s: s.apply(distribute, "i", 1), "i cannot be distributed: statements meet in y")
