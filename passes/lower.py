@@ -385,7 +385,7 @@ class _Lowering:
             return {}
         n, i = t.shape[parts[0].axis], e.idx[parts[0].axis]
         whole = isinstance(n, int) and isinstance(i, Var) and i.hi == n - 1
-        return {i: -(-n // parts[1].mod) * parts[1].mod} if whole else {}  # type: ignore[dict-item, operator]
+        return {i: -(-n // parts[1].mod) * parts[1].mod} if whole else {}  # type: ignore[dict-item]
 
     def write(self, out: Buffer, at: tuple[Var, ...], logical: tuple[Expr, ...], v: Expr) -> None:
         t = self.output.type
