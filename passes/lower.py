@@ -25,6 +25,7 @@ from dnnc.ir.operator.stmt import Buffer, Builder, For, Func, Kernel, Param, cal
 from dnnc.ir.types import Layout, Part, TensorType
 
 COSTLY = frozenset(("exp", "log", "erf", "tanh", "pow", "sin", "cos", "tan", "sqrt", "/", "log1p", "expm1", "sinh", "cosh"))
+WORD = 4  # bytes: the least that hardware copies from memory to memory
 LOCAL_LIMIT = 16384  # elements of a row kept in a thread's own memory (64 KB of float32, an L2-resident buffer)
 LOCAL_BYTES = 3 << 16  # of all rows that a kernel keeps: no more than the shared memory of a multiprocessor
 
@@ -367,7 +368,8 @@ class _Lowering:
 
     def whole_rows(self, stage: te.Stage) -> dict[Var, int]:
         """Axes of a sum of products along which both factors lie in rows whose ends pad them, and how long these rows are. The lanes there hold 0,
-        and 0 * 0 adds nothing: a sum over whole rows is made of whole vectors, and no index is divided by an odd number of channels."""
+        and 0 * 0 adds nothing: a sum over whole rows is made of whole vectors, and no index is divided by an odd number of channels. Elements of
+        4 bytes and more need no vectors to be copied, and their sums end with the channels."""
         product = stage.value.args if stage.combine == "sum" and isinstance(stage.value, Op) and stage.value.name == "*" else ()
         guarded = free(stage.where) if stage.where is not None else set()
         ends = [self.row_end(_uncast(e)) for e in product]
@@ -384,7 +386,7 @@ class _Lowering:
         if len(parts) < 2 or parts[1] != Part(parts[0].axis, 1, parts[0].div) or parts[0].mod:
             return {}
         n, i = t.shape[parts[0].axis], e.idx[parts[0].axis]
-        whole = isinstance(n, int) and isinstance(i, Var) and i.hi == n - 1
+        whole = t.dtype.bytes < WORD and isinstance(n, int) and isinstance(i, Var) and i.hi == n - 1
         return {i: -(-n // parts[1].mod) * parts[1].mod} if whole else {}  # type: ignore[dict-item]
 
     def write(self, out: Buffer, at: tuple[Var, ...], logical: tuple[Expr, ...], v: Expr) -> None:
