@@ -149,10 +149,8 @@ class DeviceMaker:
         if m.present:
             self._try(origin, native, dims, laps)
         notes = not_checked(program.kernels, {}, MAX_STEPS) if self.opts.verify else ()
-        gaps = [PassRecord("kernel gate", 0.0, len(program.graph), len(program.graph), False, notes)] if notes else []
-        calls = library_notes(program)
-        gaps += [PassRecord("libraries", 0.0, len(program.graph), len(program.graph), False, calls)] if calls else []
-        gaps += copied(program, origin.outputs)
+        said, size = {"kernel gate": notes, "libraries": library_notes(program), "donate": copied(program, origin.outputs)}, len(program.graph)
+        gaps = [PassRecord(name, 0.0, size, size, False, tuple(n)) for name, n in said.items() if n]
         report = program_report(native, dims, False, [*manager.records, *gaps], laps.seconds)
         stepwise = tuple(f"{where} (the host reads its condition)" for where in native.stepwise())
         self.log.add(replace(report, fallbacks=(*report.fallbacks, *stepwise)))

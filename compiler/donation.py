@@ -19,7 +19,6 @@ from dnnc.backends.cuda.arrays import is_device_array
 from dnnc.backends.cuda.native import DeviceArray
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph
-from dnnc.passes.base import PassRecord
 
 if TYPE_CHECKING:
     from dnnc.passes.program import Program
@@ -45,14 +44,11 @@ def donated(graph: Graph, names: tuple[Sequence[str], Sequence[str]], donate: Ma
     return pairs
 
 
-def copied(program: Program, outputs: Sequence[str]) -> list[PassRecord]:
-    """For the report: the donated outputs of a program that are not made where they end. `outputs`: users' names."""
+def copied(program: Program, outputs: Sequence[str]) -> tuple[str, ...]:
+    """What a report says of donated outputs that are not made where they end. `outputs`: users' names."""
     graph, place = program.graph, program.memory.place
     names = [outputs[k] for k, j in graph.donated.items() if place[graph.outputs[k]] != ("input", j)]
-    if not names:
-        return []
-    said = f"{', '.join(names)}: copied to the memory of its input, which is read after it is made"
-    return [PassRecord("donate", 0.0, len(graph), len(graph), False, (said,))]
+    return (f"{', '.join(names)}: copied to the memory of its input, which is read after it is made",) if names else ()
 
 
 def are_apart(views: Sequence[DeviceArray]) -> bool:

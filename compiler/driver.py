@@ -405,8 +405,8 @@ class Maker:
         """Which kernels are too long for the gate, and which outputs are not made where they end, as records of the report."""
         size = len(program.graph)
         notes = not_checked(program.kernels, {}) if self.opts.verify and not program.dims else ()
-        out = [PassRecord("kernel gate", 0.0, size, size, False, notes)] if notes else []
-        return out + copied(program, origin.outputs)
+        said = {"kernel gate": notes, "donate": copied(program, origin.outputs)}
+        return [PassRecord(name, 0.0, size, size, False, n) for name, n in said.items() if n]
 
 
 def expose(graph: Graph, names: tuple[list[str], list[str]], wanted: Sequence[str]) -> tuple[list[str], list[str]]:

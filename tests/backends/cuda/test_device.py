@@ -150,3 +150,23 @@ def test_torch_tensors_are_asked_directly() -> None:
         output_array(Tensor("bfloat16", contiguous=False), "y", (4, 2), dtype, device)
     with pytest.raises(InputError, match="input x: expected bfloat16, got float16"):
         device_array(Tensor("float16"), "x", dtype, 2, device)
+
+
+def test_an_interpreted_stream_ends_with_its_object() -> None:
+    """As a real one does, whose driver does not survive that it is used afterwards."""
+    device = InterpretedDevice()
+    memory, queue = device.alloc(16), device.new_stream()
+    device.fill(memory.address, 1, 16, queue.address)
+    address = queue.address
+    graph = device.capture(address, lambda: device.fill(memory.address, 2, 16, address))
+    del queue
+    for use in (
+        lambda: device.fill(memory.address, 3, 16, address),
+        lambda: device.capture(address, lambda: None),
+        lambda: graph.launch(address),
+        lambda: device.synchronize(address),
+    ):
+        with pytest.raises(InternalError, match="has ended"):
+            use()
+    graph.launch(device.current_stream())
+    assert (device.bytes_at(memory.address, 16) == 2).all()
