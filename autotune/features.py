@@ -16,6 +16,7 @@ import numpy as np
 
 from dnnc.autotune import tiles
 from dnnc.autotune.roofline import Plan, plan
+from dnnc.autotune.tiles import log, shortest
 from dnnc.autotune.work import KINDS, Walked, Work, work_of
 from dnnc.passes.schedule.problem import Choice, Problem
 
@@ -87,15 +88,10 @@ def features(problem: Problem, choices: Sequence[Choice], limits: Limits) -> Arr
     return out
 
 
-def _log(x: float) -> float:
-    """log2, of zero and less that of something tiny."""
-    return log2(x) if x > 1e-12 else -40.0
-
-
 def _about(w: Work) -> list[float]:
     """What is the same for all schedules of a kernel."""
-    sizes = [_log(n) for n in (w.batch, w.rows, w.cols, w.red, w.run, w.taps, w.element, w.flops + 1, w.nbytes, w.flops / max(w.nbytes, 1.0) + 2**-8)]
-    per = [_log(1 + n / max(w.outputs, 1.0)) for n in w.ops]
+    sizes = [log(n) for n in (w.batch, w.rows, w.cols, w.red, w.run, w.taps, w.element, w.flops + 1, w.nbytes, w.flops / max(w.nbytes, 1.0) + 2**-8)]
+    per = [log(1 + n / max(w.outputs, 1.0)) for n in w.ops]
     result = next((b for b in w.buffers if b.written), None)
     told = [b for b in (result, *(b for b in w.buffers if b is not result)) if b is not None][:BUFFERS]
     rows = [x for b in told for x in _buffer(b)] + [0.0] * len(_BUFFER) * (BUFFERS - len(told))
@@ -104,7 +100,7 @@ def _about(w: Work) -> list[float]:
 
 
 def _buffer(b: Walked) -> list[float]:
-    return [_log(b.nbytes), _log(b.reuse), _log(1 + b.inner), _log(1 + b.across), _log(b.grain), float(b.element), float(b.constant)]
+    return [log(b.nbytes), log(b.reuse), log(1 + b.inner), log(1 + b.across), log(b.grain), float(b.element), float(b.constant)]
 
 
 def _knobs(c: Choice) -> list[float]:
@@ -120,13 +116,12 @@ def _scaled(v: int | str | None) -> float:
 def _planned(w: Work, p: Plan, limits: Limits) -> list[float]:
     each, items = p.pieces / limits.cores, p.items or p.pieces
     balance, by_items = (-(-n // limits.cores) * limits.cores / max(n, 1.0) for n in (p.pieces, items))
-    peak = limits.matrix_flops if w.element == 2 else limits.flops
-    least = max(w.flops / peak, w.nbytes / limits.bandwidth) + limits.start
+    least = shortest(w, limits)
     left = [_over(n, by) for n, by in ((w.run, p.rows), (w.cols, p.cols), (w.red, p.red))]
     sizes = (p.rows, p.cols, p.red, p.pieces, each, balance, items, by_items, p.waste)
     used = (p.threads, p.registers, p.near, p.far, p.together, p.loads, p.fetch)
     times = (p.compute, p.cache, p.memory, p.seconds, least / max(p.seconds, 1e-12))
-    return [*(_log(x) for x in (*sizes, *left, *used)), *(_log(t) for t in times)]
+    return [*(log(x) for x in (*sizes, *left, *used)), *(log(t) for t in times)]
 
 
 def _over(n: float, by: float) -> float:

@@ -92,18 +92,20 @@ def plan(w: Work, choice: Choice, limits: Limits) -> Plan:
     return makers.get(choice.template, _streamed)(w, dict(choice.knobs), limits)
 
 
-def _number(knobs: Knobs, name: str, default: int = 1) -> int:
+def number(knobs: Knobs, name: str, default: int = 1) -> int:
+    """A knob; the default where the template has none of this name."""
     v = knobs.get(name, default)
     return int(v) if not isinstance(v, str) else default
 
 
-def _up(n: float, d: float) -> float:
+def up(n: float, d: float) -> float:
+    """How many of d hold n."""
     return float(ceil(n / max(d, 1)))
 
 
 def _balance(pieces: float, units: float) -> float:
     """How much longer the busiest unit works than all of them would on average."""
-    return _up(pieces, units) * units / max(pieces, 1.0)
+    return up(pieces, units) * units / max(pieces, 1.0)
 
 
 def _memory(w: Work, limits: Limits) -> float:
@@ -117,7 +119,7 @@ def _memory(w: Work, limits: Limits) -> float:
 
 def _shared(w: Work, k: Knobs) -> bool:
     """Do a CPU's threads share the work?"""
-    said = _number(k, "serial", -1)
+    said = number(k, "serial", -1)
     return w.batch * w.rows * w.cols * w.red >= SERIAL_BELOW if said < 0 else not said
 
 
@@ -126,22 +128,22 @@ def _shared(w: Work, k: Knobs) -> bool:
 
 def _cpu_tile(w: Work, k: Knobs, limits: Limits) -> Plan:
     """A register tile of `mr` rows by `nv` vectors."""
-    mr, nv = _number(k, "mr", 8), _number(k, "nv", 2)
+    mr, nv = number(k, "mr", 8), number(k, "nv", 2)
     deep = w.cols < limits.lanes <= w.batch * w.cols  # a depthwise convolution: channels are the lanes
     cols, batch = (w.cols * w.batch, 1) if deep else (w.cols, w.batch)
     wide = nv * limits.lanes
-    across, down = _up(cols, wide), w.rows / max(w.run, 1) * _up(w.run, mr)
-    kc = min(_number(k, "kc", w.red) or w.red, w.red)
+    across, down = up(cols, wide), w.rows / max(w.run, 1) * up(w.run, mr)
+    kc = min(number(k, "kc", w.red) or w.red, w.red)
     fma, loads = mr * nv / 2, (mr + nv) / 2 * 1.05
     steps = max(fma, loads, CPU_LATENCY if mr * nv < 8 else 0.0, nv * limits.lanes * w.element / rate(limits))
     tiles = batch * across * down
-    cycles = tiles * (w.red * steps + 20 + mr * nv * _up(w.red, kc)) + _others(w, limits)
+    cycles = tiles * (w.red * steps + 20 + mr * nv * up(w.red, kc)) + _others(w, limits)
     rows_bytes, panels = batch * w.rows * w.red / max(w.taps, 1) * w.element, float(w.weights if not deep else cols * w.red * w.element)
     crowd = 1.0 if w.taps == 1 and not w.guarded else 1 + CROWDED * max(mr * nv - limits.registers // 2, 0)
     units = limits.cores if _shared(w, k) else 1
     rows_bytes, panels = batch * w.rows * w.red / max(w.taps, 1) * w.element, float(w.weights if not deep else cols * w.red * w.element)
     lines = w.rows / max(w.run, 1)
-    near, beyond, held = _traffic(str(k.get("order", "panels")), (rows_bytes, panels), (batch, lines, lines * _up(w.run, mr), across), limits.l2)
+    near, beyond, held = _traffic(str(k.get("order", "panels")), (rows_bytes, panels), (batch, lines, lines * up(w.run, mr), across), limits.l2)
     return Plan(
         mr, wide, kc, tiles, tiles * mr * wide / max(w.outputs, 1), 1, (mr * nv + nv + 1) / limits.registers, (mr + wide) * kc * w.element / limits.near,
         held / limits.l2, 1, (mr + nv) / (mr * nv), 0, cycles * crowd * _balance(tiles, units) / units / clock(limits),
@@ -188,13 +190,13 @@ def _others(w: Work, limits: Limits) -> float:
 
 def _winograd(w: Work, k: Knobs, limits: Limits) -> Plan:
     """`tg` tiles of `tile` x `tile` results at a time, transformed, multiplied and transformed back."""
-    m, tg, share, mr, nv = (_number(k, n) for n in ("tile", "tg", "share", "mr", "nv"))
+    m, tg, share, mr, nv = (number(k, n) for n in ("tile", "tg", "share", "mr", "nv"))
     side = max(round(w.run**0.5), 1) if w.run == w.rows else w.run
-    tiles = _up(side, m) * _up(w.rows / side, m)
-    points, channels, panels = (m + 2) ** 2, w.red / 9, _up(w.cols, limits.lanes)
-    strips = _up(tiles, tg)
+    tiles = up(side, m) * up(w.rows / side, m)
+    points, channels, panels = (m + 2) ** 2, w.red / 9, up(w.cols, limits.lanes)
+    strips = up(tiles, tg)
     step = max(mr * nv / 2, (mr + nv) / 2 * 1.05, CPU_LATENCY, nv * limits.lanes * 4 / rate(limits))
-    work = points * _up(tg, mr) * _up(panels / share, nv) * (step * channels + mr * nv + 20)
+    work = points * up(tg, mr) * up(panels / share, nv) * (step * channels + mr * nv + 20)
     moves = tg * (channels + w.cols / share) / limits.lanes * points * 3
     held = points * tg * (channels + w.cols / share) * 4
     pieces = strips * share * w.batch
@@ -208,19 +210,19 @@ def _winograd(w: Work, k: Knobs, limits: Limits) -> Plan:
 
 def _cpu_pass(w: Work, k: Knobs, limits: Limits) -> Plan:
     """One or a few passes over memory, in vectors where it is walked in order."""
-    lanes = _number(k, "lanes", limits.lanes)
+    lanes = number(k, "lanes", limits.lanes)
     jumping = sum(b.touches for b in w.buffers if b.across > b.element and b.inner > b.element)
-    turned = w.kind == "map" and lanes <= limits.lanes and _number(k, "turn") == 1  # tiles are transposed in registers
+    turned = w.kind == "map" and lanes <= limits.lanes and number(k, "turn") == 1  # tiles are transposed in registers
     real = min(lanes, limits.lanes)
     touched = sum(b.touches for b in w.buffers)
     wide = 1.05 if lanes > limits.lanes else 1.0  # two registers for each value
     cycles = (
         (sum(w.ops[:2]) * 0.5 + touched * 0.5) / real + _others(w, limits) * limits.lanes / real + (jumping * 4 / real if turned else jumping * 2)
     )
-    latency = CPU_LATENCY * w.rows * w.red / real / _number(k, "chains", 4) if w.kind == "reduce" else 0.0
+    latency = CPU_LATENCY * w.rows * w.red / real / number(k, "chains", 4) if w.kind == "reduce" else 0.0
     units = limits.cores if _shared(w, k) else 1
     return Plan(
-        _number(k, "chains", _number(k, "unroll")), lanes, w.red, float(w.rows), 1, 1, 0, w.cols * w.red * w.element / limits.near,
+        number(k, "chains", number(k, "unroll")), lanes, w.red, float(w.rows), 1, 1, 0, w.cols * w.red * w.element / limits.near,
         w.nbytes / limits.cores / limits.l2, 1, 1, 0, max(cycles * wide, latency) / units / clock(limits),
         touched * w.element / (limits.l2_bandwidth * units / limits.cores), _memory(w, limits) * (limits.cores / units) ** 0.5, _started(limits, units),
     )  # fmt: skip
@@ -233,26 +235,26 @@ def _gpu_tile(speed: Callable[[Knobs, Work], float]) -> Callable[[Work, Knobs, L
     """Tiles of `bm` by `bn` results in steps of `bk`; `speed`: multiply-adds a cycle of a multiprocessor."""
 
     def made(w: Work, k: Knobs, limits: Limits) -> Plan:
-        bm, bn, bk = _number(k, "bm", 64), _number(k, "bn", 64), _number(k, "bk", 64)
-        slices, split, stages = _number(k, "slices"), _number(k, "split"), _number(k, "stages", 2)
+        bm, bn, bk = number(k, "bm", 64), number(k, "bn", 64), number(k, "bk", 64)
+        slices, split, stages = number(k, "slices"), number(k, "split"), number(k, "stages", 2)
         threads = threads_of(k, bm, bn) * slices
-        tiles = w.batch * _up(w.rows, bm) * _up(w.cols, bn)
+        tiles = w.batch * up(w.rows, bm) * up(w.cols, bn)
         blocks = tiles * split
         shared = stages * slices * (bm + bn) * bk * w.element
         own = "down" in k or "tm" in k  # threads fetch; otherwise hardware copies
-        registers = bm * bn * slices / threads + 50 + (_held(w, (bm, bn), bk * slices) / threads if own else 0)
+        registers = bm * bn * slices / threads + 50 + (held(w, (bm, bn), bk * slices) / threads if own else 0)
         together = max(
-            1.0, min(limits.near // max(shared, 1), limits.registers // (registers * threads), limits.threads // threads, _up(blocks, limits.cores))
+            1.0, min(limits.near // max(shared, 1), limits.registers // (registers * threads), limits.threads // threads, up(blocks, limits.cores))
         )
-        together = float(_number(k, "resident", int(together)))
-        steps = _up(w.red, bk * slices * split)
+        together = float(number(k, "resident", int(together)))
+        steps = up(w.red, bk * slices * split)
         products = bm * bn * bk * slices / speed(k, w)
         fetch = _fetch(w, (bm, bn), bk * slices) if own else 0.0
         busy = max(products, fetch) + min(products, fetch) / 2  # both ask the same schedulers
         step = max(busy, (bm + bn) * bk * slices * w.element / rate(limits), GPU_LATENCY / (together * max(stages - 1, 1))) + 60 / together
-        rounds = _up(blocks, limits.cores)
+        rounds = up(blocks, limits.cores)
         end = 800 + bm * bn / 16 + (1500 if split > 1 else 0) + (bm * bn / 32 if slices > 1 else 0)
-        cycles = rounds * (steps * step + bm * bn / 64 * (1 + w.ops[3] / max(w.outputs, 1) * 2)) + _up(rounds, together) * (2 * GPU_LATENCY + end)
+        cycles = rounds * (steps * step + bm * bn / 64 * (1 + w.ops[3] / max(w.outputs, 1) * 2)) + up(rounds, together) * (2 * GPU_LATENCY + end)
         traffic = blocks * w.red / split * (bm + bn) * w.element
         return Plan(
             bm, bn, bk, blocks, tiles * bm * bn / max(w.outputs, 1), threads, registers * threads * together / limits.registers, shared * together / limits.near,
@@ -268,7 +270,7 @@ def _fetch(w: Work, sides: tuple[int, int], depth: int) -> float:
     return sum(n * (COPIED if nbytes >= 4 else PUT) for n, nbytes in vectors) / ISSUED
 
 
-def _held(w: Work, sides: tuple[int, int], depth: int) -> float:
+def held(w: Work, sides: tuple[int, int], depth: int) -> float:
     """Registers of a block that hold the vectors of a step on their way to shared memory."""
     return sum(side * depth / b.grain for side, b in zip(sides, w.fetched) if b.grain * b.element < 4)
 
@@ -276,40 +278,40 @@ def _held(w: Work, sides: tuple[int, int], depth: int) -> float:
 def threads_of(k: Knobs, bm: int, bn: int) -> int:
     """Threads of a block that computes a tile, but for its slices."""
     if "tm" in k:
-        return max(bm // _number(k, "tm") * (bn // _number(k, "tn")), 32)
+        return max(bm // number(k, "tm") * (bn // number(k, "tn")), 32)
     if "down" in k:
-        return 32 * _number(k, "down") * _number(k, "across")
+        return 32 * number(k, "down") * number(k, "across")
     return 128 * (bm // 64) + 128  # a producer's warps and a warpgroup for 64 rows
 
 
 def _mma_rate(k: Knobs, w: Work) -> float:
-    wm, wn = _number(k, "bm", 64) / _number(k, "down"), _number(k, "bn", 64) / _number(k, "across")
-    warps = _number(k, "down") * _number(k, "across") * _number(k, "slices")
+    wm, wn = number(k, "bm", 64) / number(k, "down"), number(k, "bn", 64) / number(k, "across")
+    warps = number(k, "down") * number(k, "across") * number(k, "slices")
     return MMA * 2 / w.element * min(1.0, wm * wn / (wm + wn) / 32) * min(1.0, warps / 4)
 
 
 def _wgmma_rate(k: Knobs, w: Work) -> float:
-    return WGMMA * (1.0 if _number(k, "bm") * _number(k, "resident") >= 128 else 0.6)
+    return WGMMA * (1.0 if number(k, "bm") * number(k, "resident") >= 128 else 0.6)
 
 
 def _simt_rate(k: Knobs, w: Work) -> float:
-    tm, tn = _number(k, "tm", 8), _number(k, "tn", 8)
+    tm, tn = number(k, "tm", 8), number(k, "tn", 8)
     products, reads = tm * tn / 4, tm + tn
     return SM_CORES * 4 / max(w.element, 4) * products / (1.05 * max(products, reads) + 0.25 * min(products, reads))
 
 
 def _attention(w: Work, k: Knobs, limits: Limits) -> Plan:
-    rows, warps, keys = _number(k, "rows", 64), _number(k, "warps", 4), _number(k, "keys", 64)
-    stages, slices, parts = _number(k, "stages", 2), _number(k, "slices"), _number(k, "parts")
+    rows, warps, keys = number(k, "rows", 64), number(k, "warps", 4), number(k, "keys", 64)
+    stages, slices, parts = number(k, "stages", 2), number(k, "slices"), number(k, "parts")
     threads = 32 * warps * slices
-    blocks = w.batch * _up(w.rows, rows) * parts
+    blocks = w.batch * up(w.rows, rows) * parts
     shared = (rows * w.red / 2 + keys * stages * slices * w.red) * w.element
     registers = rows / warps * (w.red / 2 + keys) / 32 + 60
     together = max(
-        1.0, min(limits.near // max(shared, 1), limits.registers // (registers * threads), limits.threads // threads, _up(blocks, limits.cores))
+        1.0, min(limits.near // max(shared, 1), limits.registers // (registers * threads), limits.threads // threads, up(blocks, limits.cores))
     )
     speed = (MMA if w.element == 2 else SM_CORES) * min(1.0, together * warps * slices / 4)
-    steps = _up(w.cols, keys * slices * parts)
+    steps = up(w.cols, keys * slices * parts)
     step = max(
         rows * keys * slices * w.red / speed + rows * keys * slices / SFU / 4,
         slices * keys * w.red * w.element / rate(limits),
@@ -320,19 +322,19 @@ def _attention(w: Work, k: Knobs, limits: Limits) -> Plan:
     cycles = ceil(full) * (3000 + steps * step * together + end)
     traffic = blocks * w.cols / parts * w.red * w.element
     return Plan(
-        rows, keys, w.red, blocks, _up(w.rows, rows) * rows / w.rows, threads, registers * threads * together / limits.registers, shared * together / limits.near,
+        rows, keys, w.red, blocks, up(w.rows, rows) * rows / w.rows, threads, registers * threads * together / limits.registers, shared * together / limits.near,
         w.nbytes / limits.l2, together, 1 / rows, 0, cycles / clock(limits), traffic / limits.l2_bandwidth, _memory(w, limits), limits.start,
     )  # fmt: skip
 
 
 def _gemv(w: Work, k: Knobs, limits: Limits) -> Plan:
-    threads, per, parts, wide = _number(k, "threads", 128), _number(k, "per"), _number(k, "parts"), _number(k, "wide", 0)
+    threads, per, parts, wide = number(k, "threads", 128), number(k, "per"), number(k, "parts"), number(k, "wide", 0)
     long, short = max(w.rows, w.cols), min(w.rows, w.cols)
     vector = 16 // w.element
-    blocks = w.batch * (_up(long, wide * vector) if wide else _up(long * parts * _number(k, "lanes", 32), per * threads))
+    blocks = w.batch * (up(long, wide * vector) if wide else up(long * parts * number(k, "lanes", 32), per * threads))
     together = max(1.0, min(limits.threads // threads, 32.0))
     flight = blocks / limits.cores / together
-    cycles = _up(blocks, limits.cores * together) * (3 * GPU_LATENCY + w.red * long * w.batch * short / max(blocks, 1) / SM_CORES * 2 * together)
+    cycles = up(blocks, limits.cores * together) * (3 * GPU_LATENCY + w.red * long * w.batch * short / max(blocks, 1) / SM_CORES * 2 * together)
     return Plan(
         short, wide * vector if wide else per, w.red / max(parts, 1), blocks, 1, threads, 0, short * w.red * w.element / limits.near, w.nbytes / limits.l2, together,
         1 / short, 0, cycles / clock(limits), w.nbytes / limits.l2_bandwidth, _memory(w, limits) / max(min(1.0, flight * 2), 0.05), limits.start,
@@ -343,31 +345,31 @@ def _streamed(w: Work, k: Knobs, limits: Limits) -> Plan:
     """Passes over memory by blocks of threads; on a CPU, `_cpu_pass`."""
     if limits.kind != "gpu":
         return _cpu_pass(w, k, limits)
-    threads, team = _number(k, "threads", 256), _number(k, "team")
-    wanted = max(_number(k, "bytes", 4) // w.element, 1)
+    threads, team = number(k, "threads", 256), number(k, "team")
+    wanted = max(number(k, "bytes", 4) // w.element, 1)
     vector = min((min(b.grain, wanted) for b in w.buffers if b.across == b.element), default=1) if w.kind == "map" else wanted
-    each = vector * _number(k, "chunks") * _number(k, "lanes") * _number(k, "row")
+    each = vector * number(k, "chunks") * number(k, "lanes") * number(k, "row")
     if "team" in k:
-        threads = team * _number(k, "rows")
-        blocks = _up(w.rows, _number(k, "rows"))
+        threads = team * number(k, "rows")
+        blocks = up(w.rows, number(k, "rows"))
     else:
-        blocks = _up(w.outputs, threads * each)
+        blocks = up(w.outputs, threads * each)
     together = max(1.0, limits.threads // max(threads, 32))
     full = blocks / (limits.cores * together)
     jumping = sum(b.touches * min(32, b.inner) for b in w.buffers if b.inner > 16 and b.across > 16)
-    if _number(k, "tile", 0):
+    if number(k, "tile", 0):
         jumping = 0.0
     moved = sum(b.nbytes for b in w.buffers) + jumping
     asked = sum(b.touches / (vector if b.across == b.element else 1) for b in w.buffers)
     busy = min(1.0, full * (2 if each * w.element >= 16 else 1)) ** 0.5 or 1.0
     serial = w.red * w.passes / max(team, 1)
     cycles = (
-        _up(full, 1) * (2 * GPU_LATENCY + serial * 20)
+        up(full, 1) * (2 * GPU_LATENCY + serial * 20)
         + blocks * BLOCK
         + (w.flops + 16 * (w.ops[2] + w.ops[3])) / (SM_CORES * max(min(limits.cores, blocks), 1))
     )
     return Plan(
-        _number(k, "rows"), each, serial, blocks, blocks * threads * each / max(w.outputs * (w.red if "team" in k else 1), 1), threads, 0,
+        number(k, "rows"), each, serial, blocks, blocks * threads * each / max(w.outputs * (w.red if "team" in k else 1), 1), threads, 0,
         w.red * w.element / limits.near, w.nbytes / limits.l2, together, 1, asked / max(w.outputs * w.red, 1), cycles / clock(limits), moved / limits.l2_bandwidth, (_memory(w, limits) + jumping / limits.l2_bandwidth) / busy, limits.start,
     )  # fmt: skip
 

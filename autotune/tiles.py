@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import ceil, log2
 from typing import TYPE_CHECKING
 
-from dnnc.autotune.roofline import COPIED, GPU_LATENCY, ISSUED, PUT, TILED, Knobs, clock, rate, threads_of
+from dnnc.autotune.roofline import COPIED, GPU_LATENCY, ISSUED, PUT, TILED, Knobs, clock, held, number, rate, threads_of, up
 from dnnc.autotune.work import Work
 from dnnc.passes.schedule.problem import Choice
 
@@ -36,8 +36,8 @@ def spent(w: Work, choice: Choice, limits: Limits) -> tuple[float, ...]:
     if speed is None or limits.kind != "gpu":
         return NONE
     k = dict(choice.knobs)
-    bm, bn, bk = (_number(k, n, 64) for n in ("bm", "bn", "bk"))
-    slices, split, stages = _number(k, "slices", 1), _number(k, "split", 1), _number(k, "stages", 2)
+    bm, bn, bk = (number(k, n, 64) for n in ("bm", "bn", "bk"))
+    slices, split, stages = number(k, "slices"), number(k, "split"), number(k, "stages", 2)
     threads = threads_of(k, bm, bn) * slices
     own = choice.template != "wgmma"  # threads fetch; otherwise hardware copies
     depth = bk * slices
@@ -50,58 +50,49 @@ def spent(w: Work, choice: Choice, limits: Limits) -> tuple[float, ...]:
         limits.threads // threads,
     )
     together = max(1.0, float(min(room)))
-    blocks = w.batch * _up(w.rows, bm) * _up(w.cols, bn) * split
-    rounds, waves = _up(blocks, limits.cores), blocks / (limits.cores * together)
-    steps = _up(w.red, depth * split)
+    blocks = w.batch * up(w.rows, bm) * up(w.cols, bn) * split
+    rounds, waves = up(blocks, limits.cores), blocks / (limits.cores * together)
+    steps = up(w.red, depth * split)
     gathered = w.taps > 1 or w.guarded
     asked = [rounds * steps * n * (COPIED if b.grain * b.element >= 4 else PUT) / ISSUED for n, b in zip(vectors, w.fetched)] or [0.0, 0.0]
     asked[0] *= GATHERED if gathered else 1.0
     products = rounds * steps * bm * bn * depth / speed(k, w)
-    read = (bm * _number(k, "across", 1) + bn * _number(k, "down", 1)) * w.element / LINE if "down" in k else 0.0
+    read = (bm * number(k, "across") + bn * number(k, "down")) * w.element / LINE if "down" in k else 0.0
     shared, l2 = rounds * steps * depth * read, rounds * steps * (bm + bn) * depth * w.element / rate(limits)
     waiting = ceil(waves) * steps * GPU_LATENCY / max(stages - 1, 1)
     finish, start = rounds * bm * bn / 64 * (1 + w.ops[3] / max(w.outputs, 1) * 2), ceil(waves) * FIXED
-    least = _least(w, limits)
+    least = shortest(w, limits) * clock(limits)
     busy = max(sum(asked) + products + finish, l2, shared)
     parts = [*asked, products, shared, waiting, finish, start, l2]
     return (
-        *(_log(x / least) for x in parts), _log(threads * min(together, rounds) / 32), _log(max(waves, 1e-3)), ceil(waves) / waves if waves > 1 else 1.0,
-        *(_log(n / threads) for n in vectors), *(ceil(n / threads) / (n / threads) if n else 1.0 for n in vectors), _log(registers), _log(wm), _log(wn),
-        _up(w.cols, bn) * bn / max(w.cols, 1), _up(w.rows, bm) * bm / max(w.rows, 1), _log(steps), steps * depth * split / max(w.red, 1),
-        _log((busy + max(waiting - busy, 0.0) / 2 + start) / least), _log(max(busy, waiting) / least),
-        _log(rounds * bm * bn * 4 / least) if split > 1 else -10.0, float(gathered),
+        *(log(x / least) for x in parts), log(threads * min(together, rounds) / 32), log(max(waves, 1e-3)), ceil(waves) / waves if waves > 1 else 1.0,
+        *(log(n / threads) for n in vectors), *(ceil(n / threads) / (n / threads) if n else 1.0 for n in vectors), log(registers), log(wm), log(wn),
+        up(w.cols, bn) * bn / max(w.cols, 1), up(w.rows, bm) * bm / max(w.rows, 1), log(steps), steps * depth * split / max(w.red, 1),
+        log((busy + max(waiting - busy, 0.0) / 2 + start) / least), log(max(busy, waiting) / least),
+        log(rounds * bm * bn * 4 / least) if split > 1 else -10.0, float(gathered),
     )  # fmt: skip
 
 
-def _least(w: Work, limits: Limits) -> float:
-    """Cycles that the arithmetic or the traffic with memory takes at the peak."""
+def shortest(w: Work, limits: Limits) -> float:
+    """Seconds that the arithmetic or the traffic with memory takes at the peak."""
     peak = limits.matrix_flops if w.element == 2 else limits.flops
-    return (max(w.flops / peak, w.nbytes / limits.bandwidth) + limits.start) * clock(limits)
+    return max(w.flops / peak, w.nbytes / limits.bandwidth) + limits.start
 
 
 def _warp_tile(k: Knobs, bm: int, bn: int) -> tuple[float, float]:
     """Results of a warp, or of a thread where each computes its own."""
     if "down" in k:
-        return bm / _number(k, "down", 1), bn / _number(k, "across", 1)
-    return _number(k, "tm", 64), _number(k, "tn", bn)
+        return bm / number(k, "down"), bn / number(k, "across")
+    return number(k, "tm", 64), number(k, "tn", bn)
 
 
 def _registers(w: Work, k: Knobs, block: tuple[int, int], depth: int, threads: int, own: bool) -> float:
     """Of a thread: sums, fragments of both factors, vectors on their way to shared memory, addresses."""
     fragments = sum(_warp_tile(k, *block)) * (w.element / 8 if "down" in k else 1) * 1.5
-    held = sum(side * depth / b.grain for side, b in zip(block, w.fetched) if own and b.grain * b.element < 4)
-    sums = block[0] * block[1] * _number(k, "slices", 1)
-    return (sums + held) / threads + fragments + 30
+    sums = block[0] * block[1] * number(k, "slices")
+    return (sums + (held(w, block, depth) if own else 0)) / threads + fragments + 30
 
 
-def _number(k: Knobs, name: str, default: int) -> int:
-    v = k.get(name, default)
-    return v if isinstance(v, int) else default
-
-
-def _up(n: float, d: float) -> float:
-    return float(ceil(n / max(d, 1)))
-
-
-def _log(x: float) -> float:
+def log(x: float) -> float:
+    """log2, of zero and less that of something tiny."""
     return log2(x) if x > 1e-12 else -40.0

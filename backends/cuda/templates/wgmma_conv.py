@@ -1,6 +1,6 @@
 """Which convolutions the kernel of `wgmma_kernel.py` takes: images and filters with their channels last (NHWC), in rows that may be padded with
-zeros to whole vectors, where the copy engine itself gathers the pixels that a tap of the filter meets. The nest is compared with what the convolution's attributes say; where it differs, as
-with groups or a fused prologue, other templates are left to it.
+zeros to whole vectors, where the copy engine itself gathers the pixels that a tap of the filter meets. The nest is compared with what the
+convolution's attributes say; where it differs, as with groups or a fused prologue, other templates are left to it.
 """
 
 from __future__ import annotations
