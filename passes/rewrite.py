@@ -20,6 +20,7 @@ import numpy as np
 from dnnc.ir.builder import Builder, infer
 from dnnc.ir.errors import InternalError, ShapeError
 from dnnc.ir.graph import Graph, Node, Value, union
+from dnnc.ir.types import TensorType
 from dnnc.passes.base import PassContext, graphs, is_pure
 
 Array = np.ndarray[Any, Any]
@@ -140,12 +141,25 @@ class Match:
 
     def fits(self, inputs: Sequence[Value | None]) -> bool:
         """Does the root give a result of the same type with other operands?"""
-        n = self.root
+        t, out = self._type(inputs), self.root.output.type
+        return t is not None and (t.dtype, t.shape) == (out.dtype, out.shape)
+
+    def shrinks(self, inputs: Sequence[Value | None]) -> bool:
+        """Does the root give with other operands a result that `expanded` makes what it was?"""
+        t, out = self._type(inputs), self.root.output.type
+        return t is not None and t.dtype is out.dtype and t.shape != out.shape
+
+    def _type(self, inputs: Sequence[Value | None]) -> TensorType | None:
         try:
-            (t,) = infer(n.op, inputs, n.attrs)
+            (t,) = infer(self.root.op, inputs, self.root.attrs)
         except ShapeError:
-            return False
-        return (t.dtype, t.shape) == (n.output.type.dtype, n.output.type.shape)
+            return None
+        return t
+
+    def expanded(self, v: Value) -> Value:
+        """A value that broadcasts to the shape of the root's result, with this shape."""
+        shape = self.root.output.type.shape
+        return v if v.type.shape == shape else self.b.expand(v, shape=shape)  # type: ignore[no-any-return]
 
     def like(self, inputs: Sequence[Value | None]) -> Value:
         """The root with other operands."""

@@ -32,6 +32,17 @@ X86_CPUS: dict[str, tuple[str, ...]] = {
     "znver5": (*_ICE, "avx512bf16", "avxvnni", "sse4a"), "sapphirerapids": (*_ICE, "avx512bf16", "avx512fp16", "avxvnni"),
     "emeraldrapids": (*_ICE, "avx512bf16", "avx512fp16", "avxvnni"), "graniterapids": (*_ICE, "avx512bf16", "avx512fp16", "avxvnni"),
 }  # fmt: skip
+# KiB of a core's first-level data cache and second-level cache; of an efficient core where a CPU has two kinds.
+_CACHES: dict[tuple[int, int], str] = {
+    (32, 256): "nehalem westmere sandybridge ivybridge haswell broadwell skylake",
+    (32, 512): "znver1 znver2 znver3",
+    (32, 1024): "skylake-avx512 cascadelake cooperlake znver4 sierraforest",
+    (32, 2048): "alderlake raptorlake meteorlake",
+    (48, 512): "icelake-client rocketlake",
+    (48, 1024): "znver5",
+    (48, 1280): "icelake-server tigerlake",
+    (48, 2048): "sapphirerapids emeraldrapids graniterapids",
+}
 # Feature -> beginnings of the names of those that need it.
 _BUILT_ON = {"avx": ("avx", "fma", "f16c"), "avx2": ("avx512", "avxvnni"), "avx512f": ("avx512",)}
 # Where the system does not tell: less than any CPU of the last ten years has, so that tiles fit.
@@ -49,7 +60,7 @@ class CpuTarget:
         vector_bits: width of the vectors to use.
         registers: vector registers of that width.
         threads: threads of a call.
-        l1: bytes of a core's first-level data cache.
+        l1: bytes of a core's first-level data cache: of the CPU that is named; of this machine where that is its own or no CPU in particular.
         l2: bytes of its second-level cache.
     """
 
@@ -99,7 +110,7 @@ def parse_target(text: str, threads: int | None = None) -> CpuTarget:
     cpu, features = _named_cpu(options.get("-mcpu", "native"))
     features = ",".join(filter(None, (features, _checked_flags(options.get("-mattr", "")))))
     wide = vector_bits(features)
-    l1, l2 = cache_sizes()
+    l1, l2 = _caches_of(cpu)
     count = _thread_count(options.get("-threads", threads))
     return CpuTarget(cpu, features, wide, 32 if wide == 512 or _is_arm() else 16, count, l1, l2)
 
@@ -130,6 +141,12 @@ def cache_sizes(folder: Path = _CPU_FOLDER) -> tuple[int, int]:
     """(L1 data, L2) of the first CPU on which the process may run, bytes; the fallbacks where the system does not tell."""
     sizes = _caches(folder)
     return sizes.get("1") or L1_FALLBACK, sizes.get("2") or L2_FALLBACK
+
+
+def _caches_of(cpu: str) -> tuple[int, int]:
+    """(L1 data, L2) of a CPU, bytes."""
+    known = next((sizes for sizes, names in _CACHES.items() if cpu in names.split()), None)
+    return cache_sizes() if known is None or cpu == host_cpu()[0] else (known[0] << 10, known[1] << 10)
 
 
 def last_level_cache(folder: Path = _CPU_FOLDER) -> int:

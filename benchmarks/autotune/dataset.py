@@ -99,9 +99,10 @@ def _data(tasks: dict[str, Task], trials: dict[str, dict[Choice, list[Trial]]]) 
             print(f"{task.name} is left out: {str(e).splitlines()[0]}")
             continue
         offered = candidates(problem, machine.templates(task.setting))
-        tried = distinct(found)
+        default = offered[0] if offered and offered[0] in found else None
+        tried = distinct(found if default is None else {default: found[default], **found})
         at = sum(map(len, xs))
-        defaults.append(at + tried.index(offered[0]) if offered and offered[0] in found else -1)
+        defaults.append(-1 if default is None else at)
         xs.append(features(problem, tried, machine.limits))
         repeats += [seconds_of(found[c]) for c in tried]
         groups += [len(kept)] * len(tried)

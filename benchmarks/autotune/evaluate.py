@@ -1,7 +1,8 @@
 """How good the cost model is on kernels that it has not seen: tables out of the logs beside this script, five-fold by tasks.
 
     python benchmarks/autotune/evaluate.py cpu [--objective gain]
-    python benchmarks/autotune/evaluate.py cpu --whole LOG        the model of those logs on tasks of this one, whose whole spaces were measured
+    python benchmarks/autotune/evaluate.py cpu --whole LOG        the model of those logs on tasks of this one, whose whole spaces were measured,
+                                                                  and a search that begins with it and learns from what it measures
 
 The goal: the 8 best of a model's list hold a schedule of at least 95 % of the best measured speed for 90 % of the tasks, and it needs a fifth
 of the trials that a random order needs until it gets there. `gather.py --seed 1 --each 512` measures whole spaces of other workloads.
@@ -22,9 +23,11 @@ from train import fresh
 
 from dnnc.autotune.features import NAMES, PROBLEMS
 from dnnc.autotune.machine import machine_of
-from dnnc.autotune.model import Analytic
+from dnnc.autotune.model import Analytic, CostModel
 from dnnc.autotune.roofline import plan
 from dnnc.autotune.space import space
+from dnnc.autotune.task_search import TaskSearch
+from dnnc.autotune.trial import OK, Trial
 from dnnc.autotune.work import work_of
 
 Array = np.ndarray[Any, Any]
@@ -33,11 +36,30 @@ MORE_COUNTS = (*COUNTS, 32, 64, 128)  # of whole spaces
 WHOLE = 0.95  # share of a space that was measured, which counts as all of it
 GOOD = 0.95
 DRAWS = 20  # of random orders
+BATCH, SEARCHED = 4, 64  # schedules that a search measures before it learns, and in all; what is left comes in the model's order
+FIRST = 1e6  # more than there are schedules, or between two scores
 
 
 def template_order(data: Data) -> Array:
     """The templates' own order as scores: schedules in the order in which their log has them, which is that of the space."""
     return -np.arange(len(data.x), dtype=float)
+
+
+def searched(data: Data, model: CostModel) -> Array:
+    """The order in which a search goes through the schedules, as scores: it begins with the default and learns from each batch."""
+    scores = model.predict(data.x) - FIRST
+    for g, task in enumerate(data.tasks):
+        rows = data.rows(g)
+        order = sorted(rows, key=lambda r: r != data.defaults[g])
+        at = {data.choices[r]: r for r in order}
+        search, done = TaskSearch(task, list(at), data.x[order], model), 0
+        while done < SEARCHED and (batch := search.propose(BATCH)):
+            for c in batch:
+                seconds = float(data.pick[at[c]])
+                search.add([Trial(task.key, c, OK, (seconds,)) if np.isfinite(seconds) else Trial(task.key, c, "build")])
+                scores[at[c]] = -done
+                done += 1
+    return scores
 
 
 def curves(data: Data, models: dict[str, Array], counts: tuple[int, ...] = COUNTS) -> Table:
@@ -125,7 +147,8 @@ def evaluate_whole(kind: str, logs: list[Path], whole: list[Path], console: Cons
     data = data.only(np.array([g for g, t in enumerate(data.tasks) if t.key not in seen], int))[0]
     model = fresh().fit(known.x, known.seconds, known.groups)
     scores = model.predict(data.x)
-    console.print(curves(data, {"model": scores, "roofline": Analytic().predict(data.x), "templates": template_order(data)}, MORE_COUNTS))
+    ranked = {"model": scores, "search": searched(data, model), "roofline": Analytic().predict(data.x), "templates": template_order(data)}
+    console.print(curves(data, ranked, MORE_COUNTS))
     console.print(by_kind(data, scores))
 
 

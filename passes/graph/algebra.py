@@ -78,16 +78,17 @@ def constant_second(m: Match) -> Value:
 
 
 def constant_to_scalar(m: Match) -> Value:
-    """add(x, [[2, 2], [2, 2]]) -> add(x, 2): equal elements, and the other operands give the result its shape"""
+    """add(x, [[2, 2], [2, 2]]) -> add(x, 2): equal elements; expanded where the other operands do not give the result its shape"""
     for k, v in enumerate(m.root.inputs):
         array = m.graph.constants.get(v) if v is not None else None
         if v is None or array is None or v.type.rank == 0 or uniform(array) is None:
             continue
         scalar = Value(v.name, TensorType(v.type.dtype, ()))
-        if m.fits([scalar if i == k else u for i, u in enumerate(m.root.inputs)]):
+        inputs = [scalar if i == k else u for i, u in enumerate(m.root.inputs)]
+        if m.fits(inputs) or m.shrinks(inputs):
             c = m.renew(v, array.reshape(-1)[0])
-            return m.like([c if i == k else u for i, u in enumerate(m.root.inputs)])
-    raise NoMatch("no constant operand has equal elements that the other operands would broadcast")
+            return m.expanded(m.like([c if i == k else u for i, u in enumerate(m.root.inputs)]))
+    raise NoMatch("no constant operand has equal elements")
 
 
 def subtract_to_add(m: Match) -> Value:
@@ -218,8 +219,7 @@ def decide_where(m: Match) -> Value:
     """where(True, a, b) -> a; where(c, a, a) -> a; expanded if the result is larger"""
     c, a, b = (m.operand(m.root, k) for k in range(3))
     chosen = a if a is b else a if m.number(c) else b
-    t = m.root.output.type
-    return chosen if chosen.type == t else m.b.expand(chosen, shape=t.shape)
+    return m.expanded(chosen)
 
 
 def where_of_not(m: Match) -> Value:

@@ -147,7 +147,8 @@ class _Fuser:
             return None  # two anchors would run in one nest
         if not all(self.allowed(n, u, anchored) for u in users):
             return None
-        if not anchored and self.epilogue_of(n) and not (self.kind[g] == "map" and all(self.follows(n.output, u) for u in users)):
+        follows = self.kind[g] == "map" and all(self.follows(n.output, u) for u in users)
+        if not anchored and not follows and not _widens(n) and self.epilogue_of(n):
             return None  # better at the end of the contraction that feeds it, where the value is in registers
         if all(self.follows(n.output, u) for u in users):
             self.aligned.add(n)
@@ -308,6 +309,12 @@ class _Fuser:
 
 def _same(a: Sequence[object], b: Sequence[object]) -> bool:
     return len(a) == len(b) and all(x is y or x == y for x, y in zip(a, b))
+
+
+def _widens(n: Node) -> bool:
+    """A cast to more bytes: whoever reads it had better read what is cast."""
+    x = n.inputs[0] if n.op.name == "cast" else None
+    return x is not None and n.output.type.dtype.bits > x.type.dtype.bits
 
 
 def _crosses(n: Node, u: Node) -> bool:

@@ -106,6 +106,14 @@ def drop_expand(m: Match) -> Value:
     return _no(m, "no operand is an expand that the others make superfluous")
 
 
+def sink_expand(m: Match) -> Value:
+    """where(expand(c), 0.0, 1.0) -> expand(where(c, 0.0, 1.0)) where nothing else gives the result its shape: computed, then repeated"""
+    inputs = [m.node(v, "expand").inputs[0] if v is not None and v.node is not None and v.node.op.name == "expand" else v for v in m.root.inputs]
+    m.require(len(m.matched) > 1, "no operand is an expand")
+    m.require(m.shrinks(inputs), "another operand gives the result its shape")
+    return m.expanded(m.like(inputs))
+
+
 def flatten_concat(m: Match) -> Value:
     """concat(concat(a, b), c) -> concat(a, b, c) along one axis, where nobody else reads the inner one"""
     axis = normalize_axis(m.root.attrs["axis"], m.root.output.type.rank)
@@ -188,7 +196,8 @@ MOVEMENT_RULES: tuple[Rule, ...] = (
     Rule(transpose_to_reshape, ("transpose",)),
     Rule(merge_expands, ("expand",)),
     Rule(merge_slices, ("slice",)),
-    Rule(drop_expand, (*BROADCASTING, "matmul")),
+    Rule(drop_expand, (*BROADCASTING, "matmul", "attention")),
+    Rule(sink_expand, (*BROADCASTING, "cast", "logical_not")),
     Rule(drop_empty, ("concat",)),
     Rule(flatten_concat, ("concat",)),
     Rule(gather_to_slice, ("gather",)),

@@ -20,6 +20,7 @@ from dnnc.passes.operator.approximate import RECIPROCAL, Rule, gelu_of, rules, s
 
 LOG2E = 1.4426950408889634
 POWER_MAGIC = 12583038.0  # 1.5 * 2^23 + 126
+INTEGER_MAGIC = 12583039.0  # 1.5 * 2^23 + 127
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; the high part has 9 significant bits, so n * LN2_HIGH is exact
 
 
@@ -104,15 +105,27 @@ def expand_erf(x: Expr) -> Expr:
 
 
 def expand_tanh(x: Expr, inverse: Callable[[Expr], Expr] = lambda d: 1.0 / d) -> Expr:
-    """x + x^3*P(x^2) below 0.63, else 1 - 2/(exp(2|x|) + 1) with the sign of x; at most 2 ulp."""
-    t = call("fmin", call("abs", x), 10.0)  # tanh(10) rounds to 1
-    s = x * x
-    p = (-6.045165006071329e-03, 2.0961329340934753e-02, -5.3843263536691666e-02, 1.333271861076355e-01, -3.33333283662796e-01)
-    small = fma(x * s, horner(s, p), x)
-    big = fma(inverse(fma(*exp_parts(t + t, clamp=False), 1.0)), -2.0, 1.0)
-    big = select(x < 0.0, 0.0 - big, big)
-    r = select(t < 0.63, small, big)
-    return select(op("<", const(0.0, f32), s), r, x)  # 0, whose sign the polynomial loses, numbers whose square underflows, NaN
+    """m / (m + 2) with the sign of x, m = exp(2|x|) - 1; at most 2 ulp.
+
+    With n = floor(2|x| / ln 2 + 0.001) and r = |x| - n * ln 2 / 2, m = 2^n * (exp(2r) - 1) + (2^n - 1). Both terms are positive, or next to
+    nothing is subtracted, so that no digits cancel; small x have n = 0.
+    """
+    t = minimum(call("abs", x), 10.0)  # tanh(10) rounds to 1; NaN stays
+    shifted = fma(t, 2 * LOG2E, -0.499) + INTEGER_MAGIC
+    n = shifted - INTEGER_MAGIC
+    r = fma(n, -LN2_LOW / 2, fma(n, -LN2_HIGH / 2, t))
+    q = horner(r, (1.1921000480651855e-01, 2.5468459725379944e-01, 6.687512993812561e-01, 1.3331775665283203e00, 2.0000038146972656e00))
+    s = _shifted(shifted)
+    m = fma(s, fma(r, r * q, r + r), s - 1.0)
+    c = inverse(m + 2.0)
+    y = m * c
+    return _signed(fma(fma(y, 0.0 - m, fma(y, -2.0, m)), c, y), x)  # less what is wrong with m = y * (m + 2)
+
+
+def _signed(a: Expr, x: Expr) -> Expr:
+    """a >= 0 or NaN with the sign of x."""
+    sign = op("&", op("bits_i32", x, dtype=i32), const(-(2**31), i32))
+    return op("bits_f32", op("|", op("bits_i32", a, dtype=i32), sign), dtype=f32)
 
 
 def gelu(x: Expr) -> Expr:

@@ -17,7 +17,8 @@ import pytest
 from dnnc.backends.cache import KernelCache
 from dnnc.backends.llvm import worker_pool
 from dnnc.backends.llvm.compile import ALLOWED_SYMBOLS, asm_text, compile_text, load_objects, object_key, undefined_symbols
-from dnnc.backends.llvm.features import CpuTarget, cache_sizes, enabled, parse_target, vector_bits
+from dnnc.backends.llvm import features
+from dnnc.backends.llvm.features import X86_CPUS, CpuTarget, cache_sizes, enabled, parse_target, vector_bits
 from dnnc.backends.llvm.worker_pool import CompileService
 from dnnc.backends.runtime import cpu_count, load_pool
 from dnnc.ir.errors import InternalError, TargetError
@@ -292,3 +293,17 @@ def test_cache_sizes_are_read(tmp_path: Path) -> None:
         for name, value in (("level", level), ("type", kind), ("size", size)):
             (folder / name).write_text(value + "\n")
     assert cache_sizes(tmp_path) == (48 << 10, 2 << 20)
+
+
+def test_a_named_cpu_has_its_own_caches_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for here in ("znver4", "haswell"):
+        monkeypatch.setattr(features, "host_cpu", lambda here=here: (here, ",".join(f"+{f}" for f in X86_CPUS[here])))
+        monkeypatch.setattr(features, "cache_sizes", lambda: (7 << 10, 7 << 20))
+        assert (parse_target("llvm -mcpu=znver5").l1, parse_target("llvm -mcpu=znver5").l2) == (48 << 10, 1 << 20)
+        assert (parse_target("llvm").l1, parse_target(f"llvm -mcpu={here}").l2) == (7 << 10, 7 << 20)
+
+
+def test_every_cpu_has_caches_but_the_levels_of_the_architecture() -> None:
+    named = [n for names in features._CACHES.values() for n in names.split()]
+    assert len(set(named)) == len(named)
+    assert set(X86_CPUS) - set(named) == {n for n in X86_CPUS if n.startswith("x86-64")}

@@ -40,6 +40,7 @@ EXACT = [
     ("x: f32[40]", "ceil(ceil(x))", "ceil(x)"),
     # constant_to_scalar
     ("x: f32[2, 4], *, k: f32[4] = [3.0, 3.0, 3.0, 3.0]", "max(x, k)", "max(x, k)"),
+    ("x: bool[2, 1], *, k: bool[1, 3] = [[True, True, True]]", "logical_and(x, k)", "expand(x, shape=(2, 3))"),
     # subtract_to_add
     ("x: f32[40], *, k: f32 = 1.5", "sub(x, k)", "add(x, k)"),
     # divide_to_multiply
@@ -113,13 +114,18 @@ def test_rounding_rules_are_off_in_strict_numerics(parameters: str, before: str,
     check_no_match(canonicalize, old, "it changes how results are rounded, which strict numerics exclude", ctx=STRICT)
 
 
+def test_equal_elements_that_give_the_result_its_shape_are_repeated_last() -> None:
+    old = "def f(x: f32[3], *, k: f32[2, 1] = [[2.0], [2.0]]):\n    return max(x, k)\n"
+    check_pass(canonicalize, old, "def f(x: f32[3], *, k: f32 = 2.0):\n    return expand(max(x, k), shape=(2, 3))\n", ctx=STRICT, exact=True)
+
+
 def test_square() -> None:
     check_pass(canonicalize, "def f(x: f32[40]):\n    return pow(x, 2.0)\n", "def f(x: f32[40]):\n    return mul(x, x)\n", ctx=STRICT)
 
 
 STAYS = [
     ("x: f32[3], *, k: f32 = 0.5", "add(x, k)", "0.5 is not 0"),
-    ("x: f32[3], *, k: f32[2, 3] = [[0, 0, 0], [0, 0, 0]]", "add(x, k)", "x is f32[3], the result f32[2, 3]"),
+    ("x: f32[3], *, k: f32[2, 3] = [[0, 0, 0], [0, 0, 1]]", "add(x, k)", "the constant k holds different numbers"),
     ("x: f32[3], *, k: f32 = 2.0", "mul(x, k)", "2.0 is not 1"),
     ("x: f32[3], *, k: f32 = 0.0", "mul(x, k)", "0.0 is not 1"),  # NaN * 0 is NaN
     ("x: f32[3], *, k: f32 = 3.0", "div(x, k)", "k holds numbers that are no powers of two"),

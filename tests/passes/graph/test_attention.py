@@ -111,3 +111,15 @@ def test_in_half_precision_the_mask_stays_single() -> None:
     PassManager().run(g, [p for p in LEVELS[3] if p.name == "precision"], ctx)
     n = next(n for n in g.nodes() if n.op.name == "attention")
     assert [str(v.type.dtype) for v in n.inputs if v is not None] == ["f16", "f16", "f16", "f32"]
+
+
+def test_a_mask_that_is_the_same_for_all_queries_is_not_repeated() -> None:
+    constants = "t: bool[1, 1, 5, 1] = [[[[True], [True], [True], [True], [True]]]], y: f32 = 0.0, n: f32 = -3.0e38"
+    lines = (
+        "w = where(logical_and(m, t), y, n)",
+        "s = add(mul(matmul(q, transpose(k, perm=(0, 1, 3, 2))), 0.5), w)",
+        "return matmul(softmax(s), v)",
+    )
+    g = after(parse(text(*lines, params=f"{PARAMS}, m: bool[2, 1, 1, 7], *, {constants}")))
+    n = next(n for n in g.nodes() if n.op.name == "attention")
+    assert n.inputs[3] is not None and str(n.inputs[3].type) == "f32[2, 1, 1, 7]"

@@ -56,6 +56,13 @@ PLANS = [
         ["matmul + add", "layer_norm"],
     ),
     (
+        "but a cast to more bytes goes to the norm: half as much is stored",
+        """def g(x: f16[8, 32], *, w: f16[32, 32], s: f32[32], b: f32[32]):
+    h = add(matmul(x, w), x)
+    return cast(layer_norm(cast(h, to=f32), s, b), to=f16)""",
+        ["matmul + add", "cast + layer_norm + cast"],
+    ),
+    (
         "scale and mask in front of softmax go to the contraction, too",
         """def g(q: f32[2, 8, 16], k: f32[2, 16, 8], m: f32[1, 1, 8]):
     return softmax(add(mul(matmul(q, k), 0.25), m))""",
@@ -156,7 +163,7 @@ def test_plan_and_numbers(text: str, expected: list[str]) -> None:
     g = graph_of(text)
     assert groups(g) == expected
     rng = np.random.default_rng(3)
-    inputs = [rng.standard_normal([int(d) for d in v.type.shape]).astype(np.float32) for v in g.inputs]  # type: ignore[arg-type]
+    inputs = [rng.standard_normal([int(d) for d in v.type.shape]).astype(v.type.dtype.numpy) for v in g.inputs]  # type: ignore[arg-type]
     want = run(g, inputs, "float64")
     for level in (1, 3):
         got = dnnc.compile(g, cache=False, opt_level=level)(*inputs)

@@ -52,6 +52,11 @@ FIRES = {
         ("x: bool[1, 3], y: f32[2, 3], z: f32", "where(expand(x, shape=(2, 3)), y, z)", "where(x, y, z)"),
         ("x: f32[1, 2, 3], y: f32[4, 3, 5]", "matmul(expand(x, shape=(4, 2, 3)), y)", "matmul(x, y)"),
     ],
+    "sink_expand": [
+        ("c: bool[1, 3], *, a: f32 = 0, b: f32 = 1", "where(expand(c, shape=(2, 3)), a, b)", "expand(where(c, a, b), shape=(2, 3))"),
+        ("x: f32[3], y: f32[1, 3]", "add(y, expand(x, shape=(2, 3)))", "expand(add(y, x), shape=(2, 3))"),
+        ("x: f32[3]", "cast(expand(x, shape=(2, 3)), to=i32)", "expand(cast(x, to=i32), shape=(2, 3))"),
+    ],
     "drop_empty": [("x: f32[2, 3], y: f32[0, 3]", "concat(y, x, exp(x), axis=0)", "concat(x, exp(x), axis=0)")],
     "flatten_concat": [("x: f32[2], y: f32[3], z: f32[1]", "concat(z, concat(x, y, axis=-1), axis=0)", "concat(z, x, y, axis=0)")],
     "gather_to_slice": [
@@ -94,7 +99,7 @@ STAYS = [
     ("x: f32[2, 2]", "slice(x, starts=(1, 0), steps=(-1, 1), shape=(2, 2))", "slice moves elements"),
     ("x: f32[2, 2]", "pad(x, pads=(1, 0, -1, 0))", "pad moves elements"),
     ("x: f32[4]", "reshape(exp(x), shape=(2, 2))", "is not made by reshape"),
-    ("x: f32[3], y: f32[1, 3]", "add(y, expand(x, shape=(2, 3)))", "no operand is an expand that the others make superfluous"),
+    ("x: f32[3], y: f32[1, 3]", "exp(add(y, x))", "no operand is an expand that the others make superfluous"),
     ("x: f32[2]", "concat(concat(x, x, axis=0), x, axis=0), concat(x, x, axis=0)", ""),
     ("x: f32[4], *, i: i64[3] = [0, 1, 3]", "gather(x, i)", "the indices do not stand at equal steps"),
     ("x: f32[4], *, i: i64[2] = [1, 1]", "gather(x, i)", "the indices do not stand at equal steps"),
