@@ -159,7 +159,7 @@ class Match:
     def expanded(self, v: Value) -> Value:
         """A value that broadcasts to the shape of the root's result, with this shape."""
         shape = self.root.output.type.shape
-        return v if v.type.shape == shape else self.b.expand(v, shape=shape)  # type: ignore[no-any-return]
+        return v if v.type.shape == shape else self.b.expand(v, shape=shape)
 
     def like(self, inputs: Sequence[Value | None]) -> Value:
         """The root with other operands."""

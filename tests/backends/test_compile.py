@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from dnnc.backends.cache import KernelCache
-from dnnc.backends.llvm import worker_pool
+from dnnc.backends.llvm import features, worker_pool
 from dnnc.backends.llvm.compile import ALLOWED_SYMBOLS, asm_text, compile_text, load_objects, object_key, undefined_symbols
-from dnnc.backends.llvm import features
 from dnnc.backends.llvm.features import X86_CPUS, CpuTarget, cache_sizes, enabled, parse_target, vector_bits
 from dnnc.backends.llvm.worker_pool import CompileService
 from dnnc.backends.runtime import cpu_count, load_pool

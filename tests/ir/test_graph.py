@@ -325,10 +325,10 @@ def test_builder_errors_say_op_types_and_place(ops: Ops) -> None:
 
 
 def test_large_graphs_are_cheap(ops: Ops) -> None:
-    """1,500 nodes are built, sorted and verified in under 100 ms (typically 20)."""
+    """1,500 nodes are built, sorted and verified in under 100 ms of processor time (typically 20)."""
 
     def once() -> float:
-        start = time.perf_counter()
+        start = time.process_time()
         g = Graph()
         b = Builder(g, ops=ops)
         x = y = g.add_input("x", tensor(f32, 8, 16))
@@ -338,6 +338,6 @@ def test_large_graphs_are_cheap(ops: Ops) -> None:
         g.topological_sort()
         verify(g)
         assert len(g) == 1500
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     assert min(once() for _ in range(5)) < 0.1
