@@ -191,7 +191,9 @@ def test_every_request_has_one_trial_though_a_worker_is_killed(join: Callable[..
     assert answered(trials) == asked(requests)
     assert all(t.ok and t.median == dict(t.choice.knobs)["x"] for t in trials)
     assert any(f"process {victim}: The actor is dead because its worker process has died" in n for n in runner.notes), runner.notes
-    assert len({t.code for t in runner.measure(requests)}) == 2, "another worker has taken its place"
+    late = time.monotonic() + 120  # a new process takes seconds to start, more on a busy machine
+    while len({t.code for t in runner.measure(requests)}) < 2:
+        assert time.monotonic() < late, "no other worker has taken its place"
     assert victim not in [w.pid for w in runner.workers]
 
 
