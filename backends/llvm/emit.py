@@ -9,12 +9,12 @@ works in place reads and writes one parameter.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import reduce
 from math import prod
 from typing import Any
 
-from dnnc.backends.llvm import values
+from dnnc.backends.llvm import streams, values
 from dnnc.backends.llvm.spelling import literal, mangle, scalar, stored, vector
 from dnnc.backends.runtime import FRAME_BARRIER, FRAME_STATUS
 from dnnc.ir.bounds import bounds, nonneg
@@ -48,13 +48,23 @@ def emit_kernel(kernel: Kernel, symbol: str, features: frozenset[str] | None = N
     """
     names = {f.name: symbol if f is kernel.entry else f"{symbol}.{f.name}" for f in kernel.funcs}
     decls: set[str] = set()
-    text = [FuncEmitter(f, names, decls, features, f is kernel.entry).text() for f in kernel.funcs]
+    large = streams.streamed(kernel.entry, features)
+    if not large:
+        text = [FuncEmitter(f, names, decls, features, f is kernel.entry).text() for f in kernel.funcs]
+        return "\n".join([*sorted(decls), *text]) + "\n"
+    text = [FuncEmitter(f, names, decls, features, False).text() for f in kernel.funcs if f is not kernel.entry]
+    ways = {f"{symbol}..past": large, f"{symbol}..through": frozenset[Buffer]()}
+    both = [FuncEmitter(kernel.entry, {**names, kernel.entry.name: way}, decls, features, False, b) for way, b in ways.items()]
+    text += [f.text() for f in both]
+    text.append(streams.dispatch(symbol, both[0].params, sorted(both[0].values[b] for b in large), *ways))
     return "\n".join([*sorted(decls), *text]) + "\n"
 
 
 class FuncEmitter:
-    def __init__(self, func: Func, names: dict[str, str], decls: set[str], features: frozenset[str] | None, entry: bool) -> None:
-        self.func, self.names, self.decls, self.features, self.entry = func, names, decls, features, entry
+    def __init__(
+        self, func: Func, names: dict[str, str], decls: set[str], features: frozenset[str] | None, entry: bool, streamed: Collection[Buffer] = ()
+    ) -> None:
+        self.func, self.names, self.decls, self.features, self.entry, self.streamed = func, names, decls, features, entry, streamed
         self.regions = [Region("entry")]
         self.depth: dict[str, int] = {}
         self.values: dict[Var | Buffer, str] = {}
@@ -72,19 +82,24 @@ class FuncEmitter:
         self.crowded = any(isinstance(s, Alloc) and _vectors(s.buf) >= MANY_SUMS for s in walk_stmts(func.body))
 
     def text(self) -> str:
-        params = []
-        for p in self.func.params:
-            self.values[p] = f"%{p.name}"
-            params.append(f"ptr noalias %{p.name}" if isinstance(p, Buffer) else f"{vector(p.dtype, p.lanes)} %{p.name}")
-        params += ["ptr %frame.", "i64 %tid.", "i64 %nthreads."]
+        self.values.update((p, f"%{p.name}") for p in self.func.params)
         self.block(self.func.body)
+        if self.streamed:
+            self.decls.add(f"declare void @{streams.FENCE}()")
+            self.frees.append(f"  call void @{streams.FENCE}()")
         if self.pool is not None:
             numbers = ", ".join(f"float {literal(v, f32)}" for v in self.pool or (0.0,))
             self.decls.add(f"{self.pool_name} = private unnamed_addr constant [{max(len(self.pool), 1)} x float] [{numbers}]")
         linkage = "" if self.entry else "internal "
         inline = "" if self.entry else " noinline"
-        head = f"define {linkage}void @{self.names[self.func.name]}({', '.join(params)}) nounwind{inline} {{"
+        head = f"define {linkage}void @{self.names[self.func.name]}({', '.join(self.params)}) nounwind{inline} {{"
         return "\n".join([head, "entry:", *self.allocas, *self.regions[0].lines, *self.frees, "  ret void", "}"])
+
+    @property
+    def params(self) -> list[str]:
+        """Types and names."""
+        own = [f"ptr noalias %{p.name}" if isinstance(p, Buffer) else f"{vector(p.dtype, p.lanes)} %{p.name}" for p in self.func.params]
+        return [*own, "ptr %frame.", "i64 %tid.", "i64 %nthreads."]
 
     def lacks(self, feature: str) -> bool:
         """Is an x86 instruction set missing? Other architectures have their own names, and all that is asked for here."""
@@ -398,6 +413,9 @@ class FuncEmitter:
         t, lanes = s.buf.dtype, s.lanes
         v = self.to_memory(self.operand(s.value, lanes), t, lanes)
         p, ty = self.address(s.buf, s.idx), stored(t, lanes)
+        if s.buf in self.streamed and streams.whole(s):
+            self.line(f"store {ty} {v}, ptr {p}, align {lanes * t.bytes}, !nontemporal !{{i32 1}}")
+            return
         if s.limit is None:
             self.line(f"store {ty} {v}, ptr {p}, align {self.alignment(s.buf, lanes)}")
             return

@@ -38,7 +38,7 @@ LIBRARY = frozenset(n + suffix for n in (*LIBM, "exp", "log", "sin", "cos", "sin
 
 def spelled(numerics: str) -> frozenset[str]:
     """Intrinsics for which kernels get cheaper forms, by the rules for rounding: "strict", "standard" or "fast"."""
-    return frozenset() if numerics == "strict" else frozenset(("recip",))
+    return frozenset() if numerics == "strict" else frozenset(("recip", "estimate"))
 
 
 def scalar(t: DType) -> str:

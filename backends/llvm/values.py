@@ -286,7 +286,7 @@ _ESTIMATES = {
 def _recip(em: FuncEmitter, e: Op) -> str:
     """1 / x by the CPU's estimate y: y + y * h with h = 1 - x * y, and h + h^2 in place of h for the older estimate; a quotient elsewhere.
 
-    h is NaN where x is 0, infinite or NaN: the estimate is right there.
+    h is NaN where x is 0, infinite or NaN: the estimate is right there. One of 14 bits is all that `estimate` asks for.
     """
     x, lanes = em.operand(e.args[0], e.lanes), e.lanes
     ty = vector(f32, lanes)
@@ -298,6 +298,8 @@ def _recip(em: FuncEmitter, e: Op) -> str:
     name, bits_ = found
     mask = "i16" if lanes == 16 else "i8"
     y = em.call(name, ty, (ty, x), (ty, "zeroinitializer"), (mask, "-1")) if bits_ == 14 else em.call(name, ty, (ty, x))
+    if e.name == "estimate" and bits_ == 14:
+        return y
     fma = f"llvm.fma.{mangle(f32, lanes)}"
     minus = em.pure(f"fneg {ty} {x}", x, here=True)
     h = em.call(fma, ty, (ty, minus), (ty, y), (ty, one))
@@ -368,5 +370,5 @@ def _guard(em: FuncEmitter, e: Op) -> str:
 
 _SPECIAL: dict[str, Callable[[FuncEmitter, Op], str]] = {
     "select": _select, "hsum": _horizontal, "hmax": _horizontal, "hmin": _horizontal, "hprod": _horizontal, "lanes": _lanes,
-    "recip": _recip, "zip_low": _zip, "zip_high": _zip, "ldexp": _ldexp, "guard": _guard,
+    "recip": _recip, "estimate": _recip, "zip_low": _zip, "zip_high": _zip, "ldexp": _ldexp, "guard": _guard,
 }  # fmt: skip

@@ -119,6 +119,7 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
     "acosh": np.arccosh, "atanh": np.arctanh, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "rint": np.rint, "abs": np.abs,
     "neg": np.negative, "log1p": np.log1p, "expm1": np.expm1, "exp2": np.exp2,
     "recip": lambda x: (1 / np.asarray(x)).astype(np.asarray(x).dtype),  # 1 / x to 1 ulp; what is below the normal numbers is 0
+    "estimate": lambda x: (1 / np.asarray(x)).astype(np.asarray(x).dtype),  # 1 / x, off by at most 2^-14 of it; x and 1 / x are normal numbers
 }  # fmt: skip
 
 # fmt: off

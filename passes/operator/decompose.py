@@ -16,7 +16,7 @@ from dnnc.ir.dtype import f32, i32
 from dnnc.ir.expr import Const, E, Expr, Op, cast, const, fma, logical_not, maximum, minimum, op, rebuild, select
 from dnnc.ir.operator.sharing import with_names
 from dnnc.ir.operator.stmt import Block, Func, Kernel, call, map_stmt
-from dnnc.passes.operator.approximate import RECIPROCAL, Rule, gelu_of, rules, sigmoid_gelu
+from dnnc.passes.operator.approximate import ESTIMATE, RECIPROCAL, Rule, gelu_of, rules, sigmoid_gelu
 
 LOG2E = 1.4426950408889634
 POWER_MAGIC = 12583038.0  # 1.5 * 2^23 + 126
@@ -104,22 +104,22 @@ def expand_erf(x: Expr) -> Expr:
     return select(call("isnan", x), x, r)
 
 
-def expand_tanh(x: Expr, inverse: Callable[[Expr], Expr] = lambda d: 1.0 / d) -> Expr:
-    """m / (m + 2) with the sign of x, m = exp(2|x|) - 1; at most 2 ulp.
+def expand_tanh(x: Expr, estimate: Callable[[Expr], Expr] = lambda d: 1.0 / d) -> Expr:
+    """h / (h + 1) with the sign of x, h = (exp(2|x|) - 1) / 2; at most 2 ulp. `estimate`: of 1 / d, to 2^-14.
 
-    With n = floor(2|x| / ln 2 + 0.001) and r = |x| - n * ln 2 / 2, m = 2^n * (exp(2r) - 1) + (2^n - 1). Both terms are positive, or next to
-    nothing is subtracted, so that no digits cancel; small x have n = 0.
+    With n = rint(2|x| / ln 2) and r = |x| - n * ln 2 / 2, h = 2^n * (exp(2r) - 1) / 2 + (2^n - 1) / 2. From n = 1 on, h >= 0.2, so that few
+    digits cancel, and below n = 0 none. One step makes r: what ln 2 lacks as a float32 is nothing for n = 1, and h / (h + 1) near 1 for others.
     """
     t = minimum(call("abs", x), 10.0)  # tanh(10) rounds to 1; NaN stays
-    shifted = fma(t, 2 * LOG2E, -0.499) + INTEGER_MAGIC
+    shifted = fma(t, 2 * LOG2E, INTEGER_MAGIC)
     n = shifted - INTEGER_MAGIC
-    r = fma(n, -LN2_LOW / 2, fma(n, -LN2_HIGH / 2, t))
-    q = horner(r, (1.1921000480651855e-01, 2.5468459725379944e-01, 6.687512993812561e-01, 1.3331775665283203e00, 2.0000038146972656e00))
+    r = fma(n, -(LN2_HIGH + LN2_LOW) / 2, t)
+    q = horner(r, (4.442405700683594e-02, 1.338646113872528e-01, 3.333376049995422e-01, 6.666617393493652e-01, 9.99999940395355e-01))
     s = _shifted(shifted)
-    m = fma(s, fma(r, r * q, r + r), s - 1.0)
-    c = inverse(m + 2.0)
-    y = m * c
-    return _signed(fma(fma(y, 0.0 - m, fma(y, -2.0, m)), c, y), x)  # less what is wrong with m = y * (m + 2)
+    h = fma(s, fma(r, r * q, r), fma(s, 0.5, -0.5))
+    c = estimate(h + 1.0)
+    y = h * c
+    return _signed(fma(fma(call("neg", y), h, h - y), c, y), x)  # less what is wrong with h = y * (h + 1)
 
 
 def _signed(a: Expr, x: Expr) -> Expr:
@@ -156,8 +156,8 @@ def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
     memo: dict[Expr, Expr] = {}
     cheaper = (*rules(kernel, spelled), *joined(spelled))
     expansions = {name: f for name, f in EXPANSIONS.items() if name not in spelled}
-    if RECIPROCAL in spelled and "tanh" in expansions:
-        expansions["tanh"] = lambda x: expand_tanh(x, lambda d: call(RECIPROCAL, d))
+    if ESTIMATE in spelled and "tanh" in expansions:
+        expansions["tanh"] = lambda x: expand_tanh(x, lambda d: call(ESTIMATE, d))
 
     def go(e: Expr) -> Expr:
         r = memo.get(e)

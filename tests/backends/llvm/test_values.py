@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from typing import Any
 
 import ml_dtypes
@@ -13,9 +14,11 @@ from native_check import one_node, run_native
 from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.features import parse_target
+from dnnc.driver import compile
 from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import BY_NAME, DType
 from dnnc.ir.graph import Graph
+from dnnc.ir.graph_text import parse as graph_parse
 from dnnc.ir.interp import run
 from dnnc.ir.operator.text import parse_kernel
 from dnnc.ir.ops import OPS
@@ -235,6 +238,25 @@ def test_reciprocals(cpu: str) -> None:
     assert y[0] == 1.0 and y[1] == 0.0 and np.isnan(y[2])
     want = 1 / x[3:].astype(np.float64)
     assert (np.abs(y[3:] - want) <= 1.2e-7 * want).all()
+
+
+@pytest.mark.parametrize("cpu, steps", [("skylake-avx512", 0), ("haswell", 3), ("znver4", 0), ("x86-64", 0)])
+def test_estimates_are_refined_where_they_have_fewer_than_14_bits(cpu: str, steps: int) -> None:
+    target = parse_target(f"llvm -mcpu={cpu}")
+    text = f"def k(x: f32[{target.lanes}], y: f32[{target.lanes}]):\n    y[0:+{target.lanes}] = estimate(x[0:+{target.lanes}])\n"
+    code = emit_kernel(parse_kernel(text), "k", target.feature_set)
+    assert ESTIMATES[cpu] in code and len(re.findall(r"= call .*@llvm\.fma", code)) == steps
+
+
+@pytest.mark.parametrize("numerics", ["standard", "strict"])
+def test_tanh_is_off_by_at_most_2_ulp(numerics: str) -> None:
+    """By this CPU's estimates, and by quotients: every 61st float where tanh is neither its argument nor 1, and where it is both."""
+    bits = np.arange(np.float32(2.0**-12).view(np.int32), np.float32(10.5).view(np.int32), 61, np.int32)
+    x = np.concatenate([bits.view(np.float32), np.array([1e-30, 1e-40, 1e30, np.inf], np.float32)])
+    g = graph_parse(f"def g(x: f32[{x.size}]):\n    return tanh(x)\n")
+    want = np.tanh(x.astype(np.float64))
+    off = np.abs(compile(g, numerics=numerics, cache=False)(x) - want) / np.spacing(want.astype(np.float32)).astype(np.float64)
+    assert off.max() <= 2.0, f"tanh({x[off.argmax()]!r}) is off by {off.max():.2f} ulp"
 
 
 @pytest.mark.parametrize("op", ["reduce_max", "reduce_min"])
