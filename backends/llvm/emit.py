@@ -414,7 +414,7 @@ class FuncEmitter:
         v = self.to_memory(self.operand(s.value, lanes), t, lanes)
         p, ty = self.address(s.buf, s.idx), stored(t, lanes)
         if s.buf in self.streamed and streams.whole(s):
-            self.line(f"store {ty} {v}, ptr {p}, align {lanes * t.bytes}, !nontemporal !{{i32 1}}")
+            self.line(f"store {ty} {v}, ptr {p}, align {min(lanes * t.bytes, streams.LINE)}, !nontemporal !{{i32 1}}")
             return
         if s.limit is None:
             self.line(f"store {ty} {v}, ptr {p}, align {self.alignment(s.buf, lanes)}")

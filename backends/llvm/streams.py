@@ -15,7 +15,7 @@ from dnnc.ir.expr import Const, Linear, value
 from dnnc.ir.operator.stmt import Buffer, Func, Store, accesses, walk_stmts
 
 LEAST = 32 << 20  # bytes of a result: what a chip of a server's CPU has for all of its cores
-WIDEST = 64  # bytes of a vector, and of a line of the cache
+LINE = 64  # bytes of a line of the cache
 FENCE = "llvm.x86.sse.sfence"  # other threads may read what a kernel wrote when it has returned
 
 
@@ -31,9 +31,11 @@ def streamed(func: Func, features: frozenset[str] | None) -> frozenset[Buffer]:
 
 
 def whole(s: Store) -> bool:
-    """Does a store write a vector of half a line or more at a multiple of its size, if its buffer starts at one?"""
+    """Does a store write half a line, or lines, at a multiple of that, if its buffer starts at one?"""
     size = s.lanes * s.buf.dtype.bytes
-    return s.limit is None and size in (WIDEST // 2, WIDEST) and all(i.lanes == 1 for i in s.idx) and _multiple(s, size // s.buf.dtype.bytes)
+    if s.limit is not None or any(i.lanes > 1 for i in s.idx) or not (size == LINE // 2 or size % LINE == 0):
+        return False
+    return _multiple(s, min(size, LINE) // s.buf.dtype.bytes)
 
 
 def dispatch(symbol: str, params: Sequence[str], buffers: Collection[str], past: str, through: str) -> str:
@@ -47,7 +49,7 @@ def dispatch(symbol: str, params: Sequence[str], buffers: Collection[str], past:
     args = ", ".join(f"{t.removesuffix(' noalias')} {n}" for t, n in zip(types, names))
     return "\n".join([
         f"define void @{symbol}({', '.join(params)}) nounwind {{", "entry:", *lines,
-        f"  %.low = and i64 {bits}, {WIDEST - 1}", "  %.whole = icmp eq i64 %.low, 0", "  br i1 %.whole, label %.past, label %.through",
+        f"  %.low = and i64 {bits}, {LINE - 1}", "  %.whole = icmp eq i64 %.low, 0", "  br i1 %.whole, label %.past, label %.through",
         f".past:\n  call void @{past}({args})\n  ret void", f".through:\n  call void @{through}({args})\n  ret void", "}",
     ])  # fmt: skip
 

@@ -284,21 +284,40 @@ _ESTIMATES = {
 
 
 def _recip(em: FuncEmitter, e: Op) -> str:
+    """1 / x; of vectors wider than the estimate, part by part."""
+    x, lanes = em.operand(e.args[0], e.lanes), e.lanes
+    most = max((n for n, f in _ESTIMATES if em.has(f)), default=0)
+    if e.dtype is not f32 or em.has("sse4a") or not most or lanes <= most or lanes % most:
+        return _reciprocal(em, x, e.dtype, lanes, e.name)
+    ty = vector(f32, lanes)
+    parts = []
+    for at in range(0, lanes, most):
+        order = ", ".join(f"i32 {at + k}" for k in range(most))
+        part = em.pure(f"shufflevector {ty} {x}, {ty} poison, <{most} x i32> <{order}>", x, here=True)
+        parts.append(_reciprocal(em, part, f32, most, e.name))
+    while len(parts) > 1:
+        ty, n = vector(f32, lanes // len(parts)), lanes // len(parts)
+        order = ", ".join(f"i32 {k}" for k in range(2 * n))
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        parts = [em.pure(f"shufflevector {ty} {a}, {ty} {b}, <{2 * n} x i32> <{order}>", a, b, here=True) for a, b in pairs]
+    return parts[0]
+
+
+def _reciprocal(em: FuncEmitter, x: str, t: DType, lanes: int, name: str) -> str:
     """1 / x by the CPU's estimate y: y + y * h with h = 1 - x * y, and h + h^2 in place of h for the older estimate; a quotient elsewhere.
 
     h is NaN where x is 0, infinite or NaN: the estimate is right there. One of 14 bits is all that `estimate` asks for.
     """
-    x, lanes = em.operand(e.args[0], e.lanes), e.lanes
-    ty = vector(f32, lanes)
-    one = literal(1.0, f32, lanes)
+    ty = vector(t, lanes)
+    one = literal(1.0, t, lanes)
     # sse4a tells AMD's CPUs, whose quotients take little more than an estimate alone: 2.6 cycles of a core for 16 of them
     found = None if em.has("sse4a") else next((v for (n, f), v in _ESTIMATES.items() if n == lanes and em.has(f)), None)
-    if found is None or e.dtype is not f32:
-        return em.pure(f"fdiv {vector(e.dtype, lanes)} {literal(1.0, e.dtype, lanes)}, {x}", x, here=True)
-    name, bits_ = found
+    if found is None or t is not f32:
+        return em.pure(f"fdiv {ty} {one}, {x}", x, here=True)
+    function, bits_ = found
     mask = "i16" if lanes == 16 else "i8"
-    y = em.call(name, ty, (ty, x), (ty, "zeroinitializer"), (mask, "-1")) if bits_ == 14 else em.call(name, ty, (ty, x))
-    if e.name == "estimate" and bits_ == 14:
+    y = em.call(function, ty, (ty, x), (ty, "zeroinitializer"), (mask, "-1")) if bits_ == 14 else em.call(function, ty, (ty, x))
+    if name == "estimate" and bits_ == 14:
         return y
     fma = f"llvm.fma.{mangle(f32, lanes)}"
     minus = em.pure(f"fneg {ty} {x}", x, here=True)
