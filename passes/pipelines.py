@@ -88,7 +88,7 @@ PRECISION = Pass(
 PROLOGUE = Pass(
     "prologue", hoist, "what depends on parameters alone runs when these change; after precision, which casts weights, and before layouts"
 )
-SPLIT_REDUCE = Pass("split-reduce", nested(split_reductions), "a GPU's blocks cannot meet: few long results become two kernels; before layouts")
+SPLIT_REDUCE = Pass("split-reduce", nested(split_reductions), "few long sums leave threads without work: they become two kernels; before layouts")
 RECURRENCE = Pass("recurrence", recurrence, "loops that are one kernel; their bodies are in the form in which they are computed, and get no layouts")
 LAYOUT = Pass("layout", nested(layout), "blocks for vectors, or channels last; last of the rewrites, since it fixes how values lie")
 DCE_AGAIN = Pass("dce-again", dce, "layout relabels constants and leaves the old ones without readers")

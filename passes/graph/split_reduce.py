@@ -1,12 +1,13 @@
-"""Long reductions with few results become two on GPUs: the first for parts of what is reduced, the second over the parts.
+"""Long reductions with few results become two: the first for parts of what is reduced, the second over the parts.
 
     y = reduce_mean(x, axes=(1,))  of f16[1, 12544, 32]   ->   p = reduce_mean(cast(x, f32) as [1, 64, 196, 32], axes=(2,)); y = reduce_mean(p, axes=(1,))
 
     y = reduce_mean(x, axes=(2, 3))  of f16[1, 32, 112, 112]  ->  y = reduce_mean(reduce_mean(x, axes=(3,), keepdims=True), axes=(2, 3))
 
-Blocks of threads cannot meet, so a kernel computes each result within one, and thirty results would leave all but one multiprocessor of a
-hundred without work. What is computed for each element just before the reduction takes the parts' shape too, so that it stays in its kernel. Several axes are split between them, since a reshape would cost images their layout. A second kernel costs a microsecond or two. Parts are of one size, so a mean of means is the mean; parts of half
-types are kept in float32. Adds roundings in another order, so not for strict numerics.
+Blocks of threads cannot meet, so a GPU's kernel computes each result within one, and thirty results would leave all but one multiprocessor of
+a hundred without work. Threads of a CPU share the results of a kernel too; one of them reads memory at half the rate of two, and at a tenth of
+that of many. A product of two vectors is such a sum there (GPUs have a kernel for it). What is computed for each element just before the reduction takes the parts' shape too, so that it stays in its kernel. Several axes are split between them, since a reshape would cost images their layout. A second kernel costs a microsecond or two. Parts are of one size, so a mean of means is the mean; parts of half
+types are kept in float32. Where no number of parts divides a length, a CPU adds the rest to the second sum. The parts are the same for any number of threads. Adds roundings in another order, so not for strict numerics.
 
 What is reduced and then read back in the same rows (x - mean(x)) makes one kernel, which reads a row once; it is taken apart where its blocks
 are few and their rows so long that this takes longer than the kernels it saves:
@@ -17,20 +18,44 @@ are few and their rows so long that this takes longer than the kernels it saves:
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from dnnc.ir.builder import Builder
-from dnnc.ir.dtype import f32
+from dnnc.ir.dtype import f32, f64
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.passes.base import PassContext
 from dnnc.passes.graph.rows import Rows, find_numbers, rows_of
 
 OPS = ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod")
-BLOCKS = 128  # that the parts should fill
-LINE = 32  # neighbouring results that one block computes
-LONG_ROW, SHORT_ROW = 1 << 16, 1 << 12  # elements in one piece: worth parts, and what a part has at least
-LONG_COLUMN, SHORT_COLUMN = 2048, 64  # elements that lie apart, likewise
-MOST_PARTS = 256
+JOINED = {"reduce_sum": "add", "reduce_mean": "add", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "mul"}  # with what does not fill a part
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What parts are good for.
+
+    Args:
+        blocks: that the parts should fill: of threads, or shares of threads.
+        line: neighbouring results that one block computes.
+        row, column: elements of a sum, in one piece and lying apart, that are worth parts.
+        part_row, part_column: what a part has of them at least.
+        parts: at most.
+        work: elements, all sums together, below which one thread is fast enough.
+    """
+
+    blocks: int
+    line: int
+    row: int
+    part_row: int
+    column: int
+    part_column: int
+    parts: int
+    work: int = 0
+
+
+GPU = Machine(128, 32, 1 << 16, 1 << 12, 2048, 64, 256)
+CPU = Machine(64, 64, 1 << 18, 1 << 13, 1 << 12, 1 << 8, 64, 1 << 18)
 FEW, NARROW = 64, 8  # blocks, and results side by side in one, where rows of one kernel are read several times
 LONG_ALONE = 1 << 17  # elements for one such block, which take longer than four more kernels
 CHUNK = 16  # bytes that are read at once
@@ -38,18 +63,20 @@ DEEPEST = 16  # ops on top of each other that take the shape of the parts
 
 
 def split_reductions(graph: Graph, ctx: PassContext) -> bool:
-    """Rewrite where channels lie last, that is for GPUs. Returns whether anything changed."""
-    if not ctx.channels_last or ctx.strict:
+    """Rewrite for a GPU, where channels lie last, or a CPU. Returns whether anything changed."""
+    if ctx.strict:
         return False
-    changed = _norms_apart(graph)
+    machine = GPU if ctx.channels_last else CPU
+    changed = _norms_apart(graph) if machine is GPU else _products_as_sums(graph)
     back = _read_back(graph)
     for n in list(graph.nodes()):
-        if n.op.name not in OPS or not _sized(n) or (rows_of(n) in back and not _long_alone(n)):
+        if n.op.name not in OPS or not _sized(n) or (rows_of(n) in back and (machine is CPU or not _long_alone(n))):
             continue
-        found = None if _by_axes(n) else _parts(n)
-        if found is None and not _by_axes(n):
+        by_axes = machine is GPU and _by_axes(n)
+        found = None if by_axes else _parts(n, machine)
+        if found is None and not by_axes:
             continue
-        y = _rewritten(graph, n, *found) if found is not None else _axis_by_axis(graph, n)
+        y = _rewritten(graph, n, found) if found is not None else _axis_by_axis(graph, n)
         read = n.inputs[0]
         graph.replace_all_uses(n.output, y)
         graph.erase(n)
@@ -61,7 +88,7 @@ def split_reductions(graph: Graph, ctx: PassContext) -> bool:
 
 def _norms_apart(graph: Graph) -> bool:
     """mean_variance_norm of few long rows -> its definition, whose means are split then. Returns whether there was any."""
-    found = [n for n in graph.nodes() if n.op.name == "mean_variance_norm" and _sized(n) and _long_alone(n) and _parts(n) is not None]
+    found = [n for n in graph.nodes() if n.op.name == "mean_variance_norm" and _sized(n) and _long_alone(n) and _parts(n, GPU) is not None]
     for n in found:
         b, x, (axes, epsilon) = Builder(graph, n, n.locs), n.inputs[0], (n.attrs["axes"], n.attrs["epsilon"])
         assert x is not None
@@ -73,6 +100,28 @@ def _norms_apart(graph: Graph) -> bool:
         graph.replace_all_uses(n.output, y if y.type.dtype is to else _value(b.cast(y, to=to)))
         graph.erase(n)
     return bool(found)
+
+
+def _products_as_sums(graph: Graph) -> bool:
+    """matmul(x, y) of two long vectors -> reduce_sum(mul(x, y)), which is split then. Returns whether there was any."""
+    found = [n for n in graph.nodes() if n.op.name == "matmul" and _long_product(n)]
+    for n in found:
+        b = Builder(graph, n, n.locs)
+        x, y = (_value(b.reshape(v, shape=(math.prod(_static(v)),))) for v in n.inputs if v is not None)
+        s = _value(b.op("reduce_sum", b.mul(x, y), axes=(0,), keepdims=False))
+        graph.replace_all_uses(n.output, _value(b.reshape(s, shape=n.output.type.shape)))
+        graph.erase(n)
+    return bool(found)
+
+
+def _long_product(n: Node) -> bool:
+    x, y, out = (math.prod(_static(v)) for v in (*n.inputs, n.output) if v is not None)
+    return n.output.type.dtype in (f32, f64) and out == 1 and x == y >= CPU.row
+
+
+def _static(v: Value) -> list[int]:
+    """The shape, with 0 for a dim that is open."""
+    return [d if isinstance(d, int) else 0 for d in v.type.shape]
 
 
 def _read_back(graph: Graph) -> set[Rows | None]:
@@ -115,7 +164,9 @@ def _by_axes(n: Node) -> bool:
     if len(reduced) < 2 or reduced[0] < 1 or reduced != list(range(reduced[0], len(sizes))):
         return False
     results = math.prod(sizes[: reduced[0]])
-    return math.prod(sizes[reduced[0] :]) >= LONG_COLUMN and -(-results // LINE) * 2 <= BLOCKS
+    if n.op.name == "reduce_mean" and not n.output.type.dtype.is_float:
+        return False
+    return math.prod(sizes[reduced[0] :]) >= GPU.column and -(-results // GPU.line) * 2 <= GPU.blocks
 
 
 def _axis_by_axis(graph: Graph, n: Node) -> Value:
@@ -130,53 +181,88 @@ def _axis_by_axis(graph: Graph, n: Node) -> Value:
     return made if made.type.dtype is to.dtype else _value(b.cast(made, to=to.dtype))
 
 
-def _parts(n: Node) -> tuple[int, int, int, int] | None:
-    """What lies before the reduced axes, the number of parts, the size of a part, what lies behind; None where one kernel does."""
+@dataclass(frozen=True)
+class Parts:
+    """A value as [outer, count, size, inner], `count` parts of what is reduced; `rest` elements behind the last part are none (outer is 1 then)."""
+
+    outer: int
+    count: int
+    size: int
+    inner: int
+    rest: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.outer, self.count, self.size, self.inner)
+
+
+def _parts(n: Node, machine: Machine) -> Parts | None:
+    """How to divide a reduction; None where one kernel does."""
     sizes, reduced = _sizes(n)
-    if not reduced:
-        return None
+    if not reduced or (n.op.name == "reduce_mean" and not n.output.type.dtype.is_float):
+        return None  # a mean of integers is rounded
     first, last = reduced[0], reduced[-1]
     if any(sizes[k] > 1 for k in range(first, last + 1) if k not in reduced):
         return None
     outer, length, inner = math.prod(sizes[:first]), math.prod(sizes[first : last + 1]), math.prod(sizes[last + 1 :])
-    long, short = (LONG_ROW, SHORT_ROW) if inner == 1 else (LONG_COLUMN, SHORT_COLUMN)
-    blocks = outer if inner == 1 else -(-outer * inner // LINE)
-    if length < long or blocks * 2 > BLOCKS:
+    long, short = (machine.row, machine.part_row) if inner == 1 else (machine.column, machine.part_column)
+    blocks = outer if inner == 1 else -(-outer * inner // machine.line)
+    if length < long or blocks * 2 > machine.blocks or outer * length * inner < machine.work:
         return None
-    most = min(MOST_PARTS, length // short, 2 * BLOCKS // blocks)
+    most = min(machine.parts, length // short, 2 * machine.blocks // blocks)
     fitting = [k for k in range(1, most + 1) if length % k == 0]
     parts = max(fitting, default=1)
     x = n.inputs[0]
     if inner == 1 and x is not None:  # elements of a part that is no multiple of CHUNK would have to be read one by one
         whole = max((k for k in fitting if length // k * x.type.dtype.bytes % CHUNK == 0), default=1)
         parts = whole if 2 * whole >= parts else parts
-    return (outer, parts, length // parts, inner) if parts >= 4 else None
+    if parts >= 4:
+        return Parts(outer, parts, length // parts, inner)
+    whole = CHUNK * 4  # elements
+    size = length // most // whole * whole
+    return Parts(1, most, size, inner, length - most * size) if machine is CPU and outer == 1 and size else None
 
 
-def _rewritten(graph: Graph, n: Node, outer: int, parts: int, size: int, inner: int) -> Value:
+def _rewritten(graph: Graph, n: Node, p: Parts) -> Value:
     x, b = n.inputs[0], Builder(graph, n, n.locs)
     assert x is not None
-    to, made = n.output.type, _Parts(b, (outer, parts, size, inner)).of(x)
-    if x.type.dtype.is_float and x.type.dtype.bits < 32:
-        made = _value(b.cast(made, to=f32))
-    made = _value(b.op(n.op.name, made, axes=(2,), keepdims=False))
-    made = _value(b.op(n.op.name, made, axes=(1,), keepdims=False))
+    to, kind = n.output.type, "reduce_sum" if p.rest and n.op.name == "reduce_mean" else n.op.name
+
+    def reduced(shape: tuple[int, ...], start: int, axis: int) -> Value:
+        made = _InParts(b, shape, start, p).of(x)
+        if x.type.dtype.is_float and x.type.dtype.bits < 32:
+            made = _value(b.cast(made, to=f32))
+        return _value(b.op(kind, made, axes=(axis,), keepdims=False))
+
+    made = _value(b.op(kind, reduced(p.shape, 0, 2), axes=(1,), keepdims=False))
+    if p.rest:
+        made = _value(b.op(JOINED[kind], made, reduced((1, p.rest, p.inner), p.count * p.size, 1)))
+    if kind != n.op.name:
+        made = _value(b.div(made, float(p.count * p.size + p.rest)))
     if made.type.shape != to.shape:
         made = _value(b.reshape(made, shape=to.shape))
     return made if made.type.dtype is to.dtype else _value(b.cast(made, to=to.dtype))
 
 
-class _Parts:
-    """Gives values another shape. What is computed for each element of others, and read here alone, is computed in that shape."""
+class _InParts:
+    """Gives values, or `shape` of them from `start` on, another shape. What is computed for each element of others, and read here alone, is computed
+    in that shape."""
 
-    def __init__(self, b: Builder, shape: tuple[int, ...]) -> None:
-        self.b, self.shape = b, shape
+    def __init__(self, b: Builder, shape: tuple[int, ...], start: int, p: Parts) -> None:
+        self.b, self.shape, self.start, self.p = b, shape, start, p
         self.known: dict[Value, Value] = {}
 
     def of(self, x: Value, depth: int = 0) -> Value:
         if x not in self.known:
-            self.known[x] = self._computed(x, depth) if depth < DEEPEST and self._alone(x) else _value(self.b.reshape(x, shape=self.shape))
+            self.known[x] = self._computed(x, depth) if depth < DEEPEST and self._alone(x) else self._leaf(x)
         return self.known[x]
+
+    def _leaf(self, x: Value) -> Value:
+        if self.p.rest:
+            rows = math.prod(self.shape) // self.p.inner
+            x = _value(self.b.reshape(x, shape=(self.p.count * self.p.size + self.p.rest, self.p.inner)))
+            x = _value(self.b.op("slice", x, starts=(self.start, 0), steps=(1, 1), shape=(rows, self.p.inner)))
+        return _value(self.b.reshape(x, shape=self.shape))
 
     def _alone(self, x: Value) -> bool:
         n = x.node

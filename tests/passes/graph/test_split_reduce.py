@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run
 from dnnc.ir.verify import verify
@@ -101,9 +102,9 @@ def test_a_norm_of_few_long_rows_is_taken_apart() -> None:
         np.testing.assert_allclose(got, want, rtol=1e-3 if dtype == "f16" else 1e-7, atol=1e-3 if dtype == "f16" else 1e-7)
 
 
-def test_only_for_gpus_and_not_when_the_order_is_fixed() -> None:
+def test_not_when_the_order_is_fixed() -> None:
     text = "def f(x: f32[131072]):\n    y = reduce_sum(x)\n    return y\n"
-    assert not split_reductions(parse(text), PassContext())
+    assert not split_reductions(parse(text), PassContext())  # short for a CPU
     assert not split_reductions(parse(text), PassContext(numerics="strict", channels_last=True))
     assert split_reductions(parse(text), GPU)
 
@@ -136,3 +137,96 @@ def test_parts_are_whole_chunks() -> None:
     split_reductions(g, GPU)
     shape = next(n.attrs["shape"] for n in g.nodes() if n.op.name == "reshape")
     assert shape[1] >= 128 and shape[2] % 4 == 0
+
+
+CPU = PassContext()
+
+
+def test_sums_of_a_cpu() -> None:
+    before = """
+def f(x: f32[1048576], y: f32[1048576]):
+    z: f32 = reduce_sum(mul(x, y), axes=(0,), keepdims=False)
+    return z
+"""
+    after = """
+def f(x: f32[1048576], y: f32[1048576]):
+    v2 = mul(reshape(x, shape=(1, 64, 16384, 1)), reshape(y, shape=(1, 64, 16384, 1)))
+    z = reshape(reduce_sum(reduce_sum(v2, axes=(2,), keepdims=False), axes=(1,), keepdims=False), shape=())
+    return z
+"""
+    check_pass(split_reductions, before, after, ctx=CPU)
+
+
+def test_what_does_not_fill_a_part_is_added() -> None:
+    before = """
+def f(x: f32[300007]):
+    z: f32 = reduce_max(abs(x), axes=(0,), keepdims=False)
+    return z
+"""
+    g = parse(before)
+    assert split_reductions(g, CPU)
+    verify(g)
+    sizes = [n.inputs[0].type.shape for n in g.nodes() if n.op.name == "reduce_max" and n.inputs[0] is not None]
+    assert sizes == [(1, 36, 8320, 1), (1, 36, 1), (1, 487, 1)] and 36 * 8320 + 487 == 300007
+    x = np.random.default_rng(0).standard_normal(300007).astype(np.float32)
+    for at in (0, 299519, 299520, 300006):  # first and last, and both sides of the border
+        y = x.copy()
+        y[at] = -9.0
+        assert run(g, [y])[0] == 9.0
+
+
+LONG = [("300007", "None"), ("300007, 3", "(0,)"), ("601, 500, 1", "(0, 1)"), ("4099, 80", "(0,)"), ("3, 400000", "(1,)"), ("1000003", "(0,)")]
+
+
+VALUES = {"f32": lambda r, n: r.uniform(0.99, 1.01, n), "f16": lambda r, n: r.uniform(0.1, 0.3, n), "i32": lambda r, n: r.integers(0, 99, n)}
+CASES = [
+    (op, t) for op in ("reduce_sum", "reduce_max", "reduce_min", "reduce_mean", "reduce_prod") for t in VALUES if (op, t) != ("reduce_prod", "f16")
+]
+
+
+@pytest.mark.parametrize("op, dtype", CASES)
+@pytest.mark.parametrize("shape, axes", LONG)
+def test_numbers_of_a_cpu(op: str, dtype: str, shape: str, axes: str) -> None:
+    g = parse(f"def f(x: {dtype}[{shape}]):\n    y = {op}(mul(x, x), axes={axes}, keepdims=True)\n    return y\n")
+    x = VALUES[dtype](np.random.default_rng(0), [int(d) for d in shape.split(",")]).astype(BY_NAME[dtype].numpy)
+    (want,) = run(g, [x], "float64")
+    assert split_reductions(g, CPU) != (op == "reduce_mean" and dtype == "i32")  # means of integers are rounded: they stay
+    verify(g)
+    (got,) = run(g, [x], "float64")
+    assert got.shape == want.shape and got.dtype == want.dtype
+    np.testing.assert_allclose(got, want, rtol=1e-3 if dtype == "f16" else 1e-9)
+
+
+def test_means_of_integers_stay_on_gpus_too() -> None:
+    for shape, axes in (("1, 4096, 32", "(1,)"), ("1, 8, 64, 48", "(2, 3)"), ("131072", "(0,)")):
+        assert not split_reductions(parse(f"def f(x: i32[{shape}]):\n    y = reduce_mean(x, axes={axes})\n    return y\n"), GPU)
+
+
+@pytest.mark.parametrize(
+    "shape, axes",
+    [("70, 3000", "(1,)"), ("64, 16384", "(1,)"), ("200000", "(0,)"), ("4096, 8192", "(0,)"), ("1, 32, 112, 112", "(2, 3)"), ("1, 100000", "(0,)")],
+)
+def test_what_a_cpu_keeps(shape: str, axes: str) -> None:
+    """Rows enough for all threads, or too little work."""
+    assert not split_reductions(parse(f"def f(x: f32[{shape}]):\n    y = reduce_sum(x, axes={axes})\n    return y\n"), CPU)
+
+
+def test_a_product_of_two_long_vectors_is_such_a_sum() -> None:
+    before = """
+def f(x: f32[1, 524288], y: f32[524288, 1]):
+    z = matmul(x, y)
+    return z
+"""
+    after = """
+def f(x: f32[1, 524288], y: f32[524288, 1]):
+    v0 = reshape(x, shape=(524288,))
+    v1 = reshape(y, shape=(524288,))
+    v4 = mul(reshape(v0, shape=(1, 64, 8192, 1)), reshape(v1, shape=(1, 64, 8192, 1)))
+    v7 = reshape(reduce_sum(reduce_sum(v4, axes=(2,), keepdims=False), axes=(1,), keepdims=False), shape=())
+    z = reshape(v7, shape=(1, 1))
+    return z
+"""
+    check_pass(split_reductions, before, after, ctx=CPU)
+    for kept in ("x: f32[1, 1000], y: f32[1000, 1]", "x: f32[2, 524288], y: f32[524288, 1]", "x: f16[1, 524288], y: f16[524288, 1]"):
+        assert not split_reductions(parse(f"def f({kept}):\n    z = matmul(x, y)\n    return z\n"), CPU)
+    assert not split_reductions(parse(before), PassContext(numerics="strict"))
