@@ -291,6 +291,9 @@ class FuncEmitter:
         if any(i.lanes > 1 for i in e.idx):
             return self.gather(e)
         p, ty = self.address(e.buf, e.idx), stored(e.buf.dtype, e.lanes)
+        if self.streamed and streams.read_ahead(self.func, e):
+            for at in range(0, e.lanes * e.buf.dtype.bytes, streams.LINE):
+                self.prefetch(self.pure(f"getelementptr i8, ptr {p}, i64 {streams.AHEAD + at}", p))
         if e.limit is not None:
             v = self.masked_load(p, ty, e)
         else:
@@ -430,8 +433,7 @@ class FuncEmitter:
 
     def do_eval(self, s: Eval) -> None:
         if s.name == "prefetch":
-            self.decls.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-            self.line(f"call void @llvm.prefetch.p0(ptr {self.expr(s.args[0])}, i32 0, i32 3, i32 1)")
+            self.prefetch(self.expr(s.args[0]))
         elif s.name == "barrier":
             p = self.pure(f"getelementptr i64, ptr %frame., i64 {FRAME_BARRIER}", here=True)
             f = self.effect(f"load ptr, ptr {p}, align 8")
@@ -442,6 +444,11 @@ class FuncEmitter:
             self.line(f"call void @{self.names[s.name]}({', '.join(args)})")
         else:
             raise InternalError(f"{s.name} has no LLVM spelling")
+
+    def prefetch(self, p: str) -> None:
+        """Into the nearest cache, to be read."""
+        self.decls.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+        self.line(f"call void @llvm.prefetch.p0(ptr {p}, i32 0, i32 3, i32 1)")
 
     def do_if(self, s: If) -> None:
         cond = self.without_unrolled(s.cond)

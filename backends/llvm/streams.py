@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from math import prod
 
-from dnnc.ir.expr import Const, Linear, value
-from dnnc.ir.operator.stmt import Buffer, Func, Store, accesses, walk_stmts
+from dnnc.ir.expr import Const, Linear, Load, value
+from dnnc.ir.operator.stmt import Alloc, Buffer, Func, Store, accesses, walk_stmts
 
 LEAST = 32 << 20  # bytes of a result: what a chip of a server's CPU has for all of its cores
+AHEAD = 2048  # bytes between what is read and what is asked for: what arrives in the time that memory takes
 LINE = 64  # bytes of a line of the cache
 FENCE = "llvm.x86.sse.sfence"  # other threads may read what a kernel wrote when it has returned
 
@@ -30,12 +31,18 @@ def streamed(func: Func, features: frozenset[str] | None) -> frozenset[Buffer]:
     return frozenset(s.buf for s in walk_stmts(func.body) if isinstance(s, Store) and s.buf in large and whole(s))
 
 
-def whole(s: Store) -> bool:
-    """Does a store write half a line, or lines, at a multiple of that, if its buffer starts at one?"""
+def whole(s: Store | Load) -> bool:
+    """Does it access half a line, or lines, at a multiple of that, if its buffer starts at one?"""
     size = s.lanes * s.buf.dtype.bytes
     if s.limit is not None or any(i.lanes > 1 for i in s.idx) or not (size == LINE // 2 or size % LINE == 0):
         return False
     return _multiple(s, min(size, LINE) // s.buf.dtype.bytes)
+
+
+def read_ahead(func: Func, e: Load) -> bool:
+    """Is a load of a kernel that streams, and sums nothing up, one of many that walk through a large operand? Hardware asks for lines ahead too, but
+    stops at each page."""
+    return e.buf.space == "global" and _bytes(e.buf) >= LEAST and whole(e) and not any(isinstance(x, Alloc) for x in walk_stmts(func.body))
 
 
 def dispatch(symbol: str, params: Sequence[str], buffers: Collection[str], past: str, through: str) -> str:
@@ -60,11 +67,11 @@ def _bytes(b: Buffer) -> int:
     return prod(int(d or 0) for d in shape) * b.dtype.bytes
 
 
-def _multiple(s: Store, lanes: int) -> bool:
+def _multiple(s: Store | Load, lanes: int) -> bool:
     at = s.buf.offset(s.idx)
     if isinstance(at, Const):
         return int(at.value) % lanes == 0
     return isinstance(at, Linear) and at.const % lanes == 0 and all(c % lanes == 0 for _, c in at.terms)
 
 
-__all__ = ["FENCE", "LEAST", "dispatch", "streamed", "whole"]
+__all__ = ["AHEAD", "FENCE", "LEAST", "LINE", "dispatch", "read_ahead", "streamed", "whole"]

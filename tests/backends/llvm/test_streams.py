@@ -64,10 +64,29 @@ def test_the_code() -> None:
     """One vector past the caches, and before the return a fence: other threads read what a kernel wrote when it has returned."""
     code = emit_kernel(parse_kernel(kernel(N, MAP)), "k", AVX512)
     past, through, entry = code.split("define ")[1:]
+    assert past.count("@llvm.prefetch.p0(") == 1 and f"i64 {streams.AHEAD}" in past and "prefetch" not in through + entry
     assert past.startswith("internal void @k..past(") and through.startswith("internal void @k..through(") and entry.startswith("void @k(")
     assert past.count(", align 64, !nontemporal !{i32 1}") == 1 and past.rstrip().endswith(f"call void @{streams.FENCE}()\n  ret void\n}}")
     assert "nontemporal" not in through and streams.FENCE not in through
     assert entry.index("ptrtoint ptr %y to i64") < entry.index("br i1 %.whole, label %.past, label %.through")
+
+
+def test_what_is_read_ahead() -> None:
+    """Large operands, a line at a time; none of a kernel that sums."""
+    wide = f"def k(x: f32[{N}], s: f32[64], y: f32[{N}]):\n    for i in parallel({N // 64}):\n        y[64*i:+64] = x[64*i:+64] * s[0:+64]\n"
+    assert emit_kernel(parse_kernel(wide), "k", AVX512).count("call void @llvm.prefetch.p0(") == 4
+    summed = f"""\
+def k(x: f32[{N}], y: f32[{N}]):
+    for i in parallel({N // 64}):
+        a: f32[16] @ register
+        a[0:+16] = x[64*i:+16]
+        for j in range(4):
+            a[0:+16] = a[0:+16] + x[64*i + 16*j:+16]
+        for j in range(4):
+            y[64*i + 16*j:+16] = a[0:+16]
+"""
+    code = emit_kernel(parse_kernel(summed), "k", AVX512)
+    assert "!nontemporal" in code and "prefetch" not in code
 
 
 @pytest.mark.parametrize("shift", [0, 4, 32])
