@@ -203,12 +203,14 @@ class CpuMachine:
     def context(self, setting: Setting, precision: str | None = None) -> PassContext:
         from dnnc.backends.llvm.spelling import spelled
 
-        return PassContext(numerics=setting.numerics, lanes=self.target.lanes, precision=precision, spelled=spelled(setting.numerics))
+        return PassContext(
+            numerics=setting.numerics, lanes=self.target.lanes, precision=precision, spelled=spelled(setting.numerics, self.target.feature_set)
+        )
 
     def kernel(self, problem: Problem, choice: Choice, setting: Setting) -> Kernel:
         from dnnc.backends.llvm.spelling import spelled
 
-        return scheduled(problem, choice, self.templates(setting), spelled(setting.numerics))
+        return scheduled(problem, choice, self.templates(setting), spelled(setting.numerics, self.target.feature_set))
 
     def compile(self, kernel: Kernel, symbol: str) -> Built:
         from dnnc.backends.llvm.compile import compile_text

@@ -425,7 +425,8 @@ def expose(graph: Graph, names: tuple[list[str], list[str]], wanted: Sequence[st
 
 def make_program(graph: Graph, cpu: CpuTarget, opts: CompileOptions, manager: PassManager | None = None, cache: KernelCache | None = None) -> Program:
     """Graph passes (which change the graph in place), plans, scheduled kernels. `cache`: keeps which schedules were picked."""
-    ctx = PassContext(numerics=opts.numerics, lanes=cpu.lanes, precision=opts.precision, check=check_every_pass(), spelled=spelled(opts.numerics))
+    own = spelled(opts.numerics, cpu.feature_set)
+    ctx = PassContext(numerics=opts.numerics, lanes=cpu.lanes, precision=opts.precision, check=check_every_pass(), spelled=own)
     choose = choose_of(opts, kept=cache)
     program = compile_program(graph, ctx, templates(cpu, ctx.strict), choose, opts.opt_level, manager, revise_of(choose))
     tell(choose, program, manager)

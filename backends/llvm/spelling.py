@@ -36,9 +36,13 @@ LIBM = ("erf", "tanh", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "
 LIBRARY = frozenset(n + suffix for n in (*LIBM, "exp", "log", "sin", "cos", "sincos", "pow", "fmod") for suffix in ("", "f"))
 
 
-def spelled(numerics: str) -> frozenset[str]:
-    """Intrinsics for which kernels get cheaper forms, by the rules for rounding: "strict", "standard" or "fast"."""
-    return frozenset() if numerics == "strict" else frozenset(("recip", "estimate"))
+def spelled(numerics: str, features: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Intrinsics for which kernels get cheaper forms, by the rules for rounding, "strict", "standard" or "fast", and what the CPU has."""
+    if numerics == "strict":
+        return frozenset()
+    # sse4a tells AMD's CPUs; Intel's scale by a power of two in one instruction like any other
+    scales = "avx512dq" in features and "sse4a" not in features
+    return frozenset(("recip", "estimate", *(("scale", "within") if scales else ())))
 
 
 def scalar(t: DType) -> str:

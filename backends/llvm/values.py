@@ -287,20 +287,54 @@ def _recip(em: FuncEmitter, e: Op) -> str:
     """1 / x; of vectors wider than the estimate, part by part."""
     x, lanes = em.operand(e.args[0], e.lanes), e.lanes
     most = max((n for n, f in _ESTIMATES if em.has(f)), default=0)
-    if e.dtype is not f32 or em.has("sse4a") or not most or lanes <= most or lanes % most:
+    if e.dtype is not f32 or em.has("sse4a") or not 0 < most < lanes or lanes & (lanes - 1):
         return _reciprocal(em, x, e.dtype, lanes, e.name)
-    ty = vector(f32, lanes)
-    parts = []
-    for at in range(0, lanes, most):
-        order = ", ".join(f"i32 {at + k}" for k in range(most))
-        part = em.pure(f"shufflevector {ty} {x}, {ty} poison, <{most} x i32> <{order}>", x, here=True)
-        parts.append(_reciprocal(em, part, f32, most, e.name))
+    return by_parts(em, [x], lanes, most, lambda vs, n: _reciprocal(em, vs[0], f32, n, e.name))
+
+
+def by_parts(em: FuncEmitter, vs: list[str], lanes: int, most: int, f: Callable[[list[str], int], str]) -> str:
+    """f of float32 vectors, part by part where they have more than `most` lanes; both are powers of two."""
+
+    def shuffled(a: str, b: str, n: int, order: range) -> str:
+        ty = vector(f32, n)
+        return em.pure(f"shufflevector {ty} {a}, {ty} {b}, <{len(order)} x i32> <{', '.join(f'i32 {k}' for k in order)}>", a, b, here=True)
+
+    if lanes <= most:
+        return f(vs, lanes)
+    parts = [f([shuffled(v, v, lanes, range(at, at + most)) for v in vs], most) for at in range(0, lanes, most)]
     while len(parts) > 1:
-        ty, n = vector(f32, lanes // len(parts)), lanes // len(parts)
-        order = ", ".join(f"i32 {k}" for k in range(2 * n))
-        pairs = zip(parts[::2], parts[1::2], strict=True)
-        parts = [em.pure(f"shufflevector {ty} {a}, {ty} {b}, <{2 * n} x i32> <{order}>", a, b, here=True) for a, b in pairs]
+        n = lanes // len(parts)
+        parts = [shuffled(a, b, n, range(2 * n)) for a, b in zip(parts[::2], parts[1::2], strict=True)]
     return parts[0]
+
+
+def _avx512(em: FuncEmitter, e: Op) -> str:
+    """scale and within, as instructions of AVX-512: of 4, 8 or 16 lanes, by parts where there are more; one and two lanes are four."""
+    lanes, least = e.lanes, max(e.lanes, 4)
+    if e.dtype is not f32 or not em.has("avx512dq") or lanes & (lanes - 1):
+        raise InternalError(f"{e.name} of {lanes} lanes of {e.dtype} has no LLVM spelling")
+
+    def one(parts: list[str], n: int) -> str:
+        ty, wide = vector(f32, n), n == 16
+        choice = (("i32", "2"),) if e.name == "within" else ()  # the smaller magnitude, with the sign of the first operand
+        rounding = (("i32", "4"),) if wide else ()  # as it is set
+        name = f"llvm.x86.avx512.mask.{'scalef' if e.name == 'scale' else 'range'}.ps.{32 * n}"
+        return em.call(name, ty, *((ty, v) for v in parts), *choice, (ty, "zeroinitializer"), ("i16" if wide else "i8", "-1"), *rounding)
+
+    def widened(a: Expr) -> str:
+        if isinstance(a, Const) or lanes >= 4:
+            return em.operand(a, least)
+        if lanes == 1 or a.lanes == 1:
+            return em.splat(em.expr(a), f32, 4)
+        v = em.expr(a)
+        return em.pure(f"shufflevector <2 x float> {v}, <2 x float> {v}, <4 x i32> <i32 0, i32 1, i32 0, i32 1>", v, here=True)
+
+    r = by_parts(em, [widened(a) for a in e.args], least, 16, one)
+    if lanes >= 4:
+        return r
+    if lanes == 1:
+        return em.pure(f"extractelement <4 x float> {r}, i64 0", r, here=True)
+    return em.pure(f"shufflevector <4 x float> {r}, <4 x float> {r}, <2 x i32> <i32 0, i32 1>", r, here=True)
 
 
 def _reciprocal(em: FuncEmitter, x: str, t: DType, lanes: int, name: str) -> str:
@@ -389,5 +423,6 @@ def _guard(em: FuncEmitter, e: Op) -> str:
 
 _SPECIAL: dict[str, Callable[[FuncEmitter, Op], str]] = {
     "select": _select, "hsum": _horizontal, "hmax": _horizontal, "hmin": _horizontal, "hprod": _horizontal, "lanes": _lanes,
-    "recip": _recip, "estimate": _recip, "zip_low": _zip, "zip_high": _zip, "ldexp": _ldexp, "guard": _guard,
+    "recip": _recip, "estimate": _recip, "scale": _avx512, "within": _avx512,
+    "zip_low": _zip, "zip_high": _zip, "ldexp": _ldexp, "guard": _guard,
 }  # fmt: skip

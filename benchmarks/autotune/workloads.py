@@ -360,7 +360,8 @@ def context(setting: Setting) -> PassContext:
     from dnnc.backends.llvm.features import parse_target
     from dnnc.backends.llvm.spelling import spelled as cpu_spelled
 
-    return PassContext(setting.numerics, lanes=parse_target(setting.target).lanes, spelled=cpu_spelled(setting.numerics))
+    cpu = parse_target(setting.target)
+    return PassContext(setting.numerics, lanes=cpu.lanes, spelled=cpu_spelled(setting.numerics, cpu.feature_set))
 
 
 def tasks(w: Workload, setting: Setting) -> list[Task]:

@@ -259,7 +259,8 @@ class Compiler:
         runtime().start(self.kernels.cache)
         self.threads = min(thread_count(self.opts.threads), self.target.threads)
         numerics = self.opts.numerics
-        self.ctx = PassContext(numerics=numerics, lanes=self.target.lanes, fold_limit=FOLD_LIMIT, check=check_every_pass(), spelled=spelled(numerics))
+        own = spelled(numerics, self.target.feature_set)
+        self.ctx = PassContext(numerics=numerics, lanes=self.target.lanes, fold_limit=FOLD_LIMIT, check=check_every_pass(), spelled=own)
         self.templates = templates(self.target, self.ctx.strict)
         self.lock = threading.RLock()
 

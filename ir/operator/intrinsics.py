@@ -99,6 +99,13 @@ def _quiet(f: Callable[..., Array]) -> Callable[..., Array]:
     return g
 
 
+def _scale(x: Array, n: Array) -> Array:
+    wide = np.asarray(x, np.float64)
+    with np.errstate(all="ignore"):
+        y = np.ldexp(wide, np.clip(np.nan_to_num(n), -999, 999).astype(np.int64))
+        return np.where(np.isnan(n), n, y).astype(np.asarray(x).dtype)
+
+
 def cast_numpy(x: Array, to: DType) -> Array:
     """Value conversion as the IR defines it: float to integer truncates, saturates, NaN -> 0; integers wrap; != 0 for bool."""
     x = np.asarray(x)
@@ -126,6 +133,10 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
 TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     *(Intrinsic(n, _quiet(f)) for n, f in _UNARY.items()),
     Intrinsic("fma", _quiet(_fma), _first),
+    # x * 2^n for n an integer, an infinity or NaN: rounded once, where that is below the normal numbers too
+    Intrinsic("scale", _scale, _first),
+    # x between -c and c, and c where x is NaN
+    Intrinsic("within", lambda x, c: np.where(np.abs(x) <= c, x, np.where(np.less(x, 0), -np.asarray(c), c)).astype(np.asarray(x).dtype), _first),
     Intrinsic("pow", _pow, _first),
     Intrinsic("truncdiv", _truncdiv, _first), Intrinsic("truncmod", _truncmod, _first), Intrinsic("floormod", _floormod, _first),
     Intrinsic("shl", lambda a, n: _shift(a, n, True), _first), Intrinsic("shr", lambda a, n: _shift(a, n, False), _first),

@@ -9,6 +9,7 @@ arguments tested, in units in the last place. Results below the smallest normal 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
@@ -16,12 +17,17 @@ from dnnc.ir.dtype import f32, i32
 from dnnc.ir.expr import Const, E, Expr, Op, cast, const, fma, logical_not, maximum, minimum, op, rebuild, select
 from dnnc.ir.operator.sharing import with_names
 from dnnc.ir.operator.stmt import Block, Func, Kernel, call, map_stmt
-from dnnc.passes.operator.approximate import ESTIMATE, RECIPROCAL, Rule, gelu_of, rules, sigmoid_gelu
+from dnnc.passes.operator.approximate import ESTIMATE, RECIPROCAL, SCALE, Rule, gelu_of, rules, sigmoid_gelu
 
 LOG2E = 1.4426950408889634
+ROUNDING_MAGIC = 12582912.0  # 1.5 * 2^23
 POWER_MAGIC = 12583038.0  # 1.5 * 2^23 + 126
 INTEGER_MAGIC = 12583039.0  # 1.5 * 2^23 + 127
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; the high part has 9 significant bits, so n * LN2_HIGH is exact
+
+LEAST_EXP = -87.33654  # above -126 * ln 2
+# 2 * exp(r), |r| <= ln 2 / 2
+EXP = (1.657872088253498e-02, 8.379635214805603e-02, 3.3335304260253906e-01, 9.999829530715942e-01, 1.9999994039535522e00, 2.0)
 
 
 def horner(x: Expr, coefficients: Sequence[float]) -> Expr:
@@ -43,8 +49,18 @@ def exp_parts(x: Expr, clamp: bool = True) -> tuple[Expr, Expr]:
     t = fma(x, LOG2E, POWER_MAGIC)
     n = t - POWER_MAGIC
     r = fma(n, -LN2_LOW, fma(n, -LN2_HIGH, x))
-    p = horner(r, (1.657872088253498e-02, 8.379635214805603e-02, 3.3335304260253906e-01, 9.999829530715942e-01, 1.9999994039535522e00, 2.0))
-    return p, _shifted(t)
+    return horner(r, EXP), _shifted(t)
+
+
+def scaled_exp(x: Expr) -> Expr:
+    """exp(x) = p * 2^n in the same way, for targets that multiply by any power of two and have no need of limits to x; at most 2 ulp.
+
+    Where x is so large that n is no integer, or r anything, or NaN, 2^n is 0 or infinite, and p some number above 0. Results below the normal
+    numbers are made 0, for CPUs take a hundred cycles for one.
+    """
+    n = fma(x, LOG2E, ROUNDING_MAGIC) - ROUNDING_MAGIC
+    r = call("within", fma(n, -LN2_LOW, fma(n, -LN2_HIGH, x)), const(0.5, f32))
+    return select(x < LEAST_EXP, 0.0, call(SCALE, horner(r, [c / 2 for c in EXP]), n))
 
 
 def exp2_parts(x: Expr, by: float = 1.0) -> tuple[Expr, Expr]:
@@ -159,6 +175,9 @@ def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
     if ESTIMATE in spelled and "tanh" in expansions:
         expansions["tanh"] = lambda x: expand_tanh(x, lambda d: call(ESTIMATE, d))
 
+    if SCALE in spelled and "exp" in expansions:
+        expansions["exp"] = scaled_exp
+
     def go(e: Expr) -> Expr:
         r = memo.get(e)
         if r is None:
@@ -181,7 +200,19 @@ def joined(spelled: Collection[str]) -> tuple[Rule, ...]:
     """Rules for functions that are cheaper with what stands around them, where cheaper forms are allowed and they are expanded at all."""
     if RECIPROCAL not in spelled or "exp" in spelled or "erf" in spelled:
         return ()
-    return (lambda e: gelu(x) if (x := gelu_of(e)) is not None else e, sigmoid_gelu, fused_exp)
+    own: tuple[Rule, ...] = () if SCALE in spelled else (fused_exp,)
+    return (lambda e: gelu(x) if (x := gelu_of(e)) is not None else e, sigmoid_gelu, *own, exact_product)
+
+
+def exact_product(e: Op) -> Expr:
+    """x * 2^k + c -> fma(x, 2^k, c): the product has no rounding that could be lost."""
+    if e.name == "+":
+        for p, c in (e.args, e.args[::-1]):
+            if isinstance(p, Op) and p.name == "*":
+                x, y = p.args
+                if any(isinstance(k, Const) and abs(math.frexp(k.value)[0]) == 0.5 for k in (x, y)):
+                    return fma(x, y, c)
+    return e
 
 
 def fused_exp(e: Op) -> Expr:

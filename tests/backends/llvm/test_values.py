@@ -20,6 +20,7 @@ from dnnc.ir.dtype import BY_NAME, DType
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph_text import parse as graph_parse
 from dnnc.ir.interp import run
+from dnnc.ir.operator.intrinsics import TABLE
 from dnnc.ir.operator.text import parse_kernel
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
@@ -257,6 +258,41 @@ def test_tanh_is_off_by_at_most_2_ulp(numerics: str) -> None:
     want = np.tanh(x.astype(np.float64))
     off = np.abs(compile(g, numerics=numerics, cache=False)(x) - want) / np.spacing(want.astype(np.float32)).astype(np.float64)
     assert off.max() <= 2.0, f"tanh({x[off.argmax()]!r}) is off by {off.max():.2f} ulp"
+
+
+def test_exp_is_off_by_at_most_2_ulp() -> None:
+    x = np.concatenate([np.linspace(-86.9, 88.72, 400_000), np.linspace(-1, 1, 100_000)]).astype(np.float32)
+    ends = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e30, -1e30, 3.4e38, -3.4e38, 89.0, -200.0, 1e-40], np.float32)
+    f = compile(graph_parse(f"def g(x: f32[{x.size + ends.size}]):\n    return exp(x)\n"), cache=False)
+    got, want = f(np.concatenate([x, ends])), np.exp(x.astype(np.float64))
+    off = np.abs(got[: x.size] - want) / np.spacing(want.astype(np.float32)).astype(np.float64)
+    assert off.max() <= 2.0, f"exp({x[off.argmax()]!r}) is off by {off.max():.2f} ulp"
+    np.testing.assert_array_equal(got[x.size :], np.array([1, 1, np.inf, 0, np.nan, np.inf, 0, np.inf, 0, np.inf, 0, 1], np.float32))
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16, 32, 64])
+def test_scaling_by_powers_of_two(lanes: int) -> None:
+    """By instructions of AVX-512, of vectors of any length: compiled for a CPU that has them, and run where this one does."""
+    host = parse_target("llvm")
+    target = host if "avx512dq" in host.feature_set else parse_target("llvm -mcpu=skylake-avx512")
+    at = f"0:+{lanes}" if lanes > 1 else "0"
+    text = f"def k(x: f32[64], n: f32[64], y: f32[64], z: f32[64]):\n    y[{at}] = scale(x[{at}], n[{at}])\n    z[{at}] = within(n[{at}], 0.5)\n"
+    code = emit_kernel(parse_kernel(text), f"k_scale{lanes}", target.feature_set)
+    made = compile_text(code, target.cpu, target.features)
+    if target is not host:
+        return
+    loaded = load_objects([made])
+    call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 5, ctypes.c_int64, ctypes.c_int64)(loaded.address(f"k_scale{lanes}"))
+    x = np.resize(np.array([1.5, -1.25, 1.0, 1.75], np.float32), 64)
+    n = np.resize(np.array([0.0, -3, 5, 127, -149, 200, -200, np.inf, -np.inf, np.nan, -130, 0.25, -0.75], np.float32), 64)
+    y, z = np.zeros(64, np.float32), np.zeros(64, np.float32)
+    n[n == 0.25] = 1.0  # whole numbers are all that is promised
+    n[n == -0.75] = -1.0
+    call(x.ctypes.data, n.ctypes.data, y.ctypes.data, z.ctypes.data, None, 0, 1)
+    scale, within = TABLE["scale"].meaning, TABLE["within"].meaning
+    np.testing.assert_array_equal(y[:lanes], scale(x, n)[:lanes])
+    np.testing.assert_array_equal(z[:lanes], within(n, np.float32(0.5))[:lanes])
+    assert not y[lanes:].any() and not z[lanes:].any()
 
 
 @pytest.mark.parametrize("op", ["reduce_max", "reduce_min"])

@@ -198,3 +198,16 @@ def test_a_result_of_32_bits_beside_one_of_16_decides() -> None:
     text = "def k(x: f32[8], y: f16[8], z: f32[8]):\n    for i in range(8):\n        y[i] = cast_f16(exp(x[i]))\n        z[i] = x[i]\n"
     assert "exp" in calls(decompose(parse_kernel(text), FAST))
     assert "exp2" in calls(decompose(parse_kernel(text.replace("z: f32", "z: i32").replace("z[i] = x[i]", "z[i] = cast_i32(x[i])")), FAST))
+
+
+@pytest.mark.parametrize(
+    "value, fused", [("x[i] * 2.0 + 1.0", True), ("1.5 + x[i] * -0.25", True), ("x[i] * 3.0 + 1.0", False), ("x[i] * x[i] + 1.0", False)]
+)
+def test_a_product_without_rounding_joins_its_sum(value: str, fused: bool) -> None:
+    k = kernel(value, 8)
+    assert ("fma" in calls(decompose(k, CPU))) == fused and "fma" not in calls(decompose(k, cpu_spelled("strict")))
+    x = np.random.default_rng(0).standard_normal(8).astype(np.float32)
+    got, want = np.zeros(8, np.float32), np.zeros(8, np.float32)
+    run_kernel(decompose(k, CPU), {"x": x, "y": got})
+    run_kernel(k, {"x": x, "y": want})
+    np.testing.assert_array_equal(got, want)

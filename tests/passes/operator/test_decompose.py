@@ -151,3 +151,22 @@ def k(n: dim[1, 8], x: f32[8], y: f32[8]):
     run_kernel(verify_kernel(done), {"n": 5, "x": x, "y": y})
     np.testing.assert_allclose(y[:5], np.tanh(x[:5].astype(np.float64)), rtol=4e-7)
     assert not y[5:].any()
+
+
+def scaled(x: Array) -> Array:
+    y = np.full_like(x, NAN)
+    k = decompose(kernel("exp", x.size), ("recip", "scale", "within"))
+    assert {"scale", "within"} <= calls(k) and "exp" not in calls(k)
+    run_kernel(verify_kernel(k), {"x": x, "y": y})
+    return y
+
+
+def test_exp_where_targets_scale_by_powers_of_two() -> None:
+    for x in (grid(-87.3, LARGEST_EXP), grid(-1, 1), magnitudes(-40, 3)):
+        off = ulps(scaled(x), np.array([math.exp(v) for v in x.tolist()]))
+        assert off.max() <= 2.5, f"exp({x[off.argmax()]!r}) is off by {off.max():.2f} ulp"
+    ends = np.array([-INF, INF, NAN, 0.0, -0.0, 88.73, 3.4e38, -3.4e38, 1e30, -1e30, -104.0, -110.0, 1e-40], np.float32)
+    np.testing.assert_array_equal(scaled(ends), np.array([0, INF, NAN, 1, 1, INF, INF, 0, INF, 0, 0, 0, 1], np.float32))
+    least = np.float32(-87.33654)
+    edge = scaled(np.array([least, np.nextafter(least, np.float32(-99)), -88.0, -95.0], np.float32))
+    assert edge[0] >= 2.0**-126 and not edge[1:].any()
