@@ -181,6 +181,18 @@ def _axis_by_axis(graph: Graph, n: Node) -> Value:
     return made if made.type.dtype is to.dtype else _value(b.cast(made, to=to.dtype))
 
 
+def _lies_in_memory(x: Value, machine: Machine, depth: int = 0) -> bool:
+    """Is what is read in parts in memory as it is? What is only moved on its way would be written there first: repeated, it may have any size."""
+    n = x.node
+    if n is None or depth >= DEEPEST:
+        return True
+    if "movement" in n.op.traits and "view" not in n.op.traits:
+        return machine is GPU and math.prod(_static(x)) <= 2 * sum(math.prod(_static(v)) for v in n.inputs if v is not None)
+    if "view" not in n.op.traits and ("elementwise" not in n.op.traits or len({user for user, _ in x.uses}) > 1):
+        return True
+    return all(v is None or _lies_in_memory(v, machine, depth + 1) for v in n.inputs)
+
+
 @dataclass(frozen=True)
 class Parts:
     """A value as [outer, count, size, inner], `count` parts of what is reduced; `rest` elements behind the last part are none (outer is 1 then)."""
@@ -213,7 +225,10 @@ def _parts(n: Node, machine: Machine) -> Parts | None:
     fitting = [k for k in range(1, most + 1) if length % k == 0]
     parts = max(fitting, default=1)
     x = n.inputs[0]
-    if inner == 1 and x is not None:  # elements of a part that is no multiple of CHUNK would have to be read one by one
+    assert x is not None
+    if not _lies_in_memory(x, machine):
+        return None
+    if inner == 1:  # elements of a part that is no multiple of CHUNK would have to be read one by one
         whole = max((k for k in fitting if length // k * x.type.dtype.bytes % CHUNK == 0), default=1)
         parts = whole if 2 * whole >= parts else parts
     if parts >= 4:

@@ -230,3 +230,19 @@ def f(x: f32[1, 524288], y: f32[524288, 1]):
     for kept in ("x: f32[1, 1000], y: f32[1000, 1]", "x: f32[2, 524288], y: f32[524288, 1]", "x: f16[1, 524288], y: f16[524288, 1]"):
         assert not split_reductions(parse(f"def f({kept}):\n    z = matmul(x, y)\n    return z\n"), CPU)
     assert not split_reductions(parse(before), PassContext(numerics="strict"))
+
+
+@pytest.mark.parametrize("ctx", [CPU, GPU])
+def test_what_is_repeated_is_not_written_to_memory_for_its_sum(ctx: PassContext) -> None:
+    for call in (
+        "expand(x, shape=(1000000, 1000000))",
+        "mul(expand(x, shape=(1000000, 1000000)), 2.0)",
+        "reshape(expand(x, shape=(1000000, 1000000)), shape=(1000000000000,))",
+    ):
+        assert not split_reductions(parse(f"def f(x: f32[1, 1000000]):\n    y = reduce_sum({call})\n    return y\n"), ctx)
+
+
+def test_what_a_cpu_reads_in_another_order_stays_in_one_kernel() -> None:
+    text = "def f(x: f32[1000, 1000]):\n    y = reduce_sum(exp({x}))\n    return y\n"
+    assert not split_reductions(parse(text.format(x="transpose(x, perm=(1, 0))")), CPU)
+    assert split_reductions(parse(text.format(x="reshape(x, shape=(100, 10000))")), CPU)
