@@ -28,7 +28,8 @@ from dnnc.passes.schedule.transposition import transpose_tile, zip_tile
 MAX_PARTS = 12  # nests into which seams cut one: each is code of its own
 FEW = (2, 4, 8)  # rows that are zipped
 LONG = 1 << 16  # elements of a loop whose last few, fewer than a vector, are worth code of their own
-MANY_FUNCTIONS, LOCKSTEP = 2, 4  # from so many on vectors go in lockstep, so many of them
+LOCKSTEP = 4  # so many times the lanes of a register, and more, are vectors in lockstep
+MANY_FUNCTIONS = 2  # from so many on vectors go in lockstep
 FILLED = 16  # steps from which on the lanes that the last one leaves idle do not matter
 GRAIN = 8  # pieces that each thread gets, at least, where there are so many
 FEW_ELEMENTS, MANY = 2048, 1 << 20  # elements times operations for which one thread is certainly fast enough, or certainly not
@@ -38,21 +39,23 @@ ORDER: tuple[str, ...] = ()  # nothing is summed
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     if problem.kind != "map":
         return []
-    together = {"lockstep": LOCKSTEP} if target.registers >= 32 and functions(problem) >= MANY_FUNCTIONS else {}
-    return [varied((("lanes", lanes_for(problem, target)), ("unroll", 4)), **together)]
+    lanes = lanes_for(problem, target)
+    long = target.registers >= 32 and functions(problem) >= MANY_FUNCTIONS
+    return [(("lanes", lanes * LOCKSTEP if long else lanes), ("unroll", 4))]
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
-    """Vectors and how many at a time; without transposition; by one thread, or by all, in larger or smaller pieces."""
+    """Vectors and how many at a time, in lockstep too; without transposition; by one thread, or by all, in larger or smaller pieces."""
     out: list[Knobs] = []
     for first in candidates(problem, target):
-        lanes = int(dict(first)["lanes"])
-        out += [varied(first, unroll=n) for n in (1, 2, 8)]
-        out += [varied(first, lockstep=n) for n in (1, 2, 4) if functions(problem)]
+        lanes = lanes_for(problem, target)
+        plain = varied(first, lanes=lanes)
+        out += [varied(first, lanes=n) for n in ((lanes * LOCKSTEP, lanes) if functions(problem) else ())]
+        out += [varied(plain, unroll=n) for n in (1, 2, 8)]
         out += [varied(first, **k) for k in (*_grains(problem), {"turn": 0})]
-        out += [varied(first, lanes=n, unroll=u) for n in (lanes // 2, 2 * lanes) if n > 1 for u in (1, 2, 4, 8)]
-        out += [varied(first, unroll=n, **k) for n in (1, 2, 8) for k in (*_grains(problem), {"turn": 0})]
-        out += [varied(first, lanes=lanes // 2, unroll=4, **k) for k in _grains(problem) if lanes > 2]
+        out += [varied(plain, lanes=n, unroll=u) for n in (lanes // 2, 2 * lanes) if n > 1 for u in (1, 2, 4, 8)]
+        out += [varied(plain, unroll=n, **k) for n in (1, 2, 8) for k in (*_grains(problem), {"turn": 0})]
+        out += [varied(plain, lanes=lanes // 2, unroll=4, **k) for k in _grains(problem) if lanes > 2]
     return out
 
 
@@ -96,11 +99,14 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     s.apply(single, *(n for n in names[:-1] if s.extent(n) == 1)).collapse()
     names = [n for n in names if s.has(n)]
     few = int(knobs.get("grain", GRAIN)) * target.threads
-    chains = at_seams(s, names, int(knobs["lanes"]), few)
+    lanes, lockstep = int(knobs["lanes"]), 1
+    if lanes >= LOCKSTEP * (widest := lanes_for(problem, target)):
+        lanes, lockstep = widest, lanes // widest
+    chains = at_seams(s, names, lanes, few)
     for k, chain in enumerate(chains):
         shared = [n for other in chains[:k] + chains[k + 1 :] for n in other]
         own = [n for n in chain if n not in shared]
-        nest(s, own, f"{k or ''}", int(knobs["lanes"]), int(knobs["unroll"]), int(knobs.get("lockstep", 1)), bool(knobs.get("turn", 1)))
+        nest(s, own, f"{k or ''}", lanes, int(knobs["unroll"]), lockstep, bool(knobs.get("turn", 1)))
     share(s, worth(knobs, problem.lowered.elements), few)
     return s.done()
 

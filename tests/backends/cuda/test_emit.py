@@ -312,13 +312,16 @@ def test_warp_matrices_compile_without_local_memory(t: str) -> None:
     compiled_without_local_memory([parse_kernel(MATRIX.format(t=t))], "sm_90a")
 
 
+CPU_ALONE = {"estimate", "scale", "within"}  # which CPUs spell, and GPUs have no need of
+
+
 def test_every_intrinsic_is_in_one_of_these_kernels_or_of_hopper() -> None:
     seen: set[str] = set()
     for k in [*each(), parse_kernel(MATRIX.format(t="f16"))]:
         for s in walk_stmts(k.entry.body):
             seen |= {s.name} if isinstance(s, Eval) else set()
             seen |= {x.name for e in exprs(s) for x in walk(e) if isinstance(x, Op)}
-    assert set(TABLE) - seen <= HOPPER
+    assert set(TABLE) - seen <= HOPPER | CPU_ALONE
 
 
 def test_integer_kernels_are_of_the_width_of_their_bounds() -> None:

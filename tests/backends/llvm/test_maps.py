@@ -132,3 +132,20 @@ def test_rows_without_elements(text: str, level: int) -> None:
     g = parse(f"def f(x: f32[3, 0]):\n    y = {text}\n    return y\n")
     x = np.zeros((3, 0), np.float32)
     np.testing.assert_array_equal(compile(g, cache=False, threads=1, opt_level=level)(x), run(g, [x])[0])
+
+
+LONG_FUNCTION = "def g(x: f32[{n}]):\n    return add(mul(tanh(add(mul(x, 2.0), 1.0)), exp(neg(x))), x)"
+LENGTHS = {3: 16, 64: 64, 100: 16, 1000: 16, 1024: 64, 10_000: 64, 65_536: 64, 70_003: 64}  # and the lanes of its vectors
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_vectors_of_long_functions_go_in_lockstep(n: int) -> None:
+    """Of all lengths: less than a vector, whole steps, a last step with idle lanes, and last elements apart."""
+    g = parse(LONG_FUNCTION.format(n=n))
+    text = show_kernel(kernel(g.copy(), "tanh", "llvm -mcpu=skylake-avx512"))
+    assert (":+64" in text) == (LENGTHS[n] == 64) and (n % 64 == 0 or n < 65_536 or text.count(" in parallel(") == 2)
+    x = np.random.default_rng(n).standard_normal(n).astype(np.float32)
+    (got,) = run_native(g, [x], "llvm")
+    v = x.astype(np.float64)
+    want = np.tanh(2 * v + 1) * np.exp(-v) + v
+    np.testing.assert_allclose(got, want, rtol=0, atol=8 * 2.0**-24 * float((np.exp(-v) + np.abs(v)).max()))
