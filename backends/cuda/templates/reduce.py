@@ -41,12 +41,14 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
         near = WARP // rows if layout == "columns" and rows < WARP and team % (WARP // rows) == 0 and team > WARP else 1
         found.append((("layout", layout), ("team", team), ("rows", rows), ("bytes", 16), *((("near", near),) if near > 1 else ())))
     while found:
+        if problem.kind == "contraction":  # others are meant for these: there is no need to know now whether the first of these would do
+            break
         try:
             apply(problem, dict(found[0]), target)
-            return list(found)
+            break
         except ScheduleError:
             found.pop(0)
-    return []
+    return found
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
