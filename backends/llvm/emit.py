@@ -65,6 +65,7 @@ class FuncEmitter:
         self, func: Func, names: dict[str, str], decls: set[str], features: frozenset[str] | None, entry: bool, streamed: Collection[Buffer] = ()
     ) -> None:
         self.func, self.names, self.decls, self.features, self.entry, self.streamed = func, names, decls, features, entry, streamed
+        self.ahead = bool(streamed) and streams.walks(func)
         self.regions = [Region("entry")]
         self.depth: dict[str, int] = {}
         self.values: dict[Var | Buffer, str] = {}
@@ -291,7 +292,7 @@ class FuncEmitter:
         if any(i.lanes > 1 for i in e.idx):
             return self.gather(e)
         p, ty = self.address(e.buf, e.idx), stored(e.buf.dtype, e.lanes)
-        if self.streamed and streams.read_ahead(self.func, e):
+        if self.ahead and streams.read_ahead(e):
             for at in range(0, e.lanes * e.buf.dtype.bytes, streams.LINE):
                 self.prefetch(self.pure(f"getelementptr i8, ptr {p}, i64 {streams.AHEAD + at}", p))
         if e.limit is not None:

@@ -39,10 +39,14 @@ def whole(s: Store | Load) -> bool:
     return _multiple(s, min(size, LINE) // s.buf.dtype.bytes)
 
 
-def read_ahead(func: Func, e: Load) -> bool:
-    """Is a load of a kernel that streams, and sums nothing up, one of many that walk through a large operand? Hardware asks for lines ahead too, but
-    stops at each page."""
-    return e.buf.space == "global" and _bytes(e.buf) >= LEAST and whole(e) and not any(isinstance(x, Alloc) for x in walk_stmts(func.body))
+def walks(func: Func) -> bool:
+    """Does a kernel sum nothing up, so that its loads walk through memory once? They are asked for ahead: hardware does so too, but stops at each page."""
+    return not any(isinstance(s, Alloc) for s in walk_stmts(func.body))
+
+
+def read_ahead(e: Load) -> bool:
+    """Is a load, in such a kernel, one of many of a large operand?"""
+    return e.buf.space == "global" and _bytes(e.buf) >= LEAST and whole(e)
 
 
 def dispatch(symbol: str, params: Sequence[str], buffers: Collection[str], past: str, through: str) -> str:
@@ -74,4 +78,4 @@ def _multiple(s: Store | Load, lanes: int) -> bool:
     return isinstance(at, Linear) and at.const % lanes == 0 and all(c % lanes == 0 for _, c in at.terms)
 
 
-__all__ = ["AHEAD", "FENCE", "LEAST", "LINE", "dispatch", "read_ahead", "streamed", "whole"]
+__all__ = ["AHEAD", "FENCE", "LEAST", "LINE", "dispatch", "read_ahead", "streamed", "walks", "whole"]

@@ -190,7 +190,7 @@ def _lies_in_memory(x: Value, machine: Machine, depth: int = 0) -> bool:
         return machine is GPU and math.prod(_static(x)) <= 2 * sum(math.prod(_static(v)) for v in n.inputs if v is not None)
     if "view" not in n.op.traits and ("elementwise" not in n.op.traits or len({user for user, _ in x.uses}) > 1):
         return True
-    return all(v is None or _lies_in_memory(v, machine, depth + 1) for v in n.inputs)
+    return all(v is None or _lies_in_memory(v, machine, depth + 1) for v in dict.fromkeys(n.inputs))
 
 
 @dataclass(frozen=True)
@@ -233,8 +233,7 @@ def _parts(n: Node, machine: Machine) -> Parts | None:
         parts = whole if 2 * whole >= parts else parts
     if parts >= 4:
         return Parts(outer, parts, length // parts, inner)
-    whole = CHUNK * 4  # elements
-    size = length // most // whole * whole
+    size = length // most // (4 * CHUNK) * (4 * CHUNK)
     return Parts(1, most, size, inner, length - most * size) if machine is CPU and outer == 1 and size else None
 
 

@@ -174,7 +174,6 @@ def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
     expansions = {name: f for name, f in EXPANSIONS.items() if name not in spelled}
     if ESTIMATE in spelled and "tanh" in expansions:
         expansions["tanh"] = lambda x: expand_tanh(x, lambda d: call(ESTIMATE, d))
-
     if SCALE in spelled and "exp" in expansions:
         expansions["exp"] = scaled_exp
 

@@ -348,7 +348,7 @@ def vectorized(s: Schedule, name: str, lanes: int, unroll: int, lockstep: int = 
         s.restore(mark)
         return
     if long:
-        rest = s.body[-1]
+        rest = s.body[1 + next(k for k, x in enumerate(s.body) if isinstance(x, For) and x.var.name == name + "o")]  # other nests may follow
         assert isinstance(rest, For)
         vectorized(s, rest.var.name, lanes, 1)
     unroll = max(unroll * lanes // wide, 1)

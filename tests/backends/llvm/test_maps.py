@@ -149,3 +149,12 @@ def test_vectors_of_long_functions_go_in_lockstep(n: int) -> None:
     v = x.astype(np.float64)
     want = np.tanh(2 * v + 1) * np.exp(-v) + v
     np.testing.assert_allclose(got, want, rtol=0, atol=8 * 2.0**-24 * float((np.exp(-v) + np.abs(v)).max()))
+
+
+def test_last_elements_of_each_long_part_are_apart() -> None:
+    """Three nests of one kernel, none a multiple of a vector: what is left of a part stands behind it, not at the end."""
+    g = parse("def g(x: f32[100003]):\n    return mul(pad(x, pads=(70005, 66001)), 3.0)")
+    assert show_kernel(kernel(g.copy(), "pad")).count(" in parallel(") == 6
+    x = np.random.default_rng(0).standard_normal(100003).astype(np.float32)
+    (got,) = run_native(g, [x], "llvm")
+    np.testing.assert_array_equal(got, np.pad(x, (70005, 66001)) * np.float32(3))
