@@ -440,9 +440,13 @@ class _Session:
         return [e for e, _ in matches if not self._decide(e, {t.choice: t for t in made if t.task == e.search.task.key})]
 
     def _decide(self, e: Entry, made: dict[Choice, Trial]) -> bool:
-        """Who wins a final; False where none of the contenders works."""
+        """Who wins a final; False where none of the contenders works. Without a time of the default in the same turns nobody does: the final
+        was broken off, or a worker went."""
         key = e.search.task.key
         default = made.pop(e.search.choices[0], None)
+        if (default is None or default.status == "lost") and not (e.search.default and e.search.default.failed):
+            self.verdicts[key] = (None, "its final was not finished: the default was not measured in it", math.inf, math.inf)
+            return True
         right = [t for t in made.values() if t.ok and t.checked and t.seconds]
         if not right:
             unchecked = any(t.ok for t in made.values())

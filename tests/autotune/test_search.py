@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 
 from dnnc.autotune.log import Log, read
 from dnnc.autotune.record import Winner
-from dnnc.autotune.search import TIE, Event, Plan, Result, ahead, search
+from dnnc.autotune.search import FINAL_REPEATS, OVERTIME, TIE, Event, Plan, Result, ahead, search
 from dnnc.autotune.task import Task
 from dnnc.autotune.task_search import DEFAULT, HOPELESS, TaskSearch
 from dnnc.autotune.trial import Request, Trial
@@ -216,12 +216,49 @@ def test_the_trials_go_where_the_time_is() -> None:
     assert result.reason == "all trials are made"
 
 
+class Timed(FakeRunner):
+    """Takes `step` seconds of a clock of its own for each trial, and gives them in any order. What it says after `quiet` trials of one final
+    takes for ever."""
+
+    def __init__(self, step: float, seed: int | None = None, quiet: int | None = None, **more: Any) -> None:
+        super().__init__(seconds_of, **more)
+        self.now, self.step, self.quiet = 0.0, step, quiet
+        self.order = None if seed is None else np.random.default_rng(seed)
+
+    def measure(self, requests: Sequence[Request]) -> Iterator[Trial]:
+        if self.order is not None:
+            requests = [requests[k] for k in self.order.permutation(len(requests))]
+        final = all(r.check and r.limit is None for r in requests) and requests[0].repeats == FINAL_REPEATS
+        for k, t in enumerate(super().measure(requests)):
+            self.now += 1e9 if final and k == self.quiet else self.step
+            yield t
+
+
 def test_the_budget_is_kept() -> None:
-    began = time.monotonic()
-    result = search(TASKS, FakeRunner(seconds_of, wait=0.01), Log(), 0.6, PLAN)
-    assert time.monotonic() - began < 1.0
+    runner = Timed(0.01)
+    result = search(TASKS, runner, Log(), 0.6, replace(PLAN, clock=lambda: runner.now))
+    assert 0.4 < runner.now <= 0.6 * (1 + OVERTIME) + 0.01
     assert result.reason == "the budget is spent"
     assert all(o.choice is not None for o in result.outcomes)  # time for finals was kept
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("quiet", range(6))
+@pytest.mark.parametrize("lost", [False, True])
+def test_nothing_wins_without_the_default_beside_it(seed: int, quiet: int, lost: bool) -> None:
+    """Wherever a final is broken off, and whatever a worker takes with it."""
+    default = choices_of(TASKS[0][0])[0]
+    fates = np.random.default_rng(seed)
+
+    def fate(r: Request) -> str:
+        return "lost" if lost and r.repeats == FINAL_REPEATS and fates.random() < 0.5 else "ok"
+
+    log, runner = Log(), Timed(0.01, seed, quiet, fate=fate)
+    result = search(TASKS, runner, log, 2.0, replace(PLAN, clock=lambda: runner.now))
+    for o in result.outcomes:
+        assert o.seconds <= o.default * 1.05, o.verdict
+        held = log.decided().get(o.task.key)
+        assert held is None or held.choice == default or (held.baseline is not None and held.seconds < held.baseline), o.verdict
 
 
 def planted(status: str) -> Result:
