@@ -20,9 +20,9 @@ from dnnc.backends.llvm.gate import calmed, draw, index_limits
 from dnnc.ir.dtype import DType
 from dnnc.ir.graph import Value
 from dnnc.ir.operator.stmt import Kernel
-from dnnc.ir.operator.text import show_kernel
-from dnnc.passes.program import Step
+from dnnc.passes.program import Scheduled, Step
 from dnnc.passes.schedule.problem import Choice
+from dnnc.passes.schedule.step import NAIVE
 
 Array = np.ndarray[Any, Any]
 WARM, COLD, OUTPUT = "warm", "cold", "output"
@@ -68,7 +68,8 @@ class Operands:
         _, group, problem = self.task.rebuilt
         own = kernel or problem.kernel
         low = problem.lowered
-        return Step(group, own, show_kernel(own) if kernel else "", low.params, low.dims, choice or Choice("naive", ()), problem.flops)
+        made = Scheduled.of(own, choice or NAIVE)
+        return Step(group, problem.kernel, made, lambda: own, low.params, low.dims, problem.flops)
 
 
 def _role(v: Value, written: bool, constant: bool) -> str:

@@ -19,6 +19,7 @@ import secrets
 import struct
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -100,11 +101,13 @@ def _write(file: BinaryIO, manifest: Mapping[str, Any], sections: Sequence[tuple
     file.write(bytes(PAGE))
     table = []
     at = PAGE
-    for name, data in sections:
-        file.write(data)
-        file.write(bytes(_pages(data.nbytes) - data.nbytes))
-        table.append([name, at, data.nbytes, checksum(data)])
-        at += _pages(data.nbytes)
+    with ThreadPoolExecutor(min(cpu_count(), MAX_THREADS)) as pool:  # hashing takes as long as writing, and leaves the interpreter's lock free
+        checksums = [pool.submit(checksum, data) for _, data in sections]
+        for (name, data), found in zip(sections, checksums):
+            file.write(data)
+            file.write(bytes(_pages(data.nbytes) - data.nbytes))
+            table.append([name, at, data.nbytes, found.result()])
+            at += _pages(data.nbytes)
     text = json.dumps({"sections": table, **manifest}, separators=(",", ":"), allow_nan=False).encode()
     file.write(text)
     file.seek(0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from dnnc.passes.graph.alias import root as root_of
 from dnnc.passes.program import AnyStep, ControlStep, Program, Step
 
 Array = np.ndarray[Any, Any]
+PROBED = 1024  # elements of a constant that are looked at before it is hashed
 
 
 def pack(array: Array, type: TensorType) -> Array:
@@ -77,8 +79,8 @@ def describe(program: Program, symbols: Mapping[str, str]) -> tuple[NativeKernel
         s = steps[0]
         names = dict.fromkeys(loc.name for x in steps for n in x.group.nodes for loc in n.locs)
         calls_ = tuple(map(step_nodes, steps))
-        where = locations(s.kernel.locs)
-        out.append(NativeKernel(s.kernel.name, symbols[text], text, str(s.choice), s.parallel, where, calls_, tuple(names)))
+        where = locations(s.nest.locs)
+        out.append(NativeKernel(s.nest.name, symbols[text], text, str(s.choice), s.parallel, where, calls_, tuple(names)))
     return tuple(out)
 
 
@@ -116,33 +118,60 @@ def _short(loc: Loc) -> str:
     return f"{loc.name or '?'} ({loc.op})" if loc.op and not loc.file else str(loc)
 
 
-def lay_out_constants(program: Program, parameters: bool = False) -> tuple[Array, dict[Value, int]]:
-    """One block with every constant that a kernel reads, each 64-byte aligned; equal bytes are stored once.
+@dataclass(frozen=True)
+class ConstantBlock:
+    """Where the constants that kernels read lie in one block of `nbytes`, each 64-byte aligned: the byte of each value, and of each array."""
+
+    nbytes: int
+    offsets: Mapping[Value, int]
+    places: tuple[tuple[int, Array, TensorType], ...]
+
+    def made(self) -> Array:
+        """The block."""
+        block = aligned_empty(self.nbytes)
+        block[:] = 0  # the gaps too, so that a saved block is always the same
+        for at, a, type in self.places:  # one after the other, so that no more than one is there twice
+            in_order = _in_order(a, type)
+            block[at : at + in_order.nbytes].view(a.dtype).reshape(in_order.shape)[...] = in_order
+        return block
+
+
+def place_constants(program: Program, parameters: bool = False) -> ConstantBlock:
+    """A place for every constant that a kernel reads; equal bytes have one.
 
     `parameters`: also room for what kernels read of parameters, in the order of the plan's numbers, behind the constants.
     """
     aliases = program.memory.aliases
     places: list[tuple[int, Array, TensorType]] = []
     offsets: dict[Value, int] = {}
-    known: dict[tuple[str, str], int] = {}
+    alike: dict[tuple[str, bytes], list[tuple[int, Graph, Value]]] = {}
     total = 0
     read = {v: graph for s, graph in program.walk() for v in s.params if program.memory.place[v][0] == "constant"}
     for v, graph in read.items():
         root, inside = root_of(aliases, v)  # a view of a constant is its bytes
-        key = (graph.digest(root), str(root.type))
-        if key not in known:
-            known[key] = total
-            places.append((total, graph.constants[root], root.type))
-            total += -(-_packed_bytes(*places[-1][1:]) // ALIGN) * ALIGN
-        offsets[v] = known[key] + inside
+        a = graph.constants[root]
+        known = alike.setdefault((str(root.type), _probe(a)), [])
+        at = next((at for at, g, r in known if g.constants[r] is a or g.digest(r) == graph.digest(root)), None)
+        if at is None:
+            at = total
+            known.append((at, graph, root))
+            places.append((at, a, root.type))
+            total += -(-_packed_bytes(a, root.type) // ALIGN) * ALIGN
+        offsets[v] = at + inside
     if parameters:
         total = _lay_out_parameters(program, offsets, total)
-    block = aligned_empty(max(total, 1))
-    block[:] = 0  # the gaps too, so that a saved block is always the same
-    for at, a, type in places:  # one after the other, so that no more than one is there twice
-        in_order = _in_order(a, type)
-        block[at : at + in_order.nbytes].view(a.dtype).reshape(in_order.shape)[...] = in_order
-    return block, offsets
+    return ConstantBlock(max(total, 1), offsets, tuple(places))
+
+
+def lay_out_constants(program: Program) -> tuple[Array, Mapping[Value, int]]:
+    """One block with every constant that a kernel reads, and the byte at which each lies; see `place_constants`."""
+    placed = place_constants(program)
+    return placed.made(), placed.offsets
+
+
+def _probe(a: Array) -> bytes:
+    """Some elements of an array: arrays that differ in them need not be hashed."""
+    return a.reshape(-1)[:: max(a.size // PROBED, 1)].tobytes() if a.flags.c_contiguous else b""
 
 
 def _lay_out_parameters(program: Program, offsets: dict[Value, int], start: int) -> int:
@@ -196,9 +225,9 @@ class Linker:
         return [self.control_call(s, graph) if isinstance(s, ControlStep) else self.kernel_call(s, graph) for s in steps]
 
     def kernel_call(self, s: Step, graph: Graph) -> Call:
-        written = stored(s.kernel.entry.body)
+        written = stored(s.nest.entry.body)
         args = tuple(self.place(v, graph) for v in s.params)
-        buffers: Sequence[Buffer] = s.kernel.entry.buffers
+        buffers: Sequence[Buffer] = s.nest.entry.buffers
         writes = tuple(a for a, b in zip(args, buffers) if b in written)
         return Call(self.symbols[s.text], args, writes, tuple(self.position[d] for d in s.dims), s.parallel)
 

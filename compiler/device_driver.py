@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from dnnc.accuracy import check_model
 from dnnc.backends.cache import KernelCache
-from dnnc.backends.cuda.build import Compiler, Given, NvrtcCompiler, build
+from dnnc.backends.cuda.build import Compiler, Given, NvrtcCompiler, build, step_call
 from dnnc.backends.cuda.device import open_device
 from dnnc.backends.cuda.gate import MAX_STEPS
-from dnnc.backends.cuda.library import call_of, described, need
+from dnnc.backends.cuda.library import described, need
 from dnnc.backends.cuda.native import PARAMETER_ALIGN, CudaNative, Device
 from dnnc.backends.cuda.spelling import spelled
 from dnnc.backends.cuda.templates import library, recurrence
@@ -36,6 +36,7 @@ from dnnc.passes.program import Program
 from dnnc.passes.schedule.problem import Template
 from dnnc.report.collect import program_report
 from dnnc.report.log import Laps, Log, Progress
+from dnnc.schedules import schedules_for
 from dnnc.staged import StagedExecutable
 from dnnc.tuned import choose_of, revise_of, rounds_products, tell
 
@@ -174,17 +175,18 @@ class DeviceMaker:
 
 def library_notes(program: Program) -> tuple[str, ...]:
     """For the report: the kernels that are calls of libraries, and of which version."""
-    called = {s.text: (s.kernel, call) for s in program.kernels if (call := call_of(s.kernel)) is not None}
+    called = {s.text: (s.kernel, call) for s in program.kernels if (call := step_call(s)) is not None}
     return tuple(f"{k.name} is a library call: {described(call)}, version {need(k)}" for k, call in called.values())
 
 
 def make_program(
     graph: Graph, machine: Machine, opts: CompileOptions, manager: PassManager | None = None, cache: KernelCache | None = None
 ) -> Program:
-    """Graph passes (which change the graph in place), plans, scheduled kernels. `cache`: keeps which schedules were picked."""
+    """Graph passes (which change the graph in place), plans, scheduled kernels. `cache`: keeps schedules."""
     ctx = pass_context(machine, opts)
     choose = choose_of(opts, f"cuda -arch={machine.target.arch}", cache)
-    program = compile_program(graph, ctx, machine.templates, choose, opts.opt_level, manager, revise_of(choose))
+    known = schedules_for(opts, machine.target, cache)
+    program = compile_program(graph, ctx, machine.templates, choose, opts.opt_level, manager, revise_of(choose), known)
     tell(choose, program, manager)
     return program
 

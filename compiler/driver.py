@@ -43,6 +43,7 @@ from dnnc.passes.program import Program
 from dnnc.reference import ReferenceExecutable
 from dnnc.report.collect import program_report
 from dnnc.report.log import Laps, Log
+from dnnc.schedules import schedules_for
 from dnnc.signature import TensorSpec
 from dnnc.staged import Make, StagedExecutable
 from dnnc.tuned import choose_of, resolved, revise_of, tell
@@ -424,11 +425,12 @@ def expose(graph: Graph, names: tuple[list[str], list[str]], wanted: Sequence[st
 
 
 def make_program(graph: Graph, cpu: CpuTarget, opts: CompileOptions, manager: PassManager | None = None, cache: KernelCache | None = None) -> Program:
-    """Graph passes (which change the graph in place), plans, scheduled kernels. `cache`: keeps which schedules were picked."""
+    """Graph passes (which change the graph in place), plans, scheduled kernels. `cache`: keeps schedules."""
     own = spelled(opts.numerics, cpu.feature_set)
     ctx = PassContext(numerics=opts.numerics, lanes=cpu.lanes, precision=opts.precision, check=check_every_pass(), spelled=own)
     choose = choose_of(opts, kept=cache)
-    program = compile_program(graph, ctx, templates(cpu, ctx.strict), choose, opts.opt_level, manager, revise_of(choose))
+    known = schedules_for(opts, cpu, cache)
+    program = compile_program(graph, ctx, templates(cpu, ctx.strict), choose, opts.opt_level, manager, revise_of(choose), known)
     tell(choose, program, manager)
     return program
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dnnc.ir.errors import TuneError
@@ -86,11 +87,16 @@ def unmeasured(opts: CompileOptions, target: str = "", kept: KernelCache | None 
     """What the cost model that ships takes for fastest; without optimization the templates' own first choice."""
     if opts.opt_level < 3:
         return first_choice
-    from dnnc.autotune.choose import pretrained
-    from dnnc.autotune.machine import machine_of
 
-    setting = setting_of(opts, target)
-    return pretrained(machine_of(setting.target), setting, kept=kept)
+    @cache
+    def model() -> Choose:  # not loaded where all schedules are known
+        from dnnc.autotune.choose import pretrained
+        from dnnc.autotune.machine import machine_of
+
+        setting = setting_of(opts, target)
+        return pretrained(machine_of(setting.target), setting, kept=kept)
+
+    return lambda problem, candidates: model()(problem, candidates)
 
 
 def tell(choose: Choose, program: Program, manager: PassManager | None) -> None:

@@ -27,7 +27,7 @@ from dnnc.passes.graph.recurrence import recurrence
 from dnnc.passes.graph.siblings import siblings
 from dnnc.passes.graph.sink_constants import sink_constants
 from dnnc.passes.graph.split_reduce import split_reductions
-from dnnc.passes.program import Program, build_steps, plan_region
+from dnnc.passes.program import Known, Program, build_steps, plan_region
 from dnnc.passes.schedule.problem import Template
 from dnnc.passes.schedule.step import Choose, first_choice
 
@@ -116,11 +116,15 @@ def compile_program(
     opt_level: int = 3,
     manager: PassManager | None = None,
     revise: Revise | None = None,
+    known: Known | None = None,
 ) -> Program:
-    """A graph, changed in place by the passes of the level -> scheduled kernels with a memory plan. `revise`: may fuse differently."""
+    """A graph, changed in place by the passes of the level -> scheduled kernels with a memory plan.
+
+    `revise`: may fuse differently; `known`: what nests became before."""
     (manager or PassManager()).run(graph, LEVELS[opt_level], ctx)
     region = plan_region(graph, fuse=opt_level >= 3, align=ctx.align, normed=ctx.normed)
     memory = plan_memory(graph, region.fusion, region.inplace, region.nested)
     if revise is not None:
         region, memory = revise(region, memory)
-    return Program(graph, region.fusion, memory, build_steps(region, memory, templates, choose, ctx.spelled, ctx.fallback), region)
+    steps = build_steps(region, memory, templates, choose, ctx.spelled, ctx.fallback, known)
+    return Program(graph, region.fusion, memory, steps, region)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Union
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Protocol, Union
 
 from dnnc.ir.errors import DnncError, InternalError, ScheduleError, VerifyError, locations
 from dnnc.ir.expr import Expr, Var
 from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.operator.count import statements
 from dnnc.ir.operator.stmt import For, Kernel, walk_stmts
 from dnnc.ir.operator.text import show_kernel
 from dnnc.ir.operator.verify import verify_kernel
@@ -34,27 +36,64 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One kernel call: which values its buffers are, which dims its scalars are. `text` is the kernel's identity; `refusal` tells of the
-    schedule that was to be used, where another one had to be."""
+class Scheduled:
+    """What a nest became: its text, by which code is found, its schedule, whether all threads take part (otherwise thread 0 runs it alone),
+    and the statements of a run at the largest sizes."""
 
-    group: Group
-    kernel: Kernel
     text: str
-    params: tuple[Value, ...]
-    dims: tuple[Var, ...]
     choice: Choice
-    flops: int | Expr
-    refusal: Refusal | None = None
+    parallel: bool
+    statements: int
 
-    @property
-    def parallel(self) -> bool:
-        """Do all threads take part? Otherwise thread 0 runs the kernel alone."""
-        return is_parallel(self.kernel)
+    @staticmethod
+    def of(kernel: Kernel, choice: Choice) -> Scheduled:
+        return Scheduled(show_kernel(kernel), choice, is_parallel(kernel), statements(kernel.entry.body, {}))
 
 
 def is_parallel(kernel: Kernel) -> bool:
     return any(isinstance(s, For) and s.kind == "parallel" for s in walk_stmts(kernel.entry.body))
+
+
+class Known(Protocol):
+    """What nests became before: for the same machine, by the same templates and the same way to choose."""
+
+    def find(self, nest: str, problem: Problem) -> Scheduled | None: ...
+
+    def keep(self, nest: str, problem: Problem, made: Scheduled) -> None: ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel call: which values its buffers are, which dims its scalars are. `nest` is the kernel as it was lowered, which has the name, the
+    parameters and the places of the scheduled one and writes the same of them; `refusal` tells of the schedule that was to be used, where
+    another one had to be."""
+
+    group: Group
+    nest: Kernel
+    scheduled: Scheduled
+    make: Callable[[], Kernel] = field(compare=False)
+    params: tuple[Value, ...]
+    dims: tuple[Var, ...]
+    flops: int | Expr
+    refusal: Refusal | None = None
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        """The scheduled kernel. Where its text is known from before it is made now: who finds its code by the text needs no kernel."""
+        return self.make()
+
+    @property
+    def text(self) -> str:
+        return self.scheduled.text
+
+    @property
+    def choice(self) -> Choice:
+        return self.scheduled.choice
+
+    @property
+    def parallel(self) -> bool:
+        """Do all threads take part? Otherwise thread 0 runs the kernel alone."""
+        return self.scheduled.parallel
 
 
 @dataclass(frozen=True)
@@ -122,6 +161,11 @@ def _walk(steps: Sequence[AnyStep], graph: Graph) -> Iterator[tuple[AnyStep, Gra
                 yield from _walk(b.steps, b.graph)
 
 
+def _made(problem: Problem, templates: Sequence[Template], choice: Choice, spelled: Collection[str]) -> Kernel:
+    """The kernel by one schedule."""
+    return verify_kernel(decompose(apply_choice(problem, templates, choice), spelled))
+
+
 def _scheduled(
     problem: Problem, templates: Sequence[Template], choose: Choose, spelled: Collection[str], fallback: bool
 ) -> tuple[Kernel, Choice, Refusal | None]:
@@ -133,7 +177,7 @@ def _scheduled(
     """
 
     def made(choice: Choice) -> Kernel:
-        return verify_kernel(decompose(apply_choice(problem, templates, choice), spelled))
+        return _made(problem, templates, choice, spelled)
 
     lenient = bool(problem.lowered.dims) or fallback
     offered = candidates(problem, templates) if lenient else offer(problem, templates)
@@ -172,6 +216,7 @@ def build_steps(
     choose: Choose,
     spelled: Collection[str] = (),
     fallback: bool = False,
+    known: Known | None = None,
 ) -> tuple[AnyStep, ...]:
     """Lower and schedule every group. Groups with the same naive kernel are scheduled once.
 
@@ -182,8 +227,9 @@ def build_steps(
         choose: which of what they offer.
         spelled: intrinsics that stay as they are.
         fallback: take another schedule where the chosen one turns out not to hold; else that is an InternalError or a VerifyError.
+        known: what nests became before; they are not scheduled again, and their kernels are made when somebody asks for them.
     """
-    return _Steps(memory, templates, choose, spelled, fallback).of(region)
+    return _Steps(memory, templates, choose, spelled, fallback, known).of(region)
 
 
 def lower_group(graph: Graph, g: Group, inplace: Value | None = None) -> Lowered:
@@ -192,10 +238,19 @@ def lower_group(graph: Graph, g: Group, inplace: Value | None = None) -> Lowered
     return lower_recurrence(graph, first) if first.op.name == "recurrence" else lower(graph, g.nodes, g.output, inplace)
 
 
+@dataclass(frozen=True)
+class _Made:
+    scheduled: Scheduled
+    make: Callable[[], Kernel]
+    refusal: Refusal | None = None
+
+
 class _Steps:
-    def __init__(self, memory: MemoryPlan, templates: Sequence[Template], choose: Choose, spelled: Collection[str], fallback: bool) -> None:
-        self.memory, self.templates, self.choose, self.spelled, self.fallback = memory, templates, choose, spelled, fallback
-        self.known: dict[tuple[str, frozenset[str]], tuple[Kernel, str, Choice, Refusal | None]] = {}
+    def __init__(
+        self, memory: MemoryPlan, templates: Sequence[Template], choose: Choose, spelled: Collection[str], fallback: bool, known: Known | None
+    ) -> None:
+        self.memory, self.templates, self.choose, self.spelled, self.fallback, self.known = memory, templates, choose, spelled, fallback, known
+        self.made: dict[tuple[str, frozenset[str]], _Made] = {}
 
     def of(self, region: Region) -> tuple[AnyStep, ...]:
         return tuple(self.control(region, g) if g.kind == "control" else self.kernel(region.graph, g) for g in region.fusion.groups)
@@ -205,14 +260,36 @@ class _Steps:
             raise InternalError(f"{g.nodes[0].op.name}{locations(g.output.locs)} runs on the host and cannot be a kernel")
         low = lower_group(graph, g, self.memory.inplace.get(g))
         problem = classify(g.nodes, low, {*graph.constants, *graph.parameters})
-        key = (show_kernel(low.kernel), problem.constants)
-        made = self.known.get(key)
+        nest = show_kernel(low.kernel)
+        key = nest, problem.constants
+        made = self.made.get(key)
         if made is None:
-            verify_kernel(low.kernel)
-            scheduled, choice, refusal = _scheduled(problem, self.templates, self.choose, self.spelled, self.fallback)
-            made = self.known[key] = (scheduled, show_kernel(scheduled), choice, refusal)
-        kernel, text, choice, refusal = made
-        return Step(g, kernel, text, low.params, low.dims, choice, problem.flops, refusal)
+            made = self.made[key] = self.found(nest, problem) or self.new(nest, problem)
+        return Step(g, low.kernel, made.scheduled, made.make, low.params, low.dims, problem.flops, made.refusal)
+
+    def found(self, nest: str, problem: Problem) -> _Made | None:
+        """What is known of a nest."""
+        known = None if self.known is None else self.known.find(nest, problem)
+        if known is None:
+            return None
+
+        @cache
+        def make() -> Kernel:
+            kernel = _made(problem, self.templates, known.choice, self.spelled)
+            if show_kernel(kernel) != known.text:
+                raise InternalError(f"schedule {known.choice} makes another kernel of {problem.kernel.name} than before: clear the cache of kernels")
+            return kernel
+
+        return _Made(known, make)
+
+    def new(self, nest: str, problem: Problem) -> _Made:
+        """A nest that nobody has scheduled."""
+        verify_kernel(problem.kernel)
+        kernel, choice, refusal = _scheduled(problem, self.templates, self.choose, self.spelled, self.fallback)
+        made = Scheduled.of(kernel, choice)
+        if self.known is not None and refusal is None:
+            self.known.keep(nest, problem, made)
+        return _Made(made, lambda: kernel, refusal)
 
     def control(self, region: Region, g: Group) -> ControlStep:
         bodies = tuple(Body(r.graph, self.of(r)) for r in region.nested[g])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,11 +18,11 @@ import dnnc.backends.cuda as package
 from dnnc.backends.cache import KernelCache
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.gate import check_kernel
-from dnnc.backends.cuda.launch import Launch
-from dnnc.backends.cuda.library import ONE, call_of, installed, need, version_of
+from dnnc.backends.cuda.launch import Launch, read_launch
+from dnnc.backends.cuda.library import ONE, LibraryCall, call_of, installed, is_library, need, version_of
 from dnnc.backends.cuda.native import Check, CudaNative, Device
-from dnnc.backends.cuda.nvrtc import compile_many, nvrtc_version
-from dnnc.backends.link import Linker, control_names, describe, describe_control, lay_out_constants
+from dnnc.backends.cuda.nvrtc import compile_many, nvrtc_identity
+from dnnc.backends.link import Linker, control_names, describe, describe_control, place_constants
 from dnnc.backends.places import Control, Loop, NativeKernel
 from dnnc.backends.prologue import prologue_of
 from dnnc.ir.graph import Graph
@@ -50,7 +51,7 @@ class NvrtcCompiler:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self.version = f"{nvrtc_version()} {printer_version()}"
+        self.version = f"{nvrtc_identity()} {printer_version()}"
 
     def compile(self, kernels: Mapping[str, Kernel], target: GpuTarget, tell: Callable[[int, int], None] | None) -> dict[str, bytes]:
         texts = {name: (emit_kernel(k, name, target), target.arch) for name, k in kernels.items()}
@@ -76,12 +77,28 @@ def symbol_of(text: str, arch: str, version: str) -> str:
 
 def symbols_of(program: Program, arch: str, version: str) -> dict[str, str]:
     """The names of a program's kernels by their texts. Those of calls depend on the version of the library, which decides what is computed how."""
-    known = {name: version_of(name) for name in installed()} if any(call_of(s.kernel) for s in program.kernels) else {}
+    known = {name: version_of(name) for name in installed()} if any(map(step_call, program.kernels)) else {}
     out = {}
     for s in program.kernels:
-        call = call_of(s.kernel)
+        call = step_call(s)
         out[s.text] = symbol_of(s.text, arch, version if call is None else f"{call.library} {known.get(call.library, 'missing')}")
     return out
+
+
+def step_call(s: Step) -> LibraryCall | None:
+    """The call of a library that a step is, if it is one."""
+    return call_of(s.kernel) if is_library(str(s.choice)) else None
+
+
+def launched(symbol: str, step: Step, kernels: KernelCache) -> Launch:
+    """How a kernel is launched; the cache knows it of those that were compiled before."""
+    key = hashlib.sha256(f"launch {symbol}".encode()).hexdigest()
+    data = kernels.get(key)
+    if data is not None:
+        return read_launch(json.loads(data))
+    launch = launch_of(step.kernel)
+    kernels.put(key, json.dumps(launch.plain()).encode())
+    return launch
 
 
 def checked_key(symbol: str) -> str:
@@ -119,7 +136,7 @@ def build(
     """
     symbols = symbols_of(program, target.arch, compiler.version)
     steps = {symbols[s.text]: (s, graph) for s, graph in program.walk() if isinstance(s, Step)}
-    calls = {name: call for name, (s, _) in steps.items() if (call := call_of(s.kernel)) is not None}
+    calls = {name: call for name, (s, _) in steps.items() if (call := step_call(s)) is not None}
     for name in calls:
         need(steps[name][0].kernel)
     cubins = {name: call.code for name, call in calls.items()}
@@ -133,9 +150,9 @@ def build(
     for name, cubin in compiler.compile(missing, target, tell).items() if missing else ():
         kernels.put(name[2:], cubin)
         cubins[name] = cubin
-    launches = {name: ONE if name in calls else launch_of(s.kernel) for name, (s, _) in steps.items()}
+    launches = {name: ONE if name in calls else launched(name, s, kernels) for name, (s, _) in steps.items()}
     checks = _checks(steps, kernels, given) if verify else {}
-    params = {name: tuple(p.name for p in s.kernel.entry.params) for name, (s, _) in steps.items()}
+    params = {name: tuple(p.name for p in s.nest.entry.params) for name, (s, _) in steps.items()}
     return _linked(program, target, symbols, cubins, (launches, params), checks, len(missing))
 
 
@@ -157,7 +174,7 @@ def _check(name: str, step: Step, graph: Graph, kernels: KernelCache) -> Check:
 def linked_texts(program: Program, target: GpuTarget, version: str) -> tuple[NativeKernel, ...]:
     """The kernels of a program as data, then its loops and branches; nothing is compiled."""
     symbols = symbols_of(program, target.arch, version)
-    return _described(program, symbols, {c.symbol: c for c in Linker(program, symbols, lay_out_constants(program, parameters=True)[1]).controls()})
+    return _described(program, symbols, {c.symbol: c for c in Linker(program, symbols, place_constants(program, parameters=True).offsets).controls()})
 
 
 def _described(program: Program, symbols: Mapping[str, str], controls: Mapping[str, Control]) -> tuple[NativeKernel, ...]:
@@ -174,8 +191,8 @@ def _linked(
     checks: dict[str, Check],
     compiled: int,
 ) -> CudaNative:
-    constants, offsets = lay_out_constants(program, parameters=True)
-    linker = Linker(program, symbols, offsets)
+    constants = place_constants(program, parameters=True)
+    linker = Linker(program, symbols, constants.offsets)
     controls: dict[str, Control] = {c.symbol: c for c in linker.controls()}
     graph = program.graph
     return CudaNative(

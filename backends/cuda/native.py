@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ from dnnc.ir.types import TensorType
 
 if TYPE_CHECKING:
     from dnnc.backends.cuda.launch import Launch
+    from dnnc.backends.link import ConstantBlock
     from dnnc.backends.prologue import Prologue
     from dnnc.passes.program import Program
 
@@ -178,7 +179,7 @@ class CudaNative:
         params: symbol -> names of the kernel's parameters.
         calls: kernels, loops and branches in order.
         controls: loops and branches by symbol.
-        constants: one block of bytes.
+        placed: where constants lie in one block of bytes; `constants` is the block, made when somebody asks for it.
         inputs, outputs: their types.
         arena: the plan of the memory between the calls.
         kernels: the unique kernels in order of their first call, then loops and branches.
@@ -197,7 +198,7 @@ class CudaNative:
     params: Mapping[str, tuple[str, ...]]
     calls: tuple[Call, ...]
     controls: Mapping[str, Control]
-    constants: Array
+    placed: ConstantBlock
     inputs: tuple[TensorType, ...]
     outputs: tuple[TensorType, ...]
     arena: Arena
@@ -209,6 +210,15 @@ class CudaNative:
     prologue: Prologue | None = None
     donated: Mapping[int, int] = field(default_factory=dict)
     bound: Constants | None = None
+
+    @cached_property
+    def constants(self) -> Array:
+        """One block of bytes; another one once parameters are bound."""
+        return self.placed.made()
+
+    @property
+    def constant_bytes(self) -> int:
+        return self.placed.nbytes
 
     def bind(self, parameters: Mapping[str, Array | DeviceArray], fetch: Callable[[DeviceArray], Array]) -> None:
         """Put what kernels read of parameters behind the constants, in a new block; arrays on the device that are read as they lie stay there.

@@ -2,17 +2,17 @@
 
 In: source text and an architecture. Out: the cubin with what the assembler says of registers and spills. CuPy's thin wrapper is used and not its
 `RawModule`, which asks for a device. NVRTC releases the interpreter's lock, so `compile_many` uses threads. Cubins are the same for the same text,
-options and version (`cubin_key`).
+options and version.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from dnnc.ir.errors import InternalError, TargetError
@@ -28,6 +28,8 @@ OPTIONS = (
     "--disable-warnings",
     "--ptxas-options=-v",
 )
+# Where CuPy looks for NVRTC first. To load it for its version takes a fifth of a second, and code that is in the cache needs no more of it.
+WHEELS = (("cupy-cuda13x", "nvidia-cuda-nvrtc"), ("cupy-cuda12x", "nvidia-cuda-nvrtc-cu12"))
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _STACK = re.compile(r"(\d+) bytes stack frame")
@@ -104,14 +106,24 @@ def compile_many(texts: Mapping[str, tuple[str, str]], threads: int = 2, progres
     return {name: out[name] for name in texts}
 
 
-def cubin_key(text: str, arch: str) -> str:
-    """The hex SHA-256 under which a cache keeps the cubin: all that decides its bytes."""
-    return hashlib.sha256("\0".join((nvrtc_version(), arch, *OPTIONS, text)).encode()).hexdigest()
-
-
 def nvrtc_version() -> str:
     """Such as 13.0. TargetError where NVRTC is missing."""
     return ".".join(map(str, library().getVersion()))
+
+
+@cache
+def nvrtc_identity() -> str:
+    """What tells one NVRTC from another: the version of its wheel where CuPy takes it from there, else what it says of itself.
+
+    TargetError where it is missing.
+    """
+    for cupy, nvrtc in WHEELS:
+        try:
+            version(cupy)
+            return version(nvrtc)
+        except PackageNotFoundError:
+            continue
+    return nvrtc_version()
 
 
 @cache

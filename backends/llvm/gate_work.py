@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from dnnc.ir.bounds import bounds
 from dnnc.ir.errors import locations
-from dnnc.ir.expr import Expr, const, substitute
-from dnnc.ir.operator.stmt import Block, For, If
+from dnnc.ir.expr import Expr
+from dnnc.ir.operator.count import most, statements
 from dnnc.passes.program import Step
 
 MAX_STEPS = 1 << 35  # statements in a run of the kernel, half a minute on one core
@@ -20,20 +19,20 @@ MAX_TERMS = 1 << 28  # that all sampled outputs together may sum, a second of Nu
 FEWEST = 32  # sampled outputs, however long each is
 
 
-def unchecked(step: Step, env: Mapping[Expr, Expr], most: int = MAX_STEPS) -> str | None:
-    """Why a kernel is not checked at the sizes `env`, or None. `most`: statements that a check may run."""
+def unchecked(step: Step, env: Mapping[Expr, Expr], limit: int = MAX_STEPS) -> str | None:
+    """Why a kernel is not checked at the sizes `env`, or None. `limit`: statements that a check may run."""
     values = (v for n in step.group.nodes for v in (*n.inputs, *n.outputs) if v is not None)
     largest = max((_elements(v.type.shape, env) for v in values), default=0)
     if largest > MAX_ELEMENTS:
         return f"a reference of it would take an array of {largest:.2g} elements"
-    steps = _steps(step.kernel.entry.body, env)
-    return f"it runs {steps:.2g} statements" if steps > most else None
+    steps = statements(step.kernel.entry.body, env) if env else step.scheduled.statements
+    return f"it runs {steps:.2g} statements" if steps > limit else None
 
 
-def not_checked(steps: Iterable[Step], env: Mapping[Expr, Expr], most: int = MAX_STEPS) -> tuple[str, ...]:
+def not_checked(steps: Iterable[Step], env: Mapping[Expr, Expr], limit: int = MAX_STEPS) -> tuple[str, ...]:
     """What the report says of the kernels that are not checked, each once."""
-    reasons = {s.text: (s, unchecked(s, env, most)) for s in steps}
-    return tuple(f"kernel {s.kernel.name}{locations(s.kernel.locs)} was not checked: {why}" for s, why in reasons.values() if why)
+    reasons = {s.text: (s, unchecked(s, env, limit)) for s in steps}
+    return tuple(f"kernel {s.nest.name}{locations(s.nest.locs)} was not checked: {why}" for s, why in reasons.values() if why)
 
 
 def sampled(points: int, terms: int) -> int:
@@ -42,22 +41,4 @@ def sampled(points: int, terms: int) -> int:
 
 
 def _elements(shape: tuple[object, ...], env: Mapping[Expr, Expr]) -> int:
-    return math.prod(_most(d, env) if isinstance(d, Expr) else int(str(d)) for d in shape)
-
-
-def _steps(body: Block, env: Mapping[Expr, Expr]) -> int:
-    total = 0
-    for s in body:
-        if isinstance(s, For):
-            total += max(_most(s.extent, env), 0) * max(_steps(s.body, env), 1)
-        elif isinstance(s, If):
-            total += max(_steps(s.then, env), _steps(s.other, env))
-        else:
-            total += 1
-    return total
-
-
-def _most(e: Expr, env: Mapping[Expr, Expr]) -> int:
-    """The largest value of an extent, as far as bounds tell."""
-    high = bounds(substitute(const(e), env))[1]
-    return high if isinstance(high, int) else 1
+    return math.prod(most(d, env) if isinstance(d, Expr) else int(str(d)) for d in shape)

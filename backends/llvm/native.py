@@ -74,6 +74,10 @@ class Native:
         """Kernel text -> symbol."""
         return {k.text: k.symbol for k in self.kernels}
 
+    @property
+    def constant_bytes(self) -> int:
+        return self.constants.nbytes
+
     def sizes(self, dims: Mapping[Var, int]) -> tuple[list[int], int]:
         """Byte offsets into the arena, and its size, for given dims."""
         return self.arena.offsets(dims)

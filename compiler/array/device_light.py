@@ -12,37 +12,35 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from threading import RLock
 from typing import Any
 
 import numpy as np
 
 from dnnc.array.devices import DeviceData, Place, imported
-from dnnc.array.light import FOLD_LIMIT, KEPT_CONSTANTS, KernelNote, keep, sources_version, used
+from dnnc.array.light import FOLD_LIMIT, KEPT_CONSTANTS, KERNELS, KernelNote
 from dnnc.backends.cache import KernelCache
-from dnnc.backends.cuda.build import build, checked_key
+from dnnc.backends.cuda.build import build, checked_key, launched, step_call, symbols_of
 from dnnc.backends.cuda.emit import kernel_number
-from dnnc.backends.cuda.launch import Launch, TensorMap
+from dnnc.backends.cuda.launch import Launch, read_launch
 from dnnc.backends.cuda.library import is_call
 from dnnc.backends.cuda.native import STATUS_BYTES
 from dnnc.backends.link import Linker, lay_out_constants
 from dnnc.backends.places import Place as Where
 from dnnc.device_driver import Machine, compile_for_device, pass_context
 from dnnc.device_executable import DeviceExecutable
-from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph
-from dnnc.ir.operator.text import show_kernel
 from dnnc.options import CompileOptions, cache_folder, make_options
 from dnnc.passes.base import PassManager
-from dnnc.passes.graph.memory_plan import MemoryPlan, Region, plan_memory
+from dnnc.passes.graph.memory_plan import Region, plan_memory
 from dnnc.passes.graph.segments import needs_host
 from dnnc.passes.pipelines import LEVELS
-from dnnc.passes.program import Program, Step, build_steps, lower_group, plan_region
-from dnnc.passes.schedule.problem import Choice, classify
-from dnnc.passes.schedule.step import NAIVE, first_choice
-from dnnc.tuned import choose_of
+from dnnc.passes.program import Program, Step, build_steps, plan_region
+from dnnc.passes.schedule.step import first_choice
+from dnnc.schedules import Schedules, keep, used
+from dnnc.tuned import choose_of, rounds_products
 
 FEW = 8  # kernels of a model that are quicker started one by one than recorded, when operands and results would have to be copied
 ASKED = 1 << 30  # bytes of results from which a device is asked for room first
@@ -50,32 +48,23 @@ Data = Sequence[Any]  # DeviceData; NumPy arrays where values are neutral
 
 
 @dataclass(frozen=True)
-class Scheduled:
-    """A kernel by its naive nest: its symbol, the scheduled text, its schedule, how it is launched, the names of its parameters."""
+class Code:
+    """A kernel whose code is known: its symbol, its text, how it is launched, the names of its parameters."""
 
     symbol: str
     text: str
-    choice: Choice
     launch: Launch
     params: tuple[str, ...]
 
     def plain(self) -> list[Any]:
         """As JSON data."""
-        launch = asdict(self.launch)
-        launch["maps"] = [{**m, "dtype": t.dtype.name} for m, t in zip(launch["maps"], self.launch.maps)]
-        return [self.symbol, self.text, self.choice.template, self.choice.knobs, launch, self.params]
+        return [self.symbol, self.text, self.launch.plain(), self.params]
 
 
-def read_scheduled(plain: Sequence[Any]) -> Scheduled:
-    """What `Scheduled.plain` gave."""
-    symbol, text, template, knobs, launch, params = plain
-    maps = tuple(TensorMap(**{k: _tuples(v) for k, v in {**m, "dtype": BY_NAME[m["dtype"]]}.items()}) for m in launch["maps"])
-    started = Launch(tuple(launch["grid"]), tuple(launch["block"]), launch["shared_bytes"], launch["cluster"], maps)
-    return Scheduled(symbol, text, Choice(template, tuple((k, v) for k, v in knobs)), started, tuple(params))
-
-
-def _tuples(x: Any) -> Any:
-    return tuple(map(_tuples, x)) if isinstance(x, list) else x
+def read_code(plain: Sequence[Any]) -> Code:
+    """What `Code.plain` gave."""
+    symbol, text, launch, params = plain
+    return Code(symbol, text, read_launch(launch), tuple(params))
 
 
 @dataclass(frozen=True)
@@ -85,7 +74,7 @@ class DevicePlan:
 
     outputs: tuple[tuple[tuple[int, ...], str], ...]
     calls: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
-    kernels: Mapping[str, Scheduled]
+    kernels: Mapping[str, Code]
     notes: tuple[KernelNote, ...]
     arena: int
     constants: bytes
@@ -99,10 +88,10 @@ class DevicePlan:
 def read_plan(data: bytes) -> DevicePlan:
     """The plan that `DevicePlan.to_json` wrote."""
     outputs, calls, kernels, notes, arena, constants = json.loads(data)
-    known = [read_scheduled(k) for k in kernels]
+    known = [read_code(k) for k in kernels]
     return DevicePlan(
         tuple((tuple(shape), dtype) for shape, dtype in outputs),
-        _tuples(calls),
+        tuple((symbol, tuple((k, offset) for k, offset in args)) for symbol, args in calls),
         {k.symbol: k for k in known},
         tuple(KernelNote(name, tuple(nodes), choice, parallel, text) for name, nodes, choice, parallel, text in notes),
         arena,
@@ -173,12 +162,12 @@ class DeviceLight:
 def started_directly(f: Any, where: Place) -> Callable[..., list[DeviceData]] | None:
     """What a model of a few kernels computes, of DeviceData and without the care for arrays of all libraries; None for other models."""
     native = f.natives[0] if isinstance(f, DeviceExecutable) and not f.graph.dims else None
-    if native is None or native.controls or len(native.calls) > FEW or native.constants.nbytes > KEPT_CONSTANTS:
+    if native is None or native.controls or len(native.calls) > FEW or native.placed.nbytes > KEPT_CONSTANTS:
         return None
     if any(map(is_call, native.cubins.values())):
         return None
     buffers = len(native.inputs) + len(native.outputs)
-    kernels = {k.symbol: Scheduled(k.symbol, k.text, NAIVE, native.launches[k.symbol], native.params[k.symbol]) for k in native.kernels}
+    kernels = {k.symbol: Code(k.symbol, k.text, native.launches[k.symbol], native.params[k.symbol]) for k in native.kernels}
     names = {k.symbol: k for k in native.kernels}
     notes = tuple(KernelNote(names[c.symbol].name, names[c.symbol].nodes, names[c.symbol].choice, True, names[c.symbol].text) for c in native.calls)
     outputs = tuple((tuple(int(str(d)) for d in t.shape), t.dtype.numpy.name) for t in native.outputs)
@@ -204,9 +193,10 @@ class DeviceCompiler:
         self.cache = KernelCache(cache_folder(self.opts.cache))
         self.ctx = pass_context(self.machine, self.opts, FOLD_LIMIT)
         m: Machine = self.machine
-        self.seed = "\0".join([sources_version(), m.compiler.version, repr(m.target), self.opts.numerics, str(self.opts.opt_level)])
-        self.scheduled: OrderedDict[str, Scheduled] = OrderedDict()
+        self.schedules = Schedules(self.cache, (repr(m.target), self.opts.numerics, str(self.opts.opt_level), str(rounds_products(self.opts))))
+        self.seed = "\0".join([self.schedules.seed, m.compiler.version])
         self.functions: OrderedDict[str, Any] = OrderedDict()  # by symbol; checked
+        self.choose = choose_of(self.opts, f"cuda -arch={m.target.arch}", self.cache)
         self.lock = RLock()
 
     def compile(self, make: Callable[[], Graph], structure: str = "") -> Any:
@@ -236,14 +226,14 @@ class DeviceCompiler:
         functions = {symbol: self._function(k) for symbol, k in plan.kernels.items()}
         return None if any(f is None for f in functions.values()) else DeviceLight(plan, self.place, functions)
 
-    def _function(self, k: Scheduled) -> Any:
+    def _function(self, k: Code) -> Any:
         """A kernel that needs neither a compiler nor a check any more, loaded; else None."""
         found = used(self.functions, k.symbol)
         if found is None and (not self.opts.verify or self.cache.get(checked_key(k.symbol)) is not None):
             cubin = self.cache.get(k.symbol[2:])
             if cubin is not None:
                 found = self.place.device.load(cubin, k.symbol, k.launch, k.params, "pdl_wait(" in k.text)
-                keep(self.functions, k.symbol, found)
+                keep(self.functions, k.symbol, found, KERNELS)
         return found
 
     def _new(self, graph: Graph, key: str) -> Any:
@@ -282,80 +272,46 @@ class DeviceCompiler:
     def _made(self, graph: Graph, key: str, region: Region) -> DeviceLight | None:
         """The program of a graph after the passes; None where a library is to be called."""
         memory = plan_memory(graph, region.fusion, region.inplace, region.nested)
-        steps, known = self._found(region, memory)
-        if not known:
-            steps, known = self._scheduled(region, memory)
-        if any(k is None for k in known):
+        choose = first_choice if graph.dims else self.choose
+        made = build_steps(region, memory, self.machine.templates, choose, self.ctx.spelled, True, self.schedules)
+        steps = [s for s in made if isinstance(s, Step)]
+        program = Program(graph, region.fusion, memory, made, region)
+        if any(map(step_call, steps)):
             return None
-        plan = self._linked(Program(graph, region.fusion, memory, tuple(steps), region), steps, [k for k in known if k is not None])
+        codes = self._codes(program)
+        plan = self._linked(program, steps, {k.text: k for k in codes})
         if key and len(plan.constants) <= KEPT_CONSTANTS:
             self.cache.put(key, plan.to_json())
         return self._loaded(plan)
 
-    def _key(self, naive: str, constants: Sequence[str], kind: str, inplace: Any) -> str:
-        return hashlib.sha256("\0".join(["device expression", self.seed, naive, *constants, kind, str(inplace)]).encode()).hexdigest()
-
-    def _nests(self, region: Region, memory: MemoryPlan) -> list[tuple[Any, Any, Any, str]]:
-        """Of each group its naive nest, the problem that it is, and the name of its schedule."""
-        out = []
-        for g in region.fusion.groups:
-            low = lower_group(region.graph, g, memory.inplace.get(g))
-            problem = classify(g.nodes, low, region.graph.constants)
-            out.append((g, low, problem, self._key(show_kernel(low.kernel), sorted(problem.constants), problem.kind, problem.inplace)))
-        return out
-
-    def _found(self, region: Region, memory: MemoryPlan) -> tuple[list[Step], list[Scheduled | None]]:
-        """The steps of a region where all of its schedules and their code are known: each has its naive nest in place of the scheduled one,
-        which reads and writes the same buffers. Nothing else."""
-        steps: list[Step] = []
-        known: list[Scheduled | None] = []
-        for g, low, problem, key in self._nests(region, memory):
-            found = self._find(key)
-            if found is None or self._function(found) is None:
-                return [], []
-            steps.append(Step(g, low.kernel, found.text, low.params, low.dims, found.choice, problem.flops))
-            known.append(found)
-        return steps, known
-
-    def _find(self, key: str) -> Scheduled | None:
-        found = used(self.scheduled, key)
-        if found is None and (data := self.cache.get(key)) is not None:
-            found = read_scheduled(json.loads(data))
-            keep(self.scheduled, key, found)
-        return found
-
-    def _scheduled(self, region: Region, memory: MemoryPlan) -> tuple[list[Step], list[Scheduled | None]]:
-        """The steps of a region, scheduled, compiled and checked here; None for calls of libraries."""
-        tuned = choose_of(self.opts, f"cuda -arch={self.machine.target.arch}", self.cache)
-        choose = first_choice if region.graph.dims else tuned
-        made = build_steps(region, memory, self.machine.templates, choose, self.ctx.spelled, True)
-        steps = [s for s in made if isinstance(s, Step)]
-        program = Program(region.graph, region.fusion, memory, tuple(steps), region)
+    def _codes(self, program: Program) -> list[Code]:
+        """The kernels of a program, compiled and checked where they are new."""
+        symbols = symbols_of(program, self.machine.target.arch, self.machine.compiler.version)
+        steps = {symbols[s.text]: s for s in program.kernels}
+        if all(map(self._there, steps)):
+            launches = {symbol: launched(symbol, s, self.cache) for symbol, s in steps.items()}
+            return [Code(symbol, s.text, launches[symbol], tuple(p.name for p in s.nest.entry.params)) for symbol, s in steps.items()]
         native = build(program, self.machine.target, self.cache, self.machine.compiler, bool(self.opts.verify))
         functions = native.functions(self.place.device)
         for symbol in list(native.checks):
             native.check(symbol, self.place.device, functions[symbol])
         for symbol, f in functions.items():
-            keep(self.functions, symbol, f)
-        known: list[Scheduled | None] = []
-        for s, (_, _, _, key) in zip(steps, self._nests(region, memory)):
-            symbol = native.symbols[s.text]
-            if is_call(native.cubins[symbol]):
-                known.append(None)
-                continue
-            found = Scheduled(symbol, s.text, s.choice, native.launches[symbol], native.params[symbol])
-            keep(self.scheduled, key, found)
-            self.cache.put(key, json.dumps(found.plain()).encode())
-            known.append(found)
-        return steps, known
+            keep(self.functions, symbol, f, KERNELS)
+        return [Code(symbol, s.text, native.launches[symbol], native.params[symbol]) for symbol, s in steps.items()]
 
-    def _linked(self, program: Program, steps: Sequence[Step], known: Sequence[Scheduled]) -> DevicePlan:
+    def _there(self, symbol: str) -> bool:
+        """Is a kernel loaded, or its code in the cache, and checked?"""
+        if symbol in self.functions:
+            return True
+        return (not self.opts.verify or self.cache.get(checked_key(symbol)) is not None) and self.cache.get(symbol[2:]) is not None
+
+    def _linked(self, program: Program, steps: Sequence[Step], codes: Mapping[str, Code]) -> DevicePlan:
         constants, offsets = lay_out_constants(program)
-        linker = Linker(program, {k.text: k.symbol for k in known}, offsets)
+        linker = Linker(program, {text: k.symbol for text, k in codes.items()}, offsets)
         g = program.graph
         buffers = len(g.inputs) + len(g.outputs)
         calls = tuple((c.symbol, tuple(_memory(p, buffers) for p in c.args)) for c in linker.entry())
-        notes = [KernelNote(s.kernel.name, tuple(n.op.name for n in s.group.nodes), str(k.choice), True, k.text) for s, k in zip(steps, known)]
+        notes = [KernelNote(s.nest.name, tuple(n.op.name for n in s.group.nodes), str(s.choice), True, s.text) for s in steps]
         outputs = tuple((tuple(int(str(d)) for d in v.type.shape if not g.dims), v.type.dtype.numpy.name) for v in g.outputs)
         arena = 0 if g.dims else program.memory.offsets({})[1]
-        return DevicePlan(outputs, calls, {k.symbol: k for k in known}, tuple(notes), arena, constants.tobytes() if offsets else b"")
+        return DevicePlan(outputs, calls, {k.symbol: k for k in codes.values()}, tuple(notes), arena, constants.tobytes() if offsets else b"")

@@ -14,14 +14,11 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
-import dnnc.ir
 from dnnc.backends.cache import KernelCache
 from dnnc.backends.link import Linker, lay_out_constants
 from dnnc.backends.llvm.build import symbol_of
@@ -37,16 +34,14 @@ from dnnc.backends.results import results as result_memory
 from dnnc.backends.runtime import Frame, aligned_empty, runtime
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph
-from dnnc.ir.operator.text import show_kernel
 from dnnc.memory import check_fits, check_possible
 from dnnc.options import CompileOptions, cache_folder, check_every_pass, make_options, thread_count
 from dnnc.passes.base import PassContext, PassManager
-from dnnc.passes.graph.memory_plan import MemoryPlan, Region, plan_memory
+from dnnc.passes.graph.memory_plan import Region, plan_memory
 from dnnc.passes.graph.segments import needs_host
 from dnnc.passes.pipelines import LEVELS
-from dnnc.passes.program import Program, Step, build_steps, lower_group, plan_region
-from dnnc.passes.schedule.problem import Choice, Problem, classify
-from dnnc.passes.schedule.step import Choose
+from dnnc.passes.program import Program, Step, build_steps, plan_region
+from dnnc.schedules import Schedules, keep, used
 from dnnc.tuned import choose_of
 
 Array = np.ndarray[Any, Any]
@@ -59,44 +54,15 @@ FREE_FRAMES = 4  # of a program: so many calls at once find their memory
 KEPT_ARENA = 64 << 20  # bytes of intermediate values that a program keeps for its next call; more is given back
 
 
-@dataclass(frozen=True)
-class Scheduled:
-    """A kernel by its naive nest: the scheduled text, whether all threads take part, its schedule."""
-
-    text: str
-    parallel: bool
-    choice: Choice
-
-
 class Kernels:
-    """The kernels of this process: schedules by the naive text, loaded code by symbol, each the last KERNELS used."""
+    """The kernels of this process: schedules by the nest, and the loaded code by symbol that was used last."""
 
     def __init__(self, target: CpuTarget, opts: CompileOptions) -> None:
         self.target, self.opts = target, opts
         self.cache = KernelCache(cache_folder(opts.cache))
-        self.scheduled: OrderedDict[str, Scheduled] = OrderedDict()
+        self.schedules = Schedules(self.cache, (repr(target), opts.numerics, str(opts.opt_level)))
         self.loaded: OrderedDict[str, tuple[Loaded, int]] = OrderedDict()
-        self.seed = "\0".join([sources_version(), llvm_version(), repr(target), opts.numerics, str(opts.opt_level)])
-
-    def key(self, naive: str, problem: Problem) -> str:
-        """The name of a schedule: all that decides it."""
-        parts = (self.seed, naive, *sorted(problem.constants), problem.kind, str(problem.inplace))
-        return hashlib.sha256("\0".join(["expression", *parts]).encode()).hexdigest()
-
-    def find(self, key: str) -> Scheduled | None:
-        """A schedule that is known."""
-        found = used(self.scheduled, key)
-        if found is None and (data := self.cache.get(key)) is not None:
-            text, parallel, template, knobs = json.loads(data)
-            found = Scheduled(text, parallel, Choice(template, tuple((k, v) for k, v in knobs)))
-            keep(self.scheduled, key, found)
-        return found
-
-    def learn(self, key: str, step: Step) -> None:
-        """Keep a schedule."""
-        made = Scheduled(step.text, step.parallel, step.choice)
-        keep(self.scheduled, key, made)
-        self.cache.put(key, json.dumps([made.text, made.parallel, made.choice.template, made.choice.knobs]).encode())
+        self.seed = "\0".join([self.schedules.seed, llvm_version()])
 
     def load(self, text: str) -> tuple[Loaded, int] | None:
         """The loaded code of a scheduled kernel and its address; None if it is nowhere."""
@@ -121,34 +87,8 @@ class Kernels:
 
     def enter(self, symbol: str, loaded: Loaded) -> tuple[Loaded, int]:
         found = loaded, loaded.address(symbol)
-        keep(self.loaded, symbol, found)
+        keep(self.loaded, symbol, found, KERNELS)
         return found
-
-
-def used(kept: OrderedDict[str, T], key: str) -> T | None:
-    """What is kept under a key, which is then the last to go; or None."""
-    if key in kept:
-        kept.move_to_end(key)
-    return kept.get(key)
-
-
-def keep(kept: OrderedDict[str, T], key: str, what: T) -> None:
-    """Keep the last KERNELS that were used."""
-    kept[key] = what
-    if len(kept) > KERNELS:
-        kept.popitem(last=False)
-
-
-@cache
-def sources_version() -> str:
-    """Changes with the sources that decide what a schedule is: names, sizes and times of the files, which takes a millisecond to read."""
-    h = hashlib.sha256()
-    top = Path(str(dnnc.ir.__file__)).parents[1]
-    for package in ("ir", "passes", "autotune", "backends"):
-        for p in sorted((top / package).rglob("*.py")):
-            s = p.stat()
-            h.update(f"{p.relative_to(top)} {s.st_size} {s.st_mtime_ns}\n".encode())
-    return h.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -262,6 +202,7 @@ class Compiler:
         own = spelled(numerics, self.target.feature_set)
         self.ctx = PassContext(numerics=numerics, lanes=self.target.lanes, fold_limit=FOLD_LIMIT, check=check_every_pass(), spelled=own)
         self.templates = templates(self.target, self.ctx.strict)
+        self.choose = choose_of(self.opts, kept=self.kernels.cache)
         self.lock = threading.RLock()
 
     def compile(self, make: Callable[[], Graph], structure: str = "") -> Any:
@@ -316,8 +257,9 @@ class Compiler:
         if graph.dims and len(region.fusion.groups) > 1:  # values between kernels would have no place
             return None
         memory = plan_memory(graph, region.fusion, region.inplace, region.nested)
-        steps, keys = self._steps(region, memory)
-        plan = self._linked(Program(graph, region.fusion, memory, tuple(steps), region), steps, keys)
+        made = build_steps(region, memory, self.templates, self.choose, self.ctx.spelled, True, self.kernels.schedules)
+        steps = [s for s in made if isinstance(s, Step)]
+        plan = self._linked(Program(graph, region.fusion, memory, made, region), steps)
         if plan is None:
             return None
         if key and len(plan.constants) <= KEPT_CONSTANTS:
@@ -336,41 +278,14 @@ class Compiler:
 
         return run
 
-    def _steps(self, region: Region, memory: MemoryPlan) -> tuple[list[Step], list[str]]:
-        """The kernels of a region with the keys of their schedules. Where all are known each step has its naive nest in place of the
-        scheduled one, which reads and writes the same buffers."""
-        steps, keys = [], []
-        known = True
-        for g in region.fusion.groups:
-            low = lower_group(region.graph, g, memory.inplace.get(g))
-            problem = classify(g.nodes, low, region.graph.constants)
-            key = self.kernels.key(show_kernel(low.kernel), problem)
-            found = self.kernels.find(key)
-            keys.append(key)
-            known = known and found is not None and self.kernels.load(found.text) is not None
-            if known and found is not None:
-                steps.append(Step(g, low.kernel, found.text, low.params, low.dims, found.choice, problem.flops))
-        if known:
-            return steps, keys
-        made = [s for s in build_steps(region, memory, self.templates, self._choose(), self.ctx.spelled, True) if isinstance(s, Step)]
-        for key, s in zip(keys, made):
-            self.kernels.make(s, region.graph)
-            self.kernels.learn(key, s)
-        return made, keys
-
-    def _choose(self) -> Choose:
-        return choose_of(self.opts, kept=self.kernels.cache)
-
-    def _linked(self, program: Program, steps: Sequence[Step], keys: Sequence[str]) -> Plan | None:
+    def _linked(self, program: Program, steps: Sequence[Step]) -> Plan | None:
         """None where the runner cannot take it."""
-        symbols = {s.text: symbol_of(s.text, self.target) for s in steps}
         constants, offsets = lay_out_constants(program)
-        linker = Linker(program, symbols, offsets)
-        infos = [self.kernels.scheduled[k] for k in keys]
-        calls = [replace(c, parallel=i.parallel) for c, i in zip(linker.entry(), infos)]
+        linker = Linker(program, {s.text: symbol_of(s.text, self.target) for s in steps}, offsets)
+        calls = linker.entry()
         if not can_run(calls):
             return None
-        notes = [KernelNote(s.kernel.name, tuple(n.op.name for n in s.group.nodes), str(i.choice), i.parallel, i.text) for s, i in zip(steps, infos)]
+        notes = [KernelNote(s.nest.name, tuple(n.op.name for n in s.group.nodes), str(s.choice), s.parallel, s.text) for s in steps]
         g = program.graph
         outputs = tuple((tuple(int(str(d)) for d in v.type.shape if not g.dims), v.type.dtype.numpy.name) for v in g.outputs)
         records = records_of(calls, len(g.inputs) + len(g.outputs))

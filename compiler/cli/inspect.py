@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Union
 
 from dnnc.backends.artifact import is_artifact
-from dnnc.backends.link import Linker, describe, lay_out_constants
+from dnnc.backends.link import Linker, describe, place_constants
 from dnnc.backends.llvm.build import symbol_of
 from dnnc.backends.llvm.features import CpuTarget, parse_target
 from dnnc.cli.arguments import load_graph, make_arrays, open_dims
@@ -26,7 +26,7 @@ from dnnc.options import CompileOptions
 from dnnc.passes.base import PassContext
 from dnnc.passes.graph.segments import HostStep, needs_host, split
 from dnnc.passes.graph.segments import prepare as prepare_split
-from dnnc.passes.program import Program, Step, lower_group
+from dnnc.passes.program import Program
 from dnnc.report.device_sources import STAGES as DEVICE_STAGES
 from dnnc.report.device_sources import DeviceSources
 from dnnc.report.device_sources import sources_of as device_sources_of
@@ -172,9 +172,9 @@ def program_sources(program: Program, machine: CpuTarget | Machine, naive: bool 
         return _device_sources(program, machine, naive)
     cpu = machine
     symbols = {s.text: symbol_of(s.text, cpu) for s in program.kernels}
-    texts = {symbols[s.text]: naive_text(program, s) for s in program.kernels} if naive else None
+    texts = {symbols[s.text]: show_kernel(s.nest) for s in program.kernels} if naive else None
     return Sources(
-        describe(program, symbols), lambda: Linker(program, symbols, lay_out_constants(program)[1]).entry(), program.graph.text, cpu, texts
+        describe(program, symbols), lambda: Linker(program, symbols, place_constants(program).offsets).entry(), program.graph.text, cpu, texts
     )
 
 
@@ -183,13 +183,8 @@ def _device_sources(program: Program, machine: Machine, naive: bool) -> DeviceSo
 
     kernels = linked_texts(program, machine.target, machine.compiler.version)
     symbols = {k.text: k.symbol for k in kernels}
-    texts = {symbols[s.text]: naive_text(program, s) for s in program.kernels} if naive else None
+    texts = {symbols[s.text]: show_kernel(s.nest) for s in program.kernels} if naive else None
     return DeviceSources(kernels, program.graph.text, machine.target, texts)
-
-
-def naive_text(program: Program, s: Step) -> str:
-    """The kernel of a step before its schedule."""
-    return show_kernel(lower_group(program.graph, s.group, program.memory.inplace.get(s.group)).kernel)
 
 
 def kernels(sources: AnySources, view: View) -> list[dict[str, Any]]:

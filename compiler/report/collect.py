@@ -29,7 +29,7 @@ def program_report(
     assert program is not None, "a loaded program brings its report"
     sizes = {v.name: n for v, n in dims.items()}  # by name: a program for all sizes may have closer bounds
     here = {v: sizes[v.name] for v in native.dims}
-    memory = MemoryReport(native.sizes(here)[1], native.arena.lower_bound(here), native.constants.nbytes)
+    memory = MemoryReport(native.sizes(here)[1], native.arena.lower_bound(here), native.constant_bytes)
     host = tuple(_where(g.nodes[0].locs, g.nodes[0].op.name) for g in program.fusion.groups if g.kind == "host")
     shown = dict(sorted(sizes.items()))
     kernels = kernel_reports(program, native.symbols, here)

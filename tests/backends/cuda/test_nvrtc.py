@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import struct
 import sys
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 
 from dnnc.backends.cuda import nvrtc
-from dnnc.backends.cuda.nvrtc import compile_cuda, compile_many, cubin_key, nvrtc_version
+from dnnc.backends.cuda.nvrtc import compile_cuda, compile_many, nvrtc_version
 from dnnc.ir.errors import InternalError, TargetError
 
 COPY = 'extern "C" __global__ void k(const float* x, float* y) { y[threadIdx.x] = x[threadIdx.x]; }\n'
@@ -53,11 +54,21 @@ def test_the_same_text_gives_the_same_bytes() -> None:
     assert compile_cuda(COPY, "sm_90a").cubin != compile_cuda(COPY, "sm_80").cubin
 
 
-def test_keys_depend_on_text_architecture_and_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = {cubin_key(COPY, "sm_80"), cubin_key(COPY + " ", "sm_80"), cubin_key(COPY, "sm_90a")}
-    monkeypatch.setattr(nvrtc, "nvrtc_version", lambda: "1.0")
-    keys.add(cubin_key(COPY, "sm_80"))
-    assert len(keys) == 4 and cubin_key(COPY, "sm_80") in keys
+def test_its_identity_is_the_wheels_or_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = nvrtc.nvrtc_identity()
+    assert here.startswith(nvrtc_version())
+    wheels = {"cupy-cuda12x": "13.6.0", "nvidia-cuda-nvrtc": "13.9.1", "nvidia-cuda-nvrtc-cu12": "12.8.93"}
+
+    def version(name: str) -> str:
+        if name not in wheels:
+            raise PackageNotFoundError(name)
+        return wheels[name]
+
+    monkeypatch.setattr(nvrtc, "version", version)
+    asked = nvrtc.nvrtc_identity.__wrapped__
+    assert asked() == "12.8.93"  # of the CUDA that CuPy is for
+    del wheels["nvidia-cuda-nvrtc-cu12"]
+    assert asked() == nvrtc_version()
 
 
 def test_an_error_shows_the_lines_that_it_names() -> None:

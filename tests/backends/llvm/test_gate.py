@@ -23,7 +23,7 @@ from dnnc.ir.expr import Const, Expr, Load, Op, const, load, op, rebuild
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph_text import parse
 from dnnc.ir.operator.stmt import Block, For, Kernel, Store, map_stmt
-from dnnc.passes.program import Program
+from dnnc.passes.program import Program, Scheduled
 
 GRAPHS = graphs()
 
@@ -31,7 +31,8 @@ GRAPHS = graphs()
 def check(p: Program, change: Callable[[Kernel], Kernel] = lambda k: k, only: str = "") -> None:
     for step in p.steps:
         if only in step.kernel.name:
-            changed = replace(step, kernel=change(step.kernel))
+            kernel = change(step.kernel)
+            changed = replace(step, scheduled=Scheduled.of(kernel, step.choice), make=lambda kernel=kernel: kernel)
             loaded = load_objects([compile_text(emit_kernel(changed.kernel, "k_t", TARGET.feature_set), TARGET.cpu, TARGET.features)])
             check_kernel(p.graph, changed, loaded.address("k_t"))
 

@@ -166,7 +166,7 @@ def test_another_process_finds_plans_and_kernels(monkeypatch: pytest.MonkeyPatch
     for f in (lambda v: abs(v) + 1, lambda v: v @ v):
         run(f)
     monkeypatch.setattr("dnnc.testing.interpreted_device.TextCompiler.compile", lambda *_: pytest.fail("its code is in the cache"))
-    monkeypatch.setattr("dnnc.array.device_light.build_steps", lambda *_: pytest.fail("its schedule is in the cache"))
+    monkeypatch.setattr("dnnc.passes.program._scheduled", lambda *_: pytest.fail("its schedule is in the cache"))
     for f in (lambda v: abs(v) + 1, lambda v: v @ v, lambda v: (v @ v).reshape(6, 6)):
         run(f)
 

@@ -1,0 +1,99 @@
+"""Schedules of earlier compilations: what a nest was scheduled to once is looked up, in this process, then in the kernel cache.
+
+A record depends on everything that decides a schedule: the nest, the target, the options, the cost model that ships, and dnnc's sources. It is
+text alone; a kernel whose code is not in the cache any more is scheduled again, as the record says. Where a tuning log decides, or passes are
+to be checked, nothing is looked up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import dnnc
+import dnnc.ir
+from dnnc.backends.cache import KernelCache
+from dnnc.options import CompileOptions, check_every_pass
+from dnnc.passes.program import Scheduled
+from dnnc.passes.schedule.problem import Choice, Problem
+from dnnc.tuned import rounds_products
+
+if TYPE_CHECKING:
+    from dnnc.backends.cuda.target import GpuTarget
+    from dnnc.backends.llvm.features import CpuTarget
+
+T = TypeVar("T")
+MOST = 4096  # records kept in a process, some kilobytes each
+
+
+class Schedules:
+    """The records of one target and one set of options.
+
+    Args:
+        store: where records are kept, and other processes find them.
+        setting: what decides a schedule besides the nest and the sources.
+    """
+
+    def __init__(self, store: KernelCache, setting: Sequence[str]) -> None:
+        self.store = store
+        self.seed = "\0".join(["schedule", sources_version(), *setting])
+        self._recent: OrderedDict[str, Scheduled] = OrderedDict()
+
+    def find(self, nest: str, problem: Problem) -> Scheduled | None:
+        """What a nest became, if that is known."""
+        key = self._key(nest, problem)
+        found = used(self._recent, key)
+        if found is None and (data := self.store.get(key)) is not None:
+            text, template, knobs, parallel, statements = json.loads(data)
+            found = Scheduled(text, Choice(template, tuple((k, v) for k, v in knobs)), parallel, statements)
+            keep(self._recent, key, found, MOST)
+        return found
+
+    def keep(self, nest: str, problem: Problem, made: Scheduled) -> None:
+        """Keep what a nest became."""
+        key = self._key(nest, problem)
+        keep(self._recent, key, made, MOST)
+        record = [made.text, made.choice.template, made.choice.knobs, made.parallel, made.statements]
+        self.store.put(key, json.dumps(record).encode())
+
+    def _key(self, nest: str, problem: Problem) -> str:
+        parts = (self.seed, nest, *sorted(problem.constants), problem.kind, str(problem.inplace))
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def schedules_for(opts: CompileOptions, target: CpuTarget | GpuTarget, store: KernelCache | None) -> Schedules | None:
+    """The records for a compilation; None where schedules are to be made anew."""
+    if store is None or store.path is None or isinstance(opts.tune, Mapping) or check_every_pass():
+        return None
+    return Schedules(store, (repr(target), opts.numerics, str(opts.opt_level), str(rounds_products(opts))))
+
+
+@cache
+def sources_version() -> str:
+    """Changes with what decides a schedule: dnnc's version, and names, sizes and times of the files, which takes a millisecond to read."""
+    h = hashlib.sha256(dnnc.__version__.encode())
+    top = Path(str(dnnc.ir.__file__)).parents[1]
+    for package in ("ir", "passes", "autotune", "backends"):
+        for p in sorted(p for p in (top / package).rglob("*") if p.suffix in (".py", ".npz")):
+            s = p.stat()
+            h.update(f"{p.relative_to(top)} {s.st_size} {s.st_mtime_ns}\n".encode())
+    return h.hexdigest()
+
+
+def used(kept: OrderedDict[str, T], key: str) -> T | None:
+    """What is kept under a key, which is then the last to go; or None."""
+    if key in kept:
+        kept.move_to_end(key)
+    return kept.get(key)
+
+
+def keep(kept: OrderedDict[str, T], key: str, what: T, most: int) -> None:
+    """Keep the last `most` that were used."""
+    kept[key] = what
+    if len(kept) > most:
+        kept.popitem(last=False)
