@@ -67,15 +67,18 @@ INFO = .types/dnnc-$(VERSION).dist-info
 	@mkdir $(INFO) && printf 'Metadata-Version: 2.1\nName: dnnc\nVersion: $(VERSION)\n' > $(INFO)/METADATA
 	@awk '/^\[project.entry-points./ {sub(/project.entry-points./, ""); on = 1; print; next} /^\[/ {on = 0} on {gsub(/"/, ""); print}' pyproject.toml > $(INFO)/entry_points.txt
 
-# Two stamps: installed to run, installed to develop. pip's editable install follows the sources by itself.
+# Two stamps: installed to run, installed to develop. pip's editable install follows the sources by itself, but leaves them uncompiled: where the
+# shell forbids Python to write bytecode, each process would take a second more to start.
 $(VENV)/run: pyproject.toml | $(BIN)/python
 	@echo "installing dnnc into $(VENV)"
 	@$(PIP) --editable .
+	@$(BIN)/python -m compileall -q $(CODE)
 	@touch $@
 
 $(VENV)/dev: pyproject.toml | $(BIN)/python
 	@echo "installing dnnc and the tools for its development into $(VENV)"
 	@$(PIP) --editable ".[dev]"
+	@$(BIN)/python -m compileall -q $(CODE)
 	@touch $@ $(VENV)/run
 
 $(BIN)/python:
