@@ -34,13 +34,14 @@ NUMBERS = (bool, int, float, complex)
 OPERANDS = (*NUMBERS, np.ndarray, np.generic, Size)  # what stands beside an array
 
 
+@cache
 def _function(name: str) -> Any:
     return getattr(namespace(), name)
 
 
 def _binary(name: str, reverse: bool) -> Any:
     def method(self: Array, other: Any, /) -> Any:
-        if not isinstance(other, Array) and not isinstance(other, OPERANDS):
+        if type(other) is not Array and not isinstance(other, (Array, *OPERANDS)):
             return NotImplemented
         return _function(name)(other, self) if reverse else _function(name)(self, other)
 
@@ -416,9 +417,14 @@ def scalar(value: Any, dtype: DType) -> Array:
     """A number without axes, which lives nowhere in particular. It is an operand of programs, not a part of them."""
     if isinstance(value, Size):
         return cast(array_of(apply("full", shape=(), value=value, dtype=from_numpy(real_of(dtype)))), dtype)
-    if value and type(value) in (int, float) and dtype.kind != "c":  # zeros are equal and have signs
-        return Array((Lazy(*_number(value, dtype)),), dtype)
+    if value and type(value) in (int, float) and dtype.kind != "c":
+        return Array((number(value, dtype),), dtype)
     return from_buffer(_as_dtype(value, dtype), None)
+
+
+def number(value: int | float, dtype: DType) -> Lazy:
+    """The same of a number but zero, of a real type: zeros are equal and have signs."""
+    return Lazy(*_number(value, dtype))
 
 
 def _as_dtype(value: Any, dtype: DType) -> np.ndarray[Any, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from dnnc.array import complex_math as cm
-from dnnc.array.core import NUMBERS, Array, apply_full, array_of, as_operand, cast, moved, placed, scalar
+from dnnc.array.core import NUMBERS, Array, apply_full, array_of, as_operand, cast, moved, number, placed, scalar
 from dnnc.array.devices import device_name
-from dnnc.array.lazy import Lazy, apply
+from dnnc.array.lazy import Lazy, apply, apply_plain
 from dnnc.array.promotion import DEFAULTS, DType, complex_of, dtype_of, float_of, kind_of, promoted, real_of
 from dnnc.array.sizes import Size
 from dnnc.ir.dtype import DType as IrType
@@ -74,6 +74,22 @@ def floats(name: str, *given: Operand, kinds: str = "biufc") -> list[Array]:
     return [cast(x, dtype) for x in xs]
 
 
+def quick(op: str, x1: Operand, x2: Operand, kinds: str = "iuf") -> Array | None:
+    """An op of two real arrays of one type, or of one and a number that takes its type: most of what expressions are made of. None for others."""
+    array = x1 if type(x1) is Array else x2
+    if type(array) is not Array or array._dtype.kind not in kinds:
+        return None
+    p, q = _part(x1, array._dtype), _part(x2, array._dtype)
+    return None if p is None or q is None else array_of(apply_plain(op, p, q))
+
+
+def _part(x: Operand, dtype: DType) -> Lazy | None:
+    if type(x) is Array:
+        return x._parts[0] if x._dtype is dtype else None
+    of_its_kind = (type(x) is float and dtype.kind == "f") or type(x) is int
+    return number(x, dtype) if of_its_kind and x else None
+
+
 def one(x: Array) -> Lazy:
     return x._parts[0]
 
@@ -91,6 +107,9 @@ def const(like: Lazy, value: Any) -> Lazy:
 
 
 def add(x1: Operand, x2: Operand, /) -> Array:
+    made = quick("add", x1, x2)
+    if made is not None:
+        return made
     a, b = operands("add", x1, x2)
     if a.dtype.kind == "b":
         return real_op("logical_or", a, b)
@@ -98,11 +117,17 @@ def add(x1: Operand, x2: Operand, /) -> Array:
 
 
 def subtract(x1: Operand, x2: Operand, /) -> Array:
+    made = quick("sub", x1, x2)
+    if made is not None:
+        return made
     a, b = operands("subtract", x1, x2, kinds="iufc")
     return array_of(*cm.sub(a._parts, b._parts)) if a.dtype.kind == "c" else real_op("sub", a, b)
 
 
 def multiply(x1: Operand, x2: Operand, /) -> Array:
+    made = quick("mul", x1, x2)
+    if made is not None:
+        return made
     a, b = operands("multiply", x1, x2)
     if a.dtype.kind == "b":
         return real_op("logical_and", a, b)
@@ -110,6 +135,9 @@ def multiply(x1: Operand, x2: Operand, /) -> Array:
 
 
 def divide(x1: Operand, x2: Operand, /) -> Array:
+    made = quick("div", x1, x2, "f")
+    if made is not None:
+        return made
     a, b = floats("divide", x1, x2)
     return array_of(*cm.div(a._parts, b._parts)) if a.dtype.kind == "c" else real_op("div", a, b)
 
@@ -166,6 +194,8 @@ _POWERS: dict[float, Callable[[Lazy], Lazy]] = {
 
 
 def negative(x: Operand, /) -> Array:
+    if type(x) is Array and x._dtype.kind in "if":
+        return array_of(apply_plain("neg", x._parts[0]))
     (a,) = operands("negative", x, kinds="iufc")
     if a.dtype.kind == "u":
         return array_of(apply("sub", const(one(a), 0), one(a)))
@@ -209,6 +239,8 @@ def sqrt(x: Operand, /) -> Array:
 
 
 def _function(name: str, x: Operand) -> Array:
+    if type(x) is Array and x._dtype.kind == "f":
+        return array_of(apply_plain(name, x._parts[0]))
     (a,) = floats(name, x)
     return array_of(*cm.FUNCTIONS[name](a._parts)) if a.dtype.kind == "c" else real_op(name, a)
 

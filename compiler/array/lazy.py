@@ -25,7 +25,7 @@ from dnnc.array.devices import HOST, DeviceData, common, place
 from dnnc.array.lines import no_data, user_line
 from dnnc.array.sizes import seen
 from dnnc.ir.builder import complete, infer
-from dnnc.ir.dtype import BY_NAME, from_numpy
+from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import InputError, Loc
 from dnnc.ir.expr import Expr, var
 from dnnc.ir.graph import Graph, Node, Value
@@ -145,6 +145,18 @@ def apply(name: str, *inputs: Lazy | None, **attrs: Any) -> Lazy:
     return apply_all(name, *inputs, **attrs)[0]
 
 
+def apply_plain(name: str, *inputs: Lazy) -> Lazy:
+    """The same of an op without attributes: most of what expressions are made of, in a third of the time."""
+    flat: list[Any] = []
+    for x in inputs:
+        if x.traced:
+            return apply_all(name, *inputs)[0]
+        flat += (x.type.dtype, x.type.shape)
+    op, full, types = _plain(name, *flat)
+    call = Call(op, inputs, full, types)
+    return Lazy(types[0], call) if call.depth < DEEPEST and 0 not in types[0].shape else apply_all(name, *inputs)[0]
+
+
 def apply_all(name: str | OpDef, *inputs: Lazy | None, **attrs: Any) -> tuple[Lazy, ...]:
     """The results of an op, which is one of OPS or a record of its own."""
     op, full, types = _rules(name, inputs, attrs)
@@ -169,25 +181,19 @@ Applied = tuple[OpDef, dict[str, Any], tuple[TensorType, ...]]  # an op, all of 
 
 
 def _rules(name: str | OpDef, inputs: tuple[Lazy | None, ...], attrs: dict[str, Any]) -> Applied:
-    if not attrs and type(name) is str:
-        types = []
-        for x in inputs:
-            if x is None or x.traced:
-                break
-            types.append((x.type.dtype.name, x.type.shape))
-        else:
-            return _plain(name, *types)
+    if not attrs and type(name) is str and not any(x is None or x.traced for x in inputs):
+        return _plain(name, *(d for x in inputs if x is not None for d in (x.type.dtype, x.type.shape)))
     op = OPS[name] if isinstance(name, str) else name
     full = complete(op, attrs)
     return op, full, tuple(infer(op, inputs, full))  # type: ignore[arg-type]  # a rule reads the types alone
 
 
 @lru_cache(RULES)
-def _plain(name: str, *operands: tuple[str, tuple[Any, ...]]) -> Applied:
-    """The same of an op without attributes for operands of these dtypes and shapes: most of what chains are made of."""
+def _plain(name: str, *operands: Any) -> Applied:
+    """The same of an op without attributes; `operands`: the dtype and the shape of each in turn."""
     op = OPS[name]
     full = complete(op, {})
-    return op, full, tuple(infer(op, [Lazy(TensorType(BY_NAME[d], shape)) for d, shape in operands], full))  # type: ignore[misc]
+    return op, full, tuple(infer(op, [Lazy(TensorType(d, shape)) for d, shape in zip(operands[::2], operands[1::2])], full))  # type: ignore[misc]
 
 
 def depends(call: Call) -> bool:
@@ -208,40 +214,58 @@ def _nothing(t: TensorType, device: str | None) -> Array | DeviceData:
 # --- structure ----------------------------------------------------------------------------------------------------------------
 
 
-def _reached(roots: Iterable[Lazy]) -> tuple[list[Call], list[Lazy], dict[int, Lazy]]:
-    """The calls that values need, operands first; the values without a call; and those with one that were met, by identity."""
-    calls: dict[int, Call] = {}
-    leaves: dict[int, Lazy] = {}
-    met: dict[int, Lazy] = {}
-    stack: list[Call] = []
-    for x in reversed(list(roots)):
-        if x.call is None:
-            leaves[id(x)] = x
-        else:
-            stack.append(x.call)
-            met[id(x)] = x
-    while stack:
-        call = stack[-1]
-        if id(call) in calls:
-            stack.pop()
-            continue
-        before = len(stack)
-        for i in call.inputs:
-            if i is None:
+class Reached:
+    """What values need: the calls, operands first, with the numbers of their first results; the values without a call, numbered; those with
+    one that were met. `key`: the calls in words, equal for equal ones."""
+
+    __slots__ = ("calls", "key", "leaves", "met")
+
+    def __init__(self, roots: Sequence[Lazy]) -> None:
+        calls: dict[Call, int] = {}
+        leaves: dict[Lazy, int] = {}
+        met: dict[Lazy, None] = {}
+        key: list[Any] = []
+        stack: list[Call] = []
+        count = 0
+        for x in reversed(roots):
+            if x.call is None:
+                leaves.setdefault(x, len(leaves))
+            else:
+                stack.append(x.call)
+                met[x] = None
+        while stack:
+            call = stack[-1]
+            if call in calls:
+                stack.pop()
                 continue
-            if i.call is None:
-                leaves[id(i)] = i
-                continue
-            met[id(i)] = i
-            if id(i.call) not in calls:
-                stack.append(i.call)
-        if len(stack) == before:
-            calls[id(call)] = call
-            stack.pop()
-    return list(calls.values()), list(leaves.values()), met
+            before = len(stack)
+            for i in call.inputs:
+                if i is None:
+                    continue
+                c = i.call
+                if c is None:
+                    leaves.setdefault(i, len(leaves))
+                    continue
+                met[i] = None
+                if c not in calls:
+                    stack.append(c)
+            if len(stack) == before:
+                stack.pop()
+                calls[call] = count
+                count += len(call.types)
+                key.append(call.key)
+                key += [-1 if i is None else -2 - leaves[i] if i.call is None else calls[i.call] + i.index for i in call.inputs]
+        self.calls, self.leaves, self.met, self.key = calls, leaves, met, key
+
+    def structure(self, outputs: Sequence[Lazy], flat: bool = False) -> Any:
+        """Equal for what one program computes. `flat`: whatever the shape of its arrays."""
+        leaves, calls = self.leaves, self.calls
+        given = [(x.type.dtype.name, bool(x.type.shape) if flat else x.type.shape) for x in leaves]
+        # the mark is for ops of any number of operands
+        return (*self.key, END, *(-2 - leaves[x] if x.call is None else calls[x.call] + x.index for x in outputs), *given)
 
 
-def _flat_shape(calls: Sequence[Call], leaves: Sequence[Lazy], outputs: Sequence[Lazy], most: int = FLAT_SIZE) -> tuple[int, ...] | None:
+def _flat_shape(calls: Iterable[Call], leaves: Iterable[Lazy], outputs: Sequence[Lazy], most: int = FLAT_SIZE) -> tuple[int, ...] | None:
     """The shape of all arrays in an element-wise expression, where a program that sees vectors of any size serves: the same for all shapes."""
     shape = outputs[0].type.shape
     if not shape or not 0 < math.prod(shape) <= most:
@@ -264,24 +288,6 @@ def _flat_shape(calls: Sequence[Call], leaves: Sequence[Lazy], outputs: Sequence
     return shape if found else None  # type: ignore[return-value]
 
 
-def _structure(calls: Sequence[Call], leaves: Sequence[Lazy], outputs: Sequence[Lazy], flat: bool = False) -> Any:
-    """Equal for what one program computes. `flat`: whatever the shape of its arrays."""
-    number: dict[int, int] = {}  # of a leaf, and of the first result of a call
-    key: list[Any] = []
-    for x in leaves:
-        number[id(x)] = len(number)
-        key.append((x.type.dtype.name, bool(x.type.shape) if flat else x.type.shape))
-    count = len(number)
-    for c in calls:
-        key.append(c.key)
-        key += [-1 if x is None else number[id(x)] if x.call is None else number[id(x.call)] + x.index for x in c.inputs]
-        number[id(c)] = count
-        count += len(c.types)
-    key.append(END)  # there are ops of any number of operands
-    key += [number[id(x)] if x.call is None else number[id(x.call)] + x.index for x in outputs]
-    return tuple(key)
-
-
 def graph_of(outputs: Sequence[Lazy], inputs: Sequence[Lazy] = (), name: str = "expression", flat: bool = False) -> tuple[Graph, list[Lazy]]:
     """A graph that computes values.
 
@@ -294,8 +300,8 @@ def graph_of(outputs: Sequence[Lazy], inputs: Sequence[Lazy] = (), name: str = "
     Returns:
         The graph, and the values that its inputs stand for.
     """
-    calls, leaves, _ = _reached(outputs)
-    order = [*inputs, *(x for x in leaves if all(x is not i for i in inputs))]
+    reached = Reached(outputs)
+    order = [*inputs, *(x for x in reached.leaves if all(x is not i for i in inputs))]
     g = Graph(name)
     size = var("N", lo=1)
 
@@ -307,7 +313,7 @@ def graph_of(outputs: Sequence[Lazy], inputs: Sequence[Lazy] = (), name: str = "
     def value(x: Lazy | None) -> Value | None:
         return None if x is None else known[id(x)] if x.call is None else known[id(x.call), x.index]
 
-    for c in calls:
+    for c in reached.calls:
         node = g.append(Node(c.op, [value(x) for x in c.inputs], c.attrs, [type_(t) for t in c.types], c.locs))
         for k, made in enumerate(node.outputs):
             known[id(c), k] = made
@@ -329,12 +335,12 @@ class Programs:
         self.compiled = 0  # programs made so far
         self.last: Any = None
 
-    def get(self, calls: Sequence[Call], leaves: Sequence[Lazy], outputs: Sequence[Lazy], device: str = HOST) -> Program:
-        key = device, _structure(calls, leaves, outputs)
+    def get(self, reached: Reached, outputs: Sequence[Lazy], device: str = HOST) -> Program:
+        key = device, reached.structure(outputs)
         with self.lock:
             found = self.made.get(key)
             if found is None:
-                found = self._enter(key, compiler(device).compile(lambda: graph_of(outputs, leaves)[0], repr(key[1])))
+                found = self._enter(key, compiler(device).compile(lambda: graph_of(outputs, list(reached.leaves))[0], repr(key[1])))
             else:
                 self.made.move_to_end(key)
             self.last = found
@@ -347,20 +353,20 @@ class Programs:
             self.made.popitem(last=False)
         return program
 
-    def run(self, calls: Sequence[Call], leaves: Sequence[Lazy], outputs: Sequence[Lazy], device: str = HOST) -> list[Any]:
+    def run(self, reached: Reached, outputs: Sequence[Lazy], device: str = HOST) -> list[Any]:
         """The contents of `outputs`, computed on a device."""
-        data = [x.data for x in leaves if x.data is not None]
-        shape = _flat_shape(calls, leaves, outputs, FLAT_SIZE if device == HOST else FLAT_THERE)
+        data = [x.data for x in reached.leaves if x.data is not None]
+        shape = _flat_shape(reached.calls, reached.leaves, outputs, FLAT_SIZE if device == HOST else FLAT_THERE)
         if shape is not None:
-            key = "flat", device, _structure(calls, leaves, outputs, flat=True)
+            key = "flat", device, reached.structure(outputs, flat=True)
             with self.lock:
                 if key not in self.made:
-                    self._enter(key, compiler(device).compile_flat(lambda: graph_of(outputs, leaves, flat=True)[0], repr(key[2])))
+                    self._enter(key, compiler(device).compile_flat(lambda: graph_of(outputs, list(reached.leaves), flat=True)[0], repr(key[2])))
                 found = self.made[key]
             if found is not None:
                 self.last = found
                 return found.flat(data, shape, math.prod(shape))  # type: ignore[no-any-return]
-        return self.get(calls, leaves, outputs, device)(data)  # type: ignore[arg-type]
+        return self.get(reached, outputs, device)(data)  # type: ignore[arg-type]
 
 
 @cache
@@ -398,19 +404,18 @@ def materialise(roots: Sequence[Lazy]) -> None:
 
 def _compute(wanted: Sequence[Lazy], device: str | None) -> None:
     """Compute values that live on one device; neutral ones are computed on the host, and stay neutral."""
-    calls, leaves, met = _reached(wanted)
-    outputs = [*wanted, *_kept(met, wanted, (device, None) if device in (None, HOST) else (device,))]
-    results = PROGRAMS_MADE.run(calls, leaves, outputs, device or HOST)
+    reached = Reached(wanted)
+    outputs = [*wanted, *_kept(reached.met, wanted, (device, None) if device in (None, HOST) else (device,))]
+    results = PROGRAMS_MADE.run(reached, outputs, device or HOST)
     for x, r in zip(outputs, results):
         x.data, x.call, x.depth = r, None, 0
 
 
-def _kept(met: dict[int, Lazy], wanted: Sequence[Lazy], devices: tuple[str | None, ...]) -> list[Lazy]:
+def _kept(met: Iterable[Lazy], wanted: Sequence[Lazy], devices: tuple[str | None, ...]) -> list[Lazy]:
     """What else is worth keeping: values of these devices that the user still holds and that would be computed again."""
-    asked = {id(x) for x in wanted}
     out = []
-    for k, x in met.items():
-        if x.call is None or k in asked or x.owner is None or x.owner() is None or x.device not in devices:
+    for x in met:
+        if x.owner is None or x.owner() is None or x.device not in devices or any(x is w for w in wanted):
             continue
         if x.seen or x.heavy:
             out.append(x)

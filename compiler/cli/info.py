@@ -104,27 +104,27 @@ def cuda_devices() -> tuple[int, str]:
 
 
 def cache_info_command(cache: str, as_json: bool) -> None:
-    """Where compiled kernels are kept, and how many."""
+    """Where compiled kernels and what is known of them are kept, and how many entries that makes."""
     folder = cache_folder(parse_cache(cache))
     info = KernelCache(folder).info()
     if as_json:
         data = {"path": str(folder) if folder else None, "entries": info.entries, "bytes": info.bytes, "limit_bytes": info.limit_bytes}
         show_json({**data, "usable": not info.reason, "reason": info.reason})
         return
-    rows = [("kernels", str(info.entries)), ("size", f"{show_bytes(info.bytes)} of at most {show_bytes(info.limit_bytes)}")]
+    rows = [("entries", str(info.entries)), ("size", f"{show_bytes(info.bytes)} of at most {show_bytes(info.limit_bytes)}")]
     if info.reason:
         rows.append(("not usable", info.reason))
     show_tables([Table(f"cache {folder or ''}", ("", ""), tuple(rows))])
 
 
 def cache_clear_command(cache: str, as_json: bool) -> None:
-    """Remove every compiled kernel."""
+    """Remove every compiled kernel, and what is known of it."""
     folder = cache_folder(parse_cache(cache))
     removed = KernelCache(folder).clear()
     if as_json:
         show_json({"path": str(folder) if folder else None, "removed": removed})
     else:
-        typer.echo(f"removed {removed} kernels from {folder}")
+        typer.echo(f"removed {removed} entries from {folder}")
 
 
 # --- operators ----------------------------------------------------------------------------------------------------------------

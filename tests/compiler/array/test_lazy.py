@@ -71,7 +71,7 @@ def test_operands_are_not_taken_for_results() -> None:
     x = leaf(sample("float32", (3,)))
     t = apply("neg", x)
     both, alone = apply("concat", x, t, axis=0), apply("concat", x, axis=0)
-    keys = [lazy._structure(*lazy._reached(roots)[:2], roots) for roots in ([both], [t, alone])]
+    keys = [lazy.Reached(roots).structure(roots) for roots in ([both], [t, alone])]
     assert keys[0] != keys[1]
 
 
