@@ -12,7 +12,6 @@ from typing import Any, Literal
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.syntax import Syntax
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -69,6 +68,8 @@ def show_code(text: str, stage: str) -> None:
     if not console.is_terminal or len(text) > HIGHLIGHTED:
         typer.echo(text.rstrip("\n"))
         return
+    from rich.syntax import Syntax
+
     code = Syntax("", LEXERS[stage], theme="ansi_dark", background_color="default").highlight(text.rstrip("\n"))
     console.print(code, soft_wrap=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -16,13 +15,9 @@ from dnnc.driver import compile
 from dnnc.executable import Executable
 from dnnc.ir.errors import ArtifactWarning, InputError
 from dnnc.ir.expr import Expr, free
-from dnnc.loading import load
 from dnnc.staged import StagedExecutable
 
 Progress = Callable[[str, int, int], None]
-
-YOUNG = 50_000  # objects between two looks for garbage, of which a compiler makes next to none: it spent 7 % of its time looking
-
 
 @dataclass(frozen=True)
 class Job:
@@ -45,7 +40,6 @@ def open_model(job: Job, progress: Progress | None = None) -> Compiled:
     """The model of a command line: compiled for what its options say, or loaded where it is a saved one."""
     if is_artifact(job.model):
         return open_saved(job)
-    gc.set_threshold(YOUNG, 20, 50)
     options: dict[str, Any] = {
         "target": job.target,
         "dims": parse_dims(job.dims),
@@ -73,6 +67,8 @@ def open_saved(job: Job) -> Compiled:
 
 def load_saved(path: str, threads: int | None, cache: Any) -> Compiled:
     """`dnnc.load`; a warning becomes a line on stderr."""
+    from dnnc.loading import load
+
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ArtifactWarning)
         f: Compiled = load(path, threads=threads, cache=cache)
