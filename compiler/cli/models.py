@@ -19,6 +19,7 @@ from dnnc.staged import StagedExecutable
 
 Progress = Callable[[str, int, int], None]
 
+
 @dataclass(frozen=True)
 class Job:
     """The options that commands with a model share, as texts."""
