@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dnnc.backends.llvm.features import CpuTarget
 
 T = TypeVar("T")
+FORMAT = "schedule-1"  # of records
 MOST = 4096  # records kept in a process, some kilobytes each
 
 
@@ -41,7 +42,7 @@ class Schedules:
 
     def __init__(self, store: KernelCache, setting: Sequence[str]) -> None:
         self.store = store
-        self.seed = "\0".join(["schedule", sources_version(), *setting])
+        self.seed = "\0".join([FORMAT, sources_version(), *setting])
         self._recent: OrderedDict[str, Scheduled] = OrderedDict()
 
     def find(self, nest: str, problem: Problem) -> Scheduled | None:

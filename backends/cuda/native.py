@@ -179,7 +179,7 @@ class CudaNative:
         params: symbol -> names of the kernel's parameters.
         calls: kernels, loops and branches in order.
         controls: loops and branches by symbol.
-        placed: where constants lie in one block of bytes; `constants` is the block, made when somebody asks for it.
+        placed: where constants lie in one block of bytes; `constants` is the block, made when somebody asks for it, which is not where a program is only saved.
         inputs, outputs: their types.
         arena: the plan of the memory between the calls.
         kernels: the unique kernels in order of their first call, then loops and branches.

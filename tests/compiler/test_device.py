@@ -168,6 +168,13 @@ def test_verify_model(device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch
         compiled(NET, verify="model")
 
 
+def test_constants_are_taken_when_a_program_is_made(device: InterpretedDevice) -> None:
+    w, x = np.arange(40, dtype=np.float32), np.linspace(0, 3, 40, dtype=np.float32)
+    f, want = compiled(parse("def net(x: f32[40], *, w: f32[40]):\n    return mul(x, w)", {"w": w})), x * w
+    w[:] = 7  # nobody should
+    np.testing.assert_array_equal(f(x), want)
+
+
 def test_host_steps_between_device_segments(device: InterpretedDevice) -> None:
     f = compiled(parse(CUT))
     x = np.linspace(-2, 2, 40, dtype=np.float32).reshape(10, 4)
