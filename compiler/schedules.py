@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -37,11 +37,13 @@ class Schedules:
 
     Args:
         store: where records are kept, and other processes find them.
-        setting: what decides a schedule besides the nest and the sources.
+        opts: of which numerics, precision and level decide schedules.
+        target: the CPU or GPU.
     """
 
-    def __init__(self, store: KernelCache, setting: Sequence[str]) -> None:
+    def __init__(self, store: KernelCache, opts: CompileOptions, target: CpuTarget | GpuTarget) -> None:
         self.store = store
+        setting = repr(target), opts.numerics, str(opts.opt_level), str(rounds_products(opts))
         self.seed = "\0".join([FORMAT, sources_version(), *setting])
         self._recent: OrderedDict[str, Scheduled] = OrderedDict()
 
@@ -71,7 +73,7 @@ def schedules_for(opts: CompileOptions, target: CpuTarget | GpuTarget, store: Ke
     """The records for a compilation; None where schedules are to be made anew."""
     if store is None or store.path is None or isinstance(opts.tune, Mapping) or check_every_pass():
         return None
-    return Schedules(store, (repr(target), opts.numerics, str(opts.opt_level), str(rounds_products(opts))))
+    return Schedules(store, opts, target)
 
 
 @cache

@@ -40,7 +40,7 @@ from dnnc.passes.pipelines import LEVELS
 from dnnc.passes.program import Program, Step, build_steps, plan_region
 from dnnc.passes.schedule.step import first_choice
 from dnnc.schedules import Schedules, keep, used
-from dnnc.tuned import choose_of, rounds_products
+from dnnc.tuned import choose_of
 
 FEW = 8  # kernels of a model that are quicker started one by one than recorded, when operands and results would have to be copied
 ASKED = 1 << 30  # bytes of results from which a device is asked for room first
@@ -193,7 +193,7 @@ class DeviceCompiler:
         self.cache = KernelCache(cache_folder(self.opts.cache))
         self.ctx = pass_context(self.machine, self.opts, FOLD_LIMIT)
         m: Machine = self.machine
-        self.schedules = Schedules(self.cache, (repr(m.target), self.opts.numerics, str(self.opts.opt_level), str(rounds_products(self.opts))))
+        self.schedules = Schedules(self.cache, self.opts, m.target)
         self.seed = "\0".join([self.schedules.seed, m.compiler.version])
         self.functions: OrderedDict[str, Any] = OrderedDict()  # by symbol; checked
         self.choose = choose_of(self.opts, f"cuda -arch={m.target.arch}", self.cache)

@@ -60,7 +60,7 @@ class Kernels:
     def __init__(self, target: CpuTarget, opts: CompileOptions) -> None:
         self.target, self.opts = target, opts
         self.cache = KernelCache(cache_folder(opts.cache))
-        self.schedules = Schedules(self.cache, (repr(target), opts.numerics, str(opts.opt_level)))
+        self.schedules = Schedules(self.cache, opts, target)
         self.loaded: OrderedDict[str, tuple[Loaded, int]] = OrderedDict()
         self.seed = "\0".join([self.schedules.seed, llvm_version()])
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dnnc
+from dnnc.array.light import Compiler
 from dnnc.backends.cache import KernelCache
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.templates import templates as cpu_templates
@@ -22,8 +23,9 @@ from dnnc.ir.operator.text import show_kernel
 from dnnc.ir.ops import FAMILIES
 from dnnc.options import CompileOptions
 from dnnc.passes.base import PassContext
+from dnnc.passes.graph.memory_plan import MemoryPlan, Region, plan_memory
 from dnnc.passes.pipelines import compile_program
-from dnnc.passes.program import Program, Step, is_parallel
+from dnnc.passes.program import Program, Step, build_steps, is_parallel, plan_region
 from dnnc.passes.schedule.problem import Choice
 from dnnc.schedules import Schedules, schedules_for
 from dnnc.testing.graphs import graph_of
@@ -105,11 +107,19 @@ def test_code_that_is_gone_is_made_again(target: str, tmp_path: Path, monkeypatc
     assert (tmp_path / "a.dnnc").read_bytes() == (tmp_path / "b.dnnc").read_bytes()
 
 
-def test_expressions_share_what_models_know(tmp_path: Path) -> None:
-    known = schedules_for(CompileOptions(target=CPU), parse_target(CPU), KernelCache(tmp_path))
-    assert known is not None
-    program(CPU, tmp_path)
-    assert known.seed == Schedules(KernelCache(tmp_path), (repr(parse_target(CPU)), "standard", "3", "False")).seed
+def test_expressions_find_what_models_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(CPU, tmp_path, "def net(x: f32[8, 64]):\n    return softmax(x)")
+    unscheduled(monkeypatch)
+    light = Compiler(target=CPU, threads=2, cache=tmp_path)
+    made = build_steps(
+        *planned("def net(y: f32[8, 64]):\n    return softmax(y)"), light.templates, light.choose, light.ctx.spelled, True, light.kernels.schedules
+    )
+    assert len(made) == 1
+
+
+def planned(text: str) -> tuple[Region, MemoryPlan]:
+    region = plan_region(graph_of(text))
+    return region, plan_memory(region.graph, region.fusion, region.inplace, region.nested)
 
 
 @pytest.mark.parametrize("target", [CPU, CUDA])
@@ -147,8 +157,8 @@ def test_where_nothing_is_looked_up(how: str, tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_refused_schedule_is_not_kept(tmp_path: Path) -> None:
-    kept = Schedules(KernelCache(tmp_path), ("test",))
     target = parse_target(CPU)
+    kept = Schedules(KernelCache(tmp_path), CompileOptions(target=CPU), target)
 
     def steps(known: Schedules | None) -> list[Step]:
         made = compile_program(
