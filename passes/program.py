@@ -161,7 +161,7 @@ def _walk(steps: Sequence[AnyStep], graph: Graph) -> Iterator[tuple[AnyStep, Gra
                 yield from _walk(b.steps, b.graph)
 
 
-def _made(problem: Problem, templates: Sequence[Template], choice: Choice, spelled: Collection[str]) -> Kernel:
+def _applied(problem: Problem, templates: Sequence[Template], choice: Choice, spelled: Collection[str]) -> Kernel:
     """The kernel by one schedule."""
     return verify_kernel(decompose(apply_choice(problem, templates, choice), spelled))
 
@@ -177,7 +177,7 @@ def _scheduled(
     """
 
     def made(choice: Choice) -> Kernel:
-        return _made(problem, templates, choice, spelled)
+        return _applied(problem, templates, choice, spelled)
 
     lenient = bool(problem.lowered.dims) or fallback
     offered = candidates(problem, templates) if lenient else offer(problem, templates)
@@ -275,7 +275,7 @@ class _Steps:
 
         @cache
         def make() -> Kernel:
-            kernel = _made(problem, self.templates, known.choice, self.spelled)
+            kernel = _applied(problem, self.templates, known.choice, self.spelled)
             if show_kernel(kernel) != known.text:
                 raise InternalError(f"schedule {known.choice} makes another kernel of {problem.kernel.name} than before: clear the cache of kernels")
             return kernel

@@ -288,22 +288,15 @@ class DeviceCompiler:
         """The kernels of a program, compiled and checked where they are new."""
         symbols = symbols_of(program, self.machine.target.arch, self.machine.compiler.version)
         steps = {symbols[s.text]: s for s in program.kernels}
-        if all(map(self._there, steps)):
-            launches = {symbol: launched(symbol, s, self.cache) for symbol, s in steps.items()}
-            return [Code(symbol, s.text, launches[symbol], tuple(p.name for p in s.nest.entry.params)) for symbol, s in steps.items()]
-        native = build(program, self.machine.target, self.cache, self.machine.compiler, bool(self.opts.verify))
-        functions = native.functions(self.place.device)
-        for symbol in list(native.checks):
-            native.check(symbol, self.place.device, functions[symbol])
-        for symbol, f in functions.items():
-            keep(self.functions, symbol, f, KERNELS)
-        return [Code(symbol, s.text, native.launches[symbol], native.params[symbol]) for symbol, s in steps.items()]
-
-    def _there(self, symbol: str) -> bool:
-        """Is a kernel loaded, or its code in the cache, and checked?"""
-        if symbol in self.functions:
-            return True
-        return (not self.opts.verify or self.cache.get(checked_key(symbol)) is not None) and self.cache.get(symbol[2:]) is not None
+        codes = [Code(symbol, s.text, launched(symbol, s, self.cache), tuple(p.name for p in s.nest.entry.params)) for symbol, s in steps.items()]
+        if any(self._function(k) is None for k in codes):
+            native = build(program, self.machine.target, self.cache, self.machine.compiler, bool(self.opts.verify))
+            functions = native.functions(self.place.device)
+            for symbol in list(native.checks):
+                native.check(symbol, self.place.device, functions[symbol])
+            for symbol, f in functions.items():
+                keep(self.functions, symbol, f, KERNELS)
+        return codes
 
     def _linked(self, program: Program, steps: Sequence[Step], codes: Mapping[str, Code]) -> DevicePlan:
         constants, offsets = lay_out_constants(program)
