@@ -57,12 +57,12 @@ class Schedules:
             keep(self._recent, key, found, MOST)
         return found
 
-    def keep(self, nest: str, problem: Problem, made: Scheduled) -> None:
+    def record(self, nest: str, problem: Problem, made: Scheduled) -> None:
         """Keep what a nest became."""
         key = self._key(nest, problem)
         keep(self._recent, key, made, MOST)
-        record = [made.text, made.choice.template, made.choice.knobs, made.parallel, made.statements]
-        self.store.put(key, json.dumps(record).encode())
+        text = json.dumps([made.text, made.choice.template, made.choice.knobs, made.parallel, made.statements])
+        self.store.put(key, text.encode())
 
     def _key(self, nest: str, problem: Problem) -> str:
         parts = (self.seed, nest, *sorted(problem.constants), problem.kind, str(problem.inplace))

@@ -59,7 +59,7 @@ class Known(Protocol):
 
     def find(self, nest: str, problem: Problem) -> Scheduled | None: ...
 
-    def keep(self, nest: str, problem: Problem, made: Scheduled) -> None: ...
+    def record(self, nest: str, problem: Problem, made: Scheduled) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ class _Steps:
         kernel, choice, refusal = _scheduled(problem, self.templates, self.choose, self.spelled, self.fallback)
         made = Scheduled.of(kernel, choice)
         if self.known is not None and refusal is None:
-            self.known.keep(nest, problem, made)
+            self.known.record(nest, problem, made)
         return _Made(made, lambda: kernel, refusal)
 
     def control(self, region: Region, g: Group) -> ControlStep:

@@ -95,6 +95,33 @@ def test_arguments_of_all_kinds() -> None:
     assert np.array_equal(f(lazy)[0], (X + 1) * 2) and np.array_equal(lazy, X + 1)
 
 
+def test_one_program_however_a_call_is_written() -> None:
+    """Calls with plain arrays alone go a shorter way, which must not be seen."""
+
+    @dnnc.jit(threads=1)
+    def f(x: Any, y: Any) -> Any:
+        return x - 2 * y
+
+    y = X[::-1] + 1
+    for a in (X, xp.asarray(X), xp.asarray(X) * 1, np.asfortranarray(X)):
+        for b in (y, xp.asarray(y)):
+            for made in (f(a, b), f(a, y=b), f(y=b, x=a)):
+                assert type(made) is xp.Array and made.dtype == np.float32 and np.array_equal(made, X - 2 * y)
+    assert f.traces == 1
+    assert f(X, y.astype(">f4")).tolist() == (X - 2 * y).tolist() and f.traces == 1
+    assert f(X, y.astype(np.float64)).dtype == np.float64 and f(X, y + 1j).dtype == np.complex64 and f.traces == 3
+    with pytest.raises(TypeError, match="missing a required argument: 'y'"):
+        f(X)
+
+    @dnnc.jit
+    def g(x: Any, *more: Any, scale: Any = y) -> Any:
+        return sum(more, x) * scale
+
+    for _ in range(2):
+        assert np.array_equal(g(X), X * y) and np.array_equal(g(X, y), (X + y) * y) and np.array_equal(g(X, y, scale=X), (X + y) * X)
+    assert g.traces == 2
+
+
 def test_results_that_nothing_computes() -> None:
     f = dnnc.jit(lambda x: (x, x, xp.ones(2), np.arange(2), 5))
     x = X.copy()
