@@ -15,6 +15,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import is_
 from typing import TYPE_CHECKING, Any, Union
 
 from dnnc.ir.dtype import DType, boolean, f32, f64, i64
@@ -443,18 +444,24 @@ def free(e: Expr) -> frozenset[Var]:
 def rebuild(e: Expr, f: Callable[[Expr], Expr]) -> Expr:
     """Apply f to the children and make the node anew, which simplifies it."""
     if isinstance(e, Linear):
+        new = [f(t) for t, _ in e.terms]
+        if all(x is t for x, (t, _) in zip(new, e.terms)):
+            return e
         r: Expr = const(e.const)
-        for t, c in e.terms:
-            r = r + f(t) * c
+        for x, (_, c) in zip(new, e.terms):
+            r = r + x * c
         return r
     if isinstance(e, Product):
-        r = f(e.factors[0])
-        for x in e.factors[1:]:
-            r = r * f(x)
+        new = list(map(f, e.factors))
+        if all(map(is_, new, e.factors)):
+            return e
+        r = new[0]
+        for x in new[1:]:
+            r = r * x
         return r
     if isinstance(e, Op):
         args = tuple(map(f, e.args))
-        if all(x is y for x, y in zip(args, e.args)):
+        if all(map(is_, args, e.args)):
             return e
         if e.name in _REBUILT:
             return op(e.name, *args)

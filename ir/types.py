@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Union
@@ -130,6 +131,8 @@ class TensorType:
 
 
 def product(dims: Sequence[Dim]) -> Dim:
+    if all(type(d) is int for d in dims):
+        return math.prod(dims)
     r: Expr = const(1)
     for d in dims:
         r = r * d

@@ -99,7 +99,7 @@ class For(Stmt):
 
     @property
     def extent(self) -> Expr:
-        return self.hi - self.lo
+        return self.hi if value(self.lo) == 0 else self.hi - self.lo
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -252,10 +252,15 @@ def blocks(s: Stmt) -> tuple[Block, ...]:
 
 def walk_stmts(b: Block) -> Iterator[Stmt]:
     """Every statement, parents first."""
-    for s in b:
+    stack = [*reversed(b)]
+    while stack:
+        s = stack.pop()
         yield s
-        for sub in blocks(s):
-            yield from walk_stmts(sub)
+        if isinstance(s, For):
+            stack += reversed(s.body)
+        elif isinstance(s, If):
+            stack += reversed(s.other)
+            stack += reversed(s.then)
 
 
 def accesses(b: Block) -> Iterator[Load | Ref]:

@@ -181,6 +181,7 @@ def test_bounds() -> None:
 def test_random_graphs(part: int, tmp_path: Any) -> None:
     for seed in range(part, 90, 9):
         g, arrays = random_graph(seed, 12)
-        for to in ("float16", "bfloat16", "float32"):
+        both = [to for k, to in enumerate(("float16", "bfloat16", "float32")) if k != seed // 3 % 3]  # each with 60 graphs, 20 as they are
+        for to in both:
             message = check(g, arrays, {"precision": to, "opt_level": 3 if seed % 3 else 0, "threads": 2}, tmp_path)
             assert message is None, f"seed {seed}, {to}: {message}\n{g}"
