@@ -21,7 +21,7 @@ from dnnc.backends.cuda.arrays import is_device_array
 from dnnc.driver import compile_graph, open_dims
 from dnnc.frontends.trace import Spec, is_traced, traced, tracing
 from dnnc.frontends.trace.tracer import Traced
-from dnnc.frontends.trace.tree import Branch, Fixed, Leaf, Rules, Tree, flatten, key_of, unflatten
+from dnnc.frontends.trace.tree import FIXED, Branch, Fixed, Rules, Tree, flatten, key_of, unflatten
 from dnnc.ir.errors import InputError
 from dnnc.ir.target import parse_target
 from dnnc.options import CompileOptions, make_options
@@ -29,7 +29,7 @@ from dnnc.parameters import flat
 from dnnc.roles import BoundProgram, Roles
 
 PROGRAMS = 64  # kept by one function
-BUFFERS = frozenset((np.ndarray, DeviceData))
+BUFFERS = frozenset((np.ndarray, DeviceData))  # what programs take as it is
 
 
 class Jitted:
@@ -50,7 +50,8 @@ class Jitted:
         plain = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = self._signature.parameters
         self._plain = tuple(parameters) if all(p.kind in plain for p in parameters.values()) else None
-        self._direct = not static and not dynamic and roles is None
+        fixed = all(p.default is p.empty or isinstance(p.default, FIXED) for p in parameters.values())  # lists and arrays may change between calls
+        self._direct = fixed and not static and not dynamic and roles is None
         self._arrays: dict[int, tuple[Tree, list[str]]] = {}  # what is around so many arrays, given by position, and their paths
         self._options, self._limit = options, programs
         self._programs: OrderedDict[Any, tuple[Any, Traced]] = OrderedDict()
@@ -115,7 +116,7 @@ class Jitted:
             leaves, tree = self._flat(self._arguments(args, {}))
             known = self._arrays[len(args)] = tree, [path for path, _ in leaves]
         tree, paths = known
-        return ((tree, tuple(types), where), paths, buffers) if len(paths) == len(args) else None
+        return (tree, tuple(types), where), paths, buffers
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._plain is not None and not kwargs and len(args) == len(self._plain):  # what is usual, quickly
@@ -236,7 +237,7 @@ def _buffer(a: Array | np.ndarray[Any, Any], device: str | None) -> np.ndarray[A
 def _restored(result: Traced, made: Any) -> Any:
     many = made if isinstance(made, (tuple, list)) else (made,)
     arrays = [from_data(m, d) for m, d in zip(many, result.dtypes)]
-    return arrays[0] if type(result.results) is Leaf else unflatten(result.results, arrays)
+    return unflatten(result.results, arrays)
 
 
 def jit(

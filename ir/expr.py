@@ -442,7 +442,7 @@ def free(e: Expr) -> frozenset[Var]:
 
 
 def rebuild(e: Expr, f: Callable[[Expr], Expr]) -> Expr:
-    """Apply f to the children and make the node anew, which simplifies it."""
+    """Apply f to the children and make the node anew, which simplifies it; the node itself where they stay as they are."""
     if isinstance(e, Linear):
         new = [f(t) for t, _ in e.terms]
         if all(x is t for x, (t, _) in zip(new, e.terms)):

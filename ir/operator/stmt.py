@@ -256,11 +256,8 @@ def walk_stmts(b: Block) -> Iterator[Stmt]:
     while stack:
         s = stack.pop()
         yield s
-        if isinstance(s, For):
-            stack += reversed(s.body)
-        elif isinstance(s, If):
-            stack += reversed(s.other)
-            stack += reversed(s.then)
+        for sub in reversed(blocks(s)):
+            stack += reversed(sub)
 
 
 def accesses(b: Block) -> Iterator[Load | Ref]:

@@ -122,6 +122,15 @@ def test_one_program_however_a_call_is_written() -> None:
     assert g.traces == 2
 
 
+def test_defaults_that_change() -> None:
+    scale, shift = [2.0], X.copy()
+    f = dnnc.jit(lambda x, by=scale: x * by[0])
+    g = dnnc.jit(lambda x, by=shift, eps=0.5: x * by + eps)
+    for k in (2.0, 3.0):
+        scale[0], shift[:] = k, k
+        assert np.array_equal(f(X), X * np.float32(k)) and np.array_equal(g(X), X * np.float32(k) + np.float32(0.5))
+
+
 def test_results_that_nothing_computes() -> None:
     f = dnnc.jit(lambda x: (x, x, xp.ones(2), np.arange(2), 5))
     x = X.copy()
