@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from dnnc.array.core import Array, evaluate, from_data
-from dnnc.array.creation import asarray, from_dlpack
+from dnnc.array.creation import borrowed
 from dnnc.array.devices import HOST, DeviceData, common, moved_to, place
 from dnnc.array.promotion import real_of
-from dnnc.backends.cuda.arrays import is_device_array
 from dnnc.driver import compile_graph, open_dims
 from dnnc.frontends.trace import Spec, is_traced, traced, tracing
 from dnnc.frontends.trace.tracer import Traced
@@ -213,12 +212,12 @@ def _names(paths: Sequence[str]) -> list[str]:
 
 
 def _array(x: Any) -> Any:
-    """An argument as an array, its numbers in the machine's byte order; what lies on a device is shared."""
+    """An argument as an array, its numbers in the machine's byte order."""
     if isinstance(x, np.ndarray):
         return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
     if isinstance(x, Array):
         return x
-    return from_dlpack(x) if is_device_array(x) else asarray(x)
+    return borrowed(x)
 
 
 def _device(a: Any) -> str | None:

@@ -108,6 +108,11 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
     return _again(from_buffer(a.copy() if copy else a), None, device, False if copy is False else None)
 
 
+def borrowed(x: Any) -> Array:
+    """What somebody else holds as an array for as long as nobody writes to it: elements on a device are shared, others are taken as asarray does."""
+    return from_dlpack(x) if _lies_on_device(x) else asarray(x)
+
+
 # --- from nothing -------------------------------------------------------------------------------------------------------------
 
 

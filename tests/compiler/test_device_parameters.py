@@ -39,6 +39,24 @@ def compiled(text: str, held: dict[str, Any], **options: Any) -> Any:
     )
 
 
+def test_examples_are_not_copied(device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a trace is given to see a shape, and what becomes a parameter, stays where it is."""
+    taken: list[int] = []
+    alloc = device.alloc
+    monkeypatch.setattr(device, "alloc", lambda nbytes: taken.append(nbytes) or alloc(nbytes))
+    e, i = there(device, np.ones((512, 64), np.float32), INDICES)
+    taken.clear()
+    g = dnnc.trace(lambda t, i: t[i] * 2, e, i)
+    assert not taken
+    assert [str(v.type) for v in g.inputs] == ["f32[512, 64]", "i64[3]"]
+    held = device.allocated
+    f = dnnc.compile(lambda t, i: t[i] * 2, inputs=[dnnc.Spec((3,), "int64")], parameters={"t": e}, target="cuda", cache=False)
+    assert (f(i).get() == 2).all()
+    assert (dnnc.jit(lambda t, i: t[i] * 2)(e, i).numpy() == 2).all()
+    assert device.allocated - held < e.nbytes // 2
+    assert e.nbytes not in taken  # the check of the kernel takes more, for a moment
+
+
 def test_kernels_read_the_owners_memory(device: InterpretedDevice) -> None:
     e, b = there(device, np.ones((512, 4), np.float32), np.zeros(4, np.float32))
     before = device.allocated

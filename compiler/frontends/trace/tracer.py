@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.array.core import Array, array_of, from_buffer, joined, taken_apart
-from dnnc.array.creation import asarray
+from dnnc.array.creation import borrowed
 from dnnc.array.devices import neutral
 from dnnc.array.lazy import Lazy, placeholder
 from dnnc.array.lines import raised_at
@@ -68,10 +68,10 @@ def trace(fn: Callable[..., Any], /, *specs: Any, **named: Any) -> Graph:
 
 
 def spec_of(x: Any) -> Spec:
-    """Shape and dtype of an array."""
+    """Shape and dtype of an array; nothing of it is copied."""
     if isinstance(x, Spec):
         return x
-    a = x if isinstance(x, (Array, np.ndarray, np.generic)) else asarray(x)
+    a = x if isinstance(x, (Array, np.ndarray, np.generic)) else borrowed(x)
     return Spec(a.shape, a.dtype)
 
 

@@ -266,8 +266,8 @@ def test_torch_shares_on_its_stream() -> None:
         assert x.__cuda_array_interface__["data"][0] == t.data_ptr()
         y = x * 2
         back = torch.from_dlpack(y)
-        total = (back + 1).sum()
-    assert total.item() == 101.0 * (1 << 20)
+        total = (back + 1).sum().item()  # on the stream: others do not wait for it
+    assert total == 101.0 * (1 << 20)
     assert torch.from_dlpack(xp.ones(3, device=GPU)).cpu().tolist() == [1.0] * 3
     check(xp.asarray(torch.ones(2, 3, device="cuda", requires_grad=True)), np.ones((2, 3), "float32"))
     check(xp.asarray(torch.arange(6, device="cuda").reshape(2, 3).T), np.arange(6).reshape(2, 3).T)
