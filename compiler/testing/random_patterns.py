@@ -100,20 +100,32 @@ def _softmax(g: Generator) -> None:
 
 
 def _siblings(g: Generator) -> None:
-    """Two or three products of one value with constants, taken apart into heads."""
+    """Two or three products of one value with constants, or the equal parts of one product's columns, taken apart into heads."""
     x = _floats(g, 2)
     heads, size = g.one_of((1, 2, 3)), int(g.one_of((1, 4, 8, 16)))
-    biased, turned = g.chance(0.6), g.chance(0.6)
+    biased, turned, count = g.chance(0.6), g.chance(0.6), 2 + g.below(2)
     lead = len(x.shape) - 1
     perm = (*range(lead - 1), lead, lead - 1, lead + 1)
     made = []
-    for _ in range(2 + g.below(2)):
-        y = _op(g, "matmul", x, _constant(g, x, (x.shape[-1], heads * size)))
-        if biased:
-            y = _either(g, "add", y, _constant(g, x, (heads * size,)))
+    for y in _columns(g, x, count, heads * size, biased) if g.chance(0.4) else [_product(g, x, heads * size, biased) for _ in range(count)]:
         y = y and g.add("reshape", y, shape=g.dims((*x.shape[:-1], heads, size)))
         made.append(y and g.add("transpose", y, perm=perm) if turned else y)
+    if g.chance(0.5):  # else what moves them may go behind what reads them both
+        made[0] = _op(g, "softmax", made[0], axis=-1)
     _either(g, g.one_of(("add", "mul", "max")), made[0], made[1])
+
+
+def _product(g: Generator, x: Made, columns: int, biased: bool) -> Made | None:
+    y = _op(g, "matmul", x, _constant(g, x, (x.shape[-1], columns)))
+    return _either(g, "add", y, _constant(g, x, (columns,))) if biased else y
+
+
+def _columns(g: Generator, x: Made, count: int, size: int, biased: bool) -> list[Made | None]:
+    """The parts into which a product is cut, in any order."""
+    y, front = _product(g, x, count * size, biased), (0,) * (len(x.shape) - 1)
+    order = range(count) if g.chance(0.5) else reversed(range(count))
+    steps, shape = (1,) * len(x.shape), g.dims((*x.shape[:-1], size))
+    return [_op(g, "slice", y, starts=(*front, k * size), steps=steps, shape=shape) for k in order]
 
 
 def _attention(g: Generator) -> None:

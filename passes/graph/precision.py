@@ -101,9 +101,9 @@ class _Storage:
 
     def escapes(self, n: Node) -> bool:
         """Does the node read a constant that the storage type cannot hold?"""
-        for v in n.inputs:
+        for k, v in enumerate(n.inputs):
             a = self.graph.constants.get(v) if v is not None else None
-            if v is None or a is None or not self.family(v):
+            if v is None or a is None or not self.family(v) or k in WIDE_OPERANDS.get(n.op.name, ()):
                 continue
             why = unfit(a, self.store)
             if why:

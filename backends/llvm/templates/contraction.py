@@ -45,7 +45,8 @@ ORDER: tuple[str, ...] = ()  # every sum is added up in one order, whatever the 
 
 @dataclass(frozen=True)
 class Nest:
-    """Which loop of the naive nest plays which part. `panel` is "" while the vector loop is still to be split from `lane`."""
+    """Which loop of the naive nest plays which part. `panel` is "" while the vector loop is still to be split from `lane`; `columns` are those of
+    the outer loops that the panels depend on: heads that a product is stored apart by, matrices of a batch."""
 
     outer: tuple[str, ...]
     pixel: str
@@ -57,6 +58,12 @@ class Nest:
     block: int  # of the reduced channels in memory; 0 when they are not blocked
     tap: str = ""  # the reduction along the pixel axis
     depthwise: bool = False  # every channel for itself: the panel's loop is one more outer loop
+    columns: tuple[str, ...] = ()
+
+    def order(self, name: str) -> list[str]:
+        """The outer loops: all rows of tiles before the next panels, or all panels before the next rows."""
+        rows = [n for n in self.outer if n not in self.columns]
+        return {"rows": [*self.outer, "jo"], "panels": [*self.columns, "jo", *rows], "tiles": [*self.outer, "po", "jo"]}[name]
 
 
 def nest_of(problem: Problem) -> tuple[Schedule, Nest] | None:
@@ -81,7 +88,8 @@ def _matmul_nest(problem: Problem, s: Schedule, loops: tuple[str, ...]) -> tuple
         while outer and _rows_share(problem, s, outer[-1], loops[-1]) and try_fuse(s, outer[-1], pixel, f"p{len(outer)}"):
             pixel = f"p{len(outer)}"
             outer.pop()
-    return s, Nest(tuple(outer), pixel, "", loops[-1], problem.lowered.reductions[0], 0, 1, 0)
+    columns = tuple(n for n in outer if not _rows_share(problem, s, n, loops[-1]))
+    return s, Nest(tuple(outer), pixel, "", loops[-1], problem.lowered.reductions[0], 0, 1, 0, columns=columns)
 
 
 def _conv_nest(problem: Problem, s: Schedule, loops: tuple[str, ...]) -> tuple[Schedule, Nest] | None:
@@ -248,7 +256,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
         s.apply(split, lane, target.lanes, ("jp", "jv"), tail="guard")
         panel, lane = "jp", "jv"
     s.apply(split, panel, int(knobs["nv"]), ("jo", "jn"), tail="overlap" if isinstance(s.extent(panel), int) else "clamp")
-    outer = {"rows": [*nest.outer, "jo"], "panels": ["jo", *nest.outer], "tiles": [*nest.outer, "po", "jo"]}[str(knobs["order"])]
+    outer = nest.order(str(knobs["order"]))
     mr = int(knobs["mr"])
     pixels = s.extent(pixel)
     rest = not isinstance(pixels, int) or (problem.inplace and pixels % mr != 0)
@@ -264,7 +272,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
         s.apply(annotate, "unroll", *(f"im{tag}_1" for tag in tags))
     s.apply(hoist_guards).apply(narrow)
     first, *others = [_finish(s, problem, nest, outer, knobs, tag, target.lanes) for tag in tags]
-    if not problem.inplace and outer[0] == "jo":  # a panel's weights then come once for all, which is what few rows wait for
+    if not problem.inplace and knobs["order"] == "panels":  # a panel's weights then come once for all, which is what few rows wait for
         with suppress(ScheduleError):
             for other in others:
                 s.apply(join, first, other)
@@ -304,8 +312,8 @@ def _finish(s: Schedule, problem: Problem, nest: Nest, outer: list[str], knobs: 
     if nest.depthwise and isinstance(s.extent(tap), int):
         unrolled.append(tap)
     s.apply(annotate, "unroll", *(n for n in unrolled if s.has(n)))
-    if knobs.get("pf") and s.has("ko" + tag) and outer[0] == "jo":
-        _prefetch_next_panel(s, problem, knobs, outer[1:], nest, tag)
+    if knobs.get("pf") and s.has("ko" + tag) and knobs["order"] == "panels":
+        _prefetch_next_panel(s, problem, knobs, outer, nest, tag)
     widen_rows(s, nest.reduction[1:], tag, int(knobs["mr"]), lanes)
     po = "po" + tag
     peeled = -(-nest.padding // (int(knobs["mr"]) * nest.stride))
@@ -341,7 +349,7 @@ def _split_reduction(s: Schedule, nest: Nest, ku: int, kc: int, tag: str) -> lis
     return [*([stretch] if kc else []), block, *taps, steps, unroll]
 
 
-def _prefetch_next_panel(s: Schedule, problem: Problem, knobs: Mapping[str, int | str], rows: list[str], nest: Nest, tag: str) -> None:
+def _prefetch_next_panel(s: Schedule, problem: Problem, knobs: Mapping[str, int | str], outer: list[str], nest: Nest, tag: str) -> None:
     """Cache lines of the next panels at each step of `ko`, spread over the tiles of this panel, so that they wait in L2.
 
     All lines or none: half of them are in the way of the CPU's own prefetching, which is enough for few rows."""
@@ -350,7 +358,8 @@ def _prefetch_next_panel(s: Schedule, problem: Problem, knobs: Mapping[str, int 
     if k < 0 or weights is None or weights.type.layout is None:
         return
     buf, nv, ku = s.kernel.entry.buffers[k], int(knobs["nv"]), int(knobs["ku"])
-    tile, tiles_ = _position(s, [n + tag for n in (*rows, "po")])
+    jo = outer.index("jo")
+    tile, tiles_ = _position(s, [n + tag for n in (*outer[jo + 1 :], "po")])
     taps = [n + tag for n in nest.reduction[1:] if s.has(n + tag)]
     if nest.block and knobs.get("kc"):
         return  # a stretch of it is read many times before the next one
@@ -362,7 +371,9 @@ def _prefetch_next_panel(s: Schedule, problem: Problem, knobs: Mapping[str, int 
     size = product(weights.type.physical[1 if nest.panel else -2 :])
     if value(const(size)) == 0:
         return  # a sum of nothing
-    first = (s.loop("jo" + tag).var * nv + nv) * size
+    column, columns = _position(s, [n + tag for n in outer[:jo]])
+    each = product(weights.type.physical[: 1 if nest.panel else -2]) // columns  # panels in front of which such a loop goes on
+    first = (column * each + s.loop("jo" + tag).var * nv + nv) * size
     line, width = (tile * steps + step) * every, value(const(buf.shape[-1]))
     if not isinstance(tiles_, int) and isinstance(size, int) and width:  # however many tiles there are, this panel and not those behind it
         line = line % (nv * size // width)

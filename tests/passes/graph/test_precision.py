@@ -147,6 +147,21 @@ def test_constants_that_do_not_fit_keep_their_op_float32(number: float, to: str,
     assert all(x in str(manager.records[0]) for x in manager.records[0].notes)
 
 
+@pytest.mark.parametrize("to", SMALL)
+def test_a_mask_that_says_never_leaves_attention_in_the_asked_type(to: str) -> None:
+    """A causal mask of exporters, the lowest float32, which no half can hold: it is added to scores in registers, so it stays float32 alone."""
+    mask = np.triu(np.full((4, 4), np.finfo(np.float32).min, np.float32), 1)
+    text = "def g(q: f32[2, 4, 16], k: f32[2, 4, 16], v: f32[2, 4, 16], *, m: f32[4, 4]):\n    return attention(q, k, v, m, scale=0.25)"
+    g = parse(text, {"m": mask})
+    inputs = random_inputs(g, 3)
+    want = run(g, inputs, "float64")[0]
+    precision(g, PassContext(precision=to))
+    verify(g)
+    (n,) = (n for n in g.nodes() if n.op.name == "attention")
+    assert [str(v.type.dtype) for v in (*n.inputs, n.output) if v is not None] == [*[str(SMALL[to])] * 3, "f32", str(SMALL[to])]
+    assert np.abs(run(g, inputs, "float64")[0] - want).max() <= 16 * EPS[str(SMALL[to])]
+
+
 @pytest.mark.parametrize("values", [[70000.0, 1.0], [np.inf, 70000.0], [np.nan, -70000.0], [1e-12, 1e-12], [np.inf, np.nan], [65519.0, 0.0], []])
 def test_unfit(values: list[float]) -> None:
     a = np.array(values, np.float32)
