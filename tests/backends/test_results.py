@@ -2,8 +2,11 @@
 
 import gc
 import pickle
+import subprocess
+import sys
 import threading
 
+import ml_dtypes
 import numpy as np
 
 from dnnc.backends.results import LEAST, Results
@@ -96,3 +99,22 @@ def test_threads_never_share_a_block() -> None:
     for t in threads:
         t.join()
     assert not wrong
+
+
+def test_types_that_numpy_does_not_have() -> None:
+    r = Results()
+    a = r.empty((LEAST, 3), ml_dtypes.bfloat16)
+    a[:] = 1.5
+    assert a.dtype == ml_dtypes.bfloat16 and (a.astype(np.float32) == 1.5).all() and (a[5:7].T.copy() == 1.5).all()
+    del a
+    assert r.waiting >= 6 * LEAST
+
+
+def test_results_that_outlive_everything_end_quietly() -> None:
+    code = (
+        "import sys, threading, numpy as np\nfrom dnnc.backends.results import LEAST, results\n"
+        "a = results().empty((LEAST,), np.uint8)\nsys.modules['kept'] = a[5:]\nb = [results().empty((LEAST,), np.float32)]\nb.append(b)\n"
+        "threading.stack = a.reshape(-1, 2)\nprint(len(a))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{LEAST}\n", "")
