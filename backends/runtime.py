@@ -48,6 +48,26 @@ def aligned_empty(nbytes: int, align: int = ALIGN) -> np.ndarray[Any, np.dtype[n
     return raw[start:][:nbytes]  # in two steps: an empty slice forgets its start
 
 
+_word = ctypes.c_size_t.from_address
+_HEAD = object.__basicsize__
+
+
+def address_of(a: np.ndarray[Any, Any]) -> int:
+    """Where the elements of an array begin: `a.ctypes.data` in a sixth of its time, which each operand of each call takes.
+
+    What follows the head of an object is for arrays this address: the first field of PyArrayObject_fields, which NumPy's C API declares.
+    """
+    return _word(id(a) + _HEAD).value
+
+
+def _told(a: np.ndarray[Any, Any]) -> int:
+    return a.ctypes.data
+
+
+if any(address_of(a) != _told(a) for a in (np.arange(8), np.arange(8)[3:], np.empty((0, 3)))):  # an interpreter whose objects are not memory
+    address_of = _told
+
+
 def cpu_count() -> int:
     """The CPUs on which this process may run."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -17,7 +17,7 @@ from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.native import Native, shape_of
 from dnnc.backends.places import placed
 from dnnc.backends.results import maker
-from dnnc.backends.runtime import FRAME_BOUND, FRAME_CONSTANTS, FRAME_OFFSETS, Frame, runtime
+from dnnc.backends.runtime import FRAME_BOUND, FRAME_CONSTANTS, FRAME_OFFSETS, Frame, address_of, runtime
 from dnnc.donation import Donation, donated
 from dnnc.ir.errors import InputError, InternalError
 from dnnc.ir.expr import Expr, Var, const
@@ -279,10 +279,10 @@ class Executable:
         pointers = held.pointers
         k = 0
         for a in arrays:
-            pointers[k] = a.ctypes.data
+            pointers[k] = address_of(a)
             k += 1
         for a in results:
-            pointers[k] = a.ctypes.data
+            pointers[k] = address_of(a)
             k += 1
         status = self._launch(bound.entry, held.frame.address, held.address, bound.dims_address, bound.nthreads)
         if status:

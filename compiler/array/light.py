@@ -31,7 +31,7 @@ from dnnc.backends.llvm.launch_plan import PARALLEL, Record, Runner, can_run, re
 from dnnc.backends.llvm.spelling import spelled
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.results import results as result_memory
-from dnnc.backends.runtime import Frame, aligned_empty, runtime
+from dnnc.backends.runtime import Frame, address_of, aligned_empty, runtime
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph
 from dnnc.memory import check_fits, check_possible
@@ -164,10 +164,10 @@ class Light:
         frame, pointers, address = self._take(len(arrays) + len(results) + len(sizes))
         k = 2
         for a in arrays:
-            pointers[k] = a.ctypes.data
+            pointers[k] = address_of(a)
             k += 1
         for a in results:
-            pointers[k] = a.ctypes.data
+            pointers[k] = address_of(a)
             k += 1
         for n in sizes:
             pointers[k] = n

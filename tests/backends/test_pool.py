@@ -10,12 +10,24 @@ import threading
 import time
 from collections.abc import Iterator
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from dnnc.backends.llvm.compile import Loaded, compile_text, load_objects, undefined_symbols
 from dnnc.backends.llvm.pool import MAX_THREADS, pool_text
-from dnnc.backends.runtime import FRAME_BARRIER, FRAME_NTHREADS, Frame, NativePool, aligned_empty, cpu_count, has_threads, load_pool, runtime
+from dnnc.backends.runtime import (
+    FRAME_BARRIER,
+    FRAME_NTHREADS,
+    Frame,
+    NativePool,
+    address_of,
+    aligned_empty,
+    cpu_count,
+    has_threads,
+    load_pool,
+    runtime,
+)
 
 ENTRIES = f"""
 ; every thread counts in its own cell and, past a barrier, finds its neighbour at the same count; dims[0] rounds, two barriers each
@@ -257,3 +269,25 @@ def test_frames_are_aligned() -> None:
         assert frame.slots[:4].tolist() == [frame.arena.ctypes.data, frame.offsets.ctypes.data, 0, 1234]
         assert frame.arena.ctypes.data % 64 == 0
     assert 1 <= cpu_count() <= (os.cpu_count() or 1)
+
+
+def test_address_of() -> None:
+    own, read_only = np.arange(12, dtype=np.float32).reshape(3, 4), np.ones(5)
+    read_only.flags.writeable = False
+    for a in (
+        own,
+        own[1:],
+        own[:, 2],
+        own.T,
+        read_only,
+        np.empty((0, 3)),
+        np.array(3.0),
+        np.ones(3, ml_dtypes.bfloat16),
+        np.array(["a", None], object),
+    ):
+        assert address_of(a) == a.ctypes.data == a.__array_interface__["data"][0]
+    assert address_of(np.ma.masked_array(own, own > 2)) > 0
+    matrix = own.view(np.matrix)
+    assert address_of(matrix) == matrix.ctypes.data
+    mapped = np.frombuffer(bytes(range(64)), np.uint8, 8, 16)
+    assert address_of(mapped) == mapped.ctypes.data
