@@ -398,10 +398,15 @@ def errors(got: Array, want: Array) -> Array:
 
 
 def operands_of(step: Step) -> str:
-    """The form to which a schedule rounds the operands of products, if it does; of a recurrence, that in which its states are multiplied; of what
-    is stored in float64 but computed in float32 on the way, that."""
+    """The form to which a schedule rounds the operands of products, if it does; of attention whose result is stored wider than its operands, that of
+    these, to which weights are rounded before they multiply values; of a recurrence, that in which its states are multiplied; of what is stored
+    in float64 but computed in float32 on the way, that."""
     if step.choice.template == "tf32" or ("math", "tf32") in step.choice.knobs:
         return "tf32"
+    if step.choice.template == "attention":
+        queries = next(n.inputs[0] for n in step.group.nodes if n.op.name == "attention")
+        if queries is not None and queries.type.dtype.bits < step.group.output.type.dtype.bits:
+            return queries.type.dtype.name
     first = step.group.nodes[0]
     if first.op.name != "recurrence":
         exact = EPS.get(step.group.output.type.dtype.computed.name, 0.0)
