@@ -100,7 +100,7 @@ def _only_reader(graph: Graph, v: Value, op: str) -> Node | None:
 def _taken_apart(graph: Graph, v: Value, axis: int) -> Apart | None:
     """What follows a value of known size, if that is a reshape that does not mix the dims from `axis` on with those in front of them."""
     reshape = _only_reader(graph, v, "reshape")
-    if reshape is None:
+    if reshape is None or not reshape.output.type.static:
         return None
     end = reshape.output
     dims, before = sizes(end), sizes(v)
@@ -195,7 +195,7 @@ def _stack_columns(graph: Graph, y: Value, cuts: list[Node]) -> bool:
         return False
     size = columns // count
     places = {(*(0 for _ in lead), k * size) for k in range(count)}
-    equal = all(sizes(n.output) == (*lead, size) and set(n.attrs["steps"]) == {1} for n in cuts)
+    equal = all(n.output.type.static and sizes(n.output) == (*lead, size) and set(n.attrs["steps"]) == {1} for n in cuts)
     if not equal or {tuple(n.attrs["starts"]) for n in cuts} != places:
         return False
     ordered = sorted(cuts, key=lambda n: int(n.attrs["starts"][axis]))

@@ -131,6 +131,10 @@ def test_columns_are_not_copied() -> None:
         ("one row: places as they are", cut(*("reshape({}, shape=(1, 2, 1, 16))",) * 3).replace("2, 5, ", "1, 1, ")),
         ("rows mixed with columns", cut(*("reshape({}, shape=(4, 80))",) * 3)),
         ("results of the graph", CUTS + "\n    return a, b, c"),
+        (
+            "a part of a size that is open",
+            cut(*("reshape({}, shape=(2, 5, n, 1))",) * 3).replace("(2, 5, 32)", "(2, 5, n)").replace("(x:", "(z: f32[n], x:"),
+        ),
     ],
 )
 def test_columns_left_alone(why: str, text: str) -> None:
