@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 
 import dnnc
 from dnnc.autotune.log import Log, read
-from dnnc.autotune.search import Event
+from dnnc.autotune.search import Event, search
 from dnnc.autotune.trial import Request
 from dnnc.driver import compile
 from dnnc.ir.errors import DnncError, InputError, TuneError
@@ -140,8 +142,10 @@ def test_callbacks_hear_what_happens() -> None:
 
 @pytest.mark.slow
 def test_a_budget_as_an_option_of_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = FakeRunner(by_text, noise=0.001)
+    runner, now = FakeRunner(by_text, noise=0.001), itertools.count()
     monkeypatch.setattr("dnnc.tuning.make_runner", lambda *_: runner)
+    # a clock of its own, so that a busy machine makes as many trials as an idle one
+    monkeypatch.setattr("dnnc.tuning.search", lambda *a: search(*a[:-1], replace(a[-1], clock=lambda: next(now) / 200)))
     told: list[tuple[str, int, int]] = []
     f = compile(graph(), lambda *news: told.append(news), tune=2.5, **OPTIONS)
     notes = [n for p in f.report.programs[0].passes for n in p.notes]
