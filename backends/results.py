@@ -38,7 +38,7 @@ class Block:
 
 
 @lru_cache(64)
-def owners(nbytes: int) -> type[Any]:
+def owner_type(nbytes: int) -> type[Any]:
     """The type of owners of so many bytes at an address: buffers that give their block back when nobody refers to them any more."""
 
     class Owner(ctypes.c_char * nbytes):  # type: ignore[misc]
@@ -89,7 +89,7 @@ class Results:
                 self._free.remove(best)
                 return best
         data = aligned_empty(size)
-        return Block(data, size, data.ctypes.data, owners(size).from_address)
+        return Block(data, size, data.ctypes.data, owner_type(size).from_address)
 
     def give_back(self, block: Block) -> None:
         """The oldest go where there are too many."""

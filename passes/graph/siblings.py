@@ -86,7 +86,7 @@ def _merge_products(graph: Graph) -> bool:
     return changed
 
 
-def sizes(v: Value) -> Shape:
+def _sizes(v: Value) -> Shape:
     """The dims of a value of known size."""
     return tuple(int(d) for d in v.type.shape)  # type: ignore[arg-type]
 
@@ -103,7 +103,7 @@ def _taken_apart(graph: Graph, v: Value, axis: int) -> Apart | None:
     if reshape is None or not reshape.output.type.static:
         return None
     end = reshape.output
-    dims, before = sizes(end), sizes(v)
+    dims, before = _sizes(end), _sizes(v)
     front, behind = math.prod(before[:axis]), math.prod(before[axis:])
     found = [k for k in range(len(dims)) if math.prod(dims[:k]) == front and math.prod(dims[k:]) == behind]
     if not found:
@@ -189,13 +189,13 @@ def _stack_columns(graph: Graph, y: Value, cuts: list[Node]) -> bool:
     """Let the parts into which a product's columns are cut lie one behind the other. `cuts`: the slices of y, in order of the graph."""
     if not _is_product(graph, y) or {u for u, _ in y.uses} != set(cuts) or graph.is_output(y) or not y.type.static or y.type.layout is not None:
         return False
-    *lead, columns = sizes(y)
+    *lead, columns = _sizes(y)
     count, axis = len(cuts), len(lead)
     if count < 2 or columns % count or math.prod(lead) == 1:  # columns of one row are places as they are
         return False
     size = columns // count
     places = {(*(0 for _ in lead), k * size) for k in range(count)}
-    equal = all(n.output.type.static and sizes(n.output) == (*lead, size) and set(n.attrs["steps"]) == {1} for n in cuts)
+    equal = all(n.output.type.static and _sizes(n.output) == (*lead, size) and set(n.attrs["steps"]) == {1} for n in cuts)
     if not equal or {tuple(n.attrs["starts"]) for n in cuts} != places:
         return False
     ordered = sorted(cuts, key=lambda n: int(n.attrs["starts"][axis]))
