@@ -27,6 +27,7 @@ from dnnc.autotune.trial import FAILURES, OK, Trial
 from dnnc.ir.errors import TuneError
 from dnnc.ir.operator.text import show_kernel
 from dnnc.passes.schedule.problem import Choice
+from dnnc.testing.growth import in_a_quiet_round
 from dnnc.testing.tuning_logs import choices, other, tasks, write_log
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -181,9 +182,9 @@ def test_processes_append_to_one_log_and_one_is_killed(path: Path) -> None:
     two, endless = [appender(path, name, 300) for name in "ab"], appender(path, "c", 10**9)
     assert endless.stdout is not None and endless.stdout.readline() == "ready\n"
     for p in two:
-        assert p.wait(60) == 0
+        assert p.wait(600) == 0
     endless.send_signal(signal.SIGKILL)
-    endless.wait(60)
+    endless.wait(600)
     log = read(path)
     for name in "ab":
         assert [t.choice.knobs[0][1] for t in log.trials[name]] == list(range(300))
@@ -304,6 +305,7 @@ def test_leaving_out_trials_changes_no_winner(path: Path) -> None:
         read(path, trials=False)
 
 
+@in_a_quiet_round
 def test_reading_winners_is_quick(path: Path) -> None:
     path.write_bytes(to_line(trial(A, code="ab" * 32, machine="znver5")) * 30_000 + to_line(Winner("k", A, 1.0)))
     start = time.process_time()

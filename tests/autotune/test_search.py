@@ -398,7 +398,7 @@ def tell(e):
 
 log = Log.open(sys.argv[1])
 print("ready", flush=True)
-search(TASKS, FakeRunner(seconds_of, wait=0.002), log, 60, replace(PLAN, resume=True, callbacks=[tell], trials=100000))
+search(TASKS, FakeRunner(seconds_of, wait=0.002), log, 600, replace(PLAN, resume=True, callbacks=[tell], trials=100000))
 """
 
 

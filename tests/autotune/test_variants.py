@@ -64,7 +64,7 @@ def planted(**seconds: float) -> Callable[[Request], float]:
 
 
 def tuned(seconds: Callable[[Request], float], **more: Any) -> Tuned:
-    return tune(graph(), **{"budget": 20, "runner": FakeRunner(seconds, noise=0.001), "trials": 60, **OPTIONS, **more})
+    return tune(graph(), **{"budget": 600, "runner": FakeRunner(seconds, noise=0.001), "trials": 60, **OPTIONS, **more})
 
 
 def names(f: Any) -> list[str]:

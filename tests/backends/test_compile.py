@@ -228,9 +228,9 @@ def test_control_c_ends_everything(tmp_path: Path) -> None:
     assert run.stdout is not None and run.stdout.readline() == "start\n"
     run.stdout.read(1)  # the first object is there, the workers are at the next ones
     os.kill(run.pid, signal.SIGINT)  # to the parent alone
-    _, err = run.communicate(timeout=90)
+    _, err = run.communicate(timeout=600)
     assert "KeyboardInterrupt" in err
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     with pytest.raises(ProcessLookupError):
         while time.monotonic() < deadline:
             os.killpg(run.pid, 0)  # nobody is left of its group

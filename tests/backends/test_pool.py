@@ -28,6 +28,7 @@ from dnnc.backends.runtime import (
     load_pool,
     runtime,
 )
+from dnnc.testing.growth import in_a_quiet_round
 
 ENTRIES = f"""
 ; every thread counts in its own cell and, past a barrier, finds its neighbour at the same count; dims[0] rounds, two barriers each
@@ -155,6 +156,7 @@ def test_sleeping_workers_wake_up(pool: NativePool, entries: Loaded) -> None:
         assert call(pool, entries, "rounds", [20], 2)[0] == 0
 
 
+@in_a_quiet_round
 def test_idle_threads_sleep(pool: NativePool, entries: Loaded) -> None:
     call(pool, entries, "mark", [0], 4)
     time.sleep(0.05)
@@ -237,7 +239,7 @@ print("ok")
 @pytest.mark.parametrize("script", [FORK])
 def test_a_forked_child_has_its_own_threads(script: str) -> None:
     code = script.format(text=ENTRIES, cpu="x86-64" if has_threads() else "generic")
-    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=600)
     assert (ended.returncode, ended.stdout) == (0, "ok\n"), ended.stderr
 
 

@@ -116,5 +116,5 @@ def test_results_that_outlive_everything_end_quietly() -> None:
         "a = results().empty((LEAST,), np.uint8)\nsys.modules['kept'] = a[5:]\nb = [results().empty((LEAST,), np.float32)]\nb.append(b)\n"
         "threading.stack = a.reshape(-1, 2)\nprint(len(a))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{LEAST}\n", "")

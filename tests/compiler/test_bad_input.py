@@ -98,7 +98,7 @@ def test_more_than_there_is_memory(text: str, message: str, cache: Path) -> None
     start = time.perf_counter()
     with pytest.raises(DnncError, match=message):
         dnnc.compile(model(text), cache=cache)
-    assert time.perf_counter() - start < 5
+    assert time.perf_counter() - start < 60
 
 
 def test_the_limit_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
@@ -156,7 +156,7 @@ def test_functions_that_call_each_other_deeply() -> None:
     start = time.perf_counter()
     with pytest.raises(ModelError, match=r"functions.*nodes"):
         dnnc.compile(helper.make_model(graph, functions=functions, opset_imports=imports), cache=False)
-    assert time.perf_counter() - start < 10
+    assert time.perf_counter() - start < 60
 
 
 # --- indices ------------------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from dnnc.cli.app import app
 from dnnc.driver import compile
 from dnnc.ir.errors import InputError
 from dnnc.peers import PEERS, Engine, check_installed, error
+from dnnc.testing.growth import in_a_quiet_round
 from dnnc.timing import QUICK_CALLS, SLOW_CALLS, alternate, percentiles, ratios
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -59,6 +60,7 @@ def peer(result: np.ndarray[Any, Any]) -> Any:
 # --- timing -------------------------------------------------------------------------------------------------------------------
 
 
+@in_a_quiet_round
 def test_quick_models_are_called_often_and_slow_ones_less() -> None:
     stages: list[str] = []
     times = alternate([lambda: None, lambda: sleep(2e-3)], 2, 0.01, stages.append)

@@ -51,7 +51,7 @@ def dnnc(*args: str, code: int = 0) -> str:
     return result.output
 
 
-QUICK = ("g.py", "--dims", "N=8", "--budget", "5s", "--trials", "20", "--threads", "1")
+QUICK = ("g.py", "--dims", "N=8", "--budget", "600s", "--trials", "20", "--threads", "1")
 
 
 def test_libraries_are_for_gpus() -> None:
@@ -172,11 +172,13 @@ def test_the_second_interrupt_ends_at_once(capsys: pytest.CaptureFixture[str]) -
     with Interrupt() as stop:
         assert not stop.asked
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.01)
+        until = time.monotonic() + 60
+        while not stop.asked and time.monotonic() < until:
+            time.sleep(0.01)
         assert stop.asked and "Control-C again" in capsys.readouterr().err
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.5)
+            time.sleep(60)
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -193,14 +195,14 @@ main(sys.argv[1:])
 
 @pytest.mark.slow
 def test_an_interrupted_run_ends_with_its_table(here: Path) -> None:
-    command = [sys.executable, "-c", CHILD, "tune", "g.py", "--dims", "N=8", "--budget", "60s", "--log", "l.jsonl", "--threads", "1"]
+    command = [sys.executable, "-c", CHILD, "tune", "g.py", "--dims", "N=8", "--budget", "600s", "--log", "l.jsonl", "--threads", "1"]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     child: Any = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    until = time.monotonic() + 30
+    until = time.monotonic() + 300
     while time.monotonic() < until and (not (here / "l.jsonl").exists() or (here / "l.jsonl").read_bytes().count(b'"trial"') < 3):
         time.sleep(0.02)
     child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=30)
+    out, err = child.communicate(timeout=300)
     assert child.returncode == 0, err
     assert "stopping" in err and "ended as you asked" in out
     assert len(read("l.jsonl").winners()) == 1

@@ -186,5 +186,5 @@ def test_shrinking_does_not_change_the_kind_of_failure() -> None:
 @pytest.mark.slow
 def test_command_line() -> None:
     words = [sys.executable, "-m", "dnnc.testing.fuzz", "--seeds", "0:3", "--nodes", "4"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, "0 failures\n"), done.stderr

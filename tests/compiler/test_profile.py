@@ -20,6 +20,7 @@ from dnnc.ir.graph_text import parse
 from dnnc.profile import Layout, Profile, Samples, kernel_time, summarize
 from dnnc.report import KernelReport, MemoryReport, ProgramReport
 from dnnc.report.profile_tables import SHOWN_KERNELS, profile_tables
+from dnnc.testing.growth import in_a_quiet_round
 
 RNG = np.random.default_rng(0)
 NET = """
@@ -48,10 +49,14 @@ def inputs(n: int = 64) -> np.ndarray[Any, Any]:
     return RNG.standard_normal((n, 256), np.float32)
 
 
-@pytest.fixture(scope="module")
-def found(folder: Path) -> Profile:
+def profiled() -> Profile:
     made: Profile = compiled(threads=2).profile(inputs(), repeats=30)
     return made
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> Profile:
+    return profiled()
 
 
 # --- stamps -------------------------------------------------------------------------------------------------------------------
@@ -128,14 +133,18 @@ def test_medians_by_call_and_sums_by_kernel() -> None:
 # --- real programs ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_profile_adds_up_to_the_time_of_a_call(found: Profile) -> None:
+@in_a_quiet_round
+def test_a_profile_adds_up_to_the_time_of_a_call() -> None:
+    found = profiled()
     parts = sum(k.seconds for k in found.kernels) + found.waiting + found.overhead
     assert 0.5 * found.total < parts < 1.2 * found.total and found.repeats == 30
     assert sum(c.seconds for c in found.calls) == pytest.approx(sum(k.seconds for k in found.kernels))
     assert found.threads == min(2, cpu_count()) == found.ceilings.threads
 
 
-def test_a_profile_knows_kernels_and_their_work(found: Profile) -> None:
+@in_a_quiet_round
+def test_a_profile_knows_kernels_and_their_work() -> None:
+    found = profiled()
     gemm = next(k for k in found.kernels if k.name == "matmul_relu")
     assert gemm.calls == 2 and gemm.flops == 2 * (2 * 64 * 256 * 256 + 64 * 256) and gemm.bound == "compute"
     assert gemm.bytes == 2 * 4 * (2 * 64 * 256 + 256 * 256) and gemm.choice.startswith("contraction(")
@@ -152,11 +161,13 @@ def test_threads_and_calls_leave_the_model_as_it_was() -> None:
     assert f.profile({"x": x}, repeats=1).repeats == f.profile(x=x, repeats=1).repeats == 1
 
 
+@in_a_quiet_round
 def test_one_thread_does_not_wait() -> None:
     p = compiled(threads=1).profile(inputs(), repeats=20)
     assert p.threads == 1 and p.waiting < 0.05 * p.total and all(k.balance == 1 for k in p.kernels)
 
 
+@in_a_quiet_round
 def test_more_work_takes_longer() -> None:
     f = compiled(None, threads=1)
     small, large = (f.profile(inputs(n), repeats=20) for n in (8, 256))

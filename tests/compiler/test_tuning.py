@@ -46,7 +46,7 @@ def by_text(r: Request) -> float:
 
 
 def tuned(**more: Any) -> Tuned:
-    return tune(graph(), **{"budget": 10, "runner": FakeRunner(by_text, noise=0.001), "trials": 40, **OPTIONS, **more})
+    return tune(graph(), **{"budget": 600, "runner": FakeRunner(by_text, noise=0.001), "trials": 40, **OPTIONS, **more})
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_the_log_holds_the_run(tmp_path: Path) -> None:
     made = tuned(log=tmp_path / "l.jsonl", trials=12)
     log = read(tmp_path / "l.jsonl")
     (session,) = log.sessions
-    assert session.model == "net" and session.budget == 10 and session.seconds == made.result.seconds
+    assert session.model == "net" and session.budget == 600 and session.seconds == made.result.seconds
     parts = {o.task.key for o in made.result.parts}
     assert set(session.calls) == set(log.tasks) - parts == set(log.winners()) - parts == {o.task.key for o in made.result.outcomes}
     f = compile(graph(), tune=tmp_path / "l.jsonl", **OPTIONS)
@@ -180,7 +180,7 @@ def test_open_sizes_are_named() -> None:
     g = parse("def net(x: f32[N, 96]):\n    y = relu(x)\n    return y\n")
     with pytest.raises(InputError, match=r'the size of N is open.*dims=\{"N": 1\}'):
         tune(g, runner=FakeRunner(by_text), **OPTIONS)
-    assert tune(g, runner=FakeRunner(by_text), dims={"N": 8}, trials=4, budget=5, **OPTIONS).result.outcomes
+    assert tune(g, runner=FakeRunner(by_text), dims={"N": 8}, trials=4, budget=600, **OPTIONS).result.outcomes
 
 
 # --- for real -----------------------------------------------------------------------------------------------------------------

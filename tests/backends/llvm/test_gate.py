@@ -238,7 +238,7 @@ LONG = "def g(x: f32[1, 1], y: f32[1, 3]):\n    a = expand(x, shape=({n}, {n}))\
 def test_a_kernel_that_is_too_long_is_not_checked_and_the_report_says_so() -> None:
     start = time.monotonic()
     f = compile(parse(LONG.format(n=10**6)), cache=False)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 120
     (note,) = [n for p in f.report.programs for x in p.passes if x.name == "kernel gate" for n in x.notes]
     assert note == "kernel expand_reduce_sum was not checked: a reference of it would take an array of 1e+12 elements"
     assert "was not checked" in str(f.report)
