@@ -10,7 +10,7 @@ WORKERS ?= 2
 ZOO ?= zoo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types fast slow gpu cuda-zoo golden format digits clean
+.PHONY: help demo test lint types fast slow thorough gpu cuda-zoo golden format digits clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,7 +18,7 @@ help:  ## list the targets
 demo: $(VENV)/run  ## compile and run the digits model, show what it sees
 	@$(BIN)/python examples/demo.py
 
-test: lint types fast slow  ## everything that must hold: style, types, all tests that need no GPU
+test: lint types fast slow  ## everything that must hold: style, types, the tests that need no GPU
 
 lint: $(VENV)/dev  ## style: ruff check and ruff format --check
 	@$(BIN)/ruff check .
@@ -31,7 +31,10 @@ fast: $(VENV)/dev  ## the tests of the fast tier: under a minute
 	@$(BIN)/pytest -n $(WORKERS) -m "not slow and not gpu"
 
 slow: $(VENV)/dev  ## the other tests that need no GPU
-	@$(BIN)/pytest -n $(WORKERS) -m "slow and not gpu"
+	@$(BIN)/pytest -n $(WORKERS) -m "slow and not thorough and not gpu"
+
+thorough: $(VENV)/dev  ## further cases of theirs, for changes of passes, schedules and emission
+	@$(BIN)/pytest -n $(WORKERS) -m "thorough and not gpu"
 
 gpu: $(VENV)/dev  ## the tests that need a CUDA device
 	@$(BIN)/pytest -m gpu

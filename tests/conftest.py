@@ -1,4 +1,4 @@
-"""What all tests share: golden files, the two tiers, the count of skipped tests, and what keeps a run short."""
+"""What all tests share: golden files, the tiers, the count of skipped tests, and what keeps a run short."""
 
 from __future__ import annotations
 
@@ -162,6 +162,35 @@ THINNED = {
     "models/test_nets.py::test_one_program_for_all_batches": 3,
 }
 
+# Of these, which took half of the slow tier, it runs every n-th; `make thorough` runs the others.
+SAMPLED = {
+    "backends/cuda/test_contractions.py::test_every_shape": 2,
+    "backends/cuda/test_emit.py::test_every_operation_compiles": 2,
+    "backends/cuda/test_generic.py::test_sample": 2,
+    "backends/cuda/test_generic.py::test_shapes": 2,
+    "backends/cuda/test_samples.py::test_scheduled_kernels_compile": 3,
+    "backends/llvm/test_emit.py::test_scheduled_text_reads_back": 2,
+    "backends/llvm/test_ops.py::test_other_cpus": 2,
+    "backends/llvm/test_ops.py::test_sample": 2,
+    "backends/llvm/test_shapes.py": 2,
+    "backends/llvm/test_spaces.py::test_any_choice_means_the_same": 2,
+    "backends/llvm/test_windows.py::test_every_width": 2,
+    "backends/llvm/test_windows.py::test_special_values_anywhere": 2,
+    "compiler/test_bound_fuzz.py": 3,
+    "compiler/test_device_donation.py::test_random_programs": 4,
+    "compiler/test_fuzz.py::test_random_graphs": 3,
+    "compiler/test_precision.py::test_random_graphs": 4,
+    "compiler/test_schedules.py::test_a_nest_says_what_its_kernel_does": 2,
+    "frontends/onnx/test_dynamic.py": 2,
+    "frontends/onnx/test_microsoft.py::test_against_onnx_runtime": 2,
+    "frontends/onnx/test_ml.py": 2,
+    "frontends/torch/test_operators.py::test_half": 4,
+    "frontends/torch/test_operators.py::test_operator": 3,
+    "models/test_geometry.py::test_random_geometry": 4,
+    "models/test_nets.py::test_levels_and_threads": 2,
+    "passes/graph/test_rows.py::test_many_random_chains": 2,
+}
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden anew instead of comparing with it")
@@ -198,17 +227,27 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = thin(THINNED, [item for item in items if not is_marked(item, "slow")], pytest.mark.slow)
+    missing |= thin(SAMPLED, [item for item in items if is_marked(item, "slow") and not is_marked(item, "thorough")], pytest.mark.thorough)
+    whole = len({item.nodeid.split("::")[0] for item in items}) > 100  # and not a few files that somebody asked for
+    assert not missing or not whole, f"names of tests that there are not: {sorted(missing)}"
+
+
+def is_marked(item: pytest.Item, mark: str) -> bool:
+    return item.get_closest_marker(mark) is not None
+
+
+def thin(rates: dict[str, int], items: list[pytest.Item], mark: pytest.MarkDecorator) -> set[str]:
+    """Mark all but each n-th of the items whose test or file has a rate n. Names without an item."""
     seen: dict[str, int] = {}
     for item in items:
         test = item.nodeid.split("[")[0].removeprefix("tests/")
         for name in (test, test.split("::")[0]):
-            if name in THINNED and item.get_closest_marker("slow") is None:
+            if name in rates and not is_marked(item, mark.name):
                 seen[name] = seen.get(name, -1) + 1
-                if seen[name] % THINNED[name] != THINNED[name] // 2:
-                    item.add_marker(pytest.mark.slow)
-    missing = sorted(THINNED.keys() - seen.keys())
-    whole = len({item.nodeid.split("::")[0] for item in items}) > 100  # and not a few files that somebody asked for
-    assert not missing or not whole, f"THINNED names tests that there are not: {missing}"
+                if seen[name] % rates[name] != rates[name] // 2:
+                    item.add_marker(mark)
+    return rates.keys() - seen.keys()
 
 
 @pytest.hookimpl(trylast=True)

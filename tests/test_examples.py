@@ -114,7 +114,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
     clear()
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "vit" else n for n in ARRAY_EXAMPLES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=(pytest.mark.slow, pytest.mark.thorough)) if n == "vit" else n for n in ARRAY_EXAMPLES])
 def test_array_programs_on_a_device(name: str, interpreted: None, capsys: pytest.CaptureFixture[str]) -> None:
     given, found = ARRAY_EXAMPLES[name]
     script(name).main([*given, "--device=cuda:0"])
