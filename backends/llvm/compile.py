@@ -45,6 +45,9 @@ CODEGEN_LEVEL = 2
 PASSES = ("sroa", "simplify_cfg", "dead_code_elimination")
 # Loop strength reduction turns the addresses of run-time strides into long chains: such kernels fall to 33-64 % of their speed with it.
 LLVM_OPTIONS = ("-disable-lsr",)
+# Instructions of Intel's cores with AVX512-FP16 that wait for what their destination held, so that a loop's turns wait for one another:
+# x * sigmoid(x) may take twice its time. LLVM clears destinations on CPUs of the right name, but hypervisors show other CPUs' names.
+WAITING = ("range", "perm", "getmant", "mulc", "mullq")
 
 
 def compile_text(text: str, cpu: str, features: str, passes: bool = True) -> bytes:
@@ -179,7 +182,7 @@ def _header(machine: Any) -> str:
 def _prepare(text: str, cpu: str, features: str, passes: bool) -> tuple[Any, Any]:
     """(target machine, verified module after the passes). The module keeps its context alive."""
     llvm = binding()
-    machine = _target().create_target_machine(cpu=cpu, features=features, opt=CODEGEN_LEVEL, reloc="pic", codemodel="default")
+    machine = _target().create_target_machine(cpu=cpu, features=_tuned(features), opt=CODEGEN_LEVEL, reloc="pic", codemodel="default")
     try:
         module = llvm.parse_assembly(_header(machine) + text, llvm.create_context())
         module.verify()
@@ -192,6 +195,13 @@ def _prepare(text: str, cpu: str, features: str, passes: bool) -> tuple[Any, Any
             getattr(manager, f"add_{name}_pass")()
         manager.run(module, builder)
     return machine, module
+
+
+def _tuned(features: str) -> str:
+    """With what the features tell of the CPU's make; sse4a is AMD's."""
+    flags = features.split(",")
+    waits = "+avx512fp16" in flags and "+sse4a" not in flags
+    return ",".join([*flags, *(f"+false-deps-{name}" for name in WAITING)]) if waits else features
 
 
 def _explain(message: str, text: str) -> str:

@@ -60,7 +60,13 @@ def scaled_exp(x: Expr) -> Expr:
     """
     n = fma(x, LOG2E, ROUNDING_MAGIC) - ROUNDING_MAGIC
     r = call("within", fma(n, -LN2_LOW, fma(n, -LN2_HIGH, x)), const(0.5, f32))
-    return select(x < LEAST_EXP, 0.0, call(SCALE, horner(r, [c / 2 for c in EXP]), n))
+    return select(_below(x, LEAST_EXP), 0.0, call(SCALE, horner(r, [c / 2 for c in EXP]), n))
+
+
+def _below(x: Expr, limit: float) -> Expr:
+    """x < limit, and of a negated number without the negation, which multiplications take for free: 0 - y < c -> -c < y."""
+    zero = x.args[0] if isinstance(x, Op) and x.name == "-" else None
+    return const(-limit, f32) < x.args[1] if isinstance(zero, Const) and zero.value == 0 else x < limit
 
 
 def exp2_parts(x: Expr, by: float = 1.0) -> tuple[Expr, Expr]:

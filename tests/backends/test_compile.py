@@ -66,6 +66,33 @@ def test_passes_promote_allocas() -> None:
     assert "rsp" not in asm_text(text, "x86-64", "")
 
 
+RANGE = """
+declare <16 x float> @llvm.x86.avx512.mask.range.ps.512(<16 x float>, <16 x float>, i32, <16 x float>, i16, i32)
+define void @f(ptr %p, <16 x float> %b, i64 %n) {
+entry:
+  br label %loop
+loop:
+  %k = phi i64 [ 0, %entry ], [ %next, %loop ]
+  %q = getelementptr <16 x float>, ptr %p, i64 %k
+  %x = load <16 x float>, ptr %q
+  %y = call <16 x float> @llvm.x86.avx512.mask.range.ps.512(<16 x float> %x, <16 x float> %b, i32 2, <16 x float> zeroinitializer, i16 -1, i32 4)
+  %z = fmul <16 x float> %y, %x
+  store <16 x float> %z, ptr %q
+  %next = add i64 %k, 1
+  %more = icmp slt i64 %next, %n
+  br i1 %more, label %loop, label %exit
+exit:
+  ret void
+}"""
+
+
+@pytest.mark.parametrize(("more", "cleared"), [("+avx512fp16", True), ("+avx512fp16,+sse4a", False), ("", False)])
+def test_destinations_that_an_instruction_waits_for_are_cleared_whatever_the_name_of_the_cpu(more: str, cleared: bool) -> None:
+    lines = asm_text(RANGE, "rocketlake", f"+avx512dq,{more}".rstrip(",")).splitlines()
+    (k,) = (k for k, line in enumerate(lines) if "vrangeps" in line)
+    assert bool(re.search(r"vp?xor", lines[k - 1])) == cleared
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

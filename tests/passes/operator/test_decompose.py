@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -170,3 +171,14 @@ def test_exp_where_targets_scale_by_powers_of_two() -> None:
     least = np.float32(-87.33654)
     edge = scaled(np.array([least, np.nextafter(least, np.float32(-99)), -88.0, -95.0], np.float32))
     assert edge[0] >= 2.0**-126 and not edge[1:].any()
+
+
+def test_a_negated_operand_of_the_scaled_exp_is_compared_as_it_is() -> None:
+    """The negation is left to multiplications, which take it for free; the numbers are those of the negated operand."""
+    x = np.concatenate([grid(-100, 100), np.array([INF, -INF, NAN, 0.0, -0.0, 87.33654, 87.33655], np.float32)])
+    text = show_kernel(kernel("exp", x.size))
+    k = decompose(parse_kernel(text.replace("exp(x[i])", "exp(-0.0 - x[i])")), ("recip", "scale", "within"))
+    assert re.search(r"select\(87\.33\S* < x\[i\]", show_kernel(k)), show_kernel(k)
+    y = np.full_like(x, NAN)
+    run_kernel(verify_kernel(k), {"x": x, "y": y})
+    np.testing.assert_array_equal(y, scaled(-x))
