@@ -65,8 +65,9 @@ def scaled_exp(x: Expr) -> Expr:
 
 def _below(x: Expr, limit: float) -> Expr:
     """x < limit, and of a negated number without the negation, which multiplications take for free: 0 - y < c -> -c < y."""
-    zero = x.args[0] if isinstance(x, Op) and x.name == "-" else None
-    return const(-limit, f32) < x.args[1] if isinstance(zero, Const) and zero.value == 0 else x < limit
+    if isinstance(x, Op) and x.name == "-" and isinstance(x.args[0], Const) and x.args[0].value == 0:
+        return const(-limit, f32) < x.args[1]
+    return x < limit
 
 
 def exp2_parts(x: Expr, by: float = 1.0) -> tuple[Expr, Expr]:
