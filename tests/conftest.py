@@ -165,7 +165,6 @@ THINNED = {
 # Of these, which took half of the slow tier, it runs every n-th; `make thorough` runs the others.
 SAMPLED = {
     "backends/cuda/test_contractions.py::test_every_shape": 2,
-    "backends/cuda/test_emit.py::test_every_operation_compiles": 2,
     "backends/cuda/test_generic.py::test_sample": 2,
     "backends/cuda/test_generic.py::test_shapes": 2,
     "backends/cuda/test_samples.py::test_scheduled_kernels_compile": 3,

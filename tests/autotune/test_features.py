@@ -20,7 +20,7 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.graph_text import parse
 from dnnc.passes.lower import lower
 from dnnc.passes.schedule.problem import Choice, Problem, classify
-from dnnc.testing.growth import in_a_quiet_round
+from dnnc.testing.times import in_a_quiet_round, quiet
 
 LAST = '@ "0 2 3 1"'
 CPU, GPU = "llvm -mcpu=x86-64-v4 -threads=2", "cuda -arch=sm_90a"
@@ -236,9 +236,9 @@ def test_features_are_quick() -> None:
     p, limits = problem(MATMUL), machine_of(CPU).limits
     found = choices(p, CPU)
     hundred = (found * (100 // len(found) + 1))[:100]
-    start = time.process_time()
+    start = time.perf_counter()
     features(p, hundred, limits)
-    assert time.process_time() - start < 0.02  # 2 to 3 ms on an idle machine
+    quiet(time.perf_counter() - start < 0.02)  # 2 to 3 ms on an idle machine
 
 
 @pytest.mark.parametrize("target, other", [(GPU, "llvmlite"), (CPU, "dnnc.backends.cuda")])

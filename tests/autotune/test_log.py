@@ -27,7 +27,7 @@ from dnnc.autotune.trial import FAILURES, OK, Trial
 from dnnc.ir.errors import TuneError
 from dnnc.ir.operator.text import show_kernel
 from dnnc.passes.schedule.problem import Choice
-from dnnc.testing.growth import in_a_quiet_round
+from dnnc.testing.times import in_a_quiet_round, quiet
 from dnnc.testing.tuning_logs import choices, other, tasks, write_log
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -310,7 +310,7 @@ def test_reading_winners_is_quick(path: Path) -> None:
     path.write_bytes(to_line(trial(A, code="ab" * 32, machine="znver5")) * 30_000 + to_line(Winner("k", A, 1.0)))
     start = time.process_time()
     assert read(path, trials=False).winners() == {"k": A}
-    assert time.process_time() - start < 0.5
+    quiet(time.process_time() - start < 0.5)
 
 
 # --- whole logs ---------------------------------------------------------------------------------------------------------------

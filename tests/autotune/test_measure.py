@@ -40,8 +40,8 @@ from dnnc.ir.operator.text import show_kernel
 from dnnc.passes.graph.fuse import plan_fusion
 from dnnc.passes.schedule.problem import Choice
 from dnnc.passes.schedule.step import candidates
-from dnnc.testing.growth import in_a_quiet_round
 from dnnc.testing.interpreted_device import InterpretedDevice
+from dnnc.testing.times import in_a_quiet_round, quiet
 
 CPU = "llvm -threads=1"
 GPU = "cuda -arch=sm_90a"
@@ -79,7 +79,7 @@ def test_a_crash_is_the_fault_of_one(runner: ProcessRunner, task: Task) -> None:
     assert found["crash"].status == "crash" and "exit status -11" in found["crash"].error and not found["crash"].seconds
     for name in ("right", "map"):
         t = found[name]
-        assert t.ok and len(t.seconds) == 3 and 1e-8 < t.median < 1 and t.checked == (name == "map")
+        assert t.ok and len(t.seconds) == 3 and 1e-8 < t.median < 1e-2 and t.checked == (name == "map")
         assert len(t.code) == 64 and t.compile_seconds > 0 and t.machine == machine_of(CPU).name and t.version and t.at > 1.7e9
 
 
@@ -87,7 +87,7 @@ def test_a_hang_ends_in_time(runner: ProcessRunner, task: Task) -> None:
     start = time.perf_counter()
     found = measured(runner, Request(task, choice("hang")), Request(task, choice("right", again=1)))
     assert found["hang"].status == "hang" and f"{TIMEOUT:.3g} s" in found["hang"].error and found["right"].ok
-    assert time.perf_counter() - start < 60 * TIMEOUT
+    assert time.perf_counter() - start < 20 * TIMEOUT
 
 
 def test_wrong_numbers_are_found_where_they_are_looked_for(runner: ProcessRunner, task: Task) -> None:
@@ -243,7 +243,7 @@ def test_two_devices_share_the_work(pair: ProcessRunner) -> None:
     trials = list(pair.measure(fakes(*({"us": first + n} for n in range(24)))))
     assert sorted(round(t.median * 1e6) for t in trials) == [first + n for n in range(24)]
     shares = Counter(t.machine for t in trials)
-    assert set(shares) == {"device 0", "device 1"} and min(shares.values()) >= 3
+    quiet(set(shares) == {"device 0", "device 1"} and min(shares.values()) >= 3, str(shares))
 
 
 def test_finalists_meet_on_one_device(pair: ProcessRunner) -> None:
@@ -297,7 +297,7 @@ def test_times_grow_with_the_work() -> None:
         _, kernel, task = loaded(machine, MATMUL.replace("64, 256", f"{n}, 256"), "contraction")
         times.append(min(kernel.measure() for _ in range(3)))  # type: ignore[attr-defined]
         assert times[-1] > task.flops / 1e12
-    assert 2 < times[1] / times[0] < 8
+    quiet(2 < times[1] / times[0] < 8, f"{times}")
 
 
 def test_weights_come_from_another_place_in_each_call() -> None:

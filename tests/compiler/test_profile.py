@@ -20,7 +20,7 @@ from dnnc.ir.graph_text import parse
 from dnnc.profile import Layout, Profile, Samples, kernel_time, summarize
 from dnnc.report import KernelReport, MemoryReport, ProgramReport
 from dnnc.report.profile_tables import SHOWN_KERNELS, profile_tables
-from dnnc.testing.growth import in_a_quiet_round
+from dnnc.testing.times import in_a_quiet_round, quiet
 
 RNG = np.random.default_rng(0)
 NET = """
@@ -137,7 +137,8 @@ def test_medians_by_call_and_sums_by_kernel() -> None:
 def test_a_profile_adds_up_to_the_time_of_a_call() -> None:
     found = profiled()
     parts = sum(k.seconds for k in found.kernels) + found.waiting + found.overhead
-    assert 0.5 * found.total < parts < 1.2 * found.total and found.repeats == 30
+    quiet(0.5 * found.total < parts < 1.2 * found.total)
+    assert found.repeats == 30
     assert sum(c.seconds for c in found.calls) == pytest.approx(sum(k.seconds for k in found.kernels))
     assert found.threads == min(2, cpu_count()) == found.ceilings.threads
 
@@ -148,8 +149,8 @@ def test_a_profile_knows_kernels_and_their_work() -> None:
     gemm = next(k for k in found.kernels if k.name == "matmul_relu")
     assert gemm.calls == 2 and gemm.flops == 2 * (2 * 64 * 256 * 256 + 64 * 256) and gemm.bound == "compute"
     assert gemm.bytes == 2 * 4 * (2 * 64 * 256 + 256 * 256) and gemm.choice.startswith("contraction(")
-    assert gemm.flops_per_second == gemm.flops / gemm.seconds > 1e9
-    assert gemm.reached == pytest.approx(gemm.flops_per_second / found.ceilings.flops) and 0.001 < gemm.reached < 5
+    assert gemm.flops_per_second == gemm.flops / gemm.seconds and gemm.reached == pytest.approx(gemm.flops_per_second / found.ceilings.flops)
+    quiet(gemm.flops_per_second > 1e9 and 0.001 < gemm.reached < 5)
     assert [c.kernel for c in found.calls].count("matmul_relu") == 2 and len(found.calls) == sum(k.calls for k in found.kernels)
 
 
@@ -164,7 +165,8 @@ def test_threads_and_calls_leave_the_model_as_it_was() -> None:
 @in_a_quiet_round
 def test_one_thread_does_not_wait() -> None:
     p = compiled(threads=1).profile(inputs(), repeats=20)
-    assert p.threads == 1 and p.waiting < 0.05 * p.total and all(k.balance == 1 for k in p.kernels)
+    assert p.threads == 1 and all(k.balance == 1 for k in p.kernels)
+    quiet(p.waiting < 0.05 * p.total)
 
 
 @in_a_quiet_round
@@ -173,7 +175,7 @@ def test_more_work_takes_longer() -> None:
     small, large = (f.profile(inputs(n), repeats=20) for n in (8, 256))
     assert (small.dims, large.dims) == ({"N": 8}, {"N": 256})
     times = [next(k.seconds for k in p.kernels if k.name == "matmul_relu") for p in (small, large)]
-    assert times[1] > 4 * times[0]
+    quiet(times[1] > 4 * times[0])
 
 
 def test_a_program_for_all_sizes_tells_the_work_at_the_sizes_of_the_call() -> None:

@@ -24,6 +24,7 @@ from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph_text import parse
 from dnnc.ir.operator.stmt import Block, For, Kernel, Store, map_stmt
 from dnnc.passes.program import Program, Scheduled
+from dnnc.testing.times import in_a_quiet_round, quiet
 
 GRAPHS = graphs()
 
@@ -235,10 +236,11 @@ def test_sizes_that_a_check_makes_up_suit_constant_indices(op: str, level: int) 
 LONG = "def g(x: f32[1, 1], y: f32[1, 3]):\n    a = expand(x, shape=({n}, {n}))\n    return reduce_sum(a, axes=(0, 1)), exp(y)"
 
 
+@in_a_quiet_round
 def test_a_kernel_that_is_too_long_is_not_checked_and_the_report_says_so() -> None:
     start = time.monotonic()
     f = compile(parse(LONG.format(n=10**6)), cache=False)
-    assert time.monotonic() - start < 120
+    quiet(time.monotonic() - start < 20)
     (note,) = [n for p in f.report.programs for x in p.passes if x.name == "kernel gate" for n in x.notes]
     assert note == "kernel expand_reduce_sum was not checked: a reference of it would take an array of 1e+12 elements"
     assert "was not checked" in str(f.report)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch_modules import MODULES, made
 
 from dnnc.ir.errors import DnncWarning
-from dnnc.testing.growth import in_a_quiet_round
+from dnnc.testing.times import in_a_quiet_round, quiet
 
 
 @pytest.fixture(autouse=True)
@@ -271,14 +271,15 @@ def test_a_call_costs_little(pieces: list[Any]) -> None:
     """Over the program itself: what is between torch's guards and native code, with forty weights."""
     module = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20))).eval()
     x = torch.randn(2, 4)
+    pieces.clear()
     f = compiled(module)
     same(f(x), module(x))
-    piece = pieces[-1]
+    (piece,) = pieces
     executable, array = piece.last.executable, x.numpy()
     given = [dict(zip(piece.static, piece.last.weights.tensors)).get(k, x) for k in range(len(piece.places))]
     alone, whole = (min(_seconds(g) for _ in range(30)) for g in (lambda: executable(array), lambda: piece(given)))
     least = min(_seconds(lambda: [(t.data_ptr(), t.dtype, tuple(t.shape)) for t in given]) for _ in range(30))  # what torch takes to tell of them
-    assert whole - alone < 2 * least, f"{(whole - alone) * 1e6:.0f} us, {least * 1e6:.0f} us to look at each tensor"
+    quiet(whole - alone < 2 * least, f"{(whole - alone) * 1e6:.0f} us, {least * 1e6:.0f} us to look at each tensor")
 
 
 def _seconds(f: Callable[[], Any], times: int = 20) -> float:
