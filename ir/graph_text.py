@@ -175,6 +175,12 @@ def show_attr(a: Any, names: Mapping[Graph, str]) -> str:
     return str(a) if isinstance(a, (DType, TensorType)) else repr(a)
 
 
+def attrs_key(n: Node) -> tuple[tuple[str, str], ...]:
+    """Equal for equal attributes. They go by their text: 1, 1.0 and True differ, and so do 0.0 and -0.0; subgraphs go by their structure."""
+    names = {s: s.structural_hash() for s in n.subgraphs()}
+    return tuple((k, show_attr(a, names)) for k, a in sorted(n.attrs.items()))
+
+
 def structure(g: Graph) -> Iterator[str]:
     """What the structural hash covers, line by line: values by number, subgraphs and constants by hash."""
     numbers: dict[Value | None, int] = {None: -1}

@@ -9,7 +9,7 @@ the result; nothing here thinks of speed or targets.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from dnnc.ir.dtype import DType, boolean
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import Const, Expr, Load, Op, Var, cast, const, fma, free, load, minimum, op, rebuild, select, substitute, unwrap, value, walk
 from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.graph_text import attrs_key
 from dnnc.ir.operator.stmt import Buffer, Builder, For, Func, Kernel, Param, call, exprs, walk_stmts
 from dnnc.ir.types import Layout, Part, TensorType
 
@@ -59,6 +60,16 @@ def group_inputs(nodes: Sequence[Node]) -> list[Value]:
     """Values that a group reads from outside, in order of first use."""
     inside = {v for n in nodes for v in n.outputs}
     return list(dict.fromkeys(v for n in nodes for v in n.inputs if v is not None and v not in inside))
+
+
+def likeness(graph: Graph, nodes: Sequence[Node], output: Value, inplace: Value | None = None) -> Hashable:
+    """Equal for groups of which `lower` makes the same kernel and `classify` the same problem, the values and locations apart: layers of a model
+    that repeat each other are lowered once. Values go by number, attributes by their text, dims and numbers by identity."""
+    outside = group_inputs(nodes)
+    number: dict[Value | None, int] = {v: k for k, v in enumerate((*outside, *(v for n in nodes for v in n.outputs)))}
+    given = tuple((v.type, scalar_constant(graph, v), graph.settled(v)) for v in outside)
+    made = tuple((n.op, tuple(map(number.get, n.inputs)), attrs_key(n), tuple(v.type for v in n.outputs)) for n in nodes)
+    return given, made, number[output], number.get(inplace), frozenset(graph.dims.values())
 
 
 def lower(graph: Graph, nodes: Sequence[Node], output: Value, inplace: Value | None = None) -> Lowered:

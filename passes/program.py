@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Protocol, Union
 
@@ -17,7 +17,7 @@ from dnnc.ir.operator.verify import verify_kernel
 from dnnc.passes.graph.fuse import FusionPlan, Group, Normed, plan_fusion
 from dnnc.passes.graph.inplace import find_inplace
 from dnnc.passes.graph.memory_plan import MemoryPlan, Region
-from dnnc.passes.lower import Lowered, lower
+from dnnc.passes.lower import Lowered, group_inputs, likeness, lower
 from dnnc.passes.lower_recurrence import lower_recurrence
 from dnnc.passes.operator.decompose import decompose
 from dnnc.passes.schedule.problem import Choice, Problem, Template, classify
@@ -64,9 +64,9 @@ class Known(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel call: which values its buffers are, which dims its scalars are. `nest` is the kernel as it was lowered, which has the name, the
-    parameters and the places of the scheduled one and writes the same of them; `refusal` tells of the schedule that was to be used, where
-    another one had to be."""
+    """One kernel call: which values its buffers are, which dims its scalars are. `nest` is the kernel as it was lowered for the first
+    group that is like this one; it has the name, the parameters and the places of the scheduled one and writes the same of them. `refusal`
+    tells of the schedule that was to be used, where another one had to be."""
 
     group: Group
     nest: Kernel
@@ -218,7 +218,7 @@ def build_steps(
     fallback: bool = False,
     known: Known | None = None,
 ) -> tuple[AnyStep, ...]:
-    """Lower and schedule every group. Groups with the same naive kernel are scheduled once.
+    """Lower and schedule every group. Groups that are alike are lowered once, those with the same naive kernel scheduled once.
 
     Args:
         region: a graph with its groups.
@@ -240,9 +240,14 @@ def lower_group(graph: Graph, g: Group, inplace: Value | None = None) -> Lowered
 
 @dataclass(frozen=True)
 class _Made:
+    problem: Problem
     scheduled: Scheduled
     make: Callable[[], Kernel]
     refusal: Refusal | None = None
+
+    def step(self, g: Group, params: tuple[Value, ...]) -> Step:
+        low = self.problem.lowered
+        return Step(g, low.kernel, self.scheduled, self.make, params, low.dims, self.problem.flops, self.refusal)
 
 
 class _Steps:
@@ -251,6 +256,7 @@ class _Steps:
     ) -> None:
         self.memory, self.templates, self.choose, self.spelled, self.fallback, self.known = memory, templates, choose, spelled, fallback, known
         self.made: dict[tuple[str, frozenset[str]], _Made] = {}
+        self.alike: dict[Hashable, tuple[_Made, tuple[int, ...]]] = {}  # and which of a group's values the parameters are
 
     def of(self, region: Region) -> tuple[AnyStep, ...]:
         return tuple(self.control(region, g) if g.kind == "control" else self.kernel(region.graph, g) for g in region.fusion.groups)
@@ -258,6 +264,19 @@ class _Steps:
     def kernel(self, graph: Graph, g: Group) -> Step:
         if g.kind == "host":
             raise InternalError(f"{g.nodes[0].op.name}{locations(g.output.locs)} runs on the host and cannot be a kernel")
+        if g.nodes[0].op.name == "recurrence":  # its body reads values that the node does not list
+            made = self.lowered(graph, g)
+            return made.step(g, made.problem.lowered.params)
+        values = (*group_inputs(g.nodes), g.output)
+        like = likeness(graph, g.nodes, g.output, self.memory.inplace.get(g))
+        if like not in self.alike:
+            made = self.lowered(graph, g)
+            self.alike[like] = made, tuple(map(values.index, made.problem.lowered.params))
+        made, places = self.alike[like]
+        return made.step(g, tuple(values[k] for k in places))
+
+    def lowered(self, graph: Graph, g: Group) -> _Made:
+        """A group that is like none before it. It may still be the same nest as one."""
         low = lower_group(graph, g, self.memory.inplace.get(g))
         problem = classify(g.nodes, low, {*graph.constants, *graph.parameters})
         nest = show_kernel(low.kernel)
@@ -265,7 +284,7 @@ class _Steps:
         made = self.made.get(key)
         if made is None:
             made = self.made[key] = self.found(nest, problem) or self.new(nest, problem)
-        return Step(g, low.kernel, made.scheduled, made.make, low.params, low.dims, problem.flops, made.refusal)
+        return replace(made, problem=problem)
 
     def found(self, nest: str, problem: Problem) -> _Made | None:
         """What is known of a nest."""
@@ -280,7 +299,7 @@ class _Steps:
                 raise InternalError(f"schedule {known.choice} makes another kernel of {problem.kernel.name} than before: clear the cache of kernels")
             return kernel
 
-        return _Made(known, make)
+        return _Made(problem, known, make)
 
     def new(self, nest: str, problem: Problem) -> _Made:
         """A nest that nobody has scheduled."""
@@ -289,7 +308,7 @@ class _Steps:
         made = Scheduled.of(kernel, choice)
         if self.known is not None and refusal is None:
             self.known.record(nest, problem, made)
-        return _Made(made, lambda: kernel, refusal)
+        return _Made(problem, made, lambda: kernel, refusal)
 
     def control(self, region: Region, g: Group) -> ControlStep:
         bodies = tuple(Body(r.graph, self.of(r)) for r in region.nested[g])

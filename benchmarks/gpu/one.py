@@ -115,6 +115,7 @@ def graph(name: str, inputs: dict[str, Array], precision: str) -> Callable[[], o
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):
         captured.result = net(*given)
+    captured.reads = net, given  # a graph keeps nothing alive; another peer's torch.compile returns free memory to the device
     return captured.replay
 
 

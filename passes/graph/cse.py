@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir.graph import Graph, Node, Value
-from dnnc.ir.graph_text import show_attr
+from dnnc.ir.graph_text import attrs_key
 from dnnc.passes.base import PassContext, graphs, is_pure
 from dnnc.passes.rewrite import sweep
 
@@ -75,11 +75,9 @@ def _merge_nodes(g: Graph) -> bool:
 
 
 def _key(n: Node) -> Any:
-    """Equal for nodes that compute the same. Attributes go by their text: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+    """Equal for nodes that compute the same."""
     inputs = [id(v) for v in n.inputs]
     if n.op.name in COMMUTATIVE:
         inputs.sort()
-    names = {s: s.structural_hash() for s in n.subgraphs()}
-    attrs = tuple((k, show_attr(a, names)) for k, a in sorted(n.attrs.items()))
     layouts = tuple(o.type.layout for o in n.outputs)
-    return n.op, tuple(inputs), attrs, layouts
+    return n.op, tuple(inputs), attrs_key(n), layouts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,18 +12,23 @@ import dnnc
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.templates import templates
 from dnnc.ir.errors import InternalError, ScheduleError
+from dnnc.ir.expr import dim
+from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run
 from dnnc.ir.operator.stmt import Kernel
 from dnnc.ir.operator.text import show_kernel
 from dnnc.ir.operator.verify import verify_kernel
 from dnnc.passes.base import PassContext
+from dnnc.passes.graph.fuse import Group, plan_fusion
 from dnnc.passes.graph.memory_plan import plan_memory
+from dnnc.passes.lower import Lowered, group_inputs, likeness
 from dnnc.passes.pipelines import compile_program
-from dnnc.passes.program import Program, Step, build_steps, plan_region
-from dnnc.passes.schedule.problem import Choice, Problem, Template
+from dnnc.passes.program import Program, Step, build_steps, lower_group, plan_region
+from dnnc.passes.schedule.problem import Choice, Problem, Template, classify
 from dnnc.passes.schedule.step import first_choice
 from dnnc.testing.graphs import graph_of
+from dnnc.testing.random_graphs import random_graph
 
 TARGET = parse_target("llvm -mcpu=x86-64-v4", None)
 RELUS = """def g(x: f32[6, 40], y: f32[6, 40], z: f32[6, 41]):
@@ -42,6 +47,86 @@ def test_one_step_for_each_group_and_one_kernel_for_equal_ones() -> None:
     assert [s.kernel.name for s in found] == ["relu", "softmax", "relu", "relu"]
     assert found[0].kernel is found[2].kernel and found[0].text != found[3].text
     assert [[v.name for v in s.params] for s in found] == [["x", "a"], ["a", "v0"], ["y", "v1"], ["z", "v2"]]
+
+
+def test_groups_that_are_alike_are_lowered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with its own values, in the places that they have in it."""
+    seen: list[Group] = []
+
+    def counted(graph: Graph, g: Group, inplace: Value | None = None) -> Lowered:
+        seen.append(g)
+        return lower_group(graph, g, inplace)
+
+    monkeypatch.setattr("dnnc.passes.program.lower_group", counted)
+    found = steps(
+        """def g(x: f32[6, 40], y: f32[6, 40], *, u: f32[40], v: f32[40]):
+    return sub(x, u), sub(y, v), sub(u, x), sub(x, x), sub(y, u), sub(y, y)"""
+    )
+    assert len(seen) == 3 and [[v.name for v in s.params[:-1]] for s in found] == [["x", "u"], ["y", "v"], ["u", "x"], ["x"], ["y", "u"], ["y"]]
+    assert [v for s in found for v in s.params[-1:]] == [s.group.output for s in found]
+    assert found[0].kernel is found[1].kernel is found[4].kernel is not found[2].kernel and found[3].kernel is found[5].kernel
+
+
+UNLIKE = [
+    "def g(x: f32[6, 40]):\n    return mul(x, 0.0), mul(x, -0.0)",
+    "def g(x: f32[6, 40], y: f32[6, 41]):\n    return relu(x), relu(y)",
+    'def g(x: f32[6, 40], y: f32[6, 40] @ "1 0"):\n    return relu(x), relu(y)',
+    "def g(x: f32[6, 40], y: f16[6, 40]):\n    return relu(x), relu(y)",
+    "def g(x: f32[6, 40], y: f32[6, 40]):\n    return sub(x, y), sub(x, x)",
+    'def g(x: f32[6, 40]):\n    a: f32[6, 40] @ "1 0" = relu(x)\n    return a, relu(x)',
+    "def g(x: f32[6, 40], *, w: f32[6, 40]):\n    return relu(x), relu(w)",
+    "def g(x: f32[40, 40]):\n    return softmax(x, axis=0), softmax(x, axis=1)",
+    "def g(x: f32[N, M]):\n    return reduce_sum(x, axes=(0,)), reduce_sum(x, axes=(1,))",
+    "def g(x: f32[6, 40]):\n    return cast(x, to=i32), cast(x, to=i64)",
+]
+
+
+@pytest.mark.parametrize("text", UNLIKE)
+def test_what_makes_groups_unlike(text: str) -> None:
+    g = graph_of(text)
+    of = [(n, v) for n in g.nodes() for v in n.outputs if v in g.outputs]
+    assert len({likeness(g, [n], v) for n, v in of}) == len(of) == 2
+
+
+def test_the_input_that_is_written_over_makes_groups_unlike() -> None:
+    g = graph_of("def g(x: f32[6, 40], y: f32[6, 40]):\n    return sub(x, y)")
+    (n,) = g.nodes()
+    assert len({likeness(g, [n], n.output, v) for v in (None, *g.inputs)}) == 3
+
+
+def test_the_dims_that_a_graph_declares_make_groups_unlike() -> None:
+    """An index may hold those of the graph at any depth of the loops."""
+    g = graph_of("def g(x: f32[6, 40]):\n    return relu(x)")
+    (n,) = g.nodes()
+    before = likeness(g, [n], n.output)
+    assert likeness(g, [n], n.output) == before
+    g.declare(dim("N", 1, 9))
+    assert likeness(g, [n], n.output) != before
+
+
+def test_how_nodes_are_wired_makes_groups_unlike() -> None:
+    g = graph_of("def g(x: f32[6, 40]):\n    a = exp(x)\n    return sub(a, x), sub(x, a), a")
+    a, b, c = g.nodes()
+    assert len({likeness(g, [a, n], v) for n, v in ((b, b.output), (c, c.output), (c, a.output))}) == 3
+
+
+def test_groups_that_are_alike_are_the_same_problem() -> None:
+    """Of many graphs: whatever makes a kernel or a problem another one makes the groups unlike."""
+    first: dict[Hashable, tuple[object, ...]] = {}
+    same = 0
+    for seed in range(120):
+        graph, _ = random_graph(seed)
+        for g in plan_fusion(graph, fuse=seed % 2 == 0).groups:
+            if g.kind in ("control", "host") or any(n.op.compute is None for n in g.nodes):
+                continue
+            low = lower_group(graph, g)
+            p = classify(g.nodes, low, {*graph.constants, *graph.parameters})
+            values = (*group_inputs(g.nodes), g.output)
+            got = show_kernel(low.kernel), p.kind, str(p.flops), p.constants, low.out_loops, low.reductions, tuple(map(values.index, low.params))
+            like = likeness(graph, g.nodes, g.output)
+            same += like in first
+            assert first.setdefault(like, got) == got, seed
+    assert same > 20
 
 
 def test_scalars_that_differ_make_different_kernels() -> None:
