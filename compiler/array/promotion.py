@@ -23,7 +23,7 @@ DEFAULTS: dict[str, DType] = {
 _ORDER = "biufc"  # of kinds, but for i and u, which are on one level
 _KINDS = {bool: "b", int: "i", float: "f", complex: "c", Size: "i"}
 NAMES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64", "complex64", "complex128")
-KNOWN = frozenset(np.dtype(n) for n in NAMES)
+KNOWN = {d: d for d in map(np.dtype, NAMES)}  # one object each: arrays of one type are told by it
 
 
 def dtype_of(d: Any) -> DType:
@@ -32,9 +32,9 @@ def dtype_of(d: Any) -> DType:
         found = np.dtype(d)
     except TypeError:
         found = None
-    if found is None or d is None or found.newbyteorder("=") not in KNOWN:
+    native = None if found is None or d is None else KNOWN.get(found) or KNOWN.get(found.newbyteorder("="))
+    if native is None:
         raise InputError(f"dnnc.array has no dtype {d!r}; there are {', '.join(NAMES)}")
-    native: DType = found.newbyteorder("=")
     return native
 
 
