@@ -83,7 +83,7 @@ def asm_text(text: str, cpu: str, features: str, passes: bool = True) -> str:
 
 def object_key(text: str, cpu: str, features: str) -> str:
     """The hex SHA-256 under which the cache keeps the object of `compile_text(text, cpu, features)`: all that decides its bytes."""
-    parts = (llvm_version(), _triple(), *LLVM_OPTIONS, *PASSES, str(CODEGEN_LEVEL), cpu, features, text)
+    parts = (llvm_version(), _triple(), *LLVM_OPTIONS, *PASSES, str(CODEGEN_LEVEL), cpu, _tuned(features), text)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
