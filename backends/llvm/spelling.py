@@ -40,9 +40,11 @@ def spelled(numerics: str, features: frozenset[str] = frozenset()) -> frozenset[
     """Intrinsics for which kernels get cheaper forms, by the rules for rounding, "strict", "standard" or "fast", and what the CPU has."""
     if numerics == "strict":
         return frozenset()
-    # sse4a tells AMD's CPUs; Intel's scale by a power of two in one instruction like any other
-    scales = "avx512dq" in features and "sse4a" not in features
-    return frozenset(("recip", "estimate", *(("scale", "within") if scales else ())))
+    own = {"recip", "estimate"}
+    if "avx512vl" in features:
+        # sse4a tells AMD's CPUs; Intel's scale by a power of two in one instruction like any other
+        own |= {"piece"} if "sse4a" in features else {"piece", "scale"}
+    return frozenset(own)
 
 
 def scalar(t: DType) -> str:

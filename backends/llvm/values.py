@@ -11,6 +11,7 @@ from dnnc.ir.dtype import DType, boolean, f32, f64, i32, i64
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import COMPARE, Const, Expr, Op, cast, value
 from dnnc.ir.operator.intrinsics import cast_target
+from dnnc.ir.operator.pieces import ROWS
 from dnnc.ir.operator.verify import scalarise
 from dnnc.passes.operator.conversions import is_small, narrow, rounded, to_odd, widen
 
@@ -308,33 +309,59 @@ def by_parts(em: FuncEmitter, vs: list[str], lanes: int, most: int, f: Callable[
     return parts[0]
 
 
-def _avx512(em: FuncEmitter, e: Op) -> str:
-    """scale and within, as instructions of AVX-512: of 4, 8 or 16 lanes, by parts where there are more; one and two lanes are four."""
-    lanes, least = e.lanes, max(e.lanes, 4)
-    if e.dtype is not f32 or not em.has("avx512dq") or lanes & (lanes - 1):
-        raise InternalError(f"{e.name} of {lanes} lanes of {e.dtype} has no LLVM spelling")
+def _scale(em: FuncEmitter, e: Op) -> str:
+    """An instruction of AVX-512 of 4, 8 or 16 lanes."""
 
     def one(parts: list[str], n: int) -> str:
         ty, wide = vector(f32, n), n == 16
-        choice = (("i32", "2"),) if e.name == "within" else ()  # the smaller magnitude, with the sign of the first operand
         rounding = (("i32", "4"),) if wide else ()  # as it is set
-        name = f"llvm.x86.avx512.mask.{'scalef' if e.name == 'scale' else 'range'}.ps.{32 * n}"
-        return em.call(name, ty, *((ty, v) for v in parts), *choice, (ty, "zeroinitializer"), ("i16" if wide else "i8", "-1"), *rounding)
+        mask = ("i16" if wide else "i8", "-1")
+        return em.call(f"llvm.x86.avx512.mask.scalef.ps.{32 * n}", ty, *((ty, v) for v in parts), (ty, "zeroinitializer"), mask, *rounding)
+
+    return _avx512(em, e, e.args, 4, one)
+
+
+def _piece(em: FuncEmitter, e: Op) -> str:
+    """Two registers of 16 numbers, from which one instruction of AVX-512 takes 16."""
+    t, k = e.args
+    assert isinstance(k, Const)
+    row = f"@dnnc.row{k.value}"
+    numbers = ", ".join(f"float {literal(v, f32)}" for v in ROWS[int(k.value)].tolist())
+    em.decls.add(f"{row} = private unnamed_addr constant [32 x float] [{numbers}], align 64")
+    # as with the constants of an epilogue: what LLVM knows the address of it would keep in registers
+    at = em.effect(f'call ptr asm sideeffect "", "=r,0"(ptr {row})') if em.table else row
+    high = em.pure(f"getelementptr float, ptr {at}, i64 16", at, here=True)
+    halves = [em.pure(f"load <16 x float>, ptr {p}, align 64", p, here=True) for p in (at, high)]
+
+    def one(parts: list[str], n: int) -> str:
+        places = em.pure(f"bitcast <16 x float> {parts[0]} to <16 x i32>", parts[0], here=True)
+        f = ("<16 x float>", halves[0]), ("<16 x i32>", places), ("<16 x float>", halves[1])
+        return em.call("llvm.x86.avx512.vpermi2var.ps.512", "<16 x float>", *f)
+
+    return _avx512(em, e, (t,), 16, one)
+
+
+def _avx512(em: FuncEmitter, e: Op, args: tuple[Expr, ...], least: int, one: Callable[[list[str], int], str]) -> str:
+    """Of vectors of `least` to 16 lanes, by parts where there are more; fewer lanes are a part of so many."""
+    lanes = e.lanes
+    if e.dtype is not f32 or not em.has("avx512vl") or lanes & (lanes - 1):
+        raise InternalError(f"{e.name} of {lanes} lanes of {e.dtype} has no LLVM spelling")
+    if lanes >= least:
+        return by_parts(em, [em.operand(a, lanes) for a in args], lanes, 16, one)
 
     def widened(a: Expr) -> str:
-        if isinstance(a, Const) or lanes >= 4:
+        if isinstance(a, Const):
             return em.operand(a, least)
         if lanes == 1 or a.lanes == 1:
-            return em.splat(em.expr(a), f32, 4)
-        v = em.expr(a)
-        return em.pure(f"shufflevector <2 x float> {v}, <2 x float> {v}, <4 x i32> <i32 0, i32 1, i32 0, i32 1>", v, here=True)
+            return em.splat(em.expr(a), f32, least)
+        v, ty, order = em.expr(a), vector(f32, lanes), ", ".join(f"i32 {j % lanes}" for j in range(least))
+        return em.pure(f"shufflevector {ty} {v}, {ty} {v}, <{least} x i32> <{order}>", v, here=True)
 
-    r = by_parts(em, [widened(a) for a in e.args], least, 16, one)
-    if lanes >= 4:
-        return r
+    r, ty = one([widened(a) for a in args], least), vector(f32, least)
     if lanes == 1:
-        return em.pure(f"extractelement <4 x float> {r}, i64 0", r, here=True)
-    return em.pure(f"shufflevector <4 x float> {r}, <4 x float> {r}, <2 x i32> <i32 0, i32 1>", r, here=True)
+        return em.pure(f"extractelement {ty} {r}, i64 0", r, here=True)
+    order = ", ".join(f"i32 {j}" for j in range(lanes))
+    return em.pure(f"shufflevector {ty} {r}, {ty} {r}, <{lanes} x i32> <{order}>", r, here=True)
 
 
 def _reciprocal(em: FuncEmitter, x: str, t: DType, lanes: int, name: str) -> str:
@@ -423,6 +450,6 @@ def _guard(em: FuncEmitter, e: Op) -> str:
 
 _SPECIAL: dict[str, Callable[[FuncEmitter, Op], str]] = {
     "select": _select, "hsum": _horizontal, "hmax": _horizontal, "hmin": _horizontal, "hprod": _horizontal, "lanes": _lanes,
-    "recip": _recip, "estimate": _recip, "scale": _avx512, "within": _avx512,
+    "recip": _recip, "estimate": _recip, "scale": _scale, "piece": _piece,
     "zip_low": _zip, "zip_high": _zip, "ldexp": _ldexp, "guard": _guard,
 }  # fmt: skip

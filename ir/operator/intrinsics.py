@@ -16,6 +16,7 @@ from dnnc.ir.dtype import BY_NAME, DType, boolean, from_numpy, i32, i64
 from dnnc.ir.expr import Expr
 from dnnc.ir.operator import gpu_intrinsics as gpu
 from dnnc.ir.operator import hopper
+from dnnc.ir.operator.pieces import pieces
 
 Array = Any
 TypeOf = Callable[..., tuple[DType, int]]
@@ -102,7 +103,8 @@ def _quiet(f: Callable[..., Array]) -> Callable[..., Array]:
 def _scale(x: Array, n: Array) -> Array:
     wide = np.asarray(x, np.float64)
     with np.errstate(all="ignore"):
-        y = np.ldexp(wide, np.clip(np.nan_to_num(n), -999, 999).astype(np.int64))
+        y = np.ldexp(wide, np.clip(np.floor(np.nan_to_num(n)), -999, 999).astype(np.int64))
+        y = np.where(np.isnan(x), np.where(np.isposinf(n), n, np.where(np.isneginf(n), 0.0, y)), y)
         return np.where(np.isnan(n), n, y).astype(np.asarray(x).dtype)
 
 
@@ -133,10 +135,10 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
 TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     *(Intrinsic(n, _quiet(f)) for n, f in _UNARY.items()),
     Intrinsic("fma", _quiet(_fma), _first),
-    # x * 2^n for n an integer, an infinity or NaN: rounded once, where that is below the normal numbers too
+    # x * 2^floor(n): rounded once, where that is below the normal numbers too; of NaN, infinity where n is, and 0 where n is -infinity
     Intrinsic("scale", _scale, _first),
-    # x between -c and c, and c where x is NaN
-    Intrinsic("within", lambda x, c: np.where(np.abs(x) <= c, x, np.where(np.less(x, 0), -np.asarray(c), c)).astype(np.asarray(x).dtype), _first),
+    # of a table of 32 numbers, row k of `pieces.ROWS`, that which the low five bits of t say
+    Intrinsic("piece", lambda t, k: pieces(t, int(np.ravel(k)[0])), _first),
     Intrinsic("pow", _pow, _first),
     Intrinsic("truncdiv", _truncdiv, _first), Intrinsic("truncmod", _truncmod, _first), Intrinsic("floormod", _floormod, _first),
     Intrinsic("shl", lambda a, n: _shift(a, n, True), _first), Intrinsic("shr", lambda a, n: _shift(a, n, False), _first),

@@ -27,7 +27,8 @@ from dnnc.ir.operator.stmt import Buffer, Eval, Kernel, Store, call, walk_stmts
 LOG2E = 1.4426950408889634
 RECIPROCAL, POWER = "recip", "exp2"  # what a target must spell
 ESTIMATE = "estimate"  # of a reciprocal, which such a target spells too
-SCALE = "scale"  # a target that spells this spells `within`, too
+SCALE = "scale"  # by powers of two, in one instruction
+PIECE = "piece"  # of a table; a target that spells `scale` spells this
 # log2(erfc(t)) = t * (c0 t^4 + ...), weighted with t * erfc(t) above 1e-4: the polynomial falls for all t > 0, so 2^P fades out by itself
 ERFC = (-0.002685956424102187, 0.02863696776330471, -0.14752762019634247, -0.9190064668655396, -1.6278269290924072)
 FAR = 16.0  # gelu(-16) rounds to 0, and 2^P to 0 too
@@ -178,4 +179,4 @@ def _not_negative(e: Expr) -> bool:
     return e.name in ("exp", "exp2", "abs", "sqrt") or (e.name == "max" and any(map(_not_negative, e.args)))
 
 
-__all__ = ["ESTIMATE", "RECIPROCAL", "SCALE", "Rule", "exponential", "gelu", "gelu_of", "quotient", "rules", "sigmoid_gelu", "softmax_terms"]
+__all__ = ["ESTIMATE", "PIECE", "RECIPROCAL", "SCALE", "Rule", "exponential", "gelu", "gelu_of", "quotient", "rules", "sigmoid_gelu", "softmax_terms"]

@@ -15,9 +15,10 @@ from dataclasses import replace
 
 from dnnc.ir.dtype import f32, i32
 from dnnc.ir.expr import Const, E, Expr, Op, cast, const, fma, logical_not, maximum, minimum, op, rebuild, select
+from dnnc.ir.operator import pieces
 from dnnc.ir.operator.sharing import with_names
 from dnnc.ir.operator.stmt import Block, Func, Kernel, call, map_stmt
-from dnnc.passes.operator.approximate import ESTIMATE, RECIPROCAL, SCALE, Rule, gelu_of, rules, sigmoid_gelu
+from dnnc.passes.operator.approximate import ESTIMATE, PIECE, RECIPROCAL, SCALE, Rule, gelu_of, rules, sigmoid_gelu
 
 LOG2E = 1.4426950408889634
 ROUNDING_MAGIC = 12582912.0  # 1.5 * 2^23
@@ -28,6 +29,8 @@ LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; the high p
 LEAST_EXP = -87.33654  # above -126 * ln 2
 # 2 * exp(r), |r| <= ln 2 / 2
 EXP = (1.657872088253498e-02, 8.379635214805603e-02, 3.3335304260253906e-01, 9.999829530715942e-01, 1.9999994039535522e00, 2.0)
+EXP_NEAR = (0.5, 1.0000146627426147)  # (exp(r) - 1) / r, |r| <= ln 2 / 64
+ROOTS_MAGIC = 393216.0  # 1.5 * 2^18: what is added to it is rounded to 32nds
 
 
 def horner(x: Expr, coefficients: Sequence[float]) -> Expr:
@@ -53,14 +56,17 @@ def exp_parts(x: Expr, clamp: bool = True) -> tuple[Expr, Expr]:
 
 
 def scaled_exp(x: Expr) -> Expr:
-    """exp(x) = p * 2^n in the same way, for targets that multiply by any power of two and have no need of limits to x; at most 2 ulp.
+    """exp(x) = 2^(i / 32) * exp(r) * 2^floor(n), n = rint(32 x / ln 2) / 32, i its low five bits; at most 1.8 ulp.
 
-    Where x is so large that n is no integer, or r anything, or NaN, 2^n is 0 or infinite, and p some number above 0. Results below the normal
-    numbers are made 0, for CPUs take a hundred cycles for one.
+    For targets that look up tables, and multiply by any power of two with no need of limits to x: where x is so large that r may be anything,
+    exp(r), a parabola without zeros, is above 0 or infinite, and where it is NaN for an infinite n, `scale` gives what n says. Results below the
+    normal numbers are made 0, for CPUs take a hundred cycles for one.
     """
-    n = fma(x, LOG2E, ROUNDING_MAGIC) - ROUNDING_MAGIC
-    r = call("within", fma(n, -LN2_LOW, fma(n, -LN2_HIGH, x)), const(0.5, f32))
-    return select(_below(x, LEAST_EXP), 0.0, call(SCALE, horner(r, [c / 2 for c in EXP]), n))
+    t = fma(x, LOG2E, ROOTS_MAGIC)
+    n = t - ROOTS_MAGIC
+    r = fma(n, -LN2_LOW, fma(n, -LN2_HIGH, x))
+    root = call(PIECE, t, const(pieces.ROOTS, i32))
+    return select(_below(x, LEAST_EXP), 0.0, call(SCALE, fma(root, r * horner(r, EXP_NEAR), root), n))
 
 
 def _below(x: Expr, limit: float) -> Expr:
@@ -145,6 +151,17 @@ def expand_tanh(x: Expr, estimate: Callable[[Expr], Expr] = lambda d: 1.0 / d) -
     return _signed(fma(fma(call("neg", y), h, h - y), c, y), x)  # less what is wrong with h = y * (h + 1)
 
 
+def tanh_by_pieces(x: Expr) -> Expr:
+    """A polynomial of degree 5 about the nearest of 32 points, of which 0 is one, with the sign of x; at most 1.8 ulp."""
+    a = minimum(call("abs", x), pieces.LIMIT)
+    t = fma(a, 1 / pieces.WIDTH, ROUNDING_MAGIC)
+    r = fma(t - ROUNDING_MAGIC, -pieces.WIDTH, a)
+    y, *rest = (call(PIECE, t, const(k, i32)) for k in reversed(pieces.TANH))
+    for c in rest:
+        y = fma(r, y, c)
+    return _signed(y, x)
+
+
 def _signed(a: Expr, x: Expr) -> Expr:
     """a >= 0 or NaN with the sign of x."""
     sign = op("&", op("bits_i32", x, dtype=i32), const(-(2**31), i32))
@@ -179,7 +196,9 @@ def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
     memo: dict[Expr, Expr] = {}
     cheaper = (*rules(kernel, spelled), *joined(spelled))
     expansions = {name: f for name, f in EXPANSIONS.items() if name not in spelled}
-    if ESTIMATE in spelled and "tanh" in expansions:
+    if PIECE in spelled and "tanh" in expansions:
+        expansions["tanh"] = tanh_by_pieces
+    elif ESTIMATE in spelled and "tanh" in expansions:
         expansions["tanh"] = lambda x: expand_tanh(x, lambda d: call(ESTIMATE, d))
     if SCALE in spelled and "exp" in expansions:
         expansions["exp"] = scaled_exp

@@ -21,6 +21,7 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.graph_text import parse as graph_parse
 from dnnc.ir.interp import run
 from dnnc.ir.operator.intrinsics import TABLE
+from dnnc.ir.operator.pieces import ROWS
 from dnnc.ir.operator.text import parse_kernel
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
@@ -271,28 +272,45 @@ def test_exp_is_off_by_at_most_2_ulp() -> None:
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16, 32, 64])
-def test_scaling_by_powers_of_two(lanes: int) -> None:
+def test_scaling_by_powers_of_two_and_looking_up(lanes: int) -> None:
     """By instructions of AVX-512, of vectors of any length: compiled for a CPU that has them, and run where this one does."""
     host = parse_target("llvm")
-    target = host if "avx512dq" in host.feature_set else parse_target("llvm -mcpu=skylake-avx512")
+    target = host if "avx512vl" in host.feature_set else parse_target("llvm -mcpu=skylake-avx512")
     at = f"0:+{lanes}" if lanes > 1 else "0"
-    text = f"def k(x: f32[64], n: f32[64], y: f32[64], z: f32[64]):\n    y[{at}] = scale(x[{at}], n[{at}])\n    z[{at}] = within(n[{at}], 0.5)\n"
+    text = f"def k(x: f32[64], n: f32[64], y: f32[64], z: f32[64]):\n    y[{at}] = scale(x[{at}], n[{at}])\n    z[{at}] = piece(x[{at}], i32(5))\n"
     code = emit_kernel(parse_kernel(text), f"k_scale{lanes}", target.feature_set)
     made = compile_text(code, target.cpu, target.features)
     if target is not host:
         return
     loaded = load_objects([made])
     call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 5, ctypes.c_int64, ctypes.c_int64)(loaded.address(f"k_scale{lanes}"))
-    x = np.resize(np.array([1.5, -1.25, 1.0, 1.75], np.float32), 64)
-    n = np.resize(np.array([0.0, -3, 5, 127, -149, 200, -200, np.inf, -np.inf, np.nan, -130, 0.25, -0.75], np.float32), 64)
-    y, z = np.zeros(64, np.float32), np.zeros(64, np.float32)
-    n[n == 0.25] = 1.0  # whole numbers are all that is promised
-    n[n == -0.75] = -1.0
-    call(x.ctypes.data, n.ctypes.data, y.ctypes.data, z.ctypes.data, None, 0, 1)
-    scale, within = TABLE["scale"].meaning, TABLE["within"].meaning
-    np.testing.assert_array_equal(y[:lanes], scale(x, n)[:lanes])
-    np.testing.assert_array_equal(z[:lanes], within(n, np.float32(0.5))[:lanes])
-    assert not y[lanes:].any() and not z[lanes:].any()
+    n = np.array([0.0, -3, 5, 127, -149, 200, -200, np.inf, -np.inf, np.nan, -130, 0.25, -0.75], np.float32)
+    m = np.array([1.5, -1.25, 1.0, np.nan, np.float32(2.0) + np.float32(2.0**-20)], np.float32)  # infinities are no factor of ours
+    for shift in range(0, m.size * n.size, lanes):
+        both = np.stack(np.meshgrid(m, n), -1).reshape(-1, 2)
+        xs, ns = np.roll(both, -shift, 0)[:64].T.copy()
+        y, z = np.zeros(64, np.float32), np.zeros(64, np.float32)
+        call(xs.ctypes.data, ns.ctypes.data, y.ctypes.data, z.ctypes.data, None, 0, 1)
+        np.testing.assert_array_equal(y[:lanes], TABLE["scale"].meaning(xs, ns)[:lanes])
+        np.testing.assert_array_equal(z[:lanes], TABLE["piece"].meaning(xs, 5)[:lanes])
+        assert not y[lanes:].any() and not z[lanes:].any()
+
+
+def test_each_place_of_each_table_is_found() -> None:
+    """Numbers of which the low five bits, and what lies above these, differ."""
+    target = parse_target("llvm")
+    if "avx512vl" not in target.feature_set:
+        pytest.skip("this CPU has no AVX-512")
+    t = (np.arange(256, dtype=np.int32) * 33 + 0x3F800000).view(np.float32)
+    assert set((t.view(np.int32) & 31).tolist()) == set(range(32))
+    rows = "".join(f"        y{k}[16*i:+16] = piece(t[16*i:+16], i32({k}))\n" for k in range(len(ROWS)))
+    head = ", ".join(f"y{k}: f32[256]" for k in range(len(ROWS)))
+    code = emit_kernel(parse_kernel(f"def k(t: f32[256], {head}):\n    for i in range(16):\n{rows}"), "k_rows", target.feature_set)
+    loaded = load_objects([compile_text(code, target.cpu, target.features)])
+    call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (len(ROWS) + 2), ctypes.c_int64, ctypes.c_int64)(loaded.address("k_rows"))
+    got = np.zeros((len(ROWS), 256), np.float32)
+    call(t.ctypes.data, *(g.ctypes.data for g in got), None, 0, 1)
+    np.testing.assert_array_equal(got, ROWS[:, t.view(np.int32) & 31])
 
 
 @pytest.mark.parametrize("op", ["reduce_max", "reduce_min"])
