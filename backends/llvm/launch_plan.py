@@ -2,10 +2,14 @@
 
 In: calls with places, and the addresses of their kernels. Out: a table of int64, and the address of `i64 plan(frame, bases, table, tid,
 nthreads)`, which the pool runs like any entry function. `bases` are addresses: the arena, the constants, the buffers of the call; then the
-sizes that a program with a symbolic size is told.
+sizes that a program with a symbolic size is told, then a counter for each kernel whose shares are claimed.
 A program's own entry function saves about a nanosecond per argument and costs LLVM four milliseconds: models have one, expressions do not.
 
-    table ::= record* 0          record ::= kernel address, flags, number of arguments, (base, bytes)*          flags: BARRIER | PARALLEL
+    table ::= record* 0          record ::= kernel address, flags, number of arguments, (base, bytes)*          flags: BARRIER | PARALLEL | CLAIMED
+
+A thread that the system has taken off its core, or whose core is shared with a neighbour, keeps the others waiting if each has its fixed half
+of the work. The threads of a kernel that moves much claim its shares one by one instead: there are SHARES for each thread, a kernel computes
+share k when it is told to be thread k of so many, and whoever is free takes the next. Which thread computes a number changes nothing of it.
 
 Kernels take their arguments, then frame, tid and nthreads, all in the integer class of the C calling convention, in which a caller may pass
 more than the callee looks at: one call of WIDTHS words serves every kernel with fewer.
@@ -13,7 +17,7 @@ more than the callee looks at: one call of WIDTHS words serves every kernel with
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -26,7 +30,10 @@ from dnnc.backends.llvm.entry import barriers
 from dnnc.backends.places import Call, Place
 from dnnc.backends.runtime import FRAME_BARRIER, FRAME_STATUS, has_threads
 
-BARRIER, PARALLEL = 1, 2
+BARRIER, PARALLEL, CLAIMED = 1, 2, 4
+COUNTER = 8  # bits of the flags below the base that is the counter of a claimed kernel
+SHARES = 16  # a power of two
+LARGE = 8 << 20  # bytes that a kernel moves if it is worth claims: a share takes ten microseconds or more, a claim a tenth of one
 WIDTHS = (8, 16, 32, 64)  # words that a call may pass
 MOST_ARGUMENTS = WIDTHS[-1] - 3
 ARENA, CONSTANTS, BUFFERS = 0, 1, 2  # positions among the bases
@@ -99,11 +106,36 @@ last:
   %nthreads.p = getelementptr i64, ptr %frame.p, i64 2
   store i64 %nthreads, ptr %nthreads.p
   %total = add i64 %count, 3
-  br label %try{WIDTHS[0]}""".splitlines()
+  %claim = and i64 %flags, {CLAIMED}
+  %claims.f = icmp ne i64 %claim, 0
+  %several = icmp ugt i64 %nthreads, 1
+  %claims = and i1 %claims.f, %several
+  %counter.k = lshr i64 %flags, {COUNTER}
+  %counter.p = getelementptr i64, ptr %bases, i64 %counter.k
+  %shares = mul i64 %nthreads, {SHARES}
+  %over = add i64 %shares, %nthreads
+  %last.v = sub i64 %over, 1
+  br i1 %claims, label %next.v, label %try{WIDTHS[0]}
+next.v:
+  %v = atomicrmw add ptr %counter.p, i64 1 monotonic
+  %some = icmp ult i64 %v, %shares
+  br i1 %some, label %share, label %spent
+share:
+  store i64 %v, ptr %tid.p
+  store i64 %shares, ptr %nthreads.p
+  br label %try{WIDTHS[0]}
+spent:
+  %final = icmp eq i64 %v, %last.v
+  br i1 %final, label %reset, label %step
+reset:
+  store atomic i64 0, ptr %counter.p monotonic, align 8
+  br label %step""".splitlines()
 
 _TAIL = f"""\
 try{2 * WIDTHS[-1]}:
-  br label %step
+  br label %called
+called:
+  br i1 %claims, label %next.v, label %step
 step:
   br label %record
 done:
@@ -120,7 +152,7 @@ def _call(width: int) -> list[str]:
     out.append(f"do{width}:")
     for k, w in enumerate(words):
         out += [f"  {w}.p = getelementptr i64, ptr %words, i64 {k}", f"  {w} = load i64, ptr {w}.p"]
-    return [*out, f"  call void %kernel({', '.join(f'i64 {w}' for w in words)})", "  br label %step"]
+    return [*out, f"  call void %kernel({', '.join(f'i64 {w}' for w in words)})", "  br label %called"]
 
 
 @dataclass(frozen=True)
@@ -151,13 +183,28 @@ class Record:
     args: tuple[int, ...]
 
 
-def records_of(calls: Sequence[Call], buffers: int = 0) -> list[Record]:
-    """Calls as records. `buffers`: how many a call has; sizes stand among the bases behind them."""
+def records_of(calls: Sequence[Call], buffers: int = 0, apart: Collection[str] = ()) -> list[Record]:
+    """Calls as records.
+
+    Args:
+        calls: in order.
+        buffers: how many a call of the program has; sizes stand among the bases behind them, counters behind all sizes.
+        apart: kernels whose threads do not meet within them, by symbol: these may be computed in shares.
+    """
     out = []
+    counter = BUFFERS + buffers + max((d + 1 for c in calls for d in c.dims), default=0)
     for need, c in zip(barriers(calls), calls):
         args = [(BUFFERS + buffers + d, 0) for d in c.dims] + [_based(a) for a in c.args]
-        out.append(Record(c.symbol, BARRIER * need + PARALLEL * c.parallel, tuple(word for pair in args for word in pair)))
+        flags = BARRIER * need + PARALLEL * c.parallel
+        if c.parallel and c.symbol in apart and sum(max(a.nbytes, 0) for a in c.args) >= LARGE:
+            flags, counter = flags + CLAIMED + (counter << COUNTER), counter + 1
+        out.append(Record(c.symbol, flags, tuple(word for pair in args for word in pair)))
     return out
+
+
+def counters(records: Sequence[Record]) -> int:
+    """The counters among the bases of a program."""
+    return sum(1 for r in records if r.flags & CLAIMED)
 
 
 def table_of(records: Sequence[Record], addresses: Mapping[str, int]) -> Table:

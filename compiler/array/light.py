@@ -27,7 +27,7 @@ from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.features import parse_target as parse_cpu
 from dnnc.backends.llvm.gate import check_kernel
-from dnnc.backends.llvm.launch_plan import PARALLEL, Record, Runner, can_run, records_of, runner, table_of
+from dnnc.backends.llvm.launch_plan import PARALLEL, Record, Runner, can_run, counters, records_of, runner, table_of
 from dnnc.backends.llvm.spelling import spelled
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.results import results as result_memory
@@ -141,7 +141,7 @@ class Light:
         self._constants[: len(plan.constants)] = np.frombuffer(plan.constants, np.uint8)
         self._owners, self._runner = [owner for owner, _ in loaded.values()], entry  # of the code
         self._nthreads = threads if any(r.flags & PARALLEL for r in plan.records) else 1
-        self._arena = plan.arena
+        self._arena, self._counters = plan.arena, counters(plan.records)
         self._table_address: int = self._table.ctypes.data
         self._free: list[tuple[Frame, Any, int]] = []
         self._launch, self._empty = runtime().launch, result_memory().empty
@@ -183,7 +183,7 @@ class Light:
         try:
             return self._free.pop()
         except IndexError:
-            frame, pointers = Frame(self._arena, 0, self._constants.ctypes.data), (ctypes.c_void_p * (2 + buffers))()
+            frame, pointers = Frame(self._arena, 0, self._constants.ctypes.data), (ctypes.c_void_p * (2 + buffers + self._counters))()
             pointers[0], pointers[1] = frame.arena.ctypes.data, self._constants.ctypes.data
             return frame, pointers, ctypes.addressof(pointers)
 
@@ -281,12 +281,14 @@ class Compiler:
     def _linked(self, program: Program, steps: Sequence[Step]) -> Plan | None:
         """None where the runner cannot take it."""
         constants, offsets = lay_out_constants(program)
-        linker = Linker(program, {s.text: symbol_of(s.text, self.target) for s in steps}, offsets)
+        symbols = {s.text: symbol_of(s.text, self.target) for s in steps}
+        linker = Linker(program, symbols, offsets)
         calls = linker.entry()
         if not can_run(calls):
             return None
         notes = [KernelNote(s.nest.name, tuple(n.op.name for n in s.group.nodes), str(s.choice), s.parallel, s.text) for s in steps]
         g = program.graph
         outputs = tuple((tuple(int(str(d)) for d in v.type.shape if not g.dims), v.type.dtype.numpy.name) for v in g.outputs)
-        records = records_of(calls, len(g.inputs) + len(g.outputs))
+        apart = {symbol for text, symbol in symbols.items() if "barrier()" not in text}
+        records = records_of(calls, len(g.inputs) + len(g.outputs), apart)
         return Plan(outputs, tuple(records), tuple(notes), 0 if g.dims else linker.plan.offsets({})[1], constants.tobytes())

@@ -9,7 +9,22 @@ import pytest
 
 from dnnc.backends.llvm.compile import Loaded, compile_text, load_objects
 from dnnc.backends.llvm.features import parse_target
-from dnnc.backends.llvm.launch_plan import CONSTANTS, MOST_ARGUMENTS, PARALLEL, Record, can_run, records_of, runner, table_of
+from dnnc.backends.llvm.launch_plan import (
+    BARRIER,
+    CLAIMED,
+    CONSTANTS,
+    COUNTER,
+    LARGE,
+    MOST_ARGUMENTS,
+    PARALLEL,
+    SHARES,
+    Record,
+    can_run,
+    counters,
+    records_of,
+    runner,
+    table_of,
+)  # fmt: skip
 from dnnc.backends.places import Call, Place
 from dnnc.backends.runtime import Frame, runtime
 
@@ -59,3 +74,35 @@ def test_records_name_bases_and_barriers() -> None:
     assert b == Record("k_b", PARALLEL + 1, (4, 0, 0, 64, 3, 0))  # its size stands behind the two buffers
     assert can_run([first, second])
     assert not can_run([Call("k_c", (Place("arena", 0),), (), (), False)])  # a place that only a call's sizes tell
+
+
+def test_large_kernels_are_claimed_in_shares_unless_their_threads_meet() -> None:
+    small, large = Place("buffer", 0, nbytes=1 << 20), Place("buffer", 1, nbytes=LARGE)
+    calls = [
+        Call(f"k_{name}", (small, of), (of,), (0,), parallel) for name, of, parallel in (("a", large, True), ("b", small, True), ("c", large, False))
+    ]
+    calls += [Call("k_meet", (small, large), (large,), (2,), True), Call("k_d", (large, small), (small,), (), True)]
+    records = records_of(calls, 2, {"k_a", "k_b", "k_c", "k_d"})
+    assert [r.flags & CLAIMED != 0 for r in records] == [True, False, False, False, True]
+    assert [r.flags >> COUNTER for r in records] == [2 + 2 + 3, 0, 0, 0, 2 + 2 + 3 + 1]  # behind two buffers and three sizes
+    assert counters(records) == 2
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_each_share_is_computed_once_by_whoever_claims_it(threads: int) -> None:
+    """The kernel counts for each thread number that it is told; the counter is 0 again for the next call."""
+    lines = ["define void @k_count(ptr %a, ptr %frame, i64 %tid, i64 %nthreads) nounwind {", "  %p = getelementptr i64, ptr %a, i64 %tid"]
+    lines += ["  %v = load i64, ptr %p", "  %w = add i64 %v, %nthreads", "  store i64 %w, ptr %p", "  ret void", "}"]
+    target = parse_target("llvm")
+    loaded = load_objects([compile_text("\n".join(lines) + "\n", target.cpu, target.features)])
+    out = np.zeros(2 * SHARES, np.int64)
+    pointers = (ctypes.c_void_p * 5)(0, 0, out.ctypes.data, 0, 0)
+    flags = [PARALLEL + CLAIMED + (3 << COUNTER), BARRIER + PARALLEL + CLAIMED + (4 << COUNTER)]
+    table = table_of([Record("k_count", f, (2, 0)) for f in flags], {"k_count": loaded.address("k_count")})
+    frame = Frame(0)
+    for _ in range(200):
+        out[:] = 0
+        assert runtime().run(runner().entry, frame.address, ctypes.addressof(pointers), table.ctypes.data, threads) == 0
+        alone = [2, *[0] * (out.size - 1)]  # also where another test has the pool
+        assert out.tolist() in ([2 * out.size] * out.size if threads == 2 else alone, alone)
+        assert not pointers[3] and not pointers[4]
