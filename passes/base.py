@@ -106,24 +106,29 @@ class PassManager:
         changed = False
         if ctx.dump is not None and passes:
             ctx.dump(f"before {passes[0].name}", graph)
+        count = count_nodes(graph)
+        notes: list[str] = []
+        noting = replace(ctx, note=notes.append)
         for p in passes:
-            changed |= self._one(graph, p, ctx)
+            record = self._one(graph, p, noting, count, notes)
+            count, changed = record.nodes_after, changed or record.changed
+            notes.clear()
         return changed
 
-    def _one(self, graph: Graph, p: Pass, ctx: PassContext) -> bool:
-        notes: list[str] = []
-        before, start = count_nodes(graph), time.perf_counter()
+    def _one(self, graph: Graph, p: Pass, ctx: PassContext, before: int, notes: Sequence[str]) -> PassRecord:
+        start = time.perf_counter()
         try:
-            changed = p.run(graph, replace(ctx, note=notes.append))
+            changed = p.run(graph, ctx)
             seconds = time.perf_counter() - start
             if ctx.check:
                 verify(graph)
         except Exception as e:
             raise _blamed(p, e) from e
-        self.records.append(PassRecord(p.name, seconds, before, count_nodes(graph), changed, tuple(notes)))
+        record = PassRecord(p.name, seconds, before, count_nodes(graph) if changed else before, changed, tuple(notes))
+        self.records.append(record)
         if ctx.dump is not None:
             ctx.dump(f"after {p.name}", graph)
-        return changed
+        return record
 
 
 def _blamed(p: Pass, e: Exception) -> Exception:

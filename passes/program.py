@@ -217,6 +217,7 @@ def build_steps(
     spelled: Collection[str] = (),
     fallback: bool = False,
     known: Known | None = None,
+    groups: Groups | None = None,
 ) -> tuple[AnyStep, ...]:
     """Lower and schedule every group. Groups that are alike are lowered once, those with the same naive kernel scheduled once.
 
@@ -228,8 +229,9 @@ def build_steps(
         spelled: intrinsics that stay as they are.
         fallback: take another schedule where the chosen one turns out not to hold; else that is an InternalError or a VerifyError.
         known: what nests became before; they are not scheduled again, and their kernels are made when somebody asks for them.
+        groups: of programs made before, by the same templates, choices and intrinsics; those of this one are added.
     """
-    return _Steps(memory, templates, choose, spelled, fallback, known).of(region)
+    return _Steps(memory, templates, choose, spelled, fallback, known, Groups() if groups is None else groups).of(region)
 
 
 def lower_group(graph: Graph, g: Group, inplace: Value | None = None) -> Lowered:
@@ -250,13 +252,36 @@ class _Made:
         return Step(g, low.kernel, self.scheduled, self.make, params, low.dims, self.problem.flops, self.refusal)
 
 
+class Groups:
+    """What groups became, by their likeness; the last `most` that were new, where programs come one after another. Each keeps its graph."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self.most = most
+        self._made: dict[Hashable, tuple[_Made, tuple[int, ...]]] = {}  # and which of a group's values the parameters are
+
+    def find(self, like: Hashable) -> tuple[_Made, tuple[int, ...]] | None:
+        return self._made.get(like)
+
+    def add(self, like: Hashable, made: _Made, places: tuple[int, ...]) -> None:
+        self._made[like] = made, places
+        if self.most is not None and len(self._made) > self.most:
+            del self._made[next(iter(self._made))]
+
+
 class _Steps:
     def __init__(
-        self, memory: MemoryPlan, templates: Sequence[Template], choose: Choose, spelled: Collection[str], fallback: bool, known: Known | None
+        self,
+        memory: MemoryPlan,
+        templates: Sequence[Template],
+        choose: Choose,
+        spelled: Collection[str],
+        fallback: bool,
+        known: Known | None,
+        groups: Groups,
     ) -> None:
         self.memory, self.templates, self.choose, self.spelled, self.fallback, self.known = memory, templates, choose, spelled, fallback, known
+        self.groups = groups
         self.made: dict[tuple[str, frozenset[str]], _Made] = {}
-        self.alike: dict[Hashable, tuple[_Made, tuple[int, ...]]] = {}  # and which of a group's values the parameters are
 
     def of(self, region: Region) -> tuple[AnyStep, ...]:
         return tuple(self.control(region, g) if g.kind == "control" else self.kernel(region.graph, g) for g in region.fusion.groups)
@@ -269,10 +294,12 @@ class _Steps:
             return made.step(g, made.problem.lowered.params)
         values = (*group_inputs(g.nodes), g.output)
         like = likeness(graph, g.nodes, g.output, self.memory.inplace.get(g))
-        if like not in self.alike:
+        found = self.groups.find(like)
+        if found is None:
             made = self.lowered(graph, g)
-            self.alike[like] = made, tuple(map(values.index, made.problem.lowered.params))
-        made, places = self.alike[like]
+            found = made, tuple(map(values.index, made.problem.lowered.params))
+            self.groups.add(like, *found)
+        made, places = found
         return made.step(g, tuple(values[k] for k in places))
 
     def lowered(self, graph: Graph, g: Group) -> _Made:

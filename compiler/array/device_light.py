@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.array.devices import DeviceData, Place, imported
-from dnnc.array.light import FOLD_LIMIT, KEPT_CONSTANTS, KERNELS, KernelNote
+from dnnc.array.light import FOLD_LIMIT, GROUPS, KEPT_CONSTANTS, KERNELS, KernelNote
 from dnnc.backends.cache import KernelCache
 from dnnc.backends.cuda.build import build, checked_key, launched, step_call, symbols_of
 from dnnc.backends.cuda.emit import kernel_number
@@ -37,7 +37,7 @@ from dnnc.passes.base import PassManager
 from dnnc.passes.graph.memory_plan import Region, plan_memory
 from dnnc.passes.graph.segments import needs_host
 from dnnc.passes.pipelines import LEVELS
-from dnnc.passes.program import Program, Step, build_steps, plan_region
+from dnnc.passes.program import Groups, Program, Step, build_steps, plan_region
 from dnnc.passes.schedule.step import first_choice
 from dnnc.schedules import Schedules, keep, used
 from dnnc.tuned import choose_of
@@ -197,6 +197,7 @@ class DeviceCompiler:
         self.seed = "\0".join([self.schedules.seed, m.compiler.version])
         self.functions: OrderedDict[str, Any] = OrderedDict()  # by symbol; checked
         self.choose = choose_of(self.opts, f"cuda -arch={m.target.arch}", self.cache)
+        self.groups = Groups(GROUPS)
         self.lock = RLock()
 
     def compile(self, make: Callable[[], Graph], structure: str = "") -> Any:
@@ -273,7 +274,7 @@ class DeviceCompiler:
         """The program of a graph after the passes; None where a library is to be called."""
         memory = plan_memory(graph, region.fusion, region.inplace, region.nested)
         choose = first_choice if graph.dims else self.choose
-        made = build_steps(region, memory, self.machine.templates, choose, self.ctx.spelled, True, self.schedules)
+        made = build_steps(region, memory, self.machine.templates, choose, self.ctx.spelled, True, self.schedules, self.groups)
         steps = [s for s in made if isinstance(s, Step)]
         program = Program(graph, region.fusion, memory, made, region)
         if any(map(step_call, steps)):

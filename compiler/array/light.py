@@ -40,13 +40,14 @@ from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.graph.memory_plan import Region, plan_memory
 from dnnc.passes.graph.segments import needs_host
 from dnnc.passes.pipelines import LEVELS
-from dnnc.passes.program import Program, Step, build_steps, plan_region
+from dnnc.passes.program import Groups, Program, Step, build_steps, plan_region
 from dnnc.schedules import Schedules, keep, used
 from dnnc.tuned import choose_of
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 KERNELS = 4096  # loaded kernels kept in a process, some kilobytes each
+GROUPS = 512  # groups of nodes that are not lowered again, each with the graph of an expression
 FOLD_LIMIT = 4096  # bytes: ranges and the like are computed where they are read, and not kept by each program
 KEPT_CONSTANTS = 1 << 16  # bytes of a program that the cache keeps
 PARALLEL_SIZE = 1 << 14  # elements from which a flat program wakes other threads
@@ -203,6 +204,7 @@ class Compiler:
         self.ctx = PassContext(numerics=numerics, lanes=self.target.lanes, fold_limit=FOLD_LIMIT, check=check_every_pass(), spelled=own)
         self.templates = templates(self.target, self.ctx.strict)
         self.choose = choose_of(self.opts, kept=self.kernels.cache)
+        self.groups = Groups(GROUPS)
         self.lock = threading.RLock()
 
     def compile(self, make: Callable[[], Graph], structure: str = "") -> Any:
@@ -257,7 +259,7 @@ class Compiler:
         if graph.dims and len(region.fusion.groups) > 1:  # values between kernels would have no place
             return None
         memory = plan_memory(graph, region.fusion, region.inplace, region.nested)
-        made = build_steps(region, memory, self.templates, self.choose, self.ctx.spelled, True, self.kernels.schedules)
+        made = build_steps(region, memory, self.templates, self.choose, self.ctx.spelled, True, self.kernels.schedules, self.groups)
         steps = [s for s in made if isinstance(s, Step)]
         plan = self._linked(Program(graph, region.fusion, memory, made, region), steps)
         if plan is None:

@@ -24,7 +24,7 @@ from dnnc.passes.graph.fuse import Group, plan_fusion
 from dnnc.passes.graph.memory_plan import plan_memory
 from dnnc.passes.lower import Lowered, group_inputs, likeness
 from dnnc.passes.pipelines import compile_program
-from dnnc.passes.program import Program, Step, build_steps, lower_group, plan_region
+from dnnc.passes.program import Groups, Program, Step, build_steps, lower_group, plan_region
 from dnnc.passes.schedule.problem import Choice, Problem, Template, classify
 from dnnc.passes.schedule.step import first_choice
 from dnnc.testing.graphs import graph_of
@@ -65,6 +65,35 @@ def test_groups_that_are_alike_are_lowered_once(monkeypatch: pytest.MonkeyPatch)
     assert len(seen) == 3 and [[v.name for v in s.params[:-1]] for s in found] == [["x", "u"], ["y", "v"], ["u", "x"], ["x"], ["y", "u"], ["y"]]
     assert [v for s in found for v in s.params[-1:]] == [s.group.output for s in found]
     assert found[0].kernel is found[1].kernel is found[4].kernel is not found[2].kernel and found[3].kernel is found[5].kernel
+
+
+def test_groups_of_earlier_programs_are_not_lowered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last ones that were new; a step has the values of its own program."""
+    seen: list[Group] = []
+
+    def counted(graph: Graph, g: Group, inplace: Value | None = None) -> Lowered:
+        seen.append(g)
+        return lower_group(graph, g, inplace)
+
+    monkeypatch.setattr("dnnc.passes.program.lower_group", counted)
+    kept = Groups(2)
+
+    def made(body: str) -> tuple[Step, ...]:
+        seen.clear()
+        g = parse(f"def g(x: f32[6, 40], y: f32[6, 40]):\n    return {body}")
+        region = plan_region(g)
+        found = build_steps(region, plan_memory(g, region.fusion), templates(TARGET), first_choice, groups=kept)
+        assert [v for s in found if isinstance(s, Step) for v in s.params[-1:]] == g.outputs
+        return found  # type: ignore[return-value]
+
+    (first,) = made("sub(x, y)")
+    (again,) = made("sub(y, x)")
+    assert not seen and again.kernel is first.kernel and [v.name for v in again.params[:-1]] == ["y", "x"] and again.params[0] not in first.params
+    assert len(made("relu(x), exp(y)")) == 2 and len(seen) == 2  # the first one goes
+    made("exp(x), relu(y)")
+    assert not seen
+    made("sub(x, y)")
+    assert len(seen) == 1
 
 
 UNLIKE = [
