@@ -37,23 +37,29 @@ def in_a_quiet_round(test: Callable[..., None]) -> Callable[..., None]:
 
 
 def growth(make: Callable[[int], Any], work: Callable[[Any], object], small: int, large: int, ratio: float) -> tuple[float, float]:
-    """Seconds of process time that `work(make(size))` takes for two sizes, each the least of several runs.
+    """Seconds of process time that `work(make(size))` takes for two sizes, of the round in which the larger takes the least in units of the smaller.
 
-    The runs alternate, and end as soon as the larger takes less than `ratio` times the smaller. Garbage collection is off, for its cost
-    follows what else the process holds.
+    A round is the larger between two runs of the smaller, whose mean counts: neighbours and clocks change the speed of a core twofold from one
+    second to the next, and the least times of many runs may be of different speeds. Rounds end as soon as the larger takes less than
+    `ratio` times the smaller. Garbage collection is off, for its cost follows what else the process holds.
     """
-    least = {small: float("inf"), large: float("inf")}
-    enabled = gc.isenabled()
+    rounds: list[tuple[float, float]] = []
     for _ in range(ROUNDS):
-        for size in least:
-            item = make(size)
-            gc.collect()
-            gc.disable()
-            start = time.process_time()
-            work(item)
-            least[size] = min(least[size], time.process_time() - start)
-            if enabled:
-                gc.enable()
-        if least[large] < ratio * least[small]:
+        before, between, after = (_seconds(work, make(size)) for size in (small, large, small))
+        rounds.append(((before + after) / 2, between))
+        if between < ratio * rounds[-1][0]:
             break
-    return least[small], least[large]
+    return min(rounds, key=lambda r: r[1] / r[0])
+
+
+def _seconds(work: Callable[[Any], object], item: Any) -> float:
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        start = time.process_time()
+        work(item)
+        return time.process_time() - start
+    finally:
+        if enabled:
+            gc.enable()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from dnnc.testing.times import ROUNDS, Disturbed, in_a_quiet_round, quiet
+from dnnc.testing import times
+from dnnc.testing.times import ROUNDS, Disturbed, growth, in_a_quiet_round, quiet
 
 
 def test_one_quiet_round_is_enough() -> None:
@@ -43,3 +46,17 @@ def test_a_wrong_answer_counts_at_once() -> None:
     with pytest.raises(AssertionError, match="wrong"):
         measures()
     assert len(rounds) == 1
+
+
+@pytest.mark.parametrize(("power", "rounds"), [(1, 2), (2, ROUNDS)])
+def test_growth_is_told_on_a_core_whose_speed_changes(power: int, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first small run alone is at full speed: the least time of all small runs would be half of what the others take."""
+    runs: list[int] = []
+
+    def seconds(work: Callable[[int], object], size: int) -> float:
+        runs.append(size)
+        return 1e-3 * size**power * (1 if len(runs) == 1 else 2)
+
+    monkeypatch.setattr(times, "_seconds", seconds)
+    small, large = growth(lambda size: size, abs, 100, 200, 2.3)
+    assert large == pytest.approx(small * 2**power) and len(runs) == 3 * rounds
