@@ -217,7 +217,7 @@ def build_steps(
     spelled: Collection[str] = (),
     fallback: bool = False,
     known: Known | None = None,
-    groups: Groups | None = None,
+    groups: KnownGroups | None = None,
 ) -> tuple[AnyStep, ...]:
     """Lower and schedule every group. Groups that are alike are lowered once, those with the same naive kernel scheduled once.
 
@@ -231,7 +231,7 @@ def build_steps(
         known: what nests became before; they are not scheduled again, and their kernels are made when somebody asks for them.
         groups: of programs made before, by the same templates, choices and intrinsics; those of this one are added.
     """
-    return _Steps(memory, templates, choose, spelled, fallback, known, Groups() if groups is None else groups).of(region)
+    return _Steps(memory, templates, choose, spelled, fallback, known, KnownGroups() if groups is None else groups).of(region)
 
 
 def lower_group(graph: Graph, g: Group, inplace: Value | None = None) -> Lowered:
@@ -252,7 +252,7 @@ class _Made:
         return Step(g, low.kernel, self.scheduled, self.make, params, low.dims, self.problem.flops, self.refusal)
 
 
-class Groups:
+class KnownGroups:
     """What groups became, by their likeness; the last `most` that were new, where programs come one after another. Each keeps its graph."""
 
     def __init__(self, most: int | None = None) -> None:
@@ -277,7 +277,7 @@ class _Steps:
         spelled: Collection[str],
         fallback: bool,
         known: Known | None,
-        groups: Groups,
+        groups: KnownGroups,
     ) -> None:
         self.memory, self.templates, self.choose, self.spelled, self.fallback, self.known = memory, templates, choose, spelled, fallback, known
         self.groups = groups

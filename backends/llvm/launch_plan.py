@@ -32,7 +32,7 @@ from dnnc.backends.runtime import FRAME_BARRIER, FRAME_STATUS, has_threads
 
 BARRIER, PARALLEL, CLAIMED = 1, 2, 4
 COUNTER = 8  # bits of the flags below the base that is the counter of a claimed kernel
-SHARES = 16  # a power of two
+SHARES = 16  # of a claimed kernel, for each thread
 LARGE = 8 << 20  # bytes that a kernel moves if it is worth claims: a share takes ten microseconds or more, a claim a tenth of one
 WIDTHS = (8, 16, 32, 64)  # words that a call may pass
 MOST_ARGUMENTS = WIDTHS[-1] - 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING
 
 from dnnc.backends.llvm.spelling import FLOAT, FLOAT_COMPARE, INT, INTRINSIC, LIBM, literal, mangle, scalar, vector
@@ -326,8 +327,7 @@ def _piece(em: FuncEmitter, e: Op) -> str:
     t, k = e.args
     assert isinstance(k, Const)
     row = f"@dnnc.row{k.value}"
-    numbers = ", ".join(f"float {literal(v, f32)}" for v in ROWS[int(k.value)].tolist())
-    em.decls.add(f"{row} = private unnamed_addr constant [32 x float] [{numbers}], align 64")
+    em.decls.add(f"{row} = {_row(int(k.value))}")
     # as with the constants of an epilogue: what LLVM knows the address of it would keep in registers
     at = em.effect(f'call ptr asm sideeffect "", "=r,0"(ptr {row})') if em.table else row
     high = em.pure(f"getelementptr float, ptr {at}, i64 16", at, here=True)
@@ -339,6 +339,13 @@ def _piece(em: FuncEmitter, e: Op) -> str:
         return em.call("llvm.x86.avx512.vpermi2var.ps.512", "<16 x float>", *f)
 
     return _avx512(em, e, (t,), 16, one)
+
+
+@cache
+def _row(k: int) -> str:
+    """A row of the tables as a constant of LLVM."""
+    numbers = ", ".join(f"float {literal(v, f32)}" for v in ROWS[k].tolist())
+    return f"private unnamed_addr constant [32 x float] [{numbers}], align 64"
 
 
 def _avx512(em: FuncEmitter, e: Op, args: tuple[Expr, ...], least: int, one: Callable[[list[str], int], str]) -> str:

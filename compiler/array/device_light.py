@@ -37,7 +37,7 @@ from dnnc.passes.base import PassManager
 from dnnc.passes.graph.memory_plan import Region, plan_memory
 from dnnc.passes.graph.segments import needs_host
 from dnnc.passes.pipelines import LEVELS
-from dnnc.passes.program import Groups, Program, Step, build_steps, plan_region
+from dnnc.passes.program import KnownGroups, Program, Step, build_steps, plan_region
 from dnnc.passes.schedule.step import first_choice
 from dnnc.schedules import Schedules, keep, used
 from dnnc.tuned import choose_of
@@ -197,7 +197,7 @@ class DeviceCompiler:
         self.seed = "\0".join([self.schedules.seed, m.compiler.version])
         self.functions: OrderedDict[str, Any] = OrderedDict()  # by symbol; checked
         self.choose = choose_of(self.opts, f"cuda -arch={m.target.arch}", self.cache)
-        self.groups = Groups(GROUPS)
+        self.groups = KnownGroups(GROUPS)
         self.lock = RLock()
 
     def compile(self, make: Callable[[], Graph], structure: str = "") -> Any:

@@ -40,7 +40,7 @@ from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.graph.memory_plan import Region, plan_memory
 from dnnc.passes.graph.segments import needs_host
 from dnnc.passes.pipelines import LEVELS
-from dnnc.passes.program import Groups, Program, Step, build_steps, plan_region
+from dnnc.passes.program import KnownGroups, Program, Step, build_steps, plan_region
 from dnnc.schedules import Schedules, keep, used
 from dnnc.tuned import choose_of
 
@@ -204,7 +204,7 @@ class Compiler:
         self.ctx = PassContext(numerics=numerics, lanes=self.target.lanes, fold_limit=FOLD_LIMIT, check=check_every_pass(), spelled=own)
         self.templates = templates(self.target, self.ctx.strict)
         self.choose = choose_of(self.opts, kept=self.kernels.cache)
-        self.groups = Groups(GROUPS)
+        self.groups = KnownGroups(GROUPS)
         self.lock = threading.RLock()
 
     def compile(self, make: Callable[[], Graph], structure: str = "") -> Any:

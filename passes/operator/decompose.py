@@ -1,6 +1,7 @@
 """Expand intrinsics that a target cannot spell well into arithmetic that every target has: float32 exp, log, erf, tanh.
 
-Targets that spell `recip`, and `exp2`, get the cheaper forms of `approximate.py` as well. Where such a target leaves exp and erf to be
+Targets that look up tables, `piece`, take coefficients from `pieces.py`. Targets that spell `recip`, and `exp2`, get the cheaper forms of
+`approximate.py` as well. Where such a target leaves exp and erf to be
 expanded, they are joined with what stands around them: GELU is one power of two, and `exp(x) + a` needs no product.
 
 The polynomials are Chebyshev interpolants, rounded to float32 (fitted with 40 digits); stated errors are maxima over all float32

@@ -24,7 +24,7 @@ from dnnc.passes.graph.fuse import Group, plan_fusion
 from dnnc.passes.graph.memory_plan import plan_memory
 from dnnc.passes.lower import Lowered, group_inputs, likeness
 from dnnc.passes.pipelines import compile_program
-from dnnc.passes.program import Groups, Program, Step, build_steps, lower_group, plan_region
+from dnnc.passes.program import KnownGroups, Program, Step, build_steps, lower_group, plan_region
 from dnnc.passes.schedule.problem import Choice, Problem, Template, classify
 from dnnc.passes.schedule.step import first_choice
 from dnnc.testing.graphs import graph_of
@@ -49,8 +49,9 @@ def test_one_step_for_each_group_and_one_kernel_for_equal_ones() -> None:
     assert [[v.name for v in s.params] for s in found] == [["x", "a"], ["a", "v0"], ["y", "v1"], ["z", "v2"]]
 
 
-def test_groups_that_are_alike_are_lowered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each with its own values, in the places that they have in it."""
+@pytest.fixture
+def lowered(monkeypatch: pytest.MonkeyPatch) -> list[Group]:
+    """The groups that are lowered while a test runs."""
     seen: list[Group] = []
 
     def counted(graph: Graph, g: Group, inplace: Value | None = None) -> Lowered:
@@ -58,28 +59,26 @@ def test_groups_that_are_alike_are_lowered_once(monkeypatch: pytest.MonkeyPatch)
         return lower_group(graph, g, inplace)
 
     monkeypatch.setattr("dnnc.passes.program.lower_group", counted)
+    return seen
+
+
+def test_groups_that_are_alike_are_lowered_once(lowered: list[Group]) -> None:
+    """Each with its own values, in the places that they have in it."""
     found = steps(
         """def g(x: f32[6, 40], y: f32[6, 40], *, u: f32[40], v: f32[40]):
     return sub(x, u), sub(y, v), sub(u, x), sub(x, x), sub(y, u), sub(y, y)"""
     )
-    assert len(seen) == 3 and [[v.name for v in s.params[:-1]] for s in found] == [["x", "u"], ["y", "v"], ["u", "x"], ["x"], ["y", "u"], ["y"]]
+    assert len(lowered) == 3 and [[v.name for v in s.params[:-1]] for s in found] == [["x", "u"], ["y", "v"], ["u", "x"], ["x"], ["y", "u"], ["y"]]
     assert [v for s in found for v in s.params[-1:]] == [s.group.output for s in found]
     assert found[0].kernel is found[1].kernel is found[4].kernel is not found[2].kernel and found[3].kernel is found[5].kernel
 
 
-def test_groups_of_earlier_programs_are_not_lowered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_of_earlier_programs_are_not_lowered_again(lowered: list[Group]) -> None:
     """The last ones that were new; a step has the values of its own program."""
-    seen: list[Group] = []
-
-    def counted(graph: Graph, g: Group, inplace: Value | None = None) -> Lowered:
-        seen.append(g)
-        return lower_group(graph, g, inplace)
-
-    monkeypatch.setattr("dnnc.passes.program.lower_group", counted)
-    kept = Groups(2)
+    kept = KnownGroups(2)
 
     def made(body: str) -> tuple[Step, ...]:
-        seen.clear()
+        lowered.clear()
         g = parse(f"def g(x: f32[6, 40], y: f32[6, 40]):\n    return {body}")
         region = plan_region(g)
         found = build_steps(region, plan_memory(g, region.fusion), templates(TARGET), first_choice, groups=kept)
@@ -88,12 +87,12 @@ def test_groups_of_earlier_programs_are_not_lowered_again(monkeypatch: pytest.Mo
 
     (first,) = made("sub(x, y)")
     (again,) = made("sub(y, x)")
-    assert not seen and again.kernel is first.kernel and [v.name for v in again.params[:-1]] == ["y", "x"] and again.params[0] not in first.params
-    assert len(made("relu(x), exp(y)")) == 2 and len(seen) == 2  # the first one goes
+    assert not lowered and again.kernel is first.kernel and [v.name for v in again.params[:-1]] == ["y", "x"] and again.params[0] not in first.params
+    assert len(made("relu(x), exp(y)")) == 2 and len(lowered) == 2  # the first one goes
     made("exp(x), relu(y)")
-    assert not seen
+    assert not lowered
     made("sub(x, y)")
-    assert len(seen) == 1
+    assert len(lowered) == 1
 
 
 UNLIKE = [
