@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 # Of CPUs nothing below is asked from the machine: equal targets must give equal figures, and only their proportions matter.
 CPU_CLOCK = 3.3e9  # Hz: servers keep up 2.7 to 4.1 under vector code
-CPU_PIPES = 2  # multiply-adds that a core begins in a cycle
 CORE_BANDWIDTH, SOCKET_BANDWIDTH = 24e9, 300e9  # bytes per second out of memory
 LAST_LEVEL = 32 << 20  # bytes of the last cache, where it is not that of this machine
 CORE_L2_BANDWIDTH = 200e9
@@ -190,7 +189,7 @@ class CpuMachine:
     @cached_property
     def limits(self) -> Limits:
         t = self.target
-        flops = 2 * CPU_PIPES * t.lanes * CPU_CLOCK * t.threads
+        flops = 2 * t.rates.fma * t.lanes * CPU_CLOCK * t.threads
         bandwidth = min(CORE_BANDWIDTH * t.threads, SOCKET_BANDWIDTH)
         near = CORE_L2_BANDWIDTH * t.threads
         return Limits("cpu", t.threads, t.lanes, t.registers, t.l1, t.l1, t.l2, LAST_LEVEL, 1, flops, flops, bandwidth, near, CPU_START)
@@ -204,7 +203,11 @@ class CpuMachine:
         from dnnc.backends.llvm.spelling import spelled
 
         return PassContext(
-            numerics=setting.numerics, lanes=self.target.lanes, precision=precision, spelled=spelled(setting.numerics, self.target.feature_set)
+            numerics=setting.numerics,
+            lanes=self.target.lanes,
+            rates=self.target.rates,
+            precision=precision,
+            spelled=spelled(setting.numerics, self.target.feature_set),
         )
 
     def kernel(self, problem: Problem, choice: Choice, setting: Setting) -> Kernel:

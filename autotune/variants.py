@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from dnnc.autotune.machine import machine_of
 from dnnc.autotune.task import Setting, Task, task_of, workload_key
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph_text import parse
@@ -67,7 +68,7 @@ def variations(programs: Sequence[Program], setting: Setting, keys: Collection[s
 
 def _of_program(program: Program, setting: Setting, keys: Collection[str]) -> Iterator[Variation]:
     wholes: dict[str, tuple[Task, Graph, Group, list[Variant]]] = {}
-    for graph, g, found in _variable(program.region, setting.numerics == "strict"):
+    for graph, g, found in _variable(program.region, setting):
         task = _task(graph, g, program.memory, setting)
         if task is not None and task.key in keys:
             wholes.setdefault(task.key, (task, graph, g, found))
@@ -79,14 +80,15 @@ def _of_program(program: Program, setting: Setting, keys: Collection[str]) -> It
             yield Variation(task, v, tuple(t for t in parts if t is not None))
 
 
-def _variable(region: Region, strict: bool) -> Iterator[tuple[Graph, Group, list[Variant]]]:
+def _variable(region: Region, setting: Setting) -> Iterator[tuple[Graph, Group, list[Variant]]]:
     """Groups that may be made in other ways, those of nested regions too."""
+    rates = machine_of(setting.target).context(setting).rates
     for g in region.fusion.groups:
-        found = variants(region.graph, g, strict)
+        found = variants(region.graph, g, setting.numerics == "strict", rates)
         if found:
             yield region.graph, g, found
         for inner in region.nested.get(g, ()):
-            yield from _variable(inner, strict)
+            yield from _variable(inner, setting)
 
 
 def _task(graph: Graph, g: Group, memory: MemoryPlan, setting: Setting) -> Task | None:
@@ -187,7 +189,7 @@ class Decisions:
     def _wanted(self, region: Region, memory: MemoryPlan) -> dict[Group, _Wanted]:
         """The groups to make in another way."""
         out: dict[Group, _Wanted] = {}
-        for graph, g, found in _variable(region, self.setting.numerics == "strict"):
+        for graph, g, found in _variable(region, self.setting):
             task = _task(graph, g, memory, self.setting)
             if task is None or task.key not in self.choices:
                 continue

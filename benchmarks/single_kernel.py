@@ -62,7 +62,7 @@ def case(name: str, text: str, target: CpuTarget, kind: str = "contraction", dty
     constants = {"b": _weights(rng, shapes["b"]).astype(stored)} if "b" in shapes else {}
     graph = parse(text.replace("f32[", f"{dtype}["), constants)
     want = run(graph, [x], "float64")[0]
-    program = compile_program(graph, PassContext(lanes=target.lanes), templates(target))
+    program = compile_program(graph, PassContext(lanes=target.lanes, rates=target.rates), templates(target))
     step = next(s for s in program.steps if s.group.kind == kind)
     buffers, moved = [], 0
     for v in step.params:

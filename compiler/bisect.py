@@ -150,7 +150,7 @@ def gave_up(graph: Graph, inputs: Sequence[Array], options: CompileOptions, erro
 
 def find_pass(graph: Graph, inputs: Sequence[Array], options: CompileOptions, cpu: CpuTarget) -> Finding | None:
     """The first pass that changes what a graph computes."""
-    ctx = PassContext(numerics=options.numerics, lanes=cpu.lanes, precision=options.precision)
+    ctx = PassContext(numerics=options.numerics, lanes=cpu.lanes, rates=cpu.rates, precision=options.precision)
     g = graph.copy()
     for p in LEVELS[options.opt_level]:
         before = g.copy()

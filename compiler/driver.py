@@ -427,7 +427,7 @@ def expose(graph: Graph, names: tuple[list[str], list[str]], wanted: Sequence[st
 def make_program(graph: Graph, cpu: CpuTarget, opts: CompileOptions, manager: PassManager | None = None, cache: KernelCache | None = None) -> Program:
     """Graph passes (which change the graph in place), plans, scheduled kernels. `cache`: keeps schedules."""
     own = spelled(opts.numerics, cpu.feature_set)
-    ctx = PassContext(numerics=opts.numerics, lanes=cpu.lanes, precision=opts.precision, check=check_every_pass(), spelled=own)
+    ctx = PassContext(numerics=opts.numerics, lanes=cpu.lanes, rates=cpu.rates, precision=opts.precision, check=check_every_pass(), spelled=own)
     choose = choose_of(opts, kept=cache)
     known = schedules_for(opts, cpu, cache)
     program = compile_program(graph, ctx, templates(cpu, ctx.strict), choose, opts.opt_level, manager, revise_of(choose), known)

@@ -10,6 +10,35 @@ KINDS = ("llvm", "cuda", "reference")
 
 
 @dataclass(frozen=True)
+class CoreRates:
+    """What one CPU core sustains in a cycle at most; vectors are of the width that generated code uses.
+
+    Attributes:
+        fma: vectors of multiply-adds.
+        loads: vectors loaded from the L1 cache.
+        stores: vectors stored to it.
+        latency: cycles until the result of a multiply-add can be used.
+        l2: bytes read from the L2 cache.
+        memory: bytes read from memory while the other cores of the chip read as well.
+    """
+
+    fma: float = 2.0
+    loads: float = 2.0
+    stores: float = 1.0
+    latency: float = 4.0
+    l2: float = 57.0
+    memory: float = 6.0
+
+    @property
+    def chains(self) -> int:
+        """Independent multiply-adds that hide their latency."""
+        return round(self.fma * self.latency)
+
+
+WIDE_CORE = CoreRates()  # two 512-bit multiply-adds a cycle
+
+
+@dataclass(frozen=True)
 class Target:
     """What to compile for: `llvm -mcpu=skylake-avx512 -threads=2`, `cuda:1 -arch=sm_90a`, `reference` (the graph interpreter)."""
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from dnnc.ir.errors import DnncError, InputError, InternalError, VerifyError
 from dnnc.ir.graph import Graph, Node
+from dnnc.ir.target import WIDE_CORE, CoreRates
 from dnnc.ir.verify import verify
 
 
@@ -23,6 +24,7 @@ class PassContext:
     Args:
         numerics: "strict" (nothing that adds or moves a rounding), "standard" or "fast".
         lanes: float32 elements of the target's vector register.
+        rates: of a core of the target, by which algorithms are weighed against each other.
         fold_limit: bytes; a constant that is larger than this and than what it is computed from is not computed while compiling.
         attention: has the target a kernel for attention as one op?
         align: bytes; where a value may begin within the memory of another is a multiple of it.
@@ -40,6 +42,7 @@ class PassContext:
 
     numerics: str = "standard"
     lanes: int = 16
+    rates: CoreRates = WIDE_CORE
     fold_limit: int = 64 << 20
     precision: str | None = None
     attention: bool = False

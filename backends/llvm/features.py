@@ -15,6 +15,7 @@ from pathlib import Path
 from dnnc.backends.llvm.compile import binding
 from dnnc.backends.runtime import cpu_count
 from dnnc.ir.errors import TargetError
+from dnnc.ir.target import CoreRates
 
 _V2 = ("cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3")
 _V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave")
@@ -43,6 +44,25 @@ _CACHES: dict[tuple[int, int], str] = {
     (48, 1280): "icelake-server tigerlake",
     (48, 2048): "sapphirerapids emeraldrapids graniterapids",
 }
+# Rates of a core: bits of multiply-adds, loads and stores in a cycle, cycles of a multiply-add's latency, bytes of the L2 cache and of memory
+# in a cycle. Sources: the vendors' optimization guides and uops.info; L2 and memory are sustained rates, so below the widths of the buses. CPUs
+# without FMA do a multiplication and an addition side by side. A CPU that splits 512-bit vectors in two has 512 bits of multiply-adds.
+_RATES: dict[tuple[int, int, int, int, int, int], str] = {
+    (128, 128, 128, 8, 16, 3): "x86-64 x86-64-v2 nehalem westmere",
+    (256, 256, 128, 8, 24, 4): "sandybridge ivybridge",
+    (256, 256, 128, 5, 24, 5): "znver1",
+    (512, 512, 256, 5, 24, 5): "znver2 haswell broadwell",
+    (512, 512, 256, 4, 28, 6): "znver3 znver4 skylake x86-64-v3 alderlake raptorlake meteorlake",
+    (256, 256, 256, 4, 24, 4): "sierraforest",
+    (512, 1024, 512, 4, 42, 6): "icelake-client rocketlake tigerlake",
+    (1024, 1024, 512, 4, 42, 4): "skylake-avx512 cascadelake cooperlake icelake-server sapphirerapids emeraldrapids graniterapids x86-64-v4",
+    (1024, 1024, 512, 4, 57, 6): "znver5",
+}  # fmt: skip
+# A CPU whose name the table lacks is like the first of these whose features it has: hypervisors show features of one CPU under the name of another.
+_MAKES = (
+    ({"avx512fp16"}, "sapphirerapids"), ({"avx512bf16", "avxvnni", "sse4a"}, "znver5"), ({"avx512bf16", "sse4a"}, "znver4"), ({"avx512f"}, "x86-64-v4"),
+    ({"avx2", "fma", "sse4a"}, "znver2"), ({"avx2", "fma"}, "x86-64-v3"), ({"avx"}, "sandybridge"), (set[str](), "x86-64"),
+)  # fmt: skip
 # Feature -> beginnings of the names of those that need it.
 _BUILT_ON = {"avx": ("avx", "fma", "f16c"), "avx2": ("avx512", "avxvnni"), "avx512f": ("avx512",)}
 # Where the system does not tell: less than any CPU of the last ten years has, so that tiles fit.
@@ -76,6 +96,11 @@ class CpuTarget:
     def lanes(self) -> int:
         """float32 values in a vector."""
         return self.vector_bits // 32
+
+    @property
+    def rates(self) -> CoreRates:
+        """What a core does in a cycle."""
+        return core_rates(self.cpu, self.features, self.vector_bits)
 
     @property
     def feature_set(self) -> frozenset[str]:
@@ -135,6 +160,19 @@ def vector_bits(features: str) -> int:
     if on >= {"avx512f", "avx512bw", "avx512vl", "avx512dq"}:
         return 512
     return 256 if on >= {"avx2", "fma"} else 128
+
+
+@cache
+def core_rates(cpu: str, features: str, bits: int) -> CoreRates:
+    """The rates of a core for vectors of `bits`.
+
+    Features come before the name where they contradict it: a core with AVX512-FP16 is no Rocket Lake, whatever a hypervisor calls it.
+    """
+    on, names = enabled(features), " ".join(_RATES.values()).split()
+    told = cpu in names and ("avx512fp16" in on) <= ("avx512fp16" in X86_CPUS[cpu])
+    wanted = cpu if told else next(name for needed, name in _MAKES if needed <= on)
+    (fma, loads, stores, latency, l2, memory) = next(rates for rates, cpus in _RATES.items() if wanted in cpus.split())
+    return CoreRates(min(fma / bits, 2), min(loads / bits, 2), min(stores / bits, 1), latency, l2, memory)
 
 
 def cache_sizes(folder: Path = _CPU_FOLDER) -> tuple[int, int]:

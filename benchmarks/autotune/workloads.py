@@ -361,7 +361,7 @@ def context(setting: Setting) -> PassContext:
     from dnnc.backends.llvm.spelling import spelled as cpu_spelled
 
     cpu = parse_target(setting.target)
-    return PassContext(setting.numerics, lanes=cpu.lanes, spelled=cpu_spelled(setting.numerics, cpu.feature_set))
+    return PassContext(setting.numerics, lanes=cpu.lanes, rates=cpu.rates, spelled=cpu_spelled(setting.numerics, cpu.feature_set))
 
 
 def tasks(w: Workload, setting: Setting) -> list[Task]:

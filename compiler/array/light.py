@@ -201,7 +201,9 @@ class Compiler:
         self.threads = min(thread_count(self.opts.threads), self.target.threads)
         numerics = self.opts.numerics
         own = spelled(numerics, self.target.feature_set)
-        self.ctx = PassContext(numerics=numerics, lanes=self.target.lanes, fold_limit=FOLD_LIMIT, check=check_every_pass(), spelled=own)
+        self.ctx = PassContext(
+            numerics=numerics, lanes=self.target.lanes, rates=self.target.rates, fold_limit=FOLD_LIMIT, check=check_every_pass(), spelled=own
+        )
         self.templates = templates(self.target, self.ctx.strict)
         self.choose = choose_of(self.opts, kept=self.kernels.cache)
         self.groups = KnownGroups(GROUPS)

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import f32, i32
 from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.target import WIDE_CORE, CoreRates
 from dnnc.ir.types import Layout, Part, TensorType, product
 from dnnc.passes.graph.winograd import winograd_tile
 
@@ -47,10 +48,16 @@ def winograd_filters(lanes: int, tile: int) -> Layout:
     return Layout((Part(2), Part(3), Part(0, lanes), Part(1, lanes), Part(1, 1, lanes), Part(0, 1, lanes)), tile)
 
 
-def assign_layouts(graph: Graph, lanes: int, winograd: bool = False) -> bool:
-    """Set the layouts of all values. `lanes`: the target's float32 vector width; `winograd`: may weights be stored for Winograd's convolution?
-    Returns whether anything changed."""
-    return _Blocked(graph, lanes, winograd).run()
+def assign_layouts(graph: Graph, lanes: int, winograd: bool = False, rates: CoreRates = WIDE_CORE) -> bool:
+    """Set the layouts of all values, and return whether anything changed.
+
+    Args:
+        graph: changed in place.
+        lanes: float32 elements of the target's vector register.
+        winograd: may weights be stored for Winograd's convolution?
+        rates: of a core of the target.
+    """
+    return _Blocked(graph, lanes, winograd, rates).run()
 
 
 class Layouts(ABC):
@@ -178,9 +185,9 @@ class Layouts(ABC):
 class _Blocked(Layouts):
     """Channels in blocks of a vector; panels of weights."""
 
-    def __init__(self, graph: Graph, lanes: int, winograd: bool) -> None:
+    def __init__(self, graph: Graph, lanes: int, winograd: bool, rates: CoreRates) -> None:
         super().__init__(graph)
-        self.lanes, self.winograd = lanes, winograd
+        self.lanes, self.winograd, self.rates = lanes, winograd, rates
 
     def conv(self, n: Node) -> None:
         x, w = n.inputs[0], n.inputs[1]
@@ -198,7 +205,7 @@ class _Blocked(Layouts):
         whole = bool(group == 1 and (x.type.layout is not None or channels >= self.lanes))
         take_blocks = depthwise or whole
         self.set_input(n, 0, lay if take_blocks else None)
-        tile = winograd_tile(n, self.lanes) if self.winograd and whole and self.graph.settled(w) else 0
+        tile = winograd_tile(n, self.lanes, self.rates) if self.winograd and whole and self.graph.settled(w) else 0
         self.set_input(n, 1, winograd_filters(self.lanes, tile) if tile else filters(out.rank, self.lanes, whole))
         if len(n.inputs) > 2 and n.inputs[2] is not None:
             self.set_input(n, 2, Layout((Part(0, self.lanes), Part(0, 1, self.lanes))))

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dnnc.ir.graph import Graph, Node
+from dnnc.ir.target import WIDE_CORE, CoreRates
 from dnnc.ir.types import Layout, TensorType
 from dnnc.ir.winograd import TILES
 from dnnc.passes.graph.fuse import FusionPlan, Group
@@ -40,12 +41,18 @@ class Variant:
     tile: int | None = None
 
 
-def variants(graph: Graph, group: Group, strict: bool = False) -> list[Variant]:
-    """What may be measured in place of a group, likely ones first. `strict`: nothing, for sums of another kernel may be added up in another
-    order, and what is kept in memory may be rounded."""
+def variants(graph: Graph, group: Group, strict: bool = False, rates: CoreRates = WIDE_CORE) -> list[Variant]:
+    """What may be measured in place of a group, likely ones first.
+
+    Args:
+        graph: of the group.
+        group: a kernel.
+        strict: nothing varies, for sums of another kernel may be added up in another order, and what is kept in memory may be rounded.
+        rates: of a core of the target.
+    """
     if strict or not is_kernel(group.kind) or len(group.nodes[-1].outputs) != 1:
         return []
-    return [*(Variant(tile=t) for t in _tiles(graph, group)), *(Variant(c) for c in _cuts(group))]
+    return [*(Variant(tile=t) for t in _tiles(graph, group, rates)), *(Variant(c) for c in _cuts(group))]
 
 
 def cut(group: Group, cuts: tuple[int, ...]) -> tuple[Group, ...]:
@@ -119,14 +126,14 @@ def _kind(nodes: tuple[Node, ...]) -> str:
 # --- Winograd or direct -------------------------------------------------------------------------------------------------------
 
 
-def _tiles(graph: Graph, group: Group) -> list[int]:
+def _tiles(graph: Graph, group: Group, rates: CoreRates) -> list[int]:
     """Tiles of the convolution other than its own that may be faster."""
     found = _blocked_conv(graph, group)
     if found is None:
         return []
     conv, lanes, now = found
-    limit = REACH * cycles(conv, lanes, now)
-    return [t for t in (0, *TILES) if t != now and cycles(conv, lanes, t) < limit]
+    limit = REACH * cycles(conv, lanes, now, rates)
+    return [t for t in (0, *TILES) if t != now and cycles(conv, lanes, t, rates) < limit]
 
 
 def _blocked_conv(graph: Graph, group: Group) -> tuple[Node, int, int] | None:

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Node
+from dnnc.ir.target import CoreRates
 from dnnc.ir.winograd import TILES, points
 
-TRANSFORM = {2: 90, 4: 200}  # cycles for a tile of one vector of channels, in or out
-STREAM_RATE = 6  # bytes a cycle of weights from memory
+TRANSFORM = {2: 90, 4: 200}  # cycles for a tile of one vector of channels, in or out, on a core that adds two vectors a cycle
 GAIN = 1.2  # a tile must be this much faster than a smaller one, or than none: larger ones cost memory and accuracy
 
 
-def winograd_tile(n: Node, lanes: int) -> int:
+def winograd_tile(n: Node, lanes: int, rates: CoreRates) -> int:
     """m of F(m x m, 3 x 3) for a convolution in blocks of `lanes` channels; 0 where it is better computed directly."""
     if not takes_winograd(n):
         return 0
     best = 0
     for tile in TILES:
-        if cycles(n, lanes, tile) * GAIN < cycles(n, lanes, best):
+        if cycles(n, lanes, tile, rates) * GAIN < cycles(n, lanes, best, rates):
             best = tile
     return best
 
@@ -37,16 +37,25 @@ def takes_winograd(n: Node) -> bool:
     return all(isinstance(k, int) and k > 0 for k in sizes) and all(isinstance(p, int) and p >= 0 for p in pads)
 
 
-def cycles(n: Node, lanes: int, tile: int) -> float:
-    """Estimated, on one core: multiplications at two vectors a cycle or the weights' way from memory, whichever takes longer, and transforms.
+def cycles(n: Node, lanes: int, tile: int, rates: CoreRates) -> float:
+    """Estimate the cycles of one core: multiplications or reading the weights from memory, whichever takes longer, and the transforms.
 
-    tile: m; 0 is a direct convolution.
+    Args:
+        n: a convolution of fixed sizes.
+        lanes: channels of a block.
+        tile: m of F(m x m, 3 x 3); 0 is a direct convolution.
+        rates: of the core.
     """
     batch, made, rows, columns = (k if isinstance(k, int) else 1 for k in n.output.type.shape)
     channels = n.inputs[0].type.shape[1]  # type: ignore[union-attr]
     assert isinstance(channels, int)
     panels, blocks = -(-made // lanes), -(-channels // lanes)
     square, tiles = (points(tile) ** 2, batch * -(-rows // tile) * -(-columns // tile)) if tile else (9, batch * rows * columns)
-    work = square * blocks * lanes * panels * tiles / 2
+    work = square * blocks * lanes * panels * tiles / rates.fma
     weights = square * blocks * lanes * panels * lanes * 4
-    return max(work, weights / STREAM_RATE) + (tiles * (blocks + panels) * TRANSFORM[tile] if tile else 0)
+    return max(work, weights / rates.memory) + (tiles * (blocks + panels) * transform(tile, rates) if tile else 0)
+
+
+def transform(tile: int, rates: CoreRates) -> float:
+    """Cycles to transform a tile of one vector of channels, in or out: additions, as fast as multiply-adds."""
+    return TRANSFORM[tile] * 2 / rates.fma

@@ -31,7 +31,7 @@ from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.state import Schedule
 from dnnc.passes.schedule.stretches import stretches
 
-L2_RATE = 24  # bytes a cycle that a core reads from its second-level cache beside computing, about
+BESIDE = 0.42  # of the L2 cache's rate: reading it while the core computes
 PREFETCHED = 6  # rows at least: with fewer the panels are read as fast as they come, and asking for them ahead only takes time
 CROWDED = 0.005  # of a convolution's time for each accumulator past half of the registers, which neighbouring taps and tiles are short of then
 
@@ -239,12 +239,19 @@ def tiles(
                 break
             rows = -(-pixels // mr) * mr if pixels is not None else 30 + mr / 2
             work = rows * (-(-panels // nv) * nv if panels is not None else 10 + nv / 2)
-            fma, loads = mr * nv / 2, (mr + nv) / 2  # of a depthwise convolution the pixels are vectors: as many loads
-            latency = 4.0 if mr * nv < 8 else 0.0
-            panel = nv * target.vector_bits / 8 / L2_RATE  # of a panel every row of tiles reads anew
             crowd = 1 + CROWDED * (4 if nest.depthwise else 1) * max(mr * nv - n // 2, 0) if nest.panel else 1.0
-            scored.append((work / (mr * nv) * max(fma, loads * 1.05, latency, panel) * crowd, -mr * nv, nv))
+            scored.append((work / (mr * nv) * step_cycles(mr, nv, target) * crowd, -mr * nv, nv))
     return [(-size // nv, nv) for _, size, nv in sorted(scored)]
+
+
+def step_cycles(mr: int, nv: int, target: CpuTarget) -> float:
+    """Cycles of one step of a register tile: its multiply-adds, its loads, the latency of a chain, or reading a panel from the L2 cache.
+
+    The pixels of a depthwise convolution are vectors: as many loads.
+    """
+    rates = target.rates
+    panel = nv * target.vector_bits / 8 / (BESIDE * rates.l2)  # every row of tiles reads it anew
+    return max(mr * nv / rates.fma, (mr + nv) / rates.loads * 1.05, rates.latency, panel)
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -> Kernel:

@@ -17,20 +17,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.templates.contraction import L2_RATE
+from dnnc.backends.llvm.templates.contraction import step_cycles
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Var, const, fma, load, maximum, minimum, select, substitute, value, var
 from dnnc.ir.operator.stmt import Alloc, Buffer, Builder, Kernel, Store
 from dnnc.ir.winograd import points
-from dnnc.passes.graph.winograd import STREAM_RATE, TRANSFORM
+from dnnc.passes.graph.winograd import transform
 from dnnc.passes.schedule.memory import Vectorizer
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.state import find
 
 LOOPS = ("i0", "i1", "i2", "i3", "i1b")
 LOCAL = 8 << 20  # bytes that a strip's transformed tiles may take
-SPILL_RATE = 16  # bytes a cycle of tiles that do not stay in the second-level cache
+SPILLED = 0.28  # of the L2 cache's rate: tiles that do not stay in it
 ORDER = ("tile",)
 Knob = Mapping[str, "int | str"]
 
@@ -154,13 +154,8 @@ def _register_tiles(w: Winograd, tg: int, share: int, target: CpuTarget, wide: S
     scored = []
     for nv in (n for n in wide if w.panels // share % n == 0):
         for mr in range(1, min(min(target.registers - 4, target.registers - nv - 1) // nv, tg) + 1):
-            scored.append((-(-tg // mr) * _tile_cycles(mr, nv) / nv, -mr * nv, mr, nv))
+            scored.append((-(-tg // mr) * step_cycles(mr, nv, target) / nv, -mr * nv, mr, nv))
     return [(mr, nv) for _, _, mr, nv in sorted(scored)]
-
-
-def _tile_cycles(mr: int, nv: int) -> float:
-    """Of one step of a register tile: its FMAs, 2 a cycle, its loads, 2 a cycle, the latency of a chain, or its weights from the L2 cache."""
-    return max(mr * nv / 2, (mr + nv) / 2 * 1.05, 4.0, nv * 64 / L2_RATE)
 
 
 def _cycles(w: Winograd, tg: int, share: int, mr: int, nv: int, images: int, target: CpuTarget) -> float:
@@ -168,11 +163,11 @@ def _cycles(w: Winograd, tg: int, share: int, mr: int, nv: int, images: int, tar
     panels, square = w.panels // share, w.n**2
     rounds = -(-images * -(-w.tiles // tg) * share // target.threads)
     tiles_ = -(-tg // mr) * panels / nv
-    products = square * tiles_ * (_tile_cycles(mr, nv) * w.blocks * w.lanes + mr * nv + 20)
+    products = square * tiles_ * (step_cycles(mr, nv, target) * w.blocks * w.lanes + mr * nv + 20)
     weights = square * panels * w.blocks * w.lanes**2 * 4
     held = square * tg * (w.blocks + panels) * w.lanes * 4
-    moved = held / SPILL_RATE if held > target.l2 else 0.0
-    return rounds * (max(products, weights / STREAM_RATE) + tg * (w.blocks + panels) * TRANSFORM[w.tile] + moved)
+    moved = held / (SPILLED * target.rates.l2) if held > target.l2 else 0.0
+    return rounds * (max(products, weights / target.rates.memory) + tg * (w.blocks + panels) * transform(w.tile, target.rates) + moved)
 
 
 # --- the kernel ---------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from native_check import one_node
 
-from dnnc.backends.llvm.features import CpuTarget, parse_target
+from dnnc.backends.llvm.features import X86_CPUS, CpuTarget, core_rates, parse_target
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.llvm.templates.contraction import Nest, tiles
 from dnnc.ir.expr import Expr, Ref, const, substitute, value
@@ -78,3 +78,25 @@ def test_the_lines_of_the_next_panels_are_asked_for_once(channels: int) -> None:
     first = 2 * -(-channels // 16) * 3 * 16  # behind the two panels of this iteration
     assert sorted(asked) == list(range(first, first + len(asked)))
     assert len(asked) >= 2 * channels * 3
+
+
+@pytest.mark.parametrize("cpu", X86_CPUS)
+def test_every_cpu_has_rates_and_a_tile_that_hides_the_latency(cpu: str) -> None:
+    target = parse_target(f"llvm -mcpu={cpu}")
+    rates = target.rates
+    assert 0 < rates.fma <= 2 and 0 < rates.stores <= rates.loads <= 2 and rates.memory < rates.l2
+    mr, nv = tiles(128, 192, target, MATMUL, False)[0]
+    assert mr * nv >= min(rates.chains, target.registers // 2)
+
+
+def test_a_cpu_that_splits_wide_vectors_has_half_of_the_rates() -> None:
+    wide, split = (parse_target(f"llvm -mcpu={cpu}").rates for cpu in ("znver5", "znver4"))
+    assert (split.fma, split.loads, split.stores) == (wide.fma / 2, wide.loads / 2, wide.stores / 2)
+    assert core_rates("znver4", parse_target("llvm -mcpu=znver4").features, 256).fma == 2
+
+
+def test_features_tell_the_core_where_the_name_is_unknown_or_contradicts_them() -> None:
+    features = parse_target("llvm -mcpu=sapphirerapids").features
+    server = core_rates("sapphirerapids", features, 512)
+    assert core_rates("rocketlake", features, 512) == server == core_rates("a CPU of next year", features, 512)
+    assert core_rates("rocketlake", parse_target("llvm -mcpu=rocketlake").features, 512).fma == 1

@@ -56,7 +56,7 @@ def block(c: int, h: int, w: int, n: int = 1) -> Graph:
 @pytest.fixture(params=[2, 4])
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Every 3 x 3 convolution takes tiles of this size, however small it is."""
-    monkeypatch.setattr("dnnc.passes.graph.layout.winograd_tile", lambda n, _: request.param if n.inputs[1].type.shape[2] == 3 else 0)
+    monkeypatch.setattr("dnnc.passes.graph.layout.winograd_tile", lambda n, *_: request.param if n.inputs[1].type.shape[2] == 3 else 0)
     return int(request.param)
 
 

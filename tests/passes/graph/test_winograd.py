@@ -11,6 +11,7 @@ from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run
 from dnnc.ir.operator.interp import run_kernel
 from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.target import CoreRates
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.graph.layout import assign_layouts
 from dnnc.passes.graph.winograd import cycles, winograd_tile
@@ -27,7 +28,7 @@ def conv(c: int, o: int, h: int | str, w: int | str, attrs: str = "pads=(1, 1, 1
 
 
 def tile(g: Graph) -> int:
-    return winograd_tile(next(iter(g.nodes())), 16)
+    return winograd_tile(next(iter(g.nodes())), 16, CoreRates())
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_larger_images_never_take_smaller_tiles() -> None:
 
 def test_the_estimate_is_linear_in_images() -> None:
     one, four = (next(iter(conv(64, 64, 56, 56, n=n).nodes())) for n in (1, 4))
-    assert all(cycles(four, 16, t) == pytest.approx(4 * cycles(one, 16, t)) for t in (0, 2, 4))
+    assert all(cycles(four, 16, t, CoreRates()) == pytest.approx(4 * cycles(one, 16, t, CoreRates())) for t in (0, 2, 4))
 
 
 @pytest.mark.parametrize(
