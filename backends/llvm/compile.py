@@ -142,7 +142,8 @@ def load_objects(objs: Sequence[bytes]) -> Loaded:
     machine = _target().create_target_machine(opt=CODEGEN_LEVEL, codemodel="default", jit=True)
     # in the process's own context: one of its own might be collected before the engine, which still needs it
     empty = llvm.parse_assembly(_header(machine))
-    engine = llvm.create_mcjit_compiler(empty, machine)
+    # all sections of an object in one piece of memory: code reaches its constants by 32 bits, and LLVM ends the process where they do not suffice
+    engine = llvm.create_mcjit_compiler(empty, machine, use_lmm=True)
     for obj in objs:
         engine.add_object_file(llvm.ObjectFileRef.from_data(obj))
     engine.finalize_object()
