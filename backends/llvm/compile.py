@@ -2,8 +2,7 @@
 
 In: the text of a module without target lines. Out: relocatable objects as bytes, which the cache keeps and any process of the same
 CPU features can load; and loaded objects with the addresses of their functions. llvmlite is imported at first use: the CUDA path
-never needs it. The objects are ELF on every system, and what they need from outside is checked against a list before they are loaded:
-LLVM ends the process on a symbol that it cannot find.
+never needs it. The objects are ELF on every system, and what they need from outside is checked against a list before they are loaded.
 """
 
 from __future__ import annotations
@@ -106,23 +105,23 @@ def llvm_version() -> str:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Linked objects. The engine owns their code: keep this as long as any function of it may run."""
+    """Linked objects. The library owns their code: keep this as long as any function of it may run."""
 
-    engine: Any
+    library: Any
     names: frozenset[str]
 
     def address(self, name: str) -> int:
         """The address of a function. InternalError if no object defines it."""
-        if name not in self.names:  # asking the engine would end the process
+        if name not in self.names:
             raise InternalError(f"no loaded object defines {name}; there are {', '.join(sorted(self.names)[:20])}")
-        return int(self.engine.get_function_address(name))
+        return int(self.library[name])
 
 
 def load_objects(objs: Sequence[bytes]) -> Loaded:
     """Link objects with each other and into this process.
 
     Raises:
-        InternalError: a symbol is defined twice, or by none of them and not in ALLOWED_SYMBOLS.
+        InternalError: a symbol is defined twice, or by none of them and not in ALLOWED_SYMBOLS; or the objects cannot be linked.
     """
     defined: set[str] = set()
     wanted: set[str] = set()
@@ -140,14 +139,17 @@ def load_objects(objs: Sequence[bytes]) -> Loaded:
     if absent:
         raise InternalError(f"this process has no {', '.join(absent)}: its C library lacks them")
     machine = _target().create_target_machine(opt=CODEGEN_LEVEL, codemodel="default", jit=True)
-    # in the process's own context: one of its own might be collected before the engine, which still needs it
-    empty = llvm.parse_assembly(_header(machine))
-    # all sections of an object in one piece of memory: code reaches its constants by 32 bits, and LLVM ends the process where they do not suffice
-    engine = llvm.create_mcjit_compiler(empty, machine, use_lmm=True)
+    # JITLink keeps the sections of an object together, wherever memory is free, and reaches other objects through stubs
+    builder = llvm.JITLibraryBuilder().add_current_process()
     for obj in objs:
-        engine.add_object_file(llvm.ObjectFileRef.from_data(obj))
-    engine.finalize_object()
-    return Loaded(engine, frozenset(defined))
+        builder.add_object_img(obj)
+    for name in defined:
+        builder.export_symbol(name)
+    try:
+        library = builder.link(llvm.create_lljit_compiler(machine, use_jit_link=True), "dnnc")
+    except RuntimeError as e:
+        raise InternalError(f"objects cannot be linked: {e}") from e
+    return Loaded(library, frozenset(defined))
 
 
 # --- LLVM ---------------------------------------------------------------------------------------------------------------------
