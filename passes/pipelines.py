@@ -44,7 +44,7 @@ def nested(run: Callable[[Graph, PassContext], bool]) -> Callable[[Graph, PassCo
 
 
 def layout(graph: Graph, ctx: PassContext) -> bool:
-    return assign_channels_last(graph) if ctx.channels_last else assign_layouts(graph, ctx.lanes, winograd=not ctx.strict, rates=ctx.rates)
+    return assign_channels_last(graph) if ctx.channels_last else assign_layouts(graph, ctx.lanes, ctx.strict, ctx.rates)
 
 
 def copy_outputs(graph: Graph, ctx: PassContext) -> bool:

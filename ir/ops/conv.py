@@ -1,15 +1,21 @@
-"""Convolution and transposed convolution over 1 to 3 spatial dims; x is [N, C, ...], w is [O, C/group, ...] ([C, O/group, ...])."""
+"""Convolution and transposed convolution over 1 to 3 spatial dims; x is [N, C, ...], w is [O, C/group, ...] ([C, O/group, ...]).
+
+A grouped convolution may be written by panels of outputs (`panel=16`): all outputs of a panel read the same inputs, those of all groups
+that the panel has outputs of, and w is [O, most inputs of a panel, ...] with zeros where an input is of another group. So a register of
+outputs of several groups is computed as one of a single group. `panels_of` says which inputs a panel reads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dnnc.ir import te
 from dnnc.ir.dtype import DType, i32
-from dnnc.ir.expr import Expr, cast, const
+from dnnc.ir.expr import E, Expr, cast, const, minimum, unwrap
 from dnnc.ir.op import OpDef, require
 from dnnc.ir.ops.common import CHUNK, CONTRACTION, Array, both, dim, require_kind, same_dim, same_dtype, sample, within
 from dnnc.ir.ops.matmul import float64, widened
@@ -18,6 +24,48 @@ from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
 
 Pads = tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class Panels:
+    """The inputs that the outputs of a grouped convolution read, `width` outputs at a time.
+
+    Attributes:
+        inputs: of a group.
+        outputs: of a group.
+        made: all outputs.
+        width: outputs of a panel.
+    """
+
+    inputs: int
+    outputs: int
+    made: int
+    width: int
+
+    def first(self, o: E) -> Expr:
+        """The first input that output `o` and the rest of its panel read."""
+        return const(o) // self.width * self.width // self.outputs * self.inputs
+
+    def count(self, o: E) -> Expr:
+        """How many inputs they read."""
+        at = const(o) // self.width * self.width
+        last = at + (self.width - 1) if self.made % self.width == 0 else minimum(at + (self.width - 1), self.made - 1)
+        return (last // self.outputs - at // self.outputs + 1) * self.inputs
+
+    @property
+    def counts(self) -> list[int]:
+        """Inputs of each panel."""
+        ends = [(at, min(at + self.width, self.made) - 1) for at in range(0, self.made, self.width)]
+        return [(last // self.outputs - first // self.outputs + 1) * self.inputs for first, last in ends]
+
+    @property
+    def most(self) -> int:
+        return max(self.counts, default=0)
+
+
+def panels_of(channels: int, made: int, group: int, width: int) -> Panels:
+    """Of a convolution of `channels` inputs and `made` outputs in `group` groups."""
+    return Panels(channels // group, made // group, made, width)
 
 
 def _channels(x: TensorType, w: TensorType, b: TensorType | None, group: int, out_dtype: DType | None) -> None:
@@ -37,11 +85,18 @@ def _type(
     pads: Pads | None = None,
     dilations: Ints | None = None,
     group: int = 1,
+    panel: int = 0,
     out_dtype: DType | None = None,
 ) -> TensorType:
     _channels(x, w, b, group, out_dtype)
-    want = dim(const(w.shape[1]) * group)
-    require(same_dim(x.shape[1], want), "x {} has {} channels, w {} in {} groups needs {}", x, x.shape[1], w, group, want)
+    if panel:
+        sizes = x.shape[1], w.shape[0]
+        require(all(isinstance(n, int) and n % group == 0 for n in sizes), "panels need channels in {} groups; got {} and {}", group, *sizes)
+        most = panels_of(*sizes, group, panel).most  # type: ignore[arg-type]
+        require(w.shape[1] == most, "a panel of {} outputs of {} groups reads {} inputs; w is {}", panel, group, most, w)
+    else:
+        want = dim(const(w.shape[1]) * group)
+        require(same_dim(x.shape[1], want), "x {} has {} channels, w {} in {} groups needs {}", x, x.shape[1], w, group, want)
     require(b is None or (b.rank == 1 and same_dim(b.shape[0], w.shape[0])), "the bias must be [{}]; got {}", w.shape[0], b)
     win = window(x.rank - 2, w.shape[2:], strides, pads, dilations)
     return TensorType(out_dtype or x.dtype, (x.shape[0], w.shape[0], *win.sizes(x.shape[2:])))
@@ -62,6 +117,7 @@ def _compute(
     pads: Pads | None,
     dilations: Ints | None,
     group: int,
+    panel: int,
     out_dtype: DType | None,
 ) -> Tensor:
     rank = len(x.dims) - 2
@@ -69,17 +125,20 @@ def _compute(
     win = window(rank, w.dims[2:], strides, pads, dilations)
     spatial = x.dims[2:]
     channels, per_group = w.dims[1], const(w.dims[0]) // group
+    panels = panels_of(x.dims[1], w.dims[0], group, panel) if panel else None  # type: ignore[arg-type]
+    uneven = panels is not None and len(set(panels.counts)) > 1
 
     def value(*v: Expr) -> Expr:
         n, o, at = v[0], v[1], win.positions(v[2 : 2 + rank], v[3 + rank :])
-        c = o // per_group * channels + v[2 + rank]
-        return cast(x[(n, c, *at)], dtype.computed) * cast(w[(o, *v[2 + rank :])], dtype.computed)
+        first = o // per_group * channels if panels is None else panels.first(o)
+        return cast(x[(n, first + v[2 + rank], *at)], dtype.computed) * cast(w[(o, *v[2 + rank :])], dtype.computed)
 
     def inside(*v: Expr) -> Expr:
-        return win.inside(win.positions(v[2 : 2 + rank], v[3 + rank :]), spatial)
+        tests = [win.inside(win.positions(v[2 : 2 + rank], v[3 + rank :]), spatial)] if win.padded else []
+        return both(*([v[2 + rank] < panels.count(v[1])] if uneven and panels is not None else []), *tests)
 
     shape = (x.dims[0], w.dims[0], *win.sizes(spatial))
-    acc = te.reduce(shape, w.dims[1:], dtype if b is None else dtype.computed, "sum", value, inside if win.padded else None)
+    acc = te.reduce(shape, w.dims[1:], dtype if b is None else dtype.computed, "sum", value, inside if win.padded or uneven else None)
     return _with_bias(acc, b, dtype)
 
 
@@ -87,8 +146,16 @@ def _bias_numpy(y: Array, b: Array | None) -> Array:
     return y if b is None else y + b.reshape((-1,) + (1,) * (y.ndim - 2))
 
 
-def _reference(x: Array, w: Array, b: Array | None = None, *, group: int = 1, out_dtype: DType | None = None, **attrs: Any) -> Array:
+def _reference(x: Array, w: Array, b: Array | None = None, *, group: int = 1, panel: int = 0, out_dtype: DType | None = None, **attrs: Any) -> Array:
     x, w = widened(x, out_dtype), widened(w, out_dtype)
+    if panel:
+        panels = panels_of(x.shape[1], w.shape[0], group, panel)
+        firsts = [unwrap(panels.first(at)) for at in range(0, w.shape[0], panel)]
+        parts = [
+            _reference(x[:, first : first + count], w[k * panel : (k + 1) * panel, :count], **attrs)
+            for k, (first, count) in enumerate(zip(firsts, panels.counts))
+        ]
+        return _bias_numpy(np.concatenate(parts, 1), b)
     win = window(x.ndim - 2, w.shape[2:], attrs.get("strides"), attrs.get("pads"), attrs.get("dilations"))
     sizes = sizes_numpy(win, x.shape[2:])
     padded = pad_numpy(x, win, 0)
@@ -100,7 +167,9 @@ def _reference(x: Array, w: Array, b: Array | None = None, *, group: int = 1, ou
     return _bias_numpy(y.reshape(n, group * o, *sizes), b)
 
 
-def _reference_at(inputs: Sequence[Array | None], points: Array, *, group: int = 1, out_dtype: DType | None = None, **attrs: Any) -> Array:
+def _reference_at(
+    inputs: Sequence[Array | None], points: Array, *, group: int = 1, panel: int = 0, out_dtype: DType | None = None, **attrs: Any
+) -> Array:
     """Pixels times channels as one matrix product where the points are (nearly) such a grid, else a window for each point."""
     x, w, b = (widened(a, out_dtype) if a is not None else None for a in (*inputs, None)[:3])
     assert x is not None and w is not None
@@ -110,15 +179,19 @@ def _reference_at(inputs: Sequence[Array | None], points: Array, *, group: int =
     channels, column = np.unique(points[:, 1], return_inverse=True)
     grid = group == 1 and len(pixels) * len(channels) <= 8 * len(points)
     at = pixels if grid else points
-    lead = at[:, 0], np.zeros(len(at), np.int64) if grid else points[:, 1] // max(w.shape[0] // group, 1) * w.shape[1]
+    first = points[:, 1] // panel * panel if panel else points[:, 1]  # output whose group's inputs are the first that are read
+    lead = at[:, 0], np.zeros(len(at), np.int64) if grid else first // max(w.shape[0] // group, 1) * (x.shape[1] // group)
+    if panel:
+        counts = np.repeat(panels_of(x.shape[1], w.shape[0], group, panel).counts, panel)[: w.shape[0]]
+        w = np.where((np.arange(w.shape[1]) < counts[:, None]).reshape(*w.shape[:2], *(1,) * (w.ndim - 2)), w, w.dtype.type(0))
     spatial = at[:, 1:] if grid else at[:, 2:]
-    panel = float64(w[channels]).reshape(len(channels), int(np.prod(w.shape[1:]))).T if grid else None
+    matrix = float64(w[channels]).reshape(len(channels), int(np.prod(w.shape[1:]))).T if grid else None
     step = max(1, CHUNK // size)
     out = []
     for k in range(0, len(at), step):
         part = slice(k, k + step)
         read = _windows(x, win, w.shape, lead[0][part], lead[1][part], spatial[part])
-        out.append(read @ panel if panel is not None else (read * float64(w[points[part, 1]]).reshape(read.shape)).sum(1, dtype=read.dtype))
+        out.append(read @ matrix if matrix is not None else (read * float64(w[points[part, 1]]).reshape(read.shape)).sum(1, dtype=read.dtype))
     y = np.concatenate(out) if out else np.zeros((0, len(channels)) if grid else 0, float64(x[:0]).dtype)
     y = y[which.reshape(-1), column.reshape(-1)] if grid else y
     return y if b is None else y + b[points[:, 1]]
@@ -128,8 +201,9 @@ def _windows(x: Array, win: Window, kernel: Sequence[int], images: Array, first:
     """What windows read, [windows, elements of a window]: of one image and `kernel[1]` channels from `first` on each."""
     grids = np.meshgrid(*(np.arange(k) for k in kernel[1:]), indexing="ij")
     col = (slice(None),) + (None,) * len(grids)
-    index = [images[col], first[col] + grids[0]]
-    valid = np.array(True)
+    channels = first[col] + grids[0]
+    index = [images[col], np.minimum(channels, x.shape[1] - 1)]
+    valid = channels < x.shape[1]
     for k, n in enumerate(x.shape[2:]):
         p = at[:, k][col] * win.strides[k] + grids[1 + k] * win.dilations[k] - win.begin[k]
         valid = valid & (p >= 0) & (p < n)
@@ -139,7 +213,8 @@ def _windows(x: Array, win: Window, kernel: Sequence[int], images: Array, first:
 
 
 def _flops(x: TensorType, w: TensorType, b: TensorType | None = None, **attrs: Any) -> Dim:
-    return dim(const(product(_type(x, w, b, **attrs).shape)) * product(w.shape[1:]) * 2)
+    inputs = const(x.shape[1]) // attrs.get("group", 1)  # not those that a panel reads in vain
+    return dim(const(product(_type(x, w, b, **attrs).shape)) * inputs * product(w.shape[2:]) * 2)
 
 
 # --- transposed ---------------------------------------------------------------------------------------------------------------
@@ -247,6 +322,8 @@ CONV_OPS: tuple[OpDef, ...] = (
             sample("f64[1, 2, 4, 5, 6]", "f64[3, 2, 2, 3, 3]", pads=(0, 1, 1, 1, 1, 1)),
             sample("u8[1, 3, 6, 6]", "i8[4, 3, 3, 3]", pads=(1, 1, 1, 1), out_dtype=i32, domain=(-128, 255)),
             sample("f32[1, 2, 6, 6]", "f32[3, 2, 3, 3]", pads=(-1, 0, 1, -1)),
+            sample("f32[2, 12, 5, 4]", "f32[12, 8, 3, 3]", "f32[12]", pads=(1, 1, 1, 1), group=3, panel=6),
+            sample("f32[1, 6, 7]", "f32[15, 4, 2]", group=3, panel=4),
         ),
     ),
     OpDef(

@@ -1,6 +1,7 @@
 """Choose how values lie in memory: channels of images and panels of weights in blocks of the vector width.
 
     y = conv(x, w)        ->   y @ "0 1/16 2 3 1%16" = conv(x @ "0 1/16 2 3 1%16", w @ "0/16 1/16 2 3 1%16 0%16")
+    conv(x, w, group=4)   ->   the same by panels of a block of outputs each, which read the inputs of all groups that they have outputs of
     y = matmul(a, b)      ->   y = matmul(a, b @ "1/16 0 1%16")
 
 Convolutions make blocked outputs, element-wise ops and pooling pass a block on, everything else works on row-major values; `pack` nodes
@@ -13,11 +14,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import numpy as np
+
 from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import f32, i32
 from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.ops.conv import Panels, panels_of
 from dnnc.ir.target import WIDE_CORE, CoreRates
 from dnnc.ir.types import Layout, Part, TensorType, product
+from dnnc.passes.graph.prologue import held_in
 from dnnc.passes.graph.winograd import winograd_tile
 
 WIDE = (f32, i32)  # types whose vectors have as many lanes as a block
@@ -48,16 +53,16 @@ def winograd_filters(lanes: int, tile: int) -> Layout:
     return Layout((Part(2), Part(3), Part(0, lanes), Part(1, lanes), Part(1, 1, lanes), Part(0, 1, lanes)), tile)
 
 
-def assign_layouts(graph: Graph, lanes: int, winograd: bool = False, rates: CoreRates = WIDE_CORE) -> bool:
+def assign_layouts(graph: Graph, lanes: int, strict: bool = False, rates: CoreRates = WIDE_CORE) -> bool:
     """Set the layouts of all values, and return whether anything changed.
 
     Args:
         graph: changed in place.
         lanes: float32 elements of the target's vector register.
-        winograd: may weights be stored for Winograd's convolution?
+        strict: nothing changes what an infinity or NaN spreads to: no Winograd's convolution, no products with zeros in place of other groups.
         rates: of a core of the target.
     """
-    return _Blocked(graph, lanes, winograd, rates).run()
+    return _Blocked(graph, lanes, strict, rates).run()
 
 
 class Layouts(ABC):
@@ -185,31 +190,71 @@ class Layouts(ABC):
 class _Blocked(Layouts):
     """Channels in blocks of a vector; panels of weights."""
 
-    def __init__(self, graph: Graph, lanes: int, winograd: bool, rates: CoreRates) -> None:
+    def __init__(self, graph: Graph, lanes: int, strict: bool, rates: CoreRates) -> None:
         super().__init__(graph)
-        self.lanes, self.winograd, self.rates = lanes, winograd, rates
+        self.lanes, self.strict, self.rates = lanes, strict, rates
 
     def conv(self, n: Node) -> None:
         x, w = n.inputs[0], n.inputs[1]
         assert x is not None and w is not None
         out, group = n.output.type, n.attrs["group"]
         channels, made = x.type.shape[1], out.shape[1]
-        depthwise = group != 1 and w.type.shape[1] == 1 and isinstance(group, int) and channels == group == made
+        depthwise = group != 1 and w.type.shape[1] == 1 and channels == group == made
         # few results fill a block badly, but images in blocks already would have to be unpacked for any other way
         worth = isinstance(made, int) and (made >= self.lanes // 2 or (made > 1 and x.type.layout is not None))
         fits = worth and isinstance(channels, int) and out.dtype.computed in WIDE
-        if not fits or not (group == 1 or depthwise):
+        if not fits:
             return self.plain(n)
         lay = blocked(out.rank, self.lanes)
+        if group != 1 and not depthwise and not n.attrs["panel"]:
+            if self.strict and made // group % self.lanes:
+                return self.plain(n)
+            n = self.by_panels(n)
         # few channels are read as rows; a last block that is not full costs memory, no arithmetic
         whole = bool(group == 1 and (x.type.layout is not None or channels >= self.lanes))
-        take_blocks = depthwise or whole
+        take_blocks = group != 1 or whole
+        w = n.inputs[1]
         self.set_input(n, 0, lay if take_blocks else None)
-        tile = winograd_tile(n, self.lanes, self.rates) if self.winograd and whole and self.graph.settled(w) else 0
+        tile = winograd_tile(n, self.lanes, self.rates) if not self.strict and whole and self.graph.settled(w) else 0
         self.set_input(n, 1, winograd_filters(self.lanes, tile) if tile else filters(out.rank, self.lanes, whole))
         if len(n.inputs) > 2 and n.inputs[2] is not None:
             self.set_input(n, 2, Layout((Part(0, self.lanes), Part(0, 1, self.lanes))))
         self.set_output(n, lay)
+
+    def by_panels(self, n: Node) -> Node:
+        """The convolution with a panel for each block of outputs, whose filters hold zeros for the inputs of other groups.
+
+        conv(x, w, group=3) of 24 -> 24 channels  ->  conv(x, where(mask, concat(w, w, w, axis=1), 0), group=3, panel=16)
+        """
+        w, group = n.inputs[1], n.attrs["group"]
+        assert w is not None and n.inputs[0] is not None
+        panels = panels_of(n.inputs[0].type.shape[1], w.type.shape[0], group, self.lanes)  # type: ignore[arg-type]
+        if panels.most != panels.inputs:
+            w = self.spread(w, panels, n)
+        b = Builder(self.graph, n, n.locs)
+        y = b.conv(n.inputs[0], w, *n.inputs[2:], **{**n.attrs, "panel": self.lanes})
+        self.graph.replace_all_uses(n.output, y)
+        self.graph.erase(n)
+        self.changed = True
+        assert isinstance(y, Value) and y.node is not None
+        return y.node
+
+    def spread(self, w: Value, panels: Panels, n: Node) -> Value:
+        """The filters of a grouped convolution for panels: each behind zeros for the inputs of groups that come before its own."""
+        rank, copies = w.type.rank, panels.most // panels.inputs
+        of = np.arange(panels.made)
+        ahead = of // panels.outputs - of // panels.width * panels.width // panels.outputs  # groups
+        own = np.arange(panels.most) // panels.inputs == ahead[:, None]
+        own = own.reshape(*own.shape, *(1,) * (rank - 2))
+        if w in self.graph.constants:
+            array = self.graph.constants[w]
+            return self.graph.constant(np.where(own, np.tile(array, (1, copies, *(1,) * (rank - 2))), array.dtype.type(0)), w.name, w.locs)
+        later = w in self.graph.parameters
+        assert self.graph.prologue is not None or not later
+        b = Builder(self.graph.prologue) if later and self.graph.prologue is not None else Builder(self.graph, n, n.locs)
+        source = held_in(self.graph, w) if later else w
+        made = b.where(b.constant(own), b.concat(*[source] * copies, axis=1), b.constant(np.zeros((), w.type.dtype.numpy)))
+        return self.graph.parameter(made, made.type, w.name) if later else made
 
     def matmul(self, n: Node) -> None:
         a, b = n.inputs[0], n.inputs[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Linear, Load, Op, const, free, maximum, minimum, terms, value, walk
+from dnnc.ir.expr import Expr, Linear, Load, Op, const, free, maximum, minimum, substitute, terms, value, walk
 from dnnc.ir.operator.stmt import Alloc, Block, Buffer, For, If, Stmt, Store, accesses, exprs, loop_var, stored, substitute_block, walk_stmts
 from dnnc.passes.schedule.disjoint import obstacle
 from dnnc.passes.schedule.state import edit, find, loops, make_loop, only, renamed
@@ -219,11 +219,14 @@ def annotate(b: Block, kind: str, *names: str) -> Block:
 
 
 def hoist_guards(b: Block) -> Block:
-    """`for i: if c: s`  ->  `if c: for i: s` wherever c does not depend on i (loop unswitching), innermost loop first."""
+    """`for i: if c: s`  ->  `if c: for i: s` wherever c does not depend on i (loop unswitching), innermost loop first.
+
+    The guard of a loop of one iteration never depends on it: `for i in range(1): if i + j < n: s`  ->  `if j < n: for i in range(1): s`"""
     out: list[Stmt] = []
     for s in b:
         if isinstance(s, For):
             conds, body = _guards(hoist_guards(s.body))
+            conds = [substitute(c, {s.var: s.lo}) if value(s.extent) == 1 else c for c in conds]
             stays = [c for c in conds if s.var in free(c) or _reads_memory(c)]
             out += _guarded([c for c in conds if c not in stays], (For(s.var, s.lo, s.hi, s.kind, _guarded(stays, body)),))
         elif isinstance(s, If):

@@ -16,13 +16,14 @@ from dnnc.testing.graphs import graph_of
 def convolution(rng: np.random.Generator) -> str:
     """One to three spatial axes (of one element, too), kernels that differ by axis, uneven pads, strides, dilations, groups, residuals."""
     rank = int(rng.choice((1, 2, 2, 2, 3)))
-    kind = rng.choice(("dense", "depthwise", "grouped"), p=(0.6, 0.3, 0.1))
+    kind = rng.choice(("dense", "depthwise", "grouped"), p=(0.4, 0.2, 0.4))
     i, o = (int(rng.choice((1, 3, 8, 16, 17, 32, 40))) for _ in range(2))
     group = 1
     if kind == "depthwise":
         o = group = i
     elif kind == "grouped":
-        i, o, group = 8, 16, 4
+        group = int(rng.choice((2, 3, 5, 8, 16)))
+        i, o = (group * int(rng.choice((1, 2, 3, 4, 8, 12, 16, 24))) for _ in range(2))
     spatial = [int(rng.choice((1, 2, 5, 9, 14, 15, 30))) for _ in range(rank)]
     kernel = [int(rng.choice((1, 1, 2, 3, 5))) if n > 1 else int(rng.choice((1, 1, 3))) for n in spatial]
     pads = [int(rng.integers(0, k // 2 + 1)) for k in kernel] + [int(rng.integers(0, k // 2 + 1)) for k in kernel]

@@ -59,6 +59,7 @@ class Nest:
     tap: str = ""  # the reduction along the pixel axis
     depthwise: bool = False  # every channel for itself: the panel's loop is one more outer loop
     columns: tuple[str, ...] = ()
+    together: int = 0  # panels side by side that read the same inputs, those of a group; 0: all
 
     def order(self, name: str) -> list[str]:
         """The outer loops: all rows of tiles before the next panels, or all panels before the next rows."""
@@ -97,7 +98,8 @@ def _conv_nest(problem: Problem, s: Schedule, loops: tuple[str, ...]) -> tuple[S
     assert anchor is not None and anchor.inputs[0] is not None and anchor.inputs[1] is not None
     panel = loops[-1].removesuffix("b")
     spatial = loops[loops.index(panel) + 1 : -1]
-    depthwise = anchor.attrs["group"] != 1
+    group, by_panels = anchor.attrs["group"], bool(anchor.attrs["panel"])
+    depthwise = group != 1 and not by_panels
     if not spatial or (depthwise and anchor.inputs[1].type.layout is None):
         return None
     if problem.lowered.reductions[0][0] not in (x.var.name for x in walk_stmts(s.loop(loops[-1]).body) if isinstance(x, For)):
@@ -116,8 +118,13 @@ def _conv_nest(problem: Problem, s: Schedule, loops: tuple[str, ...]) -> tuple[S
         pixel = "p"
     layout = anchor.inputs[0].type.layout
     block = layout.block(1) if layout is not None and not depthwise else 0
+    together = 0
+    if by_panels:
+        inputs, outputs = (int(v.type.shape[1]) // group for v in (anchor.inputs[0], anchor.output))  # type: ignore[arg-type]
+        block = block if block and inputs % block == 0 else 0
+        together = max(outputs // anchor.attrs["panel"], 1) if outputs % anchor.attrs["panel"] == 0 else 1
     red = problem.lowered.reductions[0]
-    return s, Nest(tuple(outer), pixel, panel, loops[-1], red, padding, win.strides[at], block, red[1 + at], depthwise)
+    return s, Nest(tuple(outer), pixel, panel, loops[-1], red, padding, win.strides[at], block, red[1 + at], depthwise, together=together)
 
 
 def _rows_share(problem: Problem, s: Schedule, name: str, lane: str) -> bool:
@@ -232,7 +239,11 @@ def tiles(
     n = target.registers  # beside the accumulators live the panels' vectors, one of each, and a broadcast: one too many is spilled at every step
     scored: list[tuple[float, int, int]] = []
     for nv in most:
-        if (panels is not None and (nv > panels or (panels % nv and inplace))) or (nest.depthwise and nv > 1):
+        if (
+            (panels is not None and (nv > panels or (panels % nv and inplace)))
+            or (nest.depthwise and nv > 1)
+            or (nest.together and nest.together % nv)
+        ):
             continue
         for mr in range(1, min(n - 4, n - nv - 1) // nv + 1):
             if pixels is not None and mr > pixels:

@@ -82,6 +82,9 @@ NUMBERS = [
     "def g(x: f32[1, 24, 7, 9], *, w: f32[40, 24, 3, 3], b: f32[40]):\n    return relu(conv(x, w, b, pads=(1, 1, 1, 1)))",
     "def g(x: f32[2, 20, 6, 6], *, w: f32[20, 1, 3, 3]):\n    return conv(x, w, group=20, pads=(1, 1, 1, 1), strides=(2, 2))",
     "def g(x: f32[1, 16, 6, 6], *, w: f32[32, 8, 3, 3]):\n    return conv(x, w, group=2)",
+    "def g(x: f32[1, 40, 6, 6], *, w: f32[72, 5, 3, 3], b: f32[72]):\n    return relu(conv(x, w, b, group=8, pads=(1, 1, 1, 1)))",
+    "def g(x: f32[2, 60, 20], *, w: f32[60, 20, 7]):\n    return add(conv(x, w, group=3, pads=(6, 6), dilations=(2,)), x)",
+    "def g(x: f32[1, 10, 6, 5, 4], *, w: f32[50, 2, 3, 2, 1]):\n    return conv(x, w, group=5, strides=(2, 1, 1))",
     "def g(x: f32[1, 16, 30], *, w: f32[32, 16, 5]):\n    return conv(x, w, pads=(4, 0), dilations=(1,))",
     "def g(x: f32[1, 16, 5, 5], *, w: f32[16, 16, 1, 1], v: f32[32, 16, 1, 1]):\n    return concat(conv(x, w), relu(conv(x, v)), x, axis=1)",
     "def g(x: f32[1, 16, 5, 5], *, w: f32[24, 16, 3, 3], v: f32[24, 24, 3, 3]):\n    return conv(conv(x, w), v, pads=(2, 2, 2, 2), dilations=(2, 2))",
@@ -116,10 +119,10 @@ def test_integers_lie_in_blocks_and_stay_exact(text: str) -> None:
     assert all(n.inputs[1].type.layout is not None for n in g.nodes() if n.op.name != "pack")  # type: ignore[union-attr]
 
 
-def statements(text: str) -> list[str]:
+def statements(text: str, strict: bool = True) -> list[str]:
     """The nodes of a graph after the pass, with types."""
     g = graph_of(text)
-    assign_layouts(g, 16)
+    assign_layouts(g, 16, strict)
     verify(g)
     return [repr(n) for n in g.nodes()]
 
@@ -137,6 +140,53 @@ def test_types_of_a_chain() -> None:
     ]
 
 
+def test_groups_of_whole_blocks() -> None:
+    assert statements("def g(x: f32[1, 16, 6, 6], *, w: f32[32, 8, 3, 3]):\n    return conv(x, w, group=2)") == [
+        'v1: f32[1, 16, 6, 6] @ "0 1/16 2 3 1%16" = pack(x, layout=layout("0 1/16 2 3 1%16"))',
+        'v0: f32[1, 32, 4, 4] @ "0 1/16 2 3 1%16" = conv(v1, w_0, group=2, panel=16)',
+        "v2: f32[1, 32, 4, 4] = pack(v0, layout=None)",
+    ]
+
+
+GROUPS = "def g(x: f32[1, 36, 6, 6], *, w: f32[72, 12, 1, 1]):\n    return conv(x, w, group=3)"
+
+
+def test_groups_that_share_a_block() -> None:
+    """Three groups of 24 outputs: the second panel of 16 has outputs of two groups, whose filters stand behind each other."""
+    g = graph_of(GROUPS)
+    w = next(iter(g.constants.values()))
+    assign_layouts(g, 16)
+    conv = next(n for n in g.nodes() if n.op.name == "conv")
+    spread = g.constants[conv.inputs[1]][..., 0, 0]  # type: ignore[index]
+    assert conv.attrs["panel"] == 16 and spread.shape == (72, 24)
+    zero = np.zeros((8, 12), np.float32)
+    kernel = w[..., 0, 0]
+    assert np.array_equal(spread[:16, :12], kernel[:16]) and not spread[:16, 12:].any()
+    assert np.array_equal(spread[16:32], np.block([[kernel[16:24], zero], [zero, kernel[24:32]]]))
+
+
+def test_strict_numerics_keep_the_groups_apart() -> None:
+    """An infinity of another group times zero is NaN."""
+    assert [x.split(" = ")[1] for x in statements(GROUPS)] == ["conv(x, w, group=3)"]
+    g = graph_of(GROUPS)
+    x = np.ones((1, 36, 6, 6), np.float32)
+    x[0, 12] = np.inf
+    got = dnnc.compile(g, cache=False, numerics="strict")(x)
+    assert np.isfinite(got[:, :24]).all() and np.isfinite(got[:, 48:]).all() and not np.isfinite(got[:, 24:48]).any()
+
+
+@pytest.mark.parametrize("kind", ["parameter", "input"])
+def test_groups_with_weights_that_change(kind: str) -> None:
+    text = GROUPS if kind == "parameter" else GROUPS.replace(" *,", "")
+    g = graph_of(text)
+    rng = np.random.default_rng(7)
+    x, w = (rng.standard_normal(s).astype(np.float32) for s in ((1, 36, 6, 6), (72, 12, 1, 1)))
+    f = dnnc.compile(g, cache=False, parameters={"w": w} if kind == "parameter" else None)
+    got = f(x) if kind == "parameter" else f(x, w)
+    want = run(graph_of(GROUPS.replace(" *,", "")), [x, w], "float64")[0]
+    assert np.abs(got - want).max() <= bound(g.outputs[0].type.dtype, 12, want)
+
+
 def test_weights_are_relabelled_not_copied_by_nodes() -> None:
     g = graph_of("def g(x: f32[1, 16, 8, 8], *, w: f32[40, 16, 3, 3], d: f32[40, 1, 3, 3]):\n    return conv(conv(x, w), d, group=40)")
     assign_layouts(g, 16)
@@ -148,7 +198,6 @@ def test_weights_are_relabelled_not_copied_by_nodes() -> None:
 @pytest.mark.parametrize(
     ("what", "text"),
     [
-        ("groups that are not depthwise", "def g(x: f32[1, 16, 6, 6], *, w: f32[32, 8, 3, 3]):\n    return conv(x, w, group=2)"),
         ("too few channels", "def g(x: f32[1, 16, 6, 6], *, w: f32[4, 16, 3, 3]):\n    return conv(x, w)"),
         ("another dtype", "def g(x: f64[1, 16, 6, 6], y: f64[16, 16, 1, 1]):\n    return conv(x, y)"),
         ("a vector", "def g(x: f32[8, 16], *, w: f32[16, 1]):\n    return matmul(x, w)"),

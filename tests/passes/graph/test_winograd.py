@@ -84,7 +84,7 @@ def test_the_plain_nest_reads_such_weights(chosen: int, monkeypatch: pytest.Monk
     """What no template schedules still means the convolution."""
     monkeypatch.setattr("dnnc.passes.graph.layout.winograd_tile", lambda *_: chosen)
     g = conv(16, 20, 5, 6)
-    assign_layouts(g, 16, winograd=True)
+    assign_layouts(g, 16)
     n = next(x for x in g.nodes() if x.op.name == "conv")
     low = lower(g, [n], n.output)
     verify_kernel(low.kernel)

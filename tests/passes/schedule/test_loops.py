@@ -379,6 +379,28 @@ def k(N: dim[1, 64], x: f32[64, 8], y: f32[64, 8]):
     )
 
 
+def test_a_loop_of_one_iteration_holds_no_guard() -> None:
+    check_schedule(
+        """\
+def k(x: f32[64, 1, 8], y: f32[64, 1, 8]):
+    for i in range(64):
+        for j in range(1):
+            for k in range(8):
+                if i + j + k < 36:
+                    if i + 2 * j < 30:
+                        y[i, j, k] = x[i, j, k]
+""",
+        lambda s: s.apply(hoist_guards).apply(narrow),
+        """\
+def k(x: f32[64, 1, 8], y: f32[64, 1, 8]):
+    for i in range(30):
+        for j in range(1):
+            for k in range(min(-i - j + 36, 8)):
+                y[i, j, k] = x[i, j, k]
+""",
+    )
+
+
 def test_guards_that_read_memory_stay() -> None:
     text = """\
 def k(n: f32[1], y: f32[8]):
