@@ -7,7 +7,22 @@ from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from dnnc.backends.cuda.templates import attention, gemv, gemv_norm, maps, mma, recurrence, reduce, sequence, simt, tf32, threads, wgmma, window
+from dnnc.backends.cuda.templates import (
+    attention,
+    gemv,
+    gemv_norm,
+    maps,
+    mma,
+    patch,
+    recurrence,
+    reduce,
+    sequence,
+    simt,
+    tf32,
+    threads,
+    wgmma,
+    window,
+)
 from dnnc.ir.operator.stmt import Eval, For, Kernel, walk_stmts
 from dnnc.passes.schedule.problem import Knobs, Problem, Template
 from dnnc.passes.schedule.state import replace_stmt
@@ -26,6 +41,7 @@ def templates(target: GpuTarget, rounded: bool = False, strict: bool = False) ->
         _template("recurrence", recurrence, target),  # loops that are one kernel
         _template("gemv", gemv, target),  # few rows: bandwidth counts
         _template("gemv_norm", gemv_norm, target),
+        _template("patch", patch, target),  # convolutions of few channels, where that promises more than a product's tiles
         _template("wgmma", wgmma, target),  # tensor cores, where shapes and types allow
         _template("mma", mma, target),
         *([_template("tf32", tf32, target)] if rounded else []),

@@ -1,6 +1,6 @@
 """The CUDA templates at the corners of their knobs, compiled for an old and a new architecture: no spills, no local memory, registers for a block.
 
-`attention` and `wgmma` have such tests beside what else is tested of them.
+`attention`, `patch` and `wgmma` have such tests beside what else is tested of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dnnc.passes.lower import lower
 from dnnc.passes.schedule.problem import Problem, classify
 
 ARCHS = ("sm_80", "sm_90a")
-ELSEWHERE = {"attention", "wgmma", "gemv_norm", "recurrence"}
+ELSEWHERE = {"attention", "wgmma", "gemv_norm", "patch", "recurrence"}
 Knobs = dict[str, int | str]
 
 

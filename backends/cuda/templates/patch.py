@@ -1,0 +1,250 @@
+"""Convolutions of few channels a group: a block keeps the patch of the image that its pixels read, and its filters, in shared memory.
+
+    for block in block.x(images * tiles of pixels * slabs of channels):
+        filters, then the patch, are copied to shared memory               all of the sum at once: no ring, one barrier
+        for every 4 chunks of the sum: sums += products                    a chunk: 4 or 8 channels of a tap
+        y = epilogue(sums)                                                 through shared memory, whole rows of channels
+
+Each element of the image is fetched once for all taps that meet it, where the tiles of an implicit matrix product (`mma`, `simt`) fetch it
+once for each. `patch_kernel.py` has the kernel; this module reads the convolution off the problem and estimates what a schedule costs. Images
+have 1 to 3 spatial axes and their channels last.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from weakref import WeakKeyDictionary
+
+from dnnc.backends.cuda.target import GpuTarget
+from dnnc.backends.cuda.templates import mma, simt
+from dnnc.backends.cuda.templates.nest import contraction_of
+from dnnc.backends.cuda.templates.patch_kernel import Image, PatchKernel, Shape
+from dnnc.backends.cuda.templates.staging import L2_RATE, LATENCY, plan_tile, resident
+from dnnc.ir.dtype import bf16, f16, f32
+from dnnc.ir.errors import ScheduleError
+from dnnc.ir.expr import Load, const, substitute, value, walk
+from dnnc.ir.operator.stmt import Buffer, Kernel
+from dnnc.ir.ops.window import window
+from dnnc.ir.types import TensorType
+from dnnc.passes.graph.channels_last import last
+from dnnc.passes.schedule.problem import Knobs, Problem
+
+ORDER = ("slices",)  # of groups of warps; within one the chunks are added up in order
+SAMPLES = 40  # points at which the nest is compared with the convolution
+SECTOR = 32  # bytes that memory gives at the least
+COPY = 30  # instructions of a warp for a vector of each thread: its place in the image, guards
+FINISH = 40  # the same for a vector of results, beside the arithmetic of its elements
+STEP = 16  # the same for a step of the sum: which taps its chunks are of
+ISSUED = 4  # instructions a cycle of an SM
+ALONE = 2.5  # cycles of an instruction of a warp, on the average, where others fill no gaps
+WAIT = 40  # cycles of a step: a read of shared memory and a product that wait for each other
+SHARED_RATE = 128  # bytes a cycle of an SM
+SEARCHED = 60
+
+
+def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    """The best shapes, where they promise to be faster than the tiles of a matrix product."""
+    image = image_of(problem, target)
+    if image is None:
+        return []
+    found = ranked(image, target)
+    if not found or found[0][0] >= product_cost(problem, target):
+        return []
+    return [s.knobs for _, s in found[:8]]
+
+
+def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    """All shapes by their estimated time."""
+    image = image_of(problem, target)
+    return [] if image is None else [s.knobs for _, s in ranked(image, target)[:SEARCHED]]
+
+
+def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
+    image = image_of(problem, target)
+    if image is None:
+        raise ScheduleError("the nest is no convolution of an image with channels last")
+    constants = problem.constants if target.major >= 9 else frozenset()
+    return PatchKernel(image, Shape.of(image, knobs), constants).build()
+
+
+def product_cost(problem: Problem, target: GpuTarget) -> float:
+    """Estimated cycles of the best tile of `mma` or `simt`; infinite where neither takes the problem."""
+    half = mma.half_contraction(problem)
+    if half is not None:
+        found = mma.candidates(problem, target)
+        direct = sum(plan_tile(half, o, 64, 16, 128, 1).direct for o in (half.a, half.b)) == 2
+        return mma.cost(half, target, mma.Shape(**{k: int(v) for k, v in found[0]}), direct) if found else math.inf
+    c, offered = contraction_of(problem), simt.candidates(problem, target)
+    if c is None or not offered:
+        return math.inf
+    knobs = {k: int(v) for k, v in offered[0]}
+    tile, shape = (kind(**{k: knobs[k] for k in kind._fields}) for kind in (simt.Blocking, simt.Shape))
+    return simt.cost(c, target, tile, shape, [plan_tile(c, o, 64, 16, 128, 1) for o in (c.a, c.b)])  # type: ignore[arg-type]
+
+
+# --- the convolution ------------------------------------------------------------------------------------------------------------
+
+
+_READ: WeakKeyDictionary[Problem, Image | None] = WeakKeyDictionary()
+
+
+def image_of(problem: Problem, target: GpuTarget) -> Image | None:
+    """The convolution of a problem with its image and filters; None where it is none that suits."""
+    if problem not in _READ:
+        _READ[problem] = _image_of(problem)
+    found = _READ[problem]
+    return found if found is None or target.major >= 8 else None
+
+
+def _image_of(problem: Problem) -> Image | None:
+    node, c = problem.anchor, mma.half_contraction(problem) or contraction_of(problem)
+    if node is None or node.op.name != "conv" or c is None or c.dtype is not f32:
+        return None
+    x, w, y = node.inputs[0], node.inputs[1], node.outputs[0]
+    a, b = c.a.value, c.b.value
+    if x is None or w is None or not isinstance(a, Load) or not isinstance(b, Load) or a.dtype is not b.dtype or a.buf is b.buf:
+        return None
+    group = int(node.attrs["group"])
+    if any(v.type.dtype not in (f16, bf16, f32) or not _fixed(v.type) for v in (x, w, y)) or c.cols.size < 2:
+        return None
+    row = _row(x.type, group == 1)
+    if (
+        row is None
+        or _row(w.type, group == 1) is None
+        or c.batch.size != group
+        or any(isinstance(e, Load) and e.buf in (a.buf, b.buf) for e in walk(c.store.value))
+    ):
+        return None
+    rank = x.type.rank - 2
+    win = window(rank, w.type.shape[2:], node.attrs["strides"], node.attrs["pads"], node.attrs["dilations"])
+    n, inside, sizes, taps = _ints(x.type.shape[:1])[0], _ints(x.type.shape[2:]), _ints(y.type.shape[2:]), _ints(win.kernel)
+    if c.red.size % math.prod(taps) or c.rows.size != n * math.prod(sizes):
+        return None
+    channels = c.red.size // math.prod(taps)
+    image = Image(
+        c,
+        Buffer(a.buf.name, a.dtype, tuple(map(const, (n, *inside, row)))),
+        Buffer(b.buf.name, b.dtype, tuple(map(const, (group * c.cols.size, c.red.size)))),
+        n, inside, sizes, taps, win.strides, win.dilations, _ints(win.begin), row, channels,
+    )  # fmt: skip
+    return image if row >= group * channels and _agrees(image, a, b) else None
+
+
+def _fixed(t: TensorType) -> bool:
+    return all(value(const(d)) is not None for d in t.shape)
+
+
+def _ints(dims: Sequence[object]) -> tuple[int, ...]:
+    return tuple(int(value(const(d)) or 0) for d in dims)  # type: ignore[arg-type]
+
+
+def _row(t: TensorType, padded: bool) -> int | None:
+    """Elements of a row of channels in memory; None where these do not lie last, or are `padded` and must not be."""
+    n, block = int(value(const(t.shape[1])) or 0), t.layout.block(1) if t.layout is not None else 1
+    if t.layout != last(t.rank, 0, block) or (block > 1 and not padded):
+        return None
+    return -(-n // block) * block
+
+
+def _agrees(image: Image, a: Load, b: Load) -> bool:
+    """Does the nest read what the convolution's attributes say? Compared at some points: the ends of each axis, and others drawn at random."""
+    c, rng = image.c, random.Random(0)
+    axes = (c.batch, c.rows, c.cols, c.red)
+    points = [tuple(rng.choice((0, 1, x.size // 2, x.size - 1, rng.randrange(x.size))) % x.size for x in axes) for _ in range(SAMPLES)]
+    for g, m, o, k in points:
+        env = {**c.batch.at(g), **c.rows.at(m), **c.cols.at(o), **c.red.at(k)}
+        place = image.place(g, m, k)
+        if all(value(substitute(e, env)) for e in c.a.conds) != (place is not None):
+            return False
+        if place is not None and value(substitute(a.buf.offset(a.idx), env)) != place:
+            return False
+        if value(substitute(b.buf.offset(b.idx), env)) != (g * c.cols.size + o) * c.red.size + k:
+            return False
+    return not c.b.conds
+
+
+# --- what a schedule costs ----------------------------------------------------------------------------------------------------------
+
+
+def ranked(image: Image, target: GpuTarget) -> list[tuple[float, Shape]]:
+    """The shapes that fit, by estimated cycles."""
+    found = [(cost(image, s, target), k, s) for k, s in enumerate(shapes(image)) if fits(image, s, target)]
+    return [(cycles, s) for cycles, _, s in sorted(found, key=lambda x: x[:2])]
+
+
+def shapes(image: Image) -> Iterator[Shape]:
+    """Tiles of 16 to 512 pixels, slabs of up to 128 channels, or parts of a group's columns, and how warps divide them."""
+    cols, groups = image.c.cols.size, image.c.batch.size
+    depth = min(image.steps, 4)
+    for tile in _tiles(image.sizes):
+        for group, bn in _slabs(groups, cols, image.channels):
+            for tn in dict.fromkeys(min(n, _up(bn, image.lanes_across)) for n in image.widths):
+                for tm in (1, 2, 4):
+                    pixels = _up(math.prod(tile), image.unit) // image.unit
+                    if tm > pixels:
+                        continue
+                    for slices in (1, 2, 4)[: depth.bit_length()]:
+                        yield Shape(image, tile, group, bn, tm, tn, slices)
+
+
+def _tiles(sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Tiles of pixels: powers of 2, and even parts of the image, along each axis."""
+    each = []
+    for k, n in enumerate(reversed(sizes)):
+        powers = [p for p in ((4, 8, 16, 32, 64, 128, 256) if k == 0 else (1, 2, 4, 8, 16) if k == 1 else (1, 2, 4)) if p < n]
+        parts = [-(-n // d) for d in (1, 2, 4) if -(-n // d) <= 256]
+        each.append(sorted({*powers, *(parts if k < 2 else parts[:1])} or {n}))
+    for tile in itertools.product(*each):
+        if 16 <= math.prod(tile) <= 512 or math.prod(tile) == math.prod(sizes):
+            yield tile[::-1]
+
+
+def _slabs(groups: int, cols: int, channels: int) -> Iterator[tuple[int, int]]:
+    """Groups of a block and columns of each: several whole groups, or a part of one."""
+    for g in (1, 2, 4, 8, 16, 32):
+        if g <= groups and (g == 1 or g * max(channels, cols) <= 128):
+            yield g, cols
+    for parts in (2, 4, 8):
+        part = _up(-(-cols // parts), 8)
+        if part < cols:
+            yield 1, part
+
+
+def _up(n: int, by: int) -> int:
+    return -(-n // by) * by
+
+
+def fits(image: Image, s: Shape, target: GpuTarget) -> bool:
+    return 1 <= s.warps <= 16 and s.registers <= 200 and s.registers * s.warps * 32 <= target.registers and s.shared_bytes <= target.shared_bytes
+
+
+def _sectors(nbytes: int) -> int:
+    """Bytes that move for so many neighbours of a pixel."""
+    return _up(nbytes, SECTOR)
+
+
+def cost(image: Image, s: Shape, target: GpuTarget) -> float:
+    """Estimated cycles of the busiest SM: what all its blocks ask of its slowest part, or as long as a block takes alone, as often as blocks
+    follow one another. A block's phases (copies, products, results) wait for one another; those of other blocks fill the gaps."""
+    size, across, v = image.x.dtype.bytes, s.tn // image.lanes_across, image.chunk
+    most = -(-s.blocks // target.sms)
+    together = min(most, resident(target, s.warps, s.registers, s.shared_bytes))
+    slab, filters, results = s.group * image.channels, s.group * s.bn * image.c.red.size, s.pixels * s.group * s.bn
+    fetched = s.patch_pixels * _sectors(slab * size) + s.pixels * _sectors(s.group * s.bn * size) + filters * size
+    copies = (s.patch_pixels * slab / s.patch_lanes + filters / s.filter_lanes) / 32 * COPY
+    ends = results / s.width / 32 * (FINISH + 4 * s.width)
+    if image.tensor:
+        step = STEP + s.tm * (2 + v) + across * (1 + s.tm * v / 4)
+        reads, products = (1.3 * 2 * s.tm + across) * 32 * v * size / SHARED_RATE, s.tm * across * v / 2
+    else:
+        step = STEP + s.tm + s.tn + s.tm * s.tn * v * (1 if size == 4 else 1.5)
+        reads, products = s.tm * 32 * v * size / SHARED_RATE + s.tn, s.tm * s.tn * v / 4
+    steps = s.warps * s.steps
+    issued = copies + ends + steps * step
+    shared = steps * reads + results * 4 * (2 + s.slices) / SHARED_RATE
+    asked = max(issued / ISSUED, shared, steps * products, fetched / L2_RATE)
+    alone = 2 * LATENCY + ALONE * ((copies + ends) / s.warps + s.steps * step) + s.steps * WAIT + fetched / L2_RATE
+    return max(most * asked, -(-most // together) * alone)

@@ -1,0 +1,444 @@
+"""The kernel of the template `patch`: copies, products by tensor cores or ordinary cores, and the end of the sums.
+
+Tensor cores (mma.m16n8k16) take 16 pixels x 16 elements of the sum x 8 columns. Any order of the sum will do if both operands have the same
+one, so lane 4*r + q holds whole chunks of the sum, of 4 or 8 neighbouring channels: chunk 4*step + q of pixels r and r + 8 and of column r. They are
+read from shared memory as vectors, and a tap may begin with any chunk. Ordinary cores give each lane some pixels and columns of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from dnnc.backends.cuda.templates.epilogue import store_row
+from dnnc.backends.cuda.templates.nest import Contraction
+from dnnc.ir.dtype import boolean, f32
+from dnnc.ir.errors import ScheduleError
+from dnnc.ir.expr import Expr, cast, const, minimum
+from dnnc.ir.operator.stmt import Buffer, Builder, Kernel, call
+from dnnc.passes.schedule.problem import Knobs
+
+UNROLLED = 12  # steps of a sum that are unrolled
+WIDE = 8  # results that a thread finishes at a time
+
+
+@dataclass(frozen=True)
+class Image:
+    """A convolution. `x`: [images, *inside, row]; `w`: [outputs, taps * channels]; `sizes` of the result, `taps`, strides and so on by axis;
+    `row`: elements of a pixel in memory; `channels` of a group."""
+
+    c: Contraction
+    x: Buffer
+    w: Buffer
+    images: int
+    inside: tuple[int, ...]
+    sizes: tuple[int, ...]
+    taps: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begin: tuple[int, ...]
+    row: int
+    channels: int
+
+    @cached_property
+    def tensor(self) -> bool:
+        """Do tensor cores multiply?"""
+        return self.x.dtype.bytes == 2 and self.channels % 4 == 0
+
+    @cached_property
+    def chunk(self) -> int:
+        """Neighbouring channels that are read together."""
+        most = 8 if self.tensor else 4
+        return math.gcd(self.channels, most)
+
+    @property
+    def chunks(self) -> int:
+        """Of the sum."""
+        return self.c.red.size // self.chunk
+
+    @property
+    def together(self) -> int:
+        """Chunks of a step."""
+        return 4 if self.tensor else 1
+
+    @property
+    def steps(self) -> int:
+        return -(-self.chunks // self.together)
+
+    @property
+    def unit(self) -> int:
+        """Pixels that a warp takes at a time."""
+        return 16 if self.tensor else 32
+
+    @property
+    def lanes_across(self) -> int:
+        """Columns that a warp takes at a time."""
+        return 8 if self.tensor else 1
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Columns of a warp."""
+        return (8, 16, 32, 64) if self.tensor else (2, 4, 8)
+
+    def place(self, g: int, m: int, k: int) -> int | None:
+        """Where element k of the sum of pixel m lies in group g; None in the padding."""
+        tap, channel = divmod(k, self.channels)
+        at: list[int] = []
+        for n, taps, size, s, d, begin in reversed(list(zip(self.sizes, self.taps, self.inside, self.strides, self.dilations, self.begin))):
+            (m, i), (tap, t) = divmod(m, n), divmod(tap, taps)
+            at.insert(0, i * s + t * d - begin)
+            if not 0 <= at[0] < size:
+                return None
+        for i, size in zip(at, self.inside):
+            m = m * size + i
+        return m * self.row + g * self.channels + channel
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a convolution is divided: a block's `tile` of pixels, `group` groups with `bn` columns each; a warp's tm units of pixels and tn columns;
+    `slices` groups of warps that share the sum."""
+
+    image: Image
+    tile: tuple[int, ...]
+    group: int
+    bn: int
+    tm: int
+    tn: int
+    slices: int
+
+    @staticmethod
+    def of(image: Image, knobs: Mapping[str, int | str]) -> Shape:
+        k = {name: int(v) for name, v in knobs.items()}
+        rank = len(image.sizes)
+        return Shape(image, (k.get("tile", 1), k["rows"], k["pixels"])[3 - rank :], k["group"], k["bn"], k["tm"], k["tn"], k["slices"])
+
+    @property
+    def knobs(self) -> Knobs:
+        names = ("tile", "rows", "pixels")[3 - len(self.tile) :]
+        tile = dict(zip(names, self.tile)) if len(self.tile) > 1 else {"rows": 1, "pixels": self.tile[0]}
+        return tuple({**tile, "group": self.group, "bn": self.bn, "tm": self.tm, "tn": self.tn, "slices": self.slices}.items())
+
+    @cached_property
+    def pixels(self) -> int:
+        return math.prod(self.tile)
+
+    @cached_property
+    def down(self) -> int:
+        """Warps over the pixels."""
+        return -(-self.pixels // (self.image.unit * self.tm))
+
+    @cached_property
+    def across(self) -> int:
+        """Warps over the columns of a group."""
+        return -(-self.bn // self.tn)
+
+    @cached_property
+    def warps(self) -> int:
+        return self.slices * self.group * self.across * self.down
+
+    @cached_property
+    def steps(self) -> int:
+        """Of a slice."""
+        return -(-self.image.steps // self.slices)
+
+    @cached_property
+    def parts(self) -> int:
+        """Of a group's columns."""
+        return -(-self.image.c.cols.size // self.bn)
+
+    @cached_property
+    def slabs(self) -> int:
+        return -(-self.image.c.batch.size // self.group) * self.parts
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Tiles along each axis."""
+        return tuple(-(-n // t) for n, t in zip(self.image.sizes, self.tile))
+
+    @cached_property
+    def blocks(self) -> int:
+        return self.image.images * math.prod(self.counts) * self.slabs
+
+    @cached_property
+    def patch(self) -> tuple[int, ...]:
+        """Pixels of the image that a tile reads, along each axis."""
+        i = self.image
+        return tuple((t - 1) * s + (k - 1) * d + 1 for t, s, k, d in zip(self.tile, i.strides, i.taps, i.dilations))
+
+    @cached_property
+    def patch_pixels(self) -> int:
+        return math.prod(self.patch)
+
+    @cached_property
+    def patch_lanes(self) -> int:
+        """Elements of the image that a thread copies at a time."""
+        return math.gcd(16 // self.image.x.dtype.bytes, self.group * self.image.channels, self.image.row)
+
+    @cached_property
+    def filter_lanes(self) -> int:
+        return math.gcd(16 // self.image.x.dtype.bytes, self.image.c.red.size)
+
+    @cached_property
+    def pitch(self) -> int:
+        """Elements of a pixel in shared memory: an odd number of vectors, so that neighbours begin in different banks."""
+        wide = 16 // self.image.x.dtype.bytes
+        return (-(-self.group * self.image.channels // wide) | 1) * wide
+
+    @cached_property
+    def filter_pitch(self) -> int:
+        """Elements of a filter in shared memory, with zeros up to whole steps; an odd number of vectors."""
+        wide = 16 // self.image.x.dtype.bytes
+        return (-(-self.filter_size // wide) | 1) * wide
+
+    @cached_property
+    def filter_size(self) -> int:
+        """Elements of a filter, zeros up to the last step included."""
+        return self.slices * self.steps * self.image.together * self.image.chunk
+
+    @cached_property
+    def sum_rows(self) -> int:
+        return self.down * self.image.unit * self.tm
+
+    @cached_property
+    def sum_pitch(self) -> int:
+        """Elements of a row of sums: an odd number of vectors of 16 bytes."""
+        return (-(-self.group * self.bn // 4) | 1) * 4
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        copies = self.patch_pixels * self.pitch + self.group * self.bn * self.filter_pitch
+        return copies * self.image.x.dtype.bytes + self.slices * self.sum_rows * self.sum_pitch * 4
+
+    @cached_property
+    def registers(self) -> int:
+        """Of a thread: sums, fragments, places."""
+        across = self.tn // self.image.lanes_across
+        sums = self.tm * across * (4 if self.image.tensor else 1)
+        return sums + (self.tm * 4 + across * 4 if self.image.tensor else (self.tm + 2) * self.image.chunk) + 48
+
+    @cached_property
+    def width(self) -> int:
+        """Neighbouring results that a thread finishes at a time."""
+        return math.gcd(WIDE, self.bn, self.image.c.cols.size)
+
+
+class PatchKernel:
+    """The kernel of one convolution and one shape. `constants`: buffers that may be read before the kernel ahead has ended."""
+
+    def __init__(self, image: Image, shape: Shape, constants: frozenset[str]) -> None:
+        self.i, self.s, self.c = image, shape, image.c
+        self.early = image.w.name in constants
+        if not 1 <= shape.warps <= 32 or shape.tn % image.lanes_across:
+            raise ScheduleError(f"{shape.warps} warps of {shape.tn} columns are no block")
+
+    def build(self) -> Kernel:
+        i, s, b = self.i, self.s, Builder()
+        with b.loop("block", s.blocks, "block.x") as block:
+            slab, at = block % s.slabs, block // s.slabs
+            self.group0, self.col0 = b.let("group0", slab // s.parts) * s.group, b.let("part0", slab % s.parts) * s.bn
+            origin = []
+            for n, t in reversed(list(zip(s.counts, s.tile))):
+                origin.insert(0, b.let("tile0", at % n) * t)
+                at = at // n
+            self.image, self.origin = b.let("image", at), origin
+            self.patch = b.alloc("patch", i.x.dtype, s.patch_pixels, s.pitch, space="shared")
+            self.filters = b.alloc("filters", i.x.dtype, s.group * s.bn, s.filter_pitch, space="shared")
+            self.sums = b.alloc("sums", f32, s.slices, s.sum_rows, s.sum_pitch, space="shared")
+            with b.loop("w", s.warps, "warp") as w, b.loop("l", 32, "lane") as lane:
+                self.body(b, w, lane)
+        swap = {p.name: p for p in (i.x, i.w)}
+        entry = self.c.kernel.entry
+        kernel = replace(self.c.kernel, funcs=(*self.c.kernel.funcs[:-1], replace(entry, params=tuple(swap.get(p.name, p) for p in entry.params))))
+        return kernel.with_body(b.block())
+
+    def body(self, b: Builder, w: Expr, lane: Expr) -> None:
+        s, t = self.s, w * 32 + lane
+        self.threads = s.warps * 32
+        if self.early:
+            b.do("pdl_launch")
+        self.copy_filters(b, t)
+        if self.early:
+            b.do("pdl_wait")
+        self.copy_patch(b, t)
+        b.do("cp_async_commit")
+        b.do("cp_async_wait", 0)
+        b.do("barrier")
+        self.row = b.let("m0", w % s.down) * s.tm * self.i.unit
+        self.col = b.let("n0", w // s.down % s.across) * s.tn
+        self.g = b.let("g", w // (s.down * s.across) % s.group)
+        self.slice = b.let("slice", w // (s.down * s.across * s.group))
+        (self.tensor_products if self.i.tensor else self.plain_products)(b, lane)
+        b.do("barrier")
+        self.finish(b, t)
+
+    # --- copies -----------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def turns(self, b: Builder, count: int, t: Expr, name: str) -> Iterator[Expr]:
+        """`for r: e = r * threads + t; if e < count:`, the threads of a block taking turns; gives e."""
+        n = -(-count // self.threads)
+        with b.loop("r", n, "unroll" if n <= 4 else "range") as r:
+            e = b.let(name, r * self.threads + t)
+            with b.when(e < count):
+                yield e
+
+    def copy_filters(self, b: Builder, t: Expr) -> None:
+        """Rows of filters, which lie one after the other, and zeros behind each."""
+        i, s, lanes, size = self.i, self.s, self.s.filter_lanes, self.c.red.size
+        with self.turns(b, s.group * s.bn * (size // lanes), t, "f") as e:
+            f, k = b.let("row", e // (size // lanes)), e % (size // lanes) * lanes
+            group, col = self.group0 + f // s.bn, self.col0 + f % s.bn
+            cond = (group < self.c.batch.size) & (col < self.c.cols.size)
+            at = minimum(group * self.c.cols.size + col, self.c.batch.size * self.c.cols.size - 1)
+            self.copy(b, cond, self.filters, (f, k), i.w, (at, k), lanes)
+        left, wide = s.filter_size - size, i.chunk
+        if left:
+            with self.turns(b, s.group * s.bn * (left // wide), t, "z") as e:
+                b.store(self.filters, (e // (left // wide), size + e % (left // wide) * wide), const(0, i.w.dtype), wide)
+
+    def copy_patch(self, b: Builder, t: Expr) -> None:
+        i, s, lanes = self.i, self.s, self.s.patch_lanes
+        across = s.group * i.channels // lanes
+        with self.turns(b, s.patch_pixels * across, t, "p") as e:
+            pixel, channel = b.let("pixel", e // across), e % across * lanes
+            first = self.group0 * i.channels + channel
+            cond, at, left = first < i.row, [], pixel
+            for k in reversed(range(len(s.patch))):
+                y = b.let("at", self.origin[k] * i.strides[k] + left % s.patch[k] - i.begin[k])
+                left, cond = left // s.patch[k], cond & (y >= 0) & (y < i.inside[k])
+                at.insert(0, y)
+            self.copy(b, cond, self.patch, (pixel, channel), i.x, (self.image, *at, first), lanes)
+
+    def copy(self, b: Builder, cond: Expr, to: Buffer, there: tuple[Expr, ...], source: Buffer, here: tuple[Expr, ...], lanes: int) -> None:
+        """A vector, or zeros where `cond` does not hold."""
+
+        def copied() -> None:
+            if lanes * source.dtype.bytes >= 4:
+                b.do("cp_async", to.ref(*there, lanes=lanes), source.ref(*here, lanes=lanes))
+            else:
+                b.store(to, there, source.at(*here))
+
+        b.branch(cond, copied, lambda: b.store(to, there, const(0, to.dtype), lanes))
+
+    # --- products ---------------------------------------------------------------------------------------------------------------
+
+    def place(self, m: Expr) -> Expr:
+        """Of pixel m of the tile: the first pixel of the patch that it reads."""
+        at, left, far = const(0), minimum(m, self.s.pixels - 1), 1
+        for k in reversed(range(len(self.s.tile))):
+            at = at + left % self.s.tile[k] * (self.i.strides[k] * far)
+            left, far = left // self.s.tile[k], far * self.s.patch[k]
+        return at
+
+    def tap(self, chunk: Expr) -> tuple[Expr, Expr]:
+        """Pixels from the first one of a window to a chunk's, and the chunk's first channel."""
+        i, each = self.i, self.i.channels // self.i.chunk
+        at, left, far = const(0), chunk // each, 1
+        for k in reversed(range(len(i.taps))):
+            at = at + left % i.taps[k] * (i.dilations[k] * far)
+            left, far = left // i.taps[k], far * self.s.patch[k]
+        return at, chunk % each * i.chunk
+
+    def each_step(self, b: Builder) -> list[tuple[int, bool]]:
+        """Runs of steps: how many, and whether all of their chunks exist."""
+        i, s = self.i, self.s
+        if i.chunks == s.slices * s.steps * i.together:
+            return [(s.steps, True)]
+        if s.slices > 1:
+            return [(s.steps, False)]
+        return [(s.steps - 1, True), (1, False)]
+
+    def tensor_products(self, b: Builder, lane: Expr) -> None:
+        i, s, v = self.i, self.s, self.i.chunk
+        across, kind = s.tn // 8, i.x.dtype
+        r, q = lane // 4, lane % 4
+        acc = b.alloc("sum", f32, s.tm, across, 4)
+        with b.loop("i", s.tm, "unroll") as m, b.loop("j", across, "unroll") as n:
+            b.store(acc, (m, n, 0), 0.0, 4)
+        done = 0
+        for steps, whole in self.each_step(b):
+            with b.loop("step", steps, "unroll" if s.steps <= UNROLLED else "range") as step:
+                chunk = b.let("chunk", (self.slice * s.steps + step + done) * 4 + q)
+                pixel, channel = self.tap(chunk if whole else minimum(chunk, i.chunks - 1))
+                pixel, channel = b.let("tap", pixel), b.let("first", self.g * i.channels + channel)
+                fb, fa = b.alloc("fb", kind, across, v), b.alloc("fa", kind, v // 4, 8)
+                with b.loop("j", across, "unroll") as n:
+                    f = self.g * s.bn + minimum(self.col + n * 8 + r, s.bn - 1)
+                    b.store(fb, (n, 0), self.filters.at(f, chunk * v, lanes=v), v)
+                with b.loop("i", s.tm, "unroll") as m:
+                    for h in range(2):
+                        own = b.alloc("own", kind, v)
+                        at = self.patch.at(self.place(self.row + m * 16 + h * 8 + r) + pixel, channel, lanes=v)
+                        if not whole:
+                            b.store(own, (0,), const(0, kind), v)
+                        with b.when(const(whole, boolean) | (chunk < i.chunks)):
+                            b.store(own, (0,), at, v)
+                        for u in range(v // 4):
+                            b.store(fa, (u, h * 2), own.at(u * 4, lanes=2), 2)
+                            b.store(fa, (u, h * 2 + 4), own.at(u * 4 + 2, lanes=2), 2)
+                    with b.loop("j", across, "unroll") as n:
+                        for u in range(v // 4):
+                            made = call("mma_m16n8k16", acc.at(m, n, 0, lanes=4), fa.at(u, 0, lanes=8), fb.at(n, u * 4, lanes=4))
+                            b.store(acc, (m, n, 0), made, 4)
+            done += steps
+        with b.loop("i", s.tm, "unroll") as m, b.loop("j", across, "unroll") as n, b.loop("h", 2, "unroll") as half:
+            lanes = 2 - s.bn % 2
+            for k in range(0, 2, lanes):
+                at = self.col // lanes + (n * 8 + q * 2 + k) // lanes  # of vectors of a group's columns
+                with b.when(at < s.bn // lanes):
+                    place = (self.slice, self.row + m * 16 + half * 8 + r, self.g * s.bn + at * lanes)
+                    b.store(self.sums, place, acc.at(m, n, half * 2 + k, lanes=lanes), lanes)
+
+    def plain_products(self, b: Builder, lane: Expr) -> None:
+        i, s, v = self.i, self.s, self.i.chunk
+        acc = b.alloc("sum", f32, s.tm, s.tn)
+        with b.loop("i", s.tm, "unroll") as m, b.loop("j", s.tn, "unroll") as n:
+            b.store(acc, (m, n), 0.0)
+        done = 0
+        for steps, whole in self.each_step(b):
+            with b.loop("step", steps, "unroll" if s.steps <= UNROLLED else "range") as step:
+                chunk = b.let("chunk", self.slice * s.steps + step + done)
+                with b.when(const(whole, boolean) | (chunk < i.chunks)):
+                    pixel, channel = self.tap(chunk if whole else minimum(chunk, i.chunks - 1))
+                    pixel, channel = b.let("tap", pixel), b.let("first", self.g * i.channels + channel)
+                    own, other = b.alloc("own", i.x.dtype, s.tm, v), b.alloc("other", i.x.dtype, v)
+                    with b.loop("i", s.tm, "unroll") as m:
+                        b.store(own, (m, 0), self.patch.at(self.place(self.row + m * 32 + lane) + pixel, channel, lanes=v), v)
+                    with b.loop("j", s.tn, "unroll") as n:
+                        f = self.g * s.bn + minimum(self.col + n, s.bn - 1)
+                        b.store(other, (0,), self.filters.at(f, chunk * v, lanes=v), v)
+                        with b.loop("k", v, "unroll") as k, b.loop("i", s.tm, "unroll") as m:
+                            b.store(acc, (m, n), self.c.update(acc[m, n], cast(own[m, k], f32), cast(other[k], f32)))
+            done += steps
+        lanes = math.gcd(s.tn, s.bn, 4)
+        with b.loop("i", s.tm, "unroll") as m, b.loop("j", s.tn // lanes, "unroll") as n:
+            at = self.col // lanes + n
+            with b.when(at < s.bn // lanes):
+                place = (self.slice, self.row + m * 32 + lane, self.g * s.bn + at * lanes)
+                b.store(self.sums, place, acc.at(m, n * lanes, lanes=lanes), lanes)
+
+    # --- results ----------------------------------------------------------------------------------------------------------------
+
+    def finish(self, b: Builder, t: Expr) -> None:
+        """Neighbouring threads finish neighbouring results of a pixel."""
+        i, s, c, width = self.i, self.s, self.c, self.s.width
+        across = s.group * s.bn // width
+        with self.turns(b, s.pixels * across, t, "e") as e:
+            m, col = b.let("m", e // across), e % across * width
+            group, col0 = b.let("group", self.group0 + col // s.bn), self.col0 + col % s.bn
+            row, left, far, cond = self.image * math.prod(i.sizes), m, 1, group < c.batch.size
+            for k in reversed(range(len(s.tile))):
+                y = b.let("at", self.origin[k] + left % s.tile[k])
+                row, cond = row + y * far, cond & (y < i.sizes[k])
+                left, far = left // s.tile[k], far * i.sizes[k]
+            with b.when(cond):
+                total, lanes = b.alloc("total", f32, width), math.gcd(width, 4)
+                for p in range(0, width, lanes):
+                    total_at = sum((self.sums.at(z, m, col + p, lanes=lanes) for z in range(1, s.slices)), self.sums.at(0, m, col + p, lanes=lanes))
+                    b.store(total, (p,), total_at, lanes)
+                batch = c.batch.named(b, minimum(group, c.batch.size - 1))
+                store_row(b, c, batch, minimum(row, c.rows.size - 1), col0, total, (const(0),), width)

@@ -1,0 +1,178 @@
+"""Convolutions by patches of the image in shared memory: random geometries interpreted (values, races, bounds), and compiled without spills."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from dnnc.backends.cuda.emit import emit_kernel, launch_of
+from dnnc.backends.cuda.nvrtc import compile_many
+from dnnc.backends.cuda.target import FACTS, GpuTarget
+from dnnc.backends.cuda.templates import patch, templates
+from dnnc.backends.cuda.templates.patch_kernel import Image
+from dnnc.backends.link import pack
+from dnnc.ir.graph import Graph
+from dnnc.ir.graph_text import parse
+from dnnc.ir.interp import run
+from dnnc.ir.operator.interp import run_kernel
+from dnnc.ir.operator.stmt import Eval, Kernel, walk_stmts
+from dnnc.ir.operator.text import parse_kernel, show_kernel
+from dnnc.ir.operator.verify import verify_kernel
+from dnnc.passes.graph.fuse import plan_fusion
+from dnnc.passes.lower import lower
+from dnnc.passes.schedule.problem import Knobs, Problem, classify
+
+H200 = GpuTarget()
+BOUNDS = {"f16": 2e-3, "bf16": 1e-2, "f32": 3e-6}
+Ints = Sequence[int]
+
+
+def listed(values: Ints) -> str:
+    return ", ".join(map(str, values))
+
+
+def problem(
+    t: str, n: int, channels: int, outs: int, groups: int, inside: Ints, taps: Ints, stride: int = 1, pad: int = 0, dilation: int = 1, block: int = 1
+) -> tuple[Graph, Problem]:
+    """relu(conv(x, w) + b + z) with channels last; `channels` and `outs` are those of a group, `block` pads the rows of channels."""
+    r, order = len(inside), " ".join(str(k) for k in range(2, 2 + len(inside)))
+    rows = f'@ "0 {order} 1"' if block == 1 else f'@ "0 {order} 1/{block} 1%{block}"'
+    out = [(h + 2 * pad - (k - 1) * dilation - 1) // stride + 1 for h, k in zip(inside, taps)]
+    y = f'{t}[{listed((n, outs * groups, *out))}] @ "0 {order} 1"'
+    attrs = ", ".join(f"{k}=({listed((v,) * m)},)" for k, v, m in (("strides", stride, r), ("pads", pad, 2 * r), ("dilations", dilation, r)))
+    g = parse(f"""def g(x: {t}[{listed((n, channels * groups, *inside))}] {rows}, w: {t}[{listed((outs * groups, channels, *taps))}] {rows},
+      b: {t}[{outs * groups}], z: {y}):
+    h: {y} = conv(x, w, b, {attrs}, group={groups})
+    i: {y} = add(h, z)
+    y: {y} = relu(i)
+    return y""")
+    (group,) = plan_fusion(g).groups
+    return g, classify(group.nodes, lower(g, group.nodes, group.output), set(g.inputs[1:3]))
+
+
+def image(p: Problem) -> Image:
+    found = patch.image_of(p, H200)
+    assert found is not None
+    return found
+
+
+def check(g: Graph, p: Problem, knobs: Knobs) -> Kernel:
+    """The kernel, interpreted and compared with the graph."""
+    kernel = verify_kernel(patch.apply(p, dict(knobs), H200))
+    shown = show_kernel(kernel)
+    assert show_kernel(parse_kernel(shown)) == shown
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal([int(d) for d in v.type.shape]).astype(v.type.dtype.numpy) for v in g.inputs]  # type: ignore[call-overload]
+    (want,) = run(g, arrays, "float64")
+    y = g.outputs[0].type
+    got = np.full(y.physical, 7).astype(y.dtype.numpy)
+    by_value = {v: pack(a, v.type) for v, a in zip(g.inputs, arrays)}
+    run_kernel(kernel, {b.name: by_value.get(v, got) for v, b in zip(p.lowered.params, kernel.entry.buffers)})
+    expected = pack(np.asarray(want), y)
+    assert np.abs(got.astype(np.float64) - expected).max() <= BOUNDS[y.dtype.name] * max(1.0, np.abs(expected).max()), knobs
+    return kernel
+
+
+CASES = {
+    "ResNeXt's narrow groups": ("f16", 1, 4, 4, 8, (6, 7), (3, 3), 1, 1),
+    "groups of 8, stride 2": ("bf16", 2, 8, 8, 3, (7, 6), (3, 3), 2, 1),
+    "groups of 24": ("f16", 1, 24, 24, 2, (5, 5), (3, 3), 1, 1),
+    "twelve channels, outputs no multiple of 8": ("f16", 1, 12, 20, 3, (5, 4), (3, 3), 1, 1, 2),
+    "ordinary cores": ("f32", 2, 8, 12, 2, (6, 5), (3, 3), 1, 1),
+    "a channel multiplier": ("f32", 1, 1, 3, 8, (6, 6), (3, 3), 1, 1),
+    "a channel multiplier in halves": ("f16", 1, 1, 2, 8, (6, 6), (3, 3), 1, 1),
+    "a long row": ("f16", 1, 16, 16, 1, (70,), (7,), 1, 9, 3),
+    "groups of a row": ("f32", 1, 6, 6, 4, (40,), (16,), 1, 8),
+    "a volume": ("f16", 1, 8, 8, 2, (3, 5, 4), (3, 3, 3), 1, 1),
+    "a filter of one tap": ("f16", 2, 8, 16, 4, (4, 5), (1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_interpreted(name: str) -> None:
+    """The best guess, and the last and a middle one of all shapes that fit."""
+    g, p = problem(*CASES[name])
+    found = patch.ranked(image(p), H200)
+    for k in sorted({0, len(found) // 2, len(found) - 1}):
+        check(g, p, found[k][1].knobs)
+
+
+def test_rows_of_channels_that_are_padded() -> None:
+    g, p = problem("f16", 1, 20, 16, 1, (5, 6), (3, 3), 1, 1, block=8)
+    assert image(p).channels == 24
+    check(g, p, patch.ranked(image(p), H200)[0][1].knobs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_random_geometries(seed: int) -> None:
+    rng, done = random.Random(seed), 0
+    while done < 12:
+        rank = rng.choice((1, 2, 2, 3))
+        inside = [rng.randint(5, 60)] if rank == 1 else [rng.randint(3, 9 if rank == 2 else 5) for _ in range(rank)]
+        taps = [rng.choice((1, 2, 3, 5) if rank < 3 else (1, 2, 3)) for _ in range(rank)]
+        stride, pad, dilation = rng.choice((1, 1, 2, 3)), rng.choice((0, 1, 2)), rng.choice((1, 1, 2))
+        if any(h + 2 * pad <= (k - 1) * dilation for h, k in zip(inside, taps)):
+            continue
+        channels, outs, groups = rng.choice((1, 2, 4, 8, 12, 16, 24, 40)), rng.choice((2, 3, 4, 8, 12, 16, 20)), rng.choice((1, 2, 3, 5, 8))
+        g, p = problem(rng.choice(("f16", "bf16", "f32")), rng.choice((1, 2)), channels, outs, groups, inside, taps, stride, pad, dilation)
+        read = patch.image_of(p, H200)
+        if read is not None:  # loops of one iteration may leave nothing of a group
+            found = patch.ranked(read, H200)
+            for _, shape in (found[0], rng.choice(found)):
+                check(g, p, shape.knobs)
+            done += 1
+
+
+def test_which_convolutions() -> None:
+    """Groups as ResNeXt has them; no depthwise ones, which have no sum over channels to share; none whose channels lie first."""
+    _, narrow = problem("f16", 1, 4, 4, 32, (56, 56), (3, 3), 1, 1)
+    assert dict(patch.candidates(narrow, H200)[0])["bn"] == 4
+    _, depthwise = problem("f16", 1, 1, 1, 32, (14, 14), (3, 3), 1, 1)
+    assert patch.image_of(depthwise, H200) is None
+    g = parse("def g(x: f16[1, 32, 9, 9], w: f16[32, 4, 3, 3]):\n    return conv(x, w, group=8)")
+    (group,) = plan_fusion(g).groups
+    assert patch.image_of(classify(group.nodes, lower(g, group.nodes, group.output)), H200) is None
+
+
+def test_a_product_is_taken_where_it_promises_more() -> None:
+    """Many channels and rows: tiles of a matrix product use what they fetch more often."""
+    _, p = problem("f16", 32, 256, 256, 1, (28, 28), (3, 3), 1, 1)
+    assert patch.image_of(p, H200) is not None and not patch.candidates(p, H200)
+
+
+def test_filters_come_before_the_kernel_ahead_has_ended() -> None:
+    """Where they are constants and the architecture can begin early; otherwise `overlapped` puts the wait first."""
+    _, p = problem("f16", 1, 8, 8, 4, (6, 7), (3, 3), 1, 1)
+    knobs = dict(patch.ranked(image(p), H200)[0][1].knobs)
+    names = [[s.name for s in walk_stmts(patch.apply(p, knobs, FACTS[a]).entry.body) if isinstance(s, Eval)] for a in ("sm_80", "sm_90a")]
+    assert "pdl_wait" not in names[0]
+    assert names[1].index("cp_async") < names[1].index("pdl_wait")
+
+
+COMPILED = (
+    ("f16", 1, 4, 4, 32, (56, 56), (3, 3), 1, 1),
+    ("bf16", 32, 8, 8, 32, (28, 28), (3, 3), 1, 1),
+    ("f16", 32, 32, 32, 32, (7, 7), (3, 3), 1, 1),
+    ("f16", 32, 64, 64, 8, (14, 14), (3, 3), 1, 1),
+    ("f16", 1, 64, 64, 1, (12800,), (11,), 1, 25, 5),
+    ("f32", 32, 16, 16, 32, (14, 14), (3, 3), 1, 1),
+    ("f32", 1, 1, 2, 32, (56, 56), (3, 3), 1, 1),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_compiles_without_spills(arch: str) -> None:
+    target, made = FACTS[arch], {}
+    (template,) = (t for t in templates(target) if t.name == "patch")
+    for case in COMPILED:
+        _, p = problem(*case)
+        for _, shape in patch.ranked(patch.image_of(p, target), target)[:40:13]:  # type: ignore[arg-type]
+            made[f"patch_{len(made)}"] = verify_kernel(template.apply(p, dict(shape.knobs)))
+    for symbol, c in compile_many({s: (emit_kernel(k, s, target), arch) for s, k in made.items()}).items():
+        assert c.spills == 0 and c.local_bytes == 0, f"{symbol}: {c.log}"
+        assert c.registers * launch_of(made[symbol]).block[0] <= target.registers
