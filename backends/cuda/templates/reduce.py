@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dnnc.backends.cuda.templates.common import collapsed, fixed, flattened, fused, jumps, outer_loops, walks, width_of
+from dnnc.backends.cuda.templates.mma import LEAST
 from dnnc.backends.cuda.templates.nest import contraction_of
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import free, value
@@ -36,6 +37,8 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     threads, those in one warp where the rows of a block do not fill one (near)."""
     if problem.kind not in ("reduce", "contraction") or not fixed(problem):
         return []
+    if (c := contraction_of(problem)) is not None and min(c.sizes[1:3]) >= LEAST:
+        return []  # both operands are read for each product here: tiles read them some ten times less often
     found: list[Knobs] = []
     for layout, team, rows in sizes(Schedule(problem.kernel), problem, target):
         near = WARP // rows if layout == "columns" and rows < WARP and team % (WARP // rows) == 0 and team > WARP else 1
