@@ -6,7 +6,8 @@ maps, which the kernel takes as parameters after its buffers and scalars and whi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dnnc.backends.cuda.index import constant
@@ -68,29 +69,54 @@ def im2col_of(s: Eval) -> TensorMap:
     """The map of an image whose pixels a filter's tap meets."""
     to, source = _ends(s)
     b = source.buf
-    rows, *numbers = (constant(a, s.name) for a in (s.args[2], *s.args[8:]))
-    (height, width), strides, _, begin = (tuple(numbers[k : k + 2]) for k in range(0, 8, 2))
+    n = len(b.shape) - 2
+    rows, *numbers = (constant(a, s.name) for a in (s.args[2], *s.args[4 + 2 * n :]))
+    sizes, strides, _, begin = (tuple(numbers[k : k + n]) for k in range(0, 4 * n, n))
     shape = tuple(constant(d, f"the shape of {b.name}") for d in b.shape)
-    # the first and the last place of the filter's corner, from the image's first and last pixel
-    corners = tuple((-at, (n - 1) * step - at - (size - 1)) for at, n, step, size in zip(begin, (height, width), strides, shape[1:3]))
     row = to.lanes * b.dtype.bytes
-    if len(shape) != 4 or shape[-1] * b.dtype.bytes % 16 or b.strides is not None or not 1 <= rows <= 256 or row != ROW_BYTES:
+    if shape[-1] * b.dtype.bytes % 16 or b.strides is not None or not 1 <= rows <= 256 or row != ROW_BYTES:
         raise InternalError(f"the copy engine takes dense NHWC images with a multiple of 16 bytes a pixel: {b.name} is {b.dtype}{list(shape)}")
-    if max(strides) > 8 or any(not -128 <= c <= 127 for pair in corners for c in pair):
-        raise InternalError(f"the copy engine cannot walk over {b.name} in steps of {strides} between corners {corners}")
-    size = b.dtype.bytes
-    dense = (shape[1] * shape[2] * shape[3] * size, shape[2] * shape[3] * size, shape[3] * size, size)
-    return TensorMap(b.name, b.dtype, shape, dense, (rows, 1, 1, to.lanes), ROW_BYTES, (1, *strides, 1), corners)
+    if not walkable(shape[1:-1], sizes, strides, begin, ()):
+        raise InternalError(f"the copy engine cannot walk over {b.name} in steps of {strides} from {begin} before its first pixel")
+    dense = tuple(math.prod(shape[k + 1 :]) * b.dtype.bytes for k in range(n + 2))
+    corners = _corners(shape[1:-1], sizes, strides, begin)
+    return TensorMap(b.name, b.dtype, shape, dense, (rows, *(1 for _ in sizes), to.lanes), ROW_BYTES, (1, *strides, 1), corners)
+
+
+Ints = Sequence[int]
+
+
+def _corners(image: Ints, sizes: Ints, strides: Ints, begin: Ints) -> tuple[tuple[int, int], ...]:
+    """The first and the last place of a filter's corner, from the image's first and last pixel, along each axis."""
+    return tuple((-at, (n - 1) * step - at - (size - 1)) for at, n, step, size in zip(begin, sizes, strides, image))
+
+
+def walkable(image: Ints, sizes: Ints, strides: Ints, begin: Ints, reach: Ints) -> bool:
+    """Can the copy engine gather the pixels of a convolution? Numbers by axis: pixels of the image and of the result, and `reach`, how far a tap
+    lies from the filter's corner. A descriptor has 32 bits for all corners of a kind, and the instruction 16 for each reach."""
+    bits = {1: 16, 2: 8, 3: 5}[len(sizes)]
+    corners = [c for pair in _corners(image, sizes, strides, begin) for c in pair]
+    return max(strides) <= 8 and all(-(1 << bits - 1) <= c < 1 << bits - 1 for c in corners) and all(r < 1 << bits for r in reach)
 
 
 def _im2col(em: FuncEmitter, s: Eval) -> str:
     to, source = _ends(s)
-    p, q, r, tap, _, _, *numbers = s.args[4:]
-    (sh, sw), (dh, dw), (top, left) = (numbers[k : k + 2] for k in range(0, 6, 2))
+    n = len(source.buf.shape) - 2
+    pixel, tap, _, strides, dilations, begin = (s.args[k : k + n] for k in range(4, 4 + 6 * n, n))
     em.use("TensorMap")
-    at = (source.idx[3], q * sw - left, p * sh - top, source.idx[0], tap * dw, r * dh)
-    numbers_ = ", ".join(em.text(i) for i in at)
-    return f"{em.use('tma_im2col')}({em.text(to)}, &{em.unit.tensor_map(im2col_of(s))}, {numbers_}, {em.text(s.args[3])});"
+    at = [source.idx[-1], *(p * k - b for p, k, b in reversed(list(zip(pixel, strides, begin)))), source.idx[0]]
+    reach = [t * d for t, d in reversed(list(zip(tap, dilations)))]
+    numbers = ", ".join(em.text(i) for i in (*at, *reach))
+    name, count = f"tma_im2col{n + 2}", n + 3  # operands before the coordinates: to and map
+    ints, halves = ", ".join(f"int c{k}" for k in range(n + 2)), ", ".join(f"u16 d{k}" for k in range(n))
+    place, taps = (", ".join(f"%{first + k}" for k in range(many)) for first, many in ((2, n + 2), (count + 2, n)))
+    given = ", ".join((*(f'"r"(c{k})' for k in range(n + 2)), '"r"(shared_address(b))', *(f'"h"(d{k})' for k in range(n))))
+    text = f"""\
+FN void {name}(void* to, const TensorMap* map, {ints}, {halves}, u64* b) {{
+  asm volatile("cp.async.bulk.tensor.{n + 2}d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {{{place}}}], [%{n + 4}], {{{taps}}};"
+    :: "r"(shared_address(to)), "l"(map), {given} : "memory");
+}}"""
+    return f"{_generated(em, name, text)}({em.text(to)}, &{em.unit.tensor_map(im2col_of(s))}, {numbers}, {em.text(s.args[3])});"
 
 
 def _prefetch(em: FuncEmitter, s: Eval) -> str:
@@ -238,11 +264,6 @@ FN void mbar_wait(u64* b, u32 parity) {
     :: "r"(shared_address(b)), "r"(parity) : "memory");
 }""",
     "tma_prefetch": 'FN void tma_prefetch(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory"); }',
-    "tma_im2col": """\
-FN void tma_im2col(void* to, const TensorMap* map, int c, int x, int y, int n, u16 dx, u16 dy, u64* b) {
-  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6], {%7, %8};"
-    :: "r"(shared_address(to)), "l"(map), "r"(c), "r"(x), "r"(y), "r"(n), "r"(shared_address(b)), "h"(dx), "h"(dy) : "memory");
-}""",
     "bulk_commit": 'FN void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }',
     "bulk_wait": 'template<int N> FN void bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" :: "n"(N) : "memory"); }',
     "bulk_wait_read": 'template<int N> FN void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(N) : "memory"); }',

@@ -10,10 +10,11 @@ What threads write to shared memory becomes visible to those engines by `fence_a
     mbar_wait(b, parity)             until the phase of that parity is complete
     tma_prefetch()                   the copy engine fetches what it must know of the buffers of this kernel's copies
     tma_load(to, from, rows, b)      one thread: a box of rows x lanes; what lies outside of the source is 0
-    tma_im2col(to, from, rows, b, p, q, r, s, heights, widths, strides (2), dilations (2), pads before (2))
-                                     one thread: a row of `to` for each of so many neighbouring pixels of a convolution's result, which is
-                                     heights x widths, from (p, q) of the image on that `from` names in an NHWC buffer: lanes channels of the
-                                     pixel that tap (r, s) of the filter meets there; what lies outside of the image is 0
+    tma_im2col(to, from, rows, b, pixel, tap, sizes, strides, dilations, pads before)
+                                     one thread: a row of `to` for each of so many neighbouring pixels of a convolution's result of these
+                                     sizes, from this pixel of the image on that `from` names in a buffer [n, *axes, channels]: lanes channels
+                                     of the pixel that the tap of the filter meets there; what lies outside of the image is 0. Each of the
+                                     last six are as many numbers as there are axes, 1 to 3
     tma_fetch(from, rows)            one thread: a box that will be read soon is brought into the L2 cache
     tma_store(to, from, rows)        one thread: the box that lies at `from`; what lies outside of the destination is dropped
     bulk_commit()                    close a group of stores

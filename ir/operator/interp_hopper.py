@@ -190,11 +190,16 @@ def _start_copy(it: Evaluator, to: tuple[View, Array, Array], source: tuple[View
 def _pixels(it: Evaluator, src: Ref, row: int, height: int, width: int, window: tuple[Expr, ...]) -> tuple[View, Array, Array]:
     """Like _box, of the pixels that a filter's tap meets."""
     values = [it.eval(e) for e in window]
-    p, q, r, s, heights, widths, sh, sw, dh, dw, top, left = (int(v if np.ndim(v) == 0 else np.ravel(v)[row]) for v in values)
-    view, (image, _, _, channel) = _window(it, src.buf, row), _index(it, src, row)
-    pixel = (image * heights + p) * widths + q + np.arange(height)[:, None]
-    y, x = pixel // widths % heights * sh + r * dh - top, pixel % widths * sw + s * dw - left
-    at = [np.broadcast_to(i, (height, width)) for i in (pixel // (heights * widths), y, x, channel + np.arange(width))]
+    numbers = [int(v if np.ndim(v) == 0 else np.ravel(v)[row]) for v in values]
+    n = len(numbers) // 6
+    first, tap, sizes, strides, dilations, begin = (numbers[k : k + n] for k in range(0, 6 * n, n))
+    view, (image, *_, channel) = _window(it, src.buf, row), _index(it, src, row)
+    left = int(np.ravel_multi_index((image, *first), (image + 1, *sizes))) + np.arange(height)[:, None]
+    place = [channel + np.arange(width)]
+    for t, size, k, d, before in reversed(list(zip(tap, sizes, strides, dilations, begin))):
+        place.insert(0, left % size * k + t * d - before)
+        left = left // size
+    at = [np.broadcast_to(i, (height, width)) for i in (left, *place)]
     inside = np.logical_and.reduce([(0 <= i) & (i < n) for i, n in zip(at, view.shape)])
     return view, view.offset([np.where(inside, i, 0) for i in at], True), inside
 

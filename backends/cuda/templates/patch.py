@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates import mma, simt
+from dnnc.backends.cuda.templates import mma, simt, wgmma
 from dnnc.backends.cuda.templates.nest import contraction_of
 from dnnc.backends.cuda.templates.patch_kernel import Image, PatchKernel, Shape
 from dnnc.backends.cuda.templates.staging import L2_RATE, LATENCY, plan_tile, resident
@@ -71,12 +71,13 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
 
 
 def product_cost(problem: Problem, target: GpuTarget) -> float:
-    """Estimated cycles of the best tile of `mma` or `simt`; infinite where neither takes the problem."""
+    """Estimated cycles of the best tiles of `wgmma`, `mma` or `simt`; infinite where none of them takes the problem."""
     half = mma.half_contraction(problem)
     if half is not None:
         found = mma.candidates(problem, target)
         direct = sum(plan_tile(half, o, 64, 16, 128, 1).direct for o in (half.a, half.b)) == 2
-        return mma.cost(half, target, mma.Shape(**{k: int(v) for k, v in found[0]}), direct) if found else math.inf
+        cycles = mma.cost(half, target, mma.Shape(**{k: int(v) for k, v in found[0]}), direct) if found else math.inf
+        return min(cycles, wgmma.estimate(problem, target))
     c, offered = contraction_of(problem), simt.candidates(problem, target)
     if c is None or not offered:
         return math.inf

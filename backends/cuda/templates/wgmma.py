@@ -6,6 +6,7 @@ they had: the copy engine needs one stride for rows and one for batches. Everyth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -49,6 +50,16 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
         return []
     found = tilings(p.batch, p.m, p.n, steps_of(p, STEP) * STEP, target, p.work, p.k)
     return [knobs_of(t) for t in found if t.split == 1 or p.aligned]
+
+
+def estimate(problem: Problem, target: GpuTarget) -> float:
+    """Cycles of the best tiling; infinite where the kernel does not apply."""
+    p = product_of(problem) if target.has_wgmma else None
+    if p is None or p.m < MIN_ROWS:
+        return math.inf
+    k = steps_of(p, STEP) * STEP
+    found = [t for t in tilings(p.batch, p.m, p.n, k, target, p.work, p.k) if t.split == 1 or p.aligned]
+    return _cycles((p.batch, p.m, p.n, k), found[0], p.work, p.k / k) if found else math.inf
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:

@@ -10,6 +10,7 @@ filled with zeros when they are read, and cut off when they are stored, so sizes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -72,14 +73,14 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Window:
-    """How the rows of A lie in an NHWC image: row (n, p, q) of the product is a pixel of a convolution's result, and the sum runs over the
-    filter's taps (r, s) and, for each, over the image's channels."""
+    """How the rows of A lie in an image [n, *axes, channels] of 1 to 3 axes: row (n, p, q) of the product is a pixel of a convolution's result,
+    and the sum runs over the filter's taps (r, s) and, for each, over the image's channels."""
 
-    shape: tuple[int, int]  # of the result
-    taps: tuple[int, int]
-    strides: tuple[int, int]
-    dilations: tuple[int, int]
-    begin: tuple[int, int]  # padding above and on the left
+    shape: tuple[int, ...]  # of the result
+    taps: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begin: tuple[int, ...]  # padding before the first pixel along each axis
     channels: int
 
 
@@ -90,7 +91,7 @@ class Product:
     Attributes:
         params: all parameters of the kernel, a, b and c among them.
         finish: the value to store, in the type of c.
-        window: A is an image [n, h, w, k], B is [tap, n, k].
+        window: A is an image [n, *axes, k], B is [tap, n, k].
         fixed: which of "a" and "b" no kernel writes: it may be read while the kernel before this one still runs.
         beside: other matrices [m, n] of which the epilogue reads the element at its row and column.
         rows, cols: sizes whose product is m (n), where rows (columns) of the result do not lie at one distance: it is
@@ -178,7 +179,7 @@ def steps_of(p: Product, bk: int) -> int:
     """Stages that a sum takes; the channels of each tap of a window are filled up."""
     if p.window is None:
         return -(-p.k // bk)
-    return p.window.taps[0] * p.window.taps[1] * -(-p.window.channels // bk)
+    return math.prod(p.window.taps) * -(-p.window.channels // bk)
 
 
 class Writer:
@@ -315,11 +316,12 @@ class Writer:
         b.do("tma_load", self.sb.ref(s, 0, 0, lanes=bk), source, self.t.bn, self.full.ref(s))
 
     def load_window(self, w: Window, row: Expr, s: Expr, step: Expr) -> None:
-        b, bk, (height, width) = self.b, self.bk, w.shape
+        b, bk = self.b, self.bk
         chunks = -(-w.channels // bk)
         tap, channel = b.let("tap", step // chunks), step % chunks * bk
-        image = self.p.a.ref(row // (height * width), 0, 0, channel, lanes=bk)
-        at = (row // width % height, row % width, tap // w.taps[1], tap % w.taps[1])
+        number, *pixel = digits(row, (1, *w.shape))
+        image = self.p.a.ref(number, *(0 for _ in w.shape), channel, lanes=bk)
+        at = (*pixel, *digits(tap, w.taps))
         geometry = (*w.shape, *w.strides, *w.dilations, *w.begin)
         b.do("tma_im2col", self.sa.ref(s, 0, 0, lanes=bk), image, self.t.bm, self.full.ref(s), *at, *geometry)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -244,6 +245,47 @@ def test_convolutions(text: str, windowed: bool, split: int) -> None:
     check(p, "bf16" if "bf16" in text else "f16", split=split)
 
 
+def image_conv(n: int, c: int, inside: Sequence[int], o: int, taps: Sequence[int], s: int = 1, pads: Sequence[int] = (), d: int = 1) -> str:
+    """With 1 to 3 axes, padded by as much on both sides."""
+    rank = len(inside)
+    pads = pads or (0,) * rank
+    out = [(h + 2 * p - d * (k - 1) - 1) // s + 1 for h, k, p in zip(inside, taps, pads)]
+    rows = f'@ "0 {" ".join(str(k) for k in range(2, rank + 2))} 1"'
+    x, w, y = (f"f16[{', '.join(map(str, v))}] {rows}" for v in ((n, c, *inside), (o, c, *taps), (n, o, *out)))
+    attrs = f"strides={(s,) * rank}, pads={(*pads, *pads)}, dilations={(d,) * rank}"
+    return f"def f(x: {x}, w: {w}, b: f16[{o}]):\n    h: {y} = conv(x, w, b, {attrs})\n    y: {y} = relu(h)\n    return y\n"
+
+
+@pytest.mark.parametrize(
+    "text, axes",
+    [
+        (image_conv(2, 64, (40,), 64, (3,), pads=(3,), d=3), 1),
+        (image_conv(2, 64, (37,), 64, (4,), s=2, pads=(1,)), 1),
+        (image_conv(1, 64, (3, 5, 4), 64, (3, 3, 3), pads=(1, 1, 1)), 3),
+        (image_conv(1, 64, (4, 6, 5), 64, (3, 3, 3), s=2, pads=(1, 1, 1)), 3),
+        (image_conv(2, 64, (3, 5, 4), 64, (1, 3, 3), pads=(0, 1, 1)), 2),  # each slice is an image
+        (image_conv(2, 64, (5, 4, 4), 64, (3, 1, 1), pads=(1, 0, 0)), 2),  # a slice is a row
+    ],
+)
+def test_images_of_one_to_three_axes(text: str, axes: int) -> None:
+    p = problem_of(text)
+    product = wgmma.product_of(p)
+    assert product is not None and product.window is not None and len(product.window.shape) == axes
+    check(p, "f16", split=1)
+    knobs = {"bm": 64, "bn": 64, "stages": 2, "group": 8, "split": 1}
+    kernel = wgmma.apply(p, knobs, H200)
+    text = emit_kernel(kernel, "conv", H200)
+    assert f"tma_im2col{axes + 2}(" in text and compile_cuda(text, "sm_90a").spills == 0
+    assert all(len(m.corners) == axes for m in launch_of(kernel).maps if m.param == "x0")
+
+
+def test_filters_that_reach_too_far() -> None:
+    """A descriptor of three axes has 5 bits for each corner: other templates take such filters."""
+    assert wgmma.product_of(problem_of(image_conv(1, 64, (80, 4, 4), 64, (3, 3, 3), pads=(20, 1, 1), d=1))) is None
+    assert wgmma.product_of(problem_of(image_conv(1, 64, (300,), 64, (3,), pads=(99,), d=99))) is not None
+    assert wgmma.product_of(problem_of(conv(1, 64, 40, 64, 3, s=9))) is None
+
+
 def test_what_is_added_is_fetched_before_it_is_needed() -> None:
     kernel = wgmma.apply(problem_of(conv(2, 64, 9, 136, 1)), {"bm": 128, "bn": 128, "stages": 2, "group": 8, "split": 1}, H200)
     lines = [line.strip() for line in show_kernel(kernel).split("\n")]
@@ -259,7 +301,7 @@ def test_the_map_of_an_image() -> None:
     assert (m.shape, m.box, m.steps, m.swizzle) == ((2, 9, 9, 64), (128, 1, 1, 64), (1, 2, 2, 1), 128)
     assert m.corners == ((-1, -1), (-1, -1))  # the filter's corner walks from one pixel before the image to two before its last one, by twos
     text = emit_kernel(kernel, "conv", H200)
-    assert "tma_im2col(" in text and compile_cuda(text, "sm_90a").spills == 0
+    assert "tma_im2col4(" in text and compile_cuda(text, "sm_90a").spills == 0
 
 
 def test_results_of_32_bits() -> None:
