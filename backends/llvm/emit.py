@@ -25,6 +25,8 @@ from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Ker
 from dnnc.ir.operator.stmt import stored as stored_buffers
 
 MANY_NUMBERS, MANY_SUMS = 6, 20  # constants of an epilogue, and vectors of a tile, that do not fit into registers together
+ADDRESSED = (1, 2, 4, 8)  # scales that an address may have
+MOST_MULTIPLES = 4  # of a loop's variable that take a register each
 STACK_LIMIT = 128 << 10  # bytes; larger memory of a thread's own comes from the heap: threads of a caller may have small stacks
 MAX_STRIDE = 4  # between elements that vectors and shuffles load faster than a gather does
 
@@ -32,11 +34,13 @@ MAX_STRIDE = 4  # between elements that vectors and shuffles load faster than a 
 class Region:
     """An open loop or branch body: its lines so far, its current label, and what is already computed in it."""
 
-    __slots__ = ("label", "lines", "local", "memo")
+    __slots__ = ("label", "lines", "local", "memo", "multiples", "stepped")
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, stepped: str = "") -> None:
         self.label = label
         self.lines: list[str] = []
+        self.stepped = stepped  # the variable of an innermost loop
+        self.multiples: dict[int, str] = {}  # of it, that the loop counts beside it
         self.memo: dict[str, str] = {}
         self.local: list[str] = []  # keys of memo that hold values and not addresses
 
@@ -211,7 +215,15 @@ class FuncEmitter:
         return r
 
     def scaled(self, v: str, c: int) -> str:
-        return v if c == 1 else self.pure(f"mul i64 {v}, {c}", v)
+        """v * c. An innermost loop counts multiples of its variable: LLVM's scheduler sees a product at the head of the body as a delay, loads
+        everything else ahead of what waits for it, and keeps that in memory where registers do not suffice."""
+        region = self.regions[self.depth.get(v, 0)]
+        if c in ADDRESSED or region.stepped != v or (c not in region.multiples and len(region.multiples) == MOST_MULTIPLES):
+            return v if c == 1 else self.pure(f"mul i64 {v}, {c}", v)
+        if c not in region.multiples:
+            region.multiples[c] = found = f"%.{self.fresh()}"
+            self.depth[found] = self.depth[v]
+        return region.multiples[c]
 
     # --- expressions ----------------------------------------------------------------------------------------------------------
 
@@ -536,8 +548,8 @@ class FuncEmitter:
 
     def loop(self, s: For, lo: str, hi: str, maybe_empty: bool) -> None:
         k, outer = self.fresh(), self.regions[-1]
-        inner = Region(f".h{k}")
         i = f"%{s.var.name}.{k}"
+        inner = Region(f".h{k}", "" if any(isinstance(x, For) and x.kind != "unroll" for x in walk_stmts(s.body)) else i)
         self.regions.append(inner)
         self.values[s.var] = i
         self.depth[i] = len(self.regions) - 1
@@ -547,9 +559,13 @@ class FuncEmitter:
         if maybe_empty:
             outer.lines += [f"  %.g{k} = icmp slt i64 {lo}, {hi}", f"  br i1 %.g{k}, label %.p{k}, label %.x{k}", f".p{k}:"]
             pre = f".p{k}"
+        fixed = int(lo) if lo.lstrip("-").isdigit() else None
+        steps = {m: (f"{m}s" if fixed is None else str(fixed * c), c) for c, m in inner.multiples.items()}
+        outer.lines += [f"  {start} = mul i64 {lo}, {c}" for start, c in steps.values() if fixed is None]
         outer.lines += [
-            f"  br label %.h{k}", f".h{k}:", f"  {i} = phi i64 [ {lo}, %{pre} ], [ {i}n, %{inner.label} ]", *inner.lines,
-            f"  {i}n = add nuw nsw i64 {i}, 1", f"  %.c{k} = icmp slt i64 {i}n, {hi}", f"  br i1 %.c{k}, label %.h{k}, label %.x{k}", f".x{k}:",
+            f"  br label %.h{k}", f".h{k}:", f"  {i} = phi i64 [ {lo}, %{pre} ], [ {i}n, %{inner.label} ]",
+            *(f"  {m} = phi i64 [ {start}, %{pre} ], [ {m}n, %{inner.label} ]" for m, (start, _) in steps.items()), *inner.lines,
+            f"  {i}n = add nuw nsw i64 {i}, 1", *(f"  {m}n = add i64 {m}, {c}" for m, (_, c) in steps.items()), f"  %.c{k} = icmp slt i64 {i}n, {hi}", f"  br i1 %.c{k}, label %.h{k}, label %.x{k}", f".x{k}:",
         ]  # fmt: skip
         outer.label = f".x{k}"
 
