@@ -215,3 +215,20 @@ def _compare(name: str, a: Expr, b: Expr) -> Expr:
         if (lo is not None and lo > 0) or (hi is not None and hi < 0):
             return const(name == "!=", boolean)
     return intern(Op, boolean, 1, name, (a, b))  # type: ignore[no-any-return]
+
+
+def strided(i: Expr) -> tuple[int, Expr] | None:
+    """(c, start) of an index `start + c * lanes`."""
+    if i.lanes == 1:
+        return 0, i
+    if not isinstance(i, Op):
+        return None
+    if i.name == "lanes":
+        return 1, const(0)
+    parts = [strided(a) for a in i.args]
+    if i.name == "+" and all(parts):
+        (c, a), (d, b) = parts  # type: ignore[misc]
+        return c + d, a + b
+    if i.name == "*" and parts[0] is not None and (by := value(i.args[1])) is not None:
+        return parts[0][0] * by, parts[0][1] * by
+    return None

@@ -15,12 +15,13 @@ from math import prod
 from typing import Any
 
 from dnnc.backends.llvm import streams, values
-from dnnc.backends.llvm.spelling import literal, mangle, scalar, stored, vector
+from dnnc.backends.llvm.spelling import literal, memory_mangle, scalar, stored, vector
 from dnnc.backends.runtime import FRAME_BARRIER, FRAME_STATUS
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import DType, f16, f32, i64, u8
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var, children, const, free, substitute, value, walk
+from dnnc.ir.linear import strided
 from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Kernel, Let, Stmt, Store, accesses, walk_stmts
 from dnnc.ir.operator.stmt import stored as stored_buffers
 
@@ -341,20 +342,20 @@ class FuncEmitter:
     def masked_load(self, p: str, ty: str, e: Load) -> str:
         assert e.limit is not None
         m = f"<{e.lanes} x i1>"
-        name = f"llvm.masked.load.{_memory_mangle(e.buf.dtype, e.lanes)}.p0"
+        name = f"llvm.masked.load.{memory_mangle(e.buf.dtype, e.lanes)}.p0"
         self.decls.add(f"declare {ty} @{name}(ptr, i32, {m}, {ty})")
         return self.effect(f"call {ty} @{name}(ptr {p}, i32 {e.buf.dtype.bytes}, {m} {self.mask(e.limit, e.lanes)}, {ty} zeroinitializer)")
 
     def gather(self, e: Load) -> str:
         lanes, ty = e.lanes, stored(e.buf.dtype, e.lanes)
-        found = _strided(e.idx[-1]) if e.limit is None and all(i.lanes == 1 for i in e.idx[:-1]) else None
+        found = strided(e.idx[-1]) if e.limit is None and all(i.lanes == 1 for i in e.idx[:-1]) else None
         if found is not None and 2 <= found[0] <= MAX_STRIDE and value(e.buf.full_strides()[-1]) == 1:
             return self.from_memory(self.every(e, *found), e.buf.dtype, lanes)
         off = self.operand(e.buf.offset(e.idx), lanes)
         p = self.pure(f"getelementptr {stored(e.buf.dtype, 1)}, ptr {self.values[e.buf]}, <{lanes} x i64> {off}", off, here=True)
         m = f"<{lanes} x i1>"
         mask = self.mask(e.limit, lanes) if e.limit is not None else "splat (i1 true)"
-        name = f"llvm.masked.gather.{_memory_mangle(e.buf.dtype, lanes)}.v{lanes}p0"
+        name = f"llvm.masked.gather.{memory_mangle(e.buf.dtype, lanes)}.v{lanes}p0"
         self.decls.add(f"declare {ty} @{name}(<{lanes} x ptr>, i32, {m}, {ty})")
         v = self.effect(f"call {ty} @{name}(<{lanes} x ptr> {p}, i32 {e.buf.dtype.bytes}, {m} {mask}, {ty} zeroinitializer)")
         return self.from_memory(v, e.buf.dtype, lanes)
@@ -440,7 +441,7 @@ class FuncEmitter:
             self.line(f"store {one} {first}, ptr {p}, align {t.bytes}")
             return
         m = f"<{lanes} x i1>"
-        name = f"llvm.masked.store.{_memory_mangle(t, lanes)}.p0"
+        name = f"llvm.masked.store.{memory_mangle(t, lanes)}.p0"
         self.decls.add(f"declare void @{name}({ty}, ptr, i32, {m})")
         self.line(f"call void @{name}({ty} {v}, ptr {p}, i32 {t.bytes}, {m} {self.mask(s.limit, lanes)})")
 
@@ -582,28 +583,7 @@ def _numbers(b: Block) -> int:
     return len({c for s in stores for e in walk(s.value) for c in children(e) if isinstance(c, Const) and c.dtype is f32 and isinstance(e, Op)})
 
 
-def _memory_mangle(t: DType, lanes: int) -> str:
-    return f"v{lanes}i8" if t.kind == "b" else mangle(t, lanes)
-
-
 _STATEMENTS: dict[type[Stmt], Callable[[FuncEmitter, Any], None]] = {
     Alloc: FuncEmitter.do_alloc, Let: FuncEmitter.do_let, Store: FuncEmitter.do_store, Eval: FuncEmitter.do_eval,
     If: FuncEmitter.do_if, For: FuncEmitter.do_for,
 }  # fmt: skip
-
-
-def _strided(i: Expr) -> tuple[int, Expr] | None:
-    """(c, start) of an index `start + c * lanes`."""
-    if i.lanes == 1:
-        return 0, i
-    if not isinstance(i, Op):
-        return None
-    if i.name == "lanes":
-        return 1, const(0)
-    parts = [_strided(a) for a in i.args]
-    if i.name == "+" and all(parts):
-        (c, a), (d, b) = parts  # type: ignore[misc]
-        return c + d, a + b
-    if i.name == "*" and parts[0] is not None and (by := value(i.args[1])) is not None:
-        return parts[0][0] * by, parts[0][1] * by
-    return None

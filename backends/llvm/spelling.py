@@ -93,3 +93,8 @@ def _code(v: float, t: DType) -> int:
     """The bits of a number in a format of 16 bits or fewer."""
     with np.errstate(all="ignore"):
         return int(np.array(v).astype(t.numpy).view(np.uint16 if t.bits == 16 else np.uint8))
+
+
+def memory_mangle(t: DType, lanes: int) -> str:
+    """The suffix of an intrinsic that moves elements of memory: booleans are bytes there."""
+    return f"v{lanes}i8" if t.kind == "b" else mangle(t, lanes)
