@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from dnnc.ir.expr import Expr, Op, value, walk
+from dnnc.ir.expr import Expr, Op, const, value, walk
 from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Param, Store, accesses, walk_stmts
 from dnnc.passes.schedule.state import swap_buffers
 
@@ -47,7 +47,7 @@ def _joined(buf: Buffer, uses: list[Index]) -> tuple[tuple[Expr, ...], list[int]
     shape = buf.shape
     joined: list[int] = []
     for k in range(len(shape) - 2, -1, -1):
-        now = [(*i[:k], i[k] * shape[k + 1] + i[k + 1], *i[k + 2 :]) for i in uses]
+        now = [_join(shape, i, k) for i in uses]
         cost = [(_divisions(i[k : k + 2]), _divisions(j[k : k + 1])) for i, j in zip(uses, now)]
         simpler = all(after <= before for before, after in cost) and any(after < before for before, after in cost)
         if simpler or value(shape[k + 1]) == 1:
@@ -59,9 +59,15 @@ def _joined(buf: Buffer, uses: list[Index]) -> tuple[tuple[Expr, ...], list[int]
 def _index(buf: Buffer, idx: Index, joined: list[int]) -> Index:
     shape = buf.shape
     for k in joined:
-        idx = (*idx[:k], idx[k] * shape[k + 1] + idx[k + 1], *idx[k + 2 :])
+        idx = _join(shape, idx, k)
         shape = (*shape[:k], shape[k] * shape[k + 1], *shape[k + 2 :])
     return idx
+
+
+def _join(shape: Sequence[Expr], idx: Index, k: int) -> Index:
+    """An index with axes k and k+1 as one. The index of an axis of one element is 0, however it is spelled."""
+    outer, inner = (const(0) if value(shape[j]) == 1 else idx[j] for j in (k, k + 1))
+    return (*idx[:k], outer * shape[k + 1] + inner, *idx[k + 2 :])
 
 
 def _divisions(idx: Index) -> int:

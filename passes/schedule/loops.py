@@ -116,7 +116,7 @@ def reorder(b: Block, *names: str) -> Block:
     def go(s: For) -> Block:
         nest, between = [s], []  # guards between the loops go inside: they are pure, and hoist_guards takes them out again
         while len(nest) < len(names):
-            conds, body = _guards(nest[-1].body)
+            conds, body = guards_of(nest[-1].body)
             if any(_reads_memory(c) for c in conds):
                 raise ScheduleError(f"a guard inside {nest[-1].var.name} reads memory")
             between += conds
@@ -127,7 +127,7 @@ def reorder(b: Block, *names: str) -> Block:
         if any(loop.var in free(e) for loop in nest for inner in nest for e in (inner.lo, inner.hi)):
             raise ScheduleError(f"the bounds of {', '.join(by)} depend on one another")
         _check_order_free(nest)
-        body = _guarded(between, nest[-1].body)
+        body = guarded(between, nest[-1].body)
         for n in reversed(names):
             loop = by[n]
             body = (For(loop.var, loop.lo, loop.hi, loop.kind, body),)
@@ -225,10 +225,10 @@ def hoist_guards(b: Block) -> Block:
     out: list[Stmt] = []
     for s in b:
         if isinstance(s, For):
-            conds, body = _guards(hoist_guards(s.body))
+            conds, body = guards_of(hoist_guards(s.body))
             conds = [substitute(c, {s.var: s.lo}) if value(s.extent) == 1 else c for c in conds]
             stays = [c for c in conds if s.var in free(c) or _reads_memory(c)]
-            out += _guarded([c for c in conds if c not in stays], (For(s.var, s.lo, s.hi, s.kind, _guarded(stays, body)),))
+            out += guarded([c for c in conds if c not in stays], (For(s.var, s.lo, s.hi, s.kind, guarded(stays, body)),))
         elif isinstance(s, If):
             out.append(If(s.cond, hoist_guards(s.then), hoist_guards(s.other)))
         else:
@@ -236,7 +236,7 @@ def hoist_guards(b: Block) -> Block:
     return tuple(out)
 
 
-def _guards(b: Block) -> tuple[list[Expr], Block]:
+def guards_of(b: Block) -> tuple[list[Expr], Block]:
     """`if a: if b: s` -> ([a, b], s)."""
     conds: list[Expr] = []
     while len(b) == 1 and isinstance(b[0], If) and not b[0].other:
@@ -245,7 +245,7 @@ def _guards(b: Block) -> tuple[list[Expr], Block]:
     return conds, b
 
 
-def _guarded(conds: list[Expr], b: Block) -> Block:
+def guarded(conds: list[Expr], b: Block) -> Block:
     for c in reversed(conds):
         b = (If(c, b),)
     return b
@@ -267,7 +267,7 @@ def narrow(b: Block) -> Block:
 
 
 def _narrowed(s: For) -> For:
-    conds, body = _guards(s.body)
+    conds, body = guards_of(s.body)
     for c in conds if s.kind == "range" else ():
         if not (isinstance(c, Op) and c.name in ("<", "<=")) or _reads_memory(c):
             continue
@@ -278,7 +278,7 @@ def _narrowed(s: For) -> For:
             continue
         lo, hi = (maximum(s.lo, 0 - rest), s.hi) if slope == 1 else (s.lo, minimum(s.hi, rest + 1))
         v = loop_var(s.var.name, lo, hi)
-        left = _guarded([x for x in conds if x is not c], body)
+        left = guarded([x for x in conds if x is not c], body)
         return _narrowed(For(v, lo, hi, s.kind, substitute_block(left, {s.var: v})))
     return s
 

@@ -26,8 +26,11 @@ def convolution(rng: np.random.Generator) -> str:
         i, o = (group * int(rng.choice((1, 2, 3, 4, 8, 12, 16, 24))) for _ in range(2))
     spatial = [int(rng.choice((1, 2, 5, 9, 14, 15, 30))) for _ in range(rank)]
     kernel = [int(rng.choice((1, 1, 2, 3, 5))) if n > 1 else int(rng.choice((1, 1, 3))) for n in spatial]
-    pads = [int(rng.integers(0, k // 2 + 1)) for k in kernel] + [int(rng.integers(0, k // 2 + 1)) for k in kernel]
-    strides, dilations = ([int(rng.choice((1, 1, 2))) for _ in range(rank)] for _ in range(2))
+    if rng.random() < 0.1:  # a long kernel, as of positions in audio
+        kernel[-1] = 2 * spatial[-1]
+    strides, dilations = ([int(rng.choice((1, 1, 2, far))) for _ in range(rank)] for far in (3, 7))
+    reach = [(k - 1) * d for k, d in zip(kernel, dilations)]
+    pads = [int(rng.integers(0, r // 2 + 2)) for r in (*reach, *reach)]
     n = int(rng.choice((1, 1, 2)))
 
     def dims(*d: int) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates.common import try_fuse
@@ -23,6 +23,7 @@ from dnnc.ir.bounds import nonneg
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, const, free, substitute, unwrap, value
 from dnnc.ir.operator.stmt import For, Kernel, accesses, walk_stmts
+from dnnc.ir.ops.conv import panels_of
 from dnnc.ir.ops.window import window
 from dnnc.ir.types import product
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, join, narrow, peel, reorder, split
@@ -30,6 +31,7 @@ from dnnc.passes.schedule.memory import distribute, prefetch, vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.state import Schedule
 from dnnc.passes.schedule.stretches import stretches
+from dnnc.passes.schedule.version import version
 
 BESIDE = 0.42  # of the L2 cache's rate: reading it while the core computes
 PREFETCHED = 6  # rows at least: with fewer the panels are read as fast as they come, and asking for them ahead only takes time
@@ -39,6 +41,7 @@ CROWDED = 0.005  # of a convolution's time for each accumulator past half of the
 NARROW, EVERY = (1, 2, 3, 4, 6), (1, 2, 3, 4, 5, 6, 8)  # panels of a tile, by guess and in a search
 UNROLLS = (1, 2, 3, 4, 5, 7, 8, 16)
 STRETCHES = (64, 128, 192, 256, 384, 512, 768, 1024, 2048)  # of a sum, between which the sums of all tiles lie in memory
+PEELED = 2  # tiles at each end of a row that are code of their own: more of them make more code than is worth a branch for each tap
 SMALL = 1 << 22  # operations up to which one thread alone may be as fast
 ORDER: tuple[str, ...] = ()  # every sum is added up in one order, whatever the knobs
 
@@ -60,6 +63,7 @@ class Nest:
     depthwise: bool = False  # every channel for itself: the panel's loop is one more outer loop
     columns: tuple[str, ...] = ()
     together: int = 0  # panels side by side that read the same inputs, those of a group; 0: all
+    panel_bytes: int = 0  # of a convolution's filters, of a vector of outputs; 0 where the size is not known
 
     def order(self, name: str) -> list[str]:
         """The outer loops: all rows of tiles before the next panels, or all panels before the next rows."""
@@ -105,7 +109,7 @@ def _conv_nest(problem: Problem, s: Schedule, loops: tuple[str, ...]) -> tuple[S
     if problem.lowered.reductions[0][0] not in (x.var.name for x in walk_stmts(s.loop(loops[-1]).body) if isinstance(x, For)):
         return None  # a single channel: its sum is the same for all lanes
     lay = anchor.inputs[1].type.layout
-    if lay is not None and lay.winograd:
+    if (lay is not None and lay.winograd) or (by_panels and s.extent(loops[-1]) != anchor.attrs["panel"]):
         return None
     kernel = anchor.inputs[1].type.shape[2:]
     win = window(len(kernel), kernel, anchor.attrs["strides"], anchor.attrs["pads"], anchor.attrs["dilations"])
@@ -120,11 +124,14 @@ def _conv_nest(problem: Problem, s: Schedule, loops: tuple[str, ...]) -> tuple[S
     block = layout.block(1) if layout is not None and not depthwise else 0
     together = 0
     if by_panels:
-        inputs, outputs = (int(v.type.shape[1]) // group for v in (anchor.inputs[0], anchor.output))  # type: ignore[arg-type]
-        block = block if block and inputs % block == 0 else 0
-        together = max(outputs // anchor.attrs["panel"], 1) if outputs % anchor.attrs["panel"] == 0 else 1
+        panels = panels_of(anchor.inputs[0].type.shape[1], anchor.output.type.shape[1], group, anchor.attrs["panel"])  # type: ignore[arg-type]
+        whole = panels.outputs % panels.width == 0
+        together = panels.outputs // panels.width if whole else 1
+        block = block if block and panels.inputs % block == 0 and len(set(panels.counts)) == 1 else 0  # all panels read whole blocks
     red = problem.lowered.reductions[0]
-    return s, Nest(tuple(outer), pixel, panel, loops[-1], red, padding, win.strides[at], block, red[1 + at], depthwise, together=together)
+    size = value(const(product([*anchor.inputs[1].type.shape[1:], anchor.inputs[1].type.dtype.bytes]))) or 0
+    plain = Nest(tuple(outer), pixel, panel, loops[-1], red, padding, win.strides[at], block, red[1 + at], depthwise)
+    return s, replace(plain, together=together, panel_bytes=size * (value(const(s.extent(loops[-1]))) or 0))
 
 
 def _rows_share(problem: Problem, s: Schedule, name: str, lane: str) -> bool:
@@ -172,6 +179,16 @@ def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
         out += [varied(k, serial=1) for k in best[:4]]
     out += [varied(k, order=o, ku=ku) for k in best[:6] for o in orders for ku in unrolls]
     return [k for k in dict.fromkeys(out) if not dict(k).get("kc") or dict(k)["kc"] % int(dict(k)["ku"]) == 0]
+
+
+def _border_tiles(nest: Nest, mr: int) -> int:
+    """Tiles at each end of a row of which a pixel may see padding."""
+    return -(-nest.padding // (mr * nest.stride))
+
+
+def _versions(nest: Nest, pixels: int | None, mr: int) -> bool:
+    """Are the taps that fall on padding told apart at run time? Where rows have any size, many tiles see padding, or not only those at the ends."""
+    return nest.padding > 0 and (pixels is None or _border_tiles(nest, mr) > PEELED or not _peels_borders(pixels, nest, mr))
 
 
 def _peels_borders(pixels: int | None, nest: Nest, mr: int) -> bool:
@@ -251,17 +268,18 @@ def tiles(
             rows = -(-pixels // mr) * mr if pixels is not None else 30 + mr / 2
             work = rows * (-(-panels // nv) * nv if panels is not None else 10 + nv / 2)
             crowd = 1 + CROWDED * (4 if nest.depthwise else 1) * max(mr * nv - n // 2, 0) if nest.panel else 1.0
-            scored.append((work / (mr * nv) * step_cycles(mr, nv, target) * crowd, -mr * nv, nv))
+            near = nv * nest.panel_bytes <= target.l2
+            scored.append((work / (mr * nv) * step_cycles(mr, nv, target, near) * crowd, -mr * nv, nv))
     return [(-size // nv, nv) for _, size, nv in sorted(scored)]
 
 
-def step_cycles(mr: int, nv: int, target: CpuTarget) -> float:
-    """Cycles of one step of a register tile: its multiply-adds, its loads, the latency of a chain, or reading a panel from the L2 cache.
+def step_cycles(mr: int, nv: int, target: CpuTarget, near: bool = True) -> float:
+    """Cycles of one step of a register tile: its multiply-adds, its loads, the latency of a chain, or reading the panels.
 
-    The pixels of a depthwise convolution are vectors: as many loads.
+    The pixels of a depthwise convolution are vectors: as many loads. `near`: does the L2 cache hold the panels?
     """
     rates = target.rates
-    panel = nv * target.vector_bits / 8 / (BESIDE * rates.l2)  # every row of tiles reads it anew
+    panel = nv * target.vector_bits / 8 / (BESIDE * rates.l2 if near else rates.memory)  # every row of tiles reads it anew
     return max(mr * nv / rates.fma, (mr + nv) / rates.loads * 1.05, rates.latency, panel)
 
 
@@ -286,9 +304,11 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     tags = _smaller_tiles(s, pixel, mr, problem.inplace)
     for tag in tags:
         _tile(s, nest, outer, lane, knobs, tag)
-    if nest.padding and not isinstance(pixels, int):  # how many pixels of a tile see a tap cannot be told: they are asked one by one
-        s.apply(annotate, "unroll", *(f"im{tag}_1" for tag in tags))
-    s.apply(hoist_guards).apply(narrow)
+    s.apply(hoist_guards)
+    if _versions(nest, pixels if isinstance(pixels, int) else None, mr):
+        for tag in tags:
+            s.apply(annotate, "unroll", f"im{tag}_1").apply(version, nest.tap + tag, f"im{tag}_1")
+    s.apply(narrow)
     first, *others = [_finish(s, problem, nest, outer, knobs, tag, target.lanes) for tag in tags]
     if not problem.inplace and knobs["order"] == "panels":  # a panel's weights then come once for all, which is what few rows wait for
         with suppress(ScheduleError):
@@ -325,7 +345,7 @@ def _tile(s: Schedule, nest: Nest, outer: list[str], lane: str, knobs: Mapping[s
 
 def _finish(s: Schedule, problem: Problem, nest: Nest, outer: list[str], knobs: Mapping[str, int | str], tag: str, lanes: int) -> str:
     """Unroll, prefetch, widen, peel what padding makes special, and share the outer loops among threads: the loop that is shared."""
-    unrolled = [f"{n}{tag}{k}" for n in ("im", "jn") for k in ("", "_1", "_2")] + ["ku" + tag]
+    unrolled = [f"{n}{tag}{k}" for n in ("im", "jn") for k in ("", "_1", "_2", "_1_b")] + ["ku" + tag, f"ku{tag}_b"]
     tap = nest.tap + tag
     if nest.depthwise and isinstance(s.extent(tap), int):
         unrolled.append(tap)
@@ -334,8 +354,8 @@ def _finish(s: Schedule, problem: Problem, nest: Nest, outer: list[str], knobs: 
         _prefetch_next_panel(s, problem, knobs, outer, nest, tag)
     widen_rows(s, nest.reduction[1:], tag, int(knobs["mr"]), lanes)
     po = "po" + tag
-    peeled = -(-nest.padding // (int(knobs["mr"]) * nest.stride))
-    if peeled and s.has(po) and isinstance(s.extent(po), int):  # a row of symbolic size keeps its checks
+    peeled = _border_tiles(nest, int(knobs["mr"]))
+    if peeled and not s.has(f"im{tag}_1_b") and s.has(po) and isinstance(s.extent(po), int):  # a row of symbolic size keeps its checks
         s.apply(peel, po, first=peeled, last=peeled)
         # the taps of a row at the borders: whether one falls on padding is then known per pixel, and costs nothing
         taps = [x for x in (f"{tap}_{end}{k}" for end in "fl" for k in range(peeled)) if s.has(x)]

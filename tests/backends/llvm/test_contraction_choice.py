@@ -70,7 +70,7 @@ def lines_asked(b: Block, env: dict[Expr, Expr]) -> list[int]:
 
 @pytest.mark.parametrize("channels", [16, 32, 20, 44])
 def test_the_lines_of_the_next_panels_are_asked_for_once(channels: int) -> None:
-    p = compiled(one_node("conv", [f"f32 1 {channels} 1 16", f"f32 96 {channels} 1 3"], pads=(0, 1, 0, 1)), replace(WIDE, l2=1 << 12))
+    p = compiled(one_node("conv", [f"f32 1 {channels} 1 16", f"f32 96 {channels} 1 3"], pads=(0, 1, 0, 1)), replace(WIDE, l2=18 << 10))
     (step,) = (s for s in p.steps if isinstance(s, Step) and s.group.kind == "contraction")
     (outer,) = step.kernel.entry.body
     assert isinstance(outer, For)
