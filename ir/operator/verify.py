@@ -84,7 +84,9 @@ class _Check:
             elif isinstance(x, (Load, Ref)):
                 if x.buf not in scope:
                     yield f"buffer {x.buf.name} is not defined here"
-                if isinstance(x, Load):
+                if isinstance(x, Ref) and any(i.lanes > 1 for i in x.idx):
+                    yield f"an address is one place, not that of each lane: {show(x)}"
+                elif isinstance(x, Load):
                     yield from self.in_bounds(x.buf, x.idx, x.lanes, x.limit, facts)
                 elif not isinstance(s, Eval) or s.name != "prefetch":
                     yield from self.in_bounds(x.buf, x.idx, 1, None, facts)

@@ -288,7 +288,7 @@ def _vector_read(over: For, buf: Buffer) -> tuple[For, Load] | None:
     """The first loop of a pass that reads whole vectors of a buffer, and how it does."""
     for loop in loops((over,)):
         for a in accesses(tuple(x for x in loop.body if isinstance(x, Store))):
-            if isinstance(a, Load) and a.buf is buf and _is_plain(a) and a.limit is None and a.lanes > 1:
+            if isinstance(a, Load) and a.buf is buf and _is_plain(a) and a.limit is None and a.lanes > 1 and all(i.lanes == 1 for i in a.idx):
                 return loop, a
     return None
 

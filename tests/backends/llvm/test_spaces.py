@@ -11,10 +11,13 @@ from kernels import TARGET, graphs, interpret, symbolic
 from native_check import one_node
 
 from dnnc.autotune.space import space
+from dnnc.backends.llvm.compile import compile_text
+from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.features import CpuTarget, parse_target
 from dnnc.backends.llvm.templates import templates
 from dnnc.ir.graph import Graph
 from dnnc.ir.operator.interp import run_kernel
+from dnnc.ir.operator.verify import verify_kernel
 from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.program import Program, Step
@@ -128,6 +131,20 @@ def test_rows_that_come_from_memory_are_asked_for_ahead() -> None:
         p = compile_program(one_node("softmax", [f"f32 {rows} {length}"], axis=1), PassContext(lanes=TARGET.lanes), templates(TARGET))
         (step,) = steps(p)
         assert dict(step.choice.knobs).get("pf", 0) == asked == step.text.count("prefetch")
+
+
+@pytest.mark.parametrize("parts", [(24, 16), (160, 96), (192, 64), (33, 31)])
+def test_rows_that_are_gathered_from_memory_verify(parts: tuple[int, int]) -> None:
+    """Norms of channels that lie in blocks, joined from several images: what a vector reads is no line of the cache."""
+    a, b = parts
+    text = f"""def g(x: f32[4, 32, 64, 64], *, u: f32[{a}, 32, 1, 1], v: f32[{b}, 32, 1, 1], s: f32[{a + b}], t: f32[{a + b}]):
+    c = concat(conv(x, u), conv(x, v), axis=1)
+    y = layer_norm(transpose(c, perm=(0, 2, 3, 1)), s, t, axis=-1)
+    return y"""
+    p = compile_program(graph_of(text), PassContext(lanes=TARGET.lanes), templates(TARGET))
+    for step in steps(p):
+        verify_kernel(step.kernel)
+        compile_text(emit_kernel(step.kernel, "k_row", TARGET.feature_set), TARGET.cpu, TARGET.features)
 
 
 # --- what only a search sets ----------------------------------------------------------------------------------------------------
