@@ -7,12 +7,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from onnx import ModelProto
 
 from dnnc.peers import Engine, onnxruntime_engine, openvino_engine, several
+
+if TYPE_CHECKING:
+    from dnnc.ir.interp import Precision
 
 Array = np.ndarray[Any, Any]
 
@@ -55,13 +58,13 @@ def _compile(task: Task) -> tuple[float, Any, list[Array]]:
     return time.perf_counter() - start, f, arrays
 
 
-def exact(engine: Engine, inputs: Mapping[str, Array]) -> list[Array]:
-    """The outputs in float64, by the interpreter of the imported graph."""
+def exact(engine: Engine, inputs: Mapping[str, Array], precision: Precision = "float64") -> list[Array]:
+    """The outputs in float64, or in the model's types with "as-is", by the interpreter of the imported graph."""
     from dnnc.ir.interp import run
 
     f = engine.facts["executable"]
     graph = f.programs[-1].graph if hasattr(f, "programs") else f.graph
-    return run(graph, [inputs[i.name] for i in f.inputs], "float64")
+    return run(graph, [inputs[i.name] for i in f.inputs], precision)
 
 
 # --- peers --------------------------------------------------------------------------------------------------------------------

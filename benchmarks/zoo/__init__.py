@@ -33,8 +33,9 @@ def read_manifest(folder: str | Path) -> dict[str, dict[str, Any]]:
 def make_inputs(row: Mapping[str, Any], seed: int = 0) -> dict[str, Array]:
     """Arrays for a model's inputs, the same for the same seed.
 
-    How an input is filled: `value` everywhere; else floats uniform in [lo, hi), or normal with `scale` and `shift`; integers in [lo, hi),
-    [0, 2) by default; bools that are true with probability `p`.
+    How an input is filled: `value` everywhere; with `prefix` the first elements of each row are 1, the others 0 (at least one is 1, as in a
+    mask of padded sequences); else floats uniform in [lo, hi), or normal with `scale` and `shift`; integers in [lo, hi), [0, 2) by default,
+    in ascending order along the last axis with `sorted`; bools that are true with probability `p`.
     """
     rng = np.random.RandomState(1000 * row.get("seed", 0) + seed)
     return {i["name"]: _fill(rng, i) for i in row["inputs"]}
@@ -44,10 +45,14 @@ def _fill(rng: np.random.RandomState, i: Mapping[str, Any]) -> Array:
     shape, dtype = tuple(i["shape"]), np.dtype(i["dtype"])
     if "value" in i:
         return np.full(shape, i["value"], dtype)
+    if i.get("prefix"):
+        lengths = rng.randint(1, shape[-1] + 1, (*shape[:-1], 1))
+        return np.asarray(np.arange(shape[-1]) < lengths).astype(dtype)
     if dtype.kind == "b":
         return np.asarray(rng.random_sample(shape) < i.get("p", 1.0))
     if dtype.kind in "iu":
-        return np.asarray(rng.randint(i.get("lo", 0), i.get("hi", 2), shape)).astype(dtype)
+        integers = np.asarray(rng.randint(i.get("lo", 0), i.get("hi", 2), shape)).astype(dtype)
+        return np.sort(integers, -1) if i.get("sorted") else integers
     if "lo" in i:
         return np.asarray(rng.uniform(i["lo"], i["hi"], shape)).astype(dtype)
     return np.asarray(rng.standard_normal(shape) * i.get("scale", 1.0) + i.get("shift", 0.0)).astype(dtype)
