@@ -10,6 +10,11 @@ from families.entry import Entry, Made
 
 NETS = {
     "graphs": "graph networks",
+    "detection": "detection",
+    "signals": "signals",
+    "volumes": "volumes and points",
+    "tables": "recommenders and tables",
+    "generative": "generative and dense",
 }
 
 

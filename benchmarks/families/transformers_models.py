@@ -66,10 +66,10 @@ TEXT, DECODER, SEQ2SEQ, VISION, BOTH = "text", "decoder", "seq2seq", "vision", "
 WAVE, SPEECH, VIDEO, SERIES = "wave", "speech", "video", "series"
 TYPES = {
     TEXT: """albert bert bert-generation big_bird camembert canine convbert data2vec-text deberta deberta-v2 distilbert electra ernie esm
-        eurobert flaubert fnet funnel ibert layoutlm luke megatron-bert mobilebert modernbert mpnet mra nomic_bert nystromformer
+        eurobert flaubert fnet ibert layoutlm luke megatron-bert mobilebert modernbert mpnet mra nomic_bert nystromformer
         rembert roberta roberta-prelayernorm roformer splinter squeezebert xlm xlm-roberta xlm-roberta-xl xlnet xmod yoso longformer reformer
         perceiver markuplm lilt jina_embeddings_v3 dpr tapas imagegpt fastspeech2_conformer""",
-    DECODER: """apertus arcee bamba biogpt bitnet bloom codegen cohere cohere2 cpmant ctrl dbrx deepseek_v2 deepseek_v3 diffllama doge
+    DECODER: """apertus arcee bamba biogpt bitnet bloom codegen cohere cohere2 cpmant ctrl deepseek_v2 deepseek_v3 diffllama doge
         dots1 ernie4_5 ernie4_5_moe exaone4 falcon falcon_h1 falcon_mamba flex_olmo gemma gemma2 gemma3_text glm glm4 glm4_moe
         gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gpt_oss gptj granite granitemoe granitemoehybrid granitemoeshared helium
         hunyuan_v1_dense hunyuan_v1_moe jamba jetmoe kimi_linear lfm2 lfm2_moe llama llama4_text longcat_flash mamba mamba2 minicpm3 minimax
@@ -79,13 +79,13 @@ TYPES = {
         zamba zamba2 gemma3n_text""",
     SEQ2SEQ: """bart bigbird_pegasus blenderbot blenderbot-small fsmt led longt5 m2m_100 marian mbart mt5 mvp nllb-moe pegasus pegasus_x
         plbart prophetnet switch_transformers t5 t5gemma umt5""",
-    VISION: """beit bit convnext convnextv2 cvt data2vec-vision deit dinat dinov2 dinov2_with_registers dinov3_convnext dinov3_vit donut-swin
+    VISION: """beit bit convnext convnextv2 cvt data2vec-vision deit dinov2 dinov2_with_registers dinov3_convnext dinov3_vit donut-swin
         dpt efficientnet focalnet glpn hgnet_v2 hiera ijepa levit mobilenet_v1 mobilenet_v2 mobilevit mobilevitv2 poolformer pvt pvt_v2
         regnet resnet segformer siglip_vision_model clip_vision_model swiftformer swin swin2sr swinv2 textnet vit vit_mae vit_msn vitdet
-        detr conditional_detr deformable_detr rt_detr rt_detr_v2 d_fine dab-detr lw_detr table-transformer yolos mask2former maskformer
-        superpoint zoedepth depth_anything vitmatte vitpose upernet sam_vision_model sam2_vision_model
+        detr conditional_detr deformable_detr dab-detr table-transformer yolos maskformer
+        superpoint depth_anything upernet sam_vision_model sam2_vision_model
         radio aimv2_vision_model mlcd_vision_model pixio""",
-    BOTH: """align altclip blip chinese_clip clip clipseg flava groupvit metaclip_2 owlv2 owlvit siglip vilt visual_bert
+    BOTH: """altclip blip chinese_clip clip clipseg flava groupvit metaclip_2 owlv2 owlvit siglip vilt visual_bert
         bridgetower git aimv2""",
     WAVE: "wav2vec2 hubert sew sew-d unispeech unispeech-sat wavlm data2vec-audio wav2vec2-conformer",
     SPEECH: "whisper audio-spectrogram-transformer wav2vec2-bert speech_to_text moonshine parakeet_encoder voxtral_encoder encodec dac mimi univnet",
@@ -125,10 +125,7 @@ NECK = {"reassemble_hidden_size": WIDTH, "neck_hidden_sizes": [16, 32, 64, 64], 
 SERIES_SIZES = {"prediction_length": 12, "context_length": 24, "num_time_features": 2}
 CLASSES = {
     "superpoint": "SuperPointForKeypointDetection",
-    "zoedepth": "ZoeDepthForDepthEstimation",
     "depth_anything": "DepthAnythingForDepthEstimation",
-    "vitmatte": "VitMatteForImageMatting",
-    "vitpose": "VitPoseForPoseEstimation",
     "upernet": "UperNetForSemanticSegmentation",
 }
 VALUES: dict[str, dict[str, Any]] = {
@@ -157,12 +154,13 @@ VALUES: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 8},
     "gptj": {"rotary_dim": 16},
     "codegen": {"rotary_dim": 16},
-    "dbrx": {"attn_config": {"kv_n_heads": 2}, "ffn_config": {"ffn_hidden_size": 128, "moe_num_experts": 4, "moe_top_k": 2}},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
-    "funnel": {"block_sizes": [1, 1, 1]},
     "xmod": {"languages": ["en_XX", "de_DE"], "default_language": "en_XX"},
     "lilt": {"hidden_size": 96},
-    "dots1": {**ROUTED, "num_key_value_heads": 2},
+    "dots1": {**ROUTED, "num_key_value_heads": 2, "n_shared_experts": 1},
+    "luke": {"entity_vocab_size": 100},
+    "efficientnet": {"hidden_dim": 2560},
+    "swin2sr": {"embed_dim": 60, "depths": [2, 2], "num_heads": [6, 6]},
     "hunyuan_v1_dense": {"rope_parameters": ROPE, "head_dim": 32},
     "hunyuan_v1_moe": {"rope_parameters": ROPE, "head_dim": 32},
     "ministral": {"rope_parameters": ROPE, "head_dim": 32, "num_key_value_heads": 2},
@@ -181,7 +179,6 @@ VALUES: dict[str, dict[str, Any]] = {
     "table-transformer": RESNET,
     "upernet": {"backbone_config": {**RESNET["backbone_config"], "out_features": ["stage1", "stage2", "stage3", "stage4"]}, "hidden_size": 64},
     "depth_anything": {"backbone_config": {**DINO, "out_features": ["stage1", "stage2", "stage3", "stage4"]}, **NECK},
-    "vitpose": {"backbone_config": {"model_type": "vitpose_backbone", "image_size": [64, 48], **PLAIN}},
     "whisper": {"max_source_positions": 50},
     "voxtral_encoder": {"max_source_positions": 50},
     "audio-spectrogram-transformer": {"max_length": 128},
@@ -335,6 +332,7 @@ INPUTS: dict[str, Callable[[Any], list[Row]]] = {
     "parakeet_encoder": _speech(80, 100, True),
     "audio-spectrogram-transformer": lambda config: [floats("input_values", "batch", 128, 128)],
     "moonshine": lambda config: [floats("input_values", "batch", 8000), tokens(12, VOCABULARY, "decoder_input_ids")],
+    "perceiver": lambda config: [floats("inputs", "batch", 32, config.d_model)],
     "encodec": lambda config: [floats("input_values", "batch", 1, 3200)],
     "dac": lambda config: [floats("input_values", "batch", 1, 4096)],
     "mimi": lambda config: [floats("input_values", "batch", 1, 7680)],
