@@ -15,6 +15,8 @@ NETS = {
     "volumes": "volumes and points",
     "tables": "recommenders and tables",
     "generative": "generative and dense",
+    "sequences": "sequences",
+    "memories": "memories and solvers",
 }
 
 
