@@ -1,4 +1,4 @@
-"""An entry -> an .onnx file, the outputs that PyTorch has for its inputs, and its row of the index."""
+"""An entry -> an .onnx file, the outputs that PyTorch (or ONNX Runtime without optimizations) has for its inputs, and its row of the index."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import torch
 import zoo
 from onnx import AttributeProto, ModelProto
 
 from families.apart import Tell
-from families.entry import Entry, Flat, Made, sizes_at, symbols_of
+from families.entry import Drawn, Entry, Flat, Made, sizes_at, symbols_of
 from families.index import Row, Variation, alternatives, fraction, variation
 from families.weights import settle
 
@@ -25,7 +26,7 @@ MOST_BYTES = 8_000_000  # of outputs that are stored
 
 
 def build(entry: Entry, folder: Path, tell: Tell) -> Row:
-    """Write `folder/NAME.onnx` and `folder/NAME.npz`; the model's row. `attempts` in the row say what did not export first, and why."""
+    """Write `folder/NAME.onnx` and `folder/NAME.npz`, the expected outputs; the model's row. Its `attempts`: what did not export first, and why."""
     start, seed = time.perf_counter(), int(fraction(entry.name, "seed") * 2**31)
     wanted = variation(entry.name)
     torch.manual_seed(seed)
@@ -36,18 +37,36 @@ def build(entry: Entry, folder: Path, tell: Tell) -> Row:
     row: Row = {"name": entry.name, "family": entry.family, "source": entry.source, "seed": seed % 100_000}
     row["batch"] = wanted.batch if any("batch" in i["shape"] for i in made.inputs) else 1
     row["inputs"] = [{**i, "shape": sizes_at(i["shape"], row["batch"])} for i in made.inputs]
+    path = folder / f"{entry.name}.onnx"
+    if isinstance(made, Drawn):
+        onnx.checker.check_model(made.model)
+        onnx.save(made.model, str(path))
+        outputs = run_reference(made.model, row)
+        return finish(row | {"exporter": "graph", "attempts": []}, path, outputs, start)
     net = Flat(made)
     if made.settled:
         settle(net, samples(made, row, max(row["batch"], 4)), seed)
     given = samples(made, row, row["batch"])
     tell("running")
     outputs = [t.numpy() for t in net.eval()(*given)]
-    path = folder / f"{entry.name}.onnx"
     done, attempts = export(net, made, row, wanted, path, len(outputs), tell)
-    store(folder / f"{entry.name}.npz", outputs)
+    return finish(row | {"exporter": done.exporter, "attempts": attempts}, path, outputs, start)
+
+
+def finish(row: Row, path: Path, outputs: list[Array], start: float) -> Row:
+    """The whole row of a written model; its expected outputs lie beside it."""
+    store(path.with_suffix(".npz"), outputs)
     model = onnx.load(str(path))
-    row |= {"exporter": done.exporter, "symbolic": symbolic_inputs(model), "attempts": attempts}
-    return row | describe(model, outputs) | {"file_bytes": path.stat().st_size, "build_s": round(time.perf_counter() - start, 1)}
+    row |= {"symbolic": symbolic_inputs(model)} | describe(model, outputs)
+    return row | {"file_bytes": path.stat().st_size, "build_s": round(time.perf_counter() - start, 1)}
+
+
+def run_reference(model: ModelProto, row: Row) -> list[Array]:
+    """The outputs by ONNX Runtime without its optimizations; ONNX' own reference takes minutes for convolutions."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return [np.asarray(a) for a in session.run(None, zoo.make_inputs(row))]
 
 
 def samples(made: Made, row: Row, batch: int) -> list[torch.Tensor]:

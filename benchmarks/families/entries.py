@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 
 from families import timm_models, transformers_models
-from families.entry import Entry, Made
+from families.entry import Drawn, Entry, Made
 
 NETS = {
     "graphs": "graph networks",
@@ -17,6 +17,7 @@ NETS = {
     "generative": "generative and dense",
     "sequences": "sequences",
     "memories": "memories and solvers",
+    "drawn": "written with onnx.helper",
 }
 
 
@@ -28,10 +29,10 @@ def written_out() -> list[Entry]:
     """The networks of `nets/`."""
     out = []
     for module, family in NETS.items():
-        table: dict[str, Callable[[], Made]] = importlib.import_module(f"families.nets.{module}").NETS
+        table: dict[str, Callable[[], Made | Drawn]] = importlib.import_module(f"families.nets.{module}").NETS
         out += [Entry(f"net_{name}", family, f"nets.{module}:{name}", _without_batch(make)) for name, make in table.items()]
     return out
 
 
-def _without_batch(make: Callable[[], Made]) -> Callable[[int], Made]:
+def _without_batch(make: Callable[[], Made | Drawn]) -> Callable[[int], Made | Drawn]:
     return lambda batch: make()

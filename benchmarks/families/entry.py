@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from onnx import ModelProto
 from torch import Tensor, nn
 
 Size = int | str  # a number, "batch", or "NAME:SIZE" for a size that may be symbolic
@@ -24,13 +25,21 @@ class Made:
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """A finished model, for what is written with onnx.helper; "batch" in its shapes is a symbolic size."""
+
+    model: ModelProto
+    inputs: list[Row]
+
+
+@dataclass(frozen=True)
 class Entry:
     """A model of the corpus. `make(batch)` builds it."""
 
     name: str
     family: str
     source: str
-    make: Callable[[int], Made]
+    make: Callable[[int], Made | Drawn]
 
 
 class Flat(nn.Module):

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-import torchvision
 from torch import Tensor, nn
 
 from families.entry import Made, floats, image
@@ -262,7 +261,7 @@ class Recurrent(nn.Module):
 
 
 class Nerf(nn.Module):
-    """Radiance field: positional encodings, a skip, densities along rays composed by a cumulative product."""
+    """Radiance field: positional encodings, a skip, densities along rays composed by a cumulative sum of logarithms."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -280,7 +279,7 @@ class Nerf(nn.Module):
         e = torch.cat([at, angle.sin(), angle.cos()], -1)
         h = self.b(torch.cat([self.a(e), e], -1))
         alpha = 1 - (-self.density(h)[..., 0].relu() * 0.08).exp()
-        seen = torch.cat([torch.ones_like(alpha[:, :1]), (1 - alpha + 1e-10).cumprod(-1)[:, :-1]], -1)
+        seen = torch.cat([torch.ones_like(alpha[:, :1]), (1 - alpha + 1e-10).log().cumsum(-1).exp()[:, :-1]], -1)
         w = alpha * seen
         colour = self.colour(torch.cat([h, F.normalize(direction, dim=-1)[:, None].expand(-1, z.shape[0], -1)], -1))
         return (w[..., None] * colour).sum(1), (w * z).sum(1)
@@ -326,22 +325,6 @@ class Transformer2d(nn.Module):
         theta = (self.eye + 0.1 * self.find(x)).view(-1, 2, 3)
         grid = F.affine_grid(theta, [x.shape[0], 1, 28, 28], align_corners=False)
         return self.net(F.grid_sample(x, grid, mode="bicubic", padding_mode="zeros", align_corners=False)).log_softmax(-1)
-
-
-class DeformConv(nn.Module):
-    """Deformable convolutions with masks (v2)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.where = nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 27, 3, padding=1)
-        self.weight = nn.Parameter(torch.randn(24, 16, 3, 3) / 12)
-        self.last = nn.Linear(24, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x).relu()
-        p = self.where(x)
-        x = torchvision.ops.deform_conv2d(x, p[:, :18], self.weight, padding=1, mask=p[:, 18:].sigmoid())
-        return self.last(x.relu().mean((2, 3)))
 
 
 class NonLocal(nn.Module):
@@ -481,7 +464,6 @@ NETS: dict[str, Callable[[], Made]] = {
     "nerf": lambda: Made(Nerf(), [floats("origin", "rays:128", 3, scale=0.3), floats("direction", "rays:128", 3)]),
     "hash_field": lambda: Made(HashField(), [floats("x", "points:500", 3, lo=0.0, hi=1.0)]),
     "spatial_transformer": lambda: Made(Transformer2d(), [image(1, 28, 28)]),
-    "deform_conv": lambda: Made(DeformConv(), [image(3, 48, 48)]),
     "non_local": lambda: Made(NonLocal(), [image(3, 48, 48)]),
     "deeplab": lambda: Made(DeepLab(), [image(3, 96, 96)]),
     "style_transfer": lambda: Made(StyleTransfer(), [image(3, 64, 64)]),
