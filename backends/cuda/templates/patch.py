@@ -16,10 +16,11 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates import mma, simt, wgmma
+from dnnc.backends.cuda.templates import mma, patch_depthwise, simt, wgmma
 from dnnc.backends.cuda.templates.nest import contraction_of
 from dnnc.backends.cuda.templates.patch_kernel import Image, PatchKernel, Shape
 from dnnc.backends.cuda.templates.staging import L2_RATE, LATENCY, plan_tile, resident
@@ -29,7 +30,7 @@ from dnnc.ir.expr import Load, const, substitute, value, walk
 from dnnc.ir.operator.stmt import Buffer, Kernel
 from dnnc.ir.ops.window import window
 from dnnc.ir.types import TensorType
-from dnnc.passes.graph.channels_last import last
+from dnnc.passes.graph.channels_last import last, taps_first
 from dnnc.passes.schedule.problem import Knobs, Problem
 
 ORDER = ("slices",)  # of groups of warps; within one the chunks are added up in order
@@ -46,12 +47,12 @@ SEARCHED = 60
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    """The best shapes, where they promise to be faster than the tiles of a matrix product."""
+    """The best shapes, where they promise to be faster than what other templates make of the problem."""
     image = image_of(problem, target)
     if image is None:
         return []
     found = ranked(image, target)
-    if not found or found[0][0] >= product_cost(problem, target):
+    if not found or found[0][0] >= (patch_depthwise.window_cost(image, target) if image.depthwise else product_cost(problem, target)):
         return []
     return [s.knobs for _, s in found[:8]]
 
@@ -67,7 +68,14 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
     if image is None:
         raise ScheduleError("the nest is no convolution of an image with channels last")
     constants = problem.constants if target.major >= 9 else frozenset()
+    if image.depthwise:
+        return patch_depthwise.DepthwiseKernel(image, patch_depthwise.Slab.of(image, knobs), constants).build()
     return PatchKernel(image, Shape.of(image, knobs), constants).build()
+
+
+def ranked(image: Image, target: GpuTarget) -> Sequence[tuple[float, Shape | patch_depthwise.Slab]]:
+    """What fits, by estimated cycles."""
+    return patch_depthwise.ranked(image, target) if image.depthwise else ranked_shapes(image, target)
 
 
 def product_cost(problem: Problem, target: GpuTarget) -> float:
@@ -109,29 +117,29 @@ def _image_of(problem: Problem) -> Image | None:
     if x is None or w is None or not isinstance(a, Load) or not isinstance(b, Load) or a.dtype is not b.dtype or a.buf is b.buf:
         return None
     group = int(node.attrs["group"])
-    if any(v.type.dtype not in (f16, bf16, f32) or not _fixed(v.type) for v in (x, w, y)) or c.cols.size < 2:
+    if any(v.type.dtype not in (f16, bf16, f32) or not _fixed(v.type) for v in (x, w, y)):
         return None
-    row = _row(x.type, group == 1)
-    if (
-        row is None
-        or _row(w.type, group == 1) is None
-        or c.batch.size != group
-        or any(isinstance(e, Load) and e.buf in (a.buf, b.buf) for e in walk(c.store.value))
-    ):
+    if any(isinstance(e, Load) and e.buf in (a.buf, b.buf) for e in walk(c.store.value)):
         return None
-    rank = x.type.rank - 2
-    win = window(rank, w.type.shape[2:], node.attrs["strides"], node.attrs["pads"], node.attrs["dilations"])
+    depthwise = group > 1 and c.cols.size == 1 and group == x.type.shape[1] == w.type.shape[0]
+    if depthwise:  # channels are batches of the nest, each with one column
+        c = replace(c, batch=c.cols, b=replace(c.b, axis=c.batch))
+    row = _row(x.type, depthwise or group == 1)
+    fits = c.cols.size == row if depthwise else c.batch.size == group and c.cols.size > 1 and _row(w.type, group == 1) is not None
+    if row is None or not fits or (depthwise and w.type.layout != taps_first(w.type.rank, x.type.layout.block(1) if x.type.layout else 1)):
+        return None
+    win = window(x.type.rank - 2, w.type.shape[2:], node.attrs["strides"], node.attrs["pads"], node.attrs["dilations"])
     n, inside, sizes, taps = _ints(x.type.shape[:1])[0], _ints(x.type.shape[2:]), _ints(y.type.shape[2:]), _ints(win.kernel)
     if c.red.size % math.prod(taps) or c.rows.size != n * math.prod(sizes):
         return None
-    channels = c.red.size // math.prod(taps)
+    filters = (c.red.size, row) if depthwise else (group * c.cols.size, c.red.size)
     image = Image(
         c,
         Buffer(a.buf.name, a.dtype, tuple(map(const, (n, *inside, row)))),
-        Buffer(b.buf.name, b.dtype, tuple(map(const, (group * c.cols.size, c.red.size)))),
-        n, inside, sizes, taps, win.strides, win.dilations, _ints(win.begin), row, channels,
+        Buffer(b.buf.name, b.dtype, tuple(map(const, filters))),
+        n, inside, sizes, taps, win.strides, win.dilations, _ints(win.begin), row, c.red.size // math.prod(taps), depthwise,
     )  # fmt: skip
-    return image if row >= group * channels and _agrees(image, a, b) else None
+    return image if row >= c.batch.size * image.channels and _agrees(image, a, b) else None
 
 
 def _fixed(t: TensorType) -> bool:
@@ -157,12 +165,13 @@ def _agrees(image: Image, a: Load, b: Load) -> bool:
     points = [tuple(rng.choice((0, 1, x.size // 2, x.size - 1, rng.randrange(x.size))) % x.size for x in axes) for _ in range(SAMPLES)]
     for g, m, o, k in points:
         env = {**c.batch.at(g), **c.rows.at(m), **c.cols.at(o), **c.red.at(k)}
-        place = image.place(g, m, k)
+        place = image.place(o if image.depthwise else g, m, k)
+        held = k * image.row + o if image.depthwise else (g * c.cols.size + o) * c.red.size + k
         if all(value(substitute(e, env)) for e in c.a.conds) != (place is not None):
             return False
         if place is not None and value(substitute(a.buf.offset(a.idx), env)) != place:
             return False
-        if value(substitute(b.buf.offset(b.idx), env)) != (g * c.cols.size + o) * c.red.size + k:
+        if value(substitute(b.buf.offset(b.idx), env)) != held:
             return False
     return not c.b.conds
 
@@ -170,7 +179,7 @@ def _agrees(image: Image, a: Load, b: Load) -> bool:
 # --- what a schedule costs ----------------------------------------------------------------------------------------------------------
 
 
-def ranked(image: Image, target: GpuTarget) -> list[tuple[float, Shape]]:
+def ranked_shapes(image: Image, target: GpuTarget) -> list[tuple[float, Shape]]:
     """The shapes that fit, by estimated cycles."""
     found = [(cost(image, s, target), k, s) for k, s in enumerate(shapes(image)) if fits(image, s, target)]
     return [(cycles, s) for cycles, _, s in sorted(found, key=lambda x: x[:2])]

@@ -8,7 +8,7 @@ read from shared memory as vectors, and a tap may begin with any chunk. Ordinary
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +18,7 @@ from dnnc.backends.cuda.templates.nest import Contraction
 from dnnc.ir.dtype import boolean, f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, cast, const, minimum
-from dnnc.ir.operator.stmt import Buffer, Builder, Kernel, call
+from dnnc.ir.operator.stmt import Block, Buffer, Builder, Kernel, call
 from dnnc.passes.schedule.problem import Knobs
 
 UNROLLED = 12  # steps of a sum that are unrolled
@@ -27,8 +27,8 @@ WIDE = 8  # results that a thread finishes at a time
 
 @dataclass(frozen=True)
 class Image:
-    """A convolution. `x`: [images, *inside, row]; `w`: [outputs, taps * channels]; `sizes` of the result, `taps`, strides and so on by axis;
-    `row`: elements of a pixel in memory; `channels` of a group."""
+    """A convolution. `x`: [images, *inside, row]; `w`: [outputs, taps * channels], of a depthwise one [taps, row]; `sizes` of the result, `taps`,
+    strides and so on by axis; `row`: elements of a pixel in memory; `channels` of a group. The columns of a depthwise one are its channels."""
 
     c: Contraction
     x: Buffer
@@ -42,6 +42,7 @@ class Image:
     begin: tuple[int, ...]
     row: int
     channels: int
+    depthwise: bool = False
 
     @cached_property
     def tensor(self) -> bool:
@@ -95,6 +96,60 @@ class Image:
         for i, size in zip(at, self.inside):
             m = m * size + i
         return m * self.row + g * self.channels + channel
+
+    def with_body(self, body: Block) -> Kernel:
+        """The kernel, whose image and filters are the buffers here."""
+        kernel, swap = self.c.kernel, {p.name: p for p in (self.x, self.w)}
+        params = tuple(swap.get(p.name, p) for p in kernel.entry.params)
+        return replace(kernel, funcs=(*kernel.funcs[:-1], replace(kernel.entry, params=params))).with_body(body)
+
+
+@dataclass(frozen=True)
+class PatchCopy:
+    """How `threads` threads of a block, of which this one is number `t`, bring parts of an image and of filters into shared memory."""
+
+    image: Image
+    threads: int
+    t: Expr
+
+    @contextmanager
+    def turns(self, b: Builder, count: int, name: str) -> Iterator[Expr]:
+        """`for r: e = r * threads + t; if e < count:`, the threads taking turns; gives e."""
+        n = -(-count // self.threads)
+        with b.loop("r", n, "unroll" if n <= 4 else "range") as r:
+            e = b.let(name, r * self.threads + self.t)
+            with b.when(e < count):
+                yield e
+
+    def vector(self, b: Builder, cond: Expr, to: Buffer, there: tuple[Expr, ...], source: Buffer, here: tuple[Expr, ...], lanes: int) -> None:
+        """Copy a vector, or put zeros where `cond` does not hold."""
+
+        def copied() -> None:
+            if lanes * source.dtype.bytes >= 4:
+                b.do("cp_async", to.ref(*there, lanes=lanes), source.ref(*here, lanes=lanes))
+            else:
+                b.store(to, there, source.at(*here))
+
+        b.branch(cond, copied, lambda: b.store(to, there, const(0, to.dtype), lanes))
+
+    def patch(self, b: Builder, to: Buffer, sizes: tuple[int, ...], origin: Sequence[Expr], first: Expr, channels: int, lanes: int) -> None:
+        """The pixels that a tile reads: `sizes` of them along each axis, for results from `origin` on, of which the first number is the image's;
+        channels from `first` on. Outside of the image there are zeros."""
+        i, across = self.image, channels // lanes
+        with self.turns(b, math.prod(sizes) * across, "p") as e:
+            pixel, channel = b.let("pixel", e // across), e % across * lanes
+            cond, at, left = first + channel < i.row, [], pixel
+            for k in reversed(range(len(sizes))):
+                place = b.let("at", origin[k + 1] * i.strides[k] + left % sizes[k] - i.begin[k])
+                left, cond = left // sizes[k], cond & (place >= 0) & (place < i.inside[k])
+                at.insert(0, place)
+            self.vector(b, cond, to, (pixel, channel), i.x, (origin[0], *at, first + channel), lanes)
+
+    def wait(self, b: Builder) -> None:
+        """Until what all threads copied is there."""
+        b.do("cp_async_commit")
+        b.do("cp_async_wait", 0)
+        b.do("barrier")
 
 
 @dataclass(frozen=True)
@@ -250,79 +305,42 @@ class PatchKernel:
             self.sums = b.alloc("sums", f32, s.slices, s.sum_rows, s.sum_pitch, space="shared")
             with b.loop("w", s.warps, "warp") as w, b.loop("l", 32, "lane") as lane:
                 self.body(b, w, lane)
-        swap = {p.name: p for p in (i.x, i.w)}
-        entry = self.c.kernel.entry
-        kernel = replace(self.c.kernel, funcs=(*self.c.kernel.funcs[:-1], replace(entry, params=tuple(swap.get(p.name, p) for p in entry.params))))
-        return kernel.with_body(b.block())
+        return i.with_body(b.block())
 
     def body(self, b: Builder, w: Expr, lane: Expr) -> None:
         s, t = self.s, w * 32 + lane
-        self.threads = s.warps * 32
+        copy = PatchCopy(self.i, s.warps * 32, t)
         if self.early:
             b.do("pdl_launch")
-        self.copy_filters(b, t)
+        self.copy_filters(b, copy)
         if self.early:
             b.do("pdl_wait")
-        self.copy_patch(b, t)
-        b.do("cp_async_commit")
-        b.do("cp_async_wait", 0)
-        b.do("barrier")
+        channels = s.group * self.i.channels
+        copy.patch(b, self.patch, s.patch, (self.image, *self.origin), self.group0 * self.i.channels, channels, s.patch_lanes)
+        copy.wait(b)
         self.row = b.let("m0", w % s.down) * s.tm * self.i.unit
         self.col = b.let("n0", w // s.down % s.across) * s.tn
         self.g = b.let("g", w // (s.down * s.across) % s.group)
         self.slice = b.let("slice", w // (s.down * s.across * s.group))
         (self.tensor_products if self.i.tensor else self.plain_products)(b, lane)
         b.do("barrier")
-        self.finish(b, t)
+        self.finish(b, copy)
 
     # --- copies -----------------------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def turns(self, b: Builder, count: int, t: Expr, name: str) -> Iterator[Expr]:
-        """`for r: e = r * threads + t; if e < count:`, the threads of a block taking turns; gives e."""
-        n = -(-count // self.threads)
-        with b.loop("r", n, "unroll" if n <= 4 else "range") as r:
-            e = b.let(name, r * self.threads + t)
-            with b.when(e < count):
-                yield e
-
-    def copy_filters(self, b: Builder, t: Expr) -> None:
+    def copy_filters(self, b: Builder, copy: PatchCopy) -> None:
         """Rows of filters, which lie one after the other, and zeros behind each."""
         i, s, lanes, size = self.i, self.s, self.s.filter_lanes, self.c.red.size
-        with self.turns(b, s.group * s.bn * (size // lanes), t, "f") as e:
+        with copy.turns(b, s.group * s.bn * (size // lanes), "f") as e:
             f, k = b.let("row", e // (size // lanes)), e % (size // lanes) * lanes
             group, col = self.group0 + f // s.bn, self.col0 + f % s.bn
             cond = (group < self.c.batch.size) & (col < self.c.cols.size)
             at = minimum(group * self.c.cols.size + col, self.c.batch.size * self.c.cols.size - 1)
-            self.copy(b, cond, self.filters, (f, k), i.w, (at, k), lanes)
+            copy.vector(b, cond, self.filters, (f, k), i.w, (at, k), lanes)
         left, wide = s.filter_size - size, i.chunk
         if left:
-            with self.turns(b, s.group * s.bn * (left // wide), t, "z") as e:
+            with copy.turns(b, s.group * s.bn * (left // wide), "z") as e:
                 b.store(self.filters, (e // (left // wide), size + e % (left // wide) * wide), const(0, i.w.dtype), wide)
-
-    def copy_patch(self, b: Builder, t: Expr) -> None:
-        i, s, lanes = self.i, self.s, self.s.patch_lanes
-        across = s.group * i.channels // lanes
-        with self.turns(b, s.patch_pixels * across, t, "p") as e:
-            pixel, channel = b.let("pixel", e // across), e % across * lanes
-            first = self.group0 * i.channels + channel
-            cond, at, left = first < i.row, [], pixel
-            for k in reversed(range(len(s.patch))):
-                y = b.let("at", self.origin[k] * i.strides[k] + left % s.patch[k] - i.begin[k])
-                left, cond = left // s.patch[k], cond & (y >= 0) & (y < i.inside[k])
-                at.insert(0, y)
-            self.copy(b, cond, self.patch, (pixel, channel), i.x, (self.image, *at, first), lanes)
-
-    def copy(self, b: Builder, cond: Expr, to: Buffer, there: tuple[Expr, ...], source: Buffer, here: tuple[Expr, ...], lanes: int) -> None:
-        """A vector, or zeros where `cond` does not hold."""
-
-        def copied() -> None:
-            if lanes * source.dtype.bytes >= 4:
-                b.do("cp_async", to.ref(*there, lanes=lanes), source.ref(*here, lanes=lanes))
-            else:
-                b.store(to, there, source.at(*here))
-
-        b.branch(cond, copied, lambda: b.store(to, there, const(0, to.dtype), lanes))
 
     # --- products ---------------------------------------------------------------------------------------------------------------
 
@@ -423,11 +441,11 @@ class PatchKernel:
 
     # --- results ----------------------------------------------------------------------------------------------------------------
 
-    def finish(self, b: Builder, t: Expr) -> None:
+    def finish(self, b: Builder, copy: PatchCopy) -> None:
         """Neighbouring threads finish neighbouring results of a pixel."""
         i, s, c, width = self.i, self.s, self.c, self.s.width
         across = s.group * s.bn // width
-        with self.turns(b, s.pixels * across, t, "e") as e:
+        with copy.turns(b, s.pixels * across, "e") as e:
             m, col = b.let("m", e // across), e % across * width
             group, col0 = b.let("group", self.group0 + col // s.bn), self.col0 + col % s.bn
             row, left, far, cond = self.image * math.prod(i.sizes), m, 1, group < c.batch.size

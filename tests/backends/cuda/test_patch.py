@@ -12,6 +12,7 @@ from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import compile_many
 from dnnc.backends.cuda.target import FACTS, GpuTarget
 from dnnc.backends.cuda.templates import patch, templates
+from dnnc.backends.cuda.templates.patch_depthwise import Slab
 from dnnc.backends.cuda.templates.patch_kernel import Image
 from dnnc.backends.link import pack
 from dnnc.ir.graph import Graph
@@ -37,13 +38,16 @@ def listed(values: Ints) -> str:
 def problem(
     t: str, n: int, channels: int, outs: int, groups: int, inside: Ints, taps: Ints, stride: int = 1, pad: int = 0, dilation: int = 1, block: int = 1
 ) -> tuple[Graph, Problem]:
-    """relu(conv(x, w) + b + z) with channels last; `channels` and `outs` are those of a group, `block` pads the rows of channels."""
+    """relu(conv(x, w) + b + z) with channels last; `channels` and `outs` are those of a group, `block` pads the rows of channels. Filters of a
+    depthwise convolution have their channels last too."""
     r, order = len(inside), " ".join(str(k) for k in range(2, 2 + len(inside)))
     rows = f'@ "0 {order} 1"' if block == 1 else f'@ "0 {order} 1/{block} 1%{block}"'
+    depthwise = channels == outs == 1 < groups
+    filters = rows if not depthwise else f'@ "1 {order} 0"' if block == 1 else f'@ "1 {order} 0/{block} 0%{block}"'
     out = [(h + 2 * pad - (k - 1) * dilation - 1) // stride + 1 for h, k in zip(inside, taps)]
-    y = f'{t}[{listed((n, outs * groups, *out))}] @ "0 {order} 1"'
+    y = f"{t}[{listed((n, outs * groups, *out))}] " + (rows if depthwise else f'@ "0 {order} 1"')
     attrs = ", ".join(f"{k}=({listed((v,) * m)},)" for k, v, m in (("strides", stride, r), ("pads", pad, 2 * r), ("dilations", dilation, r)))
-    g = parse(f"""def g(x: {t}[{listed((n, channels * groups, *inside))}] {rows}, w: {t}[{listed((outs * groups, channels, *taps))}] {rows},
+    g = parse(f"""def g(x: {t}[{listed((n, channels * groups, *inside))}] {rows}, w: {t}[{listed((outs * groups, channels, *taps))}] {filters},
       b: {t}[{outs * groups}], z: {y}):
     h: {y} = conv(x, w, b, {attrs}, group={groups})
     i: {y} = add(h, z)
@@ -88,6 +92,11 @@ CASES = {
     "groups of a row": ("f32", 1, 6, 6, 4, (40,), (16,), 1, 8),
     "a volume": ("f16", 1, 8, 8, 2, (3, 5, 4), (3, 3, 3), 1, 1),
     "a filter of one tap": ("f16", 2, 8, 16, 4, (4, 5), (1, 1)),
+    "depthwise": ("f16", 2, 1, 1, 24, (9, 8), (3, 3), 1, 1),
+    "depthwise, stride 2": ("f32", 1, 1, 1, 16, (9, 9), (5, 5), 2, 2),
+    "depthwise, more taps in a row than are unrolled": ("bf16", 1, 1, 1, 16, (50,), (19,), 1, 9),
+    "depthwise, dilated": ("f32", 1, 1, 1, 8, (10, 9), (3, 3), 1, 2, 2),
+    "depthwise, a volume": ("f16", 1, 1, 1, 16, (3, 5, 8), (3, 3, 3), 1, 1),
 }
 
 
@@ -104,6 +113,16 @@ def test_rows_of_channels_that_are_padded() -> None:
     g, p = problem("f16", 1, 20, 16, 1, (5, 6), (3, 3), 1, 1, block=8)
     assert image(p).channels == 24
     check(g, p, patch.ranked(image(p), H200)[0][1].knobs)
+    g, p = problem("f16", 1, 1, 1, 54, (8, 6), (3, 3), 1, 1, block=8)
+    assert image(p).row == 56
+    check(g, p, patch.ranked(image(p), H200)[0][1].knobs)
+
+
+def test_bank_conflicts_are_counted() -> None:
+    """Eight lanes for four pixels of 32 bytes each: all four such runs of a warp begin in the same bank. Padded pixels lie apart."""
+    _, p = problem("f16", 1, 1, 1, 16, (56, 64), (7, 7), 1, 3)
+    slab = Slab(image(p), (1, 64), 16, 4, 2)
+    assert slab._visits(16) == 4 and slab.pitch == 24 and slab.visits == 2
 
 
 @pytest.mark.slow
@@ -118,21 +137,23 @@ def test_random_geometries(seed: int) -> None:
         if any(h + 2 * pad <= (k - 1) * dilation for h, k in zip(inside, taps)):
             continue
         channels, outs, groups = rng.choice((1, 2, 4, 8, 12, 16, 24, 40)), rng.choice((2, 3, 4, 8, 12, 16, 20)), rng.choice((1, 2, 3, 5, 8))
+        if rng.random() < 0.3:
+            channels, outs, groups = 1, 1, rng.choice((8, 16, 24, 40))
         g, p = problem(rng.choice(("f16", "bf16", "f32")), rng.choice((1, 2)), channels, outs, groups, inside, taps, stride, pad, dilation)
         read = patch.image_of(p, H200)
         if read is not None:  # loops of one iteration may leave nothing of a group
             found = patch.ranked(read, H200)
-            for _, shape in (found[0], rng.choice(found)):
+            for _, shape in [found[0], rng.choice(found)] if found else []:
                 check(g, p, shape.knobs)
             done += 1
 
 
 def test_which_convolutions() -> None:
-    """Groups as ResNeXt has them; no depthwise ones, which have no sum over channels to share; none whose channels lie first."""
+    """Groups as ResNeXt has them; depthwise ones; none whose channels lie first."""
     _, narrow = problem("f16", 1, 4, 4, 32, (56, 56), (3, 3), 1, 1)
     assert dict(patch.candidates(narrow, H200)[0])["bn"] == 4
-    _, depthwise = problem("f16", 1, 1, 1, 32, (14, 14), (3, 3), 1, 1)
-    assert patch.image_of(depthwise, H200) is None
+    _, depthwise = problem("f16", 1, 1, 1, 64, (56, 56), (31, 31), 1, 15)
+    assert image(depthwise).depthwise and patch.candidates(depthwise, H200)
     g = parse("def g(x: f16[1, 32, 9, 9], w: f16[32, 4, 3, 3]):\n    return conv(x, w, group=8)")
     (group,) = plan_fusion(g).groups
     assert patch.image_of(classify(group.nodes, lower(g, group.nodes, group.output)), H200) is None
@@ -161,6 +182,8 @@ COMPILED = (
     ("f16", 1, 64, 64, 1, (12800,), (11,), 1, 25, 5),
     ("f32", 32, 16, 16, 32, (14, 14), (3, 3), 1, 1),
     ("f32", 1, 1, 2, 32, (56, 56), (3, 3), 1, 1),
+    ("f16", 32, 1, 1, 96, (56, 56), (7, 7), 1, 3),
+    ("f32", 1, 1, 1, 64, (56, 56), (31, 31), 1, 15),
 )
 
 
