@@ -21,6 +21,7 @@ from dnnc.autotune.task import Task
 from dnnc.autotune.trial import Trial
 from dnnc.autotune.variants import as_choice, name_of
 from dnnc.ir.errors import TuneError
+from dnnc.ir.files import replacing
 from dnnc.passes.schedule.problem import Choice
 
 UNSAFE = ("crash", "hang", "wrong")  # what one trial of a schedule may find that bars the schedule for good
@@ -284,14 +285,8 @@ def _cut_torn(fd: int) -> int:
 
 def write_whole(path: Path, lines: Iterable[bytes]) -> None:
     """Put a log in the place of whatever is there: all of it or, where that fails, nothing. TuneError where it cannot be written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as f:
+        with replacing(path) as f:
             f.writelines(lines)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
     except OSError as e:
         raise TuneError(f"cannot write the tuning log {path}: {e.strerror or e}") from None
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -15,7 +15,6 @@ import hashlib
 import json
 import mmap
 import os
-import secrets
 import struct
 import threading
 from collections.abc import Mapping, Sequence
@@ -26,9 +25,11 @@ from typing import Any, BinaryIO
 
 from dnnc.backends.runtime import cpu_count
 from dnnc.ir.errors import ArtifactError
+from dnnc.ir.files import replacing
 
 MAGIC = b"\x89dnnc\r\n\x1a"  # no text begins so, and a transfer that rewrites line ends breaks it
 FORMAT = 1
+SUFFIX = ".dnnc"
 PAGE = 4096
 CHUNK = 4 << 20  # bytes that are hashed at once: large sections are hashed by several threads
 MAX_THREADS = 8
@@ -81,20 +82,28 @@ def write_artifact(path: str | os.PathLike[str], manifest: Mapping[str, Any], se
         sections: (name, bytes or contiguous buffer), in order.
 
     Raises:
-        ArtifactError: the file cannot be written.
+        ArtifactError: the file cannot be written, or another kind of file has this name.
     """
     target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    _check_replaceable(target)
     try:
-        with open(temporary, "xb") as file:
-            _write(file, manifest, [(name, memoryview(data).cast("B")) for name, data in sections])
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
+        with replacing(target) as file:
+            write_to(file, manifest, sections)
     except OSError as e:
         raise ArtifactError(f"cannot write {target}: {e.strerror or e}; choose a folder that exists, may be written and has room") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+
+
+def _check_replaceable(target: Path) -> None:
+    """ArtifactError where another kind of file would be lost: one that is not named .dnnc and does not hold a saved model."""
+    if target.is_dir():
+        raise ArtifactError(f"cannot write {target}: it is a folder; give the path of a file, such as model.dnnc")
+    if target.suffix != SUFFIX and target.exists() and target.stat().st_size and not is_artifact(target):
+        raise ArtifactError(f"{target} exists and is not a saved model, so it is not replaced; choose another name, such as model.dnnc")
+
+
+def write_to(file: BinaryIO, manifest: Mapping[str, Any], sections: Sequence[tuple[str, Any]]) -> None:
+    """Write the bytes of a saved model to an open file that can seek."""
+    _write(file, manifest, [(name, memoryview(data).cast("B")) for name, data in sections])
 
 
 def _write(file: BinaryIO, manifest: Mapping[str, Any], sections: Sequence[tuple[str, memoryview]]) -> None:

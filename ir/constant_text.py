@@ -6,12 +6,13 @@ import ast
 import json
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from dnnc.ir.dtype import BY_NAME, DType, from_numpy
 from dnnc.ir.errors import ModelError
+from dnnc.ir.files import replacing
 from dnnc.ir.graph import Graph
 from dnnc.ir.types import TensorType
 
@@ -115,9 +116,14 @@ def _number(node: ast.expr, dtype: DType) -> Any:
 
 def save_constants(g: Graph, path: str | Path) -> None:
     """Write the constants that the text of g does not hold, those of its subgraphs included, to an .npz file."""
+    with replacing(path) as f:
+        write_constants(g, f)
+
+
+def write_constants(g: Graph, file: BinaryIO) -> None:
+    """Write what `save_constants` writes to an open file."""
     arrays = {f"{digest}:{dtype}": _plain(a, dtype) for digest, (dtype, a) in large_constants(g).items()}
-    with open(path, "wb") as f:
-        np.savez(f, **arrays)  # type: ignore[arg-type]
+    np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def large_constants(g: Graph) -> dict[str, tuple[DType, Array]]:

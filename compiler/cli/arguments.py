@@ -58,8 +58,13 @@ def load_graph(path: str) -> Graph:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as e:
         raise ModelError(f"cannot read {path}: {getattr(e, 'strerror', None) or e}") from None
-    side = file.with_suffix(".npz")
+    side = side_file(path)
     return parse(text, load_constants(side) if side.exists() else None)
+
+
+def side_file(path: str | Path) -> Path:
+    """The .npz file with the constants of graph text."""
+    return Path(path).with_suffix(".npz")
 
 
 # --- arrays -------------------------------------------------------------------------------------------------------------------

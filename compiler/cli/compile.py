@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import typer
 
+from dnnc.backends.artifact import SUFFIX
 from dnnc.cli.arguments import Array, make_arrays
 from dnnc.cli.console import Bar, show_json, show_tables
 from dnnc.cli.models import Job, open_model, open_with_arrays, prepare
+from dnnc.cli.outputs import check_output, job_reads
 from dnnc.device_executable import DeviceExecutable
 from dnnc.executable import Executable
 from dnnc.ir.errors import InputError
+from dnnc.ir.files import replacing
 from dnnc.late import LateExecutable
 from dnnc.report.tables import Table, report_tables, show_bytes, show_seconds
 from dnnc.staged import StagedExecutable
@@ -30,6 +33,8 @@ def compile_command(job: Job, as_json: bool, output: str = "", small: bool = Fal
         raise typer.BadParameter("it says how to save, so give a file to save to as well: -o model.dnnc", param_hint="--small")
     if also and not output:
         raise typer.BadParameter("it says what to save, so give a file to save to as well: -o model.dnnc", param_hint="--also")
+    if output:
+        check_output(output, (SUFFIX,), job_reads(job))
     with Bar() as bar:
         f = open_model(job, bar)
         if also and not isinstance(f, DeviceExecutable):
@@ -56,6 +61,8 @@ def compile_command(job: Job, as_json: bool, output: str = "", small: bool = Fal
 
 def run_command(job: Job, output: str, repeat: int, seed: int, as_json: bool) -> None:
     """Run a model and print what its outputs look like."""
+    if output:
+        check_output(output, (".npz", ".npy"), job_reads(job))
     with Bar() as bar:
         start = time.perf_counter()
         f, arrays = open_with_arrays(job, bar, seed)
@@ -93,14 +100,16 @@ def timed(call: Callable[[], Any], repeat: int) -> tuple[list[Any], list[float]]
 
 def save(path: str, names: Sequence[str], results: Sequence[Array]) -> None:
     """Write outputs to a .npz file by name, or a single one to a .npy file."""
-    suffix = Path(path).suffix
-    if suffix == ".npz":
-        with open(path, "wb") as file:
-            np.savez(file, **dict(zip(names, results)))  # type: ignore[arg-type]
-    elif suffix == ".npy" and len(results) == 1:
-        np.save(path, results[0])
-    else:
-        raise typer.BadParameter(f"{path}: expected a .npz file, or a .npy file for a model of one output", param_hint="--output")
+    if Path(path).suffix == ".npy" and len(results) != 1:
+        raise InputError(f"{path}: a .npy file holds one array, the model has {len(results)} outputs; give a .npz file")
+    try:
+        with replacing(path) as file:
+            if Path(path).suffix == ".npz":
+                np.savez(file, **dict(zip(names, results)))  # type: ignore[arg-type]
+            else:
+                np.save(file, results[0])
+    except OSError as e:
+        raise InputError(f"cannot write {path}: {e.strerror or e}; choose a folder that exists, may be written and has room") from None
 
 
 def plain_spec(name: str, a: Any) -> dict[str, Any]:

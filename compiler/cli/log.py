@@ -16,6 +16,7 @@ from dnnc.autotune.task import Task
 from dnnc.autotune.trial import Trial
 from dnnc.autotune.variants import described
 from dnnc.cli.console import show_json, show_tables
+from dnnc.cli.outputs import LOGS, check_output
 from dnnc.ir.errors import TuneError
 from dnnc.passes.graph.variants import Variant
 from dnnc.report.tables import Table, show_bytes, show_count, show_seconds
@@ -53,11 +54,14 @@ def best_command(path: str, pattern: str, as_json: bool) -> None:
 
 def merge_command(paths: Sequence[str], out: str, as_json: bool) -> None:
     """Several logs as one."""
+    check_output(out, LOGS, ())
     _show_written(out, merge(paths, out), as_json)
 
 
 def prune_command(path: str, out: str, trials: int, target: str, pattern: str, as_json: bool) -> None:
     """A log without what is of no more use."""
+    if out:
+        check_output(out, LOGS, ())
     log, wanted = read(path), matcher(pattern)
     kept = {t.key for t in log.tasks.values() if wanted(t) and target in t.setting.target}
     if not kept:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import typer
 
-from dnnc.cli.arguments import parse_dims
+from dnnc.cli.arguments import parse_dims, side_file
 from dnnc.cli.console import show_code, show_json, show_tables
 from dnnc.cli.inspect import read_graph
-from dnnc.ir.constant_text import save_constants
+from dnnc.cli.outputs import check_output, read_by
+from dnnc.ir.constant_text import write_constants
+from dnnc.ir.errors import ModelError
+from dnnc.ir.files import replacing
 from dnnc.ir.graph import Graph
 from dnnc.ir.verify import verify
 from dnnc.passes.base import Pass, PassContext, PassManager, PassRecord, parse_passes
@@ -43,6 +45,8 @@ class Settings:
 
 def opt_command(path: str, dims: tuple[str, ...], settings: Settings, ctx: PassContext, as_json: bool) -> None:
     """Run passes on graph text or a model and print what comes out."""
+    if settings.output:
+        check_output(settings.output, (".py",), read_by(path), also=(side_file(settings.output),))
     graph = read_graph(path, parse_dims(dims))
     chosen = list(PASSES) if settings.passes is None else parse_passes(settings.passes, TABLE)
     reasons: list[str] = []
@@ -110,10 +114,13 @@ def memory_text(graph: Graph, fusion: FusionPlan, plan: MemoryPlan) -> str:
 
 def write(graph: Graph, path: str) -> None:
     """Write graph text, and its constants to the .npz file beside it."""
-    if not path.endswith(".py"):
-        raise typer.BadParameter(f"{path}: expected a .py file; its constants go to the .npz beside it", param_hint="--output")
-    Path(path).write_text(str(graph))
-    save_constants(graph, Path(path).with_suffix(".npz"))
+    try:
+        with replacing(path) as text, replacing(side_file(path)) as constants:
+            write_constants(graph, constants)
+            text.write(str(graph).encode())
+            text.flush()  # before the constants are renamed: a full disk leaves both old files
+    except OSError as e:
+        raise ModelError(f"cannot write {path}: {e.strerror or e}") from None
 
 
 def passes_command(as_json: bool) -> None:

@@ -26,6 +26,7 @@ from dnnc.cli.arguments import load_model, parse_cache, parse_dims
 from dnnc.cli.console import show_json, show_tables
 from dnnc.cli.errors import say
 from dnnc.cli.models import Job
+from dnnc.cli.outputs import LOGS, check_output, read_by
 from dnnc.ir.errors import InputError
 from dnnc.report.tables import Table, show_seconds
 from dnnc.tuning import Tuned, tune
@@ -72,8 +73,11 @@ def tune_command(job: Job, effort: Effort, as_json: bool) -> None:
         raise InputError(f"{job.model} is compiled already; tune the model that it was compiled from")
     log = effort.log or f"{Path(job.model).stem}.tune.jsonl"
     budget, devices = parse_budget(effort.budget), parse_devices(effort.devices)
+    check_output(log, LOGS, read_by(job.model), option="--log")
     if effort.report:
         from dnnc.report.tuning import needed
+
+        check_output(effort.report, (".html", ".htm"), (log, *read_by(job.model)), option="--report")
 
         needed()  # before the time is spent
     options: dict[str, Any] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,12 @@ import onnx
 from onnx import TensorProto
 
 from dnnc.ir.errors import InputError, InternalError, ModelError, UnsupportedError
+from dnnc.ir.files import replacing
 
 LIMIT = (1 << 31) - (1 << 20)  # bytes of a protobuf, with room for all that is no weight
 LARGE = 1 << 10  # bytes from which on a tensor goes into the other file
 ALIGN = 1 << 12
+DATA = ".data"  # appended to the name of a model: the file of its large weights
 
 
 def nbytes(model: onnx.ModelProto) -> int:
@@ -29,30 +30,17 @@ def write(model: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
     """
     target = Path(path)
     try:
-        if nbytes(model) >= LIMIT:
-            _replace(target.with_name(target.name + ".data"), lambda f: _move_out(model, f, target.name + ".data"))
-        _replace(target, lambda f: f.write(model.SerializeToString()))
+        with replacing(target) as file:
+            if nbytes(model) < LIMIT:
+                file.write(model.SerializeToString())
+                return
+            name = target.name + DATA
+            with replacing(target.with_name(name)) as weights:  # renamed last but one: a full disk leaves both old files
+                _move_out(model, weights, name)
+                file.write(model.SerializeToString())
+                file.flush()
     except OSError as e:
         raise ModelError(f"{target} cannot be written: {e}") from e
-
-
-def _replace(path: Path, fill: Any) -> None:
-    """Write a file of another name and rename it, so that no reader sees half of it."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as f:
-            fill(f)
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-
-
-def _umask() -> int:
-    now = os.umask(0)
-    os.umask(now)
-    return now
 
 
 def _move_out(model: onnx.ModelProto, f: Any, name: str) -> None:

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Sequence
 from importlib.resources import files
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from dnnc.autotune.rivals import Fused
 from dnnc.autotune.search import Outcome, Point, Result
 from dnnc.ir.errors import TuneError
+from dnnc.ir.files import replacing
 from dnnc.report.tables import show_seconds
 
 BEST = 5  # schedules of a task that are listed
@@ -39,7 +39,8 @@ def write_html(result: Result, path: str | os.PathLike[str], model: str) -> None
     """Write the report of a search. TuneError where a package is missing or the file cannot be written."""
     text = html(result, model)
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        with replacing(path) as file:
+            file.write(text.encode())
     except OSError as e:
         raise TuneError(f"cannot write the report {path}: {e.strerror or e}") from None
 

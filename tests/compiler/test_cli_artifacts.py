@@ -77,7 +77,7 @@ def test_inspect_chooses_sizes(model: Path) -> None:
         (("run", "m.dnnc", "-O", "0"), "m.dnnc is compiled already, so --opt-level cannot be chosen any more"),
         (("run", "m.dnnc", "--target", "llvm -mcpu=haswell", "--numerics", "fast"), "so --target, --numerics cannot be chosen any more"),
         (("inspect", "m.dnnc", "-O", "0"), "of the options only --dims, --stage and --kernel can be chosen"),
-        (("compile", "m.py", "--dims", "N=2", "-o", "no/m.dnnc"), "ArtifactError: cannot write no/m.dnnc"),
+        (("compile", "m.py", "--dims", "N=2", "-o", "no/m.dnnc"), "cannot write no/m.dnnc: there is no folder no"),
         (("run", "damaged.dnnc"), "ArtifactError: damaged.dnnc: the first page is damaged"),
     ],
 )

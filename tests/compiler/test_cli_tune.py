@@ -110,7 +110,7 @@ def test_fusion_in_the_table_as_data_and_in_the_log(here: Path) -> None:
         (("g.py", "--dims", "N=8", "--budget", "0s"), 2, "expected a time"),
         (("g.py", "--dims", "N=8", "--devices", "a"), 2, "numbers of GPUs"),
         (("none.onnx",), 1, "none.onnx"),
-        (("g.py", "--dims", "N=8", "--log", "no/such/folder/l.jsonl"), 1, "cannot write the tuning log"),
+        (("g.py", "--dims", "N=8", "--log", "no/such/folder/l.jsonl"), 1, "cannot write no/such/folder/l.jsonl"),
         (("g.py", "--dims", "N=8", "--target", "reference"), 1, "reference"),
     ],
 )

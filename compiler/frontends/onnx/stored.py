@@ -43,6 +43,12 @@ def take_apart(model: Any) -> Parts:
     return m.SerializeToString(deterministic=True), data
 
 
+def external_files(model: Any) -> list[str]:
+    """The files beside a model that hold its tensors, by their names in the model. ModelError where it cannot be read."""
+    places = (e.value for t in _tensors(read_proto(model)) for e in t.external_data if e.key == "location")
+    return list(dict.fromkeys(places))
+
+
 def put_together(proto: bytes, data: Sequence[Array]) -> onnx.ModelProto:
     """The model again. ModelError where the parts do not fit."""
     m = read_proto(proto)
