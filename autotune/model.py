@@ -14,7 +14,7 @@ import numpy as np
 
 from dnnc.autotune.features import NAMES
 from dnnc.autotune.forest import Forest, from_boosters
-from dnnc.ir.errors import TuneError
+from dnnc.ir.errors import TuneError, install
 
 Array = np.ndarray[Any, Any]
 SLOWEST = 16.0  # times the best of a task: what is slower, or fails, counts as this
@@ -182,5 +182,5 @@ def _xgboost() -> Any:
     try:
         import xgboost
     except ImportError as e:
-        raise TuneError("learning a cost model takes XGBoost: pip install 'dnnc[tune]'; without it the shipped model predicts, unchanged") from e
+        raise TuneError(f"learning a cost model takes XGBoost: {install('tune')}; without it the shipped model predicts, unchanged") from e
     return xgboost

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from dnnc.autotune.deal import Deal, Parcel
 from dnnc.autotune.task import Task
 from dnnc.autotune.trial import Request, Runner, Trial
-from dnnc.ir.errors import TargetError, TuneError
+from dnnc.ir.errors import TargetError, TuneError, install
 from dnnc.ir.target import Target, parse_target
 from dnnc.passes.schedule.problem import Choice
 
@@ -394,7 +394,7 @@ def _load() -> Any:
     try:
         import ray
     except ImportError as e:
-        raise TuneError("measuring on a cluster needs Ray: pip install 'dnnc[ray]'") from e
+        raise TuneError(f"measuring on a cluster needs Ray: {install('ray')}") from e
     return ray
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
 from dnnc.autotune.task import Task
-from dnnc.ir.errors import TuneError
+from dnnc.ir.errors import TuneError, install
 from dnnc.ir.target import parse_target
 from dnnc.passes.schedule.problem import Choice, Problem, Template
 
@@ -46,7 +46,7 @@ def with_libraries(target: str) -> Callable[[Task], list[Choice]]:
     names = installed()
     if not names:
         missing = " and ".join(v.title for v in VENDORS.values())
-        raise TuneError(f"libraries=True: {missing} are not here: pip install 'dnnc[libraries]', or tune without libraries")
+        raise TuneError(f"libraries=True: {missing} are not here: {install('libraries')}, or tune without libraries")
 
     def choices(task: Task) -> list[Choice]:
         setting = task.setting

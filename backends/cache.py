@@ -19,6 +19,7 @@ from pathlib import Path
 from dnnc.ir.errors import InternalError
 
 LIMIT_BYTES = 2 << 30
+OFF = "switched off"
 _MAGIC = b"dnnc-kernel-1\n"
 _HEAD = len(_MAGIC) + hashlib.sha256().digest_size
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -38,6 +39,16 @@ class CacheInfo:
     reason: str
 
 
+def unwritable(folder: Path) -> str:
+    """Why no entry can be written below a folder, which need not exist; empty where one can."""
+    there = folder
+    while not os.path.lexists(there) and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        return f"cannot write {folder}: {there} is not a folder"
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"{folder} cannot be written"
+
+
 class KernelCache:
     """A bounded folder of compiled kernels, safe for threads and for processes.
 
@@ -52,10 +63,15 @@ class KernelCache:
     def __init__(self, path: Path | str | None, limit_bytes: int = LIMIT_BYTES) -> None:
         self.path = None if path is None else Path(path)
         self.limit_bytes = limit_bytes
-        self.reason = "switched off" if path is None else ""
+        self.reason = OFF if path is None else ""
         self._serial = itertools.count()
         if self.path is not None:
             self._open(self.path)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For reports: why kernels are not kept, though nobody switched the cache off."""
+        return (f"compiled kernels are not kept: {self.reason}",) if self.reason and self.reason != OFF else ()
 
     def get(self, key: str) -> bytes | None:
         """The bytes put under `key`, or None. Marks the entry as used."""

@@ -25,6 +25,7 @@ from dnnc.ir.errors import TargetError
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import specialise
+from dnnc.ir.target import parse_target as parse_words
 from dnnc.memory import check_program
 from dnnc.options import CompileOptions, check_every_pass, thread_count
 from dnnc.origin import OnnxParts
@@ -57,9 +58,10 @@ class Machine:
 
 def cuda_machine(options: CompileOptions) -> Machine:
     """The machine of a target such as `cuda:1` or `cuda -arch=sm_90a`. TargetError where it is none, or NVRTC is missing."""
-    from dnnc.backends.cuda.target import ask_device, parse_target
+    from dnnc.backends.cuda.target import ask_device, parse_target, why_no_device
     from dnnc.backends.cuda.templates import templates
 
+    target = parse_words(str(options.target))
     number, gpu = parse_target(str(options.target))
 
     @cache
@@ -67,6 +69,11 @@ def cuda_machine(options: CompileOptions) -> Machine:
         found = ask_device(number)
         if found is not None and found.arch != gpu.arch:
             raise TargetError(f"device {number} is {found.arch}, and this program is for {gpu.arch}: compile it with target='cuda:{number}'")
+        if found is None and target.option("arch"):
+            raise TargetError(
+                f"this program is for {gpu.arch} and cannot run here: {why_no_device(number)}; save it with f.save('model.dnnc') and load it on a "
+                f"machine with such a GPU"
+            )
         return open_device(number)
 
     here = ask_device(number)
@@ -151,6 +158,7 @@ class DeviceMaker:
             self._try(origin, native, dims, laps)
         notes = not_checked(program.kernels, {}, MAX_STEPS) if self.opts.verify else ()
         said, size = {"kernel gate": notes, "libraries": library_notes(program), "donate": copied(program, origin.outputs)}, len(program.graph)
+        said["cache"] = self.cache.notes
         gaps = [PassRecord(name, 0.0, size, size, False, tuple(n)) for name, n in said.items() if n]
         report = program_report(native, dims, False, [*manager.records, *gaps], laps.seconds)
         stepwise = tuple(f"{where} (the host reads its condition)" for where in native.stepwise())

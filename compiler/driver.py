@@ -406,7 +406,7 @@ class Maker:
         """Which kernels are too long for the gate, and which outputs are not made where they end, as records of the report."""
         size = len(program.graph)
         notes = not_checked(program.kernels, {}) if self.opts.verify and not program.dims else ()
-        said = {"kernel gate": notes, "donate": copied(program, origin.outputs)}
+        said = {"kernel gate": notes, "donate": copied(program, origin.outputs), "cache": self.cache.notes}
         return [PassRecord(name, 0.0, size, size, False, n) for name, n in said.items() if n]
 
 

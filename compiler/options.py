@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from dnnc.ir.target import Target
 
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
+# other names of precisions
+PRECISION_ALIASES = {"fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
 NUMERICS = ("strict", "standard", "fast")
-OPT_LEVELS = (0, 1, 3)
+OPT_LEVELS = (0, 1, 2, 3)
 VERIFY = (False, "kernels", "model")
 
 DimChoice = Union[int, tuple[int, int]]
@@ -36,13 +38,13 @@ class CompileOptions:
 
     Args:
         target: "llvm", "llvm -mcpu=skylake-avx512", "cuda", "cuda:1", "cuda -arch=sm_90a", "reference", or a Target.
-        precision: how floats are stored, one of PRECISIONS; None keeps the model's types. "float16" and "bfloat16" are stored so and computed
+        precision: how floats are stored, one of PRECISIONS or an alias such as "fp16"; None keeps the model's types. "float16" and "bfloat16" are stored so and computed
             in float32, norms and reductions stay float32; "tf32" is float32 on a CPU. Inputs and outputs keep their types.
         numerics: "strict" (bit-identical between runs and thread counts, no reassociation), "standard", or "fast" (denormals are zero).
         dims: what symbolic dimensions are: {"batch": 8} fixes one, {"batch": (1, 64)} bounds it, both ends included.
         outputs: names of intermediate values to return as well.
         donate: {"past": "present"}: this output takes the memory of this input, of the same type, whose contents are gone after the call.
-        opt_level: 0 nothing, 1 no fusion or layout, 3 everything.
+        opt_level: 0 nothing, 1 no fusion or layout, 2 or 3 everything.
         tune: None, a budget in seconds, the path of a tuning log to replay, or its winners (`Log.winners()`).
         verify: False, "kernels" (each new kernel against float64), or "model" (the whole model too).
         cache: "auto" for the user's cache folder, a path, or False.
@@ -69,10 +71,13 @@ class CompileOptions:
 
     def __post_init__(self) -> None:
         _check_target(self.target, self.threads)
+        if isinstance(self.precision, str):
+            object.__setattr__(self, "precision", PRECISION_ALIASES.get(self.precision, self.precision))
         if self.precision is not None and self.precision not in PRECISIONS:
             raise UnsupportedError(f"precision={self.precision!r}: expected None (as in the model) or {_either(PRECISIONS)}")
         _one_of("numerics", self.numerics, NUMERICS)
         _one_of("opt_level", self.opt_level, OPT_LEVELS)
+        object.__setattr__(self, "opt_level", 3 if self.opt_level == 2 else self.opt_level)
         _one_of("verify", self.verify, VERIFY)
         _check_tune(self.tune)
         if (not isinstance(self.cache, (str, Path)) and self.cache is not False) or self.cache in NO_FOLDER:

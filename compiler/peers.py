@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir.errors import InputError
+from dnnc.ir.errors import InputError, install
 
 Array = np.ndarray[Any, Any]
 
@@ -92,8 +92,10 @@ def check_installed(names: Sequence[str]) -> None:
     """InputError says how to install those that are missing."""
     missing = [n for n in names if not all(find_spec(m) for m in (TORCH if n == "torch" else (n,)))]
     if missing:
-        how = [what for what, wanted in (("'dnnc[bench]'", set(missing) - {"torch"}), (" ".join(TORCH), "torch" in missing)) if wanted]
-        raise InputError(f"{' and '.join(missing)} cannot be compared with: not installed; pip install {' '.join(how)}")
+        how = [install("bench")] if set(missing) - {"torch"} else []
+        how += [f"pip install {' '.join(TORCH)}"] if "torch" in missing else []
+        verb = "is" if len(missing) == 1 else "are"
+        raise InputError(f"{' and '.join(missing)} {verb} not installed, so there is nothing to compare with: {'; '.join(how)}")
 
 
 def version(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from dnnc.accuracy import as_stored
-from dnnc.ir.errors import InputError, UnsupportedError
+from dnnc.ir.errors import InputError, UnsupportedError, count
 from dnnc.ir.graph import Graph
 from dnnc.ir.interp import run
 from dnnc.options import CompileOptions
@@ -76,7 +76,7 @@ class ReferenceExecutable:
         results = self._donated(run(self._graph, arrays), arrays)
         given = [np.array(r) for r in results] if outputs is None else list(outputs)
         if len(given) != len(results):
-            raise InputError(f"the model has {len(results)} outputs, {len(given)} buffers are given")
+            raise InputError(f"the model has {count(len(results), 'output')}, {count(len(given), 'buffer')} given")
         for name, out, r in zip(self._signature.output_names, given, results):
             if out.shape != r.shape or out.dtype != r.dtype:
                 raise InputError(f"output {name}: expected an array {r.dtype} {r.shape}, got {out.dtype} {out.shape}")

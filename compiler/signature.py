@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir.errors import InputError
+from dnnc.ir.errors import InputError, count
 from dnnc.ir.graph import Graph, Value
 
 Array = np.ndarray[Any, Any]
@@ -49,7 +49,7 @@ class Signature:
         if named:
             args = self._by_name(args, named)
         if len(args) != len(self.expected):
-            raise InputError(f"the model has {len(self.expected)} inputs ({', '.join(self.input_names)}), {len(args)} arrays are given")
+            raise InputError(f"the model has {count(len(self.expected), 'input')} ({', '.join(self.input_names)}), {count(len(args), 'array')} given")
         return args
 
     def convert(self, args: Sequence[Any]) -> list[Array]:
@@ -64,7 +64,7 @@ class Signature:
     def check_count(self, results: Sequence[Any]) -> None:
         """InputError where there is not one buffer for each output."""
         if len(results) != len(self.output_names):
-            raise InputError(f"the model has {len(self.output_names)} outputs, {len(results)} buffers are given")
+            raise InputError(f"the model has {count(len(self.output_names), 'output')}, {count(len(results), 'buffer')} given")
 
     def check_outputs(
         self, wanted: Sequence[tuple[tuple[int, ...], Any]], arrays: Sequence[Array], results: Sequence[Any], donated: Mapping[int, int] = _NONE

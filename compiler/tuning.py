@@ -192,7 +192,10 @@ def graph_of(model: Any, opts: CompileOptions) -> Graph:
     graph = bound_dims(graph, {n: d for n, d in used.items() if not isinstance(d, int)})
     if graph.dims:
         sizes = ", ".join(f'"{n}": 1' for n in graph.dims)
-        raise InputError(f"the size of {', '.join(graph.dims)} is open, and kernels are tuned for fixed sizes: give dims={{{sizes}}}")
+        options = ",".join(f"{n}=1" for n in graph.dims)
+        raise InputError(
+            f"the size of {', '.join(graph.dims)} is open, and kernels are tuned for fixed sizes: give dims={{{sizes}}}, or --dims {options} to dnnc tune"
+        )
     expose(graph, ([], []), opts.outputs)
     return graph
 

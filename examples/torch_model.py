@@ -2,7 +2,7 @@
 
     python examples/torch_model.py [--size 16] [--steps 2] [--device cuda:0]
 
-It needs `pip install 'dnnc[torch]'`. The first way is for programs that stay in Python: what torch cannot put into one graph runs in Python, and the
+It needs `pip install -e '.[torch]'`. The first way is for programs that stay in Python: what torch cannot put into one graph runs in Python, and the
 weights are the module's own, so what is written there counts in the next call. The second is for a model that is done: a callable with a
 report and a profile, which also takes NumPy arrays; its batch size is open. Look at the differences from eager PyTorch, before and after the
 weights change.
@@ -18,7 +18,7 @@ try:
     import torch
     from torch import nn
 except ImportError:
-    sys.exit("this example needs PyTorch: pip install 'dnnc[torch]'")
+    sys.exit("this example needs PyTorch: pip install -e '.[torch]' in the clone of dnnc")
 
 import dnnc
 

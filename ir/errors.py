@@ -65,6 +65,16 @@ class ArtifactWarning(DnncWarning):
     """The code in a saved model cannot be used here, so the model is compiled again; says why."""
 
 
+def count(n: int, what: str, several: str = "") -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{n} {what if n == 1 else several or f'{what}s'}"
+
+
+def install(extra: str, newer: bool = False) -> str:
+    """The command that installs an extra of dnnc, or `newer` packages of it, for messages. dnnc is on no package index: it names the clone."""
+    return f"pip install {'-U ' if newer else ''}-e '.[{extra}]' in the clone of dnnc"
+
+
 @dataclass(frozen=True, slots=True)
 class Loc:
     """Where a value comes from: an ONNX node (name, operator, opset) or a line of a traced function."""

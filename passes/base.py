@@ -154,7 +154,7 @@ def parse_passes(text: str, table: Sequence[Pass]) -> list[Pass]:
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = f"; did you mean {near[0]}?" if near else "."
             raise InputError(f"there is no pass {name!r}{hint} There are: {', '.join(known)}")
     return [known[name] for name in names]
 

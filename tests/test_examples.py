@@ -124,7 +124,7 @@ def test_array_programs_on_a_device(name: str, interpreted: None, capsys: pytest
 
 def test_without_torch_the_example_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(SystemExit, match=r"needs PyTorch: pip install 'dnnc\[torch\]'"):
+    with pytest.raises(SystemExit, match=r"needs PyTorch: pip install -e '\.\[torch\]'"):
         script("torch_model")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dnnc.backends.cuda.launch import Launch
-from dnnc.ir.errors import InternalError, TargetError
+from dnnc.ir.errors import InternalError, TargetError, install
 from dnnc.ir.operator.stmt import Kernel
 
 FORMAT = 1  # of a call's bytes
@@ -198,7 +198,7 @@ def opened(name: str) -> Any:
                 continue
             getattr(found, vendor.version).restype, getattr(found, vendor.status).restype = ctypes.c_size_t, ctypes.c_char_p
             return found
-    raise TargetError(f"{vendor.title} is not here ({'; '.join(tried)}): pip install {vendor.wheel}, or pip install 'dnnc[libraries]'")
+    raise TargetError(f"{vendor.title} is not here ({'; '.join(tried)}): pip install {vendor.wheel}, or {install('libraries')}")
 
 
 @cache

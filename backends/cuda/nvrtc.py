@@ -15,7 +15,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from dnnc.ir.errors import InternalError, TargetError
+from dnnc.ir.errors import InternalError, TargetError, install
 
 # Only a written fma contracts; denormals and the last bit of divisions and roots are kept, as on the CPU.
 OPTIONS = (
@@ -76,7 +76,7 @@ def _compiled(text: str, arch: str) -> Compiled:
         except nvrtc.NVRTCError as e:
             log = nvrtc.getProgramLog(program)
             if "INVALID_OPTION" in str(e) or "nvrtc: error: invalid value for --gpu-architecture" in log:
-                raise TargetError(f"NVRTC {nvrtc_version()} does not compile for {arch}; install a newer one: pip install -U 'dnnc[cuda13]'") from e
+                raise TargetError(f"NVRTC {nvrtc_version()} does not compile for {arch}; install a newer one: {install('cuda13', newer=True)}") from e
             raise InternalError(f"generated CUDA does not compile for {arch}: {e}\n{log}\n{_quoted(text, log)}") from e
         log = nvrtc.getProgramLog(program)
         # CuPy cuts off the last byte, as if it ended a string; the last field of an ELF file's last header is zero there
@@ -134,7 +134,7 @@ def library() -> Any:
 
         nvrtc.getVersion()
     except Exception as e:  # the wrapper raises errors of its own where the library lies nowhere
-        raise TargetError(f"CUDA kernels are compiled by NVRTC through CuPy, which cannot be loaded ({e}): pip install 'dnnc[cuda13]'") from e
+        raise TargetError(f"CUDA kernels are compiled by NVRTC through CuPy, which cannot be loaded ({e}): {install('cuda13')}") from e
     return nvrtc
 
 

@@ -5,10 +5,12 @@ A target is written `cuda`, `cuda:1` or `cuda:1 -arch=sm_90a`. Templates read th
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dnnc.ir.errors import TargetError
+from dnnc.ir.errors import TargetError, install
 from dnnc.ir.target import Target
 from dnnc.ir.target import parse_target as parse_words
 
@@ -147,12 +149,25 @@ def why_no_device(device: int) -> str:
     """For an error message: what is missing."""
     runtime = _runtime()
     if runtime is None:
-        return "CuPy is not installed: pip install 'dnnc[cuda13]'"
+        return f"CuPy is not installed: {install('cuda13')}"
     try:
         n = runtime.getDeviceCount()
     except runtime.CUDARuntimeError as e:
-        return str(e)
-    return f"there are {n} devices, numbered from 0" if device >= n else "it did not answer"
+        return devices()[1] or str(e)
+    return f"there {'is 1 device' if n == 1 else f'are {n} devices'}, numbered from 0" if device >= n else "it did not answer"
+
+
+def devices() -> tuple[int, str]:
+    """(number of devices that the driver finds, why there are none)."""
+    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    try:
+        driver = ctypes.CDLL(name)
+    except OSError:
+        return 0, f"there is no NVIDIA driver ({name})"
+    status, count = driver.cuInit(0), ctypes.c_int(0)
+    if status or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return 0, f"the driver finds no device (CUDA status {status})"
+    return count.value, ""
 
 
 def _runtime() -> Any:

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated
 
 import typer
 
 from dnnc.cli.errors import guarded
+from dnnc.cli.values import choice, number, one_of, whole
 
 app = typer.Typer(
     name="dnnc",
     help="Compile neural networks to fast native code, run them, and look at every stage on the way.",
     epilog="Begin with:  dnnc run model.onnx  and  dnnc inspect model.onnx --stage operator --dims N=1",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def version(asked: bool) -> None:
+    """Print the version and end."""
+    if asked:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"dnnc {installed('dnnc')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    asked: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version and end.")] = False,
+) -> None:
+    """Compile neural networks to fast native code, run them, and look at every stage on the way."""
+
+
 cache_app = typer.Typer(no_args_is_help=True, help="Compiled kernels on disk: where they are, how many, and how to remove them.")
 app.add_typer(cache_app, name="cache")
 log_app = typer.Typer(no_args_is_help=True, help="Tuning logs: what `dnnc tune` has measured, and which schedules `--tune LOG` takes.")
@@ -45,6 +64,13 @@ class Numerics(str, Enum):
     fast = "fast"
 
 
+class Level(str, Enum):
+    none = "0"
+    simple = "1"
+    usual = "2"
+    all = "3"
+
+
 class Precision(str, Enum):
     model = "model"
     float32 = "float32"
@@ -58,17 +84,46 @@ class Precision(str, Enum):
         return None if self is Precision.model else self.value
 
 
+def precision_aliases() -> Mapping[str, str]:
+    """Other names of precisions."""
+    from dnnc.options import PRECISION_ALIASES
+
+    return PRECISION_ALIASES
+
+
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="An .onnx file, a saved .dnnc file, or graph text in a .py file.", show_default=False)]
 Target = Annotated[str, typer.Option(help="What to compile for; `dnnc targets` lists what there is. Options follow: 'llvm -mcpu=haswell'.")]
 Dims = Annotated[
     list[str] | None,
     typer.Option("--dims", metavar="NAME=SIZE,...", help="Sizes of symbolic dims, or bounds: batch=1,seq=16..128.", show_default=False),
 ]
-Threads = Annotated[int | None, typer.Option(min=1, help="Threads of a call. Default: all CPUs that the process may use.", show_default=False)]
-Verified = Annotated[Verify, typer.Option(help="What to compare with float64: each new kernel, the whole model too, or nothing.")]
-OptLevel = Annotated[int, typer.Option("--opt-level", "-O", help="0: nothing, 1: no fusion and no layouts, 3: everything.")]
-NumericsOption = Annotated[Numerics, typer.Option(help="strict: bit-identical, no reassociation; fast: denormals are zero.")]
-PrecisionOption = Annotated[Precision, typer.Option(help="How floats are stored: as the model says, or all in one type.")]
+Threads = Annotated[
+    int | None, typer.Option(metavar="N", parser=whole(1), help="Threads of a call. Default: all CPUs that the process may use.", show_default=False)
+]
+Verified = Annotated[
+    Verify,
+    typer.Option(
+        metavar=one_of(Verify), parser=choice(Verify), help="What to compare with float64: each new kernel, the whole model too, or nothing."
+    ),
+]
+OptLevel = Annotated[
+    Level,
+    typer.Option(
+        "--opt-level", "-O", metavar=one_of(Level), parser=choice(Level), help="0: nothing, 1: no fusion and no layouts, 2 and 3: everything."
+    ),
+]
+NumericsOption = Annotated[
+    Numerics,
+    typer.Option(metavar=one_of(Numerics), parser=choice(Numerics), help="strict: bit-identical, no reassociation; fast: denormals are zero."),
+]
+PrecisionOption = Annotated[
+    Precision,
+    typer.Option(
+        metavar=one_of(Precision),
+        parser=choice(Precision, precision_aliases),
+        help="How floats are stored: as the model says, or all in one type. fp16, half and bf16 are accepted.",
+    ),
+]
 Cache = Annotated[str, typer.Option(metavar="auto|PATH|off", help="Where compiled kernels are kept.")]
 Tune = Annotated[str | None, typer.Option("--tune", metavar="LOG", help="Take schedules from a tuning log; docs/tuning_log.md.", show_default=False)]
 Inputs = Annotated[
@@ -91,12 +146,14 @@ def compile_(
     model: Model,
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Save the compiled model; `dnnc run` and dnnc.load take it.")] = "",
     small: Annotated[bool, typer.Option("--small", help="Save each weight once: half the size, but loading takes as long as the passes.")] = False,
+    passes: Annotated[bool, typer.Option("--passes", help="A row for each pass: its time, and the nodes before and after.")] = False,
+    detail: Annotated[bool, typer.Option("--detail", help="The schedule of every kernel in full.")] = False,
     also: Annotated[str, typer.Option(metavar="ARCH,...", help="Save code for these GPUs as well, such as sm_80,sm_86.", show_default=False)] = "",
     target: Target = "llvm",
     dims: Dims = None,
     threads: Threads = None,
     verify: Verified = Verify.kernels,
-    opt_level: OptLevel = 3,
+    opt_level: OptLevel = Level.all,
     numerics: NumericsOption = Numerics.standard,
     precision: PrecisionOption = Precision.model,
     cache: Cache = "auto",
@@ -110,11 +167,17 @@ def compile_(
     A model with symbolic dims is compiled for the sizes that --dims gives, or for those of the arrays that --input gives.
     Compiled kernels go to the cache, where `dnnc run` and `dnnc.compile` find them.
     """
-    from dnnc.cli.compile import compile_command
+    from dnnc.cli.compile import Saving, compile_command
     from dnnc.cli.models import Job
 
-    shared = (tuple(dims or ()), threads, verify.value, opt_level, numerics.value, cache, tuple(inputs or ()))
-    compile_command(Job(model, target, *shared, precision.option, tune), as_json, output, small, [a.strip() for a in also.split(",") if a.strip()])
+    shared = (tuple(dims or ()), threads, verify.value, int(opt_level.value), numerics.value, cache, tuple(inputs or ()))
+    compile_command(
+        Job(model, target, *shared, precision.option, tune),
+        as_json,
+        Saving(output, small, tuple(a.strip() for a in also.split(",") if a.strip())),
+        passes,
+        detail,
+    )
 
 
 @app.command("run", epilog="Example:  dnnc run digits.onnx --input image=x.npy --output y.npz")
@@ -124,12 +187,12 @@ def run(
     inputs: Inputs = None,
     dims: Dims = None,
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Write the outputs to a .npz file, or one to a .npy file.")] = "",
-    repeat: Annotated[int, typer.Option(min=1, help="How many times to call; the median is shown.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of random inputs.")] = 0,
+    repeat: Annotated[int, typer.Option(metavar="N", parser=whole(1), help="How many times to call; the median is shown.")] = 1,
+    seed: Annotated[int, typer.Option(metavar="N", parser=whole(0), help="Of random inputs.")] = 0,
     target: Target = "llvm",
     threads: Threads = None,
     verify: Verified = Verify.kernels,
-    opt_level: OptLevel = 3,
+    opt_level: OptLevel = Level.all,
     numerics: NumericsOption = Numerics.standard,
     precision: PrecisionOption = Precision.model,
     cache: Cache = "auto",
@@ -144,7 +207,7 @@ def run(
     from dnnc.cli.compile import run_command
     from dnnc.cli.models import Job
 
-    shared = (tuple(dims or ()), threads, verify.value, opt_level, numerics.value, cache, tuple(inputs or ()))
+    shared = (tuple(dims or ()), threads, verify.value, int(opt_level.value), numerics.value, cache, tuple(inputs or ()))
     run_command(Job(model, target, *shared, precision.option, tune), output, repeat, seed, as_json)
 
 
@@ -155,10 +218,10 @@ def verify_(
     find: Annotated[bool, typer.Option("--bisect", help="Where something is off, find the first pass or kernel that does it.")] = False,
     inputs: Inputs = None,
     dims: Dims = None,
-    seed: Annotated[int, typer.Option(help="Of random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", parser=whole(0), help="Of random inputs.")] = 0,
     target: Target = "llvm",
     threads: Threads = None,
-    opt_level: OptLevel = 3,
+    opt_level: OptLevel = Level.all,
     numerics: NumericsOption = Numerics.standard,
     precision: PrecisionOption = Precision.model,
     cache: Cache = "auto",
@@ -173,7 +236,7 @@ def verify_(
     from dnnc.cli.models import Job
     from dnnc.cli.verify import verify_command
 
-    shared = (tuple(dims or ()), threads, "kernels", opt_level, numerics.value, cache, tuple(inputs or ()))
+    shared = (tuple(dims or ()), threads, "kernels", int(opt_level.value), numerics.value, cache, tuple(inputs or ()))
     verify_command(Job(model, target, *shared, precision.option, tune), find, seed, as_json)
 
 
@@ -186,19 +249,19 @@ def bench(
         typer.Option(
             "--peers",
             metavar="NAME,...",
-            help="Engines to compare with: onnxruntime, openvino (pip install 'dnnc\\[bench]'), torch.",
+            help="Engines to compare with: onnxruntime, openvino (the extra \\[bench]), torch.",
             show_default=False,
         ),
     ] = None,
-    duration: Annotated[float, typer.Option(min=0, help="Seconds of timing, of each engine.")] = 5.0,
-    warmup: Annotated[float, typer.Option(min=0, help="Seconds of calls before, of each engine.")] = 1.0,
+    duration: Annotated[float, typer.Option(metavar="SECONDS", parser=number(0), help="Seconds of timing, of each engine.")] = 5.0,
+    warmup: Annotated[float, typer.Option(metavar="SECONDS", parser=number(0), help="Seconds of calls before, of each engine.")] = 1.0,
     inputs: Inputs = None,
     dims: Dims = None,
-    seed: Annotated[int, typer.Option(help="Of random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", parser=whole(0), help="Of random inputs.")] = 0,
     target: Target = "llvm",
     threads: Threads = None,
     verify: Verified = Verify.kernels,
-    opt_level: OptLevel = 3,
+    opt_level: OptLevel = Level.all,
     numerics: NumericsOption = Numerics.standard,
     precision: PrecisionOption = Precision.model,
     cache: Cache = "auto",
@@ -214,7 +277,7 @@ def bench(
     from dnnc.cli.measure import bench_command, parse_peers
     from dnnc.cli.models import Job
 
-    shared = (tuple(dims or ()), threads, verify.value, opt_level, numerics.value, cache, tuple(inputs or ()))
+    shared = (tuple(dims or ()), threads, verify.value, int(opt_level.value), numerics.value, cache, tuple(inputs or ()))
     bench_command(Job(model, target, *shared, precision.option, tune), parse_peers(peers or ()), duration, warmup, seed, as_json)
 
 
@@ -223,7 +286,9 @@ def bench(
 def tune_(
     model: Model,
     budget: Annotated[str, typer.Option(metavar="TIME", help="How long it may take in all: 120s, 2m, 1h.")] = "60s",
-    trials: Annotated[int | None, typer.Option(min=1, help="Measurements at most, but for the finals.", show_default=False)] = None,
+    trials: Annotated[
+        int | None, typer.Option(metavar="N", parser=whole(1), help="Measurements at most, but for the finals.", show_default=False)
+    ] = None,
     log: Annotated[
         str, typer.Option(metavar="FILE", help="The log to append to. Default: the model's name with .tune.jsonl.", show_default=False)
     ] = "",
@@ -239,7 +304,7 @@ def tune_(
     dims: Dims = None,
     target: Target = "llvm",
     threads: Threads = None,
-    opt_level: OptLevel = 3,
+    opt_level: OptLevel = Level.all,
     numerics: NumericsOption = Numerics.standard,
     precision: PrecisionOption = Precision.model,
     as_json: Json = False,
@@ -253,7 +318,7 @@ def tune_(
     from dnnc.cli.models import Job
     from dnnc.cli.tune import Effort, tune_command
 
-    job = Job(model, target, tuple(dims or ()), threads, "kernels", opt_level, numerics.value, "auto", (), precision.option)
+    job = Job(model, target, tuple(dims or ()), threads, "kernels", int(opt_level.value), numerics.value, "auto", (), precision.option)
     tune_command(job, Effort(budget, trials, log, resume, tuple(only or ()), runner, devices, report, libraries), as_json)
 
 
@@ -262,14 +327,16 @@ def tune_(
 def profile(
     model: Model,
     detail: Annotated[bool, typer.Option("--detail", help="All kernels, and every call in the order of the program.")] = False,
-    repeat: Annotated[int | None, typer.Option(min=1, help="Calls to measure. Default: about a second of them.", show_default=False)] = None,
+    repeat: Annotated[
+        int | None, typer.Option(metavar="N", parser=whole(1), help="Calls to measure. Default: about a second of them.", show_default=False)
+    ] = None,
     inputs: Inputs = None,
     dims: Dims = None,
-    seed: Annotated[int, typer.Option(help="Of random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", parser=whole(0), help="Of random inputs.")] = 0,
     target: Target = "llvm",
     threads: Threads = None,
     verify: Verified = Verify.kernels,
-    opt_level: OptLevel = 3,
+    opt_level: OptLevel = Level.all,
     numerics: NumericsOption = Numerics.standard,
     precision: PrecisionOption = Precision.model,
     cache: Cache = "auto",
@@ -284,7 +351,7 @@ def profile(
     from dnnc.cli.measure import profile_command
     from dnnc.cli.models import Job
 
-    shared = (tuple(dims or ()), threads, verify.value, opt_level, numerics.value, cache, tuple(inputs or ()))
+    shared = (tuple(dims or ()), threads, verify.value, int(opt_level.value), numerics.value, cache, tuple(inputs or ()))
     profile_command(Job(model, target, *shared, precision.option, tune), repeat, detail, seed, as_json)
 
 
@@ -292,7 +359,7 @@ def profile(
 @guarded
 def inspect(
     model: Model,
-    stage: Annotated[Stage, typer.Option("--stage", "-s", help="Which text.")] = Stage.graph,
+    stage: Annotated[Stage, typer.Option("--stage", "-s", metavar=one_of(Stage), parser=choice(Stage), help="Which text.")] = Stage.graph,
     kernel: Annotated[
         str | None, typer.Option("--kernel", "-k", help="One kernel: its number, name or symbol, or a node of the model.", show_default=False)
     ] = None,
@@ -300,7 +367,7 @@ def inspect(
     locs: Annotated[bool, typer.Option("--locs", help="Say in comments which nodes of the model graph nodes come from.")] = False,
     dims: Dims = None,
     target: Target = "llvm",
-    opt_level: OptLevel = 3,
+    opt_level: OptLevel = Level.all,
     numerics: NumericsOption = Numerics.standard,
     precision: PrecisionOption = Precision.model,
     tune: Tune = None,
@@ -316,7 +383,7 @@ def inspect(
     from dnnc.options import CompileOptions
 
     sizes = parse_dims(dims or ())
-    options = CompileOptions(target, precision.option, numerics.value, sizes, opt_level=opt_level, tune=tune)
+    options = CompileOptions(target, precision.option, numerics.value, sizes, opt_level=int(opt_level.value), tune=tune)
     inspect_command(model, View(stage.value, kernel, naive, locs), options, as_json)
 
 
@@ -325,14 +392,15 @@ def inspect(
 def opt(
     graph: Model,
     passes: Annotated[
-        str | None, typer.Option("--passes", "-p", help="Names, in order. Default: the whole pipeline. `dnnc passes` lists them.", show_default=False)
+        str | None,
+        typer.Option("--passes", "-p", help="Names, in order, or all. Default: the whole pipeline. `dnnc passes` lists them.", show_default=False),
     ] = None,
     print_after_all: Annotated[bool, typer.Option("--print-after-all", help="Print the graph after each pass.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Verify the graph after each pass.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Say why rules of a pass do not fire.")] = False,
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE.py", help="Write the graph, its constants to FILE.npz.")] = "",
     dims: Dims = None,
-    lanes: Annotated[int, typer.Option(min=1, help="float32 values of a vector, for layouts.")] = 16,
+    lanes: Annotated[int, typer.Option(metavar="N", parser=whole(1), help="float32 values of a vector, for layouts.")] = 16,
     numerics: NumericsOption = Numerics.standard,
     precision: PrecisionOption = Precision.model,
     as_json: Json = False,
@@ -354,7 +422,9 @@ def opt(
 def export(
     graph: Model,
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE.onnx", help="Where to write it.", show_default=False)],
-    opset: Annotated[int | None, typer.Option(min=18, help="Of ONNX's operators. Default: the latest that onnx knows.", show_default=False)] = None,
+    opset: Annotated[
+        int | None, typer.Option(metavar="N", parser=whole(18), help="Of ONNX's operators. Default: the latest that onnx knows.", show_default=False)
+    ] = None,
     dims: Dims = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -471,7 +541,7 @@ def log_merge(
 def log_prune(
     log: LogFile,
     output: Annotated[str, LogOutput] = "",
-    trials: Annotated[int, typer.Option("--trials", min=0, help="How many of the fastest trials of each task to keep.")] = 0,
+    trials: Annotated[int, typer.Option("--trials", metavar="N", parser=whole(0), help="How many of the fastest trials of each task to keep.")] = 0,
     target: Annotated[str, typer.Option(metavar="TEXT", help="Keep only tasks whose target contains this: cuda, znver4.", show_default=False)] = "",
     task: TaskPattern = "",
     as_json: Json = False,

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import typer
 
-from dnnc.backends.artifact import SUFFIX
+from dnnc.backends.artifact import SUFFIX, is_artifact
 from dnnc.cli.arguments import Array, make_arrays
 from dnnc.cli.console import Bar, show_json, show_tables
 from dnnc.cli.models import Job, open_model, open_with_arrays, prepare
 from dnnc.cli.outputs import check_output, job_reads
 from dnnc.device_executable import DeviceExecutable
 from dnnc.executable import Executable
-from dnnc.ir.errors import InputError
+from dnnc.ir.errors import InputError, count
 from dnnc.ir.files import replacing
 from dnnc.late import LateExecutable
 from dnnc.report.tables import Table, report_tables, show_bytes, show_seconds
@@ -27,8 +28,18 @@ from dnnc.staged import StagedExecutable
 FIRST = 4  # values of an output that are shown
 
 
-def compile_command(job: Job, as_json: bool, output: str = "", small: bool = False, also: Sequence[str] = ()) -> None:
-    """Compile a model, save it to `output` where that is given, and print the report."""
+@dataclass(frozen=True)
+class Saving:
+    """Where to save a compiled model, whether each weight once, and for which other GPUs. No output: nothing is saved."""
+
+    output: str = ""
+    small: bool = False
+    also: tuple[str, ...] = ()
+
+
+def compile_command(job: Job, as_json: bool, saving: Saving, passes: bool = False, detail: bool = False) -> None:
+    """Compile a model, save it where that is asked for, and print the report: with a row for each pass, and with whole schedules."""
+    output, small, also = saving.output, saving.small, saving.also
     if small and not output:
         raise typer.BadParameter("it says how to save, so give a file to save to as well: -o model.dnnc", param_hint="--small")
     if also and not output:
@@ -54,7 +65,7 @@ def compile_command(job: Job, as_json: bool, output: str = "", small: bool = Fal
     if as_json:
         show_json({**report.as_dict(), **saved})
         return
-    show_tables(report_tables(report))
+    show_tables(report_tables(report, passes, detail))
     if output:
         show_tables([Table(f"saved to {output}, {show_bytes(saved['file_bytes'])}", (), ())])
 
@@ -77,13 +88,18 @@ def run_command(job: Job, output: str, repeat: int, seed: int, as_json: bool) ->
         show_json({"model": job.model, "inputs": [plain_spec(s.name, a) for s, a in zip(f.inputs, arrays)], "outputs": summaries, "seconds": times})
         return
     rows = [
-        (s["name"], f"{s['dtype']}{s['shape']}", *(_number(s[k]) for k in ("min", "mean", "max")), " ".join(map(_number, s["first"])))
+        (s["name"], f"{s['dtype']}{s['shape']}", *(_number(s[k]) for k in ("min", "mean", "max")), _odd(s), " ".join(map(_number, s["first"])))
         for s in summaries
     ]
-    line = f"compiled in {show_seconds(compiled)}; first call {show_seconds(times['first'])}"
+    done = "loaded" if is_artifact(job.model) else "compiled"
+    line = f"{done} in {show_seconds(compiled)}; first call {show_seconds(times['first'])}"
     line += f", median of {repeat} calls {show_seconds(times['median'])}" if repeat > 1 else ""
-    columns = ("output", "type", "min", "mean", "max", "first values")
-    show_tables([Table(f"{job.model}: {len(results)} outputs", columns, tuple(rows), frozenset(("min", "mean", "max"))), Table(line, (), ())])
+    columns = ("output", "type", "min", "mean", "max", "not finite", "first values")
+    if not any(s["not_finite"] for s in summaries):
+        columns, rows = (*columns[:5], columns[6]), [(*r[:5], r[6]) for r in rows]
+    show_tables(
+        [Table(f"{job.model}: {count(len(results), 'output')}", columns, tuple(rows), frozenset(("min", "mean", "max"))), Table(line, (), ())]
+    )
 
 
 def timed(call: Callable[[], Any], repeat: int) -> tuple[list[Any], list[float]]:
@@ -125,7 +141,14 @@ def summary(name: str, a: Any) -> dict[str, Any]:
     finite = numbers[np.isfinite(numbers)]
     stats = {k: float(f(finite)) if finite.size else None for k, f in (("min", np.min), ("mean", np.mean), ("max", np.max))}
     first = [_plain(v) for v in (numbers if numbers.size else flat)[:FIRST]]
-    return {**plain_spec(name, x), **stats, "not_finite": int(numbers.size - finite.size), "first": first}
+    odd = {"not_finite": int(numbers.size - finite.size), "nan": int(np.isnan(numbers).sum())}
+    return {**plain_spec(name, x), **stats, **odd, "first": first}
+
+
+def _odd(s: Mapping[str, Any]) -> str:
+    """`12 NaN, 1 inf`: how many numbers of an output are not finite."""
+    infinite = s["not_finite"] - s["nan"]
+    return ", ".join(f"{n} {what}" for n, what in ((s["nan"], "NaN"), (infinite, "inf")) if n)
 
 
 def _plain(v: Any) -> Any:

@@ -7,18 +7,17 @@ import sys
 import threading
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table as RichTable
 from rich.text import Text
 
-from dnnc.report.tables import Table, plain_text
+from dnnc.report.layout import INDENT, Table, fitted, wrapped
+from dnnc.report.tables import plain_text
 
 BAR_AFTER = 1.0  # seconds
-LEAST_ROOM = 12  # columns of a terminal
 HIGHLIGHTED = 400_000  # characters; colouring more takes longer than making it
 LEXERS = {"graph": "python", "operator": "python", "llvm": "llvm", "asm": "gas", "cuda": "cuda", "ptx": "ptx"}
 
@@ -30,36 +29,19 @@ def show_tables(tables: Iterable[Table]) -> None:
         typer.echo(plain_text(tables))
         return
     for t in tables:
-        _show_table(console, t)
+        console.print(rendered(t, console.width), soft_wrap=True)
+        console.print()
 
 
-def _show_table(console: Console, t: Table) -> None:
-    console.print(t.title, style="bold", markup=False)
+def rendered(t: Table, width: int) -> Group:
+    """A table for a terminal of this width, its title bold."""
+    lines = [Text(line, style="bold") for line in wrapped(t.title, width)]
     if t.columns:
-        console.print(_rich(t, console.width))
-    for row in () if t.columns else t.rows:
-        console.print("  " + " ".join(row), markup=False)
-    console.print()
-
-
-def _rich(t: Table, width: int) -> RichTable:
-    """The table as wide as the terminal; without its cut column where that has no room."""
-    rich = RichTable(box=None, header_style="dim", padding=(0, 2, 0, 0), show_header=t.headed)
-    room = _room(width, t)
-    shown = [k for k, name in enumerate(t.columns) if name != t.cut or room >= LEAST_ROOM]
-    for name in (t.columns[k] for k in shown):
-        justify: Literal["left", "right"] = "right" if name in t.right else "left"
-        cut = name == t.cut
-        rich.add_column(name, justify=justify, overflow="ellipsis" if cut else "fold", no_wrap=cut, max_width=room if cut else None)
-    for row in t.rows:
-        rich.add_row(*(Text(row[k]) for k in shown))
-    return rich
-
-
-def _room(width: int, t: Table) -> int:
-    """What the other columns, each with two spaces behind it, leave for the cut one."""
-    others = (k for k, name in enumerate(t.columns) if name != t.cut)
-    return width - 2 - sum(2 + max(len(r[k]) for r in (t.columns, *t.rows)) for k in others)
+        head, *rows = fitted(t, width)
+        lines += [Text(head, style="dim" if t.headed else ""), *map(Text, rows)]
+    else:
+        lines += [Text(line) for row in t.rows for line in wrapped(" ".join(row), width, INDENT)]
+    return Group(*lines)
 
 
 def show_code(text: str, stage: str) -> None:

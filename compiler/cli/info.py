@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -10,15 +9,15 @@ from typing import Any
 
 import typer
 
-from dnnc.backends.cache import KernelCache
+from dnnc.backends.cache import KernelCache, unwritable
 from dnnc.backends.cuda.nvrtc import nvrtc_version
-from dnnc.backends.cuda.target import FACTS, ask_device
+from dnnc.backends.cuda.target import FACTS, ask_device, devices
 from dnnc.backends.llvm.compile import llvm_version
 from dnnc.backends.llvm.features import X86_CPUS, parse_target
 from dnnc.backends.runtime import has_threads
 from dnnc.cli.arguments import parse_cache
 from dnnc.cli.console import show_json, show_tables
-from dnnc.ir.errors import TargetError
+from dnnc.ir.errors import TargetError, count, install
 from dnnc.ir.ops import FAMILIES
 from dnnc.options import cache_folder, thread_count
 from dnnc.report.tables import Table, show_bytes
@@ -65,9 +64,9 @@ def llvm_target() -> dict[str, Any]:
 def cuda_target() -> dict[str, Any]:
     """What of CUDA is here."""
     cupy = find_spec("cupy") is not None
-    devices, driver = cuda_devices()
+    found_devices, driver = devices()
     compiler = ""
-    missing = [] if cupy else ["CuPy is not installed (pip install 'dnnc[cuda12]' or 'dnnc[cuda13]')"]
+    missing = [] if cupy else [f"CuPy is not installed: {install('cuda13')} (or cuda12)"]
     if cupy:
         try:
             compiler = f"NVRTC {nvrtc_version()}"
@@ -75,7 +74,7 @@ def cuda_target() -> dict[str, Any]:
             missing.append(str(e))
     if driver:
         missing.append(f"{driver}; models can be compiled for others: 'cuda -arch=sm_90a'" if compiler else driver)
-    found = [f"{n}: {t.name} ({t.arch}, {t.sms} SMs)" for n in range(devices) if (t := ask_device(n)) is not None]
+    found = [f"{n}: {t.name} ({t.arch}, {t.sms} SMs)" for n in range(found_devices) if (t := ask_device(n)) is not None]
     return {
         "name": "cuda",
         "available": not missing,
@@ -83,21 +82,8 @@ def cuda_target() -> dict[str, Any]:
         "cupy": "installed" if cupy else "missing",
         "compiler": compiler or "missing",
         "architectures": sorted(FACTS),
-        "devices": found or devices,
+        "devices": found or found_devices,
     }
-
-
-def cuda_devices() -> tuple[int, str]:
-    """(number of devices, why there are none)."""
-    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
-    try:
-        driver = ctypes.CDLL(name)
-    except OSError:
-        return 0, f"there is no NVIDIA driver ({name})"
-    status, count = driver.cuInit(0), ctypes.c_int(0)
-    if status or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
-        return 0, f"the driver finds no device (CUDA status {status})"
-    return count.value, ""
 
 
 # --- cache --------------------------------------------------------------------------------------------------------------------
@@ -107,13 +93,14 @@ def cache_info_command(cache: str, as_json: bool) -> None:
     """Where compiled kernels and what is known of them are kept, and how many entries that makes."""
     folder = cache_folder(parse_cache(cache))
     info = KernelCache(folder).info()
+    reason = info.reason or (unwritable(folder) if folder is not None else "")
     if as_json:
         data = {"path": str(folder) if folder else None, "entries": info.entries, "bytes": info.bytes, "limit_bytes": info.limit_bytes}
-        show_json({**data, "usable": not info.reason, "reason": info.reason})
+        show_json({**data, "usable": not reason, "reason": reason})
         return
     rows = [("entries", str(info.entries)), ("size", f"{show_bytes(info.bytes)} of at most {show_bytes(info.limit_bytes)}")]
-    if info.reason:
-        rows.append(("not usable", info.reason))
+    if reason:
+        rows.append(("not usable", reason))
     show_tables([Table(f"cache {folder or ''}", ("", ""), tuple(rows))])
 
 
@@ -124,7 +111,7 @@ def cache_clear_command(cache: str, as_json: bool) -> None:
     if as_json:
         show_json({"path": str(folder) if folder else None, "removed": removed})
     else:
-        typer.echo(f"removed {removed} entries from {folder}")
+        typer.echo(f"removed {count(removed, 'entry', 'entries')} from {folder}")
 
 
 # --- operators ----------------------------------------------------------------------------------------------------------------

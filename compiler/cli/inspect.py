@@ -11,7 +11,7 @@ from dnnc.backends.llvm.build import symbol_of
 from dnnc.backends.llvm.features import CpuTarget, parse_target
 from dnnc.cli.arguments import load_graph, make_arrays, open_dims
 from dnnc.cli.console import show_code, show_json
-from dnnc.cli.models import load_saved
+from dnnc.cli.models import load_saved, need_source
 from dnnc.device_executable import DeviceExecutable
 from dnnc.driver import make_program
 from dnnc.executable import Executable
@@ -144,7 +144,8 @@ def _show_text(text: str, stage: str, as_json: bool) -> None:
 
 
 def read_graph(model: str, dims: dict[str, Any]) -> Graph:
-    """The graph of an .onnx model or of graph text in a .py file, with the given dims fixed."""
+    """The graph of an .onnx model or of graph text in a .py file, with the given dims fixed. InputError for a model that is compiled already."""
+    need_source(model)
     graph = load_graph(model) if model.endswith(".py") else read_model(model, dims=dims).graph
     fixed = {n: d for n, d in dims.items() if isinstance(d, int) and (model.endswith(".py") or n in graph.dims)}
     return specialise(graph, fixed)

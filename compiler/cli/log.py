@@ -48,7 +48,7 @@ def best_command(path: str, pattern: str, as_json: bool) -> None:
     rows = [_best_row(log, t, decided.get(t.key)) for t in tasks]
     title = f"{path}: {sum(t.key in decided for t in tasks)} of {len(tasks)} tasks have a winner"
     columns = ("key", "task", "time", "untuned", "gain", "used", "schedule")
-    table = Table(title, columns, tuple(rows), frozenset(("time", "untuned", "gain")), "schedule")
+    table = Table(title, columns, tuple(rows), frozenset(("time", "untuned", "gain")))
     show_tables([table, *_fusion_tables(log, tasks)])
 
 
@@ -159,7 +159,7 @@ def _session_table(sessions: Sequence[Session]) -> Table:
         return when, s.model, s.machine or s.target, s.version, str(len(s.calls)), "" if s.budget is None else show_seconds(s.budget), took
 
     columns = ("began", "model", "machine", "dnnc", "tasks", "budget", "took")
-    return Table("sessions", columns, tuple(map(row, sessions)), frozenset(("tasks", "budget", "took")))
+    return Table("sessions", columns, tuple(map(row, sessions)), frozenset(("began", "tasks", "budget", "took")), ("dnnc", "machine"), "see --json")
 
 
 def _task_table(log: Log, tasks: Sequence[Task]) -> Table:
@@ -194,7 +194,7 @@ def _trial_table(log: Log, task: Task) -> Table:
     if len(trials) > SHOWN_TRIALS:
         rows.append(("", "", "", "", f"and {len(trials) - SHOWN_TRIALS} more"))
     title = f"{task.name} {task.key[:SHORT]} for {task.setting.target}, {task.setting.numerics}: {len(trials)} trials\n{task.graph.strip()}"
-    return Table(title, ("time", "spread", "status", "checked", "schedule"), tuple(rows), frozenset(("time", "spread")), "schedule")
+    return Table(title, ("time", "spread", "status", "checked", "schedule"), tuple(rows), frozenset(("time", "spread")))
 
 
 def _trial_row(t: Trial) -> tuple[str, ...]:

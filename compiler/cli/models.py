@@ -66,6 +66,12 @@ def open_saved(job: Job) -> Compiled:
     return load_saved(job.model, job.threads, parse_cache(job.cache))
 
 
+def need_source(model: str) -> None:
+    """InputError for a saved model, where a command needs the model before its compilation."""
+    if is_artifact(model):
+        raise InputError(f"{model} is compiled already; give the model that it was compiled from")
+
+
 def load_saved(path: str, threads: int | None, cache: Any) -> Compiled:
     """`dnnc.load`; a warning becomes a line on stderr."""
     from dnnc.loading import load

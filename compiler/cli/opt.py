@@ -48,7 +48,7 @@ def opt_command(path: str, dims: tuple[str, ...], settings: Settings, ctx: PassC
     if settings.output:
         check_output(settings.output, (".py",), read_by(path), also=(side_file(settings.output),))
     graph = read_graph(path, parse_dims(dims))
-    chosen = list(PASSES) if settings.passes is None else parse_passes(settings.passes, TABLE)
+    chosen = list(PASSES) if settings.passes in (None, "all") else parse_passes(settings.passes, TABLE)
     reasons: list[str] = []
     if settings.explain:
         ctx = replace(ctx, explain=lambda rule, n, why: reasons.append(f"{rule} at {n.outputs[0].name}: {why}"))

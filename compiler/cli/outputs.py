@@ -38,7 +38,7 @@ def check_output(
         InputError: there is no such folder.
     """
     if Path(path).suffix.lower() not in suffixes:
-        raise typer.BadParameter(f"{path}: expected a file that ends in {' or '.join(suffixes)}", param_hint=option)
+        raise typer.BadParameter(f"{path}: expected a {' or '.join(suffixes)} file", param_hint=option)
     folder = Path(path).parent
     if not folder.is_dir():
         raise InputError(f"cannot write {path}: there is no folder {folder}; create it, or choose another")

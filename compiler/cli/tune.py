@@ -15,23 +15,20 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from dnnc.autotune.record import plain_choice
 from dnnc.autotune.rivals import Fused
 from dnnc.autotune.search import Event, Outcome, Result
-from dnnc.backends.artifact import is_artifact
 from dnnc.cli.arguments import load_model, parse_cache, parse_dims
-from dnnc.cli.console import show_json, show_tables
+from dnnc.cli.console import rendered, show_json, show_tables
 from dnnc.cli.errors import say
-from dnnc.cli.models import Job
+from dnnc.cli.models import Job, need_source
 from dnnc.cli.outputs import LOGS, check_output, read_by
-from dnnc.ir.errors import InputError
 from dnnc.report.tables import Table, show_seconds
 from dnnc.tuning import Tuned, tune
 
 UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+LOGGED = "dnnc log best LOG"  # where schedules are listed
 SHOWN = 6  # tasks in the display while it searches
 
 
@@ -69,8 +66,7 @@ def parse_devices(text: str) -> tuple[int, ...] | None:
 
 def tune_command(job: Job, effort: Effort, as_json: bool) -> None:
     """Search, and print what won."""
-    if is_artifact(job.model):
-        raise InputError(f"{job.model} is compiled already; tune the model that it was compiled from")
+    need_source(job.model)
     log = effort.log or f"{Path(job.model).stem}.tune.jsonl"
     budget, devices = parse_budget(effort.budget), parse_devices(effort.devices)
     check_output(log, LOGS, read_by(job.model), option="--log")
@@ -153,23 +149,22 @@ class Display:
             self._tasks[key] = (e.task.name, trials + (e.kind == "trial"), e.default, e.best, text)
             self._order = [key, *(k for k in self._order if k != key)]
         if self._live is not None:
-            self._live.update(self.view(e))
+            self._live.update(rendered(self.view(e), self._console.width))
 
-    def view(self, e: Event) -> RichTable:
+    def view(self, e: Event) -> Table:
         """What is shown: the search as a whole, then the tasks that it was last at."""
         p = e.progress
-        t = RichTable(box=None, padding=(0, 2, 0, 0), header_style="dim", title_justify="left")
-        t.title = Text(
+        title = (
             f"{p.seconds:.0f} of {p.budget:.0f} s, ends in {p.eta:.0f} s at the latest · {p.trials} trials, {p.failures} failed · "
             f"{p.done} of {p.tasks} tasks decided\n"
             f"kernels {show_seconds(p.untuned)} -> {show_seconds(p.current)}: {p.speedup:.2f} times as fast, {p.predicted_speedup:.2f} predicted"
         )
-        for name in ("task", "trials", "default", "best", "gain", "schedule"):
-            t.add_column(name, justify="left" if name in ("task", "schedule") else "right", no_wrap=True, overflow="ellipsis")
+        rows = []
         for key in self._order[:SHOWN]:
             name, trials, default, best, text = self._tasks[key]
-            t.add_row(name, str(trials), _time(default), _time(best), _gain(default, best), text)
-        return t
+            rows.append((name, str(trials), _time(default), _time(best), _gain(default, best), text))
+        columns = ("task", "trials", "default", "best", "gain", "schedule")
+        return Table(title, columns, tuple(rows), frozenset(columns[1:5]), ("schedule",))
 
 
 # --- results ------------------------------------------------------------------------------------------------------------------
@@ -186,7 +181,7 @@ def result_tables(job: Job, log: str, tuned: Tuned, report: str) -> list[Table]:
     dims = "".join(f" --dims {d}" for d in job.dims)
     use = f"dnnc compile {job.model}{dims} --tune {log} takes these schedules"
     lines = [Table(faster, (), ()), Table(use, (), ()), *([Table(f"report: {report}", (), ())] if report else [])]
-    return [Table(title, columns, rows, right, "why"), *fusion_tables(r), *lines]
+    return [Table(title, columns, rows, right, ("schedule", "why", "calls", "share", "trials"), f"see {LOGGED}"), *fusion_tables(r), *lines]
 
 
 def fusion_tables(r: Result) -> list[Table]:
@@ -195,7 +190,16 @@ def fusion_tables(r: Result) -> list[Table]:
         return []
     columns = ("group", "calls", "as it was", "in another way", "time", "compiled", "why")
     rows = tuple((f.task.name, str(f.calls), _time(f.together), f.name, _time(f.apart), _way(f), f.verdict) for f in r.fusions)
-    return [Table("fusion: groups and what else they can be made of", columns, rows, frozenset(("calls", "as it was", "time")), "why")]
+    return [
+        Table(
+            "fusion: groups and what else they can be made of",
+            columns,
+            rows,
+            frozenset(("calls", "as it was", "time")),
+            ("why", "calls"),
+            f"see {LOGGED}",
+        )
+    ]
 
 
 def _way(f: Fused) -> str:

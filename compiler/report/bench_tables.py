@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dnnc.ir.errors import count
 from dnnc.report.tables import Table, show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -20,14 +21,19 @@ def bench_tables(b: Bench) -> list[Table]:
 
 def _title(b: Bench) -> str:
     shapes = ", ".join(f"{n} {d}[{', '.join(map(str, s))}]" for n, d, s in b.inputs)
-    return f"{b.model}, {b.threads} thread{'s' if b.threads != 1 else ''}; {shapes}"
+    return f"{b.model}, {count(b.threads, 'thread')}; {shapes}"
+
+
+def show_number(x: float) -> str:
+    """Four digits, never an exponent: `13180`, `12.35`."""
+    return f"{x:.0f}" if x >= 1e4 else f"{x:.4g}"
 
 
 def _row(e: EngineTimes) -> tuple[str, ...]:
     ratio = "-" if e.ratio is None else f"{e.ratio[0]:.2f} ({e.ratio[1]:.2f} to {e.ratio[2]:.2f})"
     off = "-" if e.error is None else f"{e.error:.1e}"
     sizes = ("-" if n is None else show_bytes(n) for n in (e.memory, e.peak))
-    return (f"{e.name} {e.version}", *map(show_seconds, (e.p50, e.p90, e.p99)), f"{e.throughput:.4g}", ratio, off, show_seconds(e.load), *sizes)
+    return (f"{e.name} {e.version}", *map(show_seconds, (e.p50, e.p90, e.p99)), show_number(e.throughput), ratio, off, show_seconds(e.load), *sizes)
 
 
 def _lines(b: Bench) -> list[str]:

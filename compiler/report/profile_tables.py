@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dnnc.report.tables import Table, show_bytes, show_dims, show_nodes, show_seconds
+from dnnc.ir.errors import count
+from dnnc.report.tables import Table, show_bytes, show_dims, show_nodes, show_seconds, with_schedules
 
 if TYPE_CHECKING:
     from dnnc.profile import KernelTime, Profile
 
 SHOWN_KERNELS = 30
+LESS = ("schedule", "even", "calls", "limit", "GB/s", "GFLOP/s")  # columns that go first on a narrow terminal
 
 
 def profile_tables(p: Profile, detail: bool = False) -> list[Table]:
     """With `detail` all kernels, and all calls in the order of the program; else the kernels that take longest."""
-    shown = [_ceilings(p), _parts(p), _kernels(p, len(p.kernels) if detail else SHOWN_KERNELS)]
+    shown = [_ceilings(p), _parts(p), *_kernels(p, detail)]
     return [*shown, _calls(p)] if detail else shown
 
 
@@ -31,19 +33,21 @@ def _ceilings(p: Profile) -> Table:
     c = p.ceilings
     rows = [("multiply-add, float32", "", show_rate(c.flops, "GFLOP/s"))]
     rows += [(v.name, f"up to {show_bytes(v.capacity)}" if v.capacity else "", show_rate(v.rate, "GB/s")) for v in c.levels]
-    threads = f"{p.threads} thread{'s' if p.threads != 1 else ''}"
-    return Table(f"what {threads} of this machine can do at most, measured", ("", "data", "rate"), tuple(rows), frozenset(("data", "rate")))
+    return Table(
+        f"what {count(p.threads, 'thread')} of this machine can do at most, measured", ("", "data", "rate"), tuple(rows), frozenset(("data", "rate"))
+    )
 
 
 def _parts(p: Profile) -> Table:
     kernels = sum(k.seconds for k in p.kernels)
-    parts = {f"kernels ({len(p.calls)} calls)": kernels, "waiting at barriers": p.waiting, "Python, start and end of threads": p.overhead}
+    parts = {f"kernels ({count(len(p.calls), 'call')})": kernels, "waiting at barriers": p.waiting, "Python, start and end of threads": p.overhead}
     rows = [(name, show_seconds(s), _percent(s / p.total)) for name, s in (*parts.items(), ("a call", p.total))]
     at = f" at {show_dims(p.dims.items())}" if p.dims else ""
     return Table(f"{p.name}{at}: {p.target}, medians of {p.repeats} calls", ("part", "time", "share"), tuple(rows), frozenset(("time", "share")))
 
 
-def _kernels(p: Profile, most: int) -> Table:
+def _kernels(p: Profile, detail: bool) -> list[Table]:
+    most = len(p.kernels) if detail else SHOWN_KERNELS
     rows = [_kernel(k) for k in p.kernels[:most]]
     rest = p.kernels[most:]
     if rest:
@@ -51,7 +55,9 @@ def _kernels(p: Profile, most: int) -> Table:
         rows.append((f"and {len(rest)} more", str(sum(k.calls for k in rest)), show_seconds(seconds), _percent(seconds / p.total), *[""] * 6))
     columns = ("kernel", "calls", "time", "share", "GFLOP/s", "GB/s", "of limit", "limit", "even", "schedule", "nodes")
     numbers = frozenset(columns[1:7]) | {"even"}
-    return Table("kernels, all calls of each together", columns, tuple((*r, *[""] * (len(columns) - len(r))) for r in rows), numbers, "nodes")
+    filled = tuple((*r, *[""] * (len(columns) - len(r))) for r in rows)
+    table = Table("kernels, all calls of each together", columns, filled, numbers, () if detail else LESS, "see --detail")
+    return with_schedules(table, [(k.name, k.choice) for k in p.kernels]) if detail else [table]
 
 
 def _kernel(k: KernelTime) -> tuple[str, ...]:
@@ -64,4 +70,4 @@ def _kernel(k: KernelTime) -> tuple[str, ...]:
 def _calls(p: Profile) -> Table:
     rows = [(str(n), c.kernel, show_seconds(c.seconds), show_seconds(c.waiting), _percent(c.balance), c.nodes) for n, c in enumerate(p.calls)]
     columns = ("call", "kernel", "time", "then waits", "even", "nodes")
-    return Table("calls in order", columns, tuple(rows), frozenset(("call", "time", "then waits", "even")), "nodes")
+    return Table("calls in order", columns, tuple(rows), frozenset(("call", "time", "then waits", "even")))

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
+from dnnc.ir.errors import count
 from dnnc.report import STAGES, Count, KernelReport, ProgramReport, Report
+from dnnc.report.layout import Table, aligned
 
 SHOWN_KERNELS = 20  # of a program; --json has all of them
 SHOWN_NODES = 2
 SHOWN_NOTES = 10
-
-
-@dataclass(frozen=True)
-class Table:
-    """A title, the names of the columns, and rows of text. No columns: the rows are lines. Columns without a name are not headed.
-
-    `right` columns hold numbers; the `cut` column is shortened to what a terminal has room for.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    right: frozenset[str] = frozenset()
-    cut: str | None = None
-
-    @property
-    def headed(self) -> bool:
-        return any(self.columns)
 
 
 def plain_text(tables: Iterable[Table]) -> str:
@@ -39,10 +22,7 @@ def plain_text(tables: Iterable[Table]) -> str:
 def _lines(t: Table) -> str:
     if not t.columns:
         return "\n".join([t.title, *(f"  {' '.join(r)}" for r in t.rows)])
-    cells = [*([t.columns] if t.headed else []), *t.rows]
-    widths = [max((len(r[k]) for r in cells), default=0) for k in range(len(t.columns))]
-    lines = ["  ".join(c.rjust(w) if name in t.right else c.ljust(w) for c, w, name in zip(r, widths, t.columns)).rstrip() for r in cells]
-    return "\n".join([t.title, *(f"  {line}" for line in lines)])
+    return "\n".join([t.title, *(f"  {line}" for line in aligned(t, t.widths))])
 
 
 # --- numbers for people -------------------------------------------------------------------------------------------------------
@@ -84,16 +64,30 @@ def show_nodes(nodes: Sequence[str]) -> str:
     return "; ".join(nodes[:SHOWN_NODES]) + (f"; and {more} more" if more > 0 else "")
 
 
+def with_schedules(t: Table, schedules: Sequence[tuple[str, str]]) -> list[Table]:
+    """A table of kernels without its schedules, and a list of (kernel, schedule) in full."""
+    kept = [k for k, name in enumerate(t.columns) if name != "schedule"]
+    return [t.only(kept), Table("schedules", (), tuple((f"{name}:", choice) for name, choice in schedules))]
+
+
 # --- the report ---------------------------------------------------------------------------------------------------------------
 
 
-def report_tables(r: Report) -> list[Table]:
-    """What a report says, in the order in which it happened; of several programs the last one in full."""
+def report_tables(r: Report, passes: bool = True, detail: bool = False) -> list[Table]:
+    """What a report says, in the order in which it happened; of several programs the last one in full.
+
+    Args:
+        r: the report.
+        passes: a row for each pass, rather than one line for all.
+        detail: list all kernels, and their schedules in full below the table.
+    """
     signature = [
         (kind, s.name, f"{s.dtype}[{', '.join(map(str, s.shape))}]") for kind, specs in (("input", r.inputs), ("output", r.outputs)) for s in specs
     ]
-    threads = f"{r.threads} thread{'s' if r.threads != 1 else ''}"
-    tables = [Table(f"{r.name}: {r.target}, {threads}", ("", "name", "type"), tuple(signature)), *(Table(note, (), ()) for note in r.notes)]
+    tables = [
+        Table(f"{r.name}: {r.target}, {count(r.threads, 'thread')}", ("", "name", "type"), tuple(signature)),
+        *(Table(note, (), ()) for note in r.notes),
+    ]
     if r.target == "reference":
         return tables
     if not r.programs:
@@ -101,7 +95,7 @@ def report_tables(r: Report) -> list[Table]:
         return [*tables, _fallbacks(r.host) if r.host else later]
     if len(r.programs) > 1 or r.programs[-1].dims:
         tables.append(_programs(r))
-    return [*tables, *program_tables(r.programs[-1], r.host), _seconds(r)]
+    return [*tables, *program_tables(r.programs[-1], r.host, passes, detail), _seconds(r)]
 
 
 def _programs(r: Report) -> Table:
@@ -118,12 +112,21 @@ def _programs(r: Report) -> Table:
     return Table("programs; the last one follows", ("dims", "serves", "compiled", "arena", "time"), rows, frozenset(("compiled", "arena", "time")))
 
 
-def program_tables(p: ProgramReport, host: Sequence[str] = ()) -> list[Table]:
+def program_tables(p: ProgramReport, host: Sequence[str] = (), passes: bool = True, detail: bool = False) -> list[Table]:
     """Passes, kernels, memory and fallbacks of one program; `host` are nodes that run beside it."""
-    return [_passes(p), *_notes(p), _kernels(p), _memory(p), _fallbacks((*host, *p.fallbacks))]
+    return [_passes(p, passes), *_notes(p), *_kernels(p, detail), _memory(p), _fallbacks((*host, *p.fallbacks))]
 
 
-def _passes(p: ProgramReport) -> Table:
+def _passes(p: ProgramReport, each: bool) -> Table:
+    if not p.seconds:  # loaded: the times of its compilation are not in the file
+        changed = [x.name for x in p.passes if x.changed]
+        return Table(f"passes when it was compiled: {len(p.passes)}, of which {len(changed)} changed the graph", (), ())
+    if not each:
+        ran = [x for x in p.passes if x.seconds or x.changed]  # others are notes alone
+        before, after = (ran[0].nodes_before, ran[-1].nodes_after) if ran else (0, 0)
+        changed = ", ".join(x.name for x in ran if x.changed) or "none"
+        title = f"passes: {len(ran)} in {show_seconds(sum(x.seconds for x in ran))}, {before} -> {after} nodes; changed by {changed}"
+        return Table(title, (), ())
     rows = [(x.name, show_seconds(x.seconds), f"{x.nodes_before} -> {x.nodes_after}", "" if x.changed else "unchanged") for x in p.passes]
     return Table("passes", ("pass", "time", "nodes", ""), tuple(rows), frozenset(("time", "nodes")))
 
@@ -135,13 +138,17 @@ def _notes(p: ProgramReport) -> list[Table]:
     return [Table("noted by passes", ("", ""), (*rows[:SHOWN_NOTES], *more))] if rows else []
 
 
-def _kernels(p: ProgramReport) -> Table:
-    title = f"kernels: {p.calls} calls of {len(p.kernels)} unique kernels, {p.compiled} compiled, {p.from_cache} from the cache"
+def _kernels(p: ProgramReport, detail: bool) -> list[Table]:
+    origin = f"{p.compiled} compiled, {p.from_cache} from the cache" if p.seconds else "loaded"
+    title = f"kernels: {count(p.calls, 'call')} of {count(len(p.kernels), 'unique kernel')}, {origin}"
     shown = sorted(p.kernels, key=_work, reverse=True)
-    rows = [(k.name, str(k.count), show_count(k.flops), show_bytes(k.bytes), k.choice, show_nodes(k.nodes)) for k in shown[:SHOWN_KERNELS]]
-    if len(shown) > SHOWN_KERNELS:
-        rows.append((f"and {len(shown) - SHOWN_KERNELS} smaller", "", "", "", "", ""))
-    return Table(title, ("kernel", "calls", "flops", "bytes", "schedule", "nodes"), tuple(rows), frozenset(("calls", "flops", "bytes")), "nodes")
+    most = len(shown) if detail else SHOWN_KERNELS
+    rows = [(k.name, str(k.count), show_count(k.flops), show_bytes(k.bytes), k.choice, show_nodes(k.nodes)) for k in shown[:most]]
+    if len(shown) > most:
+        rows.append((f"and {len(shown) - most} smaller", "", "", "", "", ""))
+    columns = ("kernel", "calls", "flops", "bytes", "schedule", "nodes")
+    table = Table(title, columns, tuple(rows), frozenset(columns[1:4]), ("schedule",), "see --detail")
+    return with_schedules(table, [(k.name, k.choice) for k in shown]) if detail else [table]
 
 
 def _work(k: KernelReport) -> float:
@@ -158,12 +165,14 @@ def _memory(p: ProgramReport) -> Table:
 
 def _fallbacks(host: Sequence[str]) -> Table:
     counts = [(node, len(list(same))) for node, same in groupby(sorted(host))]
-    title = f"on the host: {len(host)} nodes" if counts else "on the host: nothing"
+    title = f"on the host: {count(len(host), 'node')}" if counts else "on the host: nothing"
     return Table(title, (), tuple((f"{node} x{n}" if n > 1 else node,) for node, n in counts))
 
 
 def _seconds(r: Report) -> Table:
     names = dict.fromkeys([*STAGES, *(name for p in r.programs for name in p.seconds)])
+    if not any(p.seconds for p in r.programs):
+        return Table(f"loaded in {show_seconds(r.import_seconds)}", (), ())
     stages = {"import": r.import_seconds, **{name: sum(p.seconds.get(name, 0.0) for p in r.programs) for name in names}}
     rows = [*stages.items(), ("together", sum(stages.values()))]
     return Table("time", ("stage", "time"), tuple((name, show_seconds(s)) for name, s in rows), frozenset(("time",)))

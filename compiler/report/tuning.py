@@ -1,6 +1,6 @@
 """The report of a search as one HTML file: how time fell, how good predictions were, what was chosen for each task and why.
 
-In: a Result. Out: a page with its figures, which holds all that it needs. Plotly draws, Jinja fills the page (`pip install 'dnnc[tune]'`).
+In: a Result. Out: a page with its figures, which holds all that it needs. Plotly draws, Jinja fills the page (the extra `tune`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from dnnc.autotune.rivals import Fused
 from dnnc.autotune.search import Outcome, Point, Result
-from dnnc.ir.errors import TuneError
+from dnnc.ir.errors import TuneError, install
 from dnnc.ir.files import replacing
 from dnnc.report.tables import show_seconds
 
@@ -32,7 +32,7 @@ def needed() -> None:
     """TuneError where a package is missing that the report takes."""
     missing = [n for n in NEEDED if find_spec(n) is None]
     if missing:
-        raise TuneError(f"a report takes {' and '.join(missing)}: pip install 'dnnc[tune]'")
+        raise TuneError(f"a report takes {' and '.join(missing)}: {install('tune')}")
 
 
 def write_html(result: Result, path: str | os.PathLike[str], model: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir.dtype import u8
-from dnnc.ir.errors import UnsupportedError
+from dnnc.ir.errors import UnsupportedError, install
 from dnnc.ir.expr import dim as symbol
 from dnnc.ir.op import OpDef, require
 from dnnc.ir.ops.common import Array, sample
@@ -29,7 +29,7 @@ def _decode(x: Array, *, height: Any = None, width: Any = None, pixels: str = "r
     try:
         import PIL.Image
     except ImportError:
-        raise UnsupportedError("decoding images needs Pillow, which is not installed: pip install 'dnnc[image]'") from None
+        raise UnsupportedError(f"decoding images needs Pillow, which is not installed: {install('image')}") from None
     try:
         with PIL.Image.open(io.BytesIO(x.tobytes())) as image:
             a = np.asarray(image.convert("L" if pixels == "gray" else "RGB"), np.uint8)

@@ -145,5 +145,5 @@ def test_a_saved_model_says_the_same(learned: XGBModel, tmp_path: Path) -> None:
 
 def test_without_xgboost_the_way_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "xgboost", None)
-    with pytest.raises(TuneError, match=r"pip install 'dnnc\[tune\]'"):
+    with pytest.raises(TuneError, match=r"pip install -e '\.\[tune\]'"):
         XGBModel().fit(*world(3))

@@ -78,7 +78,7 @@ def answered(trials: Sequence[Trial]) -> Counter[Any]:
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(TuneError, match=r"pip install 'dnnc\[ray\]'"):
+    with pytest.raises(TuneError, match=r"pip install -e '\.\[ray\]'"):
         RayRunner("llvm")
 
 

@@ -36,9 +36,9 @@ def model(text: str) -> onnx.ModelProto:
     [
         (b"", "empty"),
         (b"a" * (8 << 20), "looks like text"),
-        (bytes(8 << 20), "no ONNX model"),
-        (np.random.default_rng(0).bytes(1 << 20), "no ONNX model"),
-        (b"\x80\x04cos\nsystem\n(S'exit 1'\ntR.", "no ONNX model|no graph"),  # a pickle
+        (bytes(8 << 20), "not an ONNX model"),
+        (np.random.default_rng(0).bytes(1 << 20), "not an ONNX model"),
+        (b"\x80\x04cos\nsystem\n(S'exit 1'\ntR.", "not an ONNX model|no graph"),  # a pickle
     ],
     ids=["empty", "text", "zeros", "random", "pickle"],
 )

@@ -138,12 +138,12 @@ def test_a_peer_that_fails_is_a_line_of_the_result(monkeypatch: pytest.MonkeyPat
 
 def test_a_missing_peer_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers_module, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"onnxruntime and openvino .* not installed; pip install 'dnnc\[bench\]'"):
+    with pytest.raises(InputError, match=r"onnxruntime and openvino are not installed.*: pip install -e '\.\[bench\]'"):
         check_installed(["onnxruntime", "openvino"])
-    with pytest.raises(InputError, match=r"^torch cannot .* pip install torch torchvision onnx2torch$"):
+    with pytest.raises(InputError, match=r"^torch is not installed.*: pip install torch torchvision onnx2torch$"):
         check_installed(["torch"])
     text = dnnc("bench", "fixed.onnx", "--peers", "openvino", code=1)
-    assert "pip install 'dnnc[bench]'" in text and "Traceback" not in text
+    assert "pip install -e '.[bench]'" in text and "Traceback" not in text
 
 
 @pytest.mark.parametrize("name", [n for n in ("onnxruntime", "openvino") if find_spec(n)])

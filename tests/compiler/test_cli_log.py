@@ -23,6 +23,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DNNC_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "g.py").write_text(TEXT + "\n")
+    (tmp_path / "g.jsonl").write_text("mine")
     write_log(tmp_path / "m.jsonl")
     yield tmp_path
 
@@ -106,7 +107,9 @@ MISTAKES = [
     ("log show g.py", 1, "g.py, line 1: it is no JSON"),
     ("log show m.jsonl --task conv7", 1, "no task is called 'conv7'; there are pack, "),
     ("log merge m.jsonl", 2, "--output"),
-    ("log merge m.jsonl m.jsonl -o g.py", 1, "g.py exists"),
+    ("log merge m.jsonl m.jsonl -o g.jsonl", 1, "g.jsonl exists"),
+    ("log merge m.jsonl m.jsonl -o g.py", 2, "expected a .jsonl or .log file"),
+    ("log prune m.jsonl -o g.onnx", 2, "expected a .jsonl or .log file"),
     ("log prune m.jsonl --target cuda", 1, "would keep none of its 4 tasks"),
     ("compile g.py --tune nowhere.jsonl", 1, "TuneError: there is no tuning log nowhere.jsonl"),
     ("compile g.py --tune g.py", 1, "line 1: it is no JSON"),

@@ -73,7 +73,7 @@ def test_no_source_is_overwritten(line: str, suffix: str, name: str, here: Path)
 def test_suffixes(line: str, target: str, here: Path) -> None:
     weights(here / "model.onnx")
     before = contents(here)
-    assert "that ends in" in " ".join(command(*line.format("model.onnx", target).split(), code=2).replace("│", " ").split())
+    assert ": expected a " in " ".join(command(*line.format("model.onnx", target).split(), code=2).replace("│", " ").split())
     assert contents(here) == before
 
 

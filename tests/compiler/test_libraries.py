@@ -153,7 +153,7 @@ def test_a_missing_library_is_said(device: InterpretedDevice, monkeypatch: pytes
     monkeypatch.setattr(library, "opened", missing)
     with pytest.raises(TargetError, match=r"cublaslt_0_matmul_add_relu is a call of cuBLASLt.*not here.*pip install"):
         compiled(LAYERS, winners(LAYERS, call("cublaslt", 0)))
-    with pytest.raises(TuneError, match=r"cuBLASLt and cuDNN are not here: pip install 'dnnc\[libraries\]'"):
+    with pytest.raises(TuneError, match=r"cuBLASLt and cuDNN are not here: pip install -e '\.\[libraries\]'"):
         with_libraries(ARCH)
     with pytest.raises(TuneError, match="are for GPUs"):
         dnnc.tune(graph_of(LAYERS), libraries=True, budget=1)

@@ -51,7 +51,7 @@ BAD: list[tuple[dict[str, Any], type[DnncError], str]] = [
     ({"target": "llvm -threads=2", "threads": 1}, TargetError, "-threads=2, but threads=1"),
     ({"precision": "int3"}, UnsupportedError, "'float32', 'tf32', 'float16' or 'bfloat16'"),
     ({"numerics": "sloppy"}, InputError, "'strict', 'standard' or 'fast'"),
-    ({"opt_level": 2}, InputError, "0, 1 or 3"),
+    ({"opt_level": 4}, InputError, "0, 1, 2 or 3"),
     ({"opt_level": True}, InputError, "opt_level=True"),
     ({"verify": True}, InputError, "False, 'kernels' or 'model'"),
     ({"dims": {"N": 0.5}}, InputError, r"dims\['N'\]=0.5"),

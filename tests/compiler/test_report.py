@@ -118,7 +118,7 @@ def test_text_shows_the_tables(net: Any) -> None:
     text = str(net.report)
     assert text.startswith("net: llvm, 1 thread\n")
     assert "input   x     float32[4, 32]" in text
-    assert "kernels: 2 calls of 1 unique kernels, 1 compiled, 0 from the cache" in text
+    assert "kernels: 2 calls of 1 unique kernel, 1 compiled, 0 from the cache" in text
     assert "constants    8 KB" in text and "together" in text
 
 

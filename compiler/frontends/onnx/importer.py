@@ -304,8 +304,8 @@ class Importer:
 
     def unknown(self, c: Call) -> UnsupportedError:
         names = sorted({op for d, op in CONVERTERS if d == c.domain} | schemas.names(c.domain))
-        near = [x for x in difflib.get_close_matches(c.op, names, 4, 0.6) if x != c.op]
-        hint = f"; near names: {', '.join(near)}" if near else ""
+        near = [x for x in difflib.get_close_matches(c.op, names, 4, 0.8) if x != c.op]
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
         since = schemas.since(c.domain, c.op)
         if since and since > c.opset:
             return UnsupportedError(f"the operator {c.op} came with opset {since} of domain {c.domain or 'ai.onnx'!r}, the model declares {c.opset}")

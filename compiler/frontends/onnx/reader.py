@@ -69,7 +69,7 @@ def _content(path: Path) -> bytes:
         if not path.is_file():
             raise ModelError(f"{path} is not a file")
         if path.stat().st_size >= MOST_BYTES:
-            raise ModelError(f"{path} has {path.stat().st_size} bytes; a protobuf has less than {MOST_BYTES}, so this is no ONNX model")
+            raise ModelError(f"{path} has {path.stat().st_size} bytes; a protobuf has less than {MOST_BYTES}, so this is not an ONNX model")
         return path.read_bytes()
     except (OSError, ValueError) as e:  # a null byte in the name is a ValueError
         raise ModelError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
@@ -82,7 +82,7 @@ def _parse(data: bytes, what: str) -> onnx.ModelProto:
     try:
         m.ParseFromString(data)
     except (DecodeError, RuntimeError) as e:
-        kind = "looks like text, not like an ONNX model" if _is_text(data) else "is no ONNX model, or is truncated or damaged"
+        kind = "looks like text, not like an ONNX model" if _is_text(data) else "is not an ONNX model, or is truncated or damaged"
         raise ModelError(f"{what} {kind} ({len(data)} bytes): {e}") from e
     return m
 
@@ -94,7 +94,7 @@ def _is_text(data: bytes) -> bool:
 
 def _checked(m: onnx.ModelProto, folder: Path | None, what: str) -> Model:
     if not m.HasField("graph"):
-        raise ModelError(f"{what} is no ONNX model: it has no graph")
+        raise ModelError(f"{what} is not an ONNX model: it has no graph")
     if not m.graph.output:
         raise ModelError(f"{what}: the graph {m.graph.name!r} has no outputs, so there is nothing to compute; the file may be truncated")
     opsets = _opsets(m.opset_import, what)

@@ -102,7 +102,7 @@ def test_version() -> None:
 def test_a_missing_nvrtc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     nvrtc.library.cache_clear()
     monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs", None)
-    with pytest.raises(TargetError, match=r"pip install 'dnnc\[cuda13\]'"):
+    with pytest.raises(TargetError, match=r"pip install -e '\.\[cuda13\]'"):
         compile_cuda(COPY, "sm_80")
     monkeypatch.undo()
     nvrtc.library.cache_clear()

@@ -75,9 +75,9 @@ ERRORS = [
     ("llvm", None, "expected 'cuda'"),
     ("cuda -mcpu=x", None, "CUDA has no option -mcpu"),
     ("cuda -arch=sm_1", None, "unknown architecture sm_1; there are sm_80"),
-    ("cuda", None, r"pip install 'dnnc\[cuda13\]'.*write 'cuda -arch=sm_90a'"),
-    ("cuda", Runtime(), "no CUDA-capable device"),
-    ("cuda:3", Runtime(H100), "there are 1 devices, numbered from 0"),
+    ("cuda", None, r"pip install -e '\.\[cuda13\]'.*write 'cuda -arch=sm_90a'"),
+    ("cuda", Runtime(), "no CUDA-capable device|no NVIDIA driver|driver finds no device"),
+    ("cuda:3", Runtime(H100), "there is 1 device, numbered from 0"),
     ("cuda", Runtime({**H100, "name": "Old", "major": 7}), "Old is of architecture sm_70; kernels need sm_80"),
 ]
 

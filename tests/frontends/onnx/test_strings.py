@@ -313,7 +313,7 @@ def test_images_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     f = dnnc.compile(model("ImageDecoder", {"x": file}, [T.UINT8]), cache=False)
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'dnnc\[image\]'"):
+    with pytest.raises(UnsupportedError, match=r"pip install -e '\.\[image\]'"):
         f(file)
 
 
