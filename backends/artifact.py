@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dnnc.backends.runtime import cpu_count
-from dnnc.ir.errors import ArtifactError
+from dnnc.ir.errors import ArtifactError, a_type
 from dnnc.ir.files import replacing
 
 MAGIC = b"\x89dnnc\r\n\x1a"  # no text begins so, and a transfer that rewrites line ends breaks it
@@ -218,7 +218,7 @@ def _manifest(name: str, text: memoryview, digest: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as e:
         raise ArtifactError(f"{name}: the manifest is no JSON: {e}; {REMEDY}") from None
     if not isinstance(manifest, dict):
-        raise ArtifactError(f"{name}: the manifest should be a JSON object and is a {type(manifest).__name__}; {REMEDY}")
+        raise ArtifactError(f"{name}: the manifest should be a JSON object and is {a_type(manifest)}; {REMEDY}")
     return manifest
 
 

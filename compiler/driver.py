@@ -25,7 +25,7 @@ from dnnc.backends.runtime import runtime
 from dnnc.bound import of_function, of_graph
 from dnnc.donation import copied, donated
 from dnnc.executable import Executable
-from dnnc.ir.errors import InputError, ShapeError, UnsupportedError
+from dnnc.ir.errors import InputError, ShapeError, UnsupportedError, a_type
 from dnnc.ir.expr import Var
 from dnnc.ir.form import ARRAY
 from dnnc.ir.graph import Graph, identifier
@@ -109,7 +109,7 @@ def compile(
     if isinstance(model, (str, os.PathLike, bytes, bytearray)) or type(model).__name__ == "ModelProto":
         return compile_onnx(model, opts, progress) if not parameters else compile_bound(model, parameters, opts, progress)
     raise InputError(
-        f"cannot compile a {type(model).__name__}: expected a path to an .onnx file, its bytes, a ModelProto, a dnnc.ir.Graph, or a function and its inputs"
+        f"cannot compile {a_type(model)}: expected a path to an .onnx file, its bytes, a ModelProto, a dnnc.ir.Graph, or a function and its inputs"
     )
 
 
@@ -130,7 +130,7 @@ def traced_graph(fn: Any, inputs: Sequence[Any] | Mapping[str, Any] | None, para
     """The graph of a function of array code, and its parameters. InputError where it is none, or nothing says what it takes."""
 
     if not callable(fn):
-        raise InputError(f"inputs: only a function takes them, not a {type(fn).__name__}; sizes of a model are given by dims")
+        raise InputError(f"inputs: only a function takes them, not {a_type(fn)}; sizes of a model are given by dims")
     if inputs is None:
         raise InputError("a function needs inputs=[...], a dnnc.Spec(shape, dtype) for each array; dnnc.jit finds them at each call")
     if parameters is None:

@@ -76,7 +76,7 @@ class ReferenceExecutable:
         results = self._donated(run(self._graph, arrays), arrays)
         given = [np.array(r) for r in results] if outputs is None else list(outputs)
         if len(given) != len(results):
-            raise InputError(f"the model has {count(len(results), 'output')}, {count(len(given), 'buffer')} given")
+            raise InputError(f"the model has {count(len(results), 'output')}, got {count(len(given), 'buffer')}")
         for name, out, r in zip(self._signature.output_names, given, results):
             if out.shape != r.shape or out.dtype != r.dtype:
                 raise InputError(f"output {name}: expected an array {r.dtype} {r.shape}, got {out.dtype} {out.shape}")

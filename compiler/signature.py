@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir.errors import InputError, count
+from dnnc.ir.errors import InputError, a_type, count
 from dnnc.ir.graph import Graph, Value
 
 Array = np.ndarray[Any, Any]
@@ -49,7 +49,7 @@ class Signature:
         if named:
             args = self._by_name(args, named)
         if len(args) != len(self.expected):
-            raise InputError(f"the model has {count(len(self.expected), 'input')} ({', '.join(self.input_names)}), {count(len(args), 'array')} given")
+            raise InputError(f"the model has {count(len(self.expected), 'input')} ({', '.join(self.input_names)}), got {count(len(args), 'array')}")
         return args
 
     def convert(self, args: Sequence[Any]) -> list[Array]:
@@ -64,7 +64,7 @@ class Signature:
     def check_count(self, results: Sequence[Any]) -> None:
         """InputError where there is not one buffer for each output."""
         if len(results) != len(self.output_names):
-            raise InputError(f"the model has {count(len(self.output_names), 'output')}, {count(len(results), 'buffer')} given")
+            raise InputError(f"the model has {count(len(self.output_names), 'output')}, got {count(len(results), 'buffer')}")
 
     def check_outputs(
         self, wanted: Sequence[tuple[tuple[int, ...], Any]], arrays: Sequence[Array], results: Sequence[Any], donated: Mapping[int, int] = _NONE
@@ -119,7 +119,7 @@ def converted(a: Any, name: str, dtype: Any, rank: int | None, what: str = "inpu
 def described(a: Any) -> str:
     """What was given in the place of an array that a call can write to or keep."""
     if not isinstance(a, np.ndarray):
-        return f"a {type(a).__name__}"
+        return a_type(a)
     flags = [word for word, on in (("not contiguous", not a.flags.c_contiguous), ("read-only", not a.flags.writeable)) if on]
     return " ".join([str(a.dtype), str(a.shape), *(f"({', '.join(flags)})" for _ in flags[:1])])
 

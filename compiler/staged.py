@@ -19,7 +19,7 @@ import numpy as np
 
 from dnnc.accuracy import check_model
 from dnnc.executable import Executable
-from dnnc.ir.errors import DnncError, InputError, locations
+from dnnc.ir.errors import DnncError, InputError, a_type, locations
 from dnnc.ir.expr import Expr, Var, free
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.interp import run_node
@@ -344,7 +344,7 @@ class StagedExecutable:
         given = [inputs[n] for n in self._signature.input_names] if isinstance(inputs, Mapping) else list(inputs)
         for a, b, name in zip(arrays, given, self._signature.input_names):
             if a is not b:
-                raise InputError(f"input {name}: bind needs a contiguous array that it can keep; got a {type(b).__name__} that had to be converted")
+                raise InputError(f"input {name}: bind needs a contiguous array that it can keep; got {a_type(b)} that had to be converted")
         results = list(outputs)
 
         def call() -> None:
@@ -429,7 +429,7 @@ class StagedExecutable:
             raise InputError(f"the model has {len(results)} outputs, {len(given)} buffers are given")
         for name, out, r in zip(self._signature.output_names, given, results):
             if not isinstance(out, np.ndarray) or out.shape != r.shape or out.dtype != r.dtype or not out.flags.writeable:
-                shown = f"{out.dtype} {out.shape}" if isinstance(out, np.ndarray) else f"a {type(out).__name__}"
+                shown = f"{out.dtype} {out.shape}" if isinstance(out, np.ndarray) else a_type(out)
                 raise InputError(f"output {name}: expected a writable array {r.dtype} {r.shape}, got {shown}")
             out[...] = r
         return given

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir.errors import InputError
+from dnnc.ir.errors import InputError, a_type
 from dnnc.ir.form import ARRAY, NOTHING, Form, Kind, item_name
 from dnnc.signature import converted
 
@@ -65,4 +65,4 @@ def assemble(form: Form, arrays: Iterator[Array]) -> Any:
 
 
 def _described(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    return "None" if value is None else a_type(value)

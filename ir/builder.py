@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir.dtype import DType
-from dnnc.ir.errors import InternalError, Loc, ShapeError, UnsupportedError, locations
+from dnnc.ir.errors import InternalError, Loc, ShapeError, UnsupportedError, a_type, locations
 from dnnc.ir.expr import Expr, unwrap
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.op import Attrs, OpDef
@@ -126,7 +126,7 @@ def normal(a: Any) -> Any:
         return normal(a.item())
     if isinstance(getattr(a, "dim", None), Expr):  # a size as users hold it
         return normal(a.dim)
-    raise InternalError(f"an attribute cannot be a {type(a).__name__}: {a!r}; arrays are operands (constants)")
+    raise InternalError(f"an attribute cannot be {a_type(a)}: {a!r}; arrays are operands (constants)")
 
 
 def infer(op: OpDef, inputs: Sequence[Value | None], attrs: Attrs, locs: tuple[Loc, ...] = ()) -> list[TensorType]:

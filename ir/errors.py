@@ -70,6 +70,12 @@ def count(n: int, what: str, several: str = "") -> str:
     return f"{n} {what if n == 1 else several or f'{what}s'}"
 
 
+def a_type(x: object) -> str:
+    """`an int`, `a str`: the type of a value, for messages."""
+    name = type(x).__name__
+    return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
+
+
 def install(extra: str, newer: bool = False) -> str:
     """The command that installs an extra of dnnc, or `newer` packages of it, for messages. dnnc is on no package index: it names the clone."""
     return f"pip install {'-U ' if newer else ''}-e '.[{extra}]' in the clone of dnnc"

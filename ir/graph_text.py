@@ -25,7 +25,7 @@ from dnnc.ir import te
 from dnnc.ir.builder import Builder, defaults, find_op
 from dnnc.ir.constant_text import inline, load_constants, read_inline, read_literal, save_constants
 from dnnc.ir.dtype import BY_NAME, DType, i64
-from dnnc.ir.errors import DnncError, Loc, ParseError, UnsupportedError
+from dnnc.ir.errors import DnncError, Loc, ParseError, UnsupportedError, count
 from dnnc.ir.expr import Expr, Var, const, dim, free, op, unwrap, var
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.op import Attrs, OpDef
@@ -430,7 +430,7 @@ class _Function:
         if len(node.outputs) != len(names) or (types is not None and len(types) != len(names)):
             _fail(
                 s,
-                f"{node.op.name} has {len(node.outputs)} outputs; {len(names)} names{'' if types is None else f' and {len(types)} types'} are given",
+                f"{node.op.name} has {count(len(node.outputs), 'output')}; {count(len(names), 'name')}{'' if types is None else f' and {len(types)} types'} are given",
             )
         annotations: Sequence[ast.expr | None] = types or [None] * len(names)
         for v, name, t in zip(node.outputs, names, annotations):

@@ -8,7 +8,7 @@ from typing import Any
 
 from dnnc.ir.builder import infer
 from dnnc.ir.dtype import DType
-from dnnc.ir.errors import DnncError, VerifyError, locations
+from dnnc.ir.errors import DnncError, VerifyError, count, locations
 from dnnc.ir.expr import Expr, Var, free
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.types import Layout, TensorType
@@ -131,7 +131,7 @@ def _check_types(g: Graph, n: Node) -> None:
     except DnncError as e:
         raise _broken(g, n, f"the type rule refuses it: {e}") from e
     if len(found) != len(n.outputs):
-        raise _broken(g, n, f"the type rule gives {len(found)} outputs, the node has {len(n.outputs)}")
+        raise _broken(g, n, f"the type rule gives {count(len(found), 'output')}, the node has {len(n.outputs)}")
     for t, o in zip(found, n.outputs):
         if (t.dtype, t.shape) != (o.type.dtype, o.type.shape) or (t.layout is not None and t.layout != o.type.layout):
             raise _broken(g, n, f"the type rule gives {t} for {o!r}")

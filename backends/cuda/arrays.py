@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.backends.cuda.native import DEFAULT_STREAM, Device, DeviceArray
-from dnnc.ir.errors import InputError
+from dnnc.ir.errors import InputError, a_type
 
 CUDA = 2  # kDLCUDA
 TORCH_NAMES = {"bool_": "bool"}  # where NumPy's name of a dtype is not torch's
@@ -97,7 +97,7 @@ def interface_array(a: Any) -> DeviceArray:
 def output_array(a: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> DeviceArray:
     """A buffer for an output. InputError where it is another dtype, shape or order of elements."""
     if not is_device_array(a):
-        raise InputError(f"output {name}: expected an array on the device as the first input is one, got a {type(a).__name__}")
+        raise InputError(f"output {name}: expected an array on the device as the first input is one, got {a_type(a)}")
     found = _found(a, device)
     if hasattr(a, "__dnnc_array__") and found.keep is not a:
         raise InputError(f"output {name}: arrays of dnnc.array are values, nobody writes to them; give a CuPy or torch array, or no outputs")

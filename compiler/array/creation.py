@@ -16,6 +16,7 @@ from dnnc.array.lazy import apply
 from dnnc.array.promotion import DEFAULTS, DType, dtype_of, promoted, real_of
 from dnnc.array.sizes import size, symbolic
 from dnnc.ir.dtype import from_numpy, i64
+from dnnc.ir.errors import a_type
 
 Shape = Any  # an integer or a sequence of them
 
@@ -48,7 +49,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
     if copy is False and (
         not isinstance(obj, np.ndarray) or (a.base is not obj and a is not obj) or not a.flags.c_contiguous or where not in (None, HOST)
     ):
-        raise ValueInputError(f"a {type(obj).__name__} cannot become an array on {where or HOST} without a copy")
+        raise ValueInputError(f"{a_type(obj)} cannot become an array on {where or HOST} without a copy")
     return from_buffer(a.copy() if isinstance(obj, np.ndarray) and copy is not False and where in (None, HOST) else a, where)
 
 

@@ -16,7 +16,7 @@ from dnnc.array.promotion import DEFAULTS, DType, complex_of, dtype_of, float_of
 from dnnc.array.sizes import Size
 from dnnc.ir.dtype import DType as IrType
 from dnnc.ir.dtype import from_numpy, i16, i32, i64
-from dnnc.ir.errors import InputError
+from dnnc.ir.errors import InputError, a_type
 
 Operand = Any  # an Array or a Python number
 OPERANDS = (Array, *NUMBERS, Size)
@@ -34,7 +34,7 @@ def operands(name: str, *given: Operand, kinds: str = "biufc") -> list[Array]:
     xs = [as_operand(x) for x in given]
     for x in xs:
         if not isinstance(x, OPERANDS):
-            raise InputError(f"{name}: expected arrays or numbers, got a {type(x).__name__}; make an array of it with asarray")
+            raise InputError(f"{name}: expected arrays or numbers, got {a_type(x)}; make an array of it with asarray")
     dtype = promoted(*(x.dtype if isinstance(x, Array) else x for x in xs))
     if dtype.kind not in kinds:
         raise InputError(f"{name}: expected {_kind_words(kinds)}, got {dtype}")

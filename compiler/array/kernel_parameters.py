@@ -12,7 +12,7 @@ import numpy as np
 from dnnc.array.core import NUMBERS, Array, as_operand, scalar
 from dnnc.array.notation import ARITY, C_TYPES, DTYPES, Source
 from dnnc.array.promotion import DType, kind_of, promoted
-from dnnc.ir.errors import InputError
+from dnnc.ir.errors import InputError, a_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def bound(what: str, params: Sequence[Parameter], given: Sequence[Any]) -> tuple
                     f"{what}: {p.name} is an array of {x.dtype}, expected {p.type}{f', which is {wanted}' if p.generic else ''}; use astype"
                 )
         elif not isinstance(x, NUMBERS):
-            raise InputError(f"{what}: {p.name} is a {type(x).__name__}, expected an array or a number")
+            raise InputError(f"{what}: {p.name} is {a_type(x)}, expected an array or a number")
     numbers = {p.type: [x for q, x in zip(params, args) if q.type == p.type] for p in params if p.generic and p.type not in types}
     types |= {name: promoted(*xs) for name, xs in numbers.items()}
     return [x if isinstance(x, Array) else _number(what, p, x, types) for p, x in zip(params, args)], types

@@ -20,7 +20,7 @@ from dnnc.export.regions import REGIONS, chains
 from dnnc.export.rest import REST
 from dnnc.export.writer import Model, Names, Writer, value_info
 from dnnc.ir.builder import Builder
-from dnnc.ir.errors import InputError, UnsupportedError, locations
+from dnnc.ir.errors import InputError, UnsupportedError, a_type, locations
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.ops import OPS
 
@@ -82,7 +82,7 @@ def _source(model: Any, inputs: Any) -> tuple[Graph, tuple[Sequence[str], Sequen
         if inputs is None:
             raise InputError("to_onnx of a function needs inputs=[...], a dnnc.Spec(shape, dtype) for each array")
         return _source(trace(model, **inputs) if isinstance(inputs, Mapping) else trace(model, *inputs), None)
-    raise InputError(f"to_onnx takes a graph, a compiled model or a function and its inputs, not a {type(model).__name__}")
+    raise InputError(f"to_onnx takes a graph, a compiled model or a function and its inputs, not {a_type(model)}")
 
 
 def _model(graph: Graph, names: tuple[Sequence[str], Sequence[str]], shared: Model) -> onnx.ModelProto:

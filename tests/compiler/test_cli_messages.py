@@ -156,7 +156,7 @@ def test_counts_agree_with_their_nouns() -> None:
     from dnnc import compile
 
     f = compile(MODEL, target="reference")
-    with pytest.raises(InputError, match=r"^the model has 1 input \(image\), 2 arrays given$"):
+    with pytest.raises(InputError, match=r"^the model has 1 input \(image\), got 2 arrays$"):
         f(np.zeros(1), np.zeros(1))
     text = said("run", MODEL, "--dims", "N=1") + said("compile", MODEL, "--dims", "N=1")
     assert not re.search(r"\b1 (outputs|inputs|kernels|calls|nodes|threads)\b", text)

@@ -302,7 +302,7 @@ def test_bound_to_numpy_arrays(device: InterpretedDevice) -> None:
         (lambda d, x, y: ([x], [d.empty((5,), np.dtype("f4"))]), r"output v0: expected a contiguous array float32 \(4,\), got float32 \(5,\)"),
         (lambda d, x, y: ([x], [np.empty(4, np.float32)]), "output v0: expected an array on the device"),
         (lambda d, x, y: ([x], [x]), "output v0 overlaps another buffer"),
-        (lambda d, x, y: ([x], []), "the model has 1 outputs, 0 buffers are given"),
+        (lambda d, x, y: ([x], []), "the model has 1 output, got 0 buffers"),
     ],
 )
 def test_refused_buffers(change: Any, message: str, device: InterpretedDevice) -> None:

@@ -48,7 +48,7 @@ def test_position_keyword_and_dict_are_the_same_call() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((ones(3, 5),), r"the model has 2 inputs \(x, y\), 1 arrays are given"),
+        ((ones(3, 5),), r"the model has 2 inputs \(x, y\), got 1 array"),
         ((ones(3, 5), np.ones((3, 5), np.int64)), r"input y: expected float32, got int64; convert it with .astype\('float32'\)"),
         ((ones(3, 5), ones(15)), r"input y: expected 2 dimensions, got shape \(15,\)"),
         ((ones(3, 5), ones(3, 6)), r"y: axis 1 of f32\[3, 5\] must be 5, got 6 in shape \[3, 6\]"),
@@ -130,7 +130,7 @@ def test_refused_buffers() -> None:
     frozen = np.zeros((3, 5), np.float32)
     frozen.flags.writeable = False
     for given, message in [
-        ([a], "the model has 2 outputs, 1 buffers are given"),
+        ([a], "the model has 2 outputs, got 1 buffer"),
         ([a, a], "output v1 overlaps another buffer"),
         ([x, b], "output v0 overlaps another buffer"),
         ([whole[:15].reshape(3, 5), whole[10:25].reshape(3, 5)], "output v1 overlaps another buffer"),

@@ -236,7 +236,7 @@ def test_given_buffers() -> None:
     call = f.bind([X, count(3)], [np.zeros_like(y), np.zeros_like(z)])
     assert call() is None
     np.testing.assert_array_equal(f.run({"x": X, "count": count(3)})[0], y)
-    for outputs, message in (([y], "2 outputs, 1 buffers"), ([y[:2], z], "output y"), ([y, z.astype(np.float64)], "output z")):
+    for outputs, message in (([y], "2 outputs, got 1 buffer"), ([y[:2], z], "output y"), ([y, z.astype(np.float64)], "output z")):
         with pytest.raises(InputError, match=message):
             f.run([X, count(3)], outputs)
     with pytest.raises(InputError, match="input x: bind needs"):
@@ -282,7 +282,7 @@ def test_strings_as_inputs() -> None:
 def test_report_and_sources() -> None:
     f = staged(CUT)
     check_cut(f, 4)
-    assert f.report.fallbacks == ["truncate"] and "on the host: 1 nodes\n  truncate" in str(f.report)
+    assert f.report.fallbacks == ["truncate"] and "on the host: 1 node\n  truncate" in str(f.report)
     assert json.loads(f.report.to_json())["fallbacks"] == ["truncate"]
     assert next(k.name for p in f.report.programs for k in p.kernels) == "relu"
     graph = f.source("graph")
@@ -294,7 +294,7 @@ def test_report_and_sources() -> None:
 
 def test_a_model_without_native_code() -> None:
     f = staged("def main(s: str[2]):\n    t = string_concat(s, s)\n    return t\n")
-    assert f.report.programs == () and "on the host: 1 nodes" in str(f.report)
+    assert f.report.programs == () and "on the host: 1 node" in str(f.report)
     assert f.profile(["a", "b"], repeats=2).kernels[0].choice == "host"
 
 

@@ -206,7 +206,7 @@ ERRORS = [
     ("def f(x: f32[2]):\n    y = softmax(x, axes=1)\n    return y\n", 2, 9, "unexpected keyword argument 'axes'"),
     ("def f(x: f32[2]):\n    y = exp(x, x)\n    return y\n", 2, 9, "wrong operands or attributes"),
     ("def f(x: f32[2]):\n    y = note(x, text={})\n    return y\n", 2, 22, "not a dim"),
-    ("def f(x: f32[2]):\n    a, b = exp(x)\n    return a\n", 2, 5, "exp has 1 outputs; 2 names"),
+    ("def f(x: f32[2]):\n    a, b = exp(x)\n    return a\n", 2, 5, "exp has 1 output; 2 names"),
     ("def f(x: f32[2]):\n    y = exp(topk(x, k=1))\n    return y\n", 2, 13, "topk has 2 outputs and cannot stand inside"),
     ("def f(x: i32[2]):\n    y = add(x, 1.5)\n    return y\n", 2, 16, "no element of a i32 constant"),
     ("def f():\n    y = add(1, 2)\n    return y\n", 2, 13, "takes its dtype from a value"),

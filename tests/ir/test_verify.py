@@ -48,7 +48,7 @@ BREAK: list[tuple[str, Callable[[Graph], object], str]] = [
     ("rule refuses", lambda g: _at(g, 2).attrs.update(axis=5), r"node z: the type rule refuses it: softmax\(.*axis 5 is outside"),
     ("foreign attribute", lambda g: _at(g, 1).attrs.update(times=[1]), r"attribute times=\[1\] has no text form"),
     ("attribute name", lambda g: _at(g, 1).attrs.update({"a-b": 1}), "attribute a-b=1 has no text form"),
-    ("outputs", lambda g: _at(g, 0).outputs.append(Value("q", tensor(f32), _at(g, 0), 1)), "gives 1 outputs, the node has 2"),
+    ("outputs", lambda g: _at(g, 0).outputs.append(Value("q", tensor(f32), _at(g, 0), 1)), "gives 1 output, the node has 2"),
     ("later value", lambda g: _at(g, 0).set_input(0, _at(g, 2).output), r"operand 0 \(z: .*\) is defined by a later node"),
     ("other graph", lambda g: _at(g, 0).set_input(0, _body(g).inputs[0]), "is defined outside this graph"),
     ("use missing", lambda g: g.inputs[0].uses.clear(), "does not list this use"),

@@ -17,7 +17,7 @@ from dnnc.frontends.torch.dims import Dims
 from dnnc.frontends.torch.importer import Read, read_fx
 from dnnc.frontends.torch.tensors import FROM_NAME, tensor_of
 from dnnc.ir.dtype import from_numpy
-from dnnc.ir.errors import InputError, ModelError, UnsupportedError
+from dnnc.ir.errors import InputError, ModelError, UnsupportedError, a_type
 from dnnc.ir.graph import Graph
 
 
@@ -72,7 +72,7 @@ def exported(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None,
     if isinstance(module, ExportedProgram):
         return module
     if not isinstance(module, torch.nn.Module):
-        raise InputError(f"expected a torch.nn.Module or an ExportedProgram, got a {type(module).__name__}")
+        raise InputError(f"expected a torch.nn.Module or an ExportedProgram, got {a_type(module)}")
     try:
         with torch.no_grad():
             return torch.export.export(module, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes)

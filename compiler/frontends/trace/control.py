@@ -16,7 +16,7 @@ from dnnc.frontends.trace.tracer import is_traced, tracing
 from dnnc.frontends.trace.tree import Rules, Tree, flatten, unflatten
 from dnnc.ir.builder import complete, infer
 from dnnc.ir.dtype import i64
-from dnnc.ir.errors import InputError
+from dnnc.ir.errors import InputError, a_type
 from dnnc.ir.graph import Graph
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
@@ -212,7 +212,7 @@ def _rows(rows: Pack, length: int | None) -> int:
 
 def _pair(made: Any) -> tuple[Any, Any]:
     if not isinstance(made, tuple) or len(made) != 2:
-        raise InputError(f"scan: the function must give a pair (state, y), got a {type(made).__name__}")
+        raise InputError(f"scan: the function must give a pair (state, y), got {a_type(made)}")
     return made
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.array.core import NUMBERS, Array
-from dnnc.ir.errors import InputError
+from dnnc.ir.errors import InputError, a_type
 
 FIXED = (*NUMBERS, str, bytes, type(None), np.dtype, enum.Enum, type)
 
@@ -55,9 +55,7 @@ def key_of(value: Any, where: str) -> Any:
     try:
         hash(value)
     except TypeError:
-        raise InputError(
-            f"{where}: a static argument must be hashable, a {type(value).__name__} is not; a tuple is, a frozen dataclass too"
-        ) from None
+        raise InputError(f"{where}: a static argument must be hashable, {a_type(value)} is not; a tuple is, a frozen dataclass too") from None
     return type(value), repr(value) if isinstance(value, (float, complex)) else value
 
 
@@ -84,7 +82,7 @@ def flatten(tree: Any, path: str, rules: Rules) -> tuple[list[tuple[str, Any]], 
         if isinstance(tree, FIXED):
             return [], Fixed(key_of(tree, path), tree)
         raise InputError(
-            f"{path or 'the argument'} is a {type(tree).__name__}: expected an array, a number, a string, or a dict, list, tuple or dataclass "
+            f"{path or 'the argument'} is {a_type(tree)}: expected an array, a number, a string, or a dict, list, tuple or dataclass "
             f"of these; name the argument in static= if it is fixed"
         )
     made = [flatten(v, f"{path}.{n}" if path else str(n), rules) for n, v in parts]
