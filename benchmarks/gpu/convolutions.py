@@ -1,4 +1,4 @@
-"""Convolutions by class on one GPU: grouped, depthwise, with a channel multiplier, long 1-D, 3-D, dilated, transposed; beside PyTorch.
+"""Convolutions by class on one GPU: grouped, depthwise, with a channel multiplier, first layers, long 1-D, 3-D, dilated, transposed; beside PyTorch.
 
     python benchmarks/gpu/convolutions.py [--only WORD,WORD] [--minutes 5.5] [--others N] [--compile] [--json OUT] [--emit-only]
     PYTHONPATH=.types python3 benchmarks/gpu/convolutions.py     where dnnc is not installed; `make .types` makes that folder
@@ -142,6 +142,11 @@ def cases() -> list[Case]:
     for t in ("f16", "f32"):
         out.append(Case("multiplier", f"x2_c32_56_b1_{t}", (1, 32, 56, 56), (64, 1, 3, 3), 1, 1, group=32, dtype=t))
     out += [
+        Case("first", "resnet_7x7s2_b1", (1, 3, 224, 224), (64, 3, 7, 7), 2, 3),
+        Case("first", "resnet_7x7s2_b32", (32, 3, 224, 224), (64, 3, 7, 7), 2, 3),
+        Case("first", "regnet_3x3s2_b1", (1, 3, 224, 224), (32, 3, 3, 3), 2, 1),
+        Case("first", "resnet_7x7s2_b1_f32", (1, 3, 224, 224), (64, 3, 7, 7), 2, 3, dtype="f32"),
+        Case("first", "r3d_3x7x7_b1", (1, 3, 16, 112, 112), (64, 3, 3, 7, 7), 2, 3),
         Case("1d", "wav2vec2_k3s2_b1", (1, 512, 7999), (512, 512, 3), 2),
         Case("dilated", "hifigan_c256_k3d3_b1", (1, 256, 800), (256, 256, 3), 1, 3, 3),
         Case("dilated", "hifigan_c128_k7d3_b1", (1, 128, 6400), (128, 128, 7), 1, 9, 3),

@@ -24,7 +24,7 @@ from dnnc.backends.cuda.templates.partial import PAD as SUM_PAD
 from dnnc.backends.cuda.templates.staging import L2_RATE, LATENCY, Mover, Ring, Tile, plan_tile, resident
 from dnnc.ir.dtype import DType, bf16, f16, f32
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Load, Op, const
+from dnnc.ir.expr import Expr, Load, Op, const, walk
 from dnnc.ir.operator.stmt import Buffer, Builder, Kernel, call
 from dnnc.passes.schedule.problem import Knobs, Problem
 
@@ -32,6 +32,8 @@ PAD = 8  # elements after a row of a tile: 8 rows of a matrix then begin in 8 di
 TENSOR = 1024  # products a cycle of an SM
 LEAST = 5  # rows and columns of which at least a third of a fragment is used
 BARRIER = 60  # cycles of a wait and a barrier in each step
+DIVIDE, FETCH = 4, 10  # instructions of a quotient by a constant; to load an element, convert and put it
+ISSUED = 128  # instructions of threads a cycle of an SM
 CHUNK = 8  # columns that a lane stores: 16 bytes of halves
 
 
@@ -123,9 +125,9 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
 
 def ranked(c: Contraction, target: GpuTarget, shapes: Sequence[Shape]) -> list[Knobs]:
     """The knobs of the shapes that fit, however their sum is divided, by their estimated time."""
-    direct = _direct(c)
+    gathers = gathering(c)
     shapes = divided(c, target, shapes)
-    found = sorted((cost(c, target, s, direct), k) for k, s in enumerate(shapes) if _fits(c, target, s))
+    found = sorted((cost(c, target, s, gathers), k) for k, s in enumerate(shapes) if _fits(c, target, s))
     return [_knobs(shapes[k]) for _, k in found[:10]]
 
 
@@ -138,13 +140,13 @@ def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
 
 def varied_shapes(c: Contraction, target: GpuTarget, shapes: Sequence[Shape], depths: Sequence[tuple[int, int]]) -> list[Knobs]:
     """All tiles, and all ways to divide their sum, by estimated time; the best of them with steps and rings of other sizes."""
-    direct = _direct(c)
+    gathers = gathering(c)
     fits = [s for s in divided(c, target, shapes) if _fits(c, target, s)]
-    best = sorted(fits, key=lambda s: cost(c, target, s, direct))
+    best = sorted(fits, key=lambda s: cost(c, target, s, gathers))
     out = best[:SEARCHED]
     for s in best[:DEEPENED]:
         deeper = [replace(s, bk=bk, stages=n) for bk, n in depths if bk <= max(c.red.size, 16)]
-        out += sorted((d for d in deeper if _fits(c, target, d)), key=lambda d: cost(c, target, d, direct))
+        out += sorted((d for d in deeper if _fits(c, target, d)), key=lambda d: cost(c, target, d, gathers))
     return [_knobs(s) for s in dict.fromkeys(out)]
 
 
@@ -153,9 +155,18 @@ def divided(c: Contraction, target: GpuTarget, shapes: Sequence[Shape]) -> list[
     return [replace(s, slices=z, split=n) for s in shapes for z in (1, 2, 4) for n in splits(target, c.dtype, _tiles(c, s), s.bm)]
 
 
-def _direct(c: Contraction) -> bool:
-    """Can tiles of both operands be copied as they are?"""
-    return sum(plan_tile(c, o, 64, 16, 128, 1).direct for o in (c.a, c.b)) == 2
+def gathering(c: Contraction) -> tuple[float, float]:
+    """For both operands the cycles of an SM for an element of a tile that is no part of a vector: the instructions of its place and its guards;
+    0 where vectors are copied as they are."""
+    return _gather(c, c.a), _gather(c, c.b)
+
+
+def _gather(c: Contraction, o: Operand) -> float:
+    tile = plan_tile(c, o, 64, 16, 128, 1)
+    if tile.direct:
+        return 0.0
+    asked = {x for e in (*(x.buf.offset(x.idx) for x in o.loads), *o.conds) for x in walk(e) if isinstance(x, Op)}
+    return (sum(DIVIDE if x.name in ("//", "%") else 1 for x in asked) + FETCH) / tile.lanes / ISSUED
 
 
 def _tiles(c: Contraction, s: Shape) -> int:
@@ -177,14 +188,14 @@ def _fits(c: Contraction, target: GpuTarget, s: Shape) -> bool:
     return s.shared_bytes() <= target.shared_bytes and s.warps * s.slices <= 16 and s.registers * s.warps * s.slices * 32 <= target.registers
 
 
-def cost(c: Contraction, target: GpuTarget, s: Shape, direct: bool) -> float:
+def cost(c: Contraction, target: GpuTarget, s: Shape, gathers: tuple[float, float]) -> float:
     """Estimated cycles of the busiest SM, as of `simt.cost`. The tensor cores of an SM do 1024 products of halves a cycle for
-    mma.sync (half of Hopper's rate); with fewer than 8 warps they wait for fragments. What is not `direct` takes a dozen instructions for each element of the columns."""
+    mma.sync (half of Hopper's rate); with fewer than 8 warps they wait for fragments. `gathers`: see `gathering`."""
     warps, depth = s.warps * s.slices, s.bk * s.slices
     most = busiest(target, _tiles(c, s), s.split)
     together = min(most, resident(target, warps, s.registers, s.shared_bytes()))
     rate = TENSOR * 2 / s.element * s.rate * min(1.0, together * warps / 8)
-    scattered = 0 if direct else s.bn * depth / 10
+    scattered = (s.bm * gathers[0] + s.bn * gathers[1]) * depth
     traffic = (s.bm + s.bn) * depth * s.element / L2_RATE
     step = max(s.bm * s.bn * depth / rate, traffic, LATENCY / (together * (s.stages - 1))) + BARRIER / together + scattered
     rounds = -(-c.red.size // (depth * s.split))

@@ -14,29 +14,22 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from weakref import WeakKeyDictionary
 
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates import mma, patch_depthwise, simt, wgmma
 from dnnc.backends.cuda.templates.nest import contraction_of
-from dnnc.backends.cuda.templates.patch_kernel import Image, PatchKernel, Shape
+from dnnc.backends.cuda.templates.patch_image import Image, image_of
+from dnnc.backends.cuda.templates.patch_kernel import PatchKernel, Shape
 from dnnc.backends.cuda.templates.staging import L2_RATE, LATENCY, plan_tile, resident
-from dnnc.ir.dtype import bf16, f16, f32
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Load, const, substitute, value, walk
-from dnnc.ir.operator.stmt import Buffer, Kernel
-from dnnc.ir.ops.window import window
-from dnnc.ir.types import TensorType
-from dnnc.passes.graph.channels_last import last, taps_first
+from dnnc.ir.operator.stmt import Kernel
 from dnnc.passes.schedule.problem import Knobs, Problem
 
 ORDER = ("slices",)  # of groups of warps; within one the chunks are added up in order
-SAMPLES = 40  # points at which the nest is compared with the convolution
 SECTOR = 32  # bytes that memory gives at the least
 COPY = 30  # instructions of a warp for a vector of each thread: its place in the image, guards
+GATHER = 4  # the same for each element of a vector that comes from several planes
 FINISH = 40  # the same for a vector of results, beside the arithmetic of its elements
 STEP = 16  # the same for a step of the sum: which taps its chunks are of
 ISSUED = 4  # instructions a cycle of an SM
@@ -83,8 +76,7 @@ def product_cost(problem: Problem, target: GpuTarget) -> float:
     half = mma.half_contraction(problem)
     if half is not None:
         found = mma.candidates(problem, target)
-        direct = sum(plan_tile(half, o, 64, 16, 128, 1).direct for o in (half.a, half.b)) == 2
-        cycles = mma.cost(half, target, mma.Shape(**{k: int(v) for k, v in found[0]}), direct) if found else math.inf
+        cycles = mma.cost(half, target, mma.Shape(**{k: int(v) for k, v in found[0]}), mma.gathering(half)) if found else math.inf
         return min(cycles, wgmma.estimate(problem, target))
     c, offered = contraction_of(problem), simt.candidates(problem, target)
     if c is None or not offered:
@@ -92,88 +84,6 @@ def product_cost(problem: Problem, target: GpuTarget) -> float:
     knobs = {k: int(v) for k, v in offered[0]}
     tile, shape = (kind(**{k: knobs[k] for k in kind._fields}) for kind in (simt.Blocking, simt.Shape))
     return simt.cost(c, target, tile, shape, [plan_tile(c, o, 64, 16, 128, 1) for o in (c.a, c.b)])  # type: ignore[arg-type]
-
-
-# --- the convolution ------------------------------------------------------------------------------------------------------------
-
-
-_READ: WeakKeyDictionary[Problem, Image | None] = WeakKeyDictionary()
-
-
-def image_of(problem: Problem, target: GpuTarget) -> Image | None:
-    """The convolution of a problem with its image and filters; None where it is none that suits."""
-    if problem not in _READ:
-        _READ[problem] = _image_of(problem)
-    found = _READ[problem]
-    return found if found is None or target.major >= 8 else None
-
-
-def _image_of(problem: Problem) -> Image | None:
-    node, c = problem.anchor, mma.half_contraction(problem) or contraction_of(problem)
-    if node is None or node.op.name != "conv" or c is None or c.dtype is not f32:
-        return None
-    x, w, y = node.inputs[0], node.inputs[1], node.outputs[0]
-    a, b = c.a.value, c.b.value
-    if x is None or w is None or not isinstance(a, Load) or not isinstance(b, Load) or a.dtype is not b.dtype or a.buf is b.buf:
-        return None
-    group = int(node.attrs["group"])
-    if any(v.type.dtype not in (f16, bf16, f32) or not _fixed(v.type) for v in (x, w, y)):
-        return None
-    if any(isinstance(e, Load) and e.buf in (a.buf, b.buf) for e in walk(c.store.value)):
-        return None
-    depthwise = group > 1 and c.cols.size == 1 and group == x.type.shape[1] == w.type.shape[0]
-    if depthwise:  # channels are batches of the nest, each with one column
-        c = replace(c, batch=c.cols, b=replace(c.b, axis=c.batch))
-    row = _row(x.type, depthwise or group == 1)
-    fits = c.cols.size == row if depthwise else c.batch.size == group and c.cols.size > 1 and _row(w.type, group == 1) is not None
-    if row is None or not fits or (depthwise and w.type.layout != taps_first(w.type.rank, x.type.layout.block(1) if x.type.layout else 1)):
-        return None
-    win = window(x.type.rank - 2, w.type.shape[2:], node.attrs["strides"], node.attrs["pads"], node.attrs["dilations"])
-    n, inside, sizes, taps = _ints(x.type.shape[:1])[0], _ints(x.type.shape[2:]), _ints(y.type.shape[2:]), _ints(win.kernel)
-    if c.red.size % math.prod(taps) or c.rows.size != n * math.prod(sizes):
-        return None
-    filters = (c.red.size, row) if depthwise else (group * c.cols.size, c.red.size)
-    image = Image(
-        c,
-        Buffer(a.buf.name, a.dtype, tuple(map(const, (n, *inside, row)))),
-        Buffer(b.buf.name, b.dtype, tuple(map(const, filters))),
-        n, inside, sizes, taps, win.strides, win.dilations, _ints(win.begin), row, c.red.size // math.prod(taps), depthwise,
-    )  # fmt: skip
-    return image if row >= c.batch.size * image.channels and _agrees(image, a, b) else None
-
-
-def _fixed(t: TensorType) -> bool:
-    return all(value(const(d)) is not None for d in t.shape)
-
-
-def _ints(dims: Sequence[object]) -> tuple[int, ...]:
-    return tuple(int(value(const(d)) or 0) for d in dims)  # type: ignore[arg-type]
-
-
-def _row(t: TensorType, padded: bool) -> int | None:
-    """Elements of a row of channels in memory; None where these do not lie last, or are `padded` and must not be."""
-    n, block = int(value(const(t.shape[1])) or 0), t.layout.block(1) if t.layout is not None else 1
-    if t.layout != last(t.rank, 0, block) or (block > 1 and not padded):
-        return None
-    return -(-n // block) * block
-
-
-def _agrees(image: Image, a: Load, b: Load) -> bool:
-    """Does the nest read what the convolution's attributes say? Compared at some points: the ends of each axis, and others drawn at random."""
-    c, rng = image.c, random.Random(0)
-    axes = (c.batch, c.rows, c.cols, c.red)
-    points = [tuple(rng.choice((0, 1, x.size // 2, x.size - 1, rng.randrange(x.size))) % x.size for x in axes) for _ in range(SAMPLES)]
-    for g, m, o, k in points:
-        env = {**c.batch.at(g), **c.rows.at(m), **c.cols.at(o), **c.red.at(k)}
-        place = image.place(o if image.depthwise else g, m, k)
-        held = k * image.row + o if image.depthwise else (g * c.cols.size + o) * c.red.size + k
-        if all(value(substitute(e, env)) for e in c.a.conds) != (place is not None):
-            return False
-        if place is not None and value(substitute(a.buf.offset(a.idx), env)) != place:
-            return False
-        if value(substitute(b.buf.offset(b.idx), env)) != held:
-            return False
-    return not c.b.conds
 
 
 # --- what a schedule costs ----------------------------------------------------------------------------------------------------------
@@ -242,9 +152,10 @@ def cost(image: Image, s: Shape, target: GpuTarget) -> float:
     size, across, v = image.x.dtype.bytes, s.tn // image.lanes_across, image.chunk
     most = -(-s.blocks // target.sms)
     together = min(most, resident(target, s.warps, s.registers, s.shared_bytes))
-    slab, filters, results = s.group * image.channels, s.group * s.bn * image.c.red.size, s.pixels * s.group * s.bn
+    slab, filters, results = s.group * image.channels, s.group * s.bn * image.red, s.pixels * s.group * s.bn
     fetched = s.patch_pixels * _sectors(slab * size) + s.pixels * _sectors(s.group * s.bn * size) + filters * size
-    copies = (s.patch_pixels * slab / s.patch_lanes + filters / s.filter_lanes) / 32 * COPY
+    vectors = s.patch_pixels * slab / s.patch_lanes + filters / (image.channels if image.planes else s.filter_lanes)
+    copies = vectors / 32 * (COPY + GATHER * image.planes)
     ends = results / s.width / 32 * (FINISH + 4 * s.width)
     if image.tensor:
         step = STEP + s.tm * (2 + v) + across * (1 + s.tm * v / 4)

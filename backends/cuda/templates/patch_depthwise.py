@@ -20,7 +20,8 @@ from functools import cached_property
 
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates.epilogue import store_row
-from dnnc.backends.cuda.templates.patch_kernel import Image, PatchCopy
+from dnnc.backends.cuda.templates.patch_image import Image
+from dnnc.backends.cuda.templates.patch_kernel import PatchCopy
 from dnnc.backends.cuda.templates.staging import L2_RATE, LATENCY, resident
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError

@@ -10,98 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from dnnc.backends.cuda.templates.epilogue import store_row
-from dnnc.backends.cuda.templates.nest import Contraction
+from dnnc.backends.cuda.templates.patch_image import Image
 from dnnc.ir.dtype import boolean, f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, cast, const, minimum
-from dnnc.ir.operator.stmt import Block, Buffer, Builder, Kernel, call
+from dnnc.ir.operator.stmt import Buffer, Builder, Kernel, call
 from dnnc.passes.schedule.problem import Knobs
 
 UNROLLED = 12  # steps of a sum that are unrolled
 WIDE = 8  # results that a thread finishes at a time
-
-
-@dataclass(frozen=True)
-class Image:
-    """A convolution. `x`: [images, *inside, row]; `w`: [outputs, taps * channels], of a depthwise one [taps, row]; `sizes` of the result, `taps`,
-    strides and so on by axis; `row`: elements of a pixel in memory; `channels` of a group. The columns of a depthwise one are its channels."""
-
-    c: Contraction
-    x: Buffer
-    w: Buffer
-    images: int
-    inside: tuple[int, ...]
-    sizes: tuple[int, ...]
-    taps: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    begin: tuple[int, ...]
-    row: int
-    channels: int
-    depthwise: bool = False
-
-    @cached_property
-    def tensor(self) -> bool:
-        """Do tensor cores multiply?"""
-        return self.x.dtype.bytes == 2 and self.channels % 4 == 0
-
-    @cached_property
-    def chunk(self) -> int:
-        """Neighbouring channels that are read together."""
-        most = 8 if self.tensor else 4
-        return math.gcd(self.channels, most)
-
-    @property
-    def chunks(self) -> int:
-        """Of the sum."""
-        return self.c.red.size // self.chunk
-
-    @property
-    def together(self) -> int:
-        """Chunks of a step."""
-        return 4 if self.tensor else 1
-
-    @property
-    def steps(self) -> int:
-        return -(-self.chunks // self.together)
-
-    @property
-    def unit(self) -> int:
-        """Pixels that a warp takes at a time."""
-        return 16 if self.tensor else 32
-
-    @property
-    def lanes_across(self) -> int:
-        """Columns that a warp takes at a time."""
-        return 8 if self.tensor else 1
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Columns of a warp."""
-        return (8, 16, 32, 64) if self.tensor else (2, 4, 8)
-
-    def place(self, g: int, m: int, k: int) -> int | None:
-        """Where element k of the sum of pixel m lies in group g; None in the padding."""
-        tap, channel = divmod(k, self.channels)
-        at: list[int] = []
-        for n, taps, size, s, d, begin in reversed(list(zip(self.sizes, self.taps, self.inside, self.strides, self.dilations, self.begin))):
-            (m, i), (tap, t) = divmod(m, n), divmod(tap, taps)
-            at.insert(0, i * s + t * d - begin)
-            if not 0 <= at[0] < size:
-                return None
-        for i, size in zip(at, self.inside):
-            m = m * size + i
-        return m * self.row + g * self.channels + channel
-
-    def with_body(self, body: Block) -> Kernel:
-        """The kernel, whose image and filters are the buffers here."""
-        kernel, swap = self.c.kernel, {p.name: p for p in (self.x, self.w)}
-        params = tuple(swap.get(p.name, p) for p in kernel.entry.params)
-        return replace(kernel, funcs=(*kernel.funcs[:-1], replace(kernel.entry, params=params))).with_body(body)
 
 
 @dataclass(frozen=True)
@@ -132,18 +53,30 @@ class PatchCopy:
 
         b.branch(cond, copied, lambda: b.store(to, there, const(0, to.dtype), lanes))
 
+    def gather(self, b: Builder, cond: Expr, to: Buffer, there: tuple[Expr, ...], elements: Sequence[Expr]) -> None:
+        """Put elements from several places, and zeros behind them, into a chunk; zeros alone where `cond` does not hold."""
+        own = b.alloc("gathered", to.dtype, self.image.channels)
+        b.store(own, (0,), const(0, to.dtype), self.image.channels)
+        with b.when(cond):
+            for n, e in enumerate(elements):
+                b.store(own, (n,), e)
+        b.store(to, there, own.at(0, lanes=self.image.channels), self.image.channels)
+
     def patch(self, b: Builder, to: Buffer, sizes: tuple[int, ...], origin: Sequence[Expr], first: Expr, channels: int, lanes: int) -> None:
         """The pixels that a tile reads: `sizes` of them along each axis, for results from `origin` on, of which the first number is the image's;
         channels from `first` on. Outside of the image there are zeros."""
         i, across = self.image, channels // lanes
         with self.turns(b, math.prod(sizes) * across, "p") as e:
             pixel, channel = b.let("pixel", e // across), e % across * lanes
-            cond, at, left = first + channel < i.row, [], pixel
+            cond, at, left = const(bool(i.planes), boolean) | (first + channel < i.row), [], pixel
             for k in reversed(range(len(sizes))):
                 place = b.let("at", origin[k + 1] * i.strides[k] + left % sizes[k] - i.begin[k])
                 left, cond = left // sizes[k], cond & (place >= 0) & (place < i.inside[k])
                 at.insert(0, place)
-            self.vector(b, cond, to, (pixel, channel), i.x, (origin[0], *at, first + channel), lanes)
+            if i.planes:
+                self.gather(b, cond, to, (pixel, const(0)), [i.x.at(origin[0], plane, *at) for plane in range(i.planes)])
+            else:
+                self.vector(b, cond, to, (pixel, channel), i.x, (origin[0], *at, first + channel), lanes)
 
     def wait(self, b: Builder) -> None:
         """Until what all threads copied is there."""
@@ -231,15 +164,19 @@ class Shape:
     @cached_property
     def patch_lanes(self) -> int:
         """Elements of the image that a thread copies at a time."""
+        if self.image.planes:
+            return self.image.channels
         return math.gcd(16 // self.image.x.dtype.bytes, self.group * self.image.channels, self.image.row)
 
     @cached_property
     def filter_lanes(self) -> int:
-        return math.gcd(16 // self.image.x.dtype.bytes, self.image.c.red.size)
+        return math.gcd(16 // self.image.x.dtype.bytes, self.image.red)
 
     @cached_property
     def pitch(self) -> int:
         """Elements of a pixel in shared memory: an odd number of vectors, so that neighbours begin in different banks."""
+        if self.image.planes:
+            return self.image.channels
         wide = 16 // self.image.x.dtype.bytes
         return (-(-self.group * self.image.channels // wide) | 1) * wide
 
@@ -329,14 +266,18 @@ class PatchKernel:
     # --- copies -----------------------------------------------------------------------------------------------------------------
 
     def copy_filters(self, b: Builder, copy: PatchCopy) -> None:
-        """Rows of filters, which lie one after the other, and zeros behind each."""
-        i, s, lanes, size = self.i, self.s, self.s.filter_lanes, self.c.red.size
+        """Rows of filters, and zeros behind each."""
+        i, s, c = self.i, self.s, self.c
+        lanes, size = (i.channels if i.planes else s.filter_lanes), i.red
         with copy.turns(b, s.group * s.bn * (size // lanes), "f") as e:
-            f, k = b.let("row", e // (size // lanes)), e % (size // lanes) * lanes
+            f, k = b.let("row", e // (size // lanes)), b.let("piece", e % (size // lanes))
             group, col = self.group0 + f // s.bn, self.col0 + f % s.bn
-            cond = (group < self.c.batch.size) & (col < self.c.cols.size)
-            at = minimum(group * self.c.cols.size + col, self.c.batch.size * self.c.cols.size - 1)
-            copy.vector(b, cond, self.filters, (f, k), i.w, (at, k), lanes)
+            cond = (group < c.batch.size) & (col < c.cols.size)
+            at = minimum(group * c.cols.size + col, c.batch.size * c.cols.size - 1)
+            if i.planes:
+                copy.gather(b, cond, self.filters, (f, k * lanes), [i.w.at(at, plane, k) for plane in range(i.planes)])
+            else:
+                copy.vector(b, cond, self.filters, (f, k * lanes), i.w, (at, k * lanes), lanes)
         left, wide = s.filter_size - size, i.chunk
         if left:
             with copy.turns(b, s.group * s.bn * (left // wide), "z") as e:

@@ -94,14 +94,14 @@ def _merged(images: int, axes: list[Axis]) -> tuple[int, list[Axis]]:
     [n, d, h, w] under 1 x k x k -> [n * d, h, w];  k x 1 x 1 -> [n, d, h * w]
     """
     out: list[Axis] = []
-    for x in axes:
-        if x.plain and not out and len(axes) > 1:
+    for k, x in enumerate(axes):
+        if x.plain and not out and k + 1 < len(axes):
             images *= x.image
         elif x.plain and out and out[-1].plain:
             out[-1] = Axis(out[-1].image * x.image, out[-1].result * x.result, 1, 1, 1, 0)
         else:
             out.append(x)
-    return (images, out) if out else (images, axes[-1:])
+    return images, out
 
 
 def _offset(shape: tuple[int, ...], idx: tuple[Expr, ...]) -> Expr:

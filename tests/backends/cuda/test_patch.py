@@ -13,7 +13,7 @@ from dnnc.backends.cuda.nvrtc import compile_many
 from dnnc.backends.cuda.target import FACTS, GpuTarget
 from dnnc.backends.cuda.templates import patch, templates
 from dnnc.backends.cuda.templates.patch_depthwise import Slab
-from dnnc.backends.cuda.templates.patch_kernel import Image
+from dnnc.backends.cuda.templates.patch_image import Image
 from dnnc.backends.link import pack
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph_text import parse
@@ -55,6 +55,19 @@ def problem(
     return y""")
     (group,) = plan_fusion(g).groups
     return g, classify(group.nodes, lower(g, group.nodes, group.output), set(g.inputs[1:3]))
+
+
+def first_layer(t: str, n: int, channels: int, outs: int, inside: Ints, taps: Ints, stride: int, pad: int) -> tuple[Graph, Problem]:
+    """relu(conv(x, w) + b) of an image whose channels lie in planes."""
+    r, order = len(inside), " ".join(str(k) for k in range(2, 2 + len(inside)))
+    out = [(h + 2 * pad - k) // stride + 1 for h, k in zip(inside, taps)]
+    y = f'{t}[{listed((n, outs, *out))}] @ "0 {order} 1"'
+    g = parse(f"""def g(x: {t}[{listed((n, channels, *inside))}], w: {t}[{listed((outs, channels, *taps))}], b: {t}[{outs}]):
+    h: {y} = conv(x, w, b, strides=({listed((stride,) * r)},), pads=({listed((pad,) * 2 * r)},))
+    y: {y} = relu(h)
+    return y""")
+    (group,) = plan_fusion(g).groups
+    return g, classify(group.nodes, lower(g, group.nodes, group.output), set(g.inputs[1:]))
 
 
 def image(p: Problem) -> Image:
@@ -106,6 +119,19 @@ def test_interpreted(name: str) -> None:
     g, p = problem(*CASES[name])
     found = patch.ranked(image(p), H200)
     for k in sorted({0, len(found) // 2, len(found) - 1}):
+        check(g, p, found[k][1].knobs)
+
+
+@pytest.mark.parametrize(
+    "case", [("f16", 2, 3, 16, (11, 9), (7, 7), 2, 3), ("f32", 1, 1, 8, (40,), (5,), 1, 2), ("bf16", 1, 3, 8, (3, 6, 5), (3, 3, 3), 1, 1)]
+)
+def test_first_layers(case: tuple[str, int, int, int, Ints, Ints, int, int]) -> None:
+    """Three channels lie in planes: they become chunks of four, the last one 0."""
+    g, p = first_layer(*case)
+    read = image(p)
+    assert (read.planes, read.channels) == (case[2], 4)
+    found = patch.ranked(read, H200)
+    for k in (0, len(found) // 2):
         check(g, p, found[k][1].knobs)
 
 

@@ -245,13 +245,16 @@ def test_convolutions(text: str, windowed: bool, split: int) -> None:
     check(p, "bf16" if "bf16" in text else "f16", split=split)
 
 
-def image_conv(n: int, c: int, inside: Sequence[int], o: int, taps: Sequence[int], s: int = 1, pads: Sequence[int] = (), d: int = 1) -> str:
-    """With 1 to 3 axes, padded by as much on both sides."""
+def image_conv(
+    n: int, c: int, inside: Sequence[int], o: int, taps: Sequence[int], s: int = 1, pads: Sequence[int] = (), d: int = 1, block: int = 1
+) -> str:
+    """With 1 to 3 axes, padded by as much on both sides. `block`: input channels lie in rows of whole blocks."""
     rank = len(inside)
     pads = pads or (0,) * rank
     out = [(h + 2 * p - d * (k - 1) - 1) // s + 1 for h, k, p in zip(inside, taps, pads)]
     rows = f'@ "0 {" ".join(str(k) for k in range(2, rank + 2))} 1"'
-    x, w, y = (f"f16[{', '.join(map(str, v))}] {rows}" for v in ((n, c, *inside), (o, c, *taps), (n, o, *out)))
+    filled = rows if block == 1 else rows.replace(' 1"', f' 1/{block} 1%{block}"')
+    x, w, y = (f"f16[{', '.join(map(str, v))}] {lay}" for v, lay in (((n, c, *inside), filled), ((o, c, *taps), filled), ((n, o, *out), rows)))
     attrs = f"strides={(s,) * rank}, pads={(*pads, *pads)}, dilations={(d,) * rank}"
     return f"def f(x: {x}, w: {w}, b: f16[{o}]):\n    h: {y} = conv(x, w, b, {attrs})\n    y: {y} = relu(h)\n    return y\n"
 
@@ -265,6 +268,7 @@ def image_conv(n: int, c: int, inside: Sequence[int], o: int, taps: Sequence[int
         (image_conv(1, 64, (4, 6, 5), 64, (3, 3, 3), s=2, pads=(1, 1, 1)), 3),
         (image_conv(2, 64, (3, 5, 4), 64, (1, 3, 3), pads=(0, 1, 1)), 2),  # each slice is an image
         (image_conv(2, 64, (5, 4, 4), 64, (3, 1, 1), pads=(1, 0, 0)), 2),  # a slice is a row
+        (image_conv(2, 60, (5, 4), 64, (1, 1), block=8), 1),  # rows of channels that are padded: no matrix, though a filter of one tap
     ],
 )
 def test_images_of_one_to_three_axes(text: str, axes: int) -> None:
