@@ -41,6 +41,7 @@ class OpDef:
     the stored form: the reference gets f16, bf16 and 4-bit arrays as they are stored, all others in their compute dtype), "host" (its
     decomposition has host ops), "sized" (a host op with sizes that only the data tells), "own" (none of dnnc's: the text of a
       graph defines it by its expression).
+    indices: positions of the operands that say which elements of others are read.
     """
 
     name: str
@@ -53,6 +54,7 @@ class OpDef:
     flops: Callable[..., Any] | None = None
     traits: frozenset[str] = frozenset()
     samples: tuple[Sample, ...] = ()
+    indices: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         given = [n for n in ("compute", "decompose", "host") if getattr(self, n) is not None]

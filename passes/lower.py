@@ -312,7 +312,15 @@ class _Lowering:
     def settle(self, e: Expr) -> Expr:
         """e with every placed tensor replaced by where it lies."""
 
+        memo: dict[Expr, Expr] = {}
+
         def go(x: Expr) -> Expr:
+            r = memo.get(x)
+            if r is None:
+                r = memo[x] = moved(x)
+            return r
+
+        def moved(x: Expr) -> Expr:
             if isinstance(x, Load) and isinstance(x.buf, te.Tensor):
                 if x.buf in self.kept:
                     buf = self.placed[load(x.buf, x.idx[: self.kept[x.buf]])]

@@ -333,6 +333,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
             sample("f32[2, 9]", "u8[3]", axis=-1, domain=(0, 8)),
             sample("f32[3, 2]", "i64[0]", axis=0, domain=(0, 2)),
         ),
+        indices=(1,),
     ),
     OpDef(
         "gather_elements",
@@ -341,6 +342,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
         reference=_gather_elements_numpy,
         traits=MOVEMENT,
         samples=(sample("f32[5, 3]", "i64[4, 2]", axis=0, domain=(-5, 4)), sample("f16[2, 5, 3]", "i32[2, 7, 3]", axis=1, domain=(-5, 4))),
+        indices=(1,),
     ),
     OpDef(
         "gather_nd",
@@ -353,6 +355,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
             sample("f16[2, 3, 4]", "i64[2, 5, 1]", batch_dims=1, domain=(-3, 2)),
             sample("f32[3, 3]", "i64[2]", domain=(-3, 2)),
         ),
+        indices=(1,),
     ),
     OpDef(
         "scatter_elements",
@@ -361,6 +364,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
         reference=_scatter_elements_numpy,
         traits=PURE,
         samples=(*_SCATTER_SAMPLES, sample("f16[2, 6, 3]", "i32[2, 4, 2]", "f16[2, 4, 2]", axis=1, domain=(-5, 5))),
+        indices=(1,),
     ),
     OpDef(
         "scatter_nd",
@@ -369,6 +373,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
         reference=_scatter_nd_numpy,
         traits=PURE,
         samples=(*_SCATTER_ND_SAMPLES, sample("i64[4, 5]", "i32[6, 2]", "i64[6]", domain=(-4, 3))),
+        indices=(1,),
     ),
     OpDef(
         "one_hot",
@@ -393,5 +398,6 @@ INDEX_OPS: tuple[OpDef, ...] = (
         reference=_reverse_numpy,
         traits=MOVEMENT,
         samples=(sample("f32[5, 3]", "i64[3]", domain=(0, 5)), sample("f16[2, 4, 3]", "i64[2]", batch_axis=0, time_axis=1, domain=(1, 4))),
+        indices=(1,),
     ),
 )

@@ -377,6 +377,7 @@ ROI_OPS: tuple[OpDef, ...] = (
             sample("f32[2, 3, 5, 4]", "i64[3]", "f32[3, 2, 5]", domain=(0.0, 1.0)),
             sample("f16[1, 2, 3, 7]", "i32[2]", "f16[2, 1, 3]", domain=(0.0, 0.5)),
         ),
+        indices=(1,),
     ),
     OpDef(
         "roi_columns",
@@ -398,6 +399,7 @@ ROI_OPS: tuple[OpDef, ...] = (
             sample("f32[2, 2, 5, 6]", "f32[3, 4]", "i64[3]", bins=(2, 3), domain=(0.0, 1.0)),
             sample("f32[1, 3, 7, 4]", "f32[2, 4]", "i64[2]", bins=(2, 2), ratio=2, scale=4.0, half_pixel=False, domain=(-0.9, 0.9)),
         ),
+        indices=(2,),
     ),
     OpDef(
         "roi_bins",
@@ -422,5 +424,6 @@ ROI_OPS: tuple[OpDef, ...] = (
             sample("f32[3, 2, 5, 4]", "i64[3, 2, 2]", "i64[3]", along=2, domain=(0, 2)),
             sample("f16[2, 2, 3, 7]", "i64[2, 4, 2]", "i64[2]", along=3, domain=(0, 1)),
         ),
+        indices=(2,),
     ),
 )

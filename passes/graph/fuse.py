@@ -91,6 +91,7 @@ class _Fuser:
         self.rows: dict[int, Rows] = {}  # of each group that reduces rows
         self.promised: dict[Node, list[Node]] = {}  # nodes whose numbers are made within the group -> what makes them
         self.along: set[Node] = set()  # nodes that are computed along the rows of their group, or once for each
+        self.indexing: set[Node] = set()  # nodes of which an index is made within their group
 
     def run(self) -> FusionPlan:
         for n in reversed(self.nodes):
@@ -147,12 +148,20 @@ class _Fuser:
             return None  # two anchors would run in one nest
         if not all(self.allowed(n, u, anchored) for u in users):
             return None
+        if any(self.reads_index(u, n.output) for u in users):
+            if "elementwise" not in n.op.traits:
+                return None  # an index is written several times into an expression: chains of gathers would grow exponentially
+            self.indexing.add(n)
         follows = self.kind[g] == "map" and all(self.follows(n.output, u) for u in users)
         if not anchored and not follows and not _widens(n) and self.epilogue_of(n):
             return None  # better at the end of the contraction that feeds it, where the value is in registers
         if all(self.follows(n.output, u) for u in users):
             self.aligned.add(n)
         return g
+
+    def reads_index(self, u: Node, v: Value) -> bool:
+        """Does u read v as an index, or to make one?"""
+        return u in self.indexing or any(u.inputs[k] is v for k in u.op.indices)
 
     def stays_in_row(self, n: Node, g: int) -> bool:
         """Does a group that passes over rows take a node that reduces them too, or that computes something of the numbers of rows?

@@ -8,12 +8,14 @@ import pytest
 import dnnc
 from dnnc.ir.graph import Graph, Node
 from dnnc.ir.interp import run
+from dnnc.ir.operator.text import show_kernel
 from dnnc.ir.tolerances import bound
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.graph.alias import root
 from dnnc.passes.graph.fuse import MAX_NODES, plan_fusion
 from dnnc.passes.graph.kinds import kind_of
 from dnnc.passes.graph.layout import assign_layouts
+from dnnc.passes.lower import lower
 from dnnc.passes.pipelines import PASSES
 from dnnc.testing.graphs import graph_of
 from dnnc.testing.random_graphs import random_graph
@@ -255,3 +257,17 @@ def test_plans_of_random_graphs(fuse: bool) -> None:
                         f"seed {seed}: {grp}"
                     )
             ready.update(grp.outputs)
+
+
+@pytest.mark.parametrize("between", ["{p}", "add({p}, b)", "abs(sub(b, {p}))"])
+def test_no_index_is_read_through_another_within_a_group(between: str) -> None:
+    """An index stands several times in an expression: kernels of a chain of gathers would grow exponentially."""
+    lines, p = [], "a"
+    for k in range(20):
+        lines.append(f"    v{k} = gather_elements(t, {between.format(p=p)}, axis=1)")
+        p = f"v{k}"
+    g = graph_of("def g(t: i64[8, 9], a: i64[8, 1], b: i64[8, 1]):\n" + "\n".join(lines) + f"\n    return {p}")
+    plan = plan_fusion(g)
+    assert all(sum(n.op.name == "gather_elements" for n in grp.nodes) == 1 for grp in plan.groups)
+    kernels = [show_kernel(lower(g, grp.nodes, grp.output).kernel) for grp in plan.groups]
+    assert max(map(len, kernels)) < 1000
