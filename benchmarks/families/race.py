@@ -1,7 +1,8 @@
 """dnnc over a corpus: does every model compile, is it right, and how fast is it beside ONNX Runtime and OpenVINO?
 
     python -m benchmarks.families.race --models DIR [--jobs check|time] [--only REGEX] [--half visible|held|all] [--threads 2]
-        [--strict-compile] [--seconds 300] [--memory 12] [--out race.jsonl] [--again] [--markdown FILE]
+        [--strict-compile] [--seconds 300] [--memory 12] [--cache DIR] [--lock FILE]
+        [--out race.jsonl] [--again] [--markdown FILE]
 
 Each model runs in a process of its own with limits of time and memory: compiled with an empty cache, checked (`verdict.py`), and with
 `--jobs time` timed in turns with its peers. Rows go to OUT as they come; models that OUT has are skipped unless `--again`. The held-back
@@ -11,10 +12,13 @@ third of the corpus is for final figures: look at the visible models while you w
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,8 +50,8 @@ TIMED = ("onnxruntime", "openvino")
 def measure(a: argparse.Namespace, row: Row, tell: Tell) -> Row:
     """What dnnc does with a model. An exception is told by the parent; its stage says whether dnnc or a peer raised it."""
     inputs = zoo.make_inputs(row)
-    with tempfile.TemporaryDirectory() as cache:
-        task = Task(row["name"], onnx.load(str(a.models / f"{row['name']}.onnx")), inputs, a.threads, Path(cache))
+    with tempfile.TemporaryDirectory() as empty:
+        task = Task(row["name"], onnx.load(str(a.models / f"{row['name']}.onnx")), inputs, a.threads, a.cache or Path(empty))
         tell(COMPILING)
         ours = compiled(task, a.strict_compile)
         f = ours.facts["executable"]
@@ -132,11 +136,23 @@ def race(a: argparse.Namespace) -> list[Row]:
         if row["name"] in done:
             results.append(done[row["name"]])
             continue
-        result = record(row, run_apart(partial(measure, a, row), a.seconds, a.memory))
+        with turn(a.lock):
+            result = record(row, run_apart(partial(measure, a, row), a.seconds, a.memory))
         append(a.out, result)
         results.append(result)
         print(one_line(result), flush=True)
     return results
+
+
+@contextmanager
+def turn(lock: Path | None) -> Iterator[None]:
+    """Hold a lock file, so that several benchmarks on one machine take turns."""
+    if lock is None:
+        yield
+        return
+    with lock.open("w") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        yield
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -151,6 +167,8 @@ def parse_arguments() -> argparse.Namespace:
     ap.add_argument("--memory", type=float, default=12.0, help="gigabytes, limit of one model")
     ap.add_argument("--repeats", type=int, default=3, help="rounds of timing")
     ap.add_argument("--budget", type=float, default=3.0, help="seconds of timing per model")
+    ap.add_argument("--cache", type=Path, help="folder of compiled kernels; default: an empty one for each model")
+    ap.add_argument("--lock", type=Path, help="file to lock for each model, where other benchmarks run")
     ap.add_argument("--out", type=Path, default=Path("race.jsonl"))
     ap.add_argument("--again", action="store_true", help="models that OUT has too")
     ap.add_argument("--markdown", type=Path, help="write the summary here")
