@@ -17,8 +17,9 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from dnnc.peers import several
 from dnnc.timing import alternate, percentiles, ratios
 from families.apart import Outcome, Tell, run_apart
 from families.index import HALVES, Row, append, is_held, read_index, read_lines, select
-from families.summary import COMPILING, JUDGING, failure_class, markdown, one_line
+from families.summary import COMPILING, JUDGING, RESIZING, failure_class, markdown, one_line
 from families.verdict import decide, off_by_one_unit
 
 Array = np.ndarray[Any, Any]
@@ -59,7 +60,11 @@ def measure(a: argparse.Namespace, row: Row, tell: Tell) -> Row:
         out["kernels"] = sum(len(p.kernels) for p in f.report.programs)
         engines = [ours, *peers(task, TIMED if a.jobs == "time" else TIMED[:1], out, tell)]
         tell(JUDGING)
-        out["verdict"] = judge(a, row, engines, inputs)
+        stored = a.models / f"{row['name']}.npz"
+        out["verdict"] = judge(engines, inputs, stored if stored.exists() else None)
+        if row.get("symbolic") and a.jobs == "check":
+            tell(RESIZING)
+            out["resized"] = resized(row, task, ours)
         if a.jobs == "time":
             time_engines(a, engines, out, tell)
     return out
@@ -91,11 +96,10 @@ def peers(task: Task, names: tuple[str, ...], out: Row, tell: Tell) -> list[Engi
     return engines
 
 
-def judge(a: argparse.Namespace, row: Row, engines: list[Engine], inputs: dict[str, Array]) -> Row:
-    """The verdict as a row. Engines beside the outputs that PyTorch had when the model was exported."""
+def judge(engines: list[Engine], inputs: Mapping[str, Array], stored: Path | None) -> Row:
+    """The verdict as a row. `stored`: the outputs that PyTorch had when the model was exported, beside those of the engines."""
     results = {e.name: [x.copy() for x in e.outputs(e.call())] for e in engines if e.name != "openvino"}
-    stored = a.models / f"{row['name']}.npz"
-    if stored.exists():
+    if stored:
         with np.load(stored) as arrays:
             results["torch"] = [arrays[f"arr_{k}"] for k in range(len(arrays.files))]
 
@@ -105,6 +109,19 @@ def judge(a: argparse.Namespace, row: Row, engines: list[Engine], inputs: dict[s
 
     verdict = decide(results.pop("dnnc"), results, interpret)
     return {k: v for k, v in vars(verdict).items() if v is not None}
+
+
+def resized(row: Row, task: Task, ours: Engine) -> Row | None:
+    """The verdict where every symbolic size is one larger; None where ONNX Runtime cannot run the model so, for exporters fix sizes silently."""
+    infos = {i.name: i.type.tensor_type.shape.dim for i in task.model.graph.input}
+    larger = [{**i, "shape": [n + bool(d.dim_param) for n, d in zip(i["shape"], infos[i["name"]])]} for i in row["inputs"]]
+    inputs = zoo.make_inputs({**row, "inputs": larger})
+    theirs = peers(replace(task, inputs=inputs), TIMED[:1], {}, lambda stage: None)
+    if not theirs:
+        return None
+    f = ours.facts["executable"]
+    arrays = [inputs[i.name] for i in f.inputs]
+    return judge([Engine("dnnc", lambda: f(*arrays), several, {"executable": f}), *theirs], inputs, None)
 
 
 def time_engines(a: argparse.Namespace, engines: list[Engine], out: Row, tell: Tell) -> None:

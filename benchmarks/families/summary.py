@@ -13,7 +13,7 @@ from timing import geometric_mean
 from families.apart import Outcome
 from families.index import Row
 
-COMPILING, JUDGING = "compiling", "judging"
+COMPILING, JUDGING, RESIZING = "compiling", "judging", "running at other sizes"
 SLOW, VERY_SLOW = 0.9, 0.7  # ratios that are counted
 WORST = 30
 LONGEST = 110  # characters of a failure's text in a table
@@ -22,23 +22,28 @@ LONGEST = 110  # characters of a failure's text in a table
 def failure_class(outcome: Outcome, found: Mapping[str, Any]) -> Row | None:
     """None for a model that compiles and is right; else {"class", "text"}.
 
-    Classes: "does not compile", "refused by the kernel check", "time-out", "crash", "wrong", "unconfirmed", and "not judged" where a peer or
-    the reference failed.
+    Classes: "does not compile", "refused by the kernel check", "time-out", "crash", "wrong", "unconfirmed", "not judged" where a peer or the
+    reference failed, and "fails at other sizes" or "wrong at other sizes" where symbolic ones are other than those it was built with.
     """
     if outcome.error == "time":
         return {"class": "not judged" if outcome.stage == JUDGING else "time-out", "text": outcome.text}
     if outcome.error == "died":
         return {"class": "crash", "text": outcome.text}
     if outcome.error:
+        if outcome.stage == RESIZING:
+            return {"class": "fails at other sizes", "text": outcome.text}
         if outcome.stage != COMPILING:
             return {"class": "not judged", "text": f"{outcome.text} while {outcome.stage}"}
         return {"class": "refused by the kernel check" if outcome.text.startswith("AccuracyError") else "does not compile", "text": outcome.text}
-    verdict = found["verdict"]
-    if verdict["word"] == "right":
-        return None
+    for verdict, suffix in ((found["verdict"], ""), (found.get("resized"), " at other sizes")):
+        if verdict and verdict["word"] != "right":
+            return {"class": verdict["word"] + suffix, "text": _unlike(verdict)}
+    return None
+
+
+def _unlike(verdict: Row) -> str:
     others = ", ".join(f"{n} {e:.1e}" for n, e in (verdict.get("others") or {}).items())
-    text = f"error {verdict['error']:.1e} against {verdict['reference']}, bound {verdict['bound']:.1e}; others {others}"
-    return {"class": verdict["word"], "text": text}
+    return f"error {verdict['error']:.1e} against {verdict['reference']}, bound {verdict['bound']:.1e}; others {others}"
 
 
 def kind_of(text: str) -> str:

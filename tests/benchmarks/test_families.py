@@ -141,10 +141,10 @@ def test_work_apart_tells_its_value_its_error_its_death_and_its_time() -> None:
 def tiny(folder: Path, name: str, op: str, **attributes: Any) -> None:
     """A model of two nodes, its row, and outputs that another engine is said to have given."""
     index = module("index")
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3])
     nodes = [helper.make_node("Add", ["x", "w"], ["h"]), helper.make_node(op, ["h"], ["y"], **attributes)]
     weights = [numpy_helper.from_array(np.float32([1, 2, 3]), "w")]
-    graph = helper.make_graph(nodes, name, [x], [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3])], weights)
+    graph = helper.make_graph(nodes, name, [x], [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])], weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / f"{name}.onnx")
     row = {
         "name": name,
@@ -168,6 +168,7 @@ def test_race_keeps_books_of_a_right_model_and_of_one_that_does_not_compile(
     assert race.main() == 1
     rows = {r["name"]: r for r in map(json.loads, out.read_text().splitlines())}
     assert rows["right"]["failure"] is None and rows["right"]["verdict"]["reference"] == "onnxruntime" and rows["right"]["kernels"] >= 1
+    assert rows["right"]["resized"]["word"] == "right"
     assert rows["broken"]["failure"]["class"] == "does not compile" and "NoSuchOperator" in rows["broken"]["failure"]["text"]
     text = (tmp_path / "out.md").read_text()
     assert "| right | 1 | 50.0% |" in text and "1: broken" in text and "| tiny | 2 | 1 |" in text
@@ -190,6 +191,8 @@ def test_classes_of_failures() -> None:
     verdict = {"word": "wrong", "error": 1.0, "reference": "float64", "bound": 1e-4}
     assert classed("", "", "judging", {"verdict": verdict}) == "wrong"
     assert classed("", "", "judging", {"verdict": {**verdict, "word": "right"}}) == "none"
+    two = {"verdict": {**verdict, "word": "right"}, "resized": verdict}
+    assert classed("", "", "judging", two) == "wrong at other sizes" and classed("raised", "E", summary.RESIZING) == "fails at other sizes"
     assert summary.kind_of("kernel 'a_1' has 327 statements, more than 300") == summary.kind_of("kernel 'b' has 400 statements, more than 300")
 
 
