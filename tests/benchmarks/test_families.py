@@ -146,14 +146,8 @@ def tiny(folder: Path, name: str, op: str, **attributes: Any) -> None:
     weights = [numpy_helper.from_array(np.float32([1, 2, 3]), "w")]
     graph = helper.make_graph(nodes, name, [x], [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])], weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / f"{name}.onnx")
-    row = {
-        "name": name,
-        "family": "tiny",
-        "inputs": [{"name": "x", "dtype": "float32", "shape": [2, 3]}],
-        "seed": 1,
-        "exporter": "graph",
-        "opset": 17,
-    }
+    inputs = [{"name": "x", "dtype": "float32", "shape": [2, 3]}]
+    row = {"name": name, "family": "tiny", "inputs": inputs, "seed": 1, "exporter": "graph", "symbolic": ["batch"]}
     index.append(folder / index.INDEX, row)
 
 
