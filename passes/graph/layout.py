@@ -200,9 +200,13 @@ class _Blocked(Layouts):
         out, group = n.output.type, n.attrs["group"]
         channels, made = x.type.shape[1], out.shape[1]
         depthwise = group != 1 and w.type.shape[1] == 1 and channels == group == made
-        # few results fill a block badly, but images in blocks already would have to be unpacked for any other way
-        worth = isinstance(made, int) and (made >= self.lanes // 2 or (made > 1 and x.type.layout is not None))
-        fits = worth and isinstance(channels, int) and out.dtype.computed in WIDE
+        # few results fill a block badly: their vectors are blocks of inputs, where there are enough of these
+        few = group == 1 and isinstance(made, int) and made < self.lanes // 2 and out.dtype.computed in WIDE
+        if few and isinstance(channels, int) and (x.type.layout is not None or channels >= self.lanes // 2):
+            return self.few(n)
+        # otherwise they fill a block badly, but that is still faster than lanes over pixels
+        enough = made >= self.lanes // 2 or (made > 1 and (group == 1 or x.type.layout is not None)) if isinstance(made, int) else False
+        fits = enough and isinstance(channels, int) and out.dtype.computed in WIDE
         if not fits:
             return self.plain(n)
         lay = blocked(out.rank, self.lanes)
@@ -220,6 +224,15 @@ class _Blocked(Layouts):
         if len(n.inputs) > 2 and n.inputs[2] is not None:
             self.set_input(n, 2, Layout((Part(0, self.lanes), Part(0, 1, self.lanes))))
         self.set_output(n, lay)
+
+    def few(self, n: Node) -> None:
+        """Images and filters of a convolution of few outputs in blocks of its inputs, the outputs in rows."""
+        lay = blocked(n.output.type.rank, self.lanes)
+        self.set_input(n, 0, lay)
+        self.set_input(n, 1, lay)
+        if len(n.inputs) > 2 and n.inputs[2] is not None:
+            self.set_input(n, 2, None)
+        self.set_output(n, None)
 
     def by_panels(self, n: Node) -> Node:
         """The convolution with a panel for each block of outputs, whose filters hold zeros for the inputs of other groups.

@@ -40,11 +40,12 @@ def version(b: Block, name: str, inner: str) -> Block:
         at_first, at_last = (substitute(c, {loop.var: e}) for e in (first, last))
         every.append(at_first if slope > 0 else at_last)  # where the guard is nearest to failing
         some.append(at_last if slope > 0 else at_first)
+    all_hold = reduce(_and, every)
     free_of_guards = For(loop.var, loop.lo, loop.hi, loop.kind, body)
 
     def go(s: For) -> Block:
-        whole = replace_stmt(s.body, loop, lambda: (free_of_guards,))
-        parts = (If(reduce(_and, every), whole, renamed(s.body, "_b")),)
+        whole, known = replace_stmt(s.body, loop, lambda: (free_of_guards,)), value(all_hold)
+        parts: Block = (If(all_hold, whole, renamed(s.body, "_b")),) if known is None else whole if known else s.body
         return (For(s.var, s.lo, s.hi, s.kind, guarded([c for c in some if value(c) != 1], parts)),)
 
     return edit(b, name, go)

@@ -17,7 +17,7 @@ def convolution(rng: np.random.Generator) -> str:
     """One to three spatial axes (of one element, too), kernels that differ by axis, uneven pads, strides, dilations, groups, residuals."""
     rank = int(rng.choice((1, 2, 2, 2, 3)))
     kind = rng.choice(("dense", "depthwise", "grouped"), p=(0.4, 0.2, 0.4))
-    i, o = (int(rng.choice((1, 3, 8, 16, 17, 32, 40))) for _ in range(2))
+    i, o = int(rng.choice((1, 3, 8, 16, 17, 32, 40))), int(rng.choice((1, 2, 3, 5, 8, 16, 17, 32, 40)))
     group = 1
     if kind == "depthwise":
         o = group = i

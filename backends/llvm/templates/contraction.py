@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from dnnc.backends.llvm.features import CpuTarget
+from dnnc.backends.llvm.templates import dots
 from dnnc.backends.llvm.templates.common import try_fuse
 from dnnc.backends.llvm.templates.half import widen_rows
 from dnnc.ir.bounds import nonneg
@@ -143,7 +144,7 @@ def _rows_share(problem: Problem, s: Schedule, name: str, lane: str) -> bool:
 
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
-    return _settings(problem, target)[:6]
+    return dots.candidates(problem, target) if dots.applies(problem) else _settings(problem, target)[:6]
 
 
 def _settings(problem: Problem, target: CpuTarget, most: tuple[int, ...] = NARROW) -> list[Knobs]:
@@ -284,6 +285,8 @@ def step_cycles(mr: int, nv: int, target: CpuTarget, near: bool = True) -> float
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -> Kernel:
+    if dots.applies(problem):
+        return dots.apply(problem, knobs, target)
     found = nest_of(problem)
     assert found is not None
     s, nest = found

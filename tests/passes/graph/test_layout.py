@@ -82,6 +82,9 @@ NUMBERS = [
     "def g(x: f32[1, 24, 7, 9], *, w: f32[40, 24, 3, 3], b: f32[40]):\n    return relu(conv(x, w, b, pads=(1, 1, 1, 1)))",
     "def g(x: f32[2, 20, 6, 6], *, w: f32[20, 1, 3, 3]):\n    return conv(x, w, group=20, pads=(1, 1, 1, 1), strides=(2, 2))",
     "def g(x: f32[1, 16, 6, 6], *, w: f32[32, 8, 3, 3]):\n    return conv(x, w, group=2)",
+    "def g(x: f32[1, 20, 6, 9], *, w: f32[3, 20, 3, 3], b: f32[3]):\n    return sigmoid(conv(x, w, b, pads=(1, 1, 1, 1)))",
+    "def g(x: f32[2, 48, 70], *, w: f32[1, 48, 7]):\n    return tanh(conv(x, w, pads=(9, 9), dilations=(3,)))",
+    "def g(x: f32[1, 32, 5, 6, 7], *, w: f32[6, 32, 1, 1, 1], v: f32[6, 6, 1, 1, 1]):\n    return conv(conv(x, w), v)",
     "def g(x: f32[1, 40, 6, 6], *, w: f32[72, 5, 3, 3], b: f32[72]):\n    return relu(conv(x, w, b, group=8, pads=(1, 1, 1, 1)))",
     "def g(x: f32[2, 60, 20], *, w: f32[60, 20, 7]):\n    return add(conv(x, w, group=3, pads=(6, 6), dilations=(2,)), x)",
     "def g(x: f32[1, 10, 6, 5, 4], *, w: f32[50, 2, 3, 2, 1]):\n    return conv(x, w, group=5, strides=(2, 1, 1))",
@@ -137,6 +140,14 @@ def test_types_of_a_chain() -> None:
         'a: f32[1, 32, 8, 8] @ "0 1/16 2 3 1%16" = relu(v0)',
         'v1: f32[1, 32, 8, 8] @ "0 1/16 2 3 1%16" = add(a, c)',
         "v3: f32[1, 32, 8, 8] = pack(v1, layout=None)",
+    ]
+
+
+def test_few_outputs_are_rows_of_blocks_of_inputs() -> None:
+    assert statements("def g(x: f32[1, 20, 6, 6], *, w: f32[3, 20, 3, 3], b: f32[3]):\n    return relu(conv(x, w, b))") == [
+        'v2: f32[1, 20, 6, 6] @ "0 1/16 2 3 1%16" = pack(x, layout=layout("0 1/16 2 3 1%16"))',
+        "v0: f32[1, 3, 4, 4] = conv(v2, w_0, b)",
+        "v1: f32[1, 3, 4, 4] = relu(v0)",
     ]
 
 
@@ -198,7 +209,7 @@ def test_weights_are_relabelled_not_copied_by_nodes() -> None:
 @pytest.mark.parametrize(
     ("what", "text"),
     [
-        ("too few channels", "def g(x: f32[1, 16, 6, 6], *, w: f32[4, 16, 3, 3]):\n    return conv(x, w)"),
+        ("too few channels", "def g(x: f32[1, 4, 6, 6], *, w: f32[1, 4, 3, 3]):\n    return conv(x, w)"),
         ("another dtype", "def g(x: f64[1, 16, 6, 6], y: f64[16, 16, 1, 1]):\n    return conv(x, y)"),
         ("a vector", "def g(x: f32[8, 16], *, w: f32[16, 1]):\n    return matmul(x, w)"),
     ],
