@@ -36,7 +36,8 @@ class OpDef:
       That of a contraction computes in float64, whatever float its operands are.
     flops(*input types, **attrs) -> multiplications and additions (a symbolic dim counts too).
     An absent optional input is None in all of these; a subgraph is a Graph, for reference and host a function: arrays -> list of arrays.
-    traits: "elementwise" (output[i] depends on the inputs at i, broadcast), "movement" (each output element is one input element or a
+    traits: "elementwise" (output[i] depends on the inputs at i, broadcast), "placed" (on these and on i, so that it means something else in
+    another shape), "movement" (each output element is one input element or a
     constant), "view" (movement that keeps row-major order), "reduction" (over rows), "contraction" (matmul, conv), "pure", "bits" (looks at
     the stored form: the reference gets f16, bf16 and 4-bit arrays as they are stored, all others in their compute dtype), "host" (its
     decomposition has host ops), "sized" (a host op with sizes that only the data tells), "own" (none of dnnc's: the text of a

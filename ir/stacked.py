@@ -8,6 +8,7 @@ The tensor expression gets one more axis in front of every stage that is not an 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -55,7 +56,8 @@ def stacked(op: OpDef, which: tuple[bool, ...], types: tuple[TensorType | None, 
         inner = [te.placeholder(x.name, x.dtype, x.dims[1:]) if w else x for w, x in zip(which, xs)]
         assert op.compute is not None
         made = op.compute(*inner, **attrs)
-        s = _Stacker(n, {i: x for w, i, x in zip(which, inner, xs) if w})
+        many = made if isinstance(made, tuple) else (made,)
+        s = _Stacker(n, {i: x for w, i, x in zip(which, inner, xs) if w}, _new_axis(many))
         return tuple(map(s.tensor, made)) if isinstance(made, tuple) else s.tensor(made)
 
     def reference(*xs: Any, **attrs: Any) -> Any:
@@ -95,12 +97,18 @@ def stacked(op: OpDef, which: tuple[bool, ...], types: tuple[TensorType | None, 
     return OpDef(f"each_{marks}_{op.name}", type_, compute, reference=reference, reference_at=at, flops=counted, traits=traits)
 
 
-class _Stacker:
-    """Rewrites stages: `known` are the stacks by the placeholders that stand for one row of them."""
+def _new_axis(outputs: Sequence[Tensor]) -> str:
+    """A name that no axis of the stages has: stacks of stacks of equal lengths have different axes."""
+    taken = {v.name for t in te.stages(outputs) if t.stage is not None for v in (*t.stage.axes, *t.stage.reduce)}
+    return next(name for name in (f"b{k}" for k in itertools.count()) if name not in taken)
 
-    def __init__(self, rows: Dim, known: dict[Tensor, Tensor]) -> None:
+
+class _Stacker:
+    """Rewrites stages: `known` are the stacks by the placeholders that stand for one row of them, `axis` names the axis of rows."""
+
+    def __init__(self, rows: Dim, known: dict[Tensor, Tensor], axis: str) -> None:
         self.rows, self.known = rows, known
-        self.row: Var = var("b", lo=0, hi=unwrap(const(rows) - 1))
+        self.row: Var = var(axis, lo=0, hi=unwrap(const(rows) - 1))
         self.memo: dict[Expr, Expr] = {}
 
     def tensor(self, t: Tensor) -> Tensor:

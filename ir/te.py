@@ -121,8 +121,9 @@ def stages(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
 def form(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> frozenset[str]:
     """The traits that tensor expressions of these operands have by their form.
 
-    "elementwise" where an element needs the operands' elements at its own place alone, broadcast; "reduction" where every element of the first
-    operand goes into one sum; "loops" where there are other reductions; "sequential" where an element needs those before it.
+    "elementwise" where an element depends on the operands' elements at its own place alone, broadcast; "placed" where also on the place itself;
+    "reduction" where every element of the first operand goes into one sum; "loops" where there are other reductions; "sequential" where an
+    element needs those before it.
     """
     every = [t.stage for t in stages(outputs) if t.stage is not None]
     if any(s.own is not None for s in every):
@@ -132,8 +133,9 @@ def form(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> frozenset[str]:
         first = [(s, x) for s, x in loads if inputs and x.buf is inputs[0]]
         once = len(outputs) == 1 and len(first) == 1 and _once(*first[0])
         return frozenset(("reduction",) if once else ("loops",))
-    same = len(outputs) == 1 and all(_in_place(x, s.axes) for s, x in loads)
-    return frozenset(("elementwise",)) if same else frozenset()
+    if len(outputs) > 1 or not all(_in_place(x, s.axes) for s, x in loads):
+        return frozenset()
+    return frozenset(("placed",) if any(map(_reads_place, every)) else ("elementwise",))
 
 
 def values_of(s: Stage) -> tuple[Expr, ...]:
@@ -147,6 +149,16 @@ def _in_place(x: Load, axes: Sequence[Var]) -> bool:
         return False
     tail = axes[len(axes) - len(x.idx) :]
     return all(i is a or (unwrap(i) == 0 and unwrap(d) == 1) for i, a, d in zip(x.idx, tail, x.buf.shape))
+
+
+def _reads_place(s: Stage) -> bool:
+    """Does an element depend on its index, other than through the elements that it loads?"""
+    todo, seen = list(values_of(s)), set[Expr]()
+    for e in todo:
+        if e not in seen and not isinstance(e, Load):
+            seen.add(e)
+            todo += children(e)
+    return not seen.isdisjoint(s.axes)
 
 
 def _once(s: Stage, x: Load) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from dnnc.ir import te, winograd
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import DType, boolean
 from dnnc.ir.errors import InternalError
-from dnnc.ir.expr import Const, Expr, Load, Op, Var, cast, const, fma, free, load, minimum, op, rebuild, select, substitute, unwrap, value, walk
+from dnnc.ir.expr import Const, Expr, Load, Op, Var, cast, const, fma, free, load, minimum, op, rebuild, select, substitute, unwrap, value, var, walk
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph_text import attrs_key
 from dnnc.ir.operator.stmt import Buffer, Builder, For, Func, Kernel, Param, call, exprs, walk_stmts
@@ -339,8 +339,8 @@ class _Lowering:
         if key in self.placed:
             return
         assert t.stage is not None
-        own = t.stage.axes[fixed:]
-        e = self.resolve(substitute(t.stage.value, dict(zip(t.stage.axes[:fixed], x.idx[:fixed]))))
+        own = _renamed(t.stage.axes[fixed:])
+        e = self.resolve(substitute(t.stage.value, dict(zip(t.stage.axes, (*x.idx[:fixed], *own)))))
         self.place(e, bound)
         buf = self.b.alloc("row", t.dtype.computed, *t.shape[fixed:], space="local")
         self.placed[key] = load(buf, [0] * len(own))
@@ -356,13 +356,16 @@ class _Lowering:
     def accumulate(self, t: te.Tensor, x: Load, bound: frozenset[Var]) -> None:
         stage = t.stage
         assert stage is not None
-        env = dict(zip(stage.axes, x.idx))
+        own = _renamed(stage.reduce)
+        rows = self.whole_rows(stage)
+        longer = {o: rows[v] for o, v in zip(own, stage.reduce) if v in rows}
+        env = dict(zip((*stage.axes, *stage.reduce), (*x.idx, *own)))
+        stage = replace(stage, reduce=own)
         term = self.resolve(substitute(stage.value, env))
         cond = self.resolve(substitute(stage.where, env)) if stage.where is not None else const(True, boolean)
         self.place(term, bound)
         self.place(cond, bound)
         counts, term = _counts(stage, term, cond)
-        longer = self.whole_rows(stage)
         acc = self.b.alloc("acc", t.dtype.computed, 1)
         self.placed[x] = acc[0]
         self.b.store(acc, (0,), identity(stage.combine, t.dtype.computed))
@@ -426,6 +429,11 @@ def _buffer(name: str, t: TensorType) -> Buffer:
 def var_ahead(layout: Layout, k: int, t: TensorType) -> Var:
     """A stand-in for a loop that is not open yet: never among the bound variables."""
     return te.placeholder_axis(f"ahead{k}")
+
+
+def _renamed(axes: Sequence[Var]) -> tuple[Var, ...]:
+    """Axes of a stage under names that no loop has. Variables are interned: a loop may be the axis of another stage by its name and bounds."""
+    return tuple(var(f"{v.name}~", v.dtype, v.lo, v.hi, v.div) for v in axes)
 
 
 def _loop_name(layout: Layout, k: int) -> str:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.passes.graph.alias import find_aliases
-from dnnc.passes.graph.kinds import is_kernel, is_view, kind_of
+from dnnc.passes.graph.kinds import is_kernel, is_pointwise, is_view, kind_of
 from dnnc.passes.graph.rows import NORMS, ROWS, Rows, chain, find_numbers, rows_of
 
 COSTLY = frozenset(("exp", "log", "erf", "tanh", "pow", "sin", "cos", "tan", "sqrt", "sigmoid", "gelu", "softplus", "mish", "div"))
@@ -195,7 +195,7 @@ class _Fuser:
             return False
         if self.numbers.get(made) == rows:
             return self.numbers.get(v) == rows
-        return "elementwise" in u.op.traits and rows.of_elements(made) and (rows.of_elements(v) or rows.reads_own(v)) and not self.epilogue_of(u)
+        return is_pointwise(u) and rows.of_elements(made) and (rows.of_elements(v) or rows.reads_own(v)) and not self.epilogue_of(u)
 
     def once_in_row(self, n: Node, u: Node) -> bool:
         """Is what n makes computed once, or cheaper than memory, where the reduction u passes over it?"""
@@ -209,7 +209,7 @@ class _Fuser:
         rows, out = rows_of(n), n.outputs[0]
         at = self.rows.setdefault(g, rows) if rows is not None else self.rows.get(g)
         along = n in self.aligned and out.type.shape == self.members[g][0].outputs[0].type.shape
-        if at is not None and not along and ("elementwise" in n.op.traits or rows == at or self.numbers.get(out) == at):
+        if at is not None and not along and (is_pointwise(n) or rows == at or self.numbers.get(out) == at):
             along = (at.of_elements(out) or self.numbers.get(out) == at) and all(self.reads_row(at, n, u, k) for u, k in out.uses)
         if along:
             self.along.add(n)
@@ -219,12 +219,12 @@ class _Fuser:
         v, out = n.output, u.outputs[0].type
         if len(u.outputs) != 1:
             return False
-        if u in self.ahead and not ("elementwise" in n.op.traits and _same(v.type.shape, out.shape)):
+        if u in self.ahead and not (is_pointwise(n) and _same(v.type.shape, out.shape)):
             return False  # what stands ahead of a contraction reads its operands where they are
         if anchored:  # an epilogue: applied to the accumulator before it is stored, perhaps at a permuted place
-            permuted = "elementwise" not in u.op.traits
+            permuted = not is_pointwise(u)
             return self.follows(v, u) and not (permuted and kind_of(n) != "contraction")
-        if "elementwise" in u.op.traits:
+        if is_pointwise(u):
             return _same(v.type.shape, out.shape) or n.op.name not in COSTLY  # a broadcast operand is computed again for each element
         if u.op.name == "interleave" and n.op.name == "pack":
             return False  # zipped where each phase is a row of its own
@@ -258,7 +258,7 @@ class _Fuser:
     def element_before(self, n: Node) -> Node | None:
         """What makes the one operand, besides constants, of an element-wise node that alone reads it element for element."""
         made = [v for v in n.inputs if v is not None and not self.graph.settled(v)]
-        if "elementwise" not in n.op.traits or n.op.name in COSTLY or len(made) != 1 or not self.same_elements(made[0], n):
+        if not is_pointwise(n) or n.op.name in COSTLY or len(made) != 1 or not self.same_elements(made[0], n):
             return None
         (v,) = made
         alone = {u for u, _ in v.uses} == {n} and v not in self.outputs
@@ -268,12 +268,12 @@ class _Fuser:
         """Can u be computed where v is, element for element, with whole vectors?"""
         if u not in self.aligned:
             return False
-        if "elementwise" in u.op.traits:
+        if is_pointwise(u):
             return self.same_elements(v, u) and v.type.layout == u.outputs[0].type.layout
         return self.keeps_last(u, v)
 
     def same_elements(self, v: Value, u: Node) -> bool:
-        return "elementwise" in u.op.traits and _same(v.type.shape, u.outputs[0].type.shape)
+        return is_pointwise(u) and _same(v.type.shape, u.outputs[0].type.shape)
 
     def permuted_view(self, n: Node) -> bool:
         """A view is free by itself; it is worth a place in a nest only between a contraction and a transpose of its result."""
@@ -286,7 +286,7 @@ class _Fuser:
 
     def epilogue_of(self, n: Node) -> bool:
         """Could a contraction take this node as the end of its nest?"""
-        if "elementwise" not in n.op.traits:
+        if not is_pointwise(n):
             return False
         return any(v is not None and _same(v.type.shape, n.output.type.shape) and self.anchor_of(v) is not None for v in n.inputs)
 
@@ -296,7 +296,7 @@ class _Fuser:
             n = v.node
             if kind_of(n) == "contraction":
                 return n
-            if "elementwise" not in n.op.traits:
+            if not is_pointwise(n):
                 return None
             same = [x for x in n.inputs if x is not None and x.node is not None and _same(x.type.shape, v.type.shape)]
             if not same:

@@ -26,3 +26,13 @@ def is_view(n: Node) -> bool:
     """Does the node only rename memory? Row-major in, row-major out."""
     x = n.inputs[0] if n.inputs else None
     return "view" in n.op.traits and x is not None and x.type.layout is None and n.output.type.layout is None
+
+
+def is_pointwise(n: Node) -> bool:
+    """Does an element of the result depend on nothing but the operands' elements at its own place, broadcast, and perhaps on the place?"""
+    return not n.op.traits.isdisjoint(("elementwise", "placed"))
+
+
+def reduces_axes(n: Node) -> bool:
+    """Is the node one of dnnc's `reduce_*`, whose attribute `axes` lists what it reduces? A custom operator may have any name and attributes."""
+    return n.op.name.startswith("reduce_") and "own" not in n.op.traits

@@ -22,6 +22,7 @@ from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.ops.conv import Panels, panels_of
 from dnnc.ir.target import WIDE_CORE, CoreRates
 from dnnc.ir.types import Layout, Part, TensorType, product
+from dnnc.passes.graph.kinds import reduces_axes
 from dnnc.passes.graph.prologue import held_in
 from dnnc.passes.graph.winograd import winograd_tile
 
@@ -145,7 +146,7 @@ class Layouts(ABC):
         """A reduction over spatial axes reads a block as it lies: its vectors go over the channels."""
         axes = n.attrs.get("axes")
         x = n.inputs[0] if n.inputs else None
-        if not n.op.name.startswith("reduce_") or x is None or x.type.layout is None or not axes:
+        if not reduces_axes(n) or x is None or x.type.layout is None or not axes:
             return False
         return all(a % x.type.rank not in (0, 1) for a in axes)
 

@@ -29,6 +29,7 @@ from dnnc.ir.dtype import DType, bf16, f16, f32
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.types import TensorType
 from dnnc.passes.base import PassContext
+from dnnc.passes.graph.kinds import is_pointwise
 
 FAMILY = (f32, f16, bf16)
 STORAGE: dict[str, DType] = {"float32": f32, "tf32": f32, "float16": f16, "bfloat16": bf16}  # a CPU has no tf32: it is float32 there
@@ -203,7 +204,7 @@ def _feeds_sums(graph: Graph) -> set[Node]:
     found: set[Node] = set()
     for n in graph.nodes(reverse=True):
         users = [u for v in n.outputs for u, _ in v.uses]
-        if users and "elementwise" in n.op.traits and all(u in found or u.op.name.startswith(SUMS) for u in users):
+        if users and is_pointwise(n) and all(u in found or u.op.name.startswith(SUMS) for u in users):
             found.add(n)
     return found
 

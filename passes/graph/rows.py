@@ -18,7 +18,7 @@ from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.ops.reduce import all_axes
 from dnnc.ir.types import Dim
-from dnnc.passes.graph.kinds import is_view, kind_of
+from dnnc.passes.graph.kinds import is_pointwise, is_view, kind_of, reduces_axes
 
 NORMS = ("layer_norm", "rms_norm")
 ROWS = (*NORMS, "softmax", "log_softmax")  # pass over a row more than once
@@ -69,7 +69,7 @@ def rows_of(n: Node) -> Rows | None:
     x = n.inputs[0] if n.inputs else None
     if x is None or kind_of(n) != "reduction" or x.type.layout is not None or len(n.outputs) != 1 or n.output.type.layout is not None:
         return None
-    if n.op.name.startswith("reduce_") or n.op.name == "mean_variance_norm":
+    if reduces_axes(n) or n.op.name == "mean_variance_norm":
         axes = all_axes(n.attrs["axes"], x.type.rank)
     elif n.op.name in ROWS:
         axis = n.attrs["axis"] % x.type.rank
@@ -106,7 +106,7 @@ def chain(n: Node, numbers: Mapping[Value, Rows]) -> list[Node]:
 
 def _same_elements(v: Value, n: Node) -> bool:
     """Is each element that a node makes one of v's, or made of it? Axes of one element may come and go."""
-    if "elementwise" in n.op.traits:
+    if is_pointwise(n):
         return tuple(v.type.shape) == tuple(n.outputs[0].type.shape)
     return is_view(n) and n.op.name == "reshape" and _long(v.type.shape) == _long(n.output.type.shape)
 

@@ -25,6 +25,7 @@ from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import f32, f64
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.passes.base import PassContext
+from dnnc.passes.graph.kinds import is_pointwise
 from dnnc.passes.graph.rows import Rows, find_numbers, rows_of
 
 OPS = ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod")
@@ -130,7 +131,7 @@ def _read_back(graph: Graph) -> set[Rows | None]:
     if any("conv" in n.op.name for n in graph.nodes()):
         return set()
     numbers = find_numbers(graph)
-    return {r for n in graph.nodes() if "elementwise" in n.op.traits for v in n.inputs if v is not None and (r := numbers.get(v)) is not None
+    return {r for n in graph.nodes() if is_pointwise(n) for v in n.inputs if v is not None and (r := numbers.get(v)) is not None
             and r.worth() and r.of_elements(n.output) and r.reads_own(v)}  # fmt: skip
 
 

@@ -69,3 +69,20 @@ def test_rows_in_order_and_types() -> None:
     many = te.compute((3,), i32, lambda i: n[i] * n[i])
     assert te_interp.whole(many, {n: np.array([1, -3, 1 << 20], np.int32)}).tolist() == [1, 9, 0]
     assert te_interp.whole(te.compute((3,), boolean, lambda i: n[i] < 0), {n: np.array([1, -3, 0], np.int32)}).tolist() == [False, True, False]
+
+
+def test_the_form_of_expressions() -> None:
+    x, s = te.placeholder("x", f32, (4, 4)), te.placeholder("s", f32, (4, 1))
+    zero, one = const(0.0, f32), const(1.0, f32)
+
+    def form(*outputs: te.Tensor) -> frozenset[str]:
+        return te.form((x, s), outputs)
+
+    assert form(te.compute((4, 4), f32, lambda i, j: x[i, j] * s[i, 0])) == {"elementwise"}
+    assert form(te.compute((4, 4), f32, lambda i, j: x[j, i])) == frozenset()
+    assert form(te.compute((4, 4), f32, lambda i, j: x[i, j] + select(i.eq(j), one, zero))) == {"placed"}
+    assert form(te.compute((4, 4), f32, lambda i, j: x[i, j] + cast(j, f32))) == {"placed"}
+    inner = te.compute((4, 4), f32, lambda i, j: x[i, j] * cast(i, f32))
+    assert form(te.compute((4, 4), f32, lambda i, j: inner[i, j] + one)) == {"placed"}
+    assert form(te.reduce((4,), (4,), f32, "sum", lambda i, r: x[i, r])) == {"reduction"}
+    assert form(te.reduce((4,), (4,), f32, "sum", lambda i, r: x[i, i] + x[i, r])) == {"loops"}

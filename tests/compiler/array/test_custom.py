@@ -21,7 +21,7 @@ from dnnc.frontends.trace import Spec, trace
 from dnnc.ir import te
 from dnnc.ir.dtype import f32, f64, i64
 from dnnc.ir.errors import AccuracyError, InputError, ParseError, ShapeError
-from dnnc.ir.expr import Expr, cast, const, maximum
+from dnnc.ir.expr import Expr, cast, const, maximum, select
 from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run
 from dnnc.ir.op import require
@@ -128,6 +128,38 @@ def test_one_kernel_with_what_stands_around_on_both_targets() -> None:
         np.testing.assert_allclose(y, ((2 * X - 1) ** 2).sum(1), rtol=1e-5)
     for y in both(lambda x, b: SHIFTED(x, b) * 2, X, np.ones(40, np.float32)):
         np.testing.assert_allclose(y, 2 * np.exp(X - X.max(1, keepdims=True)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["reduce_squares", "reduce_sum", "layer_norm", "softmax", "cumsum", "gather"])
+def test_an_op_may_be_named_like_one_of_dnnc(name: str) -> None:
+    """Nothing follows from the name: this one has neither `axes` nor `axis`."""
+    op = dnnc.custom_op(name, lambda x: te.reduce(x.dims[:1], x.dims[1:], x.dtype, "sum", lambda i, r: x[i, r] * x[i, r]))
+    for y in both(lambda x: op(x * 2 - 1), X):
+        np.testing.assert_allclose(y, ((2 * X - 1) ** 2).sum(1), rtol=1e-5)
+    y = dnnc.jit(lambda x: x - xp.sqrt(op(x))[:, None] + xp.sum(x, axis=1, keepdims=True), threads=1)(X)
+    np.testing.assert_allclose(np.asarray(y), X - np.sqrt((X * X).sum(1))[:, None] + X.sum(1, keepdims=True), rtol=1e-4, atol=1e-5)
+
+
+def test_an_element_that_depends_on_its_place() -> None:
+    """The identity beside the operand: no reshape, transposition or broadcast may move past it."""
+    plus = dnnc.custom_op(
+        "plus_identity", lambda x: te.compute(x.dims, x.dtype, lambda i, j: x[i, j] + select(i.eq(j), const(1.0, f32), const(0.0, f32)))
+    )
+    x = np.random.default_rng(3).standard_normal((6, 6)).astype(np.float32)
+    for y in both(lambda x: xp.exp(plus(x * 2)).reshape(4, 9), x):
+        np.testing.assert_allclose(y, np.exp(2 * x + np.eye(6)).reshape(4, 9), rtol=1e-5)
+    for y in both(lambda x: plus(x.reshape(6, 6)).T.reshape(-1), x.reshape(-1)):
+        np.testing.assert_allclose(y, (x + np.eye(6)).T.reshape(-1), rtol=1e-5)
+
+
+def test_a_long_sum_of_elements_that_depend_on_their_place() -> None:
+    """Sums in parts view the operand in another shape, not what is computed of it."""
+    trace_of = dnnc.custom_op("diagonal", lambda x: te.compute(x.dims, x.dtype, lambda i, j: select(i.eq(j), x[i, j], const(0.0, f32))))
+    x = np.ones((1200, 1200), np.float32)
+    graph = trace(lambda x: xp.sum(trace_of(x)), x)
+    f = dnnc.compile(graph.copy(), threads=1, cache=False)
+    assert len(f.report.programs[0].kernels) > 1  # in parts
+    assert float(np.asarray(f(x))) == 1200
 
 
 def test_under_vmap_and_jit() -> None:
