@@ -28,13 +28,14 @@ from dnnc.passes.schedule.problem import Knobs, Problem
 
 ORDER = ("slices",)  # of groups of warps; within one the chunks are added up in order
 SECTOR = 32  # bytes that memory gives at the least
-COPY = 30  # instructions of a warp for a vector of each thread: its place in the image, guards
+COPY = 40  # instructions of a warp for a vector of each thread: its place in the image, guards
 GATHER = 4  # the same for each element of a vector that comes from several planes
-FINISH = 40  # the same for a vector of results, beside the arithmetic of its elements
+FINISH = 60  # the same for a vector of results, beside the arithmetic of its elements
 STEP = 16  # the same for a step of the sum: which taps its chunks are of
 ISSUED = 4  # instructions a cycle of an SM
 ALONE = 2.5  # cycles of an instruction of a warp, on the average, where others fill no gaps
 WAIT = 40  # cycles of a step: a read of shared memory and a product that wait for each other
+START = 150  # instructions of a warp: which tile it has, the addresses that it begins with
 SHARED_RATE = 128  # bytes a cycle of an SM
 SEARCHED = 60
 
@@ -97,10 +98,10 @@ def ranked_shapes(image: Image, target: GpuTarget) -> list[tuple[float, Shape]]:
 
 def shapes(image: Image) -> Iterator[Shape]:
     """Tiles of 16 to 512 pixels, slabs of up to 128 channels, or parts of a group's columns, and how warps divide them."""
-    cols, groups = image.c.cols.size, image.c.batch.size
+    cols, groups = image.outs, image.units
     depth = min(image.steps, 4)
     for tile in _tiles(image.sizes):
-        for group, bn in _slabs(groups, cols, image.channels):
+        for group, bn in _slabs(groups, cols, image.wide):
             for tn in dict.fromkeys(min(n, _up(bn, image.lanes_across)) for n in image.widths):
                 for tm in (1, 2, 4):
                     pixels = _up(math.prod(tile), image.unit) // image.unit
@@ -152,20 +153,20 @@ def cost(image: Image, s: Shape, target: GpuTarget) -> float:
     size, across, v = image.x.dtype.bytes, s.tn // image.lanes_across, image.chunk
     most = -(-s.blocks // target.sms)
     together = min(most, resident(target, s.warps, s.registers, s.shared_bytes))
-    slab, filters, results = s.group * image.channels, s.group * s.bn * image.red, s.pixels * s.group * s.bn
+    slab, filters, results = s.group * image.wide, s.group * s.bn * image.red, s.pixels * s.group * s.bn
     fetched = s.patch_pixels * _sectors(slab * size) + s.pixels * _sectors(s.group * s.bn * size) + filters * size
     vectors = s.patch_pixels * slab / s.patch_lanes + filters / (image.channels if image.planes else s.filter_lanes)
     copies = vectors / 32 * (COPY + GATHER * image.planes)
     ends = results / s.width / 32 * (FINISH + 4 * s.width)
     if image.tensor:
-        step = STEP + s.tm * (2 + v) + across * (1 + s.tm * v / 4)
-        reads, products = (1.3 * 2 * s.tm + across) * 32 * v * size / SHARED_RATE, s.tm * across * v / 2
+        step = STEP + s.tm * (3 if v == 8 else 12) + across * (0.5 + s.tm)
+        reads, products = (s.tm + across / 2) * 512 / SHARED_RATE, s.tm * across * 2
     else:
-        step = STEP + s.tm + s.tn + s.tm * s.tn * v * (1 if size == 4 else 1.5)
-        reads, products = s.tm * 32 * v * size / SHARED_RATE + s.tn, s.tm * s.tn * v / 4
+        step = STEP + 2 * (s.tm + s.tn) + s.tm * s.tn * v * (1.2 if size == 4 else 1.7)
+        reads, products = 1.4 * s.tm * 32 * v * size / SHARED_RATE + s.tn, s.tm * s.tn * v / 4
     steps = s.warps * s.steps
-    issued = copies + ends + steps * step
+    issued = copies + ends + steps * step + s.warps * START
     shared = steps * reads + results * 4 * (2 + s.slices) / SHARED_RATE
     asked = max(issued / ISSUED, shared, steps * products, fetched / L2_RATE)
-    alone = 2 * LATENCY + ALONE * ((copies + ends) / s.warps + s.steps * step) + s.steps * WAIT + fetched / L2_RATE
+    alone = 2 * LATENCY + ALONE * ((copies + ends) / s.warps + s.steps * step + START) + s.steps * WAIT + fetched / L2_RATE
     return max(most * asked, -(-most // together) * alone)

@@ -223,9 +223,9 @@ class DepthwiseKernel:
                 if self.early:
                     b.do("pdl_launch")
                 across = s.channels // s.copied
-                with copy.turns(b, math.prod(i.taps) * across, "f") as e:
-                    channel = self.first + e % across * s.copied
-                    copy.vector(b, channel < i.row, filters, (e // across, e % across * s.copied), i.w, (e // across, channel), s.copied)
+                with copy.turns(b, math.prod(i.taps), across, "tap") as (tap, vector):
+                    channel = self.first + vector * s.copied
+                    copy.vector(b, channel < i.row, filters, (tap, vector * s.copied), i.w, (tap, channel), s.copied)
                 if self.early:
                     b.do("pdl_wait")
                 copy.patch(b, patch, s.patch, (self.image, *origin), self.first, s.channels, s.copied)

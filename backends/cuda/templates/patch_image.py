@@ -21,6 +21,7 @@ from dnnc.passes.graph.channels_last import last, taps_first
 from dnnc.passes.schedule.problem import Problem
 
 SAMPLES = 40  # points at which the nest is compared with the convolution
+VECTOR = 8  # channels of 16 bits that make 16 bytes
 PLANES = 4  # channels of an image that may lie in planes: a chunk, with zeros
 
 
@@ -49,15 +50,35 @@ class Image:
     planes: int = 0
 
     @cached_property
+    def fold(self) -> int:
+        """Groups that count as one, whose filters have zeros for each other's channels: as many as fill vectors of 8 channels of 16 bits."""
+        n = VECTOR // math.gcd(self.channels, VECTOR)
+        return n if self.x.dtype.bytes == 2 and not self.depthwise and not self.planes and self.c.batch.size % n == 0 else 1
+
+    @property
+    def units(self) -> int:
+        """Groups, or as many as count as one."""
+        return self.c.batch.size // self.fold
+
+    @property
+    def wide(self) -> int:
+        """Channels of a unit."""
+        return self.channels * self.fold
+
+    @property
+    def outs(self) -> int:
+        """Columns of a unit."""
+        return self.c.cols.size * self.fold
+
+    @cached_property
     def tensor(self) -> bool:
         """Do tensor cores multiply?"""
-        return self.x.dtype.bytes == 2 and self.channels % 4 == 0
+        return self.x.dtype.bytes == 2 and (self.wide % VECTOR == 0 or self.planes > 0)
 
     @cached_property
     def chunk(self) -> int:
         """Neighbouring channels that are read together."""
-        most = 8 if self.tensor else 4
-        return math.gcd(self.channels, most)
+        return PLANES if self.planes else VECTOR if self.tensor else math.gcd(self.channels, 4)
 
     @property
     def chunks(self) -> int:
@@ -67,12 +88,12 @@ class Image:
     @property
     def red(self) -> int:
         """Elements of the sum, those included that fill chunks."""
-        return math.prod(self.taps) * self.channels
+        return math.prod(self.taps) * self.wide
 
     @property
     def together(self) -> int:
-        """Chunks of a step."""
-        return 4 if self.tensor else 1
+        """Chunks of a step: of one product of the tensor cores."""
+        return 16 // self.chunk if self.tensor else 1
 
     @property
     def steps(self) -> int:

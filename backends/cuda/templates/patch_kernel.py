@@ -1,8 +1,9 @@
 """The kernel of the template `patch`: copies, products by tensor cores or ordinary cores, and the end of the sums.
 
-Tensor cores (mma.m16n8k16) take 16 pixels x 16 elements of the sum x 8 columns. Any order of the sum will do if both operands have the same
-one, so lane 4*r + q holds whole chunks of the sum, of 4 or 8 neighbouring channels: chunk 4*step + q of pixels r and r + 8 and of column r. They are
-read from shared memory as vectors, and a tap may begin with any chunk. Ordinary cores give each lane some pixels and columns of its own.
+Tensor cores (mma.m16n8k16) take 16 pixels x 16 elements of the sum x 8 columns. The sum consists of chunks of neighbouring channels of a tap.
+`ldmatrix` brings chunks of 8, each lane giving the place of one, so that neighbouring chunks may be of different taps. Of chunks of 4, which
+only images in planes have, any order of the sum will do if both operands have the same one: lane 4*r + q holds chunk 4*step + q of pixels r and
+r + 8 and of column r. Ordinary cores give each lane some pixels and columns of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dnnc.backends.cuda.templates.epilogue import store_row
-from dnnc.backends.cuda.templates.patch_image import Image
+from dnnc.backends.cuda.templates.patch_image import VECTOR, Image
 from dnnc.ir.dtype import boolean, f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, cast, const, minimum
@@ -34,13 +35,14 @@ class PatchCopy:
     t: Expr
 
     @contextmanager
-    def turns(self, b: Builder, count: int, name: str) -> Iterator[Expr]:
-        """`for r: e = r * threads + t; if e < count:`, the threads taking turns; gives e."""
-        n = -(-count // self.threads)
+    def turns(self, b: Builder, rows: int, across: int, name: str) -> Iterator[tuple[Expr, Expr]]:
+        """The elements of an array, by row and column, the threads taking turns."""
+        n = -(-rows * across // self.threads)
         with b.loop("r", n, "unroll" if n <= 4 else "range") as r:
-            e = b.let(name, r * self.threads + self.t)
-            with b.when(e < count):
-                yield e
+            e = r * self.threads + self.t
+            row, column = b.let(name, e // across), b.let("column", e % across)
+            with b.when(row < rows):
+                yield row, column
 
     def vector(self, b: Builder, cond: Expr, to: Buffer, there: tuple[Expr, ...], source: Buffer, here: tuple[Expr, ...], lanes: int) -> None:
         """Copy a vector, or put zeros where `cond` does not hold."""
@@ -66,8 +68,8 @@ class PatchCopy:
         """The pixels that a tile reads: `sizes` of them along each axis, for results from `origin` on, of which the first number is the image's;
         channels from `first` on. Outside of the image there are zeros."""
         i, across = self.image, channels // lanes
-        with self.turns(b, math.prod(sizes) * across, "p") as e:
-            pixel, channel = b.let("pixel", e // across), e % across * lanes
+        with self.turns(b, math.prod(sizes), across, "pixel") as (pixel, channel):
+            channel = channel * lanes
             cond, at, left = const(bool(i.planes), boolean) | (first + channel < i.row), [], pixel
             for k in reversed(range(len(sizes))):
                 place = b.let("at", origin[k + 1] * i.strides[k] + left % sizes[k] - i.begin[k])
@@ -136,11 +138,11 @@ class Shape:
     @cached_property
     def parts(self) -> int:
         """Of a group's columns."""
-        return -(-self.image.c.cols.size // self.bn)
+        return -(-self.image.outs // self.bn)
 
     @cached_property
     def slabs(self) -> int:
-        return -(-self.image.c.batch.size // self.group) * self.parts
+        return -(-self.image.units // self.group) * self.parts
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
@@ -166,11 +168,11 @@ class Shape:
         """Elements of the image that a thread copies at a time."""
         if self.image.planes:
             return self.image.channels
-        return math.gcd(16 // self.image.x.dtype.bytes, self.group * self.image.channels, self.image.row)
+        return math.gcd(16 // self.image.x.dtype.bytes, self.group * self.image.wide, self.image.row)
 
     @cached_property
     def filter_lanes(self) -> int:
-        return math.gcd(16 // self.image.x.dtype.bytes, self.image.red)
+        return math.gcd(16 // self.image.x.dtype.bytes, self.image.c.red.size, self.image.channels if self.image.fold > 1 else self.image.c.red.size)
 
     @cached_property
     def pitch(self) -> int:
@@ -178,7 +180,7 @@ class Shape:
         if self.image.planes:
             return self.image.channels
         wide = 16 // self.image.x.dtype.bytes
-        return (-(-self.group * self.image.channels // wide) | 1) * wide
+        return (-(-self.group * self.image.wide // wide) | 1) * wide
 
     @cached_property
     def filter_pitch(self) -> int:
@@ -202,7 +204,7 @@ class Shape:
 
     @cached_property
     def shared_bytes(self) -> int:
-        copies = self.patch_pixels * self.pitch + self.group * self.bn * self.filter_pitch
+        copies = (self.patch_pixels + 1) * self.pitch + self.group * self.bn * self.filter_pitch
         return copies * self.image.x.dtype.bytes + self.slices * self.sum_rows * self.sum_pitch * 4
 
     @cached_property
@@ -237,7 +239,7 @@ class PatchKernel:
                 origin.insert(0, b.let("tile0", at % n) * t)
                 at = at // n
             self.image, self.origin = b.let("image", at), origin
-            self.patch = b.alloc("patch", i.x.dtype, s.patch_pixels, s.pitch, space="shared")
+            self.patch = b.alloc("patch", i.x.dtype, s.patch_pixels + 1, s.pitch, space="shared")  # the last pixel is zeros
             self.filters = b.alloc("filters", i.x.dtype, s.group * s.bn, s.filter_pitch, space="shared")
             self.sums = b.alloc("sums", f32, s.slices, s.sum_rows, s.sum_pitch, space="shared")
             with b.loop("w", s.warps, "warp") as w, b.loop("l", 32, "lane") as lane:
@@ -252,8 +254,8 @@ class PatchKernel:
         self.copy_filters(b, copy)
         if self.early:
             b.do("pdl_wait")
-        channels = s.group * self.i.channels
-        copy.patch(b, self.patch, s.patch, (self.image, *self.origin), self.group0 * self.i.channels, channels, s.patch_lanes)
+        channels, first = s.group * self.i.wide, self.group0 * self.i.wide
+        copy.patch(b, self.patch, s.patch, (self.image, *self.origin), first, channels, s.patch_lanes)
         copy.wait(b)
         self.row = b.let("m0", w % s.down) * s.tm * self.i.unit
         self.col = b.let("n0", w // s.down % s.across) * s.tn
@@ -269,19 +271,27 @@ class PatchKernel:
         """Rows of filters, and zeros behind each."""
         i, s, c = self.i, self.s, self.c
         lanes, size = (i.channels if i.planes else s.filter_lanes), i.red
-        with copy.turns(b, s.group * s.bn * (size // lanes), "f") as e:
-            f, k = b.let("row", e // (size // lanes)), b.let("piece", e % (size // lanes))
-            group, col = self.group0 + f // s.bn, self.col0 + f % s.bn
-            cond = (group < c.batch.size) & (col < c.cols.size)
-            at = minimum(group * c.cols.size + col, c.batch.size * c.cols.size - 1)
+        with copy.turns(b, s.group * s.bn, size // lanes, "filter") as (f, k):
+            unit, col = self.group0 + f // s.bn, self.col0 + f % s.bn
+            cond, start = (unit < i.units) & (col < i.outs), k * lanes
+            at = minimum(unit * i.outs + col, i.units * i.outs - 1)
+            if i.fold > 1:  # zeros for the channels of other groups
+                tap, channel = start // i.wide, start % i.wide
+                cond, start = (
+                    cond & (channel // i.channels >= col // c.cols.size) & (channel // i.channels <= col // c.cols.size),
+                    tap * i.channels + channel % i.channels,
+                )
             if i.planes:
                 copy.gather(b, cond, self.filters, (f, k * lanes), [i.w.at(at, plane, k) for plane in range(i.planes)])
             else:
-                copy.vector(b, cond, self.filters, (f, k * lanes), i.w, (at, k * lanes), lanes)
+                copy.vector(b, cond, self.filters, (f, k * lanes), i.w, (at, start), lanes)
+        if i.tensor:
+            with copy.turns(b, 1, s.group * i.wide // i.chunk, "zero") as (_, k):
+                b.store(self.patch, (s.patch_pixels, k * i.chunk), const(0, i.x.dtype), i.chunk)
         left, wide = s.filter_size - size, i.chunk
         if left:
-            with copy.turns(b, s.group * s.bn * (left // wide), "z") as e:
-                b.store(self.filters, (e // (left // wide), size + e % (left // wide) * wide), const(0, i.w.dtype), wide)
+            with copy.turns(b, s.group * s.bn, left // wide, "zero") as (f, k):
+                b.store(self.filters, (f, size + k * wide), const(0, i.w.dtype), wide)
 
     # --- products ---------------------------------------------------------------------------------------------------------------
 
@@ -295,7 +305,7 @@ class PatchKernel:
 
     def tap(self, chunk: Expr) -> tuple[Expr, Expr]:
         """Pixels from the first one of a window to a chunk's, and the chunk's first channel."""
-        i, each = self.i, self.i.channels // self.i.chunk
+        i, each = self.i, self.i.wide // self.i.chunk
         at, left, far = const(0), chunk // each, 1
         for k in reversed(range(len(i.taps))):
             at = at + left % i.taps[k] * (i.dilations[k] * far)
@@ -313,7 +323,7 @@ class PatchKernel:
 
     def tensor_products(self, b: Builder, lane: Expr) -> None:
         i, s, v = self.i, self.s, self.i.chunk
-        across, kind = s.tn // 8, i.x.dtype
+        across, pairs, kind = s.tn // 8, -(-s.tn // 16), i.x.dtype
         r, q = lane // 4, lane % 4
         acc = b.alloc("sum", f32, s.tm, across, 4)
         with b.loop("i", s.tm, "unroll") as m, b.loop("j", across, "unroll") as n:
@@ -321,28 +331,31 @@ class PatchKernel:
         done = 0
         for steps, whole in self.each_step(b):
             with b.loop("step", steps, "unroll" if s.steps <= UNROLLED else "range") as step:
-                chunk = b.let("chunk", (self.slice * s.steps + step + done) * 4 + q)
-                pixel, channel = self.tap(chunk if whole else minimum(chunk, i.chunks - 1))
-                pixel, channel = b.let("tap", pixel), b.let("first", self.g * i.channels + channel)
-                fb, fa = b.alloc("fb", kind, across, v), b.alloc("fa", kind, v // 4, 8)
-                with b.loop("j", across, "unroll") as n:
-                    f = self.g * s.bn + minimum(self.col + n * 8 + r, s.bn - 1)
-                    b.store(fb, (n, 0), self.filters.at(f, chunk * v, lanes=v), v)
+                first = b.let("first", (self.slice * s.steps + step + done) * i.together)
+                fb, fa = b.alloc("fb", kind, pairs, 8), b.alloc("fa", kind, 8)
+                with b.loop("j", pairs, "unroll") as n:
+                    if v == VECTOR:
+                        f = self.filter(self.col + n * 16 + lane // 16 * 8 + lane % 8)
+                        b.store(fb, (n, 0), call("ldmatrix_x4", self.filters.ref(f, (first + lane // 8 % 2) * v, lanes=8)), 8)
+                    else:
+                        for k in range(2):
+                            f = self.filter(self.col + n * 16 + k * 8 + r)
+                            b.store(fb, (n, k * 4), self.filters.at(f, (first + q) * v, lanes=v), v)
+                pixel, channel = self.chunk(b, first + (lane // 16 if v == VECTOR else q), whole)
                 with b.loop("i", s.tm, "unroll") as m:
-                    for h in range(2):
-                        own = b.alloc("own", kind, v)
-                        at = self.patch.at(self.place(self.row + m * 16 + h * 8 + r) + pixel, channel, lanes=v)
-                        if not whole:
-                            b.store(own, (0,), const(0, kind), v)
-                        with b.when(const(whole, boolean) | (chunk < i.chunks)):
-                            b.store(own, (0,), at, v)
-                        for u in range(v // 4):
-                            b.store(fa, (u, h * 2), own.at(u * 4, lanes=2), 2)
-                            b.store(fa, (u, h * 2 + 4), own.at(u * 4 + 2, lanes=2), 2)
+                    if v == VECTOR:
+                        at = self.place(self.row + m * 16 + lane % 16) + pixel
+                        b.store(fa, (0,), call("ldmatrix_x4", self.patch.ref(at if whole else minimum(at, s.patch_pixels), channel, lanes=8)), 8)
+                    else:
+                        for h in range(2):
+                            own = b.alloc("own", kind, v)
+                            at = self.place(self.row + m * 16 + h * 8 + r) + pixel
+                            b.store(own, (0,), self.patch.at(at if whole else minimum(at, s.patch_pixels), channel, lanes=v), v)
+                            b.store(fa, (h * 2,), own.at(0, lanes=2), 2)
+                            b.store(fa, (h * 2 + 4,), own.at(2, lanes=2), 2)
                     with b.loop("j", across, "unroll") as n:
-                        for u in range(v // 4):
-                            made = call("mma_m16n8k16", acc.at(m, n, 0, lanes=4), fa.at(u, 0, lanes=8), fb.at(n, u * 4, lanes=4))
-                            b.store(acc, (m, n, 0), made, 4)
+                        made = call("mma_m16n8k16", acc.at(m, n, 0, lanes=4), fa.at(0, lanes=8), fb.at(n // 2, n % 2 * 4, lanes=4))
+                        b.store(acc, (m, n, 0), made, 4)
             done += steps
         with b.loop("i", s.tm, "unroll") as m, b.loop("j", across, "unroll") as n, b.loop("h", 2, "unroll") as half:
             lanes = 2 - s.bn % 2
@@ -351,6 +364,18 @@ class PatchKernel:
                 with b.when(at < s.bn // lanes):
                     place = (self.slice, self.row + m * 16 + half * 8 + r, self.g * s.bn + at * lanes)
                     b.store(self.sums, place, acc.at(m, n, half * 2 + k, lanes=lanes), lanes)
+
+    def filter(self, col: Expr) -> Expr:
+        """Where a column of the warp's unit has its filter."""
+        return self.g * self.s.bn + minimum(col, self.s.bn - 1)
+
+    def chunk(self, b: Builder, number: Expr, whole: bool) -> tuple[Expr, Expr]:
+        """How far a chunk of the sum lies from a window's first pixel, and its first channel. Chunks that do not exist are of the pixel of zeros."""
+        i = self.i
+        pixel, channel = self.tap(number if whole else minimum(number, i.chunks - 1))
+        if not whole:
+            pixel = pixel + number // i.chunks * self.s.patch_pixels
+        return b.let("tap", pixel), b.let("channel", self.g * i.wide + channel)
 
     def plain_products(self, b: Builder, lane: Expr) -> None:
         i, s, v = self.i, self.s, self.i.chunk
@@ -363,7 +388,7 @@ class PatchKernel:
                 chunk = b.let("chunk", self.slice * s.steps + step + done)
                 with b.when(const(whole, boolean) | (chunk < i.chunks)):
                     pixel, channel = self.tap(chunk if whole else minimum(chunk, i.chunks - 1))
-                    pixel, channel = b.let("tap", pixel), b.let("first", self.g * i.channels + channel)
+                    pixel, channel = b.let("tap", pixel), b.let("first", self.g * i.wide + channel)
                     own, other = b.alloc("own", i.x.dtype, s.tm, v), b.alloc("other", i.x.dtype, v)
                     with b.loop("i", s.tm, "unroll") as m:
                         b.store(own, (m, 0), self.patch.at(self.place(self.row + m * 32 + lane) + pixel, channel, lanes=v), v)
@@ -386,10 +411,11 @@ class PatchKernel:
         """Neighbouring threads finish neighbouring results of a pixel."""
         i, s, c, width = self.i, self.s, self.c, self.s.width
         across = s.group * s.bn // width
-        with copy.turns(b, s.pixels * across, "e") as e:
-            m, col = b.let("m", e // across), e % across * width
-            group, col0 = b.let("group", self.group0 + col // s.bn), self.col0 + col % s.bn
-            row, left, far, cond = self.image * math.prod(i.sizes), m, 1, group < c.batch.size
+        with copy.turns(b, s.pixels, across, "m") as (m, col):
+            col = col * width
+            unit, col0 = b.let("unit", self.group0 + col // s.bn), self.col0 + col % s.bn
+            row, left, far, cond = self.image * math.prod(i.sizes), m, 1, (unit < i.units) & (col0 < i.outs)
+            group, col0 = unit * i.fold + col0 // c.cols.size, col0 % c.cols.size if i.fold > 1 else col0
             for k in reversed(range(len(s.tile))):
                 y = b.let("at", self.origin[k] + left % s.tile[k])
                 row, cond = row + y * far, cond & (y < i.sizes[k])

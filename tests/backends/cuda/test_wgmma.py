@@ -268,7 +268,6 @@ def image_conv(
         (image_conv(1, 64, (4, 6, 5), 64, (3, 3, 3), s=2, pads=(1, 1, 1)), 3),
         (image_conv(2, 64, (3, 5, 4), 64, (1, 3, 3), pads=(0, 1, 1)), 2),  # each slice is an image
         (image_conv(2, 64, (5, 4, 4), 64, (3, 1, 1), pads=(1, 0, 0)), 2),  # a slice is a row
-        (image_conv(2, 60, (5, 4), 64, (1, 1), block=8), 1),  # rows of channels that are padded: no matrix, though a filter of one tap
     ],
 )
 def test_images_of_one_to_three_axes(text: str, axes: int) -> None:
