@@ -73,17 +73,22 @@ class Artifact:
 # --- writing ------------------------------------------------------------------------------------------------------------------
 
 
-def write_artifact(path: str | os.PathLike[str], manifest: Mapping[str, Any], sections: Sequence[tuple[str, Any]]) -> None:
+def write_artifact(path: str | os.PathLike[str] | BinaryIO, manifest: Mapping[str, Any], sections: Sequence[tuple[str, Any]]) -> None:
     """Write a file at once: readers see the old file or the new one.
 
     Args:
-        path: where; its folder must exist.
+        path: where; its folder must exist. Or an open file that can seek.
         manifest: plain JSON data, written in the order of its keys.
         sections: (name, bytes or contiguous buffer), in order.
 
     Raises:
         ArtifactError: the file cannot be written, or another kind of file has this name.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        if not all(hasattr(path, name) for name in ("write", "seek")):
+            raise ArtifactError(f"cannot save to {a_type(path)}: expected a path, or a binary file that can seek")
+        write_to(path, manifest, sections)
+        return
     target = Path(path)
     _check_replaceable(target)
     try:
@@ -161,16 +166,20 @@ def is_artifact(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def open_artifact(path: str | os.PathLike[str]) -> Artifact:
-    """Map a file and check every byte of it.
+def open_artifact(path: str | os.PathLike[str] | BinaryIO) -> Artifact:
+    """Map a file, or copy what an open one holds, and check every byte of it.
 
     Raises:
         ArtifactError: there is no such file, it is something else, of a newer format, or damaged; says where, and what was expected.
     """
-    if not isinstance(path, (str, bytes, os.PathLike)):
-        raise ArtifactError(f"a saved model is given by its path, got {type(path).__name__}; expected a file that `save` wrote")
-    name = os.fsdecode(path)
-    data = _mapped(name)
+    if isinstance(path, (str, bytes, os.PathLike)):
+        name = os.fsdecode(path)
+        data = _mapped(name)
+    elif hasattr(path, "read"):
+        name = str(getattr(path, "name", "the given bytes"))
+        data = _in_memory(name, path.read())
+    else:
+        raise ArtifactError(f"a saved model is given by its path or as a binary file, got {a_type(path)}; expected what `save` wrote")
     _check_head(name, data)
     _, _, _, size, at, length, digest = _HEAD.unpack_from(data)
     if size != data.nbytes:
@@ -189,15 +198,28 @@ def _mapped(name: str) -> memoryview:
     try:
         with open(name, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            start = file.read(len(MAGIC))
-            if start != MAGIC:
-                what = "it is empty" if not start else f"it begins with {start.hex(' ')}, not with {MAGIC.hex(' ')}"
-                raise ArtifactError(f"{name} is no saved model of dnnc: {what}; give an .onnx model to dnnc.compile instead")
-            if size < PAGE:
-                raise ArtifactError(f"{name}: {size} bytes are less than the first page of {PAGE}: the file is truncated; {REMEDY}")
+            _check_start(name, file.read(len(MAGIC)), size)
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as e:
         raise ArtifactError(f"cannot read {name}: {getattr(e, 'strerror', None) or e}; expected a file that `save` wrote") from None
+
+
+def _in_memory(name: str, data: bytes) -> memoryview:
+    """A copy that begins at a page, as a mapped file does: kernels read constants at aligned addresses."""
+    if not isinstance(data, bytes):
+        raise ArtifactError(f"{name} gives text; open the file as binary, 'rb'")
+    _check_start(name, data[: len(MAGIC)], len(data))
+    pages = mmap.mmap(-1, len(data))
+    pages[:] = data
+    return memoryview(pages).toreadonly()
+
+
+def _check_start(name: str, start: bytes, size: int) -> None:
+    if start != MAGIC:
+        what = "it is empty" if not start else f"it begins with {start.hex(' ')}, not with {MAGIC.hex(' ')}"
+        raise ArtifactError(f"{name} is not a saved model of dnnc: {what}; give an .onnx model to dnnc.compile instead")
+    if size < PAGE:
+        raise ArtifactError(f"{name}: {size} bytes are less than the first page of {PAGE}: the file is truncated; {REMEDY}")
 
 
 def _check_head(name: str, data: memoryview) -> None:

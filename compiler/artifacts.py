@@ -12,7 +12,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -50,10 +50,11 @@ Array = np.ndarray[Any, Any]
 ALIGN = 64  # of data within a section
 OWN_SECTION = 1 << 16  # bytes from which data has a section of its own, and is not copied to be written
 MACHINE_OPTIONS = ("target", "cache", "tune")  # the target has its place, the cache is of the machine that compiled, of `tune` the winners are kept
+Destination = str | os.PathLike[str] | BinaryIO
 Programs = Sequence[tuple[tuple[int, ...], Native]]
 
 
-def save_executable(path: str | os.PathLike[str], origin: Origin, programs: Programs, reports: Sequence[ProgramReport], small: bool) -> None:
+def save_executable(path: Destination, origin: Origin, programs: Programs, reports: Sequence[ProgramReport], small: bool) -> None:
     """Write an executable with the programs compiled so far. ArtifactError where the file cannot be written."""
     f = _File()
     constants = [] if small else [n.constants for _, n in programs]
@@ -65,14 +66,14 @@ def save_executable(path: str | os.PathLike[str], origin: Origin, programs: Prog
     f.write(path, dataclasses.replace(model, onnx=onnx, programs=tuple(saved)))
 
 
-def save_reference(path: str | os.PathLike[str], graph: Graph, inputs: Sequence[str], outputs: Sequence[str], options: CompileOptions) -> None:
+def save_reference(path: Destination, graph: Graph, inputs: Sequence[str], outputs: Sequence[str], options: CompileOptions) -> None:
     """Write a model that the interpreter runs. ArtifactError where the file cannot be written."""
     f = _File()
     f.write(path, _graph_model(f, "reference", graph, _Names(inputs, outputs, options), None))
 
 
 def save_staged(
-    path: str | os.PathLike[str], graph: Graph, inputs: Sequence[str], outputs: Sequence[str], options: CompileOptions, onnx: OnnxParts | None
+    path: Destination, graph: Graph, inputs: Sequence[str], outputs: Sequence[str], options: CompileOptions, onnx: OnnxParts | None
 ) -> None:
     """Write a model with host steps: its graph, which loading divides and compiles. ArtifactError where the file cannot be written."""
     f = _File()
@@ -81,7 +82,7 @@ def save_staged(
     f.write(path, dataclasses.replace(model, onnx=data))
 
 
-def save_late(path: str | os.PathLike[str], options: CompileOptions, onnx: OnnxParts) -> None:
+def save_late(path: Destination, options: CompileOptions, onnx: OnnxParts) -> None:
     """Write a model that is read at the call. ArtifactError where the file cannot be written."""
     f = _File()
     data = f.onnx(onnx)
@@ -90,7 +91,7 @@ def save_late(path: str | os.PathLike[str], options: CompileOptions, onnx: OnnxP
 
 
 def save_device(
-    path: str | os.PathLike[str],
+    path: Destination,
     graph: Graph,
     names: tuple[Sequence[str], Sequence[str]],
     options: CompileOptions,
@@ -178,7 +179,7 @@ class _File:
     weights: _Joined = field(default_factory=lambda: _Joined(ALIGN))
     known: dict[int, list[tuple[str, int, Array]]] = field(default_factory=dict)  # by size up to the next multiple of ALIGN
 
-    def write(self, path: str | os.PathLike[str], model: SavedModel) -> None:
+    def write(self, path: Destination, model: SavedModel) -> None:
         joined = {"objects": self.objects, "operator": self.operator, "graphs": self.graphs, "weights": self.weights}
         small = [(name, bytes(j.data)) for name, j in joined.items() if j.data]
         write_artifact(path, encode(model), [*small, *self.sections])

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from dnnc.memory import check_fits
 from dnnc.options import CompileOptions
 from dnnc.origin import OnnxParts
 from dnnc.parameters import Parameters, frozen
+from dnnc.pickled import Pickled
 from dnnc.report import Report
 from dnnc.report.log import Log
 from dnnc.signature import Signature, TensorSpec, described
@@ -121,7 +122,7 @@ def _shape(t: TensorType) -> tuple[int, ...]:
     return tuple(int(str(d)) for d in t.shape)
 
 
-class DeviceExecutable:
+class DeviceExecutable(Pickled):
     """A model on a CUDA device: `y = f(x)`, `f(name=x)` or `f({"input.1": x})`; one output is an array, several are a tuple.
 
     The first input decides what comes back: NumPy arrays (lists, scalars) give NumPy arrays; arrays on the device (CuPy, torch, anything with
@@ -139,6 +140,11 @@ class DeviceExecutable:
         self._lock = threading.RLock()
 
     # --- what it is -------------------------------------------------------------------------------------------------------------
+
+    @property
+    def options(self) -> CompileOptions:
+        """How it was compiled."""
+        return self._origin.options
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -440,11 +446,11 @@ class DeviceExecutable:
 
     # --- files ------------------------------------------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str], small: bool = False, archs: Sequence[str] = ()) -> None:
+    def save(self, path: str | os.PathLike[str] | BinaryIO, small: bool = False, archs: Sequence[str] = ()) -> None:
         """Write the model to a file that `dnnc.load` reads: its graph, and the machine code of the programs so far. Loading runs the passes again.
 
         Args:
-            path: the file; it is replaced at once, so that no reader sees half of it.
+            path: the file; it is replaced at once, so that no reader sees half of it. Or an open binary file.
             small: makes no difference.
             archs: other architectures, such as "sm_80", for which the programs are compiled now and put in as well. On a device of an
                 architecture that is not in the file, loading compiles.

@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -24,8 +24,10 @@ from dnnc.ir.expr import Expr, Var, const
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import bind_dims
 from dnnc.memory import check_fits
+from dnnc.options import CompileOptions
 from dnnc.origin import Origin
 from dnnc.parameters import Parameters, Table, frozen
+from dnnc.pickled import Pickled
 from dnnc.report import Report
 from dnnc.report.log import Log
 from dnnc.signature import Signature, TensorSpec, described
@@ -116,7 +118,7 @@ class Bound:
         return held
 
 
-class Executable:
+class Executable(Pickled):
     """A compiled model: `y = f(x)`, `f(name=x)` or `f({"input.1": x})`; one output is an array, several are a tuple.
 
     Inputs are NumPy arrays of the exact dtypes (lists and Python scalars convert); results are fresh arrays. Calls may come from several
@@ -137,6 +139,11 @@ class Executable:
         self._launch = runtime().launch
 
     # --- what it is -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def options(self) -> CompileOptions:
+        """How it was compiled."""
+        return self._origin.options
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -370,11 +377,11 @@ class Executable:
 
     # --- files ------------------------------------------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str], small: bool = False) -> None:
+    def save(self, path: str | os.PathLike[str] | BinaryIO, small: bool = False) -> None:
         """Write the compiled model to a file that `dnnc.load` reads: what was compiled so far, and the model to compile the rest.
 
         Args:
-            path: the file; it is replaced at once, so that no reader sees half of it. Parameters are constants in it.
+            path: the file; it is replaced at once, so that no reader sees half of it. Or an open binary file. Parameters are constants in it.
             small: leave out weights in the order that kernels read them. Loading then takes as long as the passes do.
 
         Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -64,6 +65,26 @@ class Jitted:
 
         if roles is not None:
             roles.check(list(self._signature.parameters))
+
+    def __reduce__(self) -> Any:
+        """By name, as functions are pickled: the one that the module holds. Programs are compiled where it is called."""
+        found: Any = sys.modules.get(self._fn.__module__)
+        for name in self._fn.__qualname__.split("."):
+            found = getattr(found, name, None)
+        if found is self:
+            return self._fn.__qualname__
+        if found is not self._fn or self._roles is not None:
+            raise InputError(
+                f"{self._fn.__qualname__} cannot be pickled: pickles hold functions by name, and {self._fn.__module__} has no such function under "
+                f"dnnc.jit; decorate it at the top of a module, or use dnnc.compile and f.save(path)"
+            )
+        return _again, (self._fn, tuple(self._static), self._options, self._limit, {p: dict(a) for p, a in self._dynamic.items()})
+
+    def __copy__(self) -> Jitted:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Jitted:
+        return self  # as of functions
 
     def __get__(self, owner: Any, kind: type | None = None) -> Any:
         return self if owner is None else MethodType(self, owner)
@@ -198,6 +219,10 @@ class Jitted:
     def _called(self, arguments: dict[str, Any]) -> Any:
         again = inspect.BoundArguments(self._signature, OrderedDict(arguments))
         return self._fn(*again.args, **again.kwargs)
+
+
+def _again(fn: Callable[..., Any], *settings: Any) -> Jitted:
+    return Jitted(fn, *settings)
 
 
 def quickly(program: Any, device: str) -> Any:

@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, BinaryIO, Union
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from dnnc.ir.errors import InputError
 from dnnc.ir.form import ARRAY, Form, Kind
 from dnnc.options import CompileOptions
 from dnnc.origin import OnnxParts
+from dnnc.pickled import Pickled
 from dnnc.reference import ReferenceExecutable
 from dnnc.report import Report
 from dnnc.signature import TensorSpec
@@ -65,7 +66,7 @@ class Special:
         return out[0] if len(out) == 1 else tuple(out)
 
 
-class LateExecutable:
+class LateExecutable(Pickled):
     """Like Executable. `read(given)` compiles the model for the inputs of a call; where shapes depend on the contents of inputs, it raises an
     error in which `needs` finds their names."""
 
@@ -84,6 +85,11 @@ class LateExecutable:
         self._options, self._onnx = options, onnx
         self._programs: OrderedDict[Any, Special] = OrderedDict()
         self._lock = threading.RLock()
+
+    @property
+    def options(self) -> CompileOptions:
+        """How it was compiled."""
+        return self._options
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -135,7 +141,7 @@ class LateExecutable:
         made = program.inner.run(list(leaves.values()), outputs)
         return program.together(made if isinstance(made, tuple) else (made,))
 
-    def save(self, path: str | os.PathLike[str], small: bool = False) -> None:
+    def save(self, path: str | os.PathLike[str] | BinaryIO, small: bool = False) -> None:
         """Write the model with the options to a file that `dnnc.load` reads. Programs are compiled anew for the first calls after it;
         `small` makes no difference. ArtifactError if the file cannot be written, ModelError if the model's file is not there any more.
         """

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import dnnc
 from dnnc.backends.artifact import REMEDY, open_artifact
@@ -36,13 +36,13 @@ from dnnc.saved import SavedModel, decode, ranges
 KINDS = ("programs", "staged", "reference", "late", "device")
 
 
-def load(path: str | os.PathLike[str], code: bool = True, threads: int | None = None, cache: bool | str | Path = "auto") -> Any:
+def load(path: str | os.PathLike[str] | BinaryIO, code: bool = True, threads: int | None = None, cache: bool | str | Path = "auto") -> Any:
     """Load a model that `save` wrote. It behaves as the one that was saved.
 
     Loading runs code that is in the file, as loading a shared library does: load only what you trust. Checksums find damage, not intent.
 
     Args:
-        path: the file. It must not be overwritten in place while the model is in use; `save` replaces files, which is safe.
+        path: the file, or an open binary file, of which a copy is taken. It must not be overwritten in place while the model is in use; `save` replaces files, which is safe.
         code: False leaves the machine code in the file alone and compiles from the graph in it.
         threads: threads of a call, as for `dnnc.compile`; default: as it was compiled.
         cache: where kernels that have to be compiled are kept, as for `dnnc.compile`.
@@ -132,7 +132,7 @@ def unfit(model: SavedModel) -> str:
     return f"it was compiled for {model.cpu.cpu}, and this CPU lacks {', '.join(missing)}" if missing else ""
 
 
-def _open(path: str | os.PathLike[str]) -> Restored:
+def _open(path: str | os.PathLike[str] | BinaryIO) -> Restored:
     file = open_artifact(path)
     try:
         model = decode(SavedModel, dict(file.manifest))

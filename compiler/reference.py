@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
@@ -14,13 +14,14 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.interp import run
 from dnnc.options import CompileOptions
 from dnnc.parameters import Parameters, frozen
+from dnnc.pickled import Pickled
 from dnnc.report import Report
 from dnnc.signature import Signature, TensorSpec
 
 Array = np.ndarray[Any, Any]
 
 
-class ReferenceExecutable:
+class ReferenceExecutable(Pickled):
     """A model that NumPy runs node by node, each result rounded to its declared dtype."""
 
     def __init__(
@@ -33,6 +34,11 @@ class ReferenceExecutable:
 
     def _as_run(self) -> Graph:
         return as_stored(self._imported if self._parameters is None else frozen(self._imported, self._parameters.held), self._precision)
+
+    @property
+    def options(self) -> CompileOptions:
+        """How it was compiled."""
+        return CompileOptions(target="reference")
 
     @property
     def graph(self) -> Graph:
@@ -91,12 +97,12 @@ class ReferenceExecutable:
             out[k] = arrays[j]
         return out
 
-    def save(self, path: str | os.PathLike[str], small: bool = False) -> None:
+    def save(self, path: str | os.PathLike[str] | BinaryIO, small: bool = False) -> None:
         """Write the model to a file that `dnnc.load` reads; `small` makes no difference. ArtifactError if it cannot be written."""
         from dnnc.artifacts import save_reference
 
         names = self._signature.input_names, self._signature.output_names
-        save_reference(path, self._graph, *names, CompileOptions(target="reference"))
+        save_reference(path, self._graph, *names, self.options)
 
     def profile(self, *args: Any, **named: Any) -> NoReturn:
         """UnsupportedError: nothing is compiled for this target."""

@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, BinaryIO, Union
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from dnnc.options import CompileOptions
 from dnnc.origin import OnnxParts
 from dnnc.passes.base import PassContext
 from dnnc.passes.graph.segments import Segment, prepare, split
+from dnnc.pickled import Pickled
 from dnnc.report import Report
 from dnnc.signature import Signature, TensorSpec
 
@@ -223,7 +224,7 @@ def make_plan(graph: Graph, options: CompileOptions, make: Make) -> Plan:
     return Plan(graph, tuple(steps), {v: graph.constants[v] for v in read})
 
 
-class StagedExecutable:
+class StagedExecutable(Pickled):
     """Like Executable, for a model with host steps. Calls may come from several threads at once."""
 
     def __init__(
@@ -371,7 +372,7 @@ class StagedExecutable:
         """What compiles the model for given input shapes, used where some symbolic size is 0."""
         self._when_empty = compile_for
 
-    def save(self, path: str | os.PathLike[str], small: bool = False) -> None:
+    def save(self, path: str | os.PathLike[str] | BinaryIO, small: bool = False) -> None:
         """Write the model to a file that `dnnc.load` reads and compiles again; `small` makes no difference. ArtifactError if it cannot be written."""
         from dnnc.artifacts import save_staged
 

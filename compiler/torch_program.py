@@ -118,6 +118,12 @@ class TorchProgram:
             return value(substitute(r, {v: const(n) for v, n in sizes.items()}))
         return r
 
+    def __reduce__(self) -> Any:
+        raise InputError(
+            "a compiled module cannot be pickled or copied, for its weights are the module's: f.save(path) writes it with their values as "
+            "constants, and dnnc.load(path) reads that; or pickle the module and compile it again"
+        )
+
     def __getattr__(self, name: str) -> Any:
         """inputs, outputs, report, profile, source, save, ...: those of the executable."""
         if name.startswith("_"):

@@ -120,7 +120,7 @@ def test_any_flipped_bit_is_found(saved: Path) -> None:
         broken = bytearray(data)
         broken[at] ^= 1 << (at % 8)
         saved.write_bytes(broken)
-        with pytest.raises(ArtifactError, match=r"m\.dnnc.*(damaged|no saved model)"):
+        with pytest.raises(ArtifactError, match=r"m\.dnnc.*(damaged|not a saved model)"):
             open_artifact(saved)
 
 
@@ -128,7 +128,7 @@ def test_any_truncation_is_found(saved: Path) -> None:
     data = saved.read_bytes()
     for size in (0, 1, 7, 8, 63, 64, 4095, 4096, 4097, *range(5000, len(data), 1511), len(data) - 1):
         saved.write_bytes(data[:size])
-        with pytest.raises(ArtifactError, match=r"m\.dnnc.*(truncated|no saved model)"):
+        with pytest.raises(ArtifactError, match=r"m\.dnnc.*(truncated|not a saved model)"):
             open_artifact(saved)
     saved.write_bytes(data + b"\0")
     with pytest.raises(ArtifactError, match=f"should have {len(data)} bytes and has {len(data) + 1}"):
@@ -153,9 +153,9 @@ def test_what_is_damaged_is_named(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "no saved model of dnnc: it is empty"),
+        (b"", "not a saved model of dnnc: it is empty"),
         (b"\x08\x07onnx", "it begins with 08 07 6f 6e 6e 78, not with 89 64 6e 6e 63 0d 0a 1a; give an .onnx model to dnnc.compile instead"),
-        (MAGIC.replace(b"\r\n", b"\n") + bytes(5000), "no saved model"),
+        (MAGIC.replace(b"\r\n", b"\n") + bytes(5000), "not a saved model"),
         (MAGIC + bytes(5000), "the first page is damaged"),
     ],
 )

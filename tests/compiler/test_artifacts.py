@@ -577,7 +577,7 @@ def test_a_graph_that_is_not_what_it_should_be(net: Executable, path: Path) -> N
 
 def test_files_of_other_kinds(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(linear(4).SerializeToString())
-    with pytest.raises(dnnc.ArtifactError, match=r"m\.onnx is no saved model of dnnc: .*; give an \.onnx model to dnnc\.compile instead"):
+    with pytest.raises(dnnc.ArtifactError, match=r"m\.onnx is not a saved model of dnnc: .*; give an \.onnx model to dnnc\.compile instead"):
         dnnc.load(tmp_path / "m.onnx")
     with pytest.raises(dnnc.ArtifactError, match="cannot write"):
         dnnc.compile(linear(4)).save(tmp_path / "no" / "m.dnnc")

@@ -46,7 +46,7 @@ def test_other_files(data: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(data)
     with pytest.raises(ModelError, match=message):
         dnnc.compile(tmp_path / "m.onnx", cache=False)
-    with pytest.raises(ArtifactError, match=r"m\.onnx is no saved model"):
+    with pytest.raises(ArtifactError, match=r"m\.onnx is not a saved model"):
         dnnc.load(tmp_path / "m.onnx")
 
 
