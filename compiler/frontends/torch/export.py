@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,13 +70,22 @@ def from_module(
     return read_program(exported(module, args, kwargs, dynamic_shapes), dynamic_shapes, known)
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what torch warns of its own code: copies of its TreeSpec, and the flat weights of its recurrent layers."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+        warnings.filterwarnings("ignore", r"The tensor attributes? ([\w.]*_flat_weights\[\d+\](, )?)+ w(as|ere) assigned", UserWarning)
+        yield
+
+
 def exported(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any) -> ExportedProgram:
     if isinstance(module, ExportedProgram):
         return module
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"expected a torch.nn.Module or an ExportedProgram, got {a_type(module)}")
     try:
-        with torch.no_grad():
+        with torch.no_grad(), quiet():
             return torch.export.export(module, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
     except Exception as e:  # torch raises a dozen of its own kinds, whose text says what to do
         raise ModelError(f"torch.export.export cannot export {type(module).__name__}: {e}") from e
@@ -118,7 +129,8 @@ def _dim(d: Any) -> Any:
 
 def read_program(program: ExportedProgram, dynamic_shapes: Any = None, known: Mapping[str, int] | None = None) -> Program:
     """The graph of an exported program."""
-    program = program.run_decompositions(for_export())
+    with quiet():
+        program = program.run_decompositions(for_export())
     signature = program.graph_signature
     for spec in signature.output_specs:
         if spec.kind is not OutputKind.USER_OUTPUT:

@@ -29,6 +29,7 @@ def same(found: Any, wanted: Any, bound: float = 3e-5) -> None:
         )
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", MODULES)
 def test_module(name: str) -> None:
     module, args = made(name)
