@@ -228,6 +228,8 @@ class _Fuser:
             return _same(v.type.shape, out.shape) or n.op.name not in COSTLY  # a broadcast operand is computed again for each element
         if u.op.name == "interleave" and n.op.name == "pack":
             return False  # zipped where each phase is a row of its own
+        if n.op.name == "resize" and n.attrs["mode"] == "cubic" and u.op.name == "pack":
+            return False  # whole vectors of a block are interpolated, and change places afterwards
         if "movement" in u.op.traits:
             return n.op.name not in COSTLY or _same_count(v, u)
         if u.op.name in ROWS and _crosses(n, u):

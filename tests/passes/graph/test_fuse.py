@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import dnnc
+from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph, Node
 from dnnc.ir.interp import run
 from dnnc.ir.operator.text import show_kernel
@@ -171,6 +172,21 @@ def test_plan_and_numbers(text: str, expected: list[str]) -> None:
         got = dnnc.compile(g, cache=False, opt_level=level)(*inputs)
         for a, b in zip(got if isinstance(got, tuple) else (got,), want):
             assert np.abs(a - b).max() <= bound(g.outputs[0].type.dtype, 600, b)
+
+
+@pytest.mark.parametrize(("mode", "kernels"), [("cubic", 4), ("linear", 3), ("nearest", 3)])
+def test_a_convolution_keeps_its_schedule_before_a_resize(mode: str, kernels: int) -> None:
+    """Cubic interpolation of whole vectors is not repeated for each lane that is unpacked; a convolution is never taken into what resamples it."""
+    text = f"""def g(x: f32[1, 32, 12, 10], *, w: f32[32, 32, 3, 3]):
+    r = relu(conv(x, w, pads=(1, 1, 1, 1)))
+    return resize(r, shape=(1, 32, 24, 20), coords=((1, 0, 1), (1, 0, 1), (2, -1, 4), (2, -1, 4)), mode="{mode}")"""
+    g = graph_of(text)
+    assign_layouts(g, 16)
+    groups = plan_fusion(g).groups
+    assert len(groups) == kernels and [n.op.name for n in groups[1].nodes] == ["conv", "relu"]
+    x = np.random.default_rng(3).standard_normal((1, 32, 12, 10)).astype(np.float32)
+    want = run(graph_of(text), [x], "float64")[0]
+    assert np.abs(dnnc.compile(graph_of(text), cache=False)(x) - want).max() <= bound(f32, 600, want)
 
 
 def test_views_are_no_kernels() -> None:
