@@ -1,8 +1,9 @@
 """Kernels of shapes that nobody chose: how even is their speed?
 
-    python benchmarks/random_shapes.py [COUNT] [--seed 0] [--seconds 0.1]        also: python benchmarks/cpu.py --random-shapes COUNT
+    python benchmarks/random_shapes.py [COUNT] [--seed 0] [--seconds 0.1] [--family grouped]        also: python benchmarks/cpu.py --random-shapes COUNT
 
-A third each of convolutions, matrix products and reductions of rows, drawn from a seed. Each kernel runs on one thread; its efficiency is
+Convolutions (plain, grouped, depthwise, dilated, transposed, over one axis, over three), matrix products and reductions of rows in turns, drawn
+from a seed. Each kernel runs on one thread; its efficiency is
 a share of what the same run measures in turns with it: of the FMA peak for contractions, for reductions of the speed at which a loop
 reads as many bytes. Both by their shortest times, less the cost of an empty call. The figure to watch is the tenth percentile over the
 median: a compiler that is good at a few shapes alone has a low one.
@@ -11,7 +12,8 @@ median: a compiler that is good at a few shapes alone has a low one.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,6 +80,110 @@ def conv(rng: Rng) -> Shape:
             return Shape("conv", f"{c} -> {o} at {h} x {w}, {r}x{r} / {stride}", text)
 
 
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution over any number of axes."""
+
+    channels: int
+    outputs: int
+    sizes: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: int = 1
+    dilation: int = 1
+    group: int = 1
+    transposed: bool = False
+
+    def shape(self, family: str) -> Shape | None:
+        """The graph, None where it is too small or too large."""
+        rank, reach = len(self.sizes), [(k - 1) * self.dilation for k in self.kernel]
+        per_output = self.channels // self.group * math.prod(self.kernel)
+        steps = math.prod(self.sizes) if self.transposed else math.prod(-(-n // self.stride) for n in self.sizes)
+        made = math.prod(n * self.stride for n in self.sizes) if self.transposed else steps
+        moved = 4 * (self.channels * math.prod(self.sizes) + self.outputs * (made + per_output))
+        if not WORK[0] <= 2.0 * self.outputs * per_output * steps <= WORK[1] or moved > MAX_BYTES or any(r >= n for r, n in zip(reach, self.sizes)):
+            return None
+        pads = [r // 2 for r in reach]
+        if self.transposed:  # as many elements as the stride asks for, or nearly
+            pads = [max(k - self.stride, 0) // 2 for k in self.kernel]
+        attrs = f"strides={(self.stride,) * rank}, pads={(*pads, *pads)}, dilations={(self.dilation,) * rank}, group={self.group}"
+        w = (self.outputs, self.channels // self.group) if not self.transposed else (self.channels, self.outputs // self.group)
+        op, x, filters = "conv_transpose" if self.transposed else "conv", [1, self.channels, *self.sizes], [*w, *self.kernel]
+        text = f"def g(a: f32{x}, *, b: f32{filters}):\n    y = {op}(a, b, {attrs})\n    return y"
+        name = f"{self.channels} -> {self.outputs} at {_by(self.sizes)}, {_by(self.kernel)} / {self.stride}"
+        more = f", dilation {self.dilation}" * (self.dilation > 1) + f", {self.group} groups" * (self.group > 1)
+        return Shape(family, name + more, text)
+
+
+def _by(sizes: tuple[int, ...]) -> str:
+    return " x ".join(map(str, sizes))
+
+
+def _drawn(family: str, draw: Callable[[], Geometry]) -> Shape:
+    while True:
+        shape = draw().shape(family)
+        if shape is not None:
+            return shape
+
+
+def grouped(rng: Rng) -> Shape:
+    """Groups of any width; some with more outputs than inputs, or fewer."""
+
+    def draw() -> Geometry:
+        group, inputs, n = _size(rng, 2, 64), _size(rng, 2, 128), _size(rng, 5, 112)
+        outputs = inputs if rng.random() < 0.7 else _size(rng, 2, 128)
+        return Geometry(group * inputs, group * outputs, (n, n), (int(rng.choice((1, 3, 3, 5))),) * 2, int(rng.choice((1, 1, 2))), 1, group)
+
+    return _drawn("grouped", draw)
+
+
+def depthwise(rng: Rng) -> Shape:
+    """One input to a group, with one output or several; kernels up to 31 x 31."""
+
+    def draw() -> Geometry:
+        c, n, times = _size(rng, 8, 1024), _size(rng, 7, 112), int(rng.choice((1, 1, 1, 2, 3)))
+        return Geometry(c, c * times, (n, n), (int(rng.choice((3, 3, 5, 7, 13, 31))),) * 2, int(rng.choice((1, 1, 2))), 1, c)
+
+    return _drawn("depthwise", draw)
+
+
+def conv_1d(rng: Rng) -> Shape:
+    """Audio: long rows, few channels or many, long kernels."""
+
+    def draw() -> Geometry:
+        c, o, n = _size(rng, 1, 768), _size(rng, 1, 768), _size(rng, 50, 32000)
+        return Geometry(c, o, (n,), (int(rng.choice((1, 2, 3, 3, 7, 11, 16))),), int(rng.choice((1, 1, 2, 4))), int(rng.choice((1, 1, 3, 9))))
+
+    return _drawn("1-D", draw)
+
+
+def conv_3d(rng: Rng) -> Shape:
+    def draw() -> Geometry:
+        c, o, depth, n = _size(rng, 1, 256), _size(rng, 4, 256), _size(rng, 4, 32), _size(rng, 5, 64)
+        return Geometry(c, o, (depth, n, n), (int(rng.choice((1, 3, 3))), *(int(rng.choice((1, 3, 3))),) * 2), int(rng.choice((1, 1, 2))))
+
+    return _drawn("3-D", draw)
+
+
+def dilated(rng: Rng) -> Shape:
+    def draw() -> Geometry:
+        c, o, n, d = _size(rng, 8, 512), _size(rng, 2, 512), _size(rng, 14, 112), int(rng.choice((2, 2, 4, 6, 12)))
+        return Geometry(c, o, (n, n), (int(rng.choice((3, 3, 5))),) * 2, 1, d)
+
+    return _drawn("dilated", draw)
+
+
+def transposed(rng: Rng) -> Shape:
+    """The convolutions alone that it becomes, without interleaving the phases."""
+
+    def draw() -> Geometry:
+        axes, stride, group = int(rng.choice((1, 2, 2, 3))), int(rng.choice((1, 2, 2, 4, 8))), int(rng.choice((1, 1, 1, 4)))
+        c, o, n = (group * _size(rng, *ends) for ends in ((4, 512 // group), (1, 256 // group), (5, 64)))
+        kernel = stride * int(rng.choice((1, 2))) if stride > 1 else 3
+        return Geometry(c, o, (n // group * (16 if axes == 1 else 1),) * axes, (kernel,) * axes, stride, 1, group, True)
+
+    return _drawn("transposed", draw)
+
+
 def rows(rng: Rng) -> Shape:
     while True:
         n, width = _size(rng, 1, 8192), _size(rng, 16, 65536)
@@ -86,13 +192,14 @@ def rows(rng: Rng) -> Shape:
             return Shape("rows", f"{op} of {n} rows of {width}", f"def g(a: f32[{n}, {width}]):\n    y = {op}(a, axes=(1,))\n    return y")
 
 
-FAMILIES: tuple[Callable[[Rng], Shape], ...] = (conv, gemm, rows)
+FAMILIES: tuple[Callable[[Rng], Shape], ...] = (conv, grouped, depthwise, conv_1d, conv_3d, dilated, transposed, gemm, rows)
 
 
-def shapes(count: int, seed: int) -> list[Shape]:
-    """`count` shapes, the families in turns."""
+def shapes(count: int, seed: int, families: Sequence[str] = ()) -> list[Shape]:
+    """`count` shapes, the families in turns: all, or those of these names."""
     rng = np.random.default_rng(seed)
-    return [FAMILIES[k % len(FAMILIES)](rng) for k in range(count)]
+    chosen = [f for f in FAMILIES if not families or f.__name__ in families]
+    return [chosen[k % len(chosen)](rng) for k in range(count)]
 
 
 # --- measuring ----------------------------------------------------------------------------------------------------------------
@@ -111,12 +218,14 @@ def efficiency(shape: Shape, target: CpuTarget, top: Probe, empty: Probe, second
     return Result(shape, ideal / mine, mine * 1e3, item.choice, item.error)
 
 
-def run(count: int, seed: int = 0, seconds: float = 0.1, target_text: str = "llvm", console: Console | None = None) -> list[Result]:
+def run(
+    count: int, seed: int = 0, seconds: float = 0.1, target_text: str = "llvm", console: Console | None = None, families: Sequence[str] = ()
+) -> list[Result]:
     """Measure `count` shapes and print the summary and the worst ones."""
     console = console or Console()
     target = parse_target(target_text)
     top, empty = fma_probe(target), empty_probe(target)
-    todo = track(shapes(count, seed), "random shapes", console=console, transient=True)
+    todo = track(shapes(count, seed, families), "random shapes", console=console, transient=True)
     results = [efficiency(s, target, top, empty, seconds) for s in todo]
     console.print(summary(results, target))
     console.print(worst(results))
@@ -127,13 +236,13 @@ def summary(results: list[Result], target: CpuTarget) -> Table:
     table = Table(title=f"{target.cpu}, one thread: share of the measured peak, shapes drawn at random")
     for column in ("family", "shapes", "p10", "median", "p10 / median", "worst", "largest error / scale", "failed"):
         table.add_column(column, justify="left" if column == "family" else "right")
-    for family in ("conv", "gemm", "rows", "all"):
+    for family in (*dict.fromkeys(r.shape.family for r in results), "all"):
         of = [r for r in results if family in (r.shape.family, "all")]
         if of:
             p10, middle, least = (float(np.percentile([r.share for r in of], q)) for q in (10, 50, 0))
             error, failed = max(r.error for r in of), sum(bool(r.failure) for r in of)
             figures = f"{p10:.1%}", f"{middle:.1%}", f"{p10 / middle if middle else 0:.2f}", f"{least:.1%}", f"{error:.1e}", str(failed)
-            table.add_row(family, str(len(of)), *figures, end_section=family == "rows")
+            table.add_row(family, str(len(of)), *figures, end_section=family == results[-1].shape.family)
     return table
 
 
@@ -152,8 +261,9 @@ def main() -> None:
     ap.add_argument("--seed", type=int, default=0)
     ap.add_argument("--seconds", type=float, default=0.1, help="per shape")
     ap.add_argument("--target", default="llvm")
+    ap.add_argument("--family", action="append", default=[], choices=[f.__name__ for f in FAMILIES], help="only these")
     a = ap.parse_args()
-    run(a.count, a.seed, a.seconds, a.target, Console(width=150))
+    run(a.count, a.seed, a.seconds, a.target, Console(width=150), a.family)
 
 
 if __name__ == "__main__":
