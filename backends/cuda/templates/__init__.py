@@ -41,7 +41,7 @@ def templates(target: GpuTarget, rounded: bool = False, strict: bool = False) ->
         _template("recurrence", recurrence, target),  # loops that are one kernel
         _template("gemv", gemv, target),  # few rows: bandwidth counts
         _template("gemv_norm", gemv_norm, target),
-        _template("patch", patch, target),  # convolutions of few channels, where that promises more than a product's tiles
+        _template("patch", patch, target, rounded),  # convolutions of few channels, where that promises more than a product's tiles
         _template("wgmma", wgmma, target),  # tensor cores, where shapes and types allow
         _template("mma", mma, target),
         *([_template("tf32", tf32, target)] if rounded else []),
@@ -55,9 +55,9 @@ def templates(target: GpuTarget, rounded: bool = False, strict: bool = False) ->
     return tuple(replace(t, strict=strict) for t in made)
 
 
-def _template(name: str, module: ModuleType, target: GpuTarget) -> Template:
+def _template(name: str, module: ModuleType, target: GpuTarget, *more_facts: bool) -> Template:
     def candidates(problem: Problem) -> list[Knobs]:
-        return list(module.candidates(problem, target))
+        return list(module.candidates(problem, target, *more_facts))
 
     def apply(problem: Problem, knobs: Mapping[str, int | str]) -> Kernel:
         kernel: Kernel = module.apply(problem, knobs, target)

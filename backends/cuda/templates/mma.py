@@ -13,6 +13,7 @@ that lie along the side round. Products and sums are in f32. `slices` and `split
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -77,6 +78,7 @@ class Shape:
 SHAPES = (
     Shape(128, 256, 2, 4), Shape(256, 128, 4, 2), Shape(128, 128, 2, 2), Shape(128, 128, 2, 4), Shape(128, 64, 2, 2), Shape(64, 128, 2, 2),
     Shape(64, 64, 2, 2), Shape(64, 32, 2, 2), Shape(32, 64, 2, 2), Shape(32, 32, 2, 2), Shape(16, 64, 1, 4), Shape(16, 128, 1, 4),
+    Shape(128, 48, 4, 1), Shape(64, 48, 4, 1), Shape(128, 96, 2, 2), Shape(64, 96, 2, 2),
 )  # fmt: skip
 
 
@@ -111,6 +113,12 @@ def half_contraction(problem: Problem) -> Contraction | None:
         return None
     a, b = raw_operand(c.a), raw_operand(c.b)
     return None if a is None or b is None or a.value.dtype is not b.value.dtype else replace(c, a=a, b=b)
+
+
+def estimate(problem: Problem, target: GpuTarget) -> float:
+    """Cycles of the best guess; infinite where the kernel does not apply."""
+    c, found = half_contraction(problem), candidates(problem, target)
+    return math.inf if c is None or not found else cost(c, target, Shape(**{k: int(v) for k, v in found[0]}), gathering(c))
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:

@@ -17,11 +17,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates import mma, patch_depthwise, simt, wgmma
-from dnnc.backends.cuda.templates.nest import contraction_of
+from dnnc.backends.cuda.templates import mma, patch_depthwise, simt, tf32, wgmma
 from dnnc.backends.cuda.templates.patch_image import Image, image_of
 from dnnc.backends.cuda.templates.patch_kernel import PatchKernel, Shape
-from dnnc.backends.cuda.templates.staging import L2_RATE, LATENCY, plan_tile, resident
+from dnnc.backends.cuda.templates.staging import L2_RATE, LATENCY, resident
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.operator.stmt import Kernel
 from dnnc.passes.schedule.problem import Knobs, Problem
@@ -40,13 +39,13 @@ SHARED_RATE = 128  # bytes a cycle of an SM
 SEARCHED = 60
 
 
-def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    """The best shapes, where they promise to be faster than what other templates make of the problem."""
+def candidates(problem: Problem, target: GpuTarget, rounded: bool = False) -> list[Knobs]:
+    """The best shapes, where they promise to be faster than what other templates make of the problem; `rounded`: `tf32` is one of them."""
     image = image_of(problem, target)
     if image is None:
         return []
     found = ranked(image, target)
-    if not found or found[0][0] >= (patch_depthwise.window_cost(image, target) if image.depthwise else product_cost(problem, target)):
+    if not found or found[0][0] >= (patch_depthwise.window_cost(image, target) if image.depthwise else product_cost(problem, target, rounded)):
         return []
     return [s.knobs for _, s in found[:8]]
 
@@ -72,19 +71,11 @@ def ranked(image: Image, target: GpuTarget) -> Sequence[tuple[float, Shape | pat
     return patch_depthwise.ranked(image, target) if image.depthwise else ranked_shapes(image, target)
 
 
-def product_cost(problem: Problem, target: GpuTarget) -> float:
-    """Estimated cycles of the best tiles of `wgmma`, `mma` or `simt`; infinite where none of them takes the problem."""
-    half = mma.half_contraction(problem)
-    if half is not None:
-        found = mma.candidates(problem, target)
-        cycles = mma.cost(half, target, mma.Shape(**{k: int(v) for k, v in found[0]}), mma.gathering(half)) if found else math.inf
-        return min(cycles, wgmma.estimate(problem, target))
-    c, offered = contraction_of(problem), simt.candidates(problem, target)
-    if c is None or not offered:
-        return math.inf
-    knobs = {k: int(v) for k, v in offered[0]}
-    tile, shape = (kind(**{k: knobs[k] for k in kind._fields}) for kind in (simt.Blocking, simt.Shape))
-    return simt.cost(c, target, tile, shape, [plan_tile(c, o, 64, 16, 128, 1) for o in (c.a, c.b)])  # type: ignore[arg-type]
+def product_cost(problem: Problem, target: GpuTarget, rounded: bool) -> float:
+    """Estimated cycles of the best tiles of a matrix product; infinite where no template takes the problem as one."""
+    halves = min(mma.estimate(problem, target), wgmma.estimate(problem, target))
+    floats = min(simt.estimate(problem, target), tf32.estimate(problem, target) if rounded else math.inf)
+    return min(halves, floats)
 
 
 # --- what a schedule costs ----------------------------------------------------------------------------------------------------------

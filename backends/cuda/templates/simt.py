@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from typing import NamedTuple
 
 from dnnc.backends.cuda.target import GpuTarget
@@ -74,6 +74,16 @@ MOST, DEEPENED = 100, 16  # tiles of a search, and those that are tried with oth
 ORDER = ("slices", "split", "bk")
 WAITING = 12.0  # by the root of a thread's sums: how many warps of an SM wait as long as they work; more hide it from each other
 CONVERT = 0.25  # cycles of an SM for a vector that is brought into a tile: two dozen instructions for its place
+
+
+def estimate(problem: Problem, target: GpuTarget) -> float:
+    """Cycles of the best guess; infinite where the kernel does not apply."""
+    c, found = contraction_of(problem), candidates(problem, target)
+    if c is None or not found:
+        return inf
+    knobs = {k: int(v) for k, v in found[0]}
+    tile, shape = Blocking(**{k: knobs[k] for k in Blocking._fields}), Shape(**{k: knobs[k] for k in Shape._fields})
+    return cost(c, target, tile, shape, [plan_tile(c, o, 64, 16, 128, 1) for o in (c.a, c.b)])
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:

@@ -6,11 +6,12 @@ times 4 elements of the sum, which the padding of rows puts into 32 different ba
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates.mma import SHAPES, TILES, Mma, Shape, ranked, varied_shapes
+from dnnc.backends.cuda.templates.mma import SHAPES, TILES, Mma, Shape, cost, gathering, ranked, varied_shapes
 from dnnc.backends.cuda.templates.nest import Contraction, contraction_of
 from dnnc.backends.cuda.templates.staging import Tile
 from dnnc.ir.dtype import f32
@@ -30,6 +31,12 @@ def single_contraction(problem: Problem) -> Contraction | None:
     if c is None or c.dtype is not f32 or any(x.dtype is not f32 for o in (c.a, c.b) for x in o.loads):
         return None
     return c
+
+
+def estimate(problem: Problem, target: GpuTarget) -> float:
+    """Cycles of the best guess; infinite where the kernel does not apply."""
+    c, found = single_contraction(problem), candidates(problem, target)
+    return math.inf if c is None or not found else cost(c, target, Shape(**{k: int(v) for k, v in found[0]}, element=4), gathering(c))
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:

@@ -124,6 +124,12 @@ def test_tensor_cores(name: str) -> None:
     check(mma, GRAPHS[name].replace("f32", "f16"), MMA)
 
 
+@pytest.mark.parametrize("sliced", [{"slices": 1}, {"slices": 2}])
+def test_tiles_of_48_columns(sliced: Mapping[str, int]) -> None:
+    """Three fragments of 16 columns a warp."""
+    check(mma, matmul("70, 130", "130, 90", "70, 90", "f16"), {"bm": 64, "bn": 48, "down": 4, "across": 1, "bk": 16, "stages": 2, **sliced})
+
+
 @pytest.mark.parametrize("name", GRAPHS)
 def test_rounded_to_tf32(name: str) -> None:
     """Products of operands of 11 bits; sums as exact as ever."""

@@ -191,6 +191,14 @@ def test_a_product_is_taken_where_it_promises_more() -> None:
     assert patch.image_of(p, H200) is not None and not patch.candidates(p, H200)
 
 
+def test_rounded_products_are_compared_with() -> None:
+    """Where float32 may be rounded, tensor cores multiply it as well: patches must promise more than these."""
+    _, p = problem("f32", 32, 32, 32, 32, (14, 14), (3, 3), 1, 1)
+    assert patch.product_cost(p, H200, True) < patch.product_cost(p, H200, False)
+    (rounded,) = (t for t in templates(H200, rounded=True) if t.name == "patch")
+    assert bool(rounded.candidates(p)) == (patch.ranked(image(p), H200)[0][0] < patch.product_cost(p, H200, True))
+
+
 def test_filters_come_before_the_kernel_ahead_has_ended() -> None:
     """Where they are constants and the architecture can begin early; otherwise `overlapped` puts the wait first."""
     _, p = problem("f16", 1, 8, 8, 4, (6, 7), (3, 3), 1, 1)
