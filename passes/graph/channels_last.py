@@ -47,13 +47,10 @@ class _ChannelsLast(Layouts):
             return self.plain(n)
         depthwise = group != 1 and w.type.shape[1] == 1 and group == channels == made
         grouped = group != 1 and not depthwise
-        fill = _block(out, made)
-        if grouped and (_block(x.type, channels) != 1 or fill != 1):
-            return self.plain(n)  # padding would stand between groups
+        fill, block = (1, 1) if grouped else (_block(out, made), _block(x.type, channels))  # rows of groups end with the last group
         take = x.type.layout is not None or channels >= ACCESS // x.type.dtype.bytes
-        block = _block(x.type, channels)
         self.set_input(n, 0, last(out.rank, 0, block) if take else None)
-        filters = taps_first(out.rank, block) if depthwise else last(out.rank, 0, 1 if grouped else block)
+        filters = taps_first(out.rank, block) if depthwise else last(out.rank, 0, block)
         self.set_input(n, 1, filters if take else None)
         self.set_output(n, last(out.rank, 0, fill))
 

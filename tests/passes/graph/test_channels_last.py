@@ -60,6 +60,17 @@ def test_constant_matrices_of_halves_stand_with_the_reduced_axis_innermost() -> 
     assert not assign_channels_last(single)
 
 
+def test_rows_of_groups_end_with_the_last_group() -> None:
+    """Groups of 10 channels of 16 bits: padding to whole vectors would not stand at the end of each group."""
+    g = graph_of(
+        "def g(x: f16[1, 20, 5, 6], *, w: f16[30, 20, 1, 1], v: f16[33, 10, 3, 3]):\n    return conv(conv(x, w), v, pads=(1, 1, 1, 1), group=3)"
+    )
+    assert assign_channels_last(g)
+    padded, grouped = (n for n in g.nodes() if n.op.name == "conv")
+    assert str(padded.output.type.layout) == "0 2 3 1/8 1%8"
+    assert {str(v.type.layout) for v in (*grouped.inputs[:2], grouped.output)} == {"0 2 3 1"}  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -71,6 +82,8 @@ def test_constant_matrices_of_halves_stand_with_the_reduced_axis_innermost() -> 
         "def g(x: f32[2, 4, 9], *, w: f32[8, 4, 3]):\n    return reduce_mean(conv(x, w, strides=(2,)), axes=(2,))",
         "def g(x: f32[1, 4, 3, 5, 5], *, w: f32[8, 4, 2, 2, 2]):\n    return max_pool(conv(x, w), kernel=(2, 2, 2))",
         "def g(x: f16[9, 16], *, w: f16[16, 24]):\n    return matmul(x, w)",
+        "def g(x: f16[1, 20, 5, 6], *, w: f16[30, 20, 1, 1], v: f16[33, 10, 3, 3], u: f16[12, 33, 1, 1]):\n"  # rows of groups between padded ones
+        "    return conv(relu(conv(conv(x, w), v, pads=(1, 1, 1, 1), group=3)), u)",
     ],
 )
 def test_numbers(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
