@@ -12,8 +12,7 @@ from dnnc.autotune.record import read_choice
 from dnnc.autotune.task import Setting, workload_key
 from dnnc.autotune.variants import Decisions
 from dnnc.ir.errors import TuneError
-from dnnc.passes.pipelines import Revise
-from dnnc.passes.program import Program, Refusal
+from dnnc.passes.program import Program, Refusal, Revise
 from dnnc.passes.schedule.problem import Choice, Problem
 from dnnc.passes.schedule.step import Choose, first_choice
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dnnc.accuracy import check_model
 from dnnc.backends.cache import KernelCache
@@ -21,20 +21,22 @@ from dnnc.backends.llvm.gate_work import not_checked
 from dnnc.device_executable import DeviceExecutable, DeviceOrigin
 from dnnc.device_staged import DeviceStaged
 from dnnc.donation import copied
-from dnnc.ir.errors import TargetError
+from dnnc.ir.errors import DnncError, InternalError, TargetError
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import specialise
 from dnnc.ir.target import parse_target as parse_words
 from dnnc.memory import check_program
-from dnnc.options import CompileOptions, check_every_pass, thread_count
+from dnnc.options import CompileOptions, check_every_pass, steps_down, thread_count
 from dnnc.origin import OnnxParts
 from dnnc.parameters import Parameters, frozen
 from dnnc.passes.base import PassContext, PassManager, PassRecord
 from dnnc.passes.graph.segments import needs_host
+from dnnc.passes.ladder import Failure, built, fail
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.program import Program
 from dnnc.passes.schedule.problem import Template
+from dnnc.report import LADDER
 from dnnc.report.collect import program_report
 from dnnc.report.log import Laps, Log, Progress
 from dnnc.schedules import schedules_for
@@ -148,16 +150,27 @@ class DeviceMaker:
         laps, manager = Laps(), PassManager()
         program = make_program(specialise(self.graph, {v.name: n for v, n in dims.items()}), self.machine, self.opts, manager, self.cache)
         laps.lap("passes")
-        check_program(program, origin.inputs, origin.outputs)
         m = self.machine
-        native = build(program, m.target, self.cache, m.compiler, bool(self.opts.verify), laps.through(self.progress), self.given)
-        laps.lap("link")
-        if self.parameters is not None:
-            self.parameters.load(native)
+        spare: dict[str, bytes] = {}
+
+        def build_one(program: Program) -> CudaNative:
+            check_program(program, origin.inputs, origin.outputs)
+            native = build(program, m.target, self.cache, m.compiler, bool(self.opts.verify), laps.through(self.progress), self.given, spare)
+            laps.lap("link")
+            if self.parameters is not None:
+                self.parameters.load(native)
+            if m.present:
+                check_native(native, m.device(), laps.through(self.progress))
+            return native
+
+        program, native = built(program, build_one)
         if m.present:
             self._try(origin, native, dims, laps)
         notes = not_checked(program.kernels, {}, MAX_STEPS) if self.opts.verify else ()
-        said, size = {"kernel gate": notes, "libraries": library_notes(program), "donate": copied(program, origin.outputs)}, len(program.graph)
+        said, size = (
+            {LADDER: program.steps_down, "kernel gate": notes, "libraries": library_notes(program), "donate": copied(program, origin.outputs)},
+            len(program.graph),
+        )
         said["cache"] = self.cache.notes
         gaps = [PassRecord(name, 0.0, size, size, False, tuple(n)) for name, n in said.items() if n]
         report = program_report(native, dims, False, [*manager.records, *gaps], laps.seconds)
@@ -166,19 +179,35 @@ class DeviceMaker:
         return native
 
     def _try(self, origin: DeviceOrigin, native: CudaNative, dims: Mapping[Var, int], laps: Laps) -> None:
-        """Check new kernels and, if that is asked for, the whole model."""
-        device = self.machine.device()
-        tell = laps.through(self.progress)
-        functions = native.functions(device)
-        count = len(native.checks)
-        for k, symbol in enumerate(list(native.checks)):
-            native.check(symbol, device, functions[symbol])
-            tell("check", k + 1, count)
+        """Check the whole model, if that is asked for."""
         if self.opts.verify == "model" and all(dims.values()):
             trial = DeviceExecutable(replace(origin, specialise=lambda _: native), self.log)
             graph = self.graph if self.parameters is None else frozen(self.graph, self.parameters.held)
             check_model(lambda *arrays: trial(*(a.copy() for a in arrays)), graph, dims, origin.outputs, self.opts.precision)
             laps.lap("check model")
+
+
+def check_native(native: CudaNative, device: Device, tell: Progress | None = None) -> dict[str, Any]:
+    """Load the kernels of a program and check those that no device has checked. Returns the functions by symbol; raises as `build` does."""
+    program = native.program
+    assert program is not None
+    steps = {native.symbols[s.text]: s for s in program.kernels}
+    functions, failures = {}, []
+    for symbol in native.cubins:
+        try:
+            functions[symbol] = native.function(symbol, device)
+        except InternalError as e:
+            failures.append(Failure(steps[symbol], "loading", e))
+    count = len(native.checks)
+    for k, symbol in enumerate([s for s in native.checks if s in functions]):
+        try:
+            native.check(symbol, device, functions[symbol])
+        except DnncError as e:
+            failures.append(Failure(steps[symbol], "kernel check", e))
+        if tell is not None:
+            tell("check", k + 1, count)
+    fail(program, failures)
+    return functions
 
 
 def library_notes(program: Program) -> tuple[str, ...]:
@@ -211,7 +240,7 @@ def pass_context(machine: Machine, opts: CompileOptions, fold_limit: int | None 
         recurrent=lambda form: recurrence.takes(form, machine.target),
         spelled=spelled(opts.numerics),
         align=PARAMETER_ALIGN,
-        fallback=not check_every_pass(),
+        fallback=steps_down(opts),
         check=check_every_pass(),
     )
     return ctx if fold_limit is None else replace(ctx, fold_limit=fold_limit)

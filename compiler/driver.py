@@ -33,14 +33,16 @@ from dnnc.ir.shapes import bound_dims, lows_without_empties, specialise
 from dnnc.ir.target import parse_target
 from dnnc.late import Given, LateExecutable, Special
 from dnnc.memory import check_possible, check_program
-from dnnc.options import CompileOptions, cache_folder, check_every_pass, make_options, thread_count
+from dnnc.options import CompileOptions, cache_folder, check_every_pass, make_options, steps_down, thread_count
 from dnnc.origin import OnnxParts, Origin
 from dnnc.parameters import Parameters, frozen, with_parameters
 from dnnc.passes.base import PassContext, PassManager, PassRecord
 from dnnc.passes.graph.segments import needs_host
+from dnnc.passes.ladder import built
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.program import Program
 from dnnc.reference import ReferenceExecutable
+from dnnc.report import LADDER
 from dnnc.report.collect import program_report
 from dnnc.report.log import Laps, Log
 from dnnc.schedules import schedules_for
@@ -390,9 +392,14 @@ class Maker:
             g = specialise(self.graph, {v.name: n for v, n in dims.items()})
         program = make_program(g, self.cpu, self.opts, manager, self.cache)
         laps.lap("passes")
-        if not program.dims:  # sizes are known: what cannot be called need not be compiled, and checking its kernels takes as much memory
-            check_program(program, origin.inputs, origin.outputs)
-        native = build_native(program, self.cpu, self.opts, self.cache, laps.through(self.progress), self.given)
+        spare: dict[str, bytes] = {}
+
+        def build_one(program: Program) -> Native:
+            if not program.dims:  # sizes are known: what cannot be called need not be compiled, and checking its kernels takes as much memory
+                check_program(program, origin.inputs, origin.outputs)
+            return build_native(program, self.cpu, self.opts, self.cache, laps.through(self.progress), self.given, spare)
+
+        program, native = built(program, build_one)
         laps.lap("link")
         if self.opts.verify == "model" and all(dims.values()):
             trial = Executable(replace(origin, specialise=lambda _: native), self.threads, self.log, self.parameters)
@@ -406,7 +413,7 @@ class Maker:
         """Which kernels are too long for the gate, and which outputs are not made where they end, as records of the report."""
         size = len(program.graph)
         notes = not_checked(program.kernels, {}) if self.opts.verify and not program.dims else ()
-        said = {"kernel gate": notes, "donate": copied(program, origin.outputs), "cache": self.cache.notes}
+        said = {LADDER: program.steps_down, "kernel gate": notes, "donate": copied(program, origin.outputs), "cache": self.cache.notes}
         return [PassRecord(name, 0.0, size, size, False, n) for name, n in said.items() if n]
 
 
@@ -427,7 +434,15 @@ def expose(graph: Graph, names: tuple[list[str], list[str]], wanted: Sequence[st
 def make_program(graph: Graph, cpu: CpuTarget, opts: CompileOptions, manager: PassManager | None = None, cache: KernelCache | None = None) -> Program:
     """Graph passes (which change the graph in place), plans, scheduled kernels. `cache`: keeps schedules."""
     own = spelled(opts.numerics, cpu.feature_set)
-    ctx = PassContext(numerics=opts.numerics, lanes=cpu.lanes, rates=cpu.rates, precision=opts.precision, check=check_every_pass(), spelled=own)
+    ctx = PassContext(
+        numerics=opts.numerics,
+        lanes=cpu.lanes,
+        rates=cpu.rates,
+        precision=opts.precision,
+        check=check_every_pass(),
+        spelled=own,
+        fallback=steps_down(opts),
+    )
     choose = choose_of(opts, kept=cache)
     known = schedules_for(opts, cpu, cache)
     program = compile_program(graph, ctx, templates(cpu, ctx.strict), choose, opts.opt_level, manager, revise_of(choose), known)
@@ -442,9 +457,10 @@ def build_native(
     cache: KernelCache,
     progress: Progress | None,
     given: Mapping[str, bytes] | None = None,
+    spare: dict[str, bytes] | None = None,
 ) -> Native:
-    """Machine code for a program, its new kernels checked. `given`: objects by symbol, out of a saved model."""
+    """Machine code for a program, its new kernels checked. `given`: objects by symbol, out of a saved model; `spare`: see `build`."""
     graphs = {id(step): graph for step, graph in program.walk()}
     check = (lambda step, address: check_kernel(graphs[id(step)], step, address)) if opts.verify else None
     with CompileService(cpu.threads) as service:
-        return build(program, cpu, cache, service, check, progress, given, flush=opts.numerics == "fast")
+        return build(program, cpu, cache, service, check, progress, given, flush=opts.numerics == "fast", spare=spare)

@@ -2,6 +2,7 @@
 
 DNNC_CACHE_DIR   where compiled kernels are kept; default $XDG_CACHE_HOME/dnnc, else ~/.cache/dnnc
 DNNC_CHECK       1: verify the IR after every pass, not only at the end
+DNNC_STRICT      1: `strict_compile` for every compilation
 DNNC_THREADS     threads of a call where `threads` is not given
 """
 
@@ -49,6 +50,8 @@ class CompileOptions:
         verify: False, "kernels" (each new kernel against float64), or "model" (the whole model too).
         cache: "auto" for the user's cache folder, a path, or False.
         threads: threads of a call; None takes all CPUs of the affinity mask, and more than those are never used.
+        strict_compile: is it an error where a kernel fails to schedule, to compile or to pass its check? Otherwise the next schedule is taken, then
+            smaller groups of nodes, then their naive loop nests, and `Executable.report` says so.
 
     Raises:
         TargetError: the target is not known, or its -threads= contradicts `threads`.
@@ -68,6 +71,7 @@ class CompileOptions:
     verify: bool | str = "kernels"
     cache: bool | str | Path = "auto"
     threads: int | None = None
+    strict_compile: bool = False
 
     def __post_init__(self) -> None:
         _check_target(self.target, self.threads)
@@ -79,6 +83,7 @@ class CompileOptions:
         _one_of("opt_level", self.opt_level, OPT_LEVELS)
         object.__setattr__(self, "opt_level", 3 if self.opt_level == 2 else self.opt_level)
         _one_of("verify", self.verify, VERIFY)
+        _one_of("strict_compile", self.strict_compile, (False, True))
         _check_tune(self.tune)
         if (not isinstance(self.cache, (str, Path)) and self.cache is not False) or self.cache in NO_FOLDER:
             raise InputError(f'cache={self.cache!r}: expected "auto", a path (one with a slash if it is named so), or False for none')
@@ -203,7 +208,16 @@ def cache_folder(cache: bool | str | Path = "auto") -> Path | None:
 
 def check_every_pass() -> bool:
     """Is the IR to be verified after every pass?"""
-    return os.environ.get("DNNC_CHECK", "0") not in ("", "0")
+    return _is_set("DNNC_CHECK")
+
+
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "0") not in ("", "0")
+
+
+def steps_down(options: CompileOptions) -> bool:
+    """May a compilation take lesser schedules where kernels fail? Who checks every pass wants to know."""
+    return not (options.strict_compile or check_every_pass() or _is_set("DNNC_STRICT"))
 
 
 def available_cpus() -> int:

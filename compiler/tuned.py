@@ -20,7 +20,7 @@ from dnnc.passes.schedule.step import Choose, first_choice
 if TYPE_CHECKING:
     from dnnc.autotune.task import Setting
     from dnnc.backends.cache import KernelCache
-    from dnnc.passes.pipelines import Revise
+    from dnnc.passes.program import Revise
 
 RECORD = "tuning log"  # the name of the record in the report
 

@@ -20,18 +20,15 @@ from dnnc.passes.graph.fold_batch_norm import fold_batch_norm
 from dnnc.passes.graph.idioms import idioms
 from dnnc.passes.graph.kinds import is_view
 from dnnc.passes.graph.layout import assign_layouts
-from dnnc.passes.graph.memory_plan import MemoryPlan, Region, plan_memory
 from dnnc.passes.graph.precision import precision
 from dnnc.passes.graph.prologue import hoist
 from dnnc.passes.graph.recurrence import recurrence
 from dnnc.passes.graph.siblings import siblings
 from dnnc.passes.graph.sink_constants import sink_constants
 from dnnc.passes.graph.split_reduce import split_reductions
-from dnnc.passes.program import Known, Program, build_steps, plan_region
+from dnnc.passes.program import Known, Planner, Program, Revise
 from dnnc.passes.schedule.problem import Template
 from dnnc.passes.schedule.step import Choose, first_choice
-
-Revise = Callable[[Region, MemoryPlan], tuple[Region, MemoryPlan]]  # a plan, and one to compile instead
 
 
 def nested(run: Callable[[Graph, PassContext], bool]) -> Callable[[Graph, PassContext], bool]:
@@ -122,9 +119,4 @@ def compile_program(
 
     `revise`: may fuse differently; `known`: what nests became before."""
     (manager or PassManager()).run(graph, LEVELS[opt_level], ctx)
-    region = plan_region(graph, fuse=opt_level >= 3, align=ctx.align, normed=ctx.normed)
-    memory = plan_memory(graph, region.fusion, region.inplace, region.nested)
-    if revise is not None:
-        region, memory = revise(region, memory)
-    steps = build_steps(region, memory, templates, choose, ctx.spelled, ctx.fallback, known)
-    return Program(graph, region.fusion, memory, steps, region)
+    return Planner(graph, ctx, templates, choose, opt_level >= 3, revise, known).program()

@@ -7,32 +7,23 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Protocol, Union
 
-from dnnc.ir.errors import DnncError, InternalError, ScheduleError, VerifyError, locations
+from dnnc.ir.errors import DnncError, InternalError, locations
 from dnnc.ir.expr import Expr, Var
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.operator.count import statements
 from dnnc.ir.operator.stmt import For, Kernel, walk_stmts
 from dnnc.ir.operator.text import show_kernel
 from dnnc.ir.operator.verify import verify_kernel
+from dnnc.passes.base import PassContext
 from dnnc.passes.graph.fuse import FusionPlan, Group, Normed, plan_fusion
 from dnnc.passes.graph.inplace import find_inplace
-from dnnc.passes.graph.memory_plan import MemoryPlan, Region
+from dnnc.passes.graph.memory_plan import MemoryPlan, Region, plan_memory
+from dnnc.passes.ladder import Failure, Ladder, Refusal, Unfit, reason
 from dnnc.passes.lower import Lowered, group_inputs, likeness, lower
 from dnnc.passes.lower_recurrence import lower_recurrence
 from dnnc.passes.operator.decompose import decompose
 from dnnc.passes.schedule.problem import Choice, Problem, Template, classify
 from dnnc.passes.schedule.step import NAIVE, Choose, apply_choice, candidates, offer
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A schedule that was chosen and did not apply."""
-
-    choice: Choice
-    why: str
-
-    def __str__(self) -> str:
-        return f"schedule {self.choice} does not apply: {self.why}"
 
 
 @dataclass(frozen=True)
@@ -121,6 +112,8 @@ class ControlStep:
 
 
 AnyStep = Union[Step, ControlStep]
+Revise = Callable[[Region, MemoryPlan], "tuple[Region, MemoryPlan]"]  # another plan of the same graph
+TURNS = 8  # schedules of a nest that are tried, beside the first of each template
 
 
 @dataclass(frozen=True)
@@ -132,6 +125,24 @@ class Program:
     memory: MemoryPlan
     steps: tuple[AnyStep, ...]
     region: Region
+    planner: Planner | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def can_step_down(self) -> bool:
+        """Is there another program to try where kernels of this one fail?"""
+        return self.planner is not None and self.planner.ladder.down
+
+    def stepped_down(self, failures: Sequence[Failure]) -> Program:
+        """The program without the schedules that failed. Raises what one failed with where nothing else is left for its node."""
+        assert self.planner is not None
+        return self.planner.without(self, failures)
+
+    @property
+    def steps_down(self) -> tuple[str, ...]:
+        """For the report: where another schedule had to be taken, or a group to be split, and why."""
+        taken = {(s.text, s.refusal): s for s in self.kernels if s.refusal is not None}
+        lines = [f"{s.nest.name}{locations(s.nest.locs)}: {s.refusal}; {s.choice} is used" for s in taken.values()]
+        return (*(() if self.planner is None else self.planner.ladder.notes), *lines)
 
     @property
     def dims(self) -> tuple[Var, ...]:
@@ -161,51 +172,81 @@ def _walk(steps: Sequence[AnyStep], graph: Graph) -> Iterator[tuple[AnyStep, Gra
                 yield from _walk(b.steps, b.graph)
 
 
-def _applied(problem: Problem, templates: Sequence[Template], choice: Choice, spelled: Collection[str]) -> Kernel:
-    """The kernel by one schedule."""
-    return verify_kernel(decompose(apply_choice(problem, templates, choice), spelled))
+def _applied(problem: Problem, templates: Sequence[Template], choice: Choice, spelled: Collection[str], limited: bool = True) -> Kernel:
+    """The kernel by one schedule. `limited`: in the number of its statements."""
+    return verify_kernel(decompose(apply_choice(problem, templates, choice), spelled), limited)
 
 
 def _scheduled(
-    problem: Problem, templates: Sequence[Template], choose: Choose, spelled: Collection[str], fallback: bool
+    problem: Problem, templates: Sequence[Template], choose: Choose, spelled: Collection[str], ladder: Ladder, nest: str, nodes: int
 ) -> tuple[Kernel, Choice, Refusal | None]:
     """A kernel by the schedule chosen. Where one does not hold, another is taken:
 
     - What is not the templates' own first choice may come out of a log that another version wrote: then that first choice is.
-    - Sizes that are known at run time only may leave too little to be proved: then the other schedules are tried, and at last the nest as it
-      was lowered, which holds for all sizes. `fallback`: so also where all sizes are known.
+    - Where the ladder may step down, the other schedules are tried. At last an error says that a group of several nodes is to be split; a single
+      node, and what has sizes that leave too little to be proved, stays as it was lowered.
     """
-
-    def made(choice: Choice) -> Kernel:
-        return _applied(problem, templates, choice, spelled)
-
-    lenient = bool(problem.lowered.dims) or fallback
-    offered = candidates(problem, templates) if lenient else offer(problem, templates)
-    refusal = None
-    if offered:
-        choice = choose(problem, offered)
+    symbolic = bool(problem.lowered.dims)
+    refused = ladder.refused(nest)
+    offered = [] if ladder.naive_only(nest) else [c for c in _candidates(problem, templates, ladder) if c not in refused]
+    if not offered and not ladder.down:
+        offer(problem, templates)  # raises: no template takes it
+    first = next((Refusal(c, why) for c, why in refused.items()), None)
+    for k, choice in enumerate(_turns(problem, templates, offered, choose, ladder)):
         try:
-            return made(choice), choice, None
+            return _applied(problem, templates, choice, spelled), choice, first
         except Exception as e:  # knobs that a template no longer has may fail in any way
-            if choice == offered[0] and not (lenient and isinstance(e, (InternalError, VerifyError))):
-                raise
-            why = e.__cause__ or e
-            refusal = Refusal(choice, str(why) if isinstance(why, DnncError) else repr(why))
-    if not lenient:
-        return made(offered[0]), offered[0], refusal
+            own = choice == offered[0]
+            if not ladder.down and (own or k > 0):
+                if isinstance(e, DnncError):
+                    raise
+                where = f"{problem.kernel.name}{locations(problem.kernel.locs)}"
+                raise InternalError(f"schedule {choice} does not apply to {where}: {reason(e)}") from e
+            first = first or Refusal(choice, reason(e.__cause__ or e))
+            ladder.refuse(nest, choice, reason(e.__cause__ or e), nodes)
+    if ladder.down and nodes > 1 and (not symbolic or ladder.naive_only(nest)):
+        raise InternalError(first.why if first is not None else f"no template schedules {problem.kernel.name}")
+    return _applied(problem, templates, NAIVE, spelled, limited=False), NAIVE, first
+
+
+def _candidates(problem: Problem, templates: Sequence[Template], ladder: Ladder) -> list[Choice]:
+    """Every schedule that some template offers. Where the ladder may step down, a template that fails offers none."""
+    if not ladder.down:
+        return candidates(problem, templates)
+    found: list[Choice] = []
     for t in templates:
-        for knobs in t.candidates(problem)[:1]:
-            try:
-                return made(Choice(t.name, knobs)), Choice(t.name, knobs), refusal
-            except (ScheduleError, VerifyError, InternalError):
-                continue
-    return made(NAIVE), NAIVE, refusal
+        try:
+            found += candidates(problem, [t])
+        except Exception as e:
+            ladder.notes.append(f"{problem.kernel.name}{locations(problem.kernel.locs)}: template {t.name} offers no schedule: {reason(e)}")
+    return found
 
 
-def plan_region(graph: Graph, fuse: bool = True, align: int = 1, normed: Normed | None = None) -> Region:
-    """Group the nodes of a graph and of those nested in it, and find what may work in place. `align`, `normed`: see PassContext."""
-    fusion = plan_fusion(graph, fuse, align, normed)
-    nested = {g: tuple(plan_region(s, fuse, align, normed) for s in g.nodes[0].subgraphs()) for g in fusion.groups if g.kind == "control"}
+def _turns(problem: Problem, templates: Sequence[Template], offered: Sequence[Choice], choose: Choose, ladder: Ladder) -> Iterator[Choice]:
+    """The schedules to try, in order: what is chosen, the templates' own first choice, and the first of each template."""
+    if not offered:
+        return
+    try:
+        choice = choose(problem, offered)
+    except Exception:
+        if not ladder.down:
+            raise
+        choice = offered[0]
+    tried = {choice}
+    yield choice
+    by_template = {c.template: c for c in reversed(offered)}
+    rest = [offered[0], *(by_template[t.name] for t in templates if t.name in by_template), *offered]
+    for c in rest:
+        if c not in tried and len(tried) < TURNS + len(by_template):
+            tried.add(c)
+            yield c
+
+
+def plan_region(graph: Graph, fuse: bool = True, align: int = 1, normed: Normed | None = None, cut: Collection[Node] = ()) -> Region:
+    """Group the nodes of a graph and of those nested in it, and find what may work in place. `align`, `normed`: see PassContext; `cut`: nodes
+    that do not join the group of their readers."""
+    fusion = plan_fusion(graph, fuse, align, normed, cut)
+    nested = {g: tuple(plan_region(s, fuse, align, normed, cut) for s in g.nodes[0].subgraphs()) for g in fusion.groups if g.kind == "control"}
     return Region(graph, fusion, find_inplace(graph, fusion), nested)
 
 
@@ -215,7 +256,7 @@ def build_steps(
     templates: Sequence[Template],
     choose: Choose,
     spelled: Collection[str] = (),
-    fallback: bool = False,
+    ladder: Ladder | None = None,
     known: Known | None = None,
     groups: KnownGroups | None = None,
 ) -> tuple[AnyStep, ...]:
@@ -227,11 +268,18 @@ def build_steps(
         templates: ways to schedule.
         choose: which of what they offer.
         spelled: intrinsics that stay as they are.
-        fallback: take another schedule where the chosen one turns out not to hold; else that is an InternalError or a VerifyError.
+        ladder: what failed before, and whether another schedule is taken where one fails; else that is an InternalError or a VerifyError.
         known: what nests became before; they are not scheduled again, and their kernels are made when somebody asks for them.
         groups: of programs made before, by the same templates, choices and intrinsics; those of this one are added.
+
+    Raises:
+        Unfit: the ladder may step down, and groups of several nodes have no schedule that holds.
     """
-    return _Steps(memory, templates, choose, spelled, fallback, known, KnownGroups() if groups is None else groups).of(region)
+    made = _Steps(memory, templates, choose, spelled, ladder or Ladder(), known, KnownGroups() if groups is None else groups)
+    steps = made.of(region)
+    if made.unfit:
+        raise Unfit(made.unfit)
+    return steps
 
 
 def lower_group(graph: Graph, g: Group, inplace: Value | None = None) -> Lowered:
@@ -246,6 +294,7 @@ class _Made:
     scheduled: Scheduled
     make: Callable[[], Kernel]
     refusal: Refusal | None = None
+    nest: str = ""
 
     def step(self, g: Group, params: tuple[Value, ...]) -> Step:
         low = self.problem.lowered
@@ -267,6 +316,68 @@ class KnownGroups:
         if self.most is not None and len(self._made) > self.most:
             del self._made[next(iter(self._made))]
 
+    def forget(self, nests: Collection[str]) -> None:
+        """Drop the groups whose naive kernels are these."""
+        self._made = {like: found for like, found in self._made.items() if found[0].nest not in nests}
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Plans one graph, whose passes have run, as often as kernels of the plan fail.
+
+    `revise`: may fuse differently; `known`, `groups`: see `build_steps`."""
+
+    graph: Graph
+    ctx: PassContext
+    templates: Sequence[Template]
+    choose: Choose
+    fuse: bool
+    revise: Revise | None = None
+    known: Known | None = None
+    groups: KnownGroups = field(default_factory=lambda: KnownGroups())
+    ladder: Ladder = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ladder", Ladder(self.ctx.fallback))
+
+    def region(self) -> Region:
+        """The graph with its groups."""
+        return plan_region(self.graph, self.fuse, self.ctx.align, self.ctx.normed, self.ladder.cut)
+
+    def program(self) -> Program:
+        """Groups, memory and kernels."""
+        while True:
+            region = self.region()
+            memory = plan_memory(self.graph, region.fusion, region.inplace, region.nested)
+            if self.revise is not None:
+                region, memory = self.revise(region, memory)
+            try:
+                return self.scheduled(region, memory)
+            except Unfit as e:
+                self.ladder.split(e.groups)
+
+    def scheduled(self, region: Region, memory: MemoryPlan) -> Program:
+        steps = build_steps(region, memory, self.templates, self.choose, self.ctx.spelled, self.ladder, self.known, self.groups)
+        return Program(self.graph, region.fusion, memory, steps, region, self)
+
+    def without(self, program: Program, failures: Sequence[Failure]) -> Program:
+        """See `Program.stepped_down`."""
+        nests = set()
+        for f in failures:
+            nodes = len(f.step.group.nodes)
+            if not self.ladder.down or (nodes == 1 and f.step.choice == NAIVE):
+                raise f.error
+            nest = show_kernel(f.step.nest)
+            if nest not in nests:
+                self.ladder.refuse(nest, f.step.choice, f"{f.stage}: {reason(f.error)}", nodes, built=True)
+            nests.add(nest)
+        self.groups.forget(nests)
+        try:
+            return self.scheduled(program.region, program.memory)
+        except Unfit as e:
+            self.ladder.split(e.groups)
+            return self.program()
+
 
 class _Steps:
     def __init__(
@@ -275,18 +386,22 @@ class _Steps:
         templates: Sequence[Template],
         choose: Choose,
         spelled: Collection[str],
-        fallback: bool,
+        ladder: Ladder,
         known: Known | None,
         groups: KnownGroups,
     ) -> None:
-        self.memory, self.templates, self.choose, self.spelled, self.fallback, self.known = memory, templates, choose, spelled, fallback, known
+        self.memory, self.templates, self.choose, self.spelled, self.ladder, self.known = memory, templates, choose, spelled, ladder, known
         self.groups = groups
+        self.unfit: list[tuple[Group, str]] = []
+        self.unfit_like: dict[Hashable, str] = {}
         self.made: dict[tuple[str, frozenset[str]], _Made] = {}
 
     def of(self, region: Region) -> tuple[AnyStep, ...]:
-        return tuple(self.control(region, g) if g.kind == "control" else self.kernel(region.graph, g) for g in region.fusion.groups)
+        made = (self.control(region, g) if g.kind == "control" else self.kernel(region.graph, g) for g in region.fusion.groups)
+        return tuple(s for s in made if s is not None)
 
-    def kernel(self, graph: Graph, g: Group) -> Step:
+    def kernel(self, graph: Graph, g: Group) -> Step | None:
+        """The kernel call of a group; None where it is unfit, which is noted."""
         if g.kind == "host":
             raise InternalError(f"{g.nodes[0].op.name}{locations(g.output.locs)} runs on the host and cannot be a kernel")
         if g.nodes[0].op.name == "recurrence":  # its body reads values that the node does not list
@@ -296,7 +411,17 @@ class _Steps:
         like = likeness(graph, g.nodes, g.output, self.memory.inplace.get(g))
         found = self.groups.find(like)
         if found is None:
-            made = self.lowered(graph, g)
+            why = self.unfit_like.get(like)
+            if why is None:
+                try:
+                    made = self.lowered(graph, g)
+                except Exception as e:
+                    if not self.ladder.down or len(g.nodes) == 1:
+                        raise
+                    why = self.unfit_like[like] = reason(e)
+            if why is not None:
+                self.unfit.append((g, why))
+                return None
             found = made, tuple(map(values.index, made.problem.lowered.params))
             self.groups.add(like, *found)
         made, places = found
@@ -310,12 +435,12 @@ class _Steps:
         key = nest, problem.constants
         made = self.made.get(key)
         if made is None:
-            made = self.made[key] = self.found(nest, problem) or self.new(nest, problem)
-        return replace(made, problem=problem)
+            made = self.made[key] = self.found(nest, problem) or self.new(nest, problem, len(g.nodes))
+        return replace(made, problem=problem, nest=nest)
 
     def found(self, nest: str, problem: Problem) -> _Made | None:
         """What is known of a nest."""
-        known = None if self.known is None else self.known.find(nest, problem)
+        known = None if self.known is None or self.ladder.refused(nest) else self.known.find(nest, problem)
         if known is None:
             return None
 
@@ -328,10 +453,10 @@ class _Steps:
 
         return _Made(problem, known, make)
 
-    def new(self, nest: str, problem: Problem) -> _Made:
-        """A nest that nobody has scheduled."""
-        verify_kernel(problem.kernel)
-        kernel, choice, refusal = _scheduled(problem, self.templates, self.choose, self.spelled, self.fallback)
+    def new(self, nest: str, problem: Problem, nodes: int) -> _Made:
+        """A nest of so many nodes that nobody has scheduled."""
+        verify_kernel(problem.kernel, limited=nodes > 1)
+        kernel, choice, refusal = _scheduled(problem, self.templates, self.choose, self.spelled, self.ladder, nest, nodes)
         made = Scheduled.of(kernel, choice)
         if self.known is not None and refusal is None:
             self.known.record(nest, problem, made)

@@ -18,6 +18,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
+os.environ["DNNC_STRICT"] = "1"  # a kernel that needs a lesser schedule than the first choice is a mistake of the compiler
+
 SKIPS_ALLOWED = 0  # may only fall; a test that cannot run somewhere belongs to a tier (slow, gpu) instead
 
 # Of tests with many cases, and of files, that take long together, the fast tier runs every n-th; the slow tier runs the others.

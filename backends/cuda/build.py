@@ -25,8 +25,10 @@ from dnnc.backends.cuda.nvrtc import compile_many, nvrtc_identity
 from dnnc.backends.link import Linker, control_names, describe, describe_control, place_constants
 from dnnc.backends.places import Control, Loop, NativeKernel
 from dnnc.backends.prologue import prologue_of
+from dnnc.ir.errors import DnncError, TargetError
 from dnnc.ir.graph import Graph
 from dnnc.ir.operator.stmt import Kernel
+from dnnc.passes.ladder import Failure, fail
 from dnnc.passes.program import Program, Step
 
 if TYPE_CHECKING:
@@ -122,6 +124,7 @@ def build(
     verify: bool = True,
     progress: Progress | None = None,
     given: Given | None = None,
+    spare: dict[str, bytes] | None = None,
 ) -> CudaNative:
     """Compile and link.
 
@@ -133,6 +136,11 @@ def build(
         verify: are kernels to be checked before they are used?
         progress: told ("compile", done, of).
         given: code out of a saved model; the cache is not asked for it.
+        spare: takes the code of this program, for a second attempt at it; the cache may keep none.
+
+    Raises:
+        KernelsFailed: kernels failed, and the program can step down.
+        DnncError: what the first one failed with, where it cannot.
     """
     symbols = symbols_of(program, target.arch, compiler.version)
     steps = {symbols[s.text]: (s, graph) for s, graph in program.walk() if isinstance(s, Step)}
@@ -141,19 +149,48 @@ def build(
         need(steps[name][0].kernel)
     cubins = {name: call.code for name, call in calls.items()}
     for name in (name for name in steps if name not in calls):
-        found = given.cubins.get(name) if given else None
+        found = given.cubins.get(name) if given else spare.get(name) if spare else None
         found = kernels.get(name[2:]) if found is None else found
         if found is not None:
             cubins[name] = found
-    missing = {name: s.kernel for name, (s, _) in steps.items() if name not in cubins}
+    missing = {name: s for name, (s, _) in steps.items() if name not in cubins}
     tell = (lambda done, of: progress("compile", done, of)) if progress else None
-    for name, cubin in compiler.compile(missing, target, tell).items() if missing else ():
+    made, failures = _compiled(missing, target, compiler, tell) if missing else ({}, [])
+    for name, cubin in made.items():
         kernels.put(name[2:], cubin)
         cubins[name] = cubin
-    launches = {name: ONE if name in calls else launched(name, s, kernels) for name, (s, _) in steps.items()}
+    if spare is not None:
+        spare.update(made)
+    launches = {}
+    for name, (s, _) in steps.items():
+        try:
+            launches[name] = ONE if name in calls else launched(name, s, kernels)
+        except DnncError as e:
+            failures.append(Failure(s, "launch", e))
+    fail(program, failures)
     checks = _checks(steps, kernels, given) if verify else {}
     params = {name: tuple(p.name for p in s.nest.entry.params) for name, (s, _) in steps.items()}
     return _linked(program, target, symbols, cubins, (launches, params), checks, len(missing))
+
+
+def _compiled(
+    missing: Mapping[str, Step], target: GpuTarget, compiler: Compiler, tell: Callable[[int, int], None] | None
+) -> tuple[dict[str, bytes], list[Failure]]:
+    """The code of kernels by symbol, and those that have none: where one of all fails, each is compiled by itself."""
+    try:
+        return compiler.compile({name: s.kernel for name, s in missing.items()}, target, tell), []
+    except TargetError:
+        raise
+    except Exception as first:
+        if len(missing) == 1:
+            return {}, [Failure(s, "compilation", first) for s in missing.values()]
+    made: dict[str, bytes] = {}
+    failures: list[Failure] = []
+    for name, s in missing.items():
+        code, failed = _compiled({name: s}, target, compiler, None)
+        made.update(code)
+        failures += failed
+    return made, failures
 
 
 def _checks(steps: Mapping[str, tuple[Step, Graph]], kernels: KernelCache, given: Given | None) -> dict[str, Check]:

@@ -260,8 +260,12 @@ class CudaNative:
 
     def functions(self, device: Device) -> dict[str, Any]:
         """Its kernels, loaded on a device."""
-        overlapping = {k.symbol for k in self.kernels if "pdl_wait(" in k.text}
-        return {s: device.load(c, s, self.launches[s], self.params[s], s in overlapping) for s, c in self.cubins.items()}
+        return {s: self.function(s, device) for s in self.cubins}
+
+    def function(self, symbol: str, device: Device) -> Any:
+        """One of its kernels, loaded on a device."""
+        overlapping = any(k.symbol == symbol and "pdl_wait(" in k.text for k in self.kernels)
+        return device.load(self.cubins[symbol], symbol, self.launches[symbol], self.params[symbol], overlapping)
 
     def check(self, symbol: str, device: Device, function: Any) -> None:
         """Check a kernel that no device has checked. AccuracyError where it is wrong."""

@@ -23,6 +23,8 @@ from dnnc.backends.llvm.native import ENTRY, FORMAT, Native
 from dnnc.backends.llvm.worker_pool import CompileService
 from dnnc.backends.places import Call
 from dnnc.backends.prologue import prologue_of
+from dnnc.ir.errors import DnncError
+from dnnc.passes.ladder import Failure, fail
 from dnnc.passes.program import Program, Step
 
 Array = np.ndarray[Any, Any]
@@ -56,6 +58,7 @@ def build(
     progress: Progress | None = None,
     given: Mapping[str, bytes] | None = None,
     flush: bool = False,
+    spare: dict[str, bytes] | None = None,
 ) -> Native:
     """Compile, check and link.
 
@@ -68,6 +71,11 @@ def build(
         progress: told (stage, done, of).
         given: objects by symbol, out of a saved model; the cache is not asked for these.
         flush: are denormals zero while the program runs?
+        spare: takes the objects of this program, for a second attempt at it; the cache may keep none.
+
+    Raises:
+        KernelsFailed: kernels failed, and the program can step down.
+        DnncError: what the first one failed with, where it cannot.
     """
     symbols = {s.text: symbol_of(s.text, target) for s in program.kernels}
     objects: dict[str, bytes] = {}
@@ -76,18 +84,25 @@ def build(
         name = symbols[s.text]
         if name in objects or name in missing:
             continue
-        found = given[name] if given and name in given else kernels.get(name[2:])
+        found = given[name] if given and name in given else spare[name] if spare and name in spare else kernels.get(name[2:])
         if found is not None:
             objects[name] = found
         else:
             missing[name] = s
-    texts = {name: emit_kernel(s.kernel, name, target.feature_set) for name, s in missing.items()}
+    texts, failures = _emitted(missing, target)
     tell = (lambda done, of: progress("compile", done, of)) if progress else None
-    made = service.compile_many(list(texts.items()), target.cpu, target.features, tell)
+    failed: dict[str, Exception] = {}
+    made = service.compile_many(list(texts.items()), target.cpu, target.features, tell, failed)
+    failures += [Failure(missing[name], "compilation", e) for name, e in failed.items()]
     if check is not None and made:
-        _check_all(missing, made, check, progress)
+        failures += _check_all(missing, made, check, progress)
+    wrong = {id(f.step) for f in failures}
     for name, obj in made.items():
-        kernels.put(name[2:], obj)
+        if id(missing[name]) not in wrong:
+            kernels.put(name[2:], obj)
+    if spare is not None:
+        spare.update({name: obj for name, obj in made.items() if id(missing[name]) not in wrong})
+    fail(program, failures)
     objects.update(made)
     constants, offsets = lay_out_constants(program)
     linker = Linker(program, symbols, offsets)
@@ -98,13 +113,30 @@ def build(
     return _linked(program, symbols, objects, constants, made_calls, control, texts, len(missing), flush)
 
 
-def _check_all(missing: Mapping[str, Step], made: Mapping[str, bytes], check: Check, progress: Progress | None) -> None:
-    """Check new kernels, linked with each other only."""
+def _emitted(missing: Mapping[str, Step], target: CpuTarget) -> tuple[dict[str, str], list[Failure]]:
+    """The LLVM text of kernels by symbol, and those that cannot be emitted."""
+    texts: dict[str, str] = {}
+    failures: list[Failure] = []
+    for name, s in missing.items():
+        try:
+            texts[name] = emit_kernel(s.kernel, name, target.feature_set)
+        except Exception as e:
+            failures.append(Failure(s, "emission", e))
+    return texts, failures
+
+
+def _check_all(missing: Mapping[str, Step], made: Mapping[str, bytes], check: Check, progress: Progress | None) -> list[Failure]:
+    """Check new kernels, linked with each other only. Returns those that are refused."""
     trial = load_objects(list(made.values()))
-    for k, (name, step) in enumerate(missing.items()):
-        check(step, trial.address(name))
+    failures: list[Failure] = []
+    for k, name in enumerate(made):
+        try:
+            check(missing[name], trial.address(name))
+        except DnncError as e:
+            failures.append(Failure(missing[name], "kernel check", e))
         if progress:
-            progress("check", k + 1, len(missing))
+            progress("check", k + 1, len(made))
+    return failures
 
 
 def _linked(

@@ -26,6 +26,9 @@ Progress = Callable[[int, int], None]  # done, of how many
 
 SECONDS_PER_BYTE = 0.3e-6  # of kernel text, all of LLVM: 12 ms for the 40 KB of a large one
 START_SECONDS = 0.15  # until a worker has loaded llvmlite, on a core of its own: 0.12 s measured
+LARGE = 1 << 20  # bytes of a text from which on it is compiled by a worker, which can be ended
+PATIENCE = 60.0  # seconds that a text may take at least, a thousand times what a large kernel takes
+SLOWER = 200  # times the expected seconds that it may take
 ATTEMPTS = 2  # a worker may have been killed for its memory; a text that ends two of them is at fault
 # The parent's sys.path, so that a worker imports the very dnnc that starts it, and nothing from its current directory.
 _BOOTSTRAP = "import sys; sys.path[:] = sys.argv[1].split(chr(0x1F)); from dnnc.backends.llvm.worker import main; main()"
@@ -55,53 +58,59 @@ class CompileService:
             w.kill()
         self._workers.clear()
 
-    def compile_many(self, items: Sequence[Item], cpu: str, features: str, progress: Progress | None = None) -> dict[str, bytes]:
+    def compile_many(
+        self, items: Sequence[Item], cpu: str, features: str, progress: Progress | None = None, failed: dict[str, Exception] | None = None
+    ) -> dict[str, bytes]:
         """Compile every text, in no given order.
 
         Args:
             items: (key, text); the keys differ.
             cpu: as for `compile.compile_text`, `features` too.
             progress: called with (done, of how many) in the calling thread.
+            failed: takes the errors of texts that do not compile, by key; without it the first is raised.
 
         Raises:
-            InternalError: a text that is not valid, or that ends the compiler; it names the key, and a file with the text in the second case.
+            InternalError: a text that is not valid, that ends the compiler, or that takes longer than PATIENCE; it names the key, and a file with the
+                text in the second case.
             KeyboardInterrupt: Control-C; the workers are gone by then.
         """
         ordered = sorted(items, key=lambda item: (-len(item[1]), item[0]))
         count = self._worker_count([len(text) for _, text in ordered])
         tell = progress or (lambda done, total: None)
         if not count:
-            return self._compile_here(ordered, cpu, features, tell)
+            return self._compile_here(ordered, cpu, features, tell, failed)
         while len(self._workers) < count:
             self._workers.append(_Worker())
         try:
-            return self._distribute(ordered, cpu, features, tell)
+            return self._distribute(ordered, cpu, features, tell, failed)
         except BaseException:  # KeyboardInterrupt too: nobody may go on compiling
             self.close()
             raise
 
     def _worker_count(self, sizes: Sequence[int]) -> int:
         """How many workers to use, 0 for none: those that pay for their start, or those that run already."""
-        if self.threads < 2 or len(sizes) < 2 or self.reason or not sys.executable:
+        if self.reason or not sys.executable:
             return 0
+        if self.threads < 2 or len(sizes) < 2:
+            return int(max(sizes, default=0) > LARGE)
         work = SECONDS_PER_BYTE * sum(sizes)
         many = min(self.threads, len(sizes))
         if self._workers:  # the first is free; another must save more than its start
             return many if work > 2 * START_SECONDS else min(many, len(self._workers))
         slowest = max(work / many, SECONDS_PER_BYTE * max(sizes))
-        return many if START_SECONDS + slowest < work else 0
+        return many if START_SECONDS + slowest < work else int(max(sizes) > LARGE)
 
-    def _compile_here(self, items: Sequence[Item], cpu: str, features: str, tell: Progress) -> dict[str, bytes]:
+    def _compile_here(self, items: Sequence[Item], cpu: str, features: str, tell: Progress, failed: dict[str, Exception] | None) -> dict[str, bytes]:
         out: dict[str, bytes] = {}
         for key, text in items:
             try:
                 out[key] = compile_text(text, cpu, features)
             except InternalError as e:
-                raise InternalError(f"kernel {key}: {e}") from e
+                _failed(key, e, failed)
             tell(len(out), len(items))
         return out
 
-    def _distribute(self, items: Sequence[Item], cpu: str, features: str, tell: Progress) -> dict[str, bytes]:
+    def _distribute(self, items: Sequence[Item], cpu: str, features: str, tell: Progress, failed: dict[str, Exception] | None) -> dict[str, bytes]:
         todo: queue.SimpleQueue[Item] = queue.SimpleQueue()
         for item in items:
             todo.put(item)
@@ -110,6 +119,7 @@ class CompileService:
         for f in feeders:
             f.start()
         out: dict[str, bytes] = {}
+        answered: set[str] = set()
         running = len(feeders)
         while running:
             answer = answers.get()
@@ -117,16 +127,26 @@ class CompileService:
                 running -= 1
                 continue
             (key, _), result = answer
+            answered.add(key)
             if isinstance(result, Exception):
-                raise InternalError(f"kernel {key}: {result}") from result
-            out[key] = result
+                _failed(key, result, failed)
+            else:
+                out[key] = result
             tell(len(out), len(items))
-        rest = [item for item in items if item[0] not in out]
+        rest = [item for item in items if item[0] not in answered]
         if rest:  # no worker could be started
             self.reason = next(w.reason for w in self._workers if w.reason)
             self.close()
-            out.update(self._compile_here(rest, cpu, features, tell))
+            out.update(self._compile_here(rest, cpu, features, tell, failed))
         return out
+
+
+def _failed(key: str, e: Exception, failed: dict[str, Exception] | None) -> None:
+    """Note that a text does not compile, or raise what it failed with."""
+    error = InternalError(f"kernel {key}: {e}")
+    if failed is None:
+        raise error from e
+    failed[key] = error
 
 
 def _feed(worker: _Worker, todo: queue.SimpleQueue[Item], answers: queue.SimpleQueue[Any], cpu: str, features: str) -> None:
@@ -194,13 +214,20 @@ class _Worker:
     def request(self, item: Item, cpu: str, features: str) -> bytes | Exception | str:
         """The object, the compiler's error, or, when the process has ended on it, its last words."""
         assert self._process is not None and self._process.stdin is not None
+        limit = max(PATIENCE, SLOWER * SECONDS_PER_BYTE * len(item[1]))
+        slow = threading.Timer(limit, self._process.kill)
+        slow.daemon = True
+        slow.start()
         try:
             send(self._process.stdin, {"key": item[0], "cpu": cpu, "features": features}, item[1].encode())  # type: ignore[arg-type]
+            answer = self._receive()
         except OSError:
-            return self._last_words()
-        answer = self._receive()
+            answer = None
+        finally:
+            late = not slow.is_alive()
+            slow.cancel()
         if answer is None:
-            return self._last_words()
+            return InternalError(f"LLVM takes longer than {limit:.0f} s for it") if late else self._last_words()
         header, body = answer
         return InternalError(header["error"]) if "error" in header else body
 

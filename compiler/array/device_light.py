@@ -28,16 +28,16 @@ from dnnc.backends.cuda.library import is_call
 from dnnc.backends.cuda.native import STATUS_BYTES
 from dnnc.backends.link import Linker, lay_out_constants
 from dnnc.backends.places import Place as Where
-from dnnc.device_driver import Machine, compile_for_device, pass_context
+from dnnc.device_driver import Machine, check_native, compile_for_device, pass_context
 from dnnc.device_executable import DeviceExecutable
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph
 from dnnc.options import CompileOptions, cache_folder, make_options
 from dnnc.passes.base import PassManager
-from dnnc.passes.graph.memory_plan import Region, plan_memory
 from dnnc.passes.graph.segments import needs_host
+from dnnc.passes.ladder import built
 from dnnc.passes.pipelines import LEVELS
-from dnnc.passes.program import KnownGroups, Program, Step, build_steps, plan_region
+from dnnc.passes.program import KnownGroups, Planner, Program, Step
 from dnnc.passes.schedule.step import first_choice
 from dnnc.schedules import Schedules, keep, used
 from dnnc.tuned import choose_of
@@ -214,8 +214,10 @@ class DeviceCompiler:
             if known is None:
                 graph = make()
                 PassManager().run(graph, LEVELS[self.opts.opt_level], self.ctx)
-                region = plan_region(graph, fuse=self.opts.opt_level >= 3, align=self.ctx.align, normed=self.ctx.normed)
-                known = self._made(graph, key, region) if len(region.fusion.groups) == 1 else None  # values between kernels would have no place
+                planner = self._planner(graph)
+                known = (
+                    self._made(graph, key, planner) if len(planner.region().fusion.groups) == 1 else None
+                )  # values between kernels would have no place
             return known
 
     def _known(self, key: str) -> DeviceLight | None:
@@ -243,10 +245,9 @@ class DeviceCompiler:
         self._room([v.type.nbytes for v in graph.outputs])
         original = graph.copy()
         PassManager().run(graph, LEVELS[self.opts.opt_level], self.ctx)
-        region = plan_region(graph, fuse=self.opts.opt_level >= 3, align=self.ctx.align, normed=self.ctx.normed)
-        if any(g.kind in ("host", "control") for g in region.fusion.groups):
+        if needs_host(graph) or any("control" in n.op.traits for n in graph.nodes()):  # that a pass has made
             return self._long_way(original)
-        return self._made(graph, key, region) or self._long_way(original)
+        return self._made(graph, key, self._planner(graph)) or self._long_way(original)
 
     def _room(self, sizes: Sequence[Any]) -> None:
         """TargetError where the results do not fit, before anything is compiled for them."""
@@ -270,32 +271,31 @@ class DeviceCompiler:
         r = f()
         return tuple(map(self.place.upload, r)) if isinstance(r, tuple) else self.place.upload(r)
 
-    def _made(self, graph: Graph, key: str, region: Region) -> DeviceLight | None:
-        """The program of a graph after the passes; None where a library is to be called."""
-        memory = plan_memory(graph, region.fusion, region.inplace, region.nested)
+    def _planner(self, graph: Graph) -> Planner:
         choose = first_choice if graph.dims else self.choose
-        made = build_steps(region, memory, self.machine.templates, choose, self.ctx.spelled, True, self.schedules, self.groups)
-        steps = [s for s in made if isinstance(s, Step)]
-        program = Program(graph, region.fusion, memory, made, region)
-        if any(map(step_call, steps)):
+        return Planner(graph, self.ctx, self.machine.templates, choose, self.opts.opt_level >= 3, None, self.schedules, self.groups)
+
+    def _made(self, graph: Graph, key: str, planner: Planner) -> DeviceLight | None:
+        """The program of a graph after the passes; None where a library is to be called."""
+        program, codes = built(planner.program(), self._codes)
+        steps = list(program.kernels)
+        if codes is None or (graph.dims and len(steps) > 1):
             return None
-        codes = self._codes(program)
         plan = self._linked(program, steps, {k.text: k for k in codes})
-        if key and len(plan.constants) <= KEPT_CONSTANTS:
+        if key and len(plan.constants) <= KEPT_CONSTANTS and not program.steps_down:
             self.cache.put(key, plan.to_json())
         return self._loaded(plan)
 
-    def _codes(self, program: Program) -> list[Code]:
-        """The kernels of a program, compiled and checked where they are new."""
+    def _codes(self, program: Program) -> list[Code] | None:
+        """The kernels of a program, compiled and checked where they are new; None where a library is to be called."""
+        if any(map(step_call, program.kernels)):
+            return None
         symbols = symbols_of(program, self.machine.target.arch, self.machine.compiler.version)
         steps = {symbols[s.text]: s for s in program.kernels}
         codes = [Code(symbol, s.text, launched(symbol, s, self.cache), tuple(p.name for p in s.nest.entry.params)) for symbol, s in steps.items()]
         if any(self._function(k) is None for k in codes):
             native = build(program, self.machine.target, self.cache, self.machine.compiler, bool(self.opts.verify))
-            functions = native.functions(self.place.device)
-            for symbol in list(native.checks):
-                native.check(symbol, self.place.device, functions[symbol])
-            for symbol, f in functions.items():
+            for symbol, f in check_native(native, self.place.device).items():
                 keep(self.functions, symbol, f, KERNELS)
         return codes
 

@@ -32,15 +32,15 @@ from dnnc.backends.llvm.spelling import spelled
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.results import results as result_memory
 from dnnc.backends.runtime import Frame, address_of, aligned_empty, runtime
-from dnnc.ir.errors import InputError
+from dnnc.ir.errors import AccuracyError, InputError
 from dnnc.ir.graph import Graph
 from dnnc.memory import check_fits, check_possible
-from dnnc.options import CompileOptions, cache_folder, check_every_pass, make_options, thread_count
+from dnnc.options import CompileOptions, cache_folder, check_every_pass, make_options, steps_down, thread_count
 from dnnc.passes.base import PassContext, PassManager
-from dnnc.passes.graph.memory_plan import Region, plan_memory
 from dnnc.passes.graph.segments import needs_host
+from dnnc.passes.ladder import Failure, built, fail
 from dnnc.passes.pipelines import LEVELS
-from dnnc.passes.program import KnownGroups, Program, Step, build_steps, plan_region
+from dnnc.passes.program import KnownGroups, Planner, Program, Step
 from dnnc.schedules import Schedules, keep, used
 from dnnc.tuned import choose_of
 
@@ -202,7 +202,13 @@ class Compiler:
         numerics = self.opts.numerics
         own = spelled(numerics, self.target.feature_set)
         self.ctx = PassContext(
-            numerics=numerics, lanes=self.target.lanes, rates=self.target.rates, fold_limit=FOLD_LIMIT, check=check_every_pass(), spelled=own
+            numerics=numerics,
+            lanes=self.target.lanes,
+            rates=self.target.rates,
+            fold_limit=FOLD_LIMIT,
+            check=check_every_pass(),
+            spelled=own,
+            fallback=steps_down(self.opts),
         )
         self.templates = templates(self.target, self.ctx.strict)
         self.choose = choose_of(self.opts, kept=self.kernels.cache)
@@ -233,7 +239,7 @@ class Compiler:
             if known is None:
                 graph = make()
                 PassManager().run(graph, LEVELS[self.opts.opt_level], self.ctx)
-                known = self._made(graph, key)
+                known = self._made(graph, key, self._planner(graph))
             return known
 
     def _known(self, key: str) -> Light | None:
@@ -250,26 +256,40 @@ class Compiler:
         check_possible(graph)
         original = graph.copy()
         PassManager().run(graph, LEVELS[self.opts.opt_level], self.ctx)
-        region = plan_region(graph, fuse=self.opts.opt_level >= 3, align=self.ctx.align, normed=self.ctx.normed)
-        if any(g.kind in ("host", "control") for g in region.fusion.groups):
+        if needs_host(graph) or any("control" in n.op.traits for n in graph.nodes()):  # that a pass has made
             return self._long_way(original)
-        return self._made(graph, key, region) or self._long_way(original)
+        return self._made(graph, key, self._planner(graph)) or self._long_way(original)
 
-    def _made(self, graph: Graph, key: str, region: Region | None = None) -> Light | None:
+    def _made(self, graph: Graph, key: str, planner: Planner) -> Light | None:
         """The program of a graph after the passes; None where the runner cannot take it."""
-        region = region or plan_region(graph, fuse=self.opts.opt_level >= 3, align=self.ctx.align, normed=self.ctx.normed)
-        if graph.dims and len(region.fusion.groups) > 1:  # values between kernels would have no place
+        if graph.dims and len(planner.region().fusion.groups) > 1:  # values between kernels would have no place
             return None
-        memory = plan_memory(graph, region.fusion, region.inplace, region.nested)
-        made = build_steps(region, memory, self.templates, self.choose, self.ctx.spelled, True, self.kernels.schedules, self.groups)
-        steps = [s for s in made if isinstance(s, Step)]
-        plan = self._linked(Program(graph, region.fusion, memory, made, region), steps)
+        program, made = built(planner.program(), self._built)
+        if made is None or (graph.dims and len(made[0].records) > 1):
+            return None
+        plan, loaded = made
+        if key and len(plan.constants) <= KEPT_CONSTANTS and not program.steps_down:
+            self.kernels.cache.put(key, plan.to_json())
+        return Light(plan, loaded, self.runner, self.threads)
+
+    def _planner(self, graph: Graph) -> Planner:
+        return Planner(graph, self.ctx, self.templates, self.choose, self.opts.opt_level >= 3, None, self.kernels.schedules, self.groups)
+
+    def _built(self, program: Program) -> tuple[Plan, dict[str, tuple[Loaded, int]]] | None:
+        """The table of a program and its code; None where the runner cannot take it."""
+        steps = list(program.kernels)
+        plan = self._linked(program, steps)
         if plan is None:
             return None
-        if key and len(plan.constants) <= KEPT_CONSTANTS:
-            self.kernels.cache.put(key, plan.to_json())
-        loaded = {r.symbol: self.kernels.load(s.text) or self.kernels.make(s, graph) for r, s in zip(plan.records, steps)}
-        return Light(plan, loaded, self.runner, self.threads)
+        loaded: dict[str, tuple[Loaded, int]] = {}
+        failures: list[Failure] = []
+        for r, s in zip(plan.records, steps):
+            try:
+                loaded[r.symbol] = self.kernels.load(s.text) or self.kernels.make(s, program.graph)
+            except Exception as e:
+                failures.append(Failure(s, "kernel check" if isinstance(e, AccuracyError) else "compilation", e))
+        fail(program, failures)
+        return plan, loaded
 
     def _long_way(self, graph: Graph) -> Any:
         from dnnc.driver import compile_graph

@@ -126,6 +126,9 @@ PrecisionOption = Annotated[
 ]
 Cache = Annotated[str, typer.Option(metavar="auto|PATH|off", help="Where compiled kernels are kept.")]
 Tune = Annotated[str | None, typer.Option("--tune", metavar="LOG", help="Take schedules from a tuning log; docs/tuning_log.md.", show_default=False)]
+StrictCompile = Annotated[
+    bool, typer.Option("--strict-compile", help="Make it an error where a kernel needs a lesser schedule or a smaller group than the first choice.")
+]
 Inputs = Annotated[
     list[str] | None,
     typer.Option(
@@ -158,6 +161,7 @@ def compile_(
     precision: PrecisionOption = Precision.model,
     cache: Cache = "auto",
     tune: Tune = None,
+    strict_compile: StrictCompile = False,
     inputs: Inputs = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -172,7 +176,7 @@ def compile_(
 
     shared = (tuple(dims or ()), threads, verify.value, int(opt_level.value), numerics.value, cache, tuple(inputs or ()))
     compile_command(
-        Job(model, target, *shared, precision.option, tune),
+        Job(model, target, *shared, precision.option, tune, strict_compile),
         as_json,
         Saving(output, small, tuple(a.strip() for a in also.split(",") if a.strip())),
         passes,
@@ -197,6 +201,7 @@ def run(
     precision: PrecisionOption = Precision.model,
     cache: Cache = "auto",
     tune: Tune = None,
+    strict_compile: StrictCompile = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -208,7 +213,7 @@ def run(
     from dnnc.cli.models import Job
 
     shared = (tuple(dims or ()), threads, verify.value, int(opt_level.value), numerics.value, cache, tuple(inputs or ()))
-    run_command(Job(model, target, *shared, precision.option, tune), output, repeat, seed, as_json)
+    run_command(Job(model, target, *shared, precision.option, tune, strict_compile), output, repeat, seed, as_json)
 
 
 @app.command("verify", epilog="Example:  dnnc verify model.onnx --dims batch=1 --bisect")
@@ -226,6 +231,7 @@ def verify_(
     precision: PrecisionOption = Precision.model,
     cache: Cache = "auto",
     tune: Tune = None,
+    strict_compile: StrictCompile = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -237,7 +243,7 @@ def verify_(
     from dnnc.cli.verify import verify_command
 
     shared = (tuple(dims or ()), threads, "kernels", int(opt_level.value), numerics.value, cache, tuple(inputs or ()))
-    verify_command(Job(model, target, *shared, precision.option, tune), find, seed, as_json)
+    verify_command(Job(model, target, *shared, precision.option, tune, strict_compile), find, seed, as_json)
 
 
 @app.command("bench", epilog="Example:  dnnc bench model.onnx --dims batch=1 --peers onnxruntime,openvino")
@@ -266,6 +272,7 @@ def bench(
     precision: PrecisionOption = Precision.model,
     cache: Cache = "auto",
     tune: Tune = None,
+    strict_compile: StrictCompile = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -278,7 +285,7 @@ def bench(
     from dnnc.cli.models import Job
 
     shared = (tuple(dims or ()), threads, verify.value, int(opt_level.value), numerics.value, cache, tuple(inputs or ()))
-    bench_command(Job(model, target, *shared, precision.option, tune), parse_peers(peers or ()), duration, warmup, seed, as_json)
+    bench_command(Job(model, target, *shared, precision.option, tune, strict_compile), parse_peers(peers or ()), duration, warmup, seed, as_json)
 
 
 @app.command("tune", epilog="Example:  dnnc tune model.onnx --dims batch=1 --budget 2m && dnnc run model.onnx --dims batch=1 --tune model.tune.jsonl")

@@ -35,6 +35,7 @@ class Job:
     inputs: tuple[str, ...]
     precision: str | None = None
     tune: str | None = None
+    strict_compile: bool = False
 
 
 def open_model(job: Job, progress: Progress | None = None) -> Compiled:
@@ -51,6 +52,7 @@ def open_model(job: Job, progress: Progress | None = None) -> Compiled:
         "precision": job.precision,
         "cache": parse_cache(job.cache),
         "tune": job.tune,
+        "strict_compile": job.strict_compile,
     }
     f: Compiled = compile(load_model(job.model), progress, **options)
     return f

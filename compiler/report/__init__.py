@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dnnc.passes.base import PassRecord
     from dnnc.signature import TensorSpec
 
+LADDER = "schedule ladder"  # the record of what had to be scheduled or grouped in another way
 STAGES = ("passes", "compile", "check", "link")  # of a program, in this order
 Count = Union[int, str]  # a number, or its expression in symbolic dims
 
@@ -95,6 +96,11 @@ class Report:
     def fallbacks(self) -> list[str]:
         """Nodes that run on the host, of all programs; empty for a model that is native throughout."""
         return list(dict.fromkeys([*self.host, *(f for p in self.programs for f in p.fallbacks)]))
+
+    @property
+    def steps_down(self) -> list[str]:
+        """Where a lesser schedule or a smaller group was taken, and why; empty where all first choices held."""
+        return list(dict.fromkeys(n for p in self.programs for r in p.passes if r.name == LADDER for n in r.notes))
 
     @property
     def seconds(self) -> float:

@@ -75,7 +75,7 @@ def check(graph: Graph, inputs: Sequence[Array], options: dict[str, Any], cache:
     from dnnc.driver import compile as compile_model
 
     try:
-        f = compile_model(graph, cache=cache, dims={v.name: (v.lo, v.hi) for v in input_dims(graph)}, **options)
+        f = compile_model(graph, cache=cache, strict_compile=True, dims={v.name: (v.lo, v.hi) for v in input_dims(graph)}, **options)
         numerics, level = options.get("numerics", "standard"), options.get("opt_level", 3)
         tiled = numerics != "strict" and level > 1 and options.get("target") != "reference"
         for arrays in [list(inputs), *variations(graph, inputs, numerics != "fast", tiled)]:

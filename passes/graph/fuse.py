@@ -61,11 +61,12 @@ class FusionPlan:
         return "\n".join([*(f"group {k}: {g}" for k, g in enumerate(self.groups)), *views])
 
 
-def plan_fusion(graph: Graph, fuse: bool = True, align: int = 1, normed: Normed | None = None) -> FusionPlan:
-    """Group the nodes of a graph whose layouts are set. `fuse=False`: every node alone; `align`, `normed`: see PassContext."""
+def plan_fusion(graph: Graph, fuse: bool = True, align: int = 1, normed: Normed | None = None, cut: Collection[Node] = ()) -> FusionPlan:
+    """Group the nodes of a graph whose layouts are set. `fuse=False`: every node alone; `align`, `normed`: see PassContext; `cut`: nodes that do
+    not join the group of their readers."""
     apart: set[Node] = set()
     while True:
-        fuser = _Fuser(graph, fuse, align, normed, apart)
+        fuser = _Fuser(graph, fuse, align, normed, apart, cut)
         plan = fuser.run()
         broken = fuser.broken()
         if not broken:
@@ -76,8 +77,8 @@ def plan_fusion(graph: Graph, fuse: bool = True, align: int = 1, normed: Normed 
 class _Fuser:
     """Walks the nodes backwards: a node joins the group of its readers when all of them are in one group and the rules allow it."""
 
-    def __init__(self, graph: Graph, fuse: bool, align: int, normed: Normed | None, apart: Collection[Node]) -> None:
-        self.graph, self.fuse, self.normed, self.apart = graph, fuse, normed, apart
+    def __init__(self, graph: Graph, fuse: bool, align: int, normed: Normed | None, apart: Collection[Node], cut: Collection[Node]) -> None:
+        self.graph, self.fuse, self.normed, self.apart, self.cut = graph, fuse, normed, apart, cut
         self.nodes = list(graph.nodes())
         self.order = {n: i for i, n in enumerate(self.nodes)}
         self.outputs = set(graph.outputs)
@@ -95,7 +96,7 @@ class _Fuser:
 
     def run(self) -> FusionPlan:
         for n in reversed(self.nodes):
-            g = self.target(n) if self.fuse else None
+            g = self.target(n) if self.fuse and n not in self.cut else None
             if g is None:
                 g = self.order[n]
                 self.members[g], self.kind[g] = [], "map"

@@ -112,7 +112,7 @@ def test_expressions_find_what_models_know(tmp_path: Path, monkeypatch: pytest.M
     unscheduled(monkeypatch)
     light = Compiler(target=CPU, threads=2, cache=tmp_path)
     made = build_steps(
-        *planned("def net(y: f32[8, 64]):\n    return softmax(y)"), light.templates, light.choose, light.ctx.spelled, True, light.kernels.schedules
+        *planned("def net(y: f32[8, 64]):\n    return softmax(y)"), light.templates, light.choose, light.ctx.spelled, None, light.kernels.schedules
     )
     assert len(made) == 1
 

@@ -22,6 +22,7 @@ from dnnc.ir.operator.verify import verify_kernel
 from dnnc.passes.base import PassContext
 from dnnc.passes.graph.fuse import Group, plan_fusion
 from dnnc.passes.graph.memory_plan import plan_memory
+from dnnc.passes.ladder import Ladder, Unfit
 from dnnc.passes.lower import Lowered, group_inputs, likeness
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.program import KnownGroups, Program, Step, build_steps, lower_group, plan_region
@@ -36,10 +37,10 @@ RELUS = """def g(x: f32[6, 40], y: f32[6, 40], z: f32[6, 41]):
     return softmax(a), relu(y), relu(z), a"""
 
 
-def steps(text: str, made: Any = None, fuse: bool = False) -> tuple[Step, ...]:
+def steps(text: str, made: Any = None, fuse: bool = False, down: bool = False) -> tuple[Step, ...]:
     g = graph_of(text)
     region = plan_region(g, fuse)
-    return build_steps(region, plan_memory(g, region.fusion), made or templates(TARGET), first_choice)  # type: ignore[return-value]
+    return build_steps(region, plan_memory(g, region.fusion), made or templates(TARGET), first_choice, ladder=Ladder(down))  # type: ignore[return-value]
 
 
 def test_one_step_for_each_group_and_one_kernel_for_equal_ones() -> None:
@@ -201,11 +202,37 @@ def test_a_schedule_that_fails_is_an_error_where_all_sizes_are_known() -> None:
         steps("def g(x: f32[6, 40]):\n    return relu(x)", [refusing("broken"), *templates(TARGET)])
 
 
-def test_other_schedules_are_tried_for_symbolic_sizes() -> None:
-    (s,) = steps("def g(x: f32[N, 40]):\n    return relu(x)", [refusing("broken"), *templates(TARGET)])
-    assert s.choice.template == "map"
-    (s,) = steps("def g(x: f32[N, 40]):\n    return relu(x)", [refusing("broken"), refusing("too")])
+@pytest.mark.parametrize("rows", ["N", "6"])
+def test_other_schedules_are_tried(rows: str) -> None:
+    (s,) = steps(f"def g(x: f32[{rows}, 40]):\n    return relu(x)", [refusing("broken"), *templates(TARGET)], down=True)
+    assert s.choice.template == "map" and s.refusal is not None and s.refusal.choice.template == "broken"
+    (s,) = steps(f"def g(x: f32[{rows}, 40]):\n    return relu(x)", [refusing("broken"), refusing("too")], down=True)
     assert str(s.choice) == "naive()" and not s.parallel
+
+
+def test_a_group_without_a_schedule_is_told_to_be_split() -> None:
+    text = "def g(x: f32[{rows}, 40]):\n    return relu(exp(x))"
+    with pytest.raises(Unfit, match="not here") as e:
+        steps(text.format(rows=6), [refusing("broken")], fuse=True, down=True)
+    ((group, _),) = e.value.groups
+    assert [n.op.name for n in group.nodes] == ["exp", "relu"]
+    (s,) = steps(text.format(rows="N"), [refusing("broken")], fuse=True, down=True)  # holds for all sizes
+    assert str(s.choice) == "naive()"
+
+
+def test_a_group_is_split_behind_its_reduction_or_in_the_middle() -> None:
+    def split(text: str, times: int = 1) -> list[list[str]]:
+        g, ladder = graph_of(text), Ladder(True)
+        for _ in range(times):
+            groups = plan_region(g, cut=ladder.cut).fusion.groups
+            ladder.split([(grp, "planted") for grp in groups if len(grp.nodes) > 1])
+        return [[n.op.name for n in grp.nodes] for grp in plan_region(g, cut=ladder.cut).fusion.groups]
+
+    maps = "def g(x: f32[6, 40]):\n    return relu(tanh(exp(abs(x))))"
+    assert split(maps) == [["abs", "exp"], ["tanh", "relu"]] or split(maps) == [["abs", "exp", "tanh"], ["relu"]]
+    assert split(maps, 3) == [["abs"], ["exp"], ["tanh"], ["relu"]]
+    product = "def g(x: f32[6, 40], w: f32[40, 8]):\n    return relu(exp(matmul(x, w)))"
+    assert split(product) == [["matmul"], ["exp", "relu"]]
 
 
 def test_a_choice_that_no_template_made_may_fail() -> None:
@@ -232,7 +259,8 @@ HARD = [
 
 @pytest.mark.parametrize("text", HARD)
 @pytest.mark.parametrize("level", [0, 3])
-def test_symbolic_sizes_that_are_hard_to_schedule(text: str, level: int) -> None:
+def test_symbolic_sizes_that_are_hard_to_schedule(text: str, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DNNC_STRICT")
     g = graph_of(text) if "*," in text else parse(text)
     low = int(text[7])
     f = dnnc.compile(g, dims={"N": (low, 24)}, cache=False, opt_level=level)
