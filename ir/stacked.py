@@ -18,10 +18,10 @@ import numpy as np
 from dnnc.ir import te
 from dnnc.ir.expr import Expr, Load, Var, const, load, rebuild, unwrap, var
 from dnnc.ir.op import OpDef, require
-from dnnc.ir.te import Stage, Tensor
+from dnnc.ir.te import Scatter, Stage, Tensor
 from dnnc.ir.types import Dim, TensorType
 
-KEPT = frozenset(("pure", "bits", "sequential", "loops"))  # traits that hold for each row as well
+KEPT = frozenset(("pure", "bits", "sequential", "loops", "scatter"))  # traits that hold for each row as well
 
 
 @lru_cache(maxsize=256)
@@ -121,9 +121,13 @@ class _Stacker:
         if s.own is not None:
             own = self.known[s.own] = te.placeholder(s.own.name, s.own.dtype, (self.rows, *s.own.dims))
         where = None if s.where is None else self.expr(s.where)
-        made = Tensor(t.name, t.dtype, shape, stage=Stage((self.row, *s.axes), self.expr(s.value), s.reduce, s.combine, where, own))
+        put = None if s.updates is None else self.updates(s.updates)
+        made = Tensor(t.name, t.dtype, shape, stage=Stage((self.row, *s.axes), self.expr(s.value), s.reduce, s.combine, where, own, put))
         self.known[t] = made
         return made
+
+    def updates(self, u: Scatter) -> Scatter:
+        return Scatter((self.row, *u.axes), (self.row, *map(self.expr, u.index)), self.expr(u.value), u.combine)
 
     def expr(self, e: Expr) -> Expr:
         r = self.memo.get(e)

@@ -14,7 +14,22 @@ from dnnc.ir.expr import Const, E, Expr, Linear, Load, Op, Var, cast, children, 
 from dnnc.ir.operator.stmt import Buffer
 from dnnc.ir.types import Dim, product
 
+UPDATES = ("last", "sum", "prod", "max", "min")
 COMBINE = ("sum", "prod", "max", "min", "fmax")  # fmax: a maximum that need not propagate NaN
+
+
+@dataclass(frozen=True, eq=False)
+class Scatter:
+    """Updates of a stage's elements, in the order of the axes: `for axes: out[index] = combine(out[index], value)`.
+
+    `index` has an expression for each axis of the result, in terms of `axes`; it may load, and is in range (`guarded`). `combine` is `last`, where
+    the last update of an element is its value, or a reduction of COMBINE; each step is rounded to the result's dtype.
+    """
+
+    axes: tuple[Var, ...]
+    index: tuple[Expr, ...]
+    value: Expr
+    combine: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +38,7 @@ class Stage:
 
     `value` has the dtype in which registers compute; a reduction is combined in that dtype and only the result is rounded to out's.
     Where an element depends on others of the same tensor, `own` stands for it in `value`: those before it along the last axis.
+    With `updates`, `value` is what elements are before these.
     """
 
     axes: tuple[Var, ...]
@@ -31,6 +47,7 @@ class Stage:
     combine: str = ""
     where: Expr | None = None
     own: Tensor | None = None
+    updates: Scatter | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +114,28 @@ def recur(shape: Sequence[Dim], dtype: DType, element: Callable[..., Expr], name
     return Tensor(name, dtype, own.shape, stage=stage)
 
 
+def scatter(
+    shape: Sequence[Dim],
+    extents: Sequence[Dim],
+    dtype: DType,
+    combine: str,
+    initial: Callable[..., Expr],
+    index: Callable[..., Sequence[E]],
+    update: Callable[..., Expr],
+    name: str = "t",
+) -> Tensor:
+    """`t[i...] = initial(i...)`, then for u... of `extents` in order: `t[index(u...)] = combine(t[index(u...)], update(u...))`.
+
+    `combine` is one of UPDATES. `index` gives one index for each axis of `shape`; those that are read from tensors must be in range (`guarded`).
+    """
+    assert combine in UPDATES
+    axes, over = _axes(shape, "i"), _axes(extents, "u")
+    at = tuple(map(const, index(*over)))
+    assert len(at) == len(axes)
+    made = Scatter(over, at, const(update(*over), dtype.computed), combine)
+    return Tensor(name, dtype, tuple(map(const, shape)), stage=Stage(axes, const(initial(*axes), dtype.computed), updates=made))
+
+
 def stages(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
     """Every Tensor with a stage that the outputs need, each once, producers first."""
     seen: set[Tensor] = set()
@@ -105,7 +144,7 @@ def stages(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
         if t in seen or t.stage is None:
             return
         seen.add(t)
-        for e in (t.stage.value, *(() if t.stage.where is None else (t.stage.where,))):
+        for e in values_of(t.stage):
             for x in walk(e):
                 if isinstance(x, Load) and isinstance(x.buf, Tensor):
                     yield from visit(x.buf)
@@ -128,6 +167,8 @@ def form(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> frozenset[str]:
     every = [t.stage for t in stages(outputs) if t.stage is not None]
     if any(s.own is not None for s in every):
         return frozenset(("loops", "sequential"))
+    if any(s.updates is not None for s in every):
+        return frozenset(("scatter",))
     loads = [(s, x) for s in every for e in values_of(s) for x in walk(e) if isinstance(x, Load)]
     if any(s.reduce for s in every):
         first = [(s, x) for s, x in loads if inputs and x.buf is inputs[0]]
@@ -140,7 +181,8 @@ def form(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> frozenset[str]:
 
 def values_of(s: Stage) -> tuple[Expr, ...]:
     """The expressions of a stage."""
-    return (s.value,) if s.where is None else (s.value, s.where)
+    guards = () if s.where is None else (s.where,)
+    return (s.value, *guards, *(() if s.updates is None else (*s.updates.index, s.updates.value)))
 
 
 def _in_place(x: Load, axes: Sequence[Var]) -> bool:
@@ -196,8 +238,10 @@ def flops(outputs: Sequence[Tensor]) -> Dim:
     for t in stages(outputs):
         assert t.stage is not None
         steps = sum(1 for e in values_of(t.stage) for x in walk(e) if isinstance(x, Op) and x.dtype.is_float and x.name != "select")
-        many = product([*t.dims, *(unwrap(const(v.hi) + 1) for v in t.stage.reduce if v.hi is not None)])
-        total = total + const(many) * (steps + bool(t.stage.reduce))
+        over = t.stage.reduce if t.stage.updates is None else t.stage.updates.axes
+        lead = t.dims if t.stage.updates is None else ()
+        many = product([*lead, *(unwrap(const(v.hi) + 1) for v in over if v.hi is not None)])
+        total = total + const(many) * (steps + bool(over))
     return unwrap(total)  # type: ignore[no-any-return]
 
 
@@ -213,10 +257,12 @@ def text(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> str:
         if s.own is not None:
             names[s.own] = f"t{k}"
         numbers: dict[Expr, str] = {}
-        for e in (*s.axes, *s.reduce, *values_of(s)):
+        over = s.reduce if s.updates is None else s.updates.axes
+        for e in (*s.axes, *over, *values_of(s)):
             _lines(e, names, numbers, lines)
-        head = [" ".join(numbers[v] for v in vs) for vs in (s.axes, s.reduce, values_of(s))]
-        lines.append(f"{names[t]}: {t.dtype}{list(t.shape)} = {s.combine} {' | '.join(head)}")
+        head = [" ".join(numbers[v] for v in vs) for vs in (s.axes, over, values_of(s))]
+        how = s.combine if s.updates is None else f"scatter {s.updates.combine}"
+        lines.append(f"{names[t]}: {t.dtype}{list(t.shape)} = {how} {' | '.join(head)}")
     return "\n".join([*lines, "return " + " ".join(names[t] for t in outputs)])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir.dtype import DType
+from dnnc.ir.dtype import DType, i64
 from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Var, value
 from dnnc.ir.operator.interp_values import BINARY
 from dnnc.ir.operator.intrinsics import TABLE, cast_numpy, cast_target
@@ -54,6 +54,16 @@ def held(v: Any, dtype: DType) -> Array:
     return a.astype(np.float64) if dtype.is_float else a if a.dtype == dtype.numpy else cast_numpy(a, dtype)
 
 
+def put_in_order(out: Array, at: tuple[Array, ...], new: Array, combine: str) -> None:
+    """`out[at] = combine(out[at], new)` for each update in order; `at` is an index for each axis of `out`. Works in place."""
+    if combine != "last":
+        _JOIN[combine].at(out, at, new)
+        return
+    flat = np.ravel_multi_index(at, out.shape) if out.ndim else np.zeros(len(new), np.int64)
+    where, first = np.unique(flat[::-1], return_index=True)
+    out.reshape(-1)[where] = new[::-1][first]
+
+
 class _Run:
     def __init__(self, operands: Mapping[Tensor, Array]) -> None:
         self.operands = operands
@@ -70,6 +80,8 @@ class _Run:
             raise KeyError(f"no array is given for {t.name}")
         if stage.own is not None:
             return self._picked(self._in_order(t), index, n, t.name)
+        if stage.updates is not None:
+            return self._picked(self._scattered(t), index, n, t.name)
         env = dict(zip(stage.axes, index))
         if stage.reduce:
             return self._reduced(t, env, n)
@@ -127,6 +139,29 @@ class _Run:
                 own.reshape(rows, shape[-1])[:, k] = held(self.value(stage.value, env, rows), t.dtype.computed)
             self.rows[t] = own
         return self.rows[t]
+
+    def _scattered(self, t: Tensor) -> Array:
+        """A tensor some of whose elements are updated, all of it."""
+        stage = t.stage
+        assert stage is not None and stage.updates is not None
+        if t not in self.rows:
+            put, shape = stage.updates, sizes(t.shape)
+            out = self._everywhere(stage.value, stage.axes, shape, t.dtype.computed).reshape(shape)
+            extents = sizes([1 + v.hi if isinstance(v.hi, Expr) else _const(v) for v in put.axes])
+            if math.prod(extents):
+                at = tuple(self._everywhere(i, put.axes, extents, i64) for i in put.index)
+                for i, size in zip(at, shape):
+                    if i.min() < 0 or i.max() >= size:
+                        raise IndexError(f"{t.name}: an update of element {int(i.min() if i.min() < 0 else i.max())} of an axis with {size}")
+                put_in_order(out, at, self._everywhere(put.value, put.axes, extents, t.dtype.computed), put.combine)
+            self.rows[t] = out
+        return self.rows[t]
+
+    def _everywhere(self, e: Expr, axes: Sequence[Var], shape: tuple[int, ...], dtype: DType) -> Array:
+        """An expression for all values of its axes, flat."""
+        n = math.prod(shape)
+        points = np.unravel_index(np.arange(n), shape) if n else [np.zeros(0, np.int64)] * len(shape)
+        return np.array(np.broadcast_to(held(self.value(e, dict(zip(axes, points)), n), dtype), (n,)))
 
     # --- expressions --------------------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,10 @@
 
     definition ::= def NAME(operand: type, ...): {stage} return STAGE, ...
     stage      ::= def STAGE(axis, ...) -> type: {NAME = e} return e | return COMBINE(e, axis=size, ..., where=e)
+                 | return scatter(UPDATE, e, (index, ...), value, axis=size, ...)
 
-An element of a stage is what is returned for its axes, or the sum, prod, max, min or fmax of it over further axes. Expressions are those of the
+An element of a stage is what is returned for its axes, or the sum, prod, max, min or fmax of it over further axes; or e, and then what updates at
+(index, ...) in the order of further axes make of it, UPDATE being one of last, sum, prod, max and min. Expressions are those of the
 operator IR, and read operands and the stages before. A definition holds for operands of the types that it names; sizes that are symbolic there may be
 any others, which the node gives as attributes of their names, or the operands' shapes show.
 """
@@ -23,7 +25,7 @@ from dnnc.ir.expr import Const, Expr, Load, Var, children, const, free, load, re
 from dnnc.ir.op import OpDef
 from dnnc.ir.operator.stmt import Buffer
 from dnnc.ir.operator.text import ExpressionParser, show
-from dnnc.ir.te import COMBINE, Stage, Tensor
+from dnnc.ir.te import COMBINE, Scatter, Stage, Tensor
 from dnnc.ir.types import TensorType
 
 PLAIN = 60  # nodes up to which an expression is written without names for what occurs several times
@@ -41,7 +43,7 @@ class _Printer:
         self.stages = list(te.stages(outputs))
         dims = {v.name for t in (*inputs, *self.stages) for d in t.shape for v in free(d)}
         for s in (t.stage for t in self.stages if t.stage is not None):
-            dims |= {v.name for e in te.values_of(s) for v in free(e) - {*s.axes, *s.reduce}}
+            dims |= {v.name for e in te.values_of(s) for v in free(e) - {*s.axes, *_over(s)}}
         taken = {n.rstrip("0123456789")[1:] for n in dims if n[0] in "xtire" and n[-1].isdigit()}
         self.mark = next(m for m in ("_" * k for k in range(len(dims) + 1)) if m not in taken)
         self.names = {t: Buffer(f"x{self.mark}{k}", t.dtype, t.shape) for k, t in enumerate(inputs)}
@@ -59,7 +61,7 @@ class _Printer:
         s = t.stage
         assert s is not None
         axes = {v: var(f"i{self.mark}{k}", v.dtype, v.lo, v.hi, v.div) for k, v in enumerate(s.axes)}
-        axes |= {v: var(f"r{self.mark}{k}", v.dtype, v.lo, v.hi, v.div) for k, v in enumerate(s.reduce)}
+        axes |= {v: var(f"r{self.mark}{k}", v.dtype, v.lo, v.hi, v.div) for k, v in enumerate(_over(s))}
         memo: dict[Expr, Expr] = {}
 
         def go(e: Expr) -> Expr:
@@ -77,8 +79,12 @@ class _Printer:
 
         lines, (made, *where) = self.shared([go(e) for e in te.values_of(s)])
         shown = show(made)
-        if s.reduce:
-            over = [f"{axes[v].name}={show(const(v.hi) + 1)}" for v in s.reduce if v.hi is not None]
+        over = [f"{axes[v].name}={show(const(v.hi) + 1)}" for v in _over(s) if v.hi is not None]
+        if s.updates is not None:
+            *at, new = map(show, where)
+            place = "".join(f"{i}, " for i in at)
+            shown = f"scatter({', '.join([s.updates.combine, shown, f'({place})', new, *over])})"
+        elif s.reduce:
             shown = f"{s.combine}({', '.join([shown, *over, *(f'where={show(w)}' for w in where)])})"
         head = f"    def {self.names[t].name}({', '.join(axes[v].name for v in s.axes)}) -> {_type(t)}:\n"
         return head + "".join(f"        {line}\n" for line in [*lines, f"return {shown}"])
@@ -112,6 +118,11 @@ class _Printer:
                 made = name
             short[e] = made
         return lines, [short[e] for e in roots]
+
+
+def _over(s: Stage) -> tuple[Var, ...]:
+    """The axes of a stage beside those of its result."""
+    return s.reduce if s.updates is None else s.updates.axes
 
 
 def _type(t: Tensor) -> str:
@@ -228,6 +239,14 @@ class _Definition:
             raise ShapeError(f"{self.name} is defined for {defined}; got {got}")
         return env
 
+    @staticmethod
+    def updated(e: ast.Call, p: ExpressionParser, axes: tuple[Var, ...], over: tuple[Var, ...], wide: DType) -> Stage:
+        """`scatter(UPDATE, e, (index, ...), value, axis=size, ...)`"""
+        how, first, at, new = e.args
+        if not isinstance(how, ast.Name) or how.id not in te.UPDATES or not isinstance(at, ast.Tuple) or len(at.elts) != len(axes):
+            _fail(e, f"expected scatter(UPDATE, e, (index, ...), value, axis=size, ...), UPDATE one of {', '.join(te.UPDATES)}")
+        return Stage(axes, p.expr(first, wide), updates=Scatter(over, tuple(map(p.expr, at.elts)), p.expr(new, wide), how.id))
+
     def stage(self, s: ast.FunctionDef, dtype: DType, shape: list[Expr], env: Mapping[str, Any]) -> Tensor:
         names = [a.arg for a in s.args.args]
         if len(names) != len(shape):
@@ -241,7 +260,8 @@ class _Definition:
         e, wide = last.value, dtype.computed
         reduce: tuple[Var, ...] = ()
         sums = isinstance(e, ast.Call) and bool(e.keywords) and isinstance(e.func, ast.Name) and e.func.id in COMBINE and len(e.args) == 1
-        over = [k for k in e.keywords if k.arg != "where"] if sums and isinstance(e, ast.Call) else []
+        put = isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and e.func.id == "scatter" and len(e.args) == 4
+        over = [k for k in e.keywords if k.arg != "where"] if (sums or put) and isinstance(e, ast.Call) else []
         reduce = tuple(var(k.arg or "", lo=0, hi=unwrap(p.expr(k.value) - 1)) for k in over)
         p.names.update((v.name, v) for v in reduce)
         for x in lets:
@@ -249,6 +269,8 @@ class _Definition:
                 _fail(x, "expected `NAME = e`")
             p.names[x.targets[0].id] = p.expr(x.value)
         combine, where = "", None
+        if put and isinstance(e, ast.Call):
+            return Tensor(s.name, dtype, tuple(shape), stage=self.updated(e, p, axes, reduce, wide))
         if sums and isinstance(e, ast.Call) and isinstance(e.func, ast.Name):
             where = next((p.expr(k.value) for k in e.keywords if k.arg == "where"), None)
             combine, e = e.func.id, e.args[0]

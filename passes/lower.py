@@ -19,11 +19,12 @@ from dnnc.ir import te, winograd
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import DType, boolean
 from dnnc.ir.errors import InternalError
-from dnnc.ir.expr import Const, Expr, Load, Op, Var, cast, const, fma, free, load, minimum, op, rebuild, select, substitute, unwrap, value, var, walk
+from dnnc.ir.expr import Const, Expr, Load, Op, Var, cast, const, free, load, minimum, op, rebuild, select, substitute, unwrap, value, var, walk
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph_text import attrs_key
 from dnnc.ir.operator.stmt import Buffer, Builder, For, Func, Kernel, Param, call, exprs, walk_stmts
 from dnnc.ir.types import Layout, Part, TensorType
+from dnnc.passes.scattered import Scattered, combine, write
 
 COSTLY = frozenset(("exp", "log", "erf", "tanh", "pow", "sin", "cos", "tan", "sqrt", "/", "log1p", "expm1", "sinh", "cosh"))
 WORD = 4  # bytes: the least that hardware copies from memory to memory
@@ -36,7 +37,7 @@ class Lowered:
     """A naive kernel and what a recipe needs to know of it.
 
     `params` says which value each buffer parameter is (inputs in order, the output last unless it works in place); `out_loops` are the
-    loops over the output's physical axes; `reductions` the loops of each reduction, in order.
+    loops over the output's physical axes; `reductions` the loops of each reduction, in order; `scattered` what schedules of a scatter build on.
     """
 
     kernel: Kernel
@@ -45,10 +46,13 @@ class Lowered:
     out_loops: tuple[str, ...]
     reductions: tuple[tuple[str, ...], ...]
     inplace: bool = False
+    scattered: Scattered | None = None
 
     @property
     def elements(self) -> int | Expr:
         """Iterations of the innermost statements, a measure of the work: output elements times reduced ones."""
+        if self.scattered is not None:
+            return self.scattered.elements
         total: Expr = const(1)
         for s in walk_stmts(self.kernel.entry.body):
             if isinstance(s, For) and s.var.name in (*self.out_loops, *(self.reductions[0] if self.reductions else ())):
@@ -110,14 +114,15 @@ class _Lowering:
         if result.stage is not None and result.stage.own is not None:
             self.buffers[result.stage.own] = (out, self.output.type)
         self.choose_kept(result)
-        loops = self.nest(result, out)
+        scattered = self.scattered(result, out)
+        loops = self.nest(result, out) if scattered is None else write(self.b, scattered)
         dims = sorted({v for p in self.all_buffers(out) for d in p.shape for v in free(d)} | self.other_dims(), key=lambda v: v.name)
         params: list[Param] = [*dims, *self.all_buffers(out)]
         name = "_".join(n.op.name for n in self.nodes[:4]) + ("_etc" if len(self.nodes) > 4 else "")
         locs = tuple(dict.fromkeys(loc for n in self.nodes for loc in n.locs))
         kernel = Kernel((Func(name, tuple(params), self.b.block()),), locs)
         values = tuple(self.params) if self.inplace is not None else (*self.params, self.output)
-        return Lowered(kernel, values, tuple(dims), loops, tuple(self.reductions), self.inplace is not None)
+        return Lowered(kernel, values, tuple(dims), loops, tuple(self.reductions), self.inplace is not None, scattered)
 
     def all_buffers(self, out: Buffer) -> list[Buffer]:
         ins = [buf for buf, _ in self.buffers.values()]
@@ -248,6 +253,18 @@ class _Lowering:
                     n = min(n, same if r.stage.reduce else min(same, n))
         reduced = min((len(r.stage.axes) for r in readers if r.stage is not None and r.stage.reduce), default=n)
         return min(n, reduced)
+
+    def scattered(self, result: te.Tensor, out: Buffer) -> Scattered | None:
+        """What the updates of a result read and write, if it has some."""
+        stage = result.stage
+        if stage is None or stage.updates is None:
+            return None
+        if self.output.type.layout is not None:
+            raise InternalError(f"{self.nodes[-1].op.name} writes {self.output.type}: updates go to row-major memory")
+        put, initial = stage.updates, self.resolve(stage.value)
+        there = self.inplace is not None and initial is cast(load(out, stage.axes or (0,)), result.dtype.computed)
+        index = tuple(map(self.resolve, put.index))
+        return Scattered(out, stage.axes, None if there else initial, put.axes, index, self.resolve(put.value), put.combine)
 
     # --- loops ----------------------------------------------------------------------------------------------------------------
 
@@ -502,14 +519,3 @@ def identity(combine_: str, t: DType) -> Expr:
     if t.is_float:
         return const(float("-inf") if low else float("inf"), t)
     return const(t.range[0 if low else 1], t)
-
-
-def combine(how: str, acc: Expr, term: Expr) -> Expr:
-    """One step of a reduction. A float product that is summed is contracted here, once for all targets."""
-    if how == "sum":
-        if isinstance(term, Op) and term.name == "*" and term.dtype.is_float:
-            return fma(term.args[0], term.args[1], acc)
-        return acc + term
-    if how == "prod":
-        return acc * term
-    return op("fmax", term, acc) if how == "fmax" else op(how, acc, term)

@@ -23,6 +23,7 @@ from dnnc.passes.graph.layout import assign_layouts
 from dnnc.passes.graph.precision import precision
 from dnnc.passes.graph.prologue import hoist
 from dnnc.passes.graph.recurrence import recurrence
+from dnnc.passes.graph.scatters import scatters, wide_sums
 from dnnc.passes.graph.siblings import siblings
 from dnnc.passes.graph.sink_constants import sink_constants
 from dnnc.passes.graph.split_reduce import split_reductions
@@ -79,6 +80,8 @@ ATTENTION = Pass(
 SIBLINGS = Pass("siblings", nested(siblings), "one product instead of three; after attention, which gives queries, keys and values one form")
 BATCH_NORM_AGAIN = Pass("fold-batch-norm-again", nested(fold_batch_norm), "scales and shifts that decompositions left beside a contraction")
 DCE = Pass("dce", dce, "what nobody reads goes before layouts and plans see it")
+SCATTERS = Pass("scatters", nested(scatters), "indices that are constant or expanded name rows and ranges; after folding, which makes them constants")
+WIDE_SUMS = Pass("wide-sums", nested(wide_sums), "scatters add up in f32; after precision, which says how floats are stored")
 PRECISION = Pass(
     "precision", nested(precision), "how floats are stored; after all folding, which is done in the model's types, and where norms are one op each"
 )
@@ -95,11 +98,11 @@ PLACE_CONCATS = Pass(
 )
 
 PASSES = (
-    FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, FOLD_AGAIN, CANONICALIZE, CSE, CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, DCE,
-    PRECISION, PROLOGUE, SPLIT_REDUCE, RECURRENCE, LAYOUT, DCE_AGAIN, COPY_OUTPUTS, PLACE_CONCATS,
+    FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, FOLD_AGAIN, CANONICALIZE, CSE, CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
+    PRECISION, WIDE_SUMS, PROLOGUE, SPLIT_REDUCE, RECURRENCE, LAYOUT, DCE_AGAIN, COPY_OUTPUTS, PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
-    0: (DECOMPOSE, DCE, PRECISION, COPY_OUTPUTS),
+    0: (DECOMPOSE, DCE, PRECISION, WIDE_SUMS, COPY_OUTPUTS),
     1: tuple(p for p in PASSES if p is not LAYOUT),
     3: PASSES,
 }

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,7 +66,7 @@ def check_run(graph: Graph, step: Step, run: Run, seed: int = 0, most: int = MAX
     inputs = calmed(step, {v: draw(rng, graph, v, env, index_limits(step, v, env)) for v in group_inputs(step.group.nodes)})
     sub = subgraph(step, list(inputs), env)
     shape = shape_of(step.group.output.type, env)
-    k = reduction_length(step, env)
+    k = max(reduction_length(step, env), most_updates(step, inputs, env))
     points = sample_points(rng, shape, 1 if any(n.op.name == "conv" for n in step.group.nodes) and len(shape) > 1 else -1, sampled(POINTS, k))
     try:
         want = reference(sub, list(inputs.values()), points)
@@ -226,7 +226,7 @@ def index_limits(step: Step, v: Value, env: Mapping[Expr, Expr]) -> tuple[int, i
                 if n.op.name == "dynamic_slice"
                 else [x[n.attrs["axis"]]]
                 if "axis" in n.attrs
-                else x
+                else addressed(n, x)
             )
             tops.append(min(room, default=1))
         wraps &= negative and n.inputs[k] is v
@@ -234,6 +234,36 @@ def index_limits(step: Step, v: Value, env: Mapping[Expr, Expr]) -> tuple[int, i
     if computed:
         return 0, min(top, 2)
     return (-top if wraps and tops else 0), top
+
+
+def addressed(n: Node, shape: Sequence[int]) -> Sequence[int]:
+    """The dims that the tuples of an op's indices address, or all."""
+    at = n.inputs[1] if n.op.name in ("gather_nd", "scatter_nd") else None
+    if at is None:
+        return shape
+    first, width = n.attrs.get("batch_dims", 0), at.type.shape[-1]
+    assert isinstance(width, int)
+    return shape[first : first + width]
+
+
+def most_updates(step: Step, inputs: Mapping[Value, Array], env: Mapping[Expr, Expr]) -> int:
+    """The most updates that a sum or product of a scatter has in one element, at least."""
+    most = 1
+    for n in step.group.nodes:
+        if "scatter" not in n.op.traits or n.attrs.get("reduction") not in ("add", "mul"):
+            continue
+        at = n.inputs[1]
+        assert at is not None
+        shape = shape_of(at.type, env)
+        tuples = n.op.name == "scatter_nd"
+        if at not in inputs:
+            most = max(most, math.prod(shape[:-1]) if tuples else shape[n.attrs["axis"]])
+            continue
+        where = inputs[at].reshape(-1, shape[-1]) if tuples else inputs[at].swapaxes(0, n.attrs["axis"]).reshape(shape[n.attrs["axis"]], -1)[:, :1]
+        size = [*addressed(n, shape_of(n.outputs[0].type, env))] if tuples else [shape_of(n.outputs[0].type, env)[n.attrs["axis"]]]
+        if where.size:
+            most = max(most, int(np.unique(np.where(where < 0, where + np.array(size), where), axis=0, return_counts=True)[1].max()))
+    return most
 
 
 def indices_fit(step: Step) -> bool:

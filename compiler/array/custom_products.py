@@ -13,7 +13,7 @@ from typing import Any
 from dnnc.array.lazy import Lazy, apply
 from dnnc.ir import te
 from dnnc.ir.expr import Expr, Load, Op, Var, load, rebuild
-from dnnc.ir.te import Stage, Tensor
+from dnnc.ir.te import Scatter, Stage, Tensor
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,9 @@ def replaced(outputs: Sequence[Tensor], known: Mapping[Tensor, Tensor]) -> list[
             s = t.stage
             if s.own is not None:
                 made[s.own] = s.own
-            made[t] = Tensor(t.name, t.dtype, t.shape, stage=Stage(s.axes, expr(s.value), s.reduce, s.combine, s.where and expr(s.where), s.own))
+            put = s.updates and Scatter(s.updates.axes, tuple(map(expr, s.updates.index)), expr(s.updates.value), s.updates.combine)
+            stage = Stage(s.axes, expr(s.value), s.reduce, s.combine, s.where and expr(s.where), s.own, put)
+            made[t] = Tensor(t.name, t.dtype, t.shape, stage=stage)
         return made[t]
 
     return [tensor(t) for t in outputs]

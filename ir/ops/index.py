@@ -1,25 +1,24 @@
 """Gathering and scattering: elements chosen by indices that are only known at run time. Negative indices count from the end.
 
-Gathers check their indices (`guard`). Scatters are written from the side of the result, which looks for the updates that hit it: the
-work is (result elements) x (updates that could hit), an index outside the operand hits nothing, and of several updates of one
-element the last one counts.
+All indices are checked (`guard`). Updates of a scatter take place in their order: of several of one element the last one counts, and sums are added up
+in that order.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from dnnc.ir import te
-from dnnc.ir.dtype import boolean, i64
-from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select
+from dnnc.ir.dtype import i64
+from dnnc.ir.expr import Expr, cast, const, select
 from dnnc.ir.op import OpDef, require
 from dnnc.ir.operator.stmt import call
-from dnnc.ir.ops.common import MOVEMENT, PURE, Array, both, dim, guarded, require_kind, same_dim, same_dtype, same_shape, sample
+from dnnc.ir.ops.common import MOVEMENT, PURE, Array, guarded, require_kind, same_dim, same_dtype, same_shape, sample
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.te import Tensor
+from dnnc.ir.te_interp import put_in_order
 from dnnc.ir.types import Dim, TensorType, product
 
 REDUCTIONS = ("none", "add", "mul", "max", "min")
@@ -136,82 +135,38 @@ def _check_reduction(x: TensorType, reduction: str) -> None:
     require(reduction == "none" or x.dtype.kind in "fiu", "reduction {} needs numbers; got {}", reduction, x)
 
 
-_COMBINE: dict[str, tuple[str, Callable[[Expr, Expr], Expr]]] = {
-    "add": ("sum", operator.add),
-    "mul": ("prod", operator.mul),
-    "max": ("max", maximum),
-    "min": ("min", minimum),
-}
-
-
-def _scattered(
-    x: Tensor, extents: Sequence[Dim], reduction: str, update: Callable[..., Expr], hit: Callable[..., Expr], place: Callable[..., Expr]
-) -> Tensor:
-    """x with `update(i..., r...)` put in where `hit`; `place` numbers the updates, the last hit of an element wins."""
-    if reduction == "none":
-        last = te.reduce(x.dims, extents, i64, "max", place, hit, "last_hit")
-
-        def chosen(*i: Expr) -> Expr:
-            total = dim(const(product(tuple(extents))))
-            r = _unflatten(minimum(maximum(last[i], 0), const(total) - 1), extents)
-            return select(last[i] < 0, x[i], update(*i, *r))
-
-        return te.compute(x.dims, x.dtype, chosen)
-    combine, join = _COMBINE[reduction]
-    found = te.reduce(x.dims, extents, x.dtype.computed, combine, update, hit, "updates")
-    return te.compute(x.dims, x.dtype, lambda *i: join(x[i], found[i]))
-
-
-def _unflatten(flat: Expr, extents: Sequence[Dim]) -> list[Expr]:
-    out: list[Expr] = []
-    inner: Expr = const(1)
-    for n in reversed(extents):
-        out.insert(0, flat // inner if len(out) == len(extents) - 1 else (flat // inner) % const(n))
-        inner = inner * n
-    return out
+_UPDATES = {"none": "last", "add": "sum", "mul": "prod", "max": "max", "min": "min"}
 
 
 def _scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, *, axis: int, reduction: str) -> Tensor:
     a = normalize_axis(axis, len(x.dims))
-    if product(indices.dims) == 0:
-        return te.compute(x.dims, x.dtype, lambda *i: x[i])
 
-    def at(v: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        # a result element outside of the indices' extent in another axis is hit by nothing; its index is clamped to be readable
-        i = v[:-1]
-        return tuple(
-            v[-1] if k == a else j if same_dim(n, m) else minimum(j, const(m) - 1) for k, (j, n, m) in enumerate(zip(i, x.dims, indices.dims))
-        )
+    def at(*u: Expr) -> tuple[Expr, ...]:
+        return (*u[:a], guarded(indices[u], x.dims[a]), *u[a + 1 :])
 
-    def hit(*v: Expr) -> Expr:
-        same = guarded(indices[at(v)], x.dims[a]).eq(v[a])
-        return both(same, *(v[k] < m for k, (n, m) in enumerate(zip(x.dims, indices.dims)) if k != a and not same_dim(n, m)))
-
-    return _scattered(x, [indices.dims[a]], reduction, lambda *v: updates[at(v)], hit, lambda *v: v[-1])
-
-
-_JOIN = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+    return te.scatter(x.dims, indices.dims, x.dtype, _UPDATES[reduction], lambda *i: x[i], at, lambda *u: updates[u])
 
 
 def _put(out: Array, at: tuple[Array, ...], updates: Array, reduction: str) -> None:
-    if reduction == "none":
-        for k in np.ndindex(at[0].shape):  # in order: the last one counts
-            out[tuple(i[k] for i in at)] = updates[k]
-    else:
-        _JOIN[reduction].at(out, at, updates)
+    """Update `out` in place, in the order of the updates: the last one counts. Negative indices count from the end."""
+    if any(((i < -n) | (i >= n)).any() for i, n in zip(at, out.shape)):
+        raise IndexError(f"an index of a scatter leaves the shape {out.shape}")
+    places = tuple((np.where(i < 0, i + n, i).astype(np.int64)).reshape(-1) for i, n in zip(at, out.shape))
+    put_in_order(out, places, updates.reshape(-1), _UPDATES[reduction])
 
 
 def _scatter_elements_numpy(x: Array, indices: Array, updates: Array, *, axis: int = 0, reduction: str = "none") -> Array:
     out = x.copy()
     if indices.size:
         at = list(np.indices(indices.shape))
-        at[axis] = indices  # negative ones count from the end, as NumPy's do
+        at[axis] = indices
         _put(out, tuple(at), updates, reduction)
     return out
 
 
 def _scatter_nd_type(x: TensorType, indices: TensorType, updates: TensorType, *, reduction: str = "none") -> TensorType:
     width = _tuple_width(x, indices, 0)
+    _not_empty(x, range(width), indices)
     same_dtype(x, updates)
     want = (*indices.shape[:-1], *x.shape[width:])
     require(same_shape(want, updates.shape), "updates must be {} for {} and indices {}; got {}", list(want), x, indices, updates)
@@ -220,30 +175,20 @@ def _scatter_nd_type(x: TensorType, indices: TensorType, updates: TensorType, *,
 
 
 def _scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str) -> Tensor:
-    width, extents, rank = int(indices.dims[-1]), indices.dims[:-1], len(x.dims)  # type: ignore[arg-type]
-    if product(extents) == 0:
-        return te.compute(x.dims, x.dtype, lambda *i: x[i])
+    width, lead = int(indices.dims[-1]), len(indices.dims) - 1  # type: ignore[arg-type]
 
-    def update(*v: Expr) -> Expr:
-        return updates[(*v[rank:], *v[width:rank])]
+    def at(*u: Expr) -> tuple[Expr, ...]:
+        return (*(guarded(indices[(*u[:lead], k)], x.dims[k]) for k in range(width)), *u[lead:])
 
-    def hit(*v: Expr) -> Expr:
-        return both(const(True, boolean), *(guarded(indices[(*v[rank:], k)], x.dims[k]).eq(v[k]) for k in range(width)))
-
-    def place(*v: Expr) -> Expr:
-        flat: Expr = const(0)
-        for j, n in zip(v[rank:], extents):
-            flat = flat * n + j
-        return flat
-
-    return _scattered(x, extents, reduction, update, hit, place)
+    extents = (*indices.dims[:-1], *x.dims[width:])
+    return te.scatter(x.dims, extents, x.dtype, _UPDATES[reduction], lambda *i: x[i], at, lambda *u: updates[u])
 
 
 def _scatter_nd_numpy(x: Array, indices: Array, updates: Array, *, reduction: str = "none") -> Array:
-    out = x.copy()
-    for k in np.ndindex(indices.shape[:-1]):
-        at = tuple(int(j) for j in indices[k])
-        out[at] = updates[k] if reduction == "none" else _JOIN[reduction](out[at], updates[k])
+    out, width, lead = x.copy(), indices.shape[-1], indices.ndim - 1
+    if updates.size:
+        rows = [np.broadcast_to(indices[..., k].reshape(indices.shape[:-1] + (1,) * (x.ndim - width)), updates.shape) for k in range(width)]
+        _put(out, (*rows, *np.indices(updates.shape, sparse=False)[lead:]), updates, reduction)
     return out
 
 
@@ -316,6 +261,7 @@ def _reverse_numpy(x: Array, lengths: Array, *, batch_axis: int = 1, time_axis: 
     return np.take_along_axis(x, at, time_axis)
 
 
+SCATTER = PURE | {"scatter"}
 _SCATTER_SAMPLES = tuple(sample("f32[5, 4]", "i64[3, 4]", "f32[3, 4]", axis=0, reduction=r, domain=(-4, 4)) for r in REDUCTIONS)
 _SCATTER_ND_SAMPLES = tuple(sample("f32[4, 3, 5]", "i64[3, 2, 1]", "f32[3, 2, 3, 5]", reduction=r, domain=(-4, 3)) for r in REDUCTIONS)
 
@@ -362,7 +308,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
         _scatter_type,
         _scatter_elements,
         reference=_scatter_elements_numpy,
-        traits=PURE,
+        traits=SCATTER,
         samples=(*_SCATTER_SAMPLES, sample("f16[2, 6, 3]", "i32[2, 4, 2]", "f16[2, 4, 2]", axis=1, domain=(-5, 5))),
         indices=(1,),
     ),
@@ -371,7 +317,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
         _scatter_nd_type,
         _scatter_nd,
         reference=_scatter_nd_numpy,
-        traits=PURE,
+        traits=SCATTER,
         samples=(*_SCATTER_ND_SAMPLES, sample("i64[4, 5]", "i32[6, 2]", "i64[6]", domain=(-4, 3))),
         indices=(1,),
     ),

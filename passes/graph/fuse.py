@@ -32,7 +32,8 @@ Normed = Callable[[Node, Node], bool]  # see PassContext
 
 @dataclass(frozen=True)
 class Group:
-    """Nodes in order, the one value they make for others, and the class of the anchor ("contraction", "reduction", "map", "host", "control").
+    """Nodes in order, the one value they make for others, and the class of the anchor ("contraction", "reduction", "scatter", "map", "host",
+    "control").
 
     Control flow alone has several outputs, which are the node's; `output` is the first.
     """
@@ -124,7 +125,7 @@ class _Fuser:
 
     def target(self, n: Node) -> int | None:
         """The group that a node joins, or None for one of its own."""
-        alone = not is_kernel(kind_of(n)) or "sequential" in n.op.traits
+        alone = not is_kernel(kind_of(n)) or not n.op.traits.isdisjoint(("sequential", "scatter"))
         if len(n.outputs) != 1 or n.output in self.outputs or alone or not n.output.uses:
             return None
         users = [u for u, _ in n.output.uses]
@@ -225,6 +226,8 @@ class _Fuser:
         if anchored:  # an epilogue: applied to the accumulator before it is stored, perhaps at a permuted place
             permuted = not is_pointwise(u)
             return self.follows(v, u) and not (permuted and kind_of(n) != "contraction")
+        if kind_of(u) == "scatter":  # what it starts from and each update are computed once
+            return [k for m, k in v.uses if m is u] in ([0], [2])
         if is_pointwise(u):
             return _same(v.type.shape, out.shape) or n.op.name not in COSTLY  # a broadcast operand is computed again for each element
         if u.op.name == "interleave" and n.op.name == "pack":

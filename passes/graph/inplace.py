@@ -4,7 +4,9 @@
 
 An output may take the memory of an input that was donated for it, and no other.
 
-Only groups without an anchor: a contraction's tiles overlap at the end of a row, and the second store would read what the first wrote.
+    y = scatter_nd(x, at, updates)   ->   updates are put into x's memory, and nothing is copied
+
+Only groups without an anchor, and scatters: a contraction's tiles overlap at the end of a row, and the second store would read what the first wrote.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ def find_inplace(graph: Graph, plan: FusionPlan) -> dict[Group, Value]:
     for g in plan.groups:
         whole, at = root(aliases, g.output)
         given = taken.get(whole)
-        if g.kind != "map" or (g.output in graph.outputs and given is None):
+        if g.kind not in ("map", "scatter") or (g.output in graph.outputs and given is None):
             continue
         wanted = [v for n in g.nodes for v in n.inputs if v is not None and v.type == g.output.type and not graph.settled(v)]
         if given is None:
@@ -47,6 +49,8 @@ def find_inplace(graph: Graph, plan: FusionPlan) -> dict[Group, Value]:
 
 
 def _only_where_stored(low: Lowered, buf: Buffer) -> bool:
+    if low.scattered is not None:
+        return low.scattered.starts_as(buf)
     stores = [s for s in walk_stmts(low.kernel.entry.body) if isinstance(s, Store) and s.buf.space == "global"]
     if len(stores) != 1:
         return False

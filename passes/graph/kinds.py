@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dnnc.ir.graph import Node
 
-LOOPS = frozenset(("cumsum", "cumprod", "scatter_elements", "scatter_nd"))  # they reduce within an element, though they are no row ops
+LOOPS = frozenset(("cumsum", "cumprod"))  # they reduce within an element, though they are no row ops
 
 
 def kind_of(n: Node) -> str:
-    """The class of a node: contraction, reduction, map, host or control."""
+    """The class of a node: contraction, reduction, scatter, map, host or control."""
     if n.op.host is not None:
         return "host"
-    for trait in ("control", "contraction", "reduction"):
+    for trait in ("control", "contraction", "reduction", "scatter"):
         if trait in n.op.traits:
             return trait
     return "reduction" if n.op.name in LOOPS or "loops" in n.op.traits else "map"

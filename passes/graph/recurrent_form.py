@@ -195,7 +195,7 @@ class _Reader:
         if m.op.name == "matmul":
             self.tensors[m.output] = self.product(m)
             return
-        if m.op.compute is None or m.op.traits & {"contraction", "reduction", "loops", "sequential"}:
+        if m.op.compute is None or m.op.traits & {"contraction", "reduction", "loops", "sequential", "scatter"}:
             raise NoForm(f"its body has {m.op.name}")
         made = m.op.compute(*(self.tensors[v] if v is not None else None for v in m.inputs), **m.attrs)
         if not isinstance(made, te.Tensor) or made.stage is None or made.stage.reduce or made.stage.own is not None:

@@ -254,6 +254,8 @@ class Vectorizer:
 
     def contiguous(self, buf: Buffer, idx: tuple[Expr, ...]) -> tuple[Expr, ...] | None:
         """The index of lane 0 when the lanes lie one after another, else None."""
+        if any(not free(i).isdisjoint(self.lets) for i in idx):
+            self.reject(f"an index of {buf.name} that is named ahead and differs between lanes")
         if value(buf.full_strides()[-1]) != 1:
             return None
         idx = self.by_lane(idx)

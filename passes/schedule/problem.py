@@ -17,7 +17,7 @@ Knobs = tuple[tuple[str, int | str], ...]
 class Problem:
     """`kind`: contraction (one matmul or convolution, the `anchor`, with its epilogue), normed (the same of rows that a norm makes in the same
     kernel), attention (the `anchor`, with its epilogue), recurrence (the `anchor`), sequence
-    (elements of a row depend on those before them), reduce (any other reductions), map (the rest). `constants`: names of the buffers that no
+    (elements of a row depend on those before them), scatter (updates at places that data names), reduce (any other reductions), map (the rest). `constants`: names of the buffers that no
     kernel of the program writes; a kernel may read them before those ahead of it have ended."""
 
     lowered: Lowered
@@ -99,6 +99,7 @@ def classify(nodes: Sequence[Node], lowered: Lowered, constants: Container[Value
     if len(lowered.reductions) != 1 and not fused and not normed:
         anchor = None
     kind = "attention" if fused else "normed" if normed else "contraction" if anchor is not None else "reduce" if lowered.reductions else "map"
+    kind = "scatter" if lowered.scattered is not None else kind
     kind = "sequence" if any("sequential" in n.op.traits for n in nodes) else kind
     if nodes[0].op.name == "recurrence":
         kind, anchor = "recurrence", nodes[0]

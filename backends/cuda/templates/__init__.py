@@ -16,6 +16,7 @@ from dnnc.backends.cuda.templates import (
     patch,
     recurrence,
     reduce,
+    scatter,
     sequence,
     simt,
     tf32,
@@ -49,6 +50,7 @@ def templates(target: GpuTarget, rounded: bool = False, strict: bool = False) ->
         _template("window", window, target),  # depthwise convolutions and pooling
         _template("map", maps, target),
         _template("sequence", sequence, target),
+        _template("scatter", scatter, target),
         _template("reduce", reduce, target),
         _template("threads", threads, target),  # every kernel
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import ModuleType
 
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.templates import contraction, maps, reduce, sequence, winograd
+from dnnc.backends.llvm.templates import contraction, maps, reduce, scatter, sequence, winograd
 from dnnc.ir.operator.stmt import Kernel
 from dnnc.passes.schedule.problem import Knobs, Problem, Template
 
@@ -20,6 +20,7 @@ def templates(target: CpuTarget, strict: bool = False) -> list[Template]:
         _template("winograd", winograd, target),
         _template("reduce", reduce, target, (("short", 1),) if strict else ()),
         _template("sequence", sequence, target),
+        _template("scatter", scatter, target),
         _template("map", maps, target),
     ]
     return [replace(t, strict=strict) for t in made]

@@ -61,6 +61,8 @@ def run_stage(t: Tensor, stage: Stage, arrays: Mapping[Tensor, Array], dims: Map
     full = (*shape, *extents)
     if 0 in shape:
         return np.zeros(shape, t.dtype.numpy)
+    if stage.updates is not None:
+        return updated(t, stage, np.broadcast_to(Evaluator(arrays, env).value(stage.value), full).astype(t.dtype.numpy), arrays, dims)
     if not stage.reduce:
         v = Evaluator(arrays, env).value(stage.value)
         return np.broadcast_to(v, full).astype(t.dtype.numpy)
@@ -74,6 +76,20 @@ def run_stage(t: Tensor, stage: Stage, arrays: Mapping[Tensor, Array], dims: Map
     dtype = stage.value.dtype.numpy
     v = combine.reduce(v.astype(dtype), axis=over, dtype=dtype)
     return np.asarray(v).astype(t.dtype.numpy)
+
+
+def updated(t: Tensor, stage: Stage, out: Array, arrays: Mapping[Tensor, Array], dims: Mapping[Var, int]) -> Array:
+    """The elements after the updates, one by one in their order."""
+    put = stage.updates
+    assert put.value.dtype in (t.dtype.computed, t.dtype)
+    extents = tuple(size(const(v.hi) + 1, dims) for v in put.axes)
+    for u in np.ndindex(extents):
+        ev = Evaluator(arrays, {v: np.asarray(k) for v, k in zip(put.axes, u)} | {k: np.asarray(v) for k, v in dims.items()})
+        at = tuple(int(ev.value(i)) for i in put.index)
+        assert all(0 <= i < n for i, n in zip(at, out.shape)), f"{t.name}: {at} leaves {out.shape}"
+        v = ev.value(put.value)
+        out[at] = v if put.combine == "last" else COMBINE[put.combine](out[at].astype(v.dtype), v).astype(out.dtype)
+    return out
 
 
 def identity(stage: Stage) -> Array:
