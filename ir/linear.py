@@ -232,3 +232,25 @@ def strided(i: Expr) -> tuple[int, Expr] | None:
     if i.name == "*" and parts[0] is not None and (by := value(i.args[1])) is not None:
         return parts[0][0] * by, parts[0][1] * by
     return None
+
+
+def lane_offsets(i: Expr, lanes: int) -> tuple[tuple[int, ...], Expr] | None:
+    """(c, start) of an index `start + c[lane]` whose offsets are numbers: `4 * (lanes // 4) + r`."""
+    if i.lanes == 1:
+        return (0,) * lanes, i
+    if not isinstance(i, Op):
+        return None
+    if i.name == "lanes":
+        return tuple(range(lanes)), const(0)
+    left, right = (lane_offsets(a, lanes) for a in i.args) if len(i.args) == 2 else (None, None)
+    if left is None or right is None:
+        return None
+    (a, start), (b, other) = left, right
+    if i.name == "+":
+        return tuple(x + y for x, y in zip(a, b)), start + other
+    by, k = value(i.args[1]), value(start)
+    if by is not None and i.name == "*":
+        return tuple(x * by for x in a), start * by
+    if by is not None and by > 0 and k is not None and i.name in ("//", "%"):
+        return tuple(_FOLD[i.name](x + k, by) for x in a), const(0)
+    return None

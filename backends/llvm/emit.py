@@ -14,7 +14,7 @@ from functools import reduce
 from math import prod
 from typing import Any
 
-from dnnc.backends.llvm import streams, values
+from dnnc.backends.llvm import gathers, streams, values
 from dnnc.backends.llvm.spelling import literal, memory_mangle, scalar, stored, vector
 from dnnc.backends.runtime import FRAME_BARRIER, FRAME_STATUS
 from dnnc.ir.bounds import bounds, nonneg
@@ -351,6 +351,9 @@ class FuncEmitter:
         found = strided(e.idx[-1]) if e.limit is None and all(i.lanes == 1 for i in e.idx[:-1]) else None
         if found is not None and 2 <= found[0] <= MAX_STRIDE and value(e.buf.full_strides()[-1]) == 1:
             return self.from_memory(self.every(e, *found), e.buf.dtype, lanes)
+        picked = gathers.picked(self, e)
+        if picked:
+            return self.from_memory(picked, e.buf.dtype, lanes)
         off = self.operand(e.buf.offset(e.idx), lanes)
         p = self.pure(f"getelementptr {stored(e.buf.dtype, 1)}, ptr {self.values[e.buf]}, <{lanes} x i64> {off}", off, here=True)
         m = f"<{lanes} x i1>"

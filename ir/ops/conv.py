@@ -59,6 +59,13 @@ class Panels:
         return [(last // self.outputs - first // self.outputs + 1) * self.inputs for first, last in ends]
 
     @property
+    def of_a_block(self) -> int:
+        """Panels side by side that read one block of `width` inputs, each of their lanes an element of its own group; 0 where a panel reads more."""
+        span = self.width // self.outputs * self.inputs if self.outputs < self.width and self.width % self.outputs == 0 else 0
+        panels = self.width // span if span and self.width % span == 0 else 0
+        return panels if panels and -(-self.made // self.width) % panels == 0 else 0
+
+    @property
     def most(self) -> int:
         return max(self.counts, default=0)
 

@@ -27,6 +27,10 @@ from dnnc.passes.graph.prologue import held_in
 from dnnc.passes.graph.winograd import winograd_tile
 
 WIDE = (f32, i32)  # types whose vectors have as many lanes as a block
+SHUFFLE = 2  # products that a shuffle takes the time of: it occupies a port of theirs, and its result a register of a tile
+GAIN = 1.1  # over products with zeros that shuffles must promise
+MOST_SHUFFLED = 4  # panels whose lanes come out of one block: as many times the registers are needed
+MOST_UNROLLED = 64  # inputs of a group times taps of a row, which are code for each pixel of a tile
 KEEPS_BLOCKS = frozenset(("max_pool", "avg_pool", "lp_pool"))
 
 
@@ -211,7 +215,7 @@ class _Blocked(Layouts):
         if not fits:
             return self.plain(n)
         lay = blocked(out.rank, self.lanes)
-        if group != 1 and not depthwise and not n.attrs["panel"]:
+        if group != 1 and not depthwise and not n.attrs["panel"] and not self.shuffles(n):
             if self.strict and made // group % self.lanes:
                 return self.plain(n)
             n = self.by_panels(n)
@@ -234,6 +238,17 @@ class _Blocked(Layouts):
         if len(n.inputs) > 2 and n.inputs[2] is not None:
             self.set_input(n, 2, None)
         self.set_output(n, None)
+
+    def shuffles(self, n: Node) -> bool:
+        """Do lanes of several groups better take their inputs out of one block, by a shuffle for each input of a group, than by products with zeros?"""
+        x, w = n.inputs[0], n.inputs[1]
+        assert x is not None and w is not None
+        panels = panels_of(x.type.shape[1], w.type.shape[0], n.attrs["group"], self.lanes)  # type: ignore[arg-type]
+        taps, stride = w.type.shape[-1], (n.attrs["strides"] or (1,))[-1]
+        if not 0 < panels.of_a_block <= MOST_SHUFFLED or not isinstance(taps, int) or panels.inputs * taps > MOST_UNROLLED:
+            return False
+        each = min(stride / taps, 1)  # for each product: neighbouring pixels share those of the taps that they have in common
+        return self.strict or (1 + SHUFFLE * each) * GAIN < panels.most / panels.inputs
 
     def by_panels(self, n: Node) -> Node:
         """The convolution with a panel for each block of outputs, whose filters hold zeros for the inputs of other groups.

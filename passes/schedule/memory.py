@@ -8,7 +8,7 @@ from itertools import chain, count
 from dnnc.ir.bounds import nonneg
 from dnnc.ir.dtype import DType, i64
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Load, Op, Ref, Var, const, free, load, op, ref, substitute, terms, value, var
+from dnnc.ir.expr import Expr, Load, Op, Ref, Var, const, free, load, op, ref, substitute, terms, value, var, walk
 from dnnc.ir.operator.stmt import (
     Alloc,
     Block,
@@ -293,6 +293,10 @@ class Vectorizer:
             same = self.by_lane(e.idx)
             if not any(self.lane in free(i) for i in same):  # one element for all lanes
                 return load(e.buf, same)
+            asked = any(isinstance(x, Load) for x in walk(same[-1]))
+            if self.limit is None and not asked and not any(self.lane in free(i) for i in same[:-1]):  # of one row, in another order
+                of_lane = Vectorizer(self.lane, const(0), self.lanes)
+                return load(e.buf, (*same[:-1], of_lane.expr(same[-1])), 1, self.limit)
             return load(e.buf, [self.expr(i) for i in e.idx], 1, self.limit)
         assert isinstance(e, Op), e
         args = [self.expr(a) for a in e.args]

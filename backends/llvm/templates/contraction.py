@@ -61,7 +61,9 @@ class Nest:
     stride: int
     block: int  # of the reduced channels in memory; 0 when they are not blocked
     tap: str = ""  # the reduction along the pixel axis
-    depthwise: bool = False  # every channel for itself: the panel's loop is one more outer loop
+    depthwise: bool = False  # every lane has inputs of its own: the panel's loop is one more outer loop
+    shuffled: int = 0  # panels that take the inputs of their lanes, of several groups or several times the same, out of one block
+    taps: int = 1  # along the pixel axis
     columns: tuple[str, ...] = ()
     together: int = 0  # panels side by side that read the same inputs, those of a group; 0: all
     panel_bytes: int = 0  # of a convolution's filters, of a vector of outputs; 0 where the size is not known
@@ -123,16 +125,21 @@ def _conv_nest(problem: Problem, s: Schedule, loops: tuple[str, ...]) -> tuple[S
         pixel = "p"
     layout = anchor.inputs[0].type.layout
     block = layout.block(1) if layout is not None and not depthwise else 0
-    together = 0
-    if by_panels:
-        panels = panels_of(anchor.inputs[0].type.shape[1], anchor.output.type.shape[1], group, anchor.attrs["panel"])  # type: ignore[arg-type]
-        whole = panels.outputs % panels.width == 0
-        together = panels.outputs // panels.width if whole else 1
+    together = shuffled = 0
+    if group != 1:
+        sizes = anchor.inputs[0].type.shape[1], anchor.output.type.shape[1]
+        panels = panels_of(*sizes, group, value(const(s.extent(loops[-1]))) or 1)  # type: ignore[arg-type]
+        together = panels.outputs // panels.width if panels.outputs % panels.width == 0 else 1
+        shuffled = panels.of_a_block if depthwise and sizes != (group, group) else 0
         block = block if block and panels.inputs % block == 0 and len(set(panels.counts)) == 1 else 0  # all panels read whole blocks
+        if depthwise and sizes != (group, group) and not shuffled:
+            return None
     red = problem.lowered.reductions[0]
     size = value(const(product([*anchor.inputs[1].type.shape[1:], anchor.inputs[1].type.dtype.bytes]))) or 0
     plain = Nest(tuple(outer), pixel, panel, loops[-1], red, padding, win.strides[at], block, red[1 + at], depthwise)
-    return s, replace(plain, together=together, panel_bytes=size * (value(const(s.extent(loops[-1]))) or 0))
+    along = value(const(kernel[at])) or 1
+    plain = replace(plain, together=together if by_panels else 0, shuffled=shuffled, taps=along)
+    return s, replace(plain, panel_bytes=size * (value(const(s.extent(loops[-1]))) or 0))
 
 
 def _rows_share(problem: Problem, s: Schedule, name: str, lane: str) -> bool:
@@ -259,11 +266,14 @@ def tiles(
     for nv in most:
         if (
             (panels is not None and (nv > panels or (panels % nv and inplace)))
-            or (nest.depthwise and nv > 1)
+            or (nest.depthwise and nv != max(nest.shuffled, 1))
             or (nest.together and nest.together % nv)
         ):
             continue
-        for mr in range(1, min(n - 4, n - nv - 1) // nv + 1):
+        most_rows = min(n - 4, n - nv - 1) // nv
+        if nest.shuffled:  # beside the sums live the pixels that all taps of a row read
+            most_rows = max((n - nest.taps - 1) // (nv + nest.stride), 1)
+        for mr in range(1, most_rows + 1):
             if pixels is not None and mr > pixels:
                 break
             rows = -(-pixels // mr) * mr if pixels is not None else 30 + mr / 2
@@ -348,6 +358,8 @@ def _tile(s: Schedule, nest: Nest, outer: list[str], lane: str, knobs: Mapping[s
 
 def _finish(s: Schedule, problem: Problem, nest: Nest, outer: list[str], knobs: Mapping[str, int | str], tag: str, lanes: int) -> str:
     """Unroll, prefetch, widen, peel what padding makes special, and share the outer loops among threads: the loop that is shared."""
+    if nest.shuffled:
+        s.apply(annotate, "unroll", *(n for n in (nest.reduction[0] + tag, f"{nest.reduction[0]}{tag}_b") if s.has(n)))
     unrolled = [f"{n}{tag}{k}" for n in ("im", "jn") for k in ("", "_1", "_2", "_1_b")] + ["ku" + tag, f"ku{tag}_b"]
     tap = nest.tap + tag
     if nest.depthwise and isinstance(s.extent(tap), int):
@@ -376,6 +388,8 @@ def _split_reduction(s: Schedule, nest: Nest, ku: int, kc: int, tag: str) -> lis
     steps, unroll, block, stretch = "ko" + tag, "ku" + tag, "rb" + tag, "ks" + tag
     if kc and ((nest.panel and not nest.block) or kc % (nest.block or ku)):
         raise ScheduleError(f"a sum over {first} cannot be divided into stretches of {kc}")
+    if nest.shuffled:  # the inputs of a group inside, but around the taps of a row, which share shuffled pixels
+        return [*(t for t in taps if t != nest.tap + tag), first, nest.tap + tag]
     if not nest.block and nest.panel:
         return [first, *taps]
     if not nest.block:

@@ -74,6 +74,36 @@ def test_text(name: str, golden: Callable[..., None]) -> None:
     assert not undefined_symbols(compile_text(text, "haswell", "+avx2,+fma"))
 
 
+@pytest.mark.parametrize(
+    ("index", "shuffled"),
+    [
+        ("lanes(8) // 4 * 4 + r", True),  # a whole row, whose lanes change places
+        ("(lanes(8) * 3 + r) % 8", True),
+        ("lanes(8) // 4 + 4 * j + 2 * r", True),  # part of a row from a place that is known at run time
+        ("lanes(8) // 4 * 2 + 5 * j", False),  # a vector of four would reach past the row
+        ("lanes(8) // 2 * j", False),
+    ],
+)
+def test_gathers_from_one_vector_are_shuffles(index: str, shuffled: bool) -> None:
+    kernel = parse_kernel(f"""
+def k(x: f32[2, 8], y: f32[2, 2, 2, 8]):
+    for i in range(2):
+        for j in range(2):
+            for r in unroll(2):
+                y[i, j, r, 0:+8] = x[i, {index}]
+""")
+    ir = emit_kernel(kernel, "k_lanes", TARGET.feature_set)
+    assert ("masked.gather" not in ir) == shuffled
+    x = np.random.default_rng(1).standard_normal((2, 8)).astype(np.float32)
+    found, want = np.zeros((2, 2, 2, 8), np.float32), np.zeros((2, 2, 2, 8), np.float32)
+    loaded = load_objects([compile_text(ir, TARGET.cpu, TARGET.features)])
+    ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int64)(loaded.address("k_lanes"))(
+        x.ctypes.data, found.ctypes.data, None, 0, 1
+    )
+    run_kernel(kernel, {"x": x, "y": want})
+    np.testing.assert_array_equal(found, want)
+
+
 @pytest.mark.parametrize("name", GRAPHS)
 def test_register_tiles_become_registers(name: str) -> None:
     """After the pass list no alloca of a register buffer is left, and calls of libm alone leave the module."""

@@ -176,6 +176,34 @@ def test_groups_that_share_a_block() -> None:
     assert np.array_equal(spread[16:32], np.block([[kernel[16:24], zero], [zero, kernel[24:32]]]))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "lanes", "strict", "way"),
+    [
+        ((64, 64, 3, 16), 16, False, "apart"),  # four inputs of a group are four shuffles, sixteen products with a dense block
+        ((64, 64, 3, 8), 16, False, "apart"),
+        ((64, 64, 1, 8), 16, False, "panel"),  # no taps share a shuffle
+        ((64, 64, 1, 8), 16, True, "apart"),
+        ((64, 64, 3, 8), 8, False, "panel"),  # whole vectors of one group
+        ((32, 64, 3, 32), 16, False, "apart"),  # two outputs for each input
+        ((24, 48, 3, 24), 16, False, "panel"),  # three panels, two of which would share a block
+        ((32, 16, 3, 8), 16, False, "panel"),  # two blocks of inputs for a panel
+        ((24, 24, 3, 8), 16, False, "panel"),  # groups of three straddle the blocks
+    ],
+)
+def test_groups_narrower_than_a_vector(sizes: tuple[int, int, int, int], lanes: int, strict: bool, way: str) -> None:
+    channels, made, k, group = sizes
+    text = f"def g(x: f32[1, {channels}, 6, 21], *, w: f32[{made}, {channels // group}, {k}, {k}]):\n    return conv(x, w, group={group})"
+    g = graph_of(text)
+    assign_layouts(g, lanes, strict)
+    (conv,) = (n for n in g.nodes() if n.op.name == "conv")
+    assert conv.attrs["panel"] == (lanes if way == "panel" else 0) and conv.output.type.layout is not None
+    x = np.random.default_rng(4).standard_normal((1, channels, 6, 21)).astype(np.float32)
+    want = run(graph_of(text), [x], "float64")[0]
+    for target in ("llvm", "llvm -mcpu=haswell"):
+        got = dnnc.compile(graph_of(text), cache=False, target=target, numerics="strict" if strict else "standard")(x)
+        assert np.abs(got - want).max() <= bound(g.outputs[0].type.dtype, 200, want)
+
+
 def test_strict_numerics_keep_the_groups_apart() -> None:
     """An infinity of another group times zero is NaN."""
     assert [x.split(" = ")[1] for x in statements(GROUPS)] == ["conv(x, w, group=3)"]
