@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dnnc.backends.cuda.templates.nest import Contraction
 from dnnc.backends.cuda.templates.staging import readable
+from dnnc.ir.dtype import boolean
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Load, const, load, substitute, terms, walk
+from dnnc.ir.expr import Expr, Load, Op, Var, const, load, rebuild, substitute, terms, value, walk
 from dnnc.ir.operator.stmt import Buffer, Builder, Store, loop_var
 from dnnc.passes.schedule.memory import Vectorizer
 
@@ -63,8 +66,25 @@ def _vector(c: Contraction, env: dict[Expr, Expr], total: Expr, lanes: int) -> S
 def store_row(b: Builder, c: Contraction, batch: dict[Expr, Expr], row: Expr, start: Expr, tile: Buffer, at: tuple[Expr, ...], width: int) -> None:
     """Finish and store `width` neighbouring elements of a row, from column `start` on, from `tile[at:+width]`.
 
-    The row must exist; columns that do not are left out."""
-    lanes = store_lanes(c, width)
+    The row must exist; columns that do not are left out. Rows that are padded are stored in vectors where a vector has no padding."""
+    lanes, filled = store_lanes(c, width), _without_padding(c)
+    wide = store_lanes(filled[0], width) if filled is not None else lanes
+    if filled is None or wide <= lanes:
+        _store_run(b, c, batch, row, start, tile, at, width, lanes)
+        return
+    whole, end = filled
+    with b.loop("u", width // wide, "unroll") as u:
+        first, place = start + u * wide, (*at[:-1], at[-1] + u * wide)
+        b.branch(
+            first // wide < end // wide,
+            lambda: _store_run(b, whole, batch, row, first, tile, place, wide, wide),
+            lambda: _store_run(b, c, batch, row, first, tile, place, wide, lanes),
+        )
+
+
+def _store_run(
+    b: Builder, c: Contraction, batch: dict[Expr, Expr], row: Expr, start: Expr, tile: Buffer, at: tuple[Expr, ...], width: int, lanes: int
+) -> None:
     with b.loop("v", width // lanes, "unroll") as v:
         first = start + v * lanes
         with b.when(first // lanes < c.cols.size // lanes):
@@ -72,3 +92,25 @@ def store_row(b: Builder, c: Contraction, batch: dict[Expr, Expr], row: Expr, st
             used = (*c.store.idx, c.store.value)
             env = {**batch, **c.rows.at(c.rows.inside(row, 1, *used)), **c.cols.at(c.cols.inside(first // lanes, lanes, *used), lanes, j)}
             b.emit(_vector(c, env, load(tile, (*at[:-1], at[-1] + v * lanes + j)), lanes))
+
+
+def _without_padding(c: Contraction) -> tuple[Contraction, int] | None:
+    """The contraction as it is for columns before the first one of padding, and that column's number; None where rows have no padding.
+
+    select(i < 12, f(min(11, i)), 0)   ->   f(i)
+    """
+    bounds = [
+        (x, e, k) for x in walk(c.store.value) if isinstance(x, Op) and x.name == "min" for e, k in (x.args, x.args[::-1]) if value(k) is not None
+    ]
+    ends = {int(value(k) or 0) + 1 for _, e, k in bounds if isinstance(e, Var) and e in c.cols.vars}
+    if len(ends) != 1 or len(c.cols.loops) != 1:
+        return None
+    (end,), (loop,) = ends, c.cols.loops
+    known: dict[Expr, Expr] = {x: e for x, e, _ in bounds if e is loop.var}
+
+    def go(e: Expr) -> Expr:
+        if e in known:
+            return known[e]
+        return const(True, boolean) if e is (loop.var < end) else rebuild(e, go)
+
+    return replace(c, store=replace(c.store, value=go(c.store.value))), end

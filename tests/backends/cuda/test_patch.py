@@ -19,7 +19,7 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run
 from dnnc.ir.operator.interp import run_kernel
-from dnnc.ir.operator.stmt import Eval, Kernel, walk_stmts
+from dnnc.ir.operator.stmt import Eval, Kernel, Store, walk_stmts
 from dnnc.ir.operator.text import parse_kernel, show_kernel
 from dnnc.ir.operator.verify import verify_kernel
 from dnnc.passes.graph.fuse import plan_fusion
@@ -141,7 +141,9 @@ def test_rows_of_channels_that_are_padded() -> None:
     check(g, p, patch.ranked(image(p), H200)[0][1].knobs)
     g, p = problem("f16", 1, 1, 1, 54, (8, 6), (3, 3), 1, 1, block=8)
     assert image(p).row == 56
-    check(g, p, patch.ranked(image(p), H200)[0][1].knobs)
+    kernel = check(g, p, patch.ranked(image(p), H200)[0][1].knobs)
+    stores = [x for x in walk_stmts(kernel.entry.body) if isinstance(x, Store) and x.buf.name == "y"]
+    assert {x.lanes > 1 for x in stores} == {True, False}  # vectors where none of their channels is padding, else one element after the other
 
 
 def test_bank_conflicts_are_counted() -> None:
