@@ -22,7 +22,7 @@ from dnnc.backends.cuda.emit import kernel_number
 from dnnc.backends.cuda.graph import Frame, LoadedProgram
 from dnnc.backends.cuda.native import PARAMETER_ALIGN, CudaNative, Device, DeviceArray
 from dnnc.donation import Donation, donated
-from dnnc.ir.errors import ArtifactError, InputError, InternalError
+from dnnc.ir.errors import ArtifactError, InputError
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import bind_dims
@@ -230,7 +230,7 @@ class DeviceExecutable(Pickled):
 
         It has a frame of its own, so it may run beside calls, but not beside itself.
         """
-        given, results = self._given(inputs), list(outputs)
+        given, results = self._given(inputs), self._signature.buffers(outputs)
         if not given or not is_device_array(given[0]):
             arrays = self._host(given)
             for j in self._donation.pairs.values():
@@ -261,7 +261,7 @@ class DeviceExecutable(Pickled):
         return profile(self.report, self._bind([a.shape for a in arrays]), arrays, self._origin.target, repeats)
 
     def _given(self, inputs: Any) -> tuple[Any, ...]:
-        return self._signature.in_order((dict(inputs),) if isinstance(inputs, Mapping) else tuple(inputs), {})
+        return self._signature.in_order(self._signature.arguments(inputs), {})
 
     def _run(self, values: tuple[Any, ...], outputs: Sequence[Any] | None, stream: Any) -> Any:
         if values and is_device_array(values[0]):
@@ -438,7 +438,7 @@ class DeviceExecutable(Pickled):
         """Compile for input shapes ahead of the first call. InputError where shapes can only be a guess: a segment with open dims."""
         inputs = self._origin.interface.inputs
         if len(shapes) != len(inputs):
-            raise InternalError(f"{len(shapes)} shapes for {len(inputs)} inputs")
+            raise InputError(f"{len(shapes)} shapes for {len(inputs)} inputs")
         if not self._ahead and self._origin.interface.dims:
             raise InputError(f"{self._origin.interface.name}: device programs are made for the sizes of a call, which nobody knows yet")
         check_fits([(f"input {n}", s, v.type.dtype.numpy) for n, s, v in zip(self._signature.input_names, shapes, inputs)])

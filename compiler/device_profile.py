@@ -14,6 +14,7 @@ import numpy as np
 
 from dnnc.backends.cuda.graph import Frame
 from dnnc.backends.llvm.ceilings import Ceilings, Level
+from dnnc.ir.checks import integer
 from dnnc.ir.errors import InputError
 from dnnc.profile import LEAST, MOST, SECONDS, WARM, CallTime, KernelTime, Profile, kernel_time
 from dnnc.report import KernelReport, Report
@@ -42,8 +43,8 @@ def profile(report: Report, bound: Bound, arrays: Sequence[Array], target: GpuTa
     Raises:
         InputError: there is nothing to measure.
     """
-    if repeats is not None and repeats < 1:
-        raise InputError(f"repeats={repeats}: expected at least 1, or None for as many as fit into a second")
+    if repeats is not None:
+        repeats = integer(repeats, "repeats", 1)
     if bound.empty or not bound.native.calls:
         raise InputError("there is nothing to profile: for these inputs no kernel is called")
     wanted = {s for s in bound.native.cubins}

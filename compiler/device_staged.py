@@ -3,7 +3,7 @@ where some of the steps are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ class DeviceStaged(StagedExecutable):
 
     def run(self, inputs: Any, outputs: Sequence[Any] | None = None, stream: Any = None) -> Any:
         """Run into given buffers of the first input's kind; without them as a call. `stream` has no meaning where the host takes part."""
-        given = self._signature.in_order((dict(inputs),) if isinstance(inputs, Mapping) else tuple(inputs), {})
+        given = self._signature.in_order(self._signature.arguments(inputs), {})
         if not given or not is_device_array(given[0]):
             return super().run([to_host(v) if is_device_array(v) else v for v in given], outputs)
         device = self._device()

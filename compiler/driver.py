@@ -25,6 +25,7 @@ from dnnc.backends.runtime import runtime
 from dnnc.bound import of_function, of_graph
 from dnnc.donation import copied, donated
 from dnnc.executable import Executable
+from dnnc.ir import checks
 from dnnc.ir.errors import InputError, ShapeError, UnsupportedError, a_type
 from dnnc.ir.expr import Var
 from dnnc.ir.form import ARRAY
@@ -91,6 +92,8 @@ def compile(
         DnncError: a subclass that says what is wrong with the model, the options or the target.
     """
     opts = make_options(options)
+    checks.optional_function(progress, "progress")
+    check_parameters(parameters)
     if is_torch(model):
         from dnnc.torch_program import compile_module
 
@@ -115,6 +118,16 @@ def compile(
     )
 
 
+def check_parameters(parameters: Any) -> None:
+    """InputError for what is neither a dict of arrays by name, nor a sequence of names, nor a bool."""
+    if isinstance(parameters, Mapping):
+        checks.names(list(parameters), "parameters")
+    elif isinstance(parameters, str):
+        raise InputError(f"parameters={parameters!r}: expected a sequence of names, such as [{parameters!r}], or a dict of arrays")
+    elif parameters is not None and not isinstance(parameters, bool):
+        checks.names(parameters, "parameters")
+
+
 def is_torch(model: Any) -> bool:
     """Is this a module of PyTorch, or a program that it has exported? torch is not imported to say so."""
     return any(
@@ -135,6 +148,10 @@ def traced_graph(fn: Any, inputs: Sequence[Any] | Mapping[str, Any] | None, para
         raise InputError(f"inputs: only a function takes them, not {a_type(fn)}; sizes of a model are given by dims")
     if inputs is None:
         raise InputError("a function needs inputs=[...], a dnnc.Spec(shape, dtype) for each array; dnnc.jit finds them at each call")
+    if isinstance(inputs, Mapping):
+        checks.names(list(inputs), "inputs")
+    else:
+        inputs = checks.sequence(inputs, "inputs")
     if parameters is None:
         from dnnc.frontends.trace import trace
 

@@ -19,7 +19,7 @@ from dnnc.backends.places import placed
 from dnnc.backends.results import maker
 from dnnc.backends.runtime import FRAME_BOUND, FRAME_CONSTANTS, FRAME_OFFSETS, Frame, address_of, runtime
 from dnnc.donation import Donation, donated
-from dnnc.ir.errors import InputError, InternalError
+from dnnc.ir.errors import InputError
 from dnnc.ir.expr import Expr, Var, const
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import bind_dims
@@ -30,7 +30,7 @@ from dnnc.parameters import Parameters, Table, frozen
 from dnnc.pickled import Pickled
 from dnnc.report import Report
 from dnnc.report.log import Log
-from dnnc.signature import Signature, TensorSpec, described
+from dnnc.signature import Signature, TensorSpec, described, shapes_of
 
 if TYPE_CHECKING:
     from dnnc.profile import Profile
@@ -224,9 +224,9 @@ class Executable(Pickled):
 
         The buffer of an output that takes the memory of a donated input may be that input.
         """
-        arrays = self._collect((inputs,) if isinstance(inputs, Mapping) else tuple(inputs), {})
+        arrays = self._collect(self._signature.arguments(inputs), {})
         bound = self._bind(arrays)
-        results = [bound.fresh(s, d) for s, d in bound.outputs] if outputs is None else list(outputs)
+        results = [bound.fresh(s, d) for s, d in bound.outputs] if outputs is None else self._signature.buffers(outputs)
         if outputs is not None:
             self._signature.check_outputs(bound.outputs, [*arrays, *self._weights], results, self._pairs)
         if self._donation is None:
@@ -257,13 +257,13 @@ class Executable(Pickled):
 
     def bind(self, inputs: Any, outputs: Sequence[Array]) -> Callable[[], None]:
         """A function that runs on these very buffers each time it is called, copying nothing. It keeps the buffers alive."""
-        arrays = self._collect((inputs,) if isinstance(inputs, Mapping) else tuple(inputs), {})
-        given = [inputs[n] for n in self._signature.input_names] if isinstance(inputs, Mapping) else list(inputs)
+        arrays = self._collect(self._signature.arguments(inputs), {})
+        given = self._signature.in_order(self._signature.arguments(inputs), {})
         for a, b, name in zip(arrays, given, self._signature.input_names):
             if a is not b:
                 raise InputError(f"input {name}: bind needs a contiguous array that it can keep; got {described(b)}")
         bound = self._bind(arrays)
-        results = list(outputs)
+        results = self._signature.buffers(outputs)
         self._signature.check_outputs(bound.outputs, [*arrays, *self._weights], results, self._pairs)
         if self._donation is None:
             return lambda: self._execute(bound, arrays, results)
@@ -366,8 +366,7 @@ class Executable(Pickled):
     def prepare(self, shapes: Sequence[tuple[int, ...]]) -> Native:
         """Compile for input shapes ahead of the first call."""
         inputs = self._origin.interface.inputs
-        if len(shapes) != len(inputs):
-            raise InternalError(f"{len(shapes)} shapes for {len(inputs)} inputs")
+        shapes = shapes_of(shapes, self._signature.input_names)
         check_fits([(f"input {n}", s, v.type.dtype.numpy) for n, s, v in zip(self._signature.input_names, shapes, inputs)])
         return self._bind([np.empty(s, v.type.dtype.numpy) for s, v in zip(shapes, inputs)]).native
 

@@ -22,7 +22,8 @@ from dnnc.driver import compile_graph, open_dims
 from dnnc.frontends.trace import Spec, is_traced, traced, tracing
 from dnnc.frontends.trace.tracer import Traced
 from dnnc.frontends.trace.tree import FIXED, Branch, Fixed, Rules, Tree, flatten, key_of, unflatten
-from dnnc.ir.errors import InputError
+from dnnc.ir import checks
+from dnnc.ir.errors import InputError, a_type
 from dnnc.ir.target import parse_target
 from dnnc.options import CompileOptions, make_options
 from dnnc.parameters import flat
@@ -141,7 +142,7 @@ class Jitted:
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._plain is not None and not kwargs and len(args) == len(self._plain):  # what is usual, quickly
             return dict(zip(self._plain, args))
-        bound = self._signature.bind(*args, **kwargs)
+        bound = self._signature.bind(*args, **kwargs)  # TypeError as of a call
         bound.apply_defaults()
         return bound.arguments
 
@@ -264,6 +265,20 @@ def _restored(result: Traced, made: Any) -> Any:
     return unflatten(result.results, arrays)
 
 
+def open_sizes(dynamic: Any) -> dict[str, dict[int, str]]:
+    """`dynamic=` of `jit` as names of sizes by argument and axis. InputError where it is something else."""
+    example = 'expected names of sizes by argument and axis, such as {"x": {0: "n"}}'
+    if dynamic is None:
+        return {}
+    if not isinstance(dynamic, Mapping) or not all(isinstance(a, str) and isinstance(axes, Mapping) for a, axes in dynamic.items()):
+        raise InputError(f"dynamic={dynamic!r}: {example}")
+    for axes in dynamic.values():
+        for axis, name in axes.items():
+            if isinstance(axis, bool) or not isinstance(axis, int) or not isinstance(name, str):
+                raise InputError(f"dynamic={dynamic!r}: {example}")
+    return {a: dict(axes) for a, axes in dynamic.items()}
+
+
 def jit(
     fn: Callable[..., Any] | None = None,
     /,
@@ -298,14 +313,17 @@ def jit(
         InputError: `static` or `dynamic` names no argument, or an option is unknown.
     """
     opts = make_options(options)
-    names = (static,) if isinstance(static, str) else tuple(static)
-    if programs < 1:
-        raise InputError(f"programs={programs}: expected at least 1")
-    sizes = {a: dict(axes) for a, axes in (dynamic or {}).items()}
+    names = checks.names(static, "static")
+    programs = checks.integer(programs, "programs", 1)
+    sizes = open_sizes(dynamic)
     captured = flat(parameters) if isinstance(parameters, Mapping) else {}
-    given, bound = ((n,) if isinstance(n, str) else tuple(n) for n in (donate, () if captured else parameters))
+    given = checks.names(donate, "donate")
+    bound = () if isinstance(parameters, Mapping) else checks.names(parameters, "parameters")
 
     def made(f: Callable[..., Any]) -> Jitted:
+        checks.function(f, "jit")
+        if not hasattr(f, "__name__"):
+            raise InputError(f"jit: expected a function, got {a_type(f)}; pass its method, such as obj.__call__")
         roles = Roles(f.__name__, frozenset(given), frozenset(bound), captured) if given or bound or captured else None
         return Jitted(f, names, opts, programs, sizes, roles)
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from dnnc.executable import Executable
 from dnnc.frontends.onnx.declared import Declared
+from dnnc.ir.checks import sequence
 from dnnc.ir.errors import InputError
 from dnnc.ir.form import ARRAY, Form, Kind
 from dnnc.options import CompileOptions
@@ -131,7 +132,7 @@ class LateExecutable(Pickled):
     def run(self, inputs: Any, outputs: Sequence[Array] | None = None) -> Any:
         """Run into given buffers, as Executable does (where all outputs are arrays); without them as a call."""
         if not isinstance(inputs, Mapping):
-            inputs = self._by_name(tuple(inputs), {})
+            inputs = self._by_name(sequence(inputs, "inputs"), {})
         leaves, forms = self._collect(self._by_name((), inputs))
         program = self._program(leaves, forms)
         if outputs is not None and any(f is not ARRAY for f in program.results):

@@ -24,7 +24,7 @@ from dnnc.backends.llvm.native import FORMAT, Native
 from dnnc.backends.runtime import runtime
 from dnnc.donation import donated
 from dnnc.executable import Executable
-from dnnc.ir.errors import ArtifactError, ArtifactWarning, DnncError
+from dnnc.ir.errors import ArtifactError, ArtifactWarning, DnncError, InputError
 from dnnc.ir.expr import Var
 from dnnc.ir.target import parse_target as parse_words
 from dnnc.options import CompileOptions, cache_folder, thread_count
@@ -58,6 +58,8 @@ def load(path: str | os.PathLike[str] | BinaryIO, code: bool = True, threads: in
         ArtifactWarning: the code does not fit this machine or this version, so the model is compiled again.
     """
     start = time.perf_counter()
+    if not isinstance(code, bool):
+        raise InputError(f"code={code!r}: expected True or False")
     saved = _open(path)
     options = _options(saved, threads, cache)
     if saved.model.kind == "late":

@@ -77,7 +77,7 @@ class CompileOptions:
         _check_target(self.target, self.threads)
         if isinstance(self.precision, str):
             object.__setattr__(self, "precision", PRECISION_ALIASES.get(self.precision, self.precision))
-        if self.precision is not None and self.precision not in PRECISIONS:
+        if self.precision is not None and not (isinstance(self.precision, str) and self.precision in PRECISIONS):
             raise UnsupportedError(f"precision={self.precision!r}: expected None (as in the model) or {_either(PRECISIONS)}")
         _one_of("numerics", self.numerics, NUMERICS)
         _one_of("opt_level", self.opt_level, OPT_LEVELS)
@@ -134,7 +134,7 @@ def _one_of(name: str, v: object, allowed: tuple[object, ...]) -> None:
 
 def _check_target(target: object, threads: int | None) -> None:
     if not isinstance(target, str):
-        if not isinstance(getattr(target, "kind", None), str):
+        if not isinstance(getattr(target, "kind", None), str) or not hasattr(target, "option"):
             raise TargetError(f"target={target!r}: expected a string such as 'llvm' or 'cuda -arch=sm_90a', or a dnnc.Target")
         return
     words = target.split()

@@ -23,6 +23,7 @@ from dnnc.backends.llvm.compile import Loaded, compile_text, load_objects
 from dnnc.backends.llvm.entry import barriers, stamp_places, timed_entry_text
 from dnnc.backends.places import CONTROL, Call
 from dnnc.backends.runtime import FRAME_NTHREADS, aligned_empty
+from dnnc.ir.checks import integer
 from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.expr import Var
 from dnnc.report import KernelReport, ProgramReport
@@ -143,8 +144,8 @@ def profile(f: Executable, target: CpuTarget, args: tuple[Any, ...], named: Mapp
         InputError: as a call; or there is nothing to measure.
         UnsupportedError: this machine has no clock that native code can read.
     """
-    if repeats is not None and repeats < 1:
-        raise InputError(f"repeats={repeats}: expected at least 1, or None for as many as fit into a second")
+    if repeats is not None:
+        repeats = integer(repeats, "repeats", 1)
     bound = f._bind(f._collect(args, named))
     if bound.empty or not bound.native.calls:
         raise InputError("there is nothing to profile: for these inputs no kernel is called")

@@ -16,7 +16,7 @@ from dnnc.options import CompileOptions
 from dnnc.parameters import Parameters, frozen
 from dnnc.pickled import Pickled
 from dnnc.report import Report
-from dnnc.signature import Signature, TensorSpec
+from dnnc.signature import Signature, TensorSpec, described
 
 Array = np.ndarray[Any, Any]
 
@@ -78,14 +78,14 @@ class ReferenceExecutable(Pickled):
 
     def run(self, inputs: Any, outputs: Sequence[Array] | None = None) -> Any:
         """Run into given buffers of the right shapes and dtypes; without them as a call."""
-        arrays = self._signature.collect((inputs,) if isinstance(inputs, Mapping) else tuple(inputs), {})
+        arrays = self._signature.collect(self._signature.arguments(inputs), {})
         results = self._donated(run(self._graph, arrays), arrays)
-        given = [np.array(r) for r in results] if outputs is None else list(outputs)
+        given = [np.array(r) for r in results] if outputs is None else self._signature.buffers(outputs)
         if len(given) != len(results):
             raise InputError(f"the model has {count(len(results), 'output')}, got {count(len(given), 'buffer')}")
         for name, out, r in zip(self._signature.output_names, given, results):
-            if out.shape != r.shape or out.dtype != r.dtype:
-                raise InputError(f"output {name}: expected an array {r.dtype} {r.shape}, got {out.dtype} {out.shape}")
+            if not isinstance(out, np.ndarray) or out.shape != r.shape or out.dtype != r.dtype or not out.flags.writeable:
+                raise InputError(f"output {name}: expected a writable array {r.dtype} {r.shape}, got {described(out)}")
             out[...] = r
         return given[0] if len(given) == 1 else tuple(given)
 

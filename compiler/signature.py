@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dnnc.ir.checks import integer, sequence
 from dnnc.ir.errors import InputError, a_type, count
 from dnnc.ir.graph import Graph, Value
 
@@ -41,6 +42,29 @@ class Signature:
             InputError: names the input, what was expected and what was given.
         """
         return self.convert(self.in_order(args, named))
+
+    def arguments(self, inputs: Any) -> tuple[Any, ...]:
+        """What `run` and `bind` take, as the arguments of a call: a mapping by name, a list or tuple in order, or the array of a single input.
+
+        Raises:
+            InputError: it is none of these.
+        """
+        if isinstance(inputs, Mapping):
+            return (dict(inputs),)
+        if isinstance(inputs, (list, tuple)):
+            return tuple(inputs)
+        if len(self.expected) == 1 and is_array(inputs):
+            return (inputs,)
+        names = ", ".join(self.input_names)
+        raise InputError(f"inputs: expected a list of arrays in the order of {names or 'no inputs'}, or a dict by name, got {a_type(inputs)}")
+
+    def buffers(self, outputs: Any) -> list[Any]:
+        """Buffers for outputs as a list: one for each, or the array of a single output. InputError for anything else."""
+        if isinstance(outputs, (list, tuple)):
+            return list(outputs)
+        if len(self.output_names) == 1 and is_array(outputs):
+            return [outputs]
+        raise InputError(f"outputs: expected a list of arrays, one for each of {', '.join(self.output_names)}, got {a_type(outputs)}")
 
     def in_order(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """The arguments of a call as they are given, in the order of the inputs. InputError where one is missing or unknown."""
@@ -96,6 +120,19 @@ class Signature:
         if missing:
             raise InputError(f"no array is given for {', '.join(missing)}")
         return tuple(values)
+
+
+def shapes_of(shapes: Any, names: Sequence[str]) -> list[tuple[int, ...]]:
+    """A shape for each input. InputError where it is something else."""
+    given = sequence(shapes, "shapes")
+    if len(given) != len(names):
+        raise InputError(f"expected {count(len(names), 'shape')} for {', '.join(names)}, got {len(given)}")
+    return [tuple(integer(n, f"shape of {name}", 0) for n in sequence(s, f"shape of {name}")) for name, s in zip(names, given)]
+
+
+def is_array(x: Any) -> bool:
+    """An array of any library."""
+    return any(hasattr(x, name) for name in ("__array__", "__dlpack__", "__cuda_array_interface__")) and not isinstance(x, type)
 
 
 def converted(a: Any, name: str, dtype: Any, rank: int | None, what: str = "input") -> Array:

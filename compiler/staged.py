@@ -333,20 +333,20 @@ class StagedExecutable(Pickled):
 
     def run(self, inputs: Any, outputs: Sequence[Array] | None = None) -> Any:
         """Run into given buffers of the right shapes and dtypes; without them as a call."""
-        arrays = self._collect((inputs,) if isinstance(inputs, Mapping) else tuple(inputs), {})
+        arrays = self._collect(self._signature.arguments(inputs), {})
         results = self._run(arrays)
         if outputs is None:
             return self._result(results)
-        return self._result(self._into(results, list(outputs)))
+        return self._result(self._into(results, self._signature.buffers(outputs)))
 
     def bind(self, inputs: Any, outputs: Sequence[Array]) -> Callable[[], None]:
         """A function that runs on these buffers each time it is called. Results are copied into `outputs`, whose shapes must be those of all calls."""
-        arrays = self._collect((inputs,) if isinstance(inputs, Mapping) else tuple(inputs), {})
-        given = [inputs[n] for n in self._signature.input_names] if isinstance(inputs, Mapping) else list(inputs)
+        arrays = self._collect(self._signature.arguments(inputs), {})
+        given = self._signature.in_order(self._signature.arguments(inputs), {})
         for a, b, name in zip(arrays, given, self._signature.input_names):
             if a is not b:
                 raise InputError(f"input {name}: bind needs a contiguous array that it can keep; got {a_type(b)} that had to be converted")
-        results = list(outputs)
+        results = self._signature.buffers(outputs)
 
         def call() -> None:
             self._into(self._run(arrays), results)

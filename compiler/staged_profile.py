@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dnnc.backends.llvm.ceilings import ceilings
+from dnnc.ir.checks import integer
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Value
 from dnnc.ir.shapes import Bindings
@@ -30,8 +31,8 @@ def profile(f: StagedExecutable, plan: Plan, arrays: Sequence[Array], repeats: i
     """
     from dnnc.staged import NativeStep
 
-    if repeats is not None and repeats < 1:
-        raise InputError(f"repeats={repeats}: expected at least 1, or None for as many as fit into a second")
+    if repeats is not None:
+        repeats = integer(repeats, "repeats", 1)
     env, bound = plan.start(arrays)
     parts: list[Profile] = []
     host: list[tuple[PythonStep, float]] = []

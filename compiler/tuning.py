@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dnnc.autotune.log import Log
 from dnnc.autotune.machine import Machine, machine_of
 from dnnc.autotune.record import Session
@@ -26,7 +28,8 @@ from dnnc.autotune.task import Setting, Task, extract
 from dnnc.autotune.task_search import Model
 from dnnc.autotune.trial import Runner
 from dnnc.autotune.variants import variations
-from dnnc.ir.errors import InputError, TuneError
+from dnnc.ir import checks
+from dnnc.ir.errors import InputError, TuneError, a_type
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import bound_dims, specialise
 from dnnc.ir.target import parse_target
@@ -118,10 +121,11 @@ def tune(
         TuneError: there is nothing to tune, the log cannot be used, or the machine lacks the device.
         DnncError: as from `dnnc.compile`.
     """
-    if isinstance(budget, bool) or not 0 < budget < float("inf"):
+    if isinstance(budget, bool) or not isinstance(budget, (int, float, np.integer, np.floating)) or not 0 < budget < float("inf"):
         raise TuneError(f"budget={budget!r}: expected seconds")
-    if trials is not None and trials < 1:
-        raise TuneError(f"trials={trials!r}: expected at least 1")
+    if trials is not None:
+        trials = checks.integer(trials, "trials", 1, TuneError)
+    check_parts(log, callbacks, only, runner, devices, space, cost_model, stopped)
     if "tune" in options:
         raise TuneError("tune= is an option of dnnc.compile; dnnc.tune takes budget= and log=")
     opts = make_options({**options, "target": target})
@@ -147,6 +151,25 @@ def tune(
         result = search(tasks, runs, book, budget, replace(plan, version=version(), batch=max(plan.batch, _capacity(runs))))
         book.append(replace(began, seconds=result.seconds))
     return Tuned(result, book, model, opts)
+
+
+def check_parts(log: Any, callbacks: Any, only: Any, runner: Any, devices: Any, space: Any, cost_model: Any, stopped: Any) -> None:
+    """TuneError for an argument of `tune` of another type than its documentation says."""
+    if log is not None and not isinstance(log, Log):
+        checks.path(log, "log", TuneError)
+    for f in checks.sequence(callbacks, "callbacks", TuneError):
+        if not callable(f):
+            raise TuneError(f"callbacks: expected functions, got {a_type(f)}")
+    if only is not None:
+        checks.names(only, "only", TuneError)
+    if not isinstance(runner, str) and not all(callable(getattr(runner, name, None)) for name in ("measure", "close")):
+        raise TuneError(f"runner: expected {' or '.join(RUNNERS)}, or an object with `measure` and `close`, got {a_type(runner)}")
+    for n in () if devices is None else checks.sequence(devices, "devices", TuneError):
+        checks.integer(n, "devices", 0, TuneError)
+    checks.optional_function(space, "space", TuneError)
+    if cost_model is not None and not callable(getattr(cost_model, "predict", None)):
+        raise TuneError(f"cost_model: expected an object with `predict`, got {a_type(cost_model)}")
+    checks.optional_function(stopped, "stopped", TuneError)
 
 
 def version() -> str:

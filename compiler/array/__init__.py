@@ -35,6 +35,7 @@ from dnnc.array.creation import (
     zeros,
     zeros_like,
 )
+from dnnc.array.errors import make_public, public
 from dnnc.array.elementwise import (
     abs, acos, acosh, add, angle, asin, asinh, astype, atan, atan2, atanh, bitwise_and, bitwise_invert, bitwise_left_shift, bitwise_or,
     bitwise_right_shift, bitwise_xor, ceil, clip, conj, copysign, cos, cosh, divide, equal, erf, exp, exp2, expm1, floor, floor_divide, greater,
@@ -65,6 +66,11 @@ from dnnc.array.searching import (
 from dnnc.array.statistical import all, any, count_nonzero, cumulative_prod, cumulative_sum, diff, max, mean, min, prod, std, sum, var
 
 __array_api_version__ = "2025.12"
+
+make_public(globals())
+for _module in (fft, linalg):
+    _module.__dict__.update({_n: public(getattr(_module, _n)) for _n in _module.__all__ if callable(getattr(_module, _n))})
+del make_public, public
 
 bool = _np.dtype("bool")
 int8, int16, int32, int64 = (_np.dtype(f"int{n}") for n in (8, 16, 32, 64))

@@ -88,7 +88,10 @@ def _taken(obj: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
         wrapped(obj, dtype)
     if isinstance(obj, int) and dtype is None and not -(1 << 63) <= obj < 1 << 63:
         raise ValueInputError(f"{obj} is no int64: give a dtype")
-    a = np.asarray(obj)
+    try:
+        a = np.asarray(obj)
+    except (TypeError, ValueError) as e:
+        raise ValueInputError(f"{a_type(obj)} cannot become an array: {e}; nested sequences must have equal lengths and hold numbers") from None
     dtype_of(a.dtype)
     return a if dtype is None else a.astype(dtype, copy=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -186,7 +187,7 @@ def roll(x: Array, /, shift: Any, *, axis: Axes = None) -> Array:
 
 
 def tile(x: Array, repetitions: Sequence[int], /) -> Array:
-    reps = tuple(repetitions)
+    reps = tuple(index(n) for n in repetitions)
     ndim = max(len(reps), x.ndim)
     x = reshape(x, (1,) * (ndim - x.ndim) + x.shape)
     return moved(x, "tile", repeats=(1,) * (ndim - len(reps)) + reps)

@@ -19,6 +19,7 @@ from dnnc.export.movement import MOVEMENT
 from dnnc.export.regions import REGIONS, chains
 from dnnc.export.rest import REST
 from dnnc.export.writer import Model, Names, Writer, value_info
+from dnnc.ir import checks
 from dnnc.ir.builder import Builder
 from dnnc.ir.errors import InputError, UnsupportedError, a_type, locations
 from dnnc.ir.graph import Graph, Node, Value
@@ -53,6 +54,8 @@ def to_onnx(model: Any, path: str | os.PathLike[str] | None = None, opset: int |
         UnsupportedError: an op has no form in ONNX, or none in this opset; says where it comes from.
         InputError: `model` is none of these, the opset is not known, or a model of 2 GB has no path.
     """
+    if path is not None:
+        path = checks.path(path, "path")
     graph, names = _source(model, inputs)
     latest = onnx.defs.onnx_opset_version()
     opset = latest if opset is None else opset

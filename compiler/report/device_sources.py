@@ -50,7 +50,7 @@ class DeviceSources:
 
     def text(self, stage: str, kernel: str | None = None, locs: bool = False) -> str:
         """The text of a stage, one of STAGES; of one kernel or all; `locs`: node names as comments in the graph. InputError where there is none."""
-        if stage not in STAGES:
+        if not isinstance(stage, str) or stage not in STAGES:
             raise InputError(f"there is no stage {stage!r} for this target; there are {', '.join(STAGES)}")
         if stage == "graph":
             return self.graph_text(locs)

@@ -67,7 +67,7 @@ class Sources:
         Raises:
             InputError: a stage or kernel that there is not.
         """
-        if stage not in STAGES:
+        if not isinstance(stage, str) or stage not in STAGES:
             raise InputError(f"there is no stage {stage!r} for this target; there are {', '.join(STAGES)}")
         if stage == "graph":
             return self.graph_text(locs)
@@ -91,6 +91,10 @@ def find_kernels(kernels: Sequence[NativeKernel], wanted: str | None) -> list[tu
     found = list(enumerate(kernels))
     if wanted is None:
         return found
+    if isinstance(wanted, int) and not isinstance(wanted, bool):
+        wanted = str(wanted)
+    if not isinstance(wanted, str):
+        raise InputError(f"kernel={wanted!r}: expected a number, a name or a symbol")
     if wanted.isdigit():
         chosen = [(n, k) for n, k in found if n == int(wanted)]
     else:

@@ -15,6 +15,7 @@ from dnnc.frontends.trace.regions import Region
 from dnnc.frontends.trace.tracer import is_traced, tracing
 from dnnc.frontends.trace.tree import Rules, Tree, flatten, unflatten
 from dnnc.ir.builder import complete, infer
+from dnnc.ir.checks import function, integer
 from dnnc.ir.dtype import i64
 from dnnc.ir.errors import InputError, a_type
 from dnnc.ir.graph import Graph
@@ -110,6 +111,8 @@ def cond(condition: Any, then: Callable[..., Any], other: Callable[..., Any], *o
     Raises:
         InputError: the condition is no truth value, or the results differ.
     """
+    function(then, "cond: then", operands)
+    function(other, "cond: other", operands)
     test = truth(condition, "cond")
     if not is_traced(test):
         return (then if bool(test) else other)(*operands)
@@ -144,6 +147,8 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], init
     Raises:
         InputError: the condition is no truth value, or the state changes its structure, a shape or a dtype.
     """
+    function(condition, "while_loop: condition", [init])
+    function(body, "while_loop: body", [init])
     start = pack(init, "state")
     if in_python(start):
         return _while(condition, body, start)
@@ -181,6 +186,9 @@ def scan(fn: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any = None, l
     Raises:
         InputError: there are no rows, their numbers differ, or the state changes its structure, a shape or a dtype.
     """
+    function(fn, "scan", [init, xs])
+    if length is not None:
+        length = integer(length, "length", 1)
     start, rows = pack(init, "state"), pack(xs, "xs")
     n = _rows(rows, length)
     if in_python(start, rows):

@@ -18,6 +18,7 @@ from dnnc.array.promotion import DType, real_of
 from dnnc.frontends.trace.regions import Region
 from dnnc.frontends.trace.spec import Spec
 from dnnc.frontends.trace.tree import Leaf, Rules, Tree, flatten, unflatten
+from dnnc.ir.checks import function
 from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import DnncError, InputError
 from dnnc.ir.graph import Graph
@@ -63,6 +64,7 @@ def trace(fn: Callable[..., Any], /, *specs: Any, **named: Any) -> Graph:
     Raises:
         DnncError: what the function does has no graph; says at which line, and what to do.
     """
+    function(fn, "trace", specs, named)
     leaves, tree = flatten((specs, named), "", Rules((Spec,), any=True))
     return traced(fn, tree, [spec_of(x) for _, x in leaves], [_name(path, fn) for path, _ in leaves]).graph
 

@@ -17,6 +17,7 @@ from dnnc.frontends.trace.batching import Batcher
 from dnnc.frontends.trace.regions import key_of
 from dnnc.frontends.trace.tracer import located
 from dnnc.frontends.trace.tree import Branch, Fixed, Rules, Tree, children, flatten, unflatten
+from dnnc.ir.checks import function
 from dnnc.ir.errors import InputError
 from dnnc.ir.types import TensorType
 
@@ -39,8 +40,11 @@ def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callabl
         UnsupportedError: an op of the function runs on the host; says which, and the line.
     """
 
+    function(fn, "vmap")
+
     @functools.wraps(fn)
     def mapped(*args: Any, **kwargs: Any) -> Any:
+        function(fn, "vmap", args, kwargs)
         leaves, tree = flatten((args, kwargs), "", Rules(any=True))
         assert isinstance(tree, Branch)
         if isinstance(in_axes, (tuple, list)) and len(in_axes) != len(args):
