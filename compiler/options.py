@@ -9,8 +9,9 @@ DNNC_THREADS     threads of a call where `threads` is not given
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Union
@@ -231,3 +232,42 @@ def thread_count(threads: int | None = None) -> int:
     if not str(asked).isdigit() or int(str(asked)) < 1:
         raise InputError(f"DNNC_THREADS={asked!r}: expected an integer of at least 1")
     return min(int(str(asked)), available_cpus())
+
+
+# --- documentation ------------------------------------------------------------------------------------------------------------
+
+
+def as_markdown() -> str:
+    """The page docs/options.md: `python -m dnnc.options > docs/options.md` writes it."""
+    from inspect import cleandoc
+
+    text = cleandoc(CompileOptions.__doc__ or "").partition("Args:\n")[2].partition("\n\nRaises:")[0]
+    entries: dict[str, str] = {}
+    for line in text.splitlines():
+        if line.startswith("     "):
+            entries[next(reversed(entries))] += " " + line.strip()
+        else:
+            name, _, said = line.strip().partition(": ")
+            entries[name] = said
+    rows = [f"| `{f.name}` | {_default(f)} | {entries[f.name].replace('|', '&#124;')} |" for f in fields(CompileOptions)]
+    return OPTIONS_PAGE + "\n".join(rows) + "\n"
+
+
+def _default(f: Field[Any]) -> str:
+    value = f.default_factory() if f.default_factory is not MISSING else f.default
+    return f"`{value!r}`"
+
+
+OPTIONS_PAGE = """# Options
+
+`dnnc.compile(model, **options)`, `dnnc.jit(**options)`, `dnnc.tune(model, **options)` and `torch.compile(model, backend="dnnc", options={...})` take
+these options. `dnnc.CompileOptions` is their record; commands have those of a command line, such as `--opt-level`. This page is written by
+`python -m dnnc.options > docs/options.md`.
+
+| option | default | meaning |
+|---|---|---|
+"""
+
+
+if __name__ == "__main__":
+    sys.stdout.write(as_markdown())

@@ -1,15 +1,31 @@
-"""The Python blocks of the documents run: all blocks of one document in one namespace, in their order."""
+"""The documents: their Python blocks run from a file anywhere, their commands parse and the quick ones run, links lead somewhere."""
 
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.main import get_command
+
+from dnnc.cli.app import app
+from dnnc.options import as_markdown
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest depends on it there
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DEVICE = re.compile(r'--target "?cuda\b(?! -arch)|--runner ray|--input image=random')  # needs a GPU or a cluster
 
 
 def blocks(text: str) -> list[tuple[int, str]]:
@@ -18,11 +34,16 @@ def blocks(text: str) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.stem)
-def test_blocks_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_run(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All blocks of a document in one namespace, in their order, from a file of another name: what somebody pastes must hold there."""
     monkeypatch.chdir(ROOT)
-    namespace: dict[str, Any] = {"__name__": "__docs__"}
-    for line, code in blocks(path.read_text()):
-        exec(compile("\n" * (line - 1) + code, str(path), "exec"), namespace)
+    code = ""
+    for line, block in blocks(path.read_text()):
+        code += "\n" * (line - 1 - code.count("\n")) + block  # errors tell the line of the document
+    script = tmp_path / "pasted.py"
+    script.write_text(code)
+    namespace: dict[str, Any] = {"__name__": "__pasted__", "__file__": str(script)}
+    exec(compile(code, str(script), "exec"), namespace)
 
 
 def test_links_lead_somewhere() -> None:
@@ -33,3 +54,100 @@ def test_links_lead_somewhere() -> None:
             if "://" not in target and not (path.parent / target).exists():
                 bad.append(f"{path.name}: {target}")
     assert not bad
+
+
+def test_every_page_is_linked() -> None:
+    linked = {(p.parent / t).resolve() for p in DOCUMENTS for t in re.findall(r"\]\(([^)#\s]+\.md)", p.read_text()) if "://" not in t}
+    assert not [p.name for p in DOCUMENTS if p.resolve() not in linked and p.name != "README.md"]
+
+
+def test_the_table_of_options_is_that_of_the_class() -> None:
+    assert (ROOT / "docs" / "options.md").read_text() == as_markdown(), "python -m dnnc.options > docs/options.md"
+
+
+# --- commands -----------------------------------------------------------------------------------------------------------------
+
+
+def shell_lines(path: Path) -> list[str]:
+    """The commands in the blocks of a document that are marked as no language, or as `sh`."""
+    lines: list[str] = []
+    language: str | None = None  # of the block that a line is in; None outside
+    for line in map(str.strip, path.read_text().splitlines()):
+        if line.startswith("```"):
+            language = line[3:] if language is None else None
+        elif language in ("", "sh") and line and not line.startswith("#"):
+            lines.append(line)
+    return lines
+
+
+def dnnc_lines() -> Iterator[tuple[str, list[str]]]:
+    """(document, words) of every `dnnc` command in a block."""
+    for path in DOCUMENTS:
+        for line in shell_lines(path):
+            if not re.match(r"([A-Z_]+=\S+ )*dnnc ", line):
+                continue
+            words = shlex.split(line, comments=True)
+            while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+                words = words[1:]
+            if words and words[0] == "dnnc":
+                yield path.name, words[1:]
+
+
+def test_there_are_commands() -> None:
+    assert len(list(dnnc_lines())) >= 25
+
+
+def parsed(words: list[str]) -> None:
+    """Parse a command line, without running it."""
+    command: Any = get_command(app)
+    while words and words[0] in getattr(command, "commands", {}):
+        command, words = command.commands[words[0]], words[1:]
+    command.make_context("dnnc", list(words))
+
+
+@pytest.mark.parametrize("words", [w for _, w in dnnc_lines()], ids=lambda w: " ".join(w)[:60])
+def test_commands_parse(words: list[str]) -> None:
+    try:
+        parsed([w for w in words[: words.index(">")]] if ">" in words else words)
+    except (typer.Exit, SystemExit) as e:  # --help
+        assert getattr(e, "exit_code", getattr(e, "code", 1)) == 0
+    assert "model.onnx" not in words, "use examples/digits.onnx, which everybody has"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [p for p in DOCUMENTS if any(n == p.name for n, _ in dnnc_lines())], ids=lambda p: p.stem)
+def test_commands_run(page: Path, tmp_path: Path) -> None:
+    """The commands of a page, in their order, as a shell runs them in the clone; searches and benchmarks take less time here."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    for line in shell_lines(page):
+        if not re.match(r"(dnnc|python -[cm]) ", line) or DEVICE.search(line):
+            continue
+        quick = re.sub(r"--budget \S+", "--budget 2s", re.sub(r"--duration \S+", "--duration 0.1", line)).replace(
+            "onnxruntime,openvino", "onnxruntime"
+        )
+        quick = re.sub(r"^dnnc bench", "dnnc bench --warmup 0 --duration 0.1", quick) if "--duration" not in quick else quick
+        command = re.sub(r"^(dnnc|python)", lambda m: f"{sys.executable}{' -m dnnc' if m[1] == 'dnnc' else ''}", quick)
+        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+
+
+# --- installation -------------------------------------------------------------------------------------------------------------
+
+
+def test_no_text_installs_from_a_package_index() -> None:
+    """dnnc is on no package index: whoever typed such a command would get what somebody else has put there."""
+    places = [p for d in ("compiler", "ir", "passes", "backends", "autotune", "examples", "benchmarks", "docs") for p in (ROOT / d).rglob("*")]
+    texts = [
+        p for p in [*places, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile"] if p.suffix in (".py", ".md", ".j2", "") and p.is_file()
+    ]
+    wrong = re.compile(r"pip install (?:-U |--upgrade )?(?:[\w.=>-]+ )*['\"]?dnnc\b(?!/)")
+    assert not [f"{p.name}: {m[0]}" for p in texts if "__pycache__" not in p.parts for m in wrong.finditer(p.read_text(errors="ignore"))]
+
+
+def test_extras_that_are_named_exist() -> None:
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    texts = [*DOCUMENTS, *(p for d in ("compiler", "ir", "backends", "autotune", "examples") for p in (ROOT / d).rglob("*.py"))]
+    named = {m for p in texts for m in re.findall(r"'\.\[(\w+)\]'|install\(['\"](\w+)['\"]", p.read_text())}
+    assert {x for pair in named for x in pair if x} - {"extra"} <= extras and len(named) >= 7
+    table = (ROOT / "README.md").read_text()
+    assert not [x for x in extras - {"dev"} if f"`{x}`" not in table]

@@ -123,7 +123,7 @@ NATIVE: dict[str, Callable[[Any, Any], Any]] = {  # what the interpreter does no
     "bind, outputs": lambda f, v: f.bind([X], v),
     "bind both": lambda f, v: f.bind([v], [v]),
     "profile": lambda f, v: f.profile(v),
-    "profile, repeats": lambda f, v: f.profile(X, repeats=v) if v != 10**30 else None,
+    "profile, repeats": lambda f, v: f.profile(X, repeats=v) if not (isinstance(v, int) and v > 1e20) else None,
     "source": lambda f, v: f.source(v),
     "source, kernel": lambda f, v: f.source("asm", v),
     "refit": lambda f, v: f.refit(v),
