@@ -120,7 +120,7 @@ def test_commands_run(page: Path, tmp_path: Path) -> None:
     """The commands of a page, in their order, as a shell runs them in the clone; searches and benchmarks take less time here."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     for line in shell_lines(page):
-        if not re.match(r"(dnnc|python -[cm]) ", line) or DEVICE.search(line):
+        if not re.match(r"(dnnc|python -[cm]|printf) ", line) or DEVICE.search(line):
             continue
         quick = re.sub(r"--budget \S+", "--budget 2s", re.sub(r"--duration \S+", "--duration 0.1", line)).replace(
             "onnxruntime,openvino", "onnxruntime"
