@@ -32,7 +32,7 @@ def names(given: Any, what: str, error: type[DnncError] = InputError) -> tuple[s
     found = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, (list, tuple, set, frozenset)) else (None,)
     if not all(isinstance(n, str) for n in found):
         raise error(f"{what}={_short(given)}: expected a name or a sequence of names")
-    return found  # type: ignore[return-value]
+    return found
 
 
 def integer(n: Any, what: str, low: int, error: type[DnncError] = InputError) -> int:
