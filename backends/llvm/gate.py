@@ -31,6 +31,7 @@ from dnnc.ir.operator.stmt import stored
 from dnnc.ir.shapes import specialise
 from dnnc.ir.tolerances import EPS, C, bound
 from dnnc.ir.types import Layout, TensorType
+from dnnc.passes.graph.kinds import kind_of
 from dnnc.passes.lower import group_inputs
 from dnnc.passes.program import Step
 
@@ -429,7 +430,7 @@ def reduction_length(step: Step, env: Mapping[Expr, Expr]) -> int:
 
     longest = 1
     for n in step.group.nodes:
-        if not n.op.traits & {"contraction", "reduction"}:
+        if kind_of(n) not in ("contraction", "reduction"):
             continue
         if n.op.name == "matmul":
             longest = max(longest, shape(n.inputs[0])[-1])
@@ -437,7 +438,9 @@ def reduction_length(step: Step, env: Mapping[Expr, Expr]) -> int:
             longest = max(longest, math.prod(shape(n.inputs[1])[1:]))
         else:
             whole = shape(n.inputs[0])
-            longest = max(longest, math.prod(whole) // max(math.prod(shape(n.outputs[0])), 1), *whole[-1:])
+            terms = math.prod(whole) // max(math.prod(shape(n.outputs[0])), 1)
+            along = n.attrs.get("axis")  # of a running sum, which has as many results
+            longest = max(longest, terms, *whole[-1:], whole[along] if isinstance(along, int) and whole else 1)
     return longest
 
 

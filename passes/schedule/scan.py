@@ -26,12 +26,23 @@ WARP = 32
 
 
 @dataclass(frozen=True)
-class _Scan:
-    """`before`: the element itself is not counted; `backward`: from the end of the row."""
+class Sums:
+    """The parts of the loop along which sums run.
 
-    rows: int
-    n: int
-    row: Var
+    Attributes:
+        n: elements of the loop.
+        s: its variable.
+        r: that of the reduction within it.
+        start: what sums begin with.
+        acc: where the naive nest adds up.
+        how: the operation.
+        term: an element, in terms of r and of the loops around.
+        before: the element itself is not counted.
+        backward: sums run from the end.
+        out: stores the result, in terms of s and of the loops around.
+    """
+
+    n: Expr
     s: Var
     r: Var
     start: Expr
@@ -50,25 +61,29 @@ def scan(b: Block, name: str, size: int, rows: int, width: int) -> Block:
         raise ScheduleError(f"{name} is not the outermost loop, or {rows} teams of {size} threads cannot meet")
     if value(loop.extent) != 1 and (why := obstacle(loop)):
         raise ScheduleError(f"{name} cannot be shared among blocks: {why}")
-    return _Teams(_found(loop), size, rows, width).block()
+    (inner,) = loop.body
+    if not isinstance(inner, For) or value(loop.lo) != 0:
+        raise ScheduleError(f"{name} holds no scan")
+    x = sums_of(inner)
+    count, n = value(loop.extent), value(x.n)
+    if not count or not n:
+        raise ScheduleError(f"the sizes of {name} and of the loop in it are not known")
+    return _Teams(x, loop.var, count, n, size, rows, width).block()
 
 
-def _found(loop: For) -> _Scan:
-    """The parts of a scan; ScheduleError where the loop is none."""
+def sums_of(loop: For) -> Sums:
+    """The parts of a loop along which sums run; ScheduleError where it is none."""
     try:
-        (inner,) = loop.body
-        assert isinstance(inner, For)
-        alloc, start, reduction, out = inner.body
+        alloc, start, reduction, out = loop.body
         assert isinstance(alloc, Alloc) and isinstance(start, Store) and isinstance(reduction, For) and isinstance(out, Store)
         (guard,) = reduction.body
         assert isinstance(guard, If) and not guard.other and isinstance(guard.cond, Op) and guard.cond.name in ("<", "<=")
         (st,) = guard.then
         assert isinstance(st, Store) and st.buf is alloc.buf is start.buf and out.buf.space == "global"
-        rows, n = value(loop.extent), value(inner.extent)
-        assert rows and n and value(reduction.extent) == n and value(loop.lo) == value(inner.lo) == value(reduction.lo) == 0
+        assert value(reduction.extent - loop.extent) == 0 and value(loop.lo) == value(reduction.lo) == 0
     except (AssertionError, ValueError):
         raise ScheduleError(f"{loop.var.name} holds no scan") from None
-    s, r = inner.var, reduction.var
+    s, r = loop.var, reduction.var
     gap = guard.cond.args[1] - guard.cond.args[0]  # s - r or r - s
     ts, k = terms(gap)
     if k or dict(ts) not in ({s: 1, r: -1}, {s: -1, r: 1}):
@@ -77,7 +92,7 @@ def _found(loop: For) -> _Scan:
     if s in free(term) or any(isinstance(x, Load) and x.buf is out.buf for x in walk(term)) or any(r in free(e) for e in (*out.idx, out.value)):
         raise ScheduleError("what is summed depends on where the sum ends")
     how = st.value.name if isinstance(st.value, Op) and st.value.name != "fma" else "+"
-    return _Scan(rows, n, loop.var, s, r, start.value, alloc.buf, how, term, guard.cond.name == "<", dict(ts)[s] < 0, out)
+    return Sums(loop.extent, s, r, start.value, alloc.buf, how, term, guard.cond.name == "<", dict(ts)[s] < 0, out)
 
 
 def _term(st: Store) -> Expr:
@@ -93,8 +108,11 @@ def _term(st: Store) -> Expr:
 
 
 class _Teams:
-    def __init__(self, x: _Scan, size: int, rows: int, width: int) -> None:
-        self.x, self.size, self.rows, self.width = x, size, rows, width
+    """Teams of `size` threads for `count` rows of `n` elements; `row` is the variable that counts them."""
+
+    def __init__(self, x: Sums, row: Var, count: int, n: int, size: int, rows: int, width: int) -> None:
+        self.x, self.row, self.count, self.n = x, row, count, n
+        self.size, self.rows, self.width = size, rows, width
         self.b = Builder()
 
     def plus(self, a: Expr, e: Expr) -> Expr:
@@ -103,15 +121,15 @@ class _Teams:
     def block(self) -> Block:
         x, b = self.x, self.b
         warps = self.size // WARP
-        with b.loop("b", -(-x.rows // self.rows), "block.x") as i:
+        with b.loop("b", -(-self.count // self.rows), "block.x") as i:
             part = b.alloc("part", x.acc.dtype, warps, space="shared") if warps > 1 else None
             with b.loop("t", self.size * self.rows, "thread.x") as t:
                 row = i * self.rows + t // self.size
-                with b.when(row < x.rows):
+                with b.when(row < self.count):
                     carry = b.alloc("carry", x.acc.dtype, 1)
                     b.store(carry, (0,), x.start)
                     step = self.size * self.width
-                    with b.loop("g", -(-x.n // step)) as g:
+                    with b.loop("g", -(-self.n // step)) as g:
                         self.step(row, g * step + t % self.size * self.width, t, carry, part)
         return b.block()
 
@@ -121,8 +139,8 @@ class _Teams:
         sums = b.alloc("sums", x.acc.dtype, self.width)
         with b.loop("e", self.width, "unroll") as e:
             b.store(sums, (e,), x.start)
-            with b.when(first + e < x.n):
-                b.store(sums, (e,), substitute(x.term, {x.row: row, x.r: self.place(first + e)}))
+            with b.when(first + e < self.n):
+                b.store(sums, (e,), substitute(x.term, {self.row: row, x.r: self.place(first + e)}))
         with b.loop("e", self.width, "unroll", 1) as e:
             b.store(sums, (e,), self.plus(sums[e - 1], sums[e]))
         before, total = b.alloc("before", x.acc.dtype, 1), b.alloc("total", x.acc.dtype, 1)
@@ -136,13 +154,13 @@ class _Teams:
         if part is not None:
             self.over_warps(t, part, before, total)
         b.store(before, (0,), self.plus(carry[0], before[0]))
-        with b.loop("e", self.width, "unroll") as e, b.when(first + e < x.n):
+        with b.loop("e", self.width, "unroll") as e, b.when(first + e < self.n):
             self.write(row, first, e, before[0], sums)
         b.store(carry, (0,), self.plus(carry[0], total[0]))
 
     def place(self, k: Expr) -> Expr:
         """The element of the row that is the k-th on the way."""
-        return self.x.n - 1 - k if self.x.backward else k
+        return self.n - 1 - k if self.x.backward else k
 
     def over_warps(self, t: Expr, part: Buffer, before: Buffer, total: Buffer) -> None:
         """The sums of earlier warps, and of all."""
@@ -170,5 +188,5 @@ class _Teams:
             result = acc[0]
         else:
             result = self.plus(before, sums[e])
-        env: dict[Expr, Expr] = {x.row: row, x.s: self.place(first + e), x.acc[0]: result}
+        env: dict[Expr, Expr] = {self.row: row, x.s: self.place(first + e), x.acc[0]: result}
         b.store(x.out.buf, tuple(substitute(j, env) for j in x.out.idx), substitute(x.out.value, env))
