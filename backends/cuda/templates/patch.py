@@ -36,7 +36,9 @@ ALONE = 2.5  # cycles of an instruction of a warp, on the average, where others 
 WAIT = 40  # cycles of a step: a read of shared memory and a product that wait for each other
 START = 150  # instructions of a warp: which tile it has, the addresses that it begins with
 SHARED_RATE = 128  # bytes a cycle of an SM
-SEARCHED = 60
+SEARCHED = 60  # shapes of a search
+REFINED = 12  # tiles and slabs of which all divisions among warps are estimated
+SURE = 0.75  # of the estimate of `wgmma`, which has been held against measurements, from which that of a patch is believed
 
 
 def candidates(problem: Problem, target: GpuTarget, rounded: bool = False) -> list[Knobs]:
@@ -73,7 +75,7 @@ def ranked(image: Image, target: GpuTarget) -> Sequence[tuple[float, Shape | pat
 
 def product_cost(problem: Problem, target: GpuTarget, rounded: bool) -> float:
     """Estimated cycles of the best tiles of a matrix product; infinite where no template takes the problem as one."""
-    halves = min(mma.estimate(problem, target), wgmma.estimate(problem, target))
+    halves = min(mma.estimate(problem, target), SURE * wgmma.estimate(problem, target))
     floats = min(simt.estimate(problem, target), tf32.estimate(problem, target) if rounded else math.inf)
     return min(halves, floats)
 
@@ -82,24 +84,24 @@ def product_cost(problem: Problem, target: GpuTarget, rounded: bool) -> float:
 
 
 def ranked_shapes(image: Image, target: GpuTarget) -> list[tuple[float, Shape]]:
-    """The shapes that fit, by estimated cycles."""
-    found = [(cost(image, s, target), k, s) for k, s in enumerate(shapes(image)) if fits(image, s, target)]
-    return [(cycles, s) for cycles, _, s in sorted(found, key=lambda x: x[:2])]
+    """The shapes that fit, by estimated cycles: tiles and slabs by the best of some divisions among warps, then all divisions of the first ones."""
+    pairs = [(tile, slab) for tile in _tiles(image.sizes) for slab in _slabs(image.units, image.outs, image.wide)]
+    first = ((min((cost(image, s, target) for s in divisions(image, *p, some=True) if fits(image, s, target)), default=math.inf), p) for p in pairs)
+    best = sorted((x for x in first if x[0] < math.inf), key=lambda x: x[0])[:REFINED]
+    found = [(cost(image, s, target), s) for _, p in best for s in divisions(image, *p) if fits(image, s, target)]
+    return sorted(found, key=lambda x: x[0])
 
 
-def shapes(image: Image) -> Iterator[Shape]:
-    """Tiles of 16 to 512 pixels, slabs of up to 128 channels, or parts of a group's columns, and how warps divide them."""
-    cols, groups = image.outs, image.units
-    depth = min(image.steps, 4)
-    for tile in _tiles(image.sizes):
-        for group, bn in _slabs(groups, cols, image.wide):
-            for tn in dict.fromkeys(min(n, _up(bn, image.lanes_across)) for n in image.widths):
-                for tm in (1, 2, 4):
-                    pixels = _up(math.prod(tile), image.unit) // image.unit
-                    if tm > pixels:
-                        continue
-                    for slices in (1, 2, 4)[: depth.bit_length()]:
-                        yield Shape(image, tile, group, bn, tm, tn, slices)
+def divisions(image: Image, tile: tuple[int, ...], slab: tuple[int, int], some: bool = False) -> Iterator[Shape]:
+    """The shapes of a tile of pixels and a slab of groups and columns: how warps divide them. `some`: a few, one of which is near the best."""
+    group, bn = slab
+    units, depth = _up(math.prod(tile), image.unit) // image.unit, min(image.steps, 4)
+    widths = list(dict.fromkeys(min(n, _up(bn, image.lanes_across)) for n in image.widths))
+    for tn in widths[-2:] if some else widths:
+        for tm in (2,) if some and units > 1 else (1, 2, 4):
+            for slices in (1, 4)[: depth.bit_length()] if some else (1, 2, 4)[: depth.bit_length()]:
+                if tm <= units:
+                    yield Shape(image, tile, group, bn, tm, tn, slices)
 
 
 def _tiles(sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -37,7 +37,7 @@ ISSUED, ALONE = (
 )  # instructions a cycle of an SM; cycles of one of a warp that has the SM's share to itself: its sums do not wait for each other
 SHARED_RATE = 128  # bytes a cycle
 SECTOR = 32  # bytes that memory gives at the least
-REFINED = 80  # slabs of which bank conflicts are counted
+REFINED = 24  # slabs of which bank conflicts are counted
 WINDOW = 5.6  # instructions for a product of the template `window`, which loads both factors and asks for each whether the pixel exists
 
 
