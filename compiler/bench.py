@@ -61,7 +61,7 @@ class EngineTimes:
         return None if self.error is None else self.error <= WRONG
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bench:
     """What was measured. `overhead`: seconds of a call of dnnc outside of its kernels; `failures`: peers that do not run the model, and why."""
 
@@ -84,6 +84,9 @@ class Bench:
     def to_json(self) -> str:
         """The result as a JSON object."""
         return json.dumps(self.as_dict(), indent=2)
+
+    def __repr__(self) -> str:
+        return f"<Bench of {self.model[:80]}: {', '.join(e.name for e in self.engines)}; print it>"
 
     def __str__(self) -> str:
         from dnnc.report.bench_tables import bench_tables
@@ -165,8 +168,8 @@ def measure(
         end = time.perf_counter() + warmup
         while time.perf_counter() < end:
             e.call()
-    rounds = iter(range(REPEATS))
-    times = alternate([e.call for e in engines], REPEATS, duration * len(engines), lambda _: tell("timing", next(rounds), REPEATS))
+    rounds, about = iter(range(REPEATS)), f"timing, {duration * len(engines):.0f} s or more"
+    times = alternate([e.call for e in engines], REPEATS, duration * len(engines), lambda _: tell(about, next(rounds), REPEATS))
     rows = [_times(e, times, k, engines[0]) for k, e in enumerate(engines)]
     programs = () if isinstance(f, ReferenceExecutable) else f.report.programs if isinstance(f, StagedExecutable) else f.report.programs[-1:]
     given = tuple((s.name, str(a.dtype), a.shape) for s, a in zip(f.inputs, arrays))

@@ -21,6 +21,7 @@ from dnnc.backends.cuda.arrays import Defer, Kind, device_array, is_device_array
 from dnnc.backends.cuda.emit import kernel_number
 from dnnc.backends.cuda.graph import Frame, LoadedProgram
 from dnnc.backends.cuda.native import PARAMETER_ALIGN, CudaNative, Device, DeviceArray
+from dnnc.compiled import CompiledModel
 from dnnc.donation import Donation, donated
 from dnnc.ir.errors import ArtifactError, InputError
 from dnnc.ir.expr import Var
@@ -31,7 +32,6 @@ from dnnc.memory import check_fits
 from dnnc.options import CompileOptions
 from dnnc.origin import OnnxParts
 from dnnc.parameters import Parameters, frozen
-from dnnc.pickled import Pickled
 from dnnc.report import Report
 from dnnc.report.log import Log
 from dnnc.signature import Signature, TensorSpec, described
@@ -122,7 +122,7 @@ def _shape(t: TensorType) -> tuple[int, ...]:
     return tuple(int(str(d)) for d in t.shape)
 
 
-class DeviceExecutable(Pickled):
+class DeviceExecutable(CompiledModel):
     """A model on a CUDA device: `y = f(x)`, `f(name=x)` or `f({"input.1": x})`; one output is an array, several are a tuple.
 
     The first input decides what comes back: NumPy arrays (lists, scalars) give NumPy arrays; arrays on the device (CuPy, torch, anything with

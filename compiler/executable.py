@@ -18,6 +18,7 @@ from dnnc.backends.llvm.native import Native, shape_of
 from dnnc.backends.places import placed
 from dnnc.backends.results import maker
 from dnnc.backends.runtime import FRAME_BOUND, FRAME_CONSTANTS, FRAME_OFFSETS, Frame, address_of, runtime
+from dnnc.compiled import CompiledModel
 from dnnc.donation import Donation, donated
 from dnnc.ir.errors import InputError
 from dnnc.ir.expr import Expr, Var, const
@@ -27,7 +28,6 @@ from dnnc.memory import check_fits
 from dnnc.options import CompileOptions
 from dnnc.origin import Origin
 from dnnc.parameters import Parameters, Table, frozen
-from dnnc.pickled import Pickled
 from dnnc.report import Report
 from dnnc.report.log import Log
 from dnnc.signature import Signature, TensorSpec, described, shapes_of
@@ -118,7 +118,7 @@ class Bound:
         return held
 
 
-class Executable(Pickled):
+class Executable(CompiledModel):
     """A compiled model: `y = f(x)`, `f(name=x)` or `f({"input.1": x})`; one output is an array, several are a tuple.
 
     Inputs are NumPy arrays of the exact dtypes (lists and Python scalars convert); results are fresh arrays. Calls may come from several

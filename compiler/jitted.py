@@ -23,7 +23,7 @@ from dnnc.frontends.trace import Spec, is_traced, traced, tracing
 from dnnc.frontends.trace.tracer import Traced
 from dnnc.frontends.trace.tree import FIXED, Branch, Fixed, Rules, Tree, flatten, key_of, unflatten
 from dnnc.ir import checks
-from dnnc.ir.errors import InputError, a_type
+from dnnc.ir.errors import InputError, a_type, count
 from dnnc.ir.target import parse_target
 from dnnc.options import CompileOptions, make_options
 from dnnc.parameters import flat
@@ -66,6 +66,9 @@ class Jitted:
 
         if roles is not None:
             roles.check(list(self._signature.parameters))
+
+    def __repr__(self) -> str:
+        return f"<dnnc.jit of {self._fn.__name__}{self._signature}"[:150] + f", {count(len(self._programs), 'program')}>"
 
     def __reduce__(self) -> Any:
         """By name, as functions are pickled: the one that the module holds. Programs are compiled where it is called."""

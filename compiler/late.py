@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Union
 
 import numpy as np
 
+from dnnc.compiled import CompiledModel
 from dnnc.executable import Executable
 from dnnc.frontends.onnx.declared import Declared
 from dnnc.ir.checks import sequence
@@ -23,7 +24,6 @@ from dnnc.ir.errors import InputError
 from dnnc.ir.form import ARRAY, Form, Kind
 from dnnc.options import CompileOptions
 from dnnc.origin import OnnxParts
-from dnnc.pickled import Pickled
 from dnnc.reference import ReferenceExecutable
 from dnnc.report import Report
 from dnnc.signature import TensorSpec
@@ -67,7 +67,7 @@ class Special:
         return out[0] if len(out) == 1 else tuple(out)
 
 
-class LateExecutable(Pickled):
+class LateExecutable(CompiledModel):
     """Like Executable. `read(given)` compiles the model for the inputs of a call; where shapes depend on the contents of inputs, it raises an
     error in which `needs` finds their names."""
 

@@ -89,7 +89,7 @@ class KernelTime:
         return None if self.bytes is None else self.bytes / self.seconds if self.seconds else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Profile:
     """Times of a model's calls on given inputs, medians over `repeats` of them, in seconds.
 
@@ -125,6 +125,9 @@ class Profile:
         from dnnc.report.tables import plain_text
 
         return plain_text(profile_tables(self, detail))
+
+    def __repr__(self) -> str:
+        return f"<Profile of {self.name[:60]} for {self.target[:60]}: {self.total * 1e6:.4g} us a call; print it>"
 
     def __str__(self) -> str:
         return self.text()

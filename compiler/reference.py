@@ -9,19 +9,19 @@ from typing import Any, BinaryIO, NoReturn
 import numpy as np
 
 from dnnc.accuracy import as_stored
+from dnnc.compiled import CompiledModel
 from dnnc.ir.errors import InputError, UnsupportedError, count
 from dnnc.ir.graph import Graph
 from dnnc.ir.interp import run
 from dnnc.options import CompileOptions
 from dnnc.parameters import Parameters, frozen
-from dnnc.pickled import Pickled
 from dnnc.report import Report
 from dnnc.signature import Signature, TensorSpec, described
 
 Array = np.ndarray[Any, Any]
 
 
-class ReferenceExecutable(Pickled):
+class ReferenceExecutable(CompiledModel):
     """A model that NumPy runs node by node, each result rounded to its declared dtype."""
 
     def __init__(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Union
 import numpy as np
 
 from dnnc.accuracy import check_model
+from dnnc.compiled import CompiledModel
 from dnnc.executable import Executable
 from dnnc.ir.errors import DnncError, InputError, a_type, locations
 from dnnc.ir.expr import Expr, Var, free
@@ -28,7 +29,6 @@ from dnnc.options import CompileOptions
 from dnnc.origin import OnnxParts
 from dnnc.passes.base import PassContext
 from dnnc.passes.graph.segments import Segment, prepare, split
-from dnnc.pickled import Pickled
 from dnnc.report import Report
 from dnnc.signature import Signature, TensorSpec
 
@@ -224,7 +224,7 @@ def make_plan(graph: Graph, options: CompileOptions, make: Make) -> Plan:
     return Plan(graph, tuple(steps), {v: graph.constants[v] for v in read})
 
 
-class StagedExecutable(Pickled):
+class StagedExecutable(CompiledModel):
     """Like Executable, for a model with host steps. Calls may come from several threads at once."""
 
     def __init__(

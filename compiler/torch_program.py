@@ -118,6 +118,9 @@ class TorchProgram:
             return value(substitute(r, {v: const(n) for v, n in sizes.items()}))
         return r
 
+    def __repr__(self) -> str:
+        return f"<TorchProgram of {self.executable!r}>"
+
     def __reduce__(self) -> Any:
         raise InputError(
             "a compiled module cannot be pickled or copied, for its weights are the module's: f.save(path) writes it with their values as "

@@ -44,7 +44,7 @@ RUNNERS = ("process", "ray")
 KEY = 4  # characters that a key is told by, at least
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tuned:
     """What `dnnc.tune` found.
 
@@ -64,6 +64,10 @@ class Tuned:
     def speedup(self) -> float:
         """Time of the model's kernels with the schedules that dnnc picks unmeasured, over that with the winners."""
         return self.result.speedup
+
+    def __repr__(self) -> str:
+        r = self.result
+        return f"<Tuned: {len(r.outcomes)} tasks, {r.trials} trials, kernels {r.speedup:.2f} times as fast; .compile() takes the winners>"
 
     def compile(self, progress: Callable[[str, int, int], None] | None = None, **options: Any) -> Any:
         """Compile the model with the winners. Other options than those it was tuned for may lead to other kernels, which stay untuned."""

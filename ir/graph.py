@@ -418,6 +418,11 @@ class Graph:
 
         return show_graph(self, locs)
 
+    def __repr__(self) -> str:
+        took, gave = (", ".join(f"{v.name}: {v.type}" for v in some) for some in (self.inputs, self.outputs))
+        text = f"<Graph {self.name}: {len(self)} nodes, ({took}) -> {gave}>"
+        return text if len(text) <= 160 else text[:156] + " ...>"
+
     def __str__(self) -> str:
         return self.text()
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -123,4 +124,5 @@ def _build_apart(a: argparse.Namespace, name: str) -> tuple[dict[str, Any] | Non
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `... list | head` ends quietly
     sys.exit(main())

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
+from dnnc.ir.errors import count
+
 if TYPE_CHECKING:
     from dnnc.passes.base import PassRecord
     from dnnc.signature import TensorSpec
@@ -74,7 +76,7 @@ class ProgramReport:
         return len(self.kernels) - self.compiled
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """What is known of a compiled model. `programs` holds the last specialisations, oldest first; empty until a symbolic model is called.
 
@@ -117,6 +119,10 @@ class Report:
     def to_json(self) -> str:
         """The report as a JSON object."""
         return json.dumps(self.as_dict(), indent=2)
+
+    def __repr__(self) -> str:
+        kernels = sum(len(p.kernels) for p in self.programs)
+        return f"<Report of {self.name[:60]} for {self.target[:60]}: {count(kernels, 'kernel')}; print it>"
 
     def __str__(self) -> str:
         from dnnc.report.tables import plain_text, report_tables

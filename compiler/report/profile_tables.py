@@ -41,6 +41,7 @@ def _ceilings(p: Profile) -> Table:
 def _parts(p: Profile) -> Table:
     kernels = sum(k.seconds for k in p.kernels)
     parts = {f"kernels ({count(len(p.calls), 'call')})": kernels, "waiting at barriers": p.waiting, "Python, start and end of threads": p.overhead}
+    parts["rest, which varies from call to call"] = max(p.total - sum(parts.values()), 0.0)
     rows = [(name, show_seconds(s), _percent(s / p.total)) for name, s in (*parts.items(), ("a call", p.total))]
     at = f" at {show_dims(p.dims.items())}" if p.dims else ""
     return Table(f"{p.name}{at}: {p.target}, medians of {p.repeats} calls", ("part", "time", "share"), tuple(rows), frozenset(("time", "share")))
