@@ -3,8 +3,8 @@
 The group that a kernel was made for is evaluated by the ops' references, in float64, at sampled outputs (corners, both ends of each axis,
 random points), on random inputs; the kernel runs natively on the same inputs in its own layouts, with red zones around its output.
 The bound is c * eps * sqrt(K) * max |reference|, K the length of the longest reduction (tolerances.py states c), with float32's eps where
-values are stored in a smaller type, and then the rounding of the store; where it is not met, a second look allows for how badly
-conditioned the output is.
+values are stored in a smaller type, and then the rounding of the store; outputs that do not meet it are judged by what rounding can reach
+(reachable.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,16 +20,15 @@ import numpy as np
 from dnnc.backends.link import pack
 from dnnc.backends.llvm.gate_work import MAX_STEPS, sampled, unchecked
 from dnnc.backends.llvm.native import shape_of
+from dnnc.backends.reachable import POOL, Sample, bounds, errors, judge, reference
 from dnnc.backends.runtime import Frame, aligned_empty
 from dnnc.ir.builder import Builder
-from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import AccuracyError, InputError, locations
 from dnnc.ir.expr import Expr, Var, const, free
 from dnnc.ir.graph import Graph, Node, Value
-from dnnc.ir.interp import Precision, run_at
 from dnnc.ir.operator.stmt import stored
 from dnnc.ir.shapes import specialise
-from dnnc.ir.tolerances import EPS, C, bound
+from dnnc.ir.tolerances import EPS
 from dnnc.ir.types import Layout, TensorType
 from dnnc.passes.graph.kinds import kind_of
 from dnnc.passes.lower import group_inputs
@@ -39,10 +38,7 @@ POINTS = 2048
 COLUMNS = 64  # of these along one axis
 PROBES = 1 << 16  # bytes of an input that are looked at to see whether the kernel wrote there
 MAX_AXIS = 1 << 20  # elements of an axis that a check takes for the sake of its indices
-POOL = 65521  # random numbers, a prime so that no stride meets a period
 LARGE, SHIFT = 1 << 24, 7  # elements from which on an operand's rows share memory; between the beginnings of neighbours
-TRIALS = 6, 12, 24  # changes of the inputs that find how well-conditioned an output is; more where fewer do not explain what is found
-ON_THE_WAY = 4.0  # rounding errors of an element of a value within a group, which is summed or computed by an op of up to so many ulp
 RED_ZONE = 256  # bytes on either side of an output
 FILL = 0xCB
 Array = np.ndarray[Any, Any]
@@ -75,61 +71,18 @@ def check_run(graph: Graph, step: Step, run: Run, seed: int = 0, most: int = MAX
         inputs = {v: np.zeros_like(a) if v.type.dtype.is_int and v not in graph.constants else a for v, a in inputs.items()}
         want = reference(sub, list(inputs.values()), points)
     got = run(inputs, dims, env)
-    arrays = list(inputs.values())
     found = got[tuple(points.T)] if points.shape[1] else got.reshape(1)
-    if errors(found, want).max(initial=0.0) > bound(step.group.output.type.dtype, k, want, operands_of(step)):
-        want = overflown(sub, arrays, points, found, want)
-        compare(step, found, want, points, k, conditioning(subgraph(step, list(inputs), env, loose=True), arrays, points, found, want, k, rng))
-
-
-def reference(sub: Graph, arrays: list[Array], points: Array, precision: Precision = "float64") -> Array:
-    """The outputs at the points, in float64 or in the types of the graph."""
-    with np.errstate(all="ignore"):
-        return np.asarray(run_at(sub, arrays, [points], precision=precision)[0]).reshape(-1)
-
-
-def overflown(sub: Graph, arrays: list[Array], points: Array, found: Array, want: Array) -> Array:
-    """The reference, with infinities and NaN where the model's own types overflow and the kernel says the same.
-
-    A mask of -3.4e38 added to a score, or to another mask, is -inf in float32 and a number in float64.
-    """
-    if found.dtype.kind != "f" or np.isfinite(found).all():
-        return want
-    rough = reference(sub, arrays, points, "as-is").astype(np.float64)
-    same = (found == rough) | (np.isnan(found) & np.isnan(rough))
-    return np.where(~np.isfinite(found) & same, rough, want)
-
-
-def conditioning(sub: Graph, arrays: list[Array], points: Array, got: Array, want: Array, k: int, rng: np.random.Generator) -> Iterator[Array]:
-    """How far each output may be off: as it moves when every float input is changed by up to C rounding errors, and every value on the way by its own.
-
-    Floats may be off twice as far as they move, integers and booleans are within the range of what the trials give. The answers after more and more trials: a number near a step of `floor` falls on either side of it by chance. Stored forms have so many
-    steps that a few tell as much.
-
-    A right kernel may be off by as much: an ill-conditioned place (log or a quotient near a zero that is a sum, a norm of nearly equal
-    numbers, a value that is rounded to a grid) turns errors of its operands, which the contract allows, into larger ones of its own (mixed
-    forward-backward error; Higham, section 1.5). `sub` is a loose one, whose further inputs are relative errors.
-    """
-    sizes = [(C if v.name.startswith("gelu") else ON_THE_WAY * math.sqrt(k)) * EPS[v.type.dtype.computed.name] for v in sub.inputs[len(arrays) :]]
-    shapes = [tuple(int(str(d)) for d in v.type.shape) for v in sub.inputs[len(arrays) :]]
-    low, high, moved = want, want, np.zeros(want.shape)
-    eps = max((EPS.get(n.attrs["to"].name, 0.0) for n in sub.nodes() if n.op.name == "cast"), default=0.0)  # casts round inside, too
-    for trial in range(1, TRIALS[0 if any("bits" in n.op.traits for n in sub.nodes()) else -1] + 1):
-        shaken = [_shaken(a, rng, eps) if from_numpy(a.dtype).is_float else a for a in arrays]
-        shaken += [np.resize(rng.uniform(-e, e, min(math.prod(s), POOL)), s) for e, s in zip(sizes, shapes)]
-        with np.errstate(all="ignore"):
-            found = reference(sub, shaken, points)
-            if want.dtype.kind in "iub":
-                low, high = np.minimum(low, found), np.maximum(high, found)
-            else:
-                moved = np.fmax(moved, np.abs(found - want))
-        if trial in TRIALS:
-            yield np.where((low <= got) & (got <= high), np.inf, 0.0) if want.dtype.kind in "iub" else 2 * moved
-
-
-def _shaken(a: Array, rng: np.random.Generator, cast: float) -> Array:
-    eps = EPS["f64"] if a.dtype == np.float64 else EPS["f32"]  # half types are computed in float32
-    return a.astype(np.float64) * (1 + max(C * eps, cast) * rng.uniform(-1, 1, a.shape))
+    t, operands = step.group.output.type, operands_of(step)
+    if (errors(found, want) <= bounds(t.dtype, k, want, operands)).all():
+        return
+    loose = subgraph(step, list(inputs), env, loose=True)
+    refusal = judge(Sample(sub, loose, list(inputs.values()), points, found, want, t.dtype, k, operands), rng)
+    if refusal is not None:
+        i = refusal.index
+        raise AccuracyError(
+            f"kernel {step.kernel.name}{locations(step.kernel.locs)}, schedule {step.choice}: output {tuple(int(p) for p in points[i])} is "
+            f"{found[i]!r}, the float64 reference says {want[i]!r}; the bound for {t.dtype} and reductions over {k} is {refusal.limit:.3g}"
+        )
 
 
 def step_dims(step: Step) -> list[Var]:
@@ -444,15 +397,6 @@ def reduction_length(step: Step, env: Mapping[Expr, Expr]) -> int:
     return longest
 
 
-def errors(got: Array, want: Array) -> Array:
-    """Absolute differences; equal infinities and NaN against NaN count as none, NaN against a number as infinite."""
-    got = got.astype(np.float64) if got.dtype.kind != "c" else got
-    same = (got == want) | (np.isnan(got) & np.isnan(want)) if got.dtype.kind in "fc" else got == want
-    with np.errstate(all="ignore"):
-        error = np.where(same, 0.0, np.abs(got - want))
-    return np.where(np.isnan(error), np.inf, error)
-
-
 def operands_of(step: Step) -> str:
     """The form to which a schedule rounds the operands of products, if it does; of attention whose result is stored wider than its operands, that of
     these, to which weights are rounded before they multiply values; of a recurrence, that in which its states are multiplied; of what is stored
@@ -470,19 +414,3 @@ def operands_of(step: Step) -> str:
         return max((t for t in floats if EPS[t] > exact > 0), key=EPS.__getitem__, default="")
     types = {v.type.dtype for body in first.subgraphs() for n in body.nodes() for v in n.outputs}
     return max((t.name for t in types if t.name in EPS and t.computed is not t), key=EPS.__getitem__, default="")
-
-
-def compare(step: Step, got: Array, want: Array, points: Array, k: int, slacks: Iterator[Array]) -> None:
-    """AccuracyError where an error is over the bound and over what conditioning explains."""
-    t = step.group.output.type
-    error, allowed = errors(got, want), bound(t.dtype, k, want, operands_of(step))
-    for slack in slacks:
-        limit = allowed + slack
-        over = error - limit
-        if not (over > 0).any():
-            return
-    worst = int(over.argmax())
-    raise AccuracyError(
-        f"kernel {step.kernel.name}{locations(step.kernel.locs)}, schedule {step.choice}: output {tuple(int(i) for i in points[worst])} is "
-        f"{got[worst]!r}, the float64 reference says {want[worst]!r}; the bound for {t.dtype} and reductions over {k} is {limit[worst]:.3g}"
-    )
