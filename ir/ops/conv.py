@@ -61,9 +61,10 @@ class Panels:
     @property
     def of_a_block(self) -> int:
         """Panels side by side that read one block of `width` inputs, each of their lanes an element of its own group; 0 where a panel reads more."""
-        span = self.width // self.outputs * self.inputs if self.outputs < self.width and self.width % self.outputs == 0 else 0
-        panels = self.width // span if span and self.width % span == 0 else 0
-        return panels if panels and -(-self.made // self.width) % panels == 0 else 0
+        if self.outputs % self.inputs or self.width % self.inputs or self.inputs == self.width:
+            return 0  # groups of a block have as many outputs as whole panels hold
+        panels = self.outputs // self.inputs
+        return panels if -(-self.made // self.width) % panels == 0 else 0
 
     @property
     def most(self) -> int:

@@ -209,8 +209,7 @@ class _Blocked(Layouts):
         few = group == 1 and isinstance(made, int) and made < self.lanes // 2 and out.dtype.computed in WIDE
         if few and isinstance(channels, int) and (x.type.layout is not None or channels >= self.lanes // 2):
             return self.few(n)
-        # otherwise they fill a block badly, but that is still faster than lanes over pixels
-        enough = made >= self.lanes // 2 or (made > 1 and (group == 1 or x.type.layout is not None)) if isinstance(made, int) else False
+        enough = isinstance(made, int) and made > 1  # fewer than fill a block are still faster so than with lanes over pixels
         fits = enough and isinstance(channels, int) and out.dtype.computed in WIDE
         if not fits:
             return self.plain(n)
@@ -248,7 +247,8 @@ class _Blocked(Layouts):
         if not 0 < panels.of_a_block <= MOST_SHUFFLED or not isinstance(taps, int) or panels.inputs * taps > MOST_UNROLLED:
             return False
         each = min(stride / taps, 1)  # for each product: neighbouring pixels share those of the taps that they have in common
-        return self.strict or (1 + SHUFFLE * each) * GAIN < panels.most / panels.inputs
+        waste = panels.most / panels.inputs
+        return waste > 1 and (self.strict or (1 + SHUFFLE * each) * GAIN < waste)
 
     def by_panels(self, n: Node) -> Node:
         """The convolution with a panel for each block of outputs, whose filters hold zeros for the inputs of other groups.

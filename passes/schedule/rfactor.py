@@ -13,10 +13,19 @@ from __future__ import annotations
 
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Load, Op, const, fma, load, value
-from dnnc.ir.operator.stmt import Alloc, Block, Buffer, For, Store, call
+from dnnc.ir.operator.stmt import Alloc, Block, Buffer, For, Store, call, substitute_block
 from dnnc.passes.schedule.loops import guarded, guards_of, is_reduction
 from dnnc.passes.schedule.memory import Vectorizer
-from dnnc.passes.schedule.state import edit, find, replace_stmt
+from dnnc.passes.schedule.state import edit, find, make_loop, replace_stmt
+
+
+def round_up(b: Block, name: str, factor: int) -> Block:
+    """`for r in range(20)`  ->  `for r in range(32)`: a sum of products over padded rows, whose ends hold 0, goes over the whole of them.
+
+    The caller knows that there are such rows, and that both factors hold 0 there."""
+    return edit(
+        b, name, lambda s: (make_loop(name, (s.extent + (factor - 1)) // factor * factor, s.kind, lambda v: substitute_block(s.body, {s.var: v})),)
+    )
 
 
 def rfactor(b: Block, outer: str, lane: str) -> Block:

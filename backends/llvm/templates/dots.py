@@ -21,7 +21,7 @@ from dnnc.ir.ops.window import window
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, narrow, reorder, single, split
 from dnnc.passes.schedule.memory import distribute
 from dnnc.passes.schedule.problem import Knobs, Problem
-from dnnc.passes.schedule.rfactor import rfactor
+from dnnc.passes.schedule.rfactor import rfactor, round_up
 from dnnc.passes.schedule.state import Schedule
 from dnnc.passes.schedule.version import version
 
@@ -80,7 +80,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     channels, *taps = problem.lowered.reductions[0]
     lanes = problem.anchor.inputs[1].type.layout.block(1)  # type: ignore[union-attr]
     fixed = isinstance(s.extent(pixel), int)
-    s.apply(split, channels, lanes, ("rb", "rl"), tail="guard").apply(reorder, "rb", *taps, "rl").apply(rfactor, "rb", "rl")
+    s.apply(round_up, channels, lanes).apply(split, channels, lanes, ("rb", "rl")).apply(reorder, "rb", *taps, "rl").apply(rfactor, "rb", "rl")
     s.apply(split, output, int(knobs["nv"]), ("jo", "jn"))
     s.apply(split, pixel, int(knobs["mr"]), ("po", "im"), tail="overlap" if fixed else "clamp")
     s.apply(single, *(n for n in rows if s.extent(n) == 1))

@@ -186,6 +186,8 @@ def test_groups_that_share_a_block() -> None:
         ((64, 64, 3, 8), 8, False, "panel"),  # whole vectors of one group
         ((32, 64, 3, 32), 16, False, "apart"),  # two outputs for each input
         ((24, 48, 3, 24), 16, False, "panel"),  # three panels, two of which would share a block
+        ((32, 96, 3, 32), 16, False, "apart"),  # three outputs for each input: three panels share a block
+        ((32, 96, 3, 16), 16, False, "apart"),
         ((32, 16, 3, 8), 16, False, "panel"),  # two blocks of inputs for a panel
         ((24, 24, 3, 8), 16, False, "panel"),  # groups of three straddle the blocks
     ],

@@ -6,7 +6,7 @@ import pytest
 
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.operator.text import parse_kernel
-from dnnc.passes.schedule.rfactor import rfactor
+from dnnc.passes.schedule.rfactor import rfactor, round_up
 from dnnc.passes.schedule.state import Schedule
 from dnnc.testing.schedules import check_schedule
 
@@ -40,3 +40,8 @@ def test_what_is_no_sum_of_products_is_refused() -> None:
     s = Schedule(parse_kernel(DOT.replace("fma(x[t, 16*b + l], w[t, 16*b + l], y[0])", "max(y[0], x[t, 16*b + l])")))
     with pytest.raises(ScheduleError, match="sum of products"):
         s.apply(rfactor, "b", "l")
+
+
+def test_rows_whose_ends_hold_zeros() -> None:
+    s = Schedule(parse_kernel("def k(x: f32[2, 16], y: f32[1]):\n    for r in range(20):\n        y[0] = y[0] + x[r // 16, r % 16]\n"))
+    assert s.apply(round_up, "r", 16).extent("r") == 32
