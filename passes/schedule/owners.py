@@ -112,7 +112,7 @@ def unflattened(i: Expr, shape: Sequence[Expr]) -> list[Expr]:
 
 def within(i: E, n: E) -> Expr:
     """An index that is in range, in a form in which that can be proved."""
-    return maximum(minimum(const(i), const(n) - 1), const(0))
+    return minimum(maximum(const(i), const(0)), const(n) - 1)
 
 
 def by_axis(s: Scattered, axis: int, parts: Expr | int, outer: str = "p", kind: str = "range") -> Block:
@@ -151,7 +151,10 @@ def by_rows(s: Scattered, parts: int, size: int, prefetch: bool, outer: str = "p
                 _columns(b, "i", [s.out.shape[a] for a, _ in places.columns], lambda at: s.start(b, places.place(first + k, at)))
         at, mine = (b.alloc(name, i64, size, space="local") for name in ("rows", "mine"))
         n = b.alloc("n", i64, 1)
-        with b.loop("block", (count + (size - 1)) // size) as block:
+        with ExitStack() as scopes:
+            for d in (count, rows, *(s.extents[u] for u in places.walked), *(s.out.shape[k] for k in places.rows)):
+                scopes.enter_context(b.when(const(0) < d))
+            block = scopes.enter_context(b.loop("block", (count + (size - 1)) // size))
             last = minimum(size, count - block * size)
             with b.loop("k", last) as q:
                 b.store(at, (q,), places.row(places.update(block * size + q, [s.over[u] for _, u in places.columns])))

@@ -39,7 +39,7 @@ def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
     s = problem.lowered.scattered
     if s is None:
         return []
-    cuts = [-2, -1, *s.whole]
+    cuts = [-2, -1, *(k for k in s.whole if value(s.out.shape[k]) is not None)]
     return [varied(first, cut=cut) for first in candidates(problem, target) for cut in cuts]
 
 
@@ -115,11 +115,13 @@ def _parts(s: Scattered, axis: int, target: CpuTarget) -> int:
 
 
 def _vectors(sched: Schedule, s: Scattered, lanes: int) -> None:
-    """Make vectors of the innermost loops that walk along a row."""
+    """Make vectors of the innermost loops that walk along a row, or list rows whose numbers need no division."""
+    places = Places.of(s)
+    prefixes = "iuk" if len(places.walked) <= 1 and len(places.rows) <= 1 else "iu"
     for loop in [x for x in loops(sched.body) if not any(isinstance(y, For) for y in loops(x.body))]:
         name = loop.var.name
         n = value(loop.extent)
-        if n == 1 or name[0] not in "iuk" or not sched.has(name):
+        if n == 1 or name[0] not in prefixes or not sched.has(name):
             continue
         mark = sched.mark()
         try:

@@ -7,19 +7,28 @@ from typing import Any
 import numpy as np
 import pytest
 
+import dnnc
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates import templates as gpu_templates
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.templates import templates as cpu_templates
+from dnnc.ir import te
 from dnnc.ir.builder import Builder
-from dnnc.ir.dtype import BY_NAME
+from dnnc.ir.dtype import BY_NAME, f32, i64
+from dnnc.ir.errors import VerifyError
 from dnnc.ir.graph import Graph
+from dnnc.ir.graph_text import parse, show_graph
+from dnnc.ir.interp import run as reference
 from dnnc.ir.operator.interp import run_kernel
-from dnnc.ir.operator.stmt import Kernel
+from dnnc.ir.operator.stmt import Kernel, call
 from dnnc.ir.operator.text import parse_kernel, show_kernel
 from dnnc.ir.operator.verify import verify_kernel
 from dnnc.ir.ops.index import REDUCTIONS
+from dnnc.ir.shapes import specialise
+from dnnc.ir.te_text import show_op
 from dnnc.ir.types import TensorType
+from dnnc.passes.graph.fuse import plan_fusion
+from dnnc.passes.graph.inplace import find_inplace
 from dnnc.passes.lower import lower
 from dnnc.passes.operator.decompose import decompose
 from dnnc.passes.schedule.problem import Problem, Template, classify
@@ -82,8 +91,6 @@ def schedules(problem: Problem) -> list[tuple[str, Kernel]]:
 
 
 def check(seed: int, reduction: str, dtype: str) -> int:
-    from dnnc.ir.interp import run as reference
-
     rng = np.random.default_rng(seed)
     g = graph(rng, reduction, dtype)
     given = operands(rng, g)
@@ -112,3 +119,110 @@ def test_many_random_scatters(reduction: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("dnnc.backends.llvm.templates.scatter.SERIAL_BELOW", 0)
     for seed in range(100, 140):
         check(seed, reduction, DTYPES[seed % len(DTYPES)])
+
+
+SYMBOLIC = "N: dim[1, 1000]\nE: dim[0, 1000]\nB: dim[1, 64]\ndef g({}):\n    y = {}\n    return y"
+RUNTIME = [
+    ("h: f32[N, 24], at: i64[E, 1], v: f32[E, 24]", "scatter_nd(h, at, v, reduction='add')"),
+    ("h: f32[N], at: i64[E], v: f32[E]", "scatter_elements(h, at, v, reduction='max')"),
+    ("h: f32[B, N, 8], at: i64[B, E, 8], v: f32[B, E, 8]", "scatter_elements(h, at, v, axis=1)"),
+    ("h: f32[B, N], at: i64[E, 2], v: f32[E]", "scatter_nd(h, at, v, reduction='mul')"),
+    ("h: f32[N, B], at: i64[E, 1], v: f32[E, B]", "scatter_nd(h, at, v, reduction='add')"),
+]
+
+
+@pytest.mark.parametrize("inputs,call", RUNTIME)
+@pytest.mark.parametrize("sizes", ({"N": 7, "E": 30, "B": 3}, {"N": 1, "E": 0, "B": 1}))
+def test_sizes_known_at_run_time_only(inputs: str, call: str, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every schedule for all sizes is proved, and right for some."""
+    monkeypatch.setattr("dnnc.backends.llvm.templates.scatter.SERIAL_BELOW", 0)
+    g = parse(SYMBOLIC.format(inputs, call))
+    nodes = list(g.nodes())
+    problem = classify(nodes, lower(g, nodes, g.outputs[0]))
+    fixed = specialise(g, sizes)
+    rng = np.random.default_rng(0)
+    given = operands(rng, fixed)
+    want = reference(fixed, given, "float64")[0]
+    named = {v.name: a for v, a in zip(g.inputs, given)}
+    target = parse_target("llvm -threads=2")
+    template = next(t for t in cpu_templates(target) if t.name == "scatter")
+    cuts = {dict(k)["cut"]: verify_kernel(decompose(template.apply(problem, dict(k)), ())) for k in template.space(problem)}
+    assert {-1, -2} <= set(cuts)
+    for kernel in cuts.values():
+        values = zip(problem.lowered.params, kernel.entry.buffers)
+        args = {b.name: named[v.name].copy() if v.name in named else np.zeros(want.shape, np.float32) for v, b in values}
+        scalars = {v.name: sizes[v.name] for v in kernel.entry.scalars}
+        run_kernel(kernel, {**args, **scalars}, threads=2)
+        np.testing.assert_array_equal(args["y"].reshape(want.shape), want)
+
+
+def test_races_and_bounds_are_noticed() -> None:
+    """Shares that overlap, and an update whose place nothing checks."""
+    race = """
+def k(at: i64[8], u: f32[8], y: f32[4]):
+    for p in parallel(2):
+        for r in range(8):
+            row: i64 = guard(at[r], 0, 4)
+            if 2*p <= row:
+                y[row] = y[row] + u[r]
+"""
+    kernel = verify_kernel(parse_kernel(race))
+    args = {"at": np.full(8, 3), "u": np.ones(8, np.float32), "y": np.zeros(4, np.float32)}
+    with pytest.raises(VerifyError, match=r"race|iteration"):
+        run_kernel(kernel, args)
+    loose = race.replace("guard(at[r], 0, 4)", "at[r]")
+    with pytest.raises(VerifyError, match="cannot show"):
+        verify_kernel(parse_kernel(loose))
+
+
+MODELS = {
+    "elements": "def g(x: f32[40, 30], at: i64[{n}, 30], u: f32[{n}, 30]):\n    y = scatter_elements(x, at, u, reduction='{how}')\n    return y",
+    "rows": "def g(x: f32[40, 30], at: i64[{n}, 1], u: f32[{n}, 30]):\n    y = scatter_nd(x, at, u, reduction='{how}')\n    return y",
+    "message": "def g(x: f32[40, 30], at: i64[{n}, 1], s: i64[{n}], u: f32[{n}, 1]):\n    m = gather(x, s)\n    v = mul(m, u)\n    z = mul(x, 0.5)\n"
+    "    y = scatter_nd(z, at, v, reduction='{how}')\n    return y",
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("how", ("none", "add", "max"))
+def test_compiled(model: str, how: str) -> None:
+    """The whole way: a kernel checked when it is compiled, the producers of updates in it, the same bits on one thread and on two, errors."""
+    g = parse(MODELS[model].format(n=900, how=how))
+    rng = np.random.default_rng(1)
+    shapes = {v.name: v.type.shape for v in g.inputs}
+    given = [rng.integers(-40, 40, s) if name in ("at", "s") else rng.standard_normal(s).astype(np.float32) for name, s in shapes.items()]
+    want = reference(g, given, "float64")[0]
+    found = [dnnc.compile(g.copy(), target=f"llvm -threads={n}")(*given) for n in (1, 2)]
+    np.testing.assert_allclose(found[0], want, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(found[0], found[1])
+    given[1][5] = 40
+    with pytest.raises(dnnc.DnncError, match="ind"):
+        dnnc.compile(g)(*given)
+
+
+def test_one_kernel_for_a_message() -> None:
+    g = parse(MODELS["message"].format(n=900, how="add"))
+    assert [len(x.nodes) for x in plan_fusion(g).groups] == [4]
+
+
+def test_donated_memory_is_updated_in_place() -> None:
+    g = parse("def g(x: f32[40, 30], at: i64[9, 1], u: f32[9, 30]):\n    y = scatter_nd(x, at, u)\n    return y")
+    nodes = list(g.nodes())
+    low = lower(g, nodes, g.outputs[0], g.inputs[0])
+    assert low.scattered is not None and low.scattered.initial is None
+    other = parse("def g(x: f32[40, 30], at: i64[9, 1], s: i64[9]):\n    u = gather(x, s)\n    y = scatter_nd(x, at, u)\n    return y")
+    other.donated[0] = 0
+    assert not find_inplace(other, plan_fusion(other))  # the updates are read from it
+    g.donated[0] = 0
+    assert list(find_inplace(g, plan_fusion(g)).values()) == [g.inputs[0]]
+
+
+def test_definitions_with_updates_are_read_back() -> None:
+    x, at = te.placeholder("x", f32, (4, 3)), te.placeholder("at", i64, (5,))
+    made = te.scatter((4, 3), (5, 3), f32, "sum", lambda i, j: x[i, j], lambda r, j: (call("guard", at[r], 0, 4), j), lambda r, j: x[0, j] * 2.0)
+    text = show_op("op", [x, at], [made])
+    assert "scatter(sum, x0[i0, i1], (guard(x1[r0], 0, 4), r1, )" in text
+    g = parse(text + "def g(x: f32[4, 3], at: i64[5]):\n    y = op(x, at)\n    return y")
+    assert show_graph(parse(show_graph(g))) == show_graph(g)
+    got = dnnc.compile(g)(np.ones((4, 3), np.float32), np.array([0, 0, 1, 3, 3]))
+    assert got[:, 0].tolist() == [5, 3, 1, 5]
