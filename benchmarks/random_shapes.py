@@ -2,10 +2,10 @@
 
     python benchmarks/random_shapes.py [COUNT] [--seed 0] [--seconds 0.1] [--family grouped]        also: python benchmarks/cpu.py --random-shapes COUNT
 
-Convolutions (plain, grouped, depthwise, dilated, transposed, over one axis, over three), matrix products and reductions of rows in turns, drawn
+Convolutions (plain, grouped, depthwise, dilated, transposed, over one axis, over three), matrix products, reductions of rows and scatters in turns, drawn
 from a seed. Each kernel runs on one thread; its efficiency is
-a share of what the same run measures in turns with it: of the FMA peak for contractions, for reductions of the speed at which a loop
-reads as many bytes. Both by their shortest times, less the cost of an empty call. The figure to watch is the tenth percentile over the
+a share of what the same run measures in turns with it: of the FMA peak for contractions, for reductions and scatters of the speed at which a loop
+reads as many bytes (a scatter's are its updates, indices, what it starts from and its result, each once). Both by their shortest times, less the cost of an empty call. The figure to watch is the tenth percentile over the
 median: a compiler that is good at a few shapes alone has a low one.
 """
 
@@ -34,11 +34,13 @@ WORST = 10
 
 @dataclass(frozen=True)
 class Shape:
-    """A graph with one heavy node. `name` says its sizes."""
+    """A graph with one heavy node of the class `kind`. `name` says its sizes; integers of its inputs are drawn below `below`."""
 
     family: str
     name: str
     text: str
+    kind: str = "contraction"
+    below: int = 0
 
 
 @dataclass(frozen=True)
@@ -189,10 +191,62 @@ def rows(rng: Rng) -> Shape:
         n, width = _size(rng, 1, 8192), _size(rng, 16, 65536)
         if ELEMENTS[0] <= n * width <= ELEMENTS[1]:
             op = str(rng.choice(("reduce_sum", "reduce_max", "reduce_mean")))
-            return Shape("rows", f"{op} of {n} rows of {width}", f"def g(a: f32[{n}, {width}]):\n    y = {op}(a, axes=(1,))\n    return y")
+            return Shape(
+                "rows", f"{op} of {n} rows of {width}", f"def g(a: f32[{n}, {width}]):\n    y = {op}(a, axes=(1,))\n    return y", "reduction"
+            )
 
 
-FAMILIES: tuple[Callable[[Rng], Shape], ...] = (conv, grouped, depthwise, conv_1d, conv_3d, dilated, transposed, gemm, rows)
+REDUCTIONS = ("none", "add", "add", "max")
+
+
+def scatter_elements(rng: Rng) -> Shape:
+    """Along any axis of a matrix, an index for each element."""
+    while True:
+        n, m, other, axis = _size(rng, 8, 1 << 18), _size(rng, 8, 1 << 20), _size(rng, 1, 2048), int(rng.integers(2))
+        if ELEMENTS[0] <= (n + m) * other <= ELEMENTS[1] // 2:
+            x, u = ([size, other] if axis == 0 else [other, size] for size in (n, m))
+            how = str(rng.choice(REDUCTIONS))
+            inputs = f"a: f32{u}, *, x: f32{x}, at: i64{u}"
+            text = f"def g({inputs}):\n    y = scatter_elements(x, at, a, axis={axis}, reduction='{how}')\n    return y"
+            return Shape("scatter_elements", f"{how}: {_by((*u,))} into {_by((*x,))} along {axis}", text, "scatter", n)
+
+
+def scatter_nd(rng: Rng) -> Shape:
+    """Rows, or elements of a matrix."""
+    while True:
+        n, m, width, pairs = _size(rng, 8, 1 << 18), _size(rng, 8, 1 << 20), _size(rng, 1, 2048), bool(rng.random() < 0.3)
+        if ELEMENTS[0] <= n * width + m * (1 if pairs else width) <= ELEMENTS[1]:
+            how, below = str(rng.choice(REDUCTIONS)), min(n, width) if pairs else n
+            u = [m] if pairs else [m, width]
+            inputs = f"a: f32{u}, *, x: f32[{n}, {width}], at: i64[{m}, {1 + pairs}]"
+            text = f"def g({inputs}):\n    y = scatter_nd(x, at, a, reduction='{how}')\n    return y"
+            return Shape("scatter_nd", f"{how}: {_by((*u,))} into {n} x {width}", text, "scatter", below)
+
+
+def segments(rng: Rng) -> Shape:
+    """Sums of rows by segment, as graph networks and pooling of sets have them."""
+    while True:
+        n, m, width = _size(rng, 1, 1 << 16), _size(rng, 64, 1 << 20), int(rng.choice((1, 4, 8, 16, 32, 64, 64, 128, 256)))
+        if n <= m and ELEMENTS[0] <= (n + m) * width <= ELEMENTS[1]:
+            inputs = f"a: f32[{m}, {width}], *, x: f32[{n}, {width}], at: i64[{m}, 1]"
+            text = f"def g({inputs}):\n    y = scatter_nd(x, at, a, reduction='add')\n    return y"
+            return Shape("segments", f"{m} rows of {width} into {n}", text, "scatter", n)
+
+
+FAMILIES: tuple[Callable[[Rng], Shape], ...] = (
+    conv,
+    grouped,
+    depthwise,
+    conv_1d,
+    conv_3d,
+    dilated,
+    transposed,
+    gemm,
+    rows,
+    scatter_elements,
+    scatter_nd,
+    segments,
+)
 
 
 def shapes(count: int, seed: int, families: Sequence[str] = ()) -> list[Shape]:
@@ -208,13 +262,14 @@ def shapes(count: int, seed: int, families: Sequence[str] = ()) -> list[Shape]:
 def efficiency(shape: Shape, target: CpuTarget, top: Probe, empty: Probe, seconds: float) -> Result:
     """One kernel against its bound."""
     try:
-        item = case(shape.name, shape.text, target, "reduction" if shape.family == "rows" else "contraction")
+        item = case(shape.name, shape.text, target, shape.kind, below=shape.below)
     except Exception as e:  # a shape that the compiler fails at is a result too
         return Result(shape, 0.0, failure=f"{type(e).__name__}: {e}".splitlines()[0])
-    bound = read_probe(target, aligned(np.zeros(item.bytes // 4, np.float32))) if shape.family == "rows" else top
+    by_bytes = shape.kind != "contraction"
+    bound = read_probe(target, aligned(np.zeros(item.bytes // 4, np.float32))) if by_bytes else top
     limit, mine, call = (min(t) for t in measure([bound, item, empty], seconds))
     mine, limit = max(mine - call, 1e-9), limit - call
-    ideal = limit * (item.bytes / bound.bytes if shape.family == "rows" else item.flops / bound.flops)
+    ideal = limit * (item.bytes / bound.bytes if by_bytes else item.flops / bound.flops)
     return Result(shape, ideal / mine, mine * 1e3, item.choice, item.error)
 
 

@@ -6,6 +6,7 @@ own first choice, LLVM. Out: a function without arguments to be timed. cpu_kerne
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,22 +46,25 @@ def aligned(a: Array) -> Array:
 # --- a kernel of a graph ------------------------------------------------------------------------------------------------------
 
 
-def case(name: str, text: str, target: CpuTarget, kind: str = "contraction", dtype: str = "f32") -> Timed:
+def case(name: str, text: str, target: CpuTarget, kind: str = "contraction", dtype: str = "f32", below: int = 0) -> Timed:
     """The kernels of a graph's groups of this kind, which all read the graph's input, packed and bound. The error against float64 of one that makes
     the graph's result is measured first.
 
     Args:
         name: for tables.
-        text: a graph of an input `a` and perhaps a constant `b`, whose numbers are drawn here.
+        text: a graph of an input `a` and perhaps constants: weights `b`, an array `x` and indices `at`, whose numbers are drawn here.
         target: the CPU.
-        kind: of the group: "contraction" or "reduction".
+        kind: of the group: "contraction", "reduction" or "scatter".
         dtype: what `f32` in the text stands for: "f16" and "bf16" are stored so, and computed in float32.
+        below: where indices end.
     """
     stored = BY_NAME[dtype].numpy
     rng = np.random.default_rng(0)
-    shapes = {k: [int(d) for d in text.split(f"{k}: f32[")[1].split("]")[0].split(",")] for k in "ab" if f"{k}: f32[" in text}
+    shapes = {k: [*map(int, d.split(","))] for k, d in re.findall(r"(\w+): (?:f32|i64)\[([\d, ]+)\]", text)}
     x = rng.standard_normal(shapes["a"]).astype(stored)
     constants = {"b": _weights(rng, shapes["b"]).astype(stored)} if "b" in shapes else {}
+    constants |= {"x": rng.standard_normal(shapes["x"]).astype(stored)} if "x" in shapes else {}
+    constants |= {"at": rng.integers(0, below, shapes["at"])} if "at" in shapes else {}
     graph = parse(text.replace("f32[", f"{dtype}["), constants)
     want = run(graph, [x], "float64")[0]
     program = compile_program(graph, PassContext(lanes=target.lanes, rates=target.rates), templates(target))

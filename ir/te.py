@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dnnc.ir.dtype import DType
+from dnnc.ir.errors import ShapeError
 from dnnc.ir.expr import Const, E, Expr, Linear, Load, Op, Var, cast, children, const, load, unwrap, var, walk
 from dnnc.ir.operator.stmt import Buffer
 from dnnc.ir.types import Dim, product
@@ -127,6 +128,7 @@ def scatter(
     """`t[i...] = initial(i...)`, then for u... of `extents` in order: `t[index(u...)] = combine(t[index(u...)], update(u...))`.
 
     `combine` is one of UPDATES. `index` gives one index for each axis of `shape`; those that are read from tensors must be in range (`guarded`).
+    It is a result of its op: no other expression reads it.
     """
     assert combine in UPDATES
     axes, over = _axes(shape, "i"), _axes(extents, "u")
@@ -164,6 +166,9 @@ def form(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> frozenset[str]:
     "reduction" where every element of the first operand goes into one sum; "loops" where there are other reductions; "sequential" where an
     element needs those before it.
     """
+    within = [t.name for t in stages(outputs) if t.stage is not None and t.stage.updates is not None and t not in outputs]
+    if within:
+        raise ShapeError(f"{within[0]} is a scatter that another expression reads; expected it as a result: make the rest an op of its own")
     every = [t.stage for t in stages(outputs) if t.stage is not None]
     if any(s.own is not None for s in every):
         return frozenset(("loops", "sequential"))

@@ -147,7 +147,7 @@ def by_rows(s: Scattered, parts: int, size: int, prefetch: bool, outer: str = "p
     with b.loop(outer, parts) as p:
         first = p * chunk
         if s.initial is not None:
-            with b.loop("k", chunk) as k, b.when(first + k < rows):
+            with b.loop("w", chunk) as k, b.when(first + k < rows):
                 _columns(b, "i", [s.out.shape[a] for a, _ in places.columns], lambda at: s.start(b, places.place(first + k, at)))
         at, mine = (b.alloc(name, i64, size, space="local") for name in ("rows", "mine"))
         n = b.alloc("n", i64, 1)

@@ -1,7 +1,7 @@
 """Recipe for scatters: shares of the result that walk all updates in their order, vectors along the columns.
 
 A share is a range of a batch, of columns, or of the rows that data names; the same bits whatever their number. Where columns are cut, no update is
-looked at in vain, but rows are written in pieces: that is for few rows, and where each element of an update has its own place.
+looked at in vain, but rows are written in pieces: that is for few rows, and where each element of an update names its own place.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
         width = value(places.width)
         wide = width is not None and width * s.out.dtype.bytes >= LINE
         sched.body = by_rows(s, parts, _power(target.l1 // 4 // LISTED), wide)
-    _vectors(sched.collapse(s.out.name), s, lanes)
+    _vectors(sched.collapse(*([s.out.name] if cut >= 0 else [])), s, lanes)
     (outer,) = sched.body
     assert isinstance(outer, For)
     sched.body = (For(outer.var, outer.lo, outer.hi, "parallel", outer.body),)
@@ -68,10 +68,15 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
 
 
 def _lanes(s: Scattered, target: CpuTarget) -> int:
-    """Lanes of the widest type that is read along a row or written."""
+    """Lanes of the widest type that is read along a row or written; fewer where rows are whole vectors then, for a part of a vector that is stored
+    cannot be passed on to the next update of the row."""
+    widest = target.vector_bits // 8
     along = {v for v in (*s.axes[-1:], *s.over[-1:])}
     read = [x.buf.dtype for e in (s.value, s.initial) if e is not None for x in walk(e) if isinstance(x, Load) and not along.isdisjoint(free(x))]
-    return max(target.vector_bits // 8 // max(max(t.computed.bytes, 4) for t in (s.out.dtype, *read)), 2)
+    lanes = max(widest // max(max(t.computed.bytes, 4) for t in (s.out.dtype, *read)), 2)
+    width = value(s.out.shape[len(s.axes) - 1]) if s.axes else None
+    whole = [n for n in (lanes, lanes // 2, lanes // 4) if width is not None and n > 1 and width % n == 0]
+    return whole[0] if whole else lanes
 
 
 def _cut(s: Scattered, target: CpuTarget) -> int:
@@ -91,7 +96,7 @@ def _cut(s: Scattered, target: CpuTarget) -> int:
         slab = n // target.threads * size
         for d in inner:
             slab *= d or 0
-        if slab >= SLAB or k == 0:
+        if slab >= SLAB or k == 0 or k not in columns:
             return k
     return -1
 
@@ -117,7 +122,7 @@ def _parts(s: Scattered, axis: int, target: CpuTarget) -> int:
 def _vectors(sched: Schedule, s: Scattered, lanes: int) -> None:
     """Make vectors of the innermost loops that walk along a row, or list rows whose numbers need no division."""
     places = Places.of(s)
-    prefixes = "iuk" if len(places.walked) <= 1 and len(places.rows) <= 1 else "iu"
+    prefixes = "iu" + "k" * (len(places.walked) <= 1) + "w" * (len(places.rows) <= 1)
     for loop in [x for x in loops(sched.body) if not any(isinstance(y, For) for y in loops(x.body))]:
         name = loop.var.name
         n = value(loop.extent)

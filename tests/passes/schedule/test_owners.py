@@ -226,3 +226,11 @@ def test_definitions_with_updates_are_read_back() -> None:
     assert show_graph(parse(show_graph(g))) == show_graph(g)
     got = dnnc.compile(g)(np.ones((4, 3), np.float32), np.array([0, 0, 1, 3, 3]))
     assert got[:, 0].tolist() == [5, 3, 1, 5]
+
+
+def test_a_scatter_is_a_result() -> None:
+    x, at = te.placeholder("x", f32, (4,)), te.placeholder("at", i64, (5,))
+    made = te.scatter((4,), (5,), f32, "last", lambda i: x[i], lambda r: (call("guard", at[r], 0, 4),), lambda r: x[0])
+    with pytest.raises(dnnc.DnncError, match="op of its own"):
+        te.form([x, at], [te.compute((4,), f32, lambda i: made[i] + 1.0)])
+    assert te.form([x, at], [made]) == {"scatter"}
