@@ -68,8 +68,8 @@ def _scaler() -> Callable[..., Any]:
     """A hook that scales a layer once."""
     seen: list[bool] = []
 
-    def hook(m: Any, given: Any, out: Tensor) -> Tensor | None:
-        if seen or not out.is_floating_point() or out.numel() < 2:
+    def hook(m: Any, given: Any, out: Any) -> Tensor | None:
+        if seen or not isinstance(out, Tensor) or not out.is_floating_point() or out.numel() < 2:
             return None
         seen.append(True)
         size = float(out.float().std())
