@@ -79,11 +79,11 @@ TYPES = {
         zamba zamba2 gemma3n_text""",
     SEQ2SEQ: """bart bigbird_pegasus blenderbot blenderbot-small fsmt led longt5 m2m_100 marian mbart mt5 mvp nllb-moe pegasus pegasus_x
         plbart prophetnet switch_transformers t5 t5gemma umt5""",
-    VISION: """beit bit convnext convnextv2 cvt data2vec-vision deit dinov2 dinov2_with_registers dinov3_convnext dinov3_vit donut-swin
-        dpt efficientnet focalnet glpn hgnet_v2 hiera ijepa levit mobilenet_v1 mobilenet_v2 mobilevit mobilevitv2 poolformer pvt pvt_v2
-        regnet resnet segformer siglip_vision_model clip_vision_model swiftformer swin swin2sr swinv2 textnet vit vit_mae vit_msn vitdet
+    VISION: """beit bit convnext convnextv2 cvt data2vec-vision deit dinov2 dinov2_with_registers dinov3_vit donut-swin
+        dpt glpn ijepa levit mobilenet_v1 mobilenet_v2 mobilevit mobilevitv2 poolformer pvt pvt_v2
+        segformer siglip_vision_model clip_vision_model swiftformer swin swin2sr swinv2 vit vit_mae vit_msn vitdet
         detr conditional_detr deformable_detr dab-detr table-transformer yolos maskformer
-        superpoint depth_anything upernet sam_vision_model sam2_vision_model
+        superpoint depth_anything upernet sam_vision_model
         radio aimv2_vision_model mlcd_vision_model pixio""",
     BOTH: """altclip blip chinese_clip clip clipseg flava groupvit metaclip_2 owlv2 owlvit siglip vilt visual_bert
         bridgetower git aimv2""",
@@ -148,6 +148,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "zamba2": {"n_mamba_heads": 8, "mamba_headdim": 32, "mamba_d_state": 16, "chunk_size": 16, "num_mem_blocks": 1, "adapter_rank": 8},
     "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "lsh"], "num_buckets": 4, "lsh_attn_chunk_length": 8},
     "longformer": {"attention_window": 8},
+    "led": {"attention_window": [8, 8]},
     "big_bird": {"block_size": 4, "num_random_blocks": 2},
     "xlm": {"use_lang_emb": False},
     "phi": {"partial_rotary_factor": 0.5},
@@ -159,7 +160,6 @@ VALUES: dict[str, dict[str, Any]] = {
     "lilt": {"hidden_size": 96},
     "dots1": {**ROUTED, "num_key_value_heads": 2, "n_shared_experts": 1},
     "luke": {"entity_vocab_size": 100},
-    "efficientnet": {"hidden_dim": 2560},
     "swin2sr": {"embed_dim": 60, "depths": [2, 2], "num_heads": [6, 6]},
     "hunyuan_v1_dense": {"rope_parameters": ROPE, "head_dim": 32},
     "hunyuan_v1_moe": {"rope_parameters": ROPE, "head_dim": 32},
