@@ -63,7 +63,7 @@ def build_all(a: argparse.Namespace, entries: list[Entry]) -> int:
             continue
         row = outcome.value
         append(a.dir / INDEX, row)
-        unfit = [o for o in row["outputs"] if not o["finite"] or (o["dtype"].startswith("float") and not 1e-3 < o["std"] < 1e3)]
+        unfit = [o for o in row["outputs"] if not o["finite"] or (o["dtype"].startswith("float") and o["shape"] != [1, 1] and not 1e-3 < o["std"] < 1e3)]
         how = f"{row['exporter']} {row['opset']} batch {row['batch']}{' symbolic' if row['symbolic'] else ''}"
         size = f"{row['file_bytes'] / 1e6:7.2f} MB {row['nodes']:5} nodes"
         print(f"{e.name:40} {size}  {how:34} {outcome.seconds:4.0f} s {'UNFIT ' + str(unfit) if unfit else ''}", flush=True)
