@@ -14,7 +14,9 @@ import os
 import re
 import sys
 from functools import partial
+from math import prod
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -48,6 +50,12 @@ def main() -> int:
     return build_all(a, [e for e in entries if pattern.search(e.name) or pattern.search(e.family)])
 
 
+def is_fit(output: dict[str, Any]) -> bool:
+    """Is an output finite, and if it holds several floats, neither flat nor enormous?"""
+    several = output["dtype"].startswith("float") and prod(output["shape"]) > 1
+    return bool(output["finite"]) and (not several or 1e-3 < output["std"] < 1e3)
+
+
 def build_all(a: argparse.Namespace, entries: list[Entry]) -> int:
     built, failed = read_lines(a.dir / INDEX), read_lines(a.dir / FAILED)
     count = 0
@@ -63,7 +71,7 @@ def build_all(a: argparse.Namespace, entries: list[Entry]) -> int:
             continue
         row = outcome.value
         append(a.dir / INDEX, row)
-        unfit = [o for o in row["outputs"] if not o["finite"] or (o["dtype"].startswith("float") and o["shape"] != [1, 1] and not 1e-3 < o["std"] < 1e3)]
+        unfit = [o for o in row["outputs"] if not is_fit(o)]
         how = f"{row['exporter']} {row['opset']} batch {row['batch']}{' symbolic' if row['symbolic'] else ''}"
         size = f"{row['file_bytes'] / 1e6:7.2f} MB {row['nodes']:5} nodes"
         print(f"{e.name:40} {size}  {how:34} {outcome.seconds:4.0f} s {'UNFIT ' + str(unfit) if unfit else ''}", flush=True)
