@@ -7,7 +7,9 @@ options and version.
 
 from __future__ import annotations
 
+import ctypes
 import re
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ OPTIONS = (
 )
 # Where CuPy looks for NVRTC first. To load it for its version takes a fifth of a second, and code that is in the cache needs no more of it.
 WHEELS = (("cupy-cuda13x", "nvidia-cuda-nvrtc"), ("cupy-cuda12x", "nvidia-cuda-nvrtc-cu12"))
+PATIENCE = 120.0  # seconds that a kernel may take, where NVRTC can be told to end (12.8 and newer)
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _STACK = re.compile(r"(\d+) bytes stack frame")
@@ -59,7 +62,7 @@ def compile_cuda(text: str, arch: str) -> Compiled:
 
     Raises:
         TargetError: NVRTC is not installed, or does not know the architecture.
-        InternalError: the text does not compile; shows the log and the lines that it names.
+        InternalError: the text does not compile, and then the error shows the log and the lines that it names; or NVRTC takes longer than PATIENCE.
     """
     made = _compiled(text, arch)
     if made.spills and _BOUNDS.search(text):
@@ -70,10 +73,13 @@ def compile_cuda(text: str, arch: str) -> Compiled:
 def _compiled(text: str, arch: str) -> Compiled:
     nvrtc = library()
     program = nvrtc.createProgram(text, "kernel.cu", (), ())
+    limit = _limit(program, PATIENCE)
     try:
         try:
             nvrtc.compileProgram(program, (f"-arch={arch}", *OPTIONS))
         except nvrtc.NVRTCError as e:
+            if "CANCELLED" in str(e):
+                raise InternalError(f"NVRTC takes longer than {PATIENCE:g} s for a kernel of {len(text)} bytes, for {arch}") from e
             log = nvrtc.getProgramLog(program)
             if "INVALID_OPTION" in str(e) or "nvrtc: error: invalid value for --gpu-architecture" in log:
                 raise TargetError(f"NVRTC {nvrtc_version()} does not compile for {arch}; install a newer one: {install('cuda13', newer=True)}") from e
@@ -83,6 +89,30 @@ def _compiled(text: str, arch: str) -> Compiled:
         return Compiled(bytes(nvrtc.getCUBIN(program)) + b"\0", *_usage(log), log)
     finally:
         nvrtc.destroyProgram(program)
+        del limit  # NVRTC has called it until here
+
+
+_Flow = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+
+
+@cache
+def _set_flow() -> Any:
+    """nvrtcSetFlowCallback, which CuPy does not wrap; None where NVRTC has none."""
+    try:
+        return ctypes.CDLL(f"libnvrtc.so.{library().getVersion()[0]}").nvrtcSetFlowCallback  # CuPy has loaded it: found by its name
+    except (OSError, AttributeError):
+        return None
+
+
+def _limit(program: int, seconds: float) -> Any:
+    """End the compilation of a program after so many seconds. Returns what must live as long as it runs."""
+    set_flow = _set_flow()
+    if set_flow is None:
+        return None
+    end = time.monotonic() + seconds
+    callback = _Flow(lambda parameter, payload: int(time.monotonic() > end))
+    set_flow(ctypes.c_void_p(program), callback, None)
+    return callback
 
 
 def compile_many(texts: Mapping[str, tuple[str, str]], threads: int = 2, progress: Callable[[str], None] = lambda name: None) -> dict[str, Compiled]:

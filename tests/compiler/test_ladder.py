@@ -12,6 +12,7 @@ import pytest
 import dnnc
 from dnnc import device_driver, driver
 from dnnc.backends.cuda import build as cuda_build
+from dnnc.backends.cuda import nvrtc
 from dnnc.backends.cuda.launch import Launch
 from dnnc.backends.llvm import build as llvm_build
 from dnnc.backends.llvm import worker_pool
@@ -248,6 +249,31 @@ def test_a_kernel_that_llvm_takes_too_long_for(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(worker_pool, "PATIENCE", 0.2)
     monkeypatch.setattr(worker_pool, "SLOWER", 0)
     plant.check("def net(x: f32[6, 20]):\n    return exp(x)", "LLVM takes longer than")
+
+
+def test_a_kernel_that_nvrtc_takes_too_long_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant = Planted("cuda -arch=sm_90a", monkeypatch)
+    plant.template(planted(FAULTS["no code"]))
+    emit = cuda_build.emit_kernel
+    slow = "\n".join(f"a = sinf(a * p[{k}]) / b; b = cosf(b * a) + a;" for k in range(400))
+
+    def emit_kernel(kernel: Kernel, name: str, target: Any) -> str:
+        text = emit(kernel, name, target)
+        long = f'extern "C" __global__ void slow(float* p) {{ float a = p[0], b = p[1]; {slow} p[0] = a + b; }}\n'
+        return text + long if MARK in show_kernel(kernel) else text
+
+    def machine(options: Any) -> device_driver.Machine:
+        m = interpreted_machine(present=False)
+        return device_driver.Machine(m.target, cuda_build.NvrtcCompiler(1), [planted(FAULTS["no code"]), *m.templates], m.device, m.present)
+
+    monkeypatch.setattr(device_driver, "cuda_machine", machine)
+    monkeypatch.setattr(cuda_build, "emit_kernel", emit_kernel)
+    monkeypatch.setattr(nvrtc, "PATIENCE", 1.0)
+    g = graph_of("def net(x: f32[6, 20]):\n    return exp(x)")
+    f = plant.compile(g)
+    assert any("NVRTC takes longer than 1 s" in line for line in f.report.steps_down)
+    with pytest.raises(InternalError, match="NVRTC takes longer"):
+        plant.compile(g, strict_compile=True)
 
 
 def test_a_kernel_that_cannot_be_loaded_or_launched(monkeypatch: pytest.MonkeyPatch) -> None:
