@@ -13,12 +13,14 @@ from dnnc.passes.lower import Lowered
 Knobs = tuple[tuple[str, int | str], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """`kind`: contraction (one matmul or convolution, the `anchor`, with its epilogue), normed (the same of rows that a norm makes in the same
     kernel), attention (the `anchor`, with its epilogue), recurrence (the `anchor`), sequence
     (elements of a row depend on those before them), scatter (updates at places that data names), reduce (any other reductions), map (the rest). `constants`: names of the buffers that no
-    kernel of the program writes; a kernel may read them before those ahead of it have ended."""
+    kernel of the program writes; a kernel may read them before those ahead of it have ended.
+
+    Problems are compared by identity: templates keep what they find out about one."""
 
     lowered: Lowered
     kind: str

@@ -42,7 +42,7 @@ NET = """def g(x: f32[2, 3, 12, 12], i: i64[4], *, w: f32[24, 3, 3, 3], b: f32[2
 @pytest.mark.parametrize(
     ("model", "options", "error", "message"),
     [
-        (42, {}, dnnc.InputError, "cannot compile a int: expected a path"),
+        (42, {}, dnnc.InputError, "cannot compile an int: expected a path"),
         (None, {}, dnnc.InputError, "cannot compile a NoneType"),
         ("no/such/model.onnx", {}, dnnc.ModelError, "no/such/model.onnx"),
         (b"no protobuf", {}, dnnc.ModelError, "(?i)model"),
