@@ -2,9 +2,11 @@
 
     python -m benchmarks.families list
     python -m benchmarks.families build DIR [--only REGEX] [--retry] [--seconds 240] [--memory 10]
+    python -m benchmarks.families seed DIR SMALL
 
 Each model is built in a process of its own with limits of time and memory; what DIR has already is skipped. DIR/index.jsonl describes each
-model, DIR/failed.jsonl says which could not be exported and why; `--retry` tries those again. `requirements.txt` lists what building needs.
+model, DIR/failed.jsonl says which could not be exported and why; `--retry` tries those again. `requirements.txt` lists what building needs. `seed` writes the models without their weights, which are drawn where they are used: a
+corpus of some GB travels in a few MB.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import onnx
+from zoo.seeded import seed_model
+
 from families.apart import run_apart
 from families.build import build
-from families.entries import all_entries
 from families.entry import Entry
 from families.index import FAILED, INDEX, append, is_held, read_lines
 
@@ -39,7 +43,14 @@ def main() -> int:
     b.add_argument("--retry", action="store_true", help="try again what failed before")
     b.add_argument("--seconds", type=float, default=240.0, help="for one model")
     b.add_argument("--memory", type=float, default=10.0, help="gigabytes for one model")
+    s = commands.add_parser("seed", help="write models that travel without their weights")
+    s.add_argument("dir", type=Path)
+    s.add_argument("small", type=Path)
     a = ap.parse_args()
+    if a.command == "seed":
+        return seed_all(a.dir, a.small)
+    from families.entries import all_entries  # needs torch
+
     entries = all_entries()
     if a.command == "list":
         for e in entries:
@@ -76,6 +87,16 @@ def build_all(a: argparse.Namespace, entries: list[Entry]) -> int:
         size = f"{row['file_bytes'] / 1e6:7.2f} MB {row['nodes']:5} nodes"
         print(f"{e.name:40} {size}  {how:34} {outcome.seconds:4.0f} s {'UNFIT ' + str(unfit) if unfit else ''}", flush=True)
     return int(count > 0)
+
+
+def seed_all(source: Path, small: Path) -> int:
+    small.mkdir(parents=True, exist_ok=True)
+    for row in read_lines(source / INDEX).values():
+        path = small / f"{row['name']}.onnx"
+        if not path.exists():
+            onnx.save(seed_model(onnx.load(str(source / path.name))), str(path))
+            append(small / INDEX, row)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """dnnc over a corpus: does every model compile, is it right, and how fast is it beside ONNX Runtime and OpenVINO?
 
     python -m benchmarks.families.race --models DIR [--jobs check|time] [--only REGEX] [--half visible|held|all] [--threads 2]
-        [--strict-compile] [--seconds 300] [--memory 12] [--cache DIR] [--lock FILE]
+        [--target cuda] [--workers 12] [--strict-compile] [--seconds 300] [--memory 12] [--cache DIR] [--lock FILE]
         [--out race.jsonl] [--again] [--markdown FILE]
 
 Each model runs in a process of its own with limits of time and memory: compiled with an empty cache, checked (`verdict.py`), and with
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,7 +29,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-import onnx
 import zoo
 from engines import PEERS, Engine, Task, exact
 from timing import Neighbours
@@ -52,9 +52,9 @@ def measure(a: argparse.Namespace, row: Row, tell: Tell) -> Row:
     """What dnnc does with a model. An exception is told by the parent; its stage says whether dnnc or a peer raised it."""
     inputs = zoo.make_inputs(row)
     with tempfile.TemporaryDirectory() as empty:
-        task = Task(row["name"], onnx.load(str(a.models / f"{row['name']}.onnx")), inputs, a.threads, a.cache or Path(empty))
+        task = Task(row["name"], zoo.load(a.models, row), inputs, a.threads, a.cache or Path(empty))
         tell(COMPILING)
-        ours = compiled(task, a.strict_compile)
+        ours = compiled(task, a.target, a.strict_compile)
         f = ours.facts["executable"]
         out: Row = {"compile_s": round(ours.facts["compile_s"], 2), "host": f.report.fallbacks}
         out["kernels"] = sum(len(p.kernels) for p in f.report.programs)
@@ -62,7 +62,7 @@ def measure(a: argparse.Namespace, row: Row, tell: Tell) -> Row:
         tell(JUDGING)
         stored = a.models / f"{row['name']}.npz"
         out["verdict"] = judge(engines, inputs, stored if stored.exists() else None)
-        if row.get("symbolic") and a.jobs == "check":
+        if row.get("symbolic") and a.jobs == "check" and a.target.startswith("llvm"):
             tell(RESIZING)
             out["resized"] = resized(row, task, ours)
         if a.jobs == "time":
@@ -70,13 +70,14 @@ def measure(a: argparse.Namespace, row: Row, tell: Tell) -> Row:
     return out
 
 
-def compiled(task: Task, strict: bool) -> Engine:
+def compiled(task: Task, target: str, strict: bool) -> Engine:
     """dnnc's engine after its first call."""
     import dnnc
 
     start = time.perf_counter()
     options = {"strict_compile": True} if strict else {}
-    f = dnnc.compile(task.model, cache=task.cache, threads=task.threads, **options)
+    options |= {"threads": task.threads} if target.startswith("llvm") else {}
+    f = dnnc.compile(task.model, target=target, cache=task.cache, **options)
     arrays = [task.inputs[i.name] for i in f.inputs]
     f(*arrays)
     return Engine("dnnc", lambda: f(*arrays), several, {"compile_s": time.perf_counter() - start, "executable": f})
@@ -148,17 +149,18 @@ def record(row: Row, outcome: Outcome) -> Row:
 def race(a: argparse.Namespace) -> list[Row]:
     rows = select(read_index(a.models), a.half, a.only)
     done = {} if a.again else read_lines(a.out)
-    results = []
-    for row in rows:
+
+    def one(row: Row) -> Row:
         if row["name"] in done:
-            results.append(done[row["name"]])
-            continue
+            return done[row["name"]]
         with turn(a.lock):
             result = record(row, run_apart(partial(measure, a, row), a.seconds, a.memory))
         append(a.out, result)
-        results.append(result)
         print(one_line(result), flush=True)
-    return results
+        return result
+
+    with ThreadPoolExecutor(a.workers) as pool:
+        return list(pool.map(one, rows))
 
 
 @contextmanager
@@ -178,7 +180,9 @@ def parse_arguments() -> argparse.Namespace:
     ap.add_argument("--jobs", choices=("check", "time"), default="check", help="check: compile and compare; time: and race")
     ap.add_argument("--only", default="", help="regular expression of names or families")
     ap.add_argument("--half", choices=HALVES, default="visible")
+    ap.add_argument("--target", default="llvm", help="of dnnc: llvm or cuda")
     ap.add_argument("--threads", type=int, default=2)
+    ap.add_argument("--workers", type=int, default=1, help="models at a time, where nothing is timed")
     ap.add_argument("--strict-compile", action="store_true", help="no fallback to lesser schedules")
     ap.add_argument("--seconds", type=float, default=300.0, help="limit of one model")
     ap.add_argument("--memory", type=float, default=12.0, help="gigabytes, limit of one model")
