@@ -9,7 +9,14 @@ from dnnc.ir.errors import InputError
 from dnnc.report.layout import cut
 
 if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping
+    from typing import BinaryIO
+
+    from dnnc.ir.graph import Graph
     from dnnc.options import CompileOptions
+    from dnnc.profile import Profile
+    from dnnc.report import Report
     from dnnc.signature import TensorSpec
 
 
@@ -30,7 +37,28 @@ class CompiledModel:
         @property
         def outputs(self) -> tuple[TensorSpec, ...]: ...
 
-        def save(self, path: Any) -> None: ...
+        @property
+        def parameters(self) -> tuple[TensorSpec, ...]: ...
+
+        @property
+        def graph(self) -> Graph: ...
+
+        @property
+        def report(self) -> Report: ...
+
+        def __call__(self, *args: Any, **named: Any) -> Any: ...
+
+        def run(self, inputs: Any, outputs: Any = None) -> Any: ...
+
+        def bind(self, inputs: Any, outputs: Any) -> Callable[[], None]: ...
+
+        def refit(self, changed: Mapping[str, Any] | None = None) -> None: ...
+
+        def source(self, stage: str, kernel: str | int | None = None) -> str: ...
+
+        def profile(self, *args: Any, repeats: int | None = None, **named: Any) -> Profile: ...
+
+        def save(self, path: str | os.PathLike[str] | BinaryIO, small: bool = False) -> None: ...
 
     def __repr__(self) -> str:
         """One line: `<Executable for llvm: image float32[N, 1, 8, 8] -> logits float32[N, 10]>`."""

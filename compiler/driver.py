@@ -52,8 +52,12 @@ from dnnc.staged import Make, StagedExecutable
 from dnnc.tuned import choose_of, resolved, revise_of, tell
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from dnnc.compiled import CompiledModel
     from dnnc.device_driver import Machine
     from dnnc.device_executable import DeviceExecutable
+    from dnnc.options import Options
 
 __all__ = ["Executable", "TensorSpec", "compile"]
 
@@ -71,8 +75,8 @@ def compile(
     *,
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     parameters: Mapping[str, Any] | Sequence[str] | bool | None = None,
-    **options: Any,
-) -> Any:
+    **options: Unpack[Options],
+) -> CompiledModel:
     """Compile a model.
 
     Args:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -25,9 +25,13 @@ from dnnc.frontends.trace.tree import FIXED, Branch, Fixed, Rules, Tree, flatten
 from dnnc.ir import checks
 from dnnc.ir.errors import InputError, a_type, count
 from dnnc.ir.target import parse_target
-from dnnc.options import CompileOptions, make_options
+from dnnc.options import CompileOptions, JitOptions, make_options
 from dnnc.parameters import flat
 from dnnc.roles import BoundProgram, Roles
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 PROGRAMS = 64  # kept by one function
 BUFFERS = frozenset((np.ndarray, DeviceData))  # what programs take as it is
@@ -282,6 +286,30 @@ def open_sizes(dynamic: Any) -> dict[str, dict[int, str]]:
     return {a: dict(axes) for a, axes in dynamic.items()}
 
 
+@overload
+def jit(
+    fn: None = None,
+    /,
+    *,
+    static: str | Sequence[str] = (),
+    dynamic: Mapping[str, Mapping[int, str]] | None = None,
+    donate: str | Sequence[str] = (),
+    parameters: str | Sequence[str] | Mapping[str, Any] = (),
+    programs: int = PROGRAMS,
+    **options: Unpack[JitOptions],
+) -> Callable[[Callable[..., Any]], Jitted]: ...
+@overload
+def jit(
+    fn: Callable[..., Any],
+    /,
+    *,
+    static: str | Sequence[str] = (),
+    dynamic: Mapping[str, Mapping[int, str]] | None = None,
+    donate: str | Sequence[str] = (),
+    parameters: str | Sequence[str] | Mapping[str, Any] = (),
+    programs: int = PROGRAMS,
+    **options: Unpack[JitOptions],
+) -> Jitted: ...
 def jit(
     fn: Callable[..., Any] | None = None,
     /,
@@ -291,7 +319,7 @@ def jit(
     donate: str | Sequence[str] = (),
     parameters: str | Sequence[str] | Mapping[str, Any] = (),
     programs: int = PROGRAMS,
-    **options: Any,
+    **options: Unpack[JitOptions],
 ) -> Any:
     """Compile a function of array code when it is called: `@dnnc.jit`, or `@dnnc.jit(static=("n",), threads=1)`.
 

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import dnnc
 from dnnc.backends.artifact import REMEDY, open_artifact
@@ -33,10 +33,13 @@ from dnnc.report.log import Log
 from dnnc.restore import Restored
 from dnnc.saved import SavedModel, decode, ranges
 
+if TYPE_CHECKING:
+    from dnnc.compiled import CompiledModel
+
 KINDS = ("programs", "staged", "reference", "late", "device")
 
 
-def load(path: str | os.PathLike[str] | BinaryIO, code: bool = True, threads: int | None = None, cache: bool | str | Path = "auto") -> Any:
+def load(path: str | os.PathLike[str] | BinaryIO, code: bool = True, threads: int | None = None, cache: bool | str | Path = "auto") -> CompiledModel:
     """Load a model that `save` wrote. It behaves as the one that was saved.
 
     Loading runs code that is in the file, as loading a shared library does: load only what you trust. Checksums find damage, not intent.

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, TypedDict, Union
 
 from dnnc.ir.errors import InputError, TargetError, TuneError, UnsupportedError
 
@@ -29,6 +29,28 @@ OPT_LEVELS = (0, 1, 2, 3)
 VERIFY = (False, "kernels", "model")
 
 DimChoice = Union[int, tuple[int, int]]
+
+
+class JitOptions(TypedDict, total=False):
+    """The options of `dnnc.jit` as keyword arguments, for type checkers; its `donate` names arguments."""
+
+    target: str | Target
+    precision: str | None
+    numerics: str
+    dims: Mapping[str, DimChoice]
+    outputs: Sequence[str]
+    opt_level: int
+    tune: float | str | Path | Mapping[str, Any] | None
+    verify: bool | str
+    cache: bool | str | Path
+    threads: int | None
+    strict_compile: bool
+
+
+class Options(JitOptions, total=False):
+    """The fields of CompileOptions as keyword arguments, for type checkers."""
+
+    donate: Mapping[str, str]
 
 
 NO_FOLDER = ("off", "none", "no", "false", "")  # what somebody writes who wants no cache
