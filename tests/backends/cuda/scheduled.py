@@ -24,7 +24,7 @@ from dnnc.passes.lower import lower
 from dnnc.passes.schedule.problem import Choice, Problem, classify
 
 TARGET = GpuTarget()
-GENERIC = ("map", "reduce", "sequence", "threads")
+GENERIC = ("map", "reduce", "scatter", "sequence", "threads")
 TOLERANCE = {1: 0.3, 2: 1e-2, 4: 2e-4, 8: 1e-10}  # of the largest element, by bytes of a float: sums are in another order than the naive kernel's
 Array = Any
 

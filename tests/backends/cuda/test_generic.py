@@ -33,6 +33,8 @@ CASES: list[tuple[str, list[str], dict[str, Any]]] = [
     ("transpose", ["i8 2 33 3 65"], {"perm": (3, 1, 2, 0)}), ("transpose", ["f64 2 12 70 8"], {"perm": (0, 2, 1, 3)}),
     ("concat", ["f32 3 900", "f32 3 1000"], {"axis": 1}), ("pad", ["f32 3 50 50"], {"pads": (0, 1, 2, 0, 3, 4)}), ("cast", ["f32 33 64"], {"to": i8}),
     ("cumsum", ["f32 5 100"], {"axis": 1}), ("where", ["bool 40 40", "f32 40 40", "f32 40"], {}), ("gather", ["f32 50 64", "i64 300"], {"axis": 0}),
+    ("scatter_nd", ["f32 50 64", "i64 300 1", "f32 300 64"], {"reduction": "add"}), ("scatter_nd", ["f16 9 7 5", "i32 40 2", "f16 40 5"], {}),
+    ("scatter_elements", ["i8 700", "i64 900", "i8 900"], {"reduction": "max"}), ("scatter_elements", ["f64 3 50", "i64 2 80", "f64 2 80"], {"axis": 1}),
 ]  # fmt: skip
 
 
