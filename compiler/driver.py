@@ -32,7 +32,7 @@ from dnnc.ir.form import ARRAY
 from dnnc.ir.graph import Graph, identifier
 from dnnc.ir.shapes import bound_dims, lows_without_empties, specialise
 from dnnc.ir.target import parse_target
-from dnnc.late import Given, LateExecutable, Special
+from dnnc.late import Given, LateExecutable, Special, Test
 from dnnc.memory import check_possible, check_program
 from dnnc.options import CompileOptions, cache_folder, check_every_pass, make_options, steps_down, thread_count
 from dnnc.origin import OnnxParts, Origin
@@ -200,9 +200,10 @@ def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) ->
     try:
         imported = read_model(opened, dims=opts.dims)
     except (NeedsValues, ShapeError) as e:
-        asks = e.inputs if isinstance(e, NeedsValues) else ()
+        by_condition = isinstance(e, NeedsValues) and e.condition is not None
+        asks = e.inputs if isinstance(e, NeedsValues) and not by_condition else ()
         # symbolic sizes may not show what numbers will (that two paths end with equal sizes); a model of fixed sizes is simply wrong
-        if not asks and not said.dims:
+        if not asks and not said.dims and not by_condition:
             raise
         return late(asks)
     if any(r is not ARRAY for r in imported.results):  # though nothing is declared of them
@@ -249,12 +250,18 @@ def needs(error: Exception) -> tuple[str, ...]:
     return error.inputs if isinstance(error, NeedsValues) else ()
 
 
-def reader(model: Any, opts: CompileOptions, progress: Progress | None) -> Callable[[Given], Special]:
-    """A function that reads and compiles an ONNX model for what a call gives."""
-    from dnnc.frontends.onnx import read_model
+def reader(model: Any, opts: CompileOptions, progress: Progress | None) -> Callable[[Given], Special | Test]:
+    """A function that reads and compiles an ONNX model for what a call gives, or the condition that must be known first."""
+    from dnnc.frontends.onnx import NeedsValues, read_model
 
-    def read(given: Given) -> Special:
-        made = read_model(model, values=given.values, shapes=given.shapes, forms=given.forms)
+    def read(given: Given) -> Special | Test:
+        try:
+            made = read_model(model, values=given.values, shapes=given.shapes, forms=given.forms, decisions=given.decisions)
+        except NeedsValues as e:
+            if e.condition is None:
+                raise
+            small = replace(opts, dims={}, outputs=(), donate={})
+            return Test(e.condition.name, compile_graph(e.condition.graph, (list(e.condition.inputs), ["condition"]), small, progress))
         if not made.outputs and not opts.outputs:
             return Special(None, made.results)
         names = list(made.inputs), list(made.outputs)

@@ -2,6 +2,8 @@
 
 - how inputs that are sequences, optionals or maps are made up (a *form*), and the shapes of tensors of undeclared rank;
 - sizes, where symbolic ones do not show that two paths end with equal sizes;
+- values of conditions, where the branches of an If make different types or one of them does not fit the inputs: a call computes the condition,
+  then runs the program with that branch;
 - contents of inputs on which shapes depend (a Reshape to a shape that is an input), as a last resort.
 """
 
@@ -11,7 +13,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, Union
 
 import numpy as np
@@ -47,6 +49,15 @@ class Given:
     forms: Mapping[str, Form]
     shapes: Mapping[str, tuple[int, ...]]
     values: Mapping[str, Array]
+    decisions: Mapping[str, bool] = field(default_factory=dict)  # values of conditions that choose the branch of an If
+
+
+@dataclass(frozen=True)
+class Test:
+    """A program for certain inputs that computes the condition `name`, on which the rest of the model depends."""
+
+    name: str
+    inner: Inner
 
 
 @dataclass(frozen=True)
@@ -68,14 +79,14 @@ class Special:
 
 
 class LateExecutable(CompiledModel):
-    """Like Executable. `read(given)` compiles the model for the inputs of a call; where shapes depend on the contents of inputs, it raises an
-    error in which `needs` finds their names."""
+    """Like Executable. `read(given)` compiles the model for the inputs of a call, or the next condition on which it depends; where shapes depend
+    on the contents of inputs, it raises an error in which `needs` finds their names."""
 
     def __init__(
         self,
         declared: Declared,
         wanted: tuple[str, ...],
-        read: Callable[[Given], Special],
+        read: Callable[[Given], Special | Test],
         needs: Callable[[Exception], tuple[str, ...]],
         options: CompileOptions,
         onnx: Callable[[], OnnxParts],
@@ -85,6 +96,7 @@ class LateExecutable(CompiledModel):
         self._wanted = set(wanted)
         self._options, self._onnx = options, onnx
         self._programs: OrderedDict[Any, Special] = OrderedDict()
+        self._tests: OrderedDict[Any, Test] = OrderedDict()
         self._lock = threading.RLock()
 
     @property
@@ -165,7 +177,7 @@ class LateExecutable(CompiledModel):
             return
         forms = dict.fromkeys(shapes, ARRAY)
         try:
-            self._keep(_key(forms, shapes, {}), self._read(Given(forms, shapes, {})))
+            self._keep(_key(forms, shapes, {}, {}), self._read(Given(forms, shapes, {})))
         except Exception as e:
             self._wanted |= set(self._needs(e))
             if not self._wanted:
@@ -192,16 +204,23 @@ class LateExecutable(CompiledModel):
 
     def _program(self, leaves: Mapping[str, Array], forms: Mapping[str, Form]) -> Special:
         shapes = {n: a.shape for n, a in leaves.items()}
+        decisions: dict[str, bool] = {}
         with self._lock:
             while True:
                 values = {n: leaves[n] for n in sorted(self._wanted) if n in leaves}
-                key = _key(forms, shapes, values)
+                key = _key(forms, shapes, values, decisions)
+                test = self._tests.get(key)
+                if test is not None:
+                    self._tests.move_to_end(key)
+                    result = test.inner.run(list(leaves.values()))
+                    decisions[test.name] = bool(np.asarray(result[0] if isinstance(result, tuple) else result))
+                    continue
                 found = self._programs.get(key)
                 if found is not None:
                     self._programs.move_to_end(key)
                     return found
                 try:
-                    made = self._read(Given(forms, shapes, values))
+                    made = self._read(Given(forms, shapes, values, dict(decisions)))
                 except Exception as e:
                     more = set(self._needs(e)) - self._wanted
                     if not more:
@@ -209,16 +228,18 @@ class LateExecutable(CompiledModel):
                     self._wanted |= more
                     continue
                 self._keep(key, made)
-                return made
+                if isinstance(made, Special):
+                    return made
 
-    def _keep(self, key: Any, made: Special) -> None:
-        self._programs[key] = made
-        while len(self._programs) > MAX_PROGRAMS:
-            self._programs.popitem(last=False)
+    def _keep(self, key: Any, made: Special | Test) -> None:
+        kept: OrderedDict[Any, Any] = self._tests if isinstance(made, Test) else self._programs
+        kept[key] = made
+        while len(kept) > MAX_PROGRAMS:
+            kept.popitem(last=False)
 
 
-def _key(forms: Mapping[str, Form], shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Array]) -> Any:
-    return (tuple(forms.values()), tuple(shapes.values()), tuple((n, _content(a)) for n, a in values.items()))
+def _key(forms: Mapping[str, Form], shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Array], decisions: Mapping[str, bool]) -> Any:
+    return (tuple(forms.values()), tuple(shapes.values()), tuple((n, _content(a)) for n, a in values.items()), tuple(decisions.items()))
 
 
 def _content(a: Array) -> Any:

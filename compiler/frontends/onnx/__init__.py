@@ -65,15 +65,17 @@ def read_model(
     shapes: Mapping[str, Sequence[int | None]] | None = None,
     values: Mapping[str, Any] | None = None,
     forms: Mapping[str, Form] | None = None,
+    decisions: Mapping[str, bool] | None = None,
 ) -> Imported:
     """Like `read`, with the model's own names of inputs and outputs.
 
-    `forms` are the structures of inputs that are sequences, optionals or maps; `shapes` and `values` then name their tensors (`xs[0]`).
+    `forms` are the structures of inputs that are sequences, optionals or maps; `shapes` and `values` then name their tensors (`xs[0]`). `decisions` are the
+    values of conditions by the names that NeedsValues gives them.
     """
     parsed = load(model)
     try:
         facts, weights = given_facts(dims or {}), initial_arrays(parsed.graph, parsed.folder)
-        return _settled(parsed, lambda: Importer(parsed, weights, facts, values or {}, shapes or {}, name, forms))
+        return _settled(parsed, lambda: Importer(parsed, weights, facts, values or {}, shapes or {}, name, forms, decisions))
     except MALFORMED as e:  # outside of any node: a name that is no text, a type that holds nothing
         raise ModelError(f"the graph {parsed.graph.name!r} is malformed: {type(e).__name__}: {e}") from e
 
@@ -89,8 +91,9 @@ def _settled(parsed: Model, reading: Callable[[], Importer]) -> Imported:
         except Refined:
             continue
         except NeedsValues as e:
-            if e.inputs or failed is not None or not importer.fresh:
-                raise e if e.inputs else failed or e from None
+            known = bool(e.inputs) or e.condition is not None
+            if known or failed is not None or not importer.fresh:
+                raise e if known else failed or e from None
             failed = e
         except (ShapeError, UnsupportedError) as e:  # a size that only the data tells may be what does not fit: then contents must tell it
             if failed is not None or not importer.fresh:

@@ -16,7 +16,7 @@ import onnx
 from dnnc.frontends.onnx.tensors import Array, decode, dtype_of
 from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import DType, from_numpy, i64
-from dnnc.ir.errors import ModelError, UnsupportedError
+from dnnc.ir.errors import DnncError, ModelError, UnsupportedError
 from dnnc.ir.expr import Expr, free, unwrap
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.types import Dim, TensorType
@@ -25,15 +25,31 @@ T = TypeVar("T")
 KNOWN_LIMIT = 64  # elements of an integer tensor whose contents are kept as dims
 
 
+@dataclass(frozen=True)
+class Condition:
+    """The condition of an If that decides which branch a model is read with. `graph` computes it from the inputs of the model `inputs`."""
+
+    name: str
+    graph: Graph
+    inputs: tuple[str, ...]
+
+
 class NeedsValues(UnsupportedError):
     """A shape or another attribute depends on what only a call knows: the data of the graph inputs `inputs`, or the symbolic dims `dims`.
 
-    `read(model, values={input: array}, dims={dim: size})` reads the model for these.
+    `read(model, values={input: array}, dims={dim: size})` reads the model for these. Where a `condition` is named, its value suffices.
     """
 
-    def __init__(self, message: str, inputs: tuple[str, ...] = (), dims: tuple[str, ...] = ()) -> None:
+    def __init__(self, message: str, inputs: tuple[str, ...] = (), dims: tuple[str, ...] = (), condition: Condition | None = None) -> None:
         super().__init__(message)
-        self.inputs, self.dims = inputs, dims
+        self.inputs, self.dims, self.condition = inputs, dims, condition
+
+
+def reworded(e: DnncError, message: str) -> DnncError:
+    """The same error with another message."""
+    copy = NeedsValues(message, e.inputs, e.dims, e.condition) if isinstance(e, NeedsValues) else type(e)(message)
+    copy.located = getattr(e, "located", False)  # type: ignore[attr-defined]
+    return copy
 
 
 def number(d: Dim, what: str) -> int:

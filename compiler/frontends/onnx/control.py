@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.frontends.onnx.call import Call, Item, NeedsValues, contents_of, number, of_array, of_value
+from dnnc.frontends.onnx.call import Call, Condition, Item, NeedsValues, contents_of, number, of_array, of_value, reworded
 from dnnc.frontends.onnx.region import NOT_A_REGION, loop_node, region, same_operands
 from dnnc.frontends.onnx.tensor import split_parts
+from dnnc.frontends.onnx.tensors import dtype_of
 from dnnc.ir.dtype import boolean, i64
-from dnnc.ir.errors import ModelError, UnsupportedError
-from dnnc.ir.graph import Value
+from dnnc.ir.errors import DnncError, ModelError, UnsupportedError
+from dnnc.ir.graph import Graph, Value
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.types import TensorType
 
@@ -34,24 +35,64 @@ def _require_one(c: Call, k: int, what: str, kinds: str) -> None:
 
 def branch(c: Call) -> Any:
     """The branch that the condition chooses; where it is computed from data, both, and the results chosen element by element."""
-    importer, scope = c.env
+    importer, _ = c.env
     item = c.item(0)
     _require_one(c, 0, "the condition of an If", "b")
     known = contents_of(item)
     if known is not None and isinstance(known.reshape(-1)[0], (bool, int, np.bool_)):
-        chosen = "then_branch" if known.reshape(-1)[0] else "else_branch"
-        return importer.subgraph(c.graph(chosen), scope)
-    if len(c.graph("then_branch").node) + len(c.graph("else_branch").node) > 4:
-        try:
-            return _branches(c)
-        except NOT_A_REGION:
-            pass  # branches that make different types or sequences
-    results = [importer.subgraph(c.graph(b), scope) for b in ("then_branch", "else_branch")]
+        return _live(c, bool(known.reshape(-1)[0]))
+    name = ""
+    if c.b.graph is importer.whole:
+        name = f"{next(filter(None, c.outputs), 'If')}#{importer.undecided}"
+        importer.undecided += 1
+        if name in importer.decisions:
+            return _live(c, importer.decisions[name])
+    results, failed = [], list[DnncError]()
+    importer.b.tentative += 1
+    try:
+        if len(c.graph("then_branch").node) + len(c.graph("else_branch").node) > 4:
+            try:
+                return _branches(c)
+            except NOT_A_REGION:
+                pass  # branches that make different types or sequences
+        for taken in (True, False):
+            try:
+                results.append(_live(c, taken))
+            except DnncError as e:  # a branch that the data may exclude
+                failed.append(e)
+    finally:
+        importer.b.tentative -= 1
     pairs = list(zip(*results))
-    if not all(_alike(a, b) for a, b in pairs):
+    if failed or not all(_alike(a, b) for a, b in pairs):
+        if len(failed) == 2 and not any(isinstance(e, NeedsValues) for e in failed):
+            raise failed[0]
+        if name:
+            raise _undecided(c, name)
+        if failed:
+            raise failed[0]
         c.array(0, "the condition of an If whose branches make different shapes")
     condition = c.b.reshape(c.x(), shape=())
     return [a if a is b else of_value(c.b.where(condition, _value(c, a), _value(c, b)), item.origins) for a, b in pairs]
+
+
+def _live(c: Call, taken: bool) -> Any:
+    """One branch in place of the If. An error names the branch."""
+    importer, scope = c.env
+    name = "then_branch" if taken else "else_branch"
+    try:
+        return importer.subgraph(c.graph(name), scope)
+    except DnncError as e:
+        raise reworded(e, f"{e} (in the {name} of an If)") from e
+
+
+def _undecided(c: Call, name: str) -> NeedsValues:
+    """The error that asks for the value of a condition. What is read so far computes it: the reading ends here."""
+    importer, _ = c.env
+    graph: Graph = importer.whole
+    graph.outputs = [c.b.reshape(c.x(), shape=())]
+    origins = tuple(sorted(c.item(0).origins))
+    message = "which branch of an If is read is known only when the model runs: its branches make different types, or one does not fit the inputs"
+    return NeedsValues(message, origins, condition=Condition(name, graph, tuple(importer.inputs)))
 
 
 def _branches(c: Call) -> Any:
@@ -148,7 +189,35 @@ def _unrolled(c: Call) -> Any:
             column.append(item)
         running = _decided(c, condition)
         k += 1
+    if k == 0 and collected:
+        types = _types(c, body, [of_array(np.int64(0)), of_array(np.bool_(True)), *carried])[1 + len(carried) :]
+        return [*carried, *(_no_rows(c, t, 0) for t in types)]
     return [*carried, *(_stacked(c, column, 0) for column in collected)]
+
+
+def _types(c: Call, body: Any, given: Sequence[Item | None]) -> list[TensorType | None]:
+    """The types of the outputs of a body that never runs: computed where the body fits its inputs, else as they are declared."""
+    importer, scope = c.env
+    try:
+        made, _ = region(c, "body", (), lambda: [_value(c, i) for i in importer.subgraph(body, scope, given)])
+        return [v.type for v in made.outputs]
+    except NOT_A_REGION:
+        return [_declared(o.type.tensor_type) for o in body.output]
+
+
+def _declared(t: Any) -> TensorType | None:
+    dims = t.shape.dim
+    known = t.elem_type and t.HasField("shape") and all(d.HasField("dim_value") for d in dims)
+    return TensorType(dtype_of(t.elem_type, "the type of a body's output"), tuple(d.dim_value for d in dims)) if known else None
+
+
+def _no_rows(c: Call, row: TensorType | None, axis: int) -> Value:
+    """What a body that never runs stacks along an axis."""
+    if row is None:
+        raise NeedsValues("a loop that never runs has scan outputs of unknown shape")
+    at = normalize_axis(axis, row.rank + 1)
+    rows: Value = c.b.full(shape=(*row.shape[:at], 0, *row.shape[at:]), value=row.dtype.numpy.type(0).item(), dtype=row.dtype)
+    return rows
 
 
 def _decided(c: Call, item: Item | None) -> bool:
@@ -158,10 +227,7 @@ def _decided(c: Call, item: Item | None) -> bool:
 
 
 def _stacked(c: Call, items: Sequence[Item | None], axis: int) -> Any:
-    present = [i for i in items if i is not None]
-    if not present:
-        raise NeedsValues("a Loop that never runs has scan outputs of unknown shape")
-    parts = [c.b.unsqueeze(_value(c, i), axes=(axis,)) for i in present]
+    parts = [c.b.unsqueeze(_value(c, i), axes=(axis,)) for i in items if i is not None]
     return c.b.concat(*parts, axis=axis) if len(parts) > 1 else parts[0]
 
 
@@ -228,6 +294,10 @@ def _scanned(c: Call, spec: _Scan, states: Sequence[Item | None], xs: Sequence[V
         states = made[: len(states)]
         for column, item in zip(collected, made[len(states) :]):
             column.append(item)
+    if n == 0:
+        cut = [of_value(c.b.full(shape=(*x.type.shape[:a], *x.type.shape[a + 1 :]), value=0, dtype=x.type.dtype)) for x, a in zip(xs, axes)]
+        types = _types(c, body, [*states, *cut])[len(states) :]
+        return [*states, *(_no_rows(c, t, a) for t, a in zip(types, spec.out_axes))]
     ordered = [column[::-1] if d else column for column, d in zip(collected, spec.out_back)]
     ranks = [len(column[0].shape) + 1 if column and column[0] is not None else 1 for column in ordered]
     return [*states, *(_stacked(c, column, normalize_axis(a, r)) for column, a, r in zip(ordered, spec.out_axes, ranks))]

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from dnnc.frontends.onnx import schemas
-from dnnc.frontends.onnx.call import Call, Item, NeedsValues, attribute_value, contents_of, materialize, number, of_array, of_value, scratch
+from dnnc.frontends.onnx.call import Call, Item, NeedsValues, attribute_value, contents_of, materialize, number, of_array, of_value, reworded, scratch
 from dnnc.frontends.onnx.control import CONTROL
 from dnnc.frontends.onnx.declared import kind_of, symbol_of
 from dnnc.frontends.onnx.facts import Facts, Refined, must_match, of_factors
@@ -28,6 +28,7 @@ from dnnc.frontends.onnx.tensors import Array
 from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import DnncError, Loc, ModelError, ShapeError, UnsupportedError
+from dnnc.ir.expr import Expr
 from dnnc.ir.form import Form, Kind
 from dnnc.ir.graph import Graph, Node, Value, identifier
 from dnnc.ir.interp import run
@@ -50,6 +51,7 @@ class _Noting(Builder):
     """A builder that, where dims do not fit, notes what would make them fit as a fact and has the model read again."""
 
     facts: Facts
+    tentative = 0  # branches being read that the data may exclude: they note no facts
 
     def node(self, op: OpDef, inputs: Sequence[Value | None], attrs: Attrs, names: Sequence[str] = ()) -> Node:
         try:
@@ -57,6 +59,8 @@ class _Noting(Builder):
         except ShapeError as e:
             types = [None if v is None else v.type for v in inputs]
             for a, b in must_match(op.name, types, attrs):
+                if self.tentative and (isinstance(a, Expr) or isinstance(b, Expr)):
+                    raise NeedsValues(str(e)) from e
                 if any(self.facts.equate(x, y) for x, y in [(a, b), *of_factors(a, b)]):
                     raise Refined from e
             raise
@@ -94,9 +98,13 @@ class Importer:
         shapes: Mapping[str, Sequence[int | None]],
         name: str | None,
         forms: Mapping[str, Form] | None = None,
+        decisions: Mapping[str, bool] | None = None,
     ) -> None:
         self.model, self.weights, self.facts, self.values, self.shapes = model, weights, facts, values, shapes
         self.graph = Graph(name or model.graph.name or "main")
+        self.whole = self.graph  # `graph` is another one while a body is read
+        self.decisions = decisions or {}
+        self.undecided = 0  # conditions of Ifs met so far that are computed from data
         self.b = _Noting(self.graph)
         self.b.facts = facts
         self.inputs: list[str] = []
@@ -350,6 +358,6 @@ def _located(e: DnncError, loc: Loc, domain: str) -> DnncError:
         return e
     shown = f"{loc}" if not domain else f"{loc} of {domain}"
     message = f"node {shown}: {text}"
-    copy = NeedsValues(message, e.inputs, e.dims) if isinstance(e, NeedsValues) else type(e)(message)
+    copy = reworded(e, message)
     copy.located = True  # type: ignore[attr-defined]
     return copy
