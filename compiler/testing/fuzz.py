@@ -113,8 +113,8 @@ def variations(graph: Graph, inputs: Sequence[Array], denormals: bool = True, ti
 
 def _kept_finite(graph: Graph, tiled: bool) -> set[Value]:
     """What flows into weights of convolutions: whether padding is a product with 0 or a shorter sum shows in 0 * inf alone. The transposed
-    one pads its weights, too. And what flows into images whose tiles Winograd's algorithm transforms, where one NaN spreads over its tile. All
-    that flows into a body in which there are such values."""
+    one pads its weights, too. And what flows into images whose tiles Winograd's algorithm transforms, where one NaN spreads over its tile, or
+    whose groups of channels share a panel. All that flows into a body in which there are such values."""
     found: set[Value] = set()
     for n in graph.nodes(reverse=True):
         within = n.op.name == "conv_transpose" or (tiled and _by_tiles(n)) or any(_kept_finite(body, tiled) for body in n.subgraphs())
@@ -126,9 +126,9 @@ def _kept_finite(graph: Graph, tiled: bool) -> set[Value]:
 
 
 def _by_tiles(n: Node) -> bool:
-    """May it be computed by Winograd's algorithm?"""
+    """May it be computed by Winograd's algorithm, or by products with zeros for the inputs of other groups?"""
     w = n.inputs[1] if n.op.name == "conv" else None
-    return w is not None and w.type.dtype is f32 and w.type.shape[2:] == (3, 3) and n.attrs["group"] == 1
+    return w is not None and (n.attrs["group"] > 1 or (w.type.dtype is f32 and w.type.shape[2:] == (3, 3)))
 
 
 def _special(a: Array, name: str, denormals: bool) -> Array:
