@@ -209,14 +209,15 @@ def most_updates(step: Step, inputs: Mapping[Value, Array], env: Mapping[Expr, E
         at = n.inputs[1]
         assert at is not None
         shape = shape_of(at.type, env)
+        if 0 in shape:
+            continue
         tuples = n.op.name == "scatter_nd"
         if at not in inputs:
             most = max(most, math.prod(shape[:-1]) if tuples else shape[n.attrs["axis"]])
             continue
         where = inputs[at].reshape(-1, shape[-1]) if tuples else inputs[at].swapaxes(0, n.attrs["axis"]).reshape(shape[n.attrs["axis"]], -1)[:, :1]
         size = [*addressed(n, shape_of(n.outputs[0].type, env))] if tuples else [shape_of(n.outputs[0].type, env)[n.attrs["axis"]]]
-        if where.size:
-            most = max(most, int(np.unique(np.where(where < 0, where + np.array(size), where), axis=0, return_counts=True)[1].max()))
+        most = max(most, int(np.unique(np.where(where < 0, where + np.array(size), where), axis=0, return_counts=True)[1].max()))
     return most
 
 

@@ -48,7 +48,8 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     s, sched = problem.lowered.scattered, Schedule(problem.kernel)
     assert s is not None
     cut, lanes, work = int(knobs["cut"]), int(knobs["lanes"]), worth(knobs, problem.lowered.elements)
-    if cut == -2 or (isinstance(work, int) and work < SERIAL_BELOW):
+    empty = any(value(d) == 0 for d in (*s.extents, *s.out.shape))
+    if cut == -2 or empty or (isinstance(work, int) and work < SERIAL_BELOW):
         _vectors(sched, s, lanes)
         return sched.done()
     if cut >= 0:

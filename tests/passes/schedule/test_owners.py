@@ -184,6 +184,14 @@ MODELS = {
 
 
 @pytest.mark.parametrize("model", MODELS)
+def test_no_updates(model: str) -> None:
+    """A result that is large, and nothing to put into it."""
+    g = parse(MODELS[model].format(n=0, how="add").replace("[40, 30]", "[4000, 30]"))
+    x, *others = [np.ones(v.type.shape, v.type.dtype.numpy) for v in g.inputs]
+    np.testing.assert_array_equal(dnnc.compile(g)(x, *others), x * 0.5 if model == "message" else x)
+
+
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("how", ("none", "add", "max"))
 def test_compiled(model: str, how: str) -> None:
     """The whole way: a kernel checked when it is compiled, the producers of updates in it, the same bits on one thread and on two, errors."""
