@@ -61,4 +61,5 @@ def test_a_file_of_a_user(tmp_path: Path) -> None:
     wrong = sorted({int(x.split(":")[1]) for x in lines if ": error:" in x})
     assert wrong == [k for k, line in enumerate(USER.splitlines(), 1) if line.endswith("# error")], done.stdout + done.stderr
     revealed = [x.split('"')[1] for x in lines if "Revealed type" in x]
-    assert [r.split(".")[-1] for r in revealed] == ["Report", "TensorSpec, ...]", "Jitted", "Jitted"], revealed
+    for text, kind in zip(revealed, ("report.Report", "tuple[dnnc.signature.TensorSpec", "Jitted", "Jitted"), strict=True):
+        assert kind in text, revealed
