@@ -3,7 +3,7 @@
 In: the group of a kernel as a graph, the inputs of the check, sampled outputs of the kernel and of the float64 reference. Out: the worst output
 that rounding does not explain, or None. Only outputs over the plain bound are judged. One is right if any of these holds:
 
-- it is within the bound of the reference in the graph's own types: a sum of masks overflows in float32 and not in float64;
+- it is within the bound of the reference in the graph's own types, an integer equal to it: a sum of masks overflows in float32 and not in float64;
 - it is in reach of the float64 reference, whose inputs and intermediate values are perturbed by their rounding errors: a float within twice the
   largest change, beyond a pole or at a NaN that a perturbation meets; an integer between the smallest and the largest result;
 - it is an index of an extreme element whose value differs from the extreme by no more than the rounding errors of both. Where perturbations
@@ -94,9 +94,12 @@ def judge(s: Sample, rng: np.random.Generator) -> Refusal | None:
     right = error <= limit
     if right.all():
         return None
+    rough = reference(s.graph, s.arrays, s.points, "as-is")
     if s.dtype.is_float:
-        rough = reference(s.graph, s.arrays, s.points, "as-is").astype(np.float64)
+        rough = rough.astype(np.float64)
         right |= errors(s.got, rough) <= bounds(s.dtype, s.k, rough, s.operands)
+    elif s.dtype.kind in "iub":
+        right |= s.got == rough
     arg = _arg_node(s.loose)
     if arg is not None and not right.all():
         left = np.flatnonzero(~right)

@@ -50,13 +50,19 @@ def graph(name: str) -> Graph:
 @pytest.mark.parametrize("numerics", ["standard", "strict"])
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_kernels_pass(name: str, numerics: str) -> None:
-    compile(graph(name), cache=False, numerics=numerics)
+    compile(graph(name), cache=False, strict_compile=True, numerics=numerics)
+
+
+@pytest.mark.parametrize("seed", [118, 328, 385, *range(14)])
+def test_right_kernels_of_chains_that_cancel_pass(seed: int) -> None:
+    """The first three overflow on the way to integers and booleans."""
+    compile(cancelling(seed), cache=False, strict_compile=True)
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_kernels_pass_on_the_interpreted_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_driver, "cuda_machine", lambda options: interpreted_machine())
-    compile(graph(name), target="cuda", cache=False)
+    compile(graph(name), target="cuda", cache=False, strict_compile=True)
 
 
 def sample(text: str, arrays: list[Any], got: Any) -> Sample:
