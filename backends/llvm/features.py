@@ -11,6 +11,7 @@ import platform
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from dnnc.backends.llvm.compile import binding
 from dnnc.backends.runtime import cpu_count
@@ -44,20 +45,37 @@ _CACHES: dict[tuple[int, int], str] = {
     (48, 1280): "icelake-server tigerlake",
     (48, 2048): "sapphirerapids emeraldrapids graniterapids",
 }
-# Rates of a core: bits of multiply-adds, loads and stores in a cycle, cycles of a multiply-add's latency, bytes of the L2 cache and of memory
-# in a cycle. Sources: the vendors' optimization guides and uops.info; L2 and memory are sustained rates, so below the widths of the buses. CPUs
-# without FMA do a multiplication and an addition side by side. A CPU that splits 512-bit vectors in two has 512 bits of multiply-adds.
-_RATES: dict[tuple[int, int, int, int, int, int], str] = {
-    (128, 128, 128, 8, 16, 3): "x86-64 x86-64-v2 nehalem westmere",
-    (256, 256, 128, 8, 24, 4): "sandybridge ivybridge",
-    (256, 256, 128, 5, 24, 5): "znver1",
-    (512, 512, 256, 5, 24, 5): "znver2 haswell broadwell",
-    (512, 512, 256, 4, 28, 6): "znver3 znver4 skylake x86-64-v3 alderlake raptorlake meteorlake",
-    (256, 256, 256, 4, 24, 4): "sierraforest",
-    (512, 1024, 512, 4, 42, 6): "icelake-client rocketlake tigerlake",
-    (1024, 1024, 512, 4, 42, 4): "skylake-avx512 cascadelake cooperlake icelake-server sapphirerapids emeraldrapids graniterapids x86-64-v4",
-    (1024, 1024, 512, 4, 57, 6): "znver5",
-}  # fmt: skip
+
+
+class Datapath(NamedTuple):
+    """What a core does in a cycle: bits of multiply-adds, loads and stores, bytes of its L2 cache and of memory; a multiply-add's latency in cycles.
+
+    Sources: the vendors' optimization guides and uops.info. L2 and memory are sustained rates, so below the widths of the buses. CPUs without FMA
+    do a multiplication and an addition side by side. A CPU that splits 512-bit vectors in two has 512 bits of multiply-adds.
+    """
+
+    fma: int
+    loads: int
+    stores: int
+    latency: int
+    l2: int
+    memory: int
+
+
+_DATAPATHS = (
+    (Datapath(fma=128, loads=128, stores=128, latency=8, l2=16, memory=3), "x86-64 x86-64-v2 nehalem westmere"),
+    (Datapath(fma=256, loads=256, stores=128, latency=8, l2=24, memory=4), "sandybridge ivybridge"),
+    (Datapath(fma=256, loads=256, stores=128, latency=5, l2=24, memory=5), "znver1"),
+    (Datapath(fma=512, loads=512, stores=256, latency=5, l2=24, memory=5), "znver2 haswell broadwell"),
+    (Datapath(fma=512, loads=512, stores=256, latency=4, l2=28, memory=6), "znver3 znver4 skylake x86-64-v3 alderlake raptorlake meteorlake"),
+    (Datapath(fma=256, loads=256, stores=256, latency=4, l2=24, memory=4), "sierraforest"),
+    (Datapath(fma=512, loads=1024, stores=512, latency=4, l2=42, memory=6), "icelake-client rocketlake tigerlake"),
+    (
+        Datapath(fma=1024, loads=1024, stores=512, latency=4, l2=42, memory=4),
+        "skylake-avx512 cascadelake cooperlake icelake-server sapphirerapids emeraldrapids graniterapids x86-64-v4",
+    ),
+    (Datapath(fma=1024, loads=1024, stores=512, latency=4, l2=57, memory=6), "znver5"),
+)
 # A CPU whose name the table lacks is like the first of these whose features it has: hypervisors show features of one CPU under the name of another.
 _MAKES = (
     ({"avx512fp16"}, "sapphirerapids"), ({"avx512bf16", "avxvnni", "sse4a"}, "znver5"), ({"avx512bf16", "sse4a"}, "znver4"), ({"avx512f"}, "x86-64-v4"),
@@ -168,11 +186,11 @@ def core_rates(cpu: str, features: str, bits: int) -> CoreRates:
 
     Features come before the name where they contradict it: a core with AVX512-FP16 is no Rocket Lake, whatever a hypervisor calls it.
     """
-    on, names = enabled(features), " ".join(_RATES.values()).split()
+    on, names = enabled(features), " ".join(names for _, names in _DATAPATHS).split()
     told = cpu in names and ("avx512fp16" in on) <= ("avx512fp16" in X86_CPUS[cpu])
     wanted = cpu if told else next(name for needed, name in _MAKES if needed <= on)
-    (fma, loads, stores, latency, l2, memory) = next(rates for rates, cpus in _RATES.items() if wanted in cpus.split())
-    return CoreRates(min(fma / bits, 2), min(loads / bits, 2), min(stores / bits, 1), latency, l2, memory)
+    path = next(path for path, cpus in _DATAPATHS if wanted in cpus.split())
+    return CoreRates(min(path.fma / bits, 2), min(path.loads / bits, 2), min(path.stores / bits, 1), path.latency, path.l2, path.memory)
 
 
 def cache_sizes(folder: Path = _CPU_FOLDER) -> tuple[int, int]:
