@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from dnnc.autotune.machine import Limits
 
 Array = np.ndarray[Any, Any]
-PROBLEMS = ("contraction", "normed", "attention", "recurrence", "sequence", "reduce", "map")
+PROBLEMS = ("contraction", "normed", "attention", "recurrence", "sequence", "reduce", "scatter", "map")
 TEMPLATES = (
     "contraction", "winograd", "reduce", "sequence", "map", "attention", "recurrence", "gemv", "gemv_norm", "wgmma", "mma", "tf32", "simt",
-    "window", "threads",
+    "window", "patch", "scan", "scatter", "threads",
 )  # fmt: skip
 # of all templates; what is missing here, the model does not see
 KNOBS = (
     "mr", "nv", "ku", "pf", "kc", "tile", "tg", "share", "mo", "lanes", "chains", "unroll", "short", "grain", "serial", "turn", "straight", "rows",
     "pixels", "bm", "bn", "stages", "group", "split", "resident", "down", "across", "bk", "slices", "tm", "tn", "per", "parts", "threads", "wide",
-    "row", "team", "width", "bytes", "chunks", "keys", "warps", "units", "kept", "sends", "blocks", "flight", "ahead", "keep", "columns", "near",
+    "row", "team", "width", "bytes", "chunks", "keys", "warps", "units", "kept", "sends", "blocks", "flight", "ahead", "keep", "columns", "near", "cut", "shares",
 )  # fmt: skip
 WORDS = (("order", "rows"), ("order", "panels"), ("order", "tiles"), ("layout", "rows"), ("layout", "columns"))
 ABSENT = -1.0  # of a knob that the template does not have
