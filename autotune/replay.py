@@ -12,7 +12,8 @@ from dnnc.autotune.record import read_choice
 from dnnc.autotune.task import Setting, workload_key
 from dnnc.autotune.variants import Decisions
 from dnnc.ir.errors import TuneError
-from dnnc.passes.program import Program, Refusal, Revise
+from dnnc.passes.ladder import Refusal
+from dnnc.passes.program import Program, Revise
 from dnnc.passes.schedule.problem import Choice, Problem
 from dnnc.passes.schedule.step import Choose, first_choice
 

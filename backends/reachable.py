@@ -133,7 +133,8 @@ class _Reach:
             return np.zeros(self.want.shape)
         with np.errstate(all="ignore"):
             moved = np.abs(np.stack(self.found) - self.want)
-        return 2 * np.max(moved, axis=0, where=np.isfinite(moved), initial=0.0)
+        largest: Array = np.max(moved, axis=0, where=np.isfinite(moved), initial=0.0)
+        return 2 * largest
 
     def holds(self, got: Array, limit: Array) -> Array:
         """Is each output in reach?"""
@@ -151,7 +152,8 @@ class _Reach:
         pole = ~finite.all(0) & finite.any(0)
         if found.dtype.kind == "f":
             pole |= (found < 0).any(0) & (found > 0).any(0) & (least >= np.median(size, axis=0) / 4)
-        return right | (pole & ~np.isnan(got) & (np.abs(got) >= least / 2))
+        reached: Array = right | (pole & ~np.isnan(got) & (np.abs(got) >= least / 2))
+        return reached
 
 
 def _perturbed(loose: Graph, arrays: list[Array], points: Array, k: int, rng: np.random.Generator) -> Iterator[Array]:
@@ -212,7 +214,8 @@ def _near_extremes(s: Sample, arg: Node, left: Array, rng: np.random.Generator) 
             moved = np.fmax(moved, np.abs(pair - exact))
     with np.errstate(all="ignore"):
         near = np.abs(exact[0] - exact[1]) <= 2 * moved.sum(0) + C * EPS[operand.type.dtype.computed.name] * np.abs(exact).max(0)
-    return inside & near & ~tied
+    judged: Array = inside & near & ~tied
+    return judged
 
 
 def _zeros(graph: Graph, given: int) -> list[Array]:

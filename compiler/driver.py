@@ -101,7 +101,8 @@ def compile(
     if is_torch(model):
         from dnnc.torch_program import compile_module
 
-        return compile_module(model, inputs, progress, opts, options)
+        module: Any = compile_module(model, inputs, progress, opts, options)  # a TorchProgram is called as PyTorch calls a module
+        return module  # type: ignore[no-any-return]
     bound: Mapping[str, Any] | None = None
     if inputs is not None or inspect.isroutine(model) or hasattr(model, "__wrapped__"):
         model, bound = traced_graph(model, inputs, parameters)
@@ -165,7 +166,7 @@ def traced_graph(fn: Any, inputs: Sequence[Any] | Mapping[str, Any] | None, para
     return of_function(fn, inputs, parameters)
 
 
-def tuned_first(model: Any, budget: float, progress: Progress | None, options: Mapping[str, Any]) -> Any:
+def tuned_first(model: Any, budget: float, progress: Progress | None, options: Mapping[str, Any]) -> CompiledModel:
     """Search for `budget` seconds, then compile with the winners."""
     from dnnc.tuning import Event, tune
 
@@ -173,7 +174,9 @@ def tuned_first(model: Any, budget: float, progress: Progress | None, options: M
         if progress is not None:
             progress("tune", min(int(e.progress.seconds), int(budget)), int(budget))
 
-    return tune(model, budget=budget, callbacks=[tell], **{n: v for n, v in options.items() if n != "tune"}).compile(progress)
+    tuned = tune(model, budget=budget, callbacks=[tell], **{n: v for n, v in options.items() if n != "tune"})
+    compiled: CompiledModel = tuned.compile(progress)
+    return compiled
 
 
 def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) -> Compiled:

@@ -83,7 +83,7 @@ def load(path: str | os.PathLike[str] | BinaryIO, code: bool = True, threads: in
     return _executable(saved, options, reason, start)
 
 
-def _staged(saved: Restored, options: CompileOptions) -> Any:
+def _staged(saved: Restored, options: CompileOptions) -> CompiledModel:
     """A model with host steps, compiled from its graph; kernels that this machine has met come from its cache."""
     from dnnc.driver import compile_graph
     from dnnc.staged import StagedExecutable
@@ -96,7 +96,7 @@ def _staged(saved: Restored, options: CompileOptions) -> Any:
     return f
 
 
-def _device(saved: Restored, options: CompileOptions, code: bool) -> Any:
+def _device(saved: Restored, options: CompileOptions, code: bool) -> CompiledModel:
     """A model for a CUDA device. Kernels whose code is in the file, made by the same versions for the same architecture, are not compiled again."""
     from dnnc.backends.cuda.build import Given
     from dnnc.device_driver import compile_for_device, cuda_machine

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dnnc.ir.errors import count
-from dnnc.report.tables import Table, show_bytes, show_dims, show_nodes, show_seconds, with_schedules
+from dnnc.report.layout import Table
+from dnnc.report.tables import show_bytes, show_dims, show_nodes, show_seconds, with_schedules
 
 if TYPE_CHECKING:
     from dnnc.profile import KernelTime, Profile

@@ -152,8 +152,8 @@ def cost(image: Image, s: Shape, target: GpuTarget) -> float:
     copies = vectors / 32 * (COPY + GATHER * image.planes)
     ends = results / s.width / 32 * (FINISH + 4 * s.width)
     if image.tensor:
-        step = STEP + s.tm * (3 if v == 8 else 12) + across * (0.5 + s.tm)
-        reads, products = (s.tm + across / 2) * 512 / SHARED_RATE, s.tm * across * 2
+        step: float = STEP + s.tm * (3 if v == 8 else 12) + across * (0.5 + s.tm)
+        reads, products = (s.tm + across / 2) * 512 / SHARED_RATE, s.tm * across * 2.0
     else:
         step = STEP + 2 * (s.tm + s.tn) + s.tm * s.tn * v * (1.2 if size == 4 else 1.7)
         reads, products = 1.4 * s.tm * 32 * v * size / SHARED_RATE + s.tn, s.tm * s.tn * v / 4

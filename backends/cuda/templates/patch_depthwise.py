@@ -218,8 +218,8 @@ class DepthwiseKernel:
             self.image, self.origin = b.let("image", at), origin
             patch = b.alloc("patch", i.x.dtype, math.prod(s.patch), s.pitch, space="shared")
             filters = b.alloc("filters", i.x.dtype, math.prod(i.taps), s.channels, space="shared")
-            with b.loop("t", s.threads, "thread.x") as t:
-                copy = PatchCopy(i, s.threads, t)
+            with b.loop("t", s.threads, "thread.x") as thread:
+                copy = PatchCopy(i, s.threads, thread)
                 if self.early:
                     b.do("pdl_launch")
                 across = s.channels // s.copied
@@ -230,7 +230,7 @@ class DepthwiseKernel:
                     b.do("pdl_wait")
                 copy.patch(b, patch, s.patch, (self.image, *origin), self.first, s.channels, s.copied)
                 copy.wait(b)
-                self.products(b, t, patch, filters)
+                self.products(b, thread, patch, filters)
         return i.with_body(b.block())
 
     def products(self, b: Builder, t: Expr, patch: Buffer, filters: Buffer) -> None:

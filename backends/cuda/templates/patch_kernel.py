@@ -70,7 +70,8 @@ class PatchCopy:
         i, across = self.image, channels // lanes
         with self.turns(b, math.prod(sizes), across, "pixel") as (pixel, channel):
             channel = channel * lanes
-            cond, at, left = const(bool(i.planes), boolean) | (first + channel < i.row), [], pixel
+            at: list[Expr] = []
+            cond, left = const(bool(i.planes), boolean) | (first + channel < i.row), pixel
             for k in reversed(range(len(sizes))):
                 place = b.let("at", origin[k + 1] * i.strides[k] + left % sizes[k] - i.begin[k])
                 left, cond = left // sizes[k], cond & (place >= 0) & (place < i.inside[k])
@@ -234,7 +235,7 @@ class PatchKernel:
         with b.loop("block", s.blocks, "block.x") as block:
             slab, at = block % s.slabs, block // s.slabs
             self.group0, self.col0 = b.let("group0", slab // s.parts) * s.group, b.let("part0", slab % s.parts) * s.bn
-            origin = []
+            origin: list[Expr] = []
             for n, t in reversed(list(zip(s.counts, s.tile))):
                 origin.insert(0, b.let("tile0", at % n) * t)
                 at = at // n
