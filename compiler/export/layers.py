@@ -108,6 +108,8 @@ def _padded(c: Call, x: str, fill: Any, always: bool = False) -> tuple[str, list
 
 
 def conv(c: Call) -> str:
+    if c.attrs["panel"]:
+        _refuse("a convolution by panels")  # layouts make these, of groups
     w, a = c.w, c.attrs
     x, pads = _padded(c, c.x(0), 0)
     attrs = {"strides": _numbers(a["strides"], "strides"), "pads": pads, "dilations": _numbers(a["dilations"], "dilations"), "group": a["group"]}

@@ -111,6 +111,10 @@ CORNERS: dict[str, list[tuple[str, Knobs | None]]] = {
         (op("reduce_sum(x0, axes=(0,))", "f32[1000, 70]"), None),
         (op("reduce_max(x0, axes=(1,))", "i8[7, 333]"), None),
     ],
+    "scatter": [
+        (op("scatter_nd(x0, x1, x2, reduction='add')", "f32[100, 48]", "i64[300, 1]", "f32[300, 48]"), None),
+        (op("scatter_elements(x0, x1, x2, axis=0)", "f16[50, 7]", "i32[9, 7]", "f16[9, 7]"), None),
+    ],
     "threads": [(op("softmax(x0)", "f16[512, 100]"), None)],
 }
 

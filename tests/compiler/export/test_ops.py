@@ -27,7 +27,15 @@ LATER = {"cumprod", "bit_cast"}  # came with opset 26
 BOUNDS = {8: 1e-9, 4: 2e-5, 2: 2e-2, 1: 0.3}  # by bytes of a float, against the largest result
 READ_BY_CONTENTS = {"truncate", "view", "measure"}  # by themselves these give ONNX operators sizes out of inputs, which the import wants to know
 OTHERWISE = {"pow", "gelu", "dft", "to_string", "nonzero", "roi_align_max"}  # ONNX Runtime: through other floats, other digits and points
-CASES = [(n, k) for n, op in OPS.items() for k in range(len(op.samples)) if n not in INSIDE | ABSENT | {"pack", "roi_columns"}]
+
+
+def by_layouts(sample: Sample) -> bool:
+    """Is it a node that the layout pass makes of another?"""
+    return bool(dict(sample.attrs).get("panel"))
+
+
+HERE = {n: op.samples for n, op in OPS.items() if n not in INSIDE | ABSENT | {"pack", "roi_columns"}}
+CASES = [(n, k) for n, samples in HERE.items() for k, s in enumerate(samples) if not by_layouts(s)]
 
 
 def drawn(t: TensorType, domain: tuple[float, float], rng: np.random.Generator) -> Array:
@@ -74,6 +82,12 @@ def test_reads_back(name: str, number: int) -> None:
         assert [n.op_type for n in model.graph.node] == ["ImageDecoder"]
         return
     assert_same(run(from_onnx(model), arrays), run(g, arrays), g)
+
+
+def test_panels_are_refused() -> None:
+    for s in filter(by_layouts, OPS["conv"].samples):
+        with pytest.raises(UnsupportedError, match="a convolution by panels has no form in ONNX"):
+            to_onnx(case("conv", s)[0])
 
 
 def runtime_has(name: str, sample: Sample) -> bool:
