@@ -153,9 +153,10 @@ def _divided(a: Any, b: Any, exact: bool) -> Any:
     return const(a) // b
 
 
-def _remainder(a: Any, b: Any) -> Any:
+def _remainder(a: Any, b: Any, truncated: bool) -> Any:
+    """The remainder of the floor's division, or, `truncated`, of the one that rounds towards 0: they differ where a is negative."""
     positive = bounds(b)[0]
-    if positive is None or positive < 1 or not _nonnegative(a):
+    if positive is None or positive < 1 or (truncated and not _nonnegative(a)):
         raise _Unknown
     return const(a) % b
 
@@ -295,7 +296,7 @@ RULES: dict[tuple[str, str], Rule] = {
         "Sub": _binary(lambda c, a, b: a - b),
         "Mul": _binary(lambda c, a, b: a * b),
         "Div": _binary(lambda c, a, b: _divided(a, b, _floats(c))),
-        "Mod": _binary(lambda c, a, b: _remainder(a, b)),
+        "Mod": _binary(lambda c, a, b: _remainder(a, b, c.flag("fmod"))),
         "Max": _variadic(lambda a, b: maximum(const(a), b)),
         "Min": _variadic(lambda a, b: minimum(const(a), b)),
         "Sum": _variadic(lambda a, b: a + b),

@@ -291,3 +291,31 @@ def test_a_loop_of_known_length_is_unrolled() -> None:
     y, history = interp.run(read(parse(text)), [np.zeros(3, np.float32)])
     np.testing.assert_array_equal(y, [6, 6, 6])
     np.testing.assert_array_equal(history[:, 0], [0, 1, 3, 6])
+
+
+PADDED = """
+padded (float[batch, seq] x) => (float[batch, n] y) {
+    shape = Shape<start = 1, end = 2>(x)
+    minus = Constant<value_ints = [-1]>()
+    block = Constant<value_ints = [8]>()
+    less = Mul(minus, shape)
+    rest = Mod(less, block)
+    none = Constant<value_ints = [0]>()
+    pads = Concat<axis = 0>(none, none, none, rest)
+    y = Pad(x, pads)
+}
+"""
+
+
+@pytest.mark.parametrize("seq", [1, 7, 8, 9, 16])
+def test_pads_up_to_a_multiple(seq: int) -> None:
+    """The remainder of a negative size is that of the floor's division."""
+    g = specialise(read(parse(PADDED)), {"batch": 2, "seq": seq})
+    (y,) = interp.run(g, [np.ones((2, seq), np.float32)])
+    assert y.shape == (2, -(-seq // 8) * 8) and y.sum() == 2 * seq
+
+
+def test_a_remainder_of_the_truncating_division_is_no_size() -> None:
+    """fmod of a negative size is negative, and is not known as an expression."""
+    with pytest.raises(UnsupportedError, match="pads must be known"):
+        read(parse(PADDED.replace("Mod(", "Mod<fmod = 1>(")))
