@@ -20,7 +20,7 @@ import numpy as np
 from dnnc.accuracy import check_model
 from dnnc.compiled import CompiledModel
 from dnnc.executable import Executable
-from dnnc.ir.errors import DnncError, InputError, a_type, locations
+from dnnc.ir.errors import DnncError, InputError, a_type, count, locations
 from dnnc.ir.expr import Expr, Var, free
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.interp import run_node
@@ -427,7 +427,7 @@ class StagedExecutable(CompiledModel):
 
     def _into(self, results: Sequence[Array], given: Sequence[Array]) -> Sequence[Array]:
         if len(given) != len(results):
-            raise InputError(f"the model has {len(results)} outputs, {len(given)} buffers are given")
+            raise InputError(f"the model has {count(len(results), 'output')}, got {count(len(given), 'buffer')}")
         for name, out, r in zip(self._signature.output_names, given, results):
             if not isinstance(out, np.ndarray) or out.shape != r.shape or out.dtype != r.dtype or not out.flags.writeable:
                 shown = f"{out.dtype} {out.shape}" if isinstance(out, np.ndarray) else a_type(out)

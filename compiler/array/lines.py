@@ -31,7 +31,7 @@ def user_line() -> tuple[Loc, str]:
     frame: FrameType | None = sys._getframe(1)
     called = ""
     while frame is not None and not is_user(frame):
-        if frame.f_globals.get("__name__", "").startswith("dnnc"):
+        if frame.f_globals.get("__name__", "").startswith("dnnc") and frame.f_code.co_name != "checked":  # a wrapper of `errors.public`
             called = frame.f_code.co_name
         frame = frame.f_back
     return (Loc(called) if frame is None else Loc("", file=frame.f_code.co_filename, line=frame.f_lineno)), called

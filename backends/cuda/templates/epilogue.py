@@ -69,7 +69,7 @@ def store_row(b: Builder, c: Contraction, batch: dict[Expr, Expr], row: Expr, st
     The row must exist; columns that do not are left out. Rows that are padded are stored in vectors where a vector has no padding."""
     lanes, filled = store_lanes(c, width), _without_padding(c)
     wide = store_lanes(filled[0], width) if filled is not None else lanes
-    if filled is None or wide <= lanes:
+    if filled is None or wide <= lanes or filled[1] < wide:
         _store_run(b, c, batch, row, start, tile, at, width, lanes)
         return
     whole, end = filled

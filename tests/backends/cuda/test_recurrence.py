@@ -12,12 +12,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 import dnnc
 from dnnc import device_driver
+from dnnc.backends import reachable
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import compile_many
 from dnnc.backends.cuda.target import FACTS, GpuTarget
 from dnnc.backends.cuda.templates import overlapped, recurrence
 from dnnc.backends.cuda.templates.recurrence import Plan, plans
-from dnnc.backends.llvm import gate
 from dnnc.ir.builder import Builder
 from dnnc.ir.errors import VerifyError
 from dnnc.ir.graph import Graph
@@ -305,7 +305,7 @@ def test_states_that_are_rounded_for_products(precision: str | None, form: str, 
         asked.append(operands)
         return bound(dtype, k, reference, operands)
 
-    monkeypatch.setattr(gate, "bound", spy)
+    monkeypatch.setattr(reachable, "bound", spy)
     monkeypatch.setattr(device_driver, "cuda_machine", lambda target, threads=None: interpreted_machine())
     f = dnnc.compile(layer("LSTM", 4, 1, 12), target="cuda", precision=precision, cache=False, verify="kernels")
     assert any("recurrence" in str(k.choice) for k in f.report.programs[-1].kernels)

@@ -56,7 +56,7 @@ PROBLEMS = {
     "attention half": ("def g(q: f16[1, 40, 32], k: f16[1, 70, 32], v: f16[1, 70, 32]):\n    return attention(q, k, v, scale=0.3)", {"attention", "threads"}),
     "attention single": ("def g(q: f32[1, 20, 16], k: f32[1, 50, 16], v: f32[1, 50, 16]):\n    return attention(q, k, v)", {"attention", "threads"}),
     "depthwise": (f'def g(x: f16[2, 16, 7, 9] {LAST}, w: f16[16, 1, 3, 3] @ "1 2 3 0"):\n    y: f16[2, 16, 7, 9] {LAST} = '
-                  "conv(x, w, group=16, pads=(1, 1, 1, 1))\n    return y", {"window", "threads"}),
+                  "conv(x, w, group=16, pads=(1, 1, 1, 1))\n    return y", {"patch", "window", "threads"}),
     "pool": (f"def g(x: f32[2, 8, 9, 9] {LAST}):\n    y: f32[2, 8, 4, 4] {LAST} = max_pool(x, kernel=(3, 3), strides=(2, 2))\n    return y",
              {"window", "reduce", "threads"}),
     "softmax": ("def g(x: f16[6, 300]):\n    return softmax(x)", {"reduce", "threads"}),
