@@ -15,7 +15,7 @@ from __future__ import annotations
 from functools import reduce
 
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.expr import Expr, Op, free, op, substitute, terms, value
+from dnnc.ir.expr import Expr, Linear, Op, Var, free, op, substitute, value
 from dnnc.ir.operator.stmt import Block, For, If, walk_stmts
 from dnnc.passes.schedule.loops import guarded, guards_of
 from dnnc.passes.schedule.state import edit, find, renamed, replace_stmt
@@ -24,7 +24,7 @@ from dnnc.passes.schedule.state import edit, find, renamed, replace_stmt
 def version(b: Block, name: str, inner: str) -> Block:
     """Compute an iteration of `name` without the guards of `inner` where they hold for all iterations of that; skip it where they hold for none.
 
-    The guards are `<` and `<=` between linear forms of `inner`'s variable. A body without guards stays as it is."""
+    The guards are `<` and `<=`; the gap between their sides is monotonic in `inner`'s variable. A body without guards stays as it is."""
     outer, loop = find(b, name), find(b, inner)
     if not any(s is loop for s in walk_stmts(outer.body)):
         raise ScheduleError(f"{inner} is not inside {name}")
@@ -36,10 +36,11 @@ def version(b: Block, name: str, inner: str) -> Block:
         raise ScheduleError(f"the guards of {inner} depend on other loops inside {name}, or its extent is not constant")
     every, some = [], []
     for c in conds:
-        slope = _slope(c, loop)
+        if not (isinstance(c, Op) and c.name in ("<", "<=")) or (sign := _trend(c.args[1] - c.args[0], loop.var)) is None:
+            raise ScheduleError(f"the guard {c!r} is not monotonic in {loop.var.name}")
         at_first, at_last = (substitute(c, {loop.var: e}) for e in (first, last))
-        every.append(at_first if slope > 0 else at_last)  # where the guard is nearest to failing
-        some.append(at_last if slope > 0 else at_first)
+        every.append(at_first if sign > 0 else at_last)  # where the guard is nearest to failing
+        some.append(at_last if sign > 0 else at_first)
     all_hold = reduce(_and, every)
     free_of_guards = For(loop.var, loop.lo, loop.hi, loop.kind, body)
 
@@ -51,14 +52,20 @@ def version(b: Block, name: str, inner: str) -> Block:
     return edit(b, name, go)
 
 
-def _slope(c: Expr, loop: For) -> int:
-    """How the gap of a guard `0 <= gap` grows along a loop."""
-    if isinstance(c, Op) and c.name in ("<", "<="):
-        pairs, _ = terms(c.args[1] - c.args[0])
-        slope = dict(pairs).get(loop.var, 0)
-        if not any(loop.var in free(t) for t, _ in pairs if t is not loop.var):
-            return slope
-    raise ScheduleError(f"the guard {c!r} is not linear in {loop.var.name}")
+def _trend(e: Expr, v: Var) -> int | None:
+    """1: `e` never falls as `v` grows, -1: it never rises, 0: it does not depend on `v`; None where none of these is known."""
+    if v not in free(e):
+        return 0
+    if e is v:
+        return 1
+    if isinstance(e, Linear):
+        trends = [(_trend(t, v), k) for t, k in e.terms]
+        signs = {None if t is None else t if k > 0 else -t for t, k in trends} - {0}
+    elif isinstance(e, Op) and (e.name in ("min", "max") or (e.name == "//" and (value(e.args[1]) or 0) > 0)):
+        signs = {_trend(x, v) for x in e.args} - {0}
+    else:
+        return None
+    return signs.pop() if len(signs) == 1 else None
 
 
 def _and(a: Expr, b: Expr) -> Expr:

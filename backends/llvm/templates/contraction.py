@@ -320,7 +320,9 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     s.apply(hoist_guards)
     if _versions(nest, pixels if isinstance(pixels, int) else None, mr):
         for tag in tags:
-            s.apply(annotate, "unroll", f"im{tag}_1").apply(version, nest.tap + tag, f"im{tag}_1")
+            s.apply(annotate, "unroll", f"im{tag}_1")
+            with suppress(ScheduleError):  # else each pixel asks for itself
+                s.apply(version, nest.tap + tag, f"im{tag}_1")
     s.apply(narrow)
     first, *others = [_finish(s, problem, nest, outer, knobs, tag, target.lanes) for tag in tags]
     if not problem.inplace and knobs["order"] == "panels":  # a panel's weights then come once for all, which is what few rows wait for

@@ -15,9 +15,12 @@ from dnnc.backends.llvm.compile import compile_text
 from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.features import CpuTarget, parse_target
 from dnnc.backends.llvm.templates import templates
+from dnnc.ir.dtype import BY_NAME
+from dnnc.ir.expr import dim
 from dnnc.ir.graph import Graph
 from dnnc.ir.operator.interp import run_kernel
 from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.types import TensorType
 from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.program import Program, Step
@@ -94,6 +97,19 @@ def test_sizes_that_are_not_known(name: str) -> None:
         p = drawn(symbolic()[name], seed)
         for step in steps(p):
             interpret(p.graph, step, 17)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+def test_convolutions_of_unknown_size(kernel: int, stride: int) -> None:
+    n, f32 = dim("N", 1, 64), BY_NAME["f32"]
+    attrs = {"strides": (stride, stride), "pads": (kernel // 2,) * 4}
+    g = one_node("conv", [TensorType(f32, (1, 32, n, n)), TensorType(f32, (32, 32, kernel, kernel))], **attrs)
+    for seed in range(4):
+        for step in steps(drawn(g, seed, AVX2 if seed == 3 else TARGET)):
+            if not seed:
+                interpret(g, step, 9)
 
 
 def result(step: Step) -> np.ndarray:

@@ -42,6 +42,28 @@ def k(x: f32[6], w: f32[5], y: f32[8]):
     )
 
 
+def test_tile_that_repeats_the_last_pixel() -> None:
+    """Pixels beyond the last are the last one again: the position is a minimum, which grows or stays."""
+    pixel = "min(i + 3, 4)"
+    check_schedule(
+        WINDOW.replace("2):", "1):", 1).replace("6", "4").replace("4 * p + t + i - 5", f"2 * {pixel} + t - 8").replace("4 * p + i", pixel),
+        lambda s: s.apply(version, "t", "i").apply(narrow),
+        """\
+def k(x: f32[4], w: f32[5], y: f32[8]):
+    for p in range(1):
+        for t in range(5):
+            if (0 <= t - 2) & (t < 4):
+                for i in unroll(4):
+                    y[min(i + 3, 4)] = fma(x[2*min(i + 3, 4) + t - 8], w[t], y[min(i + 3, 4)])
+            else:
+                for i_b in unroll(4):
+                    if 0 <= 2*min(i_b + 3, 4) + t - 8:
+                        if 2*min(i_b + 3, 4) + t - 8 < 4:
+                            y[min(i_b + 3, 4)] = fma(x[2*min(i_b + 3, 4) + t - 8], w[t], y[min(i_b + 3, 4)])
+""",
+    )
+
+
 def test_without_guards_nothing_changes() -> None:
     text = "def k(y: f32[3, 4]):\n    for t in range(3):\n        for i in range(4):\n            y[t, i] = 1.0\n"
     check_schedule(text, lambda s: s.apply(version, "t", "i"), text)
@@ -49,7 +71,7 @@ def test_without_guards_nothing_changes() -> None:
 
 @pytest.mark.parametrize(
     ("guard", "message"),
-    [("i * i < t + 3", "not linear"), ("i + j < 4", "depend on other loops"), ("i < 3", "not inside")],
+    [("i * i < t + 3", "not monotonic"), ("i + j < 4", "depend on other loops"), ("i < 3", "not inside")],
 )
 def test_refused(guard: str, message: str) -> None:
     body = f"            for i in range(4):\n                if {guard}:\n                    y[t, j, i] = 1.0\n"
