@@ -23,6 +23,7 @@ from dnnc.passes.operator.approximate import ESTIMATE, PIECE, RECIPROCAL, SCALE,
 
 LOG2E = 1.4426950408889634
 ROUNDING_MAGIC = 12582912.0  # 1.5 * 2^23
+ROUNDING_BITS = 0x4B400000  # its bits
 POWER_MAGIC = 12583038.0  # 1.5 * 2^23 + 126
 INTEGER_MAGIC = 12583039.0  # 1.5 * 2^23 + 127
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; the high part has 9 significant bits, so n * LN2_HIGH is exact
@@ -31,6 +32,11 @@ LEAST_EXP = -87.33654  # above -126 * ln 2
 # 2 * exp(r), |r| <= ln 2 / 2
 EXP = (1.657872088253498e-02, 8.379635214805603e-02, 3.3335304260253906e-01, 9.999829530715942e-01, 1.9999994039535522e00, 2.0)
 EXP_NEAR = (0.5, 1.0000146627426147)  # (exp(r) - 1) / r, |r| <= ln 2 / 64
+# (exp(r) - 1 - r) / r^2, |r| <= ln 2 / 2
+EXPM1 = (1.98910798644647e-04, 1.3933731243014336e-03, 8.33331048488617e-03, 4.1666463017463684e-02, 1.666666716337204e-01, 0.5)
+TWO_OVER_LN2, TWO_OVER_LN2_LOW = 2.885390043258667, 3.851926067000022e-08
+ATANH = (3.3659467101097107e-01, 4.119010269641876e-01, 5.770797729492188e-01, 9.617967009544373e-01)  # 2 / ln 2 * (atanh(q) - q) / q^3, of q^2
+EXP2 = (1.5453163359779865e-04, 1.3390863314270973e-03, 9.618083015084267e-03, 5.5503569543361664e-02, 2.4022650718688965e-01, 6.931471824645996e-01)
 ROOTS_MAGIC = 393216.0  # 1.5 * 2^18: what is added to it is rounded to 32nds
 
 
@@ -101,23 +107,103 @@ def product(parts: tuple[Expr, Expr]) -> Expr:
 
 def expand_log(x: Expr) -> Expr:
     """log(x) = e * ln 2 + log1p(f), 1 + f in [sqrt(1/2), sqrt(2)); at most 1 ulp."""
+    e, m = exponent_and_mantissa(x)
+    return _logarithm(x, x, cast(e, f32), m - 1.0)
+
+
+def expand_log1p(x: Expr) -> Expr:
+    """log(1 + x) = e * ln 2 + log1p(f): 1 + f is 1 + x over 2^e, f made of the rounded sum and of what its rounding lost; at most 1.5 ulp."""
+    u = x + 1.0
+    lost = select(call("abs", x) < 1.0, x - (u - 1.0), 1.0 - (u - x))
+    e, m = exponent_and_mantissa(u)
+    unit = _two_to(0 - minimum(e, 126))  # above 2^25 what is lost is as nothing
+    return select(call("abs", x) < 1e-8, x, _logarithm(x, u, cast(e, f32), fma(lost, unit, m - 1.0)))  # -0.0, too, is its own
+
+
+def exponent_and_mantissa(x: Expr) -> tuple[Expr, Expr]:
+    """x = m * 2^e, m in [sqrt(1/2), sqrt(2)), e an i32, for positive finite x; of zero, infinities and NaN they mean nothing."""
     tiny = x < 1.17549435e-38
     scaled = select(tiny, x * 8388608.0, x)  # denormals: 2^23 more
     bits = op("bits_i32", scaled, dtype=i32)
-    # the exponent is counted from sqrt(1/2), so that f is small on both sides of 1
-    shifted = bits - 0x3F3504F3
-    e = call("shr", shifted, const(23, i32))
+    # the exponent is counted from sqrt(1/2), so that m - 1 is small on both sides of 1
+    e = call("shr", bits - 0x3F3504F3, const(23, i32))
     m = op("bits_f32", bits - call("shl", e, const(23, i32)), dtype=f32)
-    ef = cast(e, f32) - select(tiny, const(23.0, f32), 0.0)
-    f = m - 1.0
+    return e - select(tiny, const(23, i32), 0), m
+
+
+def _logarithm(x: Expr, u: Expr, e: Expr, f: Expr) -> Expr:
+    """log(u), u = (1 + f) * 2^e, and what it is at the ends of u's range; x is infinite and NaN where u is."""
     p = horner(f, (6.971611827611923e-02, -1.1479733884334564e-01, 1.1685419827699661e-01, -1.2425687164068222e-01, 1.4249058067798615e-01,
                    -1.666780263185501e-01, 2.0000715553760529e-01, -2.499999701976776e-01, 3.333333134651184e-01))  # fmt: skip
     f2 = f * f
-    tail = fma(ef, LN2_LOW, fma(f2, -0.5, f * f2 * p))
-    r = fma(ef, LN2_HIGH, f + tail)
+    tail = fma(e, LN2_LOW, fma(f2, -0.5, f * f2 * p))
+    r = fma(e, LN2_HIGH, f + tail)
     r = select(op("==", x, float("inf")), float("inf"), r)
-    r = select(op("==", x, 0.0), float("-inf"), r)
-    return select(logical_not(op("<=", const(0.0, f32), x)), float("nan"), r)  # negative or NaN
+    r = select(op("==", u, 0.0), float("-inf"), r)
+    return select(logical_not(op("<=", const(0.0, f32), u)), float("nan"), r)  # negative or NaN
+
+
+def expand_expm1(x: Expr) -> Expr:
+    """exp(x) - 1 = 2^n * (q + 1) - 1, q = exp(r) - 1, n = rint(x / ln 2), |r| <= ln 2 / 2; at most 1.5 ulp."""
+    near = minimum(maximum(x, -87.0), 89.0)
+    t = fma(near, LOG2E, POWER_MAGIC)
+    n = t - POWER_MAGIC
+    r = fma(n, -LN2_LOW, fma(n, -LN2_HIGH, near))
+    q = fma(r * r, horner(r, EXPM1), r)
+    s = _shifted(t)  # 2^(n - 1)
+    return select(call("abs", x) < 1e-8, x, fma(s, q, s - 0.5) * 2.0)  # -0.0, too, is its own
+
+
+def expand_pow(x: Expr, y: Expr) -> Expr:
+    """x^y = 2^(y * log2 |x|), the logarithm in two float32 numbers; at most 1 ulp for |y| <= 13, and 3.5 ulp.
+
+    log2 |x| = e + 2 / ln 2 * (q + q^3/3 + ...), q = (m - 1) / (m + 1), |q| <= 0.1716: the cubic term is a hundredth of the first, so that only
+    e, q and their products need a second number. Results below 2^-126 are 0. Signs and the ends of the ranges are those of C's pow.
+    """
+    a = call("abs", x)
+    e, m = exponent_and_mantissa(a)
+    # q + q_low = (m - 1) / (m + 1), of which the difference is exact and the sum loses `lost`
+    over, under = m - 1.0, m + 1.0
+    lost = m - (under - 1.0)
+    inverse = 1.0 / under
+    q = over * inverse
+    q_low = fma(q, 0.0 - lost, fma(q, 0.0 - under, over)) * inverse
+    z = q * q
+    first, slope = q * TWO_OVER_LN2, fma(z, TWO_OVER_LN2, TWO_OVER_LN2)
+    rest = fma(q, TWO_OVER_LN2, 0.0 - first) + fma(q, TWO_OVER_LN2_LOW, fma(q_low, slope, q * z * horner(z, ATANH)))
+    high, low = _two_sum(cast(e, f32), first)
+    high, low = _two_sum(high, low + rest)
+    power = y * high
+    more = fma(y, high, 0.0 - power) + y * low
+    power = minimum(maximum(power, -160.0), 160.0)
+    t = power + ROUNDING_MAGIC
+    r = power - (t - ROUNDING_MAGIC) + minimum(maximum(more, -1.0), 1.0)
+    p = fma(r, horner(r, EXP2), 1.0)
+    # 2^n in two steps, for n may leave the range of exponents where p brings the product back
+    n = op("bits_i32", t, dtype=i32) - ROUNDING_BITS
+    half = call("shr", n, const(1, i32))
+    r = p * _two_to(half) * _two_to(n - half)
+    r = select(r < 1.17549435e-38, 0.0, r)
+    infinite = const(float("inf"), f32)
+    r = select(op("==", a, 0.0) | op("==", a, infinite), select((y < 0.0).eq(op("==", a, 0.0)), infinite, 0.0), r)
+    r = select(op("==", call("abs", y), infinite), select((y < 0.0).eq(a < 1.0), infinite, 0.0), r)
+    whole, half_y = op("==", call("floor", y), y), y * 0.5
+    odd = whole & call("floor", half_y).ne(half_y)
+    negative = op("bits_i32", x, dtype=i32) < 0
+    r = select(negative, select(odd, -0.0 - r, select(whole | op("==", a, 0.0) | op("==", a, infinite), r, float("nan"))), r)
+    r = select(call("isnan", x) | call("isnan", y), float("nan"), r)
+    return select(op("==", y, 0.0) | op("==", x, 1.0) | (op("==", a, 1.0) & op("==", call("abs", y), infinite)), 1.0, r)
+
+
+def _two_sum(a: Expr, b: Expr) -> tuple[Expr, Expr]:
+    """a + b rounded, and what the rounding loses; exact where a is 0 or not smaller than b in magnitude (Dekker 1971)."""
+    s = a + b
+    return s, b - (s - a)
+
+
+def _two_to(n: Expr) -> Expr:
+    """2^n of an integer from -126 to 127."""
+    return op("bits_f32", call("shl", n + 127, const(23, i32)), dtype=f32)
 
 
 def expand_erf(x: Expr) -> Expr:
@@ -186,7 +272,9 @@ def gelu(x: Expr) -> Expr:
 BEYOND = (-1.9041262930841185e-06, 2.808472709148191e-05, -1.3162406685296446e-04, -2.7165148640051484e-04, 7.244759704917669e-03,
           -5.2627045661211014e-02, -4.591623842716217e-01, -1.1511110067367554e00, -1.0)  # fmt: skip
 
-EXPANSIONS: dict[str, Callable[[Expr], Expr]] = {"exp": expand_exp, "log": expand_log, "erf": expand_erf, "tanh": expand_tanh}
+EXPANSIONS: dict[str, Callable[..., Expr]] = {
+    "exp": expand_exp, "log": expand_log, "erf": expand_erf, "tanh": expand_tanh, "log1p": expand_log1p, "expm1": expand_expm1, "pow": expand_pow,
+}  # fmt: skip
 
 
 def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
@@ -211,8 +299,8 @@ def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
             for rule in cheaper:
                 r = rule(r) if isinstance(r, Op) and r.dtype is f32 else r
             r = rebuild(r, go) if r is e else go(r)
-            if isinstance(r, Op) and r.name in expansions and r.dtype is f32 and not isinstance(r.args[0], Const):
-                r = expansions[r.name](r.args[0])
+            if isinstance(r, Op) and r.name in expansions and r.dtype is f32 and not all(isinstance(a, Const) for a in r.args):
+                r = expansions[r.name](*r.args)
             memo[e] = r
         return r
 

@@ -1,4 +1,4 @@
-"""Expansions of exp, log, erf, tanh: interpreted in float32 against Python's functions in float64."""
+"""Expansions of exp, log, erf, tanh, log1p, expm1, pow: interpreted in float32 against Python's functions in float64."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def magnitudes(low: float, high: float) -> Array:
 
 
 TABLES = ("piece", "scale")  # of CPUs with AVX-512
-WAYS = [*((name, ()) for name in EXPANSIONS), ("exp", TABLES), ("tanh", TABLES)]
+WAYS = [*((name, ()) for name in EXPANSIONS if name != "pow"), ("exp", TABLES), ("tanh", TABLES)]
 
 # where each function is compared, and by how many units in the last place it may be off. Where the device fuses multiply and add, exp stays
 # below 2 and log below 1; the interpreter rounds the product as well.
@@ -64,6 +64,8 @@ REGIONS: dict[str, tuple[Callable[[float], float], float, list[Array]]] = {
     "log": (math.log, 1.0, [np.abs(magnitudes(-126, 127)), grid(0.5, 2), grid(0.99, 1.01), np.abs(magnitudes(-149, -126))]),
     "erf": (math.erf, 2.0, [grid(-5, 5), grid(-1, 1), magnitudes(-100, 1), grid(0.91, 0.93)]),
     "tanh": (math.tanh, 2.0, [grid(-11, 11), grid(-1, 1), magnitudes(-126, 3), grid(0.34, 0.35)]),
+    "log1p": (math.log1p, 1.5, [np.abs(magnitudes(-149, 127)), grid(-0.999, 1), grid(0.4, 0.5), -np.abs(magnitudes(-149, -1)), grid(1, 1000)]),
+    "expm1": (math.expm1, 1.5, [grid(-100, LARGEST_EXP), grid(-1, 1), magnitudes(-149, 6), grid(0.34, 0.35)]),
 }
 
 
@@ -86,6 +88,8 @@ SPECIAL: dict[str, list[tuple[float, float]]] = {
     "log": [(0.0, -INF), (-0.0, -INF), (INF, INF), (-INF, NAN), (NAN, NAN), (1.0, 0.0), (-1e-40, NAN), (-1.0, NAN)],
     "erf": [(0.0, 0.0), (-0.0, -0.0), (INF, 1.0), (-INF, -1.0), (NAN, NAN), (4.0, 1.0), (-4.0, -1.0), (3.4e38, 1.0)],
     "tanh": [(0.0, 0.0), (-0.0, -0.0), (INF, 1.0), (-INF, -1.0), (NAN, NAN), (10.0, 1.0), (-10.0, -1.0), (-3.4e38, -1.0), (1e-40, 1e-40), (-1e-45, -1e-45)],
+    "log1p": [(0.0, 0.0), (-0.0, -0.0), (INF, INF), (-INF, NAN), (NAN, NAN), (-1.0, -INF), (-1.5, NAN), (3.4028234e38, 88.72284), (1e-40, 1e-40), (-1e-45, -1e-45)],
+    "expm1": [(0.0, 0.0), (-0.0, -0.0), (INF, INF), (-INF, -1.0), (NAN, NAN), (88.73, INF), (3.4e38, INF), (-20.0, -1.0), (-3.4e38, -1.0), (1e-40, 1e-40), (-1e-45, -1e-45)],
 }  # fmt: skip
 
 
@@ -95,6 +99,45 @@ def test_special_values(name: str, spelled: tuple[str, ...]) -> None:
     got = apply(name, x, spelled=spelled)
     same = (np.isnan(got) & np.isnan(want)) | ((got == want) & (np.signbit(got) == np.signbit(want)))
     assert same.all(), f"{name} of {x[~same]} is {got[~same]} instead of {want[~same]}"
+
+
+def powers(x: Array, y: Array) -> Array:
+    """x^y as expanded, of as many numbers as fill vectors."""
+    n, lanes = x.size, 64
+    text = f"def k(x: f32[{n}], y: f32[{n}], z: f32[{n}]):\n    for i in range({n // lanes}):\n"
+    k = decompose(parse_kernel(f"{text}        z[{lanes}*i:+{lanes}] = pow(x[{lanes}*i:+{lanes}], y[{lanes}*i:+{lanes}])\n"))
+    assert "pow" not in calls(k)
+    z = np.full_like(x, NAN)
+    run_kernel(verify_kernel(k), {"x": x, "y": y, "z": z})
+    return z
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "most", "bound"),
+    [(2**-126, 2**127, 3, 1.0), (1e-3, 1e3, 13, 1.1), (0.5, 2, 300, 3.5), (0.7, 1.42, 400, 3.5), (0.9, 1.1, 1000, 1.1)],
+)
+def test_powers(low: float, high: float, most: float, bound: float) -> None:
+    rng = np.random.default_rng(0)
+    x = np.exp(rng.uniform(math.log(low), math.log(high), 6400)).astype(np.float32)
+    y = rng.uniform(-most, most, 6400).astype(np.float32)
+    want = np.power(x.astype(np.float64), y)
+    normal = (want < 3e38) & (want > 2e-38)
+    off = np.where(normal, ulps(powers(x, y), np.where(normal, want, 1)), 0)
+    assert normal.sum() > 3000 and off.max() <= bound, f"{x[off.argmax()]!r} ** {y[off.argmax()]!r} is off by {off.max():.2f} ulp"
+
+
+def test_powers_of_special_values() -> None:
+    """Those of C's pow, results that are not normal numbers taken for zero."""
+    values = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 3.0, -3.0, INF, -INF, NAN, 1e-40, -1e-40, 3e38, -1e30, 2.0**24 + 2, 2.5, -0.75]
+    values += [-8.0, 127.0, 128.0, -126.0, -127.0, 1.0 - 2**-24, 1.0 + 2**-23, -1.0 - 2**-23, 1e9, -1e9, 3.4e38, -3.4e38]
+    x, y = (v.ravel().astype(np.float32) for v in np.meshgrid(values, values))
+    got = powers(x, y)
+    with np.errstate(all="ignore"):
+        want = np.power(x.astype(np.float64), y.astype(np.float64)).astype(np.float32)
+        want = np.where(np.abs(want) < 2.0**-126, np.copysign(np.float32(0), want), want)
+        close = (np.abs(got - want) <= 4e-7 * np.abs(want)) | (got == want) | (np.isnan(got) & np.isnan(want))
+    right = close & ((np.signbit(got) == np.signbit(want)) | np.isnan(want))
+    assert right.all(), [f"{a!r} ** {b!r} is {c!r}, not {d!r}" for a, b, c, d in zip(x[~right], y[~right], got[~right], want[~right])]
 
 
 def test_denormal_results() -> None:
@@ -111,6 +154,8 @@ def test_monotone_between_pieces(name: str, spelled: tuple[str, ...]) -> None:
         "tanh": [0.4995 * math.log(2), 0.9995 * math.log(2)],
         "exp": [0.5 * math.log(2)],
         "log": [math.sqrt(0.5), 2.0**-126],
+        "log1p": [math.sqrt(2) - 1, math.sqrt(0.5) - 1, 1.0, 1e-8],
+        "expm1": [0.5 * math.log(2), 1e-8],
     }
     if spelled:
         edges["tanh"] = [pieces.LIMIT, *((k + 0.5) * pieces.WIDTH for k in range(31))]
