@@ -240,7 +240,7 @@ class _Fuser:
             return False  # its rows, which are read more than once, would be read across
         if "reduction" in u.op.traits:  # not a window, which reads each element several times, nor what is itself a choice among operands
             again = n.op.name in COSTLY and not self.once_in_row(n, u)
-            return v is u.inputs[0] and not again and not u.op.name.endswith("pool") and "pool_" not in u.op.name and n.op.name != "concat"
+            return v is u.inputs[0] and not again and not _slides(u) and n.op.name != "concat"
         if "contraction" in u.op.traits:  # reading through a transpose costs address arithmetic alone, in the broadcast operand
             return v is u.inputs[0] and v.type.layout is None and n.op.name == "transpose"
         return False
@@ -324,6 +324,11 @@ class _Fuser:
 
 def _same(a: Sequence[object], b: Sequence[object]) -> bool:
     return len(a) == len(b) and all(x is y or x == y for x, y in zip(a, b))
+
+
+def _slides(u: Node) -> bool:
+    """Does a window slide over the operand, so that neighbouring results read the same elements?"""
+    return u.op.name == "lrn" or u.op.name.endswith("pool") or "pool_" in u.op.name
 
 
 def _widens(n: Node) -> bool:

@@ -89,6 +89,8 @@ class Layouts(ABC):
                 self.matmul(n)
             elif self.keeps(n):
                 self.keep(n)
+            elif n.op.name == "lrn" and n.inputs[0] is not None and n.inputs[0].type.layout is not None:
+                self.across(n)
             elif not self.reads_blocks(n):
                 self.plain(n)
         for k, v in enumerate(self.graph.outputs):
@@ -145,6 +147,16 @@ class Layouts(ABC):
             elif v.type.layout is not None:  # a broadcast operand that is an image of its own
                 self.set_input(n, k, None)
         self.set_output(n, lay)
+
+    def across(self, n: Node) -> None:
+        """A window over channels crosses blocks: it is computed in rows between two `pack` nodes, and what follows it keeps its blocks."""
+        x = n.inputs[0]
+        assert x is not None
+        uses, lay = list(n.output.uses), x.type.layout
+        self.set_input(n, 0, None)
+        packed = self.relaid(n.output, lay, n.next)
+        for u, k in uses:
+            u.set_input(k, packed)
 
     def reads_blocks(self, n: Node) -> bool:
         """A reduction over spatial axes reads a block as it lies: its vectors go over the channels."""

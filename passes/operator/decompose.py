@@ -315,7 +315,7 @@ def joined(spelled: Collection[str]) -> tuple[Rule, ...]:
     if RECIPROCAL not in spelled or "exp" in spelled or "erf" in spelled:
         return ()
     own: tuple[Rule, ...] = () if SCALE in spelled else (fused_exp,)
-    return (lambda e: gelu(x) if (x := gelu_of(e)) is not None else e, sigmoid_gelu, *own, exact_product)
+    return (lambda e: gelu(x) if (x := gelu_of(e)) is not None else e, sigmoid_gelu, *own, exact_product, power_by_roots)
 
 
 def exact_product(e: Op) -> Expr:
@@ -327,6 +327,33 @@ def exact_product(e: Op) -> Expr:
                 if any(isinstance(k, Const) and abs(math.frexp(k.value)[0]) == 0.5 for k in (x, y)):
                     return fma(x, y, c)
     return e
+
+
+QUARTERS = frozenset((-3, -2, -1, *range(1, 11), 12, 16))  # others take more roundings than a logarithm
+
+
+def power_by_roots(e: Op) -> Expr:
+    """pow(x, k / 4) -> products of x, sqrt(x) and sqrt(sqrt(x)), for k in QUARTERS; at most 3 ulp.
+
+    x^0.75 -> sqrt(x) * sqrt(sqrt(x));  x^-0.5 -> 1 / sqrt(x);  x^3 -> x * x * x
+
+    No step leaves the range of numbers where the result does not, denormal results apart, which need not be 0. As C has it, roots of -0.0 are those of
+    0.0, and roots of -inf those of inf; of other negative numbers they are NaN.
+    """
+    if e.name != "pow" or not isinstance(e.args[1], Const) or isinstance(e.args[0], Const):
+        return e
+    x, quarters = e.args[0], 4 * float(e.args[1].value)
+    if quarters not in QUARTERS:
+        return e
+    whole, part = divmod(int(abs(quarters)), 4)
+    if part:
+        x = select(op("==", x, float("-inf")), float("inf"), x) + 0.0  # -0.0 + 0.0 is 0.0
+    root, square = call("sqrt", x), x * x
+    factors = [[], [x], [square], [square, x], [square, square]][whole] + [[], [call("sqrt", root)], [root], [root, call("sqrt", root)]][part]
+    r = factors[0]
+    for f in factors[1:]:
+        r = r * f
+    return r if quarters > 0 else 1.0 / r
 
 
 def fused_exp(e: Op) -> Expr:

@@ -116,6 +116,12 @@ PLANS = [
         ["abs + sqrt", "max_pool"],
     ),
     (
+        "a window over channels does not recompute what it reads either",
+        """def g(x: f32[1, 4, 8, 8]):
+    return lrn(abs(x), size=3)""",
+        ["abs", "lrn"],
+    ),
+    (
         "conv, bias and relu",
         """def g(x: f32[1, 16, 6, 6], *, w: f32[16, 16, 3, 3], b: f32[16]):
     return relu(conv(x, w, b))""",

@@ -42,6 +42,14 @@ def test_a_chain_stays_blocked_between_its_borders() -> None:
     assert all(" blocked" in x for x in laid_out(text)[:-1])
 
 
+def test_a_window_over_channels_reads_rows_between_blocks() -> None:
+    text = """def g(x: f32[1, 16, 8, 8], *, w: f32[32, 16, 3, 3]):
+    return max_pool(lrn(relu(conv(x, w, pads=(1, 1, 1, 1))), size=5), kernel=(2, 2), strides=(2, 2))"""
+    made = laid_out(text)
+    assert [x.split(" = ")[1] for x in made] == ["pack", "conv", "relu", "pack", "lrn", "pack", "max_pool", "pack"]
+    assert [" blocked" in x for x in made] == [True, True, True, False, False, True, True, False]
+
+
 def test_first_layers_read_rows() -> None:
     ops = [x.split(" = ")[1] for x in laid_out("def g(x: f32[1, 3, 8, 8], *, w: f32[16, 3, 3, 3]):\n    return conv(x, w)")]
     assert ops == ["conv", "pack"]

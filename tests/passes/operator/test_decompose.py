@@ -16,7 +16,7 @@ from dnnc.ir.operator.interp import run_kernel
 from dnnc.ir.operator.stmt import Kernel, exprs, walk_stmts
 from dnnc.ir.operator.text import parse_kernel, show_kernel
 from dnnc.ir.operator.verify import verify_kernel
-from dnnc.passes.operator.decompose import EXPANSIONS, decompose
+from dnnc.passes.operator.decompose import EXPANSIONS, QUARTERS, decompose
 
 Array = np.ndarray[Any, Any]
 INF, NAN = math.inf, math.nan
@@ -138,6 +138,47 @@ def test_powers_of_special_values() -> None:
         close = (np.abs(got - want) <= 4e-7 * np.abs(want)) | (got == want) | (np.isnan(got) & np.isnan(want))
     right = close & ((np.signbit(got) == np.signbit(want)) | np.isnan(want))
     assert right.all(), [f"{a!r} ** {b!r} is {c!r}, not {d!r}" for a, b, c, d in zip(x[~right], y[~right], got[~right], want[~right])]
+
+
+def raised(x: Array, exponent: float, spelled: tuple[str, ...]) -> tuple[Array, set[str]]:
+    """x^exponent, and the intrinsics that this takes."""
+    n = x.size
+    k = parse_kernel(f"def k(x: f32[{n}], y: f32[{n}]):\n    for i in range({n}):\n        y[i] = pow(x[i], {exponent})\n")
+    k, y = decompose(k, spelled), np.full_like(x, NAN)
+    run_kernel(verify_kernel(k), {"x": x, "y": y})
+    return y, calls(k)
+
+
+@pytest.mark.parametrize("exponent", [k / 4 for k in sorted(QUARTERS)])
+def test_powers_of_quarters_are_products_of_roots(exponent: float) -> None:
+    x = np.exp2(np.random.default_rng(0).uniform(-120, 120, 2000)).astype(np.float32)
+    x = np.concatenate([x, -x[:100]])
+    got, used = raised(x, exponent, ("recip",))
+    assert not used & {"shl", "floor", "pow"}
+    with np.errstate(all="ignore"):
+        want = np.power(x.astype(np.float64), np.full(x.size, exponent))
+    normal = (np.abs(want) < 3e38) & (np.abs(want) > 2e-38)
+    off = np.where(normal, ulps(np.where(normal, got, 1), np.where(normal, want, 1)), 0)
+    assert normal.sum() > 400 and off.max() <= 3.0, f"{x[off.argmax()]!r} ** {exponent} is off by {off.max():.2f} ulp"
+    assert np.array_equal(np.isnan(got), np.isnan(want))
+
+
+@pytest.mark.parametrize("exponent", [k / 4 for k in sorted(QUARTERS)])
+def test_powers_of_quarters_of_special_values(exponent: float) -> None:
+    x = np.array([0.0, -0.0, INF, -INF, NAN, 1.0, -1.0, -2.0, 1e-40, 3.4e38, -3.4e38], np.float32)
+    got, _ = raised(x, exponent, ("recip",))
+    with np.errstate(all="ignore"):
+        want = np.power(x.astype(np.float64), np.full(x.size, exponent)).astype(np.float32)
+        differ = np.abs(got - want)
+    small = (np.abs(want) < 2.0**-126) & (np.abs(got) < 2.0**-126)
+    close = small | (differ <= 4e-7 * np.abs(want)) | (got == want) | (np.isnan(got) & np.isnan(want))
+    right = close & ((np.signbit(got) == np.signbit(want)) | np.isnan(want))
+    assert right.all(), [f"{a!r} ** {exponent} is {c!r}, not {d!r}" for a, c, d in zip(x[~right], got[~right], want[~right])]
+
+
+def test_other_powers_and_strict_numerics_take_logarithms() -> None:
+    x = np.array([2.0, 3.0], np.float32)
+    assert "shl" in raised(x, 0.75, ())[1] and "shl" in raised(x, 0.7, ("recip",))[1] and "shl" in raised(x, 2.75, ("recip",))[1]
 
 
 def test_denormal_results() -> None:
