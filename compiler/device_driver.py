@@ -235,6 +235,7 @@ def pass_context(machine: Machine, opts: CompileOptions, fold_limit: int | None 
         lanes=1,
         precision=opts.precision,
         attention=True,
+        cores=False,
         channels_last=True,
         normed=takes,
         recurrent=lambda form: recurrence.takes(form, machine.target),

@@ -74,8 +74,8 @@ def _op_bounds(e: Op) -> Bounds:
         return None if al is None or bl is None else min(al, bl), min([x for x in (ah, bh) if x is not None], default=None)
     if e.name == "max":
         return max([x for x in (al, bl) if x is not None], default=None), None if ah is None or bh is None else max(ah, bh)
-    if e.name == "&" and al is not None and bl is not None and al >= 0 and bl >= 0:
-        return 0, min([x for x in (ah, bh) if x is not None], default=None)
+    if e.name == "&" and any(lo is not None and lo >= 0 for lo in (al, bl)):  # of two's complements: no larger than what is not negative
+        return 0, min([hi for lo, hi in ((al, ah), (bl, bh)) if lo is not None and lo >= 0 and hi is not None], default=None)
     if e.name == "^" and al is not None and bl is not None and ah is not None and bh is not None and al >= 0 and bl >= 0:
         return 0, (1 << max(ah, bh).bit_length()) - 1
     return None, None

@@ -29,6 +29,7 @@ class PassContext:
         attention: has the target a kernel for attention as one op?
         align: bytes; where a value may begin within the memory of another is a multiple of it.
         fallback: is another schedule taken where one turns out not to hold, or is that an error?
+        cores: do threads walk rows one element after the other fast (CPUs)? Sorts then go by digits, else by merging.
         channels_last: do images lie with their channels last (GPUs), instead of in blocks of `lanes`?
         recurrent: given the form of a loop (`dnnc.passes.graph.recurrent_form`): has the target a kernel for all of its steps?
         normed: given a norm and the contraction that alone reads its result: has the target a kernel for both?
@@ -46,6 +47,7 @@ class PassContext:
     fold_limit: int = 64 << 20
     precision: str | None = None
     attention: bool = False
+    cores: bool = True
     channels_last: bool = False
     normed: Callable[[Node, Node], bool] | None = None
     recurrent: Callable[[Any], bool] | None = None

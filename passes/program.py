@@ -20,6 +20,7 @@ from dnnc.passes.graph.inplace import find_inplace
 from dnnc.passes.graph.memory_plan import MemoryPlan, Region, plan_memory
 from dnnc.passes.ladder import Failure, Ladder, Refusal, Unfit, reason
 from dnnc.passes.lower import Lowered, group_inputs, likeness, lower
+from dnnc.passes.lower_digits import lower_digits
 from dnnc.passes.lower_recurrence import lower_recurrence
 from dnnc.passes.operator.decompose import decompose
 from dnnc.passes.schedule.problem import Choice, Problem, Template, classify
@@ -285,7 +286,9 @@ def build_steps(
 def lower_group(graph: Graph, g: Group, inplace: Value | None = None) -> Lowered:
     """The naive kernel of a group. `inplace`: the input whose memory the output takes."""
     first = g.nodes[0]
-    return lower_recurrence(graph, first) if first.op.name == "recurrence" else lower(graph, g.nodes, g.output, inplace)
+    if first.op.name == "recurrence":
+        return lower_recurrence(graph, first)
+    return lower_digits(first) if first.op.name == "sort_digits" else lower(graph, g.nodes, g.output, inplace)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ TABLE: dict[str, Convert] = {**ARITHMETIC, **LAYERS, **MOVEMENT, **REGIONS, **RE
 # Ops without a function that are defined by no others. Those of INSIDE are steps of what other ops are defined by, which are exported whole (sort,
 # dft, det, unique, nonzero, non_max_suppression). ABSENT is what an import makes of MaxRoiPool and of vocabularies, and parts of RoiAlign.
 INSIDE = frozenset(
-    "sort_key sort_rank sort_place sort_merge fft_pass fft_multiply eliminated_pivot eliminate block_sums block_running positions differs run_lengths "
+    "sort_key sort_rank sort_place sort_merge sort_digits sort_groups sort_members fft_pass fft_multiply eliminated_pivot eliminate block_sums block_running positions differs run_lengths "
     "unravel suppress row_starts triples".split()
 )
 ABSENT = frozenset("roi_weights roi_rows roi_bins roi_max string_rank".split())

@@ -8,6 +8,7 @@ from dnnc.ir.ops.control import CONTROL_OPS
 from dnnc.ir.ops.conv import CONV_OPS
 from dnnc.ir.ops.create import CREATE_OPS
 from dnnc.ir.ops.deform import DEFORM_OPS
+from dnnc.ir.ops.digits import DIGITS_OPS
 from dnnc.ir.ops.dynamic import DYNAMIC_OPS
 from dnnc.ir.ops.elementwise import ELEMENTWISE_OPS
 from dnnc.ir.ops.fft import FFT_OPS
@@ -51,6 +52,7 @@ FAMILIES: dict[str, tuple[OpDef, ...]] = {
     "inverse": INVERSE_OPS,
     "trees": TREE_OPS,
     "sort": SORT_OPS,
+    "digits": DIGITS_OPS,
     "fft": FFT_OPS,
     "roi": ROI_OPS,
     "linalg": LINALG_OPS,

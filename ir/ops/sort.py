@@ -1,14 +1,16 @@
 """Sorting rows, stably: of equal elements the one with the lower index comes first, -0 equals 0, NaN counts as the largest number.
 
 An element becomes a *key*: its order as an unsigned number in the upper 32 bits, its index in the lower ones, so that keys are distinct and
-an ordinary sort of them is stable and says where each element came from. Blocks of up to BLOCK keys are sorted by counting, for each key,
-those before it; then pairs of runs are merged, a kernel for each level: the p-th element of a merged pair knows how many of the p before it
-come from the first run (a search over FAN samples at a time), whatever the others do. Levels keep no more than what is asked for, so the
-work is n * log(n) for a sort and about n * BLOCK comparisons for the largest few. A 64-bit type is sorted twice, by its lower half first.
+an ordinary sort of them is stable and says where each element came from. `digits.py` has what CPUs do with keys. For other targets blocks of up
+to BLOCK keys are sorted by counting, for each key, those before it; then pairs of runs are merged, a kernel for each level: the p-th element of a
+merged pair knows how many of the p before it come from the first run (a search over FAN samples at a time), whatever the others do. Levels keep no
+more than what is asked for, so the work is n * log(n) for a sort and about n * BLOCK comparisons for the largest few. A 64-bit type is sorted
+twice, by its lower half first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,7 +41,7 @@ def _key_type(x: TensorType, *, size: Dim, descending: bool = False, word: str =
     return TensorType(u64, (*x.shape[:-1], size))
 
 
-def _ordered(v: Expr) -> Expr:
+def ordered(v: Expr) -> Expr:
     """A number as a u32 or u64 that compares like it."""
     if v.dtype.kind == "b":
         return select(v, const(1, u32), const(0, u32))
@@ -59,7 +61,7 @@ def _key(x: Tensor, *, size: Dim, descending: bool, word: str) -> Tensor:
 
     def element(*i: Expr) -> Expr:
         padded = size is not n
-        order = _ordered(x[(*i[:-1], clamp(i[-1], n) if padded else i[-1])])
+        order = ordered(x[(*i[:-1], clamp(i[-1], n) if padded else i[-1])])
         order = call("bitnot", order) if descending else order
         order = call("shr", order, const(32, u64)) if word == "high" else order
         key = call("shl", cast(order, u64), const(32, u64))
@@ -69,7 +71,7 @@ def _key(x: Tensor, *, size: Dim, descending: bool, word: str) -> Tensor:
     return te.compute((*x.dims[:-1], size), u64, element)
 
 
-def _key_numpy(x: Array, *, size: int, descending: bool = False, word: str = "whole") -> Array:
+def key_numpy(x: Array, *, size: int, descending: bool = False, word: str = "whole") -> Array:
     n = x.shape[-1]
     wide = x.dtype.itemsize == 8 and x.dtype.kind in "fiu"
     order: Array
@@ -241,6 +243,11 @@ def _sort_type(x: TensorType, *, axis: int = -1, descending: bool = False, keep:
 
 
 def _sort(b: Any, x: Any, *, axis: int, descending: bool, keep: Dim | None) -> tuple[Any, Any]:
+    return sort_along(b, x, axis, descending, keep, indices_of)
+
+
+def sort_along(b: Any, x: Any, axis: int, descending: bool, keep: Dim | None, indices: Callable[..., Any]) -> tuple[Any, Any]:
+    """Sort along any axis by a function that finds where the first elements of sorted rows [..., n] stand."""
     a = normalize_axis(axis, x.type.rank)
     of_values = _sort_type(x.type, axis=axis, descending=descending, keep=keep)[0]
     k = of_values.shape[a]
@@ -249,12 +256,12 @@ def _sort(b: Any, x: Any, *, axis: int, descending: bool, keep: Dim | None) -> t
         return b.slice(x, starts=zeros, steps=tuple(1 for _ in zeros), shape=of_values.shape), b.full(shape=of_values.shape, value=0, dtype=i64)
     order = [*(j for j in range(x.type.rank) if j != a), a]
     rows = x if order == sorted(order) else b.transpose(x, perm=tuple(order))
-    index = sorted_indices(b, rows, descending, k)
+    index = indices(b, rows, descending, k)
     index = index if rows is x else b.transpose(index, perm=tuple(order.index(j) for j in range(x.type.rank)))
     return b.gather_elements(x, index, axis=a), index
 
 
-def sorted_indices(b: Any, rows: Any, descending: bool, keep: Dim) -> Any:
+def indices_of(b: Any, rows: Any, descending: bool, keep: Dim) -> Any:
     """Where the first `keep` elements of each sorted row [..., n] stand."""
     n = rows.type.shape[-1]
     if rows.type.dtype.bits < 64:
@@ -342,7 +349,7 @@ SORT_OPS: tuple[OpDef, ...] = (
         "sort_key",
         _key_type,
         _key,
-        reference=_key_numpy,
+        reference=key_numpy,
         flops=rows_flops(6),
         traits=PURE | {"bits"},
         samples=(

@@ -1,7 +1,7 @@
 """Non-maximum suppression: of boxes in the order of their scores, those that overlap none that was taken before, for each batch and class.
 
-Scores are sorted and cut to the most that any row has above the threshold, which is a size that only the data tells. Then `suppress` goes
-along the rows, the only thing in it that is sequential: whether a box is taken depends on all taken before it.
+Scores are sorted and cut to the most that any row has above the threshold, which is a size that only the data tells, or are left as they are
+where `candidates` is their number: that is for few, since cutting ends a program's segment. Then `suppress` goes along the rows, the only thing in it that is sequential: whether a box is taken depends on all taken before it.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _nms(b: Any, boxes: Any, scores: Any, most: Any, overlap: Any, score: Any, *
         counts = b.full(shape=(rows,), value=n, dtype=i64)
     order = b.sort(values, axis=1, descending=True)[1]
     k = n
-    if score is not None:
+    if score is not None and not same_dim(candidates, n):
         order, k = b.truncate(order, b.reduce_max(counts, axes=(0,), keepdims=False), size=candidates, axis=1), candidates
     first = b.row_starts(rows=rows, classes=classes, n=n)
     flat = b.add(order, b.reshape(first, shape=(rows, 1)))
@@ -232,6 +232,7 @@ SUPPRESS_OPS: tuple[OpDef, ...] = (
         traits=PURE | HOST,
         samples=(
             sample("f32[1, 12, 4]", "f32[1, 2, 12]", "i64[]", "f32[]", "f32[]", size=_N, candidates=_K, domain=(0.3, 3.0)),
+            sample("f32[1, 7, 4]", "f32[1, 2, 7]", "i64[]", "f32[]", "f32[]", size=symbol("n", 0, 14), candidates=7, domain=(0.3, 3.0)),
             sample("f32[2, 6, 4]", "f32[2, 2, 6]", "i64[]", "f32[]", "f32[]", size=_N, candidates=symbol("k", 0, 6), center=True, domain=(0.1, 4.0)),
         ),
     ),

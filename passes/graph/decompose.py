@@ -2,17 +2,23 @@
 
     y = squeeze(x, axes=(0,))   ->   y = reshape(x, shape=(5,))
 
+Where cores walk rows (CPUs), ops of ON_CORES have another definition, of the same meaning.
+
 Runs ahead of the algebraic passes, so that these know one spelling of each computation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from dnnc.ir.builder import Builder
 from dnnc.ir.graph import Graph, Node, union
+from dnnc.ir.ops.digits import sort_by_digits
 from dnnc.passes.base import PassContext, graphs
 from dnnc.passes.rewrite import between
+
+ON_CORES: Mapping[str, Callable[..., Any]] = {"sort": sort_by_digits}
 
 
 def decompose(graph: Graph, ctx: PassContext, keep: Collection[str] = ()) -> bool:
@@ -24,16 +30,17 @@ def decompose(graph: Graph, ctx: PassContext, keep: Collection[str] = ()) -> boo
             while stack:
                 m = stack.pop()
                 if m.op.decompose is not None and m.op.name not in keep:
-                    stack += reversed(expand(g, m))
+                    stack += reversed(expand(g, m, ON_CORES.get(m.op.name) if ctx.cores else None))
                     changed = True
     return changed
 
 
-def expand(g: Graph, n: Node) -> list[Node]:
-    """Replace one node by its op's decomposition; returns the new nodes, in order."""
-    assert n.op.decompose is not None
+def expand(g: Graph, n: Node, definition: Callable[..., Any] | None = None) -> list[Node]:
+    """Replace one node by its op's decomposition, or by another definition; returns the new nodes, in order."""
+    definition = definition or n.op.decompose
+    assert definition is not None
     before = n.prev
-    made = n.op.decompose(Builder(g, n, n.locs), *n.inputs, **n.attrs)
+    made = definition(Builder(g, n, n.locs), *n.inputs, **n.attrs)
     new = between(before, n)
     for o, v in zip(n.outputs, made if isinstance(made, (tuple, list)) else (made,)):
         name = o.name

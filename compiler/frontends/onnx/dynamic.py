@@ -11,9 +11,11 @@ from dnnc.frontends.onnx.call import Call, Item, of_array
 from dnnc.frontends.onnx.fresh import fresh_dim
 from dnnc.ir.dtype import boolean, f32, i64, string
 from dnnc.ir.errors import ModelError
+from dnnc.ir.expr import const, value
 from dnnc.ir.shapes import normalize_axis
 
 Converter = Callable[[Call], Any]
+FEW_SCORES = 1 << 15  # all of which are candidates of a suppression: that costs less than the end of a segment
 
 
 def nonzero(c: Call) -> Any:
@@ -81,7 +83,9 @@ def non_max_suppression(c: Call) -> Any:
     overlap = c.b.reshape(c.x(3), shape=()) if c.has(3) else c.const(0.0, f32)
     score = c.b.reshape(c.x(4), shape=()) if c.has(4) else None
     n = scores.type.shape[2]
-    candidates = fresh_dim(c, n, f"{c.outputs[0]}_candidates") if score is not None else n
+    scored = value(const(scores.type.size))
+    cut = score is not None and (scored is None or scored > FEW_SCORES)
+    candidates = fresh_dim(c, n, f"{c.outputs[0]}_candidates") if cut else n
     size = fresh_dim(c, scores.type.size)
     return c.b.non_max_suppression(boxes, scores, most, overlap, score, size=size, candidates=candidates, center=c.flag("center_point_box"))
 

@@ -178,6 +178,16 @@ def test_nms_against_the_specification() -> None:
         np.testing.assert_array_equal(got, greedy(b, s, 7, 0.2, 0.35))
 
 
+def test_nms_of_few_scores_cuts_no_candidates() -> None:
+    fixed = NMS.replace("B,N,4", "1,60,4").replace("B,C,N", "1,2,60")
+    assert fixed != NMS
+    f = compiled(fixed.format(0))
+    assert len(f.report.fallbacks) == 1  # the result's size
+    b, s = boxes(1, 60, False), RNG.random((1, 2, 60)).astype(np.float32)
+    got = f(b, s, np.array([7], np.int64), np.array([0.2], np.float32), np.array([0.35], np.float32))
+    np.testing.assert_array_equal(got, greedy(b, s, 7, 0.2, 0.35))
+
+
 def test_nms_without_candidates_and_without_a_limit() -> None:
     f = compiled(NMS.format(0))
     b, s = boxes(1, 9, False), np.full((1, 2, 9), 0.5, np.float32)
