@@ -201,10 +201,12 @@ class CpuMachine:
 
     def context(self, setting: Setting, precision: str | None = None) -> PassContext:
         from dnnc.backends.llvm.spelling import spelled
+        from dnnc.backends.llvm.templates import recurrence
 
         return PassContext(
             numerics=setting.numerics,
             lanes=self.target.lanes,
+            recurrent=None if setting.numerics == "strict" else lambda form: recurrence.takes(form, self.target),
             rates=self.target.rates,
             precision=precision,
             spelled=spelled(setting.numerics, self.target.feature_set),

@@ -19,7 +19,7 @@ from dnnc.backends.llvm.gate import check_kernel
 from dnnc.backends.llvm.gate_work import not_checked
 from dnnc.backends.llvm.native import Native
 from dnnc.backends.llvm.spelling import spelled
-from dnnc.backends.llvm.templates import templates
+from dnnc.backends.llvm.templates import recurrence, templates
 from dnnc.backends.llvm.worker_pool import CompileService
 from dnnc.backends.runtime import runtime
 from dnnc.bound import of_function, of_graph
@@ -473,6 +473,7 @@ def make_program(graph: Graph, cpu: CpuTarget, opts: CompileOptions, manager: Pa
         check=check_every_pass(),
         spelled=own,
         fallback=steps_down(opts),
+        recurrent=None if opts.numerics == "strict" else lambda form: recurrence.takes(form, cpu),
     )
     choose = choose_of(opts, kept=cache)
     known = schedules_for(opts, cpu, cache)

@@ -42,7 +42,10 @@ def nested(run: Callable[[Graph, PassContext], bool]) -> Callable[[Graph, PassCo
 
 
 def layout(graph: Graph, ctx: PassContext) -> bool:
-    return assign_channels_last(graph) if ctx.channels_last else assign_layouts(graph, ctx.lanes, ctx.strict, ctx.rates)
+    """Layouts of a graph and of those nested in it, but for the bodies of recurrences, whose kernels read values as they are."""
+    bodies = {s for g in graphs(graph) for n in g.nodes() if n.op.name == "recurrence" for s in n.subgraphs()}
+    others = [g for g in graphs(graph) if g not in bodies]
+    return any([assign_channels_last(g) if ctx.channels_last else assign_layouts(g, ctx.lanes, ctx.strict, ctx.rates) for g in others])
 
 
 def copy_outputs(graph: Graph, ctx: PassContext) -> bool:
@@ -90,7 +93,7 @@ PROLOGUE = Pass(
 )
 SPLIT_REDUCE = Pass("split-reduce", nested(split_reductions), "few long sums leave threads without work: they become two kernels; before layouts")
 RECURRENCE = Pass("recurrence", recurrence, "loops that are one kernel; their bodies are in the form in which they are computed, and get no layouts")
-LAYOUT = Pass("layout", nested(layout), "blocks for vectors, or channels last; last of the rewrites, since it fixes how values lie")
+LAYOUT = Pass("layout", layout, "blocks for vectors, or channels last; last of the rewrites, since it fixes how values lie")
 DCE_AGAIN = Pass("dce-again", dce, "layout relabels constants and leaves the old ones without readers")
 COPY_OUTPUTS = Pass("copy-outputs", nested(copy_outputs), "outputs are memory of their own; after layout, which may add the last node itself")
 PLACE_CONCATS = Pass(

@@ -2,7 +2,8 @@
 
     (h, c, y) = loop(None, None, h0, c0, x, body=f, length=5)    ->    r = recurrence(h0, c0, x, w, body=f', length=5); y = r[0:5]; h = r[5]; c = r[6]
 
-Recurrent matrices and other constants of the body become operands, matrices with the axis that is summed over last. For targets that have a kernel
+Recurrent matrices and other constants of the body become operands. Targets without vectors get matrices with the axis that is summed over last; where
+units are lanes, theirs stays last. For targets that have a kernel
 for it (`ctx.recurrent`); runs on bodies in their last form, after all that changes what they compute.
 """
 
@@ -24,7 +25,7 @@ def recurrence(graph: Graph, ctx: PassContext) -> bool:
     for g in list(graphs(graph)):
         for n in list(g.nodes()):
             if n.op.name == "loop" and _taken(n, ctx):
-                _replace(g, n)
+                _replace(g, n, sum_last=ctx.lanes == 1)
                 changed = True
     return changed
 
@@ -43,13 +44,13 @@ def _taken(n: Node, ctx: PassContext) -> bool:
     return taken
 
 
-def _replace(g: Graph, n: Node) -> None:
+def _replace(g: Graph, n: Node, sum_last: bool) -> None:
     own: Graph = n.attrs["body"]
     body = own.copy()
     body.prologue, body.parameters = own.prologue, dict(zip(body.parameters, own.parameters.values()))
     b = Builder(g, n, n.locs)
     fixed = [*(v for v in body.constants if body.constants[v].size != 1), *body.parameters]
-    operands = [v for v in n.inputs[2:] if v is not None] + [_hoisted(body, v, g) for v in fixed]
+    operands = [v for v in n.inputs[2:] if v is not None] + [_hoisted(body, v, g, sum_last) for v in fixed]
     attrs = {k: n.attrs[k] for k in ("carried", "scanned", "length", "backward")}
     made: Value = b.op("recurrence", *operands, body=body, **attrs)
     carried, steps = n.attrs["carried"], n.attrs["length"]
@@ -63,9 +64,9 @@ def _replace(g: Graph, n: Node) -> None:
     g.erase(n)
 
 
-def _hoisted(body: Graph, v: Value, g: Graph) -> Value:
-    """A constant or parameter of a body as an operand of its node. A matrix of products alone is transposed outside and back inside."""
-    matrix = v.type.rank == 2 and all(u.op.name == "matmul" and k == 1 for u, k in v.uses) and v.type.layout is None
+def _hoisted(body: Graph, v: Value, g: Graph, sum_last: bool) -> Value:
+    """A constant or parameter of a body as an operand of its node. `sum_last`: a matrix of products alone is transposed outside and back inside."""
+    matrix = sum_last and v.type.rank == 2 and all(u.op.name == "matmul" and k == 1 for u, k in v.uses) and v.type.layout is None
     if v in body.parameters:
         held = body.parameters[v]
         assert g.prologue is not None

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import ModuleType
 
 from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.templates import contraction, maps, reduce, scan, scatter, sequence, winograd
+from dnnc.backends.llvm.templates import contraction, maps, recurrence, reduce, scan, scatter, sequence, winograd
 from dnnc.ir.operator.stmt import Kernel
 from dnnc.passes.schedule.problem import Knobs, Problem, Template
 
@@ -18,6 +18,7 @@ def templates(target: CpuTarget, strict: bool = False) -> list[Template]:
     made = [
         _template("contraction", contraction, target),
         _template("winograd", winograd, target),
+        _template("recurrence", recurrence, target),
         _template("scan", scan, target),
         _template("reduce", reduce, target, (("short", 1),) if strict else ()),
         _template("sequence", sequence, target),

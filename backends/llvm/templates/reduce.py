@@ -33,7 +33,7 @@ ROWS, LONG = 2, 32  # rows computed together, and the steps of a loop along them
 
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
-    if problem.kind in ("map", "sequence", "scatter"):
+    if problem.kind in ("map", "sequence", "scatter", "recurrence"):
         return []
     lanes = lanes_for(problem, target)
     together = _side_by_side(problem, lanes, target.threads) if problem.kind == "reduce" else 1
