@@ -154,12 +154,20 @@ class _Fuser:
             if "elementwise" not in n.op.traits:
                 return None  # an index is written several times into an expression: chains of gathers would grow exponentially
             self.indexing.add(n)
+        if self.kind[g] == "contraction" and any(self.feeds_product(u) for u in users):
+            return None  # it would be computed again for every tile that reads it
         follows = self.kind[g] == "map" and all(self.follows(n.output, u) for u in users)
         if not anchored and not follows and not _widens(n) and self.epilogue_of(n):
             return None  # better at the end of the contraction that feeds it, where the value is in registers
         if all(self.follows(n.output, u) for u in users):
             self.aligned.add(n)
         return g
+
+    def feeds_product(self, u: Node) -> bool:
+        """Does a node of a contraction's group move its operand, elements of which many results read?"""
+        return (
+            u not in self.aligned and "movement" in u.op.traits and all("contraction" in w.op.traits and not _is_vector(w) for w, _ in u.output.uses)
+        )
 
     def reads_index(self, u: Node, v: Value) -> bool:
         """Does u read v as an index, or to make one?"""
@@ -242,7 +250,7 @@ class _Fuser:
             again = n.op.name in COSTLY and not self.once_in_row(n, u)
             return v is u.inputs[0] and not again and not _slides(u) and n.op.name != "concat"
         if "contraction" in u.op.traits:  # reading through a transpose costs address arithmetic alone, in the broadcast operand
-            return v is u.inputs[0] and v.type.layout is None and n.op.name == "transpose"
+            return v.type.layout is None and ((v is u.inputs[0] and n.op.name == "transpose") or _looks_up_matrices(n, u))
         return False
 
     def product_of(self, n: Node) -> Node | None:
@@ -324,6 +332,27 @@ class _Fuser:
 
 def _same(a: Sequence[object], b: Sequence[object]) -> bool:
     return len(a) == len(b) and all(x is y or x == y for x, y in zip(a, b))
+
+
+def _is_vector(u: Node) -> bool:
+    """Is the result of a contraction one column, each of whose elements reads a row of its own?"""
+    return value(u.output.type.shape[-1]) == 1
+
+
+def _looks_up_matrices(n: Node, u: Node) -> bool:
+    """Is u a product of matrices that n looks up in a table, and a vector each? Their elements are then read once, and need not be copied.
+
+    matmul(gather(table, index, axis=0), v), the experts of a mixture: table [experts, rows, columns], v [..., columns, 1]; or v, [..., 1, rows], first."""
+    if n.op.name != "gather" or n.attrs["axis"] != 0 or u.op.name != "matmul" or n.output.type.rank < 3:
+        return False
+    single = u.output.type.shape[-1 if n.output is u.inputs[0] else -2 if u.output.type.rank > 1 else 0]
+    matrices = len(n.output.type.shape[:-2])
+    return (
+        value(single) == 1
+        and n.inputs[1] is not None
+        and n.inputs[1].type.rank == matrices
+        and _same(n.output.type.shape[:-2], u.output.type.shape[:-2])
+    )
 
 
 def _slides(u: Node) -> bool:

@@ -2,7 +2,7 @@
 
     y = conv(x, w)        ->   y @ "0 1/16 2 3 1%16" = conv(x @ "0 1/16 2 3 1%16", w @ "0/16 1/16 2 3 1%16 0%16")
     conv(x, w, group=4)   ->   the same by panels of a block of outputs each, which read the inputs of all groups that they have outputs of
-    y = matmul(a, b)      ->   y = matmul(a, b @ "1/16 0 1%16")
+    y = matmul(a, b)      ->   y = matmul(a, b @ "1/16 0 1%16")       but for the few rows that would read what is packed at run time
 
 Convolutions make blocked outputs, element-wise ops and pooling pass a block on, everything else works on row-major values; `pack` nodes
 stand at the borders, one for each value and layout. Constants are relabelled: their bytes are packed when the program is linked, those of
@@ -30,6 +30,7 @@ WIDE = (f32, i32)  # types whose vectors have as many lanes as a block
 SHUFFLE = 2  # products that a shuffle takes the time of: it occupies a port of theirs, and its result a register of a tile
 GAIN = 1.1  # over products with zeros that shuffles must promise
 MOST_SHUFFLED = 4  # panels whose lanes come out of one block: as many times the registers are needed
+FEW_ROWS = 16  # of a product: two tiles, which read a matrix no slower as it lies than it takes to write it in panels
 MOST_UNROLLED = 64  # inputs of a group times taps of a row, which are code for each pixel of a tile
 KEEPS_BLOCKS = frozenset(("max_pool", "avg_pool", "lp_pool"))
 
@@ -303,6 +304,8 @@ class _Blocked(Layouts):
         columns = b.type.shape[-1] if b.type.rank >= 2 else 1
         if a.type.rank < 2 or columns == 1 or n.output.type.dtype.computed not in WIDE:
             return self.plain(n)
+        if not self.graph.settled(b) and not _turns_matrices(b) and _rows_of_each(n.output.type, b.type) <= FEW_ROWS:
+            return self.plain(n)
         self.set_input(n, 0, None)
         self.set_input(n, 1, panels(b.type.rank, self.lanes))
 
@@ -328,3 +331,17 @@ class _Blocked(Layouts):
         if all(v.type.layout is not None for v in operands):
             return all(isinstance(c, int) and 2 * c >= self.lanes for c in sizes)
         return any(v.type.layout is not None for v in operands) and all(isinstance(c, int) and c % self.lanes == 0 for c in sizes)
+
+
+def _rows_of_each(out: TensorType, matrices: TensorType) -> float:
+    """How many rows of a product read each of the matrices; infinite where that is not known."""
+    sizes = [*out.shape[:-1], *matrices.shape[:-2]]
+    if not all(isinstance(d, int) and d > 0 for d in sizes):
+        return float("inf")
+    return float(product(out.shape[:-1]) / product(matrices.shape[:-2]))
+
+
+def _turns_matrices(v: Value) -> bool:
+    """Is a value made by a transposition of its last axis? One kernel then turns and packs it."""
+    n = v.node
+    return n is not None and n.op.name == "transpose" and n.attrs["perm"][-1] != v.type.rank - 1

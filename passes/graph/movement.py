@@ -70,6 +70,34 @@ def merge_transposes(m: Match) -> Value:
     return m.b.transpose(m.operand(inner, 0), perm=perm)  # type: ignore[no-any-return]
 
 
+def cancel_transposes(m: Match) -> Value:
+    """transpose(mul(transpose(x, perm=(0, 2, 1)), s), perm=(0, 2, 1)) -> mul(x, transpose(s)): between them element-wise ops of constants"""
+    perm, rank = m.root.attrs["perm"], m.root.output.type.rank
+    chain: list[tuple[Node, int]] = []  # from the last to the first, with the operand that comes from the other transpose
+    v = m.operand(m.root, 0)
+    while v.node is not None and v.node.op.name != "transpose":
+        n = m.sole(v.node)
+        made = [k for k, u in enumerate(n.inputs) if u is not None and not m.graph.settled(u)]
+        m.require(
+            "elementwise" in n.op.traits and len(n.outputs) == 1 and len(made) == 1, "{} is not made by an element-wise node of constants", v.name
+        )
+        chain.append((n, made[0]))
+        v = m.operand(n, made[0])
+        m.require(len(v.type.shape) == rank and all(same_dim(a, b) for a, b in zip(v.type.shape, n.output.type.shape)), "{} is broadcast", v.name)
+    inner = m.node(v, "transpose")
+    m.require(len(chain) > 0 and [inner.attrs["perm"][k] for k in perm] == [*range(rank)], "the transposes do not cancel each other")
+
+    def turned(c: Value | None) -> Value | None:
+        if c is None or c.type.rank == 0:
+            return c
+        return m.b.transpose(m.b.reshape(c, shape=(1,) * (rank - c.type.rank) + c.type.shape), perm=perm)  # type: ignore[no-any-return]
+
+    y = m.operand(inner, 0)
+    for n, k in reversed(chain):
+        y = m.b.node(n.op, [y if j == k else turned(c) for j, c in enumerate(n.inputs)], n.attrs).output
+    return y
+
+
 def transpose_to_reshape(m: Match) -> Value:
     """transpose(x: f32[1, 4, 1, 5], perm=(1, 0, 3, 2)) -> reshape(x, shape=(4, 1, 5, 1)): only dims of size 1 change places"""
     x = m.operand(m.root, 0)
@@ -155,6 +183,13 @@ def gather_to_slice(m: Match) -> Value:
     return b.reshape(y, shape=m.root.output.type.shape)  # type: ignore[no-any-return]
 
 
+def gather_of_one_index(m: Match) -> Value:
+    """gather_nd(x, i: i64[7, 1]) -> gather(x, reshape(i), axis=0)"""
+    x, indices = m.operand(m.root, 0), m.operand(m.root, 1)
+    m.require(m.root.attrs["batch_dims"] == 0 and same_dim(indices.type.shape[-1], 1), "{} holds more than one index for each element", indices.name)
+    return m.b.gather(x, m.b.reshape(indices, shape=indices.type.shape[:-1]), axis=0)  # type: ignore[no-any-return]
+
+
 def reduce_of_units(m: Match) -> Value:
     """reduce_max(x: f32[5, 1], axes=(1,)) -> reshape(x): only dims of size 1 are reduced"""
     x = m.operand(m.root, 0)
@@ -193,6 +228,7 @@ MOVEMENT_RULES: tuple[Rule, ...] = (
     Rule(merge_reshapes, ("reshape",)),
     Rule(plain_shape, ("reshape",)),
     Rule(merge_transposes, ("transpose",)),
+    Rule(cancel_transposes, ("transpose",)),
     Rule(transpose_to_reshape, ("transpose",)),
     Rule(merge_expands, ("expand",)),
     Rule(merge_slices, ("slice",)),
@@ -201,6 +237,7 @@ MOVEMENT_RULES: tuple[Rule, ...] = (
     Rule(drop_empty, ("concat",)),
     Rule(flatten_concat, ("concat",)),
     Rule(gather_to_slice, ("gather",)),
+    Rule(gather_of_one_index, ("gather_nd",)),
     Rule(reduce_of_units, ("reduce_prod", "reduce_max", "reduce_min")),
     Rule(sum_of_units, ("reduce_sum", "reduce_mean"), exact=False),
     Rule(pad_into_conv, ("conv",)),

@@ -164,6 +164,30 @@ PLANS = [
     return h, relu(h)""",
         ["matmul", "relu"],
     ),
+    (
+        "a matrix that one vector is multiplied by is read in the table where it lies",
+        """def g(x: f32[6, 5, 1], i: i64[6], *, w: f32[8, 40, 5]):
+    return matmul(gather(w, i, axis=0), x)""",
+        ["gather + matmul"],
+    ),
+    (
+        "from the left, too",
+        """def g(x: f32[6, 1, 50], i: i64[6], *, w: f32[8, 50, 40]):
+    return relu(matmul(x, gather(w, i, axis=0)))""",
+        ["gather + matmul + relu"],
+    ),
+    (
+        "a matrix that several rows read is copied once",
+        """def g(x: f32[6, 2, 50], i: i64[6], *, w: f32[8, 50, 40]):
+    return matmul(x, gather(w, i, axis=0))""",
+        ["gather", "matmul"],
+    ),
+    (
+        "and so is one that several vectors read, each by itself",
+        """def g(x: f32[3, 6, 1, 50], i: i64[6], *, w: f32[8, 50, 40]):
+    return matmul(x, gather(w, i, axis=0))""",
+        ["gather", "matmul"],
+    ),
 ]
 
 

@@ -73,9 +73,23 @@ def test_matrices_of_panels() -> None:
     g = graph_of("def g(x: f32[4, 8], *, w: f32[8, 40]):\n    return matmul(x, w)")
     assign_layouts(g, 16)
     assert 'f32[8, 40] @ "1/16 0 1%16"' in str(g)
-    h = parse("def g(x: f32[2, 4, 8], y: f32[2, 8, 40]):\n    return matmul(x, y)")
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "packed"),
+    [
+        ("2, 17, 8", "y", True),
+        ("2, 16, 8", "y", False),  # as few rows read each matrix as it lies
+        ("2, 1, 8", "y", False),
+        ("5, 2, 4, 8", "y", True),  # 20 rows each
+        ("2, N, 8", "y", True),
+        ("2, 1, 8", "transpose(z, perm=(0, 2, 1))", True),  # turned and packed at once
+    ],
+)
+def test_matrices_that_are_made_at_run_time(x: str, y: str, packed: bool) -> None:
+    h = parse(f"def g(x: f32[{x}], y: f32[2, 8, 40], z: f32[2, 40, 8]):\n    return matmul(x, {y})")
     assign_layouts(h, 8)
-    assert 'pack(y, layout=layout("0 2/8 1 2%8"))' in str(h)
+    assert ('layout=layout("0 2/8 1 2%8"))' in str(h)) == packed
 
 
 def test_the_pass_settles() -> None:
@@ -118,7 +132,7 @@ def test_numbers(text: str) -> None:
     "text",
     [
         "def g(x: i32[1, 20, 9, 9], w: i32[24, 20, 3, 3], v: i32[40, 24, 1, 1]):\n    return conv(conv(x, w, pads=(1, 1, 1, 1)), v)",
-        "def g(x: i32[7, 50], w: i32[50, 40]):\n    return matmul(x, w)",
+        "def g(x: i32[17, 50], w: i32[50, 40]):\n    return matmul(x, w)",
     ],
 )
 def test_integers_lie_in_blocks_and_stay_exact(text: str) -> None:
