@@ -335,10 +335,8 @@ class _Blocked(Layouts):
 
 def _rows_of_each(out: TensorType, matrices: TensorType) -> float:
     """How many rows of a product read each of the matrices; infinite where that is not known."""
-    sizes = [*out.shape[:-1], *matrices.shape[:-2]]
-    if not all(isinstance(d, int) and d > 0 for d in sizes):
-        return float("inf")
-    return float(product(out.shape[:-1]) / product(matrices.shape[:-2]))
+    rows, count = product(out.shape[:-1]), product(matrices.shape[:-2])
+    return rows / count if isinstance(rows, int) and isinstance(count, int) and count > 0 else float("inf")
 
 
 def _turns_matrices(v: Value) -> bool:

@@ -16,6 +16,7 @@ from dnnc.ir.operator.stmt import Block, Eval, For
 from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.program import Program, Step
+from dnnc.testing.graphs import graph_of
 
 CONV = Nest((), "i", "p", "pb", ("r",), 0, 1, 16)
 MATMUL = Nest((), "i", "", "j", ("r",), 0, 1, 0)
@@ -45,7 +46,8 @@ def test_convolutions_leave_registers_for_what_neighbouring_taps_share() -> None
 
 @pytest.mark.parametrize(("rows", "lines"), [(1, 0), (5, 0), (8, 12), (16, 6), (64, 2)])
 def test_panels_are_prefetched_whole_or_not_at_all(rows: int, lines: int) -> None:
-    p = compiled(one_node("matmul", [f"f32 {rows} 128", "f32 128 768"]), replace(WIDE, l2=1 << 14))
+    layer = graph_of(f"def g(x: f32[{rows}, 128], *, w: f32[128, 768]):\n    return matmul(x, w)")
+    p = compiled(layer, replace(WIDE, l2=1 << 14))
     (step,) = (s for s in p.steps if isinstance(s, Step) and s.group.kind == "contraction")
     assert step.text.count("prefetch(") == lines, step.text
 
