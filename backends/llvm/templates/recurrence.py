@@ -40,9 +40,7 @@ SPARE = 6  # vector registers that are no sums
 def takes(form: Form, target: CpuTarget) -> bool:
     """Is one kernel of all steps faster than kernels for each step?"""
     weights = sum(len(p.columns) for p in form.phases) * form.hidden**2 * 4
-    tensors = {t for p in form.phases for c in p.columns for t, _ in loads(c.matrix)} | {
-        t for e in form.made for t, _ in loads(e) if form.kind(t) == "state"
-    }
+    tensors = {t for p in form.phases for c in p.columns for t, _ in loads(c.matrix)} | {t for t in form.operand if form.kind(t) == "state"}
     if any(t.dtype is not f32 for t in tensors) or weights > target.l2 // 2 or form.batch > MOST_ROWS * target.threads:
         return False
     saved = weights / target.rates.l2 * (1 - 1 / target.threads)  # cycles of a step, if one row of the batch were shared among threads

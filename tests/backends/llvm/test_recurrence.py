@@ -71,7 +71,7 @@ def inputs_of(g: Graph) -> list[Array]:
 
 
 @pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize(("batch", "hidden"), [(1, 32), (1, 5), (8, 24), (3, 17)])
+@pytest.mark.parametrize(("batch", "hidden"), [(1, 32), (1, 5), (2, 1), (8, 24), (3, 17)])
 def test_compiled(name: str, batch: int, hidden: int) -> None:
     g = net(NETS[name], batch, hidden)
     given = inputs_of(g)
@@ -111,6 +111,18 @@ def test_large_layers_stay_loops() -> None:
     for hidden, batch, taken in ((32, 1, True), (512, 1, False), (32, 2, True), (32, 64, False)):
         (loop,) = (n for n in net(SWAPPED, batch, hidden).nodes() if n.op.name == "loop")
         assert recurrence.takes(form_of(loop), target) == taken
+
+
+def test_states_of_16_bits_stay_loops() -> None:
+    text = """
+def net(h: f16[2, 8], x: f16[5, 2, 8], *, w: f32[8, 8]):
+    def body(k: i64, h: f16[2, 8], r: f16[2, 8], w: f32[8, 8]):
+        return cast(tanh(add(cast(r, to=f32), matmul(cast(h, to=f32), w))), to=f16)
+    a = loop(None, None, h, x, w, body=body, carried=1, scanned=1, length=5)
+    return a
+"""
+    (loop,) = (n for n in graph_of(text).nodes() if n.op.name == "loop")
+    assert not recurrence.takes(form_of(loop), parse_target(WIDE, 2))
 
 
 def test_strict_numerics_keep_the_loop() -> None:
