@@ -2,11 +2,11 @@
 
     python benchmarks/random_shapes.py [COUNT] [--seed 0] [--seconds 0.1] [--family grouped]        also: python benchmarks/cpu.py --random-shapes COUNT
 
-Convolutions (plain, grouped, depthwise, dilated, transposed, over one axis, over three), matrix products, reductions of rows and scatters in turns, drawn
-from a seed. Each kernel runs on one thread; its efficiency is
-a share of what the same run measures in turns with it: of the FMA peak for contractions, for reductions and scatters of the speed at which a loop
-reads as many bytes (a scatter's are its updates, indices, what it starts from and its result, each once). Both by their shortest times, less the cost of an empty call. The figure to watch is the tenth percentile over the
-median: a compiler that is good at a few shapes alone has a low one.
+Convolutions (plain, grouped, depthwise, dilated, transposed, over one axis, over three), matrix products, reductions of rows, scatters, running sums
+and top-k in turns, drawn from a seed. Each runs on one thread; its efficiency is a share of what the same run measures in turns with it: of the FMA
+peak for contractions, for reductions and scatters of the speed at which a loop reads as many bytes (a scatter's are its updates, indices, what it
+starts from and its result, each once), for running sums and top-k of the speed at which their rows are copied. All by their shortest times, less the
+cost of an empty call. The figure to watch is the tenth percentile over the median: a compiler that is good at a few shapes alone has a low one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from single_kernel import aligned, case, measure
+from single_kernel import aligned, case, measure, whole
 
 from dnnc.backends.llvm.ceilings import Probe, empty_probe, fma_probe, read_probe
 from dnnc.backends.llvm.features import CpuTarget, parse_target
@@ -30,6 +30,7 @@ WORK = 2e6, 1e9  # FLOPs of a contraction: shorter ones are lost in the cost of 
 ELEMENTS = 1 << 16, 1 << 24  # of what a reduction reads: from the second-level cache to memory
 MAX_BYTES = 64 << 20  # of all operands
 WORST = 10
+PROGRAM = "program"  # several kernels
 
 
 @dataclass(frozen=True)
@@ -233,6 +234,26 @@ def segments(rng: Rng) -> Shape:
             return Shape("segments", f"{m} rows of {width} into {n}", text, "scatter", n)
 
 
+def scan(rng: Rng) -> Shape:
+    """Running sums along or across memory, of one row or many."""
+    while True:
+        n, rows = _size(rng, 64, 1 << 23), 1 if rng.random() < 0.4 else _size(rng, 2, 4096)
+        if ELEMENTS[0] <= n * rows <= ELEMENTS[1] // 2:
+            axis, more = int(rng.random() < 0.7), f"exclusive={bool(rng.random() < 0.3)}, reverse={bool(rng.random() < 0.3)}"
+            shape = [rows, n] if axis else [n, rows]
+            text = f"def g(a: f32{shape}):\n    y = cumsum(a, axis={axis}, {more})\n    return y"
+            return Shape("scan", f"{_by((*shape,))} along {axis}, {more}", text, PROGRAM)
+
+
+def topk(rng: Rng) -> Shape:
+    """The largest of rows: from one of each to a thousand."""
+    while True:
+        n, rows, k = _size(rng, 1000, 1 << 20), 1 if rng.random() < 0.5 else _size(rng, 2, 256), _size(rng, 1, 1000)
+        if ELEMENTS[0] <= n * rows <= ELEMENTS[1] // 4 and k <= n:
+            text = f"def g(a: f32[{rows}, {n}]):\n    y, i = sort(a, axis=1, descending=True, keep={k})\n    return y"
+            return Shape("topk", f"{k} of {rows} rows of {n}", text, PROGRAM)
+
+
 FAMILIES: tuple[Callable[[Rng], Shape], ...] = (
     conv,
     grouped,
@@ -246,6 +267,8 @@ FAMILIES: tuple[Callable[[Rng], Shape], ...] = (
     scatter_elements,
     scatter_nd,
     segments,
+    scan,
+    topk,
 )
 
 
@@ -259,8 +282,10 @@ def shapes(count: int, seed: int, families: Sequence[str] = ()) -> list[Shape]:
 # --- measuring ----------------------------------------------------------------------------------------------------------------
 
 
-def efficiency(shape: Shape, target: CpuTarget, top: Probe, empty: Probe, seconds: float) -> Result:
-    """One kernel against its bound."""
+def efficiency(shape: Shape, target: CpuTarget, top: Probe, empty: Probe, seconds: float, target_text: str) -> Result:
+    """One kernel, or program, against its bound."""
+    if shape.kind == PROGRAM:
+        return copying(shape, target_text, seconds)
     try:
         item = case(shape.name, shape.text, target, shape.kind, below=shape.below)
     except Exception as e:  # a shape that the compiler fails at is a result too
@@ -273,6 +298,18 @@ def efficiency(shape: Shape, target: CpuTarget, top: Probe, empty: Probe, second
     return Result(shape, ideal / mine, mine * 1e3, item.choice, item.error)
 
 
+def copying(shape: Shape, target: str, seconds: float) -> Result:
+    """A program against one that writes as many elements as the first one reads."""
+    try:
+        item = whole(shape.name, shape.text, target)
+        rows = shape.text[shape.text.index("(a: ") : shape.text.index("):")]
+        copy, empty = (whole("neg", f"def g{of}):\n    y = neg(a)\n    return y", target) for of in (rows, "(a: f32[16]"))
+    except Exception as e:  # a shape that the compiler fails at is a result too
+        return Result(shape, 0.0, failure=f"{type(e).__name__}: {e}".splitlines()[0])
+    mine, limit, call = (min(t) for t in measure([item, copy, empty], seconds))
+    return Result(shape, max(limit - call, 1e-9) / max(mine - call, 1e-9), (mine - call) * 1e3, item.choice, item.error)
+
+
 def run(
     count: int, seed: int = 0, seconds: float = 0.1, target_text: str = "llvm", console: Console | None = None, families: Sequence[str] = ()
 ) -> list[Result]:
@@ -281,7 +318,7 @@ def run(
     target = parse_target(target_text)
     top, empty = fma_probe(target), empty_probe(target)
     todo = track(shapes(count, seed, families), "random shapes", console=console, transient=True)
-    results = [efficiency(s, target, top, empty, seconds) for s in todo]
+    results = [efficiency(s, target, top, empty, seconds, target_text) for s in todo]
     console.print(summary(results, target))
     console.print(worst(results))
     return results

@@ -19,6 +19,7 @@ from dnnc.backends.llvm.ceilings import Probe, bind
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.runtime import aligned_empty
+from dnnc.driver import compile
 from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run
@@ -90,6 +91,20 @@ def case(name: str, text: str, target: CpuTarget, kind: str = "contraction", dty
             one()
 
     return Timed(name, calls[0] if len(calls) == 1 else call, flops, moved, " ".join(dict.fromkeys(choices)), error)
+
+
+def whole(name: str, text: str, target: str) -> Timed:
+    """A graph of one input `a` and no constants as a compiled program, for what takes several kernels; its one output against float64. What a call
+    costs in Python is part of its time."""
+    (numbers,) = re.findall(r"a: f32\[([\d, ]+)\]", text)
+    x = np.random.default_rng(0).standard_normal([*map(int, numbers.split(","))]).astype(np.float32)
+    graph = parse(text)
+    want = np.asarray(run(graph, [x], "float64")[0])
+    f = compile(graph, target=target, threads=1, cache=False)
+    got = np.asarray(f(x))
+    error = float(np.abs(got - want).max() / max(float(np.abs(want).max()), 1e-30))
+    choices = [str(k.choice) for p in f.report.programs for k in p.kernels]
+    return Timed(name, lambda: f(x), 0, x.nbytes + got.nbytes, " ".join(dict.fromkeys(choices)), error)
 
 
 def _weights(rng: np.random.Generator, shape: list[int]) -> Array:

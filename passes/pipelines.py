@@ -27,6 +27,7 @@ from dnnc.passes.graph.scatters import scatters, wide_sums
 from dnnc.passes.graph.siblings import siblings
 from dnnc.passes.graph.sink_constants import sink_constants
 from dnnc.passes.graph.split_reduce import split_reductions
+from dnnc.passes.graph.split_scans import split_scans
 from dnnc.passes.program import Known, Planner, Program, Revise
 from dnnc.passes.schedule.problem import Template
 from dnnc.passes.schedule.step import Choose, first_choice
@@ -92,6 +93,7 @@ PROLOGUE = Pass(
     "prologue", hoist, "what depends on parameters alone runs when these change; after precision, which casts weights, and before layouts"
 )
 SPLIT_REDUCE = Pass("split-reduce", nested(split_reductions), "few long sums leave threads without work: they become two kernels; before layouts")
+SPLIT_SCANS = Pass("split-scans", nested(split_scans), "few long running sums leave cores without work: parts of them do not; before layouts")
 RECURRENCE = Pass("recurrence", recurrence, "loops that are one kernel; their bodies are in the form in which they are computed, and get no layouts")
 LAYOUT = Pass("layout", layout, "blocks for vectors, or channels last; last of the rewrites, since it fixes how values lie")
 DCE_AGAIN = Pass("dce-again", dce, "layout relabels constants and leaves the old ones without readers")
@@ -102,7 +104,7 @@ PLACE_CONCATS = Pass(
 
 PASSES = (
     FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, FOLD_AGAIN, CANONICALIZE, CSE, CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
-    PRECISION, WIDE_SUMS, PROLOGUE, SPLIT_REDUCE, RECURRENCE, LAYOUT, DCE_AGAIN, COPY_OUTPUTS, PLACE_CONCATS,
+    PRECISION, WIDE_SUMS, PROLOGUE, SPLIT_SCANS, SPLIT_REDUCE, RECURRENCE, LAYOUT, DCE_AGAIN, COPY_OUTPUTS, PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
     0: (DECOMPOSE, DCE, PRECISION, WIDE_SUMS, COPY_OUTPUTS),
