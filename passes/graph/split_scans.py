@@ -46,7 +46,8 @@ def _rewritten(graph: Graph, n: Node) -> Value:
     assert x is not None
     axis, back, name = n.attrs["axis"] % t.rank, n.attrs["reverse"], n.op.name
     total, join = HOW[name]
-    length, outer = int(t.shape[axis]), math.prod(int(d) for d in t.shape[:axis])  # type: ignore[arg-type]
+    sizes = [d if isinstance(d, int) else 0 for d in t.shape]
+    length, outer = sizes[axis], math.prod(sizes[:axis])
     size, rest = divmod(length, PARTS)
     rows = b.reshape(x, shape=(outer, length))
 
