@@ -14,12 +14,12 @@ from dnnc.testing.passes import check_pass
 
 def test_parts() -> None:
     before = """
-def f(x: f32[65536]):
+def f(x: i32[65536]):
     y = cumsum(x, axis=0)
     return y
 """
     after = """
-def f(x: f32[65536]):
+def f(x: i32[65536]):
     v0 = reshape(x, shape=(1, 65536))
     v1 = reshape(v0, shape=(1, 64, 1024))
     v2 = reduce_sum(v1, axes=(2,), keepdims=True)
@@ -56,6 +56,14 @@ def test_strict_numerics_keep_one_order_of_floats_and_gpus_their_scans() -> None
         ("f32", PassContext(cores=False), False),
     ):
         assert split_scans(parse(f"def f(x: {dtype}[65536]):\n    y = cumsum(x, axis=0)\n    return y"), ctx) == split
+
+
+def test_floats_are_nearer_to_the_sum() -> None:
+    g = parse("def f(x: f32[200003]):\n    y = cumsum(x, axis=0)\n    return y")
+    x = np.random.default_rng(0).standard_normal(200003).astype(np.float32)
+    want = np.cumsum(x.astype(np.float64))
+    parts, one = (np.abs(dnnc.compile(g, target="llvm", threads=2, numerics=n)(x) - want).max() for n in ("standard", "strict"))
+    assert parts < one < 1e-5 * np.abs(x).sum()
 
 
 @pytest.mark.parametrize("n", [65536, 65599])
