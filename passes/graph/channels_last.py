@@ -70,6 +70,9 @@ class _ChannelsLast(Layouts):
         even = n.attrs["axis"] % n.output.type.rank != 1 or all(isinstance(c, int) and _block(v.type, c) == 1 for v, c in zip(operands, shapes))
         return images and even
 
+    def pools(self, n: Node) -> bool:
+        return False  # threads side by side read rows as well
+
     def within_channels(self, n: Node) -> bool:
         x = n.inputs[0] if n.inputs else None
         if n.op.name not in ("resize", "slice", "pad") or x is None or x.type.layout is None or len(n.inputs) > 1 + (n.op.name == "pad"):

@@ -32,6 +32,8 @@ GAIN = 1.1  # over products with zeros that shuffles must promise
 MOST_SHUFFLED = 4  # panels whose lanes come out of one block: as many times the registers are needed
 FEW_ROWS = 16  # of a product: two tiles, which read a matrix no slower as it lies than it takes to write it in panels
 MOST_UNROLLED = 64  # inputs of a group times taps of a row, which are code for each pixel of a tile
+LEAST_POOLED = 4  # channels of a block, others being zeros, that a window is computed for in the time of one number
+LARGE_WINDOW = 128  # taps: sums of long rows are vectors where they lie
 KEEPS_BLOCKS = frozenset(("max_pool", "avg_pool", "lp_pool"))
 
 
@@ -88,7 +90,7 @@ class Layouts(ABC):
                 self.conv(n)
             elif n.op.name == "matmul":
                 self.matmul(n)
-            elif self.keeps(n):
+            elif self.keeps(n) or self.pools(n):
                 self.keep(n)
             elif n.op.name == "lrn" and n.inputs[0] is not None and n.inputs[0].type.layout is not None:
                 self.across(n)
@@ -108,6 +110,10 @@ class Layouts(ABC):
     @abstractmethod
     def matmul(self, n: Node) -> None:
         """Choose for a product of matrices."""
+
+    @abstractmethod
+    def pools(self, n: Node) -> bool:
+        """Is this a window over rows that is better computed in a layout? Then its operand is packed."""
 
     @abstractmethod
     def joins(self, n: Node) -> bool:
@@ -321,6 +327,17 @@ class _Blocked(Layouts):
             whole = all(isinstance(k, int) and k % self.lanes == 0 for k in (start, size)) or size == x.type.shape[1]
             return whole and n.attrs["steps"][1] == 1
         return bool(x.type.shape[1] == n.output.type.shape[1])
+
+    def pools(self, n: Node) -> bool:
+        """Small windows: in rows their borders depend on the lane, in blocks on the pixel alone."""
+        x = n.inputs[0] if n.inputs else None
+        if n.op.name not in KEEPS_BLOCKS or x is None or n.output.type.dtype.computed not in WIDE:
+            return False
+        channels, window = x.type.shape[1], product(n.attrs["kernel"])
+        if not isinstance(channels, int) or channels < LEAST_POOLED or not 1 < window < LARGE_WINDOW or product(n.output.type.shape[2:]) == 1:
+            return False
+        self.set_input(n, 0, blocked(x.type.rank, self.lanes))
+        return True
 
     def joins(self, n: Node) -> bool:
         """A concatenation of channels that are whole blocks each, or of images that all lie in blocks already: then two vectors make one."""

@@ -5,8 +5,8 @@ Without it the loads of such a nest gather, one cache access for each lane.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from dnnc.ir.bounds import nonneg
 from dnnc.ir.errors import ScheduleError
@@ -22,8 +22,9 @@ def transpose_tile(b: Block, rows: str, columns: str, lanes: int = 0) -> Block:
     `t0[c, 0:+4] = x[c, 0:+4]` for 4 c; `t1[2*h, :] = zip_low(t0[h, :], t0[h + 2, :])`, `t1[2*h + 1, :] = zip_high(..)` for 2 h;
     the same from t1 to t2; `y[r, 0:+4] = f(t2[r, 0:+4])` for 4 r.
 
-    log2(n) rounds of zipping row h with row h + n/2 transpose an n x n tile. Loads that run along the columns stay as they are. `lanes`: n,
-    where one of the loops has fewer iterations; by default it is the extent of both."""
+    log2(n) rounds of zipping row h with row h + n/2 transpose an n x n tile. Loads that run along the columns stay as they are. Where several
+    loads run along the rows and none along the columns, f is computed in rows, and its result is transposed instead of each load.
+    `lanes`: n, where one of the loops has fewer iterations; by default it is the extent of both."""
 
     def go(s: For) -> Block:
         r, c, st, n = _tile_loops(s, columns, lanes)
@@ -32,11 +33,18 @@ def transpose_tile(b: Block, rows: str, columns: str, lanes: int = 0) -> Block:
         crossing = [x for x in walk(st.value) if isinstance(x, Load) and c.var in free(x) and along.contiguous(x.buf, x.idx) is None]
         if not crossing:
             raise ScheduleError(f"no load runs along {r.var.name}")
-        b = Builder()
-        tiles = _tiles(b, crossing, st, down, (r, c), n, n)
         at = along.contiguous(st.buf, st.idx)
         if at is None:
             raise ScheduleError(f"the store is not unit stride along {c.var.name}")
+        b = Builder()
+        if len(crossing) > 1 and _runs_along(down, st):
+            down.limit = r.extent if value(r.extent) != n else None
+            e = down.expr(st.value)
+            tile = _zipped(b, lambda j: substitute(e, {c.var: c.lo + j}), c.extent, n, n, "t")
+            with b.loop(r.var.name, r.hi, "unroll", r.lo) as i:
+                b.emit(Store(st.buf, tuple(substitute(x, {r.var: i}) for x in at), load(tile, (i - r.lo, 0), n), n, along.limit))
+            return b.block()
+        tiles = _tiles(b, crossing, st, down, (r, c), n, n)
         e = along.expr(substitute(st.value, {x: v for x, (v, _) in tiles.items()}))
         with b.loop(r.var.name, r.hi, "unroll", r.lo) as i:
             found: dict[Expr, Expr] = {v: load(t, (i - r.lo, 0), n) for v, t in tiles.values()}
@@ -109,34 +117,33 @@ def _tiles(
         if at is None or x.limit is not None or x.buf is st.buf:
             raise ScheduleError(f"{x!r} is unit stride along neither {r.var.name} nor {c.var.name}")
         whole = value(r.extent) == n or nonneg(x.buf.shape[-1] - at[-1] - n)  # lanes past the last row may be read, they are not used
-        first = _Rows(x.buf, at, c, n, None if whole else r.extent)
-        tiles[x] = (var(f"tile{k}.", x.dtype, lanes=n), _zipped(b, first, m, f"t{k}_"))
+        row = load(x.buf, at, n, None if whole else r.extent)
+        tiles[x] = (var(f"tile{k}.", x.dtype, lanes=n), _zipped(b, partial(_in_column, row, c), c.extent, m, n, f"t{k}_"))
     return tiles
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """What a tile is made of: `at` is the index of a vector of n lanes, of which there is one for each iteration of c."""
-
-    buf: Buffer
-    at: tuple[Expr, ...]
-    c: For
-    n: int
-    limit: Expr | None
+def _in_column(row: Expr, c: For, j: Expr) -> Expr:
+    return substitute(row, {c.var: c.lo + j})
 
 
-def _zipped(b: Builder, rows: _Rows, m: int, name: str) -> Buffer:
-    """m vectors, as they are loaded, zipped log2(m) times: for m = n the tile of a load, its rows and columns exchanged."""
-    n, count = rows.n, value(rows.c.extent)
-    assert count is not None
-    tile = b.alloc(name + "0", rows.buf.dtype, m, n)
-    with b.loop(f"{name}c", count, "unroll") as j:
-        b.store(tile, (j, 0), load(rows.buf, [substitute(x, {rows.c.var: rows.c.lo + j}) for x in rows.at], n, rows.limit), n)
-    if count < m:
-        with b.loop(f"{name}z", m - count, "unroll") as j:
-            b.store(tile, (j + count, 0), const(0, rows.buf.dtype), n)
+def _runs_along(down: Vectorizer, st: Store) -> bool:
+    """Does each load of what is stored lie along the rows, or have one value for all of them?"""
+    loads = [x for x in walk(st.value) if isinstance(x, Load)]
+    return st.value.dtype.kind != "b" and all(x.buf is not st.buf and (down.v not in free(x) or down.contiguous(x.buf, x.idx) is not None) for x in loads)
+
+
+def _zipped(b: Builder, row: Callable[[Expr], Expr], count: Expr, m: int, n: int, name: str) -> Buffer:
+    """m vectors of n lanes, zipped log2(m) times: for m = n a tile, its rows and columns exchanged. `row`: vector j of the first `count`, others are 0."""
+    first, made = row(const(0)), value(count)
+    assert made is not None
+    tile = b.alloc(name + "0", first.dtype, m, n)
+    with b.loop(f"{name}c", made, "unroll") as j:
+        b.store(tile, (j, 0), row(j), n)
+    if made < m:
+        with b.loop(f"{name}z", m - made, "unroll") as j:
+            b.store(tile, (j + made, 0), const(0, first.dtype), n)
     for k in range(1, m.bit_length()):
-        to = b.alloc(f"{name}{k}", rows.buf.dtype, m, n)
+        to = b.alloc(f"{name}{k}", first.dtype, m, n)
         with b.loop(f"{name}h", m // 2, "unroll") as h:
             pair = load(tile, (h, 0), n), load(tile, (h + m // 2, 0), n)
             b.store(to, (2 * h, 0), call("zip_low", *pair), n)

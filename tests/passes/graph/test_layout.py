@@ -50,6 +50,17 @@ def test_a_window_over_channels_reads_rows_between_blocks() -> None:
     assert [" blocked" in x for x in made] == [True, True, True, False, False, True, True, False]
 
 
+@pytest.mark.parametrize("shape,window,made", [
+    ((1, 8, 9, 9), "kernel=(3, 3), pads=(1, 1, 1, 1)", ["pack", "max_pool", "pack"]),
+    ((1, 2, 9, 9), "kernel=(3, 3), pads=(1, 1, 1, 1)", ["max_pool"]),
+    ((1, 8, 9, 9), "kernel=(1, 1)", ["max_pool"]),
+    ((1, 8, 9, 9), "kernel=(9, 9)", ["max_pool"]),
+    ((1, 8, 300), "kernel=(200,)", ["max_pool"]),
+])  # fmt: skip
+def test_small_windows_of_several_channels_are_computed_in_blocks(shape: tuple[int, ...], window: str, made: list[str]) -> None:
+    assert [x.split(" = ")[1] for x in laid_out(f"def f(x: f32{list(shape)}):\n    return max_pool(x, {window})")] == made
+
+
 def test_first_layers_read_rows() -> None:
     ops = [x.split(" = ")[1] for x in laid_out("def g(x: f32[1, 3, 8, 8], *, w: f32[16, 3, 3, 3]):\n    return conv(x, w)")]
     assert ops == ["conv", "pack"]

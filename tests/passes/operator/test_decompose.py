@@ -1,4 +1,4 @@
-"""Expansions of exp, log, erf, tanh, log1p, expm1, pow: interpreted in float32 against Python's functions in float64."""
+"""Expansions of elementary functions: interpreted in float32 against Python's functions in float64."""
 
 from __future__ import annotations
 
@@ -54,6 +54,12 @@ def magnitudes(low: float, high: float) -> Array:
     return np.concatenate([x, -x]).astype(np.float32)
 
 
+def quarters() -> Array:
+    """The float32 numbers next to multiples of pi / 2, where sines, cosines and tangents are tiny or huge."""
+    n = np.concatenate([np.arange(1, 1000), 3 ** np.arange(1, 38, dtype=np.float64)])
+    return (n * (math.pi / 2)).astype(np.float32)
+
+
 TABLES = ("piece", "scale")  # of CPUs with AVX-512
 WAYS = [*((name, ()) for name in EXPANSIONS if name != "pow"), ("exp", TABLES), ("tanh", TABLES)]
 
@@ -66,6 +72,17 @@ REGIONS: dict[str, tuple[Callable[[float], float], float, list[Array]]] = {
     "tanh": (math.tanh, 2.0, [grid(-11, 11), grid(-1, 1), magnitudes(-126, 3), grid(0.34, 0.35)]),
     "log1p": (math.log1p, 1.5, [np.abs(magnitudes(-149, 127)), grid(-0.999, 1), grid(0.4, 0.5), -np.abs(magnitudes(-149, -1)), grid(1, 1000)]),
     "expm1": (math.expm1, 1.5, [grid(-100, LARGEST_EXP), grid(-1, 1), magnitudes(-149, 6), grid(0.34, 0.35)]),
+    "sin": (math.sin, 1.5, [grid(-10, 10), grid(-1, 1), grid(-1e5, 1e5), magnitudes(-149, 127.99), quarters()]),
+    "cos": (math.cos, 1.5, [grid(-10, 10), grid(-1, 1), grid(-1e5, 1e5), magnitudes(-149, 127.99), quarters()]),
+    "tan": (math.tan, 3.0, [grid(-10, 10), grid(-1, 1), grid(-1e5, 1e5), magnitudes(-149, 127.99), quarters()]),
+    "asin": (math.asin, 2.5, [grid(-1, 1), grid(0.49, 0.51), grid(0.999, 1), magnitudes(-149, 0)]),
+    "acos": (math.acos, 2.5, [grid(-1, 1), grid(0.49, 0.51), grid(0.999, 1), grid(-1, -0.999), magnitudes(-149, 0)]),
+    "atan": (math.atan, 3.0, [grid(-5, 5), grid(0.41, 0.42), grid(2.4, 2.43), magnitudes(-149, 127)]),
+    "sinh": (math.sinh, 2.5, [grid(-89.4, 89.4), grid(-1, 1), magnitudes(-149, 6), grid(88.7, 89.4)]),
+    "cosh": (math.cosh, 2.0, [grid(-89.4, 89.4), grid(-1, 1), magnitudes(-149, 6), grid(88.7, 89.4)]),
+    "asinh": (math.asinh, 3.0, [grid(-10, 10), grid(-1, 1), magnitudes(-149, 127), grid(2.0**33 - 2**14, 2.0**33 + 2**14)]),
+    "acosh": (math.acosh, 3.0, [grid(1, 2), grid(1, 100), np.abs(magnitudes(0, 127)), grid(2.0**33 - 2**14, 2.0**33 + 2**14)]),
+    "atanh": (math.atanh, 3.0, [grid(-0.9999, 0.9999), grid(-0.1, 0.1), -np.abs(magnitudes(-149, -0.001)), grid(9e-5, 2e-4)]),
 }
 
 
@@ -90,6 +107,17 @@ SPECIAL: dict[str, list[tuple[float, float]]] = {
     "tanh": [(0.0, 0.0), (-0.0, -0.0), (INF, 1.0), (-INF, -1.0), (NAN, NAN), (10.0, 1.0), (-10.0, -1.0), (-3.4e38, -1.0), (1e-40, 1e-40), (-1e-45, -1e-45)],
     "log1p": [(0.0, 0.0), (-0.0, -0.0), (INF, INF), (-INF, NAN), (NAN, NAN), (-1.0, -INF), (-1.5, NAN), (3.4028234e38, 88.72284), (1e-40, 1e-40), (-1e-45, -1e-45)],
     "expm1": [(0.0, 0.0), (-0.0, -0.0), (INF, INF), (-INF, -1.0), (NAN, NAN), (88.73, INF), (3.4e38, INF), (-20.0, -1.0), (-3.4e38, -1.0), (1e-40, 1e-40), (-1e-45, -1e-45)],
+    "sin": [(0.0, 0.0), (-0.0, -0.0), (INF, NAN), (-INF, NAN), (NAN, NAN), (1e-40, 1e-40), (-1e-45, -1e-45)],
+    "cos": [(0.0, 1.0), (-0.0, 1.0), (INF, NAN), (-INF, NAN), (NAN, NAN), (-1e-40, 1.0)],
+    "tan": [(0.0, 0.0), (-0.0, -0.0), (INF, NAN), (-INF, NAN), (NAN, NAN), (1e-40, 1e-40), (-1e-45, -1e-45)],
+    "asin": [(0.0, 0.0), (-0.0, -0.0), (1.0, 1.5707964), (-1.0, -1.5707964), (1.0000001, NAN), (-2.0, NAN), (INF, NAN), (NAN, NAN), (-1e-45, -1e-45)],
+    "acos": [(0.0, 1.5707964), (-0.0, 1.5707964), (1.0, 0.0), (-1.0, 3.1415927), (1.0000001, NAN), (-2.0, NAN), (-INF, NAN), (NAN, NAN)],
+    "atan": [(0.0, 0.0), (-0.0, -0.0), (INF, 1.5707964), (-INF, -1.5707964), (3.4e38, 1.5707964), (NAN, NAN), (1e-40, 1e-40), (-1e-45, -1e-45)],
+    "sinh": [(0.0, 0.0), (-0.0, -0.0), (INF, INF), (-INF, -INF), (89.42, INF), (-3.4e38, -INF), (NAN, NAN), (1e-40, 1e-40), (-1e-45, -1e-45)],
+    "cosh": [(0.0, 1.0), (-0.0, 1.0), (INF, INF), (-INF, INF), (-89.42, INF), (3.4e38, INF), (NAN, NAN), (1e-40, 1.0)],
+    "asinh": [(0.0, 0.0), (-0.0, -0.0), (INF, INF), (-INF, -INF), (3.4028234e38, 89.415985), (NAN, NAN), (1e-40, 1e-40), (-1e-45, -1e-45)],
+    "acosh": [(1.0, 0.0), (INF, INF), (-INF, NAN), (0.99, NAN), (0.0, NAN), (-1.0, NAN), (-3.0, NAN), (3.4028234e38, 89.415985), (NAN, NAN)],
+    "atanh": [(0.0, 0.0), (-0.0, -0.0), (1.0, INF), (-1.0, -INF), (1.0000001, NAN), (-INF, NAN), (INF, NAN), (NAN, NAN), (1e-40, 1e-40), (-1e-45, -1e-45)],
 }  # fmt: skip
 
 
@@ -197,6 +225,17 @@ def test_monotone_between_pieces(name: str, spelled: tuple[str, ...]) -> None:
         "log": [math.sqrt(0.5), 2.0**-126],
         "log1p": [math.sqrt(2) - 1, math.sqrt(0.5) - 1, 1.0, 1e-8],
         "expm1": [0.5 * math.log(2), 1e-8],
+        "sin": [math.pi / 4, -math.pi / 4],
+        "cos": [-math.pi / 4, -0.75 * math.pi],
+        "tan": [math.pi / 4, 0.75 * math.pi],
+        "asin": [0.5, -0.5],
+        "acos": [],  # falls
+        "atan": [0.41421357, 2.4142136],
+        "sinh": [0.5 * math.log(2), 1e-4],
+        "cosh": [0.5 * math.log(2), 1.5 * math.log(2)],
+        "asinh": [2.0**33],
+        "acosh": [2.0**33, math.sqrt(2)],
+        "atanh": [1e-4, 0.5],
     }
     if spelled:
         edges["tanh"] = [pieces.LIMIT, *((k + 0.5) * pieces.WIDTH for k in range(31))]

@@ -94,6 +94,33 @@ def k(x: f32[4, 4], y: f32[3, 4]):
     assert "x[t0_c, 0:+4]" in show_kernel(new)
 
 
+@pytest.mark.parametrize("rows,columns", [(4, 4), (4, 3), (3, 4)])
+def test_of_several_loads_along_the_rows_the_result_is_transposed(rows: int, columns: int) -> None:
+    old = parse_kernel(f"""
+def k(x: f32[4, 4], z: f32[4, 4], b: f32[4], s: f32[4], y: f32[{rows}, {columns}]):
+    for i in range({rows}):
+        for j in range({columns}):
+            y[i, j] = x[j, i] * b[j] + z[j, i] * s[i]
+""")
+    new = verify_kernel(Schedule(old).apply(transpose_tile, "i", "j", 4).done())
+    same_results(old, new)
+    text = show_kernel(new)
+    assert text.count("zip_low") == 2 and "x[tc, 0:+" in text and "b[tc]" in text and "s[0:+" in text
+
+
+@pytest.mark.parametrize("term", ["w[i, j]", "x[j, i]"])
+def test_where_a_load_runs_along_the_columns_each_load_along_the_rows_is_transposed(term: str) -> None:
+    old = parse_kernel(f"""
+def k(x: f32[4, 4], z: f32[4, 4], w: f32[4, 4], y: f32[4, 4]):
+    for i in range(4):
+        for j in range(4):
+            y[i, j] = {term} * x[j, i] + z[j, i]
+""")
+    new = verify_kernel(Schedule(old).apply(transpose_tile, "i", "j", 4).done())
+    same_results(old, new)
+    assert show_kernel(new).count("zip_low") == (4 if term == "w[i, j]" else 2)
+
+
 def test_zip_tile() -> None:
     check_schedule(
         """\
