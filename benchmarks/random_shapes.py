@@ -3,10 +3,11 @@
     python benchmarks/random_shapes.py [COUNT] [--seed 0] [--seconds 0.1] [--family grouped]        also: python benchmarks/cpu.py --random-shapes COUNT
 
 Convolutions (plain, grouped, depthwise, dilated, transposed, over one axis, over three), matrix products, reductions of rows, scatters, running sums
-and top-k in turns, drawn from a seed. Each runs on one thread; its efficiency is a share of what the same run measures in turns with it: of the FMA
-peak for contractions, for reductions and scatters of the speed at which a loop reads as many bytes (a scatter's are its updates, indices, what it
-starts from and its result, each once), for running sums and top-k of the speed at which their rows are copied. All by their shortest times, less the
-cost of an empty call. The figure to watch is the tenth percentile over the median: a compiler that is good at a few shapes alone has a low one.
+and top-k in turns, drawn from a seed. Each runs on one thread; its efficiency is the share of its time that the machine's ceilings explain, which the same
+run measures in turns with it: for contractions its operations at the FMA peak, or its bytes at the speed at which a loop reads as many, whichever
+takes longer (a depthwise convolution of small windows waits for memory); for reductions and scatters its bytes (a scatter's are its updates, indices,
+what it starts from and its result, each once); for running sums and top-k a copy of their rows. All by their shortest times, less the cost of an
+empty call. The figure to watch is the tenth percentile over the median: a compiler that is good at a few shapes alone has a low one.
 """
 
 from __future__ import annotations
@@ -290,12 +291,12 @@ def efficiency(shape: Shape, target: CpuTarget, top: Probe, empty: Probe, second
         item = case(shape.name, shape.text, target, shape.kind, below=shape.below)
     except Exception as e:  # a shape that the compiler fails at is a result too
         return Result(shape, 0.0, failure=f"{type(e).__name__}: {e}".splitlines()[0])
-    by_bytes = shape.kind != "contraction"
-    bound = read_probe(target, aligned(np.zeros(item.bytes // 4, np.float32))) if by_bytes else top
-    limit, mine, call = (min(t) for t in measure([bound, item, empty], seconds))
-    mine, limit = max(mine - call, 1e-9), limit - call
-    ideal = limit * (item.bytes / bound.bytes if by_bytes else item.flops / bound.flops)
-    return Result(shape, ideal / mine, mine * 1e3, item.choice, item.error)
+    reading = read_probe(target, aligned(np.zeros(item.bytes // 4, np.float32)))
+    computing, read, mine, call = (min(t) for t in measure([top, reading, item, empty], seconds))
+    floor = (read - call) * item.bytes / reading.bytes
+    if shape.kind == "contraction":
+        floor = max(floor, (computing - call) * item.flops / top.flops)
+    return Result(shape, floor / max(mine - call, 1e-9), max(mine - call, 0.0) * 1e3, item.choice, item.error)
 
 
 def copying(shape: Shape, target: str, seconds: float) -> Result:
