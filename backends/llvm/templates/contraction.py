@@ -36,6 +36,7 @@ from dnnc.passes.schedule.version import version
 
 BESIDE = 0.42  # of the L2 cache's rate: reading it while the core computes
 PREFETCHED = 6  # rows at least: with fewer the panels are read as fast as they come, and asking for them ahead only takes time
+STREAMED = 0.18  # of the time that rows take to come from memory, asked for ahead as they are: what the multiply-adds do not hide
 CROWDED = 0.005  # of a convolution's time for each accumulator past half of the registers, which neighbouring taps and tiles are short of then
 
 
@@ -67,6 +68,8 @@ class Nest:
     columns: tuple[str, ...] = ()
     together: int = 0  # panels side by side that read the same inputs, those of a group; 0: all
     panel_bytes: int = 0  # of a convolution's filters, of a vector of outputs; 0 where the size is not known
+    image_bytes: int = 0  # of all rows, or pixels; 0 where that is not known
+    window: int = 1  # taps in all
 
     def order(self, name: str) -> list[str]:
         """The outer loops: all rows of tiles before the next panels, or all panels before the next rows."""
@@ -81,8 +84,11 @@ def nest_of(problem: Problem) -> tuple[Schedule, Nest] | None:
         return None
     s = Schedule(problem.kernel)
     if anchor.op.name == "matmul":
-        return _matmul_nest(problem, s, loops)
-    return _conv_nest(problem, s, loops) if anchor.op.name == "conv" and loops[-1].endswith("b") else None
+        found = _matmul_nest(problem, s, loops)
+    else:
+        found = _conv_nest(problem, s, loops) if anchor.op.name == "conv" and loops[-1].endswith("b") else None
+    size = anchor.inputs[0].type.nbytes if anchor.inputs[0] is not None else 0
+    return (s, replace(found[1], image_bytes=size)) if found is not None and isinstance(size, int) else found
 
 
 def _matmul_nest(problem: Problem, s: Schedule, loops: tuple[str, ...]) -> tuple[Schedule, Nest] | None:
@@ -139,7 +145,8 @@ def _conv_nest(problem: Problem, s: Schedule, loops: tuple[str, ...]) -> tuple[S
     plain = Nest(tuple(outer), pixel, panel, loops[-1], red, padding, win.strides[at], block, red[1 + at], depthwise)
     along = value(const(kernel[at])) or 1
     plain = replace(plain, together=together if by_panels else 0, shuffled=shuffled, taps=along)
-    return s, replace(plain, panel_bytes=size * (value(const(s.extent(loops[-1]))) or 0))
+    taps = value(const(product(kernel))) or 1
+    return s, replace(plain, panel_bytes=size * (value(const(s.extent(loops[-1]))) or 0), window=taps)
 
 
 def _rows_share(problem: Problem, s: Schedule, name: str, lane: str) -> bool:
@@ -167,7 +174,13 @@ def _settings(problem: Problem, target: CpuTarget, most: tuple[int, ...] = NARRO
     order = _order(problem, target)
     every = tiles(pixels, panels, target, nest, problem.inplace, most)
     fits = [(mr, nv) for k, (mr, nv) in enumerate(every) if not k or not nest.depthwise or _peels_borders(pixels, nest, mr)]
-    return [(("mr", mr), ("nv", nv), ("ku", ku), ("order", order), ("pf", 1)) for mr, nv in fits]
+    ahead = (("ahead", 1),) if nest.block and nest.window == 1 and _streams(nest, target) else ()
+    return [(("mr", mr), ("nv", nv), ("ku", ku), ("order", order), ("pf", 1), *ahead) for mr, nv in fits]
+
+
+def _streams(nest: Nest, target: CpuTarget) -> bool:
+    """Do the rows come from beyond the L2 cache again for each panel of a tile?"""
+    return not nest.depthwise and nest.image_bytes > target.l2 // 2
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
@@ -181,6 +194,7 @@ def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
     unrolls = _unrolls(s.extent(nest.reduction[0]), nest) if nest.block or not nest.panel else [1]
     out += [varied(k, order=o) for k in best for o in orders]
     out += [varied(k, order="panels", pf=0) for k in best if "panels" in orders]
+    out += [varied(k, ahead=1 - int(dict(k).get("ahead", 0))) for k in best if nest.block and nest.window == 1 and not nest.depthwise]
     out += [varied(k, ku=ku) for k in best[:8] for ku in unrolls]
     out += [varied(k, order=o, kc=kc) for k in best[:6] for kc in _stretches(s, nest, problem) for o in orders if o != "tiles"]
     if isinstance(problem.flops, int) and problem.flops <= SMALL:
@@ -280,7 +294,8 @@ def tiles(
             work = rows * (-(-panels // nv) * nv if panels is not None else 10 + nv / 2)
             crowd = 1 + CROWDED * (4 if nest.depthwise else 1) * max(mr * nv - n // 2, 0) if nest.panel else 1.0
             near = nv * nest.panel_bytes <= target.l2
-            scored.append((work / (mr * nv) * step_cycles(mr, nv, target, near) * crowd, -mr * nv, nv))
+            come = STREAMED * mr * 4 / nest.window / target.rates.memory if _streams(nest, target) else 0.0
+            scored.append((work / (mr * nv) * (step_cycles(mr, nv, target, near) * crowd + come), -mr * nv, nv))
     return [(-size // nv, nv) for _, size, nv in sorted(scored)]
 
 
@@ -369,6 +384,8 @@ def _finish(s: Schedule, problem: Problem, nest: Nest, outer: list[str], knobs: 
     s.apply(annotate, "unroll", *(n for n in unrolled if s.has(n)))
     if knobs.get("pf") and s.has("ko" + tag) and knobs["order"] == "panels":
         _prefetch_next_panel(s, problem, knobs, outer, nest, tag)
+    if knobs.get("ahead") and not tag and s.has("rb"):
+        _prefetch_next_pixels(s, problem, int(knobs["mr"]))
     widen_rows(s, nest.reduction[1:], tag, int(knobs["mr"]), lanes)
     po = "po" + tag
     peeled = _border_tiles(nest, int(knobs["mr"]))
@@ -437,6 +454,20 @@ def _prefetch_next_panel(s: Schedule, problem: Problem, knobs: Mapping[str, int 
     for j in range(every):
         at = first + (line + j) * buf.shape[-1]
         s.apply(prefetch, "ko" + tag, buf.name, (*[const(0)] * (len(buf.shape) - 1), at))
+
+
+def _prefetch_next_pixels(s: Schedule, problem: Problem, mr: int) -> None:
+    """The cache lines of the next tile's pixels, at each block of channels: in each of these they lie elsewhere, which no CPU's own prefetching follows."""
+    image = problem.anchor.inputs[0] if problem.anchor is not None else None
+    k = problem.lowered.params.index(image) if image in problem.lowered.params else -1
+    if k < 0:
+        return
+    buf, po, im = s.kernel.entry.buffers[k], s.loop("po").var, s.loop("im_1").var
+    inner = {s.loop(n).var: const(0) for n in ("ko", "ku", "jn_1", *problem.lowered.reductions[0][1:]) if s.has(n)}
+    (read, *_) = [x for x in accesses(s.loop("rb").body) if x.buf is buf]
+    for j in range(mr):
+        at = tuple(substitute(i, {**inner, po: po + 1, im: const(j)}) for i in read.idx)
+        s.apply(prefetch, "rb", buf.name, at)
 
 
 def _step_of(s: Schedule, taps: list[str], tag: str) -> tuple[Expr, Expr | int]:

@@ -44,6 +44,18 @@ def test_convolutions_leave_registers_for_what_neighbouring_taps_share() -> None
     assert tiles(128, 192, WIDE, MATMUL, False)[0] == (8, 3)
 
 
+def test_rows_that_come_from_memory_for_each_panel_come_for_many_panels_at_once() -> None:
+    large = replace(MATMUL, image_bytes=WIDE.l2)
+    assert max(nv for _, nv in tiles(1024, 64, WIDE, large, False)[:1]) > max(nv for _, nv in tiles(1024, 64, WIDE, MATMUL, False)[:1])
+
+
+@pytest.mark.parametrize("pixels,ahead", [(16, False), (64, True)])
+def test_pixels_of_large_images_are_asked_for_ahead(pixels: int, ahead: bool) -> None:
+    p = compiled(one_node("conv", [f"f32 1 64 {pixels} {pixels}", "f32 64 64 1 1"]), replace(WIDE, l2=1 << 18))
+    (step,) = (s for s in p.steps if isinstance(s, Step) and s.group.kind == "contraction")
+    assert ("prefetch(addr(x0[" in step.text) == ahead == ("ahead=1" in str(step.choice))
+
+
 @pytest.mark.parametrize(("rows", "lines"), [(1, 0), (5, 0), (8, 12), (16, 6), (64, 2)])
 def test_panels_are_prefetched_whole_or_not_at_all(rows: int, lines: int) -> None:
     layer = graph_of(f"def g(x: f32[{rows}, 128], *, w: f32[128, 768]):\n    return matmul(x, w)")

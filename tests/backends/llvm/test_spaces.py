@@ -205,6 +205,8 @@ def test_knobs_that_are_not_set_have_their_old_meaning() -> None:
         (MODELS["layer"], "contraction", {"order": "panels"}, ["prefetch("], []),
         (MODELS["layer"], "contraction", {"order": "panels", "pf": 0}, [], ["prefetch("]),
         (MODELS["layer"], "contraction", {"serial": 1}, ["for "], ["parallel("]),
+        (MODELS["conv 1x1 long"], "contraction", {"ahead": 1, "pf": 0}, ["prefetch(addr(x0["], []),
+        (MODELS["conv 1x1 long"], "contraction", {"ahead": 0, "pf": 0}, [], ["prefetch("]),
         (MODELS["conv 1x1 long"], "contraction", {"kc": 64}, ["for ks in range(4)"], []),
         (MAP, "map", {"turn": 0}, [], ["zip_low"]),
         (LARGE, "map", {"serial": 1}, ["for "], ["parallel("]),
