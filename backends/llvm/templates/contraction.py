@@ -36,6 +36,7 @@ from dnnc.passes.schedule.version import version
 
 BESIDE = 0.42  # of the L2 cache's rate: reading it while the core computes
 PREFETCHED = 6  # rows at least: with fewer the panels are read as fast as they come, and asking for them ahead only takes time
+FEW_ROWS = 256  # of all tiles of a panel: with more of them a panel's first reading is a small part of its time
 STREAMED = 0.18  # of the time that rows take to come from memory, asked for ahead as they are: what the multiply-adds do not hide
 CROWDED = 0.005  # of a convolution's time for each accumulator past half of the registers, which neighbouring taps and tiles are short of then
 
@@ -171,7 +172,7 @@ def _settings(problem: Problem, target: CpuTarget, most: tuple[int, ...] = NARRO
     if panels is None and problem.inplace:
         return []
     ku = _unroll(s.extent(nest.reduction[0]), nest.block) if nest.block or not nest.panel else 1
-    order = _order(problem, target)
+    order = _order(problem, target, s, nest)
     every = tiles(pixels, panels, target, nest, problem.inplace, most)
     fits = [(mr, nv) for k, (mr, nv) in enumerate(every) if not k or not nest.depthwise or _peels_borders(pixels, nest, mr)]
     ahead = (("ahead", 1),) if nest.block and nest.window == 1 and _streams(nest, target) else ()
@@ -247,12 +248,14 @@ def _stretches(s: Schedule, nest: Nest, problem: Problem) -> list[int]:
     )
 
 
-def _order(problem: Problem, target: CpuTarget) -> str:
+def _order(problem: Problem, target: CpuTarget, s: Schedule, nest: Nest) -> str:
     """What the outer loops run over first. All weights stay in half of the L2 cache while rows pass, or else they are read once, a panel
-    at a time, with all rows passing each."""
+    at a time, with all rows passing each; so, too, where rows are few: then the next panel, asked for ahead, comes to the L1 cache meanwhile."""
     weights = problem.anchor.inputs[1] if problem.anchor is not None else None
     size = weights.type.nbytes if weights is not None else 0
-    return "rows" if isinstance(size, int) and size <= target.l2 // 2 else "panels"
+    rows = product([s.extent(n) for n in (*nest.outer, nest.pixel) if n not in nest.columns])
+    few = isinstance(rows, int) and rows <= FEW_ROWS and nest.window == 1 and not nest.depthwise
+    return "rows" if isinstance(size, int) and size <= (target.l1 if few else target.l2 // 2) else "panels"
 
 
 def _unroll(k: int | Expr, block: int) -> int:
