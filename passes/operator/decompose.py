@@ -1,8 +1,8 @@
 """Expand intrinsics that a target cannot spell well into arithmetic that every target has: float32 elementary functions.
 
 Targets that look up tables, `piece`, take coefficients from `pieces.py`. Targets that spell `recip`, and `exp2`, get the cheaper forms of
-`approximate.py` as well. Where such a target leaves exp and erf to be
-expanded, they are joined with what stands around them: GELU is one power of two, and `exp(x) + a` needs no product.
+`approximate.py` as well. Where such a target leaves exp and erf to be expanded, they are joined with what stands around them: GELU is one power of
+two, and `exp(x) + a` needs no product.
 """
 
 from __future__ import annotations
@@ -15,19 +15,15 @@ from dnnc.ir.dtype import f32
 from dnnc.ir.expr import Const, Expr, Op, fma, op, rebuild, select
 from dnnc.ir.operator.sharing import with_names
 from dnnc.ir.operator.stmt import Block, Func, Kernel, call, map_stmt
+from dnnc.passes.operator import elementary, trigonometry
 from dnnc.passes.operator.approximate import ESTIMATE, PIECE, RECIPROCAL, SCALE, Rule, gelu_of, rules, sigmoid_gelu
-from dnnc.passes.operator.elementary import (
-    exp2_parts, exp_parts, expand_erf, expand_exp, expand_expm1, expand_log, expand_log1p, expand_pow, expand_tanh, horner, scaled_exp, tanh_by_pieces,
-)  # fmt: skip
-from dnnc.passes.operator.trigonometry import (
-    expand_acos, expand_acosh, expand_asin, expand_asinh, expand_atan, expand_atanh, expand_cos, expand_cosh, expand_sin, expand_sinh, expand_tan,
-)  # fmt: skip
+from dnnc.passes.operator.elementary import exp2_parts, exp_parts, expand_tanh, horner, scaled_exp, tanh_by_pieces
 
-EXPANSIONS: dict[str, Callable[..., Expr]] = {
-    "exp": expand_exp, "log": expand_log, "erf": expand_erf, "tanh": expand_tanh, "log1p": expand_log1p, "expm1": expand_expm1, "pow": expand_pow,
-    "sin": expand_sin, "cos": expand_cos, "tan": expand_tan, "asin": expand_asin, "acos": expand_acos, "atan": expand_atan,
-    "sinh": expand_sinh, "cosh": expand_cosh, "asinh": expand_asinh, "acosh": expand_acosh, "atanh": expand_atanh,
-}  # fmt: skip
+_NAMES = {
+    elementary: "exp log erf tanh log1p expm1 pow",
+    trigonometry: "sin cos tan asin acos atan sinh cosh asinh acosh atanh",
+}
+EXPANSIONS: dict[str, Callable[..., Expr]] = {n: getattr(module, f"expand_{n}") for module, names in _NAMES.items() for n in names.split()}
 
 
 def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:

@@ -129,7 +129,9 @@ def _in_column(row: Expr, c: For, j: Expr) -> Expr:
 def _runs_along(down: Vectorizer, st: Store) -> bool:
     """Does each load of what is stored lie along the rows, or have one value for all of them?"""
     loads = [x for x in walk(st.value) if isinstance(x, Load)]
-    return st.value.dtype.kind != "b" and all(x.buf is not st.buf and (down.v not in free(x) or down.contiguous(x.buf, x.idx) is not None) for x in loads)
+    return st.value.dtype.kind != "b" and all(
+        x.buf is not st.buf and (down.v not in free(x) or down.contiguous(x.buf, x.idx) is not None) for x in loads
+    )
 
 
 def _zipped(b: Builder, row: Callable[[Expr], Expr], count: Expr, m: int, n: int, name: str) -> Buffer:
