@@ -13,6 +13,9 @@ lists its updates in a block of them, without branches, and then applies these:
                 n[0] = n[0] + (p*chunk <= rows[q] < p*chunk + chunk)
             for q in range(n[0]): y[row of mine[q], ..] = combine(y[row of mine[q], ..], value of mine[q])
 
+`by_threads` gives a GPU's threads a place each, and each walks all updates of its place. `by_blocks` gives its blocks a range of rows each, whose threads
+list the updates of the range together; the threads of a row then apply them.
+
 No schedule makes the loop over shares parallel by a proof: that rows differ is what the condition says. The interpreter checks it for races.
 """
 
@@ -24,10 +27,11 @@ from dataclasses import dataclass
 
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import E, Expr, Load, const, free, maximum, minimum, select, substitute, unwrap, value, walk
-from dnnc.ir.operator.stmt import Block, Buffer, Builder
+from dnnc.ir.operator.stmt import Block, Buffer, Builder, call
 from dnnc.ir.types import product
 from dnnc.passes.scattered import Scattered
 
+WARP = 32
 LINE = 64  # bytes of a cache line
 MOST_LINES = 16  # of a row and of an update that are fetched ahead
 AHEAD = 4096  # bytes of updates that are fetched ahead
@@ -243,3 +247,84 @@ def by_threads(s: Scattered, shares: int, threads: int) -> Block:
                     scopes.enter_context(b.when(row < first + chunk))
                 s.update(b, u, place)
     return b.block()
+
+
+def by_blocks(s: Scattered, shares: int, threads: int, per: int) -> Block:
+    """A block has one of `shares` ranges of rows. In each round its threads read the rows of `per` updates each, and list those of the range in order:
+
+        n = how many of mine are in the range; place = sum of n of the threads before me; mine[place..] = my updates
+        barrier(); for q in range(total): if the row of mine[q] is one of my group: y[row, my columns] = combine(.., value); barrier()
+
+    A group of threads has every so many rows, a thread of it every so many columns. All sizes are known, and there are updates."""
+    b, places = Builder(), Places.of(s)
+    rows, updates, width = (int(value(x) or 0) for x in (places.count, places.updates, places.width))
+    chunk, size, warps = -(-rows // shares), threads * per, threads // WARP
+    across = min(threads, 1 << (width - 1).bit_length())
+    groups = threads // across
+
+    def columns(t: Expr, body: Callable[[list[Expr]], None]) -> None:
+        with b.loop("c", -(-width // across)) as c:
+            column = c * across + t % across
+            with b.when(column < width):
+                body(unflattened(column, [s.out.shape[k] for k, _ in places.columns]))
+
+    def inside(row: Expr) -> Expr:
+        return select(const(0) <= row, select(row < chunk, const(1), const(0)), const(0))
+
+    with b.loop("b", -(-rows // chunk), "block.x") as block:
+        mine, totals = b.alloc("mine", i64, size, space="shared"), b.alloc("totals", i64, warps, space="shared")
+        with b.loop("t", threads, "thread.x") as t:
+            first = block * chunk
+            if s.initial is not None:  # the thread that starts an element is the one that updates it
+                with b.loop("k", -(-chunk // groups)) as k:
+                    row = k * groups + t // across
+                    with b.when(row < chunk), b.when(first + row < rows):
+                        columns(t, lambda at: s.start(b, places.place(first + row, at)))
+            with b.loop("round", -(-updates // size)) as turn:
+                at, n, place = (b.alloc(name, i64, count) for name, count in (("at", per), ("n", 1), ("place", 1)))
+                b.store(n, (0,), const(0))
+                with b.loop("j", per, "unroll") as j:
+                    number = turn * size + t * per + j
+                    b.store(at, (j,), const(-1))
+                    with b.when(number < updates):
+                        update = places.update(within(number, updates), [s.over[u] for _, u in places.columns])
+                        b.store(at, (j,), places.row(update) - first)
+                    b.store(n, (0,), n[0] + inside(at[j]))
+                _places(b, n, place, totals, t, warps)
+                with b.loop("j", per, "unroll") as j, b.when(const(0) < inside(at[j])):
+                    b.store(mine, (within(place[0], size),), at[j] * size + t * per + j)
+                    b.store(place, (0,), place[0] + 1)
+                b.do("barrier")
+                total: Expr = const(0)
+                for w in range(warps):
+                    total = total + totals[w]
+                with b.loop("q", b.let("total", total)) as q:
+                    entry = b.let("entry", mine[within(q, size)])
+                    with b.when((entry // size % groups).eq(t // across)):
+                        row, number = b.let("row", within(entry // size + first, rows)), b.let("number", within(entry % size + turn * size, updates))
+                        columns(t, lambda at: _apply(b, places, row, number, at))
+                b.do("barrier")
+    return b.block()
+
+
+def _apply(b: Builder, places: Places, row: Expr, number: Expr, at: Sequence[Expr]) -> None:
+    """Update an element of a row, where updates are as wide as that."""
+    with ExitStack() as scopes:
+        for i, (_, u) in zip(at, places.columns):
+            scopes.enter_context(b.when(i < places.scattered.extents[u]))
+        places.scattered.update(b, places.update(number, at), places.place(row, at))
+
+
+def _places(b: Builder, n: Buffer, place: Buffer, totals: Buffer, t: Expr, warps: int) -> None:
+    """place = the sum of n over the threads before this one; totals = the sums of warps."""
+    b.store(place, (0,), n[0])
+    for k in range(WARP.bit_length() - 1):
+        before = b.let("before", call("shfl_up", place[0], 1 << k))
+        b.store(place, (0,), place[0] + select(t % WARP < (1 << k), const(0), before))
+    with b.when((t % WARP).eq(const(WARP - 1))):
+        b.store(totals, (t // WARP,), place[0])
+    b.do("barrier")
+    start: Expr = place[0] - n[0]
+    for w in range(warps - 1):
+        start = start + select(const(w) < t // WARP, totals[w], const(0))
+    b.store(place, (0,), start)

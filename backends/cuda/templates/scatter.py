@@ -1,17 +1,22 @@
-"""Schedules of scatters: a thread owns elements of the result and walks the updates of its place in their order, so sums have the same bits every time.
+"""Schedules of scatters, in which each element sees its updates in their order, so sums have the same bits every time.
 
-Threads have a place each along the axes that the updates have too; where these are few, the elements along the others are cut into ranges.
+Either a thread owns elements of the result and walks all updates of its place: threads have a place each along the axes that the updates have too;
+where these are few, the elements along the others are cut into ranges. Or, with the knob `per`, a block owns rows, and its threads list the updates of
+these together, so that the work hardly grows with the number of threads.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dnnc.backends.cuda.templates.common import fixed
+from dnnc.ir.expr import value
 from dnnc.ir.operator.stmt import Kernel
 from dnnc.ir.types import product
-from dnnc.passes.schedule.owners import by_threads
+from dnnc.passes.scattered import Scattered
+from dnnc.passes.schedule.owners import Places, by_blocks, by_threads
 from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.state import Schedule
 
@@ -20,10 +25,12 @@ if TYPE_CHECKING:
 
 ORDER: tuple[str, ...] = ()  # updates of an element keep their order
 BUSY = 512  # threads of a multiprocessor that hide the latency of its loads
+BLOCKS = 4  # of a multiprocessor, which hide each other's barriers
+STEP, ROUND, APPLY = 500, 1500, 800  # cycles of a thread that looks at an update, of a block that lists updates, of a group that applies one
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    """Knobs: ranges of the elements that data names, threads of a block."""
+    """Knobs: ranges of the elements that data names, threads of a block; updates that a thread lists in a round, where blocks own rows."""
     s = problem.lowered.scattered
     if s is None or not fixed(problem) or problem.lowered.elements == 0:
         return []
@@ -34,17 +41,40 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     if not places * rows:
         return []
     shares = max(min(target.sms * BUSY // places, rows), 1)
-    return [(("shares", shares), ("threads", 128))]
+    walked = math.prod(int(str(d)) for u, d in enumerate(s.extents) if u not in s.whole.values())
+    alone: Knobs = (("shares", shares), ("threads", 128))
+    seconds = walked * STEP * max(places * shares / (target.sms * 2048), 1)
+    together = [(_cycles(s, k), k) for k in (_by_blocks(s, target, per) for per in (8, 16)) if k]
+    return [k for _, k in sorted([(seconds, alone), *together], key=lambda c: c[0])]
+
+
+def _by_blocks(s: Scattered, target: GpuTarget, per: int) -> Knobs:
+    rows, updates = (value(x) or 0 for x in (Places.of(s).count, Places.of(s).updates))
+    return (("shares", min(BLOCKS * target.sms, rows)), ("threads", 256), ("per", per)) if rows and updates else ()
+
+
+def _cycles(s: Scattered, knobs: Knobs) -> float:
+    """Estimate the cycles of a block: its rounds, and the updates that each of its groups of threads applies one after another."""
+    k, places = {name: int(v) for name, v in knobs}, Places.of(s)
+    updates, width = (value(x) or 1 for x in (places.updates, places.width))
+    groups = max(k["threads"] // width, 1)
+    return -(-updates // (k["threads"] * k["per"])) * (ROUND + 40 * k["per"]) + APPLY * updates / (k["shares"] * groups) * max(
+        width / k["threads"], 1
+    )
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    """Fewer and more ranges, blocks of all sizes."""
+    """Fewer and more ranges, blocks of all sizes; where blocks own rows, ranges grow with the block."""
     found = [dict(k) for k in candidates(problem, target)]
-    return [(("shares", max(int(k["shares"]) * m // 4, 1)), ("threads", n)) for k in found for m in (4, 1, 2, 8) for n in (128, 64, 256)]
+    alone = [(m, n) for m in (4, 1, 2, 8) for n in (128, 64, 256)]
+    sizes = {False: alone, True: [(4, 256), (8, 128), (1, 512)]}
+    every = [{**k, "shares": max(int(k["shares"]) * m // 4, 1), "threads": n} for k in found for m, n in sizes["per" in k]]
+    return [tuple(k.items()) for k in every]
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
     s, sched = problem.lowered.scattered, Schedule(problem.kernel)
     assert s is not None
-    sched.body = by_threads(s, int(knobs["shares"]), int(knobs["threads"]))
+    shares, threads = int(knobs["shares"]), int(knobs["threads"])
+    sched.body = by_blocks(s, shares, threads, int(knobs["per"])) if knobs.get("per") else by_threads(s, shares, threads)
     return sched.done()
