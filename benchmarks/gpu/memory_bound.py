@@ -13,7 +13,7 @@ from typing import Any
 
 from single import Case, Schedules, case, options, run
 
-GENERIC = ("map", "reduce", "sequence", "threads")
+GENERIC = ("map", "reduce", "scatter", "sequence", "threads")
 
 
 def softmax(x: Any) -> Any:
@@ -36,6 +36,10 @@ def pool(x: Any) -> Any:
     import torch
 
     return torch.nn.functional.max_pool2d(x, 3, 2, 1)
+
+
+def add_rows(x: Any, at: Any, u: Any) -> Any:
+    return x.index_add(0, at[:, 0], u)
 
 
 def cases() -> list[Case]:
@@ -70,6 +74,19 @@ def cases() -> list[Case]:
         out.append(case(f"softmax_{r}_{n}", f"x: f16[{r}, {n}]", "y = softmax(x)", softmax))
     for r, n in ((16384, 4096), (4096, 768), (65536, 768), (128, 768), (32768, 320)):
         out.append(case(f"layer_norm_{r}_{n}", f"x: f16[{r}, {n}], w: f16[{n}], b: f16[{n}]", "y = layer_norm(x, w, b)", layer_norm))
+    for n, m, width in ((4096, 32768, 128), (100000, 1000000, 64), (50257, 2048, 768), (169343, 1166243, 1), (64, 8192, 1000), (1000, 100000, 3)):
+        inputs = f"x: f32[{n}, {width}], at: i64[{m}, 1], u: f32[{m}, {width}]"
+        out.append(case(f"scatter_{n}_{m}_{width}", inputs, "y = scatter_nd(x, at, u, reduction='add')", add_rows, below=n))
+    elements = "x: f32[256, 4096], at: i64[256, 1000], u: f32[256, 1000]"
+    out.append(
+        case(
+            "scatter_elements",
+            elements,
+            "y = scatter_elements(x, at, u, axis=1, reduction='add')",
+            lambda x, at, u: x.scatter_add(1, at, u),
+            below=4096,
+        )
+    )
     return out
 
 

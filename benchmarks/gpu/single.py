@@ -49,12 +49,14 @@ Choices = Callable[[Problem], list[Choice]]
 
 @dataclass(frozen=True)
 class Case:
-    """`peer`: the library's call, which is timed. `want`: what results are compared with, of float64. Both take what kernels take, but the output."""
+    """`peer`: the library's call, which is timed. `want`: what results are compared with, of float64. Both take what kernels take, but the output.
+    `below`: integers among the inputs, which are indices, are less than it."""
 
     name: str
     problem: Problem
     peer: Call
     want: Call
+    below: int = 1
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +68,7 @@ class Case:
         return moved if self.problem.anchor is None else f"{float(self.problem.flops) / us / 1e6:6.1f} TF {moved}"  # type: ignore[arg-type]
 
 
-def case(name: str, inputs: str, body: str, peer: Call, want: Call | None = None) -> Case:
+def case(name: str, inputs: str, body: str, peer: Call, want: Call | None = None, below: int = 1) -> Case:
     """A group as graph text whose result is `y`, its lines separated by semicolons. `peer` and `want` take the inputs in this order."""
     g = parse(f"def f({inputs}):\n" + "".join(f"    {line}\n" for line in body.split("; ")) + "    return y\n")
     nodes = list(g.nodes())
@@ -76,7 +78,7 @@ def case(name: str, inputs: str, body: str, peer: Call, want: Call | None = None
     def ordered(call: Call) -> Call:
         return lambda *arguments: call(*(arguments[k] for k in places))
 
-    return Case(name, classify(nodes, lowered), ordered(peer), ordered(want or peer))
+    return Case(name, classify(nodes, lowered), ordered(peer), ordered(want or peer), below)
 
 
 class Schedules:
@@ -139,14 +141,17 @@ class Arrays:
         torch.manual_seed(0)
         *given, result = c.problem.lowered.params
         self.count = 1 if warm else max(1, min(CALLS, -(-COLD_BYTES // c.nbytes)))
-        self.inputs = [[self.drawn(v.type) for v in given] for _ in range(self.count)]
+        self.inputs = [[self.drawn(v.type, c.below) for v in given] for _ in range(self.count)]
         self.outputs = [self.drawn(result.type) for _ in range(self.count)]
-        self.wants = [c.want(*(x.double() for x in inputs)).double() for inputs in self.inputs]
+        self.wants = [c.want(*(x.double() if x.is_floating_point() else x for x in inputs)).double() for inputs in self.inputs]
 
     @staticmethod
-    def drawn(t: TensorType) -> Any:
+    def drawn(t: TensorType, below: int = 1) -> Any:
         """Random elements, laid out as the type says."""
         import torch
+
+        if not t.dtype.is_float:
+            return torch.randint(below, t.shape, device="cuda", dtype=getattr(torch, TORCH_TYPES[t.dtype.name]))
 
         assert t.layout is None or f'@ "{t.layout}"' == LAST
         x = torch.randn(t.shape, device="cuda").to(getattr(torch, TORCH_TYPES[t.dtype.name]))

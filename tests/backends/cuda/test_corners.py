@@ -114,6 +114,7 @@ CORNERS: dict[str, list[tuple[str, Knobs | None]]] = {
     "scatter": [
         (op("scatter_nd(x0, x1, x2, reduction='add')", "f32[100, 48]", "i64[300, 1]", "f32[300, 48]"), None),
         (op("scatter_elements(x0, x1, x2, axis=0)", "f16[50, 7]", "i32[9, 7]", "f16[9, 7]"), None),
+        (op("scatter_nd(x0, x1, x2, reduction='add')", "f32[4096, 128]", "i64[32768, 1]", "f32[32768, 128]"), None),
     ],
     "threads": [(op("softmax(x0)", "f16[512, 100]"), None)],
 }
