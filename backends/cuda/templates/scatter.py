@@ -15,7 +15,6 @@ from dnnc.backends.cuda.templates.common import fixed
 from dnnc.ir.expr import value
 from dnnc.ir.operator.stmt import Kernel
 from dnnc.ir.types import product
-from dnnc.passes.scattered import Scattered
 from dnnc.passes.schedule.owners import Places, by_blocks, by_threads
 from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.state import Schedule
@@ -25,8 +24,10 @@ if TYPE_CHECKING:
 
 ORDER: tuple[str, ...] = ()  # updates of an element keep their order
 BUSY = 512  # threads of a multiprocessor that hide the latency of its loads
-BLOCKS = 4  # of a multiprocessor, which hide each other's barriers
-STEP, ROUND, APPLY = 500, 1500, 800  # cycles of a thread that looks at an update, of a block that lists updates, of a group that applies one
+BLOCKS, PER = 2, 8  # blocks of a multiprocessor, which hide each other's barriers; updates of a thread in a round
+WIDE = 512  # elements of a row that keep as many threads busy
+# cycles, measured on an H100: of a thread that looks at an update, of a block that looks at one among others, of a group that applies one
+STEP, LOOK, APPLY = 300, 2.3, 1500
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
@@ -43,31 +44,26 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     shares = max(min(target.sms * BUSY // places, rows), 1)
     walked = math.prod(int(str(d)) for u, d in enumerate(s.extents) if u not in s.whole.values())
     alone: Knobs = (("shares", shares), ("threads", 128))
-    seconds = walked * STEP * max(places * shares / (target.sms * 2048), 1)
-    together = [(_cycles(s, k), k) for k in (_by_blocks(s, target, per) for per in (8, 16)) if k]
-    return [k for _, k in sorted([(seconds, alone), *together], key=lambda c: c[0])]
+    cycles = walked * STEP * max(places * shares / (target.sms * 2048), 1)
+    together = _by_blocks(Places.of(s), target)
+    return [k for _, k in sorted([(cycles, alone), *together], key=lambda c: c[0])]
 
 
-def _by_blocks(s: Scattered, target: GpuTarget, per: int) -> Knobs:
-    rows, updates = (value(x) or 0 for x in (Places.of(s).count, Places.of(s).updates))
-    return (("shares", min(BLOCKS * target.sms, rows)), ("threads", 256), ("per", per)) if rows and updates else ()
-
-
-def _cycles(s: Scattered, knobs: Knobs) -> float:
-    """Estimate the cycles of a block: its rounds, and the updates that each of its groups of threads applies one after another."""
-    k, places = {name: int(v) for name, v in knobs}, Places.of(s)
-    updates, width = (value(x) or 1 for x in (places.updates, places.width))
-    groups = max(k["threads"] // width, 1)
-    return -(-updates // (k["threads"] * k["per"])) * (ROUND + 40 * k["per"]) + APPLY * updates / (k["shares"] * groups) * max(
-        width / k["threads"], 1
-    )
+def _by_blocks(places: Places, target: GpuTarget) -> list[tuple[float, Knobs]]:
+    """Knobs of blocks that own rows, and estimated cycles: those of its rounds, and of the updates that its groups apply one after another."""
+    rows, updates, width = (value(x) or 0 for x in (places.count, places.updates, places.width))
+    if not rows * updates * width:
+        return []
+    shares, threads = min(BLOCKS * target.sms, rows), 1024 if width >= WIDE else 512
+    applied = updates * width / (shares * threads)
+    return [(LOOK * updates + APPLY * applied, (("shares", shares), ("threads", threads), ("per", PER)))]
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
     """Fewer and more ranges, blocks of all sizes; where blocks own rows, ranges grow with the block."""
     found = [dict(k) for k in candidates(problem, target)]
     alone = [(m, n) for m in (4, 1, 2, 8) for n in (128, 64, 256)]
-    sizes = {False: alone, True: [(4, 256), (8, 128), (1, 512)]}
+    sizes = {False: alone, True: [(4, 512), (8, 256), (2, 1024)]}
     every = [{**k, "shares": max(int(k["shares"]) * m // 4, 1), "threads": n} for k in found for m, n in sizes["per" in k]]
     return [tuple(k.items()) for k in every]
 
