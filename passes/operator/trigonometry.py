@@ -5,6 +5,8 @@ Polynomials and stated errors are as in `elementary.py`.
 
 from __future__ import annotations
 
+import math
+
 from dnnc.ir.dtype import f32, f64, i32, i64
 from dnnc.ir.expr import Expr, cast, const, fma, minimum, op, select
 from dnnc.ir.operator.stmt import call
@@ -167,8 +169,8 @@ def expand_asinh(x: Expr) -> Expr:
 
 def expand_acosh(x: Expr) -> Expr:
     """log1p(t + sqrt(t^2 + 2 t)), t = x - 1, and NaN below 1; at most 3 ulp."""
-    t = x - 1.0
-    return _log1p_or_double(x, t + call("sqrt", fma(t, t, t * 2.0)))
+    t = x - 1.0  # below -2 the product is positive again, and its root rounds to -t
+    return _log1p_or_double(x, select(t < 0.0, const(math.nan, f32), t + call("sqrt", fma(t, t, t * 2.0))))
 
 
 def _log1p_or_double(x: Expr, y: Expr) -> Expr:
