@@ -7,7 +7,7 @@ Output u = s*q + r gathers x[q - m] * w[s*m + r] over m: for each phase r a conv
 Shi et al., "Is the deconvolution layer the same as a convolutional layer?", 2016). Nothing is multiplied with the zeros that a stretched input
 would have. Without groups the phases of all axes are channels of one convolution. Where images lie in blocks of channels, each phase has
 whole blocks, if need be with channels of zeros: then whole vectors change places. With groups each phase is a convolution, whose channels
-are in the order of the result's. Filters are rearranged by ops: of constants they are folded, of parameters they go into the prologue.
+are in the order of the result's; where that makes too many they are one, and the channels of its groups change places with phases. Filters are rearranged by ops: of constants they are folded, of parameters they go into the prologue.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _applies(n: Node) -> bool:
         return False
     rows = zip(x.type.shape[2:], n.output.type.shape[2:], win.begin, win.strides)
     fixed = all(_grown(size, made, int(begin) % s, s) is not None for size, made, begin, s in rows)  # type: ignore[arg-type]
-    return fixed and (n.attrs["group"] == 1 or math.prod(win.strides) <= MOST_PHASES)
+    return fixed
 
 
 def _window(n: Node) -> Window:
@@ -86,7 +86,7 @@ class _Rewrite:
 
     def run(self) -> Value:
         outs = self.n.output.type.shape
-        together = self.group == 1 or self.phases == 1
+        together = self.group == 1 or self.phases == 1 or self.phases > MOST_PHASES
         crop = [p % s for p, s in zip(self.begin, self.strides)] if together else [0] * self.rank
         y = self.as_one(crop) if together else self.by_phase()
         rows = [_rows(o, c, s) * s for o, c, s in zip(outs[2:], crop, self.strides)]
@@ -98,14 +98,28 @@ class _Rewrite:
     def as_one(self, crop: list[int]) -> Value:
         """The phases of all axes as channels of one convolution, in steps of whole blocks."""
         taps = [math.ceil(k / s) for k, s in zip(self.kernel, self.strides)]
-        more = -self.channels % self.block if self.phases > 1 and 2 * self.channels >= self.block else 0
+        more = -self.channels % self.block if self.group == 1 < self.phases and 2 * self.channels >= self.block else 0
         grown = self.sized(self.w, {1: self.each + more, **{2 + k: s * m for k, (s, m) in enumerate(zip(self.strides, taps))}})
         filters = [self.filters(grown, phase, taps, self.each + more) for phase in product(*map(range, self.strides))]
         bias = self.sized(self.bias, {0: self.channels + more}) if self.bias is not None else None
-        y = self.conv(self.joined(filters), self.joined([bias] * self.phases) if bias is not None else None, taps, crop, list(self.begin))
+        biases = self.swapped(self.joined([bias] * self.phases), 0, self.phases, self.group) if bias is not None else None
+        y = self.conv(self.swapped(self.joined(filters), 0, self.phases, self.group), biases, taps, crop, list(self.begin))
+        y = self.swapped(y, 1, self.group, self.phases)
         made = self.b.interleave(y, strides=self.strides, channels=self.channels) if self.phases > 1 else y
         assert isinstance(made, Value)
         return made
+
+    def swapped(self, v: Value, axis: int, first: int, second: int) -> Value:
+        """An axis that counts phases and groups, [first, second, each], as [second, first, each]."""
+        if min(first, second) == 1:
+            return v
+        shape = v.type.shape
+        n = int(str(shape[axis]))
+        apart = self.b.reshape(v, shape=(*shape[:axis], first, second, n // (first * second), *shape[axis + 1 :]))
+        rest = range(axis + 2, len(shape) + 2)
+        y = self.b.reshape(self.b.transpose(apart, perm=(*range(axis), axis + 1, axis, *rest)), shape=shape)
+        assert isinstance(y, Value)
+        return y
 
     def by_phase(self) -> Value:
         """A convolution for each phase of the result, of those taps that it has, from where its first element reads."""
