@@ -151,7 +151,7 @@ class Bench:
 
     def plan(self, arrays: Sequence[Array]) -> None:
         start, own = time.perf_counter(), time.thread_time()
-        self.f._bind(arrays)
+        self.f.cache.instance(tuple(a.shape for a in arrays))
         self.plans.append(time.perf_counter() - start)
         self.cpu.append(time.thread_time() - own)
 
@@ -184,14 +184,14 @@ class Bench:
 
     def lines(self) -> list[str]:
         plans, ratios = sorted(self.plans), sorted(r[0] for r in self.ratios)
-        programs = len(self.f.natives)
+        programs = len(self.f.programs)
         wrong = sum(not e <= TOLERANCE for e in self.errors)
         out = [
             f"right: {len(self.errors) - wrong} of {len(self.errors)} shapes, largest error {max(self.errors):.1e} of the largest value",
             f"compiled: one program in {self.compiled_in:.1f} s; after the first call {'nothing' if programs == 1 else f'{programs - 1} programs'}",
             f"plan of a new shape: median {np.median(plans) * 1e3:.2f} ms, at most {plans[-1] * 1e3:.2f} ms ({max(self.cpu) * 1e3:.2f} ms of CPU time), {len(plans)} shapes",
             f"memory: {self.memory[0]:.0f} MB after the first call, {self.memory[1]:.0f} MB after {len(self.errors)} shapes, {self.memory[2]:.0f} MB after "
-            f"{PLANNED} more plans; {len(self.f._bound)} plans kept, arena {sum(self.arenas()) / 1e6:.0f} MB in {len(self.arenas())} frames",
+            f"{PLANNED} more plans; {len(self.f.cache.instances)} plans kept, arena {sum(self.arenas()) / 1e6:.0f} MB in {len(self.arenas())} frames",
         ]
         if ratios:
             within = sum(r <= 1.1 for r in ratios)
@@ -203,7 +203,7 @@ class Bench:
         return out
 
     def fine(self) -> bool:
-        return len(self.f.natives) == 1 and max(self.cpu) <= PLAN and all(e <= TOLERANCE for e in self.errors)
+        return len(self.f.programs) == 1 and max(self.cpu) <= PLAN and all(e <= TOLERANCE for e in self.errors)
 
 
 def main() -> int:

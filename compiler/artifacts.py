@@ -21,13 +21,14 @@ from dnnc.backends.artifact import write_artifact
 from dnnc.backends.llvm.compile import llvm_version
 from dnnc.backends.llvm.native import ENTRY, FORMAT, Native, offsets_of_constants
 from dnnc.backends.places import Place
+from dnnc.cpu_compiler import CpuCompiler
 from dnnc.ir.constant_text import large_constants, to_bytes
 from dnnc.ir.dtype import u8
 from dnnc.ir.errors import Loc
 from dnnc.ir.graph import Graph
 from dnnc.ir.types import TensorType
 from dnnc.options import CompileOptions
-from dnnc.origin import OnnxParts, Origin
+from dnnc.program_cache import OnnxParts
 from dnnc.report import KernelReport, ProgramReport
 from dnnc.restore import places_of
 from dnnc.saved import (
@@ -54,15 +55,15 @@ Destination = str | os.PathLike[str] | BinaryIO
 Programs = Sequence[tuple[tuple[int, ...], Native]]
 
 
-def save_executable(path: Destination, origin: Origin, programs: Programs, reports: Sequence[ProgramReport], small: bool) -> None:
-    """Write an executable with the programs compiled so far. ArtifactError where the file cannot be written."""
+def save_programs(path: Destination, compiler: CpuCompiler, programs: Programs, reports: Sequence[ProgramReport], small: bool) -> None:
+    """Write a model with the programs compiled so far. ArtifactError where the file cannot be written."""
     f = _File()
     constants = [] if small else [n.constants for _, n in programs]
     names = f.packed(constants, [offsets_of_constants(n.calls) for _, n in programs])
     saved = [f.program(sizes, n, r, name) for (sizes, n), r, name in zip(programs, reports, names or [""] * len(programs))]
-    cpu = SavedCpu(**dataclasses.asdict(origin.target)) if programs else None
-    onnx = None if origin.onnx is None else f.onnx(origin.onnx())
-    model = _graph_model(f, "programs", origin.graph(), origin, cpu)
+    cpu = SavedCpu(**dataclasses.asdict(compiler.target)) if programs else None
+    onnx = None if compiler.onnx is None else f.onnx(compiler.onnx())
+    model = _graph_model(f, "programs", compiler.graph, compiler, cpu)
     f.write(path, dataclasses.replace(model, onnx=onnx, programs=tuple(saved)))
 
 
@@ -119,7 +120,7 @@ class _Names:
     shared: None = None
 
 
-def _graph_model(f: _File, kind: str, graph: Graph, origin: Origin | _Names, cpu: SavedCpu | None) -> SavedModel:
+def _graph_model(f: _File, kind: str, graph: Graph, origin: CpuCompiler | _Names, cpu: SavedCpu | None) -> SavedModel:
     """The model with its imported graph."""
     constants = f.graph(graph)
     types = (

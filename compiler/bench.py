@@ -17,10 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir.errors import InputError
+from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.peers import PEERS, Engine, check_installed, error, several, version
-from dnnc.reference import ReferenceExecutable
-from dnnc.staged import StagedExecutable
 from dnnc.timing import Times, alternate, percentiles, ratios
 
 Array = np.ndarray[Any, Any]
@@ -130,7 +128,7 @@ def bench(
 
     engines, failures = [load(first)], dict[str, str]()
     f, arrays = opened
-    threads = threads if isinstance(f, ReferenceExecutable) else f.report.threads
+    threads = f.report.threads if f.report.programs else threads
     feeds = {s.name: a for s, a in zip(f.inputs, arrays)}
     for k, name in enumerate(peers):
         tell(f"loading {name}", k, len(peers))
@@ -171,7 +169,8 @@ def measure(
     rounds, about = iter(range(REPEATS)), f"timing, {duration * len(engines):.0f} s or more"
     times = alternate([e.call for e in engines], REPEATS, duration * len(engines), lambda _: tell(about, next(rounds), REPEATS))
     rows = [_times(e, times, k, engines[0]) for k, e in enumerate(engines)]
-    programs = () if isinstance(f, ReferenceExecutable) else f.report.programs if isinstance(f, StagedExecutable) else f.report.programs[-1:]
+    report = f.report
+    programs = report.programs if report.host else report.programs[-1:]
     given = tuple((s.name, str(a.dtype), a.shape) for s, a in zip(f.inputs, arrays))
     compiled, cached = (sum(p.compiled for p in programs), sum(p.from_cache for p in programs)) if programs else (None, None)
     return Bench(model, threads, given, overhead(f, arrays, rows[0].p50), compiled, cached, tuple(rows), failures)
@@ -191,10 +190,10 @@ def _times(e: Engine, times: Times, k: int, ours: Engine) -> EngineTimes:
 
 def overhead(f: Any, arrays: Sequence[Array], seconds: float) -> float | None:
     """Seconds of a call outside of its kernels; None where nothing is compiled. `seconds`: of a whole call."""
-    if isinstance(f, ReferenceExecutable):
-        return None
     try:
         return float(f.profile(*arrays, repeats=max(10, min(OVERHEAD_CALLS, int(OVERHEAD_SECONDS / seconds)))).overhead)
+    except UnsupportedError:
+        return None
     except InputError:  # no kernel is called
         return seconds
 

@@ -24,16 +24,17 @@ from dnnc.backends.llvm.native import Native, shape_of
 from dnnc.backends.runtime import Frame, runtime
 from dnnc.driver import compile_graph
 from dnnc.executable import Executable
+from dnnc.hybrid import HybridProgram, NativeStep
 from dnnc.ir.errors import AccuracyError, DnncError, InternalError, ScheduleError, VerifyError, locations
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.interp import run
+from dnnc.ir.target import parse_target
 from dnnc.ir.types import TensorType
 from dnnc.options import CompileOptions
 from dnnc.passes.base import Pass, PassContext, PassManager
 from dnnc.passes.lower import group_inputs
 from dnnc.passes.pipelines import LEVELS
 from dnnc.passes.program import AnyStep, Body, ControlStep, Program, Step
-from dnnc.staged import NativeStep, StagedExecutable
 from dnnc.testing.fuzz import Failure, shrink
 
 Array = np.ndarray[Any, Any]
@@ -76,18 +77,18 @@ def bisect(graph: Graph, inputs: Sequence[Array], options: CompileOptions) -> Fi
         f = compiled(graph, options)
     except OWN_FAULT as e:
         return gave_up(graph, inputs, options, e)
-    if isinstance(f, StagedExecutable):
+    if f.report.host:
         return in_segments(f, inputs, options)
-    if not isinstance(f, Executable) or wrong(graph, inputs, call(f, inputs, graph), options) is None:
+    if parse_target(options.target).kind != "llvm" or wrong(graph, inputs, call(f, inputs, graph), options) is None:
         return None
     cpu = parse_cpu(str(options.target), options.threads)
     return find_pass(graph, inputs, options, cpu) or find_kernel(graph, f, inputs, options) or find_call(graph, f, inputs, options, cpu)
 
 
-def in_segments(f: StagedExecutable, inputs: Sequence[Array], options: CompileOptions) -> Finding | None:
+def in_segments(f: Executable, inputs: Sequence[Array], options: CompileOptions) -> Finding | None:
     """The first finding in the native segments of a model that runs on the host in part; those whose sizes only a call tells are passed over."""
     call(f, inputs, f.graph)
-    plan = f.plans[-1]
+    plan: HybridProgram = f.programs[-1]
     segments = [s.segment for s in plan.steps if isinstance(s, NativeStep) and not s.segment.graph.dims and not s.segment.carried]
     known = values_of(plan.graph, inputs, list(dict.fromkeys(v for s in segments for v in s.inputs)))
     found = (bisect(s.graph, [known[v] for v in s.inputs], options) for s in segments)
@@ -190,7 +191,7 @@ def _stored(a: Array, t: TensorType) -> Array:
 
 def program_of(f: Executable) -> tuple[Native, Program]:
     """What an executable calls, and what that was made of."""
-    native = f.natives[-1]
+    native = f.programs[-1]
     if native.program is None:
         raise InternalError("a program that was loaded from a file has no steps; compile the model that it was made from")
     return native, native.program

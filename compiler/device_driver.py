@@ -1,7 +1,8 @@
-"""A graph to a DeviceExecutable: the driver's stages for CUDA targets, for models with and without host steps."""
+"""The driver's stages for CUDA targets, for models with and without host steps."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -12,15 +13,18 @@ from dnnc.backends.cache import KernelCache
 from dnnc.backends.cuda.build import Compiler, Given, NvrtcCompiler, build, step_call
 from dnnc.backends.cuda.device import open_device
 from dnnc.backends.cuda.gate import MAX_STEPS
+from dnnc.backends.cuda.graph import LoadedProgram
+from dnnc.backends.cuda.instance import CudaInstance
 from dnnc.backends.cuda.library import described, need
 from dnnc.backends.cuda.native import PARAMETER_ALIGN, CudaNative, Device
 from dnnc.backends.cuda.spelling import spelled
 from dnnc.backends.cuda.templates import library, recurrence
 from dnnc.backends.cuda.templates.gemv_norm import takes
 from dnnc.backends.llvm.gate_work import not_checked
-from dnnc.device_executable import DeviceExecutable, DeviceOrigin
-from dnnc.device_staged import DeviceStaged
-from dnnc.donation import copied
+from dnnc.device_calls import CudaCalls
+from dnnc.donation import Donation, copied, donated
+from dnnc.executable import Executable
+from dnnc.hybrid import HybridCompiler, staged
 from dnnc.ir.errors import DnncError, InternalError, TargetError
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
@@ -28,7 +32,6 @@ from dnnc.ir.shapes import specialise
 from dnnc.ir.target import parse_target as parse_words
 from dnnc.memory import check_program
 from dnnc.options import CompileOptions, check_every_pass, steps_down, thread_count
-from dnnc.origin import OnnxParts
 from dnnc.parameters import Parameters, frozen
 from dnnc.passes.base import PassContext, PassManager, PassRecord
 from dnnc.passes.graph.segments import needs_host
@@ -36,15 +39,17 @@ from dnnc.passes.ladder import Failure, built, fail
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.program import Program
 from dnnc.passes.schedule.problem import Template
-from dnnc.report import LADDER
+from dnnc.program_cache import ModelCompiler, OnnxParts, ProgramCache
+from dnnc.report import LADDER, Report
 from dnnc.report.collect import program_report
 from dnnc.report.log import Laps, Log, Progress
 from dnnc.schedules import schedules_for
-from dnnc.staged import StagedExecutable
+from dnnc.signature import Signature
 from dnnc.tuned import choose_of, revise_of, rounds_products, tell
 
 if TYPE_CHECKING:
     from dnnc.backends.cuda.target import GpuTarget
+    from dnnc.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ def cuda_machine(options: CompileOptions) -> Machine:
 
 def compile_for_device(
     graph: Graph,
-    names: tuple[list[str], list[str]],
+    names: tuple[Sequence[str], Sequence[str]],
     opts: CompileOptions,
     cache: KernelCache,
     machine: Machine,
@@ -97,65 +102,60 @@ def compile_for_device(
     given: Given | None = None,
     notes: tuple[str, ...] = (),
     parameters: Parameters | None = None,
-) -> DeviceExecutable | StagedExecutable:
+) -> Executable:
     """Compile a graph whose dims are as the options say; see `dnnc.driver.compile_graph`. `given`: code out of a saved model."""
     if needs_host(graph):
         own = replace(opts, dims={}, outputs=(), verify="kernels" if opts.verify else False)  # random values between steps would mean nothing
 
-        def make(segment: Graph, shared: bool) -> DeviceExecutable:
-            log = Log(segment.name, str(opts.target), 1)
+        def make(segment: Graph, shared: bool) -> Executable:
             inner = [v.name for v in segment.inputs], [v.name for v in segment.outputs]
-            return DeviceExecutable(DeviceMaker(segment, own, machine, log, cache, progress).origin(inner), log, ahead=False)
+            return Executable(CudaCompiler(segment, inner, own, machine, Log(segment.name, str(opts.target), 1), cache, progress))
 
-        return DeviceStaged(machine.device, graph, names, opts, machine.target, 1, import_seconds, make, onnx)
+        return staged(HybridCompiler(graph, names, opts, machine.target, 1, import_seconds, make, onnx, machine.device))
     log = Log(graph.name, str(opts.target), 1, import_seconds, notes)
-    f = DeviceExecutable(DeviceMaker(graph, opts, machine, log, cache, progress, given, parameters).origin(names, onnx), log, parameters=parameters)
+    f = Executable(CudaCompiler(graph, names, opts, machine, log, cache, progress, given, parameters, onnx), parameters)
     if not graph.dims:
         f.prepare([tuple(int(str(d)) for d in v.type.shape) for v in graph.inputs])
     return f
 
 
-@dataclass(frozen=True)
-class DeviceMaker:
-    """Makes the programs of one graph."""
+class CudaCompiler(ModelCompiler):
+    """Programs of one graph for a CUDA device; each shape has one of its own."""
 
-    graph: Graph
-    opts: CompileOptions
-    machine: Machine
-    log: Log
-    cache: KernelCache
-    progress: Progress | None = None
-    given: Given | None = None
-    parameters: Parameters | None = None
+    def __init__(
+        self,
+        graph: Graph,
+        names: tuple[Sequence[str], Sequence[str]],
+        options: CompileOptions,
+        machine: Machine,
+        log: Log,
+        cache: KernelCache,
+        progress: Progress | None = None,
+        given: Given | None = None,
+        parameters: Parameters | None = None,
+        onnx: Callable[[], OnnxParts] | None = None,
+    ) -> None:
+        """`given`: code out of a saved model."""
+        self.interface, (self.inputs, self.outputs) = graph, names
+        self.options, self.machine, self.target, self.log, self.onnx = options, machine, machine.target, log, onnx
+        self.cache, self.progress, self.given, self.parameters = cache, progress, given, parameters
+        self._instances: weakref.WeakSet[CudaInstance] = weakref.WeakSet()
+        self._before: list[LoadedProgram] = []  # with the weights of before the last refit: work of theirs may still be queued
 
-    def origin(self, names: tuple[Sequence[str], Sequence[str]], onnx: Callable[[], OnnxParts] | None = None) -> DeviceOrigin:
-        """Where an executable of this graph comes from."""
+    @property
+    def graph(self) -> Graph:
+        return self.interface
 
-        def make(dims: Mapping[Var, int]) -> CudaNative:
-            return self.make(origin, dims)
-
-        def elsewhere(arch: str) -> DeviceExecutable:
-            options = replace(self.opts, target=f"cuda -arch={arch}", dims={})
-            log = Log(self.graph.name, str(options.target), 1)
-            return DeviceExecutable(
-                DeviceMaker(self.graph, options, cuda_machine(options), log, self.cache, self.progress, None, self.parameters).origin(names), log
-            )
-
-        m = self.machine
-        origin = DeviceOrigin(self.graph, *names, lambda: self.graph, make, self.opts, m.target, m.device, m.present, elsewhere, onnx)
-        return origin
-
-    def make(self, origin: DeviceOrigin, dims: Mapping[Var, int]) -> CudaNative:
-        """The program for these dims."""
+    def compile(self, dims: Mapping[Var, int]) -> CudaNative:
         laps, manager = Laps(), PassManager()
-        program = make_program(specialise(self.graph, {v.name: n for v, n in dims.items()}), self.machine, self.opts, manager, self.cache)
+        program = make_program(specialise(self.graph, {v.name: n for v, n in dims.items()}), self.machine, self.options, manager, self.cache)
         laps.lap("passes")
         m = self.machine
         spare: dict[str, bytes] = {}
 
         def build_one(program: Program) -> CudaNative:
-            check_program(program, origin.inputs, origin.outputs)
-            native = build(program, m.target, self.cache, m.compiler, bool(self.opts.verify), laps.through(self.progress), self.given, spare)
+            check_program(program, self.inputs, self.outputs)
+            native = build(program, m.target, self.cache, m.compiler, bool(self.options.verify), laps.through(self.progress), self.given, spare)
             laps.lap("link")
             if self.parameters is not None:
                 self.parameters.load(native)
@@ -165,26 +165,78 @@ class DeviceMaker:
 
         program, native = built(program, build_one)
         if m.present:
-            self._try(origin, native, dims, laps)
-        notes = not_checked(program.kernels, {}, MAX_STEPS) if self.opts.verify else ()
-        said, size = (
-            {LADDER: program.steps_down, "kernel gate": notes, "libraries": library_notes(program), "donate": copied(program, origin.outputs)},
-            len(program.graph),
-        )
-        said["cache"] = self.cache.notes
+            self._try(native, dims, laps)
+        notes = not_checked(program.kernels, {}, MAX_STEPS) if self.options.verify else ()
+        copies = copied(program, self.outputs)
+        said = {LADDER: program.steps_down, "kernel gate": notes, "libraries": library_notes(program), "donate": copies, "cache": self.cache.notes}
+        size = len(program.graph)
         gaps = [PassRecord(name, 0.0, size, size, False, tuple(n)) for name, n in said.items() if n]
         report = program_report(native, dims, False, [*manager.records, *gaps], laps.seconds)
         stepwise = tuple(f"{where} (the host reads its condition)" for where in native.stepwise())
         self.log.add(replace(report, fallbacks=(*report.fallbacks, *stepwise)))
         return native
 
-    def _try(self, origin: DeviceOrigin, native: CudaNative, dims: Mapping[Var, int], laps: Laps) -> None:
+    def _try(self, native: CudaNative, dims: Mapping[Var, int], laps: Laps) -> None:
         """Check the whole model, if that is asked for."""
-        if self.opts.verify == "model" and all(dims.values()):
-            trial = DeviceExecutable(replace(origin, specialise=lambda _: native), self.log)
+        if self.options.verify == "model" and all(dims.values()):
+            donation = Donation(donated(self.graph, (self.inputs, self.outputs), self.options.donate), self.inputs)
+            instance = self.instance(native, dims)
             graph = self.graph if self.parameters is None else frozen(self.graph, self.parameters.held)
-            check_model(lambda *arrays: trial(*(a.copy() for a in arrays)), graph, dims, origin.outputs, self.opts.precision)
+            check_model(lambda *arrays: donation.checked(instance, arrays), graph, dims, self.outputs, self.options.precision)
             laps.lap("check model")
+
+    def instance(self, program: CudaNative, dims: Mapping[Var, int]) -> CudaInstance:
+        instances = self._instances
+        instance = CudaInstance(program, self.machine.device, lambda: [p for i in list(instances) if (p := i.ready) is not None])
+        instances.add(instance)
+        if self.machine.present and not instance.empty:
+            instance.loaded()
+        return instance
+
+    def refitted(self, instances: Sequence[CudaInstance]) -> None:
+        """New weights are loaded at the next call."""
+        self._before = [p for i in instances if (p := i.reload()) is not None]
+
+    def device_calls(self, signature: Signature, donation: Donation | None, cache: ProgramCache) -> CudaCalls:
+        return CudaCalls(self.machine.device, signature, donation, cache)
+
+    def report(self, signature: Signature, programs: Sequence[CudaNative]) -> Report:
+        """Says too how many kernels no device has checked."""
+        told, fresh = self.log.report(signature), sum(len(n.checks) for n in programs)
+        return told if not fresh else replace(told, notes=(*told.notes, f"{fresh} kernels unverified: each is checked when a device first loads it"))
+
+    def source(self, program: CudaNative, stage: str, kernel: str | None) -> str:
+        from dnnc.report.device_sources import sources_of
+
+        return sources_of(program, self.target).text(stage, kernel)
+
+    def profile(self, f: Executable, collect: Callable[[], list[Any]], repeats: int | None) -> Profile:
+        from dnnc.device_profile import profile
+
+        arrays = collect()
+        instance = f.cache.instance(tuple([a.shape for a in arrays]))
+        assert isinstance(instance, CudaInstance)
+        return profile(f.report, instance, arrays, self.target, repeats)
+
+    def save(self, path: Any, programs: Mapping[tuple[int, ...], CudaNative], small: bool, archs: Sequence[str]) -> None:
+        """The graph, and the machine code of the programs so far. Loading runs the passes again; `small` makes no difference."""
+        from dnnc.artifacts import save_device
+
+        cubins: dict[str, bytes] = {}
+        checked: set[str] = set()
+        others = [self._elsewhere(a) for a in dict.fromkeys(archs) if a != self.target.arch]
+        dims = [dict(zip(sorted(self.graph.dims.values(), key=lambda v: v.name), sizes)) for sizes in programs]
+        for native in (*(c.compile(d) for c in others for d in dims), *programs.values()):
+            cubins.update(native.cubins)
+            checked |= set(native.cubins) - set(native.checks)
+        names = self.inputs, self.outputs
+        save_device(path, self.graph, names, self.options, (cubins, checked), None if self.onnx is None else self.onnx())
+
+    def _elsewhere(self, arch: str) -> CudaCompiler:
+        """The same model for another architecture."""
+        options = replace(self.options, target=f"cuda -arch={arch}", dims={})
+        log, machine = Log(self.graph.name, str(options.target), 1), cuda_machine(options)
+        return CudaCompiler(self.graph, (self.inputs, self.outputs), options, machine, log, self.cache, self.progress, None, self.parameters)
 
 
 def check_native(native: CudaNative, device: Device, tell: Progress | None = None) -> dict[str, Any]:

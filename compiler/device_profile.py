@@ -20,9 +20,9 @@ from dnnc.profile import LEAST, MOST, SECONDS, WARM, CallTime, KernelTime, Profi
 from dnnc.report import KernelReport, Report
 
 if TYPE_CHECKING:
+    from dnnc.backends.cuda.instance import CudaInstance
     from dnnc.backends.cuda.target import GpuTarget
     from dnnc.backends.places import Call
-    from dnnc.device_executable import Bound
 
 Array = np.ndarray[Any, Any]
 LANES = 128  # float32 units of an SM
@@ -30,7 +30,7 @@ CLOCK = 1.755e9  # of an H200 under load, hertz
 L2_RATE = 2.0  # of the memory's rate
 
 
-def profile(report: Report, bound: Bound, arrays: Sequence[Array], target: GpuTarget, repeats: int | None = None) -> Profile:
+def profile(report: Report, bound: CudaInstance, arrays: Sequence[Array], target: GpuTarget, repeats: int | None = None) -> Profile:
     """Run a program on these inputs again and again.
 
     Args:
@@ -45,9 +45,9 @@ def profile(report: Report, bound: Bound, arrays: Sequence[Array], target: GpuTa
     """
     if repeats is not None:
         repeats = integer(repeats, "repeats", 1)
-    if bound.empty or not bound.native.calls:
+    if bound.empty or not bound.program.calls:
         raise InputError("there is nothing to profile: for these inputs no kernel is called")
-    wanted = {s for s in bound.native.cubins}
+    wanted = {s for s in bound.program.cubins}
     known = next((p for p in reversed(report.programs) if wanted <= {k.symbol for k in p.kernels}), None)
     if known is None:
         raise InputError("nothing is noted of the program that runs for these inputs; sizes of 0 get one of their own, which cannot be profiled")

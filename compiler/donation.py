@@ -22,6 +22,7 @@ from dnnc.ir.graph import Graph
 
 if TYPE_CHECKING:
     from dnnc.passes.program import Program
+    from dnnc.program_cache import Instance
 
 Array = np.ndarray[Any, Any]
 
@@ -94,9 +95,28 @@ class Donation:
                 where, first = ("host", "device") if on_device else ("device", "host")
                 raise InputError(f"input {self.names[j]} is donated and lies on the {where}, the first input on the {first}: bring one to the other")
 
-    def place(self, at_once: frozenset[int], arrays: Sequence[Array], results: list[Array]) -> list[Array]:
-        """Buffers for a call: the memory of inputs where the program writes there."""
-        return [arrays[self.pairs[k]] if k in at_once else r for k, r in enumerate(results)]
+    def run(self, instance: Instance, arrays: Sequence[Array], given: list[Array] | None, weights: Sequence[Array] = ()) -> list[Array]:
+        """A call whose results take the memory of inputs. `given`: the caller wants them in these buffers too."""
+        self.check(arrays, weights)
+        if given is None and instance.outputs is None:
+            return self.finish(instance.call(arrays), arrays, None)
+        results: Sequence[Any] = given if given is not None else [None] * len(instance.outputs or ())
+        buffers = []
+        for k, r in enumerate(results):
+            if k in instance.at_once:
+                r = arrays[self.pairs[k]]
+            elif r is None:
+                r = np.empty(*(instance.outputs or ())[k])
+            elif k in self.pairs:  # what is copied in the end must not go through the buffer of an input
+                r = np.empty_like(r)
+            buffers.append(r)
+        instance.into(arrays, buffers)
+        return self.finish(buffers, arrays, given)
+
+    def checked(self, instance: Instance, arrays: Sequence[Array]) -> Any:
+        """What a call gives for copies of these arrays: one array, or a list."""
+        results = self.run(instance, [a.copy() for a in arrays], None)
+        return results[0] if len(results) == 1 else results
 
     def finish(self, buffers: Sequence[Array], arrays: Sequence[Array], results: list[Array] | None) -> list[Array]:
         """The results of a call: in the memory of inputs, and of what the caller gave other buffers for (`results`), there too."""

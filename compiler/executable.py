@@ -1,162 +1,240 @@
-"""A compiled model as a callable: arrays in, arrays out, one native call between."""
+"""A compiled model as a callable: arrays in, arrays out. The only one, for all targets."""
 
 from __future__ import annotations
 
-import ctypes
-import gc
+import io
 import os
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from dnnc.backends.llvm.features import CpuTarget
-from dnnc.backends.llvm.native import Native, shape_of
-from dnnc.backends.places import placed
-from dnnc.backends.results import maker
-from dnnc.backends.runtime import FRAME_BOUND, FRAME_CONSTANTS, FRAME_OFFSETS, Frame, address_of, runtime
-from dnnc.compiled import CompiledModel
+from dnnc.backends.cuda.arrays import is_device_array, to_host
 from dnnc.donation import Donation, donated
-from dnnc.ir.errors import InputError
-from dnnc.ir.expr import Expr, Var, const
+from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.graph import Graph
-from dnnc.ir.shapes import bind_dims
 from dnnc.memory import check_fits
 from dnnc.options import CompileOptions
-from dnnc.origin import Origin
-from dnnc.parameters import Parameters, Table, frozen
+from dnnc.parameters import Parameters, frozen
+from dnnc.program_cache import Instance, ModelCompiler, ProgramCache
 from dnnc.report import Report
-from dnnc.report.log import Log
+from dnnc.report.layout import cut
 from dnnc.signature import Signature, TensorSpec, described, shapes_of
 
 if TYPE_CHECKING:
+    from dnnc.import_cache import ImportCache
     from dnnc.profile import Profile
 
 Array = np.ndarray[Any, Any]
-MAX_SPECIALISATIONS = 16  # programs kept for different shapes of one model
-MAX_PLANS = 512  # memory plans kept of one symbolic program, some kilobytes each
+WIDTH = 160  # characters of a repr
 
 
-class Held:
-    """The memory of one call: a frame, and the addresses of its buffers. Calls of all shapes use it in turns. `table`: of the parameters that
-    it reads, which stay alive as long."""
-
-    __slots__ = ("address", "frame", "owner", "pointers", "table")
-
-    def __init__(self, frame: Frame, buffers: int, owner: Bound) -> None:
-        self.frame, self.owner = frame, owner
-        self.pointers: Any = (ctypes.c_void_p * buffers)()
-        self.address: int = ctypes.addressof(self.pointers)
-        self.table: Table | None = None
-
-
-class Bound:
-    """A native program at fixed dims: what a call needs without looking anything up.
-
-    `free` is shared by the shapes of an executable: as many frames as calls ran at once, each as large as its largest call needed.
-    """
-
-    __slots__ = (
-        "arena_bytes",
-        "at_once",
-        "dims",
-        "dims_address",
-        "empty",
-        "entry",
-        "free",
-        "fresh",
-        "native",
-        "nthreads",
-        "offsets",
-        "outputs",
-        "parameters",
-        "used",
-    )
-
-    def __init__(self, native: Native, dims: Mapping[Var, int], nthreads: int, free: list[Held], parameters: Parameters | None = None) -> None:
-        env: dict[Expr, Expr] = {v: const(n) for v, n in dims.items()}
-        self.native, self.entry = native, native.entry
-        self.nthreads = nthreads if native.parallel else 1
-        self.outputs = [(shape_of(t, env), t.dtype.numpy) for t in native.outputs]
-        self.fresh = maker(self.outputs)
-        self.empty = all(0 in s for s, _ in self.outputs)
-        self.dims = np.array([dims[v] for v in native.dims], np.int64)
-        self.dims_address: int = self.dims.ctypes.data
-        offsets, self.arena_bytes = native.sizes(dims)
-        self.offsets = np.array(offsets, np.int64)
-        check_fits([(f"output {k}", s, d) for k, (s, d) in enumerate(self.outputs)], self.arena_bytes)
-        self.free = free
-        self.parameters = parameters if native.prologue is not None else None
-        self.at_once: frozenset[int] = frozenset()  # outputs that kernels write to the memory of donated inputs
-        self.used = False  # again, since it was last looked at whether to drop it
-
-    def take(self, buffers: int) -> Held:
-        """A frame that no other call uses, with this plan."""
-        try:
-            held = self.free.pop()
-        except IndexError:
-            held = None
-        if held is None or held.frame.arena.nbytes < self.arena_bytes:
-            held = self._own(Held(Frame(self.arena_bytes), buffers, self))
-        elif held.owner is not self:
-            self._own(held)
-        if self.parameters is not None:
-            table = self.parameters.table(self.native)
-            if held.table is not table:
-                held.table = table
-                held.frame.slots[FRAME_BOUND] = table.address
-        return held
-
-    def _own(self, held: Held) -> Held:
-        """Give a frame this plan."""
-        held.owner = self
-        held.frame.slots[FRAME_OFFSETS] = self.offsets.ctypes.data
-        held.frame.slots[FRAME_CONSTANTS] = self.native.constants.ctypes.data
-        return held
-
-
-class Executable(CompiledModel):
+class Executable:
     """A compiled model: `y = f(x)`, `f(name=x)` or `f({"input.1": x})`; one output is an array, several are a tuple.
 
     Inputs are NumPy arrays of the exact dtypes (lists and Python scalars convert); results are fresh arrays. Calls may come from several
-    threads at once. A model with symbolic dims is specialised to each shape it meets, the last MAX_SPECIALISATIONS of them kept.
+    threads at once. A model with symbolic dims is specialised to each shape it meets, the last ones kept.
+
+    On a CUDA device the first input decides what comes back: NumPy arrays give NumPy arrays; arrays on the device (CuPy, torch, anything with
+    `__cuda_array_interface__` or DLPack) give arrays of their library, computed in the order of the caller's current stream.
     """
 
-    def __init__(self, origin: Origin, nthreads: int, log: Log, parameters: Parameters | None = None) -> None:
-        self._origin, self._nthreads, self._log, self._parameters = origin, nthreads, log, parameters
-        self._signature = Signature(origin.interface, origin.inputs, origin.outputs)
+    def __init__(self, compiler: ModelCompiler, parameters: Parameters | None = None) -> None:
+        self._compiler, self._parameters = compiler, parameters
+        self._signature = Signature(compiler.interface, compiler.inputs, compiler.outputs)
+        names = compiler.inputs, compiler.outputs
+        pairs = donated(compiler.interface, names, compiler.options.donate) if compiler.imports is None else {}
+        self._donation = Donation(pairs, list(compiler.inputs)) if pairs else None
         self._collect = self._signature.collect
-        pairs = donated(origin.interface, (origin.inputs, origin.outputs), origin.options.donate)
-        self._donation = Donation(pairs, list(origin.inputs)) if pairs else None
-        self._bound: OrderedDict[tuple[tuple[int, ...], ...], Bound] = OrderedDict()
-        self._natives: OrderedDict[tuple[int, ...], Native] = OrderedDict()
-        self._free: list[Held] = []
-        self._when_empty: Callable[[Sequence[tuple[int, ...]]], Any] | None = None
-        self._lock = threading.RLock()
-        self._launch = runtime().launch
+        self._imports: ImportCache | None = compiler.imports
+        self.cache = ProgramCache(compiler)
+        self._device_calls = compiler.device_calls(self._signature, self._donation, self.cache)
+        self._plain = self._donation is None and self._imports is None and self._device_calls is None
 
     # --- what it is -----------------------------------------------------------------------------------------------------------
 
     @property
     def options(self) -> CompileOptions:
         """How it was compiled."""
-        return self._origin.options
+        return self._compiler.options
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        return self._signature.inputs
+        """Names, dtypes and shapes; of sequences, optionals and maps the type in place of the dtype."""
+        return self._signature.inputs if self._imports is None else self._imports.inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        return self._signature.outputs
+        """Names, dtypes and shapes. Sizes that only the data tells are symbolic; where even types depend on a call, they are told after it."""
+        return self._signature.outputs if self._imports is None else self._imports.outputs
 
     @property
     def parameters(self) -> tuple[TensorSpec, ...]:
         """The arrays that it was compiled with `parameters=` for; see `refit`."""
         return self._parameters.specs if self._parameters is not None else ()
+
+    @property
+    def programs(self) -> list[Any]:
+        """The programs compiled so far, the newest at the end."""
+        with self.cache.lock:
+            return list(self.cache.programs.values())
+
+    @property
+    def variants(self) -> list[Executable]:
+        """Of a model that is read for the inputs of a call: what was compiled for each kind of them, the one used last at the end."""
+        return [] if self._imports is None else self._imports.variants
+
+    @property
+    def resolved(self) -> Executable:
+        """What ran the last call: itself, or of a model that is read for the inputs of a call the variant. InputError before the first call."""
+        return self if self._imports is None else self._imports.last
+
+    @property
+    def deferred(self) -> bool:
+        """Is the model read for the inputs of a call?"""
+        return self._imports is not None
+
+    @property
+    def graph(self) -> Graph:
+        """The imported graph before any pass, with the dims that were fixed."""
+        return self._compiler.graph
+
+    @property
+    def target(self) -> Any:
+        """The facts of the machine that its code is for."""
+        return self._compiler.target
+
+    @property
+    def report(self) -> Report:
+        """What the compilation did: passes, kernels, memory, time; print it."""
+        return self._compiler.report(self._signature, self.programs)
+
+    def source(self, stage: str, kernel: str | None = None) -> str:
+        """The text of the last program at a stage: "graph", "operator", then "llvm" and "asm", or "cuda" and "ptx"; of one kernel by number,
+        name or symbol.
+
+        InputError names what there is, or the dims that are still open: a symbolic model has no program before its first call.
+        """
+        return self._compiler.source(self.last_program(), stage, kernel)
+
+    def last_program(self) -> Any:
+        """The newest program. InputError names the dims that are open where there is none."""
+        programs = self.programs
+        if not programs and self._imports is None:
+            raise InputError(f"no program is compiled yet: call the model first, or give dims={{...}} for {', '.join(self._compiler.interface.dims)}")
+        return programs[-1] if programs else None
+
+    def __repr__(self) -> str:
+        """One line: `<Executable for llvm: image float32[N, 1, 8, 8] -> logits float32[N, 10]>`."""
+        took, gave = (", ".join(f"{s.name} {s.dtype}[{', '.join(map(str, s.shape))}]" for s in specs) for specs in (self.inputs, self.outputs))
+        return f"<Executable for {self.options.target}: {cut(f'{took} -> {gave}', WIDTH - 40)}>"
+
+    # --- calls ----------------------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Run the model. InputError names the input, what was expected and what was given; TargetError: there is no such device."""
+        if not self._plain:
+            return self._run(args, named)
+        arrays = self._collect(args, named)
+        results = self.cache.instance(tuple([a.shape for a in arrays])).call(arrays)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def run(self, inputs: Any, outputs: Sequence[Any] | None = None, stream: Any = None) -> Any:
+        """Run into given buffers (contiguous, of the right shape and dtype, not overlapping the inputs); without them as a call.
+
+        The buffer of an output that takes the memory of a donated input may be that input.
+
+        Args:
+            inputs: in order, or by name.
+            outputs: buffers for the results, of the inputs' kind.
+            stream: for arrays on a device, the stream in whose order to run: a CuPy or torch stream, or its address; default: the current one of
+                the first input's library.
+        """
+        if self._imports is not None:
+            return self._imports.run(*self._imports.arguments(inputs), outputs)
+        return self._run(self._signature.arguments(inputs), {}, outputs, stream)
+
+    def _run(self, args: tuple[Any, ...], named: Mapping[str, Any], outputs: Any = None, stream: Any = None) -> Any:
+        if self._imports is not None:
+            return self._imports.run(args, named, outputs)
+        values = self._signature.in_order(args, named)
+        if self._device_calls is not None and values and is_device_array(values[0]):
+            results = self._device_calls.run(values, outputs, stream, self._parameters)
+        else:
+            arrays = self._arrays(values)
+            instance = self.cache.instance(tuple([a.shape for a in arrays]))
+            results = self._execute(instance, arrays, None if outputs is None else self._buffers(instance, arrays, outputs))
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _arrays(self, values: Sequence[Any]) -> list[Array]:
+        """Arguments as arrays on the host."""
+        if self._device_calls is not None:
+            if self._donation is not None:
+                self._donation.check_side(values, False)
+            values = [to_host(v) if is_device_array(v) else v for v in values]
+        return self._signature.convert(values)
+
+    def _buffers(self, instance: Instance, arrays: Sequence[Array], outputs: Any) -> list[Array]:
+        """Buffers of the caller. InputError where one does not fit."""
+        results = self._signature.buffers(outputs)
+        if instance.outputs is not None:
+            self._signature.check_outputs(instance.outputs, [*arrays, *self._weights], results, self._donation.pairs if self._donation else {})
+        return results
+
+    def _execute(self, instance: Instance, arrays: Sequence[Array], results: list[Array] | None) -> list[Array]:
+        """A call into these results, or fresh ones."""
+        if self._donation is not None:
+            return self._donation.run(instance, arrays, results, self._weights)
+        if results is None:
+            return instance.call(arrays)
+        instance.into(arrays, results)
+        return results
+
+    @property
+    def _weights(self) -> Sequence[Array]:
+        """What parameters hold: memory of others that kernels may read as it is."""
+        return () if self._parameters is None else self._parameters.on_host
+
+    def bind(self, inputs: Any, outputs: Sequence[Any]) -> Callable[[], Any]:
+        """A function that runs on these very buffers each time it is called, copying nothing. It keeps the buffers alive.
+
+        On a device it returns when the work is queued, in the order of the stream on which it was bound, and may run beside calls, but not beside
+        itself. Its method `check()` waits, and raises what a call would have raised of the data.
+        """
+        if self._imports is not None:
+            raise UnsupportedError("bind: the model is read anew for the inputs of each call; use `run` with outputs")
+        values = self._signature.in_order(self._signature.arguments(inputs), {})
+        if self._device_calls is not None and values and is_device_array(values[0]):
+            return self._device_calls.bind(values, outputs, self._parameters)
+        arrays = self._arrays(values)
+        for a, b, name in zip(arrays, values, self._signature.input_names):
+            if a is not b:
+                raise InputError(f"input {name}: bind needs a contiguous array that it can keep; got {described(b)}")
+        instance = self.cache.instance(tuple([a.shape for a in arrays]))
+        return HostCall(self, instance, arrays, self._buffers(instance, arrays, outputs))
+
+    def profile(self, *args: Any, repeats: int | None = None, **named: Any) -> Profile:
+        """Where the time of a call on these inputs goes, kernel by kernel; print it. `repeats`: calls to measure, about a second's by default."""
+        if self._imports is not None:
+            return self._imports.profile(args, named, repeats)
+        return self._compiler.profile(self, lambda: self._arrays(self._signature.in_order(args, named)), repeats)
+
+    def prepare(self, shapes: Sequence[tuple[int, ...]]) -> Any:
+        """Compile for input shapes ahead of the first call; returns the program."""
+        names, inputs = self._signature.input_names, self._compiler.interface.inputs
+        sizes = tuple(shapes_of(shapes, names))
+        check_fits([(f"input {n}", s, v.type.dtype.numpy) for n, s, v in zip(names, sizes, inputs)])
+        instance = self.cache.instance(sizes)
+        self._compiler.prepare(instance, sizes)
+        return instance.program
+
+    def prepare_variants(self) -> None:
+        """Compile a model that is read for the inputs of a call ahead of the first one, where all is known."""
+        if self._imports is not None:
+            self._imports.prepare()
+
+    # --- parameters -------------------------------------------------------------------------------------------------------------
 
     def refit(self, changed: Mapping[str, Any] | None = None) -> None:
         """Use other arrays for parameters from now on, or see what their owner wrote into them. Nothing is compiled.
@@ -170,230 +248,9 @@ class Executable(CompiledModel):
         """
         if self._parameters is None:
             raise InputError("refit: the model has no parameters; compile it with parameters=")
-        self._parameters.refit(changed or {})
-        self._free.clear()  # they hold what the old arrays were packed into
-
-    @property
-    def natives(self) -> list[Native]:
-        """The programs compiled so far."""
-        with self._lock:
-            return list(self._natives.values())
-
-    @property
-    def graph(self) -> Graph:
-        """The imported graph before any pass, with the dims that were fixed."""
-        return self._origin.graph()
-
-    @property
-    def target(self) -> CpuTarget:
-        """The CPU that its code is for."""
-        return self._origin.target
-
-    @property
-    def report(self) -> Report:
-        """What the compilation did: passes, kernels, memory, time; print it."""
-        return self._log.report(self._signature)
-
-    def source(self, stage: str, kernel: str | None = None) -> str:
-        """The text of the last program: "graph", "operator", "llvm" or "asm"; of one kernel by number, name or symbol.
-
-        InputError names what there is, or the dims that are still open: a symbolic model has no program before its first call.
-        """
-        natives = self.natives
-        if not natives:
-            raise InputError(f"no program is compiled yet: call the model first, or give dims={{...}} for {', '.join(self._origin.interface.dims)}")
-        from dnnc.report.sources import sources_of  # loads the emitter, which a call does without
-
-        return sources_of(natives[-1], self._origin.target).text(stage, kernel)
-
-    # --- calls ----------------------------------------------------------------------------------------------------------------
-
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        """Run the model. InputError names the input, what was expected and what was given."""
-        arrays = self._collect(args, named)
-        bound = self._bind(arrays)
-        results = [bound.fresh(s, d) for s, d in bound.outputs]
-        if self._donation is None:
-            self._execute(bound, arrays, results)
-        else:
-            results = self._execute_donated(bound, arrays, results)
-        return results[0] if len(results) == 1 else tuple(results)
-
-    def run(self, inputs: Any, outputs: Sequence[Array] | None = None) -> Any:
-        """Run into given buffers (contiguous, of the right shape and dtype, not overlapping the inputs); without them as a call.
-
-        The buffer of an output that takes the memory of a donated input may be that input.
-        """
-        arrays = self._collect(self._signature.arguments(inputs), {})
-        bound = self._bind(arrays)
-        results = [bound.fresh(s, d) for s, d in bound.outputs] if outputs is None else self._signature.buffers(outputs)
-        if outputs is not None:
-            self._signature.check_outputs(bound.outputs, [*arrays, *self._weights], results, self._pairs)
-        if self._donation is None:
-            self._execute(bound, arrays, results)
-        else:
-            results = self._execute_donated(bound, arrays, results, outputs is not None)
-        return results[0] if len(results) == 1 else tuple(results)
-
-    @property
-    def _weights(self) -> Sequence[Array]:
-        """What parameters hold: memory of others that kernels may read as it is."""
-        return () if self._parameters is None else self._parameters.on_host
-
-    @property
-    def _pairs(self) -> Mapping[int, int]:
-        return {} if self._donation is None else self._donation.pairs
-
-    def _execute_donated(self, bound: Bound, arrays: Sequence[Array], results: list[Array], given: bool = False) -> list[Array]:
-        """A call whose results take the memory of inputs. `given`: the caller wants them in these buffers too."""
-        assert self._donation is not None
-        self._donation.check(arrays, self._weights)
-        own = results
-        if given:  # what is copied in the end must not go through the buffer of an input
-            own = [np.empty_like(r) if k in self._pairs and k not in bound.at_once else r for k, r in enumerate(results)]
-        buffers = self._donation.place(bound.at_once, arrays, own)
-        self._execute(bound, arrays, buffers)
-        return self._donation.finish(buffers, arrays, results if given else None)
-
-    def bind(self, inputs: Any, outputs: Sequence[Array]) -> Callable[[], None]:
-        """A function that runs on these very buffers each time it is called, copying nothing. It keeps the buffers alive."""
-        arrays = self._collect(self._signature.arguments(inputs), {})
-        given = self._signature.in_order(self._signature.arguments(inputs), {})
-        for a, b, name in zip(arrays, given, self._signature.input_names):
-            if a is not b:
-                raise InputError(f"input {name}: bind needs a contiguous array that it can keep; got {described(b)}")
-        bound = self._bind(arrays)
-        results = self._signature.buffers(outputs)
-        self._signature.check_outputs(bound.outputs, [*arrays, *self._weights], results, self._pairs)
-        if self._donation is None:
-            return lambda: self._execute(bound, arrays, results)
-
-        def call() -> None:
-            self._execute_donated(bound, arrays, results, True)
-
-        return call
-
-    def profile(self, *args: Any, repeats: int | None = None, **named: Any) -> Profile:
-        """Where the time of a call on these inputs goes, kernel by kernel; print it. `repeats`: calls to measure, about a second's by default."""
-        from dnnc.profile import profile
-
-        return profile(self, self._origin.target, args, named, repeats)
-
-    def _execute(self, bound: Bound, arrays: Sequence[Array], results: Sequence[Array]) -> None:
-        if bound.empty:
-            return
-        held = bound.take(len(arrays) + len(results))
-        pointers = held.pointers
-        k = 0
-        for a in arrays:
-            pointers[k] = address_of(a)
-            k += 1
-        for a in results:
-            pointers[k] = address_of(a)
-            k += 1
-        status = self._launch(bound.entry, held.frame.address, held.address, bound.dims_address, bound.nthreads)
-        if status:
-            self._fail(bound, held.frame)
-        bound.free.append(held)
-
-    def _fail(self, bound: Bound, frame: Frame) -> None:
-        code = frame.status[0]
-        frame.forget()
-        where = "; ".join([f"{k.name}{k.where}" for k in bound.native.kernels if k.guarded][:3])
-        raise InputError(f"an index read at run time lies outside of its axis (status {code}), in {where}: check the values of integer inputs")
-
-    # --- buffers and programs -----------------------------------------------------------------------------------------------
-
-    def _bind(self, arrays: Sequence[Array]) -> Bound:
-        key = tuple([a.shape for a in arrays])
-        bound = self._bound.get(key)
-        if bound is None:
-            return self._bind_new(key, arrays)
-        bound.used = True
-        return bound
-
-    def when_empty(self, compile_for: Callable[[Sequence[tuple[int, ...]]], Any]) -> None:
-        """`compile_for(shapes)` makes the executable that takes calls with an empty input of symbolic size."""
-        self._when_empty = compile_for
-
-    def _bind_new(self, key: tuple[tuple[int, ...], ...], arrays: Sequence[Array]) -> Bound:
-        with self._lock:
-            if self._when_empty is not None and any(0 in s for s in key):
-                bound: Bound = self._when_empty(key)._bind(arrays)
-            else:
-                dims = bind_dims(self._origin.interface, [a.shape for a in arrays])
-                native = self._native(dims)
-                by_name = {v.name: n for v, n in dims.items()}
-                bound = Bound(native, {v: by_name[v.name] for v in native.dims}, self._nthreads, self._free, self._parameters)
-                bound.at_once = placed(self._pairs, native.calls, len(arrays))
-            while len(self._bound) >= MAX_PLANS:
-                self._drop_plan()
-            self._bound[key] = bound
-            return bound
-
-    def _native(self, dims: Mapping[Var, int]) -> Native:
-        """The program that serves these dims, compiled if there is none."""
-        sizes = self._sizes(dims)
-        native = self._natives.get(sizes)
-        if native is None:
-            native = self._natives[sizes] = self._origin.specialise(dims)
-            if len(self._natives) > MAX_SPECIALISATIONS:
-                self._drop_program()
-            if dims and not sizes and gc.isenabled():  # one program for all sizes, whose later calls shall not pay for this
-                gc.collect()  # what the compiler leaves behind: 40 ms for a model of twelve attention layers
-        return native
-
-    def _drop_plan(self) -> None:
-        """Forget the oldest plan that was not used again since it was last looked at here."""
-        while True:
-            key, bound = next(iter(self._bound.items()))
-            if not bound.used:
-                del self._bound[key]
-                return
-            bound.used = False
-            self._bound.move_to_end(key)
-
-    def _drop_program(self) -> None:
-        """Forget the oldest program that was not used again since one was last dropped, with its plans; the newest one stays."""
-        *old, _ = self._natives
-        recent = {id(b.native) for b in self._bound.values() if b.used}
-        dropped = self._natives.pop(next((s for s in old if id(self._natives[s]) not in recent), old[0]))
-        for b in self._bound.values():
-            b.used = False
-        for key in [k for k, b in self._bound.items() if b.native is dropped]:
-            del self._bound[key]
-
-    def prepare(self, shapes: Sequence[tuple[int, ...]]) -> Native:
-        """Compile for input shapes ahead of the first call."""
-        inputs = self._origin.interface.inputs
-        shapes = shapes_of(shapes, self._signature.input_names)
-        check_fits([(f"input {n}", s, v.type.dtype.numpy) for n, s, v in zip(self._signature.input_names, shapes, inputs)])
-        return self._bind([np.empty(s, v.type.dtype.numpy) for s, v in zip(shapes, inputs)]).native
-
-    def _sizes(self, dims: Mapping[Var, int]) -> tuple[int, ...]:
-        """Which program serves these dims; () is the one for all."""
-        return () if self._origin.serves_all(dims) else tuple(dims[v] for v in sorted(dims, key=lambda v: v.name))
-
-    # --- files ------------------------------------------------------------------------------------------------------------------
-
-    def save(self, path: str | os.PathLike[str] | BinaryIO, small: bool = False) -> None:
-        """Write the compiled model to a file that `dnnc.load` reads: what was compiled so far, and the model to compile the rest.
-
-        Args:
-            path: the file; it is replaced at once, so that no reader sees half of it. Or an open binary file. Parameters are constants in it.
-            small: leave out weights in the order that kernels read them. Loading then takes as long as the passes do.
-
-        Raises:
-            ArtifactError: the file cannot be written.
-        """
-        from dnnc.artifacts import save_executable
-
-        if self._parameters is not None:
-            self._without_parameters().save(path, small)
-            return
-        with self._lock:
-            programs = list(self._natives.items())
-        save_executable(path, self._origin, programs, self._log.programs, small)
+        with self.cache.lock:
+            self._parameters.refit(changed or {})
+            self._compiler.refitted(list(self.cache.instances.values()))
 
     def frozen(self) -> Graph:
         """The imported graph with what its parameters are now as constants."""
@@ -403,13 +260,59 @@ class Executable(CompiledModel):
         """The model with what its parameters are now as constants, compiled anew."""
         from dnnc.driver import compile_graph
 
-        g, names = self.frozen(), (list(self._origin.inputs), list(self._origin.outputs))
-        options = self._origin.options  # sizes that were fixed and outputs that were added are in the graph
-        f: Any = compile_graph(g, names, replace(options, dims={n: d for n, d in options.dims.items() if n in g.dims}, outputs=()))
-        assert isinstance(f, Executable)
-        return f
+        g, options = self.frozen(), self.options  # sizes that were fixed and outputs that were added are in the graph
+        names = list(self._compiler.inputs), list(self._compiler.outputs)
+        return compile_graph(g, names, replace(options, dims={n: d for n, d in options.dims.items() if n in g.dims}, outputs=()))
 
-    def adopt(self, programs: Iterable[tuple[tuple[int, ...], Native]]) -> None:
-        """Take programs that were compiled elsewhere, by the sizes that they serve in the order of the dims' names; () serves all."""
-        with self._lock:
-            self._natives.update(programs)
+    # --- files ------------------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str] | BinaryIO, small: bool = False, archs: Sequence[str] = ()) -> None:
+        """Write the compiled model to a file that `dnnc.load` reads: what was compiled so far, and the model to compile the rest.
+
+        Args:
+            path: the file; it is replaced at once, so that no reader sees half of it. Or an open binary file. Parameters are constants in it.
+            small: leave out weights in the order that kernels read them. Loading then takes as long as the passes do.
+            archs: of a model for a CUDA device, other architectures, such as "sm_80", for which the programs are compiled now and put in as
+                well. On a device of an architecture that is not in the file, loading compiles.
+
+        Raises:
+            ArtifactError: the file cannot be written.
+            TargetError: there is no such architecture.
+        """
+        if self._parameters is not None:
+            self._without_parameters().save(path, small, archs)
+            return
+        with self.cache.lock:
+            programs = dict(self.cache.programs)
+        self._compiler.save(path, programs, small, archs)
+
+    def __reduce__(self) -> Any:
+        if self._parameters is not None:
+            raise InputError(
+                "an executable with parameters cannot be pickled or copied, for they belong to their owner: f.save(path) writes it with their "
+                "values as constants, and dnnc.load(path) reads that"
+            )
+        file = io.BytesIO()
+        self.save(file)
+        return _restored, (file.getvalue(), self.options.cache)
+
+
+def _restored(data: bytes, cache: Any) -> Executable:
+    from dnnc.loading import load
+
+    return load(io.BytesIO(data), cache=cache)
+
+
+class HostCall:
+    """`call()` runs a program on bound arrays of the host."""
+
+    __slots__ = ("_arguments", "_executable")
+
+    def __init__(self, executable: Executable, *arguments: Any) -> None:
+        self._executable, self._arguments = executable, arguments
+
+    def __call__(self) -> None:
+        self._executable._execute(*self._arguments)
+
+    def check(self) -> None:
+        """Calls are done when they return, and have raised what there was to raise."""

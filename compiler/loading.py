@@ -13,33 +13,30 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import dnnc
 from dnnc.backends.artifact import REMEDY, open_artifact
 from dnnc.backends.cache import KernelCache
 from dnnc.backends.llvm.compile import llvm_version
 from dnnc.backends.llvm.features import CpuTarget, enabled, host_cpu, parse_target
-from dnnc.backends.llvm.native import FORMAT, Native
+from dnnc.backends.llvm.native import FORMAT
 from dnnc.backends.runtime import runtime
+from dnnc.cpu_compiler import CpuCompiler
 from dnnc.donation import donated
 from dnnc.executable import Executable
 from dnnc.ir.errors import ArtifactError, ArtifactWarning, DnncError, InputError
-from dnnc.ir.expr import Var
+from dnnc.ir.graph import Graph
 from dnnc.ir.target import parse_target as parse_words
 from dnnc.options import CompileOptions, cache_folder, thread_count
-from dnnc.origin import Origin
 from dnnc.report.log import Log
 from dnnc.restore import Restored
 from dnnc.saved import SavedModel, decode, ranges
 
-if TYPE_CHECKING:
-    from dnnc.compiled import CompiledModel
-
 KINDS = ("programs", "staged", "reference", "late", "device")
 
 
-def load(path: str | os.PathLike[str] | BinaryIO, code: bool = True, threads: int | None = None, cache: bool | str | Path = "auto") -> CompiledModel:
+def load(path: str | os.PathLike[str] | BinaryIO, code: bool = True, threads: int | None = None, cache: bool | str | Path = "auto") -> Executable:
     """Load a model that `save` wrote. It behaves as the one that was saved.
 
     Loading runs code that is in the file, as loading a shared library does: load only what you trust. Checksums find damage, not intent.
@@ -70,9 +67,9 @@ def load(path: str | os.PathLike[str] | BinaryIO, code: bool = True, threads: in
 
         return compile_onnx(saved.onnx_model(), options, None)
     if saved.model.kind == "reference":
-        from dnnc.reference import ReferenceExecutable
+        from dnnc.interpreted import InterpreterCompiler
 
-        return ReferenceExecutable(saved.graph, (saved.model.inputs, saved.model.outputs))
+        return Executable(InterpreterCompiler(saved.graph, (saved.model.inputs, saved.model.outputs), options))
     if saved.model.kind == "staged":
         return _staged(saved, options)
     if saved.model.kind == "device":
@@ -83,20 +80,19 @@ def load(path: str | os.PathLike[str] | BinaryIO, code: bool = True, threads: in
     return _executable(saved, options, reason, start)
 
 
-def _staged(saved: Restored, options: CompileOptions) -> CompiledModel:
+def _staged(saved: Restored, options: CompileOptions) -> Executable:
     """A model with host steps, compiled from its graph; kernels that this machine has met come from its cache."""
     from dnnc.driver import compile_graph
-    from dnnc.staged import StagedExecutable
 
     graph, names = saved.graph, (list(saved.model.inputs), list(saved.model.outputs))
     left = {n: d for n, d in options.dims.items() if n in graph.dims}
     f = compile_graph(graph, names, replace(options, dims=left, outputs=()), onnx=None if saved.model.onnx is None else saved.onnx)
-    if saved.model.onnx is not None and isinstance(f, StagedExecutable):
-        f.when_empty(lambda shapes: _reread(saved, options, shapes))
+    if saved.model.onnx is not None:
+        f.cache.when_empty = lambda shapes: _reread(saved, options, shapes)
     return f
 
 
-def _device(saved: Restored, options: CompileOptions, code: bool) -> CompiledModel:
+def _device(saved: Restored, options: CompileOptions, code: bool) -> Executable:
     """A model for a CUDA device. Kernels whose code is in the file, made by the same versions for the same architecture, are not compiled again."""
     from dnnc.backends.cuda.build import Given
     from dnnc.device_driver import compile_for_device, cuda_machine
@@ -110,7 +106,7 @@ def _device(saved: Restored, options: CompileOptions, code: bool) -> CompiledMod
     saved.graph.donated = donated(saved.graph, names, options.donate)
     f = compile_for_device(saved.graph, names, own, KernelCache(cache_folder(options.cache)), machine, onnx=onnx, given=given, notes=notes)
     if onnx is not None:
-        f.when_empty(lambda shapes: _reread(saved, options, shapes))
+        f.cache.when_empty = lambda shapes: _reread(saved, options, shapes)
     return f
 
 
@@ -175,20 +171,17 @@ def _executable(saved: Restored, options: CompileOptions, reason: str, start: fl
     log = Log(interface.name, str(options.target), threads, notes=(note,))
     objects: Mapping[str, bytes] = {} if reason else saved.objects()
 
-    def specialise(dims: Mapping[Var, int]) -> Native:
-        from dnnc.driver import Maker
-
+    def graph() -> Graph:
         saved.graph.donated = donated(saved.graph, (model.inputs, model.outputs), options.donate)
-        return Maker(saved.graph, options, cpu, threads, log, kernels, model.shared, None, objects).make(origin, dims)
+        return saved.graph
 
-    onnx = None if model.onnx is None else saved.onnx
-    origin = Origin(interface, model.inputs, model.outputs, lambda: saved.graph, specialise, model.shared, options, cpu, onnx)
-    f = Executable(origin, threads, log)
+    onnx, names = None if model.onnx is None else saved.onnx, (model.inputs, model.outputs)
+    f = Executable(CpuCompiler(interface, names, options, cpu, log, kernels, model.shared, graph=graph, objects=objects, onnx=onnx))
     if onnx is not None:
-        f.when_empty(lambda shapes: _reread(saved, options, shapes))
+        f.cache.when_empty = lambda shapes: _reread(saved, options, shapes)
     ready = [p for p in model.programs if p.constants and not reason]
     for p in ready:
-        f.adopt([(p.sizes, saved.native(p))])
+        f.cache.programs[p.sizes] = saved.native(p)
         log.add(saved.reporter(p))
     log.import_seconds = time.perf_counter() - start
     if not interface.dims and not ready:

@@ -30,8 +30,9 @@ from dnnc.report import KernelReport, ProgramReport
 
 if TYPE_CHECKING:
     from dnnc.backends.llvm.features import CpuTarget
+    from dnnc.backends.llvm.instance import CpuInstance
     from dnnc.backends.llvm.native import Native
-    from dnnc.executable import Bound, Executable
+    from dnnc.executable import Executable
 
 Array = np.ndarray[Any, Any]
 SECONDS = 1.0  # of measuring, where the number of calls is not given
@@ -133,14 +134,13 @@ class Profile:
         return self.text()
 
 
-def profile(f: Executable, target: CpuTarget, args: tuple[Any, ...], named: Mapping[str, Any], repeats: int | None = None) -> Profile:
+def profile(f: Executable, target: CpuTarget, collect: Callable[[], list[Array]], repeats: int | None = None) -> Profile:
     """Call a compiled model on these inputs again and again and say where the time goes.
 
     Args:
         f: the model.
         target: the CPU that it is compiled for.
-        args: inputs, as for a call.
-        named: inputs by name.
+        collect: gives the arrays of a call.
         repeats: measured calls; None: as many as fit into a second, 10 to 1000.
 
     Raises:
@@ -149,23 +149,22 @@ def profile(f: Executable, target: CpuTarget, args: tuple[Any, ...], named: Mapp
     """
     if repeats is not None:
         repeats = integer(repeats, "repeats", 1)
-    bound = f._bind(f._collect(args, named))
-    if bound.empty or not bound.native.calls:
+    bound: Any = f.cache.instance(tuple([a.shape for a in collect()]))
+    if bound.empty or not bound.program.calls:
         raise InputError("there is nothing to profile: for these inputs no kernel is called")
-    known = find_report(f.report.programs, bound.native.calls)
+    known = find_report(f.report.programs, bound.program.calls)
     timed = Timed(bound, target.cpu, target.features, len(f.inputs) + len(f.outputs))
 
     def call() -> None:
-        arrays = f._collect(args, named)
-        f._execute(timed.bound, arrays, [np.empty(s, d) for s, d in bound.outputs])
+        timed.bound.into(collect(), [np.empty(s, d) for s, d in bound.outputs])
 
     samples = timed.measure(call, repeats)
     limits = ceilings(target, samples.threads)
-    sizes = dict(zip(bound.native.dims, bound.dims.tolist()))
+    sizes = dict(zip(bound.program.dims, bound.dims.tolist()))
     dims = {v.name: n for v, n in sizes.items()} or dict(known.dims)
     if dims != dict(known.dims):
-        known = resized(known, bound.native, sizes)
-    return summarize(f.report.name, f.report.target, dims, bound.native.calls, known, samples, limits)
+        known = resized(known, bound.program, sizes)
+    return summarize(f.report.name, f.report.target, dims, bound.program.calls, known, samples, limits)
 
 
 def find_report(programs: Sequence[ProgramReport], calls: Sequence[Call]) -> ProgramReport:
@@ -204,8 +203,8 @@ class Samples:
 class Timed:
     """A bound program with a timed entry function in place of its own."""
 
-    def __init__(self, bound: Bound, cpu: str, features: str, buffers: int) -> None:
-        native = bound.native
+    def __init__(self, bound: CpuInstance, cpu: str, features: str, buffers: int) -> None:
+        native = bound.program
         calls = list(native.calls)
         self.layout = Layout(calls)
         stride = -(-self.layout.places // LINE) * LINE

@@ -21,7 +21,7 @@ from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph_text import parse
 from dnnc.ir.types import TensorType
-from dnnc.origin import OnnxParts
+from dnnc.program_cache import OnnxParts
 from dnnc.report import KernelReport, MemoryReport, ProgramReport
 from dnnc.saved import Range, SavedModel, SavedPlace, SavedProgram
 

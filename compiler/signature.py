@@ -82,6 +82,8 @@ class Signature:
         for a, (name, dtype, rank) in zip(args, self.expected):
             if type(a) is not np.ndarray or a.dtype != dtype or not a.flags.c_contiguous or a.ndim != rank:
                 a = converted(a, name, dtype, rank)
+            if dtype.kind == "O" and not all(type(x) is str for x in a.reshape(-1)):
+                a = _texts(a, name)
             out.append(a)
         return out
 
@@ -166,3 +168,15 @@ _MISSING = object()
 
 def _spec(name: str, v: Value) -> TensorSpec:
     return TensorSpec(name, str(v.type.dtype.numpy), tuple(d if isinstance(d, int) else str(d) for d in v.type.shape))
+
+
+def _texts(a: Array, name: str) -> Array:
+    """An array of strings; bytes are decoded. InputError names an element that is no text."""
+    out = np.empty(a.size, object)
+    for k, x in enumerate(a.reshape(-1)):
+        if isinstance(x, bytes):
+            x = x.decode("utf-8", "surrogateescape")
+        if not isinstance(x, str):
+            raise InputError(f"input {name}: expected strings, got {x!r} of type {type(x).__name__} at position {k}")
+        out[k] = str(x)
+    return out.reshape(a.shape)

@@ -265,7 +265,7 @@ def program_of(graph: Graph, opts: CompileOptions) -> Program:
 
         return make_device_program(specialise(graph, {}), cuda_machine(opts), opts)
     from dnnc.backends.llvm.features import parse_target as parse_cpu
-    from dnnc.driver import make_program
+    from dnnc.cpu_build import make_program
 
     return make_program(specialise(graph, {}), parse_cpu(str(target), opts.threads), opts)
 

@@ -32,7 +32,6 @@ from dnnc.backends.cuda.templates import templates
 from dnnc.device_driver import Machine
 from dnnc.ir.errors import DnncError
 from dnnc.ir.operator.stmt import Kernel
-from dnnc.late import LateExecutable
 
 
 class WatchfulCompiler(NvrtcCompiler):
@@ -72,7 +71,7 @@ def machine(arch: str, compiler: NvrtcCompiler, rounded: bool) -> Machine:
 def compile_model(folder: Path, row: Mapping[str, Any], a: argparse.Namespace, cache: str) -> collections.Counter[str]:
     """Compile a model for the sizes that the manifest gives; the templates of its kernels."""
     f = dnnc.compile(zoo.load(folder, row), target=f"cuda -arch={a.arch}", precision=a.precision, cache=cache)
-    if isinstance(f, LateExecutable):
+    if f.deferred:
         return collections.Counter({"(sizes depend on data: compiled when it is called)": 1})
     if not f.report.programs:
         inputs = zoo.make_inputs(row)

@@ -380,7 +380,7 @@ def moved(x: Array, name: str, stream: Any = None) -> Array:
         return x
     at = None
     if stream is not None:
-        from dnnc.device_executable import address_of
+        from dnnc.device_calls import address_of
 
         at = address_of(stream)
     return from_data(moved_to(x._buffer(), name, at), x.dtype)

@@ -25,11 +25,11 @@ from dnnc.backends.cuda.build import build, checked_key, launched, step_call, sy
 from dnnc.backends.cuda.emit import kernel_number
 from dnnc.backends.cuda.launch import Launch, read_launch
 from dnnc.backends.cuda.library import is_call
-from dnnc.backends.cuda.native import STATUS_BYTES
+from dnnc.backends.cuda.native import STATUS_BYTES, CudaNative
 from dnnc.backends.link import Linker, lay_out_constants
 from dnnc.backends.places import Place as Where
 from dnnc.device_driver import Machine, check_native, compile_for_device, pass_context
-from dnnc.device_executable import DeviceExecutable
+from dnnc.executable import Executable
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph
 from dnnc.options import CompileOptions, cache_folder, make_options
@@ -161,8 +161,8 @@ class DeviceLight:
 
 def started_directly(f: Any, where: Place) -> Callable[..., list[DeviceData]] | None:
     """What a model of a few kernels computes, of DeviceData and without the care for arrays of all libraries; None for other models."""
-    native = f.natives[0] if isinstance(f, DeviceExecutable) and not f.graph.dims else None
-    if native is None or native.controls or len(native.calls) > FEW or native.placed.nbytes > KEPT_CONSTANTS:
+    native = f.programs[0] if isinstance(f, Executable) and f.programs and not f.graph.dims else None
+    if not isinstance(native, CudaNative) or native.controls or len(native.calls) > FEW or native.placed.nbytes > KEPT_CONSTANTS:
         return None
     if any(map(is_call, native.cubins.values())):
         return None

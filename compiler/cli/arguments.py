@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import typer
 
-from dnnc.device_executable import DeviceExecutable
 from dnnc.executable import Executable
 from dnnc.ir.constant_text import load_constants
 from dnnc.ir.errors import InputError, ModelError
@@ -17,12 +16,8 @@ from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph_text import parse
 from dnnc.ir.shapes import as_env, bind_variables, resolve
-from dnnc.late import LateExecutable
-from dnnc.reference import ReferenceExecutable
-from dnnc.staged import StagedExecutable
 
 Array = np.ndarray[Any, Any]
-Compiled = Executable | ReferenceExecutable | LateExecutable | StagedExecutable | DeviceExecutable
 FILLS = ("random", "zeros", "ones")
 INTEGERS = 2  # random integers are below this: a valid index of nearly every axis, and a mask
 
@@ -120,7 +115,7 @@ def _single(loaded: Array | dict[str, Array], path: str) -> Array:
     return loaded
 
 
-def make_arrays(f: Compiled, texts: Sequence[str], dims: Mapping[str, Any], seed: int) -> list[Array]:
+def make_arrays(f: Executable, texts: Sequence[str], dims: Mapping[str, Any], seed: int) -> list[Array]:
     """An array for every input. Sizes of filled ones come from the model, from the files of other inputs, and from `dims`.
 
     Raises:
@@ -131,7 +126,7 @@ def make_arrays(f: Compiled, texts: Sequence[str], dims: Mapping[str, Any], seed
     missing = [n for n in names if n not in given]
     if missing:
         raise InputError(f"no array is given for {', '.join(missing)}; add --input {missing[0]}=FILE.npy, or {missing[0]}=random")
-    if isinstance(f, LateExecutable):
+    if f.deferred:
         filled = [n for n, a in given.items() if isinstance(a, str)]
         if filled:
             raise InputError(f"shapes of this model depend on the contents of its inputs: give files for {', '.join(filled)}")

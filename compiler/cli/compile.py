@@ -17,13 +17,9 @@ from dnnc.cli.arguments import Array, make_arrays
 from dnnc.cli.console import Bar, show_json, show_tables
 from dnnc.cli.models import Job, open_model, open_with_arrays, prepare
 from dnnc.cli.outputs import check_output, job_reads
-from dnnc.device_executable import DeviceExecutable
-from dnnc.executable import Executable
 from dnnc.ir.errors import InputError, count
 from dnnc.ir.files import replacing
-from dnnc.late import LateExecutable
 from dnnc.report.tables import Table, report_tables, show_bytes, show_seconds
-from dnnc.staged import StagedExecutable
 
 FIRST = 4  # values of an output that are shown
 
@@ -48,19 +44,14 @@ def compile_command(job: Job, as_json: bool, saving: Saving, passes: bool = Fals
         check_output(output, (SUFFIX,), job_reads(job))
     with Bar() as bar:
         f = open_model(job, bar)
-        if also and not isinstance(f, DeviceExecutable):
-            raise InputError(f"--also {','.join(also)}: code for several architectures is kept of models that run wholly on a CUDA device")
-        if (isinstance(f, (Executable, DeviceExecutable)) and (job.inputs or not f.natives)) or (isinstance(f, StagedExecutable) and not f.plans):
-            prepare(f, job)
-        elif isinstance(f, LateExecutable):
+        if f.deferred:
             f(*make_arrays(f, job.inputs, {}, 0))
+        elif job.inputs or not f.programs:
+            prepare(f, job)
     report = f.report
     saved: dict[str, Any] = {}
     if output:
-        if also:
-            f.save(output, small, also)
-        else:
-            f.save(output, small)
+        f.save(output, small, also)
         saved = {"file": output, "file_bytes": Path(output).stat().st_size}
     if as_json:
         show_json({**report.as_dict(), **saved})

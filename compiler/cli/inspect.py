@@ -12,16 +12,15 @@ from dnnc.backends.llvm.features import CpuTarget, parse_target
 from dnnc.cli.arguments import load_graph, make_arrays, open_dims
 from dnnc.cli.console import show_code, show_json
 from dnnc.cli.models import load_saved, need_source
-from dnnc.device_executable import DeviceExecutable
-from dnnc.driver import make_program
+from dnnc.cpu_build import make_program
 from dnnc.executable import Executable
 from dnnc.frontends.onnx import read_model
+from dnnc.hybrid import HybridProgram
 from dnnc.ir.errors import DnncError, InputError
 from dnnc.ir.graph import Graph
 from dnnc.ir.operator.text import show_kernel
 from dnnc.ir.shapes import specialise
 from dnnc.ir.target import parse_target as parse_words
-from dnnc.late import LateExecutable
 from dnnc.options import CompileOptions
 from dnnc.passes.base import PassContext
 from dnnc.passes.graph.segments import HostStep, needs_host, split
@@ -31,7 +30,6 @@ from dnnc.report.device_sources import STAGES as DEVICE_STAGES
 from dnnc.report.device_sources import DeviceSources
 from dnnc.report.device_sources import sources_of as device_sources_of
 from dnnc.report.sources import STAGES, Sources, sources_of
-from dnnc.staged import StagedExecutable
 
 if TYPE_CHECKING:
     from dnnc.device_driver import Machine
@@ -104,24 +102,25 @@ def inspect_saved(model: str, view: View, options: CompileOptions, as_json: bool
     f = load_saved(model, None, "auto")
     if view.naive and view.stage == "operator":
         raise InputError(f"{model} holds scheduled kernels only; give the model that it was compiled from, or --naive with --stage graph")
-    if view.stage == "graph" and view.naive and not isinstance(f, LateExecutable):
+    if view.stage == "graph" and view.naive and not f.deferred:
         _show_graph(f.graph.text(view.locs), as_json)
         return
-    if isinstance(f, StagedExecutable):
+    if f.deferred or f.target is None:
+        raise InputError(f"{model} holds no compiled program; run it, or inspect the model that it was compiled from")
+    if options.dims or not f.programs:
         f.prepare([a.shape for a in make_arrays(f, ("zeros",), dict(options.dims), 0)])
+    program = f.last_program()
+    if isinstance(program, HybridProgram):
         _show_text(f.source(view.stage, view.kernel), view.stage, as_json)
         return
-    if not isinstance(f, (Executable, DeviceExecutable)):
-        raise InputError(f"{model} holds no compiled program; run it, or inspect the model that it was compiled from")
-    native = f.prepare([a.shape for a in make_arrays(f, ("zeros",), dict(options.dims), 0)]) if options.dims or not f.natives else f.natives[-1]
     if view.stage == "graph":
-        _show_graph(native.graph_text(view.locs), as_json)
+        _show_graph(program.graph_text(view.locs), as_json)
         return
-    show_sources(_sources(f, native), view, as_json)
+    show_sources(_sources(f, program), view, as_json)
 
 
-def _sources(f: Executable | DeviceExecutable, native: Any) -> AnySources:
-    return sources_of(native, f.target) if isinstance(f, Executable) else device_sources_of(native, f.target)
+def _sources(f: Executable, program: Any) -> AnySources:
+    return sources_of(program, f.target) if isinstance(f.target, CpuTarget) else device_sources_of(program, f.target)
 
 
 def show_sources(sources: AnySources, view: View, as_json: bool) -> None:

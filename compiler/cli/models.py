@@ -8,14 +8,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from dnnc.backends.artifact import is_artifact
-from dnnc.cli.arguments import Array, Compiled, load_model, make_arrays, open_dims, parse_cache, parse_dims
+from dnnc.cli.arguments import Array, load_model, make_arrays, open_dims, parse_cache, parse_dims
 from dnnc.cli.errors import say
-from dnnc.device_executable import DeviceExecutable
 from dnnc.driver import compile
 from dnnc.executable import Executable
 from dnnc.ir.errors import ArtifactWarning, InputError
 from dnnc.ir.expr import Expr, free
-from dnnc.staged import StagedExecutable
 
 Progress = Callable[[str, int, int], None]
 
@@ -38,7 +36,7 @@ class Job:
     strict_compile: bool = False
 
 
-def open_model(job: Job, progress: Progress | None = None) -> Compiled:
+def open_model(job: Job, progress: Progress | None = None) -> Executable:
     """The model of a command line: compiled for what its options say, or loaded where it is a saved one."""
     if is_artifact(job.model):
         return open_saved(job)
@@ -54,11 +52,11 @@ def open_model(job: Job, progress: Progress | None = None) -> Compiled:
         "tune": job.tune,
         "strict_compile": job.strict_compile,
     }
-    f: Compiled = compile(load_model(job.model), progress, **options)
+    f: Executable = compile(load_model(job.model), progress, **options)
     return f
 
 
-def open_saved(job: Job) -> Compiled:
+def open_saved(job: Job) -> Executable:
     """A saved model. InputError where an option is given that was settled when it was compiled."""
     usual = Job(job.model, "llvm", job.dims, job.threads, "kernels", 3, "standard", job.cache, job.inputs)
     settled = [f.name for f in fields(Job) if getattr(job, f.name) != getattr(usual, f.name)]
@@ -74,28 +72,28 @@ def need_source(model: str) -> None:
         raise InputError(f"{model} is compiled already; give the model that it was compiled from")
 
 
-def load_saved(path: str, threads: int | None, cache: Any) -> Compiled:
+def load_saved(path: str, threads: int | None, cache: Any) -> Executable:
     """`dnnc.load`; a warning becomes a line on stderr."""
     from dnnc.loading import load
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ArtifactWarning)
-        f: Compiled = load(path, threads=threads, cache=cache)
+        f: Executable = load(path, threads=threads, cache=cache)
     for w in caught:
         say(f"{'warning' if issubclass(w.category, ArtifactWarning) else w.category.__name__}: {w.message}")
     return f
 
 
-def open_with_arrays(job: Job, progress: Progress | None, seed: int = 0) -> tuple[Compiled, list[Array]]:
+def open_with_arrays(job: Job, progress: Progress | None, seed: int = 0) -> tuple[Executable, list[Array]]:
     """The model, compiled for the sizes of the arrays that `--input` and `--dims` tell, and these arrays in the order of its inputs."""
     f = open_model(job, progress)
     arrays = make_arrays(f, job.inputs, parse_dims(job.dims), seed)
-    if isinstance(f, (Executable, StagedExecutable, DeviceExecutable)):
+    if not f.deferred:
         f.prepare([a.shape for a in arrays])
     return f, arrays
 
 
-def prepare(f: Executable | StagedExecutable | DeviceExecutable, job: Job) -> None:
+def prepare(f: Executable, job: Job) -> None:
     """Compile for the sizes that `--dims` and `--input` tell. InputError names the dims that they leave open."""
     dims = parse_dims(job.dims)
     asked = list(dict.fromkeys(x.name for v in f.graph.inputs for d in v.type.shape if isinstance(d, Expr) for x in free(d)))

@@ -18,7 +18,6 @@ from dnnc.ir.errors import UnsupportedError
 from dnnc.ir.graph import Graph
 from dnnc.ir.interp import run
 from dnnc.ir.shapes import bind_dims, specialise
-from dnnc.late import LateExecutable
 from dnnc.options import CompileOptions
 from dnnc.report.tables import Table
 
@@ -70,7 +69,7 @@ def fixed(graph: Graph, arrays: list[Array]) -> Graph:
 def called(f: Any, arrays: list[Array]) -> tuple[Graph, list[Array], list[str]]:
     """What was compiled, at the sizes of these arrays, and what it computes of them."""
     result = f(*arrays)
-    inner = f.programs[-1] if isinstance(f, LateExecutable) else f
+    inner = f.resolved
     got = list(result) if isinstance(result, tuple) else [result]
     if any(not isinstance(x, np.ndarray) for x in got):
         raise UnsupportedError("an output of this model is no array: only arrays can be compared; look at `dnnc run`")
@@ -80,7 +79,7 @@ def called(f: Any, arrays: list[Array]) -> tuple[Graph, list[Array], list[str]]:
 def imported(job: Job, seed: int) -> tuple[Graph, list[Array]]:
     """The graph of a model that does not compile, and inputs for it: the interpreter takes any."""
     f, arrays = open_with_arrays(replace(job, target="reference"), None, seed)
-    inner = f.programs[-1] if isinstance(f, LateExecutable) else f
+    inner = f.resolved
     return fixed(inner.graph, arrays), arrays
 
 

@@ -22,8 +22,6 @@ from dnnc.ir.errors import AccuracyError, DnncError, InternalError, ParseError, 
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import as_env, resolve
-from dnnc.late import LateExecutable
-from dnnc.reference import ReferenceExecutable
 
 Array = np.ndarray[Any, Any]
 # Errors that say something about dnnc, not about the model.
@@ -74,7 +72,7 @@ def _place(e: BaseException) -> str:
 
 def run_and_compare(f: Any, path: Path) -> str | None:
     """None, or the first output that is off."""
-    if isinstance(f, LateExecutable):
+    if f.deferred:
         return run_late(f, path)
     if not small(f.graph) or runs_long(f.graph):
         return None
@@ -86,7 +84,7 @@ def compare(f: Any, graph: Graph, inputs: list[Array]) -> str | None:
     with np.errstate(all="ignore"):
         got = f(*inputs)
         many = [got] if len(graph.outputs) == 1 else list(got)
-        if isinstance(f, ReferenceExecutable):
+        if f.options.target == "reference":
             return None
         if any(isinstance(x, list) or x is None for x in many):  # sequences, which the interpreter of tensors does not know
             return None
@@ -94,7 +92,7 @@ def compare(f: Any, graph: Graph, inputs: list[Array]) -> str | None:
     return None if wrong is None else f"wrong result: output {graph.outputs[wrong[0]].name}, {wrong[1]}"
 
 
-def run_late(f: LateExecutable, path: Path) -> str | None:
+def run_late(f: Executable, path: Path) -> str | None:
     """Models that are read at the call: inputs as the file declares them, open sizes being SIZE."""
     if path.suffix != ".onnx":
         return None
@@ -112,8 +110,8 @@ def run_late(f: LateExecutable, path: Path) -> str | None:
         dtype = helper.tensor_dtype_to_np_dtype(t.elem_type)
         arrays.append(np.asarray(rng.standard_normal(shape) if np.issubdtype(dtype, np.floating) else rng.integers(0, 2, shape)).astype(dtype))
     f(*arrays)
-    inner = next(reversed(f.programs), None)  # none where there is nothing to compute
-    return compare(inner, inner.graph, arrays) if isinstance(inner, Executable) and not runs_long(inner.graph) else None
+    inner = next(reversed(f.variants), None)  # none where there is nothing to compute
+    return compare(inner, inner.graph, arrays) if inner is not None and not inner.report.host and not runs_long(inner.graph) else None
 
 
 def sizes(graph: Graph) -> Mapping[Var, int]:

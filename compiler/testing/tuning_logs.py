@@ -14,7 +14,7 @@ from dnnc.autotune.record import Fusion, Session, Winner
 from dnnc.autotune.task import Setting, Task, extract
 from dnnc.autotune.trial import Trial
 from dnnc.backends.llvm.features import parse_target
-from dnnc.driver import make_program
+from dnnc.cpu_build import make_program
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph_text import parse
 from dnnc.options import CompileOptions

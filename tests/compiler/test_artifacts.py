@@ -21,13 +21,12 @@ import onnx.parser
 import pytest
 
 import dnnc
-import dnnc.driver
+import dnnc.cpu_build
 import dnnc.loading
 from dnnc.backends.artifact import MAGIC, PAGE, open_artifact
 from dnnc.executable import Executable
 from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run
-from dnnc.late import LateExecutable
 from dnnc.testing.graphs import graph_of
 from dnnc.testing.random_graphs import random_graph
 
@@ -106,8 +105,8 @@ def compiling_is_forbidden(m: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("something is compiled")
 
-    m.setattr(dnnc.driver, "make_program", refuse)
-    m.setattr(dnnc.driver, "build_native", refuse)
+    m.setattr(dnnc.cpu_build, "make_program", refuse)
+    m.setattr(dnnc.cpu_build, "build_native", refuse)
 
 
 # --- what is loaded behaves as what was saved ---------------------------------------------------------------------------------
@@ -121,7 +120,7 @@ def test_round_trip(name: str, small: bool, path: Path, monkeypatch: pytest.Monk
     if not small:
         compiling_is_forbidden(monkeypatch)
     g = dnnc.load(path)
-    assert isinstance(g, Executable) and len(g.natives) == 1 and g.natives[0].compiled == 0
+    assert isinstance(g, Executable) and len(g.programs) == 1 and g.programs[0].compiled == 0
     assert (g.inputs, g.outputs) == (f.inputs, f.outputs)
     same(f, g, arrays(f.graph))
     assert str(g.graph) == str(f.graph)
@@ -141,7 +140,7 @@ def test_random_graphs(path: Path) -> None:
         again = dnnc.load(path, code=False)
         same(f, again, x)
         if isinstance(f, Executable):  # without steps on the host
-            assert [k.symbol for k in again.natives[0].kernels] == [k.symbol for k in f.natives[0].kernels], seed
+            assert [k.symbol for k in again.programs[0].kernels] == [k.symbol for k in f.programs[0].kernels], seed
         again.save(path.with_suffix(".again"))
         assert path.with_suffix(".again").read_bytes() == path.read_bytes(), seed
 
@@ -160,7 +159,7 @@ def test_texts_and_report_come_back(net: Executable, path: Path) -> None:
     ]
     assert g.report.notes == (f"loaded from {path}",) and f"loaded from {path}" in str(g.report)
     assert g.report.import_seconds > 0 and json.loads(g.report.to_json())["notes"] == [f"loaded from {path}"]
-    (one,), (two,) = f.natives, g.natives
+    (one,), (two,) = f.programs, g.programs
     assert two.calls == one.calls and two.kernels == one.kernels and two.outputs == one.outputs and two.program is None
 
 
@@ -168,9 +167,9 @@ def test_constants_are_used_where_they_lie_in_the_file(net: Executable, path: Pa
     f = net
     f.save(path)
     g = dnnc.load(path)
-    c = g.natives[0].constants
+    c = g.programs[0].constants
     assert not c.flags.owndata and not c.flags.writeable and c.ctypes.data % 64 == 0
-    assert c.tobytes() == f.natives[0].constants.tobytes()
+    assert c.tobytes() == f.programs[0].constants.tobytes()
     path.unlink()  # the mapping stays
     same(f, g, arrays(f.graph))
 
@@ -183,7 +182,7 @@ def test_one_program_for_all_sizes(path: Path, monkeypatch: pytest.MonkeyPatch) 
     g = dnnc.load(path)
     for n in (2, 7, 40):
         same(f, g, arrays(f.graph, {"N": n}))
-    assert len(g.natives) == 1 and g.report.programs[0].symbolic
+    assert len(g.programs) == 1 and g.report.programs[0].symbolic
     for n in (1, 41):
         with pytest.raises(dnnc.InputError, match=f"dim N of .* must be at least 2, at most 40; got {n}"):
             g(*arrays(f.graph, {"N": n}))
@@ -197,7 +196,7 @@ def test_sizes_at_which_a_value_is_empty(path: Path) -> None:
     g = dnnc.load(path)
     for n in (5, 2, 64):
         same(f, g, arrays(f.graph, {"N": n}))
-    assert len(g.natives) == 2
+    assert len(g.programs) == 2
 
 
 def test_programs_for_several_sizes_and_one_that_is_compiled_later(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,14 +214,14 @@ def test_programs_for_several_sizes_and_one_that_is_compiled_later(path: Path, m
     assert [p.dims for p in g.report.programs] == [{"N": 3}, {"N": 5}, {"N": 8}] == [p.dims for p in f.report.programs]
     assert g.source("asm") == f.source("asm")
     g.save(path)
-    assert len(dnnc.load(path).natives) == 3
+    assert len(dnnc.load(path).programs) == 3
 
 
 def test_a_symbolic_model_that_was_never_called(path: Path) -> None:
     f = dnnc.compile(graph_of(ROWS))
     f.save(path)
     g = dnnc.load(path)
-    assert g.natives == [] and g.report.programs == () and [s.shape for s in g.inputs] == [("N", 4), ("2*N", 4)]
+    assert g.programs == [] and g.report.programs == () and [s.shape for s in g.inputs] == [("N", 4), ("2*N", 4)]
     same(f, g, arrays(f.graph, {"N": 3}))
 
 
@@ -334,7 +333,7 @@ def test_models_that_are_read_at_the_call(target: str, path: Path, tmp_path: Pat
     f.save(path)
     (tmp_path / "late.onnx").unlink()
     g = dnnc.load(path)
-    assert isinstance(f, LateExecutable) and isinstance(g, LateExecutable) and g.inputs == f.inputs
+    assert f.deferred and g.deferred and g.inputs == f.inputs
     x = np.arange(-6, 6, dtype=np.float32).reshape(3, 4)
     for shape in ((4, 3), (2, 6)):
         np.testing.assert_array_equal(g(x, np.array(shape)), np.maximum(x, 0).reshape(shape))
@@ -349,7 +348,7 @@ def test_without_code_everything_is_compiled_again(net: Executable, path: Path, 
     f = net
     f.save(path)
     g = dnnc.load(path, code=False, cache=tmp_path / "empty")
-    assert g.natives[0].compiled == len(g.natives[0].kernels) and g.natives[0].program is not None
+    assert g.programs[0].compiled == len(g.programs[0].kernels) and g.programs[0].program is not None
     same(f, g, arrays(f.graph))
     assert g.report.notes == (f"compiled again from {path}: code=False",)
     assert g.source("llvm") == f.source("llvm")
@@ -359,16 +358,16 @@ def test_small_files_hold_each_weight_once_and_keep_the_code(path: Path, tmp_pat
     f = dnnc.compile(graph_of("def g(x: f32[4, 300], *, w: f32[300, 500]):\n    return relu(matmul(x, w))"))
     f.save(path)
     f.save(tmp_path / "small.dnnc", small=True)
-    assert path.stat().st_size - (tmp_path / "small.dnnc").stat().st_size >= f.natives[0].constants.nbytes
+    assert path.stat().st_size - (tmp_path / "small.dnnc").stat().st_size >= f.programs[0].constants.nbytes
     g = dnnc.load(tmp_path / "small.dnnc", cache=tmp_path / "empty")
-    assert g.natives[0].compiled == 0 and g.natives[0].program is not None
+    assert g.programs[0].compiled == 0 and g.programs[0].program is not None
     same(f, g, arrays(f.graph))
 
 
 def recompiled(path: Path, reason: str) -> Any:
     with pytest.warns(dnnc.ArtifactWarning, match=f"model.dnnc: {reason}; compiling again from the graph in the file"):
         g = dnnc.load(path)
-    assert len(g.report.notes) == 1 and reason in g.report.notes[0] and g.natives[0].program is not None
+    assert len(g.report.notes) == 1 and reason in g.report.notes[0] and g.programs[0].program is not None
     assert reason in str(g.report)
     return g
 

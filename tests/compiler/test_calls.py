@@ -38,16 +38,16 @@ def test_one_program_serves_every_size() -> None:
     for n in [1, 2, 3, 5, 7, 8, 13, 17, 64]:
         x = image(n, n)
         assert np.abs(f(x) - run(g, [x], "float64")[0]).max() < 2e-6
-    assert len(f.natives) == 1
-    assert len({s.text for s in f.natives[0].program.steps}) == len(f.natives[0].program.steps)
+    assert len(f.programs) == 1
+    assert len({s.text for s in f.programs[0].program.steps}) == len(f.programs[0].program.steps)
 
 
 def test_sizes_are_specialised_when_nothing_bounds_them() -> None:
     f = dnnc.compile(net(), cache=False)
-    assert not f.natives
+    assert not f.programs
     for n in (2, 3, 2):
         assert f(image(n)).shape == (n, 10)
-    assert len(f.natives) == 2
+    assert len(f.programs) == 2
 
 
 @pytest.mark.parametrize("n", [0, 65])
@@ -190,7 +190,7 @@ def test_the_second_compile_takes_kernels_from_the_cache(tmp_path: Any) -> None:
     for compiled in (True, False):
         f = dnnc.compile(net(), dims={"N": (1, 64)}, cache=tmp_path)
         f(image(2))
-        assert (f.natives[0].compiled > 0) is compiled
+        assert (f.programs[0].compiled > 0) is compiled
 
 
 @pytest.mark.parametrize("level", [0, 1, 3])

@@ -39,7 +39,7 @@ def test_compile_then_run(model: Path) -> None:
     np.save("x.npy", x)
     dnnc_command("run", "m.dnnc", "--input", "x=x.npy", "--output", "y.npy")
     np.testing.assert_array_equal(np.load("y.npy"), dnnc.load("m.dnnc")(x))
-    assert len(dnnc.load("m.dnnc").natives) == 1
+    assert len(dnnc.load("m.dnnc").programs) == 1
 
 
 def test_json_tells_of_the_file(model: Path) -> None:
@@ -51,7 +51,7 @@ def test_json_tells_of_the_file(model: Path) -> None:
 
 def test_small(model: Path) -> None:
     dnnc_command("compile", "m.py", "--dims", "N=2", "-o", "m.dnnc", "--small")
-    assert dnnc.load("m.dnnc").natives[0].program is not None
+    assert dnnc.load("m.dnnc").programs[0].program is not None
     assert "Invalid value for --small" in dnnc_command("compile", "m.py", "--dims", "N=2", "--small", code=2).output
 
 

@@ -132,7 +132,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     (x,) = arrays_for(graph_of(PLAIN))
     f.save(tmp_path / "m.dnnc")
     loaded = dnnc.load(tmp_path / "m.dnnc", cache=False)
-    assert loaded.natives[0].compiled == 0 and loaded.natives[0].checks == {}
+    assert loaded.programs[0].compiled == 0 and loaded.programs[0].checks == {}
     np.testing.assert_array_equal(loaded(x), f(x))
 
 

@@ -50,7 +50,7 @@ def test_cupy() -> None:
     for _ in range(2):
         close(f(there), expected(host, i))
         close(f(i), expected(host, i))
-    (native,) = f.natives
+    (native,) = f.programs
     read = {r.array.address for r in native.bound.references}
     assert {params[n].data.ptr for n in ("table", "b")} <= read
     params["table"] *= 2  # the owner writes into one, and says so

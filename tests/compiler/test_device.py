@@ -14,8 +14,9 @@ from device_programs import NET, ODD_ROWS, RECURRENT, STACKED, WHILE
 import dnnc
 import dnnc.ir.errors
 from dnnc import device_driver
+from dnnc.backends.cuda.instance import MAX_FRAMES
 from dnnc.backends.cuda.native import CudaNative
-from dnnc.device_executable import MAX_FRAMES, DeviceExecutable
+from dnnc.executable import Executable
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run
@@ -95,7 +96,7 @@ def check(f: Any, g: Graph, arrays: list[Any]) -> None:
 def test_a_net(level: int, device: InterpretedDevice) -> None:
     g = graph_of(NET)
     f = compiled(g, opt_level=level)
-    assert isinstance(f, DeviceExecutable) and f.natives[0].checks == {}
+    assert isinstance(f, Executable) and f.programs[0].checks == {}
     for seed in range(3):
         check(f, g, arrays_for(g, seed=seed))
     assert device.graphs == 1  # recorded by the first call, started by all
@@ -121,18 +122,18 @@ def net(x: f32[{rows}, 1025], y: f32[5, 1025]):
     g = parse(text)
     f = compiled(g)
     check(f, g, arrays_for(g))
-    inside = f.natives[0].program.memory.inside.values()
+    inside = f.programs[0].program.memory.inside.values()
     assert bool(inside) == pieces and all(at % 16 == 0 for at in inside)
 
 
 def test_shapes_get_programs_of_their_own(device: InterpretedDevice) -> None:
     g = parse("N: dim[1, 9]\ndef net(x: f32[N, 4]):\n    return softmax(x)")
     f = compiled(g, dims={"N": (1, 9)})
-    assert f.natives == []
+    assert f.programs == []
     for n in (3, 5, 3):
         x = np.random.default_rng(n).standard_normal((n, 4)).astype(np.float32)
         np.testing.assert_allclose(f(x).sum(1), 1, rtol=1e-6)
-    assert len(f.natives) == 2 and [p.dims for p in f.report.programs] == [{"N": 3}, {"N": 5}]
+    assert len(f.programs) == 2 and [p.dims for p in f.report.programs] == [{"N": 3}, {"N": 5}]
     with pytest.raises(dnnc.InputError, match=r"x: axis 1 of f32\[N, 4\] must be 4, got 5"):
         f(np.zeros((2, 5), np.float32))
 
@@ -187,7 +188,7 @@ def test_host_steps_between_device_segments(device: InterpretedDevice) -> None:
 
 
 def test_host_steps_take_and_give_arrays_on_the_device(device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dnnc.device_staged.to_host", lambda a: a.get())
+    monkeypatch.setattr("dnnc.hybrid.to_host", lambda a: a.get())
     f = compiled(parse(CUT))
     x, n = np.linspace(-2, 2, 40, dtype=np.float32).reshape(10, 4), np.array(3, np.int64)
     want = f(x, n)
@@ -239,7 +240,7 @@ def test_the_first_input_decides(device: InterpretedDevice, monkeypatch: pytest.
     g = graph_of(NET)
     f = compiled(g)
     x, i = arrays_for(g)
-    monkeypatch.setattr("dnnc.device_executable.to_host", lambda a: a.get())
+    monkeypatch.setattr("dnnc.executable.to_host", lambda a: a.get())
     want = f(x, i)
     mixed = f(on_device(device, x), i)
     host = f(x, on_device(device, i))
@@ -353,7 +354,7 @@ def test_compiled_where_no_device_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     g = graph_of(NET)
     f = compiled(g)
-    kernels = len(f.natives[0].cubins)
+    kernels = len(f.programs[0].cubins)
     assert own.launched == 0 and f"{kernels} kernels unverified" in str(f.report)
     with pytest.raises(dnnc.TargetError, match="there is none"):
         f(*arrays_for(g))
@@ -361,7 +362,7 @@ def test_compiled_where_no_device_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(device_driver, "cuda_machine", lambda *_: interpreted_machine(own))
     monkeypatch.setattr("dnnc.testing.interpreted_device.TextCompiler.compile", lambda *_: pytest.fail("it is in the file"))
     loaded = dnnc.load(tmp_path / "m.dnnc", cache=False)
-    assert own.launched >= kernels and loaded.natives[0].checks == {}  # checked where it was first loaded
+    assert own.launched >= kernels and loaded.programs[0].checks == {}  # checked where it was first loaded
     check(loaded, g, arrays_for(g))
     loaded.save(tmp_path / "checked.dnnc")
     before = own.launched
@@ -372,20 +373,20 @@ def test_compiled_where_no_device_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_code_false_compiles_again(tmp_path: Path, device: InterpretedDevice) -> None:
     compiled(NET).save(tmp_path / "m.dnnc")
     f = dnnc.load(tmp_path / "m.dnnc", code=False, cache=False)
-    assert f.natives[0].compiled == len(f.natives[0].cubins) and "code=False" in f.report.notes[0]
-    assert dnnc.load(tmp_path / "m.dnnc", cache=False).natives[0].compiled == 0
+    assert f.programs[0].compiled == len(f.programs[0].cubins) and "code=False" in f.report.notes[0]
+    assert dnnc.load(tmp_path / "m.dnnc", cache=False).programs[0].compiled == 0
 
 
 def test_kernels_come_from_the_cache_checked(tmp_path: Path, device: InterpretedDevice) -> None:
     first = compiled(NET, cache=tmp_path)
     before = device.launched
     again = compiled(NET, cache=tmp_path)
-    assert first.natives[0].compiled > 0 == again.natives[0].compiled and device.launched == before
+    assert first.programs[0].compiled > 0 == again.programs[0].compiled and device.launched == before
 
 
 def test_sources(device: InterpretedDevice) -> None:
     f = compiled(NET)
-    native: CudaNative = f.natives[0]
+    native: CudaNative = f.programs[0]
     assert f.source("graph") == native.graph_text(False)
     assert "block.x" in f.source("operator", "0")
     text = f.source("cuda")
@@ -423,7 +424,7 @@ def test_a_schedule_that_does_not_hold_gives_way(device: InterpretedDevice, monk
     g = graph_of(NET)
     f = compiled(g)
     check(f, g, arrays_for(g))
-    assert not any(k.choice.startswith("first") for k in f.natives[0].kernels)
+    assert not any(k.choice.startswith("first") for k in f.programs[0].kernels)
     monkeypatch.setenv("DNNC_CHECK", "1")  # who works on schedules wants to know
     with pytest.raises(dnnc.ir.errors.InternalError, match=r"schedule first.. does not apply to .*: cannot show it"):
         compiled(g)

@@ -92,7 +92,7 @@ sys.modules["llvmlite"] = None
 import dnnc
 from dnnc.testing.graphs import graph_of
 f = dnnc.compile(graph_of("def g(x: f32[4, 8]):\\n    return softmax(x)"), target="cuda -arch=sm_80", cache=False)
-assert all(c[:4] == b"\\x7fELF" for c in f.natives[0].cubins.values())
+assert all(c[:4] == b"\\x7fELF" for c in f.programs[0].cubins.values())
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
@@ -106,12 +106,12 @@ def test_code_for_several_architectures(model: str, tmp_path: Path, monkeypatch:
     assert len(symbols) == len(set(symbols)) == 2
     monkeypatch.setattr(device_driver, "open_device", lambda number: None)
     monkeypatch.setattr(device_driver, "check_native", lambda *_: {})  # what would load the code on the device, as would:
-    monkeypatch.setattr("dnnc.device_executable.Bound.loaded", lambda self: None)
+    monkeypatch.setattr("dnnc.backends.cuda.instance.CudaInstance.loaded", lambda self: None)
     for arch, compiled in (("sm_80", 0), ("sm_90a", 0), ("sm_86", 1)):
         monkeypatch.setattr("dnnc.backends.cuda.target.ask_device", lambda number=0, arch=arch: FACTS[arch])
         f = dnnc.load(file, cache=False)
         f.prepare([(2, 3)])
-        assert f.target.arch == arch and f.natives[0].compiled == compiled, arch
+        assert f.target.arch == arch and f.programs[0].compiled == compiled, arch
         assert any("this device is" in note for note in f.report.notes) == (arch != "sm_90a")
 
 

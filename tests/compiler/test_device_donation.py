@@ -72,7 +72,7 @@ def test_memory_and_numbers(text: str, pairs: dict[str, str], at_once: str, devi
             for a, b in pairs.items():
                 assert got[outputs.index(b)] is given[inputs.index(a)]
                 close(given[inputs.index(a)], want[outputs.index(b)])
-    (bound,) = f._bound.values()
+    (bound,) = f.cache.instances.values()
     elsewhere = set(pairs.values()) - set(at_once.split())
     assert {outputs[k] for k in bound.loaded().at_once} == set(pairs.values()) - elsewhere
     for name in pairs.values():
@@ -260,7 +260,7 @@ def test_saved_checked_and_profiled(tmp_path: Path, device: InterpretedDevice) -
         g = dnnc.load(tmp_path / "m.dnnc", cache=False, code=code)
         s, x = there(device, np.ones(4, np.float32), np.ones(4, np.float32))
         assert g(s, x) is s and (s.get() == 2).all()
-        (bound,) = g._bound.values()
+        (bound,) = g.cache.instances.values()
         assert bound.loaded().at_once == {0}
     s = np.ones(4, np.float32)
     assert f.profile(s, s.copy(), repeats=2) and (s == 1).all()

@@ -34,7 +34,7 @@ def test_memory_and_numbers(text: str, pairs: dict[str, str], plain: str, fused:
             assert got[outputs.index(b)] is arrays[inputs.index(a)]
     if options.get("target"):
         return
-    (bound,) = f._bound.values()
+    (bound,) = f.cache.instances.values()
     at_once = {outputs[k] for k in bound.at_once}
     assert at_once == set(filter(None, (fused if "threads" in options else plain).split()))
     for name in set(pairs.values()) - at_once:

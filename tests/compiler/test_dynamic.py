@@ -14,7 +14,7 @@ import pytest
 import dnnc
 from dnnc.backends.llvm.entry import barriers
 from dnnc.backends.places import Place
-from dnnc.executable import MAX_PLANS, MAX_SPECIALISATIONS
+from dnnc.executable import MAX_INSTANCES, MAX_PROGRAMS
 from dnnc.ir.interp import run
 from dnnc.testing.graphs import graph_of
 
@@ -68,7 +68,7 @@ def test_strict_bits_are_those_of_a_program_for_the_size(text: str, shape: Any, 
         assert outputs(f, x) == outputs(own, x), (b, s)
         for got, want in zip(results(f(x)), run(own.graph, [x], "float64"), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
-    assert len(f.natives) == 1
+    assert len(f.programs) == 1
 
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=haswell"])
@@ -88,14 +88,14 @@ def test_every_number_of_rows(text: str, target: str, cache: Path) -> None:
 def test_kernels_whose_results_live_together_need_no_barrier_between_them(cache: Path) -> None:
     f = dnnc.compile(graph_of(ATTENTION), dims=BOUNDS, cache=cache)
     f(ones(2, 9, 32))
-    native = f.natives[0]
+    native = f.programs[0]
     unknown = [replace(c, args=tuple(map(alone, c.args)), writes=tuple(map(alone, c.writes))) for c in native.calls]
     assert sum(barriers(native.calls)) < sum(barriers(unknown))
     f.save(cache / "model.dnnc")
     loaded = dnnc.load(cache / "model.dnnc")
     x = np.random.default_rng(0).standard_normal((3, 21, 32)).astype(np.float32)
     assert outputs(loaded, x) == outputs(f, x)
-    assert barriers(loaded.natives[0].calls) == barriers(native.calls)
+    assert barriers(loaded.programs[0].calls) == barriers(native.calls)
 
 
 # --- memory and plans ---------------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_shapes_share_the_memory_between_kernels(cache: Path) -> None:
     most = 0
     for b, s in ((1, 3), (4, 64), (2, 2), (3, 50), (1, 1)):
         f(ones(b, s, 32))
-        most = max(most, f._bind([ones(b, s, 32)]).arena_bytes)
+        most = max(most, f.cache.instance(((b, s, 32),)).arena_bytes)
     assert [held.frame.arena.nbytes for held in f._free] == [most]
 
 
@@ -121,25 +121,25 @@ def test_calls_of_different_shapes_at_once(cache: Path) -> None:
 
 
 def test_plans_in_use_are_kept(cache: Path) -> None:
-    f = dnnc.compile(graph_of(ROWS), dims={"N": (1, 2 * MAX_PLANS)}, cache=cache)
-    first = f._bind([ones(1, 4)])
-    for n in range(2, MAX_PLANS + 300):
-        f._bind([ones(n, 4)])
-        if n > MAX_PLANS - 5:
-            assert f._bind([ones(1, 4)]) is first, n
-    assert len(f._bound) == MAX_PLANS
-    assert ((2, 4),) not in f._bound and ((MAX_PLANS + 299, 4),) in f._bound
+    f = dnnc.compile(graph_of(ROWS), dims={"N": (1, 2 * MAX_INSTANCES)}, cache=cache)
+    first = f.cache.instance(((1, 4),))
+    for n in range(2, MAX_INSTANCES + 300):
+        f.cache.instance(((n, 4),))
+        if n > MAX_INSTANCES - 5:
+            assert f.cache.instance(((1, 4),)) is first, n
+    assert len(f.cache.instances) == MAX_INSTANCES
+    assert ((2, 4),) not in f.cache.instances and ((MAX_INSTANCES + 299, 4),) in f.cache.instances
 
 
 def test_programs_in_use_are_kept() -> None:
     f = dnnc.compile(graph_of(ROWS), cache=False)
     f(ones(1, 4))
-    first = f.natives[0]
-    for n in range(2, MAX_SPECIALISATIONS + 6):
+    first = f.programs[0]
+    for n in range(2, MAX_PROGRAMS + 6):
         f(ones(n, 4))
         f(ones(1, 4))
-    assert any(n is first for n in f.natives) and len(f.natives) == MAX_SPECIALISATIONS
-    assert {id(b.native) for b in f._bound.values()} <= {id(n) for n in f.natives}
+    assert any(n is first for n in f.programs) and len(f.programs) == MAX_PROGRAMS
+    assert {id(b.program) for b in f.cache.instances.values()} <= {id(n) for n in f.programs}
 
 
 def test_compiling_leaves_nothing_for_a_call_to_collect(cache: Path) -> None:
@@ -151,7 +151,7 @@ def test_compiling_leaves_nothing_for_a_call_to_collect(cache: Path) -> None:
     gc.callbacks.append(notice)
     try:
         for s in range(3, 60):
-            f._bind([ones(1, s, 32)])
+            f.cache.instance(((1, s, 32),))
     finally:
         gc.callbacks.remove(notice)
     assert 2 not in seen  # a collection of all there is takes longer than the plan

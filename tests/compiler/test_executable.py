@@ -12,7 +12,7 @@ import pytest
 import dnnc
 from dnnc.accuracy import check_model, first_difference, longest_reduction
 from dnnc.backends.link import lay_out_constants
-from dnnc.executable import MAX_PLANS, MAX_SPECIALISATIONS
+from dnnc.executable import MAX_INSTANCES, MAX_PROGRAMS
 from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run
 from dnnc.testing.graphs import graph_of
@@ -164,14 +164,14 @@ def test_bind_takes_only_what_it_can_keep() -> None:
 
 def test_programs_and_plans_are_bounded() -> None:
     f = compiled(ROWS)
-    for n in range(1, MAX_SPECIALISATIONS + 5):
+    for n in range(1, MAX_PROGRAMS + 5):
         assert f(ones(n, 4)).shape == (n, 4)
-    assert len(f.natives) == MAX_SPECIALISATIONS
-    assert {id(b.native) for b in f._bound.values()} == {id(n) for n in f.natives}  # what is dropped is not kept by its plans
-    g = compiled(ROWS, dims={"N": (1, 2 * MAX_PLANS)})
-    for n in range(1, MAX_PLANS + 9):
+    assert len(f.programs) == MAX_PROGRAMS
+    assert {id(b.program) for b in f.cache.instances.values()} == {id(n) for n in f.programs}  # what is dropped is not kept by its plans
+    g = compiled(ROWS, dims={"N": (1, 2 * MAX_INSTANCES)})
+    for n in range(1, MAX_INSTANCES + 9):
         assert g(ones(n, 4)).shape == (n, 4)
-    assert len(g.natives) == 1 and len(g._bound) == MAX_PLANS
+    assert len(g.programs) == 1 and len(g.cache.instances) == MAX_INSTANCES
 
 
 def test_sizes_at_which_a_value_is_empty_have_programs_of_their_own() -> None:
@@ -183,7 +183,7 @@ def test_sizes_at_which_a_value_is_empty_have_programs_of_their_own() -> None:
         x = np.random.default_rng(n).standard_normal((3, n)).astype(np.float32)
         for got, want in zip(f(x), run(g, [x], "float64")):
             assert got.shape == want.shape and np.abs(got - want).max(initial=0) < 1e-5
-        assert len(f.natives) == programs
+        assert len(f.programs) == programs
 
 
 def test_a_size_that_a_window_does_not_fit_is_refused_at_the_call() -> None:
@@ -203,7 +203,7 @@ def test_a_cache_folder_that_cannot_be_written(tmp_path: Path) -> None:
             os.chmod(folder, 0o500)
         f = compiled(SUM, cache=folder)
         assert (f(ones(3, 5), ones(3, 5)) == 2).all()
-        assert f.natives[0].compiled == 1
+        assert f.programs[0].compiled == 1
 
 
 # --- whole models against the interpreter -------------------------------------------------------------------------------------

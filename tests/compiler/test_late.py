@@ -10,7 +10,8 @@ import onnx.parser
 import pytest
 
 import dnnc
-from dnnc.late import MAX_PROGRAMS, LateExecutable
+from dnnc.executable import Executable
+from dnnc.import_cache import MAX_VARIANTS
 
 RESHAPE = """<ir_version: 8, opset_import: ["": 17]>
 m (float[A, B] x, int64[R] shape) => (float[C, D] y, float[E, F] z) {
@@ -26,9 +27,9 @@ m (float[N] x, int64[2] a, int64[2] b) => (float[P, Q] y) {
 X = np.arange(-6, 6, dtype=np.float32).reshape(3, 4)
 
 
-def late(text: str, **options: Any) -> LateExecutable:
+def late(text: str, **options: Any) -> Executable:
     f = dnnc.compile(onnx.parser.parse_model(text), **{"cache": False, **options})
-    assert isinstance(f, LateExecutable)
+    assert f.deferred
     return f
 
 
@@ -40,12 +41,12 @@ def shape(*dims: int) -> Any:
 def test_a_shape_that_is_an_input(target: str) -> None:
     f = late(RESHAPE, target=target)
     assert [(s.name, s.dtype) for s in f.inputs] == [("x", "float32"), ("shape", "int64")]
-    assert [s.name for s in f.outputs] == ["y", "z"] and f.programs == []
+    assert [s.name for s in f.outputs] == ["y", "z"] and f.variants == []
     for want in ((4, 3), (2, 6), (12, 1), (4, 3)):
         y, z = f(X, shape(*want))
         np.testing.assert_array_equal(y, np.maximum(X, 0).reshape(want))
         np.testing.assert_array_equal(z, -np.maximum(X, 0))
-    assert len(f.programs) == 3
+    assert len(f.variants) == 3
     assert f.outputs[1].shape == (3, 4)
 
 
@@ -59,7 +60,7 @@ def test_positions_names_and_dicts() -> None:
     f = late(RESHAPE)
     for got in (f(X, shape=shape(4, 3)), f(shape=shape(4, 3), x=X), f({"x": X, "shape": [4, 3]}), f.run([X, shape(4, 3)])):
         np.testing.assert_array_equal(got[0], np.maximum(X, 0).reshape(4, 3))
-    assert len(f.programs) == 1
+    assert len(f.variants) == 1
     out = [np.empty((4, 3), np.float32), np.empty((3, 4), np.float32)]
     assert f.run({"x": X, "shape": shape(4, 3)}, out)[0] is out[0] and out[0][3, 2] == 5
 
@@ -93,14 +94,14 @@ def test_contents_of_several_inputs() -> None:
     x = np.arange(3, dtype=np.float32)
     np.testing.assert_array_equal(f(x, shape(3, 1), shape(3, 4)), np.repeat(x[:, None], 4, 1))
     np.testing.assert_array_equal(f(x, shape(1, 3), shape(2, 3)), np.repeat(x[None], 2, 0))
-    assert len(f.programs) == 2
+    assert len(f.variants) == 2
 
 
 def test_programs_are_bounded() -> None:
     f = late(RESHAPE, target="reference")
-    for n in range(1, MAX_PROGRAMS + 4):
+    for n in range(1, MAX_VARIANTS + 4):
         assert f(np.ones((n, 2), np.float32), shape(2, n))[0].shape == (2, n)
-    assert len(f.programs) == MAX_PROGRAMS
+    assert len(f.variants) == MAX_VARIANTS
 
 
 def test_threads_share_programs() -> None:
@@ -118,4 +119,4 @@ def test_threads_share_programs() -> None:
         t.start()
     for t in threads:
         t.join()
-    assert not wrong and len(f.programs) == 2
+    assert not wrong and len(f.variants) == 2

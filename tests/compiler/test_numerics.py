@@ -94,7 +94,7 @@ def test_denormals(numerics: str, threads: int, cache: Path, tmp_path: Path) -> 
         expected = np.zeros_like(X) if numerics == "fast" and can_flush() else X * np.float32(0.5)
         np.testing.assert_array_equal(y, expected)
         np.testing.assert_array_equal(k, I + 1)  # integers are not touched
-        assert (g.natives[-1].flush, "ldmxcsr" in g.source("llvm")) == (numerics == "fast", numerics == "fast" and can_flush())
+        assert (g.programs[-1].flush, "ldmxcsr" in g.source("llvm")) == (numerics == "fast", numerics == "fast" and can_flush())
         assert g.profile(X, I, repeats=2) is not None
 
 

@@ -73,16 +73,16 @@ def test_replaced_and_changed(text: str, options: dict[str, Any]) -> None:
 def test_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     given = contents(NET)
     f = compiled(NET, given)
-    before, (native,) = f(given["x"]), f.natives
+    before, (native,) = f(given["x"]), f.programs
 
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("compiled")
 
     for name in ("build_native", "make_program"):
-        monkeypatch.setattr(f"dnnc.driver.{name}", never)
+        monkeypatch.setattr(f"dnnc.cpu_build.{name}", never)
     monkeypatch.setattr("dnnc.backends.llvm.compile.compile_text", never)
     f.refit({"w": given["w"] * 2})
-    assert not np.allclose(f(given["x"]), before) and f.natives == [native]
+    assert not np.allclose(f(given["x"]), before) and f.programs == [native]
 
 
 def test_packed_once_for_all_calls() -> None:
@@ -105,7 +105,7 @@ def test_what_is_read_as_it_is_is_shared() -> None:
     f = compile_graph(g, (["i", "e", "b"], ["y"]), make_options({"cache": False}), parameters={"e": e, "b": b})
     i = np.array([0, 4, 1])
     f(i)
-    table = f._parameters.table(f.natives[0])
+    table = f._parameters.table(f.programs[0])
     assert {a.ctypes.data for a in table.arrays} == {e.ctypes.data, b.ctypes.data}
     b += 3
     assert (f(i) == 4).all()  # even without refit
@@ -185,7 +185,7 @@ def test_saved_with_what_they_are(tmp_path: Path) -> None:
 
 
 def test_checked_as_a_whole() -> None:
-    assert compiled(NET, contents(NET), verify="model").natives
+    assert compiled(NET, contents(NET), verify="model").programs
 
 
 def test_profile_and_bind() -> None:
@@ -324,7 +324,7 @@ def test_on_a_device(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = [a for n, a in given.items() if n in ("x", "xs")]
     held = {n: a for n, a in given.items() if n not in ("x", "xs")}
     f: Any = compile_graph(g, (names, [f"y{k}" for k in range(len(g.outputs))]), make_options({"cache": False, "target": "cuda"}), parameters=held)
-    (native,) = f.natives
+    (native,) = f.programs
 
     def check(now: dict[str, Array]) -> None:
         want = dnnc.compile(parse(text), target="reference")(*(now.get(n, given[n]) for n in names))
@@ -339,7 +339,7 @@ def test_on_a_device(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     other["w"] *= 3
     f.refit()
     check(other)
-    assert f.natives == [native]
+    assert f.programs == [native]
     assert np.allclose(run(f.frozen(), arrays)[0], run(parse(text), [other.get(n, given[n]) for n in names])[0], atol=1e-5)
 
 

@@ -28,7 +28,7 @@ def objects() -> dict[str, tuple[Any, str]]:
     return {
         "Executable": (f, "image float32[N, 1, 8, 8] -> logits float32[N, 10]"),
         "for all sizes": (dnnc.compile(MODEL, dims={"N": (1, 9)}), "llvm"),
-        "Reference": (dnnc.compile(MODEL, target="reference"), "ReferenceExecutable for reference"),
+        "Reference": (dnnc.compile(MODEL, target="reference"), "Executable for reference"),
         "wide": (dnnc.compile(parse(WIDE), target="reference"), "a_name"),
         "Report": (f.report, "digits"),
         "Profile": (f.profile(x, repeats=10), "us a call"),

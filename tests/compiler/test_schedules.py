@@ -13,7 +13,7 @@ from dnnc.array.light import Compiler
 from dnnc.backends.cache import KernelCache
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.templates import templates as cpu_templates
-from dnnc.driver import make_program
+from dnnc.cpu_build import make_program
 from dnnc.ir.builder import Builder
 from dnnc.ir.errors import InternalError
 from dnnc.ir.graph import Graph
@@ -82,7 +82,7 @@ def test_a_model_is_compiled_from_what_is_known(tmp_path: Path, monkeypatch: pyt
     again = dnnc.compile(graph, cache=tmp_path)
     for a, b in zip(first(x), again(x)):
         np.testing.assert_array_equal(a, b)
-    assert again.natives[0].compiled == 0
+    assert again.programs[0].compiled == 0
     for stage in ("operator", "llvm"):
         assert again.source(stage) == first.source(stage)
     reports = [f.report.as_dict()["programs"][0] for f in (first, again)]
@@ -95,7 +95,7 @@ def test_a_model_is_compiled_from_what_is_known(tmp_path: Path, monkeypatch: pyt
 def test_code_that_is_gone_is_made_again(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     f = dnnc.compile(graph_of(NET), target=target, cache=tmp_path)
     f.save(tmp_path / "a.dnnc")
-    store, code = KernelCache(tmp_path), f.natives[0].objects if target == CPU else f.natives[0].cubins
+    store, code = KernelCache(tmp_path), f.programs[0].objects if target == CPU else f.programs[0].cubins
     gone = [store._file(symbol[2:]) for symbol in code if symbol.startswith("k_")]
     for file in gone:
         assert file is not None
@@ -103,7 +103,7 @@ def test_code_that_is_gone_is_made_again(target: str, tmp_path: Path, monkeypatc
     unscheduled(monkeypatch)
     again = dnnc.compile(graph_of(NET), target=target, cache=tmp_path)
     again.save(tmp_path / "b.dnnc")
-    assert again.natives[0].compiled == len(gone) > 0
+    assert again.programs[0].compiled == len(gone) > 0
     assert (tmp_path / "a.dnnc").read_bytes() == (tmp_path / "b.dnnc").read_bytes()
 
 

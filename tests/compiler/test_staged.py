@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 
 import dnnc
 from dnnc.cli.app import app
+from dnnc.cpu_compiler import CpuCompiler
 from dnnc.driver import compile as compile_model
 from dnnc.executable import Executable
+from dnnc.hybrid import HostStep, HybridProgram, NativeStep
 from dnnc.ir.builder import Builder
 from dnnc.ir.errors import AccuracyError, DnncError, InputError, ScheduleError
 from dnnc.ir.graph import Graph
@@ -24,7 +26,7 @@ from dnnc.ir.interp import run
 from dnnc.ir.op import OpDef, Sample
 from dnnc.ir.ops import OPS
 from dnnc.ir.ops.common import draw
-from dnnc.staged import MAX_PLANS, NativeStep, PythonStep, StagedExecutable
+from dnnc.program_cache import MAX_PROGRAMS, ProgramCache
 
 HOSTED = [(op, s) for op in OPS.values() if op.host is not None for s in op.samples]
 CUT = """
@@ -44,9 +46,9 @@ m (string[N] s, float[N] x) => (string[N] t, float[N] y) {
 }"""
 
 
-def staged(text: str, **options: Any) -> StagedExecutable:
+def staged(text: str, **options: Any) -> Executable:
     f = compile_model(parse(text), **{"cache": False, **options})
-    assert isinstance(f, StagedExecutable)
+    assert f.report.host or isinstance(f.programs[0], HybridProgram)
     return f
 
 
@@ -78,15 +80,15 @@ def test_every_host_op(op: OpDef, s: Sample) -> None:
 
 def test_one_program_serves_all_sizes_but_none() -> None:
     f = staged(CUT)
-    assert [type(s) for s in f.plans[0].steps] == [NativeStep, PythonStep, NativeStep]
-    programs = [len(p.natives) for p in f.programs]
+    assert [type(s) for s in f.programs[0].steps] == [NativeStep, HostStep, NativeStep]
+    programs = [len(p.programs) for p in f.programs[-1].segments]
     assert programs == [1, 1]  # compiled ahead of the first call
     for n in (3, 10, 1, 7):
         check_cut(f, n)
-    assert [len(p.natives) for p in f.programs] == [1, 1]
+    assert [len(p.programs) for p in f.programs[-1].segments] == [1, 1]
     check_cut(f, 0)
-    assert [len(p.natives) for p in f.programs] == [1, 2]
-    assert len(f.plans) == 1
+    assert [len(p.programs) for p in f.programs[-1].segments] == [1, 2]
+    assert len(f.programs) == 1
 
 
 def test_a_size_without_an_array() -> None:
@@ -104,7 +106,7 @@ def main(x: f32[N, 4], count: i64):
         for k in (3, 0, 9):
             x = np.ones((n, 4), np.float32)
             np.testing.assert_array_equal(f(x, count(k)), np.arange(k, dtype=np.float32) * 4 * n)
-    assert len(f.plans) == 2
+    assert len(f.programs) == 2
     with pytest.raises(InputError, match=r"measure.*must be at least 0, at most 100; got 101"):
         f(np.ones((2, 4), np.float32), count(101))
     with pytest.raises(InputError, match="measure: a size is computed to be -1; expected at least 0"):
@@ -121,18 +123,18 @@ def test_a_size_that_does_not_fit() -> None:
 
 
 def test_a_segment_that_cannot_serve_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Executable._bind_new
+    real = ProgramCache.instance
 
-    def refuse(self: Executable, key: Any, arrays: Any) -> Any:
-        if self._origin.shared is not None and self._origin.interface.dims:
+    def refuse(self: ProgramCache, shapes: Any) -> Any:
+        if getattr(self.compiler, "shared", None) is not None and self.compiler.interface.dims and isinstance(self.compiler, CpuCompiler):
             raise ScheduleError("not for all sizes")
-        return real(self, key, arrays)
+        return real(self, shapes)
 
-    monkeypatch.setattr(Executable, "_bind_new", refuse)
+    monkeypatch.setattr(ProgramCache, "instance", refuse)
     f = staged(CUT)
     for n in (3, 10, 3):
         check_cut(f, n)
-    assert [len(p.natives) for p in f.programs] == [1, 2]  # for 3 and for 10
+    assert [len(p.programs) for p in f.programs[-1].segments] == [1, 2]  # for 3 and for 10
 
 
 def test_an_error_in_a_segment_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +143,7 @@ def test_an_error_in_a_segment_is_not_hidden(monkeypatch: pytest.MonkeyPatch) ->
     def broken(*args: Any) -> Any:
         raise ScheduleError("never")
 
-    monkeypatch.setattr(Executable, "_bind_new", broken)
+    monkeypatch.setattr(ProgramCache, "instance", broken)
     with pytest.raises(DnncError, match="never"):
         f(X, count(4))
 
@@ -165,8 +167,8 @@ def test_half_precision_arrays_reach_the_host_as_they_are() -> None:
 
 def test_a_whole_model_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     check_cut(staged(CUT, verify="model"), 5)
-    real = PythonStep._run_direct
-    monkeypatch.setattr(PythonStep, "_run_direct", lambda *args: [a + 1 for a in real(*args)])
+    real = HostStep._run_direct
+    monkeypatch.setattr(HostStep, "_run_direct", lambda *args: [a + 1 for a in real(*args)])
     with pytest.raises(AccuracyError, match="output y of the compiled model is off"):
         staged(CUT, verify="model")
 
@@ -177,19 +179,19 @@ def test_a_whole_model_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_dims_of_inputs_have_plans() -> None:
     f = staged("n: dim[0, N]\ndef main(x: f32[N], c: i64):\n    t = truncate(x, c, size=n)\n    y = exp(t)\n    return y\n")
-    assert f.plans == [] and [s.shape for s in f.outputs] == [("n",)]
+    assert f.programs == [] and [s.shape for s in f.outputs] == [("n",)]
     with pytest.raises(InputError, match="no program is compiled yet"):
         f.source("graph")
-    for n in range(1, MAX_PLANS + 3):
+    for n in range(1, MAX_PROGRAMS + 3):
         np.testing.assert_allclose(f(np.ones(n, np.float32), count(n - 1)), np.full(n - 1, np.e, np.float32), rtol=1e-6)
-    assert len(f.plans) == MAX_PLANS
+    assert len(f.programs) == MAX_PROGRAMS
 
 
 def test_bounded_dims_have_one_plan() -> None:
     f = staged("n: dim[0, N]\ndef main(x: f32[N], c: i64):\n    t = truncate(x, c, size=n)\n    y = exp(t)\n    return y\n", dims={"N": (1, 9)})
     for n in (2, 9, 5):
         assert f(np.zeros(n, np.float32), count(1)).tolist() == [1.0]
-    assert len(f.plans) == 1
+    assert len(f.programs) == 1
     with pytest.raises(InputError, match="N"):
         f(np.zeros(10, np.float32), count(1))
 
@@ -218,7 +220,7 @@ def main(x: f32[4], c: i64, s: str[2], *, k: f32[3] = [1.0, 2.0, 3.0]):
     got = f(x, count(3), s)
     for k, a in enumerate(got):
         assert a.flags.c_contiguous and a.flags.writeable
-        assert not any(np.may_share_memory(a, b) for b in (x, s, *got[:k], *f.plans[0].constants.values()))
+        assert not any(np.may_share_memory(a, b) for b in (x, s, *got[:k], *f.programs[0].constants.values()))
     assert [a.tolist() for a in got] == [[1.0] * 3, [1.0] * 3, [1.0] * 3, [1.0] * 4, [1.0, 2.0, 3.0], ["a", "b"]]
 
 

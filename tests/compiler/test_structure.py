@@ -10,9 +10,9 @@ import onnx.parser
 import pytest
 
 import dnnc
+from dnnc.import_cache import MAX_VARIANTS
 from dnnc.ir.dtype import f32, i64, string
 from dnnc.ir.form import ARRAY, NOTHING, Form, Kind
-from dnnc.late import MAX_PROGRAMS, LateExecutable
 from dnnc.structure import assemble, flatten
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]>\n'
@@ -43,7 +43,7 @@ def test_a_list_in_and_a_list_out(target: str) -> None:
         assert isinstance(ys, list) and len(ys) == count and n == count and n.dtype == np.int64
         for y in ys:
             np.testing.assert_array_equal(y, np.arange(3) + d)
-    assert len(f.programs) == 3  # one for each length
+    assert len(f.variants) == 3  # one for each length
     assert [(s.name, s.dtype) for s in f.inputs] == [("xs", "seq(float32)"), ("d", "float32")]
     assert next((s.name, s.dtype) for s in f.outputs) == ("ys", "seq(float32)")
 
@@ -60,12 +60,12 @@ def test_an_optional_value_may_be_left_out() -> None:
     np.testing.assert_array_equal(f(x, b), x + b)
     for got in (f(x), f(x, None), f(x=x), f({"x": x}), f(x, b=None), f.run([x])):
         np.testing.assert_array_equal(got, -x)
-    assert len(f.programs) == 2
+    assert len(f.variants) == 2
 
 
 def test_nothing_out() -> None:
     f = compiled(NESTED)
-    assert f(None) is None and f.programs == []
+    assert f(None) is None and f.variants == []
     assert f([]) == []
     got = f(arrays(2, 3))
     assert [g.tolist() for g in got] == [[0, 1], [0, 1, 2]]
@@ -73,16 +73,16 @@ def test_nothing_out() -> None:
 
 def test_fixed_shapes_compile_ahead() -> None:
     f = compiled(PARTS)
-    assert isinstance(f, LateExecutable) and len(f.programs) == 1
+    assert f.deferred and len(f.variants) == 1
     assert [y.tolist() for y in f(np.arange(6, dtype=np.float32))] == [[0, 1, 2, 3], [4, 5]]
-    assert len(f.programs) == 1
+    assert len(f.variants) == 1
     with pytest.raises(dnnc.ModelError, match="do not add up"):
         compiled(PARTS.replace("int64 {4}", "int64[2] {4, 4}"))
 
 
 def test_a_computed_position_is_a_gather() -> None:
     f = compiled(CHOICE)
-    assert not isinstance(f, LateExecutable)
+    assert not f.deferred
     a, b = arrays(4)[0], -arrays(4)[0]
     for k, want in ((0, a), (1, b), (-1, b), (-2, a)):
         np.testing.assert_array_equal(f(a, b, np.int64(k)), want)
@@ -93,11 +93,11 @@ def test_a_computed_position_is_a_gather() -> None:
 def test_programs_are_bounded_and_the_last_used_stay() -> None:
     f = compiled("m (seq(float[N]) xs) => (float[M] y) { y = ConcatFromSequence <axis = 0> (xs) }", target="reference")
     f(arrays(1))
-    first = f.programs[0]
-    for n in range(2, MAX_PROGRAMS + 3):
+    first = f.variants[0]
+    for n in range(2, MAX_VARIANTS + 3):
         f(arrays(n))
         f(arrays(1))
-    assert len(f.programs) == MAX_PROGRAMS and f.programs[-1] is first
+    assert len(f.variants) == MAX_VARIANTS and f.variants[-1] is first
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_numbers(name: str, tmp_path: Any) -> None:
             f = dnnc.compile(g, cache=tmp_path, opt_level=level, threads=threads)
             for n in (0, 1, 2, 5, 6):
                 check(f, g, n)
-    assert len(f.natives) == 1 and not f.report.fallbacks
+    assert len(f.programs) == 1 and not f.report.fallbacks
 
 
 def test_saved_and_profiled(tmp_path: Any) -> None:

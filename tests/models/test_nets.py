@@ -122,8 +122,8 @@ def test_one_program_for_all_batches(name: str) -> None:
     f = dnnc.compile(g, dims={"N": (1, 20)}, cache=False)
     for n in (1, 2, 3, 7, 16, 20, 1):
         check(f, g, n)
-    assert len(f.natives) == 1
-    assert all(s.choice.template != "naive" for s in f.natives[0].program.steps)
+    assert len(f.programs) == 1
+    assert all(s.choice.template != "naive" for s in f.programs[0].program.steps)
 
 
 @pytest.mark.slow

@@ -270,4 +270,4 @@ def test_symbolic_sizes_that_are_hard_to_schedule(text: str, level: int, monkeyp
         want = run(g, inputs, "float64")[0]
         got = f(*inputs)
         assert got.shape == want.shape and np.abs(got - want).max() < 1e-4
-    assert len(f.natives) == 1
+    assert len(f.programs) == 1

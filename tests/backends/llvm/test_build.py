@@ -20,7 +20,7 @@ from dnnc.backends.llvm.gate import _unpacked
 from dnnc.backends.llvm.native import shape_of
 from dnnc.backends.places import Place
 from dnnc.backends.runtime import ALIGN
-from dnnc.driver import make_program
+from dnnc.cpu_build import make_program
 from dnnc.ir.dtype import BY_NAME, from_numpy
 from dnnc.ir.expr import const, dim, value
 from dnnc.ir.graph_text import parse
@@ -183,10 +183,10 @@ def test_kernels_that_fail_their_check_do_not_enter_the_cache(tmp_path: Any, mon
         raise dnnc.AccuracyError("wrong")
 
     with monkeypatch.context() as m:
-        m.setattr("dnnc.driver.check_kernel", refuse)
+        m.setattr("dnnc.cpu_build.check_kernel", refuse)
         with pytest.raises(dnnc.AccuracyError):
             dnnc.compile(g, cache=tmp_path)
     cache = KernelCache(tmp_path)
-    native = dnnc.compile(g, cache=tmp_path).natives[0]
+    native = dnnc.compile(g, cache=tmp_path).programs[0]
     assert native.compiled == 1
     assert all(cache.get(s.removeprefix("k_")) is not None for s in native.symbols.values())

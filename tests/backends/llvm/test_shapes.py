@@ -167,7 +167,7 @@ def test_symbolic_dims(name: str, shapes: list[tuple[Any, ...]], attrs: dict[str
         arrays = [rng.random([n if d is N else m if d is M else d for d in s], np.float32) for s in shapes]
         (want,) = run(g, arrays, "float64")
         check_close(f(*arrays), want, g.outputs[0].type.dtype, 200)
-    assert len(f.natives) == 1
+    assert len(f.programs) == 1
 
 
 def test_sums_of_nothing() -> None:

@@ -15,8 +15,8 @@ from dnnc.array.lazy import PROGRAMS_MADE
 from dnnc.autotune.task import Setting, extract
 from dnnc.backends.cache import KernelCache
 from dnnc.backends.llvm.features import parse_target
+from dnnc.cpu_build import make_program
 from dnnc.device_driver import compile_for_device
-from dnnc.driver import make_program
 from dnnc.frontends.trace import Spec, trace
 from dnnc.ir import te
 from dnnc.ir.dtype import f32, f64, i64

@@ -10,7 +10,6 @@ import pytest
 from onnx import parser
 
 import dnnc
-from dnnc.late import LateExecutable
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]> '
 Array = np.ndarray[Any, Any]
@@ -52,7 +51,7 @@ def test_branches_of_different_shapes_are_chosen_by_the_value_of_the_condition(t
     for k in range(1, 6):
         np.testing.assert_array_equal(f(k * x), k * x[0])
         np.testing.assert_array_equal(f(-k * x), k * x)
-    assert isinstance(f, LateExecutable) and len(f.programs) == 2  # one for each branch, not for each input
+    assert f.deferred and len(f.variants) == 2  # one for each branch, not for each input
 
 
 def test_branches_of_different_dtypes() -> None:

@@ -17,7 +17,6 @@ from onnx.reference import ReferenceEvaluator
 
 import dnnc
 from dnnc.ir.errors import DnncError, InputError, ModelError, UnsupportedError
-from dnnc.staged import StagedExecutable
 
 S = T.STRING
 
@@ -267,7 +266,7 @@ def test_ngrams_of_words_that_are_left() -> None:
     ]  # fmt: skip
     graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", S, ["N"])], [helper.make_tensor_value_info("y", T.FLOAT, None)])
     f = dnnc.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), cache=False, dims={"N": (1, 99)})
-    assert isinstance(f, StagedExecutable)
+    assert f.report.host
     assert f(["The", "cat", "sat", "the", "cat"]).tolist() == [2.0, 1.0, 1.0]
     assert f(["the"]).tolist() == [0.0, 0.0, 0.0]
     assert f(["CAT", "cat", "the", "sat"]).tolist() == [2.0, 1.0, 1.0]

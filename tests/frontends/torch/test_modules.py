@@ -91,7 +91,7 @@ def test_other_types(dtype: torch.dtype) -> None:
 def test_weights_are_shared_with_the_module() -> None:
     module, (x,) = made("cnn")
     f = dnnc.compile(module, inputs=(x,), threads=1)
-    before = f.natives
+    before = f.programs
     with torch.no_grad():
         for p in module.parameters():
             p.mul_(1.5)
@@ -103,7 +103,7 @@ def test_weights_are_shared_with_the_module() -> None:
     module[0].weight.data.mul_(2)  # which torch does not count
     f.refit()
     same(f(x), module(x).detach())
-    assert f.natives == before
+    assert f.programs == before
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:

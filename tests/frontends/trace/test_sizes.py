@@ -92,7 +92,7 @@ def test_a_program_for_all_sizes() -> None:
         for got, want in zip(f(x, W), expected(x)):
             assert got.shape == want.shape
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
-    assert len(f.natives) == 1
+    assert len(f.programs) == 1
     with pytest.raises(InputError, match=r"dim n of f32\[n, 3\] must be at least 1.*got 0"):
         f(np.zeros((0, 3), np.float32), W)
 

@@ -1,4 +1,4 @@
-"""Models that can only be read for the inputs of a call. What only a call knows, each part of it a key of the programs kept:
+"""Models that can only be read for the inputs of a call. What only a call knows is the key under which a variant is kept:
 
 - how inputs that are sequences, optionals or maps are made up (a *form*), and the shapes of tensors of undeclared rank;
 - sizes, where symbolic ones do not show that two paths end with equal sizes;
@@ -9,41 +9,37 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO, Union
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dnnc.compiled import CompiledModel
-from dnnc.executable import Executable
 from dnnc.frontends.onnx.declared import Declared
 from dnnc.ir.checks import sequence
 from dnnc.ir.errors import InputError
 from dnnc.ir.form import ARRAY, Form, Kind
+from dnnc.ir.graph import Graph
 from dnnc.options import CompileOptions
-from dnnc.origin import OnnxParts
-from dnnc.reference import ReferenceExecutable
+from dnnc.program_cache import Instance, ModelCompiler, OnnxParts
 from dnnc.report import Report
-from dnnc.signature import TensorSpec
-from dnnc.staged import StagedExecutable
+from dnnc.report.log import Log
+from dnnc.signature import Signature, TensorSpec
 from dnnc.structure import assemble, flatten
 
 if TYPE_CHECKING:
-    from dnnc.device_executable import DeviceExecutable
+    from dnnc.executable import Executable
     from dnnc.profile import Profile
 
-MAX_PROGRAMS = 16
+MAX_VARIANTS = 16
 
 Array = np.ndarray[Any, Any]
-Inner = Union[Executable, ReferenceExecutable, StagedExecutable, "DeviceExecutable"]
 
 
 @dataclass(frozen=True)
-class Given:
+class ImportInputs:
     """What a model is read for: the forms of inputs, and by the names of their tensors (`x`, `xs[0]`) shapes, and contents where needed."""
 
     forms: Mapping[str, Form]
@@ -53,21 +49,21 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Test:
-    """A program for certain inputs that computes the condition `name`, on which the rest of the model depends."""
+class Condition:
+    """A model for certain inputs that computes the condition `name`, on which the rest depends."""
 
     name: str
-    inner: Inner
+    inner: Executable
 
 
 @dataclass(frozen=True)
-class Special:
-    """A program for certain inputs: the executable, which takes and gives arrays, and how its results are put together.
+class Variant:
+    """A model for certain inputs: the executable, which takes and gives arrays, and how its results are put together.
 
     `inner` is None where there is nothing to compute: all results are empty.
     """
 
-    inner: Inner | None
+    inner: Executable | None
     results: tuple[Form, ...]
 
     def together(self, made: Sequence[Array]) -> Any:
@@ -78,31 +74,23 @@ class Special:
         return out[0] if len(out) == 1 else tuple(out)
 
 
-class LateExecutable(CompiledModel):
-    """Like Executable. `read(given)` compiles the model for the inputs of a call, or the next condition on which it depends; where shapes depend
+class ImportCache:
+    """The variants of a model. `read(inputs)` compiles it for the inputs of a call, or the next condition on which it depends; where shapes depend
     on the contents of inputs, it raises an error in which `needs` finds their names."""
 
     def __init__(
         self,
         declared: Declared,
         wanted: tuple[str, ...],
-        read: Callable[[Given], Special | Test],
+        read: Callable[[ImportInputs], Variant | Condition],
         needs: Callable[[Exception], tuple[str, ...]],
-        options: CompileOptions,
-        onnx: Callable[[], OnnxParts],
     ) -> None:
         self._declared, self._read, self._needs = declared, read, needs
         self._names = [n for n, _ in declared.inputs]
         self._wanted = set(wanted)
-        self._options, self._onnx = options, onnx
-        self._programs: OrderedDict[Any, Special] = OrderedDict()
-        self._tests: OrderedDict[Any, Test] = OrderedDict()
+        self._variants: OrderedDict[Any, Variant] = OrderedDict()
+        self._conditions: OrderedDict[Any, Condition] = OrderedDict()
         self._lock = threading.RLock()
-
-    @property
-    def options(self) -> CompileOptions:
-        """How it was compiled."""
-        return self._options
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -112,60 +100,52 @@ class LateExecutable(CompiledModel):
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Names; dtypes and shapes are known once a call has come."""
-        last = next(reversed(self._programs.values()), None)
+        last = next(reversed(self._variants.values()), None)
         if last is not None and last.inner is not None and all(f is ARRAY for f in last.results):
             return last.inner.outputs
         return tuple(TensorSpec(n, _shown(k), ()) for n, k in self._declared.outputs)
 
     @property
-    def report(self) -> Report:
-        """The report of the last program. InputError before the first call."""
-        programs = self.programs
-        if not programs:
+    def variants(self) -> list[Executable]:
+        """What was compiled so far, the one used last at the end."""
+        with self._lock:
+            return [v.inner for v in self._variants.values() if v.inner is not None]
+
+    @property
+    def last(self) -> Executable:
+        """The variant that was used last. InputError before the first call."""
+        variants = self.variants
+        if not variants:
             raise InputError(f"nothing is compiled yet: {self._reason()}, so call the model first")
-        return programs[-1].report
+        return variants[-1]
 
     def _reason(self) -> str:
         if self._wanted:
             return f"shapes depend on the contents of {', '.join(sorted(self._wanted))}"
-        made_up = [f"{n} ({k})" for n, k in self._declared.inputs if k.kind != "tensor"]
-        return f"the model is compiled for the structure of {', '.join(made_up)}" if made_up else "the model is compiled for the shapes of a call"
+        structured = [f"{n} ({k})" for n, k in self._declared.inputs if k.kind != "tensor"]
+        return (
+            f"the model is compiled for the structure of {', '.join(structured)}" if structured else "the model is compiled for the shapes of a call"
+        )
 
-    @property
-    def programs(self) -> list[Inner]:
-        """The executables compiled so far, the one used last at the end."""
-        with self._lock:
-            return [p.inner for p in self._programs.values() if p.inner is not None]
+    def arguments(self, inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """What `Executable.run` takes as the arguments of a call: a mapping by name, or a list or tuple in order."""
+        return ((), inputs) if isinstance(inputs, Mapping) else (tuple(sequence(inputs, "inputs")), {})
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        """Run the model. InputError as of Executable."""
-        return self.run(self._by_name(args, named))
-
-    def run(self, inputs: Any, outputs: Sequence[Array] | None = None) -> Any:
-        """Run into given buffers, as Executable does (where all outputs are arrays); without them as a call."""
-        if not isinstance(inputs, Mapping):
-            inputs = self._by_name(sequence(inputs, "inputs"), {})
-        leaves, forms = self._collect(self._by_name((), inputs))
-        program = self._program(leaves, forms)
-        if outputs is not None and any(f is not ARRAY for f in program.results):
-            raise InputError("an output of this model is a sequence, optional or map, for which no buffer can be given; leave `outputs` out")
-        if program.inner is None:
-            return program.together(())
-        made = program.inner.run(list(leaves.values()), outputs)
-        return program.together(made if isinstance(made, tuple) else (made,))
-
-    def save(self, path: str | os.PathLike[str] | BinaryIO, small: bool = False) -> None:
-        """Write the model with the options to a file that `dnnc.load` reads. Programs are compiled anew for the first calls after it;
-        `small` makes no difference. ArtifactError if the file cannot be written, ModelError if the model's file is not there any more.
-        """
-        from dnnc.artifacts import save_late
-
-        save_late(path, self._options, self._onnx())
-
-    def profile(self, *args: Any, repeats: int | None = None, **named: Any) -> Profile:
-        """Where the time of a call on these inputs goes, as of Executable."""
+    def run(self, args: tuple[Any, ...], named: Mapping[str, Any], outputs: Sequence[Array] | None = None) -> Any:
+        """A call, into these buffers where all outputs are arrays."""
         leaves, forms = self._collect(self._by_name(args, named))
-        inner = self._program(leaves, forms).inner
+        variant = self._variant(leaves, forms)
+        if outputs is not None and any(f is not ARRAY for f in variant.results):
+            raise InputError("an output of this model is a sequence, optional or map, for which no buffer can be given; leave `outputs` out")
+        if variant.inner is None:
+            return variant.together(())
+        results = variant.inner.run(list(leaves.values()), outputs)
+        return variant.together(results if isinstance(results, tuple) else (results,))
+
+    def profile(self, args: tuple[Any, ...], named: Mapping[str, Any], repeats: int | None) -> Profile:
+        """See Executable."""
+        leaves, forms = self._collect(self._by_name(args, named))
+        inner = self._variant(leaves, forms).inner
         if inner is None:
             raise InputError("for these inputs there is nothing to compute, so there is no profile")
         return inner.profile(*leaves.values(), repeats=repeats)
@@ -177,7 +157,7 @@ class LateExecutable(CompiledModel):
             return
         forms = dict.fromkeys(shapes, ARRAY)
         try:
-            self._keep(_key(forms, shapes, {}, {}), self._read(Given(forms, shapes, {})))
+            self._keep(_key(forms, shapes, {}, {}), self._read(ImportInputs(forms, shapes, {})))
         except Exception as e:
             self._wanted |= set(self._needs(e))
             if not self._wanted:
@@ -202,25 +182,25 @@ class LateExecutable(CompiledModel):
         leaves: dict[str, Array] = {}
         return leaves, {n: flatten(given[n], k, n, leaves) for n, k in self._declared.inputs}
 
-    def _program(self, leaves: Mapping[str, Array], forms: Mapping[str, Form]) -> Special:
+    def _variant(self, leaves: Mapping[str, Array], forms: Mapping[str, Form]) -> Variant:
         shapes = {n: a.shape for n, a in leaves.items()}
         decisions: dict[str, bool] = {}
         with self._lock:
             while True:
                 values = {n: leaves[n] for n in sorted(self._wanted) if n in leaves}
                 key = _key(forms, shapes, values, decisions)
-                test = self._tests.get(key)
-                if test is not None:
-                    self._tests.move_to_end(key)
-                    result = test.inner.run(list(leaves.values()))
-                    decisions[test.name] = bool(np.asarray(result[0] if isinstance(result, tuple) else result))
+                condition = self._conditions.get(key)
+                if condition is not None:
+                    self._conditions.move_to_end(key)
+                    result = condition.inner.run(list(leaves.values()))
+                    decisions[condition.name] = bool(np.asarray(result[0] if isinstance(result, tuple) else result))
                     continue
-                found = self._programs.get(key)
+                found = self._variants.get(key)
                 if found is not None:
-                    self._programs.move_to_end(key)
+                    self._variants.move_to_end(key)
                     return found
                 try:
-                    made = self._read(Given(forms, shapes, values, dict(decisions)))
+                    made = self._read(ImportInputs(forms, shapes, values, dict(decisions)))
                 except Exception as e:
                     more = set(self._needs(e)) - self._wanted
                     if not more:
@@ -228,13 +208,13 @@ class LateExecutable(CompiledModel):
                     self._wanted |= more
                     continue
                 self._keep(key, made)
-                if isinstance(made, Special):
+                if isinstance(made, Variant):
                     return made
 
-    def _keep(self, key: Any, made: Special | Test) -> None:
-        kept: OrderedDict[Any, Any] = self._tests if isinstance(made, Test) else self._programs
+    def _keep(self, key: Any, made: Variant | Condition) -> None:
+        kept: OrderedDict[Any, Any] = self._conditions if isinstance(made, Condition) else self._variants
         kept[key] = made
-        while len(kept) > MAX_PROGRAMS:
+        while len(kept) > MAX_VARIANTS:
             kept.popitem(last=False)
 
 
@@ -248,3 +228,45 @@ def _content(a: Array) -> Any:
 
 def _shown(k: Kind | None) -> str:
     return "?" if k is None or k.kind == "tensor" else str(k)
+
+
+class ImportCompiler(ModelCompiler):
+    """A model that is read for the inputs of a call; see ImportCache."""
+
+    def __init__(self, imports: ImportCache, options: CompileOptions, onnx: Callable[[], OnnxParts]) -> None:
+        self.interface, self.inputs, self.outputs = Graph("deferred"), [], []
+        self.options, self.log, self.onnx, self.imports = options, Log("deferred", str(options.target), 1), onnx, imports
+
+    @property
+    def graph(self) -> Graph:
+        """Of the variant that was used last. InputError before the first call."""
+        return self._last.graph
+
+    @property
+    def target(self) -> Any:
+        return self._last.target
+
+    @property
+    def _last(self) -> Executable:
+        assert self.imports is not None
+        return self.imports.last
+
+    def compile(self, dims: Mapping[Any, int]) -> Any:
+        raise AssertionError("variants are compiled")
+
+    def instance(self, program: Any, dims: Mapping[Any, int]) -> Instance:
+        raise AssertionError("variants are called")
+
+    def report(self, signature: Signature, programs: Sequence[Any]) -> Report:
+        """Of the variant that was used last. InputError before the first call."""
+        return self._last.report
+
+    def source(self, program: Any, stage: str, kernel: str | None) -> str:
+        return self._last.source(stage, kernel)
+
+    def save(self, path: Any, programs: Mapping[tuple[int, ...], Any], small: bool, archs: Sequence[str]) -> None:
+        """Variants are compiled anew for the first calls after loading. ModelError if the model's file is not there any more."""
+        from dnnc.artifacts import save_late
+
+        assert self.onnx is not None
+        save_late(path, self.options, self.onnx())

@@ -18,32 +18,33 @@ from dnnc.ir.shapes import Bindings
 from dnnc.profile import LEAST, MOST, SECONDS, CallTime, KernelTime, Profile
 
 if TYPE_CHECKING:
-    from dnnc.staged import NativeStep, Plan, PythonStep, StagedExecutable
+    from dnnc.executable import Executable
+    from dnnc.hybrid import HostStep, HybridProgram, NativeStep
 
 Array = np.ndarray[Any, Any]
 
 
-def profile(f: StagedExecutable, plan: Plan, arrays: Sequence[Array], repeats: int | None = None) -> Profile:
-    """Measure a call of `plan` on these arrays. Each step is measured by itself, on what the steps before it made.
+def profile(f: Executable, program: HybridProgram, arrays: Sequence[Array], repeats: int | None = None) -> Profile:
+    """Measure a call of `program` on these arrays. Each step is measured by itself, on what the steps before it made.
 
     Raises:
         InputError: as a call, or `repeats` is below 1.
     """
-    from dnnc.staged import NativeStep
+    from dnnc.hybrid import NativeStep
 
     if repeats is not None:
         repeats = integer(repeats, "repeats", 1)
-    env, bound = plan.start(arrays)
+    env, bound = program.start(arrays)
     parts: list[Profile] = []
-    host: list[tuple[PythonStep, float]] = []
-    for s in plan.steps:
+    host: list[tuple[HostStep, float]] = []
+    for s in program.steps:
         before = dict(env)
         s.run(env, bound)
         if isinstance(s, NativeStep):
             parts += _native(s, env, bound, repeats)
         else:
             host.append((s, _seconds(lambda s=s, env=before: s.run(dict(env), dict(bound)), repeats)[0]))  # type: ignore[misc]
-    total, count = _seconds(lambda: plan.run(arrays), repeats)
+    total, count = _seconds(lambda: program.call(arrays), repeats)
     dims = {x.name: n for x, n in sorted(bound.items(), key=lambda item: item[0].name)}
     return _together(f, parts, host, total, count, dims)
 
@@ -69,7 +70,7 @@ def _seconds(call: Callable[[], Any], repeats: int | None) -> tuple[float, int]:
 
 
 def _together(
-    f: StagedExecutable, parts: Sequence[Profile], host: Sequence[tuple[PythonStep, float]], total: float, count: int, dims: dict[str, int]
+    f: Executable, parts: Sequence[Profile], host: Sequence[tuple[HostStep, float]], total: float, count: int, dims: dict[str, int]
 ) -> Profile:
     rows = [dataclasses.replace(k, share=k.seconds / total) for p in parts for k in p.kernels]
     rows += [KernelTime(s.node.op.name, "", 1, t, t / total, 1.0, False, None, None, "", None, "host", (s.where,)) for s, t in host]

@@ -1,0 +1,103 @@
+"""A program of a device at the sizes of a call: loaded there when first asked for, with frames of which each serves one call at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from dnnc.backends.cuda.emit import kernel_number
+from dnnc.backends.cuda.graph import Frame, LoadedProgram
+from dnnc.backends.cuda.native import CudaNative, Device
+from dnnc.ir.errors import InputError
+from dnnc.ir.types import TensorType
+
+Array = np.ndarray[Any, Any]
+MAX_FRAMES = 4  # of a program: calls that run at the same time; those beyond wait
+
+
+class CudaInstance:
+    """A program with its frames. `others` gives the programs of the same model that are loaded, whose constants it shares.
+
+    On arrays of the host all results pass through staging memory, so that each may end in the memory of a donated input at once.
+    """
+
+    def __init__(self, program: CudaNative, device: Callable[[], Device], others: Callable[[], Sequence[LoadedProgram]]) -> None:
+        self.program, self._device, self._others = program, device, others
+        self.at_once, self.used = frozenset(program.donated), False
+        self.outputs = [(_shape(t), t.dtype.numpy) for t in program.outputs]
+        self.empty = all(0 in s for s, _ in self.outputs)
+        self._loaded: LoadedProgram | None = None
+        self._free: list[Frame] = []
+        self._made = 0
+        self._turn = threading.Condition()
+        self._lock = threading.Lock()
+
+    def loaded(self) -> LoadedProgram:
+        """The program on the device, its kernels checked. TargetError where there is no device, AccuracyError where a kernel is wrong."""
+        with self._lock:
+            if self._loaded is None:
+                self._loaded = LoadedProgram(self.program, self._device(), self._others())
+            return self._loaded
+
+    def reload(self) -> LoadedProgram | None:
+        """Load the program anew at the next call, as its constants are others; gives the one that was loaded."""
+        with self._lock, self._turn:
+            before, self._loaded = self._loaded, None
+            self._made -= len(self._free)
+            self._free.clear()
+            return before
+
+    def call(self, arrays: Sequence[Array]) -> list[Array]:
+        """Run on contiguous arrays of the host, of the right shapes and dtypes; returns fresh arrays."""
+        results = [np.empty(s, d) for s, d in self.outputs]
+        self.into(arrays, results)
+        return results
+
+    def into(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
+        """Run on arrays of the host, into these. InputError: an index that was read at run time lies outside of its axis."""
+        if self.empty:
+            return
+        with self.frame() as frame:
+            status = frame.run_host(arrays, results)
+        if status[0]:
+            self.fail(status)
+
+    def fail(self, status: tuple[int, int, int]) -> None:
+        _, number, value = status
+        guarded = [k for k in self.program.kernels if k.guarded]
+        told = [k for k in guarded if kernel_number(k.symbol) == number] or guarded
+        where = "; ".join([f"{k.name}{k.where}" for k in told][:3])
+        raise InputError(f"an index read at run time, {value}, lies outside of its axis, in {where}: check the values of integer inputs")
+
+    @property
+    def ready(self) -> LoadedProgram | None:
+        """The program, if it is loaded."""
+        return self._loaded
+
+    @contextmanager
+    def frame(self) -> Iterator[Frame]:
+        """A frame that no other call uses, as soon as there is one."""
+        loaded = self._loaded or self.loaded()
+        with self._turn:
+            while not self._free and self._made >= MAX_FRAMES:
+                self._turn.wait()
+            held = self._free.pop() if self._free else None
+            self._made += held is None
+        try:
+            held = held or Frame(loaded)
+            yield held
+        finally:
+            with self._turn:
+                if held is None or held.loaded is not self._loaded:  # it failed, or has weights of before a refit
+                    self._made -= 1
+                else:
+                    self._free.append(held)
+                self._turn.notify()
+
+
+def _shape(t: TensorType) -> tuple[int, ...]:
+    return tuple(int(str(d)) for d in t.shape)
