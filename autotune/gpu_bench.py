@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.autotune.launches import from_json
 from dnnc.autotune.machine import Built, GpuMachine
 from dnnc.autotune.operands import COLD, OUTPUT, WARM, Noise, Operands, Rotation
 from dnnc.autotune.ready import HELD
 from dnnc.autotune.task import Task
+from dnnc.backends import codec
 from dnnc.backends.cuda.gate import MAX_STEPS, check_kernel
+from dnnc.backends.cuda.launch import Launch
 from dnnc.backends.cuda.library import CallFunction, workspace_bytes
 from dnnc.backends.cuda.native import ALIGN, STATUS_BYTES, Device, Memory, Recorded
 from dnnc.backends.llvm.gate_work import unchecked
@@ -134,7 +135,7 @@ class GpuKernel:
 
     def __init__(self, bench: GpuBench, data: _Data, built: Built) -> None:
         self.bench, self.data, self.symbol = bench, data, built.symbol
-        self.launch = from_json(built.facts["launch"])
+        self.launch = codec.decode(Launch, built.facts["launch"])
         self.function = bench.device.load(built.code, built.symbol, self.launch, built.facts["params"], built.facts["overlaps"])
         self.workspace = bench.device.alloc(max(workspace_bytes(self.function), 1)) if isinstance(self.function, CallFunction) else None
         self.idle = 0 in self.launch.grid or 0 in self.launch.block

@@ -277,7 +277,7 @@ class GpuMachine:
         return scheduled(problem, choice, (*self.templates(setting), *called), spelled(setting.numerics))
 
     def compile(self, kernel: Kernel, symbol: str) -> Built:
-        from dnnc.autotune.launches import as_json
+        from dnnc.backends.codec import encode
         from dnnc.backends.cuda.emit import emit_kernel, launch_of
         from dnnc.backends.cuda.library import ONE, call_of, need
         from dnnc.backends.cuda.nvrtc import compile_cuda
@@ -285,11 +285,11 @@ class GpuMachine:
         start = time.perf_counter()
         call = call_of(kernel)
         if call is not None:
-            facts = {"launch": as_json(ONE), "params": [p.name for p in kernel.entry.params], "overlaps": False, "version": need(kernel)}
+            facts = {"launch": encode(ONE), "params": [p.name for p in kernel.entry.params], "overlaps": False, "version": need(kernel)}
             return Built(symbol, call.code, facts, 0, time.perf_counter() - start)
         made = compile_cuda(emit_kernel(kernel, symbol, self.target), self.target.arch)
         waits = any(isinstance(s, Eval) and s.name == "pdl_wait" for f in kernel.funcs for s in walk_stmts(f.body))
-        facts = {"launch": as_json(launch_of(kernel)), "params": [p.name for p in kernel.entry.params], "overlaps": waits}
+        facts = {"launch": encode(launch_of(kernel)), "params": [p.name for p in kernel.entry.params], "overlaps": waits}
         return Built(symbol, made.cubin, {**facts, "registers": made.registers}, made.spills, time.perf_counter() - start)
 
     def symbol(self, text: str) -> str:

@@ -169,7 +169,7 @@ class Bench:
 
     def arenas(self) -> list[int]:
         """Bytes of the frames that are kept."""
-        return [held.frame.arena.nbytes for held in self.f._free]
+        return [held.frame.arena.nbytes for held in self.f._compiler.frames]
 
     def table(self) -> Table:
         a = self.a

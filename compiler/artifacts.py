@@ -18,6 +18,7 @@ import numpy as np
 
 import dnnc
 from dnnc.backends.artifact import write_artifact
+from dnnc.backends.codec import encode
 from dnnc.backends.llvm.compile import llvm_version
 from dnnc.backends.llvm.native import ENTRY, FORMAT, Native, offsets_of_constants
 from dnnc.backends.places import Place
@@ -43,7 +44,6 @@ from dnnc.saved import (
     SavedPlace,
     SavedProgram,
     SavedReport,
-    encode,
 )
 from dnnc.tuned import plain_winners
 

@@ -59,7 +59,7 @@ class CpuCompiler(ModelCompiler):
         self.shared, self.parameters = shared, parameters
         self._graph, self.cache, self.progress, self.objects = graph, cache, progress, objects
         self.pairs = donated(interface, names, options.donate)
-        self._free: list[CallFrame] = []
+        self.frames: list[CallFrame] = []
 
     @property
     def graph(self) -> Graph:
@@ -80,10 +80,10 @@ class CpuCompiler(ModelCompiler):
     def instance(self, program: Native, dims: Mapping[Var, int]) -> CpuInstance:
         by_name = {v.name: n for v, n in dims.items()}
         at_once = placed(self.pairs, program.calls, len(self.inputs))
-        return CpuInstance(program, {v: by_name[v.name] for v in program.dims}, self.threads, self._free, self.parameters, at_once)
+        return CpuInstance(program, {v: by_name[v.name] for v in program.dims}, self.threads, self.frames, self.parameters, at_once)
 
     def refitted(self, instances: Sequence[CpuInstance]) -> None:
-        self._free.clear()  # frames hold what the old arrays were packed into
+        self.frames.clear()  # frames hold what the old arrays were packed into
 
     def source(self, program: Native, stage: str, kernel: str | None) -> str:
         from dnnc.report.sources import sources_of  # loads the emitter, which a call does without

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import dnnc
 from dnnc.backends.artifact import REMEDY, open_artifact
 from dnnc.backends.cache import KernelCache
+from dnnc.backends.codec import decode
 from dnnc.backends.llvm.compile import llvm_version
 from dnnc.backends.llvm.features import CpuTarget, enabled, host_cpu, parse_target
 from dnnc.backends.llvm.native import FORMAT
@@ -31,7 +32,7 @@ from dnnc.ir.target import parse_target as parse_words
 from dnnc.options import CompileOptions, cache_folder, thread_count
 from dnnc.report.log import Log
 from dnnc.restore import Restored
-from dnnc.saved import SavedModel, decode, ranges
+from dnnc.saved import SavedModel, ranges
 
 KINDS = ("programs", "staged", "reference", "late", "device")
 

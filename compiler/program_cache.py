@@ -162,7 +162,7 @@ class ProgramCache:
             if shapes in self.instances:
                 return self.instances[shapes]
             if self.when_empty is not None and any(0 in s for s in shapes):
-                instance = self.when_empty(shapes).instance(shapes)
+                instance = self.when_empty(shapes).cache.instance(shapes)
             else:
                 dims = bind_dims(self.compiler.interface, shapes)
                 program = self.program(dims)

@@ -1,21 +1,16 @@
-"""What the manifest of a saved model says: plain records to JSON data, and JSON data to records, every piece of it checked.
+"""What the manifest of a saved model says, as records; `dnnc.backends.codec` writes and reads them.
 
 Texts, objects and weights are not here but in sections of the file; a `Range` says where.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import types
-import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar, Union
+from typing import Any, Union
 
-T = TypeVar("T")
 Range = tuple[int, int]  # offset and bytes in a section
 Count = Union[int, str]  # a number, or its expression in symbolic dims
-LIMIT = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -173,116 +168,6 @@ class SavedModel:
     constants: tuple[SavedConstant, ...]
     onnx: tuple[SavedData, ...] | None
     programs: tuple[SavedProgram, ...]
-
-
-# --- to JSON and back ---------------------------------------------------------------------------------------------------------
-
-
-def encode(x: Any) -> Any:
-    """Records as JSON data."""
-    if dataclasses.is_dataclass(x):
-        return {f.name: encode(getattr(x, f.name)) for f in dataclasses.fields(x)}
-    if isinstance(x, dict):
-        return {k: encode(v) for k, v in x.items()}
-    return [encode(v) for v in x] if isinstance(x, (tuple, list)) else x
-
-
-def decode(cls: type[T], data: Any) -> T:
-    """JSON data as a record. ValueError says what is expected where, and what is there."""
-    made: T = _reader(cls)(data, "")
-    return made
-
-
-Read = Callable[[Any, str], Any]
-
-
-def _reader(t: Any) -> Read:
-    """The function that reads a type: made once, for there are thousands of small records."""
-    if dataclasses.is_dataclass(t):
-        return _record(t)
-    origin, args = typing.get_origin(t), typing.get_args(t)
-    if origin in (Union, types.UnionType):
-        return _either(args)
-    if origin is tuple:
-        return _list(_reader(args[0])) if args[-1] is ... else _fixed([_reader(a) for a in args])
-    if origin is dict:
-        return _mapping(_reader(args[1]))
-    if t is Any:
-        return lambda data, where: data
-    return _plain(t)
-
-
-def _plain(t: Any) -> Read:
-    def read(data: Any, where: str) -> Any:
-        if type(data) is not t or (t is int and not -LIMIT <= data < LIMIT):
-            raise _wrong(where, {int: "a 64-bit integer", str: "text", bool: "true or false"}[t], data)
-        return data
-
-    return read
-
-
-def _either(options: tuple[Any, ...]) -> Read:
-    readers = [None if o is type(None) else _reader(o) for o in options]
-
-    def read(data: Any, where: str) -> Any:
-        error: ValueError | None = None
-        for reader in readers:
-            try:
-                if reader is not None:
-                    return reader(data, where)
-                if data is None:
-                    return None
-            except ValueError as e:
-                error = error or e
-        assert error is not None
-        raise error
-
-    return read
-
-
-def _list(item: Read) -> Read:
-    def read(data: Any, where: str) -> Any:
-        if type(data) is not list:
-            raise _wrong(where, "a list", data)
-        return tuple([item(v, f"{where}[{k}]") for k, v in enumerate(data)])
-
-    return read
-
-
-def _fixed(items: list[Read]) -> Read:
-    def read(data: Any, where: str) -> Any:
-        if type(data) is not list or len(data) != len(items):
-            raise _wrong(where, f"a list of {len(items)}", data)
-        return tuple([item(v, f"{where}[{k}]") for k, (item, v) in enumerate(zip(items, data))])
-
-    return read
-
-
-def _mapping(item: Read) -> Read:
-    def read(data: Any, where: str) -> Any:
-        if type(data) is not dict:
-            raise _wrong(where, "an object", data)
-        return {k: item(v, f"{where}.{k}") for k, v in data.items()}
-
-    return read
-
-
-def _record(cls: Any) -> Read:
-    hints = typing.get_type_hints(cls)
-    readers = [(f.name, _reader(hints[f.name])) for f in dataclasses.fields(cls)]
-    names = {name for name, _ in readers}
-
-    def read(data: Any, where: str) -> Any:
-        if type(data) is not dict or set(data) != names:
-            raise _wrong(where, f"an object with {', '.join(sorted(names))}", data)
-        return cls(*[reader(data[name], f"{where}.{name}") for name, reader in readers])
-
-    return read
-
-
-def _wrong(where: str, expected: str, data: Any) -> ValueError:
-    got = f"an object with {', '.join(map(str, list(data)[:20]))}" if isinstance(data, dict) else repr(data)[:80]
-    return ValueError(f"{where.lstrip('.') or 'the whole'}: expected {expected}, got {got}")
 
 
 def ranges(model: SavedModel) -> Iterator[tuple[str, Range]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -15,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import dnnc.backends.cuda as package
+from dnnc.backends import codec
 from dnnc.backends.cache import KernelCache
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.gate import check_kernel
-from dnnc.backends.cuda.launch import Launch, read_launch
+from dnnc.backends.cuda.launch import Launch
 from dnnc.backends.cuda.library import ONE, LibraryCall, call_of, installed, is_library, need, version_of
 from dnnc.backends.cuda.native import Check, CudaNative, Device
 from dnnc.backends.cuda.nvrtc import compile_many, nvrtc_identity
@@ -97,9 +97,9 @@ def launched(symbol: str, step: Step, kernels: KernelCache) -> Launch:
     key = hashlib.sha256(f"launch {symbol}".encode()).hexdigest()
     data = kernels.get(key)
     if data is not None:
-        return read_launch(json.loads(data))
+        return codec.loads(Launch, data)
     launch = launch_of(step.kernel)
-    kernels.put(key, json.dumps(launch.plain()).encode())
+    kernels.put(key, codec.dumps(launch))
     return launch
 
 

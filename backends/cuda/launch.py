@@ -11,12 +11,10 @@ A kernel without such loops is run by one thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from dnnc.backends.cuda.index import constant
-from dnnc.ir.dtype import BY_NAME, DType
+from dnnc.ir.dtype import DType
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import value
 from dnnc.ir.operator.stmt import Alloc, Block, For, Kernel, Let, Store, blocks, walk_stmts
@@ -54,22 +52,6 @@ class Launch:
     shared_bytes: int = 0
     cluster: int = 1
     maps: tuple[TensorMap, ...] = ()
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON data."""
-        made = asdict(self)
-        made["maps"] = [{**m, "dtype": t.dtype.name} for m, t in zip(made["maps"], self.maps)]
-        return made
-
-
-def read_launch(plain: Mapping[str, Any]) -> Launch:
-    """What `Launch.plain` gave."""
-    maps = tuple(TensorMap(**{k: _tuples(v) for k, v in {**m, "dtype": BY_NAME[m["dtype"]]}.items()}) for m in plain["maps"])
-    return Launch(tuple(plain["grid"]), tuple(plain["block"]), plain["shared_bytes"], plain["cluster"], maps)
-
-
-def _tuples(x: Any) -> Any:
-    return tuple(map(_tuples, x)) if isinstance(x, list) else x
 
 
 @dataclass

@@ -9,7 +9,6 @@ outside of its axis is told when somebody looks. A graph with loops or host step
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +19,11 @@ import numpy as np
 
 from dnnc.array.devices import DeviceData, Place, imported
 from dnnc.array.light import FOLD_LIMIT, GROUPS, KEPT_CONSTANTS, KERNELS, KernelNote
+from dnnc.backends import codec
 from dnnc.backends.cache import KernelCache
 from dnnc.backends.cuda.build import build, checked_key, launched, step_call, symbols_of
 from dnnc.backends.cuda.emit import kernel_number
-from dnnc.backends.cuda.launch import Launch, read_launch
+from dnnc.backends.cuda.launch import Launch
 from dnnc.backends.cuda.library import is_call
 from dnnc.backends.cuda.native import STATUS_BYTES, CudaNative
 from dnnc.backends.link import Linker, lay_out_constants
@@ -56,16 +56,6 @@ class Code:
     launch: Launch
     params: tuple[str, ...]
 
-    def plain(self) -> list[Any]:
-        """As JSON data."""
-        return [self.symbol, self.text, self.launch.plain(), self.params]
-
-
-def read_code(plain: Sequence[Any]) -> Code:
-    """What `Code.plain` gave."""
-    symbol, text, launch, params = plain
-    return Code(symbol, text, read_launch(launch), tuple(params))
-
 
 @dataclass(frozen=True)
 class DevicePlan:
@@ -78,25 +68,6 @@ class DevicePlan:
     notes: tuple[KernelNote, ...]
     arena: int
     constants: bytes
-
-    def to_json(self) -> bytes:
-        notes = [[n.name, n.nodes, n.choice, n.parallel, n.text] for n in self.notes]
-        kernels = [k.plain() for k in self.kernels.values()]
-        return json.dumps([self.outputs, self.calls, kernels, notes, self.arena, self.constants.hex()]).encode()
-
-
-def read_plan(data: bytes) -> DevicePlan:
-    """The plan that `DevicePlan.to_json` wrote."""
-    outputs, calls, kernels, notes, arena, constants = json.loads(data)
-    known = [read_code(k) for k in kernels]
-    return DevicePlan(
-        tuple((tuple(shape), dtype) for shape, dtype in outputs),
-        tuple((symbol, tuple((k, offset) for k, offset in args)) for symbol, args in calls),
-        {k.symbol: k for k in known},
-        tuple(KernelNote(name, tuple(nodes), choice, parallel, text) for name, nodes, choice, parallel, text in notes),
-        arena,
-        bytes.fromhex(constants),
-    )
 
 
 class DeviceLight:
@@ -222,7 +193,7 @@ class DeviceCompiler:
 
     def _known(self, key: str) -> DeviceLight | None:
         data = self.cache.get(key) if key else None
-        return None if data is None else self._loaded(read_plan(data))
+        return None if data is None else self._loaded(codec.loads(DevicePlan, data))
 
     def _loaded(self, plan: DevicePlan) -> DeviceLight | None:
         """The program of a plan; None where code of it is not here, or not checked."""
@@ -283,7 +254,7 @@ class DeviceCompiler:
             return None
         plan = self._linked(program, steps, {k.text: k for k in codes})
         if key and len(plan.constants) <= KEPT_CONSTANTS and not program.steps_down:
-            self.cache.put(key, plan.to_json())
+            self.cache.put(key, codec.dumps(plan))
         return self._loaded(plan)
 
     def _codes(self, program: Program) -> list[Code] | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from dnnc.backends import codec
 from dnnc.backends.cache import KernelCache
 from dnnc.backends.link import Linker, lay_out_constants
 from dnnc.backends.llvm.build import symbol_of
@@ -112,23 +112,6 @@ class Plan:
     notes: tuple[KernelNote, ...]  # of each record
     arena: int
     constants: bytes
-
-    def to_json(self) -> bytes:
-        records = [[r.symbol, r.flags, r.args] for r in self.records]
-        notes = [[n.name, n.nodes, n.choice, n.parallel, n.text] for n in self.notes]
-        return json.dumps([self.outputs, records, notes, self.arena, self.constants.hex()]).encode()
-
-
-def read_plan(data: bytes) -> Plan:
-    """The plan that `Plan.to_json` wrote."""
-    outputs, records, notes, arena, constants = json.loads(data)
-    return Plan(
-        tuple((tuple(shape), dtype) for shape, dtype in outputs),
-        tuple(Record(symbol, flags, tuple(args)) for symbol, flags, args in records),
-        tuple(KernelNote(name, tuple(nodes), choice, parallel, text) for name, nodes, choice, parallel, text in notes),
-        arena,
-        bytes.fromhex(constants),
-    )
 
 
 class Light:
@@ -246,7 +229,7 @@ class Compiler:
         data = self.kernels.cache.get(key) if key else None
         if data is None:
             return None
-        plan = read_plan(data)
+        plan = codec.loads(Plan, data)
         loaded = {r.symbol: found for r, n in zip(plan.records, plan.notes) if (found := self.kernels.load(n.text)) is not None}
         return Light(plan, loaded, self.runner, self.threads) if all(r.symbol in loaded for r in plan.records) else None
 
@@ -269,7 +252,7 @@ class Compiler:
             return None
         plan, loaded = made
         if key and len(plan.constants) <= KEPT_CONSTANTS and not program.steps_down:
-            self.kernels.cache.put(key, plan.to_json())
+            self.kernels.cache.put(key, codec.dumps(plan))
         return Light(plan, loaded, self.runner, self.threads)
 
     def _planner(self, graph: Graph) -> Planner:

@@ -10,11 +10,12 @@ from dataclasses import replace
 import pytest
 from planted import relu_task
 
-from dnnc.autotune.launches import as_json, from_json
 from dnnc.autotune.look import tasks_of
 from dnnc.autotune.machine import CpuMachine, GpuMachine, canonical, machine_of
 from dnnc.autotune.task import Setting
+from dnnc.backends import codec
 from dnnc.backends.cuda.emit import launch_of
+from dnnc.backends.cuda.launch import Launch
 from dnnc.backends.llvm.features import host_cpu
 from dnnc.ir.errors import DnncError, TargetError
 from dnnc.ir.graph_text import parse
@@ -113,7 +114,7 @@ def test_a_gpu_kernel_compiles_here_and_its_launch_travels_as_text() -> None:
     kernel = machine.kernel(task.rebuilt[2], choice, setting)
     built = machine.compile(kernel, machine.symbol(show_kernel(kernel)))
     launch = launch_of(kernel)
-    assert launch.maps and from_json(json.loads(json.dumps(built.facts["launch"]))) == launch == from_json(as_json(launch))
+    assert launch.maps and codec.decode(Launch, json.loads(json.dumps(built.facts["launch"]))) == launch == codec.decode(Launch, codec.encode(launch))
     assert built.code[:4] == b"\x7fELF" and built.symbol.encode() in built.code and not built.spills
     assert built.facts["params"] == [p.name for p in kernel.entry.params] and built.facts["overlaps"]
 

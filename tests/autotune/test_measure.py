@@ -22,7 +22,6 @@ from planted import choice, relu_task
 from dnnc.autotune.child import Child, Ended
 from dnnc.autotune.cpu_bench import CpuBench
 from dnnc.autotune.gpu_bench import GpuBench, GpuKernel
-from dnnc.autotune.launches import as_json
 from dnnc.autotune.look import look, tasks_of
 from dnnc.autotune.machine import Built, CpuMachine, GpuMachine, machine_of
 from dnnc.autotune.measure import ProcessRunner, at_device
@@ -31,6 +30,7 @@ from dnnc.autotune.station import Drift
 from dnnc.autotune.task import Setting, Task, task_of
 from dnnc.autotune.trial import Request, Trial
 from dnnc.autotune.worker import build
+from dnnc.backends.codec import encode
 from dnnc.backends.cuda.emit import launch_of
 from dnnc.backends.cuda.target import FACTS
 from dnnc.ir.errors import AccuracyError, TuneError
@@ -363,7 +363,7 @@ class Interpreted(GpuMachine):
     """A GPU whose code is text."""
 
     def compile(self, kernel: Kernel, symbol: str) -> Built:
-        facts = {"launch": as_json(launch_of(kernel)), "params": [p.name for p in kernel.entry.params], "overlaps": False}
+        facts = {"launch": encode(launch_of(kernel)), "params": [p.name for p in kernel.entry.params], "overlaps": False}
         return Built(symbol, show_kernel(kernel).encode(), facts)
 
 

@@ -14,8 +14,8 @@ import pytest
 import dnnc
 from dnnc.backends.llvm.entry import barriers
 from dnnc.backends.places import Place
-from dnnc.executable import MAX_INSTANCES, MAX_PROGRAMS
 from dnnc.ir.interp import run
+from dnnc.program_cache import MAX_INSTANCES, MAX_PROGRAMS
 from dnnc.testing.graphs import graph_of
 
 ATTENTION = """def g(x: f32[B, S, 32], *, wq: f32[32, 32], wk: f32[32, 32], wv: f32[32, 32], wo: f32[32, 32], s: f32[32], up: f32[32, 80], down: f32[80, 32]):
@@ -107,7 +107,7 @@ def test_shapes_share_the_memory_between_kernels(cache: Path) -> None:
     for b, s in ((1, 3), (4, 64), (2, 2), (3, 50), (1, 1)):
         f(ones(b, s, 32))
         most = max(most, f.cache.instance(((b, s, 32),)).arena_bytes)
-    assert [held.frame.arena.nbytes for held in f._free] == [most]
+    assert [held.frame.arena.nbytes for held in f._compiler.frames] == [most]
 
 
 def test_calls_of_different_shapes_at_once(cache: Path) -> None:
@@ -117,7 +117,7 @@ def test_calls_of_different_shapes_at_once(cache: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         for _ in range(5):
             assert list(pool.map(lambda x: outputs(f, x), cases)) == want
-    assert len(f._free) <= 5
+    assert len(f._compiler.frames) <= 5
 
 
 def test_plans_in_use_are_kept(cache: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 import dnnc
 from dnnc.accuracy import check_model, first_difference, longest_reduction
 from dnnc.backends.link import lay_out_constants
-from dnnc.executable import MAX_INSTANCES, MAX_PROGRAMS
 from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run
+from dnnc.program_cache import MAX_INSTANCES, MAX_PROGRAMS
 from dnnc.testing.graphs import graph_of
 
 SUM = "def g(x: f32[3, 5], y: f32[3, 5]):\n    return add(x, y)"
@@ -235,7 +235,7 @@ def test_verify_model_names_the_output_that_is_off(monkeypatch: pytest.MonkeyPat
 
 def test_verify_model_looks_at_each_new_program(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("dnnc.driver.check_model", lambda call, graph, dims, names, asked: seen.append({v.name: n for v, n in dims.items()}))
+    monkeypatch.setattr("dnnc.cpu_build.check_model", lambda call, graph, dims, names, asked: seen.append({v.name: n for v, n in dims.items()}))
     f = compiled(ROWS, verify="model")
     f(ones(3, 4)), f(ones(5, 4)), f(ones(3, 4))
     assert seen == [{"N": 3}, {"N": 5}]

@@ -17,7 +17,7 @@ from dnnc.cli.app import app
 from dnnc.cpu_compiler import CpuCompiler
 from dnnc.driver import compile as compile_model
 from dnnc.executable import Executable
-from dnnc.hybrid import HostStep, HybridProgram, NativeStep
+from dnnc.hybrid import HostStep, HybridCompiler, NativeStep
 from dnnc.ir.builder import Builder
 from dnnc.ir.errors import AccuracyError, DnncError, InputError, ScheduleError
 from dnnc.ir.graph import Graph
@@ -48,7 +48,7 @@ m (string[N] s, float[N] x) => (string[N] t, float[N] y) {
 
 def staged(text: str, **options: Any) -> Executable:
     f = compile_model(parse(text), **{"cache": False, **options})
-    assert f.report.host or isinstance(f.programs[0], HybridProgram)
+    assert isinstance(f._compiler, HybridCompiler)
     return f
 
 
