@@ -31,14 +31,14 @@ def loads(cls: type[T], data: bytes) -> T:
 
 def encode(x: Any) -> Any:
     """Records as JSON data."""
+    if isinstance(x, DType):  # which exists once for each name
+        return x.name
     if dataclasses.is_dataclass(x):
         return {f.name: encode(getattr(x, f.name)) for f in dataclasses.fields(x)}
     if isinstance(x, Mapping):
         return {k: encode(v) for k, v in x.items()}
     if isinstance(x, bytes):
         return x.hex()
-    if isinstance(x, DType):
-        return x.name
     return [encode(v) for v in x] if isinstance(x, (tuple, list)) else x
 
 
@@ -54,6 +54,8 @@ Read = Callable[[Any, str], Any]
 @cache
 def _reader(t: Any) -> Read:
     """The function that reads a type: made once, for there are thousands of small records."""
+    if t is DType:
+        return _converted("the name of a dtype", BY_NAME.__getitem__)
     if dataclasses.is_dataclass(t):
         return _record(t)
     origin, args = typing.get_origin(t), typing.get_args(t)
@@ -67,8 +69,6 @@ def _reader(t: Any) -> Read:
         return lambda data, where: data
     if t is bytes:
         return _converted("hexadecimal digits", bytes.fromhex)
-    if t is DType:
-        return _converted("the name of a dtype", BY_NAME.__getitem__)
     return _plain(t)
 
 

@@ -188,7 +188,8 @@ def test_host_steps_between_device_segments(device: InterpretedDevice) -> None:
 
 
 def test_host_steps_take_and_give_arrays_on_the_device(device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dnnc.hybrid.to_host", lambda a: a.get())
+    for module in ("hybrid", "executable"):
+        monkeypatch.setattr(f"dnnc.{module}.to_host", lambda a: a.get())
     f = compiled(parse(CUT))
     x, n = np.linspace(-2, 2, 40, dtype=np.float32).reshape(10, 4), np.array(3, np.int64)
     want = f(x, n)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dnnc
-from dnnc import device_driver, driver
+from dnnc import cpu_build, device_driver
 from dnnc.backends.cuda import build as cuda_build
 from dnnc.backends.cuda import nvrtc
 from dnnc.backends.cuda.launch import Launch
@@ -93,7 +93,7 @@ class Planted:
         self.target, self.patch = target, monkeypatch
         monkeypatch.delenv("DNNC_STRICT")
         self.bad: Callable[[str], bool] = lambda text: False
-        monkeypatch.setattr(driver, "choose_of", lambda *args, **kwargs: first_offered)
+        monkeypatch.setattr(cpu_build, "choose_of", lambda *args, **kwargs: first_offered)
         monkeypatch.setattr(device_driver, "choose_of", lambda *args, **kwargs: first_offered)
         emit = llvm_build.emit_kernel
 
@@ -113,8 +113,8 @@ class Planted:
 
     def template(self, template: Template | None) -> None:
         own = [template] if template is not None else []
-        made = driver.templates
-        self.patch.setattr(driver, "templates", lambda *args: [*own, *made(*args)])
+        made = cpu_build.templates
+        self.patch.setattr(cpu_build, "templates", lambda *args: [*own, *made(*args)])
         device = InterpretedDevice()
 
         def machine(options: Any) -> device_driver.Machine:
@@ -217,7 +217,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, bad: Callable[[str], bool]) -> None:
         if bad(step.text):
             raise dnnc.ir.errors.AccuracyError("planted")
 
-    monkeypatch.setattr(driver, "check_kernel", check_kernel)
+    monkeypatch.setattr(cpu_build, "check_kernel", check_kernel)
     monkeypatch.setattr(cuda_build, "check_kernel", check_kernel)
 
 

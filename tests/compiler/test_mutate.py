@@ -113,7 +113,7 @@ def test_what_is_wrong_is_told(folder: Path, data: dict[str, bytes], monkeypatch
     right = judge_.load(path, cache, 1, False)
 
     class Off:
-        graph = right.graph
+        graph, deferred, options = right.graph, False, right.options
 
         def __call__(self, *arrays: Any) -> Any:
             y, k = right(*arrays)
