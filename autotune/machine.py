@@ -19,7 +19,7 @@ from dnnc.autotune.task import Setting
 from dnnc.ir.operator.stmt import Eval, Kernel, walk_stmts
 from dnnc.ir.operator.verify import verify_kernel
 from dnnc.ir.target import parse_target as parse_words
-from dnnc.passes.base import PassContext
+from dnnc.passes.base import PassContext, pass_context
 from dnnc.passes.operator.decompose import decompose
 from dnnc.passes.program import is_parallel
 from dnnc.passes.schedule.problem import Choice, Problem, Template
@@ -200,17 +200,9 @@ class CpuMachine:
         return templates(self.target, setting.numerics == "strict")
 
     def context(self, setting: Setting, precision: str | None = None) -> PassContext:
-        from dnnc.backends.llvm.spelling import spelled
-        from dnnc.backends.llvm.templates import recurrence
+        from dnnc.backends.llvm.facts import facts
 
-        return PassContext(
-            numerics=setting.numerics,
-            lanes=self.target.lanes,
-            recurrent=None if setting.numerics == "strict" else lambda form: recurrence.takes(form, self.target),
-            rates=self.target.rates,
-            precision=precision,
-            spelled=spelled(setting.numerics, self.target.feature_set),
-        )
+        return pass_context(facts(self.target, setting.numerics), numerics=setting.numerics, precision=precision)
 
     def kernel(self, problem: Problem, choice: Choice, setting: Setting) -> Kernel:
         from dnnc.backends.llvm.spelling import spelled
@@ -259,15 +251,9 @@ class GpuMachine:
         return templates(self.target, setting.rounded, setting.numerics == "strict")
 
     def context(self, setting: Setting, precision: str | None = None) -> PassContext:
-        from dnnc.backends.cuda.native import PARAMETER_ALIGN
-        from dnnc.backends.cuda.spelling import spelled
-        from dnnc.backends.cuda.templates import recurrence
-        from dnnc.backends.cuda.templates.gemv_norm import takes
+        from dnnc.backends.cuda.facts import facts
 
-        return PassContext(
-            numerics=setting.numerics, lanes=1, precision=precision, attention=True, channels_last=True, normed=takes,
-            recurrent=lambda form: recurrence.takes(form, self.target), spelled=spelled(setting.numerics), align=PARAMETER_ALIGN, fallback=True,
-        )  # fmt: skip
+        return pass_context(facts(self.target, setting.numerics), numerics=setting.numerics, precision=precision)
 
     def kernel(self, problem: Problem, choice: Choice, setting: Setting) -> Kernel:
         from dnnc.backends.cuda.spelling import spelled

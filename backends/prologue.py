@@ -18,7 +18,7 @@ from dnnc.backends.runtime import ALIGN
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.interp import run
 from dnnc.ir.types import TensorType
-from dnnc.passes.base import PassContext
+from dnnc.passes.base import pass_context
 from dnnc.passes.graph.dce import dce
 from dnnc.passes.program import Program
 
@@ -84,5 +84,5 @@ def prologue_of(program: Program) -> Prologue | None:
     if made is None or not bound:
         return None
     made.outputs = [held for held, _ in bound]
-    dce(made, PassContext())
+    dce(made, pass_context())
     return Prologue(made, tuple(t for _, t in bound))

@@ -23,6 +23,7 @@ from dnnc.driver import compile
 from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run
+from dnnc.ir.target import TargetFacts
 from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program
 
@@ -68,7 +69,7 @@ def case(name: str, text: str, target: CpuTarget, kind: str = "contraction", dty
     constants |= {"at": rng.integers(0, below, shapes["at"])} if "at" in shapes else {}
     graph = parse(text.replace("f32[", f"{dtype}["), constants)
     want = run(graph, [x], "float64")[0]
-    program = compile_program(graph, PassContext(lanes=target.lanes, rates=target.rates), templates(target))
+    program = compile_program(graph, PassContext(TargetFacts(lanes=target.lanes, rates=target.rates)), templates(target))
     calls, moved, flops, choices, error = [], 0, 0, [], 0.0
     for step in (s for s in program.steps if s.group.kind == kind):
         buffers = []

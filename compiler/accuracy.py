@@ -20,7 +20,7 @@ from dnnc.ir.interp import run
 from dnnc.ir.shapes import as_env, bind_dims, resolve
 from dnnc.ir.tolerances import bound, reduced
 from dnnc.ir.types import TensorType
-from dnnc.passes.base import PassContext
+from dnnc.passes.base import pass_context
 from dnnc.passes.graph.precision import STORAGE, precision
 
 Array = np.ndarray[Any, Any]
@@ -113,7 +113,7 @@ def as_stored(graph: Graph, asked: str | None) -> Graph:
     if asked is None:
         return graph
     graph = graph.copy()
-    precision(graph, PassContext(precision=asked))
+    precision(graph, pass_context(precision=asked))
     return graph
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from dnnc.accuracy import first_difference
 from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.entry import timed_entry_text
+from dnnc.backends.llvm.facts import facts
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.features import parse_target as parse_cpu
 from dnnc.backends.llvm.gate import physical, run_native, subgraph, unpack
@@ -31,7 +32,7 @@ from dnnc.ir.interp import run
 from dnnc.ir.target import parse_target
 from dnnc.ir.types import TensorType
 from dnnc.options import CompileOptions
-from dnnc.passes.base import Pass, PassContext, PassManager
+from dnnc.passes.base import Pass, PassContext, PassManager, pass_context
 from dnnc.passes.lower import group_inputs
 from dnnc.passes.pipelines import LEVELS
 from dnnc.passes.program import AnyStep, Body, ControlStep, Program, Step
@@ -151,7 +152,7 @@ def gave_up(graph: Graph, inputs: Sequence[Array], options: CompileOptions, erro
 
 def find_pass(graph: Graph, inputs: Sequence[Array], options: CompileOptions, cpu: CpuTarget) -> Finding | None:
     """The first pass that changes what a graph computes."""
-    ctx = PassContext(numerics=options.numerics, lanes=cpu.lanes, rates=cpu.rates, precision=options.precision)
+    ctx = pass_context(facts(cpu, options.numerics), numerics=options.numerics, precision=options.precision)
     g = graph.copy()
     for p in LEVELS[options.opt_level]:
         before = g.copy()

@@ -8,12 +8,12 @@ from dataclasses import replace
 from dnnc.accuracy import check_model
 from dnnc.backends.cache import KernelCache
 from dnnc.backends.llvm.build import build
+from dnnc.backends.llvm.facts import facts
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.gate import check_kernel
 from dnnc.backends.llvm.gate_work import not_checked
 from dnnc.backends.llvm.native import Native
-from dnnc.backends.llvm.spelling import spelled
-from dnnc.backends.llvm.templates import recurrence, templates
+from dnnc.backends.llvm.templates import templates
 from dnnc.backends.llvm.worker_pool import CompileService
 from dnnc.cpu_compiler import CpuCompiler
 from dnnc.donation import Donation, copied
@@ -22,9 +22,9 @@ from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import bound_dims, lows_without_empties, specialise
 from dnnc.memory import check_program
-from dnnc.options import CompileOptions, check_every_pass, steps_down, thread_count
+from dnnc.options import CompileOptions, steps_down, thread_count
 from dnnc.parameters import frozen
-from dnnc.passes.base import PassContext, PassManager, PassRecord
+from dnnc.passes.base import PassManager, PassRecord, pass_context
 from dnnc.passes.ladder import built
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.program import Program
@@ -94,17 +94,7 @@ def segment_maker(opts: CompileOptions, cpu: CpuTarget, cache: KernelCache, prog
 
 def make_program(graph: Graph, cpu: CpuTarget, opts: CompileOptions, manager: PassManager | None = None, cache: KernelCache | None = None) -> Program:
     """Graph passes (which change the graph in place), plans, scheduled kernels. `cache`: keeps schedules."""
-    own = spelled(opts.numerics, cpu.feature_set)
-    ctx = PassContext(
-        numerics=opts.numerics,
-        lanes=cpu.lanes,
-        rates=cpu.rates,
-        precision=opts.precision,
-        check=check_every_pass(),
-        spelled=own,
-        fallback=steps_down(opts),
-        recurrent=None if opts.numerics == "strict" else lambda form: recurrence.takes(form, cpu),
-    )
+    ctx = pass_context(facts(cpu, opts.numerics), numerics=opts.numerics, precision=opts.precision, fallback=steps_down(opts))
     choose = choose_of(opts, kept=cache)
     known = schedules_for(opts, cpu, cache)
     program = compile_program(graph, ctx, templates(cpu, ctx.strict), choose, opts.opt_level, manager, revise_of(choose), known)

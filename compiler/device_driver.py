@@ -12,14 +12,13 @@ from dnnc.accuracy import check_model
 from dnnc.backends.cache import KernelCache
 from dnnc.backends.cuda.build import Compiler, Given, NvrtcCompiler, build, step_call
 from dnnc.backends.cuda.device import open_device
+from dnnc.backends.cuda.facts import facts
 from dnnc.backends.cuda.gate import MAX_STEPS
 from dnnc.backends.cuda.graph import LoadedProgram
 from dnnc.backends.cuda.instance import CudaInstance
 from dnnc.backends.cuda.library import described, need
-from dnnc.backends.cuda.native import PARAMETER_ALIGN, CudaNative, Device
-from dnnc.backends.cuda.spelling import spelled
-from dnnc.backends.cuda.templates import library, recurrence
-from dnnc.backends.cuda.templates.gemv_norm import takes
+from dnnc.backends.cuda.native import CudaNative, Device
+from dnnc.backends.cuda.templates import library
 from dnnc.backends.llvm.gate_work import not_checked
 from dnnc.device_calls import CudaCalls
 from dnnc.donation import Donation, copied, donated
@@ -31,9 +30,9 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import specialise
 from dnnc.ir.target import parse_target as parse_words
 from dnnc.memory import check_program
-from dnnc.options import CompileOptions, check_every_pass, steps_down, thread_count
+from dnnc.options import CompileOptions, steps_down, thread_count
 from dnnc.parameters import Parameters, frozen
-from dnnc.passes.base import PassContext, PassManager, PassRecord
+from dnnc.passes.base import PassManager, PassRecord, pass_context
 from dnnc.passes.graph.segments import needs_host
 from dnnc.passes.ladder import Failure, built, fail
 from dnnc.passes.pipelines import compile_program
@@ -272,28 +271,10 @@ def make_program(
     graph: Graph, machine: Machine, opts: CompileOptions, manager: PassManager | None = None, cache: KernelCache | None = None
 ) -> Program:
     """Graph passes (which change the graph in place), plans, scheduled kernels. `cache`: keeps schedules."""
-    ctx = pass_context(machine, opts)
+    target = facts(machine.target, opts.numerics)
+    ctx = pass_context(target, numerics=opts.numerics, precision=opts.precision, fallback=steps_down(opts))
     choose = choose_of(opts, f"cuda -arch={machine.target.arch}", cache)
     known = schedules_for(opts, machine.target, cache)
     program = compile_program(graph, ctx, machine.templates, choose, opts.opt_level, manager, revise_of(choose), known)
     tell(choose, program, manager)
     return program
-
-
-def pass_context(machine: Machine, opts: CompileOptions, fold_limit: int | None = None) -> PassContext:
-    """What the passes are to know of a device. `fold_limit`: bytes up to which values are computed while compiling; by default as for models."""
-    ctx = PassContext(
-        opts.numerics,
-        lanes=1,
-        precision=opts.precision,
-        attention=True,
-        cores=False,
-        channels_last=True,
-        normed=takes,
-        recurrent=lambda form: recurrence.takes(form, machine.target),
-        spelled=spelled(opts.numerics),
-        align=PARAMETER_ALIGN,
-        fallback=steps_down(opts),
-        check=check_every_pass(),
-    )
-    return ctx if fold_limit is None else replace(ctx, fold_limit=fold_limit)

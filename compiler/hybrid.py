@@ -28,7 +28,7 @@ from dnnc.ir.interp import run_node
 from dnnc.ir.shapes import Bindings, as_env, bind_dims, bind_shape, resolve, specialise
 from dnnc.options import CompileOptions
 from dnnc.parameters import Parameters
-from dnnc.passes.base import PassContext
+from dnnc.passes.base import pass_context
 from dnnc.passes.graph.segments import Segment, prepare, split
 from dnnc.program_cache import ModelCompiler, OnnxParts, ProgramCache, Shapes
 from dnnc.report import Report
@@ -253,7 +253,7 @@ def _own(a: Array, others: Sequence[Array]) -> Array:
 
 def divide(graph: Graph, options: CompileOptions, make: Make, names: Sequence[str]) -> HybridProgram:
     """Divide a graph, which is changed, and compile its segments."""
-    prepare(graph, PassContext(numerics=options.numerics, precision=options.precision))
+    prepare(graph, pass_context(numerics=options.numerics, precision=options.precision))
     parts = split(graph)
     last: dict[Value, int] = {}
     for k, p in enumerate(parts):

@@ -45,10 +45,16 @@ class Instance(Protocol):
         used: set by the cache when it is asked for again.
     """
 
-    program: Any
-    outputs: Sequence[tuple[tuple[int, ...], Any]] | None
-    at_once: frozenset[int]
     used: bool
+
+    @property
+    def program(self) -> Any: ...
+
+    @property
+    def outputs(self) -> Sequence[tuple[tuple[int, ...], Any]] | None: ...
+
+    @property
+    def at_once(self) -> frozenset[int]: ...
 
     def call(self, arrays: Sequence[Array]) -> list[Array]:
         """Run on contiguous arrays of the right shapes and dtypes; returns fresh arrays."""

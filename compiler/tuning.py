@@ -34,7 +34,7 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import bound_dims, specialise
 from dnnc.ir.target import parse_target
 from dnnc.options import CompileOptions, available_cpus, make_options
-from dnnc.passes.base import PassContext
+from dnnc.passes.base import pass_context
 from dnnc.passes.program import Program
 from dnnc.passes.schedule.problem import Choice, Problem
 from dnnc.tuned import choose_of, setting_of
@@ -250,7 +250,7 @@ def programs(graph: Graph, opts: CompileOptions) -> Iterator[Program]:
     if not needs_host(graph):
         yield program_of(graph, opts)
         return
-    prepare(graph, PassContext(numerics=opts.numerics, precision=opts.precision))
+    prepare(graph, pass_context(numerics=opts.numerics, precision=opts.precision))
     for step in split(graph):
         if isinstance(step, Segment):
             yield program_of(step.graph, replace(opts, dims={}, outputs=()))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from dnnc.ir.errors import TargetError
 
@@ -36,6 +38,64 @@ class CoreRates:
 
 
 WIDE_CORE = CoreRates()  # two 512-bit multiply-adds a cycle
+
+
+@dataclass(frozen=True)
+class ReductionSplit:
+    """When a reduction with few results is worth parts, whose results are reduced again.
+
+    Attributes:
+        blocks: that the parts should fill: of threads, or shares of threads.
+        line: neighbouring results that one block computes.
+        row, column: elements of a sum, in one piece and lying apart, that are worth parts.
+        part_row, part_column: what a part has of them at least.
+        parts: at most.
+        work: elements, all sums together, below which one thread is fast enough.
+        by_axes: GPUs: sums over several axes are computed axis by axis, norms of long rows come apart, and a small copy may come first.
+    """
+
+    blocks: int
+    line: int
+    row: int
+    part_row: int
+    column: int
+    part_column: int
+    parts: int
+    work: int = 0
+    by_axes: bool = False
+
+
+CORE_SPLIT = ReductionSplit(64, 64, 1 << 18, 1 << 13, 1 << 12, 1 << 8, 64, 1 << 18)
+GPU_SPLIT = ReductionSplit(128, 32, 1 << 16, 1 << 12, 2048, 64, 256, by_axes=True)
+
+
+@dataclass(frozen=True)
+class TargetFacts:
+    """What graph passes may ask about a target. Defaults suit a CPU with 512-bit vectors.
+
+    Attributes:
+        lanes: float32 elements of a vector register.
+        rates: of a core, by which algorithms are weighed against each other.
+        native_intrinsics: float32 intrinsics that the target has itself; others are expanded into arithmetic.
+        channels_last: do images lie with their channels last (GPUs), instead of in blocks of `lanes`?
+        serial_rows: do threads walk rows one element after the other fast (CPUs)? Sorts then go by digits, else by merging.
+        align: bytes; where a value may begin within the memory of another is a multiple of it.
+        reductions: which are split.
+        fuses_attention: is there a kernel for attention as one op?
+        fuses_norm: given a norm and the contraction that alone reads its result: is there a kernel for both?
+        supports_scan_kernel: given the form of a loop (`dnnc.passes.graph.recurrent_form`): is there a kernel for all of its steps?
+    """
+
+    lanes: int = 16
+    rates: CoreRates = WIDE_CORE
+    native_intrinsics: frozenset[str] = frozenset()
+    channels_last: bool = False
+    serial_rows: bool = True
+    align: int = 1
+    reductions: ReductionSplit = CORE_SPLIT
+    fuses_attention: bool = False
+    fuses_norm: Callable[[Any, Any], bool] | None = None
+    supports_scan_kernel: Callable[[Any], bool] | None = None
 
 
 @dataclass(frozen=True)

@@ -6,53 +6,40 @@ In come a graph and the passes of a pipeline (`passes/pipelines.py`), out comes 
 from __future__ import annotations
 
 import difflib
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from dnnc.ir.errors import DnncError, InputError, InternalError, VerifyError
 from dnnc.ir.graph import Graph, Node
-from dnnc.ir.target import WIDE_CORE, CoreRates
+from dnnc.ir.target import TargetFacts
 from dnnc.ir.verify import verify
+
+NO_FACTS = TargetFacts()
+FOLD_LIMIT = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
-    """What passes may ask about the compilation. Defaults suit a CPU with 512-bit vectors.
+    """What passes may ask about the compilation; `pass_context` makes it.
 
     Args:
+        facts: of the target.
         numerics: "strict" (nothing that adds or moves a rounding), "standard" or "fast".
-        lanes: float32 elements of the target's vector register.
-        rates: of a core of the target, by which algorithms are weighed against each other.
-        fold_limit: bytes; a constant that is larger than this and than what it is computed from is not computed while compiling.
-        attention: has the target a kernel for attention as one op?
-        align: bytes; where a value may begin within the memory of another is a multiple of it.
-        fallback: is another schedule taken where one turns out not to hold, or is that an error?
-        cores: do threads walk rows one element after the other fast (CPUs)? Sorts then go by digits, else by merging.
-        channels_last: do images lie with their channels last (GPUs), instead of in blocks of `lanes`?
-        recurrent: given the form of a loop (`dnnc.passes.graph.recurrent_form`): has the target a kernel for all of its steps?
-        normed: given a norm and the contraction that alone reads its result: has the target a kernel for both?
-        spelled: float32 intrinsics that the target has itself; others are expanded into arithmetic.
         precision: how floats are stored: None (as in the graph), "float32", "tf32", "float16" or "bfloat16".
+        fold_limit: bytes; a constant that is larger than this and than what it is computed from is not computed while compiling.
+        fallback: is another schedule taken where one turns out not to hold, or is that an error?
         check: verify the graph after each pass.
         dump: called with "before NAME" ahead of the first pass and "after NAME" behind each.
         explain: called with a rule's name, the node and the reason each time a rewrite rule does not fire.
         note: called with what a user should know of; PassManager puts it into the pass's record.
     """
 
+    facts: TargetFacts = NO_FACTS
     numerics: str = "standard"
-    lanes: int = 16
-    rates: CoreRates = WIDE_CORE
-    fold_limit: int = 64 << 20
     precision: str | None = None
-    attention: bool = False
-    cores: bool = True
-    channels_last: bool = False
-    normed: Callable[[Node, Node], bool] | None = None
-    recurrent: Callable[[Any], bool] | None = None
-    spelled: frozenset[str] = frozenset()
-    align: int = 1
+    fold_limit: int = FOLD_LIMIT
     fallback: bool = False
     check: bool = False
     dump: Callable[[str, Graph], None] | None = None
@@ -62,6 +49,24 @@ class PassContext:
     @property
     def strict(self) -> bool:
         return self.numerics == "strict"
+
+
+def pass_context(
+    facts: TargetFacts = NO_FACTS,
+    *,
+    numerics: str = "standard",
+    precision: str | None = None,
+    fold_limit: int = FOLD_LIMIT,
+    fallback: bool = True,
+) -> PassContext:
+    """The context of a compilation for a target; see PassContext. Where DNNC_CHECK is set, passes are verified, and nothing falls back."""
+    check = check_every_pass()
+    return PassContext(facts, numerics, precision, fold_limit, fallback and not check, check)
+
+
+def check_every_pass() -> bool:
+    """Is the IR to be verified after every pass?"""
+    return os.environ.get("DNNC_CHECK", "0") not in ("", "0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,9 @@ def layout(graph: Graph, ctx: PassContext) -> bool:
     """Layouts of a graph and of those nested in it, but for the bodies of recurrences, whose kernels read values as they are."""
     bodies = {s for g in graphs(graph) for n in g.nodes() if n.op.name == "recurrence" for s in n.subgraphs()}
     others = [g for g in graphs(graph) if g not in bodies]
-    return any([assign_channels_last(g) if ctx.channels_last else assign_layouts(g, ctx.lanes, ctx.strict, ctx.rates) for g in others])
+    return any(
+        [assign_channels_last(g) if ctx.facts.channels_last else assign_layouts(g, ctx.facts.lanes, ctx.strict, ctx.facts.rates) for g in others]
+    )
 
 
 def copy_outputs(graph: Graph, ctx: PassContext) -> bool:

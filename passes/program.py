@@ -345,7 +345,7 @@ class Planner:
 
     def region(self) -> Region:
         """The graph with its groups."""
-        return plan_region(self.graph, self.fuse, self.ctx.align, self.ctx.normed, self.ladder.cut)
+        return plan_region(self.graph, self.fuse, self.ctx.facts.align, self.ctx.facts.fuses_norm, self.ladder.cut)
 
     def program(self) -> Program:
         """Groups, memory and kernels."""
@@ -360,7 +360,7 @@ class Planner:
                 self.ladder.split(e.groups)
 
     def scheduled(self, region: Region, memory: MemoryPlan) -> Program:
-        steps = build_steps(region, memory, self.templates, self.choose, self.ctx.spelled, self.ladder, self.known, self.groups)
+        steps = build_steps(region, memory, self.templates, self.choose, self.ctx.facts.native_intrinsics, self.ladder, self.known, self.groups)
         return Program(self.graph, region.fusion, memory, steps, region, self)
 
     def without(self, program: Program, failures: Sequence[Failure]) -> Program:

@@ -18,6 +18,7 @@ from dnnc.autotune.task import Setting, Task, task_of
 from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph_text import parse
+from dnnc.ir.target import GPU_SPLIT, TargetFacts
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.graph.memory_plan import plan_memory
 from dnnc.passes.pipelines import LEVELS
@@ -355,13 +356,25 @@ def context(setting: Setting) -> PassContext:
         from dnnc.backends.cuda.templates.gemv_norm import takes
 
         return PassContext(
-            setting.numerics, lanes=1, attention=True, channels_last=True, normed=takes, spelled=spelled(setting.numerics), align=PARAMETER_ALIGN
+            TargetFacts(
+                lanes=1,
+                fuses_attention=True,
+                channels_last=True,
+                fuses_norm=takes,
+                native_intrinsics=spelled(setting.numerics),
+                align=PARAMETER_ALIGN,
+                reductions=GPU_SPLIT,
+            ),
+            numerics=setting.numerics,
         )
     from dnnc.backends.llvm.features import parse_target
     from dnnc.backends.llvm.spelling import spelled as cpu_spelled
 
     cpu = parse_target(setting.target)
-    return PassContext(setting.numerics, lanes=cpu.lanes, rates=cpu.rates, spelled=cpu_spelled(setting.numerics, cpu.feature_set))
+    return PassContext(
+        TargetFacts(lanes=cpu.lanes, rates=cpu.rates, native_intrinsics=cpu_spelled(setting.numerics, cpu.feature_set)),
+        numerics=setting.numerics,
+    )
 
 
 def tasks(w: Workload, setting: Setting) -> list[Task]:

@@ -23,17 +23,18 @@ from dnnc.backends import codec
 from dnnc.backends.cache import KernelCache
 from dnnc.backends.cuda.build import build, checked_key, launched, step_call, symbols_of
 from dnnc.backends.cuda.emit import kernel_number
+from dnnc.backends.cuda.facts import facts
 from dnnc.backends.cuda.launch import Launch
 from dnnc.backends.cuda.library import is_call
 from dnnc.backends.cuda.native import STATUS_BYTES, CudaNative
 from dnnc.backends.link import Linker, lay_out_constants
 from dnnc.backends.places import Place as Where
-from dnnc.device_driver import Machine, check_native, compile_for_device, pass_context
+from dnnc.device_driver import Machine, check_native, compile_for_device
 from dnnc.executable import Executable
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph
-from dnnc.options import CompileOptions, cache_folder, make_options
-from dnnc.passes.base import PassManager
+from dnnc.options import CompileOptions, cache_folder, make_options, steps_down
+from dnnc.passes.base import PassManager, pass_context
 from dnnc.passes.graph.segments import needs_host
 from dnnc.passes.ladder import built
 from dnnc.passes.pipelines import LEVELS
@@ -162,7 +163,9 @@ class DeviceCompiler:
         self.place, self.machine = place, place.machine
         self.opts: CompileOptions = make_options({"target": place.name, **options})
         self.cache = KernelCache(cache_folder(self.opts.cache))
-        self.ctx = pass_context(self.machine, self.opts, FOLD_LIMIT)
+        o = self.opts
+        target = facts(self.machine.target, o.numerics)
+        self.ctx = pass_context(target, numerics=o.numerics, precision=o.precision, fold_limit=FOLD_LIMIT, fallback=steps_down(o))
         m: Machine = self.machine
         self.schedules = Schedules(self.cache, self.opts, m.target)
         self.seed = "\0".join([self.schedules.seed, m.compiler.version])

@@ -24,19 +24,19 @@ from dnnc.backends.link import Linker, lay_out_constants
 from dnnc.backends.llvm.build import symbol_of
 from dnnc.backends.llvm.compile import Loaded, compile_text, llvm_version, load_objects
 from dnnc.backends.llvm.emit import emit_kernel
+from dnnc.backends.llvm.facts import facts
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.features import parse_target as parse_cpu
 from dnnc.backends.llvm.gate import check_kernel
 from dnnc.backends.llvm.launch_plan import PARALLEL, Record, Runner, can_run, counters, records_of, runner, table_of
-from dnnc.backends.llvm.spelling import spelled
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.results import results as result_memory
 from dnnc.backends.runtime import Frame, address_of, aligned_empty, runtime
 from dnnc.ir.errors import AccuracyError, InputError
 from dnnc.ir.graph import Graph
 from dnnc.memory import check_fits, check_possible
-from dnnc.options import CompileOptions, cache_folder, check_every_pass, make_options, steps_down, thread_count
-from dnnc.passes.base import PassContext, PassManager
+from dnnc.options import CompileOptions, cache_folder, make_options, steps_down, thread_count
+from dnnc.passes.base import PassManager, pass_context
 from dnnc.passes.graph.segments import needs_host
 from dnnc.passes.ladder import Failure, built, fail
 from dnnc.passes.pipelines import LEVELS
@@ -183,16 +183,7 @@ class Compiler:
         runtime().start(self.kernels.cache)
         self.threads = min(thread_count(self.opts.threads), self.target.threads)
         numerics = self.opts.numerics
-        own = spelled(numerics, self.target.feature_set)
-        self.ctx = PassContext(
-            numerics=numerics,
-            lanes=self.target.lanes,
-            rates=self.target.rates,
-            fold_limit=FOLD_LIMIT,
-            check=check_every_pass(),
-            spelled=own,
-            fallback=steps_down(self.opts),
-        )
+        self.ctx = pass_context(facts(self.target, numerics), numerics=numerics, fold_limit=FOLD_LIMIT, fallback=steps_down(self.opts))
         self.templates = templates(self.target, self.ctx.strict)
         self.choose = choose_of(self.opts, kept=self.kernels.cache)
         self.groups = KnownGroups(GROUPS)

@@ -418,10 +418,11 @@ def opt(
     `fuse` and `memory-plan` change nothing: they print their plan. Constants of graph text are read from the .npz file beside it.
     """
     from dnnc.cli.opt import Settings, opt_command
-    from dnnc.passes.base import PassContext
+    from dnnc.ir.target import TargetFacts
+    from dnnc.passes.base import pass_context
 
     settings = Settings(passes, print_after_all, check, explain, output)
-    opt_command(graph, tuple(dims or ()), settings, PassContext(numerics=numerics.value, lanes=lanes, precision=precision.option), as_json)
+    opt_command(graph, tuple(dims or ()), settings, pass_context(TargetFacts(lanes), numerics=numerics.value, precision=precision.option), as_json)
 
 
 @app.command("export", epilog="Example:  dnnc export g.py -o model.onnx --opset 21")

@@ -22,7 +22,7 @@ from dnnc.ir.operator.text import show_kernel
 from dnnc.ir.shapes import specialise
 from dnnc.ir.target import parse_target as parse_words
 from dnnc.options import CompileOptions
-from dnnc.passes.base import PassContext
+from dnnc.passes.base import pass_context
 from dnnc.passes.graph.segments import HostStep, needs_host, split
 from dnnc.passes.graph.segments import prepare as prepare_split
 from dnnc.passes.program import Program
@@ -82,7 +82,7 @@ def machine_of(options: CompileOptions) -> CpuTarget | Machine:
 
 def _show_steps(graph: Graph, view: View, machine: CpuTarget | Machine, options: CompileOptions, as_json: bool) -> None:
     """A model with host nodes: its segments' texts in order, and in the graph the nodes between them."""
-    prepare_split(graph, PassContext(numerics=options.numerics, precision=options.precision))
+    prepare_split(graph, pass_context(numerics=options.numerics, precision=options.precision))
     texts = []
     for k, step in enumerate(split(graph)):
         if isinstance(step, HostStep):

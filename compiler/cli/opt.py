@@ -16,7 +16,7 @@ from dnnc.ir.errors import ModelError
 from dnnc.ir.files import replacing
 from dnnc.ir.graph import Graph
 from dnnc.ir.verify import verify
-from dnnc.passes.base import Pass, PassContext, PassManager, PassRecord, parse_passes
+from dnnc.passes.base import Pass, PassContext, PassManager, PassRecord, parse_passes, pass_context
 from dnnc.passes.graph.fuse import FusionPlan, plan_fusion
 from dnnc.passes.graph.memory_plan import MemoryPlan, plan_memory
 from dnnc.passes.pipelines import COPY_OUTPUTS, PASSES
@@ -92,7 +92,7 @@ def plan_text(p: Pass, graph: Graph) -> str:
     if p not in (FUSE, MEMORY_PLAN):
         return ""
     copy = graph.copy()
-    COPY_OUTPUTS.run(copy, PassContext())
+    COPY_OUTPUTS.run(copy, pass_context())
     fusion = plan_fusion(copy)
     return str(fusion) if p is FUSE else memory_text(copy, fusion, plan_memory(copy, fusion))
 

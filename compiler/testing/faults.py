@@ -24,7 +24,8 @@ from dnnc.ir.expr import Const, Expr, Load, Op, const, load, op, rebuild, select
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph_text import parse
 from dnnc.ir.operator.stmt import Block, For, Kernel, Stmt, Store, map_stmt
-from dnnc.passes.base import PassContext
+from dnnc.ir.target import TargetFacts
+from dnnc.passes.base import pass_context
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.program import Scheduled, Step
 from dnnc.testing.random_graphs import random_graph
@@ -166,7 +167,7 @@ def cancelling(seed: int) -> Graph:
 def kernels(graph: Graph, target: CpuTarget) -> Iterator[tuple[Graph, Step]]:
     """The kernels of a graph, each with the graph that they belong to."""
     try:
-        p = compile_program(graph.copy(), PassContext(lanes=target.lanes), templates(target))
+        p = compile_program(graph.copy(), pass_context(TargetFacts(target.lanes), fallback=False), templates(target))
     except DnncError:  # ops that run on the host
         return
     for step in p.kernels:

@@ -17,7 +17,7 @@ from dnnc.ir.interp import run
 from dnnc.ir.shapes import as_env, resolve
 from dnnc.ir.types import TensorType
 from dnnc.ir.verify import verify
-from dnnc.passes.base import PassContext
+from dnnc.passes.base import PassContext, pass_context
 
 Array = np.ndarray[Any, Any]
 PassFunction = Callable[[Graph, PassContext], bool]
@@ -45,14 +45,14 @@ def check_pass(
         after: likewise.
         constants: data of constants by name, for those that are not inline; for both texts.
         seed: of the random inputs.
-        ctx: what the pass gets; default PassContext().
+        ctx: what the pass gets; default pass_context().
         exact: inputs contain infinities, NaN, signed zeros and denormals, and results must be equal to the bit (NaN to NaN).
         eps: of the type in which the pass lets values be stored, where that is not the outputs' own.
 
     Returns:
         The graph after the pass, for further questions.
     """
-    ctx = ctx or PassContext()
+    ctx = ctx or pass_context()
     old, g, want = (parse(text, constants) for text in (before, before, after))
     verify(g)
     verify(want)
@@ -80,7 +80,7 @@ def check_no_match(
     g = parse(text, constants)
     verify(g)
     old = str(g)
-    assert run_pass(g, replace(ctx or PassContext(), explain=explain)) is False, f"the pass changed the graph to\n{g}"
+    assert run_pass(g, replace(ctx or pass_context(), explain=explain)) is False, f"the pass changed the graph to\n{g}"
     assert str(g) == old
     assert any(reason in r for r in reasons), f"no reason contains {reason!r}; there are\n" + "\n".join(reasons)
 

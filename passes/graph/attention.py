@@ -3,7 +3,7 @@
     matmul(softmax(add(mul(matmul(q, k), 0.125), mask)), v)       ->   attention(q, transpose(k), v, mask, scale=0.125)
     matmul(where(isnan(p), 0, p), v), where p is such a softmax   ->   attention(..., masked_rows="zero")
 
-The scores, the largest values of a transformer, then never leave a kernel. For targets that have a kernel for it (`ctx.attention`); runs on
+The scores, the largest values of a transformer, then never leave a kernel. For targets that have a kernel for it (`ctx.facts.fuses_attention`); runs on
 the canonical graph, before precision: its operands are stored as those of other products, and the scores are float32 inside.
 """
 
@@ -20,7 +20,7 @@ LARGEST_HEAD = 256  # elements of a query: more do not fit into the registers of
 
 def attention(graph: Graph, ctx: PassContext) -> bool:
     """Replace the pattern above wherever its scores have no other reader. Nothing happens with strict numerics."""
-    return rewrite(graph, (Rule(to_attention, ("matmul",), exact=False),), ctx) if ctx.attention else False
+    return rewrite(graph, (Rule(to_attention, ("matmul",), exact=False),), ctx) if ctx.facts.fuses_attention else False
 
 
 def to_attention(m: Match) -> Value:

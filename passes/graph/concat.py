@@ -28,7 +28,7 @@ def place_concats(graph: Graph, ctx: PassContext) -> bool:
         n.set_input(k, made)
         return made
 
-    find_aliases(graph, copy, ctx.align)
+    find_aliases(graph, copy, ctx.facts.align)
     return changed
 
 

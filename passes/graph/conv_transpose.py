@@ -31,7 +31,7 @@ def conv_transpose(graph: Graph, ctx: PassContext) -> bool:
     changed = False
     for n in graph.nodes():
         if n.op.name == "conv_transpose" and _applies(n):
-            y = _Rewrite(graph, n, 1 if ctx.channels_last else ctx.lanes).run()
+            y = _Rewrite(graph, n, 1 if ctx.facts.channels_last else ctx.facts.lanes).run()
             graph.replace_all_uses(n.output, y)
             graph.erase(n)
             changed = True

@@ -30,7 +30,7 @@ def decompose(graph: Graph, ctx: PassContext, keep: Collection[str] = ()) -> boo
             while stack:
                 m = stack.pop()
                 if m.op.decompose is not None and m.op.name not in keep:
-                    stack += reversed(expand(g, m, ON_CORES.get(m.op.name) if ctx.cores else None))
+                    stack += reversed(expand(g, m, ON_CORES.get(m.op.name) if ctx.facts.serial_rows else None))
                     changed = True
     return changed
 

@@ -4,7 +4,7 @@
 
 Recurrent matrices and other constants of the body become operands. Targets without vectors get matrices with the axis that is summed over last; where
 units are lanes, theirs stays last. For targets that have a kernel
-for it (`ctx.recurrent`); runs on bodies in their last form, after all that changes what they compute.
+for it (`ctx.facts.supports_scan_kernel`); runs on bodies in their last form, after all that changes what they compute.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from dnnc.passes.graph.recurrent_form import NoForm, form_of
 
 def recurrence(graph: Graph, ctx: PassContext) -> bool:
     """Replace every loop that has a form which the target takes."""
-    if ctx.recurrent is None:
+    if ctx.facts.supports_scan_kernel is None:
         return False
     changed = False
     for g in list(graphs(graph)):
         for n in list(g.nodes()):
             if n.op.name == "loop" and _taken(n, ctx):
-                _replace(g, n, sum_last=ctx.lanes == 1)
+                _replace(g, n, sum_last=ctx.facts.lanes == 1)
                 changed = True
     return changed
 
 
 def _taken(n: Node, ctx: PassContext) -> bool:
-    assert ctx.recurrent is not None
+    assert ctx.facts.supports_scan_kernel is not None
     try:
         form = form_of(n)
     except NoForm as e:
         if ctx.explain is not None:
             ctx.explain("recurrence", n, str(e))
         return False
-    taken = ctx.recurrent(form)
+    taken = ctx.facts.supports_scan_kernel(form)
     if not taken and ctx.explain is not None:
         ctx.explain("recurrence", n, "the target has no kernel of that size")
     return taken

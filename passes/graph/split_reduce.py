@@ -24,6 +24,7 @@ from typing import Any
 from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import f32, f64
 from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.target import ReductionSplit
 from dnnc.passes.base import PassContext
 from dnnc.passes.graph.kinds import is_pointwise
 from dnnc.passes.graph.rows import Rows, find_numbers, rows_of
@@ -32,31 +33,6 @@ OPS = ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod")
 JOINED = {"reduce_sum": "add", "reduce_mean": "add", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "mul"}  # with what does not fill a part
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What parts are good for.
-
-    Args:
-        blocks: that the parts should fill: of threads, or shares of threads.
-        line: neighbouring results that one block computes.
-        row, column: elements of a sum, in one piece and lying apart, that are worth parts.
-        part_row, part_column: what a part has of them at least.
-        parts: at most.
-        work: elements, all sums together, below which one thread is fast enough.
-    """
-
-    blocks: int
-    line: int
-    row: int
-    part_row: int
-    column: int
-    part_column: int
-    parts: int
-    work: int = 0
-
-
-GPU = Machine(128, 32, 1 << 16, 1 << 12, 2048, 64, 256)
-CPU = Machine(64, 64, 1 << 18, 1 << 13, 1 << 12, 1 << 8, 64, 1 << 18)
 FEW, NARROW = 64, 8  # blocks, and results side by side in one, where rows of one kernel are read several times
 LONG_ALONE = 1 << 17  # elements for one such block, which take longer than four more kernels
 CHUNK = 16  # bytes that are read at once
@@ -67,13 +43,13 @@ def split_reductions(graph: Graph, ctx: PassContext) -> bool:
     """Rewrite for a GPU, where channels lie last, or a CPU. Returns whether anything changed."""
     if ctx.strict:
         return False
-    machine = GPU if ctx.channels_last else CPU
-    changed = _norms_apart(graph) if machine is GPU else _products_as_sums(graph)
+    machine = ctx.facts.reductions
+    changed = _norms_apart(graph, machine) if machine.by_axes else _products_as_sums(graph, machine)
     back = _read_back(graph)
     for n in list(graph.nodes()):
-        if n.op.name not in OPS or not _sized(n) or (rows_of(n) in back and (machine is CPU or not _long_alone(n))):
+        if n.op.name not in OPS or not _sized(n) or (rows_of(n) in back and (not machine.by_axes or not _long_alone(n))):
             continue
-        by_axes = machine is GPU and _by_axes(n)
+        by_axes = machine.by_axes and _by_axes(n, machine)
         found = None if by_axes else _parts(n, machine)
         if found is None and not by_axes:
             continue
@@ -87,9 +63,9 @@ def split_reductions(graph: Graph, ctx: PassContext) -> bool:
     return changed
 
 
-def _norms_apart(graph: Graph) -> bool:
+def _norms_apart(graph: Graph, machine: ReductionSplit) -> bool:
     """mean_variance_norm of few long rows -> its definition, whose means are split then. Returns whether there was any."""
-    found = [n for n in graph.nodes() if n.op.name == "mean_variance_norm" and _sized(n) and _long_alone(n) and _parts(n, GPU) is not None]
+    found = [n for n in graph.nodes() if n.op.name == "mean_variance_norm" and _sized(n) and _long_alone(n) and _parts(n, machine) is not None]
     for n in found:
         b, x, (axes, epsilon) = Builder(graph, n, n.locs), n.inputs[0], (n.attrs["axes"], n.attrs["epsilon"])
         assert x is not None
@@ -103,9 +79,9 @@ def _norms_apart(graph: Graph) -> bool:
     return bool(found)
 
 
-def _products_as_sums(graph: Graph) -> bool:
+def _products_as_sums(graph: Graph, machine: ReductionSplit) -> bool:
     """matmul(x, y) of two long vectors -> reduce_sum(mul(x, y)), which is split then. Returns whether there was any."""
-    found = [n for n in graph.nodes() if n.op.name == "matmul" and _long_product(n)]
+    found = [n for n in graph.nodes() if n.op.name == "matmul" and _long_product(n, machine)]
     for n in found:
         b = Builder(graph, n, n.locs)
         x, y = (_value(b.reshape(v, shape=(math.prod(_static(v)),))) for v in n.inputs if v is not None)
@@ -115,9 +91,9 @@ def _products_as_sums(graph: Graph) -> bool:
     return bool(found)
 
 
-def _long_product(n: Node) -> bool:
+def _long_product(n: Node, machine: ReductionSplit) -> bool:
     x, y, out = (math.prod(_static(v)) for v in (*n.inputs, n.output) if v is not None)
-    return n.output.type.dtype in (f32, f64) and out == 1 and x == y >= CPU.row
+    return n.output.type.dtype in (f32, f64) and out == 1 and x == y >= machine.row
 
 
 def _static(v: Value) -> list[int]:
@@ -159,7 +135,7 @@ def _sizes(n: Node) -> tuple[list[int], list[int]]:
     return sizes, sorted(k for k in {a % len(sizes) for a in (axes if axes is not None else range(len(sizes)))} if sizes[k] > 1)
 
 
-def _by_axes(n: Node) -> bool:
+def _by_axes(n: Node, machine: ReductionSplit) -> bool:
     """Images reduced over their height and width, whose channels may lie side by side."""
     sizes, reduced = _sizes(n)
     if len(reduced) < 2 or reduced[0] < 1 or reduced != list(range(reduced[0], len(sizes))):
@@ -167,7 +143,7 @@ def _by_axes(n: Node) -> bool:
     results = math.prod(sizes[: reduced[0]])
     if n.op.name == "reduce_mean" and not n.output.type.dtype.is_float:
         return False
-    return math.prod(sizes[reduced[0] :]) >= GPU.column and -(-results // GPU.line) * 2 <= GPU.blocks
+    return math.prod(sizes[reduced[0] :]) >= machine.column and -(-results // machine.line) * 2 <= machine.blocks
 
 
 def _axis_by_axis(graph: Graph, n: Node) -> Value:
@@ -182,13 +158,13 @@ def _axis_by_axis(graph: Graph, n: Node) -> Value:
     return made if made.type.dtype is to.dtype else _value(b.cast(made, to=to.dtype))
 
 
-def _lies_in_memory(x: Value, machine: Machine, depth: int = 0) -> bool:
+def _lies_in_memory(x: Value, machine: ReductionSplit, depth: int = 0) -> bool:
     """Is what is read in parts in memory as it is? What is only moved on its way would be written there first: repeated, it may have any size."""
     n = x.node
     if n is None or depth >= DEEPEST:
         return True
     if "movement" in n.op.traits and "view" not in n.op.traits:
-        return machine is GPU and math.prod(_static(x)) <= 2 * sum(math.prod(_static(v)) for v in n.inputs if v is not None)
+        return machine.by_axes and math.prod(_static(x)) <= 2 * sum(math.prod(_static(v)) for v in n.inputs if v is not None)
     if "view" not in n.op.traits and ("elementwise" not in n.op.traits or len({user for user, _ in x.uses}) > 1):
         return True
     return all(v is None or _lies_in_memory(v, machine, depth + 1) for v in dict.fromkeys(n.inputs))
@@ -209,7 +185,7 @@ class Parts:
         return (self.outer, self.count, self.size, self.inner)
 
 
-def _parts(n: Node, machine: Machine) -> Parts | None:
+def _parts(n: Node, machine: ReductionSplit) -> Parts | None:
     """How to divide a reduction; None where one kernel does."""
     sizes, reduced = _sizes(n)
     if not reduced or (n.op.name == "reduce_mean" and not n.output.type.dtype.is_float):
@@ -235,7 +211,7 @@ def _parts(n: Node, machine: Machine) -> Parts | None:
     if parts >= 4:
         return Parts(outer, parts, length // parts, inner)
     size = length // most // (4 * CHUNK) * (4 * CHUNK)
-    return Parts(1, most, size, inner, length - most * size) if machine is CPU and outer == 1 and size else None
+    return Parts(1, most, size, inner, length - most * size) if not machine.by_axes and outer == 1 and size else None
 
 
 def _rewritten(graph: Graph, n: Node, p: Parts) -> Value:

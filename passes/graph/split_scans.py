@@ -25,7 +25,7 @@ HOW = {"cumsum": ("reduce_sum", "add"), "cumprod": ("reduce_prod", "mul")}
 
 def split_scans(graph: Graph, ctx: PassContext) -> bool:
     """Rewrite where cores walk rows. Returns whether anything changed."""
-    found = [n for n in graph.nodes() if n.op.name in HOW and ctx.cores and _worth(n, ctx)]
+    found = [n for n in graph.nodes() if n.op.name in HOW and ctx.facts.serial_rows and _worth(n, ctx)]
     for n in found:
         graph.replace_all_uses(n.output, _rewritten(graph, n))
         graph.erase(n)

@@ -14,6 +14,7 @@ from dnnc.autotune.machine import machine_of
 from dnnc.autotune.model import Analytic
 from dnnc.autotune.task import Setting
 from dnnc.ir.graph_text import parse
+from dnnc.ir.target import TargetFacts
 from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.program import Program
@@ -42,7 +43,7 @@ def program(choose: Choose, target: str = CPU, dims: str = "") -> Program:
     text = MODEL if not dims else f"{dims}\n{MODEL.strip()}".replace("f32[60,", "f32[N,")
     graph = parse(text, {"w": np.ones((100, 80), np.float32)})
     setting = Setting(target)
-    return compile_program(graph, PassContext(lanes=16), machine_of(target).templates(setting), choose)
+    return compile_program(graph, PassContext(TargetFacts(lanes=16)), machine_of(target).templates(setting), choose)
 
 
 def rows(p: Program) -> int:

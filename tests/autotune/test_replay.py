@@ -24,6 +24,7 @@ from dnnc.device_driver import make_program as make_device_program
 from dnnc.ir.errors import TuneError
 from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run
+from dnnc.ir.target import TargetFacts
 from dnnc.options import CompileOptions
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.pipelines import compile_program
@@ -40,14 +41,14 @@ def scheduled(winners: Any, text: str = "") -> tuple[Program, tuple[str, ...]]:
     """The program of the graph, or of a text, with what the replay says of it."""
     choose = chooser(winners, setting())
     cpu = parse_target(setting().target)
-    made = compile_program(parse(text) if text else graph(), PassContext(lanes=cpu.lanes), templates(cpu), choose)
+    made = compile_program(parse(text) if text else graph(), PassContext(TargetFacts(lanes=cpu.lanes)), templates(cpu), choose)
     return made, choose.report(made)
 
 
 def unscheduled() -> Program:
     """The program of the graph by the templates' own choices."""
     cpu = parse_target(setting().target)
-    return compile_program(graph(), PassContext(lanes=cpu.lanes), templates(cpu))
+    return compile_program(graph(), PassContext(TargetFacts(lanes=cpu.lanes)), templates(cpu))
 
 
 def chosen(p: Program) -> dict[str, Choice]:
@@ -89,7 +90,7 @@ def test_a_default_chooses_the_rest() -> None:
 
     choose = chooser({}, setting(), last)
     cpu = parse_target(setting().target)
-    made = compile_program(graph(), PassContext(lanes=cpu.lanes), templates(cpu), choose)
+    made = compile_program(graph(), PassContext(TargetFacts(lanes=cpu.lanes)), templates(cpu), choose)
     assert chosen(made) == {t.name: choices(t)[-1] for t, _ in tasks()}
 
 
@@ -126,7 +127,7 @@ def test_winners_that_do_not_apply_are_left_out_with_a_note(bad: Choice, why: st
     product = next(t for t, _ in tasks() if t.kind == "contraction")
     winners = {t.key: bad if t is product else other(t) for t, _ in tasks()}
     choose, cpu = chooser(winners, setting()), parse_target(setting().target)
-    made = compile_program(graph(), PassContext(lanes=cpu.lanes, fallback=fallback), templates(cpu), choose)
+    made = compile_program(graph(), PassContext(TargetFacts(lanes=cpu.lanes), fallback=fallback), templates(cpu), choose)
     assert chosen(made) == {t.name: choices(t)[0] if t is product else other(t) for t, _ in tasks()}
     first, note = choose.report(made)
     assert first == "tuned: 3 of 4 kernels, 1 refused"

@@ -15,6 +15,7 @@ from dnnc.ir.graph import Graph, Node
 from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run
 from dnnc.ir.ops import OPS
+from dnnc.ir.target import TargetFacts
 from dnnc.ir.verify import verify
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.pipelines import PASSES
@@ -76,7 +77,7 @@ def test_patterns_reach_their_passes(pattern: Any) -> None:
         g.choose_outputs()
         verify(g.graph)
         manager = PassManager()
-        manager.run(g.graph, PASSES, PassContext(attention=True))
+        manager.run(g.graph, PASSES, PassContext(TargetFacts(fuses_attention=True)))
         reached.update(r.name for r in manager.records if r.changed)
         reached["winograd"] += any(v.type.layout is not None and v.type.layout.winograd > 0 for v in g.graph.constants)
     assert reached[REACHED[pattern.__name__]] >= 2, reached

@@ -21,6 +21,7 @@ from dnnc.ir.operator.count import statements
 from dnnc.ir.operator.stmt import stored
 from dnnc.ir.operator.text import show_kernel
 from dnnc.ir.ops import FAMILIES
+from dnnc.ir.target import TargetFacts
 from dnnc.options import CompileOptions
 from dnnc.passes.base import PassContext
 from dnnc.passes.graph.memory_plan import MemoryPlan, Region, plan_memory
@@ -112,7 +113,12 @@ def test_expressions_find_what_models_know(tmp_path: Path, monkeypatch: pytest.M
     unscheduled(monkeypatch)
     light = Compiler(target=CPU, threads=2, cache=tmp_path)
     made = build_steps(
-        *planned("def net(y: f32[8, 64]):\n    return softmax(y)"), light.templates, light.choose, light.ctx.spelled, None, light.kernels.schedules
+        *planned("def net(y: f32[8, 64]):\n    return softmax(y)"),
+        light.templates,
+        light.choose,
+        light.ctx.facts.native_intrinsics,
+        None,
+        light.kernels.schedules,
     )
     assert len(made) == 1
 
@@ -163,7 +169,7 @@ def test_a_refused_schedule_is_not_kept(tmp_path: Path) -> None:
     def steps(known: Schedules | None) -> list[Step]:
         made = compile_program(
             graph_of("def net(x: f32[64]):\n    return relu(x)"),
-            PassContext(lanes=16),
+            PassContext(TargetFacts(lanes=16)),
             cpu_templates(target),
             lambda p, offered: Choice("magic", ()),
             known=known,
@@ -212,7 +218,7 @@ def test_a_nest_says_what_its_kernel_does(family: str, target: str) -> None:
             machine = cuda_machine(CompileOptions(target=target))
             made = compile_program(g, pass_context(machine, CompileOptions(target=target)), machine.templates)
         else:
-            made = compile_program(g, PassContext(lanes=16), cpu_templates(parse_target(CPU)))
+            made = compile_program(g, PassContext(TargetFacts(lanes=16)), cpu_templates(parse_target(CPU)))
         for s in made.kernels:
             nest, kernel = s.nest.entry, s.kernel.entry
             assert (s.nest.name, s.nest.locs) == (s.kernel.name, s.kernel.locs)

@@ -12,6 +12,7 @@ from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.graph_text import parse
 from dnnc.ir.operator.interp import run_kernel
 from dnnc.ir.ops import OPS
+from dnnc.ir.target import TargetFacts
 from dnnc.passes.base import PassContext
 from dnnc.passes.graph.decompose import decompose
 from dnnc.passes.lower_digits import lower_digits
@@ -91,7 +92,7 @@ def test_signed_zeros_are_equal() -> None:
 def test_few_of_many_are_found_by_groups() -> None:
     by_cores, by_merging = (parse(graph_text("f32", (1, 10000), 4, -1, True)) for _ in range(2))
     decompose(by_cores, PassContext())
-    decompose(by_merging, PassContext(cores=False))
+    decompose(by_merging, PassContext(TargetFacts(serial_rows=False)))
     assert {"sort_groups", "sort_members"} <= {n.op.name for n in by_cores.nodes()}
     names = {n.op.name for n in by_merging.nodes()}
     assert "sort_merge" in names and not names & {"sort_groups", "sort_digits"}

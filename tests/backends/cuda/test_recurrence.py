@@ -26,6 +26,7 @@ from dnnc.ir.operator.interp import run_kernel
 from dnnc.ir.operator.stmt import Kernel
 from dnnc.ir.operator.text import parse_kernel, show_kernel
 from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.target import GPU_SPLIT, TargetFacts
 from dnnc.ir.tolerances import bound
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.lower_recurrence import LoweredRecurrence, lower_recurrence
@@ -87,7 +88,11 @@ def text(cell: str, steps: int, batch: int, hidden: int) -> str:
 
 def problem(cell: str, steps: int, batch: int, hidden: int, precision: str | None = None) -> tuple[Graph, Problem]:
     g = graph_of(text(cell, steps, batch, hidden))
-    PassManager().run(g, LEVELS[3], PassContext(recurrent=lambda form: True, precision=precision, lanes=1, channels_last=True))
+    PassManager().run(
+        g,
+        LEVELS[3],
+        PassContext(TargetFacts(supports_scan_kernel=lambda form: True, lanes=1, channels_last=True, reductions=GPU_SPLIT), precision=precision),
+    )
     (n,) = (n for n in g.nodes() if n.op.name == "recurrence")
     return g, classify([n], lower_recurrence(g, n), g.constants)
 

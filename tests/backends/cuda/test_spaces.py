@@ -16,6 +16,7 @@ from dnnc.ir.errors import ScheduleError
 from dnnc.ir.operator.interp import run_kernel
 from dnnc.ir.operator.text import show_kernel
 from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.target import GPU_SPLIT, TargetFacts
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.graph.decompose import decompose
 from dnnc.passes.graph.fuse import plan_fusion
@@ -70,7 +71,7 @@ DRAWS = 3  # choices of each problem that are interpreted
 
 def problems(text: str) -> list[Problem]:
     g = graph_of(text)
-    decompose(g, PassContext(attention=True))
+    decompose(g, PassContext(TargetFacts(fuses_attention=True)))
     groups = plan_fusion(g, normed=takes).groups
     return [classify(group.nodes, lower(g, group.nodes, group.output), g.constants) for group in groups]
 
@@ -121,7 +122,9 @@ def test_older_architectures_have_no_clusters() -> None:
 
 def test_every_plan_of_a_recurrence_verifies() -> None:
     g = graph_of(RECURRENCE)
-    PassManager().run(g, LEVELS[3], PassContext(recurrent=lambda form: True, lanes=1, channels_last=True))
+    PassManager().run(
+        g, LEVELS[3], PassContext(TargetFacts(supports_scan_kernel=lambda form: True, lanes=1, channels_last=True, reductions=GPU_SPLIT))
+    )
     (n,) = (n for n in g.nodes() if n.op.name == "recurrence")
     p = classify([n], lower_recurrence(g, n), g.constants)
     template = next(t for t in templates(FACTS[H200]) if t.name == "recurrence")

@@ -18,6 +18,7 @@ from dnnc.ir.expr import Expr, const, dim
 from dnnc.ir.graph import Graph
 from dnnc.ir.interp import run
 from dnnc.ir.operator.interp import run_kernel
+from dnnc.ir.target import TargetFacts
 from dnnc.ir.types import TensorType
 from dnnc.passes.base import PassContext
 from dnnc.passes.lower import group_inputs
@@ -76,7 +77,7 @@ def symbolic() -> dict[str, Graph]:
 
 
 def program(g: Graph, target: CpuTarget = TARGET) -> Program:
-    return compile_program(g.copy(), PassContext(lanes=target.lanes), templates(target))
+    return compile_program(g.copy(), PassContext(TargetFacts(lanes=target.lanes)), templates(target))
 
 
 def interpret(g: Graph, step: Step, n: int = 1) -> None:

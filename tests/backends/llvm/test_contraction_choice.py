@@ -13,6 +13,7 @@ from dnnc.backends.llvm.templates.contraction import Nest, tiles
 from dnnc.ir.expr import Expr, Ref, const, substitute, value
 from dnnc.ir.graph import Graph
 from dnnc.ir.operator.stmt import Block, Eval, For
+from dnnc.ir.target import TargetFacts
 from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.program import Program, Step
@@ -24,7 +25,7 @@ WIDE, NARROW = parse_target("llvm -mcpu=skylake-avx512"), parse_target("llvm -mc
 
 
 def compiled(g: Graph, target: CpuTarget) -> Program:
-    return compile_program(g, PassContext(lanes=target.lanes), templates(target))
+    return compile_program(g, PassContext(TargetFacts(lanes=target.lanes)), templates(target))
 
 
 @pytest.mark.parametrize("target", [WIDE, NARROW])

@@ -14,6 +14,7 @@ from dnnc.backends.llvm.templates import recurrence
 from dnnc.ir.graph import Graph
 from dnnc.ir.interp import run
 from dnnc.ir.operator.interp import run_kernel
+from dnnc.ir.target import TargetFacts
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.graph.recurrent_form import form_of
 from dnnc.passes.lower_recurrence import lower_recurrence
@@ -89,7 +90,7 @@ def test_compiled(name: str, batch: int, hidden: int) -> None:
 def test_every_schedule_by_the_interpreter(name: str, cpu: str) -> None:
     target = parse_target(cpu, 2)
     g = net(NETS[name], 4, 11)
-    PassManager().run(g, LEVELS[3], PassContext(lanes=target.lanes, recurrent=lambda form: True))
+    PassManager().run(g, LEVELS[3], PassContext(TargetFacts(lanes=target.lanes, supports_scan_kernel=lambda form: True)))
     (node,) = (n for n in g.nodes() if n.op.name == "recurrence")
     problem = classify([node], lower_recurrence(g, node))
     settings = recurrence.space(problem, target)

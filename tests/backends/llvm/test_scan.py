@@ -10,6 +10,7 @@ from dnnc.backends.llvm.templates import templates
 from dnnc.driver import compile
 from dnnc.ir.graph_text import parse
 from dnnc.ir.operator.count import statements
+from dnnc.ir.target import TargetFacts
 from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.program import Step
@@ -47,6 +48,6 @@ def test_sizes_that_are_known_when_called(sizes: tuple[int, int]) -> None:
 @pytest.mark.parametrize("shape,axis", [((64, 512), 0), ((64, 512), 1), ((8, 96, 64), 1), ((4096,), 0), ((3, 500), 1)])
 def test_steps_grow_with_the_elements_and_not_with_their_square(shape: tuple[int, ...], axis: int) -> None:
     g = parse(f"def g(x: f32{list(shape)}):\n    return relu(cumsum(x, axis={axis}))")
-    (step,) = compile_program(g, PassContext(lanes=TARGET.lanes), templates(TARGET)).steps
+    (step,) = compile_program(g, PassContext(TargetFacts(lanes=TARGET.lanes)), templates(TARGET)).steps
     assert isinstance(step, Step) and step.choice.template == "scan"
     assert statements(step.kernel.entry.body, {}) < 6 * np.prod(shape)

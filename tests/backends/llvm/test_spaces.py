@@ -20,6 +20,7 @@ from dnnc.ir.expr import dim
 from dnnc.ir.graph import Graph
 from dnnc.ir.operator.interp import run_kernel
 from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.target import TargetFacts
 from dnnc.ir.types import TensorType
 from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program
@@ -70,7 +71,7 @@ def drawn(g: Graph, seed: int, target: CpuTarget = TARGET, strict: bool = False)
     def choose(problem: Problem, candidates: Sequence[Choice]) -> Choice:
         return rng.choice(space(problem, offered))
 
-    return compile_program(g.copy(), PassContext("strict" if strict else "standard", lanes=target.lanes), offered, choose)
+    return compile_program(g.copy(), PassContext(TargetFacts(lanes=target.lanes), numerics="strict" if strict else "standard"), offered, choose)
 
 
 def steps(p: Program) -> list[Step]:
@@ -138,13 +139,13 @@ def test_strict_choices_compute_the_same_bits(name: str) -> None:
     ],
 )
 def test_sums_across_memory_are_made_side_by_side(types: list[str], axis: int, columns: int) -> None:
-    p = compile_program(one_node("reduce_sum", types, axes=(axis,)), PassContext(lanes=TARGET.lanes), templates(TARGET))
+    p = compile_program(one_node("reduce_sum", types, axes=(axis,)), PassContext(TargetFacts(lanes=TARGET.lanes)), templates(TARGET))
     assert dict(steps(p)[0].choice.knobs).get("columns", 0) == columns
 
 
 def test_rows_that_come_from_memory_are_asked_for_ahead() -> None:
     for rows, length, asked in ((2048, 1024, 1), (1024, 1024, 1), (512, 1024, 0), (2048, 128, 0), (64, 32768, 0)):
-        p = compile_program(one_node("softmax", [f"f32 {rows} {length}"], axis=1), PassContext(lanes=TARGET.lanes), templates(TARGET))
+        p = compile_program(one_node("softmax", [f"f32 {rows} {length}"], axis=1), PassContext(TargetFacts(lanes=TARGET.lanes)), templates(TARGET))
         (step,) = steps(p)
         assert dict(step.choice.knobs).get("pf", 0) == asked == step.text.count("prefetch")
 
@@ -157,7 +158,7 @@ def test_rows_that_are_gathered_from_memory_verify(parts: tuple[int, int]) -> No
     c = concat(conv(x, u), conv(x, v), axis=1)
     y = layer_norm(transpose(c, perm=(0, 2, 3, 1)), s, t, axis=-1)
     return y"""
-    p = compile_program(graph_of(text), PassContext(lanes=TARGET.lanes), templates(TARGET))
+    p = compile_program(graph_of(text), PassContext(TargetFacts(lanes=TARGET.lanes)), templates(TARGET))
     for step in steps(p):
         verify_kernel(step.kernel)
         compile_text(emit_kernel(step.kernel, "k_row", TARGET.feature_set), TARGET.cpu, TARGET.features)
@@ -173,7 +174,7 @@ def built(g: Graph, template: str, **knobs: int | str) -> str:
         first = candidates[0]
         return Choice(template, varied(first.knobs, **knobs)) if first.template == template else first
 
-    p = compile_program(g.copy(), PassContext(lanes=TARGET.lanes), templates(TARGET), choose)
+    p = compile_program(g.copy(), PassContext(TargetFacts(lanes=TARGET.lanes)), templates(TARGET), choose)
     return next(s.text for s in steps(p) if s.choice.template == template)
 
 

@@ -25,6 +25,7 @@ from dnnc.ir.operator.interp import run_kernel
 from dnnc.ir.operator.stmt import Alloc, count_stmts, walk_stmts
 from dnnc.ir.operator.text import parse_kernel, show_kernel
 from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.target import TargetFacts
 from dnnc.ir.tolerances import bound
 from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program
@@ -65,7 +66,7 @@ def program(g: Graph, knobs: dict[str, int] | None = None, target: Any = TARGET)
         first: Choice = offered[0]
         return first if first.template != "winograd" else Choice("winograd", tuple({**dict(first.knobs), **(knobs or {})}.items()))
 
-    return compile_program(g, PassContext(lanes=target.lanes), templates(target), choose)
+    return compile_program(g, PassContext(TargetFacts(lanes=target.lanes)), templates(target), choose)
 
 
 def heavy(p: Program) -> Step:
@@ -153,7 +154,7 @@ def _problem(g: Graph, target: Any) -> tuple[Problem, list[Choice]]:
         found.append((problem, [c for c in offered if c.template == "winograd"]))
         return offered[0]  # type: ignore[no-any-return]
 
-    compile_program(g, PassContext(lanes=target.lanes), templates(target), choose)
+    compile_program(g, PassContext(TargetFacts(lanes=target.lanes)), templates(target), choose)
     return next((p, c) for p, c in found if c)
 
 

@@ -8,13 +8,14 @@ import pytest
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run
+from dnnc.ir.target import TargetFacts
 from dnnc.ir.tolerances import bound
 from dnnc.ir.verify import verify
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.graph.attention import attention
 from dnnc.passes.pipelines import LEVELS
 
-ON = PassContext(attention=True)
+ON = PassContext(TargetFacts(fuses_attention=True))
 PARAMS = "q: f32[2, 3, 5, 8], k: f32[2, 3, 7, 8], v: f32[2, 3, 7, 4]"
 
 
@@ -101,13 +102,13 @@ def test_left_alone(why: str, given: str) -> None:
 
 
 def test_strict_numerics_and_targets_without_the_kernel_keep_the_parts() -> None:
-    for ctx in (PassContext(attention=True, numerics="strict"), PassContext()):
+    for ctx in (PassContext(TargetFacts(fuses_attention=True), numerics="strict"), PassContext()):
         assert not attention(parse(FORMS["plain"][0]), ctx)
 
 
 def test_in_half_precision_the_mask_stays_single() -> None:
     g = after(parse(FORMS["masked"][0]))
-    ctx = PassContext(attention=True, precision="float16")
+    ctx = PassContext(TargetFacts(fuses_attention=True), precision="float16")
     PassManager().run(g, [p for p in LEVELS[3] if p.name == "precision"], ctx)
     n = next(n for n in g.nodes() if n.op.name == "attention")
     assert [str(v.type.dtype) for v in n.inputs if v is not None] == ["f16", "f16", "f16", "f32"]

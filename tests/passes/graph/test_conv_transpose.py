@@ -7,6 +7,7 @@ import pytest
 
 from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run
+from dnnc.ir.target import GPU_SPLIT, TargetFacts
 from dnnc.ir.verify import verify
 from dnnc.passes.base import PassContext
 from dnnc.passes.graph.conv_transpose import conv_transpose
@@ -68,7 +69,14 @@ def test_the_graph() -> None:
     assert next(g.nodes()).inputs[1].type.shape == (12, 4, 1, 1)
 
 
-@pytest.mark.parametrize(("ctx", "made"), [(PassContext(lanes=16), 64), (PassContext(lanes=4), 48), (PassContext(channels_last=True), 48)])
+@pytest.mark.parametrize(
+    ("ctx", "made"),
+    [
+        (PassContext(TargetFacts(lanes=16)), 64),
+        (PassContext(TargetFacts(lanes=4)), 48),
+        (PassContext(TargetFacts(channels_last=True, reductions=GPU_SPLIT)), 48),
+    ],
+)
 def test_a_phase_has_whole_blocks(ctx: PassContext, made: int) -> None:
     g = parse(
         "def g(x: f32[1, 4, 5, 3], *, w: f32[4, 12, 2, 2], b: f32[12]):\n    y = conv_transpose(x, w, b, strides=(2, 2))\n    return y",

@@ -7,6 +7,7 @@ import pytest
 
 from dnnc.ir.graph import Graph
 from dnnc.ir.interp import run
+from dnnc.ir.target import TargetFacts
 from dnnc.ir.verify import verify
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.graph.recurrence import recurrence
@@ -25,7 +26,7 @@ def net(h: f32[2, 8], c: f32[2, 8], x: f32[5, 2, 32], *, w: f32[8, 32], p: f32[8
     (a, b, y, d) = loop(None, None, h, c, x, w, p, body=body, carried=2, scanned=1, length=5, backward=(True, True, False))
     return a, b, y, d
 """
-ON = PassContext(recurrent=lambda form: True)
+ON = PassContext(TargetFacts(supports_scan_kernel=lambda form: True))
 
 
 def results(g: Graph) -> list[np.ndarray]:
@@ -51,7 +52,7 @@ def test_a_loop_becomes_one_op(whole: bool) -> None:
 @pytest.mark.parametrize(("lanes", "matrix"), [(1, "f32[32, 8]"), (16, "f32[8, 32]")], ids=["the sum last", "units last, as lanes"])
 def test_constants_of_the_body_become_operands(lanes: int, matrix: str) -> None:
     g = graph_of(TEXT)
-    PassManager().run(g, LEVELS[3], PassContext(lanes=lanes, recurrent=lambda form: True))
+    PassManager().run(g, LEVELS[3], PassContext(TargetFacts(lanes=lanes, supports_scan_kernel=lambda form: True)))
     (n,) = (n for n in g.nodes() if n.op.name == "recurrence")
     assert sorted(str(v.type) for v in n.inputs if v in g.constants) == sorted(["f32[8]", matrix])
     assert not any(a.size > 1 for s in n.subgraphs() for a in s.constants.values())
@@ -60,7 +61,10 @@ def test_constants_of_the_body_become_operands(lanes: int, matrix: str) -> None:
 
 def test_a_target_that_takes_none_keeps_the_loop() -> None:
     told: list[str] = []
-    for ctx in (PassContext(), PassContext(recurrent=lambda form: False, explain=lambda rule, n, why: told.append(why))):
+    for ctx in (
+        PassContext(),
+        PassContext(TargetFacts(supports_scan_kernel=lambda form: False), explain=lambda rule, n, why: told.append(why)),
+    ):
         g = graph_of(TEXT)
         assert not recurrence(g, ctx) and "loop" in [n.op.name for n in g.nodes()]
     assert told == ["the target has no kernel of that size"]

@@ -7,6 +7,7 @@ import pytest
 
 import dnnc
 from dnnc.ir.interp import run
+from dnnc.ir.target import GPU_SPLIT, TargetFacts
 from dnnc.ir.tolerances import bound
 from dnnc.ir.verify import verify
 from dnnc.options import make_options
@@ -180,6 +181,6 @@ def test_the_pipeline_merges_what_attention_reads() -> None:
         ]
     )
     g = graph_of(text)
-    PassManager().run(g, LEVELS[3], PassContext(attention=True, channels_last=True))
+    PassManager().run(g, LEVELS[3], PassContext(TargetFacts(fuses_attention=True, channels_last=True, reductions=GPU_SPLIT)))
     ops = [n.op.name for n in g.nodes()]
     assert ops.count("matmul") == 1 and ops.count("attention") == 1

@@ -8,12 +8,13 @@ import pytest
 from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run
+from dnnc.ir.target import GPU_SPLIT, TargetFacts
 from dnnc.ir.verify import verify
 from dnnc.passes.base import PassContext
 from dnnc.passes.graph.split_reduce import split_reductions
 from dnnc.testing.passes import check_pass
 
-GPU = PassContext(channels_last=True)
+GPU = PassContext(TargetFacts(channels_last=True, reductions=GPU_SPLIT))
 
 
 def test_columns() -> None:
@@ -105,7 +106,7 @@ def test_a_norm_of_few_long_rows_is_taken_apart() -> None:
 def test_not_when_the_order_is_fixed() -> None:
     text = "def f(x: f32[131072]):\n    y = reduce_sum(x)\n    return y\n"
     assert not split_reductions(parse(text), PassContext())  # short for a CPU
-    assert not split_reductions(parse(text), PassContext(numerics="strict", channels_last=True))
+    assert not split_reductions(parse(text), PassContext(TargetFacts(channels_last=True, reductions=GPU_SPLIT), numerics="strict"))
     assert split_reductions(parse(text), GPU)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import dnnc
 from dnnc.ir.graph_text import parse
+from dnnc.ir.target import TargetFacts
 from dnnc.passes.base import PassContext
 from dnnc.passes.graph.split_scans import split_scans
 from dnnc.testing.passes import check_pass
@@ -53,7 +54,7 @@ def test_strict_numerics_keep_one_order_of_floats_and_gpus_their_scans() -> None
     for dtype, ctx, split in (
         ("f32", PassContext(numerics="strict"), False),
         ("i32", PassContext(numerics="strict"), True),
-        ("f32", PassContext(cores=False), False),
+        ("f32", PassContext(TargetFacts(serial_rows=False)), False),
     ):
         assert split_scans(parse(f"def f(x: {dtype}[65536]):\n    y = cumsum(x, axis=0)\n    return y"), ctx) == split
 

@@ -13,6 +13,7 @@ from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph_text import parse
 from dnnc.ir.interp import run
 from dnnc.ir.operator.interp import run_kernel
+from dnnc.ir.target import TargetFacts
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.graph.fuse import Group, plan_fusion
 from dnnc.passes.graph.memory_plan import MemoryPlan, Region, plan_memory
@@ -94,7 +95,7 @@ def made(text: str, pick: int | None = None, constants: Any = None) -> tuple[Pro
         return new, plan_memory(new.graph, new.fusion, new.inplace, new.nested)
 
     cpu = parse_target("llvm -mcpu=x86-64-v3 -threads=1")
-    return compile_program(parse(text, constants), PassContext(lanes=cpu.lanes, check=True), templates(cpu), revise=revise), found
+    return compile_program(parse(text, constants), PassContext(TargetFacts(lanes=cpu.lanes), check=True), templates(cpu), revise=revise), found
 
 
 def run_program(p: Program, inputs: list[Any]) -> Any:

@@ -1,0 +1,25 @@
+"""What graph passes may ask about a GPU."""
+
+from __future__ import annotations
+
+from dnnc.backends.cuda.native import PARAMETER_ALIGN
+from dnnc.backends.cuda.spelling import spelled
+from dnnc.backends.cuda.target import GpuTarget
+from dnnc.backends.cuda.templates import recurrence
+from dnnc.backends.cuda.templates.gemv_norm import takes
+from dnnc.ir.target import GPU_SPLIT, TargetFacts
+
+
+def facts(gpu: GpuTarget, numerics: str) -> TargetFacts:
+    """Threads have no vectors of their own: `lanes` is 1."""
+    return TargetFacts(
+        lanes=1,
+        native_intrinsics=spelled(numerics),
+        channels_last=True,
+        serial_rows=False,
+        align=PARAMETER_ALIGN,
+        reductions=GPU_SPLIT,
+        fuses_attention=True,
+        fuses_norm=takes,
+        supports_scan_kernel=lambda form: recurrence.takes(form, gpu),
+    )

@@ -1,0 +1,14 @@
+"""What graph passes may ask about a CPU."""
+
+from __future__ import annotations
+
+from dnnc.backends.llvm.features import CpuTarget
+from dnnc.backends.llvm.spelling import spelled
+from dnnc.backends.llvm.templates import recurrence
+from dnnc.ir.target import TargetFacts
+
+
+def facts(cpu: CpuTarget, numerics: str) -> TargetFacts:
+    """Kernels of whole loops reorder sums, so strict numerics have none."""
+    scan = None if numerics == "strict" else lambda form: recurrence.takes(form, cpu)
+    return TargetFacts(cpu.lanes, cpu.rates, spelled(numerics, cpu.feature_set), supports_scan_kernel=scan)
