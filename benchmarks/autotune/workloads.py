@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from dnnc.autotune.machine import machine_of
 from dnnc.autotune.task import Setting, Task, task_of
 from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph_text import parse
-from dnnc.ir.target import GPU_SPLIT, TargetFacts
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.graph.memory_plan import plan_memory
 from dnnc.passes.pipelines import LEVELS
@@ -349,32 +349,8 @@ def workload(kind: str, number: int, seed: int = 0) -> Workload:
 
 
 def context(setting: Setting) -> PassContext:
-    """How the driver's passes see a target."""
-    if setting.target.startswith("cuda"):
-        from dnnc.backends.cuda.native import PARAMETER_ALIGN
-        from dnnc.backends.cuda.spelling import spelled
-        from dnnc.backends.cuda.templates.gemv_norm import takes
-
-        return PassContext(
-            TargetFacts(
-                lanes=1,
-                fuses_attention=True,
-                channels_last=True,
-                fuses_norm=takes,
-                native_intrinsics=spelled(setting.numerics),
-                align=PARAMETER_ALIGN,
-                reductions=GPU_SPLIT,
-            ),
-            numerics=setting.numerics,
-        )
-    from dnnc.backends.llvm.features import parse_target
-    from dnnc.backends.llvm.spelling import spelled as cpu_spelled
-
-    cpu = parse_target(setting.target)
-    return PassContext(
-        TargetFacts(lanes=cpu.lanes, rates=cpu.rates, native_intrinsics=cpu_spelled(setting.numerics, cpu.feature_set)),
-        numerics=setting.numerics,
-    )
+    """What graph passes know in a compilation for this setting."""
+    return machine_of(setting.target).context(setting)
 
 
 def tasks(w: Workload, setting: Setting) -> list[Task]:

@@ -213,10 +213,11 @@ def test_a_nest_says_what_its_kernel_does(family: str, target: str) -> None:
     """A step is linked, reported and launched by its nest, so the two must agree in what others see of them."""
     for g in samples(family):
         if target == CUDA:
-            from dnnc.device_driver import cuda_machine, pass_context
+            from dnnc.backends.cuda.facts import facts
+            from dnnc.device_driver import cuda_machine
 
             machine = cuda_machine(CompileOptions(target=target))
-            made = compile_program(g, pass_context(machine, CompileOptions(target=target)), machine.templates)
+            made = compile_program(g, PassContext(facts(machine.target, "standard")), machine.templates)
         else:
             made = compile_program(g, PassContext(TargetFacts(lanes=16)), cpu_templates(parse_target(CPU)))
         for s in made.kernels:
