@@ -82,7 +82,7 @@ def _of_program(program: Program, setting: Setting, keys: Collection[str]) -> It
 
 def _variable(region: Region, setting: Setting) -> Iterator[tuple[Graph, Group, list[Variant]]]:
     """Groups that may be made in other ways, those of nested regions too."""
-    rates = machine_of(setting.target).context(setting).rates
+    rates = machine_of(setting.target).context(setting).facts.rates
     for g in region.fusion.groups:
         found = variants(region.graph, g, setting.numerics == "strict", rates)
         if found:
