@@ -15,6 +15,7 @@ from dnnc.backends.llvm.gate_work import not_checked
 from dnnc.backends.llvm.native import Native
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.llvm.worker_pool import CompileService
+from dnnc.contexts import context_of
 from dnnc.cpu_compiler import CpuCompiler
 from dnnc.donation import Donation, copied
 from dnnc.executable import Executable
@@ -22,9 +23,9 @@ from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import bound_dims, lows_without_empties, specialise
 from dnnc.memory import check_program
-from dnnc.options import CompileOptions, steps_down, thread_count
+from dnnc.options import CompileOptions, thread_count
 from dnnc.parameters import frozen
-from dnnc.passes.base import PassManager, PassRecord, pass_context
+from dnnc.passes.base import PassManager, PassRecord
 from dnnc.passes.ladder import built
 from dnnc.passes.pipelines import compile_program
 from dnnc.passes.program import Program
@@ -94,7 +95,7 @@ def segment_maker(opts: CompileOptions, cpu: CpuTarget, cache: KernelCache, prog
 
 def make_program(graph: Graph, cpu: CpuTarget, opts: CompileOptions, manager: PassManager | None = None, cache: KernelCache | None = None) -> Program:
     """Graph passes (which change the graph in place), plans, scheduled kernels. `cache`: keeps schedules."""
-    ctx = pass_context(facts(cpu, opts.numerics), numerics=opts.numerics, precision=opts.precision, fallback=steps_down(opts))
+    ctx = context_of(opts, facts(cpu, opts.numerics))
     choose = choose_of(opts, kept=cache)
     known = schedules_for(opts, cpu, cache)
     program = compile_program(graph, ctx, templates(cpu, ctx.strict), choose, opts.opt_level, manager, revise_of(choose), known)

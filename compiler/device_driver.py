@@ -20,6 +20,7 @@ from dnnc.backends.cuda.library import described, need
 from dnnc.backends.cuda.native import CudaNative, Device
 from dnnc.backends.cuda.templates import library
 from dnnc.backends.llvm.gate_work import not_checked
+from dnnc.contexts import context_of
 from dnnc.device_calls import CudaCalls
 from dnnc.donation import Donation, copied, donated
 from dnnc.executable import Executable
@@ -30,9 +31,9 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.shapes import specialise
 from dnnc.ir.target import parse_target as parse_words
 from dnnc.memory import check_program
-from dnnc.options import CompileOptions, steps_down, thread_count
+from dnnc.options import CompileOptions, thread_count
 from dnnc.parameters import Parameters, frozen
-from dnnc.passes.base import PassManager, PassRecord, pass_context
+from dnnc.passes.base import PassManager, PassRecord
 from dnnc.passes.graph.segments import needs_host
 from dnnc.passes.ladder import Failure, built, fail
 from dnnc.passes.pipelines import compile_program
@@ -271,8 +272,7 @@ def make_program(
     graph: Graph, machine: Machine, opts: CompileOptions, manager: PassManager | None = None, cache: KernelCache | None = None
 ) -> Program:
     """Graph passes (which change the graph in place), plans, scheduled kernels. `cache`: keeps schedules."""
-    target = facts(machine.target, opts.numerics)
-    ctx = pass_context(target, numerics=opts.numerics, precision=opts.precision, fallback=steps_down(opts))
+    ctx = context_of(opts, facts(machine.target, opts.numerics))
     choose = choose_of(opts, f"cuda -arch={machine.target.arch}", cache)
     known = schedules_for(opts, machine.target, cache)
     program = compile_program(graph, ctx, machine.templates, choose, opts.opt_level, manager, revise_of(choose), known)

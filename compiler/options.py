@@ -229,13 +229,18 @@ def cache_folder(cache: bool | str | Path = "auto") -> Path | None:
     return Path(base or "~/.cache").expanduser() / "dnnc"
 
 
+def check_every_pass() -> bool:
+    """Is the IR to be verified after every pass?"""
+    return _is_set("DNNC_CHECK")
+
+
 def _is_set(name: str) -> bool:
     return os.environ.get(name, "0") not in ("", "0")
 
 
 def steps_down(options: CompileOptions) -> bool:
-    """May a compilation take lesser schedules where kernels fail?"""
-    return not (options.strict_compile or _is_set("DNNC_STRICT"))
+    """May a compilation take lesser schedules where kernels fail? Who checks every pass wants to know."""
+    return not (options.strict_compile or check_every_pass() or _is_set("DNNC_STRICT"))
 
 
 def available_cpus() -> int:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import dnnc
 import dnnc.ir
 from dnnc.backends.cache import KernelCache
-from dnnc.options import CompileOptions
-from dnnc.passes.base import check_every_pass
+from dnnc.options import CompileOptions, check_every_pass
 from dnnc.passes.program import Scheduled
 from dnnc.passes.schedule.problem import Choice, Problem
 from dnnc.tuned import rounds_products

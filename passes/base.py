@@ -6,7 +6,6 @@ In come a graph and the passes of a pipeline (`passes/pipelines.py`), out comes 
 from __future__ import annotations
 
 import difflib
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -58,15 +57,10 @@ def pass_context(
     precision: str | None = None,
     fold_limit: int = FOLD_LIMIT,
     fallback: bool = True,
+    check: bool = False,
 ) -> PassContext:
-    """The context of a compilation for a target; see PassContext. Where DNNC_CHECK is set, passes are verified, and nothing falls back."""
-    check = check_every_pass()
-    return PassContext(facts, numerics, precision, fold_limit, fallback and not check, check)
-
-
-def check_every_pass() -> bool:
-    """Is the IR to be verified after every pass?"""
-    return os.environ.get("DNNC_CHECK", "0") not in ("", "0")
+    """The context of a compilation for a target; see PassContext."""
+    return PassContext(facts, numerics, precision, fold_limit, fallback, check)
 
 
 @dataclass(frozen=True, slots=True)

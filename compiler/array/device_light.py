@@ -29,12 +29,13 @@ from dnnc.backends.cuda.library import is_call
 from dnnc.backends.cuda.native import STATUS_BYTES, CudaNative
 from dnnc.backends.link import Linker, lay_out_constants
 from dnnc.backends.places import Place as Where
+from dnnc.contexts import context_of
 from dnnc.device_driver import Machine, check_native, compile_for_device
 from dnnc.executable import Executable
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph
-from dnnc.options import CompileOptions, cache_folder, make_options, steps_down
-from dnnc.passes.base import PassManager, pass_context
+from dnnc.options import CompileOptions, cache_folder, make_options
+from dnnc.passes.base import PassManager
 from dnnc.passes.graph.segments import needs_host
 from dnnc.passes.ladder import built
 from dnnc.passes.pipelines import LEVELS
@@ -163,9 +164,7 @@ class DeviceCompiler:
         self.place, self.machine = place, place.machine
         self.opts: CompileOptions = make_options({"target": place.name, **options})
         self.cache = KernelCache(cache_folder(self.opts.cache))
-        o = self.opts
-        target = facts(self.machine.target, o.numerics)
-        self.ctx = pass_context(target, numerics=o.numerics, precision=o.precision, fold_limit=FOLD_LIMIT, fallback=steps_down(o))
+        self.ctx = context_of(self.opts, facts(self.machine.target, self.opts.numerics), FOLD_LIMIT)
         m: Machine = self.machine
         self.schedules = Schedules(self.cache, self.opts, m.target)
         self.seed = "\0".join([self.schedules.seed, m.compiler.version])

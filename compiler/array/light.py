@@ -32,11 +32,12 @@ from dnnc.backends.llvm.launch_plan import PARALLEL, Record, Runner, can_run, co
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.results import results as result_memory
 from dnnc.backends.runtime import Frame, address_of, aligned_empty, runtime
+from dnnc.contexts import context_of
 from dnnc.ir.errors import AccuracyError, InputError
 from dnnc.ir.graph import Graph
 from dnnc.memory import check_fits, check_possible
-from dnnc.options import CompileOptions, cache_folder, make_options, steps_down, thread_count
-from dnnc.passes.base import PassManager, pass_context
+from dnnc.options import CompileOptions, cache_folder, make_options, thread_count
+from dnnc.passes.base import PassManager
 from dnnc.passes.graph.segments import needs_host
 from dnnc.passes.ladder import Failure, built, fail
 from dnnc.passes.pipelines import LEVELS
@@ -182,8 +183,7 @@ class Compiler:
         self.runner = runner(self.kernels.cache)
         runtime().start(self.kernels.cache)
         self.threads = min(thread_count(self.opts.threads), self.target.threads)
-        numerics = self.opts.numerics
-        self.ctx = pass_context(facts(self.target, numerics), numerics=numerics, fold_limit=FOLD_LIMIT, fallback=steps_down(self.opts))
+        self.ctx = context_of(self.opts, facts(self.target, self.opts.numerics), FOLD_LIMIT)
         self.templates = templates(self.target, self.ctx.strict)
         self.choose = choose_of(self.opts, kept=self.kernels.cache)
         self.groups = KnownGroups(GROUPS)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from dnnc.ir.errors import DnncError, InputError, TargetError, TuneError, UnsupportedError
-from dnnc.options import CompileOptions, available_cpus, cache_folder, make_options, thread_count
-from dnnc.passes.base import check_every_pass
+from dnnc.options import CompileOptions, available_cpus, cache_folder, check_every_pass, make_options, thread_count
 from dnnc.passes.schedule.problem import Choice
 
 
