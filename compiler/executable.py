@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -49,6 +50,7 @@ class Executable:
         self._collect = self._signature.collect
         self._imports: ImportCache | None = compiler.imports
         self.cache = ProgramCache(compiler)
+        self._instance = self.cache.instance
         self._device_calls = compiler.device_calls(self._signature, self._donation, self.cache)
         self._plain = self._donation is None and self._imports is None and self._device_calls is None
 
@@ -137,7 +139,7 @@ class Executable:
         if not self._plain:
             return self._run(args, named)
         arrays = self._collect(args, named)
-        results = self.cache.instance(tuple([a.shape for a in arrays])).call(arrays)
+        results = self._instance(tuple([a.shape for a in arrays])).call(arrays)
         return results[0] if len(results) == 1 else tuple(results)
 
     def run(self, inputs: Any, outputs: Sequence[Any] | None = None, stream: Any = None) -> Any:
@@ -212,7 +214,10 @@ class Executable:
             if a is not b:
                 raise InputError(f"input {name}: bind needs a contiguous array that it can keep; got {described(b)}")
         instance = self.cache.instance(tuple([a.shape for a in arrays]))
-        return HostCall(self, instance, arrays, self._buffers(instance, arrays, outputs))
+        results = self._buffers(instance, arrays, outputs)
+        call = partial(instance.into, arrays, results) if self._donation is None else partial(self._execute, instance, arrays, results)
+        call.check = _checked  # type: ignore[attr-defined]
+        return call
 
     def profile(self, *args: Any, repeats: int | None = None, **named: Any) -> Profile:
         """Where the time of a call on these inputs goes, kernel by kernel; print it. `repeats`: calls to measure, about a second's by default."""
@@ -303,16 +308,5 @@ def _restored(data: bytes, cache: Any) -> Executable:
     return load(io.BytesIO(data), cache=cache)
 
 
-class HostCall:
-    """`call()` runs a program on bound arrays of the host."""
-
-    __slots__ = ("_arguments", "_executable")
-
-    def __init__(self, executable: Executable, *arguments: Any) -> None:
-        self._executable, self._arguments = executable, arguments
-
-    def __call__(self) -> None:
-        self._executable._execute(*self._arguments)
-
-    def check(self) -> None:
-        """Calls are done when they return, and have raised what there was to raise."""
+def _checked() -> None:
+    """A call on the host is done when it returns, and has raised what there was to raise."""

@@ -143,7 +143,7 @@ def test_an_error_in_a_segment_is_not_hidden(monkeypatch: pytest.MonkeyPatch) ->
     def broken(*args: Any) -> Any:
         raise ScheduleError("never")
 
-    monkeypatch.setattr(ProgramCache, "instance", broken)
+    monkeypatch.setattr(ProgramCache, "_new", broken)
     with pytest.raises(DnncError, match="never"):
         f(X, count(4))
 
