@@ -215,8 +215,9 @@ class Executable:
                 raise InputError(f"input {name}: bind needs a contiguous array that it can keep; got {described(b)}")
         instance = self.cache.instance(tuple([a.shape for a in arrays]))
         results = self._buffers(instance, arrays, outputs)
-        call = partial(instance.into, arrays, results) if self._donation is None else partial(self._execute, instance, arrays, results)
-        call.check = _checked  # type: ignore[attr-defined]
+        run: Callable[..., Any] = instance.into if self._donation is None else partial(self._execute, instance)
+        call: Any = partial(run, arrays, results)
+        call.check = _checked
         return call
 
     def profile(self, *args: Any, repeats: int | None = None, **named: Any) -> Profile:
