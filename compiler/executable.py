@@ -216,8 +216,8 @@ class Executable:
         instance = self.cache.instance(tuple([a.shape for a in arrays]))
         results = self._buffers(instance, arrays, outputs)
         run: Callable[..., Any] = instance.into if self._donation is None else partial(self._execute, instance)
-        call: Any = partial(run, arrays, results)
-        call.check = _checked
+        call: Callable[[], Any] = partial(run, arrays, results)
+        setattr(call, "check", _checked)  # noqa: B010  # as calls on a device have
         return call
 
     def profile(self, *args: Any, repeats: int | None = None, **named: Any) -> Profile:
