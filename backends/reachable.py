@@ -23,7 +23,7 @@ import numpy as np
 
 from dnnc.ir.dtype import DType, from_numpy
 from dnnc.ir.graph import Graph, Node
-from dnnc.ir.interp import Precision, run_at
+from dnnc.ir.graph.interp import Precision, run_at
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.tolerances import EPS, C, bound
 

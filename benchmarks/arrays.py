@@ -166,7 +166,7 @@ def fastest_copy(nbytes: int, threads: int) -> Call:
     """Our own, between the halves of one array."""
     from dnnc.backends.llvm.ceilings import copy_probe
     from dnnc.backends.llvm.features import parse_target
-    from dnnc.backends.runtime import aligned_empty
+    from dnnc.backends.runtime.frames import aligned_empty
 
     data = aligned_empty(nbytes)
     data[:] = 1
@@ -176,7 +176,7 @@ def fastest_copy(nbytes: int, threads: int) -> Call:
 def measure(case: Case, threads: int, repeats: int, budget: float) -> tuple[dict[str, Any], bool]:
     """A row of the table, and whether all results of ours were right."""
     from dnnc.array.lazy import PROGRAMS_MADE
-    from dnnc.timing import alternate
+    from dnnc.tools.timing import alternate
 
     arrays = operands(case.shapes)
     calls, right = right_ones(case, arrays, contestants(case.f, arrays))
@@ -201,7 +201,7 @@ def shown(row: dict[str, Any]) -> str:
 
 def call_costs() -> str:
     """Microseconds of a call whose program is known."""
-    from dnnc.timing import alternate
+    from dnnc.tools.timing import alternate
 
     arrays = operands(((SMALL,),))
     calls = contestants(chain, arrays)

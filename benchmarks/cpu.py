@@ -36,7 +36,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from timing import Neighbours, geometric_mean
 
-from dnnc.timing import alternate, percentiles, ratios
+from dnnc.tools.timing import alternate, percentiles, ratios
 
 Array = np.ndarray[Any, Any]
 Row = dict[str, Any]

@@ -1,4 +1,4 @@
-"""dnnc and its peers at one model of the zoo: arrays in, a function without arguments out. The peers that read .onnx files are in `dnnc.peers`."""
+"""dnnc and its peers at one model of the zoo: arrays in, a function without arguments out. The peers that read .onnx files are in `dnnc.tools.peers`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from onnx import ModelProto
 
-from dnnc.peers import Engine, onnxruntime_engine, openvino_engine, several
+from dnnc.tools.peers import Engine, onnxruntime_engine, openvino_engine, several
 
 if TYPE_CHECKING:
-    from dnnc.ir.interp import Precision
+    from dnnc.ir.graph.interp import Precision
 
 Array = np.ndarray[Any, Any]
 
@@ -60,7 +60,7 @@ def _compile(task: Task) -> tuple[float, Any, list[Array]]:
 
 def exact(engine: Engine, inputs: Mapping[str, Array], precision: Precision = "float64") -> list[Array]:
     """The outputs in float64, or in the model's types with "as-is", by the interpreter of the imported graph."""
-    from dnnc.ir.interp import run
+    from dnnc.ir.graph.interp import run
 
     f = engine.facts["executable"]
     graph = f.programs[-1].graph if hasattr(f, "programs") else f.graph

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.peers import error
+from dnnc.tools.peers import error
 
 Array = np.ndarray[Any, Any]
 LEVELS = 256  # of 8 bits

@@ -23,7 +23,7 @@ from engines import PEERS, Task, dnnc_engine
 from rich.console import Console
 from rich.table import Table
 
-from dnnc.peers import Engine
+from dnnc.tools.peers import Engine
 
 BLOCKS, PAUSE = 10, 5e-3  # turns of each engine, and seconds between them: threads of the one before may still spin
 

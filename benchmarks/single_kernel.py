@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.backends.link import pack
 from dnnc.backends.llvm.ceilings import Probe, bind
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates import templates
-from dnnc.backends.runtime import aligned_empty
+from dnnc.backends.runtime.frames import aligned_empty
+from dnnc.backends.runtime.link import pack
 from dnnc.driver import compile
 from dnnc.ir.dtype import BY_NAME
-from dnnc.ir.graph_text import parse
-from dnnc.ir.interp import run
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
 from dnnc.ir.target import TargetFacts
 from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program

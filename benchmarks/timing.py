@@ -1,4 +1,4 @@
-"""Figures over models, and what else the machine did while engines were timed. How they are timed is in `dnnc.timing`."""
+"""Figures over models, and what else the machine did while engines were timed. How they are timed is in `dnnc.tools.timing`."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from torch_nets import Net, nets, seeded
 
 import dnnc
-from dnnc.timing import alternate, percentiles, ratios
+from dnnc.tools.timing import alternate, percentiles, ratios
 
 BOUND = {None: 2e-4, "float32": 2e-4, "tf32": 5e-3, "float16": 3e-2, "bfloat16": 2e-1}  # of the largest element of each result
 

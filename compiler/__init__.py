@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dnnc.array.custom import custom_op as custom_op
     from dnnc.array.kernels import elementwise_kernel as elementwise_kernel
     from dnnc.array.kernels import reduction_kernel as reduction_kernel
+    from dnnc.artifact.load import load as load
     from dnnc.driver import Executable as Executable
     from dnnc.driver import TensorSpec as TensorSpec
     from dnnc.driver import compile as compile
@@ -41,9 +42,8 @@ if TYPE_CHECKING:
     from dnnc.ir.errors import VerifyError as VerifyError
     from dnnc.ir.target import Target as Target
     from dnnc.jitted import jit as jit
-    from dnnc.loading import load as load
     from dnnc.options import CompileOptions as CompileOptions
-    from dnnc.tuning import tune as tune
+    from dnnc.tune_session import tune as tune
 
     __version__: str
 
@@ -61,9 +61,9 @@ _WHERE = {
     ),
     "dnnc.ir.target": ("Target",),
     "dnnc.jitted": ("jit",),
-    "dnnc.loading": ("load",),
+    "dnnc.artifact.load": ("load",),
     "dnnc.options": ("CompileOptions",),
-    "dnnc.tuning": ("tune",),
+    "dnnc.tune_session": ("tune",),
 }  # fmt: skip
 _NAMES = {name: module for module, names in _WHERE.items() for name in names}
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from dnnc.accuracy import check_model
-from dnnc.backends.cache import KernelCache
 from dnnc.backends.llvm.build import build
 from dnnc.backends.llvm.facts import facts
 from dnnc.backends.llvm.features import CpuTarget
@@ -15,6 +13,7 @@ from dnnc.backends.llvm.gate_work import not_checked
 from dnnc.backends.llvm.native import Native
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.llvm.worker_pool import CompileService
+from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.contexts import context_of
 from dnnc.cpu_compiler import CpuCompiler
 from dnnc.donation import Donation, copied
@@ -26,14 +25,15 @@ from dnnc.memory import check_program
 from dnnc.options import CompileOptions, thread_count
 from dnnc.parameters import frozen
 from dnnc.passes.base import PassManager, PassRecord
-from dnnc.passes.ladder import built
 from dnnc.passes.pipelines import compile_program
-from dnnc.passes.program import Program
+from dnnc.passes.planning.ladder import built
+from dnnc.passes.planning.program import Program
 from dnnc.report import LADDER
 from dnnc.report.collect import program_report
 from dnnc.report.log import Laps, Log, Progress
 from dnnc.schedules import schedules_for
-from dnnc.tuned import choose_of, revise_of, tell
+from dnnc.tools.accuracy import check_model
+from dnnc.tune_option import choose_of, revise_of, tell
 
 
 def compile_native(c: CpuCompiler, dims: Mapping[Var, int]) -> Native:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dnnc.backends.cache import KernelCache
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.instance import CallFrame, CpuInstance
 from dnnc.backends.llvm.native import Native
-from dnnc.backends.places import placed
+from dnnc.backends.runtime.kernel_cache import KernelCache
+from dnnc.backends.runtime.program import placed
 from dnnc.donation import donated
 from dnnc.ir.errors import InputError
 from dnnc.ir.expr import Var
@@ -23,7 +23,7 @@ from dnnc.report.log import Log, Progress
 
 if TYPE_CHECKING:
     from dnnc.executable import Executable
-    from dnnc.profile import Profile
+    from dnnc.tools.profile import Profile
 
 Array = np.ndarray[Any, Any]
 
@@ -91,12 +91,12 @@ class CpuCompiler(ModelCompiler):
         return sources_of(program, self.target).text(stage, kernel)
 
     def profile(self, f: Executable, collect: Callable[[], list[Array]], repeats: int | None) -> Profile:
-        from dnnc.profile import profile
+        from dnnc.tools.profile import profile
 
         return profile(f, self.target, collect, repeats)
 
     def save(self, path: Any, programs: Mapping[tuple[int, ...], Native], small: bool, archs: Sequence[str]) -> None:
-        from dnnc.artifacts import save_programs
+        from dnnc.artifact.writer import save_programs
 
         only_for_devices(archs)
         save_programs(path, self, list(programs.items()), self.log.programs, small)

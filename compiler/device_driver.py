@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from dnnc.accuracy import check_model
-from dnnc.backends.cache import KernelCache
 from dnnc.backends.cuda.build import Compiler, Given, NvrtcCompiler, build, step_call
 from dnnc.backends.cuda.device import open_device
 from dnnc.backends.cuda.facts import facts
@@ -20,6 +18,7 @@ from dnnc.backends.cuda.library import described, need
 from dnnc.backends.cuda.native import CudaNative, Device
 from dnnc.backends.cuda.templates import library
 from dnnc.backends.llvm.gate_work import not_checked
+from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.contexts import context_of
 from dnnc.device_calls import CudaCalls
 from dnnc.donation import Donation, copied, donated
@@ -33,11 +32,11 @@ from dnnc.ir.target import parse_target as parse_words
 from dnnc.memory import check_program
 from dnnc.options import CompileOptions, thread_count
 from dnnc.parameters import Parameters, frozen
+from dnnc.passes.analysis.segments import needs_host
 from dnnc.passes.base import PassManager, PassRecord
-from dnnc.passes.graph.segments import needs_host
-from dnnc.passes.ladder import Failure, built, fail
 from dnnc.passes.pipelines import compile_program
-from dnnc.passes.program import Program
+from dnnc.passes.planning.ladder import Failure, built, fail
+from dnnc.passes.planning.program import Program
 from dnnc.passes.schedule.problem import Template
 from dnnc.program_cache import ModelCompiler, OnnxParts, ProgramCache
 from dnnc.report import LADDER, Report
@@ -45,11 +44,12 @@ from dnnc.report.collect import program_report
 from dnnc.report.log import Laps, Log, Progress
 from dnnc.schedules import schedules_for
 from dnnc.signature import Signature
-from dnnc.tuned import choose_of, revise_of, rounds_products, tell
+from dnnc.tools.accuracy import check_model
+from dnnc.tune_option import choose_of, revise_of, rounds_products, tell
 
 if TYPE_CHECKING:
     from dnnc.backends.cuda.target import GpuTarget
-    from dnnc.profile import Profile
+    from dnnc.tools.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class CudaCompiler(ModelCompiler):
         return sources_of(program, self.target).text(stage, kernel)
 
     def profile(self, f: Executable, collect: Callable[[], list[Any]], repeats: int | None) -> Profile:
-        from dnnc.device_profile import profile
+        from dnnc.tools.device_profile import profile
 
         arrays = collect()
         instance = f.cache.instance(tuple([a.shape for a in arrays]))
@@ -220,7 +220,7 @@ class CudaCompiler(ModelCompiler):
 
     def save(self, path: Any, programs: Mapping[tuple[int, ...], CudaNative], small: bool, archs: Sequence[str]) -> None:
         """The graph, and the machine code of the programs so far. Loading runs the passes again; `small` makes no difference."""
-        from dnnc.artifacts import save_device
+        from dnnc.artifact.writer import save_device
 
         cubins: dict[str, bytes] = {}
         checked: set[str] = set()

@@ -21,7 +21,7 @@ from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph
 
 if TYPE_CHECKING:
-    from dnnc.passes.program import Program
+    from dnnc.passes.planning.program import Program
     from dnnc.program_cache import Instance
 
 Array = np.ndarray[Any, Any]

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dnnc.backends.cache import KernelCache
 from dnnc.backends.llvm.features import parse_target as parse_cpu
-from dnnc.backends.runtime import runtime
+from dnnc.backends.runtime.frames import runtime
+from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.bound import of_function, of_graph
 from dnnc.cpu_build import has_control, segment_maker
 from dnnc.cpu_compiler import CpuCompiler
@@ -30,11 +30,11 @@ from dnnc.ir.target import parse_target
 from dnnc.memory import check_possible
 from dnnc.options import CompileOptions, cache_folder, make_options, thread_count
 from dnnc.parameters import Parameters, with_parameters
-from dnnc.passes.graph.segments import needs_host
+from dnnc.passes.analysis.segments import needs_host
 from dnnc.program_cache import OnnxParts
 from dnnc.report.log import Log
 from dnnc.signature import TensorSpec
-from dnnc.tuned import resolved
+from dnnc.tune_option import resolved
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -78,7 +78,7 @@ def compile(
     checks.optional_function(progress, "progress")
     check_parameters(parameters)
     if is_torch(model):
-        from dnnc.torch_program import compile_module
+        from dnnc.torch.program import compile_module
 
         module: Any = compile_module(model, inputs, progress, opts, options)  # a TorchProgram is called as PyTorch calls a module
         return module  # type: ignore[no-any-return]
@@ -147,7 +147,7 @@ def traced_graph(fn: Any, inputs: Sequence[Any] | Mapping[str, Any] | None, para
 
 def tuned_first(model: Any, budget: float, progress: Progress | None, options: Mapping[str, Any]) -> Executable:
     """Search for `budget` seconds, then compile with the winners."""
-    from dnnc.tuning import Event, tune
+    from dnnc.tune_session import Event, tune
 
     def tell(e: Event) -> None:
         if progress is not None:
@@ -161,9 +161,9 @@ def tuned_first(model: Any, budget: float, progress: Progress | None, options: M
 def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) -> Executable:
     """Compile what `dnnc.frontends.onnx.read` takes."""
     from dnnc.frontends.onnx import NeedsValues, read_model
-    from dnnc.frontends.onnx.declared import declared
     from dnnc.frontends.onnx.reader import load
-    from dnnc.frontends.onnx.stored import take_apart
+    from dnnc.frontends.onnx.serialize import take_apart
+    from dnnc.frontends.onnx.signature import declared
 
     start = time.perf_counter()
     opened = load(model)

@@ -25,7 +25,7 @@ from dnnc.signature import Signature, TensorSpec, described, shapes_of
 
 if TYPE_CHECKING:
     from dnnc.import_cache import ImportCache
-    from dnnc.profile import Profile
+    from dnnc.tools.profile import Profile
 
 Array = np.ndarray[Any, Any]
 WIDTH = 160  # characters of a repr
@@ -304,7 +304,7 @@ class Executable:
 
 
 def _restored(data: bytes, cache: Any) -> Executable:
-    from dnnc.loading import load
+    from dnnc.artifact.load import load
 
     return load(io.BytesIO(data), cache=cache)
 

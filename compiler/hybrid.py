@@ -1,6 +1,6 @@
 """Models with host steps: segments of native code and host nodes, run in order.
 
-The driver hands over a graph that `dnnc.passes.graph.segments.needs_host` says cannot be one program. For the sizes of a call it is divided
+The driver hands over a graph that `dnnc.passes.analysis.segments.needs_host` says cannot be one program. For the sizes of a call it is divided
 once; each segment is an Executable of its own. Dims that host steps make stay symbolic in the segments, so that one program serves all of
 them; where that cannot be compiled the segment is specialised to the sizes it meets. Arrays pass by reference.
 """
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
-from dnnc.accuracy import check_model
 from dnnc.backends.cuda.arrays import device_array, from_host, is_device_array, kind_of, to_host
 from dnnc.backends.cuda.native import Device
 from dnnc.cpu_compiler import only_for_devices
@@ -24,19 +23,20 @@ from dnnc.executable import Executable
 from dnnc.ir.errors import DnncError, InputError, UnsupportedError, a_type, count, locations
 from dnnc.ir.expr import Expr, Var, free
 from dnnc.ir.graph import Graph, Node, Value
-from dnnc.ir.interp import run_node
+from dnnc.ir.graph.interp import run_node
 from dnnc.ir.shapes import Bindings, as_env, bind_dims, bind_shape, resolve, specialise
 from dnnc.options import CompileOptions
 from dnnc.parameters import Parameters
+from dnnc.passes.analysis.segments import Segment, prepare, split
 from dnnc.passes.base import pass_context
-from dnnc.passes.graph.segments import Segment, prepare, split
 from dnnc.program_cache import ModelCompiler, OnnxParts, ProgramCache, Shapes
 from dnnc.report import Report
 from dnnc.report.log import Log
 from dnnc.signature import Signature
+from dnnc.tools.accuracy import check_model
 
 if TYPE_CHECKING:
-    from dnnc.profile import Profile
+    from dnnc.tools.profile import Profile
 
 Array = np.ndarray[Any, Any]
 Make = Callable[[Graph, bool], Executable]  # compiles a segment; True: one program for all sizes
@@ -334,14 +334,14 @@ class HybridCompiler(ModelCompiler):
 
     def profile(self, f: Executable, collect: Callable[[], list[Array]], repeats: int | None) -> Profile:
         """Kernels of all segments, and host nodes, whose schedule is called "host"."""
-        from dnnc.hybrid_profile import profile
+        from dnnc.tools.hybrid_profile import profile
 
         arrays = collect()
         return profile(f, f.cache.instance(tuple([a.shape for a in arrays])).program, arrays, repeats)
 
     def save(self, path: Any, programs: Mapping[tuple[int, ...], Any], small: bool, archs: Sequence[str]) -> None:
         """Loading compiles the graph again; `small` makes no difference."""
-        from dnnc.artifacts import save_staged
+        from dnnc.artifact.writer import save_staged
 
         only_for_devices(archs)
         save_staged(path, self.graph, self.inputs, self.outputs, self.options, None if self.onnx is None else self.onnx())

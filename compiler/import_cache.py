@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dnnc.frontends.onnx.declared import Declared
+from dnnc.frontends.onnx.signature import Declared
 from dnnc.ir.checks import sequence
 from dnnc.ir.errors import InputError
 from dnnc.ir.form import ARRAY, Form, Kind
@@ -31,7 +31,7 @@ from dnnc.structure import assemble, flatten
 
 if TYPE_CHECKING:
     from dnnc.executable import Executable
-    from dnnc.profile import Profile
+    from dnnc.tools.profile import Profile
 
 MAX_VARIANTS = 16
 
@@ -266,7 +266,7 @@ class ImportCompiler(ModelCompiler):
 
     def save(self, path: Any, programs: Mapping[tuple[int, ...], Any], small: bool, archs: Sequence[str]) -> None:
         """Variants are compiled anew for the first calls after loading. ModelError if the model's file is not there any more."""
-        from dnnc.artifacts import save_late
+        from dnnc.artifact.writer import save_late
 
         assert self.onnx is not None
         save_late(path, self.options, self.onnx())

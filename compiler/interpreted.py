@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.accuracy import as_stored
 from dnnc.cpu_compiler import only_for_devices
 from dnnc.hybrid import copy_results
 from dnnc.ir.errors import UnsupportedError
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
-from dnnc.ir.interp import run
+from dnnc.ir.graph.interp import run
 from dnnc.options import CompileOptions
 from dnnc.parameters import Parameters, frozen
 from dnnc.program_cache import ModelCompiler
 from dnnc.report.log import Log
+from dnnc.tools.accuracy import as_stored
 
 Array = np.ndarray[Any, Any]
 
@@ -80,7 +80,7 @@ class InterpreterCompiler(ModelCompiler):
         raise UnsupportedError("the target reference runs the graph as it is: look at `graph`")
 
     def save(self, path: Any, programs: Mapping[tuple[int, ...], Any], small: bool, archs: Sequence[str]) -> None:
-        from dnnc.artifacts import save_reference
+        from dnnc.artifact.writer import save_reference
 
         only_for_devices(archs)
         save_reference(path, self.graph, self.inputs, self.outputs, self.options)

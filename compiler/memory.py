@@ -14,7 +14,7 @@ from dnnc.ir.errors import InputError, ShapeError, locations
 
 if TYPE_CHECKING:
     from dnnc.ir.graph import Graph
-    from dnnc.passes.program import Program
+    from dnnc.passes.planning.program import Program
 
 SHOWN = 3  # of the largest, in a message
 UNKNOWN = 1 << 46  # bytes, where the system does not tell: no machine has more

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dnnc.executable import Executable
     from dnnc.import_cache import ImportCache
     from dnnc.parameters import Parameters
-    from dnnc.profile import Profile
+    from dnnc.tools.profile import Profile
 
 Array = np.ndarray[Any, Any]
 Shapes = tuple[tuple[int, ...], ...]

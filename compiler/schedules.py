@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import dnnc
 import dnnc.ir
-from dnnc.backends.cache import KernelCache
+from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.options import CompileOptions, check_every_pass
-from dnnc.passes.program import Scheduled
+from dnnc.passes.planning.program import Scheduled
 from dnnc.passes.schedule.problem import Choice, Problem
-from dnnc.tuned import rounds_products
+from dnnc.tune_option import rounds_products
 
 if TYPE_CHECKING:
     from dnnc.backends.cuda.target import GpuTarget

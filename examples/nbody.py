@@ -18,7 +18,7 @@ import dnnc
 import dnnc.array as xp
 from dnnc.ir import te
 from dnnc.ir.expr import Expr
-from dnnc.ir.operator.stmt import call
+from dnnc.ir.loops.stmt import call
 
 SOFT = 0.1  # length: pairs that are much closer pull like pairs at this distance
 State = tuple[xp.Array, xp.Array, xp.Array]  # positions, velocities, accelerations, each f64[3, n]

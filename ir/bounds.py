@@ -3,7 +3,23 @@
 from __future__ import annotations
 
 from dnnc.ir.dtype import i64
-from dnnc.ir.expr import Const, E, Expr, Linear, Op, Product, Var, const, factors, free, product, sort_key, substitute, terms, value
+from dnnc.ir.expr import (
+    Const,
+    E,
+    Expr,
+    Linear,
+    Op,
+    Product,
+    Var,
+    const,
+    factors,
+    free,
+    product,
+    sort_key,
+    substitute,
+    terms,
+    value,
+)
 
 Bounds = tuple[int | None, int | None]
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Union
 from dnnc.ir.dtype import DType, boolean, f32, f64, i64
 
 if TYPE_CHECKING:
-    from dnnc.ir.operator.stmt import Buffer
+    from dnnc.ir.loops.stmt import Buffer
 
 E = Union["Expr", int, float]
 Terms = dict["Expr", int]
@@ -107,7 +107,7 @@ class Expr:
         return op("!=", self, o)
 
     def __repr__(self) -> str:
-        from dnnc.ir.operator.text import show
+        from dnnc.ir.loops.text import show
 
         return show(self)
 

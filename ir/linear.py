@@ -11,7 +11,23 @@ from typing import Any
 
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import DType, boolean, i64
-from dnnc.ir.expr import COMPARE, Expr, Linear, Op, Product, Terms, Var, const, factors, intern, op, product, sort_key, terms, value
+from dnnc.ir.expr import (
+    COMPARE,
+    Expr,
+    Linear,
+    Op,
+    Product,
+    Terms,
+    Var,
+    const,
+    factors,
+    intern,
+    op,
+    product,
+    sort_key,
+    terms,
+    value,
+)
 
 _FOLD: dict[str, Callable[[Any, Any], Any]] = {
     "//": lambda a, b: a // b, "%": lambda a, b: a % b, "min": min, "max": max, "<": lambda a, b: a < b, "<=": lambda a, b: a <= b,

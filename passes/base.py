@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from dnnc.ir.errors import DnncError, InputError, InternalError, VerifyError
 from dnnc.ir.graph import Graph, Node
+from dnnc.ir.graph.verify import verify
 from dnnc.ir.target import TargetFacts
-from dnnc.ir.verify import verify
 
 NO_FACTS = TargetFacts()
 FOLD_LIMIT = 64 << 20

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dnnc.ir.builder import Builder
 from dnnc.ir.graph import Graph, Value
+from dnnc.ir.graph.builder import Builder
+from dnnc.passes.analysis.kinds import is_view
 from dnnc.passes.base import Pass, PassContext, PassManager, graphs
-from dnnc.passes.graph.attention import attention
-from dnnc.passes.graph.canonicalize import canonicalize
-from dnnc.passes.graph.channels_last import assign_channels_last
-from dnnc.passes.graph.concat import place_concats
-from dnnc.passes.graph.conv_transpose import conv_transpose
-from dnnc.passes.graph.cse import cse
-from dnnc.passes.graph.dce import dce
-from dnnc.passes.graph.decompose import decompose
-from dnnc.passes.graph.fold import fold
-from dnnc.passes.graph.fold_batch_norm import fold_batch_norm
-from dnnc.passes.graph.idioms import idioms
-from dnnc.passes.graph.kinds import is_view
-from dnnc.passes.graph.layout import assign_layouts
-from dnnc.passes.graph.precision import precision
-from dnnc.passes.graph.prologue import hoist
-from dnnc.passes.graph.recurrence import recurrence
-from dnnc.passes.graph.scatters import scatters, wide_sums
-from dnnc.passes.graph.siblings import siblings
-from dnnc.passes.graph.sink_constants import sink_constants
-from dnnc.passes.graph.split_reduce import split_reductions
-from dnnc.passes.graph.split_scans import split_scans
-from dnnc.passes.program import Known, Planner, Program, Revise
+from dnnc.passes.planning.program import Known, Planner, Program, Revise
+from dnnc.passes.planning.prologue import hoist
+from dnnc.passes.rewrites.attention import attention
+from dnnc.passes.rewrites.canonicalize import canonicalize
+from dnnc.passes.rewrites.capture_loop_constants import sink_constants
+from dnnc.passes.rewrites.channels_last import assign_channels_last
+from dnnc.passes.rewrites.concat import place_concats
+from dnnc.passes.rewrites.conv_transpose import conv_transpose
+from dnnc.passes.rewrites.cse import cse
+from dnnc.passes.rewrites.dce import dce
+from dnnc.passes.rewrites.decompose import decompose
+from dnnc.passes.rewrites.fold import fold
+from dnnc.passes.rewrites.fold_batch_norm import fold_batch_norm
+from dnnc.passes.rewrites.idioms import idioms
+from dnnc.passes.rewrites.layout import assign_layouts
+from dnnc.passes.rewrites.merge_parallel_matmuls import siblings
+from dnnc.passes.rewrites.precision import precision
+from dnnc.passes.rewrites.recurrence import recurrence
+from dnnc.passes.rewrites.scatters import scatters, wide_sums
+from dnnc.passes.rewrites.split_reduce import split_reductions
+from dnnc.passes.rewrites.split_scans import split_scans
 from dnnc.passes.schedule.problem import Template
 from dnnc.passes.schedule.step import Choose, first_choice
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir.builder import Builder, infer
 from dnnc.ir.errors import InternalError, ShapeError
 from dnnc.ir.graph import Graph, Node, Value, union
+from dnnc.ir.graph.builder import Builder, infer
 from dnnc.ir.types import TensorType
 from dnnc.passes.base import PassContext, graphs, is_pure
 

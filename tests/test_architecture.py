@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dnnc.testing.times import in_a_quiet_round, quiet
+from support.times import in_a_quiet_round, quiet
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,9 +33,9 @@ HOMES = {
     "typer": ("compiler/cli",),
     "rich": ("compiler/cli", "compiler/report"),
     "xgboost": ("autotune",),
-    "ray": ("autotune/ray_runner.py",),
+    "ray": ("autotune/runners/ray_runner.py",),
     "plotly": ("compiler/report",),
-    "torch": ("compiler/frontends/torch", "compiler/torch_", "compiler/peers.py", "backends/cuda/arrays.py"),
+    "torch": ("compiler/frontends/torch", "compiler/torch_", "compiler/tools/peers.py", "backends/cuda/arrays.py"),
 }
 # Caches that are filled at run time; every other module-level container is a constant.
 MUTABLE_GLOBALS = {("ir/expr.py", "_table"), ("ir/dtype.py", "_BY_NUMPY")}

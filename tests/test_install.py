@@ -19,7 +19,7 @@ FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
 SCRIPT = """
 import dnnc
 import dnnc.array as xp
-from dnnc.testing import fuzz
+from support import fuzz
 print(dnnc.__file__, dnnc.__version__)
 f = dnnc.compile(lambda x: x + 1, inputs=[dnnc.Spec((3,))], cache=False)
 assert f([1.0, 2.0, 3.0]).tolist() == [2.0, 3.0, 4.0]

@@ -14,22 +14,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import dnnc.backends.cuda as package
-from dnnc.backends import codec
-from dnnc.backends.cache import KernelCache
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.gate import check_kernel
 from dnnc.backends.cuda.launch import Launch
 from dnnc.backends.cuda.library import ONE, LibraryCall, call_of, installed, is_library, need, version_of
 from dnnc.backends.cuda.native import Check, CudaNative, Device
 from dnnc.backends.cuda.nvrtc import compile_many, nvrtc_identity
-from dnnc.backends.link import Linker, control_names, describe, describe_control, place_constants
-from dnnc.backends.places import Control, Loop, NativeKernel
-from dnnc.backends.prologue import prologue_of
+from dnnc.backends.runtime import codec
+from dnnc.backends.runtime.kernel_cache import KernelCache
+from dnnc.backends.runtime.link import Linker, control_names, describe, describe_control, place_constants
+from dnnc.backends.runtime.program import Control, Loop, NativeKernel
+from dnnc.backends.runtime.prologue import prologue_of
 from dnnc.ir.errors import DnncError, TargetError
 from dnnc.ir.graph import Graph
-from dnnc.ir.operator.stmt import Kernel
-from dnnc.passes.ladder import Failure, fail
-from dnnc.passes.program import Program, Step
+from dnnc.ir.loops.stmt import Kernel
+from dnnc.passes.planning.ladder import Failure, fail
+from dnnc.passes.planning.program import Program, Step
 
 if TYPE_CHECKING:
     from dnnc.backends.cuda.target import GpuTarget

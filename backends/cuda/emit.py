@@ -29,7 +29,7 @@ from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import DType, i64
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var, children, free, var
-from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Kernel, Let, Stmt, Store, exprs, walk_stmts
+from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Kernel, Let, Stmt, Store, exprs, walk_stmts
 
 VECTOR_BYTES = 16  # the widest access, and what addresses of parameters are multiples of
 STATIC_SHARED = 48 * 1024  # bytes that a kernel may declare; more is asked for at the launch

@@ -12,7 +12,7 @@ from dnnc.backends.cuda.native import ALIGN, DEFAULT_STREAM, STATUS_BYTES, Devic
 from dnnc.backends.llvm.gate import RED_ZONE, check_run, run_bytes
 from dnnc.ir.expr import Expr, Var
 from dnnc.ir.graph import Graph, Value
-from dnnc.passes.program import Step
+from dnnc.passes.planning.program import Step
 
 if TYPE_CHECKING:
     from dnnc.backends.cuda.launch import Launch

@@ -14,9 +14,20 @@ from typing import Any
 import numpy as np
 
 from dnnc.backends.cuda.library import CallFunction, workspace_bytes
-from dnnc.backends.cuda.native import ALIGN, DEFAULT_STREAM, PARAMETER_ALIGN, STATUS_BYTES, Constants, CudaNative, Device, Memory, Recorded, Reference
-from dnnc.backends.places import Branch, Call, Control, Loop, Place, Row, placed
-from dnnc.backends.runtime import ALIGN as CONDITION_STRIDE
+from dnnc.backends.cuda.native import (
+    ALIGN,
+    DEFAULT_STREAM,
+    PARAMETER_ALIGN,
+    STATUS_BYTES,
+    Constants,
+    CudaNative,
+    Device,
+    Memory,
+    Recorded,
+    Reference,
+)
+from dnnc.backends.runtime.frames import ALIGN as CONDITION_STRIDE
+from dnnc.backends.runtime.program import Branch, Call, Control, Loop, Place, Row, placed
 from dnnc.ir.errors import InternalError
 
 Array = np.ndarray[Any, Any]

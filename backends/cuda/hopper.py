@@ -1,6 +1,6 @@
 """How CUDA C++ spells Hopper's effects: mbarriers, the copy engine (TMA), tensor cores of warp groups (wgmma).
 
-In: a statement of `dnnc.ir.operator.hopper`, and the printer. Out: the C++ statement, and what it needs: helpers of the prelude, and tensor
+In: a statement of `dnnc.ir.loops.hopper`, and the printer. Out: the C++ statement, and what it needs: helpers of the prelude, and tensor
 maps, which the kernel takes as parameters after its buffers and scalars and which tell the copy engine beforehand how a buffer lies.
 """
 
@@ -15,8 +15,8 @@ from dnnc.backends.cuda.launch import TensorMap
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import Ref
-from dnnc.ir.operator.hopper import SWIZZLE_ROWS
-from dnnc.ir.operator.stmt import Eval, walk_stmts
+from dnnc.ir.loops.hopper import SWIZZLE_ROWS
+from dnnc.ir.loops.stmt import Eval, walk_stmts
 
 if TYPE_CHECKING:
     from dnnc.backends.cuda.emit import FuncEmitter

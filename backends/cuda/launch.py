@@ -17,7 +17,7 @@ from dnnc.backends.cuda.index import constant
 from dnnc.ir.dtype import DType
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import value
-from dnnc.ir.operator.stmt import Alloc, Block, For, Kernel, Let, Store, blocks, walk_stmts
+from dnnc.ir.loops.stmt import Alloc, Block, For, Kernel, Let, Store, blocks, walk_stmts
 
 BLOCKS, THREADS = ("block.x", "block.y", "block.z"), ("thread.x", "warp", "lane")
 LIMITS = {"block.x": (1 << 31) - 1, "block.y": 65535, "block.z": 65535}

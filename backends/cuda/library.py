@@ -18,7 +18,7 @@ from typing import Any
 
 from dnnc.backends.cuda.launch import Launch
 from dnnc.ir.errors import InternalError, TargetError, install
-from dnnc.ir.operator.stmt import Kernel
+from dnnc.ir.loops.stmt import Kernel
 
 FORMAT = 1  # of a call's bytes
 HEAD = b'{"library call": '  # how they begin; machine code begins otherwise

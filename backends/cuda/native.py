@@ -1,7 +1,7 @@
 """A program for a CUDA device as data, and what a device must be able to do to run it.
 
 It comes from a scheduled program (`build.py`) and is run by `graph.py`. Nothing here needs CuPy or a device: addresses and streams are
-integers, so a program also runs on a device that is an interpreter (`dnnc.testing.interpreted_device`).
+integers, so a program also runs on a device that is an interpreter (`dnnc.backends.cuda.interpreted`).
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from dnnc.backends.places import Call, Control, Loop, NativeKernel
-from dnnc.backends.runtime import ALIGN as CACHE_LINE
+from dnnc.backends.runtime.frames import ALIGN as CACHE_LINE
+from dnnc.backends.runtime.program import Call, Control, Loop, NativeKernel
 from dnnc.ir.arena import Arena
 from dnnc.ir.expr import Var
 from dnnc.ir.types import TensorType
 
 if TYPE_CHECKING:
     from dnnc.backends.cuda.launch import Launch
-    from dnnc.backends.link import ConstantBlock
-    from dnnc.backends.prologue import Prologue
-    from dnnc.passes.program import Program
+    from dnnc.backends.runtime.link import ConstantBlock
+    from dnnc.backends.runtime.prologue import Prologue
+    from dnnc.passes.planning.program import Program
 
 Array = np.ndarray[Any, Any]
 ALIGN = 256  # bytes: what device allocations are aligned to, and every place that is made of them

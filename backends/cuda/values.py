@@ -11,8 +11,8 @@ from dnnc.backends.cuda.spelling import MATH, ctype, literal, scalar
 from dnnc.ir.dtype import DType, f16, f32, f64, i32, i64
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import COMPARE, Expr, Op, cast
-from dnnc.ir.operator.intrinsics import cast_target
-from dnnc.passes.operator.conversions import is_small, narrow, to_odd, widen
+from dnnc.ir.loops.intrinsics import cast_target
+from dnnc.passes.lower.conversions import is_small, narrow, to_odd, widen
 
 if TYPE_CHECKING:
     from dnnc.backends.cuda.emit import FuncEmitter

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.backends.cache import KernelCache
-from dnnc.backends.link import Linker, describe, describe_control, lay_out_constants
 from dnnc.backends.llvm import compile as compile_
 from dnnc.backends.llvm import emit, spelling, values
 from dnnc.backends.llvm.compile import compile_text, llvm_version, load_objects
@@ -21,11 +19,13 @@ from dnnc.backends.llvm.entry import entry_text
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.native import ENTRY, FORMAT, Native
 from dnnc.backends.llvm.worker_pool import CompileService
-from dnnc.backends.places import Call
-from dnnc.backends.prologue import prologue_of
+from dnnc.backends.runtime.kernel_cache import KernelCache
+from dnnc.backends.runtime.link import Linker, describe, describe_control, lay_out_constants
+from dnnc.backends.runtime.program import Call
+from dnnc.backends.runtime.prologue import prologue_of
 from dnnc.ir.errors import DnncError
-from dnnc.passes.ladder import Failure, fail
-from dnnc.passes.program import Program, Step
+from dnnc.passes.planning.ladder import Failure, fail
+from dnnc.passes.planning.program import Program, Step
 
 Array = np.ndarray[Any, Any]
 

@@ -19,11 +19,11 @@ from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.entry import entry_text
 from dnnc.backends.llvm.features import CpuTarget, last_level_cache
-from dnnc.backends.places import Call, Place
-from dnnc.backends.runtime import Frame, aligned_empty, runtime
+from dnnc.backends.runtime.frames import Frame, aligned_empty, runtime
+from dnnc.backends.runtime.program import Call, Place
 from dnnc.ir.dtype import f32
 from dnnc.ir.expr import const, fma
-from dnnc.ir.operator.stmt import Buffer, Builder, Func, Kernel
+from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel
 
 Array = np.ndarray[Any, Any]
 FMA_STEPS = 20_000

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from dnnc.backends.cache import KernelCache
 from dnnc.backends.llvm.spelling import LIBRARY
+from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.ir.errors import InternalError
 
 # What an object may take from the process, libm's functions too. LLVM itself writes calls of memcpy, memmove and memset.

@@ -10,8 +10,8 @@ thread still reads.
 from __future__ import annotations
 
 from dnnc.backends.llvm.entry import body_lines, declarations
-from dnnc.backends.places import Branch, Control, Loop, Row
-from dnnc.backends.runtime import ALIGN, FRAME_BARRIER
+from dnnc.backends.runtime.frames import ALIGN, FRAME_BARRIER
+from dnnc.backends.runtime.program import Branch, Control, Loop, Row
 
 
 def control_text(c: Control) -> str:

@@ -16,14 +16,29 @@ from typing import Any
 
 from dnnc.backends.llvm import gathers, streams, values
 from dnnc.backends.llvm.spelling import literal, memory_mangle, scalar, stored, vector
-from dnnc.backends.runtime import FRAME_BARRIER, FRAME_STATUS
+from dnnc.backends.runtime.frames import FRAME_BARRIER, FRAME_STATUS
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import DType, f16, f32, i64, u8
 from dnnc.ir.errors import InternalError
-from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Ref, Var, children, const, free, substitute, value, walk
+from dnnc.ir.expr import (
+    Const,
+    Expr,
+    Linear,
+    Load,
+    Op,
+    Product,
+    Ref,
+    Var,
+    children,
+    const,
+    free,
+    substitute,
+    value,
+    walk,
+)
 from dnnc.ir.linear import strided
-from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Kernel, Let, Stmt, Store, accesses, walk_stmts
-from dnnc.ir.operator.stmt import stored as stored_buffers
+from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Kernel, Let, Stmt, Store, accesses, walk_stmts
+from dnnc.ir.loops.stmt import stored as stored_buffers
 
 MANY_NUMBERS, MANY_SUMS = 6, 20  # constants of an epilogue, and vectors of a tile, that do not fit into registers together
 ADDRESSED = (1, 2, 4, 8)  # scales that an address may have

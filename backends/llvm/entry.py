@@ -15,8 +15,15 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 
-from dnnc.backends.places import Call, Place
-from dnnc.backends.runtime import FRAME_ARENA, FRAME_BARRIER, FRAME_BOUND, FRAME_CONSTANTS, FRAME_OFFSETS, FRAME_STATUS
+from dnnc.backends.runtime.frames import (
+    FRAME_ARENA,
+    FRAME_BARRIER,
+    FRAME_BOUND,
+    FRAME_CONSTANTS,
+    FRAME_OFFSETS,
+    FRAME_STATUS,
+)
+from dnnc.backends.runtime.program import Call, Place
 
 
 def barriers(calls: Sequence[Call]) -> list[bool]:

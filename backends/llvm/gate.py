@@ -17,22 +17,22 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.backends.link import pack
 from dnnc.backends.llvm.gate_work import MAX_STEPS, sampled, unchecked
 from dnnc.backends.llvm.native import shape_of
 from dnnc.backends.reachable import POOL, Sample, bounds, errors, judge, reference
-from dnnc.backends.runtime import Frame, aligned_empty
-from dnnc.ir.builder import Builder
+from dnnc.backends.runtime.frames import Frame, aligned_empty
+from dnnc.backends.runtime.link import pack
 from dnnc.ir.errors import AccuracyError, InputError, locations
 from dnnc.ir.expr import Expr, Var, const, free
 from dnnc.ir.graph import Graph, Node, Value
-from dnnc.ir.operator.stmt import stored
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.loops.stmt import stored
 from dnnc.ir.shapes import specialise
 from dnnc.ir.tolerances import EPS
 from dnnc.ir.types import Layout, TensorType
-from dnnc.passes.graph.kinds import kind_of
-from dnnc.passes.lower import group_inputs
-from dnnc.passes.program import Step
+from dnnc.passes.analysis.kinds import kind_of
+from dnnc.passes.lower.nests import group_inputs
+from dnnc.passes.planning.program import Step
 
 POINTS = 2048
 COLUMNS = 64  # of these along one axis

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 
 from dnnc.ir.errors import locations
 from dnnc.ir.expr import Expr
-from dnnc.ir.operator.count import most, statements
-from dnnc.passes.program import Step
+from dnnc.ir.loops.count import most, statements
+from dnnc.passes.planning.program import Step
 
 MAX_STEPS = 1 << 35  # statements in a run of the kernel, half a minute on one core
 MAX_ELEMENTS = 1 << 30  # of an operand, or of a value within a group, which NumPy may have to make as a whole

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from dnnc.backends.llvm.native import Native, shape_of
-from dnnc.backends.results import maker
-from dnnc.backends.runtime import FRAME_BOUND, FRAME_CONSTANTS, FRAME_OFFSETS, Frame, address_of, runtime
+from dnnc.backends.runtime.frames import FRAME_BOUND, FRAME_CONSTANTS, FRAME_OFFSETS, Frame, address_of, runtime
+from dnnc.backends.runtime.results import maker
 from dnnc.ir.errors import InputError
 from dnnc.ir.expr import Expr, Var, const
 

@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.backends.cache import KernelCache
 from dnnc.backends.llvm.compile import Loaded, cached_object, load_objects
 from dnnc.backends.llvm.entry import barriers
-from dnnc.backends.places import Call, Place
-from dnnc.backends.runtime import FRAME_BARRIER, FRAME_STATUS, has_threads
+from dnnc.backends.runtime.frames import FRAME_BARRIER, FRAME_STATUS, has_threads
+from dnnc.backends.runtime.kernel_cache import KernelCache
+from dnnc.backends.runtime.program import Call, Place
 
 BARRIER, PARALLEL, CLAIMED = 1, 2, 4
 COUNTER = 8  # bits of the flags below the base that is the counter of a claimed kernel

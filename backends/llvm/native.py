@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dnnc.backends.llvm.compile import Loaded
-from dnnc.backends.places import Call, NativeKernel
+from dnnc.backends.runtime.program import Call, NativeKernel
 from dnnc.ir.arena import Arena
 from dnnc.ir.expr import Expr, Var, const, substitute, value
 from dnnc.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from dnnc.backends.prologue import Prologue
-    from dnnc.passes.program import Program
+    from dnnc.backends.runtime.prologue import Prologue
+    from dnnc.passes.planning.program import Program
 
 Array = np.ndarray[Any, Any]
 FORMAT = "1"  # of kernels and their calling convention; part of every cache key and of saved models

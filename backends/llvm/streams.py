@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from math import prod
 
 from dnnc.ir.expr import Const, Linear, Load, value
-from dnnc.ir.operator.stmt import Alloc, Buffer, Func, Store, accesses, walk_stmts
+from dnnc.ir.loops.stmt import Alloc, Buffer, Func, Store, accesses, walk_stmts
 
 LEAST = 32 << 20  # bytes of a result: what a chip of a server's CPU has for all of its cores
 AHEAD = 2048  # bytes between what is read and what is asked for: what arrives in the time that memory takes

@@ -11,10 +11,10 @@ from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import DType, boolean, f32, f64, i32, i64
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import COMPARE, Const, Expr, Op, cast, value
-from dnnc.ir.operator.intrinsics import cast_target
-from dnnc.ir.operator.pieces import ROWS
-from dnnc.ir.operator.verify import scalarise
-from dnnc.passes.operator.conversions import is_small, narrow, rounded, to_odd, widen
+from dnnc.ir.loops.intrinsics import cast_target
+from dnnc.ir.loops.pieces import ROWS
+from dnnc.ir.loops.verify import scalarise
+from dnnc.passes.lower.conversions import is_small, narrow, rounded, to_odd, widen
 
 if TYPE_CHECKING:
     from dnnc.backends.llvm.emit import FuncEmitter

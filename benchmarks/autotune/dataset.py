@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.autotune.features import TEMPLATES, features
-from dnnc.autotune.log import read
-from dnnc.autotune.machine import Machine, machine_of
-from dnnc.autotune.model import CostModel, speeds, unit_of
-from dnnc.autotune.task import Task
-from dnnc.autotune.trial import Trial
+from dnnc.autotune.log.file import read
+from dnnc.autotune.model.cost_model import CostModel, speeds, unit_of
+from dnnc.autotune.model.features import TEMPLATES, features
+from dnnc.autotune.runners.machine import Machine, machine_of
+from dnnc.autotune.search.task import Task
+from dnnc.autotune.search.trial import Trial
 from dnnc.ir.errors import DnncError
 from dnnc.passes.schedule.problem import Choice
 from dnnc.passes.schedule.step import candidates

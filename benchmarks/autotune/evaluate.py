@@ -21,14 +21,14 @@ from rich.console import Console
 from rich.table import Table
 from train import fresh
 
-from dnnc.autotune.features import NAMES, PROBLEMS
-from dnnc.autotune.machine import machine_of
-from dnnc.autotune.model import Analytic, CostModel
-from dnnc.autotune.roofline import plan
-from dnnc.autotune.space import space
-from dnnc.autotune.task_search import TaskSearch
-from dnnc.autotune.trial import OK, Trial
-from dnnc.autotune.work import work_of
+from dnnc.autotune.model.cost_model import Analytic, CostModel
+from dnnc.autotune.model.features import NAMES, PROBLEMS
+from dnnc.autotune.model.roofline import plan
+from dnnc.autotune.model.work import work_of
+from dnnc.autotune.runners.machine import machine_of
+from dnnc.autotune.search.space import space
+from dnnc.autotune.search.task_search import TaskSearch
+from dnnc.autotune.search.trial import OK, Trial
 
 Array = np.ndarray[Any, Any]
 COUNTS = (1, 2, 4, 8, 16)

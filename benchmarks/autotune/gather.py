@@ -22,14 +22,14 @@ from pathlib import Path
 import numpy as np
 from workloads import FAMILIES, tasks, workload
 
-from dnnc.autotune.log import Log, read
-from dnnc.autotune.machine import machine_of
-from dnnc.autotune.measure import ProcessRunner
-from dnnc.autotune.roofline import plan
-from dnnc.autotune.space import space
-from dnnc.autotune.task import Setting, Task
-from dnnc.autotune.trial import Request, Trial
-from dnnc.autotune.work import work_of
+from dnnc.autotune.log.file import Log, read
+from dnnc.autotune.model.roofline import plan
+from dnnc.autotune.model.work import work_of
+from dnnc.autotune.runners.machine import machine_of
+from dnnc.autotune.runners.measure import ProcessRunner
+from dnnc.autotune.search.space import space
+from dnnc.autotune.search.task import Setting, Task
+from dnnc.autotune.search.trial import Request, Trial
 from dnnc.ir.errors import DnncError
 from dnnc.passes.schedule.problem import Choice
 

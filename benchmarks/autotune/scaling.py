@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 
 from workloads import tasks, workload
 
-from dnnc.autotune.machine import machine_of
-from dnnc.autotune.measure import ProcessRunner
-from dnnc.autotune.ray_runner import RayRunner
-from dnnc.autotune.space import space
-from dnnc.autotune.task import Setting, Task
-from dnnc.autotune.task_search import EARLY_STOP
-from dnnc.autotune.trial import Request, Runner, Trial
+from dnnc.autotune.runners.machine import machine_of
+from dnnc.autotune.runners.measure import ProcessRunner
+from dnnc.autotune.runners.ray_runner import RayRunner
+from dnnc.autotune.search.space import space
+from dnnc.autotune.search.task import Setting, Task
+from dnnc.autotune.search.task_search import EARLY_STOP
+from dnnc.autotune.search.trial import Request, Runner, Trial
 from dnnc.passes.schedule.problem import Choice
 
 Medians = dict[tuple[str, Choice], float]

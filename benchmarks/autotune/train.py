@@ -12,8 +12,8 @@ from pathlib import Path
 
 from dataset import Data, best_margins, calibrated, load, out_of_fold, reached
 
-from dnnc.autotune.features import VERSION
-from dnnc.autotune.model import XGBModel
+from dnnc.autotune.model.cost_model import XGBModel
+from dnnc.autotune.model.features import VERSION
 
 PRETRAINED = Path(__file__).parents[2] / "autotune" / "pretrained"
 

@@ -28,7 +28,7 @@ import zoo  # noqa: E402
 from timing import geometric_mean  # noqa: E402
 
 import dnnc  # noqa: E402
-from dnnc import tuned  # noqa: E402
+from dnnc import tune_option as tuned  # noqa: E402
 from dnnc.ir.graph import identifier  # noqa: E402
 from dnnc.passes.schedule.step import first_choice  # noqa: E402
 
@@ -106,7 +106,7 @@ def timed(calls: list[Call], a: argparse.Namespace) -> list[list[float]]:
 
         rows = [gpu_times(calls) for _ in range(a.repeats)]
         return [list(column) for column in zip(*rows)]
-    from dnnc.timing import alternate
+    from dnnc.tools.timing import alternate
 
     times = alternate(calls, a.repeats, a.seconds, lambda _: None)
     return [[1e3 * statistics.median(repeat[k]) for repeat in times] for k in range(len(calls))]

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.autotune.machine import machine_of
-from dnnc.autotune.task import Setting, Task, task_of
+from dnnc.autotune.runners.machine import machine_of
+from dnnc.autotune.search.task import Setting, Task, task_of
 from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph_text import parse
+from dnnc.ir.graph.text import parse
 from dnnc.passes.base import PassContext, PassManager
-from dnnc.passes.graph.memory_plan import plan_memory
 from dnnc.passes.pipelines import LEVELS
-from dnnc.passes.program import plan_region
+from dnnc.passes.planning.memory_plan import plan_memory
+from dnnc.passes.planning.program import plan_region
 
 Rng = np.random.Generator
 WEIGHT_PERIOD = 65_537  # numbers after which constants repeat: their values do not matter, and drawing millions takes time

@@ -33,9 +33,9 @@ import zoo
 from engines import PEERS, Engine, Task, exact
 from timing import Neighbours
 
-from dnnc.ir.interp import Precision
-from dnnc.peers import several
-from dnnc.timing import alternate, percentiles, ratios
+from dnnc.ir.graph.interp import Precision
+from dnnc.tools.peers import several
+from dnnc.tools.timing import alternate, percentiles, ratios
 from families.apart import Outcome, Tell, run_apart
 from families.index import HALVES, Row, append, is_held, read_index, read_lines, select
 from families.summary import COMPILING, JUDGING, RESIZING, failure_class, markdown, one_line

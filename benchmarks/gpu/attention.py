@@ -16,8 +16,8 @@ from typing import Any
 
 from single import Case, Schedules, case, options, run
 
-from dnnc.backends.cuda.templates.attention_choice import shapes
-from dnnc.backends.cuda.templates.attention_nest import attention_of
+from dnnc.backends.cuda.templates.attention.choice import shapes
+from dnnc.backends.cuda.templates.attention.nest import attention_of
 from dnnc.ir.dtype import f32
 from dnnc.passes.schedule.problem import Choice, Knobs, Problem
 

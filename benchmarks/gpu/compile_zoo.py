@@ -31,7 +31,7 @@ from dnnc.backends.cuda.target import FACTS, GpuTarget
 from dnnc.backends.cuda.templates import templates
 from dnnc.device_driver import Machine
 from dnnc.ir.errors import DnncError
-from dnnc.ir.operator.stmt import Kernel
+from dnnc.ir.loops.stmt import Kernel
 
 
 class WatchfulCompiler(NvrtcCompiler):

@@ -39,12 +39,12 @@ from dnnc.backends.cuda.templates import templates
 from dnnc.device_driver import cuda_machine, make_program
 from dnnc.ir.errors import AccuracyError, DnncError
 from dnnc.ir.graph import Graph, Value
-from dnnc.ir.graph_text import parse
-from dnnc.ir.operator.stmt import Eval, Kernel, walk_stmts
-from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.graph.text import parse
+from dnnc.ir.loops.stmt import Eval, Kernel, walk_stmts
+from dnnc.ir.loops.verify import verify_kernel
 from dnnc.options import CompileOptions
-from dnnc.passes.operator.decompose import decompose
-from dnnc.passes.program import Scheduled, Step, lower_group
+from dnnc.passes.lower.expand import decompose
+from dnnc.passes.planning.program import Scheduled, Step, lower_group
 from dnnc.passes.schedule.problem import Choice, Problem, classify
 
 CALLS, WARM, REPLAYS = 20, 3, 11  # calls of a graph, replays before any is timed, replays

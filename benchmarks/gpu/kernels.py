@@ -19,7 +19,7 @@ from typing import Any
 
 from single import LAST, Case, Schedules, case, options, run
 
-from dnnc.backends.cuda.templates.wgmma import GROUP
+from dnnc.backends.cuda.templates.contraction.wgmma import GROUP
 from dnnc.passes.schedule.problem import Choice, Problem
 
 SHAPES = (

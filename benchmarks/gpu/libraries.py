@@ -25,20 +25,20 @@ from typing import Any
 import numpy as np
 
 import dnnc
-from dnnc.autotune.gpu_bench import GpuBench
-from dnnc.autotune.machine import GpuMachine, machine_of
-from dnnc.autotune.space import space, with_libraries
-from dnnc.autotune.task import Task
-from dnnc.autotune.worker import build
+from dnnc.autotune.runners.gpu_bench import GpuBench
+from dnnc.autotune.runners.machine import GpuMachine, machine_of
+from dnnc.autotune.runners.worker import build
+from dnnc.autotune.search.space import space, with_libraries
+from dnnc.autotune.search.task import Task
 from dnnc.backends.cuda.library import VENDORS, installed, version_of
 from dnnc.ir.errors import AccuracyError, DnncError, TargetError
 from dnnc.ir.graph import Graph
-from dnnc.ir.interp import run
+from dnnc.ir.graph.interp import run
 from dnnc.options import make_options
 from dnnc.passes.schedule.problem import Choice
-from dnnc.testing.graphs import graph_of
-from dnnc.tuned import setting_of
-from dnnc.tuning import tasks_of
+from dnnc.tools.sample_graphs import graph_of
+from dnnc.tune_option import setting_of
+from dnnc.tune_session import tasks_of
 
 Array = np.ndarray[Any, Any]
 BOUND = {None: 2e-5, "tf32": 5e-3, "float16": 1e-2, "bfloat16": 6e-2}  # of the largest error over the largest result

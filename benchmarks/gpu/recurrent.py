@@ -14,8 +14,8 @@ from typing import Any
 
 from single import Case, Schedules, options, run
 
-from dnnc.ir.graph_text import parse
-from dnnc.passes.lower_recurrence import lower_recurrence
+from dnnc.ir.graph.text import parse
+from dnnc.passes.lower.recurrence import lower_recurrence
 from dnnc.passes.schedule.problem import Choice, Problem, classify
 
 GATES = {"lstm": 4, "gru": 3, "rnn": 1}

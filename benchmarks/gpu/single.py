@@ -28,12 +28,12 @@ from dnnc.backends.cuda.nvrtc import Compiled, compile_many
 from dnnc.backends.cuda.spelling import spelled
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates import templates
-from dnnc.ir.graph_text import parse
-from dnnc.ir.operator.stmt import Eval, Kernel, walk_stmts
-from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.graph.text import parse
+from dnnc.ir.loops.stmt import Eval, Kernel, walk_stmts
+from dnnc.ir.loops.verify import verify_kernel
 from dnnc.ir.types import TensorType
-from dnnc.passes.lower import lower
-from dnnc.passes.operator.decompose import decompose
+from dnnc.passes.lower.expand import decompose
+from dnnc.passes.lower.nests import lower
 from dnnc.passes.schedule.problem import Choice, Problem, classify
 
 CALLS = 20  # of a graph

@@ -22,13 +22,13 @@ from dnnc.array.custom_products import Product, multiplied, products, replaced
 from dnnc.array.lazy import apply_all
 from dnnc.array.sizes import Size
 from dnnc.ir import te
-from dnnc.ir.builder import normal
 from dnnc.ir.errors import DnncError, InputError, ShapeError
 from dnnc.ir.expr import Var, free
-from dnnc.ir.graph_text import read_definition, show_definition
+from dnnc.ir.graph.builder import normal
+from dnnc.ir.graph.text import read_definition, show_definition
+from dnnc.ir.loops.text import parse_kernel
 from dnnc.ir.op import OpDef
-from dnnc.ir.operator.text import parse_kernel
-from dnnc.ir.raised import raised
+from dnnc.ir.te.raised import raised
 from dnnc.ir.types import TensorType
 
 RECORDS = 256  # kept by one op, for different types and attributes

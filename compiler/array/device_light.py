@@ -19,30 +19,30 @@ import numpy as np
 
 from dnnc.array.devices import DeviceData, Place, imported
 from dnnc.array.light import FOLD_LIMIT, GROUPS, KEPT_CONSTANTS, KERNELS, KernelNote
-from dnnc.backends import codec
-from dnnc.backends.cache import KernelCache
 from dnnc.backends.cuda.build import build, checked_key, launched, step_call, symbols_of
 from dnnc.backends.cuda.emit import kernel_number
 from dnnc.backends.cuda.facts import facts
 from dnnc.backends.cuda.launch import Launch
 from dnnc.backends.cuda.library import is_call
 from dnnc.backends.cuda.native import STATUS_BYTES, CudaNative
-from dnnc.backends.link import Linker, lay_out_constants
-from dnnc.backends.places import Place as Where
+from dnnc.backends.runtime import codec
+from dnnc.backends.runtime.kernel_cache import KernelCache
+from dnnc.backends.runtime.link import Linker, lay_out_constants
+from dnnc.backends.runtime.program import Place as Where
 from dnnc.contexts import context_of
 from dnnc.device_driver import Machine, check_native, compile_for_device
 from dnnc.executable import Executable
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph
 from dnnc.options import CompileOptions, cache_folder, make_options
+from dnnc.passes.analysis.segments import needs_host
 from dnnc.passes.base import PassManager
-from dnnc.passes.graph.segments import needs_host
-from dnnc.passes.ladder import built
 from dnnc.passes.pipelines import LEVELS
-from dnnc.passes.program import KnownGroups, Planner, Program, Step
+from dnnc.passes.planning.ladder import built
+from dnnc.passes.planning.program import KnownGroups, Planner, Program, Step
 from dnnc.passes.schedule.step import first_choice
 from dnnc.schedules import Schedules, keep, used
-from dnnc.tuned import choose_of
+from dnnc.tune_option import choose_of
 
 FEW = 8  # kernels of a model that are quicker started one by one than recorded, when operands and results would have to be copied
 ASKED = 1 << 30  # bytes of results from which a device is asked for room first

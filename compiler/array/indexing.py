@@ -18,7 +18,17 @@ from dnnc.array.devices import HOST, common
 from dnnc.array.elementwise import where
 from dnnc.array.errors import IndexInputError
 from dnnc.array.lazy import Lazy, apply, materialise
-from dnnc.array.manipulation import broadcast_shapes, broadcast_to, contents, expand_dims, from_start, moved, permute_dims, reshape, wide
+from dnnc.array.manipulation import (
+    broadcast_shapes,
+    broadcast_to,
+    contents,
+    expand_dims,
+    from_start,
+    moved,
+    permute_dims,
+    reshape,
+    wide,
+)
 from dnnc.array.sizes import plain, same, same_shape, seen, symbolic
 from dnnc.array.sizes import size as whole
 from dnnc.ir.dtype import i64

@@ -24,11 +24,11 @@ import numpy as np
 from dnnc.array.devices import HOST, DeviceData, common, place
 from dnnc.array.lines import no_data, user_line
 from dnnc.array.sizes import seen
-from dnnc.ir.builder import complete, infer
 from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import InputError, Loc
 from dnnc.ir.expr import Expr, var
 from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.graph.builder import complete, infer
 from dnnc.ir.op import OpDef
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType

@@ -18,9 +18,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dnnc.backends import codec
-from dnnc.backends.cache import KernelCache
-from dnnc.backends.link import Linker, lay_out_constants
 from dnnc.backends.llvm.build import symbol_of
 from dnnc.backends.llvm.compile import Loaded, compile_text, llvm_version, load_objects
 from dnnc.backends.llvm.emit import emit_kernel
@@ -30,20 +27,23 @@ from dnnc.backends.llvm.features import parse_target as parse_cpu
 from dnnc.backends.llvm.gate import check_kernel
 from dnnc.backends.llvm.launch_plan import PARALLEL, Record, Runner, can_run, counters, records_of, runner, table_of
 from dnnc.backends.llvm.templates import templates
-from dnnc.backends.results import results as result_memory
-from dnnc.backends.runtime import Frame, address_of, aligned_empty, runtime
+from dnnc.backends.runtime import codec
+from dnnc.backends.runtime.frames import Frame, address_of, aligned_empty, runtime
+from dnnc.backends.runtime.kernel_cache import KernelCache
+from dnnc.backends.runtime.link import Linker, lay_out_constants
+from dnnc.backends.runtime.results import results as result_memory
 from dnnc.contexts import context_of
 from dnnc.ir.errors import AccuracyError, InputError
 from dnnc.ir.graph import Graph
 from dnnc.memory import check_fits, check_possible
 from dnnc.options import CompileOptions, cache_folder, make_options, thread_count
+from dnnc.passes.analysis.segments import needs_host
 from dnnc.passes.base import PassManager
-from dnnc.passes.graph.segments import needs_host
-from dnnc.passes.ladder import Failure, built, fail
 from dnnc.passes.pipelines import LEVELS
-from dnnc.passes.program import KnownGroups, Planner, Program, Step
+from dnnc.passes.planning.ladder import Failure, built, fail
+from dnnc.passes.planning.program import KnownGroups, Planner, Program, Step
 from dnnc.schedules import Schedules, keep, used
-from dnnc.tuned import choose_of
+from dnnc.tune_option import choose_of
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")

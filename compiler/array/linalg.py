@@ -10,12 +10,38 @@ import numpy as np
 
 from dnnc.array.core import Array, array_of, cast
 from dnnc.array.creation import eye, ones
-from dnnc.array.decompositions import cholesky, complex_det, eig, eigh, eigvals, eigvalsh, matrix_rank, pinv, qr, singular_norm, slogdet, svd, svdvals
+from dnnc.array.decompositions import (
+    cholesky,
+    complex_det,
+    eig,
+    eigh,
+    eigvals,
+    eigvalsh,
+    matrix_rank,
+    pinv,
+    qr,
+    singular_norm,
+    slogdet,
+    svd,
+    svdvals,
+)
 from dnnc.array.elementwise import abs as abs_
 from dnnc.array.elementwise import add, conj, multiply, negative, one, operands, pow, sqrt, subtract
 from dnnc.array.errors import ValueInputError
 from dnnc.array.lazy import apply
-from dnnc.array.manipulation import Axes, axes_of, axis_of, broadcast_to, concat, expand_dims, matrix_transpose, permute_dims, reshape, sliced, stack
+from dnnc.array.manipulation import (
+    Axes,
+    axes_of,
+    axis_of,
+    broadcast_to,
+    concat,
+    expand_dims,
+    matrix_transpose,
+    permute_dims,
+    reshape,
+    sliced,
+    stack,
+)
 from dnnc.array.sizes import same, same_shape
 from dnnc.array.statistical import max as max_
 from dnnc.array.statistical import min as min_

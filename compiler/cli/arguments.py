@@ -10,11 +10,11 @@ import numpy as np
 import typer
 
 from dnnc.executable import Executable
-from dnnc.ir.constant_text import load_constants
 from dnnc.ir.errors import InputError, ModelError
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph, Value
-from dnnc.ir.graph_text import parse
+from dnnc.ir.graph.constant_text import load_constants
+from dnnc.ir.graph.text import parse
 from dnnc.ir.shapes import as_env, bind_variables, resolve
 
 Array = np.ndarray[Any, Any]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import typer
 
-from dnnc.backends.artifact import SUFFIX, is_artifact
+from dnnc.artifact.format import SUFFIX, is_artifact
 from dnnc.cli.arguments import Array, make_arrays
 from dnnc.cli.console import Bar, show_json, show_tables
 from dnnc.cli.models import Job, open_model, open_with_arrays, prepare

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dnnc.frontends.onnx import schemas
-from dnnc.frontends.onnx.dynamic import DYNAMIC
-from dnnc.frontends.onnx.image_decode import IMAGE_DECODE
-from dnnc.frontends.onnx.known import RULES
+from dnnc.frontends.onnx.ops.dynamic import DYNAMIC
+from dnnc.frontends.onnx.ops.image_decode import IMAGE_DECODE
+from dnnc.frontends.onnx.ops.strings import STRINGS
 from dnnc.frontends.onnx.reader import LATEST
-from dnnc.frontends.onnx.strings import STRINGS
+from dnnc.frontends.onnx.shape_inference import RULES
 from dnnc.frontends.onnx.tables import CONVERTERS, WITHOUT_SCHEMA
 
 ON_HOST = frozenset((*STRINGS, *IMAGE_DECODE))  # all others are native, but for strings and for cutting a result to its size

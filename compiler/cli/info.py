@@ -9,12 +9,12 @@ from typing import Any
 
 import typer
 
-from dnnc.backends.cache import KernelCache, unwritable
 from dnnc.backends.cuda.nvrtc import nvrtc_version
 from dnnc.backends.cuda.target import FACTS, ask_device, devices
 from dnnc.backends.llvm.compile import llvm_version
 from dnnc.backends.llvm.features import X86_CPUS, parse_target
-from dnnc.backends.runtime import has_threads
+from dnnc.backends.runtime.frames import has_threads
+from dnnc.backends.runtime.kernel_cache import KernelCache, unwritable
 from dnnc.cli.arguments import parse_cache
 from dnnc.cli.console import show_json, show_tables
 from dnnc.ir.errors import TargetError, count, install

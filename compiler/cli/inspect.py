@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Union
 
-from dnnc.backends.artifact import is_artifact
-from dnnc.backends.link import Linker, describe, place_constants
+from dnnc.artifact.format import is_artifact
 from dnnc.backends.llvm.build import symbol_of
 from dnnc.backends.llvm.features import CpuTarget, parse_target
+from dnnc.backends.runtime.link import Linker, describe, place_constants
 from dnnc.cli.arguments import load_graph, make_arrays, open_dims
 from dnnc.cli.console import show_code, show_json
 from dnnc.cli.models import load_saved, need_source
@@ -18,14 +18,14 @@ from dnnc.frontends.onnx import read_model
 from dnnc.hybrid import HybridProgram
 from dnnc.ir.errors import DnncError, InputError
 from dnnc.ir.graph import Graph
-from dnnc.ir.operator.text import show_kernel
+from dnnc.ir.loops.text import show_kernel
 from dnnc.ir.shapes import specialise
 from dnnc.ir.target import parse_target as parse_words
 from dnnc.options import CompileOptions
+from dnnc.passes.analysis.segments import HostStep, needs_host, split
+from dnnc.passes.analysis.segments import prepare as prepare_split
 from dnnc.passes.base import pass_context
-from dnnc.passes.graph.segments import HostStep, needs_host, split
-from dnnc.passes.graph.segments import prepare as prepare_split
-from dnnc.passes.program import Program
+from dnnc.passes.planning.program import Program
 from dnnc.report.device_sources import STAGES as DEVICE_STAGES
 from dnnc.report.device_sources import DeviceSources
 from dnnc.report.device_sources import sources_of as device_sources_of

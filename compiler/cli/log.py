@@ -9,16 +9,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from dnnc.autotune.log import Log, read
-from dnnc.autotune.log_edit import Keep, merge, prune
-from dnnc.autotune.record import Fusion, Session, Winner, plain_choice
-from dnnc.autotune.task import Task
-from dnnc.autotune.trial import Trial
-from dnnc.autotune.variants import described
+from dnnc.autotune.log.edit import Keep, merge, prune
+from dnnc.autotune.log.file import Log, read
+from dnnc.autotune.log.record import Fusion, Session, Winner, plain_choice
+from dnnc.autotune.search.task import Task
+from dnnc.autotune.search.trial import Trial
+from dnnc.autotune.search.variants import described
 from dnnc.cli.console import show_json, show_tables
 from dnnc.cli.outputs import LOGS, check_output
 from dnnc.ir.errors import TuneError
-from dnnc.passes.graph.variants import Variant
+from dnnc.passes.planning.fusion_variants import Variant
 from dnnc.report.tables import Table, show_bytes, show_count, show_seconds
 
 SHORT = 10  # characters of a key that are shown

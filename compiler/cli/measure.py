@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import typer
 
-from dnnc.bench import bench
 from dnnc.cli.console import Bar, show_json, show_tables
 from dnnc.cli.models import Job, open_with_arrays
 from dnnc.options import thread_count
-from dnnc.peers import PEERS
 from dnnc.report.bench_tables import bench_tables
 from dnnc.report.profile_tables import profile_tables
+from dnnc.tools.bench import bench
+from dnnc.tools.peers import PEERS
 
 
 def parse_peers(texts: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from dnnc.backends.artifact import is_artifact
+from dnnc.artifact.format import is_artifact
 from dnnc.cli.arguments import Array, load_model, make_arrays, open_dims, parse_cache, parse_dims
 from dnnc.cli.errors import say
 from dnnc.driver import compile
@@ -74,7 +74,7 @@ def need_source(model: str) -> None:
 
 def load_saved(path: str, threads: int | None, cache: Any) -> Executable:
     """`dnnc.load`; a warning becomes a line on stderr."""
-    from dnnc.loading import load
+    from dnnc.artifact.load import load
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ArtifactWarning)

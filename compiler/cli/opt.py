@@ -11,15 +11,15 @@ from dnnc.cli.arguments import parse_dims, side_file
 from dnnc.cli.console import show_code, show_json, show_tables
 from dnnc.cli.inspect import read_graph
 from dnnc.cli.outputs import check_output, read_by
-from dnnc.ir.constant_text import write_constants
 from dnnc.ir.errors import ModelError
 from dnnc.ir.files import replacing
 from dnnc.ir.graph import Graph
-from dnnc.ir.verify import verify
+from dnnc.ir.graph.constant_text import write_constants
+from dnnc.ir.graph.verify import verify
 from dnnc.passes.base import Pass, PassContext, PassManager, PassRecord, parse_passes, pass_context
-from dnnc.passes.graph.fuse import FusionPlan, plan_fusion
-from dnnc.passes.graph.memory_plan import MemoryPlan, plan_memory
 from dnnc.passes.pipelines import COPY_OUTPUTS, PASSES
+from dnnc.passes.planning.fuse import FusionPlan, plan_fusion
+from dnnc.passes.planning.memory_plan import MemoryPlan, plan_memory
 from dnnc.report.tables import Table, show_bytes, show_seconds
 
 

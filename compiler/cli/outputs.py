@@ -8,10 +8,10 @@ from pathlib import Path
 
 import typer
 
-from dnnc.backends.artifact import is_artifact
+from dnnc.artifact.format import is_artifact
 from dnnc.cli.arguments import side_file
 from dnnc.cli.models import Job
-from dnnc.frontends.onnx.stored import external_files
+from dnnc.frontends.onnx.serialize import external_files
 from dnnc.ir.errors import DnncError, InputError
 
 LOGS = (".jsonl", ".log")

@@ -16,16 +16,16 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from dnnc.autotune.record import plain_choice
-from dnnc.autotune.rivals import Fused
-from dnnc.autotune.search import Event, Outcome, Result
+from dnnc.autotune.log.record import plain_choice
+from dnnc.autotune.search.fusion_variants import Fused
+from dnnc.autotune.search.search import Event, Outcome, Result
 from dnnc.cli.arguments import load_model, parse_cache, parse_dims
 from dnnc.cli.console import rendered, show_json, show_tables
 from dnnc.cli.errors import say
 from dnnc.cli.models import Job, need_source
 from dnnc.cli.outputs import LOGS, check_output, read_by
 from dnnc.report.tables import Table, show_seconds
-from dnnc.tuning import Tuned, tune
+from dnnc.tune_session import Tuned, tune
 
 UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 LOGGED = "dnnc log best LOG"  # where schedules are listed

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import typer
 
-from dnnc.accuracy import first_difference
-from dnnc.bisect import OWN_FAULT, Finding, bisect
 from dnnc.cli.arguments import Array, parse_cache
 from dnnc.cli.console import Bar, show_json, show_tables
 from dnnc.cli.errors import USER
 from dnnc.cli.models import Job, open_with_arrays
 from dnnc.ir.errors import UnsupportedError
 from dnnc.ir.graph import Graph
-from dnnc.ir.interp import run
+from dnnc.ir.graph.interp import run
 from dnnc.ir.shapes import bind_dims, specialise
 from dnnc.options import CompileOptions
 from dnnc.report.tables import Table
+from dnnc.tools.accuracy import first_difference
+from dnnc.tools.bisect import OWN_FAULT, Finding, bisect
 
 
 def verify_command(job: Job, find: bool, seed: int, as_json: bool) -> None:

@@ -20,9 +20,9 @@ from dnnc.export.regions import REGIONS, chains
 from dnnc.export.rest import REST
 from dnnc.export.writer import Model, Names, Writer, value_info
 from dnnc.ir import checks
-from dnnc.ir.builder import Builder
 from dnnc.ir.errors import InputError, UnsupportedError, a_type, locations
 from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.graph.builder import Builder
 from dnnc.ir.ops import OPS
 
 OLDEST = 18  # opset: from here on axes are operands, as this exporter writes them

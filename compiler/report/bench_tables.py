@@ -8,7 +8,7 @@ from dnnc.ir.errors import count
 from dnnc.report.tables import Table, show_bytes, show_seconds
 
 if TYPE_CHECKING:
-    from dnnc.bench import Bench, EngineTimes
+    from dnnc.tools.bench import Bench, EngineTimes
 
 
 def bench_tables(b: Bench) -> list[Table]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dnnc.backends.link import describe, describe_control, unique_kernels
 from dnnc.backends.llvm.native import Native
+from dnnc.backends.runtime.link import describe, describe_control, unique_kernels
 from dnnc.ir.errors import Loc
 from dnnc.ir.expr import Expr, Var, const, value
 from dnnc.ir.shapes import as_env, resolve
 from dnnc.passes.base import PassRecord
-from dnnc.passes.program import AnyStep, Program, Step
+from dnnc.passes.planning.program import AnyStep, Program, Step
 from dnnc.report import Count, KernelReport, MemoryReport, ProgramReport
 from dnnc.report.log import Laps, Log
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dnnc.backends.cuda.library import is_library
-from dnnc.backends.places import NativeKernel
+from dnnc.backends.runtime.program import NativeKernel
 from dnnc.ir.errors import InputError
-from dnnc.ir.operator.text import parse_kernel
+from dnnc.ir.loops.text import parse_kernel
 from dnnc.report.sources import find_kernels, kernel_header
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dnnc.report.layout import Table
 from dnnc.report.tables import show_bytes, show_dims, show_nodes, show_seconds, with_schedules
 
 if TYPE_CHECKING:
-    from dnnc.profile import KernelTime, Profile
+    from dnnc.tools.profile import KernelTime, Profile
 
 SHOWN_KERNELS = 30
 LESS = ("schedule", "even", "calls", "limit", "GB/s", "GFLOP/s")  # columns that go first on a narrow terminal

@@ -13,9 +13,9 @@ from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.entry import entry_text
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.native import Native
-from dnnc.backends.places import Call, NativeKernel
+from dnnc.backends.runtime.program import Call, NativeKernel
 from dnnc.ir.errors import InputError
-from dnnc.ir.operator.text import parse_kernel
+from dnnc.ir.loops.text import parse_kernel
 
 STAGES = ("graph", "operator", "llvm", "asm")
 COMMENT = {"graph": "#", "operator": "#", "llvm": ";", "asm": "#"}

@@ -11,8 +11,8 @@ import numpy as np
 
 from dnnc.ir import te
 from dnnc.ir.expr import Expr, cast, const, select
+from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import OpDef, require
-from dnnc.ir.operator.stmt import call
 from dnnc.ir.ops.common import CHUNK, CONTRACTION, Array, dim, require_kind, same_dim, same_dtype, sample
 from dnnc.ir.shapes import broadcast_shapes
 from dnnc.ir.te import Tensor

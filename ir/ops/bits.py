@@ -8,8 +8,8 @@ from dnnc.ir import te
 from dnnc.ir.dtype import DType, bf16, boolean, f16, f32, f64, i8, i32, i64, u8, u16, u32
 from dnnc.ir.dtype import dtype as named
 from dnnc.ir.expr import Expr, cast, const, load, op, select
+from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import OpDef, require
-from dnnc.ir.operator.stmt import call
 from dnnc.ir.ops.common import ELEMENTWISE, Array, sample, size_flops
 from dnnc.ir.types import TensorType
 

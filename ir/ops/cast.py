@@ -9,9 +9,9 @@ import numpy as np
 from dnnc.ir import te
 from dnnc.ir.dtype import DType, bf16, boolean, dtype, f16, f32, i8, i32, i64, u8
 from dnnc.ir.expr import Expr, cast, const, select
+from dnnc.ir.loops.intrinsics import cast_numpy
+from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import OpDef, require
-from dnnc.ir.operator.intrinsics import cast_numpy
-from dnnc.ir.operator.stmt import call
 from dnnc.ir.ops.common import ELEMENTWISE, Array, elementwise, sample, size_flops
 from dnnc.ir.types import TensorType
 

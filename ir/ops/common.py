@@ -11,8 +11,8 @@ import numpy as np
 from dnnc.ir import te
 from dnnc.ir.dtype import BY_NAME, DType, i64
 from dnnc.ir.expr import E, Expr, cast, const, maximum, minimum, select, unwrap
+from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import Sample, require
-from dnnc.ir.operator.stmt import call
 from dnnc.ir.shapes import broadcast_shapes
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product

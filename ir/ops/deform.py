@@ -10,8 +10,8 @@ import numpy as np
 from dnnc.ir import te
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, minimum, select
+from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import OpDef, require
-from dnnc.ir.operator.stmt import call
 from dnnc.ir.ops.common import PURE, Array, both, clamp, dim, same_dtype, same_shape, sample
 from dnnc.ir.ops.window import Ints, Window, window
 from dnnc.ir.te import Tensor

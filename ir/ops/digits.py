@@ -16,8 +16,8 @@ import numpy as np
 from dnnc.ir import te
 from dnnc.ir.dtype import i64, u32, u64
 from dnnc.ir.expr import Expr, cast, const, op, select
+from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import OpDef, require
-from dnnc.ir.operator.stmt import call
 from dnnc.ir.ops.common import PURE, Array, clamp, dim, require_kind, rows_flops, same_dim, sample
 from dnnc.ir.ops.sort import indices_of, key_numpy, ordered, sort_along
 from dnnc.ir.te import Tensor
@@ -39,7 +39,7 @@ def _digits_type(x: TensorType, *, keep: int, low: int = 32, high: int = 64) -> 
 
 
 def _digits(x: Tensor, *, keep: int, low: int, high: int) -> Tensor:
-    """What the walks of `passes/lower_digits.py` come to: an element stands behind those of smaller bits, and of equal ones before it."""
+    """What the walks of `passes/lower/digits.py` come to: an element stands behind those of smaller bits, and of equal ones before it."""
     n = x.dims[-1]
 
     def bits(*v: Expr) -> Expr:

@@ -13,9 +13,9 @@ import numpy as np
 
 from dnnc.ir.dtype import boolean, u64
 from dnnc.ir.expr import Expr, cast, const, logical_not, maximum, minimum, select
+from dnnc.ir.loops.intrinsics import TABLE
+from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import OpDef, Sample
-from dnnc.ir.operator.intrinsics import TABLE
-from dnnc.ir.operator.stmt import call
 from dnnc.ir.ops.common import (
     ELEMENTWISE,
     Array,

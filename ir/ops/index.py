@@ -13,12 +13,12 @@ import numpy as np
 from dnnc.ir import te
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, select
+from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import OpDef, require
-from dnnc.ir.operator.stmt import call
 from dnnc.ir.ops.common import MOVEMENT, PURE, Array, guarded, require_kind, same_dim, same_dtype, same_shape, sample
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.te import Tensor
-from dnnc.ir.te_interp import put_in_order
+from dnnc.ir.te.interp import put_in_order
 from dnnc.ir.types import Dim, TensorType, product
 
 REDUCTIONS = ("none", "add", "mul", "max", "min")

@@ -9,8 +9,8 @@ import numpy as np
 from dnnc.ir import te
 from dnnc.ir.dtype import f32, i64
 from dnnc.ir.expr import Expr, const, select
+from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import OpDef, require
-from dnnc.ir.operator.stmt import call
 from dnnc.ir.ops.common import PURE, Array, clamp, dim, quiet, require_kind, same_dim, sample
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product

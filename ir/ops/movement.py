@@ -12,9 +12,21 @@ from dnnc.ir import te
 from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import boolean, i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select, value
+from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import OpDef, require
-from dnnc.ir.operator.stmt import call
-from dnnc.ir.ops.common import MOVEMENT, VIEW, Array, both, broadcast_index, clamp, dim, same_dim, same_dtype, sample, within
+from dnnc.ir.ops.common import (
+    MOVEMENT,
+    VIEW,
+    Array,
+    both,
+    broadcast_index,
+    clamp,
+    dim,
+    same_dim,
+    same_dtype,
+    sample,
+    within,
+)
 from dnnc.ir.shapes import broadcast_shapes, normalize_axes, normalize_axis
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, Layout, TensorType, parse_layout, product

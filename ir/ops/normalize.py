@@ -11,10 +11,23 @@ import numpy as np
 from dnnc.ir import te
 from dnnc.ir.dtype import DType, bf16, f16, f32
 from dnnc.ir.expr import Expr, const
+from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import OpDef, require
-from dnnc.ir.operator.stmt import call
 from dnnc.ir.ops.cast import round_numpy, round_to
-from dnnc.ir.ops.common import REDUCTION, Array, broadcast_index, count, dim, quiet, require_kind, rows_flops, same_dim, same_dtype, sample, within
+from dnnc.ir.ops.common import (
+    REDUCTION,
+    Array,
+    broadcast_index,
+    count,
+    dim,
+    quiet,
+    require_kind,
+    rows_flops,
+    same_dim,
+    same_dtype,
+    sample,
+    within,
+)
 from dnnc.ir.ops.reduce import Axes, all_axes, keep_index, reduced
 from dnnc.ir.shapes import broadcast_shapes, normalize_axis
 from dnnc.ir.te import Tensor

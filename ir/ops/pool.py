@@ -10,8 +10,8 @@ import numpy as np
 from dnnc.ir import te
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum
+from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import OpDef, require
-from dnnc.ir.operator.stmt import call
 from dnnc.ir.ops.common import REDUCTION, Array, clamp, dim, quiet, require_kind, sample
 from dnnc.ir.ops.reduce import lowest
 from dnnc.ir.ops.window import Ints, Window, offsets, pad_numpy, shifted, sizes_numpy, window

@@ -13,8 +13,8 @@ import numpy as np
 from dnnc.ir import te
 from dnnc.ir.dtype import DType, f32, f64, u32, u64
 from dnnc.ir.expr import Expr, cast, const, select
+from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import OpDef, require
-from dnnc.ir.operator.stmt import call
 from dnnc.ir.ops.common import PURE, Array, dim, sample
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product

@@ -10,8 +10,8 @@ import numpy as np
 from dnnc.ir import te
 from dnnc.ir.dtype import DType, boolean, from_numpy, i64, u8
 from dnnc.ir.expr import E, Expr, cast, const, select
+from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import OpDef, require
-from dnnc.ir.operator.stmt import call
 from dnnc.ir.ops.common import REDUCTION, Array, at_rows, count, dim, quiet, require_kind, rows_flops, sample
 from dnnc.ir.shapes import normalize_axes, normalize_axis
 from dnnc.ir.te import Tensor

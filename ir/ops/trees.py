@@ -15,8 +15,8 @@ import numpy as np
 from dnnc.ir import te
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, maximum, select
+from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import OpDef, require
-from dnnc.ir.operator.stmt import call
 from dnnc.ir.ops.common import PURE, Array, clamp, dim, require_kind, same_dim, same_dtype, sample
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product

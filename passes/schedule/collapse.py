@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from dnnc.ir.expr import Expr, Op, const, value, walk
-from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Param, Store, accesses, walk_stmts
+from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Param, Store, accesses, walk_stmts
 from dnnc.passes.schedule.state import swap_buffers
 
 Index = tuple[Expr, ...]

@@ -11,8 +11,20 @@ from dataclasses import replace
 
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Var, const, free, substitute, value
-from dnnc.ir.operator.stmt import Alloc, Block, Buffer, For, If, Store, accesses, exprs, loop_var, substitute_block, walk_stmts
-from dnnc.passes.schedule.disjoint import obstacle
+from dnnc.ir.loops.stmt import (
+    Alloc,
+    Block,
+    Buffer,
+    For,
+    If,
+    Store,
+    accesses,
+    exprs,
+    loop_var,
+    substitute_block,
+    walk_stmts,
+)
+from dnnc.passes.schedule.parallel_legality import obstacle
 from dnnc.passes.schedule.state import edit, make_loop, swap_buffers
 from dnnc.passes.schedule.wide import Run, compute_chunk, load_chunks, loads_ahead, new_tiles, run_of
 

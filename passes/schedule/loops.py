@@ -5,8 +5,22 @@ from __future__ import annotations
 from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Linear, Load, Op, const, free, maximum, minimum, substitute, terms, value, walk
-from dnnc.ir.operator.stmt import Alloc, Block, Buffer, For, If, Stmt, Store, accesses, exprs, loop_var, stored, substitute_block, walk_stmts
-from dnnc.passes.schedule.disjoint import obstacle
+from dnnc.ir.loops.stmt import (
+    Alloc,
+    Block,
+    Buffer,
+    For,
+    If,
+    Stmt,
+    Store,
+    accesses,
+    exprs,
+    loop_var,
+    stored,
+    substitute_block,
+    walk_stmts,
+)
+from dnnc.passes.schedule.parallel_legality import obstacle
 from dnnc.passes.schedule.state import edit, find, loops, make_loop, only, renamed
 
 TAILS = ("exact", "overlap", "clamp", "guard", "peel")

@@ -9,7 +9,7 @@ from dnnc.ir.bounds import nonneg
 from dnnc.ir.dtype import DType, i64
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, Ref, Var, const, free, load, op, ref, substitute, terms, value, var, walk
-from dnnc.ir.operator.stmt import (
+from dnnc.ir.loops.stmt import (
     Alloc,
     Block,
     Buffer,

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import E, Expr, Load, const, free, maximum, minimum, select, substitute, unwrap, value, walk
-from dnnc.ir.operator.stmt import Block, Buffer, Builder, call
+from dnnc.ir.loops.stmt import Block, Buffer, Builder, call
 from dnnc.ir.types import product
-from dnnc.passes.scattered import Scattered
+from dnnc.passes.lower.scatter import Scattered
 
 WARP = 32
 LINE = 64  # bytes of a cache line

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from dnnc.ir.expr import Expr
 from dnnc.ir.graph import Node, Value
-from dnnc.ir.operator.stmt import Kernel
-from dnnc.passes.lower import Lowered
+from dnnc.ir.loops.stmt import Kernel
+from dnnc.passes.lower.nests import Lowered
 
 Knobs = tuple[tuple[str, int | str], ...]
 

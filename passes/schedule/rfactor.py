@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Load, Op, const, fma, load, value
-from dnnc.ir.operator.stmt import Alloc, Block, Buffer, For, Store, call, substitute_block
+from dnnc.ir.loops.stmt import Alloc, Block, Buffer, For, Store, call, substitute_block
 from dnnc.passes.schedule.loops import guarded, guards_of, is_reduction
 from dnnc.passes.schedule.memory import Vectorizer
 from dnnc.passes.schedule.state import edit, find, make_loop, replace_stmt

@@ -18,7 +18,7 @@ from contextlib import nullcontext
 
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Op, fma, minimum, op, substitute, value
-from dnnc.ir.operator.stmt import Block, Builder
+from dnnc.ir.loops.stmt import Block, Builder
 from dnnc.passes.schedule.scan import Sums, sums_of
 from dnnc.passes.schedule.state import edit, find, only
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, Var, const, free, op, substitute, terms, value, walk
-from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Builder, For, If, Store, call
-from dnnc.passes.schedule.disjoint import obstacle
+from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Builder, For, If, Store, call
 from dnnc.passes.schedule.loops import is_index_sum, is_reduction
+from dnnc.passes.schedule.parallel_legality import obstacle
 from dnnc.passes.schedule.state import find
 
 WARP = 32

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Var, const, free, load, substitute, terms, value, walk
-from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Eval, For, If, Stmt, Store, loop_var
-from dnnc.passes.schedule.disjoint import obstacle
+from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Eval, For, If, Stmt, Store, loop_var
+from dnnc.passes.schedule.parallel_legality import obstacle
 from dnnc.passes.schedule.wide import adjacent
 
 LANES = 32  # threads along the side of a tile

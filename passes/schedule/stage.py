@@ -9,7 +9,7 @@ from dnnc.ir.bounds import bounds, nonneg
 from dnnc.ir.dtype import DType
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, Ref, Var, cast, const, free, load, maximum, minimum, rebuild, terms, value
-from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Builder, Eval, For, Stmt, Store, accesses, map_stmt, walk_stmts
+from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Builder, Eval, For, Stmt, Store, accesses, map_stmt, walk_stmts
 from dnnc.passes.schedule.state import edit, loops
 
 LIMIT = 1 << 16  # elements of a copy: 256 KB of float32, on the thread's stack and in its L2 cache

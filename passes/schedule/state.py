@@ -7,9 +7,22 @@ from dataclasses import replace
 
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, const, unwrap
-from dnnc.ir.operator.stmt import Alloc, Block, Buffer, For, If, Kernel, Let, Stmt, loop_var, map_stmt, substitute_block, walk_stmts
-from dnnc.ir.operator.text import show_block
-from dnnc.passes.schedule.disjoint import obstacle
+from dnnc.ir.loops.stmt import (
+    Alloc,
+    Block,
+    Buffer,
+    For,
+    If,
+    Kernel,
+    Let,
+    Stmt,
+    loop_var,
+    map_stmt,
+    substitute_block,
+    walk_stmts,
+)
+from dnnc.ir.loops.text import show_block
+from dnnc.passes.schedule.parallel_legality import obstacle
 
 
 def loops(b: Block) -> Iterator[For]:
@@ -95,7 +108,7 @@ def renamed(b: Block, suffix: str) -> Block:
 def swap_buffers(b: Block, bufs: dict[Buffer, Buffer], index: Callable[[Buffer, tuple[Expr, ...]], tuple[Expr, ...]] | None = None) -> Block:
     """Replace buffers, with their indices changed by `index(old buffer, old index)`."""
     from dnnc.ir.expr import Load, Ref, load, rebuild, ref
-    from dnnc.ir.operator.stmt import Store
+    from dnnc.ir.loops.stmt import Store
 
     if not bufs:
         return b
@@ -131,7 +144,7 @@ def swap_buffers(b: Block, bufs: dict[Buffer, Buffer], index: Callable[[Buffer, 
 
 def rename_lets(b: Block, suffix: str) -> Block:
     """Let variables of a copied block under new names."""
-    from dnnc.ir.operator.stmt import let_var
+    from dnnc.ir.loops.stmt import let_var
 
     def go(block: Block, env: dict[Expr, Expr]) -> Block:
         out: list[Stmt] = []

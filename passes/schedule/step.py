@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dnnc.ir.errors import InternalError, ScheduleError, VerifyError, locations
-from dnnc.ir.operator.stmt import Kernel
+from dnnc.ir.loops.stmt import Kernel
 from dnnc.passes.schedule.problem import Choice, Problem, Template
 
 NAIVE = Choice("naive", ())  # the nest as it was lowered, which needs no template

@@ -11,7 +11,7 @@ from functools import partial
 from dnnc.ir.bounds import nonneg
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, const, free, load, substitute, value, var, walk
-from dnnc.ir.operator.stmt import Block, Buffer, Builder, For, Store, call, loop_var
+from dnnc.ir.loops.stmt import Block, Buffer, Builder, For, Store, call, loop_var
 from dnnc.passes.schedule.memory import Vectorizer
 from dnnc.passes.schedule.state import edit, only
 

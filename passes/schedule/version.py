@@ -16,7 +16,7 @@ from functools import reduce
 
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Linear, Op, Var, free, op, substitute, value
-from dnnc.ir.operator.stmt import Block, For, If, walk_stmts
+from dnnc.ir.loops.stmt import Block, For, If, walk_stmts
 from dnnc.passes.schedule.loops import guarded, guards_of
 from dnnc.passes.schedule.state import edit, find, renamed, replace_stmt
 

@@ -18,7 +18,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dnnc.ir.expr import Expr, Load, Var, const, free, load, substitute, terms, value, walk
-from dnnc.ir.operator.stmt import Alloc, Block, Buffer, For, If, Let, Stmt, Store, accesses, exprs, loop_var, stored, substitute_block
+from dnnc.ir.loops.stmt import (
+    Alloc,
+    Block,
+    Buffer,
+    For,
+    If,
+    Let,
+    Stmt,
+    Store,
+    accesses,
+    exprs,
+    loop_var,
+    stored,
+    substitute_block,
+)
 
 PLACE = loop_var("k.", const(0), const(1 << 30))  # in a run's body: the number of the chunk among those of its thread
 Tiles = Mapping[Expr, Buffer]

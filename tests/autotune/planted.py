@@ -7,18 +7,18 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dnnc.autotune.machine import Built, CpuMachine, GpuMachine
-from dnnc.autotune.machine import machine_of as real_machine_of
-from dnnc.autotune.task import Setting, Task, task_of
+from dnnc.autotune.runners.machine import Built, CpuMachine, GpuMachine
+from dnnc.autotune.runners.machine import machine_of as real_machine_of
+from dnnc.autotune.search.task import Setting, Task, task_of
 from dnnc.backends.cuda.target import FACTS
 from dnnc.backends.cuda.target import parse_target as parse_gpu
 from dnnc.backends.llvm.spelling import spelled
 from dnnc.ir.errors import AccuracyError, InternalError
-from dnnc.ir.graph_text import parse
-from dnnc.ir.operator.stmt import Kernel
-from dnnc.ir.operator.text import parse_kernel, show_kernel
-from dnnc.passes.graph.fuse import plan_fusion
-from dnnc.passes.operator.decompose import decompose
+from dnnc.ir.graph.text import parse
+from dnnc.ir.loops.stmt import Kernel
+from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.passes.lower.expand import decompose
+from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.passes.schedule.problem import Choice, Problem, Template
 
 RELU = "def f(x: f32[64, 64]):\n    return relu(x)\n"

@@ -16,7 +16,7 @@ import pytest
 
 from dnnc.backends.llvm.compile import Loaded, compile_text, load_objects, undefined_symbols
 from dnnc.backends.llvm.pool import MAX_THREADS, pool_text
-from dnnc.backends.runtime import (
+from dnnc.backends.runtime.frames import (
     FRAME_BARRIER,
     FRAME_NTHREADS,
     Frame,
@@ -28,7 +28,7 @@ from dnnc.backends.runtime import (
     load_pool,
     runtime,
 )
-from dnnc.testing.times import in_a_quiet_round, quiet
+from support.times import in_a_quiet_round, quiet
 
 ENTRIES = f"""
 ; every thread counts in its own cell and, past a barrier, finds its neighbour at the same count; dims[0] rounds, two barriers each
@@ -220,7 +220,7 @@ FORK = """
 import os, sys
 import numpy as np
 from dnnc.backends.llvm.compile import compile_text, load_objects
-from dnnc.backends.runtime import Frame, runtime
+from dnnc.backends.runtime.frames import Frame, runtime
 entries = load_objects([compile_text({text!r}, {cpu!r}, "")])
 launch = runtime().launch
 def right(threads):

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from dnnc import device_driver
+from dnnc.backends.cuda.interpreted import interpreted_machine
 from dnnc.backends.reachable import Sample, bounds, judge
 from dnnc.driver import compile
 from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph_text import parse
-from dnnc.ir.interp import run
-from dnnc.testing.faults import campaign, cancelling
-from dnnc.testing.interpreted_device import interpreted_machine
-from dnnc.testing.random_graphs import random_graph
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
+from support.faults import campaign, cancelling
+from support.random_graphs import random_graph
 
 MASKED = "add(where(m, s, low), where(n, s, low))"  # -inf in float32 where both masks are set, a number in float64
 RIGHT = {

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 import dnnc
 from dnnc import memory
 from dnnc.ir.errors import ArtifactError, DnncError, InputError, ModelError, ShapeError, UnsupportedError
-from dnnc.testing.times import in_a_quiet_round, quiet
+from support.times import in_a_quiet_round, quiet
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]> '
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from donation_cases import donating, many
 
-from dnnc.accuracy import first_difference
 from dnnc.driver import compile_graph
 from dnnc.ir.errors import InputError, UnsupportedError
 from dnnc.ir.graph import Graph
 from dnnc.options import make_options
-from dnnc.testing.fuzz import input_dims
-from dnnc.testing.random_graphs import random_graph
+from dnnc.tools.accuracy import first_difference
+from support.fuzz import input_dims
+from support.random_graphs import random_graph
 
 Array = np.ndarray[Any, Any]
 WAYS: tuple[dict[str, Any], ...] = ({"opt_level": 0}, {"threads": 2}, {"numerics": "strict"}, {"precision": "bfloat16"})

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import dnnc
-from dnnc.ir.graph_text import parse
-from dnnc.ir.interp import run
-from dnnc.testing.graphs import graph_of
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
+from dnnc.tools.sample_graphs import graph_of
 
 NET = """def g(x: f32[N, 16, 12, 12], *, w: f32[40, 16, 3, 3], b: f32[40], m: f32[1440, 10], c: f32[10]):
     r = relu(conv(x, w, b, pads=(1, 1, 1, 1)))

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import dnnc
-import dnnc.loading
+import dnnc.artifact.load
 from dnnc.cli.app import app
-from dnnc.ir.graph_text import parse
+from dnnc.ir.graph.text import parse
 
 TEXT = "def rows(x: f32[N, 4], *, w: f32[4, 2] = [[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 2.0]]):\n    y = relu(matmul(x, w))\n    return y\n"
 
@@ -91,7 +91,7 @@ def test_refused(words: tuple[str, ...], message: str, model: Path) -> None:
 
 def test_a_file_that_does_not_fit_is_told_in_one_line(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dnnc_command("compile", "m.py", "--dims", "N=2", "-o", "m.dnnc")
-    monkeypatch.setattr(dnnc.loading, "FORMAT", "0")
+    monkeypatch.setattr(dnnc.artifact.load, "FORMAT", "0")
     result: Any = dnnc_command("run", "m.dnnc")
     (line,) = result.stderr.splitlines()
     assert line == (

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from command_line import dnnc, dnnc_json
 
-from dnnc.autotune.log import Log, read
-from dnnc.autotune.record import Winner
-from dnnc.autotune.trial import Trial
+from dnnc.autotune.log.file import Log, read
+from dnnc.autotune.log.record import Winner
+from dnnc.autotune.search.trial import Trial
 from dnnc.options import CompileOptions
-from dnnc.testing.tuning_logs import TEXT, other, tasks, write_log
+from support.tuning_logs import TEXT, other, tasks, write_log
 
 COMMANDS = ("show", "best", "merge", "prune")
 
@@ -127,9 +127,9 @@ def test_mistakes(line: str, code: int, message: str) -> None:
 
 
 def write_for_here() -> None:
-    from dnnc.autotune.task import extract
-    from dnnc.testing.tuning_logs import program
-    from dnnc.tuned import setting_of
+    from dnnc.autotune.search.task import extract
+    from dnnc.tune_option import setting_of
+    from support.tuning_logs import program
 
     opts = CompileOptions(target="llvm -threads=2")
     with Log.open("here.jsonl") as log:

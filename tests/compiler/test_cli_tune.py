@@ -17,12 +17,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from dnnc.autotune.log import read
-from dnnc.autotune.search import Event, Progress
-from dnnc.autotune.trial import Request, Trial
+from dnnc.autotune.log.file import read
+from dnnc.autotune.search.search import Event, Progress
+from dnnc.autotune.search.trial import Request, Trial
 from dnnc.cli.app import app
 from dnnc.cli.tune import Display, Interrupt, parse_budget, parse_devices
-from dnnc.testing.landscape import FakeRunner, space, task
+from support.landscape import FakeRunner, space, task
 
 GRAPH = """\
 def net(x: f32[N, 16]):
@@ -41,7 +41,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DNNC_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "g.py").write_text(GRAPH)
-    monkeypatch.setattr("dnnc.tuning.make_runner", lambda *_: FakeRunner(by_text, noise=0.001))
+    monkeypatch.setattr("dnnc.tune_session.make_runner", lambda *_: FakeRunner(by_text, noise=0.001))
     yield tmp_path
 
 
@@ -184,10 +184,10 @@ def test_the_second_interrupt_ends_at_once(capsys: pytest.CaptureFixture[str]) -
 
 CHILD = """
 import sys
-import dnnc.tuning
-from dnnc.testing.landscape import FakeRunner
+import dnnc.tune_session
+from support.landscape import FakeRunner
 from test_cli_tune import by_text
-dnnc.tuning.make_runner = lambda *_: FakeRunner(by_text, wait=0.01)
+dnnc.tune_session.make_runner = lambda *_: FakeRunner(by_text, wait=0.01)
 from dnnc.cli import main
 main(sys.argv[1:])
 """

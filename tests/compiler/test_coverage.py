@@ -17,7 +17,7 @@ from dnnc.frontends.onnx.tables import CONVERTERS
 from dnnc.frontends.onnx.tensors import ONNX_NUMBERS
 from dnnc.ir.errors import DnncError
 from dnnc.passes.base import graphs
-from dnnc.testing.onnx_suite import load_cases
+from support.onnx_suite import load_cases
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operators.md"
 TABLE = {(o.domain, o.name): o for o in coverage()}

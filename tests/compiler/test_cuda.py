@@ -14,8 +14,8 @@ from device_programs import NET, ODD_ROWS, RECURRENT, STACKED, WHILE
 import dnnc
 from dnnc.backends.cuda.device import open_device
 from dnnc.ir.graph import Graph
-from dnnc.ir.interp import run
-from dnnc.testing.graphs import graph_of
+from dnnc.ir.graph.interp import run
+from dnnc.tools.sample_graphs import graph_of
 
 pytestmark = pytest.mark.gpu
 PLAIN = """

@@ -12,8 +12,8 @@ from donation_cases import CASES, many
 import dnnc
 import dnnc.array as xp
 from dnnc.backends.cuda import graph as cuda_graph
-from dnnc.ir.graph_text import parse
-from dnnc.ir.interp import run
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
 
 pytestmark = pytest.mark.gpu
 Array = np.ndarray[Any, Any]

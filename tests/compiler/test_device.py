@@ -15,14 +15,14 @@ import dnnc
 import dnnc.ir.errors
 from dnnc import device_driver
 from dnnc.backends.cuda.instance import MAX_FRAMES
+from dnnc.backends.cuda.interpreted import DeviceBuffer, InterpretedDevice, interpreted_machine
 from dnnc.backends.cuda.native import CudaNative
 from dnnc.executable import Executable
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph_text import parse
-from dnnc.ir.interp import run
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
 from dnnc.passes.schedule.problem import Template
-from dnnc.testing.graphs import graph_of
-from dnnc.testing.interpreted_device import DeviceBuffer, InterpretedDevice, interpreted_machine
+from dnnc.tools.sample_graphs import graph_of
 
 COUNTED = """
 def net(n: i64, x: f32[3, 8], y: f32[8]):
@@ -164,7 +164,7 @@ def test_a_wrong_kernel_is_found_before_it_is_used(device: InterpretedDevice, mo
 
 def test_verify_model(device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled(NET, verify="model")
-    monkeypatch.setattr("dnnc.backends.link.ConstantBlock.made", lambda placed: np.zeros(placed.nbytes, np.uint8))
+    monkeypatch.setattr("dnnc.backends.runtime.link.ConstantBlock.made", lambda placed: np.zeros(placed.nbytes, np.uint8))
     with pytest.raises(dnnc.AccuracyError, match=r"output .* of the compiled model is off"):
         compiled(NET, verify="model")
 
@@ -361,7 +361,7 @@ def test_compiled_where_no_device_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
         f(*arrays_for(g))
     f.save(tmp_path / "m.dnnc")
     monkeypatch.setattr(device_driver, "cuda_machine", lambda *_: interpreted_machine(own))
-    monkeypatch.setattr("dnnc.testing.interpreted_device.TextCompiler.compile", lambda *_: pytest.fail("it is in the file"))
+    monkeypatch.setattr("dnnc.backends.cuda.interpreted.TextCompiler.compile", lambda *_: pytest.fail("it is in the file"))
     loaded = dnnc.load(tmp_path / "m.dnnc", cache=False)
     assert own.launched >= kernels and loaded.programs[0].checks == {}  # checked where it was first loaded
     check(loaded, g, arrays_for(g))

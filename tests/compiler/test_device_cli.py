@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 import dnnc
 from dnnc import device_driver
-from dnnc.backends.artifact import open_artifact, write_artifact
+from dnnc.artifact.format import open_artifact, write_artifact
+from dnnc.backends.cuda.interpreted import interpreted_machine
 from dnnc.backends.cuda.target import FACTS
 from dnnc.cli.app import app
-from dnnc.testing.graphs import graph_of
-from dnnc.testing.interpreted_device import interpreted_machine
+from dnnc.tools.sample_graphs import graph_of
 
 TARGET = ("--target", "cuda -arch=sm_90a")
 
@@ -90,7 +90,7 @@ def test_the_cpu_compiler_is_not_needed() -> None:
 import sys
 sys.modules["llvmlite"] = None
 import dnnc
-from dnnc.testing.graphs import graph_of
+from dnnc.tools.sample_graphs import graph_of
 f = dnnc.compile(graph_of("def g(x: f32[4, 8]):\\n    return softmax(x)"), target="cuda -arch=sm_80", cache=False)
 assert all(c[:4] == b"\\x7fELF" for c in f.programs[0].cubins.values())
 """

@@ -13,15 +13,15 @@ from one_device import GPU, one_device, there
 
 import dnnc
 import dnnc.array as xp
-from dnnc.accuracy import first_difference
 from dnnc.backends.cuda import graph as cuda_graph
+from dnnc.backends.cuda.interpreted import DeviceBuffer, InterpretedDevice
 from dnnc.driver import compile_graph
-from dnnc.ir.graph_text import parse
-from dnnc.ir.interp import run
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
 from dnnc.options import make_options
-from dnnc.testing.fuzz import input_dims
-from dnnc.testing.interpreted_device import DeviceBuffer, InterpretedDevice
-from dnnc.testing.random_graphs import random_graph
+from dnnc.tools.accuracy import first_difference
+from support.fuzz import input_dims
+from support.random_graphs import random_graph
 
 Array = np.ndarray[Any, Any]
 SEEDS = [pytest.param(k, marks=pytest.mark.slow if k % 8 else ()) for k in range(24)]

@@ -11,8 +11,8 @@ from donation_cases import CASES, many
 
 import dnnc
 import dnnc.array as xp
-from dnnc.ir.graph_text import parse
-from dnnc.ir.interp import run
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
 
 Array = np.ndarray[Any, Any]
 

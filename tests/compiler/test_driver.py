@@ -11,21 +11,21 @@ import pytest
 import dnnc
 import dnnc.backends.llvm.build as build_module
 from dnnc.backends.llvm.compile import ALLOWED_SYMBOLS, _symbols, load_objects
-from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph_text import parse
-from dnnc.ir.operator.stmt import walk_stmts
-from dnnc.ir.operator.text import parse_kernel, show_kernel
-from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.graph.text import parse
+from dnnc.ir.loops.stmt import walk_stmts
+from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.loops.verify import verify_kernel
 from dnnc.ir.types import tensor
 from dnnc.passes.base import PassContext, PassManager
-from dnnc.passes.graph.fuse import plan_fusion
-from dnnc.passes.graph.inplace import find_inplace
-from dnnc.passes.graph.memory_plan import plan_memory
 from dnnc.passes.pipelines import PASSES
-from dnnc.testing.graphs import graph_of
-from dnnc.testing.times import growth
+from dnnc.passes.planning.fuse import plan_fusion
+from dnnc.passes.planning.inplace import find_inplace
+from dnnc.passes.planning.memory_plan import plan_memory
+from dnnc.tools.sample_graphs import graph_of
+from support.times import growth
 
 NET = """def g(x: f32[2, 3, 12, 12], i: i64[4], *, w: f32[24, 3, 3, 3], b: f32[24], v: f32[24, 24, 3, 3], d: f32[24, 1, 3, 3], m: f32[24, 33], e: f32[9, 33]):
     a = relu(conv(x, w, b, pads=(1, 1, 1, 1)))

@@ -13,10 +13,10 @@ import pytest
 
 import dnnc
 from dnnc.backends.llvm.entry import barriers
-from dnnc.backends.places import Place
-from dnnc.ir.interp import run
+from dnnc.backends.runtime.program import Place
+from dnnc.ir.graph.interp import run
 from dnnc.program_cache import MAX_INSTANCES, MAX_PROGRAMS
-from dnnc.testing.graphs import graph_of
+from dnnc.tools.sample_graphs import graph_of
 
 ATTENTION = """def g(x: f32[B, S, 32], *, wq: f32[32, 32], wk: f32[32, 32], wv: f32[32, 32], wo: f32[32, 32], s: f32[32], up: f32[32, 80], down: f32[80, 32]):
     q = transpose(reshape(matmul(x, wq), shape=(B, S, 2, 16)), perm=(0, 2, 1, 3))

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import dnnc
-from dnnc.accuracy import check_model, first_difference, longest_reduction
-from dnnc.backends.link import lay_out_constants
-from dnnc.ir.graph_text import parse
-from dnnc.ir.interp import run
+from dnnc.backends.runtime.link import lay_out_constants
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
 from dnnc.program_cache import MAX_INSTANCES, MAX_PROGRAMS
-from dnnc.testing.graphs import graph_of
+from dnnc.tools.accuracy import check_model, first_difference, longest_reduction
+from dnnc.tools.sample_graphs import graph_of
 
 SUM = "def g(x: f32[3, 5], y: f32[3, 5]):\n    return add(x, y)"
 ROWS = "def g(x: f32[N, 4]):\n    return softmax(x)"

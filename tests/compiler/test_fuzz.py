@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from dnnc.ir.graph import Graph, Node
-from dnnc.ir.graph_text import parse
-from dnnc.ir.interp import run
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
+from dnnc.ir.graph.verify import verify
 from dnnc.ir.ops import OPS
 from dnnc.ir.target import TargetFacts
-from dnnc.ir.verify import verify
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.pipelines import PASSES
-from dnnc.testing.fuzz import OTHER_WAYS, Failure, check, check_seed, input_dims, settings, shrink, variations
-from dnnc.testing.random_graphs import ANY_SIZE, Generator, random_graph
-from dnnc.testing.random_patterns import PATTERNS
-from dnnc.testing.random_recipes import NAMES
+from support.fuzz import OTHER_WAYS, Failure, check, check_seed, input_dims, settings, shrink, variations
+from support.random_graphs import ANY_SIZE, Generator, random_graph
+from support.random_patterns import PATTERNS
+from support.random_recipes import NAMES
 
 REACHED = {
     "_wide_conv": "winograd", "_siblings": "siblings", "_norm": "idioms", "_gelu": "idioms", "_softmax": "idioms", "_attention": "attention",
@@ -186,6 +186,6 @@ def test_shrinking_does_not_change_the_kind_of_failure() -> None:
 
 @pytest.mark.slow
 def test_command_line() -> None:
-    words = [sys.executable, "-m", "dnnc.testing.fuzz", "--seeds", "0:3", "--nodes", "4"]
+    words = [sys.executable, "-m", "support.fuzz", "--seeds", "0:3", "--nodes", "4"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, "0 failures\n"), done.stderr

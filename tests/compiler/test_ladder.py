@@ -13,6 +13,7 @@ import dnnc
 from dnnc import cpu_build, device_driver
 from dnnc.backends.cuda import build as cuda_build
 from dnnc.backends.cuda import nvrtc
+from dnnc.backends.cuda.interpreted import InterpretedDevice, TextCompiler, interpreted_machine
 from dnnc.backends.cuda.launch import Launch
 from dnnc.backends.llvm import build as llvm_build
 from dnnc.backends.llvm import worker_pool
@@ -20,13 +21,12 @@ from dnnc.ir.dtype import f32
 from dnnc.ir.errors import DnncError, InternalError
 from dnnc.ir.expr import const
 from dnnc.ir.graph import Graph
-from dnnc.ir.interp import run
-from dnnc.ir.operator.stmt import Alloc, Block, Buffer, Kernel, Store, map_stmt
-from dnnc.ir.operator.text import show_kernel
-from dnnc.ir.operator.verify import MAX_STATEMENTS
+from dnnc.ir.graph.interp import run
+from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Kernel, Store, map_stmt
+from dnnc.ir.loops.text import show_kernel
+from dnnc.ir.loops.verify import MAX_STATEMENTS
 from dnnc.passes.schedule.problem import Problem, Template
-from dnnc.testing.graphs import graph_of
-from dnnc.testing.interpreted_device import InterpretedDevice, TextCompiler, interpreted_machine
+from dnnc.tools.sample_graphs import graph_of
 
 NET = """
 def net(x: f32[6, 20], w: f32[20, 16], b: f32[16]):
@@ -223,7 +223,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, bad: Callable[[str], bool]) -> None:
 
 def verify(monkeypatch: pytest.MonkeyPatch, bad: Callable[[str], bool]) -> None:
     """The verifier refuses kernels by their text."""
-    from dnnc.passes import program
+    from dnnc.passes.planning import program
 
     own = program.verify_kernel
 

@@ -13,23 +13,23 @@ from fake_libraries import FakeBlas, FakeDnn
 
 import dnnc
 from dnnc import device_driver
-from dnnc.autotune.gpu_bench import GpuBench
-from dnnc.autotune.log import Log
-from dnnc.autotune.machine import GpuMachine
-from dnnc.autotune.record import Winner
-from dnnc.autotune.space import with_libraries
-from dnnc.autotune.task import Setting, Task, extract
-from dnnc.autotune.worker import build
+from dnnc.autotune.log.file import Log
+from dnnc.autotune.log.record import Winner
+from dnnc.autotune.runners.gpu_bench import GpuBench
+from dnnc.autotune.runners.machine import GpuMachine
+from dnnc.autotune.runners.worker import build
+from dnnc.autotune.search.space import with_libraries
+from dnnc.autotune.search.task import Setting, Task, extract
 from dnnc.backends.cuda import library
+from dnnc.backends.cuda.interpreted import InterpretedDevice, interpreted_machine
 from dnnc.backends.cuda.target import FACTS
 from dnnc.device_driver import make_program
 from dnnc.ir.errors import AccuracyError, TargetError, TuneError
-from dnnc.ir.interp import run
+from dnnc.ir.graph.interp import run
 from dnnc.options import make_options
 from dnnc.passes.schedule.problem import Choice
-from dnnc.testing.graphs import graph_of
-from dnnc.testing.interpreted_device import InterpretedDevice, interpreted_machine
-from dnnc.tuned import setting_of
+from dnnc.tools.sample_graphs import graph_of
+from dnnc.tune_option import setting_of
 
 ARCH = "cuda -arch=sm_90a"
 LAYERS = """
@@ -239,7 +239,7 @@ def test_a_search_measures_them(fakes: dict[str, Any], device: InterpretedDevice
     """They are in the space, never the default, and win where they are fastest; the result compiles."""
     from collections.abc import Iterator, Sequence
 
-    from dnnc.autotune.trial import Request, Trial
+    from dnnc.autotune.search.trial import Request, Trial
 
     class Runner:
         def measure(self, requests: Sequence[Request]) -> Iterator[Trial]:

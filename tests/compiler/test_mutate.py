@@ -13,10 +13,10 @@ import onnx
 import pytest
 
 from dnnc.ir.errors import InternalError
-from dnnc.testing import judge as judge_
-from dnnc.testing.judge import judge
-from dnnc.testing.mutants import BYTES, MODELS, PROTO, SEALED, Edit, Mutant, bases, messages, model, mutant, spoiled
-from dnnc.testing.mutate import Child, Job, campaign, kind_of, shrink, summary
+from support import judge as judge_
+from support.judge import judge
+from support.mutants import BYTES, MODELS, PROTO, SEALED, Edit, Mutant, bases, messages, model, mutant, spoiled
+from support.mutate import Child, Job, campaign, kind_of, shrink, summary
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_every_field_of_a_model_can_be_changed() -> None:
 
 
 def test_saved_models_keep_right_checksums(data: dict[str, bytes], tmp_path: Path) -> None:
-    from dnnc.backends.artifact import open_artifact
+    from dnnc.artifact.format import open_artifact
 
     for kind in SEALED:
         for seed in range(8):
@@ -162,7 +162,7 @@ def test_failures_of_one_cause_are_of_one_kind() -> None:
 @pytest.mark.slow
 def test_the_command() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "dnnc.testing.mutate", "--seed", "1", "--only", "3", "--jobs", "1"], capture_output=True, text=True, timeout=600
+        [sys.executable, "-m", "support.mutate", "--seed", "1", "--only", "3", "--jobs", "1"], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("1 mutants: ")

@@ -12,7 +12,7 @@ import dnnc
 from dnnc.backends.llvm.entry import can_flush
 from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.graph import Graph
-from dnnc.testing.graphs import graph_of
+from dnnc.tools.sample_graphs import graph_of
 
 # Shapes with tails, long reductions, and work enough for several threads.
 NETS = {

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 import dnnc
 import dnnc.array as xp
 from dnnc.executable import Executable
-from dnnc.ir.graph_text import parse
+from dnnc.ir.graph.text import parse
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
 W = np.linspace(-1, 1, 20, dtype=np.float32).reshape(4, 5)

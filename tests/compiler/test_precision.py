@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 import dnnc
-from dnnc.accuracy import as_stored, check_model, depth, first_difference, stored_type
-from dnnc.backends.link import lay_out_constants
+from dnnc.backends.runtime.link import lay_out_constants
 from dnnc.ir.dtype import bf16, dtype, f16, f32
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph_text import parse
-from dnnc.ir.interp import run
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
 from dnnc.ir.tolerances import EPS, bound, reduced
-from dnnc.testing.fuzz import check
-from dnnc.testing.graphs import graph_of
-from dnnc.testing.passes import random_inputs
-from dnnc.testing.random_graphs import random_graph
+from dnnc.tools.accuracy import as_stored, check_model, depth, first_difference, stored_type
+from dnnc.tools.sample_graphs import graph_of
+from support.fuzz import check
+from support.passes import random_inputs
+from support.random_graphs import random_graph
 
 HALVES = {"float16": f16, "bfloat16": bf16}
 NETS = {

@@ -13,8 +13,8 @@ import pytest
 
 import dnnc
 from dnnc.ir.errors import InputError
-from dnnc.ir.graph_text import parse
-from dnnc.ir.operator.text import parse_kernel
+from dnnc.ir.graph.text import parse
+from dnnc.ir.loops.text import parse_kernel
 from dnnc.report import KernelReport, Report
 from dnnc.report.collect import Laps
 from dnnc.report.tables import Table, plain_text, program_tables, show_bytes, show_count, show_seconds

@@ -10,26 +10,26 @@ import pytest
 
 import dnnc
 from dnnc.array.light import Compiler
-from dnnc.backends.cache import KernelCache
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.templates import templates as cpu_templates
+from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.cpu_build import make_program
-from dnnc.ir.builder import Builder
 from dnnc.ir.errors import InternalError
 from dnnc.ir.graph import Graph
-from dnnc.ir.operator.count import statements
-from dnnc.ir.operator.stmt import stored
-from dnnc.ir.operator.text import show_kernel
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.loops.count import statements
+from dnnc.ir.loops.stmt import stored
+from dnnc.ir.loops.text import show_kernel
 from dnnc.ir.ops import FAMILIES
 from dnnc.ir.target import TargetFacts
 from dnnc.options import CompileOptions
 from dnnc.passes.base import PassContext
-from dnnc.passes.graph.memory_plan import MemoryPlan, Region, plan_memory
 from dnnc.passes.pipelines import compile_program
-from dnnc.passes.program import Program, Step, build_steps, is_parallel, plan_region
+from dnnc.passes.planning.memory_plan import MemoryPlan, Region, plan_memory
+from dnnc.passes.planning.program import Program, Step, build_steps, is_parallel, plan_region
 from dnnc.passes.schedule.problem import Choice
 from dnnc.schedules import Schedules, schedules_for
-from dnnc.testing.graphs import graph_of
+from dnnc.tools.sample_graphs import graph_of
 
 NET = """
 def net(x: f32[2, 48], *, v: f32[48, 96], w: f32[96, 32]):
@@ -42,7 +42,7 @@ CPU = "llvm -mcpu=skylake-avx512"
 
 def unscheduled(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on nothing may be scheduled."""
-    monkeypatch.setattr("dnnc.passes.program._scheduled", lambda *_: pytest.fail("its schedule is known"))
+    monkeypatch.setattr("dnnc.passes.planning.program._scheduled", lambda *_: pytest.fail("its schedule is known"))
 
 
 def program(target: str, cache: Path | None, text: str = NET, **more: Any) -> Program:
@@ -142,8 +142,8 @@ def test_other_targets_have_their_own_schedules(tmp_path: Path) -> None:
 
 def test_other_sources_know_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    whole = __import__("dnnc.passes.program", fromlist=["_scheduled"])._scheduled
-    monkeypatch.setattr("dnnc.passes.program._scheduled", lambda problem, *rest: asked.append(problem.kernel.name) or whole(problem, *rest))
+    whole = __import__("dnnc.passes.planning.program", fromlist=["_scheduled"])._scheduled
+    monkeypatch.setattr("dnnc.passes.planning.program._scheduled", lambda problem, *rest: asked.append(problem.kernel.name) or whole(problem, *rest))
     program(CPU, tmp_path)
     count = len(asked)
     program(CPU, tmp_path)

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 
-from dnnc.testing.scoreboard import operators, page
+from support.scoreboard import operators, page
 
 
 def case(name: str, kind: str, *nodes: str) -> Any:

@@ -18,11 +18,11 @@ from dnnc.cpu_compiler import CpuCompiler
 from dnnc.driver import compile as compile_model
 from dnnc.executable import Executable
 from dnnc.hybrid import HostStep, HybridCompiler, NativeStep
-from dnnc.ir.builder import Builder
 from dnnc.ir.errors import AccuracyError, DnncError, InputError, ScheduleError
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph_text import parse
-from dnnc.ir.interp import run
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
 from dnnc.ir.op import OpDef, Sample
 from dnnc.ir.ops import OPS
 from dnnc.ir.ops.common import draw

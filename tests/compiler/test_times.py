@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from dnnc.testing import times
-from dnnc.testing.times import ROUNDS, Disturbed, growth, in_a_quiet_round, quiet
+from support import times
+from support.times import ROUNDS, Disturbed, growth, in_a_quiet_round, quiet
 
 
 def test_one_quiet_round_is_enough() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import dnnc
 import dnnc.array as xp
-from dnnc.ir.graph_text import parse
+from dnnc.ir.graph.text import parse
 
 X = np.zeros(3, np.float32)
 GRAPH = parse("def g(x: f32[3]):\n    return exp(x)\n")

@@ -11,11 +11,11 @@ from dnnc.ir.dtype import f32
 from dnnc.ir.errors import InputError, ShapeError
 from dnnc.ir.expr import dim, var
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph_text import parse
+from dnnc.ir.graph.text import parse
+from dnnc.ir.graph.verify import verify
 from dnnc.ir.op import OpDef
 from dnnc.ir.shapes import bind_dims, broadcast_shapes, normalize_axes, normalize_axis, specialise
 from dnnc.ir.types import tensor
-from dnnc.ir.verify import verify
 
 Ops = dict[str, OpDef]
 N, M = dim("N"), dim("M")

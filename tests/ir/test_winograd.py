@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dnnc.backends.link import pack
+from dnnc.backends.runtime.link import pack
 from dnnc.ir import winograd
 from dnnc.ir.dtype import f32
 from dnnc.ir.expr import Expr, const, load
-from dnnc.ir.operator.interp import run_kernel
-from dnnc.ir.operator.stmt import Buffer, Builder, Func, Kernel
-from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel
+from dnnc.ir.loops.verify import verify_kernel
 from dnnc.ir.types import Layout, Part, parse_layout, tensor
 
 RNG = np.random.default_rng(0)

@@ -10,8 +10,8 @@ import pytest
 import dnnc
 from dnnc.ir.errors import ParseError
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph_text import parse
-from dnnc.ir.verify import verify
+from dnnc.ir.graph.text import parse
+from dnnc.ir.graph.verify import verify
 
 CASES = {
     "rows in and out": """

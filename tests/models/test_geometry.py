@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import dnnc
-from dnnc.accuracy import first_difference
 from dnnc.ir.errors import ParseError
-from dnnc.testing.graphs import graph_of
+from dnnc.tools.accuracy import first_difference
+from dnnc.tools.sample_graphs import graph_of
 
 
 def convolution(rng: np.random.Generator) -> str:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import dnnc
-from dnnc.accuracy import first_difference
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph_text import parse
-from dnnc.testing.graphs import graph_of
+from dnnc.ir.graph.text import parse
+from dnnc.tools.accuracy import first_difference
+from dnnc.tools.sample_graphs import graph_of
 
 # `N` is the batch. Sizes are odd on purpose: channels that fill no vector, images that fill no tile.
 NETS = {

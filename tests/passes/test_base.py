@@ -7,23 +7,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import InputError, InternalError, ShapeError, VerifyError
 from dnnc.ir.graph import Graph, Value
-from dnnc.ir.graph_text import parse
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.graph.text import parse
+from dnnc.ir.graph.verify import verify
 from dnnc.ir.types import tensor
-from dnnc.ir.verify import verify
 from dnnc.passes.base import Pass, PassContext, PassManager, count_nodes, graphs, is_pure, parse_passes, totals
-from dnnc.passes.graph.canonicalize import canonicalize
-from dnnc.passes.graph.cse import cse
-from dnnc.passes.graph.dce import dce
-from dnnc.passes.graph.decompose import decompose
-from dnnc.passes.graph.fold import fold
-from dnnc.passes.graph.fold_batch_norm import fold_batch_norm
-from dnnc.passes.graph.idioms import idioms
 from dnnc.passes.rewrite import Match, Rule, bits, rewrite, uniform
-from dnnc.testing.times import growth
+from dnnc.passes.rewrites.canonicalize import canonicalize
+from dnnc.passes.rewrites.cse import cse
+from dnnc.passes.rewrites.dce import dce
+from dnnc.passes.rewrites.decompose import decompose
+from dnnc.passes.rewrites.fold import fold
+from dnnc.passes.rewrites.fold_batch_norm import fold_batch_norm
+from dnnc.passes.rewrites.idioms import idioms
+from support.times import growth
 
 TABLE = (Pass("fold", fold, "constants first"), Pass("cse", cse, "equal nodes"), Pass("dce", dce, "what is left over"))
 TEXT = "def f(x: f32[3]):\n    return add(exp(x), exp(x))\n"

@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dnnc.ir import te, te_interp
-from dnnc.ir.builder import Builder
+from dnnc.ir import te
 from dnnc.ir.dtype import f32
 from dnnc.ir.expr import Expr, Var
 from dnnc.ir.graph import Graph
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.stmt import Alloc, call, walk_stmts
+from dnnc.ir.loops.verify import verify_kernel
 from dnnc.ir.op import OpDef
-from dnnc.ir.operator.interp import run_kernel
-from dnnc.ir.operator.stmt import Alloc, call, walk_stmts
-from dnnc.ir.operator.verify import verify_kernel
-from dnnc.ir.stacked import stacked
+from dnnc.ir.te import interp as te_interp
+from dnnc.ir.te.stacked import stacked
 from dnnc.ir.types import TensorType, tensor
-from dnnc.passes.lower import Lowered, lower
+from dnnc.passes.lower.nests import Lowered, lower
 
 N = 3  # every extent
 Array = np.ndarray[Any, Any]

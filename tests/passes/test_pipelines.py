@@ -7,13 +7,13 @@ import pytest
 
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.templates import templates
-from dnnc.ir.graph_text import parse
-from dnnc.ir.interp import run
-from dnnc.ir.verify import verify
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
+from dnnc.ir.graph.verify import verify
 from dnnc.passes.base import PassContext, PassManager
 from dnnc.passes.pipelines import LEVELS, PASSES, compile_program, copy_outputs
-from dnnc.testing.graphs import graph_of
-from dnnc.testing.passes import check_pass, compare, random_inputs
+from dnnc.tools.sample_graphs import graph_of
+from support.passes import check_pass, compare, random_inputs
 
 TARGET = parse_target("llvm -mcpu=x86-64-v4", None)
 

@@ -7,8 +7,8 @@ import pytest
 
 from dnnc.driver import compile
 from dnnc.ir.dtype import BY_NAME
-from dnnc.ir.graph_text import parse
-from dnnc.ir.interp import run
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
 
 BODIES = (
     "add(x, x)",

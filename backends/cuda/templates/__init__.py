@@ -7,24 +7,11 @@ from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from dnnc.backends.cuda.templates import (
-    attention,
-    gemv,
-    gemv_norm,
-    maps,
-    mma,
-    patch,
-    recurrence,
-    reduce,
-    scatter,
-    sequence,
-    simt,
-    tf32,
-    threads,
-    wgmma,
-    window,
-)
-from dnnc.ir.operator.stmt import Eval, For, Kernel, walk_stmts
+from dnnc.backends.cuda.templates import maps, threads
+from dnnc.backends.cuda.templates.attention import template as attention
+from dnnc.backends.cuda.templates.contraction import gemv, gemv_norm, mma, patch, simt, tf32, wgmma, window
+from dnnc.backends.cuda.templates.reduction import recurrence, reduce, scatter, sequence
+from dnnc.ir.loops.stmt import Eval, For, Kernel, walk_stmts
 from dnnc.passes.schedule.problem import Knobs, Problem, Template
 from dnnc.passes.schedule.state import replace_stmt
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dnnc.ir.bounds import nonneg
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Op, Var, free, terms, value, walk
-from dnnc.ir.operator.stmt import Block, Buffer, For, Store, accesses, exprs, walk_stmts
-from dnnc.passes.schedule.disjoint import obstacle
+from dnnc.ir.loops.stmt import Block, Buffer, For, Store, accesses, exprs, walk_stmts
 from dnnc.passes.schedule.loops import annotate, fuse, split
+from dnnc.passes.schedule.parallel_legality import obstacle
 from dnnc.passes.schedule.problem import Problem
 from dnnc.passes.schedule.state import Schedule
 

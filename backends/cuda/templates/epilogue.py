@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dnnc.backends.cuda.templates.nest import Contraction
-from dnnc.backends.cuda.templates.staging import readable
+from dnnc.backends.cuda.templates.contraction.nest import Contraction
+from dnnc.backends.cuda.templates.contraction.staging import readable
 from dnnc.ir.dtype import boolean
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, Var, const, load, rebuild, substitute, terms, value, walk
-from dnnc.ir.operator.stmt import Buffer, Builder, Store, loop_var
+from dnnc.ir.loops.stmt import Buffer, Builder, Store, loop_var
 from dnnc.passes.schedule.memory import Vectorizer
 
 

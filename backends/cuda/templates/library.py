@@ -12,7 +12,7 @@ from dataclasses import replace
 from dnnc.backends.cuda.library import FEW_PLANS, PLANS, VENDORS, Called
 from dnnc.backends.cuda.library_match import call_for, work_of
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.operator.stmt import Kernel
+from dnnc.ir.loops.stmt import Kernel
 from dnnc.passes.schedule.problem import Choice, Knobs, Problem, Template
 
 NUMBER = {"cublaslt": "algo", "cudnn": "plan"}  # what the number of a suggestion is called

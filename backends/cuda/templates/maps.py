@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dnnc.backends.cuda.templates.common import collapsed, fixed, fused, joined, jumps, outer_loops, walks, width_of
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.operator.stmt import Kernel
+from dnnc.ir.loops.stmt import Kernel
 from dnnc.passes.schedule.gpu import stream, sweep
 from dnnc.passes.schedule.loops import annotate, single, split
 from dnnc.passes.schedule.problem import Knobs, Problem

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dnnc.backends.cuda.templates.common import fixed, fused, outer_loops
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import value
-from dnnc.ir.operator.stmt import Alloc, Kernel, walk_stmts
+from dnnc.ir.loops.stmt import Alloc, Kernel, walk_stmts
 from dnnc.passes.schedule.gpu import share_rows, solo, spread
 from dnnc.passes.schedule.problem import Knobs, Problem
 from dnnc.passes.schedule.state import Schedule

@@ -8,7 +8,7 @@ from types import ModuleType
 
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates import contraction, maps, recurrence, reduce, scan, scatter, sequence, winograd
-from dnnc.ir.operator.stmt import Kernel
+from dnnc.ir.loops.stmt import Kernel
 from dnnc.passes.schedule.problem import Knobs, Problem, Template
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, Var, const, free, substitute, walk
-from dnnc.ir.operator.stmt import Block, For, Store, accesses, exprs, walk_stmts
+from dnnc.ir.loops.stmt import Block, For, Store, accesses, exprs, walk_stmts
 from dnnc.passes.schedule.loops import annotate, fuse
 from dnnc.passes.schedule.state import Schedule
 

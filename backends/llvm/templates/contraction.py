@@ -23,15 +23,15 @@ from dnnc.backends.llvm.templates.half import widen_rows
 from dnnc.ir.bounds import nonneg
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, const, free, substitute, unwrap, value
-from dnnc.ir.operator.stmt import For, Kernel, accesses, walk_stmts
+from dnnc.ir.loops.stmt import For, Kernel, accesses, walk_stmts
 from dnnc.ir.ops.conv import panels_of
 from dnnc.ir.ops.window import window
 from dnnc.ir.types import product
+from dnnc.passes.schedule.k_blocking import stretches
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, join, narrow, peel, reorder, split
 from dnnc.passes.schedule.memory import distribute, prefetch, vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.state import Schedule
-from dnnc.passes.schedule.stretches import stretches
 from dnnc.passes.schedule.version import version
 
 BESIDE = 0.42  # of the L2 cache's rate: reading it while the core computes

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates.common import parallel_outer, worth
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.operator.stmt import For, Kernel, walk_stmts
+from dnnc.ir.loops.stmt import For, Kernel, walk_stmts
 from dnnc.ir.ops.window import window
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, narrow, reorder, single, split
 from dnnc.passes.schedule.memory import distribute

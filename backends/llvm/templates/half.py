@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.operator.stmt import accesses
+from dnnc.ir.loops.stmt import accesses
 from dnnc.passes.schedule.loops import split
 from dnnc.passes.schedule.stage import stage
 from dnnc.passes.schedule.state import Schedule

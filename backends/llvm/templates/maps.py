@@ -16,12 +16,12 @@ from dnnc.backends.llvm.templates.common import SERIAL_BELOW, fused, offsets, st
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, Op, Var, const, free, substitute, value, walk
-from dnnc.ir.operator.stmt import Block, For, Kernel, Store, exprs, walk_stmts
-from dnnc.passes.operator.decompose import EXPANSIONS
+from dnnc.ir.loops.stmt import Block, For, Kernel, Store, exprs, walk_stmts
+from dnnc.passes.lower.expand import EXPANSIONS
+from dnnc.passes.schedule.index_set_splitting import crossings, cut, digits, seams
 from dnnc.passes.schedule.loops import annotate, fuse, reorder, single, split
 from dnnc.passes.schedule.memory import vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
-from dnnc.passes.schedule.seams import crossings, cut, digits, seams
 from dnnc.passes.schedule.state import Schedule
 from dnnc.passes.schedule.transposition import transpose_tile, zip_tile
 

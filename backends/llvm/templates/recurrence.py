@@ -23,9 +23,9 @@ from dnnc.ir import te
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, const, fma, load
-from dnnc.ir.operator.stmt import Buffer, Builder, Func, Kernel
-from dnnc.passes.graph.recurrent_form import Form, Phase, bind, loads
-from dnnc.passes.lower_recurrence import LoweredRecurrence, Recurrent
+from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel
+from dnnc.passes.analysis.recurrent_form import Form, Phase, bind, loads
+from dnnc.passes.lower.recurrence import LoweredRecurrence, Recurrent
 from dnnc.passes.schedule.memory import vectorize
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.state import Schedule

@@ -17,10 +17,10 @@ from dnnc.backends.llvm.templates.windows import MOST_PIXELS, tile_windows
 from dnnc.ir.bounds import bounds
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Load, Op, Ref, const, free, substitute, value, walk
-from dnnc.ir.operator.stmt import Block, Buffer, For, If, Kernel, Store, accesses, exprs, walk_stmts
+from dnnc.ir.loops.stmt import Block, Buffer, For, If, Kernel, Store, accesses, exprs, walk_stmts
+from dnnc.passes.schedule.hoist_invariants import hoist_numbers, keep_numbers, sink
 from dnnc.passes.schedule.loops import annotate, hoist_guards, narrow, peel, reorder, single, split
 from dnnc.passes.schedule.memory import distribute, prefetch, vector_reduce, vectorize
-from dnnc.passes.schedule.numbers import hoist_numbers, keep_numbers, sink
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.state import Schedule, loops
 

@@ -13,7 +13,7 @@ from dnnc.backends.llvm.templates.common import fused, parallel_outer, worth
 from dnnc.backends.llvm.templates.maps import lanes_for, shares
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, const, free, unwrap
-from dnnc.ir.operator.stmt import For, If, Kernel
+from dnnc.ir.loops.stmt import For, If, Kernel
 from dnnc.ir.types import product
 from dnnc.passes.schedule.gpu import wrap
 from dnnc.passes.schedule.loops import annotate, reorder, single

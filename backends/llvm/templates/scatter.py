@@ -12,8 +12,8 @@ from dnnc.backends.llvm.features import CpuTarget
 from dnnc.backends.llvm.templates.common import SERIAL_BELOW, worth
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Load, free, value, walk
-from dnnc.ir.operator.stmt import For, Kernel
-from dnnc.passes.scattered import Scattered
+from dnnc.ir.loops.stmt import For, Kernel
+from dnnc.passes.lower.scatter import Scattered
 from dnnc.passes.schedule.loops import annotate, split
 from dnnc.passes.schedule.memory import vectorize
 from dnnc.passes.schedule.owners import LINE, Places, by_axis, by_rows

@@ -12,7 +12,7 @@ from dnnc.backends.llvm.templates.common import parallel_outer, unit_stride, wor
 from dnnc.backends.llvm.templates.maps import lanes_for, shares
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Load, free, walk
-from dnnc.ir.operator.stmt import Block, For, If, Kernel, Stmt, Store, walk_stmts
+from dnnc.ir.loops.stmt import Block, For, If, Kernel, Stmt, Store, walk_stmts
 from dnnc.passes.schedule.loops import narrow
 from dnnc.passes.schedule.memory import vector_reduce
 from dnnc.passes.schedule.problem import Knobs, Problem, varied

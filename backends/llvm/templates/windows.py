@@ -11,7 +11,7 @@ from __future__ import annotations
 from dnnc.backends.llvm.templates.common import offsets
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import free
-from dnnc.ir.operator.stmt import For, If, walk_stmts
+from dnnc.ir.loops.stmt import For, If, walk_stmts
 from dnnc.passes.schedule.loops import annotate, hoist_guards, narrow, peel, reorder, split
 from dnnc.passes.schedule.memory import distribute, vectorize
 from dnnc.passes.schedule.problem import Problem

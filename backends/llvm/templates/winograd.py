@@ -21,9 +21,9 @@ from dnnc.backends.llvm.templates.contraction import step_cycles
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import Expr, Var, const, fma, load, maximum, minimum, select, substitute, value, var
-from dnnc.ir.operator.stmt import Alloc, Buffer, Builder, Kernel, Store
+from dnnc.ir.loops.stmt import Alloc, Buffer, Builder, Kernel, Store
 from dnnc.ir.winograd import points
-from dnnc.passes.graph.winograd import transform
+from dnnc.passes.rewrites.winograd import transform
 from dnnc.passes.schedule.memory import Vectorizer
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
 from dnnc.passes.schedule.state import find

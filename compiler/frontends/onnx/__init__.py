@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dnnc.frontends.onnx.call import NeedsValues
-from dnnc.frontends.onnx.facts import Refined, given_facts
+from dnnc.frontends.onnx.dim_constraints import Refined, given_facts
 from dnnc.frontends.onnx.importer import MALFORMED, Importer
 from dnnc.frontends.onnx.reader import Model, initial_arrays, load
 from dnnc.ir.errors import DnncError, ModelError, ShapeError, UnsupportedError

@@ -14,11 +14,11 @@ import numpy as np
 import onnx
 
 from dnnc.frontends.onnx.tensors import Array, decode, dtype_of
-from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import DType, from_numpy, i64
 from dnnc.ir.errors import DnncError, ModelError, UnsupportedError
 from dnnc.ir.expr import Expr, free, unwrap
 from dnnc.ir.graph import Graph, Value
+from dnnc.ir.graph.builder import Builder
 from dnnc.ir.types import Dim, TensorType
 
 T = TypeVar("T")

@@ -15,23 +15,35 @@ import numpy as np
 import onnx
 
 from dnnc.frontends.onnx import schemas
-from dnnc.frontends.onnx.call import Call, Item, NeedsValues, attribute_value, contents_of, materialize, number, of_array, of_value, reworded, scratch
-from dnnc.frontends.onnx.control import CONTROL
-from dnnc.frontends.onnx.declared import kind_of, symbol_of
-from dnnc.frontends.onnx.facts import Facts, Refined, must_match, of_factors
-from dnnc.frontends.onnx.indices import check_indices
-from dnnc.frontends.onnx.known import RULES
+from dnnc.frontends.onnx.call import (
+    Call,
+    Item,
+    NeedsValues,
+    attribute_value,
+    contents_of,
+    materialize,
+    number,
+    of_array,
+    of_value,
+    reworded,
+    scratch,
+)
+from dnnc.frontends.onnx.dim_constraints import Facts, Refined, must_match, of_factors
+from dnnc.frontends.onnx.ops.constant_indices import check_indices
+from dnnc.frontends.onnx.ops.control import CONTROL
+from dnnc.frontends.onnx.ops.sequence import SEQUENCE, structured_input, structured_output
 from dnnc.frontends.onnx.reader import LATEST, Model, function_opsets, initial_arrays, standard
-from dnnc.frontends.onnx.sequence import SEQUENCE, structured_input, structured_output
+from dnnc.frontends.onnx.shape_inference import RULES
+from dnnc.frontends.onnx.signature import kind_of, symbol_of
 from dnnc.frontends.onnx.tables import CONVERTERS, WITHOUT_SCHEMA
 from dnnc.frontends.onnx.tensors import Array
-from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import DnncError, Loc, ModelError, ShapeError, UnsupportedError
 from dnnc.ir.expr import Expr
 from dnnc.ir.form import Form, Kind
 from dnnc.ir.graph import Graph, Node, Value, identifier
-from dnnc.ir.interp import run
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.graph.interp import run
 from dnnc.ir.op import Attrs, OpDef
 from dnnc.ir.types import Dim, TensorType
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dnnc.frontends.onnx.call import KNOWN_LIMIT, Call
-from dnnc.frontends.onnx.fresh import fresh_dim
+from dnnc.frontends.onnx.unbacked_dims import fresh_dim
 from dnnc.ir.dtype import f64, i64
 from dnnc.ir.errors import ModelError
 from dnnc.ir.expr import const, unwrap

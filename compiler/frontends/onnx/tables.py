@@ -6,33 +6,33 @@ from collections.abc import Callable
 from typing import Any
 
 from dnnc.frontends.onnx.call import Call
-from dnnc.frontends.onnx.control import CONTROL
-from dnnc.frontends.onnx.dynamic import DYNAMIC
-from dnnc.frontends.onnx.elementwise import ELEMENTWISE
-from dnnc.frontends.onnx.image import IMAGE
-from dnnc.frontends.onnx.image_decode import IMAGE_DECODE
-from dnnc.frontends.onnx.index import INDEX
-from dnnc.frontends.onnx.linear import LINEAR
-from dnnc.frontends.onnx.maps import MAPS
-from dnnc.frontends.onnx.microsoft import MICROSOFT, UNLISTED
-from dnnc.frontends.onnx.ml import ML
-from dnnc.frontends.onnx.nn import NN
-from dnnc.frontends.onnx.norm import NORM
-from dnnc.frontends.onnx.quantize import QUANTIZE
-from dnnc.frontends.onnx.random_ops import RANDOM
-from dnnc.frontends.onnx.reduce import REDUCE
-from dnnc.frontends.onnx.resize import RESIZE
-from dnnc.frontends.onnx.rnn import RNN
-from dnnc.frontends.onnx.sequence import SEQUENCE
-from dnnc.frontends.onnx.signal import SIGNAL
-from dnnc.frontends.onnx.sort import SORT
-from dnnc.frontends.onnx.strings import STRINGS
-from dnnc.frontends.onnx.svm import SVM
-from dnnc.frontends.onnx.tensor import TENSOR
-from dnnc.frontends.onnx.text import TEXT
-from dnnc.frontends.onnx.training import TRAINING
-from dnnc.frontends.onnx.trees import TREES
-from dnnc.frontends.onnx.vision import VISION
+from dnnc.frontends.onnx.microsoft.fused import MICROSOFT, UNLISTED
+from dnnc.frontends.onnx.ml.linear import ML
+from dnnc.frontends.onnx.ml.maps import MAPS
+from dnnc.frontends.onnx.ml.ngrams import TEXT
+from dnnc.frontends.onnx.ml.svm import SVM
+from dnnc.frontends.onnx.ml.trees import TREES
+from dnnc.frontends.onnx.ops.control import CONTROL
+from dnnc.frontends.onnx.ops.dynamic import DYNAMIC
+from dnnc.frontends.onnx.ops.elementwise import ELEMENTWISE
+from dnnc.frontends.onnx.ops.gather_scatter import INDEX
+from dnnc.frontends.onnx.ops.image import IMAGE
+from dnnc.frontends.onnx.ops.image_decode import IMAGE_DECODE
+from dnnc.frontends.onnx.ops.linear import LINEAR
+from dnnc.frontends.onnx.ops.movement import TENSOR
+from dnnc.frontends.onnx.ops.nn import NN
+from dnnc.frontends.onnx.ops.norm import NORM
+from dnnc.frontends.onnx.ops.quantize import QUANTIZE
+from dnnc.frontends.onnx.ops.random import RANDOM
+from dnnc.frontends.onnx.ops.reduce import REDUCE
+from dnnc.frontends.onnx.ops.resize import RESIZE
+from dnnc.frontends.onnx.ops.rnn import RNN
+from dnnc.frontends.onnx.ops.sequence import SEQUENCE
+from dnnc.frontends.onnx.ops.signal import SIGNAL
+from dnnc.frontends.onnx.ops.sort import SORT
+from dnnc.frontends.onnx.ops.strings import STRINGS
+from dnnc.frontends.onnx.ops.training import TRAINING
+from dnnc.frontends.onnx.ops.vision import VISION
 
 FAMILIES: tuple[dict[str, Callable[[Call], Any]], ...] = (
     ELEMENTWISE,

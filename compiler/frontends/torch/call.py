@@ -11,11 +11,11 @@ from torch._prims_common import elementwise_dtypes
 
 from dnnc.frontends.torch.dims import Dims
 from dnnc.frontends.torch.tensors import dtype_of
-from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import DType, f32, i64
 from dnnc.ir.errors import UnsupportedError
 from dnnc.ir.expr import Expr
 from dnnc.ir.graph import Value
+from dnnc.ir.graph.builder import Builder
 from dnnc.ir.types import Dim, TensorType
 
 Operand = Value | Expr | int | float | bool

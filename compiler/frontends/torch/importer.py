@@ -17,10 +17,10 @@ from dnnc.frontends.torch.dims import Dims
 from dnnc.frontends.torch.operators import IGNORED, REFUSED, TABLE
 from dnnc.frontends.torch.source import located, source_of
 from dnnc.frontends.torch.tensors import array_of, dtype_of
-from dnnc.ir.builder import Builder
 from dnnc.ir.errors import DnncError, InternalError, UnsupportedError
 from dnnc.ir.expr import Expr
 from dnnc.ir.graph import Graph, Value
+from dnnc.ir.graph.builder import Builder
 from dnnc.ir.types import TensorType
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from dnnc.frontends.torch.call import Call
 from dnnc.frontends.torch.movement import part
-from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import i64
 from dnnc.ir.errors import UnsupportedError
 from dnnc.ir.expr import const, unwrap
 from dnnc.ir.graph import Graph, Value
+from dnnc.ir.graph.builder import Builder
 from dnnc.ir.types import TensorType
 
 Converter = Callable[[Call], Any]

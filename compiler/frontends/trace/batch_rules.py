@@ -17,7 +17,7 @@ from dnnc.ir.op import OpDef
 from dnnc.ir.ops import OPS
 from dnnc.ir.ops.reduce import all_axes
 from dnnc.ir.shapes import normalize_axis
-from dnnc.ir.stacked import stacked
+from dnnc.ir.te.stacked import stacked
 from dnnc.ir.types import TensorType
 
 
@@ -238,7 +238,7 @@ def images(b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any]) ->
 
 
 def by_expression(b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any]) -> Sequence[Lazy]:
-    """The tensor expression with one more axis; see `dnnc.ir.stacked`."""
+    """The tensor expression with one more axis; see `dnnc.ir.te.stacked`."""
     which = tuple(x.stack for x in xs)
     record = stacked(op, which, tuple(None if x.value is None else x.value.type for x in xs), tuple(attrs.items()))
     return b.all(record, *(x.value for x in xs), **attrs)

@@ -17,9 +17,9 @@ from dnnc.frontends.trace import batch_control
 from dnnc.frontends.trace.batch_rules import Batch, Operand, rule_of
 from dnnc.frontends.trace.control import values as control_values
 from dnnc.frontends.trace.regions import Region, key_of
-from dnnc.ir.builder import Builder, complete, infer
 from dnnc.ir.errors import DnncError, Loc, locations
 from dnnc.ir.graph import Graph, Value
+from dnnc.ir.graph.builder import Builder, complete, infer
 from dnnc.ir.op import OpDef
 from dnnc.ir.types import TensorType
 

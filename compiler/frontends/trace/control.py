@@ -14,11 +14,11 @@ from dnnc.array.sizes import same_shape
 from dnnc.frontends.trace.regions import Region
 from dnnc.frontends.trace.tracer import is_traced, tracing
 from dnnc.frontends.trace.tree import Rules, Tree, flatten, unflatten
-from dnnc.ir.builder import complete, infer
 from dnnc.ir.checks import function, integer
 from dnnc.ir.dtype import i64
 from dnnc.ir.errors import InputError, a_type
 from dnnc.ir.graph import Graph
+from dnnc.ir.graph.builder import complete, infer
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
 

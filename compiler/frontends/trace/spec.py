@@ -12,7 +12,7 @@ from dnnc.array.promotion import dtype_of
 from dnnc.array.sizes import Size
 from dnnc.ir.errors import InputError
 from dnnc.ir.expr import Expr, const, dim, op, unwrap
-from dnnc.ir.graph_text import is_reserved
+from dnnc.ir.graph.text import is_reserved
 
 _OPERATORS: dict[type[ast.AST], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%"}
 

@@ -11,9 +11,9 @@ from dnnc.backends.cuda.nvrtc import compile_cuda
 from dnnc.backends.cuda.target import parse_target
 from dnnc.ir.dtype import ALL, DType, boolean, f32, f64, i64
 from dnnc.ir.expr import Expr, cast, const, op
-from dnnc.ir.operator.interp import run_kernel
-from dnnc.ir.operator.stmt import Buffer, Builder, Func, Kernel, call
-from dnnc.ir.operator.text import parse_kernel
+from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.stmt import Buffer, Builder, Func, Kernel, call
+from dnnc.ir.loops.text import parse_kernel
 
 Array = Any
 FLOATS, INTS = ("f32", "f64"), ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")

@@ -10,17 +10,17 @@ import numpy as np
 
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates import templates
-from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.graph import Graph
-from dnnc.ir.operator.interp import run_kernel
-from dnnc.ir.operator.stmt import Kernel
-from dnnc.ir.operator.text import parse_kernel, show_kernel
-from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.stmt import Kernel
+from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.loops.verify import verify_kernel
 from dnnc.ir.types import TensorType
 from dnnc.passes.base import PassContext
-from dnnc.passes.graph.decompose import decompose
-from dnnc.passes.lower import lower
+from dnnc.passes.lower.nests import lower
+from dnnc.passes.rewrites.decompose import decompose
 from dnnc.passes.schedule.problem import Choice, Problem, classify
 
 TARGET = GpuTarget()

@@ -11,20 +11,21 @@ import pytest
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import compile_cuda
 from dnnc.backends.cuda.target import FACTS, GpuTarget
-from dnnc.backends.cuda.templates import attention, templates
-from dnnc.backends.cuda.templates.attention_nest import Attention, attention_of
+from dnnc.backends.cuda.templates import templates
+from dnnc.backends.cuda.templates.attention import template as attention
+from dnnc.backends.cuda.templates.attention.nest import Attention, attention_of
 from dnnc.ir.errors import ScheduleError, VerifyError
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph_text import parse
-from dnnc.ir.interp import run
-from dnnc.ir.operator.interp import run_kernel
-from dnnc.ir.operator.stmt import Kernel
-from dnnc.ir.operator.text import parse_kernel, show_kernel
-from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
+from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.stmt import Kernel
+from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.loops.verify import verify_kernel
 from dnnc.ir.ops import OPS
 from dnnc.passes.base import PassContext
-from dnnc.passes.graph.decompose import decompose
-from dnnc.passes.lower import Lowered, lower
+from dnnc.passes.lower.nests import Lowered, lower
+from dnnc.passes.rewrites.decompose import decompose
 from dnnc.passes.schedule.problem import Problem, classify
 
 H200 = GpuTarget()
@@ -196,7 +197,7 @@ def test_large_scores(t: str, knobs: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("k", range(len(OPS["attention"].samples)))
 def test_samples(k: int) -> None:
-    from dnnc.ir.builder import Builder
+    from dnnc.ir.graph.builder import Builder
 
     s = OPS["attention"].samples[k]
     g = Graph("g")

@@ -13,22 +13,24 @@ import pytest
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import compile_cuda
 from dnnc.backends.cuda.target import FACTS, GpuTarget
-from dnnc.backends.cuda.templates import gemv, mma, reduce, simt, templates, tf32
-from dnnc.backends.cuda.templates.nest import Contraction, contraction_of
-from dnnc.backends.cuda.templates.staging import plan_tile
+from dnnc.backends.cuda.templates import templates
+from dnnc.backends.cuda.templates.contraction import gemv, mma, simt, tf32
+from dnnc.backends.cuda.templates.contraction.nest import Contraction, contraction_of
+from dnnc.backends.cuda.templates.contraction.staging import plan_tile
+from dnnc.backends.cuda.templates.reduction import reduce
 from dnnc.ir.errors import ScheduleError, VerifyError
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph_text import parse
-from dnnc.ir.interp import run
-from dnnc.ir.operator.interp import run_kernel
-from dnnc.ir.operator.stmt import Kernel
-from dnnc.ir.operator.text import parse_kernel, show_kernel
-from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
+from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.stmt import Kernel
+from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.loops.verify import verify_kernel
 from dnnc.ir.ops import OPS
 from dnnc.passes.base import PassContext
-from dnnc.passes.graph.decompose import decompose
-from dnnc.passes.graph.fuse import plan_fusion
-from dnnc.passes.lower import Lowered, lower
+from dnnc.passes.lower.nests import Lowered, lower
+from dnnc.passes.planning.fuse import plan_fusion
+from dnnc.passes.rewrites.decompose import decompose
 from dnnc.passes.schedule.problem import Problem, classify
 
 H200 = GpuTarget()
@@ -270,7 +272,7 @@ SAMPLES = [pytest.param(name, k, id=f"{name}-{k}") for name in ("matmul", "conv"
 @pytest.mark.parametrize("name, k", SAMPLES)
 def test_samples(name: str, k: int) -> None:
     """Every template that takes a sample computes it; those that no template takes have a short side and a sum of few terms, or no side at all."""
-    from dnnc.ir.builder import Builder
+    from dnnc.ir.graph.builder import Builder
 
     s = OPS[name].samples[k]
     g = Graph("g")

@@ -13,13 +13,13 @@ from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import compile_many
 from dnnc.backends.cuda.target import FACTS
 from dnnc.backends.cuda.templates import templates
-from dnnc.ir.graph_text import parse
-from dnnc.ir.operator.stmt import Kernel
-from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.graph.text import parse
+from dnnc.ir.loops.stmt import Kernel
+from dnnc.ir.loops.verify import verify_kernel
 from dnnc.passes.base import PassContext
-from dnnc.passes.graph.decompose import decompose
-from dnnc.passes.graph.fuse import plan_fusion
-from dnnc.passes.lower import lower
+from dnnc.passes.lower.nests import lower
+from dnnc.passes.planning.fuse import plan_fusion
+from dnnc.passes.rewrites.decompose import decompose
 from dnnc.passes.schedule.problem import Problem, classify
 
 ARCHS = ("sm_80", "sm_90a")

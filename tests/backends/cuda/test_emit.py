@@ -20,10 +20,10 @@ from dnnc.backends.cuda.target import GpuTarget
 from dnnc.ir.dtype import BY_NAME, f32, f64
 from dnnc.ir.errors import InternalError
 from dnnc.ir.expr import Expr, Op, const, walk
-from dnnc.ir.operator.intrinsics import TABLE
-from dnnc.ir.operator.stmt import Buffer, Builder, Eval, Func, Kernel, exprs, walk_stmts
-from dnnc.ir.operator.text import parse_kernel
-from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.loops.intrinsics import TABLE
+from dnnc.ir.loops.stmt import Buffer, Builder, Eval, Func, Kernel, exprs, walk_stmts
+from dnnc.ir.loops.text import parse_kernel
+from dnnc.ir.loops.verify import verify_kernel
 
 H200 = GpuTarget()
 

@@ -8,27 +8,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dnnc.backends.cache import KernelCache
 from dnnc.backends.cuda.emit import emit_kernel
+from dnnc.backends.cuda.interpreted import InterpretedDevice, interpreted_machine
 from dnnc.backends.cuda.nvrtc import compile_cuda
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates import gemv_norm, templates
-from dnnc.backends.cuda.templates.gemv_norm import takes
+from dnnc.backends.cuda.templates import templates
+from dnnc.backends.cuda.templates.contraction import gemv_norm
+from dnnc.backends.cuda.templates.contraction.gemv_norm import takes
+from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.device_driver import compile_for_device
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.graph import Graph
-from dnnc.ir.interp import run
-from dnnc.ir.operator.interp import run_kernel
-from dnnc.ir.operator.text import parse_kernel, show_kernel
-from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.graph.interp import run
+from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.loops.verify import verify_kernel
 from dnnc.ir.tolerances import bound
 from dnnc.options import CompileOptions
-from dnnc.passes.graph.channels_last import assign_channels_last
-from dnnc.passes.graph.fuse import plan_fusion
-from dnnc.passes.lower import Lowered, lower
+from dnnc.passes.lower.nests import Lowered, lower
+from dnnc.passes.planning.fuse import plan_fusion
+from dnnc.passes.rewrites.channels_last import assign_channels_last
 from dnnc.passes.schedule.problem import Knobs, Problem, classify
-from dnnc.testing.graphs import graph_of
-from dnnc.testing.interpreted_device import InterpretedDevice, interpreted_machine
+from dnnc.tools.sample_graphs import graph_of
 
 H200 = GpuTarget()
 Array = Any

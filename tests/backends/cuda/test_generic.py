@@ -10,11 +10,11 @@ from scheduled import check_all, check_same, graph_of, problems, schedules
 
 from dnnc.backends.cuda.emit import launch_of
 from dnnc.ir.dtype import i8
+from dnnc.ir.loops.stmt import Eval, Kernel, walk_stmts
+from dnnc.ir.loops.text import show_kernel
 from dnnc.ir.op import OpDef, Sample
-from dnnc.ir.operator.stmt import Eval, Kernel, walk_stmts
-from dnnc.ir.operator.text import show_kernel
 from dnnc.ir.ops import OPS
-from dnnc.passes.lower import lower
+from dnnc.passes.lower.nests import lower
 from dnnc.passes.schedule.problem import Problem, classify
 
 SAMPLES = [(op, s) for op in OPS.values() if op.host is None and "host" not in op.traits for s in op.samples]
@@ -69,7 +69,7 @@ def test_no_elements(name: str, types: list[str]) -> None:
 def chain(*ops: str, dtype: str = "f32 9 96", inplace: bool = False) -> Problem:
     """Unary ops, one after the other, as one group; the result over the input when `inplace`."""
     g = graph_of(ops[0], [dtype])
-    from dnnc.ir.builder import Builder
+    from dnnc.ir.graph.builder import Builder
 
     b, v = Builder(g), g.outputs[0]
     for op in ops[1:]:

@@ -15,7 +15,7 @@ from dnnc.backends.cuda.emit import FuncEmitter, Unit
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, Var, const, maximum, minimum, select, substitute, value, var
-from dnnc.ir.operator.stmt import Func, Kernel
+from dnnc.ir.loops.stmt import Func, Kernel
 
 
 @dataclass(frozen=True)

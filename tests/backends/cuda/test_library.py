@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 
 from dnnc.backends.cuda import library
-from dnnc.backends.cuda.library import Called, Convolution, Image, LibraryCall, Matrix, Product, described, is_call, is_library, parse_call
+from dnnc.backends.cuda.library import (
+    Called,
+    Convolution,
+    Image,
+    LibraryCall,
+    Matrix,
+    Product,
+    described,
+    is_call,
+    is_library,
+    parse_call,
+)
 from dnnc.backends.cuda.library_cublaslt import attributes, layouts
 from dnnc.backends.cuda.library_cudnn import stages, tensor, window
 from dnnc.backends.cuda.library_match import steps_of, work_of
@@ -13,11 +24,11 @@ from dnnc.backends.cuda.target import FACTS
 from dnnc.backends.cuda.templates import templates
 from dnnc.backends.cuda.templates.library import library_choices, library_templates
 from dnnc.ir.errors import InternalError, ScheduleError, TargetError
-from dnnc.ir.graph_text import parse
-from dnnc.ir.operator.stmt import Kernel
-from dnnc.ir.operator.text import parse_kernel, show_kernel
-from dnnc.passes.lower import lower
-from dnnc.passes.operator.decompose import decompose
+from dnnc.ir.graph.text import parse
+from dnnc.ir.loops.stmt import Kernel
+from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.passes.lower.expand import decompose
+from dnnc.passes.lower.nests import lower
 from dnnc.passes.schedule.problem import Problem, classify
 
 LAST = '@ "0 2 3 1"'

@@ -8,13 +8,13 @@ import pytest
 import dnnc
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates import templates
-from dnnc.backends.cuda.templates.nest import contraction_of
-from dnnc.backends.link import pack
-from dnnc.ir.graph_text import parse
-from dnnc.ir.interp import run
-from dnnc.ir.operator.interp import run_kernel
-from dnnc.ir.operator.verify import verify_kernel
-from dnnc.passes.lower import lower
+from dnnc.backends.cuda.templates.contraction.nest import contraction_of
+from dnnc.backends.runtime.link import pack
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
+from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.verify import verify_kernel
+from dnnc.passes.lower.nests import lower
 from dnnc.passes.schedule.problem import classify
 
 CONV = """

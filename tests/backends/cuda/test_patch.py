@@ -11,19 +11,20 @@ import pytest
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import compile_many
 from dnnc.backends.cuda.target import FACTS, GpuTarget
-from dnnc.backends.cuda.templates import patch, templates
-from dnnc.backends.cuda.templates.patch_depthwise import Slab
-from dnnc.backends.cuda.templates.patch_image import Image
-from dnnc.backends.link import pack
+from dnnc.backends.cuda.templates import templates
+from dnnc.backends.cuda.templates.contraction import patch
+from dnnc.backends.cuda.templates.contraction.patch_depthwise import Slab
+from dnnc.backends.cuda.templates.contraction.patch_image import Image
+from dnnc.backends.runtime.link import pack
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph_text import parse
-from dnnc.ir.interp import run
-from dnnc.ir.operator.interp import run_kernel
-from dnnc.ir.operator.stmt import Eval, Kernel, Store, walk_stmts
-from dnnc.ir.operator.text import parse_kernel, show_kernel
-from dnnc.ir.operator.verify import verify_kernel
-from dnnc.passes.graph.fuse import plan_fusion
-from dnnc.passes.lower import lower
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
+from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.stmt import Eval, Kernel, Store, walk_stmts
+from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.loops.verify import verify_kernel
+from dnnc.passes.lower.nests import lower
+from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.passes.schedule.problem import Knobs, Problem, classify
 
 H200 = GpuTarget()

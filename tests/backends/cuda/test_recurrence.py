@@ -14,27 +14,28 @@ import dnnc
 from dnnc import device_driver
 from dnnc.backends import reachable
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
+from dnnc.backends.cuda.interpreted import interpreted_machine
 from dnnc.backends.cuda.nvrtc import compile_many
 from dnnc.backends.cuda.target import FACTS, GpuTarget
-from dnnc.backends.cuda.templates import overlapped, recurrence
-from dnnc.backends.cuda.templates.recurrence import Plan, plans
-from dnnc.ir.builder import Builder
+from dnnc.backends.cuda.templates import overlapped
+from dnnc.backends.cuda.templates.reduction import recurrence
+from dnnc.backends.cuda.templates.reduction.recurrence import Plan, plans
 from dnnc.ir.errors import VerifyError
 from dnnc.ir.graph import Graph
-from dnnc.ir.interp import run
-from dnnc.ir.operator.interp import run_kernel
-from dnnc.ir.operator.stmt import Kernel
-from dnnc.ir.operator.text import parse_kernel, show_kernel
-from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.graph.interp import run
+from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.stmt import Kernel
+from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.loops.verify import verify_kernel
 from dnnc.ir.target import GPU_SPLIT, TargetFacts
 from dnnc.ir.tolerances import bound
 from dnnc.passes.base import PassContext, PassManager
-from dnnc.passes.lower_recurrence import LoweredRecurrence, lower_recurrence
-from dnnc.passes.operator.decompose import decompose
+from dnnc.passes.lower.expand import decompose
+from dnnc.passes.lower.recurrence import LoweredRecurrence, lower_recurrence
 from dnnc.passes.pipelines import LEVELS
 from dnnc.passes.schedule.problem import Problem, classify
-from dnnc.testing.graphs import graph_of
-from dnnc.testing.interpreted_device import interpreted_machine
+from dnnc.tools.sample_graphs import graph_of
 
 H200 = FACTS["sm_90a"]
 Array = Any

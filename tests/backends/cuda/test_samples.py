@@ -8,17 +8,17 @@ from dnnc.backends.cuda.emit import emit_kernel, emit_module, launch_of
 from dnnc.backends.cuda.nvrtc import compile_cuda
 from dnnc.backends.cuda.target import FACTS
 from dnnc.backends.cuda.templates import templates
-from dnnc.ir.builder import Builder
 from dnnc.ir.graph import Graph
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.loops.stmt import Kernel
+from dnnc.ir.loops.text import show_kernel
 from dnnc.ir.op import OpDef, Sample
-from dnnc.ir.operator.stmt import Kernel
-from dnnc.ir.operator.text import show_kernel
 from dnnc.ir.ops import FAMILIES
 from dnnc.passes.base import PassContext
-from dnnc.passes.graph.decompose import decompose
-from dnnc.passes.graph.fuse import plan_fusion
-from dnnc.passes.lower import lower
+from dnnc.passes.lower.nests import lower
 from dnnc.passes.pipelines import compile_program
+from dnnc.passes.planning.fuse import plan_fusion
+from dnnc.passes.rewrites.decompose import decompose
 
 ON_DEVICE = {f: [op for op in ops if op.host is None and "host" not in op.traits] for f, ops in FAMILIES.items() if f != "control"}
 WITH_KERNELS = [f for f, ops in ON_DEVICE.items() if any(op.samples for op in ops)]

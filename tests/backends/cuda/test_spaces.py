@@ -8,24 +8,24 @@ import numpy as np
 import pytest
 from scheduled import arguments, check_same
 
-from dnnc.autotune.space import space
+from dnnc.autotune.search.space import space
 from dnnc.backends.cuda.target import FACTS
 from dnnc.backends.cuda.templates import templates
-from dnnc.backends.cuda.templates.gemv_norm import takes
+from dnnc.backends.cuda.templates.contraction.gemv_norm import takes
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.operator.interp import run_kernel
-from dnnc.ir.operator.text import show_kernel
-from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.text import show_kernel
+from dnnc.ir.loops.verify import verify_kernel
 from dnnc.ir.target import GPU_SPLIT, TargetFacts
 from dnnc.passes.base import PassContext, PassManager
-from dnnc.passes.graph.decompose import decompose
-from dnnc.passes.graph.fuse import plan_fusion
-from dnnc.passes.lower import lower
-from dnnc.passes.lower_recurrence import lower_recurrence
-from dnnc.passes.operator.decompose import decompose as expanded
+from dnnc.passes.lower.expand import decompose as expanded
+from dnnc.passes.lower.nests import lower
+from dnnc.passes.lower.recurrence import lower_recurrence
 from dnnc.passes.pipelines import LEVELS
+from dnnc.passes.planning.fuse import plan_fusion
+from dnnc.passes.rewrites.decompose import decompose
 from dnnc.passes.schedule.problem import Choice, Problem, classify, varied
-from dnnc.testing.graphs import graph_of
+from dnnc.tools.sample_graphs import graph_of
 
 H200 = "sm_90a"
 LAST = '@ "0 2 3 1"'

@@ -8,13 +8,13 @@ import pytest
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates import maps, templates
-from dnnc.ir.operator.interp import run_kernel
-from dnnc.ir.operator.stmt import Kernel
-from dnnc.ir.operator.verify import verify_kernel
-from dnnc.passes.graph.fuse import plan_fusion
-from dnnc.passes.program import lower_group
+from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.stmt import Kernel
+from dnnc.ir.loops.verify import verify_kernel
+from dnnc.passes.planning.fuse import plan_fusion
+from dnnc.passes.planning.program import lower_group
 from dnnc.passes.schedule.problem import Problem, classify
-from dnnc.testing.graphs import graph_of
+from dnnc.tools.sample_graphs import graph_of
 
 CHAIN = """
 def chain(x: f32[N], z: {other}[N], s: f32):

@@ -6,7 +6,7 @@ import pytest
 from operations import differences, each, indices, interpreted, on_device, operations
 
 from dnnc.ir.dtype import BY_NAME
-from dnnc.ir.operator.stmt import Kernel
+from dnnc.ir.loops.stmt import Kernel
 
 KERNELS = each()
 

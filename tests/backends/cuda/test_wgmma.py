@@ -12,18 +12,18 @@ from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import compile_cuda
 from dnnc.backends.cuda.spelling import spelled
 from dnnc.backends.cuda.target import FACTS, GpuTarget
-from dnnc.backends.cuda.templates import wgmma
-from dnnc.backends.cuda.templates.wgmma_kernel import Product, Tiling, build
+from dnnc.backends.cuda.templates.contraction import wgmma
+from dnnc.backends.cuda.templates.contraction.wgmma_kernel import Product, Tiling, build
 from dnnc.ir.dtype import DType, bf16, f16, f32
 from dnnc.ir.errors import VerifyError
 from dnnc.ir.expr import Expr, cast, const, maximum
-from dnnc.ir.graph_text import parse
-from dnnc.ir.operator.interp import run_kernel
-from dnnc.ir.operator.stmt import Buffer, Kernel
-from dnnc.ir.operator.text import parse_kernel, show_kernel
-from dnnc.ir.operator.verify import verify_kernel
-from dnnc.passes.lower import lower
-from dnnc.passes.operator.decompose import decompose
+from dnnc.ir.graph.text import parse
+from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.stmt import Buffer, Kernel
+from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.loops.verify import verify_kernel
+from dnnc.passes.lower.expand import decompose
+from dnnc.passes.lower.nests import lower
 from dnnc.passes.schedule.problem import Problem, classify
 
 Array = np.ndarray[Any, Any]

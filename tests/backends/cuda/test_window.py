@@ -8,15 +8,15 @@ import pytest
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
 from dnnc.backends.cuda.nvrtc import compile_cuda
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.backends.cuda.templates import window
+from dnnc.backends.cuda.templates.contraction import window
 from dnnc.ir.expr import value
-from dnnc.ir.graph_text import parse
-from dnnc.ir.operator.interp import run_kernel
-from dnnc.ir.operator.stmt import Kernel
-from dnnc.ir.operator.text import parse_kernel, show_kernel
-from dnnc.ir.operator.verify import verify_kernel
-from dnnc.passes.graph.fuse import plan_fusion
-from dnnc.passes.lower import lower
+from dnnc.ir.graph.text import parse
+from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.stmt import Kernel
+from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.loops.verify import verify_kernel
+from dnnc.passes.lower.nests import lower
+from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.passes.schedule.problem import Problem, classify
 
 H200 = GpuTarget()

@@ -7,23 +7,23 @@ from typing import Any
 import numpy as np
 from native_check import check_close, one_node
 
-from dnnc.backends.link import pack
 from dnnc.backends.llvm.features import CpuTarget, parse_target
 from dnnc.backends.llvm.gate import draw, index_limits, physical, subgraph, unpack
 from dnnc.backends.llvm.native import shape_of
 from dnnc.backends.llvm.templates import templates
-from dnnc.ir.builder import Builder
+from dnnc.backends.runtime.link import pack
 from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.expr import Expr, const, dim
 from dnnc.ir.graph import Graph
-from dnnc.ir.interp import run
-from dnnc.ir.operator.interp import run_kernel
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.graph.interp import run
+from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.target import TargetFacts
 from dnnc.ir.types import TensorType
 from dnnc.passes.base import PassContext
-from dnnc.passes.lower import group_inputs
+from dnnc.passes.lower.nests import group_inputs
 from dnnc.passes.pipelines import compile_program
-from dnnc.passes.program import Program, Step
+from dnnc.passes.planning.program import Program, Step
 
 TARGET = parse_target("llvm -threads=2")
 

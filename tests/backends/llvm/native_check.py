@@ -9,16 +9,16 @@ import numpy as np
 
 from dnnc.driver import compile
 from dnnc.ir import te
-from dnnc.ir.builder import Builder, complete
 from dnnc.ir.dtype import BY_NAME, DType
 from dnnc.ir.expr import value
 from dnnc.ir.graph import Graph
-from dnnc.ir.interp import run
+from dnnc.ir.graph.builder import Builder, complete
+from dnnc.ir.graph.interp import run
 from dnnc.ir.ops import OPS
 from dnnc.ir.tolerances import bound
 from dnnc.ir.types import TensorType
 from dnnc.passes.base import PassContext
-from dnnc.passes.graph.decompose import decompose
+from dnnc.passes.rewrites.decompose import decompose
 
 
 def typed(text: str) -> TensorType:

@@ -13,7 +13,7 @@ CROWDED = """
 import ctypes
 import numpy as np
 import dnnc
-from dnnc.ir.graph_text import parse
+from dnnc.ir.graph.text import parse
 
 PAGE, AREA, NO_ACCESS, PRIVATE_ANONYMOUS_NORESERVE = 4096, 5 << 30, 0, 0x4022
 libc = ctypes.CDLL(None)

@@ -12,21 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dnnc
-from dnnc.backends.cache import KernelCache
-from dnnc.backends.link import Linker, lay_out_constants, pack
 from dnnc.backends.llvm.build import symbol_of
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.gate import _unpacked
 from dnnc.backends.llvm.native import shape_of
-from dnnc.backends.places import Place
-from dnnc.backends.runtime import ALIGN
+from dnnc.backends.runtime.frames import ALIGN
+from dnnc.backends.runtime.kernel_cache import KernelCache
+from dnnc.backends.runtime.link import Linker, lay_out_constants, pack
+from dnnc.backends.runtime.program import Place
 from dnnc.cpu_build import make_program
 from dnnc.ir.dtype import BY_NAME, from_numpy
 from dnnc.ir.expr import const, dim, value
-from dnnc.ir.graph_text import parse
+from dnnc.ir.graph.text import parse
 from dnnc.ir.types import Layout, Part, TensorType, parse_layout
 from dnnc.options import CompileOptions
-from dnnc.passes.program import Program
+from dnnc.passes.planning.program import Program
 
 # --- packing ------------------------------------------------------------------------------------------------------------------
 

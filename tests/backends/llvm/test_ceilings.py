@@ -5,9 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dnnc.backends.llvm.ceilings import FMA_STEPS, Ceilings, Level, ceilings, copy_probe, empty_probe, fma_probe, read_probe, shortest
+from dnnc.backends.llvm.ceilings import (
+    FMA_STEPS,
+    Ceilings,
+    Level,
+    ceilings,
+    copy_probe,
+    empty_probe,
+    fma_probe,
+    read_probe,
+    shortest,
+)
 from dnnc.backends.llvm.features import parse_target
-from dnnc.backends.runtime import aligned_empty
+from dnnc.backends.runtime.frames import aligned_empty
 
 TARGET = parse_target("llvm")
 

@@ -12,12 +12,12 @@ from dnnc.backends.llvm.templates import templates
 from dnnc.backends.llvm.templates.contraction import Nest, tiles
 from dnnc.ir.expr import Expr, Ref, const, substitute, value
 from dnnc.ir.graph import Graph
-from dnnc.ir.operator.stmt import Block, Eval, For
+from dnnc.ir.loops.stmt import Block, Eval, For
 from dnnc.ir.target import TargetFacts
 from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program
-from dnnc.passes.program import Program, Step
-from dnnc.testing.graphs import graph_of
+from dnnc.passes.planning.program import Program, Step
+from dnnc.tools.sample_graphs import graph_of
 
 CONV = Nest((), "i", "p", "pb", ("r",), 0, 1, 16)
 MATMUL = Nest((), "i", "", "j", ("r",), 0, 1, 0)

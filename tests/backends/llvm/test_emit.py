@@ -17,14 +17,14 @@ from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.spelling import literal
 from dnnc.driver import compile
 from dnnc.ir.dtype import BY_NAME
-from dnnc.ir.graph_text import parse as graph_parse
-from dnnc.ir.operator.interp import run_kernel
-from dnnc.ir.operator.stmt import Alloc, count_stmts, walk_stmts
-from dnnc.ir.operator.text import parse_kernel, show_kernel
-from dnnc.ir.operator.verify import MAX_STATEMENTS, verify_kernel
+from dnnc.ir.graph.text import parse as graph_parse
+from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.stmt import Alloc, count_stmts, walk_stmts
+from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.loops.verify import MAX_STATEMENTS, verify_kernel
 from dnnc.ir.ops import FAMILIES
 from dnnc.passes.base import PassContext
-from dnnc.passes.graph.decompose import decompose
+from dnnc.passes.rewrites.decompose import decompose
 
 GRAPHS = {**graphs(), **symbolic()}
 

@@ -10,8 +10,8 @@ import pytest
 
 from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.entry import barriers, entry_text, stamp_places, timed_entry_text
-from dnnc.backends.places import Call, Place
-from dnnc.backends.runtime import Frame, aligned_empty, runtime
+from dnnc.backends.runtime.frames import Frame, aligned_empty, runtime
+from dnnc.backends.runtime.program import Call, Place
 
 IN, OUT, W = Place("buffer", 0), Place("buffer", 1), Place("constant", 128)
 A, B, C = Place("arena", 0, 0, 256), Place("arena", 1, 256, 256), Place("arena", 2, 192, 128)  # C lies in the end of A and the start of B

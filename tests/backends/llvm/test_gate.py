@@ -21,10 +21,10 @@ from dnnc.driver import compile
 from dnnc.ir.errors import AccuracyError, InputError
 from dnnc.ir.expr import Const, Expr, Load, Op, const, load, op, rebuild
 from dnnc.ir.graph import Graph, Value
-from dnnc.ir.graph_text import parse
-from dnnc.ir.operator.stmt import Block, For, Kernel, Store, map_stmt
-from dnnc.passes.program import Program, Scheduled
-from dnnc.testing.times import in_a_quiet_round, quiet
+from dnnc.ir.graph.text import parse
+from dnnc.ir.loops.stmt import Block, For, Kernel, Store, map_stmt
+from dnnc.passes.planning.program import Program, Scheduled
+from support.times import in_a_quiet_round, quiet
 
 GRAPHS = graphs()
 

@@ -25,8 +25,8 @@ from dnnc.backends.llvm.launch_plan import (
     runner,
     table_of,
 )  # fmt: skip
-from dnnc.backends.places import Call, Place
-from dnnc.backends.runtime import Frame, runtime
+from dnnc.backends.runtime.frames import Frame, runtime
+from dnnc.backends.runtime.program import Call, Place
 
 
 def summing(count: int) -> Loaded:

@@ -11,11 +11,11 @@ from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.features import parse_target
 from dnnc.driver import compile
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph_text import parse
-from dnnc.ir.interp import run
-from dnnc.ir.operator.stmt import For, Kernel
-from dnnc.ir.operator.text import show_kernel
-from dnnc.testing.graphs import graph_of
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
+from dnnc.ir.loops.stmt import For, Kernel
+from dnnc.ir.loops.text import show_kernel
+from dnnc.tools.sample_graphs import graph_of
 
 
 def kernel(g: Graph, op: str, target: str = "") -> Kernel:

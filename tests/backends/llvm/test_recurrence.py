@@ -12,15 +12,15 @@ import dnnc
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.templates import recurrence
 from dnnc.ir.graph import Graph
-from dnnc.ir.interp import run
-from dnnc.ir.operator.interp import run_kernel
+from dnnc.ir.graph.interp import run
+from dnnc.ir.loops.interp import run_kernel
 from dnnc.ir.target import TargetFacts
+from dnnc.passes.analysis.recurrent_form import form_of
 from dnnc.passes.base import PassContext, PassManager
-from dnnc.passes.graph.recurrent_form import form_of
-from dnnc.passes.lower_recurrence import lower_recurrence
+from dnnc.passes.lower.recurrence import lower_recurrence
 from dnnc.passes.pipelines import LEVELS
 from dnnc.passes.schedule.problem import classify
-from dnnc.testing.graphs import graph_of
+from dnnc.tools.sample_graphs import graph_of
 
 Array = np.ndarray[Any, Any]
 PEEPHOLES = """

@@ -8,12 +8,12 @@ from kernels import TARGET
 
 from dnnc.backends.llvm.templates import templates
 from dnnc.driver import compile
-from dnnc.ir.graph_text import parse
-from dnnc.ir.operator.count import statements
+from dnnc.ir.graph.text import parse
+from dnnc.ir.loops.count import statements
 from dnnc.ir.target import TargetFacts
 from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program
-from dnnc.passes.program import Step
+from dnnc.passes.planning.program import Step
 
 SHAPES = [(1,), (7,), (5, 1), (1, 9), (3, 40), (40, 3), (33, 65), (2, 17, 5), (4, 3, 130), (0, 4), (4, 0), (9, 300)]
 DTYPES = {"f32": 1e-5, "f64": 1e-13, "f16": 1e-2, "i32": 0, "i64": 0}

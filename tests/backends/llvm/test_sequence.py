@@ -11,11 +11,11 @@ from dnnc.backends.llvm.templates.sequence import unswitch
 from dnnc.ir import te
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, const, maximum, select
-from dnnc.ir.graph_text import parse
-from dnnc.ir.interp import run
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
+from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.text import parse_kernel, show_kernel
 from dnnc.ir.op import OpDef
-from dnnc.ir.operator.interp import run_kernel
-from dnnc.ir.operator.text import parse_kernel, show_kernel
 from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from native_check import check_close, one_node, run_native
 
-from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.expr import dim
 from dnnc.ir.graph import Graph, Value
-from dnnc.ir.interp import run
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.graph.interp import run
 from dnnc.ir.types import TensorType
 
 LENGTHS = (*range(1, 18), 31, 32, 33, 63, 64, 65, 127, 130)

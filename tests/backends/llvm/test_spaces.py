@@ -10,7 +10,7 @@ import pytest
 from kernels import TARGET, graphs, interpret, symbolic
 from native_check import one_node
 
-from dnnc.autotune.space import space
+from dnnc.autotune.search.space import space
 from dnnc.backends.llvm.compile import compile_text
 from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.features import CpuTarget, parse_target
@@ -18,15 +18,15 @@ from dnnc.backends.llvm.templates import templates
 from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.expr import dim
 from dnnc.ir.graph import Graph
-from dnnc.ir.operator.interp import run_kernel
-from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.verify import verify_kernel
 from dnnc.ir.target import TargetFacts
 from dnnc.ir.types import TensorType
 from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program
-from dnnc.passes.program import Program, Step
+from dnnc.passes.planning.program import Program, Step
 from dnnc.passes.schedule.problem import Choice, Problem, varied
-from dnnc.testing.graphs import graph_of
+from dnnc.tools.sample_graphs import graph_of
 
 AVX2 = parse_target("llvm -mcpu=haswell -threads=2")
 DRAWS = 3  # choices of each kernel that are interpreted

@@ -15,14 +15,14 @@ from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.features import CpuTarget, parse_target
 from dnnc.driver import compile
-from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import BY_NAME, DType
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph_text import parse as graph_parse
-from dnnc.ir.interp import run
-from dnnc.ir.operator.intrinsics import TABLE
-from dnnc.ir.operator.pieces import ROWS
-from dnnc.ir.operator.text import parse_kernel
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse as graph_parse
+from dnnc.ir.loops.intrinsics import TABLE
+from dnnc.ir.loops.pieces import ROWS
+from dnnc.ir.loops.text import parse_kernel
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
 

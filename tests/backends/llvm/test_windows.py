@@ -9,11 +9,11 @@ import pytest
 from kernels import program
 from native_check import check_close, run_native
 
-from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph
-from dnnc.ir.interp import run
-from dnnc.ir.operator.text import show_kernel
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.graph.interp import run
+from dnnc.ir.loops.text import show_kernel
 from dnnc.ir.types import TensorType
 
 CASES: dict[str, dict[str, Any]] = {

@@ -11,25 +11,25 @@ import pytest
 from kernels import TARGET
 
 import dnnc
-from dnnc.backends.link import pack
 from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.gate import unpack
 from dnnc.backends.llvm.templates import templates
 from dnnc.backends.llvm.templates.winograd import LOCAL
+from dnnc.backends.runtime.link import pack
 from dnnc.ir import winograd
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph_text import parse
-from dnnc.ir.interp import run
-from dnnc.ir.operator.interp import run_kernel
-from dnnc.ir.operator.stmt import Alloc, count_stmts, walk_stmts
-from dnnc.ir.operator.text import parse_kernel, show_kernel
-from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
+from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.stmt import Alloc, count_stmts, walk_stmts
+from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.loops.verify import verify_kernel
 from dnnc.ir.target import TargetFacts
 from dnnc.ir.tolerances import bound
 from dnnc.passes.base import PassContext
 from dnnc.passes.pipelines import compile_program
-from dnnc.passes.program import Program, Step
+from dnnc.passes.planning.program import Program, Step
 from dnnc.passes.schedule.problem import Choice, Problem
 
 RNG = np.random.default_rng(0)
@@ -57,7 +57,7 @@ def block(c: int, h: int, w: int, n: int = 1) -> Graph:
 @pytest.fixture(params=[2, 4])
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Every 3 x 3 convolution takes tiles of this size, however small it is."""
-    monkeypatch.setattr("dnnc.passes.graph.layout.winograd_tile", lambda n, *_: request.param if n.inputs[1].type.shape[2] == 3 else 0)
+    monkeypatch.setattr("dnnc.passes.rewrites.layout.winograd_tile", lambda n, *_: request.param if n.inputs[1].type.shape[2] == 3 else 0)
     return int(request.param)
 
 

@@ -12,9 +12,10 @@ import pytest
 import dnnc
 import dnnc.array as xp
 from dnnc.array.lazy import PROGRAMS_MADE
-from dnnc.autotune.task import Setting, extract
-from dnnc.backends.cache import KernelCache
+from dnnc.autotune.search.task import Setting, extract
+from dnnc.backends.cuda.interpreted import interpreted_machine
 from dnnc.backends.llvm.features import parse_target
+from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.cpu_build import make_program
 from dnnc.device_driver import compile_for_device
 from dnnc.frontends.trace import Spec, trace
@@ -22,14 +23,13 @@ from dnnc.ir import te
 from dnnc.ir.dtype import f32, f64, i64
 from dnnc.ir.errors import AccuracyError, InputError, ParseError, ShapeError
 from dnnc.ir.expr import Expr, cast, const, maximum, select
-from dnnc.ir.graph_text import parse
-from dnnc.ir.interp import run
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
+from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import require
-from dnnc.ir.operator.stmt import call
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
 from dnnc.options import CompileOptions
-from dnnc.testing.interpreted_device import interpreted_machine
 
 RNG = np.random.default_rng(51)
 X = RNG.standard_normal((12, 40), np.float32)

@@ -16,10 +16,10 @@ from dnnc import device_driver
 from dnnc.array import devices, lazy
 from dnnc.array.lazy import PROGRAMS_MADE
 from dnnc.backends.cuda import target as cuda_target
+from dnnc.backends.cuda.interpreted import DeviceBuffer, InterpretedDevice, interpreted_machine
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.ir.errors import InputError, TargetError
 from dnnc.options import make_options
-from dnnc.testing.interpreted_device import DeviceBuffer, InterpretedDevice, interpreted_machine
 
 GPU, OTHER = "cuda:0", "cuda:1"
 
@@ -165,8 +165,8 @@ def test_another_process_finds_plans_and_kernels(monkeypatch: pytest.MonkeyPatch
 
     for f in (lambda v: abs(v) + 1, lambda v: v @ v):
         run(f)
-    monkeypatch.setattr("dnnc.testing.interpreted_device.TextCompiler.compile", lambda *_: pytest.fail("its code is in the cache"))
-    monkeypatch.setattr("dnnc.passes.program._scheduled", lambda *_: pytest.fail("its schedule is in the cache"))
+    monkeypatch.setattr("dnnc.backends.cuda.interpreted.TextCompiler.compile", lambda *_: pytest.fail("its code is in the cache"))
+    monkeypatch.setattr("dnnc.passes.planning.program._scheduled", lambda *_: pytest.fail("its schedule is in the cache"))
     for f in (lambda v: abs(v) + 1, lambda v: v @ v, lambda v: (v @ v).reshape(6, 6)):
         run(f)
 

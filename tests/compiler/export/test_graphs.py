@@ -16,9 +16,9 @@ from dnnc.export import to_onnx
 from dnnc.export.graph import Refused
 from dnnc.frontends.onnx import NeedsValues, from_onnx
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph_text import parse
-from dnnc.ir.interp import run
-from dnnc.testing.random_graphs import random_graph
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
+from support.random_graphs import random_graph
 
 Array = np.ndarray[Any, Any]
 RUNTIME = 24
@@ -220,7 +220,7 @@ def test_large_weights_go_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     w = np.random.default_rng(0).standard_normal((64, 64), np.float32)
     g = Graph("g")
     x = g.add_input("x", parse("def g(x: f32[2, 64]):\n    return x\n").inputs[0].type)
-    from dnnc.ir.builder import Builder
+    from dnnc.ir.graph.builder import Builder
 
     g.outputs = [Builder(g).add(Builder(g).matmul(x, g.constant(w, "w")), g.constant(np.ones(64, np.float32), "b"))]
     model = to_onnx(g, tmp_path / "m.onnx", RUNTIME)

@@ -13,10 +13,10 @@ import pytest
 from dnnc.export import to_onnx
 from dnnc.export.graph import ABSENT, CONTROL, INSIDE, TABLE
 from dnnc.frontends.onnx import NeedsValues, from_onnx
-from dnnc.ir.builder import Builder
 from dnnc.ir.errors import UnsupportedError
 from dnnc.ir.graph import Graph
-from dnnc.ir.interp import run
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.graph.interp import run
 from dnnc.ir.op import Sample
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType

@@ -12,7 +12,7 @@ from dnnc.export import to_onnx
 from dnnc.export.graph import Refused
 from dnnc.frontends.onnx import NeedsValues, from_onnx, read_model
 from dnnc.ir.errors import DnncError
-from dnnc.ir.interp import run
+from dnnc.ir.graph.interp import run
 
 LEAST = 1300  # models that are compared; the others have no tensors for inputs, or sizes that only their inputs tell
 REFUSED: set[str] = set()

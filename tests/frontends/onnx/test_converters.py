@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 
 from dnnc.frontends.onnx import read_model
 from dnnc.frontends.onnx.tables import CONVERTERS
-from dnnc.ir import interp
+from dnnc.ir.graph import interp
 
 RNG = np.random.default_rng(0)
 ORT_NEWEST = 22

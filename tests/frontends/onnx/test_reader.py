@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dnnc.frontends.onnx import read, read_model
 from dnnc.frontends.onnx.tensors import ONNX_NUMBERS, decode
-from dnnc.ir import interp
 from dnnc.ir.errors import ModelError, UnsupportedError
+from dnnc.ir.graph import interp
 
 
 def model(

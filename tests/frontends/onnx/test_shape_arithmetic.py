@@ -11,9 +11,8 @@ import pytest
 from onnx import TensorProto, parser
 
 from dnnc.frontends.onnx import NeedsValues, read
-from dnnc.ir import interp
 from dnnc.ir.errors import ModelError, ShapeError, UnsupportedError
-from dnnc.ir.graph import Graph
+from dnnc.ir.graph import Graph, interp
 from dnnc.ir.shapes import specialise
 
 

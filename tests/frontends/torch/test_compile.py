@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch_modules import MODULES, made
 
 from dnnc.ir.errors import DnncWarning
-from dnnc.testing.times import in_a_quiet_round, quiet
+from support.times import in_a_quiet_round, quiet
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def fresh() -> Iterator[None]:
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The graphs that torch hands over during a test."""
-    from dnnc import torch_backend
+    from dnnc.torch import backend as torch_backend
 
     found: list[Any] = []
 

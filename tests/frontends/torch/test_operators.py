@@ -17,8 +17,8 @@ import dnnc
 from dnnc.frontends.torch.dims import Dims
 from dnnc.frontends.torch.importer import Output, Read, read_fx
 from dnnc.frontends.torch.tensors import array_of
-from dnnc.ir.interp import run
-from dnnc.ir.verify import verify
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.verify import verify
 
 BOUND = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 1.2e-1}
 HALF = (torch.float16, torch.bfloat16)

@@ -12,16 +12,16 @@ import pytest
 import dnnc
 import dnnc.array as xp
 from dnnc.array.sizes import Size, common, differ, same
-from dnnc.backends.cache import KernelCache
+from dnnc.backends.cuda.interpreted import interpreted_machine
+from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.device_driver import compile_for_device
 from dnnc.driver import open_dims
 from dnnc.frontends.trace import Spec, trace
 from dnnc.ir import te
 from dnnc.ir.errors import InputError, ShapeError
 from dnnc.ir.expr import dim
-from dnnc.ir.interp import run
+from dnnc.ir.graph.interp import run
 from dnnc.options import CompileOptions
-from dnnc.testing.interpreted_device import interpreted_machine
 
 RNG = np.random.default_rng(61)
 N, M = Size(dim("n")), Size(dim("m"))

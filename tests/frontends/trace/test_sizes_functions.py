@@ -11,7 +11,7 @@ import pytest
 import dnnc
 import dnnc.array as xp
 from dnnc.frontends.trace import Spec, trace
-from dnnc.ir.interp import run
+from dnnc.ir.graph.interp import run
 
 RNG = np.random.default_rng(62)
 KERNEL = dnnc.elementwise_kernel("T x, T y", "T z", "z = x * y + x")

@@ -12,7 +12,7 @@ import dnnc
 import dnnc.array as xp
 from dnnc.frontends.trace import Spec, trace
 from dnnc.ir.errors import DnncError, InputError, ShapeError
-from dnnc.ir.interp import run
+from dnnc.ir.graph.interp import run
 
 RNG = np.random.default_rng(31)
 

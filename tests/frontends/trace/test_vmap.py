@@ -13,22 +13,22 @@ import pytest
 import dnnc
 import dnnc.array as xp
 from dnnc.array.lazy import placeholder
-from dnnc.backends.cache import KernelCache
+from dnnc.backends.cuda.interpreted import interpreted_machine
+from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.device_driver import compile_for_device
 from dnnc.frontends.trace import Spec, trace, vmap
 from dnnc.frontends.trace.batch_rules import Operand
 from dnnc.frontends.trace.batching import Batcher
 from dnnc.frontends.trace.regions import Region
-from dnnc.ir.builder import Builder, complete
 from dnnc.ir.errors import InputError, ShapeError, UnsupportedError
 from dnnc.ir.graph import Graph
-from dnnc.ir.interp import run
+from dnnc.ir.graph.builder import Builder, complete
+from dnnc.ir.graph.interp import run
 from dnnc.ir.op import OpDef, Sample
 from dnnc.ir.ops import OPS
 from dnnc.ir.ops.common import draw
 from dnnc.ir.types import TensorType
 from dnnc.options import CompileOptions
-from dnnc.testing.interpreted_device import interpreted_machine
 
 RNG = np.random.default_rng(41)
 ROWS = 3

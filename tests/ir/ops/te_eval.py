@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir.expr import Const, Expr, Linear, Load, Op, Product, Var, const
-from dnnc.ir.operator.intrinsics import TABLE, cast_numpy, cast_target
+from dnnc.ir.loops.intrinsics import TABLE, cast_numpy, cast_target
 from dnnc.ir.te import Stage, Tensor, stages
 
 Array = Any

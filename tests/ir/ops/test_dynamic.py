@@ -9,12 +9,12 @@ import pytest
 from te_eval import evaluate
 
 from dnnc.ir import te
-from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import from_numpy, i64
 from dnnc.ir.errors import InputError
 from dnnc.ir.expr import Expr, const, dim, maximum, select
 from dnnc.ir.graph import Graph
-from dnnc.ir.interp import run
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.graph.interp import run
 from dnnc.ir.ops import OPS
 from dnnc.ir.ops.dynamic import BLOCK, DIRECT, running_count
 from dnnc.ir.ops.suppress import SUPPRESS_OPS

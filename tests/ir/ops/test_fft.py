@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import f32, f64
 from dnnc.ir.errors import ShapeError
 from dnnc.ir.graph import Graph
-from dnnc.ir.interp import run
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.graph.interp import run
 from dnnc.ir.ops.fft import radices
 from dnnc.ir.types import TensorType
 

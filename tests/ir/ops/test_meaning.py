@@ -11,12 +11,12 @@ import pytest
 from te_eval import evaluate
 
 from dnnc.ir import te
-from dnnc.ir.builder import Builder, complete
 from dnnc.ir.dtype import BY_NAME, f32, from_numpy
 from dnnc.ir.errors import ShapeError
 from dnnc.ir.expr import dim
 from dnnc.ir.graph import Graph
-from dnnc.ir.interp import run
+from dnnc.ir.graph.builder import Builder, complete
+from dnnc.ir.graph.interp import run
 from dnnc.ir.ops import OPS
 from dnnc.ir.ops.common import draw
 from dnnc.ir.ops.movement import normalize_slice

@@ -13,12 +13,12 @@ import pytest
 from te_eval import evaluate
 
 from dnnc.ir import te
-from dnnc.ir.builder import Builder, complete, infer
 from dnnc.ir.dtype import BY_NAME, DType
 from dnnc.ir.errors import DnncError
 from dnnc.ir.expr import Var, const, dim
 from dnnc.ir.graph import Graph
-from dnnc.ir.interp import run
+from dnnc.ir.graph.builder import Builder, complete, infer
+from dnnc.ir.graph.interp import run
 from dnnc.ir.op import OpDef, Sample
 from dnnc.ir.ops import FAMILIES, OPS
 from dnnc.ir.ops.common import draw

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from dnnc.ir.errors import DnncError
-from dnnc.ir.graph_text import parse
-from dnnc.ir.interp import run
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
 from dnnc.ir.ops import OPS
 from dnnc.passes.base import PassContext
-from dnnc.passes.graph.decompose import decompose
+from dnnc.passes.rewrites.decompose import decompose
 
 TEXT = """
 def g(h: f32[2, 3], c: f32[2, 3], x: f32[4, 2, 3], w: f32[3, 3]):

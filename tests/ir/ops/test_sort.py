@@ -8,12 +8,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import ShapeError
 from dnnc.ir.expr import dim
 from dnnc.ir.graph import Graph
-from dnnc.ir.interp import run
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.graph.interp import run
 from dnnc.ir.ops.sort import BLOCK, GROUP
 from dnnc.ir.types import TensorType
 

@@ -10,11 +10,11 @@ import pytest
 from te_eval import evaluate
 
 from dnnc.ir import te
-from dnnc.ir.builder import Builder, complete
 from dnnc.ir.dtype import from_numpy
 from dnnc.ir.errors import DnncError
 from dnnc.ir.graph import Graph
-from dnnc.ir.interp import run
+from dnnc.ir.graph.builder import Builder, complete
+from dnnc.ir.graph.interp import run
 from dnnc.ir.op import OpDef, Sample
 from dnnc.ir.ops import OPS
 from dnnc.ir.ops.common import draw

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.operator.text import parse_kernel, show_kernel
-from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.loops.verify import verify_kernel
 from dnnc.passes.schedule.gpu import share_rows, sink, solo, spread, stream, wrap
 from dnnc.passes.schedule.loops import annotate, split
 from dnnc.passes.schedule.shared_tiles import transpose_tiles
 from dnnc.passes.schedule.state import Schedule
-from dnnc.testing.schedules import check_schedule, same_results
+from support.schedules import check_schedule, same_results
 
 ADD = """\
 def add(x: f32[100], y: f32[100]):

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from dnnc.ir.errors import ScheduleError, VerifyError
-from dnnc.ir.operator.text import parse_kernel, show_kernel
-from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.loops.verify import verify_kernel
 from dnnc.passes.schedule.loops import annotate, fuse, hoist_guards, join, narrow, peel, reorder, split
 from dnnc.passes.schedule.state import Schedule
-from dnnc.testing.schedules import check_schedule, same_results
+from support.schedules import check_schedule, same_results
 
 COPY = """\
 def k(x: f32[20], y: f32[20]):

@@ -8,11 +8,11 @@ import pytest
 
 from dnnc.ir.errors import ScheduleError
 from dnnc.ir.expr import const
-from dnnc.ir.operator.text import parse_kernel
+from dnnc.ir.loops.text import parse_kernel
 from dnnc.passes.schedule.loops import reorder, split
 from dnnc.passes.schedule.memory import distribute, prefetch, vector_reduce, vectorize
 from dnnc.passes.schedule.state import Schedule
-from dnnc.testing.schedules import check_schedule
+from support.schedules import check_schedule
 
 
 def refused(text: str, steps: Callable[[Schedule], object], message: str) -> None:
@@ -256,8 +256,8 @@ def k(x: f32[{n}], y: f32[1]):
         acc[0] = {step}
     y[0] = acc[0]
 """
-    from dnnc.ir.operator.verify import verify_kernel
-    from dnnc.testing.schedules import same_results
+    from dnnc.ir.loops.verify import verify_kernel
+    from support.schedules import same_results
 
     old = parse_kernel(text)
     new = Schedule(old).apply(vector_reduce, "r", 16, 2).done()
@@ -267,8 +267,8 @@ def k(x: f32[{n}], y: f32[1]):
 def test_a_symbolic_row() -> None:
     text = SUM.replace("def k(x: f32[3, 70]", "def k(N: dim[1, 100], x: f32[3, N]").replace("range(70)", "range(N)")
     s = Schedule(parse_kernel(text)).apply(vector_reduce, "r", 8, 4)
-    from dnnc.ir.operator.verify import verify_kernel
-    from dnnc.testing.schedules import same_results
+    from dnnc.ir.loops.verify import verify_kernel
+    from support.schedules import same_results
 
     same_results(parse_kernel(text), verify_kernel(s.done()))
 

@@ -13,24 +13,24 @@ from dnnc.backends.cuda.templates import templates as gpu_templates
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.llvm.templates import templates as cpu_templates
 from dnnc.ir import te
-from dnnc.ir.builder import Builder
 from dnnc.ir.dtype import BY_NAME, f32, i64
 from dnnc.ir.errors import VerifyError
 from dnnc.ir.graph import Graph
-from dnnc.ir.graph_text import parse, show_graph
-from dnnc.ir.interp import run as reference
-from dnnc.ir.operator.interp import run_kernel
-from dnnc.ir.operator.stmt import Kernel, call
-from dnnc.ir.operator.text import parse_kernel, show_kernel
-from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.graph.interp import run as reference
+from dnnc.ir.graph.text import parse, show_graph
+from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.stmt import Kernel, call
+from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.loops.verify import verify_kernel
 from dnnc.ir.ops.index import REDUCTIONS
 from dnnc.ir.shapes import specialise
-from dnnc.ir.te_text import show_op
+from dnnc.ir.te.text import show_op
 from dnnc.ir.types import TensorType
-from dnnc.passes.graph.fuse import plan_fusion
-from dnnc.passes.graph.inplace import find_inplace
-from dnnc.passes.lower import lower
-from dnnc.passes.operator.decompose import decompose
+from dnnc.passes.lower.expand import decompose
+from dnnc.passes.lower.nests import lower
+from dnnc.passes.planning.fuse import plan_fusion
+from dnnc.passes.planning.inplace import find_inplace
 from dnnc.passes.schedule.problem import Problem, Template, classify
 
 Array = Any

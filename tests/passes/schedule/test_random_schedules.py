@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dnnc.ir.errors import ScheduleError, VerifyError
-from dnnc.ir.operator.stmt import Alloc, For, Kernel, count_stmts, walk_stmts
-from dnnc.ir.operator.text import parse_kernel, show_kernel
-from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.loops.stmt import Alloc, For, Kernel, count_stmts, walk_stmts
+from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.loops.verify import verify_kernel
 from dnnc.passes.schedule import loops, memory
 from dnnc.passes.schedule.state import Schedule
-from dnnc.testing.schedules import same_results
+from support.schedules import same_results
 
 KERNELS = (
     """\

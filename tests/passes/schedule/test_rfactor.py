@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.operator.text import parse_kernel
+from dnnc.ir.loops.text import parse_kernel
 from dnnc.passes.schedule.rfactor import rfactor, round_up
 from dnnc.passes.schedule.state import Schedule
-from dnnc.testing.schedules import check_schedule
+from support.schedules import check_schedule
 
 DOT = """\
 def k(x: f32[3, 20], w: f32[3, 20], y: f32[1]):

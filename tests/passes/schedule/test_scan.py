@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.operator.text import parse_kernel, show_kernel
-from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.loops.verify import verify_kernel
 from dnnc.passes.schedule.scan import scan
 from dnnc.passes.schedule.state import Schedule
-from dnnc.testing.schedules import same_results
+from support.schedules import same_results
 
 TEXT = """\
 def sums(x: f32[5, 300], y: f32[5, 300]):

@@ -6,10 +6,10 @@ import pytest
 
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.operator.text import parse_kernel
+from dnnc.ir.loops.text import parse_kernel
 from dnnc.passes.schedule.stage import stage
 from dnnc.passes.schedule.state import Schedule
-from dnnc.testing.schedules import check_schedule
+from support.schedules import check_schedule
 
 ROWS = """\
 def k(x: f16[6, 40], w: f32[40, 16], y: f32[6, 16]):

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.operator.interp import run_kernel
-from dnnc.ir.operator.text import parse_kernel, show_kernel
-from dnnc.ir.operator.verify import verify_kernel
+from dnnc.ir.loops.interp import run_kernel
+from dnnc.ir.loops.text import parse_kernel, show_kernel
+from dnnc.ir.loops.verify import verify_kernel
 from dnnc.passes.schedule.loops import reorder, split
 from dnnc.passes.schedule.state import Schedule
 from dnnc.passes.schedule.transposition import transpose_tile, zip_tile
-from dnnc.testing.schedules import check_schedule, same_results
+from support.schedules import check_schedule, same_results
 
 TEXT = """
 def k(x: f32[11, 13], b: f32[11], y: f32[13, 11]):

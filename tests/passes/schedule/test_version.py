@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from dnnc.ir.errors import ScheduleError
-from dnnc.ir.operator.text import parse_kernel
+from dnnc.ir.loops.text import parse_kernel
 from dnnc.passes.schedule.loops import narrow
 from dnnc.passes.schedule.state import Schedule
 from dnnc.passes.schedule.version import version
-from dnnc.testing.schedules import check_schedule
+from support.schedules import check_schedule
 
 WINDOW = """\
 def k(x: f32[6], w: f32[5], y: f32[8]):

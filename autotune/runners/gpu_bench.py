@@ -1,0 +1,228 @@
+"""Times kernels on a GPU, as a model runs them: out of a recorded graph of many calls, activations warm, weights cold.
+
+In: tasks and their kernels' cubins. Out: seconds of a call, by events around replays of the graph. It runs in a process of its own
+(`worker`): an error on a device ends the context of its process. Any `Device` will do, an interpreter too.
+
+Weights rotate through more memory than the L2 cache holds, as far as a graph of MOST_CALLS reaches; activations and the result stay where
+they are, as they do in a model whose kernels follow each other. Kernels that wait by themselves for the one before them begin early.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from dnnc.autotune.runners.job_queue import HELD
+from dnnc.autotune.runners.machine import Built, GpuMachine
+from dnnc.autotune.runners.operands import COLD, OUTPUT, WARM, Noise, Operands, Rotation
+from dnnc.autotune.search.task import Task
+from dnnc.backends.cuda.gate import MAX_STEPS, check_kernel
+from dnnc.backends.cuda.launch import Launch
+from dnnc.backends.cuda.library import CallFunction, workspace_bytes
+from dnnc.backends.cuda.native import ALIGN, STATUS_BYTES, Device, Memory, Recorded
+from dnnc.backends.llvm.gate_work import unchecked
+from dnnc.backends.runtime import codec
+from dnnc.ir.dtype import DType
+from dnnc.ir.errors import AccuracyError, TargetError
+from dnnc.ir.loops.text import parse_kernel
+from dnnc.passes.schedule.problem import Choice
+
+Array = np.ndarray[Any, Any]
+GRAPH_SECONDS = 5e-4  # of the calls of one graph
+MOST_CALLS, FEWEST_CALLS = 100, 2
+REPLAY_SECONDS = 4e-3  # of all replays of one repeat
+FEWEST_REPLAYS, MOST_REPLAYS = 2, 5
+LONG = 20e-3  # seconds of a call that is not recorded
+ONCE = 0.2  # seconds of a call that is made once: what loading its code adds is no hundredth of it
+SURE = 20e-6  # seconds of a call from which a graph of FEWEST_CALLS says how long it takes: the gap between two graphs is some microseconds
+COLD_CACHES = 2.5  # L2 caches that the weights of calls fill before a place is used again
+FILL, ZONE = 0xCB, 256  # bytes between operands, which no kernel may touch
+
+
+class GpuBench:
+    """Operands, kernels and the clock of one device. `device`: the machine's by default; TargetError where it is not there or another one."""
+
+    def __init__(self, machine: GpuMachine, device: Device | None = None) -> None:
+        self.machine = machine
+        self.device = device or _device_of(machine)
+        self.cold_bytes = int(COLD_CACHES * machine.target.l2_bytes)
+        self._noise = Noise(1)
+        self._pools: dict[DType, tuple[Memory, int]] = {}
+        self._data_of = lru_cache(HELD)(lambda task: _Data(task, self))
+        self.queue = self.device.new_stream()
+        self.stream = self.queue.address
+
+    def load(self, task: Task, built: Built) -> GpuKernel:
+        """Make a kernel ready. TargetError where the device has no room or does not take the code."""
+        return GpuKernel(self, self._data_of(task), built)
+
+    def pool(self, dtype: DType, nbytes: int) -> Memory:
+        """Random elements on the device, at least so many bytes of them. Those of a few types are kept."""
+        found = self._pools.pop(dtype, None)
+        if found is None or found[1] < nbytes:
+            source = self._noise.of(dtype, nbytes)
+            found = self.device.alloc(nbytes), nbytes
+            self.device.upload(found[0].address, source[:nbytes], self.stream)
+            self.device.synchronize(self.stream)
+        while len(self._pools) >= 2:
+            self._pools.pop(next(iter(self._pools)))
+        self._pools[dtype] = found
+        return found[0]
+
+
+def _device_of(machine: GpuMachine) -> Device:
+    from dnnc.backends.cuda.device import open_device
+    from dnnc.backends.cuda.target import ask_device
+
+    device = open_device(machine.number)
+    found = ask_device(machine.number)
+    if found is None or found.arch != machine.target.arch:
+        has = found.arch if found else "gone"
+        raise TargetError(f"{machine.text} cannot be measured on cuda:{machine.number}, which is {has}; give target='cuda:{machine.number}'")
+    return device
+
+
+class _Data:
+    """The operands of a task on the device: the status, then warm operands and the output, zones around each; cold ones lie in pools."""
+
+    def __init__(self, task: Task, bench: GpuBench) -> None:
+        self.operands, self.bench = Operands(task), bench
+        each = self.operands.each
+        self.rotation = Rotation.over(self.operands, bench.cold_bytes, MOST_CALLS, ALIGN)
+        self.pools = {t: bench.pool(t, n) for t, n in self.rotation.pools.items()}
+        sizes = [0 if o.role == COLD else -(-o.nbytes // ALIGN) * ALIGN + ZONE for o in each]
+        self.starts = np.cumsum([ALIGN + ZONE, *sizes]).tolist()
+        self.memory = bench.device.alloc(self.starts[-1])
+        self.reset()
+
+    def reset(self) -> None:
+        """Operands as they were drawn, the status clear, zones whole."""
+        device, stream, at = self.bench.device, self.bench.stream, self.memory.address
+        device.fill(at, FILL, self.starts[-1], stream)
+        device.fill(at, 0, STATUS_BYTES, stream)
+        warm = self.operands.warm()
+        for k, o in enumerate(self.operands.each):
+            if o.role == WARM and o.nbytes:
+                device.upload(at + self.starts[k], warm[o.value], stream)
+            elif o.role == OUTPUT and o.nbytes:
+                device.fill(at + self.starts[k], 0, o.nbytes, stream)
+        device.synchronize(stream)
+
+    def intact(self) -> bool:
+        """Are the zones after each operand whole?"""
+        device, stream = self.bench.device, self.bench.stream
+        zones = np.zeros((len(self.starts), ZONE), np.uint8)
+        for zone, end in zip(zones, self.starts):
+            device.download(zone, self.memory.address + end - ZONE, stream)
+        device.synchronize(stream)
+        return bool((zones == FILL).all())
+
+    def addresses(self, call: int) -> list[int]:
+        """The arguments of a call, the status last."""
+        r, at = self.rotation, self.memory.address
+        each = enumerate(self.operands.each)
+        args = [self.pools[o.dtype].address + r.offset(k, call) if k in r.strides else at + self.starts[k] for k, o in each]
+        return [*args, at]
+
+
+class GpuKernel:
+    """A kernel of a task on the device, bound to the operands."""
+
+    def __init__(self, bench: GpuBench, data: _Data, built: Built) -> None:
+        self.bench, self.data, self.symbol = bench, data, built.symbol
+        self.launch = codec.decode(Launch, built.facts["launch"])
+        self.function = bench.device.load(built.code, built.symbol, self.launch, built.facts["params"], built.facts["overlaps"])
+        self.workspace = bench.device.alloc(max(workspace_bytes(self.function), 1)) if isinstance(self.function, CallFunction) else None
+        self.idle = 0 in self.launch.grid or 0 in self.launch.block
+        self.graph: Recorded | None = None
+        self.calls = 0
+        self.expected = 0.0  # seconds of a call
+
+    def start(self, calls: int, first: int = 0) -> None:
+        for k in range(first, first + calls):
+            args = self.data.addresses(k)
+            last = args[-1] if self.workspace is None else self.workspace.address
+            self.bench.device.launch(self.function, self.launch, [*args[:-1], last], self.bench.stream)
+
+    def series(self, work: Callable[[], None], count: int) -> list[float]:
+        """Seconds of each time that the work is done, after once more that keeps the device busy while the host asks for the rest."""
+        device, stream = self.bench.device, self.bench.stream
+        events = [device.new_event(timing=True) for _ in range(count + 1)]
+        work()
+        for event in events[:-1]:
+            device.record(event, stream)
+            work()
+        device.record(events[-1], stream)
+        device.synchronize(stream)
+        return [device.elapsed(a, b) for a, b in itertools.pairwise(events)]
+
+    def measure(self, limit: float | None = None) -> float:
+        """Seconds of a call: the median of some replays. Past `limit` the first calls are all.
+
+        Raises:
+            AccuracyError: the kernel writes outside of its operands.
+            InternalError: the device failed, and with it the context of this process.
+        """
+        if self.idle:
+            return 0.0
+        if self.graph is None:
+            once = self.prove()
+            if once >= ONCE or (limit is not None and once >= max(LONG, 2 * limit)):
+                return once
+            (each,) = self.series(lambda: self.start(FEWEST_CALLS), 1)  # from the host, which is slower than a graph
+            if each / FEWEST_CALLS >= LONG:
+                return each / FEWEST_CALLS
+            self.record(FEWEST_CALLS)
+            first = self.fastest(FEWEST_CALLS)
+            if limit is not None and first > max(2 * limit, SURE):
+                self.graph = None
+                return first
+            self.record(int(np.clip(GRAPH_SECONDS / max(first, 1e-9), FEWEST_CALLS, MOST_CALLS)))
+            self.expected = self.fastest(self.calls)
+        if limit is not None and self.expected > limit:
+            return self.expected
+        self.expected = self.replays(int(np.clip(REPLAY_SECONDS / max(self.expected * self.calls, 1e-9), FEWEST_REPLAYS, MOST_REPLAYS)))
+        return self.expected
+
+    def prove(self) -> float:
+        """Run once, and look at the zones. Seconds of this first call."""
+        device, stream = self.bench.device, self.bench.stream
+        begun, ended = device.new_event(timing=True), device.new_event(timing=True)
+        device.record(begun, stream)
+        self.start(1)
+        device.record(ended, stream)
+        device.synchronize(stream)
+        if not self.data.intact():
+            self.data.reset()
+            raise AccuracyError(f"{self.symbol} writes outside of its operands")
+        return device.elapsed(begun, ended)
+
+    def record(self, calls: int) -> None:
+        self.calls = calls
+        self.graph = self.bench.device.capture(self.bench.stream, lambda: self.start(calls))
+
+    def replays(self, count: int) -> float:
+        """Seconds of a call, the median over so many replays of the graph."""
+        graph, stream = self.graph, self.bench.stream
+        assert graph is not None
+        return statistics.median(self.series(lambda: graph.launch(stream), count)) / self.calls
+
+    def fastest(self, calls: int) -> float:
+        """Seconds of a call, the quickest of some times that so many were made. It is used for kernels that are quick."""
+        if self.graph is None:
+            self.record(calls)
+        graph, stream = self.graph, self.bench.stream
+        assert graph is not None
+        return min(self.series(lambda: graph.launch(stream), 3)) / self.calls
+
+    def check(self, text: str, choice: Choice) -> bool:
+        """Compare with float64, as the gate does. False where it is too long for that; AccuracyError where it differs."""
+        operands = self.data.operands
+        step = operands.step(parse_kernel(text), choice)
+        check_kernel(operands.task.rebuilt[0], step, self.bench.device, self.function, self.launch)
+        return unchecked(step, {}, MAX_STEPS) is None

@@ -1,0 +1,141 @@
+"""What a kernel is measured on: its operands as a model's call finds them, activations just written, weights not seen since the last call.
+
+In: a Task. Out: for each parameter of its kernel what becomes of it between calls, and its bytes. Floats are drawn from [-1, 1): zeros would
+let a GPU run faster than it does on numbers. Indices lie within their axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from dnnc.autotune.search.task import Task
+from dnnc.backends.llvm.gate import calmed, draw, index_limits
+from dnnc.backends.runtime.link import pack
+from dnnc.ir.dtype import DType
+from dnnc.ir.graph import Value
+from dnnc.ir.loops.stmt import Kernel
+from dnnc.passes.planning.program import Scheduled, Step
+from dnnc.passes.schedule.problem import Choice
+from dnnc.passes.schedule.step import NAIVE
+
+Array = np.ndarray[Any, Any]
+WARM, COLD, OUTPUT = "warm", "cold", "output"
+PERIOD = 65521  # random numbers until they repeat, a prime so that no stride meets a period
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A parameter of a kernel. `role`: WARM ones stay where they are, COLD ones come from another place in each call, the OUTPUT is written."""
+
+    value: Value
+    role: str
+    dtype: DType
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Those of one task, in the order of the kernel's parameters."""
+
+    task: Task
+
+    @cached_property
+    def each(self) -> tuple[Operand, ...]:
+        group, problem = self.task.rebuilt[1:]
+        given = zip(problem.lowered.params, problem.kernel.entry.buffers)
+        return tuple(Operand(v, _role(v, v is group.output, b.name in problem.constants), v.type.dtype, _nbytes(v)) for v, b in given)
+
+    @property
+    def cold_bytes(self) -> int:
+        """Of all operands of one call that are to be cold."""
+        return sum(o.nbytes for o in self.each if o.role == COLD)
+
+    def warm(self, seed: int = 0) -> dict[Value, Array]:
+        """The bytes of the operands that stay, drawn anew."""
+        graph = self.task.rebuilt[0]
+        rng, step = np.random.default_rng(seed), self.step()
+        inputs = {o.value: draw(rng, graph, o.value, {}, index_limits(step, o.value, {})) for o in self.each if o.role == WARM}
+        return {v: pack(a, v.type).reshape(-1).view(np.uint8) for v, a in calmed(step, inputs).items()}
+
+    def step(self, kernel: Kernel | None = None, choice: Choice | None = None) -> Step:
+        """The call of a kernel of this task, as the gate takes it; of the naive one by default."""
+        _, group, problem = self.task.rebuilt
+        own = kernel or problem.kernel
+        low = problem.lowered
+        made = Scheduled.of(own, choice or NAIVE)
+        return Step(group, problem.kernel, made, lambda: own, low.params, low.dims, problem.flops)
+
+
+def _role(v: Value, written: bool, constant: bool) -> str:
+    if written:
+        return OUTPUT
+    return COLD if constant and (v.type.dtype.is_float or v.type.dtype.bits <= 8) and v.type.dtype.kind != "b" else WARM
+
+
+def _nbytes(v: Value) -> int:
+    return math.prod(int(str(d)) for d in v.type.physical) * v.type.dtype.bytes
+
+
+def noise(dtype: DType, nbytes: int, seed: int = 0) -> Array:
+    """Random elements of a type as so many bytes."""
+    rng, n = np.random.default_rng(seed), -(-nbytes // dtype.bytes)
+    some = rng.random(min(n, PERIOD), dtype=np.float32) * 2 - 1 if dtype.is_float else rng.integers(0, 2 ** min(dtype.bits - 1, 7), min(n, PERIOD))
+    return np.resize(some.astype(dtype.numpy).view(np.uint8), nbytes)
+
+
+class Noise:
+    """Random bytes by type, each made once, as long as the longest asked for."""
+
+    def __init__(self, most: int = 2) -> None:
+        self.most = most
+        self._known: dict[DType, Array] = {}
+
+    def of(self, dtype: DType, nbytes: int) -> Array:
+        found = self._known.pop(dtype, None)
+        if found is None or found.nbytes < nbytes:
+            found = noise(dtype, nbytes)
+        while len(self._known) >= self.most:
+            self._known.pop(next(iter(self._known)))
+        self._known[dtype] = found
+        return found
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Where the cold operands of a call lie: in a pool for each type, call k's in place k modulo `sets` of the operand's own stretch of it.
+
+    Args:
+        sets: places of each stretch.
+        strides: bytes from a place to the next, by the operand's number.
+        starts: byte of its pool at which an operand's stretch begins, by its number.
+        pools: bytes of each pool.
+    """
+
+    sets: int
+    strides: Mapping[int, int]
+    starts: Mapping[int, int]
+    pools: Mapping[DType, int]
+
+    @staticmethod
+    def over(operands: Operands, cold_bytes: int, most: int, align: int) -> Rotation:
+        """As many places as let `cold_bytes` pass before one is met again, `most` at most."""
+        total = operands.cold_bytes
+        sets = max(1, min(most, -(-cold_bytes // total))) if total else 1
+        cold = {k: o for k, o in enumerate(operands.each) if o.role == COLD and o.nbytes}
+        strides = {k: -(-o.nbytes // align) * align for k, o in cold.items()}
+        pools: dict[DType, int] = {}
+        starts: dict[int, int] = {}
+        for k, o in cold.items():
+            starts[k] = pools.get(o.dtype, 0)
+            pools[o.dtype] = starts[k] + sets * strides[k]
+        return Rotation(sets, strides, starts, pools)
+
+    def offset(self, k: int, call: int) -> int:
+        """The byte of its pool at which operand k of a call begins."""
+        return self.starts[k] + call % self.sets * self.strides[k]

@@ -1,0 +1,278 @@
+"""Few rows that a norm makes, times a matrix: every block computes the norm anew, for itself.
+
+    for rows: for cols:                                      for block: for thread:
+        mean and variance of x[row, :]                           the first weights, scale and bias are asked for
+        for k: acc += norm(x[row, k]) * w[k, col]       ->       row[:] = norm(x[row, :]), in shared memory, by all threads
+        y[row, col] = epilogue(acc)                              the product of `row` and w, as `gemv` has it
+
+A row has a few thousand elements, which the second-level cache gives to all blocks while their weights are on their way from memory. A
+kernel of its own for the norm would take longer to start than that. `takes` says for which nodes that holds; fusion asks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dnnc.backends.cuda.target import GpuTarget
+from dnnc.backends.cuda.templates.contraction import gemv
+from dnnc.backends.cuda.templates.contraction.nest import Axis, Contraction, contraction_of, perfect
+from dnnc.backends.cuda.templates.contraction.staging import readable, vector_of
+from dnnc.ir.dtype import boolean
+from dnnc.ir.errors import ScheduleError
+from dnnc.ir.expr import Const, Expr, Load, Op, Var, const, free, load, rebuild, substitute, value, walk
+from dnnc.ir.graph import Node
+from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Builder, For, Kernel, Stmt, Store, call
+from dnnc.passes.schedule.loops import factors, single
+from dnnc.passes.schedule.problem import Knobs, Problem
+from dnnc.passes.schedule.state import Schedule, loops
+
+ROWS = 4  # more make the product longer than its weights take to come, and tensor cores better
+ELEMENTS = 8192  # of all rows: 32 KiB of shared memory
+WEIGHTS = 1 << 24  # for which nearly all blocks run at once; of more, those that come later compute the norm while little else is under way
+SHORT = 1024  # elements of a row, for less than which the norm takes no less time
+THREADS = (256, 512)
+WARP = 32
+KEPT = 32  # elements of the rows that a thread may hold
+ORDER = gemv.ORDER
+
+
+def takes(norm: Node, product: Node) -> bool:
+    """Is a product whose first operand a norm makes, perhaps through element-wise nodes, computed with the norm in one kernel?"""
+    x, out = product.inputs[0], product.output.type
+    if product.op.name != "matmul" or x is None or any(v.type.layout is not None for v in (x, product.output, norm.output, *norm.inputs[:1]) if v):
+        return False
+    sizes = [d for t in (norm.output.type, x.type, out) for d in t.shape]
+    weights = product.inputs[1]
+    if weights is None or weights.type.rank != 2 or norm.output.type.shape != x.type.shape or not all(isinstance(d, int) for d in sizes):
+        return False
+    *rows, k = (int(str(d)) for d in x.type.shape)
+    n, count = int(str(out.shape[-1])), 1
+    for d in rows:
+        count *= d
+    last = norm.attrs.get("axis", -1) in (-1, x.type.rank - 1)
+    return bool(rows) and last and 1 <= count <= ROWS < n and WARP <= k and count * k <= ELEMENTS and n * max(k, SHORT) <= WEIGHTS
+
+
+def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    found = split(problem)
+    if found is None:
+        return []
+    knobs = gemv.divisions(found[1], target)
+    return list(dict.fromkeys(tuple((name, t if name == "threads" else v) for name, v in k) for t in THREADS for k in knobs))
+
+
+def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    """The ways to share the product among threads for which a thread's part of the rows stays in registers."""
+    found = split(problem)
+    if found is None:
+        return []
+    norm, c = found
+    held = norm.rows.size * (value(norm.k.extent) or 0) * len(norm.expressions)
+    return [k for k in gemv.every_division(c, target) if held <= KEPT * int(dict(k)["threads"])]
+
+
+def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
+    found = split(problem)
+    if found is None:
+        raise ScheduleError("the nest is no product of rows that a norm makes")
+    norm, c = found
+    constants = gemv.early(problem, target)
+    return gemv.made(c, knobs, constants, Rows(norm, int(knobs["threads"]), constants))
+
+
+# --- what the nest computes -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Norm:
+    """`row[i, k]` is `value` for each iteration of the loops `rows` and of `k`; `statistics` are sums over k, one after the other, each with the
+    accumulator that `value` and later ones read as `acc[0]`."""
+
+    rows: Axis
+    k: For
+    statistics: tuple[tuple[Buffer, Expr], ...]
+    value: Expr
+    row: Buffer
+
+    @property
+    def expressions(self) -> tuple[Expr, ...]:
+        return *(e for _, e in self.statistics), self.value
+
+
+def split(problem: Problem) -> tuple[Norm, Contraction] | None:
+    """The norm, and the contraction that reads the rows which it leaves in shared memory."""
+    if problem.kind != "normed" or problem.lowered.dims:
+        return None
+    s = Schedule(problem.kernel)
+    s.apply(single, *(x.var.name for x in loops(s.body) if value(x.extent) == 1))
+    outer, body = perfect(s.body)
+    found = _parts(outer, body)
+    if found is None:
+        return None
+    norm, rest = found
+    for loop in reversed(outer):
+        rest = (replace(loop, body=rest),)
+    c = contraction_of(replace(problem, kind="contraction", lowered=replace(problem.lowered, kernel=s.kernel.with_body(rest))))
+    if c is None or not gemv.applies(c) or c.batch.size != 1:
+        return None
+    if [x.buf for x in gemv.sides(c)[1].loads] != [norm.row]:
+        return None
+    return _relocated(norm, c.kernel), c
+
+
+def _parts(outer: Sequence[For], body: Block) -> tuple[Norm, Block] | None:
+    """The norm at the head of the innermost block, and the block without it."""
+    if len(body) < 4:
+        return None
+    *head, alloc, init, loop, store = body
+    if not isinstance(alloc, Alloc) or not isinstance(loop, For) or len(head) % 3 or len(loop.body) != 1:
+        return None
+    sums = [_sum(head[i : i + 3], loop.var) for i in range(0, len(head), 3)]
+    update = loop.body[0]
+    pair = factors(update.value, alloc.buf) if isinstance(update, Store) else None
+    statistics = tuple(x for x in sums if x is not None)
+    if pair is None or not isinstance(update, Store) or not sums or len(statistics) != len(sums):
+        return None
+    used = {buf for buf, _ in statistics}
+    normed = [e for e in pair if any(isinstance(x, Load) and x.buf in used for x in walk(e))]
+    if len(normed) != 1:
+        return None
+    own = frozenset().union(*(free(e) for e in (*(e for _, e in statistics), *normed)))
+    rows = Axis(tuple(x for x in outer if x.var in own))
+    n = value(loop.extent) or 0
+    row = Buffer("row", normed[0].dtype, (const(rows.size * n),), "shared")
+    at = _number(rows) * n + loop.var
+    then = replace(update, value=substitute(update.value, {normed[0]: load(row, (at,))}))
+    return Norm(rows, loop, statistics, normed[0], row), (alloc, init, replace(loop, body=(then,)), store)
+
+
+def _sum(s: Sequence[Stmt], k: Var) -> tuple[Buffer, Expr] | None:
+    """`acc = 0; for r: acc += e`: acc, and the new value of acc with k instead of r."""
+    alloc, init, loop = s
+    if not (isinstance(alloc, Alloc) and isinstance(init, Store) and isinstance(loop, For)) or len(loop.body) != 1:
+        return None
+    update = loop.body[0]
+    if not isinstance(update, Store) or update.buf is not alloc.buf or value(loop.lo) != 0 or k.hi != loop.var.hi:
+        return None
+    e, acc = update.value, alloc.buf
+    last = e.args[2] if isinstance(e, Op) and e.name == "fma" else e.args[0] if isinstance(e, Op) and e.name == "+" else None
+    added = isinstance(init.value, Const) and init.value.value == 0 and isinstance(last, Load) and last.buf is acc
+    return (acc, substitute(e, {loop.var: k})) if added else None
+
+
+def _number(axis: Axis) -> Expr:
+    """The step of an axis that its loops' variables are at."""
+    at: Expr = const(0)
+    for loop in axis.loops:
+        at = at * loop.extent + loop.var
+    return at
+
+
+def _relocated(norm: Norm, kernel: Kernel) -> Norm:
+    """The norm with the buffers of a kernel whose axes have been joined."""
+    now = {b.name: b for b in kernel.entry.buffers}
+
+    def go(e: Expr) -> Expr:
+        if isinstance(e, Load) and e.buf.space == "global":
+            to = now[e.buf.name]
+            at, idx = e.buf.offset(tuple(map(go, e.idx))), []
+            for d in reversed(to.shape[1:]):
+                idx.append(at % d)
+                at = at // d
+            return load(to, (at, *reversed(idx)))
+        return rebuild(e, go)
+
+    return replace(norm, statistics=tuple((acc, go(e)) for acc, e in norm.statistics), value=go(norm.value))
+
+
+# --- the prologue ---------------------------------------------------------------------------------------------------------------------
+
+
+class Rows:
+    """All threads of a block compute the rows: a thread has vectors of `lanes` elements, `threads` vectors apart."""
+
+    def __init__(self, norm: Norm, threads: int, known: Collection[str]) -> None:
+        self.norm, self.threads, self.known = norm, threads, known
+        self.n, self.length = norm.rows.size, value(norm.k.extent) or 0
+        self.loads = list(dict.fromkeys(x for e in norm.expressions for x in walk(e) if isinstance(x, Load) and norm.k.var in free(x)))
+        self.lanes = self.vectors_of()
+        self.vectors = self.length // self.lanes
+        self.turns = -(-self.vectors // threads)
+        self.tiles: dict[Load, Buffer] = {}
+        self.parts: list[Buffer] = []
+
+    def vectors_of(self) -> int:
+        """As few elements as give every thread one vector, as many as a load can have."""
+        most = 16 // max(x.dtype.bytes for x in self.loads)
+        lanes = 1
+        while lanes < most and self.threads * lanes < self.length:
+            lanes *= 2
+        k = Axis((self.norm.k,))
+        while lanes > 1 and not all(readable(x, k, self.norm.rows, lanes) for x in self.loads):
+            lanes //= 2
+        return lanes
+
+    def shared(self, b: Builder) -> None:
+        b.emit(Alloc(self.norm.row))
+        self.parts = [b.alloc("shares", acc.dtype, self.threads // WARP, self.n, space="shared") for acc, _ in self.norm.statistics]
+
+    def constants(self, b: Builder, t: Expr) -> None:
+        self.read(b, t, [x for x in self.loads if x.buf.name in self.known])
+
+    def run(self, b: Builder, t: Expr) -> None:
+        self.read(b, t, [x for x in self.loads if x.buf.name not in self.known])
+        totals: dict[Buffer, Buffer] = {}
+        for (acc, e), part in zip(self.norm.statistics, self.parts):
+            totals[acc] = b.alloc("total", acc.dtype, self.n)
+            self.sum(b, t, acc, e, part, totals)
+        out = b.alloc("normed", self.norm.row.dtype, self.lanes)
+        with b.loop("turn", self.turns, "unroll") as turn, b.when(self.inside(t, turn)), b.loop("i", self.n, "unroll") as i:
+            with b.loop("j", self.lanes, "unroll") as j:
+                b.store(out, (j,), self.at(self.norm.value, i, turn, j, totals))
+            b.store(self.norm.row, (i * self.length + self.vector(t, turn) * self.lanes,), out.at(0, lanes=self.lanes), self.lanes)
+        b.do("barrier")
+
+    def vector(self, t: Expr, turn: Expr) -> Expr:
+        return turn * self.threads + t
+
+    def inside(self, t: Expr, turn: Expr) -> Expr:
+        return self.vector(t, turn) < self.vectors if self.vectors % self.threads else const(True, boolean)
+
+    def each_row(self, x: Load) -> bool:
+        """Has a load a value for each row?"""
+        return not self.norm.rows.vars.isdisjoint(free(x))
+
+    def read(self, b: Builder, t: Expr, loads: Sequence[Load]) -> None:
+        """This thread's elements of some loads."""
+        for x in loads:
+            n = self.n if self.each_row(x) else 1
+            self.tiles[x] = tile = b.alloc(f"{x.buf.name}_v", x.dtype, n, self.turns, self.lanes)
+            with b.loop("turn", self.turns, "unroll") as turn, b.when(self.inside(t, turn)), b.loop("i", n, "unroll") as i:
+                row, vector = self.norm.rows.at(i), self.vector(t, turn)
+                b.store(tile, (i, turn, 0), vector_of(x, lambda j: {**row, self.norm.k.var: vector * self.lanes + j}, self.lanes), self.lanes)
+
+    def at(self, e: Expr, i: Expr, turn: Expr, j: Expr, totals: Mapping[Buffer, Buffer]) -> Expr:
+        """An expression for one of the thread's elements of row i."""
+        env: dict[Expr, Expr] = {x: tile[i if self.each_row(x) else 0, turn, j] for x, tile in self.tiles.items()}
+        env.update({load(acc, (0,)): total[i] for acc, total in totals.items()})
+        return substitute(e, env)
+
+    def sum(self, b: Builder, t: Expr, acc: Buffer, e: Expr, part: Buffer, totals: Mapping[Buffer, Buffer]) -> None:
+        """A statistic of each row: every thread gets the sum of all threads' elements."""
+        total = totals[acc]
+        with b.loop("i", self.n, "unroll") as i:
+            b.store(total, (i,), const(0, acc.dtype))
+        with b.loop("turn", self.turns, "unroll") as turn, b.when(self.inside(t, turn)), b.loop("i", self.n, "unroll") as i:
+            with b.loop("j", self.lanes, "unroll") as j:
+                b.store(total, (i,), self.at(e, i, turn, j, totals))
+        for mask in (16, 8, 4, 2, 1):
+            with b.loop("i", self.n, "unroll") as i:
+                b.store(total, (i,), total[i] + call("shfl_xor", total[i], const(mask)))
+        with b.when((t % WARP).eq(0)), b.loop("i", self.n, "unroll") as i:
+            b.store(part, (t // WARP, i), total[i])
+        b.do("barrier")
+        with b.loop("i", self.n, "unroll") as i:
+            b.store(total, (i,), part[0, i])
+            with b.loop("w", self.threads // WARP, "unroll", 1) as w:
+                b.store(total, (i,), total[i] + part[w, i])

@@ -1,0 +1,371 @@
+"""Contractions in 16-bit floats on Hopper's tensor cores: which problems suit the kernel of `wgmma_kernel.py`, and with which tiles.
+
+A problem suits it when both factors are plain matrices, dense along the sum or (the second one) along the columns, whatever number of axes
+they had: the copy engine needs one stride for rows and one for batches. Everything that follows the sum is done in registers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from dnnc.backends.cuda.target import GpuTarget
+from dnnc.backends.cuda.templates.contraction.nest import Axis, Contraction, Operand, contraction_of
+from dnnc.backends.cuda.templates.contraction.wgmma_conv import window_of
+from dnnc.backends.cuda.templates.contraction.wgmma_kernel import ROW, Finish, Product, Tiling, Window, build, steps_of
+from dnnc.backends.cuda.templates.reduction.partial import PEER_BYTES, SHARE, SPLITS
+from dnnc.ir.dtype import bf16, f16, f32
+from dnnc.ir.errors import ScheduleError
+from dnnc.ir.expr import Expr, Load, Op, Var, const, free, load, rebuild, substitute, terms, value, var, walk
+from dnnc.ir.loops.stmt import Buffer, Kernel, Param, loop_var
+from dnnc.passes.schedule.problem import Knobs, Problem
+
+TYPES = (f16, bf16)
+MIN_ROWS = 16  # with fewer rows the product is as fast as its weights can be read
+PRODUCTS, BYTES = 2048, 48  # a cycle of a multiprocessor: multiplications of 16-bit floats, bytes out of the L2 cache
+TILE, PIECE = 800, 150  # cycles: a tile's beginning and end, and 64 x 64 elements of its end, stored as they are
+ISSUE = 32  # cycles in which a multiprocessor does an operation on 64 x 64 elements
+PLAIN = 3  # operations on each element that is stored as it is
+# operations beyond the plain ones that an epilogue's steps are; instructions for 1/x, 2^x and so on have an eighth of the others' rate
+OPERATIONS = {"exp": 8, "/": 8, "sqrt": 8, "log": 20, "erf": 9, "tanh": 14, "sin": 30, "cos": 30, "pow": 40, "log1p": 25, "expm1": 25}
+HIDDEN = 0.6  # of the other cores' time is lost where each scheduler has one warp
+LATENCY = 700  # cycles from asking for a stage to having it
+REGISTERS = 64  # of a thread besides its sums
+RESIDENT = (1, 2, 3, 4)  # blocks that share a multiprocessor
+RESULT = "result."
+STEP = ROW // 2  # of a sum, in 16-bit floats
+MAX_SPLIT_COLUMNS = 128
+STAGES, ENOUGH = 8, 5  # more hide nothing; so many hide what the L2 cache takes
+RESERVED = 1024  # bytes of shared memory that the system takes of each block
+DEEP, GROUPS = 12, (1, 2, 4, 8, 32, 64)  # stages and row tiles to try
+ORDER = ("split",)
+GROUP = 16  # row tiles that walk over the columns together: what they read stays in the L2 cache
+
+
+def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    """Best guess first; none where the kernel does not apply."""
+    p = product_of(problem) if target.has_wgmma else None
+    if p is None or p.m < MIN_ROWS:
+        return []
+    found = tilings(p.batch, p.m, p.n, steps_of(p, STEP) * STEP, target, p.work, p.k)
+    return [knobs_of(t) for t in found if t.split == 1 or p.aligned]
+
+
+def estimate(problem: Problem, target: GpuTarget) -> float:
+    """Cycles of the best tiling; infinite where the kernel does not apply."""
+    p = product_of(problem) if target.has_wgmma else None
+    if p is None or p.m < MIN_ROWS:
+        return math.inf
+    k = steps_of(p, STEP) * STEP
+    found = [t for t in tilings(p.batch, p.m, p.n, k, target, p.work, p.k) if t.split == 1 or p.aligned]
+    return _cycles((p.batch, p.m, p.n, k), found[0], p.work, p.k / k) if found else math.inf
+
+
+def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
+    """Every tiling that fits; the best of them with rings of other lengths and with more or fewer row tiles that walk together."""
+    p = product_of(problem) if target.has_wgmma else None
+    if p is None or p.m < MIN_ROWS:
+        return []
+    k = steps_of(p, STEP) * STEP
+    every = [t for t in tilings(p.batch, p.m, p.n, k, target, p.work, p.k) if t.split == 1 or p.aligned]
+    out = list(every)
+    for t in every[:10]:
+        most = min((_room(t, target) - replace(t, stages=0).shared_bytes) // t.stage_bytes, DEEP, k // STEP // t.split)
+        out += [replace(t, stages=n) for n in range(2, most + 1)]
+    for t in every[:8]:
+        out += [replace(t, group=n) for n in GROUPS if n <= max(-(-p.m // t.bm), 1)]
+    return [knobs_of(t) for t in dict.fromkeys(out)]
+
+
+def knobs_of(t: Tiling) -> Knobs:
+    return (("bm", t.bm), ("bn", t.bn), ("stages", t.stages), ("group", t.group), ("split", t.split), ("resident", t.resident))
+
+
+def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
+    p = product_of(problem)
+    if p is None:
+        raise ScheduleError("the kernel of tensor cores takes plain matrices of 16-bit floats")
+    bm, bn, stages, group, split, resident = (int({"resident": 1, **knobs}[k]) for k in ("bm", "bn", "stages", "group", "split", "resident"))
+    return build(p, Tiling(bm, bn, stages, group, target.sms * resident, split, resident))
+
+
+def tilings(batch: int, m: int, n: int, k: int, target: GpuTarget, work: int = 0, red: int = 0) -> list[Tiling]:
+    """Tilings that fit into shared memory, in the order of their estimated times.
+
+    Args:
+        batch, m, n, k: sizes of the product; k with what fills the steps of its sum.
+        target: the GPU.
+        work: operations on each element after its sum.
+        red: k without what fills steps, where that is less.
+    """
+    found = []
+    for bn in (256, 192, 128, 64):  # of two that are as fast, the one with more columns
+        for bm in (64, 128):
+            for split, resident in ((s, r) for s in SPLITS for r in RESIDENT):
+                t = Tiling(bm, bn, 0, GROUP, target.sms * resident, split, resident)
+                t = replace(t, stages=_stages(batch, m, n, k, t, target))
+                if (split == 1 or _splits(batch, m, n, k, t)) and _resides(batch, m, n, k, t, target):
+                    found.append((_cycles((batch, m, n, k), t, work, (red or k) / k), t))
+    found.sort(key=lambda x: x[0])
+    return [t for _, t in found]
+
+
+def _stages(batch: int, m: int, n: int, k: int, t: Tiling, target: GpuTarget) -> int:
+    """As many as fit, and no more than a block has steps. Where every block has a multiprocessor to itself, as many as leave room for a block
+    of the next kernel, which then gets its first weights while this one runs."""
+    room = _room(t, target)
+    half = target.shared_per_sm // 2 - RESERVED
+    tiles = _tiles(batch, m, n, t)
+    if tiles * t.split <= target.sms and (half - t.shared_bytes) // t.stage_bytes >= ENOUGH:
+        room = half
+    return min((room - t.shared_bytes) // t.stage_bytes, STAGES, -(-k // STEP) // t.split * -(-tiles // t.blocks))
+
+
+def _room(t: Tiling, target: GpuTarget) -> int:
+    """Bytes of shared memory that a block may have."""
+    return min(target.shared_bytes, target.shared_per_sm // t.resident - RESERVED)
+
+
+def _resides(batch: int, m: int, n: int, k: int, t: Tiling, target: GpuTarget) -> bool:
+    """Is there a ring, and are there registers and tiles for so many blocks on a multiprocessor?"""
+    if t.stages < min(2, -(-k // STEP)):
+        return False
+    registers = (t.bn // 2 + REGISTERS) * t.threads * t.resident
+    return t.resident == 1 or (t.consumers == 1 and t.split == 1 and registers <= target.registers and _tiles(batch, m, n, t) > t.blocks - target.sms)
+
+
+def _tiles(batch: int, m: int, n: int, t: Tiling) -> int:
+    return batch * -(-m // t.bm) * -(-n // t.bn)
+
+
+def _splits(batch: int, m: int, n: int, k: int, t: Tiling) -> bool:
+    """Is it worth a try that blocks share a tile: all of them at once, two steps of the sum each?"""
+    steps = -(-k // STEP)
+    return t.bn <= MAX_SPLIT_COLUMNS and steps % t.split == 0 and steps >= 2 * t.split and _tiles(batch, m, n, t) <= _at_once(t)
+
+
+def _at_once(t: Tiling) -> int:
+    """Tiles that the multiprocessors can work on at one time."""
+    return int(t.blocks * SPLITS[t.split] / t.split)
+
+
+def _cycles(sizes: tuple[int, int, int, int], t: Tiling, work: int, filled: float) -> float:
+    """Estimated cycles. A block's tile takes its steps and its end one after the other; of several blocks on a multiprocessor these overlap,
+    until tensor cores, the other cores, or the L2 cache have no time left. `filled`: the part of the steps that is not filled up with zeros."""
+    batch, m, n, k = sizes
+    tiles, at_once, pieces = _tiles(batch, m, n, t), _at_once(t), t.bm * t.bn / 4096
+    steps = -(-k // STEP) // t.split
+    step = max(t.bm * t.bn * STEP / PRODUCTS, t.stage_bytes * filled / BYTES)
+    waiting = LATENCY / max(t.stages - 1, 1) if steps > t.stages else 0  # for the stage that was given back last
+    alone = steps * max(step, waiting) + TILE + (PIECE + 1.1 * ISSUE * work) * pieces
+    if t.split > 1:
+        alone += SHARE + t.bm * t.bn * 4 / PEER_BYTES
+    ends = ISSUE * (PLAIN + work) * pieces * (1 + HIDDEN / (t.resident * t.consumers))
+    busiest = max(steps * step, ends)
+    waves, rest = divmod(tiles, at_once)
+    cycles = waves * max(alone, t.resident * busiest)
+    return cycles + (max(alone, -(-rest * t.resident // at_once) * busiest) if rest else 0)
+
+
+# --- reading the nest ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A contraction with one variable for each side in place of its loops; `batch` and `rows` are the loops that z and i stand for."""
+
+    c: Contraction
+    batch: Axis
+    rows: Axis
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        return self.batch.size, self.rows.size, self.c.cols.size, self.c.red.size
+
+    @property
+    def vars(self) -> tuple[Var, Var, Var, Var]:
+        """z, i, j, k: of batches, rows, columns and the sum."""
+        z, i, j, k = (loop_var(name, const(0), const(size)) for name, size in zip(("z.", "i.", "j.", "k."), self.sizes))
+        return z, i, j, k
+
+    def offset(self, x: Load) -> Expr:
+        """Where an element lies."""
+        z, i, j, k = self.vars
+        return substitute(x.buf.offset(x.idx), self.batch.at(z) | self.rows.at(i) | self.c.cols.at(j) | self.c.red.at(k))
+
+    def step(self, x: Load) -> dict[Var, int]:
+        """How far apart two elements are that follow one another along each side; empty where the offset is more than that."""
+        ts, first = terms(self.offset(x))
+        found = {t: n for t, n in ts if isinstance(t, Var)}
+        return found if first == 0 and len(found) == len(ts) else {}
+
+
+def product_of(problem: Problem) -> Product | None:
+    """The product that a contraction is, with its parameters seen as matrices; None where it is none."""
+    c = contraction_of(problem)
+    if c is None or c.dtype is not f32 or not c.cols.loops:
+        return None
+    views = [Steps(c, c.batch, c.rows)]
+    if not c.batch.loops and len(c.rows.loops) > 1:  # rows that do not lie in one sequence: the outermost loop counts matrices
+        views.append(Steps(c, Axis(c.rows.loops[:1]), Axis(c.rows.loops[1:])))
+    found = (_product(problem, along) for along in views)
+    return next((p for p in found if p is not None), None)
+
+
+def _product(problem: Problem, along: Steps) -> Product | None:
+    c = along.c
+    a, b, out = _factor(c.a), _factor(c.b), load(c.store.buf, c.store.idx)
+    assert isinstance(out, Load)
+    if a is None or b is None or a.buf.dtype is not b.buf.dtype or out.buf.dtype not in (*TYPES, f32) or len({a.buf, b.buf, out.buf}) < 3:
+        return None
+    _, i, j, _ = along.vars
+    factors, plain = _factors(problem, along, a, b), _matrix(out, along, i, j)
+    result = plain or _apart(out, along)
+    stored = _with_result(c.store.value, out, result) if result is not None else None
+    if factors is None or result is None or stored is None or not _readable(stored, along, (a.buf, b.buf), plain is None):
+        return None
+    rows, cols = ((), ()) if plain is not None else (_rows_of(out, along)[1], tuple(value(x.extent) or 0 for x in c.cols.loops))
+    left, right, flipped, window = factors
+    swap: dict[Param, Param] = {a.buf: left, b.buf: right, out.buf: result}
+    params = tuple(swap.get(p, p) for p in c.kernel.entry.params)
+    fixed = "".join(side for side, x in (("a", a), ("b", b)) if x.buf.name in problem.constants)
+    made = Product(c.kernel.name, params, left, right, result, *along.sizes, _finish(along, stored, result, plain is None), flipped, window)
+    made = replace(made, rows=rows, cols=cols, fixed=fixed, beside=_beside(stored, along, result), work=_work(stored), locs=problem.kernel.locs)
+    return made if plain is not None or made.in_vectors else None
+
+
+def _work(stored: Expr) -> int:
+    """Operations on an element beside those that every epilogue has: the addition of a bias, a maximum, conversions."""
+    names = [x.name for x in walk(stored) if isinstance(x, Op) and x.dtype.is_float and not x.name.startswith("cast_")]
+    return max(0, sum(OPERATIONS.get(name, 1) for name in names) - 2)
+
+
+def _beside(stored: Expr, along: Steps, result: Buffer) -> tuple[Buffer, ...]:
+    """Matrices of the result's shape that the epilogue reads element by element, the result itself perhaps, and the copy engine can fetch."""
+    loops = (*along.c.rows.loops, *along.c.cols.loops)
+    if len(loops) != 2 or along.batch.loops:
+        return ()
+    at = tuple(loop.var for loop in loops)
+    found = [result for x in walk(stored) if isinstance(x, Var) and x.name == RESULT]
+    found += [x.buf for x in walk(stored) if isinstance(x, Load) and x.buf.space == "global" and x.idx == at and x.buf.dtype.bytes in (2, 4)]
+    return tuple(b for b in dict.fromkeys(found) if _suits(b))
+
+
+def _readable(stored: Expr, along: Steps, factors: tuple[Buffer, ...], blocked: bool) -> bool:
+    """Can neighbouring columns of all that the epilogue reads be read together?"""
+    if blocked and any(isinstance(x, Var) and x.name == RESULT for x in walk(stored)):
+        return False
+    cols, j = along.c.cols, along.vars[2]
+    for x in walk(stored):
+        if isinstance(x, Load) and x.buf in factors:
+            return False
+        if isinstance(x, Load) and len(cols.loops) > 1 and x.buf is not along.c.acc:
+            if any(isinstance(e, Op) and j in free(e) for e in walk(substitute(x.buf.offset(x.idx), cols.at(j)))):
+                return False
+    return True
+
+
+def _finish(along: Steps, stored: Expr, result: Buffer, apart: bool) -> Finish:
+    """The epilogue at (batch, row, column, lane)."""
+    cols = along.c.cols
+
+    def finish(z: Expr, row: Expr, col: Expr, lane: Expr, total: Expr) -> Expr:
+        at: dict[Expr, Expr] = {load(along.c.acc, (0,)): total} | along.batch.at(z) | along.rows.at(row)
+        *outer, inner = cols.loops
+        at[inner.var] = (col % cols.inner if outer else col) + lane
+        at |= Axis(tuple(outer)).at(col // cols.inner)
+        if not apart:
+            at[_result(result)] = load(result, (*((z,) if len(result.shape) > 2 else ()), row, col + lane))
+        return substitute(stored, at)
+
+    return finish
+
+
+def _factor(x: Operand) -> Load | None:
+    """The element of a 16-bit buffer that a factor is."""
+    v = x.value
+    if not isinstance(v, Op) or v.name != "cast_f32" or not isinstance(e := v.args[0], Load) or e.buf.dtype not in TYPES:
+        return None
+    return e if e.lanes == 1 and e.limit is None else None
+
+
+def _factors(problem: Problem, along: Steps, a: Load, b: Load) -> tuple[Buffer, Buffer, bool, Window | None] | None:
+    """The factors as buffers, whether the rows of the second one are those of the sum, and how those of the first lie in an image."""
+    _, i, j, k = along.vars
+    flipped = along.step(b).get(j) == 1
+    left, right = _matrix(a, along, i, k), _matrix(b, along, *((k, j) if flipped else (j, k)))
+    if left is not None and right is not None and _suits(left) and _suits(right) and not (along.c.a.conds or along.c.b.conds):
+        return left, right, flipped, None
+    found = window_of(problem, a, along.offset(a), b, along.offset(b), i, j, k) if not along.batch.loops else None
+    return None if found is None else (found[1], found[2], False, found[0])
+
+
+def _matrix(x: Load, along: Steps, rows: Var, cols: Var) -> Buffer | None:
+    """The buffer as [batch, rows, cols] or [rows, cols], dense along cols, if that is how the nest reads it."""
+    step, sizes = along.step(x), dict(zip(along.vars, along.sizes))
+    batch = [v for v in along.vars[:1] if v in step]
+    if step.get(cols) != 1 or rows not in step or len(step) != 2 + len(batch):
+        return None
+    dense = (*(sizes[rows] * sizes[cols] for _ in batch), sizes[cols], 1)
+    return _view(x, tuple(sizes[v] for v in (*batch, rows, cols)), tuple(step[v] for v in (*batch, rows, cols)), dense)
+
+
+def _apart(x: Load, along: Steps) -> Buffer | None:
+    """The result as [batch, outer loops of columns, loops of rows, columns], as heads lie, and batches of rows."""
+    *outer, inner = along.c.cols.loops
+    step, first = _offsets(x, along)
+    rows, sizes = _rows_of(x, along)
+    z = along.vars[0]
+    batch = ((z, along.batch.size),) if along.batch.size > 1 else ()
+    order = (*batch, *((o.var, value(o.extent) or 0) for o in outer), *zip(rows, sizes), (inner.var, along.c.cols.inner))
+    known = {z, *(loop.var for loop in (*outer, *along.rows.loops, inner))}
+    if first or not set(step) <= known or any(v not in step for v, _ in order) or step[inner.var] != 1:
+        return None
+    return _view(x, tuple(n for _, n in order), tuple(step[v] for v, _ in order), ())
+
+
+def _offsets(x: Load, along: Steps) -> tuple[dict[Expr, int], int]:
+    """How far apart two elements are that follow one another along each loop of rows and columns and along the batches, and the first offset."""
+    ts, first = terms(substitute(x.buf.offset(x.idx), along.batch.at(along.vars[0])))
+    return dict(ts), first
+
+
+def _rows_of(x: Load, along: Steps) -> tuple[tuple[Var, ...], tuple[int, ...]]:
+    """The loops that the result's rows are, and their sizes: neighbours that lie at one distance count as one, called as the inner one."""
+    step, _ = _offsets(x, along)
+    found: list[tuple[Var, int]] = []
+    for loop in along.rows.loops:
+        n = value(loop.extent) or 0
+        if found and step.get(found[-1][0]) == step.get(loop.var, 0) * n:
+            n *= found.pop()[1]
+        found.append((loop.var, n))
+    return tuple(v for v, _ in found), tuple(n for _, n in found)
+
+
+def _view(x: Load, shape: tuple[int, ...], strides: tuple[int, ...], dense: tuple[int, ...]) -> Buffer | None:
+    """The buffer in another shape. `dense`: the strides that need not be written."""
+    if min(strides) <= 0:
+        return None
+    return Buffer(x.buf.name, x.buf.dtype, tuple(map(const, shape)), "global", None if strides == dense else tuple(map(const, strides)))
+
+
+def _suits(b: Buffer) -> bool:
+    """Can the copy engine read it? Rows must begin at multiples of 16 bytes."""
+    return all(value(s * b.dtype.bytes % 16) == 0 for s in b.full_strides()[:-1])
+
+
+def _result(result: Buffer) -> Var:
+    """Stands for what lies where the result is stored."""
+    return var(RESULT, result.dtype)
+
+
+def _with_result(stored: Expr, out: Load, result: Buffer) -> Expr | None:
+    """The epilogue where it updates what it stores to: each element is read before it is written, by the thread that computes it."""
+    own, mark = load(out.buf, out.idx), _result(result)
+
+    def go(e: Expr) -> Expr:
+        return mark if e is own else rebuild(e, go)
+
+    found = go(stored)
+    return None if any(isinstance(x, Load) and x.buf is out.buf for x in walk(found)) else found

@@ -1,0 +1,102 @@
+"""A tile whose sums lie in parts with several groups of threads, of one block or of all blocks of a cluster: how the parts meet.
+
+Each group leaves its sums in the shared memory of its block. Then every thread finishes some vectors of the tile: it adds what all groups have
+there, always in the same order, so a result never depends on timing; blocks of a cluster take some rows of the tile each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dnnc.ir.dtype import DType, f32
+from dnnc.ir.errors import ScheduleError
+from dnnc.ir.expr import Expr, const
+from dnnc.ir.loops.stmt import Buffer, Builder, call
+
+if TYPE_CHECKING:
+    from dnnc.backends.cuda.target import GpuTarget
+
+LANES = 4  # sums that a thread adds at a time
+PAD = 8  # elements after a row of sums: neighbouring rows begin in different banks
+# blocks of a cluster -> the share of all multiprocessors that such clusters can use: each lies within one group of 16 or 18
+SPLITS = {1: 1.0, 2: 1.0, 4: 0.92, 8: 0.85}
+SHARE = 1200  # cycles of a cluster's two barriers
+OWN_BYTES, PEER_BYTES = 128, 25  # bytes a cycle that an SM moves to and from its own shared memory, and reads of other blocks'
+
+Place = Callable[[Expr, Expr, Expr], tuple[Expr, ...]]  # (group, row, column) -> where the group has that sum
+Finish = Callable[[Expr, Expr, Buffer], None]  # (row, column, LANES sums from there on): stores them
+
+
+def splits(target: GpuTarget, dtype: DType, tiles: int, rows: int) -> tuple[int, ...]:
+    """By how many blocks a tile's sum may be worth sharing: `peer` reads f32."""
+    if not target.has_tma or dtype is not f32 or tiles >= 2 * target.sms:
+        return (1,)
+    return tuple(n for n in SPLITS if rows % n == 0 and tiles * n <= 8 * target.sms)
+
+
+def busiest(target: GpuTarget, tiles: int, split: int) -> int:
+    """Blocks of the busiest SM."""
+    return -(-tiles * split // max(int(target.sms * SPLITS[split]), 1))
+
+
+def meeting(sums: int, slices: int, split: int) -> float:
+    """Estimated cycles of an SM in which the parts of a tile of so many sums of 4 bytes are written and read."""
+    if slices * split == 1:
+        return 0
+    return sums * slices * 4 / OWN_BYTES + sums * slices * 4 / (PEER_BYTES if split > 1 else OWN_BYTES)
+
+
+@contextmanager
+def cluster(b: Builder, split: int) -> Iterator[Expr]:
+    """The loop over the blocks of a cluster; no loop where a block is alone."""
+    if split == 1:
+        yield const(0)
+    else:
+        with b.loop("part", split, "cluster") as part:
+            yield part
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A tile of `rows` x `cols` sums in `slices` parts in each of `split` blocks, finished by `threads` threads of each block."""
+
+    rows: int
+    cols: int
+    slices: int
+    split: int
+    threads: int
+
+    def __post_init__(self) -> None:
+        if self.rows % self.split or self.cols % LANES:
+            raise ScheduleError(f"{self.rows} rows of {self.cols} sums cannot be shared by {self.split} blocks in vectors of {LANES}")
+
+    def memory(self, b: Builder, dtype: DType) -> Buffer:
+        """Shared memory for the parts of this block, by group, row and column."""
+        return b.alloc("sums", dtype, self.slices, self.rows, self.cols + PAD, space="shared")
+
+    def finish(self, b: Builder, sums: Buffer, part: Expr, thread: Expr, store: Finish) -> None:
+        """`combine` where every thread has written its sums into `memory` and goes on to here."""
+        meet = "cluster_barrier" if self.split > 1 else "barrier"
+        b.do(meet)
+        self.combine(b, sums, lambda *place: place, part, thread, store)
+        if self.split > 1:
+            b.do(meet)  # nobody may end while another one still reads its sums
+
+    def combine(self, b: Builder, sums: Buffer, at: Place, part: Expr, thread: Expr, store: Finish) -> None:
+        """All parts -> the finished rows of block `part` of the cluster. A barrier of all who write and read the sums stands before it, and
+        behind it if they are several blocks."""
+        vectors, rows = self.cols // LANES, self.rows // self.split
+        with b.loop("turn", -(-rows * vectors // self.threads), "unroll") as turn:
+            e = b.let("e", turn * self.threads + thread)
+            with b.when(e < rows * vectors):
+                row, col = b.let("r", part * rows + e // vectors % rows), b.let("c", e % vectors * LANES)
+                total = b.alloc("total", sums.dtype, LANES)
+                b.store(total, (0,), const(0, sums.dtype), LANES)
+                with b.loop("q", self.split, "unroll") as q, b.loop("s", self.slices, "unroll") as s:
+                    place = at(s, row, col)
+                    share = call("peer", sums.ref(*place, lanes=LANES), q) if self.split > 1 else sums.at(*place, lanes=LANES)
+                    b.store(total, (0,), total.at(0, lanes=LANES) + share, LANES)
+                store(row, col, total)

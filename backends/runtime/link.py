@@ -1,0 +1,282 @@
+"""Links a scheduled program: its constants in one block, its values at their places, its steps as calls, its loops and branches as records.
+
+What comes out knows no backend: `dnnc.backends.llvm` makes an entry function of it, `dnnc.backends.cuda` a recorded graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dnnc.backends.runtime.frames import ALIGN, aligned_empty
+from dnnc.backends.runtime.program import CONTROL, Branch, Call, Carried, Control, Loop, NativeKernel, Place, Row
+from dnnc.ir import winograd
+from dnnc.ir.errors import Loc, locations
+from dnnc.ir.expr import const, value
+from dnnc.ir.graph import Graph, Value
+from dnnc.ir.loops.stmt import Buffer, stored
+from dnnc.ir.types import Layout, Part, TensorType
+from dnnc.passes.analysis.alias import root as root_of
+from dnnc.passes.planning.program import AnyStep, ControlStep, Program, Step
+
+Array = np.ndarray[Any, Any]
+PROBED = 1024  # elements of a constant that are looked at before it is hashed
+
+
+def pack(array: Array, type: TensorType) -> Array:
+    """The bytes of a constant as its layout orders them; padding is 0."""
+    return np.ascontiguousarray(_in_order(array, type))
+
+
+def pack_aligned(array: Array, type: TensorType) -> Array:
+    """The same in memory of its own, 64-byte aligned."""
+    in_order = _in_order(array, type)
+    block = aligned_empty(max(in_order.nbytes, 1))
+    out: Array = block[: in_order.nbytes].view(array.dtype).reshape(in_order.shape)
+    out[...] = in_order
+    return out
+
+
+def _in_order(array: Array, type: TensorType) -> Array:
+    """The elements as the layout orders them, where possible a view of the array."""
+    if type.layout is None:
+        return array
+    if type.layout.winograd:
+        array = winograd.weights(array, type.layout.winograd)
+    return _transposed(array, type.layout)
+
+
+def _packed_bytes(array: Array, type: TensorType) -> int:
+    """Of what `pack` gives."""
+    return math.prod(int(str(d)) for d in type.physical) * array.itemsize
+
+
+def _transposed(a: Array, layout: Layout) -> Array:
+    parts = layout.parts
+    levels = {k: sorted((p for p in parts if p.axis == k), key=lambda p: -p.div) for k in range(a.ndim)}
+    widths: list[tuple[int, int]] = []
+    split: list[int] = []
+    where: dict[Part, int] = {}
+    for k in range(a.ndim):
+        top = levels[k][0]
+        outer = -(-a.shape[k] // top.div)
+        widths.append((0, outer * top.div - a.shape[k]))
+        for p in levels[k]:
+            where[p] = len(split)
+            split.append(outer if p is top else p.mod)
+    full = np.pad(a, widths) if any(end for _, end in widths) else a
+    return full.reshape(split).transpose([where[p] for p in parts])
+
+
+def describe(program: Program, symbols: Mapping[str, str]) -> tuple[NativeKernel, ...]:
+    """The unique kernels of a program as data, in order of their first call."""
+    out = []
+    for text, steps in unique_kernels(program).items():
+        s = steps[0]
+        names = dict.fromkeys(loc.name for x in steps for n in x.group.nodes for loc in n.locs)
+        calls_ = tuple(map(step_nodes, steps))
+        where = locations(s.nest.locs)
+        out.append(NativeKernel(s.nest.name, symbols[text], text, str(s.choice), s.parallel, where, calls_, tuple(names)))
+    return tuple(out)
+
+
+def describe_control(program: Program, texts: Sequence[str]) -> tuple[NativeKernel, ...]:
+    """The loops and branches of a program as data; `texts`: of their functions, inner ones first."""
+    out = []
+    for s, symbol, text in zip(program.control, control_names(program), reversed(texts)):
+        node = s.node
+        names = dict.fromkeys(loc.name for loc in node.locs)
+        shown = ", ".join(_short(loc) for loc in dict.fromkeys(node.locs)) or node.op.name
+        out.append(NativeKernel(node.op.name, symbol, text, CONTROL, True, locations(node.locs), (shown,), tuple(names)))
+    return tuple(out)
+
+
+def control_names(program: Program) -> list[str]:
+    """The symbols of `program.control`."""
+    return [f"control_{k}" for k in range(len(program.control))]
+
+
+def unique_kernels(program: Program) -> dict[str, list[Step]]:
+    """The steps by the text of their kernel, in order of the first call."""
+    out: dict[str, list[Step]] = {}
+    for s in program.kernels:
+        out.setdefault(s.text, []).append(s)
+    return out
+
+
+def step_nodes(s: Step) -> str:
+    """`conv1 (Conv), relu1 (Relu)`: the nodes of the model that a call computes, or where none is known its ops."""
+    locs = dict.fromkeys(loc for n in s.group.nodes for loc in n.locs)
+    return ", ".join(_short(loc) for loc in locs) or " + ".join(n.op.name for n in s.group.nodes)
+
+
+def _short(loc: Loc) -> str:
+    return f"{loc.name or '?'} ({loc.op})" if loc.op and not loc.file else str(loc)
+
+
+@dataclass(frozen=True)
+class ConstantBlock:
+    """Where the constants that kernels read lie in one block of `nbytes`, each 64-byte aligned: the byte of each value, and of each array."""
+
+    nbytes: int
+    offsets: Mapping[Value, int]
+    places: tuple[tuple[int, Array, TensorType], ...]
+
+    def made(self) -> Array:
+        """The block."""
+        block = aligned_empty(self.nbytes)
+        block[:] = 0  # the gaps too, so that a saved block is always the same
+        for at, a, type in self.places:  # one after the other, so that no more than one is there twice
+            in_order = _in_order(a, type)
+            block[at : at + in_order.nbytes].view(a.dtype).reshape(in_order.shape)[...] = in_order
+        return block
+
+
+def place_constants(program: Program, parameters: bool = False) -> ConstantBlock:
+    """A place for every constant that a kernel reads; equal bytes have one.
+
+    `parameters`: also room for what kernels read of parameters, in the order of the plan's numbers, behind the constants.
+    """
+    aliases = program.memory.aliases
+    places: list[tuple[int, Array, TensorType]] = []
+    offsets: dict[Value, int] = {}
+    alike: dict[tuple[str, bytes], list[tuple[int, Graph, Value]]] = {}
+    total = 0
+    read = {v: graph for s, graph in program.walk() for v in s.params if program.memory.place[v][0] == "constant"}
+    for v, graph in read.items():
+        root, inside = root_of(aliases, v)  # a view of a constant is its bytes
+        a = graph.constants[root]
+        known = alike.setdefault((str(root.type), _probe(a)), [])
+        at = next((at for at, g, r in known if g.constants[r] is a or g.digest(r) == graph.digest(root)), None)
+        if at is None:
+            at = total
+            known.append((at, graph, root))
+            places.append((at, a, root.type))
+            total += -(-_packed_bytes(a, root.type) // ALIGN) * ALIGN
+        offsets[v] = at + inside
+    if parameters:
+        total = _lay_out_parameters(program, offsets, total)
+    return ConstantBlock(max(total, 1), offsets, tuple(places))
+
+
+def lay_out_constants(program: Program) -> tuple[Array, Mapping[Value, int]]:
+    """One block with every constant that a kernel reads, and the byte at which each lies; see `place_constants`."""
+    placed = place_constants(program)
+    return placed.made(), placed.offsets
+
+
+def _probe(a: Array) -> bytes:
+    """Some elements of an array: arrays that differ in them need not be hashed."""
+    return a.reshape(-1)[:: max(a.size // PROBED, 1)].tobytes() if a.flags.c_contiguous else b""
+
+
+def _lay_out_parameters(program: Program, offsets: dict[Value, int], start: int) -> int:
+    """Enter the places of what is read of parameters; gives the byte behind them."""
+    memory, at = program.memory, [start]
+    for _, t in memory.bound:
+        at.append(at[-1] + -(-math.prod(int(str(d)) for d in (*t.physical, t.dtype.bytes)) // ALIGN) * ALIGN)
+    for v in dict.fromkeys(v for s, _ in program.walk() for v in s.params):
+        space, number = memory.place[v]
+        if space == "bound":
+            offsets[v] = at[number] + memory.inside.get(v, 0)
+    return at[-1]
+
+
+class Linker:
+    """Gives the values of a program their places, and its steps their calls; offsets are literal when every size is."""
+
+    def __init__(self, program: Program, symbols: Mapping[str, str], constants: Mapping[Value, int]) -> None:
+        self.program, self.symbols, self.constants = program, symbols, constants
+        self.static = not program.dims
+        self.plan = program.memory.arena
+        self.arena = self.plan.offsets({})[0] if self.static else []
+        self.position = {v: k for k, v in enumerate(program.dims)}
+        self.names = dict(zip((s.group for s in program.control), control_names(program)))
+
+    def place(self, v: Value, graph: Graph) -> Place:
+        memory = self.program.memory
+        space, number = memory.place[v]
+        if space == "constant" or (space == "bound" and v in self.constants):
+            return Place("constant", self.constants[v])
+        inside, size = memory.inside.get(v, 0), value(const(v.type.nbytes))
+        if space == "bound":
+            return Place("bound", number, inside=inside)
+        if space in ("input", "output"):
+            at = number + (len(graph.inputs) if space == "output" else 0)
+            return Place("buffer", at, nbytes=-1 if size is None else size, inside=inside)
+        return self.slot(number, inside, size)
+
+    def slot(self, number: int, inside: int = 0, size: int | None = None) -> Place:
+        if not self.static:
+            return Place("arena", number, inside=inside, life=self.plan.held(number))
+        whole = value(const(self.program.memory.slots[number].nbytes))
+        return Place("arena", number, self.arena[number] + inside, (whole or 0) if size is None else size)
+
+    def entry(self) -> list[Call]:
+        """The calls of the entry function."""
+        return self.calls(self.program.graph, self.program.steps)
+
+    def calls(self, graph: Graph, steps: Sequence[AnyStep]) -> list[Call]:
+        """The steps of a program, or of a body of one of its loops, as calls with places."""
+        return [self.control_call(s, graph) if isinstance(s, ControlStep) else self.kernel_call(s, graph) for s in steps]
+
+    def kernel_call(self, s: Step, graph: Graph) -> Call:
+        written = stored(s.nest.entry.body)
+        args = tuple(self.place(v, graph) for v in s.params)
+        buffers: Sequence[Buffer] = s.nest.entry.buffers
+        writes = tuple(a for a, b in zip(args, buffers) if b in written)
+        return Call(self.symbols[s.text], args, writes, tuple(self.position[d] for d in s.dims), s.parallel)
+
+    def control_call(self, s: ControlStep, graph: Graph) -> Call:
+        args = (*(self.place(v, graph) for v in s.params), *map(self.slot, s.scratch))
+        reads = len(s.params) - len(s.node.outputs)
+        return Call(self.names[s.group], args, (*args[reads:], *map(self.slot, s.within)), (), True)
+
+    def controls(self) -> list[Control]:
+        """The loops and branches of the program, inner ones before those that call them."""
+        return [self.loop(s) if s.node.op.name == "loop" else self.branch(s) for s in reversed(self.program.control)]
+
+    def loop(self, s: ControlStep) -> Loop:
+        node, body = s.node, s.bodies[0]
+        arg = iter(range(len(s.params)))
+        given = [None if v is None else next(arg) for v in node.inputs]
+        made = list(arg)
+        n, m = int(node.attrs["carried"]), int(node.attrs["scanned"])
+        back = node.attrs["backward"] or (False,) * (m + len(node.outputs) - n)
+        rest = [k for k in given[2:] if k is not None]
+        scratch = len(s.params)
+        carried = tuple(Carried(rest[j], made[j], scratch + j, _bytes(v)) for j, v in enumerate(node.outputs[:n]))
+        scanned = tuple(Row(rest[n + j], _bytes(body.graph.inputs[1 + n + j]), back[j]) for j in range(m))
+        first = n + (given[1] is not None)
+        stacked = tuple(Row(made[n + j], _bytes(v), back[m + j]) for j, v in enumerate(body.graph.outputs[first:]))
+        length = node.attrs["length"]
+        assert length is None or isinstance(length, int), "programs with loops are made for fixed sizes"
+        inner = tuple(self.calls(body.graph, body.steps))
+        return Loop(
+            self.names[s.group],
+            scratch + len(s.scratch),
+            given[0],
+            given[1],
+            length,
+            carried,
+            scanned,
+            tuple(rest[n + m :]),
+            stacked,
+            scratch + n,
+            inner,
+        )
+
+    def branch(self, s: ControlStep) -> Branch:
+        reads = len(s.params) - len(s.node.outputs)
+        then, other = (tuple(self.calls(b.graph, b.steps)) for b in s.bodies)
+        return Branch(self.names[s.group], len(s.params), 0, tuple(range(1, reads)), tuple(range(reads, len(s.params))), then, other)
+
+
+def _bytes(v: Value) -> int:
+    n = v.type.nbytes
+    assert isinstance(n, int), "programs with loops are made for fixed sizes"
+    return n

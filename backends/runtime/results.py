@@ -1,0 +1,111 @@
+"""Memory for results: a large block that nobody refers to any more serves the next result that fits.
+
+In: shapes and dtypes. Out: uninitialised arrays of NumPy. Fresh pages come from the system filled with zeros and one fault each, which costs
+two to five times what writing a result into pages that are there does. Blocks come back when their last view is gone; views of an array
+lead to its owner, not to each other, so the owner is no array but a buffer with an end of its own: one of ctypes, which NumPy takes as it is.
+(A large result has just displaced the caches: there this takes 50 us, where `from_buffer` and `weakref.finalize` take 160.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+
+from dnnc.backends.runtime.frames import aligned_empty
+
+Array = np.ndarray[Any, Any]
+LEAST = 1 << 20  # bytes of a result worth it: a smaller one comes from memory that the process has
+KEPT = 256 << 20  # bytes that wait for another result, all together
+STEP = 1 << 16  # sizes of blocks are multiples of it, so that results of nearly one size share them
+LOOSE = 1.25  # a block may be so much larger than the result
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Block:
+    """Memory, its size and where it begins, and what makes an owner of it."""
+
+    data: Array
+    nbytes: int
+    address: int
+    owner: Callable[[int], Any]
+
+
+@lru_cache(64)
+def owner_type(nbytes: int) -> type[Any]:
+    """The type of owners of so many bytes at an address: buffers that give their block back when nobody refers to them any more."""
+
+    class Owner(ctypes.c_char * nbytes):  # type: ignore[misc]
+        home: Results
+        block: Block
+
+        def __del__(self) -> None:
+            self.home.give_back(self.block)
+
+    return Owner
+
+
+class Results:
+    """Blocks that wait. Threads share it; the end of an array may come at any moment, also within a method here."""
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._kept, self._lock = kept, threading.RLock()
+        self._free: list[Block] = []
+
+    def empty(self, shape: Sequence[int], dtype: Any) -> Array:
+        """An uninitialised array in C order. MemoryError where there is no memory for it."""
+        kind = np.dtype(dtype)
+        nbytes = math.prod(shape) * kind.itemsize
+        if nbytes < LEAST:
+            return np.empty(shape, kind)
+        block = self._taken(-(-nbytes // STEP) * STEP)
+        owner = block.owner(block.address)
+        owner.home, owner.block = self, block
+        return np.ndarray(shape, kind, owner)
+
+    @property
+    def waiting(self) -> int:
+        """Bytes."""
+        with self._lock:
+            total = 0
+            for b in self._free:
+                total += b.nbytes
+            return total
+
+    def _taken(self, size: int) -> Block:
+        """The smallest block that fits, or a new one."""
+        with self._lock:
+            best: Block | None = None
+            for b in self._free:
+                if size <= b.nbytes <= LOOSE * size and (best is None or b.nbytes < best.nbytes):
+                    best = b
+            if best is not None:
+                self._free.remove(best)
+                return best
+        data = aligned_empty(size)
+        return Block(data, size, data.ctypes.data, owner_type(size).from_address)
+
+    def give_back(self, block: Block) -> None:
+        """The oldest go where there are too many."""
+        with self._lock:
+            self._free.append(block)
+            while self.waiting > self._kept:
+                self._free.pop(0)
+
+
+@cache
+def results() -> Results:
+    """Those of this process."""
+    return Results()
+
+
+def maker(outputs: Sequence[tuple[Sequence[int], Any]]) -> Callable[[Sequence[int], Any], Array]:
+    """What makes arrays for these shapes and dtypes: NumPy alone where all are small, since asking each time costs a quick model 3 %."""
+    large = any(math.prod(s) * np.dtype(d).itemsize >= LEAST for s, d in outputs)
+    return results().empty if large else np.empty

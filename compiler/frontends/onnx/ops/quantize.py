@@ -1,0 +1,114 @@
+"""Converters of quantised operators: exact integer arithmetic in i32, scales applied in floats, one rounding at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dnnc.frontends.onnx.call import Call
+from dnnc.frontends.onnx.ops.nn import conv_attributes
+from dnnc.ir.dtype import DType, f32, i32, u8
+from dnnc.ir.graph import Value
+from dnnc.ir.shapes import normalize_axis
+
+Converter = Callable[[Call], Any]
+
+
+def aligned(c: Call, v: Value, x: Value, axis: int) -> Any:
+    """A scale or zero point, one number or one per index of `axis`, in a shape that broadcasts to x."""
+    if v.type.size == 1:
+        return v if v.type.rank == 0 else c.b.reshape(v, shape=())
+    return c.b.reshape(v, shape=(*v.type.shape, *(1,) * (x.type.rank - normalize_axis(axis, x.type.rank) - 1)))
+
+
+def quantized(c: Call, y: Value, zero: Value, to: DType) -> Any:
+    """Scaled floats as integers: rounded half to even, moved by the zero point and saturated."""
+    y = c.b.add(c.b.round(y), c.cast(zero, y.type.dtype))
+    low, high = to.range
+    return c.b.cast(c.b.clip(y, low=float(low), high=float(high)), to=to)
+
+
+def quantize_linear(c: Call) -> Any:
+    """The result has the zero point's dtype, else `output_dtype`, else u8; `precision` says what to divide in."""
+    x, scale = c.x(0), c.x(1)
+    to = c.type_of(2).dtype if c.has(2) else c.dtype("output_dtype", u8) if c.integer("output_dtype", 0) else u8
+    wide = c.dtype("precision") if c.integer("precision", 0) else scale.type.dtype
+    attrs = {"axis": c.integer("axis", 1), "block": c.integer("block_size", 0), "saturate": c.flag("saturate", True)}
+    return c.b.quantize_linear(c.cast(x, wide) if x.type.dtype.is_float else x, c.cast(scale, wide), _zero(c, scale), dtype=to, **attrs)
+
+
+def _zero(c: Call, scale: Value) -> Any:
+    """The zero point in the shape of the scale: one number may be written as [] or [1]."""
+    zero = c.opt(2)
+    if zero is None or zero.type.shape == scale.type.shape or zero.type.size != 1 or scale.type.size != 1:
+        return zero
+    return c.b.reshape(zero, shape=scale.type.shape)
+
+
+def dequantize_linear(c: Call) -> Any:
+    x, scale = c.x(0), c.x(1)
+    y = c.b.dequantize_linear(x, scale, _zero(c, scale), axis=c.integer("axis", 1), block=c.integer("block_size", 0))
+    return c.cast(y, c.dtype("output_dtype") if c.integer("output_dtype", 0) else scale.type.dtype)
+
+
+def _centred(c: Call, x: Value, zero: Value) -> Any:
+    """x - zero, exactly."""
+    wide = i32 if x.type.dtype.is_int else f32
+    return c.b.sub(c.cast(x, wide), c.cast(zero, wide))
+
+
+def _integers(c: Call, i: int, zero: int, per_row: bool = False) -> Any:
+    """Input i as i32 less its zero point, which may be one number, one per row or one per column of a matrix."""
+    x = c.x(i)
+    if not c.has(zero):
+        return c.cast(x, i32)
+    z = c.x(zero)
+    if per_row and z.type.rank == 1 and z.type.size != 1:
+        z = c.b.unsqueeze(z, axes=(1,))
+    elif z.type.rank == 1 and z.type.size == 1:
+        z = c.b.reshape(z, shape=())
+    return _centred(c, x, z)
+
+
+def matmul_integer(c: Call) -> Any:
+    return c.b.matmul(_integers(c, 0, 2, per_row=True), _integers(c, 1, 3))
+
+
+def qlinear_matmul(c: Call) -> Any:
+    """Inputs: a, scale, zero, b, scale, zero, scale and zero of the result."""
+    a, b = _integers(c, 0, 2, per_row=True), _integers(c, 3, 5)
+    left, right, out = (c.cast(c.x(i), f32) for i in (1, 4, 6))
+    if left.type.rank == 1 and left.type.size != 1:
+        left = c.b.unsqueeze(left, axes=(1,))
+    y = c.b.mul(c.cast(c.b.matmul(a, b), f32), c.b.div(c.b.mul(left, right), out))
+    return quantized(c, y, c.x(7), c.type_of(7).dtype)
+
+
+def conv_integer(c: Call) -> Any:
+    x, w = _integers(c, 0, 2), _filter(c, 1, 3)
+    return c.b.conv(x, w, **conv_attributes(c, x, w))
+
+
+def _filter(c: Call, i: int, zero: int) -> Any:
+    """Weights as i32 less their zero point, which may be one number per output channel."""
+    w = c.x(i)
+    return _centred(c, w, aligned(c, c.x(zero), w, 0)) if c.has(zero) else c.cast(w, i32)
+
+
+def qlinear_conv(c: Call) -> Any:
+    """Inputs: x, scale, zero, w, scale, zero, scale and zero of the result, bias in i32."""
+    x, w = _integers(c, 0, 2), _filter(c, 3, 5)
+    y = c.b.conv(x, w, c.opt(8), **conv_attributes(c, x, w))
+    scales = aligned(c, c.cast(c.x(4), f32), y, 1)
+    factor = c.b.div(c.b.mul(c.b.reshape(c.cast(c.x(1), f32), shape=()), scales), c.b.reshape(c.cast(c.x(6), f32), shape=()))
+    return quantized(c, c.b.mul(c.cast(y, f32), factor), c.b.reshape(c.x(7), shape=()), c.type_of(7).dtype)
+
+
+QUANTIZE: dict[str, Converter] = {
+    "QuantizeLinear": quantize_linear,
+    "DequantizeLinear": dequantize_linear,
+    "MatMulInteger": matmul_integer,
+    "QLinearMatMul": qlinear_matmul,
+    "ConvInteger": conv_integer,
+    "QLinearConv": qlinear_conv,
+}

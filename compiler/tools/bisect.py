@@ -1,0 +1,337 @@
+"""What breaks a model: the first graph pass after which the interpreter sees other results, or the first kernel whose result is off.
+
+In come a graph of fixed sizes, inputs, and the options; out comes a `Finding` with a graph as small as it could be made that shows it.
+Passes are judged by the float64 interpreter before and after each; kernels one by one, each alone on the numbers that it gets in the
+model (those within a loop on the numbers of its first iteration, those of a branch that is not taken not at all); and where all of these are right, by the memory that the program leaves after each of its calls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dnnc.backends.llvm.compile import compile_text, load_objects
+from dnnc.backends.llvm.entry import timed_entry_text
+from dnnc.backends.llvm.facts import facts
+from dnnc.backends.llvm.features import CpuTarget
+from dnnc.backends.llvm.features import parse_target as parse_cpu
+from dnnc.backends.llvm.gate import physical, run_native, subgraph, unpack
+from dnnc.backends.llvm.native import Native, shape_of
+from dnnc.backends.runtime.frames import Frame, runtime
+from dnnc.driver import compile_graph
+from dnnc.executable import Executable
+from dnnc.hybrid import HybridProgram, NativeStep
+from dnnc.ir.errors import AccuracyError, DnncError, InternalError, ScheduleError, VerifyError, locations
+from dnnc.ir.graph import Graph, Value
+from dnnc.ir.graph.interp import run
+from dnnc.ir.target import parse_target
+from dnnc.ir.types import TensorType
+from dnnc.options import CompileOptions
+from dnnc.passes.base import Pass, PassContext, PassManager, pass_context
+from dnnc.passes.lower.nests import group_inputs
+from dnnc.passes.pipelines import LEVELS
+from dnnc.passes.planning.program import AnyStep, Body, ControlStep, Program, Step
+from dnnc.tools.accuracy import first_difference
+from dnnc.tools.shrink import Failure, shrink
+
+Array = np.ndarray[Any, Any]
+OWN_FAULT = (AccuracyError, InternalError, ScheduleError, VerifyError)  # errors that are about dnnc and not about the model
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What breaks a model.
+
+    Attributes:
+        stage: "pass", "kernel", "memory" (kernels are right, but not together), or "compile" (dnnc gives up).
+        culprit: the pass, the kernel with its schedule, the call, or the kind of error.
+        nodes: the nodes of the model that are concerned, as far as known.
+        message: what is wrong, with the first number that is off.
+        graph: the text of a small graph that shows it.
+    """
+
+    stage: str
+    culprit: str
+    nodes: str
+    message: str
+    graph: str
+
+    def as_dict(self) -> dict[str, str]:
+        """For JSON."""
+        return {"stage": self.stage, "culprit": self.culprit, "nodes": self.nodes, "message": self.message, "graph": self.graph}
+
+
+def bisect(graph: Graph, inputs: Sequence[Array], options: CompileOptions) -> Finding | None:
+    """The first part of the compiler that breaks a graph on these inputs; None where everything is right.
+
+    Args:
+        graph: of fixed sizes, as it was imported.
+        inputs: one array for each of its inputs.
+        options: how to compile. Kernels are taken from its cache as they are, and checked here.
+    """
+    options = replace(options, verify=False, dims={}, outputs=())
+    try:
+        f = compiled(graph, options)
+    except OWN_FAULT as e:
+        return gave_up(graph, inputs, options, e)
+    if f.report.host:
+        return in_segments(f, inputs, options)
+    if parse_target(options.target).kind != "llvm" or wrong(graph, inputs, call(f, inputs, graph), options) is None:
+        return None
+    cpu = parse_cpu(str(options.target), options.threads)
+    return find_pass(graph, inputs, options, cpu) or find_kernel(graph, f, inputs, options) or find_call(graph, f, inputs, options, cpu)
+
+
+def in_segments(f: Executable, inputs: Sequence[Array], options: CompileOptions) -> Finding | None:
+    """The first finding in the native segments of a model that runs on the host in part; those whose sizes only a call tells are passed over."""
+    call(f, inputs, f.graph)
+    plan: HybridProgram = f.programs[-1]
+    segments = [s.segment for s in plan.steps if isinstance(s, NativeStep) and not s.segment.graph.dims and not s.segment.carried]
+    known = values_of(plan.graph, inputs, list(dict.fromkeys(v for s in segments for v in s.inputs)))
+    found = (bisect(s.graph, [known[v] for v in s.inputs], options) for s in segments)
+    return next((x for x in found if x is not None), None)
+
+
+def compiled(graph: Graph, options: CompileOptions) -> Any:
+    """A graph, compiled."""
+    return compile_graph(graph, ([v.name for v in graph.inputs], [v.name for v in graph.outputs]), options)
+
+
+def call(f: Any, inputs: Sequence[Array], graph: Graph) -> list[Array]:
+    got = f(*inputs)
+    return [got] if len(graph.outputs) == 1 else list(got)
+
+
+def wrong(graph: Graph, inputs: Sequence[Array], got: Sequence[Array], options: CompileOptions) -> str | None:
+    """How results differ from the reference, or None."""
+    found = first_difference(graph, inputs, got, options.precision)
+    return None if found is None else f"wrong result: output {graph.outputs[found[0]].name}, {found[1]}"
+
+
+def _where(graph: Graph) -> str:
+    """The nodes of the model that a graph came from."""
+    return locations(tuple(dict.fromkeys(loc for n in graph.nodes() for loc in n.locs))).removeprefix(" at ")
+
+
+def _shrunk(graph: Graph, inputs: Sequence[Array], message: str, check: Callable[[Graph, Sequence[Array]], str | None]) -> Failure:
+    """The graph and its inputs made small, as long as `check` finds the same kind of failure."""
+
+    def guarded(g: Graph, x: Sequence[Array]) -> str | None:
+        try:
+            return check(g, x)
+        except (DnncError, ValueError, IndexError, KeyError, TypeError):  # a graph that was cut where it should not be
+            return None
+
+    failure = Failure(graph, list(inputs), {}, message)
+    return shrink(failure, guarded) if guarded(graph, inputs) else failure
+
+
+# --- dnnc gives up ------------------------------------------------------------------------------------------------------------
+
+
+def gave_up(graph: Graph, inputs: Sequence[Array], options: CompileOptions, error: DnncError) -> Finding:
+    """An error of the compiler itself, on a small graph."""
+
+    def check(g: Graph, x: Sequence[Array]) -> str | None:
+        try:
+            compiled(g, options)
+        except OWN_FAULT as e:
+            return f"{type(e).__name__}: {e}"
+        return None
+
+    small = _shrunk(graph, inputs, f"{type(error).__name__}: {error}", check)
+    return Finding("compile", type(error).__name__, _where(small.graph), small.message, str(small.graph))
+
+
+# --- passes -------------------------------------------------------------------------------------------------------------------
+
+
+def find_pass(graph: Graph, inputs: Sequence[Array], options: CompileOptions, cpu: CpuTarget) -> Finding | None:
+    """The first pass that changes what a graph computes."""
+    ctx = pass_context(facts(cpu, options.numerics), numerics=options.numerics, precision=options.precision)
+    g = graph.copy()
+    for p in LEVELS[options.opt_level]:
+        before = g.copy()
+        PassManager().run(g, [p], ctx)
+        message = _changed(before, g, inputs, options)
+        if message is not None:
+            small = _shrunk(before, inputs, message, lambda x, arrays, p=p: _breaks(p, x, arrays, ctx, options))  # type: ignore[misc]
+            after = small.graph.copy()
+            PassManager().run(after, [p], ctx)
+            text = f"# before {p.name}\n{small.graph}\n# after {p.name}\n{after}"
+            return Finding("pass", p.name, _where(small.graph), small.message, text)
+    return None
+
+
+def _breaks(p: Pass, graph: Graph, inputs: Sequence[Array], ctx: PassContext, options: CompileOptions) -> str | None:
+    after = graph.copy()
+    PassManager().run(after, [p], ctx)
+    return _changed(graph, after, inputs, options)
+
+
+def _changed(before: Graph, after: Graph, inputs: Sequence[Array], options: CompileOptions) -> str | None:
+    """How the results of two graphs differ beyond rounding, or None."""
+    try:
+        found = run(after, inputs, precision="float64")
+    except (DnncError, ValueError, IndexError, KeyError, TypeError) as e:
+        return f"the graph cannot be run any more: {type(e).__name__}: {e}"
+    return wrong(before, inputs, [_stored(a, v.type) for a, v in zip(found, before.outputs)], options)
+
+
+def _stored(a: Array, t: TensorType) -> Array:
+    with np.errstate(all="ignore"):
+        return a.astype(t.dtype.numpy)
+
+
+# --- kernels ------------------------------------------------------------------------------------------------------------------
+
+
+def program_of(f: Executable) -> tuple[Native, Program]:
+    """What an executable calls, and what that was made of."""
+    native = f.programs[-1]
+    if native.program is None:
+        raise InternalError("a program that was loaded from a file has no steps; compile the model that it was made from")
+    return native, native.program
+
+
+def values_of(graph: Graph, inputs: Sequence[Array], wanted: Sequence[Value]) -> dict[Value, Array]:
+    """Values of a graph after the passes, by the float64 interpreter, in the types in which they are stored."""
+    if not wanted:
+        return {}
+    outputs = graph.outputs
+    graph.outputs = list(wanted)
+    try:
+        return {v: _stored(a, v.type) for v, a in zip(wanted, run(graph, inputs, precision="float64"))}
+    finally:
+        graph.outputs = outputs
+
+
+def find_kernel(graph: Graph, f: Executable, inputs: Sequence[Array], options: CompileOptions) -> Finding | None:
+    """The first kernel whose result is off when it runs alone on the numbers that it gets in the model, in a loop those of the first iteration."""
+    native, program = program_of(f)
+    return _first_wrong(native, program.graph, program.steps, inputs, options)
+
+
+def _first_wrong(native: Native, graph: Graph, steps: Sequence[AnyStep], inputs: Sequence[Array], options: CompileOptions) -> Finding | None:
+    known = values_of(graph, inputs, list(dict.fromkeys(v for s in steps for v in group_inputs(s.group.nodes))))
+    for step in steps:
+        if isinstance(step, ControlStep):
+            entered = entered_body(step, known)
+            found = None if entered is None else _first_wrong(native, entered[0].graph, entered[0].steps, entered[1], options)
+        else:
+            found = _kernel_finding(native, step, {v: known[v] for v in group_inputs(step.group.nodes)}, options)
+        if found is not None:
+            return found
+    return None
+
+
+def entered_body(step: ControlStep, known: Mapping[Value, Array]) -> tuple[Body, list[Array]] | None:
+    """The body that a loop or branch runs first, with the arrays that it gets then; None for a loop that never runs."""
+    node = step.node
+    given = [None if v is None else known[v] for v in node.inputs]
+    if node.op.name == "cond":
+        assert given[0] is not None
+        return step.bodies[0 if given[0].item() else 1], [a for a in given[1:] if a is not None]
+    trips, condition, *rest = given
+    carried, scanned, length = node.attrs["carried"], node.attrs["scanned"], node.attrs["length"]
+    if (trips is not None and trips.item() <= 0) or (condition is not None and not condition.item()) or length == 0:
+        return None
+    backward = node.attrs["backward"] or (False,) * scanned
+    operands = [a for a in rest if a is not None]
+    rows = [a[-1 if back else 0] for a, back in zip(operands[carried : carried + scanned], backward)]
+    return step.bodies[0], [np.array(0, np.int64), *operands[:carried], *rows, *operands[carried + scanned :]]
+
+
+def _kernel_finding(native: Native, step: Step, operands: dict[Value, Array], options: CompileOptions) -> Finding | None:
+    sub = subgraph(step, list(operands), {})
+    arrays = list(operands.values())
+    message = _off(step, native, sub, operands, options)
+    if message is None:
+        return None
+    small = _shrunk(sub, arrays, message, lambda g, x: _compiles_wrong(g, x, options))
+    schedule = f"kernel {step.kernel.name}, schedule {step.choice}"
+    return Finding("kernel", schedule, _where(sub), small.message, f"{small.graph}\n{_inputs_text(small)}")
+
+
+def _off(step: Step, native: Native, sub: Graph, operands: dict[Value, Array], options: CompileOptions) -> str | None:
+    """How the result of one kernel differs, or None."""
+    try:
+        got = run_native(step, native.loaded.address(native.symbols[step.text]), operands, {}, {})
+    except AccuracyError as e:  # it writes where it should not
+        return f"wrong result: {e}"
+    return wrong(sub, list(operands.values()), [np.ascontiguousarray(got)], replace(options, precision=None))
+
+
+def _compiles_wrong(graph: Graph, inputs: Sequence[Array], options: CompileOptions) -> str | None:
+    return wrong(graph, inputs, call(compiled(graph, options), inputs, graph), options)
+
+
+def _inputs_text(failure: Failure) -> str:
+    """What the inputs are, in a few words."""
+    lines = []
+    for v, a in zip(failure.graph.inputs, failure.inputs):
+        inside = a.astype(np.float64) if a.dtype.kind in "fiub" else np.zeros(0)
+        span = f", {inside.min():.6g} to {inside.max():.6g}" if inside.size else ""
+        lines.append(f"# {v.name}: {v.type}{span}" + (f": {a.reshape(-1).tolist()}" if a.size <= 8 else ""))
+    return "\n".join(lines)
+
+
+# --- memory -------------------------------------------------------------------------------------------------------------------
+
+
+def find_call(graph: Graph, f: Executable, inputs: Sequence[Array], options: CompileOptions, cpu: CpuTarget) -> Finding:
+    """The first call after which the memory of a program does not hold what it should, though each kernel is right alone."""
+    native, program = program_of(f)
+    made = [s.group.output for s in program.steps]
+    known = values_of(program.graph, inputs, made)
+    for k, step in enumerate(program.steps):
+        if isinstance(step, ControlStep):
+            continue
+        message = _left(f, native, step, k, inputs, known[step.group.output], options, cpu)
+        if message is None:
+            continue
+        small = _shrunk(graph, inputs, message, lambda g, x: _compiles_wrong(g, x, options))
+        nodes = locations(step.kernel.locs).removeprefix(" at ")
+        culprit = f"call {k} of {len(made)}, of kernel {step.kernel.name}: its operands were overwritten, or it ran too early"
+        return Finding("memory", culprit, nodes, message, str(small.graph))
+    message = wrong(graph, inputs, call(f, inputs, graph), options) or "not every run is wrong: threads race"
+    small = _shrunk(graph, inputs, message, lambda g, x: _compiles_wrong(g, x, options))
+    return Finding("memory", "all kernels are right when the calls are cut short", "", small.message, str(small.graph))
+
+
+def _left(
+    f: Executable, native: Native, step: Step, k: int, inputs: Sequence[Array], want: Array, options: CompileOptions, cpu: CpuTarget
+) -> str | None:
+    """How the result of call `k` differs right after it, in its place in the program's memory."""
+    calls = list(native.calls[: k + 1])
+    symbols = {c.symbol: native.loaded.address(c.symbol) for c in calls}
+    stamps = len(inputs) + len(native.outputs)  # a buffer behind the others, for times that nobody reads
+    stride = 8 * (2 * len(calls) + 8)
+    loaded = load_objects([compile_text(timed_entry_text(calls, symbols, stamps, stride, native.flush), cpu.cpu, cpu.features)])
+    results = [np.empty(shape_of(t, {}), t.dtype.numpy) for t in native.outputs]
+    times = np.zeros((cpu.threads, stride), np.int64)
+    given = [np.ascontiguousarray(a) for a in inputs]
+    buffers = [*given, *results, times]
+    pointers = (ctypes.c_void_p * len(buffers))(*[b.ctypes.data for b in buffers])
+    _, arena = native.sizes({})
+    frame = Frame(arena, 0, native.constants.ctypes.data)
+    threads = min(options.threads or cpu.threads, cpu.threads) if native.parallel else 1
+    dims = np.zeros(1, np.int64)
+    runtime().run(loaded.address("entry"), frame.address, ctypes.addressof(pointers), dims.ctypes.data, threads)
+    place = calls[-1].writes[0]
+    t = step.group.output.type
+    whole = frame.arena if place.space == "arena" else buffers[place.number].reshape(-1).view(np.uint8)
+    start = place.offset if place.space == "arena" else place.inside
+    count = int(np.prod(physical(t, {}), dtype=np.int64))
+    raw = np.frombuffer(whole[start : start + count * t.dtype.bytes].tobytes(), np.bool_ if t.dtype.kind == "b" else t.dtype.numpy)
+    try:
+        got = unpack(raw.reshape(physical(t, {})), t, shape_of(t, {}), step)
+    except AccuracyError as e:
+        return f"wrong result: {e}"
+    shown = Graph("value")
+    shown.outputs = [shown.add_input("value", TensorType(t.dtype, t.shape))]
+    return wrong(shown, [want], [np.ascontiguousarray(got)], options)

@@ -1,0 +1,118 @@
+"""The option `tune`: from what a user gives to the schedules that a compilation replays.
+
+In: CompileOptions. Out: options whose `tune` is None or Winners, and the `choose` for `compile_program`. Both drivers come here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from dnnc.ir.errors import TuneError
+from dnnc.ir.target import parse_target
+from dnnc.options import CompileOptions
+from dnnc.passes.base import PassManager, PassRecord
+from dnnc.passes.planning.program import Program
+from dnnc.passes.schedule.step import Choose, first_choice
+
+if TYPE_CHECKING:
+    from dnnc.autotune.search.task import Setting
+    from dnnc.backends.runtime.kernel_cache import KernelCache
+    from dnnc.passes.planning.program import Revise
+
+RECORD = "tuning log"  # the name of the record in the report
+
+
+def resolved(opts: CompileOptions) -> CompileOptions:
+    """The options with the winners of the log in place of its path; once they are resolved they stay as they are.
+
+    Raises:
+        TuneError: the log cannot be used, or `tune` is a budget: whoever takes one measures before, and gives the winners.
+    """
+    tune = opts.tune
+    if tune is None:
+        return opts
+    from dnnc.autotune.log.replay import Winners
+
+    if isinstance(tune, Winners):
+        return opts
+    if isinstance(tune, Mapping):
+        winners = Winners(tune)
+    elif isinstance(tune, (int, float)):
+        raise TuneError(f"tune={tune!r}: a budget cannot be spent here; measure with `dnnc tune` and give the path of its log")
+    else:
+        from dnnc.autotune.log.file import read
+
+        winners = Winners(read(tune, trials=False).winners(), str(tune))
+    return replace(opts, tune=winners, dims=dict(opts.dims))
+
+
+def setting_of(opts: CompileOptions, target: str = "") -> Setting:
+    """Where and how the kernels of a compilation run, as tuning logs say it. TargetError for the interpreter, which has no kernels.
+
+    `target`: what the options' target turned out to be, where the driver knows.
+    """
+    from dnnc.autotune.runners.machine import canonical
+    from dnnc.autotune.search.task import Setting
+
+    rounded = parse_target(opts.target).kind == "cuda" and rounds_products(opts)
+    return Setting(canonical(target or str(opts.target), opts.threads), opts.numerics, rounded)
+
+
+def rounds_products(opts: CompileOptions) -> bool:
+    """May a GPU round operands of float32 products to TF32?"""
+    return opts.precision == "tf32" or (opts.numerics == "fast" and opts.precision is None)
+
+
+def choose_of(opts: CompileOptions, target: str = "", kept: KernelCache | None = None) -> Choose:
+    """How schedules are chosen: by the winners where there are some, else without measuring. `target`: see `setting_of`; `kept`: where picks
+    are kept."""
+    tuned = resolved(opts).tune
+    if not isinstance(tuned, Mapping):
+        return unmeasured(opts, target, kept)
+    from dnnc.autotune.log.replay import chooser
+
+    return chooser(tuned, setting_of(opts, target), unmeasured(opts, target, kept))
+
+
+def revise_of(choose: Choose) -> Revise | None:
+    """How the plan of a program is changed before its kernels are chosen: as the log decided on fusion. None where it decided nothing."""
+    revise: Revise | None = getattr(choose, "revise", None)
+    return revise
+
+
+def unmeasured(opts: CompileOptions, target: str = "", kept: KernelCache | None = None) -> Choose:
+    """What the cost model that ships takes for fastest; without optimization the templates' own first choice."""
+    if opts.opt_level < 3:
+        return first_choice
+
+    @cache
+    def model() -> Choose:  # not loaded where all schedules are known
+        from dnnc.autotune.runners.machine import machine_of
+        from dnnc.autotune.search.choose import pretrained
+
+        setting = setting_of(opts, target)
+        return pretrained(machine_of(setting.target), setting, kept=kept)
+
+    return lambda problem, candidates: model()(problem, candidates)
+
+
+def tell(choose: Choose, program: Program, manager: PassManager | None) -> None:
+    """Say in the report what was replayed."""
+    if manager is None or not hasattr(choose, "report"):
+        return  # nothing is loaded for programs that replay nothing
+    from dnnc.autotune.log.replay import Replay
+
+    if isinstance(choose, Replay):
+        nodes = len(program.graph)
+        manager.records.append(PassRecord(RECORD, 0.0, nodes, nodes, bool(choose.found or choose.fusions.taken), choose.report(program)))
+
+
+def plain_winners(tune: Mapping[str, Any]) -> dict[str, Any]:
+    """Winners as JSON data, which the option takes as well."""
+    from dnnc.autotune.log.record import plain_choice
+    from dnnc.autotune.log.replay import Winners
+
+    return {key: plain_choice(c) for key, c in Winners(tune).items()}

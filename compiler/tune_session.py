@@ -1,0 +1,378 @@
+"""`dnnc.tune`: the schedules of a model's kernels, searched for on this machine or a cluster, and kept in a log.
+
+In: a model and the options of its compilation. Out: a Tuned, whose log `dnnc.compile(model, tune=...)` replays. Tasks are the kernels that the
+same compilation would make; the space, the cost model and the runner are those of `dnnc.autotune` unless others are given.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dnnc.autotune.log.file import Log
+from dnnc.autotune.log.record import Session
+from dnnc.autotune.runners.machine import Machine, machine_of
+from dnnc.autotune.search.search import BATCH, Callback, Event, Plan, Result, search
+from dnnc.autotune.search.space import as_known, with_libraries
+from dnnc.autotune.search.space import space as whole_space
+from dnnc.autotune.search.task import Setting, Task, extract
+from dnnc.autotune.search.task_search import Model
+from dnnc.autotune.search.trial import Runner
+from dnnc.autotune.search.variants import variations
+from dnnc.ir import checks
+from dnnc.ir.errors import InputError, TuneError, a_type
+from dnnc.ir.graph import Graph
+from dnnc.ir.shapes import bound_dims, specialise
+from dnnc.ir.target import parse_target
+from dnnc.options import CompileOptions, available_cpus, make_options
+from dnnc.passes.base import pass_context
+from dnnc.passes.planning.program import Program
+from dnnc.passes.schedule.problem import Choice, Problem
+from dnnc.tune_option import choose_of, setting_of
+
+Space = Callable[[Problem, Sequence[Choice]], Sequence[Choice]]  # a problem and what dnnc would search -> what to search instead
+RUNNERS = ("process", "ray")
+KEY = 4  # characters that a key is told by, at least
+
+
+@dataclass(frozen=True, repr=False)
+class Tuned:
+    """What `dnnc.tune` found.
+
+    Attributes:
+        result: each task with its trials, its winner, and why; times and the speed-up of the model's kernels together.
+        log: tasks, trials and winners, those of earlier runs too.
+        model: what was tuned.
+        options: of its compilation.
+    """
+
+    result: Result
+    log: Log
+    model: Any
+    options: CompileOptions
+
+    @property
+    def speedup(self) -> float:
+        """Time of the model's kernels with the schedules that dnnc picks unmeasured, over that with the winners."""
+        return self.result.speedup
+
+    def __repr__(self) -> str:
+        r = self.result
+        return f"<Tuned: {len(r.outcomes)} tasks, {r.trials} trials, kernels {r.speedup:.2f} times as fast; .compile() takes the winners>"
+
+    def compile(self, progress: Callable[[str, int, int], None] | None = None, **options: Any) -> Any:
+        """Compile the model with the winners. Other options than those it was tuned for may lead to other kernels, which stay untuned."""
+        from dnnc.autotune.log.replay import Winners
+        from dnnc.driver import compile
+
+        winners = Winners(self.log.winners(), "" if self.log.path is None else str(self.log.path))
+        return compile(self.model, progress, **{**_given(self.options), "tune": winners, **options})
+
+    def html(self, path: str | os.PathLike[str]) -> None:
+        """Write a report of the search, one file that needs no network. TuneError where plotly or jinja2 is missing."""
+        from dnnc.report.tuning import write_html
+
+        write_html(self.result, path, str(getattr(self.model, "name", self.model)))
+
+
+def tune(
+    model: Any,
+    target: Any = "llvm",
+    budget: float = 60.0,
+    log: str | os.PathLike[str] | Log | None = None,
+    callbacks: Sequence[Callback] = (),
+    *,
+    trials: int | None = None,
+    resume: bool = False,
+    only: str | Sequence[str] | None = None,
+    runner: str | Runner = "process",
+    devices: Sequence[int] | None = None,
+    libraries: bool = False,
+    space: Space | None = None,
+    cost_model: Model | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+    **options: Any,
+) -> Tuned:
+    """Search for the fastest schedules of a model's kernels.
+
+    Args:
+        model: as for `dnnc.compile`; symbolic dims must be fixed by `dims`.
+        target: what to tune for; its device must be here, or in the cluster.
+        budget: seconds. The search may end sooner, when little more is to be gained.
+        log: a path to which is appended, or an open Log; None keeps it in memory. Last winners in it compete again.
+        callbacks: told of events as they happen, in this thread.
+        trials: measurements to make at most, but for the finals.
+        resume: take the trials in the log as made now: nothing is measured twice.
+        only: names of tasks to tune, with * and ?, or how their keys begin; several are given as a sequence.
+        runner: "process", "ray", or a Runner, which stays open.
+        devices: numbers of the GPUs of this host to measure on at once.
+        libraries: on a GPU, measure cuBLASLt and cuDNN as well, where they are installed and can do a kernel whole.
+        space: what to search instead of dnnc's own space.
+        cost_model: what ranks schedules instead of dnnc's own model.
+        stopped: asked now and then whether to end the search; finals follow.
+        **options: those of `dnnc.compile`, such as `dims` and `threads`.
+
+    Raises:
+        TuneError: there is nothing to tune, the log cannot be used, or the machine lacks the device.
+        DnncError: as from `dnnc.compile`.
+    """
+    if isinstance(budget, bool) or not isinstance(budget, (int, float, np.integer, np.floating)) or not 0 < budget < float("inf"):
+        raise TuneError(f"budget={budget!r}: expected seconds")
+    if trials is not None:
+        trials = checks.integer(trials, "trials", 1, TuneError)
+    check_parts(log, callbacks, only, runner, devices, space, cost_model, stopped)
+    if "tune" in options:
+        raise TuneError("tune= is an option of dnnc.compile; dnnc.tune takes budget= and log=")
+    opts = make_options({**options, "target": target})
+    setting = setting_of(opts)
+    calls = with_libraries(setting.target) if libraries else None
+    name, made = programs_of(model, opts)
+    tasks = selected(tasks_in(made, setting), only)
+    machine = machine_of(setting.target)
+    plan = Plan(
+        space_of(machine, opts, space, calls),
+        features_of(machine, libraries),
+        cost_model or own_model(machine),
+        trials,
+        resume,
+        max(BATCH * max(len(devices or ()), 1), 0 if machine.exclusive else 2 * available_cpus()),  # what is built while others are measured
+        callbacks,
+        stopped,
+        variations=lambda keys: variations(made, setting, keys),
+    )
+    with opened(log) as book, running(runner, opts, setting, devices) as runs:
+        began = Session(name, setting.target, {t.key: n for t, n in tasks}, machine.name, version(), time.time(), budget)
+        book.append(began)
+        result = search(tasks, runs, book, budget, replace(plan, version=version(), batch=max(plan.batch, _capacity(runs))))
+        book.append(replace(began, seconds=result.seconds))
+    return Tuned(result, book, model, opts)
+
+
+def check_parts(log: Any, callbacks: Any, only: Any, runner: Any, devices: Any, space: Any, cost_model: Any, stopped: Any) -> None:
+    """TuneError for an argument of `tune` of another type than its documentation says."""
+    if log is not None and not isinstance(log, Log):
+        checks.path(log, "log", TuneError)
+    for f in checks.sequence(callbacks, "callbacks", TuneError):
+        if not callable(f):
+            raise TuneError(f"callbacks: expected functions, got {a_type(f)}")
+    if only is not None:
+        checks.names(only, "only", TuneError)
+    if not isinstance(runner, str) and not all(callable(getattr(runner, name, None)) for name in ("measure", "close")):
+        raise TuneError(f"runner: expected {' or '.join(RUNNERS)}, or an object with `measure` and `close`, got {a_type(runner)}")
+    for n in () if devices is None else checks.sequence(devices, "devices", TuneError):
+        checks.integer(n, "devices", 0, TuneError)
+    checks.optional_function(space, "space", TuneError)
+    if cost_model is not None and not callable(getattr(cost_model, "predict", None)):
+        raise TuneError(f"cost_model: expected an object with `predict`, got {a_type(cost_model)}")
+    checks.optional_function(stopped, "stopped", TuneError)
+
+
+def version() -> str:
+    """Of dnnc."""
+    import dnnc
+
+    return str(dnnc.__version__)
+
+
+# --- tasks --------------------------------------------------------------------------------------------------------------------
+
+
+def tasks_of(model: Any, opts: CompileOptions) -> tuple[str, list[tuple[Task, int]]]:
+    """The name of a model, and its tasks, those with most work first, each with its calls."""
+    name, made = programs_of(model, opts)
+    return name, tasks_in(made, setting_of(opts))
+
+
+def programs_of(model: Any, opts: CompileOptions) -> tuple[str, list[Program]]:
+    """The name of a model, and its programs."""
+    graph = graph_of(model, opts)
+    return graph.name, list(programs(graph, opts))
+
+
+def tasks_in(made: Sequence[Program], setting: Setting) -> list[tuple[Task, int]]:
+    """The tasks of programs, those with most work first, each with its calls."""
+    found: dict[str, Task] = {}
+    calls: dict[str, int] = {}
+    for program in made:
+        for t, n in extract(program, setting):
+            found.setdefault(t.key, t)
+            calls[t.key] = calls.get(t.key, 0) + n
+    return [(t, calls[t.key]) for t in sorted(found.values(), key=lambda t: -t.flops * calls[t.key])]
+
+
+def graph_of(model: Any, opts: CompileOptions) -> Graph:
+    """The graph that is compiled, with its dims fixed. InputError names those that are open."""
+    from dnnc.driver import expose
+
+    graph = model if isinstance(model, Graph) else _read(model, opts)
+    used = {n: d for n, d in opts.dims.items() if isinstance(model, Graph) or n in graph.dims}
+    graph = specialise(graph, {n: d for n, d in used.items() if isinstance(d, int)})
+    graph = bound_dims(graph, {n: d for n, d in used.items() if not isinstance(d, int)})
+    if graph.dims:
+        sizes = ", ".join(f'"{n}": 1' for n in graph.dims)
+        options = ",".join(f"{n}=1" for n in graph.dims)
+        raise InputError(
+            f"the size of {', '.join(graph.dims)} is open, and kernels are tuned for fixed sizes: give dims={{{sizes}}}, or --dims {options} to dnnc tune"
+        )
+    expose(graph, ([], []), opts.outputs)
+    return graph
+
+
+def _read(model: Any, opts: CompileOptions) -> Graph:
+    from dnnc.frontends.onnx import NeedsValues, read_model
+    from dnnc.frontends.onnx.reader import load
+    from dnnc.frontends.onnx.signature import declared
+
+    opened = load(model)
+    there = declared(opened).dims
+    unknown = sorted(set(opts.dims) - set(there))
+    if unknown:
+        raise InputError(f"dims: the model has no symbolic size {', '.join(unknown)}; it has {', '.join(there) or 'none'}")
+    try:
+        return read_model(opened, dims=dict(opts.dims)).graph
+    except NeedsValues as e:
+        raise TuneError(f"shapes of this model depend on the contents of its inputs, so its kernels are known at a call only: {e}") from e
+
+
+def programs(graph: Graph, opts: CompileOptions) -> Iterator[Program]:
+    """The programs of a model: one, or those of its segments between host steps."""
+    from dnnc.passes.analysis.segments import Segment, needs_host, prepare, split
+
+    if not needs_host(graph):
+        yield program_of(graph, opts)
+        return
+    prepare(graph, pass_context(numerics=opts.numerics, precision=opts.precision))
+    for step in split(graph):
+        if isinstance(step, Segment):
+            yield program_of(step.graph, replace(opts, dims={}, outputs=()))
+
+
+def program_of(graph: Graph, opts: CompileOptions) -> Program:
+    """A graph as the driver compiles it."""
+    target = parse_target(opts.target)
+    if target.kind == "cuda":
+        from dnnc.device_driver import cuda_machine
+        from dnnc.device_driver import make_program as make_device_program
+
+        return make_device_program(specialise(graph, {}), cuda_machine(opts), opts)
+    from dnnc.backends.llvm.features import parse_target as parse_cpu
+    from dnnc.cpu_build import make_program
+
+    return make_program(specialise(graph, {}), parse_cpu(str(target), opts.threads), opts)
+
+
+def selected(tasks: Sequence[tuple[Task, int]], only: str | Sequence[str] | None) -> list[tuple[Task, int]]:
+    """The tasks whose names match. TuneError where none does, or there are no tasks at all."""
+    if not tasks:
+        raise TuneError("the model has no kernel of fixed sizes: there is nothing to tune")
+    patterns = [only] if isinstance(only, str) else list(only or ["*"])
+    found = [(t, n) for t, n in tasks if any(fnmatchcase(t.name, p) or (len(p) >= KEY and t.key.startswith(p)) for p in patterns)]
+    if not found:
+        raise TuneError(f"no task is called {' or '.join(patterns)}; there are {', '.join(dict.fromkeys(t.name for t, _ in tasks))}")
+    return found
+
+
+# --- how to search ------------------------------------------------------------------------------------------------------------
+
+
+def space_of(
+    machine: Machine, opts: CompileOptions, own: Space | None, calls: Callable[[Task], list[Choice]] | None = None
+) -> Callable[[Task], list[Choice]]:
+    """The choices of a task: what an untuned compilation takes, `calls` of libraries, then dnnc's space, or one's own."""
+    usual = choose_of(replace(opts, tune=None, dims=dict(opts.dims)))
+
+    def choices(task: Task) -> list[Choice]:
+        problem = task.rebuilt[2]
+        found = whole_space(problem, machine.templates(task.setting))
+        if not found:
+            return []
+        default = usual(problem, found)
+        return list(dict.fromkeys([default, *(calls(task) if calls is not None else []), *(found if own is None else own(problem, found))]))
+
+    return choices
+
+
+def features_of(machine: Machine, libraries: bool = False) -> Callable[[Task, Sequence[Choice]], Any]:
+    """The features of a task's choices on a machine. `libraries`: calls of libraries are among them."""
+
+    def features(task: Task, choices: Sequence[Choice]) -> Any:
+        from dnnc.autotune.model.features import features
+
+        return features(task.rebuilt[2], as_known(choices) if libraries else choices, machine.limits)
+
+    return features
+
+
+def own_model(machine: Machine) -> Model:
+    """The model that ships for such machines; with XGBoost (the extra `tune`) it learns from the trials."""
+    from dnnc.autotune.model.cost_model import XGBModel
+    from dnnc.autotune.search.choose import cost_model
+
+    shipped = cost_model(machine)
+    return XGBModel(base=shipped) if find_spec("xgboost") is not None else shipped
+
+
+# --- what is open while it searches -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def opened(log: str | os.PathLike[str] | Log | None) -> Iterator[Log]:
+    """A log to append to; one that was opened here is closed."""
+    if isinstance(log, Log):
+        yield log
+    elif log is None:
+        yield Log()
+    else:
+        with Log.open(Path(log)) as made:
+            yield made
+
+
+@contextmanager
+def running(runner: str | Runner, opts: CompileOptions, setting: Setting, devices: Sequence[int] | None) -> Iterator[Runner]:
+    """A runner; one that was made here is closed."""
+    if not isinstance(runner, str):
+        yield runner
+        return
+    made = make_runner(runner, opts, setting, devices)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def make_runner(name: str, opts: CompileOptions, setting: Setting, devices: Sequence[int] | None) -> Runner:
+    """A runner by its name."""
+    if name not in RUNNERS:
+        raise TuneError(f"runner={name!r}: expected {' or '.join(RUNNERS)}, or an object with `measure` and `close`")
+    target = str(parse_target(opts.target)) if parse_target(opts.target).kind == "cuda" else setting.target
+    if name == "ray":
+        from dnnc.autotune.runners.ray_runner import RayRunner
+
+        return RayRunner(target)
+    from dnnc.autotune.runners.measure import ProcessRunner
+
+    return ProcessRunner(target, devices)
+
+
+def _capacity(runner: Runner) -> int:
+    """Requests that keep all devices of a runner busy."""
+    return BATCH * max(len(getattr(runner, "workers", ())), 1)
+
+
+def _given(opts: CompileOptions) -> dict[str, Any]:
+    """Options as keyword arguments."""
+    from dataclasses import fields
+
+    return {f.name: dict(opts.dims) if f.name == "dims" else getattr(opts, f.name) for f in fields(opts)}
+
+
+__all__ = ["Event", "Tuned", "tune"]

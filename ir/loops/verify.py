@@ -1,0 +1,268 @@
+"""The verifier of the operator IR: static, one function per invariant, each message quotes the statement that breaks it.
+
+Bounds are proved by linear facts: the bounds that variables carry, conditions of enclosing `if`s, values of lets. No proof is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dnnc.ir.bounds import nonneg
+from dnnc.ir.dtype import i64
+from dnnc.ir.errors import VerifyError, locations
+from dnnc.ir.expr import (
+    COMPARE,
+    Const,
+    Expr,
+    Load,
+    Op,
+    Ref,
+    Var,
+    const,
+    factors,
+    free,
+    load,
+    logical_not,
+    op,
+    substitute,
+    terms,
+    value,
+    var,
+    walk,
+)
+from dnnc.ir.loops.intrinsics import TABLE, cast_target, known
+from dnnc.ir.loops.stmt import (
+    Alloc,
+    Block,
+    Buffer,
+    Eval,
+    For,
+    Func,
+    If,
+    Kernel,
+    Let,
+    Stmt,
+    Store,
+    blocks,
+    count_stmts,
+    exprs,
+    walk_stmts,
+)
+from dnnc.ir.loops.text import show, show_at, show_stmt
+
+MAX_STATEMENTS = 300
+SHARED_LIMIT = 227 * 1024
+ARITHMETIC = ("+", "-", "*", "/", "min", "max", "fmin", "fmax", "fma", *COMPARE)
+
+
+def verify_kernel(kernel: Kernel, limited: bool = True) -> Kernel:
+    """Check every invariant, that of the number of statements only if it is `limited`. Returns the kernel; raises VerifyError naming the function,
+    the statement and the source nodes."""
+    names = {f.name for f in kernel.funcs}
+    n = count_stmts(kernel)
+    if limited and n > MAX_STATEMENTS:
+        raise VerifyError(f"{kernel.name} has {n} statements, more than {MAX_STATEMENTS}: unrolling belongs to the printer{locations(kernel.locs)}")
+    for f in kernel.funcs:
+        for message in _Check(f, names).run():
+            raise VerifyError(f"{f.name}{locations(kernel.locs)}: {message}")
+    return kernel
+
+
+class _Check:
+    def __init__(self, func: Func, funcs: set[str]) -> None:
+        self.func, self.funcs = func, funcs
+        self.lets: dict[Expr, Expr] = {}
+        self.unrolled: set[Var] = set()
+        self.shared = 0
+
+    def run(self) -> Iterator[str]:
+        scope: set[object] = set(self.func.params)
+        for p in self.func.buffers:
+            for d in p.shape:
+                missing = [v.name for v in free(d) if v not in scope]
+                if missing:
+                    yield f"the shape of {p.name} uses {', '.join(missing)}, which is no parameter"
+        yield from self.block(self.func.body, scope, (), False)
+        if any(isinstance(s, For) and s.kind == "parallel" for s in walk_stmts(self.func.body)):
+            yield from _written_by_all(self.func.body)
+        if self.shared > SHARED_LIMIT:
+            yield f"{self.shared} bytes of shared memory; a block has {SHARED_LIMIT}"
+
+    def block(self, b: Block, scope: set[object], facts: tuple[Expr, ...], inside: bool) -> Iterator[str]:
+        scope = set(scope)
+        for s in b:
+            for message in self.stmt(s, scope, facts, inside):
+                yield message if "\n" in message else f"{message}\n  in: {show_stmt(s).splitlines()[0].strip()}"
+
+    def stmt(self, s: Stmt, scope: set[object], facts: tuple[Expr, ...], inside: bool) -> Iterator[str]:
+        for e in exprs(s):
+            yield from self.expression(e, s, scope, facts)
+        if isinstance(s, Store):
+            yield from self.store(s, scope, facts)
+        elif isinstance(s, Let):
+            scope.add(s.var)
+            if s.var.dtype is i64 and s.var.lanes == 1:
+                self.lets[s.var] = substitute(s.value, self.lets)
+        elif isinstance(s, Alloc):
+            yield from self.alloc(s.buf)
+            scope.add(s.buf)
+        elif isinstance(s, Eval):
+            yield from self.effect(s, inside)
+        elif isinstance(s, For):
+            yield from self.loop(s, scope, facts, inside)
+        elif isinstance(s, If):
+            yield from self.branch(s, scope, facts, inside)
+
+    def expression(self, e: Expr, s: Stmt, scope: set[object], facts: tuple[Expr, ...]) -> Iterator[str]:
+        for x in walk(e):
+            if isinstance(x, Var) and x not in scope:
+                yield f"{x.name} is not defined here"
+            elif isinstance(x, (Load, Ref)):
+                if x.buf not in scope:
+                    yield f"buffer {x.buf.name} is not defined here"
+                if isinstance(x, Ref) and any(i.lanes > 1 for i in x.idx):
+                    yield f"an address is one place, not that of each lane: {show(x)}"
+                elif isinstance(x, Load):
+                    yield from self.in_bounds(x.buf, x.idx, x.lanes, x.limit, facts)
+                elif not isinstance(s, Eval) or s.name != "prefetch":
+                    yield from self.in_bounds(x.buf, x.idx, 1, None, facts)
+            elif isinstance(x, Op):
+                yield from self.operation(x, facts)
+
+    def operation(self, x: Op, facts: tuple[Expr, ...]) -> Iterator[str]:
+        if not known(x.name) and x.name not in ("+", "-", "*", "/", "//", "%", "&", "|", "^", *COMPARE):
+            yield f"unknown operation {x.name}"
+        if (
+            cast_target(x.name) is None
+            and not (x.name in TABLE and TABLE[x.name].collective)
+            and x.name not in ("hsum", "hmax", "hmin", "hprod", "lanes")
+        ):
+            widths = {a.lanes for a in x.args if not isinstance(a, Ref)} - {1}
+            if len(widths) > 1:
+                yield f"mixes {sorted(widths)} lanes in {show(x)}"
+        if x.name in ARITHMETIC and len({a.dtype for a in x.args}) > 1:
+            yield f"mixes {', '.join(sorted({a.dtype.name for a in x.args}))} in {show(x)}"
+        if x.name in ("//", "%") and x.lanes == 1 and not nonneg(self.inlined(x.args[1]) - 1, facts):
+            yield f"cannot show {show(x.args[1])} >= 1 in {show(x)}"
+
+    def store(self, s: Store, scope: set[object], facts: tuple[Expr, ...]) -> Iterator[str]:
+        if s.buf not in scope:
+            yield f"buffer {s.buf.name} is not defined here"
+        if s.value.dtype is not s.buf.dtype:
+            yield f"stores {s.value.dtype} into {s.buf.dtype}"
+        if s.value.lanes not in (1, s.lanes):
+            yield f"stores {s.value.lanes} lanes into {s.lanes}"
+        yield from self.in_bounds(s.buf, s.idx, s.lanes, s.limit, facts)
+
+    def alloc(self, buf: Buffer) -> Iterator[str]:
+        n = 1
+        for d in buf.shape:
+            size = value(d)
+            if size is None:
+                yield f"{buf.space} memory {buf.name} needs a constant shape, got {show(d)}"
+                return
+            n *= size
+        if buf.space == "shared":
+            self.shared += n * buf.dtype.bytes
+
+    def effect(self, s: Eval, inside: bool) -> Iterator[str]:
+        if s.name not in self.funcs and not (s.name in TABLE and TABLE[s.name].effect):
+            yield f"unknown effect or function {s.name}"
+        if s.name == "barrier" and inside:
+            yield "a barrier inside of a parallel loop is not reached by all threads"
+
+    def loop(self, s: For, scope: set[object], facts: tuple[Expr, ...], inside: bool) -> Iterator[str]:
+        if s.kind in ("unroll", "vector") and not free(s.lo) | free(s.hi) <= self.unrolled:
+            yield f"the extent of {'an' if s.kind == 'unroll' else 'a'} {s.kind} loop must be constant (unroll loops around it are)"
+        if s.kind == "unroll":
+            self.unrolled.add(s.var)
+        if s.kind == "parallel" and inside:
+            yield "a parallel loop stands inside of another one"
+        yield from self.block(s.body, scope | {s.var}, (*facts, *_nonempty(s)), inside or s.kind == "parallel")
+
+    def branch(self, s: If, scope: set[object], facts: tuple[Expr, ...], inside: bool) -> Iterator[str]:
+        c = self.inlined(s.cond)
+        yield from self.block(s.then, scope, (*facts, *_facts(c)), inside)
+        yield from self.block(s.other, scope, (*facts, *_facts(logical_not(c))), inside)
+
+    def inlined(self, e: Expr) -> Expr:
+        return substitute(e, self.lets) if self.lets and not free(e).isdisjoint(self.lets) else e
+
+    def in_bounds(self, buf: Buffer, idx: tuple[Expr, ...], lanes: int, limit: Expr | None, facts: tuple[Expr, ...]) -> Iterator[str]:
+        where = show_at(buf, idx, lanes, limit)
+        if len(idx) != len(buf.shape):
+            yield f"{buf.name} has {len(buf.shape)} dimensions, {len(idx)} indices are given in {where}"
+            return
+        for k, (i, d) in enumerate(zip(idx, buf.shape)):
+            if i.lanes > 1:
+                yield from self.vector_index(i, d, where, facts if limit is None else (*facts, lane_number(i.lanes) < self.inlined(limit)))
+                continue
+            i = self.inlined(i)
+            width: Expr = const(1)
+            if k == len(idx) - 1 and not any(x.lanes > 1 for x in idx):
+                width = const(lanes) if limit is None else self.inlined(limit)
+                if limit is not None and (nonneg(d - i - lanes, facts)):
+                    width = const(lanes)  # the limit may be what it likes
+            if not nonneg(i, facts):
+                yield f"cannot show {show(i)} >= 0 in {where}"
+            if not nonneg(d - i - width, facts):
+                yield f"cannot show {show(i)} + {show(width)} <= {show(d)} in {where}"
+
+    def vector_index(self, i: Expr, d: Expr, where: str, facts: tuple[Expr, ...]) -> Iterator[str]:
+        """Every lane of a gather's index: `lanes(n)` is taken as a variable in [0, n)."""
+        scalar = scalarise(self.inlined(i))
+        if not nonneg(scalar, facts):
+            yield f"cannot show {show(i)} >= 0 in {where}"
+        if not nonneg(d - 1 - scalar, facts):
+            yield f"cannot show {show(i)} < {show(d)} in {where}"
+
+
+def _written_by_all(b: Block) -> Iterator[str]:
+    """Stores outside of the parallel loops of a function that has some: every thread would execute them."""
+    for s in b:
+        if isinstance(s, Store) and s.buf.space == "global":
+            yield f"every thread writes {s.buf.name} outside of a parallel loop\n  in: {show_stmt(s).splitlines()[0].strip()}"
+        elif not (isinstance(s, For) and s.kind == "parallel"):
+            for inner in blocks(s):
+                yield from _written_by_all(inner)
+
+
+def _nonempty(s: For) -> tuple[Expr, ...]:
+    """Inside of a loop over c*n*m iterations, n and m not negative, both are at least 1."""
+    ts, k = terms(s.extent)
+    if len(ts) != 1 or k > 0 or ts[0][1] < 1:
+        return ()
+    parts = factors(ts[0][0])
+    return tuple(const(0) < f for f in parts if not nonneg(f - 1)) if all(nonneg(f) for f in parts) else ()
+
+
+def _facts(c: Expr) -> tuple[Expr, ...]:
+    """A condition as a conjunction of `<` and `<=`."""
+    if isinstance(c, Op) and c.name == "&":
+        return (*_facts(c.args[0]), *_facts(c.args[1]))
+    if isinstance(c, Op) and c.name == "not" and isinstance(inner := c.args[0], Op) and inner.name in ("<", "<="):
+        return (op("<=" if inner.name == "<" else "<", inner.args[1], inner.args[0]),)
+    return () if isinstance(c, Const) else (c,)
+
+
+def lane_number(lanes: int) -> Expr:
+    return var("lane.", lo=0, hi=lanes - 1)
+
+
+def scalarise(e: Expr) -> Expr:
+    """One lane of a vector of indices, with the lane number as a variable."""
+    if e.lanes == 1:
+        return e
+    assert isinstance(e, (Op, Load))
+    if isinstance(e, Load):
+        return _load_lane(e)
+    if e.name == "lanes":
+        return lane_number(e.lanes)
+    if e.name == "guard" or cast_target(e.name) is not None or e.name not in ("+", "-", "*", "//", "%", "min", "max", "select"):
+        return op(e.name, *(scalarise(a) for a in e.args), dtype=e.dtype)
+    return op(e.name, *(scalarise(a) for a in e.args))
+
+
+def _load_lane(e: Load) -> Expr:
+    """A lane of a loaded vector: a number of which nothing is known."""
+    return load(e.buf, [scalarise(i) for i in e.idx])

@@ -1,0 +1,540 @@
+"""A fused group of graph nodes -> one naive kernel: loops over the output's memory, everything else inlined at its place.
+
+In come the nodes with their types (layouts included), out comes a Kernel whose text depends on nothing but the computation: buffers are
+called x0, x1, ... and y, so that equal groups of different layers are one kernel. Reductions become an accumulator at the outermost loop
+depth where their indices are known; a costly intermediate that several consumers read becomes a `local` buffer there. Recipes schedule
+the result; nothing here thinks of speed or targets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dnnc.ir import te, winograd
+from dnnc.ir.bounds import bounds, nonneg
+from dnnc.ir.dtype import DType, boolean
+from dnnc.ir.errors import InternalError
+from dnnc.ir.expr import (
+    Const,
+    Expr,
+    Load,
+    Op,
+    Var,
+    cast,
+    const,
+    free,
+    load,
+    minimum,
+    op,
+    rebuild,
+    select,
+    substitute,
+    unwrap,
+    value,
+    var,
+    walk,
+)
+from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.graph.text import attrs_key
+from dnnc.ir.loops.stmt import Buffer, Builder, For, Func, Kernel, Param, call, exprs, walk_stmts
+from dnnc.ir.types import Layout, Part, TensorType
+from dnnc.passes.lower.scatter import Scattered, combine, write
+
+COSTLY = frozenset(("exp", "log", "erf", "tanh", "pow", "sin", "cos", "tan", "sqrt", "/", "log1p", "expm1", "sinh", "cosh"))
+WORD = 4  # bytes: the least that hardware copies from memory to memory
+LOCAL_LIMIT = 16384  # elements of a row kept in a thread's own memory (64 KB of float32, an L2-resident buffer)
+LOCAL_BYTES = 3 << 16  # of all rows that a kernel keeps: no more than the shared memory of a multiprocessor
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A naive kernel and what a recipe needs to know of it.
+
+    `params` says which value each buffer parameter is (inputs in order, the output last unless it works in place); `out_loops` are the
+    loops over the output's physical axes; `reductions` the loops of each reduction, in order; `scattered` what schedules of a scatter build on.
+    """
+
+    kernel: Kernel
+    params: tuple[Value, ...]
+    dims: tuple[Var, ...]
+    out_loops: tuple[str, ...]
+    reductions: tuple[tuple[str, ...], ...]
+    inplace: bool = False
+    scattered: Scattered | None = None
+
+    @property
+    def elements(self) -> int | Expr:
+        """Iterations of the innermost statements, a measure of the work: output elements times reduced ones."""
+        if self.scattered is not None:
+            return self.scattered.elements
+        total: Expr = const(1)
+        for s in walk_stmts(self.kernel.entry.body):
+            if isinstance(s, For) and s.var.name in (*self.out_loops, *(self.reductions[0] if self.reductions else ())):
+                total = total * s.extent
+        return unwrap(total)  # type: ignore[no-any-return]
+
+
+def group_inputs(nodes: Sequence[Node]) -> list[Value]:
+    """Values that a group reads from outside, in order of first use."""
+    inside = {v for n in nodes for v in n.outputs}
+    return list(dict.fromkeys(v for n in nodes for v in n.inputs if v is not None and v not in inside))
+
+
+def likeness(graph: Graph, nodes: Sequence[Node], output: Value, inplace: Value | None = None) -> Hashable:
+    """Equal for groups of which `lower` makes the same kernel and `classify` the same problem, the values and locations apart: layers of a model
+    that repeat each other are lowered once. Values go by number, attributes by their text, dims and numbers by identity."""
+    outside = group_inputs(nodes)
+    number: dict[Value | None, int] = {v: k for k, v in enumerate((*outside, *(v for n in nodes for v in n.outputs)))}
+    given = tuple((v.type, scalar_constant(graph, v), graph.settled(v)) for v in outside)
+    made = tuple((n.op, tuple(map(number.get, n.inputs)), attrs_key(n), tuple(v.type for v in n.outputs)) for n in nodes)
+    return given, made, number[output], number.get(inplace), frozenset(graph.dims.values())
+
+
+def lower(graph: Graph, nodes: Sequence[Node], output: Value, inplace: Value | None = None) -> Lowered:
+    """Lower a group with one output. `inplace`: the input whose memory the output takes; the kernel then has one parameter for both."""
+    low = _Lowering(graph, nodes, output, inplace)
+    return low.run()
+
+
+def scalar_constant(graph: Graph, v: Value) -> Expr | None:
+    """A constant of one element as a number: it becomes part of the kernel's text."""
+    array = graph.constants.get(v)
+    if array is None or array.size != 1 or v.type.dtype.kind not in "fiub":
+        return None
+    item: Any = np.asarray(array).astype(np.float64).item() if v.type.dtype.is_float else np.asarray(array).item()
+    return const(item, v.type.dtype.computed)
+
+
+class _Lowering:
+    def __init__(self, graph: Graph, nodes: Sequence[Node], output: Value, inplace: Value | None) -> None:
+        self.graph, self.nodes, self.output, self.inplace = graph, nodes, output, inplace
+        self.b = Builder()
+        self.buffers: dict[te.Tensor, tuple[Buffer, TensorType]] = {}
+        self.numbers: dict[te.Tensor, Expr] = {}
+        self.params: list[Value] = []
+        self.placed: dict[Expr, Expr] = {}  # Load of a stage's tensor -> where its value lies now
+        self.kept: dict[te.Tensor, int] = {}  # tensors held in local memory -> number of leading axes that are fixed there
+        self.reductions: list[tuple[str, ...]] = []
+        self.memo: dict[Expr, Expr] = {}
+        self.pad_loops: set[str] = set()  # loops over an axis that has padding lanes
+        t = output.type
+        if t.layout is not None:
+            uneven = {p.axis for p in t.layout.parts if p.div > 1 and value(const(t.shape[p.axis]) % p.div) != 0}
+            self.pad_loops = {_loop_name(t.layout, k) for k, p in enumerate(t.layout.parts) if p.axis in uneven}
+
+    def run(self) -> Lowered:
+        result = self.expressions()
+        out = self.out_buffer()
+        if result.stage is not None and result.stage.own is not None:
+            self.buffers[result.stage.own] = (out, self.output.type)
+        self.choose_kept(result)
+        scattered = self.scattered(result, out)
+        loops = self.nest(result, out) if scattered is None else write(self.b, scattered)
+        dims = sorted({v for p in self.all_buffers(out) for d in p.shape for v in free(d)} | self.other_dims(), key=lambda v: v.name)
+        params: list[Param] = [*dims, *self.all_buffers(out)]
+        name = "_".join(n.op.name for n in self.nodes[:4]) + ("_etc" if len(self.nodes) > 4 else "")
+        locs = tuple(dict.fromkeys(loc for n in self.nodes for loc in n.locs))
+        kernel = Kernel((Func(name, tuple(params), self.b.block()),), locs)
+        values = tuple(self.params) if self.inplace is not None else (*self.params, self.output)
+        return Lowered(kernel, values, tuple(dims), loops, tuple(self.reductions), self.inplace is not None, scattered)
+
+    def all_buffers(self, out: Buffer) -> list[Buffer]:
+        ins = [buf for buf, _ in self.buffers.values()]
+        return ins if out in ins else [*ins, out]
+
+    def other_dims(self) -> set[Var]:
+        """Symbolic dims that occur in the loops only (a result may have a dim that no buffer shows by itself)."""
+        declared = set(self.graph.dims.values())
+        return {v for s in walk_stmts(self.b.block()) for e in exprs(s) for v in free(e) if v in declared}
+
+    # --- from nodes to tensor expressions -------------------------------------------------------------------------------------
+
+    def expressions(self) -> te.Tensor:
+        tensors: dict[Value, te.Tensor] = {}
+        for v in group_inputs(self.nodes):
+            t = te.placeholder(f"x{len(self.params)}", v.type.dtype, v.type.shape)
+            number = scalar_constant(self.graph, v)
+            if number is not None:
+                self.numbers[t] = number
+            else:
+                self.buffers[t] = (_buffer(t.name, v.type), v.type)
+                self.params.append(v)
+            tensors[v] = t
+        for n in self.nodes:
+            if n.op.compute is None:
+                raise InternalError(f"{n.op.name} reached lowering without a tensor expression")
+            made = n.op.compute(*(tensors[v] if v is not None else None for v in n.inputs), **n.attrs)
+            for v, t in zip(n.outputs, made if isinstance(made, tuple) else (made,)):
+                tensors[v] = t
+        return tensors[self.output]
+
+    def out_buffer(self) -> Buffer:
+        if self.inplace is not None:
+            return next(buf for (buf, _), v in zip(self.buffers.values(), self.params) if v is self.inplace)
+        return _buffer("y", self.output.type)
+
+    def resolve(self, e: Expr) -> Expr:
+        """Inline element-wise stages and turn loads of inputs into loads of their memory; reductions and kept tensors stay."""
+        r = self.memo.get(e)
+        if r is None:
+            r = self.memo[e] = self._resolve(e)
+        return r
+
+    def _resolve(self, e: Expr) -> Expr:
+        if isinstance(e, Load) and isinstance(e.buf, te.Tensor):
+            idx = tuple(_known(self.resolve(i)) for i in e.idx)
+            t = e.buf
+            if t in self.numbers:
+                return self.numbers[t]
+            if t in self.buffers:
+                return self.read(t, idx)
+            assert t.stage is not None
+            if t.stage.reduce or t in self.kept:
+                return load(t, idx)
+            return narrowed(self.resolve(substitute(t.stage.value, dict(zip(t.stage.axes, idx)))), t.dtype)
+        r = rebuild(e, self.resolve)
+        if isinstance(r, Op) and r.name.startswith("cast_") and r.args[0].dtype is r.dtype:
+            return r.args[0]  # the value of an inlined stage is in its compute type already
+        return r
+
+    def read(self, t: te.Tensor, idx: tuple[Expr, ...]) -> Expr:
+        """An element of an input's memory. Lanes that pad the output may ask for elements that do not exist: those are clamped."""
+        buf, type_ = self.buffers[t]
+        lay = type_.layout
+        if lay is not None and lay.winograd:
+            o, c, *taps = idx
+            return winograd.tap(lambda row, column: load(buf, lay.index((o, c, row, column))), lay.winograd, *taps)
+        at = idx if lay is None else lay.index(idx)
+        if self.pad_loops:
+            at = tuple(
+                i if nonneg(d - 1 - i) or self.pad_loops.isdisjoint(v.name for v in free(i)) else minimum(i, d - 1) for i, d in zip(at, buf.shape)
+            )
+        return load(buf, at or (0,))
+
+    # --- what is kept in local memory -----------------------------------------------------------------------------------------
+
+    def choose_kept(self, result: te.Tensor) -> None:
+        """Costly element-wise tensors that feed a reduction and something else beside it (exp in softmax)."""
+        users: dict[te.Tensor, set[te.Tensor]] = {}
+        order = list(te.stages([result]))
+        for t in order:
+            assert t.stage is not None
+            for x in walk(t.stage.value):
+                if isinstance(x, Load) and isinstance(x.buf, te.Tensor) and x.buf.stage is not None:
+                    users.setdefault(x.buf, set()).add(t)
+        used = 0  # elements of all rows that are kept
+        for t in order:
+            stage = t.stage
+            assert stage is not None
+            readers = users.get(t, set())
+            if stage.reduce or len(readers) < 2 or not any(r.stage is not None and r.stage.reduce for r in readers):
+                continue
+            fixed = self.fixed_axes(t, readers)
+            size = value(unwrap(_product(t.shape[fixed:])))
+            if size is None or not 1 < size <= LOCAL_LIMIT or (used + size) * t.dtype.computed.bytes > LOCAL_BYTES:
+                continue
+            if self.is_costly(stage, fixed) and self.is_row(t, fixed, readers):
+                self.kept[t] = fixed
+                used += size
+
+    def is_costly(self, stage: te.Stage, fixed: int) -> bool:
+        """Does an element take more than simple arithmetic, by itself or through what is inlined in it? Numbers of the row are computed once."""
+        own = set(stage.axes[fixed:])
+        return any(isinstance(x, Op) and x.name in COSTLY and not own.isdisjoint(free(x)) for x in walk(self.resolve(stage.value)))
+
+    def is_row(self, t: te.Tensor, fixed: int, readers: set[te.Tensor]) -> bool:
+        """Does every reduction that the tensor is made of have one value for what lies behind the fixed axes, and every one that reads it go over
+        all of that?"""
+        assert t.stage is not None
+        own = set(t.stage.axes[fixed:])
+        if not all(own.isdisjoint(v for i in x.idx for v in free(i)) for x in _pending(self.resolve(t.stage.value), {})):
+            return False
+        stages = [r.stage for r in readers if r.stage is not None and r.stage.reduce]
+        read = [(s, i) for s in stages for x in walk(s.value) if isinstance(x, Load) and x.buf is t for i in x.idx[fixed:]]
+        return all(free(i) <= set(s.reduce) for s, i in read)
+
+    @staticmethod
+    def fixed_axes(t: te.Tensor, readers: set[te.Tensor]) -> int:
+        """Leading axes that every reader indexes by its own axis of that number: rows of one loop nest."""
+        n = len(t.shape)
+        for r in readers:
+            assert r.stage is not None
+            for x in walk(r.stage.value):
+                if isinstance(x, Load) and x.buf is t:
+                    same = 0
+                    while same < min(n, len(r.stage.axes)) and x.idx[same] is r.stage.axes[same] and r.stage.axes[same] not in r.stage.reduce:
+                        same += 1
+                    n = min(n, same if r.stage.reduce else min(same, n))
+        reduced = min((len(r.stage.axes) for r in readers if r.stage is not None and r.stage.reduce), default=n)
+        return min(n, reduced)
+
+    def scattered(self, result: te.Tensor, out: Buffer) -> Scattered | None:
+        """What the updates of a result read and write, if it has some."""
+        stage = result.stage
+        if stage is None or stage.updates is None:
+            return None
+        if self.output.type.layout is not None:
+            raise InternalError(f"{self.nodes[-1].op.name} writes {self.output.type}: updates go to row-major memory")
+        put, initial = stage.updates, self.resolve(stage.value)
+        there = self.inplace is not None and initial is cast(load(out, stage.axes or (0,)), result.dtype.computed)
+        index = tuple(map(self.resolve, put.index))
+        return Scattered(out, stage.axes, None if there else initial, put.axes, index, self.resolve(put.value), put.combine)
+
+    # --- loops ----------------------------------------------------------------------------------------------------------------
+
+    def nest(self, result: te.Tensor, out: Buffer) -> tuple[str, ...]:
+        t = self.output.type
+        layout = t.layout or Layout(tuple(Part(k) for k in range(t.rank)))
+        names: list[str] = []
+
+        at: list[Var] = [var_ahead(layout, k, t) for k in range(len(layout.parts))]
+        order = self.order(result, layout.logical(tuple(at)), at, out.shape)
+
+        def open_loops(depth: int) -> None:
+            logical = layout.logical(tuple(at))
+            bound = frozenset(at[k] for k in order[:depth]) | frozenset(self.graph.dims.values())
+            goal = self.element(result, logical)
+            self.place(goal, bound)
+            if depth == len(order):
+                self.write(out, tuple(at), logical, self.settle(goal))
+                return
+            k = order[depth]
+            with self.b.loop(_loop_name(layout, k), out.shape[k]) as v:
+                names.append(v.name)
+                at[k] = v
+                open_loops(depth + 1)
+
+        open_loops(0)
+        return tuple(names)
+
+    def order(self, result: te.Tensor, logical: tuple[Expr, ...], at: Sequence[Var], shape: Sequence[Expr]) -> list[int]:
+        """The loops over the output's parts, outermost first: as they lie in memory, but those of a row's number ahead of those over the rest of
+        the row, where the innermost is one of these: sums over images are not computed again for each image."""
+        needed: set[Var] = set()
+        for x in _pending(self.element(result, logical), {}):
+            assert isinstance(x.buf, te.Tensor)
+            needed.update(v for i in x.idx[: self.kept.get(x.buf, len(x.idx))] for v in free(i))
+        every = list(range(len(at)))
+        if not at or at[-1] in needed:
+            return every
+        rest = [k for k in every if at[k] not in needed and (shape[k] is not const(1) or all(v not in needed for v in at[k:]))]
+        return [k for k in every if k not in rest] + rest
+
+    def element(self, result: te.Tensor, logical: tuple[Expr, ...]) -> Expr:
+        """The value of one output element, before reductions are placed."""
+        assert result.stage is not None
+        if result.stage.reduce:
+            return load(result, logical)
+        return self.resolve(substitute(result.stage.value, dict(zip(result.stage.axes, logical))))
+
+    def place(self, e: Expr, bound: frozenset[Var]) -> None:
+        """Compute, here, every reduction and kept tensor in e whose indices are known here."""
+        for x in _pending(e, self.placed):
+            t = x.buf
+            assert isinstance(t, te.Tensor)
+            fixed = self.kept.get(t, len(t.shape))
+            if not all(free(i) <= bound for i in x.idx[:fixed]):
+                continue
+            if t in self.kept:
+                self.keep(t, x, fixed, bound)
+            else:
+                self.accumulate(t, x, bound)
+
+    def settle(self, e: Expr) -> Expr:
+        """e with every placed tensor replaced by where it lies."""
+
+        memo: dict[Expr, Expr] = {}
+
+        def go(x: Expr) -> Expr:
+            r = memo.get(x)
+            if r is None:
+                r = memo[x] = moved(x)
+            return r
+
+        def moved(x: Expr) -> Expr:
+            if isinstance(x, Load) and isinstance(x.buf, te.Tensor):
+                if x.buf in self.kept:
+                    buf = self.placed[load(x.buf, x.idx[: self.kept[x.buf]])]
+                    assert isinstance(buf, Load)
+                    return narrowed(load(buf.buf, map(go, x.idx[self.kept[x.buf] :])), x.buf.dtype)
+                return narrowed(self.placed[x], x.buf.dtype)
+            r = rebuild(x, go)
+            if isinstance(r, Op) and r.name.startswith("cast_") and r.args[0].dtype is r.dtype:
+                return r.args[0]
+            return r
+
+        return go(e)
+
+    def keep(self, t: te.Tensor, x: Load, fixed: int, bound: frozenset[Var]) -> None:
+        key = load(t, x.idx[:fixed])
+        if key in self.placed:
+            return
+        assert t.stage is not None
+        own = _renamed(t.stage.axes[fixed:])
+        e = self.resolve(substitute(t.stage.value, dict(zip(t.stage.axes, (*x.idx[:fixed], *own)))))
+        self.place(e, bound)
+        buf = self.b.alloc("row", t.dtype.computed, *t.shape[fixed:], space="local")
+        self.placed[key] = load(buf, [0] * len(own))
+        idx: list[Var] = []
+        loops = [self.b.loop(f"k{j}", t.shape[fixed + j]) for j in range(len(own))]
+        for loop in loops:
+            idx.append(loop.__enter__())
+        self.b.store(buf, tuple(idx), self.settle(substitute(e, dict(zip(own, idx)))))
+        for loop in reversed(loops):
+            loop.__exit__(None, None, None)
+        self.reductions.append(tuple(v.name for v in idx))
+
+    def accumulate(self, t: te.Tensor, x: Load, bound: frozenset[Var]) -> None:
+        stage = t.stage
+        assert stage is not None
+        own = _renamed(stage.reduce)
+        rows = self.whole_rows(stage)
+        longer = {o: rows[v] for o, v in zip(own, stage.reduce) if v in rows}
+        env = dict(zip((*stage.axes, *stage.reduce), (*x.idx, *own)))
+        stage = replace(stage, reduce=own)
+        term = self.resolve(substitute(stage.value, env))
+        cond = self.resolve(substitute(stage.where, env)) if stage.where is not None else const(True, boolean)
+        self.place(term, bound)
+        self.place(cond, bound)
+        counts, term = _counts(stage, term, cond)
+        acc = self.b.alloc("acc", t.dtype.computed, 1)
+        self.placed[x] = acc[0]
+        self.b.store(acc, (0,), identity(stage.combine, t.dtype.computed))
+        ends = [1 if v in counts else longer.get(v, v.hi + 1 if v.hi is not None else 0) for v in stage.reduce]
+        loops = [self.b.loop(f"r{j}", end) for j, end in enumerate(ends)]
+        rs: list[Var] = []
+        for loop, v in zip(loops, stage.reduce):
+            rs.append(loop.__enter__())
+            cond, term = (self.resolve(substitute(e, {v: rs[-1]})) for e in (cond, term))
+            bound |= {rs[-1]}
+            self.place(cond, bound)  # reductions for each step of this one
+            if len(rs) < len(loops):
+                self.place(term, bound)
+        guards = [self.b.when(c) for c in _conjuncts(self.settle(cond))]
+        for guard in guards:
+            guard.__enter__()
+        self.place(term, bound)
+        self.b.store(acc, (0,), combine(stage.combine, acc[0], self.settle(term)))
+        for scope in [*reversed(guards), *reversed(loops)]:
+            scope.__exit__(None, None, None)
+        self.reductions.append(tuple(v.name for v in rs))
+
+    def whole_rows(self, stage: te.Stage) -> dict[Var, int]:
+        """Axes of a sum of products along which both factors lie in rows whose ends pad them, and how long these rows are. The lanes there hold 0,
+        and 0 * 0 adds nothing: a sum over whole rows is made of whole vectors, and no index is divided by an odd number of channels. Elements of
+        4 bytes and more need no vectors to be copied, and their sums end with the channels."""
+        product = stage.value.args if stage.combine == "sum" and isinstance(stage.value, Op) and stage.value.name == "*" else ()
+        guarded = free(stage.where) if stage.where is not None else set()
+        ends = [self.row_end(_uncast(e)) for e in product]
+        same = dict(set(ends[0].items()) & set(ends[1].items())) if len(ends) == 2 else {}
+        used = [[v for i in _uncast(e).idx for v in free(i)] for e in product] if same else []  # type: ignore[attr-defined]
+        return {v: n for v, n in same.items() if v in stage.reduce and v not in guarded and all(u.count(v) == 1 for u in used)}
+
+    def row_end(self, e: Expr) -> dict[Var, int]:
+        """Of an element of an input, the axis variable that walks a padded row `.. a/d a%d` of its memory from the start, and the row's length."""
+        if not isinstance(e, Load) or not isinstance(e.buf, te.Tensor) or e.buf not in self.buffers:
+            return {}
+        t = self.buffers[e.buf][1]
+        parts = t.layout.parts[-2:] if t.layout is not None and not t.layout.winograd else ()
+        if len(parts) < 2 or parts[1] != Part(parts[0].axis, 1, parts[0].div) or parts[0].mod:
+            return {}
+        n, i = t.shape[parts[0].axis], e.idx[parts[0].axis]
+        whole = t.dtype.bytes < WORD and isinstance(n, int) and isinstance(i, Var) and i.hi == n - 1
+        return {i: -(-n // parts[1].mod) * parts[1].mod} if whole else {}  # type: ignore[dict-item]
+
+    def write(self, out: Buffer, at: tuple[Var, ...], logical: tuple[Expr, ...], v: Expr) -> None:
+        t = self.output.type
+        v = cast(v, t.dtype)
+        if self.pad_loops:  # lanes that are no element hold 0
+            for k in {p.axis for p in t.layout.parts if p.div > 1}:  # type: ignore[union-attr]
+                if value(const(t.shape[k]) - 1 - logical[k]) is None and not nonneg(const(t.shape[k]) - 1 - logical[k]):
+                    v = select(logical[k] < const(t.shape[k]), v, const(0, t.dtype))
+        self.b.store(out, at or (0,), v)
+
+
+def _buffer(name: str, t: TensorType) -> Buffer:
+    """The memory of a value; that of a scalar has one axis, for an index to be written."""
+    return Buffer(name, t.dtype, tuple(map(const, t.physical)) or (const(1),))
+
+
+def var_ahead(layout: Layout, k: int, t: TensorType) -> Var:
+    """A stand-in for a loop that is not open yet: never among the bound variables."""
+    return te.placeholder_axis(f"ahead{k}")
+
+
+def _renamed(axes: Sequence[Var]) -> tuple[Var, ...]:
+    """Axes of a stage under names that no loop has. Variables are interned: a loop may be the axis of another stage by its name and bounds."""
+    return tuple(var(f"{v.name}~", v.dtype, v.lo, v.hi, v.div) for v in axes)
+
+
+def _loop_name(layout: Layout, k: int) -> str:
+    """`i1` for an axis that is not blocked and for its outermost part, `i1b` for its block."""
+    p = layout.parts[k]
+    return f"i{p.axis}" + ("b" * sum(1 for q in layout.parts if q.axis == p.axis and q.div > p.div))
+
+
+def _product(shape: Sequence[Expr]) -> Expr:
+    r: Expr = const(1)
+    for d in shape:
+        r = r * d
+    return r
+
+
+def _known(i: Expr) -> Expr:
+    """An index that can have one value only is that value (axes of size 1)."""
+    lo, hi = bounds(i)
+    return const(lo) if lo is not None and lo == hi else i
+
+
+def narrowed(e: Expr, t: DType) -> Expr:
+    """A number in the type in which `t` computes, as a value of `t` reads it: integers of 2 and 4 bits wrap. Floats are not rounded in between."""
+    if not t.is_int or t.computed is t:
+        return e
+    if isinstance(e, Const) or (isinstance(e, Op) and e.name.startswith("cast_") and e.args[0].dtype is t):
+        return e  # was one of them already
+    if t.kind == "u":
+        return op("&", e, const((1 << t.bits) - 1, t.computed))
+    unused = const(t.computed.bits - t.bits, t.computed)
+    return call("shr", call("shl", e, unused), unused)
+
+
+def _pending(e: Expr, placed: dict[Expr, Expr]) -> list[Load]:
+    """Loads of stages in an expression that have no place yet, in a deterministic order."""
+    return [x for x in reversed(list(walk(e))) if isinstance(x, Load) and isinstance(x.buf, te.Tensor) and x not in placed]
+
+
+def _counts(stage: te.Stage, term: Expr, cond: Expr) -> tuple[dict[Var, int], Expr]:
+    """The axes along which the terms of a reduction are the same, with their sizes, and the term for one pass over these: a sum of n equal
+    numbers is n times one of them, which rounds once and not n times; of equal ones the largest is any."""
+    if stage.combine not in ("sum", "max", "min"):
+        return {}, term
+    used = free(term) | free(cond)
+    counts = {v: v.hi + 1 for v in stage.reduce if v not in used and isinstance(v.hi, int) and v.hi > 0}
+    n = math.prod(counts.values())
+    return counts, term if n == 1 or stage.combine != "sum" else term * const(float(n) if term.dtype.is_float else n, term.dtype)
+
+
+def _uncast(e: Expr) -> Expr:
+    """The element that is converted, or e."""
+    return e.args[0] if isinstance(e, Op) and e.name.startswith("cast_") else e
+
+
+def _conjuncts(c: Expr) -> list[Expr]:
+    if isinstance(c, Op) and c.name == "&":
+        return [*_conjuncts(c.args[0]), *_conjuncts(c.args[1])]
+    return [] if isinstance(c, Const) and c.value else [c]
+
+
+def identity(combine_: str, t: DType) -> Expr:
+    """What a reduction starts from."""
+    if combine_ in ("sum", "prod"):
+        return const((0.0 if combine_ == "sum" else 1.0) if t.is_float else int(combine_ == "prod"), t)
+    low = combine_ in ("max", "fmax")
+    if t.is_float:
+        return const(float("-inf") if low else float("inf"), t)
+    return const(t.range[0 if low else 1], t)

@@ -1,0 +1,110 @@
+"""A group that ends in a scatter -> one naive kernel: the elements before the updates, then the updates in their order.
+
+    for i..: y[i..] = initial(i..)
+    for u..: y[index(u..)] = combine(y[index(u..)], value(u..))
+
+Where the result takes the memory of what it starts from, the first nest is left out. Schedules write the same in shares of the result, each of which
+sees all updates in their order: the bits do not depend on the number of shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dnnc.ir.expr import Expr, Load, Op, Var, cast, const, fma, load, op, substitute, unwrap, walk
+from dnnc.ir.loops.stmt import Buffer, Builder
+from dnnc.ir.types import product
+
+
+@dataclass(frozen=True)
+class Scattered:
+    """A scatter over memory.
+
+    `initial` is an expression of `axes`, None where the memory holds it; `index` and `value` are of `over`, whose sizes are `extents`. `whole` are
+    the axes of the result along which an update's place is an axis of the updates: k -> number of that one.
+    """
+
+    out: Buffer
+    axes: tuple[Var, ...]
+    initial: Expr | None
+    over: tuple[Var, ...]
+    index: tuple[Expr, ...]
+    value: Expr
+    how: str
+
+    @property
+    def elements(self) -> int | Expr:
+        """Elements written before the updates, and updates."""
+        first = product([unwrap(d) for d in self.out.shape]) if self.initial is not None else 0
+        return unwrap(const(first) + product([unwrap(d) for d in self.extents]))  # type: ignore[no-any-return]
+
+    @property
+    def extents(self) -> tuple[Expr, ...]:
+        return tuple(const(0 if v.hi is None else v.hi) + 1 for v in self.over)
+
+    @property
+    def whole(self) -> dict[int, int]:
+        found = {k: self.over.index(i) for k, i in enumerate(self.index) if isinstance(i, Var) and i in self.over}
+        return {k: u for k, u in found.items() if list(found.values()).count(u) == 1}
+
+    @property
+    def named(self) -> list[int]:
+        """The axes of the result that data names."""
+        return [k for k in range(len(self.axes)) if k not in self.whole]
+
+    def starts_as(self, buf: Buffer) -> bool:
+        """Is the result, before the updates, what a buffer holds, which is read nowhere else?"""
+        read = [x for e in (*self.index, self.value) for x in walk(e) if isinstance(x, Load) and x.buf is buf]
+        return not read and self.initial is cast(load(buf, self.axes or (0,)), self.out.dtype.computed)
+
+    def start(self, b: Builder, at: Sequence[Expr]) -> None:
+        """Write an element as it is before the updates."""
+        assert self.initial is not None
+        v = substitute(self.initial, dict(zip(self.axes, at)))
+        b.store(self.out, tuple(at) or (0,), cast(v, self.out.dtype))
+
+    def at(self, u: Sequence[Expr]) -> tuple[Expr, ...]:
+        """The place of an update."""
+        env: dict[Expr, Expr] = dict(zip(self.over, u))
+        return tuple(substitute(i, env) for i in self.index)
+
+    def update(self, b: Builder, u: Sequence[Expr], place: Sequence[Expr]) -> None:
+        """Write an update at its place."""
+        idx = tuple(place) or (const(0),)
+        new = substitute(self.value, dict(zip(self.over, u)))
+        wide = self.out.dtype.computed
+        if self.how != "last":
+            new = combine(self.how, cast(load(self.out, idx), wide), new)
+        b.store(self.out, idx, cast(new, self.out.dtype))
+
+
+def combine(how: str, acc: Expr, term: Expr) -> Expr:
+    """One step of a reduction. A float product that is summed is contracted here, once for all targets."""
+    if how == "sum":
+        if isinstance(term, Op) and term.name == "*" and term.dtype.is_float:
+            return fma(term.args[0], term.args[1], acc)
+        return acc + term
+    if how == "prod":
+        return acc * term
+    return op("fmax", term, acc) if how == "fmax" else op(how, acc, term)
+
+
+def write(b: Builder, s: Scattered) -> tuple[str, ...]:
+    """Write the naive nest. No loop of it is one over all of the result."""
+    if s.initial is not None:
+        at: list[Expr] = []
+        loops = [b.loop(f"i{k}", d) for k, d in enumerate(s.out.shape[: len(s.axes)])]
+        for loop in loops:
+            at.append(loop.__enter__())
+        s.start(b, at)
+        for loop in reversed(loops):
+            loop.__exit__(None, None, None)
+    u: list[Expr] = []
+    loops = [b.loop(f"u{k}", d) for k, d in enumerate(s.extents)]
+    for loop in loops:
+        u.append(loop.__enter__())
+    s.update(b, u, [b.let("at", i) for i in s.at(u)])
+    for loop in reversed(loops):
+        loop.__exit__(None, None, None)
+    return ()

@@ -1,0 +1,483 @@
+"""A graph as scheduled kernels: what the passes hand to a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from typing import Protocol, Union
+
+from dnnc.ir.errors import DnncError, InternalError, locations
+from dnnc.ir.expr import Expr, Var
+from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.loops.count import statements
+from dnnc.ir.loops.stmt import For, Kernel, walk_stmts
+from dnnc.ir.loops.text import show_kernel
+from dnnc.ir.loops.verify import verify_kernel
+from dnnc.passes.base import PassContext
+from dnnc.passes.lower.digits import lower_digits
+from dnnc.passes.lower.expand import decompose
+from dnnc.passes.lower.nests import Lowered, group_inputs, likeness, lower
+from dnnc.passes.lower.recurrence import lower_recurrence
+from dnnc.passes.planning.fuse import FusionPlan, Group, Normed, plan_fusion
+from dnnc.passes.planning.inplace import find_inplace
+from dnnc.passes.planning.ladder import Failure, Ladder, Refusal, Unfit, reason
+from dnnc.passes.planning.memory_plan import MemoryPlan, Region, plan_memory
+from dnnc.passes.schedule.problem import Choice, Problem, Template, classify
+from dnnc.passes.schedule.step import NAIVE, Choose, apply_choice, candidates, offer
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """What a nest became: its text, by which code is found, its schedule, whether all threads take part (otherwise thread 0 runs it alone),
+    and the statements of a run at the largest sizes."""
+
+    text: str
+    choice: Choice
+    parallel: bool
+    statements: int
+
+    @staticmethod
+    def of(kernel: Kernel, choice: Choice) -> Scheduled:
+        return Scheduled(show_kernel(kernel), choice, is_parallel(kernel), statements(kernel.entry.body, {}))
+
+
+def is_parallel(kernel: Kernel) -> bool:
+    return any(isinstance(s, For) and s.kind == "parallel" for s in walk_stmts(kernel.entry.body))
+
+
+class Known(Protocol):
+    """What nests became before: for the same machine, by the same templates and the same way to choose."""
+
+    def find(self, nest: str, problem: Problem) -> Scheduled | None: ...
+
+    def record(self, nest: str, problem: Problem, made: Scheduled) -> None: ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel call: which values its buffers are, which dims its scalars are. `nest` is the kernel as it was lowered for the first
+    group that is like this one; it has the name, the parameters and the places of the scheduled one and writes the same of them. `refusal`
+    tells of the schedule that was to be used, where another one had to be."""
+
+    group: Group
+    nest: Kernel
+    scheduled: Scheduled
+    make: Callable[[], Kernel] = field(compare=False)
+    params: tuple[Value, ...]
+    dims: tuple[Var, ...]
+    flops: int | Expr
+    refusal: Refusal | None = None
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        """The scheduled kernel. Where its text is known from before it is made now: who finds its code by the text needs no kernel."""
+        return self.make()
+
+    @property
+    def text(self) -> str:
+        return self.scheduled.text
+
+    @property
+    def choice(self) -> Choice:
+        return self.scheduled.choice
+
+    @property
+    def parallel(self) -> bool:
+        """Do all threads take part? Otherwise thread 0 runs the kernel alone."""
+        return self.scheduled.parallel
+
+
+@dataclass(frozen=True)
+class Body:
+    """A subgraph of a control step: its inputs and outputs are the buffers of its steps."""
+
+    graph: Graph
+    steps: tuple[AnyStep, ...]
+
+
+@dataclass(frozen=True)
+class ControlStep:
+    """A loop or a branch: the entry function runs the steps of its bodies. `params` are the values that it reads, in order, without the
+    absent ones, then those that it makes; `scratch` are slots of its own, `within` those of its bodies."""
+
+    group: Group
+    params: tuple[Value, ...]
+    bodies: tuple[Body, ...]
+    scratch: tuple[int, ...]
+    within: tuple[int, ...]
+
+    @property
+    def node(self) -> Node:
+        return self.group.nodes[0]
+
+
+AnyStep = Union[Step, ControlStep]
+Revise = Callable[[Region, MemoryPlan], "tuple[Region, MemoryPlan]"]  # another plan of the same graph
+TURNS = 8  # schedules of a nest that are tried, beside the first of each template
+
+
+@dataclass(frozen=True)
+class Program:
+    """The steps of one model (for fixed or symbolic dims) with the plan of its memory. `region`: what both were made from."""
+
+    graph: Graph
+    fusion: FusionPlan
+    memory: MemoryPlan
+    steps: tuple[AnyStep, ...]
+    region: Region
+    planner: Planner | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def can_step_down(self) -> bool:
+        """Is there another program to try where kernels of this one fail?"""
+        return self.planner is not None and self.planner.ladder.down
+
+    def stepped_down(self, failures: Sequence[Failure]) -> Program:
+        """The program without the schedules that failed. Raises what one failed with where nothing else is left for its node."""
+        assert self.planner is not None
+        return self.planner.without(self, failures)
+
+    @property
+    def steps_down(self) -> tuple[str, ...]:
+        """For the report: where another schedule had to be taken, or a group to be split, and why."""
+        taken = {(s.text, s.refusal): s for s in self.kernels if s.refusal is not None}
+        lines = [f"{s.nest.name}{locations(s.nest.locs)}: {s.refusal}; {s.choice} is used" for s in taken.values()]
+        return (*(() if self.planner is None else self.planner.ladder.notes), *lines)
+
+    @property
+    def dims(self) -> tuple[Var, ...]:
+        """Symbolic dims in the order in which a call passes them."""
+        return tuple(sorted(self.graph.dims.values(), key=lambda v: v.name))
+
+    @property
+    def kernels(self) -> Iterator[Step]:
+        """The kernel calls of the program, those within loops and branches once."""
+        return (s for s, _ in self.walk() if isinstance(s, Step))
+
+    @property
+    def control(self) -> tuple[ControlStep, ...]:
+        """Loops and branches, outer ones before those within them."""
+        return tuple(s for s, _ in self.walk() if isinstance(s, ControlStep))
+
+    def walk(self) -> Iterator[tuple[AnyStep, Graph]]:
+        """All steps, each with the graph that it belongs to."""
+        return _walk(self.steps, self.graph)
+
+
+def _walk(steps: Sequence[AnyStep], graph: Graph) -> Iterator[tuple[AnyStep, Graph]]:
+    for s in steps:
+        yield s, graph
+        if isinstance(s, ControlStep):
+            for b in s.bodies:
+                yield from _walk(b.steps, b.graph)
+
+
+def _applied(problem: Problem, templates: Sequence[Template], choice: Choice, spelled: Collection[str], limited: bool = True) -> Kernel:
+    """The kernel by one schedule. `limited`: in the number of its statements."""
+    return verify_kernel(decompose(apply_choice(problem, templates, choice), spelled), limited)
+
+
+def _scheduled(
+    problem: Problem, templates: Sequence[Template], choose: Choose, spelled: Collection[str], ladder: Ladder, nest: str, nodes: int
+) -> tuple[Kernel, Choice, Refusal | None]:
+    """A kernel by the schedule chosen. Where one does not hold, another is taken:
+
+    - What is not the templates' own first choice may come out of a log that another version wrote: then that first choice is.
+    - Where the ladder may step down, the other schedules are tried. At last an error says that a group of several nodes is to be split; a single
+      node, and what has sizes that leave too little to be proved, stays as it was lowered.
+    """
+    symbolic = bool(problem.lowered.dims)
+    refused = ladder.refused(nest)
+    offered = [] if ladder.naive_only(nest) else [c for c in _candidates(problem, templates, ladder) if c not in refused]
+    if not offered and not ladder.down:
+        offer(problem, templates)  # raises: no template takes it
+    first = next((Refusal(c, why) for c, why in refused.items()), None)
+    for k, choice in enumerate(_turns(problem, templates, offered, choose, ladder)):
+        try:
+            return _applied(problem, templates, choice, spelled), choice, first
+        except Exception as e:  # knobs that a template no longer has may fail in any way
+            own = choice == offered[0]
+            if not ladder.down and (own or k > 0):
+                if isinstance(e, DnncError):
+                    raise
+                where = f"{problem.kernel.name}{locations(problem.kernel.locs)}"
+                raise InternalError(f"schedule {choice} does not apply to {where}: {reason(e)}") from e
+            first = first or Refusal(choice, reason(e.__cause__ or e))
+            ladder.refuse(nest, choice, reason(e.__cause__ or e), nodes)
+    if ladder.down and nodes > 1 and (not symbolic or ladder.naive_only(nest)):
+        raise InternalError(first.why if first is not None else f"no template schedules {problem.kernel.name}")
+    return _applied(problem, templates, NAIVE, spelled, limited=False), NAIVE, first
+
+
+def _candidates(problem: Problem, templates: Sequence[Template], ladder: Ladder) -> list[Choice]:
+    """Every schedule that some template offers. Where the ladder may step down, a template that fails offers none."""
+    if not ladder.down:
+        return candidates(problem, templates)
+    found: list[Choice] = []
+    for t in templates:
+        try:
+            found += candidates(problem, [t])
+        except Exception as e:
+            ladder.notes.append(f"{problem.kernel.name}{locations(problem.kernel.locs)}: template {t.name} offers no schedule: {reason(e)}")
+    return found
+
+
+def _turns(problem: Problem, templates: Sequence[Template], offered: Sequence[Choice], choose: Choose, ladder: Ladder) -> Iterator[Choice]:
+    """The schedules to try, in order: what is chosen, the templates' own first choice, and the first of each template."""
+    if not offered:
+        return
+    try:
+        choice = choose(problem, offered)
+    except Exception:
+        if not ladder.down:
+            raise
+        choice = offered[0]
+    tried = {choice}
+    yield choice
+    by_template = {c.template: c for c in reversed(offered)}
+    rest = [offered[0], *(by_template[t.name] for t in templates if t.name in by_template), *offered]
+    for c in rest:
+        if c not in tried and len(tried) < TURNS + len(by_template):
+            tried.add(c)
+            yield c
+
+
+def plan_region(graph: Graph, fuse: bool = True, align: int = 1, normed: Normed | None = None, cut: Collection[Node] = ()) -> Region:
+    """Group the nodes of a graph and of those nested in it, and find what may work in place. `align`, `normed`: see PassContext; `cut`: nodes
+    that do not join the group of their readers."""
+    fusion = plan_fusion(graph, fuse, align, normed, cut)
+    nested = {g: tuple(plan_region(s, fuse, align, normed, cut) for s in g.nodes[0].subgraphs()) for g in fusion.groups if g.kind == "control"}
+    return Region(graph, fusion, find_inplace(graph, fusion), nested)
+
+
+def build_steps(
+    region: Region,
+    memory: MemoryPlan,
+    templates: Sequence[Template],
+    choose: Choose,
+    spelled: Collection[str] = (),
+    ladder: Ladder | None = None,
+    known: Known | None = None,
+    groups: KnownGroups | None = None,
+) -> tuple[AnyStep, ...]:
+    """Lower and schedule every group. Groups that are alike are lowered once, those with the same naive kernel scheduled once.
+
+    Args:
+        region: a graph with its groups.
+        memory: its plan.
+        templates: ways to schedule.
+        choose: which of what they offer.
+        spelled: intrinsics that stay as they are.
+        ladder: what failed before, and whether another schedule is taken where one fails; else that is an InternalError or a VerifyError.
+        known: what nests became before; they are not scheduled again, and their kernels are made when somebody asks for them.
+        groups: of programs made before, by the same templates, choices and intrinsics; those of this one are added.
+
+    Raises:
+        Unfit: the ladder may step down, and groups of several nodes have no schedule that holds.
+    """
+    made = _Steps(memory, templates, choose, spelled, ladder or Ladder(), known, KnownGroups() if groups is None else groups)
+    steps = made.of(region)
+    if made.unfit:
+        raise Unfit(made.unfit)
+    return steps
+
+
+def lower_group(graph: Graph, g: Group, inplace: Value | None = None) -> Lowered:
+    """The naive kernel of a group. `inplace`: the input whose memory the output takes."""
+    first = g.nodes[0]
+    if first.op.name == "recurrence":
+        return lower_recurrence(graph, first)
+    return lower_digits(first) if first.op.name == "sort_digits" else lower(graph, g.nodes, g.output, inplace)
+
+
+@dataclass(frozen=True)
+class _Made:
+    problem: Problem
+    scheduled: Scheduled
+    make: Callable[[], Kernel]
+    refusal: Refusal | None = None
+    nest: str = ""
+
+    def step(self, g: Group, params: tuple[Value, ...]) -> Step:
+        low = self.problem.lowered
+        return Step(g, low.kernel, self.scheduled, self.make, params, low.dims, self.problem.flops, self.refusal)
+
+
+class KnownGroups:
+    """What groups became, by their likeness; the last `most` that were new, where programs come one after another. Each keeps its graph."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self.most = most
+        self._made: dict[Hashable, tuple[_Made, tuple[int, ...]]] = {}  # and which of a group's values the parameters are
+
+    def find(self, like: Hashable) -> tuple[_Made, tuple[int, ...]] | None:
+        return self._made.get(like)
+
+    def add(self, like: Hashable, made: _Made, places: tuple[int, ...]) -> None:
+        self._made[like] = made, places
+        if self.most is not None and len(self._made) > self.most:
+            del self._made[next(iter(self._made))]
+
+    def forget(self, nests: Collection[str]) -> None:
+        """Drop the groups whose naive kernels are these."""
+        self._made = {like: found for like, found in self._made.items() if found[0].nest not in nests}
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Plans one graph, whose passes have run, as often as kernels of the plan fail.
+
+    `revise`: may fuse differently; `known`, `groups`: see `build_steps`."""
+
+    graph: Graph
+    ctx: PassContext
+    templates: Sequence[Template]
+    choose: Choose
+    fuse: bool
+    revise: Revise | None = None
+    known: Known | None = None
+    groups: KnownGroups = field(default_factory=lambda: KnownGroups())
+    ladder: Ladder = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ladder", Ladder(self.ctx.fallback))
+
+    def region(self) -> Region:
+        """The graph with its groups."""
+        return plan_region(self.graph, self.fuse, self.ctx.facts.align, self.ctx.facts.fuses_norm, self.ladder.cut)
+
+    def program(self) -> Program:
+        """Groups, memory and kernels."""
+        while True:
+            region = self.region()
+            memory = plan_memory(self.graph, region.fusion, region.inplace, region.nested)
+            if self.revise is not None:
+                region, memory = self.revise(region, memory)
+            try:
+                return self.scheduled(region, memory)
+            except Unfit as e:
+                self.ladder.split(e.groups)
+
+    def scheduled(self, region: Region, memory: MemoryPlan) -> Program:
+        steps = build_steps(region, memory, self.templates, self.choose, self.ctx.facts.native_intrinsics, self.ladder, self.known, self.groups)
+        return Program(self.graph, region.fusion, memory, steps, region, self)
+
+    def without(self, program: Program, failures: Sequence[Failure]) -> Program:
+        """See `Program.stepped_down`."""
+        nests = set()
+        for f in failures:
+            nodes = len(f.step.group.nodes)
+            if not self.ladder.down or (nodes == 1 and f.step.choice == NAIVE):
+                raise f.error
+            nest = show_kernel(f.step.nest)
+            if nest not in nests:
+                self.ladder.refuse(nest, f.step.choice, f"{f.stage}: {reason(f.error)}", nodes, built=True)
+            nests.add(nest)
+        self.groups.forget(nests)
+        try:
+            return self.scheduled(program.region, program.memory)
+        except Unfit as e:
+            self.ladder.split(e.groups)
+            return self.program()
+
+
+class _Steps:
+    def __init__(
+        self,
+        memory: MemoryPlan,
+        templates: Sequence[Template],
+        choose: Choose,
+        spelled: Collection[str],
+        ladder: Ladder,
+        known: Known | None,
+        groups: KnownGroups,
+    ) -> None:
+        self.memory, self.templates, self.choose, self.spelled, self.ladder, self.known = memory, templates, choose, spelled, ladder, known
+        self.groups = groups
+        self.unfit: list[tuple[Group, str]] = []
+        self.unfit_like: dict[Hashable, str] = {}
+        self.made: dict[tuple[str, frozenset[str]], _Made] = {}
+
+    def of(self, region: Region) -> tuple[AnyStep, ...]:
+        made = (self.control(region, g) if g.kind == "control" else self.kernel(region.graph, g) for g in region.fusion.groups)
+        return tuple(s for s in made if s is not None)
+
+    def kernel(self, graph: Graph, g: Group) -> Step | None:
+        """The kernel call of a group; None where it is unfit, which is noted."""
+        if g.kind == "host":
+            raise InternalError(f"{g.nodes[0].op.name}{locations(g.output.locs)} runs on the host and cannot be a kernel")
+        if g.nodes[0].op.name == "recurrence":  # its body reads values that the node does not list
+            made = self.lowered(graph, g)
+            return made.step(g, made.problem.lowered.params)
+        values = (*group_inputs(g.nodes), g.output)
+        like = likeness(graph, g.nodes, g.output, self.memory.inplace.get(g))
+        found = self.groups.find(like)
+        if found is None:
+            why = self.unfit_like.get(like)
+            if why is None:
+                try:
+                    made = self.lowered(graph, g)
+                except Exception as e:
+                    if not self.ladder.down or len(g.nodes) == 1:
+                        raise
+                    why = self.unfit_like[like] = reason(e)
+            if why is not None:
+                self.unfit.append((g, why))
+                return None
+            found = made, tuple(map(values.index, made.problem.lowered.params))
+            self.groups.add(like, *found)
+        made, places = found
+        return made.step(g, tuple(values[k] for k in places))
+
+    def lowered(self, graph: Graph, g: Group) -> _Made:
+        """A group that is like none before it. It may still be the same nest as one."""
+        low = lower_group(graph, g, self.memory.inplace.get(g))
+        problem = classify(g.nodes, low, {*graph.constants, *graph.parameters})
+        nest = show_kernel(low.kernel)
+        key = nest, problem.constants
+        made = self.made.get(key)
+        if made is None:
+            made = self.made[key] = self.found(nest, problem) or self.new(nest, problem, len(g.nodes))
+        return replace(made, problem=problem, nest=nest)
+
+    def found(self, nest: str, problem: Problem) -> _Made | None:
+        """What is known of a nest."""
+        known = None if self.known is None or self.ladder.refused(nest) else self.known.find(nest, problem)
+        if known is None:
+            return None
+
+        @cache
+        def make() -> Kernel:
+            kernel = _applied(problem, self.templates, known.choice, self.spelled)
+            if show_kernel(kernel) != known.text:
+                raise InternalError(f"schedule {known.choice} makes another kernel of {problem.kernel.name} than before: clear the cache of kernels")
+            return kernel
+
+        return _Made(problem, known, make)
+
+    def new(self, nest: str, problem: Problem, nodes: int) -> _Made:
+        """A nest of so many nodes that nobody has scheduled."""
+        verify_kernel(problem.kernel, limited=nodes > 1)
+        kernel, choice, refusal = _scheduled(problem, self.templates, self.choose, self.spelled, self.ladder, nest, nodes)
+        made = Scheduled.of(kernel, choice)
+        if self.known is not None and refusal is None:
+            self.known.record(nest, problem, made)
+        return _Made(problem, made, lambda: kernel, refusal)
+
+    def control(self, region: Region, g: Group) -> ControlStep:
+        bodies = tuple(Body(r.graph, self.of(r)) for r in region.nested[g])
+        params = (*(v for v in g.nodes[0].inputs if v is not None), *g.outputs)
+        return ControlStep(g, params, bodies, self.memory.scratch.get(g, ()), self.slots(region.nested[g]))
+
+    def slots(self, regions: Sequence[Region]) -> tuple[int, ...]:
+        """The slots of the arena that the kernels of regions use for themselves."""
+        out: set[int] = set()
+        for r in regions:
+            for g in r.fusion.groups:
+                places = [self.memory.place[v] for v in g.outputs]
+                out.update(k for space, k in places if space == "arena")
+                out.update(self.memory.scratch.get(g, ()))
+            for nested in r.nested.values():
+                out.update(self.slots(nested))
+        return tuple(sorted(out))

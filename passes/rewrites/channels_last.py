@@ -1,0 +1,87 @@
+"""Choose how values lie in a GPU's memory: the channels of images last, so that neighbouring threads read neighbouring bytes.
+
+    y = conv(x, w)        ->   y @ "0 2 3 1" = conv(x @ "0 2 3 1", w @ "0 2 3 1")
+    y = matmul(a, b)      ->   y = matmul(a, b @ "1 0")          constant b of 16-bit floats
+
+Rows of channels are padded to multiples of 16 bytes ("0 2 3 1/8 1%8"), which vector loads and the tensor memory accelerator ask for.
+First layers, whose images have a few channels, are read as they come. Tensor cores want both operands with the reduced axis innermost, so
+constant matrices are transposed when the program is linked. Padding holds 0, as with blocks.
+"""
+
+from __future__ import annotations
+
+from dnnc.ir.graph import Graph, Node
+from dnnc.ir.types import Layout, Part, TensorType
+from dnnc.passes.rewrites.layout import Layouts
+
+ACCESS = 16  # bytes of the widest load of a thread
+
+
+def last(rank: int, first: int, block: int = 1) -> Layout:
+    """`0 2 3 1`, or with a block `0 2 3 1/8 1%8`: axis 1 behind the axes from 2 on; `first` stands first."""
+    spatial = tuple(Part(k) for k in range(2, rank))
+    return Layout((Part(first), *spatial, *_rows(1, block)))
+
+
+def taps_first(rank: int, block: int = 1) -> Layout:
+    """`1 2 3 0`: the filters of a depthwise convolution, channels innermost."""
+    return Layout((Part(1), *(Part(k) for k in range(2, rank)), *_rows(0, block)))
+
+
+def _rows(axis: int, block: int) -> tuple[Part, ...]:
+    return (Part(axis),) if block == 1 else (Part(axis, block), Part(axis, 1, block))
+
+
+def assign_channels_last(graph: Graph) -> bool:
+    """Set the layouts of all values. Returns whether anything changed."""
+    return _ChannelsLast(graph).run()
+
+
+class _ChannelsLast(Layouts):
+    def conv(self, n: Node) -> None:
+        x, w = n.inputs[0], n.inputs[1]
+        assert x is not None and w is not None
+        out, group = n.output.type, n.attrs["group"]
+        channels, made = x.type.shape[1], out.shape[1]
+        if not isinstance(channels, int) or not isinstance(made, int) or not out.dtype.is_float:
+            return self.plain(n)
+        depthwise = group != 1 and w.type.shape[1] == 1 and group == channels == made
+        grouped = group != 1 and not depthwise
+        fill, block = (1, 1) if grouped else (_block(out, made), _block(x.type, channels))  # rows of groups end with the last group
+        take = x.type.layout is not None or channels >= ACCESS // x.type.dtype.bytes
+        self.set_input(n, 0, last(out.rank, 0, block) if take else None)
+        filters = taps_first(out.rank, block) if depthwise else last(out.rank, 0, block)
+        self.set_input(n, 1, filters if take else None)
+        self.set_output(n, last(out.rank, 0, fill))
+
+    def matmul(self, n: Node) -> None:
+        b = n.inputs[1]
+        assert b is not None
+        turned = self.graph.settled(b) and b.type.rank == 2 and b.type.dtype.is_float and b.type.dtype.bytes == 2
+        self.set_input(n, 0, None)
+        self.set_input(n, 1, Layout((Part(1), Part(0))) if turned else None)
+
+    def joins(self, n: Node) -> bool:
+        if n.op.name != "concat" or n.output.type.rank < 3:
+            return False
+        operands = [v for v in n.inputs if v is not None]
+        shapes = [v.type.shape[1] for v in operands]
+        images = any(v.type.layout is not None for v in operands)
+        even = n.attrs["axis"] % n.output.type.rank != 1 or all(isinstance(c, int) and _block(v.type, c) == 1 for v, c in zip(operands, shapes))
+        return images and even
+
+    def pools(self, n: Node) -> bool:
+        return False  # threads side by side read rows as well
+
+    def within_channels(self, n: Node) -> bool:
+        x = n.inputs[0] if n.inputs else None
+        if n.op.name not in ("resize", "slice", "pad") or x is None or x.type.layout is None or len(n.inputs) > 1 + (n.op.name == "pad"):
+            return False
+        made = n.output.type.shape[1]
+        return bool(made == x.type.shape[1]) or (isinstance(made, int) and _block(n.output.type, made) == 1 == x.type.layout.block(1))
+
+
+def _block(t: TensorType, channels: int) -> int:
+    """How many channels stand together so that each row of them has a multiple of 16 bytes: 1 where that is so anyway."""
+    block = max(ACCESS // t.dtype.bytes, 1)
+    return 1 if channels % block == 0 else block

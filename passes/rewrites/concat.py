@@ -1,0 +1,56 @@
+"""Concatenations that cost nothing: their operands are written where the result has them.
+
+    d = concat(a, b, c)           ->  d = concat(ab, c)                where ab = concat(a, b) is there already: one buffer grows (dense nets)
+    c = concat(x, y), x an input  ->  c = concat(copy(x), y)           only what lies elsewhere is copied
+
+What lies where follows from `alias.find_aliases`; here the graph is brought into a form in which it finds the most.
+"""
+
+from __future__ import annotations
+
+from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.graph.builder import Builder
+from dnnc.passes.analysis.alias import find_aliases
+from dnnc.passes.base import PassContext
+
+
+def place_concats(graph: Graph, ctx: PassContext) -> bool:
+    """Share prefixes, and copy operands that cannot be written in place. Returns whether anything changed."""
+    changed = share_prefixes(graph)
+
+    def copy(n: Node, k: int) -> Value:
+        nonlocal changed
+        changed = True
+        v = n.inputs[k]
+        assert v is not None
+        made = Builder(graph, n, v.locs).op("pack", v, layout=v.type.layout)
+        assert isinstance(made, Value)
+        n.set_input(k, made)
+        return made
+
+    find_aliases(graph, copy, ctx.facts.align)
+    return changed
+
+
+def share_prefixes(graph: Graph) -> bool:
+    """Use an earlier concatenation of the first operands as one operand."""
+    changed = False
+    known: dict[tuple[object, ...], Node] = {}
+    for n in graph.nodes():
+        if n.op.name != "concat":
+            continue
+        operands = tuple(v for v in n.inputs if v is not None)
+        key = (n.attrs["axis"] % n.output.type.rank, n.output.type.layout)
+        for length in range(len(operands) - 1, 1, -1):
+            earlier = known.get((key, operands[:length]))
+            if earlier is not None:
+                made = Builder(graph, n, n.locs).op("concat", earlier.output, *operands[length:], axis=n.attrs["axis"])
+                assert isinstance(made, Value)
+                made.type = n.output.type
+                graph.replace_all_uses(n.output, made)
+                graph.erase(n)
+                graph.rename(made, n.output.name)
+                n, changed = made.node or n, True
+                break
+        known.setdefault((key, operands), n)
+    return changed

@@ -1,0 +1,362 @@
+"""Choose how values lie in memory: channels of images and panels of weights in blocks of the vector width.
+
+    y = conv(x, w)        ->   y @ "0 1/16 2 3 1%16" = conv(x @ "0 1/16 2 3 1%16", w @ "0/16 1/16 2 3 1%16 0%16")
+    conv(x, w, group=4)   ->   the same by panels of a block of outputs each, which read the inputs of all groups that they have outputs of
+    y = matmul(a, b)      ->   y = matmul(a, b @ "1/16 0 1%16")       but for the few rows that would read what is packed at run time
+
+Convolutions make blocked outputs, element-wise ops and pooling pass a block on, everything else works on row-major values; `pack` nodes
+stand at the borders, one for each value and layout. Constants are relabelled: their bytes are packed when the program is linked, those of
+parameters when they are bound.
+Type rules see logical shapes throughout. Padding lanes of a blocked axis hold 0.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from dnnc.ir.dtype import f32, i32
+from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.graph.builder import Builder
+from dnnc.ir.ops.conv import Panels, panels_of
+from dnnc.ir.target import WIDE_CORE, CoreRates
+from dnnc.ir.types import Layout, Part, TensorType, product
+from dnnc.passes.analysis.kinds import reduces_axes
+from dnnc.passes.planning.prologue import held_in
+from dnnc.passes.rewrites.winograd import winograd_tile
+
+WIDE = (f32, i32)  # types whose vectors have as many lanes as a block
+SHUFFLE = 2  # products that a shuffle takes the time of: it occupies a port of theirs, and its result a register of a tile
+GAIN = 1.1  # over products with zeros that shuffles must promise
+MOST_SHUFFLED = 4  # panels whose lanes come out of one block: as many times the registers are needed
+FEW_ROWS = 16  # of a product: two tiles, which read a matrix no slower as it lies than it takes to write it in panels
+MOST_UNROLLED = 64  # inputs of a group times taps of a row, which are code for each pixel of a tile
+LEAST_POOLED = 4  # channels of a block, others being zeros, that a window is computed for in the time of one number
+LARGE_WINDOW = 128  # taps: sums of long rows are vectors where they lie
+KEEPS_BLOCKS = frozenset(("max_pool", "avg_pool", "lp_pool"))
+
+
+def blocked(rank: int, lanes: int) -> Layout:
+    """`0 1/16 2 3 1%16`: channels in blocks, innermost."""
+    return Layout((Part(0), Part(1, lanes), *(Part(k) for k in range(2, rank)), Part(1, 1, lanes)))
+
+
+def panels(rank: int, lanes: int) -> Layout:
+    """`1/16 0 1%16`: the last axis in blocks, each block a contiguous panel over the axis before it."""
+    lead = tuple(Part(k) for k in range(rank - 2))
+    return Layout((*lead, Part(rank - 1, lanes), Part(rank - 2), Part(rank - 1, 1, lanes)))
+
+
+def filters(rank: int, lanes: int, block_inputs: bool) -> Layout:
+    """`0/16 1/16 2 3 1%16 0%16`: output channels in panels; input channels as the activations have them."""
+    taps = tuple(Part(k) for k in range(2, rank))
+    if block_inputs:
+        return Layout((Part(0, lanes), Part(1, lanes), *taps, Part(1, 1, lanes), Part(0, 1, lanes)))
+    return Layout((Part(0, lanes), Part(1), *taps, Part(0, 1, lanes)))
+
+
+def winograd_filters(lanes: int, tile: int) -> Layout:
+    """`winograd4 2 3 0/16 1/16 1%16 0%16`: for each point panels of output channels, in each all input channels one after the other."""
+    return Layout((Part(2), Part(3), Part(0, lanes), Part(1, lanes), Part(1, 1, lanes), Part(0, 1, lanes)), tile)
+
+
+def assign_layouts(graph: Graph, lanes: int, strict: bool = False, rates: CoreRates = WIDE_CORE) -> bool:
+    """Set the layouts of all values, and return whether anything changed.
+
+    Args:
+        graph: changed in place.
+        lanes: float32 elements of the target's vector register.
+        strict: nothing changes what an infinity or NaN spreads to: no Winograd's convolution, no products with zeros in place of other groups.
+        rates: of a core of the target.
+    """
+    return _Blocked(graph, lanes, strict, rates).run()
+
+
+class Layouts(ABC):
+    """Walks a graph once: convolutions and products choose, what works in any order follows, `pack` nodes stand in between. Subclasses say
+    what convolutions and products want, and what else keeps a layout."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.made: dict[tuple[Value, Layout | None], Value] = {}
+        self.changed = False
+
+    def run(self) -> bool:
+        for n in self.graph.nodes():
+            if n.op.name == "pack":
+                continue
+            if n.op.name == "conv":
+                self.conv(n)
+            elif n.op.name == "matmul":
+                self.matmul(n)
+            elif self.keeps(n) or self.pools(n):
+                self.keep(n)
+            elif n.op.name == "lrn" and n.inputs[0] is not None and n.inputs[0].type.layout is not None:
+                self.across(n)
+            elif not self.reads_blocks(n):
+                self.plain(n)
+        for k, v in enumerate(self.graph.outputs):
+            if v.type.layout is not None:
+                self.graph.outputs[k] = self.relaid(v, None, None)
+        return self.changed
+
+    # --- rules per op: a subclass's ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def conv(self, n: Node) -> None:
+        """Choose for a convolution, its operands and its result."""
+
+    @abstractmethod
+    def matmul(self, n: Node) -> None:
+        """Choose for a product of matrices."""
+
+    @abstractmethod
+    def pools(self, n: Node) -> bool:
+        """Is this a window over rows that is better computed in a layout? Then its operand is packed."""
+
+    @abstractmethod
+    def joins(self, n: Node) -> bool:
+        """Is this a concatenation that can be made of its operands as they lie?"""
+
+    @abstractmethod
+    def within_channels(self, n: Node) -> bool:
+        """Is this a resampling, a crop or a border that can be made of its operand as it lies?"""
+
+    # --- what follows its operands --------------------------------------------------------------------------------------------
+
+    def keeps(self, n: Node) -> bool:
+        """Ops that work on blocks as on rows: same shape in and out, or a window per channel."""
+        if self.joins(n):
+            return True
+        if n.op.name in KEEPS_BLOCKS or self.within_channels(n):
+            return n.inputs[0] is not None and n.inputs[0].type.layout is not None
+        if "elementwise" not in n.op.traits or len(n.outputs) != 1:
+            return False
+        return any(v is not None and v.type.layout is not None and v.type.shape == n.output.type.shape for v in n.inputs)
+
+    @staticmethod
+    def by_channel(n: Node) -> bool:
+        """Operands are images whose sizes differ from the output's."""
+        return n.op.name in (*KEEPS_BLOCKS, "concat", "resize", "slice", "pad", "interleave")
+
+    def keep(self, n: Node) -> None:
+        out = n.output.type
+        blocks = [
+            v.type.layout for v in n.inputs if v is not None and v.type.layout is not None and (self.by_channel(n) or v.type.shape == out.shape)
+        ]
+        lay = blocks[0]
+        for k, v in enumerate(n.inputs):
+            if v is None:
+                continue
+            if self.by_channel(n) or v.type.shape == out.shape:
+                self.set_input(n, k, lay)
+            elif v.type.layout is not None:  # a broadcast operand that is an image of its own
+                self.set_input(n, k, None)
+        self.set_output(n, lay)
+
+    def across(self, n: Node) -> None:
+        """A window over channels crosses blocks: it is computed in rows between two `pack` nodes, and what follows it keeps its blocks."""
+        x = n.inputs[0]
+        assert x is not None
+        uses, lay = list(n.output.uses), x.type.layout
+        self.set_input(n, 0, None)
+        packed = self.relaid(n.output, lay, n.next)
+        for u, k in uses:
+            u.set_input(k, packed)
+
+    def reads_blocks(self, n: Node) -> bool:
+        """A reduction over spatial axes reads a block as it lies: its vectors go over the channels."""
+        axes = n.attrs.get("axes")
+        x = n.inputs[0] if n.inputs else None
+        if not reduces_axes(n) or x is None or x.type.layout is None or not axes:
+            return False
+        return all(a % x.type.rank not in (0, 1) for a in axes)
+
+    def plain(self, n: Node) -> None:
+        for k, v in enumerate(n.inputs):
+            if v is not None and v.type.layout is not None:
+                self.set_input(n, k, None)
+
+    # --- changing values ------------------------------------------------------------------------------------------------------
+
+    def set_input(self, n: Node, k: int, layout: Layout | None) -> None:
+        v = n.inputs[k]
+        assert v is not None
+        if v.type.layout != layout:
+            n.set_input(k, self.relaid(v, layout, n))
+
+    def set_output(self, n: Node, layout: Layout | None) -> None:
+        t = n.output.type
+        if t.layout != layout:
+            n.output.type = TensorType(t.dtype, t.shape, layout)
+            self.changed = True
+
+    def relaid(self, v: Value, layout: Layout | None, before: Node | None) -> Value:
+        """The value in another layout: the source of a `pack`, a relabelled constant, or a new `pack`."""
+        self.changed = True
+        if v.node is not None and v.node.op.name == "pack" and v.node.inputs[0] is not None and v.node.inputs[0].type.layout == layout:
+            return v.node.inputs[0]  # pack(pack(x)) -> x
+        key = (v, layout)
+        found = self.made.get(key)
+        if found is None:
+            if v in self.graph.constants:
+                found = self.graph.constant(self.graph.constants[v], v.name, v.locs, TensorType(v.type.dtype, v.type.shape, layout))
+            elif v in self.graph.parameters:
+                found = self.graph.parameter(self.graph.parameters[v], TensorType(v.type.dtype, v.type.shape, layout), v.name)
+            else:
+                after = self.graph.first_node() if v.node is None else v.node.next
+                found = Builder(self.graph, after, v.locs).op("pack", v, layout=layout)
+            self.made[key] = found
+        return found
+
+
+class _Blocked(Layouts):
+    """Channels in blocks of a vector; panels of weights."""
+
+    def __init__(self, graph: Graph, lanes: int, strict: bool, rates: CoreRates) -> None:
+        super().__init__(graph)
+        self.lanes, self.strict, self.rates = lanes, strict, rates
+
+    def conv(self, n: Node) -> None:
+        x, w = n.inputs[0], n.inputs[1]
+        assert x is not None and w is not None
+        out, group = n.output.type, n.attrs["group"]
+        channels, made = x.type.shape[1], out.shape[1]
+        depthwise = group != 1 and w.type.shape[1] == 1 and channels == group == made
+        # few results fill a block badly: their vectors are blocks of inputs, where there are enough of these
+        few = group == 1 and isinstance(made, int) and made < self.lanes // 2 and out.dtype.computed in WIDE
+        if few and isinstance(channels, int) and (x.type.layout is not None or channels >= self.lanes // 2):
+            return self.few(n)
+        enough = isinstance(made, int) and made > 1  # fewer than fill a block are still faster so than with lanes over pixels
+        fits = enough and isinstance(channels, int) and out.dtype.computed in WIDE
+        if not fits:
+            return self.plain(n)
+        lay = blocked(out.rank, self.lanes)
+        if group != 1 and not depthwise and not n.attrs["panel"] and not self.shuffles(n):
+            if self.strict and made // group % self.lanes:
+                return self.plain(n)
+            n = self.by_panels(n)
+        # few channels are read as rows; a last block that is not full costs memory, no arithmetic
+        whole = bool(group == 1 and (x.type.layout is not None or channels >= self.lanes))
+        take_blocks = group != 1 or whole
+        w = n.inputs[1]
+        self.set_input(n, 0, lay if take_blocks else None)
+        tile = winograd_tile(n, self.lanes, self.rates) if not self.strict and whole and self.graph.settled(w) else 0
+        self.set_input(n, 1, winograd_filters(self.lanes, tile) if tile else filters(out.rank, self.lanes, whole))
+        if len(n.inputs) > 2 and n.inputs[2] is not None:
+            self.set_input(n, 2, Layout((Part(0, self.lanes), Part(0, 1, self.lanes))))
+        self.set_output(n, lay)
+
+    def few(self, n: Node) -> None:
+        """Images and filters of a convolution of few outputs in blocks of its inputs, the outputs in rows."""
+        lay = blocked(n.output.type.rank, self.lanes)
+        self.set_input(n, 0, lay)
+        self.set_input(n, 1, lay)
+        if len(n.inputs) > 2 and n.inputs[2] is not None:
+            self.set_input(n, 2, None)
+        self.set_output(n, None)
+
+    def shuffles(self, n: Node) -> bool:
+        """Do lanes of several groups better take their inputs out of one block, by a shuffle for each input of a group, than by products with zeros?"""
+        x, w = n.inputs[0], n.inputs[1]
+        assert x is not None and w is not None
+        panels = panels_of(x.type.shape[1], w.type.shape[0], n.attrs["group"], self.lanes)  # type: ignore[arg-type]
+        taps, stride = w.type.shape[-1], (n.attrs["strides"] or (1,))[-1]
+        if not 0 < panels.of_a_block <= MOST_SHUFFLED or not isinstance(taps, int) or panels.inputs * taps > MOST_UNROLLED:
+            return False
+        each = min(stride / taps, 1)  # for each product: neighbouring pixels share those of the taps that they have in common
+        waste = panels.most / panels.inputs
+        return waste > 1 and (self.strict or (1 + SHUFFLE * each) * GAIN < waste)
+
+    def by_panels(self, n: Node) -> Node:
+        """The convolution with a panel for each block of outputs, whose filters hold zeros for the inputs of other groups.
+
+        conv(x, w, group=3) of 24 -> 24 channels  ->  conv(x, where(mask, concat(w, w, w, axis=1), 0), group=3, panel=16)
+        """
+        w, group = n.inputs[1], n.attrs["group"]
+        assert w is not None and n.inputs[0] is not None
+        panels = panels_of(n.inputs[0].type.shape[1], w.type.shape[0], group, self.lanes)  # type: ignore[arg-type]
+        if panels.most != panels.inputs:
+            w = self.spread(w, panels, n)
+        b = Builder(self.graph, n, n.locs)
+        y = b.conv(n.inputs[0], w, *n.inputs[2:], **{**n.attrs, "panel": self.lanes})
+        self.graph.replace_all_uses(n.output, y)
+        self.graph.erase(n)
+        self.changed = True
+        assert isinstance(y, Value) and y.node is not None
+        return y.node
+
+    def spread(self, w: Value, panels: Panels, n: Node) -> Value:
+        """The filters of a grouped convolution for panels: each behind zeros for the inputs of groups that come before its own."""
+        rank, copies = w.type.rank, panels.most // panels.inputs
+        of = np.arange(panels.made)
+        ahead = of // panels.outputs - of // panels.width * panels.width // panels.outputs  # groups
+        own = np.arange(panels.most) // panels.inputs == ahead[:, None]
+        own = own.reshape(*own.shape, *(1,) * (rank - 2))
+        if w in self.graph.constants:
+            array = self.graph.constants[w]
+            return self.graph.constant(np.where(own, np.tile(array, (1, copies, *(1,) * (rank - 2))), array.dtype.type(0)), w.name, w.locs)
+        later = w in self.graph.parameters
+        assert self.graph.prologue is not None or not later
+        b = Builder(self.graph.prologue) if later and self.graph.prologue is not None else Builder(self.graph, n, n.locs)
+        source = held_in(self.graph, w) if later else w
+        made = b.where(b.constant(own), b.concat(*[source] * copies, axis=1), b.constant(np.zeros((), w.type.dtype.numpy)))
+        return self.graph.parameter(made, made.type, w.name) if later else made
+
+    def matmul(self, n: Node) -> None:
+        a, b = n.inputs[0], n.inputs[1]
+        assert a is not None and b is not None
+        columns = b.type.shape[-1] if b.type.rank >= 2 else 1
+        if a.type.rank < 2 or columns == 1 or n.output.type.dtype.computed not in WIDE:
+            return self.plain(n)
+        if not self.graph.settled(b) and not _turns_matrices(b) and _rows_of_each(n.output.type, b.type) <= FEW_ROWS:
+            return self.plain(n)
+        self.set_input(n, 0, None)
+        self.set_input(n, 1, panels(b.type.rank, self.lanes))
+
+    def within_channels(self, n: Node) -> bool:
+        """A resampling, a crop or a border of images, or whole blocks of channels: vectors stay vectors."""
+        x = n.inputs[0] if n.inputs else None
+        if n.op.name == "interleave" and x is not None and x.type.layout is not None:
+            return bool(x.type.shape[1] % (self.lanes * product(n.attrs["strides"])) == 0)
+        if n.op.name not in ("resize", "slice", "pad") or x is None or x.type.layout is None or len(n.inputs) > 1 + (n.op.name == "pad"):
+            return False
+        if n.op.name == "slice":
+            start, size = n.attrs["starts"][1], n.output.type.shape[1]
+            whole = all(isinstance(k, int) and k % self.lanes == 0 for k in (start, size)) or size == x.type.shape[1]
+            return whole and n.attrs["steps"][1] == 1
+        return bool(x.type.shape[1] == n.output.type.shape[1])
+
+    def pools(self, n: Node) -> bool:
+        """Small windows: in rows their borders depend on the lane, in blocks on the pixel alone."""
+        x = n.inputs[0] if n.inputs else None
+        if n.op.name not in KEEPS_BLOCKS or x is None or n.output.type.dtype.computed not in WIDE:
+            return False
+        channels, window = x.type.shape[1], product(n.attrs["kernel"])
+        if not isinstance(channels, int) or channels < LEAST_POOLED or not 1 < window < LARGE_WINDOW or product(n.output.type.shape[2:]) == 1:
+            return False
+        self.set_input(n, 0, blocked(x.type.rank, self.lanes))
+        return True
+
+    def joins(self, n: Node) -> bool:
+        """A concatenation of channels that are whole blocks each, or of images that all lie in blocks already: then two vectors make one."""
+        if n.op.name != "concat" or n.attrs["axis"] % n.output.type.rank != 1 or n.output.type.rank < 3:
+            return False
+        operands = [v for v in n.inputs if v is not None]
+        sizes = [v.type.shape[1] for v in operands]
+        if all(v.type.layout is not None for v in operands):
+            return all(isinstance(c, int) and 2 * c >= self.lanes for c in sizes)
+        return any(v.type.layout is not None for v in operands) and all(isinstance(c, int) and c % self.lanes == 0 for c in sizes)
+
+
+def _rows_of_each(out: TensorType, matrices: TensorType) -> float:
+    """How many rows of a product read each of the matrices; infinite where that is not known."""
+    rows, count = product(out.shape[:-1]), product(matrices.shape[:-2])
+    return rows / count if isinstance(rows, int) and isinstance(count, int) and count > 0 else float("inf")
+
+
+def _turns_matrices(v: Value) -> bool:
+    """Is a value made by a transposition of its last axis? One kernel then turns and packs it."""
+    n = v.node
+    return n is not None and n.op.name == "transpose" and n.attrs["perm"][-1] != v.type.rank - 1

@@ -1,0 +1,218 @@
+"""Queries, keys and values of a transformer from one kernel, as places in its result: nothing is copied on the way to attention.
+
+Products of one matrix with several constant ones (or parameters) become one product:
+
+    q = transpose(reshape(add(matmul(x, wq), bq), [B, S, H, D]), (0, 2, 1, 3)), k and v likewise
+        ->   t = transpose(reshape(add(matmul(x, [wq wk wv]), [bq bk bv]), [B, S, 3, H, D]), (2, 0, 1, 3 + ...)),  q = t[0], k = t[1], v = t[2]
+
+and so do the columns of one product that is cut into equal parts:
+
+    y = add(matmul(x, w), b),  q = transpose(reshape(y[..., :H * D], [B, S, H, D]), (0, 2, 1, 3)), k and v likewise
+        ->   t = transpose(reshape(y, [B, S, 3, H, D]), (2, 0, 1, 3 + ...)),  q = t[0], k = t[1], v = t[2]
+
+The parts are slices along the outermost axis of one value, places in its memory. Chains must have no other readers; sizes must be known, since a
+place in memory needs an offset. Of products chains must be alike; of columns those that are not keep what follows their cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dnnc.ir.graph import Graph, Node, Value, union
+from dnnc.ir.graph.builder import Builder
+from dnnc.passes.base import PassContext
+from dnnc.passes.planning.prologue import held_in
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Apart:
+    """How the dims of a value from one axis on are taken apart by the reshape, and turned by the transpose, that alone reads it.
+
+    `lead`: the dims in front of them after the reshape; `perm`: of all dims; `end`: the last value.
+    """
+
+    lead: Shape
+    shape: Shape
+    perm: Shape
+    end: Value
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A product and what follows it."""
+
+    product: Node
+    bias: Value | None
+    apart: Apart
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What chains have in common when they may become one."""
+        w = self.product.inputs[1]
+        assert w is not None
+        return w.type, self.bias is None, self.apart.lead, self.apart.shape, self.apart.perm
+
+
+def siblings(graph: Graph, ctx: PassContext) -> bool:
+    """Merge products wherever two or more chains of one form read one value; then let equal parts of a product's columns be places."""
+    changed = not ctx.strict and _merge_products(graph)  # sums that were apart are in one kernel, which may add in another order
+    cuts: dict[Value, list[Node]] = {}
+    for n in graph.nodes():
+        if n.op.name == "slice" and n.inputs[0] is not None:
+            cuts.setdefault(n.inputs[0], []).append(n)
+    return any([_stack_columns(graph, y, found) for y, found in cuts.items()]) or changed
+
+
+def _merge_products(graph: Graph) -> bool:
+    changed = False
+    readers: dict[Value, list[Chain]] = {}
+    for n in graph.nodes():
+        chain = _chain(graph, n) if n.op.name == "matmul" else None
+        if chain is not None and n.inputs[0] is not None:
+            readers.setdefault(n.inputs[0], []).append(chain)
+    for chains in readers.values():
+        for form in dict.fromkeys(c.form for c in chains):
+            alike = [c for c in chains if c.form == form]
+            if len(alike) > 1:
+                _merge(graph, alike)
+                changed = True
+    return changed
+
+
+def _sizes(v: Value) -> Shape:
+    """The dims of a value of known size."""
+    return tuple(int(d) for d in v.type.shape)  # type: ignore[arg-type]
+
+
+def _only_reader(graph: Graph, v: Value, op: str) -> Node | None:
+    users = {u for u, _ in v.uses}
+    found = next(iter(users)) if len(users) == 1 and not graph.is_output(v) else None
+    return found if found is not None and found.op.name == op else None
+
+
+def _taken_apart(graph: Graph, v: Value, axis: int) -> Apart | None:
+    """What follows a value of known size, if that is a reshape that does not mix the dims from `axis` on with those in front of them."""
+    reshape = _only_reader(graph, v, "reshape")
+    if reshape is None or not reshape.output.type.static:
+        return None
+    end = reshape.output
+    dims, before = _sizes(end), _sizes(v)
+    front, behind = math.prod(before[:axis]), math.prod(before[axis:])
+    found = [k for k in range(len(dims)) if math.prod(dims[:k]) == front and math.prod(dims[k:]) == behind]
+    if not found:
+        return None
+    k = found[-1]
+    perm: Shape = tuple(range(len(dims)))
+    turned = _only_reader(graph, end, "transpose")
+    if turned is not None:
+        end, perm = turned.output, tuple(turned.attrs["perm"])
+    return Apart(dims[:k], dims[k:], perm, end)
+
+
+def _stacked(b: Builder, graph: Graph, y: Value, parts: Sequence[Apart]) -> None:
+    """Put the equal parts of y's columns, which are taken apart alike, where the ends of these chains are."""
+    a = parts[0]
+    k = len(a.lead)
+    apart = b.reshape(y, shape=(*a.lead, len(parts), *a.shape))
+    stacked = b.transpose(apart, perm=(k, *(p if p < k else p + 1 for p in a.perm)))
+    for i, part in enumerate(parts):
+        shape = part.end.type.shape
+        cut = b.slice(stacked, starts=(i, *(0 for _ in shape)), steps=(1,) * (len(shape) + 1), shape=(1, *shape))
+        graph.replace_all_uses(part.end, b.reshape(cut, shape=shape))
+
+
+def _erase(graph: Graph, end: Value, first: Node) -> None:
+    """Remove the nodes of a chain, last first."""
+    n: Node | None = end.node
+    while n is not None:
+        before = None if n is first else next(v.node for v in n.inputs if v is not None and v.node is not None)
+        graph.erase(n)
+        n = before
+
+
+# --- products -----------------------------------------------------------------------------------------------------------------
+
+
+def _chain(graph: Graph, n: Node) -> Chain | None:
+    """The chain that begins with a product of a value and a constant matrix; None where it has another form."""
+    x, w = n.inputs[0], n.inputs[1]
+    assert x is not None and w is not None
+    if not graph.settled(w) or w.type.rank != 2 or x.type.rank < 2 or not n.output.type.static or n.output.type.layout is not None:
+        return None
+    end, bias = n.output, None
+    add = _only_reader(graph, end, "add")
+    if add is not None:
+        other = add.inputs[1] if add.inputs[0] is end else add.inputs[0]
+        if other is not None and graph.settled(other) and other.type.shape == w.type.shape[1:]:
+            end, bias = add.output, other
+    apart = _taken_apart(graph, end, end.type.rank - 1)
+    return None if apart is None or graph.is_output(apart.end) else Chain(n, bias, apart)  # which the product itself writes
+
+
+def _merge(graph: Graph, chains: list[Chain]) -> None:
+    first = chains[0].product
+    x = first.inputs[0]
+    assert x is not None
+    locs = first.locs
+    for c in chains[1:]:
+        locs = union(locs, c.product.locs)
+    b = Builder(graph, first, locs)
+    y = b.matmul(x, _joined(graph, [c.product.inputs[1] for c in chains], 1))
+    if chains[0].bias is not None:
+        y = b.add(y, _joined(graph, [c.bias for c in chains], 0))
+    _stacked(b, graph, y, [c.apart for c in chains])
+    for c in chains:
+        _erase(graph, c.apart.end, c.product)
+
+
+def _joined(graph: Graph, parts: Sequence[Value | None], axis: int) -> Value:
+    """Constants side by side as one; parameters in the prologue."""
+    given = [v for v in parts if v is not None]
+    if all(v in graph.constants for v in given):
+        return graph.constant(np.concatenate([graph.constants[v] for v in given], axis=axis))
+    assert graph.prologue is not None
+    made = Builder(graph.prologue).concat(*(held_in(graph, v) for v in given), axis=axis)
+    return graph.parameter(made, made.type, given[0].name)
+
+
+# --- columns of one product ---------------------------------------------------------------------------------------------------
+
+
+def _stack_columns(graph: Graph, y: Value, cuts: list[Node]) -> bool:
+    """Let the parts into which a product's columns are cut lie one behind the other. `cuts`: the slices of y, in order of the graph."""
+    if not _is_product(graph, y) or {u for u, _ in y.uses} != set(cuts) or graph.is_output(y) or not y.type.static or y.type.layout is not None:
+        return False
+    *lead, columns = _sizes(y)
+    count, axis = len(cuts), len(lead)
+    if count < 2 or columns % count or math.prod(lead) == 1:  # columns of one row are places as they are
+        return False
+    size = columns // count
+    places = {(*(0 for _ in lead), k * size) for k in range(count)}
+    equal = all(n.output.type.static and _sizes(n.output) == (*lead, size) and set(n.attrs["steps"]) == {1} for n in cuts)
+    if not equal or {tuple(n.attrs["starts"]) for n in cuts} != places:
+        return False
+    ordered = sorted(cuts, key=lambda n: int(n.attrs["starts"][axis]))
+    parts = [a for n in ordered if (a := _taken_apart(graph, n.output, axis)) is not None]
+    if len(parts) < count:
+        return False  # what is computed of columns reads them where they are
+    if len({(a.lead, a.shape, a.perm) for a in parts}) > 1:
+        parts = [Apart(tuple(lead), (size,), tuple(range(axis + 1)), n.output) for n in ordered]
+    _stacked(Builder(graph, cuts[0], cuts[0].locs), graph, y, parts)
+    for n, a in zip(ordered, parts):
+        _erase(graph, a.end, n)
+    return True
+
+
+def _is_product(graph: Graph, y: Value) -> bool:
+    """Is a value made by a product, to which something may be added?"""
+    n = y.node
+    if n is not None and n.op.name == "add":
+        n = next((v.node for v in n.inputs if v is not None and v.node is not None and _only_reader(graph, v, "add") is n), None)
+    return n is not None and n.op.name == "matmul"

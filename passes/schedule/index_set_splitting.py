@@ -1,0 +1,104 @@
+"""Schedule steps that cut loops where their body becomes simpler: at the seams of concatenations and borders, and into the digits of an index.
+
+for i in range(9): y[i] = select(i < 4, a[min(i, 3)], b[max(i - 4, 0)])      ->  for i in range(4): y[i] = a[i]
+                                                                                 for i_1 in range(5): y[i_1 + 4] = b[i_1]
+for i in range(8): y[i] = x[i % 2, i // 2]     ->  for io in range(4): for ii in range(2): y[2*io + ii] = x[ii, io]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dnnc.ir.bounds import bounds
+from dnnc.ir.dtype import i64
+from dnnc.ir.errors import ScheduleError
+from dnnc.ir.expr import Expr, Load, Op, free, terms, value, walk
+from dnnc.ir.loops.stmt import Block, For, accesses, exprs, substitute_block, walk_stmts
+from dnnc.passes.schedule.state import edit, loops, make_loop, renamed
+
+
+def cut(b: Block, name: str, places: tuple[int, ...], suffixes: tuple[str, ...]) -> Block:
+    """`for i in range(n): s`  ->  `for i in range(p): s` `for i_1 in range(n - p): s[i -> i_1 + p]`, for one place p or several.
+
+    The loops of part k have the names of the first with `suffixes[k]` behind."""
+
+    def go(s: For) -> Block:
+        n = value(s.extent)
+        if n is None or value(s.lo) != 0 or s.kind != "range":
+            raise ScheduleError(f"{name} is no plain loop from 0 to a constant")
+        ends = (*places, n)
+        if list(ends) != sorted({0, *ends})[1:] or len(suffixes) != len(ends):
+            raise ScheduleError(f"{name} has {n} iterations and cannot be cut at {places} into {len(suffixes)} parts")
+        out = []
+        for lo, hi, suffix in zip((0, *places), ends, suffixes):
+            body = renamed(s.body, suffix) if suffix else s.body
+            out.append(make_loop(name + suffix, hi - lo, s.kind, lambda v: substitute_block(body, {s.var: v + lo})))
+        return tuple(out)
+
+    taken = {x.var.name for x in loops(b)} | {x.buf.name for x in accesses(b)}
+    if any(x.var.name + suffix in taken for suffix in suffixes if suffix for x in loops(b)):
+        raise ScheduleError(f"the parts of {name} would have names that are there already")
+    return edit(b, name, go)
+
+
+def seams(loop: For, both: bool = False) -> tuple[int, ...]:
+    """The iterations at which the choice changes that a body makes by `select` between loads, or (not with `both`) a load and something else.
+
+    A condition on several loops has a seam where it becomes, or ceases to be, the same for all iterations of the others, unless that is far
+    apart (a triangle has no seams)."""
+    n = value(loop.extent)
+    found: set[int] = set()
+    for c in _conditions(loop.body, 2 if both else 1):
+        gap = c.args[1] - c.args[0] + int(c.name == "<=")  # the condition is gap > 0
+        slope = dict(terms(gap)[0]).get(loop.var, 0)
+        rest = gap - loop.var * slope
+        least, most = bounds(rest)
+        if slope == 0 or loop.var in free(rest) or least is None or most is None:
+            continue
+        size = abs(slope)
+        # from `first` on the condition differs from what it is at the loop's start for some, from `last` on for all
+        first, last = (-(-least // size), -(-most // size)) if slope < 0 else (-most // size + 1, -least // size + 1)
+        if last - first <= 1:
+            found |= {first, last}
+    return tuple(sorted(k for k in found if n is not None and 0 < k < n))
+
+
+def _conditions(b: Block, least: int) -> list[Op]:
+    """Comparisons of indices that choose between two operands, of which at least so many hold loads."""
+    out: dict[Op, None] = {}
+    for s in walk_stmts(b):
+        for e in exprs(s):
+            for x in walk(e):
+                if isinstance(x, Op) and x.name == "select" and sum(any(isinstance(y, Load) for y in walk(a)) for a in x.args[1:]) >= least:
+                    for c in walk(x.args[0]):
+                        if isinstance(c, Op) and c.name in ("<", "<=") and c.args[0].dtype is i64:
+                            out[c] = None
+    return list(out)
+
+
+def crossings(loop: For, offsets: Sequence[Expr]) -> tuple[int, ...]:
+    """The iterations at which a sum that offsets divide by n passes a multiple of n: in between, the variable stays within one block."""
+    end = value(loop.extent)
+    found: set[int] = set()
+    for e in offsets:
+        for x in walk(e):
+            n = value(x.args[1]) if isinstance(x, Op) and x.name in ("//", "%") else None
+            if n is None or end is None or n < end or not isinstance(x, Op):
+                continue
+            rest = x.args[0] - loop.var
+            ts, k = terms(rest)
+            if loop.var not in free(rest) and all(c % n == 0 for _, c in ts):
+                found.add(n - k % n)
+    return tuple(sorted(k for k in found if end is not None and 0 < k < end))
+
+
+def digits(loop: For, offsets: Sequence[Expr]) -> int | None:
+    """The one number n by which offsets divide v, the loop's variable: where n divides the extent, a split by n leaves no division."""
+    found: set[int | None] = set()
+    for e in offsets:
+        for x in walk(e):
+            if isinstance(x, Op) and x.name in ("//", "%") and loop.var in free(x):
+                found.add(value(x.args[1]) if x.args[0] is loop.var else None)
+    n = found.pop() if len(found) == 1 else None
+    extent = value(loop.extent)
+    return n if n is not None and extent is not None and 1 < n < extent else None

@@ -1,0 +1,590 @@
+"""Saved models: what is loaded behaves as what was saved, wherever and whenever, or says why not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx.helper
+import onnx.parser
+import pytest
+
+import dnnc
+import dnnc.artifact.load
+import dnnc.cpu_build
+from dnnc.artifact.format import MAGIC, PAGE, open_artifact
+from dnnc.executable import Executable
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
+from dnnc.tools.sample_graphs import graph_of
+from support.random_graphs import random_graph
+
+NET = """def net(x: f32[2, 3, 12, 12], i: i64[4], *, w: f32[24, 3, 3, 3], b: f32[24], v: f32[24, 24, 3, 3], m: f32[24, 33], e: f32[9, 33]):
+    a = relu(conv(x, w, b, pads=(1, 1, 1, 1)))
+    c = add(conv(a, v, pads=(1, 1, 1, 1)), a)
+    h = gelu(matmul(reduce_mean(max_pool(c, kernel=(2, 2), strides=(2, 2)), axes=(2, 3)), m))
+    t = gather(e, i, axis=0)
+    return softmax(matmul(h, transpose(t, perm=(1, 0)))), argmax(h, axis=1), cast(cumsum(t, axis=1), to=f16)"""
+ROWS = "def rows(x: f32[N, 4], y: f32[2*N, 4], *, w: f32[4, 40]):\n    return softmax(matmul(concat(x, y, axis=0), w)), reduce_sum(y, axes=(1,))"
+MODELS = {
+    "several outputs": NET,
+    "views": "def g(x: f32[2, 3]):\n    r = relu(x)\n    return reshape(r, shape=(3, 2)), x, reshape(x, shape=(6,)), r, r",
+    "constants only": "def g(*, c: f32[3, 40], d: f32[2] = [1.0, 2.0]):\n    return relu(c), d",
+    "nothing to compute": "def g(x: i64[0, 3]):\n    return x",
+    "halves": "def g(x: f16[5, 24], y: bf16[5, 24], *, wh: f16[24, 32], wb: bf16[24, 32]):\n    return matmul(x, wh), add(matmul(y, wb), 1.0)",
+    "integers": "def g(x: i8[5, 24], b: bool[5, 24], *, wi: i8[24, 24]):\n    return where(b, x, neg(x)), matmul(cast(x, to=i32), cast(wi, to=i32)), logical_not(b)",
+}
+RNG = np.random.default_rng(0)
+CONSTANTS: dict[str, Any] = {
+    "c": RNG.standard_normal((3, 40), np.float32),
+    "wh": RNG.standard_normal((24, 32)).astype(np.float16),
+    "wb": RNG.standard_normal((24, 32)).astype(ml_dtypes.bfloat16),
+    "wi": RNG.integers(-9, 9, (24, 24)).astype(np.int8),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as m:
+        path = tmp_path_factory.mktemp("cache")
+        m.setenv("DNNC_CACHE_DIR", str(path))
+        yield path
+
+
+@pytest.fixture(autouse=True)
+def no_warnings() -> Iterator[None]:
+    """Code that would not fit must not go unnoticed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", dnnc.ArtifactWarning)
+        yield
+
+
+@pytest.fixture(scope="module")
+def net(folder: Path) -> Executable:
+    f = dnnc.compile(graph_of(NET))
+    assert isinstance(f, Executable)
+    return f
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.dnnc"
+
+
+def arrays(graph: Any, dims: dict[str, int] | None = None) -> list[Any]:
+    rng = np.random.default_rng(0)
+    out = []
+    for v in graph.inputs:
+        shape = [d if isinstance(d, int) else eval(str(d), dict(dims or {})) for d in v.type.shape]
+        out.append((rng.standard_normal(shape) * 2 if v.type.dtype.is_float else rng.integers(0, 2, shape)).astype(v.type.dtype.numpy))
+    return out
+
+
+def listed(results: Any) -> list[Any]:
+    return list(results) if isinstance(results, tuple) else [results]
+
+
+def same(f: Any, g: Any, x: list[Any]) -> None:
+    """Both give the same bits."""
+    for a, b in zip(listed(f(*x)), listed(g(*x)), strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def compiling_is_forbidden(m: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("something is compiled")
+
+    m.setattr(dnnc.cpu_build, "make_program", refuse)
+    m.setattr(dnnc.cpu_build, "build_native", refuse)
+
+
+# --- what is loaded behaves as what was saved ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_round_trip(name: str, small: bool, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    f = dnnc.compile(graph_of(NET) if MODELS[name] == NET else parse(MODELS[name], CONSTANTS))
+    f.save(path, small=small)
+    if not small:
+        compiling_is_forbidden(monkeypatch)
+    g = dnnc.load(path)
+    assert isinstance(g, Executable) and len(g.programs) == 1 and g.programs[0].compiled == 0
+    assert (g.inputs, g.outputs) == (f.inputs, f.outputs)
+    same(f, g, arrays(f.graph))
+    assert str(g.graph) == str(f.graph)
+    g.save(path.with_suffix(".again"), small=small)
+    assert path.with_suffix(".again").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.slow
+def test_random_graphs(path: Path) -> None:
+    for seed in range(8):
+        graph, x = random_graph(seed, 8)
+        f = dnnc.compile(graph, verify=False)
+        f(*x)
+        f.save(path)
+        g = dnnc.load(path)
+        same(f, g, x)
+        again = dnnc.load(path, code=False)
+        same(f, again, x)
+        if not f.report.host:
+            assert [k.symbol for k in again.programs[0].kernels] == [k.symbol for k in f.programs[0].kernels], seed
+        again.save(path.with_suffix(".again"))
+        assert path.with_suffix(".again").read_bytes() == path.read_bytes(), seed
+
+
+def test_texts_and_report_come_back(net: Executable, path: Path) -> None:
+    f = net
+    f.save(path)
+    g = dnnc.load(path)
+    for stage in ("graph", "operator", "llvm", "asm"):
+        assert g.source(stage) == f.source(stage)
+    assert g.source("operator", "softmax") == f.source("operator", "softmax")
+    (then,), (now,) = f.report.programs, g.report.programs
+    assert now.kernels == then.kernels and now.memory == then.memory and now.fallbacks == then.fallbacks
+    assert [(p.name, p.nodes_before, p.nodes_after, p.changed) for p in now.passes] == [
+        (p.name, p.nodes_before, p.nodes_after, p.changed) for p in then.passes
+    ]
+    assert g.report.notes == (f"loaded from {path}",) and f"loaded from {path}" in str(g.report)
+    assert g.report.import_seconds > 0 and json.loads(g.report.to_json())["notes"] == [f"loaded from {path}"]
+    (one,), (two,) = f.programs, g.programs
+    assert two.calls == one.calls and two.kernels == one.kernels and two.outputs == one.outputs and two.program is None
+
+
+def test_constants_are_used_where_they_lie_in_the_file(net: Executable, path: Path) -> None:
+    f = net
+    f.save(path)
+    g = dnnc.load(path)
+    c = g.programs[0].constants
+    assert not c.flags.owndata and not c.flags.writeable and c.ctypes.data % 64 == 0
+    assert c.tobytes() == f.programs[0].constants.tobytes()
+    path.unlink()  # the mapping stays
+    same(f, g, arrays(f.graph))
+
+
+def test_one_program_for_all_sizes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    f = dnnc.compile(graph_of(ROWS), dims={"N": (2, 40)})
+    f(*arrays(f.graph, {"N": 3}))
+    f.save(path)
+    compiling_is_forbidden(monkeypatch)
+    g = dnnc.load(path)
+    for n in (2, 7, 40):
+        same(f, g, arrays(f.graph, {"N": n}))
+    assert len(g.programs) == 1 and g.report.programs[0].symbolic
+    for n in (1, 41):
+        with pytest.raises(dnnc.InputError, match=f"dim N of .* must be at least 2, at most 40; got {n}"):
+            g(*arrays(f.graph, {"N": n}))
+
+
+def test_sizes_at_which_a_value_is_empty(path: Path) -> None:
+    text = "N: dim[2, 64]\ndef g(x: f32[3, N]):\n    a = relu(slice(x, starts=(0, 2), steps=(1, 1), shape=(3, N - 2)))\n    return reduce_sum(a, axes=(1,)), a"
+    f = dnnc.compile(parse(text), dims={"N": (2, 64)})
+    f(*arrays(f.graph, {"N": 5}))
+    f.save(path)
+    g = dnnc.load(path)
+    for n in (5, 2, 64):
+        same(f, g, arrays(f.graph, {"N": n}))
+    assert len(g.programs) == 2
+
+
+def test_programs_for_several_sizes_and_one_that_is_compiled_later(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    f = dnnc.compile(graph_of(ROWS))
+    for n in (3, 5):
+        f(*arrays(f.graph, {"N": n}))
+    f.save(path)
+    g = dnnc.load(path)
+    with monkeypatch.context() as m:
+        compiling_is_forbidden(m)
+        for n in (5, 3):
+            same(f, g, arrays(f.graph, {"N": n}))
+        assert [p.dims for p in g.report.programs] == [{"N": 3}, {"N": 5}]
+    same(f, g, arrays(f.graph, {"N": 8}))
+    assert [p.dims for p in g.report.programs] == [{"N": 3}, {"N": 5}, {"N": 8}] == [p.dims for p in f.report.programs]
+    assert g.source("asm") == f.source("asm")
+    g.save(path)
+    assert len(dnnc.load(path).programs) == 3
+
+
+def test_a_symbolic_model_that_was_never_called(path: Path) -> None:
+    f = dnnc.compile(graph_of(ROWS))
+    f.save(path)
+    g = dnnc.load(path)
+    assert g.programs == [] and g.report.programs == () and [s.shape for s in g.inputs] == [("N", 4), ("2*N", 4)]
+    same(f, g, arrays(f.graph, {"N": 3}))
+
+
+def test_fixed_sizes_and_added_outputs_are_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = ROWS.replace("return softmax(matmul(concat(x, y, axis=0), w))", "c = concat(x, y, axis=0)\n    return softmax(matmul(c, w))")
+    f = dnnc.compile(graph_of(text), dims={"N": 3}, outputs=["c"], numerics="strict", threads=1)
+    f.save(path)
+    with monkeypatch.context() as m:
+        compiling_is_forbidden(m)
+        g = dnnc.load(path)
+        assert [s.name for s in g.outputs][-1] == "c" and g.inputs[1].shape == (6, 4) and g.report.threads == 1
+        same(f, g, arrays(f.graph))
+    again = dnnc.load(path, code=False)
+    same(f, again, arrays(f.graph))
+    assert again.source("operator") == f.source("operator")
+
+
+def test_indices_out_of_range_are_told_as_before(path: Path) -> None:
+    f = dnnc.compile(graph_of("def g(x: f32[5, 3], i: i64[2]):\n    return gather(x, i, axis=0)"))
+    f.save(path)
+    messages = []
+    for call in (f, dnnc.load(path)):
+        with pytest.raises(dnnc.InputError, match="an index read at run time") as e:
+            call(np.ones((5, 3), np.float32), np.array([0, 9]))
+        messages.append(str(e.value))
+    assert messages[0] == messages[1]
+
+
+def test_run_and_bind(path: Path) -> None:
+    f = dnnc.compile(graph_of("def g(x: f32[3, 5]):\n    return relu(x)"))
+    f.save(path)
+    g = dnnc.load(path, threads=1)
+    x, out = -np.ones((3, 5), np.float32), np.empty((3, 5), np.float32)
+    call = g.bind([x], [out])
+    call()
+    assert (out == 0).all()
+    x[:] = 2
+    assert g.run([x], [out]) is out and (out == 2).all()
+
+
+def test_the_reference_target(path: Path) -> None:
+    f = dnnc.compile(parse(MODELS["halves"], CONSTANTS), target="reference")
+    f.save(path)
+    g = dnnc.load(path)
+    same(f, g, arrays(f.graph))
+    assert str(g.graph) == str(f.graph) and g.inputs == f.inputs
+
+
+# --- ONNX ---------------------------------------------------------------------------------------------------------------------
+
+LATE = """<ir_version: 8, opset_import: ["": 17]>
+m (float[A, B] x, int64[R] shape) => (float[C, D] y) {
+    r = Relu (x)
+    y = Reshape (r, shape)
+}"""
+
+
+def linear(rows: Any, external: Path | None = None) -> onnx.ModelProto:
+    """Rows times a matrix that is large enough to lie outside of the protobuf."""
+    w = np.random.default_rng(0).standard_normal((16, 32)).astype(np.float32)
+    h = onnx.helper
+    t = onnx.numpy_helper.from_array(w, "w")
+    if external is not None:
+        (external / "w.bin").write_bytes(t.raw_data)
+        t.ClearField("raw_data")
+        t.data_location = onnx.TensorProto.EXTERNAL
+        t.external_data.add(key="location", value="w.bin")
+    nodes = [h.make_node("MatMul", ["the x", "w"], ["h"], "first"), h.make_node("Relu", ["h"], ["the y"], "second")]
+    f32 = onnx.TensorProto.FLOAT
+    g = h.make_graph(nodes, "g", [h.make_tensor_value_info("the x", f32, [rows, 16])], [h.make_tensor_value_info("the y", f32, [rows, 32])], [t])
+    return h.make_model(g, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
+
+
+def test_names_and_nodes_of_an_onnx_model(path: Path) -> None:
+    f = dnnc.compile(linear(4))
+    f.save(path)
+    for g in (dnnc.load(path), dnnc.load(path, code=False)):
+        assert (g.inputs, g.outputs) == (f.inputs, f.outputs) and g.inputs[0].name == "the x"
+        assert g.report.programs[0].kernels == f.report.programs[0].kernels
+        assert g.report.programs[0].kernels[0].nodes == ("first (MatMul), second (Relu)",)
+        assert g.source("operator", "second") == f.source("operator")
+        assert g.graph.text(locs=True) == f.graph.text(locs=True)
+        np.testing.assert_array_equal(g({"the x": np.ones((4, 16), np.float32)}), f(np.ones((4, 16), np.float32)))
+
+
+def test_empty_inputs_are_compiled_from_the_onnx_model_in_the_file(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "m.onnx").write_bytes(linear("N", tmp_path / "model").SerializeToString())
+    f = dnnc.compile(tmp_path / "model" / "m.onnx")
+    f(np.ones((3, 16), np.float32))
+    f.save(path)
+    for file in (tmp_path / "model").iterdir():
+        file.unlink()
+    g = dnnc.load(path)
+    assert g(np.ones((0, 16), np.float32)).shape == (0, 32)
+    assert g(np.ones((2, 16), np.float32)).shape == (2, 32)
+    g.save(path.with_suffix(".again"))
+    w = open_artifact(path.with_suffix(".again"))
+    assert dnnc.load(path.with_suffix(".again"))(np.ones((0, 16), np.float32)).shape == (0, 32)
+    data = np.random.default_rng(0).standard_normal((16, 32)).astype(np.float32).tobytes()
+    assert sum(bytes(w.section(s)).count(data) for s in w.sections) == 1  # the initializer and the graph's constant share it
+
+
+@pytest.mark.parametrize("target", ["llvm", "reference"])
+def test_models_that_are_read_at_the_call(target: str, path: Path, tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(LATE)
+    (tmp_path / "late.onnx").write_bytes(model.SerializeToString())
+    f = dnnc.compile(tmp_path / "late.onnx", target=target)
+    f.save(path)
+    (tmp_path / "late.onnx").unlink()
+    g = dnnc.load(path)
+    assert f.deferred and g.deferred and g.inputs == f.inputs
+    x = np.arange(-6, 6, dtype=np.float32).reshape(3, 4)
+    for shape in ((4, 3), (2, 6)):
+        np.testing.assert_array_equal(g(x, np.array(shape)), np.maximum(x, 0).reshape(shape))
+    g.save(path.with_suffix(".again"))
+    assert path.with_suffix(".again").read_bytes() == path.read_bytes()
+
+
+# --- code that is not used ----------------------------------------------------------------------------------------------------
+
+
+def test_without_code_everything_is_compiled_again(net: Executable, path: Path, tmp_path: Path) -> None:
+    f = net
+    f.save(path)
+    g = dnnc.load(path, code=False, cache=tmp_path / "empty")
+    assert g.programs[0].compiled == len(g.programs[0].kernels) and g.programs[0].program is not None
+    same(f, g, arrays(f.graph))
+    assert g.report.notes == (f"compiled again from {path}: code=False",)
+    assert g.source("llvm") == f.source("llvm")
+
+
+def test_small_files_hold_each_weight_once_and_keep_the_code(path: Path, tmp_path: Path) -> None:
+    f = dnnc.compile(graph_of("def g(x: f32[4, 300], *, w: f32[300, 500]):\n    return relu(matmul(x, w))"))
+    f.save(path)
+    f.save(tmp_path / "small.dnnc", small=True)
+    assert path.stat().st_size - (tmp_path / "small.dnnc").stat().st_size >= f.programs[0].constants.nbytes
+    g = dnnc.load(tmp_path / "small.dnnc", cache=tmp_path / "empty")
+    assert g.programs[0].compiled == 0 and g.programs[0].program is not None
+    same(f, g, arrays(f.graph))
+
+
+def recompiled(path: Path, reason: str) -> Any:
+    with pytest.warns(dnnc.ArtifactWarning, match=f"model.dnnc: {reason}; compiling again from the graph in the file"):
+        g = dnnc.load(path)
+    assert len(g.report.notes) == 1 and reason in g.report.notes[0] and g.programs[0].program is not None
+    assert reason in str(g.report)
+    return g
+
+
+def test_a_cpu_that_lacks_features(net: Executable, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    f = net
+    f.save(path)
+    cpu, flags = dnnc.artifact.load.host_cpu()
+    monkeypatch.setattr(dnnc.artifact.load, "host_cpu", lambda: ("other", ",".join(x for x in flags.split(",") if x != "+sse4.2")))
+    g = recompiled(path, f"it was compiled for {cpu}, and this CPU lacks sse4.2")
+    same(f, g, arrays(f.graph))
+
+
+def test_a_cpu_that_has_more_features_runs_the_code(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    f = dnnc.compile(parse(MODELS["halves"], CONSTANTS), target="llvm -mcpu=x86-64-v3")
+    f.save(path)
+    compiling_is_forbidden(monkeypatch)
+    g = dnnc.load(path)
+    same(f, g, arrays(f.graph))
+    assert g.source("asm") == f.source("asm") and "zmm" not in g.source("asm") and "ymm" in g.source("asm")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("FORMAT", "0", "it was compiled by the kernel format 1, this is the kernel format 0"),
+        ("llvm_version", lambda: "1.2.3", "it was compiled by LLVM .*, this is LLVM 1.2.3"),
+    ],
+)
+def test_other_versions(name: str, value: Any, reason: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    f = dnnc.compile(graph_of(MODELS["views"]))
+    f.save(path)
+    monkeypatch.setattr(dnnc.artifact.load, name, value)
+    with pytest.warns(dnnc.ArtifactWarning, match=reason):
+        g = dnnc.load(path)
+    same(f, g, arrays(f.graph))
+
+
+def test_threads(net: Executable, path: Path) -> None:
+    dnnc.compile(graph_of(NET), target="llvm -threads=1").save(path)
+    assert dnnc.load(path).report.threads == 1
+    with pytest.raises(dnnc.TargetError, match="-threads=1, but threads=2"):
+        dnnc.load(path, threads=2)
+    f = net
+    f.save(path)
+    with pytest.raises(dnnc.InputError, match="threads=0"):
+        dnnc.load(path, threads=0)
+    g = dnnc.load(path, threads=1)
+    assert g.report.threads == 1
+    same(f, g, arrays(f.graph))
+
+
+# --- other processes ----------------------------------------------------------------------------------------------------------
+
+WRITE = """
+import sys, dnnc
+from dnnc.tools.sample_graphs import graph_of
+f = dnnc.compile(graph_of({net!r}), cache=False)
+f.save(sys.argv[1])
+f.save(sys.argv[1] + ".small", small=True)
+"""
+READ = """
+import sys, numpy as np, dnnc
+f = dnnc.load(sys.argv[1])
+with np.load(sys.argv[2]) as z:
+    x = [z[k] for k in z.files]
+np.savez(sys.argv[3], *f(*x))
+print(*sorted(m for m in sys.modules if m.startswith(("dnnc.passes", "dnnc.driver", "dnnc.ir.ops", "onnx", "networkx"))))
+"""
+
+
+def python(code: str, *args: Path, **environment: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, env={**os.environ, **environment})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_another_process_gets_the_same_bits_and_loads_no_pass(net: Executable, path: Path, tmp_path: Path) -> None:
+    f = net
+    f.save(path)
+    x = arrays(f.graph)
+    np.savez(tmp_path / "x.npz", *x)
+    assert python(READ, path, tmp_path / "x.npz", tmp_path / "y.npz").split() == []
+    with np.load(tmp_path / "y.npz") as z:
+        for name, want in zip(z.files, f(*x), strict=True):
+            assert z[name].tobytes() == want.tobytes()
+
+
+@pytest.mark.slow
+def test_the_same_model_gives_the_same_bytes(net: Executable, path: Path, tmp_path: Path) -> None:
+    net.save(path)
+    for seed in ("1", "2"):
+        other = tmp_path / f"other{seed}"
+        python(WRITE.format(net=NET), other, PYTHONHASHSEED=seed)
+        assert other.read_bytes() == path.read_bytes()
+    assert (tmp_path / "other1.small").read_bytes() == (tmp_path / "other2.small").read_bytes()
+    text = path.read_bytes()
+    assert str(tmp_path).encode() not in text and os.getcwd().encode() not in text
+
+
+# --- damage -------------------------------------------------------------------------------------------------------------------
+
+
+def test_flipped_bits_and_truncation_are_found(path: Path) -> None:
+    dnnc.compile(graph_of(MODELS["views"])).save(path)
+    data = path.read_bytes()
+    rng = np.random.default_rng(1)
+    for at in rng.integers(0, len(data), 150).tolist():
+        broken = bytearray(data)
+        broken[at] ^= 1 << int(rng.integers(8))
+        path.write_bytes(broken)
+        with pytest.raises(dnnc.ArtifactError, match=r"model\.dnnc"):
+            dnnc.load(path)
+    for size in rng.integers(0, len(data), 20).tolist():
+        path.write_bytes(data[:size])
+        with pytest.raises(dnnc.ArtifactError, match=r"model\.dnnc"):
+            dnnc.load(path)
+
+
+def rewrite(path: Path, change: Callable[[Any], Any]) -> None:
+    """Another manifest, with checksums that fit."""
+    data = path.read_bytes()
+    at = struct.unpack_from("<8sIIQQQ32s", data)[4]
+    manifest = json.loads(data[at:])
+    change(manifest)
+    text = json.dumps(manifest).encode()
+    head = struct.pack("<8sIIQQQ32s", MAGIC, 1, 0, at + len(text), at, len(text), hashlib.sha256(text).digest())
+    page = head + bytes(PAGE - 32 - len(head))
+    path.write_bytes(page + hashlib.sha256(page).digest() + data[PAGE:at] + text)
+
+
+def setter(*keys: Any) -> Callable[[Any], None]:
+    """Sets the last of the keys, at the place that those before lead to."""
+    *path, last, value = keys
+
+    def change(m: Any) -> None:
+        for k in path:
+            m = m[k]
+        m[last] = value
+
+    return change
+
+
+PROGRAM = ("programs", 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.pop("kind"), "the whole: expected an object with constants, cpu, .*, got an object with"),
+        (setter("kind", "tree"), "a model of kind 'tree', expected programs, staged, reference, late, device; update dnnc"),
+        (setter("inputs", {}), "inputs: expected a list, got an object"),
+        (setter("inputs", ["x", 3]), r"inputs\[1\]: expected text, got 3"),
+        (setter("inputs", []), "the signature is not what it should be"),
+        (setter("input_types", "def g(x: f32[2, 3):"), r"the types of the inputs is not what it should be: line 1"),
+        (setter("input_types", "def g(x" + "(" * 300), "the types of the inputs"),
+        (setter("options", {"dims": 7}), "the options in the manifest"),
+        (setter("options", {"numerics": "lax"}), "the options in the manifest .*numerics='lax'"),
+        (setter("options", {"other": 1}), "the options in the manifest"),
+        (
+            setter(
+                "cpu",
+                "avx2",
+            ),
+            r"cpu: expected an object with cpu, features",
+        ),
+        (setter(*PROGRAM, "sizes", [1 << 70]), r"programs\[0\].sizes\[0\]: expected a 64-bit integer"),
+        (setter(*PROGRAM, "calls", 0, "kernel", 99), "a call is not what it should be: it is of kernel 99"),
+        (setter(*PROGRAM, "calls", 0, "kernel", True), r"programs\[0\].calls\[0\].kernel: expected a 64-bit integer, got True"),
+        (setter(*PROGRAM, "calls", 0, "dims", [0]), "a call is not what it should be"),
+        (setter(*PROGRAM, "calls", 0, "args", [["arena", 77, 0, 0, 0]]), "it reads arena 77, of which there are"),
+        (setter(*PROGRAM, "calls", 0, "args", [["moon", 0, 0, 0, 0]]), "it reads moon 0, of which there are 0"),
+        (setter(*PROGRAM, "entry", [0, 1 << 60]), "names bytes 0 to 1152921504606846976 of section 'objects', which has"),
+        (setter(*PROGRAM, "entry", [-4, 8]), "names bytes -4 to 4 of section 'objects'"),
+        (setter(*PROGRAM, "entry", [8, 0]), "section 'objects' is not what it should be: not a 64-bit little-endian ELF object"),
+        (setter(*PROGRAM, "entry", [0]), r"entry: expected a list of 2, got \[0\]"),
+        (setter(*PROGRAM, "constants", "moon"), "names a section 'moon', the file has"),
+        (setter(*PROGRAM, "types", "def g(a: f32): return"), "the types of a program is not what it should be"),
+        (setter(*PROGRAM, "lives", []), "the types of a program is not what it should be"),
+        (setter(*PROGRAM, "outputs", -3), "the types of a program is not what it should be"),
+        (setter(*PROGRAM, "kernels", 0, "flops", None), r"programs\[0\].kernels\[0\].flops: expected a 64-bit integer, got None"),
+        (setter(*PROGRAM, "kernels", 0, "object", [16, 64]), "section 'objects' is not what it should be"),
+    ],
+)
+def test_manifests_that_are_not_what_they_should_be(change: Callable[[Any], Any], message: str, net: Executable, path: Path) -> None:
+    net.save(path)
+    rewrite(path, change)
+    with pytest.raises(dnnc.ArtifactError, match=rf"model\.dnnc: .*{message}"):
+        dnnc.load(path)
+
+
+def test_a_graph_that_is_not_what_it_should_be(net: Executable, path: Path) -> None:
+    for change, message in [
+        (setter("constants", 0, "dtype", "f33"), r"a constant f33\[.*\] in section"),
+        (setter("constants", 0, "shape", [1, 2]), r"a constant f32\[1, 2\] in section"),
+        (setter("constants", []), "the graph is not what it should be: .*the data of constant w"),
+    ]:
+        net.save(path)
+        rewrite(path, change)
+        g = dnnc.load(path)  # the graph is not read
+        with pytest.raises(dnnc.ArtifactError, match=message):
+            print(g.graph)
+        with pytest.raises(dnnc.ArtifactError, match=message):
+            dnnc.load(path, code=False)
+
+
+def test_files_of_other_kinds(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(linear(4).SerializeToString())
+    with pytest.raises(dnnc.ArtifactError, match=r"m\.onnx is not a saved model of dnnc: .*; give an \.onnx model to dnnc\.compile instead"):
+        dnnc.load(tmp_path / "m.onnx")
+    with pytest.raises(dnnc.ArtifactError, match="cannot write"):
+        dnnc.compile(linear(4)).save(tmp_path / "no" / "m.dnnc")
+
+
+def test_results_are_right_and_not_just_equal(net: Executable, path: Path) -> None:
+    f = net
+    f.save(path)
+    x = arrays(f.graph)
+    for got, want in zip(dnnc.load(path)(*x), run(f.graph, x, precision="float64"), strict=True):
+        np.testing.assert_allclose(got.astype(np.float64), want, rtol=1e-3, atol=1e-3)

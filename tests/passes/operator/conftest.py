@@ -1,6 +1,0 @@
-"""Lets the tests of this folder import the checks beside them: pytest's importlib mode adds no folder to the path."""
-
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parent))

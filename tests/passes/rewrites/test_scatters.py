@@ -1,0 +1,77 @@
+"""Scatters by rows and ranges: the graph before and after, and the same numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dnnc.ir.dtype import BY_NAME
+from dnnc.ir.graph import Graph
+from dnnc.ir.graph.interp import run
+from dnnc.ir.graph.text import parse
+from dnnc.passes.base import PassContext
+from dnnc.passes.rewrites.scatters import scatters, wide_sums
+
+GRID = np.stack(np.meshgrid(np.arange(2), np.arange(3), np.arange(4), indexing="ij"), -1)
+
+
+def checked(g: Graph) -> str:
+    """Run the passes; the ops that are left. The numbers stay."""
+    rng = np.random.default_rng(0)
+    small = min(int(str(d)) for d in g.inputs[0].type.shape)
+    xs = [rng.integers(0, small if v.name == "at" else 9, v.type.shape).astype(v.type.dtype.numpy) for v in g.inputs]
+    want = run(g.copy(), xs, "float64")[0]
+    ctx = PassContext()
+    scatters(g, ctx)
+    wide_sums(g, ctx)
+    np.testing.assert_array_equal(run(g, xs, "float64")[0], want)
+    return " ".join(n.op.name for n in g.nodes())
+
+
+@pytest.mark.parametrize(
+    "shape,at,left",
+    [
+        ("2, 3, 4", GRID, "reshape"),
+        ("5, 3, 4", GRID, "reshape slice concat"),
+        ("2, 6, 4", GRID + [0, 2, 0], "reshape slice slice concat"),
+        ("4, 3, 7", GRID + [1, 0, 3], "reshape slice concat slice slice concat"),
+        ("6, 4", np.array([[2], [-3]]), "reshape slice slice concat"),
+        ("6, 4", np.array([[3], [2]]), "scatter_nd"),
+        ("6, 4", np.array([[3], [3]]), "scatter_nd"),
+        ("3, 4", np.stack([np.full(4, 2), np.arange(4)], -1), "reshape slice concat"),
+        ("3, 4", np.stack([np.repeat([2, 0], 4), np.tile(np.arange(4), 2)], -1).reshape(2, 4, 2), "scatter_nd"),
+    ],
+)
+def test_constant_indices(shape: str, at: np.ndarray, left: str) -> None:
+    tail = shape.split(", ")[at.shape[-1] :]
+    u = ", ".join([*map(str, at.shape[:-1]), *tail])
+    dims = ", ".join(map(str, at.shape))
+    text = f"def g(x: f32[{shape}], u: f32[{u}], *, at: i64[{dims}]):\n    y = scatter_nd(x, at, u)\n    return y"
+    g = parse(text, {"at": at.astype(np.int64)})
+    assert checked(g) == left
+    if left == "scatter_nd" and at.ndim == 3:
+        assert g.constants[next(iter(g.nodes())).inputs[1]].shape == (2, 1)
+
+
+def test_sums_of_constant_rows() -> None:
+    at = np.stack([np.repeat([2, 2], 4), np.tile(np.arange(4), 2)], -1).reshape(2, 4, 2)
+    g = parse("def g(x: f32[3, 4], u: f32[2, 4], *, at: i64[2, 4, 2]):\n    y = scatter_nd(x, at, u, reduction='add')\n    return y", {"at": at})
+    assert checked(g) == "scatter_nd"
+    assert g.constants[next(iter(g.nodes())).inputs[1]].tolist() == [[2], [2]]
+
+
+def test_expanded_indices_name_rows() -> None:
+    text = """def g(x: f32[5, 3], at: i64[7, 1], u: f32[7, 3]):
+    a = expand(at, shape=(7, 3))
+    y = scatter_elements(x, a, u, axis=0, reduction='add')
+    return y"""
+    assert checked(parse(text, {})).endswith("reshape scatter_nd")
+    other = text.replace("x: f32[5, 3]", "x: f32[5, 4]")  # not all columns
+    assert checked(parse(other, {})) == "expand scatter_elements"
+
+
+@pytest.mark.parametrize("dtype", ("f16", "bf16", "f32"))
+def test_sums_are_wide(dtype: str) -> None:
+    g = parse(f"def g(x: {dtype}[5], at: i64[30], u: {dtype}[30]):\n    y = scatter_elements(x, at, u, reduction='add')\n    return y", {})
+    small = BY_NAME[dtype].bits < 32
+    assert checked(g) == ("cast cast scatter_elements cast" if small else "scatter_elements")

@@ -1,0 +1,225 @@
+"""Random graphs against the interpreter: `PYTHONPATH=tests python -m support.fuzz --seeds 0:200[:3] [--nodes 12] [--target llvm]`.
+
+Every seed is a graph with inputs (random_graphs.py). It is compiled at the highest optimization level for one and for two threads, at each other
+level for one or two, and once in another way that goes with the seed (numerics, an older CPU, the interpreter as target), run, and compared with
+the float64 interpreter. A graph that fails is made small by dropping nodes while it still fails, and printed as text. Seeds run in child
+processes, so a crash costs one seed and is reported like a wrong number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import subprocess
+import sys
+import tempfile
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dnnc.ir.dtype import f32, from_numpy
+from dnnc.ir.errors import DnncError
+from dnnc.ir.expr import Var, const, free
+from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.graph.interp import run
+from dnnc.ir.shapes import resolve
+from dnnc.tools.accuracy import first_difference
+from dnnc.tools.shrink import Failure, shrink
+from support.random_graphs import random_graph
+
+Array = np.ndarray[Any, Any]
+LEVELS = (0, 1, 3)
+OTHER_SIZES = (1, 2, 16, 19)
+OTHER_WAYS: tuple[dict[str, Any], ...] = (
+    {"numerics": "strict", "threads": 2},
+    {"numerics": "fast", "threads": 2},
+    {"target": "llvm -mcpu=haswell", "threads": 2},
+    {"target": "reference"},
+    {"numerics": "strict", "opt_level": 1, "threads": 1},
+    {"target": "llvm -mcpu=x86-64", "threads": 1},
+    {"target": "llvm -mcpu=haswell", "numerics": "strict", "opt_level": 0, "threads": 1},
+)
+SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-40)  # the denormal last
+PATIENCE = 300.0  # seconds that a seed may take
+
+
+def settings(target: str = "llvm", levels: Sequence[int] = LEVELS, threads: Sequence[int] = (1, 2), seed: int | None = None) -> list[dict[str, Any]]:
+    """The options under which a graph is compiled: all of them, or, with a seed, the ways of that seed, one of OTHER_WAYS among them."""
+    if seed is None:
+        return [{"target": target, "opt_level": level, "threads": t} for level in levels for t in threads]
+    turns = [(level, threads[(seed // len(OTHER_WAYS) + k) % len(threads)]) for k, level in enumerate(levels[:-1])]
+    turns += [(levels[-1], t) for t in threads]
+    usual = [{"target": target, "opt_level": level, "threads": t} for level, t in turns]
+    return [*usual, {"target": target, **OTHER_WAYS[seed % len(OTHER_WAYS)]}]
+
+
+def check(graph: Graph, inputs: Sequence[Array], options: dict[str, Any], cache: Any) -> str | None:
+    """What goes wrong when a graph is compiled and run, or None."""
+    from dnnc.driver import compile as compile_model
+
+    try:
+        f = compile_model(graph, cache=cache, strict_compile=True, dims={v.name: (v.lo, v.hi) for v in input_dims(graph)}, **options)
+        numerics, level = options.get("numerics", "standard"), options.get("opt_level", 3)
+        tiled = numerics != "strict" and level > 1 and options.get("target") != "reference"
+        for arrays in [list(inputs), *variations(graph, inputs, numerics != "fast", tiled)]:
+            got = f(*arrays)
+            wrong = first_difference(graph, arrays, [got] if len(graph.outputs) == 1 else list(got), options.get("precision"))
+            if wrong is not None:
+                sizes = ", ".join(f"{v.name} {list(a.shape)}" for v, a in zip(graph.inputs, arrays))
+                return f"wrong result: output {graph.outputs[wrong[0]].name}, {wrong[1]}; inputs {sizes}"
+    except DnncError as e:
+        return f"{type(e).__name__}: {e}"
+    except Exception as e:  # whatever escapes is the compiler's mistake
+        return f"escaped {type(e).__name__}: {e}"
+    return None
+
+
+def input_dims(graph: Graph) -> list[Var]:
+    """The symbolic dims that the shapes of the inputs tell; others come from the data."""
+    return list(dict.fromkeys(v for x in graph.inputs for d in x.type.shape for v in sorted(free(const(d)), key=lambda v: v.name)))
+
+
+def variations(graph: Graph, inputs: Sequence[Array], denormals: bool = True, tiled: bool = False) -> Iterator[list[Array]]:
+    """The inputs with special numbers among them (tiny ones where they are not flushed); and at other sizes of a symbolic dim, where the graph
+    means something there. `tiled`: convolutions may be computed by Winograd's algorithm."""
+    kept = _kept_finite(graph, tiled)
+    candidates = [[a if v in kept else _special(a, v.name, denormals) for v, a in zip(graph.inputs, inputs)]]
+    for n in input_dims(graph)[:1]:
+        candidates += [[_resized(a, v.type.shape, n, k) for v, a in zip(graph.inputs, inputs)] for k in OTHER_SIZES]
+    for arrays in candidates:
+        try:
+            run(graph, arrays)
+        except (DnncError, IndexError, ValueError):  # an index or a slice that this size does not have
+            continue
+        yield arrays
+
+
+def _kept_finite(graph: Graph, tiled: bool) -> set[Value]:
+    """What flows into weights of convolutions: whether padding is a product with 0 or a shorter sum shows in 0 * inf alone. The transposed
+    one pads its weights, too. And what flows into images whose tiles Winograd's algorithm transforms, where one NaN spreads over its tile, or
+    whose groups of channels share a panel. All that flows into a body in which there are such values."""
+    found: set[Value] = set()
+    for n in graph.nodes(reverse=True):
+        within = n.op.name == "conv_transpose" or (tiled and _by_tiles(n)) or any(_kept_finite(body, tiled) for body in n.subgraphs())
+        if within or any(v in found for v in n.outputs):
+            found.update(v for v in n.inputs if v is not None)
+        elif n.op.name == "conv":
+            found.update(v for v in n.inputs[1:2] if v is not None)
+    return found
+
+
+def _by_tiles(n: Node) -> bool:
+    """May it be computed by Winograd's algorithm, or by products with zeros for the inputs of other groups?"""
+    w = n.inputs[1] if n.op.name == "conv" else None
+    return w is not None and (n.attrs["group"] > 1 or (w.type.dtype is f32 and w.type.shape[2:] == (3, 3)))
+
+
+def _special(a: Array, name: str, denormals: bool) -> Array:
+    """One element in ten (one at least) infinite, NaN, a zero of either sign, or tiny: the same ones in a graph that was made smaller."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    if from_numpy(a.dtype).kind != "f" or not a.size:
+        return a
+    out = a.copy().reshape(-1)
+    at = rng.integers(0, a.size, max(1, a.size // 10))
+    with np.errstate(all="ignore"):
+        out[at] = rng.choice(SPECIAL if denormals else SPECIAL[:-1], len(at)).astype(a.dtype)
+    return out.reshape(a.shape)
+
+
+def _resized(a: Array, shape: Sequence[Any], n: Var, size: int) -> Array:
+    """The array over again, or cut, along the axes whose sizes contain n."""
+    for axis, d in enumerate(shape):
+        k = resolve(d, {n: const(size)})
+        if k != a.shape[axis]:
+            a = np.take(a, np.arange(k) % a.shape[axis], axis)
+    return np.ascontiguousarray(a)
+
+
+def check_seed(seed: int, nodes: int, tries: Sequence[dict[str, Any]], cache: Any) -> Failure | None:
+    """The first failure of a seed's graph, made small."""
+    graph, inputs = random_graph(seed, nodes)
+    for options in tries:
+        message = check(graph, inputs, options, cache)
+        if message is not None:
+            return shrink(Failure(graph, inputs, options, message), lambda g, x, o=options: check(g, x, o, cache))  # type: ignore[misc]
+    return None
+
+
+# --- making a failing graph small ---------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m support.fuzz", description="Compile random graphs and compare with the interpreter.")
+    parser.add_argument("--seeds", default="0:100", help="first:end or first:end:step")
+    parser.add_argument("--nodes", type=int, default=12)
+    parser.add_argument("--target", default="llvm")
+    parser.add_argument("--here", action="store_true", help="in this process: a crash ends the run")
+    args = parser.parse_args(argv)
+    first, *more = map(int, args.seeds.split(":"))
+    todo, failed = range(first, *(more or [first + 1])), 0
+    with tempfile.TemporaryDirectory() as cache:
+        while todo:
+            done, bad = (_here if args.here else _in_child)(todo, args, cache)
+            failed += bad
+            todo = todo[done:]
+    print(f"{failed} failures")
+    return int(failed > 0)
+
+
+def _here(seeds: range, args: argparse.Namespace, cache: str) -> tuple[int, int]:
+    import dnnc.driver  # noqa: F401  # with all it needs, so that it is frozen
+
+    gc.collect()
+    gc.freeze()  # each program ends with a full collection, which shall not go through the compiler's own objects
+    failed = 0
+    for seed in seeds:
+        print(f"seed {seed}", flush=True)
+        failure = check_seed(seed, args.nodes, settings(args.target, seed=seed), cache)
+        if failure is not None:
+            print(f"FAILED seed {seed}: {failure}", flush=True)
+            failed += 1
+    return len(seeds), failed
+
+
+def _in_child(seeds: range, args: argparse.Namespace, cache: str) -> tuple[int, int]:
+    """Run seeds until the child ends: (seeds that are done, failures)."""
+    words = ["--here", "--seeds", f"{seeds.start}:{seeds.stop}:{seeds.step}", "--nodes", str(args.nodes), "--target", args.target]
+    child = subprocess.Popen([sys.executable, "-m", "support.fuzz", *words], stdout=subprocess.PIPE, text=True)
+    started, failed, lines = 0, 0, []
+    assert child.stdout is not None
+    timer = _ends_soon(child)
+    for line in child.stdout:
+        timer.cancel()
+        timer = _ends_soon(child)
+        started += bool(line.startswith("seed "))
+        if line.startswith("seed ") and started % 100 == 0:
+            print(f"{line.strip()}, {failed} failures", file=sys.stderr, flush=True)
+        failed += bool(line.startswith("FAILED"))
+        lines.append(line)
+        if not line.startswith("seed ") and not line.endswith(" failures\n"):
+            print(line, end="", flush=True)
+    child.wait()
+    timer.cancel()
+    if child.returncode in (0, 1) and started == len(seeds):
+        return started, failed
+    at = seeds[max(started - 1, 0)]
+    print(
+        f"FAILED seed {at}: the process ended with status {child.returncode} (ended here after {PATIENCE:g} s where it is -9)\n{random_graph(at, args.nodes)[0]}",
+        flush=True,
+    )
+    return max(started, 1), failed + 1
+
+
+def _ends_soon(child: subprocess.Popen[str]) -> threading.Timer:
+    """Ends a child that says nothing for too long."""
+    timer = threading.Timer(PATIENCE, child.kill)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+if __name__ == "__main__":
+    sys.exit(main())
