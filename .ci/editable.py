@@ -1,8 +1,10 @@
-"""The build backend: setuptools', with wheels free of stale modules and an editable install that works from the folder above the clone.
+"""The build backend: setuptools', with wheels free of stale modules and an editable install that works from the folder
+above the clone.
 
-An editable install of setuptools is a finder behind Python's own. From the folder above a clone that is named dnnc, Python's own takes the
-clone for a namespace package and the finder is never asked. A regular package wins over a namespace package wherever it stands on the path,
-so the editable wheel also holds a package `dnnc` that loads the real one. What stands earlier on the path, in PYTHONPATH, still wins over it.
+An editable install of setuptools is a finder behind Python's own. From the folder above a clone that is named dnnc,
+Python's own takes the clone for a namespace package and the finder is never asked. A regular package wins over a
+namespace package wherever it stands on the path, so the editable wheel also holds a package `dnnc` that loads the real
+one. What stands earlier on the path, in PYTHONPATH, still wins over it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Autotuning: tasks out of a program, the schedules they may have, what is predicted and measured of these, and the log that keeps it.
+"""Autotuning: tasks out of a program, the schedules they may have, what is predicted and measured of these, and the log
+that keeps it.
 
 task, trial                       what is tuned and what was measured, as plain data
 space, work, features, roofline   what may be chosen, and what can be said of a choice without measuring

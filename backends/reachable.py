@@ -1,13 +1,16 @@
 """Outputs that a right kernel may give where its error is over the plain bound: the second look of the kernel check.
 
-In: the group of a kernel as a graph, the inputs of the check, sampled outputs of the kernel and of the float64 reference. Out: the worst output
-that rounding does not explain, or None. Only outputs over the plain bound are judged. One is right if any of these holds:
+In: the group of a kernel as a graph, the inputs of the check, sampled outputs of the kernel and of the float64
+reference. Out: the worst output that rounding does not explain, or None. Only outputs over the plain bound are judged.
+One is right if any of these holds:
 
-- it is within the bound of the reference in the graph's own types, an integer equal to it: a sum of masks overflows in float32 and not in float64;
-- it is in reach of the float64 reference, whose inputs and intermediate values are perturbed by their rounding errors: a float within twice the
-  largest change, beyond a pole or at a NaN that a perturbation meets; an integer between the smallest and the largest result;
-- it is an index of an extreme element whose value differs from the extreme by no more than the rounding errors of both. Where perturbations
-  leave two equal values equal, the values are exact, and the rule for ties decides between them.
+- it is within the bound of the reference in the graph's own types, an integer equal to it: a sum of masks overflows in
+  float32 and not in float64;
+- it is in reach of the float64 reference, whose inputs and intermediate values are perturbed by their rounding errors:
+  a float within twice the largest change, beyond a pole or at a NaN that a perturbation meets; an integer between the
+  smallest and the largest result;
+- it is an index of an extreme element whose value differs from the extreme by no more than the rounding errors of both.
+  Where perturbations leave two equal values equal, the values are exact, and the rule for ties decides between them.
 
 (Mixed forward-backward error; Higham, "Accuracy and Stability of Numerical Algorithms", section 1.5.)
 """
@@ -27,19 +30,27 @@ from dnnc.ir.graph.interp import Precision, run_at
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.tolerances import EPS, C, bound
 
-TRIALS = 6, 12, 24  # perturbations after which outputs are judged; the later ones where earlier ones do not explain them
-ON_THE_WAY = 4.0  # rounding errors of an element of a value within a group, which is summed or computed by an op of up to so many ulp
+TRIALS = (
+    6,
+    12,
+    24,
+)  # perturbations after which outputs are judged; the later ones where earlier ones do not explain them
+# rounding errors of an element of a value within a group, which is summed or computed by an op of up to so many ulp
+ON_THE_WAY = 4.0
 POOL = 65521  # random numbers of one perturbation, a prime so that no stride meets a period
-GAP = 2.0**-40  # of the largest output; outputs below it have a bound of their own: cancellation of float32 ends at 2^-24
+GAP = (
+    2.0**-40
+)  # of the largest output; outputs below it have a bound of their own: cancellation of float32 ends at 2^-24
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Outputs of a check: `got` of the kernel and `want` of the float64 reference at `points` [n, rank], on the inputs `arrays`.
+    """Outputs of a check: `got` of the kernel and `want` of the float64 reference at `points` [n, rank], on the inputs
+    `arrays`.
 
-    `loose` is the graph with further inputs, the relative errors of values within the group. `k` is the length of the longest reduction,
-    `operands` the dtype to which operands of products are rounded ("" for none).
+    `loose` is the graph with further inputs, the relative errors of values within the group. `k` is the length of the
+    longest reduction, `operands` the dtype to which operands of products are rounded ("" for none).
     """
 
     graph: Graph
@@ -77,7 +88,9 @@ def errors(got: Array, want: Array) -> Array:
 
 
 def bounds(dtype: DType, k: int, want: Array, operands: str) -> Array:
-    """The plain bound of each output; those far below the largest, as scores beside masks of -3e38, are measured by the largest of them."""
+    """The plain bound of each output; those far below the largest, as scores beside masks of -3e38, are measured by the
+    largest of them.
+    """
     limit = np.full(want.shape, bound(dtype, k, want, operands))
     if dtype.is_float:
         size = np.abs(want)
@@ -144,8 +157,8 @@ class _Reach:
             return inside
         right = errors(got, self.want) <= limit + self.spread()
         right |= ((found == got) | (np.isnan(found) & np.isnan(got))).any(0)
-        # Near a pole every magnitude above the smallest is in reach. The reference meets the pole, or changes its sign without small values:
-        # reciprocals of numbers spread evenly around 0 have none below a quarter of their median.
+        # Near a pole every magnitude above the smallest is in reach. The reference meets the pole, or changes its sign
+        # without small values: reciprocals of numbers spread evenly around 0 have none below a quarter of their median.
         size = np.abs(found)
         finite = np.isfinite(size)
         least = np.min(size, axis=0, where=finite, initial=np.inf)
@@ -157,12 +170,20 @@ class _Reach:
 
 
 def _perturbed(loose: Graph, arrays: list[Array], points: Array, k: int, rng: np.random.Generator) -> Iterator[Array]:
-    """The reference at the points, whose inputs are off by up to C rounding errors, and its values by those of their own ops."""
+    """The reference at the points, whose inputs are off by up to C rounding errors, and its values by those of their
+    own ops.
+    """
     extra = loose.inputs[len(arrays) :]
-    sizes = [(C if v.name.startswith("gelu") else ON_THE_WAY * math.sqrt(k)) * EPS[v.type.dtype.computed.name] for v in extra]
+    sizes = [
+        (C if v.name.startswith("gelu") else ON_THE_WAY * math.sqrt(k)) * EPS[v.type.dtype.computed.name] for v in extra
+    ]
     shapes = [tuple(int(str(d)) for d in v.type.shape) for v in extra]
-    eps = max((EPS.get(n.attrs["to"].name, 0.0) for n in loose.nodes() if n.op.name == "cast"), default=0.0)  # casts round inside, too
-    trials = TRIALS[0 if any("bits" in n.op.traits for n in loose.nodes()) else -1]  # stored forms have many steps: a few tell as much
+    eps = max(
+        (EPS.get(n.attrs["to"].name, 0.0) for n in loose.nodes() if n.op.name == "cast"), default=0.0
+    )  # casts round inside, too
+    trials = TRIALS[
+        0 if any("bits" in n.op.traits for n in loose.nodes()) else -1
+    ]  # stored forms have many steps: a few tell as much
     for _ in range(trials):
         shaken = [_shaken(a, rng, eps) if from_numpy(a.dtype).is_float else a for a in arrays]
         shaken += [np.resize(rng.uniform(-e, e, min(math.prod(t), POOL)), t) for e, t in zip(sizes, shapes)]
@@ -174,7 +195,7 @@ def _shaken(a: Array, rng: np.random.Generator, cast: float) -> Array:
     return a.astype(np.float64) * (1 + max(C * eps, cast) * rng.uniform(-1, 1, a.shape))
 
 
-# --- indices of extreme elements ----------------------------------------------------------------------------------------------
+# --- indices of extreme elements --------------------------------------------------------------------------------------
 
 
 def _arg_node(graph: Graph) -> Node | None:
@@ -213,7 +234,9 @@ def _near_extremes(s: Sample, arg: Node, left: Array, rng: np.random.Generator) 
         with np.errstate(all="ignore"):
             moved = np.fmax(moved, np.abs(pair - exact))
     with np.errstate(all="ignore"):
-        near = np.abs(exact[0] - exact[1]) <= 2 * moved.sum(0) + C * EPS[operand.type.dtype.computed.name] * np.abs(exact).max(0)
+        near = np.abs(exact[0] - exact[1]) <= 2 * moved.sum(0) + C * EPS[operand.type.dtype.computed.name] * np.abs(
+            exact
+        ).max(0)
     judged: Array = inside & near & ~tied
     return judged
 

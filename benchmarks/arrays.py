@@ -2,10 +2,11 @@
 
     python benchmarks/arrays.py [--threads 2] [--only WORD,WORD] [--repeats 3] [--budget 20] [--json OUT]
 
-First every result is compared with NumPy's in float64. Then the libraries take turns, all with the same number of threads; operands are there,
-results are fresh. GB/s count each operand and each result once. `of copy` compares with copies of as many bytes, read and written, between two
-arrays that are there, by as many threads, which take their turns with the libraries: first the C library's, by NumPy, then the fastest that we
-know, which goes past the caches where arrays are large. Then what a call on 1,000 elements costs. The exit status is 1 if a result of ours is wrong.
+First every result is compared with NumPy's in float64. Then the libraries take turns, all with the same number of
+threads; operands are there, results are fresh. GB/s count each operand and each result once. `of copy` compares with
+copies of as many bytes, read and written, between two arrays that are there, by as many threads, which take their turns
+with the libraries: first the C library's, by NumPy, then the fastest that we know, which goes past the caches where
+arrays are large. Then what a call on 1,000 elements costs. The exit status is 1 if a result of ours is wrong.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ SMALL = 1000
 
 @dataclass(frozen=True)
 class Case:
-    """`f`: of a library (NumPy, JAX, torch, dnnc.array) and its arrays of these shapes. `bound`: of the largest error over the largest result."""
+    """`f`: of a library (NumPy, JAX, torch, dnnc.array) and its arrays of these shapes. `bound`: of the largest error
+    over the largest result.
+    """
 
     name: str
     shapes: tuple[tuple[int, ...], ...]
@@ -86,7 +89,7 @@ def cases() -> list[Case]:
     ]
 
 
-# --- libraries ----------------------------------------------------------------------------------------------------------------
+# --- libraries --------------------------------------------------------------------------------------------------------
 
 
 def contestants(f: Callable[..., Any], arrays: Sequence[Array]) -> dict[str, Call]:
@@ -127,7 +130,7 @@ def torch_call(f: Callable[..., Any], arrays: Sequence[Array]) -> dict[str, Call
     return {"torch.compile": lambda: compiled(*given)}
 
 
-# --- measuring ----------------------------------------------------------------------------------------------------------------
+# --- measuring --------------------------------------------------------------------------------------------------------
 
 
 def operands(shapes: Sequence[tuple[int, ...]]) -> list[Array]:
@@ -137,7 +140,9 @@ def operands(shapes: Sequence[tuple[int, ...]]) -> list[Array]:
 
 def error(got: Any, want: Array) -> float:
     a = np.asarray(got, dtype=np.float64)
-    return float(np.abs(a - want).max() / max(float(np.abs(want).max()), 1e-30)) if a.shape == want.shape else float("inf")
+    return (
+        float(np.abs(a - want).max() / max(float(np.abs(want).max()), 1e-30)) if a.shape == want.shape else float("inf")
+    )
 
 
 def right_ones(case: Case, arrays: Sequence[Array], calls: dict[str, Call]) -> tuple[dict[str, Call], bool]:
@@ -186,7 +191,13 @@ def measure(case: Case, threads: int, repeats: int, budget: float) -> tuple[dict
     calls |= copies
     times = alternate(list(calls.values()), repeats, budget, lambda _: None)
     ms = {name: statistics.median([statistics.median(r[k]) for r in times]) * 1e3 for k, name in enumerate(calls)}
-    return {"case": case.name, "kernels": kernels, "bytes": nbytes, "copy": {name: ms.pop(name) for name in copies}, "ms": ms}, right
+    return {
+        "case": case.name,
+        "kernels": kernels,
+        "bytes": nbytes,
+        "copy": {name: ms.pop(name) for name in copies},
+        "ms": ms,
+    }, right
 
 
 def shown(row: dict[str, Any]) -> str:
@@ -194,7 +205,8 @@ def shown(row: dict[str, Any]) -> str:
     peers = {n: t for n, t in row["ms"].items() if not n.startswith("dnnc")}
     told = ", ".join(f"{n} {t:.4g}" for n, t in row["ms"].items() if n != "dnnc")
     return (
-        f"{row['case']:<28} {ours:8.3f} ms {row['bytes'] / ours / 1e6:6.1f} GB/s {row['copy']['memcpy'] / ours:5.2f}, {row['copy']['fastest'] / ours:.2f} of copy "
+        f"{row['case']:<28} {ours:8.3f} ms {row['bytes'] / ours / 1e6:6.1f} GB/s {row['copy']['memcpy'] / ours:5.2f}, "
+        f"{row['copy']['fastest'] / ours:.2f} of copy "
         f"{min(peers.values()) / ours:6.2f} x the best peer, {row['kernels']} kernels | {told}"
     )
 
@@ -208,7 +220,9 @@ def call_costs() -> str:
     for call in calls.values():
         call()
     times = alternate(list(calls.values()), 1, 2.0, lambda _: None)[0]
-    return f"us a call of {SMALL} elements: " + ", ".join(f"{n} {statistics.median(t) * 1e6:.1f}" for n, t in zip(calls, times))
+    return f"us a call of {SMALL} elements: " + ", ".join(
+        f"{n} {statistics.median(t) * 1e6:.1f}" for n, t in zip(calls, times)
+    )
 
 
 def main() -> int:

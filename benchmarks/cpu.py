@@ -4,8 +4,9 @@
                              [--budget 20] [--json OUT] [--check none|peer|float64]
     python benchmarks/cpu.py --random-shapes 60
 
-DIR is made by `python benchmarks/zoo build DIR`. Each model runs in a process of its own: it is compiled with an empty cache and once more
-with the full one, its outputs are compared, then all engines are timed in turns. docs/benchmarks.md says how ratios come about.
+DIR is made by `python benchmarks/zoo build DIR`. Each model runs in a process of its own: it is compiled with an empty
+cache and once more with the full one, its outputs are compared, then all engines are timed in turns. docs/benchmarks.md
+says how ratios come about.
 """
 
 from __future__ import annotations
@@ -47,12 +48,19 @@ BUSY = 0.2  # cores that other processes used while timing: beyond, a row is mar
 MEASURED = ("onnxruntime", "openvino")  # peers that run this very model, so their outputs can be compared
 
 
-# --- one model, in a child process --------------------------------------------------------------------------------------------
+# --- one model, in a child process ------------------------------------------------------------------------------------
 
 
 def measure_model(a: argparse.Namespace, row: Row, tell: Tell) -> Row:
     """All that is known of one model; what fails is told in `failures`."""
-    out: Row = {"name": row["name"], "gflops": row["gflops"], "engines": {}, "failures": {}, "errors": {}, "load": os.getloadavg()[0]}
+    out: Row = {
+        "name": row["name"],
+        "gflops": row["gflops"],
+        "engines": {},
+        "failures": {},
+        "errors": {},
+        "load": os.getloadavg()[0],
+    }
     inputs = zoo.make_inputs(row)
     with tempfile.TemporaryDirectory() as cache:
         task = Task(row["name"], zoo.load(a.models, row), inputs, a.threads, Path(cache))
@@ -89,7 +97,9 @@ def compare(check: str, engines: Sequence[Engine], inputs: dict[str, Array], out
         out["failures"]["check"] = f"nothing to compare with: {type(e).__name__}: {e}"
         return
     out["errors"] = {name: largest_error(got, want) for name, got in results.items()}
-    out["shares"] = {name: share_within_a_step(got, want) for name, got in results.items() if not np.isinf(out["errors"][name])}
+    out["shares"] = {
+        name: share_within_a_step(got, want) for name, got in results.items() if not np.isinf(out["errors"][name])
+    }
 
 
 def time_engines(a: argparse.Namespace, engines: Sequence[Engine], out: Row, tell: Tell) -> None:
@@ -99,7 +109,10 @@ def time_engines(a: argparse.Namespace, engines: Sequence[Engine], out: Row, tel
     times = alternate([e.call for e in engines], a.repeats, a.budget, tell)
     out["others"] = watch.cores()
     for k, e in enumerate(engines):
-        out["engines"][e.name] = percentiles(times, k) | {"calls": sum(len(r[k]) for r in times), "load_s": e.facts.get("load_s")}
+        out["engines"][e.name] = percentiles(times, k) | {
+            "calls": sum(len(r[k]) for r in times),
+            "load_s": e.facts.get("load_s"),
+        }
     if len(engines) > 1 and engines[0].name == "dnnc":
         fastest = min(range(1, len(engines)), key=lambda k: out["engines"][engines[k].name]["p50"])
         out |= {"fastest_peer": engines[fastest].name, "ratios": ratios(times, 0, fastest)}
@@ -112,7 +125,7 @@ def child(a: argparse.Namespace, row: Row) -> None:
     say(row=measure_model(a, row, lambda stage: say(stage=stage)))
 
 
-# --- all models ---------------------------------------------------------------------------------------------------------------
+# --- all models -------------------------------------------------------------------------------------------------------
 
 
 def run_apart(a: argparse.Namespace, row: Row, tell: Tell) -> Row:
@@ -138,14 +151,27 @@ def run_apart(a: argparse.Namespace, row: Row, tell: Tell) -> Row:
         last = (errors.read().strip().splitlines() or [""])[-1]
     if found is not None:
         return found
-    why = f"more than {a.timeout:g} s" if late else signal.Signals(-status).name if status < 0 else last or f"exit status {status}"
-    return {"name": row["name"], "gflops": row["gflops"], "engines": {}, "errors": {}, "failures": {"process": f"{why} while {stage}"}}
+    why = (
+        f"more than {a.timeout:g} s"
+        if late
+        else signal.Signals(-status).name
+        if status < 0
+        else last or f"exit status {status}"
+    )
+    return {
+        "name": row["name"],
+        "gflops": row["gflops"],
+        "engines": {},
+        "errors": {},
+        "failures": {"process": f"{why} while {stage}"},
+    }
 
 
 def run_all(a: argparse.Namespace, rows: Sequence[Row], console: Console) -> list[Row]:
     done: list[Row] = []
     columns = (TextColumn("{task.description:45}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # drawn when there is news: a bar that is drawn ten times a second costs engines of two threads a tenth of their speed
+    # drawn when there is news: a bar that is drawn ten times a second costs engines of two threads a tenth of their
+    # speed
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
         bar = progress.add_task("", total=len(rows))
 
@@ -167,7 +193,10 @@ def machine(a: argparse.Namespace) -> dict[str, Any]:
     cpu = platform.processor()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        cpu = next((line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")), cpu)
+        cpu = next(
+            (line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")),
+            cpu,
+        )
     versions = {}
     for name in ("dnnc", "numpy", "llvmlite", *a.peers):
         try:
@@ -175,14 +204,23 @@ def machine(a: argparse.Namespace) -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             versions[name] = None
     options = {"threads": a.threads, "repeats": a.repeats, "budget_s": a.budget, "check": a.check}
-    return {"cpu": cpu, "cpus": os.cpu_count(), "python": platform.python_version(), "time": time.strftime("%Y-%m-%d %H:%M"), **options, **versions}
+    return {
+        "cpu": cpu,
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "time": time.strftime("%Y-%m-%d %H:%M"),
+        **options,
+        **versions,
+    }
 
 
-# --- tables -------------------------------------------------------------------------------------------------------------------
+# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 def is_wrong(r: Row) -> bool:
-    return "dnnc" in r["errors"] and not is_right(r["errors"]["dnnc"], r["shares"].get("dnnc", 0.0), WRONG, bool(r.get("quantized")))
+    return "dnnc" in r["errors"] and not is_right(
+        r["errors"]["dnnc"], r["shares"].get("dnnc", 0.0), WRONG, bool(r.get("quantized"))
+    )
 
 
 def ratio_text(r: Row) -> str:
@@ -209,11 +247,17 @@ def ms(t: float) -> str:
 def results_table(a: argparse.Namespace, rows: Sequence[Row]) -> Table:
     m = machine(a)
     peers = ", ".join(f"{p} {m[p] or ''}".strip() for p in a.peers)
-    table = Table(title=f"{m['cpu']}, {a.threads} threads, float32, batch as in the model; {peers}", caption=caption(rows), caption_justify="left")
+    table = Table(
+        title=f"{m['cpu']}, {a.threads} threads, float32, batch as in the model; {peers}",
+        caption=caption(rows),
+        caption_justify="left",
+    )
     headings = ["model", "GFLOP", "dnnc ms", "p90", "p99", *(f"{p} ms" for p in a.peers), "ratio (range)", "of minima"]
     headings += ["error", "fallbacks", "arena / bound MB", "kernels", "compile s", "cached s", "notes"]
     for h in headings:
-        table.add_column(h, justify="left" if h in ("model", "notes") else "right", no_wrap=h != "notes", overflow="fold")
+        table.add_column(
+            h, justify="left" if h in ("model", "notes") else "right", no_wrap=h != "notes", overflow="fold"
+        )
     for r in rows:
         table.add_row(*cells(a, r))
     return table
@@ -229,13 +273,27 @@ def cells(a: argparse.Namespace, r: Row) -> list[str]:
     colour = "green" if r.get("ratios") and float(np.median(r["ratios"])) >= 1 else "yellow"
     made = "compile_s" in r
     memory = f"{r['arena'] / 1e6:.2f} / {r['arena_bound'] / 1e6:.2f}" if made else "-"
-    built = [str(len(r["fallbacks"])), memory, str(r["kernels"]), f"{r['compile_s']:.2f}", f"{r['cached_s']:.2f}"] if made else ["-"] * 5
+    built = (
+        [str(len(r["fallbacks"])), memory, str(r["kernels"]), f"{r['compile_s']:.2f}", f"{r['cached_s']:.2f}"]
+        if made
+        else ["-"] * 5
+    )
     notes = [f"{where} failed" for where in r["failures"]]
     if (r.get("others") or 0) > BUSY:
         notes.append(f"others: {r['others']:.1f} cores")
     best = min((e["min"] for name, e in r["engines"].items() if name != "dnnc"), default=None)
     minima = f"{best / ours['min']:.2f}" if best and ours else "-"
-    return [r["name"], f"{r['gflops']:.3g}", *mine, *theirs, f"[{colour}]{ratio}[/]", minima, wrong, *built, ", ".join(notes)]
+    return [
+        r["name"],
+        f"{r['gflops']:.3g}",
+        *mine,
+        *theirs,
+        f"[{colour}]{ratio}[/]",
+        minima,
+        wrong,
+        *built,
+        ", ".join(notes),
+    ]
 
 
 def caption(rows: Sequence[Row]) -> str:
@@ -250,19 +308,26 @@ def caption(rows: Sequence[Row]) -> str:
     return text + (f" Not counted: {', '.join(left)}." if left else "")
 
 
-# --- command line -------------------------------------------------------------------------------------------------------------
+# --- command line -----------------------------------------------------------------------------------------------------
 
 
 def parse_arguments() -> argparse.Namespace:
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--models", type=Path, default=Path("zoo"), help="folder with models and their manifest.json; default: zoo, where you are")
+    ap.add_argument(
+        "--models",
+        type=Path,
+        default=Path("zoo"),
+        help="folder with models and their manifest.json; default: zoo, where you are",
+    )
     ap.add_argument("--set", default="float", help="float (no quantized models), all, or names separated by commas")
     ap.add_argument("--peers", default="onnxruntime,openvino", help=f"of {', '.join(PEERS)}; none for dnnc alone")
     ap.add_argument("--threads", type=int, default=2)
     ap.add_argument("--repeats", type=int, default=3)
     ap.add_argument("--budget", type=float, default=20.0, help="seconds of timing per model")
     ap.add_argument("--timeout", type=float, default=900.0, help="seconds for all of a model")
-    ap.add_argument("--check", choices=("none", "peer", "float64"), default="peer", help="what outputs are compared with")
+    ap.add_argument(
+        "--check", choices=("none", "peer", "float64"), default="peer", help="what outputs are compared with"
+    )
     ap.add_argument("--json", type=Path, help="write everything here, after each model")
     ap.add_argument("--random-shapes", type=int, metavar="N", help="measure N kernels of random shapes instead")
     ap.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -272,7 +337,10 @@ def parse_arguments() -> argparse.Namespace:
     if unknown:
         ap.error(f"no peer {', '.join(unknown)}; there are {', '.join(PEERS)}")
     if not a.models.is_dir() and a.random_shapes is None:
-        ap.error(f"there is no folder {a.models}: `python benchmarks/zoo build {a.models}` makes it; or give --models DIR, or --random-shapes N")
+        ap.error(
+            f"there is no folder {a.models}: `python benchmarks/zoo build {a.models}` makes it; or give --models DIR, "
+            "or --random-shapes N"
+        )
     return a
 
 

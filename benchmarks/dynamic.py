@@ -3,15 +3,15 @@
     python benchmarks/dynamic.py --models DIR [--model bert_base] [--layers 2] [--shapes 200] [--static 40] [--batch 16] [--length 512]
                                  [--tokens 8192] [--threads 2] [--seed 0]
 
-Random shapes, half of them drawn evenly and half on a logarithmic scale, each through one program for all. Every result must agree with
-ONNX Runtime, nothing may be compiled after the first call, and a plan of memory for a shape that is new must take at most
-20 ms of CPU time. For some of
-the shapes (`--static`), spread over the number of tokens, a program of its own is compiled, and the two are timed in turns, from the second
-call on. Memory is what the process has after the first call, after the shapes, and after 2,000 more that are planned and not run.
+Random shapes, half of them drawn evenly and half on a logarithmic scale, each through one program for all. Every result
+must agree with ONNX Runtime, nothing may be compiled after the first call, and a plan of memory for a shape that is new
+must take at most 20 ms of CPU time. For some of the shapes (`--static`), spread over the number of tokens, a program of
+its own is compiled, and the two are timed in turns, from the second call on. Memory is what the process has after the
+first call, after the shapes, and after 2,000 more that are planned and not run.
 
-`--layers` cuts BERT off behind so many layers: at 16 x 512 the whole of it takes seconds a call. `--tokens` leaves out larger shapes.
-DIR is made by `python benchmarks/zoo build DIR --only bert_base`, or with `--weights seeded`. The exit status is 1 when a result is wrong,
-something was compiled, or a plan took too long.
+`--layers` cuts BERT off behind so many layers: at 16 x 512 the whole of it takes seconds a call. `--tokens` leaves out
+larger shapes. DIR is made by `python benchmarks/zoo build DIR --only bert_base`, or with `--weights seeded`. The exit
+status is 1 when a result is wrong, something was compiled, or a plan took too long.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ def draw(rng: np.random.Generator, most: Mapping[str, int], count: int, tokens: 
     out: list[Sizes] = []
     while len(out) < count:
         log = len(out) % 2
-        sizes = {n: round(float(np.exp(rng.uniform(0, np.log(m))))) if log else int(rng.integers(1, m + 1)) for n, m in sorted(most.items())}
+        sizes = {
+            n: round(float(np.exp(rng.uniform(0, np.log(m))))) if log else int(rng.integers(1, m + 1))
+            for n, m in sorted(most.items())
+        }
         if np.prod(list(sizes.values())) <= tokens:
             out.append(sizes)
     return out
@@ -139,7 +142,9 @@ class Bench:
         arrays = inputs(self.rng, self.f, sizes)
         self.plan(arrays)
         want = self.peer.run(None, dict(zip((s.name for s in self.f.inputs), arrays)))
-        self.errors.append(max(float(np.abs(x - y).max() / np.abs(y).max()) for x, y in zip(several(self.f(*arrays)), want)))
+        self.errors.append(
+            max(float(np.abs(x - y).max() / np.abs(y).max()) for x, y in zip(several(self.f(*arrays)), want))
+        )
         if compare:
             own = dnnc.compile(self.model, dims=sizes, threads=self.a.threads)
             own(*arrays)
@@ -179,7 +184,13 @@ class Bench:
         for c in ("shape", "one program ms", "own program ms", "ratio", "of shortest"):
             table.add_column(c, justify="left" if c == "shape" else "right")
         for r, least, sizes, mine, own in sorted(self.ratios, key=lambda x: (x[0], x[1])):
-            table.add_row(" x ".join(str(sizes[n]) for n in sorted(sizes)), f"{mine * 1e3:.2f}", f"{own * 1e3:.2f}", f"{r:.2f}", f"{least:.2f}")
+            table.add_row(
+                " x ".join(str(sizes[n]) for n in sorted(sizes)),
+                f"{mine * 1e3:.2f}",
+                f"{own * 1e3:.2f}",
+                f"{r:.2f}",
+                f"{least:.2f}",
+            )
         return table
 
     def lines(self) -> list[str]:
@@ -187,17 +198,23 @@ class Bench:
         programs = len(self.f.programs)
         wrong = sum(not e <= TOLERANCE for e in self.errors)
         out = [
-            f"right: {len(self.errors) - wrong} of {len(self.errors)} shapes, largest error {max(self.errors):.1e} of the largest value",
-            f"compiled: one program in {self.compiled_in:.1f} s; after the first call {'nothing' if programs == 1 else f'{programs - 1} programs'}",
-            f"plan of a new shape: median {np.median(plans) * 1e3:.2f} ms, at most {plans[-1] * 1e3:.2f} ms ({max(self.cpu) * 1e3:.2f} ms of CPU time), {len(plans)} shapes",
-            f"memory: {self.memory[0]:.0f} MB after the first call, {self.memory[1]:.0f} MB after {len(self.errors)} shapes, {self.memory[2]:.0f} MB after "
-            f"{PLANNED} more plans; {len(self.f.cache.instances)} plans kept, arena {sum(self.arenas()) / 1e6:.0f} MB in {len(self.arenas())} frames",
+            f"right: {len(self.errors) - wrong} of {len(self.errors)} shapes, largest error {max(self.errors):.1e} of "
+            "the largest value",
+            f"compiled: one program in {self.compiled_in:.1f} s; after the first call "
+            f"{'nothing' if programs == 1 else f'{programs - 1} programs'}",
+            f"plan of a new shape: median {np.median(plans) * 1e3:.2f} ms, at most {plans[-1] * 1e3:.2f} ms "
+            f"({max(self.cpu) * 1e3:.2f} ms of CPU time), {len(plans)} shapes",
+            f"memory: {self.memory[0]:.0f} MB after the first call, {self.memory[1]:.0f} MB after {len(self.errors)} "
+            f"shapes, {self.memory[2]:.0f} MB after "
+            f"{PLANNED} more plans; {len(self.f.cache.instances)} plans kept, arena {sum(self.arenas()) / 1e6:.0f} MB "
+            f"in {len(self.arenas())} frames",
         ]
         if ratios:
             within = sum(r <= 1.1 for r in ratios)
             least = float(np.median([r[1] for r in self.ratios]))
             out.append(
-                f"time against a program of its own: median {np.median(ratios):.3f}, at most {ratios[-1]:.2f}, {within} of {len(ratios)} sampled shapes "
+                f"time against a program of its own: median {np.median(ratios):.3f}, at most {ratios[-1]:.2f}, "
+                f"{within} of {len(ratios)} sampled shapes "
                 f"within 1.10; by shortest times median {least:.3f}, at most {max(r[1] for r in self.ratios):.2f}"
             )
         return out

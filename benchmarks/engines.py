@@ -1,4 +1,6 @@
-"""dnnc and its peers at one model of the zoo: arrays in, a function without arguments out. The peers that read .onnx files are in `dnnc.tools.peers`."""
+"""dnnc and its peers at one model of the zoo: arrays in, a function without arguments out. The peers that read .onnx
+files are in `dnnc.tools.peers`.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +33,33 @@ class Task:
     cache: Path
 
 
-# --- dnnc ---------------------------------------------------------------------------------------------------------------------
+# --- dnnc -------------------------------------------------------------------------------------------------------------
 
 
 def dnnc_engine(task: Task) -> Engine:
-    """Compiled twice: from an empty cache, as a first user meets it, and from the full one. A model with symbolic sizes compiles in its first call."""
+    """Compiled twice: from an empty cache, as a first user meets it, and from the full one. A model with symbolic sizes
+    compiles in its first call.
+    """
     cold, f, arrays = _compile(task)
-    facts = {"compile_s": cold, "kernels": len(f.report.programs[-1].kernels), "compiled": f.report.programs[-1].compiled}
+    facts = {
+        "compile_s": cold,
+        "kernels": len(f.report.programs[-1].kernels),
+        "compiled": f.report.programs[-1].compiled,
+    }
     del f  # one set of weights at a time
     warm, f, arrays = _compile(task)
     program = f.report.programs[-1]
-    facts |= {"cached_s": warm, "from_cache": program.from_cache, "calls": program.calls, "fallbacks": f.report.fallbacks}
-    facts |= {"arena": program.memory.arena, "arena_bound": program.memory.lower_bound, "constants": program.memory.constants}
+    facts |= {
+        "cached_s": warm,
+        "from_cache": program.from_cache,
+        "calls": program.calls,
+        "fallbacks": f.report.fallbacks,
+    }
+    facts |= {
+        "arena": program.memory.arena,
+        "arena_bound": program.memory.lower_bound,
+        "constants": program.memory.constants,
+    }
     facts["executable"] = f
     return Engine("dnnc", lambda: f(*arrays), several, facts)
 
@@ -67,11 +84,13 @@ def exact(engine: Engine, inputs: Mapping[str, Array], precision: Precision = "f
     return run(graph, [inputs[i.name] for i in f.inputs], precision)
 
 
-# --- peers --------------------------------------------------------------------------------------------------------------------
+# --- peers ------------------------------------------------------------------------------------------------------------
 
 
 def torch_engine(task: Task) -> Engine:
-    """torch.compile of the architecture that the model was exported from: its weights are others, so only its time can be compared."""
+    """torch.compile of the architecture that the model was exported from: its weights are others, so only its time can
+    be compared.
+    """
     import torch
     from zoo.build import module
 
@@ -83,7 +102,9 @@ def torch_engine(task: Task) -> Engine:
     start = time.perf_counter()
     compiled = torch.compile(net)
     compiled(*given)
-    return Engine("torch", lambda: compiled(*given), several, {"load_s": time.perf_counter() - start, "own_weights": True})
+    return Engine(
+        "torch", lambda: compiled(*given), several, {"load_s": time.perf_counter() - start, "own_weights": True}
+    )
 
 
 PEERS: dict[str, Callable[[Task], Engine]] = {

@@ -1,7 +1,8 @@
 """When the outputs of a model count as right, on any device.
 
-Floats are compared by their largest error over the largest expected number. A quantized model rounds to 8 bits in between: two engines that
-sum in another order fall on neighbouring steps here and there, so nearly all elements, not all, have to lie within one step.
+Floats are compared by their largest error over the largest expected number. A quantized model rounds to 8 bits in
+between: two engines that sum in another order fall on neighbouring steps here and there, so nearly all elements, not
+all, have to lie within one step.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ FAR = 0.1  # no element of a quantized model may be off by more
 
 def largest_error(got: Sequence[Array], want: Sequence[Array]) -> float:
     """Over all outputs; infinite where their number, a shape or a special value differs."""
-    return max((error(np.asarray(g), np.asarray(w)) for g, w in zip(got, want)), default=0.0) if len(got) == len(want) else float("inf")
+    return (
+        max((error(np.asarray(g), np.asarray(w)) for g, w in zip(got, want)), default=0.0)
+        if len(got) == len(want)
+        else float("inf")
+    )
 
 
 def share_within_a_step(got: Sequence[Array], want: Sequence[Array]) -> float:
@@ -38,7 +43,9 @@ def share_within_a_step(got: Sequence[Array], want: Sequence[Array]) -> float:
 
 
 def step_of(x: Array) -> float:
-    """The distance of neighbouring numbers where there are at most 256 of them; else what 8 bits with a sign make of the largest one."""
+    """The distance of neighbouring numbers where there are at most 256 of them; else what 8 bits with a sign make of
+    the largest one.
+    """
     levels = np.unique(x)
     if 1 < levels.size <= LEVELS:
         return float(np.diff(levels).min())

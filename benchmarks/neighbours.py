@@ -1,9 +1,11 @@
-"""What a call takes while other processes want the same cores: the median and the 99th percentile, dnnc beside ONNX Runtime.
+"""What a call takes while other processes want the same cores: the median and the 99th percentile, dnnc beside ONNX
+Runtime.
 
     python benchmarks/neighbours.py --models DIR [--set mlp_mnist,mobilenet_v3_large,resnet50] [--neighbours 2]
 
-A neighbour is a process that multiplies numbers all the time. The engines take turns in blocks of calls, first with no neighbour and then with
-all; a ratio is ONNX Runtime's time over dnnc's. `idle`: CPU seconds that the threads use in a second in which nobody calls.
+A neighbour is a process that multiplies numbers all the time. The engines take turns in blocks of calls, first with no
+neighbour and then with all; a ratio is ONNX Runtime's time over dnnc's. `idle`: CPU seconds that the threads use in a
+second in which nobody calls.
 """
 
 from __future__ import annotations
@@ -78,7 +80,16 @@ def main() -> None:
     ap.add_argument("--neighbours", type=int, default=2)
     ap.add_argument("--seconds", type=float, default=8.0, help="of calls of an engine, for each number of neighbours")
     a = ap.parse_args()
-    table = Table("model", "neighbours", "calls", "dnnc ms: median, p99", "ONNX Runtime ms: median, p99", "ratio of medians", "ratio of p99", "idle")
+    table = Table(
+        "model",
+        "neighbours",
+        "calls",
+        "dnnc ms: median, p99",
+        "ONNX Runtime ms: median, p99",
+        "ratio of medians",
+        "ratio of p99",
+        "idle",
+    )
     rows = zoo.read_manifest(a.models)
     for name in a.set.split(","):
         with tempfile.TemporaryDirectory() as cache:
@@ -91,7 +102,15 @@ def main() -> None:
                     ours, theirs = latencies(engines, max(int(a.seconds / once), 200))
                 p = [(np.median(t) * 1e3, np.percentile(t, 99) * 1e3) for t in (ours, theirs)]
                 shown = [f"{m:.3f}, {q:.3f}" for m, q in p]
-                table.add_row(name, str(count), str(len(ours)), *shown, f"{p[1][0] / p[0][0]:.2f}", f"{p[1][1] / p[0][1]:.2f}", f"{asleep:.3f}")
+                table.add_row(
+                    name,
+                    str(count),
+                    str(len(ours)),
+                    *shown,
+                    f"{p[1][0] / p[0][0]:.2f}",
+                    f"{p[1][1] / p[0][1]:.2f}",
+                    f"{asleep:.3f}",
+                )
         del engines
         gc.collect()
     Console(width=160).print(table)

@@ -1,7 +1,7 @@
 """What a parallel call costs: the foreign call itself, dispatch to more threads, a barrier. `python benchmarks/pool.py`
 
-Each figure is the median and the 99th percentile over repetitions. `after 1 ms idle`: the workers sleep when the call comes. `phases` is
-what a model looks like: short pieces of work shared by the threads, with a barrier after each.
+Each figure is the median and the 99th percentile over repetitions. `after 1 ms idle`: the workers sleep when the call
+comes. `phases` is what a model looks like: short pieces of work shared by the threads, with a barrier after each.
 """
 
 from __future__ import annotations
@@ -79,10 +79,23 @@ def main() -> None:
 
     dims_work, dims_barriers = np.array([PHASES, WORK]), np.array([BARRIERS, 0])
     print(f"{target.cpu}, {cpu_count()} CPUs; microseconds, median and p99\n")
-    print(f"{'threads':>7}  {'call':>15}  {'after 1 ms idle':>15}  {'barrier':>15}  {f'{PHASES} phases':>15}  {'after 1 ms idle':>15}")
+    print(
+        f"{'threads':>7}  {'call':>15}  {'after 1 ms idle':>15}  {'barrier':>15}  {f'{PHASES} phases':>15}  "
+        f"{'after 1 ms idle':>15}"
+    )
     for threads in sorted({1, 2, cpu_count()}):
-        empty, work, barriers = job(nothing, threads, dims_work), job(phases, threads, dims_work), job(phases, threads, dims_barriers)
-        row = [times(empty, 5000), times(empty, 200, 1e-3), times(barriers, 50), times(work, 200), times(work, 200, 1e-3)]
+        empty, work, barriers = (
+            job(nothing, threads, dims_work),
+            job(phases, threads, dims_work),
+            job(phases, threads, dims_barriers),
+        )
+        row = [
+            times(empty, 5000),
+            times(empty, 200, 1e-3),
+            times(barriers, 50),
+            times(work, 200),
+            times(work, 200, 1e-3),
+        ]
         row[2] = (row[2][0] / BARRIERS, row[2][1] / BARRIERS)
         print(f"{threads:7}  " + "  ".join(f"{m:8.2f} {p:6.1f}" for m, p in row))
     runtime().stop()

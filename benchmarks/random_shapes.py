@@ -2,12 +2,14 @@
 
     python benchmarks/random_shapes.py [COUNT] [--seed 0] [--seconds 0.1] [--family grouped]        also: python benchmarks/cpu.py --random-shapes COUNT
 
-Convolutions (plain, grouped, depthwise, dilated, transposed, over one axis, over three), matrix products, reductions of rows, scatters, running sums
-and top-k in turns, drawn from a seed. Each runs on one thread; its efficiency is the share of its time that the machine's ceilings explain, which the same
-run measures in turns with it: for contractions its operations at the FMA peak, or its bytes at the speed at which a loop reads as many, whichever
-takes longer (a depthwise convolution of small windows waits for memory); for reductions and scatters its bytes (a scatter's are its updates, indices,
-what it starts from and its result, each once); for running sums and top-k a copy of their rows. All by their shortest times, less the cost of an
-empty call. The figure to watch is the tenth percentile over the median: a compiler that is good at a few shapes alone has a low one.
+Convolutions (plain, grouped, depthwise, dilated, transposed, over one axis, over three), matrix products, reductions of
+rows, scatters, running sums and top-k in turns, drawn from a seed. Each runs on one thread; its efficiency is the share
+of its time that the machine's ceilings explain, which the same run measures in turns with it: for contractions its
+operations at the FMA peak, or its bytes at the speed at which a loop reads as many, whichever takes longer (a depthwise
+convolution of small windows waits for memory); for reductions and scatters its bytes (a scatter's are its updates,
+indices, what it starts from and its result, each once); for running sums and top-k a copy of their rows. All by their
+shortest times, less the cost of an empty call. The figure to watch is the tenth percentile over the median: a compiler
+that is good at a few shapes alone has a low one.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ PROGRAM = "program"  # several kernels
 
 @dataclass(frozen=True)
 class Shape:
-    """A graph with one heavy node of the class `kind`. `name` says its sizes; integers of its inputs are drawn below `below`."""
+    """A graph with one heavy node of the class `kind`. `name` says its sizes; integers of its inputs are drawn below
+    `below`.
+    """
 
     family: str
     name: str
@@ -55,7 +59,7 @@ class Result:
     failure: str = ""
 
 
-# --- shapes -------------------------------------------------------------------------------------------------------------------
+# --- shapes -----------------------------------------------------------------------------------------------------------
 
 
 def _size(rng: Rng, low: int, high: int) -> int:
@@ -104,14 +108,26 @@ class Geometry:
         steps = math.prod(self.sizes) if self.transposed else math.prod(-(-n // self.stride) for n in self.sizes)
         made = math.prod(n * self.stride for n in self.sizes) if self.transposed else steps
         moved = 4 * (self.channels * math.prod(self.sizes) + self.outputs * (made + per_output))
-        if not WORK[0] <= 2.0 * self.outputs * per_output * steps <= WORK[1] or moved > MAX_BYTES or any(r >= n for r, n in zip(reach, self.sizes)):
+        if (
+            not WORK[0] <= 2.0 * self.outputs * per_output * steps <= WORK[1]
+            or moved > MAX_BYTES
+            or any(r >= n for r, n in zip(reach, self.sizes))
+        ):
             return None
         pads = [r // 2 for r in reach]
         if self.transposed:  # as many elements as the stride asks for, or nearly
             pads = [max(k - self.stride, 0) // 2 for k in self.kernel]
         attrs = f"strides={(self.stride,) * rank}, pads={(*pads, *pads)}, dilations={(self.dilation,) * rank}, group={self.group}"
-        w = (self.outputs, self.channels // self.group) if not self.transposed else (self.channels, self.outputs // self.group)
-        op, x, filters = "conv_transpose" if self.transposed else "conv", [1, self.channels, *self.sizes], [*w, *self.kernel]
+        w = (
+            (self.outputs, self.channels // self.group)
+            if not self.transposed
+            else (self.channels, self.outputs // self.group)
+        )
+        op, x, filters = (
+            "conv_transpose" if self.transposed else "conv",
+            [1, self.channels, *self.sizes],
+            [*w, *self.kernel],
+        )
         text = f"def g(a: f32{x}, *, b: f32{filters}):\n    y = {op}(a, b, {attrs})\n    return y"
         name = f"{self.channels} -> {self.outputs} at {_by(self.sizes)}, {_by(self.kernel)} / {self.stride}"
         more = f", dilation {self.dilation}" * (self.dilation > 1) + f", {self.group} groups" * (self.group > 1)
@@ -135,7 +151,15 @@ def grouped(rng: Rng) -> Shape:
     def draw() -> Geometry:
         group, inputs, n = _size(rng, 2, 64), _size(rng, 2, 128), _size(rng, 5, 112)
         outputs = inputs if rng.random() < 0.7 else _size(rng, 2, 128)
-        return Geometry(group * inputs, group * outputs, (n, n), (int(rng.choice((1, 3, 3, 5))),) * 2, int(rng.choice((1, 1, 2))), 1, group)
+        return Geometry(
+            group * inputs,
+            group * outputs,
+            (n, n),
+            (int(rng.choice((1, 3, 3, 5))),) * 2,
+            int(rng.choice((1, 1, 2))),
+            1,
+            group,
+        )
 
     return _drawn("grouped", draw)
 
@@ -145,7 +169,9 @@ def depthwise(rng: Rng) -> Shape:
 
     def draw() -> Geometry:
         c, n, times = _size(rng, 8, 1024), _size(rng, 7, 112), int(rng.choice((1, 1, 1, 2, 3)))
-        return Geometry(c, c * times, (n, n), (int(rng.choice((3, 3, 5, 7, 13, 31))),) * 2, int(rng.choice((1, 1, 2))), 1, c)
+        return Geometry(
+            c, c * times, (n, n), (int(rng.choice((3, 3, 5, 7, 13, 31))),) * 2, int(rng.choice((1, 1, 2))), 1, c
+        )
 
     return _drawn("depthwise", draw)
 
@@ -155,7 +181,14 @@ def conv_1d(rng: Rng) -> Shape:
 
     def draw() -> Geometry:
         c, o, n = _size(rng, 1, 768), _size(rng, 1, 768), _size(rng, 50, 32000)
-        return Geometry(c, o, (n,), (int(rng.choice((1, 2, 3, 3, 7, 11, 16))),), int(rng.choice((1, 1, 2, 4))), int(rng.choice((1, 1, 3, 9))))
+        return Geometry(
+            c,
+            o,
+            (n,),
+            (int(rng.choice((1, 2, 3, 3, 7, 11, 16))),),
+            int(rng.choice((1, 1, 2, 4))),
+            int(rng.choice((1, 1, 3, 9))),
+        )
 
     return _drawn("1-D", draw)
 
@@ -163,7 +196,13 @@ def conv_1d(rng: Rng) -> Shape:
 def conv_3d(rng: Rng) -> Shape:
     def draw() -> Geometry:
         c, o, depth, n = _size(rng, 1, 256), _size(rng, 4, 256), _size(rng, 4, 32), _size(rng, 5, 64)
-        return Geometry(c, o, (depth, n, n), (int(rng.choice((1, 3, 3))), *(int(rng.choice((1, 3, 3))),) * 2), int(rng.choice((1, 1, 2))))
+        return Geometry(
+            c,
+            o,
+            (depth, n, n),
+            (int(rng.choice((1, 3, 3))), *(int(rng.choice((1, 3, 3))),) * 2),
+            int(rng.choice((1, 1, 2))),
+        )
 
     return _drawn("3-D", draw)
 
@@ -180,7 +219,11 @@ def transposed(rng: Rng) -> Shape:
     """The convolutions alone that it becomes, without interleaving the phases."""
 
     def draw() -> Geometry:
-        axes, stride, group = int(rng.choice((1, 2, 2, 3))), int(rng.choice((1, 2, 2, 4, 8))), int(rng.choice((1, 1, 1, 4)))
+        axes, stride, group = (
+            int(rng.choice((1, 2, 2, 3))),
+            int(rng.choice((1, 2, 2, 4, 8))),
+            int(rng.choice((1, 1, 1, 4))),
+        )
         c, o, n = (group * _size(rng, *ends) for ends in ((4, 512 // group), (1, 256 // group), (5, 64)))
         kernel = stride * int(rng.choice((1, 2))) if stride > 1 else 3
         return Geometry(c, o, (n // group * (16 if axes == 1 else 1),) * axes, (kernel,) * axes, stride, 1, group, True)
@@ -194,7 +237,10 @@ def rows(rng: Rng) -> Shape:
         if ELEMENTS[0] <= n * width <= ELEMENTS[1]:
             op = str(rng.choice(("reduce_sum", "reduce_max", "reduce_mean")))
             return Shape(
-                "rows", f"{op} of {n} rows of {width}", f"def g(a: f32[{n}, {width}]):\n    y = {op}(a, axes=(1,))\n    return y", "reduction"
+                "rows",
+                f"{op} of {n} rows of {width}",
+                f"def g(a: f32[{n}, {width}]):\n    y = {op}(a, axes=(1,))\n    return y",
+                "reduction",
             )
 
 
@@ -216,7 +262,12 @@ def scatter_elements(rng: Rng) -> Shape:
 def scatter_nd(rng: Rng) -> Shape:
     """Rows, or elements of a matrix."""
     while True:
-        n, m, width, pairs = _size(rng, 8, 1 << 18), _size(rng, 8, 1 << 20), _size(rng, 1, 2048), bool(rng.random() < 0.3)
+        n, m, width, pairs = (
+            _size(rng, 8, 1 << 18),
+            _size(rng, 8, 1 << 20),
+            _size(rng, 1, 2048),
+            bool(rng.random() < 0.3),
+        )
         if ELEMENTS[0] <= n * width + m * (1 if pairs else width) <= ELEMENTS[1]:
             how, below = str(rng.choice(REDUCTIONS)), min(n, width) if pairs else n
             u = [m] if pairs else [m, width]
@@ -228,7 +279,11 @@ def scatter_nd(rng: Rng) -> Shape:
 def segments(rng: Rng) -> Shape:
     """Sums of rows by segment, as graph networks and pooling of sets have them."""
     while True:
-        n, m, width = _size(rng, 1, 1 << 16), _size(rng, 64, 1 << 20), int(rng.choice((1, 4, 8, 16, 32, 64, 64, 128, 256)))
+        n, m, width = (
+            _size(rng, 1, 1 << 16),
+            _size(rng, 64, 1 << 20),
+            int(rng.choice((1, 4, 8, 16, 32, 64, 64, 128, 256))),
+        )
         if n <= m and ELEMENTS[0] <= (n + m) * width <= ELEMENTS[1]:
             inputs = f"a: f32[{m}, {width}], *, x: f32[{n}, {width}], at: i64[{m}, 1]"
             text = f"def g({inputs}):\n    y = scatter_nd(x, at, a, reduction='add')\n    return y"
@@ -240,7 +295,10 @@ def scan(rng: Rng) -> Shape:
     while True:
         n, rows = _size(rng, 64, 1 << 23), 1 if rng.random() < 0.4 else _size(rng, 2, 4096)
         if ELEMENTS[0] <= n * rows <= ELEMENTS[1] // 2:
-            axis, more = int(rng.random() < 0.7), f"exclusive={bool(rng.random() < 0.3)}, reverse={bool(rng.random() < 0.3)}"
+            axis, more = (
+                int(rng.random() < 0.7),
+                f"exclusive={bool(rng.random() < 0.3)}, reverse={bool(rng.random() < 0.3)}",
+            )
             shape = [rows, n] if axis else [n, rows]
             text = f"def g(a: f32{shape}):\n    y = cumsum(a, axis={axis}, {more})\n    return y"
             return Shape("scan", f"{_by((*shape,))} along {axis}, {more}", text, PROGRAM)
@@ -280,7 +338,7 @@ def shapes(count: int, seed: int, families: Sequence[str] = ()) -> list[Shape]:
     return [chosen[k % len(chosen)](rng) for k in range(count)]
 
 
-# --- measuring ----------------------------------------------------------------------------------------------------------------
+# --- measuring --------------------------------------------------------------------------------------------------------
 
 
 def efficiency(shape: Shape, target: CpuTarget, top: Probe, empty: Probe, seconds: float, target_text: str) -> Result:
@@ -304,7 +362,9 @@ def copying(shape: Shape, target: str, seconds: float) -> Result:
     try:
         item = whole(shape.name, shape.text, target)
         rows = shape.text[shape.text.index("(a: ") : shape.text.index("):")]
-        copy, empty = (whole("neg", f"def g{of}):\n    y = neg(a)\n    return y", target) for of in (rows, "(a: f32[16]"))
+        copy, empty = (
+            whole("neg", f"def g{of}):\n    y = neg(a)\n    return y", target) for of in (rows, "(a: f32[16]")
+        )
     except Exception as e:  # a shape that the compiler fails at is a result too
         return Result(shape, 0.0, failure=f"{type(e).__name__}: {e}".splitlines()[0])
     mine, limit, call = (min(t) for t in measure([item, copy, empty], seconds))
@@ -312,7 +372,12 @@ def copying(shape: Shape, target: str, seconds: float) -> Result:
 
 
 def run(
-    count: int, seed: int = 0, seconds: float = 0.1, target_text: str = "llvm", console: Console | None = None, families: Sequence[str] = ()
+    count: int,
+    seed: int = 0,
+    seconds: float = 0.1,
+    target_text: str = "llvm",
+    console: Console | None = None,
+    families: Sequence[str] = (),
 ) -> list[Result]:
     """Measure `count` shapes and print the summary and the worst ones."""
     console = console or Console()
@@ -334,7 +399,14 @@ def summary(results: list[Result], target: CpuTarget) -> Table:
         if of:
             p10, middle, least = (float(np.percentile([r.share for r in of], q)) for q in (10, 50, 0))
             error, failed = max(r.error for r in of), sum(bool(r.failure) for r in of)
-            figures = f"{p10:.1%}", f"{middle:.1%}", f"{p10 / middle if middle else 0:.2f}", f"{least:.1%}", f"{error:.1e}", str(failed)
+            figures = (
+                f"{p10:.1%}",
+                f"{middle:.1%}",
+                f"{p10 / middle if middle else 0:.2f}",
+                f"{least:.1%}",
+                f"{error:.1e}",
+                str(failed),
+            )
             table.add_row(family, str(len(of)), *figures, end_section=family == results[-1].shape.family)
     return table
 

@@ -3,9 +3,10 @@
     python benchmarks/same.py BEFORE AFTER [--models DIR ...] [--nodes] [--targets llvm,cuda,interpreted] [--only REGEX] [--workers 2]
         [--json OUT]
 
-BEFORE and AFTER are checkouts of the project; each runs in processes of its own, with an empty cache. A model's inputs come from NAME.npz beside
-NAME.onnx, else they are random ones of a seed. `cuda` compiles for sm_90a and runs nothing; `interpreted` runs the kernels of node tests in the
-operator interpreter. The exit code is 1 where results differ though the texts are equal, or one state fails where the other does not.
+BEFORE and AFTER are checkouts of the project; each runs in processes of its own, with an empty cache. A model's inputs
+come from NAME.npz beside NAME.onnx, else they are random ones of a seed. `cuda` compiles for sm_90a and runs nothing;
+`interpreted` runs the kernels of node tests in the operator interpreter. The exit code is 1 where results differ though
+the texts are equal, or one state fails where the other does not.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def arguments() -> argparse.Namespace:
     return ap.parse_args()
 
 
-# --- one state, in a process of its own ---------------------------------------------------------------------------------------
+# --- one state, in a process of its own -------------------------------------------------------------------------------
 
 
 def digest(data: bytes) -> str:
@@ -59,7 +60,10 @@ def describe(f: Any, results: Any) -> Row:
     text = inner.source("operator")
     kernels = [digest(k.encode()) for k in re.split(r"\n(?=# )", text)]
     many = () if results is None else results if isinstance(results, tuple) else (results,)
-    return {"kernels": kernels, "results": [digest(np.ascontiguousarray(r).tobytes()) if isinstance(r, np.ndarray) else repr(r) for r in many]}
+    return {
+        "kernels": kernels,
+        "results": [digest(np.ascontiguousarray(r).tobytes()) if isinstance(r, np.ndarray) else repr(r) for r in many],
+    }
 
 
 def model_row(path: Path, target: str) -> Row:
@@ -75,11 +79,16 @@ def model_row(path: Path, target: str) -> Row:
     if inputs is None or set(inputs) != {s.name for s in f.inputs}:
         rng = np.random.default_rng(0)
         shapes = {s.name: tuple(d if isinstance(d, int) else SIZE for d in s.shape) for s in f.inputs}
-        made = {s.name: rng.standard_normal(shapes[s.name]) if "float" in s.dtype else rng.integers(0, 2, shapes[s.name]) for s in f.inputs}
+        made = {
+            s.name: rng.standard_normal(shapes[s.name]) if "float" in s.dtype else rng.integers(0, 2, shapes[s.name])
+            for s in f.inputs
+        }
         inputs = {s.name: made[s.name].astype(s.dtype) for s in f.inputs}
     if target == "cuda":
         f.prepare([inputs[s.name].shape for s in f.inputs])
-    return describe(f, None if target == "cuda" else f(**inputs) if all(n.isidentifier() for n in inputs) else f(inputs))
+    return describe(
+        f, None if target == "cuda" else f(**inputs) if all(n.isidentifier() for n in inputs) else f(inputs)
+    )
 
 
 def node_rows(target: str, part: int, parts: int, only: str) -> dict[str, Row]:
@@ -100,7 +109,9 @@ def node_rows(target: str, part: int, parts: int, only: str) -> dict[str, Row]:
         folder = Path(case.model_dir)
         data = sorted((folder / "test_data_set_0").glob("input_*.pb"), key=lambda p: int(p.stem.split("_")[1]))
         try:
-            f = dnnc.compile(folder / "model.onnx", target="cuda" if target == "interpreted" else target, cache=False, verify=False)
+            f = dnnc.compile(
+                folder / "model.onnx", target="cuda" if target == "interpreted" else target, cache=False, verify=False
+            )
             inputs = [numpy_helper.to_array(onnx.TensorProto.FromString(p.read_bytes())) for p in data]
             rows[case.name] = describe(f, f(*inputs))
         except Exception as e:
@@ -123,14 +134,16 @@ def child(words: list[str]) -> None:
     print("\n" + json.dumps(rows))
 
 
-# --- both ---------------------------------------------------------------------------------------------------------------------
+# --- both -------------------------------------------------------------------------------------------------------------
 
 
 def ask(checkout: Path, words: list[str], timeout: float) -> dict[str, Row]:
     with tempfile.TemporaryDirectory() as cache:
         env = {**os.environ, "PYTHONPATH": str(checkout / ".types"), "DNNC_CACHE_DIR": cache, "PYTHONHASHSEED": "0"}
         try:
-            done = subprocess.run([sys.executable, __file__, "--child", *words], capture_output=True, text=True, timeout=timeout, env=env)
+            done = subprocess.run(
+                [sys.executable, __file__, "--child", *words], capture_output=True, text=True, timeout=timeout, env=env
+            )
             rows: dict[str, Row] = json.loads(done.stdout.splitlines()[-1])
         except (subprocess.TimeoutExpired, IndexError, ValueError) as e:
             rows = {" ".join(words): {"error": type(e).__name__}}
@@ -139,7 +152,11 @@ def ask(checkout: Path, words: list[str], timeout: float) -> dict[str, Row]:
 
 def verdict(a: Row, b: Row) -> str:
     if "error" in a or "error" in b:
-        return "same" if a.get("error") == b.get("error") else f"FAILS: {a.get('error', 'runs')} before, {b.get('error', 'runs')} after"
+        return (
+            "same"
+            if a.get("error") == b.get("error")
+            else f"FAILS: {a.get('error', 'runs')} before, {b.get('error', 'runs')} after"
+        )
     if a["kernels"] != b["kernels"]:
         changed = len(set(a["kernels"]) ^ set(b["kernels"]))
         return f"texts differ: {len(a['kernels'])} and {len(b['kernels'])} kernels, {changed} only in one"
@@ -153,7 +170,11 @@ def main() -> int:
     jobs: list[tuple[str, list[str]]] = []
     for target in a.targets.split(","):
         for folder in a.models if target != "interpreted" else []:
-            jobs += [(target, ["model", str(p), target]) for p in sorted(folder.resolve().glob("*.onnx")) if re.search(a.only, p.stem)]
+            jobs += [
+                (target, ["model", str(p), target])
+                for p in sorted(folder.resolve().glob("*.onnx"))
+                if re.search(a.only, p.stem)
+            ]
         if a.nodes and target != "cuda":
             parts = 4 * a.workers
             jobs += [(target, ["nodes", target, str(k), str(parts), a.only]) for k in range(parts)]
@@ -163,7 +184,10 @@ def main() -> int:
         before, after = (ask(c.resolve(), words, a.timeout) for c in (a.before, a.after))
         names = sorted({*before, *after})
         missing: Row = {"error": "missing"}
-        return [{"name": n, "target": target, "verdict": verdict(before.get(n, missing), after.get(n, missing))} for n in names]
+        return [
+            {"name": n, "target": target, "verdict": verdict(before.get(n, missing), after.get(n, missing))}
+            for n in names
+        ]
 
     with ThreadPoolExecutor(a.workers) as pool:
         rows = [r for group in pool.map(both, jobs) for r in group]

@@ -1,7 +1,9 @@
-"""One kernel on one thread, bound to its buffers. What bounds its speed, independent FMAs and reading memory, is in `dnnc.backends.llvm.ceilings`.
+"""One kernel on one thread, bound to its buffers. What bounds its speed, independent FMAs and reading memory, is in
+`dnnc.backends.llvm.ceilings`.
 
-In: the text of a graph with one heavy node. It goes the whole way: graph passes, layout, fusion, lowering to a naive nest, the recipe's
-own first choice, LLVM. Out: a function without arguments to be timed. cpu_kernels.py and random_shapes.py measure with it.
+In: the text of a graph with one heavy node. It goes the whole way: graph passes, layout, fusion, lowering to a naive
+nest, the recipe's own first choice, LLVM. Out: a function without arguments to be timed. cpu_kernels.py and
+random_shapes.py measure with it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Timed(Probe):
-    """A kernel of a graph: its work (`flops`, and `bytes` of its operands and result), its schedule, and max error / scale."""
+    """A kernel of a graph: its work (`flops`, and `bytes` of its operands and result), its schedule, and max error /
+    scale.
+    """
 
     choice: str = ""
     error: float = 0.0
@@ -45,16 +49,19 @@ def aligned(a: Array) -> Array:
     return raw
 
 
-# --- a kernel of a graph ------------------------------------------------------------------------------------------------------
+# --- a kernel of a graph ----------------------------------------------------------------------------------------------
 
 
-def case(name: str, text: str, target: CpuTarget, kind: str = "contraction", dtype: str = "f32", below: int = 0) -> Timed:
-    """The kernels of a graph's groups of this kind, which all read the graph's input, packed and bound. The error against float64 of one that makes
-    the graph's result is measured first.
+def case(
+    name: str, text: str, target: CpuTarget, kind: str = "contraction", dtype: str = "f32", below: int = 0
+) -> Timed:
+    """The kernels of a graph's groups of this kind, which all read the graph's input, packed and bound. The error
+    against float64 of one that makes the graph's result is measured first.
 
     Args:
         name: for tables.
-        text: a graph of an input `a` and perhaps constants: weights `b`, an array `x` and indices `at`, whose numbers are drawn here.
+        text: a graph of an input `a` and perhaps constants: weights `b`, an array `x` and indices `at`, whose numbers
+            are drawn here.
         target: the CPU.
         kind: of the group: "contraction", "reduction" or "scatter".
         dtype: what `f32` in the text stands for: "f16" and "bf16" are stored so, and computed in float32.
@@ -69,7 +76,9 @@ def case(name: str, text: str, target: CpuTarget, kind: str = "contraction", dty
     constants |= {"at": rng.integers(0, below, shapes["at"])} if "at" in shapes else {}
     graph = parse(text.replace("f32[", f"{dtype}["), constants)
     want = run(graph, [x], "float64")[0]
-    program = compile_program(graph, PassContext(TargetFacts(lanes=target.lanes, rates=target.rates)), templates(target))
+    program = compile_program(
+        graph, PassContext(TargetFacts(lanes=target.lanes, rates=target.rates)), templates(target)
+    )
     calls, moved, flops, choices, error = [], 0, 0, [], 0.0
     for step in (s for s in program.steps if s.group.kind == kind):
         buffers = []
@@ -95,8 +104,9 @@ def case(name: str, text: str, target: CpuTarget, kind: str = "contraction", dty
 
 
 def whole(name: str, text: str, target: str) -> Timed:
-    """A graph of one input `a` and no constants as a compiled program, for what takes several kernels; its one output against float64. What a call
-    costs in Python is part of its time."""
+    """A graph of one input `a` and no constants as a compiled program, for what takes several kernels; its one output
+    against float64. What a call costs in Python is part of its time.
+    """
     (numbers,) = re.findall(r"a: f32\[([\d, ]+)\]", text)
     x = np.random.default_rng(0).standard_normal([*map(int, numbers.split(","))]).astype(np.float32)
     graph = parse(text)

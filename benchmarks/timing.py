@@ -1,4 +1,6 @@
-"""Figures over models, and what else the machine did while engines were timed. How they are timed is in `dnnc.tools.timing`."""
+"""Figures over models, and what else the machine did while engines were timed. How they are timed is in
+`dnnc.tools.timing`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ def geometric_mean(numbers: Sequence[float]) -> float:
     return float(np.exp(np.mean(np.log(numbers))))
 
 
-# --- neighbours ---------------------------------------------------------------------------------------------------------------
+# --- neighbours -------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -46,7 +48,9 @@ def _own_seconds() -> float:
 def _busy_seconds() -> float | None:
     """CPU seconds that all processes have used on all CPUs since the system started."""
     try:
-        user, nice, system, _, _, irq, soft, steal = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
+        user, nice, system, _, _, irq, soft, steal = map(
+            int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+        )
     except (OSError, ValueError):
         return None
     return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")

@@ -1,10 +1,12 @@
-"""Models of PyTorch through `torch.compile(backend="dnnc")`, against Inductor and eager PyTorch; or, with --export, through torch.export.
+"""Models of PyTorch through `torch.compile(backend="dnnc")`, against Inductor and eager PyTorch; or, with --export,
+through torch.export.
 
     python benchmarks/torch_models.py                                          # all models on 2 threads
     python benchmarks/torch_models.py --models resnet50,bert_base --seconds 10
     python benchmarks/torch_models.py --export --target cuda --precision float16
 
-Every result is compared with eager PyTorch in float32 first. Blocks of calls of all engines take turns, with pauses between them.
+Every result is compared with eager PyTorch in float32 first. Blocks of calls of all engines take turns, with pauses
+between them.
 """
 
 from __future__ import annotations
@@ -27,7 +29,13 @@ from torch_nets import Net, nets, seeded
 import dnnc
 from dnnc.tools.timing import alternate, percentiles, ratios
 
-BOUND = {None: 2e-4, "float32": 2e-4, "tf32": 5e-3, "float16": 3e-2, "bfloat16": 2e-1}  # of the largest element of each result
+BOUND = {
+    None: 2e-4,
+    "float32": 2e-4,
+    "tf32": 5e-3,
+    "float16": 3e-2,
+    "bfloat16": 2e-1,
+}  # of the largest element of each result
 
 
 def main() -> None:
@@ -44,7 +52,10 @@ def main() -> None:
             rows.append(measure(net, args))
             print(line(rows[-1]), flush=True)
     for peer in rows[0]["ratios"] if rows else ():
-        print(f"{peer} / dnnc, geometric mean of {len(rows)} models: {geometric_mean([r['ratios'][peer] for r in rows]):.3f}")
+        print(
+            f"{peer} / dnnc, geometric mean of {len(rows)} models: "
+            f"{geometric_mean([r['ratios'][peer] for r in rows]):.3f}"
+        )
     if args.json:
         Path(args.json).write_text(json.dumps(rows, indent=1))
 
@@ -74,7 +85,9 @@ def measure(net: Net, args: argparse.Namespace) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     error = furthest(results(ours()), wanted)
     if not error < BOUND[args.precision]:
-        raise SystemExit(f"{net.name}: dnnc is off by {error:.2g} of the largest element; allowed are {BOUND[args.precision]:.0e}")
+        raise SystemExit(
+            f"{net.name}: dnnc is off by {error:.2g} of the largest element; allowed are {BOUND[args.precision]:.0e}"
+        )
     half = getattr(torch, args.precision) if args.precision in ("float16", "bfloat16") else torch.float32
     module, given = module.to(device, half), tuple(x.to(half) if x.is_floating_point() else x for x in inputs)
     engines: dict[str, Callable[[], Any]] = {"dnnc": ours, "eager": lambda: module(*given)}
@@ -86,10 +99,19 @@ def measure(net: Net, args: argparse.Namespace) -> dict[str, Any]:
     times = alternate(list(engines.values()), args.repeats, args.seconds, lambda _: None)
     own = {n: percentiles(times, k)["p50"] for k, n in enumerate(engines)}
     found = {n: float(np.median(ratios(times, 0, k))) for k, n in enumerate(engines) if k}
-    return {"name": net.name, "error": error, "compile_s": seconds, "ms": own, "ratios": found, "other_cores": neighbours.cores()}
+    return {
+        "name": net.name,
+        "error": error,
+        "compile_s": seconds,
+        "ms": own,
+        "ratios": found,
+        "other_cores": neighbours.cores(),
+    }
 
 
-def compiled(module: torch.nn.Module, inputs: Sequence[torch.Tensor], backend: str, args: argparse.Namespace) -> Callable[[], Any]:
+def compiled(
+    module: torch.nn.Module, inputs: Sequence[torch.Tensor], backend: str, args: argparse.Namespace
+) -> Callable[[], Any]:
     torch._dynamo.reset()
     options = {"precision": args.precision} if backend == "dnnc" and args.precision else None
     f = torch.compile(module, backend=backend, options=options)
@@ -99,7 +121,12 @@ def compiled(module: torch.nn.Module, inputs: Sequence[torch.Tensor], backend: s
 
 def exported(module: torch.nn.Module, inputs: Sequence[torch.Tensor], args: argparse.Namespace) -> Callable[[], Any]:
     program = torch.export.export(module.cpu(), tuple(x.cpu() for x in inputs))
-    f = dnnc.compile(program, target=args.target, precision=args.precision, **({"threads": args.threads} if args.target == "llvm" else {}))
+    f = dnnc.compile(
+        program,
+        target=args.target,
+        precision=args.precision,
+        **({"threads": args.threads} if args.target == "llvm" else {}),
+    )
     return lambda: f(*inputs)
 
 
@@ -117,7 +144,9 @@ def results(made: Any) -> list[np.ndarray[Any, Any]]:
 
 
 def furthest(made: Sequence[Any], wanted: Sequence[Any]) -> float:
-    """The largest difference, as a part of the largest element of its result. infinity where shapes or numbers of results differ."""
+    """The largest difference, as a part of the largest element of its result. infinity where shapes or numbers of
+    results differ.
+    """
     if [a.shape for a in made] != [b.shape for b in wanted]:
         return float("inf")
     found = [float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30)) if b.size else 0.0 for a, b in zip(made, wanted)]

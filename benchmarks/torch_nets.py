@@ -1,4 +1,6 @@
-"""Well-known architectures as plain torch modules, with seeded weights: what `torch_models.py` compiles. The others it takes from `zoo`."""
+"""Well-known architectures as plain torch modules, with seeded weights: what `torch_models.py` compiles. The others it
+takes from `zoo`.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def conv(i: int, o: int, kernel: int = 1, stride: int = 1, groups: int = 1, act: Callable[[], nn.Module] | None = nn.ReLU) -> nn.Sequential:
+def conv(
+    i: int, o: int, kernel: int = 1, stride: int = 1, groups: int = 1, act: Callable[[], nn.Module] | None = nn.ReLU
+) -> nn.Sequential:
     """A convolution, its batch norm and its activation."""
     parts = [nn.Conv2d(i, o, kernel, stride, kernel // 2, groups=groups, bias=False), nn.BatchNorm2d(o)]
     return nn.Sequential(*parts, *([act()] if act else []))
 
 
-# --- ResNet-50, VGG-16, DenseNet-121 ------------------------------------------------------------------------------------------------
+# --- ResNet-50, VGG-16, DenseNet-121 ----------------------------------------------------------------------------------
 
 
 class Bottleneck(nn.Module):
@@ -47,14 +51,24 @@ def vgg16() -> nn.Module:
             parts += [nn.Conv2d(i, width, 3, padding=1), nn.ReLU()]
             i = width
         parts.append(nn.MaxPool2d(2))
-    head = [nn.Linear(25088, 4096), nn.ReLU(), nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU(), nn.Dropout(), nn.Linear(4096, 1000)]
+    head = [
+        nn.Linear(25088, 4096),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Linear(4096, 4096),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Linear(4096, 1000),
+    ]
     return nn.Sequential(*parts, nn.Flatten(), *head)
 
 
 class DenseLayer(nn.Module):
     def __init__(self, i: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.BatchNorm2d(i), nn.ReLU(), conv(i, 128), nn.Conv2d(128, 32, 3, padding=1, bias=False))
+        self.body = nn.Sequential(
+            nn.BatchNorm2d(i), nn.ReLU(), conv(i, 128), nn.Conv2d(128, 32, 3, padding=1, bias=False)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x, self.body(x)], 1)
@@ -70,10 +84,12 @@ def densenet121() -> nn.Module:
         if count != 16:
             parts += [nn.BatchNorm2d(i), nn.ReLU(), nn.Conv2d(i, i // 2, 1, bias=False), nn.AvgPool2d(2)]
             i //= 2
-    return nn.Sequential(*parts, nn.BatchNorm2d(i), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(i, 1000))
+    return nn.Sequential(
+        *parts, nn.BatchNorm2d(i), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(i, 1000)
+    )
 
 
-# --- MobileNetV3-Large, EfficientNet-B0 ---------------------------------------------------------------------------------------------
+# --- MobileNetV3-Large, EfficientNet-B0 -------------------------------------------------------------------------------
 
 
 class Squeeze(nn.Module):
@@ -81,7 +97,9 @@ class Squeeze(nn.Module):
 
     def __init__(self, c: int, inner: int, act: Callable[[], nn.Module], gate: Callable[[], nn.Module]) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(c, inner, 1), act(), nn.Conv2d(inner, c, 1), gate())
+        self.body = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Conv2d(c, inner, 1), act(), nn.Conv2d(inner, c, 1), gate()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.body(x)
@@ -90,10 +108,24 @@ class Squeeze(nn.Module):
 class Inverted(nn.Module):
     """Wider, depthwise, narrower."""
 
-    def __init__(self, i: int, wide: int, o: int, kernel: int, stride: int, act: Callable[[], nn.Module], squeeze: nn.Module | None) -> None:
+    def __init__(
+        self,
+        i: int,
+        wide: int,
+        o: int,
+        kernel: int,
+        stride: int,
+        act: Callable[[], nn.Module],
+        squeeze: nn.Module | None,
+    ) -> None:
         super().__init__()
         first = [conv(i, wide, act=act)] if wide != i else []
-        self.body = nn.Sequential(*first, conv(wide, wide, kernel, stride, wide, act), *([squeeze] if squeeze else []), conv(wide, o, act=None))
+        self.body = nn.Sequential(
+            *first,
+            conv(wide, wide, kernel, stride, wide, act),
+            *([squeeze] if squeeze else []),
+            conv(wide, o, act=None),
+        )
         self.same = stride == 1 and i == o
 
     def forward(self, x: Tensor) -> Tensor:
@@ -102,8 +134,10 @@ class Inverted(nn.Module):
 
 def mobilenet_v3() -> nn.Module:
     table = (
-        (3, 16, 16, 0, 0, 1), (3, 64, 24, 0, 0, 2), (3, 72, 24, 0, 0, 1), (5, 72, 40, 1, 0, 2), (5, 120, 40, 1, 0, 1), (5, 120, 40, 1, 0, 1),
-        (3, 240, 80, 0, 1, 2), (3, 200, 80, 0, 1, 1), (3, 184, 80, 0, 1, 1), (3, 184, 80, 0, 1, 1), (3, 480, 112, 1, 1, 1),
+        (3, 16, 16, 0, 0, 1), (3, 64, 24, 0, 0, 2), (3, 72, 24, 0, 0, 1), (5, 72, 40, 1, 0, 2), (5, 120, 40, 1, 0, 1),
+        (5, 120, 40, 1, 0, 1),
+        (3, 240, 80, 0, 1, 2), (3, 200, 80, 0, 1, 1), (3, 184, 80, 0, 1, 1), (3, 184, 80, 0, 1, 1),
+        (3, 480, 112, 1, 1, 1),
         (3, 672, 112, 1, 1, 1), (5, 672, 160, 1, 1, 2), (5, 960, 160, 1, 1, 1), (5, 960, 160, 1, 1, 1),
     )  # fmt: skip
     parts: list[nn.Module] = [conv(3, 16, 3, 2, act=nn.Hardswish)]
@@ -112,22 +146,42 @@ def mobilenet_v3() -> nn.Module:
         squeeze = Squeeze(wide, (wide // 4 + 7) // 8 * 8, nn.ReLU, nn.Hardsigmoid) if squeezed else None
         parts.append(Inverted(i, wide, o, kernel, stride, nn.Hardswish if hard else nn.ReLU, squeeze))
         i = o
-    head = [conv(160, 960, act=nn.Hardswish), nn.AdaptiveAvgPool2d(1), nn.Conv2d(960, 1280, 1), nn.Hardswish(), nn.Flatten(), nn.Linear(1280, 1000)]
+    head = [
+        conv(160, 960, act=nn.Hardswish),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Conv2d(960, 1280, 1),
+        nn.Hardswish(),
+        nn.Flatten(),
+        nn.Linear(1280, 1000),
+    ]
     return nn.Sequential(*parts, *head)
 
 
 def efficientnet_b0() -> nn.Module:
     parts: list[nn.Module] = [conv(3, 32, 3, 2, act=nn.SiLU)]
     i = 32
-    for ratio, o, count, stride, kernel in ((1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3)):  # fmt: skip
+    for ratio, o, count, stride, kernel in ((1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3),
+    (6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3)):  # fmt: skip
         for k in range(count):
             wide = i * ratio
-            parts.append(Inverted(i, wide, o, kernel, stride if k == 0 else 1, nn.SiLU, Squeeze(wide, max(i // 4, 1), nn.SiLU, nn.Sigmoid)))
+            parts.append(
+                Inverted(
+                    i,
+                    wide,
+                    o,
+                    kernel,
+                    stride if k == 0 else 1,
+                    nn.SiLU,
+                    Squeeze(wide, max(i // 4, 1), nn.SiLU, nn.Sigmoid),
+                )
+            )
             i = o
-    return nn.Sequential(*parts, conv(320, 1280, act=nn.SiLU), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 1000))
+    return nn.Sequential(
+        *parts, conv(320, 1280, act=nn.SiLU), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 1000)
+    )
 
 
-# --- ViT-S/16, BERT base, ConvNeXt-T --------------------------------------------------------------------------------------------------
+# --- ViT-S/16, BERT base, ConvNeXt-T ----------------------------------------------------------------------------------
 
 
 class Attention(nn.Module):
@@ -175,12 +229,23 @@ class Vit(nn.Module):
 class Bert(nn.Module):
     def __init__(self, width: int = 768, heads: int = 12, depth: int = 12, words: int = 30522) -> None:
         super().__init__()
-        self.words, self.places, self.kinds = nn.Embedding(words, width), nn.Embedding(512, width), nn.Embedding(2, width)
-        self.norm, self.layers = nn.LayerNorm(width, 1e-12), nn.ModuleList(Layer(width, heads, False) for _ in range(depth))
+        self.words, self.places, self.kinds = (
+            nn.Embedding(words, width),
+            nn.Embedding(512, width),
+            nn.Embedding(2, width),
+        )
+        self.norm, self.layers = (
+            nn.LayerNorm(width, 1e-12),
+            nn.ModuleList(Layer(width, heads, False) for _ in range(depth)),
+        )
         self.pool = nn.Linear(width, width)
 
     def forward(self, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        x = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device)) + self.kinds(torch.zeros_like(ids))
+        x = (
+            self.words(ids)
+            + self.places(torch.arange(ids.shape[1], device=ids.device))
+            + self.kinds(torch.zeros_like(ids))
+        )
         x, seen = self.norm(x), (mask > 0)[:, None, None, :]
         for layer in self.layers:
             x = layer(x, seen)
@@ -219,7 +284,7 @@ def convnext_tiny() -> nn.Module:
     return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(768, 1e-6), nn.Linear(768, 1000))
 
 
-# --- what is benchmarked ------------------------------------------------------------------------------------------------------------
+# --- what is benchmarked ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -248,7 +313,9 @@ def seeded(net: Net) -> tuple[nn.Module, tuple[Tensor, ...]]:
     module, inputs = net.make(), net.inputs()
     with torch.no_grad():
         image = inputs[0].is_floating_point()
-        return (settle(module, tuple(inputs[0].shape[1:]), matrices=net.drawn) if image else jitter(module, 0.02)), inputs
+        return (
+            settle(module, tuple(inputs[0].shape[1:]), matrices=net.drawn) if image else jitter(module, 0.02)
+        ), inputs
 
 
 def nets() -> Sequence[Net]:

@@ -1,7 +1,7 @@
 """dnnc: a deep-neural-network compiler. `dnnc.compile(model)` is the one entry point.
 
-The public names are resolved on first use (PEP 562), so that `import dnnc` costs a few milliseconds and loads neither NumPy nor onnx
-nor llvmlite. Type checkers and editors read the imports below; a test holds the two lists together.
+The public names are resolved on first use (PEP 562), so that `import dnnc` costs a few milliseconds and loads neither
+NumPy nor onnx nor llvmlite. Type checkers and editors read the imports below; a test holds the two lists together.
 """
 
 from importlib import import_module
@@ -56,7 +56,8 @@ _WHERE = {
     "dnnc.frontends.trace": ("Spec", "cond", "scan", "trace", "while_loop"),
     "dnnc.frontends.trace.vmap": ("vmap",),
     "dnnc.ir.errors": (
-        "AccuracyError", "ArtifactError", "ArtifactWarning", "DnncError", "DnncWarning", "InputError", "InternalError", "ModelError",
+        "AccuracyError", "ArtifactError", "ArtifactWarning", "DnncError", "DnncWarning", "InputError", "InternalError",
+        "ModelError",
         "ParseError", "ScheduleError", "ShapeError", "TargetError", "TuneError", "UnsupportedError", "VerifyError",
     ),
     "dnnc.ir.target": ("Target",),

@@ -1,7 +1,8 @@
-"""What users give as `parameters=` of dnnc.compile: arguments and captured arrays of functions, inputs and constants of graphs.
+"""What users give as `parameters=` of dnnc.compile: arguments and captured arrays of functions, inputs and constants of
+graphs.
 
-Out comes a graph with an input for each, and the arrays by the inputs' names, as `dnnc.driver.compile_graph` takes them; of ONNX models
-`dnnc.frontends.onnx.parameters` does this.
+Out comes a graph with an input for each, and the arrays by the inputs' names, as `dnnc.driver.compile_graph` takes
+them; of ONNX models `dnnc.frontends.onnx.parameters` does this.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ Array = np.ndarray[Any, Any]
 Bound = dict[str, Any]
 
 
-# --- functions ----------------------------------------------------------------------------------------------------------------
+# --- functions --------------------------------------------------------------------------------------------------------
 
 
-def of_function(fn: Any, inputs: Sequence[Any] | Mapping[str, Any], parameters: Mapping[str, Any]) -> tuple[Graph, Bound]:
+def of_function(
+    fn: Any, inputs: Sequence[Any] | Mapping[str, Any], parameters: Mapping[str, Any]
+) -> tuple[Graph, Bound]:
     """Trace a function of which some arguments, by name, are parameters; other names are of arrays that it captures.
 
     Raises:
@@ -57,7 +60,8 @@ def holder(graph: Graph, name: str, a: Any) -> Value:
             "the body of a loop or branch has a copy of it: make it an argument"
             if within
             else (
-                "it is no argument of the function, which does not read its memory either: NumPy's arrays are copied where they meet arrays of dnnc.array, "
+                "it is no argument of the function, which does not read its memory either: NumPy's arrays are copied "
+                "where they meet arrays of dnnc.array, "
                 "so convert it outside by dnnc.array.asarray(a, copy=False)"
             )
         )
@@ -66,21 +70,31 @@ def holder(graph: Graph, name: str, a: Any) -> Value:
 
 
 def _same_memory(a: Array, b: Array) -> bool:
-    return a.ctypes.data == b.ctypes.data and a.shape == b.shape and a.dtype == b.dtype and a.strides == b.strides and a.size > 0
+    return (
+        a.ctypes.data == b.ctypes.data
+        and a.shape == b.shape
+        and a.dtype == b.dtype
+        and a.strides == b.strides
+        and a.size > 0
+    )
 
 
-# --- graphs -------------------------------------------------------------------------------------------------------------------
+# --- graphs -----------------------------------------------------------------------------------------------------------
 
 
 def of_graph(graph: Graph, parameters: Mapping[str, Any] | Sequence[str]) -> tuple[Graph, Bound]:
-    """A copy of a graph in which constants of these names are inputs. Of names without arrays the constants' contents are taken."""
+    """A copy of a graph in which constants of these names are inputs. Of names without arrays the constants' contents
+    are taken.
+    """
     made = graph.copy()
     given = parameters if isinstance(parameters, Mapping) else dict.fromkeys(parameters)
     constants, inputs = {v.name: v for v in made.constants}, {v.name for v in made.inputs}
     bound: Bound = {}
     for name, a in given.items():
         if name not in constants and (name not in inputs or a is None):
-            has = f"the constants {', '.join(constants) or 'none'}" + ("" if a is None else f" and the inputs {', '.join(inputs) or 'none'}")
+            has = f"the constants {', '.join(constants) or 'none'}" + (
+                "" if a is None else f" and the inputs {', '.join(inputs) or 'none'}"
+            )
             raise InputError(f"parameters: the graph has no {name!r}; it has {has}")
         bound[name] = made.constants[constants[name]] if a is None else a
         if name in constants:

@@ -49,7 +49,9 @@ def compile_native(c: CpuCompiler, dims: Mapping[Var, int]) -> Native:
     spare: dict[str, bytes] = {}
 
     def build_one(program: Program) -> Native:
-        if not program.dims:  # sizes are known: what cannot be called need not be compiled, and checking its kernels takes as much memory
+        if (
+            not program.dims
+        ):  # sizes are known: what cannot be called need not be compiled, and checking its kernels takes as much memory
             check_program(program, c.inputs, c.outputs)
         return build_native(program, c.target, c.options, c.cache, laps.through(c.progress), c.objects, spare)
 
@@ -65,10 +67,17 @@ def compile_native(c: CpuCompiler, dims: Mapping[Var, int]) -> Native:
 
 
 def _notes(c: CpuCompiler, program: Program) -> list[PassRecord]:
-    """Which kernels are too long for the check, and which outputs are not made where they end, as records of the report."""
+    """Which kernels are too long for the check, and which outputs are not made where they end, as records of the
+    report.
+    """
     size = len(program.graph)
     notes = not_checked(program.kernels, {}) if c.options.verify and not program.dims else ()
-    said = {LADDER: program.steps_down, "kernel gate": notes, "donate": copied(program, c.outputs), "cache": c.cache.notes}
+    said = {
+        LADDER: program.steps_down,
+        "kernel gate": notes,
+        "donate": copied(program, c.outputs),
+        "cache": c.cache.notes,
+    }
     return [PassRecord(name, 0.0, size, size, False, n) for name, n in said.items() if n]
 
 
@@ -77,15 +86,23 @@ def has_control(graph: Graph) -> bool:
     return any("control" in n.op.traits for n in graph.nodes())
 
 
-def segment_maker(opts: CompileOptions, cpu: CpuTarget, cache: KernelCache, progress: Progress | None) -> Callable[[Graph, bool], Executable]:
+def segment_maker(
+    opts: CompileOptions, cpu: CpuTarget, cache: KernelCache, progress: Progress | None
+) -> Callable[[Graph, bool], Executable]:
     """A function that compiles segments between host steps: for all sizes, or (False) for each that comes."""
     threads = min(thread_count(opts.threads), cpu.threads)
-    own = replace(opts, dims={}, outputs=(), verify="kernels" if opts.verify else False)  # random values between steps would mean nothing
+    own = replace(
+        opts, dims={}, outputs=(), verify="kernels" if opts.verify else False
+    )  # random values between steps would mean nothing
 
     def make(graph: Graph, shared: bool) -> Executable:
         empties = {n: 1 for n, x in graph.dims.items() if x.lo == 0}  # no elements: a program of their own
         all_sizes = shared and not has_control(graph)
-        lows = {**empties, **lows_without_empties(bound_dims(graph, {n: (1, None) for n in empties}))} if all_sizes else None
+        lows = (
+            {**empties, **lows_without_empties(bound_dims(graph, {n: (1, None) for n in empties}))}
+            if all_sizes
+            else None
+        )
         log = Log(graph.name, str(opts.target), threads)
         names = [v.name for v in graph.inputs], [v.name for v in graph.outputs]
         return Executable(CpuCompiler(graph, names, own, cpu, log, cache, lows, progress=progress))
@@ -93,12 +110,20 @@ def segment_maker(opts: CompileOptions, cpu: CpuTarget, cache: KernelCache, prog
     return make
 
 
-def make_program(graph: Graph, cpu: CpuTarget, opts: CompileOptions, manager: PassManager | None = None, cache: KernelCache | None = None) -> Program:
+def make_program(
+    graph: Graph,
+    cpu: CpuTarget,
+    opts: CompileOptions,
+    manager: PassManager | None = None,
+    cache: KernelCache | None = None,
+) -> Program:
     """Graph passes (which change the graph in place), plans, scheduled kernels. `cache`: keeps schedules."""
     ctx = context_of(opts, facts(cpu, opts.numerics))
     choose = choose_of(opts, kept=cache)
     known = schedules_for(opts, cpu, cache)
-    program = compile_program(graph, ctx, templates(cpu, ctx.strict), choose, opts.opt_level, manager, revise_of(choose), known)
+    program = compile_program(
+        graph, ctx, templates(cpu, ctx.strict), choose, opts.opt_level, manager, revise_of(choose), known
+    )
     tell(choose, program, manager)
     return program
 
@@ -112,7 +137,9 @@ def build_native(
     given: Mapping[str, bytes] | None = None,
     spare: dict[str, bytes] | None = None,
 ) -> Native:
-    """Machine code for a program, its new kernels checked. `given`: objects by symbol, out of a saved model; `spare`: see `build`."""
+    """Machine code for a program, its new kernels checked. `given`: objects by symbol, out of a saved model; `spare`:
+    see `build`.
+    """
     graphs = {id(step): graph for step, graph in program.walk()}
     check = (lambda step, address: check_kernel(graphs[id(step)], step, address)) if opts.verify else None
     with CompileService(cpu.threads) as service:

@@ -32,7 +32,8 @@ class CpuCompiler(ModelCompiler):
     """See ModelCompiler.
 
     Attributes:
-        shared: one program serves all dims from these lower bounds on (a dim that is not named has its own); None: none does.
+        shared: one program serves all dims from these lower bounds on (a dim that is not named has its own); None: none
+            does.
         threads: of a call.
     """
 
@@ -52,7 +53,9 @@ class CpuCompiler(ModelCompiler):
         parameters: Parameters | None = None,
         onnx: Callable[[], OnnxParts] | None = None,
     ) -> None:
-        """`graph` gives the imported graph where that is not the interface; `objects`: machine code by symbol, out of a saved model."""
+        """`graph` gives the imported graph where that is not the interface; `objects`: machine code by symbol, out of a
+        saved model.
+        """
         self.interface, (self.inputs, self.outputs) = interface, names
         self.options, self.target, self.log, self.onnx = options, target, log, onnx
         self.threads = min(thread_count(options.threads), target.threads)
@@ -66,7 +69,9 @@ class CpuCompiler(ModelCompiler):
         return self.interface if self._graph is None else self._graph()
 
     def serves_all(self, dims: Mapping[Var, int]) -> bool:
-        """Does the program for all sizes serve these? Small sizes, at which some value is empty, get programs of their own."""
+        """Does the program for all sizes serve these? Small sizes, at which some value is empty, get programs of their
+        own.
+        """
         return self.shared is not None and all(n >= self.shared.get(v.name, 0) for v, n in dims.items())
 
     def sizes(self, dims: Mapping[Var, int]) -> tuple[int, ...]:
@@ -80,7 +85,9 @@ class CpuCompiler(ModelCompiler):
     def instance(self, program: Native, dims: Mapping[Var, int]) -> CpuInstance:
         by_name = {v.name: n for v, n in dims.items()}
         at_once = placed(self.pairs, program.calls, len(self.inputs))
-        return CpuInstance(program, {v: by_name[v.name] for v in program.dims}, self.threads, self.frames, self.parameters, at_once)
+        return CpuInstance(
+            program, {v: by_name[v.name] for v in program.dims}, self.threads, self.frames, self.parameters, at_once
+        )
 
     def refitted(self, instances: Sequence[CpuInstance]) -> None:
         self.frames.clear()  # frames hold what the old arrays were packed into
@@ -105,4 +112,6 @@ class CpuCompiler(ModelCompiler):
 def only_for_devices(archs: Sequence[str]) -> None:
     """InputError where architectures are given for a model that has no code for a device."""
     if archs:
-        raise InputError(f"{', '.join(archs)}: code for several architectures is kept of models that run wholly on a CUDA device")
+        raise InputError(
+            f"{', '.join(archs)}: code for several architectures is kept of models that run wholly on a CUDA device"
+        )

@@ -1,4 +1,6 @@
-"""Calls on arrays of a CUDA device: CuPy, torch, anything with `__cuda_array_interface__` or DLPack, with no copy to the host."""
+"""Calls on arrays of a CUDA device: CuPy, torch, anything with `__cuda_array_interface__` or DLPack, with no copy to
+the host.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,15 @@ from dnnc.signature import Signature, converted
 class CudaCalls:
     """See DeviceCalls. `device` opens the device: TargetError where there is none."""
 
-    def __init__(self, device: Callable[[], Device], signature: Signature, donation: Donation | None, cache: ProgramCache) -> None:
+    def __init__(
+        self, device: Callable[[], Device], signature: Signature, donation: Donation | None, cache: ProgramCache
+    ) -> None:
         self._device, self._signature, self._cache = device, signature, cache
         self._donation = donation or Donation({}, signature.input_names)
 
-    def run(self, values: Sequence[Any], outputs: Sequence[Any] | None, stream: Any, parameters: Parameters | None) -> list[Any]:
+    def run(
+        self, values: Sequence[Any], outputs: Sequence[Any] | None, stream: Any, parameters: Parameters | None
+    ) -> list[Any]:
         device = self._device()
         kind = kind_of(values[0], device)
         order = kind.stream if stream is None else address_of(stream)
@@ -32,7 +38,9 @@ class CudaCalls:
         instance = self._instance(views)
         pairs = self._donation.pairs
         if outputs is None:
-            results = [values[pairs[k]] if k in pairs else kind.empty(s, d) for k, (s, d) in enumerate(instance.outputs)]
+            results = [
+                values[pairs[k]] if k in pairs else kind.empty(s, d) for k, (s, d) in enumerate(instance.outputs)
+            ]
             named = enumerate(zip(self._signature.output_names, results, instance.outputs))
             made = [views[pairs[k]] if k in pairs else output_array(r, n, s, d, device) for k, (n, r, (s, d)) in named]
         else:
@@ -44,8 +52,13 @@ class CudaCalls:
             _follow(device, order, int(ready or 0))  # where its owner looks for it, or uses the memory again
         if outputs is not None:
             return results
-        copied = {k for k, j in pairs.items() if views[j].copied}  # whose elements were not contiguous: the copy was donated
-        return [kind.finish(made[k].keep if k in copied else r) if k in copied or k not in pairs else r for k, r in enumerate(results)]
+        copied = {
+            k for k, j in pairs.items() if views[j].copied
+        }  # whose elements were not contiguous: the copy was donated
+        return [
+            kind.finish(made[k].keep if k in copied else r) if k in copied or k not in pairs else r
+            for k, r in enumerate(results)
+        ]
 
     def bind(self, values: Sequence[Any], outputs: Sequence[Any], parameters: Parameters | None) -> BoundCall:
         """See `Executable.bind`; the call has a frame of its own."""
@@ -61,9 +74,18 @@ class CudaCalls:
             launch: Callable[[int], None] = lambda stream: frame.run_device(*addresses, stream)  # noqa: E731
         else:
             launch = frame.bind(*addresses)
-        return BoundCall(launch, kind.stream, frame if instance.program.guarded else None, (views, made, frame), instance)
+        return BoundCall(
+            launch, kind.stream, frame if instance.program.guarded else None, (views, made, frame), instance
+        )
 
-    def _start(self, instance: CudaInstance, views: Sequence[DeviceArray], made: Sequence[DeviceArray], stream: int, defer: Defer | None) -> None:
+    def _start(
+        self,
+        instance: CudaInstance,
+        views: Sequence[DeviceArray],
+        made: Sequence[DeviceArray],
+        stream: int,
+        defer: Defer | None,
+    ) -> None:
         with instance.frame() as frame:
             for other in {v.ready for v in views if v.ready not in (None, stream)}:
                 _follow(frame.device, int(other or 0), stream)
@@ -78,8 +100,12 @@ class CudaCalls:
         assert isinstance(instance, CudaInstance)
         return instance
 
-    def _views(self, values: Sequence[Any], device: Device, weights: Sequence[DeviceArray], keep: bool = False) -> list[DeviceArray]:
-        """Inputs on the device; those on the host are brought there. `keep`: donated ones have to be memory that can be kept."""
+    def _views(
+        self, values: Sequence[Any], device: Device, weights: Sequence[DeviceArray], keep: bool = False
+    ) -> list[DeviceArray]:
+        """Inputs on the device; those on the host are brought there. `keep`: donated ones have to be memory that can be
+        kept.
+        """
         out = self._brought(values, device)
         if not self._donation.pairs:
             return out
@@ -87,7 +113,10 @@ class CudaCalls:
         for j in self._donation.pairs.values():
             name, own = self._donation.names[j], getattr(values[j], "__dnnc_own__", None)
             if keep and own is not None:
-                raise InputError(f"input {name}: arrays of dnnc.array are values, and no memory that bind could keep; give a CuPy or torch array")
+                raise InputError(
+                    f"input {name}: arrays of dnnc.array are values, and no memory that bind could keep; give a CuPy "
+                    "or torch array"
+                )
             if keep and out[j].copied:
                 raise InputError(f"input {name}: bind needs a contiguous array that it can keep")
             if own is not None:
@@ -109,7 +138,12 @@ class CudaCalls:
         return out
 
     def _output_views(
-        self, instance: CudaInstance, inputs: Sequence[DeviceArray], results: Sequence[Any], device: Device, weights: Sequence[DeviceArray]
+        self,
+        instance: CudaInstance,
+        inputs: Sequence[DeviceArray],
+        results: Sequence[Any],
+        device: Device,
+        weights: Sequence[DeviceArray],
     ) -> list[DeviceArray]:
         self._signature.check_count(results)
         made: list[DeviceArray] = []
@@ -124,12 +158,15 @@ class CudaCalls:
 
 
 class BoundCall:
-    """`call()` runs a bound program and returns when it is queued, in the order of the stream on which it was bound (on NumPy arrays: when it
-    is done). `call.check()` waits, and raises what a call would have raised of the data."""
+    """`call()` runs a bound program and returns when it is queued, in the order of the stream on which it was bound (on
+    NumPy arrays: when it is done). `call.check()` waits, and raises what a call would have raised of the data.
+    """
 
     __slots__ = ("_instance", "_frame", "_keep", "_launch", "_stream")
 
-    def __init__(self, launch: Callable[[int], None], stream: int, frame: Frame | None, keep: Any, instance: CudaInstance) -> None:
+    def __init__(
+        self, launch: Callable[[int], None], stream: int, frame: Frame | None, keep: Any, instance: CudaInstance
+    ) -> None:
         self._launch, self._stream, self._frame, self._keep, self._instance = launch, stream, frame, keep, instance
 
     def __call__(self) -> None:

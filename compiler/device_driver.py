@@ -64,7 +64,9 @@ class Machine:
 
 
 def cuda_machine(options: CompileOptions) -> Machine:
-    """The machine of a target such as `cuda:1` or `cuda -arch=sm_90a`. TargetError where it is none, or NVRTC is missing."""
+    """The machine of a target such as `cuda:1` or `cuda -arch=sm_90a`. TargetError where it is none, or NVRTC is
+    missing.
+    """
     from dnnc.backends.cuda.target import ask_device, parse_target, why_no_device
     from dnnc.backends.cuda.templates import templates
 
@@ -75,10 +77,14 @@ def cuda_machine(options: CompileOptions) -> Machine:
     def device() -> Device:  # asking takes a millisecond or two
         found = ask_device(number)
         if found is not None and found.arch != gpu.arch:
-            raise TargetError(f"device {number} is {found.arch}, and this program is for {gpu.arch}: compile it with target='cuda:{number}'")
+            raise TargetError(
+                f"device {number} is {found.arch}, and this program is for {gpu.arch}: compile it with "
+                f"target='cuda:{number}'"
+            )
         if found is None and target.option("arch"):
             raise TargetError(
-                f"this program is for {gpu.arch} and cannot run here: {why_no_device(number)}; save it with f.save('model.dnnc') and load it on a "
+                f"this program is for {gpu.arch} and cannot run here: {why_no_device(number)}; save it with "
+                "f.save('model.dnnc') and load it on a "
                 f"machine with such a GPU"
             )
         return open_device(number)
@@ -87,7 +93,13 @@ def cuda_machine(options: CompileOptions) -> Machine:
     present = here is not None and here.arch == gpu.arch
     strict = options.numerics == "strict"
     own = templates(gpu, rounds_products(options), strict)
-    return Machine(gpu, NvrtcCompiler(thread_count(options.threads)), own if strict else (*own, *library.library_templates()), device, present)
+    return Machine(
+        gpu,
+        NvrtcCompiler(thread_count(options.threads)),
+        own if strict else (*own, *library.library_templates()),
+        device,
+        present,
+    )
 
 
 def compile_for_device(
@@ -103,13 +115,19 @@ def compile_for_device(
     notes: tuple[str, ...] = (),
     parameters: Parameters | None = None,
 ) -> Executable:
-    """Compile a graph whose dims are as the options say; see `dnnc.driver.compile_graph`. `given`: code out of a saved model."""
+    """Compile a graph whose dims are as the options say; see `dnnc.driver.compile_graph`. `given`: code out of a saved
+    model.
+    """
     if needs_host(graph):
-        own = replace(opts, dims={}, outputs=(), verify="kernels" if opts.verify else False)  # random values between steps would mean nothing
+        own = replace(
+            opts, dims={}, outputs=(), verify="kernels" if opts.verify else False
+        )  # random values between steps would mean nothing
 
         def make(segment: Graph, shared: bool) -> Executable:
             inner = [v.name for v in segment.inputs], [v.name for v in segment.outputs]
-            return Executable(CudaCompiler(segment, inner, own, machine, Log(segment.name, str(opts.target), 1), cache, progress))
+            return Executable(
+                CudaCompiler(segment, inner, own, machine, Log(segment.name, str(opts.target), 1), cache, progress)
+            )
 
         return staged(HybridCompiler(graph, names, opts, machine.target, 1, import_seconds, make, onnx, machine.device))
     log = Log(graph.name, str(opts.target), 1, import_seconds, notes)
@@ -140,7 +158,9 @@ class CudaCompiler(ModelCompiler):
         self.options, self.machine, self.target, self.log, self.onnx = options, machine, machine.target, log, onnx
         self.cache, self.progress, self.given, self.parameters = cache, progress, given, parameters
         self._instances: weakref.WeakSet[CudaInstance] = weakref.WeakSet()
-        self._before: list[LoadedProgram] = []  # with the weights of before the last refit: work of theirs may still be queued
+        self._before: list[
+            LoadedProgram
+        ] = []  # with the weights of before the last refit: work of theirs may still be queued
 
     @property
     def graph(self) -> Graph:
@@ -148,14 +168,29 @@ class CudaCompiler(ModelCompiler):
 
     def compile(self, dims: Mapping[Var, int]) -> CudaNative:
         laps, manager = Laps(), PassManager()
-        program = make_program(specialise(self.graph, {v.name: n for v, n in dims.items()}), self.machine, self.options, manager, self.cache)
+        program = make_program(
+            specialise(self.graph, {v.name: n for v, n in dims.items()}),
+            self.machine,
+            self.options,
+            manager,
+            self.cache,
+        )
         laps.lap("passes")
         m = self.machine
         spare: dict[str, bytes] = {}
 
         def build_one(program: Program) -> CudaNative:
             check_program(program, self.inputs, self.outputs)
-            native = build(program, m.target, self.cache, m.compiler, bool(self.options.verify), laps.through(self.progress), self.given, spare)
+            native = build(
+                program,
+                m.target,
+                self.cache,
+                m.compiler,
+                bool(self.options.verify),
+                laps.through(self.progress),
+                self.given,
+                spare,
+            )
             laps.lap("link")
             if self.parameters is not None:
                 self.parameters.load(native)
@@ -168,7 +203,13 @@ class CudaCompiler(ModelCompiler):
             self._try(native, dims, laps)
         notes = not_checked(program.kernels, {}, MAX_STEPS) if self.options.verify else ()
         copies = copied(program, self.outputs)
-        said = {LADDER: program.steps_down, "kernel gate": notes, "libraries": library_notes(program), "donate": copies, "cache": self.cache.notes}
+        said = {
+            LADDER: program.steps_down,
+            "kernel gate": notes,
+            "libraries": library_notes(program),
+            "donate": copies,
+            "cache": self.cache.notes,
+        }
         size = len(program.graph)
         gaps = [PassRecord(name, 0.0, size, size, False, tuple(n)) for name, n in said.items() if n]
         report = program_report(native, dims, False, [*manager.records, *gaps], laps.seconds)
@@ -182,12 +223,16 @@ class CudaCompiler(ModelCompiler):
             donation = Donation(donated(self.graph, (self.inputs, self.outputs), self.options.donate), self.inputs)
             instance = self.instance(native, dims)
             graph = self.graph if self.parameters is None else frozen(self.graph, self.parameters.held)
-            check_model(lambda *arrays: donation.checked(instance, arrays), graph, dims, self.outputs, self.options.precision)
+            check_model(
+                lambda *arrays: donation.checked(instance, arrays), graph, dims, self.outputs, self.options.precision
+            )
             laps.lap("check model")
 
     def instance(self, program: CudaNative, dims: Mapping[Var, int]) -> CudaInstance:
         instances = self._instances
-        instance = CudaInstance(program, self.machine.device, lambda: [p for i in list(instances) if (p := i.ready) is not None])
+        instance = CudaInstance(
+            program, self.machine.device, lambda: [p for i in list(instances) if (p := i.ready) is not None]
+        )
         instances.add(instance)
         if self.machine.present and not instance.empty:
             instance.loaded()
@@ -203,7 +248,13 @@ class CudaCompiler(ModelCompiler):
     def report(self, signature: Signature, programs: Sequence[CudaNative]) -> Report:
         """Says too how many kernels no device has checked."""
         told, fresh = self.log.report(signature), sum(len(n.checks) for n in programs)
-        return told if not fresh else replace(told, notes=(*told.notes, f"{fresh} kernels unverified: each is checked when a device first loads it"))
+        return (
+            told
+            if not fresh
+            else replace(
+                told, notes=(*told.notes, f"{fresh} kernels unverified: each is checked when a device first loads it")
+            )
+        )
 
     def source(self, program: CudaNative, stage: str, kernel: str | None) -> str:
         from dnnc.report.device_sources import sources_of
@@ -218,8 +269,12 @@ class CudaCompiler(ModelCompiler):
         assert isinstance(instance, CudaInstance)
         return profile(f.report, instance, arrays, self.target, repeats)
 
-    def save(self, path: Any, programs: Mapping[tuple[int, ...], CudaNative], small: bool, archs: Sequence[str]) -> None:
-        """The graph, and the machine code of the programs so far. Loading runs the passes again; `small` makes no difference."""
+    def save(
+        self, path: Any, programs: Mapping[tuple[int, ...], CudaNative], small: bool, archs: Sequence[str]
+    ) -> None:
+        """The graph, and the machine code of the programs so far. Loading runs the passes again; `small` makes no
+        difference.
+        """
         from dnnc.artifact.writer import save_device
 
         cubins: dict[str, bytes] = {}
@@ -230,17 +285,31 @@ class CudaCompiler(ModelCompiler):
             cubins.update(native.cubins)
             checked |= set(native.cubins) - set(native.checks)
         names = self.inputs, self.outputs
-        save_device(path, self.graph, names, self.options, (cubins, checked), None if self.onnx is None else self.onnx())
+        save_device(
+            path, self.graph, names, self.options, (cubins, checked), None if self.onnx is None else self.onnx()
+        )
 
     def _elsewhere(self, arch: str) -> CudaCompiler:
         """The same model for another architecture."""
         options = replace(self.options, target=f"cuda -arch={arch}", dims={})
         log, machine = Log(self.graph.name, str(options.target), 1), cuda_machine(options)
-        return CudaCompiler(self.graph, (self.inputs, self.outputs), options, machine, log, self.cache, self.progress, None, self.parameters)
+        return CudaCompiler(
+            self.graph,
+            (self.inputs, self.outputs),
+            options,
+            machine,
+            log,
+            self.cache,
+            self.progress,
+            None,
+            self.parameters,
+        )
 
 
 def check_native(native: CudaNative, device: Device, tell: Progress | None = None) -> dict[str, Any]:
-    """Load the kernels of a program and check those that no device has checked. Returns the functions by symbol; raises as `build` does."""
+    """Load the kernels of a program and check those that no device has checked. Returns the functions by symbol; raises
+    as `build` does.
+    """
     program = native.program
     assert program is not None
     steps = {native.symbols[s.text]: s for s in program.kernels}
@@ -269,7 +338,11 @@ def library_notes(program: Program) -> tuple[str, ...]:
 
 
 def make_program(
-    graph: Graph, machine: Machine, opts: CompileOptions, manager: PassManager | None = None, cache: KernelCache | None = None
+    graph: Graph,
+    machine: Machine,
+    opts: CompileOptions,
+    manager: PassManager | None = None,
+    cache: KernelCache | None = None,
 ) -> Program:
     """Graph passes (which change the graph in place), plans, scheduled kernels. `cache`: keeps schedules."""
     ctx = context_of(opts, facts(machine.target, opts.numerics))

@@ -2,8 +2,9 @@
 
     f = dnnc.compile(step, donate={"past": "present"})      f(past=cache) writes `present` where `past` was, and gives that very array
 
-Where the plan proves that nothing is written there before it was read for the last time, kernels do so at once; else the result is copied
-there in the end. Either way it is one array instead of two that the caller holds. On a device the memory is that of the caller's array there.
+Where the plan proves that nothing is written there before it was read for the last time, kernels do so at once; else
+the result is copied there in the end. Either way it is one array instead of two that the caller holds. On a device the
+memory is that of the caller's array there.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ Array = np.ndarray[Any, Any]
 
 
 def donated(graph: Graph, names: tuple[Sequence[str], Sequence[str]], donate: Mapping[str, str]) -> dict[int, int]:
-    """What Graph.donated says, of users' names. InputError where there is no such input or output, or their types differ."""
+    """What Graph.donated says, of users' names. InputError where there is no such input or output, or their types
+    differ.
+    """
     inputs, outputs = (list(n) for n in names)
     pairs: dict[int, int] = {}
     for a, b in donate.items():
@@ -38,7 +41,10 @@ def donated(graph: Graph, names: tuple[Sequence[str], Sequence[str]], donate: Ma
         j, k = inputs.index(a), outputs.index(b)
         have, want = graph.inputs[j].type, graph.outputs[k].type
         if (have.dtype, have.shape) != (want.dtype, want.shape):
-            raise InputError(f"donate: the input {a} is {have}, the output {b} {want}; only an output of the same type can take its memory")
+            raise InputError(
+                f"donate: the input {a} is {have}, the output {b} {want}; only an output of the same type can take its "
+                "memory"
+            )
         if have.dtype.kind == "s":
             raise InputError(f"donate: {a} holds strings, which have no memory of their own")
         pairs[k] = j
@@ -66,7 +72,9 @@ class Donation:
     names: Sequence[str]
 
     def check(self, arrays: Sequence[Array], weights: Sequence[Array] = ()) -> None:
-        """InputError where a donated array cannot be written to, or another argument or a parameter lies in its memory."""
+        """InputError where a donated array cannot be written to, or another argument or a parameter lies in its
+        memory.
+        """
         for j in self.pairs.values():
             a = arrays[j]
             others = [i for i, b in enumerate(arrays) if i != j and np.may_share_memory(a, b)]
@@ -84,18 +92,27 @@ class Donation:
         if read_only:
             raise InputError(f"input {self.names[j]} is donated, but read-only: give a copy")
         if others:
-            raise InputError(f"input {self.names[j]} is donated, and {self.names[others[0]]} lies in its memory: give a copy of one")
+            raise InputError(
+                f"input {self.names[j]} is donated, and {self.names[others[0]]} lies in its memory: give a copy of one"
+            )
         if weight:
             raise InputError(f"input {self.names[j]} is donated, and a parameter lies in its memory: give a copy")
 
     def check_side(self, values: Sequence[Any], on_device: bool) -> None:
-        """InputError where a donated array lies on the host and the call runs on arrays of a device, or the other way round."""
+        """InputError where a donated array lies on the host and the call runs on arrays of a device, or the other way
+        round.
+        """
         for j in self.pairs.values():
             if is_device_array(values[j]) != on_device:
                 where, first = ("host", "device") if on_device else ("device", "host")
-                raise InputError(f"input {self.names[j]} is donated and lies on the {where}, the first input on the {first}: bring one to the other")
+                raise InputError(
+                    f"input {self.names[j]} is donated and lies on the {where}, the first input on the {first}: bring "
+                    "one to the other"
+                )
 
-    def run(self, instance: Instance, arrays: Sequence[Array], given: list[Array] | None, weights: Sequence[Array] = ()) -> list[Array]:
+    def run(
+        self, instance: Instance, arrays: Sequence[Array], given: list[Array] | None, weights: Sequence[Array] = ()
+    ) -> list[Array]:
         """A call whose results take the memory of inputs. `given`: the caller wants them in these buffers too."""
         self.check(arrays, weights)
         if given is None and instance.outputs is None:
@@ -119,7 +136,9 @@ class Donation:
         return results[0] if len(results) == 1 else results
 
     def finish(self, buffers: Sequence[Array], arrays: Sequence[Array], results: list[Array] | None) -> list[Array]:
-        """The results of a call: in the memory of inputs, and of what the caller gave other buffers for (`results`), there too."""
+        """The results of a call: in the memory of inputs, and of what the caller gave other buffers for (`results`),
+        there too.
+        """
         out = list(buffers)
         for k, j in self.pairs.items():
             if out[k] is not arrays[j]:

@@ -59,13 +59,15 @@ def compile(
     """Compile a model.
 
     Args:
-        model: path to an .onnx file, its bytes, an onnx.ModelProto, a dnnc.ir Graph, a function of array code, a torch.nn.Module, or a program
-            of torch.export.
+        model: path to an .onnx file, its bytes, an onnx.ModelProto, a dnnc.ir Graph, a function of array code, a
+            torch.nn.Module, or a program of torch.export.
         progress: called with (stage, done, of) while kernels compile.
-        inputs: of a function: what `dnnc.trace` takes, a Spec for each array; or a dict of them by the names of its arguments.
-        parameters: weights that are bound by reference and may be replaced or changed by their owner, see `Executable.refit`: of a function a
-            dict by the names of its arguments, which then are none of a call's, or of any names for arrays of dnnc.array that it captures; of an
-            ONNX model the names of initializers, a dict of arrays for them, or True for all float ones; of a graph constants or inputs likewise.
+        inputs: of a function: what `dnnc.trace` takes, a Spec for each array; or a dict of them by the names of its
+            arguments.
+        parameters: weights that are bound by reference and may be replaced or changed by their owner, see
+            `Executable.refit`: of a function a dict by the names of its arguments, which then are none of a call's, or
+            of any names for arrays of dnnc.array that it captures; of an ONNX model the names of initializers, a dict
+            of arrays for them, or True for all float ones; of a graph constants or inputs likewise.
         **options: see CompileOptions.
 
     Returns:
@@ -80,7 +82,9 @@ def compile(
     if is_torch(model):
         from dnnc.torch.program import compile_module
 
-        module: Any = compile_module(model, inputs, progress, opts, options)  # a TorchProgram is called as PyTorch calls a module
+        module: Any = compile_module(
+            model, inputs, progress, opts, options
+        )  # a TorchProgram is called as PyTorch calls a module
         return module  # type: ignore[no-any-return]
     bound: Mapping[str, Any] | None = None
     if inputs is not None or inspect.isroutine(model) or hasattr(model, "__wrapped__"):
@@ -89,16 +93,23 @@ def compile(
     elif isinstance(model, Graph) and parameters:
         model, bound = of_graph(model, () if isinstance(parameters, bool) else parameters)
     if parameters and isinstance(opts.tune, (int, float)):
-        raise InputError("tune: a search takes no parameters; tune the model without them, and give the log to this compilation")
+        raise InputError(
+            "tune: a search takes no parameters; tune the model without them, and give the log to this compilation"
+        )
     if isinstance(opts.tune, (int, float)):
         return tuned_first(model, opts.tune, progress, options)
     opts = resolved(opts)
     if isinstance(model, Graph):
-        return compile_graph(model, ([v.name for v in model.inputs], [v.name for v in model.outputs]), opts, progress, parameters=bound)
+        return compile_graph(
+            model, ([v.name for v in model.inputs], [v.name for v in model.outputs]), opts, progress, parameters=bound
+        )
     if isinstance(model, (str, os.PathLike, bytes, bytearray)) or type(model).__name__ == "ModelProto":
-        return compile_onnx(model, opts, progress) if not parameters else compile_bound(model, parameters, opts, progress)
+        return (
+            compile_onnx(model, opts, progress) if not parameters else compile_bound(model, parameters, opts, progress)
+        )
     raise InputError(
-        f"cannot compile {a_type(model)}: expected a path to an .onnx file, its bytes, a ModelProto, a dnnc.ir.Graph, or a function and its inputs"
+        f"cannot compile {a_type(model)}: expected a path to an .onnx file, its bytes, a ModelProto, a dnnc.ir.Graph, "
+        "or a function and its inputs"
     )
 
 
@@ -107,7 +118,9 @@ def check_parameters(parameters: Any) -> None:
     if isinstance(parameters, Mapping):
         checks.names(list(parameters), "parameters")
     elif isinstance(parameters, str):
-        raise InputError(f"parameters={parameters!r}: expected a sequence of names, such as [{parameters!r}], or a dict of arrays")
+        raise InputError(
+            f"parameters={parameters!r}: expected a sequence of names, such as [{parameters!r}], or a dict of arrays"
+        )
     elif parameters is not None and not isinstance(parameters, bool):
         checks.names(parameters, "parameters")
 
@@ -115,23 +128,32 @@ def check_parameters(parameters: Any) -> None:
 def is_torch(model: Any) -> bool:
     """Is this a module of PyTorch, or a program that it has exported? torch is not imported to say so."""
     return any(
-        f"{c.__module__}.{c.__name__}" in ("torch.nn.modules.module.Module", "torch.export.exported_program.ExportedProgram")
+        f"{c.__module__}.{c.__name__}"
+        in ("torch.nn.modules.module.Module", "torch.export.exported_program.ExportedProgram")
         for c in type(model).__mro__
     )
 
 
 def open_dims(opts: CompileOptions, graph: Graph) -> CompileOptions:
-    """Options for a traced graph: sizes that are names are for one program to serve, unless the options say more of them."""
+    """Options for a traced graph: sizes that are names are for one program to serve, unless the options say more of
+    them.
+    """
     return replace(opts, dims={**dict.fromkeys(graph.dims, (1, LARGEST)), **opts.dims}) if graph.dims else opts
 
 
-def traced_graph(fn: Any, inputs: Sequence[Any] | Mapping[str, Any] | None, parameters: Any = None) -> tuple[Graph, Mapping[str, Any]]:
-    """The graph of a function of array code, and its parameters. InputError where it is none, or nothing says what it takes."""
+def traced_graph(
+    fn: Any, inputs: Sequence[Any] | Mapping[str, Any] | None, parameters: Any = None
+) -> tuple[Graph, Mapping[str, Any]]:
+    """The graph of a function of array code, and its parameters. InputError where it is none, or nothing says what it
+    takes.
+    """
 
     if not callable(fn):
         raise InputError(f"inputs: only a function takes them, not {a_type(fn)}; sizes of a model are given by dims")
     if inputs is None:
-        raise InputError("a function needs inputs=[...], a dnnc.Spec(shape, dtype) for each array; dnnc.jit finds them at each call")
+        raise InputError(
+            "a function needs inputs=[...], a dnnc.Spec(shape, dtype) for each array; dnnc.jit finds them at each call"
+        )
     if isinstance(inputs, Mapping):
         checks.names(list(inputs), "inputs")
     else:
@@ -170,10 +192,16 @@ def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) ->
     said = declared(opened)
     unknown = sorted(set(opts.dims) - set(said.dims))
     if unknown:
-        raise InputError(f"dims: the model has no symbolic size {', '.join(unknown)}; it has {', '.join(said.dims) or 'none'}")
+        raise InputError(
+            f"dims: the model has no symbolic size {', '.join(unknown)}; it has {', '.join(said.dims) or 'none'}"
+        )
 
     def deferred(asks: tuple[str, ...] = ()) -> Executable:
-        return Executable(ImportCompiler(ImportCache(said, asks, reader(model, opts, progress), needs), opts, lambda: take_apart(model)))
+        return Executable(
+            ImportCompiler(
+                ImportCache(said, asks, reader(model, opts, progress), needs), opts, lambda: take_apart(model)
+            )
+        )
 
     if not said.plain:
         f = deferred()
@@ -184,7 +212,8 @@ def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) ->
     except (NeedsValues, ShapeError) as e:
         by_condition = isinstance(e, NeedsValues) and e.condition is not None
         asks = e.inputs if isinstance(e, NeedsValues) and not by_condition else ()
-        # symbolic sizes may not show what numbers will (that two paths end with equal sizes); a model of fixed sizes is simply wrong
+        # symbolic sizes may not show what numbers will (that two paths end with equal sizes); a model of fixed sizes is
+        # simply wrong
         if not asks and not said.dims and not by_condition:
             raise
         return deferred(asks)
@@ -196,14 +225,19 @@ def compile_onnx(model: Any, opts: CompileOptions, progress: Progress | None) ->
     onnx = (lambda: take_apart(model)) if imported.graph.dims else None
     f = compile_graph(imported.graph, names, replace(opts, dims=_left(opts, imported.graph)), progress, seconds, onnx)
     if said.dims and parse_target(opts.target).kind != "reference":
-        # the import takes symbolic dims to be at least 1, which lets shapes simplify; empty inputs get a program of their own
+        # the import takes symbolic dims to be at least 1, which lets shapes simplify; empty inputs get a program of
+        # their own
         read = rereader(model, opts, progress)
         f.cache.when_empty = lambda shapes: read({}, dict(zip(names[0], shapes)))
     return f
 
 
-def compile_bound(model: Any, parameters: Mapping[str, Any] | Sequence[str] | bool, opts: CompileOptions, progress: Progress | None) -> Executable:
-    """Compile an ONNX model some of whose weights are parameters. UnsupportedError where sizes depend on what they hold, or on other contents."""
+def compile_bound(
+    model: Any, parameters: Mapping[str, Any] | Sequence[str] | bool, opts: CompileOptions, progress: Progress | None
+) -> Executable:
+    """Compile an ONNX model some of whose weights are parameters. UnsupportedError where sizes depend on what they
+    hold, or on other contents.
+    """
     from dnnc.frontends.onnx import NeedsValues, read_model
     from dnnc.frontends.onnx.parameters import bound_weights
     from dnnc.frontends.onnx.reader import load
@@ -219,10 +253,20 @@ def compile_bound(model: Any, parameters: Mapping[str, Any] | Sequence[str] | bo
             own = set(e.inputs) & set(bound)
             if not own or not isinstance(parameters, bool):
                 what = f"the contents of {', '.join(sorted(own))} steer it" if own else str(e)
-                raise UnsupportedError(f"parameters: the model cannot be compiled with weights that are not known: {what}") from e
+                raise UnsupportedError(
+                    f"parameters: the model cannot be compiled with weights that are not known: {what}"
+                ) from e
             parameters = [n for n in bound if n not in own]
     names = list(made.inputs), list(made.outputs)
-    return compile_graph(made.graph, names, replace(opts, dims=_left(opts, made.graph)), progress, time.perf_counter() - start, None, bound)
+    return compile_graph(
+        made.graph,
+        names,
+        replace(opts, dims=_left(opts, made.graph)),
+        progress,
+        time.perf_counter() - start,
+        None,
+        bound,
+    )
 
 
 def needs(error: Exception) -> tuple[str, ...]:
@@ -232,18 +276,27 @@ def needs(error: Exception) -> tuple[str, ...]:
     return error.inputs if isinstance(error, NeedsValues) else ()
 
 
-def reader(model: Any, opts: CompileOptions, progress: Progress | None) -> Callable[[ImportInputs], Variant | Condition]:
-    """A function that reads and compiles an ONNX model for what a call gives, or the condition that must be known first."""
+def reader(
+    model: Any, opts: CompileOptions, progress: Progress | None
+) -> Callable[[ImportInputs], Variant | Condition]:
+    """A function that reads and compiles an ONNX model for what a call gives, or the condition that must be known
+    first.
+    """
     from dnnc.frontends.onnx import NeedsValues, read_model
 
     def read(given: ImportInputs) -> Variant | Condition:
         try:
-            made = read_model(model, values=given.values, shapes=given.shapes, forms=given.forms, decisions=given.decisions)
+            made = read_model(
+                model, values=given.values, shapes=given.shapes, forms=given.forms, decisions=given.decisions
+            )
         except NeedsValues as e:
             if e.condition is None:
                 raise
             small = replace(opts, dims={}, outputs=(), donate={})
-            return Condition(e.condition.name, compile_graph(e.condition.graph, (list(e.condition.inputs), ["condition"]), small, progress))
+            return Condition(
+                e.condition.name,
+                compile_graph(e.condition.graph, (list(e.condition.inputs), ["condition"]), small, progress),
+            )
         if not made.outputs and not opts.outputs:
             return Variant(None, made.results)
         names = list(made.inputs), list(made.outputs)
@@ -306,7 +359,9 @@ def compile_graph(
         return Executable(InterpreterCompiler(graph, names, opts, bound), bound)
     if machine is not None:
         kernels = KernelCache(cache_folder(opts.cache))
-        return compile_for_device(graph, names, opts, kernels, machine, progress, import_seconds, onnx, parameters=bound)
+        return compile_for_device(
+            graph, names, opts, kernels, machine, progress, import_seconds, onnx, parameters=bound
+        )
     cpu = parse_cpu(str(target), opts.threads)
     check_possible(graph)
     cache = KernelCache(cache_folder(opts.cache))
@@ -318,16 +373,23 @@ def compile_graph(
     symbolic = bool(graph.dims) and set(opts.dims) >= set(graph.dims) and not has_control(graph)
     lows = lows_without_empties(graph) if symbolic else None
     log = Log(graph.name, str(target), threads, import_seconds)
-    f = Executable(CpuCompiler(graph, names, opts, cpu, log, cache, lows, progress=progress, parameters=bound, onnx=onnx), bound)
+    f = Executable(
+        CpuCompiler(graph, names, opts, cpu, log, cache, lows, progress=progress, parameters=bound, onnx=onnx), bound
+    )
     if not graph.dims:
         f.prepare([tuple(int(d) for d in v.type.shape if isinstance(d, int)) for v in graph.inputs])
     return f
 
 
 def with_roles(
-    graph: Graph, names: tuple[list[str], list[str]], opts: CompileOptions, parameters: Mapping[str, Any], machine: Machine | None
+    graph: Graph,
+    names: tuple[list[str], list[str]],
+    opts: CompileOptions,
+    parameters: Mapping[str, Any],
+    machine: Machine | None,
 ) -> tuple[Graph, tuple[list[str], list[str]], Parameters | None]:
-    """A graph in which some inputs are parameters and others donated, the names of what is left, and the parameters. `machine`: of a device.
+    """A graph in which some inputs are parameters and others donated, the names of what is left, and the parameters.
+    `machine`: of a device.
 
     Raises:
         InputError: an array or a pair does not fit.
@@ -335,14 +397,18 @@ def with_roles(
     """
     bound = None
     if parameters:
-        graph, inputs, bound = with_parameters(graph, names[0], parameters, machine.device if machine is not None and machine.present else None)
+        graph, inputs, bound = with_parameters(
+            graph, names[0], parameters, machine.device if machine is not None and machine.present else None
+        )
         names = inputs, names[1]
     if opts.donate:
         graph = graph if bound is not None else graph.copy()
         graph.donated = donated(graph, names, opts.donate)
     if (bound is not None or opts.donate) and parse_target(opts.target).kind != "reference" and needs_host(graph):
         asked = "parameters" if bound is not None else "donate"
-        raise UnsupportedError(f"{asked}= is for models without steps on the host; `report` of the model compiled without it names those")
+        raise UnsupportedError(
+            f"{asked}= is for models without steps on the host; `report` of the model compiled without it names those"
+        )
     return graph, names, bound
 
 
@@ -355,6 +421,8 @@ def expose(graph: Graph, names: tuple[list[str], list[str]], wanted: Sequence[st
         v = by_name.get(w) or by_name.get(identifier(w))
         if v is None:
             near = difflib.get_close_matches(w, by_name, 3)
-            raise InputError(f"outputs: the model has no value {w!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+            raise InputError(
+                f"outputs: the model has no value {w!r}" + (f"; did you mean {', '.join(near)}?" if near else "")
+            )
         graph.outputs.append(v)
     return names[0], [*names[1], *wanted]

@@ -34,11 +34,13 @@ WIDTH = 160  # characters of a repr
 class Executable:
     """A compiled model: `y = f(x)`, `f(name=x)` or `f({"input.1": x})`; one output is an array, several are a tuple.
 
-    Inputs are NumPy arrays of the exact dtypes (lists and Python scalars convert); results are fresh arrays. Calls may come from several
-    threads at once. A model with symbolic dims is specialised to each shape it meets, the last ones kept.
+    Inputs are NumPy arrays of the exact dtypes (lists and Python scalars convert); results are fresh arrays. Calls may
+    come from several threads at once. A model with symbolic dims is specialised to each shape it meets, the last ones
+    kept.
 
-    On a CUDA device the first input decides what comes back: NumPy arrays give NumPy arrays; arrays on the device (CuPy, torch, anything with
-    `__cuda_array_interface__` or DLPack) give arrays of their library, computed in the order of the caller's current stream.
+    On a CUDA device the first input decides what comes back: NumPy arrays give NumPy arrays; arrays on the device
+    (CuPy, torch, anything with `__cuda_array_interface__` or DLPack) give arrays of their library, computed in the
+    order of the caller's current stream.
     """
 
     def __init__(self, compiler: ModelCompiler, parameters: Parameters | None = None) -> None:
@@ -54,7 +56,7 @@ class Executable:
         self._device_calls = compiler.device_calls(self._signature, self._donation, self.cache)
         self._plain = self._donation is None and self._imports is None and self._device_calls is None
 
-    # --- what it is -----------------------------------------------------------------------------------------------------------
+    # --- what it is ---------------------------------------------------------------------------------------------------
 
     @property
     def options(self) -> CompileOptions:
@@ -68,7 +70,9 @@ class Executable:
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """Names, dtypes and shapes. Sizes that only the data tells are symbolic; where even types depend on a call, they are told after it."""
+        """Names, dtypes and shapes. Sizes that only the data tells are symbolic; where even types depend on a call,
+        they are told after it.
+        """
         return self._signature.outputs if self._imports is None else self._imports.outputs
 
     @property
@@ -84,12 +88,16 @@ class Executable:
 
     @property
     def variants(self) -> list[Executable]:
-        """Of a model that is read for the inputs of a call: what was compiled for each kind of them, the one used last at the end."""
+        """Of a model that is read for the inputs of a call: what was compiled for each kind of them, the one used last
+        at the end.
+        """
         return [] if self._imports is None else self._imports.variants
 
     @property
     def resolved(self) -> Executable:
-        """What ran the last call: itself, or of a model that is read for the inputs of a call the variant. InputError before the first call."""
+        """What ran the last call: itself, or of a model that is read for the inputs of a call the variant. InputError
+        before the first call.
+        """
         return self if self._imports is None else self._imports.last
 
     @property
@@ -113,10 +121,11 @@ class Executable:
         return self._compiler.report(self._signature, self.programs)
 
     def source(self, stage: str, kernel: str | None = None) -> str:
-        """The text of the last program at a stage: "graph", "operator", then "llvm" and "asm", or "cuda" and "ptx"; of one kernel by number,
-        name or symbol.
+        """The text of the last program at a stage: "graph", "operator", then "llvm" and "asm", or "cuda" and "ptx"; of
+        one kernel by number, name or symbol.
 
-        InputError names what there is, or the dims that are still open: a symbolic model has no program before its first call.
+        InputError names what there is, or the dims that are still open: a symbolic model has no program before its
+        first call.
         """
         return self._compiler.source(self.last_program(), stage, kernel)
 
@@ -124,18 +133,26 @@ class Executable:
         """The newest program. InputError names the dims that are open where there is none."""
         programs = self.programs
         if not programs and self._imports is None:
-            raise InputError(f"no program is compiled yet: call the model first, or give dims={{...}} for {', '.join(self._compiler.interface.dims)}")
+            raise InputError(
+                f"no program is compiled yet: call the model first, or give dims={{...}} for "
+                f"{', '.join(self._compiler.interface.dims)}"
+            )
         return programs[-1] if programs else None
 
     def __repr__(self) -> str:
         """One line: `<Executable for llvm: image float32[N, 1, 8, 8] -> logits float32[N, 10]>`."""
-        took, gave = (", ".join(f"{s.name} {s.dtype}[{', '.join(map(str, s.shape))}]" for s in specs) for specs in (self.inputs, self.outputs))
+        took, gave = (
+            ", ".join(f"{s.name} {s.dtype}[{', '.join(map(str, s.shape))}]" for s in specs)
+            for specs in (self.inputs, self.outputs)
+        )
         return f"<Executable for {self.options.target}: {cut(f'{took} -> {gave}', WIDTH - 40)}>"
 
-    # --- calls ----------------------------------------------------------------------------------------------------------------
+    # --- calls --------------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Run the model. InputError names the input, what was expected and what was given; TargetError: there is no such device."""
+        """Run the model. InputError names the input, what was expected and what was given; TargetError: there is no
+        such device.
+        """
         if not self._plain:
             return self._run(args, named)
         arrays = self._collect(args, named)
@@ -143,15 +160,16 @@ class Executable:
         return results[0] if len(results) == 1 else tuple(results)
 
     def run(self, inputs: Any, outputs: Sequence[Any] | None = None, stream: Any = None) -> Any:
-        """Run into given buffers (contiguous, of the right shape and dtype, not overlapping the inputs); without them as a call.
+        """Run into given buffers (contiguous, of the right shape and dtype, not overlapping the inputs); without them
+        as a call.
 
         The buffer of an output that takes the memory of a donated input may be that input.
 
         Args:
             inputs: in order, or by name.
             outputs: buffers for the results, of the inputs' kind.
-            stream: for arrays on a device, the stream in whose order to run: a CuPy or torch stream, or its address; default: the current one of
-                the first input's library.
+            stream: for arrays on a device, the stream in whose order to run: a CuPy or torch stream, or its address;
+                default: the current one of the first input's library.
         """
         if self._imports is not None:
             return self._imports.run(*self._imports.arguments(inputs), outputs)
@@ -166,7 +184,9 @@ class Executable:
         else:
             arrays = self._arrays(values)
             instance = self.cache.instance(tuple([a.shape for a in arrays]))
-            results = self._execute(instance, arrays, None if outputs is None else self._buffers(instance, arrays, outputs))
+            results = self._execute(
+                instance, arrays, None if outputs is None else self._buffers(instance, arrays, outputs)
+            )
         return results[0] if len(results) == 1 else tuple(results)
 
     def _arrays(self, values: Sequence[Any]) -> list[Array]:
@@ -181,7 +201,9 @@ class Executable:
         """Buffers of the caller. InputError where one does not fit."""
         results = self._signature.buffers(outputs)
         if instance.outputs is not None:
-            self._signature.check_outputs(instance.outputs, [*arrays, *self._weights], results, self._donation.pairs if self._donation else {})
+            self._signature.check_outputs(
+                instance.outputs, [*arrays, *self._weights], results, self._donation.pairs if self._donation else {}
+            )
         return results
 
     def _execute(self, instance: Instance, arrays: Sequence[Array], results: list[Array] | None) -> list[Array]:
@@ -199,10 +221,12 @@ class Executable:
         return () if self._parameters is None else self._parameters.on_host
 
     def bind(self, inputs: Any, outputs: Sequence[Any]) -> Callable[[], Any]:
-        """A function that runs on these very buffers each time it is called, copying nothing. It keeps the buffers alive.
+        """A function that runs on these very buffers each time it is called, copying nothing. It keeps the buffers
+        alive.
 
-        On a device it returns when the work is queued, in the order of the stream on which it was bound, and may run beside calls, but not beside
-        itself. Its method `check()` waits, and raises what a call would have raised of the data.
+        On a device it returns when the work is queued, in the order of the stream on which it was bound, and may run
+        beside calls, but not beside itself. Its method `check()` waits, and raises what a call would have raised of the
+        data.
         """
         if self._imports is not None:
             raise UnsupportedError("bind: the model is read anew for the inputs of each call; use `run` with outputs")
@@ -221,7 +245,9 @@ class Executable:
         return call
 
     def profile(self, *args: Any, repeats: int | None = None, **named: Any) -> Profile:
-        """Where the time of a call on these inputs goes, kernel by kernel; print it. `repeats`: calls to measure, about a second's by default."""
+        """Where the time of a call on these inputs goes, kernel by kernel; print it. `repeats`: calls to measure, about
+        a second's by default.
+        """
         if self._imports is not None:
             return self._imports.profile(args, named, repeats)
         return self._compiler.profile(self, lambda: self._arrays(self._signature.in_order(args, named)), repeats)
@@ -240,14 +266,14 @@ class Executable:
         if self._imports is not None:
             self._imports.prepare()
 
-    # --- parameters -------------------------------------------------------------------------------------------------------------
+    # --- parameters ---------------------------------------------------------------------------------------------------
 
     def refit(self, changed: Mapping[str, Any] | None = None) -> None:
         """Use other arrays for parameters from now on, or see what their owner wrote into them. Nothing is compiled.
 
         Args:
-            changed: arrays by name, of the same shapes and dtypes, which are shared where they are contiguous. All parameters are packed anew,
-                also those that are not named.
+            changed: arrays by name, of the same shapes and dtypes, which are shared where they are contiguous. All
+                parameters are packed anew, also those that are not named.
 
         Raises:
             InputError: there is no such parameter, or an array does not fit; then everything is as it was.
@@ -268,18 +294,23 @@ class Executable:
 
         g, options = self.frozen(), self.options  # sizes that were fixed and outputs that were added are in the graph
         names = list(self._compiler.inputs), list(self._compiler.outputs)
-        return compile_graph(g, names, replace(options, dims={n: d for n, d in options.dims.items() if n in g.dims}, outputs=()))
+        return compile_graph(
+            g, names, replace(options, dims={n: d for n, d in options.dims.items() if n in g.dims}, outputs=())
+        )
 
-    # --- files ------------------------------------------------------------------------------------------------------------------
+    # --- files --------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str] | BinaryIO, small: bool = False, archs: Sequence[str] = ()) -> None:
-        """Write the compiled model to a file that `dnnc.load` reads: what was compiled so far, and the model to compile the rest.
+        """Write the compiled model to a file that `dnnc.load` reads: what was compiled so far, and the model to compile
+        the rest.
 
         Args:
-            path: the file; it is replaced at once, so that no reader sees half of it. Or an open binary file. Parameters are constants in it.
+            path: the file; it is replaced at once, so that no reader sees half of it. Or an open binary file.
+                Parameters are constants in it.
             small: leave out weights in the order that kernels read them. Loading then takes as long as the passes do.
-            archs: of a model for a CUDA device, other architectures, such as "sm_80", for which the programs are compiled now and put in as
-                well. On a device of an architecture that is not in the file, loading compiles.
+            archs: of a model for a CUDA device, other architectures, such as "sm_80", for which the programs are
+                compiled now and put in as well. On a device of an architecture that is not in the file, loading
+                compiles.
 
         Raises:
             ArtifactError: the file cannot be written.
@@ -295,7 +326,8 @@ class Executable:
     def __reduce__(self) -> Any:
         if self._parameters is not None:
             raise InputError(
-                "an executable with parameters cannot be pickled or copied, for they belong to their owner: f.save(path) writes it with their "
+                "an executable with parameters cannot be pickled or copied, for they belong to their owner: "
+                "f.save(path) writes it with their "
                 "values as constants, and dnnc.load(path) reads that"
             )
         file = io.BytesIO()

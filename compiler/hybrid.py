@@ -1,8 +1,9 @@
 """Models with host steps: segments of native code and host nodes, run in order.
 
-The driver hands over a graph that `dnnc.passes.analysis.segments.needs_host` says cannot be one program. For the sizes of a call it is divided
-once; each segment is an Executable of its own. Dims that host steps make stay symbolic in the segments, so that one program serves all of
-them; where that cannot be compiled the segment is specialised to the sizes it meets. Arrays pass by reference.
+The driver hands over a graph that `dnnc.passes.analysis.segments.needs_host` says cannot be one program. For the sizes
+of a call it is divided once; each segment is an Executable of its own. Dims that host steps make stay symbolic in the
+segments, so that one program serves all of them; where that cannot be compiled the segment is specialised to the sizes
+it meets. Arrays pass by reference.
 """
 
 from __future__ import annotations
@@ -111,12 +112,18 @@ class HostStep:
     def run(self, env: dict[Value, Array], bound: Bindings) -> None:
         operands = [None if v is None else env[v] for v in self.node.inputs]
         try:
-            made = run_node(self.node, operands, bound) if self._direct is None else self._run_direct(self._direct, operands, bound)
+            made = (
+                run_node(self.node, operands, bound)
+                if self._direct is None
+                else self._run_direct(self._direct, operands, bound)
+            )
         except InputError as e:
             raise e if self.node.op.name in str(e) else InputError(f"{self.where}: {e}") from e
         env.update(zip(self.node.outputs, made))
 
-    def _run_direct(self, host: Callable[..., Any], operands: Sequence[Array | None], bound: Bindings) -> Sequence[Array]:
+    def _run_direct(
+        self, host: Callable[..., Any], operands: Sequence[Array | None], bound: Bindings
+    ) -> Sequence[Array]:
         made = host(*operands, **self.node.attrs)
         many: Sequence[Array] = made if isinstance(made, (tuple, list)) else (made,)
         for v, a, limits in zip(self.node.outputs, many, self._limits):
@@ -145,15 +152,25 @@ def _bound(limits: Limits, shape: tuple[int, ...], bound: Bindings) -> bool:
     """Bind dims to the sizes of an array, if they fit."""
     if len(limits) != len(shape):
         return False
-    return all(low <= n <= high and (d is None or bound.setdefault(d, n) == n) for (d, low, high), n in zip(limits, shape))
+    return all(
+        low <= n <= high and (d is None or bound.setdefault(d, n) == n) for (d, low, high), n in zip(limits, shape)
+    )
 
 
 def _is_direct(n: Node) -> bool:
-    """Can the host function be called as it is? It then sees arrays as they are stored, and attributes that are numbers but for new dims."""
+    """Can the host function be called as it is? It then sees arrays as they are stored, and attributes that are numbers
+    but for new dims.
+    """
     values = [v for v in (*n.inputs, *n.outputs) if v is not None]
     stored = "bits" in n.op.traits or all(v.type.dtype.computed is v.type.dtype for v in values)
-    new = {d for o in n.outputs for d in o.type.shape if isinstance(d, Var)} - {d for v in n.inputs if v is not None for d in v.type.shape}
-    return n.op.host is not None and stored and all((isinstance(a, Var) and a in new) or _plain(a) for a in n.attrs.values())
+    new = {d for o in n.outputs for d in o.type.shape if isinstance(d, Var)} - {
+        d for v in n.inputs if v is not None for d in v.type.shape
+    }
+    return (
+        n.op.host is not None
+        and stored
+        and all((isinstance(a, Var) and a in new) or _plain(a) for a in n.attrs.values())
+    )
 
 
 def _plain(a: Any) -> bool:
@@ -169,11 +186,16 @@ class HybridProgram:
     outputs = None
     at_once: frozenset[int] = frozenset()
 
-    def __init__(self, graph: Graph, steps: tuple[Runs, ...], constants: Mapping[Value, Array], names: Sequence[str]) -> None:
+    def __init__(
+        self, graph: Graph, steps: tuple[Runs, ...], constants: Mapping[Value, Array], names: Sequence[str]
+    ) -> None:
         """`names`: of the outputs, for messages."""
         self.graph, self.steps, self.constants, self._names = graph, steps, constants, names
         self.used = False
-        self._last: tuple[list[tuple[int, ...]] | None, Bindings] = None, {}  # shapes of the last call, and what they say
+        self._last: tuple[list[tuple[int, ...]] | None, Bindings] = (
+            None,
+            {},
+        )  # shapes of the last call, and what they say
 
     @property
     def program(self) -> HybridProgram:
@@ -216,7 +238,9 @@ class HybridProgram:
         copy_results(self.call(arrays), results, self._names)
 
     def text(self, stage: str, kernel: str | None) -> str:
-        """The texts of the segments, one behind the other; with stage "graph" the host nodes between them too. InputError: no such kernel."""
+        """The texts of the segments, one behind the other; with stage "graph" the host nodes between them too.
+        InputError: no such kernel.
+        """
         texts, errors = [], []
         for k, s in enumerate(self.steps):
             if isinstance(s, HostStep):
@@ -243,7 +267,9 @@ def copy_results(results: Sequence[Array], buffers: Sequence[Array], names: Sequ
 
 
 def _own(a: Array, others: Sequence[Array]) -> Array:
-    """The array, or a copy where it is another's memory, is not contiguous, or would keep much more alive than it has."""
+    """The array, or a copy where it is another's memory, is not contiguous, or would keep much more alive than it
+    has.
+    """
     base = a.base
     wasteful = isinstance(base, np.ndarray) and base.nbytes > 2 * a.nbytes
     if wasteful or not a.flags.c_contiguous or not a.flags.writeable or any(np.may_share_memory(a, b) for b in others):
@@ -270,7 +296,9 @@ def divide(graph: Graph, options: CompileOptions, make: Make, names: Sequence[st
 
 
 class HybridCompiler(ModelCompiler):
-    """Divides a model for the sizes of its inputs; for all sizes where the options give bounds for each. `device` opens the device of the segments."""
+    """Divides a model for the sizes of its inputs; for all sizes where the options give bounds for each. `device` opens
+    the device of the segments.
+    """
 
     def __init__(
         self,
@@ -287,7 +315,12 @@ class HybridCompiler(ModelCompiler):
         self.interface, (self.inputs, self.outputs) = graph, names
         self.options, self.target, self.onnx, self._make, self._device = options, target, onnx, make, device
         self.log = Log(graph.name, str(options.target), threads, import_seconds)
-        self.dims = tuple(sorted({x for v in graph.inputs for d in v.type.shape if isinstance(d, Expr) for x in free(d)}, key=lambda x: x.name))
+        self.dims = tuple(
+            sorted(
+                {x for v in graph.inputs for d in v.type.shape if isinstance(d, Expr) for x in free(d)},
+                key=lambda x: x.name,
+            )
+        )
         self.shared = {x.name for x in self.dims} <= set(options.dims)
 
     @property
@@ -305,11 +338,15 @@ class HybridCompiler(ModelCompiler):
         return program
 
     def _check(self, program: HybridProgram, dims: Mapping[Var, int]) -> None:
-        """Compare a program with the interpreter on random numbers; there are no random texts that would mean anything. AccuracyError where it is off."""
+        """Compare a program with the interpreter on random numbers; there are no random texts that would mean anything.
+        AccuracyError where it is off.
+        """
         if any(v.type.dtype.kind == "s" for v in (*self.graph.inputs, *self.graph.outputs)):
             return
         whole = Donation({}, self.inputs)
-        check_model(lambda *arrays: whole.checked(program, arrays), self.graph, dims, self.outputs, self.options.precision)
+        check_model(
+            lambda *arrays: whole.checked(program, arrays), self.graph, dims, self.outputs, self.options.precision
+        )
 
     def instance(self, program: HybridProgram, dims: Mapping[Var, int]) -> HybridProgram:
         return program
@@ -317,7 +354,9 @@ class HybridCompiler(ModelCompiler):
     def prepare(self, instance: HybridProgram, shapes: Shapes) -> None:
         dims = bind_dims(self.graph, shapes)
         for s in instance.steps:
-            if isinstance(s, NativeStep) and (self._device is None or not s.segment.graph.dims):  # what a device runs is made for certain sizes
+            if isinstance(s, NativeStep) and (
+                self._device is None or not s.segment.graph.dims
+            ):  # what a device runs is made for certain sizes
                 s.prepare({x: dims[x] for x in s.segment.graph.dims.values() if x in dims})
 
     def device_calls(self, signature: Signature, donation: Donation | None, cache: ProgramCache) -> HybridCalls | None:
@@ -344,7 +383,9 @@ class HybridCompiler(ModelCompiler):
         from dnnc.artifact.writer import save_staged
 
         only_for_devices(archs)
-        save_staged(path, self.graph, self.inputs, self.outputs, self.options, None if self.onnx is None else self.onnx())
+        save_staged(
+            path, self.graph, self.inputs, self.outputs, self.options, None if self.onnx is None else self.onnx()
+        )
 
 
 def staged(compiler: HybridCompiler) -> Executable:
@@ -359,12 +400,16 @@ def staged(compiler: HybridCompiler) -> Executable:
 
 
 class HybridCalls:
-    """Arrays on a device go over the host, where some of the steps are; results are arrays of the first input's library."""
+    """Arrays on a device go over the host, where some of the steps are; results are arrays of the first input's
+    library.
+    """
 
     def __init__(self, device: Callable[[], Device], signature: Signature, cache: ProgramCache) -> None:
         self._device, self._signature, self._cache = device, signature, cache
 
-    def run(self, values: Sequence[Any], outputs: Sequence[Any] | None, stream: Any, parameters: Parameters | None) -> list[Any]:
+    def run(
+        self, values: Sequence[Any], outputs: Sequence[Any] | None, stream: Any, parameters: Parameters | None
+    ) -> list[Any]:
         """`stream` has no meaning where the host takes part."""
         device = self._device()
         kind = kind_of(values[0], device)
@@ -381,4 +426,6 @@ class HybridCalls:
         return list(outputs)
 
     def bind(self, values: Sequence[Any], outputs: Any, parameters: Parameters | None) -> Callable[[], Any]:
-        raise UnsupportedError("bind: the model has steps on the host, which arrays on a device cannot be bound to; bind NumPy arrays")
+        raise UnsupportedError(
+            "bind: the model has steps on the host, which arrays on a device cannot be bound to; bind NumPy arrays"
+        )

@@ -1,9 +1,10 @@
-"""Models that can only be read for the inputs of a call. What only a call knows is the key under which a variant is kept:
+"""Models that can only be read for the inputs of a call. What only a call knows is the key under which a variant is
+kept:
 
 - how inputs that are sequences, optionals or maps are made up (a *form*), and the shapes of tensors of undeclared rank;
 - sizes, where symbolic ones do not show that two paths end with equal sizes;
-- values of conditions, where the branches of an If make different types or one of them does not fit the inputs: a call computes the condition,
-  then runs the program with that branch;
+- values of conditions, where the branches of an If make different types or one of them does not fit the inputs: a call
+  computes the condition, then runs the program with that branch;
 - contents of inputs on which shapes depend (a Reshape to a shape that is an input), as a last resort.
 """
 
@@ -40,7 +41,9 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class ImportInputs:
-    """What a model is read for: the forms of inputs, and by the names of their tensors (`x`, `xs[0]`) shapes, and contents where needed."""
+    """What a model is read for: the forms of inputs, and by the names of their tensors (`x`, `xs[0]`) shapes, and
+    contents where needed.
+    """
 
     forms: Mapping[str, Form]
     shapes: Mapping[str, tuple[int, ...]]
@@ -75,8 +78,9 @@ class Variant:
 
 
 class ImportCache:
-    """The variants of a model. `read(inputs)` compiles it for the inputs of a call, or the next condition on which it depends; where shapes depend
-    on the contents of inputs, it raises an error in which `needs` finds their names."""
+    """The variants of a model. `read(inputs)` compiles it for the inputs of a call, or the next condition on which it
+    depends; where shapes depend on the contents of inputs, it raises an error in which `needs` finds their names.
+    """
 
     def __init__(
         self,
@@ -124,7 +128,9 @@ class ImportCache:
             return f"shapes depend on the contents of {', '.join(sorted(self._wanted))}"
         structured = [f"{n} ({k})" for n, k in self._declared.inputs if k.kind != "tensor"]
         return (
-            f"the model is compiled for the structure of {', '.join(structured)}" if structured else "the model is compiled for the shapes of a call"
+            f"the model is compiled for the structure of {', '.join(structured)}"
+            if structured
+            else "the model is compiled for the shapes of a call"
         )
 
     def arguments(self, inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
@@ -136,7 +142,10 @@ class ImportCache:
         leaves, forms = self._collect(self._by_name(args, named))
         variant = self._variant(leaves, forms)
         if outputs is not None and any(f is not ARRAY for f in variant.results):
-            raise InputError("an output of this model is a sequence, optional or map, for which no buffer can be given; leave `outputs` out")
+            raise InputError(
+                "an output of this model is a sequence, optional or map, for which no buffer can be given; leave "
+                "`outputs` out"
+            )
         if variant.inner is None:
             return variant.together(())
         results = variant.inner.run(list(leaves.values()), outputs)
@@ -170,12 +179,16 @@ class ImportCache:
         absent = {n: None for n, k in self._declared.inputs[len(args) :] if k.kind == "optional" and n not in named}
         given = {**dict(zip(self._names, args)), **named, **absent}
         if len(args) + len(named) + len(absent) != len(self._names) or set(given) != set(self._names):
-            raise InputError(f"the model has the inputs {', '.join(self._names)}; given are {', '.join(given) or 'none'}")
+            raise InputError(
+                f"the model has the inputs {', '.join(self._names)}; given are {', '.join(given) or 'none'}"
+            )
         return given
 
     def _is_input(self, alone: dict[Any, Any]) -> bool:
         """Is a dict that stands alone the one input itself, a map?"""
-        return [k.kind for _, k in self._declared.inputs] == ["map"] and not any(isinstance(v, Mapping) for v in alone.values())
+        return [k.kind for _, k in self._declared.inputs] == ["map"] and not any(
+            isinstance(v, Mapping) for v in alone.values()
+        )
 
     def _collect(self, given: Mapping[str, Any]) -> tuple[dict[str, Array], dict[str, Form]]:
         """The arrays of a call by name, in order, and how the inputs are made up."""
@@ -218,8 +231,18 @@ class ImportCache:
             kept.popitem(last=False)
 
 
-def _key(forms: Mapping[str, Form], shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Array], decisions: Mapping[str, bool]) -> Any:
-    return (tuple(forms.values()), tuple(shapes.values()), tuple((n, _content(a)) for n, a in values.items()), tuple(decisions.items()))
+def _key(
+    forms: Mapping[str, Form],
+    shapes: Mapping[str, tuple[int, ...]],
+    values: Mapping[str, Array],
+    decisions: Mapping[str, bool],
+) -> Any:
+    return (
+        tuple(forms.values()),
+        tuple(shapes.values()),
+        tuple((n, _content(a)) for n, a in values.items()),
+        tuple(decisions.items()),
+    )
 
 
 def _content(a: Array) -> Any:
@@ -235,7 +258,12 @@ class ImportCompiler(ModelCompiler):
 
     def __init__(self, imports: ImportCache, options: CompileOptions, onnx: Callable[[], OnnxParts]) -> None:
         self.interface, self.inputs, self.outputs = Graph("deferred"), [], []
-        self.options, self.log, self.onnx, self.imports = options, Log("deferred", str(options.target), 1), onnx, imports
+        self.options, self.log, self.onnx, self.imports = (
+            options,
+            Log("deferred", str(options.target), 1),
+            onnx,
+            imports,
+        )
 
     @property
     def graph(self) -> Graph:
@@ -265,7 +293,9 @@ class ImportCompiler(ModelCompiler):
         return self._last.source(stage, kernel)
 
     def save(self, path: Any, programs: Mapping[tuple[int, ...], Any], small: bool, archs: Sequence[str]) -> None:
-        """Variants are compiled anew for the first calls after loading. ModelError if the model's file is not there any more."""
+        """Variants are compiled anew for the first calls after loading. ModelError if the model's file is not there any
+        more.
+        """
         from dnnc.artifact.writer import save_late
 
         assert self.onnx is not None

@@ -1,4 +1,6 @@
-"""target="reference": the graph interpreter behind the interface of compiled programs. Slow and right; what everything else is compared with."""
+"""target="reference": the graph interpreter behind the interface of compiled programs. Slow and right; what everything
+else is compared with.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ Array = np.ndarray[Any, Any]
 
 
 class InterpretedProgram:
-    """A graph that NumPy runs node by node, each result rounded to its declared dtype; an instance of itself for all sizes."""
+    """A graph that NumPy runs node by node, each result rounded to its declared dtype; an instance of itself for all
+    sizes.
+    """
 
     outputs = None
     at_once: frozenset[int] = frozenset()
@@ -50,10 +54,19 @@ class InterpreterCompiler(ModelCompiler):
     target = None
 
     def __init__(
-        self, graph: Graph, names: tuple[Sequence[str], Sequence[str]], options: CompileOptions, parameters: Parameters | None = None
+        self,
+        graph: Graph,
+        names: tuple[Sequence[str], Sequence[str]],
+        options: CompileOptions,
+        parameters: Parameters | None = None,
     ) -> None:
         """`parameters`: what those of the graph hold."""
-        self.interface, (self.inputs, self.outputs), self._precision, self._parameters = graph, names, options.precision, parameters
+        self.interface, (self.inputs, self.outputs), self._precision, self._parameters = (
+            graph,
+            names,
+            options.precision,
+            parameters,
+        )
         self.options = CompileOptions(target="reference", donate=options.donate)
         self.log = Log(graph.name, "reference", 1)
         self._program = InterpretedProgram(graph, self.outputs)

@@ -1,4 +1,6 @@
-"""`@dnnc.jit`: a function of array code that is compiled when it is called, once for each structure, dtype and shape of its arguments."""
+"""`@dnnc.jit`: a function of array code that is compiled when it is called, once for each structure, dtype and shape of
+its arguments.
+"""
 
 from __future__ import annotations
 
@@ -55,9 +57,13 @@ class Jitted:
         plain = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = self._signature.parameters
         self._plain = tuple(parameters) if all(p.kind in plain for p in parameters.values()) else None
-        fixed = all(p.default is p.empty or isinstance(p.default, FIXED) for p in parameters.values())  # lists and arrays may change between calls
+        fixed = all(
+            p.default is p.empty or isinstance(p.default, FIXED) for p in parameters.values()
+        )  # lists and arrays may change between calls
         self._direct = fixed and not static and not dynamic and roles is None
-        self._arrays: dict[int, tuple[Tree, list[str]]] = {}  # what is around so many arrays, given by position, and their paths
+        self._arrays: dict[
+            int, tuple[Tree, list[str]]
+        ] = {}  # what is around so many arrays, given by position, and their paths
         self._options, self._limit = options, programs
         self._programs: OrderedDict[Any, tuple[Any, Traced]] = OrderedDict()
         self._lock = threading.RLock()
@@ -66,16 +72,23 @@ class Jitted:
             unknown = sorted(given - set(self._signature.parameters))
             if not unknown:
                 continue
-            raise InputError(f"{what}: {fn.__name__} has no argument {', '.join(unknown)}; it has {', '.join(self._signature.parameters)}")
+            raise InputError(
+                f"{what}: {fn.__name__} has no argument {', '.join(unknown)}; it has "
+                f"{', '.join(self._signature.parameters)}"
+            )
 
         if roles is not None:
             roles.check(list(self._signature.parameters))
 
     def __repr__(self) -> str:
-        return f"<dnnc.jit of {self._fn.__name__}{self._signature}"[:150] + f", {count(len(self._programs), 'program')}>"
+        return (
+            f"<dnnc.jit of {self._fn.__name__}{self._signature}"[:150] + f", {count(len(self._programs), 'program')}>"
+        )
 
     def __reduce__(self) -> Any:
-        """By name, as functions are pickled: the one that the module holds. Programs are compiled where it is called."""
+        """By name, as functions are pickled: the one that the module holds. Programs are compiled where it is
+        called.
+        """
         found: Any = sys.modules.get(self._fn.__module__)
         for name in self._fn.__qualname__.split("."):
             found = getattr(found, name, None)
@@ -83,10 +96,17 @@ class Jitted:
             return self._fn.__qualname__
         if found is not self._fn or self._roles is not None:
             raise InputError(
-                f"{self._fn.__qualname__} cannot be pickled: pickles hold functions by name, and {self._fn.__module__} has no such function under "
+                f"{self._fn.__qualname__} cannot be pickled: pickles hold functions by name, and {self._fn.__module__} "
+                "has no such function under "
                 f"dnnc.jit; decorate it at the top of a module, or use dnnc.compile and f.save(path)"
             )
-        return _again, (self._fn, tuple(self._static), self._options, self._limit, {p: dict(a) for p, a in self._dynamic.items()})
+        return _again, (
+            self._fn,
+            tuple(self._static),
+            self._options,
+            self._limit,
+            {p: dict(a) for p, a in self._dynamic.items()},
+        )
 
     def __copy__(self) -> Jitted:
         return self
@@ -108,7 +128,10 @@ class Jitted:
         leaves, tree = self._flat(self._arguments(args, kwargs))
         arrays = [_array(x) for _, x in leaves]
         if any(is_traced(a) for a in arrays):
-            raise InputError(f"{self._fn.__name__}: an argument belongs to a function whose trace has ended; give its results back by return")
+            raise InputError(
+                f"{self._fn.__name__}: an argument belongs to a function whose trace has ended; give its results back "
+                "by return"
+            )
         lazy = [a for a in arrays if isinstance(a, Array)]
         if lazy:
             evaluate(*lazy)
@@ -125,8 +148,10 @@ class Jitted:
         return _restored(result, got)
 
     def _usual(self, args: tuple[Any, ...]) -> tuple[Any, Sequence[str], list[Any]] | None:
-        """The key, the paths and the buffers of a call with arrays of real numbers by position and nothing else, all there and on one device, as
-        most calls are: a third of the time that looking into arguments takes. None of other calls."""
+        """The key, the paths and the buffers of a call with arrays of real numbers by position and nothing else, all
+        there and on one device, as most calls are: a third of the time that looking into arguments takes. None of other
+        calls.
+        """
         if not self._direct or not args:
             return None
         buffers, types, where = [], [], None
@@ -135,7 +160,13 @@ class Jitted:
             if type(a) is Array and len(a._parts) == 1:
                 device, a = a._parts[0].device, a._parts[0].data
             where = where or device
-            if type(a) not in BUFFERS or device is None or device != where or a.dtype.kind == "c" or not a.dtype.isnative:
+            if (
+                type(a) not in BUFFERS
+                or device is None
+                or device != where
+                or a.dtype.kind == "c"
+                or not a.dtype.isnative
+            ):
                 return None
             buffers.append(a)
             types.append((a.dtype, a.shape))
@@ -154,7 +185,9 @@ class Jitted:
         return bound.arguments
 
     def refit(self) -> None:
-        """Bind the arrays of parameters anew at the next call, as their owner has written into them. Nothing is compiled."""
+        """Bind the arrays of parameters anew at the next call, as their owner has written into them. Nothing is
+        compiled.
+        """
         with self._lock:
             for program, _ in self._programs.values():
                 if isinstance(program, BoundProgram):
@@ -174,10 +207,15 @@ class Jitted:
         return leaves, Branch(dict, tuple(arguments), tuple(trees))
 
     def _open(self, paths: Sequence[str], arrays: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """The shapes with names for the sizes that stay open. Where one of these is 0 it is a number: programs for all sizes need elements."""
+        """The shapes with names for the sizes that stay open. Where one of these is 0 it is a number: programs for all
+        sizes need elements.
+        """
         for p in self._dynamic:
             if p not in paths:
-                raise InputError(f"dynamic: {self._fn.__name__} was called without an array {p}; there are {', '.join(paths) or 'none'}")
+                raise InputError(
+                    f"dynamic: {self._fn.__name__} was called without an array {p}; there are "
+                    f"{', '.join(paths) or 'none'}"
+                )
         shapes: list[tuple[Any, ...]] = []
         sizes: dict[str, int] = {}
         for path, a in zip(paths, arrays):
@@ -188,13 +226,16 @@ class Jitted:
                 n = a.shape[axis]
                 if sizes.setdefault(name, n) != n:
                     raise InputError(
-                        f"{self._fn.__name__}: {name} is {sizes[name]}, but axis {axis} of {path} is {n}; dynamic= says that they are equal"
+                        f"{self._fn.__name__}: {name} is {sizes[name]}, but axis {axis} of {path} is {n}; dynamic= "
+                        "says that they are equal"
                     )
                 shape[axis] = name
             shapes.append(tuple(shape))
         return [a.shape for a in arrays] if 0 in sizes.values() else shapes
 
-    def _program(self, key: Any, names: Sequence[str], specs: Callable[[], list[Spec]], buffers: Sequence[Any]) -> tuple[Any, Traced]:
+    def _program(
+        self, key: Any, names: Sequence[str], specs: Callable[[], list[Spec]], buffers: Sequence[Any]
+    ) -> tuple[Any, Traced]:
         with self._lock:
             found = self._programs.get(key)
             if found is not None:
@@ -203,13 +244,22 @@ class Jitted:
             self.traces += 1
             if self._roles is not None:
                 self._roles.settled()  # the trace is to see their memory, not how it comes about
-            result = traced(self._called, Branch(tuple, (0, 1), (Branch(tuple, (0,), (key[0],)), Branch(dict, (), ()))), specs(), _names(names))
+            result = traced(
+                self._called,
+                Branch(tuple, (0, 1), (Branch(tuple, (0,), (key[0],)), Branch(dict, (), ()))),
+                specs(),
+                _names(names),
+            )
             result.graph.name = self._fn.__name__ if self._fn.__name__.isidentifier() else "traced"
             g = result.graph
             labels = [v.name for v in g.inputs], [v.name for v in g.outputs]
             made, options = None, open_dims(self._for(key[2]), g)
             if g.outputs:
-                made = compile_graph(g, labels, options) if self._roles is None else self._roles.compile(g, labels, names, buffers, options)
+                made = (
+                    compile_graph(g, labels, options)
+                    if self._roles is None
+                    else self._roles.compile(g, labels, names, buffers, options)
+                )
             if self._roles is None and key[2] not in (None, HOST) and made is not None:
                 made = quickly(made, str(key[2]))
             self._programs[key] = made, result
@@ -277,7 +327,9 @@ def open_sizes(dynamic: Any) -> dict[str, dict[int, str]]:
     example = 'expected names of sizes by argument and axis, such as {"x": {0: "n"}}'
     if dynamic is None:
         return {}
-    if not isinstance(dynamic, Mapping) or not all(isinstance(a, str) and isinstance(axes, Mapping) for a, axes in dynamic.items()):
+    if not isinstance(dynamic, Mapping) or not all(
+        isinstance(a, str) and isinstance(axes, Mapping) for a, axes in dynamic.items()
+    ):
         raise InputError(f"dynamic={dynamic!r}: {example}")
     for axes in dynamic.values():
         for axis, name in axes.items():
@@ -324,21 +376,24 @@ def jit(
     """Compile a function of array code when it is called: `@dnnc.jit`, or `@dnnc.jit(static=("n",), threads=1)`.
 
     Args:
-        fn: takes and gives arrays, or dicts, lists, tuples and dataclasses of arrays. Numbers and strings among its arguments are fixed:
-            another value is another program.
+        fn: takes and gives arrays, or dicts, lists, tuples and dataclasses of arrays. Numbers and strings among its
+            arguments are fixed: another value is another program.
         static: names of arguments that are passed on as they are; they must be hashable.
-        dynamic: sizes for which one program serves all, as names by argument and axis: `{"x": {0: "n"}, "params.w": {1: "k"}}`. Sizes of one name
-            are equal.
-        donate: names of arguments whose memory results of the same types take, the first that fit. Arrays of `dnnc.array` given for them are dead
-            afterwards; of NumPy's, CuPy's and torch's the memory holds the results.
-        parameters: names of arguments that seldom are other arrays, such as weights: they are packed when they are, and not in each call. After
-            writing into an array of NumPy call `refit()` of the function. Or a dict of arrays that the function captures, by any names.
+        dynamic: sizes for which one program serves all, as names by argument and axis: `{"x": {0: "n"}, "params.w": {1:
+            "k"}}`. Sizes of one name are equal.
+        donate: names of arguments whose memory results of the same types take, the first that fit. Arrays of
+            `dnnc.array` given for them are dead afterwards; of NumPy's, CuPy's and torch's the memory holds the
+            results.
+        parameters: names of arguments that seldom are other arrays, such as weights: they are packed when they are, and
+            not in each call. After writing into an array of NumPy call `refit()` of the function. Or a dict of arrays
+            that the function captures, by any names.
         programs: how many are kept; those of structures, dtypes, shapes and fixed values used last.
         **options: see CompileOptions.
 
     Returns:
-        A function that takes arrays of NumPy, `dnnc.array` or DLPack and gives arrays of `dnnc.array`. The device of the arguments decides where
-        it runs; arrays on the host go to `target`. Within a function that is traced it is a part of that one's program.
+        A function that takes arrays of NumPy, `dnnc.array` or DLPack and gives arrays of `dnnc.array`. The device of
+        the arguments decides where it runs; arrays on the host go to `target`. Within a function that is traced it is a
+        part of that one's program.
 
     Raises:
         InputError: `static` or `dynamic` names no argument, or an option is unknown.

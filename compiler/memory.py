@@ -1,4 +1,6 @@
-"""Does it fit into memory? Asked before anything is allocated, so that a size that was mistyped is told and not tried."""
+"""Does it fit into memory? Asked before anything is allocated, so that a size that was mistyped is told and not
+tried.
+"""
 
 from __future__ import annotations
 
@@ -21,30 +23,39 @@ UNKNOWN = 1 << 46  # bytes, where the system does not tell: no machine has more
 
 
 def check_fits(parts: Iterable[tuple[str, tuple[int, ...], np.dtype[np.generic]]], more: int = 0) -> None:
-    """InputError where arrays of these names, shapes and dtypes, and `more` bytes for intermediate values, are larger than the memory there is."""
+    """InputError where arrays of these names, shapes and dtypes, and `more` bytes for intermediate values, are larger
+    than the memory there is.
+    """
     sizes = {name: (math.prod(shape) * dtype.itemsize, shape) for name, shape, dtype in parts}
     total = more + sum(n for n, _ in sizes.values())
     if total <= 1 << 28 or total <= memory():  # the system is asked only where it matters
         return
     largest = sorted(sizes.items(), key=lambda item: -item[1][0])[:SHOWN]
-    shown = [f"{name} {list(shape)} with {gigabytes(n)}" for name, (n, shape) in largest] + [f"intermediate values with {gigabytes(more)}"] * bool(
-        more
-    )
+    shown = [f"{name} {list(shape)} with {gigabytes(n)}" for name, (n, shape) in largest] + [
+        f"intermediate values with {gigabytes(more)}"
+    ] * bool(more)
     raise InputError(
-        f"a call of this model needs {gigabytes(total)} of memory, this machine has {gigabytes(memory())}: {', '.join(shown)}; give smaller sizes"
+        f"a call of this model needs {gigabytes(total)} of memory, this machine has {gigabytes(memory())}: "
+        f"{', '.join(shown)}; give smaller sizes"
     )
 
 
 def check_possible(graph: Graph) -> None:
-    """ShapeError where a value is larger than any array can be. One without elements counts too: a NumPy array of f32[0, 2**62] is none."""
+    """ShapeError where a value is larger than any array can be. One without elements counts too: a NumPy array of
+    f32[0, 2**62] is none.
+    """
     for v in (*graph.inputs, *(o for n in graph.nodes() for o in n.outputs)):
         sizes = [d for d in v.type.shape if isinstance(d, int)]
         if math.prod(max(d, 1) for d in sizes) * v.type.dtype.bytes > sys.maxsize:
-            raise ShapeError(f"{v.name}: {v.type}{locations(v.locs)} has more elements than an array can have; give smaller sizes")
+            raise ShapeError(
+                f"{v.name}: {v.type}{locations(v.locs)} has more elements than an array can have; give smaller sizes"
+            )
 
 
 def check_program(program: Program, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """InputError where a program of fixed sizes needs more memory than there is, with what its inputs and outputs are called."""
+    """InputError where a program of fixed sizes needs more memory than there is, with what its inputs and outputs are
+    called.
+    """
     g = program.graph
     named = [*zip(inputs, g.inputs, ["input"] * len(g.inputs)), *zip(outputs, g.outputs, ["output"] * len(g.outputs))]
     parts = [(f"{word} {n}", tuple(int(str(d)) for d in v.type.shape), v.type.dtype.numpy) for n, v, word in named]

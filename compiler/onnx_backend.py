@@ -32,7 +32,8 @@ class DnncRep(BackendRep):
         """The outputs, in order.
 
         Args:
-            inputs: arrays in the order of the graph's inputs (those with an initializer may be left out), a mapping by name, or one array.
+            inputs: arrays in the order of the graph's inputs (those with an initializer may be left out), a mapping by
+                name, or one array.
             **kwargs: none are known.
 
         Raises:
@@ -93,7 +94,9 @@ class DnncBackend(Backend):
         return cls.prepare(model, device, **kwargs).run(inputs)
 
     @classmethod
-    def run_node(cls, node: Any, inputs: Any, device: str = "CPU", outputs_info: Any = None, **kwargs: Any) -> tuple[Any, ...]:
+    def run_node(
+        cls, node: Any, inputs: Any, device: str = "CPU", outputs_info: Any = None, **kwargs: Any
+    ) -> tuple[Any, ...]:
         """Run one operator.
 
         Args:
@@ -133,12 +136,20 @@ def model_of(node: Any, arrays: Sequence[np.ndarray[Any, Any]], opset: int | Non
     """A model of one node. InputError where the arrays are not one for each input."""
     names = [n for n in node.input if n]
     if len(names) != len(arrays):
-        raise InputError(f"node {node.name or node.op_type} has the inputs {', '.join(names) or 'none'}; {len(arrays)} arrays are given")
-    inputs = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in zip(names, arrays)]
+        raise InputError(
+            f"node {node.name or node.op_type} has the inputs {', '.join(names) or 'none'}; {len(arrays)} arrays are "
+            "given"
+        )
+    inputs = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+        for n, a in zip(names, arrays)
+    ]
     outputs = [onnx.ValueInfoProto(name=n) for n in node.output if n]
     domain = "" if node.domain == "ai.onnx" else node.domain
     version = opset or newest(domain)
-    return helper.make_model(helper.make_graph([node], "node", inputs, outputs), opset_imports=[helper.make_opsetid(domain, version)])
+    return helper.make_model(
+        helper.make_graph([node], "node", inputs, outputs), opset_imports=[helper.make_opsetid(domain, version)]
+    )
 
 
 def newest(domain: str) -> int:

@@ -62,19 +62,23 @@ class CompileOptions:
 
     Args:
         target: "llvm", "llvm -mcpu=skylake-avx512", "cuda", "cuda:1", "cuda -arch=sm_90a", "reference", or a Target.
-        precision: how floats are stored, one of PRECISIONS or an alias such as "fp16"; None keeps the model's types. "float16" and "bfloat16" are stored so and computed
-            in float32, norms and reductions stay float32; "tf32" is float32 on a CPU. Inputs and outputs keep their types.
-        numerics: "strict" (bit-identical between runs and thread counts, no reassociation), "standard", or "fast" (denormals are zero).
+        precision: how floats are stored, one of PRECISIONS or an alias such as "fp16"; None keeps the model's types.
+            "float16" and "bfloat16" are stored so and computed in float32, norms and reductions stay float32; "tf32" is
+            float32 on a CPU. Inputs and outputs keep their types.
+        numerics: "strict" (bit-identical between runs and thread counts, no reassociation), "standard", or "fast"
+            (denormals are zero).
         dims: what symbolic dimensions are: {"batch": 8} fixes one, {"batch": (1, 64)} bounds it, both ends included.
         outputs: names of intermediate values to return as well.
-        donate: {"past": "present"}: this output takes the memory of this input, of the same type, whose contents are gone after the call.
+        donate: {"past": "present"}: this output takes the memory of this input, of the same type, whose contents are
+            gone after the call.
         opt_level: 0 nothing, 1 no fusion or layout, 2 or 3 everything.
         tune: None, a budget in seconds, the path of a tuning log to replay, or its winners (`Log.winners()`).
         verify: False, "kernels" (each new kernel against float64), or "model" (the whole model too).
         cache: "auto" for the user's cache folder, a path, or False.
         threads: threads of a call; None takes all CPUs of the affinity mask, and more than those are never used.
-        strict_compile: is it an error where a kernel fails to schedule, to compile or to pass its check? Otherwise the next schedule is taken, then
-            smaller groups of nodes, then their naive loop nests, and `Executable.report` says so.
+        strict_compile: is it an error where a kernel fails to schedule, to compile or to pass its check? Otherwise the
+            next schedule is taken, then smaller groups of nodes, then their naive loop nests, and `Executable.report`
+            says so.
 
     Raises:
         TargetError: the target is not known, or its -threads= contradicts `threads`.
@@ -101,7 +105,9 @@ class CompileOptions:
         if isinstance(self.precision, str):
             object.__setattr__(self, "precision", PRECISION_ALIASES.get(self.precision, self.precision))
         if self.precision is not None and not (isinstance(self.precision, str) and self.precision in PRECISIONS):
-            raise UnsupportedError(f"precision={self.precision!r}: expected None (as in the model) or {_either(PRECISIONS)}")
+            raise UnsupportedError(
+                f"precision={self.precision!r}: expected None (as in the model) or {_either(PRECISIONS)}"
+            )
         _one_of("numerics", self.numerics, NUMERICS)
         _one_of("opt_level", self.opt_level, OPT_LEVELS)
         object.__setattr__(self, "opt_level", 3 if self.opt_level == 2 else self.opt_level)
@@ -109,9 +115,14 @@ class CompileOptions:
         _one_of("strict_compile", self.strict_compile, (False, True))
         _check_tune(self.tune)
         if (not isinstance(self.cache, (str, Path)) and self.cache is not False) or self.cache in NO_FOLDER:
-            raise InputError(f'cache={self.cache!r}: expected "auto", a path (one with a slash if it is named so), or False for none')
+            raise InputError(
+                f'cache={self.cache!r}: expected "auto", a path (one with a slash if it is named so), or False for none'
+            )
         if self.threads is not None and not (_is_int(self.threads) and self.threads >= 1):
-            raise InputError(f"threads={self.threads!r}: expected an integer of at least 1, or None for all CPUs that the process may use")
+            raise InputError(
+                f"threads={self.threads!r}: expected an integer of at least 1, or None for all CPUs that the process "
+                "may use"
+            )
         object.__setattr__(self, "dims", MappingProxyType(_check_dims(self.dims)))
         object.__setattr__(self, "outputs", _check_outputs(self.outputs))
         object.__setattr__(self, "donate", MappingProxyType(_check_donate(self.donate)))
@@ -138,7 +149,7 @@ def make_options(values: Mapping[str, Any]) -> CompileOptions:
     return CompileOptions(**values)
 
 
-# --- checks -------------------------------------------------------------------------------------------------------------------
+# --- checks -----------------------------------------------------------------------------------------------------------
 
 
 def _is_int(v: object) -> bool:
@@ -158,17 +169,24 @@ def _one_of(name: str, v: object, allowed: tuple[object, ...]) -> None:
 def _check_target(target: object, threads: int | None) -> None:
     if not isinstance(target, str):
         if not isinstance(getattr(target, "kind", None), str) or not hasattr(target, "option"):
-            raise TargetError(f"target={target!r}: expected a string such as 'llvm' or 'cuda -arch=sm_90a', or a dnnc.Target")
+            raise TargetError(
+                f"target={target!r}: expected a string such as 'llvm' or 'cuda -arch=sm_90a', or a dnnc.Target"
+            )
         return
     words = target.split()
     kind, _, device = words[0].partition(":") if words else ("", "", "")
     if kind not in ("llvm", "cuda", "reference"):
-        raise TargetError(f"target={target!r}: expected 'llvm', 'cuda' or 'reference' first; `dnnc targets` lists what this machine has")
+        raise TargetError(
+            f"target={target!r}: expected 'llvm', 'cuda' or 'reference' first; `dnnc targets` lists what this machine "
+            "has"
+        )
     if device and not (kind == "cuda" and device.isdigit()):
         raise TargetError(f"target={target!r}: a device number is written cuda:1")
     for w in words[1:]:
         if not w.startswith("-") or "=" not in w:
-            raise TargetError(f"target={target!r}: {w!r} is no option; they are written -name=value, such as -mcpu=skylake-avx512")
+            raise TargetError(
+                f"target={target!r}: {w!r} is no option; they are written -name=value, such as -mcpu=skylake-avx512"
+            )
         name, _, v = w.partition("=")
         if name == "-threads" and threads is not None and v != str(threads):
             raise TargetError(f"target={target!r} says -threads={v}, but threads={threads} is given; give one of them")
@@ -191,7 +209,12 @@ def _check_dims(dims: object) -> dict[str, DimChoice]:
     out: dict[str, DimChoice] = {}
     for name, v in dims.items():
         pair = tuple(v) if isinstance(v, (tuple, list)) else (v, v)
-        if not isinstance(name, str) or len(pair) != 2 or not all(_is_int(n) and n >= 0 for n in pair) or pair[0] > pair[1]:
+        if (
+            not isinstance(name, str)
+            or len(pair) != 2
+            or not all(_is_int(n) and n >= 0 for n in pair)
+            or pair[0] > pair[1]
+        ):
             raise InputError(f"dims[{name!r}]={v!r}: expected a size such as 8, or (low, high) with 0 <= low <= high")
         out[name] = pair[0] if pair[0] == pair[1] else (pair[0], pair[1])
     return dict(sorted(out.items()))
@@ -208,13 +231,15 @@ def _check_outputs(outputs: object) -> tuple[str, ...]:
 
 def _check_donate(donate: object) -> dict[str, str]:
     if not isinstance(donate, Mapping) or not all(isinstance(n, str) for pair in donate.items() for n in pair):
-        raise InputError(f'donate={donate!r}: expected a mapping such as {{"past": "present"}}, names of inputs and of outputs')
+        raise InputError(
+            f'donate={donate!r}: expected a mapping such as {{"past": "present"}}, names of inputs and of outputs'
+        )
     if len(set(donate.values())) != len(donate):
         raise InputError(f"donate={dict(donate)!r}: an output can take the memory of one input")
     return dict(sorted(donate.items()))
 
 
-# --- environment --------------------------------------------------------------------------------------------------------------
+# --- environment ------------------------------------------------------------------------------------------------------
 
 
 def cache_folder(cache: bool | str | Path = "auto") -> Path | None:
@@ -256,7 +281,7 @@ def thread_count(threads: int | None = None) -> int:
     return min(int(str(asked)), available_cpus())
 
 
-# --- documentation ------------------------------------------------------------------------------------------------------------
+# --- documentation ----------------------------------------------------------------------------------------------------
 
 
 def as_markdown() -> str:
@@ -271,7 +296,9 @@ def as_markdown() -> str:
         else:
             name, _, said = line.strip().partition(": ")
             entries[name] = said
-    rows = [f"| `{f.name}` | {_default(f)} | {entries[f.name].replace('|', '&#124;')} |" for f in fields(CompileOptions)]
+    rows = [
+        f"| `{f.name}` | {_default(f)} | {entries[f.name].replace('|', '&#124;')} |" for f in fields(CompileOptions)
+    ]
     return OPTIONS_PAGE + "\n".join(rows) + "\n"
 
 

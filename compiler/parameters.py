@@ -1,9 +1,9 @@
 """Parameters of a compiled model: arrays that belong to somebody else, and what programs read of them.
 
-A program compiles once, knowing of its parameters only shapes and dtypes. Its *table* holds the addresses of what its kernels read: the
-user's memory where they read it as it lies, else what the prologue made of it (transposed, packed). `refit` makes new tables; a call that
-runs meanwhile keeps the one that it began with. A program of a device has it all behind its constants, to be loaded there, but for arrays
-on that device that are read as they lie.
+A program compiles once, knowing of its parameters only shapes and dtypes. Its *table* holds the addresses of what its
+kernels read: the user's memory where they read it as it lies, else what the prologue made of it (transposed, packed).
+`refit` makes new tables; a call that runs meanwhile keeps the one that it began with. A program of a device has it all
+behind its constants, to be loaded there, but for arrays on that device that are read as they lie.
 """
 
 from __future__ import annotations
@@ -51,9 +51,12 @@ class Table:
 class Parameters:
     """The parameters of one model; its programs for different sizes share them."""
 
-    def __init__(self, values: Mapping[str, Value], arrays: Mapping[str, Any], device: Callable[[], Device] | None = None) -> None:
-        """`values`: by users' names, what stands for them in the graph; `arrays`: their first contents; `device`: where programs run that may
-        read arrays there as they lie."""
+    def __init__(
+        self, values: Mapping[str, Value], arrays: Mapping[str, Any], device: Callable[[], Device] | None = None
+    ) -> None:
+        """`values`: by users' names, what stands for them in the graph; `arrays`: their first contents; `device`: where
+        programs run that may read arrays there as they lie.
+        """
         self._values, self._device = dict(values), device
         self._arrays = {n: self._checked(n, arrays[n]) for n in values}
         self._tables: dict[int, tuple[weakref.ref[Native], Table]] = {}
@@ -63,7 +66,10 @@ class Parameters:
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        return tuple(TensorSpec(n, str(v.type.dtype.numpy), tuple(int(str(d)) for d in v.type.shape)) for n, v in self._values.items())
+        return tuple(
+            TensorSpec(n, str(v.type.dtype.numpy), tuple(int(str(d)) for d in v.type.shape))
+            for n, v in self._values.items()
+        )
 
     @property
     def on_host(self) -> list[Array]:
@@ -90,7 +96,9 @@ class Parameters:
             return made
 
     def refit(self, changed: Mapping[str, Any]) -> None:
-        """Bind other arrays, and make anew what was made of parameters. InputError names one that does not fit; then all stays as it was."""
+        """Bind other arrays, and make anew what was made of parameters. InputError names one that does not fit; then
+        all stays as it was.
+        """
         if not set(changed) <= set(self._values):
             changed = flat(changed)
         for name in changed:
@@ -110,11 +118,17 @@ class Parameters:
         return Table(native.prologue.run({v.name: self._fetched(arrays[n]) for n, v in self._values.items()}))
 
     def _settled(self, arrays: Mapping[str, Array | DeviceArray]) -> dict[str, Array | DeviceArray]:
-        """The arrays by the names of the prologue's inputs, when what their libraries have queued is done: kernels may read weights before
-        the work that comes ahead of them has ended."""
+        """The arrays by the names of the prologue's inputs, when what their libraries have queued is done: kernels may
+        read weights before the work that comes ahead of them has ended.
+        """
         if self._device is not None:
             device = self._device()
-            queued = {s for a in arrays.values() if not isinstance(a, np.ndarray) for s in (kind_of(a.keep, device).stream, a.ready)}
+            queued = {
+                s
+                for a in arrays.values()
+                if not isinstance(a, np.ndarray)
+                for s in (kind_of(a.keep, device).stream, a.ready)
+            }
             for stream in queued - {None}:
                 device.synchronize(int(stream or 0))
         return {v.name: arrays[n] for n, v in self._values.items()}
@@ -124,7 +138,10 @@ class Parameters:
         if isinstance(a, np.ndarray):
             return a
         assert self._device is not None
-        device, dtype = self._device(), next(v.type.dtype.numpy for v in self._values.values() if v.type.dtype.numpy.name == a.dtype)
+        device, dtype = (
+            self._device(),
+            next(v.type.dtype.numpy for v in self._values.values() if v.type.dtype.numpy.name == a.dtype),
+        )
         made = np.empty(a.shape, dtype)
         if made.nbytes:
             device.download(made, a.address, DEFAULT_STREAM)
@@ -159,7 +176,8 @@ class Parameters:
 def with_parameters(
     graph: Graph, names: Sequence[str], wanted: Mapping[str, Any], device: Callable[[], Device] | None = None
 ) -> tuple[Graph, list[str], Parameters]:
-    """A graph whose inputs of these users' names are parameters, the names of its other inputs, and the parameters. `device`: see Parameters.
+    """A graph whose inputs of these users' names are parameters, the names of its other inputs, and the parameters.
+    `device`: see Parameters.
 
     Raises:
         InputError: there is no such input, its size is symbolic, or the array does not fit.
@@ -173,11 +191,17 @@ def with_parameters(
     made = graph.copy()
     same = dict(zip(names, made.inputs))
     made.bind_inputs({same[n].name for n in wanted})
-    return made, [n for n in names if n not in wanted], Parameters({n: same[n] for n in names if n in wanted}, wanted, device)
+    return (
+        made,
+        [n for n in names if n not in wanted],
+        Parameters({n: same[n] for n in names if n in wanted}, wanted, device),
+    )
 
 
 def frozen(graph: Graph, contents: Callable[[str], Array]) -> Graph:
-    """A graph whose parameters are constants with these contents, by the names of the prologue's inputs. It must not have been compiled yet."""
+    """A graph whose parameters are constants with these contents, by the names of the prologue's inputs. It must not
+    have been compiled yet.
+    """
     made = graph.copy()
     assert made.prologue is not None and not len(made.prologue), "passes have been at work"
     for v, held in list(made.parameters.items()):

@@ -1,4 +1,6 @@
-"""The programs of one model, and their instances for the shapes of calls: compiled when first met, the ones used last kept."""
+"""The programs of one model, and their instances for the shapes of calls: compiled when first met, the ones used last
+kept.
+"""
 
 from __future__ import annotations
 
@@ -77,12 +79,14 @@ class ModelCompiler(ABC):
     """Compiles the programs of one model for one target.
 
     Attributes:
-        interface: has the model's name, inputs and outputs. It is the imported graph, or of a loaded model a graph without nodes.
+        interface: has the model's name, inputs and outputs. It is the imported graph, or of a loaded model a graph
+            without nodes.
         inputs: what users call the inputs.
         outputs: what users call the outputs.
         options: how to compile.
         log: what compilations have noted.
-        onnx: gives the ONNX model that was read, as a protobuf and the bytes of its large tensors; None where it is not needed any more.
+        onnx: gives the ONNX model that was read, as a protobuf and the bytes of its large tensors; None where it is not
+            needed any more.
         target: facts of the machine that programs are for.
         imports: of a model that is read for the inputs of a call, its variants.
     """
@@ -122,7 +126,9 @@ class ModelCompiler(ABC):
         """The text of a program at a stage; of one kernel by number, name or symbol. InputError names what there is."""
 
     def profile(self, f: Executable, collect: Callable[[], list[Array]], repeats: int | None) -> Profile:
-        """Where the time of a call goes; `collect` gives its arrays. UnsupportedError: nothing is compiled for this target."""
+        """Where the time of a call goes; `collect` gives its arrays. UnsupportedError: nothing is compiled for this
+        target.
+        """
         raise UnsupportedError(f"a profile is of compiled code; the target {self.options.target} has none")
 
     def prepare(self, instance: Any, shapes: Shapes) -> None:  # noqa: B027
@@ -146,7 +152,8 @@ class ProgramCache:
     Attributes:
         programs: by `ModelCompiler.sizes`, the last MAX_PROGRAMS.
         instances: by shapes, the last MAX_INSTANCES.
-        when_empty: compiles the model for shapes with a symbolic size of 0, for which programs of other sizes are not right.
+        when_empty: compiles the model for shapes with a symbolic size of 0, for which programs of other sizes are not
+            right.
     """
 
     def __init__(self, compiler: ModelCompiler) -> None:
@@ -174,7 +181,10 @@ class ProgramCache:
                 program = self.program(dims)
                 instance = self.compiler.instance(program, dims)
             if instance.outputs is not None:
-                check_fits([(f"output {k}", s, d) for k, (s, d) in enumerate(instance.outputs)], getattr(instance, "arena_bytes", 0))
+                check_fits(
+                    [(f"output {k}", s, d) for k, (s, d) in enumerate(instance.outputs)],
+                    getattr(instance, "arena_bytes", 0),
+                )
             while len(self.instances) >= MAX_INSTANCES:
                 self._drop_instance()
             self.instances[shapes] = instance
@@ -188,7 +198,9 @@ class ProgramCache:
             program = self.programs[sizes] = self.compiler.compile(dims)
             if len(self.programs) > MAX_PROGRAMS:
                 self._drop_program()
-            if dims and not sizes and gc.isenabled():  # one program for all sizes, whose later calls shall not pay for this
+            if (
+                dims and not sizes and gc.isenabled()
+            ):  # one program for all sizes, whose later calls shall not pay for this
                 gc.collect()  # what the compiler leaves behind: 40 ms for a model of twelve attention layers
         return program
 
@@ -203,7 +215,9 @@ class ProgramCache:
             self.instances.move_to_end(shapes)
 
     def _drop_program(self) -> None:
-        """Forget the oldest program that was not used again since one was last dropped, with its instances; the newest one stays."""
+        """Forget the oldest program that was not used again since one was last dropped, with its instances; the newest
+        one stays.
+        """
         *old, _ = self.programs
         recent = {id(i.program) for i in self.instances.values() if i.used}
         dropped = self.programs.pop(next((s for s in old if id(self.programs[s]) not in recent), old[0]))

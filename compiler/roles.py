@@ -1,7 +1,9 @@
-"""Arguments of a jitted function that are more than operands: donated ones, whose memory results take, and parameters, which are bound.
+"""Arguments of a jitted function that are more than operands: donated ones, whose memory results take, and parameters,
+which are bound.
 
-A parameter, an argument or an array that the function captures, is packed when the function is first called with it, and again when a call brings another array. The array of a donated argument
-is dead afterwards, unless somebody else sees its memory too: then a copy is donated.
+A parameter, an argument or an array that the function captures, is packed when the function is first called with it,
+and again when a call brings another array. The array of a donated argument is dead afterwards, unless somebody else
+sees its memory too: then a copy is donated.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from dnnc.options import CompileOptions
 
 @dataclass(frozen=True)
 class Roles:
-    """Of one function: names of its arguments that are donated, and of those that are parameters; and arrays that it captures, by any name."""
+    """Of one function: names of its arguments that are donated, and of those that are parameters; and arrays that it
+    captures, by any name.
+    """
 
     function: str
     donate: frozenset[str]
@@ -40,12 +44,21 @@ class Roles:
         for what, names in (("donate", self.donate), ("parameters", self.parameters)):
             unknown = sorted(names - set(known))
             if unknown:
-                raise InputError(f"{what}: {self.function} has no argument {', '.join(unknown)}; it has {', '.join(known)}")
+                raise InputError(
+                    f"{what}: {self.function} has no argument {', '.join(unknown)}; it has {', '.join(known)}"
+                )
         both = sorted(self.donate & self.parameters)
         if both:
             raise InputError(f"{self.function}: {', '.join(both)} cannot be donated and stay a parameter")
 
-    def compile(self, graph: Graph, labels: tuple[list[str], list[str]], paths: Sequence[str], buffers: Sequence[Any], opts: CompileOptions) -> Any:
+    def compile(
+        self,
+        graph: Graph,
+        labels: tuple[list[str], list[str]],
+        paths: Sequence[str],
+        buffers: Sequence[Any],
+        opts: CompileOptions,
+    ) -> Any:
         """The program of a traced function, called with all buffers in order."""
         first = [p.split(".")[0] for p in paths]
         if self.donate:
@@ -60,22 +73,34 @@ class Roles:
         return BoundProgram(made, labels[0], held, bring) if held else made
 
     def _pairs(self, graph: Graph, labels: tuple[list[str], list[str]], first: Sequence[str]) -> dict[str, str]:
-        """Each donated array and the first output of its type that no other has taken. InputError where an argument fits none."""
+        """Each donated array and the first output of its type that no other has taken. InputError where an argument
+        fits none.
+        """
         pairs: dict[str, str] = {}
         for name in sorted(self.donate):
             arrays = [k for k, n in enumerate(first) if n == name]
             for k in arrays:
                 t = graph.inputs[k].type
-                free = [o for o, v in zip(labels[1], graph.outputs) if o not in pairs.values() and (v.type.dtype, v.type.shape) == (t.dtype, t.shape)]
+                free = [
+                    o
+                    for o, v in zip(labels[1], graph.outputs)
+                    if o not in pairs.values() and (v.type.dtype, v.type.shape) == (t.dtype, t.shape)
+                ]
                 if free:
                     pairs[labels[0][k]] = free[0]
             if arrays and not any(labels[0][k] in pairs for k in arrays):
                 types = ", ".join(str(graph.inputs[k].type) for k in arrays[:3])
-                raise InputError(f"donate: no result of {self.function} has the type of {name} ({types}), so none can take its memory")
+                raise InputError(
+                    f"donate: no result of {self.function} has the type of {name} ({types}), so none can take its "
+                    "memory"
+                )
         return pairs
 
-    def given(self, paths: Sequence[str], arrays: Sequence[Any], buffers: list[Any], values: Sequence[Any]) -> list[Any]:
-        """The buffers of a call, with copies in the place of donated ones that others see, and those of captured arrays behind them.
+    def given(
+        self, paths: Sequence[str], arrays: Sequence[Any], buffers: list[Any], values: Sequence[Any]
+    ) -> list[Any]:
+        """The buffers of a call, with copies in the place of donated ones that others see, and those of captured arrays
+        behind them.
 
         `values`: what the user gave, of which `arrays` were made.
         """
@@ -110,19 +135,32 @@ class Roles:
 
 
 def is_alone(a: Array, buffers: list[Any], k: int) -> bool:
-    """Does nobody but this array, and the list of buffers, see the memory: no other array, expression that waits, or view of NumPy's?"""
+    """Does nobody but this array, and the list of buffers, see the memory: no other array, expression that waits, or
+    view of NumPy's?
+    """
     if len(a._parts) != 1 or a._parts[0].call is not None or a._parts[0].data is not buffers[k]:
         return False
     data = buffers[k]
     whole = data.base is None or (isinstance(data.base, np.ndarray) and data.base.base is None)
     del data
-    return whole and buffers[k].flags.writeable and all(n <= alone for n, alone in zip(references(a, buffers, k), fewest()))
+    return (
+        whole
+        and buffers[k].flags.writeable
+        and all(n <= alone for n, alone in zip(references(a, buffers, k), fewest()))
+    )
 
 
 def references(a: Array, buffers: list[Any], k: int) -> tuple[int, int, int, int]:
-    """How often the value (and the tuple of it, which arrays share), its data, and what the data is a view of are referred to."""
+    """How often the value (and the tuple of it, which arrays share), its data, and what the data is a view of are
+    referred to.
+    """
     base = buffers[k].base
-    return sys.getrefcount(a._parts), sys.getrefcount(a._parts[0]), sys.getrefcount(buffers[k]), 0 if base is None else sys.getrefcount(base)
+    return (
+        sys.getrefcount(a._parts),
+        sys.getrefcount(a._parts[0]),
+        sys.getrefcount(buffers[k]),
+        0 if base is None else sys.getrefcount(base),
+    )
 
 
 @cache
@@ -140,14 +178,17 @@ class Gone:
 
     def _fail(self, *_: Any) -> NoReturn:
         raise InputError(
-            f"this array was donated to {self.function} as {self.path}, and its memory holds a result of it: use that, or give {self.function} a copy"
+            f"this array was donated to {self.function} as {self.path}, and its memory holds a result of it: use that, "
+            f"or give {self.function} a copy"
         )
 
     __iter__ = __len__ = __getitem__ = __bool__ = _fail
 
 
 def is_same(a: Any, b: Any) -> bool:
-    """Is it the same buffer? An array of another library on a device is looked at anew in each call; one that is held keeps its memory."""
+    """Is it the same buffer? An array of another library on a device is looked at anew in each call; one that is held
+    keeps its memory.
+    """
     if a is b or not (isinstance(a, DeviceData) and isinstance(b, DeviceData)):
         return a is b
     return (a.place, a.address, a.shape, a.dtype) == (b.place, b.address, b.shape, b.dtype)

@@ -44,7 +44,8 @@ class Signature:
         return self.convert(self.in_order(args, named))
 
     def arguments(self, inputs: Any) -> tuple[Any, ...]:
-        """What `run` and `bind` take, as the arguments of a call: a mapping by name, a list or tuple in order, or the array of a single input.
+        """What `run` and `bind` take, as the arguments of a call: a mapping by name, a list or tuple in order, or the
+        array of a single input.
 
         Raises:
             InputError: it is none of these.
@@ -56,24 +57,36 @@ class Signature:
         if len(self.expected) == 1 and is_array(inputs):
             return (inputs,)
         names = ", ".join(self.input_names)
-        raise InputError(f"inputs: expected a list of arrays in the order of {names or 'no inputs'}, or a dict by name, got {a_type(inputs)}")
+        raise InputError(
+            f"inputs: expected a list of arrays in the order of {names or 'no inputs'}, or a dict by name, got "
+            f"{a_type(inputs)}"
+        )
 
     def buffers(self, outputs: Any) -> list[Any]:
-        """Buffers for outputs as a list: one for each, or the array of a single output. InputError for anything else."""
+        """Buffers for outputs as a list: one for each, or the array of a single output. InputError for anything
+        else.
+        """
         if isinstance(outputs, (list, tuple)):
             return list(outputs)
         if len(self.output_names) == 1 and is_array(outputs):
             return [outputs]
-        raise InputError(f"outputs: expected a list of arrays, one for each of {', '.join(self.output_names)}, got {a_type(outputs)}")
+        raise InputError(
+            f"outputs: expected a list of arrays, one for each of {', '.join(self.output_names)}, got {a_type(outputs)}"
+        )
 
     def in_order(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The arguments of a call as they are given, in the order of the inputs. InputError where one is missing or unknown."""
+        """The arguments of a call as they are given, in the order of the inputs. InputError where one is missing or
+        unknown.
+        """
         if len(args) == 1 and not named and type(by_name := args[0]) is dict:
             args, named = (), by_name
         if named:
             args = self._by_name(args, named)
         if len(args) != len(self.expected):
-            raise InputError(f"the model has {count(len(self.expected), 'input')} ({', '.join(self.input_names)}), got {count(len(args), 'array')}")
+            raise InputError(
+                f"the model has {count(len(self.expected), 'input')} ({', '.join(self.input_names)}), got "
+                f"{count(len(args), 'array')}"
+            )
         return args
 
     def convert(self, args: Sequence[Any]) -> list[Array]:
@@ -90,12 +103,19 @@ class Signature:
     def check_count(self, results: Sequence[Any]) -> None:
         """InputError where there is not one buffer for each output."""
         if len(results) != len(self.output_names):
-            raise InputError(f"the model has {count(len(self.output_names), 'output')}, got {count(len(results), 'buffer')}")
+            raise InputError(
+                f"the model has {count(len(self.output_names), 'output')}, got {count(len(results), 'buffer')}"
+            )
 
     def check_outputs(
-        self, wanted: Sequence[tuple[tuple[int, ...], Any]], arrays: Sequence[Array], results: Sequence[Any], donated: Mapping[int, int] = _NONE
+        self,
+        wanted: Sequence[tuple[tuple[int, ...], Any]],
+        arrays: Sequence[Array],
+        results: Sequence[Any],
+        donated: Mapping[int, int] = _NONE,
     ) -> None:
-        """InputError where a buffer is not a writable contiguous array of the (shape, dtype) wanted, or shares memory with another of the call.
+        """InputError where a buffer is not a writable contiguous array of the (shape, dtype) wanted, or shares memory
+        with another of the call.
 
         `donated`: outputs by number whose buffer may be that of an input.
         """
@@ -103,9 +123,13 @@ class Signature:
         for k, (name, r, (shape, dtype)) in enumerate(zip(self.output_names, results, wanted)):
             fits = isinstance(r, np.ndarray) and r.shape == shape and r.dtype == dtype
             if not fits or not r.flags.c_contiguous or not r.flags.writeable:
-                raise InputError(f"output {name}: expected a writable contiguous array {dtype} {shape}, got {described(r)}")
+                raise InputError(
+                    f"output {name}: expected a writable contiguous array {dtype} {shape}, got {described(r)}"
+                )
             own = [arrays[donated[k]]] if k in donated else []
-            others = [a for a in (*arrays, *results[:k]) if not any(a is x and r.ctypes.data == x.ctypes.data for x in own)]
+            others = [
+                a for a in (*arrays, *results[:k]) if not any(a is x and r.ctypes.data == x.ctypes.data for x in own)
+            ]
             if any(np.may_share_memory(r, a) for a in others):
                 raise InputError(f"output {name} overlaps another buffer of the call")
 
@@ -129,20 +153,29 @@ def shapes_of(shapes: Any, names: Sequence[str]) -> list[tuple[int, ...]]:
     given = sequence(shapes, "shapes")
     if len(given) != len(names):
         raise InputError(f"expected {count(len(names), 'shape')} for {', '.join(names)}, got {len(given)}")
-    return [tuple(integer(n, f"shape of {name}", 0) for n in sequence(s, f"shape of {name}")) for name, s in zip(names, given)]
+    return [
+        tuple(integer(n, f"shape of {name}", 0) for n in sequence(s, f"shape of {name}"))
+        for name, s in zip(names, given)
+    ]
 
 
 def is_array(x: Any) -> bool:
     """An array of any library."""
-    return any(hasattr(x, name) for name in ("__array__", "__dlpack__", "__cuda_array_interface__")) and not isinstance(x, type)
+    return any(hasattr(x, name) for name in ("__array__", "__dlpack__", "__cuda_array_interface__")) and not isinstance(
+        x, type
+    )
 
 
 def converted(a: Any, name: str, dtype: Any, rank: int | None, what: str = "input") -> Array:
-    """Lists, scalars, strided arrays and NumPy's strings; another dtype of an array is an error that names the cast. rank None: any."""
+    """Lists, scalars, strided arrays and NumPy's strings; another dtype of an array is an error that names the cast.
+    rank None: any.
+    """
     if hasattr(a, "__array__") or hasattr(a, "__dlpack__"):
         x = np.asarray(a) if hasattr(a, "__array__") else np.from_dlpack(a)
         if dtype.kind == "O" and x.dtype.kind in "US":
-            x = (x if x.dtype.kind == "U" else np.char.decode(np.asarray(x, np.bytes_), "utf-8", "surrogateescape")).astype(object)
+            x = (
+                x if x.dtype.kind == "U" else np.char.decode(np.asarray(x, np.bytes_), "utf-8", "surrogateescape")
+            ).astype(object)
         if x.dtype != dtype:
             raise InputError(f"{what} {name}: expected {dtype}, got {x.dtype}; convert it with .astype({str(dtype)!r})")
     else:
@@ -159,7 +192,9 @@ def described(a: Any) -> str:
     """What was given in the place of an array that a call can write to or keep."""
     if not isinstance(a, np.ndarray):
         return a_type(a)
-    flags = [word for word, on in (("not contiguous", not a.flags.c_contiguous), ("read-only", not a.flags.writeable)) if on]
+    flags = [
+        word for word, on in (("not contiguous", not a.flags.c_contiguous), ("read-only", not a.flags.writeable)) if on
+    ]
     return " ".join([str(a.dtype), str(a.shape), *(f"({', '.join(flags)})" for _ in flags[:1])])
 
 

@@ -1,4 +1,6 @@
-"""Takes a call's values apart into the arrays that compiled code knows, and puts results together; see `dnnc.ir.form`."""
+"""Takes a call's values apart into the arrays that compiled code knows, and puts results together; see
+`dnnc.ir.form`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The option `tune`: from what a user gives to the schedules that a compilation replays.
 
-In: CompileOptions. Out: options whose `tune` is None or Winners, and the `choose` for `compile_program`. Both drivers come here.
+In: CompileOptions. Out: options whose `tune` is None or Winners, and the `choose` for `compile_program`. Both drivers
+come here.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def resolved(opts: CompileOptions) -> CompileOptions:
     """The options with the winners of the log in place of its path; once they are resolved they stay as they are.
 
     Raises:
-        TuneError: the log cannot be used, or `tune` is a budget: whoever takes one measures before, and gives the winners.
+        TuneError: the log cannot be used, or `tune` is a budget: whoever takes one measures before, and gives the
+            winners.
     """
     tune = opts.tune
     if tune is None:
@@ -41,7 +43,9 @@ def resolved(opts: CompileOptions) -> CompileOptions:
     if isinstance(tune, Mapping):
         winners = Winners(tune)
     elif isinstance(tune, (int, float)):
-        raise TuneError(f"tune={tune!r}: a budget cannot be spent here; measure with `dnnc tune` and give the path of its log")
+        raise TuneError(
+            f"tune={tune!r}: a budget cannot be spent here; measure with `dnnc tune` and give the path of its log"
+        )
     else:
         from dnnc.autotune.log.file import read
 
@@ -50,7 +54,8 @@ def resolved(opts: CompileOptions) -> CompileOptions:
 
 
 def setting_of(opts: CompileOptions, target: str = "") -> Setting:
-    """Where and how the kernels of a compilation run, as tuning logs say it. TargetError for the interpreter, which has no kernels.
+    """Where and how the kernels of a compilation run, as tuning logs say it. TargetError for the interpreter, which has
+    no kernels.
 
     `target`: what the options' target turned out to be, where the driver knows.
     """
@@ -67,8 +72,9 @@ def rounds_products(opts: CompileOptions) -> bool:
 
 
 def choose_of(opts: CompileOptions, target: str = "", kept: KernelCache | None = None) -> Choose:
-    """How schedules are chosen: by the winners where there are some, else without measuring. `target`: see `setting_of`; `kept`: where picks
-    are kept."""
+    """How schedules are chosen: by the winners where there are some, else without measuring. `target`: see
+    `setting_of`; `kept`: where picks are kept.
+    """
     tuned = resolved(opts).tune
     if not isinstance(tuned, Mapping):
         return unmeasured(opts, target, kept)
@@ -78,7 +84,9 @@ def choose_of(opts: CompileOptions, target: str = "", kept: KernelCache | None =
 
 
 def revise_of(choose: Choose) -> Revise | None:
-    """How the plan of a program is changed before its kernels are chosen: as the log decided on fusion. None where it decided nothing."""
+    """How the plan of a program is changed before its kernels are chosen: as the log decided on fusion. None where it
+    decided nothing.
+    """
     revise: Revise | None = getattr(choose, "revise", None)
     return revise
 
@@ -107,7 +115,9 @@ def tell(choose: Choose, program: Program, manager: PassManager | None) -> None:
 
     if isinstance(choose, Replay):
         nodes = len(program.graph)
-        manager.records.append(PassRecord(RECORD, 0.0, nodes, nodes, bool(choose.found or choose.fusions.taken), choose.report(program)))
+        manager.records.append(
+            PassRecord(RECORD, 0.0, nodes, nodes, bool(choose.found or choose.fusions.taken), choose.report(program))
+        )
 
 
 def plain_winners(tune: Mapping[str, Any]) -> dict[str, Any]:

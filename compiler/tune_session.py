@@ -1,7 +1,8 @@
 """`dnnc.tune`: the schedules of a model's kernels, searched for on this machine or a cluster, and kept in a log.
 
-In: a model and the options of its compilation. Out: a Tuned, whose log `dnnc.compile(model, tune=...)` replays. Tasks are the kernels that the
-same compilation would make; the space, the cost model and the runner are those of `dnnc.autotune` unless others are given.
+In: a model and the options of its compilation. Out: a Tuned, whose log `dnnc.compile(model, tune=...)` replays. Tasks
+are the kernels that the same compilation would make; the space, the cost model and the runner are those of
+`dnnc.autotune` unless others are given.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ from dnnc.passes.planning.program import Program
 from dnnc.passes.schedule.problem import Choice, Problem
 from dnnc.tune_option import choose_of, setting_of
 
-Space = Callable[[Problem, Sequence[Choice]], Sequence[Choice]]  # a problem and what dnnc would search -> what to search instead
+Space = Callable[
+    [Problem, Sequence[Choice]], Sequence[Choice]
+]  # a problem and what dnnc would search -> what to search instead
 RUNNERS = ("process", "ray")
 KEY = 4  # characters that a key is told by, at least
 
@@ -70,7 +73,9 @@ class Tuned:
         return f"<Tuned: {len(r.outcomes)} tasks, {r.trials} trials, kernels {r.speedup:.2f} times as fast; .compile() takes the winners>"
 
     def compile(self, progress: Callable[[str, int, int], None] | None = None, **options: Any) -> Any:
-        """Compile the model with the winners. Other options than those it was tuned for may lead to other kernels, which stay untuned."""
+        """Compile the model with the winners. Other options than those it was tuned for may lead to other kernels,
+        which stay untuned.
+        """
         from dnnc.autotune.log.replay import Winners
         from dnnc.driver import compile
 
@@ -125,7 +130,11 @@ def tune(
         TuneError: there is nothing to tune, the log cannot be used, or the machine lacks the device.
         DnncError: as from `dnnc.compile`.
     """
-    if isinstance(budget, bool) or not isinstance(budget, (int, float, np.integer, np.floating)) or not 0 < budget < float("inf"):
+    if (
+        isinstance(budget, bool)
+        or not isinstance(budget, (int, float, np.integer, np.floating))
+        or not 0 < budget < float("inf")
+    ):
         raise TuneError(f"budget={budget!r}: expected seconds")
     if trials is not None:
         trials = checks.integer(trials, "trials", 1, TuneError)
@@ -144,20 +153,28 @@ def tune(
         cost_model or own_model(machine),
         trials,
         resume,
-        max(BATCH * max(len(devices or ()), 1), 0 if machine.exclusive else 2 * available_cpus()),  # what is built while others are measured
+        max(
+            BATCH * max(len(devices or ()), 1), 0 if machine.exclusive else 2 * available_cpus()
+        ),  # what is built while others are measured
         callbacks,
         stopped,
         variations=lambda keys: variations(made, setting, keys),
     )
     with opened(log) as book, running(runner, opts, setting, devices) as runs:
-        began = Session(name, setting.target, {t.key: n for t, n in tasks}, machine.name, version(), time.time(), budget)
+        began = Session(
+            name, setting.target, {t.key: n for t, n in tasks}, machine.name, version(), time.time(), budget
+        )
         book.append(began)
-        result = search(tasks, runs, book, budget, replace(plan, version=version(), batch=max(plan.batch, _capacity(runs))))
+        result = search(
+            tasks, runs, book, budget, replace(plan, version=version(), batch=max(plan.batch, _capacity(runs)))
+        )
         book.append(replace(began, seconds=result.seconds))
     return Tuned(result, book, model, opts)
 
 
-def check_parts(log: Any, callbacks: Any, only: Any, runner: Any, devices: Any, space: Any, cost_model: Any, stopped: Any) -> None:
+def check_parts(
+    log: Any, callbacks: Any, only: Any, runner: Any, devices: Any, space: Any, cost_model: Any, stopped: Any
+) -> None:
     """TuneError for an argument of `tune` of another type than its documentation says."""
     if log is not None and not isinstance(log, Log):
         checks.path(log, "log", TuneError)
@@ -167,7 +184,9 @@ def check_parts(log: Any, callbacks: Any, only: Any, runner: Any, devices: Any, 
     if only is not None:
         checks.names(only, "only", TuneError)
     if not isinstance(runner, str) and not all(callable(getattr(runner, name, None)) for name in ("measure", "close")):
-        raise TuneError(f"runner: expected {' or '.join(RUNNERS)}, or an object with `measure` and `close`, got {a_type(runner)}")
+        raise TuneError(
+            f"runner: expected {' or '.join(RUNNERS)}, or an object with `measure` and `close`, got {a_type(runner)}"
+        )
     for n in () if devices is None else checks.sequence(devices, "devices", TuneError):
         checks.integer(n, "devices", 0, TuneError)
     checks.optional_function(space, "space", TuneError)
@@ -183,7 +202,7 @@ def version() -> str:
     return str(dnnc.__version__)
 
 
-# --- tasks --------------------------------------------------------------------------------------------------------------------
+# --- tasks ------------------------------------------------------------------------------------------------------------
 
 
 def tasks_of(model: Any, opts: CompileOptions) -> tuple[str, list[tuple[Task, int]]]:
@@ -221,7 +240,8 @@ def graph_of(model: Any, opts: CompileOptions) -> Graph:
         sizes = ", ".join(f'"{n}": 1' for n in graph.dims)
         options = ",".join(f"{n}=1" for n in graph.dims)
         raise InputError(
-            f"the size of {', '.join(graph.dims)} is open, and kernels are tuned for fixed sizes: give dims={{{sizes}}}, or --dims {options} to dnnc tune"
+            f"the size of {', '.join(graph.dims)} is open, and kernels are tuned for fixed sizes: give "
+            f"dims={{{sizes}}}, or --dims {options} to dnnc tune"
         )
     expose(graph, ([], []), opts.outputs)
     return graph
@@ -236,11 +256,15 @@ def _read(model: Any, opts: CompileOptions) -> Graph:
     there = declared(opened).dims
     unknown = sorted(set(opts.dims) - set(there))
     if unknown:
-        raise InputError(f"dims: the model has no symbolic size {', '.join(unknown)}; it has {', '.join(there) or 'none'}")
+        raise InputError(
+            f"dims: the model has no symbolic size {', '.join(unknown)}; it has {', '.join(there) or 'none'}"
+        )
     try:
         return read_model(opened, dims=dict(opts.dims)).graph
     except NeedsValues as e:
-        raise TuneError(f"shapes of this model depend on the contents of its inputs, so its kernels are known at a call only: {e}") from e
+        raise TuneError(
+            f"shapes of this model depend on the contents of its inputs, so its kernels are known at a call only: {e}"
+        ) from e
 
 
 def programs(graph: Graph, opts: CompileOptions) -> Iterator[Program]:
@@ -275,19 +299,27 @@ def selected(tasks: Sequence[tuple[Task, int]], only: str | Sequence[str] | None
     if not tasks:
         raise TuneError("the model has no kernel of fixed sizes: there is nothing to tune")
     patterns = [only] if isinstance(only, str) else list(only or ["*"])
-    found = [(t, n) for t, n in tasks if any(fnmatchcase(t.name, p) or (len(p) >= KEY and t.key.startswith(p)) for p in patterns)]
+    found = [
+        (t, n)
+        for t, n in tasks
+        if any(fnmatchcase(t.name, p) or (len(p) >= KEY and t.key.startswith(p)) for p in patterns)
+    ]
     if not found:
-        raise TuneError(f"no task is called {' or '.join(patterns)}; there are {', '.join(dict.fromkeys(t.name for t, _ in tasks))}")
+        raise TuneError(
+            f"no task is called {' or '.join(patterns)}; there are {', '.join(dict.fromkeys(t.name for t, _ in tasks))}"
+        )
     return found
 
 
-# --- how to search ------------------------------------------------------------------------------------------------------------
+# --- how to search ----------------------------------------------------------------------------------------------------
 
 
 def space_of(
     machine: Machine, opts: CompileOptions, own: Space | None, calls: Callable[[Task], list[Choice]] | None = None
 ) -> Callable[[Task], list[Choice]]:
-    """The choices of a task: what an untuned compilation takes, `calls` of libraries, then dnnc's space, or one's own."""
+    """The choices of a task: what an untuned compilation takes, `calls` of libraries, then dnnc's space, or one's
+    own.
+    """
     usual = choose_of(replace(opts, tune=None, dims=dict(opts.dims)))
 
     def choices(task: Task) -> list[Choice]:
@@ -296,7 +328,11 @@ def space_of(
         if not found:
             return []
         default = usual(problem, found)
-        return list(dict.fromkeys([default, *(calls(task) if calls is not None else []), *(found if own is None else own(problem, found))]))
+        return list(
+            dict.fromkeys(
+                [default, *(calls(task) if calls is not None else []), *(found if own is None else own(problem, found))]
+            )
+        )
 
     return choices
 
@@ -321,7 +357,7 @@ def own_model(machine: Machine) -> Model:
     return XGBModel(base=shipped) if find_spec("xgboost") is not None else shipped
 
 
-# --- what is open while it searches -------------------------------------------------------------------------------------------
+# --- what is open while it searches -----------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -337,7 +373,9 @@ def opened(log: str | os.PathLike[str] | Log | None) -> Iterator[Log]:
 
 
 @contextmanager
-def running(runner: str | Runner, opts: CompileOptions, setting: Setting, devices: Sequence[int] | None) -> Iterator[Runner]:
+def running(
+    runner: str | Runner, opts: CompileOptions, setting: Setting, devices: Sequence[int] | None
+) -> Iterator[Runner]:
     """A runner; one that was made here is closed."""
     if not isinstance(runner, str):
         yield runner

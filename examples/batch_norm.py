@@ -2,10 +2,11 @@
 
     python examples/batch_norm.py [--size 32] [--device cuda:0]
 
-NumPy runs `mean(square(x - mean(x, 1)), 1)` as four loops, with an array in memory after each. dnnc computes what is looked at as one
-program: a reduction, what follows it element by element, and the next reduction over the same elements end in one kernel, which reads the
-data from memory once and writes the result alone. Look at the names of the kernels, and at the bytes that they read and write: of variance
-these are x and one number for each row, of batch norm x and the result.
+NumPy runs `mean(square(x - mean(x, 1)), 1)` as four loops, with an array in memory after each. dnnc computes what is
+looked at as one program: a reduction, what follows it element by element, and the next reduction over the same elements
+end in one kernel, which reads the data from memory once and writes the result alone. Look at the names of the kernels,
+and at the bytes that they read and write: of variance these are x and one number for each row, of batch norm x and the
+result.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def variance(x: xp.Array) -> xp.Array:
 
 
 def batch_norm(x: xp.Array, scale: xp.Array, shift: xp.Array) -> xp.Array:
-    """Channels of f32[images, channels, height, width] with mean 0 and variance 1 in the batch at hand, then scaled and shifted: as in training."""
+    """Channels of f32[images, channels, height, width] with mean 0 and variance 1 in the batch at hand, then scaled and
+    shifted: as in training.
+    """
     mean = xp.mean(x, axis=(0, 2, 3), keepdims=True)
     spread = xp.mean(xp.square(x - mean), axis=(0, 2, 3), keepdims=True)
     return (x - mean) / xp.sqrt(spread + 1e-5) * scale[:, None, None] + shift[:, None, None]
@@ -36,7 +39,10 @@ def show(fn: Callable[..., xp.Array], arrays: list[np.ndarray], expected: np.nda
     program = dnnc.compile(fn, inputs=arrays, target="llvm" if device == "cpu" else device)
     got = xp.asarray(program(*(xp.asarray(a, device=device) for a in arrays))).numpy()
     kernels = program.report.programs[0].kernels
-    print(f"{fn.__name__}: {len(kernels)} kernel{'s' * (len(kernels) > 1)}, {sum(a.nbytes for a in arrays):,} bytes of inputs")
+    print(
+        f"{fn.__name__}: {len(kernels)} kernel{'s' * (len(kernels) > 1)}, {sum(a.nbytes for a in arrays):,} bytes of "
+        "inputs"
+    )
     for k in kernels:
         print(f"  {k.name}: reads and writes {k.bytes:,} bytes; schedule {k.choice}")
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
@@ -63,7 +69,10 @@ def main(argv: list[str] | None = None) -> None:
 
     # Without `compile`: an array is an expression until somebody looks at it, and then becomes the same program.
     lazy = variance(xp.asarray(x, device=args.device))
-    print(f"as a lazy array: the variances lie between {float(xp.min(lazy)):.2f} and {float(xp.max(lazy)):.2f}, around the true 4")
+    print(
+        f"as a lazy array: the variances lie between {float(xp.min(lazy)):.2f} and {float(xp.max(lazy)):.2f}, around "
+        "the true 4"
+    )
 
 
 if __name__ == "__main__":

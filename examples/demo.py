@@ -22,7 +22,9 @@ SHADES = " ░▒▓█"
 
 
 def picture(image: np.ndarray) -> str:
-    """An image f32[8, 8] of values 0 to 1 as eight lines; a pixel is two characters wide, for they are twice as high as wide."""
+    """An image f32[8, 8] of values 0 to 1 as eight lines; a pixel is two characters wide, for they are twice as high as
+    wide.
+    """
     levels = np.rint(image * (len(SHADES) - 1)).astype(int)
     return "\n".join("".join(SHADES[v] * 2 for v in row) for row in levels)
 
@@ -56,8 +58,13 @@ def main(path: str = str(HERE / "digits.onnx")) -> None:
     logits = f(images)
     ready = time.perf_counter() - start
     console.print(Columns(card(image[0], row, int(label)) for image, row, label in zip(images, logits, labels)))
-    console.print(f"{int((logits.argmax(1) == labels).sum())} of {len(labels)} right; compiled and first answered in {ready:.2f} s")
-    console.print(f"one image takes {time_call(f, images[:1]):.0f} us, all {len(images)} take {time_call(f, images):.0f} us")
+    console.print(
+        f"{int((logits.argmax(1) == labels).sum())} of {len(labels)} right; compiled and first answered in {ready:.2f} "
+        "s"
+    )
+    console.print(
+        f"one image takes {time_call(f, images[:1]):.0f} us, all {len(images)} take {time_call(f, images):.0f} us"
+    )
 
 
 if __name__ == "__main__":

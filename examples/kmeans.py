@@ -2,10 +2,11 @@
 
     python examples/kmeans.py [--size 2000] [--steps 50] [--device cuda:0]
 
-`step` is array code: the distances of all points to all centers, the nearest center of each point, the mean of the points of each center. The
-loop around it is Python's, since it ends when the data says so. The first call traces and compiles the function, the others run the program;
-`step.traces` counts. Its number of points is open (`dynamic=`), so the second, smaller set of points runs the same program (on GPUs there is one
-for each size). Look at the sum of squared distances, which never rises.
+`step` is array code: the distances of all points to all centers, the nearest center of each point, the mean of the
+points of each center. The loop around it is Python's, since it ends when the data says so. The first call traces and
+compiles the function, the others run the program; `step.traces` counts. Its number of points is open (`dynamic=`), so
+the second, smaller set of points runs the same program (on GPUs there is one for each size). Look at the sum of squared
+distances, which never rises.
 """
 
 from __future__ import annotations
@@ -23,16 +24,22 @@ STARTS = np.float32([[2, 0], [2, 2], [2, 4], [4, 4]])
 
 @dnnc.jit(dynamic={"points": {0: "n"}})
 def step(points: xp.Array, centers: xp.Array) -> tuple[xp.Array, xp.Array, xp.Array]:
-    """The next centers f32[k, 2] of points f32[n, 2], the nearest center of each point, and the sum of squared distances to it."""
+    """The next centers f32[k, 2] of points f32[n, 2], the nearest center of each point, and the sum of squared
+    distances to it.
+    """
     distance = xp.sum((points[:, None, :] - centers) ** 2, axis=2)
     nearest = xp.argmin(distance, axis=1)
-    member = xp.astype(nearest[:, None] == xp.arange(centers.shape[0]), points.dtype)  # of n points and k centers: 1 where it is the nearest
+    member = xp.astype(
+        nearest[:, None] == xp.arange(centers.shape[0]), points.dtype
+    )  # of n points and k centers: 1 where it is the nearest
     mean = xp.matrix_transpose(member) @ points / xp.maximum(xp.sum(member, axis=0), 1)[:, None]
     return mean, nearest, xp.sum(xp.min(distance, axis=1))
 
 
 def k_means(points: xp.Array, centers: xp.Array, steps: int, verbose: bool = True) -> tuple[xp.Array, xp.Array, float]:
-    """Centers, the nearest one of each point and the sum of squared distances to these, after as many steps as it takes until the centers stay, `steps` at most."""
+    """Centers, the nearest one of each point and the sum of squared distances to these, after as many steps as it takes
+    until the centers stay, `steps` at most.
+    """
     for k in range(steps):
         moved, nearest, total = step(points, centers)
         if verbose:

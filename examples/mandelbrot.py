@@ -2,10 +2,11 @@
 
     python examples/mandelbrot.py [--size 72] [--steps 60] [--device cuda:0]
 
-For each point c of the plane: how often can z = z * z + c be repeated until |z| > 2? The loop ends when all points have left, or after
-`--steps`. That depends on the contents of arrays, so Python cannot decide it while the function is traced; `dnnc.while_loop` makes it a loop of the
-program. Look at `escape`, which is written for a single point: `dnnc.vmap` turns it into one for all of them, whose loop runs until
-the last one is done, while those that are done keep their count.
+For each point c of the plane: how often can z = z * z + c be repeated until |z| > 2? The loop ends when all points have
+left, or after `--steps`. That depends on the contents of arrays, so Python cannot decide it while the function is
+traced; `dnnc.while_loop` makes it a loop of the program. Look at `escape`, which is written for a single point:
+`dnnc.vmap` turns it into one for all of them, whose loop runs until the last one is done, while those that are done
+keep their count.
 """
 
 from __future__ import annotations
@@ -51,10 +52,15 @@ def by_numpy(c: np.ndarray, limit: int) -> np.ndarray:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="The Mandelbrot set with dnnc.while_loop.")
     parser.add_argument("--size", type=int, default=72, help="characters in a line")
-    parser.add_argument("--steps", type=int, default=60, help="steps, at least 2, after which a point counts as one of the set")
+    parser.add_argument(
+        "--steps", type=int, default=60, help="steps, at least 2, after which a point counts as one of the set"
+    )
     parser.add_argument("--device", default="cpu", help="cpu or cuda:0")
     args = parser.parse_args(argv)
-    re, im = np.linspace(-2.1, 0.7, args.size), np.linspace(-1.15, 1.15, args.size // 3 | 1)  # a character is twice as high as wide
+    re, im = (
+        np.linspace(-2.1, 0.7, args.size),
+        np.linspace(-1.15, 1.15, args.size // 3 | 1),
+    )  # a character is twice as high as wide
     c = re + 1j * im[:, None]
 
     steps = mandelbrot(xp.asarray(c, device=args.device), xp.asarray(args.steps, device=args.device)).numpy()
@@ -65,7 +71,10 @@ def main(argv: list[str] | None = None) -> None:
     same = float((steps == by_numpy(c, args.steps)).mean())
     assert same > 0.98, f"only {same:.1%} of the points are as NumPy has them"
     area = (steps == args.steps).mean() * (re[-1] - re[0]) * (im[-1] - im[0])
-    print(f"{c.size} points, {(steps == args.steps).sum()} of them in the set, whose area is about {area:.2f} (1.51 in truth)")
+    print(
+        f"{c.size} points, {(steps == args.steps).sum()} of them in the set, whose area is about {area:.2f} (1.51 in "
+        "truth)"
+    )
     print(f"{same:.1%} of the points as NumPy has them")
 
 

@@ -2,9 +2,10 @@
 
     python examples/nbody.py [--size 64] [--steps 200] [--device cuda:0]
 
-`dnnc.custom_op` takes what an element of the result is, here the sum of what all other bodies do to one of them, and makes kernels of it that
-store nothing of n x n elements, which the same in array code would. `dnnc.scan` makes the steps a loop of the program and stacks the
-energy after each. Look at `pull_compute`, and at the energy: leapfrog is symplectic, so its error swings but does not grow.
+`dnnc.custom_op` takes what an element of the result is, here the sum of what all other bodies do to one of them, and
+makes kernels of it that store nothing of n x n elements, which the same in array code would. `dnnc.scan` makes the
+steps a loop of the program and stacks the energy after each. Look at `pull_compute`, and at the energy: leapfrog is
+symplectic, so its error swings but does not grow.
 """
 
 from __future__ import annotations
@@ -42,13 +43,16 @@ def pull_compute(x: te.Tensor, m: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
     return te.reduce((3, n), (n,), x.dtype, "sum", acceleration), te.reduce((n,), (n,), x.dtype, "sum", potential)
 
 
-# Acceleration f64[3, n] and potential f64[n] of bodies at x f64[3, n] with masses m f64[n]; the gravitational constant is 1.
+# Acceleration f64[3, n] and potential f64[n] of bodies at x f64[3, n] with masses m f64[n]; the gravitational constant
+# is 1.
 pull = dnnc.custom_op("pull", pull_compute)
 
 
 @dnnc.jit(static="steps")
 def simulate(x: xp.Array, v: xp.Array, m: xp.Array, dt: xp.Array, steps: int) -> tuple[xp.Array, xp.Array, xp.Array]:
-    """Positions and velocities after `steps` leapfrog steps of dt, and the energy before each and in the end, f64[steps + 1]."""
+    """Positions and velocities after `steps` leapfrog steps of dt, and the energy before each and in the end, f64[steps
+    + 1].
+    """
 
     def energy(v: xp.Array, potential: xp.Array) -> xp.Array:
         own = -m / SOFT  # each body is one of those that pull at it
@@ -68,7 +72,9 @@ def simulate(x: xp.Array, v: xp.Array, m: xp.Array, dt: xp.Array, steps: int) ->
     return x, v, xp.concat([first[None], energies])
 
 
-def by_numpy(x: np.ndarray, v: np.ndarray, m: np.ndarray, dt: float, steps: int) -> tuple[np.ndarray, np.ndarray, float]:
+def by_numpy(
+    x: np.ndarray, v: np.ndarray, m: np.ndarray, dt: float, steps: int
+) -> tuple[np.ndarray, np.ndarray, float]:
     """The same in plain NumPy; of the energies the last."""
 
     def pull(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -109,8 +115,13 @@ def main(argv: list[str] | None = None) -> None:
     np.testing.assert_allclose(energies[-1], expected_energy, rtol=1e-8)
     error = np.abs(energies / energies[0] - 1)
     assert error.max() < 1e-2, "the energy is kept"
-    print(f"{args.size} bodies, {args.steps} steps of {args.size**2} pairs each: {spent * 1e6 / args.steps:.0f} us a step")
-    print(f"energy {energies[0]:.6f} -> {energies[-1]:.6f}: off by {error[-1]:.1e} in the end, by {error.max():.1e} at most")
+    print(
+        f"{args.size} bodies, {args.steps} steps of {args.size**2} pairs each: {spent * 1e6 / args.steps:.0f} us a step"
+    )
+    print(
+        f"energy {energies[0]:.6f} -> {energies[-1]:.6f}: off by {error[-1]:.1e} in the end, by {error.max():.1e} at "
+        "most"
+    )
     print(f"momentum {np.abs(end_v @ m).max():.1e}; positions, velocities and energy are NumPy's")
 
 

@@ -1,11 +1,12 @@
-"""A PyTorch model in both ways: inside of PyTorch by torch.compile, and as a program of its own by torch.export and dnnc.compile.
+"""A PyTorch model in both ways: inside of PyTorch by torch.compile, and as a program of its own by torch.export and
+dnnc.compile.
 
     python examples/torch_model.py [--size 16] [--steps 2] [--device cuda:0]
 
-It needs `pip install -e '.[torch]'`. The first way is for programs that stay in Python: what torch cannot put into one graph runs in Python, and the
-weights are the module's own, so what is written there counts in the next call. The second is for a model that is done: a callable with a
-report and a profile, which also takes NumPy arrays; its batch size is open. Look at the differences from eager PyTorch, before and after the
-weights change.
+It needs `pip install -e '.[torch]'`. The first way is for programs that stay in Python: what torch cannot put into one
+graph runs in Python, and the weights are the module's own, so what is written there counts in the next call. The second
+is for a model that is done: a callable with a report and a profile, which also takes NumPy arrays; its batch size is
+open. Look at the differences from eager PyTorch, before and after the weights change.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda:0, where PyTorch has CUDA")
     args = parser.parse_args(argv)
     if args.device != "cpu" and not torch.cuda.is_available():
-        sys.exit(f"this PyTorch ({torch.__version__}) has no CUDA device: run it with --device cpu, or install a build for CUDA")
+        sys.exit(
+            f"this PyTorch ({torch.__version__}) has no CUDA device: run it with --device cpu, or install a build for "
+            "CUDA"
+        )
     torch.manual_seed(0)
     model = network(args.size, args.steps).to(args.device)
     x = torch.randn(4, 3, 24, 24, device=args.device)

@@ -2,9 +2,10 @@
 
     python examples/vit.py [--size 32] [--steps 2] [--device cuda:0]
 
-The model is a function of its parameters, a dict of dicts and lists of arrays, and of one image; `dnnc.vmap` makes it one of a batch. It takes its
-functions from a namespace of the array API standard: with `dnnc.array` it is traced and compiled, with NumPy the same code checks the result.
-Look at `parameters=` in `main`, which gives arrays that are no part of the program, and at the time that `refit` takes beside that of compiling.
+The model is a function of its parameters, a dict of dicts and lists of arrays, and of one image; `dnnc.vmap` makes it
+one of a batch. It takes its functions from a namespace of the array API standard: with `dnnc.array` it is traced and
+compiled, with NumPy the same code checks the result. Look at `parameters=` in `main`, which gives arrays that are no
+part of the program, and at the time that `refit` takes beside that of compiling.
 """
 
 from __future__ import annotations
@@ -68,7 +69,13 @@ def fresh(rng: np.random.Generator, size: int, blocks: int) -> Params:
 
     def block() -> Params:
         looks = {name: dense(WIDTH, WIDTH) for name in ("q", "k", "v", "out")}
-        return {"norm1": ones(), "attention": looks, "norm2": ones(), "up": dense(WIDTH, 4 * WIDTH), "down": dense(4 * WIDTH, WIDTH)}
+        return {
+            "norm1": ones(),
+            "attention": looks,
+            "norm2": ones(),
+            "up": dense(WIDTH, 4 * WIDTH),
+            "down": dense(4 * WIDTH, WIDTH),
+        }
 
     position = rng.normal(0, 0.1, ((size // PATCH) ** 2, WIDTH)).astype(np.float32)
     made = {"embed": dense(3 * PATCH**2, WIDTH), "position": position, "blocks": [block() for _ in range(blocks)]}
@@ -89,12 +96,15 @@ def main(argv: list[str] | None = None) -> None:
     start = time.perf_counter()
     batched = dnnc.vmap(vit, in_axes=(None, 0))  # the parameters are the same for all images
     target = "llvm" if args.device == "cpu" else args.device
-    f = dnnc.compile(lambda params, images: batched(params, images), inputs=[images], parameters={"params": params}, target=target)
+    f = dnnc.compile(
+        lambda params, images: batched(params, images), inputs=[images], parameters={"params": params}, target=target
+    )
     logits = f(images)
     ready = time.perf_counter() - start
     report = f.report.programs[0]
     print(
-        f"{len(f.parameters)} parameters, such as {f.parameters[3].name}; {report.calls} calls of {len(report.kernels)} kernels; ready in {ready:.2f} s"
+        f"{len(f.parameters)} parameters, such as {f.parameters[3].name}; {report.calls} calls of "
+        f"{len(report.kernels)} kernels; ready in {ready:.2f} s"
     )
     check("with its first weights", logits, params, images)
 

@@ -1,7 +1,7 @@
 """The arena of a program: stretches of memory with lifetimes -> byte offsets.
 
-Sizes may be symbolic: which stretches there are is decided once, while compiling; their offsets are evaluated here for each shape that is
-called, also by a saved model, which has no passes at hand.
+Sizes may be symbolic: which stretches there are is decided once, while compiling; their offsets are evaluated here for
+each shape that is called, also by a saved model, which has no passes at hand.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ Life = tuple[int, int]  # first and last step
 
 @dataclass(frozen=True)
 class Arena:
-    """Bytes of each slot, the first and the last step at which it is alive, and where several kernels fill it one after another, the pieces:
-    until one is written, its bytes may belong to somebody else."""
+    """Bytes of each slot, the first and the last step at which it is alive, and where several kernels fill it one after
+    another, the pieces: until one is written, its bytes may belong to somebody else.
+    """
 
     sizes: tuple[Dim, ...]
     lives: tuple[Life, ...]
@@ -41,7 +42,9 @@ class Arena:
         return self._places.least(self._numbers(dims))
 
     def held(self, slot: int) -> Life | None:
-        """The steps during which all bytes of a slot are its own, whatever the sizes; None where pieces of it come one after another."""
+        """The steps during which all bytes of a slot are its own, whatever the sizes; None where pieces of it come one
+        after another.
+        """
         return None if self.pieces[slot] else self.lives[slot]
 
     @cached_property
@@ -62,7 +65,9 @@ def _number(d: Dim, env: dict[Expr, Expr]) -> int:
     return n
 
 
-def place_slots(sizes: Sequence[int], lives: Sequence[Life], pieces: Sequence[Sequence[Piece]] = ()) -> tuple[list[int], int]:
+def place_slots(
+    sizes: Sequence[int], lives: Sequence[Life], pieces: Sequence[Sequence[Piece]] = ()
+) -> tuple[list[int], int]:
     """Offsets and the total; bytes that are alive at the same time never overlap."""
     return _Places(lives, pieces or [()] * len(lives)).place(sizes)
 
@@ -75,8 +80,12 @@ class _Places:
 
     def __init__(self, lives: Sequence[Life], pieces: Sequence[Sequence[Piece]]) -> None:
         self.lives = lives
-        self.parts = [(k, *p) for k, life in enumerate(lives) for p in (pieces[k] or ((0, -1, life[0]),))]  # slot, byte, bytes, first step
-        self.meeting: list[list[tuple[int, int]]] = [[] for _ in lives]  # of each slot: a part of it, and one of another alive with it
+        self.parts = [
+            (k, *p) for k, life in enumerate(lives) for p in (pieces[k] or ((0, -1, life[0]),))
+        ]  # slot, byte, bytes, first step
+        self.meeting: list[list[tuple[int, int]]] = [
+            [] for _ in lives
+        ]  # of each slot: a part of it, and one of another alive with it
         alive: list[int] = []
         for p in sorted(range(len(self.parts)), key=lambda p: self.parts[p][3]):
             slot, _, _, first = self.parts[p]
@@ -105,10 +114,10 @@ class _Places:
     def place(self, sizes: Sequence[int], tries: int = TRIES) -> tuple[list[int], int]:
         """Offsets and the total, of the best of so many orders.
 
-        Slots are placed one after another, each at the lowest address that is free throughout its life: the largest first, or those first
-        that are alive when most bytes are (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020, sections
-        5.2 and 5.3). Where that leaves more than the most bytes alive at once, a slot that ends above that is placed earlier, drawn from a
-        fixed seed; what is no worse stays.
+        Slots are placed one after another, each at the lowest address that is free throughout its life: the largest
+        first, or those first that are alive when most bytes are (Pisarchyk and Lee, "Efficient Memory Management for
+        Deep Neural Net Inference", 2020, sections 5.2 and 5.3). Where that leaves more than the most bytes alive at
+        once, a slot that ends above that is placed earlier, drawn from a fixed seed; what is no worse stays.
         """
         padded = [_aligned(n) for n in sizes]
         live = self.alive(padded)
@@ -139,7 +148,8 @@ class _Places:
         owners = [slot for slot, _, _, _ in self.parts]
         total = 0
         for k in order:
-            # the slot may not begin at any c with c + byte < to and from < c + byte + n, for its part at `byte` with n bytes
+            # the slot may not begin at any c with c + byte < to and from < c + byte + n, for its part at `byte` with n
+            # bytes
             forbidden = []
             for p, q in self.meeting[k]:
                 at = offsets[owners[q]]

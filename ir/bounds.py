@@ -87,12 +87,28 @@ def _op_bounds(e: Op) -> Bounds:
             top = ah if top is None else min(top, ah)
         return 0, top
     if e.name == "min":
-        return None if al is None or bl is None else min(al, bl), min([x for x in (ah, bh) if x is not None], default=None)
+        return None if al is None or bl is None else min(al, bl), min(
+            [x for x in (ah, bh) if x is not None], default=None
+        )
     if e.name == "max":
-        return max([x for x in (al, bl) if x is not None], default=None), None if ah is None or bh is None else max(ah, bh)
-    if e.name == "&" and any(lo is not None and lo >= 0 for lo in (al, bl)):  # of two's complements: no larger than what is not negative
-        return 0, min([hi for lo, hi in ((al, ah), (bl, bh)) if lo is not None and lo >= 0 and hi is not None], default=None)
-    if e.name == "^" and al is not None and bl is not None and ah is not None and bh is not None and al >= 0 and bl >= 0:
+        return max([x for x in (al, bl) if x is not None], default=None), None if ah is None or bh is None else max(
+            ah, bh
+        )
+    if e.name == "&" and any(
+        lo is not None and lo >= 0 for lo in (al, bl)
+    ):  # of two's complements: no larger than what is not negative
+        return 0, min(
+            [hi for lo, hi in ((al, ah), (bl, bh)) if lo is not None and lo >= 0 and hi is not None], default=None
+        )
+    if (
+        e.name == "^"
+        and al is not None
+        and bl is not None
+        and ah is not None
+        and bh is not None
+        and al >= 0
+        and bl >= 0
+    ):
         return 0, (1 << max(ah, bh).bit_length()) - 1
     return None, None
 
@@ -100,8 +116,9 @@ def _op_bounds(e: Op) -> Bounds:
 def nonneg(e: Expr, facts: tuple[Expr, ...] = (), depth: int = 5) -> bool:
     """Is e >= 0 for all values of its variables? Proof by linear facts: True is certain, False means not shown.
 
-    e is linear in each variable, so its minimum lies at a variable's bound: substitute it (innermost first, i.e. variables whose
-    bounds are symbolic). A fact `a < b` gives `b - a - 1 >= 0`, of which any positive multiple may be taken off.
+    e is linear in each variable, so its minimum lies at a variable's bound: substitute it (innermost first, i.e.
+    variables whose bounds are symbolic). A fact `a < b` gives `b - a - 1 >= 0`, of which any positive multiple may be
+    taken off.
     """
     lo, _ = bounds(e)
     if lo is not None:
@@ -149,9 +166,13 @@ def _by_cases(e: Expr, t: Expr, c: int, facts: tuple[Expr, ...], depth: int) -> 
             return True
     if t.name == "//" and c < 0 and _positive(t.args[1], facts, depth):  # k*(a // b) <= q  <=  a <= (q//k)*b + b - 1
         return nonneg((rest // -c + 1) * t.args[1] - 1 - t.args[0], facts, depth - 1)
-    if t.name == "//" and c > 0 and (r := value(rest)) is not None and _positive(t.args[1], facts, depth):  # c*(a // b) >= -r  <=  a >= -(r//c)*b
+    if (
+        t.name == "//" and c > 0 and (r := value(rest)) is not None and _positive(t.args[1], facts, depth)
+    ):  # c*(a // b) >= -r  <=  a >= -(r//c)*b
         return nonneg(t.args[0] + t.args[1] * (r // c), facts, depth - 1)
-    if t.name == "//" and c > 0 and _positive(t.args[1], facts, depth) and nonneg(t.args[0], facts, depth - 1):  # a // b >= 0
+    if (
+        t.name == "//" and c > 0 and _positive(t.args[1], facts, depth) and nonneg(t.args[0], facts, depth - 1)
+    ):  # a // b >= 0
         return nonneg(rest, facts, depth - 1)
     if t.name == "guard" and c < 0:
         return nonneg(rest + (t.args[2] - 1) * c, facts, depth - 1)

@@ -24,12 +24,20 @@ def function(fn: Any, what: str, args: Sequence[Any] | None = None, named: Mappi
         signature.bind(*args, **(named or {}))
     except TypeError as e:
         name = getattr(fn, "__name__", type(fn).__name__)
-        raise InputError(f"{what}: {name}{signature} cannot take {len(args) + len(named or {})} arguments: {e}") from None
+        raise InputError(
+            f"{what}: {name}{signature} cannot take {len(args) + len(named or {})} arguments: {e}"
+        ) from None
 
 
 def names(given: Any, what: str, error: type[DnncError] = InputError) -> tuple[str, ...]:
     """One name or a sequence of names."""
-    found = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, (list, tuple, set, frozenset)) else (None,)
+    found = (
+        (given,)
+        if isinstance(given, str)
+        else tuple(given)
+        if isinstance(given, (list, tuple, set, frozenset))
+        else (None,)
+    )
     if not all(isinstance(n, str) for n in found):
         raise error(f"{what}={_short(given)}: expected a name or a sequence of names")
     return found

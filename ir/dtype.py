@@ -13,8 +13,8 @@ import numpy as np
 class DType:
     """A scalar type.
 
-    `storage` is what lies in a buffer, `compute` what registers hold: bool is one byte in memory, the half types are computed in
-    float32, 4- and 2-bit integers are unpacked to a byte.
+    `storage` is what lies in a buffer, `compute` what registers hold: bool is one byte in memory, the half types are
+    computed in float32, 4- and 2-bit integers are unpacked to a byte.
     """
 
     name: str
@@ -68,13 +68,15 @@ class DType:
 
 
 _NUMPY = {
-    "f64": np.float64, "f32": np.float32, "f16": np.float16, "bool": np.bool_, "c64": np.complex64, "c128": np.complex128,
+    "f64": np.float64, "f32": np.float32, "f16": np.float16, "bool": np.bool_, "c64": np.complex64,
+    "c128": np.complex128,
     "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64,
     "u8": np.uint8, "u16": np.uint16, "u32": np.uint32, "u64": np.uint64,
 }  # fmt: skip
 _ML_DTYPES = {
     "bf16": "bfloat16", "f8e4m3fn": "float8_e4m3fn", "f8e4m3fnuz": "float8_e4m3fnuz", "f8e5m2": "float8_e5m2",
-    "f8e5m2fnuz": "float8_e5m2fnuz", "f8e8m0": "float8_e8m0fnu", "f4e2m1": "float4_e2m1fn", "i4": "int4", "u4": "uint4", "i2": "int2", "u2": "uint2",
+    "f8e5m2fnuz": "float8_e5m2fnuz", "f8e8m0": "float8_e8m0fnu", "f4e2m1": "float4_e2m1fn", "i4": "int4", "u4": "uint4",
+    "i2": "int2", "u2": "uint2",
 }  # fmt: skip
 
 f64, f32 = DType("f64", "f", 64), DType("f32", "f", 32)

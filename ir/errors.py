@@ -1,4 +1,6 @@
-"""The errors that users see. Every one says what is wrong, where, what was expected against what was found, and what to do."""
+"""The errors that users see. Every one says what is wrong, where, what was expected against what was found, and what to
+do.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ def a_type(x: object) -> str:
 
 
 def install(extra: str, newer: bool = False) -> str:
-    """The command that installs an extra of dnnc, or `newer` packages of it, for messages. dnnc is on no package index: it names the clone."""
+    """The command that installs an extra of dnnc, or `newer` packages of it, for messages. dnnc is on no package index:
+    it names the clone.
+    """
     return f"pip install {'-U ' if newer else ''}-e '.[{extra}]' in the clone of dnnc"
 
 

@@ -2,10 +2,10 @@
 
     e ::= 7 | 1.5 | i | e + e | e * e | e // e | e % e | min(e, e) | e < e | f(e, ...) | B[e, ..., e:+16:n] | addr(B[e, ...])
 
-Interned means `is` is structural equality and hashing is free. Integers of type i64 (dims, indices) are kept as *linear forms*
-`c0 + c1*t1 + c2*t2 + ...` over sorted terms, built so by every constructor: there is no separate simplify pass. A variable carries
-its own bounds, so simplification needs no context. Floats are never rearranged. A scalar operand of a vector operation is
-splatted by use. `//` and `%` mean floor division by a positive divisor.
+Interned means `is` is structural equality and hashing is free. Integers of type i64 (dims, indices) are kept as *linear
+forms* `c0 + c1*t1 + c2*t2 + ...` over sorted terms, built so by every constructor: there is no separate simplify pass.
+A variable carries its own bounds, so simplification needs no context. Floats are never rearranged. A scalar operand of
+a vector operation is splatted by use. `//` and `%` mean floor division by a positive divisor.
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ class Const(Expr):
 
 
 class Var(Expr):
-    """A dim, loop variable, scalar parameter or let-bound value. Bounds are inclusive, may be symbolic, and are part of it."""
+    """A dim, loop variable, scalar parameter or let-bound value. Bounds are inclusive, may be symbolic, and are part of
+    it.
+    """
 
     __slots__ = ("name", "lo", "hi", "div")
     name: str
@@ -173,7 +175,7 @@ class Ref(Expr):
     idx: tuple[Expr, ...]
 
 
-# --- interning ----------------------------------------------------------------------------------------------------------------
+# --- interning --------------------------------------------------------------------------------------------------------
 
 
 class _Entry(weakref.ref[Expr]):
@@ -244,7 +246,14 @@ def _round_f32(x: float) -> float:
         return float("inf") if x > 0 else float("-inf")
 
 
-def var(name: str, dtype: DType = i64, lo: int | Expr | None = None, hi: int | Expr | None = None, div: int = 1, lanes: int = 1) -> Var:
+def var(
+    name: str,
+    dtype: DType = i64,
+    lo: int | Expr | None = None,
+    hi: int | Expr | None = None,
+    div: int = 1,
+    lanes: int = 1,
+) -> Var:
     """A variable; `lo` and `hi` inclusive, `div` a known divisor of its value."""
     lo, hi = (unwrap(b) if isinstance(b, Expr) else b for b in (lo, hi))
     return intern(Var, dtype, lanes, name, lo, hi, div)  # type: ignore[no-any-return]
@@ -277,7 +286,7 @@ def unwrap(e: E) -> Any:
     return e.value if isinstance(e, Const) else e
 
 
-# --- the one constructor of operations ----------------------------------------------------------------------------------------
+# --- the one constructor of operations --------------------------------------------------------------------------------
 
 _REBUILT = frozenset((*COMPARE, "+", "-", "*", "/", "//", "%", "min", "max", "&", "|", "^", "select"))
 
@@ -285,7 +294,8 @@ _REBUILT = frozenset((*COMPARE, "+", "-", "*", "/", "//", "%", "min", "max", "&"
 def op(name: str, *raw: E, dtype: DType | None = None, lanes: int = 0) -> Expr:
     """Type an operation, fold constants, normalise integers.
 
-    Operands that are Python numbers take the type of the first expression. `dtype` and `lanes` override the result type (casts, intrinsics).
+    Operands that are Python numbers take the type of the first expression. `dtype` and `lanes` override the result type
+    (casts, intrinsics).
     """
     if len(raw) == 2 and dtype is None and not lanes:  # two integers first: most operations are on indices
         a, b = raw
@@ -377,7 +387,8 @@ def product(factors: list[Expr]) -> Expr:
 def sort_key(e: Expr) -> str:
     """A deterministic order (not for people): the same in every process, unlike id().
 
-    A key is made of the children's keys, so it must be bounded: a value that is used twice by its own next step would double it each time.
+    A key is made of the children's keys, so it must be bounded: a value that is used twice by its own next step would
+    double it each time.
     """
     k = e._key
     if k is None:
@@ -403,7 +414,7 @@ def _sort_key(e: Expr) -> str:
     return f"{e.buf.name}[{','.join(map(sort_key, e.idx))}]"
 
 
-# --- walking ------------------------------------------------------------------------------------------------------------------
+# --- walking ----------------------------------------------------------------------------------------------------------
 
 
 def children(e: Expr) -> tuple[Expr, ...]:
@@ -442,7 +453,9 @@ def free(e: Expr) -> frozenset[Var]:
 
 
 def rebuild(e: Expr, f: Callable[[Expr], Expr]) -> Expr:
-    """Apply f to the children and make the node anew, which simplifies it; the node itself where they stay as they are."""
+    """Apply f to the children and make the node anew, which simplifies it; the node itself where they stay as they
+    are.
+    """
     if isinstance(e, Linear):
         new = [f(t) for t, _ in e.terms]
         if all(x is t for x, (t, _) in zip(new, e.terms)):

@@ -1,7 +1,8 @@
 """How values are made up that are no single array: lists, dicts and None as trees of arrays.
 
-A model's type says what may come (`Kind`), a call shows what comes (`Form`): how long each list is, which optional values are there, which
-keys a dict has. Graphs know arrays only, so a model is read for the form of its inputs, and tells the form of its outputs.
+A model's type says what may come (`Kind`), a call shows what comes (`Form`): how long each list is, which optional
+values are there, which keys a dict has. Graphs know arrays only, so a model is read for the form of its inputs, and
+tells the form of its outputs.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from dnnc.ir.dtype import DType
 
 @dataclass(frozen=True)
 class Kind:
-    """The type of a value: "tensor", "sequence" (of `element`), "optional" (`element` or None), or "map" (of keys of dtype `key`).
+    """The type of a value: "tensor", "sequence" (of `element`), "optional" (`element` or None), or "map" (of keys of
+    dtype `key`).
 
-    `dtype` is of a tensor's elements or a map's values. `rank` is None where nothing is declared, and always within sequences: what models
-    declare there is not what they get.
+    `dtype` is of a tensor's elements or a map's values. `rank` is None where nothing is declared, and always within
+    sequences: what models declare there is not what they get.
     """
 
     kind: str
@@ -41,7 +43,9 @@ class Kind:
 
 @dataclass(frozen=True)
 class Form:
-    """The structure of one value: "array", "nothing", "list" of `items`, "dict" (an array [len(keys)]) or "dicts" (an array [n, len(keys)])."""
+    """The structure of one value: "array", "nothing", "list" of `items`, "dict" (an array [len(keys)]) or "dicts" (an
+    array [n, len(keys)]).
+    """
 
     kind: str
     items: tuple[Form, ...] = ()

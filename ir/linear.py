@@ -1,6 +1,8 @@
-"""Integer arithmetic in normal form: `c0 + c1*t1 + c2*t2 + ...` over sorted terms, with `//`, `%`, min, max and comparisons that fold.
+"""Integer arithmetic in normal form: `c0 + c1*t1 + c2*t2 + ...` over sorted terms, with `//`, `%`, min, max and
+comparisons that fold.
 
-The rule table of the one simplifier: each rule stands as a comment where it is applied. All rules hold for floor semantics.
+The rule table of the one simplifier: each rule stands as a comment where it is applied. All rules hold for floor
+semantics.
 """
 
 from __future__ import annotations
@@ -30,8 +32,10 @@ from dnnc.ir.expr import (
 )
 
 _FOLD: dict[str, Callable[[Any, Any], Any]] = {
-    "//": lambda a, b: a // b, "%": lambda a, b: a % b, "min": min, "max": max, "<": lambda a, b: a < b, "<=": lambda a, b: a <= b,
-    "==": lambda a, b: a == b, "!=": lambda a, b: a != b, "&": lambda a, b: a & b, "|": lambda a, b: a | b, "^": lambda a, b: a ^ b,
+    "//": lambda a, b: a // b, "%": lambda a, b: a % b, "min": min, "max": max, "<": lambda a, b: a < b, "<=": lambda a,
+    b: a <= b,
+    "==": lambda a, b: a == b, "!=": lambda a, b: a != b, "&": lambda a, b: a & b, "|": lambda a, b: a | b,
+    "^": lambda a, b: a ^ b,
 }  # fmt: skip
 
 
@@ -91,14 +95,25 @@ def _rejoin(acc: Terms, c0: int) -> Expr | None:
         dv = value(d)
         if dv is None:
             for q, kq in acc.items():
-                if kq == k and type(q) is Product and quotient in q.factors and product([f for f in q.factors if f is not quotient]) is d:
+                if (
+                    kq == k
+                    and type(q) is Product
+                    and quotient in q.factors
+                    and product([f for f in q.factors if f is not quotient]) is d
+                ):
                     return _linear({x: c for x, c in acc.items() if x is not t and x is not q}, c0) + a * k
             continue
         if acc.get(quotient) == k * dv:
             rest = {x: c for x, c in acc.items() if x is not t and x is not quotient}
             return _linear(rest, c0) + a * k
         for q, kq in acc.items():
-            if kq == k * dv and type(q) is Op and q.name == "%" and q.args[0] is quotient and value(q.args[1]) is not None:
+            if (
+                kq == k * dv
+                and type(q) is Op
+                and q.name == "%"
+                and q.args[0] is quotient
+                and value(q.args[1]) is not None
+            ):
                 rest = {x: c for x, c in acc.items() if x is not t and x is not q}
                 return _linear(rest, c0) + op("%", a, dv * value(q.args[1])) * k  # type: ignore[operator]
     return None

@@ -32,15 +32,17 @@ class OpDef:
       host(*arrays, **attrs): Python that runs on the host (strings, sequences, and rare ops only),
     or none of them and the trait "control": the entry function itself does it, calling the kernels of the subgraphs.
     reference(*ndarray, **attrs) -> ndarray or tuple: NumPy, beside compute; float64 inputs give a float64 result.
-    reference_at(inputs, points, **attrs) -> 1-D array: the outputs at `points` (int64 [n, rank]) only; for ops whose full reference is slow.
+    reference_at(inputs, points, **attrs) -> 1-D array: the outputs at `points` (int64 [n, rank]) only; for ops whose
+    full reference is slow.
       That of a contraction computes in float64, whatever float its operands are.
     flops(*input types, **attrs) -> multiplications and additions (a symbolic dim counts too).
-    An absent optional input is None in all of these; a subgraph is a Graph, for reference and host a function: arrays -> list of arrays.
-    traits: "elementwise" (output[i] depends on the inputs at i, broadcast), "placed" (on these and on i, so that it means something else in
-    another shape), "movement" (each output element is one input element or a
-    constant), "view" (movement that keeps row-major order), "reduction" (over rows), "contraction" (matmul, conv), "pure", "bits" (looks at
-    the stored form: the reference gets f16, bf16 and 4-bit arrays as they are stored, all others in their compute dtype), "host" (its
-    decomposition has host ops), "sized" (a host op with sizes that only the data tells), "own" (none of dnnc's: the text of a
+    An absent optional input is None in all of these; a subgraph is a Graph, for reference and host a function: arrays
+    -> list of arrays. traits: "elementwise" (output[i] depends on the inputs at i, broadcast), "placed" (on these and
+    on i, so that it means something else in another shape), "movement" (each output element is one input element or a
+    constant), "view" (movement that keeps row-major order), "reduction" (over rows), "contraction" (matmul, conv),
+    "pure", "bits" (looks at the stored form: the reference gets f16, bf16 and 4-bit arrays as they are stored, all
+    others in their compute dtype), "host" (its decomposition has host ops), "sized" (a host op with sizes that only the
+    data tells), "own" (none of dnnc's: the text of a
       graph defines it by its expression).
     indices: positions of the operands that say which elements of others are read.
     """

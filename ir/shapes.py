@@ -1,4 +1,6 @@
-"""Shapes with symbolic dims: broadcasting, binding dims to the sizes of real arrays, and fixing dims of a whole graph."""
+"""Shapes with symbolic dims: broadcasting, binding dims to the sizes of real arrays, and fixing dims of a whole
+graph.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ Bindings = dict[Var, int]
 def normalize_axis(axis: int, rank: int) -> int:
     """The axis counted from the front. ShapeError outside [-rank, rank)."""
     if not -rank <= axis < rank:
-        raise ShapeError(f"axis {axis} is outside [{-rank}, {rank - 1}] of a tensor of rank {rank}" if rank else f"axis {axis}: a scalar has no axes")
+        raise ShapeError(
+            f"axis {axis} is outside [{-rank}, {rank - 1}] of a tensor of rank {rank}"
+            if rank
+            else f"axis {axis}: a scalar has no axes"
+        )
     return axis % rank
 
 
@@ -51,11 +57,15 @@ def broadcast_shapes(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
 
 def _no_broadcast(shapes: Sequence[Sequence[Dim]], a: Dim, b: Dim) -> ShapeError:
     shown = " and ".join(f"[{', '.join(map(str, s))}]" for s in shapes)
-    hint = "" if isinstance(a, int) and isinstance(b, int) else "; they are not known to be equal: fix or unify the dims (dims={...})"
+    hint = (
+        ""
+        if isinstance(a, int) and isinstance(b, int)
+        else "; they are not known to be equal: fix or unify the dims (dims={...})"
+    )
     return ShapeError(f"shapes {shown} do not broadcast: {a} against {b}{hint}")
 
 
-# --- binding dims to sizes ----------------------------------------------------------------------------------------------------
+# --- binding dims to sizes --------------------------------------------------------------------------------------------
 
 
 def resolve(d: Any, env: Mapping[Expr, Expr]) -> Any:
@@ -78,11 +88,15 @@ def bind_dims(g: Graph, shapes: Sequence[Sequence[int]], known: Mapping[Var, int
     """The values of symbolic dims at inputs of these shapes; `known` holds what is bound already (for a subgraph).
 
     Raises:
-        InputError: a rank, a size, or a relation between dims does not hold; names the input, the dim and what was expected.
+        InputError: a rank, a size, or a relation between dims does not hold; names the input, the dim and what was
+            expected.
     """
     bound: Bindings = dict(known or {})
     if len(shapes) != len(g.inputs):
-        raise InputError(f"graph {g.name} has {len(g.inputs)} inputs ({', '.join(v.name for v in g.inputs)}), {len(shapes)} shapes are given")
+        raise InputError(
+            f"graph {g.name} has {len(g.inputs)} inputs ({', '.join(v.name for v in g.inputs)}), {len(shapes)} shapes "
+            "are given"
+        )
     for v, s in zip(g.inputs, shapes):
         bind_variables(bound, v, s)
     for v, s in zip(g.inputs, shapes):
@@ -101,14 +115,20 @@ def bind_variables(bound: Bindings, v: Value, shape: Sequence[int]) -> None:
 
 
 def bind_shape(bound: Bindings, v: Value, shape: Sequence[int]) -> None:
-    """Bind what the shape of `v` tells, and check the rest. InputError names the value, the axis and the expected relation."""
+    """Bind what the shape of `v` tells, and check the rest. InputError names the value, the axis and the expected
+    relation.
+    """
     bind_variables(bound, v, shape)
     for k, (d, n) in enumerate(zip(v.type.shape, shape)):
         if d is n or d == n:
             continue
         want = d if isinstance(d, int) else _solve(bound, v, d, n)
         if want != n:
-            relation = "" if isinstance(d, int) else f" = {d!r} with {', '.join(f'{x.name}={bound[x]}' for x in _sorted(d) if x in bound)}"
+            relation = (
+                ""
+                if isinstance(d, int)
+                else f" = {d!r} with {', '.join(f'{x.name}={bound[x]}' for x in _sorted(d) if x in bound)}"
+            )
             raise InputError(f"{v.name}: axis {k} of {v.type} must be {want}{relation}, got {n} in shape {list(shape)}")
 
 
@@ -117,7 +137,9 @@ def _sorted(d: Expr) -> list[Var]:
 
 
 def _solve(bound: Bindings, v: Value, d: Expr, n: int) -> int:
-    """The value of d; where one variable of it is unbound and d is linear in it, that is bound so that d == n if possible."""
+    """The value of d; where one variable of it is unbound and d is linear in it, that is bound so that d == n if
+    possible.
+    """
     rest = substitute(d, as_env({x: bound[x] for x in free(d) if x in bound}))
     if isinstance(rest, Expr) and len(free(rest)) == 1:
         (x,) = free(rest)
@@ -138,10 +160,13 @@ def _check_facts(bound: Bindings, v: Value, x: Var, n: int) -> None:
     if (lo is not None and n < lo) or (hi is not None and n > hi) or n % x.div:
         upper = "" if hi is None else f", at most {hi}"
         divisor = "" if x.div == 1 else f", divisible by {x.div}"
-        raise InputError(f"{v.name}: dim {x.name} of {v.type} must be at least {lo if lo is not None else 0}{upper}{divisor}; got {n}")
+        raise InputError(
+            f"{v.name}: dim {x.name} of {v.type} must be at least {lo if lo is not None else 0}{upper}{divisor}; got "
+            f"{n}"
+        )
 
 
-# --- fixing dims of a graph ---------------------------------------------------------------------------------------------------
+# --- fixing dims of a graph -------------------------------------------------------------------------------------------
 
 
 def specialise(g: Graph, dims: Mapping[str, int]) -> Graph:
@@ -177,7 +202,9 @@ def bound_dims(g: Graph, bounds: Mapping[str, tuple[int, int | None]]) -> Graph:
         lo = max(low, x.lo) if isinstance(x.lo, int) else low
         hi = x.hi if high is None else min(high, x.hi) if isinstance(x.hi, int) else high
         if isinstance(hi, int) and lo > hi:
-            raise InputError(f"dim {name} of graph {g.name} must be in [{x.lo}, {x.hi}]: [{low}, {high}] leaves it no size")
+            raise InputError(
+                f"dim {name} of graph {g.name} must be in [{x.lo}, {x.hi}]: [{low}, {high}] leaves it no size"
+            )
         env[x] = var(name, x.dtype, lo, hi, x.div)
     return _specialise(g, _with_bounds(g, env)) if any(v is not x for x, v in env.items()) else g
 
@@ -185,9 +212,12 @@ def bound_dims(g: Graph, bounds: Mapping[str, tuple[int, int | None]]) -> Graph:
 def lows_without_empties(g: Graph) -> dict[str, int]:
     """Lower bounds of dims from which on no size in the graph can be shown to be 0 or less: `N - 2` needs N >= 3.
 
-    A dim keeps the bound that it has where the others suffice. Empty when nothing needs raising, or when raising does not help.
+    A dim keeps the bound that it has where the others suffice. Empty when nothing needs raising, or when raising does
+    not help.
     """
-    sizes = {d for n in g.nodes() for v in n.outputs for d in v.type.shape if isinstance(d, Expr) and not isinstance(d, Var)}
+    sizes = {
+        d for n in g.nodes() for v in n.outputs for d in v.type.shape if isinstance(d, Expr) and not isinstance(d, Var)
+    }
     own = {x: x.lo for x in g.dims.values() if isinstance(x.lo, int)}
 
     def holds(lows: Mapping[Var, int]) -> bool:

@@ -51,7 +51,8 @@ class ReductionSplit:
         part_row, part_column: what a part has of them at least.
         parts: at most.
         work: elements, all sums together, below which one thread is fast enough.
-        by_axes: GPUs: sums over several axes are computed axis by axis, norms of long rows come apart, and a small copy may come first.
+        by_axes: GPUs: sums over several axes are computed axis by axis, norms of long rows come apart, and a small copy
+            may come first.
     """
 
     blocks: int
@@ -78,12 +79,14 @@ class TargetFacts:
         rates: of a core, by which algorithms are weighed against each other.
         native_intrinsics: float32 intrinsics that the target has itself; others are expanded into arithmetic.
         channels_last: do images lie with their channels last (GPUs), instead of in blocks of `lanes`?
-        serial_rows: do threads walk rows one element after the other fast (CPUs)? Sorts then go by digits, else by merging.
+        serial_rows: do threads walk rows one element after the other fast (CPUs)? Sorts then go by digits, else by
+            merging.
         align: bytes; where a value may begin within the memory of another is a multiple of it.
         reductions: which are split.
         fuses_attention: is there a kernel for attention as one op?
         fuses_norm: given a norm and the contraction that alone reads its result: is there a kernel for both?
-        supports_scan_kernel: given the form of a loop (`dnnc.passes.analysis.recurrent_form`): is there a kernel for all of its steps?
+        supports_scan_kernel: given the form of a loop (`dnnc.passes.analysis.recurrent_form`): is there a kernel for
+            all of its steps?
     """
 
     lanes: int = 16
@@ -100,7 +103,9 @@ class TargetFacts:
 
 @dataclass(frozen=True)
 class Target:
-    """What to compile for: `llvm -mcpu=skylake-avx512 -threads=2`, `cuda:1 -arch=sm_90a`, `reference` (the graph interpreter)."""
+    """What to compile for: `llvm -mcpu=skylake-avx512 -threads=2`, `cuda:1 -arch=sm_90a`, `reference` (the graph
+    interpreter).
+    """
 
     kind: str
     device: int = 0
@@ -121,13 +126,17 @@ def parse_target(text: str | Target) -> Target:
     words = text.split()
     kind, _, device = words[0].partition(":") if words else ("", "", "")
     if kind not in KINDS:
-        raise TargetError(f"target={text!r}: expected 'llvm', 'cuda' or 'reference' first; `dnnc targets` lists what this machine has")
+        raise TargetError(
+            f"target={text!r}: expected 'llvm', 'cuda' or 'reference' first; `dnnc targets` lists what this machine has"
+        )
     if device and not (kind == "cuda" and device.isdigit()):
         raise TargetError(f"target={text!r}: a device number is written cuda:1")
     options = []
     for w in words[1:]:
         name, _, v = w.partition("=")
         if not w.startswith("-") or "=" not in w:
-            raise TargetError(f"target={text!r}: {w!r} is no option; they are written -name=value, such as -mcpu=skylake-avx512")
+            raise TargetError(
+                f"target={text!r}: {w!r} is no option; they are written -name=value, such as -mcpu=skylake-avx512"
+            )
         options.append((name.lstrip("-"), v))
     return Target(kind, int(device or 0), tuple(options))

@@ -1,22 +1,26 @@
 """How far a result may be from float64: the one place that states the constants.
 
-rounding contract:  |error| <= C * eps * sqrt(K) * scale,  scale = max |reference| over the output, K the length of the reduction
+rounding contract:  |error| <= C * eps * sqrt(K) * scale,  scale = max |reference| over the output, K the length of the
+reduction
 
-C = 32: a random walk of K roundings stays within 4 * sqrt(K) * eps for 10^6 elements (Higham, "Accuracy and Stability of Numerical
-Algorithms", 2002, section 2.8: the constant is modest and depends on the wanted probability); the rest is for chains of up to 24
-element-wise ops of <= 4 ulp each, and for arguments of exp, whose absolute error becomes a relative one. Integers and bools are exact.
-eps is that of the type in which registers compute. A kernel whose result is stored in a smaller type rounds it once, by at most eps / 2 of
-that type; STORED = 4 of its eps are allowed, for casts inside of the kernel, and where an operand of rounded size meets another.
+C = 32: a random walk of K roundings stays within 4 * sqrt(K) * eps for 10^6 elements (Higham, "Accuracy and Stability
+of Numerical Algorithms", 2002, section 2.8: the constant is modest and depends on the wanted probability); the rest is
+for chains of up to 24 element-wise ops of <= 4 ulp each, and for arguments of exp, whose absolute error becomes a
+relative one. Integers and bools are exact. eps is that of the type in which registers compute. A kernel whose result is
+stored in a smaller type rounds it once, by at most eps / 2 of that type; STORED = 4 of its eps are allowed, for casts
+inside of the kernel, and where an operand of rounded size meets another.
 
-reduced contract, a model whose values are stored in f16 or bf16:  |error| <= REDUCED * eps * sqrt(D) * scale,  eps of that type
+reduced contract, a model whose values are stored in f16 or bf16:  |error| <= REDUCED * eps * sqrt(D) * scale,  eps of
+that type
 
-D is the number of nodes on the longest path. A stored number is off by at most u = eps / 2 of itself, with an rms of u / sqrt(3). What a
-node makes carries the errors of its operand, its weights and its own result: independent ones (Higham, section 2.8), so 3 D of them add up to
-an rms of u * sqrt(D) of the scale, if each stage hands on relative errors as they are (sums of many products do: of K independent errors
-in K terms, the sum has one of the same size relative to a sum of random signs). The largest of 10^6 outputs is within 5 rms: 2.5 * eps *
-sqrt(D), hence REDUCED = 3. Accumulators are float32, so that K does not occur. A model that amplifies errors is judged by what rounding alone
-does to it (accuracy.py). The same holds where products round their operands to TF32: K independent errors of relative size u * sqrt(2) in
-K terms leave one of that size in their sum, within REDUCED * eps of the scale.
+D is the number of nodes on the longest path. A stored number is off by at most u = eps / 2 of itself, with an rms of u
+/ sqrt(3). What a node makes carries the errors of its operand, its weights and its own result: independent ones
+(Higham, section 2.8), so 3 D of them add up to an rms of u * sqrt(D) of the scale, if each stage hands on relative
+errors as they are (sums of many products do: of K independent errors in K terms, the sum has one of the same size
+relative to a sum of random signs). The largest of 10^6 outputs is within 5 rms: 2.5 * eps * sqrt(D), hence REDUCED = 3.
+Accumulators are float32, so that K does not occur. A model that amplifies errors is judged by what rounding alone does
+to it (accuracy.py). The same holds where products round their operands to TF32: K independent errors of relative size u
+* sqrt(2) in K terms leave one of that size in their sum, within REDUCED * eps of the scale.
 """
 
 from __future__ import annotations
@@ -42,7 +46,8 @@ EPS = {
     "f8e5m2fnuz": 2.0**-2,
 }
 
-# smallest normal number, where it is not far below anything that is computed: under it the error is a multiple of eps * TINY
+# smallest normal number, where it is not far below anything that is computed: under it the error is a multiple of eps *
+# TINY
 TINY = {"f16": 2.0**-14, "f8e4m3fn": 2.0**-6, "f8e4m3fnuz": 2.0**-7, "f8e5m2": 2.0**-14, "f8e5m2fnuz": 2.0**-15}
 
 
@@ -64,7 +69,9 @@ def bound(dtype: DType, k: int, reference: Any, operands: str = "") -> float:
 
 
 def reduced(form: str, depth: int, reference: Any) -> float:
-    """The largest error of a model's output where values are rounded to `form` (a key of EPS) and up to `depth` nodes follow one another."""
+    """The largest error of a model's output where values are rounded to `form` (a key of EPS) and up to `depth` nodes
+    follow one another.
+    """
     return float(REDUCED * EPS[form] * np.sqrt(max(depth, 1)) * max(_scale(reference), TINY.get(form, 1e-30)))
 
 

@@ -1,9 +1,9 @@
 """Winograd's convolution F(m x m, 3 x 3), as far as the representation of weights goes.
 
-A tile of m x m results of a 3 x 3 convolution needs (m+2)^2 products instead of 9 m^2 when filters g and pieces d of the image are
-transformed: y = A^T [(G g G^T) * (B^T d B)] A (Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015). G g G^T is
-computed once, in float64, when weights are packed: a `Layout` with `winograd=m` says that taps lie in memory in this form. Here are G,
-and its inverse on filters, with which a plain nest reads such weights.
+A tile of m x m results of a 3 x 3 convolution needs (m+2)^2 products instead of 9 m^2 when filters g and pieces d of
+the image are transformed: y = A^T [(G g G^T) * (B^T d B)] A (Lavin and Gray, "Fast Algorithms for Convolutional Neural
+Networks", 2015). G g G^T is computed once, in float64, when weights are packed: a `Layout` with `winograd=m` says that
+taps lie in memory in this form. Here are G, and its inverse on filters, with which a plain nest reads such weights.
 """
 
 from __future__ import annotations
@@ -23,10 +23,19 @@ TAPS = 3
 # G of F(2, 3) and F(4, 3): from three taps to m + 2 points
 _G = {
     2: np.array([[1, 0, 0], [1 / 2, 1 / 2, 1 / 2], [1 / 2, -1 / 2, 1 / 2], [0, 0, 1]]),
-    4: np.array([[1 / 4, 0, 0], [-1 / 6, -1 / 6, -1 / 6], [-1 / 6, 1 / 6, -1 / 6], [1 / 24, 1 / 12, 1 / 6], [1 / 24, -1 / 12, 1 / 6], [0, 0, 1]]),
+    4: np.array(
+        [
+            [1 / 4, 0, 0],
+            [-1 / 6, -1 / 6, -1 / 6],
+            [-1 / 6, 1 / 6, -1 / 6],
+            [1 / 24, 1 / 12, 1 / 6],
+            [1 / 24, -1 / 12, 1 / 6],
+            [0, 0, 1],
+        ]
+    ),
 }
-# taps out of points, g_k = a[k] * u[5k // 2 or 3k // 2] + b[k] * u[k's partner]: the first and the last point are taps, the middle tap is the
-# difference of the two points after the first
+# taps out of points, g_k = a[k] * u[5k // 2 or 3k // 2] + b[k] * u[k's partner]: the first and the last point are taps,
+# the middle tap is the difference of the two points after the first
 _BACK = {2: ((1.0, 1.0, 1.0), 3, -1.0, 2), 4: ((4.0, 3.0, 1.0), 5, -3.0, 1)}
 
 
@@ -36,7 +45,9 @@ def points(tile: int) -> int:
 
 
 def weights(w: Array, tile: int) -> Array:
-    """[O, C, 3, 3] -> [O, C, m+2, m+2]: G g G^T of every filter, computed in float64. A view: in memory the points are outermost."""
+    """[O, C, 3, 3] -> [O, C, m+2, m+2]: G g G^T of every filter, computed in float64. A view: in memory the points are
+    outermost.
+    """
     n, made = points(tile), w.shape[:2]
     taps = np.ascontiguousarray(w.reshape(-1, TAPS * TAPS).T, np.float64)
     out = np.empty((n, n, made[0] * made[1]), w.dtype)

@@ -1,6 +1,8 @@
-"""What a pass is and how a list of them runs: timed, checked after each one, dumped on request, blamed by name when it breaks something.
+"""What a pass is and how a list of them runs: timed, checked after each one, dumped on request, blamed by name when it
+breaks something.
 
-In come a graph and the passes of a pipeline (`passes/pipelines.py`), out comes the same graph, changed in place, and a record per pass.
+In come a graph and the passes of a pipeline (`passes/pipelines.py`), out comes the same graph, changed in place, and a
+record per pass.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class PassContext:
         facts: of the target.
         numerics: "strict" (nothing that adds or moves a rounding), "standard" or "fast".
         precision: how floats are stored: None (as in the graph), "float32", "tf32", "float16" or "bfloat16".
-        fold_limit: bytes; a constant that is larger than this and than what it is computed from is not computed while compiling.
+        fold_limit: bytes; a constant that is larger than this and than what it is computed from is not computed while
+            compiling.
         fallback: is another schedule taken where one turns out not to hold, or is that an error?
         check: verify the graph after each pass.
         dump: called with "before NAME" ahead of the first pass and "after NAME" behind each.
@@ -80,7 +83,9 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """What a pass did: wall-clock seconds (without checks and dumps), the number of nodes before and after, and notes."""
+    """What a pass did: wall-clock seconds (without checks and dumps), the number of nodes before and after, and
+    notes.
+    """
 
     name: str
     seconds: float
@@ -136,12 +141,17 @@ class PassManager:
 
 
 def _blamed(p: Pass, e: Exception) -> Exception:
-    """The error with the pass's name. What a user's model causes keeps its class, any other failure is the pass's fault."""
+    """The error with the pass's name. What a user's model causes keeps its class, any other failure is the pass's
+    fault.
+    """
     if isinstance(e, VerifyError):
         return VerifyError(f"pass {p.name} broke the graph: {e}")
     if isinstance(e, DnncError):
         return type(e)(f"pass {p.name}: {e}")
-    return InternalError(f"pass {p.name}: {type(e).__name__}: {e}; please report it with the model's graph (`dnnc inspect MODEL --stage graph`)")
+    return InternalError(
+        f"pass {p.name}: {type(e).__name__}: {e}; please report it with the model's graph (`dnnc inspect MODEL --stage "
+        "graph`)"
+    )
 
 
 def parse_passes(text: str, table: Sequence[Pass]) -> list[Pass]:
@@ -182,7 +192,9 @@ def count_nodes(graph: Graph) -> int:
 
 
 def is_pure(n: Node) -> bool:
-    """May the node be dropped, moved or merged? Its op and all nodes of its subgraphs have no effect and draw no random numbers."""
+    """May the node be dropped, moved or merged? Its op and all nodes of its subgraphs have no effect and draw no random
+    numbers.
+    """
     if "pure" not in n.op.traits or "random" in n.op.traits:
         return False
     return all(is_pure(m) for s in n.subgraphs() for m in s.nodes())

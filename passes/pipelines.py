@@ -43,16 +43,25 @@ def nested(run: Callable[[Graph, PassContext], bool]) -> Callable[[Graph, PassCo
 
 
 def layout(graph: Graph, ctx: PassContext) -> bool:
-    """Layouts of a graph and of those nested in it, but for the bodies of recurrences, whose kernels read values as they are."""
+    """Layouts of a graph and of those nested in it, but for the bodies of recurrences, whose kernels read values as
+    they are.
+    """
     bodies = {s for g in graphs(graph) for n in g.nodes() if n.op.name == "recurrence" for s in n.subgraphs()}
     others = [g for g in graphs(graph) if g not in bodies]
     return any(
-        [assign_channels_last(g) if ctx.facts.channels_last else assign_layouts(g, ctx.facts.lanes, ctx.strict, ctx.facts.rates) for g in others]
+        [
+            assign_channels_last(g)
+            if ctx.facts.channels_last
+            else assign_layouts(g, ctx.facts.lanes, ctx.strict, ctx.facts.rates)
+            for g in others
+        ]
     )
 
 
 def copy_outputs(graph: Graph, ctx: PassContext) -> bool:
-    """Outputs that are inputs, constants, parameters, views of those, or given twice get memory of their own through a copy."""
+    """Outputs that are inputs, constants, parameters, views of those, or given twice get memory of their own through a
+    copy.
+    """
     changed = False
     seen: set[Value] = set()
     for k, v in enumerate(graph.outputs):
@@ -69,44 +78,94 @@ def copy_outputs(graph: Graph, ctx: PassContext) -> bool:
 
 
 FOLD = Pass("fold", fold, "constants and shape arithmetic first: everything after is cheaper")
-SINK = Pass("sink-constants", sink_constants, "weights that a loop captures are constants of its body, which packs them once")
-BATCH_NORM = Pass("fold-batch-norm", nested(fold_batch_norm), "batch norms and scales go into weights while they are one op each")
+SINK = Pass(
+    "sink-constants", sink_constants, "weights that a loop captures are constants of its body, which packs them once"
+)
+BATCH_NORM = Pass(
+    "fold-batch-norm", nested(fold_batch_norm), "batch norms and scales go into weights while they are one op each"
+)
 CONV_TRANSPOSE = Pass(
-    "conv-transpose", nested(conv_transpose), "a transposed convolution is a convolution per phase; after scales went into its weights"
+    "conv-transpose",
+    nested(conv_transpose),
+    "a transposed convolution is a convolution per phase; after scales went into its weights",
 )
 DECOMPOSE = Pass("decompose", decompose, "what is defined by other ops becomes those ops")
 FOLD_AGAIN = Pass("fold-again", fold, "decompositions of weights (transposes of gemm) are constants")
 CANONICALIZE = Pass("canonicalize", canonicalize, "one form for each computation, nothing that does nothing")
 CSE = Pass("cse", cse, "equal values are computed once; after canonicalize, which makes equal things look equal")
 CANONICALIZE_AGAIN = Pass("canonicalize-again", canonicalize, "x * x out of two subtractions that are now one")
-IDIOMS = Pass("idioms", idioms, "exporters spell norms, softmax and GELU in small ops; one op fuses and computes better; needs the one form")
-ATTENTION = Pass(
-    "attention", attention, "the scores stay in a kernel; after the idioms, which find softmax, and before precision, which would cast them"
+IDIOMS = Pass(
+    "idioms",
+    idioms,
+    "exporters spell norms, softmax and GELU in small ops; one op fuses and computes better; needs the one form",
 )
-SIBLINGS = Pass("siblings", nested(siblings), "one product instead of three; after attention, which gives queries, keys and values one form")
-BATCH_NORM_AGAIN = Pass("fold-batch-norm-again", nested(fold_batch_norm), "scales and shifts that decompositions left beside a contraction")
+ATTENTION = Pass(
+    "attention",
+    attention,
+    "the scores stay in a kernel; after the idioms, which find softmax, and before precision, which would cast them",
+)
+SIBLINGS = Pass(
+    "siblings",
+    nested(siblings),
+    "one product instead of three; after attention, which gives queries, keys and values one form",
+)
+BATCH_NORM_AGAIN = Pass(
+    "fold-batch-norm-again", nested(fold_batch_norm), "scales and shifts that decompositions left beside a contraction"
+)
 DCE = Pass("dce", dce, "what nobody reads goes before layouts and plans see it")
-SCATTERS = Pass("scatters", nested(scatters), "indices that are constant or expanded name rows and ranges; after folding, which makes them constants")
-WIDE_SUMS = Pass("wide-sums", nested(wide_sums), "scatters add up in f32; after precision, which says how floats are stored")
+SCATTERS = Pass(
+    "scatters",
+    nested(scatters),
+    "indices that are constant or expanded name rows and ranges; after folding, which makes them constants",
+)
+WIDE_SUMS = Pass(
+    "wide-sums", nested(wide_sums), "scatters add up in f32; after precision, which says how floats are stored"
+)
 PRECISION = Pass(
-    "precision", nested(precision), "how floats are stored; after all folding, which is done in the model's types, and where norms are one op each"
+    "precision",
+    nested(precision),
+    "how floats are stored; after all folding, which is done in the model's types, and where norms are one op each",
 )
 PROLOGUE = Pass(
-    "prologue", hoist, "what depends on parameters alone runs when these change; after precision, which casts weights, and before layouts"
+    "prologue",
+    hoist,
+    "what depends on parameters alone runs when these change; after precision, which casts weights, and before layouts",
 )
-SPLIT_REDUCE = Pass("split-reduce", nested(split_reductions), "few long sums leave threads without work: they become two kernels; before layouts")
-SPLIT_SCANS = Pass("split-scans", nested(split_scans), "few long running sums leave cores without work: parts of them do not; before layouts")
-RECURRENCE = Pass("recurrence", recurrence, "loops that are one kernel; their bodies are in the form in which they are computed, and get no layouts")
-LAYOUT = Pass("layout", layout, "blocks for vectors, or channels last; last of the rewrites, since it fixes how values lie")
+SPLIT_REDUCE = Pass(
+    "split-reduce",
+    nested(split_reductions),
+    "few long sums leave threads without work: they become two kernels; before layouts",
+)
+SPLIT_SCANS = Pass(
+    "split-scans",
+    nested(split_scans),
+    "few long running sums leave cores without work: parts of them do not; before layouts",
+)
+RECURRENCE = Pass(
+    "recurrence",
+    recurrence,
+    "loops that are one kernel; their bodies are in the form in which they are computed, and get no layouts",
+)
+LAYOUT = Pass(
+    "layout", layout, "blocks for vectors, or channels last; last of the rewrites, since it fixes how values lie"
+)
 DCE_AGAIN = Pass("dce-again", dce, "layout relabels constants and leaves the old ones without readers")
-COPY_OUTPUTS = Pass("copy-outputs", nested(copy_outputs), "outputs are memory of their own; after layout, which may add the last node itself")
+COPY_OUTPUTS = Pass(
+    "copy-outputs",
+    nested(copy_outputs),
+    "outputs are memory of their own; after layout, which may add the last node itself",
+)
 PLACE_CONCATS = Pass(
-    "place-concats", nested(place_concats), "operands are written where the result has them; what cannot be is copied; needs the layouts"
+    "place-concats",
+    nested(place_concats),
+    "operands are written where the result has them; what cannot be is copied; needs the layouts",
 )
 
 PASSES = (
-    FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, FOLD_AGAIN, CANONICALIZE, CSE, CANONICALIZE_AGAIN, IDIOMS, ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
-    PRECISION, WIDE_SUMS, PROLOGUE, SPLIT_SCANS, SPLIT_REDUCE, RECURRENCE, LAYOUT, DCE_AGAIN, COPY_OUTPUTS, PLACE_CONCATS,
+    FOLD, SINK, BATCH_NORM, CONV_TRANSPOSE, DECOMPOSE, FOLD_AGAIN, CANONICALIZE, CSE, CANONICALIZE_AGAIN, IDIOMS,
+    ATTENTION, SIBLINGS, BATCH_NORM_AGAIN, SCATTERS, DCE,
+    PRECISION, WIDE_SUMS, PROLOGUE, SPLIT_SCANS, SPLIT_REDUCE, RECURRENCE, LAYOUT, DCE_AGAIN, COPY_OUTPUTS,
+    PLACE_CONCATS,
 )  # fmt: skip
 LEVELS: dict[int, tuple[Pass, ...]] = {
     0: (DECOMPOSE, DCE, PRECISION, WIDE_SUMS, COPY_OUTPUTS),

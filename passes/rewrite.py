@@ -1,11 +1,13 @@
-"""A small driver for rewrite rules. A rule is a plain function: it looks at a node, gives up with a reason, or returns the replacement.
+"""A small driver for rewrite rules. A rule is a plain function: it looks at a node, gives up with a reason, or returns
+the replacement.
 
     def drop_neg_neg(m: Match) -> Value:
         "neg(neg(x)) -> x"                                    # what stands before and after
         return m.operand(m.node(m.operand(m.root, 0), "neg"), 0)
 
-The driver offers every node to the rules of its op, and again whatever a rewrite may have made possible: new nodes, their readers, and
-the last reader of a value whose other readers vanished. Each rule makes the graph smaller or more canonical, so this ends.
+The driver offers every node to the rules of its op, and again whatever a rewrite may have made possible: new nodes,
+their readers, and the last reader of a value whose other readers vanished. Each rule makes the graph smaller or more
+canonical, so this ends.
 """
 
 from __future__ import annotations
@@ -126,7 +128,9 @@ class Match:
 
     @property
     def b(self) -> Builder:
-        """Makes nodes in front of the root, with the locations of all nodes matched so far. Ask all questions before."""
+        """Makes nodes in front of the root, with the locations of all nodes matched so far. Ask all questions
+        before.
+        """
         self.built = True
         locs = self.root.locs
         for n in self.matched[1:]:
@@ -167,7 +171,9 @@ class Match:
 
 
 def uniform(a: Array) -> Any:
-    """The number that all elements are (the same bits: 0.0 is not -0.0), as a Python number; None if they differ or are no numbers."""
+    """The number that all elements are (the same bits: 0.0 is not -0.0), as a Python number; None if they differ or are
+    no numbers.
+    """
     if a.size == 0 or a.dtype.kind in "OUSTc":
         return None
     flat = a.reshape(-1) if a.flags.c_contiguous else a.ravel()
@@ -184,7 +190,7 @@ def bits(a: Array) -> Array:
     return a.view(f"u{a.dtype.itemsize}")
 
 
-# --- the driver ---------------------------------------------------------------------------------------------------------------
+# --- the driver -------------------------------------------------------------------------------------------------------
 
 
 def rewrite(graph: Graph, rules: Iterable[Rule], ctx: PassContext) -> bool:
@@ -208,7 +214,9 @@ class _Driver:
         self.budget = 100 * len(graph) + 1000  # far more than any graph needs; a cycle of rules ends here
 
     def run(self) -> bool:
-        """Rounds over all nodes until one changes nothing: a pattern may reach further than to the readers that were offered again."""
+        """Rounds over all nodes until one changes nothing: a pattern may reach further than to the readers that were
+        offered again.
+        """
         changed = False
         while self.round():
             changed = True
@@ -230,7 +238,10 @@ class _Driver:
             before = n.prev
             m = Match(self.graph, n, self.ctx, self.outputs)
             try:
-                m.require(rule.exact or not self.ctx.strict, "it changes how results are rounded, which strict numerics exclude")
+                m.require(
+                    rule.exact or not self.ctx.strict,
+                    "it changes how results are rounded, which strict numerics exclude",
+                )
                 new = rule.apply(m)
             except NoMatch as e:
                 if m.built:
@@ -240,7 +251,9 @@ class _Driver:
                 continue
             self.budget -= 1
             if self.budget < 0:
-                raise InternalError(f"graph {self.graph.name}: rewriting does not end; the last rule was {rule.name} at {n!r}")
+                raise InternalError(
+                    f"graph {self.graph.name}: rewriting does not end; the last rule was {rule.name} at {n!r}"
+                )
             self.replace(rule, n, new, before)
             for v, name in m.renewed:
                 self.graph.rename(v, name)

@@ -11,18 +11,22 @@ from pathlib import Path
 
 import pytest
 
-# Workers, and the processes that tests start, find compiled modules (pytest's rewritten ones too), whatever the shell says.
+# Workers, and the processes that tests start, find compiled modules (pytest's rewritten ones too), whatever the shell
+# says.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # One worker for each core is enough: the threads of NumPy's and of XGBoost's libraries would only wait for one another.
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
-os.environ["DNNC_STRICT"] = "1"  # a kernel that needs a lesser schedule than the first choice is a mistake of the compiler
+os.environ["DNNC_STRICT"] = (
+    "1"  # a kernel that needs a lesser schedule than the first choice is a mistake of the compiler
+)
 
 SKIPS_ALLOWED = 0  # may only fall; a test that cannot run somewhere belongs to a tier (slow, gpu) instead
 
-# Of tests with many cases, and of files, that take long together, the fast tier runs every n-th; the slow tier runs the others.
+# Of tests with many cases, and of files, that take long together, the fast tier runs every n-th; the slow tier runs the
+# others.
 THINNED = {
     "backends/llvm/test_emit.py": 3,
     "backends/llvm/test_build.py": 3,
@@ -194,12 +198,16 @@ SAMPLED = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="write tests/golden anew instead of comparing with it")
+    parser.addoption(
+        "--update-golden", action="store_true", help="write tests/golden anew instead of comparing with it"
+    )
 
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """`golden(text)` compares with tests/golden/<test module>/<test>.txt; `golden(text, "b")` is a second file of the same test."""
+    """`golden(text)` compares with tests/golden/<test module>/<test>.txt; `golden(text, "b")` is a second file of the
+    same test.
+    """
     path = Path(request.path)
     name = re.sub(r"[^\w.=-]+", "_", request.node.name).strip("_")
     folder = Path(__file__).parent / "golden" / path.relative_to(Path(__file__).parent).with_suffix("")
@@ -211,14 +219,18 @@ def golden(request: pytest.FixtureRequest) -> Callable[..., None]:
             folder.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
         assert file.exists(), f"there is no {file}; `pytest --update-golden` writes it"
-        assert text == file.read_text(), f"differs from {file}; if that is meant, `pytest --update-golden` and read the diff"
+        assert text == file.read_text(), (
+            f"differs from {file}; if that is meant, `pytest --update-golden` and read the diff"
+        )
 
     return check
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What collecting makes stays until the end: no garbage collection goes through it, neither meanwhile nor in the tests."""
+    """What collecting makes stays until the end: no garbage collection goes through it, neither meanwhile nor in the
+    tests.
+    """
     gc.disable()
     try:
         return (yield)
@@ -229,7 +241,11 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = thin(THINNED, [item for item in items if not is_marked(item, "slow")], pytest.mark.slow)
-    missing |= thin(SAMPLED, [item for item in items if is_marked(item, "slow") and not is_marked(item, "thorough")], pytest.mark.thorough)
+    missing |= thin(
+        SAMPLED,
+        [item for item in items if is_marked(item, "slow") and not is_marked(item, "thorough")],
+        pytest.mark.thorough,
+    )
     whole = len({item.nodeid.split("::")[0] for item in items}) > 100  # and not a few files that somebody asked for
     assert not missing or not whole, f"names of tests that there are not: {sorted(missing)}"
 

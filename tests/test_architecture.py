@@ -1,4 +1,6 @@
-"""The rules that hold for the whole tree: who may import whom, how long a file may be, what may not stand in the code."""
+"""The rules that hold for the whole tree: who may import whom, how long a file may be, what may not stand in the
+code.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,26 @@ else:
     import tomli as tomllib  # pytest depends on it there
 
 ROOT = Path(__file__).resolve().parents[1]
-LAYERS = ("ir", "passes", "backends", "autotune", "compiler")  # a module imports from its own layer and from those to the left
+LAYERS = (
+    "ir",
+    "passes",
+    "backends",
+    "autotune",
+    "compiler",
+)  # a module imports from its own layer and from those to the left
 MAX_LINES = 600
 # Heavy modules, and where alone they may be imported.
 HOMES = {
     "llvmlite": ("backends/llvm",),
     "cupy": ("backends/cuda", "backends/runtime", "compiler/driver.py"),
     "cupy_backends": ("backends/cuda",),
-    "onnx": ("compiler/export", "compiler/frontends/onnx", "compiler/testing", "compiler/onnx_backend.py", "compiler/driver.py"),
+    "onnx": (
+        "compiler/export",
+        "compiler/frontends/onnx",
+        "compiler/testing",
+        "compiler/onnx_backend.py",
+        "compiler/driver.py",
+    ),
     "typer": ("compiler/cli",),
     "rich": ("compiler/cli", "compiler/report"),
     "xgboost": ("autotune",),
@@ -40,7 +54,8 @@ HOMES = {
 # Caches that are filled at run time; every other module-level container is a constant.
 MUTABLE_GLOBALS = {("ir/expr.py", "_table"), ("ir/dtype.py", "_BY_NUMPY")}
 ZOO = (
-    "resnet vgg alexnet densenet googlenet inception mobilenet efficientnet squeezenet shufflenet convnext bert minilm gpt2? llama whisper "
+    "resnet vgg alexnet densenet googlenet inception mobilenet efficientnet squeezenet shufflenet convnext bert minilm "
+    "gpt2? llama whisper "
     "unet yolo vit silero magika dnsmos aecmos ppocr ddddocr rxnmap attacut khmersm swift_f0 mnist"
 ).split()
 
@@ -64,9 +79,11 @@ def tree_of(path: Path) -> ast.Module:
 
 @cache
 def nodes() -> dict[Path, tuple[list[ast.stmt], list[ast.AST]]]:
-    """Of every Python file of the package the assignments at module level, and all imports, `global`s and literal containers.
+    """Of every Python file of the package the assignments at module level, and all imports, `global`s and literal
+    containers.
 
-    The rules need few of the 800,000 nodes; a garbage collector that goes through them meanwhile takes ten times as long as parsing.
+    The rules need few of the 800,000 nodes; a garbage collector that goes through them meanwhile takes ten times as
+    long as parsing.
     """
     kinds = (ast.Import, ast.ImportFrom, ast.Global, ast.Dict, ast.List, ast.Tuple, ast.Set)
     gc.disable()
@@ -101,7 +118,7 @@ def report(bad: list[str]) -> None:
     assert not bad, "\n" + "\n".join(bad)
 
 
-# --- imports ------------------------------------------------------------------------------------------------------------------
+# --- imports ----------------------------------------------------------------------------------------------------------
 
 
 def test_imports_go_one_way() -> None:
@@ -142,7 +159,16 @@ def run_python(code: str) -> str:
 def test_import_is_quick_and_lazy() -> None:
     code = "import sys, time; t = time.perf_counter(); import dnnc; print(time.perf_counter() - t, *sys.modules)"
     seconds, *modules = run_python(code).split()
-    heavy = {m.split(".")[0] for m in modules} & {"numpy", "onnx", "llvmlite", "networkx", "cupy", "typer", "rich", "ml_dtypes"}
+    heavy = {m.split(".")[0] for m in modules} & {
+        "numpy",
+        "onnx",
+        "llvmlite",
+        "networkx",
+        "cupy",
+        "typer",
+        "rich",
+        "ml_dtypes",
+    }
     assert not heavy, f"`import dnnc` loads {heavy}"
     quiet(float(seconds) < 0.08, f"`import dnnc` takes {float(seconds) * 1e3:.0f} ms")
 
@@ -164,12 +190,18 @@ def test_type_checkers_see_the_public_names() -> None:
     assert static == {(module, name) for name, module in dnnc._NAMES.items()} | {("dnnc", "array"), ("dnnc", "ir")}
 
 
-# --- files --------------------------------------------------------------------------------------------------------------------
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def test_files_are_short() -> None:
     lengths = {name_of(p): len(p.read_text().splitlines()) for p in everything()}
-    report([f"{name}: {n} lines, the limit is {MAX_LINES}; split it along what it does" for name, n in lengths.items() if n > MAX_LINES])
+    report(
+        [
+            f"{name}: {n} lines, the limit is {MAX_LINES}; split it along what it does"
+            for name, n in lengths.items()
+            if n > MAX_LINES
+        ]
+    )
 
 
 def settings() -> dict[str, object]:
@@ -189,11 +221,15 @@ def packages_on_disk() -> set[str]:
 def test_package_list_is_complete() -> None:
     listed = settings()["packages"]
     assert isinstance(listed, list)
-    assert sorted(listed) == sorted(packages_on_disk()), "[tool.setuptools] packages in pyproject.toml differs from the folders"
+    assert sorted(listed) == sorted(packages_on_disk()), (
+        "[tool.setuptools] packages in pyproject.toml differs from the folders"
+    )
 
 
 def test_every_folder_with_code_is_a_package() -> None:
-    report([f"{name_of(p)}: its folder has no __init__.py" for p in sources() if not (p.parent / "__init__.py").exists()])
+    report(
+        [f"{name_of(p)}: its folder has no __init__.py" for p in sources() if not (p.parent / "__init__.py").exists()]
+    )
 
 
 def test_wheel_holds_every_file(tmp_path: Path) -> None:
@@ -226,12 +262,17 @@ def test_every_pass_has_its_tests(folder: str) -> None:
     )
 
 
-# --- what may not stand in the code -------------------------------------------------------------------------------------------
+# --- what may not stand in the code -----------------------------------------------------------------------------------
 
 
 def search(pattern: str, files: list[Path], flags: int = 0) -> list[str]:
     rule = re.compile(pattern, flags)
-    return [f"{name_of(p)}:{k}: {line.strip()[:120]}" for p in files for k, line in enumerate(p.read_text().splitlines(), 1) if rule.search(line)]
+    return [
+        f"{name_of(p)}:{k}: {line.strip()[:120]}"
+        for p in files
+        for k, line in enumerate(p.read_text().splitlines(), 1)
+        if rule.search(line)
+    ]
 
 
 def test_no_model_of_the_zoo_is_known_by_name() -> None:
@@ -249,24 +290,47 @@ def test_no_table_of_shapes() -> None:
     bad = []
     for p in sources():
         for n in nodes()[p][1]:
-            parts = [*n.keys, *n.values] if isinstance(n, ast.Dict) else n.elts if isinstance(n, (ast.List, ast.Tuple, ast.Set)) else []
+            parts = (
+                [*n.keys, *n.values]
+                if isinstance(n, ast.Dict)
+                else n.elts
+                if isinstance(n, (ast.List, ast.Tuple, ast.Set))
+                else []
+            )
             if sum(map(_is_shape, parts)) >= 3:
-                bad.append(f"{name_of(p)}:{n.lineno}: a table of literal shapes; decide by size, reuse and target instead")
+                bad.append(
+                    f"{name_of(p)}:{n.lineno}: a table of literal shapes; decide by size, reuse and target instead"
+                )
     report(bad)
 
 
 def test_no_unfinished_work() -> None:
-    marks = ["TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK", "NotImpl" + "ementedError", "pytest" + r"\.skip", "x" + "fail", "import" + "orskip"]
+    marks = [
+        "TO" + "DO",
+        "FIX" + "ME",
+        "XX" + "X",
+        "HA" + "CK",
+        "NotImpl" + "ementedError",
+        "pytest" + r"\.skip",
+        "x" + "fail",
+        "import" + "orskip",
+    ]
     report(search(rf"\b({'|'.join(marks)})\b", everything()))
 
 
 def test_no_trace_of_a_machine_or_a_ticket() -> None:
-    texts = [*everything(), *sorted((ROOT / "docs").rglob("*.md")), *(ROOT / n for n in ("README.md", "CONTRIBUTING.md", "Makefile", ".ci/run"))]
+    texts = [
+        *everything(),
+        *sorted((ROOT / "docs").rglob("*.md")),
+        *(ROOT / n for n in ("README.md", "CONTRIBUTING.md", "Makefile", ".ci/run")),
+    ]
     report(search(r"(^|[^\w.~])/(?:home|root|work|mnt|Users)/|\b(?:issue|ticket|PR) ?#?\d+\b", texts, re.IGNORECASE))
 
 
 def test_no_hidden_state() -> None:
-    """No star import, no `global`, and no empty container at module level that code fills later, but for the listed caches."""
+    """No star import, no `global`, and no empty container at module level that code fills later, but for the listed
+    caches.
+    """
     bad = []
     for p in sources():
         body, inside = nodes()[p]
@@ -284,7 +348,11 @@ def _filled_later(s: ast.stmt) -> str:
     """The name of an empty container that a module-level statement makes, or an empty string."""
     v = s.value if isinstance(s, (ast.Assign, ast.AnnAssign)) else None
     call = ast.unparse(v.func) if isinstance(v, ast.Call) and not v.args else ""
-    empty = (isinstance(v, ast.Dict) and not v.keys) or (isinstance(v, ast.List) and not v.elts) or call in ("dict", "list", "set")
+    empty = (
+        (isinstance(v, ast.Dict) and not v.keys)
+        or (isinstance(v, ast.List) and not v.elts)
+        or call in ("dict", "list", "set")
+    )
     if not empty and not call.endswith(("defaultdict", "WeakValueDictionary", "threading.local", "ContextVar")):
         return ""
     target = s.targets[0] if isinstance(s, ast.Assign) else s.target if isinstance(s, ast.AnnAssign) else None

@@ -1,4 +1,6 @@
-"""The documents: their Python blocks run from a file anywhere, their commands parse and the quick ones run, links lead somewhere."""
+"""The documents: their Python blocks run from a file anywhere, their commands parse and the quick ones run, links lead
+somewhere.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,16 @@ DEVICE = re.compile(r'--target "?cuda\b(?! -arch)|--runner ray|--input image=ran
 
 def blocks(text: str) -> list[tuple[int, str]]:
     """(line of its first statement, code) of every block that is marked `python`."""
-    return [(text.count("\n", 0, m.start(1)) + 1, m[1]) for m in re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S)]
+    return [
+        (text.count("\n", 0, m.start(1)) + 1, m[1]) for m in re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    ]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.stem)
 def test_blocks_run(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """All blocks of a document in one namespace, in their order, from a file of another name: what somebody pastes must hold there."""
+    """All blocks of a document in one namespace, in their order, from a file of another name: what somebody pastes must
+    hold there.
+    """
     monkeypatch.chdir(ROOT)
     code = ""
     for line, block in blocks(path.read_text()):
@@ -57,7 +63,12 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_every_page_is_linked() -> None:
-    linked = {(p.parent / t).resolve() for p in DOCUMENTS for t in re.findall(r"\]\(([^)#\s]+\.md)", p.read_text()) if "://" not in t}
+    linked = {
+        (p.parent / t).resolve()
+        for p in DOCUMENTS
+        for t in re.findall(r"\]\(([^)#\s]+\.md)", p.read_text())
+        if "://" not in t
+    }
     assert not [p.name for p in DOCUMENTS if p.resolve() not in linked and p.name != "README.md"]
 
 
@@ -65,7 +76,7 @@ def test_the_table_of_options_is_that_of_the_class() -> None:
     assert (ROOT / "docs" / "options.md").read_text() == as_markdown(), "python -m dnnc.options > docs/options.md"
 
 
-# --- commands -----------------------------------------------------------------------------------------------------------------
+# --- commands ---------------------------------------------------------------------------------------------------------
 
 
 def shell_lines(path: Path) -> list[str]:
@@ -115,9 +126,13 @@ def test_commands_parse(words: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [p for p in DOCUMENTS if any(n == p.name for n, _ in dnnc_lines())], ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "page", [p for p in DOCUMENTS if any(n == p.name for n, _ in dnnc_lines())], ids=lambda p: p.stem
+)
 def test_commands_run(page: Path, tmp_path: Path) -> None:
-    """The commands of a page, in their order, as a shell runs them in the clone; searches and benchmarks take less time here."""
+    """The commands of a page, in their order, as a shell runs them in the clone; searches and benchmarks take less time
+    here.
+    """
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     for line in shell_lines(page):
         if not re.match(r"(dnnc|python -[cm]|printf) ", line) or DEVICE.search(line):
@@ -125,28 +140,46 @@ def test_commands_run(page: Path, tmp_path: Path) -> None:
         quick = re.sub(r"--budget \S+", "--budget 2s", re.sub(r"--duration \S+", "--duration 0.1", line)).replace(
             "onnxruntime,openvino", "onnxruntime"
         )
-        quick = re.sub(r"^dnnc bench", "dnnc bench --warmup 0 --duration 0.1", quick) if "--duration" not in quick else quick
+        quick = (
+            re.sub(r"^dnnc bench", "dnnc bench --warmup 0 --duration 0.1", quick)
+            if "--duration" not in quick
+            else quick
+        )
         command = re.sub(r"^(dnnc|python)", lambda m: f"{sys.executable}{' -m dnnc' if m[1] == 'dnnc' else ''}", quick)
         done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
 
 
-# --- installation -------------------------------------------------------------------------------------------------------------
+# --- installation -----------------------------------------------------------------------------------------------------
 
 
 def test_no_text_installs_from_a_package_index() -> None:
     """dnnc is on no package index: whoever typed such a command would get what somebody else has put there."""
-    places = [p for d in ("compiler", "ir", "passes", "backends", "autotune", "examples", "benchmarks", "docs") for p in (ROOT / d).rglob("*")]
+    places = [
+        p
+        for d in ("compiler", "ir", "passes", "backends", "autotune", "examples", "benchmarks", "docs")
+        for p in (ROOT / d).rglob("*")
+    ]
     texts = [
-        p for p in [*places, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile"] if p.suffix in (".py", ".md", ".j2", "") and p.is_file()
+        p
+        for p in [*places, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile"]
+        if p.suffix in (".py", ".md", ".j2", "") and p.is_file()
     ]
     wrong = re.compile(r"pip install (?:-U |--upgrade )?(?:[\w.=>-]+ )*['\"]?dnnc\b(?!/)")
-    assert not [f"{p.name}: {m[0]}" for p in texts if "__pycache__" not in p.parts for m in wrong.finditer(p.read_text(errors="ignore"))]
+    assert not [
+        f"{p.name}: {m[0]}"
+        for p in texts
+        if "__pycache__" not in p.parts
+        for m in wrong.finditer(p.read_text(errors="ignore"))
+    ]
 
 
 def test_extras_that_are_named_exist() -> None:
     extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
-    texts = [*DOCUMENTS, *(p for d in ("compiler", "ir", "backends", "autotune", "examples") for p in (ROOT / d).rglob("*.py"))]
+    texts = [
+        *DOCUMENTS,
+        *(p for d in ("compiler", "ir", "backends", "autotune", "examples") for p in (ROOT / d).rglob("*.py")),
+    ]
     named = {m for p in texts for m in re.findall(r"'\.\[(\w+)\]'|install\(['\"](\w+)['\"]", p.read_text())}
     assert {x for pair in named for x in pair if x} - {"extra"} <= extras and len(named) >= 7
     table = (ROOT / "README.md").read_text()

@@ -1,4 +1,6 @@
-"""The examples: each runs at a small size and finds that its result is right; the digits model, and the script that made it."""
+"""The examples: each runs at a small size and finds that its result is right; the digits model, and the script that
+made it.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,22 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 # Arguments, and what the output says when the result is right.
 ARRAY_EXAMPLES = {
-    "batch_norm": (["--size=8"], r"^variance: 1 kernel,(.*\n){2}  as NumPy in float64.*\nbatch_norm: 1 kernel,(.*\n){2}  as NumPy in float64"),
-    "kmeans": (["--size=400"], r"centers and distances are NumPy's, of all points and of half of them; traces of `step`: 1$"),
-    "mandelbrot": (["--size=30", "--steps=20"], r"^ *@{8,}[^ ]*\n(.*\n)+(9\d\.\d|100\.0)% of the points as NumPy has them"),
-    "nbody": (["--size=16", "--steps=40"], r"at most\nmomentum \d\.\de-1\d; positions, velocities and energy are NumPy's"),
+    "batch_norm": (
+        ["--size=8"],
+        r"^variance: 1 kernel,(.*\n){2}  as NumPy in float64.*\nbatch_norm: 1 kernel,(.*\n){2}  as NumPy in float64",
+    ),
+    "kmeans": (
+        ["--size=400"],
+        r"centers and distances are NumPy's, of all points and of half of them; traces of `step`: 1$",
+    ),
+    "mandelbrot": (
+        ["--size=30", "--steps=20"],
+        r"^ *@{8,}[^ ]*\n(.*\n)+(9\d\.\d|100\.0)% of the points as NumPy has them",
+    ),
+    "nbody": (
+        ["--size=16", "--steps=40"],
+        r"at most\nmomentum \d\.\de-1\d; positions, velocities and energy are NumPy's",
+    ),
     "vit": (["--size=16", "--steps=1"], r"nothing was compiled\nwith other weights: classes .*, as in NumPy"),
 }
 
@@ -75,7 +89,9 @@ def test_gradients_are_differences() -> None:
 
 
 @pytest.mark.slow
-def test_training_reaches_its_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_reaches_its_accuracy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     t = script("train_digits")
     monkeypatch.setattr(t, "HERE", tmp_path)
     t.main()
@@ -86,7 +102,7 @@ def test_training_reaches_its_accuracy(tmp_path: Path, monkeypatch: pytest.Monke
     assert (logits.argmax(1) == labels).mean() >= 0.9
 
 
-# --- examples of array programs -------------------------------------------------------------------------------------------------
+# --- examples of array programs ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ARRAY_EXAMPLES)
@@ -114,7 +130,10 @@ def interpreted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
     clear()
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=(pytest.mark.slow, pytest.mark.thorough)) if n == "vit" else n for n in ARRAY_EXAMPLES])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=(pytest.mark.slow, pytest.mark.thorough)) if n == "vit" else n for n in ARRAY_EXAMPLES],
+)
 def test_array_programs_on_a_device(name: str, interpreted: None, capsys: pytest.CaptureFixture[str]) -> None:
     given, found = ARRAY_EXAMPLES[name]
     script(name).main([*given, "--device=cuda:0"])

@@ -1,4 +1,6 @@
-"""Installing: editable and not, into a new environment without a network, and using it from the folder above a clone that is named dnnc."""
+"""Installing: editable and not, into a new environment without a network, and using it from the folder above a clone
+that is named dnnc.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ assert f([1.0, 2.0, 3.0]).tolist() == [2.0, 3.0, 4.0]
 def run(*command: object, cwd: Path, **variables: str) -> str:
     """The output of a command that must succeed, with no variable of this process that says where modules are."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    done = subprocess.run([*map(str, command)], cwd=cwd, capture_output=True, text=True, env={**env, **variables}, timeout=300)
+    done = subprocess.run(
+        [*map(str, command)], cwd=cwd, capture_output=True, text=True, env={**env, **variables}, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -80,7 +84,9 @@ def test_editable_from_the_folder_above(clone: Path, python: Path) -> None:
     assert run(python, "-c", "from dnnc.ir.a_new_module import x; print(x)", cwd=above) == "7\n"
     (above / "first" / "dnnc").mkdir(parents=True)
     (above / "first" / "dnnc" / "__init__.py").write_text("")
-    assert "first" in run(python, "-c", "import dnnc; print(dnnc.__file__)", cwd=Path("/"), PYTHONPATH=str(above / "first"))
+    assert "first" in run(
+        python, "-c", "import dnnc; print(dnnc.__file__)", cwd=Path("/"), PYTHONPATH=str(above / "first")
+    )
     run(sys.executable, "-m", "pip", "--python", python, "uninstall", "--quiet", "--yes", "dnnc", cwd=Path("/"))
     assert str(clone) not in run(python, "-c", "import importlib.util as u; print(u.find_spec('dnnc'))", cwd=Path("/"))
 

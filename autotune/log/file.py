@@ -1,8 +1,10 @@
-"""The tuning log: a file of JSON lines to which a search appends what it measures, and out of which compiling reads the winners.
+"""The tuning log: a file of JSON lines to which a search appends what it measures, and out of which compiling reads the
+winners.
 
-In: records (tasks, trials, sessions, winners). Out: the same by task, and which schedule each task is to have. The file is append-only and
-survives what may happen to its writers: a record is one write at the end of the file, under a lock, and ends with a newline. What follows the
-last newline was torn off by a crash: readers leave it out, the next writer cuts it off. Logs are merged by concatenation.
+In: records (tasks, trials, sessions, winners). Out: the same by task, and which schedule each task is to have. The file
+is append-only and survives what may happen to its writers: a record is one write at the end of the file, under a lock,
+and ends with a newline. What follows the last newline was torn off by a crash: readers leave it out, the next writer
+cuts it off. Logs are merged by concatenation.
 """
 
 from __future__ import annotations
@@ -103,7 +105,8 @@ class Log:
             self._sessions[record.model, record.at] = record
 
     def decided(self) -> dict[str, Winner]:
-        """The winner of each task that has one: the latest, but never a schedule that some trial found to crash, hang or be wrong.
+        """The winner of each task that has one: the latest, but never a schedule that some trial found to crash, hang
+        or be wrong.
 
         Trials alone make no winner: they were measured few times, and not against what the compiler does without a log.
         """
@@ -117,11 +120,14 @@ class Log:
 
     def fused(self) -> dict[str, Fusion]:
         """The decision on each fused group that has one: the latest."""
-        return {key: max(enumerate(found), key=lambda item: (item[1].at, item[0]))[1] for key, found in self.fusions.items()}
+        return {
+            key: max(enumerate(found), key=lambda item: (item[1].at, item[0]))[1] for key, found in self.fusions.items()
+        }
 
     def winners(self) -> dict[str, Choice]:
-        """What compiling takes: the schedule of each task that has a winner, by its key; and, by `variants.name_of` the key, how to make the
-        groups that are faster in another way than the compiler's own."""
+        """What compiling takes: the schedule of each task that has a winner, by its key; and, by `variants.name_of` the
+        key, how to make the groups that are faster in another way than the compiler's own.
+        """
         ways = {name_of(key): as_choice(f) for key, f in self.fused().items() if f.taken}
         return {**{key: w.choice for key, w in self.decided().items()}, **ways}
 
@@ -136,11 +142,13 @@ class Log:
     def __enter__(self) -> Log:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
-# --- reading ------------------------------------------------------------------------------------------------------------------
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def read(path: str | os.PathLike[str], trials: bool = True) -> Log:
@@ -148,7 +156,8 @@ def read(path: str | os.PathLike[str], trials: bool = True) -> Log:
 
     Args:
         path: the file.
-        trials: False leaves out those that went well, which are nearly all of a log and of which `winners` makes no use.
+        trials: False leaves out those that went well, which are nearly all of a log and of which `winners` makes no
+            use.
 
     Raises:
         TuneError: there is no such file, or a line is damaged or of another format; the message has its number.
@@ -195,7 +204,7 @@ def _bytes_of(file: Path) -> bytes:
         raise TuneError(f"cannot read the tuning log {file}: {getattr(e, 'strerror', None) or e}") from None
 
 
-# --- writing ------------------------------------------------------------------------------------------------------------------
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 class _Writer:
@@ -254,7 +263,9 @@ class _Writer:
 
 @contextmanager
 def locked(fd: int) -> Iterator[None]:
-    """Holds the lock that all writers of a log take. Systems without such locks are served without: one process at a time, then."""
+    """Holds the lock that all writers of a log take. Systems without such locks are served without: one process at a
+    time, then.
+    """
     try:
         import fcntl
     except ImportError:
@@ -284,7 +295,9 @@ def _cut_torn(fd: int) -> int:
 
 
 def write_whole(path: Path, lines: Iterable[bytes]) -> None:
-    """Put a log in the place of whatever is there: all of it or, where that fails, nothing. TuneError where it cannot be written."""
+    """Put a log in the place of whatever is there: all of it or, where that fails, nothing. TuneError where it cannot
+    be written.
+    """
     try:
         with replacing(path) as f:
             f.writelines(lines)

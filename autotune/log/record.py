@@ -1,7 +1,8 @@
 """What a tuning log holds, record by record: JSON data to checked records and back.
 
-A record says its format and its kind: `{"dnnc": 1, "record": "trial", ...}`. The fields are those of the dataclass, so the dataclass is the
-schema: a field without a default must be there, one with a default may be missing (an older dnnc wrote it), any other is a mistake.
+A record says its format and its kind: `{"dnnc": 1, "record": "trial", ...}`. The fields are those of the dataclass, so
+the dataclass is the schema: a field without a default must be there, one with a default may be missing (an older dnnc
+wrote it), any other is a mistake.
 """
 
 from __future__ import annotations
@@ -51,13 +52,15 @@ class Session:
 
 @dataclass(frozen=True)
 class Winner:
-    """The schedule that a search settled on for a task: a finalist that passed the gate, or the templates' own where none was faster.
+    """The schedule that a search settled on for a task: a finalist that passed the gate, or the templates' own where
+    none was faster.
 
     Args:
         task: key of the Task.
         choice: the schedule.
         seconds: of one call in the final comparison.
-        baseline: the same of the templates' own first choice, measured in turns with it; None where it was not measured.
+        baseline: the same of the templates' own first choice, measured in turns with it; None where it was not
+            measured.
         machine: what it was measured on.
         version: of dnnc.
         at: seconds since 1970; of several winners of a task the latest holds.
@@ -74,7 +77,8 @@ class Winner:
 
 @dataclass(frozen=True)
 class Fusion:
-    """What a search settled on for a fused group: is it one kernel, as the compiler makes it, or is it made in another way?
+    """What a search settled on for a fused group: is it one kernel, as the compiler makes it, or is it made in another
+    way?
 
     Args:
         task: key of the Task that is the group in one kernel.
@@ -105,7 +109,7 @@ Record = Union[Task, Trial, Session, Winner, Fusion]
 KINDS: dict[str, type[Any]] = {"task": Task, "trial": Trial, "session": Session, "winner": Winner, "fusion": Fusion}
 
 
-# --- to bytes -----------------------------------------------------------------------------------------------------------------
+# --- to bytes ---------------------------------------------------------------------------------------------------------
 
 
 def to_line(record: Record) -> bytes:
@@ -131,7 +135,7 @@ def _plain(v: Any) -> Any:
     return list(v) if isinstance(v, tuple) else dict(v) if isinstance(v, Mapping) else v
 
 
-# --- from bytes ---------------------------------------------------------------------------------------------------------------
+# --- from bytes -------------------------------------------------------------------------------------------------------
 
 Read = Callable[[Any, str], Any]
 
@@ -145,7 +149,9 @@ def from_line(line: bytes) -> Record:
     if not isinstance(data, dict) or "dnnc" not in data:
         raise ValueError("it is no record of a tuning log")
     if data.pop("dnnc") != FORMAT:
-        raise ValueError(f"it is of another format than {FORMAT}, which this dnnc reads: use the dnnc that wrote it, or a newer one")
+        raise ValueError(
+            f"it is of another format than {FORMAT}, which this dnnc reads: use the dnnc that wrote it, or a newer one"
+        )
     kind = data.pop("record", None)
     if not isinstance(kind, str) or kind not in _READERS:
         raise ValueError(f"there is no record {kind!r} in format {FORMAT}: expected {', '.join(KINDS)}")
@@ -157,7 +163,12 @@ def from_line(line: bytes) -> Record:
 
 def read_choice(data: Any, where: str = "choice") -> Choice:
     """A schedule out of JSON data. ValueError where it is none."""
-    if not isinstance(data, (list, tuple)) or len(data) != 2 or not isinstance(data[0], str) or not isinstance(data[1], Mapping):
+    if (
+        not isinstance(data, (list, tuple))
+        or len(data) != 2
+        or not isinstance(data[0], str)
+        or not isinstance(data[1], Mapping)
+    ):
         raise _wrong(where, "[template, {knob: value}]", data)
     if not all(isinstance(k, str) and type(v) in (int, str) for k, v in data[1].items()):
         raise _wrong(where, "knobs that are integers or texts", data[1])
@@ -176,13 +187,20 @@ def _record(cls: Any) -> Read:
     """A reader of a dataclass; made once for each kind, for there are many lines."""
     hints = typing.get_type_hints(cls)
     readers = {f.name: _reader(hints[f.name]) for f in dataclasses.fields(cls)}
-    needed = {f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING}
+    needed = {
+        f.name
+        for f in dataclasses.fields(cls)
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    }
 
     def read(data: Any, where: str) -> Any:
         if type(data) is not dict:
             raise _wrong(where, "an object", data)
         if not (needed <= data.keys() <= readers.keys()):
-            odd = [*(f"no {n}" for n in sorted(needed - data.keys())), *(f"an unknown {n}" for n in sorted(data.keys() - readers.keys()))]
+            odd = [
+                *(f"no {n}" for n in sorted(needed - data.keys())),
+                *(f"an unknown {n}" for n in sorted(data.keys() - readers.keys())),
+            ]
             raise ValueError(f"{where} has {', '.join(odd)}")
         return cls(**{name: readers[name](v, f"{where}.{name}") for name, v in data.items()})
 
@@ -239,4 +257,17 @@ def _exactly(t: Any) -> Read:
 
 
 _READERS: dict[str, Read] = {kind: _record(cls) for kind, cls in KINDS.items()}
-__all__ = ["FORMAT", "Fusion", "HEAD", "KINDS", "Record", "Session", "Setting", "Winner", "from_line", "plain_choice", "read_choice", "to_line"]
+__all__ = [
+    "FORMAT",
+    "Fusion",
+    "HEAD",
+    "KINDS",
+    "Record",
+    "Session",
+    "Setting",
+    "Winner",
+    "from_line",
+    "plain_choice",
+    "read_choice",
+    "to_line",
+]

@@ -1,7 +1,8 @@
 """Schedules out of a tuning log instead of the templates' own guess.
 
-In: the winners of a log and the setting of a compilation. Out: the `choose` for `compile_program`, which knows afterwards what it found.
-It lives apart from the log so that compiling for winners of any origin (a search that has just ended, a saved model) is the same.
+In: the winners of a log and the setting of a compilation. Out: the `choose` for `compile_program`, which knows
+afterwards what it found. It lives apart from the log so that compiling for winners of any origin (a search that has
+just ended, a saved model) is the same.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ SHOWN = 5  # names of untuned kernels
 
 
 class Winners(Mapping[str, Choice]):
-    """Schedules by the key of their workload, and decisions on fused groups as `dnnc.autotune.search.variants` names them.
+    """Schedules by the key of their workload, and decisions on fused groups as `dnnc.autotune.search.variants` names
+    them.
 
     Args:
         choices: `{key: Choice}`, or as JSON data `{key: [template, {knob: value}]}`.
@@ -85,9 +87,15 @@ class Replay:
         return choice
 
     def refused(self, program: Program) -> list[tuple[str, Refusal]]:
-        """The winners that did not apply, with the names of the kernels: another version made them, or they are those of other templates."""
+        """The winners that did not apply, with the names of the kernels: another version made them, or they are those
+        of other templates.
+        """
         given = {id(c) for c in self._given}
-        steps = [(s.kernel.name, s.refusal) for s in program.kernels if s.refusal is not None and id(s.refusal.choice) in given]
+        steps = [
+            (s.kernel.name, s.refusal)
+            for s in program.kernels
+            if s.refusal is not None and id(s.refusal.choice) in given
+        ]
         return list({id(r): (name, r) for name, r in steps}.values())  # calls of one kernel share their refusal
 
     def report(self, program: Program) -> tuple[str, ...]:
@@ -97,7 +105,11 @@ class Replay:
         total = len(self.found) + len(self.missing) + len(self.varying)
         source = getattr(self.winners, "source", "")
         parts = [f"tuned: {tuned} of {total} kernels{f' from {source}' if source else ''}"]
-        parts += [f"{n} {what}" for n, what in ((len(self.missing), "untuned"), (len(self.varying), "of sizes known at run time only")) if n]
+        parts += [
+            f"{n} {what}"
+            for n, what in ((len(self.missing), "untuned"), (len(self.varying), "of sizes known at run time only"))
+            if n
+        ]
         parts += [f"{len(refused)} refused"] if refused else []
         untuned = [f"untuned: {_names(self.missing)}"] if self.missing else []
         return (", ".join(parts), *untuned, *self.fusions.notes, *(f"{name}: the log's {r}" for name, r in refused))

@@ -1,8 +1,9 @@
 """Cost models: from features of schedules to scores, of which the highest is expected to be the fastest.
 
-In: features and measured seconds, grouped by task. Out: scores within a task, in logarithms of speed: two that differ by 0.1 are expected to
-differ by a tenth in time. Three models: `Analytic`, the roofline, knows nothing but the machine's figures; `XGBModel` learns from trials;
-`dnnc.autotune.model.forest.Forest` is one that has learned, and needs no library.
+In: features and measured seconds, grouped by task. Out: scores within a task, in logarithms of speed: two that differ
+by 0.1 are expected to differ by a tenth in time. Three models: `Analytic`, the roofline, knows nothing but the
+machine's figures; `XGBModel` learns from trials; `dnnc.autotune.model.forest.Forest` is one that has learned, and needs
+no library.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class XGBModel:
         depth: levels of a tree.
         seed: of the samples.
         parameters: of XGBoost, instead of the usual ones.
-        unit, boosters, told: what has been learned: by what the trees' sums are multiplied, the members, and from how many trials of a search.
+        unit, boosters, told: what has been learned: by what the trees' sums are multiplied, the members, and from how
+            many trials of a search.
     """
 
     base: CostModel | None = None
@@ -84,7 +86,9 @@ class XGBModel:
         return self
 
     def update(self, x: Array, seconds: Array, groups: Array) -> None:
-        """Learn from all trials of a search so far; what `base` knew stays. A few trials more than the last time change nothing."""
+        """Learn from all trials of a search so far; what `base` knew stays. A few trials more than the last time change
+        nothing.
+        """
         if len(x) < self.told * GROWTH:
             return
         self.trees, self.members, self.told = STEP, VOTES, len(x)
@@ -107,7 +111,7 @@ class XGBModel:
             raise TuneError("a model with a base is not saved alone; train one without")
         return from_boosters(self.boosters, {"unit": self.unit, "objective": self.objective, **facts})
 
-    # --- inside ---------------------------------------------------------------------------------------------------------------
+    # --- inside -------------------------------------------------------------------------------------------------------
 
     def _known(self, x: Array) -> Array:
         return np.zeros(len(x)) if self.base is None else np.asarray(self.base.predict(x), float)
@@ -142,10 +146,17 @@ class XGBModel:
             "lambdarank_normalization": False,
         }
         common = {
-            "max_depth": self.depth, "eta": self.rate, "min_child_weight": 0.01 if self.objective == "rank" else 4, "subsample": 0.8,
-            "colsample_bytree": 0.6, "base_score": 0.0, "tree_method": "hist", "seed": self.seed * 101 + number, "nthread": 1, "verbosity": 0,
+            "max_depth": self.depth, "eta": self.rate, "min_child_weight": 0.01 if self.objective == "rank" else 4,
+            "subsample": 0.8,
+            "colsample_bytree": 0.6, "base_score": 0.0, "tree_method": "hist", "seed": self.seed * 101 + number,
+            "nthread": 1, "verbosity": 0,
         }  # fmt: skip
-        return {"objective": OBJECTIVES[self.objective], **(ranking if self.objective == "rank" else {}), **common, **self.parameters}
+        return {
+            "objective": OBJECTIVES[self.objective],
+            **(ranking if self.objective == "rank" else {}),
+            **common,
+            **self.parameters,
+        }
 
 
 def speeds(seconds: Array, groups: Array) -> Array:
@@ -159,7 +170,9 @@ def speeds(seconds: Array, groups: Array) -> Array:
 
 
 def unit_of(raw: Array, known: Array, y: Array, groups: Array) -> float:
-    """By what scores are multiplied to be logarithms of speed: least squares within the groups, of what is not far behind."""
+    """By what scores are multiplied to be logarithms of speed: least squares within the groups, of what is not far
+    behind.
+    """
     near = y > -np.log(4.0)
     raw, rest, groups = raw[near], (y - known)[near], groups[near]
     a, b = raw - _means(raw, groups), rest - _means(rest, groups)
@@ -182,5 +195,7 @@ def _xgboost() -> Any:
     try:
         import xgboost
     except ImportError as e:
-        raise TuneError(f"learning a cost model takes XGBoost: {install('tune')}; without it the shipped model predicts, unchanged") from e
+        raise TuneError(
+            f"learning a cost model takes XGBoost: {install('tune')}; without it the shipped model predicts, unchanged"
+        ) from e
     return xgboost

@@ -1,8 +1,10 @@
-"""Schedules as numbers for a cost model: what the kernel does, what the knobs say, and what the knobs make of the kernel.
+"""Schedules as numbers for a cost model: what the kernel does, what the knobs say, and what the knobs make of the
+kernel.
 
-In: a problem, choices, the limits of a machine. Out: float32 [choices, features], whose columns NAMES names. No schedule is applied: the
-naive nest is read once (`work`), and each choice is some arithmetic on it (`roofline`, `tiles`). Sizes and times are logarithms to base 2, so that
-trees cut them evenly. A saved model holds VERSION: one that was trained on other columns is not used.
+In: a problem, choices, the limits of a machine. Out: float32 [choices, features], whose columns NAMES names. No
+schedule is applied: the naive nest is read once (`work`), and each choice is some arithmetic on it (`roofline`,
+`tiles`). Sizes and times are logarithms to base 2, so that trees cut them evenly. A saved model holds VERSION: one that
+was trained on other columns is not used.
 """
 
 from __future__ import annotations
@@ -26,14 +28,18 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 PROBLEMS = ("contraction", "normed", "attention", "recurrence", "sequence", "reduce", "scatter", "map")
 TEMPLATES = (
-    "contraction", "winograd", "reduce", "sequence", "map", "attention", "recurrence", "gemv", "gemv_norm", "wgmma", "mma", "tf32", "simt",
+    "contraction", "winograd", "reduce", "sequence", "map", "attention", "recurrence", "gemv", "gemv_norm", "wgmma",
+    "mma", "tf32", "simt",
     "window", "patch", "scan", "scatter", "threads",
 )  # fmt: skip
 # of all templates; what is missing here, the model does not see
 KNOBS = (
-    "mr", "nv", "ku", "pf", "kc", "tile", "tg", "share", "mo", "lanes", "chains", "unroll", "short", "grain", "serial", "turn", "straight", "rows",
-    "pixels", "bm", "bn", "stages", "group", "split", "resident", "down", "across", "bk", "slices", "tm", "tn", "per", "parts", "threads", "wide",
-    "row", "team", "width", "bytes", "chunks", "keys", "warps", "units", "kept", "sends", "blocks", "flight", "ahead", "keep", "columns", "near", "cut", "shares",
+    "mr", "nv", "ku", "pf", "kc", "tile", "tg", "share", "mo", "lanes", "chains", "unroll", "short", "grain", "serial",
+    "turn", "straight", "rows",
+    "pixels", "bm", "bn", "stages", "group", "split", "resident", "down", "across", "bk", "slices", "tm", "tn", "per",
+    "parts", "threads", "wide",
+    "row", "team", "width", "bytes", "chunks", "keys", "warps", "units", "kept", "sends", "blocks", "flight", "ahead",
+    "keep", "columns", "near", "cut", "shares",
 )  # fmt: skip
 WORDS = (("order", "rows"), ("order", "panels"), ("order", "tiles"), ("layout", "rows"), ("layout", "columns"))
 ABSENT = -1.0  # of a knob that the template does not have
@@ -60,7 +66,8 @@ _WORK = (
     "run_align",
 )
 _PLAN = (
-    "rows", "cols", "red", "pieces", "each", "balance", "items", "items_balance", "waste", "row_waste", "col_waste", "red_waste", "threads", "registers", "near", "l2", "together",
+    "rows", "cols", "red", "pieces", "each", "balance", "items", "items_balance", "waste", "row_waste", "col_waste",
+    "red_waste", "threads", "registers", "near", "l2", "together",
     "loads", "fetch", "compute", "cache", "memory", "seconds", "bound",
 )  # fmt: skip
 NAMES: tuple[str, ...] = (
@@ -78,7 +85,9 @@ VERSION = hashlib.sha256("\n".join(NAMES).encode()).hexdigest()[:16]
 
 
 def features(problem: Problem, choices: Sequence[Choice], limits: Limits) -> Array:
-    """The features of choices, float32 [choices, len(NAMES)]. The same input gives the same bits, whatever the other choices are."""
+    """The features of choices, float32 [choices, len(NAMES)]. The same input gives the same bits, whatever the other
+    choices are.
+    """
     w = work_of(problem)
     about = _about(w)
     out = np.empty((len(choices), len(NAMES)), np.float32)
@@ -90,17 +99,48 @@ def features(problem: Problem, choices: Sequence[Choice], limits: Limits) -> Arr
 
 def _about(w: Work) -> list[float]:
     """What is the same for all schedules of a kernel."""
-    sizes = [log(n) for n in (w.batch, w.rows, w.cols, w.red, w.run, w.taps, w.element, w.flops + 1, w.nbytes, w.flops / max(w.nbytes, 1.0) + 2**-8)]
+    sizes = [
+        log(n)
+        for n in (
+            w.batch,
+            w.rows,
+            w.cols,
+            w.red,
+            w.run,
+            w.taps,
+            w.element,
+            w.flops + 1,
+            w.nbytes,
+            w.flops / max(w.nbytes, 1.0) + 2**-8,
+        )
+    ]
     per = [log(1 + n / max(w.outputs, 1.0)) for n in w.ops]
     result = next((b for b in w.buffers if b.written), None)
     told = [b for b in (result, *(b for b in w.buffers if b is not result)) if b is not None][:BUFFERS]
     rows = [x for b in told for x in _buffer(b)] + [0.0] * len(_BUFFER) * (BUFFERS - len(told))
     align = [log2(gcd(n * w.element, PAGE)) for n in (w.red, w.cols, w.run)]
-    return [*(float(w.kind == k) for k in PROBLEMS), *sizes, float(w.passes), float(w.guarded), float(len(w.buffers)), *align, *per, *rows]
+    return [
+        *(float(w.kind == k) for k in PROBLEMS),
+        *sizes,
+        float(w.passes),
+        float(w.guarded),
+        float(len(w.buffers)),
+        *align,
+        *per,
+        *rows,
+    ]
 
 
 def _buffer(b: Walked) -> list[float]:
-    return [log(b.nbytes), log(b.reuse), log(1 + b.inner), log(1 + b.across), log(b.grain), float(b.element), float(b.constant)]
+    return [
+        log(b.nbytes),
+        log(b.reuse),
+        log(1 + b.inner),
+        log(1 + b.across),
+        log(b.grain),
+        float(b.element),
+        float(b.constant),
+    ]
 
 
 def _knobs(c: Choice) -> list[float]:

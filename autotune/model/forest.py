@@ -1,8 +1,9 @@
 """Boosted trees without the library that grew them: what ships with dnnc, and how it predicts.
 
-In: boosters of XGBoost, once; later a file of less than 2 MB. Out: scores of schedules, their spread, and what else was found in training
-(the margin that a prediction must exceed). A tree is stored as a complete one of its depth: node k has its children at 2k+1 and 2k+2, and a
-leaf that lies higher repeats below. So all trees are walked at once, level by level, for all rows: a few NumPy operations.
+In: boosters of XGBoost, once; later a file of less than 2 MB. Out: scores of schedules, their spread, and what else was
+found in training (the margin that a prediction must exceed). A tree is stored as a complete one of its depth: node k
+has its children at 2k+1 and 2k+2, and a leaf that lies higher repeats below. So all trees are walked at once, level by
+level, for all rows: a few NumPy operations.
 """
 
 from __future__ import annotations
@@ -50,11 +51,15 @@ class Forest:
         return int(self.member.max(initial=-1)) + 1
 
     def predict(self, x: Array) -> Array:
-        """Features float32 [n, F] -> scores float64 [n]: logarithms of speed, of which differences within a task mean something."""
+        """Features float32 [n, F] -> scores float64 [n]: logarithms of speed, of which differences within a task mean
+        something.
+        """
         return self.votes(x).mean(1)  # type: ignore[no-any-return]
 
     def spread(self, x: Array) -> Array:
-        """Standard deviation of the members' scores, [n]: how unsure a score is. Each member's scores are taken relative to their mean over x."""
+        """Standard deviation of the members' scores, [n]: how unsure a score is. Each member's scores are taken
+        relative to their mean over x.
+        """
         return self.judge(x)[1]
 
     def judge(self, x: Array) -> tuple[Array, Array]:
@@ -88,7 +93,9 @@ class Forest:
         about = json.dumps({"format": FORMAT, **self.facts}, sort_keys=True)
         facts = np.frombuffer(about.encode(), np.uint8)
         with open(path, "wb") as f:
-            np.savez_compressed(f, facts=facts, feature=self.feature, threshold=self.threshold, leaf=self.leaf, member=self.member)
+            np.savez_compressed(
+                f, facts=facts, feature=self.feature, threshold=self.threshold, leaf=self.leaf, member=self.member
+            )
 
 
 def load(path: str | os.PathLike[str]) -> Forest:
@@ -98,18 +105,28 @@ def load(path: str | os.PathLike[str]) -> Forest:
             facts = json.loads(z["facts"].tobytes())
             feature, threshold, leaf, member = (z[n] for n in ("feature", "threshold", "leaf", "member"))
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as e:
-        raise TuneError(f"{os.fspath(path)} is no saved cost model ({e}); benchmarks/autotune/train.py makes one") from e
+        raise TuneError(
+            f"{os.fspath(path)} is no saved cost model ({e}); benchmarks/autotune/train.py makes one"
+        ) from e
     if facts.get("format") != FORMAT:
-        raise TuneError(f"{os.fspath(path)}: a cost model of format {facts.get('format')}, expected {FORMAT}; train it again")
+        raise TuneError(
+            f"{os.fspath(path)}: a cost model of format {facts.get('format')}, expected {FORMAT}; train it again"
+        )
     return Forest(feature, threshold, leaf, member, facts)
 
 
 def from_boosters(boosters: Sequence[Any], facts: Mapping[str, Any] | None = None) -> Forest:
     """A forest of XGBoost boosters, a member each. TuneError where a tree is deeper than DEEPEST."""
-    trees = [(m, t) for m, b in enumerate(boosters) for t in json.loads(bytes(b.save_raw("json")))["learner"]["gradient_booster"]["model"]["trees"]]
+    trees = [
+        (m, t)
+        for m, b in enumerate(boosters)
+        for t in json.loads(bytes(b.save_raw("json")))["learner"]["gradient_booster"]["model"]["trees"]
+    ]
     depth = max((_depth(t, 0) for _, t in trees), default=0)
     if depth > DEEPEST:
-        raise TuneError(f"a tree of {depth} levels; a saved forest has at most {DEEPEST}, so train with max_depth={DEEPEST}")
+        raise TuneError(
+            f"a tree of {depth} levels; a saved forest has at most {DEEPEST}, so train with max_depth={DEEPEST}"
+        )
     nodes = 2**depth - 1
     feature, threshold = np.zeros((len(trees), nodes), np.int16), np.full((len(trees), nodes), np.inf, np.float32)
     leaf = np.zeros((len(trees), nodes + 1), np.float32)

@@ -1,8 +1,10 @@
-"""How long a schedule takes by arithmetic alone: an estimate for a machine that nothing has been learned of, and the base of the features.
+"""How long a schedule takes by arithmetic alone: an estimate for a machine that nothing has been learned of, and the
+base of the features.
 
-In: the Work of a kernel, a Choice, the Limits of a machine. Out: a Plan: what the knobs make of the kernel (tiles, what is computed in vain,
-shares of registers and caches) and the seconds of its arithmetic, of its traffic with the second-level cache and with memory, and of what
-is fixed. Nothing is scheduled. Seconds are of a nominal clock; a ranking needs no more.
+In: the Work of a kernel, a Choice, the Limits of a machine. Out: a Plan: what the knobs make of the kernel (tiles, what
+is computed in vain, shares of registers and caches) and the seconds of its arithmetic, of its traffic with the
+second-level cache and with memory, and of what is fixed. Nothing is scheduled. Seconds are of a nominal clock; a
+ranking needs no more.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ WGMMA, MMA = 2048, 1024  # multiply-adds of 16-bit floats a cycle of a multiproc
 SFU = 16  # transcendental functions a cycle of a multiprocessor
 GPU_LATENCY, CPU_LATENCY = 700, 4  # cycles: of a load from memory; of a multiply-add
 SERIAL_BELOW = 16384
-COPIED, PUT = 6, 14  # instructions to bring a vector into shared memory: copied there, or by way of registers (less than 4 bytes)
+COPIED, PUT = (
+    6,
+    14,
+)  # instructions to bring a vector into shared memory: copied there, or by way of registers (less than 4 bytes)
 BLOCK = 2  # cycles from the start of a block to that of the next
 ISSUED = 4 * 32  # lanes for which a multiprocessor begins instructions in a cycle
 CROWDED = 0.02  # of the time for each accumulator past half of the registers, where taps and borders need some as well
@@ -31,7 +36,9 @@ Knobs = Mapping[str, "int | str"]
 
 
 def clock(limits: Limits) -> float:
-    """Cycles a second: of a core that begins two multiply-adds of vectors in one, of a multiprocessor that begins 128."""
+    """Cycles a second: of a core that begins two multiply-adds of vectors in one, of a multiprocessor that begins
+    128.
+    """
     return limits.flops / limits.cores / (2 * SM_CORES if limits.kind == "gpu" else 4 * limits.lanes)
 
 
@@ -45,17 +52,21 @@ class Plan:
     """What a schedule makes of a kernel.
 
     Args:
-        rows, cols, red: results that are computed at a time, and elements of their sums before the next ones are fetched.
+        rows, cols, red: results that are computed at a time, and elements of their sums before the next ones are
+            fetched.
         pieces: of the work, dealt to the units.
-        items: iterations of the loops that are shared at least, where several pieces may stay together; 0: as many as pieces.
+        items: iterations of the loops that are shared at least, where several pieces may stay together; 0: as many as
+            pieces.
         waste: computed over needed results, at least 1.
         threads: of a block; 1 on a CPU.
         registers: share of a unit's registers in use.
         near, far: bytes in use at a time over those of the first- and the second-level cache.
         together: blocks of a unit at one time.
         loads: elements loaded for each multiply-add.
-        fetch: time that it takes to ask for the operands of a step, over that of its arithmetic; 0 where hardware copies them.
-        compute, cache, memory, fixed: seconds of arithmetic, of traffic with the second-level cache and with memory, and of what is always there.
+        fetch: time that it takes to ask for the operands of a step, over that of its arithmetic; 0 where hardware
+            copies them.
+        compute, cache, memory, fixed: seconds of arithmetic, of traffic with the second-level cache and with memory,
+            and of what is always there.
     """
 
     rows: float = 1
@@ -78,7 +89,9 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        return max(self.compute, self.cache, self.memory) + 0.15 * (self.compute + self.cache + self.memory) + self.fixed
+        return (
+            max(self.compute, self.cache, self.memory) + 0.15 * (self.compute + self.cache + self.memory) + self.fixed
+        )
 
 
 def roofline(problem: Problem, choice: Choice, limits: Limits) -> float:
@@ -109,7 +122,9 @@ def _balance(pieces: float, units: float) -> float:
 
 
 def _memory(w: Work, limits: Limits) -> float:
-    """Seconds in which everything is read and written once: constants out of memory, the rest out of the cache that holds all of it."""
+    """Seconds in which everything is read and written once: constants out of memory, the rest out of the cache that
+    holds all of it.
+    """
     cold = sum(b.nbytes for b in w.buffers if b.constant)
     warm = w.nbytes - cold
     l2 = limits.l2 * (limits.cores if limits.kind == "cpu" else 0.7)
@@ -123,7 +138,7 @@ def _shared(w: Work, k: Knobs) -> bool:
     return w.batch * w.rows * w.cols * w.red >= SERIAL_BELOW if said < 0 else not said
 
 
-# --- CPU ----------------------------------------------------------------------------------------------------------------------
+# --- CPU --------------------------------------------------------------------------------------------------------------
 
 
 def _cpu_tile(w: Work, k: Knobs, limits: Limits) -> Plan:
@@ -138,26 +153,39 @@ def _cpu_tile(w: Work, k: Knobs, limits: Limits) -> Plan:
     steps = max(fma, loads, CPU_LATENCY if mr * nv < 8 else 0.0, nv * limits.lanes * w.element / rate(limits))
     tiles = batch * across * down
     cycles = tiles * (w.red * steps + 20 + mr * nv * up(w.red, kc)) + _others(w, limits)
-    rows_bytes, panels = batch * w.rows * w.red / max(w.taps, 1) * w.element, float(w.weights if not deep else cols * w.red * w.element)
+    rows_bytes, panels = (
+        batch * w.rows * w.red / max(w.taps, 1) * w.element,
+        float(w.weights if not deep else cols * w.red * w.element),
+    )
     crowd = 1.0 if w.taps == 1 and not w.guarded else 1 + CROWDED * max(mr * nv - limits.registers // 2, 0)
     units = limits.cores if _shared(w, k) else 1
-    rows_bytes, panels = batch * w.rows * w.red / max(w.taps, 1) * w.element, float(w.weights if not deep else cols * w.red * w.element)
+    rows_bytes, panels = (
+        batch * w.rows * w.red / max(w.taps, 1) * w.element,
+        float(w.weights if not deep else cols * w.red * w.element),
+    )
     lines = w.rows / max(w.run, 1)
-    near, beyond, held = _traffic(str(k.get("order", "panels")), (rows_bytes, panels), (batch, lines, lines * up(w.run, mr), across), limits.l2)
+    near, beyond, held = _traffic(
+        str(k.get("order", "panels")), (rows_bytes, panels), (batch, lines, lines * up(w.run, mr), across), limits.l2
+    )
     return Plan(
-        mr, wide, kc, tiles, tiles * mr * wide / max(w.outputs, 1), 1, (mr * nv + nv + 1) / limits.registers, (mr + wide) * kc * w.element / limits.near,
+        mr, wide, kc, tiles, tiles * mr * wide / max(w.outputs, 1), 1, (mr * nv + nv + 1) / limits.registers,
+        (mr + wide) * kc * w.element / limits.near,
         held / limits.l2, 1, (mr + nv) / (mr * nv), 0, cycles * crowd * _balance(tiles, units) / units / clock(limits),
-        near / limits.l2_bandwidth * limits.cores / units, _memory(w, limits) + max(beyond - rows_bytes - panels, 0.0) / (2 * limits.bandwidth),
+        near / limits.l2_bandwidth * limits.cores / units,
+        _memory(w, limits) + max(beyond - rows_bytes - panels, 0.0) / (2 * limits.bandwidth),
         _started(limits, units), tiles if k.get("order") == "tiles" else batch * across * lines,
     )  # fmt: skip
 
 
-def _traffic(order: str, sizes: tuple[float, float], counts: tuple[float, float, float, float], l2: int) -> tuple[float, float, float]:
-    """Bytes that come out of the second-level cache, those that come from beyond it, and those that it has to hold so that these are few.
+def _traffic(
+    order: str, sizes: tuple[float, float], counts: tuple[float, float, float, float], l2: int
+) -> tuple[float, float, float]:
+    """Bytes that come out of the second-level cache, those that come from beyond it, and those that it has to hold so
+    that these are few.
 
     Args:
-        order: of the loops outside of a tile: all rows of an image's line pass each panel ("rows"), all rows of all lines and batches do
-            ("panels"), or all panels pass each tile ("tiles").
+        order: of the loops outside of a tile: all rows of an image's line pass each panel ("rows"), all rows of all
+            lines and batches do ("panels"), or all panels pass each tile ("tiles").
         sizes: bytes of the rows and of the panels, all batches together.
         counts: batches, lines of a batch, tiles of rows of a batch, panels.
         l2: bytes of the cache.
@@ -202,9 +230,11 @@ def _winograd(w: Work, k: Knobs, limits: Limits) -> Plan:
     pieces = strips * share * w.batch
     traffic = strips * points * channels * w.cols * 4 + 2 * held * pieces
     return Plan(
-        mr, nv * limits.lanes, channels, pieces, strips * tg * m * m / max(w.rows, 1), 1, (mr * nv + nv + 1) / limits.registers,
+        mr, nv * limits.lanes, channels, pieces, strips * tg * m * m / max(w.rows, 1), 1,
+        (mr * nv + nv + 1) / limits.registers,
         channels * nv * limits.lanes * 4 / limits.near, held / limits.l2, 1, (mr + nv) / (mr * nv), 0,
-        (work + moves) * pieces * _balance(pieces, limits.cores) / limits.cores / clock(limits), traffic / limits.l2_bandwidth, _memory(w, limits), limits.start,
+        (work + moves) * pieces * _balance(pieces, limits.cores) / limits.cores / clock(limits),
+        traffic / limits.l2_bandwidth, _memory(w, limits), limits.start,
     )  # fmt: skip
 
 
@@ -217,18 +247,22 @@ def _cpu_pass(w: Work, k: Knobs, limits: Limits) -> Plan:
     touched = sum(b.touches for b in w.buffers)
     wide = 1.05 if lanes > limits.lanes else 1.0  # two registers for each value
     cycles = (
-        (sum(w.ops[:2]) * 0.5 + touched * 0.5) / real + _others(w, limits) * limits.lanes / real + (jumping * 4 / real if turned else jumping * 2)
+        (sum(w.ops[:2]) * 0.5 + touched * 0.5) / real
+        + _others(w, limits) * limits.lanes / real
+        + (jumping * 4 / real if turned else jumping * 2)
     )
     latency = CPU_LATENCY * w.rows * w.red / real / number(k, "chains", 4) if w.kind == "reduce" else 0.0
     units = limits.cores if _shared(w, k) else 1
     return Plan(
-        number(k, "chains", number(k, "unroll")), lanes, w.red, float(w.rows), 1, 1, 0, w.cols * w.red * w.element / limits.near,
+        number(k, "chains", number(k, "unroll")), lanes, w.red, float(w.rows), 1, 1, 0,
+        w.cols * w.red * w.element / limits.near,
         w.nbytes / limits.cores / limits.l2, 1, 1, 0, max(cycles * wide, latency) / units / clock(limits),
-        touched * w.element / (limits.l2_bandwidth * units / limits.cores), _memory(w, limits) * (limits.cores / units) ** 0.5, _started(limits, units),
+        touched * w.element / (limits.l2_bandwidth * units / limits.cores),
+        _memory(w, limits) * (limits.cores / units) ** 0.5, _started(limits, units),
     )  # fmt: skip
 
 
-# --- GPU ----------------------------------------------------------------------------------------------------------------------
+# --- GPU --------------------------------------------------------------------------------------------------------------
 
 
 def _gpu_tile(speed: Callable[[Knobs, Work], float]) -> Callable[[Work, Knobs, Limits], Plan]:
@@ -244,21 +278,34 @@ def _gpu_tile(speed: Callable[[Knobs, Work], float]) -> Callable[[Work, Knobs, L
         own = "down" in k or "tm" in k  # threads fetch; otherwise hardware copies
         registers = bm * bn * slices / threads + 50 + (held(w, (bm, bn), bk * slices) / threads if own else 0)
         together = max(
-            1.0, min(limits.near // max(shared, 1), limits.registers // (registers * threads), limits.threads // threads, up(blocks, limits.cores))
+            1.0,
+            min(
+                limits.near // max(shared, 1),
+                limits.registers // (registers * threads),
+                limits.threads // threads,
+                up(blocks, limits.cores),
+            ),
         )
         together = float(number(k, "resident", int(together)))
         steps = up(w.red, bk * slices * split)
         products = bm * bn * bk * slices / speed(k, w)
         fetch = _fetch(w, (bm, bn), bk * slices) if own else 0.0
         busy = max(products, fetch) + min(products, fetch) / 2  # both ask the same schedulers
-        step = max(busy, (bm + bn) * bk * slices * w.element / rate(limits), GPU_LATENCY / (together * max(stages - 1, 1))) + 60 / together
+        step = (
+            max(busy, (bm + bn) * bk * slices * w.element / rate(limits), GPU_LATENCY / (together * max(stages - 1, 1)))
+            + 60 / together
+        )
         rounds = up(blocks, limits.cores)
         end = 800 + bm * bn / 16 + (1500 if split > 1 else 0) + (bm * bn / 32 if slices > 1 else 0)
-        cycles = rounds * (steps * step + bm * bn / 64 * (1 + w.ops[3] / max(w.outputs, 1) * 2)) + up(rounds, together) * (2 * GPU_LATENCY + end)
+        cycles = rounds * (steps * step + bm * bn / 64 * (1 + w.ops[3] / max(w.outputs, 1) * 2)) + up(
+            rounds, together
+        ) * (2 * GPU_LATENCY + end)
         traffic = blocks * w.red / split * (bm + bn) * w.element
         return Plan(
-            bm, bn, bk, blocks, tiles * bm * bn / max(w.outputs, 1), threads, registers * threads * together / limits.registers, shared * together / limits.near,
-            w.nbytes / limits.l2, together, (bm + bn) / (bm * bn), fetch / products, cycles / clock(limits), traffic / limits.l2_bandwidth, _memory(w, limits), limits.start,
+            bm, bn, bk, blocks, tiles * bm * bn / max(w.outputs, 1), threads,
+            registers * threads * together / limits.registers, shared * together / limits.near,
+            w.nbytes / limits.l2, together, (bm + bn) / (bm * bn), fetch / products, cycles / clock(limits),
+            traffic / limits.l2_bandwidth, _memory(w, limits), limits.start,
         )  # fmt: skip
 
     return made
@@ -308,7 +355,13 @@ def _attention(w: Work, k: Knobs, limits: Limits) -> Plan:
     shared = (rows * w.red / 2 + keys * stages * slices * w.red) * w.element
     registers = rows / warps * (w.red / 2 + keys) / 32 + 60
     together = max(
-        1.0, min(limits.near // max(shared, 1), limits.registers // (registers * threads), limits.threads // threads, up(blocks, limits.cores))
+        1.0,
+        min(
+            limits.near // max(shared, 1),
+            limits.registers // (registers * threads),
+            limits.threads // threads,
+            up(blocks, limits.cores),
+        ),
     )
     speed = (MMA if w.element == 2 else SM_CORES) * min(1.0, together * warps * slices / 4)
     steps = up(w.cols, keys * slices * parts)
@@ -322,8 +375,10 @@ def _attention(w: Work, k: Knobs, limits: Limits) -> Plan:
     cycles = ceil(full) * (3000 + steps * step * together + end)
     traffic = blocks * w.cols / parts * w.red * w.element
     return Plan(
-        rows, keys, w.red, blocks, up(w.rows, rows) * rows / w.rows, threads, registers * threads * together / limits.registers, shared * together / limits.near,
-        w.nbytes / limits.l2, together, 1 / rows, 0, cycles / clock(limits), traffic / limits.l2_bandwidth, _memory(w, limits), limits.start,
+        rows, keys, w.red, blocks, up(w.rows, rows) * rows / w.rows, threads,
+        registers * threads * together / limits.registers, shared * together / limits.near,
+        w.nbytes / limits.l2, together, 1 / rows, 0, cycles / clock(limits), traffic / limits.l2_bandwidth,
+        _memory(w, limits), limits.start,
     )  # fmt: skip
 
 
@@ -334,10 +389,14 @@ def _gemv(w: Work, k: Knobs, limits: Limits) -> Plan:
     blocks = w.batch * (up(long, wide * vector) if wide else up(long * parts * number(k, "lanes", 32), per * threads))
     together = max(1.0, min(limits.threads // threads, 32.0))
     flight = blocks / limits.cores / together
-    cycles = up(blocks, limits.cores * together) * (3 * GPU_LATENCY + w.red * long * w.batch * short / max(blocks, 1) / SM_CORES * 2 * together)
+    cycles = up(blocks, limits.cores * together) * (
+        3 * GPU_LATENCY + w.red * long * w.batch * short / max(blocks, 1) / SM_CORES * 2 * together
+    )
     return Plan(
-        short, wide * vector if wide else per, w.red / max(parts, 1), blocks, 1, threads, 0, short * w.red * w.element / limits.near, w.nbytes / limits.l2, together,
-        1 / short, 0, cycles / clock(limits), w.nbytes / limits.l2_bandwidth, _memory(w, limits) / max(min(1.0, flight * 2), 0.05), limits.start,
+        short, wide * vector if wide else per, w.red / max(parts, 1), blocks, 1, threads, 0,
+        short * w.red * w.element / limits.near, w.nbytes / limits.l2, together,
+        1 / short, 0, cycles / clock(limits), w.nbytes / limits.l2_bandwidth,
+        _memory(w, limits) / max(min(1.0, flight * 2), 0.05), limits.start,
     )  # fmt: skip
 
 
@@ -347,7 +406,11 @@ def _streamed(w: Work, k: Knobs, limits: Limits) -> Plan:
         return _cpu_pass(w, k, limits)
     threads, team = number(k, "threads", 256), number(k, "team")
     wanted = max(number(k, "bytes", 4) // w.element, 1)
-    vector = min((min(b.grain, wanted) for b in w.buffers if b.across == b.element), default=1) if w.kind == "map" else wanted
+    vector = (
+        min((min(b.grain, wanted) for b in w.buffers if b.across == b.element), default=1)
+        if w.kind == "map"
+        else wanted
+    )
     each = vector * number(k, "chunks") * number(k, "lanes") * number(k, "row")
     if "team" in k:
         threads = team * number(k, "rows")
@@ -370,12 +433,19 @@ def _streamed(w: Work, k: Knobs, limits: Limits) -> Plan:
     )
     return Plan(
         number(k, "rows"), each, serial, blocks, blocks * threads * each / max(w.outputs * (w.red if "team" in k else 1), 1), threads, 0,
-        w.red * w.element / limits.near, w.nbytes / limits.l2, together, 1, asked / max(w.outputs * w.red, 1), cycles / clock(limits), moved / limits.l2_bandwidth, (_memory(w, limits) + jumping / limits.l2_bandwidth) / busy, limits.start,
+        w.red * w.element / limits.near, w.nbytes / limits.l2, together, 1, asked / max(w.outputs * w.red, 1),
+        cycles / clock(limits), moved / limits.l2_bandwidth,
+        (_memory(w, limits) + jumping / limits.l2_bandwidth) / busy, limits.start,
     )  # fmt: skip
 
 
 # templates of tiles -> multiply-adds a cycle of a multiprocessor
-TILED: dict[str, Callable[[Knobs, Work], float]] = {"wgmma": _wgmma_rate, "mma": _mma_rate, "tf32": _mma_rate, "simt": _simt_rate}
+TILED: dict[str, Callable[[Knobs, Work], float]] = {
+    "wgmma": _wgmma_rate,
+    "mma": _mma_rate,
+    "tf32": _mma_rate,
+    "simt": _simt_rate,
+}
 _LLVM: dict[str, Callable[[Work, Knobs, Limits], Plan]] = {"contraction": _cpu_tile, "winograd": _winograd}
 _CUDA: dict[str, Callable[[Work, Knobs, Limits], Plan]] = {
     **{name: _gpu_tile(speed) for name, speed in TILED.items()},

@@ -1,8 +1,9 @@
 """What is expected of the schedules of one task that nobody has measured yet: a Gaussian process over their knobs.
 
-In: the choices of a task, scores of a cost model for them, and the seconds of those measured. Out: for each choice the mean and the spread of
-the logarithm of its seconds, and whole draws of the process. The cost model tells the trend; measurements of near schedules correct it, and
-far from all of them the spread is wide, which is where exploring pays. A task has some hundreds of choices: everything is dense NumPy.
+In: the choices of a task, scores of a cost model for them, and the seconds of those measured. Out: for each choice the
+mean and the spread of the logarithm of its seconds, and whole draws of the process. The cost model tells the trend;
+measurements of near schedules correct it, and far from all of them the spread is wide, which is where exploring pays. A
+task has some hundreds of choices: everything is dense NumPy.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ BELIEF = 6  # how many measurements this assumption counts for
 def encode(choices: Sequence[Choice]) -> Array:
     """Knobs as coordinates from 0 to 1, float64 [choices, columns].
 
-    A knob is one column for all templates: the logarithm where its values are numbers. Words and templates are a column for each value.
+    A knob is one column for all templates: the logarithm where its values are numbers. Words and templates are a column
+        for each value.
     """
     rows: list[dict[str, float]] = []
     for c in choices:
@@ -105,7 +107,9 @@ class Surrogate:
         return float(-0.5 * half @ half - np.log(np.diag(root)).sum())
 
     def _choose_lengths(self, rest: Array, some: Array) -> None:
-        """The best common length for some of the measurements, then one sweep over the knobs: does this one matter less, or not at all?"""
+        """The best common length for some of the measurements, then one sweep over the knobs: does this one matter
+        less, or not at all?
+        """
         x, rest, width = self.x[self.at[some]], rest[some], self.x.shape[1]
         best, scale = max((self._evidence(x, rest, np.full(width, s)), s) for s in SCALES)
         lengths = np.full(width, scale)
@@ -132,7 +136,9 @@ class Surrogate:
         self.spread = np.sqrt(np.maximum(prior - (self._half**2).sum(0), 1e-10))
 
     def sampler(self, among: Array) -> Callable[[np.random.Generator, int], Array]:
-        """Draws log seconds of some choices as they may be, float64 [times, choices]: what resembles each other varies together."""
+        """Draws log seconds of some choices as they may be, float64 [times, choices]: what resembles each other varies
+        together.
+        """
         x, mean = self.x[among], self.mean[among]
         cov = self._kernel(x, x, self.lengths) - self._half[:, among].T @ self._half[:, among]
         root = np.linalg.cholesky(cov + np.eye(len(among)) * 1e-6).T
@@ -149,5 +155,9 @@ def _told(y: Array) -> Array:
     order = np.argsort(y, kind="stable")
     half = TOLD // 2
     others = order[half:]
-    picked: Array = order if len(y) <= TOLD else np.concatenate([order[:half], others[np.linspace(0, len(others) - 1, half).astype(int)]])
+    picked: Array = (
+        order
+        if len(y) <= TOLD
+        else np.concatenate([order[:half], others[np.linspace(0, len(others) - 1, half).astype(int)]])
+    )
     return picked

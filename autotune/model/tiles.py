@@ -1,9 +1,11 @@
-"""Where the time of a tiled contraction on a GPU goes, one part at a time: numbers by which schedules of one kernel can be told apart.
+"""Where the time of a tiled contraction on a GPU goes, one part at a time: numbers by which schedules of one kernel can
+be told apart.
 
-In: the Work of a kernel, a Choice, the Limits of a machine. Out: for the templates that compute tiles out of shared memory, logarithms to base 2
-of the cycles that a multiprocessor spends asking for each factor, multiplying, reading shared memory, waiting and ending, over what the kernel
-takes at the least; then what decides them. The roofline has one estimate out of the same figures, which takes the slowest part; which part is
-hidden behind which depends on more than it knows, so that is left to be learned.
+In: the Work of a kernel, a Choice, the Limits of a machine. Out: for the templates that compute tiles out of shared
+memory, logarithms to base 2 of the cycles that a multiprocessor spends asking for each factor, multiplying, reading
+shared memory, waiting and ending, over what the kernel takes at the least; then what decides them. The roofline has one
+estimate out of the same figures, which takes the slowest part; which part is hidden behind which depends on more than
+it knows, so that is left to be learned.
 """
 
 from __future__ import annotations
@@ -32,8 +34,10 @@ if TYPE_CHECKING:
     from dnnc.autotune.runners.machine import Limits
 
 NAMES = (
-    "rows_asked", "cols_asked", "products", "shared", "waiting", "finish", "start", "l2", "warps", "waves", "tail", "rows_vectors", "cols_vectors",
-    "rows_idle", "cols_idle", "registers", "warp_rows", "warp_cols", "cols_grown", "rows_grown", "steps", "red_grown", "estimate", "longest", "parts",
+    "rows_asked", "cols_asked", "products", "shared", "waiting", "finish", "start", "l2", "warps", "waves", "tail",
+    "rows_vectors", "cols_vectors",
+    "rows_idle", "cols_idle", "registers", "warp_rows", "warp_cols", "cols_grown", "rows_grown", "steps", "red_grown",
+    "estimate", "longest", "parts",
     "gathered",
 )  # fmt: skip
 NONE = (0.0,) * len(NAMES)  # of other templates
@@ -67,7 +71,9 @@ def spent(w: Work, choice: Choice, limits: Limits) -> tuple[float, ...]:
     rounds, waves = up(blocks, limits.cores), blocks / (limits.cores * together)
     steps = up(w.red, depth * split)
     gathered = w.taps > 1 or w.guarded
-    asked = [rounds * steps * n * (COPIED if b.grain * b.element >= 4 else PUT) / ISSUED for n, b in zip(vectors, w.fetched)] or [0.0, 0.0]
+    asked = [
+        rounds * steps * n * (COPIED if b.grain * b.element >= 4 else PUT) / ISSUED for n, b in zip(vectors, w.fetched)
+    ] or [0.0, 0.0]
     asked[0] *= GATHERED if gathered else 1.0
     products = rounds * steps * bm * bn * depth / speed(k, w)
     read = (bm * number(k, "across") + bn * number(k, "down")) * w.element / LINE if "down" in k else 0.0
@@ -78,9 +84,12 @@ def spent(w: Work, choice: Choice, limits: Limits) -> tuple[float, ...]:
     busy = max(sum(asked) + products + finish, l2, shared)
     parts = [*asked, products, shared, waiting, finish, start, l2]
     return (
-        *(log(x / least) for x in parts), log(threads * min(together, rounds) / 32), log(max(waves, 1e-3)), ceil(waves) / waves if waves > 1 else 1.0,
-        *(log(n / threads) for n in vectors), *(ceil(n / threads) / (n / threads) if n else 1.0 for n in vectors), log(registers), log(wm), log(wn),
-        up(w.cols, bn) * bn / max(w.cols, 1), up(w.rows, bm) * bm / max(w.rows, 1), log(steps), steps * depth * split / max(w.red, 1),
+        *(log(x / least) for x in parts), log(threads * min(together, rounds) / 32), log(max(waves, 1e-3)),
+        ceil(waves) / waves if waves > 1 else 1.0,
+        *(log(n / threads) for n in vectors), *(ceil(n / threads) / (n / threads) if n else 1.0 for n in vectors),
+        log(registers), log(wm), log(wn),
+        up(w.cols, bn) * bn / max(w.cols, 1), up(w.rows, bm) * bm / max(w.rows, 1), log(steps),
+        steps * depth * split / max(w.red, 1),
         log((busy + max(waiting - busy, 0.0) / 2 + start) / least), log(max(busy, waiting) / least),
         log(rounds * bm * bn * 4 / least) if split > 1 else -10.0, float(gathered),
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """What a kernel has to do, read off its naive nest: sizes, arithmetic by kind, and how each buffer is walked.
 
-In: a Problem. Out: a Work, plain numbers that the roofline and the features of all its schedules share. Nothing is scheduled. A size that is
-known at run time only counts as UNKNOWN.
+In: a Problem. Out: a Work, plain numbers that the roofline and the features of all its schedules share. Nothing is
+scheduled. A size that is known at run time only counts as UNKNOWN.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Walked:
         touches: elements read or written in all iterations.
         inner: bytes by which its accesses move as the innermost loop around them goes on; the largest.
         across: the same for the innermost loop of the output.
-        grain: elements that lie side by side, aligned to as many, along one of its loops: those of one vector access, 16 bytes at most.
+        grain: elements that lie side by side, aligned to as many, along one of its loops: those of one vector access,
+            16 bytes at most.
         written: is it the output?
         constant: is it written by no kernel?
     """
@@ -60,8 +61,9 @@ class Work:
 
     Args:
         kind: of the problem.
-        batch, rows, cols, red: of a contraction, the loops of both factors, of each, and of the sum; the results lie in memory along `cols`.
-            Of a reduction, `rows` and the elements of each, `red`; of a map, what the innermost loop has, `cols`, and how often, `rows`.
+        batch, rows, cols, red: of a contraction, the loops of both factors, of each, and of the sum; the results lie in
+            memory along `cols`. Of a reduction, `rows` and the elements of each, `red`; of a map, what the innermost
+            loop has, `cols`, and how often, `rows`.
         run: rows that one index walks: an image's row, or all where they lie one behind the other.
         taps: elements of a window; 1 for what is no convolution.
         element: bytes of the factors, or of what is read.
@@ -120,7 +122,9 @@ class _Walk:
 
     def block(self, b: Block, around: tuple[For, ...], trips: float) -> None:
         for s in b:
-            self.guarded |= isinstance(s, If)  # whose conditions are bounds of loops in what is scheduled: no arithmetic
+            self.guarded |= isinstance(
+                s, If
+            )  # whose conditions are bounds of loops in what is scheduled: no arithmetic
             for e in exprs(s) if not isinstance(s, (For, If)) else ():
                 self.expr(e, around, trips)
             if isinstance(s, Store):
@@ -177,8 +181,10 @@ def step(at: Expr, v: Var) -> int:
 
 
 def grain(at: Expr, around: Sequence[For], most: int, merged: bool) -> int:
-    """Elements of a vector of at most so many that is aligned wherever an access begins: along the term whose steps are elements, where what
-    this term has and all other strides are multiples of it. `merged`: loops may become one where elements lie as if they were."""
+    """Elements of a vector of at most so many that is aligned wherever an access begins: along the term whose steps are
+    elements, where what this term has and all other strides are multiples of it. `merged`: loops may become one where
+    elements lie as if they were.
+    """
     parts, rest = terms(at)
     extents = {f.var: known(f.extent) for f in around}
     along = next((t for t, c in parts if c == 1 and _counted(t, extents)), None)
@@ -192,7 +198,9 @@ def grain(at: Expr, around: Sequence[For], most: int, merged: bool) -> int:
 
 
 def _counted(t: Expr, extents: Mapping[Any, int]) -> int:
-    """The values 0, 1, 2, ... that a term takes one after the other: a loop's, or its remainders (blocks of channels). 0: it is another term."""
+    """The values 0, 1, 2, ... that a term takes one after the other: a loop's, or its remainders (blocks of channels).
+    0: it is another term.
+    """
     if isinstance(t, Op) and t.name == "%":
         return gcd(extents.get(t.args[0], 0), value(t.args[1]) or 1) if t.args[0] in extents else 0
     return extents.get(t, 0)
@@ -215,7 +223,8 @@ def work_of(problem: Problem) -> Work:
     flops = problem.flops if isinstance(problem.flops, int) else 0
     counted = w.ops["cheap"] + w.ops["compared"] + w.ops["divided"] + w.ops["transcendental"]
     return Work(
-        problem.kind, *sizes, taps(problem), read[0].element if read else 4, max(float(flops), counted), tuple(w.ops[k] for k in KINDS),
+        problem.kind, *sizes, taps(problem), read[0].element if read else 4, max(float(flops), counted),
+        tuple(w.ops[k] for k in KINDS),
         tuple(buffers), tuple(of[b] for b in factors_read), max(len(low.reductions), 1), w.guarded,
     )  # fmt: skip
 
@@ -243,11 +252,15 @@ def _sizes(problem: Problem, w: _Walk) -> tuple[tuple[int, int, int, int, int], 
         _, around, _ = max(w.sums, key=lambda p: p[0])
         rows = prod(known(f.extent) for f in around if f.var.name in w.out)
         return (1, rows, 1, prod(known(f.extent) for f in around if f.var.name not in w.out), rows), ()
-    extents = [known(s.extent) for s in walk_stmts(problem.kernel.entry.body) if isinstance(s, For) and s.var.name in w.out] or [1]
+    extents = [
+        known(s.extent) for s in walk_stmts(problem.kernel.entry.body) if isinstance(s, For) and s.var.name in w.out
+    ] or [1]
     return (1, prod(extents[:-1]), extents[-1], 1, prod(extents[:-1])), ()
 
 
-def _contraction(w: _Walk, around: Sequence[For], s: Store, conv: bool) -> tuple[tuple[int, int, int, int, int], tuple[Buffer, ...]]:
+def _contraction(
+    w: _Walk, around: Sequence[For], s: Store, conv: bool
+) -> tuple[tuple[int, int, int, int, int], tuple[Buffer, ...]]:
     """`conv`: a side of one iteration is that of the filters, every channel having its own."""
     found = factors(s.value, s.buf)
     assert found is not None

@@ -1,10 +1,13 @@
-"""Times kernels on this machine's CPU, as a model runs them: called by the threads of the pool, a barrier after each, weights cold.
+"""Times kernels on this machine's CPU, as a model runs them: called by the threads of the pool, a barrier after each,
+weights cold.
 
-In: tasks and their kernels' objects. Out: seconds of a call. It runs in a process of its own (`worker`), for a kernel may end it.
+In: tasks and their kernels' objects. Out: seconds of a call. It runs in a process of its own (`worker`), for a kernel
+may end it.
 
-A run is one dispatch of the pool: an entry function, whose text is here, calls the kernel many times. Thread 0 reads the clock after each
-barrier, so that the times of single calls are known and neither Python nor the dispatch is in them. Denormals are zero meanwhile: a kernel
-that works in place on its own results would soon compute with nothing else.
+A run is one dispatch of the pool: an entry function, whose text is here, calls the kernel many times. Thread 0 reads
+the clock after each barrier, so that the times of single calls are known and neither Python nor the dispatch is in
+them. Denormals are zero meanwhile: a kernel that works in place on its own results would soon compute with nothing
+else.
 """
 
 from __future__ import annotations
@@ -140,7 +143,9 @@ class CpuKernel:
             if not self.data.intact():
                 self.data.reset()
                 raise AccuracyError(f"{self.symbol} writes outside of its operands")
-            if limit is not None and self.expected > max(limit, LONG):  # the first call is slower than others, so a short one may still be good
+            if limit is not None and self.expected > max(
+                limit, LONG
+            ):  # the first call is slower than others, so a short one may still be good
                 return self.expected
         if self.expected < LONG:
             self.expected = float(self.run(2)[1])
@@ -155,7 +160,9 @@ class CpuKernel:
         return float(self.run(calls).min())
 
     def check(self, text: str, choice: Choice) -> bool:
-        """Compare with float64, as the gate does. False where it is too long for that; AccuracyError where it differs."""
+        """Compare with float64, as the gate does. False where it is too long for that; AccuracyError where it
+        differs.
+        """
         graph, operands = self.data.operands.task.rebuilt[0], self.data.operands
         step = operands.step(parse_kernel(text), choice)
         check_kernel(graph, step, self.loaded.address(self.symbol))
@@ -169,8 +176,10 @@ def _entry(symbol: str, args: int, parallel: bool, cpu: str, features: str) -> b
 
 
 def entry_text(symbol: str, args: int, parallel: bool) -> str:
-    """An entry function that calls a kernel again and again: `buffers` are the addresses of the table of arguments and of the stamps, `dims`
-    the calls to make, the rows of the table, and the first row. A kernel that is not parallel is called by thread 0; all meet after it."""
+    """An entry function that calls a kernel again and again: `buffers` are the addresses of the table of arguments and
+    of the stamps, `dims` the calls to make, the rows of the table, and the first row. A kernel that is not parallel is
+    called by thread 0; all meet after it.
+    """
     kinds = ", ".join(["ptr"] * args + ["ptr", "i64", "i64"])
     loads = [
         line
@@ -179,12 +188,15 @@ def entry_text(symbol: str, args: int, parallel: bool) -> str:
     ]  # fmt: skip
     given = ", ".join([*(f"ptr %a{k}" for k in range(args)), "ptr %frame", "i64 %tid", "i64 %nthreads"])
     flush = [
-        "  call void @llvm.x86.sse.stmxcsr(ptr %old)", "  %control = load i32, ptr %old", f"  %flushing = or i32 %control, {FLUSH}",
+        "  call void @llvm.x86.sse.stmxcsr(ptr %old)", "  %control = load i32, ptr %old",
+        f"  %flushing = or i32 %control, {FLUSH}",
         "  store i32 %flushing, ptr %new", "  call void @llvm.x86.sse.ldmxcsr(ptr %new)",
     ] if can_flush() else []  # fmt: skip
     back = ["  call void @llvm.x86.sse.ldmxcsr(ptr %old)"] if can_flush() else []
     branch = "  br label %work" if parallel else "  br i1 %first, label %work, label %meet"
-    intrinsics = ["declare void @llvm.x86.sse.stmxcsr(ptr)", "declare void @llvm.x86.sse.ldmxcsr(ptr)"] if can_flush() else []
+    intrinsics = (
+        ["declare void @llvm.x86.sse.stmxcsr(ptr)", "declare void @llvm.x86.sse.ldmxcsr(ptr)"] if can_flush() else []
+    )
     lines = [
         f"declare void @{symbol}({kinds})", f"declare i64 @llvm.{tick_counter()}()", *intrinsics,
         "define i64 @entry(ptr %frame, ptr %buffers, ptr %dims, i64 %tid, i64 %nthreads) nounwind {",
@@ -200,12 +212,14 @@ def entry_text(symbol: str, args: int, parallel: bool) -> str:
         "  %first = icmp eq i64 %tid, 0",
         "  br label %meet",
         "meet:",
-        "  %i = phi i64 [ -1, %entry ], [ %next, %work ]" if parallel else "  %i = phi i64 [ -1, %entry ], [ %next, %work ], [ %next, %call ]",
+        "  %i = phi i64 [ -1, %entry ], [ %next, %work ]" if parallel else "  %i = phi i64 [ -1, %entry ], [ %next, "
+            "%work ], [ %next, %call ]",
         "  call void %barrier(ptr %frame)",
         "  %next = add i64 %i, 1",
         "  br i1 %first, label %stamp, label %check",
         "stamp:",
-        f"  %t = call i64 @llvm.{tick_counter()}()", "  %t.p = getelementptr i64, ptr %stamps, i64 %next", "  store i64 %t, ptr %t.p",
+        f"  %t = call i64 @llvm.{tick_counter()}()", "  %t.p = getelementptr i64, ptr %stamps, i64 %next",
+        "  store i64 %t, ptr %t.p",
         "  br label %check",
         "check:",
         "  %more = icmp slt i64 %next, %calls",
@@ -233,7 +247,9 @@ def _ticks() -> Any:
     import ctypes
 
     counter = f"llvm.{tick_counter()}"
-    text = f"declare i64 @{counter}()\ndefine i64 @ticks() nounwind {{\n  %t = call i64 @{counter}()\n  ret i64 %t\n}}\n"
+    text = (
+        f"declare i64 @{counter}()\ndefine i64 @ticks() nounwind {{\n  %t = call i64 @{counter}()\n  ret i64 %t\n}}\n"
+    )
     loaded = load_objects([compile_text(text, "x86-64" if can_flush() else "generic", "")])
     f: Any = ctypes.CFUNCTYPE(ctypes.c_int64)(loaded.address("ticks"))
     f.loaded = loaded

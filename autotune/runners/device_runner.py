@@ -1,7 +1,9 @@
-"""One device and the process that measures on it: a batch of built kernels in, a trial for each out, whatever they do to the process.
+"""One device and the process that measures on it: a batch of built kernels in, a trial for each out, whatever they do
+to the process.
 
-The kernels of a task take turns, one repeat each, so that a disturbance meets all alike; a reference kernel around each repeat tells of it.
-Where the reference changed during a repeat, that is done again; where it is other than it was at first, the times are scaled.
+The kernels of a task take turns, one repeat each, so that a disturbance meets all alike; a reference kernel around each
+repeat tells of it. Where the reference changed during a repeat, that is done again; where it is other than it was at
+first, the times are scaled.
 """
 
 from __future__ import annotations
@@ -169,7 +171,12 @@ class Station:
         if job.ready:
             return
         request, text = job.request, job.text.encode()
-        more = {"task": request.task.as_json(), "choice": plain_choice(request.choice), "symbol": job.built.symbol, "facts": job.built.facts}
+        more = {
+            "task": request.task.as_json(),
+            "choice": plain_choice(request.choice),
+            "symbol": job.built.symbol,
+            "facts": job.built.facts,
+        }
         self.ask(job, "load", 6 * self.timeout, text + job.built.code, text=len(text), **more)  # operands are made, too
         job.ready = not job.failure[0]
         self._loaded.append(job)
@@ -206,6 +213,7 @@ class Station:
         """What was found."""
         (kind, error), request = job.failure, job.request
         return Trial(
-            request.task.key, request.choice, kind or OK, () if kind else tuple(job.seconds), error, job.built.digest, job.checked,
+            request.task.key, request.choice, kind or OK, () if kind else tuple(job.seconds), error, job.built.digest,
+            job.checked,
             job.built.seconds, str(self.child.hello.get("ready", "")), self.version, time.time(),
         )  # fmt: skip

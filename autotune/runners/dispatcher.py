@@ -1,7 +1,8 @@
-"""Who measures what: requests are handed to workers in parcels and handed out again when a worker goes, until each has its one trial.
+"""Who measures what: requests are handed to workers in parcels and handed out again when a worker goes, until each has
+its one trial.
 
-In: requests, and what becomes of workers. Out: parcels for workers, and one trial for each request. No process and no network is known
-here, so that every order of losses can be tested in microseconds.
+In: requests, and what becomes of workers. Out: parcels for workers, and one trial for each request. No process and no
+network is known here, so that every order of losses can be tested in microseconds.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from dataclasses import dataclass, field
 
 from dnnc.autotune.search.trial import Request, Trial
 
-LOSSES = 3  # workers that may go while they hold a request; the second and third hold it alone, so that one which ends its workers is found
+# workers that may go while they hold a request; the second and third hold it alone, so that one which ends its workers
+# is found
+LOSSES = 3
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,8 @@ class Deal:
     """The requests of one `measure`.
 
     Args:
-        requests: what to measure. Those of one task that are to be checked stay in one parcel, as far as `largest` allows: finalists are
-            compared with each other, and that is fair on one machine alone.
+        requests: what to measure. Those of one task that are to be checked stay in one parcel, as far as `largest`
+            allows: finalists are compared with each other, and that is fair on one machine alone.
         largest: requests of one parcel.
     """
 
@@ -63,7 +66,8 @@ class Deal:
     def take(self, target: str, workers: int) -> Parcel | None:
         """What a worker of `target` is to measure next, None for nothing; `workers`: how many there are of it.
 
-        Half of an even share of what is left, so that all end at about the same time; a request that a worker has gone with comes alone.
+        Half of an even share of what is left, so that all end at about the same time; a request that a worker has gone
+        with comes alone.
         """
         queue = self._queues[target]
         if not queue:
@@ -71,12 +75,19 @@ class Deal:
         left = sum(map(len, queue))
         size = min(self._largest, -(-left // (2 * workers)))
         numbers = queue.popleft()
-        while queue and not self._suspect(numbers) and len(numbers) + len(queue[0]) <= size and not self._suspect(queue[0]):
+        while (
+            queue
+            and not self._suspect(numbers)
+            and len(numbers) + len(queue[0]) <= size
+            and not self._suspect(queue[0])
+        ):
             numbers += queue.popleft()
         return Parcel(numbers)
 
     def answered(self, parcel: Parcel, trials: Iterable[Trial]) -> list[Trial]:
-        """The trials of a parcel that are those of its requests. What the worker left out is handed out again, as if the worker had gone."""
+        """The trials of a parcel that are those of its requests. What the worker left out is handed out again, as if
+        the worker had gone.
+        """
         wanted: dict[object, list[int]] = defaultdict(list)
         for k in parcel.numbers:
             r = self._held[k].request
@@ -90,7 +101,9 @@ class Deal:
         return mine + self.lost(parcel, "a worker gave no answer for it")
 
     def lost(self, parcel: Parcel, why: str) -> list[Trial]:
-        """A worker has gone with a parcel: others get it, one request at a time. The trials of those requests that are given up."""
+        """A worker has gone with a parcel: others get it, one request at a time. The trials of those requests that are
+        given up.
+        """
         given_up = []
         for k in reversed(parcel.numbers):  # back to where it was taken from, in the same order
             h = self._held[k]
@@ -98,13 +111,19 @@ class Deal:
                 continue
             h.losses.append(why)
             if len(h.losses) >= LOSSES:
-                given_up.append(self._give_up(k, f"{LOSSES} workers went while they measured it: {'; '.join(dict.fromkeys(h.losses))}"))
+                given_up.append(
+                    self._give_up(
+                        k, f"{LOSSES} workers went while they measured it: {'; '.join(dict.fromkeys(h.losses))}"
+                    )
+                )
             else:
                 self._queues[h.request.task.setting.target].appendleft((k,))
         return given_up
 
     def unserved(self, served: Collection[str], why: str) -> list[Trial]:
-        """Give up what waits for targets that no worker has; `why`: what is known of workers that went or never came."""
+        """Give up what waits for targets that no worker has; `why`: what is known of workers that went or never
+        came.
+        """
         given_up = []
         there = f"workers there are: {', '.join(sorted(set(served)))}" if served else "no worker is left at all"
         for target in sorted(self.waiting() - set(served)):

@@ -1,10 +1,11 @@
 """Times kernels on a GPU, as a model runs them: out of a recorded graph of many calls, activations warm, weights cold.
 
-In: tasks and their kernels' cubins. Out: seconds of a call, by events around replays of the graph. It runs in a process of its own
-(`worker`): an error on a device ends the context of its process. Any `Device` will do, an interpreter too.
+In: tasks and their kernels' cubins. Out: seconds of a call, by events around replays of the graph. It runs in a process
+of its own (`worker`): an error on a device ends the context of its process. Any `Device` will do, an interpreter too.
 
-Weights rotate through more memory than the L2 cache holds, as far as a graph of MOST_CALLS reaches; activations and the result stay where
-they are, as they do in a model whose kernels follow each other. Kernels that wait by themselves for the one before them begin early.
+Weights rotate through more memory than the L2 cache holds, as far as a graph of MOST_CALLS reaches; activations and the
+result stay where they are, as they do in a model whose kernels follow each other. Kernels that wait by themselves for
+the one before them begin early.
 """
 
 from __future__ import annotations
@@ -39,13 +40,17 @@ REPLAY_SECONDS = 4e-3  # of all replays of one repeat
 FEWEST_REPLAYS, MOST_REPLAYS = 2, 5
 LONG = 20e-3  # seconds of a call that is not recorded
 ONCE = 0.2  # seconds of a call that is made once: what loading its code adds is no hundredth of it
-SURE = 20e-6  # seconds of a call from which a graph of FEWEST_CALLS says how long it takes: the gap between two graphs is some microseconds
+# seconds of a call from which a graph of FEWEST_CALLS says how long it takes: the gap between two graphs is some
+# microseconds
+SURE = 20e-6
 COLD_CACHES = 2.5  # L2 caches that the weights of calls fill before a place is used again
 FILL, ZONE = 0xCB, 256  # bytes between operands, which no kernel may touch
 
 
 class GpuBench:
-    """Operands, kernels and the clock of one device. `device`: the machine's by default; TargetError where it is not there or another one."""
+    """Operands, kernels and the clock of one device. `device`: the machine's by default; TargetError where it is not
+    there or another one.
+    """
 
     def __init__(self, machine: GpuMachine, device: Device | None = None) -> None:
         self.machine = machine
@@ -83,12 +88,17 @@ def _device_of(machine: GpuMachine) -> Device:
     found = ask_device(machine.number)
     if found is None or found.arch != machine.target.arch:
         has = found.arch if found else "gone"
-        raise TargetError(f"{machine.text} cannot be measured on cuda:{machine.number}, which is {has}; give target='cuda:{machine.number}'")
+        raise TargetError(
+            f"{machine.text} cannot be measured on cuda:{machine.number}, which is {has}; give "
+            f"target='cuda:{machine.number}'"
+        )
     return device
 
 
 class _Data:
-    """The operands of a task on the device: the status, then warm operands and the output, zones around each; cold ones lie in pools."""
+    """The operands of a task on the device: the status, then warm operands and the output, zones around each; cold ones
+    lie in pools.
+    """
 
     def __init__(self, task: Task, bench: GpuBench) -> None:
         self.operands, self.bench = Operands(task), bench
@@ -126,7 +136,9 @@ class _Data:
         """The arguments of a call, the status last."""
         r, at = self.rotation, self.memory.address
         each = enumerate(self.operands.each)
-        args = [self.pools[o.dtype].address + r.offset(k, call) if k in r.strides else at + self.starts[k] for k, o in each]
+        args = [
+            self.pools[o.dtype].address + r.offset(k, call) if k in r.strides else at + self.starts[k] for k, o in each
+        ]
         return [*args, at]
 
 
@@ -136,8 +148,14 @@ class GpuKernel:
     def __init__(self, bench: GpuBench, data: _Data, built: Built) -> None:
         self.bench, self.data, self.symbol = bench, data, built.symbol
         self.launch = codec.decode(Launch, built.facts["launch"])
-        self.function = bench.device.load(built.code, built.symbol, self.launch, built.facts["params"], built.facts["overlaps"])
-        self.workspace = bench.device.alloc(max(workspace_bytes(self.function), 1)) if isinstance(self.function, CallFunction) else None
+        self.function = bench.device.load(
+            built.code, built.symbol, self.launch, built.facts["params"], built.facts["overlaps"]
+        )
+        self.workspace = (
+            bench.device.alloc(max(workspace_bytes(self.function), 1))
+            if isinstance(self.function, CallFunction)
+            else None
+        )
         self.idle = 0 in self.launch.grid or 0 in self.launch.block
         self.graph: Recorded | None = None
         self.calls = 0
@@ -150,7 +168,9 @@ class GpuKernel:
             self.bench.device.launch(self.function, self.launch, [*args[:-1], last], self.bench.stream)
 
     def series(self, work: Callable[[], None], count: int) -> list[float]:
-        """Seconds of each time that the work is done, after once more that keeps the device busy while the host asks for the rest."""
+        """Seconds of each time that the work is done, after once more that keeps the device busy while the host asks
+        for the rest.
+        """
         device, stream = self.bench.device, self.bench.stream
         events = [device.new_event(timing=True) for _ in range(count + 1)]
         work()
@@ -186,7 +206,9 @@ class GpuKernel:
             self.expected = self.fastest(self.calls)
         if limit is not None and self.expected > limit:
             return self.expected
-        self.expected = self.replays(int(np.clip(REPLAY_SECONDS / max(self.expected * self.calls, 1e-9), FEWEST_REPLAYS, MOST_REPLAYS)))
+        self.expected = self.replays(
+            int(np.clip(REPLAY_SECONDS / max(self.expected * self.calls, 1e-9), FEWEST_REPLAYS, MOST_REPLAYS))
+        )
         return self.expected
 
     def prove(self) -> float:
@@ -213,7 +235,9 @@ class GpuKernel:
         return statistics.median(self.series(lambda: graph.launch(stream), count)) / self.calls
 
     def fastest(self, calls: int) -> float:
-        """Seconds of a call, the quickest of some times that so many were made. It is used for kernels that are quick."""
+        """Seconds of a call, the quickest of some times that so many were made. It is used for kernels that are
+        quick.
+        """
         if self.graph is None:
             self.record(calls)
         graph, stream = self.graph, self.bench.stream
@@ -221,7 +245,9 @@ class GpuKernel:
         return min(self.series(lambda: graph.launch(stream), 3)) / self.calls
 
     def check(self, text: str, choice: Choice) -> bool:
-        """Compare with float64, as the gate does. False where it is too long for that; AccuracyError where it differs."""
+        """Compare with float64, as the gate does. False where it is too long for that; AccuracyError where it
+        differs.
+        """
         operands = self.data.operands
         step = operands.step(parse_kernel(text), choice)
         check_kernel(operands.task.rebuilt[0], step, self.bench.device, self.function, self.launch)

@@ -1,8 +1,9 @@
 """Jobs that wait for devices: each device goes on with the tasks whose operands it holds.
 
-In: bundles of jobs, as they are built. Out: batches for devices. Making a task's operands ready takes a device as long as measuring some
-schedules, so that a task is begun by a second device only where enough of it waits. Jobs of slow kernels take a hundred times as long as others:
-how long a task's jobs took so far says how many are enough, and that few are handed out at a time.
+In: bundles of jobs, as they are built. Out: batches for devices. Making a task's operands ready takes a device as long
+as measuring some schedules, so that a task is begun by a second device only where enough of it waits. Jobs of slow
+kernels take a hundred times as long as others: how long a task's jobs took so far says how many are enough, and that
+few are handed out at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from dnnc.autotune.runners.device_runner import Job
 BATCH = 8  # kernels that a device's process has at a time
 HELD = 3  # tasks whose operands a device's process keeps in memory
 PACE = 0.03  # seconds of a job of a task that nobody has measured yet
-MUCH, BRIEF = 0.5, 0.25  # seconds of waiting jobs from which another device is to help; seconds of a batch at most, where it is several jobs
+MUCH, BRIEF = (
+    0.5,
+    0.25,
+)  # seconds of waiting jobs from which another device is to help; seconds of a batch at most, where it is several jobs
 
 
 class Ready:
@@ -55,8 +59,9 @@ class Ready:
             self._changed.notify_all()
 
     def take(self, device: int) -> list[Job] | None:
-        """Jobs of one task, or None at the end, from a device that is done with those before. Waits where only tasks of other devices are
-        there, and few jobs of these."""
+        """Jobs of one task, or None at the end, from a device that is done with those before. Waits where only tasks of
+        other devices are there, and few jobs of these.
+        """
         with self._changed:
             if device in self._under_way:
                 task, jobs, since = self._under_way.pop(device)
@@ -78,7 +83,9 @@ class Ready:
         return self._count(key) * self._paces.get(key, PACE)
 
     def _for(self, device: int) -> str | None:
-        """The task that a device is to go on with: one that it holds, one that nobody does, or another's of which much waits."""
+        """The task that a device is to go on with: one that it holds, one that nobody does, or another's of which much
+        waits.
+        """
         mine = next((k for k in reversed(self._held[device]) if k in self._waiting), None)
         if mine is not None:
             return mine

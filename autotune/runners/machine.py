@@ -1,7 +1,8 @@
 """A machine to tune for: how kernels are made for it, what it can do at most, and the text under which a log knows it.
 
-In: a target text. Out: a Machine, which schedules and compiles without the device being there, and which figures features and rooflines
-take. What measures on it is in `cpu_bench` and `gpu_bench`. A GPU's machine loads nothing of LLVM, a CPU's nothing of CUDA.
+In: a target text. Out: a Machine, which schedules and compiles without the device being there, and which figures
+features and rooflines take. What measures on it is in `cpu_bench` and `gpu_bench`. A GPU's machine loads nothing of
+LLVM, a CPU's nothing of CUDA.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from dnnc.backends.cuda.target import GpuTarget
     from dnnc.backends.llvm.features import CpuTarget
 
-# Of CPUs nothing below is asked from the machine: equal targets must give equal figures, and only their proportions matter.
+# Of CPUs nothing below is asked from the machine: equal targets must give equal figures, and only their proportions
+# matter.
 CPU_CLOCK = 3.3e9  # Hz: servers keep up 2.7 to 4.1 under vector code
 CORE_BANDWIDTH, SOCKET_BANDWIDTH = 24e9, 300e9  # bytes per second out of memory
 LAST_LEVEL = 32 << 20  # bytes of the last cache, where it is not that of this machine
@@ -98,7 +100,9 @@ class Built:
 
     @property
     def digest(self) -> str:
-        """Hex SHA-256 of the code and how it is launched; cubins that differ in the function's name alone have the same."""
+        """Hex SHA-256 of the code and how it is launched; cubins that differ in the function's name alone have the
+        same.
+        """
         nameless = self.code.replace(self.symbol.encode(), b"?" * len(self.symbol))
         return hashlib.sha256(nameless + json.dumps(self.facts, sort_keys=True).encode()).hexdigest()
 
@@ -131,8 +135,9 @@ class Machine(Protocol):
         ...
 
     def kernel(self, problem: Problem, choice: Choice, setting: Setting) -> Kernel:
-        """The kernel as a compilation makes it. InternalError or VerifyError where the choice does not apply; knobs that a template does
-        not know may fail in any way."""
+        """The kernel as a compilation makes it. InternalError or VerifyError where the choice does not apply; knobs
+        that a template does not know may fail in any way.
+        """
         ...
 
     def compile(self, kernel: Kernel, symbol: str) -> Built:
@@ -145,7 +150,9 @@ class Machine(Protocol):
 
 
 def machine_of(target: str) -> CpuMachine | GpuMachine:
-    """The machine of a target: "llvm", "llvm -mcpu=znver4 -threads=2", "cuda:1", "cuda -arch=sm_90a". TargetError where it is none."""
+    """The machine of a target: "llvm", "llvm -mcpu=znver4 -threads=2", "cuda:1", "cuda -arch=sm_90a". TargetError where
+    it is none.
+    """
     if parse_words(target).kind == "cuda":
         from dnnc.backends.cuda.target import parse_target as parse_gpu
 
@@ -157,7 +164,9 @@ def machine_of(target: str) -> CpuMachine | GpuMachine:
 
 
 def canonical(target: str, threads: int | None = None) -> str:
-    """The text of a target for `Setting.target`. `threads`: of a CPU's calls, where the text does not say; default: the CPUs of the process."""
+    """The text of a target for `Setting.target`. `threads`: of a CPU's calls, where the text does not say; default: the
+    CPUs of the process.
+    """
     if parse_words(target).kind == "cuda":
         return machine_of(target).text
     from dnnc.backends.llvm.features import parse_target as parse_cpu
@@ -192,7 +201,22 @@ class CpuMachine:
         flops = 2 * t.rates.fma * t.lanes * CPU_CLOCK * t.threads
         bandwidth = min(CORE_BANDWIDTH * t.threads, SOCKET_BANDWIDTH)
         near = CORE_L2_BANDWIDTH * t.threads
-        return Limits("cpu", t.threads, t.lanes, t.registers, t.l1, t.l1, t.l2, LAST_LEVEL, 1, flops, flops, bandwidth, near, CPU_START)
+        return Limits(
+            "cpu",
+            t.threads,
+            t.lanes,
+            t.registers,
+            t.l1,
+            t.l1,
+            t.l2,
+            LAST_LEVEL,
+            1,
+            flops,
+            flops,
+            bandwidth,
+            near,
+            CPU_START,
+        )
 
     def templates(self, setting: Setting) -> Sequence[Template]:
         from dnnc.backends.llvm.templates import templates
@@ -271,12 +295,23 @@ class GpuMachine:
         start = time.perf_counter()
         call = call_of(kernel)
         if call is not None:
-            facts = {"launch": encode(ONE), "params": [p.name for p in kernel.entry.params], "overlaps": False, "version": need(kernel)}
+            facts = {
+                "launch": encode(ONE),
+                "params": [p.name for p in kernel.entry.params],
+                "overlaps": False,
+                "version": need(kernel),
+            }
             return Built(symbol, call.code, facts, 0, time.perf_counter() - start)
         made = compile_cuda(emit_kernel(kernel, symbol, self.target), self.target.arch)
         waits = any(isinstance(s, Eval) and s.name == "pdl_wait" for f in kernel.funcs for s in walk_stmts(f.body))
-        facts = {"launch": encode(launch_of(kernel)), "params": [p.name for p in kernel.entry.params], "overlaps": waits}
-        return Built(symbol, made.cubin, {**facts, "registers": made.registers}, made.spills, time.perf_counter() - start)
+        facts = {
+            "launch": encode(launch_of(kernel)),
+            "params": [p.name for p in kernel.entry.params],
+            "overlaps": waits,
+        }
+        return Built(
+            symbol, made.cubin, {**facts, "registers": made.registers}, made.spills, time.perf_counter() - start
+        )
 
     def symbol(self, text: str) -> str:
         return "k_" + hashlib.sha256(text.encode()).hexdigest()[:24]  # a device shares functions by their names
@@ -284,7 +319,9 @@ class GpuMachine:
 
 @cache
 def _unusual(t: CpuTarget) -> tuple[str, ...]:
-    """`-mattr=` with the features that count and that differ from those that CPUs of this name have; nothing where none does."""
+    """`-mattr=` with the features that count and that differ from those that CPUs of this name have; nothing where none
+    does.
+    """
     from dnnc.backends.llvm.features import X86_CPUS, enabled
 
     usual = frozenset(X86_CPUS.get(t.cpu, ()))
@@ -294,7 +331,10 @@ def _unusual(t: CpuTarget) -> tuple[str, ...]:
     def gives(flags: Sequence[str]) -> bool:
         return enabled(",".join([*(f"+{f}" for f in sorted(usual)), *flags])) & counted == on
 
-    flags = sorted([*(f"+{f}" for f in on - usual), *(f"-{f}" for f in usual - on)], key=lambda f: (f[0], re.sub(r"\d+", "", f[1:]), f))
+    flags = sorted(
+        [*(f"+{f}" for f in on - usual), *(f"-{f}" for f in usual - on)],
+        key=lambda f: (f[0], re.sub(r"\d+", "", f[1:]), f),
+    )
     for f in sorted(flags, key=lambda f: (-len(f), f)):  # one that follows from another need not be said
         rest = [x for x in flags if x != f]
         if gives(rest):

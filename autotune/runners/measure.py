@@ -1,9 +1,12 @@
-"""The runner of one host: builder processes compile in parallel, one process per device measures, and nothing that a schedule does hurts.
+"""The runner of one host: builder processes compile in parallel, one process per device measures, and nothing that a
+schedule does hurts.
 
-In: requests. Out: a trial for each, as they come. Where compiling disturbs what is measured, on a CPU, batches are built and measured in
-turn; for GPUs building goes on meanwhile, and devices go on with the tasks that they have begun (`ready`). Equal code is measured once.
+In: requests. Out: a trial for each, as they come. Where compiling disturbs what is measured, on a CPU, batches are
+built and measured in turn; for GPUs building goes on meanwhile, and devices go on with the tasks that they have begun
+(`ready`). Equal code is measured once.
 
-`python -m dnnc.autotune.runners.measure graph.txt --target cuda` measures schedules of the kernels of a graph and prints them: a look at a device.
+`python -m dnnc.autotune.runners.measure graph.txt --target cuda` measures schedules of the kernels of a graph and
+prints them: a look at a device.
 """
 
 from __future__ import annotations
@@ -51,11 +54,20 @@ class ProcessRunner:
     """
 
     def __init__(
-        self, target: str, devices: Sequence[int] | None = None, builders: int | None = None, timeout: float = 10.0, factory: str = FACTORY
+        self,
+        target: str,
+        devices: Sequence[int] | None = None,
+        builders: int | None = None,
+        timeout: float = 10.0,
+        factory: str = FACTORY,
     ) -> None:
         self.machine = machine_by(factory, target)
         self.timeout = timeout
-        targets = [target] if devices is None or self.machine.limits.kind == "cpu" else [at_device(target, d) for d in devices]
+        targets = (
+            [target]
+            if devices is None or self.machine.limits.kind == "cpu"
+            else [at_device(target, d) for d in devices]
+        )
         spare = min(cpu_count() - (0 if self.machine.exclusive else len(targets)), MOST_BUILDERS)
         self._measuring = [["measure", t, factory] for t in targets]
         self._building = [["build", self.machine.text, factory]] * max(builders or spare, 1)
@@ -82,20 +94,26 @@ class ProcessRunner:
     def measure(self, requests: Sequence[Request]) -> Iterator[Trial]:
         """One Trial for each request, as they come.
 
-        A schedule whose code has been measured before gets the same figures, if these are as many as it asks for, and checked if it asks.
+        A schedule whose code has been measured before gets the same figures, if these are as many as it asks for, and
+        checked if it asks.
 
         Raises:
             TuneError: a task is for another target, or the device is not here.
         """
         for r in requests:
             if r.task.setting.target != self.machine.text:
-                raise TuneError(f"task {r.task.name} is for {r.task.setting.target!r}, and this runner measures on {self.machine.text!r}")
+                raise TuneError(
+                    f"task {r.task.name} is for {r.task.setting.target!r}, and this runner measures on "
+                    f"{self.machine.text!r}"
+                )
         self._open()
         try:
             yield from self._alternating(requests) if self.machine.exclusive else self._streaming(requests)
         except Closed:
             self.close()
-        except BaseException:  # Control-C, or a caller that wants no more: processes would answer to what nobody asks any more
+        except (
+            BaseException
+        ):  # Control-C, or a caller that wants no more: processes would answer to what nobody asks any more
             self.close()
             raise
 
@@ -166,7 +184,19 @@ class ProcessRunner:
     def _trial(self, request: Request, error: str, built: Built | None = None) -> Trial:
         """Of what was not built as it should be."""
         code, seconds = (built.digest, built.seconds) if built else ("", 0.0)
-        return Trial(request.task.key, request.choice, "build", (), error, code, False, seconds, self.machine.name, dnnc_version(), time.time())
+        return Trial(
+            request.task.key,
+            request.choice,
+            "build",
+            (),
+            error,
+            code,
+            False,
+            seconds,
+            self.machine.name,
+            dnnc_version(),
+            time.time(),
+        )
 
 
 @cache
@@ -194,10 +224,13 @@ def answers(trial: Trial, request: Request) -> bool:
 class _Book:
     """Which requests wait for which code. `fresh`: jobs that nobody has yet.
 
-    Finalists of a task, which are those to be checked, are compared with each other: they go out together, to one device.
+    Finalists of a task, which are those to be checked, are compared with each other: they go out together, to one
+    device.
     """
 
-    def __init__(self, known: dict[tuple[str, str], Trial], failed: Callable[..., Trial], requests: Sequence[Request]) -> None:
+    def __init__(
+        self, known: dict[tuple[str, str], Trial], failed: Callable[..., Trial], requests: Sequence[Request]
+    ) -> None:
         self.known, self.failed = known, failed
         self.fresh: list[Job] = []
         self._under_way: dict[tuple[str, str], list[tuple[Request, Built, str]]] = {}  # and who waits for the same code
@@ -284,7 +317,11 @@ def _build(child: Child, task: Task, request: Request, timeout: float) -> Made:
     said = ""
     for _ in range(ATTEMPTS):
         try:
-            header, body = child.ask({"op": "build", "task": task.as_json(), "choice": plain_choice(request.choice)}, b"", BUILD_TIMEOUT * timeout)
+            header, body = child.ask(
+                {"op": "build", "task": task.as_json(), "choice": plain_choice(request.choice)},
+                b"",
+                BUILD_TIMEOUT * timeout,
+            )
         except Late as e:
             return f"compiling takes too long: {e}"
         except Ended as e:
@@ -293,7 +330,9 @@ def _build(child: Child, task: Task, request: Request, timeout: float) -> Made:
         if "error" in header:
             return str(header["error"])
         size = header["text"]
-        return Built(header["symbol"], body[size:], header["facts"], header["spills"], header["seconds"]), body[:size].decode()
+        return Built(header["symbol"], body[size:], header["facts"], header["spills"], header["seconds"]), body[
+            :size
+        ].decode()
     return f"it ends the process that compiles it ({said})"
 
 

@@ -1,7 +1,8 @@
-"""What a kernel is measured on: its operands as a model's call finds them, activations just written, weights not seen since the last call.
+"""What a kernel is measured on: its operands as a model's call finds them, activations just written, weights not seen
+since the last call.
 
-In: a Task. Out: for each parameter of its kernel what becomes of it between calls, and its bytes. Floats are drawn from [-1, 1): zeros would
-let a GPU run faster than it does on numbers. Indices lie within their axes.
+In: a Task. Out: for each parameter of its kernel what becomes of it between calls, and its bytes. Floats are drawn from
+[-1, 1): zeros would let a GPU run faster than it does on numbers. Indices lie within their axes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ PERIOD = 65521  # random numbers until they repeat, a prime so that no stride me
 
 @dataclass(frozen=True)
 class Operand:
-    """A parameter of a kernel. `role`: WARM ones stay where they are, COLD ones come from another place in each call, the OUTPUT is written."""
+    """A parameter of a kernel. `role`: WARM ones stay where they are, COLD ones come from another place in each call,
+    the OUTPUT is written.
+    """
 
     value: Value
     role: str
@@ -49,7 +52,10 @@ class Operands:
     def each(self) -> tuple[Operand, ...]:
         group, problem = self.task.rebuilt[1:]
         given = zip(problem.lowered.params, problem.kernel.entry.buffers)
-        return tuple(Operand(v, _role(v, v is group.output, b.name in problem.constants), v.type.dtype, _nbytes(v)) for v, b in given)
+        return tuple(
+            Operand(v, _role(v, v is group.output, b.name in problem.constants), v.type.dtype, _nbytes(v))
+            for v, b in given
+        )
 
     @property
     def cold_bytes(self) -> int:
@@ -60,7 +66,9 @@ class Operands:
         """The bytes of the operands that stay, drawn anew."""
         graph = self.task.rebuilt[0]
         rng, step = np.random.default_rng(seed), self.step()
-        inputs = {o.value: draw(rng, graph, o.value, {}, index_limits(step, o.value, {})) for o in self.each if o.role == WARM}
+        inputs = {
+            o.value: draw(rng, graph, o.value, {}, index_limits(step, o.value, {})) for o in self.each if o.role == WARM
+        }
         return {v: pack(a, v.type).reshape(-1).view(np.uint8) for v, a in calmed(step, inputs).items()}
 
     def step(self, kernel: Kernel | None = None, choice: Choice | None = None) -> Step:
@@ -85,7 +93,11 @@ def _nbytes(v: Value) -> int:
 def noise(dtype: DType, nbytes: int, seed: int = 0) -> Array:
     """Random elements of a type as so many bytes."""
     rng, n = np.random.default_rng(seed), -(-nbytes // dtype.bytes)
-    some = rng.random(min(n, PERIOD), dtype=np.float32) * 2 - 1 if dtype.is_float else rng.integers(0, 2 ** min(dtype.bits - 1, 7), min(n, PERIOD))
+    some = (
+        rng.random(min(n, PERIOD), dtype=np.float32) * 2 - 1
+        if dtype.is_float
+        else rng.integers(0, 2 ** min(dtype.bits - 1, 7), min(n, PERIOD))
+    )
     return np.resize(some.astype(dtype.numpy).view(np.uint8), nbytes)
 
 
@@ -108,7 +120,8 @@ class Noise:
 
 @dataclass(frozen=True)
 class Rotation:
-    """Where the cold operands of a call lie: in a pool for each type, call k's in place k modulo `sets` of the operand's own stretch of it.
+    """Where the cold operands of a call lie: in a pool for each type, call k's in place k modulo `sets` of the
+    operand's own stretch of it.
 
     Args:
         sets: places of each stretch.

@@ -1,8 +1,9 @@
 """Measures schedules on the machines of a Ray cluster: the extra `dnnc[ray]`.
 
-In: requests. Out: one trial for each, whichever workers come and go. Here because Ray knows about machines, devices and lost processes, and
-nothing about tuning: each device gets one actor, which holds a runner of its own (`ProcessRunner`), so that what a schedule can do to a
-process stays in a child of the actor. Ray is trusted with the cluster: who may reach it can run code on it.
+In: requests. Out: one trial for each, whichever workers come and go. Here because Ray knows about machines, devices and
+lost processes, and nothing about tuning: each device gets one actor, which holds a runner of its own (`ProcessRunner`),
+so that what a schedule can do to a process stays in a child of the actor. Ray is trusted with the cluster: who may
+reach it can run code on it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ GRACE_SECONDS = 5.0  # that the first worker waits for the others
 REACH_SECONDS = 5.0
 CLOSE_SECONDS = 3.0  # for runners to end their processes
 PATIENCE_SECONDS = 180.0  # for one request, and as much again for every eight more; runners end what hangs long before
-LARGEST_PARCEL = 32  # requests: enough to keep builders and a GPU busy together; half a minute of work at most goes with its worker
+LARGEST_PARCEL = (
+    32  # requests: enough to keep builders and a GPU busy together; half a minute of work at most goes with its worker
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,9 @@ class Outpost:
     runner: Runner
 
 
-OpenOutpost = Callable[[str, int], Outpost]  # (target as RayRunner got it, cores for building), in the worker; TargetError where it lacks the target
+OpenOutpost = Callable[
+    [str, int], Outpost
+]  # (target as RayRunner got it, cores for building), in the worker; TargetError where it lacks the target
 
 
 def open_outpost(target: str, cores: int) -> Outpost:
@@ -135,7 +140,8 @@ _NOBODY = "it has none with free cores (or GPUs, for cuda); start workers with `
 def places(node: dict[str, Any], targets: Sequence[Target]) -> Iterator[tuple[Place, Target, int, dict[str, float]]]:
     """(device, target to measure for, cores for building, what to reserve) of a machine as Ray describes it.
 
-    One target a machine: building for a second one would disturb what is measured for the first. A worker reserves its share of the cores,
+    One target a machine: building for a second one would disturb what is measured for the first. A worker reserves its
+        share of the cores,
     so that nothing else that Ray runs disturbs it either.
     """
     if not node["Alive"]:
@@ -146,7 +152,12 @@ def places(node: dict[str, Any], targets: Sequence[Target]) -> Iterator[tuple[Pl
         count = gpus if on_gpu else min(cores, 1)
         for k in range(count):
             share = cores // count
-            yield Place(node["NodeID"], node["NodeManagerHostname"], k), target, max(share, 1), {"num_cpus": share, "num_gpus": int(on_gpu)}
+            yield (
+                Place(node["NodeID"], node["NodeManagerHostname"], k),
+                target,
+                max(share, 1),
+                {"num_cpus": share, "num_gpus": int(on_gpu)},
+            )
         if count:
             return
 
@@ -154,18 +165,21 @@ def places(node: dict[str, Any], targets: Sequence[Target]) -> Iterator[tuple[Pl
 class RayRunner:
     """A Runner over a Ray cluster: one worker a GPU for "cuda", one a machine for "llvm", which gets all of its cores.
 
-    The requests of a worker that goes, with its machine or alone, go to others of the same target, and another one takes its place where the
-    machine is still there. Requests fail with "lost" where no worker of their target is left, or where they are what ends the workers. Machines
-    that join the cluster are used from the next `measure` on.
+    The requests of a worker that goes, with its machine or alone, go to others of the same target, and another one
+    takes its place where the machine is still there. Requests fail with "lost" where no worker of their target is left,
+    or where they are what ends the workers. Machines that join the cluster are used from the next `measure` on.
 
     Args:
-        target: of the workers, "llvm -threads=2" or "cuda", or several of these, the one to prefer on a machine that has both first. Machines
+        target: of the workers, "llvm -threads=2" or "cuda", or several of these, the one to prefer on a machine that
+            has both first. Machines
             may differ: a request goes to workers whose canonical target is that of its task.
-        address: of the cluster: "host:6379"; "local": a new one of this machine alone, which ends with the runner; None: that of RAY_ADDRESS,
-            or one that runs on this machine, or a new one. Ray that this process has started already is used, and left as it is.
+        address: of the cluster: "host:6379"; "local": a new one of this machine alone, which ends with the runner;
+            None: that of RAY_ADDRESS, or one that runs on this machine, or a new one. Ray that this process has started
+            already is used, and left as it is.
         parcel: the most requests that a worker gets at once.
         start: seconds that workers may take to start; those that need longer are used once they are there.
-        patience: seconds that a worker may take for one request, and again for every eight more, before it counts as lost.
+        patience: seconds that a worker may take for one request, and again for every eight more, before it counts as
+            lost.
         outpost: makes the outpost of a worker, there.
 
     Attributes:
@@ -207,7 +221,9 @@ class RayRunner:
     def __enter__(self) -> RayRunner:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def measure(self, requests: Sequence[Request]) -> Iterator[Trial]:
@@ -240,7 +256,7 @@ class RayRunner:
         self._jobs.clear()
         self._undo()
 
-    # --- workers ----------------------------------------------------------------------------------------------------------
+    # --- workers ------------------------------------------------------------------------------------------------------
 
     def _muster(self) -> None:
         """Start a worker on every device that has none and can have one; they are admitted as they answer."""
@@ -268,7 +284,10 @@ class RayRunner:
                 end = min(end, time.monotonic() + GRACE_SECONDS)
         self._note_late()
         if not self.workers:
-            raise TuneError(f"no machine of the Ray cluster measures for {' or '.join(map(str, self._targets))}: {'; '.join(self.notes) or _NOBODY}")
+            raise TuneError(
+                f"no machine of the Ray cluster measures for {' or '.join(map(str, self._targets))}: "
+                f"{'; '.join(self.notes) or _NOBODY}"
+            )
 
     def _admit(self, ref: Any) -> None:
         """Take an actor that has answered among the workers, or note why not."""
@@ -280,10 +299,16 @@ class RayRunner:
         if "refused" in hello:
             return self._refuse(start, hello["refused"])
         if hello["version"] != version("dnnc"):
-            return self._refuse(start, f"it has dnnc {hello['version']}, this is {version('dnnc')}; install the same there")
+            return self._refuse(
+                start, f"it has dnnc {hello['version']}, this is {version('dnnc')}; install the same there"
+            )
         other = next((w for w in self.workers if w.target == hello["target"] and w.machine != hello["machine"]), None)
         if other is not None:
-            return self._refuse(start, f"it is {hello['machine']}, others measure for {other.target} on {other.machine}, and times must compare")
+            return self._refuse(
+                start,
+                f"it is {hello['machine']}, others measure for {other.target} on {other.machine}, and times must "
+                "compare",
+            )
         self.workers.append(Worker(start.place, hello["target"], hello["machine"], hello["pid"], start.actor))
         return None
 
@@ -293,16 +318,23 @@ class RayRunner:
         self._ray.kill(start.actor)
 
     def _note_late(self) -> None:
-        """Actors that Ray has no resources for stay in its queue, and are used once it has; who waits for them learns why."""
+        """Actors that Ray has no resources for stay in its queue, and are used once it has; who waits for them learns
+        why.
+        """
         for s in self._starting.values():
             if not s.late and time.monotonic() >= s.until:
                 s.late = True
-                self.notes.append(f"{s.place.host}, device {s.place.device}: no worker within {self._start:g} s; do others hold its cores or GPU?")
+                self.notes.append(
+                    f"{s.place.host}, device {s.place.device}: no worker within {self._start:g} s; do others hold its "
+                    "cores or GPU?"
+                )
 
-    # --- requests ---------------------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     def _hand_out(self, deal: Deal) -> None:
-        """A parcel for every worker that has none. One that still works for a `measure` that was left early gets its next one after that."""
+        """A parcel for every worker that has none. One that still works for a `measure` that was left early gets its
+        next one after that.
+        """
         busy = {job.worker.place for job in self._jobs.values()}
         for w in self.workers:
             if w.place in busy:
@@ -310,7 +342,9 @@ class RayRunner:
             parcel = deal.take(w.target, sum(other.target == w.target for other in self.workers))
             if parcel is not None:
                 ref = w.actor.measure.remote(_packed(deal.requests(parcel)))
-                self._jobs[ref] = _Job(w, deal, parcel, time.monotonic() + self._patience * (1 + len(parcel.numbers) / 8))
+                self._jobs[ref] = _Job(
+                    w, deal, parcel, time.monotonic() + self._patience * (1 + len(parcel.numbers) / 8)
+                )
 
     def _unserved(self, deal: Deal) -> list[Trial]:
         """The trials of requests that no worker can measure: none has their target, and none is on its way."""
@@ -365,7 +399,12 @@ class _Server:
     def hello(self) -> dict[str, Any]:
         if self._outpost is None:
             return {"refused": self._refused}
-        return {"target": self._outpost.target, "machine": self._outpost.machine, "pid": os.getpid(), "version": version("dnnc")}
+        return {
+            "target": self._outpost.target,
+            "machine": self._outpost.machine,
+            "pid": os.getpid(),
+            "version": version("dnnc"),
+        }
 
     def measure(self, packed: dict[str, Any]) -> list[dict[str, Any]]:
         assert self._outpost is not None
@@ -379,7 +418,10 @@ class _Server:
 def _packed(requests: Sequence[Request]) -> dict[str, Any]:
     """Requests as plain data, each of their tasks once."""
     tasks = {r.task.key: r.task.as_json() for r in requests}
-    return {"tasks": tasks, "requests": [(r.task.key, r.choice.template, r.choice.knobs, r.limit, r.repeats, r.check) for r in requests]}
+    return {
+        "tasks": tasks,
+        "requests": [(r.task.key, r.choice.template, r.choice.knobs, r.limit, r.repeats, r.check) for r in requests],
+    }
 
 
 def _unpacked(packed: dict[str, Any]) -> list[Request]:
@@ -387,7 +429,7 @@ def _unpacked(packed: dict[str, Any]) -> list[Request]:
     return [Request(tasks[key], Choice(template, knobs), *rest) for key, template, knobs, *rest in packed["requests"]]
 
 
-# --- Ray ------------------------------------------------------------------------------------------------------------------
+# --- Ray --------------------------------------------------------------------------------------------------------------
 
 
 def _load() -> Any:
@@ -399,7 +441,9 @@ def _load() -> Any:
 
 
 def _join(ray: Any, address: str | None) -> Callable[[], None]:
-    """Connect to the cluster; what undoes it. Nothing of Ray's goes to the terminal, no dashboard runs, and `ray.init` sends no usage statistics."""
+    """Connect to the cluster; what undoes it. Nothing of Ray's goes to the terminal, no dashboard runs, and `ray.init`
+    sends no usage statistics.
+    """
     if ray.is_initialized():
         return lambda: None
     _reach(address)
@@ -413,7 +457,11 @@ def _join(ray: Any, address: str | None) -> Callable[[], None]:
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as e:
         driver._worker_logs_enabled = printed
         secret = "token" in f"{e} {e.__cause__}"
-        hint = "set RAY_AUTH_MODE=token, and have its ~/.ray/auth_token here" if secret else "`ray status` says whether it runs"
+        hint = (
+            "set RAY_AUTH_MODE=token, and have its ~/.ray/auth_token here"
+            if secret
+            else "`ray status` says whether it runs"
+        )
         raise TuneError(f"cannot use the Ray cluster at {address or 'this machine'}: {_words(e)}; {hint}") from e
 
     def undo() -> None:
@@ -425,7 +473,9 @@ def _join(ray: Any, address: str | None) -> Callable[[], None]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Nothing goes to the terminal's standard error, whoever writes it: Ray's C++ part repeats there for 20 s that a token is wrong."""
+    """Nothing goes to the terminal's standard error, whoever writes it: Ray's C++ part repeats there for 20 s that a
+    token is wrong.
+    """
     sys.stderr.flush()
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -446,7 +496,9 @@ def _reach(address: str | None) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
     except OSError as e:
-        raise TuneError(f"no Ray cluster answers at {address}: {e}; `ray start --head --port={port}` starts one there") from e
+        raise TuneError(
+            f"no Ray cluster answers at {address}: {e}; `ray start --head --port={port}` starts one there"
+        ) from e
 
 
 def _words(error: Exception) -> str:

@@ -1,7 +1,7 @@
 """One process of a runner, asked over pipes; see `worker` for what it answers.
 
-It is started by the interpreter's path, never by fork or multiprocessing: a fork of a process with threads can hang, multiprocessing runs a
-script without a main guard a second time, and nothing that comes back is unpickled.
+It is started by the interpreter's path, never by fork or multiprocessing: a fork of a process with threads can hang,
+multiprocessing runs a script without a main guard a second time, and nothing that comes back is unpickled.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Closed(Exception):
 
 
 class Child:
-    """A process with a role. It starts when first asked, and again after its end. Asked by one thread at a time; `kill` by any.
+    """A process with a role. It starts when first asked, and again after its end. Asked by one thread at a time; `kill`
+    by any.
 
     Args:
         arguments: of `worker.main`.
@@ -71,12 +72,20 @@ class Child:
             return
         self._reap()
         self._said = tempfile.TemporaryFile()
-        command = [sys.executable, "-c", _BOOTSTRAP, "\x1f".join(p for p in sys.path if isinstance(p, str)), *self.arguments]
+        command = [
+            sys.executable,
+            "-c",
+            _BOOTSTRAP,
+            "\x1f".join(p for p in sys.path if isinstance(p, str)),
+            *self.arguments,
+        ]
         with self._lock:
             if self._closed:
                 raise Closed
             try:
-                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said)
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said
+                )
             except OSError as e:
                 raise TuneError(f"cannot start {sys.executable}, which is to measure: {e}") from e
         self._answers = queue.SimpleQueue()
@@ -84,13 +93,17 @@ class Child:
         try:
             self.hello = self._next(START_SECONDS)[0]
         except (Ended, Late) as e:
-            raise TuneError(f"a process that is to {self.arguments[0]} for {self.arguments[1]} did not start: {e}") from e
+            raise TuneError(
+                f"a process that is to {self.arguments[0]} for {self.arguments[1]} did not start: {e}"
+            ) from e
         if "error" in self.hello:
             self.kill()
             raise TuneError(f"cannot {self.arguments[0]} for {self.arguments[1]}: {self.hello['error']}")
 
     def ask(self, header: dict[str, Any], body: bytes, timeout: float) -> Answer:
-        """Its answer. Ended or Late where there is none; it then starts anew with the next question. Closed where it was ended on purpose."""
+        """Its answer. Ended or Late where there is none; it then starts anew with the next question. Closed where it
+        was ended on purpose.
+        """
         self.start()
         assert self._process is not None and self._process.stdin is not None
         try:

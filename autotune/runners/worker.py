@@ -1,14 +1,18 @@
-"""A process that builds or measures kernels for another one: `python -m dnnc.autotune.runners.worker ROLE TARGET [FACTORY]`.
+"""A process that builds or measures kernels for another one: `python -m dnnc.autotune.runners.worker ROLE TARGET
+[FACTORY]`.
 
-Messages are those of `dnnc.backends.llvm.worker`, in on stdin, out on stdout: a JSON header and a body of bytes. Nothing is unpickled.
+Messages are those of `dnnc.backends.llvm.worker`, in on stdin, out on stdout: a JSON header and a body of bytes.
+Nothing is unpickled.
 ROLE "build":   {"op": "build", "task", "choice"} -> {"symbol", "facts", "spills", "seconds", "text": its bytes}, body: text and code.
-ROLE "measure": {"op": "load", "id", "task", "choice", "symbol", "facts", "text"}, body -> {};  {"op": "time", "id", "limit"} -> {"seconds",
+ROLE "measure": {"op": "load", "id", "task", "choice", "symbol", "facts", "text"}, body -> {};  {"op": "time", "id",
+"limit"} -> {"seconds",
                 "before", "after"}; {"op": "check", "id"} -> {"checked"}; {"op": "drop", "id"} -> {}.
 Hello:          {"ready": name of the machine, "text": of the target, "reference": seconds}, or {"error"} and the end.
 Errors:         {"error": message, "kind": one of the failures of a Trial}. What ends the process needs no words.
 
-`before` and `after` are seconds of a reference kernel, always the same, measured around the candidate: they tell when the machine was
-disturbed. FACTORY, "module:function", makes the Machine of a target; the function's module may be one of a user.
+`before` and `after` are seconds of a reference kernel, always the same, measured around the candidate: they tell when
+the machine was disturbed. FACTORY, "module:function", makes the Machine of a target; the function's module may be one
+of a user.
 """
 
 from __future__ import annotations
@@ -121,7 +125,13 @@ class Builder:
             return {"error": str(e) if isinstance(e, DnncError) else repr(e), "kind": "build"}, b""
         shown = text.encode()
         took = time.perf_counter() - start
-        return {"symbol": built.symbol, "facts": built.facts, "spills": built.spills, "seconds": took, "text": len(shown)}, shown + built.code
+        return {
+            "symbol": built.symbol,
+            "facts": built.facts,
+            "spills": built.spills,
+            "seconds": took,
+            "text": len(shown),
+        }, shown + built.code
 
 
 class Measurer:
@@ -178,7 +188,9 @@ class Measurer:
 
 
 def serve(role: Callable[[], Builder | Measurer], requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer until there are no more requests. What is no error of a kernel (a device that failed) is told, and ends the process."""
+    """Answer until there are no more requests. What is no error of a kernel (a device that failed) is told, and ends
+    the process.
+    """
     try:
         one = role()
     except DnncError as e:
@@ -217,7 +229,9 @@ def leave_no_cores() -> None:
 
 def main(arguments: list[str]) -> None:
     """Serve a role: `arguments` are ROLE, TARGET and perhaps FACTORY."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Control-C reaches the whole group; the parent ends this process when it is done
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Control-C reaches the whole group; the parent ends this process when it is done
     end_with_the_parent()
     leave_no_cores()
     role, target = arguments[:2]

@@ -1,8 +1,9 @@
 """The schedule that a cost model picks without measuring.
 
-In: a machine. Out: a `choose` for `dnnc.passes.pipelines.compile_program` that ranks the whole space of a problem by the model that ships
-for machines of its kind, by the roofline where there is none. The templates' own first choice stays unless another one is predicted to
-be faster by a margin, which benchmarks/autotune/evaluate.py found on kernels that the model had not seen.
+In: a machine. Out: a `choose` for `dnnc.passes.pipelines.compile_program` that ranks the whole space of a problem by
+the model that ships for machines of its kind, by the roofline where there is none. The templates' own first choice
+stays unless another one is predicted to be faster by a margin, which benchmarks/autotune/evaluate.py found on kernels
+that the model had not seen.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from dnnc.autotune.runners.machine import Machine
 
 Array = np.ndarray[Any, Any]
-NEVER = float("inf")  # the margin of a model that has not shown its worth: the roofline is not believed against the templates
+NEVER = float(
+    "inf"
+)  # the margin of a model that has not shown its worth: the roofline is not believed against the templates
 
 
 def pretrained(
@@ -95,8 +98,10 @@ def _digest(kind: str) -> str:
 
 
 def surest(model: CostModel, x: Array) -> tuple[int, float]:
-    """Of features float32 [n, F] the row that a model believes in most, and by how much it is better than row 0: the difference of their
-    scores, less what the members of a forest disagree about them. Of many rows the best score alone is one that is guessed too high."""
+    """Of features float32 [n, F] the row that a model believes in most, and by how much it is better than row 0: the
+    difference of their scores, less what the members of a forest disagree about them. Of many rows the best score alone
+    is one that is guessed too high.
+    """
     scores, spread = model.judge(x) if isinstance(model, Forest) else (model.predict(x), np.zeros(len(x)))
     best = int(np.argmax(scores - spread))
     return best, float(scores[best] - scores[0] - np.hypot(spread[best], spread[0])) if best else 0.0
@@ -109,7 +114,9 @@ def margin_of(model: CostModel, template: str) -> float:
 
 @cache
 def shipped(kind: str) -> Forest | None:
-    """The model that ships for machines of a kind ("cpu", "gpu"); None where there is none for the features of this version."""
+    """The model that ships for machines of a kind ("cpu", "gpu"); None where there is none for the features of this
+    version.
+    """
     file = files("dnnc.autotune") / "pretrained" / f"{kind}.npz"
     if not file.is_file():
         return None

@@ -1,8 +1,10 @@
-"""Groups in one kernel against the same in another way, during a search: which parts are worth measuring, and what wins in the end.
+"""Groups in one kernel against the same in another way, during a search: which parts are worth measuring, and what wins
+in the end.
 
-In: the entries of a search, and the variations of those groups that take a share of the model's time. Out: entries for their parts, which
-the search measures like any other, and a Fusion for the log and a Fused for reports of each group. Parts have their place behind the tasks
-of the model: they get a fifth of the trials, and those that fall behind get no more.
+In: the entries of a search, and the variations of those groups that take a share of the model's time. Out: entries for
+their parts, which the search measures like any other, and a Fusion for the log and a Fused for reports of each group.
+Parts have their place behind the tasks of the model: they get a fifth of the trials, and those that fall behind get no
+more.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from dnnc.passes.schedule.problem import Choice
 SHARE = 0.02  # of the model's time that a group must take
 EXTRA = 0.2  # of the trials that parts may get while the model's own tasks are not done
 FALLEN = 1.25  # times the time of the group in one kernel, from which its parts get no more trials
-UNTUNED = 8  # schedules of a part that are measured before it is compared with the best of the group rather than its default
+UNTUNED = (
+    8  # schedules of a part that are measured before it is compared with the best of the group rather than its default
+)
 BEHIND = "the group is faster in one kernel"
 
 
@@ -115,7 +119,9 @@ class Rivals:
         self.trials = 0
 
     def ask(self, entries: Sequence[Entry], enter: Callable[[Task, int], Entry | None]) -> None:
-        """Once the model's tasks have been measured, find out how else those with a share could be made. `enter`: an entry for a part."""
+        """Once the model's tasks have been measured, find out how else those with a share could be made. `enter`: an
+        entry for a part.
+        """
         if self.asked or self.source is None or any(not e.search.tried for e in entries):
             return
         self.asked = True
@@ -164,7 +170,9 @@ class Rivals:
         return self.unknown[:room] or self.open
 
     def hope(self, believed: Callable[[Entry], float]) -> float:
-        """Seconds of a call of the model that measuring more parts may save. `believed`: seconds of a call of a part."""
+        """Seconds of a call of the model that measuring more parts may save. `believed`: seconds of a call of a
+        part.
+        """
         groups: dict[str, float] = {}
         for r in self.all:
             if r.known and any(not e.reason for e in r.parts):
@@ -177,7 +185,9 @@ class Rivals:
         """Of each group the fastest other way, where that is known; and those that are slower."""
         known = sorted((r for r in self.all if r.known), key=lambda r: r.apart)
         best = {r.variation.task.key: r for r in reversed(known)}
-        return [r for r in known if best[r.variation.task.key] is r], [r for r in known if best[r.variation.task.key] is not r]
+        return [r for r in known if best[r.variation.task.key] is r], [
+            r for r in known if best[r.variation.task.key] is not r
+        ]
 
 
 def passed_over(r: Rival) -> Fused:
@@ -187,7 +197,10 @@ def passed_over(r: Rival) -> Fused:
 
 
 def settle(
-    r: Rival, held: Sequence[tuple[Choice, float]], measure: Callable[[Sequence[Request]], Sequence[Trial]], repeats: int
+    r: Rival,
+    held: Sequence[tuple[Choice, float]],
+    measure: Callable[[Sequence[Request]], Sequence[Trial]],
+    repeats: int,
 ) -> tuple[Fusion, Fused] | None:
     """Decide whether a group is made in another way. None where that could not be measured.
 
@@ -209,7 +222,9 @@ def settle(
         together, apart, taken = whole.median, statistics.median(sums), ahead(sums, whole.seconds)
         machine, verdict = whole.machine, "measured in turns"
     v = r.variation
-    fusion = Fusion(v.task.key, tuple(t.key for t in v.parts), v.variant.cuts, v.variant.tile, taken, apart, together, machine)
+    fusion = Fusion(
+        v.task.key, tuple(t.key for t in v.parts), v.variant.cuts, v.variant.tile, taken, apart, together, machine
+    )
     return fusion, Fused(v.task, r.whole.calls, str(v), v.parts, together, apart, taken, verdict)
 
 

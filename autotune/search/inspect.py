@@ -2,7 +2,8 @@
 
     python -m dnnc.autotune.runners.measure layer.txt --target cuda --choices 8 --check
 
-It is for whoever brings up a new machine or device: it compiles, measures and checks exactly as tuning does, and keeps nothing.
+It is for whoever brings up a new machine or device: it compiles, measures and checks exactly as tuning does, and keeps
+nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def tasks_of(text: str, setting: Setting, precision: str | None = None) -> list[
         InputError: a constant has a size that is not known.
     """
     machine = machine_of(setting.target)
-    program = compile_program(parse(text, _constants(text)), machine.context(setting, precision), machine.templates(setting))
+    program = compile_program(
+        parse(text, _constants(text)), machine.context(setting, precision), machine.templates(setting)
+    )
     return extract(program, setting)
 
 
@@ -66,7 +69,10 @@ def _constants(text: str) -> dict[str, Any]:
 def schedules(task: Task, count: int) -> list[Choice]:
     """The first choice and others from all over the templates' spaces, `count` at most."""
     problem = task.rebuilt[2]
-    spaces = [[Choice(t.name, knobs) for knobs in t.space(problem)] for t in machine_of(task.setting.target).templates(task.setting)]
+    spaces = [
+        [Choice(t.name, knobs) for knobs in t.space(problem)]
+        for t in machine_of(task.setting.target).templates(task.setting)
+    ]
     every = [c for s in spaces for c in s]
     step = max(1, -(-len(every) // max(count, 1)))
     return every[::step][:count]
@@ -88,7 +94,9 @@ def table(task: Task, calls: int, trials: Sequence[Trial]) -> list[str]:
 
 def look(arguments: Sequence[str] | None = None) -> None:
     """The command. `arguments`: default is the process's own."""
-    ap = argparse.ArgumentParser(prog="python -m dnnc.autotune.runners.measure", description="Measure some schedules of the kernels of a graph.")
+    ap = argparse.ArgumentParser(
+        prog="python -m dnnc.autotune.runners.measure", description="Measure some schedules of the kernels of a graph."
+    )
     ap.add_argument("graph", nargs="?", type=Path, help="a file with a graph's text; default: a fully connected layer")
     ap.add_argument("--target", default="llvm", help="such as 'llvm -threads=1' or 'cuda:1'")
     ap.add_argument("--devices", default="", help="numbers of GPUs to use at once, such as 0,1")
@@ -119,4 +127,7 @@ def _look(a: argparse.Namespace) -> None:
         return
     for task, calls in found:
         print("\n".join(table(task, calls, [t for t in trials if t.task == task.key])))
-    print(f"{len(trials)} schedules in {took:.1f} s, processes started, on {trials[0].machine if trials else 'nothing'}: {setting.target}")
+    print(
+        f"{len(trials)} schedules in {took:.1f} s, processes started, on {trials[0].machine if trials else 'nothing'}: "
+        f"{setting.target}"
+    )

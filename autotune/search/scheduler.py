@@ -1,7 +1,8 @@
 """Which task to measure next: the one whose next trials save most time of the model per second of tuning.
 
-In: how often the model calls each task, its search, and what its trials have cost so far. As in Ansor (Zheng et al., OSDI 2020, section 6)
-the rate of a task looks back, at what its last trials have saved, and ahead, at what its search predicts; the weight is calls times seconds.
+In: how often the model calls each task, its search, and what its trials have cost so far. As in Ansor (Zheng et al.,
+OSDI 2020, section 6) the rate of a task looks back, at what its last trials have saved, and ahead, at what its search
+predicts; the weight is calls times seconds.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def order(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def share(entries: Sequence[Entry], batch: int, least: int) -> list[tuple[Entry, int]]:
-    """How many requests of a batch each task gets: `least` to one after the other of the most rewarding, one to tasks not measured yet."""
+    """How many requests of a batch each task gets: `least` to one after the other of the most rewarding, one to tasks
+    not measured yet.
+    """
     out: list[tuple[Entry, int]] = []
     left = batch
     for e in order(entries):

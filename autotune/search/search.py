@@ -1,9 +1,10 @@
 """The search over all tasks of a model under a budget: what is measured in which order, and which schedules win.
 
-In: tasks with their calls, a runner, a log, a budget. Out: a Result; every trial is in the log before anybody hears of it. Three parts:
-each task's default (and last winner), so that the shares of the model's time are known; batches for the tasks that promise most; and for
-each task a final, in which what was fastest is measured once more in turns with the default, with the kernel gate. The default wins ties.
-Fused groups with a share are measured in parts as well (`rivals`), and at last against these.
+In: tasks with their calls, a runner, a log, a budget. Out: a Result; every trial is in the log before anybody hears of
+it. Three parts: each task's default (and last winner), so that the shares of the model's time are known; batches for
+the tasks that promise most; and for each task a final, in which what was fastest is measured once more in turns with
+the default, with the kernel gate. The default wins ties. Fused groups with a share are measured in parts as well
+(`rivals`), and at last against these.
 """
 
 from __future__ import annotations
@@ -38,10 +39,18 @@ ATTEMPTS = 3  # finals of a task, where all finalists of one fail
 MOST_FINALS = 0.3  # of the budget, that is kept for finals
 OVERTIME = 0.1  # of the budget, for finals that take longer than was reserved
 LEARNING = 0.1  # of the time, at most, that the model may learn
-LEARN_FROM, LEARN_AGAIN = 16, 1.25  # schedules measured from which the model learns, and times as many when it learns again
+LEARN_FROM, LEARN_AGAIN = (
+    16,
+    1.25,
+)  # schedules measured from which the model learns, and times as many when it learns again
 FEW_GAIN = 0.1  # of a task's time, that is taken to be possible while few of its schedules are measured
 WORTH = 0.01  # predicted gain of the model below which the search ends
-OUT_OF_TIME, OUT_OF_TRIALS, STOPPED, CONVERGED = "the budget is spent", "all trials are made", "stopped", "predicted gain below 1 %"
+OUT_OF_TIME, OUT_OF_TRIALS, STOPPED, CONVERGED = (
+    "the budget is spent",
+    "all trials are made",
+    "stopped",
+    "predicted gain below 1 %",
+)
 
 
 Space = Callable[[Task], Sequence[Choice]]  # the schedules of a task, the default first; a task without any is left out
@@ -87,7 +96,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class Event:
-    """What a callback is told: `kind` is "begin", "trial", "winner" or "end"; a trial comes with its task, the best and the default's seconds."""
+    """What a callback is told: `kind` is "begin", "trial", "winner" or "end"; a trial comes with its task, the best and
+    the default's seconds.
+    """
 
     kind: str
     progress: Progress
@@ -99,7 +110,9 @@ class Event:
 
 @dataclass(frozen=True)
 class Point:
-    """One trial of a search, for reports. `at`: seconds since it began; `predicted`: seconds expected before the choice's first trial."""
+    """One trial of a search, for reports. `at`: seconds since it began; `predicted`: seconds expected before the
+    choice's first trial.
+    """
 
     at: float
     choice: Choice
@@ -144,8 +157,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Result:
-    """What a search found; `untuned` and `tuned` are seconds of a call of the model, summed over its tuned kernels. `fusions`: of fused groups
-    that were measured in another way too; `parts` are the outcomes of the tasks that these consist of."""
+    """What a search found; `untuned` and `tuned` are seconds of a call of the model, summed over its tuned kernels.
+    `fusions`: of fused groups that were measured in another way too; `parts` are the outcomes of the tasks that these
+    consist of.
+    """
 
     outcomes: tuple[Outcome, ...]
     seconds: float
@@ -247,14 +262,18 @@ class _Session:
         self.log.append(task)
         seeds = [self.winners[task.key]] if task.key in self.winners else []
         choices = list(dict.fromkeys([*choices, *seeds]))
-        features = self.plan.features(task, choices) if self.plan.features is not None and self.plan.model is not None else None
+        features = (
+            self.plan.features(task, choices)
+            if self.plan.features is not None and self.plan.model is not None
+            else None
+        )
         s = TaskSearch(task, choices, features, self.plan.model, seeds)
         if self.plan.resume:
             s.add(self.log.trials.get(task.key, ()))
         self.by_key[task.key] = Entry(s, calls)
         return self.by_key[task.key]
 
-    # --- the course -----------------------------------------------------------------------------------------------------------
+    # --- the course ---------------------------------------------------------------------------------------------------
 
     def run(self) -> Result:
         self._tell("begin")
@@ -278,7 +297,11 @@ class _Session:
             for e in self.everything:
                 e.reason = e.reason or e.search.done()
             self.rivals.close()
-            settled = [e for e in self.everything if e.reason and e.search.task.key not in self.verdicts and self._deserves_final(e)]
+            settled = [
+                e
+                for e in self.everything
+                if e.reason and e.search.task.key not in self.verdicts and self._deserves_final(e)
+            ]
             if settled and any(not e.reason for e in self.everything):
                 self._finals(settled)  # early, so that the log has their winners whatever happens later
             reason = self._over()
@@ -305,11 +328,15 @@ class _Session:
         """Is what the model's tasks may still gain too little?"""
         if any(not e.search.tried for e in self.entries):
             return False
-        return sum(e.calls * _believed(e.search) for e in self.entries if not e.reason) < WORTH * self._progress().current
+        return (
+            sum(e.calls * _believed(e.search) for e in self.entries if not e.reason) < WORTH * self._progress().current
+        )
 
     def _deadline(self) -> float:
         """When finals must begin, to end in time."""
-        cost = sum(e.cost * self.final_cost * (len(self._contenders(e)) + 1) for e in self.everything if self._needs_final(e))
+        cost = sum(
+            e.cost * self.final_cost * (len(self._contenders(e)) + 1) for e in self.everything if self._needs_final(e)
+        )
         cost += sum(e.cost * self.final_cost for r in self.rivals.all if r.leads for e in (r.whole, *r.parts))
         return self.start + self.budget * (1 - min(cost / self.budget, MOST_FINALS))
 
@@ -327,8 +354,9 @@ class _Session:
         return out
 
     def _measure(self, requests: Sequence[Request], final: bool = False) -> list[Trial]:
-        """Trials of requests, each in the log before anything else happens. Breaking off ends the runner's processes, so only what would
-        exceed the budget by more than the overtime is broken off."""
+        """Trials of requests, each in the log before anything else happens. Breaking off ends the runner's processes,
+        so only what would exceed the budget by more than the overtime is broken off.
+        """
         began, starts = self.plan.clock(), not self.made
         out: list[Trial] = []
         with closing(_iterator(self.runner.measure(requests))) as trials:
@@ -361,10 +389,18 @@ class _Session:
     def _learn(self) -> None:
         """Tell the model of all trials so far, where it wants to know."""
         update = getattr(self.plan.model, "update", None)
-        able = [(g, e.search.features, e.search.tried) for g, e in enumerate(self.everything) if e.search.features is not None]
+        able = [
+            (g, e.search.features, e.search.tried)
+            for g, e in enumerate(self.everything)
+            if e.search.features is not None
+        ]
         known = [(features[k], t.seconds, g) for g, features, tried in able for k, t in tried.items()]
         began = self.plan.clock()
-        if update is None or len(known) < max(LEARN_FROM, LEARN_AGAIN * self.learned) or self.learning > LEARNING * (began - self.start):
+        if (
+            update is None
+            or len(known) < max(LEARN_FROM, LEARN_AGAIN * self.learned)
+            or self.learning > LEARNING * (began - self.start)
+        ):
             return
         self.learned = len(known)
         x, seconds, groups = zip(*known)
@@ -374,7 +410,7 @@ class _Session:
             if not e.reason:
                 e.search.rescored()
 
-    # --- finals ---------------------------------------------------------------------------------------------------------------
+    # --- finals -------------------------------------------------------------------------------------------------------
 
     def _contenders(self, e: Entry) -> list[Tried]:
         """What may beat the default: the fastest, and the last winner."""
@@ -396,13 +432,20 @@ class _Session:
 
         def saved(e: Entry) -> float:
             base, best = e.search.default, e.search.best
-            return e.calls * (base.seconds - best.seconds) if base is not None and best is not None and base.seconds < math.inf else math.inf
+            return (
+                e.calls * (base.seconds - best.seconds)
+                if base is not None and best is not None and base.seconds < math.inf
+                else math.inf
+            )
 
-        return sorted((e for e in self.everything if e.search.tried and self._deserves_final(e)), key=lambda e: -saved(e))
+        return sorted(
+            (e for e in self.everything if e.search.tried and self._deserves_final(e)), key=lambda e: -saved(e)
+        )
 
     def _finals(self, entries: Sequence[Entry]) -> None:
-        """Decide tasks, in the order given, as many at once as a batch holds. What does not fit into the budget, with a little overtime,
-        stays as the log has it; where nothing competes with the default there is nothing to measure."""
+        """Decide tasks, in the order given, as many at once as a batch holds. What does not fit into the budget, with a
+        little overtime, stays as the log has it; where nothing competes with the default there is nothing to measure.
+        """
         left = deque((e, 0) for e in entries)
         while left:
             matches = self._matches(left)
@@ -431,33 +474,50 @@ class _Session:
     def _hold(self, matches: Sequence[tuple[Entry, Sequence[Tried]]]) -> list[Entry]:
         """Measure contenders and defaults in turns. The tasks of which no contender works, so that others may try."""
         requests = [
-            Request(e.search.task, c, None, FINAL_REPEATS, True) for e, field in matches for c in (e.search.choices[0], *(t.choice for t in field))
+            Request(e.search.task, c, None, FINAL_REPEATS, True)
+            for e, field in matches
+            for c in (e.search.choices[0], *(t.choice for t in field))
         ]
         began, costs = self.plan.clock(), [e.cost for e, _ in matches if e.cost]
         made = self._measure(requests, final=True)
         if costs:
             self.final_cost = max((self.plan.clock() - began) / len(requests) / statistics.mean(costs), 1.0)
-        return [e for e, _ in matches if not self._decide(e, {t.choice: t for t in made if t.task == e.search.task.key})]
+        return [
+            e for e, _ in matches if not self._decide(e, {t.choice: t for t in made if t.task == e.search.task.key})
+        ]
 
     def _decide(self, e: Entry, made: dict[Choice, Trial]) -> bool:
-        """Who wins a final; False where none of the contenders works. Without a time of the default in the same turns nobody does: the final
-        was broken off, or a worker went."""
+        """Who wins a final; False where none of the contenders works. Without a time of the default in the same turns
+        nobody does: the final was broken off, or a worker went.
+        """
         key = e.search.task.key
         default = made.pop(e.search.choices[0], None)
         if (default is None or default.status == "lost") and not (e.search.default and e.search.default.failed):
-            self.verdicts[key] = (None, "its final was not finished: the default was not measured in it", math.inf, math.inf)
+            self.verdicts[key] = (
+                None,
+                "its final was not finished: the default was not measured in it",
+                math.inf,
+                math.inf,
+            )
             return True
         right = [t for t in made.values() if t.ok and t.checked and t.seconds]
         if not right:
             unchecked = any(t.ok for t in made.values())
             if unchecked:
-                self.verdicts[key] = (None, "the kernel gate cannot check this kernel, so the default stays", math.inf, math.inf)
+                self.verdicts[key] = (
+                    None,
+                    "the kernel gate cannot check this kernel, so the default stays",
+                    math.inf,
+                    math.inf,
+                )
             return unchecked
         best = min(right, key=lambda t: t.median)
         if default is None or not default.ok:
             self._settle(e, best, None, "the default does not work")
         elif ahead(best.seconds, default.seconds):
-            self._settle(e, best, default, f"{default.median / best.median:.2f} times as fast as the default, measured in turns")
+            self._settle(
+                e, best, default, f"{default.median / best.median:.2f} times as fast as the default, measured in turns"
+            )
         else:
             self._settle(e, default, default, f"no other is more than {TIE:.0%} faster when measured in turns with it")
         return True
@@ -466,7 +526,12 @@ class _Session:
         """A task that has a winner and got no trial since: nothing to decide."""
         w = self.log.decided().get(e.search.task.key)
         if w is not None:
-            self.verdicts[w.task] = (w, "won in an earlier session", math.inf if w.baseline is None else w.baseline, w.seconds)
+            self.verdicts[w.task] = (
+                w,
+                "won in an earlier session",
+                math.inf if w.baseline is None else w.baseline,
+                w.seconds,
+            )
         return w is not None
 
     def _keep_default(self, e: Entry, why: str) -> None:
@@ -483,7 +548,7 @@ class _Session:
         self.verdicts[t.task] = (w, why, math.inf if baseline is None else baseline, t.median)
         self._tell("winner", e, t)
 
-    # --- fusion ---------------------------------------------------------------------------------------------------------------
+    # --- fusion -------------------------------------------------------------------------------------------------------
 
     def _match(self, r: Rival) -> None:
         """Decide whether a group is made in another way, while there is time."""
@@ -505,7 +570,7 @@ class _Session:
         choice = self.winners.get(key, s.choices[0])
         return choice, min((t.seconds for t in s.tried.values() if t.choice == choice), default=math.inf)
 
-    # --- telling --------------------------------------------------------------------------------------------------------------
+    # --- telling ------------------------------------------------------------------------------------------------------
 
     def _progress(self) -> Progress:
         untuned = current = predicted = 0.0
@@ -523,7 +588,9 @@ class _Session:
         if self.plan.trials is not None and self.made:
             eta = min(eta, max(self.plan.trials - self.made, 0) * now / self.made)
         done = sum(e.search.task.key in self.verdicts for e in self.entries)
-        return Progress(now, self.budget, self.made, self.failed, len(self.entries), done, untuned, current, predicted, eta)
+        return Progress(
+            now, self.budget, self.made, self.failed, len(self.entries), done, untuned, current, predicted, eta
+        )
 
     def _tell(self, kind: str, e: Entry | None = None, trial: Trial | None = None) -> None:
         if not self.plan.callbacks:
@@ -549,13 +616,26 @@ class _Session:
 
     def _outcome(self, e: Entry) -> Outcome:
         s = e.search
-        winner, why, default, seconds = self.verdicts.get(s.task.key, (None, "no final was made: the budget was spent before", math.inf, math.inf))
+        winner, why, default, seconds = self.verdicts.get(
+            s.task.key, (None, "no final was made: the budget was spent before", math.inf, math.inf)
+        )
         if winner is None or not math.isfinite(default):
             default = math.inf if s.default is None else s.default.seconds
             seconds = default if winner is None else seconds
         choice = None if winner is None else winner.choice
         points = tuple(self.points.get(s.task.key, ()))
-        return Outcome(s.task, e.calls, len(s.choices), default, seconds, choice, s.choices[0], e.reason or "the search ended", why, points)
+        return Outcome(
+            s.task,
+            e.calls,
+            len(s.choices),
+            default,
+            seconds,
+            choice,
+            s.choices[0],
+            e.reason or "the search ended",
+            why,
+            points,
+        )
 
 
 def _unrivalled(s: TaskSearch, attempt: int) -> str:

@@ -1,7 +1,8 @@
 """What a search may choose from: all schedules of a problem that are worth measuring.
 
-In: a problem and the templates of the machine and the numerics that it is for. Out: choices, the default first. The templates know what the
-hardware can hold; here their settings become one list, short enough for a model to score in one go.
+In: a problem and the templates of the machine and the numerics that it is for. Out: choices, the default first. The
+templates know what the hardware can hold; here their settings become one list, short enough for a model to score in one
+go.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ MOST = 512  # choices of a problem
 
 
 def space(problem: Problem, templates: Sequence[Template], most: int = MOST) -> list[Choice]:
-    """The schedules to search, each once: the default, the other quick guesses of all templates, then what else these offer, in turns.
+    """The schedules to search, each once: the default, the other quick guesses of all templates, then what else these
+    offer, in turns.
 
-    None of them has been applied: a schedule that does not apply to the problem says so by a ScheduleError when it is built. Of strict
+    None of them has been applied: a schedule that does not apply to the problem says so by a ScheduleError when it is
+        built. Of strict
     templates only that of the default is searched where there are sums, for another one adds up in an order of its own.
     """
     offered = [(t, found) for t in templates if (found := t.candidates(problem))]
@@ -33,7 +36,8 @@ def space(problem: Problem, templates: Sequence[Template], most: int = MOST) -> 
 
 
 def with_libraries(target: str) -> Callable[[Task], list[Choice]]:
-    """What calls of vendor libraries a search may measure beside our own schedules: of the libraries that are here, for a GPU.
+    """What calls of vendor libraries a search may measure beside our own schedules: of the libraries that are here, for
+    a GPU.
 
     Raises:
         TuneError: the target is no GPU, or no library is here.
@@ -56,7 +60,9 @@ def with_libraries(target: str) -> Callable[[Task], list[Choice]]:
 
 
 def as_known(choices: Sequence[Choice]) -> list[Choice]:
-    """The choices as a cost model is to see them: calls of libraries, of which it knows nothing, as the default, which is the first."""
+    """The choices as a cost model is to see them: calls of libraries, of which it knows nothing, as the default, which
+    is the first.
+    """
     from dnnc.backends.cuda.library import is_library
 
     return [choices[0] if is_library(c.template) else c for c in choices]

@@ -1,8 +1,10 @@
-"""What is tuned: one kernel of a program, as plain data that another process can rebuild, and the name under which a log knows it.
+"""What is tuned: one kernel of a program, as plain data that another process can rebuild, and the name under which a
+log knows it.
 
-In: a scheduled Program, or the problem of one group. Out: Tasks, each once, with how often the program calls them; the problem of a Task.
-The key of a workload covers the naive kernel (operators, shapes, types, layouts, what is fused), which buffers are constants, the
-target and the numerics: all that decides which schedules there are and how fast they run, and no weights.
+In: a scheduled Program, or the problem of one group. Out: Tasks, each once, with how often the program calls them; the
+problem of a Task. The key of a workload covers the naive kernel (operators, shapes, types, layouts, what is fused),
+which buffers are constants, the target and the numerics: all that decides which schedules there are and how fast they
+run, and no weights.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class Setting:
     """Where and how a kernel is to run.
 
     Args:
-        target: canonical text of a CPU or GPU, as `dnnc.autotune.runners.machine.machine_of` reads it: "llvm -mcpu=znver5 -threads=2", "cuda -arch=sm_90a".
+        target: canonical text of a CPU or GPU, as `dnnc.autotune.runners.machine.machine_of` reads it: "llvm
+            -mcpu=znver5 -threads=2", "cuda -arch=sm_90a".
         numerics: "strict", "standard" or "fast".
         rounded: may operands of products be rounded to TF32?
     """
@@ -65,14 +68,20 @@ class Task:
 
     @cached_property
     def rebuilt(self) -> tuple[Graph, Group, Problem]:
-        """The graph, its one group, and the problem to schedule. InternalError where the text does not give the workload of the key."""
+        """The graph, its one group, and the problem to schedule. InternalError where the text does not give the
+        workload of the key.
+        """
         found = self._read()
         if workload_key(found[2], self.setting) != self.key:
-            raise InternalError(f"task {self.name}: its graph is that of another workload; remove it from the log\n{self.graph}")
+            raise InternalError(
+                f"task {self.name}: its graph is that of another workload; remove it from the log\n{self.graph}"
+            )
         return found
 
     def renewed(self) -> Task:
-        """The same graph under the key of the kernel that it is lowered to today: another one where lowering has changed since."""
+        """The same graph under the key of the kernel that it is lowered to today: another one where lowering has
+        changed since.
+        """
         return replace(self, key=workload_key(self._read()[2], self.setting))
 
     def _read(self) -> tuple[Graph, Group, Problem]:
@@ -92,7 +101,13 @@ class Task:
 
 def workload_key(problem: Problem, setting: Setting) -> str:
     """The name of a workload: equal for equal kernels to schedule, wherever their models come from."""
-    parts = (show_kernel(problem.kernel), ",".join(sorted(problem.constants)), setting.target, setting.numerics, str(setting.rounded))
+    parts = (
+        show_kernel(problem.kernel),
+        ",".join(sorted(problem.constants)),
+        setting.target,
+        setting.numerics,
+        str(setting.rounded),
+    )
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -119,11 +134,22 @@ def task_of(graph: Graph, group: Group, inplace: Value | None, setting: Setting)
     constants = tuple(k for k, v in enumerate(inputs) if v in graph.constants)
     at = None if inplace is None else inputs.index(inplace)
     kind = group.kind
-    return Task(workload_key(problem, setting), problem.kernel.name, kind, alone.text(), at, constants, setting, int(str(problem.flops)))
+    return Task(
+        workload_key(problem, setting),
+        problem.kernel.name,
+        kind,
+        alone.text(),
+        at,
+        constants,
+        setting,
+        int(str(problem.flops)),
+    )
 
 
 def _alone(graph: Graph, nodes: Sequence[Node], output: Value) -> tuple[Graph, list[Value]]:
-    """A group as a graph of its own, and the values that its inputs were. Constants that are numbers in the kernel go along, others become inputs."""
+    """A group as a graph of its own, and the values that its inputs were. Constants that are numbers in the kernel go
+    along, others become inputs.
+    """
     g = Graph("task")
     made: dict[Value, Value] = {}
     inputs: list[Value] = []
@@ -136,7 +162,9 @@ def _alone(graph: Graph, nodes: Sequence[Node], output: Value) -> tuple[Graph, l
                 continue
             made[v] = g.add_input(f"x{len(inputs)}", v.type)
             inputs.append(v)
-        new = g.append(Node(n.op, [None if v is None else made[v] for v in n.inputs], n.attrs, [o.type for o in n.outputs]))
+        new = g.append(
+            Node(n.op, [None if v is None else made[v] for v in n.inputs], n.attrs, [o.type for o in n.outputs])
+        )
         made.update(zip(n.outputs, new.outputs))
     g.outputs.append(made[output])
     return g, inputs

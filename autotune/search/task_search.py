@@ -1,8 +1,10 @@
-"""The search over the schedules of one task: which to measure next, what is best so far, and whether going on is worth it.
+"""The search over the schedules of one task: which to measure next, what is best so far, and whether going on is worth
+it.
 
-In: the choices of the task's space, their features, a cost model, and trials as they come. Out: requests for the next batch.
-A batch mixes what the model and the measurements predict to be fastest, neighbours of the best ones (one knob changed, or the knobs of two
-of them mixed), and schedules of which it is unsure. Successive halving: a choice gets one repeat, those near the best get more.
+In: the choices of the task's space, their features, a cost model, and trials as they come. Out: requests for the next
+batch. A batch mixes what the model and the measurements predict to be fastest, neighbours of the best ones (one knob
+changed, or the knobs of two of them mixed), and schedules of which it is unsure. Successive halving: a choice gets one
+repeat, those near the best get more.
 """
 
 from __future__ import annotations
@@ -35,11 +37,15 @@ DEFAULT, WINNER, PREDICTED, NEIGHBOUR, UNSURE = "default", "last winner", "predi
 
 
 class Model(Protocol):
-    """A cost model, one's own or `dnnc.autotune.model.cost_model`'s. One that also has `update(x, seconds, groups)` is told of all trials as they come:
-    features, seconds (infinite where a schedule failed), and the number of the task of each."""
+    """A cost model, one's own or `dnnc.autotune.model.cost_model`'s. One that also has `update(x, seconds, groups)` is
+    told of all trials as they come: features, seconds (infinite where a schedule failed), and the number of the task of
+    each.
+    """
 
     def predict(self, x: Array) -> Array:
-        """Features float32 [n, F] of one task -> scores float [n]: logarithms of speed, where the model knows them, or higher where faster."""
+        """Features float32 [n, F] of one task -> scores float [n]: logarithms of speed, where the model knows them, or
+        higher where faster.
+        """
         ...
 
 
@@ -110,7 +116,7 @@ class TaskSearch:
         self._ranked: list[Tried] | None = None  # until a trial comes
         self.surrogate = Surrogate(encode(self.choices), self._scores())
 
-    # --- what is known --------------------------------------------------------------------------------------------------------
+    # --- what is known ------------------------------------------------------------------------------------------------
 
     def add(self, trials: Iterable[Trial]) -> None:
         """Take measurements, one's own or those of an earlier session. Choices outside of the space are passed over."""
@@ -153,7 +159,7 @@ class TaskSearch:
         """Numbers of the choices that nobody has measured."""
         return np.array([k for k in range(len(self.choices)) if k not in self.tried], int)
 
-    # --- what to expect -------------------------------------------------------------------------------------------------------
+    # --- what to expect -----------------------------------------------------------------------------------------------
 
     def rescored(self) -> None:
         """The model has learned: ask it again, before the next batch."""
@@ -208,12 +214,14 @@ class TaskSearch:
         best = self.best
         if best is None:
             return "no schedule works" if self.failures >= HOPELESS else ""
-        if len(self.tried) < min(LEAST_TRIALS, len(self.choices)) or any(k not in self.tried for k in (0, *self._seeds)):
+        if len(self.tried) < min(LEAST_TRIALS, len(self.choices)) or any(
+            k not in self.tried for k in (0, *self._seeds)
+        ):
             return ""
         since = len(self.tried) - 1 - list(self.tried).index(best.number)
         return "predicted gain below 1 %" if since >= PATIENCE and self.gain < WORTH * best.seconds else ""
 
-    # --- what to measure ------------------------------------------------------------------------------------------------------
+    # --- what to measure ----------------------------------------------------------------------------------------------
 
     def propose(self, n: int) -> list[Choice]:
         """The next choices to measure, at most n, none of which has been measured."""
@@ -223,11 +231,23 @@ class TaskSearch:
         """The next batch: repeats of what came near the best, then new choices."""
         best = self.best
         limit = None if best is None else EARLY_STOP * best.seconds
-        near = [t for t in self.ranked if best is not None and t.repeats < MORE_REPEATS and t.seconds <= SURVIVES * best.seconds]
+        near = [
+            t
+            for t in self.ranked
+            if best is not None and t.repeats < MORE_REPEATS and t.seconds <= SURVIVES * best.seconds
+        ]
         out = [Request(self.task, t.choice, limit, MORE_REPEATS, not t.checked) for t in near[: max(n // 2, 1)]]
         for k in self._picked(n - len(out)):
             first = k == 0 or k in self._seeds
-            out.append(Request(self.task, self.choices[k], None if first else limit, MORE_REPEATS if first else FIRST_REPEATS, first))
+            out.append(
+                Request(
+                    self.task,
+                    self.choices[k],
+                    None if first else limit,
+                    MORE_REPEATS if first else FIRST_REPEATS,
+                    first,
+                )
+            )
         return out
 
     def _picked(self, n: int) -> list[int]:
@@ -238,7 +258,12 @@ class TaskSearch:
                 self.surrogate.rescore(self._scores())
                 self._stale, self._old_scores = True, False
             self._fit()
-            for rank, wanted in ((self._fastest, (n + 3) // 4), (self._neighbours, (n + 1) // 2), (self._unsure, n), (self._fastest, n)):
+            for rank, wanted in (
+                (self._fastest, (n + 3) // 4),
+                (self._neighbours, (n + 1) // 2),
+                (self._unsure, n),
+                (self._fastest, n),
+            ):
                 for k, why in rank():
                     if len(picked) >= wanted:
                         break
@@ -255,7 +280,10 @@ class TaskSearch:
             order = np.argsort(s.mean[left], kind="stable")
             return [(int(k), PREDICTED) for k in left[order]]
         z = (math.log(best.seconds) - s.mean[left]) / s.spread[left]
-        density, below = np.exp(-z * z / 2) / math.sqrt(2 * math.pi), np.array([0.5 * math.erfc(-x / math.sqrt(2)) for x in z])
+        density, below = (
+            np.exp(-z * z / 2) / math.sqrt(2 * math.pi),
+            np.array([0.5 * math.erfc(-x / math.sqrt(2)) for x in z]),
+        )
         order = np.argsort(-s.spread[left] * (z * below + density), kind="stable")
         return [(int(k), PREDICTED) for k in left[order]]
 

@@ -1,4 +1,6 @@
-"""One measurement of one schedule, and what makes such: the data and the interface between search, runners and the log."""
+"""One measurement of one schedule, and what makes such: the data and the interface between search, runners and the
+log.
+"""
 
 from __future__ import annotations
 
@@ -67,14 +69,22 @@ class Trial:
     @staticmethod
     def from_json(record: dict[str, Any]) -> Trial:
         template, knobs = record["choice"]
-        return Trial(**{**record, "choice": Choice(template, tuple(knobs.items())), "seconds": tuple(record["seconds"])})
+        return Trial(
+            **{**record, "choice": Choice(template, tuple(knobs.items())), "seconds": tuple(record["seconds"])}
+        )
 
 
 def ahead(seconds: Sequence[float], default: Sequence[float]) -> bool:
-    """Is a schedule faster than the default beyond a tie? Repeats are of the same rounds where there are as many of both."""
+    """Is a schedule faster than the default beyond a tie? Repeats are of the same rounds where there are as many of
+    both.
+    """
     if statistics.median(seconds) > (1 - TIE) * statistics.median(default):
         return False
-    pairs = list(zip(seconds, default)) if len(seconds) == len(default) else [(statistics.median(seconds), d) for d in default]
+    pairs = (
+        list(zip(seconds, default))
+        if len(seconds) == len(default)
+        else [(statistics.median(seconds), d) for d in default]
+    )
     return sum(a < b for a, b in pairs) >= AHEAD * len(pairs)
 
 
@@ -85,7 +95,8 @@ class Request:
     Args:
         task: the kernel.
         choice: the schedule to measure.
-        limit: seconds of one call past which measuring stops early with what there is: 3 times the best so far; None for none.
+        limit: seconds of one call past which measuring stops early with what there is: 3 times the best so far; None
+            for none.
         repeats: how many numbers `seconds` shall hold.
         check: run the kernel gate as well, and fail with "wrong" where it does.
     """
@@ -101,7 +112,9 @@ class Runner(Protocol):
     """Measures schedules: in processes of this machine, on several GPUs, over a Ray cluster."""
 
     def measure(self, requests: Sequence[Request]) -> Iterator[Trial]:
-        """One Trial for each request, in any order, as they come. Never raises for what a schedule does: that is a status."""
+        """One Trial for each request, in any order, as they come. Never raises for what a schedule does: that is a
+        status.
+        """
         ...
 
     def close(self) -> None:

@@ -1,8 +1,9 @@
-"""Fusion and algorithms as choices: what a group could be made of instead of one kernel, as tasks to measure, and plans as a log wants them.
+"""Fusion and algorithms as choices: what a group could be made of instead of one kernel, as tasks to measure, and plans
+as a log wants them.
 
-In: a program, or a plan and what a log has decided. Out: Variations, whose parts are Tasks like any other; the plan that is compiled. A
-decision travels among the winners as a Choice of its own kind, `fused(cuts=0, parts=KEY KEY)`, under a name made of the group's key, so
-that whatever keeps winners (saved models, the option `tune`) keeps it too.
+In: a program, or a plan and what a log has decided. Out: Variations, whose parts are Tasks like any other; the plan
+that is compiled. A decision travels among the winners as a Choice of its own kind, `fused(cuts=0, parts=KEY KEY)`,
+under a name made of the group's key, so that whatever keeps winners (saved models, the option `tune`) keeps it too.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def described(variant: Variant, names: Sequence[str]) -> str:
     return " | ".join(names)
 
 
-# --- what to measure ----------------------------------------------------------------------------------------------------------
+# --- what to measure --------------------------------------------------------------------------------------------------
 
 
 def variations(programs: Sequence[Program], setting: Setting, keys: Collection[str]) -> list[Variation]:
@@ -76,7 +77,11 @@ def _of_program(program: Program, setting: Setting, keys: Collection[str]) -> It
         turn = [(task, graph, g, found[k]) for task, graph, g, found in wholes.values() if k < len(found)]
         memory = _planned(vary(program.region, {g: v for _, _, g, v in turn if v.tile is None}))
         for task, graph, g, v in turn:
-            parts = [_task(graph, p, memory, setting) for p in cut(g, v.cuts)] if v.tile is None else [retiled(task, v.tile)]
+            parts = (
+                [_task(graph, p, memory, setting) for p in cut(g, v.cuts)]
+                if v.tile is None
+                else [retiled(task, v.tile)]
+            )
             yield Variation(task, v, tuple(t for t in parts if t is not None))
 
 
@@ -109,12 +114,14 @@ def retiled(task: Task, tile: int) -> Task:
     assert x is not None and w is not None and x.type.layout is not None
     w.type = TensorType(w.type.dtype, w.type.shape, weights_layout(x.type.rank, x.type.layout.block(1), tile))
     nodes = tuple(g.nodes())
-    low = lower_group(g, Group(nodes, g.outputs[0], task.kind), None if task.inplace is None else g.inputs[task.inplace])
+    low = lower_group(
+        g, Group(nodes, g.outputs[0], task.kind), None if task.inplace is None else g.inputs[task.inplace]
+    )
     problem = classify(nodes, low, {*g.constants, *(g.inputs[k] for k in task.constants)})
     return replace(task, key=workload_key(problem, task.setting), graph=g.text())
 
 
-# --- decisions among winners --------------------------------------------------------------------------------------------------
+# --- decisions among winners ------------------------------------------------------------------------------------------
 
 
 def name_of(key: str) -> str:
@@ -166,7 +173,9 @@ class Decisions:
         self.taken = 0
 
     def revise(self, region: Region, memory: MemoryPlan) -> tuple[Region, MemoryPlan]:
-        """The plan with the groups that were faster in another way made so. A decision whose parts are not those that were measured is left out."""
+        """The plan with the groups that were faster in another way made so. A decision whose parts are not those that
+        were measured is left out.
+        """
         if not self.choices:
             return region, memory
         wanted = self._wanted(region, memory)

@@ -1,7 +1,7 @@
 """Arrays on a device that other libraries made: where their elements lie, and results of the same kind.
 
-CuPy and whatever has `__cuda_array_interface__` or speaks DLPack come in; torch tensors are asked directly, so that all of their dtypes
-pass. Nothing is copied, but for arrays that are not contiguous.
+CuPy and whatever has `__cuda_array_interface__` or speaks DLPack come in; torch tensors are asked directly, so that all
+of their dtypes pass. Nothing is copied, but for arrays that are not contiguous.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def dtype_name(d: np.dtype[Any]) -> str:
     return d.name
 
 
-def device_array(a: Any, name: str, dtype: np.dtype[Any], rank: int, device: Device, what: str = "input") -> DeviceArray:
+def device_array(
+    a: Any, name: str, dtype: np.dtype[Any], rank: int, device: Device, what: str = "input"
+) -> DeviceArray:
     """An input of a call on a device. InputError names it, what was expected and what was given."""
     found = _found(a, device)
     if found.dtype != dtype_name(dtype):
@@ -62,9 +64,14 @@ def _found(a: Any, device: Device) -> DeviceArray:
     number = getattr(getattr(a, "device", None), "id", device.number)
     if number != device.number and hasattr(a, "__cuda_array_interface__"):
         raise InputError(
-            f"an array on cuda:{number} is given to a model on cuda:{device.number}; move it there, or compile for target='cuda:{number}'"
+            f"an array on cuda:{number} is given to a model on cuda:{device.number}; move it there, or compile for "
+            f"target='cuda:{number}'"
         )
-    return _from_torch(a, device) if _is_torch(a) else _from_interface(a if hasattr(a, "__cuda_array_interface__") else _from_dlpack(a))
+    return (
+        _from_torch(a, device)
+        if _is_torch(a)
+        else _from_interface(a if hasattr(a, "__cuda_array_interface__") else _from_dlpack(a))
+    )
 
 
 def is_read_only(a: Any) -> bool:
@@ -88,8 +95,9 @@ def device_number(a: Any) -> int:
 
 
 def interface_array(a: Any) -> DeviceArray:
-    """Where the elements of an array of any library lie, which is asked by the interfaces of exchange; torch's come in the order of CuPy's
-    current stream."""
+    """Where the elements of an array of any library lie, which is asked by the interfaces of exchange; torch's come in
+    the order of CuPy's current stream.
+    """
     a = a.detach() if _is_torch(a) else a
     return _from_interface(_from_dlpack(a) if _is_torch(a) or not hasattr(a, "__cuda_array_interface__") else a)
 
@@ -100,15 +108,23 @@ def output_array(a: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
         raise InputError(f"output {name}: expected an array on the device as the first input is one, got {a_type(a)}")
     found = _found(a, device)
     if hasattr(a, "__dnnc_array__") and found.keep is not a:
-        raise InputError(f"output {name}: arrays of dnnc.array are values, nobody writes to them; give a CuPy or torch array, or no outputs")
+        raise InputError(
+            f"output {name}: arrays of dnnc.array are values, nobody writes to them; give a CuPy or torch array, or no "
+            "outputs"
+        )
     if found.dtype != dtype_name(dtype) or found.shape != shape or found.copied:
-        raise InputError(f"output {name}: expected a contiguous array {dtype.name} {shape}, got {found.dtype} {found.shape}")
+        raise InputError(
+            f"output {name}: expected a contiguous array {dtype.name} {shape}, got {found.dtype} {found.shape}"
+        )
     return found
 
 
 def _from_torch(a: Any, device: Device) -> DeviceArray:
     if a.device.index != device.number:
-        raise InputError(f"a tensor on {a.device} is given to a model on cuda:{device.number}; move it there, or compile for target='{a.device}'")
+        raise InputError(
+            f"a tensor on {a.device} is given to a model on cuda:{device.number}; move it there, or compile for "
+            f"target='{a.device}'"
+        )
     copied = not a.is_contiguous()
     a = a.detach().contiguous() if copied else a.detach()
     return DeviceArray(a.data_ptr(), tuple(a.shape), str(a.dtype).removeprefix("torch."), a, None, copied)
@@ -147,7 +163,7 @@ def _contiguous(shape: tuple[int, ...], strides: Any, typestr: str) -> bool:
     return True
 
 
-# --- results ------------------------------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 Empty = Callable[[tuple[int, ...], np.dtype[Any]], Any]
 Defer = Callable[[Any, Callable[[], None], int], None]
@@ -155,10 +171,11 @@ Defer = Callable[[Any, Callable[[], None], int], None]
 
 @dataclass(frozen=True)
 class Kind:
-    """The library whose arrays a call gives and takes: `empty` makes what a program writes, `finish` makes of it what the caller gets.
+    """The library whose arrays a call gives and takes: `empty` makes what a program writes, `finish` makes of it what
+    the caller gets.
 
-    `defer(key, check, stream)` puts off the check of indices that were read at run time until somebody waits for the stream; without it the
-    call waits.
+    `defer(key, check, stream)` puts off the check of indices that were read at run time until somebody waits for the
+    stream; without it the call waits.
     """
 
     empty: Empty

@@ -1,6 +1,8 @@
-"""A scheduled program -> a CudaNative: kernels compiled (or taken from the cache), values given their places, nothing of it on a device yet.
+"""A scheduled program -> a CudaNative: kernels compiled (or taken from the cache), values given their places, nothing
+of it on a device yet.
 
-No device is needed. Kernels that no device has checked carry their check with them; it runs when the program is first loaded on one.
+No device is needed. Kernels that no device has checked carry their check with them; it runs when the program is first
+loaded on one.
 """
 
 from __future__ import annotations
@@ -39,11 +41,15 @@ Progress = Callable[[str, int, int], None]
 
 
 class Compiler(Protocol):
-    """Makes machine code. `version` says all of it that code depends on besides the kernel's text and the architecture."""
+    """Makes machine code. `version` says all of it that code depends on besides the kernel's text and the
+    architecture.
+    """
 
     version: str
 
-    def compile(self, kernels: Mapping[str, Kernel], target: GpuTarget, tell: Callable[[int, int], None] | None) -> dict[str, bytes]:
+    def compile(
+        self, kernels: Mapping[str, Kernel], target: GpuTarget, tell: Callable[[int, int], None] | None
+    ) -> dict[str, bytes]:
         """Kernels by symbol -> code by symbol; `tell(done, of)` as they come."""
         ...
 
@@ -55,7 +61,9 @@ class NvrtcCompiler:
         self.threads = threads
         self.version = f"{nvrtc_identity()} {printer_version()}"
 
-    def compile(self, kernels: Mapping[str, Kernel], target: GpuTarget, tell: Callable[[int, int], None] | None) -> dict[str, bytes]:
+    def compile(
+        self, kernels: Mapping[str, Kernel], target: GpuTarget, tell: Callable[[int, int], None] | None
+    ) -> dict[str, bytes]:
         texts = {name: (emit_kernel(k, name, target), target.arch) for name, k in kernels.items()}
         done = itertools.count(1)
         made = compile_many(texts, self.threads, lambda _: tell(next(done), len(texts)) if tell else None)
@@ -64,10 +72,20 @@ class NvrtcCompiler:
 
 @cache
 def printer_version() -> str:
-    """A hash of the modules of this package that turn kernel text into code, so that a change of theirs never meets code of before."""
+    """A hash of the modules of this package that turn kernel text into code, so that a change of theirs never meets
+    code of before.
+    """
     h = hashlib.sha256()
     for path in sorted(Path(str(package.__file__)).parent.glob("*.py")):
-        if path.stem not in ("native", "graph", "gate", "device", "build", "tensor_maps", "arrays") and not path.stem.startswith("library"):
+        if path.stem not in (
+            "native",
+            "graph",
+            "gate",
+            "device",
+            "build",
+            "tensor_maps",
+            "arrays",
+        ) and not path.stem.startswith("library"):
             h.update(path.read_bytes())
     return h.hexdigest()
 
@@ -78,12 +96,16 @@ def symbol_of(text: str, arch: str, version: str) -> str:
 
 
 def symbols_of(program: Program, arch: str, version: str) -> dict[str, str]:
-    """The names of a program's kernels by their texts. Those of calls depend on the version of the library, which decides what is computed how."""
+    """The names of a program's kernels by their texts. Those of calls depend on the version of the library, which
+    decides what is computed how.
+    """
     known = {name: version_of(name) for name in installed()} if any(map(step_call, program.kernels)) else {}
     out = {}
     for s in program.kernels:
         call = step_call(s)
-        out[s.text] = symbol_of(s.text, arch, version if call is None else f"{call.library} {known.get(call.library, 'missing')}")
+        out[s.text] = symbol_of(
+            s.text, arch, version if call is None else f"{call.library} {known.get(call.library, 'missing')}"
+        )
     return out
 
 
@@ -211,10 +233,16 @@ def _check(name: str, step: Step, graph: Graph, kernels: KernelCache) -> Check:
 def linked_texts(program: Program, target: GpuTarget, version: str) -> tuple[NativeKernel, ...]:
     """The kernels of a program as data, then its loops and branches; nothing is compiled."""
     symbols = symbols_of(program, target.arch, version)
-    return _described(program, symbols, {c.symbol: c for c in Linker(program, symbols, place_constants(program, parameters=True).offsets).controls()})
+    return _described(
+        program,
+        symbols,
+        {c.symbol: c for c in Linker(program, symbols, place_constants(program, parameters=True).offsets).controls()},
+    )
 
 
-def _described(program: Program, symbols: Mapping[str, str], controls: Mapping[str, Control]) -> tuple[NativeKernel, ...]:
+def _described(
+    program: Program, symbols: Mapping[str, str], controls: Mapping[str, Control]
+) -> tuple[NativeKernel, ...]:
     texts = [control_text(controls[name]) for name in reversed(control_names(program))]
     return *describe(program, symbols), *describe_control(program, texts)
 
@@ -257,5 +285,11 @@ def control_text(c: Control) -> str:
     if not isinstance(c, Loop):
         return f"{c.symbol}: {len(c.then)} calls if the condition holds, else {len(c.other)}\n"
     end = "" if c.condition is None else " while the condition holds"
-    often = "as often as asked" if c.length is None else f"{c.length} times" if c.trips is None else f"as often as asked, {c.length} times at most"
+    often = (
+        "as often as asked"
+        if c.length is None
+        else f"{c.length} times"
+        if c.trips is None
+        else f"as often as asked, {c.length} times at most"
+    )
     return f"{c.symbol}: {len(c.body)} calls, {often}{end}\n"

@@ -1,7 +1,7 @@
 """A real CUDA device, through CuPy's bindings of the runtime and the driver.
 
-In: a device's number. Out: a `Device` that loads cubins, launches kernels and records graphs. CuPy is imported at first use. Every method may
-be called from any thread; the device is made current for the call, as CUDA keeps that per thread.
+In: a device's number. Out: a `Device` that loads cubins, launches kernels and records graphs. CuPy is imported at first
+use. Every method may be called from any thread; the device is made current for the call, as CUDA keeps that per thread.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def open_device(number: int = 0) -> CupyDevice:
     problem = device_problem(number)
     if problem:
         raise TargetError(
-            f"target cuda{f':{number}' if number else ''}: {problem}. Without a device models can be compiled, not run: target='cuda -arch=sm_90a'"
+            f"target cuda{f':{number}' if number else ''}: {problem}. Without a device models can be compiled, not "
+            "run: target='cuda -arch=sm_90a'"
         )
     return _opened(number)
 
@@ -95,7 +96,13 @@ class CupyDevice:
         from cupy.cuda import function
         from cupy_backends.cuda.api import driver, runtime
 
-        self.number, self.cupy, self.driver, self.runtime, self.new_module = number, cupy, driver, runtime, function.Module
+        self.number, self.cupy, self.driver, self.runtime, self.new_module = (
+            number,
+            cupy,
+            driver,
+            runtime,
+            function.Module,
+        )
         self._functions: weakref.WeakValueDictionary[str, Function | CallFunction] = weakref.WeakValueDictionary()
         self._handles: Handles = {}
         self._lock = threading.Lock()
@@ -115,15 +122,22 @@ class CupyDevice:
             with self.current():
                 free, total = self.runtime.memGetInfo()
             return TargetError(
-                f"{self.name} (cuda:{self.number}) has no room for {what}: {free / 1e9:.3g} of {total / 1e9:.3g} GB are free; "
+                f"{self.name} (cuda:{self.number}) has no room for {what}: {free / 1e9:.3g} of {total / 1e9:.3g} GB "
+                "are free; "
                 "give smaller sizes, let go of arrays, end other users of the device, or take another one (cuda:1)"
             )
         if status == NO_BINARY:
             major, minor = self.capability
-            return TargetError(f"{self.name} (cuda:{self.number}) is sm_{major}{minor} and cannot run {what}; compile for it with target='cuda'")
-        return InternalError(f"{what} on {self.name} (cuda:{self.number}): {_reason(e)}; please report it with the kernel's text (f.source('cuda'))")
+            return TargetError(
+                f"{self.name} (cuda:{self.number}) is sm_{major}{minor} and cannot run {what}; compile for it with "
+                "target='cuda'"
+            )
+        return InternalError(
+            f"{what} on {self.name} (cuda:{self.number}): {_reason(e)}; please report it with the kernel's text "
+            "(f.source('cuda'))"
+        )
 
-    # --- memory -----------------------------------------------------------------------------------------------------------------
+    # --- memory -------------------------------------------------------------------------------------------------------
 
     def alloc(self, nbytes: int) -> Block:
         return Block(self, nbytes)
@@ -139,7 +153,9 @@ class CupyDevice:
             return int(self.runtime.malloc(nbytes))
 
     def pooled(self, nbytes: int) -> tuple[int, Any]:
-        """Memory of CuPy's pool: its address, and what owns it and the stream that is current now, in whose order it will be used again."""
+        """Memory of CuPy's pool: its address, and what owns it and the stream that is current now, in whose order it
+        will be used again.
+        """
         with self.current():
             try:
                 memory = self.cupy.cuda.alloc(nbytes)
@@ -191,9 +207,11 @@ class CupyDevice:
         with self.current():
             self.runtime.memsetAsync(to, byte, nbytes, stream)
 
-    # --- kernels ----------------------------------------------------------------------------------------------------------------
+    # --- kernels ------------------------------------------------------------------------------------------------------
 
-    def load(self, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str], overlaps: bool = False) -> Function | CallFunction:
+    def load(
+        self, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str], overlaps: bool = False
+    ) -> Function | CallFunction:
         """A kernel, or a library's call, ready to be launched. Programs that are alive share it."""
         with self._lock:
             found = self._functions.get(symbol)
@@ -201,7 +219,11 @@ class CupyDevice:
                 with self.current():
                     try:
                         call = is_call(cubin)
-                        found = function_of(cubin, self._handles) if call else Function(self, cubin, symbol, launch, params, overlaps)
+                        found = (
+                            function_of(cubin, self._handles)
+                            if call
+                            else Function(self, cubin, symbol, launch, params, overlaps)
+                        )
                     except DnncError:
                         raise
                     except Exception as e:
@@ -210,11 +232,13 @@ class CupyDevice:
             return found
 
     def launch(self, function: Function | CallFunction, launch: Launch, args: Sequence[int], stream: int) -> None:
-        """`args`: addresses in the order of the kernel's parameters, of which tensor maps are made, then the status; of a call: the workspace."""
+        """`args`: addresses in the order of the kernel's parameters, of which tensor maps are made, then the status; of
+        a call: the workspace.
+        """
         with self.current():
             function.start(launch, args, stream)
 
-    # --- streams, graphs, events ------------------------------------------------------------------------------------------------
+    # --- streams, graphs, events --------------------------------------------------------------------------------------
 
     def new_stream(self) -> Queue:
         """A stream that does not wait for the default one."""
@@ -231,7 +255,9 @@ class CupyDevice:
 
     def capture(self, stream: int, record: Callable[[], None]) -> Graph:
         with self.current():
-            self.runtime.streamBeginCapture(stream, self.runtime.streamCaptureModeRelaxed)  # memory that is freed meanwhile does no harm
+            self.runtime.streamBeginCapture(
+                stream, self.runtime.streamCaptureModeRelaxed
+            )  # memory that is freed meanwhile does no harm
             try:
                 record()
             except BaseException:
@@ -248,8 +274,12 @@ class CupyDevice:
 
     def record(self, event: Any, stream: int) -> None:
         with self.current():
-            if self.runtime.streamIsCapturing(stream):  # CuPy has no binding of the call that makes it a node of the graph
-                status = driver_library().cuEventRecordWithFlags(ctypes.c_void_p(event.ptr), ctypes.c_void_p(stream), RECORD_EXTERNAL)
+            if self.runtime.streamIsCapturing(
+                stream
+            ):  # CuPy has no binding of the call that makes it a node of the graph
+                status = driver_library().cuEventRecordWithFlags(
+                    ctypes.c_void_p(event.ptr), ctypes.c_void_p(stream), RECORD_EXTERNAL
+                )
                 if status:
                     raise InternalError(f"cuEventRecordWithFlags failed with status {status}")
             else:
@@ -299,24 +329,33 @@ class Graph:
 
 
 class Function:
-    """A kernel of a loaded module, which it keeps alive. `params` are the names of its parameters, for its tensor maps; `overlaps`: it waits
-    by itself for the kernel before it (griddepcontrol), and so may begin early."""
+    """A kernel of a loaded module, which it keeps alive. `params` are the names of its parameters, for its tensor maps;
+    `overlaps`: it waits by itself for the kernel before it (griddepcontrol), and so may begin early.
+    """
 
-    def __init__(self, device: CupyDevice, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str], overlaps: bool) -> None:
+    def __init__(
+        self, device: CupyDevice, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str], overlaps: bool
+    ) -> None:
         self.driver, self.params = device.driver, list(params)
-        self.attributes: Mapping[int, tuple[int, ...]] = {LAUNCH_SERIALIZATION: (1,)} if overlaps else {}  # the size of clusters stands in the code
+        self.attributes: Mapping[int, tuple[int, ...]] = (
+            {LAUNCH_SERIALIZATION: (1,)} if overlaps else {}
+        )  # the size of clusters stands in the code
         self.module = device.new_module()
         self.module.load(cubin)
         self.function = self.module.get_function(symbol)
         self.pointer: int = self.function.ptr
         if launch.shared_bytes > SHARED_DEFAULT:
             self.driver.funcSetAttribute(self.pointer, MAX_DYNAMIC_SHARED, launch.shared_bytes)
-        self.driver.funcGetAttribute(NUM_REGS, self.pointer)  # a kernel that is loaded lazily is loaded now: not while a stream is captured
+        self.driver.funcGetAttribute(
+            NUM_REGS, self.pointer
+        )  # a kernel that is loaded lazily is loaded now: not while a stream is captured
 
     _prepared: Prepared | None = None  # made by the first launch
 
     def start(self, launch: Launch, args: Sequence[int], stream: int) -> None:
-        """Launch. `args` are addresses in the order of the parameters, then that of the status; tensor maps stand before it."""
+        """Launch. `args` are addresses in the order of the parameters, then that of the status; tensor maps stand
+        before it.
+        """
         if not launch.maps:
             if self._prepared is None:
                 self._prepared = Prepared(self.pointer, launch, len(args), self.attributes)
@@ -332,7 +371,9 @@ class Function:
 
 
 class Prepared:
-    """A launch whose structures are made once: what changes from one to the next are words of eight bytes, and the stream."""
+    """A launch whose structures are made once: what changes from one to the next are words of eight bytes, and the
+    stream.
+    """
 
     def __init__(self, function: int, launch: Launch, count: int, attributes: Mapping[int, tuple[int, ...]]) -> None:
         self._function, self._lock = ctypes.c_void_p(function), threading.Lock()
@@ -352,7 +393,7 @@ class Prepared:
             raise refused(status, self._config)
 
 
-# --- launches with attributes -------------------------------------------------------------------------------------------------
+# --- launches with attributes -----------------------------------------------------------------------------------------
 
 
 class _Attribute(ctypes.Structure):
@@ -377,7 +418,9 @@ def driver_library() -> Any:
 
 
 def configured(launch: Launch, attributes: Mapping[int, tuple[int, ...]], stream: int) -> _Config:
-    """What cuLaunchKernelEx takes. `LAUNCH_SERIALIZATION: (1,)` lets the kernel begin before its predecessor in the stream has ended."""
+    """What cuLaunchKernelEx takes. `LAUNCH_SERIALIZATION: (1,)` lets the kernel begin before its predecessor in the
+    stream has ended.
+    """
     made = (_Attribute * len(attributes))()
     for a, (key, numbers) in zip(made, attributes.items()):
         a.id = key
@@ -395,6 +438,7 @@ def started(config: _Config, function: int, params: Any) -> None:
 
 def refused(status: int, c: _Config) -> InternalError:
     return InternalError(
-        f"cuLaunchKernelEx failed with status {status}: grid {tuple(c.grid)}, block {tuple(c.block)}, {c.shared_bytes} bytes shared; "
+        f"cuLaunchKernelEx failed with status {status}: grid {tuple(c.grid)}, block {tuple(c.block)}, {c.shared_bytes} "
+        "bytes shared; "
         "a failure of a kernel before may be told here"
     )

@@ -2,10 +2,11 @@
 
     extern "C" __global__ void symbol(buffers and scalars in order, tensor maps, i32* status)
 
-Loops over blocks, threads, warps and lanes become the numbers that the hardware gives; the others stay loops under their names, and NVRTC
-unrolls those that are to be unrolled. Nothing is hoisted or shared here but what is used twice in one statement: the compiler does that.
-Buffers are `__restrict__`, for the memory plan gives every parameter its own memory, and `const` where only read. Addresses of parameters are
-multiples of VECTOR_BYTES. `status` is i32[4]: code (1: an index was outside), the number of the kernel (`kernel_number`), the index.
+Loops over blocks, threads, warps and lanes become the numbers that the hardware gives; the others stay loops under
+their names, and NVRTC unrolls those that are to be unrolled. Nothing is hoisted or shared here but what is used twice
+in one statement: the compiler does that. Buffers are `__restrict__`, for the memory plan gives every parameter its own
+memory, and `const` where only read. Addresses of parameters are multiples of VECTOR_BYTES. `status` is i32[4]: code (1:
+an index was outside), the number of the kernel (`kernel_number`), the index.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def emit_kernel(kernel: Kernel, symbol: str, target: GpuTarget) -> str:
     """The CUDA C++ of a kernel, complete: no header is needed.
 
     Raises:
-        InternalError: the kernel has no CUDA form (its loops cannot be a grid, a shape is not constant, an operation has no spelling).
+        InternalError: the kernel has no CUDA form (its loops cannot be a grid, a shape is not constant, an operation
+            has no spelling).
     """
     return emit_module([(kernel, symbol)], target)
 
@@ -144,7 +146,9 @@ class FuncEmitter:
         s = self.unit.shape
         cluster = f" __cluster_dims__({s.cluster}, 1, 1)" if s.cluster > 1 else ""
         together = next((s for s in walk_stmts(self.func.body) if isinstance(s, Eval) and s.name == "resident"), None)
-        blocks = f", {index.constant(together.args[0], 'the number of resident blocks')}" if together is not None else ""
+        blocks = (
+            f", {index.constant(together.args[0], 'the number of resident blocks')}" if together is not None else ""
+        )
         return f'extern "C" __global__ void{cluster} __launch_bounds__({s.threads}{blocks}) {name}'
 
     def param(self, p: Var | Buffer) -> str:
@@ -157,7 +161,7 @@ class FuncEmitter:
         self.values[p] = f"(int){name}" if index.narrow(p) else name
         return f"{ctype(p.dtype, p.lanes)} {name}"
 
-    # --- names ----------------------------------------------------------------------------------------------------------------
+    # --- names --------------------------------------------------------------------------------------------------------
 
     def fresh(self, name: str) -> str:
         """A name that no open scope has."""
@@ -191,11 +195,13 @@ class FuncEmitter:
         self.lines.append(self.pad + text)
 
     def use(self, helper: str) -> str:
-        """Ask for a helper. The text's own words are found anyway: only forms for vectors and operators have to be asked for."""
+        """Ask for a helper. The text's own words are found anyway: only forms for vectors and operators have to be
+        asked for.
+        """
         self.unit.used.add(helper)
         return helper
 
-    # --- expressions ----------------------------------------------------------------------------------------------------------
+    # --- expressions --------------------------------------------------------------------------------------------------
 
     def text(self, e: Expr, outer: int = 0) -> str:
         """An expression in its own number of lanes, in parentheses where it binds less than `outer`."""
@@ -207,7 +213,9 @@ class FuncEmitter:
             return self.temps[e], 0
         if isinstance(e, Const):
             if e.dtype is i64:
-                return (str(e.value), 0 if e.value >= 0 else PLUS) if index.narrow(e) else (literal(e.value, e.dtype), 0)
+                return (
+                    (str(e.value), 0 if e.value >= 0 else PLUS) if index.narrow(e) else (literal(e.value, e.dtype), 0)
+                )
             number = literal(e.value, e.dtype)
             return number, PLUS if number.startswith("-") else 0
         if isinstance(e, Var):
@@ -256,7 +264,11 @@ class FuncEmitter:
             return self.from_memory(f"gather({self.values[e.buf]}, {at}{limit})", UNARY, t, e.lanes)
         if e.lanes == 1:
             found = self.from_memory(self.element(e.buf, e.idx), 0, t, 1)
-            return found if e.limit is None else (f"{self.limit(e.limit, 1)} > 0 ? {found[0]} : {literal(0, t)}", index.CHOICE)
+            return (
+                found
+                if e.limit is None
+                else (f"{self.limit(e.limit, 1)} > 0 ? {found[0]} : {literal(0, t)}", index.CHOICE)
+            )
         name, args, limit = "take", str(e.lanes), ""
         if e.buf.space != "register":
             name, args = "ld", f"{self.aligned(e.buf, e.idx, e.lanes)}, {e.lanes}"
@@ -284,7 +296,7 @@ class FuncEmitter:
             return values.call(self, f"pack_{t}", [s], lanes)[0]
         return s
 
-    # --- what is used twice in a statement ------------------------------------------------------------------------------------
+    # --- what is used twice in a statement ----------------------------------------------------------------------------
 
     def named(self, *roots: Expr) -> None:
         """Give names to larger expressions that occur more than once: text would otherwise grow exponentially."""
@@ -318,7 +330,7 @@ class FuncEmitter:
     def declared(self, e: Expr) -> str:
         return "int" if index.narrow(e) else ctype(e.dtype, e.lanes)
 
-    # --- statements -----------------------------------------------------------------------------------------------------------
+    # --- statements ---------------------------------------------------------------------------------------------------
 
     def block(self, b: Block) -> None:
         for s in b:
@@ -394,7 +406,9 @@ class FuncEmitter:
         n = to.lanes * size
         whole = all(self.aligned(r.buf, r.idx, to.lanes) * size == n for r in (to, source))
         if n not in (4, 8, 16) or not whole:
-            raise InternalError(f"cp_async copies 4, 8 or 16 aligned bytes at once; got {n} bytes from {source!r} to {to!r}")
+            raise InternalError(
+                f"cp_async copies 4, 8 or 16 aligned bytes at once; got {n} bytes from {source!r} to {to!r}"
+            )
         limit = ""
         if len(s.args) > 2:
             k = s.args[2]
@@ -468,7 +482,9 @@ def elements(buf: Buffer) -> int:
 
 def _shared(kernel: Kernel) -> dict[Buffer, tuple[int, int]]:
     """Offset and size in bytes of every shared buffer; those that TMA swizzles first, for their alignment."""
-    found = [s.buf for f in kernel.funcs for s in walk_stmts(f.body) if isinstance(s, Alloc) and s.buf.space == "shared"]
+    found = [
+        s.buf for f in kernel.funcs for s in walk_stmts(f.body) if isinstance(s, Alloc) and s.buf.space == "shared"
+    ]
     out: dict[Buffer, tuple[int, int]] = {}
     at = 0
     for buf in sorted(found, key=lambda b: not b.swizzle):

@@ -1,4 +1,6 @@
-"""The kernel gate on a device: a kernel's function on random inputs, compared with float64 NumPy as `dnnc.backends.llvm.gate` says."""
+"""The kernel gate on a device: a kernel's function on random inputs, compared with float64 NumPy as
+`dnnc.backends.llvm.gate` says.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,17 @@ def check_kernel(graph: Graph, step: Step, device: Device, function: Any, launch
 
 
 def run_once(
-    step: Step, device: Device, function: Any, launch: Launch, bytes_: Mapping[Value, Array], out: Value, dims: Mapping[Var, int]
+    step: Step,
+    device: Device,
+    function: Any,
+    launch: Launch,
+    bytes_: Mapping[Value, Array],
+    out: Value,
+    dims: Mapping[Var, int],
 ) -> tuple[int, int, int]:
-    """Launch on copies of these bytes; those of the output, red zones included, and of small inputs are brought back. Gives the status."""
+    """Launch on copies of these bytes; those of the output, red zones included, and of small inputs are brought back.
+    Gives the status.
+    """
     stream = DEFAULT_STREAM
     starts: dict[Value, int] = {}
     total = ALIGN

@@ -1,8 +1,9 @@
 """Runs a program on a device: kernels in order on one stream, recorded into a graph where its course is known.
 
-`LoadedProgram` is what all runs share: functions and constants. A `Frame` is what one run at a time needs: the arena, the workspace of libraries, a slot for every input
-and output, the status, and the graphs that were recorded with these addresses. A loop whose trip count is known is recorded iteration by
-iteration, each with the addresses of its rows; any other is run from the host, which reads the condition after each iteration.
+`LoadedProgram` is what all runs share: functions and constants. A `Frame` is what one run at a time needs: the arena,
+the workspace of libraries, a slot for every input and output, the status, and the graphs that were recorded with these
+addresses. A loop whose trip count is known is recorded iteration by iteration, each with the addresses of its rows; any
+other is run from the host, which reads the condition after each iteration.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def aligned(n: int) -> int:
 class LoadedProgram:
     """A program whose kernels and constants are on a device, its new kernels checked. `arena_bytes`: of each frame.
 
-    Programs of one model for several shapes have the same weights: `others` are those that may have them on the device already.
+    Programs of one model for several shapes have the same weights: `others` are those that may have them on the device
+    already.
     """
 
     def __init__(self, native: CudaNative, device: Device, others: Sequence[LoadedProgram] = ()) -> None:
@@ -57,7 +59,9 @@ class LoadedProgram:
         self.constants = self._constants(held, others)
         self._at: dict[int, int] = {}
         self.arena_bytes = native.sizes({})[1]
-        self.workspace_bytes = max(map(workspace_bytes, self.functions.values()), default=0)  # calls of a frame follow each other
+        self.workspace_bytes = max(
+            map(workspace_bytes, self.functions.values()), default=0
+        )  # calls of a frame follow each other
         self.inputs = [_nbytes(t) for t in native.inputs]
         self.outputs = [_nbytes(t) for t in native.outputs]
         self.at_once = placed(native.donated, native.calls, len(native.inputs))
@@ -67,7 +71,11 @@ class LoadedProgram:
     def _constants(self, held: Constants, others: Sequence[LoadedProgram]) -> Memory:
         block, there = held.block, _where(held.references)
         for p in others:
-            if _where(p.references) == there and p.native.constants.nbytes == block.nbytes and np.array_equal(p.native.constants, block):
+            if (
+                _where(p.references) == there
+                and p.native.constants.nbytes == block.nbytes
+                and np.array_equal(p.native.constants, block)
+            ):
                 self.native.constants = p.native.constants
                 return p.constants
         if self.references:
@@ -161,7 +169,7 @@ class Walk:
         last = self.at.workspace if isinstance(function, CallFunction) else self.at.status
         self.device.launch(function, launch, [*args, last], stream)
 
-    # --- loops and branches -----------------------------------------------------------------------------------------------------
+    # --- loops and branches -------------------------------------------------------------------------------------------
 
     def control(self, c: Control, args: Sequence[int], stream: int) -> None:
         if isinstance(c, Loop):
@@ -234,7 +242,15 @@ class Walk:
         def rows(of: Sequence[Row]) -> list[int]:
             return [args[r.arg] + ((c.length or 0) - 1 - k if r.backward else k) * r.nbytes for r in of]
 
-        return [self.number(k, stream), *old, *rows(c.scanned), *(args[a] for a in c.captured), *condition, *new, *rows(c.stacked)]
+        return [
+            self.number(k, stream),
+            *old,
+            *rows(c.scanned),
+            *(args[a] for a in c.captured),
+            *condition,
+            *new,
+            *rows(c.stacked),
+        ]
 
     def number(self, k: int, stream: int) -> int:
         """The address at which the number k (int64) lies."""
@@ -268,7 +284,9 @@ class Frame:
 
     def __init__(self, loaded: LoadedProgram) -> None:
         self.loaded, self.device = loaded, loaded.device
-        self._memory, (status, arena, workspace) = self._places([STATUS_BYTES, loaded.arena_bytes, loaded.workspace_bytes])
+        self._memory, (status, arena, workspace) = self._places(
+            [STATUS_BYTES, loaded.arena_bytes, loaded.workspace_bytes]
+        )
         self._slots: tuple[Memory, list[int]] | None = None
         self._elsewhere: dict[int, Memory] = {}  # where donated outputs are made that may not be made where they end
         self.status = status
@@ -295,8 +313,9 @@ class Frame:
 
     @property
     def slots(self) -> list[int]:
-        """Addresses of places for the inputs and outputs, which are taken when they are first asked for. Outputs that are made in the memory of
-        their input have its place."""
+        """Addresses of places for the inputs and outputs, which are taken when they are first asked for. Outputs that
+        are made in the memory of their input have its place.
+        """
         if self._slots is None:
             inputs, at_once = self.loaded.inputs, self.loaded.at_once
             memory, at = self._places([*inputs, *(0 if k in at_once else n for k, n in enumerate(self.loaded.outputs))])
@@ -305,7 +324,7 @@ class Frame:
             self._slots = memory, at
         return self._slots[1]
 
-    # --- runs -------------------------------------------------------------------------------------------------------------------
+    # --- runs ---------------------------------------------------------------------------------------------------------
 
     def run_host(self, arrays: Sequence[Array], results: Sequence[Array]) -> tuple[int, int, int]:
         """Run on NumPy arrays, contiguous and of the right types; returns the status when all is done."""
@@ -340,7 +359,8 @@ class Frame:
         self.walk.run(self.loaded.native.calls, self.slots, stream)
 
     def run_device(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
-        """Run on device memory at these addresses, in the order of a stream; returns before it is done, unless the host has conditions to read.
+        """Run on device memory at these addresses, in the order of a stream; returns before it is done, unless the host
+        has conditions to read.
 
         An output that takes the memory of an input ends there, and at its own address too where that is another.
         """
@@ -355,7 +375,8 @@ class Frame:
         self.last = stream
 
     def direct(self, buffers: Sequence[int], again: bool = False) -> bool:
-        """Is it quicker to start the kernels one by one on the caller's memory than to copy to and from the slots, around a recorded graph?
+        """Is it quicker to start the kernels one by one on the caller's memory than to copy to and from the slots,
+        around a recorded graph?
 
         `again`: donated inputs have no need of slots.
         """
@@ -364,12 +385,16 @@ class Frame:
         loaded, donated = self.loaded, self.loaded.native.donated
         moved = sum(loaded.inputs) + sum(loaded.outputs)
         if again:
-            moved -= sum(loaded.inputs[j] + (loaded.outputs[k] if k in loaded.at_once else 0) for k, j in donated.items())
+            moved -= sum(
+                loaded.inputs[j] + (loaded.outputs[k] if k in loaded.at_once else 0) for k, j in donated.items()
+            )
         own = sum(COPY + 2 * loaded.outputs[k] / COPIED for k in donated if k not in loaded.at_once)
         return not loaded.recordable or START * loaded.kernels + own < START + COPY * len(buffers) + 2 * moved / COPIED
 
     def _through_slots(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, again: bool) -> None:
-        """`again`: donated inputs are where they were in the run before, so a graph that works there is worth recording."""
+        """`again`: donated inputs are where they were in the run before, so a graph that works there is worth
+        recording.
+        """
         n, donated, places = len(inputs), self.loaded.native.donated, list(self.slots)
         graph: Hashable = "device"
         if again and donated:
@@ -394,13 +419,16 @@ class Frame:
             del self._recorded[old]
 
     def bind(self, inputs: Sequence[int], outputs: Sequence[int]) -> Callable[[int], None]:
-        """A function that runs on the memory at these addresses, copying nothing that is made where it ends, in the order of the stream that it
-        is given."""
+        """A function that runs on the memory at these addresses, copying nothing that is made where it ends, in the
+        order of the stream that it is given.
+        """
         run = self.on_memory(inputs, outputs)
         return run if not self.loaded.recordable else self.device.capture(self.stream, lambda: run(self.stream)).launch
 
     def on_memory(self, inputs: Sequence[int], outputs: Sequence[int]) -> Callable[[int], None]:
-        """A function that starts all kernels on the memory at these addresses, and then copies what does not lie where it is to end."""
+        """A function that starts all kernels on the memory at these addresses, and then copies what does not lie where
+        it is to end.
+        """
         buffers, copies = [*inputs, *outputs], []
         for k, j in self.loaded.native.donated.items():
             own, wanted = inputs[j], outputs[k]
@@ -421,7 +449,7 @@ class Frame:
             self._elsewhere[k] = self.device.alloc(max(self.loaded.outputs[k], 1))
         return self._elsewhere[k].address
 
-    # --- inside -----------------------------------------------------------------------------------------------------------------
+    # --- inside -------------------------------------------------------------------------------------------------------
 
     def go(self, name: Hashable, work: Callable[[int], None], stream: int) -> None:
         """Do the work: as a graph, recorded the first time, where the program can be recorded."""

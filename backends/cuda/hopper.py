@@ -1,7 +1,8 @@
 """How CUDA C++ spells Hopper's effects: mbarriers, the copy engine (TMA), tensor cores of warp groups (wgmma).
 
-In: a statement of `dnnc.ir.loops.hopper`, and the printer. Out: the C++ statement, and what it needs: helpers of the prelude, and tensor
-maps, which the kernel takes as parameters after its buffers and scalars and which tell the copy engine beforehand how a buffer lies.
+In: a statement of `dnnc.ir.loops.hopper`, and the printer. Out: the C++ statement, and what it needs: helpers of the
+prelude, and tensor maps, which the kernel takes as parameters after its buffers and scalars and which tell the copy
+engine beforehand how a buffer lies.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
 ROW_BYTES = 128  # of a swizzled buffer
 
 
-# --- copies -------------------------------------------------------------------------------------------------------------------
+# --- copies -----------------------------------------------------------------------------------------------------------
 
 
 def map_of(s: Eval) -> TensorMap:
-    """The map that a copy between global and shared memory needs. InternalError where its buffers do not suit the copy engine."""
+    """The map that a copy between global and shared memory needs. InternalError where its buffers do not suit the copy
+    engine.
+    """
     inside, outside = _ends(s) if s.name != "tma_fetch" else (None, s.args[0])
     assert isinstance(outside, Ref)
     b, rows, lanes = (
@@ -42,11 +45,18 @@ def map_of(s: Eval) -> TensorMap:
     box = (*(1 for _ in shape[2:]), *((rows,) if len(shape) > 1 else ()), lanes)
     row, swizzle = lanes * b.dtype.bytes, inside.buf.swizzle if inside is not None else 0
     if len(shape) > 5 or strides[-1] != b.dtype.bytes or any(n % 16 for n in strides[:-1]):
-        raise InternalError(f"the copy engine takes up to 5 axes, apart by multiples of 16 bytes, the last one dense: {b.name} has {strides}")
+        raise InternalError(
+            f"the copy engine takes up to 5 axes, apart by multiples of 16 bytes, the last one dense: {b.name} has "
+            f"{strides}"
+        )
     if max(box) > 256 or row % 16:
-        raise InternalError(f"a box of {b.name} has {box} elements: at most 256 along an axis, and rows of a multiple of 16 bytes")
+        raise InternalError(
+            f"a box of {b.name} has {box} elements: at most 256 along an axis, and rows of a multiple of 16 bytes"
+        )
     if swizzle not in (0, SWIZZLE_ROWS) or (swizzle and row != ROW_BYTES):
-        raise InternalError(f"a swizzled buffer beside {b.name} has rows of {ROW_BYTES} bytes where copies fill it, its box {row}")
+        raise InternalError(
+            f"a swizzled buffer beside {b.name} has rows of {ROW_BYTES} bytes where copies fill it, its box {row}"
+        )
     return TensorMap(b.name, b.dtype, shape, strides, box, ROW_BYTES if swizzle else 0)
 
 
@@ -75,12 +85,19 @@ def im2col_of(s: Eval) -> TensorMap:
     shape = tuple(constant(d, f"the shape of {b.name}") for d in b.shape)
     row = to.lanes * b.dtype.bytes
     if shape[-1] * b.dtype.bytes % 16 or b.strides is not None or not 1 <= rows <= 256 or row != ROW_BYTES:
-        raise InternalError(f"the copy engine takes dense NHWC images with a multiple of 16 bytes a pixel: {b.name} is {b.dtype}{list(shape)}")
+        raise InternalError(
+            f"the copy engine takes dense NHWC images with a multiple of 16 bytes a pixel: {b.name} is "
+            f"{b.dtype}{list(shape)}"
+        )
     if not walkable(shape[1:-1], sizes, strides, begin, ()):
-        raise InternalError(f"the copy engine cannot walk over {b.name} in steps of {strides} from {begin} before its first pixel")
+        raise InternalError(
+            f"the copy engine cannot walk over {b.name} in steps of {strides} from {begin} before its first pixel"
+        )
     dense = tuple(math.prod(shape[k + 1 :]) * b.dtype.bytes for k in range(n + 2))
     corners = _corners(shape[1:-1], sizes, strides, begin)
-    return TensorMap(b.name, b.dtype, shape, dense, (rows, *(1 for _ in sizes), to.lanes), ROW_BYTES, (1, *strides, 1), corners)
+    return TensorMap(
+        b.name, b.dtype, shape, dense, (rows, *(1 for _ in sizes), to.lanes), ROW_BYTES, (1, *strides, 1), corners
+    )
 
 
 Ints = Sequence[int]
@@ -92,11 +109,17 @@ def _corners(image: Ints, sizes: Ints, strides: Ints, begin: Ints) -> tuple[tupl
 
 
 def walkable(image: Ints, sizes: Ints, strides: Ints, begin: Ints, reach: Ints) -> bool:
-    """Can the copy engine gather the pixels of a convolution? Numbers by axis: pixels of the image and of the result, and `reach`, how far a tap
-    lies from the filter's corner. A descriptor has 32 bits for all corners of a kind, and the instruction 16 for each reach."""
+    """Can the copy engine gather the pixels of a convolution? Numbers by axis: pixels of the image and of the result,
+    and `reach`, how far a tap lies from the filter's corner. A descriptor has 32 bits for all corners of a kind, and
+    the instruction 16 for each reach.
+    """
     bits = {1: 16, 2: 8, 3: 5}[len(sizes)]
     corners = [c for pair in _corners(image, sizes, strides, begin) for c in pair]
-    return max(strides) <= 8 and all(-(1 << bits - 1) <= c < 1 << bits - 1 for c in corners) and all(r < 1 << bits for r in reach)
+    return (
+        max(strides) <= 8
+        and all(-(1 << bits - 1) <= c < 1 << bits - 1 for c in corners)
+        and all(r < 1 << bits for r in reach)
+    )
 
 
 def _im2col(em: FuncEmitter, s: Eval) -> str:
@@ -110,7 +133,9 @@ def _im2col(em: FuncEmitter, s: Eval) -> str:
     name, count = f"tma_im2col{n + 2}", n + 3  # operands before the coordinates: to and map
     ints, halves = ", ".join(f"int c{k}" for k in range(n + 2)), ", ".join(f"u16 d{k}" for k in range(n))
     place, taps = (", ".join(f"%{first + k}" for k in range(many)) for first, many in ((2, n + 2), (count + 2, n)))
-    given = ", ".join((*(f'"r"(c{k})' for k in range(n + 2)), '"r"(shared_address(b))', *(f'"h"(d{k})' for k in range(n))))
+    given = ", ".join(
+        (*(f'"r"(c{k})' for k in range(n + 2)), '"r"(shared_address(b))', *(f'"h"(d{k})' for k in range(n)))
+    )
     text = f"""\
 FN void {name}(void* to, const TensorMap* map, {ints}, {halves}, u64* b) {{
   asm volatile("cp.async.bulk.tensor.{n + 2}d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {{{place}}}], [%{n + 4}], {{{taps}}};"
@@ -165,7 +190,7 @@ FN void {name}_{rank}d(const void* from, const TensorMap* map, {params}) {{
 }}"""
 
 
-# --- products -----------------------------------------------------------------------------------------------------------------
+# --- products ---------------------------------------------------------------------------------------------------------
 
 
 def _product(em: FuncEmitter, s: Eval) -> str:
@@ -174,7 +199,11 @@ def _product(em: FuncEmitter, s: Eval) -> str:
     n, t = 2 * acc.lanes, a.buf.dtype.name
     if t not in _WGMMA_TYPES or a.buf.dtype is not b.buf.dtype or n % 8 or not 8 <= n <= 256:
         raise InternalError(f"{s.name} of 64 x {n} of {a.buf.dtype} and {b.buf.dtype} does not exist")
-    block = constant(b.buf.full_strides()[1], "the size of a block of columns") * b.buf.dtype.bytes if s.name == "wgmma_kn" else 0
+    block = (
+        constant(b.buf.full_strides()[1], "the size of a block of columns") * b.buf.dtype.bytes
+        if s.name == "wgmma_kn"
+        else 0
+    )
     name = _generated(em, f"{s.name}_{n}_{t}", _wgmma_helper(f"{s.name}_{n}_{t}", n, t, block))
     em.use("matrix")
     return f"{name}({em.text(acc)}, {em.text(a)}, {em.text(b)}, {em.text(keep)});"
@@ -241,19 +270,21 @@ def _peer(em: FuncEmitter, e: Op) -> str:
 
 HELPERS: dict[str, str] = {
     "TensorMap": "struct alignas(64) TensorMap { u64 word[16]; };",
-    # a tile of shared memory for wgmma: its address, 1024 bytes from 8 rows to the next 8, rows of 128 bytes with swizzled
-    # chunks; where rows run across the sum, so many bytes from one block of 64 columns to the next
+    # a tile of shared memory for wgmma: its address, 1024 bytes from 8 rows to the next 8, rows of 128 bytes with
+    # swizzled chunks; where rows run across the sum, so many bytes from one block of 64 columns to the next
     "matrix": """\
 FN u64 matrix(const void* p, int block = 16) {
   return (u64)((shared_address(p) & 0x3FFFF) >> 4) | (u64)(block >> 4) << 16 | (u64)64 << 32 | (u64)1 << 62;
 }""",
-    "mbar_init": 'FN void mbar_init(u64* b, u32 n) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(b)), "r"(n) : "memory"); }',
+    "mbar_init": 'FN void mbar_init(u64* b, u32 n) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: '
+                 '"r"(shared_address(b)), "r"(n) : "memory"); }',
     "mbar_fence": """\
 FN void mbar_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }""",
-    "mbar_arrive": 'FN void mbar_arrive(u64* b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(b)) : "memory"); }',
+    "mbar_arrive": 'FN void mbar_arrive(u64* b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: '
+                   '"r"(shared_address(b)) : "memory"); }',
     "mbar_expect": """\
 FN void mbar_expect(u64* b, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)), "r"(bytes) : "memory");
@@ -263,10 +294,13 @@ FN void mbar_wait(u64* b, u32 parity) {
   asm volatile("{\\n.reg .pred done;\\nWAIT:\\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\\n@done bra DONE;\\nbra WAIT;\\nDONE:\\n}"
     :: "r"(shared_address(b)), "r"(parity) : "memory");
 }""",
-    "tma_prefetch": 'FN void tma_prefetch(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory"); }',
+    "tma_prefetch": 'FN void tma_prefetch(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" :: "l"(map) '
+                    ': "memory"); }',
     "bulk_commit": 'FN void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }',
-    "bulk_wait": 'template<int N> FN void bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" :: "n"(N) : "memory"); }',
-    "bulk_wait_read": 'template<int N> FN void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(N) : "memory"); }',
+    "bulk_wait": 'template<int N> FN void bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" :: "n"(N) : '
+                 '"memory"); }',
+    "bulk_wait_read": 'template<int N> FN void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" :: '
+                      '"n"(N) : "memory"); }',
     "fence_async": 'FN void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }',
     "stmatrix_x4": """\
 template<class T> FN void stmatrix_x4(T* p, const V<T, 8>& v) {
@@ -275,8 +309,10 @@ template<class T> FN void stmatrix_x4(T* p, const V<T, 8>& v) {
 }""",
     "wgmma_fence": 'FN void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }',
     "wgmma_commit": 'FN void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }',
-    "wgmma_wait": 'template<int N> FN void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }',
-    "named_barrier": 'FN void named_barrier(int id, int n) { asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(n) : "memory"); }',
+    "wgmma_wait": 'template<int N> FN void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : '
+                  '"memory"); }',
+    "named_barrier": 'FN void named_barrier(int id, int n) { asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(n) : '
+                     '"memory"); }',
     "cluster_barrier": """\
 FN void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
@@ -310,8 +346,10 @@ FN V<f32, 4> peer_4(const f32* p, int rank) {
     : "=f"(r.v[0]), "=f"(r.v[1]), "=f"(r.v[2]), "=f"(r.v[3]) : "r"(peer_address(p, rank)) : "memory");
   return r;
 }""",
-    "regs_give": 'template<int N> FN void regs_give() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }',
-    "regs_take": 'template<int N> FN void regs_take() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }',
+    "regs_give": 'template<int N> FN void regs_give() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); '
+                 '}',
+    "regs_take": 'template<int N> FN void regs_take() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); '
+                 '}',
 }  # fmt: skip
 
 EFFECTS: dict[str, Callable[[FuncEmitter, Eval], str]] = {
@@ -320,7 +358,8 @@ EFFECTS: dict[str, Callable[[FuncEmitter, Eval], str]] = {
                                  "cluster_barrier", "peer_store", "peer_send")},
     "mbar_wait": _wait_mbarrier,
     **{name: _immediate for name in ("bulk_wait", "bulk_wait_read", "regs_give", "regs_take")},
-    "tma_load": _copy, "tma_im2col": _im2col, "tma_prefetch": _prefetch, "tma_fetch": _fetch, "tma_store": _copy, "stmatrix_x4": _matrices, "wgmma": _product, "wgmma_kn": _product, "wgmma_wait": _wait,
+    "tma_load": _copy, "tma_im2col": _im2col, "tma_prefetch": _prefetch, "tma_fetch": _fetch, "tma_store": _copy,
+    "stmatrix_x4": _matrices, "wgmma": _product, "wgmma_kn": _product, "wgmma_wait": _wait,
     "resident": lambda em, s: "",  # said in the kernel's head
 }  # fmt: skip
 VALUES: dict[str, Callable[[FuncEmitter, Op], str]] = {"peer": _peer}

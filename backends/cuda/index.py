@@ -1,7 +1,9 @@
-"""Integers of type i64 (indices, dims, and data of that type) as C++: in 32 bits where bounds prove that nothing overflows.
+"""Integers of type i64 (indices, dims, and data of that type) as C++: in 32 bits where bounds prove that nothing
+overflows.
 
-A GPU has no 64-bit integer unit, so an index is an `int` unless its bounds, or those of a partial sum, exceed it. What has no bounds is data: it
-wraps around, as unsigned arithmetic does. Expressions that are `narrow` have the C++ type int, all others i64.
+A GPU has no 64-bit integer unit, so an index is an `int` unless its bounds, or those of a partial sum, exceed it. What
+has no bounds is data: it wraps around, as unsigned arithmetic does. Expressions that are `narrow` have the C++ type
+int, all others i64.
 """
 
 from __future__ import annotations
@@ -78,10 +80,16 @@ def linear(em: FuncEmitter, e: Linear) -> Text:
     """A sum, what is known first ahead: the compiler hoists the part of it that a loop does not change."""
     ordered = sorted(e.terms, key=lambda tc: em.rank(tc[0]))
     if narrow(e):
-        return _sum([(_scaled(em.text(t, TIMES), str(abs(c))), c < 0) for t, c in ordered], str(abs(e.const)) if e.const else "", e.const < 0)
+        return _sum(
+            [(_scaled(em.text(t, TIMES), str(abs(c))), c < 0) for t, c in ordered],
+            str(abs(e.const)) if e.const else "",
+            e.const < 0,
+        )
     r = reach(e)
     if r is not None and r < 1 << 63:
-        terms = [(wide(em, t, PLUS) if abs(c) == 1 else f"{abs(c)}LL*{em.text(t, TIMES + 1)}", c < 0) for t, c in ordered]
+        terms = [
+            (wide(em, t, PLUS) if abs(c) == 1 else f"{abs(c)}LL*{em.text(t, TIMES + 1)}", c < 0) for t, c in ordered
+        ]
         return _sum(terms, str(abs(e.const)) if e.const else "", e.const < 0)
     terms = [(_scaled(f"(u64){em.text(t, UNARY)}", f"{abs(c)}ull"), c < 0) for t, c in ordered]
     text, _ = _sum(terms, f"{abs(e.const)}ull" if e.const else "", e.const < 0)
@@ -144,7 +152,9 @@ def infix(em: FuncEmitter, e: Op) -> Text:
 
 
 def _divide(em: FuncEmitter, e: Op) -> Text:
-    """Floor division by a positive number: a shift, an unsigned division where the dividend is not negative, or a correction."""
+    """Floor division by a positive number: a shift, an unsigned division where the dividend is not negative, or a
+    correction.
+    """
     a, b = e.args
     d = value(b)
     if d is not None and d & (d - 1) == 0:

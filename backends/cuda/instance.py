@@ -1,4 +1,6 @@
-"""A program of a device at the sizes of a call: loaded there when first asked for, with frames of which each serves one call at a time."""
+"""A program of a device at the sizes of a call: loaded there when first asked for, with frames of which each serves one
+call at a time.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,16 @@ MAX_FRAMES = 4  # of a program: calls that run at the same time; those beyond wa
 
 
 class CudaInstance:
-    """A program with its frames. `others` gives the programs of the same model that are loaded, whose constants it shares.
+    """A program with its frames. `others` gives the programs of the same model that are loaded, whose constants it
+    shares.
 
-    On arrays of the host all results pass through staging memory, so that each may end in the memory of a donated input at once.
+    On arrays of the host all results pass through staging memory, so that each may end in the memory of a donated input
+    at once.
     """
 
-    def __init__(self, program: CudaNative, device: Callable[[], Device], others: Callable[[], Sequence[LoadedProgram]]) -> None:
+    def __init__(
+        self, program: CudaNative, device: Callable[[], Device], others: Callable[[], Sequence[LoadedProgram]]
+    ) -> None:
         self.program, self._device, self._others = program, device, others
         self.at_once, self.used = frozenset(program.donated), False
         self.outputs = [(_shape(t), t.dtype.numpy) for t in program.outputs]
@@ -37,7 +43,9 @@ class CudaInstance:
         self._lock = threading.Lock()
 
     def loaded(self) -> LoadedProgram:
-        """The program on the device, its kernels checked. TargetError where there is no device, AccuracyError where a kernel is wrong."""
+        """The program on the device, its kernels checked. TargetError where there is no device, AccuracyError where a
+        kernel is wrong.
+        """
         with self._lock:
             if self._loaded is None:
                 self._loaded = LoadedProgram(self.program, self._device(), self._others())
@@ -58,7 +66,9 @@ class CudaInstance:
         return results
 
     def into(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
-        """Run on arrays of the host, into these. InputError: an index that was read at run time lies outside of its axis."""
+        """Run on arrays of the host, into these. InputError: an index that was read at run time lies outside of its
+        axis.
+        """
         if self.empty:
             return
         with self.frame() as frame:
@@ -71,7 +81,10 @@ class CudaInstance:
         guarded = [k for k in self.program.kernels if k.guarded]
         told = [k for k in guarded if kernel_number(k.symbol) == number] or guarded
         where = "; ".join([f"{k.name}{k.where}" for k in told][:3])
-        raise InputError(f"an index read at run time, {value}, lies outside of its axis, in {where}: check the values of integer inputs")
+        raise InputError(
+            f"an index read at run time, {value}, lies outside of its axis, in {where}: check the values of integer "
+            "inputs"
+        )
 
     @property
     def ready(self) -> LoadedProgram | None:

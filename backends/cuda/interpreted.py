@@ -1,8 +1,8 @@
 """A CUDA device that is the operator-IR interpreter: whole device programs without a GPU.
 
-Its machine code is the kernel's text. Memory is NumPy bytes under made-up addresses, with gaps, so that an address outside of every
-allocation is noticed; memory that nobody wrote is NaN. Streams and events keep no order, for everything happens at once; recording keeps
-what was asked for and does it again at each launch, as a graph does.
+Its machine code is the kernel's text. Memory is NumPy bytes under made-up addresses, with gaps, so that an address
+outside of every allocation is noticed; memory that nobody wrote is NaN. Streams and events keep no order, for
+everything happens at once; recording keeps what was asked for and does it again at each launch, as a graph does.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class TextCompiler:
 
     version = "interpreter"
 
-    def compile(self, kernels: Mapping[str, Kernel], target: GpuTarget, tell: Callable[[int, int], None] | None) -> dict[str, bytes]:
+    def compile(
+        self, kernels: Mapping[str, Kernel], target: GpuTarget, tell: Callable[[int, int], None] | None
+    ) -> dict[str, bytes]:
         return {name: show_kernel(k).encode() for name, k in kernels.items()}
 
 
@@ -78,7 +80,13 @@ class Recording:
 class DeviceBuffer:
     """An array on the interpreted device, with the interface by which libraries exchange arrays."""
 
-    def __init__(self, device: InterpretedDevice, shape: tuple[int, ...], dtype: np.dtype[Any], owned: tuple[int, Any] | None = None) -> None:
+    def __init__(
+        self,
+        device: InterpretedDevice,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        owned: tuple[int, Any] | None = None,
+    ) -> None:
         """`owned`: an address, and what owns the memory there; else it has memory of its own."""
         self.device, self.shape, self.dtype = device, shape, dtype
         self.nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
@@ -86,14 +94,23 @@ class DeviceBuffer:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.address, False), "version": 3, "strides": None, "stream": None}
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.address, False),
+            "version": 3,
+            "strides": None,
+            "stream": None,
+        }
 
     def get(self) -> Array:
         """Its elements as a NumPy array."""
         return self.device.bytes_at(self.address, self.nbytes).copy().view(self.dtype).reshape(self.shape)
 
     def set(self, a: Array) -> DeviceBuffer:
-        self.device.bytes_at(self.address, self.nbytes)[...] = np.ascontiguousarray(a, self.dtype).reshape(-1).view(np.uint8)
+        self.device.bytes_at(self.address, self.nbytes)[...] = (
+            np.ascontiguousarray(a, self.dtype).reshape(-1).view(np.uint8)
+        )
         return self
 
 
@@ -115,7 +132,9 @@ class Guarded(Interpreter):
 
 
 class InterpretedDevice:
-    """See `dnnc.backends.cuda.native.Device`. `launched` counts kernels, `graphs` recordings; each kernel takes `seconds` by the device's clock."""
+    """See `dnnc.backends.cuda.native.Device`. `launched` counts kernels, `graphs` recordings; each kernel takes
+    `seconds` by the device's clock.
+    """
 
     name = "interpreter"
     number = 0
@@ -135,7 +154,7 @@ class InterpretedDevice:
         """What this thread records now."""
         return getattr(self._own, "recording", None)
 
-    # --- memory -----------------------------------------------------------------------------------------------------------------
+    # --- memory -------------------------------------------------------------------------------------------------------
 
     def alloc(self, nbytes: int) -> Block:
         if self.recording is not None:
@@ -203,10 +222,14 @@ class InterpretedDevice:
 
         self._do(step, stream)
 
-    # --- kernels ----------------------------------------------------------------------------------------------------------------
+    # --- kernels ------------------------------------------------------------------------------------------------------
 
-    def load(self, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str], overlaps: bool = False) -> Kernel | CallFunction:
-        """A kernel; or a library's call, whose library is what `dnnc.backends.cuda.library.opened` gives: one that takes made-up addresses."""
+    def load(
+        self, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str], overlaps: bool = False
+    ) -> Kernel | CallFunction:
+        """A kernel; or a library's call, whose library is what `dnnc.backends.cuda.library.opened` gives: one that
+        takes made-up addresses.
+        """
         return function_of(cubin, self._handles) if is_call(cubin) else parse_kernel(cubin.decode())
 
     def launch(self, function: Kernel | CallFunction, launch: Launch, args: Sequence[int], stream: int) -> None:
@@ -221,11 +244,15 @@ class InterpretedDevice:
             arrays: dict[str, Any] = {p.name: n for p, n in sizes.items()}
             for p, address in zip(function.entry.buffers, words[len(sizes) :], strict=True):
                 if address % PARAMETER_ALIGN:
-                    raise InternalError(f"{function.name}: {p.name} lies at {address:#x}, which is no multiple of {PARAMETER_ALIGN}")
+                    raise InternalError(
+                        f"{function.name}: {p.name} lies at {address:#x}, which is no multiple of {PARAMETER_ALIGN}"
+                    )
                 empty = any(value(substitute(const(d), env)) == 0 for d in p.shape)
                 size = 0 if empty else int(value(substitute(p.size(), env)) or 0)
                 dtype = np.dtype(np.bool_ if p.dtype.kind == "b" else p.dtype.numpy)
-                arrays[p.name] = self.bytes_at(address, size * dtype.itemsize).view(dtype) if size else np.empty(0, dtype)
+                arrays[p.name] = (
+                    self.bytes_at(address, size * dtype.itemsize).view(dtype) if size else np.empty(0, dtype)
+                )
             run = Guarded(function)
             with np.errstate(all="ignore"):
                 run.run(arrays)
@@ -234,7 +261,7 @@ class InterpretedDevice:
 
         self._do(step, stream)
 
-    # --- order ------------------------------------------------------------------------------------------------------------------
+    # --- order --------------------------------------------------------------------------------------------------------
 
     def check_stream(self, stream: int) -> None:
         if stream in self.ended:

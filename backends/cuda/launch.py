@@ -5,8 +5,8 @@
             for w in warp(W):       threads = W * 32; w is threadIdx.x / 32
                 for l in lane(32):  l is threadIdx.x % 32
 
-Thread loops may follow each other in a block, each with all its threads; what stands outside of them is executed by every thread alike.
-A kernel without such loops is run by one thread.
+Thread loops may follow each other in a block, each with all its threads; what stands outside of them is executed by
+every thread alike. A kernel without such loops is run by one thread.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ MAX_CLUSTER = 8  # blocks that every device can run at once
 
 @dataclass(frozen=True)
 class TensorMap:
-    """What a TMA descriptor says of a parameter: elements per axis and bytes between them, innermost last, and the box of one copy.
+    """What a TMA descriptor says of a parameter: elements per axis and bytes between them, innermost last, and the box
+    of one copy.
 
-    swizzle: bytes (0, 32, 64, 128). `steps` and `corners` are of im2col: elements from one position of the filter to the next, and (lower,
+    swizzle: bytes (0, 32, 64, 128). `steps` and `corners` are of im2col: elements from one position of the filter to
+        the next, and (lower,
     upper) reach of the filter per spatial axis; empty for a tiled map.
     """
 
@@ -45,7 +47,9 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class Launch:
-    """grid and block as CUDA takes them (a grid with a 0 is not launched), and bytes of shared memory to ask for at the launch."""
+    """grid and block as CUDA takes them (a grid with a 0 is not launched), and bytes of shared memory to ask for at the
+    launch.
+    """
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -75,13 +79,17 @@ def shape_of(kernel: Kernel) -> Shape:
     _grid(kernel.name, body, extents, shape)
     extents["block.x"] = extents.get("block.x", 1) * shape.cluster
     shape.grid = tuple(extents.get(k, 1) for k in BLOCKS)  # type: ignore[assignment]
-    shape.threads = max((_team(s.body) * constant(s.extent, "the extent of a thread loop") for s in _outermost(body)), default=1)
+    shape.threads = max(
+        (_team(s.body) * constant(s.extent, "the extent of a thread loop") for s in _outermost(body)), default=1
+    )
     if not 0 < shape.threads <= MAX_THREADS:
         raise InternalError(f"{kernel.name} has {shape.threads} threads in a block; there may be {MAX_THREADS}")
     for s in _outermost(body):
         n = _team(s.body) * constant(s.extent, "the extent of a thread loop")
         if n != shape.threads:
-            raise InternalError(f"{kernel.name}: a thread loop has {n} threads, others {shape.threads}; a block has one size")
+            raise InternalError(
+                f"{kernel.name}: a thread loop has {n} threads, others {shape.threads}; a block has one size"
+            )
         _number(s, 1, shape)
     if shape.threads > 1:
         _alone(kernel.name, body)
@@ -115,7 +123,9 @@ def _cluster(name: str, s: For, n: int, extents: dict[str, int], shape: Shape) -
     """Blocks that run at once: neighbours along x. A block's number is then that of its cluster."""
     outer = next((o for o in shape.numbers if o.kind == "block.x"), None)
     if outer is None or shape.cluster > 1 or not 1 <= n <= MAX_CLUSTER:
-        raise InternalError(f"{name}: a cluster is one loop of up to {MAX_CLUSTER} blocks inside of a block.x loop, not {n} here")
+        raise InternalError(
+            f"{name}: a cluster is one loop of up to {MAX_CLUSTER} blocks inside of a block.x loop, not {n} here"
+        )
     shape.cluster = n
     shape.numbers[s] = f"blockIdx.x % {n}"
     shape.numbers[outer] = f"blockIdx.x / {n}"
@@ -141,7 +151,9 @@ def _team(b: Block) -> int:
 
 
 def _number(s: For, outer: int, shape: Shape) -> None:
-    """`threadIdx.x / inner % extent`, shortened where that is certain. outer: threads per iteration of the loops around."""
+    """`threadIdx.x / inner % extent`, shortened where that is certain. outer: threads per iteration of the loops
+    around.
+    """
     inner, n = _team(s.body), value(s.extent) or 0
     text = "threadIdx.x" if inner == 1 else f"threadIdx.x / {inner}"
     shape.numbers[s] = text if outer == 1 else f"{text} % {n}"

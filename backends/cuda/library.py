@@ -1,8 +1,10 @@
-"""Calls of vendor libraries (cuBLASLt, cuDNN) as steps of a program: what is called, as data, and where the libraries are.
+"""Calls of vendor libraries (cuBLASLt, cuDNN) as steps of a program: what is called, as data, and where the libraries
+are.
 
-A schedule such as `cublaslt(algo=3)` makes no code. Its kernel is the nest as it was lowered, which says what is computed, and a LibraryCall,
-which says what is called instead; the call's bytes take the place of machine code wherever that goes. Nothing here needs a device. A
-library is opened by ctypes where the wheels of NVIDIA put it, or where the system's loader finds it.
+A schedule such as `cublaslt(algo=3)` makes no code. Its kernel is the nest as it was lowered, which says what is
+computed, and a LibraryCall, which says what is called instead; the call's bytes take the place of machine code wherever
+that goes. Nothing here needs a device. A library is opened by ctypes where the wheels of NVIDIA put it, or where the
+system's loader finds it.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ ONE = Launch((1, 1, 1), (1, 1, 1))  # a call has no grid; its operands alone cou
 
 @dataclass(frozen=True)
 class Vendor:
-    """A library: what people call it, what its files are called (newest first), the functions that give its version and the name
-    of a status, and the wheel's name."""
+    """A library: what people call it, what its files are called (newest first), the functions that give its version and
+    the name of a status, and the wheel's name.
+    """
 
     title: str
     files: tuple[str, ...]
@@ -42,18 +45,25 @@ class Vendor:
 
 
 VENDORS: Mapping[str, Vendor] = {
-    "cublaslt": Vendor("cuBLASLt", ("libcublasLt.so.13", "libcublasLt.so.12"), "cublasLtGetVersion", "cublasLtGetStatusName", "nvidia-cublas"),
+    "cublaslt": Vendor(
+        "cuBLASLt",
+        ("libcublasLt.so.13", "libcublasLt.so.12"),
+        "cublasLtGetVersion",
+        "cublasLtGetStatusName",
+        "nvidia-cublas",
+    ),
     "cudnn": Vendor("cuDNN", ("libcudnn.so.9",), "cudnnGetVersion", "cudnnGetErrorString", "nvidia-cudnn-cu13"),
 }
 
 
-# --- what is called -----------------------------------------------------------------------------------------------------------
+# --- what is called ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """An operand of a product: its number among the arguments, elements between neighbouring rows (of a transposed one: columns), whose elements
-    follow each other, and between matrices of a batch."""
+    """An operand of a product: its number among the arguments, elements between neighbouring rows (of a transposed one:
+    columns), whose elements follow each other, and between matrices of a batch.
+    """
 
     arg: int
     transposed: bool
@@ -63,8 +73,10 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Product:
-    """y[m, n] = after(sum over k of x[m, k] * w[k, n] + bias[n]), `batch` times. `types`: of x and w, and of y; `math`: of the products, "f32" or
-    "tf32"; sums are float32. `bias`: number of the argument, of w's type, or -1; `after`: "", "relu" or "gelu" (by tanh)."""
+    """y[m, n] = after(sum over k of x[m, k] * w[k, n] + bias[n]), `batch` times. `types`: of x and w, and of y; `math`:
+    of the products, "f32" or "tf32"; sums are float32. `bias`: number of the argument, of w's type, or -1; `after`: "",
+    "relu" or "gelu" (by tanh).
+    """
 
     m: int
     n: int
@@ -81,7 +93,9 @@ class Product:
 
 @dataclass(frozen=True)
 class Image:
-    """An operand of a convolution: its number among the arguments, and sizes and steps in elements in the order N, C, H, W."""
+    """An operand of a convolution: its number among the arguments, and sizes and steps in elements in the order N, C,
+    H, W.
+    """
 
     arg: int
     sizes: tuple[int, int, int, int]
@@ -90,7 +104,9 @@ class Image:
 
 @dataclass(frozen=True)
 class Convolution:
-    """y = after(conv(x, w) + bias), `w` in the order K, C, R, S. Pads are (before, after) for each of H and W; the rest as of Product."""
+    """y = after(conv(x, w) + bias), `w` in the order K, C, R, S. Pads are (before, after) for each of H and W; the rest
+    as of Product.
+    """
 
     x: Image
     w: Image
@@ -106,7 +122,9 @@ class Convolution:
 
 @dataclass(frozen=True)
 class LibraryCall:
-    """What is called. `plan`: number of the library's suggestion, in its own order, which is that of the times that it expects."""
+    """What is called. `plan`: number of the library's suggestion, in its own order, which is that of the times that it
+    expects.
+    """
 
     library: str
     plan: int
@@ -134,7 +152,9 @@ def parse_call(code: bytes) -> LibraryCall:
         made: dict[str, Any] = {k: part(**_tupled(v)) if k in ("x", "w", "y") else _tuples(v) for k, v in work.items()}
         return LibraryCall(data["library"], data["plan"], kind(**made))
     except (ValueError, KeyError, TypeError) as e:
-        raise InternalError(f"the call of a library cannot be read ({e!r}); compile the model again: {code[:200]!r}") from None
+        raise InternalError(
+            f"the call of a library cannot be read ({e!r}); compile the model again: {code[:200]!r}"
+        ) from None
 
 
 def _tuples(v: Any) -> Any:
@@ -172,10 +192,16 @@ def described(call: LibraryCall) -> str:
     else:
         sizes = (", ".join(map(str, i.sizes)) for i in (w.x, w.w))
         what = f"convolution of {w.types[0]}[{next(sizes)}] by [{next(sizes)}] -> {w.types[1]}"
-    return ", ".join([f"{VENDORS[call.library].title}, suggestion {call.plan}: {what}", *after, *(["TF32"] if w.math == "tf32" else [])])
+    return ", ".join(
+        [
+            f"{VENDORS[call.library].title}, suggestion {call.plan}: {what}",
+            *after,
+            *(["TF32"] if w.math == "tf32" else []),
+        ]
+    )
 
 
-# --- where it is --------------------------------------------------------------------------------------------------------------
+# --- where it is ------------------------------------------------------------------------------------------------------
 
 
 def folders() -> list[Path]:
@@ -196,9 +222,14 @@ def opened(name: str) -> Any:
             except OSError as e:
                 tried.append(str(e))
                 continue
-            getattr(found, vendor.version).restype, getattr(found, vendor.status).restype = ctypes.c_size_t, ctypes.c_char_p
+            getattr(found, vendor.version).restype, getattr(found, vendor.status).restype = (
+                ctypes.c_size_t,
+                ctypes.c_char_p,
+            )
             return found
-    raise TargetError(f"{vendor.title} is not here ({'; '.join(tried)}): pip install {vendor.wheel}, or {install('libraries')}")
+    raise TargetError(
+        f"{vendor.title} is not here ({'; '.join(tried)}): pip install {vendor.wheel}, or {install('libraries')}"
+    )
 
 
 @cache
@@ -229,19 +260,23 @@ def need(kernel: Kernel) -> str:
         return version_of(call.library)
     except TargetError as e:
         raise TargetError(
-            f"kernel {kernel.name} is a call of {VENDORS[call.library].title}, which a tuning log says is fastest, but {e}. "
+            f"kernel {kernel.name} is a call of {VENDORS[call.library].title}, which a tuning log says is fastest, but "
+            f"{e}. "
             "Or compile without this log, or with one of a search without libraries"
         ) from None
 
 
 class CallFunction:
-    """A call that is ready to be made on a device; see the modules of the libraries. `workspace_bytes`: of memory that no other call uses
-    meanwhile, whose address is the last argument (of a kernel's: the status)."""
+    """A call that is ready to be made on a device; see the modules of the libraries. `workspace_bytes`: of memory that
+    no other call uses meanwhile, whose address is the last argument (of a kernel's: the status).
+    """
 
     workspace_bytes: int
 
     def start(self, launch: Launch, args: Any, stream: int) -> None:
-        """Put the call into a stream, also while that is captured. `args`: addresses of the operands, then of the workspace."""
+        """Put the call into a stream, also while that is captured. `args`: addresses of the operands, then of the
+        workspace.
+        """
         raise InternalError(f"{type(self).__name__} cannot be started")
 
 

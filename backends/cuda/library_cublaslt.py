@@ -1,8 +1,9 @@
-"""Matrix products by cuBLASLt, through ctypes: a Product -> descriptors, one of the library's own suggestions, and a call.
+"""Matrix products by cuBLASLt, through ctypes: a Product -> descriptors, one of the library's own suggestions, and a
+call.
 
-cuBLASLt counts by columns. A matrix whose rows follow each other in memory is to it the transposed one, so y = x @ w is asked for as
-y' = w' @ x': the first operand is w, and a bias along the columns of y is one along the rows of y', which is what its epilogue has.
-Its numbers below are those of cublasLt.h, where they are the same since CUDA 12.
+cuBLASLt counts by columns. A matrix whose rows follow each other in memory is to it the transposed one, so y = x @ w is
+asked for as y' = w' @ x': the first operand is w, and a bias along the columns of y is one along the rows of y', which
+is what its epilogue has. Its numbers below are those of cublasLt.h, where they are the same since CUDA 12.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Suggestion(ctypes.Structure):
 
 
 def layouts(p: Product) -> list[tuple[int, int, int, int, int, int]]:
-    """Of w', x' and y' the type, rows, columns, elements between columns, and elements between matrices of a batch of so many."""
+    """Of w', x' and y' the type, rows, columns, elements between columns, and elements between matrices of a batch of
+    so many.
+    """
 
     def one(of: Matrix, kind: str, rows: int, cols: int) -> tuple[int, int, int, int, int, int]:
         """A matrix [rows, cols] as it lies in memory, counted by columns."""
@@ -54,7 +57,11 @@ def layouts(p: Product) -> list[tuple[int, int, int, int, int, int]]:
 def attributes(p: Product) -> list[tuple[int, Any]]:
     """Of the operation: by number. A matrix whose rows follow each other is the transposed one already."""
     epilogue = AFTER[p.after] | (BIAS if p.bias >= 0 else 0) or PLAIN
-    return [(TRANSA, ctypes.c_int32(p.w.transposed)), (TRANSB, ctypes.c_int32(p.x.transposed)), (EPILOGUE, ctypes.c_int32(epilogue))]
+    return [
+        (TRANSA, ctypes.c_int32(p.w.transposed)),
+        (TRANSB, ctypes.c_int32(p.x.transposed)),
+        (EPILOGUE, ctypes.c_int32(epilogue)),
+    ]
 
 
 class Lt:
@@ -68,7 +75,10 @@ class Lt:
     def check(self, status: int, what: str) -> None:
         if status:
             name = self.library.cublasLtGetStatusName(ctypes.c_int(status)).decode()
-            raise InternalError(f"{what} fails with {name} ({status}); the environment variable CUBLASLT_LOG_LEVEL=5 makes cuBLASLt say why")
+            raise InternalError(
+                f"{what} fails with {name} ({status}); the environment variable CUBLASLT_LOG_LEVEL=5 makes cuBLASLt "
+                "say why"
+            )
 
     def make(self, kind: str, *args: Any) -> tuple[ctypes.c_void_p, Callable[[], Any]]:
         """An object of the library, and what ends it."""
@@ -78,7 +88,9 @@ class Lt:
         return made, lambda: destroy(made)
 
     def set(self, kind: str, of: ctypes.c_void_p, number: int, v: Any) -> None:
-        status = getattr(self.library, f"cublasLt{kind}SetAttribute")(of, number, ctypes.byref(v), ctypes.c_size_t(ctypes.sizeof(v)))
+        status = getattr(self.library, f"cublasLt{kind}SetAttribute")(
+            of, number, ctypes.byref(v), ctypes.c_size_t(ctypes.sizeof(v))
+        )
         self.check(status, f"cublasLt{kind}SetAttribute({number})")
 
 
@@ -115,8 +127,12 @@ class LtFunction(CallFunction):
         ends.append(end)
         return made
 
-    def _layout(self, ends: list[Callable[[], Any]], kind: int, rows: int, cols: int, step: int, batch_step: int, batch: int) -> ctypes.c_void_p:
-        made = self._made(ends, "MatrixLayout", ctypes.c_int(kind), ctypes.c_uint64(rows), ctypes.c_uint64(cols), ctypes.c_int64(step))
+    def _layout(
+        self, ends: list[Callable[[], Any]], kind: int, rows: int, cols: int, step: int, batch_step: int, batch: int
+    ) -> ctypes.c_void_p:
+        made = self._made(
+            ends, "MatrixLayout", ctypes.c_int(kind), ctypes.c_uint64(rows), ctypes.c_uint64(cols), ctypes.c_int64(step)
+        )
         if batch > 1:
             self.lt.set("MatrixLayout", made, BATCH_COUNT, ctypes.c_int32(batch))
             self.lt.set("MatrixLayout", made, BATCH_STRIDE, ctypes.c_int64(batch_step))
@@ -152,7 +168,8 @@ class LtFunction(CallFunction):
                 lt.set("MatmulDesc", self.operation, BIAS_POINTER, ctypes.c_uint64(args[p.bias]))
             status = lt.library.cublasLtMatmul(
                 lt.handle, self.operation, ctypes.byref(one), w, at_w, x, at_x, ctypes.byref(zero), y, at_y, y, at_y,
-                ctypes.byref(self.suggestion.algo), workspace, ctypes.c_size_t(self.workspace_bytes), ctypes.c_void_p(stream),
+                ctypes.byref(self.suggestion.algo), workspace, ctypes.c_size_t(self.workspace_bytes),
+                ctypes.c_void_p(stream),
             )  # fmt: skip
         lt.check(status, "cublasLtMatmul")
 

@@ -1,8 +1,9 @@
-"""Convolutions by cuDNN's graph API, through ctypes: a Convolution -> an operation graph, one of the library's own suggestions, and a call.
+"""Convolutions by cuDNN's graph API, through ctypes: a Convolution -> an operation graph, one of the library's own
+suggestions, and a call.
 
-The graph is the convolution, the addition of the bias and the activation; what is between them is virtual, float32, and never in memory.
-Suggestions are those of two heuristics, without what uses tensor cores where products are to be float32. The numbers below are
-those of cudnn_graph.h of cuDNN 9.
+The graph is the convolution, the addition of the bias and the activation; what is between them is virtual, float32, and
+never in memory. Suggestions are those of two heuristics, without what uses tensor cores where products are to be
+float32. The numbers below are those of cudnn_graph.h of cuDNN 9.
 """
 
 from __future__ import annotations
@@ -47,13 +48,19 @@ class Descriptor:
     def __init__(self, library: Any, kind: int, settings: SETTINGS = ()) -> None:
         self.library, self.kind = library, kind
         self.pointer = ctypes.c_void_p()
-        check(library, library.cudnnBackendCreateDescriptor(ctypes.c_int(kind), ctypes.byref(self.pointer)), f"a descriptor of kind {kind}")
+        check(
+            library,
+            library.cudnnBackendCreateDescriptor(ctypes.c_int(kind), ctypes.byref(self.pointer)),
+            f"a descriptor of kind {kind}",
+        )
         self._end = weakref.finalize(self, library.cudnnBackendDestroyDescriptor, self.pointer)
         self._end.atexit = False
         self.kept: list[Any] = [settings]  # descriptors that it refers to
         for number, (code, kind_of), values in settings:
             array = (kind_of * len(values))(*(v.pointer.value if isinstance(v, Descriptor) else v for v in values))
-            status = library.cudnnBackendSetAttribute(self.pointer, ctypes.c_int(number), ctypes.c_int(code), ctypes.c_int64(len(values)), array)
+            status = library.cudnnBackendSetAttribute(
+                self.pointer, ctypes.c_int(number), ctypes.c_int(code), ctypes.c_int64(len(values)), array
+            )
             check(library, status, f"attribute {number}")
         if settings:  # others are filled by the library
             check(library, library.cudnnBackendFinalize(self.pointer), f"a descriptor of kind {kind}")
@@ -79,10 +86,13 @@ def check(library: Any, status: int, what: str) -> None:
     said = f"{what}: {library.cudnnGetErrorString(ctypes.c_int(status)).decode()} ({status}) {text.value.decode(errors='replace')}".strip()
     if status in NOT_SUPPORTED:
         raise Unsupported(said)
-    raise InternalError(f"cuDNN fails at {said}; the environment variables CUDNN_LOGLEVEL_DBG=2 CUDNN_LOGDEST_DBG=stderr make it say more")
+    raise InternalError(
+        f"cuDNN fails at {said}; the environment variables CUDNN_LOGLEVEL_DBG=2 CUDNN_LOGDEST_DBG=stderr make it say "
+        "more"
+    )
 
 
-# --- the graph ----------------------------------------------------------------------------------------------------------------
+# --- the graph --------------------------------------------------------------------------------------------------------
 
 
 def tensor(uid: int, kind: str, sizes: Sequence[int], steps: Sequence[int], virtual: bool = False) -> SETTINGS:
@@ -135,21 +145,34 @@ def operations(library: Any, c: Convolution) -> list[Descriptor]:
 
 def _conv(library: Any, c: Convolution, x: Descriptor, w: Descriptor, y: Descriptor) -> Descriptor:
     conv = Descriptor(library, CONVOLUTION, window(c))
-    operands: SETTINGS = [(704, DESCRIPTOR, [x]), (703, DESCRIPTOR, [w]), (705, DESCRIPTOR, [y]), (702, DESCRIPTOR, [conv])]
+    operands: SETTINGS = [
+        (704, DESCRIPTOR, [x]),
+        (703, DESCRIPTOR, [w]),
+        (705, DESCRIPTOR, [y]),
+        (702, DESCRIPTOR, [conv]),
+    ]
     return Descriptor(library, CONVOLUTION_FORWARD, [*operands, (700, FLOAT, [1.0]), (701, FLOAT, [0.0])])
 
 
 def _pointwise(library: Any, c: Convolution, stage: str, x: Descriptor, y: Descriptor) -> Descriptor:
-    mode = Descriptor(library, POINTWISE, [(0, POINTWISE_MODE, [ADD if stage == "bias" else RELU]), (1, DATA_TYPE, [TYPES["f32"]])])
-    operands: list[tuple[int, Kind, Sequence[Any]]] = [(750, DESCRIPTOR, [mode]), (751, DESCRIPTOR, [x]), (753, DESCRIPTOR, [y])]
+    mode = Descriptor(
+        library, POINTWISE, [(0, POINTWISE_MODE, [ADD if stage == "bias" else RELU]), (1, DATA_TYPE, [TYPES["f32"]])]
+    )
+    operands: list[tuple[int, Kind, Sequence[Any]]] = [
+        (750, DESCRIPTOR, [mode]),
+        (751, DESCRIPTOR, [x]),
+        (753, DESCRIPTOR, [y]),
+    ]
     if stage == "bias":
         channels = c.y.sizes[1]
-        bias = Descriptor(library, TENSOR, tensor(BIAS, c.types[0], (1, channels, 1, 1), (channels, 1, channels, channels)))
+        bias = Descriptor(
+            library, TENSOR, tensor(BIAS, c.types[0], (1, channels, 1, 1), (channels, 1, channels, channels))
+        )
         operands.append((752, DESCRIPTOR, [bias]))
     return Descriptor(library, POINTWISE_OPERATION, operands)
 
 
-# --- the call -----------------------------------------------------------------------------------------------------------------
+# --- the call ---------------------------------------------------------------------------------------------------------
 
 
 class Dnn:
@@ -181,7 +204,10 @@ class DnnFunction(CallFunction):
         except Unsupported as e:
             raise TargetError(f"cuDNN cannot do {described(call)}: {e}") from None
         if self.workspace_bytes > WORKSPACE:
-            raise TargetError(f"{described(call)} asks for {self.workspace_bytes >> 20} MiB of workspace; there may be {WORKSPACE >> 20}")
+            raise TargetError(
+                f"{described(call)} asks for {self.workspace_bytes >> 20} MiB of workspace; there may be "
+                f"{WORKSPACE >> 20}"
+            )
 
     def _planned(self, call: LibraryCall) -> Descriptor:
         library, handle = self.dnn.library, self.dnn.handle.value
@@ -212,11 +238,19 @@ class DnnFunction(CallFunction):
         """See CallFunction."""
         c, library = self.convolution, self.dnn.library
         named = {X: c.x.arg, W: c.w.arg, Y: c.y.arg, **({BIAS: c.bias} if c.bias >= 0 else {})}
-        operands: SETTINGS = [(1000, INT64, list(named)), (1001, ADDRESS, [args[k] for k in named.values()]), (1003, ADDRESS, [args[-1]])]
+        operands: SETTINGS = [
+            (1000, INT64, list(named)),
+            (1001, ADDRESS, [args[k] for k in named.values()]),
+            (1003, ADDRESS, [args[-1]]),
+        ]
         pack = Descriptor(library, PACK, operands)
         with self.dnn.lock:
             check(library, library.cudnnSetStream(self.dnn.handle, ctypes.c_void_p(stream)), "cudnnSetStream")
-            check(library, library.cudnnBackendExecute(self.dnn.handle, self.plan.pointer, pack.pointer), "cudnnBackendExecute")
+            check(
+                library,
+                library.cudnnBackendExecute(self.dnn.handle, self.plan.pointer, pack.pointer),
+                "cudnnBackendExecute",
+            )
 
 
 __all__ = ["Dnn", "DnnFunction"]

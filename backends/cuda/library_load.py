@@ -13,7 +13,9 @@ Handles = dict[str, Any]  # of the libraries that a device has opened, by their 
 
 
 def function_of(code: bytes, handles: Handles) -> CallFunction:
-    """The function of a call. TargetError: the library is missing, or cannot make this call here. `handles`: is added to."""
+    """The function of a call. TargetError: the library is missing, or cannot make this call here. `handles`: is added
+    to.
+    """
     call = parse_call(code)
     name = call.library
     if name not in handles:

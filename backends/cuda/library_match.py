@@ -1,7 +1,8 @@
 """Which kernels a library can do whole: a problem -> the Product or the Convolution that it is, or None.
 
-A library takes one matrix product or convolution with what its epilogue offers: a bias along the last axis, then relu or GELU, then at most a
-cast. Whatever else a kernel does, or lies in memory as the library cannot read it, stays with our own schedules.
+A library takes one matrix product or convolution with what its epilogue offers: a bias along the last axis, then relu
+or GELU, then at most a cast. Whatever else a kernel does, or lies in memory as the library cannot read it, stays with
+our own schedules.
 """
 
 from __future__ import annotations
@@ -45,7 +46,11 @@ def work_of(problem: Problem, library: str, rounded: bool = False) -> Product | 
     if types is None:
         return None
     math = "tf32" if rounded and types[0] == "f32" else "f32"
-    return _product(low.params, x, w, chain, types, math) if library == "cublaslt" else _convolution(low.params, anchor, chain, types, math)
+    return (
+        _product(low.params, x, w, chain, types, math)
+        if library == "cublaslt"
+        else _convolution(low.params, anchor, chain, types, math)
+    )
 
 
 def call_for(problem: Problem, library: str, plan: int, math: str) -> LibraryCall | None:
@@ -54,7 +59,7 @@ def call_for(problem: Problem, library: str, plan: int, math: str) -> LibraryCal
     return None if work is None or work.math != math else LibraryCall(library, plan, work)
 
 
-# --- what follows -------------------------------------------------------------------------------------------------------------
+# --- what follows -----------------------------------------------------------------------------------------------------
 
 
 def _chain(anchor: Node, params: Sequence[Value]) -> Chain | None:
@@ -99,7 +104,9 @@ def _is_bias(bias: Value, anchor: Node) -> bool:
     sizes = _sizes(t)
     if sizes is None or t.layout is not None:
         return False
-    n, rank = (y.shape[-1], 1) if anchor.op.name == "matmul" else (y.shape[1], len(y.shape) - 1)  # C, 1, 1 of what is added to channels
+    n, rank = (
+        (y.shape[-1], 1) if anchor.op.name == "matmul" else (y.shape[1], len(y.shape) - 1)
+    )  # C, 1, 1 of what is added to channels
     if len(anchor.inputs) > 2 and anchor.inputs[2] is bias:
         rank = 1
     lead, core = sizes[: len(sizes) - rank], sizes[len(sizes) - rank :]
@@ -110,12 +117,14 @@ def _types(x: TensorType, w: TensorType, y: TensorType, bias: Value | None) -> t
     t, out = x.dtype.name, y.dtype.name
     if t not in FLOATS or w.dtype.name != t or out not in (t, "f32"):
         return None
-    if bias is not None and (bias.type.dtype.name != t or out != t):  # libraries want the bias in the type of the result
+    if bias is not None and (
+        bias.type.dtype.name != t or out != t
+    ):  # libraries want the bias in the type of the result
         return None
     return t, out
 
 
-# --- how it lies --------------------------------------------------------------------------------------------------------------
+# --- how it lies ------------------------------------------------------------------------------------------------------
 
 
 def _sizes(t: TensorType) -> tuple[int, ...] | None:
@@ -169,7 +178,9 @@ def _matrix(v: Value, params: Sequence[Value], fold: bool) -> tuple[int, int, in
     return None
 
 
-def _product(params: Sequence[Value], x: Value, w: Value, chain: Chain, types: tuple[str, str], math: str) -> Product | None:
+def _product(
+    params: Sequence[Value], x: Value, w: Value, chain: Chain, types: tuple[str, str], math: str
+) -> Product | None:
     y, shared = params[-1], len(w.type.shape) == 2
     if not shared and w.type.shape[:-2] != x.type.shape[:-2]:
         return None
@@ -180,10 +191,24 @@ def _product(params: Sequence[Value], x: Value, w: Value, chain: Chain, types: t
     _, _, n, at_w = mw
     if my[:3] != (batch, m, n) or mw[1] != k:
         return None
-    return Product(m, n, k, batch, types, math, at_x, at_w, my[3], -1 if chain.bias is None else params.index(chain.bias), chain.after)
+    return Product(
+        m,
+        n,
+        k,
+        batch,
+        types,
+        math,
+        at_x,
+        at_w,
+        my[3],
+        -1 if chain.bias is None else params.index(chain.bias),
+        chain.after,
+    )
 
 
-def _convolution(params: Sequence[Value], anchor: Node, chain: Chain, types: tuple[str, str], math: str) -> Convolution | None:
+def _convolution(
+    params: Sequence[Value], anchor: Node, chain: Chain, types: tuple[str, str], math: str
+) -> Convolution | None:
     x, w, y = anchor.inputs[0], anchor.inputs[1], params[-1]
     assert x is not None and w is not None
     images = [_image(v, params) for v in (x, w, y)]

@@ -1,7 +1,7 @@
 """A program for a CUDA device as data, and what a device must be able to do to run it.
 
-It comes from a scheduled program (`build.py`) and is run by `graph.py`. Nothing here needs CuPy or a device: addresses and streams are
-integers, so a program also runs on a device that is an interpreter (`dnnc.backends.cuda.interpreted`).
+It comes from a scheduled program (`build.py`) and is run by `graph.py`. Nothing here needs CuPy or a device: addresses
+and streams are integers, so a program also runs on a device that is an interpreter (`dnnc.backends.cuda.interpreted`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Recorded(Protocol):
 class Device(Protocol):
     """One device. Everything but `alloc`, `load` and `capture` goes into a stream, and happens in its order.
 
-    Host arrays of `upload` and `download` must stay until the stream has passed them; while work is recorded they come from `pinned`.
+    Host arrays of `upload` and `download` must stay until the stream has passed them; while work is recorded they come
+    from `pinned`.
     """
 
     name: str
@@ -78,11 +79,15 @@ class Device(Protocol):
     def fill(self, to: int, byte: int, nbytes: int, stream: int) -> None: ...
 
     def load(self, cubin: bytes, symbol: str, launch: Launch, params: Sequence[str], overlaps: bool = False) -> Any:
-        """The function of a kernel, or of a library's call (`dnnc.backends.cuda.library`). `params`: names of its parameters; `overlaps`: it may begin while the kernel before it still runs."""
+        """The function of a kernel, or of a library's call (`dnnc.backends.cuda.library`). `params`: names of its
+        parameters; `overlaps`: it may begin while the kernel before it still runs.
+        """
         ...
 
     def launch(self, function: Any, launch: Launch, args: Sequence[int], stream: int) -> None:
-        """`args`: the addresses of its parameters in order, then that of the status; of a library's call, of its workspace."""
+        """`args`: the addresses of its parameters in order, then that of the status; of a library's call, of its
+        workspace.
+        """
         ...
 
     def new_stream(self) -> Stream: ...
@@ -120,8 +125,9 @@ class Device(Protocol):
 
 @dataclass(frozen=True)
 class DeviceArray:
-    """Contiguous elements on a device. `keep` owns them; `ready` is the stream that makes them, where that is told. `copied`: from an array whose
-    elements were not contiguous; `read_only`: nobody may write to them."""
+    """Contiguous elements on a device. `keep` owns them; `ready` is the stream that makes them, where that is told.
+    `copied`: from an array whose elements were not contiguous; `read_only`: nobody may write to them.
+    """
 
     address: int
     shape: tuple[int, ...]
@@ -165,7 +171,9 @@ class Constants:
     references: tuple[Reference, ...]
 
 
-Check = Callable[["Device", Any, "Launch"], None]  # runs a kernel's function once on a device and compares; AccuracyError
+Check = Callable[
+    ["Device", Any, "Launch"], None
+]  # runs a kernel's function once on a device and compares; AccuracyError
 
 
 @dataclass
@@ -179,7 +187,8 @@ class CudaNative:
         params: symbol -> names of the kernel's parameters.
         calls: kernels, loops and branches in order.
         controls: loops and branches by symbol.
-        placed: where constants lie in one block of bytes; `constants` is the block, made when somebody asks for it, which is not where a program is only saved.
+        placed: where constants lie in one block of bytes; `constants` is the block, made when somebody asks for it,
+            which is not where a program is only saved.
         inputs, outputs: their types.
         arena: the plan of the memory between the calls.
         kernels: the unique kernels in order of their first call, then loops and branches.
@@ -221,14 +230,17 @@ class CudaNative:
         return self.placed.nbytes
 
     def bind(self, parameters: Mapping[str, Array | DeviceArray], fetch: Callable[[DeviceArray], Array]) -> None:
-        """Put what kernels read of parameters behind the constants, in a new block; arrays on the device that are read as they lie stay there.
+        """Put what kernels read of parameters behind the constants, in a new block; arrays on the device that are read
+        as they lie stay there.
 
         Args:
             parameters: the prologue's inputs by name.
             fetch: brings one to the host.
         """
         assert self.prologue is not None
-        there = self.prologue.as_they_lie({n: a for n, a in parameters.items() if not isinstance(a, np.ndarray) and a.address % PARAMETER_ALIGN == 0})
+        there = self.prologue.as_they_lie(
+            {n: a for n, a in parameters.items() if not isinstance(a, np.ndarray) and a.address % PARAMETER_ALIGN == 0}
+        )
         read = self.prologue.reads(there)
         host = {n: a if isinstance(a, np.ndarray) else fetch(a) if n in read else None for n, a in parameters.items()}
         made = [a.reshape(-1).view(np.uint8) for a in self.prologue.run(host)]
@@ -277,7 +289,9 @@ class CudaNative:
         return self.arena.offsets(dims)
 
     def stepwise(self) -> list[str]:
-        """Loops and branches whose course only the data tells: the host reads their conditions, and the program is not recorded as a whole."""
+        """Loops and branches whose course only the data tells: the host reads their conditions, and the program is not
+        recorded as a whole.
+        """
         names = {k.symbol: f"{k.name}{k.where}" for k in self.kernels if k.control}
         return [names[s] for s, c in self.controls.items() if not _known(c)]
 

@@ -1,8 +1,8 @@
 """CUDA C++ -> cubin by NVRTC, which needs no device and no driver.
 
-In: source text and an architecture. Out: the cubin with what the assembler says of registers and spills. CuPy's thin wrapper is used and not its
-`RawModule`, which asks for a device. NVRTC releases the interpreter's lock, so `compile_many` uses threads. Cubins are the same for the same text,
-options and version.
+In: source text and an architecture. Out: the cubin with what the assembler says of registers and spills. CuPy's thin
+wrapper is used and not its `RawModule`, which asks for a device. NVRTC releases the interpreter's lock, so
+`compile_many` uses threads. Cubins are the same for the same text, options and version.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ OPTIONS = (
     "--disable-warnings",
     "--ptxas-options=-v",
 )
-# Where CuPy looks for NVRTC first. To load it for its version takes a fifth of a second, and code that is in the cache needs no more of it.
+# Where CuPy looks for NVRTC first. To load it for its version takes a fifth of a second, and code that is in the cache
+# needs no more of it.
 WHEELS = (("cupy-cuda13x", "nvidia-cuda-nvrtc"), ("cupy-cuda12x", "nvidia-cuda-nvrtc-cu12"))
 PATIENCE = 120.0  # seconds that a kernel may take, where NVRTC can be told to end (12.8 and newer)
 _REGISTERS = re.compile(r"Used (\d+) registers")
@@ -41,7 +42,9 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 @dataclass(frozen=True)
 class Compiled:
-    """A cubin. Of its kernels: most registers per thread, and bytes per thread of spills and of local memory, bytes of declared shared memory."""
+    """A cubin. Of its kernels: most registers per thread, and bytes per thread of spills and of local memory, bytes of
+    declared shared memory.
+    """
 
     cubin: bytes
     registers: int
@@ -57,12 +60,13 @@ _BOUNDS = re.compile(r"__launch_bounds__\((\d+)\)")
 def compile_cuda(text: str, arch: str) -> Compiled:
     """Compile a translation unit to a cubin for `sm_90a` and so on.
 
-    The assembler may rather spill than give up a block that could run beside; a kernel to which that happens is compiled again with leave
-    to take all registers.
+    The assembler may rather spill than give up a block that could run beside; a kernel to which that happens is
+    compiled again with leave to take all registers.
 
     Raises:
         TargetError: NVRTC is not installed, or does not know the architecture.
-        InternalError: the text does not compile, and then the error shows the log and the lines that it names; or NVRTC takes longer than PATIENCE.
+        InternalError: the text does not compile, and then the error shows the log and the lines that it names; or NVRTC
+            takes longer than PATIENCE.
     """
     made = _compiled(text, arch)
     if made.spills and _BOUNDS.search(text):
@@ -79,13 +83,19 @@ def _compiled(text: str, arch: str) -> Compiled:
             nvrtc.compileProgram(program, (f"-arch={arch}", *OPTIONS))
         except nvrtc.NVRTCError as e:
             if "CANCELLED" in str(e):
-                raise InternalError(f"NVRTC takes longer than {PATIENCE:g} s for a kernel of {len(text)} bytes, for {arch}") from e
+                raise InternalError(
+                    f"NVRTC takes longer than {PATIENCE:g} s for a kernel of {len(text)} bytes, for {arch}"
+                ) from e
             log = nvrtc.getProgramLog(program)
             if "INVALID_OPTION" in str(e) or "nvrtc: error: invalid value for --gpu-architecture" in log:
-                raise TargetError(f"NVRTC {nvrtc_version()} does not compile for {arch}; install a newer one: {install('cuda13', newer=True)}") from e
+                raise TargetError(
+                    f"NVRTC {nvrtc_version()} does not compile for {arch}; install a newer one: "
+                    f"{install('cuda13', newer=True)}"
+                ) from e
             raise InternalError(f"generated CUDA does not compile for {arch}: {e}\n{log}\n{_quoted(text, log)}") from e
         log = nvrtc.getProgramLog(program)
-        # CuPy cuts off the last byte, as if it ended a string; the last field of an ELF file's last header is zero there
+        # CuPy cuts off the last byte, as if it ended a string; the last field of an ELF file's last header is zero
+        # there
         return Compiled(bytes(nvrtc.getCUBIN(program)) + b"\0", *_usage(log), log)
     finally:
         nvrtc.destroyProgram(program)
@@ -99,7 +109,9 @@ _Flow = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 def _set_flow() -> Any:
     """nvrtcSetFlowCallback, which CuPy does not wrap; None where NVRTC has none."""
     try:
-        return ctypes.CDLL(f"libnvrtc.so.{library().getVersion()[0]}").nvrtcSetFlowCallback  # CuPy has loaded it: found by its name
+        return ctypes.CDLL(
+            f"libnvrtc.so.{library().getVersion()[0]}"
+        ).nvrtcSetFlowCallback  # CuPy has loaded it: found by its name
     except (OSError, AttributeError):
         return None
 
@@ -115,8 +127,11 @@ def _limit(program: int, seconds: float) -> Any:
     return callback
 
 
-def compile_many(texts: Mapping[str, tuple[str, str]], threads: int = 2, progress: Callable[[str], None] = lambda name: None) -> dict[str, Compiled]:
-    """Compile several (text, architecture) by name, `threads` at a time. `progress` is called with each name as it is done.
+def compile_many(
+    texts: Mapping[str, tuple[str, str]], threads: int = 2, progress: Callable[[str], None] = lambda name: None
+) -> dict[str, Compiled]:
+    """Compile several (text, architecture) by name, `threads` at a time. `progress` is called with each name as it is
+    done.
 
     Raises:
         TargetError, InternalError: as compile_cuda; of the first failure, when the others under way are done.
@@ -143,7 +158,8 @@ def nvrtc_version() -> str:
 
 @cache
 def nvrtc_identity() -> str:
-    """What tells one NVRTC from another: the version of its wheel where CuPy takes it from there, else what it says of itself.
+    """What tells one NVRTC from another: the version of its wheel where CuPy takes it from there, else what it says of
+    itself.
 
     TargetError where it is missing.
     """
@@ -164,7 +180,9 @@ def library() -> Any:
 
         nvrtc.getVersion()
     except Exception as e:  # the wrapper raises errors of its own where the library lies nowhere
-        raise TargetError(f"CUDA kernels are compiled by NVRTC through CuPy, which cannot be loaded ({e}): {install('cuda13')}") from e
+        raise TargetError(
+            f"CUDA kernels are compiled by NVRTC through CuPy, which cannot be loaded ({e}): {install('cuda13')}"
+        ) from e
     return nvrtc
 
 
@@ -172,7 +190,12 @@ def _usage(log: str) -> tuple[int, int, int, int]:
     def most(found: list[Any]) -> int:
         return max((sum(map(int, f)) if isinstance(f, tuple) else int(f) for f in found), default=0)
 
-    return most(_REGISTERS.findall(log)), most(_SPILLS.findall(log)), most(_STACK.findall(log)), most(_SHARED.findall(log))
+    return (
+        most(_REGISTERS.findall(log)),
+        most(_SPILLS.findall(log)),
+        most(_STACK.findall(log)),
+        most(_SHARED.findall(log)),
+    )
 
 
 def _quoted(text: str, log: str) -> str:

@@ -1,8 +1,9 @@
 """The C++ that generated kernels stand on: types, vectors, and the guarded forms of what C++ or PTX leaves undefined.
 
-In: the names of the helpers that a kernel's text uses. Out: the text that goes before it, with these and what they need. A helper is
-written for scalars; "name/2" is its form for vectors of a function of two operands, lane by lane. No header is included: NVRTC knows
-the mathematical functions and the warp intrinsics, and half floats are converted by instructions of their own.
+In: the names of the helpers that a kernel's text uses. Out: the text that goes before it, with these and what they
+need. A helper is written for scalars; "name/2" is its form for vectors of a function of two operands, lane by lane. No
+header is included: NVRTC knows the mathematical functions and the warp intrinsics, and half floats are converted by
+instructions of their own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def _shuffle(name: str) -> str:
     """Types below 32 bits go as words. Helpers of the same name take vectors, lane by lane."""
     call = f"__{name}_sync(~0u, (u32)bit_cast<typename Word<sizeof(T)>::T>(x), n)"
     small = f"template<class T> FN T {name}(T x, int n) {{ return bit_cast<T>((typename Word<sizeof(T)>::T){call}); }}"
-    return "\n".join([small, *(f"FN {t} {name}({t} x, int n) {{ return __{name}_sync(~0u, x, n); }}" for t in ("i64", "u64", "f64"))])
+    return "\n".join(
+        [small, *(f"FN {t} {name}({t} x, int n) {{ return __{name}_sync(~0u, x, n); }}" for t in ("i64", "u64", "f64"))]
+    )
 
 
 def _shuffle_vector(name: str) -> str:
@@ -42,7 +45,8 @@ HELPERS: dict[str, str] = {
     # --- types ---
     "f16": "struct f16 { u16 bits; };",
     "bf16": "struct bf16 { u16 bits; };",
-    **{t: f"struct {t} {{ u8 bits; }};" for t in ("f8e4m3fn", "f8e4m3fnuz", "f8e5m2", "f8e5m2fnuz", "f8e8m0", "f4e2m1")},
+    **{t: f"struct {t} {{ u8 bits; }};" for t in ("f8e4m3fn", "f8e4m3fnuz", "f8e5m2", "f8e5m2fnuz", "f8e8m0",
+    "f4e2m1")},
     "i4": "typedef i8 i4;",
     "i2": "typedef i8 i2;",
     "u4": "typedef u8 u4;",
@@ -104,15 +108,18 @@ template<int A, class T, int N> FN void st_first(T* p, const V<T, N>& x, int n) 
   UNROLL for (int i = 0; i < N; ++i) if (i < n) p[i] = x.v[i];
 }""",
     # registers: single elements, so that every index is a constant once loops are unrolled
-    "take": "template<int N, class T> FN V<T, N> take(const T* p) { V<T, N> r; UNROLL for (int i = 0; i < N; ++i) r.v[i] = p[i]; return r; }",
-    "put": "template<class T, int N> FN void put(T* p, const V<T, N>& x) { UNROLL for (int i = 0; i < N; ++i) p[i] = x.v[i]; }",
+    "take": "template<int N, class T> FN V<T, N> take(const T* p) { V<T, N> r; UNROLL for (int i = 0; i < N; ++i) "
+            "r.v[i] = p[i]; return r; }",
+    "put": "template<class T, int N> FN void put(T* p, const V<T, N>& x) { UNROLL for (int i = 0; i < N; ++i) p[i] = "
+           "x.v[i]; }",
     "take_first": """\
 template<int N, class T> FN V<T, N> take_first(const T* p, int n) {
   V<T, N> r;
   UNROLL for (int i = 0; i < N; ++i) r.v[i] = i < n ? p[i] : T();
   return r;
 }""",
-    "put_first": "template<class T, int N> FN void put_first(T* p, const V<T, N>& x, int n) { UNROLL for (int i = 0; i < N; ++i) if (i < n) p[i] = x.v[i]; }",
+    "put_first": "template<class T, int N> FN void put_first(T* p, const V<T, N>& x, int n) { UNROLL for (int i = 0; i "
+                 "< N; ++i) if (i < n) p[i] = x.v[i]; }",
     "gather": """\
 template<class T, int N> FN V<T, N> gather(const T* p, const V<i64, N>& at, int n = N) {
   V<T, N> r;
@@ -124,8 +131,10 @@ template<class T, int N> FN void scatter(T* p, const V<i64, N>& at, const V<T, N
   UNROLL for (int i = 0; i < N; ++i) if (i < n) p[at.v[i]] = x.v[i];
 }""",
     # --- vectors ---
-    "splat": "template<class T, int N> FN V<T, N> splat(T x) { V<T, N> r; UNROLL for (int i = 0; i < N; ++i) r.v[i] = x; return r; }",
-    "lanes": "template<int N> FN V<i64, N> lanes() { V<i64, N> r; UNROLL for (int i = 0; i < N; ++i) r.v[i] = i; return r; }",
+    "splat": "template<class T, int N> FN V<T, N> splat(T x) { V<T, N> r; UNROLL for (int i = 0; i < N; ++i) r.v[i] = "
+             "x; return r; }",
+    "lanes": "template<int N> FN V<i64, N> lanes() { V<i64, N> r; UNROLL for (int i = 0; i < N; ++i) r.v[i] = i; "
+             "return r; }",
     "zip_low": """\
 template<class T, int N> FN V<T, N> zip_low(const V<T, N>& a, const V<T, N>& b) {
   V<T, N> r;
@@ -139,10 +148,14 @@ template<class T, int N> FN V<T, N> zip_high(const V<T, N>& a, const V<T, N>& b)
   return r;
 }""",
     # a binary tree of halves
-    "hsum": "template<class T, int N> FN T hsum(V<T, N> x) { UNROLL for (int h = N / 2; h; h /= 2) UNROLL for (int i = 0; i < h; ++i) x.v[i] = add(x.v[i], x.v[i + h]); return x.v[0]; }",
-    "hprod": "template<class T, int N> FN T hprod(V<T, N> x) { UNROLL for (int h = N / 2; h; h /= 2) UNROLL for (int i = 0; i < h; ++i) x.v[i] = mul(x.v[i], x.v[i + h]); return x.v[0]; }",
-    "hmax": "template<class T, int N> FN T hmax(const V<T, N>& x) { T r = x.v[0]; UNROLL for (int i = 1; i < N; ++i) r = maximum(r, x.v[i]); return r; }",
-    "hmin": "template<class T, int N> FN T hmin(const V<T, N>& x) { T r = x.v[0]; UNROLL for (int i = 1; i < N; ++i) r = minimum(r, x.v[i]); return r; }",
+    "hsum": "template<class T, int N> FN T hsum(V<T, N> x) { UNROLL for (int h = N / 2; h; h /= 2) UNROLL for (int i = "
+            "0; i < h; ++i) x.v[i] = add(x.v[i], x.v[i + h]); return x.v[0]; }",
+    "hprod": "template<class T, int N> FN T hprod(V<T, N> x) { UNROLL for (int h = N / 2; h; h /= 2) UNROLL for (int i "
+             "= 0; i < h; ++i) x.v[i] = mul(x.v[i], x.v[i + h]); return x.v[0]; }",
+    "hmax": "template<class T, int N> FN T hmax(const V<T, N>& x) { T r = x.v[0]; UNROLL for (int i = 1; i < N; ++i) r "
+            "= maximum(r, x.v[i]); return r; }",
+    "hmin": "template<class T, int N> FN T hmin(const V<T, N>& x) { T r = x.v[0]; UNROLL for (int i = 1; i < N; ++i) r "
+            "= minimum(r, x.v[i]); return r; }",
     # --- integers: wrapping arithmetic, total division and shifts ---
     "add": """\
 template<class T> FN T add(T a, T b) { return T(typename Unsigned<T>::U(a) + typename Unsigned<T>::U(b)); }
@@ -153,11 +166,14 @@ template<class T> FN T mul(T a, T b) { return T(typename Unsigned<T>::U(a) * typ
 FN f32 mul(f32 a, f32 b) { return a * b; }
 FN f64 mul(f64 a, f64 b) { return a * b; }""",
     "sub": "template<class T> FN T sub(T a, T b) { return T(typename Unsigned<T>::U(a) - typename Unsigned<T>::U(b)); }",
-    "udiv": "FN int udiv(int a, u32 b) { return int((u32)a / b); }\nFN i64 udiv(i64 a, u64 b) { return i64((u64)a / b); }",
-    "umod": "FN int umod(int a, u32 b) { return int((u32)a % b); }\nFN i64 umod(i64 a, u64 b) { return i64((u64)a % b); }",
+    "udiv": "FN int udiv(int a, u32 b) { return int((u32)a / b); }\nFN i64 udiv(i64 a, u64 b) { return i64((u64)a / "
+            "b); }",
+    "umod": "FN int umod(int a, u32 b) { return int((u32)a % b); }\nFN i64 umod(i64 a, u64 b) { return i64((u64)a % "
+            "b); }",
     "floordiv": "template<class T> FN T floordiv(T a, T b) { const T q = a / b; return q - (a - q * b < 0); }",
     "floorrem": "template<class T> FN T floorrem(T a, T b) { const T r = a % b; return r + (r < 0 ? b : T(0)); }",
-    "truncdiv": "template<class T> FN T truncdiv(T a, T b) { return b == T(0) ? T(0) : b == T(-1) && T(-1) < T(0) ? sub(T(0), a) : T(a / b); }",
+    "truncdiv": "template<class T> FN T truncdiv(T a, T b) { return b == T(0) ? T(0) : b == T(-1) && T(-1) < T(0) ? "
+                "sub(T(0), a) : T(a / b); }",
     "truncmod": """\
 template<class T> FN T truncmod(T a, T b) { return b == T(0) || (b == T(-1) && T(-1) < T(0)) ? T(0) : T(a % b); }
 FN f32 truncmod(f32 a, f32 b) { return fmodf(a, b); }
@@ -167,10 +183,14 @@ template<class T> FN T floormod(T a, T b) {
   const T r = truncmod(a, b);
   return r != T(0) && (r < T(0)) != (b < T(0)) ? T(r + b) : r;
 }""",
-    "shl": "template<class T> FN T shl(T a, T n) { return (typename Unsigned<T>::U)n < sizeof(T) * 8 ? T((typename Unsigned<T>::U)a << n) : T(0); }",
-    "shr": "template<class T> FN T shr(T a, T n) { return (typename Unsigned<T>::U)n < sizeof(T) * 8 ? T(a >> n) : T(a < T(0) ? -1 : 0); }",
-    "negate": "template<class T> FN T negate(T a) { return T(-typename Unsigned<T>::U(a)); }\nFN f32 negate(f32 a) { return -a; }\nFN f64 negate(f64 a) { return -a; }",
-    "absolute": "template<class T> FN T absolute(T a) { return a < T(0) ? negate(a) : a; }\nFN f32 absolute(f32 a) { return fabsf(a); }\nFN f64 absolute(f64 a) { return fabs(a); }",
+    "shl": "template<class T> FN T shl(T a, T n) { return (typename Unsigned<T>::U)n < sizeof(T) * 8 ? T((typename "
+           "Unsigned<T>::U)a << n) : T(0); }",
+    "shr": "template<class T> FN T shr(T a, T n) { return (typename Unsigned<T>::U)n < sizeof(T) * 8 ? T(a >> n) : T(a "
+           "< T(0) ? -1 : 0); }",
+    "negate": "template<class T> FN T negate(T a) { return T(-typename Unsigned<T>::U(a)); }\nFN f32 negate(f32 a) { "
+              "return -a; }\nFN f64 negate(f64 a) { return -a; }",
+    "absolute": "template<class T> FN T absolute(T a) { return a < T(0) ? negate(a) : a; }\nFN f32 absolute(f32 a) { "
+                "return fabsf(a); }\nFN f64 absolute(f64 a) { return fabs(a); }",
     "bitnot": "template<class T> FN T bitnot(T a) { return T(~a); }\nFN bool bitnot(bool a) { return !a; }",
     "logical_not": "FN bool logical_not(bool a) { return !a; }",
     **{name: f"template<class T> FN T {name}(T a, T b) {{ return T(a {sign} b); }}" for name, sign in
@@ -196,15 +216,19 @@ FN f32 minimum(f32 a, f32 b) { f32 r; asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : 
     "second_max": "template<class T> FN T second_max(T a, T b) { return a > b ? a : b; }",
     "second_min": "template<class T> FN T second_min(T a, T b) { return a < b ? a : b; }",
     # two roundings; results below the normal numbers are 0
-    "power_of_two": 'FN f32 power_of_two(f32 x) { f32 r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }\nFN f64 power_of_two(f64 x) { return exp2(x); }',
+    "power_of_two": 'FN f32 power_of_two(f32 x) { f32 r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return '
+                    'r; }\nFN f64 power_of_two(f64 x) { return exp2(x); }',
     # 1 ulp; operands and results below the normal numbers are 0
-    "reciprocal": 'FN f32 reciprocal(f32 x) { f32 r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }\nFN f64 reciprocal(f64 x) { return 1.0 / x; }',
+    "reciprocal": 'FN f32 reciprocal(f32 x) { f32 r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; '
+                  '}\nFN f64 reciprocal(f64 x) { return 1.0 / x; }',
     "is_nan": "template<class T> FN bool is_nan(T x) { return x != x; }",
     # --- floats ---
     "divide": "template<class T> FN T divide(T a, T b) { return a / b; }",
     "subtract": "template<class T> FN T subtract(T a, T b) { return a - b; }",
-    "fused": "FN f32 fused(f32 a, f32 b, f32 c) { return __fmaf_rn(a, b, c); }\nFN f64 fused(f64 a, f64 b, f64 c) { return __fma_rn(a, b, c); }",
-    "scale_by_power": "FN f32 scale_by_power(f32 x, i32 n) { return ldexpf(x, n); }\nFN f64 scale_by_power(f64 x, i32 n) { return ldexp(x, n); }",
+    "fused": "FN f32 fused(f32 a, f32 b, f32 c) { return __fmaf_rn(a, b, c); }\nFN f64 fused(f64 a, f64 b, f64 c) { "
+             "return __fma_rn(a, b, c); }",
+    "scale_by_power": "FN f32 scale_by_power(f32 x, i32 n) { return ldexpf(x, n); }\nFN f64 scale_by_power(f64 x, i32 "
+                      "n) { return ldexp(x, n); }",
     "scale_by_power/2": """\
 template<class T, int N> FN V<T, N> scale_by_power(const V<T, N>& x, const V<i32, N>& n) {
   V<T, N> r;
@@ -212,11 +236,16 @@ template<class T, int N> FN V<T, N> scale_by_power(const V<T, N>& x, const V<i32
   return r;
 }""",
     # --- conversions: float to integer truncates and saturates, NaN is 0; narrower integers wrap ---
-    "to_i32": "FN i32 to_i32(f32 x) { return x == x ? __float2int_rz(x) : 0; }\nFN i32 to_i32(f64 x) { return x == x ? __double2int_rz(x) : 0; }",
-    "to_u32": "FN u32 to_u32(f32 x) { return x == x ? __float2uint_rz(x) : 0; }\nFN u32 to_u32(f64 x) { return x == x ? __double2uint_rz(x) : 0; }",
-    "to_i64": "FN i64 to_i64(f32 x) { return x == x ? __float2ll_rz(x) : 0; }\nFN i64 to_i64(f64 x) { return x == x ? __double2ll_rz(x) : 0; }",
-    "to_u64": "FN u64 to_u64(f32 x) { return x == x ? __float2ull_rz(x) : 0; }\nFN u64 to_u64(f64 x) { return x == x ? __double2ull_rz(x) : 0; }",
-    **{f"to_{t}": f"template<class T> FN {t} to_{t}(T x) {{ return ({t})min(max(to_i32(x), {lo}), {hi}); }}" for t, lo, hi in (
+    "to_i32": "FN i32 to_i32(f32 x) { return x == x ? __float2int_rz(x) : 0; }\nFN i32 to_i32(f64 x) { return x == x ? "
+              "__double2int_rz(x) : 0; }",
+    "to_u32": "FN u32 to_u32(f32 x) { return x == x ? __float2uint_rz(x) : 0; }\nFN u32 to_u32(f64 x) { return x == x "
+              "? __double2uint_rz(x) : 0; }",
+    "to_i64": "FN i64 to_i64(f32 x) { return x == x ? __float2ll_rz(x) : 0; }\nFN i64 to_i64(f64 x) { return x == x ? "
+              "__double2ll_rz(x) : 0; }",
+    "to_u64": "FN u64 to_u64(f32 x) { return x == x ? __float2ull_rz(x) : 0; }\nFN u64 to_u64(f64 x) { return x == x ? "
+              "__double2ull_rz(x) : 0; }",
+    **{f"to_{t}": f"template<class T> FN {t} to_{t}(T x) {{ return ({t})min(max(to_i32(x), {lo}), {hi}); }}" for t, lo,
+    hi in (
         ("i8", -128, 127), ("i16", -32768, 32767), ("u8", 0, 255), ("u16", 0, 65535),
         ("i4", -8, 7), ("u4", 0, 15), ("i2", -2, 1), ("u2", 0, 3))},
     "to_bool": "template<class T> FN bool to_bool(T x) { return x != T(0); }",
@@ -255,9 +284,11 @@ template<int N> FN V<i64, N> guard(const V<i64, N>& x, const V<i64, N>& lo, cons
   return r;
 }""",
     # --- packed integers below a byte ---
-    **{f"unpack_{t}": f"FN {t} unpack_{t}({t} x) {{ return ({t})((i8)(x << {n}) >> {n}); }}" for t, n in (("i4", 4), ("i2", 6))},
+    **{f"unpack_{t}": f"FN {t} unpack_{t}({t} x) {{ return ({t})((i8)(x << {n}) >> {n}); }}" for t,
+    n in (("i4", 4), ("i2", 6))},
     **{f"unpack_{t}": f"FN {t} unpack_{t}({t} x) {{ return x & {m}; }}" for t, m in (("u4", 15), ("u2", 3))},
-    **{f"pack_{t}": f"FN {t} pack_{t}({t} x) {{ return x & {m}; }}" for t, m in (("i4", 15), ("i2", 3), ("u4", 15), ("u2", 3))},
+    **{f"pack_{t}": f"FN {t} pack_{t}({t} x) {{ return x & {m}; }}" for t,
+    m in (("i4", 15), ("i2", 3), ("u4", 15), ("u2", 3))},
     "convert": """\
 template<class TO, class T, int N> FN V<TO, N> convert(const V<T, N>& x) {
   V<TO, N> r;
@@ -309,8 +340,10 @@ template<int BYTES> FN void cp_async(void* to, const void* from, int bytes = BYT
   else asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" :: "r"(shared_address(to)), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
 }""",
     "cp_async_commit": 'FN void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }',
-    "cp_async_wait": 'template<int N> FN void cp_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }',
-    # what this kernel reads may still be written by the one before it; the one after it may be launched (in order before sm_90)
+    "cp_async_wait": 'template<int N> FN void cp_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : '
+                     '"memory"); }',
+    # what this kernel reads may still be written by the one before it; the one after it may be launched (in order
+    # before sm_90)
     "pdl_wait": """\
 FN void pdl_wait() {
 #if __CUDA_ARCH__ >= 900

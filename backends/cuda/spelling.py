@@ -1,7 +1,8 @@
 """How CUDA C++ spells types, constants and names.
 
-The prelude gives every type the name it has in the IR, so a kernel's text reads like the IR's. A bool is `bool` in registers and a byte
-in memory. Half floats and smaller ones are structs of their bits: registers compute with f32, and a cast is a call.
+The prelude gives every type the name it has in the IR, so a kernel's text reads like the IR's. A bool is `bool` in
+registers and a byte in memory. Half floats and smaller ones are structs of their bits: registers compute with f32, and
+a cast is a call.
 """
 
 from __future__ import annotations
@@ -23,8 +24,27 @@ _LIBRARY = """
 abs acos acosh asin asinh atan atanh ceil cos cosh erf exp expm1 fabs floor fma fmax fmin fmod ldexp log log1p max memcpy memset min pow rint
 sin sinh sqrt tan tanh trunc j0 j1 jn y0 y1 yn gamma printf assert clock
 """
-RESERVED = frozenset((*_KEYWORDS.split(), *_LIBRARY.split(), "FN", "UNROLL", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f32", "f64"))
-MATH = frozenset("exp log sqrt erf tanh sin cos tan asin acos atan sinh cosh asinh acosh atanh floor ceil trunc rint log1p expm1 pow".split())
+RESERVED = frozenset(
+    (
+        *_KEYWORDS.split(),
+        *_LIBRARY.split(),
+        "FN",
+        "UNROLL",
+        "i8",
+        "i16",
+        "i32",
+        "i64",
+        "u8",
+        "u16",
+        "u32",
+        "u64",
+        "f32",
+        "f64",
+    )
+)
+MATH = frozenset(
+    "exp log sqrt erf tanh sin cos tan asin acos atan sinh cosh asinh acosh atanh floor ceil trunc rint log1p expm1 pow".split()
+)
 FAST = frozenset(("recip", "exp2"))  # single instructions, of 1 or 2 ulp
 _TYPES = frozenset((
     "f64", "f32", "f16", "bf16", "bool", "i64", "u64", "i32", "u32", "i16", "u16", "i8", "u8", "i4", "u4", "i2", "u2",
@@ -76,8 +96,18 @@ def _float(v: float, t: DType) -> str:
         return f"{scalar(t)}{{{code:#x}}}"
     if v != v or abs(v) == float("inf"):
         if t.bits == 64:
-            return f"__longlong_as_double({np.float64(v).view(np.int64):#x}LL)" if v > 0 or v != v else "-__longlong_as_double(0x7ff0000000000000LL)"
-        return "__int_as_float(0x7fc00000)" if v != v else "__int_as_float(0x7f800000)" if v > 0 else "-__int_as_float(0x7f800000)"
+            return (
+                f"__longlong_as_double({np.float64(v).view(np.int64):#x}LL)"
+                if v > 0 or v != v
+                else "-__longlong_as_double(0x7ff0000000000000LL)"
+            )
+        return (
+            "__int_as_float(0x7fc00000)"
+            if v != v
+            else "__int_as_float(0x7f800000)"
+            if v > 0
+            else "-__int_as_float(0x7f800000)"
+        )
     s = repr(v) if t.bits == 64 else str(np.float32(v))
     if "e" not in s and "." not in s:
         s += ".0"

@@ -61,15 +61,19 @@ class GpuTarget:
 
 # One chip per architecture; whoever has another one gets its own figures from the device.
 FACTS = {
-    "sm_80": GpuTarget("sm_80", 108, 163 * KIB, shared_per_sm=164 * KIB, l2_bytes=40 * MIB, bandwidth=1800.0, name="NVIDIA A100"),
-    "sm_86": GpuTarget("sm_86", 82, 99 * KIB, shared_per_sm=100 * KIB, threads_per_sm=1536, blocks_per_sm=16, l2_bytes=6 * MIB, bandwidth=850.0,
+    "sm_80": GpuTarget("sm_80", 108, 163 * KIB, shared_per_sm=164 * KIB, l2_bytes=40 * MIB, bandwidth=1800.0,
+    name="NVIDIA A100"),
+    "sm_86": GpuTarget("sm_86", 82, 99 * KIB, shared_per_sm=100 * KIB, threads_per_sm=1536, blocks_per_sm=16,
+    l2_bytes=6 * MIB, bandwidth=850.0,
                        name="NVIDIA RTX 3090"),
-    "sm_89": GpuTarget("sm_89", 128, 99 * KIB, shared_per_sm=100 * KIB, threads_per_sm=1536, blocks_per_sm=24, l2_bytes=72 * MIB, bandwidth=920.0,
+    "sm_89": GpuTarget("sm_89", 128, 99 * KIB, shared_per_sm=100 * KIB, threads_per_sm=1536, blocks_per_sm=24,
+    l2_bytes=72 * MIB, bandwidth=920.0,
                        name="NVIDIA RTX 4090"),
     "sm_90": GpuTarget("sm_90"),
     "sm_90a": GpuTarget("sm_90a"),
     "sm_100": GpuTarget("sm_100", 148, l2_bytes=126 * MIB, bandwidth=7000.0, name="NVIDIA B200"),
-    "sm_120": GpuTarget("sm_120", 170, 99 * KIB, shared_per_sm=100 * KIB, threads_per_sm=1536, blocks_per_sm=24, l2_bytes=96 * MIB, bandwidth=1600.0,
+    "sm_120": GpuTarget("sm_120", 170, 99 * KIB, shared_per_sm=100 * KIB, threads_per_sm=1536, blocks_per_sm=24,
+    l2_bytes=96 * MIB, bandwidth=1600.0,
                         name="NVIDIA RTX 5090"),
 }  # fmt: skip
 DEFAULT_ARCH = "sm_90a"
@@ -124,7 +128,10 @@ def from_properties(p: dict[str, Any]) -> GpuTarget:
     if number < 80:
         raise TargetError(f"{name} is of architecture sm_{number}; kernels need sm_80 or newer")
     arch = "sm_90a" if number == 90 else f"sm_{number}"
-    near = FACTS.get(arch) or FACTS[max((a for a, t in FACTS.items() if t.number <= number), key=lambda a: FACTS[a].number)]
+    near = (
+        FACTS.get(arch)
+        or FACTS[max((a for a, t in FACTS.items() if t.number <= number), key=lambda a: FACTS[a].number)]
+    )
     own = near if near.name == name else replace(near, name=name, bandwidth=_bandwidth(p) or near.bandwidth)
     return replace(
         own,
@@ -154,7 +161,11 @@ def why_no_device(device: int) -> str:
         n = runtime.getDeviceCount()
     except runtime.CUDARuntimeError as e:
         return devices()[1] or str(e)
-    return f"there {'is 1 device' if n == 1 else f'are {n} devices'}, numbered from 0" if device >= n else "it did not answer"
+    return (
+        f"there {'is 1 device' if n == 1 else f'are {n} devices'}, numbered from 0"
+        if device >= n
+        else "it did not answer"
+    )
 
 
 def devices() -> tuple[int, str]:

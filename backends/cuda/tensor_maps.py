@@ -1,4 +1,6 @@
-"""Tensor maps (the descriptors of TMA copies) for addresses on a device, by the driver's own functions: CuPy has no binding of them."""
+"""Tensor maps (the descriptors of TMA copies) for addresses on a device, by the driver's own functions: CuPy has no
+binding of them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,21 @@ if TYPE_CHECKING:
 
 BYTES, ALIGN = 128, 64  # of a descriptor
 # CUtensorMapDataType; 8-bit floats travel as bytes
-TYPES = {"u8": 0, "i8": 0, "bool": 0, "u16": 1, "i16": 1, "u32": 2, "i32": 3, "u64": 4, "i64": 5, "f16": 6, "f32": 7, "f64": 8, "bf16": 9}
+TYPES = {
+    "u8": 0,
+    "i8": 0,
+    "bool": 0,
+    "u16": 1,
+    "i16": 1,
+    "u32": 2,
+    "i32": 3,
+    "u64": 4,
+    "i64": 5,
+    "f16": 6,
+    "f32": 7,
+    "f64": 8,
+    "bf16": 9,
+}
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle
 L2_256 = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
 

@@ -1,4 +1,6 @@
-"""CUDA C++ of the operations on values: arithmetic, conversions, vectors. What C++ leaves undefined is a call of a helper of the prelude."""
+"""CUDA C++ of the operations on values: arithmetic, conversions, vectors. What C++ leaves undefined is a call of a
+helper of the prelude.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,10 @@ INTEGER = {"+": "add", "-": "sub", "*": "mul"}
 LOGIC = {"&": "bit_and", "|": "bit_or", "^": "bit_xor"}
 ORDER = {"<": "less", "<=": "less_equal", "==": "equal", "!=": "not_equal"}
 RENAMED = {
-    "min": "minimum", "max": "maximum", "fmin": "second_min", "fmax": "second_max", "abs": "absolute", "neg": "negate", "isnan": "is_nan", "exp2": "power_of_two", "recip": "reciprocal",
-    "not": "logical_not", "bitnot": "bitnot", "truncdiv": "truncdiv", "truncmod": "truncmod", "floormod": "floormod", "shl": "shl", "shr": "shr",
+    "min": "minimum", "max": "maximum", "fmin": "second_min", "fmax": "second_max", "abs": "absolute", "neg": "negate",
+    "isnan": "is_nan", "exp2": "power_of_two", "recip": "reciprocal",
+    "not": "logical_not", "bitnot": "bitnot", "truncdiv": "truncdiv", "truncmod": "truncmod", "floormod": "floormod",
+    "shl": "shl", "shr": "shr",
     "fma": "fused", "shfl_xor": "shfl_xor", "shfl_up": "shfl_up", "shfl_down": "shfl_down", "shfl": "shfl",
 }  # fmt: skip
 PLAIN = frozenset(("hsum", "hprod", "hmax", "hmin", "zip_low", "zip_high"))
@@ -97,7 +101,12 @@ def _lanes(em: FuncEmitter, e: Op) -> Text:
 
 def _ldexp(em: FuncEmitter, e: Op) -> Text:
     x, n = e.args
-    return call(em, "scale_by_power", [em.operand(x, e.lanes), em.operand(n if n.dtype is i32 else cast(n, i32), e.lanes)], e.lanes)
+    return call(
+        em,
+        "scale_by_power",
+        [em.operand(x, e.lanes), em.operand(n if n.dtype is i32 else cast(n, i32), e.lanes)],
+        e.lanes,
+    )
 
 
 def _guard(em: FuncEmitter, e: Op) -> Text:
@@ -121,7 +130,7 @@ def _matrix(em: FuncEmitter, e: Op) -> Text:
     return f"{e.name}({', '.join(em.text(a) for a in e.args)})", UNARY
 
 
-# --- conversions --------------------------------------------------------------------------------------------------------------
+# --- conversions ------------------------------------------------------------------------------------------------------
 
 
 def bits(em: FuncEmitter, e: Op, to: DType) -> Text:
@@ -171,6 +180,8 @@ def _number(em: FuncEmitter, arg: Expr, to: DType, lanes: int) -> Text:
 
 
 SPECIAL: dict[str, Callable[[FuncEmitter, Op], Text]] = {
-    "select": _select, "lanes": _lanes, "ldexp": _ldexp, "guard": _guard, "ldmatrix_x4": _matrix, "ldmatrix_x4_trans": _matrix,
-    "mma_m16n8k16": _matrix, "mma_m16n8k8": _matrix, "shfl_xor": _shuffle, "shfl_up": _shuffle, "shfl_down": _shuffle, "shfl": _shuffle,
+    "select": _select, "lanes": _lanes, "ldexp": _ldexp, "guard": _guard, "ldmatrix_x4": _matrix,
+    "ldmatrix_x4_trans": _matrix,
+    "mma_m16n8k16": _matrix, "mma_m16n8k8": _matrix, "shfl_xor": _shuffle, "shfl_up": _shuffle, "shfl_down": _shuffle,
+    "shfl": _shuffle,
 }  # fmt: skip

@@ -1,4 +1,6 @@
-"""A scheduled program -> native code: kernels compiled (or taken from the cache), checked, and linked with the program's entry function."""
+"""A scheduled program -> native code: kernels compiled (or taken from the cache), checked, and linked with the
+program's entry function.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ Array = np.ndarray[Any, Any]
 
 @cache
 def printer_version() -> str:
-    """A hash of the modules that turn kernel text into code, so that a change of theirs never meets objects of before."""
+    """A hash of the modules that turn kernel text into code, so that a change of theirs never meets objects of
+    before.
+    """
     h = hashlib.sha256()
     for module in (emit, values, spelling, compile_):
         h.update(Path(str(module.__file__)).read_bytes())
@@ -84,7 +88,13 @@ def build(
         name = symbols[s.text]
         if name in objects or name in missing:
             continue
-        found = given[name] if given and name in given else spare[name] if spare and name in spare else kernels.get(name[2:])
+        found = (
+            given[name]
+            if given and name in given
+            else spare[name]
+            if spare and name in spare
+            else kernels.get(name[2:])
+        )
         if found is not None:
             objects[name] = found
         else:
@@ -125,7 +135,9 @@ def _emitted(missing: Mapping[str, Step], target: CpuTarget) -> tuple[dict[str, 
     return texts, failures
 
 
-def _check_all(missing: Mapping[str, Step], made: Mapping[str, bytes], check: Check, progress: Progress | None) -> list[Failure]:
+def _check_all(
+    missing: Mapping[str, Step], made: Mapping[str, bytes], check: Check, progress: Progress | None
+) -> list[Failure]:
     """Check new kernels, linked with each other only. Returns those that are refused."""
     trial = load_objects(list(made.values()))
     failures: list[Failure] = []

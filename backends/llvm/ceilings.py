@@ -1,7 +1,8 @@
 """What this machine can do at most: multiply-adds per second, and bytes per second from each level of the memory.
 
-In: a CPU and a number of threads. Out: `Ceilings`, which profiles and benchmarks hold a kernel's own rates against. They are measured, by
-kernels of the operator IR that go the way of all kernels, on the threads of the pool. A ceiling is a best case: the shortest of many runs.
+In: a CPU and a number of threads. Out: `Ceilings`, which profiles and benchmarks hold a kernel's own rates against.
+They are measured, by kernels of the operator IR that go the way of all kernels, on the threads of the pool. A ceiling
+is a best case: the shortest of many runs.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Probe:
 
 @dataclass(frozen=True)
 class Level:
-    """A level of the memory: all threads together keep `capacity` bytes in it (0: as many as there are) and move so many bytes per second."""
+    """A level of the memory: all threads together keep `capacity` bytes in it (0: as many as there are) and move so
+    many bytes per second.
+    """
 
     name: str
     capacity: int
@@ -61,7 +64,9 @@ class Level:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Measured limits of `threads` threads: float32 operations per second (a multiply-add is two), and levels, the nearest first."""
+    """Measured limits of `threads` threads: float32 operations per second (a multiply-add is two), and levels, the
+    nearest first.
+    """
 
     threads: int
     flops: float
@@ -105,7 +110,7 @@ def shortest(probe: Probe, seconds: float) -> float:
     return best
 
 
-# --- kernels ------------------------------------------------------------------------------------------------------------------
+# --- kernels ----------------------------------------------------------------------------------------------------------
 
 
 def fma_probe(target: CpuTarget, threads: int = 1) -> Probe:
@@ -128,7 +133,9 @@ def fma_probe(target: CpuTarget, threads: int = 1) -> Probe:
 
 
 def read_probe(target: CpuTarget, data: Array, threads: int = 1, repeat: int = 1) -> Probe:
-    """The bytes of an aligned buffer read from its beginning to its end, a part by each thread, and added up in independent sums."""
+    """The bytes of an aligned buffer read from its beginning to its end, a part by each thread, and added up in
+    independent sums.
+    """
     lanes = target.lanes
     step = READ_CHAINS * lanes
     count = max(data.nbytes // (4 * step * threads), 1)
@@ -155,9 +162,19 @@ def copy_probe(target: CpuTarget, data: Array, threads: int = 1, repeat: int = 1
     count = max(data.nbytes // (8 * step * threads), 1)
     b = Builder()
     x, y = (Buffer(name, f32, (const(threads), const(count * step))) for name in "xy")
-    with b.loop("p", threads, "parallel") as p, b.loop("r", repeat), b.loop("k", count) as k, b.loop("j", COPY_VECTORS, "unroll") as j:
+    with (
+        b.loop("p", threads, "parallel") as p,
+        b.loop("r", repeat),
+        b.loop("k", count) as k,
+        b.loop("j", COPY_VECTORS, "unroll") as j,
+    ):
         b.store(y, (p, k * step + j * lanes), x.at(p, k * step + j * lanes, lanes=lanes), lanes)
-    call = bind(Kernel((Func("copy", (x, y), b.block()),)), target, [data, data.view(np.uint8)[data.nbytes // 128 * 64 :]], threads)
+    call = bind(
+        Kernel((Func("copy", (x, y), b.block()),)),
+        target,
+        [data, data.view(np.uint8)[data.nbytes // 128 * 64 :]],
+        threads,
+    )
     return Probe("copy", call, 0, 8 * threads * count * step * repeat)
 
 
@@ -170,7 +187,9 @@ def empty_probe(target: CpuTarget) -> Probe:
 
 
 def bind(kernel: Kernel, target: CpuTarget, buffers: Sequence[Array], threads: int = 1) -> Callable[[], None]:
-    """A kernel with its buffers as a function without arguments; it keeps them alive. Its parallel loop is divided among the threads."""
+    """A kernel with its buffers as a function without arguments; it keeps them alive. Its parallel loop is divided
+    among the threads.
+    """
     places = tuple(Place("buffer", k) for k in range(len(buffers)))
     texts = emit_kernel(kernel, "k_bound", target.feature_set), entry_text([Call("k_bound", places, places, (), True)])
     loaded = load_objects([compile_text(t, target.cpu, target.features) for t in texts])

@@ -1,8 +1,9 @@
 """LLVM text -> ELF object -> addresses, through llvmlite.
 
-In: the text of a module without target lines. Out: relocatable objects as bytes, which the cache keeps and any process of the same
-CPU features can load; and loaded objects with the addresses of their functions. llvmlite is imported at first use: the CUDA path
-never needs it. The objects are ELF on every system, and what they need from outside is checked against a list before they are loaded.
+In: the text of a module without target lines. Out: relocatable objects as bytes, which the cache keeps and any process
+of the same CPU features can load; and loaded objects with the addresses of their functions. llvmlite is imported at
+first use: the CUDA path never needs it. The objects are ELF on every system, and what they need from outside is checked
+against a list before they are loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from dnnc.backends.llvm.spelling import LIBRARY
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.ir.errors import InternalError
 
-# What an object may take from the process, libm's functions too. LLVM itself writes calls of memcpy, memmove and memset.
+# What an object may take from the process, libm's functions too. LLVM itself writes calls of memcpy, memmove and
+# memset.
 ALLOWED_SYMBOLS = LIBRARY | frozenset(
     {
         "aligned_alloc",
@@ -42,10 +44,12 @@ KERNEL_PREFIX = "k_"  # kernels; an entry function calls those of other objects
 CODEGEN_LEVEL = 2
 # Vectors are explicit in the text, so promotion of register tiles and a clean-up are all that code needs.
 PASSES = ("sroa", "simplify_cfg", "dead_code_elimination")
-# Loop strength reduction turns the addresses of run-time strides into long chains: such kernels fall to 33-64 % of their speed with it.
+# Loop strength reduction turns the addresses of run-time strides into long chains: such kernels fall to 33-64 % of
+# their speed with it.
 LLVM_OPTIONS = ("-disable-lsr",)
-# Instructions of Intel's cores with AVX512-FP16 that wait for what their destination held, so that a loop's turns wait for one another:
-# x * sigmoid(x) may take twice its time. LLVM clears destinations on CPUs of the right name, but hypervisors show other CPUs' names.
+# Instructions of Intel's cores with AVX512-FP16 that wait for what their destination held, so that a loop's turns wait
+# for one another: x * sigmoid(x) may take twice its time. LLVM clears destinations on CPUs of the right name, but
+# hypervisors show other CPUs' names.
 WAITING = ("range", "perm", "getmant", "mulc", "mullq")
 
 
@@ -54,7 +58,8 @@ def compile_text(text: str, cpu: str, features: str, passes: bool = True) -> byt
 
     Args:
         text: LLVM IR without `target` lines.
-        cpu: LLVM's name of the CPU; it must be one that LLVM knows (`features.CPUS`), for LLVM ends the process otherwise.
+        cpu: LLVM's name of the CPU; it must be one that LLVM knows (`features.CPUS`), for LLVM ends the process
+            otherwise.
         features: `+avx2,-avx512f` and so on, added to what `cpu` implies.
         passes: False skips the IR passes and generates code from the text as it stands.
 
@@ -69,7 +74,8 @@ def compile_text(text: str, cpu: str, features: str, passes: bool = True) -> byt
     foreign = sorted(s for s in undefined_symbols(obj) if s not in ALLOWED_SYMBOLS and not s.startswith(KERNEL_PREFIX))
     if foreign:
         raise InternalError(
-            f"generated code calls {', '.join(foreign)}, which is not in ALLOWED_SYMBOLS; the emitter must expand it\n{_callers(text, foreign)}"
+            f"generated code calls {', '.join(foreign)}, which is not in ALLOWED_SYMBOLS; the emitter must expand it\n"
+            f"{_callers(text, foreign)}"
         )
     return obj
 
@@ -81,7 +87,9 @@ def asm_text(text: str, cpu: str, features: str, passes: bool = True) -> str:
 
 
 def object_key(text: str, cpu: str, features: str) -> str:
-    """The hex SHA-256 under which the cache keeps the object of `compile_text(text, cpu, features)`: all that decides its bytes."""
+    """The hex SHA-256 under which the cache keeps the object of `compile_text(text, cpu, features)`: all that decides
+    its bytes.
+    """
     parts = (llvm_version(), _triple(), *LLVM_OPTIONS, *PASSES, str(CODEGEN_LEVEL), cpu, _tuned(features), text)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -121,7 +129,8 @@ def load_objects(objs: Sequence[bytes]) -> Loaded:
     """Link objects with each other and into this process.
 
     Raises:
-        InternalError: a symbol is defined twice, or by none of them and not in ALLOWED_SYMBOLS; or the objects cannot be linked.
+        InternalError: a symbol is defined twice, or by none of them and not in ALLOWED_SYMBOLS; or the objects cannot
+            be linked.
     """
     defined: set[str] = set()
     wanted: set[str] = set()
@@ -152,7 +161,7 @@ def load_objects(objs: Sequence[bytes]) -> Loaded:
     return Loaded(library, frozenset(defined))
 
 
-# --- LLVM ---------------------------------------------------------------------------------------------------------------------
+# --- LLVM -------------------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -168,7 +177,9 @@ def binding() -> Any:
 
 
 def _triple() -> str:
-    """The process's triple, with ELF asked for where the system's own format is another: the engine links ELF everywhere."""
+    """The process's triple, with ELF asked for where the system's own format is another: the engine links ELF
+    everywhere.
+    """
     triple: str = binding().get_process_triple()
     return triple if sys.platform == "linux" else f"{triple}-elf"
 
@@ -185,7 +196,9 @@ def _header(machine: Any) -> str:
 def _prepare(text: str, cpu: str, features: str, passes: bool) -> tuple[Any, Any]:
     """(target machine, verified module after the passes). The module keeps its context alive."""
     llvm = binding()
-    machine = _target().create_target_machine(cpu=cpu, features=_tuned(features), opt=CODEGEN_LEVEL, reloc="pic", codemodel="default")
+    machine = _target().create_target_machine(
+        cpu=cpu, features=_tuned(features), opt=CODEGEN_LEVEL, reloc="pic", codemodel="default"
+    )
     try:
         module = llvm.parse_assembly(_header(machine) + text, llvm.create_context())
         module.verify()
@@ -208,7 +221,9 @@ def _tuned(features: str) -> str:
 
 
 def _explain(message: str, text: str) -> str:
-    """LLVM's message with the numbered lines around the place: parse errors give the line, verifier errors quote the instruction."""
+    """LLVM's message with the numbered lines around the place: parse errors give the line, verifier errors quote the
+    instruction.
+    """
     lines = text.splitlines()
     found = re.search(r"<string>:(\d+):\d+: error: (.*)", message)
     if found:
@@ -223,12 +238,18 @@ def _explain(message: str, text: str) -> str:
 
 
 def _callers(text: str, names: Sequence[str]) -> str:
-    """The first lines that name a foreign symbol. It need not be in the text: LLVM expands `frem` to a call of fmodf."""
+    """The first lines that name a foreign symbol. It need not be in the text: LLVM expands `frem` to a call of
+    fmodf.
+    """
     hits = [f"{k:6} | {line}" for k, line in enumerate(text.splitlines(), 1) if any(n in line for n in names)]
-    return "\n".join(hits[:3]) if hits else "the text does not name it: an instruction that this CPU lacks was expanded to a library call"
+    return (
+        "\n".join(hits[:3])
+        if hits
+        else "the text does not name it: an instruction that this CPU lacks was expanded to a library call"
+    )
 
 
-# --- ELF ----------------------------------------------------------------------------------------------------------------------
+# --- ELF --------------------------------------------------------------------------------------------------------------
 
 _ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")  # name, type, flags, address, offset, size, link, info, alignment, entry size
@@ -237,7 +258,9 @@ _SYMTAB, _LOCAL = 2, 0
 
 
 def undefined_symbols(obj: bytes) -> set[str]:
-    """The symbols that an ELF object needs from outside. InternalError if it is not a whole 64-bit little-endian ELF object."""
+    """The symbols that an ELF object needs from outside. InternalError if it is not a whole 64-bit little-endian ELF
+    object.
+    """
     return _symbols(obj)[1]
 
 
@@ -259,7 +282,9 @@ def _symbols(obj: bytes) -> tuple[set[str], set[str]]:
     return defined, undefined
 
 
-def _read_table(obj: bytes, table: tuple[int, ...], strings: tuple[int, ...], defined: set[str], undefined: set[str]) -> None:
+def _read_table(
+    obj: bytes, table: tuple[int, ...], strings: tuple[int, ...], defined: set[str], undefined: set[str]
+) -> None:
     for at in range(table[4], table[4] + table[5], _SYMBOL.size):
         name, info, _, section, _, _ = _SYMBOL.unpack_from(obj, at)
         start = strings[4] + name

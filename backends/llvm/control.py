@@ -1,10 +1,10 @@
 """Loops and branches as functions of the entry module, called as kernels are: pointers in, all threads take part.
 
-A body is a function of the shape of the entry function. Its buffers are an array on each thread's stack, filled anew for every iteration:
-the number of the iteration, carried values in one of two memories in turn, a row of each scanned operand, captured values; then the
-memory of the next condition, the carried values in the other memory, a row of each stacked result. All threads run the same control flow;
-a condition is written by one kernel, read by all after a barrier, and kept in two places in turn, so that nobody overwrites what a slower
-thread still reads.
+A body is a function of the shape of the entry function. Its buffers are an array on each thread's stack, filled anew
+for every iteration: the number of the iteration, carried values in one of two memories in turn, a row of each scanned
+operand, captured values; then the memory of the next condition, the carried values in the other memory, a row of each
+stacked result. All threads run the same control flow; a condition is written by one kernel, read by all after a
+barrier, and kept in two places in turn, so that nobody overwrites what a slower thread still reads.
 """
 
 from __future__ import annotations
@@ -42,7 +42,12 @@ def _loop(c: Loop) -> list[str]:
     lines += ["  br i1 %alone, label %init, label %ready", "init:"]
     lines += [f"  call void @copy_bytes(ptr %p{x.end}, ptr %p{x.start}, i64 {x.nbytes})" for x in c.carried]
     lines += ["  br label %ready", "ready:", "  call void %barrier(ptr %frame)", *_limit(c)]
-    lines += ["  br i1 %start, label %loop, label %done", "loop:", "  %k = phi i64 [0, %ready], [%next, %loop]", "  store i64 %k, ptr %number"]
+    lines += [
+        "  br i1 %start, label %loop, label %done",
+        "loop:",
+        "  %k = phi i64 [0, %ready], [%next, %loop]",
+        "  store i64 %k, ptr %number",
+    ]
     lines += ["  %bit = and i64 %k, 1", "  %odd = icmp ne i64 %bit, 0"]
     for j, x in enumerate(c.carried):
         lines += [
@@ -61,8 +66,18 @@ def _loop(c: Loop) -> list[str]:
             f"  store ptr %n.p, ptr %l{inputs}",
         ]
     lines += [f"  %status = call i64 @{c.symbol}_body(ptr %frame, ptr %local, ptr null, i64 %tid, i64 %nthreads)"]
-    lines += ["  call void %barrier(ptr %frame)", "  %next = add i64 %k, 1", *_again(c), "  br i1 %more, label %loop, label %done"]
-    lines += ["done:", "  %count = phi i64 [0, %ready], [%next, %loop]", "  %count.bit = and i64 %count, 1", "  %moved = icmp ne i64 %count.bit, 0"]
+    lines += [
+        "  call void %barrier(ptr %frame)",
+        "  %next = add i64 %k, 1",
+        *_again(c),
+        "  br i1 %more, label %loop, label %done",
+    ]
+    lines += [
+        "done:",
+        "  %count = phi i64 [0, %ready], [%next, %loop]",
+        "  %count.bit = and i64 %count, 1",
+        "  %moved = icmp ne i64 %count.bit, 0",
+    ]
     lines += ["  %copies = and i1 %moved, %alone", "  br i1 %copies, label %last, label %out", "last:"]
     lines += [f"  call void @copy_bytes(ptr %p{x.end}, ptr %p{x.other}, i64 {x.nbytes})" for x in c.carried]
     return [*lines, "  br label %out", "out:", "  ret void", "}"]
@@ -76,11 +91,19 @@ def _limit(c: Loop) -> list[str]:
     elif c.length is None:
         lines.append("  %trips = add i64 %asked, 0")
     else:
-        lines += [f"  %fewer = icmp slt i64 %asked, {c.length}", f"  %trips = select i1 %fewer, i64 %asked, i64 {c.length}"]
+        lines += [
+            f"  %fewer = icmp slt i64 %asked, {c.length}",
+            f"  %trips = select i1 %fewer, i64 %asked, i64 {c.length}",
+        ]
     lines.append("  %some = icmp sgt i64 %trips, 0")
     if c.condition is None:
         return [*lines, "  %start = and i1 %some, true"]
-    return [*lines, f"  %first = load i8, ptr %p{c.condition}", "  %holds = icmp ne i8 %first, 0", "  %start = and i1 %some, %holds"]
+    return [
+        *lines,
+        f"  %first = load i8, ptr %p{c.condition}",
+        "  %holds = icmp ne i8 %first, 0",
+        "  %start = and i1 %some, %holds",
+    ]
 
 
 def _again(c: Loop) -> list[str]:
@@ -104,8 +127,15 @@ def _branch(c: Branch) -> list[str]:
     lines = [*body_lines(c.then, f"{c.symbol}_then"), *body_lines(c.other, f"{c.symbol}_other")]
     lines += _head(c.symbol, c.args, len(c.captured) + len(c.made))
     lines += [f"  store ptr %p{a}, ptr %l{k}" for k, a in enumerate((*c.captured, *c.made))]
-    lines += [f"  %given = load i8, ptr %p{c.condition}", "  %holds = icmp ne i8 %given, 0", "  br i1 %holds, label %then, label %other"]
+    lines += [
+        f"  %given = load i8, ptr %p{c.condition}",
+        "  %holds = icmp ne i8 %given, 0",
+        "  br i1 %holds, label %then, label %other",
+    ]
     for name in ("then", "other"):
-        lines += [f"{name}:", f"  %{name}.status = call i64 @{c.symbol}_{name}(ptr %frame, ptr %local, ptr null, i64 %tid, i64 %nthreads)"]
+        lines += [
+            f"{name}:",
+            f"  %{name}.status = call i64 @{c.symbol}_{name}(ptr %frame, ptr %local, ptr null, i64 %tid, i64 %nthreads)",
+        ]
         lines.append("  br label %out")
     return [*lines, "out:", "  ret void", "}"]

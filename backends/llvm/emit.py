@@ -1,10 +1,11 @@
-"""Operator IR -> LLVM IR text. One walk; every pure instruction is placed at the loop depth where its operands are known, and shared there.
+"""Operator IR -> LLVM IR text. One walk; every pure instruction is placed at the loop depth where its operands are
+known, and shared there.
 
-So loop-invariant motion and common subexpressions of addresses come for free, and LLVM needs little more than sroa. `unroll` loops are
-expanded while printing, their variables evaluated as ints. Register buffers become allocas; after unrolling every index into them is
-constant, so sroa turns them into SSA values. Integer arithmetic wraps and no `nsw`, `inbounds` or fast-math flag is printed: nothing
-is promised to LLVM that was not proved. Buffers are `noalias`: the memory plan gives every parameter its own memory, and a kernel that
-works in place reads and writes one parameter.
+So loop-invariant motion and common subexpressions of addresses come for free, and LLVM needs little more than sroa.
+`unroll` loops are expanded while printing, their variables evaluated as ints. Register buffers become allocas; after
+unrolling every index into them is constant, so sroa turns them into SSA values. Integer arithmetic wraps and no `nsw`,
+`inbounds` or fast-math flag is printed: nothing is promised to LLVM that was not proved. Buffers are `noalias`: the
+memory plan gives every parameter its own memory, and a kernel that works in place reads and writes one parameter.
 """
 
 from __future__ import annotations
@@ -40,10 +41,15 @@ from dnnc.ir.linear import strided
 from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Eval, For, Func, If, Kernel, Let, Stmt, Store, accesses, walk_stmts
 from dnnc.ir.loops.stmt import stored as stored_buffers
 
-MANY_NUMBERS, MANY_SUMS = 6, 20  # constants of an epilogue, and vectors of a tile, that do not fit into registers together
+MANY_NUMBERS, MANY_SUMS = (
+    6,
+    20,
+)  # constants of an epilogue, and vectors of a tile, that do not fit into registers together
 ADDRESSED = (1, 2, 4, 8)  # scales that an address may have
 MOST_MULTIPLES = 4  # of a loop's variable that take a register each
-STACK_LIMIT = 128 << 10  # bytes; larger memory of a thread's own comes from the heap: threads of a caller may have small stacks
+STACK_LIMIT = (
+    128 << 10
+)  # bytes; larger memory of a thread's own comes from the heap: threads of a caller may have small stacks
 MAX_STRIDE = 4  # between elements that vectors and shuffles load faster than a gather does
 
 
@@ -74,7 +80,10 @@ def emit_kernel(kernel: Kernel, symbol: str, features: frozenset[str] | None = N
         return "\n".join([*sorted(decls), *text]) + "\n"
     text = [FuncEmitter(f, names, decls, features, False).text() for f in kernel.funcs if f is not kernel.entry]
     ways = {f"{symbol}..past": large, f"{symbol}..through": frozenset[Buffer]()}
-    both = [FuncEmitter(kernel.entry, {**names, kernel.entry.name: way}, decls, features, False, b) for way, b in ways.items()]
+    both = [
+        FuncEmitter(kernel.entry, {**names, kernel.entry.name: way}, decls, features, False, b)
+        for way, b in ways.items()
+    ]
     text += [f.text() for f in both]
     text.append(streams.dispatch(symbol, both[0].params, sorted(both[0].values[b] for b in large), *ways))
     return "\n".join([*sorted(decls), *text]) + "\n"
@@ -82,9 +91,22 @@ def emit_kernel(kernel: Kernel, symbol: str, features: frozenset[str] | None = N
 
 class FuncEmitter:
     def __init__(
-        self, func: Func, names: dict[str, str], decls: set[str], features: frozenset[str] | None, entry: bool, streamed: Collection[Buffer] = ()
+        self,
+        func: Func,
+        names: dict[str, str],
+        decls: set[str],
+        features: frozenset[str] | None,
+        entry: bool,
+        streamed: Collection[Buffer] = (),
     ) -> None:
-        self.func, self.names, self.decls, self.features, self.entry, self.streamed = func, names, decls, features, entry, streamed
+        self.func, self.names, self.decls, self.features, self.entry, self.streamed = (
+            func,
+            names,
+            decls,
+            features,
+            entry,
+            streamed,
+        )
         self.ahead = bool(streamed) and streams.walks(func)
         self.regions = [Region("entry")]
         self.depth: dict[str, int] = {}
@@ -96,9 +118,13 @@ class FuncEmitter:
         self.count = 0
         self.allocas: list[str] = []
         self.frees: list[str] = []
-        self.ever_unrolled = frozenset(s.var for s in walk_stmts(func.body) if isinstance(s, For) and s.kind == "unroll")
+        self.ever_unrolled = frozenset(
+            s.var for s in walk_stmts(func.body) if isinstance(s, For) and s.kind == "unroll"
+        )
         self.readonly = set(func.buffers) - stored_buffers(func.body)
-        self.pool: dict[float, int] | None = None  # constants of epilogues, and where they are in their table; None: there is no epilogue
+        self.pool: dict[float, int] | None = (
+            None  # constants of epilogues, and where they are in their table; None: there is no epilogue
+        )
         self.table = ""  # its address, while an epilogue is printed
         self.crowded = any(isinstance(s, Alloc) and _vectors(s.buf) >= MANY_SUMS for s in walk_stmts(func.body))
 
@@ -110,7 +136,9 @@ class FuncEmitter:
             self.frees.append(f"  call void @{streams.FENCE}()")
         if self.pool is not None:
             numbers = ", ".join(f"float {literal(v, f32)}" for v in self.pool or (0.0,))
-            self.decls.add(f"{self.pool_name} = private unnamed_addr constant [{max(len(self.pool), 1)} x float] [{numbers}]")
+            self.decls.add(
+                f"{self.pool_name} = private unnamed_addr constant [{max(len(self.pool), 1)} x float] [{numbers}]"
+            )
         linkage = "" if self.entry else "internal "
         inline = "" if self.entry else " noinline"
         head = f"define {linkage}void @{self.names[self.func.name]}({', '.join(self.params)}) nounwind{inline} {{"
@@ -119,11 +147,16 @@ class FuncEmitter:
     @property
     def params(self) -> list[str]:
         """Types and names."""
-        own = [f"ptr noalias %{p.name}" if isinstance(p, Buffer) else f"{vector(p.dtype, p.lanes)} %{p.name}" for p in self.func.params]
+        own = [
+            f"ptr noalias %{p.name}" if isinstance(p, Buffer) else f"{vector(p.dtype, p.lanes)} %{p.name}"
+            for p in self.func.params
+        ]
         return [*own, "ptr %frame.", "i64 %tid.", "i64 %nthreads."]
 
     def lacks(self, feature: str) -> bool:
-        """Is an x86 instruction set missing? Other architectures have their own names, and all that is asked for here."""
+        """Is an x86 instruction set missing? Other architectures have their own names, and all that is asked for
+        here.
+        """
         return self.features is not None and feature not in self.features and "neon" not in self.features
 
     def has(self, feature: str) -> bool:
@@ -134,7 +167,7 @@ class FuncEmitter:
         """Does the CPU convert this small float?"""
         return t is f16 and not self.lacks("f16c")
 
-    # --- placing code ---------------------------------------------------------------------------------------------------------
+    # --- placing code -------------------------------------------------------------------------------------------------
 
     def depth_of(self, operands: tuple[str, ...]) -> int:
         get = self.depth.get
@@ -145,7 +178,9 @@ class FuncEmitter:
         return self.count
 
     def pure(self, text: str, *operands: str, here: bool = False) -> str:
-        """Emit, or reuse, an instruction without effect, as far out as its operands allow (`here`: in the current region)."""
+        """Emit, or reuse, an instruction without effect, as far out as its operands allow (`here`: in the current
+        region).
+        """
         d = len(self.regions) - 1 if here else self.depth_of(operands)
         for r in self.regions[: d + 1]:
             v = r.memo.get(text)
@@ -173,12 +208,16 @@ class FuncEmitter:
     def call(self, name: str, result: str, *args: tuple[str, str], here: bool = True) -> str:
         """A pure call of an intrinsic or libm function; args are (type, value)."""
         self.decls.add(f"declare {result} @{name}({', '.join(t for t, _ in args)})")
-        return self.pure(f"call {result} @{name}({', '.join(f'{t} {v}' for t, v in args)})", *(v for _, v in args), here=here)
+        return self.pure(
+            f"call {result} @{name}({', '.join(f'{t} {v}' for t, v in args)})", *(v for _, v in args), here=here
+        )
 
-    # --- addresses ------------------------------------------------------------------------------------------------------------
+    # --- addresses ----------------------------------------------------------------------------------------------------
 
     def address(self, buf: Buffer, idx: tuple[Expr, ...]) -> str:
-        """Base plus terms, outermost loop first and the constant last, where it folds into the instruction's displacement."""
+        """Base plus terms, outermost loop first and the constant last, where it folds into the instruction's
+        displacement.
+        """
         terms, k = self.folded(buf.offset(idx))
         size, p = buf.dtype.bytes, self.values[buf]
         groups: dict[int, list[str]] = {}
@@ -231,17 +270,23 @@ class FuncEmitter:
         return r
 
     def scaled(self, v: str, c: int) -> str:
-        """v * c. An innermost loop counts multiples of its variable: LLVM's scheduler sees a product at the head of the body as a delay, loads
-        everything else ahead of what waits for it, and keeps that in memory where registers do not suffice."""
+        """v * c. An innermost loop counts multiples of its variable: LLVM's scheduler sees a product at the head of the
+        body as a delay, loads everything else ahead of what waits for it, and keeps that in memory where registers do
+        not suffice.
+        """
         region = self.regions[self.depth.get(v, 0)]
-        if c in ADDRESSED or region.stepped != v or (c not in region.multiples and len(region.multiples) == MOST_MULTIPLES):
+        if (
+            c in ADDRESSED
+            or region.stepped != v
+            or (c not in region.multiples and len(region.multiples) == MOST_MULTIPLES)
+        ):
             return v if c == 1 else self.pure(f"mul i64 {v}, {c}", v)
         if c not in region.multiples:
             region.multiples[c] = found = f"%.{self.fresh()}"
             self.depth[found] = self.depth[v]
         return region.multiples[c]
 
-    # --- expressions ----------------------------------------------------------------------------------------------------------
+    # --- expressions --------------------------------------------------------------------------------------------------
 
     def expr(self, e: Expr) -> str:
         """The SSA value of an expression; expressions are DAGs, so each node is computed once per statement."""
@@ -270,8 +315,8 @@ class FuncEmitter:
     def pooled(self, c: float, lanes: int) -> str:
         """A constant out of the table of epilogues.
 
-        LLVM moves what it takes for constant out of all loops, where it occupies registers that a tile needs. The table's address is none
-        that LLVM can know.
+        LLVM moves what it takes for constant out of all loops, where it occupies registers that a tile needs. The
+        table's address is none that LLVM can know.
         """
         assert self.pool is not None
         at = self.pool.setdefault(c, len(self.pool))
@@ -293,7 +338,9 @@ class FuncEmitter:
         if isinstance(e, Ref):
             return self.address(e.buf, e.idx)
         assert isinstance(e, Op)
-        if (e.lanes == 1 and e.dtype is i64) or (e.dtype.kind == "b" and e.lanes == 1 and all(a.dtype is i64 for a in e.args)):
+        if (e.lanes == 1 and e.dtype is i64) or (
+            e.dtype.kind == "b" and e.lanes == 1 and all(a.dtype is i64 for a in e.args)
+        ):
             r = self.without_unrolled(e)
             if r is not e:
                 return self.expr(r)
@@ -352,14 +399,19 @@ class FuncEmitter:
 
     @staticmethod
     def alignment(buf: Buffer, lanes: int) -> int:
-        return 64 if buf.space == "register" and lanes * buf.dtype.bytes == 64 else buf.dtype.bytes  # a local row may be read anywhere
+        return (
+            64 if buf.space == "register" and lanes * buf.dtype.bytes == 64 else buf.dtype.bytes
+        )  # a local row may be read anywhere
 
     def masked_load(self, p: str, ty: str, e: Load) -> str:
         assert e.limit is not None
         m = f"<{e.lanes} x i1>"
         name = f"llvm.masked.load.{memory_mangle(e.buf.dtype, e.lanes)}.p0"
         self.decls.add(f"declare {ty} @{name}(ptr, i32, {m}, {ty})")
-        return self.effect(f"call {ty} @{name}(ptr {p}, i32 {e.buf.dtype.bytes}, {m} {self.mask(e.limit, e.lanes)}, {ty} zeroinitializer)")
+        return self.effect(
+            f"call {ty} @{name}(ptr {p}, i32 {e.buf.dtype.bytes}, {m} {self.mask(e.limit, e.lanes)}, {ty} "
+            "zeroinitializer)"
+        )
 
     def gather(self, e: Load) -> str:
         lanes, ty = e.lanes, stored(e.buf.dtype, e.lanes)
@@ -370,17 +422,22 @@ class FuncEmitter:
         if picked:
             return self.from_memory(picked, e.buf.dtype, lanes)
         off = self.operand(e.buf.offset(e.idx), lanes)
-        p = self.pure(f"getelementptr {stored(e.buf.dtype, 1)}, ptr {self.values[e.buf]}, <{lanes} x i64> {off}", off, here=True)
+        p = self.pure(
+            f"getelementptr {stored(e.buf.dtype, 1)}, ptr {self.values[e.buf]}, <{lanes} x i64> {off}", off, here=True
+        )
         m = f"<{lanes} x i1>"
         mask = self.mask(e.limit, lanes) if e.limit is not None else "splat (i1 true)"
         name = f"llvm.masked.gather.{memory_mangle(e.buf.dtype, lanes)}.v{lanes}p0"
         self.decls.add(f"declare {ty} @{name}(<{lanes} x ptr>, i32, {m}, {ty})")
-        v = self.effect(f"call {ty} @{name}(<{lanes} x ptr> {p}, i32 {e.buf.dtype.bytes}, {m} {mask}, {ty} zeroinitializer)")
+        v = self.effect(
+            f"call {ty} @{name}(<{lanes} x ptr> {p}, i32 {e.buf.dtype.bytes}, {m} {mask}, {ty} zeroinitializer)"
+        )
         return self.from_memory(v, e.buf.dtype, lanes)
 
     def every(self, e: Load, step: int, start: Expr) -> str:
-        """Every step-th element: as many vectors and shuffles, where a gather takes the elements one by one. The last vector ends with the last
-        element that is asked for, so that nothing beyond is read."""
+        """Every step-th element: as many vectors and shuffles, where a gather takes the elements one by one. The last
+        vector ends with the last element that is asked for, so that nothing beyond is read.
+        """
         n, ty = e.lanes, stored(e.buf.dtype, e.lanes)
         made, end = "", 0  # the elements before `end` are in place, or where they were loaded by the first vector
         for k in range(step):
@@ -388,9 +445,14 @@ class FuncEmitter:
             p = self.address(e.buf, (*e.idx[:-1], start + at))
             text = f"load {ty}, ptr {p}, align {self.alignment(e.buf, n)}"
             v = self.pure(text, p, here=True) if e.buf in self.readonly else self.effect(text)
-            order = [(step * j if k == 1 else j) if step * j < end else n + step * j - at if step * j < at + n else "poison" for j in range(n)]
+            order = [
+                (step * j if k == 1 else j) if step * j < end else n + step * j - at if step * j < at + n else "poison"
+                for j in range(n)
+            ]
             picks = ", ".join(f"i32 {x}" for x in order)
-            made = self.pure(f"shufflevector {ty} {made}, {ty} {v}, <{n} x i32> <{picks}>", made, v, here=True) if k else v
+            made = (
+                self.pure(f"shufflevector {ty} {made}, {ty} {v}, <{n} x i32> <{picks}>", made, v, here=True) if k else v
+            )
             end = at + n
         return made
 
@@ -416,7 +478,7 @@ class FuncEmitter:
         cell = self.pure(f"select i1 {bad}, ptr {p}, ptr %unused.", bad, here=True)
         self.line(f"store i64 1, ptr {cell}, align 8")
 
-    # --- statements -----------------------------------------------------------------------------------------------------------
+    # --- statements ---------------------------------------------------------------------------------------------------
 
     def block(self, b: Block) -> None:
         for s in b:
@@ -454,7 +516,11 @@ class FuncEmitter:
         if s.limit is None:
             self.line(f"store {ty} {v}, ptr {p}, align {self.alignment(s.buf, lanes)}")
             return
-        if value(s.limit) == 1:  # LLVM makes one store of a masked one with one lane; of a lane that was truncated it stores what it had before
+        if (
+            value(s.limit) == 1
+            # LLVM makes one store of a masked one with one lane; of a lane that was truncated it stores what it had
+            # before
+        ):
             one, first = stored(t, 1), self.pure(f"extractelement {ty} {v}, i64 0", v, here=True)
             self.line(f"store {one} {first}, ptr {p}, align {t.bytes}")
             return
@@ -471,7 +537,10 @@ class FuncEmitter:
             f = self.effect(f"load ptr, ptr {p}, align 8")
             self.line(f"call void {f}(ptr %frame.)")
         elif s.name in self.names:
-            args = [f"ptr {self.expr(a)}" if isinstance(a, Ref) else f"{vector(a.dtype, a.lanes)} {self.expr(a)}" for a in s.args]
+            args = [
+                f"ptr {self.expr(a)}" if isinstance(a, Ref) else f"{vector(a.dtype, a.lanes)} {self.expr(a)}"
+                for a in s.args
+            ]
             args += ["ptr %frame.", "i64 %tid.", "i64 %nthreads."]
             self.line(f"call void @{self.names[s.name]}({', '.join(args)})")
         else:
@@ -507,7 +576,11 @@ class FuncEmitter:
             if lo is None or hi is None:
                 raise InternalError(f"the extent of unrolled loop {s.var.name} is not constant")
             outermost = not self.unrolled
-            kept = self.set_aside(s.body) if outermost and self.crowded and len(self.regions) > 1 and _numbers(s.body) > MANY_NUMBERS else {}
+            kept = (
+                self.set_aside(s.body)
+                if outermost and self.crowded and len(self.regions) > 1 and _numbers(s.body) > MANY_NUMBERS
+                else {}
+            )
             for i in range(lo, hi):
                 self.unrolled[s.var] = i
                 self.block(s.body)
@@ -527,13 +600,19 @@ class FuncEmitter:
         self.loop(s, lo_v, hi_v, maybe_empty)
 
     def set_aside(self, epilogue: Block) -> dict[Var | Buffer, str]:
-        """Move tiles to memory behind the loop that sums them, for an epilogue that needs many registers; where they were before.
+        """Move tiles to memory behind the loop that sums them, for an epilogue that needs many registers; where they
+        were before.
 
-        LLVM would rather keep the sums in memory all the time. The address of the copy is none that it can know, like that of the constants.
+        LLVM would rather keep the sums in memory all the time. The address of the copy is none that it can know, like
+        that of the constants.
         """
         self.pool = self.pool or {}
         self.table = self.effect(f'call ptr asm sideeffect "", "=r,0"(ptr {self.pool_name})')
-        read = {x.buf: None for x in accesses(epilogue) if _vectors(x.buf) >= MANY_SUMS and x.buf not in stored_buffers(epilogue)}
+        read = {
+            x.buf: None
+            for x in accesses(epilogue)
+            if _vectors(x.buf) >= MANY_SUMS and x.buf not in stored_buffers(epilogue)
+        }
         kept: dict[Var | Buffer, str] = {}
         for buf in read:
             ty, lanes = stored(buf.dtype, value(buf.shape[-1]) or 1), value(buf.shape[-1]) or 1
@@ -568,7 +647,9 @@ class FuncEmitter:
     def loop(self, s: For, lo: str, hi: str, maybe_empty: bool) -> None:
         k, outer = self.fresh(), self.regions[-1]
         i = f"%{s.var.name}.{k}"
-        inner = Region(f".h{k}", "" if any(isinstance(x, For) and x.kind != "unroll" for x in walk_stmts(s.body)) else i)
+        inner = Region(
+            f".h{k}", "" if any(isinstance(x, For) and x.kind != "unroll" for x in walk_stmts(s.body)) else i
+        )
         self.regions.append(inner)
         self.values[s.var] = i
         self.depth[i] = len(self.regions) - 1
@@ -576,15 +657,21 @@ class FuncEmitter:
         self.regions.pop()
         pre = outer.label
         if maybe_empty:
-            outer.lines += [f"  %.g{k} = icmp slt i64 {lo}, {hi}", f"  br i1 %.g{k}, label %.p{k}, label %.x{k}", f".p{k}:"]
+            outer.lines += [
+                f"  %.g{k} = icmp slt i64 {lo}, {hi}",
+                f"  br i1 %.g{k}, label %.p{k}, label %.x{k}",
+                f".p{k}:",
+            ]
             pre = f".p{k}"
         fixed = int(lo) if lo.lstrip("-").isdigit() else None
         steps = {m: (f"{m}s" if fixed is None else str(fixed * c), c) for c, m in inner.multiples.items()}
         outer.lines += [f"  {start} = mul i64 {lo}, {c}" for start, c in steps.values() if fixed is None]
         outer.lines += [
             f"  br label %.h{k}", f".h{k}:", f"  {i} = phi i64 [ {lo}, %{pre} ], [ {i}n, %{inner.label} ]",
-            *(f"  {m} = phi i64 [ {start}, %{pre} ], [ {m}n, %{inner.label} ]" for m, (start, _) in steps.items()), *inner.lines,
-            f"  {i}n = add nuw nsw i64 {i}, 1", *(f"  {m}n = add i64 {m}, {c}" for m, (_, c) in steps.items()), f"  %.c{k} = icmp slt i64 {i}n, {hi}", f"  br i1 %.c{k}, label %.h{k}, label %.x{k}", f".x{k}:",
+            *(f"  {m} = phi i64 [ {start}, %{pre} ], [ {m}n, %{inner.label} ]" for m, (start, _) in steps.items()),
+            *inner.lines,
+            f"  {i}n = add nuw nsw i64 {i}, 1", *(f"  {m}n = add i64 {m}, {c}" for m, (_, c) in steps.items()),
+            f"  %.c{k} = icmp slt i64 {i}n, {hi}", f"  br i1 %.c{k}, label %.h{k}, label %.x{k}", f".x{k}:",
         ]  # fmt: skip
         outer.label = f".x{k}"
 
@@ -592,13 +679,23 @@ class FuncEmitter:
 def _vectors(buf: Buffer) -> int:
     """Registers that a tile of sums occupies."""
     shape = [value(d) for d in buf.shape]
-    return prod(d or 0 for d in shape[:-1]) if buf.space == "register" and len(shape) > 1 and (shape[-1] or 0) > 1 else 0
+    return (
+        prod(d or 0 for d in shape[:-1]) if buf.space == "register" and len(shape) > 1 and (shape[-1] or 0) > 1 else 0
+    )
 
 
 def _numbers(b: Block) -> int:
     """How many different vectors of a constant the stores of a block need."""
     stores = [s for s in walk_stmts(b) if isinstance(s, Store) and s.lanes > 1]
-    return len({c for s in stores for e in walk(s.value) for c in children(e) if isinstance(c, Const) and c.dtype is f32 and isinstance(e, Op)})
+    return len(
+        {
+            c
+            for s in stores
+            for e in walk(s.value)
+            for c in children(e)
+            if isinstance(c, Const) and c.dtype is f32 and isinstance(e, Op)
+        }
+    )
 
 
 _STATEMENTS: dict[type[Stmt], Callable[[FuncEmitter, Any], None]] = {

@@ -1,13 +1,15 @@
 """The entry function of a program: one native call that runs every kernel in order on all threads.
 
-`i64 entry(ptr frame, ptr buffers, ptr dims, i64 tid, i64 nthreads)`. Buffers are the inputs, then the outputs; what kernels read of
-parameters has a table of its own in the frame. Only this function knows where values lie: offsets into the arena are literals in a static
-program and loaded from Frame.offsets in a symbolic one. A barrier stands between two kernels only where data crosses threads: one reads or
-overwrites what the other wrote or reads.
+`i64 entry(ptr frame, ptr buffers, ptr dims, i64 tid, i64 nthreads)`. Buffers are the inputs, then the outputs; what
+kernels read of parameters has a table of its own in the frame. Only this function knows where values lie: offsets into
+the arena are literals in a static program and loaded from Frame.offsets in a symbolic one. A barrier stands between two
+kernels only where data crosses threads: one reads or overwrites what the other wrote or reads.
 
-With `flush` denormal numbers are taken and given as zero while it runs: every thread sets its own control register, and sets it back.
+With `flush` denormal numbers are taken and given as zero while it runs: every thread sets its own control register, and
+sets it back.
 
-A timed entry function does the same and notes on each thread the time between any two of its steps: what a profile is made of.
+A timed entry function does the same and notes on each thread the time between any two of its steps: what a profile is
+made of.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def barriers(calls: Sequence[Call]) -> list[bool]:
     crowd = False  # has a parallel kernel run since the last barrier?
     for c in calls:
         own = [a for a in c.args if a not in c.writes]
-        conflict = any(a.meets(w) for a in own for w in writes) or any(w.meets(x) for w in c.writes for x in (*writes, *reads))
+        conflict = any(a.meets(w) for a in own for w in writes) or any(
+            w.meets(x) for w in c.writes for x in (*writes, *reads)
+        )
         need = conflict and (crowd or c.parallel)  # kernels of thread 0 alone are in order anyway
         if need:
             reads, writes, crowd = [], [], False
@@ -96,7 +100,12 @@ def entry_text(calls: Sequence[Call], name: str = "entry", functions: Sequence[s
 
 def declarations(calls: Sequence[Call]) -> list[str]:
     """The kernels that are called, declared, each once."""
-    return sorted({f"declare void @{c.symbol}({', '.join(['i64'] * len(c.dims) + ['ptr'] * len(c.args) + ['ptr', 'i64', 'i64'])})" for c in calls})
+    return sorted(
+        {
+            f"declare void @{c.symbol}({', '.join(['i64'] * len(c.dims) + ['ptr'] * len(c.args) + ['ptr', 'i64', 'i64'])})"
+            for c in calls
+        }
+    )
 
 
 def body_lines(calls: Sequence[Call], name: str, linkage: str = "internal ") -> list[str]:
@@ -113,7 +122,7 @@ def _called(calls: Sequence[Call], flush: bool = False) -> _Entry:
     return e
 
 
-# --- time ---------------------------------------------------------------------------------------------------------------------
+# --- time -------------------------------------------------------------------------------------------------------------
 
 
 def stamp_places(calls: Sequence[Call]) -> list[tuple[int, int]]:
@@ -130,7 +139,9 @@ def stamp_places(calls: Sequence[Call]) -> list[tuple[int, int]]:
     return out
 
 
-def timed_entry_text(calls: Sequence[Call], addresses: Mapping[str, int], buffer: int, stride: int, flush: bool = False) -> str:
+def timed_entry_text(
+    calls: Sequence[Call], addresses: Mapping[str, int], buffer: int, stride: int, flush: bool = False
+) -> str:
     """The LLVM module of an entry function that notes the time: `entry`, and `i64 ticks()`, the clock that it reads.
 
     Args:
@@ -155,18 +166,22 @@ def timed_entry_text(calls: Sequence[Call], addresses: Mapping[str, int], buffer
 
 
 def tick_counter() -> str:
-    """The intrinsic of a counter that all cores share and that user code may read: on x86 the time stamp counter, on ARM the virtual timer."""
+    """The intrinsic of a counter that all cores share and that user code may read: on x86 the time stamp counter, on
+    ARM the virtual timer.
+    """
     return "readsteadycounter" if platform.machine().lower() in ("aarch64", "arm64") else "readcyclecounter"
 
 
-# --- text ---------------------------------------------------------------------------------------------------------------------
+# --- text -------------------------------------------------------------------------------------------------------------
 
 
 FLUSH = 0x8040  # of MXCSR: results that are denormal are 0, and so are operands
 
 
 def can_flush() -> bool:
-    """Is there a register here that makes denormals zero? Only that of x86 is known; elsewhere `flush` changes nothing."""
+    """Is there a register here that makes denormals zero? Only that of x86 is known; elsewhere `flush` changes
+    nothing.
+    """
     return platform.machine().lower() in ("x86_64", "amd64")
 
 
@@ -181,26 +196,47 @@ class _Entry:
     def function(self, name: str, linkage: str = "") -> list[str]:
         """The lines of the whole function."""
         head = f"define {linkage}i64 @{name}(ptr %frame, ptr %buffers, ptr %dims, i64 %tid, i64 %nthreads) nounwind {{"
-        tail = [f"  %status.p = getelementptr i64, ptr %frame, i64 {FRAME_STATUS}", "  %status = load i64, ptr %status.p", "  ret i64 %status", "}"]
+        tail = [
+            f"  %status.p = getelementptr i64, ptr %frame, i64 {FRAME_STATUS}",
+            "  %status = load i64, ptr %status.p",
+            "  ret i64 %status",
+            "}",
+        ]
         before, after = self.control()
         return [head, "entry:", *before, *self.top, *self.lines, *after, *tail]
 
     def declarations(self) -> list[str]:
-        return ["declare void @llvm.x86.sse.stmxcsr(ptr)", "declare void @llvm.x86.sse.ldmxcsr(ptr)"] if self.flush else []
+        return (
+            ["declare void @llvm.x86.sse.stmxcsr(ptr)", "declare void @llvm.x86.sse.ldmxcsr(ptr)"] if self.flush else []
+        )
 
     def control(self) -> tuple[list[str], list[str]]:
         """What sets the control register of floating point, and what sets it back."""
         if not self.flush:
             return [], []
-        change = ["  %control = load i32, ptr %control.p", f"  %flushing = or i32 %control, {FLUSH}", "  store i32 %flushing, ptr %flushing.p"]
-        before = ["  %control.p = alloca i32", "  %flushing.p = alloca i32", "  call void @llvm.x86.sse.stmxcsr(ptr %control.p)", *change]
-        return [*before, "  call void @llvm.x86.sse.ldmxcsr(ptr %flushing.p)"], ["  call void @llvm.x86.sse.ldmxcsr(ptr %control.p)"]
+        change = [
+            "  %control = load i32, ptr %control.p",
+            f"  %flushing = or i32 %control, {FLUSH}",
+            "  store i32 %flushing, ptr %flushing.p",
+        ]
+        before = [
+            "  %control.p = alloca i32",
+            "  %flushing.p = alloca i32",
+            "  call void @llvm.x86.sse.stmxcsr(ptr %control.p)",
+            *change,
+        ]
+        return [*before, "  call void @llvm.x86.sse.ldmxcsr(ptr %flushing.p)"], [
+            "  call void @llvm.x86.sse.ldmxcsr(ptr %control.p)"
+        ]
 
     def slot(self, k: int, what: str) -> str:
         """A pointer kept in the frame, loaded once."""
         key = ("frame", k, 0, 0)
         if key not in self.known:
-            self.top += [f"  %{what}.p = getelementptr i64, ptr %frame, i64 {k}", f"  %{what} = load ptr, ptr %{what}.p"]
+            self.top += [
+                f"  %{what}.p = getelementptr i64, ptr %frame, i64 {k}",
+                f"  %{what} = load ptr, ptr %{what}.p",
+            ]
             self.known[key] = f"%{what}"
         return self.known[key]
 
@@ -213,7 +249,10 @@ class _Entry:
         if p.space in ("buffer", "bound"):
             whole = f"{v}.b" if p.inside else v
             table = "%buffers" if p.space == "buffer" else self.slot(FRAME_BOUND, "bound")
-            self.top += [f"  {v}.p = getelementptr ptr, ptr {table}, i64 {p.number}", f"  {whole} = load ptr, ptr {v}.p"]
+            self.top += [
+                f"  {v}.p = getelementptr ptr, ptr {table}, i64 {p.number}",
+                f"  {whole} = load ptr, ptr {v}.p",
+            ]
             if p.inside:
                 self.top.append(f"  {v} = getelementptr i8, ptr {whole}, i64 {p.inside}")
         elif p.space == "constant":
@@ -222,9 +261,14 @@ class _Entry:
             self.top.append(f"  {v} = getelementptr i8, ptr {self.slot(FRAME_ARENA, 'arena')}, i64 {p.offset}")
         else:
             offsets, arena = self.slot(FRAME_OFFSETS, "offsets"), self.slot(FRAME_ARENA, "arena")
-            self.top += [f"  {v}.p = getelementptr i64, ptr {offsets}, i64 {p.number}", f"  {v}.o = load i64, ptr {v}.p"]
+            self.top += [
+                f"  {v}.p = getelementptr i64, ptr {offsets}, i64 {p.number}",
+                f"  {v}.o = load i64, ptr {v}.p",
+            ]
             self.top.append(
-                f"  {v}.s = getelementptr i8, ptr {arena}, i64 {v}.o" if p.inside else f"  {v} = getelementptr i8, ptr {arena}, i64 {v}.o"
+                f"  {v}.s = getelementptr i8, ptr {arena}, i64 {v}.o"
+                if p.inside
+                else f"  {v} = getelementptr i8, ptr {arena}, i64 {v}.o"
             )
             if p.inside:
                 self.top.append(f"  {v} = getelementptr i8, ptr {v}.s, i64 {p.inside}")
@@ -243,7 +287,10 @@ class _Entry:
 
     def stamps(self, buffer: int, stride: int) -> None:
         """The row of this thread in the buffer of stamps."""
-        self.top += [f"  %row = mul i64 %tid, {stride}", f"  %stamps = getelementptr i64, ptr {self.address(Place('buffer', buffer))}, i64 %row"]
+        self.top += [
+            f"  %row = mul i64 %tid, {stride}",
+            f"  %stamps = getelementptr i64, ptr {self.address(Place('buffer', buffer))}, i64 %row",
+        ]
 
     def stamp(self, place: int) -> None:
         self.lines += [

@@ -1,7 +1,8 @@
 """The CPU that code is made for, as data: LLVM's name and feature flags, vector width, registers, caches, threads.
 
-In: a target text such as `llvm -mcpu=skylake-avx512 -threads=2`. Out: a CpuTarget, which schedules and the emitter read. Only names of
-the table below and the host's own are accepted: LLVM ends the process on a name that it does not know.
+In: a target text such as `llvm -mcpu=skylake-avx512 -threads=2`. Out: a CpuTarget, which schedules and the emitter
+read. Only names of the table below and the host's own are accepted: LLVM ends the process on a name that it does not
+know.
 """
 
 from __future__ import annotations
@@ -27,12 +28,17 @@ _ICE = (*_VNNI, "avx512bitalg", "avx512ifma", "avx512vbmi", "avx512vbmi2", "avx5
 X86_CPUS: dict[str, tuple[str, ...]] = {
     "x86-64": (), "x86-64-v2": _V2, "x86-64-v3": _V3, "x86-64-v4": _V4,
     "nehalem": _V2, "westmere": _V2, "sandybridge": (*_V2, "avx"), "ivybridge": (*_V2, "avx", "f16c"),
-    "haswell": _V3, "broadwell": _V3, "skylake": _V3, "znver1": (*_V3, "sse4a"), "znver2": (*_V3, "sse4a"), "znver3": (*_V3, "sse4a"),
-    "alderlake": (*_V3, "avxvnni"), "raptorlake": (*_V3, "avxvnni"), "meteorlake": (*_V3, "avxvnni"), "sierraforest": (*_V3, "avxvnni"),
+    "haswell": _V3, "broadwell": _V3, "skylake": _V3, "znver1": (*_V3, "sse4a"), "znver2": (*_V3, "sse4a"),
+    "znver3": (*_V3, "sse4a"),
+    "alderlake": (*_V3, "avxvnni"), "raptorlake": (*_V3, "avxvnni"), "meteorlake": (*_V3, "avxvnni"),
+    "sierraforest": (*_V3, "avxvnni"),
     "skylake-avx512": _V4, "cascadelake": _VNNI, "cooperlake": (*_VNNI, "avx512bf16"),
-    "icelake-client": _ICE, "icelake-server": _ICE, "rocketlake": _ICE, "tigerlake": _ICE, "znver4": (*_ICE, "avx512bf16", "sse4a"),
-    "znver5": (*_ICE, "avx512bf16", "avxvnni", "sse4a"), "sapphirerapids": (*_ICE, "avx512bf16", "avx512fp16", "avxvnni"),
-    "emeraldrapids": (*_ICE, "avx512bf16", "avx512fp16", "avxvnni"), "graniterapids": (*_ICE, "avx512bf16", "avx512fp16", "avxvnni"),
+    "icelake-client": _ICE, "icelake-server": _ICE, "rocketlake": _ICE, "tigerlake": _ICE,
+    "znver4": (*_ICE, "avx512bf16", "sse4a"),
+    "znver5": (*_ICE, "avx512bf16", "avxvnni", "sse4a"),
+    "sapphirerapids": (*_ICE, "avx512bf16", "avx512fp16", "avxvnni"),
+    "emeraldrapids": (*_ICE, "avx512bf16", "avx512fp16", "avxvnni"),
+    "graniterapids": (*_ICE, "avx512bf16", "avx512fp16", "avxvnni"),
 }  # fmt: skip
 # KiB of a core's first-level data cache and second-level cache; of an efficient core where a CPU has two kinds.
 _CACHES: dict[tuple[int, int], str] = {
@@ -48,10 +54,13 @@ _CACHES: dict[tuple[int, int], str] = {
 
 
 class Datapath(NamedTuple):
-    """What a core does in a cycle: bits of multiply-adds, loads and stores, bytes of its L2 cache and of memory; a multiply-add's latency in cycles.
+    """What a core does in a cycle: bits of multiply-adds, loads and stores, bytes of its L2 cache and of memory; a
+    multiply-add's latency in cycles.
 
-    Sources: the vendors' optimization guides and uops.info. L2 and memory are sustained rates, so below the widths of the buses. CPUs without FMA
-    do a multiplication and an addition side by side. A CPU that splits 512-bit vectors in two has 512 bits of multiply-adds.
+    Sources: the vendors' optimization guides and uops.info. L2 and memory are sustained rates, so below the widths of
+        the buses. CPUs without FMA
+    do a multiplication and an addition side by side. A CPU that splits 512-bit vectors in two has 512 bits of
+    multiply-adds.
     """
 
     fma: int
@@ -67,7 +76,10 @@ _DATAPATHS = (
     (Datapath(fma=256, loads=256, stores=128, latency=8, l2=24, memory=4), "sandybridge ivybridge"),
     (Datapath(fma=256, loads=256, stores=128, latency=5, l2=24, memory=5), "znver1"),
     (Datapath(fma=512, loads=512, stores=256, latency=5, l2=24, memory=5), "znver2 haswell broadwell"),
-    (Datapath(fma=512, loads=512, stores=256, latency=4, l2=28, memory=6), "znver3 znver4 skylake x86-64-v3 alderlake raptorlake meteorlake"),
+    (
+        Datapath(fma=512, loads=512, stores=256, latency=4, l2=28, memory=6),
+        "znver3 znver4 skylake x86-64-v3 alderlake raptorlake meteorlake",
+    ),
     (Datapath(fma=256, loads=256, stores=256, latency=4, l2=24, memory=4), "sierraforest"),
     (Datapath(fma=512, loads=1024, stores=512, latency=4, l2=42, memory=6), "icelake-client rocketlake tigerlake"),
     (
@@ -76,10 +88,13 @@ _DATAPATHS = (
     ),
     (Datapath(fma=1024, loads=1024, stores=512, latency=4, l2=57, memory=6), "znver5"),
 )
-# A CPU whose name the table lacks is like the first of these whose features it has: hypervisors show features of one CPU under the name of another.
+# A CPU whose name the table lacks is like the first of these whose features it has: hypervisors show features of one
+# CPU under the name of another.
 _MAKES = (
-    ({"avx512fp16"}, "sapphirerapids"), ({"avx512bf16", "avxvnni", "sse4a"}, "znver5"), ({"avx512bf16", "sse4a"}, "znver4"), ({"avx512f"}, "x86-64-v4"),
-    ({"avx2", "fma", "sse4a"}, "znver2"), ({"avx2", "fma"}, "x86-64-v3"), ({"avx"}, "sandybridge"), (set[str](), "x86-64"),
+    ({"avx512fp16"}, "sapphirerapids"), ({"avx512bf16", "avxvnni", "sse4a"}, "znver5"),
+    ({"avx512bf16", "sse4a"}, "znver4"), ({"avx512f"}, "x86-64-v4"),
+    ({"avx2", "fma", "sse4a"}, "znver2"), ({"avx2", "fma"}, "x86-64-v3"), ({"avx"}, "sandybridge"),
+    (set[str](), "x86-64"),
 )  # fmt: skip
 # Feature -> beginnings of the names of those that need it.
 _BUILT_ON = {"avx": ("avx", "fma", "f16c"), "avx2": ("avx512", "avxvnni"), "avx512f": ("avx512",)}
@@ -98,7 +113,8 @@ class CpuTarget:
         vector_bits: width of the vectors to use.
         registers: vector registers of that width.
         threads: threads of a call.
-        l1: bytes of a core's first-level data cache: of the CPU that is named; of this machine where that is its own or no CPU in particular.
+        l1: bytes of a core's first-level data cache: of the CPU that is named; of this machine where that is its own or
+            no CPU in particular.
         l2: bytes of its second-level cache.
     """
 
@@ -136,7 +152,8 @@ def parse_target(text: str, threads: int | None = None) -> CpuTarget:
 
     Args:
         text: `llvm`, then any of `-mcpu=NAME` (default: this machine's CPU), `-mattr=+a,-b`, `-threads=N`.
-        threads: what holds where the text has no -threads; default: the CPUs on which the process may run, which is also the limit.
+        threads: what holds where the text has no -threads; default: the CPUs on which the process may run, which is
+            also the limit.
 
     Raises:
         TargetError: another kind of target, an unknown option, CPU or feature flag, or a thread count below 1.
@@ -148,7 +165,9 @@ def parse_target(text: str, threads: int | None = None) -> CpuTarget:
     for word in words:
         name, _, value = word.partition("=")
         if name not in ("-mcpu", "-mattr", "-threads") or not value:
-            raise TargetError(f"target {text!r}: {word!r} is none of -mcpu=NAME, -mattr=+FEATURE,-FEATURE and -threads=N")
+            raise TargetError(
+                f"target {text!r}: {word!r} is none of -mcpu=NAME, -mattr=+FEATURE,-FEATURE and -threads=N"
+            )
         options[name] = value
     cpu, features = _named_cpu(options.get("-mcpu", "native"))
     features = ",".join(filter(None, (features, _checked_flags(options.get("-mattr", "")))))
@@ -166,7 +185,9 @@ def host_cpu() -> tuple[str, str]:
 
 
 def enabled(features: str) -> frozenset[str]:
-    """The features that are on after all flags: a later flag wins, and switching one off takes with it those that build on it."""
+    """The features that are on after all flags: a later flag wins, and switching one off takes with it those that build
+    on it.
+    """
     state = {flag[1:]: flag[0] == "+" for flag in features.split(",") if flag}
     gone = tuple(p for base, on_top in _BUILT_ON.items() if not state.get(base, True) for p in on_top)
     return frozenset(name for name, on in state.items() if on and not name.startswith(gone))
@@ -184,17 +205,27 @@ def vector_bits(features: str) -> int:
 def core_rates(cpu: str, features: str, bits: int) -> CoreRates:
     """The rates of a core for vectors of `bits`.
 
-    Features come before the name where they contradict it: a core with AVX512-FP16 is no Rocket Lake, whatever a hypervisor calls it.
+    Features come before the name where they contradict it: a core with AVX512-FP16 is no Rocket Lake, whatever a
+    hypervisor calls it.
     """
     on, names = enabled(features), " ".join(names for _, names in _DATAPATHS).split()
     told = cpu in names and ("avx512fp16" in on) <= ("avx512fp16" in X86_CPUS[cpu])
     wanted = cpu if told else next(name for needed, name in _MAKES if needed <= on)
     path = next(path for path, cpus in _DATAPATHS if wanted in cpus.split())
-    return CoreRates(min(path.fma / bits, 2), min(path.loads / bits, 2), min(path.stores / bits, 1), path.latency, path.l2, path.memory)
+    return CoreRates(
+        min(path.fma / bits, 2),
+        min(path.loads / bits, 2),
+        min(path.stores / bits, 1),
+        path.latency,
+        path.l2,
+        path.memory,
+    )
 
 
 def cache_sizes(folder: Path = _CPU_FOLDER) -> tuple[int, int]:
-    """(L1 data, L2) of the first CPU on which the process may run, bytes; the fallbacks where the system does not tell."""
+    """(L1 data, L2) of the first CPU on which the process may run, bytes; the fallbacks where the system does not
+    tell.
+    """
     sizes = _caches(folder)
     return sizes.get("1") or L1_FALLBACK, sizes.get("2") or L2_FALLBACK
 
@@ -206,7 +237,9 @@ def _caches_of(cpu: str) -> tuple[int, int]:
 
 
 def last_level_cache(folder: Path = _CPU_FOLDER) -> int:
-    """Bytes of the largest cache that the first CPU reaches; that of its second level where the system does not tell."""
+    """Bytes of the largest cache that the first CPU reaches; that of its second level where the system does not
+    tell.
+    """
     return max(_caches(folder).values(), default=L2_FALLBACK)
 
 

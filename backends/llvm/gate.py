@@ -1,10 +1,10 @@
 """The kernel gate: every generated kernel is compared with float64 NumPy before it is first used.
 
-The group that a kernel was made for is evaluated by the ops' references, in float64, at sampled outputs (corners, both ends of each axis,
-random points), on random inputs; the kernel runs natively on the same inputs in its own layouts, with red zones around its output.
-The bound is c * eps * sqrt(K) * max |reference|, K the length of the longest reduction (tolerances.py states c), with float32's eps where
-values are stored in a smaller type, and then the rounding of the store; outputs that do not meet it are judged by what rounding can reach
-(reachable.py).
+The group that a kernel was made for is evaluated by the ops' references, in float64, at sampled outputs (corners, both
+ends of each axis, random points), on random inputs; the kernel runs natively on the same inputs in its own layouts,
+with red zones around its output. The bound is c * eps * sqrt(K) * max |reference|, K the length of the longest
+reduction (tolerances.py states c), with float32's eps where values are stored in a smaller type, and then the rounding
+of the store; outputs that do not meet it are judged by what rounding can reach (reachable.py).
 """
 
 from __future__ import annotations
@@ -44,31 +44,49 @@ FILL = 0xCB
 Array = np.ndarray[Any, Any]
 
 
-Run = Callable[[Mapping[Value, Array], Mapping[Var, int], Mapping[Expr, Expr]], Array]  # inputs, dims, the same as expressions -> output
-Execute = Callable[[Mapping[Value, Array], Value, Array], tuple[int, int, int]]  # bytes of values, the output, its zone -> status
+Run = Callable[
+    [Mapping[Value, Array], Mapping[Var, int], Mapping[Expr, Expr]], Array
+]  # inputs, dims, the same as expressions -> output
+Execute = Callable[
+    [Mapping[Value, Array], Value, Array], tuple[int, int, int]
+]  # bytes of values, the output, its zone -> status
 
 
 def check_kernel(graph: Graph, step: Step, address: int, seed: int = 0) -> None:
-    """Run the kernel at `address` on random inputs. AccuracyError names the kernel, its nodes, the worst element and the bound."""
+    """Run the kernel at `address` on random inputs. AccuracyError names the kernel, its nodes, the worst element and
+    the bound.
+    """
     check_run(graph, step, lambda inputs, dims, env: run_native(step, address, inputs, dims, env), seed)
 
 
 def check_run(graph: Graph, step: Step, run: Run, seed: int = 0, most: int = MAX_STEPS) -> None:
-    """The same for any way to run a kernel, which gives its output in logical order. `most`: statements that a check may run."""
+    """The same for any way to run a kernel, which gives its output in logical order. `most`: statements that a check
+    may run.
+    """
     rng = np.random.default_rng(seed)
     dims = sample_dims(graph, step)
     env: dict[Expr, Expr] = {v: const(n) for v, n in dims.items()}
     if unchecked(step, env, most) is not None:  # the report says so
         return
-    inputs = calmed(step, {v: draw(rng, graph, v, env, index_limits(step, v, env)) for v in group_inputs(step.group.nodes)})
+    inputs = calmed(
+        step, {v: draw(rng, graph, v, env, index_limits(step, v, env)) for v in group_inputs(step.group.nodes)}
+    )
     sub = subgraph(step, list(inputs), env)
     shape = shape_of(step.group.output.type, env)
     k = max(reduction_length(step, env), most_updates(step, inputs, env))
-    points = sample_points(rng, shape, 1 if any(n.op.name == "conv" for n in step.group.nodes) and len(shape) > 1 else -1, sampled(POINTS, k))
+    points = sample_points(
+        rng,
+        shape,
+        1 if any(n.op.name == "conv" for n in step.group.nodes) and len(shape) > 1 else -1,
+        sampled(POINTS, k),
+    )
     try:
         want = reference(sub, list(inputs.values()), points)
-    except InputError:  # indices computed from what was drawn leave their axis; those computed from zeros do not, or are wrong in the graph
-        inputs = {v: np.zeros_like(a) if v.type.dtype.is_int and v not in graph.constants else a for v, a in inputs.items()}
+    # indices computed from what was drawn leave their axis; those computed from zeros do not, or are wrong in the graph
+    except InputError:
+        inputs = {
+            v: np.zeros_like(a) if v.type.dtype.is_int and v not in graph.constants else a for v, a in inputs.items()
+        }
         want = reference(sub, list(inputs.values()), points)
     got = run(inputs, dims, env)
     found = got[tuple(points.T)] if points.shape[1] else got.reshape(1)
@@ -80,8 +98,10 @@ def check_run(graph: Graph, step: Step, run: Run, seed: int = 0, most: int = MAX
     if refusal is not None:
         i = refusal.index
         raise AccuracyError(
-            f"kernel {step.kernel.name}{locations(step.kernel.locs)}, schedule {step.choice}: output {tuple(int(p) for p in points[i])} is "
-            f"{found[i]!r}, the float64 reference says {want[i]!r}; the bound for {t.dtype} and reductions over {k} is {refusal.limit:.3g}"
+            f"kernel {step.kernel.name}{locations(step.kernel.locs)}, schedule {step.choice}: output "
+            f"{tuple(int(p) for p in points[i])} is "
+            f"{found[i]!r}, the float64 reference says {want[i]!r}; the bound for {t.dtype} and reductions over {k} is "
+            f"{refusal.limit:.3g}"
         )
 
 
@@ -117,7 +137,9 @@ def sample_dim(v: Var, least: int = 19) -> int:
     return min(-(-n // v.div) * v.div, max(hi // v.div * v.div, v.div))
 
 
-def draw(rng: np.random.Generator, graph: Graph, v: Value, env: Mapping[Expr, Expr], limits: tuple[int, int] = (0, 2)) -> Array:
+def draw(
+    rng: np.random.Generator, graph: Graph, v: Value, env: Mapping[Expr, Expr], limits: tuple[int, int] = (0, 2)
+) -> Array:
     """Values for one input: floats in [-1, 1), integers within `limits`, over again where it is large.
 
     Constants that are small, or that are only looked up, are themselves.
@@ -125,12 +147,18 @@ def draw(rng: np.random.Generator, graph: Graph, v: Value, env: Mapping[Expr, Ex
     t = v.type
     array = graph.constants.get(v)
     shape = shape_of(t, env)
-    if array is not None and (array.size <= 4096 or not t.dtype.is_float or all("movement" in n.op.traits for n, _ in v.uses)):
+    if array is not None and (
+        array.size <= 4096 or not t.dtype.is_float or all("movement" in n.op.traits for n, _ in v.uses)
+    ):
         return array
     size = int(np.prod(shape, dtype=np.int64))
     n = min(size, POOL)
-    pool = (rng.random(n, dtype=np.float32) * 2 - 1 if t.dtype.is_float else rng.integers(*limits, n)).astype(t.dtype.numpy)
-    if size > LARGE and len(shape) > 1:  # rows are windows of one array, a few elements apart: all differ, and none takes memory
+    pool = (rng.random(n, dtype=np.float32) * 2 - 1 if t.dtype.is_float else rng.integers(*limits, n)).astype(
+        t.dtype.numpy
+    )
+    if (
+        size > LARGE and len(shape) > 1
+    ):  # rows are windows of one array, a few elements apart: all differ, and none takes memory
         row = size // shape[0]
         base = np.resize(pool, row + SHIFT * (shape[0] - 1))
         strides = (SHIFT * base.itemsize, *base[:row].reshape(shape[1:]).strides)
@@ -140,17 +168,23 @@ def draw(rng: np.random.Generator, graph: Graph, v: Value, env: Mapping[Expr, Ex
 
 
 def calmed(step: Step, inputs: dict[Value, Array]) -> dict[Value, Array]:
-    """The inputs with smaller matrices for recurrences, whose steps would otherwise make any error of rounding larger and larger."""
+    """The inputs with smaller matrices for recurrences, whose steps would otherwise make any error of rounding larger
+    and larger.
+    """
     n = step.group.nodes[0]
     if n.op.name != "recurrence":
         return inputs
     fixed = set(n.inputs[n.attrs["carried"] + n.attrs["scanned"] :])
-    return {v: (a / max(a.shape)).astype(a.dtype) if v in fixed and a.ndim > 1 and v.type.dtype.is_float else a for v, a in inputs.items()}
+    return {
+        v: (a / max(a.shape)).astype(a.dtype) if v in fixed and a.ndim > 1 and v.type.dtype.is_float else a
+        for v, a in inputs.items()
+    }
 
 
 # operand that holds indices, and whether negative ones count from the end
 INDICES = {
-    "gather": (1, True), "gather_elements": (1, True), "gather_nd": (1, True), "scatter_elements": (1, True), "scatter_nd": (1, True),
+    "gather": (1, True), "gather_elements": (1, True), "gather_nd": (1, True), "scatter_elements": (1, True),
+    "scatter_nd": (1, True),
     "one_hot": (0, True), "reverse_sequence": (1, False), "dynamic_slice": (1, False),
     "roi_rows": (1, True), "roi_align_max": (2, True), "roi_max": (2, True),
 }  # fmt: skip
@@ -215,9 +249,20 @@ def most_updates(step: Step, inputs: Mapping[Value, Array], env: Mapping[Expr, E
         if at not in inputs:
             most = max(most, math.prod(shape[:-1]) if tuples else shape[n.attrs["axis"]])
             continue
-        where = inputs[at].reshape(-1, shape[-1]) if tuples else inputs[at].swapaxes(0, n.attrs["axis"]).reshape(shape[n.attrs["axis"]], -1)[:, :1]
-        size = [*addressed(n, shape_of(n.outputs[0].type, env))] if tuples else [shape_of(n.outputs[0].type, env)[n.attrs["axis"]]]
-        most = max(most, int(np.unique(np.where(where < 0, where + np.array(size), where), axis=0, return_counts=True)[1].max()))
+        where = (
+            inputs[at].reshape(-1, shape[-1])
+            if tuples
+            else inputs[at].swapaxes(0, n.attrs["axis"]).reshape(shape[n.attrs["axis"]], -1)[:, :1]
+        )
+        size = (
+            [*addressed(n, shape_of(n.outputs[0].type, env))]
+            if tuples
+            else [shape_of(n.outputs[0].type, env)[n.attrs["axis"]]]
+        )
+        most = max(
+            most,
+            int(np.unique(np.where(where < 0, where + np.array(size), where), axis=0, return_counts=True)[1].max()),
+        )
     return most
 
 
@@ -229,14 +274,21 @@ def indices_fit(step: Step) -> bool:
     return direct and all(s > 0 for n in used for s in n.attrs.get("steps") or ())
 
 
-def run_native(step: Step, address: int, inputs: Mapping[Value, Array], dims: Mapping[Var, int], env: Mapping[Expr, Expr]) -> Array:
+def run_native(
+    step: Step, address: int, inputs: Mapping[Value, Array], dims: Mapping[Var, int], env: Mapping[Expr, Expr]
+) -> Array:
     """The kernel's output in logical order, from two shares of its parallel loops, one after the other."""
 
     def execute(buffers: Mapping[Value, Array], out: Value, zone: Array) -> tuple[int, int, int]:
         frame = Frame(64)
         scalars = [ctypes.c_int64(dims[d]) for d in step.dims]
         pointers = [ctypes.c_void_p(buffers[v].ctypes.data) for v in step.params]
-        kinds = *[ctypes.c_int64] * len(scalars), *[ctypes.c_void_p] * (len(pointers) + 1), ctypes.c_int64, ctypes.c_int64
+        kinds = (
+            *[ctypes.c_int64] * len(scalars),
+            *[ctypes.c_void_p] * (len(pointers) + 1),
+            ctypes.c_int64,
+            ctypes.c_int64,
+        )
         f = ctypes.CFUNCTYPE(None, *kinds)(address)
         shares = 2 if step.parallel else 1
         for tid in range(shares):
@@ -247,11 +299,15 @@ def run_native(step: Step, address: int, inputs: Mapping[Value, Array], dims: Ma
 
 
 def run_bytes(step: Step, inputs: Mapping[Value, Array], env: Mapping[Expr, Expr], execute: Execute) -> Array:
-    """The kernel's output in logical order, with red zones around it, from `execute` on the bytes of its parameters, which it changes in place."""
+    """The kernel's output in logical order, with red zones around it, from `execute` on the bytes of its parameters,
+    which it changes in place.
+    """
     written = stored(step.kernel.entry.body)
     inplace = (v for v, b in zip(step.params, step.kernel.entry.buffers) if b in written)
     out = step.group.output if step.group.output in step.params else next(inplace)
-    buffers = {v: np.ascontiguousarray(pack(inputs[v], v.type)).reshape(-1).view(np.uint8) for v in step.params if v in inputs}
+    buffers = {
+        v: np.ascontiguousarray(pack(inputs[v], v.type)).reshape(-1).view(np.uint8) for v in step.params if v in inputs
+    }
     n = int(np.prod(physical(step.group.output.type, env), dtype=np.int64)) * step.group.output.type.dtype.bytes
     zone = aligned_empty(n + 2 * RED_ZONE)
     zone[:] = FILL
@@ -261,18 +317,29 @@ def run_bytes(step: Step, inputs: Mapping[Value, Array], env: Mapping[Expr, Expr
     before = {v: buffers[v][p].copy() for v, p in probes.items()}
     status = execute(buffers, out, zone)
     if (zone[:RED_ZONE] != FILL).any() or (zone[RED_ZONE + n :] != FILL).any():
-        raise AccuracyError(f"kernel {step.kernel.name}{locations(step.kernel.locs)} writes outside of {out.name}: {out.type}")
+        raise AccuracyError(
+            f"kernel {step.kernel.name}{locations(step.kernel.locs)} writes outside of {out.name}: {out.type}"
+        )
     for v, p in probes.items():
         if not np.array_equal(before[v], buffers[v][p]):
-            raise AccuracyError(f"kernel {step.kernel.name}{locations(step.kernel.locs)} writes into its input {v.name}")
+            raise AccuracyError(
+                f"kernel {step.kernel.name}{locations(step.kernel.locs)} writes into its input {v.name}"
+            )
     if status[0] and indices_fit(step):
         first = np.zeros((1, len(step.group.output.type.shape)), np.int64)
-        reference(subgraph(step, list(inputs), env), list(inputs.values()), first)  # InputError where a constant index is wrong
-        raise AccuracyError(f"kernel {step.kernel.name}{locations(step.kernel.locs)} takes a right index for a wrong one: status {status}")
+        reference(
+            subgraph(step, list(inputs), env), list(inputs.values()), first
+        )  # InputError where a constant index is wrong
+        raise AccuracyError(
+            f"kernel {step.kernel.name}{locations(step.kernel.locs)} takes a right index for a wrong one: status "
+            f"{status}"
+        )
     t = step.group.output.type
     if t.dtype.kind == "b" and (buffers[out] > 1).any():
         where, code = locations(step.kernel.locs), int(buffers[out].max())
-        raise AccuracyError(f"kernel {step.kernel.name}{where} leaves {code} as a boolean, the float64 reference says 0 or 1")
+        raise AccuracyError(
+            f"kernel {step.kernel.name}{where} leaves {code} as a boolean, the float64 reference says 0 or 1"
+        )
     raw = buffers[out].view(np.bool_ if t.dtype.kind == "b" else t.dtype.numpy).reshape(physical(t, env))
     return unpack(raw, t, shape_of(t, env), step)
 
@@ -288,7 +355,10 @@ def unpack(raw: Array, t: TensorType, shape: tuple[int, ...], step: Step) -> Arr
         return raw
     logical, rest = _unpacked(raw, t.layout, shape)
     if rest.any():
-        raise AccuracyError(f"kernel {step.kernel.name}{locations(step.kernel.locs)} leaves something other than 0 in the padding of {t}")
+        raise AccuracyError(
+            f"kernel {step.kernel.name}{locations(step.kernel.locs)} leaves something other than 0 in the padding of "
+            f"{t}"
+        )
     return logical
 
 
@@ -313,9 +383,10 @@ def _unpacked(raw: Array, layout: Layout, shape: tuple[int, ...]) -> tuple[Array
 def subgraph(step: Step, inputs: list[Value], env: Mapping[Expr, Expr], loose: bool = False) -> Graph:
     """The group as a graph of its own, with the dims of the check filled in.
 
-    loose: each node but the last takes one input more at the end, the relative errors of its elements: equal numbers differ by their roundings,
-    and a norm of these is far from 0. That of a GELU, the last one too, is measured by its operand: it is the difference of this and a share
-    of it.
+    loose: each node but the last takes one input more at the end, the relative errors of its elements: equal numbers
+        differ by their roundings,
+    and a norm of these is far from 0. That of a GELU, the last one too, is measured by its operand: it is the
+    difference of this and a share of it.
     """
     g = Graph("group")
     env_values: dict[Value, Value] = {}
@@ -347,8 +418,8 @@ def const_value(e: Expr) -> int:
 def sample_points(rng: np.random.Generator, shape: tuple[int, ...], axis: int = -1, wanted: int = POINTS) -> Array:
     """Corners and both ends of each axis, tails and random points: int64 [n, rank], about `wanted` of them.
 
-    The points are places along all axes but one, times places along that one: so the reference of a contraction is one small product,
-    and the cost of its operands is read once for a whole row of results.
+    The points are places along all axes but one, times places along that one: so the reference of a contraction is one
+    small product, and the cost of its operands is read once for a whole row of results.
     """
     if 0 in shape:
         return np.zeros((0, len(shape)), np.int64)
@@ -377,7 +448,9 @@ def _places(rng: np.random.Generator, n: int, count: int) -> Array:
 
 
 def reduction_length(step: Step, env: Mapping[Expr, Expr]) -> int:
-    """The most terms that a reduction of the group sums: elements read of its largest operand per element of the anchor's output."""
+    """The most terms that a reduction of the group sums: elements read of its largest operand per element of the
+    anchor's output.
+    """
 
     def shape(v: Value | None) -> tuple[int, ...]:
         return () if v is None else shape_of(v.type, env)
@@ -399,9 +472,10 @@ def reduction_length(step: Step, env: Mapping[Expr, Expr]) -> int:
 
 
 def operands_of(step: Step) -> str:
-    """The form to which a schedule rounds the operands of products, if it does; of attention whose result is stored wider than its operands, that of
-    these, to which weights are rounded before they multiply values; of a recurrence, that in which its states are multiplied; of what is stored
-    in float64 but computed in float32 on the way, that."""
+    """The form to which a schedule rounds the operands of products, if it does; of attention whose result is stored
+    wider than its operands, that of these, to which weights are rounded before they multiply values; of a recurrence,
+    that in which its states are multiplied; of what is stored in float64 but computed in float32 on the way, that.
+    """
     if step.choice.template == "tf32" or ("math", "tf32") in step.choice.knobs:
         return "tf32"
     if step.choice.template == "attention":

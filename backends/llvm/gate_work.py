@@ -32,7 +32,9 @@ def unchecked(step: Step, env: Mapping[Expr, Expr], limit: int = MAX_STEPS) -> s
 def not_checked(steps: Iterable[Step], env: Mapping[Expr, Expr], limit: int = MAX_STEPS) -> tuple[str, ...]:
     """What the report says of the kernels that are not checked, each once."""
     reasons = {s.text: (s, unchecked(s, env, limit)) for s in steps}
-    return tuple(f"kernel {s.nest.name}{locations(s.nest.locs)} was not checked: {why}" for s, why in reasons.values() if why)
+    return tuple(
+        f"kernel {s.nest.name}{locations(s.nest.locs)} was not checked: {why}" for s, why in reasons.values() if why
+    )
 
 
 def sampled(points: int, terms: int) -> int:

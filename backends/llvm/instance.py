@@ -31,8 +31,9 @@ class Tables(Protocol):
 
 
 class CallFrame:
-    """The memory of one call: a frame, and the addresses of its buffers. Calls of all shapes use it in turns. `table`: of the parameters that
-    it reads, which stay alive as long."""
+    """The memory of one call: a frame, and the addresses of its buffers. Calls of all shapes use it in turns. `table`:
+    of the parameters that it reads, which stay alive as long.
+    """
 
     __slots__ = ("address", "frame", "owner", "pointers", "table")
 
@@ -46,8 +47,9 @@ class CallFrame:
 class CpuInstance:
     """A program at fixed sizes: what a call needs without looking anything up.
 
-    `free` is shared by the shapes of an executable: as many frames as calls ran at once, each as large as its largest call needed.
-    `at_once`: outputs that kernels write to the memory of donated inputs; `used`: called again since somebody last asked.
+    `free` is shared by the shapes of an executable: as many frames as calls ran at once, each as large as its largest
+    call needed. `at_once`: outputs that kernels write to the memory of donated inputs; `used`: called again since
+    somebody last asked.
     """
 
     __slots__ = (
@@ -69,7 +71,13 @@ class CpuInstance:
     )
 
     def __init__(
-        self, program: Native, dims: Mapping[Var, int], nthreads: int, free: list[CallFrame], parameters: Tables | None, at_once: frozenset[int]
+        self,
+        program: Native,
+        dims: Mapping[Var, int],
+        nthreads: int,
+        free: list[CallFrame],
+        parameters: Tables | None,
+        at_once: frozenset[int],
     ) -> None:
         env: dict[Expr, Expr] = {v: const(n) for v, n in dims.items()}
         self.program, self.entry = program, program.entry
@@ -95,7 +103,9 @@ class CpuInstance:
         return results
 
     def into(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
-        """Run, and leave the results in these buffers. InputError: an index that was read at run time lies outside of its axis."""
+        """Run, and leave the results in these buffers. InputError: an index that was read at run time lies outside of
+        its axis.
+        """
         if self.empty:
             return
         held = self.take(len(arrays) + len(results))
@@ -140,4 +150,7 @@ class CpuInstance:
         code = frame.status[0]
         frame.forget()
         where = "; ".join([f"{k.name}{k.where}" for k in self.program.kernels if k.guarded][:3])
-        raise InputError(f"an index read at run time lies outside of its axis (status {code}), in {where}: check the values of integer inputs")
+        raise InputError(
+            f"an index read at run time lies outside of its axis (status {code}), in {where}: check the values of "
+            "integer inputs"
+        )

@@ -1,18 +1,21 @@
-"""One entry function for all programs without loops: it reads what to call from a table, so that a new program compiles nothing.
+"""One entry function for all programs without loops: it reads what to call from a table, so that a new program compiles
+nothing.
 
-In: calls with places, and the addresses of their kernels. Out: a table of int64, and the address of `i64 plan(frame, bases, table, tid,
-nthreads)`, which the pool runs like any entry function. `bases` are addresses: the arena, the constants, the buffers of the call; then the
-sizes that a program with a symbolic size is told, then a counter for each kernel whose shares are claimed.
-A program's own entry function saves about a nanosecond per argument and costs LLVM four milliseconds: models have one, expressions do not.
+In: calls with places, and the addresses of their kernels. Out: a table of int64, and the address of `i64 plan(frame,
+bases, table, tid, nthreads)`, which the pool runs like any entry function. `bases` are addresses: the arena, the
+constants, the buffers of the call; then the sizes that a program with a symbolic size is told, then a counter for each
+kernel whose shares are claimed. A program's own entry function saves about a nanosecond per argument and costs LLVM
+four milliseconds: models have one, expressions do not.
 
     table ::= record* 0          record ::= kernel address, flags, number of arguments, (base, bytes)*          flags: BARRIER | PARALLEL | CLAIMED
 
-A thread that the system has taken off its core, or whose core is shared with a neighbour, keeps the others waiting if each has its fixed half
-of the work. The threads of a kernel that moves much claim its shares one by one instead: there are SHARES for each thread, a kernel computes
-share k when it is told to be thread k of so many, and whoever is free takes the next. Which thread computes a number changes nothing of it.
+A thread that the system has taken off its core, or whose core is shared with a neighbour, keeps the others waiting if
+each has its fixed half of the work. The threads of a kernel that moves much claim its shares one by one instead: there
+are SHARES for each thread, a kernel computes share k when it is told to be thread k of so many, and whoever is free
+takes the next. Which thread computes a number changes nothing of it.
 
-Kernels take their arguments, then frame, tid and nthreads, all in the integer class of the C calling convention, in which a caller may pass
-more than the callee looks at: one call of WIDTHS words serves every kernel with fewer.
+Kernels take their arguments, then frame, tid and nthreads, all in the integer class of the C calling convention, in
+which a caller may pass more than the callee looks at: one call of WIDTHS words serves every kernel with fewer.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ from dnnc.backends.runtime.program import Call, Place
 BARRIER, PARALLEL, CLAIMED = 1, 2, 4
 COUNTER = 8  # bits of the flags below the base that is the counter of a claimed kernel
 SHARES = 16  # of a claimed kernel, for each thread
-LARGE = 8 << 20  # bytes that a kernel moves if it is worth claims: a share takes ten microseconds or more, a claim a tenth of one
+LARGE = (
+    8 << 20
+)  # bytes that a kernel moves if it is worth claims: a share takes ten microseconds or more, a claim a tenth of one
 WIDTHS = (8, 16, 32, 64)  # words that a call may pass
 MOST_ARGUMENTS = WIDTHS[-1] - 3
 ARENA, CONSTANTS, BUFFERS = 0, 1, 2  # positions among the bases
@@ -148,7 +153,11 @@ done:
 def _call(width: int) -> list[str]:
     """Try a call of so many words."""
     words = [f"%w{width}.{k}" for k in range(width)]
-    out = [f"try{width}:", f"  %fits{width} = icmp ule i64 %total, {width}", f"  br i1 %fits{width}, label %do{width}, label %try{2 * width}"]
+    out = [
+        f"try{width}:",
+        f"  %fits{width} = icmp ule i64 %total, {width}",
+        f"  br i1 %fits{width}, label %do{width}, label %try{2 * width}",
+    ]
     out.append(f"do{width}:")
     for k, w in enumerate(words):
         out += [f"  {w}.p = getelementptr i64, ptr %words, i64 {k}", f"  {w} = load i64, ptr {w}.p"]
@@ -176,7 +185,9 @@ def runner(kernels: KernelCache | None = None) -> Runner:
 
 @dataclass(frozen=True)
 class Record:
-    """One call: which kernel, its flags, and base and bytes of each argument in turn. Plain data, which a cache keeps."""
+    """One call: which kernel, its flags, and base and bytes of each argument in turn. Plain data, which a cache
+    keeps.
+    """
 
     symbol: str
     flags: int
@@ -223,4 +234,7 @@ def _based(p: Place) -> tuple[int, int]:
 
 def can_run(calls: Sequence[Call]) -> bool:
     """Does the runner take these calls? They have not too many arguments, and know where in the arena these are."""
-    return all(len(c.dims) + len(c.args) <= MOST_ARGUMENTS and all(a.space != "arena" or a.offset >= 0 for a in c.args) for c in calls)
+    return all(
+        len(c.dims) + len(c.args) <= MOST_ARGUMENTS and all(a.space != "arena" or a.offset >= 0 for a in c.args)
+        for c in calls
+    )

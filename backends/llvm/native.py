@@ -1,6 +1,7 @@
 """A linked program as data: all that a call, a report and a saved model need of it, and nothing that made it.
 
-It comes from a scheduled program (`build.py`) or out of a saved model; whoever runs it loads neither the passes nor the emitter.
+It comes from a scheduled program (`build.py`) or out of a saved model; whoever runs it loads neither the passes nor the
+emitter.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Native:
         texts: symbol -> LLVM text, of what was compiled here.
         program: what it was made of; None where it was loaded.
         flush: are denormals zero while it runs?
-        prologue: makes what its kernels read of parameters, whose addresses stand in the table FRAME_BOUND; None where there are none.
+        prologue: makes what its kernels read of parameters, whose addresses stand in the table FRAME_BOUND; None where
+            there are none.
     """
 
     loaded: Loaded

@@ -1,4 +1,5 @@
-"""How LLVM spells the operations of the operator IR: one table per kind of value, and the guarded forms of what LLVM leaves undefined.
+"""How LLVM spells the operations of the operator IR: one table per kind of value, and the guarded forms of what LLVM
+leaves undefined.
 
 | operation | undefined in LLVM | form used here |
 |---|---|---|
@@ -18,7 +19,8 @@ from dnnc.ir.dtype import DType
 from dnnc.ir.errors import InternalError
 
 SCALAR = {
-    "f64": "double", "f32": "float", "f16": "half", "bf16": "i16", "bool": "i1", "i64": "i64", "u64": "i64", "i32": "i32", "u32": "i32",
+    "f64": "double", "f32": "float", "f16": "half", "bf16": "i16", "bool": "i1", "i64": "i64", "u64": "i64",
+    "i32": "i32", "u32": "i32",
     "i16": "i16", "u16": "i16", "i8": "i8", "u8": "i8", "i4": "i8", "u4": "i8", "i2": "i8", "u2": "i8",
     "f8e4m3fn": "i8", "f8e4m3fnuz": "i8", "f8e5m2": "i8", "f8e5m2fnuz": "i8", "f8e8m0": "i8", "f4e2m1": "i8",
 }  # fmt: skip
@@ -27,17 +29,23 @@ INT = {"+": "add", "-": "sub", "*": "mul", "^": "xor", "&": "and", "|": "or"}
 FLOAT = {"+": "fadd", "-": "fsub", "*": "fmul", "/": "fdiv"}
 FLOAT_COMPARE = {"<": "olt", "<=": "ole", "==": "oeq", "!=": "une"}
 INTRINSIC = {
-    "fma": "llvm.fma", "sqrt": "llvm.sqrt", "floor": "llvm.floor", "ceil": "llvm.ceil", "trunc": "llvm.trunc", "rint": "llvm.roundeven",
+    "fma": "llvm.fma", "sqrt": "llvm.sqrt", "floor": "llvm.floor", "ceil": "llvm.ceil", "trunc": "llvm.trunc",
+    "rint": "llvm.roundeven",
     "abs": "llvm.fabs", "exp": "llvm.exp", "log": "llvm.log", "sin": "llvm.sin", "cos": "llvm.cos", "pow": "llvm.pow",
 }  # fmt: skip
 # functions of the C library that values.py calls lane by lane, where no expansion exists
 LIBM = ("erf", "tanh", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "log1p", "expm1")
-# what an object may therefore need from libm; LLVM spells its own exp, log, sin, cos and pow so too, and joins sin and cos
-LIBRARY = frozenset(n + suffix for n in (*LIBM, "exp", "log", "sin", "cos", "sincos", "pow", "fmod") for suffix in ("", "f"))
+# what an object may therefore need from libm; LLVM spells its own exp, log, sin, cos and pow so too, and joins sin and
+# cos
+LIBRARY = frozenset(
+    n + suffix for n in (*LIBM, "exp", "log", "sin", "cos", "sincos", "pow", "fmod") for suffix in ("", "f")
+)
 
 
 def spelled(numerics: str, features: frozenset[str] = frozenset()) -> frozenset[str]:
-    """Intrinsics for which kernels get cheaper forms, by the rules for rounding, "strict", "standard" or "fast", and what the CPU has."""
+    """Intrinsics for which kernels get cheaper forms, by the rules for rounding, "strict", "standard" or "fast", and
+    what the CPU has.
+    """
     if numerics == "strict":
         return frozenset()
     own = {"recip", "estimate"}
@@ -81,7 +89,9 @@ def literal(v: float | int | bool, t: DType, lanes: int = 1) -> str:
         s = f"0x{struct.unpack('<Q', struct.pack('<d', v))[0]:016X}"
     else:
         n = int(v)
-        s = str(n - (1 << t.bits) if n >= 1 << (t.bits - 1) else n)  # LLVM reads signless integers; print the signed form
+        s = str(
+            n - (1 << t.bits) if n >= 1 << (t.bits - 1) else n
+        )  # LLVM reads signless integers; print the signed form
     if lanes == 1:
         return s
     if s in ("0", "false") or (t.is_float and int(s.replace("H", ""), 0) == 0):

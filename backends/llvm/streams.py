@@ -1,9 +1,10 @@
 """Results too large for any cache, and the stores that take them past it.
 
-In: a kernel. Out: the buffers to stream. An ordinary store first reads the line that it writes, a third of what a copy moves; a non-temporal one
-of whole vectors does not (Intel, Optimization Reference Manual, 9.4.1.2; 1.4 times the speed of x + 1 for 10^7 floats). Such lines are not in
-the caches afterwards, where results of this size would not have stayed. The instructions need addresses that are multiples of their size: a
-kernel that streams exists twice, and looks at its arguments first.
+In: a kernel. Out: the buffers to stream. An ordinary store first reads the line that it writes, a third of what a copy
+moves; a non-temporal one of whole vectors does not (Intel, Optimization Reference Manual, 9.4.1.2; 1.4 times the speed
+of x + 1 for 10^7 floats). Such lines are not in the caches afterwards, where results of this size would not have
+stayed. The instructions need addresses that are multiples of their size: a kernel that streams exists twice, and looks
+at its arguments first.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ FENCE = "llvm.x86.sse.sfence"  # other threads may read what a kernel wrote when
 
 
 def streamed(func: Func, features: frozenset[str] | None) -> frozenset[Buffer]:
-    """The large results that a kernel's entry writes in whole vectors and never reads; none where the CPU is no x86 with AVX."""
+    """The large results that a kernel's entry writes in whole vectors and never reads; none where the CPU is no x86
+    with AVX.
+    """
     if features is None or "avx" not in features:
         return frozenset()
     large = {b for b in func.buffers if b.space == "global" and _bytes(b) >= LEAST}
@@ -40,7 +43,9 @@ def whole(s: Store | Load) -> bool:
 
 
 def walks(func: Func) -> bool:
-    """Does a kernel sum nothing up, so that its loads walk through memory once? They are asked for ahead: hardware does so too, but stops at each page."""
+    """Does a kernel sum nothing up, so that its loads walk through memory once? They are asked for ahead: hardware does
+    so too, but stops at each page.
+    """
     return not any(isinstance(s, Alloc) for s in walk_stmts(func.body))
 
 
@@ -50,7 +55,9 @@ def read_ahead(e: Load) -> bool:
 
 
 def dispatch(symbol: str, params: Sequence[str], buffers: Collection[str], past: str, through: str) -> str:
-    """The function that calls `past` where these buffers start at multiples of a line, else `through`; of the same parameters."""
+    """The function that calls `past` where these buffers start at multiples of a line, else `through`; of the same
+    parameters.
+    """
     names = [p.rsplit(" ", 1)[1] for p in params]
     types = [p.rsplit(" ", 1)[0] for p in params]
     lines, bits = [], "0"
@@ -60,8 +67,10 @@ def dispatch(symbol: str, params: Sequence[str], buffers: Collection[str], past:
     args = ", ".join(f"{t.removesuffix(' noalias')} {n}" for t, n in zip(types, names))
     return "\n".join([
         f"define void @{symbol}({', '.join(params)}) nounwind {{", "entry:", *lines,
-        f"  %.low = and i64 {bits}, {LINE - 1}", "  %.whole = icmp eq i64 %.low, 0", "  br i1 %.whole, label %.past, label %.through",
-        f".past:\n  call void @{past}({args})\n  ret void", f".through:\n  call void @{through}({args})\n  ret void", "}",
+        f"  %.low = and i64 {bits}, {LINE - 1}", "  %.whole = icmp eq i64 %.low, 0",
+        "  br i1 %.whole, label %.past, label %.through",
+        f".past:\n  call void @{past}({args})\n  ret void", f".through:\n  call void @{through}({args})\n  ret void",
+        "}",
     ])  # fmt: skip
 
 

@@ -1,4 +1,6 @@
-"""LLVM text of the operations on values (what is no index, address or statement); undefined cases are guarded as spelling.py's table says."""
+"""LLVM text of the operations on values (what is no index, address or statement); undefined cases are guarded as
+spelling.py's table says.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,9 @@ def compare(em: FuncEmitter, name: str, t: DType, a: str, b: str, lanes: int) ->
 
 
 def extremum(em: FuncEmitter, name: str, t: DType, a: str, b: str, lanes: int, number: bool) -> str:
-    """min/max propagate NaN; fmin/fmax give the second operand where one is NaN, which is one x86 instruction. `number`: b is no NaN."""
+    """min/max propagate NaN; fmin/fmax give the second operand where one is NaN, which is one x86 instruction.
+    `number`: b is no NaN.
+    """
     ty = vector(t, lanes)
     if not t.is_float:
         kind = ("s" if t.kind == "i" else "u") + name.removeprefix("f")
@@ -117,8 +121,8 @@ def extremum(em: FuncEmitter, name: str, t: DType, a: str, b: str, lanes: int, n
     if number:  # x < c ? c : x keeps a NaN in x
         c = em.pure(f"fcmp {'olt' if greater else 'ogt'} {ty} {a}, {b}", a, b, here=True)
         return choose(em, c, b, a, ty, lanes)
-    # x86: the maximum of b and a gives a where one is NaN, and is not taken where b is: two instructions. b is what is new in a reduction, and
-    # tested while a is being computed
+    # x86: the maximum of b and a gives a where one is NaN, and is not taken where b is: two instructions. b is what is
+    # new in a reduction, and tested while a is being computed
     c = em.pure(f"fcmp {'ogt' if greater else 'olt'} {ty} {b}, {a}", a, b, here=True)
     r = choose(em, c, b, a, ty, lanes)
     number_b = em.pure(f"fcmp ord {ty} {b}, {b}", b, here=True)
@@ -132,7 +136,9 @@ def integral(em: FuncEmitter, e: Op, vs: list[str]) -> str:
     if name in INT:
         return em.pure(f"{INT[name]} {ty} {vs[0]}, {vs[1]}", *vs, here=here)
     if name in ("//", "%"):
-        if (bounds(e.args[1])[0] or 0) < 1 and lanes == 1:  # code is placed ahead of the loop that never runs when a dim is 0
+        if (
+            bounds(e.args[1])[0] or 0
+        ) < 1 and lanes == 1:  # code is placed ahead of the loop that never runs when a dim is 0
             vs[1] = em.call("llvm.smax.i64", "i64", ("i64", vs[1]), ("i64", "1"), here=False)
         if nonneg(scalarise(e.args[0])):
             return em.pure(f"{'udiv' if name == '//' else 'urem'} {ty} {vs[0]}, {vs[1]}", *vs, here=here)
@@ -152,7 +158,9 @@ def integral(em: FuncEmitter, e: Op, vs: list[str]) -> str:
 
 
 def _floor_index(em: FuncEmitter, e: Op, vs: list[str]) -> str:
-    """Floor division of an index that may be negative: by a power of two it is a shift, else round toward zero and correct."""
+    """Floor division of an index that may be negative: by a power of two it is a shift, else round toward zero and
+    correct.
+    """
     d, lanes, here = value(e.args[1]), e.lanes, e.lanes > 1
     ty = vector(i64, lanes)
 
@@ -173,7 +181,9 @@ def _floor_index(em: FuncEmitter, e: Op, vs: list[str]) -> str:
 
 
 def _divide(em: FuncEmitter, name: str, t: DType, vs: list[str], lanes: int) -> str:
-    """x / 0 is 0 and INT_MIN / -1 wraps (as truncmod it is 0): the divisor is replaced where the instruction would trap."""
+    """x / 0 is 0 and INT_MIN / -1 wraps (as truncmod it is 0): the divisor is replaced where the instruction would
+    trap.
+    """
     ty, (a, b) = vector(t, lanes), vs
     b1 = vector(boolean, lanes)
     zero, one = literal(0, t, lanes), literal(1, t, lanes)
@@ -238,12 +248,18 @@ def _number(em: FuncEmitter, v: str, src: DType, to: DType, lanes: int) -> str:
     a, b = vector(src, lanes), vector(to, lanes)
     if to.kind == "b":
         return em.pure(
-            f"fcmp une {a} {v}, {literal(0.0, src, lanes)}" if src.is_float else f"icmp ne {a} {v}, {literal(0, src, lanes)}", v, here=True
+            f"fcmp une {a} {v}, {literal(0.0, src, lanes)}"
+            if src.is_float
+            else f"icmp ne {a} {v}, {literal(0, src, lanes)}",
+            v,
+            here=True,
         )
     if src.is_float and to.is_float:
         return em.pure(f"{'fpext' if src.bits < to.bits else 'fptrunc'} {a} {v} to {b}", v, here=True)
     if src.is_float:
-        return em.call(f"llvm.fpto{'s' if to.kind == 'i' else 'u'}i.sat.{mangle(to, lanes)}.{mangle(src, lanes)}", b, (a, v))
+        return em.call(
+            f"llvm.fpto{'s' if to.kind == 'i' else 'u'}i.sat.{mangle(to, lanes)}.{mangle(src, lanes)}", b, (a, v)
+        )
     if to.is_float:
         return em.pure(f"{'sitofp' if src.kind == 'i' else 'uitofp'} {a} {v} to {b}", v, here=True)
     if a == b:
@@ -267,7 +283,9 @@ def _horizontal(em: FuncEmitter, e: Op) -> str:
         name = f"llvm.vector.reduce.{'fadd' if e.name == 'hsum' else 'fmul'}.{mangle(x.dtype, x.lanes)}"
         em.decls.add(f"declare {s} @{name}({s}, {ty})")
         # reassoc: a tree of halves instead of a chain
-        return em.effect(f"call reassoc {s} @{name}({s} {literal(0.0 if e.name == 'hsum' else 1.0, x.dtype)}, {ty} {v})")
+        return em.effect(
+            f"call reassoc {s} @{name}({s} {literal(0.0 if e.name == 'hsum' else 1.0, x.dtype)}, {ty} {v})"
+        )
     if x.dtype.is_float:
         return _float_extremum(em, e, v)
     sign = "s" if x.dtype.kind == "i" else "u"
@@ -299,7 +317,12 @@ def by_parts(em: FuncEmitter, vs: list[str], lanes: int, most: int, f: Callable[
 
     def shuffled(a: str, b: str, n: int, order: range) -> str:
         ty = vector(f32, n)
-        return em.pure(f"shufflevector {ty} {a}, {ty} {b}, <{len(order)} x i32> <{', '.join(f'i32 {k}' for k in order)}>", a, b, here=True)
+        return em.pure(
+            f"shufflevector {ty} {a}, {ty} {b}, <{len(order)} x i32> <{', '.join(f'i32 {k}' for k in order)}>",
+            a,
+            b,
+            here=True,
+        )
 
     if lanes <= most:
         return f(vs, lanes)
@@ -317,7 +340,14 @@ def _scale(em: FuncEmitter, e: Op) -> str:
         ty, wide = vector(f32, n), n == 16
         rounding = (("i32", "4"),) if wide else ()  # as it is set
         mask = ("i16" if wide else "i8", "-1")
-        return em.call(f"llvm.x86.avx512.mask.scalef.ps.{32 * n}", ty, *((ty, v) for v in parts), (ty, "zeroinitializer"), mask, *rounding)
+        return em.call(
+            f"llvm.x86.avx512.mask.scalef.ps.{32 * n}",
+            ty,
+            *((ty, v) for v in parts),
+            (ty, "zeroinitializer"),
+            mask,
+            *rounding,
+        )
 
     return _avx512(em, e, e.args, 4, one)
 
@@ -372,19 +402,25 @@ def _avx512(em: FuncEmitter, e: Op, args: tuple[Expr, ...], least: int, one: Cal
 
 
 def _reciprocal(em: FuncEmitter, x: str, t: DType, lanes: int, name: str) -> str:
-    """1 / x by the CPU's estimate y: y + y * h with h = 1 - x * y, and h + h^2 in place of h for the older estimate; a quotient elsewhere.
+    """1 / x by the CPU's estimate y: y + y * h with h = 1 - x * y, and h + h^2 in place of h for the older estimate; a
+    quotient elsewhere.
 
     h is NaN where x is 0, infinite or NaN: the estimate is right there. One of 14 bits is all that `estimate` asks for.
     """
     ty = vector(t, lanes)
     one = literal(1.0, t, lanes)
-    # sse4a tells AMD's CPUs, whose quotients take little more than an estimate alone: 2.6 cycles of a core for 16 of them
+    # sse4a tells AMD's CPUs, whose quotients take little more than an estimate alone: 2.6 cycles of a core for 16 of
+    # them
     found = None if em.has("sse4a") else next((v for (n, f), v in _ESTIMATES.items() if n == lanes and em.has(f)), None)
     if found is None or t is not f32:
         return em.pure(f"fdiv {ty} {one}, {x}", x, here=True)
     function, bits_ = found
     mask = "i16" if lanes == 16 else "i8"
-    y = em.call(function, ty, (ty, x), (ty, "zeroinitializer"), (mask, "-1")) if bits_ == 14 else em.call(function, ty, (ty, x))
+    y = (
+        em.call(function, ty, (ty, x), (ty, "zeroinitializer"), (mask, "-1"))
+        if bits_ == 14
+        else em.call(function, ty, (ty, x))
+    )
     if name == "estimate" and bits_ == 14:
         return y
     fma = f"llvm.fma.{mangle(f32, lanes)}"
@@ -404,7 +440,10 @@ def _float_extremum(em: FuncEmitter, e: Op, v: str) -> str:
         if half == 1:
             a, b = (em.pure(f"extractelement {ty} {x}, i64 {k}", x, here=True) for k in (0, 1))
         else:
-            a, b = (em.pure(f"shufflevector {ty} {x}, {ty} poison, <{half} x i32> <{order}>", x, here=True) for order in (low, high))
+            a, b = (
+                em.pure(f"shufflevector {ty} {x}, {ty} poison, <{half} x i32> <{order}>", x, here=True)
+                for order in (low, high)
+            )
         x, n = extremum(em, "f" + e.name[1:], t, a, b, half, False), half
     ty, lanes = vector(t, e.args[0].lanes), e.args[0].lanes
     nan = em.pure(f"fcmp uno {ty} {v}, {v}", v, here=True)
@@ -456,7 +495,8 @@ def _guard(em: FuncEmitter, e: Op) -> str:
 
 
 _SPECIAL: dict[str, Callable[[FuncEmitter, Op], str]] = {
-    "select": _select, "hsum": _horizontal, "hmax": _horizontal, "hmin": _horizontal, "hprod": _horizontal, "lanes": _lanes,
+    "select": _select, "hsum": _horizontal, "hmax": _horizontal, "hmin": _horizontal, "hprod": _horizontal,
+    "lanes": _lanes,
     "recip": _recip, "estimate": _recip, "scale": _scale, "piece": _piece,
     "zip_low": _zip, "zip_high": _zip, "ldexp": _ldexp, "guard": _guard,
 }  # fmt: skip

@@ -1,6 +1,8 @@
-"""A compiler process: `python -m dnnc.backends.llvm.worker`. LLVM text comes in on stdin, objects go out on stdout, until stdin ends.
+"""A compiler process: `python -m dnnc.backends.llvm.worker`. LLVM text comes in on stdin, objects go out on stdout,
+until stdin ends.
 
-A message, either way, is two little-endian uint32 (bytes of the header, bytes of the body), a JSON header, and the body.
+A message, either way, is two little-endian uint32 (bytes of the header, bytes of the body), a JSON header, and the
+body.
 Hello:   {"ready": LLVM version}, no body; sent once, when llvmlite is loaded.
 Request: {"key", "cpu", "features"}, body: the text.
 Answer:  {"key"}, body: the object; or {"key", "error": message}, no body.

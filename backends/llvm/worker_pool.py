@@ -1,8 +1,10 @@
-"""Many LLVM texts to objects, in parallel: llvmlite holds one lock for the whole process, so parallel means more processes.
+"""Many LLVM texts to objects, in parallel: llvmlite holds one lock for the whole process, so parallel means more
+processes.
 
-In: (key, text) pairs. Out: {key: object}. Few or small texts compile in this process; more go to `dnnc.backends.llvm.worker` processes
-over pipes, the largest first. They are started by the interpreter's path, never by fork or multiprocessing: a fork of a process with
-threads can hang, and multiprocessing runs a script without a main guard a second time.
+In: (key, text) pairs. Out: {key: object}. Few or small texts compile in this process; more go to
+`dnnc.backends.llvm.worker` processes over pipes, the largest first. They are started by the interpreter's path, never
+by fork or multiprocessing: a fork of a process with threads can hang, and multiprocessing runs a script without a main
+guard a second time.
 """
 
 from __future__ import annotations
@@ -31,11 +33,14 @@ PATIENCE = 60.0  # seconds that a text may take at least, a thousand times what 
 SLOWER = 200  # times the expected seconds that it may take
 ATTEMPTS = 2  # a worker may have been killed for its memory; a text that ends two of them is at fault
 # The parent's sys.path, so that a worker imports the very dnnc that starts it, and nothing from its current directory.
-_BOOTSTRAP = "import sys; sys.path[:] = sys.argv[1].split(chr(0x1F)); from dnnc.backends.llvm.worker import main; main()"
+_BOOTSTRAP = (
+    "import sys; sys.path[:] = sys.argv[1].split(chr(0x1F)); from dnnc.backends.llvm.worker import main; main()"
+)
 
 
 class CompileService:
-    """Compiles on up to `threads` cores. Its workers start when first worth it and live until `close`, or the end of a `with`.
+    """Compiles on up to `threads` cores. Its workers start when first worth it and live until `close`, or the end of a
+    `with`.
 
     Attributes:
         reason: why no workers are used, where that is not by choice; empty otherwise.
@@ -49,7 +54,9 @@ class CompileService:
     def __enter__(self) -> CompileService:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -59,7 +66,12 @@ class CompileService:
         self._workers.clear()
 
     def compile_many(
-        self, items: Sequence[Item], cpu: str, features: str, progress: Progress | None = None, failed: dict[str, Exception] | None = None
+        self,
+        items: Sequence[Item],
+        cpu: str,
+        features: str,
+        progress: Progress | None = None,
+        failed: dict[str, Exception] | None = None,
     ) -> dict[str, bytes]:
         """Compile every text, in no given order.
 
@@ -70,8 +82,8 @@ class CompileService:
             failed: takes the errors of texts that do not compile, by key; without it the first is raised.
 
         Raises:
-            InternalError: a text that is not valid, that ends the compiler, or that takes longer than PATIENCE; it names the key, and a file with the
-                text in the second case.
+            InternalError: a text that is not valid, that ends the compiler, or that takes longer than PATIENCE; it
+                names the key, and a file with the text in the second case.
             KeyboardInterrupt: Control-C; the workers are gone by then.
         """
         ordered = sorted(items, key=lambda item: (-len(item[1]), item[0]))
@@ -100,7 +112,9 @@ class CompileService:
         slowest = max(work / many, SECONDS_PER_BYTE * max(sizes))
         return many if START_SECONDS + slowest < work else int(max(sizes) > LARGE)
 
-    def _compile_here(self, items: Sequence[Item], cpu: str, features: str, tell: Progress, failed: dict[str, Exception] | None) -> dict[str, bytes]:
+    def _compile_here(
+        self, items: Sequence[Item], cpu: str, features: str, tell: Progress, failed: dict[str, Exception] | None
+    ) -> dict[str, bytes]:
         out: dict[str, bytes] = {}
         for key, text in items:
             try:
@@ -110,12 +124,18 @@ class CompileService:
             tell(len(out), len(items))
         return out
 
-    def _distribute(self, items: Sequence[Item], cpu: str, features: str, tell: Progress, failed: dict[str, Exception] | None) -> dict[str, bytes]:
+    def _distribute(
+        self, items: Sequence[Item], cpu: str, features: str, tell: Progress, failed: dict[str, Exception] | None
+    ) -> dict[str, bytes]:
         todo: queue.SimpleQueue[Item] = queue.SimpleQueue()
         for item in items:
             todo.put(item)
-        answers: queue.SimpleQueue[tuple[Item, bytes | Exception] | None] = queue.SimpleQueue()  # None: a feeder has ended
-        feeders = [threading.Thread(target=_feed, args=(w, todo, answers, cpu, features), daemon=True) for w in self._workers]
+        answers: queue.SimpleQueue[tuple[Item, bytes | Exception] | None] = (
+            queue.SimpleQueue()
+        )  # None: a feeder has ended
+        feeders = [
+            threading.Thread(target=_feed, args=(w, todo, answers, cpu, features), daemon=True) for w in self._workers
+        ]
         for f in feeders:
             f.start()
         out: dict[str, bytes] = {}
@@ -149,7 +169,9 @@ def _failed(key: str, e: Exception, failed: dict[str, Exception] | None) -> None
     failed[key] = error
 
 
-def _feed(worker: _Worker, todo: queue.SimpleQueue[Item], answers: queue.SimpleQueue[Any], cpu: str, features: str) -> None:
+def _feed(
+    worker: _Worker, todo: queue.SimpleQueue[Item], answers: queue.SimpleQueue[Any], cpu: str, features: str
+) -> None:
     """Hand items to one worker, from a thread of its own, until none is left or the worker cannot be started."""
     while worker.ready():
         try:
@@ -182,7 +204,9 @@ def _keep(item: Item) -> str:
 
 
 class _Worker:
-    """One compiler process, started when it is first asked for, and again after its end. Used by one thread at a time; `kill` by any."""
+    """One compiler process, started when it is first asked for, and again after its end. Used by one thread at a time;
+    `kill` by any.
+    """
 
     def __init__(self) -> None:
         self.reason = ""  # why it cannot be started
@@ -199,7 +223,9 @@ class _Worker:
         self._errors = tempfile.TemporaryFile()
         command = [sys.executable, "-c", _BOOTSTRAP, "\x1f".join(p for p in sys.path if isinstance(p, str))]
         try:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors)
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
+            )
         except OSError as e:
             self.reason = f"cannot start {sys.executable}: {e}"
             return False

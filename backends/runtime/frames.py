@@ -1,8 +1,8 @@
 """What runs compiled code in this process: the frame that an entry function gets, and the one thread pool.
 
-In: addresses of an entry function, a frame, buffers and dims. Out: Frame.status. Every executable of the process shares one pool, so
-two models never start twice as many threads as there are cores; the pool is built at first need and starts its threads at first need.
-Importing this module does not load llvmlite.
+In: addresses of an entry function, a frame, buffers and dims. Out: Frame.status. Every executable of the process shares
+one pool, so two models never start twice as many threads as there are cores; the pool is built at first need and starts
+its threads at first need. Importing this module does not load llvmlite.
 """
 
 from __future__ import annotations
@@ -53,9 +53,11 @@ _HEAD = object.__basicsize__
 
 
 def address_of(a: np.ndarray[Any, Any]) -> int:
-    """Where the elements of an array begin: `a.ctypes.data` in a sixth of its time, which each operand of each call takes.
+    """Where the elements of an array begin: `a.ctypes.data` in a sixth of its time, which each operand of each call
+    takes.
 
-    What follows the head of an object is for arrays this address: the first field of PyArrayObject_fields, which NumPy's C API declares.
+    What follows the head of an object is for arrays this address: the first field of PyArrayObject_fields, which
+    NumPy's C API declares.
     """
     return _word(id(a) + _HEAD).value
 
@@ -64,7 +66,9 @@ def _told(a: np.ndarray[Any, Any]) -> int:
     return a.ctypes.data
 
 
-if any(address_of(a) != _told(a) for a in (np.arange(8), np.arange(8)[3:], np.empty((0, 3)))):  # an interpreter whose objects are not memory
+if any(
+    address_of(a) != _told(a) for a in (np.arange(8), np.arange(8)[3:], np.empty((0, 3)))
+):  # an interpreter whose objects are not memory
     address_of = _told
 
 
@@ -74,12 +78,15 @@ def cpu_count() -> int:
 
 
 def has_threads() -> bool:
-    """Is there a pool on this system? It is written for futexes and the pause instruction; elsewhere every run has one thread."""
+    """Is there a pool on this system? It is written for futexes and the pause instruction; elsewhere every run has one
+    thread.
+    """
     return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64") and sys.maxsize > 2**32
 
 
 class Frame:
-    """The memory of one call in flight: slots, arena and offsets. One call at a time; an executable keeps a free list of them.
+    """The memory of one call in flight: slots, arena and offsets. One call at a time; an executable keeps a free list
+    of them.
 
     Args:
         arena_bytes: size of the arena.
@@ -118,7 +125,9 @@ class Runtime:
         self._pool: NativePool | None = None
 
     def start(self, cache: KernelCache | None = None) -> NativePool:
-        """The pool, built at the first call, with its object taken from `cache` or put there. Its threads start with the first run of more than one."""
+        """The pool, built at the first call, with its object taken from `cache` or put there. Its threads start with
+        the first run of more than one.
+        """
         if self._pool is None:
             with self._lock:
                 if self._pool is None:
@@ -131,7 +140,8 @@ class Runtime:
         return (self._pool or self.start()).launch
 
     def run(self, entry: int, frame: int, buffers: int, dims: int, nthreads: int) -> int:
-        """Run `i64 entry(frame, buffers, dims, tid, nthreads)` on `nthreads` threads, the caller's among them; the others are addresses.
+        """Run `i64 entry(frame, buffers, dims, tid, nthreads)` on `nthreads` threads, the caller's among them; the
+        others are addresses.
 
         Releases the GIL. While another call has the pool, this one runs on the caller's thread alone.
 
@@ -167,7 +177,9 @@ class NativePool:
 
 
 def load_pool(cache: KernelCache | None = None) -> NativePool:
-    """A pool of its own, compiled or from the cache, and loaded. Stop it before the last reference to it goes: its threads run its code."""
+    """A pool of its own, compiled or from the cache, and loaded. Stop it before the last reference to it goes: its
+    threads run its code.
+    """
     # Imported here: they serve the LLVM backend alone, and the pool's text needs the frame layout above.
     from dnnc.backends.llvm.compile import cached_object, load_objects
     from dnnc.backends.llvm.pool import POOL_BYTES, pool_text

@@ -1,8 +1,9 @@
 """Compiled kernels on disk: hex SHA-256 -> bytes, in one folder that several processes share.
 
-An entry is one file: magic, SHA-256 of the payload, payload. It is written beside its place and moved there, so a reader sees all of it
-or nothing; two writers of a key write the same bytes. A damaged entry is a miss and is removed. The least recently used entries go when
-the folder exceeds its limit. A folder that cannot be used disables the cache, which is no error: `reason` says why.
+An entry is one file: magic, SHA-256 of the payload, payload. It is written beside its place and moved there, so a
+reader sees all of it or nothing; two writers of a key write the same bytes. A damaged entry is a miss and is removed.
+The least recently used entries go when the folder exceeds its limit. A folder that cannot be used disables the cache,
+which is no error: `reason` says why.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _MAGIC = b"dnnc-kernel-1\n"
 _HEAD = len(_MAGIC) + hashlib.sha256().digest_size
 _KEY = re.compile(r"[0-9a-f]{64}")
 _STALE_SECONDS = 3600  # a temporary file of a process that ended while writing
-_SCANS = 64  # a write scans the folder with the probability of its share of 1/64 of the limit: by about so much it may be exceeded
+# a write scans the folder with the probability of its share of 1/64 of the limit: by about so much it may be exceeded
+_SCANS = 64
 _KEPT = 0.9  # of the limit, after removing
 
 
@@ -93,7 +95,9 @@ class KernelCache:
         return payload
 
     def put(self, key: str, payload: bytes) -> None:
-        """Keep `payload` under `key`. Does nothing when the cache is disabled, or disables it when the folder cannot be written."""
+        """Keep `payload` under `key`. Does nothing when the cache is disabled, or disables it when the folder cannot be
+        written.
+        """
         file = self._file(key)
         if file is None or self.reason:
             return
@@ -107,7 +111,8 @@ class KernelCache:
             _remove(temporary)
             self.reason = f"cannot write {file.parent}: {e.strerror or e}"
             return
-        # A share of all writes looks, whichever process or compilation makes them: a scan of 150,000 entries takes a second. Keys are uniform.
+        # A share of all writes looks, whichever process or compilation makes them: a scan of 150,000 entries takes a
+        # second. Keys are uniform.
         if int(key[:8], 16) * self.limit_bytes < (_HEAD + len(payload)) * _SCANS << 32:
             self._evict()
 

@@ -1,6 +1,8 @@
-"""Links a scheduled program: its constants in one block, its values at their places, its steps as calls, its loops and branches as records.
+"""Links a scheduled program: its constants in one block, its values at their places, its steps as calls, its loops and
+branches as records.
 
-What comes out knows no backend: `dnnc.backends.llvm` makes an entry function of it, `dnnc.backends.cuda` a recorded graph.
+What comes out knows no backend: `dnnc.backends.llvm` makes an entry function of it, `dnnc.backends.cuda` a recorded
+graph.
 """
 
 from __future__ import annotations
@@ -80,7 +82,9 @@ def describe(program: Program, symbols: Mapping[str, str]) -> tuple[NativeKernel
         names = dict.fromkeys(loc.name for x in steps for n in x.group.nodes for loc in n.locs)
         calls_ = tuple(map(step_nodes, steps))
         where = locations(s.nest.locs)
-        out.append(NativeKernel(s.nest.name, symbols[text], text, str(s.choice), s.parallel, where, calls_, tuple(names)))
+        out.append(
+            NativeKernel(s.nest.name, symbols[text], text, str(s.choice), s.parallel, where, calls_, tuple(names))
+        )
     return tuple(out)
 
 
@@ -91,7 +95,9 @@ def describe_control(program: Program, texts: Sequence[str]) -> tuple[NativeKern
         node = s.node
         names = dict.fromkeys(loc.name for loc in node.locs)
         shown = ", ".join(_short(loc) for loc in dict.fromkeys(node.locs)) or node.op.name
-        out.append(NativeKernel(node.op.name, symbol, text, CONTROL, True, locations(node.locs), (shown,), tuple(names)))
+        out.append(
+            NativeKernel(node.op.name, symbol, text, CONTROL, True, locations(node.locs), (shown,), tuple(names))
+        )
     return tuple(out)
 
 
@@ -120,7 +126,9 @@ def _short(loc: Loc) -> str:
 
 @dataclass(frozen=True)
 class ConstantBlock:
-    """Where the constants that kernels read lie in one block of `nbytes`, each 64-byte aligned: the byte of each value, and of each array."""
+    """Where the constants that kernels read lie in one block of `nbytes`, each 64-byte aligned: the byte of each value,
+    and of each array.
+    """
 
     nbytes: int
     offsets: Mapping[Value, int]
@@ -139,7 +147,8 @@ class ConstantBlock:
 def place_constants(program: Program, parameters: bool = False) -> ConstantBlock:
     """A place for every constant that a kernel reads; equal bytes have one.
 
-    `parameters`: also room for what kernels read of parameters, in the order of the plan's numbers, behind the constants.
+    `parameters`: also room for what kernels read of parameters, in the order of the plan's numbers, behind the
+        constants.
     """
     aliases = program.memory.aliases
     places: list[tuple[int, Array, TensorType]] = []
@@ -222,7 +231,9 @@ class Linker:
 
     def calls(self, graph: Graph, steps: Sequence[AnyStep]) -> list[Call]:
         """The steps of a program, or of a body of one of its loops, as calls with places."""
-        return [self.control_call(s, graph) if isinstance(s, ControlStep) else self.kernel_call(s, graph) for s in steps]
+        return [
+            self.control_call(s, graph) if isinstance(s, ControlStep) else self.kernel_call(s, graph) for s in steps
+        ]
 
     def kernel_call(self, s: Step, graph: Graph) -> Call:
         written = stored(s.nest.entry.body)
@@ -273,7 +284,15 @@ class Linker:
     def branch(self, s: ControlStep) -> Branch:
         reads = len(s.params) - len(s.node.outputs)
         then, other = (tuple(self.calls(b.graph, b.steps)) for b in s.bodies)
-        return Branch(self.names[s.group], len(s.params), 0, tuple(range(1, reads)), tuple(range(reads, len(s.params))), then, other)
+        return Branch(
+            self.names[s.group],
+            len(s.params),
+            0,
+            tuple(range(1, reads)),
+            tuple(range(reads, len(s.params))),
+            then,
+            other,
+        )
 
 
 def _bytes(v: Value) -> int:

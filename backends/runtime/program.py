@@ -1,4 +1,5 @@
-"""A linked program's parts as data: where values lie, which calls are made, loops and branches, and what is known of each kernel.
+"""A linked program's parts as data: where values lie, which calls are made, loops and branches, and what is known of
+each kernel.
 
 They come from a scheduled program (`link.py`) or out of a saved model; every backend runs them in its own way.
 """
@@ -14,11 +15,12 @@ CONTROL = "control"  # the choice of what is no kernel but a loop or a branch
 
 @dataclass(frozen=True)
 class Place:
-    """Memory of one argument: `space` is "buffer" (number), "constant" (byte offset), "bound" (number among what is read of parameters),
-    "arena" (slot; offset and size when static).
+    """Memory of one argument: `space` is "buffer" (number), "constant" (byte offset), "bound" (number among what is
+    read of parameters), "arena" (slot; offset and size when static).
 
     `inside`: the byte at which the argument begins within it; the offset of a static plan counts it already.
-    `life`: of a symbolic plan's slot the first and the last step at which its bytes are nobody else's, if that is known.
+    `life`: of a symbolic plan's slot the first and the last step at which its bytes are nobody else's, if that is
+        known.
     """
 
     space: str
@@ -33,9 +35,13 @@ class Place:
         if self.space != other.space or self.space in ("constant", "bound"):
             return False
         if self.space == "buffer":
-            apart = self.nbytes >= 0 <= other.nbytes and (self.inside + self.nbytes <= other.inside or other.inside + other.nbytes <= self.inside)
+            apart = self.nbytes >= 0 <= other.nbytes and (
+                self.inside + self.nbytes <= other.inside or other.inside + other.nbytes <= self.inside
+            )
             return self.number == other.number and not apart
-        if self.offset < 0 or other.offset < 0:  # a symbolic plan: offsets differ from call to call, but never do two slots alive at one step overlap
+        if (
+            self.offset < 0 or other.offset < 0
+        ):  # a symbolic plan: offsets differ from call to call, but never do two slots alive at one step overlap
             a, b = self.life, other.life
             return self.number == other.number or not (a and b and a[0] <= b[1] and b[0] <= a[1])
         return self.offset < other.offset + other.nbytes and other.offset < self.offset + self.nbytes
@@ -43,7 +49,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Call:
-    """One kernel: `writes` are among `args`, those of a loop also the memory that its body uses; `dims` are positions in the dims array."""
+    """One kernel: `writes` are among `args`, those of a loop also the memory that its body uses; `dims` are positions
+    in the dims array.
+    """
 
     symbol: str
     args: tuple[Place, ...]
@@ -73,8 +81,9 @@ class Carried:
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop as a function of `args` pointers. `trips` and `condition` are arguments or None; `length`: iterations at most, None for no bound;
-    `next_condition`: argument of two places of ALIGN bytes."""
+    """A loop as a function of `args` pointers. `trips` and `condition` are arguments or None; `length`: iterations at
+    most, None for no bound; `next_condition`: argument of two places of ALIGN bytes.
+    """
 
     symbol: str
     args: int
@@ -91,7 +100,9 @@ class Loop:
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch as a function of `args` pointers: the body that the condition chooses reads `captured` and writes `made`."""
+    """A branch as a function of `args` pointers: the body that the condition chooses reads `captured` and writes
+    `made`.
+    """
 
     symbol: str
     args: int
@@ -106,7 +117,9 @@ Control = Union[Loop, Branch]
 
 
 def placed(donated: Mapping[int, int], calls: Sequence[Call], inputs: int) -> frozenset[int]:
-    """The outputs that a program of so many inputs writes into the memory of the input that was donated for them: it knows no other place."""
+    """The outputs that a program of so many inputs writes into the memory of the input that was donated for them: it
+    knows no other place.
+    """
     used = {p.number for c in calls for p in c.args if p.space == "buffer"}
     return frozenset(k for k in donated if inputs + k not in used)
 

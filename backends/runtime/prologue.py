@@ -29,7 +29,9 @@ VIEWS = ("reshape", "identity")
 
 @dataclass(frozen=True)
 class Prologue:
-    """`graph` takes the parameters and gives what kernels read, in the order of the table; `types` say how each lies in memory."""
+    """`graph` takes the parameters and gives what kernels read, in the order of the table; `types` say how each lies in
+    memory.
+    """
 
     graph: Graph
     types: tuple[TensorType, ...]
@@ -52,10 +54,13 @@ class Prologue:
         """The arrays of the table, contiguous.
 
         Args:
-            parameters: contiguous arrays of the right types, by the names of the graph's inputs; None for one whose contents do not matter.
+            parameters: contiguous arrays of the right types, by the names of the graph's inputs; None for one whose
+                contents do not matter.
         """
         asked = [(v, parameters[v.name]) for v in self.graph.inputs]
-        given = [np.empty([int(str(d)) for d in v.type.shape], v.type.dtype.numpy) if a is None else a for v, a in asked]
+        given = [
+            np.empty([int(str(d)) for d in v.type.shape], v.type.dtype.numpy) if a is None else a for v, a in asked
+        ]
         own = dict(zip(self.graph.inputs, given))
         made = iter(run(self.graph, given))
         values = [own.get(v, a) for v, a in zip(self.graph.outputs, made)]
@@ -73,7 +78,11 @@ def _seen(v: Value) -> Value:
 
 def _laid(a: Array, t: TensorType, given: list[Array]) -> Array:
     """An array as it lies in memory: as it is where it can be."""
-    if t.layout is None and a.flags.c_contiguous and (a.ctypes.data % ALIGN == 0 or any(np.may_share_memory(a, g) for g in given)):
+    if (
+        t.layout is None
+        and a.flags.c_contiguous
+        and (a.ctypes.data % ALIGN == 0 or any(np.may_share_memory(a, g) for g in given))
+    ):
         return a
     return pack_aligned(a, t)
 

@@ -1,9 +1,10 @@
 """Memory for results: a large block that nobody refers to any more serves the next result that fits.
 
-In: shapes and dtypes. Out: uninitialised arrays of NumPy. Fresh pages come from the system filled with zeros and one fault each, which costs
-two to five times what writing a result into pages that are there does. Blocks come back when their last view is gone; views of an array
-lead to its owner, not to each other, so the owner is no array but a buffer with an end of its own: one of ctypes, which NumPy takes as it is.
-(A large result has just displaced the caches: there this takes 50 us, where `from_buffer` and `weakref.finalize` take 160.)
+In: shapes and dtypes. Out: uninitialised arrays of NumPy. Fresh pages come from the system filled with zeros and one
+fault each, which costs two to five times what writing a result into pages that are there does. Blocks come back when
+their last view is gone; views of an array lead to its owner, not to each other, so the owner is no array but a buffer
+with an end of its own: one of ctypes, which NumPy takes as it is. (A large result has just displaced the caches: there
+this takes 50 us, where `from_buffer` and `weakref.finalize` take 160.)
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Block:
 
 @lru_cache(64)
 def owner_type(nbytes: int) -> type[Any]:
-    """The type of owners of so many bytes at an address: buffers that give their block back when nobody refers to them any more."""
+    """The type of owners of so many bytes at an address: buffers that give their block back when nobody refers to them
+    any more.
+    """
 
     class Owner(ctypes.c_char * nbytes):  # type: ignore[misc]
         home: Results
@@ -106,6 +109,8 @@ def results() -> Results:
 
 
 def maker(outputs: Sequence[tuple[Sequence[int], Any]]) -> Callable[[Sequence[int], Any], Array]:
-    """What makes arrays for these shapes and dtypes: NumPy alone where all are small, since asking each time costs a quick model 3 %."""
+    """What makes arrays for these shapes and dtypes: NumPy alone where all are small, since asking each time costs a
+    quick model 3 %.
+    """
     large = any(math.prod(s) * np.dtype(d).itemsize >= LEAST for s, d in outputs)
     return results().empty if large else np.empty

@@ -1,6 +1,7 @@
 """Logs as a data set: features, seconds and tasks, and predictions for tasks that a model has not seen.
 
-In: tuning logs, packed or not. Out: a Data, of one kind of machine. Features are computed here, not stored: they change with the code.
+In: tuning logs, packed or not. Out: a Data, of one kind of machine. Features are computed here, not stored: they change
+with the code.
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ Array = np.ndarray[Any, Any]
 LOGS = Path(__file__).parent / "logs"
 FOLDS = 5
 LEAST = 4  # trials of a task that is worth learning from
-DOUBTFUL = 20e-6  # seconds: one single number of a GPU below this may be the gap between two graphs of few calls, and says nothing
+# seconds: one single number of a GPU below this may be the gap between two graphs of few calls, and says nothing
+DOUBTFUL = 20e-6
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """Trials of many tasks: features `x`, `seconds` (infinite where one failed), `groups` (numbers of `tasks`, in order), `defaults` (of
-    each task the row of the templates' own choice, -1 where it was not measured), and `choices` for people. Choices that are the same code
-    are one row; `measured` are all of each task."""
+    """Trials of many tasks: features `x`, `seconds` (infinite where one failed), `groups` (numbers of `tasks`, in
+    order), `defaults` (of each task the row of the templates' own choice, -1 where it was not measured), and `choices`
+    for people. Choices that are the same code are one row; `measured` are all of each task.
+    """
 
     x: Array
     seconds: Array
@@ -70,7 +73,9 @@ class Data:
 
 
 def load(kind: str, paths: Sequence[Path] = ()) -> Data:
-    """The data of machines of a kind, "cpu" or "gpu", but for library calls, of which features know nothing. `paths`: default: all logs beside this script."""
+    """The data of machines of a kind, "cpu" or "gpu", but for library calls, of which features know nothing. `paths`:
+    default: all logs beside this script.
+    """
     tasks: dict[str, Task] = {}
     trials: dict[str, dict[Choice, list[Trial]]] = {}
     for path in paths or sorted(LOGS.glob("*.jsonl*")):
@@ -79,7 +84,9 @@ def load(kind: str, paths: Sequence[Path] = ()) -> Data:
             if task.setting.target.startswith("cuda") == (kind == "gpu"):
                 tasks.setdefault(key, task)
                 for t in log.trials.get(key, ()):
-                    if t.choice.template in TEMPLATES and (kind == "cpu" or not t.ok or len(t.seconds) > 1 or t.median > DOUBTFUL):
+                    if t.choice.template in TEMPLATES and (
+                        kind == "cpu" or not t.ok or len(t.seconds) > 1 or t.median > DOUBTFUL
+                    ):
                         trials.setdefault(key, {}).setdefault(t.choice, []).append(t)
     return _data(tasks, trials)
 
@@ -111,7 +118,15 @@ def _data(tasks: dict[str, Task], trials: dict[str, dict[Choice, list[Trial]]]) 
         kept.append(task)
     if not kept:
         raise SystemExit(f"no trials of at least {LEAST} schedules a task in these logs; gather.py measures some")
-    return Data(np.concatenate(xs), *np.array(repeats).T, np.array(groups), tuple(kept), np.array(defaults), tuple(choices), tuple(measured))
+    return Data(
+        np.concatenate(xs),
+        *np.array(repeats).T,
+        np.array(groups),
+        tuple(kept),
+        np.array(defaults),
+        tuple(choices),
+        tuple(measured),
+    )
 
 
 def distinct(found: Mapping[Choice, Sequence[Trial]]) -> list[Choice]:
@@ -123,13 +138,17 @@ def distinct(found: Mapping[Choice, Sequence[Trial]]) -> list[Choice]:
 
 
 def seconds_of(trials: Sequence[Trial]) -> tuple[float, float, float]:
-    """Of a schedule's repeats the median, the shortest of all but the last, and the last; infinite where all trials failed."""
+    """Of a schedule's repeats the median, the shortest of all but the last, and the last; infinite where all trials
+    failed.
+    """
     numbers = max((t.seconds for t in trials if t.ok and t.seconds), key=len, default=(float("inf"),))
     return statistics.median(numbers), min(numbers[:-1] or numbers), numbers[-1]
 
 
 def out_of_fold(data: Data, make: Callable[[], CostModel], folds: int = FOLDS) -> tuple[Array, Array]:
-    """Scores, and their spread, of each row by a model that has not seen its task; the tasks are in random order already."""
+    """Scores, and their spread, of each row by a model that has not seen its task; the tasks are in random order
+    already.
+    """
     scores, spread = np.zeros(len(data.x)), np.zeros(len(data.x))
     names = np.arange(len(data.tasks))
     for k in range(folds):
@@ -147,11 +166,13 @@ def calibrated(data: Data, scores: Array) -> float:
     return unit_of(scores, np.zeros_like(scores), speeds(data.seconds, data.groups), data.groups)
 
 
-# --- how good scores are ------------------------------------------------------------------------------------------------------
+# --- how good scores are ----------------------------------------------------------------------------------------------
 
 
 def shares(data: Data, rows: Array) -> Array:
-    """Rows of a task in the order of measuring: after each, the best picked so far as a share of the best of all, at most 1."""
+    """Rows of a task in the order of measuring: after each, the best picked so far as a share of the best of all, at
+    most 1.
+    """
     first = np.minimum.accumulate(data.pick[rows])
     at = np.maximum.accumulate(np.where(data.pick[rows] == first, np.arange(len(rows)), 0))
     judged = data.judge[rows][at]
@@ -160,13 +181,17 @@ def shares(data: Data, rows: Array) -> Array:
 
 def reached(data: Data, scores: Array, counts: Iterable[int]) -> dict[int, Array]:
     """Of each task the best of the `count` schedules with the highest scores, as a share of the best speed measured."""
-    found = [shares(data, rows[np.argsort(-scores[rows], kind="stable")]) for rows in map(data.rows, range(len(data.tasks)))]
+    found = [
+        shares(data, rows[np.argsort(-scores[rows], kind="stable")]) for rows in map(data.rows, range(len(data.tasks)))
+    ]
     return {n: np.array([s[min(n, len(s)) - 1] for s in found]) for n in counts}
 
 
 def trials_to(data: Data, scores: Array, share: float = 0.95) -> Array:
     """Of each task the trials until one reaches a share of the best speed."""
-    found = [shares(data, rows[np.argsort(-scores[rows], kind="stable")]) for rows in map(data.rows, range(len(data.tasks)))]
+    found = [
+        shares(data, rows[np.argsort(-scores[rows], kind="stable")]) for rows in map(data.rows, range(len(data.tasks)))
+    ]
     return np.array([1.0 + np.argmax(s >= share) for s in found])
 
 
@@ -192,7 +217,9 @@ class Gain:
 
 
 def gains(data: Data, scores: Array, spread: Array, margins: Iterable[float], template: str = "") -> list[Gain]:
-    """`template`: only tasks whose default is of it. A choice that does not build counts as FAILED times the default's time."""
+    """`template`: only tasks whose default is of it. A choice that does not build counts as FAILED times the default's
+    time.
+    """
     picks = []
     for g in range(len(data.tasks)):
         d = data.defaults[g]
@@ -201,25 +228,38 @@ def gains(data: Data, scores: Array, spread: Array, margins: Iterable[float], te
         rows = data.rows(g)
         best = rows[np.argmax(scores[rows] - spread[rows])]
         seconds = data.seconds[best] if np.isfinite(data.seconds[best]) else FAILED * data.seconds[d]
-        picks.append((scores[best] - scores[d] - np.hypot(spread[best], spread[d]) if best != d else -np.inf, data.seconds[d] / seconds))
+        picks.append(
+            (
+                scores[best] - scores[d] - np.hypot(spread[best], spread[d]) if best != d else -np.inf,
+                data.seconds[d] / seconds,
+            )
+        )
     sure, ratio = np.array(picks).reshape(-1, 2).T
     out = []
     for margin in margins:
         r = np.where(sure > margin, ratio, 1.0)
         mean = float(np.exp(np.log(r).mean())) if len(r) else 1.0
-        out.append(Gain(margin, len(r), float((sure > margin).mean()), mean, float((r < 0.98).mean()), float(r.min(initial=1.0))))
+        out.append(
+            Gain(
+                margin, len(r), float((sure > margin).mean()), mean, float((r < 0.98).mean()), float(r.min(initial=1.0))
+            )
+        )
     return out
 
 
-MARGINS = tuple(float(np.log1p(m)) for m in (0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3))  # less is within the noise of what was measured
+MARGINS = tuple(
+    float(np.log1p(m)) for m in (0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3)
+)  # less is within the noise of what was measured
 FAILED = 4.0
 LOSS = 2.0  # how much a task that gets slower counts against those that get faster
 ENOUGH = 20  # tasks that say what a model is worth
 
 
 def best_margin(found: Sequence[Gain]) -> float:
-    """The margin of the largest mean, the tasks that get slower counted against it, more where one gets much slower; infinite where none is
-    worth it. Who compiles without tuning never asked for a risk, so that losses weigh more than what is won."""
+    """The margin of the largest mean, the tasks that get slower counted against it, more where one gets much slower;
+    infinite where none is worth it. Who compiles without tuning never asked for a risk, so that losses weigh more than
+    what is won.
+    """
     worth, margin = max((g.mean - LOSS * g.slower * (1 - np.log(g.worst)), g.margin) for g in found)
     return margin if worth > 1.0 and found[0].tasks >= ENOUGH else float("inf")
 

@@ -1,11 +1,13 @@
-"""How good the cost model is on kernels that it has not seen: tables out of the logs beside this script, five-fold by tasks.
+"""How good the cost model is on kernels that it has not seen: tables out of the logs beside this script, five-fold by
+tasks.
 
     python benchmarks/autotune/evaluate.py cpu [--objective gain]
     python benchmarks/autotune/evaluate.py cpu --whole LOG        the model of those logs on tasks of this one, whose whole spaces were measured,
                                                                   and a search that begins with it and learns from what it measures
 
-The goal: the 8 best of a model's list hold a schedule of at least 95 % of the best measured speed for 90 % of the tasks, and it needs a fifth
-of the trials that a random order needs until it gets there. `gather.py --seed 1 --each 512` measures whole spaces of other workloads.
+The goal: the 8 best of a model's list hold a schedule of at least 95 % of the best measured speed for 90 % of the
+tasks, and it needs a fifth of the trials that a random order needs until it gets there. `gather.py --seed 1 --each 512`
+measures whole spaces of other workloads.
 """
 
 from __future__ import annotations
@@ -36,17 +38,24 @@ MORE_COUNTS = (*COUNTS, 32, 64, 128)  # of whole spaces
 WHOLE = 0.95  # share of a space that was measured, which counts as all of it
 GOOD = 0.95
 DRAWS = 20  # of random orders
-BATCH, SEARCHED = 4, 64  # schedules that a search measures before it learns, and in all; what is left comes in the model's order
+BATCH, SEARCHED = (
+    4,
+    64,
+)  # schedules that a search measures before it learns, and in all; what is left comes in the model's order
 FIRST = 1e6  # more than there are schedules, or between two scores
 
 
 def template_order(data: Data) -> Array:
-    """The templates' own order as scores: schedules in the order in which their log has them, which is that of the space."""
+    """The templates' own order as scores: schedules in the order in which their log has them, which is that of the
+    space.
+    """
     return -np.arange(len(data.x), dtype=float)
 
 
 def searched(data: Data, model: CostModel) -> Array:
-    """The order in which a search goes through the schedules, as scores: it begins with the default and learns from each batch."""
+    """The order in which a search goes through the schedules, as scores: it begins with the default and learns from
+    each batch.
+    """
     scores = model.predict(data.x) - FIRST
     for g, task in enumerate(data.tasks):
         rows = data.rows(g)
@@ -56,7 +65,9 @@ def searched(data: Data, model: CostModel) -> Array:
         while done < SEARCHED and (batch := search.propose(BATCH)):
             for c in batch:
                 seconds = float(data.pick[at[c]])
-                search.add([Trial(task.key, c, OK, (seconds,)) if np.isfinite(seconds) else Trial(task.key, c, "build")])
+                search.add(
+                    [Trial(task.key, c, OK, (seconds,)) if np.isfinite(seconds) else Trial(task.key, c, "build")]
+                )
                 scores[at[c]] = -done
                 done += 1
     return scores
@@ -64,7 +75,8 @@ def searched(data: Data, model: CostModel) -> Array:
 
 def curves(data: Data, models: dict[str, Array], counts: tuple[int, ...] = COUNTS) -> Table:
     table = Table(
-        title=f"{len(data.tasks)} tasks, {len(data.x)} trials: share of the best speed after so many trials, mean of tasks (part of tasks at {GOOD:.0%})"
+        title=f"{len(data.tasks)} tasks, {len(data.x)} trials: share of the best speed after so many trials, mean of "
+        f"tasks (part of tasks at {GOOD:.0%})"
     )
     table.add_column("ranked by")
     for n in counts:
@@ -86,7 +98,17 @@ def _cell(shares: Array) -> str:
 
 def by_kind(data: Data, scores: Array) -> Table:
     table = Table(title="by kind of problem and template of the default")
-    for column in ("kind", "template", "tasks", "trials", "top 1", "top 8", "default", f"trials to {GOOD:.0%}", "at random"):
+    for column in (
+        "kind",
+        "template",
+        "tasks",
+        "trials",
+        "top 1",
+        "top 8",
+        "default",
+        f"trials to {GOOD:.0%}",
+        "at random",
+    ):
         table.add_column(column, justify="left" if column in ("kind", "template") else "right")
     top, trials, chance = (
         reached(data, scores, (1, 8)),
@@ -101,7 +123,13 @@ def by_kind(data: Data, scores: Array) -> Table:
     for (kind, template), found in sorted(of.items()):
         at = np.array(found)
         share = [_of_best(data, g) for g in found if data.defaults[g] >= 0]
-        row = (str(len(at)), str(sum(len(data.rows(g)) for g in found)), _cell(top[1][at]), _cell(top[8][at]), _cell(np.array(share or [0.0])))
+        row = (
+            str(len(at)),
+            str(sum(len(data.rows(g)) for g in found)),
+            _cell(top[1][at]),
+            _cell(top[8][at]),
+            _cell(np.array(share or [0.0])),
+        )
         table.add_row(kind, template, *row, f"{trials[at].mean():.2f}", f"{chance[at].mean():.2f}")
     return table
 
@@ -114,7 +142,8 @@ def _of_best(data: Data, g: int) -> float:
 
 def margins(data: Data, scores: Array, spread: Array) -> Table:
     table = Table(
-        title="taking the model's choice instead of the template's, where the gain is sure to exceed a margin; at last that of each template"
+        title="taking the model's choice instead of the template's, where the gain is sure to exceed a margin; at last "
+        "that of each template"
     )
     for column in ("margin", "template", "tasks", "changed", "mean speed-up", "slower by 2 %", "worst"):
         table.add_column(column, justify="left" if column == "template" else "right")
@@ -127,7 +156,9 @@ def margins(data: Data, scores: Array, spread: Array) -> Table:
 
 
 def measured_whole(data: Data) -> Data:
-    """Without the tasks that the time did not suffice for. What `gather` takes for hopeless was never to be measured."""
+    """Without the tasks that the time did not suffice for. What `gather` takes for hopeless was never to be
+    measured.
+    """
     groups = []
     for g, task in enumerate(data.tasks):
         machine = machine_of(task.setting.target)
@@ -147,7 +178,12 @@ def evaluate_whole(kind: str, logs: list[Path], whole: list[Path], console: Cons
     data = data.only(np.array([g for g, t in enumerate(data.tasks) if t.key not in seen], int))[0]
     model = fresh().fit(known.x, known.seconds, known.groups)
     scores = model.predict(data.x)
-    ranked = {"model": scores, "search": searched(data, model), "roofline": Analytic().predict(data.x), "templates": template_order(data)}
+    ranked = {
+        "model": scores,
+        "search": searched(data, model),
+        "roofline": Analytic().predict(data.x),
+        "templates": template_order(data),
+    }
     console.print(curves(data, ranked, MORE_COUNTS))
     console.print(by_kind(data, scores))
 
@@ -157,7 +193,9 @@ def main() -> None:
     ap.add_argument("kind", choices=("cpu", "gpu"))
     ap.add_argument("logs", nargs="*", type=Path)
     ap.add_argument("--objective", nargs="+", default=["rank"], choices=("rank", "gain"))
-    ap.add_argument("--least", type=int, default=16, help="trials of a task that is evaluated: of few, any 8 hold a good one")
+    ap.add_argument(
+        "--least", type=int, default=16, help="trials of a task that is evaluated: of few, any 8 hold a good one"
+    )
     ap.add_argument("--whole", nargs="+", type=Path, help="logs of tasks that are evaluated, and not trained on")
     a = ap.parse_args()
     console = Console(width=200)
@@ -168,7 +206,9 @@ def main() -> None:
     found = {f"model ({o})": out_of_fold(data, lambda o=o: fresh(o)) for o in a.objective}
     units = {name: calibrated(data, scores) for name, (scores, _) in found.items()}
     data, rows = data.wide(a.least)
-    scored = {name: (scores[rows] * units[name], spread[rows] * units[name]) for name, (scores, spread) in found.items()}
+    scored = {
+        name: (scores[rows] * units[name], spread[rows] * units[name]) for name, (scores, spread) in found.items()
+    }
     ranked = {name: scores for name, (scores, _) in scored.items()}
     console.print(curves(data, {**ranked, "roofline": Analytic().predict(data.x), "templates": template_order(data)}))
     for name, (scores, spread) in scored.items():

@@ -3,9 +3,10 @@
     python benchmarks/autotune/gather.py --target llvm --seconds 600 --out benchmarks/autotune/logs/znver5.jsonl
     python3 benchmarks/autotune/gather.py --target cuda --seconds 500 --out h200.jsonl           on a machine with a GPU
 
-Run again with the same --out it goes on where it stopped. Of each task's space the default, the templates' other guesses, what the
-roofline takes for fast and a sample of the rest are measured, `--each` in all. Tasks go in groups: while one group is measured, the defaults
-of the next one are too, and a schedule that is more than LIMIT times slower than its task's best stops early.
+Run again with the same --out it goes on where it stopped. Of each task's space the default, the templates' other
+guesses, what the roofline takes for fast and a sample of the rest are measured, `--each` in all. Tasks go in groups:
+while one group is measured, the defaults of the next one are too, and a schedule that is more than LIMIT times slower
+than its task's best stops early.
 """
 
 from __future__ import annotations
@@ -33,14 +34,21 @@ from dnnc.autotune.search.trial import Request, Trial
 from dnnc.ir.errors import DnncError
 from dnnc.passes.schedule.problem import Choice
 
-GROUP = {"cpu": 8, "gpu": 24}  # tasks whose schedules are measured together: while they are, builders do not wait for others
+GROUP = {
+    "cpu": 8,
+    "gpu": 24,
+}  # tasks whose schedules are measured together: while they are, builders do not wait for others
 LIMIT = 5.0  # times the default, past which measuring one stops early
-HOPELESS = 20.0  # times the roofline's estimate of the default: schedules that only take time; one of each template tells the model of them
+# times the roofline's estimate of the default: schedules that only take time; one of each template tells the model of
+# them
+HOPELESS = 20.0
 TELL = 10.0  # seconds between lines of progress
 
 
 def hopeful(found: list[Choice], seconds: list[float]) -> tuple[list[Choice], list[float]]:
-    """Choices, with their estimates, without those that are estimated to be far slower than the default, but for one of each template."""
+    """Choices, with their estimates, without those that are estimated to be far slower than the default, but for one of
+    each template.
+    """
     out: dict[Choice, float] = {}
     slow: set[str] = set()
     for c, s in zip(found, seconds):
@@ -51,8 +59,9 @@ def hopeful(found: list[Choice], seconds: list[float]) -> tuple[list[Choice], li
 
 
 def sample(found: list[Choice], seconds: list[float], count: int, key: str) -> list[Choice]:
-    """A third each: the beginning of the list (the default and the templates' guesses), what is estimated to be fast, and others at random;
-    the same for the same task."""
+    """A third each: the beginning of the list (the default and the templates' guesses), what is estimated to be fast,
+    and others at random; the same for the same task.
+    """
     third = max(count // 3, 1)
     picked = list(range(min(third, len(found))))
     picked += [k for k in sorted(range(len(found)), key=lambda k: seconds[k]) if k >= third][:third]
@@ -62,7 +71,9 @@ def sample(found: list[Choice], seconds: list[float], count: int, key: str) -> l
 
 
 def settled(trials: Iterable[Trial]) -> set[Choice]:
-    """What need not be measured again. One number alone may be an interruption by something else, which ended the measuring: it is tried twice."""
+    """What need not be measured again. One number alone may be an interruption by something else, which ended the
+    measuring: it is tried twice.
+    """
     found: dict[Choice, list[Trial]] = {}
     for t in trials:
         found.setdefault(t.choice, []).append(t)
@@ -106,7 +117,9 @@ class Gathering:
                 yield from tasks(workload(kind, number, self.args.seed), self.setting)
 
     def changed(self) -> Iterator[Task]:
-        """Of the tasks of other logs those that are lowered to another kernel today, so that what was measured says nothing of them."""
+        """Of the tasks of other logs those that are lowered to another kernel today, so that what was measured says
+        nothing of them.
+        """
         for task in self.renewed:
             now = task.renewed()
             if now.key != task.key and self.args.only in task.name:
@@ -116,7 +129,9 @@ class Gathering:
         try:
             problem = task.rebuilt[2]
             found, work = space(problem, self.templates), work_of(problem)
-            return sample(*hopeful(found, [plan(work, c, self.machine.limits).seconds for c in found]), self.args.each, task.key)
+            return sample(
+                *hopeful(found, [plan(work, c, self.machine.limits).seconds for c in found]), self.args.each, task.key
+            )
         except DnncError as e:
             print(f"no space for {task.name} {task.key[:12]}: {e}", file=sys.stderr)
             return []
@@ -125,7 +140,11 @@ class Gathering:
         """Until the time is over or everything has been measured."""
         todo = self.todo()
         group: list[tuple[Task, list[Choice]]] = []
-        runner = ProcessRunner(self.args.target, tuple(self.args.devices), **({"builders": self.args.builders} if self.args.builders else {}))
+        runner = ProcessRunner(
+            self.args.target,
+            tuple(self.args.devices),
+            **({"builders": self.args.builders} if self.args.builders else {}),
+        )
         try:
             while self.left > 0:
                 following = list(islice(todo, GROUP[self.machine.limits.kind]))
@@ -141,11 +160,15 @@ class Gathering:
             runner.close()
         self.tell(last=True)
 
-    def requests(self, group: list[tuple[Task, list[Choice]]], following: list[tuple[Task, list[Choice]]]) -> list[Request]:
+    def requests(
+        self, group: list[tuple[Task, list[Choice]]], following: list[tuple[Task, list[Choice]]]
+    ) -> list[Request]:
         out = []
         for task, choices in group:
             best = self.best.get(task.key, float("inf"))
-            out += [Request(task, c, None if best == float("inf") else LIMIT * best, self.args.repeats) for c in choices]
+            out += [
+                Request(task, c, None if best == float("inf") else LIMIT * best, self.args.repeats) for c in choices
+            ]
         return out + [Request(task, choices[0], None, self.args.repeats) for task, choices in following]
 
     def measured(self, runner: ProcessRunner, requests: list[Request]) -> bool:
@@ -166,7 +189,11 @@ class Gathering:
     def tell(self, last: bool = False) -> None:
         self.told = time.monotonic()
         states = ", ".join(f"{n} {s}" for s, n in self.counts.most_common())
-        print(f"{self.told - self.begun:6.0f} s: {len(self.best)} tasks; {states or 'nothing measured'}{'; done' if last else ''}", flush=True)
+        print(
+            f"{self.told - self.begun:6.0f} s: {len(self.best)} tasks; "
+            f"{states or 'nothing measured'}{'; done' if last else ''}",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -179,7 +206,13 @@ def main() -> None:
     ap.add_argument("--start", type=int, default=0, help="the first one")
     ap.add_argument("--seed", type=int, default=0)
     ap.add_argument("--only", default="", help="part of a family's name")
-    ap.add_argument("--renew", nargs="*", type=Path, default=[], help="logs of which those tasks are measured again whose kernels have changed since")
+    ap.add_argument(
+        "--renew",
+        nargs="*",
+        type=Path,
+        default=[],
+        help="logs of which those tasks are measured again whose kernels have changed since",
+    )
     ap.add_argument("--repeats", type=int, default=3)
     ap.add_argument("--builders", type=int, default=0, help="processes that compile; as many as suit the machine")
     ap.add_argument("--devices", type=int, nargs="+", default=[0])

@@ -2,11 +2,13 @@
 
     python benchmarks/autotune/scaling.py --target cuda --devices 0 1
 
-Schedules of random workloads are built and measured twice, by a new runner each time, with as many builders: by the first device alone, and
-by all. As in a search the default of each kernel comes first, before the clock, and a schedule that takes more than EARLY_STOP times as long ends
-early: without that, one kernel of seconds keeps a device for as long as all others together. `building` is how busy the builders were: near 100 %
-more of them would help, and not more devices. `agree`: of the schedules that were measured both times, how far apart the two medians are, in the
-middle of the list and at its 90th percentile; devices must not disturb each other. `--ray` adds a row for a Ray cluster of this host alone, with all its devices.
+Schedules of random workloads are built and measured twice, by a new runner each time, with as many builders: by the
+first device alone, and by all. As in a search the default of each kernel comes first, before the clock, and a schedule
+that takes more than EARLY_STOP times as long ends early: without that, one kernel of seconds keeps a device for as long
+as all others together. `building` is how busy the builders were: near 100 % more of them would help, and not more
+devices. `agree`: of the schedules that were measured both times, how far apart the two medians are, in the middle of
+the list and at its 90th percentile; devices must not disturb each other. `--ray` adds a row for a Ray cluster of this
+host alone, with all its devices.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ def some_requests(found: Sequence[Task], each: int, repeats: int) -> list[Reques
 
 
 def run(name: str, runner: Runner, requests: Sequence[Request]) -> Row:
-    """Measure with a runner all of whose processes have worked already; what one repeat told them is not enough for the requests of three."""
+    """Measure with a runner all of whose processes have worked already; what one repeat told them is not enough for the
+    requests of three.
+    """
     try:
         defaults = list({r.task.key: replace(r, repeats=1) for r in reversed(requests)}.values())
         best = {t.task: t.median for t in runner.measure(defaults) if t.ok}
@@ -84,14 +88,21 @@ def run(name: str, runner: Runner, requests: Sequence[Request]) -> Row:
 
 def agreement(one: Medians, other: Medians) -> str:
     """How far apart the times of the same schedules are."""
-    ratios = sorted(max(one[k], other[k]) / min(one[k], other[k]) - 1 for k in one.keys() & other.keys() if min(one[k], other[k]) > 0)
+    ratios = sorted(
+        max(one[k], other[k]) / min(one[k], other[k]) - 1
+        for k in one.keys() & other.keys()
+        if min(one[k], other[k]) > 0
+    )
     if not ratios:
         return "-"
     return f"{statistics.median(ratios) * 100:.1f} %, {ratios[int(len(ratios) * 0.9)] * 100:.1f} %"
 
 
 def show(rows: Sequence[Row], builders: int) -> None:
-    print(f"{'measured by':<24} {'trials':>7} {'ok':>5} {'seconds':>8} {'trials/s':>9} {'speed-up':>9} {'building':>9}  agree with the first row")
+    print(
+        f"{'measured by':<24} {'trials':>7} {'ok':>5} {'seconds':>8} {'trials/s':>9} {'speed-up':>9} {'building':>9}  "
+        "agree with the first row"
+    )
     first = rows[0]
     for r in rows:
         building = sum(t.compile_seconds for t in r.trials) / (builders * r.seconds)
@@ -106,14 +117,19 @@ def main() -> None:
     ap.add_argument("--tasks", type=int, default=24)
     ap.add_argument("--each", type=int, default=16, help="schedules of a task")
     ap.add_argument("--repeats", type=int, default=3, help="of a schedule, 2 at least")
-    ap.add_argument("--builders", type=int, default=os.cpu_count() or 1, help="processes that compile, of all devices together")
+    ap.add_argument(
+        "--builders", type=int, default=os.cpu_count() or 1, help="processes that compile, of all devices together"
+    )
     ap.add_argument("--seed", type=int, default=1)
     ap.add_argument("--ray", action="store_true", help="a row for a Ray cluster of this host")
     a = ap.parse_args()
     machine = machine_of(a.target)
     kind = a.target.split()[0].split(":")[0]
     requests = some_requests(some_tasks(kind, Setting(machine.text), a.tasks, a.seed), a.each, a.repeats)
-    print(f"{machine.name}, {machine.text}: {len(requests)} schedules of {a.tasks} kernels, {a.repeats} repeats, {a.builders} builders")
+    print(
+        f"{machine.name}, {machine.text}: {len(requests)} schedules of {a.tasks} kernels, {a.repeats} repeats, "
+        f"{a.builders} builders"
+    )
     groups = [a.devices[:1], a.devices] if kind == "cuda" and len(a.devices) > 1 else [a.devices[:1]]
     rows = []
     for devices in groups:

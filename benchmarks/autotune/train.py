@@ -2,7 +2,8 @@
 
     python benchmarks/autotune/train.py cpu            writes autotune/pretrained/cpu.npz
 
-The unit of its scores and the margins from which `choose` believes it come from predictions for tasks that were not trained on.
+The unit of its scores and the margins from which `choose` believes it come from predictions for tasks that were not
+trained on.
 """
 
 from __future__ import annotations

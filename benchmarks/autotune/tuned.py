@@ -1,10 +1,12 @@
-"""Whole models by three kinds of schedules: the templates' own, those that the cost model picks without measuring, and tuned ones.
+"""Whole models by three kinds of schedules: the templates' own, those that the cost model picks without measuring, and
+tuned ones.
 
     python benchmarks/autotune/tuned.py --models DIR --set resnet50,bert_base --target llvm --budget 120
     python3 benchmarks/autotune/tuned.py --models DIR --set resnet50 --target cuda --precision float16 --budget 120
 
-DIR is made by `python benchmarks/zoo build DIR`. Outputs of all three are compared, relative to the largest element, then their calls are timed in
-turns. Ratios are speeds: the templates' time over the untuned one, the untuned time over the tuned one. `--budget 0` leaves tuning out.
+DIR is made by `python benchmarks/zoo build DIR`. Outputs of all three are compared, relative to the largest element,
+then their calls are timed in turns. Ratios are speeds: the templates' time over the untuned one, the untuned time over
+the tuned one. `--budget 0` leaves tuning out.
 """
 
 from __future__ import annotations
@@ -32,7 +34,13 @@ from dnnc import tune_option as tuned  # noqa: E402
 from dnnc.ir.graph import identifier  # noqa: E402
 from dnnc.passes.schedule.step import first_choice  # noqa: E402
 
-BOUNDS = {None: 1e-4, "float32": 1e-4, "float16": 5e-2, "bfloat16": 2e-1, "tf32": 2e-2}  # of outputs against each other; halves on drawn weights
+BOUNDS = {
+    None: 1e-4,
+    "float32": 1e-4,
+    "float16": 5e-2,
+    "bfloat16": 2e-1,
+    "tf32": 2e-2,
+}  # of outputs against each other; halves on drawn weights
 KINDS = ("templates", "untuned", "tuned")
 Call = Callable[[], Any]
 
@@ -61,11 +69,21 @@ def by_templates(model: Any, options: dict[str, Any]) -> Any:
 def measure(folder: Path, row: dict[str, Any], a: argparse.Namespace, cache: str) -> dict[str, Any]:
     model, inputs = zoo.load(folder, row), zoo.make_inputs(row)
     precision = None if row.get("half") else a.precision
-    options = {"target": a.target, "precision": precision, "threads": a.threads, "cache": cache, "dims": named_dims(model, row)}
+    options = {
+        "target": a.target,
+        "precision": precision,
+        "threads": a.threads,
+        "cache": cache,
+        "dims": named_dims(model, row),
+    }
     made = {"templates": by_templates(model, options)}
     start = time.perf_counter()
     made["untuned"] = dnnc.compile(model, **options)
-    out: dict[str, Any] = {"name": row["name"], "batch": row["inputs"][0]["shape"][0], "compile_s": time.perf_counter() - start}
+    out: dict[str, Any] = {
+        "name": row["name"],
+        "batch": row["inputs"][0]["shape"][0],
+        "compile_s": time.perf_counter() - start,
+    }
     if a.budget:
         start = time.perf_counter()
         found = dnnc.tune(model, budget=a.budget, log=a.log, **options)
@@ -118,20 +136,37 @@ def ratio(row: dict[str, Any], slow: str, fast: str) -> float:
 
 
 def report(rows: list[dict[str, Any]]) -> str:
-    lines = ["| model | batch | error | templates ms | untuned ms | tuned ms | untuned against templates | tuned against untuned | trials | tuning |"]
+    lines = [
+        "| model | batch | error | templates ms | untuned ms | tuned ms | untuned against templates | tuned against "
+        "untuned | trials | tuning |"
+    ]
     lines.append("|---" * 10 + "|")
     for r in rows:
         ms = [f"{statistics.median(r['ms'][k]):.4g}" if k in r["ms"] else "" for k in KINDS]
         gain = f"{ratio(r, 'untuned', 'tuned'):.3f}" if "tuned" in r["ms"] else ""
         more = [str(r.get("trials", "")), f"{r['tune_s']:.0f} s" if "tune_s" in r else ""]
         lines.append(
-            "| " + " | ".join([r["name"], str(r["batch"]), f"{r['error']:.1e}", *ms, f"{ratio(r, 'templates', 'untuned'):.3f}", gain, *more]) + " |"
+            "| "
+            + " | ".join(
+                [
+                    r["name"],
+                    str(r["batch"]),
+                    f"{r['error']:.1e}",
+                    *ms,
+                    f"{ratio(r, 'templates', 'untuned'):.3f}",
+                    gain,
+                    *more,
+                ]
+            )
+            + " |"
         )
     means = [f"untuned against templates {geometric_mean([ratio(r, 'templates', 'untuned') for r in rows]):.3f}"]
     both = [r for r in rows if "tuned" in r["ms"]]
     if both:
         means.append(f"tuned against untuned {geometric_mean([ratio(r, 'untuned', 'tuned') for r in both]):.3f}")
-    return "\n".join([*lines, "", f"geometric means: {', '.join(means)}; {sum(r['right'] for r in rows)} of {len(rows)} right"])
+    return "\n".join(
+        [*lines, "", f"geometric means: {', '.join(means)}; {sum(r['right'] for r in rows)} of {len(rows)} right"]
+    )
 
 
 def main() -> int:
@@ -152,7 +187,9 @@ def main() -> int:
         for name in a.set.split(","):
             rows.append(measure(a.models, known[name], a, cache))
             print(
-                {k: v for k, v in rows[-1].items() if k != "ms"}, {k: f"{statistics.median(v):.4g} ms" for k, v in rows[-1]["ms"].items()}, flush=True
+                {k: v for k, v in rows[-1].items() if k != "ms"},
+                {k: f"{statistics.median(v):.4g} ms" for k, v in rows[-1]["ms"].items()},
+                flush=True,
             )
             if a.json:
                 a.json.write_text(json.dumps(rows, indent=1))

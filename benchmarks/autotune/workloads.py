@@ -1,8 +1,8 @@
 """Kernels of shapes that nobody chose, from which the cost model learns: what gather.py measures.
 
-In: a kind of target, a seed. Out: workloads, each a graph as text with one or a few kernels, and the tasks of such a graph. Families take
-turns, and each workload is drawn from its own number alone: every prefix of the list is a balanced sample, and the list never changes
-when it is made longer. No shape comes from a model.
+In: a kind of target, a seed. Out: workloads, each a graph as text with one or a few kernels, and the tasks of such a
+graph. Families take turns, and each workload is drawn from its own number alone: every prefix of the list is a balanced
+sample, and the list never changes when it is made longer. No shape comes from a model.
 """
 
 from __future__ import annotations
@@ -25,12 +25,16 @@ from dnnc.passes.planning.memory_plan import plan_memory
 from dnnc.passes.planning.program import plan_region
 
 Rng = np.random.Generator
-WEIGHT_PERIOD = 65_537  # numbers after which constants repeat: their values do not matter, and drawing millions takes time
+WEIGHT_PERIOD = (
+    65_537  # numbers after which constants repeat: their values do not matter, and drawing millions takes time
+)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How large kernels of a kind of target are: FLOPs of contractions, elements of everything else, bytes of all operands at most."""
+    """How large kernels of a kind of target are: FLOPs of contractions, elements of everything else, bytes of all
+    operands at most.
+    """
 
     flops: tuple[float, float]
     elements: tuple[float, float]
@@ -77,7 +81,7 @@ class _Weights(Mapping[str, np.ndarray[Any, Any]]):
         return len(self.types)
 
 
-# --- drawing ------------------------------------------------------------------------------------------------------------------
+# --- drawing ----------------------------------------------------------------------------------------------------------
 
 
 def size(rng: Rng, low: float, high: float, multiple: int = 16) -> int:
@@ -87,7 +91,9 @@ def size(rng: Rng, low: float, high: float, multiple: int = 16) -> int:
 
 
 def fitting(rng: Rng, s: Scale, work: tuple[float, float], draw: Callable[[], tuple[float, float, str]]) -> str:
-    """Draw (work, bytes, text) until the work is near one that is drawn log-uniformly, and the operands are not too large."""
+    """Draw (work, bytes, text) until the work is near one that is drawn log-uniformly, and the operands are not too
+    large.
+    """
     want = float(np.exp(rng.uniform(*np.log(work))))
     best, text = float("inf"), ""
     for _ in range(400):
@@ -101,7 +107,9 @@ def fitting(rng: Rng, s: Scale, work: tuple[float, float], draw: Callable[[], tu
 
 
 def after(rng: Rng, shape: str, channels: str, dtype: str, kinds: int = 5) -> tuple[list[str], list[str], list[str]]:
-    """What follows a contraction: inputs, constants and lines from `h` to `y`. `shape`: of the result; `channels`: that broadcasts along it."""
+    """What follows a contraction: inputs, constants and lines from `h` to `y`. `shape`: of the result; `channels`: that
+    broadcasts along it.
+    """
     kind = int(rng.integers(kinds))
     act = str(rng.choice(("relu", "relu", "gelu", "sigmoid", "tanh", "swish")))
     if kind == 0:
@@ -129,7 +137,7 @@ def text_of(inputs: list[str], constants: list[str], lines: list[str]) -> str:
     return f"def g({head}):\n" + "".join(f"    {x}\n" for x in lines) + "    return y\n"
 
 
-# --- families -----------------------------------------------------------------------------------------------------------------
+# --- families ---------------------------------------------------------------------------------------------------------
 
 
 def dense(rng: Rng, s: Scale, dtype: str, rows: tuple[int, int] = (5, 4096), sides: tuple[int, int] = (8, 6144)) -> str:
@@ -139,7 +147,9 @@ def dense(rng: Rng, s: Scale, dtype: str, rows: tuple[int, int] = (5, 4096), sid
     def draw() -> tuple[float, float, str]:
         m, n, k = size(rng, *rows), size(rng, *sides), size(rng, *sides)
         more, constants, lines = after(rng, f"{m}, {n}", f"{n}", dtype)
-        text = text_of([f"x: {dtype}[{m}, {k}]", *more], [f"w: {dtype}[{k}, {n}]", *constants], ["h = matmul(x, w)", *lines])
+        text = text_of(
+            [f"x: {dtype}[{m}, {k}]", *more], [f"w: {dtype}[{k}, {n}]", *constants], ["h = matmul(x, w)", *lines]
+        )
         return 2.0 * m * n * k, b * (m * k + k * n + 2.0 * m * n), text
 
     return fitting(rng, s, s.flops, draw)
@@ -160,7 +170,14 @@ def products(rng: Rng, s: Scale, dtype: str) -> str:
     return fitting(rng, s, s.flops, draw)
 
 
-def conv(rng: Rng, s: Scale, dtype: str, taps: tuple[int, ...], strides: tuple[int, ...], channels: tuple[int, int] = (8, 768)) -> str:
+def conv(
+    rng: Rng,
+    s: Scale,
+    dtype: str,
+    taps: tuple[int, ...],
+    strides: tuple[int, ...],
+    channels: tuple[int, int] = (8, 768),
+) -> str:
     """A convolution of square windows, dense in its channels."""
     b = BY_NAME[dtype].bytes
 
@@ -178,7 +195,9 @@ def conv(rng: Rng, s: Scale, dtype: str, taps: tuple[int, ...], strides: tuple[i
         more, constants, lines = after(rng, f"{n}, {o}, {hh}, {ww}", f"{o}, 1, 1", dtype)
         attrs = f"strides=({t}, {t}), pads=({p}, {p}, {p}, {p})" + (f", dilations=({d}, {d})" if d > 1 else "")
         text = text_of(
-            [f"x: {dtype}[{n}, {c}, {h}, {w}]", *more], [f"w: {dtype}[{o}, {c}, {r}, {r}]", *constants], [f"h = conv(x, w, {attrs})", *lines]
+            [f"x: {dtype}[{n}, {c}, {h}, {w}]", *more],
+            [f"w: {dtype}[{o}, {c}, {r}, {r}]", *constants],
+            [f"h = conv(x, w, {attrs})", *lines],
         )
         return 2.0 * n * o * c * r * r * hh * ww, b * (n * c * h * w + o * c * r * r + 2.0 * n * o * hh * ww), text
 
@@ -197,7 +216,9 @@ def depthwise(rng: Rng, s: Scale, dtype: str) -> str:
         hh, ww = ((x + 2 * p - r) // t + 1 for x in (h, w))
         _, constants, lines = after(rng, f"{n}, {c}, {hh}, {ww}", f"{c}, 1, 1", dtype, 3)
         line = f"h = conv(x, w, strides=({t}, {t}), pads=({p}, {p}, {p}, {p}), group={c})"
-        text = text_of([f"x: {dtype}[{n}, {c}, {h}, {w}]"], [f"w: {dtype}[{c}, 1, {r}, {r}]", *constants], [line, *lines])
+        text = text_of(
+            [f"x: {dtype}[{n}, {c}, {h}, {w}]"], [f"w: {dtype}[{c}, 1, {r}, {r}]", *constants], [line, *lines]
+        )
         return float(n * c * h * w), b * 2.0 * n * c * h * w, text
 
     return fitting(rng, s, s.elements, draw)
@@ -255,9 +276,13 @@ def norm(rng: Rng, s: Scale, dtype: str) -> str:
         axis = len(shape) - 1 if rng.random() < 0.8 else len(shape) - 2
         return text_of([f"x: {dtype}[{dims}]"], [], [f"y = softmax(x, axis={axis})"])
     if kind == 1:
-        return text_of([f"x: {dtype}[{dims}]", f"m: {dtype}[{last}]"], [], ["e = mul(x, 0.125)", "f = add(e, m)", "y = softmax(f)"])
+        return text_of(
+            [f"x: {dtype}[{dims}]", f"m: {dtype}[{last}]"], [], ["e = mul(x, 0.125)", "f = add(e, m)", "y = softmax(f)"]
+        )
     if kind == 2:
-        return text_of([f"x: {dtype}[{dims}]"], [f"w: {dtype}[{last}]", f"c: {dtype}[{last}]"], ["y = layer_norm(x, w, c)"])
+        return text_of(
+            [f"x: {dtype}[{dims}]"], [f"w: {dtype}[{last}]", f"c: {dtype}[{last}]"], ["y = layer_norm(x, w, c)"]
+        )
     line = ["h = add(x, r)", "y = layer_norm(h, w, c)"]
     return text_of([f"x: {dtype}[{dims}]", f"r: {dtype}[{dims}]"], [f"w: {dtype}[{last}]", f"c: {dtype}[{last}]"], line)
 
@@ -269,7 +294,9 @@ def chain(rng: Rng, s: Scale, dtype: str) -> str:
     inputs, lines, at = [f"x: {dtype}[{dims}]"], [], "x"
     for k in range(int(rng.integers(1, 5))):
         if rng.random() < 0.5:
-            lines.append(f"v{k} = {rng.choice(('relu', 'sigmoid', 'tanh', 'gelu', 'neg', 'exp', 'abs', 'swish'))}({at})")
+            lines.append(
+                f"v{k} = {rng.choice(('relu', 'sigmoid', 'tanh', 'gelu', 'neg', 'exp', 'abs', 'swish'))}({at})"
+            )
         else:
             other = str(rng.choice((dims, dims, f"{shape[-1]}", f"{shape[0]}" + ", 1" * (len(shape) - 1))))
             inputs.append(f"a{k}: {dtype}[{other}]")
@@ -285,7 +312,11 @@ def moved(rng: Rng, s: Scale, dtype: str) -> str:
         shape = _shape(rng, s)
         other = (*shape[:-1], size(rng, 4, 512))
         a, b = (", ".join(map(str, x)) for x in (shape, other))
-        return text_of([f"x: {dtype}[{a}]", f"z: {dtype}[{b}]"], [], ["e = relu(x)", "f = tanh(z)", f"y = concat(e, f, axis={len(shape) - 1})"])
+        return text_of(
+            [f"x: {dtype}[{a}]", f"z: {dtype}[{b}]"],
+            [],
+            ["e = relu(x)", "f = tanh(z)", f"y = concat(e, f, axis={len(shape) - 1})"],
+        )
     shape = _shape(rng, s, (4, 1024), middle=False)
     rows, cols = shape
     if kind == 0:
@@ -297,7 +328,9 @@ def moved(rng: Rng, s: Scale, dtype: str) -> str:
     if kind == 2:
         return text_of([f"x: {dtype}[{rows}, {heads}, {d}]"], [], ["y = transpose(x, perm=(1, 2, 0))"])
     batch = int(rng.choice((1, 2, 4)))
-    return text_of([f"x: {dtype}[{batch}, {max(rows // batch, 1)}, {heads}, {d}]"], [], ["y = transpose(x, perm=(0, 2, 1, 3))"])
+    return text_of(
+        [f"x: {dtype}[{batch}, {max(rows // batch, 1)}, {heads}, {d}]"], [], ["y = transpose(x, perm=(0, 2, 1, 3))"]
+    )
 
 
 def pooling(rng: Rng, s: Scale, dtype: str) -> str:
@@ -310,7 +343,11 @@ def pooling(rng: Rng, s: Scale, dtype: str) -> str:
         r, t = int(rng.choice((2, 3, 3, 5))), int(rng.choice((1, 2, 2)))
         p = r // 2 if r > 2 else 0
         line = f"{rng.choice(('max_pool', 'avg_pool'))}(x, kernel=({r}, {r}), strides=({t}, {t}), pads=({p}, {p}, {p}, {p}))"
-        lines = [f"y = {line}"] if rng.random() < 0.5 else ["e = relu(x)", f"h = {line.replace('(x', '(e')}", "y = identity(h)"]
+        lines = (
+            [f"y = {line}"]
+            if rng.random() < 0.5
+            else ["e = relu(x)", f"h = {line.replace('(x', '(e')}", "y = identity(h)"]
+        )
         return float(n * c * h * w), b * 2.0 * n * c * h * w, text_of([f"x: {dtype}[{n}, {c}, {h}, {w}]"], [], lines)
 
     return fitting(rng, s, s.elements, draw)
@@ -332,7 +369,10 @@ FAMILIES: tuple[tuple[str, Family], ...] = (
     ("moved", moved),
     ("stem", partial(conv, taps=(3, 5, 7), strides=(1, 2), channels=(1, 7))),
     ("pooling", pooling),
-    ("streams", partial(dense, rows=(8192, 400_000), sides=(16, 640))),  # 1x1 convolutions of large images: memory is what counts
+    (
+        "streams",
+        partial(dense, rows=(8192, 400_000), sides=(16, 640)),
+    ),  # 1x1 convolutions of large images: memory is what counts
 )
 
 
@@ -345,7 +385,7 @@ def workload(kind: str, number: int, seed: int = 0) -> Workload:
     return Workload(name, number, family(rng, s, s.dtypes[turn % len(s.dtypes)]))
 
 
-# --- tasks --------------------------------------------------------------------------------------------------------------------
+# --- tasks ------------------------------------------------------------------------------------------------------------
 
 
 def context(setting: Setting) -> PassContext:
@@ -354,12 +394,17 @@ def context(setting: Setting) -> PassContext:
 
 
 def tasks(w: Workload, setting: Setting) -> list[Task]:
-    """The kernels of a workload, as a model that holds it would have them. Nothing is scheduled. Copies between layouts, which stand around
-    each convolution here and around few in a model, are kept for one workload of four."""
+    """The kernels of a workload, as a model that holds it would have them. Nothing is scheduled. Copies between
+    layouts, which stand around each convolution here and around few in a model, are kept for one workload of four.
+    """
     graph, ctx = w.graph(), context(setting)
     PassManager().run(graph, LEVELS[3], ctx)
     region = plan_region(graph, align=ctx.align, normed=ctx.normed)
     memory = plan_memory(graph, region.fusion, region.inplace, region.nested)
-    found = [task_of(graph, g, memory.inplace.get(g), setting) for g in region.fusion.groups if g.kind not in ("host", "control")]
+    found = [
+        task_of(graph, g, memory.inplace.get(g), setting)
+        for g in region.fusion.groups
+        if g.kind not in ("host", "control")
+    ]
     copies = (w.number // len(FAMILIES)) % 4 == 0
     return list({t.key: t for t in found if copies or t.name not in ("pack", "cast")}.values())

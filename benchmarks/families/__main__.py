@@ -4,9 +4,10 @@
     python -m benchmarks.families build DIR [--only REGEX] [--retry] [--seconds 240] [--memory 10]
     python -m benchmarks.families seed DIR SMALL
 
-Each model is built in a process of its own with limits of time and memory; what DIR has already is skipped. DIR/index.jsonl describes each
-model, DIR/failed.jsonl says which could not be exported and why; `--retry` tries those again. `requirements.txt` lists what building needs. `seed` writes the models without their weights, which are drawn where they are used: a
-corpus of some GB travels in a few MB.
+Each model is built in a process of its own with limits of time and memory; what DIR has already is skipped.
+DIR/index.jsonl describes each model, DIR/failed.jsonl says which could not be exported and why; `--retry` tries those
+again. `requirements.txt` lists what building needs. `seed` writes the models without their weights, which are drawn
+where they are used: a corpus of some GB travels in a few MB.
 """
 
 from __future__ import annotations
@@ -77,7 +78,10 @@ def build_all(a: argparse.Namespace, entries: list[Entry]) -> int:
         if outcome.error:
             count += 1
             (a.dir / f"{e.name}.onnx").unlink(missing_ok=True)
-            append(a.dir / FAILED, {"name": e.name, "family": e.family, "source": e.source, "error": outcome.error, "text": outcome.text})
+            append(
+                a.dir / FAILED,
+                {"name": e.name, "family": e.family, "source": e.source, "error": outcome.error, "text": outcome.text},
+            )
             print(f"{e.name:40} FAILED after {outcome.seconds:.0f} s: {outcome.text[:300]}", flush=True)
             continue
         row = outcome.value
@@ -85,7 +89,10 @@ def build_all(a: argparse.Namespace, entries: list[Entry]) -> int:
         unfit = [o for o in row["outputs"] if not is_fit(o)]
         how = f"{row['exporter']} {row['opset']} batch {row['batch']}{' symbolic' if row['symbolic'] else ''}"
         size = f"{row['file_bytes'] / 1e6:7.2f} MB {row['nodes']:5} nodes"
-        print(f"{e.name:40} {size}  {how:34} {outcome.seconds:4.0f} s {'UNFIT ' + str(unfit) if unfit else ''}", flush=True)
+        print(
+            f"{e.name:40} {size}  {how:34} {outcome.seconds:4.0f} s {'UNFIT ' + str(unfit) if unfit else ''}",
+            flush=True,
+        )
     return int(count > 0)
 
 

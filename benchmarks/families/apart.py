@@ -20,7 +20,9 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """`value` is what the work returned, or None; `error` then says why: "time", "died" or "raised", with a text. `stage`: the last one told."""
+    """`value` is what the work returned, or None; `error` then says why: "time", "died" or "raised", with a text.
+    `stage`: the last one told.
+    """
 
     value: Any
     error: str

@@ -1,4 +1,6 @@
-"""An entry -> an .onnx file, the outputs that PyTorch (or ONNX Runtime without optimizations) has for its inputs, and its row of the index."""
+"""An entry -> an .onnx file, the outputs that PyTorch (or ONNX Runtime without optimizations) has for its inputs, and
+its row of the index.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ MOST_BYTES = 8_000_000  # of outputs that are stored
 
 
 def build(entry: Entry, folder: Path, tell: Tell) -> Row:
-    """Write `folder/NAME.onnx` and `folder/NAME.npz`, the expected outputs; the model's row. Its `attempts`: what did not export first, and why."""
+    """Write `folder/NAME.onnx` and `folder/NAME.npz`, the expected outputs; the model's row. Its `attempts`: what did
+    not export first, and why.
+    """
     start, seed = time.perf_counter(), int(fraction(entry.name, "seed") * 2**31)
     wanted = variation(entry.name)
     torch.manual_seed(seed)
@@ -77,10 +81,12 @@ def samples(made: Made, row: Row, batch: int) -> list[torch.Tensor]:
     return [torch.from_numpy(np.array(arrays[i["name"]])) for i in inputs]
 
 
-# --- exporters ----------------------------------------------------------------------------------------------------------------
+# --- exporters --------------------------------------------------------------------------------------------------------
 
 
-def export(net: Flat, made: Made, row: Row, wanted: Variation, path: Path, outputs: int, tell: Tell) -> tuple[Variation, list[str]]:
+def export(
+    net: Flat, made: Made, row: Row, wanted: Variation, path: Path, outputs: int, tell: Tell
+) -> tuple[Variation, list[str]]:
     """Export by the wanted variation, else by its alternatives: (what worked, why those before did not)."""
     failed: list[str] = []
     for v in alternatives(wanted):
@@ -91,14 +97,20 @@ def export(net: Flat, made: Made, row: Row, wanted: Variation, path: Path, outpu
             _check_runs(path, row)
             return v, failed
         except Exception as e:
-            failed.append(f"{v.exporter} {v.opset}{' symbolic' if v.symbolic else ''}: {type(e).__name__}: {_brief(str(e))}")
+            failed.append(
+                f"{v.exporter} {v.opset}{' symbolic' if v.symbolic else ''}: {type(e).__name__}: {_brief(str(e))}"
+            )
     raise RuntimeError(" | ".join(failed))
 
 
 def _export(net: Flat, made: Made, row: Row, v: Variation, path: Path, outputs: int) -> None:
     names = [i["name"] for i in made.inputs]
     symbols = [symbols_of(i["shape"]) if v.symbolic else {} for i in made.inputs]
-    common: dict[str, Any] = {"input_names": names, "opset_version": v.opset, "output_names": [f"out{k}" for k in range(outputs)]}
+    common: dict[str, Any] = {
+        "input_names": names,
+        "opset_version": v.opset,
+        "output_names": [f"out{k}" for k in range(outputs)],
+    }
     if v.exporter == "torchscript":
         given = tuple(samples(made, row, row["batch"]))
         axes = {n: s for n, s in zip(names, symbols) if s}
@@ -112,7 +124,9 @@ def _export(net: Flat, made: Made, row: Row, v: Variation, path: Path, outputs: 
 
 
 def _check_runs(path: Path, row: Row) -> None:
-    """Exporters write models now and then that no runtime takes. What ONNX Runtime merely lacks is no fault of the model."""
+    """Exporters write models now and then that no runtime takes. What ONNX Runtime merely lacks is no fault of the
+    model.
+    """
     try:
         run_reference(onnx.load(str(path)), row)
     except ort.capi.onnxruntime_pybind11_state.NotImplemented:
@@ -123,7 +137,7 @@ def _brief(text: str) -> str:
     return " ".join(text.split())[:300]
 
 
-# --- rows ---------------------------------------------------------------------------------------------------------------------
+# --- rows -------------------------------------------------------------------------------------------------------------
 
 
 def store(path: Path, outputs: list[Array]) -> None:
@@ -161,4 +175,9 @@ def symbolic_inputs(model: ModelProto) -> list[str]:
 def _output_row(a: Array) -> Row:
     x = a.astype(np.float64)
     finite = bool(np.isfinite(x).all())
-    return {"dtype": str(a.dtype), "shape": list(a.shape), "finite": finite, "std": float(x.std()) if x.size and finite else 0.0}
+    return {
+        "dtype": str(a.dtype),
+        "shape": list(a.shape),
+        "finite": finite,
+        "std": float(x.std()) if x.size and finite else 0.0,
+    }

@@ -30,7 +30,9 @@ def written_out() -> list[Entry]:
     out = []
     for module, family in NETS.items():
         table: dict[str, Callable[[], Made | Drawn]] = importlib.import_module(f"families.nets.{module}").NETS
-        out += [Entry(f"net_{name}", family, f"nets.{module}:{name}", _without_batch(make)) for name, make in table.items()]
+        out += [
+            Entry(f"net_{name}", family, f"nets.{module}:{name}", _without_batch(make)) for name, make in table.items()
+        ]
     return out
 
 

@@ -1,4 +1,6 @@
-"""What a builder of a model hands over: a module with a description of its inputs, and short ways to write those down."""
+"""What a builder of a model hands over: a module with a description of its inputs, and short ways to write those
+down.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Made:
-    """`inputs` are rows as in the zoo's manifest, whose shapes hold `Size`s. `keywords`: the module takes them by name."""
+    """`inputs` are rows as in the zoo's manifest, whose shapes hold `Size`s. `keywords`: the module takes them by
+    name.
+    """
 
     module: nn.Module
     inputs: list[Row]
@@ -47,7 +51,12 @@ class Flat(nn.Module):
 
     def __init__(self, made: Made, most: int = 4) -> None:
         super().__init__()
-        self.inner, self.names, self.keywords, self.by_name = made.module, [i["name"] for i in made.inputs], made.keywords, made.by_name
+        self.inner, self.names, self.keywords, self.by_name = (
+            made.module,
+            [i["name"] for i in made.inputs],
+            made.keywords,
+            made.by_name,
+        )
         self.most = most
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
@@ -64,7 +73,7 @@ def _tensors(result: Any) -> list[Tensor]:
     return [t for r in result for t in _tensors(r)] if isinstance(result, (tuple, list)) else []
 
 
-# --- inputs -------------------------------------------------------------------------------------------------------------------
+# --- inputs -----------------------------------------------------------------------------------------------------------
 
 
 def floats(name: str, *shape: Size, **fill: float) -> Row:
@@ -82,7 +91,9 @@ def integers(name: str, *shape: Size, hi: int, lo: int = 0, **fill: Any) -> Row:
 
 def tokens(length: int = 24, vocabulary: int = 500, name: str = "input_ids") -> Row:
     """Token ids; 0 to 3 are left to special tokens."""
-    return integers(name, "batch", f"{name}_length:{length}" if name != "input_ids" else f"length:{length}", lo=4, hi=vocabulary)
+    return integers(
+        name, "batch", f"{name}_length:{length}" if name != "input_ids" else f"length:{length}", lo=4, hi=vocabulary
+    )
 
 
 def mask(length: int = 24, name: str = "attention_mask", size: str = "length") -> Row:

@@ -1,4 +1,6 @@
-"""The index of a corpus: one JSON line per model, how its export varies, and which models are held back. Imports no framework."""
+"""The index of a corpus: one JSON line per model, how its export varies, and which models are held back. Imports no
+framework.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def is_held(name: str) -> bool:
     return fraction(name, "half") < HELD_SHARE
 
 
-# --- variation ----------------------------------------------------------------------------------------------------------------
+# --- variation --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,21 @@ def variation(name: str) -> Variation:
 def alternatives(v: Variation) -> list[Variation]:
     """What is tried in turn when an export fails: fixed sizes, then the other exporter at an opset that both know."""
     other = "torchscript" if v.exporter == "dynamo" else "dynamo"
-    tries = [v, replace(v, symbolic=False, opset=max(v.opset, 18)), replace(v, exporter=other, symbolic=False, opset=18)]
+    tries = [
+        v,
+        replace(v, symbolic=False, opset=max(v.opset, 18)),
+        replace(v, exporter=other, symbolic=False, opset=18),
+    ]
     return list(dict.fromkeys(tries))
 
 
-# --- files --------------------------------------------------------------------------------------------------------------------
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def read_lines(path: Path) -> dict[str, Row]:
-    """Rows by name; of several with the same name the last one. Empty where there is no file; a last line cut short is ignored."""
+    """Rows by name; of several with the same name the last one. Empty where there is no file; a last line cut short is
+    ignored.
+    """
     rows: dict[str, Row] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
@@ -82,7 +90,9 @@ def append(path: Path, row: Row) -> None:
 def read_index(folder: Path) -> list[Row]:
     """The models of a folder in the order of their names. FileNotFoundError says how to make one."""
     if not (folder / INDEX).exists():
-        raise FileNotFoundError(f"{folder / INDEX} does not exist; build it with `python -m benchmarks.families build {folder}`")
+        raise FileNotFoundError(
+            f"{folder / INDEX} does not exist; build it with `python -m benchmarks.families build {folder}`"
+        )
     rows = read_lines(folder / INDEX)
     return [rows[name] for name in sorted(rows)]
 
@@ -91,4 +101,6 @@ def select(rows: Iterable[Row], half: str, only: str = "") -> list[Row]:
     """The rows of a half whose name or family matches a regular expression."""
     held = {"visible": (False,), "held": (True,), "all": (False, True)}[half]
     pattern = re.compile(only)
-    return [r for r in rows if is_held(r["name"]) in held and (pattern.search(r["name"]) or pattern.search(r["family"]))]
+    return [
+        r for r in rows if is_held(r["name"]) in held and (pattern.search(r["name"]) or pattern.search(r["family"]))
+    ]

@@ -4,9 +4,10 @@
         [--target cuda] [--workers 12] [--strict-compile] [--seconds 300] [--memory 12] [--cache DIR] [--lock FILE]
         [--out race.jsonl] [--again] [--markdown FILE]
 
-Each model runs in a process of its own with limits of time and memory: compiled with an empty cache, checked (`verdict.py`), and with
-`--jobs time` timed in turns with its peers. Rows go to OUT as they come; models that OUT has are skipped unless `--again`. The held-back
-third of the corpus is for final figures: look at the visible models while you work.
+Each model runs in a process of its own with limits of time and memory: compiled with an empty cache, checked
+(`verdict.py`), and with `--jobs time` timed in turns with its peers. Rows go to OUT as they come; models that OUT has
+are skipped unless `--again`. The held-back third of the corpus is for final figures: look at the visible models while
+you work.
 """
 
 from __future__ import annotations
@@ -45,11 +46,13 @@ Array = np.ndarray[Any, Any]
 TIMED = ("onnxruntime", "openvino")
 
 
-# --- one model, in a child process --------------------------------------------------------------------------------------------
+# --- one model, in a child process ------------------------------------------------------------------------------------
 
 
 def measure(a: argparse.Namespace, row: Row, tell: Tell) -> Row:
-    """What dnnc does with a model. An exception is told by the parent; its stage says whether dnnc or a peer raised it."""
+    """What dnnc does with a model. An exception is told by the parent; its stage says whether dnnc or a peer raised
+    it.
+    """
     inputs = zoo.make_inputs(row)
     with tempfile.TemporaryDirectory() as empty:
         task = Task(row["name"], zoo.load(a.models, row), inputs, a.threads, a.cache or Path(empty))
@@ -98,7 +101,9 @@ def peers(task: Task, names: tuple[str, ...], out: Row, tell: Tell) -> list[Engi
 
 
 def judge(engines: list[Engine], inputs: Mapping[str, Array], stored: Path | None) -> Row:
-    """The verdict as a row. `stored`: the outputs that PyTorch had when the model was exported, beside those of the engines."""
+    """The verdict as a row. `stored`: the outputs that PyTorch had when the model was exported, beside those of the
+    engines.
+    """
     results = {e.name: [x.copy() for x in e.outputs(e.call())] for e in engines if e.name != "openvino"}
     if stored:
         with np.load(stored) as arrays:
@@ -113,9 +118,13 @@ def judge(engines: list[Engine], inputs: Mapping[str, Array], stored: Path | Non
 
 
 def resized(row: Row, task: Task, ours: Engine) -> Row | None:
-    """The verdict where every symbolic size is one larger; None where ONNX Runtime cannot run the model so, for exporters fix sizes silently."""
+    """The verdict where every symbolic size is one larger; None where ONNX Runtime cannot run the model so, for
+    exporters fix sizes silently.
+    """
     infos = {i.name: i.type.tensor_type.shape.dim for i in task.model.graph.input}
-    larger = [{**i, "shape": [n + bool(d.dim_param) for n, d in zip(i["shape"], infos[i["name"]])]} for i in row["inputs"]]
+    larger = [
+        {**i, "shape": [n + bool(d.dim_param) for n, d in zip(i["shape"], infos[i["name"]])]} for i in row["inputs"]
+    ]
     inputs = zoo.make_inputs({**row, "inputs": larger})
     theirs = peers(replace(task, inputs=inputs), TIMED[:1], {}, lambda stage: None)
     if not theirs:
@@ -135,7 +144,7 @@ def time_engines(a: argparse.Namespace, engines: list[Engine], out: Row, tell: T
         out |= {"fastest_peer": engines[fastest].name, "ratios": ratios(times, 0, fastest)}
 
 
-# --- all models ---------------------------------------------------------------------------------------------------------------
+# --- all models -------------------------------------------------------------------------------------------------------
 
 
 def record(row: Row, outcome: Outcome) -> Row:
@@ -176,8 +185,12 @@ def turn(lock: Path | None) -> Iterator[None]:
 
 def parse_arguments() -> argparse.Namespace:
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--models", type=Path, required=True, help="folder that `python -m benchmarks.families build` wrote")
-    ap.add_argument("--jobs", choices=("check", "time"), default="check", help="check: compile and compare; time: and race")
+    ap.add_argument(
+        "--models", type=Path, required=True, help="folder that `python -m benchmarks.families build` wrote"
+    )
+    ap.add_argument(
+        "--jobs", choices=("check", "time"), default="check", help="check: compile and compare; time: and race"
+    )
     ap.add_argument("--only", default="", help="regular expression of names or families")
     ap.add_argument("--half", choices=HALVES, default="visible")
     ap.add_argument("--target", default="llvm", help="of dnnc: llvm or cuda")

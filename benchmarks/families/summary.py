@@ -22,8 +22,10 @@ LONGEST = 110  # characters of a failure's text in a table
 def failure_class(outcome: Outcome, found: Mapping[str, Any]) -> Row | None:
     """None for a model that compiles and is right; else {"class", "text"}.
 
-    Classes: "does not compile", "refused by the kernel check", "time-out", "crash", "wrong", "unconfirmed", "not judged" where a peer or the
-    reference failed, and "fails at other sizes" or "wrong at other sizes" where symbolic ones are other than those it was built with.
+    Classes: "does not compile", "refused by the kernel check", "time-out", "crash", "wrong", "unconfirmed", "not
+        judged" where a peer or the
+    reference failed, and "fails at other sizes" or "wrong at other sizes" where symbolic ones are other than those it
+    was built with.
     """
     if outcome.error == "time":
         return {"class": "not judged" if outcome.stage == JUDGING else "time-out", "text": outcome.text}
@@ -34,7 +36,10 @@ def failure_class(outcome: Outcome, found: Mapping[str, Any]) -> Row | None:
             return {"class": "fails at other sizes", "text": outcome.text}
         if outcome.stage != COMPILING:
             return {"class": "not judged", "text": f"{outcome.text} while {outcome.stage}"}
-        return {"class": "refused by the kernel check" if outcome.text.startswith("AccuracyError") else "does not compile", "text": outcome.text}
+        return {
+            "class": "refused by the kernel check" if outcome.text.startswith("AccuracyError") else "does not compile",
+            "text": outcome.text,
+        }
     for verdict, suffix in ((found["verdict"], ""), (found.get("resized"), " at other sizes")):
         if verdict and verdict["word"] != "right":
             return {"class": verdict["word"] + suffix, "text": _unlike(verdict)}
@@ -67,12 +72,18 @@ def one_line(r: Row) -> str:
     return f"{head} compiled in {r['compile_s']:.1f} s, error {r['verdict']['error']:.0e} ({r['verdict']['reference']}){host}{speed}"
 
 
-# --- Markdown -----------------------------------------------------------------------------------------------------------------
+# --- Markdown ---------------------------------------------------------------------------------------------------------
 
 
 def markdown(results: Sequence[Row], options: Mapping[str, str]) -> str:
     """All tables."""
-    sections = [", ".join(f"{k} {v}" for k, v in options.items()), totals(results), by_family(results), failures(results), hosts(results)]
+    sections = [
+        ", ".join(f"{k} {v}" for k, v in options.items()),
+        totals(results),
+        by_family(results),
+        failures(results),
+        hosts(results),
+    ]
     if any(r.get("ratios") for r in results):
         sections += [speeds(results), worst(results)]
     return "\n\n".join(s for s in sections if s) + "\n"
@@ -111,7 +122,10 @@ def failures(results: Sequence[Row]) -> str:
         return ""
     lines = ["| failure | text | models |", "|---|---|---|"]
     for (kind, text), names in sorted(groups.items(), key=lambda g: (-len(g[1]), g[0])):
-        lines.append(f"| {kind} | {text.replace('|', '/')} | {len(names)}: {', '.join(names[:6])}{' ...' if len(names) > 6 else ''} |")
+        lines.append(
+            f"| {kind} | {text.replace('|', '/')} | {len(names)}: "
+            f"{', '.join(names[:6])}{' ...' if len(names) > 6 else ''} |"
+        )
     return "\n".join(lines)
 
 
@@ -126,7 +140,9 @@ def hosts(results: Sequence[Row]) -> str:
 def speeds(results: Sequence[Row]) -> str:
     found = [m for m in map(middle, results) if m is not None]
     slow, very = sum(m < SLOW for m in found), sum(m < VERY_SLOW for m in found)
-    text = f"Time of the fastest peer over dnnc's: geometric mean {geometric_mean(found):.2f} over {len(found)} models, "
+    text = (
+        f"Time of the fastest peer over dnnc's: geometric mean {geometric_mean(found):.2f} over {len(found)} models, "
+    )
     return f"{text}below {SLOW}: {slow / len(found):.0%}, below {VERY_SLOW}: {very / len(found):.0%}."
 
 
@@ -136,5 +152,8 @@ def worst(results: Sequence[Row]) -> str:
     for r in rows:
         e = r["engines"]
         peer = r["fastest_peer"]
-        lines.append(f"| {r['name']} | {r['family']} | {middle(r):.2f} | {e['dnnc']['p50']:.3f} | {peer} | {e[peer]['p50']:.3f} |")
+        lines.append(
+            f"| {r['name']} | {r['family']} | {middle(r):.2f} | {e['dnnc']['p50']:.3f} | {peer} | {e[peer]['p50']:.3f} "
+            "|"
+        )
     return "\n".join(lines)

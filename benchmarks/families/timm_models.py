@@ -1,6 +1,7 @@
 """timm: the member with the fewest parameters of every module of timm 1.0.31, and small members of well-known families.
 
-`test_*` members are a module's smallest, but have a few channels only; where a module has one, its next smallest member stands here too.
+`test_*` members are a module's smallest, but have a few channels only; where a module has one, its next smallest member
+stands here too.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def entries() -> list[Entry]:
 
 
 def make(name: str, batch: int) -> Made:
-    """A member with its own initialisation, on smaller images than its default for batches, where that is above 256, or by the hash."""
+    """A member with its own initialisation, on smaller images than its default for batches, where that is above 256, or
+    by the hash.
+    """
     facts = timm.get_pretrained_cfg(name)
     default = facts.input_size[1]
     small = not facts.fixed_input_size and (default > 256 or batch > 1 or fraction(name, "image") < 0.5)

@@ -1,6 +1,7 @@
 """transformers: model types with small configurations.
 
-A configuration is the type's default with sizes from `SMALL`, in its parts (text, vision, audio) too, then what the table says of the type.
+A configuration is the type's default with sizes from `SMALL`, in its parts (text, vision, audio) too, then what the
+table says of the type.
 """
 
 from __future__ import annotations
@@ -25,30 +26,89 @@ SIZES: tuple[tuple[int, tuple[str, ...]], ...] = (
     (
         WIDTH,
         (
-            *("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "emb_dim", "model_dim", "decoder_hidden_size", "projection_dim"),
-            *("embedding_size", "word_embed_proj_dim", "encoder_hidden_dim", "hidden_dim", "decoder_embed_dim", "conv_dim_out"),
+            *(
+                "hidden_size",
+                "d_model",
+                "n_embd",
+                "dim",
+                "embed_dim",
+                "emb_dim",
+                "model_dim",
+                "decoder_hidden_size",
+                "projection_dim",
+            ),
+            *(
+                "embedding_size",
+                "word_embed_proj_dim",
+                "encoder_hidden_dim",
+                "hidden_dim",
+                "decoder_embed_dim",
+                "conv_dim_out",
+            ),
         ),
     ),
     (
         HEADS,
         (
-            *("num_attention_heads", "num_heads", "n_head", "n_heads", "encoder_attention_heads", "decoder_attention_heads", "attention_heads"),
+            *(
+                "num_attention_heads",
+                "num_heads",
+                "n_head",
+                "n_heads",
+                "encoder_attention_heads",
+                "decoder_attention_heads",
+                "attention_heads",
+            ),
             *("decoder_num_attention_heads", "num_encoder_attention_heads", "num_decoder_attention_heads"),
         ),
     ),
-    (2, ("num_key_value_heads", "multi_query_group_num", "num_kv_heads", "num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")),
+    (
+        2,
+        (
+            "num_key_value_heads",
+            "multi_query_group_num",
+            "num_kv_heads",
+            "num_experts_per_tok",
+            "moe_topk",
+            "moe_k",
+            "top_k_experts",
+        ),
+    ),
     (
         LAYERS,
         (
-            *("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers", "num_encoder_layers"),
+            *(
+                "num_hidden_layers",
+                "num_layers",
+                "n_layer",
+                "n_layers",
+                "encoder_layers",
+                "decoder_layers",
+                "num_encoder_layers",
+            ),
             *("num_decoder_layers", "num_blocks", "decoder_num_hidden_layers", "depth", "encoder_num_layers"),
         ),
     ),
     (
         INNER,
         (
-            *("intermediate_size", "ffn_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim", "d_inner", "n_inner", "ffn_hidden_size"),
-            *("moe_intermediate_size", "decoder_intermediate_size", "shared_expert_intermediate_size", "intermediate_dim", "dim_feedforward"),
+            *(
+                "intermediate_size",
+                "ffn_dim",
+                "d_ff",
+                "encoder_ffn_dim",
+                "decoder_ffn_dim",
+                "d_inner",
+                "n_inner",
+                "ffn_hidden_size",
+            ),
+            *(
+                "moe_intermediate_size",
+                "decoder_intermediate_size",
+                "shared_expert_intermediate_size",
+                "intermediate_dim",
+                "dim_feedforward",
+            ),
         ),
     ),
     (32, ("head_dim", "d_kv", "attention_head_size", "kv_channels")),
@@ -59,7 +119,14 @@ SIZES: tuple[tuple[int, tuple[str, ...]], ...] = (
 )
 SMALL = {name: size for size, names in SIZES for name in names}
 LAYER_LISTS = ("layer_types", "layers_block_type", "mlp_layer_types")
-SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "sep_token_id": 2, "cls_token_id": 1}
+SPECIAL = {
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+    "sep_token_id": 2,
+    "cls_token_id": 1,
+}
 
 
 TEXT, DECODER, SEQ2SEQ, VISION, BOTH = "text", "decoder", "seq2seq", "vision", "text and vision"
@@ -88,7 +155,8 @@ TYPES = {
     BOTH: """altclip blip chinese_clip clip clipseg flava groupvit metaclip_2 owlv2 owlvit siglip vilt visual_bert
         bridgetower git aimv2""",
     WAVE: "wav2vec2 hubert sew sew-d unispeech unispeech-sat wavlm data2vec-audio wav2vec2-conformer",
-    SPEECH: "whisper audio-spectrogram-transformer wav2vec2-bert speech_to_text moonshine parakeet_encoder voxtral_encoder encodec dac mimi univnet",
+    SPEECH: "whisper audio-spectrogram-transformer wav2vec2-bert speech_to_text moonshine parakeet_encoder "
+    "voxtral_encoder encodec dac mimi univnet",
     VIDEO: "timesformer videomae vivit vjepa2",
     SERIES: "time_series_transformer informer autoformer patchtst patchtsmixer decision_transformer",
 }
@@ -117,11 +185,33 @@ ROUTED = {"n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "first_k_dens
 JAMBA = {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 8, "use_mamba_kernels": False}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 STAGES = {"depths": [2, 2, 2, 2], "embed_dim": 32, "num_heads": [1, 2, 4, 8]}
-BACKBONE = {"embedding_size": 16, "hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1], "layer_type": "basic", "out_features": ["stage4"]}
-RESNET: dict[str, Any] = {"use_timm_backbone": False, "backbone": None, "backbone_config": {"model_type": "resnet", **BACKBONE}}
+BACKBONE = {
+    "embedding_size": 16,
+    "hidden_sizes": [16, 32, 48, 64],
+    "depths": [1, 1, 1, 1],
+    "layer_type": "basic",
+    "out_features": ["stage4"],
+}
+RESNET: dict[str, Any] = {
+    "use_timm_backbone": False,
+    "backbone": None,
+    "backbone_config": {"model_type": "resnet", **BACKBONE},
+}
 PLAIN = {"hidden_size": WIDTH, "num_hidden_layers": 4, "num_attention_heads": HEADS}
-DINO = {"model_type": "dinov2", "image_size": 56, "patch_size": 14, **PLAIN, "reshape_hidden_states": False, "apply_layernorm": True}
-NECK = {"reassemble_hidden_size": WIDTH, "neck_hidden_sizes": [16, 32, 64, 64], "fusion_hidden_size": 32, "patch_size": 14}
+DINO = {
+    "model_type": "dinov2",
+    "image_size": 56,
+    "patch_size": 14,
+    **PLAIN,
+    "reshape_hidden_states": False,
+    "apply_layernorm": True,
+}
+NECK = {
+    "reassemble_hidden_size": WIDTH,
+    "neck_hidden_sizes": [16, 32, 64, 64],
+    "fusion_hidden_size": 32,
+    "patch_size": 14,
+}
 SERIES_SIZES = {"prediction_length": 12, "context_length": 24, "num_time_features": 2}
 CLASSES = {
     "superpoint": "SuperPointForKeypointDetection",
@@ -130,8 +220,20 @@ CLASSES = {
 }
 VALUES: dict[str, dict[str, Any]] = {
     "mamba2": MAMBA,
-    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_chunk_size": 16, "attn_layer_indices": [1]},
-    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_chunk_size": 16, "mamba_d_ssm": 256},
+    "bamba": {
+        "mamba_n_heads": 8,
+        "mamba_d_head": 32,
+        "mamba_d_state": 16,
+        "mamba_chunk_size": 16,
+        "attn_layer_indices": [1],
+    },
+    "falcon_h1": {
+        "mamba_n_heads": 8,
+        "mamba_d_head": 32,
+        "mamba_d_state": 16,
+        "mamba_chunk_size": 16,
+        "mamba_d_ssm": 256,
+    },
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_chunk_size": 16},
     "deepseek_v2": {**LATENT, **ROUTED},
     "deepseek_v3": {**LATENT, **ROUTED},
@@ -143,10 +245,32 @@ VALUES: dict[str, dict[str, Any]] = {
     "jamba": JAMBA,
     "rwkv": {"attention_hidden_size": WIDTH},
     "recurrent_gemma": {"lru_width": WIDTH, "num_hidden_layers": 3, "num_key_value_heads": 4},
-    "qwen3_next": {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 4, "linear_num_value_heads": 8},
-    "olmo_hybrid": {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 4, "linear_num_value_heads": 4},
-    "zamba2": {"n_mamba_heads": 8, "mamba_headdim": 32, "mamba_d_state": 16, "chunk_size": 16, "num_mem_blocks": 1, "adapter_rank": 8},
-    "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "lsh"], "num_buckets": 4, "lsh_attn_chunk_length": 8},
+    "qwen3_next": {
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+    },
+    "olmo_hybrid": {
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 4,
+    },
+    "zamba2": {
+        "n_mamba_heads": 8,
+        "mamba_headdim": 32,
+        "mamba_d_state": 16,
+        "chunk_size": 16,
+        "num_mem_blocks": 1,
+        "adapter_rank": 8,
+    },
+    "reformer": {
+        "axial_pos_embds": False,
+        "attn_layers": ["local", "lsh"],
+        "num_buckets": 4,
+        "lsh_attn_chunk_length": 8,
+    },
     "longformer": {"attention_window": 8},
     "led": {"attention_window": [8, 8]},
     "big_bird": {"block_size": 4, "num_random_blocks": 2},
@@ -167,17 +291,26 @@ VALUES: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "nemotron": {"num_key_value_heads": 2},
-    "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"]},
+    "zamba": {
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+    },
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "swin": {"image_size": 224, **STAGES},
     "donut-swin": {"image_size": 224, **STAGES},
     "swinv2": {"image_size": 224, **STAGES},
     "detr": RESNET,
     "conditional_detr": RESNET,
-    "deformable_detr": {**RESNET, "backbone_config": {**RESNET["backbone_config"], "out_features": ["stage2", "stage3", "stage4"]}},
+    "deformable_detr": {
+        **RESNET,
+        "backbone_config": {**RESNET["backbone_config"], "out_features": ["stage2", "stage3", "stage4"]},
+    },
     "dab-detr": RESNET,
     "table-transformer": RESNET,
-    "upernet": {"backbone_config": {**RESNET["backbone_config"], "out_features": ["stage1", "stage2", "stage3", "stage4"]}, "hidden_size": 64},
+    "upernet": {
+        "backbone_config": {**RESNET["backbone_config"], "out_features": ["stage1", "stage2", "stage3", "stage4"]},
+        "hidden_size": 64,
+    },
     "depth_anything": {"backbone_config": {**DINO, "out_features": ["stage1", "stage2", "stage3", "stage4"]}, **NECK},
     "whisper": {"max_source_positions": 50},
     "voxtral_encoder": {"max_source_positions": 50},
@@ -209,7 +342,7 @@ def entries() -> list[Entry]:
     return [Entry(f"hf_{k.name}", FAMILIES[k.takes], f"transformers:{k.name}", partial(make, k)) for k in kinds]
 
 
-# --- configurations -----------------------------------------------------------------------------------------------------------
+# --- configurations ---------------------------------------------------------------------------------------------------
 
 
 def small_config(name: str) -> Any:
@@ -217,7 +350,9 @@ def small_config(name: str) -> Any:
     default = CONFIG_MAPPING[name]()
     values = {**_small_values(default), **VALUES.get(name, {})}
     config = type(default)(**values)
-    config._experts_implementation = "batched_mm"  # weights gathered by token; the default sorts tokens by histc, which no exporter has
+    config._experts_implementation = (
+        "batched_mm"  # weights gathered by token; the default sorts tokens by histc, which no exporter has
+    )
     for part in (config, *(v for v in vars(config).values() if isinstance(v, PreTrainedConfig))):
         if getattr(part, "use_cache", False):
             part.use_cache = False
@@ -246,7 +381,7 @@ def _sampled(kinds: list[str]) -> list[str]:
     return sorted((different * LAYERS)[:LAYERS], key=kinds.index)
 
 
-# --- models -------------------------------------------------------------------------------------------------------------------
+# --- models -----------------------------------------------------------------------------------------------------------
 
 
 def make(kind: Kind, batch: int) -> Made:
@@ -256,7 +391,9 @@ def make(kind: Kind, batch: int) -> Made:
     keywords = {"return_dict": True, "use_cache": False}
     taken = inspect.signature(net.forward).parameters
     inputs = INPUTS[kind.name](config) if kind.name in INPUTS else inputs_of(kind, config)
-    return Made(net, [i for i in inputs if i["name"] in taken], {k: v for k, v in keywords.items() if k in taken}, by_name=True)
+    return Made(
+        net, [i for i in inputs if i["name"] in taken], {k: v for k, v in keywords.items() if k in taken}, by_name=True
+    )
 
 
 def _module(kind: Kind, config: Any) -> nn.Module:
@@ -273,12 +410,16 @@ def _module(kind: Kind, config: Any) -> nn.Module:
         return make(config, attn_implementation="eager")
 
 
-# --- inputs -------------------------------------------------------------------------------------------------------------------
+# --- inputs -----------------------------------------------------------------------------------------------------------
 
 
 def inputs_of(kind: Kind, config: Any) -> list[Row]:
     """Rows for what a type takes, by its group."""
-    vocabulary = getattr(config, "vocab_size", None) or getattr(getattr(config, "text_config", None), "vocab_size", None) or VOCABULARY
+    vocabulary = (
+        getattr(config, "vocab_size", None)
+        or getattr(getattr(config, "text_config", None), "vocab_size", None)
+        or VOCABULARY
+    )
     length = SHORT.get(kind.name, LENGTH)
     text = [tokens(length, vocabulary), mask(length)]
     if kind.takes == SEQ2SEQ:

@@ -1,8 +1,10 @@
-"""Are the outputs of a model right? Float32 engines first, then float64 and how far the model itself amplifies a rounding error.
+"""Are the outputs of a model right? Float32 engines first, then float64 and how far the model itself amplifies a
+rounding error.
 
-Two engines that agree decide. Where ours agrees with no other, the imported graph is interpreted in float64; an error beyond `RIGHT` is then
-allowed only as far as the model is ill-conditioned: what the same graph loses in float32, or by inputs that are off by one unit in the last
-place. The interpreter shares the importer with the compiled model, so it must be confirmed by another engine within the same bound.
+Two engines that agree decide. Where ours agrees with no other, the imported graph is interpreted in float64; an error
+beyond `RIGHT` is then allowed only as far as the model is ill-conditioned: what the same graph loses in float32, or by
+inputs that are off by one unit in the last place. The interpreter shares the importer with the compiled model, so it
+must be confirmed by another engine within the same bound.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ AMPLIFIED = 8  # times the error that a float32 evaluation or an input off by on
 
 @dataclass(frozen=True)
 class Verdict:
-    """`word`: "right", "wrong" or "unconfirmed" (ours agrees with float64, but no other engine does). `error` is against `reference`."""
+    """`word`: "right", "wrong" or "unconfirmed" (ours agrees with float64, but no other engine does). `error` is
+    against `reference`.
+    """
 
     word: str
     error: float
@@ -37,7 +41,8 @@ def decide(ours: Arrays, others: Mapping[str, Arrays], interpret: Callable[[str,
     Args:
         ours: outputs of the compiled model.
         others: outputs of independent engines by name, the most trusted first.
-        interpret: runs the imported graph in "float64" or, "as-is", in the model's types; True: with inputs off by one unit in the last place.
+        interpret: runs the imported graph in "float64" or, "as-is", in the model's types; True: with inputs off by one
+            unit in the last place.
     """
     errors = {name: largest_error(ours, theirs) for name, theirs in others.items()}
     for name, error in errors.items():
@@ -60,7 +65,9 @@ def off_by_one_unit(inputs: Mapping[str, Array], seed: int = 0) -> dict[str, Arr
     out = {}
     for name, a in inputs.items():
         if a.dtype.kind == "f":
-            out[name] = np.where(rng.random(a.shape) < 0.5, np.nextafter(a, a.dtype.type(np.inf)), np.nextafter(a, a.dtype.type(-np.inf)))
+            out[name] = np.where(
+                rng.random(a.shape) < 0.5, np.nextafter(a, a.dtype.type(np.inf)), np.nextafter(a, a.dtype.type(-np.inf))
+            )
         else:
             out[name] = a
     return out

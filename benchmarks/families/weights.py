@@ -1,8 +1,10 @@
-"""Seeded weights under which any module behaves like a trained one: activations neither vanish nor blow up, no gain or bias is trivial.
+"""Seeded weights under which any module behaves like a trained one: activations neither vanish nor blow up, no gain or
+bias is trivial.
 
-Weights keep the distribution of their module's own initialisation. What that leaves at a constant (biases, gains, layer scales, branches that
-begin at zero) is drawn; batch norms take the statistics of the data; a layer whose output is far from unit size is scaled, in the order of a
-forward pass, as in layer-sequential unit-variance initialisation (Mishkin and Matas, 2016).
+Weights keep the distribution of their module's own initialisation. What that leaves at a constant (biases, gains, layer
+scales, branches that begin at zero) is drawn; batch norms take the statistics of the data; a layer whose output is far
+from unit size is scaled, in the order of a forward pass, as in layer-sequential unit-variance initialisation (Mishkin
+and Matas, 2016).
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
     python benchmarks/gpu/arrays.py [--only WORD,WORD] [--no-host] [--json OUT]
     PYTHONPATH=.types python3 benchmarks/gpu/arrays.py     where dnnc is not installed; `make .types` makes that folder
 
-First every result is compared with NumPy's in float64, on a part of large arrays. Then calls are timed on the device: a kernel that only waits
-holds the stream back while the calls are queued behind it, so that they follow each other without gaps, whatever Python needs for them. GB/s
-count each operand and each result once; `of copy` compares with a copy of as many bytes within the device, measured in the same minute.
-Then what a call costs the thread that makes it, and what a new expression costs. The exit status is 1 if a result is wrong.
+First every result is compared with NumPy's in float64, on a part of large arrays. Then calls are timed on the device: a
+kernel that only waits holds the stream back while the calls are queued behind it, so that they follow each other
+without gaps, whatever Python needs for them. GB/s count each operand and each result once; `of copy` compares with a
+copy of as many bytes within the device, measured in the same minute. Then what a call costs the thread that makes it,
+and what a new expression costs. The exit status is 1 if a result is wrong.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ PART = 1 << 20  # elements of a large result that are compared
 
 @dataclass(frozen=True)
 class Case:
-    """`f`: of a library (NumPy, CuPy, torch, dnnc.array) and its arrays of these shapes. `kernel`: the same in CuPy's notation. `parts`: can a
-    part of the result be computed of a part of the operands? `host`: is NumPy timed too? `bound`: of the largest error over the largest result."""
+    """`f`: of a library (NumPy, CuPy, torch, dnnc.array) and its arrays of these shapes. `kernel`: the same in CuPy's
+    notation. `parts`: can a part of the result be computed of a part of the operands? `host`: is NumPy timed too?
+    `bound`: of the largest error over the largest result.
+    """
 
     name: str
     shapes: tuple[tuple[int, ...], ...]
@@ -86,7 +89,7 @@ def cases() -> list[Case]:
     ]
 
 
-# --- results ------------------------------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 def operands(case: Case) -> list[Any]:
@@ -147,14 +150,16 @@ def torch_compiled(f: Callable[..., Any], arrays: Sequence[Any]) -> Call | None:
     return lambda: made(*given)
 
 
-# --- times --------------------------------------------------------------------------------------------------------------------
+# --- times ------------------------------------------------------------------------------------------------------------
 
 
 def queued_times(calls: Sequence[Call], repeats: int = 5) -> list[float]:
     """Milliseconds of the device for a call, the median over blocks, which take turns."""
     import cupy
 
-    spin = cupy.RawKernel('extern "C" __global__ void spin(long long n) { long long t = clock64(); while (clock64() - t < n); }', "spin")
+    spin = cupy.RawKernel(
+        'extern "C" __global__ void spin(long long n) { long long t = clock64(); while (clock64() - t < n); }', "spin"
+    )
     ticks = np.int64(SPIN * cupy.cuda.Device().attributes["ClockRate"] * 1e3)
     counts = []
     for c in calls:
@@ -201,7 +206,7 @@ def host_milliseconds(f: Callable[..., Any], arrays: Sequence[Array]) -> float:
     return min(times) * 1e3
 
 
-# --- tables -------------------------------------------------------------------------------------------------------------------
+# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 def measure(case: Case, host: bool) -> tuple[dict[str, Any], bool]:
@@ -246,7 +251,8 @@ def shown(row: dict[str, Any]) -> str:
     peers = ", ".join(f"{n} {t:.4g}" for n, t in row["ms"].items() if n != "dnnc")
     best = min((t for n, t in row["ms"].items() if not n.startswith("dnnc")), default=float("nan"))
     return (
-        f"{row['case']:<24} {ours:8.4f} ms {rate / ours:6.0f} GB/s {row['copy'] / ours:5.2f} of copy ({rate / row['copy']:.0f} GB/s) "
+        f"{row['case']:<24} {ours:8.4f} ms {rate / ours:6.0f} GB/s {row['copy'] / ours:5.2f} of copy "
+        f"({rate / row['copy']:.0f} GB/s) "
         f"{best / ours:6.2f} x the best peer, {row['kernels']} kernels | {peers}"
     )
 
@@ -277,7 +283,9 @@ def call_costs() -> dict[str, float]:
 
 
 def compile_costs() -> dict[str, float]:
-    """Milliseconds until a new expression is queued: of unknown kernels, of known ones, and of a program that another process has left."""
+    """Milliseconds until a new expression is queued: of unknown kernels, of known ones, and of a program that another
+    process has left.
+    """
     n = 256 + time.time_ns() % 60013  # a size that no cache has seen
     x, y = (xp.ones((k, n), dtype=xp.float32, device=GPU) for k in (64, 96))
     xp.evaluate(x, y)

@@ -4,8 +4,8 @@
                                        [--warm] [--repeats N] [--json OUT] [--emit-only]
     PYTHONPATH=.types python3 benchmarks/gpu/attention.py     where dnnc is not installed; `make .types` makes that folder
 
-What a line says, and how it is measured, stands in single.py. Names are of the type, batch B, heads H, queries M, keys N, elements D of a head.
-Float32 is float32 on both sides.
+What a line says, and how it is measured, stands in single.py. Names are of the type, batch B, heads H, queries M, keys
+N, elements D of a head. Float32 is float32 on both sides.
 """
 
 from __future__ import annotations
@@ -31,9 +31,13 @@ def heads(b: int, h: int, m: int, n: int, d: int, t: str = "f16", mask: str = ""
     def peer(q: Any, k: Any, v: Any, more: Any = None) -> Any:
         import torch
 
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=None if more is None else more.to(q.dtype), scale=scale)
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=None if more is None else more.to(q.dtype), scale=scale
+        )
 
-    inputs = ", ".join(f"{x}: {t}[{b}, {h}, {s}, {d}]" for x, s in (("q", m), ("k", n), ("v", n))) + (f", mask: f32[{mask}]" if mask else "")
+    inputs = ", ".join(f"{x}: {t}[{b}, {h}, {s}, {d}]" for x, s in (("q", m), ("k", n), ("v", n))) + (
+        f", mask: f32[{mask}]" if mask else ""
+    )
     name = f"{t}_B{b}_H{h}_M{m}_N{n}_D{d}{'_mask' if mask else ''}"
     return case(name, inputs, f"y = attention(q, k, v, {'mask, ' if mask else ''}scale={scale})", peer)
 
@@ -41,10 +45,27 @@ def heads(b: int, h: int, m: int, n: int, d: int, t: str = "f16", mask: str = ""
 def cases() -> list[Case]:
     out = [heads(1, 12, 128, 128, 64), heads(32, 12, 128, 128, 64), heads(1, 12, 128, 128, 64, mask="1, 1, 1, 128")]
     out += [heads(8, 16, 2048, 2048, d, t) for d in (64, 128) for t in ("f16", "bf16")]
-    out += [heads(8, 16, 2048, 2048, 64, mask="8, 1, 1, 2048"), heads(1, 6, 197, 197, 64), heads(32, 6, 197, 197, 64), heads(4, 8, 4096, 4096, 40)]
+    out += [
+        heads(8, 16, 2048, 2048, 64, mask="8, 1, 1, 2048"),
+        heads(1, 6, 197, 197, 64),
+        heads(32, 6, 197, 197, 64),
+        heads(4, 8, 4096, 4096, 40),
+    ]
     out += [heads(2, 8, 1024, 1024, 256), heads(64, 4, 49, 49, 32)]
-    out += [heads(*s) for s in ((1, 12, 1, 128, 64), (1, 12, 1, 1024, 64), (1, 32, 1, 4096, 128), (32, 32, 1, 4096, 128), (1, 12, 8, 4096, 64))]
-    out += [heads(*s, "f32") for s in ((1, 12, 128, 128, 64), (8, 16, 1024, 1024, 64), (1, 12, 1, 1024, 64), (32, 6, 197, 197, 64))]
+    out += [
+        heads(*s)
+        for s in (
+            (1, 12, 1, 128, 64),
+            (1, 12, 1, 1024, 64),
+            (1, 32, 1, 4096, 128),
+            (32, 32, 1, 4096, 128),
+            (1, 12, 8, 4096, 64),
+        )
+    ]
+    out += [
+        heads(*s, "f32")
+        for s in ((1, 12, 128, 128, 64), (8, 16, 1024, 1024, 64), (1, 12, 1, 1024, 64), (32, 6, 197, 197, 64))
+    ]
     return out
 
 

@@ -1,9 +1,11 @@
-"""The models of a zoo compiled for a GPU that need not be here: every kernel goes through NVRTC, none may spill registers.
+"""The models of a zoo compiled for a GPU that need not be here: every kernel goes through NVRTC, none may spill
+registers.
 
     python benchmarks/gpu/compile_zoo.py [--models zoo] [--set all|float|NAME,NAME] [--arch sm_90a] [--precision float32] [--cache DIR]
 
-The folder is made by `python benchmarks/zoo build DIR --weights seeded`. A line for each model: kernels that were compiled (each text once in
-a run), seconds, which templates. Exit code 1 when a model does not compile or a kernel spills. `make cuda-zoo` runs it.
+The folder is made by `python benchmarks/zoo build DIR --weights seeded`. A line for each model: kernels that were
+compiled (each text once in a run), seconds, which templates. Exit code 1 when a model does not compile or a kernel
+spills. `make cuda-zoo` runs it.
 """
 
 from __future__ import annotations
@@ -42,8 +44,12 @@ class WatchfulCompiler(NvrtcCompiler):
         self.compiled = 0
         self.spilling: list[str] = []
 
-    def compile(self, kernels: Mapping[str, Kernel], target: GpuTarget, tell: Callable[[int, int], None] | None) -> dict[str, bytes]:
-        made = compile_many({name: (emit_kernel(k, name, target), target.arch) for name, k in kernels.items()}, self.threads)
+    def compile(
+        self, kernels: Mapping[str, Kernel], target: GpuTarget, tell: Callable[[int, int], None] | None
+    ) -> dict[str, bytes]:
+        made = compile_many(
+            {name: (emit_kernel(k, name, target), target.arch) for name, k in kernels.items()}, self.threads
+        )
         self.compiled += len(made)
         self.spilling += [f"{kernels[name].name}: {c.spills} bytes" for name, c in made.items() if c.spills]
         return {name: c.cubin for name, c in made.items()}
@@ -54,7 +60,9 @@ def arguments() -> argparse.Namespace:
     ap.add_argument("--models", type=Path, default=Path("zoo"), help="folder with models and their manifest.json")
     ap.add_argument("--set", default="all", help="all, float (no quantized models), or names separated by commas")
     ap.add_argument("--arch", default="sm_90a")
-    ap.add_argument("--precision", choices=["float32", "tf32", "float16", "bfloat16"], help="by default the model's own")
+    ap.add_argument(
+        "--precision", choices=["float32", "tf32", "float16", "bfloat16"], help="by default the model's own"
+    )
     ap.add_argument("--cache", help="folder of compiled kernels to start from, and to leave; by default none")
     return ap.parse_args()
 
@@ -84,7 +92,11 @@ def main() -> int:
     compiler = WatchfulCompiler(os.cpu_count() or 1)
     device_driver.cuda_machine = lambda options: machine(a.arch, compiler, a.precision == "tf32")
     rows, failed = zoo.read_manifest(a.models), 0
-    names = a.set.split(",") if a.set not in ("all", "float") else [n for n, r in rows.items() if a.set == "all" or not zoo.is_quantized(r)]
+    names = (
+        a.set.split(",")
+        if a.set not in ("all", "float")
+        else [n for n, r in rows.items() if a.set == "all" or not zoo.is_quantized(r)]
+    )
     with tempfile.TemporaryDirectory() as fresh:
         for name in names:
             start, before, spilled = time.perf_counter(), compiler.compiled, len(compiler.spilling)
@@ -95,8 +107,13 @@ def main() -> int:
             except DnncError as e:
                 bad, found = [name], f"FAILED {type(e).__name__}: {e}"
             failed += bool(bad)
-            print(f"{name:22} {compiler.compiled - before:4} kernels {time.perf_counter() - start:6.1f} s  {found}", flush=True)
-    print(f"{len(names) - failed} of {len(names)} models compile for {a.arch} without spills; {compiler.compiled} kernels")
+            print(
+                f"{name:22} {compiler.compiled - before:4} kernels {time.perf_counter() - start:6.1f} s  {found}",
+                flush=True,
+            )
+    print(
+        f"{len(names) - failed} of {len(names)} models compile for {a.arch} without spills; {compiler.compiled} kernels"
+    )
     return failed > 0
 
 

@@ -1,10 +1,12 @@
-"""Matrix products and convolutions on one GPU by the templates gemv, mma, simt and tf32: our kernels beside PyTorch (cuBLAS, cuDNN).
+"""Matrix products and convolutions on one GPU by the templates gemv, mma, simt and tf32: our kernels beside PyTorch
+(cuBLAS, cuDNN).
 
     python benchmarks/gpu/contractions.py [--only WORD,WORD] [--templates gemv,mma,simt] [--tf32] [--candidates N]
                                           [--warm] [--repeats N] [--json OUT] [--emit-only]
     PYTHONPATH=.types python3 benchmarks/gpu/contractions.py     where dnnc is not installed; `make .types` makes that folder
 
-What a line says, and how it is measured, stands in single.py. Float32 is float32 on both sides, with --tf32 TF32 on both.
+What a line says, and how it is measured, stands in single.py. Float32 is float32 on both sides, with --tf32 TF32 on
+both.
 """
 
 from __future__ import annotations
@@ -35,7 +37,14 @@ def dense(m: int, n: int, k: int, t: str) -> Case:
 
 
 def conv(
-    name: str, x: tuple[int, ...], w: tuple[int, ...], stride: int = 1, pad: int = 0, t: str = "f32", group: int = 1, last: bool = False
+    name: str,
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    stride: int = 1,
+    pad: int = 0,
+    t: str = "f32",
+    group: int = 1,
+    last: bool = False,
 ) -> Case:
     """`last`: channels are, as in whole models."""
 
@@ -53,8 +62,10 @@ def conv(
 
 
 def cases() -> list[Case]:
-    out = [product(*s) for s in ((4096, 4096, 4096), (1024, 1024, 1024), (512, 512, 512), (128, 3072, 768), (128, 768, 768), (128, 768, 3072),
-                                 (197, 384, 1536), (197, 1536, 384), (2048, 2048, 2048), (16, 4096, 4096), (1000, 1000, 1000))]  # fmt: skip
+    out = [product(*s) for s in ((4096, 4096, 4096), (1024, 1024, 1024), (512, 512, 512), (128, 3072, 768),
+    (128, 768, 768), (128, 768, 3072),
+                                 (197, 384, 1536), (197, 1536, 384), (2048, 2048, 2048), (16, 4096, 4096),
+                                 (1000, 1000, 1000))]  # fmt: skip
     out += [
         product(1, 480, 20),
         product(1, 1152, 48),
@@ -63,15 +74,23 @@ def cases() -> list[Case]:
         product(128, 128, 64, batch=96),
         dense(1024, 1024, 1024, "f32"),
     ]
-    out += [product(*s, "f16") for s in ((4096, 4096, 4096), (1024, 1024, 1024), (128, 3072, 768), (128, 768, 768), (16, 4096, 4096),
+    out += [product(*s, "f16") for s in ((4096, 4096, 4096), (1024, 1024, 1024), (128, 3072, 768), (128, 768, 768),
+    (16, 4096, 4096),
                                          (1000, 1000, 1000))]  # fmt: skip
     out += [product(1, n, k, "f16") for n, k in ((4096, 4096), (768, 768), (3072, 768), (768, 3072), (50257, 768))]
-    out += [product(1, n, k, "f16", nk=True) for n, k in ((4096, 4096), (768, 768), (3072, 768), (768, 3072), (50257, 768))]
+    out += [
+        product(1, n, k, "f16", nk=True) for n, k in ((4096, 4096), (768, 768), (3072, 768), (768, 3072), (50257, 768))
+    ]
     out += [product(8, 4096, 4096, "f16"), product(128, 128, 64, "f16", batch=96), dense(1024, 1024, 1024, "f16")]
     layers = {"l1_3x3": ((64, 56, 56), (64, 64, 3, 3), 1, 1), "l2_3x3s2": ((128, 56, 56), (128, 128, 3, 3), 2, 1),
               "l3_3x3": ((256, 14, 14), (256, 256, 3, 3), 1, 1), "l4_3x3": ((512, 7, 7), (512, 512, 3, 3), 1, 1),
-              "l1_1x1": ((64, 56, 56), (256, 64, 1, 1), 1, 0), "l4_1x1": ((512, 7, 7), (2048, 512, 1, 1), 1, 0), "stem": ((3, 224, 224), (64, 3, 7, 7), 2, 3)}  # fmt: skip
-    out += [conv(f"{name}_b1", (1, *x), w, stride, pad, last=True) for name, (x, w, stride, pad) in layers.items() if name != "stem"]
+              "l1_1x1": ((64, 56, 56), (256, 64, 1, 1), 1, 0), "l4_1x1": ((512, 7, 7), (2048, 512, 1, 1), 1, 0),
+              "stem": ((3, 224, 224), (64, 3, 7, 7), 2, 3)}  # fmt: skip
+    out += [
+        conv(f"{name}_b1", (1, *x), w, stride, pad, last=True)
+        for name, (x, w, stride, pad) in layers.items()
+        if name != "stem"
+    ]
     for t in ("f32", "f16"):
         for n in (1, 32):
             out += [conv(f"{name}_b{n}", (n, *x), w, stride, pad, t) for name, (x, w, stride, pad) in layers.items()]

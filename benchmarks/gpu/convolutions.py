@@ -1,17 +1,18 @@
-"""Convolutions by class on one GPU: grouped, depthwise, with a channel multiplier, first layers, long 1-D, 3-D, dilated, transposed; beside PyTorch.
+"""Convolutions by class on one GPU: grouped, depthwise, with a channel multiplier, first layers, long 1-D, 3-D,
+dilated, transposed; beside PyTorch.
 
     python benchmarks/gpu/convolutions.py [--only WORD,WORD] [--minutes 5.5] [--others N] [--compile] [--json OUT] [--emit-only]
     PYTHONPATH=.types python3 benchmarks/gpu/convolutions.py     where dnnc is not installed; `make .types` makes that folder
 
-A case is relu(conv(x, w) + b) as a model has it: it goes through all passes, which choose layouts, and its kernels are timed without
-those that only change the order of the input and the output. Every kernel is checked against float64 at sampled outputs before it is timed.
-Times are microseconds of one call out of a CUDA graph of many, medians over replays; activations stay where they are, and so may lie in the
-L2 cache, as in a model.
+A case is relu(conv(x, w) + b) as a model has it: it goes through all passes, which choose layouts, and its kernels are
+timed without those that only change the order of the input and the output. Every kernel is checked against float64 at
+sampled outputs before it is timed. Times are microseconds of one call out of a CUDA graph of many, medians over
+replays; activations stay where they are, and so may lie in the L2 cache, as in a model.
 
-Columns: `floor`, what the bytes (at the memory's rate) or the multiply-adds (at the tensor cores' rate, or that of float32) take at the
-least; `ours`; `eager`, cuDNN's choice by cudnn.benchmark with channels last; `compile`, torch.compile's with --compile; `ratio`, the
-fastest peer's time over ours; the schedule. Below a case, up to --others kernels of other schedules, the first of each template.
-Without PyTorch, ours alone are timed.
+Columns: `floor`, what the bytes (at the memory's rate) or the multiply-adds (at the tensor cores' rate, or that of
+float32) take at the least; `ours`; `eager`, cuDNN's choice by cudnn.benchmark with channels last; `compile`,
+torch.compile's with --compile; `ratio`, the fastest peer's time over ours; the schedule. Below a case, up to --others
+kernels of other schedules, the first of each template. Without PyTorch, ours alone are timed.
 """
 
 from __future__ import annotations
@@ -82,8 +83,15 @@ class Case:
         rng = np.random.default_rng(0)
         kind = np.float16 if self.dtype == "f16" else np.float32
         scale = 1 / math.sqrt(math.prod(self.filters[1:]))
-        constants = {"w": (rng.standard_normal(self.filters) * scale).astype(kind), "b": rng.standard_normal(self.outputs).astype(kind)}
-        each = {"strides": (self.stride,) * self.rank, "pads": (self.pad,) * 2 * self.rank, "dilations": (self.dilation,) * self.rank}
+        constants = {
+            "w": (rng.standard_normal(self.filters) * scale).astype(kind),
+            "b": rng.standard_normal(self.outputs).astype(kind),
+        }
+        each = {
+            "strides": (self.stride,) * self.rank,
+            "pads": (self.pad,) * 2 * self.rank,
+            "dilations": (self.dilation,) * self.rank,
+        }
         attrs = ", ".join(f"{k}=({', '.join(map(str, v))},)" for k, v in each.items())
         op = "conv_transpose" if self.transposed else "conv"
         x, w = (", ".join(map(str, s)) for s in (self.shape, self.filters))
@@ -103,7 +111,11 @@ class Case:
         w = torch.randn(self.filters, device="cuda").to(kind).contiguous(memory_format=order)
         b = torch.randn(self.outputs, device="cuda").to(kind)
         f = getattr(torch.nn.functional, f"conv{'_transpose' if self.transposed else ''}{self.rank}d")
-        rest = (self.stride, self.pad, 0, self.group, self.dilation) if self.transposed else (self.stride, self.pad, self.dilation, self.group)
+        rest = (
+            (self.stride, self.pad, 0, self.group, self.dilation)
+            if self.transposed
+            else (self.stride, self.pad, self.dilation, self.group)
+        )
 
         def compute(x: Any, w: Any, b: Any) -> Any:
             return torch.relu(f(x, w, b, *rest))
@@ -119,12 +131,35 @@ def cases() -> list[Case]:
     """The ones that matter most first: a run that is short of time leaves the last ones out."""
     out = []
     for n in (1, 32):  # groups as wide as in ResNeXt, RegNet and their kin: channels, height, width of a group, stride
-        for c, hw, wide, s in ((128, 56, 4, 1), (256, 28, 8, 1), (512, 14, 16, 1), (1024, 7, 32, 1), (256, 56, 8, 2), (408, 14, 24, 1),
-                               (560, 14, 40, 1), (432, 14, 48, 1), (392, 14, 56, 1), (512, 14, 64, 1), (720, 14, 120, 1)):  # fmt: skip
-            out.append(Case("grouped", f"g{wide}_c{c}_{hw}{'s2' if s == 2 else ''}_b{n}", (n, c, hw, hw), (c, wide, 3, 3), s, 1, group=c // wide))
+        for c, hw, wide, s in ((128, 56, 4, 1), (256, 28, 8, 1), (512, 14, 16, 1), (1024, 7, 32, 1), (256, 56, 8, 2),
+        (408, 14, 24, 1),
+                               (560, 14, 40, 1), (432, 14, 48, 1), (392, 14, 56, 1), (512, 14, 64, 1),
+                               (720, 14, 120, 1)):  # fmt: skip
+            out.append(
+                Case(
+                    "grouped",
+                    f"g{wide}_c{c}_{hw}{'s2' if s == 2 else ''}_b{n}",
+                    (n, c, hw, hw),
+                    (c, wide, 3, 3),
+                    s,
+                    1,
+                    group=c // wide,
+                )
+            )
     for c, hw, wide in ((128, 56, 4), (256, 28, 8), (512, 14, 16), (1024, 7, 32), (432, 14, 48)):
         for n in (1, 32):
-            out.append(Case("grouped", f"g{wide}_c{c}_{hw}_b{n}_f32", (n, c, hw, hw), (c, wide, 3, 3), 1, 1, group=c // wide, dtype="f32"))
+            out.append(
+                Case(
+                    "grouped",
+                    f"g{wide}_c{c}_{hw}_b{n}_f32",
+                    (n, c, hw, hw),
+                    (c, wide, 3, 3),
+                    1,
+                    1,
+                    group=c // wide,
+                    dtype="f32",
+                )
+            )
     out.append(Case("1d", "wav2vec2_pos_b1", (1, 768, 499), (768, 48, 128), 1, 64, group=16))
     for c, hw, k, n in (
         (96, 56, 7, 1),
@@ -166,12 +201,14 @@ def cases() -> list[Case]:
     return out
 
 
-# --- our kernels ------------------------------------------------------------------------------------------------------------------
+# --- our kernels ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Made:
-    """The kernels of a case by one schedule of that kernel which has the convolution; `label` says which. `main`: its place among the steps."""
+    """The kernels of a case by one schedule of that kernel which has the convolution; `label` says which. `main`: its
+    place among the steps.
+    """
 
     case: Case
     graph: Graph
@@ -180,7 +217,9 @@ class Made:
 
     @property
     def label(self) -> str:
-        return str(self.steps[self.main].choice) + "".join(f" + {s.choice.template}" for k, s in enumerate(self.steps) if k != self.main)
+        return str(self.steps[self.main].choice) + "".join(
+            f" + {s.choice.template}" for k, s in enumerate(self.steps) if k != self.main
+        )
 
 
 class Maker:
@@ -197,7 +236,13 @@ class Maker:
         steps = tuple(s for s in program.kernels if not {n.op.name for n in s.group.nodes} <= MOVES)
         main = next((k for k, s in enumerate(steps) if any("contraction" in n.op.traits for n in s.group.nodes)), 0)
         first = Made(case, program.graph, steps, main)
-        return [first, *(replace(first, steps=(*steps[:main], s, *steps[main + 1 :])) for s in self.other(program.graph, steps[main]))]
+        return [
+            first,
+            *(
+                replace(first, steps=(*steps[:main], s, *steps[main + 1 :]))
+                for s in self.other(program.graph, steps[main])
+            ),
+        ]
 
     def other(self, graph: Graph, step: Step) -> Iterator[Step]:
         """The same step by the first schedule of each other template, then by others of its own."""
@@ -223,7 +268,11 @@ class Maker:
 
 def floor(case: Case, made: Made, target: GpuTarget) -> tuple[float, float, float]:
     """Microseconds at the least, GFLOP, megabytes of input, filters and output."""
-    sizes = [int(np.prod([int(d) for d in made.graph.outputs[0].type.shape])), math.prod(case.shape), math.prod(case.filters)]  # type: ignore[call-overload]
+    sizes = [
+        int(np.prod([int(d) for d in made.graph.outputs[0].type.shape])),
+        math.prod(case.shape),
+        math.prod(case.filters),
+    ]  # type: ignore[call-overload]
     pixels = math.prod(case.shape[2:]) if case.transposed else sizes[0] // case.shape[0] // case.outputs
     flops = 2.0 * case.shape[0] * pixels * math.prod(case.filters)
     nbytes = sum(sizes) * (2 if case.dtype == "f16" else 4)
@@ -231,7 +280,7 @@ def floor(case: Case, made: Made, target: GpuTarget) -> tuple[float, float, floa
     return max(flops / rate, nbytes / target.bandwidth / 1e9) * 1e6, flops / 1e9, nbytes / 1e6
 
 
-# --- on a device ------------------------------------------------------------------------------------------------------------------
+# --- on a device ------------------------------------------------------------------------------------------------------
 
 
 class Bench:
@@ -249,7 +298,9 @@ class Bench:
         for s in m.steps:
             symbol = symbols[s.text]
             launch = launch_of(s.kernel)
-            waits = any(isinstance(x, Eval) and x.name == "pdl_wait" for f in s.kernel.funcs for x in walk_stmts(f.body))
+            waits = any(
+                isinstance(x, Eval) and x.name == "pdl_wait" for f in s.kernel.funcs for x in walk_stmts(f.body)
+            )
             function = device.load(codes[symbol].cubin, symbol, launch, [p.name for p in s.kernel.entry.params], waits)
             try:
                 check_kernel(m.graph, s, device, function, launch)
@@ -331,7 +382,9 @@ def peers(case: Case, a: argparse.Namespace, left: float) -> dict[str, float]:
 
 def arguments() -> argparse.Namespace:
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--only", default="", help="cases whose class or name holds one of these words, separated by commas")
+    ap.add_argument(
+        "--only", default="", help="cases whose class or name holds one of these words, separated by commas"
+    )
     ap.add_argument("--minutes", type=float, default=5.5, help="after which no further case is begun")
     ap.add_argument("--others", type=int, default=3, help="schedules of a case beside the one that is used")
     ap.add_argument("--compile", action="store_true", help="time torch.compile as well: some seconds a case")
@@ -359,13 +412,18 @@ def main() -> int:
     every = made_of(chosen, a, target)
     kernels = {s.text: s.kernel for found in every for m in found for s in m.steps}
     symbols = {text: f"kernel_{k}" for k, text in enumerate(kernels)}
-    codes = compile_many({symbols[t]: (emit_kernel(k, symbols[t], target), target.arch) for t, k in kernels.items()}, os.cpu_count() or 1)
+    codes = compile_many(
+        {symbols[t]: (emit_kernel(k, symbols[t], target), target.arch) for t, k in kernels.items()}, os.cpu_count() or 1
+    )
     print(f"{len(codes)} kernels for {target.name} in {time.perf_counter() - began:.0f} s, "
           f"{sum(c.spills > 0 for c in codes.values())} spill", flush=True)  # fmt: skip
     bench = None if a.emit_only else Bench()
     with_peers = bench is not None and not a.no_peers and _torch()
     wrong, ratios = 0, {}
-    print(f"{'class':11} {'case':24} {'GFLOP':>7} {'MB':>6} {'floor':>7} {'ours':>8} {'eager':>8} {'compile':>8} {'ratio':>6}  schedule")
+    print(
+        f"{'class':11} {'case':24} {'GFLOP':>7} {'MB':>6} {'floor':>7} {'ours':>8} {'eager':>8} {'compile':>8} "
+        f"{'ratio':>6}  schedule"
+    )
     for found in every:
         case, left = found[0].case, a.minutes * 60 - (time.perf_counter() - began)
         if left < 0:
@@ -377,17 +435,28 @@ def main() -> int:
         _, us, note = rows[0]
         ratio = min(theirs.values()) / us if theirs else math.nan
         named = "".join(f" {theirs[k]:8.2f}" if k in theirs else " " * 9 for k in ("eager", "compile"))
-        print(f"{case.kind:11} {case.name:24} {gflop:7.3f} {mb:6.2f} {least:7.2f} {us:8.2f}{named} {ratio:6.2f}  {found[0].label}{note}")
+        print(
+            f"{case.kind:11} {case.name:24} {gflop:7.3f} {mb:6.2f} {least:7.2f} {us:8.2f}{named} {ratio:6.2f}  "
+            f"{found[0].label}{note}"
+        )
         print("".join(f"{'':54}{t:13.2f}{'':25}  {m.label}{n}\n" for m, t, n in rows[1:]), end="", flush=True)
         wrong += sum("WRONG" in n for _, _, n in rows)
         if theirs:
             ratios.setdefault(case.kind, []).append(ratio)
         if a.json:
             with a.json.open("a") as f:
-                line = {"name": case.name, "floor_us": least, "peers": theirs, "ours": [{"schedule": m.label, "us": t} for m, t, _ in rows]}
+                line = {
+                    "name": case.name,
+                    "floor_us": least,
+                    "peers": theirs,
+                    "ours": [{"schedule": m.label, "us": t} for m, t, _ in rows],
+                }
                 f.write(json.dumps(line) + "\n")
     for kind, each in ratios.items():
-        print(f"geometric mean of the ratios, {kind}: {statistics.geometric_mean(each):.2f} over {len(each)}, the least {min(each):.2f}")
+        print(
+            f"geometric mean of the ratios, {kind}: {statistics.geometric_mean(each):.2f} over {len(each)}, the least "
+            f"{min(each):.2f}"
+        )
     print(f"wrong kernels: {wrong}; {time.perf_counter() - began:.0f} s")
     return int(wrong > 0)
 

@@ -2,9 +2,10 @@
 
     python benchmarks/gpu/families.py [--nets NAME,NAME] [--precision float16] [--mode reduce-overhead] [--jobs 5] [--json OUT] [--markdown OUT]
 
-It needs PyTorch, timm, torchvision and transformers; weights are drawn from a seed. Each network has a process of its own. Processes compile
-side by side, and time one after the other. Results are compared with PyTorch in float32. Times are the GPU's per call, by events around
-calls that are enqueued back to back; a ratio is torch.compile's time over ours.
+It needs PyTorch, timm, torchvision and transformers; weights are drawn from a seed. Each network has a process of its
+own. Processes compile side by side, and time one after the other. Results are compared with PyTorch in float32. Times
+are the GPU's per call, by events around calls that are enqueued back to back; a ratio is torch.compile's time over
+ours.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def arguments() -> argparse.Namespace:
     return ap.parse_args()
 
 
-# --- networks -----------------------------------------------------------------------------------------------------------------
+# --- networks ---------------------------------------------------------------------------------------------------------
 
 
 def nets() -> Iterator[Net]:
@@ -117,14 +118,18 @@ def r3d() -> Any:
 
 
 def hifigan() -> Any:
-    """The generator of HiFi-GAN (Kong and others, 2020), its smallest configuration but one: dilated and transposed convolutions of one axis."""
+    """The generator of HiFi-GAN (Kong and others, 2020), its smallest configuration but one: dilated and transposed
+    convolutions of one axis.
+    """
     import torch
     from torch import nn
 
     class Block(nn.Module):
         def __init__(self, c: int, kernel: int) -> None:
             super().__init__()
-            self.wide = nn.ModuleList(nn.Conv1d(c, c, kernel, dilation=d, padding=d * (kernel - 1) // 2) for d in (1, 3, 5))
+            self.wide = nn.ModuleList(
+                nn.Conv1d(c, c, kernel, dilation=d, padding=d * (kernel - 1) // 2) for d in (1, 3, 5)
+            )
             self.near = nn.ModuleList(nn.Conv1d(c, c, kernel, padding=(kernel - 1) // 2) for _ in range(3))
 
         def forward(self, x: Any) -> Any:
@@ -138,7 +143,8 @@ def hifigan() -> Any:
             c = 128
             self.first, rates, kernels = nn.Conv1d(80, c, 7, padding=3), (8, 8, 2, 2), (16, 16, 4, 4)
             self.up = nn.ModuleList(
-                nn.ConvTranspose1d(c >> k, c >> k + 1, n, r, padding=(n - r) // 2) for k, (r, n) in enumerate(zip(rates, kernels))
+                nn.ConvTranspose1d(c >> k, c >> k + 1, n, r, padding=(n - r) // 2)
+                for k, (r, n) in enumerate(zip(rates, kernels))
             )
             self.blocks = nn.ModuleList(nn.ModuleList(Block(c >> k + 1, n) for n in (3, 7, 11)) for k in range(4))
             self.last = nn.Conv1d(c >> 4, 1, 7, padding=3)
@@ -189,7 +195,7 @@ def graph_inputs() -> tuple[Any, ...]:
     return torch.randn(NODES, WIDTH), torch.randint(NODES, (2, EDGES))
 
 
-# --- measuring ----------------------------------------------------------------------------------------------------------------
+# --- measuring --------------------------------------------------------------------------------------------------------
 
 
 def measure(net: Net, a: argparse.Namespace) -> Row:
@@ -215,7 +221,12 @@ def measure(net: Net, a: argparse.Namespace) -> Row:
     f = dnnc.compile(program, target="cuda", precision=None if a.precision == "float32" else a.precision)
     device = [x.cuda() for x in inputs]
     result = f(*device)
-    row: Row = {"name": net.name, "precision": a.precision, "export_s": exported, "compile_s": time.perf_counter() - start - exported}
+    row: Row = {
+        "name": net.name,
+        "precision": a.precision,
+        "export_s": exported,
+        "compile_s": time.perf_counter() - start - exported,
+    }
     got, want = (x.float().cpu().numpy().astype(np.float64) for x in (result, wanted))
     row["error"] = float(np.abs(got - want).max() / np.abs(want).max())
     row["right"] = row["error"] <= BOUND[a.precision]
@@ -269,7 +280,10 @@ def line(r: Row) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    out = ["| network | error | dnnc, ms | torch.compile, ms | ratio | launches | compiled in, s |", "|---|---|---|---|---|---|---|"]
+    out = [
+        "| network | error | dnnc, ms | torch.compile, ms | ratio | launches | compiled in, s |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for r in rows:
         if "failed" in r:
             out.append(f"| {r['name']} | {r['failed']} | | | | | |")

@@ -3,10 +3,11 @@
     python benchmarks/gpu/libraries.py [--only WORD] [--ours N] [--json OUT] [--no-times]
     PYTHONPATH=.types python3 benchmarks/gpu/libraries.py     where dnnc is not installed; `make .types` makes that folder
 
-First small models are compiled as a log with library calls would have it: with the kernel gate, without it (so that a library's first call is
-while a graph is recorded), from NumPy and from CuPy arrays, bound, and out of a file. Then kernels of six shapes are timed as the tuner times
-them, weights cold: N schedules of ours, the untuned one first, and each suggestion of the library. What fails is told at its place; the exit
-status is 1 if anything but a suggestion that a library does not offer has failed.
+First small models are compiled as a log with library calls would have it: with the kernel gate, without it (so that a
+library's first call is while a graph is recorded), from NumPy and from CuPy arrays, bound, and out of a file. Then
+kernels of six shapes are timed as the tuner times them, weights cold: N schedules of ours, the untuned one first, and
+each suggestion of the library. What fails is told at its place; the exit status is 1 if anything but a suggestion that
+a library does not offer has failed.
 """
 
 from __future__ import annotations
@@ -59,16 +60,19 @@ MODELS = (
     (CONVS, "cudnn", (None, "float16", "bfloat16", "tf32")),
 )
 SHAPES = {
-    "f16 128x3072x768 bias gelu": "x: f16[128, 768], *, w: f16[768, 3072], b: f16[3072] -> gelu(add(matmul(x, w), b), approximate='tanh')",
+    "f16 128x3072x768 bias gelu": "x: f16[128, 768], *, w: f16[768, 3072], b: f16[3072] -> gelu(add(matmul(x, w), b), "
+    "approximate='tanh')",
     "f16 2048x768x3072 bias relu": "x: f16[2048, 3072], *, w: f16[3072, 768], b: f16[768] -> relu(add(matmul(x, w), b))",
     "f16 4096x4096x4096": "x: f16[4096, 4096], *, w: f16[4096, 4096] -> matmul(x, w)",
     "f32 1024x1024x1024": "x: f32[1024, 1024], *, w: f32[1024, 1024] -> matmul(x, w)",
-    "f16 conv 1x64x56x56 3x3 bias relu": "x: f16[1, 64, 56, 56], *, w: f16[64, 64, 3, 3], b: f16[64] -> relu(conv(x, w, b, pads=(1, 1, 1, 1)))",
-    "f16 conv 32x256x14x14 3x3 bias relu": "x: f16[32, 256, 14, 14], *, w: f16[256, 256, 3, 3], b: f16[256] -> relu(conv(x, w, b, pads=(1, 1, 1, 1)))",
+    "f16 conv 1x64x56x56 3x3 bias relu": "x: f16[1, 64, 56, 56], *, w: f16[64, 64, 3, 3], b: f16[64] -> relu(conv(x, "
+    "w, b, pads=(1, 1, 1, 1)))",
+    "f16 conv 32x256x14x14 3x3 bias relu": "x: f16[32, 256, 14, 14], *, w: f16[256, 256, 3, 3], b: f16[256] -> "
+    "relu(conv(x, w, b, pads=(1, 1, 1, 1)))",
 }
 
 
-# --- are they right? ----------------------------------------------------------------------------------------------------------
+# --- are they right? --------------------------------------------------------------------------------------------------
 
 
 def winners_of(g: Graph, library: str, number: int, precision: str | None) -> dict[str, Choice]:
@@ -77,7 +81,11 @@ def winners_of(g: Graph, library: str, number: int, precision: str | None) -> di
     offered = with_libraries("cuda")
     found = {}
     for task, _ in tasks:
-        calls = [c for c in offered(task) if c.template == library and dict(c.knobs).get("algo", dict(c.knobs).get("plan")) == number]
+        calls = [
+            c
+            for c in offered(task)
+            if c.template == library and dict(c.knobs).get("algo", dict(c.knobs).get("plan")) == number
+        ]
         if calls:
             found[task.key] = calls[-1] if precision == "tf32" else calls[0]
     return found
@@ -125,9 +133,7 @@ def check_all(only: str, failed: list[str]) -> None:
     for text, library, precisions in MODELS:
         for k, precision in enumerate(precisions):
             number, verify = (0, False) if k % 2 else (min(k, 1), "kernels")
-            name = (
-                f"{text.split('(')[0].split()[-1]} {library} {precision or 'float32'} suggestion {number}{'' if verify else ', not checked before'}"
-            )
+            name = f"{text.split('(')[0].split()[-1]} {library} {precision or 'float32'} suggestion {number}{'' if verify else ', not checked before'}"
             if only in name:
                 told(name, failed, lambda: check(text, library, precision, number, verify))
 
@@ -148,12 +154,14 @@ def told(name: str, failed: list[str], work: Callable[[], str]) -> None:
     print(f"{name:64} {time.perf_counter() - start:5.1f} s  {text}", flush=True)
 
 
-# --- how fast? ----------------------------------------------------------------------------------------------------------------
+# --- how fast? --------------------------------------------------------------------------------------------------------
 
 
 def task_of_shape(shape: str) -> Task:
     inputs, _, body = shape.partition(" -> ")
-    _, tasks = tasks_of(graph_of(f"def f({inputs}):\n    return {body}\n"), make_options({"target": "cuda", "cache": False}))
+    _, tasks = tasks_of(
+        graph_of(f"def f({inputs}):\n    return {body}\n"), make_options({"target": "cuda", "cache": False})
+    )
     return next(t for t, _ in tasks if t.kind == "contraction")
 
 
@@ -177,8 +185,17 @@ def times(name: str, shape: str, machine: GpuMachine, bench: GpuBench, count: in
             found[str(choice)] = min(kernel.measure() for _ in range(3)) * 1e6
         except (TargetError, AccuracyError) as e:
             notes[str(choice)] = f"{type(e).__name__}: {e}"
-    best_ours, best_theirs = ((min((t for c in group if (t := found[str(c)]) is not None), default=None)) for group in (ours, theirs))
-    return {"name": name, "ours": best_ours, "default": found[str(ours[0])], "library": best_theirs, "all": found, "notes": notes}
+    best_ours, best_theirs = (
+        (min((t for c in group if (t := found[str(c)]) is not None), default=None)) for group in (ours, theirs)
+    )
+    return {
+        "name": name,
+        "ours": best_ours,
+        "default": found[str(ours[0])],
+        "library": best_theirs,
+        "all": found,
+        "notes": notes,
+    }
 
 
 def _built(machine: GpuMachine, task: Task, choice: Choice) -> Any:
@@ -206,7 +223,9 @@ def main() -> int:
     ap.add_argument("--no-times", action="store_true", help="the first half alone")
     a = ap.parse_args()
     failed: list[str] = []
-    print(", ".join(f"{VENDORS[n].title} {version_of(n)}" for n in installed()) or "no library is installed", flush=True)
+    print(
+        ", ".join(f"{VENDORS[n].title} {version_of(n)}" for n in installed()) or "no library is installed", flush=True
+    )
     check_all(a.only, failed)
     rows: list[dict[str, Any]] = []
     if not a.no_times:

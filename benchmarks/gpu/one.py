@@ -1,6 +1,8 @@
-"""One model on the GPU: compile, compare with ONNX Runtime on the CPU, time beside PyTorch. Called by `run.py` in a process of its own.
+"""One model on the GPU: compile, compare with ONNX Runtime on the CPU, time beside PyTorch. Called by `run.py` in a
+process of its own.
 
-In: a model of a zoo's folder and a precision. Out: one row as a dict. A process of its own because an error on a device ends its context.
+In: a model of a zoo's folder and a precision. Out: one row as a dict. A process of its own because an error on a device
+ends its context.
 """
 
 from __future__ import annotations
@@ -38,7 +40,12 @@ def measure(folder: Path, row: Row, precision: str, a: argparse.Namespace) -> Ro
     arrays = [inputs[i.name] for i in f.inputs]
     got = f(*arrays)
     batch = row["inputs"][0]["shape"][:1] or [1]
-    out: Row = {"name": row["name"], "precision": precision, "batch": batch[0], "compile_s": time.perf_counter() - start}
+    out: Row = {
+        "name": row["name"],
+        "precision": precision,
+        "batch": batch[0],
+        "compile_s": time.perf_counter() - start,
+    }
     program = f.report.programs[-1]
     out |= {"calls": program.calls, "kernels": len(program.kernels), "fallbacks": len(f.report.fallbacks)}
     want, found = reference(model, inputs), got if isinstance(got, tuple) else (got,)
@@ -72,7 +79,7 @@ def reference(model: Any, inputs: dict[str, Array]) -> list[Array]:
     return list(session.run(None, inputs))
 
 
-# --- peers --------------------------------------------------------------------------------------------------------------------
+# --- peers ------------------------------------------------------------------------------------------------------------
 
 
 FASTER = {"bert_base": {"attention": "sdpa"}}  # the peer's own kernel, where the exported model spells it out
@@ -89,7 +96,11 @@ def module(name: str, inputs: dict[str, Array], precision: str) -> tuple[Any, li
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
     kind = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(precision, torch.float32)
     net, names = make(name, **FASTER.get(name, {}))
-    net = net.cuda().to(kind).to(memory_format=torch.channels_last) if any(inputs[n].ndim == 4 for n in names) else net.cuda().to(kind)
+    net = (
+        net.cuda().to(kind).to(memory_format=torch.channels_last)
+        if any(inputs[n].ndim == 4 for n in names)
+        else net.cuda().to(kind)
+    )
     given = []
     for n in names:
         t = torch.from_numpy(np.array(inputs[n])).cuda()
@@ -115,7 +126,10 @@ def graph(name: str, inputs: dict[str, Array], precision: str) -> Callable[[], o
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):
         captured.result = net(*given)
-    captured.reads = net, given  # a graph keeps nothing alive; another peer's torch.compile returns free memory to the device
+    captured.reads = (
+        net,
+        given,
+    )  # a graph keeps nothing alive; another peer's torch.compile returns free memory to the device
     return captured.replay
 
 

@@ -3,8 +3,9 @@
     python benchmarks/gpu/recurrent.py [--only WORD,WORD] [--candidates N] [--warm] [--repeats N] [--json OUT] [--emit-only]
     PYTHONPATH=.types python3 benchmarks/gpu/recurrent.py     where dnnc is not installed; `make .types` makes that folder
 
-What a line says, and how it is measured, stands in single.py. Ours begins behind the product of all inputs, which is a kernel of its own; cuDNN's
-layer has inputs of 8 elements. The states are scaled where they are multiplied, so that random weights do not make errors grow from step to step.
+What a line says, and how it is measured, stands in single.py. Ours begins behind the product of all inputs, which is a
+kernel of its own; cuDNN's layer has inputs of 8 elements. The states are scaled where they are multiplied, so that
+random weights do not make errors grow from step to step.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def layer(kind: str, steps: int, hidden: int, batch: int = 1, t: str = "f32") ->
         import torch
 
         if not made:
-            module = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU, "rnn": torch.nn.RNN}[kind](WIDTH, hidden).cuda().eval()
+            module = (
+                {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU, "rnn": torch.nn.RNN}[kind](WIDTH, hidden).cuda().eval()
+            )
             dtype = torch.float32 if t == "f32" else torch.float16
             made.extend([module.to(dtype), torch.randn(steps, batch, WIDTH, device="cuda", dtype=dtype)])
         with torch.no_grad():

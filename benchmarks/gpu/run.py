@@ -3,11 +3,12 @@
     python benchmarks/gpu/run.py --models DIR [--set all|float|NAME,NAME] [--precision float32,float16,bfloat16,tf32] [--peers graph,eager,...]
                                  [--check-only] [--jobs 4] [--cache DIR] [--json OUT] [--markdown OUT]
 
-DIR is made by `python benchmarks/zoo build DIR --weights seeded` on any machine (35 models in 4 MB; weights are drawn where they are used).
-Each (model, precision) runs in a process of its own. Outputs are compared with ONNX Runtime on the CPU in float32. Times are the GPU's per
-call, by events around calls that are enqueued back to back. Peers: eager (PyTorch), graph (the same in a CUDA graph), reduce-overhead and
-max-autotune (torch.compile, which takes minutes; `results/gpu-peers.json` keeps what was measured on one device, marked `*` in tables). A ratio
-is the fastest peer's time over ours.
+DIR is made by `python benchmarks/zoo build DIR --weights seeded` on any machine (35 models in 4 MB; weights are drawn
+where they are used). Each (model, precision) runs in a process of its own. Outputs are compared with ONNX Runtime on
+the CPU in float32. Times are the GPU's per call, by events around calls that are enqueued back to back. Peers: eager
+(PyTorch), graph (the same in a CUDA graph), reduce-overhead and max-autotune (torch.compile, which takes minutes;
+`results/gpu-peers.json` keeps what was measured on one device, marked `*` in tables). A ratio is the fastest peer's
+time over ours.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def arguments() -> argparse.Namespace:
     ap.add_argument("--models", type=Path, default=Path("zoo"), help="folder with models and their manifest.json")
     ap.add_argument("--set", default="all", help="all, float (no quantized models), or names separated by commas")
     ap.add_argument("--precision", default="float32", help="of float32, tf32, float16, bfloat16, separated by commas")
-    ap.add_argument("--peers", default="graph", help="of eager, graph, reduce-overhead, max-autotune; none for dnnc alone")
+    ap.add_argument(
+        "--peers", default="graph", help="of eager, graph, reduce-overhead, max-autotune; none for dnnc alone"
+    )
     ap.add_argument("--check-only", action="store_true", help="compare outputs, time nothing")
     ap.add_argument("--profile", action="store_true", help="print where the time of each model goes")
     ap.add_argument("--jobs", type=int, default=4, help="models at a time when nothing is timed")
@@ -71,14 +74,20 @@ def apart(a: argparse.Namespace, name: str, precision: str) -> Row:
     words = [sys.executable, str(HERE / "run.py"), *sys.argv[1:], "--one", f"{name}:{precision}"]
     blank: Row = {"name": name, "precision": precision, "right": False}
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=a.timeout, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=a.timeout, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+        )
     except subprocess.TimeoutExpired:
         return blank | {"failed": f"not done after {a.timeout:.0f} s", "wall_s": a.timeout}
     lines = done.stdout.strip().splitlines()
     if done.returncode == 0 and lines and lines[-1].startswith("{"):
         return json.loads(lines[-1]) | {"wall_s": time.perf_counter() - start}
     said = [x for x in done.stderr.strip().splitlines() if x.strip()]
-    return blank | {"failed": said[-1][:300] if said else f"exit status {done.returncode}", "log": said[-30:], "wall_s": time.perf_counter() - start}
+    return blank | {
+        "failed": said[-1][:300] if said else f"exit status {done.returncode}",
+        "log": said[-30:],
+        "wall_s": time.perf_counter() - start,
+    }
 
 
 def line(r: Row) -> str:
@@ -89,7 +98,11 @@ def line(r: Row) -> str:
     if "ms" in r:
         times = ", ".join(f"{k} {t:.4f}" for k, t in r["ms"].items())
         peers = [t for k, t in r["ms"].items() if k != "dnnc"]
-        text += f", {times} ms" + (f", ratio {min(peers) / r['ms']['dnnc']:.2f}" if peers else "") + f", host {r['host_us']:.0f} us"
+        text += (
+            f", {times} ms"
+            + (f", ratio {min(peers) / r['ms']['dnnc']:.2f}" if peers else "")
+            + f", host {r['host_us']:.0f} us"
+        )
     return text + "".join(f"; {k}: {v}" for k, v in r.get("failures", {}).items())
 
 
@@ -97,16 +110,46 @@ def table(about: dict[str, Any], rows: list[Row]) -> str:
     """The results in Markdown, with what is known of torch.compile on this device."""
     known = json.loads((HERE.parent / "results" / "gpu-peers.json").read_text())
     peers = list(dict.fromkeys(k for r in rows for k in r.get("ms", {}) if k != "dnnc"))
-    head = ["model", "precision", "batch", "error", "launches", "dnnc", *peers, "torch.compile*", "ratio", "compile", "a bound call"]
-    lines = [f"{', '.join(f'{k} {v}' for k, v in about.items())}; milliseconds", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    head = [
+        "model",
+        "precision",
+        "batch",
+        "error",
+        "launches",
+        "dnnc",
+        *peers,
+        "torch.compile*",
+        "ratio",
+        "compile",
+        "a bound call",
+    ]
+    lines = [
+        f"{', '.join(f'{k} {v}' for k, v in about.items())}; milliseconds",
+        "",
+        f"| {' | '.join(head)} |",
+        "|---" * len(head) + "|",
+    ]
     for r in rows:
         times = r.get("ms", {})
-        kept = known["ms"].get(r["name"], {}).get(str(r.get("batch"))) if r["precision"] == "float16" and about["device"] == known["device"] else None
+        kept = (
+            known["ms"].get(r["name"], {}).get(str(r.get("batch")))
+            if r["precision"] == "float16" and about["device"] == known["device"]
+            else None
+        )
         others = [t for k, t in times.items() if k != "dnnc"] + ([kept] if kept else [])
         ratio = f"{min(others) / times['dnnc']:.2f}" if others and "dnnc" in times else ""
-        cells = [r["name"], r["precision"], r.get("batch", ""), f"{r['error']:.1e}" if "error" in r else r.get("failed", ""), r.get("calls", "")]
+        cells = [
+            r["name"],
+            r["precision"],
+            r.get("batch", ""),
+            f"{r['error']:.1e}" if "error" in r else r.get("failed", ""),
+            r.get("calls", ""),
+        ]
         cells += [f"{times[k]:.4f}" if k in times else "" for k in ("dnnc", *peers)] + [kept or "", ratio]
-        cells += [f"{r['compile_s']:.1f} s" if "compile_s" in r else "", f"{r['host_us']:.0f} us" if "host_us" in r else ""]
+        cells += [
+            f"{r['compile_s']:.1f} s" if "compile_s" in r else "",
+            f"{r['host_us']:.0f} us" if "host_us" in r else "",
+        ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join([*lines, "", f"* {known['about']}; {known['date']}, {known['versions']}."]) + "\n"
 
@@ -118,7 +161,11 @@ def machine() -> dict[str, Any]:
     found = cupy.cuda.runtime.getDeviceProperties(0)
     from cupy_backends.cuda.libs import nvrtc
 
-    versions = {"cupy": cupy.__version__, "driver": cupy.cuda.runtime.driverGetVersion(), "nvrtc": list(nvrtc.getVersion())}
+    versions = {
+        "cupy": cupy.__version__,
+        "driver": cupy.cuda.runtime.driverGetVersion(),
+        "nvrtc": list(nvrtc.getVersion()),
+    }
     return {"device": found["name"].decode(), "date": time.strftime("%Y-%m-%d"), **versions}
 
 

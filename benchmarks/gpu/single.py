@@ -1,12 +1,15 @@
-"""Single kernels on one GPU, beside a library's call for the same: what the scripts kernels, contractions, attention and memory_bound share.
+"""Single kernels on one GPU, beside a library's call for the same: what the scripts kernels, contractions, attention
+and memory_bound share.
 
-In: cases, each a group of nodes with PyTorch's call for it, and the schedules to try. Kernels are made as the driver makes them. Each is checked
-before it is timed: what the replayed graph wrote into every set of arrays is compared in float64, errors relative to the largest element.
+In: cases, each a group of nodes with PyTorch's call for it, and the schedules to try. Kernels are made as the driver
+makes them. Each is checked before it is timed: what the replayed graph wrote into every set of arrays is compared in
+float64, errors relative to the largest element.
 
-Times are microseconds of one call out of a CUDA graph of many, medians over replays that take turns. Inputs and results, the library's too,
-rotate through COLD_BYTES, more than the L2 cache holds (of small cases through as many sets as the graph has calls), unless they are to be warm.
-A ratio is the library's time over ours: of the first schedule, which is what is used without tuning, and of the fastest right one. Where these
-differ, the model that orders the schedules is to be looked at.
+Times are microseconds of one call out of a CUDA graph of many, medians over replays that take turns. Inputs and
+results, the library's too, rotate through COLD_BYTES, more than the L2 cache holds (of small cases through as many sets
+as the graph has calls), unless they are to be warm. A ratio is the library's time over ours: of the first schedule,
+which is what is used without tuning, and of the fastest right one. Where these differ, the model that orders the
+schedules is to be looked at.
 """
 
 from __future__ import annotations
@@ -49,8 +52,9 @@ Choices = Callable[[Problem], list[Choice]]
 
 @dataclass(frozen=True)
 class Case:
-    """`peer`: the library's call, which is timed. `want`: what results are compared with, of float64. Both take what kernels take, but the output.
-    `below`: integers among the inputs, which are indices, are less than it."""
+    """`peer`: the library's call, which is timed. `want`: what results are compared with, of float64. Both take what
+    kernels take, but the output. `below`: integers among the inputs, which are indices, are less than it.
+    """
 
     name: str
     problem: Problem
@@ -69,7 +73,9 @@ class Case:
 
 
 def case(name: str, inputs: str, body: str, peer: Call, want: Call | None = None, below: int = 1) -> Case:
-    """A group as graph text whose result is `y`, its lines separated by semicolons. `peer` and `want` take the inputs in this order."""
+    """A group as graph text whose result is `y`, its lines separated by semicolons. `peer` and `want` take the inputs
+    in this order.
+    """
     g = parse(f"def f({inputs}):\n" + "".join(f"    {line}\n" for line in body.split("; ")) + "    return y\n")
     nodes = list(g.nodes())
     lowered = lower(g, nodes, g.outputs[0])
@@ -90,7 +96,9 @@ class Schedules:
 
     def offered(self, problem: Problem, names: Collection[str], each: int | None = None) -> list[Choice]:
         """Of the templates of these names, `each` with so many; best guess first."""
-        return [Choice(t.name, knobs) for t in self.templates if t.name in names for knobs in t.candidates(problem)[:each]]
+        return [
+            Choice(t.name, knobs) for t in self.templates if t.name in names for knobs in t.candidates(problem)[:each]
+        ]
 
     def kernel(self, problem: Problem, choice: Choice) -> Kernel:
         template = next(t for t in self.templates if t.name == choice.template)
@@ -113,7 +121,11 @@ class Candidate:
     @property
     def limit(self) -> float:
         """The largest error that it may have."""
-        return TOLERANCE_TF32 if self.choice.template == "tf32" else TOLERANCE[self.case.problem.lowered.params[-1].type.dtype.name]
+        return (
+            TOLERANCE_TF32
+            if self.choice.template == "tf32"
+            else TOLERANCE[self.case.problem.lowered.params[-1].type.dtype.name]
+        )
 
     def __str__(self) -> str:
         c, shared = self.code, self.code.shared_bytes + launch_of(self.kernel).shared_bytes
@@ -124,11 +136,15 @@ def compiled(cases: Sequence[Case], choices: Choices, schedules: Schedules) -> l
     """The candidates of each case."""
     start, target = time.perf_counter(), schedules.target
     made = [(c, choice, schedules.kernel(c.problem, choice)) for c in cases for choice in choices(c.problem)]
-    texts = {f"kernel_{k}": (emit_kernel(kernel, f"kernel_{k}", target), target.arch) for k, (_, _, kernel) in enumerate(made)}
+    texts = {
+        f"kernel_{k}": (emit_kernel(kernel, f"kernel_{k}", target), target.arch)
+        for k, (_, _, kernel) in enumerate(made)
+    }
     codes = compile_many(texts, os.cpu_count() or 1)
     found = [Candidate(*m, symbol, codes[symbol]) for m, symbol in zip(made, texts)]
     print(f"{len(found)} kernels in {time.perf_counter() - start:.1f} s; spills {sum(x.code.spills for x in found)}, "
-          f"local memory of {[f'{x.case.name} {x.choice}' for x in found if x.code.local_bytes]}", flush=True)  # fmt: skip
+          f"local memory of {[f'{x.case.name} {x.choice}' for x in found if x.code.local_bytes]}",
+          flush=True)  # fmt: skip
     return [(c, [x for x in found if x.case is c]) for c in cases]
 
 
@@ -143,7 +159,9 @@ class Arrays:
         self.count = 1 if warm else max(1, min(CALLS, -(-COLD_BYTES // c.nbytes)))
         self.inputs = [[self.drawn(v.type, c.below) for v in given] for _ in range(self.count)]
         self.outputs = [self.drawn(result.type) for _ in range(self.count)]
-        self.wants = [c.want(*(x.double() if x.is_floating_point() else x for x in inputs)).double() for inputs in self.inputs]
+        self.wants = [
+            c.want(*(x.double() if x.is_floating_point() else x for x in inputs)).double() for inputs in self.inputs
+        ]
 
     @staticmethod
     def drawn(t: TensorType, below: int = 1) -> Any:
@@ -164,7 +182,10 @@ class Arrays:
 
     def error(self) -> float:
         """The largest of all sets, relative to the largest element; a NaN is infinitely wrong."""
-        gaps = [float((x.double() - want).abs().max() / want.abs().max().clamp(min=1e-30)) for x, want in zip(self.outputs, self.wants)]
+        gaps = [
+            float((x.double() - want).abs().max() / want.abs().max().clamp(min=1e-30))
+            for x, want in zip(self.outputs, self.wants)
+        ]
         return math.inf if any(math.isnan(gap) for gap in gaps) else max(gaps)
 
 
@@ -251,7 +272,9 @@ def measured(c: Case, found: Sequence[Candidate], a: argparse.Namespace) -> tupl
     library, *ours = zip(*(microseconds(graphs, a.replays) for _ in range(a.repeats)))
     graphs.clear()  # before the functions
     ratios = [[theirs / own for theirs, own in zip(library, times)] for times in ours]
-    return statistics.median(library), [Result(x, statistics.median(t), r, e) for x, t, r, e in zip(found, ours, ratios, errors)]
+    return statistics.median(library), [
+        Result(x, statistics.median(t), r, e) for x, t, r, e in zip(found, ours, ratios, errors)
+    ]
 
 
 def report(c: Case, library: float, results: Sequence[Result]) -> tuple[float | None, float | None]:
@@ -271,13 +294,17 @@ def options(text: str | None) -> argparse.ArgumentParser:
     ap.add_argument("--emit-only", action="store_true", help="print registers and spills of each kernel; needs no GPU")
     ap.add_argument("--warm", action="store_true", help="the same arrays in each call")
     ap.add_argument("--replays", type=int, default=15, help="of each graph, for one median")
-    ap.add_argument("--repeats", type=int, default=1, help="medians, of which ratios are taken; the median of these counts")
+    ap.add_argument(
+        "--repeats", type=int, default=1, help="medians, of which ratios are taken; the median of these counts"
+    )
     ap.add_argument("--json", type=Path, help="append a line for each kernel")
     return ap
 
 
 def run(cases: Sequence[Case], choices: Choices, schedules: Schedules, a: argparse.Namespace, **more: str) -> int:
-    """Compile, check, measure and print; the exit code, 1 when a kernel is wrong. `more`: stands in each line of --json."""
+    """Compile, check, measure and print; the exit code, 1 when a kernel is wrong. `more`: stands in each line of
+    --json.
+    """
     every = compiled([c for c in cases if any(word in c.name for word in a.only.split(","))], choices, schedules)
     for c, found in every:
         if a.emit_only or not found:
@@ -299,6 +326,9 @@ def run(cases: Sequence[Case], choices: Choices, schedules: Schedules, a: argpar
     for what, every_one in zip(("first schedules", "fastest schedules"), zip(*ratios)):
         right = [r for r in every_one if r is not None]
         if right:
-            print(f"geometric mean of the ratios, {what}: {statistics.geometric_mean(right):.3f} over {len(right)} of {len(ratios)}")
+            print(
+                f"geometric mean of the ratios, {what}: {statistics.geometric_mean(right):.3f} over {len(right)} of "
+                f"{len(ratios)}"
+            )
     print(f"wrong kernels: {wrong}")
     return int(wrong > 0)

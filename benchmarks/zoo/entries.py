@@ -98,7 +98,12 @@ ARCHITECTURES = (
     Entry("mobilenet_v3_large", Net("vision:from_timm", ("mobilenetv3_large_100",), 17, True), image()),
     Entry("efficientnet_b0", Net("vision:from_timm", ("efficientnet_b0",)), image()),
     Entry("vgg16", Net("vision:from_timm", ("vgg16",), 13, True), image()),
-    Entry("densenet121", Net("vision:from_timm", ("densenet121",), 12, True, keep_norms=True), image(), "batch norms unfolded"),
+    Entry(
+        "densenet121",
+        Net("vision:from_timm", ("densenet121",), 12, True, keep_norms=True),
+        image(),
+        "batch norms unfolded",
+    ),
     Entry("vit_small_patch16", Net("vision:from_timm", ("vit_small_patch16_224", False)), image()),
     Entry("convnext_tiny", Net("vision:from_timm", ("convnext_tiny", False)), image()),
     Entry("squeezenet1_1", Net("vision:squeezenet", (), 11, True), image()),
@@ -119,11 +124,30 @@ ARCHITECTURES = (
         "one token with a cache of symbolic length",
     ),
     Entry("unet_small", Net("vision:unet"), image(256)),
-    Entry("lstm_lm", Net("text:lstm_model", (), 14, True), (words(32, 10000), Input("h0", (2, 1, 512)), Input("c0", (2, 1, 512)))),
-    Entry("mlp_mnist", Net("vision:mlp", dynamic={"input": ("batch",)}), (Input("input", (1, 1, 28, 28), lo=0, hi=1),), "symbolic batch"),
+    Entry(
+        "lstm_lm",
+        Net("text:lstm_model", (), 14, True),
+        (words(32, 10000), Input("h0", (2, 1, 512)), Input("c0", (2, 1, 512))),
+    ),
+    Entry(
+        "mlp_mnist",
+        Net("vision:mlp", dynamic={"input": ("batch",)}),
+        (Input("input", (1, 1, 28, 28), lo=0, hi=1),),
+        "symbolic batch",
+    ),
     Entry("yolo_like", Net("vision:detector", (), 16, True), image(320, "images", lo=0, hi=1)),
-    Entry("resnet18_qdq", Net("vision:from_timm", ("resnet18",), 17, True, quantize="qdq"), image(), "int8, quantize and dequantize nodes"),
-    Entry("minilm_l6_dynquant", Net("text:minilm", (), 17, True, quantize="dynamic"), (words(64), attend(64)), "int8 matrix products"),
+    Entry(
+        "resnet18_qdq",
+        Net("vision:from_timm", ("resnet18",), 17, True, quantize="qdq"),
+        image(),
+        "int8, quantize and dequantize nodes",
+    ),
+    Entry(
+        "minilm_l6_dynquant",
+        Net("text:minilm", (), 17, True, quantize="dynamic"),
+        (words(64), attend(64)),
+        "int8 matrix products",
+    ),
     Entry(
         "rnn_decode_loop",
         Graph("graphs:decode_loop"),
@@ -136,16 +160,26 @@ ARCHITECTURES = (
 RAPID = "rapidocr_onnxruntime/models/"
 ATOMS = 64
 TRAINED = (
-    Entry("ppocr_v4_det", Wheel("rapidocr-onnxruntime==1.4.4", RAPID + "ch_PP-OCRv4_det_infer.onnx"), (Input("x", (1, 3, 480, 640)),), "finds text"),
+    Entry(
+        "ppocr_v4_det",
+        Wheel("rapidocr-onnxruntime==1.4.4", RAPID + "ch_PP-OCRv4_det_infer.onnx"),
+        (Input("x", (1, 3, 480, 640)),),
+        "finds text",
+    ),
     Entry(
         "ppocr_cls",
         Wheel("rapidocr-onnxruntime==1.4.4", RAPID + "ch_ppocr_mobile_v2.0_cls_infer.onnx"),
         (Input("x", (1, 3, 48, 192)),),
         "direction of text, Paddle's exporter",
     ),
-    Entry("ddddocr_det", Wheel("ddddocr==1.6.1", "ddddocr/common_det.onnx"), image(416, "images", lo=0, hi=255), "YOLOX"),
     Entry(
-        "ddddocr_common", Wheel("ddddocr==1.6.1", "ddddocr/common.onnx"), (Input("input1", (1, 1, 64, 192), lo=-1, hi=1),), "convolutions and an LSTM"
+        "ddddocr_det", Wheel("ddddocr==1.6.1", "ddddocr/common_det.onnx"), image(416, "images", lo=0, hi=255), "YOLOX"
+    ),
+    Entry(
+        "ddddocr_common",
+        Wheel("ddddocr==1.6.1", "ddddocr/common.onnx"),
+        (Input("input1", (1, 1, 64, 192), lo=-1, hi=1),),
+        "convolutions and an LSTM",
     ),
     Entry(
         "ddddocr_old_int8",
@@ -156,7 +190,11 @@ TRAINED = (
     Entry(
         "silero_vad_16k",
         Wheel("silero-vad==6.2.3", "silero_vad/data/silero_vad_16k_op15.onnx"),
-        (Input("input", (1, 576), scale=0.1), Input("state", (2, 1, 128), scale=0.1), Input("sr", (), "int64", value=16000)),
+        (
+            Input("input", (1, 576), scale=0.1),
+            Input("state", (2, 1, 128), scale=0.1),
+            Input("sr", (), "int64", value=16000),
+        ),
         "If and an LSTM",
     ),
     Entry(

@@ -13,14 +13,18 @@ node, value = helper.make_node, helper.make_tensor_value_info
 
 
 def decode_loop(vocabulary: int = 2000, width: int = 256, steps: int = 16) -> ModelProto:
-    """A recurrent decoder: a Loop whose body embeds a token, updates the state, and takes the likeliest token as the next one."""
+    """A recurrent decoder: a Loop whose body embeds a token, updates the state, and takes the likeliest token as the
+    next one.
+    """
     constants = _decoder_weights(vocabulary, width) + [
         numpy_helper.from_array(np.asarray(v), name) for name, v in (("steps", np.int64(steps)), ("go", np.bool_(True)))
     ]
     state, token = ["batch", width], ["batch"]
     inputs = [value("hinit", TensorProto.FLOAT, state), value("bos", TensorProto.INT64, token)]
     outputs = [value("logp", TensorProto.FLOAT, [steps, "batch", vocabulary]), value("tlast", TensorProto.INT64, token)]
-    loop = node("Loop", ["steps", "go", "hinit", "bos"], ["hlast", "tlast", "logp"], body=_decoder_step(vocabulary, width))
+    loop = node(
+        "Loop", ["steps", "go", "hinit", "bos"], ["hlast", "tlast", "logp"], body=_decoder_step(vocabulary, width)
+    )
     graph = helper.make_graph([loop], "decode_loop", inputs, outputs, constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 15)], ir_version=8, producer_name="dnnc")
     onnx.checker.check_model(model)
@@ -60,5 +64,11 @@ def _decoder_step(vocabulary: int, width: int) -> Any:
     state, token = ["batch", width], ["batch"]
     given = [value("step", TensorProto.INT64, []), value("going", TensorProto.BOOL, [])]
     given += [value("h", TensorProto.FLOAT, state), value("token", TensorProto.INT64, token)]
-    made = [value("going_next", TensorProto.BOOL, []), value("h_next", TensorProto.FLOAT, state), value("token_next", TensorProto.INT64, token)]
-    return helper.make_graph(nodes, "step", given, [*made, value("logp_step", TensorProto.FLOAT, ["batch", vocabulary])])
+    made = [
+        value("going_next", TensorProto.BOOL, []),
+        value("h_next", TensorProto.FLOAT, state),
+        value("token_next", TensorProto.INT64, token),
+    ]
+    return helper.make_graph(
+        nodes, "step", given, [*made, value("logp_step", TensorProto.FLOAT, ["batch", vocabulary])]
+    )

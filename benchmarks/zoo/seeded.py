@@ -1,8 +1,10 @@
-"""Models that travel without their weights: every larger tensor is replaced by a recipe, from which NumPy makes values of the same kind.
+"""Models that travel without their weights: every larger tensor is replaced by a recipe, from which NumPy makes values
+of the same kind.
 
-In: an onnx.ModelProto. Out: a small one whose tensors over LIMIT bytes are marked as external data with location `seeded` and a recipe in
-JSON beside it: rule, seed, and the moments and range of the original. `materialize` fills them again, bit for bit the same everywhere: the
-numbers come from the raw stream of PCG64 by integer arithmetic. The values differ from the originals, the work does not.
+In: an onnx.ModelProto. Out: a small one whose tensors over LIMIT bytes are marked as external data with location
+`seeded` and a recipe in JSON beside it: rule, seed, and the moments and range of the original. `materialize` fills them
+again, bit for bit the same everywhere: the numbers come from the raw stream of PCG64 by integer arithmetic. The values
+differ from the originals, the work does not.
 """
 
 from __future__ import annotations
@@ -86,7 +88,8 @@ def seed_model(model: ModelProto) -> ModelProto:
 def describe(a: Array, seed: int) -> Recipe:
     """A recipe for an array: `exact` for what has structure (masks, tables of indices), else its distribution.
 
-    Positive floats (variances, gains) stay positive by a normal distribution of their logarithm; bytes of quantized weights are rounded.
+    Positive floats (variances, gains) stay positive by a normal distribution of their logarithm; bytes of quantized
+    weights are rounded.
     """
     kind = a.dtype.kind
     by_chance = kind in "fV" or (a.dtype.itemsize == 1 and kind in "iu")
@@ -132,7 +135,9 @@ def regenerate(recipe: Recipe, shape: tuple[int, ...], dtype: np.dtype[Any]) -> 
 
 
 def _bell(bits: np.random.PCG64, n: int) -> Array:
-    """n numbers of mean 0 and deviation 1: sums of four uniform 16-bit integers, close to normal up to 3.4 deviations."""
+    """n numbers of mean 0 and deviation 1: sums of four uniform 16-bit integers, close to normal up to 3.4
+    deviations.
+    """
     words = np.asarray(bits.random_raw(n)).view(np.uint16).reshape(n, 4)
     total = words[:, 0].astype(np.float64)
     for k in (1, 2, 3):

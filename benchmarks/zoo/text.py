@@ -69,7 +69,15 @@ class Gpt2(nn.Module):
 
     mask: Tensor
 
-    def __init__(self, cached: bool, layers: int = 12, width: int = 768, heads: int = 12, vocabulary: int = 50257, context: int = 1024) -> None:
+    def __init__(
+        self,
+        cached: bool,
+        layers: int = 12,
+        width: int = 768,
+        heads: int = 12,
+        vocabulary: int = 50257,
+        context: int = 1024,
+    ) -> None:
         super().__init__()
         self.cached = cached
         self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(context, width)

@@ -38,7 +38,9 @@ class _InertFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds torchvision where it is not installed: timm imports it for reading images, which is not done here."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.split(".")[0] == "torchvision" else None
+        return (
+            importlib.machinery.ModuleSpec(name, self, is_package=True) if name.split(".")[0] == "torchvision" else None
+        )
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         return _Inert(spec.name)
@@ -68,7 +70,7 @@ def max_pool(kernel: int = 3) -> nn.Module:
     return nn.MaxPool2d(kernel, 2, ceil_mode=True)
 
 
-# --- classifiers --------------------------------------------------------------------------------------------------------------
+# --- classifiers ------------------------------------------------------------------------------------------------------
 
 
 class Fire(nn.Module):
@@ -98,7 +100,16 @@ def alexnet() -> nn.Module:
 
     features = [*conv(3, 64, 11, 4, 2), nn.MaxPool2d(3, 2), *conv(64, 192, 5, 1, 2), nn.MaxPool2d(3, 2)]
     features += [*conv(192, 384, 3), *conv(384, 256, 3), *conv(256, 256, 3), nn.MaxPool2d(3, 2)]
-    head = [nn.AdaptiveAvgPool2d(6), nn.Flatten(), nn.Dropout(), nn.Linear(9216, 4096), nn.ReLU(), nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU()]
+    head = [
+        nn.AdaptiveAvgPool2d(6),
+        nn.Flatten(),
+        nn.Dropout(),
+        nn.Linear(9216, 4096),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Linear(4096, 4096),
+        nn.ReLU(),
+    ]
     return settle(nn.Sequential(*features, *head, nn.Linear(4096, 1000)))
 
 
@@ -108,7 +119,9 @@ class Inception(nn.Module):
     def __init__(self, i: int, one: int, reduce3: int, three: int, reduce5: int, five: int, pooled: int) -> None:
         super().__init__()
         pool = nn.Sequential(nn.MaxPool2d(3, 1, 1, ceil_mode=True), block(i, pooled))
-        by3, by5 = (nn.Sequential(block(i, few), block(few, many, 3)) for few, many in ((reduce3, three), (reduce5, five)))
+        by3, by5 = (
+            nn.Sequential(block(i, few), block(few, many, 3)) for few, many in ((reduce3, three), (reduce5, five))
+        )
         self.branches = nn.ModuleList([block(i, one), by3, by5, pool])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -118,10 +131,16 @@ class Inception(nn.Module):
 def googlenet() -> nn.Module:
     stem = [block(3, 64, 7, 2), max_pool(), block(64, 64), block(64, 192, 3), max_pool()]
     body = [Inception(192, 64, 96, 128, 16, 32, 32), Inception(256, 128, 128, 192, 32, 96, 64), max_pool()]
-    body += [Inception(480, 192, 96, 208, 16, 48, 64), Inception(512, 160, 112, 224, 24, 64, 64), Inception(512, 128, 128, 256, 24, 64, 64)]
+    body += [
+        Inception(480, 192, 96, 208, 16, 48, 64),
+        Inception(512, 160, 112, 224, 24, 64, 64),
+        Inception(512, 128, 128, 256, 24, 64, 64),
+    ]
     body += [Inception(512, 112, 144, 288, 32, 64, 64), Inception(528, 256, 160, 320, 32, 128, 128), max_pool(2)]
     body += [Inception(832, 256, 160, 320, 32, 128, 128), Inception(832, 384, 192, 384, 48, 128, 128)]
-    return settle(nn.Sequential(*stem, *body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1024, 1000)), (3, 224, 224))
+    return settle(
+        nn.Sequential(*stem, *body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1024, 1000)), (3, 224, 224)
+    )
 
 
 def mlp() -> nn.Module:
@@ -129,7 +148,7 @@ def mlp() -> nn.Module:
     return settle(nn.Sequential(nn.Flatten(), *hidden, nn.Linear(128, 10), nn.Softmax(-1)))
 
 
-# --- segmentation and detection -----------------------------------------------------------------------------------------------
+# --- segmentation and detection ---------------------------------------------------------------------------------------
 
 
 class UNet(nn.Module):
@@ -204,11 +223,15 @@ class Detector(nn.Module):
     def __init__(self, classes: int = 20) -> None:
         super().__init__()
         self.fields = 5 + classes
-        self.fine = nn.Sequential(silu(3, 16, 3, 2), silu(16, 32, 3, 2), Split(32, 32, 1), silu(32, 64, 3, 2), Split(64, 64, 2))
+        self.fine = nn.Sequential(
+            silu(3, 16, 3, 2), silu(16, 32, 3, 2), Split(32, 32, 1), silu(32, 64, 3, 2), Split(64, 64, 2)
+        )
         self.middle = nn.Sequential(silu(64, 128, 3, 2), Split(128, 128, 2))
         self.coarse = nn.Sequential(silu(128, 256, 3, 2), Split(256, 256, 1), Pyramid(256))
         self.to_middle, self.to_fine = Split(256 + 128, 128, 1), Split(128 + 64, 64, 1)
-        self.heads = nn.ModuleList([nn.Sequential(silu(c, 64, 3), nn.Conv2d(64, 3 * self.fields, 1)) for c in (64, 128, 256)])
+        self.heads = nn.ModuleList(
+            [nn.Sequential(silu(c, 64, 3), nn.Conv2d(64, 3 * self.fields, 1)) for c in (64, 128, 256)]
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         a = self.fine(x)
@@ -216,7 +239,9 @@ class Detector(nn.Module):
         c = self.coarse(b)
         b = self.to_middle(torch.cat([F.interpolate(c, scale_factor=2.0), b], 1))
         a = self.to_fine(torch.cat([F.interpolate(b, scale_factor=2.0), a], 1))
-        return torch.cat([self.decode(head(f), stride) for f, head, stride in zip((a, b, c), self.heads, (8, 16, 32))], 1)
+        return torch.cat(
+            [self.decode(head(f), stride) for f, head, stride in zip((a, b, c), self.heads, (8, 16, 32))], 1
+        )
 
     def decode(self, p: Tensor, stride: int) -> Tensor:
         batch, _, h, w = p.shape

@@ -1,7 +1,8 @@
 """A model run node by node with ONNX Runtime, so that every intermediate array can be looked at, or changed.
 
-In: a model with its weights, inputs, and a function that sees every node with its operands and results. Two such functions are here: one
-counts the work, one brings the weights of a seeded model to the scale at which its activations have the size of the original's.
+In: a model with its weights, inputs, and a function that sees every node with its operands and results. Two such
+functions are here: one counts the work, one brings the weights of a seeded model to the scale at which its activations
+have the size of the original's.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from zoo.seeded import fill, mark, recipe_of, scaled
 Array = np.ndarray[Any, Any]
 Operands = Sequence[Any]
 Visit = Callable[[NodeProto, Operands, list[Any]], list[Any]]
-WEIGHTED = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2, "MatMul": None}  # linear in operand 1, with the bias at this place
+WEIGHTED = {
+    "Conv": 2,
+    "ConvTranspose": 2,
+    "Gemm": 2,
+    "MatMul": None,
+}  # linear in operand 1, with the bias at this place
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1, "DynamicQuantizeLSTM": 4}
 
 
@@ -76,10 +82,15 @@ class Walker:
         return [made.get(o) for o in n.output]
 
     def _session(self, n: NodeProto, given: Mapping[str, Array]) -> ort.InferenceSession:
-        inputs = [helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for k, a in given.items()]
+        inputs = [
+            helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+            for k, a in given.items()
+        ]
         graph = helper.make_graph([n], "node", inputs, [onnx.ValueInfoProto(name=o) for o in n.output if o])
         m = self._model
-        one = helper.make_model(graph, opset_imports=m.opset_import, ir_version=max(m.ir_version, 4), functions=m.functions)
+        one = helper.make_model(
+            graph, opset_imports=m.opset_import, ir_version=max(m.ir_version, 4), functions=m.functions
+        )
         return ort.InferenceSession(one.SerializeToString(), self._options, providers=["CPUExecutionProvider"])
 
 
@@ -88,7 +99,7 @@ def _names_read(n: NodeProto) -> set[str]:
     return {*n.input, *(name for g in graphs for m in g.node for name in _names_read(m))}
 
 
-# --- counting -----------------------------------------------------------------------------------------------------------------
+# --- counting ---------------------------------------------------------------------------------------------------------
 
 
 def count_flops(model: ModelProto, inputs: Mapping[str, Array]) -> tuple[int, list[Any]]:
@@ -125,14 +136,15 @@ def node_flops(n: NodeProto, x: Operands, y: Operands) -> int:
     return 0
 
 
-# --- scales of seeded weights -------------------------------------------------------------------------------------------------
+# --- scales of seeded weights -----------------------------------------------------------------------------------------
 
 
 def calibrate(original: ModelProto, seeded: ModelProto, inputs: Mapping[str, Array]) -> ModelProto:
-    """The seeded model with its recipes scaled such that every convolution and matrix product gives the root mean square that it has in the original.
+    """The seeded model with its recipes scaled such that every convolution and matrix product gives the root mean
+    square that it has in the original.
 
-    Trained weights fit the statistics that a network keeps of them (biases that batch norms were folded into); random ones do not, and a
-    deep network would blow up.
+    Trained weights fit the statistics that a network keeps of them (biases that batch norms were folded into); random
+    ones do not, and a deep network would blow up.
     """
     sizes: list[float] = []
 
@@ -167,7 +179,13 @@ def calibrate(original: ModelProto, seeded: ModelProto, inputs: Mapping[str, Arr
 def _random_constants(model: ModelProto) -> dict[str, TensorProto]:
     """The constants of the main graph that recipes make of random numbers, by the name of their value."""
     constants = {t.name: t for t in model.graph.initializer}
-    constants.update((n.output[0], a.t) for n in model.graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value")
+    constants.update(
+        (n.output[0], a.t)
+        for n in model.graph.node
+        if n.op_type == "Constant"
+        for a in n.attribute
+        if a.name == "value"
+    )
     return {name: t for name, t in constants.items() if (recipe_of(t) or {}).get("rule", "exact") != "exact"}
 
 
@@ -184,7 +202,9 @@ def _bias(operands: Operands, at: int | None) -> Any:
 
 
 def _factor(y: Array, bias: Any, square: float) -> float:
-    """The positive f for which f (y - bias) + bias has this mean square: f^2 <uu> + 2 f <ub> + <bb> = square. 1 where there is none."""
+    """The positive f for which f (y - bias) + bias has this mean square: f^2 <uu> + 2 f <ub> + <bb> = square. 1 where
+    there is none.
+    """
     u = y - bias
     a, b, c = _square(u), float(np.mean(u * bias, dtype=np.float64)), _square(np.broadcast_to(bias, y.shape)) - square
     root = b * b - a * c

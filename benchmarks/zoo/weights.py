@@ -1,4 +1,6 @@
-"""Random weights under which a network behaves like a trained one: activations neither vanish nor blow up, no bias or gain is trivial."""
+"""Random weights under which a network behaves like a trained one: activations neither vanish nor blow up, no bias or
+gain is trivial.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ def settle(model: nn.Module, shape: tuple[int, ...] = (), matrices: bool = True)
 
     Args:
         model: any module.
-        shape: of one input without its batch; batch norms then take their statistics from noise of this shape. Empty: they keep them.
+        shape: of one input without its batch; batch norms then take their statistics from noise of this shape. Empty:
+            they keep them.
         matrices: draw the weights of convolutions and linear layers too (He's variance, and 1/n).
     """
     rng = torch.Generator().manual_seed(20_26)

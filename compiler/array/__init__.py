@@ -37,16 +37,21 @@ from dnnc.array.creation import (
 )
 from dnnc.array.errors import make_public, public
 from dnnc.array.elementwise import (
-    abs, acos, acosh, add, angle, asin, asinh, astype, atan, atan2, atanh, bitwise_and, bitwise_invert, bitwise_left_shift, bitwise_or,
-    bitwise_right_shift, bitwise_xor, ceil, clip, conj, copysign, cos, cosh, divide, equal, erf, exp, exp2, expm1, floor, floor_divide, greater,
-    greater_equal, hypot, imag, isfinite, isinf, isnan, less, less_equal, log, log1p, log2, log10, logaddexp, logical_and, logical_not, logical_or,
-    logical_xor, maximum, minimum, multiply, negative, nextafter, not_equal, positive, pow, real, reciprocal, remainder, round, sign, signbit, sin,
+    abs, acos, acosh, add, angle, asin, asinh, astype, atan, atan2, atanh, bitwise_and, bitwise_invert,
+    bitwise_left_shift, bitwise_or,
+    bitwise_right_shift, bitwise_xor, ceil, clip, conj, copysign, cos, cosh, divide, equal, erf, exp, exp2, expm1,
+    floor, floor_divide, greater,
+    greater_equal, hypot, imag, isfinite, isinf, isnan, less, less_equal, log, log1p, log2, log10, logaddexp,
+    logical_and, logical_not, logical_or,
+    logical_xor, maximum, minimum, multiply, negative, nextafter, not_equal, positive, pow, real, reciprocal, remainder,
+    round, sign, signbit, sin,
     sinh, sqrt, square, subtract, tan, tanh, trunc, where,
 )  # fmt: skip
 from dnnc.array.info import __array_namespace_info__, finfo, iinfo, isdtype
 from dnnc.array.linalg import matmul, tensordot, vecdot
 from dnnc.array.manipulation import (
-    broadcast_arrays, broadcast_shapes, broadcast_to, can_cast, concat, expand_dims, flip, matrix_transpose, moveaxis, permute_dims, repeat, reshape,
+    broadcast_arrays, broadcast_shapes, broadcast_to, can_cast, concat, expand_dims, flip, matrix_transpose, moveaxis,
+    permute_dims, repeat, reshape,
     result_type, roll, squeeze, stack, take, take_along_axis, tile, unstack,
 )  # fmt: skip
 from dnnc.array.searching import (
@@ -63,13 +68,29 @@ from dnnc.array.searching import (
     unique_inverse,
     unique_values,
 )
-from dnnc.array.statistical import all, any, count_nonzero, cumulative_prod, cumulative_sum, diff, max, mean, min, prod, std, sum, var
+from dnnc.array.statistical import (
+    all,
+    any,
+    count_nonzero,
+    cumulative_prod,
+    cumulative_sum,
+    diff,
+    max,
+    mean,
+    min,
+    prod,
+    std,
+    sum,
+    var,
+)
 
 __array_api_version__ = "2025.12"
 
 make_public(globals())
 for _module in (fft, linalg):
-    _module.__dict__.update({_n: public(getattr(_module, _n)) for _n in _module.__all__ if callable(getattr(_module, _n))})
+    _module.__dict__.update(
+        {_n: public(getattr(_module, _n)) for _n in _module.__all__ if callable(getattr(_module, _n))}
+    )
 del make_public, public
 
 bool = _np.dtype("bool")

@@ -1,8 +1,10 @@
-"""Values of user-defined kernels: what the operators and functions of C do to lazy values, and of which type the result is.
+"""Values of user-defined kernels: what the operators and functions of C do to lazy values, and of which type the result
+is.
 
-Types follow C: of two integers narrower than int both become int, of two types the wider one wins, unsigned ones win among integers of one
-width, and a floating-point type wins over integers. One rule is ours: a decimal literal without a suffix takes the floating-point type beside
-it, so `x * 0.5` stays in float32 where C would compute in double. Integer division truncates and `%` has the sign of the dividend.
+Types follow C: of two integers narrower than int both become int, of two types the wider one wins, unsigned ones win
+among integers of one width, and a floating-point type wins over integers. One rule is ours: a decimal literal without a
+suffix takes the floating-point type beside it, so `x * 0.5` stays in float32 where C would compute in double. Integer
+division truncates and `%` has the sign of the dividend.
 """
 
 from __future__ import annotations
@@ -25,11 +27,15 @@ BOOL, INT, DOUBLE = np.dtype(np.bool_), np.dtype(np.int32), np.dtype(np.float64)
 
 
 class Value:
-    """A lazy value. `weak`: a float64 made of unsuffixed literals alone, which takes the type beside it. `number`: what a literal says."""
+    """A lazy value. `weak`: a float64 made of unsuffixed literals alone, which takes the type beside it. `number`: what
+    a literal says.
+    """
 
     __slots__ = ("_lazy", "dtype", "number", "weak")
 
-    def __init__(self, lazy: Lazy | None, weak: bool = False, number: int | float | bool | None = None, dtype: DType = DOUBLE) -> None:
+    def __init__(
+        self, lazy: Lazy | None, weak: bool = False, number: int | float | bool | None = None, dtype: DType = DOUBLE
+    ) -> None:
         self._lazy, self.weak, self.number = lazy, weak, number
         self.dtype: DType = lazy.type.dtype.numpy if lazy is not None else dtype
 
@@ -54,12 +60,16 @@ def converted(v: Value, dtype: DType) -> Value:
     if v.dtype == dtype:
         return v if not v.weak else Value(v._lazy, False, v.number, dtype)
     if v.number is not None and (np.isfinite(v.number) or dtype.kind == "f"):
-        whole = np.array(int(v.number) & (1 << 64) - 1, np.uint64).astype(dtype) if dtype.kind in "iu" else np.array(v.number).astype(dtype)
+        whole = (
+            np.array(int(v.number) & (1 << 64) - 1, np.uint64).astype(dtype)
+            if dtype.kind in "iu"
+            else np.array(v.number).astype(dtype)
+        )
         return literal(whole.item(), dtype)
     return Value(cast(array_of(v.lazy), dtype)._parts[0])
 
 
-# --- types --------------------------------------------------------------------------------------------------------------------
+# --- types ------------------------------------------------------------------------------------------------------------
 
 
 def _promoted(d: DType) -> DType:
@@ -103,17 +113,21 @@ def floating(*values: Value) -> tuple[list[Lazy], bool]:
 def integers(op: str, *values: Value) -> list[Lazy]:
     for v in values:
         if v.dtype.kind == "f":
-            raise OperandError(f"{op!r} takes integers, got {v.dtype}" + ("; fmod is the remainder of floating-point numbers" if op == "%" else ""))
+            raise OperandError(
+                f"{op!r} takes integers, got {v.dtype}"
+                + ("; fmod is the remainder of floating-point numbers" if op == "%" else "")
+            )
     return alike(*values)[0]
 
 
-# --- operators ----------------------------------------------------------------------------------------------------------------
+# --- operators --------------------------------------------------------------------------------------------------------
 
 _ARITHMETIC = {"+": "add", "-": "sub", "*": "mul", "/": "div"}
 _ORDER = {"==": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal"}
 _LOGIC = {"&&": "logical_and", "||": "logical_or"}
 _BITS: dict[str, Callable[[Array, Array], Array]] = {
-    "&": ew.bitwise_and, "|": ew.bitwise_or, "^": ew.bitwise_xor, "<<": ew.bitwise_left_shift, ">>": ew.bitwise_right_shift,
+    "&": ew.bitwise_and, "|": ew.bitwise_or, "^": ew.bitwise_xor, "<<": ew.bitwise_left_shift,
+    ">>": ew.bitwise_right_shift,
 }  # fmt: skip
 
 
@@ -159,11 +173,15 @@ def chosen(condition: Value, yes: Value, no: Value) -> Value:
     return Value(apply("where", truth(condition), *xs), weak)
 
 
-# --- functions ----------------------------------------------------------------------------------------------------------------
+# --- functions --------------------------------------------------------------------------------------------------------
 
-_OPS = {n: n for n in "exp expm1 log log1p sqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf floor ceil trunc".split()}
+_OPS = {
+    n: n
+    for n in "exp expm1 log log1p sqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf floor ceil trunc".split()
+}
 _OPS |= {"fabs": "abs", "rint": "round", "fmod": "fmod"}
-_COMPOSED: dict[str, Callable[..., Array]] = {n: getattr(ew, n) for n in ("exp2", "log2", "log10", "isinf", "isnan", "isfinite", "signbit", "atan2",
+_COMPOSED: dict[str, Callable[..., Array]] = {n: getattr(ew, n) for n in ("exp2", "log2", "log10", "isinf", "isnan",
+"isfinite", "signbit", "atan2",
                                                                          "hypot", "copysign")}  # fmt: skip
 
 
@@ -211,7 +229,7 @@ def function(name: str, *values: Value) -> Value:
     return Value(_but_nan(name[1:], *xs), weak)
 
 
-# --- trees --------------------------------------------------------------------------------------------------------------------
+# --- trees ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

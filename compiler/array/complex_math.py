@@ -1,4 +1,6 @@
-"""Functions of complex numbers, as pairs of real values. A program sees real numbers only, which fuse like any others."""
+"""Functions of complex numbers, as pairs of real values. A program sees real numbers only, which fuse like any
+others.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,7 @@ def sign(a: Pair) -> Pair:
     return tuple(apply("where", zero, _c(m, 0), apply("div", p, one)) for p in a)
 
 
-# --- tests --------------------------------------------------------------------------------------------------------------------
+# --- tests ------------------------------------------------------------------------------------------------------------
 
 
 def _is(p: Lazy, value: float) -> Lazy:
@@ -128,9 +130,10 @@ def _where(c: Lazy, a: Lazy | float, b: Lazy) -> Lazy:
     return apply("where", c, a if isinstance(a, Lazy) else _c(b, a), b)
 
 
-# --- exponentials and logarithms ----------------------------------------------------------------------------------------------
+# --- exponentials and logarithms --------------------------------------------------------------------------------------
 #
-# What C99 (annex G) asks of infinities and NaN beside a part that is 0, or in place of a direction that is none, stands in the `_where`s.
+# What C99 (annex G) asks of infinities and NaN beside a part that is 0, or in place of a direction that is none, stands
+# in the `_where`s.
 
 
 def exp(a: Pair) -> Pair:
@@ -172,7 +175,9 @@ def sqrt(a: Pair) -> Pair:
     """The part that does not cancel from the modulus, the other one from it."""
     m = modulus(a)
     h = apply("sqrt", apply("add", apply("mul", m, _c(m, 0.5)), apply("mul", apply("abs", a[0]), _c(m, 0.5))))
-    other = apply("where", apply("equal", h, _c(h, 0)), _c(h, 0), apply("div", apply("mul", apply("abs", a[1]), _c(h, 0.5)), h))
+    other = apply(
+        "where", apply("equal", h, _c(h, 0)), _c(h, 0), apply("div", apply("mul", apply("abs", a[1]), _c(h, 0.5)), h)
+    )
     tall = apply("isinf", a[1])
     h, other = _where(tall, math.inf, h), _where(tall, math.inf, other)
     right = apply("logical_not", _negative(a[0]))
@@ -233,7 +238,9 @@ LARGE = 1e6  # from which on a^2 + 1 is a^2 but for rounding, in float64 to 1e-1
 
 
 def asinh(a: Pair) -> Pair:
-    """log(a + sqrt(a^2 + 1)) in the right half, log(2a) where a is large, mirrored to the left half, where the sum would cancel."""
+    """log(a + sqrt(a^2 + 1)) in the right half, log(2a) where a is large, mirrored to the left half, where the sum
+    would cancel.
+    """
     x, y = a
     r = (apply("abs", x), y)
     near = log(add(r, sqrt(shifted(mul(r, r), 1))))
@@ -272,6 +279,7 @@ def atan(a: Pair) -> Pair:
 
 
 FUNCTIONS: dict[str, Callable[[Pair], Pair]] = {
-    "exp": exp, "expm1": expm1, "log": log, "log1p": log1p, "sqrt": sqrt, "sin": sin, "cos": cos, "tan": tan, "asin": asin, "acos": acos,
+    "exp": exp, "expm1": expm1, "log": log, "log1p": log1p, "sqrt": sqrt, "sin": sin, "cos": cos, "tan": tan,
+    "asin": asin, "acos": acos,
     "atan": atan, "sinh": sinh, "cosh": cosh, "tanh": tanh, "asinh": asinh, "acosh": acosh, "atanh": atanh,
 }  # fmt: skip

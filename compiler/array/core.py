@@ -1,7 +1,8 @@
 """The array that users hold: one lazy value, or two for the parts of complex numbers, and Python's protocols on them.
 
-Operators and methods find their functions in `dnnc.array`, the same namespace that `__array_namespace__` gives. An array is a handle: writing
-to it gives the handle a new value, and leaves arrays that were made of the old one as they are.
+Operators and methods find their functions in `dnnc.array`, the same namespace that `__array_namespace__` gives. An
+array is a handle: writing to it gives the handle a new value, and leaves arrays that were made of the old one as they
+are.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ def _unary(name: str) -> Any:
 
 
 class Array:
-    """An n-dimensional array of one dtype, computed when it is looked at. Make one by `dnnc.array.asarray` and its like."""
+    """An n-dimensional array of one dtype, computed when it is looked at. Make one by `dnnc.array.asarray` and its
+    like.
+    """
 
     __slots__ = ("__weakref__", "_dtype", "_pairs", "_parts", "_shown")
     __array_ufunc__ = None  # NumPy's operators leave the work to ours
@@ -88,7 +91,7 @@ class Array:
             if p.owner is None or p.owner() is None:
                 p.owner = weakref.ref(self)
 
-    # --- what it is -----------------------------------------------------------------------------------------------------------
+    # --- what it is ---------------------------------------------------------------------------------------------------
 
     @property
     def dtype(self) -> DType:
@@ -144,20 +147,25 @@ class Array:
 
         Args:
             device: its name, or a device object of CuPy or torch.
-            stream: a stream of a CUDA device (of CuPy or torch, or its address) in whose order the copy is made as well.
+            stream: a stream of a CUDA device (of CuPy or torch, or its address) in whose order the copy is made as
+                well.
         """
         name = device_name(device)
         if stream is not None and HOST in (name, self.device):
-            raise ValueInputError(f"stream={stream!r}: copies from and to the host take none; they are made when this returns")
+            raise ValueInputError(
+                f"stream={stream!r}: copies from and to the host take none; they are made when this returns"
+            )
         return moved(self, name, stream)
 
     def astype(self, dtype: Any, /, *, copy: bool = True) -> Array:
         return _function("astype")(self, dtype, copy=copy)  # type: ignore[no-any-return]
 
     def reshape(self, *shape: Any) -> Array:
-        return _function("reshape")(self, shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)  # type: ignore[no-any-return]
+        return _function("reshape")(
+            self, shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        )  # type: ignore[no-any-return]
 
-    # --- its contents -----------------------------------------------------------------------------------------------------------
+    # --- its contents -------------------------------------------------------------------------------------------------
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """The contents as a NumPy array, which nobody may write to; brought to the host where they live elsewhere."""
@@ -188,7 +196,10 @@ class Array:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if self.device != HOST:
-            raise TypeInputError(f"an array on {self.device} does not become a NumPy array by itself; ask for x.numpy() or x.to_device('cpu')")
+            raise TypeInputError(
+                f"an array on {self.device} does not become a NumPy array by itself; ask for x.numpy() or "
+                "x.to_device('cpu')"
+            )
         a = self.numpy()
         wanted = a.dtype if dtype is None else np.dtype(dtype)
         if copy is False and wanted != a.dtype:
@@ -196,7 +207,12 @@ class Array:
         return a.astype(wanted) if copy or wanted != a.dtype else a
 
     def __dlpack__(
-        self, *, stream: Any = None, max_version: tuple[int, int] | None = None, dl_device: tuple[Any, int] | None = None, copy: bool | None = None
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[Any, int] | None = None,
+        copy: bool | None = None,
     ) -> Any:
         data = self._on_device()
         if data is None or (dl_device is not None and int(dl_device[0]) == CPU):
@@ -233,7 +249,9 @@ class Array:
         return data.__cuda_array_interface__
 
     def __dnnc_own__(self) -> DeviceData:
-        """The contents on a CUDA device, which may be written to: nobody else sees that memory; else they are copied first."""
+        """The contents on a CUDA device, which may be written to: nobody else sees that memory; else they are copied
+        first.
+        """
         data = self._buffer()
         assert isinstance(data, DeviceData), "only arrays on a device are asked"
         alone = len(self._parts) == 1 and not isinstance(data.keep, Foreign)
@@ -301,7 +319,7 @@ class Array:
     def __reduce__(self) -> Any:
         return from_buffer, (np.array(self._contents()), self.device)
 
-    # --- operators --------------------------------------------------------------------------------------------------------------
+    # --- operators ----------------------------------------------------------------------------------------------------
 
     __add__, __radd__, __iadd__ = _operator("add")
     __sub__, __rsub__, __isub__ = _operator("subtract")
@@ -320,7 +338,7 @@ class Array:
     __lt__, __le__, __gt__, __ge__ = (_binary(n, False) for n in ("less", "less_equal", "greater", "greater_equal"))
     __neg__, __pos__, __abs__, __invert__ = map(_unary, ("negative", "positive", "abs", "bitwise_invert"))
 
-    # --- indexing ---------------------------------------------------------------------------------------------------------------
+    # --- indexing -----------------------------------------------------------------------------------------------------
 
     def __getitem__(self, key: Any, /) -> Array:
         return indexing().read(self, key)  # type: ignore[no-any-return]
@@ -340,11 +358,13 @@ def indexing() -> Any:
     return import_module("dnnc.array.indexing")
 
 
-# --- making arrays ------------------------------------------------------------------------------------------------------------
+# --- making arrays ----------------------------------------------------------------------------------------------------
 
 
 def from_buffer(a: Any, device: str | None = HOST) -> Array:
-    """An array of a NumPy array, which nobody may write to from now on; brought to a device where one is named. None: it is neutral."""
+    """An array of a NumPy array, which nobody may write to from now on; brought to a device where one is named. None:
+    it is neutral.
+    """
     a = np.asarray(a)
     dtype = dtype_of(a.dtype)
     a = a.astype(dtype, copy=False)
@@ -354,7 +374,9 @@ def from_buffer(a: Any, device: str | None = HOST) -> Array:
 
 
 def _references(a: Array) -> tuple[int, int, int, int]:
-    """How often the value of an array on a device (and the tuple of it, which arrays share), its elements and their memory are referred to."""
+    """How often the value of an array on a device (and the tuple of it, which arrays share), its elements and their
+    memory are referred to.
+    """
     x = a._parts[0]
     return sys.getrefcount(a._parts), sys.getrefcount(x), sys.getrefcount(x.data), sys.getrefcount(x.data.keep)  # type: ignore[union-attr]
 
@@ -398,7 +420,10 @@ def placed(x: Array, name: str | None) -> Array:
 def taken_apart(pairs: Lazy) -> list[Lazy]:
     """The parts of numbers that lie next to each other along the last axis."""
     *shape, _ = pairs.shape
-    parts = [apply("slice", pairs, starts=(*(0 for _ in shape), k), steps=(1,) * (len(shape) + 1), shape=(*shape, 1)) for k in (0, 1)]
+    parts = [
+        apply("slice", pairs, starts=(*(0 for _ in shape), k), steps=(1,) * (len(shape) + 1), shape=(*shape, 1))
+        for k in (0, 1)
+    ]
     return [apply("reshape", p, shape=tuple(shape)) for p in parts]
 
 
@@ -410,7 +435,11 @@ def joined(parts: Sequence[Lazy]) -> Lazy:
 
 def as_operand(x: Any) -> Any:
     """An array or a Python number, of these or a NumPy array or scalar."""
-    return from_buffer(np.array(x), HOST if isinstance(x, np.ndarray) else None) if isinstance(x, (np.ndarray, np.generic)) else x
+    return (
+        from_buffer(np.array(x), HOST if isinstance(x, np.ndarray) else None)
+        if isinstance(x, (np.ndarray, np.generic))
+        else x
+    )
 
 
 def scalar(value: Any, dtype: DType) -> Array:

@@ -37,8 +37,8 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
         obj: what to take.
         dtype: of the result; by default that of `obj`, of Python numbers the default of their kind.
         device: "cpu", "cuda:0" and the like; by default that of `obj` where it is an array, else the host.
-        copy: False shares the memory of `obj` (nobody may write to it as long as the result is in use) and raises ValueError where that
-            cannot be; otherwise the contents are copied, since they are looked at later.
+        copy: False shares the memory of `obj` (nobody may write to it as long as the result is in use) and raises
+            ValueError where that cannot be; otherwise the contents are copied, since they are looked at later.
     """
     wanted = None if dtype is None else dtype_of(dtype)
     if isinstance(obj, Array):
@@ -47,17 +47,24 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
         return _again(_shared(obj, copy is not False), wanted, device, False if copy is False else None)
     a, where = _taken(obj, wanted), home(device)
     if copy is False and (
-        not isinstance(obj, np.ndarray) or (a.base is not obj and a is not obj) or not a.flags.c_contiguous or where not in (None, HOST)
+        not isinstance(obj, np.ndarray)
+        or (a.base is not obj and a is not obj)
+        or not a.flags.c_contiguous
+        or where not in (None, HOST)
     ):
         raise ValueInputError(f"{a_type(obj)} cannot become an array on {where or HOST} without a copy")
-    return from_buffer(a.copy() if isinstance(obj, np.ndarray) and copy is not False and where in (None, HOST) else a, where)
+    return from_buffer(
+        a.copy() if isinstance(obj, np.ndarray) and copy is not False and where in (None, HOST) else a, where
+    )
 
 
 def _again(x: Array, dtype: DType | None, device: Any, copy: bool | None) -> Array:
     """An array as one of a type on a device, by default its own."""
     dtype, device = dtype or x.dtype, x.device if device is None else device_name(device)
     if copy is False and (dtype != x.dtype or device != x.device):
-        raise ValueInputError(f"an array of {x.dtype} on {x.device} cannot be one of {dtype} on {device} without a copy")
+        raise ValueInputError(
+            f"an array of {x.dtype} on {x.device} cannot be one of {dtype} on {device} without a copy"
+        )
     y = cast(moved(x, device), dtype)
     return array_of(*x._parts) if y is x and copy else y
 
@@ -91,7 +98,9 @@ def _taken(obj: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
     try:
         a = np.asarray(obj)
     except (TypeError, ValueError) as e:
-        raise ValueInputError(f"{a_type(obj)} cannot become an array: {e}; nested sequences must have equal lengths and hold numbers") from None
+        raise ValueInputError(
+            f"{a_type(obj)} cannot become an array: {e}; nested sequences must have equal lengths and hold numbers"
+        ) from None
     dtype_of(a.dtype)
     return a if dtype is None else a.astype(dtype, copy=False)
 
@@ -103,7 +112,9 @@ def _without_arrays(obj: Any) -> Any:
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Array:
-    """An array of any library that speaks DLPack, without a copy unless `copy` asks for one or `device` is another one than its own."""
+    """An array of any library that speaks DLPack, without a copy unless `copy` asks for one or `device` is another one
+    than its own.
+    """
     if isinstance(x, Array):
         return _again(x, None, device, copy)
     if _lies_on_device(x):
@@ -113,19 +124,27 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
 
 
 def borrowed(x: Any) -> Array:
-    """What somebody else holds as an array for as long as nobody writes to it: elements on a device are shared, others are taken as asarray does."""
+    """What somebody else holds as an array for as long as nobody writes to it: elements on a device are shared, others
+    are taken as asarray does.
+    """
     return from_dlpack(x) if _lies_on_device(x) else asarray(x)
 
 
-# --- from nothing -------------------------------------------------------------------------------------------------------------
+# --- from nothing -----------------------------------------------------------------------------------------------------
 
 
 def full(shape: Shape, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
-    wanted = dtype_of(dtype) if dtype is not None else promoted(fill_value.dtype if isinstance(fill_value, Array) else fill_value)
+    wanted = (
+        dtype_of(dtype)
+        if dtype is not None
+        else promoted(fill_value.dtype if isinstance(fill_value, Array) else fill_value)
+    )
     if isinstance(fill_value, Array):
         number = cast(fill_value if device is None else moved(fill_value, device_name(device)), wanted)
         return array_of(*(apply("expand", p, shape=shape_of(shape)) for p in number._parts))
-    return placed(array_of(*(apply("expand", p, shape=shape_of(shape)) for p in scalar(fill_value, wanted)._parts)), home(device))
+    return placed(
+        array_of(*(apply("expand", p, shape=shape_of(shape)) for p in scalar(fill_value, wanted)._parts)), home(device)
+    )
 
 
 def zeros(shape: Shape, *, dtype: Any = None, device: Any = None) -> Array:
@@ -142,7 +161,9 @@ def empty(shape: Shape, *, dtype: Any = None, device: Any = None) -> Array:
 
 
 def full_like(x: Array, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
-    return full(x.shape, fill_value, dtype=x.dtype if dtype is None else dtype, device=x.device if device is None else device)
+    return full(
+        x.shape, fill_value, dtype=x.dtype if dtype is None else dtype, device=x.device if device is None else device
+    )
 
 
 def zeros_like(x: Array, /, *, dtype: Any = None, device: Any = None) -> Array:
@@ -179,16 +200,23 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
 
 
 def _open_range(start: Any, stop: Any, step: Any, dtype: DType) -> Array:
-    """A range whose ends are sizes that are not known: it is taken to hold an element for each step, however many these are."""
+    """A range whose ends are sizes that are not known: it is taken to hold an element for each step, however many these
+    are.
+    """
     if not all(isinstance(v, int) or symbolic(v) for v in (start, stop)) or type(step) is not int or not step:
-        raise ValueInputError(f"arange({start}, {stop}, {step}): expected sizes, and a step that is an integer, where one of them is not known")
+        raise ValueInputError(
+            f"arange({start}, {stop}, {step}): expected sizes, and a step that is an integer, where one of them is not "
+            "known"
+        )
     n = (stop - start + step - 1) // step if step > 0 else (start - stop - step - 1) // -step
     if n < 0:
         raise ValueInputError(f"arange({start}, {stop}, {step}): {n} elements")
     return cast(add(multiply(_line(n), step), start), dtype)
 
 
-def linspace(start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: Any = None, endpoint: bool = True) -> Array:
+def linspace(
+    start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: Any = None, endpoint: bool = True
+) -> Array:
     wanted = promoted(start, stop, 0.0) if dtype is None else dtype_of(dtype)
     inner = promoted(start, stop, 0.0)
     steps = max(num - 1 if endpoint else num, 1)
@@ -206,7 +234,10 @@ def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = N
     columns = n_rows if n_cols is None else n_cols
     if not symbolic(n_rows, columns):
         k = max(min(k, columns), -n_rows)
-    return placed(cast(array_of(apply("eye", rows=n_rows, columns=columns, k=k, dtype=from_numpy(real_of(wanted)))), wanted), home(device))
+    return placed(
+        cast(array_of(apply("eye", rows=n_rows, columns=columns, k=k, dtype=from_numpy(real_of(wanted)))), wanted),
+        home(device),
+    )
 
 
 def tril(x: Array, /, *, k: int = 0) -> Array:

@@ -1,8 +1,9 @@
 """`dnnc.custom_op`: ops that users define by a tensor expression, or by the naive loop nest of one.
 
-In: a function of tensors, as the ops' own records have one. Out: a callable on arrays, whose results are lazy like all others. A call makes a record
-(`OpDef`) that its node carries: there is no list of ops to add to. The record is called by the op's name and a digest of what it computes,
-so that two definitions are never taken for one another, in this process or in the kernel cache.
+In: a function of tensors, as the ops' own records have one. Out: a callable on arrays, whose results are lazy like all
+others. A call makes a record (`OpDef`) that its node carries: there is no list of ops to add to. The record is called
+by the op's name and a digest of what it computes, so that two definitions are never taken for one another, in this
+process or in the kernel cache.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Record:
 
     Attributes:
         products: what becomes products of matrices.
-        op: the record of what is left, which reads these operands (numbers of the call's, then of the products); None where nothing is.
+        op: the record of what is left, which reads these operands (numbers of the call's, then of the products); None
+            where nothing is.
         reads: these numbers.
         sizes: those that are names in the operands' types, as attributes of the node.
         results: for each result the number of a product, or -1 for the next result of the op.
@@ -58,10 +60,18 @@ class Record:
 class CustomOp:
     """A function of arrays; see `custom_op`."""
 
-    def __init__(self, name: str, compute: Callable[..., Any], type: Callable[..., Any] | None, reference: Callable[..., Any] | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        compute: Callable[..., Any],
+        type: Callable[..., Any] | None,
+        reference: Callable[..., Any] | None,
+    ) -> None:
         self.name, self._compute, self._type, self._reference = name, compute, type, reference
         self._usual = {
-            p.name: p.default for p in inspect.signature(compute).parameters.values() if p.kind is p.KEYWORD_ONLY and p.default is not p.empty
+            p.name: p.default
+            for p in inspect.signature(compute).parameters.values()
+            if p.kind is p.KEYWORD_ONLY and p.default is not p.empty
         }
         self._records: OrderedDict[Any, Record] = OrderedDict()
 
@@ -70,7 +80,8 @@ class CustomOp:
 
         Args:
             *arrays: of `dnnc.array`, NumPy or DLPack.
-            **attrs: what `compute` takes as keywords: numbers, strings, and tuples of these. Another value is another program.
+            **attrs: what `compute` takes as keywords: numbers, strings, and tuples of these. Another value is another
+                program.
 
         Returns:
             A lazy array, or a tuple of them where `compute` gives one.
@@ -83,12 +94,16 @@ class CustomOp:
         numbers = (*NUMBERS, Size)
         first = next((x for x in arrays if not isinstance(x, numbers)), None)
         if first is None:
-            raise InputError(f"{self.name}: expected arrays, got {', '.join(type(x).__name__ for x in arrays) or 'nothing'}")
+            raise InputError(
+                f"{self.name}: expected arrays, got {', '.join(type(x).__name__ for x in arrays) or 'nothing'}"
+            )
         lead = asarray(first).dtype
         xs = [scalar(x, lead) if isinstance(x, numbers) else asarray(x) for x in arrays]
         for x in xs:
             if x.dtype.kind == "c":
-                raise InputError(f"{self.name}: expected real numbers, got {x.dtype}; give the real and the imaginary parts")
+                raise InputError(
+                    f"{self.name}: expected real numbers, got {x.dtype}; give the real and the imaginary parts"
+                )
         parts = [x._parts[0] for x in xs]
         r = self.record([p.type for p in parts], {k: normal(v) for k, v in {**self._usual, **attrs}.items()})
         made = [multiplied(p, *(parts[k] for k in p.operands)) for p in r.products]
@@ -121,8 +136,15 @@ class CustomOp:
         read = te.operands(rest)
         reads = tuple(k for k, t in enumerate(every) if t in read)
         op = self._record([every[k] for k in reads], rest, attrs) if rest else None
-        sizes = {v.name: v for t in (*inputs, *te.stages(rest)) for d in t.shape for v in sorted(free(d), key=lambda v: v.name)}
-        return Record(tuple(found), op, reads, sizes, tuple(number.get(t, -1) for t in outputs), isinstance(made, tuple))
+        sizes = {
+            v.name: v
+            for t in (*inputs, *te.stages(rest))
+            for d in t.shape
+            for v in sorted(free(d), key=lambda v: v.name)
+        }
+        return Record(
+            tuple(found), op, reads, sizes, tuple(number.get(t, -1) for t in outputs), isinstance(made, tuple)
+        )
 
     def _record(self, inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor], attrs: dict[str, Any]) -> OpDef:
         """What a node carries: the definition as its text has it, which is what other processes read."""
@@ -136,14 +158,19 @@ class CustomOp:
         def at(arrays: Sequence[Any], points: Any, **sizes: Any) -> Any:
             return np.asarray(given(*arrays))[tuple(points.T)]
 
-        return replace(op, reference=lambda *arrays, **sizes: given(*arrays), reference_at=at if len(outputs) == 1 else None)
+        return replace(
+            op, reference=lambda *arrays, **sizes: given(*arrays), reference_at=at if len(outputs) == 1 else None
+        )
 
     def _compare(self, said: Any, outputs: Sequence[te.Tensor]) -> None:
         """ShapeError where the user's rule says other types than the expressions have."""
         many = tuple(said) if isinstance(said, (tuple, list)) else (said,)
         made = tuple(TensorType(t.dtype, t.dims) for t in outputs)
         if said is not None and many != made:
-            raise ShapeError(f"{self.name}: its type rule says {', '.join(map(str, many))}, its expression makes {', '.join(map(str, made))}")
+            raise ShapeError(
+                f"{self.name}: its type rule says {', '.join(map(str, many))}, its expression makes "
+                f"{', '.join(map(str, made))}"
+            )
 
     def _traced(self, tensors: Sequence[te.Tensor], attrs: dict[str, Any]) -> Any:
         """What `compute` makes."""
@@ -156,12 +183,19 @@ class CustomOp:
             raise ShapeError(f"{self.name}: its expression cannot be made for operands {shown}: {e}") from e
         many = made if isinstance(made, tuple) else (made,)
         if not many or not all(isinstance(t, te.Tensor) and t.stage is not None for t in many):
-            raise InputError(f"{self.name}: its expression must give te.compute(...), te.reduce(...) or a tuple of such, got {made!r}")
+            raise InputError(
+                f"{self.name}: its expression must give te.compute(...), te.reduce(...) or a tuple of such, got "
+                f"{made!r}"
+            )
         return made
 
 
 def custom_op(
-    name: str, compute: Callable[..., Any] | str, type: Callable[..., Any] | None = None, *, reference: Callable[..., Any] | None = None
+    name: str,
+    compute: Callable[..., Any] | str,
+    type: Callable[..., Any] | None = None,
+    *,
+    reference: Callable[..., Any] | None = None,
 ) -> CustomOp:
     """An op of one's own, for array code, traced functions and graphs, on all targets.
 
@@ -169,11 +203,12 @@ def custom_op(
 
     Args:
         name: an identifier.
-        compute: takes a `dnnc.ir.te.Tensor` for each operand, and attributes as keywords; gives `te.compute(...)`, `te.reduce(...)`, or a tuple.
-        type: takes the operands' types and the attributes, and gives the type of each result; raises ShapeError (`dnnc.ir.op.require`) where they
-            do not fit. By default the types are those of the expressions.
-        reference: the same in NumPy, of arrays and those attributes that it names, in float64 where operands are, which kernels are checked against. By default it is the expression itself,
-            interpreted in float64.
+        compute: takes a `dnnc.ir.te.Tensor` for each operand, and attributes as keywords; gives `te.compute(...)`,
+            `te.reduce(...)`, or a tuple.
+        type: takes the operands' types and the attributes, and gives the type of each result; raises ShapeError
+            (`dnnc.ir.op.require`) where they do not fit. By default the types are those of the expressions.
+        reference: the same in NumPy, of arrays and those attributes that it names, in float64 where operands are, which
+            kernels are checked against. By default it is the expression itself, interpreted in float64.
 
     Raises:
         InputError: the name is no identifier.

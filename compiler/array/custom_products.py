@@ -1,4 +1,5 @@
-"""Products of matrices within tensor expressions: sums of products of two operands become the op `matmul`, which has schedules of its own.
+"""Products of matrices within tensor expressions: sums of products of two operands become the op `matmul`, which has
+schedules of its own.
 
 t[i, j] = sum over r of x[i, r] * w[r, j];  y[i, j] = max(t[i, j] + b[j], 0)      ->   t = matmul(x, w), and y of t and b, at its end
 """
@@ -18,8 +19,10 @@ from dnnc.ir.te import Scatter, Stage, Tensor
 
 @dataclass(frozen=True)
 class Product:
-    """A stage that is a product: its operands by number, and for each axis of the stage its kind: "b" in both operands, "m" in the first, "n" in
-    the second. `first` and `second` say what each axis of the operands is: a number of an axis of the stage, or -1 for the one summed over."""
+    """A stage that is a product: its operands by number, and for each axis of the stage its kind: "b" in both operands,
+    "m" in the first, "n" in the second. `first` and `second` say what each axis of the operands is: a number of an axis
+    of the stage, or -1 for the one summed over.
+    """
 
     stage: Tensor
     operands: tuple[int, int]
@@ -37,14 +40,25 @@ def products(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Produc
 def product(inputs: Sequence[Tensor], t: Tensor) -> Product | None:
     s = t.stage
     assert s is not None
-    if s.combine != "sum" or len(s.reduce) != 1 or s.where is not None or not (isinstance(s.value, Op) and s.value.name == "*"):
+    if (
+        s.combine != "sum"
+        or len(s.reduce) != 1
+        or s.where is not None
+        or not (isinstance(s.value, Op) and s.value.name == "*")
+    ):
         return None
     loads = [_bare(e) for e in s.value.args]
-    if not all(isinstance(x, Load) and x.buf in inputs and x.buf.dtype is t.dtype for x in loads) or not t.dtype.is_float:
+    if (
+        not all(isinstance(x, Load) and x.buf in inputs and x.buf.dtype is t.dtype for x in loads)
+        or not t.dtype.is_float
+    ):
         return None
     places = {v: k for k, v in enumerate(s.axes)} | {s.reduce[0]: -1}
     axes = [tuple(places.get(i, -2) if isinstance(i, Var) else -2 for i in x.idx) for x in loads if isinstance(x, Load)]
-    fits = all(len(set(a)) == len(a) and -2 not in a and -1 in a for a in axes) and set(axes[0]) | set(axes[1]) == {-1, *range(len(s.axes))}
+    fits = all(len(set(a)) == len(a) and -2 not in a and -1 in a for a in axes) and set(axes[0]) | set(axes[1]) == {
+        -1,
+        *range(len(s.axes)),
+    }
     if not fits:
         return None
     kinds = "".join("b" if k in axes[0] and k in axes[1] else "m" if k in axes[0] else "n" for k in range(len(s.axes)))
@@ -60,7 +74,9 @@ def _bare(e: Expr) -> Expr:
 
 
 def multiplied(p: Product, x: Lazy, y: Lazy) -> Lazy:
-    """The product by the op: [batch..., rows, terms] times [batch..., terms, columns], in the order of the stage's axes."""
+    """The product by the op: [batch..., rows, terms] times [batch..., terms, columns], in the order of the stage's
+    axes.
+    """
     batch, rows, columns = ([k for k, c in enumerate(p.kinds) if c == kind] for kind in "bmn")
     a = _ordered(x, p.first, [*batch, *rows, -1])
     b = _ordered(y, p.second, [*batch, -1, *columns])
@@ -88,7 +104,11 @@ def replaced(outputs: Sequence[Tensor], known: Mapping[Tensor, Tensor]) -> list[
     def expr(e: Expr) -> Expr:
         r = memo.get(e)
         if r is None:
-            r = memo[e] = load(tensor(e.buf), map(expr, e.idx)) if isinstance(e, Load) and isinstance(e.buf, Tensor) else rebuild(e, expr)
+            r = memo[e] = (
+                load(tensor(e.buf), map(expr, e.idx))
+                if isinstance(e, Load) and isinstance(e.buf, Tensor)
+                else rebuild(e, expr)
+            )
         return r
 
     def tensor(t: Tensor) -> Tensor:
@@ -98,7 +118,9 @@ def replaced(outputs: Sequence[Tensor], known: Mapping[Tensor, Tensor]) -> list[
             s = t.stage
             if s.own is not None:
                 made[s.own] = s.own
-            put = s.updates and Scatter(s.updates.axes, tuple(map(expr, s.updates.index)), expr(s.updates.value), s.updates.combine)
+            put = s.updates and Scatter(
+                s.updates.axes, tuple(map(expr, s.updates.index)), expr(s.updates.value), s.updates.combine
+            )
             stage = Stage(s.axes, expr(s.value), s.reduce, s.combine, s.where and expr(s.where), s.own, put)
             made[t] = Tensor(t.name, t.dtype, t.shape, stage=stage)
         return made[t]

@@ -1,5 +1,6 @@
-"""Decompositions of matrices, by LAPACK through NumPy on the host: the graph IR has no ops for them. Their operands are computed first, and
-brought there; results go where these live."""
+"""Decompositions of matrices, by LAPACK through NumPy on the host: the graph IR has no ops for them. Their operands are
+computed first, and brought there; results go where these live.
+"""
 
 from __future__ import annotations
 

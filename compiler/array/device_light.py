@@ -1,9 +1,10 @@
 """Programs of expressions on a CUDA device: `light.py` for arrays that live there.
 
-In: a graph of fixed sizes. Out: a DeviceLight, which runs on DeviceData. Passes, fusion and memory plan are those of models; what is expensive
-is looked up by the text of a kernel's naive nest. The kernels are launched one by one, in the order of the caller's stream, on memory of
-CuPy's pool: a recorded graph would hold addresses, so that operands and results had to be copied. Nobody waits: an index that a kernel finds
-outside of its axis is told when somebody looks. A graph with loops or host steps goes the long way, as a model.
+In: a graph of fixed sizes. Out: a DeviceLight, which runs on DeviceData. Passes, fusion and memory plan are those of
+models; what is expensive is looked up by the text of a kernel's naive nest. The kernels are launched one by one, in the
+order of the caller's stream, on memory of CuPy's pool: a recorded graph would hold addresses, so that operands and
+results had to be copied. Nobody waits: an index that a kernel finds outside of its axis is told when somebody looks. A
+graph with loops or host steps goes the long way, as a model.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ from dnnc.passes.schedule.step import first_choice
 from dnnc.schedules import Schedules, keep, used
 from dnnc.tune_option import choose_of
 
-FEW = 8  # kernels of a model that are quicker started one by one than recorded, when operands and results would have to be copied
+# kernels of a model that are quicker started one by one than recorded, when operands and results would have to be
+# copied
+FEW = 8
 ASKED = 1 << 30  # bytes of results from which a device is asked for room first
 Data = Sequence[Any]  # DeviceData; NumPy arrays where values are neutral
 
@@ -61,8 +64,10 @@ class Code:
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """A linked program as plain data. `calls`: symbol, and for each parameter the number of a memory with an offset into it; memories are the
-    operands, the results, the arena and the constants. The kernel of a flat program takes the size before them."""
+    """A linked program as plain data. `calls`: symbol, and for each parameter the number of a memory with an offset
+    into it; memories are the operands, the results, the arena and the constants. The kernel of a flat program takes the
+    size before them.
+    """
 
     outputs: tuple[tuple[tuple[int, ...], str], ...]
     calls: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
@@ -79,7 +84,11 @@ class DeviceLight:
         self.notes, self.place, self.device = plan.notes, place, place.device
         self.outputs = [(shape, np.dtype(d)) for shape, d in plan.outputs]
         launches = {s: k.launch for s, k in plan.kernels.items()}
-        self._calls = [(functions[s], launches[s], args) for s, args in plan.calls if 0 not in (*launches[s].grid, *launches[s].block)]
+        self._calls = [
+            (functions[s], launches[s], args)
+            for s, args in plan.calls
+            if 0 not in (*launches[s].grid, *launches[s].block)
+        ]
         self._arena = plan.arena
         self._guards = {kernel_number(s): n.name for (s, _), n in zip(plan.calls, plan.notes) if "guard(" in n.text}
         self._fixed, self._keep = self._resident(plan.constants)
@@ -129,20 +138,35 @@ class DeviceLight:
             self.device.fill(self._fixed[1], 0, STATUS_BYTES, 0)
             self.device.synchronize(0)
             where = self._guards.get(number) or ", ".join(self._guards.values())
-            raise InputError(f"an index read at run time, {value}, lies outside of its axis, in {where}: check the values of integer operands")
+            raise InputError(
+                f"an index read at run time, {value}, lies outside of its axis, in {where}: check the values of "
+                "integer operands"
+            )
 
 
 def started_directly(f: Any, where: Place) -> Callable[..., list[DeviceData]] | None:
-    """What a model of a few kernels computes, of DeviceData and without the care for arrays of all libraries; None for other models."""
+    """What a model of a few kernels computes, of DeviceData and without the care for arrays of all libraries; None for
+    other models.
+    """
     native = f.programs[0] if isinstance(f, Executable) and f.programs and not f.graph.dims else None
-    if not isinstance(native, CudaNative) or native.controls or len(native.calls) > FEW or native.placed.nbytes > KEPT_CONSTANTS:
+    if (
+        not isinstance(native, CudaNative)
+        or native.controls
+        or len(native.calls) > FEW
+        or native.placed.nbytes > KEPT_CONSTANTS
+    ):
         return None
     if any(map(is_call, native.cubins.values())):
         return None
     buffers = len(native.inputs) + len(native.outputs)
-    kernels = {k.symbol: Code(k.symbol, k.text, native.launches[k.symbol], native.params[k.symbol]) for k in native.kernels}
+    kernels = {
+        k.symbol: Code(k.symbol, k.text, native.launches[k.symbol], native.params[k.symbol]) for k in native.kernels
+    }
     names = {k.symbol: k for k in native.kernels}
-    notes = tuple(KernelNote(names[c.symbol].name, names[c.symbol].nodes, names[c.symbol].choice, True, names[c.symbol].text) for c in native.calls)
+    notes = tuple(
+        KernelNote(names[c.symbol].name, names[c.symbol].nodes, names[c.symbol].choice, True, names[c.symbol].text)
+        for c in native.calls
+    )
     outputs = tuple((tuple(int(str(d)) for d in t.shape), t.dtype.numpy.name) for t in native.outputs)
     calls = tuple((c.symbol, tuple(_memory(p, buffers) for p in c.args)) for c in native.calls)
     plan = DevicePlan(outputs, calls, kernels, notes, native.sizes({})[1], native.constants.tobytes())
@@ -175,7 +199,11 @@ class DeviceCompiler:
 
     def compile(self, make: Callable[[], Graph], structure: str = "") -> Any:
         """A function from a list of DeviceData to a list of DeviceData; see `light.Compiler.compile`."""
-        key = hashlib.sha256("\0".join(["device program", self.seed, structure]).encode()).hexdigest() if structure else ""
+        key = (
+            hashlib.sha256("\0".join(["device program", self.seed, structure]).encode()).hexdigest()
+            if structure
+            else ""
+        )
         with self.lock:
             return self._known(key) or self._new(make(), key)
 
@@ -246,7 +274,9 @@ class DeviceCompiler:
 
     def _planner(self, graph: Graph) -> Planner:
         choose = first_choice if graph.dims else self.choose
-        return Planner(graph, self.ctx, self.machine.templates, choose, self.opts.opt_level >= 3, None, self.schedules, self.groups)
+        return Planner(
+            graph, self.ctx, self.machine.templates, choose, self.opts.opt_level >= 3, None, self.schedules, self.groups
+        )
 
     def _made(self, graph: Graph, key: str, planner: Planner) -> DeviceLight | None:
         """The program of a graph after the passes; None where a library is to be called."""
@@ -265,7 +295,10 @@ class DeviceCompiler:
             return None
         symbols = symbols_of(program, self.machine.target.arch, self.machine.compiler.version)
         steps = {symbols[s.text]: s for s in program.kernels}
-        codes = [Code(symbol, s.text, launched(symbol, s, self.cache), tuple(p.name for p in s.nest.entry.params)) for symbol, s in steps.items()]
+        codes = [
+            Code(symbol, s.text, launched(symbol, s, self.cache), tuple(p.name for p in s.nest.entry.params))
+            for symbol, s in steps.items()
+        ]
         if any(self._function(k) is None for k in codes):
             native = build(program, self.machine.target, self.cache, self.machine.compiler, bool(self.opts.verify))
             for symbol, f in check_native(native, self.place.device).items():
@@ -278,7 +311,18 @@ class DeviceCompiler:
         g = program.graph
         buffers = len(g.inputs) + len(g.outputs)
         calls = tuple((c.symbol, tuple(_memory(p, buffers) for p in c.args)) for c in linker.entry())
-        notes = [KernelNote(s.nest.name, tuple(n.op.name for n in s.group.nodes), str(s.choice), True, s.text) for s in steps]
-        outputs = tuple((tuple(int(str(d)) for d in v.type.shape if not g.dims), v.type.dtype.numpy.name) for v in g.outputs)
+        notes = [
+            KernelNote(s.nest.name, tuple(n.op.name for n in s.group.nodes), str(s.choice), True, s.text) for s in steps
+        ]
+        outputs = tuple(
+            (tuple(int(str(d)) for d in v.type.shape if not g.dims), v.type.dtype.numpy.name) for v in g.outputs
+        )
         arena = 0 if g.dims else program.memory.offsets({})[1]
-        return DevicePlan(outputs, calls, {k.symbol: k for k in codes.values()}, tuple(notes), arena, constants.tobytes() if offsets else b"")
+        return DevicePlan(
+            outputs,
+            calls,
+            {k.symbol: k for k in codes.values()},
+            tuple(notes),
+            arena,
+            constants.tobytes() if offsets else b"",
+        )

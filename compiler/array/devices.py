@@ -1,11 +1,12 @@
 """Where arrays live: names of devices, elements on CUDA devices, and the ways there and back.
 
-`cpu` is the host, whose elements are NumPy arrays. `cuda:N` is a CUDA device, whose elements are DeviceData. A value without a device (None)
-is neutral: Python's numbers, and what is traced. It goes wherever the arrays are with which it is combined.
+`cpu` is the host, whose elements are NumPy arrays. `cuda:N` is a CUDA device, whose elements are DeviceData. A value
+without a device (None) is neutral: Python's numbers, and what is traced. It goes wherever the arrays are with which it
+is combined.
 
-Work on a device is queued on CuPy's current stream of the calling thread, as CuPy's own is, and nobody waits for it. DeviceData knows the
-stream of its elements: work on another one is made to wait for it on the device. Memory comes from CuPy's pool, which orders its reuse by
-streams as well.
+Work on a device is queued on CuPy's current stream of the calling thread, as CuPy's own is, and nobody waits for it.
+DeviceData knows the stream of its elements: work on another one is made to wait for it on the device. Memory comes from
+CuPy's pool, which orders its reuse by streams as well.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ ALIGN = 16  # bytes: what addresses of kernels' operands are multiples of
 
 
 def device_name(device: Any) -> str:
-    """`cpu` or `cuda:N` for None (the host), for such a name (`cuda` is `cuda:0`), and for device objects of CuPy and torch.
+    """`cpu` or `cuda:N` for None (the host), for such a name (`cuda` is `cuda:0`), and for device objects of CuPy and
+    torch.
 
     Raises:
         ValueInputError: it is no device. Whether this machine has it is asked where it is used.
@@ -49,7 +51,10 @@ def device_name(device: Any) -> str:
     kind, _, index = text.partition(":")
     if text == HOST or (kind == "cuda" and (index.isdigit() or text == "cuda")):
         return text if kind == HOST else f"cuda:{int(index or 0)}"
-    raise ValueInputError(f"device={device!r}: expected 'cpu' or 'cuda:0'; dnnc.array.__array_namespace_info__().devices() lists what is here")
+    raise ValueInputError(
+        f"device={device!r}: expected 'cpu' or 'cuda:0'; dnnc.array.__array_namespace_info__().devices() lists what is "
+        "here"
+    )
 
 
 _NEUTRAL: ContextVar[bool] = ContextVar("dnnc_neutral", default=False)
@@ -66,12 +71,16 @@ def neutral() -> Iterator[None]:
 
 
 def in_trace() -> bool:
-    """Is a function being traced? Then arrays from around it stay what they are, so that others can be put in their place."""
+    """Is a function being traced? Then arrays from around it stay what they are, so that others can be put in their
+    place.
+    """
     return _NEUTRAL.get()
 
 
 def home(device: Any) -> str | None:
-    """Where a new array lives: on the device asked for, by default on the host; while a function is traced nowhere in particular."""
+    """Where a new array lives: on the device asked for, by default on the host; while a function is traced nowhere in
+    particular.
+    """
     name = device_name(device)
     return None if in_trace() else name
 
@@ -88,16 +97,29 @@ def devices() -> tuple[str, ...]:
 
 def mixed(what: str, one: str, other: str) -> ValueInputError:
     """The error of operands that live apart."""
-    return ValueInputError(f"{what}: one operand lives on {one}, another on {other}; bring one of them over by x.to_device({one!r})")
+    return ValueInputError(
+        f"{what}: one operand lives on {one}, another on {other}; bring one of them over by x.to_device({one!r})"
+    )
 
 
 class DeviceData:
-    """Elements in order on a CUDA device. `keep` owns their memory, `stream` is the one in whose order they are made."""
+    """Elements in order on a CUDA device. `keep` owns their memory, `stream` is the one in whose order they are
+    made.
+    """
 
     __slots__ = ("address", "dtype", "keep", "place", "shape", "stream")
 
-    def __init__(self, place: Place, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], keep: Any, stream: int) -> None:
-        self.place, self.address, self.shape, self.dtype, self.keep, self.stream = place, address, shape, dtype, keep, stream
+    def __init__(
+        self, place: Place, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], keep: Any, stream: int
+    ) -> None:
+        self.place, self.address, self.shape, self.dtype, self.keep, self.stream = (
+            place,
+            address,
+            shape,
+            dtype,
+            keep,
+            stream,
+        )
 
     @property
     def size(self) -> int:
@@ -110,12 +132,22 @@ class DeviceData:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         stream = {"stream": self.stream or 1}  # 1 is the default one
-        return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.address, False), "version": 3, "strides": None, **stream}
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.address, False),
+            "version": 3,
+            "strides": None,
+            **stream,
+        }
 
     def __dnnc_array__(self, number: int) -> DeviceArray:
         """What a model on the device of this number takes. InputError where the elements are on another one."""
         if self.place.device.number != number:
-            raise InputError(f"an array on {self.place.name} is given to a model on cuda:{number}; bring it there by x.to_device('cuda:{number}')")
+            raise InputError(
+                f"an array on {self.place.name} is given to a model on cuda:{number}; bring it there by "
+                f"x.to_device('cuda:{number}')"
+            )
         return DeviceArray(self.address, self.shape, dtype_name(self.dtype), self, self.stream)
 
     def __dnnc_kind__(self) -> Kind:
@@ -139,7 +171,8 @@ class Foreign(NamedTuple):
 class Place:
     """A CUDA device as the home of arrays.
 
-    `pending`: checks, with their streams and what keeps these alive, that the next one who waits for the device makes: work that is under way may
+    `pending`: checks, with their streams and what keeps these alive, that the next one who waits for the device makes:
+        work that is under way may
     still find an index outside of its axis.
     """
 
@@ -150,10 +183,12 @@ class Place:
         self._numbers: OrderedDict[Any, DeviceData] = OrderedDict()
         self._lock = threading.Lock()
 
-    # --- memory -----------------------------------------------------------------------------------------------------------------
+    # --- memory -------------------------------------------------------------------------------------------------------
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: int) -> DeviceData:
-        """Elements that nobody has written. TargetError says what to do where there is no room. `stream`: the current one."""
+        """Elements that nobody has written. TargetError says what to do where there is no room. `stream`: the current
+        one.
+        """
         n = dtype.itemsize
         for d in shape:
             n *= d
@@ -161,7 +196,9 @@ class Place:
         return DeviceData(self, address, shape, dtype, keep, stream)
 
     def upload(self, a: Array) -> DeviceData:
-        """A NumPy array, brought here. It may be written to when this returns: CUDA takes pageable memory along at once."""
+        """A NumPy array, brought here. It may be written to when this returns: CUDA takes pageable memory along at
+        once.
+        """
         a = np.ascontiguousarray(a).reshape(a.shape)
         stream = self.device.current_stream()
         made = self.empty(a.shape, a.dtype, stream)
@@ -170,7 +207,9 @@ class Place:
         return made
 
     def fetch(self, data: DeviceData) -> Array:
-        """The elements as a NumPy array; waits for them. InputError where work of before has found an index outside of its axis."""
+        """The elements as a NumPy array; waits for them. InputError where work of before has found an index outside of
+        its axis.
+        """
         stream = self.device.current_stream()
         self.order(data, stream)
         made = np.empty(data.shape, data.dtype)
@@ -181,7 +220,9 @@ class Place:
         return made
 
     def copied(self, data: DeviceData, stream: int | None = None) -> DeviceData:
-        """A copy, here, of elements that lie here or on another device. `stream`: what it comes after, besides the elements."""
+        """A copy, here, of elements that lie here or on another device. `stream`: what it comes after, besides the
+        elements.
+        """
         current = self.device.current_stream()
         made = self.empty(data.shape, data.dtype, current)
         at = current if stream is None else stream
@@ -203,7 +244,7 @@ class Place:
         self.order(data, self.device.current_stream())
         return self.device.view(data.address, data.shape, data.dtype, data)
 
-    # --- order ------------------------------------------------------------------------------------------------------------------
+    # --- order --------------------------------------------------------------------------------------------------------
 
     def follow(self, first: int, then: int) -> None:
         """What comes on one stream from now on waits for what is on the other."""
@@ -245,7 +286,7 @@ class Place:
             self.device.synchronize(stream)
             check()
 
-    # --- operands ---------------------------------------------------------------------------------------------------------------
+    # --- operands -----------------------------------------------------------------------------------------------------
 
     def operand(self, a: Array | DeviceData, stream: int) -> DeviceData:
         """An operand of a program that runs on a stream. Numbers are kept here for the next time."""
@@ -277,14 +318,18 @@ def place(name: str) -> Place:
     try:
         return Place(name, device_driver.cuda_machine(make_options({"target": name})))
     except TargetError as e:
-        raise TargetError(f"device={name!r}: {e}; dnnc.array.__array_namespace_info__().devices() lists what is here") from None
+        raise TargetError(
+            f"device={name!r}: {e}; dnnc.array.__array_namespace_info__().devices() lists what is here"
+        ) from None
 
 
-# --- elements of other libraries ----------------------------------------------------------------------------------------------
+# --- elements of other libraries --------------------------------------------------------------------------------------
 
 
 def imported(a: Any) -> DeviceData:
-    """The elements of a device array of another library, shared; copied where they are not in order, or do not begin where kernels count on."""
+    """The elements of a device array of another library, shared; copied where they are not in order, or do not begin
+    where kernels count on.
+    """
     if isinstance(a, DeviceData):
         return a
     where = place(f"cuda:{device_number(a)}")
@@ -293,7 +338,9 @@ def imported(a: Any) -> DeviceData:
     current = where.device.current_stream()
     if found.ready not in (None, current):
         where.follow(int(found.ready or 0), current)
-    data = DeviceData(where, found.address, found.shape, dtype, Foreign(found.keep, where.device.stream_object()), current)
+    data = DeviceData(
+        where, found.address, found.shape, dtype, Foreign(found.keep, where.device.stream_object()), current
+    )
     return where.copied(data) if data.address % ALIGN else data
 
 

@@ -1,4 +1,6 @@
-"""Element-wise functions of real numbers; those of complex ones stand in `complex_math.py`, which are chosen by the type of the operands."""
+"""Element-wise functions of real numbers; those of complex ones stand in `complex_math.py`, which are chosen by the
+type of the operands.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ OPERANDS = (Array, *NUMBERS, Size)
 _BITS: dict[int, IrType] = {2: i16, 4: i32, 8: i64}
 
 
-# --- operands -----------------------------------------------------------------------------------------------------------------
+# --- operands ---------------------------------------------------------------------------------------------------------
 
 
 def operands(name: str, *given: Operand, kinds: str = "biufc") -> list[Array]:
@@ -42,7 +44,9 @@ def operands(name: str, *given: Operand, kinds: str = "biufc") -> list[Array]:
 
 
 def _as_they_are(given: tuple[Operand, ...], kinds: str) -> list[Array] | None:
-    """Operands that need no promotion, which is usual: arrays of one type, or one and a number that takes its type; None for others."""
+    """Operands that need no promotion, which is usual: arrays of one type, or one and a number that takes its type;
+    None for others.
+    """
     first, *rest = given
     if type(first) is not Array:
         return None
@@ -63,7 +67,13 @@ def _as_they_are(given: tuple[Operand, ...], kinds: str) -> list[Array] | None:
 
 
 def _kind_words(kinds: str) -> str:
-    words = {"b": "truth values", "i": "integers", "u": "unsigned integers", "f": "floating-point numbers", "c": "complex numbers"}
+    words = {
+        "b": "truth values",
+        "i": "integers",
+        "u": "unsigned integers",
+        "f": "floating-point numbers",
+        "c": "complex numbers",
+    }
     return " or ".join(words[k] for k in kinds)
 
 
@@ -75,7 +85,9 @@ def floats(name: str, *given: Operand, kinds: str = "biufc") -> list[Array]:
 
 
 def quick(op: str, x1: Operand, x2: Operand, kinds: str = "iuf") -> Array | None:
-    """An op of two real arrays of one type, or of one and a number that takes its type: most of what expressions are made of. None for others."""
+    """An op of two real arrays of one type, or of one and a number that takes its type: most of what expressions are
+    made of. None for others.
+    """
     array = x1 if type(x1) is Array else x2
     if type(array) is not Array or array._dtype.kind not in kinds:
         return None
@@ -103,7 +115,7 @@ def const(like: Lazy, value: Any) -> Lazy:
     return apply_full(like, value)
 
 
-# --- arithmetic ---------------------------------------------------------------------------------------------------------------
+# --- arithmetic -------------------------------------------------------------------------------------------------------
 
 
 def add(x1: Operand, x2: Operand, /) -> Array:
@@ -152,13 +164,17 @@ def floor_divide(x1: Operand, x2: Operand, /) -> Array:
         return array_of(t)
     zero = const(p, 0)
     r = apply("sub", p, apply("mul", t, q))
-    down = apply("logical_and", apply("not_equal", r, zero), apply("not_equal", apply("less", r, zero), apply("less", q, zero)))
+    down = apply(
+        "logical_and", apply("not_equal", r, zero), apply("not_equal", apply("less", r, zero), apply("less", q, zero))
+    )
     exact = apply("where", down, apply("sub", t, const(p, 1)), t)
     return array_of(apply("where", apply("equal", q, zero), zero, exact))
 
 
 def _floor_div(p: Lazy, q: Lazy) -> Lazy:
-    """(p - p mod q) / q is an integer but for rounding; infinite operands, and division by zero, are as the floor of the quotient has them."""
+    """(p - p mod q) / q is an integer but for rounding; infinite operands, and division by zero, are as the floor of
+    the quotient has them.
+    """
     ratio = apply("div", p, q)
     whole = apply("round", apply("div", apply("sub", p, apply("mod", p, q)), q))
     zero = const(p, 0)
@@ -172,7 +188,9 @@ def remainder(x1: Operand, x2: Operand, /) -> Array:
     r = apply("mod", one(a), one(b))
     if a.dtype.kind != "f":
         return array_of(r)
-    return array_of(apply("where", apply("equal", r, const(r, 0)), copysigned(r, one(b)), r))  # a zero has the sign of the divisor
+    return array_of(
+        apply("where", apply("equal", r, const(r, 0)), copysigned(r, one(b)), r)
+    )  # a zero has the sign of the divisor
 
 
 def pow(x1: Operand, x2: Operand, /) -> Array:
@@ -218,7 +236,9 @@ def sign(x: Operand, /) -> Array:
     (a,) = operands("sign", x, kinds="iufc")
     if a.dtype.kind == "c":
         return array_of(*cm.sign(a._parts))
-    return array_of(apply("where", apply("equal", one(a), const(one(a), 0)), const(one(a), 0), apply("sign", one(a))))  # of -0 it is 0
+    return array_of(
+        apply("where", apply("equal", one(a), const(one(a), 0)), const(one(a), 0), apply("sign", one(a)))
+    )  # of -0 it is 0
 
 
 def square(x: Operand, /) -> Array:
@@ -235,7 +255,7 @@ def sqrt(x: Operand, /) -> Array:
     return _function("sqrt", x)
 
 
-# --- functions ----------------------------------------------------------------------------------------------------------------
+# --- functions --------------------------------------------------------------------------------------------------------
 
 
 def _function(name: str, x: Operand) -> Array:
@@ -282,7 +302,9 @@ def logaddexp(x1: Operand, x2: Operand, /) -> Array:
     a, b = floats("logaddexp", x1, x2, kinds="biuf")
     p, q = one(a), one(b)
     top = apply("max", p, q)
-    apart = apply("where", apply("equal", p, q), const(p, 0), apply("neg", apply("abs", apply("sub", p, q))))  # inf - inf is none
+    apart = apply(
+        "where", apply("equal", p, q), const(p, 0), apply("neg", apply("abs", apply("sub", p, q)))
+    )  # inf - inf is none
     return array_of(apply("add", top, apply("log1p", apply("exp", apart))))
 
 
@@ -306,10 +328,15 @@ def _rounding(name: str, op: str) -> Callable[[Operand], Array]:
     return function
 
 
-floor, ceil, trunc, round = _rounding("floor", "floor"), _rounding("ceil", "ceil"), _rounding("trunc", "trunc"), _rounding("round", "round")
+floor, ceil, trunc, round = (
+    _rounding("floor", "floor"),
+    _rounding("ceil", "ceil"),
+    _rounding("trunc", "trunc"),
+    _rounding("round", "round"),
+)
 
 
-# --- parts of numbers ---------------------------------------------------------------------------------------------------------
+# --- parts of numbers -------------------------------------------------------------------------------------------------
 
 
 def real(x: Operand, /) -> Array:
@@ -352,7 +379,9 @@ def nextafter(x1: Operand, x2: Operand, /) -> Array:
     p, q = one(a), one(b)
     bits = apply("bit_cast", p, to=_BITS[p.type.dtype.bytes])
     away = apply("equal", apply("less", p, q), apply("greater", p, const(p, 0)))  # from zero
-    moved = apply("bit_cast", apply("add", bits, apply("where", away, const(bits, 1), const(bits, -1))), to=p.type.dtype)
+    moved = apply(
+        "bit_cast", apply("add", bits, apply("where", away, const(bits, 1), const(bits, -1))), to=p.type.dtype
+    )
     least = const(p, float(np.finfo(a.dtype).smallest_subnormal))
     moved = apply("where", apply("equal", p, const(p, 0)), copysigned(least, q), moved)
     moved = apply("where", apply("equal", p, q), q, moved)
@@ -368,7 +397,10 @@ def _test(name: str, real_test: Callable[[Lazy], Lazy], both: str) -> Callable[[
     def function(x: Operand, /) -> Array:
         (a,) = operands(name, x)
         if a.dtype.kind in "biu":
-            return placed(array_of(apply("full", shape=a.shape, value=name == "isfinite", dtype=from_numpy(np.bool_))), one(a).device)
+            return placed(
+                array_of(apply("full", shape=a.shape, value=name == "isfinite", dtype=from_numpy(np.bool_))),
+                one(a).device,
+            )
         parts = [real_test(p) for p in a._parts]
         return array_of(parts[0] if len(parts) == 1 else apply(both, *parts))
 
@@ -382,7 +414,7 @@ isinf = _test("isinf", lambda p: apply("isinf", p), "logical_or")
 isnan = _test("isnan", lambda p: apply("isnan", p), "logical_or")
 
 
-# --- comparison, logic, bits --------------------------------------------------------------------------------------------------
+# --- comparison, logic, bits ------------------------------------------------------------------------------------------
 
 
 def equal(x1: Operand, x2: Operand, /) -> Array:
@@ -436,7 +468,11 @@ def _bounded(bound: Operand, dtype: DType) -> Operand:
     """An integer bound beyond the type of what it bounds is the last number of it."""
     if isinstance(bound, int) and not isinstance(bound, bool) and dtype.kind in "iu":
         info = np.iinfo(dtype)
-        return int(np.clip(bound, info.min, info.max)) if info.min <= bound <= info.max else (info.min if bound < info.min else info.max)
+        return (
+            int(np.clip(bound, info.min, info.max))
+            if info.min <= bound <= info.max
+            else (info.min if bound < info.min else info.max)
+        )
     return bound
 
 
@@ -505,7 +541,9 @@ def where(condition: Operand, x1: Operand, x2: Operand, /) -> Array:
 
 
 def astype(x: Array, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Array:
-    """The elements as another type. Results never share memory that can be written, so `copy` changes nothing but `is`."""
+    """The elements as another type. Results never share memory that can be written, so `copy` changes nothing but
+    `is`.
+    """
     wanted = dtype_of(dtype)
     y = cast(x if device is None else moved(x, device_name(device)), wanted)
     return array_of(*x._parts) if y is x and copy else y

@@ -25,9 +25,11 @@ class TypeInputError(InputError, TypeError):
 
 
 def public(fn: F) -> F:
-    """A function of `dnnc.array` whose mistakes of callers are InputErrors: what Python raises inside says nothing of the argument.
+    """A function of `dnnc.array` whose mistakes of callers are InputErrors: what Python raises inside says nothing of
+    the argument.
 
-    Python's own errors about the number and the names of arguments stay, and so does the BufferError that the array API standard asks for.
+    Python's own errors about the number and the names of arguments stay, and so does the BufferError that the array API
+    standard asks for.
     """
 
     @functools.wraps(fn)
@@ -37,12 +39,21 @@ def public(fn: F) -> F:
         except (DnncError, BufferError, RecursionError):
             raise
         except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError, StopIteration) as e:
-            if e.__traceback__ is not None and e.__traceback__.tb_next is None:  # the call itself: too many arguments, an unknown keyword
+            if (
+                e.__traceback__ is not None and e.__traceback__.tb_next is None
+            ):  # the call itself: too many arguments, an unknown keyword
                 raise
             given = ", ".join([*map(a_type, args), *(f"{n}={a_type(x)}" for n, x in named.items())])
-            kind = IndexInputError if isinstance(e, LookupError) else ValueInputError if isinstance(e, ValueError) else TypeInputError
+            kind = (
+                IndexInputError
+                if isinstance(e, LookupError)
+                else ValueInputError
+                if isinstance(e, ValueError)
+                else TypeInputError
+            )
             raise kind(
-                f"{fn.__name__} cannot take ({given}): {e}; it takes arrays of dnnc.array, which asarray makes of numbers, lists and other arrays"
+                f"{fn.__name__} cannot take ({given}): {e}; it takes arrays of dnnc.array, which asarray makes of "
+                "numbers, lists and other arrays"
             ) from e
 
     return checked  # type: ignore[return-value]

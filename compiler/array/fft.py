@@ -1,4 +1,6 @@
-"""The `fft` extension of the array API standard, on the graph op `dft`: mixed radices, real and imaginary parts beside each other."""
+"""The `fft` extension of the array API standard, on the graph op `dft`: mixed radices, real and imaginary parts beside
+each other.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from dnnc.array.manipulation import Axes, axes_of, axis_of, concat, roll, sliced
 from dnnc.array.promotion import DEFAULTS, complex_of, dtype_of, float_of
 
 __all__ = [
-    "fft", "fftfreq", "fftn", "fftshift", "hfft", "ifft", "ifftn", "ifftshift", "ihfft", "irfft", "irfftn", "rfft", "rfftfreq", "rfftn",
+    "fft", "fftfreq", "fftn", "fftshift", "hfft", "ifft", "ifftn", "ifftshift", "ihfft", "irfft", "irfftn", "rfft",
+    "rfftfreq", "rfftn",
 ]  # fmt: skip
 
 NORMS = ("backward", "ortho", "forward")
@@ -57,9 +60,20 @@ def ifft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "back
 
 def _sizes(x: Array, s: Sequence[int] | None, axes: Axes) -> list[tuple[int, int]]:
     """Pairs of axis and size."""
-    given = list(axes_of(axes, x.ndim)) if axes is None and s is None else list(range(x.ndim - len(s), x.ndim)) if axes is None and s else axes
+    given = (
+        list(axes_of(axes, x.ndim))
+        if axes is None and s is None
+        else list(range(x.ndim - len(s), x.ndim))
+        if axes is None and s
+        else axes
+    )
     chosen = [axis_of(a, x.ndim) for a in (given or ())]
-    return list(zip(chosen, [x.shape[a] for a in chosen] if s is None else [x.shape[a] if v == -1 else v for a, v in zip(chosen, s)]))
+    return list(
+        zip(
+            chosen,
+            [x.shape[a] for a in chosen] if s is None else [x.shape[a] if v == -1 else v for a, v in zip(chosen, s)],
+        )
+    )
 
 
 def fftn(x: Array, /, *, s: Sequence[int] | None = None, axes: Axes = None, norm: str = "backward") -> Array:
@@ -147,7 +161,10 @@ def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None)
 
 
 def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Array:
-    return cast(divide(arange(n // 2 + 1, dtype=DEFAULTS["f"], device=device), n * d), DEFAULTS["f"] if dtype is None else dtype_of(dtype))
+    return cast(
+        divide(arange(n // 2 + 1, dtype=DEFAULTS["f"], device=device), n * d),
+        DEFAULTS["f"] if dtype is None else dtype_of(dtype),
+    )
 
 
 def fftshift(x: Array, /, *, axes: Axes = None) -> Array:

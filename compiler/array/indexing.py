@@ -1,7 +1,7 @@
 """x[key] and x[key] = value: keys as the array API standard has them, and integer arrays beside them as NumPy has them.
 
-A key becomes, in order, a basic part (integers, slices, new axes: one `slice` op and a reshape) and a part by arrays (one gather or scatter over
-the axes that arrays index). Truth values are looked at: where they are set decides shapes.
+A key becomes, in order, a basic part (integers, slices, new axes: one `slice` op and a reshape) and a part by arrays
+(one gather or scatter over the axes that arrays index). Truth values are looked at: where they are set decides shapes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ SMALL = 1 << 10  # elements that are moved at once
 
 @dataclass(frozen=True)
 class Basic:
-    """The part of a key without arrays: along each axis of the operand start, step and size; `shape` is what the user sees of it."""
+    """The part of a key without arrays: along each axis of the operand start, step and size; `shape` is what the user
+    sees of it.
+    """
 
     starts: tuple[int, ...]
     steps: tuple[int, ...]
@@ -138,7 +140,9 @@ def _integer(k: Any, n: int, axis: int) -> int:
     try:
         i: int = whole(k)
     except (AttributeError, TypeError):
-        raise IndexInputError(f"an index is an integer, a slice, an ellipsis, None or an array of integers or truth values; got {k!r}") from None
+        raise IndexInputError(
+            f"an index is an integer, a slice, an ellipsis, None or an array of integers or truth values; got {k!r}"
+        ) from None
     if not -n <= i < n:
         raise IndexInputError(f"index {i} of axis {axis}, which has {n} elements")
     return i + n if i < 0 else i
@@ -153,23 +157,35 @@ def read(x: Array, key: Any) -> Array:
             return expand_dims(x, axis=0)[: int(bool(mask))]
         _fits(mask, x)
     k = parse(key, x.shape)
-    if not k.arrays and not symbolic(*k.basic.starts, *k.basic.sizes) and (found := places.shared(x, k.basic)) is not None:
+    if (
+        not k.arrays
+        and not symbolic(*k.basic.starts, *k.basic.sizes)
+        and (found := places.shared(x, k.basic)) is not None
+    ):
         return found
     if _at_once(x, key, k):
         if x.device != HOST:
             return places.read(x, k.basic)
         return from_buffer(x._contents()[k.basic.slices()].reshape(k.basic.shape), x._parts[0].device)
-    y = x if k.basic.whole(x.shape) else moved(x, "slice", starts=k.basic.starts, steps=k.basic.steps, shape=k.basic.sizes)
+    y = (
+        x
+        if k.basic.whole(x.shape)
+        else moved(x, "slice", starts=k.basic.starts, steps=k.basic.steps, shape=k.basic.sizes)
+    )
     y = reshape(y, k.basic.shape)
     return _gathered(y, k.arrays) if k.arrays else y
 
 
 def _at_once(x: Array, key: Any, k: Key) -> bool:
-    """Is this a place that is likely to be another one the next time, so that a program of its own would not pay? Integers are: those of loops."""
+    """Is this a place that is likely to be another one the next time, so that a program of its own would not pay?
+    Integers are: those of loops.
+    """
     if k.arrays or any(p.traced for p in x._parts):
         return False
     items = key if isinstance(key, tuple) else (key,)
-    return math.prod(k.basic.sizes) <= SMALL or any(i is not None and i is not Ellipsis and not isinstance(i, slice) for i in items)
+    return math.prod(k.basic.sizes) <= SMALL or any(
+        i is not None and i is not Ellipsis and not isinstance(i, slice) for i in items
+    )
 
 
 def _fits(mask: Array, x: Array) -> None:
@@ -193,13 +209,22 @@ def _gathered(x: Array, arrays: tuple[tuple[int, Array], ...]) -> Array:
 
 
 def _checked(shape: tuple[int, ...], arrays: tuple[tuple[int, Array], ...]) -> None:
-    """IndexInputError for indices that are there already and too large; those of lazy arrays are told when they are computed."""
+    """IndexInputError for indices that are there already and too large; those of lazy arrays are told when they are
+    computed.
+    """
     for axis, k in arrays:
         data = k._parts[0].data
         if k.dtype.kind not in "iu":
             raise IndexInputError(f"arrays of {k.dtype} are no indices: expected integers or truth values")
-        if isinstance(data, np.ndarray) and data.size and not symbolic(shape[axis]) and not (-shape[axis] <= data.min() and data.max() < shape[axis]):
-            raise IndexInputError(f"indices from {data.min()} to {data.max()} of axis {axis}, which has {shape[axis]} elements")
+        if (
+            isinstance(data, np.ndarray)
+            and data.size
+            and not symbolic(shape[axis])
+            and not (-shape[axis] <= data.min() and data.max() < shape[axis])
+        ):
+            raise IndexInputError(
+                f"indices from {data.min()} to {data.max()} of axis {axis}, which has {shape[axis]} elements"
+            )
 
 
 def _together(shape: tuple[int, ...], arrays: tuple[tuple[int, Array], ...]) -> tuple[list[int], Lazy, tuple[int, ...]]:
@@ -222,7 +247,7 @@ def _back(axes: list[int], made: int, rest: int) -> list[int]:
     return [*others[:at], *range(made), *others[at:]]
 
 
-# --- writing ------------------------------------------------------------------------------------------------------------------
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def written(x: Array, key: Any, value: Any) -> Array:
@@ -250,7 +275,11 @@ def written(x: Array, key: Any, value: Any) -> Array:
         return array_of(*x._parts)
     at = reshape(flat, (flat.size, 1))._parts[0]
     parts = [
-        apply("reshape", apply("scatter_nd", apply("reshape", p, shape=(x.size,)), at, apply("reshape", q, shape=(flat.size,))), shape=x.shape)
+        apply(
+            "reshape",
+            apply("scatter_nd", apply("reshape", p, shape=(x.size,)), at, apply("reshape", q, shape=(flat.size,))),
+            shape=x.shape,
+        )
         for p, q in zip(x._parts, v._parts)
     ]
     return array_of(*parts)

@@ -13,7 +13,8 @@ from dnnc.array.promotion import DEFAULTS, NAMES, DType, dtype_of, real_of
 from dnnc.ir.errors import InputError
 
 _KINDS = {
-    "bool": "b", "signed integer": "i", "unsigned integer": "u", "integral": "iu", "real floating": "f", "complex floating": "c",
+    "bool": "b", "signed integer": "i", "unsigned integer": "u", "integral": "iu", "real floating": "f",
+    "complex floating": "c",
     "numeric": "iufc",
 }  # fmt: skip
 STANDARD = tuple(n for n in NAMES if n != "float16")

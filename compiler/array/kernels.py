@@ -1,7 +1,8 @@
 """Kernels that users write in CuPy's notation: typed parameters and C-like expressions.
 
-In: texts such as `"T x, T y"` and `"z = (x - y) * (x - y)"`. Out: callables on arrays, whose results are lazy like all others: a kernel is the ops
-of the graph IR that its text says, so it fuses with what stands around it, and is scheduled, tuned and checked as they are.
+In: texts such as `"T x, T y"` and `"z = (x - y) * (x - y)"`. Out: callables on arrays, whose results are lazy like all
+others: a kernel is the ops of the graph IR that its text says, so it fuses with what stands around it, and is
+scheduled, tuned and checked as they are.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from dnnc.ir.errors import InputError
 Result = Any  # an Array, or a tuple of them where a kernel has several outputs
 
 
-def _results(outputs: Sequence[Parameter], evaluator: Evaluator, known: dict[str, Value], shape: tuple[int, ...]) -> list[Array]:
+def _results(
+    outputs: Sequence[Parameter], evaluator: Evaluator, known: dict[str, Value], shape: tuple[int, ...]
+) -> list[Array]:
     return [broadcast_to(array_of(converted(known[p.name], evaluator.dtype(p.type)).lazy), shape) for p in outputs]
 
 
-# --- element-wise kernels -----------------------------------------------------------------------------------------------------
+# --- element-wise kernels ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,8 @@ def elementwise_kernel(in_params: str, out_params: str, operation: str, name: st
     """A function of each element, in CuPy's notation.
 
     Args:
-        in_params: types and names, as in `"T x, float32 y"`; a single letter is a type variable, the dtype of the arrays given for it.
+        in_params: types and names, as in `"T x, float32 y"`; a single letter is a type variable, the dtype of the
+            arrays given for it.
         out_params: the same for the results; their type variables occur among the inputs.
         operation: C-like assignments, as in `"float d = x - y; z = d * d"`.
         name: what errors call it.
@@ -82,9 +86,16 @@ def elementwise_kernel(in_params: str, out_params: str, operation: str, name: st
     return ElementwiseKernel(name, inputs, outputs, source, tuple(statements))
 
 
-# --- reductions ---------------------------------------------------------------------------------------------------------------
+# --- reductions -------------------------------------------------------------------------------------------------------
 
-_REDUCTIONS = {"+": "reduce_sum", "*": "reduce_prod", "min": "reduce_min", "max": "reduce_max", "&&": "reduce_min", "||": "reduce_max"}
+_REDUCTIONS = {
+    "+": "reduce_sum",
+    "*": "reduce_prod",
+    "min": "reduce_min",
+    "max": "reduce_max",
+    "&&": "reduce_min",
+    "||": "reduce_max",
+}
 _NEUTRAL = {"+": 0, "*": 1, "&&": 1, "||": 0}
 
 
@@ -122,16 +133,24 @@ class ReductionKernel:
         made = _results(self.outputs, after, after.run(list(self.post[1]), {"a": a}), a.lazy.shape)
         return made[0] if len(made) == 1 else tuple(made)
 
-    def _combined(self, what: str, mapped: Value, dtype: DType, shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool) -> Value:
+    def _combined(
+        self, what: str, mapped: Value, dtype: DType, shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool
+    ) -> Value:
         logical = self.combine in ("&&", "||") or dtype == BOOL
         v = converted(converted(mapped, BOOL), np.dtype(np.uint8)) if logical else converted(mapped, dtype)
         if any(shape[k] == 0 for k in axes):
             if self.identity is None:
-                raise ValueInputError(f"{what}: no elements along axis {axes} of {shape}, and the kernel has no identity")
+                raise ValueInputError(
+                    f"{what}: no elements along axis {axes} of {shape}, and the kernel has no identity"
+                )
             left = tuple(1 if k in axes else d for k, d in enumerate(shape) if keepdims or k not in axes)
             return Value(broadcast_to(array_of(_limited(self.identity, dtype).lazy), left)._parts[0])
         whole = broadcast_to(array_of(v.lazy), shape)._parts[0]
-        op = {"+": "reduce_max", "*": "reduce_min"}.get(self.combine, _REDUCTIONS[self.combine]) if logical else _REDUCTIONS[self.combine]
+        op = (
+            {"+": "reduce_max", "*": "reduce_min"}.get(self.combine, _REDUCTIONS[self.combine])
+            if logical
+            else _REDUCTIONS[self.combine]
+        )
         made: Lazy = apply(op, whole, axes=axes, keepdims=keepdims) if axes else whole
         result = converted(converted(Value(made), BOOL), dtype) if logical else Value(made)
         if self.combine in ("min", "max") and self.identity is not None and not np.isinf(self.identity):
@@ -143,11 +162,14 @@ def _limited(identity: int | float, dtype: DType) -> Value:
     """The identity in the type of the reduction; infinity is the largest integer where there is none."""
     if np.isinf(identity) and dtype.kind in "iu":
         return literal(int(np.iinfo(dtype).max if identity > 0 else np.iinfo(dtype).min), dtype)
-    return converted(literal(identity, np.dtype(np.float64) if isinstance(identity, float) else np.dtype(np.int64)), dtype)
+    return converted(
+        literal(identity, np.dtype(np.float64) if isinstance(identity, float) else np.dtype(np.int64)), dtype
+    )
 
 
 def reduction_kernel(
-    in_params: str, out_params: str, map_expr: str, reduce_expr: str, post_map_expr: str, identity: str | int | float | None = None,
+    in_params: str, out_params: str, map_expr: str, reduce_expr: str, post_map_expr: str,
+    identity: str | int | float | None = None,
     name: str = "reduce_kernel", reduce_type: str | None = None,
 ) -> ReductionKernel:  # fmt: skip
     """A reduction of what an expression gives for each element, in CuPy's notation.
@@ -157,7 +179,8 @@ def reduction_kernel(
         map_expr: an expression of the inputs, as in `"x * x"`.
         reduce_expr: how `a` and `b` are combined: `a + b`, `a * b`, `min(a, b)`, `max(a, b)`, `a && b` or `a || b`.
         post_map_expr: assignments to the outputs of what was combined, which is called `a`, as in `"y = sqrt(a)"`.
-        identity: the result of no elements, as in `"0"`; None where there is none. `min` and `max` combine it with the elements.
+        identity: the result of no elements, as in `"0"`; None where there is none. `min` and `max` combine it with the
+            elements.
         name: what errors call it.
         reduce_type: the type in which elements are combined; that of the first output by default.
 
@@ -167,7 +190,10 @@ def reduction_kernel(
     what = f"kernel {name!r}"
     inputs, outputs = signature(what, in_params, out_params)
     variables = variables_of(what, inputs, outputs, out_params)
-    sources = [Source(f"{what}, {part}", text) for part, text in (("map", map_expr), ("reduce", reduce_expr), ("post map", post_map_expr))]
+    sources = [
+        Source(f"{what}, {part}", text)
+        for part, text in (("map", map_expr), ("reduce", reduce_expr), ("post map", post_map_expr))
+    ]
     mapped = parse_expression(sources[0], [p.name for p in inputs], variables)
     combine = _combination(sources[1], variables)
     post = parse_statements(sources[2], ["a"], {p.name: p.type for p in outputs}, variables)
@@ -180,7 +206,11 @@ def reduction_kernel(
 
 def _combination(source: Source, variables: set[str]) -> str:
     tree = parse_expression(source, ("a", "b"), variables)
-    if isinstance(tree, Operation) and tree.op in _REDUCTIONS and sorted(x.name for x in tree.operands if isinstance(x, Name)) == ["a", "b"]:
+    if (
+        isinstance(tree, Operation)
+        and tree.op in _REDUCTIONS
+        and sorted(x.name for x in tree.operands if isinstance(x, Name)) == ["a", "b"]
+    ):
         return tree.op
     raise source.unsupported(tree.at, "elements are combined by a + b, a * b, min(a, b), max(a, b), a && b or a || b")
 

@@ -1,11 +1,13 @@
 """Lazy values: what an array is before anybody looks at it.
 
-A Lazy is one result of an op that has not run (`call`), a buffer (`data`; a NumPy array, or DeviceData on a CUDA device), or neither: a placeholder, which stands for an argument of a traced
-function. `materialise` makes one program of all that is asked for and replaces it by buffers; `graph_of` makes the same graph for a trace.
+A Lazy is one result of an op that has not run (`call`), a buffer (`data`; a NumPy array, or DeviceData on a CUDA
+device), or neither: a placeholder, which stands for an argument of a traced function. `materialise` makes one program
+of all that is asked for and replaces it by buffers; `graph_of` makes the same graph for a trace.
 
-Programs are found again by their structure: ops, attributes, types and wiring. Data is no part of it, numbers of the user's included: they are
-operands without axes, so `x * 0.1` and `x * 0.2` share a program. Results of which an array still knows become results of the program too,
-where computing them again would cost: those of products, reductions and sorts at once, element-wise ones the second time.
+Programs are found again by their structure: ops, attributes, types and wiring. Data is no part of it, numbers of the
+user's included: they are operands without axes, so `x * 0.1` and `x * 0.2` share a program. Results of which an array
+still knows become results of the program too, where computing them again would cost: those of products, reductions and
+sorts at once, element-wise ones the second time.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ Array = np.ndarray[Any, Any]
 FLAT_SIZE = 1 << 18  # elements up to which one program serves all sizes; beyond, knowing the size is worth a program
 FLAT_THERE = 1 << 22  # the same on a CUDA device, where a new program costs more
 PROGRAMS = 512  # programs kept in a process
-DEEPEST = 64  # calls on top of each other: chains that nobody looks at are computed piece by piece, and pieces of a loop are one program
+# calls on top of each other: chains that nobody looks at are computed piece by piece, and pieces of a loop are one
+# program
+DEEPEST = 64
 HEAVY = ("contraction", "reduction", "loops", "host", "sized")  # traits of ops that are not computed twice
 END = -2  # in a structure, ahead of its results; an operand that is absent is -1
 RULES = 4096  # applications of ops of which the types are kept
@@ -52,12 +56,15 @@ def is_heavy(op: OpDef) -> bool:
 
 @cache
 def is_flat(op: OpDef) -> bool:
-    """Does it compute each element of the others, however many axes there are? An op of the user's may know how many."""
+    """Does it compute each element of the others, however many axes there are? An op of the user's may know how
+    many.
+    """
     return "elementwise" in op.traits and OPS.get(op.name) is op
 
 
 class Call:
-    """One application of an op. `key` is what a program's structure says of it, `device` where its operands live (None for a traced one).
+    """One application of an op. `key` is what a program's structure says of it, `device` where its operands live (None
+    for a traced one).
 
     A traced one has a `number`, larger than those of the calls before, and the line of the user's code in `locs`.
     """
@@ -67,7 +74,9 @@ class Call:
     heavy: bool
     traced: bool
 
-    def __init__(self, op: OpDef, inputs: tuple[Lazy | None, ...], attrs: dict[str, Any], types: tuple[TensorType, ...]) -> None:
+    def __init__(
+        self, op: OpDef, inputs: tuple[Lazy | None, ...], attrs: dict[str, Any], types: tuple[TensorType, ...]
+    ) -> None:
         self.op, self.inputs, self.attrs, self.types = op, inputs, attrs, types
         self.key = (op.name, *attrs.values())
         self.number = 0
@@ -94,8 +103,9 @@ class Call:
 
 
 class Lazy:
-    """One value; see above. `owner` is a weak reference to the array that shows it to the user; `device` is where it lives, None for a
-    neutral one."""
+    """One value; see above. `owner` is a weak reference to the array that shows it to the user; `device` is where it
+    lives, None for a neutral one.
+    """
 
     __slots__ = ("call", "data", "depth", "device", "index", "owner", "seen", "traced", "type")
 
@@ -104,13 +114,22 @@ class Lazy:
     traced: bool
 
     def __init__(
-        self, type: TensorType, call: Call | None = None, index: int = 0, data: Array | DeviceData | None = None, device: str | None = None
+        self,
+        type: TensorType,
+        call: Call | None = None,
+        index: int = 0,
+        data: Array | DeviceData | None = None,
+        device: str | None = None,
     ) -> None:
         self.type, self.call, self.index, self.data = type, call, index, data
         if call is None:
             self.device, self.depth, self.traced = device, 0, data is None
         else:
-            self.device, self.depth, self.traced = call.device, call.depth, call.traced  # does it depend on a placeholder?
+            self.device, self.depth, self.traced = (
+                call.device,
+                call.depth,
+                call.traced,
+            )  # does it depend on a placeholder?
         self.seen = False  # computed once within a program that did not keep it
         self.owner: weakref.ref[Any] | None = None
 
@@ -128,7 +147,9 @@ class Lazy:
 
 
 def leaf(data: Any, device: str | None = HOST) -> Lazy:
-    """A buffer as a value. It is kept, not copied, if it is contiguous. `device`: of a NumPy array; None for one that is neutral."""
+    """A buffer as a value. It is kept, not copied, if it is contiguous. `device`: of a NumPy array; None for one that
+    is neutral.
+    """
     if isinstance(data, DeviceData):
         return Lazy(TensorType(from_numpy(data.dtype), data.shape), data=data, device=data.place.name)
     a = np.ascontiguousarray(data) if np.ndim(data) else np.asarray(data)
@@ -169,7 +190,9 @@ def apply_all(name: str | OpDef, *inputs: Lazy | None, **attrs: Any) -> tuple[La
         return made
     for t in types:
         if 0 in t.shape:  # nothing to compute
-            return tuple(Lazy(t, data=_nothing(t, x.device), device=x.device) if 0 in t.shape else x for t, x in zip(types, made))
+            return tuple(
+                Lazy(t, data=_nothing(t, x.device), device=x.device) if 0 in t.shape else x for t, x in zip(types, made)
+            )
     if call.depth >= DEEPEST:
         materialise([x for x in inputs if x is not None and x.call is not None])
         call.depth = 1
@@ -193,7 +216,11 @@ def _plain(name: str, *operands: Any) -> Applied:
     """The same of an op without attributes; `operands`: the dtype and the shape of each in turn."""
     op = OPS[name]
     full = complete(op, {})
-    return op, full, tuple(infer(op, [Lazy(TensorType(d, shape)) for d, shape in zip(operands[::2], operands[1::2])], full))  # type: ignore[misc]
+    return (
+        op,
+        full,
+        tuple(infer(op, [Lazy(TensorType(d, shape)) for d, shape in zip(operands[::2], operands[1::2])], full)),
+    )  # type: ignore[misc]
 
 
 def depends(call: Call) -> bool:
@@ -208,15 +235,20 @@ def _holds_size(a: Any) -> bool:
 def _nothing(t: TensorType, device: str | None) -> Array | DeviceData:
     """The buffer of a value without elements."""
     shape: tuple[int, ...] = t.shape  # type: ignore[assignment]
-    return np.empty(shape, t.dtype.numpy) if device in (None, HOST) else DeviceData(place(str(device)), 0, shape, t.dtype.numpy, None, 0)
+    return (
+        np.empty(shape, t.dtype.numpy)
+        if device in (None, HOST)
+        else DeviceData(place(str(device)), 0, shape, t.dtype.numpy, None, 0)
+    )
 
 
-# --- structure ----------------------------------------------------------------------------------------------------------------
+# --- structure --------------------------------------------------------------------------------------------------------
 
 
 class Reached:
-    """What values need: the calls, operands first, with the numbers of their first results; the values without a call, numbered; those with
-    one that were met. `key`: the calls in words, equal for equal ones."""
+    """What values need: the calls, operands first, with the numbers of their first results; the values without a call,
+    numbered; those with one that were met. `key`: the calls in words, equal for equal ones.
+    """
 
     __slots__ = ("calls", "key", "leaves", "met")
 
@@ -254,7 +286,10 @@ class Reached:
                 calls[call] = count
                 count += len(call.types)
                 key.append(call.key)
-                key += [-1 if i is None else -2 - leaves[i] if i.call is None else calls[i.call] + i.index for i in call.inputs]
+                key += [
+                    -1 if i is None else -2 - leaves[i] if i.call is None else calls[i.call] + i.index
+                    for i in call.inputs
+                ]
         self.calls, self.leaves, self.met, self.key = calls, leaves, met, key
 
     def structure(self, outputs: Sequence[Lazy], flat: bool = False) -> Any:
@@ -262,11 +297,20 @@ class Reached:
         leaves, calls = self.leaves, self.calls
         given = [(x.type.dtype.name, bool(x.type.shape) if flat else x.type.shape) for x in leaves]
         # the mark is for ops of any number of operands
-        return (*self.key, END, *(-2 - leaves[x] if x.call is None else calls[x.call] + x.index for x in outputs), *given)
+        return (
+            *self.key,
+            END,
+            *(-2 - leaves[x] if x.call is None else calls[x.call] + x.index for x in outputs),
+            *given,
+        )
 
 
-def _flat_shape(calls: Iterable[Call], leaves: Iterable[Lazy], outputs: Sequence[Lazy], most: int = FLAT_SIZE) -> tuple[int, ...] | None:
-    """The shape of all arrays in an element-wise expression, where a program that sees vectors of any size serves: the same for all shapes."""
+def _flat_shape(
+    calls: Iterable[Call], leaves: Iterable[Lazy], outputs: Sequence[Lazy], most: int = FLAT_SIZE
+) -> tuple[int, ...] | None:
+    """The shape of all arrays in an element-wise expression, where a program that sees vectors of any size serves: the
+    same for all shapes.
+    """
     shape = outputs[0].type.shape
     if not shape or not 0 < math.prod(shape) <= most:
         return None
@@ -288,12 +332,15 @@ def _flat_shape(calls: Iterable[Call], leaves: Iterable[Lazy], outputs: Sequence
     return shape if found else None  # type: ignore[return-value]
 
 
-def graph_of(outputs: Sequence[Lazy], inputs: Sequence[Lazy] = (), name: str = "expression", flat: bool = False) -> tuple[Graph, list[Lazy]]:
+def graph_of(
+    outputs: Sequence[Lazy], inputs: Sequence[Lazy] = (), name: str = "expression", flat: bool = False
+) -> tuple[Graph, list[Lazy]]:
     """A graph that computes values.
 
     Args:
         outputs: what it gives.
-        inputs: placeholders or buffers that are its first inputs, in this order; what else it reads becomes further inputs.
+        inputs: placeholders or buffers that are its first inputs, in this order; what else it reads becomes further
+            inputs.
         name: of the graph.
         flat: are arrays with axes to be vectors of one symbolic size?
 
@@ -321,7 +368,7 @@ def graph_of(outputs: Sequence[Lazy], inputs: Sequence[Lazy] = (), name: str = "
     return g, order
 
 
-# --- programs -----------------------------------------------------------------------------------------------------------------
+# --- programs ---------------------------------------------------------------------------------------------------------
 
 Program = Callable[[Sequence[Array]], list[Array]]
 
@@ -340,7 +387,9 @@ class Programs:
         with self.lock:
             found = self.made.get(key)
             if found is None:
-                found = self._enter(key, compiler(device).compile(lambda: graph_of(outputs, list(reached.leaves))[0], repr(key[1])))
+                found = self._enter(
+                    key, compiler(device).compile(lambda: graph_of(outputs, list(reached.leaves))[0], repr(key[1]))
+                )
             else:
                 self.made.move_to_end(key)
             self.last = found
@@ -361,7 +410,12 @@ class Programs:
             key = "flat", device, reached.structure(outputs, flat=True)
             with self.lock:
                 if key not in self.made:
-                    self._enter(key, compiler(device).compile_flat(lambda: graph_of(outputs, list(reached.leaves), flat=True)[0], repr(key[2])))
+                    self._enter(
+                        key,
+                        compiler(device).compile_flat(
+                            lambda: graph_of(outputs, list(reached.leaves), flat=True)[0], repr(key[2])
+                        ),
+                    )
                 found = self.made[key]
             if found is not None:
                 self.last = found
@@ -412,7 +466,9 @@ def _compute(wanted: Sequence[Lazy], device: str | None) -> None:
 
 
 def _kept(met: Iterable[Lazy], wanted: Sequence[Lazy], devices: tuple[str | None, ...]) -> list[Lazy]:
-    """What else is worth keeping: values of these devices that the user still holds and that would be computed again."""
+    """What else is worth keeping: values of these devices that the user still holds and that would be computed
+    again.
+    """
     out = []
     for x in met:
         if x.owner is None or x.owner() is None or x.device not in devices or any(x is w for w in wanted):

@@ -1,9 +1,10 @@
 """Programs of expressions: what `dnnc.compile` makes of a model, by a shorter way.
 
-In: a graph of fixed sizes. Out: a Light, which runs on NumPy arrays. The graph passes, the fusion and the plan of the memory are those of
-models. What is expensive there is looked up here: the schedule of a kernel by the text of its naive nest (in this process, then in the
-kernel cache, where other processes left it), its object by the scheduled text; and there is no entry function to compile, a table tells the
-runner which kernels to call. A graph with loops or host steps goes the long way.
+In: a graph of fixed sizes. Out: a Light, which runs on NumPy arrays. The graph passes, the fusion and the plan of the
+memory are those of models. What is expensive there is looked up here: the schedule of a kernel by the text of its naive
+nest (in this process, then in the kernel cache, where other processes left it), its object by the scheduled text; and
+there is no entry function to compile, a table tells the runner which kernels to call. A graph with loops or host steps
+goes the long way.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ class Kernels:
         found = self.load(step.text)
         if found is None:
             symbol = symbol_of(step.text, self.target)
-            obj = compile_text(emit_kernel(step.kernel, symbol, self.target.feature_set), self.target.cpu, self.target.features)
+            obj = compile_text(
+                emit_kernel(step.kernel, symbol, self.target.feature_set), self.target.cpu, self.target.features
+            )
             loaded = load_objects([obj])
             if self.opts.verify:
                 check_kernel(graph, step, loaded.address(symbol))
@@ -106,7 +109,9 @@ class KernelNote:
 
 @dataclass(frozen=True)
 class Plan:
-    """A linked program as plain data: the kernel cache keeps it under the structure of its expression, for other processes."""
+    """A linked program as plain data: the kernel cache keeps it under the structure of its expression, for other
+    processes.
+    """
 
     outputs: tuple[tuple[tuple[int, ...], str], ...]  # shapes (not of a flat program) and NumPy's names of dtypes
     records: tuple[Record, ...]
@@ -160,7 +165,9 @@ class Light:
         status = self._launch(self._runner.entry, frame.address, address, self._table_address, threads)
         if status:
             frame.forget()
-            raise InputError(f"an index lies outside of its axis (status {status}): check the values of integer operands")
+            raise InputError(
+                f"an index lies outside of its axis (status {status}): check the values of integer operands"
+            )
         if len(self._free) < FREE_FRAMES and self._arena <= KEPT_ARENA:
             self._free.append((frame, pointers, address))
 
@@ -168,13 +175,18 @@ class Light:
         try:
             return self._free.pop()
         except IndexError:
-            frame, pointers = Frame(self._arena, 0, self._constants.ctypes.data), (ctypes.c_void_p * (2 + buffers + self._counters))()
+            frame, pointers = (
+                Frame(self._arena, 0, self._constants.ctypes.data),
+                (ctypes.c_void_p * (2 + buffers + self._counters))(),
+            )
             pointers[0], pointers[1] = frame.arena.ctypes.data, self._constants.ctypes.data
             return frame, pointers, ctypes.addressof(pointers)
 
 
 class Compiler:
-    """Makes programs of graphs for this machine's CPU. One per process serves all arrays; `options` as for `dnnc.compile`."""
+    """Makes programs of graphs for this machine's CPU. One per process serves all arrays; `options` as for
+    `dnnc.compile`.
+    """
 
     def __init__(self, **options: Any) -> None:
         self.opts = make_options(options)
@@ -196,12 +208,17 @@ class Compiler:
             make: gives the graph, which is then changed; not asked where the cache knows the structure.
             structure: equal for equal graphs; empty where nothing is to be kept.
         """
-        key = hashlib.sha256("\0".join(["program", self.kernels.seed, structure]).encode()).hexdigest() if structure else ""
+        key = (
+            hashlib.sha256("\0".join(["program", self.kernels.seed, structure]).encode()).hexdigest()
+            if structure
+            else ""
+        )
         with self.lock:
             return self._known(key) or self._new(make(), key)
 
     def compile_flat(self, make: Callable[[], Graph], structure: str) -> Light | None:
-        """A program of element-wise ops for arrays of any one shape, which are vectors to it; None where that is no single kernel.
+        """A program of element-wise ops for arrays of any one shape, which are vectors to it; None where that is no
+        single kernel.
 
         Args:
             make: gives the graph, whose only symbolic size is that of all arrays in it.
@@ -221,7 +238,11 @@ class Compiler:
         if data is None:
             return None
         plan = codec.loads(Plan, data)
-        loaded = {r.symbol: found for r, n in zip(plan.records, plan.notes) if (found := self.kernels.load(n.text)) is not None}
+        loaded = {
+            r.symbol: found
+            for r, n in zip(plan.records, plan.notes)
+            if (found := self.kernels.load(n.text)) is not None
+        }
         return Light(plan, loaded, self.runner, self.threads) if all(r.symbol in loaded for r in plan.records) else None
 
     def _new(self, graph: Graph, key: str) -> Any:
@@ -247,7 +268,16 @@ class Compiler:
         return Light(plan, loaded, self.runner, self.threads)
 
     def _planner(self, graph: Graph) -> Planner:
-        return Planner(graph, self.ctx, self.templates, self.choose, self.opts.opt_level >= 3, None, self.kernels.schedules, self.groups)
+        return Planner(
+            graph,
+            self.ctx,
+            self.templates,
+            self.choose,
+            self.opts.opt_level >= 3,
+            None,
+            self.kernels.schedules,
+            self.groups,
+        )
 
     def _built(self, program: Program) -> tuple[Plan, dict[str, tuple[Loaded, int]]] | None:
         """The table of a program and its code; None where the runner cannot take it."""
@@ -284,9 +314,16 @@ class Compiler:
         calls = linker.entry()
         if not can_run(calls):
             return None
-        notes = [KernelNote(s.nest.name, tuple(n.op.name for n in s.group.nodes), str(s.choice), s.parallel, s.text) for s in steps]
+        notes = [
+            KernelNote(s.nest.name, tuple(n.op.name for n in s.group.nodes), str(s.choice), s.parallel, s.text)
+            for s in steps
+        ]
         g = program.graph
-        outputs = tuple((tuple(int(str(d)) for d in v.type.shape if not g.dims), v.type.dtype.numpy.name) for v in g.outputs)
+        outputs = tuple(
+            (tuple(int(str(d)) for d in v.type.shape if not g.dims), v.type.dtype.numpy.name) for v in g.outputs
+        )
         apart = {symbol for text, symbol in symbols.items() if "barrier()" not in text}
         records = records_of(calls, len(g.inputs) + len(g.outputs), apart)
-        return Plan(outputs, tuple(records), tuple(notes), 0 if g.dims else linker.plan.offsets({})[1], constants.tobytes())
+        return Plan(
+            outputs, tuple(records), tuple(notes), 0 if g.dims else linker.plan.offsets({})[1], constants.tobytes()
+        )

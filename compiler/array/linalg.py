@@ -1,4 +1,6 @@
-"""Linear algebra: the functions of the standard's main namespace, and its `linalg` extension; decompositions stand in `decompositions.py`."""
+"""Linear algebra: the functions of the standard's main namespace, and its `linalg` extension; decompositions stand in
+`decompositions.py`.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,10 @@ from dnnc.array.statistical import min as min_
 from dnnc.array.statistical import sum as sum_
 
 __all__ = [
-    "cholesky", "cross", "det", "diagonal", "eig", "eigh", "eigvals", "eigvalsh", "inv", "matmul", "matrix_norm", "matrix_power", "matrix_rank",
-    "matrix_transpose", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals", "tensordot", "trace", "vecdot", "vector_norm",
+    "cholesky", "cross", "det", "diagonal", "eig", "eigh", "eigvals", "eigvalsh", "inv", "matmul", "matrix_norm",
+    "matrix_power", "matrix_rank",
+    "matrix_transpose", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals", "tensordot", "trace", "vecdot",
+    "vector_norm",
 ]  # fmt: skip
 
 
@@ -65,7 +69,7 @@ def _square(name: str, x: Array) -> int:
     return x.shape[-1]
 
 
-# --- products -----------------------------------------------------------------------------------------------------------------
+# --- products ---------------------------------------------------------------------------------------------------------
 
 
 def matmul(x1: Any, x2: Any, /) -> Array:
@@ -94,7 +98,9 @@ def _product(a: Array, b: Array) -> Array:
         (p, q), (r, s) = a._parts, b._parts
         re = apply("sub", apply("matmul", p, r), apply("matmul", q, s))
         return array_of(re, apply("add", apply("matmul", p, s), apply("matmul", q, r)))
-    wide = array_of(apply("mul", one(expand_dims(a, axis=-1)), one(expand_dims(b, axis=-3))))  # integers wrap as their type does
+    wide = array_of(
+        apply("mul", one(expand_dims(a, axis=-1)), one(expand_dims(b, axis=-3)))
+    )  # integers wrap as their type does
     return cast(sum_(wide, axis=-2), a.dtype)
 
 
@@ -156,7 +162,7 @@ def matrix_power(x: Array, n: int, /) -> Array:
     return result
 
 
-# --- parts, norms -------------------------------------------------------------------------------------------------------------
+# --- parts, norms -----------------------------------------------------------------------------------------------------
 
 
 def diagonal(x: Array, /, *, offset: int = 0) -> Array:
@@ -192,7 +198,9 @@ def vector_norm(x: Array, /, *, axis: Axes = None, keepdims: bool = False, ord: 
 def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Array:
     """`ord`: "fro", "nuc", 1, -1, 2, -2, inf or -inf."""
     if x.ndim < 2 or x.dtype.kind not in "fc":
-        raise ValueInputError(f"matrix_norm: expected matrices of floating-point numbers, got {x.dtype} of shape {x.shape}")
+        raise ValueInputError(
+            f"matrix_norm: expected matrices of floating-point numbers, got {x.dtype} of shape {x.shape}"
+        )
     if ord == "fro":
         return vector_norm(x, axis=(-2, -1), keepdims=keepdims)
     if ord in ("nuc", 2, -2):
@@ -205,7 +213,7 @@ def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Arr
     return norm if keepdims else reshape(norm, x.shape[:-2])
 
 
-# --- elimination --------------------------------------------------------------------------------------------------------------
+# --- elimination ------------------------------------------------------------------------------------------------------
 
 
 def det(x: Array, /) -> Array:
@@ -217,7 +225,9 @@ def det(x: Array, /) -> Array:
 
 
 def inv(x: Array, /) -> Array:
-    """Rows are exchanged for pivots; of a singular matrix the result is not finite. Complex matrices are real ones of twice the size."""
+    """Rows are exchanged for pivots; of a singular matrix the result is not finite. Complex matrices are real ones of
+    twice the size.
+    """
     n = _square("inv", x)
     if not x.size:
         return x

@@ -14,9 +14,11 @@ _SIZE = "sizes come from .shape or from an argument in static=; dnnc.array.take 
 _NUMPY = "use the function of dnnc.array in place of NumPy's"
 _SHAPES = "a traced shape cannot depend on contents; mark what counts by dnnc.array.where"
 _ADVICE = {
-    "__bool__": _TRUTH, "__float__": _NUMBER, "__complex__": _NUMBER, "item": _NUMBER, "tolist": _NUMBER, "__format__": _NUMBER,
+    "__bool__": _TRUTH, "__float__": _NUMBER, "__complex__": _NUMBER, "item": _NUMBER, "tolist": _NUMBER,
+    "__format__": _NUMBER,
     "__int__": _SIZE, "__index__": _SIZE, "__array__": _NUMPY, "__dlpack__": _NUMPY, "numpy": _NUMPY,
-    "nonzero": _SHAPES, "unique_all": _SHAPES, "unique_counts": _SHAPES, "unique_inverse": _SHAPES, "unique_values": _SHAPES,
+    "nonzero": _SHAPES, "unique_all": _SHAPES, "unique_counts": _SHAPES, "unique_inverse": _SHAPES,
+    "unique_values": _SHAPES,
     "repeat": _SHAPES, "__getitem__": _SHAPES, "__setitem__": _SHAPES,
 }  # fmt: skip
 _ELSE = "make it an argument that is fixed (static=), or compute it before"
@@ -31,7 +33,9 @@ def user_line() -> tuple[Loc, str]:
     frame: FrameType | None = sys._getframe(1)
     called = ""
     while frame is not None and not is_user(frame):
-        if frame.f_globals.get("__name__", "").startswith("dnnc") and frame.f_code.co_name != "checked":  # a wrapper of `errors.public`
+        if (
+            frame.f_globals.get("__name__", "").startswith("dnnc") and frame.f_code.co_name != "checked"
+        ):  # a wrapper of `errors.public`
             called = frame.f_code.co_name
         frame = frame.f_back
     return (Loc(called) if frame is None else Loc("", file=frame.f_code.co_filename, line=frame.f_lineno)), called

@@ -62,7 +62,9 @@ def _reshaped(p: Lazy, shape: tuple[int, ...]) -> Lazy:
     """What is computed already is shared, and no op of a program."""
     if p.data is None or in_trace():
         return apply("reshape", p, shape=shape)
-    return leaf(p.data.viewed(shape, p.data.dtype) if isinstance(p.data, DeviceData) else p.data.reshape(shape), p.device)
+    return leaf(
+        p.data.viewed(shape, p.data.dtype) if isinstance(p.data, DeviceData) else p.data.reshape(shape), p.device
+    )
 
 
 def permute_dims(x: Array, /, axes: Sequence[int]) -> Array:
@@ -79,7 +81,9 @@ def matrix_transpose(x: Array, /) -> Array:
 
 
 def moveaxis(x: Array, source: Axes, destination: Axes, /) -> Array:
-    src, dst = ([axis_of(a, x.ndim) for a in (v if isinstance(v, (tuple, list)) else (v,))] for v in (source, destination))
+    src, dst = (
+        [axis_of(a, x.ndim) for a in (v if isinstance(v, (tuple, list)) else (v,))] for v in (source, destination)
+    )
     if len(src) != len(dst) or len(set(src)) < len(src) or len(set(dst)) < len(dst):
         raise ValueInputError(f"moveaxis: {source} to {destination} is no move")
     order = [a for a in range(x.ndim) if a not in src]
@@ -112,7 +116,10 @@ def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     if any(symbolic(*s) for s in shapes):
         found = common(shapes)
         if found is None:
-            raise ValueInputError(f"shapes {', '.join(map(str, shapes))} are not known to broadcast; give sizes that are equal one name in the Spec")
+            raise ValueInputError(
+                f"shapes {', '.join(map(str, shapes))} are not known to broadcast; give sizes that are equal one name "
+                "in the Spec"
+            )
         return found
     try:
         return tuple(np.broadcast_shapes(*shapes))
@@ -163,7 +170,9 @@ def sliced(x: Array, axis: int, start: int, size: int, step: int = 1) -> Array:
     """Elements start, start + step, ... along one axis."""
     starts = tuple(start if k == axis else 0 for k in range(x.ndim))
     steps = tuple(step if k == axis else 1 for k in range(x.ndim))
-    return moved(x, "slice", starts=starts, steps=steps, shape=tuple(size if k == axis else d for k, d in enumerate(x.shape)))
+    return moved(
+        x, "slice", starts=starts, steps=steps, shape=tuple(size if k == axis else d for k, d in enumerate(x.shape))
+    )
 
 
 def flip(x: Array, /, *, axis: Axes = None) -> Array:
@@ -206,7 +215,7 @@ def repeat(x: Array, repeats: Any, /, *, axis: int | None = None) -> Array:
     return take(x, from_buffer(np.repeat(np.arange(x.shape[k]), counts), x.device), axis=k)
 
 
-# --- indices ------------------------------------------------------------------------------------------------------------------
+# --- indices ----------------------------------------------------------------------------------------------------------
 
 
 def from_start(indices: Lazy, n: int) -> Lazy:
@@ -250,7 +259,12 @@ def contents(x: Array) -> np.ndarray[Any, Any]:
 
 def result_type(*given: Any) -> Any:
     """The type that arrays, types and numbers promote to."""
-    return promoted(*(g.dtype if isinstance(g, (Array, np.ndarray)) else g if isinstance(g, NUMBERS) else np.dtype(g) for g in given))
+    return promoted(
+        *(
+            g.dtype if isinstance(g, (Array, np.ndarray)) else g if isinstance(g, NUMBERS) else np.dtype(g)
+            for g in given
+        )
+    )
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:

@@ -1,7 +1,8 @@
 """The notation of user-defined kernels: its words, its tree, and errors that show the place.
 
-A text such as `float t = x - y; z = t * t` is cut into tokens here, `notation_parser.py` makes assignments of them, and `c_values.py` says
-what the operators mean. Types of values are no matter to the text: they are known when a kernel is called.
+A text such as `float t = x - y; z = t * t` is cut into tokens here, `notation_parser.py` makes assignments of them, and
+`c_values.py` says what the operators mean. Types of values are no matter to the text: they are known when a kernel is
+called.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from dnnc.ir.errors import DnncError, ParseError, UnsupportedError
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A literal. `type` is that of C, or empty: a decimal number without a suffix, which takes the floating-point type beside it."""
+    """A literal. `type` is that of C, or empty: a decimal number without a suffix, which takes the floating-point type
+    beside it.
+    """
 
     at: int
     value: int | float | bool
@@ -32,7 +35,9 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operator or a function: `op` is `+`, `!`, `?:` or a name. Operators of one operand are told from those of two by their operands."""
+    """An operator or a function: `op` is `+`, `!`, `?:` or a name. Operators of one operand are told from those of two
+    by their operands.
+    """
 
     at: int
     op: str
@@ -76,31 +81,48 @@ class Source:
         return self.error(at, message, UnsupportedError)
 
 
-# --- types and names ----------------------------------------------------------------------------------------------------------
+# --- types and names --------------------------------------------------------------------------------------------------
 
 DTYPES = frozenset(n for n in NAMES if not n.startswith("complex"))
 C_TYPES = {
-    "float": "float32", "double": "float64", "half": "float16", "char": "int8", "signed char": "int8", "unsigned char": "uint8", "short": "int16",
-    "unsigned short": "uint16", "int": "int32", "signed int": "int32", "signed": "int32", "unsigned int": "uint32", "unsigned": "uint32",
-    "long": "int64", "long long": "int64", "unsigned long": "uint64", "unsigned long long": "uint64", "size_t": "uint64", "ptrdiff_t": "int64",
+    "float": "float32", "double": "float64", "half": "float16", "char": "int8", "signed char": "int8",
+    "unsigned char": "uint8", "short": "int16",
+    "unsigned short": "uint16", "int": "int32", "signed int": "int32", "signed": "int32", "unsigned int": "uint32",
+    "unsigned": "uint32",
+    "long": "int64", "long long": "int64", "unsigned long": "uint64", "unsigned long long": "uint64",
+    "size_t": "uint64", "ptrdiff_t": "int64",
     "auto": "",
     **{f"{n}_t": n for n in DTYPES if "int" in n},
 }  # fmt: skip
 TYPE_WORDS = frozenset(w for n in C_TYPES for w in n.split())
 CONSTANTS = {"INFINITY": math.inf, "NAN": math.nan, "M_PI": math.pi, "M_E": math.e}
 _FUNCTIONS = {
-    1: "abs fabs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf floor ceil trunc "
+    1: "abs fabs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh "
+       "atanh erf floor ceil trunc "
        "rint round isnan isinf isfinite signbit",
     2: "min max fmin fmax pow fmod atan2 hypot copysign",
     3: "fma",
 }  # fmt: skip
 ARITY = {name: n for n, names in _FUNCTIONS.items() for name in names.split()}
 STATEMENTS = {
-    "if": "use c ? x : y", "else": "use c ? x : y", "for": "there are no loops", "while": "there are no loops", "do": "there are no loops",
-    "switch": "use c ? x : y", "return": "assign to an output", "goto": "there are no jumps", "break": "there are no loops",
+    "if": "use c ? x : y", "else": "use c ? x : y", "for": "there are no loops", "while": "there are no loops",
+    "do": "there are no loops",
+    "switch": "use c ? x : y", "return": "assign to an output", "goto": "there are no jumps",
+    "break": "there are no loops",
     "continue": "there are no loops",
 }  # fmt: skip
-LEVELS = (("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", "<=", ">", ">="), ("<<", ">>"), ("+", "-"), ("*", "/", "%"))
+LEVELS = (
+    ("||",),
+    ("&&",),
+    ("|",),
+    ("^",),
+    ("&",),
+    ("==", "!="),
+    ("<", "<=", ">", ">="),
+    ("<<", ">>"),
+    ("+", "-"),
+    ("*", "/", "%"),
+)
 _TOKEN = re.compile(
     r"(?P<space>\s+|//[^\n]*|/\*.*?\*/)"
     r"|(?P<number>0[xX][0-9a-fA-F]+[uUlL]*|(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?[uUlLfF]*)"

@@ -1,7 +1,8 @@
 """From the text of C-like statements to a tree.
 
-In: `float t = x - y; z = t * t`, and the names and types that it may use. Out: assignments of expressions, names resolved: each is a parameter,
-a local variable or a constant that is known at that place. What the notation of C and CuPy has beyond that is an UnsupportedError that says so.
+In: `float t = x - y; z = t * t`, and the names and types that it may use. Out: assignments of expressions, names
+resolved: each is a parameter, a local variable or a constant that is known at that place. What the notation of C and
+CuPy has beyond that is an UnsupportedError that says so.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from dnnc.ir.errors import DnncError
 
 @dataclass(slots=True)
 class Parser:
-    """Reads one text. `readable` are the names that have a value at this place, `writable` those that may be assigned, with their types."""
+    """Reads one text. `readable` are the names that have a value at this place, `writable` those that may be assigned,
+    with their types.
+    """
 
     source: Source
     readable: set[str]
@@ -64,14 +67,19 @@ class Parser:
     def unexpected(self, expected: str) -> DnncError:
         t = self.token
         if t.text in ("[", "]"):
-            return self.source.unsupported(t.at, "elements cannot be indexed: a kernel sees one element of each parameter at a time")
+            return self.source.unsupported(
+                t.at, "elements cannot be indexed: a kernel sees one element of each parameter at a time"
+            )
         if t.text in (".", "->", "::"):
             return self.source.unsupported(
-                t.at, f"{t.text!r}: there are no members and no namespaces; functions of mathematics have their plain names"
+                t.at,
+                f"{t.text!r}: there are no members and no namespaces; functions of mathematics have their plain names",
             )
         if t.text in ("++", "--"):
             return self.source.unsupported(t.at, f"{t.text!r} is not supported: use {t.text[0]}= 1")
-        return self.source.error(t.at, f"expected {expected}, got {t.text!r}" if t.text else f"expected {expected}, but the text ends")
+        return self.source.error(
+            t.at, f"expected {expected}, got {t.text!r}" if t.text else f"expected {expected}, but the text ends"
+        )
 
     def type_here(self) -> tuple[str, int] | None:
         """The type whose name stands here and how many words it has. Nothing is consumed."""
@@ -90,7 +98,7 @@ class Parser:
         if self.token.text in ("*", "&"):
             raise self.source.unsupported(self.token.at, "there are no pointers and no references")
 
-    # --- statements -----------------------------------------------------------------------------------------------------------
+    # --- statements ---------------------------------------------------------------------------------------------------
 
     def statements(self) -> list[Assignment]:
         out: list[Assignment] = []
@@ -157,7 +165,7 @@ class Parser:
         self.readable.add(name.text)
         return Assignment(name.at, name.text, self.writable[name.text], value)
 
-    # --- expressions ----------------------------------------------------------------------------------------------------------
+    # --- expressions --------------------------------------------------------------------------------------------------
 
     def expression(self) -> Expression:
         condition = self.binary(0)
@@ -236,7 +244,10 @@ class Parser:
         if t.text in self.writable:
             raise self.source.error(t.at, f"{t.text!r} has no value yet: assign to it first")
         if t.text in ("i", "n", "blockIdx", "threadIdx", "blockDim") or t.text.startswith("_"):
-            raise self.source.unsupported(t.at, f"{t.text!r} is not supported: a kernel does not know at which index it is, nor how many there are")
+            raise self.source.unsupported(
+                t.at,
+                f"{t.text!r} is not supported: a kernel does not know at which index it is, nor how many there are",
+            )
         known = ", ".join(sorted(self.readable | set(self.writable))) or "none"
         raise self.source.error(t.at, f"there is no {t.text!r} here; there are {known}")
 
@@ -244,7 +255,9 @@ class Parser:
         single = t.text.endswith("f") and t.text not in ARITY and t.text[:-1] in ARITY  # expf: of float32 numbers
         name = t.text[:-1] if single else t.text
         if name not in ARITY:
-            raise self.source.unsupported(t.at, f"there is no function {t.text!r}; there are {', '.join(sorted(ARITY))}")
+            raise self.source.unsupported(
+                t.at, f"there is no function {t.text!r}; there are {', '.join(sorted(ARITY))}"
+            )
         self.expect("(")
         given = [] if self.token.text == ")" else [self.expression()]
         while given and self.accept(","):
@@ -261,17 +274,25 @@ class Parser:
             if suffix not in ("", "f"):
                 raise self.source.error(t.at, f"{t.text!r} is no number: the suffix of a decimal number is f")
             return Number(t.at, float(body), "float32" if suffix else "")
-        if suffix not in ("", "u", "l", "ll", "ul", "ull", "lu", "llu") or (len(body) > 1 and body[0] == "0" and body[1] not in "xX"):
-            raise self.source.error(t.at, f"{t.text!r} is no integer: write it in decimal or as 0x.., with u, l or ul behind")
+        if suffix not in ("", "u", "l", "ll", "ul", "ull", "lu", "llu") or (
+            len(body) > 1 and body[0] == "0" and body[1] not in "xX"
+        ):
+            raise self.source.error(
+                t.at, f"{t.text!r} is no integer: write it in decimal or as 0x.., with u, l or ul behind"
+            )
         value = int(body, 0)
         kind = "uint" if "u" in suffix else "int"
         bits = 64 if "l" in suffix or value >= 1 << (32 - (kind == "int")) else 32
         if value >= 1 << (bits - (kind == "int")):
-            raise self.source.error(t.at, f"{t.text} does not fit into 64 bits" + ("" if kind == "uint" else "; unsigned ones end in u"))
+            raise self.source.error(
+                t.at, f"{t.text} does not fit into 64 bits" + ("" if kind == "uint" else "; unsigned ones end in u")
+            )
         return Number(t.at, value, f"{kind}{bits}")
 
 
-def parse_statements(source: Source, inputs: Collection[str], outputs: Mapping[str, str], variables: Collection[str]) -> list[Assignment]:
+def parse_statements(
+    source: Source, inputs: Collection[str], outputs: Mapping[str, str], variables: Collection[str]
+) -> list[Assignment]:
     """Assignments to the outputs and to local variables.
 
     Raises:

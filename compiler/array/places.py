@@ -1,7 +1,8 @@
 """x[key] and x[key] = value for keys of integers and slices whose places are operands of programs, not parts of them.
 
-On a CUDA device the host would have to wait for the elements, and a program for each place would not pay. What lies in one piece of a computed
-array is shared and needs no program at all. Writing asks for each element of the array whether it is in the place, on all devices.
+On a CUDA device the host would have to wait for the elements, and a program for each place would not pay. What lies in
+one piece of a computed array is shared and needs no program at all. Writing asks for each element of the array whether
+it is in the place, on all devices.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def _partial(shape: tuple[int, ...], b: Basic) -> list[int]:
 
 
 def shared(x: Array, b: Basic) -> Array | None:
-    """x[key] where its elements lie next to each other in the memory of an array that is computed; None where they do not."""
+    """x[key] where its elements lie next to each other in the memory of an array that is computed; None where they do
+    not.
+    """
     if in_trace():
         return None
     parts = [_piece(p, b) for p in x._parts if p.data is not None]
@@ -46,7 +49,9 @@ def read(x: Array, b: Basic) -> Array:
 
 
 def _piece(p: Lazy, b: Basic) -> Lazy | None:
-    """Elements that lie next to each other, sharing their memory; None where they do not, or do not begin where kernels count on."""
+    """Elements that lie next to each other, sharing their memory; None where they do not, or do not begin where kernels
+    count on.
+    """
     axes = _partial(p.shape, b)
     last = axes[-1] if axes else 0
     if any(b.sizes[k] != 1 for k in range(last)) or (axes and b.steps[last] != 1 and b.sizes[last] != 1):
@@ -102,7 +107,9 @@ def _spread(q: Lazy, shape: tuple[int, ...], b: Basic, at: dict[int, Lazy]) -> L
     """Values for a place as one for each element of the whole array, whatever it is outside of the place."""
     if math.prod(q.shape) == 1:
         return apply("expand", apply("reshape", q, shape=()), shape=shape)
-    q = apply("reshape", apply("expand", q, shape=b.shape), shape=b.sizes)  # a value of its own, whatever the shapes are
+    q = apply(
+        "reshape", apply("expand", q, shape=b.shape), shape=b.sizes
+    )  # a value of its own, whatever the shapes are
     for k, line in at.items():
         q = apply("gather", q, line, axis=k)
     return q

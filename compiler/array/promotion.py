@@ -22,12 +22,29 @@ DEFAULTS: dict[str, DType] = {
 }
 _ORDER = "biufc"  # of kinds, but for i and u, which are on one level
 _KINDS = {bool: "b", int: "i", float: "f", complex: "c", Size: "i"}
-NAMES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64", "complex64", "complex128")
+NAMES = (
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+)
 KNOWN = {d: d for d in map(np.dtype, NAMES)}  # one object each: arrays of one type are told by it
 
 
 def dtype_of(d: Any) -> DType:
-    """A dtype as dnnc.array keeps it: one of NAMES, given as a NumPy dtype, a scalar type, a name or a Python type. InputError otherwise."""
+    """A dtype as dnnc.array keeps it: one of NAMES, given as a NumPy dtype, a scalar type, a name or a Python type.
+    InputError otherwise.
+    """
     try:
         found = np.dtype(d)
     except TypeError:
@@ -79,7 +96,13 @@ def real_of(d: DType) -> DType:
 
 def complex_of(d: DType) -> DType:
     """The complex type whose parts are of this floating-point type."""
-    return d if d.kind == "c" else np.dtype(np.complex128) if d.itemsize == 8 or d.kind in "iub" else np.dtype(np.complex64)
+    return (
+        d
+        if d.kind == "c"
+        else np.dtype(np.complex128)
+        if d.itemsize == 8 or d.kind in "iub"
+        else np.dtype(np.complex64)
+    )
 
 
 def float_of(d: DType) -> DType:

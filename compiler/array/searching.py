@@ -58,7 +58,7 @@ def searchsorted(x1: Array, x2: Any, /, *, side: str = "left", sorter: Array | N
     return sum_of(array_of(before), axis=-1)
 
 
-# --- sorting ------------------------------------------------------------------------------------------------------------------
+# --- sorting ----------------------------------------------------------------------------------------------------------
 
 
 def sort(x: Array, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
@@ -87,7 +87,7 @@ def top_k(x: Array, k: int, /, *, axis: int = -1, largest: bool = True) -> tuple
     return array_of(values), array_of(at)
 
 
-# --- sets ---------------------------------------------------------------------------------------------------------------------
+# --- sets -------------------------------------------------------------------------------------------------------------
 
 
 class UniqueAll(NamedTuple):
@@ -108,7 +108,9 @@ class UniqueInverse(NamedTuple):
 
 
 def unique_all(x: Array, /) -> UniqueAll:
-    values, first, inverse, counts = np.unique(contents(x), return_index=True, return_inverse=True, return_counts=True, equal_nan=False)
+    values, first, inverse, counts = np.unique(
+        contents(x), return_index=True, return_inverse=True, return_counts=True, equal_nan=False
+    )
     numbers = (a.astype(np.int64) for a in (first, inverse.reshape(x.shape), counts))
     return UniqueAll(from_buffer(values, x.device), *(from_buffer(a, x.device) for a in numbers))
 
@@ -120,7 +122,9 @@ def unique_counts(x: Array, /) -> UniqueCounts:
 
 def unique_inverse(x: Array, /) -> UniqueInverse:
     values, inverse = np.unique(contents(x), return_inverse=True, equal_nan=False)
-    return UniqueInverse(from_buffer(values, x.device), from_buffer(inverse.reshape(x.shape).astype(np.int64), x.device))
+    return UniqueInverse(
+        from_buffer(values, x.device), from_buffer(inverse.reshape(x.shape).astype(np.int64), x.device)
+    )
 
 
 def unique_values(x: Array, /) -> Array:

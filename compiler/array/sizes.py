@@ -1,7 +1,8 @@
 """Sizes that a trace does not know: what `x.shape` holds for the names in a Spec.
 
-A Size computes like an integer, and gives an integer where the result is one: `(n + 2) - n` is 2. What Python would decide by it, a comparison or a
-loop, has to hold for all sizes that the name allows (1 and more): `n > 0` does, and `n == 4` is an error that says so.
+A Size computes like an integer, and gives an integer where the result is one: `(n + 2) - n` is 2. What Python would
+decide by it, a comparison or a loop, has to hold for all sizes that the name allows (1 and more): `n > 0` does, and `n
+== 4` is an error that says so.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def differ(a: Any, b: Any) -> bool:
 
 
 def common(shapes: Sequence[Sequence[Any]]) -> tuple[Any, ...] | None:
-    """The shape to which shapes broadcast; None where that is not known: a size that is not known is stretched by no other."""
+    """The shape to which shapes broadcast; None where that is not known: a size that is not known is stretched by no
+    other.
+    """
     rank = max(map(len, shapes), default=0)
     out: list[Any] = [1] * rank
     for s in shapes:
@@ -91,8 +94,12 @@ def _arithmetic(name: str, turned: bool = False) -> Callable[[Size, Any], Any]:
     return method
 
 
-def _order(name: str, holds: Callable[[int], bool], fails: Callable[[int], bool], low: bool) -> Callable[[Size, Any], Any]:
-    """`a name b` from the bounds of a - b: it holds if it does for the lower (upper) bound, and fails if it does for the other one."""
+def _order(
+    name: str, holds: Callable[[int], bool], fails: Callable[[int], bool], low: bool
+) -> Callable[[Size, Any], Any]:
+    """`a name b` from the bounds of a - b: it holds if it does for the lower (upper) bound, and fails if it does for
+    the other one.
+    """
 
     def method(self: Size, other: Any) -> Any:
         if not is_size(other):

@@ -56,7 +56,10 @@ def _complex_product(x: Array, axis: int) -> Array:
     rest = tuple(d for k, d in enumerate(x.shape) if k != axis)
     if x.shape[axis]:
         return reshape(x, rest)
-    return placed(array_of(*(apply("full", shape=rest, value=v, dtype=p.type.dtype) for v, p in zip((1, 0), x._parts))), x._parts[0].device)
+    return placed(
+        array_of(*(apply("full", shape=rest, value=v, dtype=p.type.dtype) for v, p in zip((1, 0), x._parts))),
+        x._parts[0].device,
+    )
 
 
 def _extreme(name: str, op: str, x: Array, axis: Axes, keepdims: bool) -> Array:
@@ -87,14 +90,22 @@ def var(x: Array, /, *, axis: Axes = None, correction: float = 0.0, keepdims: bo
     axes = axes_of(axis, x.ndim)
     n = math.prod(x.shape[a] for a in axes)
     d = subtract(y, mean(y, axis=axes, keepdims=True)) if axes else subtract(y, y)
-    squares = cm.mul(d._parts, (d._parts[0], apply("neg", d._parts[1])))[0] if y.dtype.kind == "c" else apply("mul", one(d), one(d))
+    squares = (
+        cm.mul(d._parts, (d._parts[0], apply("neg", d._parts[1])))[0]
+        if y.dtype.kind == "c"
+        else apply("mul", one(d), one(d))
+    )
     if not correction:
         return array_of(reduced(squares, "reduce_mean", axes, keepdims))
     total = array_of(reduced(squares, "reduce_sum", axes, keepdims))
     left = n - (int(correction) if symbolic(n) else correction)
     if symbolic(left) and left >= 0:
         return divide(total, left)
-    return divide(total, left) if left > 0 else multiply(total, math.nan if left == 0 and not n else math.inf if left == 0 else math.nan)
+    return (
+        divide(total, left)
+        if left > 0
+        else multiply(total, math.nan if left == 0 and not n else math.inf if left == 0 else math.nan)
+    )
 
 
 def std(x: Array, /, *, axis: Axes = None, correction: float = 0.0, keepdims: bool = False) -> Array:
@@ -114,7 +125,8 @@ def _cumulative(op: str, x: Array, axis: int | None, dtype: Any, include_initial
         made = array_of(*(apply(op, p, axis=k) if x.shape[k] else p for p in y._parts))
     if not include_initial:
         return made
-    first = broadcast_to(cast(array_of(apply("full", shape=(), value=int(op == "cumprod"), dtype=from_numpy(real_of(y.dtype)))), y.dtype),
+    first = broadcast_to(cast(array_of(apply("full", shape=(), value=int(op == "cumprod"),
+    dtype=from_numpy(real_of(y.dtype)))), y.dtype),
                          tuple(1 if j == k else d for j, d in enumerate(x.shape)))  # fmt: skip
     return concat([first, made], axis=k)
 
@@ -137,7 +149,7 @@ def cumulative_prod(x: Array, /, *, axis: int | None = None, dtype: Any = None, 
     return _cumulative("cumprod", x, axis, dtype, include_initial)
 
 
-# --- truth --------------------------------------------------------------------------------------------------------------------
+# --- truth ------------------------------------------------------------------------------------------------------------
 
 
 def _truth(x: Array, op: str, axis: Axes, keepdims: bool) -> Array:
@@ -145,7 +157,9 @@ def _truth(x: Array, op: str, axis: Axes, keepdims: bool) -> Array:
     axes = axes_of(axis, x.ndim)
     if 0 in [x.shape[a] for a in axes]:
         shape = tuple(1 if k in axes else d for k, d in enumerate(x.shape) if keepdims or k not in axes)
-        return placed(array_of(apply("full", shape=shape, value=op == "reduce_min", dtype=from_numpy(BOOL))), one(x).device)
+        return placed(
+            array_of(apply("full", shape=shape, value=op == "reduce_min", dtype=from_numpy(BOOL))), one(x).device
+        )
     return cast(array_of(reduced(one(byte), op, axes, keepdims)), BOOL)
 
 
@@ -161,14 +175,22 @@ def count_nonzero(x: Array, /, *, axis: Axes = None, keepdims: bool = False) -> 
     return sum(cast(x, BOOL), axis=axis, keepdims=keepdims)
 
 
-def diff(x: Array, /, *, axis: int = -1, n: int = 1, prepend: Array | None = None, append: Array | None = None) -> Array:
+def diff(
+    x: Array, /, *, axis: int = -1, n: int = 1, prepend: Array | None = None, append: Array | None = None
+) -> Array:
     k = axis_of(axis, x.ndim)
     parts = [a for a in (prepend, x, append) if a is not None]
     y = concat(parts, axis=k) if len(parts) > 1 else x
     for _ in range(n):
         size = y.shape[k]
         if not (symbolic(size) and size >= 1) and size < 2:
-            return moved(y, "slice", starts=(0,) * y.ndim, steps=(1,) * y.ndim, shape=tuple(0 if j == k else d for j, d in enumerate(y.shape)))
+            return moved(
+                y,
+                "slice",
+                starts=(0,) * y.ndim,
+                steps=(1,) * y.ndim,
+                shape=tuple(0 if j == k else d for j, d in enumerate(y.shape)),
+            )
         after, before = sliced(y, k, 1, size - 1), sliced(y, k, 0, size - 1)
         y = not_equal(after, before) if y.dtype.kind == "b" else subtract(after, before)
     return y

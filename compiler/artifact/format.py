@@ -1,12 +1,13 @@
-"""The file of a saved model: named sections of bytes with checksums, and a JSON manifest. What they mean is `dnnc.artifact.manifest`'s matter.
+"""The file of a saved model: named sections of bytes with checksums, and a JSON manifest. What they mean is
+`dnnc.artifact.manifest`'s matter.
 
     page 0      magic, format, size of the file, place of the manifest and its checksum; checksum of the page at its end
     page 1...   sections, one behind the other, each filled with zeros to whole pages of 4 KB, so that it can be mapped
     the rest    the manifest: {"sections": [[name, offset, size, checksum], ...], ...}, to the end of the file
 
-Numbers in page 0 are little endian. Every byte of the file is under one checksum, so any damage is found; and there is one way only in
-which sections can lie, so a place that is out of range or overlaps another is found too. Checksums guard against damage, not against
-intent: who can write the file can write its checksums.
+Numbers in page 0 are little endian. Every byte of the file is under one checksum, so any damage is found; and there is
+one way only in which sections can lie, so a place that is out of range or overlaps another is found too. Checksums
+guard against damage, not against intent: who can write the file can write its checksums.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ SUFFIX = ".dnnc"
 PAGE = 4096
 CHUNK = 4 << 20  # bytes that are hashed at once: large sections are hashed by several threads
 MAX_THREADS = 8
-_HEAD = struct.Struct("<8sIIQQQ32s")  # magic, format, 0, size of the file, offset and size of the manifest, its checksum
+_HEAD = struct.Struct(
+    "<8sIIQQQ32s"
+)  # magic, format, 0, size of the file, offset and size of the manifest, its checksum
 _DIGEST = hashlib.sha256().digest_size
 REMEDY = "copy the file again, or save the model again"
 
@@ -55,7 +58,9 @@ class Section:
 
 @dataclass(frozen=True)
 class Artifact:
-    """An open file. What sections give stays valid as long as somebody holds it: it is the file, mapped read-only, not a copy."""
+    """An open file. What sections give stays valid as long as somebody holds it: it is the file, mapped read-only, not
+    a copy.
+    """
 
     path: str
     manifest: Mapping[str, Any]
@@ -66,14 +71,19 @@ class Artifact:
         """The bytes of a section. ArtifactError if there is none of that name."""
         s = self.sections.get(name)
         if s is None:
-            raise ArtifactError(f"{self.path}: the manifest names a section {name!r}, the file has {', '.join(self.sections) or 'none'}; {REMEDY}")
+            raise ArtifactError(
+                f"{self.path}: the manifest names a section {name!r}, the file has "
+                f"{', '.join(self.sections) or 'none'}; {REMEDY}"
+            )
         return self.data[s.offset : s.offset + s.size]
 
 
-# --- writing ------------------------------------------------------------------------------------------------------------------
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def write_artifact(path: str | os.PathLike[str] | BinaryIO, manifest: Mapping[str, Any], sections: Sequence[tuple[str, Any]]) -> None:
+def write_artifact(
+    path: str | os.PathLike[str] | BinaryIO, manifest: Mapping[str, Any], sections: Sequence[tuple[str, Any]]
+) -> None:
     """Write a file at once: readers see the old file or the new one.
 
     Args:
@@ -95,15 +105,21 @@ def write_artifact(path: str | os.PathLike[str] | BinaryIO, manifest: Mapping[st
         with replacing(target) as file:
             write_to(file, manifest, sections)
     except OSError as e:
-        raise ArtifactError(f"cannot write {target}: {e.strerror or e}; choose a folder that exists, may be written and has room") from None
+        raise ArtifactError(
+            f"cannot write {target}: {e.strerror or e}; choose a folder that exists, may be written and has room"
+        ) from None
 
 
 def _check_replaceable(target: Path) -> None:
-    """ArtifactError where another kind of file would be lost: one that is not named .dnnc and does not hold a saved model."""
+    """ArtifactError where another kind of file would be lost: one that is not named .dnnc and does not hold a saved
+    model.
+    """
     if target.is_dir():
         raise ArtifactError(f"cannot write {target}: it is a folder; give the path of a file, such as model.dnnc")
     if target.suffix != SUFFIX and target.exists() and target.stat().st_size and not is_artifact(target):
-        raise ArtifactError(f"{target} exists and is not a saved model, so it is not replaced; choose another name, such as model.dnnc")
+        raise ArtifactError(
+            f"{target} exists and is not a saved model, so it is not replaced; choose another name, such as model.dnnc"
+        )
 
 
 def write_to(file: BinaryIO, manifest: Mapping[str, Any], sections: Sequence[tuple[str, Any]]) -> None:
@@ -115,7 +131,9 @@ def _write(file: BinaryIO, manifest: Mapping[str, Any], sections: Sequence[tuple
     file.write(bytes(PAGE))
     table = []
     at = PAGE
-    with ThreadPoolExecutor(min(cpu_count(), MAX_THREADS)) as pool:  # hashing takes as long as writing, and leaves the interpreter's lock free
+    with ThreadPoolExecutor(
+        min(cpu_count(), MAX_THREADS)
+    ) as pool:  # hashing takes as long as writing, and leaves the interpreter's lock free
         checksums = [pool.submit(checksum, data) for _, data in sections]
         for (name, data), found in zip(sections, checksums):
             file.write(data)
@@ -154,7 +172,7 @@ def _chunk_digest(data: memoryview, at: int) -> bytes:
     return h.digest()
 
 
-# --- reading ------------------------------------------------------------------------------------------------------------------
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def is_artifact(path: str | os.PathLike[str]) -> bool:
@@ -170,7 +188,8 @@ def open_artifact(path: str | os.PathLike[str] | BinaryIO) -> Artifact:
     """Map a file, or copy what an open one holds, and check every byte of it.
 
     Raises:
-        ArtifactError: there is no such file, it is something else, of a newer format, or damaged; says where, and what was expected.
+        ArtifactError: there is no such file, it is something else, of a newer format, or damaged; says where, and what
+            was expected.
     """
     if isinstance(path, (str, bytes, os.PathLike)):
         name = os.fsdecode(path)
@@ -179,14 +198,20 @@ def open_artifact(path: str | os.PathLike[str] | BinaryIO) -> Artifact:
         name = str(getattr(path, "name", "the given bytes"))
         data = _in_memory(name, path.read())
     else:
-        raise ArtifactError(f"a saved model is given by its path or as a binary file, got {a_type(path)}; expected what `save` wrote")
+        raise ArtifactError(
+            f"a saved model is given by its path or as a binary file, got {a_type(path)}; expected what `save` wrote"
+        )
     _check_head(name, data)
     _, _, _, size, at, length, digest = _HEAD.unpack_from(data)
     if size != data.nbytes:
-        raise ArtifactError(f"{name}: the file should have {size} bytes and has {data.nbytes}: it is truncated or was added to; {REMEDY}")
+        raise ArtifactError(
+            f"{name}: the file should have {size} bytes and has {data.nbytes}: it is truncated or was added to; "
+            f"{REMEDY}"
+        )
     if at % PAGE or at < PAGE or at + length != size:
         raise ArtifactError(
-            f"{name}: the manifest should lie behind the sections, up to byte {size}, and is said to lie at {at} with {length}; {REMEDY}"
+            f"{name}: the manifest should lie behind the sections, up to byte {size}, and is said to lie at {at} with "
+            f"{length}; {REMEDY}"
         )
     manifest = _manifest(name, data[at:size], digest)
     sections = _sections(name, manifest.pop("sections", None), at)
@@ -201,7 +226,9 @@ def _mapped(name: str) -> memoryview:
             _check_start(name, file.read(len(MAGIC)), size)
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as e:
-        raise ArtifactError(f"cannot read {name}: {getattr(e, 'strerror', None) or e}; expected a file that `save` wrote") from None
+        raise ArtifactError(
+            f"cannot read {name}: {getattr(e, 'strerror', None) or e}; expected a file that `save` wrote"
+        ) from None
 
 
 def _in_memory(name: str, data: bytes) -> memoryview:
@@ -219,7 +246,9 @@ def _check_start(name: str, start: bytes, size: int) -> None:
         what = "it is empty" if not start else f"it begins with {start.hex(' ')}, not with {MAGIC.hex(' ')}"
         raise ArtifactError(f"{name} is not a saved model of dnnc: {what}; give an .onnx model to dnnc.compile instead")
     if size < PAGE:
-        raise ArtifactError(f"{name}: {size} bytes are less than the first page of {PAGE}: the file is truncated; {REMEDY}")
+        raise ArtifactError(
+            f"{name}: {size} bytes are less than the first page of {PAGE}: the file is truncated; {REMEDY}"
+        )
 
 
 def _check_head(name: str, data: memoryview) -> None:
@@ -251,15 +280,20 @@ def _sections(name: str, table: Any, end: int) -> list[Section]:
     for row in table if isinstance(table, list) else [table]:
         s = Section(*row) if isinstance(row, list) and [type(x) for x in row] == [str, int, int, str] else None
         if s is None or s.size < 0:
-            raise ArtifactError(f"{name}: a section should be [name, offset, size, checksum] and is {str(row)[:100]}; {REMEDY}")
+            raise ArtifactError(
+                f"{name}: a section should be [name, offset, size, checksum] and is {str(row)[:100]}; {REMEDY}"
+            )
         if s.offset != at or s.end > end or any(s.name == x.name for x in out):
             raise ArtifactError(
-                f"{name}: section {s.name!r} of {s.size} bytes at {s.offset} does not lie where it should, from {at} on and before {end}; {REMEDY}"
+                f"{name}: section {s.name!r} of {s.size} bytes at {s.offset} does not lie where it should, from {at} "
+                f"on and before {end}; {REMEDY}"
             )
         out.append(s)
         at = s.end
     if at != end:
-        raise ArtifactError(f"{name}: the sections end at {at}, the manifest begins at {end}: there is something between them; {REMEDY}")
+        raise ArtifactError(
+            f"{name}: the sections end at {at}, the manifest begins at {end}: there is something between them; {REMEDY}"
+        )
     return out
 
 
@@ -283,4 +317,7 @@ def _check_sections(name: str, data: memoryview, sections: Sequence[Section]) ->
     for k, s in enumerate(sections):
         got = _combined([digests[part] for part in parts if part[0] == k])
         if got != s.checksum:
-            raise ArtifactError(f"{name}: section {s.name!r} is damaged: its checksum is {got[:16]}..., expected {s.checksum[:16]}...; {REMEDY}")
+            raise ArtifactError(
+                f"{name}: section {s.name!r} is damaged: its checksum is {got[:16]}..., expected {s.checksum[:16]}...; "
+                f"{REMEDY}"
+            )

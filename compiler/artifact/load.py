@@ -1,8 +1,8 @@
 """A file that `save` wrote to an executable: `dnnc.load(path)`.
 
-Where the code in the file fits the machine, nothing is compiled and no pass runs; they are not even imported. Constants are used where
-they lie in the file, which is mapped. The imported graph is read when something is to be compiled after all: sizes that the file has no
-program for, or all of it where the code does not fit.
+Where the code in the file fits the machine, nothing is compiled and no pass runs; they are not even imported. Constants
+are used where they lie in the file, which is mapped. The imported graph is read when something is to be compiled after
+all: sizes that the file has no program for, or all of it where the code does not fit.
 """
 
 from __future__ import annotations
@@ -37,13 +37,20 @@ from dnnc.report.log import Log
 KINDS = ("programs", "staged", "reference", "late", "device")
 
 
-def load(path: str | os.PathLike[str] | BinaryIO, code: bool = True, threads: int | None = None, cache: bool | str | Path = "auto") -> Executable:
+def load(
+    path: str | os.PathLike[str] | BinaryIO,
+    code: bool = True,
+    threads: int | None = None,
+    cache: bool | str | Path = "auto",
+) -> Executable:
     """Load a model that `save` wrote. It behaves as the one that was saved.
 
-    Loading runs code that is in the file, as loading a shared library does: load only what you trust. Checksums find damage, not intent.
+    Loading runs code that is in the file, as loading a shared library does: load only what you trust. Checksums find
+    damage, not intent.
 
     Args:
-        path: the file, or an open binary file, of which a copy is taken. It must not be overwritten in place while the model is in use; `save` replaces files, which is safe.
+        path: the file, or an open binary file, of which a copy is taken. It must not be overwritten in place while the
+            model is in use; `save` replaces files, which is safe.
         code: False leaves the machine code in the file alone and compiles from the graph in it.
         threads: threads of a call, as for `dnnc.compile`; default: as it was compiled.
         cache: where kernels that have to be compiled are kept, as for `dnnc.compile`.
@@ -77,7 +84,9 @@ def load(path: str | os.PathLike[str] | BinaryIO, code: bool = True, threads: in
         return _device(saved, options, code)
     reason = unfit(saved.model) if code else "code=False"
     if code and reason:
-        warnings.warn(f"{saved.path}: {reason}; compiling again from the graph in the file", ArtifactWarning, stacklevel=2)
+        warnings.warn(
+            f"{saved.path}: {reason}; compiling again from the graph in the file", ArtifactWarning, stacklevel=2
+        )
     return _executable(saved, options, reason, start)
 
 
@@ -87,25 +96,34 @@ def _staged(saved: Restored, options: CompileOptions) -> Executable:
 
     graph, names = saved.graph, (list(saved.model.inputs), list(saved.model.outputs))
     left = {n: d for n, d in options.dims.items() if n in graph.dims}
-    f = compile_graph(graph, names, replace(options, dims=left, outputs=()), onnx=None if saved.model.onnx is None else saved.onnx)
+    f = compile_graph(
+        graph, names, replace(options, dims=left, outputs=()), onnx=None if saved.model.onnx is None else saved.onnx
+    )
     if saved.model.onnx is not None:
         f.cache.when_empty = lambda shapes: _reread(saved, options, shapes)
     return f
 
 
 def _device(saved: Restored, options: CompileOptions, code: bool) -> Executable:
-    """A model for a CUDA device. Kernels whose code is in the file, made by the same versions for the same architecture, are not compiled again."""
+    """A model for a CUDA device. Kernels whose code is in the file, made by the same versions for the same
+    architecture, are not compiled again.
+    """
     from dnnc.backends.cuda.build import Given
     from dnnc.device_driver import compile_for_device, cuda_machine
 
     options, moved = _for_device_here(options)
     machine = cuda_machine(options)
     given = Given(*saved.cubins()) if code else None
-    names, onnx = (list(saved.model.inputs), list(saved.model.outputs)), None if saved.model.onnx is None else saved.onnx
+    names, onnx = (
+        (list(saved.model.inputs), list(saved.model.outputs)),
+        None if saved.model.onnx is None else saved.onnx,
+    )
     notes = (f"loaded from {saved.path}" if code else f"compiled again from {saved.path}: code=False", *moved)
     own = replace(options, dims={}, outputs=())
     saved.graph.donated = donated(saved.graph, names, options.donate)
-    f = compile_for_device(saved.graph, names, own, KernelCache(cache_folder(options.cache)), machine, onnx=onnx, given=given, notes=notes)
+    f = compile_for_device(
+        saved.graph, names, own, KernelCache(cache_folder(options.cache)), machine, onnx=onnx, given=given, notes=notes
+    )
     if onnx is not None:
         f.cache.when_empty = lambda shapes: _reread(saved, options, shapes)
     return f
@@ -119,12 +137,18 @@ def _for_device_here(options: CompileOptions) -> tuple[CompileOptions, tuple[str
     arch, here = target.option("arch"), ask_device(target.device)
     if not arch or here is None or here.arch == arch:
         return options, ()
-    return replace(options, target=f"cuda:{target.device}", dims=dict(options.dims)), (f"it was made for {arch}, this device is {here.arch}",)
+    return replace(options, target=f"cuda:{target.device}", dims=dict(options.dims)), (
+        f"it was made for {arch}, this device is {here.arch}",
+    )
 
 
 def unfit(model: SavedModel) -> str:
     """Why the code of a saved model cannot run here; empty when it can."""
-    here = {"dnnc": (model.dnnc, dnnc.__version__), "the kernel format": (model.kernels, FORMAT), "LLVM": (model.llvm, llvm_version())}
+    here = {
+        "dnnc": (model.dnnc, dnnc.__version__),
+        "the kernel format": (model.kernels, FORMAT),
+        "LLVM": (model.llvm, llvm_version()),
+    }
     for what, (then, now) in here.items():
         if then != now:
             return f"it was compiled by {what} {then}, this is {what} {now}"
@@ -141,11 +165,17 @@ def _open(path: str | os.PathLike[str] | BinaryIO) -> Restored:
     except (ValueError, RecursionError) as e:
         raise ArtifactError(f"{file.path}: the manifest is not what it should be: {e}; {REMEDY}") from None
     if model.kind not in KINDS:
-        raise ArtifactError(f"{file.path}: the manifest speaks of a model of kind {model.kind!r}, expected {', '.join(KINDS)}; update dnnc")
+        raise ArtifactError(
+            f"{file.path}: the manifest speaks of a model of kind {model.kind!r}, expected {', '.join(KINDS)}; update "
+            "dnnc"
+        )
     for section, (at, size) in ranges(model):
         have = file.section(section).nbytes if size else at
         if at < 0 or size < 0 or at + size > have:
-            raise ArtifactError(f"{file.path}: the manifest names bytes {at} to {at + size} of section {section!r}, which has {have}; {REMEDY}")
+            raise ArtifactError(
+                f"{file.path}: the manifest names bytes {at} to {at + size} of section {section!r}, which has {have}; "
+                f"{REMEDY}"
+            )
     return Restored(file, model)
 
 
@@ -156,7 +186,9 @@ def _options(saved: Restored, threads: int | None, cache: bool | str | Path) -> 
     try:
         options = CompileOptions(**values)
     except (DnncError, TypeError) as e:
-        raise ArtifactError(f"{saved.path}: the options in the manifest are not what they should be: {e}; {REMEDY}") from None
+        raise ArtifactError(
+            f"{saved.path}: the options in the manifest are not what they should be: {e}; {REMEDY}"
+        ) from None
     return options if given.threads is None else replace(options, threads=threads, dims=dict(options.dims))
 
 
@@ -177,7 +209,9 @@ def _executable(saved: Restored, options: CompileOptions, reason: str, start: fl
         return saved.graph
 
     onnx, names = None if model.onnx is None else saved.onnx, (model.inputs, model.outputs)
-    f = Executable(CpuCompiler(interface, names, options, cpu, log, kernels, model.shared, graph=graph, objects=objects, onnx=onnx))
+    f = Executable(
+        CpuCompiler(interface, names, options, cpu, log, kernels, model.shared, graph=graph, objects=objects, onnx=onnx)
+    )
     if onnx is not None:
         f.cache.when_empty = lambda shapes: _reread(saved, options, shapes)
     ready = [p for p in model.programs if p.constants and not reason]

@@ -135,8 +135,8 @@ class SavedModel:
     """A saved model.
 
     Attributes:
-        kind: "programs", "staged" (a graph to divide at host steps and compile), "reference" (a graph to interpret), or "late" (a model that is
-            read at the call).
+        kind: "programs", "staged" (a graph to divide at host steps and compile), "reference" (a graph to interpret), or
+            "late" (a model that is read at the call).
         dnnc: version that wrote it; with it, the formats of kernels and of LLVM's objects.
         kernels: the format of kernels and their calling convention.
         llvm: the version that made the objects.

@@ -55,7 +55,7 @@ class Restored:
         except (DnncError, RecursionError, MemoryError) as e:
             raise self.wrong(what, e) from None
 
-    # --- the model --------------------------------------------------------------------------------------------------------------
+    # --- the model ----------------------------------------------------------------------------------------------------
 
     @cached_property
     def interface(self) -> Graph:
@@ -64,14 +64,20 @@ class Restored:
         g.outputs = self.parsed(self.model.output_types, "the types of the outputs").inputs
         if len(g.inputs) != len(self.model.inputs) or len(g.outputs) != len(self.model.outputs):
             raise self.wrong(
-                "the signature", f"{len(g.inputs)} and {len(g.outputs)} types for {len(self.model.inputs)} inputs and {len(g.outputs)} outputs"
+                "the signature",
+                f"{len(g.inputs)} and {len(g.outputs)} types for {len(self.model.inputs)} inputs and {len(g.outputs)} "
+                "outputs",
             )
         return g
 
     @cached_property
     def graph(self) -> Graph:
         """The imported graph, with locations."""
-        g = self.parsed(self.text("model"), "the graph", {c.key: self._constant(c.dtype, c.shape, c.section, c.place) for c in self.model.constants})
+        g = self.parsed(
+            self.text("model"),
+            "the graph",
+            {c.key: self._constant(c.dtype, c.shape, c.section, c.place) for c in self.model.constants},
+        )
         try:
             table, places = json.loads(self.text("locations"))
             locs = [Loc(str(n), str(op), int(v), str(file), int(line)) for n, op, v, file, line in table]
@@ -101,7 +107,9 @@ class Restored:
     def cubins(self) -> tuple[dict[str, bytes], frozenset[str]]:
         """Machine code for a device by symbol, and the symbols of kernels that a device has checked."""
         try:
-            index = [(str(s), (int(at), int(n)), bool(checked)) for s, at, n, checked in json.loads(self.text("cubins"))]
+            index = [
+                (str(s), (int(at), int(n)), bool(checked)) for s, at, n, checked in json.loads(self.text("cubins"))
+            ]
         except (ValueError, TypeError) as e:
             raise self.wrong("section 'cubins'", e) from None
         size = self.file.section("objects").nbytes if index else 0
@@ -109,7 +117,7 @@ class Restored:
             raise self.wrong("section 'cubins'", f"it names code outside of section 'objects', which has {size} bytes")
         return {s: self._object(place) for s, place, _ in index}, frozenset(s for s, _, checked in index if checked)
 
-    # --- programs ---------------------------------------------------------------------------------------------------------------
+    # --- programs -----------------------------------------------------------------------------------------------------
 
     def objects(self) -> dict[str, bytes]:
         """Kernels of all programs, by symbol."""
@@ -122,7 +130,10 @@ class Restored:
         """A program, linked; its constants are those in the file."""
         dims, outputs, arena = self._types(p)
         constants = np.frombuffer(self.file.section(p.constants), np.uint8)
-        objects = {ENTRY: self._object(p.entry), **{k.symbol: self._object(k.object) for k in p.kernels if k.choice != CONTROL}}
+        objects = {
+            ENTRY: self._object(p.entry),
+            **{k.symbol: self._object(k.object) for k in p.kernels if k.choice != CONTROL},
+        }
         try:
             loaded = load_objects(list(objects.values()))
             entry = loaded.address(ENTRY)
@@ -149,12 +160,17 @@ class Restored:
             or not len(slots) == len(p.lives) == len(p.pieces)
             or any(t.rank != 1 for t in slots)
         ):
-            raise self.wrong("the types of a program", f"{len(types)} for dims, {len(self.model.outputs)} outputs and {len(p.lives)} slots")
+            raise self.wrong(
+                "the types of a program",
+                f"{len(types)} for dims, {len(self.model.outputs)} outputs and {len(p.lives)} slots",
+            )
         return dims, tuple(types[1 : 1 + p.outputs]), Arena(tuple(t.shape[0] for t in slots), p.lives, p.pieces)
 
     def _kernel(self, p: SavedProgram, number: int) -> NativeKernel:
         k = p.kernels[number]
-        return NativeKernel(k.name, k.symbol, self.text("operator", k.text), k.choice, k.parallel, k.where, k.calls, k.nodes)
+        return NativeKernel(
+            k.name, k.symbol, self.text("operator", k.text), k.choice, k.parallel, k.where, k.calls, k.nodes
+        )
 
     def _calls(self, p: SavedProgram, constants: int, dims: int) -> tuple[Call, ...]:
         buffers = len(self.model.inputs) + len(self.model.outputs)
@@ -164,13 +180,18 @@ class Restored:
             for space, number, *_ in saved:
                 if not 0 <= number < limits.get(space, 0):
                     raise self.wrong("a call", f"it reads {space} {number}, of which there are {limits.get(space, 0)}")
-            lives = [p.lives[number] if space == "arena" and offset < 0 and not p.pieces[number] else None for space, number, offset, *_ in saved]
+            lives = [
+                p.lives[number] if space == "arena" and offset < 0 and not p.pieces[number] else None
+                for space, number, offset, *_ in saved
+            ]
             return tuple(Place(*x, life=life) for x, life in zip(saved, lives))
 
         out = []
         for c in p.calls:
             if not 0 <= c.kernel < len(p.kernels) or any(not 0 <= d < dims for d in c.dims):
-                raise self.wrong("a call", f"it is of kernel {c.kernel} of {len(p.kernels)} with dims {list(c.dims)} of {dims}")
+                raise self.wrong(
+                    "a call", f"it is of kernel {c.kernel} of {len(p.kernels)} with dims {list(c.dims)} of {dims}"
+                )
             k = p.kernels[c.kernel]
             out.append(Call(k.symbol, places(c.args), places(c.writes), c.dims, k.parallel))
         return tuple(out)
@@ -183,7 +204,10 @@ class Restored:
 
             r = p.report
             passes = tuple(PassRecord(x.name, 0.0, x.nodes_before, x.nodes_after, x.changed, x.notes) for x in r.passes)
-            kernels = tuple(KernelReport(k.name, k.symbol, len(k.calls), k.choice, k.parallel, k.flops, k.bytes, k.calls) for k in p.kernels)
+            kernels = tuple(
+                KernelReport(k.name, k.symbol, len(k.calls), k.choice, k.parallel, k.flops, k.bytes, k.calls)
+                for k in p.kernels
+            )
             return ProgramReport(r.dims, r.symbolic, passes, kernels, MemoryReport(*r.memory), 0, r.fallbacks, {})
 
         return read

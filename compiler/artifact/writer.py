@@ -1,7 +1,7 @@
 """A compiled model to a file: the records of its manifest, and the sections with its texts, machine code and weights.
 
-The file depends on the model, the options (winners of a tuning log among them), the CPU and the versions alone: nothing of when, where or how
-fast it was made goes into it.
+The file depends on the model, the options (winners of a tuning log among them), the CPU and the versions alone: nothing
+of when, where or how fast it was made goes into it.
 """
 
 from __future__ import annotations
@@ -50,33 +50,50 @@ from dnnc.tune_option import plain_winners
 Array = np.ndarray[Any, Any]
 ALIGN = 64  # of data within a section
 OWN_SECTION = 1 << 16  # bytes from which data has a section of its own, and is not copied to be written
-MACHINE_OPTIONS = ("target", "cache", "tune")  # the target has its place, the cache is of the machine that compiled, of `tune` the winners are kept
+MACHINE_OPTIONS = (
+    "target",
+    "cache",
+    "tune",
+)  # the target has its place, the cache is of the machine that compiled, of `tune` the winners are kept
 Destination = str | os.PathLike[str] | BinaryIO
 Programs = Sequence[tuple[tuple[int, ...], Native]]
 
 
-def save_programs(path: Destination, compiler: CpuCompiler, programs: Programs, reports: Sequence[ProgramReport], small: bool) -> None:
+def save_programs(
+    path: Destination, compiler: CpuCompiler, programs: Programs, reports: Sequence[ProgramReport], small: bool
+) -> None:
     """Write a model with the programs compiled so far. ArtifactError where the file cannot be written."""
     f = _File()
     constants = [] if small else [n.constants for _, n in programs]
     names = f.packed(constants, [offsets_of_constants(n.calls) for _, n in programs])
-    saved = [f.program(sizes, n, r, name) for (sizes, n), r, name in zip(programs, reports, names or [""] * len(programs))]
+    saved = [
+        f.program(sizes, n, r, name) for (sizes, n), r, name in zip(programs, reports, names or [""] * len(programs))
+    ]
     cpu = SavedCpu(**dataclasses.asdict(compiler.target)) if programs else None
     onnx = None if compiler.onnx is None else f.onnx(compiler.onnx())
     model = _graph_model(f, "programs", compiler.graph, compiler, cpu)
     f.write(path, dataclasses.replace(model, onnx=onnx, programs=tuple(saved)))
 
 
-def save_reference(path: Destination, graph: Graph, inputs: Sequence[str], outputs: Sequence[str], options: CompileOptions) -> None:
+def save_reference(
+    path: Destination, graph: Graph, inputs: Sequence[str], outputs: Sequence[str], options: CompileOptions
+) -> None:
     """Write a model that the interpreter runs. ArtifactError where the file cannot be written."""
     f = _File()
     f.write(path, _graph_model(f, "reference", graph, _Names(inputs, outputs, options), None))
 
 
 def save_staged(
-    path: Destination, graph: Graph, inputs: Sequence[str], outputs: Sequence[str], options: CompileOptions, onnx: OnnxParts | None
+    path: Destination,
+    graph: Graph,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    options: CompileOptions,
+    onnx: OnnxParts | None,
 ) -> None:
-    """Write a model with host steps: its graph, which loading divides and compiles. ArtifactError where the file cannot be written."""
+    """Write a model with host steps: its graph, which loading divides and compiles. ArtifactError where the file cannot
+    be written.
+    """
     f = _File()
     data = None if onnx is None else f.onnx(onnx)
     model = _graph_model(f, "staged", graph, _Names(inputs, outputs, options), None)
@@ -87,7 +104,9 @@ def save_late(path: Destination, options: CompileOptions, onnx: OnnxParts) -> No
     """Write a model that is read at the call. ArtifactError where the file cannot be written."""
     f = _File()
     data = f.onnx(onnx)
-    model = SavedModel("late", *_versions(), str(options.target), None, _plain_options(options), (), (), "", "", None, (), data, ())
+    model = SavedModel(
+        "late", *_versions(), str(options.target), None, _plain_options(options), (), (), "", "", None, (), data, ()
+    )
     f.write(path, model)
 
 
@@ -99,7 +118,8 @@ def save_device(
     code: tuple[Mapping[str, bytes], Collection[str]],
     onnx: OnnxParts | None,
 ) -> None:
-    """Write a model for a device: its graph, and `code`: machine code by symbol, and the symbols that a device has checked.
+    """Write a model for a device: its graph, and `code`: machine code by symbol, and the symbols that a device has
+    checked.
 
     Loading runs the passes and finds the code. ArtifactError where the file cannot be written.
     """
@@ -144,7 +164,9 @@ def _plain_options(options: CompileOptions) -> dict[str, Any]:
 
 
 def types_text(name: str, typed: Sequence[tuple[str, TensorType]]) -> str:
-    """Names and types as the text of a graph without nodes, which `dnnc.ir.graph.text.parse` reads with all that is known of their dims."""
+    """Names and types as the text of a graph without nodes, which `dnnc.ir.graph.text.parse` reads with all that is
+    known of their dims.
+    """
     g = Graph(name)
     for n, t in typed:
         g.add_input(n, t)
@@ -155,7 +177,7 @@ def _numbered(stem: str, types: Sequence[TensorType]) -> list[tuple[str, TensorT
     return [(f"{stem}{k}", t) for k, t in enumerate(types)]
 
 
-# --- locations ----------------------------------------------------------------------------------------------------------------
+# --- locations --------------------------------------------------------------------------------------------------------
 
 
 def _locations(graph: Graph) -> bytes:
@@ -166,7 +188,7 @@ def _locations(graph: Graph) -> bytes:
     return json.dumps([table, places], separators=(",", ":")).encode()
 
 
-# --- sections -----------------------------------------------------------------------------------------------------------------
+# --- sections ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -178,7 +200,9 @@ class _File:
     operator: _Joined = field(default_factory=lambda: _Joined())
     graphs: _Joined = field(default_factory=lambda: _Joined())
     weights: _Joined = field(default_factory=lambda: _Joined(ALIGN))
-    known: dict[int, list[tuple[str, int, Array]]] = field(default_factory=dict)  # by size up to the next multiple of ALIGN
+    known: dict[int, list[tuple[str, int, Array]]] = field(
+        default_factory=dict
+    )  # by size up to the next multiple of ALIGN
 
     def write(self, path: Destination, model: SavedModel) -> None:
         joined = {"objects": self.objects, "operator": self.operator, "graphs": self.graphs, "weights": self.weights}
@@ -251,8 +275,13 @@ class _File:
 
     def _kernel(self, native: Native, number: int, r: KernelReport) -> SavedKernel:
         k = native.kernels[number]
-        text, code = self.operator.add(k.text.encode()), self.objects.add(native.objects[ENTRY if k.control else k.symbol])
-        return SavedKernel(k.name, k.symbol, text, code, k.choice, k.parallel, k.where, k.calls, k.nodes, r.flops, r.bytes)
+        text, code = (
+            self.operator.add(k.text.encode()),
+            self.objects.add(native.objects[ENTRY if k.control else k.symbol]),
+        )
+        return SavedKernel(
+            k.name, k.symbol, text, code, k.choice, k.parallel, k.where, k.calls, k.nodes, r.flops, r.bytes
+        )
 
 
 @dataclass
@@ -278,4 +307,6 @@ def _places(places: Sequence[Place]) -> tuple[SavedPlace, ...]:
 
 def _report(r: ProgramReport) -> SavedReport:
     passes = tuple(SavedPass(x.name, x.nodes_before, x.nodes_after, x.changed, x.notes) for x in r.passes)
-    return SavedReport(dict(r.dims), r.symbolic, passes, (r.memory.arena, r.memory.lower_bound, r.memory.constants), r.fallbacks)
+    return SavedReport(
+        dict(r.dims), r.symbolic, passes, (r.memory.arena, r.memory.lower_bound, r.memory.constants), r.fallbacks
+    )

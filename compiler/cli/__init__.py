@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import gc
 
-YOUNG = 100_000  # objects between two looks for garbage, of which a compiler makes next to none: it spent 7 % of its time looking
+# objects between two looks for garbage, of which a compiler makes next to none: it spent 7 % of its time looking
+YOUNG = 100_000
 
 
 def main(argv: list[str] | None = None) -> int:

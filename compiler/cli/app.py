@@ -1,4 +1,6 @@
-"""The commands and their options. Each loads its own implementation when it runs, so that `--help` loads neither NumPy nor LLVM."""
+"""The commands and their options. Each loads its own implementation when it runs, so that `--help` loads neither NumPy
+nor LLVM.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,20 @@ def version(asked: bool) -> None:
 
 @app.callback()
 def options(
-    asked: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version and end.")] = False,
+    asked: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version and end.")
+    ] = False,
 ) -> None:
     """Compile neural networks to fast native code, run them, and look at every stage on the way."""
 
 
-cache_app = typer.Typer(no_args_is_help=True, help="Compiled kernels on disk: where they are, how many, and how to remove them.")
+cache_app = typer.Typer(
+    no_args_is_help=True, help="Compiled kernels on disk: where they are, how many, and how to remove them."
+)
 app.add_typer(cache_app, name="cache")
-log_app = typer.Typer(no_args_is_help=True, help="Tuning logs: what `dnnc tune` has measured, and which schedules `--tune LOG` takes.")
+log_app = typer.Typer(
+    no_args_is_help=True, help="Tuning logs: what `dnnc tune` has measured, and which schedules `--tune LOG` takes."
+)
 app.add_typer(log_app, name="log")
 
 
@@ -91,30 +99,59 @@ def precision_aliases() -> Mapping[str, str]:
     return PRECISION_ALIASES
 
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="An .onnx file, a saved .dnnc file, or graph text in a .py file.", show_default=False)]
-Target = Annotated[str, typer.Option(help="What to compile for; `dnnc targets` lists what there is. Options follow: 'llvm -mcpu=haswell'.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="An .onnx file, a saved .dnnc file, or graph text in a .py file.", show_default=False
+    ),
+]
+Target = Annotated[
+    str,
+    typer.Option(help="What to compile for; `dnnc targets` lists what there is. Options follow: 'llvm -mcpu=haswell'."),
+]
 Dims = Annotated[
     list[str] | None,
-    typer.Option("--dims", metavar="NAME=SIZE,...", help="Sizes of symbolic dims, or bounds: batch=1,seq=16..128.", show_default=False),
+    typer.Option(
+        "--dims",
+        metavar="NAME=SIZE,...",
+        help="Sizes of symbolic dims, or bounds: batch=1,seq=16..128.",
+        show_default=False,
+    ),
 ]
 Threads = Annotated[
-    int | None, typer.Option(metavar="N", parser=whole(1), help="Threads of a call. Default: all CPUs that the process may use.", show_default=False)
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=whole(1),
+        help="Threads of a call. Default: all CPUs that the process may use.",
+        show_default=False,
+    ),
 ]
 Verified = Annotated[
     Verify,
     typer.Option(
-        metavar=one_of(Verify), parser=choice(Verify), help="What to compare with float64: each new kernel, the whole model too, or nothing."
+        metavar=one_of(Verify),
+        parser=choice(Verify),
+        help="What to compare with float64: each new kernel, the whole model too, or nothing.",
     ),
 ]
 OptLevel = Annotated[
     Level,
     typer.Option(
-        "--opt-level", "-O", metavar=one_of(Level), parser=choice(Level), help="0: nothing, 1: no fusion and no layouts, 2 and 3: everything."
+        "--opt-level",
+        "-O",
+        metavar=one_of(Level),
+        parser=choice(Level),
+        help="0: nothing, 1: no fusion and no layouts, 2 and 3: everything.",
     ),
 ]
 NumericsOption = Annotated[
     Numerics,
-    typer.Option(metavar=one_of(Numerics), parser=choice(Numerics), help="strict: bit-identical, no reassociation; fast: denormals are zero."),
+    typer.Option(
+        metavar=one_of(Numerics),
+        parser=choice(Numerics),
+        help="strict: bit-identical, no reassociation; fast: denormals are zero.",
+    ),
 ]
 PrecisionOption = Annotated[
     Precision,
@@ -125,9 +162,18 @@ PrecisionOption = Annotated[
     ),
 ]
 Cache = Annotated[str, typer.Option(metavar="auto|PATH|off", help="Where compiled kernels are kept.")]
-Tune = Annotated[str | None, typer.Option("--tune", metavar="LOG", help="Take schedules from a tuning log; docs/tuning_log.md.", show_default=False)]
+Tune = Annotated[
+    str | None,
+    typer.Option(
+        "--tune", metavar="LOG", help="Take schedules from a tuning log; docs/tuning_log.md.", show_default=False
+    ),
+]
 StrictCompile = Annotated[
-    bool, typer.Option("--strict-compile", help="Make it an error where a kernel needs a lesser schedule or a smaller group than the first choice.")
+    bool,
+    typer.Option(
+        "--strict-compile",
+        help="Make it an error where a kernel needs a lesser schedule or a smaller group than the first choice.",
+    ),
 ]
 Inputs = Annotated[
     list[str] | None,
@@ -135,7 +181,8 @@ Inputs = Annotated[
         "--input",
         "-i",
         metavar="NAME=VALUE",
-        help="NAME=FILE.npy, NAME=random, =zeros or =ones; without NAME= for all inputs, or FILE.npz by names. Repeat it.",
+        help="NAME=FILE.npy, NAME=random, =zeros or =ones; without NAME= for all inputs, or FILE.npz by names. Repeat "
+        "it.",
         show_default=False,
     ),
 ]
@@ -147,11 +194,26 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceba
 @guarded
 def compile_(
     model: Model,
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Save the compiled model; `dnnc run` and dnnc.load take it.")] = "",
-    small: Annotated[bool, typer.Option("--small", help="Save each weight once: half the size, but loading takes as long as the passes.")] = False,
-    passes: Annotated[bool, typer.Option("--passes", help="A row for each pass: its time, and the nodes before and after.")] = False,
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Save the compiled model; `dnnc run` and dnnc.load take it."
+        ),
+    ] = "",
+    small: Annotated[
+        bool,
+        typer.Option("--small", help="Save each weight once: half the size, but loading takes as long as the passes."),
+    ] = False,
+    passes: Annotated[
+        bool, typer.Option("--passes", help="A row for each pass: its time, and the nodes before and after.")
+    ] = False,
     detail: Annotated[bool, typer.Option("--detail", help="The schedule of every kernel in full.")] = False,
-    also: Annotated[str, typer.Option(metavar="ARCH,...", help="Save code for these GPUs as well, such as sm_80,sm_86.", show_default=False)] = "",
+    also: Annotated[
+        str,
+        typer.Option(
+            metavar="ARCH,...", help="Save code for these GPUs as well, such as sm_80,sm_86.", show_default=False
+        ),
+    ] = "",
     target: Target = "llvm",
     dims: Dims = None,
     threads: Threads = None,
@@ -168,13 +230,21 @@ def compile_(
 ) -> None:
     """Compile a model and report what was done: passes, kernels with their schedules, memory, time.
 
-    A model with symbolic dims is compiled for the sizes that --dims gives, or for those of the arrays that --input gives.
-    Compiled kernels go to the cache, where `dnnc run` and `dnnc.compile` find them.
+    A model with symbolic dims is compiled for the sizes that --dims gives, or for those of the arrays that --input
+    gives. Compiled kernels go to the cache, where `dnnc run` and `dnnc.compile` find them.
     """
     from dnnc.cli.compile import Saving, compile_command
     from dnnc.cli.models import Job
 
-    shared = (tuple(dims or ()), threads, verify.value, int(opt_level.value), numerics.value, cache, tuple(inputs or ()))
+    shared = (
+        tuple(dims or ()),
+        threads,
+        verify.value,
+        int(opt_level.value),
+        numerics.value,
+        cache,
+        tuple(inputs or ()),
+    )
     compile_command(
         Job(model, target, *shared, precision.option, tune, strict_compile),
         as_json,
@@ -190,8 +260,13 @@ def run(
     model: Model,
     inputs: Inputs = None,
     dims: Dims = None,
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Write the outputs to a .npz file, or one to a .npy file.")] = "",
-    repeat: Annotated[int, typer.Option(metavar="N", parser=whole(1), help="How many times to call; the median is shown.")] = 1,
+    output: Annotated[
+        str,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the outputs to a .npz file, or one to a .npy file."),
+    ] = "",
+    repeat: Annotated[
+        int, typer.Option(metavar="N", parser=whole(1), help="How many times to call; the median is shown.")
+    ] = 1,
     seed: Annotated[int, typer.Option(metavar="N", parser=whole(0), help="Of random inputs.")] = 0,
     target: Target = "llvm",
     threads: Threads = None,
@@ -212,7 +287,15 @@ def run(
     from dnnc.cli.compile import run_command
     from dnnc.cli.models import Job
 
-    shared = (tuple(dims or ()), threads, verify.value, int(opt_level.value), numerics.value, cache, tuple(inputs or ()))
+    shared = (
+        tuple(dims or ()),
+        threads,
+        verify.value,
+        int(opt_level.value),
+        numerics.value,
+        cache,
+        tuple(inputs or ()),
+    )
     run_command(Job(model, target, *shared, precision.option, tune, strict_compile), output, repeat, seed, as_json)
 
 
@@ -220,7 +303,9 @@ def run(
 @guarded
 def verify_(
     model: Model,
-    find: Annotated[bool, typer.Option("--bisect", help="Where something is off, find the first pass or kernel that does it.")] = False,
+    find: Annotated[
+        bool, typer.Option("--bisect", help="Where something is off, find the first pass or kernel that does it.")
+    ] = False,
     inputs: Inputs = None,
     dims: Dims = None,
     seed: Annotated[int, typer.Option(metavar="N", parser=whole(0), help="Of random inputs.")] = 0,
@@ -235,7 +320,8 @@ def verify_(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Compare what a model computes with the float64 interpreter, output by output. Exit code 1 where one is off by more than rounding.
+    """Compare what a model computes with the float64 interpreter, output by output. Exit code 1 where one is off by
+    more than rounding.
 
     With --bisect the pass or kernel that breaks it is named, and a small graph printed that shows it.
     """
@@ -259,8 +345,12 @@ def bench(
             show_default=False,
         ),
     ] = None,
-    duration: Annotated[float, typer.Option(metavar="SECONDS", parser=number(0), help="Seconds of timing, of each engine.")] = 5.0,
-    warmup: Annotated[float, typer.Option(metavar="SECONDS", parser=number(0), help="Seconds of calls before, of each engine.")] = 1.0,
+    duration: Annotated[
+        float, typer.Option(metavar="SECONDS", parser=number(0), help="Seconds of timing, of each engine.")
+    ] = 5.0,
+    warmup: Annotated[
+        float, typer.Option(metavar="SECONDS", parser=number(0), help="Seconds of calls before, of each engine.")
+    ] = 1.0,
     inputs: Inputs = None,
     dims: Dims = None,
     seed: Annotated[int, typer.Option(metavar="N", parser=whole(0), help="Of random inputs.")] = 0,
@@ -278,36 +368,76 @@ def bench(
 ) -> None:
     """Time calls of a model: median, tail, throughput, memory, and the time until the first result.
 
-    With --peers other engines run the same file on the same arrays with as many threads, in this process: blocks of calls take turns with
-    pauses between, outputs are compared, and the ratio of the medians says who is faster. Compare figures of one run only.
+    With --peers other engines run the same file on the same arrays with as many threads, in this process: blocks of
+    calls take turns with pauses between, outputs are compared, and the ratio of the medians says who is faster. Compare
+    figures of one run only.
     """
     from dnnc.cli.measure import bench_command, parse_peers
     from dnnc.cli.models import Job
 
-    shared = (tuple(dims or ()), threads, verify.value, int(opt_level.value), numerics.value, cache, tuple(inputs or ()))
-    bench_command(Job(model, target, *shared, precision.option, tune, strict_compile), parse_peers(peers or ()), duration, warmup, seed, as_json)
+    shared = (
+        tuple(dims or ()),
+        threads,
+        verify.value,
+        int(opt_level.value),
+        numerics.value,
+        cache,
+        tuple(inputs or ()),
+    )
+    bench_command(
+        Job(model, target, *shared, precision.option, tune, strict_compile),
+        parse_peers(peers or ()),
+        duration,
+        warmup,
+        seed,
+        as_json,
+    )
 
 
-@app.command("tune", epilog="Example:  dnnc tune model.onnx --dims batch=1 --budget 2m && dnnc run model.onnx --dims batch=1 --tune model.tune.jsonl")
+@app.command(
+    "tune",
+    epilog="Example:  dnnc tune model.onnx --dims batch=1 --budget 2m && dnnc run model.onnx --dims batch=1 --tune "
+    "model.tune.jsonl",
+)
 @guarded
 def tune_(
     model: Model,
     budget: Annotated[str, typer.Option(metavar="TIME", help="How long it may take in all: 120s, 2m, 1h.")] = "60s",
     trials: Annotated[
-        int | None, typer.Option(metavar="N", parser=whole(1), help="Measurements at most, but for the finals.", show_default=False)
+        int | None,
+        typer.Option(
+            metavar="N", parser=whole(1), help="Measurements at most, but for the finals.", show_default=False
+        ),
     ] = None,
     log: Annotated[
-        str, typer.Option(metavar="FILE", help="The log to append to. Default: the model's name with .tune.jsonl.", show_default=False)
+        str,
+        typer.Option(
+            metavar="FILE", help="The log to append to. Default: the model's name with .tune.jsonl.", show_default=False
+        ),
     ] = "",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the log ends: what it holds is not measured again.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where the log ends: what it holds is not measured again.")
+    ] = False,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Names of tasks, with * and ?, or how their keys begin. Repeat it.", show_default=False),
+        typer.Option(
+            metavar="PATTERN",
+            help="Names of tasks, with * and ?, or how their keys begin. Repeat it.",
+            show_default=False,
+        ),
     ] = None,
-    runner: Annotated[str, typer.Option(metavar="process|ray", help="Measure on this machine, or on a Ray cluster.")] = "process",
-    devices: Annotated[str, typer.Option(metavar="N,...", help="GPUs of this machine to measure on at once.", show_default=False)] = "",
-    libraries: Annotated[bool, typer.Option("--libraries", help="On a GPU, measure cuBLASLt and cuDNN too, where they are installed.")] = False,
-    report: Annotated[str, typer.Option(metavar="FILE.html", help="Write a report of the search as a page.", show_default=False)] = "",
+    runner: Annotated[
+        str, typer.Option(metavar="process|ray", help="Measure on this machine, or on a Ray cluster.")
+    ] = "process",
+    devices: Annotated[
+        str, typer.Option(metavar="N,...", help="GPUs of this machine to measure on at once.", show_default=False)
+    ] = "",
+    libraries: Annotated[
+        bool, typer.Option("--libraries", help="On a GPU, measure cuBLASLt and cuDNN too, where they are installed.")
+    ] = False,
+    report: Annotated[
+        str, typer.Option(metavar="FILE.html", help="Write a report of the search as a page.", show_default=False)
+    ] = "",
     dims: Dims = None,
     target: Target = "llvm",
     threads: Threads = None,
@@ -319,23 +449,42 @@ def tune_(
 ) -> None:
     """Measure schedules of a model's kernels, and keep the fastest in a log that `--tune LOG` of other commands takes.
 
-    Time goes where most of the model's time can be saved. A schedule wins only if it computes the right numbers and is faster than what dnnc
-    picks unmeasured, in turns with it. Control-C ends the search early; every finished measurement is in the log.
+    Time goes where most of the model's time can be saved. A schedule wins only if it computes the right numbers and is
+    faster than what dnnc picks unmeasured, in turns with it. Control-C ends the search early; every finished
+    measurement is in the log.
     """
     from dnnc.cli.models import Job
     from dnnc.cli.tune import Effort, tune_command
 
-    job = Job(model, target, tuple(dims or ()), threads, "kernels", int(opt_level.value), numerics.value, "auto", (), precision.option)
-    tune_command(job, Effort(budget, trials, log, resume, tuple(only or ()), runner, devices, report, libraries), as_json)
+    job = Job(
+        model,
+        target,
+        tuple(dims or ()),
+        threads,
+        "kernels",
+        int(opt_level.value),
+        numerics.value,
+        "auto",
+        (),
+        precision.option,
+    )
+    tune_command(
+        job, Effort(budget, trials, log, resume, tuple(only or ()), runner, devices, report, libraries), as_json
+    )
 
 
 @app.command("profile", epilog="Example:  dnnc profile model.onnx --dims batch=1 --detail")
 @guarded
 def profile(
     model: Model,
-    detail: Annotated[bool, typer.Option("--detail", help="All kernels, and every call in the order of the program.")] = False,
+    detail: Annotated[
+        bool, typer.Option("--detail", help="All kernels, and every call in the order of the program.")
+    ] = False,
     repeat: Annotated[
-        int | None, typer.Option(metavar="N", parser=whole(1), help="Calls to measure. Default: about a second of them.", show_default=False)
+        int | None,
+        typer.Option(
+            metavar="N", parser=whole(1), help="Calls to measure. Default: about a second of them.", show_default=False
+        ),
     ] = None,
     inputs: Inputs = None,
     dims: Dims = None,
@@ -351,14 +500,24 @@ def profile(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show where the time of a call goes: every kernel with its time, its rates, and how near they are to this machine's limits.
+    """Show where the time of a call goes: every kernel with its time, its rates, and how near they are to this
+    machine's limits.
 
-    Measured while the program runs, on its threads and with its caches. The rest is waiting at barriers, and what passes in Python.
+    Measured while the program runs, on its threads and with its caches. The rest is waiting at barriers, and what
+    passes in Python.
     """
     from dnnc.cli.measure import profile_command
     from dnnc.cli.models import Job
 
-    shared = (tuple(dims or ()), threads, verify.value, int(opt_level.value), numerics.value, cache, tuple(inputs or ()))
+    shared = (
+        tuple(dims or ()),
+        threads,
+        verify.value,
+        int(opt_level.value),
+        numerics.value,
+        cache,
+        tuple(inputs or ()),
+    )
     profile_command(Job(model, target, *shared, precision.option, tune), repeat, detail, seed, as_json)
 
 
@@ -366,12 +525,21 @@ def profile(
 @guarded
 def inspect(
     model: Model,
-    stage: Annotated[Stage, typer.Option("--stage", "-s", metavar=one_of(Stage), parser=choice(Stage), help="Which text.")] = Stage.graph,
+    stage: Annotated[
+        Stage, typer.Option("--stage", "-s", metavar=one_of(Stage), parser=choice(Stage), help="Which text.")
+    ] = Stage.graph,
     kernel: Annotated[
-        str | None, typer.Option("--kernel", "-k", help="One kernel: its number, name or symbol, or a node of the model.", show_default=False)
+        str | None,
+        typer.Option(
+            "--kernel", "-k", help="One kernel: its number, name or symbol, or a node of the model.", show_default=False
+        ),
     ] = None,
-    naive: Annotated[bool, typer.Option("--naive", help="The graph before the passes; operator IR before its schedule.")] = False,
-    locs: Annotated[bool, typer.Option("--locs", help="Say in comments which nodes of the model graph nodes come from.")] = False,
+    naive: Annotated[
+        bool, typer.Option("--naive", help="The graph before the passes; operator IR before its schedule.")
+    ] = False,
+    locs: Annotated[
+        bool, typer.Option("--locs", help="Say in comments which nodes of the model graph nodes come from.")
+    ] = False,
     dims: Dims = None,
     target: Target = "llvm",
     opt_level: OptLevel = Level.all,
@@ -381,7 +549,8 @@ def inspect(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Print a model as graph IR, its kernels as operator IR, as LLVM IR or assembly (CUDA C++ or PTX for --target cuda).
+    """Print a model as graph IR, its kernels as operator IR, as LLVM IR or assembly (CUDA C++ or PTX for --target
+    cuda).
 
     Kernels come with their schedule and the nodes that they compute. Dims without a size stay symbols where that works.
     """
@@ -400,14 +569,25 @@ def opt(
     graph: Model,
     passes: Annotated[
         str | None,
-        typer.Option("--passes", "-p", help="Names, in order, or all. Default: the whole pipeline. `dnnc passes` lists them.", show_default=False),
+        typer.Option(
+            "--passes",
+            "-p",
+            help="Names, in order, or all. Default: the whole pipeline. `dnnc passes` lists them.",
+            show_default=False,
+        ),
     ] = None,
-    print_after_all: Annotated[bool, typer.Option("--print-after-all", help="Print the graph after each pass.")] = False,
+    print_after_all: Annotated[
+        bool, typer.Option("--print-after-all", help="Print the graph after each pass.")
+    ] = False,
     check: Annotated[bool, typer.Option("--check", help="Verify the graph after each pass.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Say why rules of a pass do not fire.")] = False,
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE.py", help="Write the graph, its constants to FILE.npz.")] = "",
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE.py", help="Write the graph, its constants to FILE.npz.")
+    ] = "",
     dims: Dims = None,
-    lanes: Annotated[int, typer.Option(metavar="N", parser=whole(1), help="float32 values of a vector, for layouts.")] = 16,
+    lanes: Annotated[
+        int, typer.Option(metavar="N", parser=whole(1), help="float32 values of a vector, for layouts.")
+    ] = 16,
     numerics: NumericsOption = Numerics.standard,
     precision: PrecisionOption = Precision.model,
     as_json: Json = False,
@@ -415,29 +595,46 @@ def opt(
 ) -> None:
     """Run graph passes on graph text or on a model, and print the graph.
 
-    `fuse` and `memory-plan` change nothing: they print their plan. Constants of graph text are read from the .npz file beside it.
+    `fuse` and `memory-plan` change nothing: they print their plan. Constants of graph text are read from the .npz file
+    beside it.
     """
     from dnnc.cli.opt import Settings, opt_command
     from dnnc.ir.target import TargetFacts
     from dnnc.passes.base import pass_context
 
     settings = Settings(passes, print_after_all, check, explain, output)
-    opt_command(graph, tuple(dims or ()), settings, pass_context(TargetFacts(lanes), numerics=numerics.value, precision=precision.option), as_json)
+    opt_command(
+        graph,
+        tuple(dims or ()),
+        settings,
+        pass_context(TargetFacts(lanes), numerics=numerics.value, precision=precision.option),
+        as_json,
+    )
 
 
 @app.command("export", epilog="Example:  dnnc export g.py -o model.onnx --opset 21")
 @guarded
 def export(
     graph: Model,
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE.onnx", help="Where to write it.", show_default=False)],
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE.onnx", help="Where to write it.", show_default=False)
+    ],
     opset: Annotated[
-        int | None, typer.Option(metavar="N", parser=whole(18), help="Of ONNX's operators. Default: the latest that onnx knows.", show_default=False)
+        int | None,
+        typer.Option(
+            metavar="N",
+            parser=whole(18),
+            help="Of ONNX's operators. Default: the latest that onnx knows.",
+            show_default=False,
+        ),
     ] = None,
     dims: Dims = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Write graph text or a model as an ONNX model, as for other runtimes: what `dnnc opt -o g.py` gives, with fixed sizes, or in another opset."""
+    """Write graph text or a model as an ONNX model, as for other runtimes: what `dnnc opt -o g.py` gives, with fixed
+    sizes, or in another opset.
+    """
     from dnnc.cli.export import export_command
 
     export_command(graph, output, tuple(dims or ()), opset, as_json)
@@ -464,8 +661,13 @@ def targets(as_json: Json = False, verbose: Verbose = False) -> None:
 @app.command("ops", epilog="Example:  dnnc ops --onnx")
 @guarded
 def ops(
-    onnx: Annotated[bool, typer.Option("--onnx", help="The operators of ONNX instead: opsets, types, how each is read, where it runs.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="With --onnx: the table as the page docs/operators.md.")] = False,
+    onnx: Annotated[
+        bool,
+        typer.Option("--onnx", help="The operators of ONNX instead: opsets, types, how each is read, where it runs."),
+    ] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="With --onnx: the table as the page docs/operators.md.")
+    ] = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -493,22 +695,35 @@ def cache_clear(cache: Cache = "auto", as_json: Json = False, verbose: Verbose =
     cache_clear_command(cache, as_json)
 
 
-LogFile = Annotated[str, typer.Argument(metavar="LOG", help="A tuning log, .jsonl or packed as .jsonl.xz.", show_default=False)]
+LogFile = Annotated[
+    str, typer.Argument(metavar="LOG", help="A tuning log, .jsonl or packed as .jsonl.xz.", show_default=False)
+]
 TaskPattern = Annotated[
-    str, typer.Option("--task", metavar="PATTERN", help="A task's name, with * and ? for any characters, or how its key begins.", show_default=False)
+    str,
+    typer.Option(
+        "--task",
+        metavar="PATTERN",
+        help="A task's name, with * and ? for any characters, or how its key begins.",
+        show_default=False,
+    ),
 ]
 LogOutput = typer.Option(
-    "--output", "-o", metavar="FILE", help="The log to write; it must not exist, unless it is one of those read.", show_default=False
+    "--output",
+    "-o",
+    metavar="FILE",
+    help="The log to write; it must not exist, unless it is one of those read.",
+    show_default=False,
 )
 
 
 @log_app.command("show", epilog="Example:  dnnc log show m.tune.jsonl --task 'conv*'")
 @guarded
 def log_show(log: LogFile, task: TaskPattern = "", as_json: Json = False, verbose: Verbose = False) -> None:
-    """Show what a log holds: the runs of the tuner, and each task (a kernel with its shapes) with its trials, its best and its winner.
+    """Show what a log holds: the runs of the tuner, and each task (a kernel with its shapes) with its trials, its best
+    and its winner.
 
-    With --task the trials are listed as well, fastest first. The winner is what compiling with --tune takes; "gain" is how much faster it
-    is than what is compiled without a log, measured in turns with it.
+    With --task the trials are listed as well, fastest first. The winner is what compiling with --tune takes; "gain" is
+    how much faster it is than what is compiled without a log, measured in turns with it.
     """
     from dnnc.cli.log import show_command
 
@@ -520,7 +735,8 @@ def log_show(log: LogFile, task: TaskPattern = "", as_json: Json = False, verbos
 def log_best(log: LogFile, task: TaskPattern = "", as_json: Json = False, verbose: Verbose = False) -> None:
     """List the schedule of each task, and whether compiling takes it.
 
-    A trial is not used for being fast: only a winner is, which was compared with the untuned kernel and checked against float64.
+    A trial is not used for being fast: only a winner is, which was compared with the untuned kernel and checked against
+        float64.
     """
     from dnnc.cli.log import best_command
 
@@ -537,7 +753,8 @@ def log_merge(
 ) -> None:
     """Make one log of several: of other models, of other machines, of interrupted runs.
 
-    Equal lines are kept once, and lines that a crash has torn are left out. Where several logs have a winner for a task, the latest holds.
+    Equal lines are kept once, and lines that a crash has torn are left out. Where several logs have a winner for a
+    task, the latest holds.
     """
     from dnnc.cli.log import merge_command
 
@@ -549,13 +766,24 @@ def log_merge(
 def log_prune(
     log: LogFile,
     output: Annotated[str, LogOutput] = "",
-    trials: Annotated[int, typer.Option("--trials", metavar="N", parser=whole(0), help="How many of the fastest trials of each task to keep.")] = 0,
-    target: Annotated[str, typer.Option(metavar="TEXT", help="Keep only tasks whose target contains this: cuda, znver4.", show_default=False)] = "",
+    trials: Annotated[
+        int,
+        typer.Option(
+            "--trials", metavar="N", parser=whole(0), help="How many of the fastest trials of each task to keep."
+        ),
+    ] = 0,
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT", help="Keep only tasks whose target contains this: cuda, znver4.", show_default=False
+        ),
+    ] = "",
     task: TaskPattern = "",
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Make a log small: the winners stay, and what says that a schedule crashes or is wrong; other trials go. Without -o in its place.
+    """Make a log small: the winners stay, and what says that a schedule crashes or is wrong; other trials go. Without
+    -o in its place.
 
     Compiling with the pruned log gives the same code. A search that goes on with it has to measure again what went.
     """

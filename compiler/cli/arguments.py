@@ -29,7 +29,9 @@ def parse_dims(texts: Sequence[str]) -> dict[str, Any]:
         name, equals, size = part.rpartition("=")
         low, dots, high = size.partition("..")
         if not name or not equals or not low.isdigit() or (dots and not high.isdigit()):
-            raise typer.BadParameter(f"{part!r}: expected NAME=SIZE or NAME=LOW..HIGH, such as batch=1,seq=16..128", param_hint="--dims")
+            raise typer.BadParameter(
+                f"{part!r}: expected NAME=SIZE or NAME=LOW..HIGH, such as batch=1,seq=16..128", param_hint="--dims"
+            )
         if name in out:
             raise typer.BadParameter(f"{name} is given twice", param_hint="--dims")
         out[name] = (int(low), int(high)) if dots else int(low)
@@ -42,7 +44,9 @@ def parse_cache(text: str) -> Any:
 
 
 def load_model(path: str) -> Any:
-    """What `dnnc.compile` takes: graph text in a .py file is parsed, with constants from the .npz beside it; anything else stays a path."""
+    """What `dnnc.compile` takes: graph text in a .py file is parsed, with constants from the .npz beside it; anything
+    else stays a path.
+    """
     return load_graph(path) if path.endswith(".py") else path
 
 
@@ -62,14 +66,14 @@ def side_file(path: str | Path) -> Path:
     return Path(path).with_suffix(".npz")
 
 
-# --- arrays -------------------------------------------------------------------------------------------------------------------
+# --- arrays -----------------------------------------------------------------------------------------------------------
 
 
 def parse_inputs(texts: Sequence[str], names: Sequence[str]) -> dict[str, str | Array]:
     """`--input` texts by input name: an array where a file is given, else one of FILLS.
 
-    A text is NAME=FILE.npy, NAME=FILL, FILE.npz (arrays by name), or for all inputs FILL; a bare FILE.npy is for a single input.
-    No text at all fills all inputs with random numbers.
+    A text is NAME=FILE.npy, NAME=FILL, FILE.npz (arrays by name), or for all inputs FILL; a bare FILE.npy is for a
+    single input. No text at all fills all inputs with random numbers.
     """
     out: dict[str, str | Array] = {}
     for text in texts or ("random",):
@@ -104,7 +108,9 @@ def load_array(path: str) -> Array | dict[str, Array]:
         loaded = np.load(path, allow_pickle=False)
         return loaded if isinstance(loaded, np.ndarray) else {n: loaded[n] for n in loaded.files}
     except FileNotFoundError:
-        raise InputError(f"there is no file {path}; an input is a .npy file, a .npz file, or one of {', '.join(FILLS)}") from None
+        raise InputError(
+            f"there is no file {path}; an input is a .npy file, a .npz file, or one of {', '.join(FILLS)}"
+        ) from None
     except (OSError, ValueError, EOFError) as e:
         raise InputError(f"{path} is no .npy or .npz file: {e}") from None
 
@@ -116,7 +122,8 @@ def _single(loaded: Array | dict[str, Array], path: str) -> Array:
 
 
 def make_arrays(f: Executable, texts: Sequence[str], dims: Mapping[str, Any], seed: int) -> list[Array]:
-    """An array for every input. Sizes of filled ones come from the model, from the files of other inputs, and from `dims`.
+    """An array for every input. Sizes of filled ones come from the model, from the files of other inputs, and from
+    `dims`.
 
     Raises:
         InputError: an input without an array, or dims that nothing tells.
@@ -125,11 +132,15 @@ def make_arrays(f: Executable, texts: Sequence[str], dims: Mapping[str, Any], se
     given = parse_inputs(texts, names)
     missing = [n for n in names if n not in given]
     if missing:
-        raise InputError(f"no array is given for {', '.join(missing)}; add --input {missing[0]}=FILE.npy, or {missing[0]}=random")
+        raise InputError(
+            f"no array is given for {', '.join(missing)}; add --input {missing[0]}=FILE.npy, or {missing[0]}=random"
+        )
     if f.deferred:
         filled = [n for n, a in given.items() if isinstance(a, str)]
         if filled:
-            raise InputError(f"shapes of this model depend on the contents of its inputs: give files for {', '.join(filled)}")
+            raise InputError(
+                f"shapes of this model depend on the contents of its inputs: give files for {', '.join(filled)}"
+            )
         return [np.asarray(given[n]) for n in names]
     bound = {v: _low(dims[v.name]) for v in f.graph.dims.values() if v.name in dims}
     for n, v in zip(names, f.graph.inputs):
@@ -148,7 +159,11 @@ def fill(rng: np.random.Generator, v: Value, how: str, dims: Mapping[Var, int]) 
     """Normal floats, integers 0 and 1, or a constant."""
     shape = resolve(v.type.shape, as_env(dims))
     if not all(isinstance(d, int) for d in shape):
-        raise InputError(open_dims(f"the shape of input {v.name} is {v.type}", [str(d) for d in v.type.shape if not isinstance(d, int)]))
+        raise InputError(
+            open_dims(
+                f"the shape of input {v.name} is {v.type}", [str(d) for d in v.type.shape if not isinstance(d, int)]
+            )
+        )
     t = v.type.dtype
     if t.kind == "s":
         raise InputError(f"input {v.name} holds strings; dnnc cannot make them up")

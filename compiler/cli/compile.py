@@ -26,7 +26,9 @@ FIRST = 4  # values of an output that are shown
 
 @dataclass(frozen=True)
 class Saving:
-    """Where to save a compiled model, whether each weight once, and for which other GPUs. No output: nothing is saved."""
+    """Where to save a compiled model, whether each weight once, and for which other GPUs. No output: nothing is
+    saved.
+    """
 
     output: str = ""
     small: bool = False
@@ -34,12 +36,18 @@ class Saving:
 
 
 def compile_command(job: Job, as_json: bool, saving: Saving, passes: bool = False, detail: bool = False) -> None:
-    """Compile a model, save it where that is asked for, and print the report: with a row for each pass, and with whole schedules."""
+    """Compile a model, save it where that is asked for, and print the report: with a row for each pass, and with whole
+    schedules.
+    """
     output, small, also = saving.output, saving.small, saving.also
     if small and not output:
-        raise typer.BadParameter("it says how to save, so give a file to save to as well: -o model.dnnc", param_hint="--small")
+        raise typer.BadParameter(
+            "it says how to save, so give a file to save to as well: -o model.dnnc", param_hint="--small"
+        )
     if also and not output:
-        raise typer.BadParameter("it says what to save, so give a file to save to as well: -o model.dnnc", param_hint="--also")
+        raise typer.BadParameter(
+            "it says what to save, so give a file to save to as well: -o model.dnnc", param_hint="--also"
+        )
     if output:
         check_output(output, (SUFFIX,), job_reads(job))
     with Bar() as bar:
@@ -76,10 +84,23 @@ def run_command(job: Job, output: str, repeat: int, seed: int, as_json: bool) ->
     summaries = [summary(n, r) for n, r in zip(names, results)]
     times = {"compile": compiled, "first": seconds[0], "median": statistics.median(seconds), "calls": len(seconds)}
     if as_json:
-        show_json({"model": job.model, "inputs": [plain_spec(s.name, a) for s, a in zip(f.inputs, arrays)], "outputs": summaries, "seconds": times})
+        show_json(
+            {
+                "model": job.model,
+                "inputs": [plain_spec(s.name, a) for s, a in zip(f.inputs, arrays)],
+                "outputs": summaries,
+                "seconds": times,
+            }
+        )
         return
     rows = [
-        (s["name"], f"{s['dtype']}{s['shape']}", *(_number(s[k]) for k in ("min", "mean", "max")), _odd(s), " ".join(map(_number, s["first"])))
+        (
+            s["name"],
+            f"{s['dtype']}{s['shape']}",
+            *(_number(s[k]) for k in ("min", "mean", "max")),
+            _odd(s),
+            " ".join(map(_number, s["first"])),
+        )
         for s in summaries
     ]
     done = "loaded" if is_artifact(job.model) else "compiled"
@@ -89,7 +110,12 @@ def run_command(job: Job, output: str, repeat: int, seed: int, as_json: bool) ->
     if not any(s["not_finite"] for s in summaries):
         columns, rows = (*columns[:5], columns[6]), [(*r[:5], r[6]) for r in rows]
     show_tables(
-        [Table(f"{job.model}: {count(len(results), 'output')}", columns, tuple(rows), frozenset(("min", "mean", "max"))), Table(line, (), ())]
+        [
+            Table(
+                f"{job.model}: {count(len(results), 'output')}", columns, tuple(rows), frozenset(("min", "mean", "max"))
+            ),
+            Table(line, (), ()),
+        ]
     )
 
 
@@ -116,7 +142,9 @@ def save(path: str, names: Sequence[str], results: Sequence[Array]) -> None:
             else:
                 np.save(file, results[0])
     except OSError as e:
-        raise InputError(f"cannot write {path}: {e.strerror or e}; choose a folder that exists, may be written and has room") from None
+        raise InputError(
+            f"cannot write {path}: {e.strerror or e}; choose a folder that exists, may be written and has room"
+        ) from None
 
 
 def plain_spec(name: str, a: Any) -> dict[str, Any]:
@@ -130,7 +158,9 @@ def summary(name: str, a: Any) -> dict[str, Any]:
     flat = x.reshape(-1)
     numbers = flat.astype(np.float64) if x.dtype.kind in "biuf" or x.dtype.kind == "V" else np.zeros(0)
     finite = numbers[np.isfinite(numbers)]
-    stats = {k: float(f(finite)) if finite.size else None for k, f in (("min", np.min), ("mean", np.mean), ("max", np.max))}
+    stats = {
+        k: float(f(finite)) if finite.size else None for k, f in (("min", np.min), ("mean", np.mean), ("max", np.max))
+    }
     first = [_plain(v) for v in (numbers if numbers.size else flat)[:FIRST]]
     odd = {"not_finite": int(numbers.size - finite.size), "nan": int(np.isnan(numbers).sum())}
     return {**plain_spec(name, x), **stats, **odd, "first": first}

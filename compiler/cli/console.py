@@ -1,4 +1,6 @@
-"""What commands print: tables and code, with colours on a terminal and plain elsewhere; JSON; a progress bar on stderr."""
+"""What commands print: tables and code, with colours on a terminal and plain elsewhere; JSON; a progress bar on
+stderr.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def show_json(data: Any) -> None:
 
 
 class Bar:
-    """A progress function for `dnnc.compile`. The bar comes after a second, if stderr is a terminal; use it as a context manager."""
+    """A progress function for `dnnc.compile`. The bar comes after a second, if stderr is a terminal; use it as a
+    context manager.
+    """
 
     def __init__(self, console: Console | None = None, after: float = BAR_AFTER) -> None:
         self._console = console or Console(file=sys.stderr)
@@ -78,7 +82,9 @@ class Bar:
             self._timer.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
@@ -96,7 +102,13 @@ class Bar:
         with self._lock:
             if self._timer is None:  # over meanwhile
                 return
-            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            columns = (
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+            )
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._bar.add_task("")
             self._update()

@@ -1,6 +1,8 @@
-"""Which ONNX operators are read, from which opsets, on which types, and where they run: the table of `dnnc ops --onnx`, and its page in the docs.
+"""Which ONNX operators are read, from which opsets, on which types, and where they run: the table of `dnnc ops --onnx`,
+and its page in the docs.
 
-All of it comes from the tables of the front end and from ONNX's schemas. Apart from the other commands because it loads onnx.
+All of it comes from the tables of the front end and from ONNX's schemas. Apart from the other commands because it loads
+onnx.
 """
 
 from __future__ import annotations
@@ -17,8 +19,11 @@ from dnnc.frontends.onnx.reader import LATEST
 from dnnc.frontends.onnx.shape_inference import RULES
 from dnnc.frontends.onnx.tables import CONVERTERS, WITHOUT_SCHEMA
 
-ON_HOST = frozenset((*STRINGS, *IMAGE_DECODE))  # all others are native, but for strings and for cutting a result to its size
-# What a schema allows and the converter refuses, by domain and operator; a slow test reads a model for every type of every operator.
+ON_HOST = frozenset(
+    (*STRINGS, *IMAGE_DECODE)
+)  # all others are native, but for strings and for cutting a result to its size
+# What a schema allows and the converter refuses, by domain and operator; a slow test reads a model for every type of
+# every operator.
 REFUSED: dict[tuple[str, str], str] = {
     ("", "BitCast"): "c64 c128 f4e2m1 i2 i4 u2 u4",
     ("", "GridSample"): "i8 i16 i32 i64 u8 u16 u32 u64 bool str c64 c128",
@@ -31,7 +36,8 @@ DOMAINS = {
     "ai.onnx.ml": "Classical models.",
     "ai.onnx.preview": "",
     "ai.onnx.preview.training": "",
-    "com.microsoft": "ONNX Runtime's own operators. ONNX has no schemas for them, hence no list of types: they take what the operators that they are made of take.",
+    "com.microsoft": "ONNX Runtime's own operators. ONNX has no schemas for them, hence no list of types: they take "
+    "what the operators that they are made of take.",
 }
 SPANS = {
     "f16..f64": "f16 bf16 f32 f64",
@@ -45,9 +51,10 @@ SPANS = {
 class Operator:
     """An ONNX operator as dnnc reads it.
 
-    `opsets` are those at which its meaning changed, the first one that it came with. `types` are element types of its first input, as dnnc
-    writes them; empty where ONNX has no schema. `how` is empty where the operator is not read. `runs` tells
-    where: a graph is divided into kernels and host steps ahead of targets, so it is the same for all that compile.
+    `opsets` are those at which its meaning changed, the first one that it came with. `types` are element types of its
+    first input, as dnnc writes them; empty where ONNX has no schema. `how` is empty where the operator is not read.
+    `runs` tells where: a graph is divided into kernels and host steps ahead of targets, so it is the same for all that
+    compile.
     """
 
     domain: str
@@ -59,7 +66,9 @@ class Operator:
 
 
 def coverage() -> list[Operator]:
-    """All operators of ONNX's domains, old ones included, and those of ONNX Runtime's domain that are read; by domain and name."""
+    """All operators of ONNX's domains, old ones included, and those of ONNX Runtime's domain that are read; by domain
+    and name.
+    """
     known: dict[tuple[str, str], list[Any]] = {key: [] for key in WITHOUT_SCHEMA}
     for s in schemas.history():
         if s.since_version <= LATEST.get(s.domain, s.since_version) and "test" not in s.domain:
@@ -97,7 +106,7 @@ def _runs(domain: str, name: str, types: Sequence[str]) -> str:
     return "; ".join([*parts, *(["strings on the host"] if "str" in types else [])])
 
 
-# --- as text ------------------------------------------------------------------------------------------------------------------
+# --- as text ----------------------------------------------------------------------------------------------------------
 
 
 def show_types(types: Iterable[str]) -> str:
@@ -126,7 +135,12 @@ def markdown(operators: Sequence[Operator]) -> str:
         rows = [o for o in operators if o.domain == domain]
         out += ["", f"## {domain or 'ai.onnx'}", ""]
         out += [DOMAINS[domain], ""] if DOMAINS.get(domain) else []
-        out += [f"{sum(bool(o.how) for o in rows)} of {len(rows)}.", "", f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
+        out += [
+            f"{sum(bool(o.how) for o in rows)} of {len(rows)}.",
+            "",
+            f"| {' | '.join(COLUMNS)} |",
+            f"|{'---|' * len(COLUMNS)}",
+        ]
         out += [f"| {' | '.join(cells(o))} |" for o in rows]
     return "\n".join(out) + "\n"
 

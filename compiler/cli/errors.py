@@ -48,7 +48,10 @@ def explain(e: BaseException, verbose: bool) -> int:
         return USER
     what = str(e) if isinstance(e, InternalError) else f"{type(e).__name__}: {e}"
     how = "" if verbose else "; run it again with -v for the traceback"
-    say(f"internal error: {what}\nThis is a bug of dnnc. Please report it with this message and the model or its graph{how}.")
+    say(
+        f"internal error: {what}\nThis is a bug of dnnc. Please report it with this message and the model or its "
+        f"graph{how}."
+    )
     return INTERNAL
 
 

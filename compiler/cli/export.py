@@ -20,7 +20,12 @@ def export_command(path: str, output: str, dims: tuple[str, ...], opset: int | N
     model = to_onnx(read_graph(path, parse_dims(dims)), output, opset)
     size = sum(p.stat().st_size for p in (Path(output), Path(output + DATA)) if p.exists())
     counts = Counter(n.op_type for n in model.graph.node)
-    said = {"path": output, "opset": model.opset_import[0].version, "bytes": size, "operators": dict(counts.most_common())}
+    said = {
+        "path": output,
+        "opset": model.opset_import[0].version,
+        "bytes": size,
+        "operators": dict(counts.most_common()),
+    }
     if as_json:
         show_json(said)
         return

@@ -22,12 +22,16 @@ from dnnc.ir.ops import FAMILIES
 from dnnc.options import cache_folder, thread_count
 from dnnc.report.tables import Table, show_bytes
 
-# --- targets ------------------------------------------------------------------------------------------------------------------
+# --- targets ----------------------------------------------------------------------------------------------------------
 
 
 def targets_command(as_json: bool) -> None:
     """What this machine can compile for, and why not for the others."""
-    found = [llvm_target(), cuda_target(), {"name": "reference", "available": True, "reason": "", "what": "the graph interpreter in NumPy; slow"}]
+    found = [
+        llvm_target(),
+        cuda_target(),
+        {"name": "reference", "available": True, "reason": "", "what": "the graph interpreter in NumPy; slow"},
+    ]
     if as_json:
         show_json(found)
         return
@@ -86,7 +90,7 @@ def cuda_target() -> dict[str, Any]:
     }
 
 
-# --- cache --------------------------------------------------------------------------------------------------------------------
+# --- cache ------------------------------------------------------------------------------------------------------------
 
 
 def cache_info_command(cache: str, as_json: bool) -> None:
@@ -95,10 +99,18 @@ def cache_info_command(cache: str, as_json: bool) -> None:
     info = KernelCache(folder).info()
     reason = info.reason or (unwritable(folder) if folder is not None else "")
     if as_json:
-        data = {"path": str(folder) if folder else None, "entries": info.entries, "bytes": info.bytes, "limit_bytes": info.limit_bytes}
+        data = {
+            "path": str(folder) if folder else None,
+            "entries": info.entries,
+            "bytes": info.bytes,
+            "limit_bytes": info.limit_bytes,
+        }
         show_json({**data, "usable": not reason, "reason": reason})
         return
-    rows = [("entries", str(info.entries)), ("size", f"{show_bytes(info.bytes)} of at most {show_bytes(info.limit_bytes)}")]
+    rows = [
+        ("entries", str(info.entries)),
+        ("size", f"{show_bytes(info.bytes)} of at most {show_bytes(info.limit_bytes)}"),
+    ]
     if reason:
         rows.append(("not usable", reason))
     show_tables([Table(f"cache {folder or ''}", ("", ""), tuple(rows))])
@@ -114,7 +126,7 @@ def cache_clear_command(cache: str, as_json: bool) -> None:
         typer.echo(f"removed {count(removed, 'entry', 'entries')} from {folder}")
 
 
-# --- operators ----------------------------------------------------------------------------------------------------------------
+# --- operators --------------------------------------------------------------------------------------------------------
 
 
 def ops_command(onnx: bool, as_json: bool, as_markdown: bool = False) -> None:
@@ -130,7 +142,13 @@ def ops_command(onnx: bool, as_json: bool, as_markdown: bool = False) -> None:
 
 
 def _kind(op: Any) -> str:
-    return "a tensor expression" if op.compute is not None else "other ops" if op.decompose is not None else "Python on the host"
+    return (
+        "a tensor expression"
+        if op.compute is not None
+        else "other ops"
+        if op.decompose is not None
+        else "Python on the host"
+    )
 
 
 def _show_coverage(as_json: bool, as_markdown: bool) -> None:

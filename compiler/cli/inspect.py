@@ -39,7 +39,9 @@ AnySources = Union[Sources, DeviceSources]
 
 @dataclass(frozen=True)
 class View:
-    """What to show: a stage; of one kernel or all; before the passes or schedules (`naive`); with node names in the graph (`locs`)."""
+    """What to show: a stage; of one kernel or all; before the passes or schedules (`naive`); with node names in the
+    graph (`locs`).
+    """
 
     stage: str
     kernel: str | None
@@ -101,7 +103,10 @@ def inspect_saved(model: str, view: View, options: CompileOptions, as_json: bool
         raise InputError(f"{model} is compiled already: of the options only --dims, --stage and --kernel can be chosen")
     f = load_saved(model, None, "auto")
     if view.naive and view.stage == "operator":
-        raise InputError(f"{model} holds scheduled kernels only; give the model that it was compiled from, or --naive with --stage graph")
+        raise InputError(
+            f"{model} holds scheduled kernels only; give the model that it was compiled from, or --naive with --stage "
+            "graph"
+        )
     if view.stage == "graph" and view.naive and not f.deferred:
         _show_graph(f.graph.text(view.locs), as_json)
         return
@@ -143,7 +148,9 @@ def _show_text(text: str, stage: str, as_json: bool) -> None:
 
 
 def read_graph(model: str, dims: dict[str, Any]) -> Graph:
-    """The graph of an .onnx model or of graph text in a .py file, with the given dims fixed. InputError for a model that is compiled already."""
+    """The graph of an .onnx model or of graph text in a .py file, with the given dims fixed. InputError for a model
+    that is compiled already.
+    """
     need_source(model)
     graph = load_graph(model) if model.endswith(".py") else read_model(model, dims=dims).graph
     fixed = {n: d for n, d in dims.items() if isinstance(d, int) and (model.endswith(".py") or n in graph.dims)}
@@ -163,7 +170,9 @@ def lowered(graph: Graph, machine: CpuTarget | Machine, options: CompileOptions)
     except DnncError as e:
         if not graph.dims:
             raise
-        raise InputError(f"{open_dims('kernels for every size cannot be made of this model', list(graph.dims))}\n{e}") from e
+        raise InputError(
+            f"{open_dims('kernels for every size cannot be made of this model', list(graph.dims))}\n{e}"
+        ) from e
 
 
 def program_sources(program: Program, machine: CpuTarget | Machine, naive: bool = False) -> AnySources:
@@ -174,7 +183,11 @@ def program_sources(program: Program, machine: CpuTarget | Machine, naive: bool 
     symbols = {s.text: symbol_of(s.text, cpu) for s in program.kernels}
     texts = {symbols[s.text]: show_kernel(s.nest) for s in program.kernels} if naive else None
     return Sources(
-        describe(program, symbols), lambda: Linker(program, symbols, place_constants(program).offsets).entry(), program.graph.text, cpu, texts
+        describe(program, symbols),
+        lambda: Linker(program, symbols, place_constants(program).offsets).entry(),
+        program.graph.text,
+        cpu,
+        texts,
     )
 
 
@@ -190,6 +203,13 @@ def _device_sources(program: Program, machine: Machine, naive: bool) -> DeviceSo
 def kernels(sources: AnySources, view: View) -> list[dict[str, Any]]:
     """The kernels of a view as data."""
     return [
-        {"number": n, "name": k.name, "symbol": k.symbol, "schedule": k.choice, "nodes": list(k.calls), "text": sources.kernel_text(k, view.stage)}
+        {
+            "number": n,
+            "name": k.name,
+            "symbol": k.symbol,
+            "schedule": k.choice,
+            "nodes": list(k.calls),
+            "text": sources.kernel_text(k, view.stage),
+        }
         for n, k in sources.find(view.kernel)
     ]

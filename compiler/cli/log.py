@@ -69,12 +69,16 @@ def prune_command(path: str, out: str, trials: int, target: str, pattern: str, a
     _show_written(out or path, prune(path, Keep(trials, lambda t: t.key in kept), out or None), as_json)
 
 
-# --- selection ----------------------------------------------------------------------------------------------------------------
+# --- selection --------------------------------------------------------------------------------------------------------
 
 
 def matcher(pattern: str) -> Callable[[Task], bool]:
-    """Which tasks a pattern means: those whose key begins with it, or whose name it is, with * and ? for any characters. Empty: all."""
-    return lambda t: not pattern or fnmatchcase(t.name, pattern) or (len(pattern) >= 4 and t.key.startswith(pattern.lower()))
+    """Which tasks a pattern means: those whose key begins with it, or whose name it is, with * and ? for any
+    characters. Empty: all.
+    """
+    return lambda t: (
+        not pattern or fnmatchcase(t.name, pattern) or (len(pattern) >= 4 and t.key.startswith(pattern.lower()))
+    )
 
 
 def selected(log: Log, pattern: str) -> list[Task]:
@@ -90,7 +94,7 @@ def _hint(log: Log) -> str:
     return f"there are {', '.join(names[:8])}{' and others' if len(names) > 8 else ''}" if names else "it has no tasks"
 
 
-# --- as data ------------------------------------------------------------------------------------------------------------------
+# --- as data ----------------------------------------------------------------------------------------------------------
 
 
 def summary(log: Log) -> dict[str, Any]:
@@ -132,14 +136,19 @@ def task_data(log: Log, task: Task, with_trials: bool = False) -> dict[str, Any]
 
 
 def trial_data(t: Trial) -> dict[str, Any]:
-    return {**vars(t), "choice": plain_choice(t.choice), "seconds": list(t.seconds), "median": t.median if t.ok and t.seconds else None}
+    return {
+        **vars(t),
+        "choice": plain_choice(t.choice),
+        "seconds": list(t.seconds),
+        "median": t.median if t.ok and t.seconds else None,
+    }
 
 
 def _rank(t: Trial) -> tuple[bool, float]:
     return not t.ok, t.median
 
 
-# --- as tables ----------------------------------------------------------------------------------------------------------------
+# --- as tables --------------------------------------------------------------------------------------------------------
 
 
 def _summary_table(log: Log) -> Table:
@@ -148,7 +157,9 @@ def _summary_table(log: Log) -> Table:
     rows = [("size", show_bytes(s["bytes"])), ("tasks", f"{len(log.tasks)}, {s['winners']} with a winner")]
     rows += [("trials", f"{sum(s['trials'].values())}{f': {counts}' if counts else ''}")]
     rows += [(name, "; ".join(s[name])) for name in ("targets", "machines", "versions") if s[name]]
-    rows += [("torn", f"{log.torn} bytes of a last line are left out; the next writer removes them")] if log.torn else []
+    rows += (
+        [("torn", f"{log.torn} bytes of a last line are left out; the next writer removes them")] if log.torn else []
+    )
     return Table(f"tuning log {log.path}", ("", ""), tuple(rows))
 
 
@@ -156,10 +167,25 @@ def _session_table(sessions: Sequence[Session]) -> Table:
     def row(s: Session) -> tuple[str, ...]:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(s.at)) if s.at else ""
         took = "not ended" if s.seconds is None else show_seconds(s.seconds)
-        return when, s.model, s.machine or s.target, s.version, str(len(s.calls)), "" if s.budget is None else show_seconds(s.budget), took
+        return (
+            when,
+            s.model,
+            s.machine or s.target,
+            s.version,
+            str(len(s.calls)),
+            "" if s.budget is None else show_seconds(s.budget),
+            took,
+        )
 
     columns = ("began", "model", "machine", "dnnc", "tasks", "budget", "took")
-    return Table("sessions", columns, tuple(map(row, sessions)), frozenset(("began", "tasks", "budget", "took")), ("dnnc", "machine"), "see --json")
+    return Table(
+        "sessions",
+        columns,
+        tuple(map(row, sessions)),
+        frozenset(("began", "tasks", "budget", "took")),
+        ("dnnc", "machine"),
+        "see --json",
+    )
 
 
 def _task_table(log: Log, tasks: Sequence[Task]) -> Table:
@@ -168,7 +194,10 @@ def _task_table(log: Log, tasks: Sequence[Task]) -> Table:
     def row(t: Task) -> tuple[str, ...]:
         trials, best, winner = log.trials.get(t.key, []), log.best(t.key), decided.get(t.key)
         failed = sum(not x.ok for x in trials)
-        times = "" if best is None else show_seconds(best.median), "" if winner is None else show_seconds(winner.seconds)
+        times = (
+            "" if best is None else show_seconds(best.median),
+            "" if winner is None else show_seconds(winner.seconds),
+        )
         return t.key[:SHORT], t.name, t.kind, show_count(t.flops), str(len(trials)), str(failed), *times, _gain(winner)
 
     columns = ("key", "task", "kind", "flops", "trials", "failed", "best trial", "winner", "gain")
@@ -216,12 +245,22 @@ def _best_row(log: Log, t: Task, winner: Winner | None) -> tuple[str, ...]:
 
 
 def _gain(winner: Winner | None) -> str:
-    return "" if winner is None or winner.baseline is None or not winner.seconds else f"{winner.baseline / winner.seconds:.2f}x"
+    return (
+        ""
+        if winner is None or winner.baseline is None or not winner.seconds
+        else f"{winner.baseline / winner.seconds:.2f}x"
+    )
 
 
 def _show_written(out: str, log: Log, as_json: bool) -> None:
-    trials, winners, size = sum(map(len, log.trials.values())), len(log.decided()), Path(out).expanduser().stat().st_size
+    trials, winners, size = (
+        sum(map(len, log.trials.values())),
+        len(log.decided()),
+        Path(out).expanduser().stat().st_size,
+    )
     if as_json:
         show_json({"file": out, "bytes": size, "tasks": len(log.tasks), "trials": trials, "winners": winners})
         return
-    show_tables([Table(f"{out}: {len(log.tasks)} tasks, {trials} trials, {winners} winners, {show_bytes(size)}", (), ())])
+    show_tables(
+        [Table(f"{out}: {len(log.tasks)} tasks, {trials} trials, {winners} winners, {show_bytes(size)}", (), ())]
+    )

@@ -20,14 +20,18 @@ def parse_peers(texts: Sequence[str]) -> list[str]:
     names = list(dict.fromkeys(n.strip() for text in texts for n in text.split(",") if n.strip()))
     unknown = [n for n in names if n not in PEERS]
     if unknown:
-        raise typer.BadParameter(f"there is no peer {', '.join(unknown)}; there are {', '.join(PEERS)}", param_hint="--peers")
+        raise typer.BadParameter(
+            f"there is no peer {', '.join(unknown)}; there are {', '.join(PEERS)}", param_hint="--peers"
+        )
     return names
 
 
 def bench_command(job: Job, peers: list[str], duration: float, warmup: float, seed: int, as_json: bool) -> None:
     """Time a model, beside other engines where they are asked for."""
     with Bar() as bar:
-        result = bench(job.model, lambda: open_with_arrays(job, bar, seed), thread_count(job.threads), peers, duration, warmup, bar)
+        result = bench(
+            job.model, lambda: open_with_arrays(job, bar, seed), thread_count(job.threads), peers, duration, warmup, bar
+        )
     if as_json:
         show_json(result.as_dict())
     else:

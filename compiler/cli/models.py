@@ -1,4 +1,6 @@
-"""What a command line says about a model, and the one function that opens it: `open_model` serves every command that calls one."""
+"""What a command line says about a model, and the one function that opens it: `open_model` serves every command that
+calls one.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,10 @@ def open_saved(job: Job) -> Executable:
     settled = [f.name for f in fields(Job) if getattr(job, f.name) != getattr(usual, f.name)]
     if settled:
         options = ", ".join("--" + name.replace("_", "-") for name in settled)
-        raise InputError(f"{job.model} is compiled already, so {options} cannot be chosen any more; give the model that it was compiled from")
+        raise InputError(
+            f"{job.model} is compiled already, so {options} cannot be chosen any more; give the model that it was "
+            "compiled from"
+        )
     return load_saved(job.model, job.threads, parse_cache(job.cache))
 
 
@@ -85,7 +90,9 @@ def load_saved(path: str, threads: int | None, cache: Any) -> Executable:
 
 
 def open_with_arrays(job: Job, progress: Progress | None, seed: int = 0) -> tuple[Executable, list[Array]]:
-    """The model, compiled for the sizes of the arrays that `--input` and `--dims` tell, and these arrays in the order of its inputs."""
+    """The model, compiled for the sizes of the arrays that `--input` and `--dims` tell, and these arrays in the order
+    of its inputs.
+    """
     f = open_model(job, progress)
     arrays = make_arrays(f, job.inputs, parse_dims(job.dims), seed)
     if not f.deferred:
@@ -96,7 +103,9 @@ def open_with_arrays(job: Job, progress: Progress | None, seed: int = 0) -> tupl
 def prepare(f: Executable, job: Job) -> None:
     """Compile for the sizes that `--dims` and `--input` tell. InputError names the dims that they leave open."""
     dims = parse_dims(job.dims)
-    asked = list(dict.fromkeys(x.name for v in f.graph.inputs for d in v.type.shape if isinstance(d, Expr) for x in free(d)))
+    asked = list(
+        dict.fromkeys(x.name for v in f.graph.inputs for d in v.type.shape if isinstance(d, Expr) for x in free(d))
+    )
     if not job.inputs and not set(asked) <= set(dims):
         given = f" (given: {', '.join(dims)})" if dims else ""
         raise InputError(open_dims(f"the model has symbolic dims{given}", [n for n in asked if n not in dims]))

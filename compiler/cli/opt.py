@@ -34,7 +34,9 @@ TABLE = (*PASSES, FUSE, MEMORY_PLAN)
 
 @dataclass(frozen=True)
 class Settings:
-    """How to run: names of passes, whether to print and to verify after each, why rules do not fire, and where to write the result."""
+    """How to run: names of passes, whether to print and to verify after each, why rules do not fire, and where to write
+    the result.
+    """
 
     passes: str | None
     print_after_all: bool
@@ -72,13 +74,23 @@ def opt_command(path: str, dims: tuple[str, ...], settings: Settings, ctx: PassC
 
 
 def _result(r: PassRecord, graph: str, plan: str, reasons: list[str]) -> dict[str, Any]:
-    out: dict[str, Any] = {"name": r.name, "seconds": r.seconds, "nodes_before": r.nodes_before, "nodes_after": r.nodes_after, "changed": r.changed}
+    out: dict[str, Any] = {
+        "name": r.name,
+        "seconds": r.seconds,
+        "nodes_before": r.nodes_before,
+        "nodes_after": r.nodes_after,
+        "changed": r.changed,
+    }
     return {**out, **{k: v for k, v in (("graph", graph), ("plan", plan), ("reasons", list(reasons))) if v}}
 
 
 def _show_step(result: dict[str, Any], r: PassRecord) -> None:
     changed = "" if r.changed else ", unchanged"
-    typer.echo(f"# {r.name}" if "plan" in result else f"# {r.name}: {show_seconds(r.seconds)}, {r.nodes_before} -> {r.nodes_after} nodes{changed}")
+    typer.echo(
+        f"# {r.name}"
+        if "plan" in result
+        else f"# {r.name}: {show_seconds(r.seconds)}, {r.nodes_before} -> {r.nodes_after} nodes{changed}"
+    )
     for reason in result.get("reasons", ()):
         typer.echo(f"#   {reason}")
     if "plan" in result:
@@ -88,7 +100,9 @@ def _show_step(result: dict[str, Any], r: PassRecord) -> None:
 
 
 def plan_text(p: Pass, graph: Graph) -> str:
-    """The plan that a planning step prints. Plans need outputs with memory of their own, so they are made on a copy that has them."""
+    """The plan that a planning step prints. Plans need outputs with memory of their own, so they are made on a copy
+    that has them.
+    """
     if p not in (FUSE, MEMORY_PLAN):
         return ""
     copy = graph.copy()
@@ -104,11 +118,16 @@ def memory_text(graph: Graph, fusion: FusionPlan, plan: MemoryPlan) -> str:
     for k, s in enumerate(plan.slots):
         at = f" at {offsets[k]}" if offsets else ""
         size = show_bytes(s.nbytes) if isinstance(s.nbytes, int) else f"{s.nbytes!r} bytes"
-        lines.append(f"slot {k}: {', '.join(v.name for v in s.values)}: {size}{at}, alive in steps {s.first} to {s.last}")
+        lines.append(
+            f"slot {k}: {', '.join(v.name for v in s.values)}: {size}{at}, alive in steps {s.first} to {s.last}"
+        )
     if graph.dims:
         lines.append(f"arena: depends on {', '.join(graph.dims)}, {len(fusion.groups)} steps")
     else:
-        lines.append(f"arena: {show_bytes(plan.offsets({})[1])}, lower bound {show_bytes(plan.lower_bound({}))}, {len(fusion.groups)} steps")
+        lines.append(
+            f"arena: {show_bytes(plan.offsets({})[1])}, lower bound {show_bytes(plan.lower_bound({}))}, "
+            f"{len(fusion.groups)} steps"
+        )
     return "\n".join(lines)
 
 
@@ -128,4 +147,12 @@ def passes_command(as_json: bool) -> None:
     if as_json:
         show_json([{"name": p.name, "why": p.why} for p in TABLE])
     else:
-        show_tables([Table("passes in the order of the pipeline", ("pass", "what it does and why there"), tuple((p.name, p.why) for p in TABLE))])
+        show_tables(
+            [
+                Table(
+                    "passes in the order of the pipeline",
+                    ("pass", "what it does and why there"),
+                    tuple((p.name, p.why) for p in TABLE),
+                )
+            ]
+        )

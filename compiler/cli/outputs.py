@@ -1,4 +1,6 @@
-"""Checks of every file that a command is to write, before any work starts: its suffix, its folder, and that nothing the command reads is lost."""
+"""Checks of every file that a command is to write, before any work starts: its suffix, its folder, and that nothing the
+command reads is lost.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,10 @@ def check_output(
         read = [Path(r).expanduser() for r in reads] if read is None else read
         same = next((r for r in read if _same(file, r)), None)
         if same is not None:
-            raise typer.BadParameter(f"{file} is read by this command ({same}) and would be overwritten; choose another name", param_hint=option)
+            raise typer.BadParameter(
+                f"{file} is read by this command ({same}) and would be overwritten; choose another name",
+                param_hint=option,
+            )
 
 
 def _same(a: Path, b: Path) -> bool:
@@ -63,7 +68,9 @@ def _same(a: Path, b: Path) -> bool:
 
 
 def read_by(model: str) -> Iterator[str | Path]:
-    """The files of a model: itself, the constants of graph text, the external data of an ONNX model, which is parsed for them."""
+    """The files of a model: itself, the constants of graph text, the external data of an ONNX model, which is parsed
+    for them.
+    """
     yield model
     if model.endswith(".py"):
         yield side_file(model)

@@ -1,4 +1,6 @@
-"""`dnnc tune`: a search with its progress on the terminal, a table of what won, and the report of the search as a page."""
+"""`dnnc tune`: a search with its progress on the terminal, a table of what won, and the report of the search as a
+page.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +120,10 @@ class Interrupt:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        say("stopping: what is fastest is compared with the default once more; Control-C again ends at once, the log is kept")
+        say(
+            "stopping: what is fastest is compared with the default once more; Control-C again ends at once, the log "
+            "is kept"
+        )
 
 
 class Display:
@@ -155,9 +160,11 @@ class Display:
         """What is shown: the search as a whole, then the tasks that it was last at."""
         p = e.progress
         title = (
-            f"{p.seconds:.0f} of {p.budget:.0f} s, ends in {p.eta:.0f} s at the latest · {p.trials} trials, {p.failures} failed · "
+            f"{p.seconds:.0f} of {p.budget:.0f} s, ends in {p.eta:.0f} s at the latest · {p.trials} trials, "
+            f"{p.failures} failed · "
             f"{p.done} of {p.tasks} tasks decided\n"
-            f"kernels {show_seconds(p.untuned)} -> {show_seconds(p.current)}: {p.speedup:.2f} times as fast, {p.predicted_speedup:.2f} predicted"
+            f"kernels {show_seconds(p.untuned)} -> {show_seconds(p.current)}: {p.speedup:.2f} times as fast, "
+            f"{p.predicted_speedup:.2f} predicted"
         )
         rows = []
         for key in self._order[:SHOWN]:
@@ -167,7 +174,7 @@ class Display:
         return Table(title, columns, tuple(rows), frozenset(columns[1:5]), ("schedule",))
 
 
-# --- results ------------------------------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 def result_tables(job: Job, log: str, tuned: Tuned, report: str) -> list[Table]:
@@ -181,7 +188,11 @@ def result_tables(job: Job, log: str, tuned: Tuned, report: str) -> list[Table]:
     dims = "".join(f" --dims {d}" for d in job.dims)
     use = f"dnnc compile {job.model}{dims} --tune {log} takes these schedules"
     lines = [Table(faster, (), ()), Table(use, (), ()), *([Table(f"report: {report}", (), ())] if report else [])]
-    return [Table(title, columns, rows, right, ("schedule", "why", "calls", "share", "trials"), f"see {LOGGED}"), *fusion_tables(r), *lines]
+    return [
+        Table(title, columns, rows, right, ("schedule", "why", "calls", "share", "trials"), f"see {LOGGED}"),
+        *fusion_tables(r),
+        *lines,
+    ]
 
 
 def fusion_tables(r: Result) -> list[Table]:
@@ -189,7 +200,9 @@ def fusion_tables(r: Result) -> list[Table]:
     if not r.fusions:
         return []
     columns = ("group", "calls", "as it was", "in another way", "time", "compiled", "why")
-    rows = tuple((f.task.name, str(f.calls), _time(f.together), f.name, _time(f.apart), _way(f), f.verdict) for f in r.fusions)
+    rows = tuple(
+        (f.task.name, str(f.calls), _time(f.together), f.name, _time(f.apart), _way(f), f.verdict) for f in r.fusions
+    )
     return [
         Table(
             "fusion: groups and what else they can be made of",

@@ -23,7 +23,9 @@ from dnnc.tools.bisect import OWN_FAULT, Finding, bisect
 
 
 def verify_command(job: Job, find: bool, seed: int, as_json: bool) -> None:
-    """Compare a model with the reference and print what differs. With `find` look for what breaks it. Exit code 1 where something is off."""
+    """Compare a model with the reference and print what differs. With `find` look for what breaks it. Exit code 1 where
+    something is off.
+    """
     if find:
         job = replace(job, verify="none")  # a wrong kernel shall show in the results, not end the compilation
     graph: Graph | None = None
@@ -41,7 +43,14 @@ def verify_command(job: Job, find: bool, seed: int, as_json: bool) -> None:
     right = bool(outputs) and all(o["right"] for o in outputs)
     finding = bisect(graph, arrays, options_of(job)) if find and not right and graph is not None else None
     if as_json:
-        show_json({"model": job.model, "right": right, "outputs": outputs, "finding": None if finding is None else finding.as_dict()})
+        show_json(
+            {
+                "model": job.model,
+                "right": right,
+                "outputs": outputs,
+                "finding": None if finding is None else finding.as_dict(),
+            }
+        )
     else:
         show_verdict(outputs, right, finding, find)
     if not right:
@@ -83,8 +92,12 @@ def imported(job: Job, seed: int) -> tuple[Graph, list[Array]]:
     return fixed(inner.graph, arrays), arrays
 
 
-def judged(graph: Graph, arrays: list[Array], got: list[Array], names: list[str], asked: str | None) -> list[dict[str, Any]]:
-    """For each output its name, type, largest error in absolute terms and of its largest number, and whether that is within the bound."""
+def judged(
+    graph: Graph, arrays: list[Array], got: list[Array], names: list[str], asked: str | None
+) -> list[dict[str, Any]]:
+    """For each output its name, type, largest error in absolute terms and of its largest number, and whether that is
+    within the bound.
+    """
     want = run(graph, arrays, precision="float64")
     found = first_difference(graph, arrays, got, asked)
     out = []
@@ -93,7 +106,14 @@ def judged(graph: Graph, arrays: list[Array], got: list[Array], names: list[str]
         if found is not None and k > found[0]:
             reason = (_single(graph, k, arrays, a, asked) or ("", ""))[1]
         error, scale = errors(a, b)
-        entry = {"name": name, "dtype": str(a.dtype), "shape": list(a.shape), "error": error, "scale": scale, "right": not reason}
+        entry = {
+            "name": name,
+            "dtype": str(a.dtype),
+            "shape": list(a.shape),
+            "error": error,
+            "scale": scale,
+            "right": not reason,
+        }
         out.append({**entry, "reason": reason} if reason else entry)
     return out
 
@@ -106,28 +126,51 @@ def _single(graph: Graph, k: int, arrays: list[Array], got: Array, asked: str | 
 
 
 def errors(a: Array, b: Array) -> tuple[float | None, float | None]:
-    """The largest finite difference, and the largest finite number of the reference; None where there are no numbers to compare."""
+    """The largest finite difference, and the largest finite number of the reference; None where there are no numbers to
+    compare.
+    """
     if a.shape != b.shape or a.dtype.kind in "OUSTV" or not a.size:
         return None, None
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
     with np.errstate(all="ignore"):
         difference, magnitude = np.abs(a.astype(wide) - b.astype(wide)), np.abs(b.astype(wide))
-    return float(difference[np.isfinite(difference)].max(initial=0.0)), float(magnitude[np.isfinite(magnitude)].max(initial=0.0))
+    return float(difference[np.isfinite(difference)].max(initial=0.0)), float(
+        magnitude[np.isfinite(magnitude)].max(initial=0.0)
+    )
 
 
 def show_verdict(outputs: list[dict[str, Any]], right: bool, finding: Finding | None, find: bool) -> None:
     """The table of outputs, and what breaks them."""
     rows = tuple(
-        (o["name"], f"{o['dtype']}{o['shape']}", _number(o["error"]), _number(o["scale"]), "right" if o["right"] else "WRONG") for o in outputs
+        (
+            o["name"],
+            f"{o['dtype']}{o['shape']}",
+            _number(o["error"]),
+            _number(o["scale"]),
+            "right" if o["right"] else "WRONG",
+        )
+        for o in outputs
     )
     title = "compared with the float64 interpreter: " + ("all outputs are right" if right else "something is off")
-    show_tables([Table(title, ("output", "type", "largest error", "largest number", ""), rows, frozenset(("largest error", "largest number")))])
+    show_tables(
+        [
+            Table(
+                title,
+                ("output", "type", "largest error", "largest number", ""),
+                rows,
+                frozenset(("largest error", "largest number")),
+            )
+        ]
+    )
     for o in outputs:
         if not o["right"]:
             typer.echo(f"{o['name']}: {o['reason']}")
     if finding is not None:
         where = f" at {finding.nodes}" if finding.nodes else ""
-        typer.echo(f"\nThe first {finding.stage} that breaks it: {finding.culprit}{where}\n{finding.message}\n\n{finding.graph}")
+        typer.echo(
+            f"\nThe first {finding.stage} that breaks it: {finding.culprit}{where}\n{finding.message}\n\n"
+            f"{finding.graph}"
+        )
     elif find and not right:
         typer.echo("A second compilation gives right results: they depend on chance, such as the order of threads.")
     elif not right:

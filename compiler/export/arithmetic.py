@@ -27,7 +27,7 @@ def with_attrs(op: str, *names: str) -> Convert:
     return lambda c: c.w.typed(op, c.dtype, *c.inputs, **{n: c.attrs[n] for n in names})
 
 
-# --- arithmetic ---------------------------------------------------------------------------------------------------------------
+# --- arithmetic -------------------------------------------------------------------------------------------------------
 
 
 def div(c: Call) -> str:
@@ -103,7 +103,7 @@ def _small(w: Writer, x: str, t: DType) -> str:
     return w.typed("Less", t, w.typed("Abs", t, x), w.number(0.5, t), keeps=False)
 
 
-# --- comparisons and bits -----------------------------------------------------------------------------------------------------
+# --- comparisons and bits ---------------------------------------------------------------------------------------------
 
 
 def not_equal(c: Call) -> str:
@@ -147,7 +147,9 @@ def shift_right(c: Call) -> str:
         return _within(w, by, t, w.typed("BitShift", t, c.x(0), by, direction="RIGHT"), w.number(0, t))
     below = w.typed("Less", t, c.x(0), w.number(0, t), keeps=False)
     positive = where(w, below, w.typed("BitwiseNot", t, c.x(0)), c.x(0), t)
-    shifted = _within(w, by, word, w.typed("BitShift", word, w.cast(positive, t, word), by, direction="RIGHT"), w.number(0, word))
+    shifted = _within(
+        w, by, word, w.typed("BitShift", word, w.cast(positive, t, word), by, direction="RIGHT"), w.number(0, word)
+    )
     made = w.cast(shifted, word, t)
     return where(w, below, w.typed("BitwiseNot", t, made), made, t)
 
@@ -156,7 +158,7 @@ def select(c: Call) -> str:
     return where(c.w, c.x(0), c.x(1), c.x(2), c.out.dtype)
 
 
-# --- activations --------------------------------------------------------------------------------------------------------------
+# --- activations ------------------------------------------------------------------------------------------------------
 
 
 def clip(c: Call) -> str:
@@ -239,7 +241,7 @@ def bit_cast(c: Call) -> str:
     return c.w.op("BitCast", c.x(), to=ELEMENTS[want.name])  # type: ignore[no-any-return]
 
 
-# --- quantisation -------------------------------------------------------------------------------------------------------------
+# --- quantisation -----------------------------------------------------------------------------------------------------
 
 
 def quantize(c: Call) -> str:
@@ -263,14 +265,20 @@ def dequantize(c: Call) -> str:
 
 SAME = {
     "add": "Add", "sub": "Sub", "mul": "Mul", "min": "Min", "max": "Max", "neg": "Neg", "abs": "Abs", "sign": "Sign",
-    "reciprocal": "Reciprocal", "sqrt": "Sqrt", "floor": "Floor", "ceil": "Ceil", "round": "Round", "exp": "Exp", "log": "Log", "erf": "Erf",
-    "sin": "Sin", "cos": "Cos", "tan": "Tan", "asin": "Asin", "acos": "Acos", "atan": "Atan", "sinh": "Sinh", "cosh": "Cosh", "tanh": "Tanh",
-    "asinh": "Asinh", "acosh": "Acosh", "atanh": "Atanh", "logical_and": "And", "logical_or": "Or", "logical_xor": "Xor", "logical_not": "Not",
-    "bitwise_and": "BitwiseAnd", "bitwise_or": "BitwiseOr", "bitwise_xor": "BitwiseXor", "bitwise_not": "BitwiseNot", "relu": "Relu",
-    "sigmoid": "Sigmoid", "softplus": "Softplus", "mish": "Mish", "hard_swish": "HardSwish", "softsign": "Softsign", "identity": "Identity",
+    "reciprocal": "Reciprocal", "sqrt": "Sqrt", "floor": "Floor", "ceil": "Ceil", "round": "Round", "exp": "Exp",
+    "log": "Log", "erf": "Erf",
+    "sin": "Sin", "cos": "Cos", "tan": "Tan", "asin": "Asin", "acos": "Acos", "atan": "Atan", "sinh": "Sinh",
+    "cosh": "Cosh", "tanh": "Tanh",
+    "asinh": "Asinh", "acosh": "Acosh", "atanh": "Atanh", "logical_and": "And", "logical_or": "Or",
+    "logical_xor": "Xor", "logical_not": "Not",
+    "bitwise_and": "BitwiseAnd", "bitwise_or": "BitwiseOr", "bitwise_xor": "BitwiseXor", "bitwise_not": "BitwiseNot",
+    "relu": "Relu",
+    "sigmoid": "Sigmoid", "softplus": "Softplus", "mish": "Mish", "hard_swish": "HardSwish", "softsign": "Softsign",
+    "identity": "Identity",
 }  # fmt: skip
 BOOLEAN = {
-    "equal": "Equal", "less": "Less", "less_equal": "LessOrEqual", "greater": "Greater", "greater_equal": "GreaterOrEqual", "isnan": "IsNaN",
+    "equal": "Equal", "less": "Less", "less_equal": "LessOrEqual", "greater": "Greater",
+    "greater_equal": "GreaterOrEqual", "isnan": "IsNaN",
     "isinf": "IsInf",
 }  # fmt: skip
 

@@ -11,7 +11,9 @@ from dnnc.export.writer import MIN, Writer, value_info
 from dnnc.ir.dtype import DType, boolean, i64
 from dnnc.ir.graph import Graph
 
-Walk = Callable[[Graph, Writer, dict[int, str]], list[str]]  # a body with the names of its inputs, by position -> the names of its results
+Walk = Callable[
+    [Graph, Writer, dict[int, str]], list[str]
+]  # a body with the names of its inputs, by position -> the names of its results
 
 
 def cond(c: Call, walk: Walk) -> list[str]:
@@ -27,7 +29,9 @@ def cond(c: Call, walk: Walk) -> list[str]:
 
 
 def loop(c: Call, walk: Walk) -> list[str]:
-    """Rows of operands are gathered by the iteration's number; rows of results that are made from the last to the first are turned round."""
+    """Rows of operands are gathered by the iteration's number; rows of results that are made from the last to the first
+    are turned round.
+    """
     a, w, body = c.attrs, c.w, c.attrs["body"]
     n, m, length = a["carried"], a["scanned"], a["length"]
     tested = c.maybe(1) is not None

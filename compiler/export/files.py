@@ -35,7 +35,9 @@ def write(model: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
                 file.write(model.SerializeToString())
                 return
             name = target.name + DATA
-            with replacing(target.with_name(name)) as weights:  # renamed last but one: a full disk leaves both old files
+            with replacing(
+                target.with_name(name)
+            ) as weights:  # renamed last but one: a full disk leaves both old files
                 _move_out(model, weights, name)
                 file.write(model.SerializeToString())
                 file.flush()
@@ -70,4 +72,6 @@ def check(model: onnx.ModelProto, path: str | os.PathLike[str] | None) -> None:
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as e:
         if "unsupported type" in str(e):
             raise UnsupportedError(f"ONNX's operators do not take a type that stands here: {e}") from e
-        raise InternalError(f"the exported model is not valid: {e}; please report it with the graph (`print(graph)`)") from e
+        raise InternalError(
+            f"the exported model is not valid: {e}; please report it with the graph (`print(graph)`)"
+        ) from e

@@ -28,27 +28,35 @@ from dnnc.ir.ops import OPS
 OLDEST = 18  # opset: from here on axes are operands, as this exporter writes them
 
 TABLE: dict[str, Convert] = {**ARITHMETIC, **LAYERS, **MOVEMENT, **REGIONS, **REST}
-# Ops without a function that are defined by no others. Those of INSIDE are steps of what other ops are defined by, which are exported whole (sort,
-# dft, det, unique, nonzero, non_max_suppression). ABSENT is what an import makes of MaxRoiPool and of vocabularies, and parts of RoiAlign.
+# Ops without a function that are defined by no others. Those of INSIDE are steps of what other ops are defined by,
+# which are exported whole (sort, dft, det, unique, nonzero, non_max_suppression). ABSENT is what an import makes of
+# MaxRoiPool and of vocabularies, and parts of RoiAlign.
 INSIDE = frozenset(
-    "sort_key sort_rank sort_place sort_merge sort_digits sort_groups sort_members fft_pass fft_multiply eliminated_pivot eliminate block_sums block_running positions differs run_lengths "
+    "sort_key sort_rank sort_place sort_merge sort_digits sort_groups sort_members fft_pass fft_multiply "
+    "eliminated_pivot eliminate block_sums block_running positions differs run_lengths "
     "unravel suppress row_starts triples".split()
 )
 ABSENT = frozenset("roi_weights roi_rows roi_bins roi_max string_rank".split())
 CONTROL: dict[str, Callable[..., list[str]]] = {"cond": cond, "loop": loop}
 
 
-def to_onnx(model: Any, path: str | os.PathLike[str] | None = None, opset: int | None = None, *, inputs: Any = None) -> onnx.ModelProto:
+def to_onnx(
+    model: Any, path: str | os.PathLike[str] | None = None, opset: int | None = None, *, inputs: Any = None
+) -> onnx.ModelProto:
     """A graph as an ONNX model, which `onnx.checker` has checked.
 
     Args:
-        model: a dnnc.ir Graph (traced or imported), what `dnnc.compile` gave (its graph before any pass), or a function of array code.
-        path: where to write it; the file is replaced at once. Weights of 2 GB and more go into `path` + ".data" beside it.
-        opset: of ONNX's own operators, from 18 on; the latest that the installed onnx knows by default. Other runtimes may need an older one.
+        model: a dnnc.ir Graph (traced or imported), what `dnnc.compile` gave (its graph before any pass), or a function
+            of array code.
+        path: where to write it; the file is replaced at once. Weights of 2 GB and more go into `path` + ".data" beside
+            it.
+        opset: of ONNX's own operators, from 18 on; the latest that the installed onnx knows by default. Other runtimes
+            may need an older one.
         inputs: of a function: a Spec for each array, as for `dnnc.compile`.
 
     Returns:
-        The model: inputs, outputs and values have the names of the graph, symbolic sizes are dims by name, and the nodes say where they come from.
+        The model: inputs, outputs and values have the names of the graph, symbolic sizes are dims by name, and the
+            nodes say where they come from.
 
     Raises:
         UnsupportedError: an op has no form in ONNX, or none in this opset; says where it comes from.
@@ -60,7 +68,9 @@ def to_onnx(model: Any, path: str | os.PathLike[str] | None = None, opset: int |
     latest = onnx.defs.onnx_opset_version()
     opset = latest if opset is None else opset
     if not isinstance(opset, int) or not OLDEST <= opset <= latest:
-        raise InputError(f"opset={opset!r}: expected a number from {OLDEST} to {latest}, which the installed onnx knows")
+        raise InputError(
+            f"opset={opset!r}: expected a number from {OLDEST} to {latest}, which the installed onnx knows"
+        )
     shared = Model(opset)
     made = _model(graph, names, shared)
     if path is not None:
@@ -119,7 +129,9 @@ def _version() -> str:
 
 
 def walk(graph: Graph, w: Writer, env: dict[Value, str], wanted: Mapping[Value, str]) -> None:
-    """Write the nodes of a graph. `env`: names of its inputs, to which those of its values are added; `wanted`: names of outputs."""
+    """Write the nodes of a graph. `env`: names of its inputs, to which those of its values are added; `wanted`: names
+    of outputs.
+    """
     for v, a in graph.constants.items():
         env[v] = w.model.constant(a, v.type.dtype, v.name)
     regions = chains(graph)
@@ -151,7 +163,9 @@ class Refused(UnsupportedError):
 
 
 def converted(n: Node, operands: Sequence[str | None], w: Writer) -> Sequence[str]:
-    """The names of a node's results: by the function of its op, or where there is none or it refuses, by what the op is defined by."""
+    """The names of a node's results: by the function of its op, or where there is none or it refuses, by what the op is
+    defined by.
+    """
     c = Call(n, operands, w)
     before = len(w.nodes), dict(w.sizes)
     try:

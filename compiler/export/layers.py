@@ -13,7 +13,7 @@ from dnnc.ir.dtype import DType, f64, i8, i32, i64, u8
 from dnnc.ir.errors import UnsupportedError
 from dnnc.ir.ops.window import window
 
-# --- reductions ---------------------------------------------------------------------------------------------------------------
+# --- reductions -------------------------------------------------------------------------------------------------------
 
 
 def reduce(op: str) -> Convert:
@@ -33,7 +33,11 @@ def reduce(op: str) -> Convert:
 
 def arg(op: str) -> Convert:
     def convert(c: Call) -> str:
-        attrs = {"axis": c.attrs["axis"], "keepdims": int(c.attrs["keepdims"]), "select_last_index": int(c.attrs["select_last"])}
+        attrs = {
+            "axis": c.attrs["axis"],
+            "keepdims": int(c.attrs["keepdims"]),
+            "select_last_index": int(c.attrs["select_last"]),
+        }
         return c.w.cast(c.w.typed(op, c.dtype, c.x(), keeps=False, **attrs), i64, c.out.dtype)
 
     return convert
@@ -50,7 +54,7 @@ def running(op: str) -> Convert:
     return convert
 
 
-# --- contractions -------------------------------------------------------------------------------------------------------------
+# --- contractions -----------------------------------------------------------------------------------------------------
 
 
 def matmul(c: Call) -> str:
@@ -62,12 +66,19 @@ def matmul(c: Call) -> str:
 
 
 def gemm(c: Call) -> str:
-    attrs = {"alpha": c.attrs["alpha"], "beta": c.attrs["beta"], "transA": int(c.attrs["trans_a"]), "transB": int(c.attrs["trans_b"])}
+    attrs = {
+        "alpha": c.attrs["alpha"],
+        "beta": c.attrs["beta"],
+        "transA": int(c.attrs["trans_a"]),
+        "transB": int(c.attrs["trans_b"]),
+    }
     return c.w.typed("Gemm", c.dtype, *c.inputs, **attrs)
 
 
 def attention(c: Call) -> str:
-    """softmax(q k^T * scale + mask) v; in the type of registers, as here. With masked_rows="zero" a row that nothing is left of is 0."""
+    """softmax(q k^T * scale + mask) v; in the type of registers, as here. With masked_rows="zero" a row that nothing is
+    left of is 0.
+    """
     w, t, rank = c.w, c.dtype, c.type(0).rank
     wide = t.computed
     q, k, v = (w.cast(c.x(n), t, wide) for n in range(3))
@@ -94,7 +105,9 @@ def _numbers(values: Any, what: str) -> list[int] | None:
 
 
 def _padded(c: Call, x: str, fill: Any, always: bool = False) -> tuple[str, list[int] | None]:
-    """An operand and the pads that are left to the operator: negative ones, and those that it would not take, are a Pad of their own."""
+    """An operand and the pads that are left to the operator: negative ones, and those that it would not take, are a Pad
+    of their own.
+    """
     pads = c.attrs["pads"]
     rank = c.type(0).rank - 2
     plain = pads is None or (all(isinstance(p, int) and p >= 0 for p in pads) and not always)
@@ -112,7 +125,12 @@ def conv(c: Call) -> str:
         _refuse("a convolution by panels")  # layouts make these, of groups
     w, a = c.w, c.attrs
     x, pads = _padded(c, c.x(0), 0)
-    attrs = {"strides": _numbers(a["strides"], "strides"), "pads": pads, "dilations": _numbers(a["dilations"], "dilations"), "group": a["group"]}
+    attrs = {
+        "strides": _numbers(a["strides"], "strides"),
+        "pads": pads,
+        "dilations": _numbers(a["dilations"], "dilations"),
+        "group": a["group"],
+    }
     have, filters, out = c.dtype, c.type(1).dtype, c.out.dtype
     bias = c.maybe(2)
     if {have, filters} <= {i8, u8} and out is i32:
@@ -120,7 +138,11 @@ def conv(c: Call) -> str:
         shape = (-1, *(1,) * (c.out.rank - 2))
         return y if bias is None else w.op("Add", y, w.op("Reshape", w.cast(bias, c.type(2).dtype, out), w.ints(shape)))
     run = w.type_for("Conv", out) if out.is_float else f64
-    given = [w.cast(x, have, run), w.cast(c.x(1), filters, run), None if bias is None else w.cast(bias, c.type(2).dtype, run)]
+    given = [
+        w.cast(x, have, run),
+        w.cast(c.x(1), filters, run),
+        None if bias is None else w.cast(bias, c.type(2).dtype, run),
+    ]
     return w.cast(w.op("Conv", *given, **attrs), run, out)
 
 
@@ -132,28 +154,41 @@ def conv_transpose(c: Call) -> str:
     attrs["group"] = a["group"]
     if pads is None or all(p >= 0 for p in pads):
         return c.w.typed("ConvTranspose", c.dtype, *c.inputs, pads=pads, **attrs)
-    y = c.w.typed("ConvTranspose", c.dtype, *c.inputs, **attrs)  # what the pads cut off, and where they are negative, what they add
+    y = c.w.typed(
+        "ConvTranspose", c.dtype, *c.inputs, **attrs
+    )  # what the pads cut off, and where they are negative, what they add
     sizes = [0, 0, *(-p for p in pads[:rank]), 0, 0, *(-p for p in pads[rank:])]
-    return c.w.typed("Pad", c.dtype, y, c.w.ints(sizes)) if c.maybe(2) is None else _refuse("a transposed convolution with negative pads and a bias")
+    return (
+        c.w.typed("Pad", c.dtype, y, c.w.ints(sizes))
+        if c.maybe(2) is None
+        else _refuse("a transposed convolution with negative pads and a bias")
+    )
 
 
 def _refuse(what: str) -> str:
     raise UnsupportedError(f"{what} has no form in ONNX")
 
 
-# --- pooling ------------------------------------------------------------------------------------------------------------------
+# --- pooling ----------------------------------------------------------------------------------------------------------
 
 
 def _window(c: Call) -> dict[str, Any]:
     a = c.attrs
-    return {"kernel_shape": list(a["kernel"]), "strides": _numbers(a["strides"], "strides"), "dilations": _numbers(a["dilations"], "dilations")}
+    return {
+        "kernel_shape": list(a["kernel"]),
+        "strides": _numbers(a["strides"], "strides"),
+        "dilations": _numbers(a["dilations"], "dilations"),
+    }
 
 
 def _wide_pads(c: Call) -> bool:
     """Is there a pad as large as the window? ONNX Runtime takes none."""
     rank, pads = c.type(0).rank - 2, c.attrs["pads"] or ()
     dilations = c.attrs["dilations"] or (1,) * rank
-    return any(isinstance(p, int) and p >= (c.attrs["kernel"][k % rank] - 1) * dilations[k % rank] + 1 for k, p in enumerate(pads))
+    return any(
+        isinstance(p, int) and p >= (c.attrs["kernel"][k % rank] - 1) * dilations[k % rank] + 1
+        for k, p in enumerate(pads)
+    )
 
 
 def lowest(t: DType) -> Any:
@@ -182,7 +217,14 @@ def avg_pool(c: Call) -> str:
     include = bool(c.attrs["count_include_pad"])
     plain = all(isinstance(p, int) and p >= 0 for p in pads) and not _wide_pads(c)
     if plain and not (include and any(uncounted)):
-        return c.w.typed("AveragePool", c.dtype, c.x(), pads=_numbers(pads or None, "pads"), count_include_pad=int(include), **_window(c))
+        return c.w.typed(
+            "AveragePool",
+            c.dtype,
+            c.x(),
+            pads=_numbers(pads or None, "pads"),
+            count_include_pad=int(include),
+            **_window(c),
+        )
     shape = c.type(0).shape[2:]
     if not all(isinstance(d, int) for d in (*shape, *pads)):
         return _refuse("an average over windows that reach out of images of symbolic size")
@@ -199,7 +241,11 @@ def _counts(c: Call) -> Any:
     none = a["uncounted"] or (0,) * len(out)
     total: Any = np.ones((1, 1))
     for k, (n, made) in enumerate(zip(c.type().shape[2:], out)):
-        at = np.arange(int(str(made)))[:, None] * win.strides[k] + np.arange(int(str(win.kernel[k]))) * win.dilations[k] - int(str(win.begin[k]))
+        at = (
+            np.arange(int(str(made)))[:, None] * win.strides[k]
+            + np.arange(int(str(win.kernel[k]))) * win.dilations[k]
+            - int(str(win.begin[k]))
+        )
         size = int(str(n))
         counted = at < size + int(str(win.end[k])) - none[k] if a["count_include_pad"] else (at >= 0) & (at < size)
         total = total[..., None] * counted.sum(1)
@@ -211,7 +257,7 @@ def lp_pool(c: Call) -> str:
     return c.w.typed("LpPool", c.dtype, x, pads=pads, p=c.attrs["p"], **_window(c))
 
 
-# --- norms --------------------------------------------------------------------------------------------------------------------
+# --- norms ------------------------------------------------------------------------------------------------------------
 
 
 def layer_norm(c: Call) -> str:
@@ -270,11 +316,14 @@ def group_norm(c: Call) -> str:
 
 def softmax(op: str) -> Convert:
     """Computed in the type of registers, as here; ONNX's rounds each step in a half type."""
-    return lambda c: c.w.cast(c.w.op(op, c.w.cast(c.x(), c.dtype, c.dtype.computed), axis=c.attrs["axis"]), c.dtype.computed, c.dtype)
+    return lambda c: c.w.cast(
+        c.w.op(op, c.w.cast(c.x(), c.dtype, c.dtype.computed), axis=c.attrs["axis"]), c.dtype.computed, c.dtype
+    )
 
 
 REDUCE = {
-    "reduce_sum": "ReduceSum", "reduce_mean": "ReduceMean", "reduce_prod": "ReduceProd", "reduce_l1": "ReduceL1", "reduce_sum_square": "ReduceSumSquare",
+    "reduce_sum": "ReduceSum", "reduce_mean": "ReduceMean", "reduce_prod": "ReduceProd", "reduce_l1": "ReduceL1",
+    "reduce_sum_square": "ReduceSumSquare",
     "reduce_l2": "ReduceL2", "reduce_log_sum": "ReduceLogSum", "reduce_max": "ReduceMax", "reduce_min": "ReduceMin",
     "reduce_log_sum_exp": "ReduceLogSumExp",
 }  # fmt: skip

@@ -14,7 +14,7 @@ from dnnc.ir.errors import UnsupportedError
 from dnnc.ir.expr import const, unwrap
 from dnnc.ir.types import Dim
 
-# --- shapes -------------------------------------------------------------------------------------------------------------------
+# --- shapes -----------------------------------------------------------------------------------------------------------
 
 
 def reshape(c: Call) -> str:
@@ -53,7 +53,14 @@ def slices(c: Call) -> str:
     if not axes:
         return c.w.op("Identity", c.x())  # type: ignore[no-any-return]
     ends = [_end(starts[k], steps[k], shape[k]) for k in axes]
-    return moved(c, "Slice", c.w.dims([starts[k] for k in axes]), c.w.dims(ends), c.w.ints(axes), c.w.ints([steps[k] for k in axes]))
+    return moved(
+        c,
+        "Slice",
+        c.w.dims([starts[k] for k in axes]),
+        c.w.dims(ends),
+        c.w.ints(axes),
+        c.w.ints([steps[k] for k in axes]),
+    )
 
 
 def _end(start: Dim, step: int, size: Dim) -> Dim:
@@ -63,7 +70,9 @@ def _end(start: Dim, step: int, size: Dim) -> Dim:
         return end if (end := start + size * step) >= 0 else MIN
     if unwrap(const(start) + 1 + const(size) * step) == 0:  # all the way to the front
         return MIN
-    raise UnsupportedError(f"a slice backwards from {start} of {size} elements has no form in ONNX: fix its dims by dims=")
+    raise UnsupportedError(
+        f"a slice backwards from {start} of {size} elements has no form in ONNX: fix its dims by dims="
+    )
 
 
 def dynamic_slice(c: Call) -> str:
@@ -103,10 +112,14 @@ def interleave(c: Call) -> str:
     y = c.w.op("Reshape", c.x(), c.w.dims((n, *strides, share, *sizes)))
     y = c.w.op("Transpose", y, perm=[0, 1 + rank, *(axis for k in range(rank) for axis in (2 + rank + k, 1 + k))])
     y = c.w.op("Reshape", y, c.w.dims((n, share, *c.out.shape[2:])))
-    return y if share == c.attrs["channels"] else c.w.op("Slice", y, c.w.ints([0]), c.w.ints([c.attrs["channels"]]), c.w.ints([1]))  # type: ignore[no-any-return]
+    return (
+        y
+        if share == c.attrs["channels"]
+        else c.w.op("Slice", y, c.w.ints([0]), c.w.ints([c.attrs["channels"]]), c.w.ints([1]))
+    )  # type: ignore[no-any-return]
 
 
-# --- places -------------------------------------------------------------------------------------------------------------------
+# --- places -----------------------------------------------------------------------------------------------------------
 
 
 def indices(c: Call, k: int, only: DType | None = None) -> str:
@@ -164,7 +177,7 @@ def _refuse(what: str) -> str:
     raise UnsupportedError(f"{what} has no form in ONNX")
 
 
-# --- from nothing -------------------------------------------------------------------------------------------------------------
+# --- from nothing -----------------------------------------------------------------------------------------------------
 
 
 def full(c: Call) -> str:
@@ -191,12 +204,18 @@ def eye(c: Call) -> str:
     return w.op("Cast", hit, to=ELEMENTS[c.out.dtype.name])  # type: ignore[no-any-return]
 
 
-# --- resampling ---------------------------------------------------------------------------------------------------------------
+# --- resampling -------------------------------------------------------------------------------------------------------
 
 
 def resize(c: Call) -> str:
-    """Along each axis: for nearest a gather, else a product with the matrix of weights. Sizes must be numbers, as the matrices are constants."""
-    sizes = [(k, n, m) for k, (n, m, at) in enumerate(zip(c.type().shape, c.out.shape, c.attrs["coords"])) if at != (1, 0, 1) or n != m]
+    """Along each axis: for nearest a gather, else a product with the matrix of weights. Sizes must be numbers, as the
+    matrices are constants.
+    """
+    sizes = [
+        (k, n, m)
+        for k, (n, m, at) in enumerate(zip(c.type().shape, c.out.shape, c.attrs["coords"]))
+        if at != (1, 0, 1) or n != m
+    ]
     if not all(isinstance(d, int) for _, n, m in sizes for d in (n, m)):
         return _refuse("a resize of symbolic sizes")
     w, t = c.w, c.dtype
@@ -220,7 +239,9 @@ def _inside(c: Call) -> Any:
     for k, (n, m, (mul, add, div)) in enumerate(zip(c.type().shape, c.out.shape, c.attrs["coords"])):
         if (mul, add, div) != (1, 0, 1):
             at = np.arange(int(str(m))) * mul + add
-            inside = inside & ((at >= 0) & (at <= (int(str(n)) - 1) * div)).reshape([-1 if j == k else 1 for j in range(c.out.rank)])
+            inside = inside & ((at >= 0) & (at <= (int(str(n)) - 1) * div)).reshape(
+                [-1 if j == k else 1 for j in range(c.out.rank)]
+            )
     return inside
 
 

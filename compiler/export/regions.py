@@ -40,7 +40,11 @@ def pooled(n: Node) -> Pooled | None:
     alone = all(len(m.output.uses) == 1 and m.graph is not None and not m.graph.is_output(m.output) for m in between)
     x, batch, regions = rows.inputs[0], rows.inputs[1], down.inputs[0]
     fits = alike and alone and (down.attrs["column"], across.attrs["column"]) == (1, 0)
-    return Pooled((x, regions, batch), between) if fits and x is not None and batch is not None and regions is not None else None
+    return (
+        Pooled((x, regions, batch), between)
+        if fits and x is not None and batch is not None and regions is not None
+        else None
+    )
 
 
 def chains(graph: Graph) -> dict[Node, Pooled]:
@@ -68,7 +72,8 @@ def _align(c: Call, mode: str, bins: tuple[int, int], n: Node) -> str:
     numbers = w.op("Cast", batch, to=ELEMENTS["i64"])
     moved = "half_pixel" if a["half_pixel"] else "output_half_pixel"
     return w.op(  # type: ignore[no-any-return]
-        "RoiAlign", x, regions, numbers, mode=mode, output_height=bins[0], output_width=bins[1], sampling_ratio=a["ratio"], spatial_scale=a["scale"],
+        "RoiAlign", x, regions, numbers, mode=mode, output_height=bins[0], output_width=bins[1],
+        sampling_ratio=a["ratio"], spatial_scale=a["scale"],
         coordinate_transformation_mode=moved,
     )  # fmt: skip
 
@@ -79,7 +84,9 @@ def deform_columns(c: Call) -> str:
     channels, kernel = c.type().shape[1], a["kernel"]
     pads = a["pads"]
     if not isinstance(channels, int) or not all(isinstance(p, int) for p in pads or ()):
-        raise UnsupportedError("a deformable convolution of symbolic channels or pads has no form in ONNX: fix them by dims=")
+        raise UnsupportedError(
+            "a deformable convolution of symbolic channels or pads has no form in ONNX: fix them by dims="
+        )
     taps = math.prod(kernel)
     picks = np.tile(np.eye(taps), (channels, 1)).reshape(channels * taps, 1, *kernel)
     attrs: dict[str, Any] = {n: list(a[n]) if a[n] is not None else None for n in ("strides", "pads", "dilations")}
@@ -91,4 +98,8 @@ def deform_columns(c: Call) -> str:
     return w.cast(w.op("Reshape", y, w.dims(c.out.shape)), run, t)
 
 
-REGIONS: dict[str, Convert] = {"roi_columns": roi_align, "roi_align_max": roi_align_max, "deform_columns": deform_columns}
+REGIONS: dict[str, Convert] = {
+    "roi_columns": roi_align,
+    "roi_align_max": roi_align_max,
+    "deform_columns": deform_columns,
+}

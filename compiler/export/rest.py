@@ -1,4 +1,6 @@
-"""Sorting, transforms, linear algebra, trees, random bits, strings, and ops whose results have a size that only the data tells."""
+"""Sorting, transforms, linear algebra, trees, random bits, strings, and ops whose results have a size that only the
+data tells.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,19 @@ def counted(w: Writer, n: Dim) -> str:
     return w.op("Range", w.number(0, i64), w.scalar(n), w.number(1, i64))  # type: ignore[no-any-return]
 
 
-# --- sorting ------------------------------------------------------------------------------------------------------------------
+# --- sorting ----------------------------------------------------------------------------------------------------------
 
 
 def sort(c: Call) -> list[str]:
     axis, w = c.attrs["axis"], c.w
     kept = c.attrs["keep"]
-    run = i64 if c.dtype.kind in "iub" and c.dtype is not u64 else w.type_for("TopK", c.dtype)  # of integers ONNX Runtime sorts few others
+    run = (
+        i64 if c.dtype.kind in "iub" and c.dtype is not u64 else w.type_for("TopK", c.dtype)
+    )  # of integers ONNX Runtime sorts few others
     k = w.dim(c.type().shape[axis % c.type().rank] if kept is None else kept)
-    values, places = w.op("TopK", w.cast(c.x(), c.dtype, run), k, outputs=2, axis=axis, largest=int(c.attrs["descending"]), sorted=1)
+    values, places = w.op(
+        "TopK", w.cast(c.x(), c.dtype, run), k, outputs=2, axis=axis, largest=int(c.attrs["descending"]), sorted=1
+    )
     return [w.cast(values, run, c.dtype), places]
 
 
@@ -39,7 +45,7 @@ def lookup(c: Call) -> str:
     return w.op("ReduceMax", places, w.ints([-1]), keepdims=0)  # type: ignore[no-any-return]
 
 
-# --- transforms and matrices --------------------------------------------------------------------------------------------------
+# --- transforms and matrices ------------------------------------------------------------------------------------------
 
 
 def dft(c: Call) -> str:
@@ -75,7 +81,9 @@ def _to_real(c: Call, axis: int) -> str:
 
 
 def clear_column(c: Call) -> str:
-    """A step of Gauss-Jordan elimination: the pivot's row is picked by a mask, as is the row that changes places with it."""
+    """A step of Gauss-Jordan elimination: the pivot's row is picked by a mask, as is the row that changes places with
+    it.
+    """
     w, t, column = c.w, c.dtype, c.attrs["column"]
     n, ends = int(str(c.type().shape[1])), [column + 1]
     below = w.op("Slice", c.x(), w.ints([column, column]), w.ints([n, column + 1]), w.ints([1, 2]))
@@ -90,7 +98,7 @@ def clear_column(c: Call) -> str:
     return where(w, w.constant(np.arange(n).reshape(n, 1) == column, boolean), share, rest, t)
 
 
-# --- trees --------------------------------------------------------------------------------------------------------------------
+# --- trees ------------------------------------------------------------------------------------------------------------
 
 
 def tree_descend(c: Call) -> str:
@@ -102,7 +110,9 @@ def tree_descend(c: Call) -> str:
         feature, first, second, missing = (w.op("Gather", column, node) for column in columns)
         seen = w.op("GatherElements", c.x(0), feature, axis=1)
         below = w.typed("LessOrEqual", t, seen, w.op("Gather", c.x(3), node), keeps=False)
-        lost = w.op("And", w.typed("IsNaN", t, seen, keeps=False), w.op("Not", w.op("Equal", missing, w.number(0, i64))))
+        lost = w.op(
+            "And", w.typed("IsNaN", t, seen, keeps=False), w.op("Not", w.op("Equal", missing, w.number(0, i64)))
+        )
         node = w.op("Where", w.op("Or", below, lost), first, second)
     return node  # type: ignore[no-any-return]
 
@@ -123,7 +133,7 @@ def tree_vote(c: Call) -> str:
     return where(w, w.op("Equal", voted, w.number(1, i64)), made, w.number(0, t), t)
 
 
-# --- random numbers -----------------------------------------------------------------------------------------------------------
+# --- random numbers ---------------------------------------------------------------------------------------------------
 
 
 def random_bits(c: Call) -> str:
@@ -156,21 +166,31 @@ def random_bits(c: Call) -> str:
 
 
 def to_power(c: Call) -> str:
-    return c.w.op("Cast", c.x(), to=ELEMENTS["f8e8m0"], saturate=int(c.attrs["saturate"]), round_mode=c.attrs["rounding"])  # type: ignore[no-any-return]
+    return c.w.op(
+        "Cast", c.x(), to=ELEMENTS["f8e8m0"], saturate=int(c.attrs["saturate"]), round_mode=c.attrs["rounding"]
+    )  # type: ignore[no-any-return]
 
 
-# --- strings ------------------------------------------------------------------------------------------------------------------
+# --- strings ----------------------------------------------------------------------------------------------------------
 
 
 def string_split(c: Call) -> list[str]:
     most = c.attrs["maxsplit"]
-    return c.w.op("StringSplit", c.x(), outputs=2, delimiter=c.attrs["delimiter"] or None, maxsplit=None if most < 0 else most)  # type: ignore[no-any-return]
+    return c.w.op(
+        "StringSplit", c.x(), outputs=2, delimiter=c.attrs["delimiter"] or None, maxsplit=None if most < 0 else most
+    )  # type: ignore[no-any-return]
 
 
 def string_normalize(c: Call) -> str:
     a = c.attrs
     stop = list(a["stopwords"]) or None
-    return c.w.op("StringNormalizer", c.x(), case_change_action=a["case"].upper(), is_case_sensitive=int(a["sensitive"]), stopwords=stop)  # type: ignore[no-any-return]
+    return c.w.op(
+        "StringNormalizer",
+        c.x(),
+        case_change_action=a["case"].upper(),
+        is_case_sensitive=int(a["sensitive"]),
+        stopwords=stop,
+    )  # type: ignore[no-any-return]
 
 
 def string_index(c: Call) -> str:
@@ -181,7 +201,7 @@ def string_index(c: Call) -> str:
     return where(w, w.op("Equal", first, w.scalar(keys)), w.number(-1, i64), first, i64)
 
 
-# --- sizes that only the data tells -------------------------------------------------------------------------------------------
+# --- sizes that only the data tells -----------------------------------------------------------------------------------
 
 
 def truncate(c: Call) -> str:
@@ -207,7 +227,9 @@ def nonzero(c: Call) -> str:
 
 def unique(c: Call) -> list[str]:
     w = c.w
-    run = i64 if c.dtype.kind in "iub" and c.dtype is not u64 else w.type_for("Unique", c.dtype)  # ONNX Runtime has no other integers
+    run = (
+        i64 if c.dtype.kind in "iub" and c.dtype is not u64 else w.type_for("Unique", c.dtype)
+    )  # ONNX Runtime has no other integers
     made = w.op("Unique", w.cast(c.x(), c.dtype, run), outputs=4, axis=c.attrs["axis"], sorted=int(c.attrs["sorted"]))
     return [w.cast(made[0], run, c.dtype), *made[1:]]
 

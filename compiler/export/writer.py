@@ -1,4 +1,6 @@
-"""Makes the nodes of an ONNX graph: names, initializers, types that an operator does not take, and sizes that are known at run time only."""
+"""Makes the nodes of an ONNX graph: names, initializers, types that an operator does not take, and sizes that are known
+at run time only.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,10 @@ ELEMENTS = {
     "u8": TensorProto.UINT8, "u16": TensorProto.UINT16, "u32": TensorProto.UINT32, "u64": TensorProto.UINT64,
     "bool": TensorProto.BOOL, "str": TensorProto.STRING, "c64": TensorProto.COMPLEX64, "c128": TensorProto.COMPLEX128,
     "f8e4m3fn": TensorProto.FLOAT8E4M3FN, "f8e4m3fnuz": TensorProto.FLOAT8E4M3FNUZ, "f8e5m2": TensorProto.FLOAT8E5M2,
-    "f8e5m2fnuz": TensorProto.FLOAT8E5M2FNUZ, "f8e8m0": getattr(TensorProto, "FLOAT8E8M0", 0), "f4e2m1": TensorProto.FLOAT4E2M1,
-    "i4": TensorProto.INT4, "u4": TensorProto.UINT4, "i2": getattr(TensorProto, "INT2", 0), "u2": getattr(TensorProto, "UINT2", 0),
+    "f8e5m2fnuz": TensorProto.FLOAT8E5M2FNUZ, "f8e8m0": getattr(TensorProto, "FLOAT8E8M0", 0),
+    "f4e2m1": TensorProto.FLOAT4E2M1,
+    "i4": TensorProto.INT4, "u4": TensorProto.UINT4, "i2": getattr(TensorProto, "INT2", 0),
+    "u2": getattr(TensorProto, "UINT2", 0),
 }  # fmt: skip
 SCHEMA = {
     "f64": "double",
@@ -36,9 +40,12 @@ SCHEMA = {
     "c128": "complex128",
 }
 WIDER = {  # where an operator does not take a type: these hold all of its values, the first that fits is taken
-    "f16": ("f32", "f64"), "bf16": ("f32", "f64"), "f32": ("f64",), "i8": ("i16", "i32", "i64"), "i16": ("i32", "i64"), "i32": ("i64",),
-    "u8": ("u16", "i32", "u32", "i64"), "u16": ("i32", "u32", "i64"), "u32": ("i64", "u64"), "bool": ("u8", "i32", "i64"),
-    "f8e4m3fn": ("f16", "f32"), "f8e4m3fnuz": ("f16", "f32"), "f8e5m2": ("f16", "f32"), "f8e5m2fnuz": ("f16", "f32"), "f8e8m0": ("f32", "f64"),
+    "f16": ("f32", "f64"), "bf16": ("f32", "f64"), "f32": ("f64",), "i8": ("i16", "i32", "i64"), "i16": ("i32", "i64"),
+    "i32": ("i64",),
+    "u8": ("u16", "i32", "u32", "i64"), "u16": ("i32", "u32", "i64"), "u32": ("i64", "u64"),
+    "bool": ("u8", "i32", "i64"),
+    "f8e4m3fn": ("f16", "f32"), "f8e4m3fnuz": ("f16", "f32"), "f8e5m2": ("f16", "f32"), "f8e5m2fnuz": ("f16", "f32"),
+    "f8e8m0": ("f32", "f64"),
     "f4e2m1": ("f16", "f32"), "i4": ("i8", "i32"), "u4": ("u8", "i32"), "i2": ("i8", "i32"), "u2": ("u8", "i32"),
 }  # fmt: skip
 MIN = -(1 << 63)
@@ -119,7 +126,9 @@ def tensor(a: np.ndarray[Any, Any], dtype: DType, name: str) -> onnx.TensorProto
 
 
 class Writer:
-    """One graph under construction. `doc` and `stem` are given to nodes that are made now: where they come from, and what to call them."""
+    """One graph under construction. `doc` and `stem` are given to nodes that are made now: where they come from, and
+    what to call them.
+    """
 
     def __init__(self, model: Model, parent: Writer | None = None) -> None:
         self.model, self.parent = model, parent
@@ -159,7 +168,9 @@ class Writer:
             raise UnsupportedError(f"in opset {self.opset} of ONNX {op} does not have {what}; give a later one")
 
     def typed(self, op: str, dtype: DType, *inputs: str | None, keeps: bool = True, **attrs: Any) -> str:
-        """A node whose operands are of one type: in a wider one where the operator does not take theirs. `keeps`: the result has that type too."""
+        """A node whose operands are of one type: in a wider one where the operator does not take theirs. `keeps`: the
+        result has that type too.
+        """
         run = self.type_for(op, dtype)
         made: str = self.op(op, *(self.cast(i, dtype, run) if i else i for i in inputs), **attrs)
         return self.cast(made, run, dtype) if keeps else made
@@ -193,7 +204,7 @@ class Writer:
     def ints(self, values: Sequence[int]) -> str:
         return self.constant(np.array(values, np.int64).reshape(len(values)), BY_NAME["i64"])
 
-    # --- sizes ----------------------------------------------------------------------------------------------------------------
+    # --- sizes --------------------------------------------------------------------------------------------------------
 
     def dims(self, dims: Sequence[Dim]) -> str:
         """Sizes as i64[n]."""

@@ -1,6 +1,8 @@
-"""What a compilation did, as data: `f.report`. It prints as plain text, gives JSON, and the command line renders its tables in colour.
+"""What a compilation did, as data: `f.report`. It prints as plain text, gives JSON, and the command line renders its
+tables in colour.
 
-The driver fills it (`collect.py`), `tables.py` lays it out. Nothing here touches a call: everything is noted while compiling.
+The driver fills it (`collect.py`), `tables.py` lays it out. Nothing here touches a call: everything is noted while
+compiling.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Bytes: the arena of intermediate values, the least that any plan needs (the most that is alive at once), and the constants."""
+    """Bytes: the arena of intermediate values, the least that any plan needs (the most that is alive at once), and the
+    constants.
+    """
 
     arena: int
     lower_bound: int
@@ -50,9 +54,11 @@ class MemoryReport:
 
 @dataclass(frozen=True)
 class ProgramReport:
-    """One program: the model at `dims`, or with `symbolic` for all sizes within bounds (memory is then told for `dims`).
+    """One program: the model at `dims`, or with `symbolic` for all sizes within bounds (memory is then told for
+    `dims`).
 
-    `seconds` by stage: passes (graph passes, plans, schedules), compile (code generation of new kernels), check (their gate), link (the rest).
+    `seconds` by stage: passes (graph passes, plans, schedules), compile (code generation of new kernels), check (their
+        gate), link (the rest).
     `fallbacks` are the nodes that run on the host.
     """
 
@@ -78,10 +84,11 @@ class ProgramReport:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What is known of a compiled model. `programs` holds the last specialisations, oldest first; empty until a symbolic model is called.
+    """What is known of a compiled model. `programs` holds the last specialisations, oldest first; empty until a
+    symbolic model is called.
 
-    `notes` tell where it comes from when that is not a plain compilation: a file, or why a file was compiled again. `host` are nodes that run
-    on the host between programs, which are then segments of the model.
+    `notes` tell where it comes from when that is not a plain compilation: a file, or why a file was compiled again.
+    `host` are nodes that run on the host between programs, which are then segments of the model.
     """
 
     name: str
@@ -111,7 +118,11 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as dicts, lists, strings and numbers."""
-        out = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("inputs", "outputs", "programs")}
+        out = {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if f.name not in ("inputs", "outputs", "programs")
+        }
         out["inputs"], out["outputs"] = ([_plain(s) for s in specs] for specs in (self.inputs, self.outputs))
         out["programs"] = [{**_plain(p), "calls": p.calls, "from_cache": p.from_cache} for p in self.programs]
         return {**out, "fallbacks": self.fallbacks, "seconds": self.seconds}

@@ -33,19 +33,33 @@ def _row(e: EngineTimes) -> tuple[str, ...]:
     ratio = "-" if e.ratio is None else f"{e.ratio[0]:.2f} ({e.ratio[1]:.2f} to {e.ratio[2]:.2f})"
     off = "-" if e.error is None else f"{e.error:.1e}"
     sizes = ("-" if n is None else show_bytes(n) for n in (e.memory, e.peak))
-    return (f"{e.name} {e.version}", *map(show_seconds, (e.p50, e.p90, e.p99)), show_number(e.throughput), ratio, off, show_seconds(e.load), *sizes)
+    return (
+        f"{e.name} {e.version}",
+        *map(show_seconds, (e.p50, e.p90, e.p99)),
+        show_number(e.throughput),
+        ratio,
+        off,
+        show_seconds(e.load),
+        *sizes,
+    )
 
 
 def _lines(b: Bench) -> list[str]:
     lines = []
     if b.overhead is not None:
         lines.append(
-            f"of a call of dnnc, {show_seconds(b.overhead)} are spent outside of its kernels; {b.compiled} kernels compiled, {b.from_cache} cached"
+            f"of a call of dnnc, {show_seconds(b.overhead)} are spent outside of its kernels; {b.compiled} kernels "
+            f"compiled, {b.from_cache} cached"
         )
     if len(b.engines) > 1:
         lines.append(
-            "ratio: median time over dnnc's, above 1 where dnnc is faster; error: largest difference to dnnc's outputs over the largest output"
+            "ratio: median time over dnnc's, above 1 where dnnc is faster; error: largest difference to dnnc's outputs "
+            "over the largest output"
         )
     lines += [f"{name} does not run this model: {why}" for name, why in b.failures.items()]
-    lines += [f"outputs of {e.name} and dnnc differ: {e.error:.1e} of the largest output" for e in b.engines if e.agrees is False]
+    lines += [
+        f"outputs of {e.name} and dnnc differ: {e.error:.1e} of the largest output"
+        for e in b.engines
+        if e.agrees is False
+    ]
     return lines

@@ -22,9 +22,15 @@ __all__ = ["Laps", "Log", "kernel_reports", "program_report"]
 
 
 def program_report(
-    native: Native | CudaNative, dims: Mapping[Var, int], symbolic: bool, passes: Sequence[PassRecord], seconds: Mapping[str, float]
+    native: Native | CudaNative,
+    dims: Mapping[Var, int],
+    symbolic: bool,
+    passes: Sequence[PassRecord],
+    seconds: Mapping[str, float],
 ) -> ProgramReport:
-    """What is known of a program that was compiled here. `dims`: the sizes that it was made for or, if it serves all, was first asked for."""
+    """What is known of a program that was compiled here. `dims`: the sizes that it was made for or, if it serves all,
+    was first asked for.
+    """
     program = native.program
     assert program is not None, "a loaded program brings its report"
     sizes = {v.name: n for v, n in dims.items()}  # by name: a program for all sizes may have closer bounds

@@ -1,4 +1,6 @@
-"""The texts of a device program: graph, operator IR, CUDA C++, PTX. Each is made when asked for; CUDA C++ follows from the operator IR."""
+"""The texts of a device program: graph, operator IR, CUDA C++, PTX. Each is made when asked for; CUDA C++ follows from
+the operator IR.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class DeviceSources:
     naive: Mapping[str, str] | None = None
 
     def find(self, wanted: str | None) -> list[tuple[int, NativeKernel]]:
-        """The kernels that a number, a kernel's name, a node's name or the beginning of a symbol means; all for None. InputError lists them."""
+        """The kernels that a number, a kernel's name, a node's name or the beginning of a symbol means; all for None.
+        InputError lists them.
+        """
         return find_kernels(self.kernels, wanted)
 
     def kernel_text(self, k: NativeKernel, stage: str) -> str:
@@ -49,13 +53,17 @@ class DeviceSources:
         return ptx_text(text, self.target.arch)
 
     def text(self, stage: str, kernel: str | None = None, locs: bool = False) -> str:
-        """The text of a stage, one of STAGES; of one kernel or all; `locs`: node names as comments in the graph. InputError where there is none."""
+        """The text of a stage, one of STAGES; of one kernel or all; `locs`: node names as comments in the graph.
+        InputError where there is none.
+        """
         if not isinstance(stage, str) or stage not in STAGES:
             raise InputError(f"there is no stage {stage!r} for this target; there are {', '.join(STAGES)}")
         if stage == "graph":
             return self.graph_text(locs)
         before = self.naive is not None and stage == "operator"
-        return "\n".join(kernel_header(n, k, COMMENT[stage], before) + self.kernel_text(k, stage) for n, k in self.find(kernel))
+        return "\n".join(
+            kernel_header(n, k, COMMENT[stage], before) + self.kernel_text(k, stage) for n, k in self.find(kernel)
+        )
 
 
 def sources_of(native: CudaNative, target: GpuTarget) -> DeviceSources:

@@ -1,4 +1,6 @@
-"""Tables and lines within the width of a terminal: a number never wraps, texts are cut with an ellipsis, no line is too long."""
+"""Tables and lines within the width of a terminal: a number never wraps, texts are cut with an ellipsis, no line is too
+long.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ _JOINT = "\u00a0"
 
 @dataclass(frozen=True)
 class Table:
-    """A title, the names of the columns, and rows of text. No columns: the rows are lines. Columns without a name are not headed.
+    """A title, the names of the columns, and rows of text. No columns: the rows are lines. Columns without a name are
+    not headed.
 
     Args:
         right: columns of numbers, which are never cut.
@@ -56,7 +59,12 @@ class Table:
 def aligned(t: Table, widths: Sequence[int]) -> list[str]:
     """A line for each row, its cells cut or filled to these widths; numbers are flush right."""
     gap = " " * GAP
-    return [gap.join(c.rjust(w) if name in t.right else cut(c, w).ljust(w) for c, w, name in zip(r, widths, t.columns)).rstrip() for r in t.cells]
+    return [
+        gap.join(
+            c.rjust(w) if name in t.right else cut(c, w).ljust(w) for c, w, name in zip(r, widths, t.columns)
+        ).rstrip()
+        for r in t.cells
+    ]
 
 
 def cut(text: str, width: int) -> str:
@@ -65,12 +73,21 @@ def cut(text: str, width: int) -> str:
 
 
 def wrapped(text: str, width: int, indent: int = 0) -> list[str]:
-    """Lines of at most `width` characters, broken between words, but not between a number and its unit. A longer word has a line of its own."""
+    """Lines of at most `width` characters, broken between words, but not between a number and its unit. A longer word
+    has a line of its own.
+    """
     pad = " " * indent
     lines = []
     for line in text.split("\n"):
         kept = _UNIT.sub(_JOINT, line)
-        parts = textwrap.wrap(kept, max(width, LEAST), initial_indent=pad, subsequent_indent=pad, break_long_words=False, break_on_hyphens=False)
+        parts = textwrap.wrap(
+            kept,
+            max(width, LEAST),
+            initial_indent=pad,
+            subsequent_indent=pad,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
         lines += [p.replace(_JOINT, " ") for p in parts] or [""]
     return lines
 
@@ -78,8 +95,8 @@ def wrapped(text: str, width: int, indent: int = 0) -> list[str]:
 def fitted(t: Table, width: int) -> list[str]:
     """The header and the rows of a table within `width` characters; nothing for a table without columns.
 
-    Columns of `drop` go first, while other texts would be cut to less than COMFORT; then texts are cut, the widest first; columns that have
-    no room even so continue below, behind the first column again.
+    Columns of `drop` go first, while other texts would be cut to less than COMFORT; then texts are cut, the widest
+    first; columns that have no room even so continue below, behind the first column again.
     """
     if not t.columns:
         return []

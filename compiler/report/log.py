@@ -1,4 +1,6 @@
-"""What is noted while compiling and loading: laps of a clock, and the programs of one model, which become its report."""
+"""What is noted while compiling and loading: laps of a clock, and the programs of one model, which become its
+report.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +45,20 @@ class Laps:
 class Log:
     """What one compiled model has noted so far; specialisations come while it is called.
 
-    `notes` say how it came about where that is not a plain compilation: loaded from a file, or why it was compiled again.
+    `notes` say how it came about where that is not a plain compilation: loaded from a file, or why it was compiled
+    again.
     """
 
-    def __init__(self, name: str, target: str, threads: int, import_seconds: float = 0.0, notes: tuple[str, ...] = ()) -> None:
-        self.name, self.target, self.threads, self.import_seconds, self.notes = name, target, threads, import_seconds, notes
+    def __init__(
+        self, name: str, target: str, threads: int, import_seconds: float = 0.0, notes: tuple[str, ...] = ()
+    ) -> None:
+        self.name, self.target, self.threads, self.import_seconds, self.notes = (
+            name,
+            target,
+            threads,
+            import_seconds,
+            notes,
+        )
         self._programs: deque[Noted] = deque(maxlen=KEPT)
 
     def add(self, program: Noted) -> None:
@@ -60,4 +71,6 @@ class Log:
 
     def report(self, signature: Signature) -> Report:
         inputs, outputs = signature.inputs, signature.outputs
-        return Report(self.name, self.target, self.threads, inputs, outputs, self.import_seconds, self.programs, self.notes)
+        return Report(
+            self.name, self.target, self.threads, inputs, outputs, self.import_seconds, self.programs, self.notes
+        )

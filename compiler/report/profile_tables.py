@@ -33,19 +33,33 @@ def _percent(x: float | None) -> str:
 def _ceilings(p: Profile) -> Table:
     c = p.ceilings
     rows = [("multiply-add, float32", "", show_rate(c.flops, "GFLOP/s"))]
-    rows += [(v.name, f"up to {show_bytes(v.capacity)}" if v.capacity else "", show_rate(v.rate, "GB/s")) for v in c.levels]
+    rows += [
+        (v.name, f"up to {show_bytes(v.capacity)}" if v.capacity else "", show_rate(v.rate, "GB/s")) for v in c.levels
+    ]
     return Table(
-        f"what {count(p.threads, 'thread')} of this machine can do at most, measured", ("", "data", "rate"), tuple(rows), frozenset(("data", "rate"))
+        f"what {count(p.threads, 'thread')} of this machine can do at most, measured",
+        ("", "data", "rate"),
+        tuple(rows),
+        frozenset(("data", "rate")),
     )
 
 
 def _parts(p: Profile) -> Table:
     kernels = sum(k.seconds for k in p.kernels)
-    parts = {f"kernels ({count(len(p.calls), 'call')})": kernels, "waiting at barriers": p.waiting, "Python, start and end of threads": p.overhead}
+    parts = {
+        f"kernels ({count(len(p.calls), 'call')})": kernels,
+        "waiting at barriers": p.waiting,
+        "Python, start and end of threads": p.overhead,
+    }
     parts["rest, which varies from call to call"] = max(p.total - sum(parts.values()), 0.0)
     rows = [(name, show_seconds(s), _percent(s / p.total)) for name, s in (*parts.items(), ("a call", p.total))]
     at = f" at {show_dims(p.dims.items())}" if p.dims else ""
-    return Table(f"{p.name}{at}: {p.target}, medians of {p.repeats} calls", ("part", "time", "share"), tuple(rows), frozenset(("time", "share")))
+    return Table(
+        f"{p.name}{at}: {p.target}, medians of {p.repeats} calls",
+        ("part", "time", "share"),
+        tuple(rows),
+        frozenset(("time", "share")),
+    )
 
 
 def _kernels(p: Profile, detail: bool) -> list[Table]:
@@ -54,11 +68,21 @@ def _kernels(p: Profile, detail: bool) -> list[Table]:
     rest = p.kernels[most:]
     if rest:
         seconds = sum(k.seconds for k in rest)
-        rows.append((f"and {len(rest)} more", str(sum(k.calls for k in rest)), show_seconds(seconds), _percent(seconds / p.total), *[""] * 6))
+        rows.append(
+            (
+                f"and {len(rest)} more",
+                str(sum(k.calls for k in rest)),
+                show_seconds(seconds),
+                _percent(seconds / p.total),
+                *[""] * 6,
+            )
+        )
     columns = ("kernel", "calls", "time", "share", "GFLOP/s", "GB/s", "of limit", "limit", "even", "schedule", "nodes")
     numbers = frozenset(columns[1:7]) | {"even"}
     filled = tuple((*r, *[""] * (len(columns) - len(r))) for r in rows)
-    table = Table("kernels, all calls of each together", columns, filled, numbers, () if detail else LESS, "see --detail")
+    table = Table(
+        "kernels, all calls of each together", columns, filled, numbers, () if detail else LESS, "see --detail"
+    )
     return with_schedules(table, [(k.name, k.choice) for k in p.kernels]) if detail else [table]
 
 
@@ -66,10 +90,24 @@ def _kernel(k: KernelTime) -> tuple[str, ...]:
     rates = ("-" if r is None else f"{r / 1e9:.3g}" for r in (k.flops_per_second, k.bytes_per_second))
     even = _percent(k.balance) if k.parallel else "1 thread"
     reached = _percent(k.reached)
-    return (k.name, str(k.calls), show_seconds(k.seconds), _percent(k.share), *rates, reached, k.bound or "-", even, k.choice, show_nodes(k.nodes))
+    return (
+        k.name,
+        str(k.calls),
+        show_seconds(k.seconds),
+        _percent(k.share),
+        *rates,
+        reached,
+        k.bound or "-",
+        even,
+        k.choice,
+        show_nodes(k.nodes),
+    )
 
 
 def _calls(p: Profile) -> Table:
-    rows = [(str(n), c.kernel, show_seconds(c.seconds), show_seconds(c.waiting), _percent(c.balance), c.nodes) for n, c in enumerate(p.calls)]
+    rows = [
+        (str(n), c.kernel, show_seconds(c.seconds), show_seconds(c.waiting), _percent(c.balance), c.nodes)
+        for n, c in enumerate(p.calls)
+    ]
     columns = ("call", "kernel", "time", "then waits", "even", "nodes")
     return Table("calls in order", columns, tuple(rows), frozenset(("call", "time", "then waits", "even")))

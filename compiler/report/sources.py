@@ -1,4 +1,5 @@
-"""The texts of a program: graph, operator IR, LLVM IR, assembly. Each is made when asked for, of loaded programs and cached kernels too.
+"""The texts of a program: graph, operator IR, LLVM IR, assembly. Each is made when asked for, of loaded programs and
+cached kernels too.
 
 The operator IR of its kernels is all that a program keeps as text; LLVM IR and assembly follow from it.
 """
@@ -51,7 +52,11 @@ class Sources:
     def kernel_text(self, k: NativeKernel, stage: str) -> str:
         """One kernel as operator IR, LLVM IR or assembly."""
         if k.control:
-            return self._lowered(entry_text((), functions=[x.text for x in self.kernels if x.control]), stage) if stage == "asm" else k.text
+            return (
+                self._lowered(entry_text((), functions=[x.text for x in self.kernels if x.control]), stage)
+                if stage == "asm"
+                else k.text
+            )
         if stage == "operator":
             return k.text if self.naive is None else self.naive[k.symbol]
         return self._lowered(emit_kernel(parse_kernel(k.text), k.symbol, self.target.feature_set), stage)
@@ -61,7 +66,8 @@ class Sources:
 
         Args:
             stage: one of STAGES. `graph` is the graph after the passes.
-            kernel: one kernel by its number, name, symbol or a node that it computes; None shows all, in `llvm` and `asm` the entry too.
+            kernel: one kernel by its number, name, symbol or a node that it computes; None shows all, in `llvm` and
+                `asm` the entry too.
             locs: node names as comments in the graph.
 
         Raises:
@@ -84,7 +90,8 @@ class Sources:
 
 
 def find_kernels(kernels: Sequence[NativeKernel], wanted: str | None) -> list[tuple[int, NativeKernel]]:
-    """The kernels, numbered, that a number, a kernel's name, a node's name or the beginning of a symbol means; all for None.
+    """The kernels, numbered, that a number, a kernel's name, a node's name or the beginning of a symbol means; all for
+    None.
 
     InputError lists what there is.
     """
@@ -98,7 +105,11 @@ def find_kernels(kernels: Sequence[NativeKernel], wanted: str | None) -> list[tu
     if wanted.isdigit():
         chosen = [(n, k) for n, k in found if n == int(wanted)]
     else:
-        chosen = [(n, k) for n, k in found if k.name == wanted or wanted in k.nodes or (len(wanted) > 3 and k.symbol.startswith(wanted))]
+        chosen = [
+            (n, k)
+            for n, k in found
+            if k.name == wanted or wanted in k.nodes or (len(wanted) > 3 and k.symbol.startswith(wanted))
+        ]
     if not chosen:
         listed = ", ".join(f"{n} {k.name}" for n, k in found)
         raise InputError(f"the program has no kernel {wanted!r}; there are {listed or 'none'}")

@@ -25,7 +25,7 @@ def _lines(t: Table) -> str:
     return "\n".join([t.title, *(f"  {line}" for line in aligned(t, t.widths))])
 
 
-# --- numbers for people -------------------------------------------------------------------------------------------------------
+# --- numbers for people -----------------------------------------------------------------------------------------------
 
 
 def show_bytes(n: Count) -> str:
@@ -70,7 +70,7 @@ def with_schedules(t: Table, schedules: Sequence[tuple[str, str]]) -> list[Table
     return [t.only(kept), Table("schedules", (), tuple((f"{name}:", choice) for name, choice in schedules))]
 
 
-# --- the report ---------------------------------------------------------------------------------------------------------------
+# --- the report -------------------------------------------------------------------------------------------------------
 
 
 def report_tables(r: Report, passes: bool = True, detail: bool = False) -> list[Table]:
@@ -82,7 +82,9 @@ def report_tables(r: Report, passes: bool = True, detail: bool = False) -> list[
         detail: list all kernels, and their schedules in full below the table.
     """
     signature = [
-        (kind, s.name, f"{s.dtype}[{', '.join(map(str, s.shape))}]") for kind, specs in (("input", r.inputs), ("output", r.outputs)) for s in specs
+        (kind, s.name, f"{s.dtype}[{', '.join(map(str, s.shape))}]")
+        for kind, specs in (("input", r.inputs), ("output", r.outputs))
+        for s in specs
     ]
     tables = [
         Table(f"{r.name}: {r.target}, {count(r.threads, 'thread')}", ("", "name", "type"), tuple(signature)),
@@ -109,10 +111,17 @@ def _programs(r: Report) -> Table:
         )
         for p in r.programs
     )
-    return Table("programs; the last one follows", ("dims", "serves", "compiled", "arena", "time"), rows, frozenset(("compiled", "arena", "time")))
+    return Table(
+        "programs; the last one follows",
+        ("dims", "serves", "compiled", "arena", "time"),
+        rows,
+        frozenset(("compiled", "arena", "time")),
+    )
 
 
-def program_tables(p: ProgramReport, host: Sequence[str] = (), passes: bool = True, detail: bool = False) -> list[Table]:
+def program_tables(
+    p: ProgramReport, host: Sequence[str] = (), passes: bool = True, detail: bool = False
+) -> list[Table]:
     """Passes, kernels, memory and fallbacks of one program; `host` are nodes that run beside it."""
     return [_passes(p, passes), *_notes(p), *_kernels(p, detail), _memory(p), _fallbacks((*host, *p.fallbacks))]
 
@@ -127,7 +136,10 @@ def _passes(p: ProgramReport, each: bool) -> Table:
         names = ", ".join(x.name for x in ran if x.changed) or "none"
         title = f"passes: {len(ran)} in {show_seconds(sum(x.seconds for x in ran))}, {before} -> {after} nodes; changed by {names}"
         return Table(title, (), ())
-    rows = [(x.name, show_seconds(x.seconds), f"{x.nodes_before} -> {x.nodes_after}", "" if x.changed else "unchanged") for x in p.passes]
+    rows = [
+        (x.name, show_seconds(x.seconds), f"{x.nodes_before} -> {x.nodes_after}", "" if x.changed else "unchanged")
+        for x in p.passes
+    ]
     return Table("passes", ("pass", "time", "nodes", ""), tuple(rows), frozenset(("time", "nodes")))
 
 
@@ -143,7 +155,10 @@ def _kernels(p: ProgramReport, detail: bool) -> list[Table]:
     title = f"kernels: {count(p.calls, 'call')} of {count(len(p.kernels), 'unique kernel')}, {origin}"
     shown = sorted(p.kernels, key=_work, reverse=True)
     most = len(shown) if detail else SHOWN_KERNELS
-    rows = [(k.name, str(k.count), show_count(k.flops), show_bytes(k.bytes), k.choice, show_nodes(k.nodes)) for k in shown[:most]]
+    rows = [
+        (k.name, str(k.count), show_count(k.flops), show_bytes(k.bytes), k.choice, show_nodes(k.nodes))
+        for k in shown[:most]
+    ]
     if len(shown) > most:
         rows.append((f"and {len(shown) - most} smaller", "", "", "", "", ""))
     columns = ("kernel", "calls", "flops", "bytes", "schedule", "nodes")
@@ -159,7 +174,11 @@ def _work(k: KernelReport) -> float:
 def _memory(p: ProgramReport) -> Table:
     m = p.memory
     over = f" ({m.arena / m.lower_bound - 1:.1%} above)" if m.lower_bound else ""
-    rows = [("arena", show_bytes(m.arena)), ("lower bound", show_bytes(m.lower_bound) + over), ("constants", show_bytes(m.constants))]
+    rows = [
+        ("arena", show_bytes(m.arena)),
+        ("lower bound", show_bytes(m.lower_bound) + over),
+        ("constants", show_bytes(m.constants)),
+    ]
     return Table("memory", ("", ""), tuple(rows))
 
 

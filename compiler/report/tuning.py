@@ -1,6 +1,8 @@
-"""The report of a search as one HTML file: how time fell, how good predictions were, what was chosen for each task and why.
+"""The report of a search as one HTML file: how time fell, how good predictions were, what was chosen for each task and
+why.
 
-In: a Result. Out: a page with its figures, which holds all that it needs. Plotly draws, Jinja fills the page (the extra `tune`).
+In: a Result. Out: a page with its figures, which holds all that it needs. Plotly draws, Jinja fills the page (the extra
+`tune`).
 """
 
 from __future__ import annotations
@@ -23,9 +25,20 @@ BEST = 5  # schedules of a task that are listed
 NEEDED = ("plotly", "jinja2")
 MICRO = 1e6
 # by why a schedule was measured: one colour each, told apart also by those who do not see all colours
-COLOURS = {"default": "#000000", "last winner": "#cc79a7", "predicted": "#0072b2", "neighbour of the best": "#009e73", "unsure": "#e69f00"}
+COLOURS = {
+    "default": "#000000",
+    "last winner": "#cc79a7",
+    "predicted": "#0072b2",
+    "neighbour of the best": "#009e73",
+    "unsure": "#e69f00",
+}
 OTHER = "#888888"
-LAYOUT = {"height": 320, "margin": {"l": 60, "r": 20, "t": 10, "b": 45}, "template": "plotly_white", "legend": {"orientation": "h", "y": 1.12}}
+LAYOUT = {
+    "height": 320,
+    "margin": {"l": 60, "r": 20, "t": 10, "b": 45},
+    "template": "plotly_white",
+    "legend": {"orientation": "h", "y": 1.12},
+}
 
 
 def needed() -> None:
@@ -72,11 +85,16 @@ def html(result: Result, model: str) -> str:
 
 
 def _draw(figure: Any, name: str) -> str:
-    text: str = figure.to_html(full_html=False, include_plotlyjs=False, div_id=f"plot-{name}", config={"displaylogo": False, "responsive": True})
+    text: str = figure.to_html(
+        full_html=False,
+        include_plotlyjs=False,
+        div_id=f"plot-{name}",
+        config={"displaylogo": False, "responsive": True},
+    )
     return text
 
 
-# --- numbers ------------------------------------------------------------------------------------------------------------------
+# --- numbers ----------------------------------------------------------------------------------------------------------
 
 
 def _figures(r: Result) -> list[tuple[str, str]]:
@@ -152,7 +170,7 @@ def _fastest(points: Sequence[Point]) -> list[Point]:
     return sorted(last.values(), key=lambda p: p.seconds)[:BEST]
 
 
-# --- figures ------------------------------------------------------------------------------------------------------------------
+# --- figures ----------------------------------------------------------------------------------------------------------
 
 
 def _figure(x: str, y: str, **axes: Any) -> Any:
@@ -176,7 +194,13 @@ def _course(r: Result) -> Any:
             xs.append(p.at)
             ys.append(100 * sum(calls[k] * s for k, s in best.items()) / whole)
     figure = _figure("seconds of tuning", "% of the untuned time", rangemode="tozero")
-    figure.add_scatter(x=[*xs, r.seconds], y=[*ys, ys[-1]], mode="lines", line={"shape": "hv", "color": "#0072b2"}, name="measured so far")
+    figure.add_scatter(
+        x=[*xs, r.seconds],
+        y=[*ys, ys[-1]],
+        mode="lines",
+        line={"shape": "hv", "color": "#0072b2"},
+        name="measured so far",
+    )
     return figure
 
 
@@ -201,7 +225,9 @@ def _predictions(outcomes: Sequence[Outcome]) -> Any:
             marker={"color": COLOURS.get(why, OTHER), "size": 6, "opacity": 0.7},
         )
     ends = [f(x for _, p in first.values() for x in (p.predicted or p.seconds, p.seconds)) * MICRO for f in (min, max)]
-    figure.add_scatter(x=ends, y=ends, mode="lines", name="right", line={"color": OTHER, "dash": "dot"}, hoverinfo="skip")
+    figure.add_scatter(
+        x=ends, y=ends, mode="lines", name="right", line={"color": OTHER, "dash": "dot"}, hoverinfo="skip"
+    )
     return figure
 
 
@@ -223,12 +249,19 @@ def _curve(o: Outcome) -> Any:
     for _, p in works:
         low = min(low, p.seconds)
         ys.append(low * MICRO)
-    figure.add_scatter(x=[k for k, _ in works], y=ys, mode="lines", name="best so far", line={"shape": "hv", "color": "#0072b2"})
+    figure.add_scatter(
+        x=[k for k, _ in works], y=ys, mode="lines", name="best so far", line={"shape": "hv", "color": "#0072b2"}
+    )
     bad = [(k, p) for k, p in enumerate(o.points, 1) if p.status != "ok"]
     if bad:
         marker = {"symbol": "x", "color": "#d55e00", "size": 7}
         figure.add_scatter(
-            x=[k for k, _ in bad], y=[0] * len(bad), text=[f"{p.status}: {p.choice}" for _, p in bad], mode="markers", name="failed", marker=marker
+            x=[k for k, _ in bad],
+            y=[0] * len(bad),
+            text=[f"{p.status}: {p.choice}" for _, p in bad],
+            mode="markers",
+            name="failed",
+            marker=marker,
         )
     if math.isfinite(o.default):
         figure.add_hline(y=o.default * MICRO, line={"dash": "dot", "color": "#000000"})

@@ -1,8 +1,10 @@
-"""Is a result of a whole model right? Arrays against the graph interpreter in float64, by the bounds that tolerances.py states.
+"""Is a result of a whole model right? Arrays against the graph interpreter in float64, by the bounds that tolerances.py
+states.
 
-A bound on rounding holds for a well-conditioned model only. Where it is exceeded, the interpreter runs once more in the dtypes in which
-values are stored: what rounding alone does to that run, a right backend may do too. A model that stores f16 or bf16, by itself or because
-`precision` asks for it, has the reduced contract; the reference is float64 throughout, with the model's own weights.
+A bound on rounding holds for a well-conditioned model only. Where it is exceeded, the interpreter runs once more in the
+dtypes in which values are stored: what rounding alone does to that run, a right backend may do too. A model that stores
+f16 or bf16, by itself or because `precision` asks for it, has the reduced contract; the reference is float64
+throughout, with the model's own weights.
 """
 
 from __future__ import annotations
@@ -31,7 +33,12 @@ REDUCED_UNSTABLE = 0.25  # the same where values have 8 or 11 bits
 
 
 def check_model(
-    call: Callable[..., Any], graph: Graph, dims: Mapping[Var, int], names: Sequence[str], asked: str | None = None, seed: int = 0
+    call: Callable[..., Any],
+    graph: Graph,
+    dims: Mapping[Var, int],
+    names: Sequence[str],
+    asked: str | None = None,
+    seed: int = 0,
 ) -> None:
     """Run `call` on random inputs and compare with the interpreter. AccuracyError names the first output that is off.
 
@@ -52,7 +59,10 @@ def check_model(
                 raise
             continue
         if wrong is not None:
-            raise AccuracyError(f"output {names[wrong[0]]} of the compiled model is off: {wrong[1]}; inputs are random ones of seed {seed}")
+            raise AccuracyError(
+                f"output {names[wrong[0]]} of the compiled model is off: {wrong[1]}; inputs are random ones of seed "
+                f"{seed}"
+            )
         return
 
 
@@ -69,10 +79,13 @@ def _draw(rng: np.random.Generator, t: TensorType, top: int) -> Array:
     return np.asarray(rng.integers(0, 2 if t.dtype.kind == "b" else top, shape)).astype(t.dtype.numpy)
 
 
-def first_difference(graph: Graph, inputs: Sequence[Array], got: Sequence[Array], asked: str | None = None) -> tuple[int, str] | None:
+def first_difference(
+    graph: Graph, inputs: Sequence[Array], got: Sequence[Array], asked: str | None = None
+) -> tuple[int, str] | None:
     """The number of the first output that rounding does not explain, and how it differs; None when all are right.
 
-    Integers and bools that differ are not judged where rounding alone changes them, or where values are stored in f16 or bf16.
+    Integers and bools that differ are not judged where rounding alone changes them, or where values are stored in f16
+    or bf16.
     """
     want = run(graph, inputs, precision="float64")
     k = longest_reduction(graph, bind_dims(graph, [a.shape for a in inputs]))
@@ -96,7 +109,11 @@ def first_difference(graph: Graph, inputs: Sequence[Array], got: Sequence[Array]
         limit += roundings * loss
         error, at = _worst(a, b)
         if error > limit:
-            return i, f"element {at} is {a[at]!r}, the float64 reference says {b[at]!r}; the bound for {storage or t} is {limit:.3g}"
+            return (
+                i,
+                f"element {at} is {a[at]!r}, the float64 reference says {b[at]!r}; the bound for {storage or t} is "
+                f"{limit:.3g}",
+            )
     return None
 
 
@@ -144,7 +161,13 @@ def _worst(a: Array, b: Array) -> tuple[float, tuple[int, ...]]:
 
 
 def _scale(a: Array) -> float:
-    finite = np.abs(a[np.isfinite(a)]) if a.dtype.kind in "fc" else np.abs(a.astype(np.float64)) if a.dtype.kind in "iub" else np.zeros(0)
+    finite = (
+        np.abs(a[np.isfinite(a)])
+        if a.dtype.kind in "fc"
+        else np.abs(a.astype(np.float64))
+        if a.dtype.kind in "iub"
+        else np.zeros(0)
+    )
     return float(finite.max(initial=0.0))
 
 
@@ -165,7 +188,11 @@ def _terms(n: Node, env: Mapping[Expr, Expr]) -> int:
         return max(read[1] // max(_elements(TensorType(n.inputs[1].type.dtype, n.inputs[1].type.shape[:1]), env), 1), 1)  # type: ignore[union-attr]
     if "contraction" in n.op.traits:
         return max(read[1], 1)
-    return max(read[0] // made, *(_elements(TensorType(n.outputs[0].type.dtype, (d,)), env) for d in n.outputs[0].type.shape), 1)
+    return max(
+        read[0] // made,
+        *(_elements(TensorType(n.outputs[0].type.dtype, (d,)), env) for d in n.outputs[0].type.shape),
+        1,
+    )
 
 
 def _elements(t: TensorType, env: Mapping[Expr, Expr]) -> int:

@@ -1,7 +1,7 @@
 """How long a call of a model takes, by itself or beside other engines in the same process: the logic of `dnnc bench`.
 
-Every engine gets the same arrays and the same number of threads. Blocks of their calls take turns (`timing.py`), so that a change of clock or
-a busy neighbour meets all of them, and their outputs are compared.
+Every engine gets the same arrays and the same number of threads. Blocks of their calls take turns (`timing.py`), so
+that a change of clock or a busy neighbour meets all of them, and their outputs are compared.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class EngineTimes:
 
     Attributes:
         load: until the first result: import of the engine, reading the model, compiling, one call.
-        memory: by how much the process has grown then; `peak`: by how much it had at most. None where the system does not tell.
+        memory: by how much the process has grown then; `peak`: by how much it had at most. None where the system does
+            not tell.
         error: largest difference between its outputs and dnnc's, over its largest output; None for dnnc.
         ratio: its median time over dnnc's, above 1 where dnnc is faster: median, lowest and highest of the rounds.
     """
@@ -55,13 +56,17 @@ class EngineTimes:
 
     @property
     def agrees(self) -> bool | None:
-        """Are its outputs those of dnnc, but for rounding? A NaN or another shape on one side makes the error infinite."""
+        """Are its outputs those of dnnc, but for rounding? A NaN or another shape on one side makes the error
+        infinite.
+        """
         return None if self.error is None else self.error <= WRONG
 
 
 @dataclass(frozen=True, repr=False)
 class Bench:
-    """What was measured. `overhead`: seconds of a call of dnnc outside of its kernels; `failures`: peers that do not run the model, and why."""
+    """What was measured. `overhead`: seconds of a call of dnnc outside of its kernels; `failures`: peers that do not
+    run the model, and why.
+    """
 
     model: str
     threads: int
@@ -74,7 +79,10 @@ class Bench:
 
     def as_dict(self) -> dict[str, Any]:
         """The result as dicts, lists, strings and numbers."""
-        out = {**dataclasses.asdict(self), "inputs": [{"name": n, "dtype": d, "shape": list(s)} for n, d, s in self.inputs]}
+        out = {
+            **dataclasses.asdict(self),
+            "inputs": [{"name": n, "dtype": d, "shape": list(s)} for n, d, s in self.inputs],
+        }
         for row, e in zip(out["engines"], self.engines):
             row |= {"agrees": e.agrees, "error": e.error if e.error is None or math.isfinite(e.error) else None}
         return out
@@ -145,7 +153,11 @@ def load(make: Callable[[], Engine]) -> Engine:
     start = time.perf_counter()
     engine = make()
     engine.facts["result"] = [np.array(a) for a in engine.outputs(engine.call())]
-    engine.facts |= {"load": time.perf_counter() - start, "memory": memory.growth("VmRSS"), "peak": memory.growth("VmHWM")}
+    engine.facts |= {
+        "load": time.perf_counter() - start,
+        "memory": memory.growth("VmRSS"),
+        "peak": memory.growth("VmHWM"),
+    }
     return engine
 
 
@@ -167,12 +179,16 @@ def measure(
         while time.perf_counter() < end:
             e.call()
     rounds, about = iter(range(REPEATS)), f"timing, {duration * len(engines):.0f} s or more"
-    times = alternate([e.call for e in engines], REPEATS, duration * len(engines), lambda _: tell(about, next(rounds), REPEATS))
+    times = alternate(
+        [e.call for e in engines], REPEATS, duration * len(engines), lambda _: tell(about, next(rounds), REPEATS)
+    )
     rows = [_times(e, times, k, engines[0]) for k, e in enumerate(engines)]
     report = f.report
     programs = report.programs if report.host else report.programs[-1:]
     given = tuple((s.name, str(a.dtype), a.shape) for s, a in zip(f.inputs, arrays))
-    compiled, cached = (sum(p.compiled for p in programs), sum(p.from_cache for p in programs)) if programs else (None, None)
+    compiled, cached = (
+        (sum(p.compiled for p in programs), sum(p.from_cache for p in programs)) if programs else (None, None)
+    )
     return Bench(model, threads, given, overhead(f, arrays, rows[0].p50), compiled, cached, tuple(rows), failures)
 
 
@@ -180,7 +196,9 @@ def _times(e: Engine, times: Times, k: int, ours: Engine) -> EngineTimes:
     p = {name: ms / 1e3 for name, ms in percentiles(times, k).items()}
     calls, spent = sum(len(r[k]) for r in times), sum(sum(r[k]) for r in times)
     load_, memory, peak = (e.facts[n] for n in ("load", "memory", "peak"))
-    row = EngineTimes(e.name, version(e.name), load_, memory, peak, calls, p["p50"], p["p90"], p["p99"], p["min"], calls / spent)
+    row = EngineTimes(
+        e.name, version(e.name), load_, memory, peak, calls, p["p50"], p["p90"], p["p99"], p["min"], calls / spent
+    )
     if e is ours:
         return row
     ratio = ratios(times, 0, k)

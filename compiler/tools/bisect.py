@@ -1,8 +1,10 @@
-"""What breaks a model: the first graph pass after which the interpreter sees other results, or the first kernel whose result is off.
+"""What breaks a model: the first graph pass after which the interpreter sees other results, or the first kernel whose
+result is off.
 
-In come a graph of fixed sizes, inputs, and the options; out comes a `Finding` with a graph as small as it could be made that shows it.
-Passes are judged by the float64 interpreter before and after each; kernels one by one, each alone on the numbers that it gets in the
-model (those within a loop on the numbers of its first iteration, those of a branch that is not taken not at all); and where all of these are right, by the memory that the program leaves after each of its calls.
+In come a graph of fixed sizes, inputs, and the options; out comes a `Finding` with a graph as small as it could be made
+that shows it. Passes are judged by the float64 interpreter before and after each; kernels one by one, each alone on the
+numbers that it gets in the model (those within a loop on the numbers of its first iteration, those of a branch that is
+not taken not at all); and where all of these are right, by the memory that the program leaves after each of its calls.
 """
 
 from __future__ import annotations
@@ -39,7 +41,12 @@ from dnnc.tools.accuracy import first_difference
 from dnnc.tools.shrink import Failure, shrink
 
 Array = np.ndarray[Any, Any]
-OWN_FAULT = (AccuracyError, InternalError, ScheduleError, VerifyError)  # errors that are about dnnc and not about the model
+OWN_FAULT = (
+    AccuracyError,
+    InternalError,
+    ScheduleError,
+    VerifyError,
+)  # errors that are about dnnc and not about the model
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,13 @@ class Finding:
 
     def as_dict(self) -> dict[str, str]:
         """For JSON."""
-        return {"stage": self.stage, "culprit": self.culprit, "nodes": self.nodes, "message": self.message, "graph": self.graph}
+        return {
+            "stage": self.stage,
+            "culprit": self.culprit,
+            "nodes": self.nodes,
+            "message": self.message,
+            "graph": self.graph,
+        }
 
 
 def bisect(graph: Graph, inputs: Sequence[Array], options: CompileOptions) -> Finding | None:
@@ -83,14 +96,24 @@ def bisect(graph: Graph, inputs: Sequence[Array], options: CompileOptions) -> Fi
     if parse_target(options.target).kind != "llvm" or wrong(graph, inputs, call(f, inputs, graph), options) is None:
         return None
     cpu = parse_cpu(str(options.target), options.threads)
-    return find_pass(graph, inputs, options, cpu) or find_kernel(graph, f, inputs, options) or find_call(graph, f, inputs, options, cpu)
+    return (
+        find_pass(graph, inputs, options, cpu)
+        or find_kernel(graph, f, inputs, options)
+        or find_call(graph, f, inputs, options, cpu)
+    )
 
 
 def in_segments(f: Executable, inputs: Sequence[Array], options: CompileOptions) -> Finding | None:
-    """The first finding in the native segments of a model that runs on the host in part; those whose sizes only a call tells are passed over."""
+    """The first finding in the native segments of a model that runs on the host in part; those whose sizes only a call
+    tells are passed over.
+    """
     call(f, inputs, f.graph)
     plan: HybridProgram = f.programs[-1]
-    segments = [s.segment for s in plan.steps if isinstance(s, NativeStep) and not s.segment.graph.dims and not s.segment.carried]
+    segments = [
+        s.segment
+        for s in plan.steps
+        if isinstance(s, NativeStep) and not s.segment.graph.dims and not s.segment.carried
+    ]
     known = values_of(plan.graph, inputs, list(dict.fromkeys(v for s in segments for v in s.inputs)))
     found = (bisect(s.graph, [known[v] for v in s.inputs], options) for s in segments)
     return next((x for x in found if x is not None), None)
@@ -117,7 +140,9 @@ def _where(graph: Graph) -> str:
     return locations(tuple(dict.fromkeys(loc for n in graph.nodes() for loc in n.locs))).removeprefix(" at ")
 
 
-def _shrunk(graph: Graph, inputs: Sequence[Array], message: str, check: Callable[[Graph, Sequence[Array]], str | None]) -> Failure:
+def _shrunk(
+    graph: Graph, inputs: Sequence[Array], message: str, check: Callable[[Graph, Sequence[Array]], str | None]
+) -> Failure:
     """The graph and its inputs made small, as long as `check` finds the same kind of failure."""
 
     def guarded(g: Graph, x: Sequence[Array]) -> str | None:
@@ -130,7 +155,7 @@ def _shrunk(graph: Graph, inputs: Sequence[Array], message: str, check: Callable
     return shrink(failure, guarded) if guarded(graph, inputs) else failure
 
 
-# --- dnnc gives up ------------------------------------------------------------------------------------------------------------
+# --- dnnc gives up ----------------------------------------------------------------------------------------------------
 
 
 def gave_up(graph: Graph, inputs: Sequence[Array], options: CompileOptions, error: DnncError) -> Finding:
@@ -147,7 +172,7 @@ def gave_up(graph: Graph, inputs: Sequence[Array], options: CompileOptions, erro
     return Finding("compile", type(error).__name__, _where(small.graph), small.message, str(small.graph))
 
 
-# --- passes -------------------------------------------------------------------------------------------------------------------
+# --- passes -----------------------------------------------------------------------------------------------------------
 
 
 def find_pass(graph: Graph, inputs: Sequence[Array], options: CompileOptions, cpu: CpuTarget) -> Finding | None:
@@ -187,14 +212,16 @@ def _stored(a: Array, t: TensorType) -> Array:
         return a.astype(t.dtype.numpy)
 
 
-# --- kernels ------------------------------------------------------------------------------------------------------------------
+# --- kernels ----------------------------------------------------------------------------------------------------------
 
 
 def program_of(f: Executable) -> tuple[Native, Program]:
     """What an executable calls, and what that was made of."""
     native = f.programs[-1]
     if native.program is None:
-        raise InternalError("a program that was loaded from a file has no steps; compile the model that it was made from")
+        raise InternalError(
+            "a program that was loaded from a file has no steps; compile the model that it was made from"
+        )
     return native, native.program
 
 
@@ -211,17 +238,25 @@ def values_of(graph: Graph, inputs: Sequence[Array], wanted: Sequence[Value]) ->
 
 
 def find_kernel(graph: Graph, f: Executable, inputs: Sequence[Array], options: CompileOptions) -> Finding | None:
-    """The first kernel whose result is off when it runs alone on the numbers that it gets in the model, in a loop those of the first iteration."""
+    """The first kernel whose result is off when it runs alone on the numbers that it gets in the model, in a loop those
+    of the first iteration.
+    """
     native, program = program_of(f)
     return _first_wrong(native, program.graph, program.steps, inputs, options)
 
 
-def _first_wrong(native: Native, graph: Graph, steps: Sequence[AnyStep], inputs: Sequence[Array], options: CompileOptions) -> Finding | None:
+def _first_wrong(
+    native: Native, graph: Graph, steps: Sequence[AnyStep], inputs: Sequence[Array], options: CompileOptions
+) -> Finding | None:
     known = values_of(graph, inputs, list(dict.fromkeys(v for s in steps for v in group_inputs(s.group.nodes))))
     for step in steps:
         if isinstance(step, ControlStep):
             entered = entered_body(step, known)
-            found = None if entered is None else _first_wrong(native, entered[0].graph, entered[0].steps, entered[1], options)
+            found = (
+                None
+                if entered is None
+                else _first_wrong(native, entered[0].graph, entered[0].steps, entered[1], options)
+            )
         else:
             found = _kernel_finding(native, step, {v: known[v] for v in group_inputs(step.group.nodes)}, options)
         if found is not None:
@@ -246,7 +281,9 @@ def entered_body(step: ControlStep, known: Mapping[Value, Array]) -> tuple[Body,
     return step.bodies[0], [np.array(0, np.int64), *operands[:carried], *rows, *operands[carried + scanned :]]
 
 
-def _kernel_finding(native: Native, step: Step, operands: dict[Value, Array], options: CompileOptions) -> Finding | None:
+def _kernel_finding(
+    native: Native, step: Step, operands: dict[Value, Array], options: CompileOptions
+) -> Finding | None:
     sub = subgraph(step, list(operands), {})
     arrays = list(operands.values())
     message = _off(step, native, sub, operands, options)
@@ -280,11 +317,13 @@ def _inputs_text(failure: Failure) -> str:
     return "\n".join(lines)
 
 
-# --- memory -------------------------------------------------------------------------------------------------------------------
+# --- memory -----------------------------------------------------------------------------------------------------------
 
 
 def find_call(graph: Graph, f: Executable, inputs: Sequence[Array], options: CompileOptions, cpu: CpuTarget) -> Finding:
-    """The first call after which the memory of a program does not hold what it should, though each kernel is right alone."""
+    """The first call after which the memory of a program does not hold what it should, though each kernel is right
+    alone.
+    """
     native, program = program_of(f)
     made = [s.group.output for s in program.steps]
     known = values_of(program.graph, inputs, made)
@@ -296,7 +335,9 @@ def find_call(graph: Graph, f: Executable, inputs: Sequence[Array], options: Com
             continue
         small = _shrunk(graph, inputs, message, lambda g, x: _compiles_wrong(g, x, options))
         nodes = locations(step.kernel.locs).removeprefix(" at ")
-        culprit = f"call {k} of {len(made)}, of kernel {step.kernel.name}: its operands were overwritten, or it ran too early"
+        culprit = (
+            f"call {k} of {len(made)}, of kernel {step.kernel.name}: its operands were overwritten, or it ran too early"
+        )
         return Finding("memory", culprit, nodes, message, str(small.graph))
     message = wrong(graph, inputs, call(f, inputs, graph), options) or "not every run is wrong: threads race"
     small = _shrunk(graph, inputs, message, lambda g, x: _compiles_wrong(g, x, options))
@@ -304,14 +345,23 @@ def find_call(graph: Graph, f: Executable, inputs: Sequence[Array], options: Com
 
 
 def _left(
-    f: Executable, native: Native, step: Step, k: int, inputs: Sequence[Array], want: Array, options: CompileOptions, cpu: CpuTarget
+    f: Executable,
+    native: Native,
+    step: Step,
+    k: int,
+    inputs: Sequence[Array],
+    want: Array,
+    options: CompileOptions,
+    cpu: CpuTarget,
 ) -> str | None:
     """How the result of call `k` differs right after it, in its place in the program's memory."""
     calls = list(native.calls[: k + 1])
     symbols = {c.symbol: native.loaded.address(c.symbol) for c in calls}
     stamps = len(inputs) + len(native.outputs)  # a buffer behind the others, for times that nobody reads
     stride = 8 * (2 * len(calls) + 8)
-    loaded = load_objects([compile_text(timed_entry_text(calls, symbols, stamps, stride, native.flush), cpu.cpu, cpu.features)])
+    loaded = load_objects(
+        [compile_text(timed_entry_text(calls, symbols, stamps, stride, native.flush), cpu.cpu, cpu.features)]
+    )
     results = [np.empty(shape_of(t, {}), t.dtype.numpy) for t in native.outputs]
     times = np.zeros((cpu.threads, stride), np.int64)
     given = [np.ascontiguousarray(a) for a in inputs]
@@ -327,7 +377,9 @@ def _left(
     whole = frame.arena if place.space == "arena" else buffers[place.number].reshape(-1).view(np.uint8)
     start = place.offset if place.space == "arena" else place.inside
     count = int(np.prod(physical(t, {}), dtype=np.int64))
-    raw = np.frombuffer(whole[start : start + count * t.dtype.bytes].tobytes(), np.bool_ if t.dtype.kind == "b" else t.dtype.numpy)
+    raw = np.frombuffer(
+        whole[start : start + count * t.dtype.bytes].tobytes(), np.bool_ if t.dtype.kind == "b" else t.dtype.numpy
+    )
     try:
         got = unpack(raw.reshape(physical(t, {})), t, shape_of(t, {}), step)
     except AccuracyError as e:

@@ -1,6 +1,8 @@
-"""Where the time of a call on a device goes: events before and after every kernel, in the recorded graph itself where there is one.
+"""Where the time of a call on a device goes: events before and after every kernel, in the recorded graph itself where
+there is one.
 
-Figures are held against what the target's facts say: its bandwidth, and multiply-adds of its float32 units at a nominal clock.
+Figures are held against what the target's facts say: its bandwidth, and multiply-adds of its float32 units at a nominal
+clock.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ CLOCK = 1.755e9  # of an H200 under load, hertz
 L2_RATE = 2.0  # of the memory's rate
 
 
-def profile(report: Report, bound: CudaInstance, arrays: Sequence[Array], target: GpuTarget, repeats: int | None = None) -> Profile:
+def profile(
+    report: Report, bound: CudaInstance, arrays: Sequence[Array], target: GpuTarget, repeats: int | None = None
+) -> Profile:
     """Run a program on these inputs again and again.
 
     Args:
@@ -50,7 +54,10 @@ def profile(report: Report, bound: CudaInstance, arrays: Sequence[Array], target
     wanted = {s for s in bound.program.cubins}
     known = next((p for p in reversed(report.programs) if wanted <= {k.symbol for k in p.kernels}), None)
     if known is None:
-        raise InputError("nothing is noted of the program that runs for these inputs; sizes of 0 get one of their own, which cannot be profiled")
+        raise InputError(
+            "nothing is noted of the program that runs for these inputs; sizes of 0 get one of their own, which cannot "
+            "be profiled"
+        )
     run = Timed(Frame(bound.loaded()), arrays, [np.empty(s, d) for s, d in bound.outputs])
     totals, spans, calls = run.measure(repeats)
     each = np.median(np.array(spans), 0)
@@ -58,13 +65,20 @@ def profile(report: Report, bound: CudaInstance, arrays: Sequence[Array], target
     limits = ceilings_of(target)
     reports = {k.symbol: k for k in known.kernels}
     rows = _rows(reports, calls, each, total, limits)
-    shown = tuple(CallTime(reports[c.symbol].name, _nodes(reports[c.symbol], calls, k), float(each[k]), 0.0, 1.0) for k, c in enumerate(calls))
+    shown = tuple(
+        CallTime(reports[c.symbol].name, _nodes(reports[c.symbol], calls, k), float(each[k]), 0.0, 1.0)
+        for k, c in enumerate(calls)
+    )
     overhead = max(total - float(each.sum()), 0.0)
     dims = dict(known.dims)
-    return Profile(report.name, report.target, target.sms, dims, len(totals), total, 0.0, overhead, tuple(rows), shown, limits)
+    return Profile(
+        report.name, report.target, target.sms, dims, len(totals), total, 0.0, overhead, tuple(rows), shown, limits
+    )
 
 
-def _rows(reports: dict[str, KernelReport], calls: Sequence[Call], each: Array, total: float, limits: Ceilings) -> list[KernelTime]:
+def _rows(
+    reports: dict[str, KernelReport], calls: Sequence[Call], each: Array, total: float, limits: Ceilings
+) -> list[KernelTime]:
     """Kernels by their time, the longest first. A kernel in a loop counts each time it runs."""
     by_symbol: dict[str, list[int]] = {}
     for k, c in enumerate(calls):

@@ -1,4 +1,6 @@
-"""Where the time of a call goes in a model with host steps: the profiles of its segments, and the host nodes beside them."""
+"""Where the time of a call goes in a model with host steps: the profiles of its segments, and the host nodes beside
+them.
+"""
 
 from __future__ import annotations
 
@@ -70,14 +72,34 @@ def _seconds(call: Callable[[], Any], repeats: int | None) -> tuple[float, int]:
 
 
 def _together(
-    f: Executable, parts: Sequence[Profile], host: Sequence[tuple[HostStep, float]], total: float, count: int, dims: dict[str, int]
+    f: Executable,
+    parts: Sequence[Profile],
+    host: Sequence[tuple[HostStep, float]],
+    total: float,
+    count: int,
+    dims: dict[str, int],
 ) -> Profile:
     rows = [dataclasses.replace(k, share=k.seconds / total) for p in parts for k in p.kernels]
-    rows += [KernelTime(s.node.op.name, "", 1, t, t / total, 1.0, False, None, None, "", None, "host", (s.where,)) for s, t in host]
+    rows += [
+        KernelTime(s.node.op.name, "", 1, t, t / total, 1.0, False, None, None, "", None, "host", (s.where,))
+        for s, t in host
+    ]
     calls = [c for p in parts for c in p.calls] + [CallTime(s.node.op.name, s.where, t, 0.0, 1.0) for s, t in host]
     rows.sort(key=lambda r: -r.seconds)
     threads = max((p.threads for p in parts), default=1)
     limits = parts[0].ceilings if parts else ceilings(f.target, threads)
     waiting = sum(p.waiting for p in parts)
     overhead = max(total - waiting - sum(r.seconds for r in rows), 0.0)
-    return Profile(f.report.name, f.report.target, threads, dims, count, total, waiting, overhead, tuple(rows), tuple(calls), limits)
+    return Profile(
+        f.report.name,
+        f.report.target,
+        threads,
+        dims,
+        count,
+        total,
+        waiting,
+        overhead,
+        tuple(rows),
+        tuple(calls),
+        limits,
+    )

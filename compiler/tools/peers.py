@@ -1,7 +1,7 @@
 """Other engines behind one interface: a model and inputs in, a function without arguments out.
 
-All run in float32 with the same number of threads, on the same arrays, and each by the call that its documentation gives for repeated use.
-What an engine costs its user (copies, checks of arguments, fresh results) is part of its time.
+All run in float32 with the same number of threads, on the same arrays, and each by the call that its documentation
+gives for repeated use. What an engine costs its user (copies, checks of arguments, fresh results) is part of its time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Engine:
-    """`call()` runs the model once, `outputs(result)` gives its arrays in the model's order. `facts` are for tables and JSON."""
+    """`call()` runs the model once, `outputs(result)` gives its arrays in the model's order. `facts` are for tables and
+    JSON.
+    """
 
     name: str
     call: Callable[[], Any]
@@ -49,7 +51,9 @@ def onnxruntime_engine(model: str | bytes, inputs: Mapping[str, Array], threads:
 
 
 def openvino_engine(model: str | bytes, inputs: Mapping[str, Array], threads: int) -> Engine:
-    """OpenVINO on the CPU in float32, tuned for latency, symbolic sizes fixed. `model`: a path or the bytes of an .onnx file."""
+    """OpenVINO on the CPU in float32, tuned for latency, symbolic sizes fixed. `model`: a path or the bytes of an .onnx
+    file.
+    """
     import openvino as ov
 
     start = time.perf_counter()
@@ -65,11 +69,18 @@ def openvino_engine(model: str | bytes, inputs: Mapping[str, Array], threads: in
     def call() -> Any:
         return request.infer(feeds, share_inputs=True, share_outputs=True)
 
-    return Engine("openvino", call, lambda result: [np.array(result[o]) for o in compiled.outputs], {"load_s": time.perf_counter() - start})
+    return Engine(
+        "openvino",
+        call,
+        lambda result: [np.array(result[o]) for o in compiled.outputs],
+        {"load_s": time.perf_counter() - start},
+    )
 
 
 def torch_engine(model: str, inputs: Mapping[str, Array], threads: int) -> Engine:
-    """torch.compile of a model as onnx2torch reads it; compiled by the first call. `model`: the path of an .onnx file."""
+    """torch.compile of a model as onnx2torch reads it; compiled by the first call. `model`: the path of an .onnx
+    file.
+    """
     import onnx2torch
     import torch
 
@@ -95,7 +106,9 @@ def check_installed(names: Sequence[str]) -> None:
         how = [install("bench")] if set(missing) - {"torch"} else []
         how += [f"pip install {' '.join(TORCH)}"] if "torch" in missing else []
         verb = "is" if len(missing) == 1 else "are"
-        raise InputError(f"{' and '.join(missing)} {verb} not installed, so there is nothing to compare with: {'; '.join(how)}")
+        raise InputError(
+            f"{' and '.join(missing)} {verb} not installed, so there is nothing to compare with: {'; '.join(how)}"
+        )
 
 
 def version(name: str) -> str:
@@ -107,7 +120,9 @@ def version(name: str) -> str:
 
 
 def error(got: Array, want: Array) -> float:
-    """Largest difference over the largest expected number; inf for another shape, or a NaN or infinity that is not in both."""
+    """Largest difference over the largest expected number; inf for another shape, or a NaN or infinity that is not in
+    both.
+    """
     if got.shape != want.shape:
         return float("inf")
     x, y = got.astype(np.float64), want.astype(np.float64)

@@ -1,8 +1,9 @@
 """Where the time of a call goes: `f.profile(x)`.
 
-The program runs as it always does, its threads, barriers and caches included, but through a timed entry function, in which each thread
-notes the time before and after every kernel call. Out comes a `Profile`: for each kernel its time, its rates, and how near they are to what
-the machine can do at most; for the rest, what is lost waiting at barriers and outside of the native call.
+The program runs as it always does, its threads, barriers and caches included, but through a timed entry function, in
+which each thread notes the time before and after every kernel call. Out comes a `Profile`: for each kernel its time,
+its rates, and how near they are to what the machine can do at most; for the rest, what is lost waiting at barriers and
+outside of the native call.
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ CALIBRATION = 0.02  # seconds between two readings of both clocks
 
 @dataclass(frozen=True)
 class CallTime:
-    """One call of a kernel: medians, in seconds. `waiting`: what all threads then lose at the barrier behind it, or at the end.
+    """One call of a kernel: medians, in seconds. `waiting`: what all threads then lose at the barrier behind it, or at
+    the end.
 
-    `balance`: time of the average thread over that of the slowest; 1 where the work is evenly divided, and for a kernel of one thread.
+    `balance`: time of the average thread over that of the slowest; 1 where the work is evenly divided, and for a kernel
+        of one thread.
     """
 
     kernel: str
@@ -94,8 +97,8 @@ class KernelTime:
 class Profile:
     """Times of a model's calls on given inputs, medians over `repeats` of them, in seconds.
 
-    `total` is a call as its user waits for it. Of it, `waiting` is lost at barriers, and `overhead` passes outside of the native program: in
-    Python, and until the threads have begun and ended. Medians do not add up exactly.
+    `total` is a call as its user waits for it. Of it, `waiting` is lost at barriers, and `overhead` passes outside of
+    the native program: in Python, and until the threads have begun and ended. Medians do not add up exactly.
     """
 
     name: str
@@ -134,7 +137,9 @@ class Profile:
         return self.text()
 
 
-def profile(f: Executable, target: CpuTarget, collect: Callable[[], list[Array]], repeats: int | None = None) -> Profile:
+def profile(
+    f: Executable, target: CpuTarget, collect: Callable[[], list[Array]], repeats: int | None = None
+) -> Profile:
     """Call a compiled model on these inputs again and again and say where the time goes.
 
     Args:
@@ -171,26 +176,37 @@ def find_report(programs: Sequence[ProgramReport], calls: Sequence[Call]) -> Pro
     """What was noted of the program that makes these calls. InputError where nothing was."""
     wanted = {c.symbol for c in calls}
     for p in reversed(programs):
-        if wanted <= {k.symbol for k in p.kernels} and (p.calls == len(calls) or any(k.choice == CONTROL for k in p.kernels)):
+        if wanted <= {k.symbol for k in p.kernels} and (
+            p.calls == len(calls) or any(k.choice == CONTROL for k in p.kernels)
+        ):
             return p
-    raise InputError("nothing is noted of the program that runs for these inputs; sizes of 0 get one of their own, which cannot be profiled")
+    raise InputError(
+        "nothing is noted of the program that runs for these inputs; sizes of 0 get one of their own, which cannot be "
+        "profiled"
+    )
 
 
 def resized(known: ProgramReport, native: Native, sizes: Mapping[Var, int]) -> ProgramReport:
-    """The report of a program for all sizes, with the work of its kernels at these. A loaded program does not know it: that is left empty."""
+    """The report of a program for all sizes, with the work of its kernels at these. A loaded program does not know it:
+    that is left empty.
+    """
     if native.program is None:
-        return dataclasses.replace(known, kernels=tuple(dataclasses.replace(k, flops="", bytes="") for k in known.kernels))
+        return dataclasses.replace(
+            known, kernels=tuple(dataclasses.replace(k, flops="", bytes="") for k in known.kernels)
+        )
     from dnnc.report.collect import kernel_reports
 
     return dataclasses.replace(known, kernels=kernel_reports(native.program, native.symbols, sizes))
 
 
-# --- measuring ----------------------------------------------------------------------------------------------------------------
+# --- measuring --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Seconds of `repeats` runs: [repeat] of whole calls and of what is outside of the entry function; [repeat, call] of kernels and waiting."""
+    """Seconds of `repeats` runs: [repeat] of whole calls and of what is outside of the entry function; [repeat, call]
+    of kernels and waiting.
+    """
 
     threads: int
     total: Array
@@ -208,9 +224,13 @@ class Timed:
         calls = list(native.calls)
         self.layout = Layout(calls)
         stride = -(-self.layout.places // LINE) * LINE
-        self.stamps = aligned_empty(8 * stride * bound.nthreads, 8 * LINE).view(np.int64).reshape(bound.nthreads, stride)
+        self.stamps = (
+            aligned_empty(8 * stride * bound.nthreads, 8 * LINE).view(np.int64).reshape(bound.nthreads, stride)
+        )
         addresses = {c.symbol: native.loaded.address(c.symbol) for c in calls}
-        self.loaded = load_objects([compile_text(timed_entry_text(calls, addresses, buffers, stride, native.flush), cpu, features)])
+        self.loaded = load_objects(
+            [compile_text(timed_entry_text(calls, addresses, buffers, stride, native.flush), cpu, features)]
+        )
         self.clock = Clock(self.loaded)
         self.bound = copy.copy(bound)
         self.bound.entry = self.loaded.address("entry")
@@ -234,14 +254,18 @@ class Timed:
             totals.append(time.perf_counter() - start)
             rows.append(self.layout.times(self.stamps[: self.frame.slots[FRAME_NTHREADS]]))
         tick = self.clock.seconds_per_tick()
-        inside, kernels, waiting = (np.array([getattr(r, name) for r in rows]) * tick for name in ("inside", "kernels", "waiting"))
+        inside, kernels, waiting = (
+            np.array([getattr(r, name) for r in rows]) * tick for name in ("inside", "kernels", "waiting")
+        )
         total, balance = np.array(totals), np.array([r.balance for r in rows])
         return Samples(max(r.threads for r in rows), total, np.maximum(total - inside, 0), kernels, waiting, balance)
 
 
 @dataclass(frozen=True)
 class Ticks:
-    """One run: ticks of the entry function; by call, of the kernel, of waiting behind it, and how evenly its threads were busy."""
+    """One run: ticks of the entry function; by call, of the kernel, of waiting behind it, and how evenly its threads
+    were busy.
+    """
 
     threads: int
     inside: int
@@ -253,8 +277,9 @@ class Ticks:
 class Layout:
     """Where the stamps of a program lie, and what they mean.
 
-    Barriers divide a program into segments. A kernel takes as long as its slowest thread; what remains of a segment is waiting. Where
-    threads run through several kernels without a barrier the slowest ones overlap, and are shortened so that they fill their segment.
+    Barriers divide a program into segments. A kernel takes as long as its slowest thread; what remains of a segment is
+    waiting. Where threads run through several kernels without a barrier the slowest ones overlap, and are shortened so
+    that they fill their segment.
     """
 
     def __init__(self, calls: list[Call]) -> None:
@@ -309,11 +334,17 @@ class Clock:
         return (seconds - self._start[0]) / (ticks - self._start[1])
 
 
-# --- figures ------------------------------------------------------------------------------------------------------------------
+# --- figures ----------------------------------------------------------------------------------------------------------
 
 
 def summarize(
-    name: str, target: str, dims: Mapping[str, int], calls: Sequence[Call], known: ProgramReport, samples: Samples, limits: Ceilings
+    name: str,
+    target: str,
+    dims: Mapping[str, int],
+    calls: Sequence[Call],
+    known: ProgramReport,
+    samples: Samples,
+    limits: Ceilings,
 ) -> Profile:
     """Medians, by call and by kernel; kernels by their time, the longest first."""
     times, waits, balance = (np.median(a, 0) for a in (samples.kernels, samples.waiting, samples.balance))
@@ -330,10 +361,25 @@ def summarize(
         seconds = float(times[where].sum())
         even = float(np.average(balance[where], weights=times[where] + 1e-12))
         rows.append(kernel_time(reports[symbol], seconds, seconds / total, even, limits))
-    each = [CallTime(reports[c.symbol].name, nodes[k], float(times[k]), float(waits[k]), float(balance[k])) for k, c in enumerate(calls)]
+    each = [
+        CallTime(reports[c.symbol].name, nodes[k], float(times[k]), float(waits[k]), float(balance[k]))
+        for k, c in enumerate(calls)
+    ]
     waiting, overhead = float(np.median(samples.waiting.sum(1))), float(np.median(samples.overhead))
     rows.sort(key=lambda r: -r.seconds)
-    return Profile(name, target, samples.threads, dims, len(samples.total), total, waiting, overhead, tuple(rows), tuple(each), limits)
+    return Profile(
+        name,
+        target,
+        samples.threads,
+        dims,
+        len(samples.total),
+        total,
+        waiting,
+        overhead,
+        tuple(rows),
+        tuple(each),
+        limits,
+    )
 
 
 def kernel_time(k: KernelReport, seconds: float, share: float, balance: float, limits: Ceilings) -> KernelTime:
@@ -345,4 +391,6 @@ def kernel_time(k: KernelReport, seconds: float, share: float, balance: float, l
         needed = {"compute": flops / limits.flops, level.name: moved / level.rate}
         bound = max(needed, key=lambda b: needed[b])
         reached = needed[bound] / seconds
-    return KernelTime(k.name, k.symbol, k.count, seconds, share, balance, k.parallel, flops, moved, bound, reached, k.choice, k.nodes)
+    return KernelTime(
+        k.name, k.symbol, k.count, seconds, share, balance, k.parallel, flops, moved, bound, reached, k.choice, k.nodes
+    )

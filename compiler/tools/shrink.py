@@ -1,4 +1,6 @@
-"""Makes a graph that fails smaller: drops outputs, then replaces nodes by inputs, while it still fails in the same way."""
+"""Makes a graph that fails smaller: drops outputs, then replaces nodes by inputs, while it still fails in the same
+way.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ def _all_values(g: Graph, inputs: Sequence[Array]) -> list[Array]:
     return run(whole, list(inputs))
 
 
-def _rebuilt(g: Graph, inputs: Sequence[Array], outputs: Sequence[Value], given: dict[Value, Array]) -> tuple[Graph, list[Array]]:
+def _rebuilt(
+    g: Graph, inputs: Sequence[Array], outputs: Sequence[Value], given: dict[Value, Array]
+) -> tuple[Graph, list[Array]]:
     """The part of a graph that these outputs need, with some values as inputs."""
     needed: set[Value] = set()
     stack = list(outputs)
@@ -95,10 +99,18 @@ def _rebuilt(g: Graph, inputs: Sequence[Array], outputs: Sequence[Value], given:
             env[v] = new.constant(a, v.name, v.locs, v.type)
     for n in g.nodes():
         if any(v in needed and v not in env for v in n.outputs):
-            made = new.append(Node(n.op, [None if v is None else env[v] for v in n.inputs], n.attrs, [o.type for o in n.outputs], n.locs))
+            made = new.append(
+                Node(
+                    n.op,
+                    [None if v is None else env[v] for v in n.inputs],
+                    n.attrs,
+                    [o.type for o in n.outputs],
+                    n.locs,
+                )
+            )
             env.update((v, m) for v, m in zip(n.outputs, made.outputs) if v not in env)
     new.outputs = [env[v] for v in outputs]
     return new, arrays
 
 
-# --- command line -------------------------------------------------------------------------------------------------------------
+# --- command line -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-QUICK = 1e-3  # seconds: a model below is called at least QUICK_CALLS times per engine and repeat, others SLOW_CALLS times
+QUICK = (
+    1e-3  # seconds: a model below is called at least QUICK_CALLS times per engine and repeat, others SLOW_CALLS times
+)
 QUICK_CALLS, SLOW_CALLS, MOST_CALLS = 200, 10, 2000
 BLOCK_SECONDS, BLOCK_CALLS = 0.02, 5  # a block of one engine's calls: so long at least, and so many
 PAUSE, LONGEST_PAUSE = 0.005, 0.25  # seconds between engines, see `settle`
@@ -20,7 +22,9 @@ Times = list[list[list[float]]]  # [repeat][engine][call] in seconds
 
 
 def alternate(calls: Sequence[Call], repeats: int, budget: float, tell: Callable[[str], None]) -> Times:
-    """Time engines in turns; `budget` is seconds for all of it. The order within a round changes from round to round."""
+    """Time engines in turns; `budget` is seconds for all of it. The order within a round changes from round to
+    round.
+    """
     guesses = [_guess(c) for c in calls]
     counts = [_count(g, budget / repeats / len(calls)) for g in guesses]
     blocks = [min(n, max(BLOCK_CALLS, round(BLOCK_SECONDS / g))) for g, n in zip(guesses, counts)]
@@ -65,8 +69,9 @@ def _repeat(calls: Sequence[Call], counts: Sequence[int], blocks: Sequence[int])
 
 
 def settle() -> None:
-    """Wait at least PAUSE, and until no thread of this process runs any more. Pools spin while they wait for work, ONNX Runtime's for 33 ms after
-    a call: the engine that comes next would have one CPU less."""
+    """Wait at least PAUSE, and until no thread of this process runs any more. Pools spin while they wait for work, ONNX
+    Runtime's for 33 ms after a call: the engine that comes next would have one CPU less.
+    """
     end = time.perf_counter() + LONGEST_PAUSE
     while True:
         used = time.process_time()
@@ -83,7 +88,7 @@ def _block(call: Call, count: int, times: list[float]) -> None:
         times.append(clock() - start)
 
 
-# --- figures ------------------------------------------------------------------------------------------------------------------
+# --- figures ----------------------------------------------------------------------------------------------------------
 
 
 def percentiles(times: Times, engine: int) -> dict[str, float]:

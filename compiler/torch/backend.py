@@ -1,7 +1,8 @@
-"""`torch.compile(model, backend="dnnc")`: torch takes Python apart into graphs of ATen operators, and calls `dnnc_backend` for each.
+"""`torch.compile(model, backend="dnnc")`: torch takes Python apart into graphs of ATen operators, and calls
+`dnnc_backend` for each.
 
-torch's own layer above (AOTAutograd) turns writing to tensors into results, which it writes back, and views of inputs into views again. What
-comes here is a pure program, whose *static* inputs are the parameters and buffers of modules.
+torch's own layer above (AOTAutograd) turns writing to tensors into results, which it writes back, and views of inputs
+into views again. What comes here is a pure program, whose *static* inputs are the parameters and buffers of modules.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ PROGRAMS = 16  # kept of one graph: for other weights, and for sizes that no pro
 
 
 def dnnc_backend(module: fx.GraphModule, example_inputs: Sequence[Any], **settings: Any) -> Callable[..., Any]:
-    """What torch.compile calls. `torch.compile(model, backend="dnnc", options={...})` takes the options of `dnnc.compile`.
+    """What torch.compile calls. `torch.compile(model, backend="dnnc", options={...})` takes the options of
+    `dnnc.compile`.
 
-    Inference is compiled. A graph of which gradients are wanted runs in eager PyTorch, with a warning: call the model under torch.no_grad().
+    Inference is compiled. A graph of which gradients are wanted runs in eager PyTorch, with a warning: call the model
+    under torch.no_grad().
 
     Raises:
         UnsupportedError: an operator without a form in graphs; says which, and where in the user's code.
@@ -49,7 +52,8 @@ def dnnc_backend(module: fx.GraphModule, example_inputs: Sequence[Any], **settin
 
     def with_gradients(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         warnings.warn(
-            "dnnc compiles inference, and gradients are wanted of this model: it runs in eager PyTorch. Call it under torch.no_grad()",
+            "dnnc compiles inference, and gradients are wanted of this model: it runs in eager PyTorch. Call it under "
+            "torch.no_grad()",
             DnncWarning,
             stacklevel=2,
         )
@@ -57,14 +61,18 @@ def dnnc_backend(module: fx.GraphModule, example_inputs: Sequence[Any], **settin
 
     if not (torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)):
         keep_whole(module)
-    compiler = aot_autograd(fw_compiler=with_gradients, bw_compiler=eager, inference_compiler=forward, decompositions=for_compile())
+    compiler = aot_autograd(
+        fw_compiler=with_gradients, bw_compiler=eager, inference_compiler=forward, decompositions=for_compile()
+    )
     return compiler(module, example_inputs)
 
 
 def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The options among what torch.compile hands on."""
     if settings.get("mode") not in (None, "default"):
-        raise InputError(f"mode={settings['mode']!r}: the backend has options={{...}}, those of dnnc.compile, and no modes")
+        raise InputError(
+            f"mode={settings['mode']!r}: the backend has options={{...}}, those of dnnc.compile, and no modes"
+        )
     return dict(settings.get("options") or {})
 
 
@@ -84,7 +92,9 @@ def eager(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Taken:
-    """One argument that a program takes: its position, and the order of its axes in memory where that is not row-major."""
+    """One argument that a program takes: its position, and the order of its axes in memory where that is not
+    row-major.
+    """
 
     position: int
     perm: tuple[int, ...] | None
@@ -96,15 +106,30 @@ class Ready:
     __slots__ = ("bound", "executable", "plain", "results", "shares", "sizes", "taken", "weights")
 
     def __init__(
-        self, executable: Any, taken: Sequence[Taken], results: Sequence[Any], weights: Weights, sizes: Any, bound: Mapping[str, torch.Tensor]
+        self,
+        executable: Any,
+        taken: Sequence[Taken],
+        results: Sequence[Any],
+        weights: Weights,
+        sizes: Any,
+        bound: Mapping[str, torch.Tensor],
     ) -> None:
-        self.executable, self.taken, self.results, self.weights, self.sizes, self.bound = executable, taken, results, weights, sizes, bound
+        self.executable, self.taken, self.results, self.weights, self.sizes, self.bound = (
+            executable,
+            taken,
+            results,
+            weights,
+            sizes,
+            bound,
+        )
         self.plain = all(isinstance(r, Given) for r in results)
         self.shares = bool(getattr(executable, "parameters", ()))
 
 
 class Piece:
-    """One graph of torch's. Programs are made at the first call, which brings the weights; what has no form in graphs is said at once."""
+    """One graph of torch's. Programs are made at the first call, which brings the weights; what has no form in graphs
+    is said at once.
+    """
 
     def __init__(self, module: fx.GraphModule, options: CompileOptions) -> None:
         self.module = module
@@ -112,18 +137,25 @@ class Piece:
         self.fakes = [n.meta.get("val") for n in self.places]
         tensors = [f for f in self.fakes if isinstance(f, torch.Tensor)]
         results = [n.meta.get("val") for n in _results(module) if isinstance(n, fx.Node)]
-        device = next((t.device for t in [*tensors, *results] if isinstance(t, torch.Tensor) and t.device.type != "cpu"), torch.device("cpu"))
+        device = next(
+            (t.device for t in [*tensors, *results] if isinstance(t, torch.Tensor) and t.device.type != "cpu"),
+            torch.device("cpu"),
+        )
         self.device = device
-        self.options = replace(options, target=str(device)) if device.type == "cuda" and options.target == "llvm" else options
+        self.options = (
+            replace(options, target=str(device)) if device.type == "cuda" and options.target == "llvm" else options
+        )
         self.static = static_inputs(len(self.fakes))
-        self.weights_of: Any = itemgetter(*self.static) if len(self.static) > 1 else lambda args: [args[k] for k in self.static]
+        self.weights_of: Any = (
+            itemgetter(*self.static) if len(self.static) > 1 else lambda args: [args[k] for k in self.static]
+        )
         self.sizes = [k for k, f in enumerate(self.fakes) if isinstance(f, torch.SymInt)]
         self.symbols = {k: str(self.fakes[k].node.expr) for k in self.sizes if self.fakes[k].node.expr.is_Symbol}
         self.open = self._check()
         self.programs: OrderedDict[Any, Ready] = OrderedDict()
         self.last: Ready | None = None
 
-    # --- reading --------------------------------------------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------------------------------
 
     def _check(self) -> bool:
         """Does one program serve all sizes? Reads the graph, so that errors come when torch compiles, not at a call."""
@@ -141,12 +173,16 @@ class Piece:
     def read(self, known: Mapping[str, int]) -> Read:
         return read_fx(self.module, Dims(known))
 
-    # --- calls ----------------------------------------------------------------------------------------------------------------
+    # --- calls --------------------------------------------------------------------------------------------------------
 
     def __call__(self, args: list[Any]) -> list[Any]:
         ready = self.last
         weights = self.weights_of(args)
-        if ready is None or ready.sizes != self._sizes(args) or list(map(torch.Tensor.data_ptr, weights)) != ready.weights.addresses:
+        if (
+            ready is None
+            or ready.sizes != self._sizes(args)
+            or list(map(torch.Tensor.data_ptr, weights)) != ready.weights.addresses
+        ):
             ready = self.last = self._find(args, weights)
         elif ready.weights.written():
             ready = self.last = self._again(ready, args, weights)
@@ -171,7 +207,9 @@ class Piece:
         """The owner has written to weights."""
         if not ready.shares:
             return self._find(args, weights)
-        ready.executable.refit({n: array_of(t) for n, t in ready.bound.items()})  # of a tensor that is not contiguous, a copy
+        ready.executable.refit(
+            {n: array_of(t) for n, t in ready.bound.items()}
+        )  # of a tensor that is not contiguous, a copy
         ready.weights.note()
         return ready
 
@@ -194,7 +232,7 @@ class Piece:
         t = t.to(self.device) if t.device != self.device and self.device.type != "cpu" else t
         return t if perm is None else t.permute(perm)
 
-    # --- programs -------------------------------------------------------------------------------------------------------------
+    # --- programs -----------------------------------------------------------------------------------------------------
 
     def _make(self, args: Sequence[Any], weights: Sequence[torch.Tensor]) -> Ready:
         known = {} if self.open else {s: args[k] for k, s in self.symbols.items()}

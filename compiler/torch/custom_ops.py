@@ -1,4 +1,6 @@
-"""Operators of dnnc's own within torch: calls that torch would take apart before a backend sees them are put into one of these first."""
+"""Operators of dnnc's own within torch: calls that torch would take apart before a backend sees them are put into one
+of these first.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,28 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear")  # which torch may take apart into gathers
+MODES = (
+    "nearest",
+    "nearest-exact",
+    "linear",
+    "bilinear",
+    "bicubic",
+    "trilinear",
+)  # which torch may take apart into gathers
 
 
 @torch.library.custom_op("dnnc::interpolate", mutates_args=())
-def interpolate(x: torch.Tensor, size: list[int] | None, scale_factors: list[float] | None, mode: str, align_corners: bool | None) -> torch.Tensor:
+def interpolate(
+    x: torch.Tensor, size: list[int] | None, scale_factors: list[float] | None, mode: str, align_corners: bool | None
+) -> torch.Tensor:
     """F.interpolate with one size or one factor for each axis."""
     return F.interpolate(x, size, scale_factors, mode, align_corners).contiguous()
 
 
 @interpolate.register_fake
-def _(x: torch.Tensor, size: list[int] | None, scale_factors: list[float] | None, mode: str, align_corners: bool | None) -> torch.Tensor:
+def _(
+    x: torch.Tensor, size: list[int] | None, scale_factors: list[float] | None, mode: str, align_corners: bool | None
+) -> torch.Tensor:
     return F.interpolate(x, size, scale_factors, mode, align_corners).contiguous()
 
 
@@ -40,7 +53,13 @@ def _replace(node: fx.Node) -> None:
         return
     size, factor = (_listed(node, given.get(n), rank) for n in ("size", "scale_factor"))
     node.target = torch.ops.dnnc.interpolate.default
-    node.args = (given["input"], size, None if factor is None else [float(f) for f in factor], mode, given.get("align_corners"))
+    node.args = (
+        given["input"],
+        size,
+        None if factor is None else [float(f) for f in factor],
+        mode,
+        given.get("align_corners"),
+    )
     node.kwargs = {}
 
 

@@ -1,7 +1,9 @@
-"""How tensors lie in memory where torch hands a program its arguments and takes its results: orders of axes, and results that are views.
+"""How tensors lie in memory where torch hands a program its arguments and takes its results: orders of axes, and
+results that are views.
 
-torch makes views of results itself, by the strides and the place in memory that a result has (`as_strided` on the argument or result that it is
-a view of). So results must not only have the right elements: those that share memory in eager torch share it here.
+torch makes views of results itself, by the strides and the place in memory that a result has (`as_strided` on the
+argument or result that it is a view of). So results must not only have the right elements: those that share memory in
+eager torch share it here.
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ def results_of(b: Builder, read: Read, args: Sequence[Any], fakes: Sequence[Any]
         if not isinstance(r, Output):
             made.append(r)
             continue
-        view = view_of(fake, args, True, dims) or view_of(fake, [f if j != k and is_base(f) else None for j, f in enumerate(fakes)], False, dims)
+        view = view_of(fake, args, True, dims) or view_of(
+            fake, [f if j != k and is_base(f) else None for j, f in enumerate(fakes)], False, dims
+        )
         if view is not None and not (not view.argument and is_base(fake) and view.of > k):
             made.append(view)
             continue

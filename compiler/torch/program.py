@@ -51,7 +51,13 @@ class Weights:
         return list(map(_address, self.tensors)) != self.addresses
 
 
-def bind(graph: Graph, names: Sequence[str], weights: Mapping[str, torch.Tensor], opts: CompileOptions, progress: Progress | None = None) -> Any:
+def bind(
+    graph: Graph,
+    names: Sequence[str],
+    weights: Mapping[str, torch.Tensor],
+    opts: CompileOptions,
+    progress: Progress | None = None,
+) -> Any:
     """Compile a graph whose inputs of these names are weights.
 
     They are shared, and packed again by `refit`, where the target's programs can do so; elsewhere they are constants.
@@ -77,30 +83,43 @@ def constant(graph: Graph, names: Sequence[str], arrays: Mapping[str, Any]) -> t
 class TorchProgram:
     """A compiled module: takes what the module takes, and gives what it gives.
 
-    Tensors give tensors, NumPy arrays give NumPy arrays. `executable` is the program in arrays (its `report`, `profile`, `save`, ...); weights
-    are the module's own: `refit()` after they were changed in place by means that torch does not count, such as `p.data`.
+    Tensors give tensors, NumPy arrays give NumPy arrays. `executable` is the program in arrays (its `report`,
+    `profile`, `save`, ...); weights are the module's own: `refit()` after they were changed in place by means that
+    torch does not count, such as `p.data`.
     """
 
     def __init__(self, program: Program, executable: Any) -> None:
         self.executable, self._program = executable, program
-        self._weights = Weights(list(program.parameters.values())) if hasattr(executable, "refit") and executable.parameters else None
+        self._weights = (
+            Weights(list(program.parameters.values()))
+            if hasattr(executable, "refit") and executable.parameters
+            else None
+        )
         self._kept = [k for k, n in enumerate(program.inputs) if isinstance(n, str)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it. InputError names what does not fit."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if spec != self._program.arguments:
-            raise InputError(f"the program was made for (arguments, keywords) of the structure {shown(self._program.arguments)}, got {shown(spec)}")
+            raise InputError(
+                f"the program was made for (arguments, keywords) of the structure {shown(self._program.arguments)}, "
+                f"got {shown(spec)}"
+            )
         for k, n in enumerate(self._program.inputs):
             if isinstance(n, Fixed) and n.value is not leaves[k] and n.value != leaves[k]:
-                raise InputError(f"argument {k} was {n.value!r} when the module was read, and is a part of the program; got {leaves[k]!r}")
+                raise InputError(
+                    f"argument {k} was {n.value!r} when the module was read, and is a part of the program; got "
+                    f"{leaves[k]!r}"
+                )
         if self._weights is not None and (self._weights.written() or self._weights.moved()):
             self.refit()
         given = [leaves[k] for k in self._kept]
         tensors = any(isinstance(x, torch.Tensor) for x in leaves)
         made = self.executable(*(_array(x) for x in given))
         many = made if isinstance(made, tuple) else (made,)
-        return pytree.tree_unflatten([self._result(r, many, given, tensors) for r in self._program.results], self._program.structure)
+        return pytree.tree_unflatten(
+            [self._result(r, many, given, tensors) for r in self._program.results], self._program.structure
+        )
 
     def refit(self) -> None:
         """Look at the module's weights again. Nothing is compiled."""
@@ -123,7 +142,8 @@ class TorchProgram:
 
     def __reduce__(self) -> Any:
         raise InputError(
-            "a compiled module cannot be pickled or copied, for its weights are the module's: f.save(path) writes it with their values as "
+            "a compiled module cannot be pickled or copied, for its weights are the module's: f.save(path) writes it "
+            "with their values as "
             "constants, and dnnc.load(path) reads that; or pickle the module and compile it again"
         )
 
@@ -143,11 +163,14 @@ def _array(x: Any) -> Any:
     return array_of(x) if isinstance(x, torch.Tensor) and not x.is_cuda else x
 
 
-def compile_module(model: Any, inputs: Any, progress: Progress | None, opts: CompileOptions, options: Mapping[str, Any]) -> TorchProgram:
+def compile_module(
+    model: Any, inputs: Any, progress: Progress | None, opts: CompileOptions, options: Mapping[str, Any]
+) -> TorchProgram:
     """Compile a module, or what torch.export made of one; see `dnnc.compile`."""
     if inputs is None and isinstance(model, torch.nn.Module):
         raise InputError(
-            "a module needs inputs=[...], a tensor as an example or a dnnc.Spec(shape, dtype) for each argument; torch.compile finds them"
+            "a module needs inputs=[...], a tensor as an example or a dnnc.Spec(shape, dtype) for each argument; "
+            "torch.compile finds them"
         )
     args, kwargs, dynamic = examples(inputs)
     program = read_program(exported(model, args, kwargs, dynamic), dynamic)
@@ -160,5 +183,8 @@ def compile_module(model: Any, inputs: Any, progress: Progress | None, opts: Com
 
 def for_all_sizes(graph: Graph, opts: CompileOptions) -> CompileOptions:
     """Options for one program that serves all sizes within torch's bounds."""
-    bounds = {n: (v.lo if isinstance(v.lo, int) else 0, v.hi if isinstance(v.hi, int) else LARGEST) for n, v in graph.dims.items()}
+    bounds = {
+        n: (v.lo if isinstance(v.lo, int) else 0, v.hi if isinstance(v.hi, int) else LARGEST)
+        for n, v in graph.dims.items()
+    }
     return replace(opts, dims={**bounds, **opts.dims})

@@ -1,4 +1,6 @@
-"""Makes nodes: runs the type rule, inserts, and carries the source locations. What goes in are values, what comes out are values."""
+"""Makes nodes: runs the type rule, inserts, and carries the source locations. What goes in are values, what comes out
+are values.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,21 @@ from dnnc.ir.types import Layout, TensorType
 
 
 class Builder:
-    """Appends nodes to a graph, or inserts them in front of `before`. `locs` is what new nodes carry; both may be changed any time.
+    """Appends nodes to a graph, or inserts them in front of `before`. `locs` is what new nodes carry; both may be
+    changed any time.
 
-    `b.op("add", x, y)` and `b.add(x, y)` are the same. Operands are values, None for an absent optional input, or numbers and arrays,
-    which become constants (a Python number takes the dtype of the first value among the operands). Attributes are keywords.
+    `b.op("add", x, y)` and `b.add(x, y)` are the same. Operands are values, None for an absent optional input, or
+    numbers and arrays, which become constants (a Python number takes the dtype of the first value among the operands).
+    Attributes are keywords.
     """
 
-    def __init__(self, graph: Graph, before: Node | None = None, locs: tuple[Loc, ...] = (), ops: Mapping[str, OpDef] | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        before: Node | None = None,
+        locs: tuple[Loc, ...] = (),
+        ops: Mapping[str, OpDef] | None = None,
+    ) -> None:
         self.graph, self.before, self.locs = graph, before, locs
         self._ops = ops
 
@@ -40,7 +50,8 @@ class Builder:
     def op(self, op: str | OpDef, /, *operands: Any, **attrs: Any) -> Any:
         """Add a node.
 
-        Returns its output, or a tuple of them when the op has several. Attributes that are not given take the type rule's defaults.
+        Returns its output, or a tuple of them when the op has several. Attributes that are not given take the type
+        rule's defaults.
 
         Raises:
             UnsupportedError: there is no op of that name.
@@ -102,7 +113,11 @@ def find_op(ops: Mapping[str, OpDef], name: str) -> OpDef:
 def defaults(op: OpDef) -> dict[str, Any]:
     """The attributes that an op's type rule gives a default for."""
     kinds = (inspect.Parameter.KEYWORD_ONLY,)
-    return {p.name: normal(p.default) for p in inspect.signature(op.type).parameters.values() if p.kind in kinds and p.default is not p.empty}
+    return {
+        p.name: normal(p.default)
+        for p in inspect.signature(op.type).parameters.values()
+        if p.kind in kinds and p.default is not p.empty
+    }
 
 
 def complete(op: OpDef, attrs: Attrs) -> Attrs:
@@ -130,8 +145,13 @@ def normal(a: Any) -> Any:
 
 
 def infer(op: OpDef, inputs: Sequence[Value | None], attrs: Attrs, locs: tuple[Loc, ...] = ()) -> list[TensorType]:
-    """The output types by the type rule, which sees logical shapes only. ShapeError says op, operand types, attributes and source."""
-    types = [None if v is None else v.type if v.type.layout is None else TensorType(v.type.dtype, v.type.shape) for v in inputs]
+    """The output types by the type rule, which sees logical shapes only. ShapeError says op, operand types, attributes
+    and source.
+    """
+    types = [
+        None if v is None else v.type if v.type.layout is None else TensorType(v.type.dtype, v.type.shape)
+        for v in inputs
+    ]
     try:
         found = op.type(*types, **attrs)
     except ShapeError as e:

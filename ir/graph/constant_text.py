@@ -21,7 +21,9 @@ INLINE = 8  # elements that are written into the text
 
 
 def inline(a: Array, dtype: DType) -> str:
-    """The array as a literal that `read_inline` turns into the same bits; empty where there is none or it is larger than 8 elements."""
+    """The array as a literal that `read_inline` turns into the same bits; empty where there is none or it is larger
+    than 8 elements.
+    """
     if a.size > INLINE:
         return ""
     try:
@@ -76,7 +78,9 @@ def read_inline(node: ast.expr, t: TensorType) -> Array:
 
 
 def read_literal(node: ast.expr, dtype: DType) -> Array:
-    """The array of a number or of nested lists of them, whatever its shape. ValueError where an element does not have the dtype."""
+    """The array of a number or of nested lists of them, whatever its shape. ValueError where an element does not have
+    the dtype.
+    """
     items: list[Any] = []
     shape = _read(node, items, dtype)
     out = np.empty(len(items), dtype.numpy)
@@ -111,7 +115,7 @@ def _number(node: ast.expr, dtype: DType) -> Any:
     return node.value
 
 
-# --- the side file ------------------------------------------------------------------------------------------------------------
+# --- the side file ----------------------------------------------------------------------------------------------------
 
 
 def save_constants(g: Graph, path: str | Path) -> None:
@@ -141,7 +145,9 @@ def to_bytes(a: Array, dtype: DType) -> Array:
 
 
 def from_bytes(data: Any, dtype: DType, shape: tuple[int, ...]) -> Array:
-    """The array that `to_bytes` wrote, without a copy where it is numbers. ValueError where the bytes are not those of that type."""
+    """The array that `to_bytes` wrote, without a copy where it is numbers. ValueError where the bytes are not those of
+    that type.
+    """
     if dtype.kind == "s":
         a = _typed(np.frombuffer(data, np.uint8), dtype)
         if a.shape != shape:
@@ -163,8 +169,10 @@ def _plain(a: Array, dtype: DType) -> Array:
 
 
 def load_constants(path: str | Path) -> dict[str, Array]:
-    """The arrays of a file that `save_constants` wrote, by content hash: what `parse(text, constants=...)` takes. Any other .npz gives its
-    arrays by their names, which `parse` takes as well. ModelError where the file is no .npz, or damaged."""
+    """The arrays of a file that `save_constants` wrote, by content hash: what `parse(text, constants=...)` takes. Any
+    other .npz gives its arrays by their names, which `parse` takes as well. ModelError where the file is no .npz, or
+    damaged.
+    """
     out: dict[str, Array] = {}
     try:
         with np.load(path, allow_pickle=False) as z:

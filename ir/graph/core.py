@@ -1,11 +1,12 @@
 """The graph IR: SSA values made by nodes that stand in one order, with uses kept up to date.
 
-A Graph is closed: a node reads only values of its own graph, so a subgraph (attribute of `cond`, `loop`, `scan`) gets all it needs as
-inputs. Nodes form a linked list, so passes insert and erase while they walk. Every value has a name that is unique in its graph and a
-Python identifier. Constants are read-only views and are hashed once.
+A Graph is closed: a node reads only values of its own graph, so a subgraph (attribute of `cond`, `loop`, `scan`) gets
+all it needs as inputs. Nodes form a linked list, so passes insert and erase while they walk. Every value has a name
+that is unique in its graph and a Python identifier. Constants are read-only views and are hashed once.
 
-Parameters are values whose contents stay the same from call to call but are not known here: weights that belong to somebody else. What they
-hold is a value of the `prologue`, a graph of its own from what users gave to what kernels read, which runs when the parameters change.
+Parameters are values whose contents stay the same from call to call but are not known here: weights that belong to
+somebody else. What they hold is a value of the `prologue`, a graph of its own from what users gave to what kernels
+read, which runs when the parameters change.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Value:
 
     __slots__ = ("index", "locs", "name", "node", "type", "uses")
 
-    def __init__(self, name: str, type: TensorType, node: Node | None = None, index: int = 0, locs: tuple[Loc, ...] = ()) -> None:
+    def __init__(
+        self, name: str, type: TensorType, node: Node | None = None, index: int = 0, locs: tuple[Loc, ...] = ()
+    ) -> None:
         self.name, self.type, self.node, self.index, self.locs = name, type, node, index, locs
         self.uses: dict[tuple[Node, int], None] = {}  # (user, position among its inputs), in the order they arose
 
@@ -98,7 +101,9 @@ class Graph:
         self.constants: dict[Value, np.ndarray[Any, Any]] = {}
         self.parameters: dict[Value, Value] = {}  # -> the value of the prologue that it holds
         self.prologue: Graph | None = None
-        self.donated: dict[int, int] = {}  # outputs that take the memory of an input, which is not needed after the call; both by number
+        self.donated: dict[
+            int, int
+        ] = {}  # outputs that take the memory of an input, which is not needed after the call; both by number
         self.dims: dict[str, Var] = {}
         self._first: Node | None = None
         self._last: Node | None = None
@@ -134,7 +139,9 @@ class Graph:
     # --- names and dims ---
 
     def fresh_name(self, stem: str = "") -> str:
-        """A name that no value has: the stem made an identifier, with `_0`, `_1`, ... if taken; v0, v1, ... without a stem."""
+        """A name that no value has: the stem made an identifier, with `_0`, `_1`, ... if taken; v0, v1, ... without a
+        stem.
+        """
         if stem:
             stem = identifier(stem)
             if stem not in self._names:
@@ -165,7 +172,9 @@ class Graph:
         return name
 
     def declare(self, *dims: Any) -> None:
-        """Enter the variables of dims (also of tuples, types and subgraphs) into `self.dims`. ShapeError if a name stands for two different dims."""
+        """Enter the variables of dims (also of tuples, types and subgraphs) into `self.dims`. ShapeError if a name
+        stands for two different dims.
+        """
         for d in dims:
             if isinstance(d, Expr):
                 for v in sorted(free(d), key=lambda v: v.name):
@@ -183,7 +192,8 @@ class Graph:
             return
         if known is not None:
             raise ShapeError(
-                f"graph {self.name}: the dim {v.name} stands for two dims, one in [{known.lo}, {known.hi}] divisible by {known.div}, "
+                f"graph {self.name}: the dim {v.name} stands for two dims, one in [{known.lo}, {known.hi}] divisible "
+                f"by {known.div}, "
                 f"one in [{v.lo}, {v.hi}] divisible by {v.div}; rename one of them"
             )
         self.declare(v.lo, v.hi)
@@ -207,10 +217,13 @@ class Graph:
         self.inputs.append(v)
         return v
 
-    def constant(self, array: Any, name: str | None = None, locs: tuple[Loc, ...] = (), type: TensorType | None = None) -> Value:
+    def constant(
+        self, array: Any, name: str | None = None, locs: tuple[Loc, ...] = (), type: TensorType | None = None
+    ) -> Value:
         """A constant that holds the array (not copied; nobody may write to it afterwards).
 
-        `type` is only needed where the array's dtype does not tell it (none of dnnc's types today) or a layout is to be attached.
+        `type` is only needed where the array's dtype does not tell it (none of dnnc's types today) or a layout is to be
+        attached.
         """
         a = np.asarray(array)
         a = a.astype(object) if a.dtype.kind in "UST" else a.view()
@@ -307,8 +320,8 @@ class Graph:
     def replace_all_uses(self, old: Value, new: Value, keep: Collection[Node] = ()) -> None:
         """Let every reader of `old`, the graph's outputs included, read `new`.
 
-        The node that makes `new` and those in `keep` go on reading `old`. `new` gets the union of the locations; an output keeps its name
-        where `new` is made by a node.
+        The node that makes `new` and those in `keep` go on reading `old`. `new` gets the union of the locations; an
+        output keeps its name where `new` is made by a node.
         """
         if old is new:
             return
@@ -355,7 +368,9 @@ class Graph:
         return self._copied({})[0]
 
     def copy_parameters(self, new: Graph, env: dict[Value | None, Value], known: Copies) -> None:
-        """Give another graph this one's parameters, with a copy of the prologue, `known` if there is one already; enters them into `env`."""
+        """Give another graph this one's parameters, with a copy of the prologue, `known` if there is one already;
+        enters them into `env`.
+        """
         if self.prologue is None:
             return
         if self.prologue not in known:
@@ -366,7 +381,9 @@ class Graph:
             new.parameters[p] = held[source]
 
     def _copied(self, known: Copies) -> tuple[Graph, dict[Value | None, Value]]:
-        """A copy, and the values in it by those here. `known`: prologues that are copied, which a graph and the bodies in it share."""
+        """A copy, and the values in it by those here. `known`: prologues that are copied, which a graph and the bodies
+        in it share.
+        """
         new = Graph(self.name)
         new.dims = dict(self.dims)
         env: dict[Value | None, Value] = {}
@@ -404,7 +421,9 @@ class Graph:
             other._digests[same] = (other.constants[same], known[1])
 
     def structural_hash(self) -> str:
-        """sha256 of everything but names and locations: equal for graphs that compute the same by the same nodes in the same order."""
+        """sha256 of everything but names and locations: equal for graphs that compute the same by the same nodes in the
+        same order.
+        """
         from dnnc.ir.graph.text import structure
 
         h = hashlib.sha256()
@@ -413,7 +432,9 @@ class Graph:
         return h.hexdigest()
 
     def text(self, locs: bool = False) -> str:
-        """The graph as text, which `dnnc.ir.graph.text.parse` reads back; `locs` adds comments that say where nodes come from."""
+        """The graph as text, which `dnnc.ir.graph.text.parse` reads back; `locs` adds comments that say where nodes
+        come from.
+        """
         from dnnc.ir.graph.text import show_graph
 
         return show_graph(self, locs)

@@ -1,8 +1,9 @@
 """The reference interpreter: a graph and NumPy arrays in, arrays out. What every backend is compared with.
 
-Per node it calls the op's `reference` or `host`, or builds the op's decomposition and interprets that. Types that registers do not
-hold (f16, bf16, 4-bit) reach the reference in their compute type and its result is rounded to the declared one, as kernels do; an op
-with the trait "bits" gets the stored form. A subgraph reaches a reference as a function from arrays to a list of arrays.
+Per node it calls the op's `reference` or `host`, or builds the op's decomposition and interprets that. Types that
+registers do not hold (f16, bf16, 4-bit) reach the reference in their compute type and its result is rounded to the
+declared one, as kernels do; an op with the trait "bits" gets the stored form. A subgraph reaches a reference as a
+function from arrays to a list of arrays.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ def run(g: Graph, inputs: Sequence[Any] | Mapping[str, Any], precision: Precisio
 
     Args:
         g: any valid graph; symbolic dims take their values from the inputs' shapes.
-        inputs: one array per graph input, in order or by name, of exactly the input's dtype ("float64" also takes float64).
-        precision: "as-is" rounds every value to its declared dtype; "float64" computes all floats in float64 and rounds nothing.
+        inputs: one array per graph input, in order or by name, of exactly the input's dtype ("float64" also takes
+            float64).
+        precision: "as-is" rounds every value to its declared dtype; "float64" computes all floats in float64 and rounds
+            nothing.
 
     Raises:
         InputError: a missing or unknown name, a wrong dtype, or a shape that does not fit.
@@ -60,7 +63,10 @@ def _ordered(g: Graph, inputs: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
     if isinstance(inputs, Mapping):
         missing, unknown = [n for n in names if n not in inputs], [n for n in inputs if n not in names]
         if missing or unknown:
-            raise InputError(f"graph {g.name} takes {', '.join(names)}; missing: {', '.join(missing) or '-'}, unknown: {', '.join(unknown) or '-'}")
+            raise InputError(
+                f"graph {g.name} takes {', '.join(names)}; missing: {', '.join(missing) or '-'}, unknown: "
+                f"{', '.join(unknown) or '-'}"
+            )
         return [inputs[n] for n in names]
     if len(inputs) != len(names):
         raise InputError(f"graph {g.name} takes {len(names)} inputs ({', '.join(names)}), {len(inputs)} are given")
@@ -80,11 +86,16 @@ def _given(v: Value, x: Any, precision: Precision) -> Array:
 
 
 def _told(n: Node, attrs: Mapping[str, Any]) -> None:
-    """Raises InputError where an attribute holds a dim that no input's shape has told (a size of the data is named by one, but not read)."""
+    """Raises InputError where an attribute holds a dim that no input's shape has told (a size of the data is named by
+    one, but not read).
+    """
     for k, a in attrs.items():
         for d in a if isinstance(a, tuple) else (a,):
             if isinstance(d, Expr):
-                raise InputError(f"{n.op.name}{locations(n.locs)}: {k} needs the size {d}, which no input of the graph tells; fix it by dims=")
+                raise InputError(
+                    f"{n.op.name}{locations(n.locs)}: {k} needs the size {d}, which no input of the graph tells; fix "
+                    "it by dims="
+                )
 
 
 def _widen(a: Array, dtype: DType) -> Array:
@@ -130,7 +141,8 @@ class _Run:
                 found = f(*self.operands(n, operands), **attrs)
             except IndexError as e:
                 raise InputError(
-                    f"{n.op.name}{locations(n.locs)}: an index lies outside of its axis: {e}; check the values of integer inputs"
+                    f"{n.op.name}{locations(n.locs)}: an index lies outside of its axis: {e}; check the values of "
+                    "integer inputs"
                 ) from None
             except TypeError:
                 _told(n, attrs)
@@ -140,7 +152,9 @@ class _Run:
         else:
             many = self.decomposed(n, operands, {k: resolve(a, env) for k, a in n.attrs.items()})
         if len(many) != len(n.outputs):
-            raise InternalError(f"{n.op.name}{locations(n.locs)}: the reference gave {len(many)} outputs, the node has {len(n.outputs)}")
+            raise InternalError(
+                f"{n.op.name}{locations(n.locs)}: the reference gave {len(many)} outputs, the node has {len(n.outputs)}"
+            )
         return [self.result(n, v, x, bound) for v, x in zip(n.outputs, many)]
 
     def operands(self, n: Node, operands: Sequence[Array | None]) -> list[Array | None]:
@@ -159,7 +173,9 @@ class _Run:
     def subgraph(self, g: Graph, bound: Bindings) -> Callable[..., list[Array]]:
         def call(*arrays: Any) -> list[Array]:
             if len(arrays) != len(g.inputs):
-                raise InternalError(f"the subgraph {g.name} takes {len(g.inputs)} arrays, it is called with {len(arrays)}")
+                raise InternalError(
+                    f"the subgraph {g.name} takes {len(g.inputs)} arrays, it is called with {len(arrays)}"
+                )
             given = [self.declared(v, np.asarray(a)) for v, a in zip(g.inputs, arrays)]
             return self.graph(g, given, {x: k for x, k in bound.items() if g.dims.get(x.name) is x})
 
@@ -167,7 +183,13 @@ class _Run:
 
     def declared(self, v: Value, a: Array) -> Array:
         """An array in the dtype that its value says, or in float64 where all floats are."""
-        want = f64.numpy if self.exact and v.type.dtype.is_float else np.dtype(np.complex128) if self.exact and v.type.dtype.kind == "c" else None
+        want = (
+            f64.numpy
+            if self.exact and v.type.dtype.is_float
+            else np.dtype(np.complex128)
+            if self.exact and v.type.dtype.kind == "c"
+            else None
+        )
         return a.astype(want or v.type.dtype.numpy, copy=False)
 
     def result(self, n: Node, v: Value, x: Any, bound: Bindings) -> Array:
@@ -176,8 +198,13 @@ class _Run:
             bind_shape(bound, v, a.shape)
         except InputError as e:
             if "sized" in n.op.traits:
-                raise InputError(f"{n.op.name}{locations(n.locs)}: the data gives a size that the rest of the model does not fit: {e}") from e
-            raise InternalError(f"{n.op.name}{locations(n.locs)}: the reference's result does not have the declared shape: {e}") from e
+                raise InputError(
+                    f"{n.op.name}{locations(n.locs)}: the data gives a size that the rest of the model does not fit: "
+                    f"{e}"
+                ) from e
+            raise InternalError(
+                f"{n.op.name}{locations(n.locs)}: the reference's result does not have the declared shape: {e}"
+            ) from e
         return a
 
     def decomposed(self, n: Node, operands: Sequence[Array | None], attrs: dict[str, Any]) -> Sequence[Array]:
@@ -197,14 +224,16 @@ class _Run:
         return self.graph(g, given, {})
 
 
-# --- sampled outputs ----------------------------------------------------------------------------------------------------------
+# --- sampled outputs --------------------------------------------------------------------------------------------------
 
 
-def run_at(g: Graph, inputs: Sequence[Any] | Mapping[str, Any], points: Sequence[Any], precision: Precision = "float64") -> list[Array]:
+def run_at(
+    g: Graph, inputs: Sequence[Any] | Mapping[str, Any], points: Sequence[Any], precision: Precision = "float64"
+) -> list[Array]:
     """The outputs of a graph at some points only: what the kernel gate compares.
 
-    Element-wise nodes are evaluated at the points alone, a node with `reference_at` (matmul, conv, reductions) computes only the asked
-    elements of its output; all else, and what these read, is computed whole, once.
+    Element-wise nodes are evaluated at the points alone, a node with `reference_at` (matmul, conv, reductions) computes
+    only the asked elements of its output; all else, and what these read, is computed whole, once.
 
     Args:
         g: a graph, mostly of one fused group.
@@ -215,7 +244,10 @@ def run_at(g: Graph, inputs: Sequence[Any] | Mapping[str, Any], points: Sequence
     Returns:
         Per output a 1-D array of n elements.
     """
-    arrays = [_given(v, a, "as-is" if v.type.dtype.numpy == np.asarray(a).dtype else precision) for v, a in zip(g.inputs, _ordered(g, inputs))]
+    arrays = [
+        _given(v, a, "as-is" if v.type.dtype.numpy == np.asarray(a).dtype else precision)
+        for v, a in zip(g.inputs, _ordered(g, inputs))
+    ]
     r = _Run(precision)
     lazy = _Sampled(r, g, arrays)
     with np.errstate(all="ignore"):
@@ -230,7 +262,9 @@ class _Sampled:
     def __init__(self, run: _Run, g: Graph, arrays: Sequence[Array]) -> None:
         self.run, self.g = run, g
         self.bound = bind_dims(g, [a.shape for a in arrays])
-        self.raw: dict[Value, Array] = dict(zip(g.inputs, arrays))  # in their own dtype: most of a large operand is never looked at
+        self.raw: dict[Value, Array] = dict(
+            zip(g.inputs, arrays)
+        )  # in their own dtype: most of a large operand is never looked at
         self.env: dict[Value, Array] = {}
         self.sampled: dict[tuple[Value, bytes], Array] = {}
 
@@ -245,7 +279,10 @@ class _Sampled:
                 stack.extend(i for i in x.node.inputs if i is not None)
         for n in self.g.nodes() if needed else ():
             if n in needed:
-                operands = [None if i is None else self.stored(i) if "movement" in n.op.traits else self.whole(i) for i in n.inputs]
+                operands = [
+                    None if i is None else self.stored(i) if "movement" in n.op.traits else self.whole(i)
+                    for i in n.inputs
+                ]
                 self.env.update(zip(n.outputs, self.run.node(n, operands, self.bound)))
         return self.whole(v)
 
@@ -280,7 +317,9 @@ class _Sampled:
     def evaluate(self, n: Node, v: Value, points: Array) -> Array:
         attrs = {k: resolve(a, as_env(self.bound)) for k, a in n.attrs.items()}
         if n.op.reference_at is not None:
-            pick = self.picked if "contraction" in n.op.traits else self.full  # whose sampled references widen what they pick
+            pick = (
+                self.picked if "contraction" in n.op.traits else self.full
+            )  # whose sampled references widen what they pick
             operands = self.run.operands(n, [None if i is None else pick(i) for i in n.inputs])
             return self.run.declared(v, np.asarray(n.op.reference_at(operands, points, **attrs)))
         if n.op.reference is None:  # element-wise by decomposition

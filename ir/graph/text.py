@@ -34,7 +34,7 @@ from dnnc.ir.types import Dim, Layout, TensorType, parse_layout
 
 WIDTH = 150  # longer signatures get one line per parameter
 
-# --- printing -----------------------------------------------------------------------------------------------------------------
+# --- printing ---------------------------------------------------------------------------------------------------------
 
 
 def show_graph(g: Graph, locs: bool = False) -> str:
@@ -45,8 +45,9 @@ def show_graph(g: Graph, locs: bool = False) -> str:
 
 
 def definitions(g: Graph) -> tuple[dict[str, str], dict[Any, str]]:
-    """The definitions of the ops of a graph and its subgraphs that are not dnnc's own, by name, and what their nodes are called: by the op's name,
-    numbered where a pass has given other types to one of its nodes."""
+    """The definitions of the ops of a graph and its subgraphs that are not dnnc's own, by name, and what their nodes
+    are called: by the op's name, numbered where a pass has given other types to one of its nodes.
+    """
     texts: dict[str, str] = {}
     called: dict[Any, str] = {}
     for n in every_node(g):
@@ -113,7 +114,9 @@ def _show_def(g: Graph, name: str, pad: str, locs: bool, called: Mapping[Any, st
         params += ["*", *(f"{v.name}: {v.type}" for v in g.parameters)]
         params += [f"{v.name}: {v.type} = {_show_constant(g, v)}" for v in g.constants]
     one = f"{pad}def {name}({', '.join(params)}):\n"
-    yield one if len(one) <= WIDTH else f"{pad}def {name}(\n" + "".join(f"{pad}    {p},\n" for p in params) + f"{pad}):\n"
+    yield (
+        one if len(one) <= WIDTH else f"{pad}def {name}(\n" + "".join(f"{pad}    {p},\n" for p in params) + f"{pad}):\n"
+    )
     inner = pad + "    "
     for n in g.nodes():
         names = _subgraph_names(n)
@@ -176,7 +179,9 @@ def show_attr(a: Any, names: Mapping[Graph, str]) -> str:
 
 
 def attrs_key(n: Node) -> tuple[tuple[str, str], ...]:
-    """Equal for equal attributes. They go by their text: 1, 1.0 and True differ, and so do 0.0 and -0.0; subgraphs go by their structure."""
+    """Equal for equal attributes. They go by their text: 1, 1.0 and True differ, and so do 0.0 and -0.0; subgraphs go
+    by their structure.
+    """
     names = {s: s.structural_hash() for s in n.subgraphs()}
     return tuple((k, show_attr(a, names)) for k, a in sorted(n.attrs.items()))
 
@@ -204,21 +209,25 @@ def structure(g: Graph) -> Iterator[str]:
     yield f"return {[numbers.get(v, -2) for v in g.outputs]} {sorted(g.donated.items()) or ''}\n"
 
 
-# --- parsing ------------------------------------------------------------------------------------------------------------------
+# --- parsing ----------------------------------------------------------------------------------------------------------
 
 _BINARY: dict[type[ast.AST], str] = {
-    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%", ast.Lt: "<", ast.LtE: "<=", ast.Eq: "==", ast.NotEq: "!=",
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%", ast.Lt: "<", ast.LtE: "<=",
+    ast.Eq: "==", ast.NotEq: "!=",
     ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^",
 }  # fmt: skip
 _NUMBERS = {"inf": float("inf"), "nan": float("nan")}
 
 
-def parse(text: str, constants: Mapping[str, np.ndarray[Any, Any]] | None = None, ops: Mapping[str, OpDef] | None = None) -> Graph:
+def parse(
+    text: str, constants: Mapping[str, np.ndarray[Any, Any]] | None = None, ops: Mapping[str, OpDef] | None = None
+) -> Graph:
     """Read a graph.
 
     Args:
         text: what `str(graph)` prints, or written by hand: calls may be nested and results need no type.
-        constants: arrays for constants that are not inline, by content hash (as `load_constants` gives them) or by name.
+        constants: arrays for constants that are not inline, by content hash (as `load_constants` gives them) or by
+            name.
         ops: the known ops; default all of dnnc's.
 
     Raises:
@@ -227,7 +236,9 @@ def parse(text: str, constants: Mapping[str, np.ndarray[Any, Any]] | None = None
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as e:
-        raise ParseError(f"line {getattr(e, 'lineno', 1)}, column {getattr(e, 'offset', 1)}: {getattr(e, 'msg', e)}") from None
+        raise ParseError(
+            f"line {getattr(e, 'lineno', 1)}, column {getattr(e, 'offset', 1)}: {getattr(e, 'msg', e)}"
+        ) from None
     p = _Parser(constants or {}, ops)
     if not tree.body or not isinstance(tree.body[-1], ast.FunctionDef):
         _fail(
@@ -243,7 +254,9 @@ def parse(text: str, constants: Mapping[str, np.ndarray[Any, Any]] | None = None
 
 
 def _fail(node: ast.AST | None, message: str) -> NoReturn:
-    raise ParseError(f"line {getattr(node, 'lineno', 1)}, column {getattr(node, 'col_offset', 0) + 1}: {message}") from None
+    raise ParseError(
+        f"line {getattr(node, 'lineno', 1)}, column {getattr(node, 'col_offset', 0) + 1}: {message}"
+    ) from None
 
 
 class _Parser:
@@ -259,7 +272,9 @@ class _Parser:
         name, a = s.target.id, s.annotation
         parts: list[Any] = []
         if isinstance(a, ast.Subscript) and isinstance(a.value, ast.Name) and a.value.id == "dim":
-            parts = [None if isinstance(x, ast.Constant) and x.value is None else self.dim(x) for x in _elements(a.slice)]
+            parts = [
+                None if isinstance(x, ast.Constant) and x.value is None else self.dim(x) for x in _elements(a.slice)
+            ]
         elif not (isinstance(a, ast.Name) and a.id == "dim"):
             _fail(a, f"expected dim or dim[low, high, divisor], got {ast.unparse(a)}")
         lo, hi, div = [*parts, *(1, None, 1)[len(parts) :]][:3]
@@ -328,7 +343,12 @@ class _Parser:
             return op(_BINARY[type(a.op)], self._dim(a.left), self._dim(a.right))
         if isinstance(a, ast.Compare) and len(a.ops) == 1 and type(a.ops[0]) in _BINARY:
             return op(_BINARY[type(a.ops[0])], self._dim(a.left), self._dim(a.comparators[0]))
-        if isinstance(a, ast.Call) and isinstance(a.func, ast.Name) and a.args and a.func.id in ("min", "max", "select"):
+        if (
+            isinstance(a, ast.Call)
+            and isinstance(a.func, ast.Name)
+            and a.args
+            and a.func.id in ("min", "max", "select")
+        ):
             args = [self._dim(x) for x in a.args]
             return op("select", *args) if a.func.id == "select" else reduce(lambda x, y: op(a.func.id, x, y), args)  # type: ignore[attr-defined]
         _fail(a, f"not a dim: {ast.unparse(a)}")
@@ -398,12 +418,20 @@ class _Function:
             return self.g.constant(array, x.arg, type=t)
         found = self.p.data.get(key, self.p.data.get(x.arg))
         if found is None:
-            _fail(x, f"the data of constant {x.arg} ({key or 'no hash'}) is not among the {len(self.p.data)} arrays given to parse(constants=...)")
+            _fail(
+                x,
+                f"the data of constant {x.arg} ({key or 'no hash'}) is not among the {len(self.p.data)} arrays given "
+                "to parse(constants=...)",
+            )
         if found.dtype != t.dtype.numpy or found.shape != t.shape:
             _fail(x, f"constant {x.arg} is declared {t}, its data is {found.dtype} {list(found.shape)}")
         v = self.g.constant(found, x.arg, type=t)
         if key and self.g.digest(v) != key:
-            _fail(x, f"the data of constant {x.arg} has hash {self.g.digest(v)}, the text says {key}; drop const(...) to take it anyway")
+            _fail(
+                x,
+                f"the data of constant {x.arg} has hash {self.g.digest(v)}, the text says {key}; drop const(...) to "
+                "take it anyway",
+            )
         return v
 
     def statement(self, s: ast.stmt) -> None:
@@ -430,7 +458,8 @@ class _Function:
         if len(node.outputs) != len(names) or (types is not None and len(types) != len(names)):
             _fail(
                 s,
-                f"{node.op.name} has {count(len(node.outputs), 'output')}; {count(len(names), 'name')}{'' if types is None else f' and {len(types)} types'} are given",
+                f"{node.op.name} has {count(len(node.outputs), 'output')}; "
+                f"{count(len(names), 'name')}{'' if types is None else f' and {len(types)} types'} are given",
             )
         annotations: Sequence[ast.expr | None] = types or [None] * len(names)
         for v, name, t in zip(node.outputs, names, annotations):
@@ -440,7 +469,9 @@ class _Function:
 
     def check(self, a: ast.expr, v: Value) -> None:
         want = self.p.type(a)
-        if (want.dtype, want.shape) != (v.type.dtype, v.type.shape) or (v.type.layout is not None and want.layout != v.type.layout):
+        if (want.dtype, want.shape) != (v.type.dtype, v.type.shape) or (
+            v.type.layout is not None and want.layout != v.type.layout
+        ):
             _fail(a, f"the text says {want}, {v.node.op.name if v.node else 'this'} gives {v.type}")
         v.type = want
 
@@ -471,7 +502,11 @@ class _Function:
             if not self.is_literal(x):
                 continue
             if lead is None:
-                _fail(x, "a literal operand takes its dtype from a value beside it, and there is none; make it a constant after `*`")
+                _fail(
+                    x,
+                    "a literal operand takes its dtype from a value beside it, and there is none; make it a constant "
+                    "after `*`",
+                )
             try:
                 given[i] = self.g.constant(read_literal(x, lead))
             except ValueError as e:
@@ -481,7 +516,9 @@ class _Function:
     def is_literal(self, a: ast.expr) -> bool:
         if isinstance(a, ast.Constant):
             return a.value is not None
-        return isinstance(a, (ast.UnaryOp, ast.List)) or (isinstance(a, ast.Name) and a.id in _NUMBERS and a.id not in self.values)
+        return isinstance(a, (ast.UnaryOp, ast.List)) or (
+            isinstance(a, ast.Name) and a.id in _NUMBERS and a.id not in self.values
+        )
 
     def operand(self, a: ast.expr, output: bool = False) -> Any:
         if isinstance(a, ast.Name):
@@ -505,4 +542,14 @@ def is_reserved(name: str) -> bool:
     return name in BY_NAME or name in _NUMBERS or name in ("dim", "min", "max", "select", "layout", "const")
 
 
-__all__ = ["all_dims", "load_constants", "parse", "save_constants", "show_attr", "show_attrs", "show_graph", "show_node", "structure"]
+__all__ = [
+    "all_dims",
+    "load_constants",
+    "parse",
+    "save_constants",
+    "show_attr",
+    "show_attrs",
+    "show_graph",
+    "show_node",
+    "structure",
+]

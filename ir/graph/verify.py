@@ -1,4 +1,6 @@
-"""The invariants of the graph IR, one function each. A graph goes in; nothing comes out, or a VerifyError that quotes the node."""
+"""The invariants of the graph IR, one function each. A graph goes in; nothing comes out, or a VerifyError that quotes
+the node.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def verify(g: Graph) -> None:
 
 
 def _broken(g: Graph, n: Node, message: str) -> VerifyError:
-    return VerifyError(f"graph {g.name}, node {n.outputs[0].name if n.outputs else '?'}{locations(n.locs)}: {message}\n    {n!r}")
+    return VerifyError(
+        f"graph {g.name}, node {n.outputs[0].name if n.outputs else '?'}{locations(n.locs)}: {message}\n    {n!r}"
+    )
 
 
 def _values(g: Graph) -> Iterator[Value]:
@@ -72,7 +76,9 @@ def _is_name(name: str) -> bool:
 
 
 def _check_constants(g: Graph) -> None:
-    """A constant's array has the dtype and shape that its type says, and so has what a parameter holds; inputs, constants, parameters have no node."""
+    """A constant's array has the dtype and shape that its type says, and so has what a parameter holds; inputs,
+    constants, parameters have no node.
+    """
     for v, a in g.constants.items():
         if a.shape != v.type.shape or a.dtype != v.type.dtype.numpy:
             raise VerifyError(f"graph {g.name}: the constant {v!r} holds {a.dtype} {list(a.shape)}")

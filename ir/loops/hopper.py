@@ -1,8 +1,10 @@
-"""Effects of the Hopper generation (sm_90a): names and operands for the table in `intrinsics.py`, shapes and layouts of wgmma.
+"""Effects of the Hopper generation (sm_90a): names and operands for the table in `intrinsics.py`, shapes and layouts of
+wgmma.
 
-Data moves and products run beside the threads: the copy engine (TMA) and the tensor cores read and write on their own, through the
-*async proxy*. Threads learn of it by mbarriers (copies into shared memory), by `bulk_wait` (copies out of it) and by `wgmma_wait`.
-What threads write to shared memory becomes visible to those engines by `fence_async()`, executed by the writers before the barrier.
+Data moves and products run beside the threads: the copy engine (TMA) and the tensor cores read and write on their own,
+through the *async proxy*. Threads learn of it by mbarriers (copies into shared memory), by `bulk_wait` (copies out of
+it) and by `wgmma_wait`. What threads write to shared memory becomes visible to those engines by `fence_async()`,
+executed by the writers before the barrier.
 
     mbar_init(b, arrivals)           one thread; then mbar_fence() and a barrier before anybody uses b
     mbar_arrive(b)                   each active thread arrives once
@@ -41,8 +43,10 @@ from __future__ import annotations
 import numpy as np
 
 EFFECTS = (
-    "mbar_init", "mbar_fence", "mbar_arrive", "mbar_expect", "mbar_wait", "tma_prefetch", "tma_load", "tma_im2col", "tma_fetch", "tma_store", "bulk_commit", "bulk_wait_read",
-    "bulk_wait", "fence_async", "stmatrix_x4", "wgmma", "wgmma_kn", "wgmma_fence", "wgmma_commit", "wgmma_wait", "named_barrier", "cluster_barrier", "peer_store", "peer_send", "resident", "regs_give", "regs_take",
+    "mbar_init", "mbar_fence", "mbar_arrive", "mbar_expect", "mbar_wait", "tma_prefetch", "tma_load", "tma_im2col",
+    "tma_fetch", "tma_store", "bulk_commit", "bulk_wait_read",
+    "bulk_wait", "fence_async", "stmatrix_x4", "wgmma", "wgmma_kn", "wgmma_fence", "wgmma_commit", "wgmma_wait",
+    "named_barrier", "cluster_barrier", "peer_store", "peer_send", "resident", "regs_give", "regs_take",
 )  # fmt: skip
 
 GROUP = 128  # threads of a warp group
@@ -50,8 +54,12 @@ WGMMA_ROWS = 64  # rows of one product
 SWIZZLE_ROWS = 8  # the pattern of a swizzle repeats after so many rows of 128 bytes
 
 
-def wgmma_positions(n: int) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], np.ndarray[tuple[int, int], np.dtype[np.int64]]]:
-    """(row, column) of every accumulator of every thread of a warp group, each [128, n / 2]: register 4*j + 2*h + e of a 64 x n tile."""
+def wgmma_positions(
+    n: int,
+) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], np.ndarray[tuple[int, int], np.dtype[np.int64]]]:
+    """(row, column) of every accumulator of every thread of a warp group, each [128, n / 2]: register 4*j + 2*h + e of
+    a 64 x n tile.
+    """
     t, r = np.arange(GROUP)[:, None], np.arange(n // 2)[None, :]
     row = 16 * (t // 32) + t % 32 // 4 + 8 * (r // 2 % 2)
     column = 8 * (r // 4) + 2 * (t % 4) + r % 2

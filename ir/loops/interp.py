@@ -1,8 +1,9 @@
 """Operator-IR interpreter: the exact oracle for kernels. In: a Kernel and NumPy arrays, which it writes in place.
 
-All threads step together, each a row of the arrays; where they diverge, a mask says who is active. Iterations of `parallel` loops are
-threads too. Lock step would hide races, so these are detected (interp_races). An `if` one of whose arms can wait (mbar_wait) runs its
-arms as coroutines. Independent sequential loops are widened: run side by side for speed alone.
+All threads step together, each a row of the arrays; where they diverge, a mask says who is active. Iterations of
+`parallel` loops are threads too. Lock step would hide races, so these are detected (interp_races). An `if` one of whose
+arms can wait (mbar_wait) runs its arms as coroutines. Independent sequential loops are widened: run side by side for
+speed alone.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ MAX_ROWS = 1 << 14
 def run_kernel(kernel: Kernel, args: Mapping[str, Array], threads: int = 2) -> None:
     """Run a kernel on `args` (by parameter name), as `threads` CPU threads or as a grid of blocks would.
 
-    Arrays are C-contiguous, of the buffer's NumPy dtype and at least its size, of any shape, and are written in place; scalars are
-    integers or floats. InputError if they are not so; VerifyError with the statement for an access out of bounds, a race, a read of
-    shared memory that nobody wrote or that a copy still writes, a barrier that not all threads reach, and a deadlock.
+    Arrays are C-contiguous, of the buffer's NumPy dtype and at least its size, of any shape, and are written in place;
+    scalars are integers or floats. InputError if they are not so; VerifyError with the statement for an access out of
+    bounds, a race, a read of shared memory that nobody wrote or that a copy still writes, a barrier that not all
+    threads reach, and a deadlock.
     """
     with np.errstate(all="ignore"):
         Interpreter(kernel, threads).run(args)
@@ -48,13 +50,15 @@ class Interpreter(Evaluator):
         self.funcs = {f.name: f for f in kernel.funcs}
         entry = kernel.entry
         self.written = writes(entry.body, self.funcs)
-        super().__init__(threads > 1 and any(isinstance(s, For) and s.kind == "parallel" for s in walk_stmts(entry.body)))
+        super().__init__(
+            threads > 1 and any(isinstance(s, For) and s.kind == "parallel" for s in walk_stmts(entry.body))
+        )
         self.widths: dict[For, tuple[frozenset[Buffer], frozenset[Buffer]] | None] = {}
         self.waits: dict[Stmt, bool] = {}
         self.waiting: Stmt | None = None  # the last mbar_wait met
         self.allocated: dict[Buffer, Memory] = {}
 
-    # --- entering ---------------------------------------------------------------------------------------------------------------
+    # --- entering -----------------------------------------------------------------------------------------------------
 
     def run(self, args: Mapping[str, Array]) -> None:
         entry = self.kernel.entry
@@ -79,7 +83,10 @@ class Interpreter(Evaluator):
             out[p].tracked |= p in self.written
             for q in out:
                 if out[q] is not out[p] and (out[p].tracked or out[q].tracked) and np.may_share_memory(arrays[q], a):
-                    raise InputError(f"{self.kernel.name}: the arrays of {q.name} and {p.name} overlap in part, and one of them is written")
+                    raise InputError(
+                        f"{self.kernel.name}: the arrays of {q.name} and {p.name} overlap in part, and one of them is "
+                        "written"
+                    )
         return out
 
     def drain(self, steps: Iterator[None], name: str) -> None:
@@ -87,7 +94,7 @@ class Interpreter(Evaluator):
             assert self.waiting is not None
             raise _quote(KernelError(f"{name}: deadlock: every thread waits for an mbarrier"), self.waiting)
 
-    # --- statements -------------------------------------------------------------------------------------------------------------
+    # --- statements ---------------------------------------------------------------------------------------------------
 
     def block(self, b: Block) -> None:
         for s in b:
@@ -118,7 +125,9 @@ class Interpreter(Evaluator):
 
     def store(self, s: Store) -> None:
         if s.value.dtype is not s.buf.dtype:
-            raise KernelError(f"{s.value.dtype} is stored into {s.buf.name}, which holds {s.buf.dtype}: a cast is missing")
+            raise KernelError(
+                f"{s.value.dtype} is stored into {s.buf.name}, which holds {s.buf.dtype}: a cast is missing"
+            )
         v = self.value(s.value)
         lanes = max([s.lanes, *(i.lanes for i in s.idx)])
         if s.value.lanes not in (1, lanes):
@@ -133,7 +142,11 @@ class Interpreter(Evaluator):
         else:
             size = n * self.grid.blocks  # a cluster's blocks have one each, behind one another
             old = self.allocated.get(buf)  # the same bytes as in the last iteration, whose readers may lag behind
-            mem = old if old is not None and old.size == size else Memory(garbage((size,), buf.dtype), tracked=True, born_empty=True)
+            mem = (
+                old
+                if old is not None and old.size == size
+                else Memory(garbage((size,), buf.dtype), tracked=True, born_empty=True)
+            )
             mem.written = np.zeros(size, np.bool_)
             self.allocated[buf] = mem
         own = 0 if mem.private or self.grid.blocks == 1 or st.thread is None else st.thread // self.grid.block_size * n
@@ -171,12 +184,14 @@ class Interpreter(Evaluator):
                 if not isinstance(a, Ref) or a.buf.dtype is not p.dtype:
                     raise KernelError(f"{f.name} takes an address of {p.dtype} for {p.name}, got {a!r}")
                 view = self.view(a.buf)
-                views[p] = make_view(p, view.memory, view.offset([self.eval(i) for i in a.idx], False), env, foreign=True)
+                views[p] = make_view(
+                    p, view.memory, view.offset([self.eval(i) for i in a.idx], False), env, foreign=True
+                )
         self.state = replace(outer, env=env, views=views)
         self.drain(self.co_block(f.body), f.name)
         self.state = outer
 
-    # --- loops ------------------------------------------------------------------------------------------------------------------
+    # --- loops --------------------------------------------------------------------------------------------------------
 
     def loop(self, s: For) -> Iterator[None]:
         """Set the state for each turn of a loop's body; several iterations may go in one turn."""
@@ -244,7 +259,9 @@ class Interpreter(Evaluator):
     def parallel(self, s: For, lo: int, hi: int) -> Iterator[None]:
         outer = self.state
         if outer.parallel or outer.thread is not None or outer.iteration is not None:
-            raise KernelError("a parallel loop may stand only at the top of a CPU kernel, not inside of another one or of a block")
+            raise KernelError(
+                "a parallel loop may stand only at the top of a CPU kernel, not inside of another one or of a block"
+            )
         step, leave = max(MAX_ROWS // outer.rows, 1), self.private_outside(s.body)
         for i in range(lo, hi, step):
             n = min(step, hi - i)
@@ -258,15 +275,21 @@ class Interpreter(Evaluator):
         self.forget(leave)
 
     def members(self, s: For, lo: int, hi: int) -> Iterator[None]:
-        """cluster, thread.x, warp and lane loops: rows of a team, whose clocks go on from the last such loop of the block."""
+        """cluster, thread.x, warp and lane loops: rows of a team, whose clocks go on from the last such loop of the
+        block.
+        """
         outer, n, inner = self.state, hi - lo, self.team_size(s.body)
         if outer.parallel or n < 1:
-            raise KernelError(f"a {s.kind} loop of {n} threads" + (" inside of a parallel loop" if outer.parallel else ""))
+            raise KernelError(
+                f"a {s.kind} loop of {n} threads" + (" inside of a parallel loop" if outer.parallel else "")
+            )
         if outer.thread is None:
             if self.grid.team is None:
                 self.grid.start(n * inner, n if s.kind == "cluster" else 1)
             if self.team.size != n * inner:
-                raise KernelError(f"{n * inner} threads here, {self.team.size} in the thread loops before: a block has one size")
+                raise KernelError(
+                    f"{n * inner} threads here, {self.team.size} in the thread loops before: a block has one size"
+                )
         leave = self.private_outside(s.body)
         st = self.wider(outer, s.var, lo, n)
         mine = np.tile(np.arange(n), outer.rows) * inner
@@ -278,7 +301,8 @@ class Interpreter(Evaluator):
         self.forget(leave)
         if s.kind == "cluster" and self.grid.peeked:
             raise KernelError(
-                "a block of the cluster may end while another one reads its shared memory: cluster_barrier() is missing after the last peer"
+                "a block of the cluster may end while another one reads its shared memory: cluster_barrier() is "
+                "missing after the last peer"
             )
 
     def team_size(self, b: Block) -> int:
@@ -293,19 +317,23 @@ class Interpreter(Evaluator):
         return max(sizes)
 
     def private_outside(self, b: Block) -> list[Buffer]:
-        """Private buffers from outside of a thread loop that it writes: each thread has its own, undefined before and after the loop."""
+        """Private buffers from outside of a thread loop that it writes: each thread has its own, undefined before and
+        after the loop.
+        """
         return [x for x in writes(b, self.funcs) if x in self.state.views and self.state.views[x].memory.private]
 
     def own_copies(self, st: State, bufs: list[Buffer]) -> None:
         for b in bufs:
-            st.views[b] = replace(st.views[b], memory=Memory(garbage((st.rows, st.views[b].memory.size), b.dtype), private=True))
+            st.views[b] = replace(
+                st.views[b], memory=Memory(garbage((st.rows, st.views[b].memory.size), b.dtype), private=True)
+            )
 
     def forget(self, bufs: list[Buffer]) -> None:
         for b in bufs:
             data = self.state.views[b].memory.data
             data[...] = garbage(data.shape, b.dtype)
 
-    # --- roles that wait --------------------------------------------------------------------------------------------------------
+    # --- roles that wait ----------------------------------------------------------------------------------------------
 
     def can_wait(self, s: Stmt) -> bool:
         if s not in self.waits:
@@ -333,7 +361,10 @@ class Interpreter(Evaluator):
     def roles(self, s: If) -> Iterator[None]:
         """The arms are coroutines with states of their own; each runs until it waits."""
         outer = self.state
-        live = [(replace(outer, env=dict(outer.env), views=dict(outer.views), mask=mask), self.co_block(arm)) for mask, arm in self.arms(s)]
+        live = [
+            (replace(outer, env=dict(outer.env), views=dict(outer.views), mask=mask), self.co_block(arm))
+            for mask, arm in self.arms(s)
+        ]
         while live:
             before, waiting = self.progress, []
             for st, steps in live:
@@ -364,7 +395,9 @@ def _scalar(p: Var, v: Any) -> Array:
     n = int(v)
     lo, hi = (value(b) if b is not None else None for b in (p.lo, p.hi))
     if (lo is not None and n < lo) or (hi is not None and n > hi) or n % p.div:
-        raise InputError(f"{p.name} = {n} breaks what the kernel was built for: {lo} <= {p.name} <= {hi}, a multiple of {p.div}")
+        raise InputError(
+            f"{p.name} = {n} breaks what the kernel was built for: {lo} <= {p.name} <= {hi}, a multiple of {p.div}"
+        )
     return n
 
 

@@ -1,4 +1,6 @@
-"""Expressions and memory accesses as the interpreter evaluates them, for all rows (threads) of a state at once, with every check."""
+"""Expressions and memory accesses as the interpreter evaluates them, for all rows (threads) of a state at once, with
+every check.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ Array = Any
 
 @dataclass(slots=True)
 class State:
-    """Where a group of rows stands. Copied where it changes, so that leaving a loop or an arm is putting the old one back."""
+    """Where a group of rows stands. Copied where it changes, so that leaving a loop or an arm is putting the old one
+    back.
+    """
 
     env: dict[Var, Array]
     views: dict[Buffer, View]
@@ -34,7 +38,9 @@ class State:
 
 @dataclass(slots=True)
 class Place:
-    """Elements of a view: an offset, or [rows] of them, or [rows or 1, lanes]. `live` (same rank) says which exist; None is all."""
+    """Elements of a view: an offset, or [rows] of them, or [rows or 1, lanes]. `live` (same rank) says which exist;
+    None is all.
+    """
 
     view: View
     off: Array
@@ -57,7 +63,7 @@ class Evaluator:
         self._memo: dict[Expr, Array] = {}
         self._consts: dict[Const, Array] = {}
 
-    # --- values -----------------------------------------------------------------------------------------------------------------
+    # --- values -------------------------------------------------------------------------------------------------------
 
     def value(self, e: Expr) -> Array:
         """The value of an expression of a statement; shared sub-expressions are evaluated once."""
@@ -109,10 +115,13 @@ class Evaluator:
                 raise KernelError(f"{e.name} is reached by a part of a warp")
         record = TABLE[e.name]
         assert record.meaning is not None
-        full = [np.broadcast_to(v, (s.rows, *np.shape(v)[1:])) if k == 0 or not uniform(v) else v for k, v in enumerate(args)]
+        full = [
+            np.broadcast_to(v, (s.rows, *np.shape(v)[1:])) if k == 0 or not uniform(v) else v
+            for k, v in enumerate(args)
+        ]
         return np.asarray(record.meaning(*full)).astype(e.dtype.numpy, copy=False)
 
-    # --- memory -----------------------------------------------------------------------------------------------------------------
+    # --- memory -------------------------------------------------------------------------------------------------------
 
     def view(self, buf: Buffer) -> View:
         v = self.state.views.get(buf)
@@ -152,17 +161,24 @@ class Evaluator:
         if at.view.foreign:
             bad = (np.asarray(at.off) < 0) | (np.asarray(at.off) >= at.view.memory.size)
             if (bad if at.live is None else bad & at.live).any():
-                raise KernelError(f"{at.view.buf.name}: element {np.max(at.off)} is outside of the memory passed in, {at.view.memory.size} elements")
+                raise KernelError(
+                    f"{at.view.buf.name}: element {np.max(at.off)} is outside of the memory passed in, "
+                    f"{at.view.memory.size} elements"
+                )
         return at
 
-    def outside(self, buf: Buffer, idx: tuple[Expr, ...], index: list[Array], view: View, live: Array | None) -> KernelError:
+    def outside(
+        self, buf: Buffer, idx: tuple[Expr, ...], index: list[Array], view: View, live: Array | None
+    ) -> KernelError:
         for axis, (i, n) in enumerate(zip(index, view.shape)):
             n = column(n, np.ndim(i) == 2)
             bad = np.asarray((i < 0) | (i >= n))
             bad = bad if live is None else bad & live
             if bad.any():
                 at, size = (int(np.broadcast_to(x, bad.shape)[bad][0]) for x in (i, n))
-                return KernelError(f"{show_at(buf, idx, 1, None)}: index {at} of axis {axis} is outside of 0..{size - 1}")
+                return KernelError(
+                    f"{show_at(buf, idx, 1, None)}: index {at} of axis {axis} is outside of 0..{size - 1}"
+                )
         return KernelError(f"{buf.name}: index out of bounds")
 
     def active(self) -> Array:
@@ -227,7 +243,9 @@ class Evaluator:
         off = np.asarray(at.off)
         wide = off.ndim == 2
         shape = (s.rows, off.shape[1]) if wide else (s.rows,)
-        live = np.broadcast_to(column(self.active(), wide) if at.live is None else at.live & column(self.active(), wide), shape)
+        live = np.broadcast_to(
+            column(self.active(), wide) if at.live is None else at.live & column(self.active(), wide), shape
+        )
         return np.broadcast_to(column(np.arange(s.rows), wide), shape)[live], np.broadcast_to(off, shape)[live]
 
     def spread(self, at: Place, v: Array) -> Array:
@@ -242,19 +260,27 @@ class Evaluator:
     def touch(self, at: Place, write: bool, v: Array | None = None) -> None:
         """What may go wrong with memory that threads share; `v` is what a store writes."""
         mem, s = at.view.memory, self.state
-        if mem.written is None and mem.in_flight is None and (not mem.tracked or (s.iteration is None and s.thread is None and not self.spmd)):
+        if (
+            mem.written is None
+            and mem.in_flight is None
+            and (not mem.tracked or (s.iteration is None and s.thread is None and not self.spmd))
+        ):
             return
         rows, off = self.spots(at)
         verb = "write to" if write else "read of"
         if mem.in_flight is not None and mem.in_flight[off].any():
-            raise KernelError(f"{verb} {at.view.name(off[mem.in_flight[off]][0])} while an asynchronous copy into it is in flight")
+            raise KernelError(
+                f"{verb} {at.view.name(off[mem.in_flight[off]][0])} while an asynchronous copy into it is in flight"
+            )
         if mem.written is not None:
             if not write and not mem.written[off].all():
                 raise KernelError(f"read of {at.view.name(off[~mem.written[off]][0])}, which nobody has written")
             if write:
                 mem.written[off] = True
         if write and mem.pinned is not None and mem.pinned[off].any():
-            raise KernelError(f"write to {at.view.name(off[mem.pinned[off] > 0][0])} while it is still read asynchronously")
+            raise KernelError(
+                f"write to {at.view.name(off[mem.pinned[off] > 0][0])} while it is still read asynchronously"
+            )
         if write and mem.copied is not None:
             mem.copied[off] = False
         value = self.spread(at, v) if v is not None and s.parallel and s.iteration is not None else None

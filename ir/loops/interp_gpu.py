@@ -1,4 +1,5 @@
-"""Effects of the operator IR as the interpreter performs them: barriers and asynchronous copies. Exact as to who may see what when.
+"""Effects of the operator IR as the interpreter performs them: barriers and asynchronous copies. Exact as to who may
+see what when.
 
 What Hopper adds stands in interp_hopper.
 """
@@ -46,7 +47,9 @@ class Reading:
 
 @dataclass(slots=True, eq=False)
 class Product:
-    """Accumulators under way: registers off[k] of the copies[k] of a private memory, in a group of products of the warp group of who[0]."""
+    """Accumulators under way: registers off[k] of the copies[k] of a private memory, in a group of products of the warp
+    group of who[0].
+    """
 
     memory: Memory
     off: Array
@@ -80,7 +83,9 @@ class BlockState:
     readings: list[Reading] = field(default_factory=list)  # by copies out of shared memory
     tiles: list[Reading] = field(default_factory=list)  # by products
     products: list[Product] = field(default_factory=list)
-    wgmma_groups: dict[int, int] = field(default_factory=dict)  # of every warp group: the number of committed groups of products
+    wgmma_groups: dict[int, int] = field(
+        default_factory=dict
+    )  # of every warp group: the number of committed groups of products
     wgmma_ready: dict[int, bool] = field(default_factory=dict)
     blocks: int = 1  # of a cluster: they run as one team, each with shared memory of its own
     block_size: int = 0  # threads
@@ -107,7 +112,7 @@ def number(it: Evaluator, e: Expr, what: str) -> int:
     return int(found[0])
 
 
-# --- barriers -----------------------------------------------------------------------------------------------------------------
+# --- barriers ---------------------------------------------------------------------------------------------------------
 
 
 def barrier(it: Evaluator) -> None:
@@ -129,7 +134,7 @@ def syncwarp(it: Evaluator) -> None:
         it.team.join(threads[threads // 32 == warp])
 
 
-# --- cp.async -----------------------------------------------------------------------------------------------------------------
+# --- cp.async ---------------------------------------------------------------------------------------------------------
 
 
 def issue(it: Evaluator, view: View, who: Array, off: Array, value: Array, group: Array | None) -> Copy:
@@ -140,7 +145,9 @@ def issue(it: Evaluator, view: View, who: Array, off: Array, value: Array, group
     if mem.in_flight[off].any():
         raise KernelError(f"two copies into {view.name(off[mem.in_flight[off]][0])} are in flight at once")
     if mem.pinned is not None and mem.pinned[off].any():
-        raise KernelError(f"a copy into {view.name(off[mem.pinned[off] > 0][0])} starts while it is still read asynchronously")
+        raise KernelError(
+            f"a copy into {view.name(off[mem.pinned[off] > 0][0])} starts while it is still read asynchronously"
+        )
     message = it.team.access(view, who, off, True, record=False)
     if message:
         raise KernelError(f"race: {message}")
@@ -188,7 +195,11 @@ def cp_async_wait(it: Evaluator, n: Expr) -> None:
         done = c.group < newest[c.who]
         if done.any():
             who = c.who[done]
-            land(it, Copy(c.memory, c.off[done], c.value[done], who, c.group[done], c.when[done]), it.team.clock[who, who])
+            land(
+                it,
+                Copy(c.memory, c.off[done], c.value[done], who, c.group[done], c.when[done]),
+                it.team.clock[who, who],
+            )
         if not done.all():
             keep = ~done
             still.append(Copy(c.memory, c.off[keep], c.value[keep], c.who[keep], c.group[keep], c.when[keep]))

@@ -1,9 +1,11 @@
-"""Hopper's effects as the interpreter performs them: mbarriers, the copy engine, tensor cores of warp groups (`hopper.py` says what they are).
+"""Hopper's effects as the interpreter performs them: mbarriers, the copy engine, tensor cores of warp groups
+(`hopper.py` says what they are).
 
-Copies and products are carried out at once, but what they touch is kept out of bounds until somebody has waited for them: elements that
-a copy writes are `in_flight`, elements that an engine reads are `pinned`, accumulators are `in_flight` too. A product reads on behalf of
-the tensor core of its warp group, a member of the team of its own; threads learn of its reads when they wait for it, and pass that on by
-arriving at mbarriers. So a stage that is released too early is a race, whatever order the roles ran in.
+Copies and products are carried out at once, but what they touch is kept out of bounds until somebody has waited for
+them: elements that a copy writes are `in_flight`, elements that an engine reads are `pinned`, accumulators are
+`in_flight` too. A product reads on behalf of the tensor core of its warp group, a member of the team of its own;
+threads learn of its reads when they wait for it, and pass that on by arriving at mbarriers. So a stage that is released
+too early is a race, whatever order the roles ran in.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 Array = Any
 
-# --- mbarriers ----------------------------------------------------------------------------------------------------------------
+# --- mbarriers --------------------------------------------------------------------------------------------------------
 
 
 Named = list[tuple[Mbarrier, Array]]  # mbarriers, each with the active threads that mean it
@@ -89,7 +91,13 @@ def _complete(it: Evaluator, bar: Mbarrier) -> None:
         return
     for c in bar.copies:
         land(it, c, c.when)
-    bar.phase, bar.left, bar.clock, bar.gathered, bar.copies = bar.phase ^ 1, bar.count, bar.gathered, bar.gathered * 0, []
+    bar.phase, bar.left, bar.clock, bar.gathered, bar.copies = (
+        bar.phase ^ 1,
+        bar.count,
+        bar.gathered,
+        bar.gathered * 0,
+        [],
+    )
 
 
 def mbar_wait(it: Evaluator, r: Expr, parity: Expr) -> Iterator[None]:
@@ -102,7 +110,7 @@ def mbar_wait(it: Evaluator, r: Expr, parity: Expr) -> Iterator[None]:
         it.team.clock[threads] = np.maximum(it.team.clock[threads], bar.clock)
 
 
-# --- the copy engine ----------------------------------------------------------------------------------------------------------
+# --- the copy engine --------------------------------------------------------------------------------------------------
 
 
 def _index(it: Evaluator, r: Ref, row: int) -> list[int]:
@@ -116,7 +124,9 @@ def _window(it: Evaluator, buf: Buffer, row: int) -> View:
 
 
 def _box(it: Evaluator, r: Ref, row: int, rows: int, lanes: int) -> tuple[View, Array, Array]:
-    """The view, the offsets of rows x lanes from the element on that the thread in this row of the state means, and which of them exist."""
+    """The view, the offsets of rows x lanes from the element on that the thread in this row of the state means, and
+    which of them exist.
+    """
     view, index = _window(it, r.buf, row), _index(it, r, row)
     at: list[Array] = [np.full((rows, lanes), i) for i in index]
     at[-1] = at[-1] + np.arange(lanes)
@@ -135,7 +145,9 @@ def _touch(it: Evaluator, view: View, who: int, off: Array, write: bool, record:
     """Every check of an access by a member of the team to given elements."""
     mem = view.memory
     if mem.in_flight is not None and mem.in_flight[off].any():
-        raise KernelError(f"{view.name(off[mem.in_flight[off]][0])} is touched while an asynchronous copy into it is in flight")
+        raise KernelError(
+            f"{view.name(off[mem.in_flight[off]][0])} is touched while an asynchronous copy into it is in flight"
+        )
     if mem.written is not None and not write and not mem.written[off].all():
         raise KernelError(f"read of {view.name(off[~mem.written[off]][0])}, which nobody has written")
     if not mem.tracked:
@@ -148,7 +160,9 @@ def _touch(it: Evaluator, view: View, who: int, off: Array, write: bool, record:
         raise KernelError(f"race: {message}")
 
 
-Source = Callable[["Evaluator", Ref, int, int, int], tuple[View, Array, Array]]  # of (reference, row of the state, height, width)
+Source = Callable[
+    ["Evaluator", Ref, int, int, int], tuple[View, Array, Array]
+]  # of (reference, row of the state, height, width)
 
 
 def tma_load(it: Evaluator, dst: Expr, src: Expr, rows: Expr, r: Expr) -> None:
@@ -167,12 +181,18 @@ def _load(it: Evaluator, dst: Expr, src: Expr, rows: Expr, r: Expr, find: Source
         if len(threads) != 1:
             raise KernelError(f"tma_load must be issued by one thread, {len(threads)} are active")
         if not bar.fenced:
-            raise KernelError("tma_load: mbar_fence() is missing after mbar_init: the copy engine may not see the mbarrier")
+            raise KernelError(
+                "tma_load: mbar_fence() is missing after mbar_init: the copy engine may not see the mbarrier"
+            )
         row = int(row_of[threads_of(it, "tma_load") == threads[0]][0])
-        _start_copy(it, _box(it, dst, row, height, dst.lanes), find(it, src, row, height, dst.lanes), bar, int(threads[0]))
+        _start_copy(
+            it, _box(it, dst, row, height, dst.lanes), find(it, src, row, height, dst.lanes), bar, int(threads[0])
+        )
 
 
-def _start_copy(it: Evaluator, to: tuple[View, Array, Array], source: tuple[View, Array, Array], bar: Mbarrier, who: int) -> None:
+def _start_copy(
+    it: Evaluator, to: tuple[View, Array, Array], source: tuple[View, Array, Array], bar: Mbarrier, who: int
+) -> None:
     (inside, off, fits), (outside, from_, exists) = to, source
     _whole(inside, fits, "tma_load")
     _touch(it, outside, who, from_[exists], False)
@@ -187,7 +207,9 @@ def _start_copy(it: Evaluator, to: tuple[View, Array, Array], source: tuple[View
     _complete(it, bar)
 
 
-def _pixels(it: Evaluator, src: Ref, row: int, height: int, width: int, window: tuple[Expr, ...]) -> tuple[View, Array, Array]:
+def _pixels(
+    it: Evaluator, src: Ref, row: int, height: int, width: int, window: tuple[Expr, ...]
+) -> tuple[View, Array, Array]:
     """Like _box, of the pixels that a filter's tap meets."""
     values = [it.eval(e) for e in window]
     numbers = [int(v if np.ndim(v) == 0 else np.ravel(v)[row]) for v in values]
@@ -269,10 +291,13 @@ def _engine_reads(it: Evaluator, view: View, reader: int, off: Array, what: str)
         fences = np.array([*it.grid.fences.get(int(w), []), np.iinfo(np.int32).max])
         late = fences[np.searchsorted(fences, when[mine])] >= it.team.clock[reader, w]
         if late.any():
-            raise KernelError(f"{what} reads {view.name(mine[late][0])}, written by thread {w} without fence_async() before the barrier")
+            raise KernelError(
+                f"{what} reads {view.name(mine[late][0])}, written by thread {w} without fence_async() before the "
+                "barrier"
+            )
 
 
-# --- matrices -----------------------------------------------------------------------------------------------------------------
+# --- matrices ---------------------------------------------------------------------------------------------------------
 
 
 def stmatrix_x4(it: Evaluator, dst: Expr, v: Expr) -> None:
@@ -337,7 +362,10 @@ def _start(it: Evaluator, r: Ref, row: int, wide: int) -> tuple[View, list[int]]
         raise KernelError(f"wgmma reads {r.buf.name}, which is no shared.swizzle{SWIZZLE_ROWS} buffer")
     index = _index(it, r, row)
     if index[-2] % SWIZZLE_ROWS or (index[-1] * r.buf.dtype.bytes) % wide or r.lanes * r.buf.dtype.bytes != wide:
-        raise KernelError(f"wgmma: a tile of {r.buf.name} must start at a multiple of 8 rows and {wide} bytes, and be {wide} bytes wide")
+        raise KernelError(
+            f"wgmma: a tile of {r.buf.name} must start at a multiple of 8 rows and {wide} bytes, and be {wide} bytes "
+            "wide"
+        )
     return _window(it, r.buf, row), index
 
 
@@ -414,7 +442,7 @@ def _settle(it: Evaluator, registers: Memory, first: int, newest: int) -> None:
         it.grid.products.remove(p)
 
 
-# --- barriers of a part of the block, and of a cluster ------------------------------------------------------------------------
+# --- barriers of a part of the block, and of a cluster ----------------------------------------------------------------
 
 
 def named_barrier(it: Evaluator, which: Expr, size: Expr) -> None:
@@ -491,7 +519,11 @@ def _of_peer(it: Evaluator, r: Ref, rank: Expr) -> State:
 
 EFFECTS: dict[str, Callable[..., None]] = {
     "mbar_init": mbar_init, "mbar_fence": mbar_fence, "mbar_arrive": mbar_arrive, "mbar_expect": mbar_expect,
-    "tma_load": tma_load, "tma_im2col": tma_im2col, "tma_store": tma_store, "bulk_commit": bulk_commit, "bulk_wait": bulk_wait, "bulk_wait_read": bulk_wait,
-    "fence_async": fence_async, "stmatrix_x4": stmatrix_x4, "wgmma": wgmma, "wgmma_kn": wgmma_kn, "wgmma_fence": wgmma_fence, "wgmma_commit": wgmma_commit,
-    "wgmma_wait": wgmma_wait, "named_barrier": named_barrier, "cluster_barrier": cluster_barrier, "peer_store": peer_store, "peer_send": peer_send, "resident": nothing, "regs_give": nothing, "regs_take": nothing, "tma_prefetch": nothing, "tma_fetch": nothing,
+    "tma_load": tma_load, "tma_im2col": tma_im2col, "tma_store": tma_store, "bulk_commit": bulk_commit,
+    "bulk_wait": bulk_wait, "bulk_wait_read": bulk_wait,
+    "fence_async": fence_async, "stmatrix_x4": stmatrix_x4, "wgmma": wgmma, "wgmma_kn": wgmma_kn,
+    "wgmma_fence": wgmma_fence, "wgmma_commit": wgmma_commit,
+    "wgmma_wait": wgmma_wait, "named_barrier": named_barrier, "cluster_barrier": cluster_barrier,
+    "peer_store": peer_store, "peer_send": peer_send, "resident": nothing, "regs_give": nothing, "regs_take": nothing,
+    "tma_prefetch": nothing, "tma_fetch": nothing,
 }  # fmt: skip

@@ -1,6 +1,8 @@
-"""Which loops the interpreter may run side by side: iterations that provably touch different elements of all that they write.
+"""Which loops the interpreter may run side by side: iterations that provably touch different elements of all that they
+write.
 
-Widening changes only the speed: an iteration becomes one more row of the arrays. What is not shown independent runs in sequence.
+Widening changes only the speed: an iteration becomes one more row of the arrays. What is not shown independent runs in
+sequence.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class _Body:
                 if s.name != "prefetch":
                     return False
                 continue
-            if (isinstance(s, For) and s.kind not in SEQUENTIAL) or (isinstance(s, Alloc) and s.buf.space not in PRIVATE):
+            if (isinstance(s, For) and s.kind not in SEQUENTIAL) or (
+                isinstance(s, Alloc) and s.buf.space not in PRIVATE
+            ):
                 return False
             if isinstance(s, Alloc):
                 self.own.add(s.buf)
@@ -59,7 +63,9 @@ class _Body:
 
     def expr(self, e: Expr) -> bool:
         for x in walk(e):
-            if isinstance(x, Ref) or (isinstance(x, Op) and (record := TABLE.get(x.name)) is not None and record.collective):
+            if isinstance(x, Ref) or (
+                isinstance(x, Op) and (record := TABLE.get(x.name)) is not None and record.collective
+            ):
                 return False
             if isinstance(x, Load):
                 self.touch(x.buf, x.idx, x.lanes)
@@ -67,7 +73,9 @@ class _Body:
 
 
 def independent(loop: For) -> tuple[frozenset[Buffer], frozenset[Buffer]] | None:
-    """If iterations cannot meet as long as no two buffers share memory: the buffers (touched, written) by them. Else None."""
+    """If iterations cannot meet as long as no two buffers share memory: the buffers (touched, written) by them. Else
+    None.
+    """
     body = _Body()
     if not body.scan(loop.body, {}) or loop.var in body.inner:
         return None

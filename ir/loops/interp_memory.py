@@ -23,8 +23,12 @@ class Memory:
         self.data = data
         self.private = private
         self.tracked = tracked  # the kernel may write it, so races are possible
-        self.written: Array | None = np.zeros(self.size, np.bool_) if born_empty else None  # elements that hold something
-        self.in_flight: Array | None = None  # elements that an asynchronous copy (of registers: a product) will still write
+        self.written: Array | None = (
+            np.zeros(self.size, np.bool_) if born_empty else None
+        )  # elements that hold something
+        self.in_flight: Array | None = (
+            None  # elements that an asynchronous copy (of registers: a product) will still write
+        )
         self.pinned: Array | None = None  # how many asynchronous reads of an element are under way
         self.copied: Array | None = None  # elements written last by a copy, not by a thread
 
@@ -45,8 +49,8 @@ def garbage(shape: tuple[int, ...], dtype: DType) -> Array:
 class View:
     """A buffer's window on memory. Numbers are ints, or [threads] where they differ between threads (in a called Func).
 
-    A swizzled buffer has an `address` over `axes` instead of strides. `foreign`: the memory is the caller's, so an index inside the
-    buffer's shape may still be outside of the memory.
+    A swizzled buffer has an `address` over `axes` instead of strides. `foreign`: the memory is the caller's, so an
+    index inside the buffer's shape may still be outside of the memory.
     """
 
     buf: Buffer

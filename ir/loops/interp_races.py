@@ -1,4 +1,6 @@
-"""Races are detected, not provoked: the interpreter steps threads in one order, these tables know what other orders could do."""
+"""Races are detected, not provoked: the interpreter steps threads in one order, these tables know what other orders
+could do.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ _NOBODY, _SEVERAL = 0, -1  # identities start at 1, so that fresh tables are zer
 
 
 class Iterations:
-    """Iterations of `parallel` loops, and blocks of a grid: in no order, except that `reset` (a barrier of all) separates them.
+    """Iterations of `parallel` loops, and blocks of a grid: in no order, except that `reset` (a barrier of all)
+    separates them.
 
-    An element may be touched by two iterations only if both read it, or if both write the same bits (tiles that overlap at an end).
+    An element may be touched by two iterations only if both read it, or if both write the same bits (tiles that overlap
+    at an end).
     """
 
     def __init__(self, noun: str) -> None:
@@ -34,7 +38,9 @@ class Iterations:
         self._cells.clear()
 
     def access(self, view: View, who: Array, off: Array, write: bool, value: Array | None = None) -> str | None:
-        """`who` and `off` have one entry per touched element, so has `value` where it may be written twice. -> what is wrong, or None."""
+        """`who` and `off` have one entry per touched element, so has `value` where it may be written twice. -> what is
+        wrong, or None.
+        """
         mem = view.memory
         if mem not in self._cells:
             self._cells[mem] = (np.zeros(mem.size, np.int64), np.zeros(mem.size, np.int64))
@@ -44,7 +50,9 @@ class Iterations:
         if value is not None:
             bad &= _differ(mem.data[off], value)
         if bad.any():
-            return f"one {self.noun} {'writes' if write else 'reads'} {view.name(off[bad][0])}, which another one writes"
+            return (
+                f"one {self.noun} {'writes' if write else 'reads'} {view.name(off[bad][0])}, which another one writes"
+            )
         if not write:
             self._read(reader, who, off)
             return None

@@ -1,4 +1,6 @@
-"""Values of the interpreter: `()` for all threads alike, `[threads]`, or `[threads or 1, lanes]`; with one thread, scalars are `()`."""
+"""Values of the interpreter: `()` for all threads alike, `[threads]`, or `[threads or 1, lanes]`; with one thread,
+scalars are `()`.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,8 @@ def _divide(a: Array, b: Array) -> Array:
 
 BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": _divide, "//": operator.floordiv, "%": operator.mod,
-    "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne, "&": operator.and_, "|": operator.or_, "^": operator.xor,
+    "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne, "&": operator.and_, "|": operator.or_,
+    "^": operator.xor,
     "min": _less("min"), "max": _less("max"),
 }  # fmt: skip
 
@@ -135,4 +138,8 @@ def index_value(e: Expr, env: Mapping[Var, Array]) -> Array:
         return linear(e, lambda t: index_value(t, env))
     if not isinstance(e, Op):
         raise KernelError(f"the shape or stride {e!r} depends on memory")
-    return BINARY[e.name](*(index_value(a, env) for a in e.args)) if e.name in BINARY else operate(e, [index_value(a, env) for a in e.args])
+    return (
+        BINARY[e.name](*(index_value(a, env) for a in e.args))
+        if e.name in BINARY
+        else operate(e, [index_value(a, env) for a in e.args])
+    )

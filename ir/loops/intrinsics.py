@@ -1,7 +1,8 @@
-"""Intrinsics: one record each, with the result type and the NumPy meaning. How a target spells them is the backend's table.
+"""Intrinsics: one record each, with the result type and the NumPy meaning. How a target spells them is the backend's
+table.
 
-In `meaning` arrays are [threads] or [threads, lanes]; a warp collective sees 32 consecutive rows as a warp. Effects (no meaning)
-are methods of the interpreter. What a target cannot spell, `passes/lower/expand.py` expands.
+In `meaning` arrays are [threads] or [threads, lanes]; a warp collective sees 32 consecutive rows as a warp. Effects (no
+meaning) are methods of the interpreter. What a target cannot spell, `passes/lower/expand.py` expands.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ def _shift(a: Array, n: Array, left: bool) -> Array:
     bits = np.asarray(a).dtype.itemsize * 8
     big, m = np.asarray(n) >= bits, np.minimum(n, bits - 1)
     r = np.left_shift(a, m) if left else np.right_shift(a, m)
-    return np.where(big, 0 if left or np.asarray(a).dtype.kind == "u" else np.where(np.asarray(a) < 0, -1, 0), r).astype(np.asarray(a).dtype)
+    return np.where(
+        big, 0 if left or np.asarray(a).dtype.kind == "u" else np.where(np.asarray(a) < 0, -1, 0), r
+    ).astype(np.asarray(a).dtype)
 
 
 def _pow(a: Array, b: Array) -> Array:
@@ -109,7 +112,9 @@ def _scale(x: Array, n: Array) -> Array:
 
 
 def cast_numpy(x: Array, to: DType) -> Array:
-    """Value conversion as the IR defines it: float to integer truncates, saturates, NaN -> 0; integers wrap; != 0 for bool."""
+    """Value conversion as the IR defines it: float to integer truncates, saturates, NaN -> 0; integers wrap; != 0 for
+    bool.
+    """
     x = np.asarray(x)
     if to.kind == "b":
         return x != 0
@@ -117,31 +122,42 @@ def cast_numpy(x: Array, to: DType) -> Array:
         lo, hi = to.range
         y = np.trunc(np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=float("inf"), neginf=float("-inf")))
         inside = (y >= lo) & (y < float(hi) + 1)
-        return np.where(inside, np.where(inside, y, 0).astype(to.numpy), np.where(y < 0, np.array(lo, to.numpy), np.array(hi, to.numpy)))
+        return np.where(
+            inside,
+            np.where(inside, y, 0).astype(to.numpy),
+            np.where(y < 0, np.array(lo, to.numpy), np.array(hi, to.numpy)),
+        )
     with np.errstate(all="ignore"):
         return x.astype(to.numpy)
 
 
 _UNARY: dict[str, Callable[[Array], Array]] = {
-    "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "erf": _erf, "tanh": np.tanh, "sin": np.sin, "cos": np.cos, "tan": np.tan,
+    "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "erf": _erf, "tanh": np.tanh, "sin": np.sin, "cos": np.cos,
+    "tan": np.tan,
     "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh,
-    "acosh": np.arccosh, "atanh": np.arctanh, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "rint": np.rint, "abs": np.abs,
+    "acosh": np.arccosh, "atanh": np.arctanh, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "rint": np.rint,
+    "abs": np.abs,
     "neg": np.negative, "log1p": np.log1p, "expm1": np.expm1, "exp2": np.exp2,
-    "recip": lambda x: (1 / np.asarray(x)).astype(np.asarray(x).dtype),  # 1 / x to 1 ulp; what is below the normal numbers is 0
-    "estimate": lambda x: (1 / np.asarray(x)).astype(np.asarray(x).dtype),  # 1 / x, off by at most 2^-14 of it; x and 1 / x are normal numbers
+    # 1 / x to 1 ulp; what is below the normal numbers is 0
+    "recip": lambda x: (1 / np.asarray(x)).astype(np.asarray(x).dtype),
+    # 1 / x, off by at most 2^-14 of it; x and 1 / x are normal numbers
+    "estimate": lambda x: (1 / np.asarray(x)).astype(np.asarray(x).dtype),
 }  # fmt: skip
 
 # fmt: off
 TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     *(Intrinsic(n, _quiet(f)) for n, f in _UNARY.items()),
     Intrinsic("fma", _quiet(_fma), _first),
-    # x * 2^floor(n): rounded once, where that is below the normal numbers too; of NaN, infinity where n is, and 0 where n is -infinity
+    # x * 2^floor(n): rounded once, where that is below the normal numbers too; of NaN, infinity where n is, and 0 where
+    # n is -infinity
     Intrinsic("scale", _scale, _first),
     # of a table of 32 numbers, row k of `pieces.ROWS`, that which the low five bits of t say
     Intrinsic("piece", lambda t, k: pieces(t, int(np.ravel(k)[0])), _first),
     Intrinsic("pow", _pow, _first),
-    Intrinsic("truncdiv", _truncdiv, _first), Intrinsic("truncmod", _truncmod, _first), Intrinsic("floormod", _floormod, _first),
-    Intrinsic("shl", lambda a, n: _shift(a, n, True), _first), Intrinsic("shr", lambda a, n: _shift(a, n, False), _first),
+    Intrinsic("truncdiv", _truncdiv, _first), Intrinsic("truncmod", _truncmod, _first),
+    Intrinsic("floormod", _floormod, _first),
+    Intrinsic("shl", lambda a, n: _shift(a, n, True), _first),
+    Intrinsic("shr", lambda a, n: _shift(a, n, False), _first),
     # fmax/fmin return the second operand where one is NaN (one instruction on x86); min/max propagate NaN
     Intrinsic("fmax", lambda a, b: np.where(np.asarray(a) > b, a, b), _first),
     Intrinsic("fmin", lambda a, b: np.where(np.asarray(a) < b, a, b), _first),
@@ -172,8 +188,10 @@ TABLE: dict[str, Intrinsic] = {i.name: i for i in [
     Intrinsic("mma_m16n8k8", gpu.mma_m16n8k8, lambda d, a, b: (d.dtype, 4), collective=True),
     # the kernel before this one may still run until pdl_wait(), and the one after it may begin from pdl_launch() on
     Intrinsic("pdl_wait", effect=True), Intrinsic("pdl_launch", effect=True),
-    # cp_async(to, from[, n]): a thread copies as many lanes as `to` says; past the first n it writes 0. wait(n): all but the newest n groups landed
-    Intrinsic("cp_async", effect=True), Intrinsic("cp_async_commit", effect=True), Intrinsic("cp_async_wait", effect=True),
+    # cp_async(to, from[, n]): a thread copies as many lanes as `to` says; past the first n it writes 0. wait(n): all
+    # but the newest n groups landed
+    Intrinsic("cp_async", effect=True), Intrinsic("cp_async_commit", effect=True),
+    Intrinsic("cp_async_wait", effect=True),
     # mbarriers, the copy engine, tensor cores of warp groups: hopper.py says what each does
     *(Intrinsic(n, effect=True) for n in hopper.EFFECTS),
     Intrinsic("peer", type=lambda r, rank: (r.dtype, r.lanes)),

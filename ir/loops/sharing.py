@@ -1,9 +1,11 @@
-"""What a statement computes several times, as names in front of it: the text of an expression is a tree, the expression a graph.
+"""What a statement computes several times, as names in front of it: the text of an expression is a tree, the expression
+a graph.
 
-In: a function of a kernel. Out: the same with names, which scheduled kernels get once they are decomposed, and every kernel as it is printed.
+In: a function of a kernel. Out: the same with names, which scheduled kernels get once they are decomposed, and every
+kernel as it is printed.
 
-`((a + b) * (a + b))` is printed as it stands while the text stays small. A chain of operations that read an operand twice doubles its text at
-each of them, so from LIMIT nodes on the shared operands are bound first:
+`((a + b) * (a + b))` is printed as it stands while the text stays small. A chain of operations that read an operand
+twice doubles its text at each of them, so from LIMIT nodes on the shared operands are bound first:
 
     t0: f32x16 = a[i:+16] + b[i:+16]
     y[i:+16] = t0 * t0
@@ -98,6 +100,7 @@ def bind_shared(s: Stmt, fresh: Iterator[str]) -> list[Stmt]:
 
 
 def _nameable(e: Expr, size: int) -> bool:
-    """Floats: a truth value has no type of its own, and integers mostly are indices, which stay what they are for bounds to be seen. What is
-    read under a mask is named as well: it would be read once for each name."""
+    """Floats: a truth value has no type of its own, and integers mostly are indices, which stay what they are for
+    bounds to be seen. What is read under a mask is named as well: it would be read once for each name.
+    """
     return e.dtype.is_float and ((isinstance(e, Op) and size >= LEAST) or (isinstance(e, Load) and e.limit is not None))

@@ -6,8 +6,9 @@
            | B[e, ..., e:+16:n] = e                store of 16 lanes, of which the first n
            | f(arg, ...)                           effect (barrier, prefetch, cp_async ...) or call of a Func
 
-`parallel` iterations are divided among the threads of the call in contiguous ranges; they may not touch what another one writes. On
-the CPU every thread executes the whole kernel, so outside of a parallel loop nothing but `barrier()`, Let and Alloc may stand.
+`parallel` iterations are divided among the threads of the call in contiguous ranges; they may not touch what another
+one writes. On the CPU every thread executes the whole kernel, so outside of a parallel loop nothing but `barrier()`,
+Let and Alloc may stand.
 """
 
 from __future__ import annotations
@@ -22,7 +23,19 @@ from dnnc.ir.dtype import DType, i64
 from dnnc.ir.errors import Loc
 from dnnc.ir.expr import E, Expr, Load, Ref, Var, children, const, load, op, ref, substitute, unwrap, value, var, walk
 
-LOOP_KINDS = ("range", "unroll", "vector", "parallel", "block.x", "block.y", "block.z", "cluster", "thread.x", "warp", "lane")
+LOOP_KINDS = (
+    "range",
+    "unroll",
+    "vector",
+    "parallel",
+    "block.x",
+    "block.y",
+    "block.z",
+    "cluster",
+    "thread.x",
+    "warp",
+    "lane",
+)
 SPACES = ("global", "register", "local", "shared")
 
 
@@ -30,8 +43,10 @@ SPACES = ("global", "register", "local", "shared")
 class Buffer:
     """A typed array. `offset` is the only place where an index becomes an address.
 
-    space: `global` is a parameter; `register` a tile that must vanish into registers; `local` a thread's own memory; `shared`
-    a block's memory. Strides are in elements, None is row-major. A swizzle XORs the 16-byte chunk of a row with row % swizzle.
+    space: `global` is a parameter; `register` a tile that must vanish into registers; `local` a thread's own memory;
+        `shared`
+    a block's memory. Strides are in elements, None is row-major. A swizzle XORs the 16-byte chunk of a row with row %
+    swizzle.
     """
 
     name: str
@@ -175,7 +190,7 @@ class Kernel:
         return replace(self, funcs=(*self.funcs[:-1], replace(self.entry, body=body)))
 
 
-# --- walking and rewriting ----------------------------------------------------------------------------------------------------
+# --- walking and rewriting --------------------------------------------------------------------------------------------
 
 
 def map_stmt(s: Stmt, fe: Callable[[Expr], Expr], fb: Callable[[Block], Block]) -> Stmt:
@@ -194,7 +209,9 @@ def map_stmt(s: Stmt, fe: Callable[[Expr], Expr], fb: Callable[[Block], Block]) 
 
 
 def substitute_block(b: Block, env: dict[Expr, Expr]) -> Block:
-    """Replace variables in a block. Loops and lets whose bounds change get variables with the new bounds; decided branches vanish."""
+    """Replace variables in a block. Loops and lets whose bounds change get variables with the new bounds; decided
+    branches vanish.
+    """
 
     def go(block: Block, env: dict[Expr, Expr]) -> Block:
         out: list[Stmt] = []
@@ -275,9 +292,15 @@ def stored(b: Block) -> set[Buffer]:
     for s in walk_stmts(b):
         if isinstance(s, Store):
             out.add(s.buf)
-        elif isinstance(s, Eval) and s.name != "prefetch":  # of a copy the first operand is written; the others may be barriers
+        elif (
+            isinstance(s, Eval) and s.name != "prefetch"
+        ):  # of a copy the first operand is written; the others may be barriers
             copies = s.name.startswith(("cp_async", "tma_"))
-            out |= {a.buf for k, a in enumerate(s.args) if isinstance(a, Ref) and (not copies or k == 0 or a.buf.space == "shared")}
+            out |= {
+                a.buf
+                for k, a in enumerate(s.args)
+                if isinstance(a, Ref) and (not copies or k == 0 or a.buf.space == "shared")
+            }
     return out
 
 
@@ -285,11 +308,13 @@ def count_stmts(k: Kernel) -> int:
     return sum(1 for f in k.funcs for _ in walk_stmts(f.body))
 
 
-# --- builder ------------------------------------------------------------------------------------------------------------------
+# --- builder ----------------------------------------------------------------------------------------------------------
 
 
 class Builder:
-    """Writes a block in order; `with b.loop("i", n) as i:` nests. The one way in which templates and lowering make code."""
+    """Writes a block in order; `with b.loop("i", n) as i:` nests. The one way in which templates and lowering make
+    code.
+    """
 
     def __init__(self) -> None:
         self._stack: list[list[Stmt]] = [[]]
@@ -347,7 +372,9 @@ class Builder:
         return buf
 
     def store(self, buf: Buffer, idx: tuple[E, ...], v: E, lanes: int = 1, limit: E | None = None) -> None:
-        self.emit(Store(buf, tuple(map(const, idx)), const(v, buf.dtype), lanes, None if limit is None else const(limit)))
+        self.emit(
+            Store(buf, tuple(map(const, idx)), const(v, buf.dtype), lanes, None if limit is None else const(limit))
+        )
 
     def do(self, name: str, *args: E) -> None:
         self.emit(Eval(name, tuple(map(const, args))))

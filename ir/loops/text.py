@@ -53,7 +53,7 @@ from dnnc.ir.loops.stmt import (
 _PREC = {"|": 1, "^": 2, "&": 3, "+": 5, "-": 5, "*": 6, "/": 6, "//": 6, "%": 6} | dict.fromkeys(COMPARE, 0)
 
 
-# --- printing -----------------------------------------------------------------------------------------------------------------
+# --- printing ---------------------------------------------------------------------------------------------------------
 
 
 def show(e: Expr, outer: int = -1) -> str:
@@ -102,7 +102,9 @@ def _show_linear(e: Linear) -> str:
 
 def show_at(buf: Buffer, idx: tuple[Expr, ...], lanes: int, limit: Expr | None) -> str:
     parts = [show(i) for i in idx]
-    if lanes > 1 and (limit is not None or not any(i.lanes > 1 for i in idx)):  # a gather that is whole needs no number of lanes
+    if lanes > 1 and (
+        limit is not None or not any(i.lanes > 1 for i in idx)
+    ):  # a gather that is whole needs no number of lanes
         parts[-1] += f":+{lanes}" + (f":{show(limit)}" if limit is not None else "")
     return f"{buf.name}[{', '.join(parts) or '()'}]"
 
@@ -156,10 +158,11 @@ def show_kernel(k: Kernel) -> str:
     return "\n".join(map(show_func, k.funcs))
 
 
-# --- parsing ------------------------------------------------------------------------------------------------------------------
+# --- parsing ----------------------------------------------------------------------------------------------------------
 
 _BINARY: dict[type[ast.AST], str] = {
-    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.BitXor: "^", ast.BitAnd: "&",
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.BitXor: "^",
+    ast.BitAnd: "&",
     ast.BitOr: "|", ast.Lt: "<", ast.LtE: "<=", ast.Eq: "==", ast.NotEq: "!=",
 }  # fmt: skip
 
@@ -258,7 +261,11 @@ class _Parser:
 
     def loop(self, s: ast.For) -> For:
         call_ = s.iter
-        if not isinstance(call_, ast.Call) or not isinstance(s.target, ast.Name) or ast.unparse(call_.func) not in LOOP_KINDS:
+        if (
+            not isinstance(call_, ast.Call)
+            or not isinstance(s.target, ast.Name)
+            or ast.unparse(call_.func) not in LOOP_KINDS
+        ):
             raise _fail(s, f"expected `for NAME in KIND(...)` with KIND one of {', '.join(LOOP_KINDS)}")
         args = [self.expr(a) for a in call_.args]
         if len(args) not in (1, 2):
@@ -283,7 +290,10 @@ class _Parser:
         lanes, limit = 1, None
         last = parts[-1] if parts else None
         if isinstance(last, ast.Slice):
-            if not (isinstance(last.upper, ast.UnaryOp) and isinstance(last.upper.operand, ast.Constant)) or last.lower is None:
+            if (
+                not (isinstance(last.upper, ast.UnaryOp) and isinstance(last.upper.operand, ast.Constant))
+                or last.lower is None
+            ):
                 raise _fail(n, "vector access is written B[.., start:+lanes] or B[.., start:+lanes:limit]")
             lanes, limit = int(last.upper.operand.value), None if last.step is None else self.expr(last.step)  # type: ignore[arg-type]
             parts[-1] = last.lower

@@ -1,6 +1,8 @@
-"""The verifier of the operator IR: static, one function per invariant, each message quotes the statement that breaks it.
+"""The verifier of the operator IR: static, one function per invariant, each message quotes the statement that breaks
+it.
 
-Bounds are proved by linear facts: the bounds that variables carry, conditions of enclosing `if`s, values of lets. No proof is an error.
+Bounds are proved by linear facts: the bounds that variables carry, conditions of enclosing `if`s, values of lets. No
+proof is an error.
 """
 
 from __future__ import annotations
@@ -56,12 +58,16 @@ ARITHMETIC = ("+", "-", "*", "/", "min", "max", "fmin", "fmax", "fma", *COMPARE)
 
 
 def verify_kernel(kernel: Kernel, limited: bool = True) -> Kernel:
-    """Check every invariant, that of the number of statements only if it is `limited`. Returns the kernel; raises VerifyError naming the function,
-    the statement and the source nodes."""
+    """Check every invariant, that of the number of statements only if it is `limited`. Returns the kernel; raises
+    VerifyError naming the function, the statement and the source nodes.
+    """
     names = {f.name for f in kernel.funcs}
     n = count_stmts(kernel)
     if limited and n > MAX_STATEMENTS:
-        raise VerifyError(f"{kernel.name} has {n} statements, more than {MAX_STATEMENTS}: unrolling belongs to the printer{locations(kernel.locs)}")
+        raise VerifyError(
+            f"{kernel.name} has {n} statements, more than {MAX_STATEMENTS}: unrolling belongs to the "
+            f"printer{locations(kernel.locs)}"
+        )
     for f in kernel.funcs:
         for message in _Check(f, names).run():
             raise VerifyError(f"{f.name}{locations(kernel.locs)}: {message}")
@@ -188,14 +194,18 @@ class _Check:
     def inlined(self, e: Expr) -> Expr:
         return substitute(e, self.lets) if self.lets and not free(e).isdisjoint(self.lets) else e
 
-    def in_bounds(self, buf: Buffer, idx: tuple[Expr, ...], lanes: int, limit: Expr | None, facts: tuple[Expr, ...]) -> Iterator[str]:
+    def in_bounds(
+        self, buf: Buffer, idx: tuple[Expr, ...], lanes: int, limit: Expr | None, facts: tuple[Expr, ...]
+    ) -> Iterator[str]:
         where = show_at(buf, idx, lanes, limit)
         if len(idx) != len(buf.shape):
             yield f"{buf.name} has {len(buf.shape)} dimensions, {len(idx)} indices are given in {where}"
             return
         for k, (i, d) in enumerate(zip(idx, buf.shape)):
             if i.lanes > 1:
-                yield from self.vector_index(i, d, where, facts if limit is None else (*facts, lane_number(i.lanes) < self.inlined(limit)))
+                yield from self.vector_index(
+                    i, d, where, facts if limit is None else (*facts, lane_number(i.lanes) < self.inlined(limit))
+                )
                 continue
             i = self.inlined(i)
             width: Expr = const(1)
@@ -258,7 +268,11 @@ def scalarise(e: Expr) -> Expr:
         return _load_lane(e)
     if e.name == "lanes":
         return lane_number(e.lanes)
-    if e.name == "guard" or cast_target(e.name) is not None or e.name not in ("+", "-", "*", "//", "%", "min", "max", "select"):
+    if (
+        e.name == "guard"
+        or cast_target(e.name) is not None
+        or e.name not in ("+", "-", "*", "//", "%", "min", "max", "select")
+    ):
         return op(e.name, *(scalarise(a) for a in e.args), dtype=e.dtype)
     return op(e.name, *(scalarise(a) for a in e.args))
 

@@ -1,6 +1,8 @@
-"""`attention`: the softmax of a product, times a matrix, as one op, so that a kernel may keep the rows of scores to itself.
+"""`attention`: the softmax of a product, times a matrix, as one op, so that a kernel may keep the rows of scores to
+itself.
 
-Vaswani et al., "Attention Is All You Need", section 3.2.1; computed tile by tile as in Dao, "FlashAttention-2", where a target can.
+Vaswani et al., "Attention Is All You Need", section 3.2.1; computed tile by tile as in Dao, "FlashAttention-2", where a
+target can.
 """
 
 from __future__ import annotations
@@ -19,20 +21,39 @@ from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
 
 
-def _type(q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None = None, *, scale: float = 1.0, masked_rows: str = "nan") -> TensorType:
+def _type(
+    q: TensorType,
+    k: TensorType,
+    v: TensorType,
+    mask: TensorType | None = None,
+    *,
+    scale: float = 1.0,
+    masked_rows: str = "nan",
+) -> TensorType:
     same_dtype(q, k, v)
     require(masked_rows in ("nan", "zero"), "masked_rows is nan or zero; got {}", masked_rows)
     require_kind("attention's operands", q, "f")
-    require(q.rank == k.rank == v.rank >= 2, "attention takes operands of one rank, at least 2; got {}, {} and {}", q, k, v)
     require(
-        all(same_dim(a, b) and same_dim(a, c) for a, b, c in zip(q.shape[:-2], k.shape[:-2], v.shape[:-2])), "batches differ: {}, {}, {}", q, k, v
+        q.rank == k.rank == v.rank >= 2, "attention takes operands of one rank, at least 2; got {}, {} and {}", q, k, v
+    )
+    require(
+        all(same_dim(a, b) and same_dim(a, c) for a, b, c in zip(q.shape[:-2], k.shape[:-2], v.shape[:-2])),
+        "batches differ: {}, {}, {}",
+        q,
+        k,
+        v,
     )
     require(same_dim(q.shape[-1], k.shape[-1]), "queries have {} elements, keys {}", q.shape[-1], k.shape[-1])
     require(same_dim(k.shape[-2], v.shape[-2]), "there are {} keys and {} values", k.shape[-2], v.shape[-2])
     scores = (*q.shape[:-1], k.shape[-2])
     if mask is not None:
         require_kind("the mask", mask, "f")
-        require(broadcast_shapes(scores, mask.shape) == scores, "mask {} does not broadcast to the scores {}", mask, list(scores))
+        require(
+            broadcast_shapes(scores, mask.shape) == scores,
+            "mask {} does not broadcast to the scores {}",
+            mask,
+            list(scores),
+        )
     return TensorType(q.dtype, (*q.shape[:-1], v.shape[-1]))
 
 
@@ -44,12 +65,21 @@ def _compute(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, sca
         x = dots[at] * const(scale, wide)
         return x if mask is None else x + cast(mask[broadcast(mask, at)], wide)
 
-    dots = te.reduce((*batch, m, n), [d], wide, "sum", lambda *i: q[(*i[: b + 1], i[-1])] * k[(*i[:b], i[b + 1], i[-1])], name="dots")
+    dots = te.reduce(
+        (*batch, m, n), [d], wide, "sum", lambda *i: q[(*i[: b + 1], i[-1])] * k[(*i[:b], i[b + 1], i[-1])], name="dots"
+    )
     scores = te.compute((*batch, m, n), wide, score, "scores")
     top = te.reduce((*batch, m), [n], wide, "fmax", lambda *i: scores[i], name="row_max")
     weights = te.compute((*batch, m, n), wide, lambda *i: call("exp", scores[i] - top[i[:-1]]), "weights")
     total = te.reduce((*batch, m), [n], wide, "sum", lambda *i: weights[i], name="row_sum")
-    mixed = te.reduce((*batch, m, e), [n], wide, "sum", lambda *i: weights[(*i[: b + 1], i[-1])] * v[(*i[:b], i[-1], i[b + 1])], name="mixed")
+    mixed = te.reduce(
+        (*batch, m, e),
+        [n],
+        wide,
+        "sum",
+        lambda *i: weights[(*i[: b + 1], i[-1])] * v[(*i[:b], i[-1], i[b + 1])],
+        name="mixed",
+    )
 
     def mean(*i: Expr) -> Expr:
         x = mixed[i] / total[i[:-1]]
@@ -63,7 +93,9 @@ def broadcast(t: Tensor, at: tuple[Expr, ...]) -> tuple[Expr, ...]:
     return tuple(const(0) if d is const(1) or d == 1 else i for d, i in zip(t.dims, at[len(at) - len(t.dims) :]))
 
 
-def _reference(q: Array, k: Array, v: Array, mask: Array | None = None, *, scale: float = 1.0, masked_rows: str = "nan") -> Array:
+def _reference(
+    q: Array, k: Array, v: Array, mask: Array | None = None, *, scale: float = 1.0, masked_rows: str = "nan"
+) -> Array:
     scores = np.matmul(q, np.swapaxes(k, -1, -2)) * np.asarray(scale, q.dtype)
     weights = _softmax(scores if mask is None else (scores + mask).astype(q.dtype))
     return _masked(np.matmul(weights, v), weights, masked_rows)

@@ -1,4 +1,6 @@
-"""Ops on the bits of a number: its stored form read as a number of another type of as many bits, and its exponent alone."""
+"""Ops on the bits of a number: its stored form read as a number of another type of as many bits, and its exponent
+alone.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,17 @@ WORDS = {8: u8, 16: u16, 32: u32, 64: named("u64")}
 
 
 def _type(x: TensorType, *, to: DType) -> TensorType:
-    require(x.dtype.kind in "fiub" and to.kind in "fiub", "bit_cast is between numbers and bools; got {} to {}", x.dtype, to)
-    require(x.dtype.bits == to.bits, "bit_cast keeps the number of bits; got {} ({} bits) to {} ({} bits)", x.dtype, x.dtype.bits, to, to.bits)
+    require(
+        x.dtype.kind in "fiub" and to.kind in "fiub", "bit_cast is between numbers and bools; got {} to {}", x.dtype, to
+    )
+    require(
+        x.dtype.bits == to.bits,
+        "bit_cast keeps the number of bits; got {} ({} bits) to {} ({} bits)",
+        x.dtype,
+        x.dtype.bits,
+        to,
+        to.bits,
+    )
     return TensorType(to, x.shape)
 
 
@@ -64,7 +75,7 @@ def _reference(x: Array, *, to: DType) -> Array:
     return (((word.astype(np.int8)) ^ sign) - sign if to.kind == "i" else word).astype(to.numpy)
 
 
-# --- powers of two ------------------------------------------------------------------------------------------------------------
+# --- powers of two ----------------------------------------------------------------------------------------------------
 
 ROUNDINGS = ("up", "down", "nearest")
 _HALF, _ONE, _MOST = 0x400000, 0x800000, 254  # the bits of 2^-127 and 2^-126; the code of 2^127
@@ -85,7 +96,9 @@ def _power_of(x: te.Tensor, *, rounding: str, saturate: bool) -> te.Tensor:
         b = op("bits_u32", v, dtype=u32) & u(0x7FFFFFFF)
         above = {"up": _ONE - 1, "down": 0, "nearest": _HALF}[rounding]
         code = call("shr", b + u(above), u(23))
-        first = {"up": _HALF + 1, "down": _ONE, "nearest": _HALF + _HALF // 2}[rounding]  # from here on a denormal is 2^-126
+        first = {"up": _HALF + 1, "down": _ONE, "nearest": _HALF + _HALF // 2}[
+            rounding
+        ]  # from here on a denormal is 2^-126
         code = select(b < u(_ONE), select(b < u(first), u(0), u(1)), code)
         large = u(_MOST) if saturate else u(255)
         code = select(u(_MOST) < code, large, code)
@@ -121,7 +134,12 @@ BITS_OPS: tuple[OpDef, ...] = (
         traits=ELEMENTWISE | {"bits"},
         samples=tuple(
             sample("f32[40]", rounding=r, saturate=s, domain=d)
-            for r, s, d in (("up", True, (-1.0, 9.0)), ("down", False, (0.0, 9.0)), ("nearest", False, (0.0, 3e-38)), ("nearest", True, (0.0, 3e38)))
+            for r, s, d in (
+                ("up", True, (-1.0, 9.0)),
+                ("down", False, (0.0, 9.0)),
+                ("nearest", False, (0.0, 3e-38)),
+                ("nearest", True, (0.0, 3e38)),
+            )
         ),
     ),
     OpDef(

@@ -17,7 +17,9 @@ from dnnc.ir.types import TensorType
 
 
 def _type(x: TensorType, *, to: DType, saturate: bool = True) -> TensorType:
-    require(x.dtype.kind in "fiub" and to.kind in "fiub", "cast is between numbers and bools; got {} to {}", x.dtype, to)
+    require(
+        x.dtype.kind in "fiub" and to.kind in "fiub", "cast is between numbers and bools; got {} to {}", x.dtype, to
+    )
     return TensorType(to, x.shape)
 
 
@@ -44,7 +46,11 @@ def _value(x: Expr, to: DType, saturate: bool) -> Expr:
     if to.is_int and to.bits < 8 and x.dtype.is_float:  # the byte that holds it saturates later than it does
         low, high = to.range
         nan = call("isnan", x)
-        x = call("fmin", const(float(high), x.dtype), call("fmax", const(float(low), x.dtype), select(nan, const(0.0, x.dtype), x)))
+        x = call(
+            "fmin",
+            const(float(high), x.dtype),
+            call("fmax", const(float(low), x.dtype), select(nan, const(0.0, x.dtype), x)),
+        )
     if to.is_float:
         x = cast(x, to)  # rounds, even where the value stays in a register
     return cast(x, to.computed)
@@ -61,7 +67,7 @@ def _reference(x: Array, *, to: DType, saturate: bool = True) -> Array:
     return cast_numpy(x, to)
 
 
-# --- rounding -----------------------------------------------------------------------------------------------------------------
+# --- rounding ---------------------------------------------------------------------------------------------------------
 
 
 def _rounded_type(x: TensorType, *, dtype: DType) -> TensorType:

@@ -1,4 +1,6 @@
-"""Helpers of the op records: type rules that many share, broadcasting inside `compute`, samples and the drawing of their inputs."""
+"""Helpers of the op records: type rules that many share, broadcasting inside `compute`, samples and the drawing of
+their inputs.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def sample(*inputs: str, domain: tuple[float, float] = (-2.0, 2.0), **attrs: Any
 
 
 def draw(s: Sample, seed: int) -> list[Array]:
-    """Inputs for a sample: floats uniform in its domain, integers uniform in the integers of the domain, both ends included, strings of WORDS."""
+    """Inputs for a sample: floats uniform in its domain, integers uniform in the integers of the domain, both ends
+    included, strings of WORDS.
+    """
     rng = np.random.default_rng(seed)
     lo, hi = s.domain
     out = []
@@ -62,7 +66,7 @@ def draw(s: Sample, seed: int) -> list[Array]:
     return out
 
 
-# --- type rules ---------------------------------------------------------------------------------------------------------------
+# --- type rules -------------------------------------------------------------------------------------------------------
 
 
 def require_kind(what: str, t: TensorType, kinds: str) -> None:
@@ -74,7 +78,11 @@ def require_kind(what: str, t: TensorType, kinds: str) -> None:
 def same_dtype(*types: TensorType) -> DType:
     """The one dtype of all. ShapeError names those that differ."""
     first = types[0].dtype
-    require(all(t.dtype is first for t in types), "operands must have one dtype; got {}: cast them", ", ".join(str(t.dtype) for t in types))
+    require(
+        all(t.dtype is first for t in types),
+        "operands must have one dtype; got {}: cast them",
+        ", ".join(str(t.dtype) for t in types),
+    )
     return first
 
 
@@ -115,7 +123,7 @@ def dim(e: E) -> Dim:
     return unwrap(e)  # type: ignore[no-any-return]
 
 
-# --- compute ------------------------------------------------------------------------------------------------------------------
+# --- compute ----------------------------------------------------------------------------------------------------------
 
 
 def broadcast_index(t: Tensor, index: Sequence[E]) -> tuple[E, ...]:
@@ -182,7 +190,12 @@ def at_rows(reference: Callable[..., Array], axes_of: Callable[..., tuple[int, .
         step = max(1, CHUNK // max(int(np.prod(rows.shape[len(outer) :])), 1))
         inner = tuple(range(1, 1 + len(axes)))
         parts = [
-            np.asarray(reference(rows[tuple(asked[s : s + step].T)].reshape(len(asked[s : s + step]), *rows.shape[len(outer) :]), axes=inner))
+            np.asarray(
+                reference(
+                    rows[tuple(asked[s : s + step].T)].reshape(len(asked[s : s + step]), *rows.shape[len(outer) :]),
+                    axes=inner,
+                )
+            )
             for s in range(0, len(asked), step)
         ]
         if not parts:  # the dtype is that of the result for some row
@@ -192,7 +205,7 @@ def at_rows(reference: Callable[..., Array], axes_of: Callable[..., tuple[int, .
     return at
 
 
-# --- NumPy --------------------------------------------------------------------------------------------------------------------
+# --- NumPy ------------------------------------------------------------------------------------------------------------
 
 
 def quiet(f: Callable[..., Any]) -> Callable[..., Any]:

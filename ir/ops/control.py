@@ -1,9 +1,9 @@
 """Control flow: loops and branches, whose bodies are graphs of their own.
 
-A body reads nothing but its inputs. Those of a loop are the iteration's number (i64[]), the carried values, one row of each scanned
-operand, and the captured values; its results are the condition (where there is one), the new carried values and one row of each stacked
-result. A loop ends after `trips` iterations or when its condition is false, whichever comes first; without stacked results the number of
-iterations may be known at run time only.
+A body reads nothing but its inputs. Those of a loop are the iteration's number (i64[]), the carried values, one row of
+each scanned operand, and the captured values; its results are the condition (where there is one), the new carried
+values and one row of each stacked result. A loop ends after `trips` iterations or when its condition is false,
+whichever comes first; without stacked results the number of iterations may be known at run time only.
 """
 
 from __future__ import annotations
@@ -34,17 +34,35 @@ def _loop_type(
     backward: tuple[bool, ...] = (),
 ) -> tuple[TensorType, ...]:
     for t, what, dtype in ((trips, "trips", i64), (condition, "condition", boolean)):
-        require(t is None or (t.dtype is dtype and t.rank == 0), "the {} of a loop must be {}[], got {}", what, dtype, t)
+        require(
+            t is None or (t.dtype is dtype and t.rank == 0), "the {} of a loop must be {}[], got {}", what, dtype, t
+        )
     stacked = len(body.outputs) - carried - (condition is not None)
     require(stacked >= 0, "the body of a loop with {} carried values makes {} results", carried, len(body.outputs))
-    require(length is not None or not (scanned or stacked or trips is condition is None), "a loop with rows, or without an end, needs a length")
-    require(len(backward) in (0, scanned + stacked), "backward says {} of {} scanned and stacked values", len(backward), scanned + stacked)
+    require(
+        length is not None or not (scanned or stacked or trips is condition is None),
+        "a loop with rows, or without an end, needs a length",
+    )
+    require(
+        len(backward) in (0, scanned + stacked),
+        "backward says {} of {} scanned and stacked values",
+        len(backward),
+        scanned + stacked,
+    )
     given = [v.type for v in body.inputs]
-    require(len(given) == 1 + len(rest), "the body of the loop takes {} values, {} are there", len(given), 1 + len(rest))
+    require(
+        len(given) == 1 + len(rest), "the body of the loop takes {} values, {} are there", len(given), 1 + len(rest)
+    )
     require(given[0] == TensorType(i64, ()), "the body's first input is the iteration, i64[], not {}", given[0])
     for k, (t, want) in enumerate(zip(rest, given[1:])):
         row = carried <= k < carried + scanned
-        require(not row or (t.rank > 0 and t.shape[0] == length), "scanned operand {} must have {} rows, got {}", k, length, t)
+        require(
+            not row or (t.rank > 0 and t.shape[0] == length),
+            "scanned operand {} must have {} rows, got {}",
+            k,
+            length,
+            t,
+        )
         got = TensorType(t.dtype, t.shape[1:]) if row else t
         require(got == want, "operand {} of the loop gives {}, the body takes {}", k, got, want)
     made = [v.type for v in body.outputs][condition is not None :]
@@ -87,7 +105,9 @@ def _loop(
     if length is None:
         return tuple(state)
     require(k == length or not stacked, "a loop of {} rows ended after {}", length, k)
-    rows_made = (np.stack(c[::-1] if flip else c) for c, flip in zip(stacked, (*back[scanned:], *(False,) * len(stacked))))
+    rows_made = (
+        np.stack(c[::-1] if flip else c) for c, flip in zip(stacked, (*back[scanned:], *(False,) * len(stacked)))
+    )
     return (*state, *rows_made)
 
 
@@ -101,7 +121,9 @@ def _cond_type(condition: TensorType, *captured: TensorType, then: Graph, other:
     return tuple(a)
 
 
-def _cond(condition: Array, *captured: Array, then: Callable[..., list[Array]], other: Callable[..., list[Array]]) -> tuple[Array, ...]:
+def _cond(
+    condition: Array, *captured: Array, then: Callable[..., list[Array]], other: Callable[..., list[Array]]
+) -> tuple[Array, ...]:
     return tuple((then if bool(condition) else other)(*captured))
 
 

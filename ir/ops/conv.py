@@ -1,8 +1,10 @@
-"""Convolution and transposed convolution over 1 to 3 spatial dims; x is [N, C, ...], w is [O, C/group, ...] ([C, O/group, ...]).
+"""Convolution and transposed convolution over 1 to 3 spatial dims; x is [N, C, ...], w is [O, C/group, ...] ([C,
+O/group, ...]).
 
-A grouped convolution may be written by panels of outputs (`panel=16`): all outputs of a panel read the same inputs, those of all groups
-that the panel has outputs of, and w is [O, most inputs of a panel, ...] with zeros where an input is of another group. So a register of
-outputs of several groups is computed as one of a single group. `panels_of` says which inputs a panel reads.
+A grouped convolution may be written by panels of outputs (`panel=16`): all outputs of a panel read the same inputs,
+those of all groups that the panel has outputs of, and w is [O, most inputs of a panel, ...] with zeros where an input
+is of another group. So a register of outputs of several groups is computed as one of a single group. `panels_of` says
+which inputs a panel reads.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ class Panels:
 
     @property
     def of_a_block(self) -> int:
-        """Panels side by side that read one block of `width` inputs, each of their lanes an element of its own group; 0 where a panel reads more."""
+        """Panels side by side that read one block of `width` inputs, each of their lanes an element of its own group; 0
+        where a panel reads more.
+        """
         if self.outputs % self.inputs or self.width % self.inputs or self.inputs == self.width:
             return 0  # groups of a block have as many outputs as whole panels hold
         panels = self.outputs // self.inputs
@@ -77,7 +81,9 @@ def panels_of(channels: int, made: int, group: int, width: int) -> Panels:
 
 
 def _channels(x: TensorType, w: TensorType, b: TensorType | None, group: int, out_dtype: DType | None) -> None:
-    require(3 <= x.rank <= 5 and w.rank == x.rank, "conv needs 1 to 3 spatial dims and equal ranks; got x {} and w {}", x, w)
+    require(
+        3 <= x.rank <= 5 and w.rank == x.rank, "conv needs 1 to 3 spatial dims and equal ranks; got x {} and w {}", x, w
+    )
     if out_dtype is None:
         same_dtype(x, w, *(() if b is None else (b,)))
     require_kind("conv's operands", x, "fiu")
@@ -99,13 +105,30 @@ def _type(
     _channels(x, w, b, group, out_dtype)
     if panel:
         sizes = x.shape[1], w.shape[0]
-        require(all(isinstance(n, int) and n % group == 0 for n in sizes), "panels need channels in {} groups; got {} and {}", group, *sizes)
+        require(
+            all(isinstance(n, int) and n % group == 0 for n in sizes),
+            "panels need channels in {} groups; got {} and {}",
+            group,
+            *sizes,
+        )
         most = panels_of(*sizes, group, panel).most  # type: ignore[arg-type]
-        require(w.shape[1] == most, "a panel of {} outputs of {} groups reads {} inputs; w is {}", panel, group, most, w)
+        require(
+            w.shape[1] == most, "a panel of {} outputs of {} groups reads {} inputs; w is {}", panel, group, most, w
+        )
     else:
         want = dim(const(w.shape[1]) * group)
-        require(same_dim(x.shape[1], want), "x {} has {} channels, w {} in {} groups needs {}", x, x.shape[1], w, group, want)
-    require(b is None or (b.rank == 1 and same_dim(b.shape[0], w.shape[0])), "the bias must be [{}]; got {}", w.shape[0], b)
+        require(
+            same_dim(x.shape[1], want),
+            "x {} has {} channels, w {} in {} groups needs {}",
+            x,
+            x.shape[1],
+            w,
+            group,
+            want,
+        )
+    require(
+        b is None or (b.rank == 1 and same_dim(b.shape[0], w.shape[0])), "the bias must be [{}]; got {}", w.shape[0], b
+    )
     win = window(x.rank - 2, w.shape[2:], strides, pads, dilations)
     return TensorType(out_dtype or x.dtype, (x.shape[0], w.shape[0], *win.sizes(x.shape[2:])))
 
@@ -146,7 +169,14 @@ def _compute(
         return both(*([v[2 + rank] < panels.count(v[1])] if uneven and panels is not None else []), *tests)
 
     shape = (x.dims[0], w.dims[0], *win.sizes(spatial))
-    acc = te.reduce(shape, w.dims[1:], dtype if b is None else dtype.computed, "sum", value, inside if win.padded or uneven else None)
+    acc = te.reduce(
+        shape,
+        w.dims[1:],
+        dtype if b is None else dtype.computed,
+        "sum",
+        value,
+        inside if win.padded or uneven else None,
+    )
     return _with_bias(acc, b, dtype)
 
 
@@ -154,7 +184,16 @@ def _bias_numpy(y: Array, b: Array | None) -> Array:
     return y if b is None else y + b.reshape((-1,) + (1,) * (y.ndim - 2))
 
 
-def _reference(x: Array, w: Array, b: Array | None = None, *, group: int = 1, panel: int = 0, out_dtype: DType | None = None, **attrs: Any) -> Array:
+def _reference(
+    x: Array,
+    w: Array,
+    b: Array | None = None,
+    *,
+    group: int = 1,
+    panel: int = 0,
+    out_dtype: DType | None = None,
+    **attrs: Any,
+) -> Array:
     x, w = widened(x, out_dtype), widened(w, out_dtype)
     if panel:
         panels = panels_of(x.shape[1], w.shape[0], group, panel)
@@ -176,9 +215,17 @@ def _reference(x: Array, w: Array, b: Array | None = None, *, group: int = 1, pa
 
 
 def _reference_at(
-    inputs: Sequence[Array | None], points: Array, *, group: int = 1, panel: int = 0, out_dtype: DType | None = None, **attrs: Any
+    inputs: Sequence[Array | None],
+    points: Array,
+    *,
+    group: int = 1,
+    panel: int = 0,
+    out_dtype: DType | None = None,
+    **attrs: Any,
 ) -> Array:
-    """Pixels times channels as one matrix product where the points are (nearly) such a grid, else a window for each point."""
+    """Pixels times channels as one matrix product where the points are (nearly) such a grid, else a window for each
+    point.
+    """
     x, w, b = (widened(a, out_dtype) if a is not None else None for a in (*inputs, None)[:3])
     assert x is not None and w is not None
     win = window(x.ndim - 2, w.shape[2:], attrs.get("strides"), attrs.get("pads"), attrs.get("dilations"))
@@ -187,11 +234,18 @@ def _reference_at(
     channels, column = np.unique(points[:, 1], return_inverse=True)
     grid = group == 1 and len(pixels) * len(channels) <= 8 * len(points)
     at = pixels if grid else points
-    first = points[:, 1] // panel * panel if panel else points[:, 1]  # output whose group's inputs are the first that are read
-    lead = at[:, 0], np.zeros(len(at), np.int64) if grid else first // max(w.shape[0] // group, 1) * (x.shape[1] // group)
+    first = (
+        points[:, 1] // panel * panel if panel else points[:, 1]
+    )  # output whose group's inputs are the first that are read
+    lead = (
+        at[:, 0],
+        np.zeros(len(at), np.int64) if grid else first // max(w.shape[0] // group, 1) * (x.shape[1] // group),
+    )
     if panel:
         counts = np.repeat(panels_of(x.shape[1], w.shape[0], group, panel).counts, panel)[: w.shape[0]]
-        w = np.where((np.arange(w.shape[1]) < counts[:, None]).reshape(*w.shape[:2], *(1,) * (w.ndim - 2)), w, w.dtype.type(0))
+        w = np.where(
+            (np.arange(w.shape[1]) < counts[:, None]).reshape(*w.shape[:2], *(1,) * (w.ndim - 2)), w, w.dtype.type(0)
+        )
     spatial = at[:, 1:] if grid else at[:, 2:]
     matrix = float64(w[channels]).reshape(len(channels), int(np.prod(w.shape[1:]))).T if grid else None
     step = max(1, CHUNK // size)
@@ -199,14 +253,20 @@ def _reference_at(
     for k in range(0, len(at), step):
         part = slice(k, k + step)
         read = _windows(x, win, w.shape, lead[0][part], lead[1][part], spatial[part])
-        out.append(read @ matrix if matrix is not None else (read * float64(w[points[part, 1]]).reshape(read.shape)).sum(1, dtype=read.dtype))
+        out.append(
+            read @ matrix
+            if matrix is not None
+            else (read * float64(w[points[part, 1]]).reshape(read.shape)).sum(1, dtype=read.dtype)
+        )
     y = np.concatenate(out) if out else np.zeros((0, len(channels)) if grid else 0, float64(x[:0]).dtype)
     y = y[which.reshape(-1), column.reshape(-1)] if grid else y
     return y if b is None else y + b[points[:, 1]]
 
 
 def _windows(x: Array, win: Window, kernel: Sequence[int], images: Array, first: Array, at: Array) -> Array:
-    """What windows read, [windows, elements of a window]: of one image and `kernel[1]` channels from `first` on each."""
+    """What windows read, [windows, elements of a window]: of one image and `kernel[1]` channels from `first` on
+    each.
+    """
     grids = np.meshgrid(*(np.arange(k) for k in kernel[1:]), indexing="ij")
     col = (slice(None),) + (None,) * len(grids)
     channels = first[col] + grids[0]
@@ -225,7 +285,7 @@ def _flops(x: TensorType, w: TensorType, b: TensorType | None = None, **attrs: A
     return dim(const(product(_type(x, w, b, **attrs).shape)) * inputs * product(w.shape[2:]) * 2)
 
 
-# --- transposed ---------------------------------------------------------------------------------------------------------------
+# --- transposed -------------------------------------------------------------------------------------------------------
 
 
 def _transposed_sizes(win: Window, spatial: Sequence[Dim], extra: Sequence[Dim]) -> tuple[Dim, ...]:
@@ -251,7 +311,9 @@ def _transpose_type(
     win = window(x.rank - 2, w.shape[2:], strides, pads, dilations)
     outputs = dim(const(w.shape[1]) * group)
     require(b is None or (b.rank == 1 and same_dim(b.shape[0], outputs)), "the bias must be [{}]; got {}", outputs, b)
-    return TensorType(x.dtype, (x.shape[0], outputs, *_transposed_sizes(win, x.shape[2:], output_padding or (0,) * (x.rank - 2))))
+    return TensorType(
+        x.dtype, (x.shape[0], outputs, *_transposed_sizes(win, x.shape[2:], output_padding or (0,) * (x.rank - 2)))
+    )
 
 
 def _transpose_compute(
@@ -271,7 +333,10 @@ def _transpose_compute(
     spatial = x.dims[2:]
     per_group, channels = w.dims[1], const(w.dims[0]) // group
     # a whole number of strides keeps the dividend from being negative
-    shifts = [const(0) - ((const(b_) - (const(k) - 1) * d) // s) for b_, k, d, s in zip(win.begin, win.kernel, win.dilations, win.strides)]
+    shifts = [
+        const(0) - ((const(b_) - (const(k) - 1) * d) // s)
+        for b_, k, d, s in zip(win.begin, win.kernel, win.dilations, win.strides)
+    ]
 
     def dividends(v: tuple[Expr, ...]) -> list[Expr]:
         pairs = zip(v[2 : 2 + rank], v[3 + rank :], win.begin, win.dilations, shifts, win.strides)
@@ -285,14 +350,21 @@ def _transpose_compute(
         return x[(v[0], c, *source(v))] * w[(c, v[1] % per_group, *v[3 + rank :])]
 
     def inside(*v: Expr) -> Expr:
-        return both(*((t % s).eq(0) for t, s in zip(dividends(v), win.strides)), *(within(p, n) for p, n in zip(source(v), spatial)))
+        return both(
+            *((t % s).eq(0) for t, s in zip(dividends(v), win.strides)),
+            *(within(p, n) for p, n in zip(source(v), spatial)),
+        )
 
     shape = (x.dims[0], dim(const(per_group) * group), *_transposed_sizes(win, spatial, output_padding or (0,) * rank))
-    acc = te.reduce(shape, (dim(channels), *w.dims[2:]), x.dtype if b is None else x.dtype.computed, "sum", value, inside)
+    acc = te.reduce(
+        shape, (dim(channels), *w.dims[2:]), x.dtype if b is None else x.dtype.computed, "sum", value, inside
+    )
     return _with_bias(acc, b, x.dtype)
 
 
-def _transpose_reference(x: Array, w: Array, b: Array | None = None, *, group: int = 1, output_padding: Ints | None = None, **attrs: Any) -> Array:
+def _transpose_reference(
+    x: Array, w: Array, b: Array | None = None, *, group: int = 1, output_padding: Ints | None = None, **attrs: Any
+) -> Array:
     rank = x.ndim - 2
     win = window(rank, w.shape[2:], attrs.get("strides"), attrs.get("pads"), attrs.get("dilations"))
     sizes = [int(n) for n in _transposed_sizes(win, x.shape[2:], output_padding or (0,) * rank)]  # type: ignore[arg-type]
@@ -301,7 +373,9 @@ def _transpose_reference(x: Array, w: Array, b: Array | None = None, *, group: i
     reach = [(m - 1) * s + (k - 1) * d + 1 for m, s, k, d in zip(x.shape[2:], win.strides, w.shape[2:], win.dilations)]
     y: Array = np.zeros((n, group * o, *map(max, full, reach)), np.result_type(x, w))
     for at in offsets(win):
-        part = np.matmul(w[(..., *at)].reshape(group, c, o).swapaxes(1, 2), x.reshape(n, group, c, int(np.prod(x.shape[2:]))))
+        part = np.matmul(
+            w[(..., *at)].reshape(group, c, o).swapaxes(1, 2), x.reshape(n, group, c, int(np.prod(x.shape[2:])))
+        )
         shifted(y, win, x.shape[2:], at)[...] += part.reshape(n, group * o, *x.shape[2:])
     cut = tuple(slice(int(p), int(p) + s) for p, s in zip(win.begin, sizes))  # type: ignore[arg-type]
     return _bias_numpy(y[(..., *cut)], b)
@@ -343,7 +417,9 @@ CONV_OPS: tuple[OpDef, ...] = (
         traits=CONTRACTION,
         samples=(
             sample("f32[1, 4, 5, 3]", "f32[4, 3, 2, 2]", "f32[3]", strides=(2, 2)),
-            sample("f32[2, 4, 5, 5]", "f32[4, 2, 3, 3]", strides=(2, 3), pads=(1, 0, 1, 2), output_padding=(1, 0), group=2),
+            sample(
+                "f32[2, 4, 5, 5]", "f32[4, 2, 3, 3]", strides=(2, 3), pads=(1, 0, 1, 2), output_padding=(1, 0), group=2
+            ),
             sample("f16[1, 3, 7]", "f16[3, 2, 4]", strides=(3,), dilations=(2,)),
             sample("f64[1, 2, 3, 3, 2]", "f64[2, 2, 2, 2, 3]", pads=(1, 0, 1, 0, 1, 1)),
         ),

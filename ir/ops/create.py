@@ -1,4 +1,6 @@
-"""Tensors from nothing: a fill value, an index, the identity matrix. Where their shape is known, folding makes constants of them."""
+"""Tensors from nothing: a fill value, an index, the identity matrix. Where their shape is known, folding makes
+constants of them.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,11 @@ CREATE_OPS: tuple[OpDef, ...] = (
         _full,
         reference=_full_numpy,
         traits=PURE,
-        samples=(sample(shape=(2, 3), value=1.5), sample(shape=(), value=3, dtype=i32), sample(shape=(5,), value=True, dtype=boolean)),
+        samples=(
+            sample(shape=(2, 3), value=1.5),
+            sample(shape=(), value=3, dtype=i32),
+            sample(shape=(5,), value=True, dtype=boolean),
+        ),
     ),
     # each element's index along an axis
     OpDef(
@@ -91,6 +97,10 @@ CREATE_OPS: tuple[OpDef, ...] = (
         _eye,
         reference=_eye_numpy,
         traits=PURE,
-        samples=(sample(rows=3, columns=5, k=1), sample(rows=4, columns=3, k=-2, dtype=f16), sample(rows=2, columns=2, dtype=i64)),
+        samples=(
+            sample(rows=3, columns=5, k=1),
+            sample(rows=4, columns=3, k=-2, dtype=f16),
+            sample(rows=2, columns=2, dtype=i64),
+        ),
     ),
 )

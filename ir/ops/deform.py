@@ -1,4 +1,6 @@
-"""What a deformable convolution multiplies with its weights: the operand read, by linear interpolation, at places that are data."""
+"""What a deformable convolution multiplies with its weights: the operand read, by linear interpolation, at places that
+are data.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType
 
 
-def _window(x: TensorType | Tensor, kernel: Ints, strides: Ints | None, pads: tuple[Dim, ...] | None, dilations: Ints | None) -> Window:
+def _window(
+    x: TensorType | Tensor, kernel: Ints, strides: Ints | None, pads: tuple[Dim, ...] | None, dilations: Ints | None
+) -> Window:
     return window(len(x.shape) - 2, kernel, strides, pads, dilations)
 
 
@@ -36,7 +40,12 @@ def _type(
     require(x.rank >= 3 and len(kernel) == x.rank - 2, "a kernel of {} does not fit to {}", kernel, x)
     sizes = _window(x, kernel, strides, pads, dilations).sizes(x.shape[2:])
     c, taps = x.shape[1], int(np.prod(kernel))
-    require(isinstance(c, int) and groups > 0 and c % groups == 0, "{} channels do not divide into {} offset groups", c, groups)
+    require(
+        isinstance(c, int) and groups > 0 and c % groups == 0,
+        "{} channels do not divide into {} offset groups",
+        c,
+        groups,
+    )
     for what, t, per_tap in (("offset", offset, len(kernel)), ("mask", mask, 1)):
         if t is not None:
             want = (x.shape[0], groups * taps * per_tap, *sizes)
@@ -69,10 +78,14 @@ def _compute(
         for d, at in enumerate(w.positions(out, _unflatten(k, kernel))):
             size = spatial[d]
             y = cast(at, real) + offset[(n, slot * rank + d, *out)]
-            y = select(const(-2.0, real) < y, minimum(y, cast(const(size) + 1, real)), const(-2.0, real))  # further away, or NaN, is as far outside
+            y = select(
+                const(-2.0, real) < y, minimum(y, cast(const(size) + 1, real)), const(-2.0, real)
+            )  # further away, or NaN, is as far outside
             low = call("floor", y)
             j, t = cast(low, i64), y - low
-            ends.append([(j + e, t if e else const(1.0, real) - t, both(const(0) <= j + e, j + e < size)) for e in (0, 1)])
+            ends.append(
+                [(j + e, t if e else const(1.0, real) - t, both(const(0) <= j + e, j + e < size)) for e in (0, 1)]
+            )
         total: Expr = const(0.0, real)
         for corner in itertools.product(*ends):
             weight = corner[0][1]
@@ -93,7 +106,9 @@ def _unflatten(k: Expr, kernel: Ints) -> list[Expr]:
     return out
 
 
-def _reference(x: Array, offset: Array, mask: Array | None = None, *, kernel: Ints, groups: int = 1, **where: Any) -> Array:
+def _reference(
+    x: Array, offset: Array, mask: Array | None = None, *, kernel: Ints, groups: int = 1, **where: Any
+) -> Array:
     given = {name: where.get(name) for name in ("strides", "pads", "dilations")}
     w = window(x.ndim - 2, kernel, **given)
     n, c, *spatial = x.shape
@@ -116,7 +131,9 @@ def _reference(x: Array, offset: Array, mask: Array | None = None, *, kernel: In
     return out if mask is None else out * mask.reshape(n, groups, taps, *sizes).repeat(c // groups, 1)
 
 
-def _flops(x: TensorType, offset: TensorType, mask: TensorType | None = None, *, kernel: Ints, groups: int = 1, **_: Any) -> Dim:
+def _flops(
+    x: TensorType, offset: TensorType, mask: TensorType | None = None, *, kernel: Ints, groups: int = 1, **_: Any
+) -> Dim:
     per_group = dim(const(x.shape[1]) // groups)
     return dim(const(offset.size) // len(kernel) * per_group * 4 * 2 ** len(kernel))
 
@@ -131,7 +148,9 @@ DEFORM_OPS: tuple[OpDef, ...] = (
         traits=PURE,
         samples=(
             sample("f32[1, 2, 4, 5]", "f32[1, 8, 3, 4]", kernel=(2, 2)),
-            sample("f32[2, 4, 5, 5]", "f32[2, 36, 5, 5]", "f32[2, 18, 5, 5]", kernel=(3, 3), pads=(1, 1, 1, 1), groups=2),
+            sample(
+                "f32[2, 4, 5, 5]", "f32[2, 36, 5, 5]", "f32[2, 18, 5, 5]", kernel=(3, 3), pads=(1, 1, 1, 1), groups=2
+            ),
             sample("f16[1, 2, 7]", "f16[1, 2, 3]", kernel=(2,), strides=(2,), dilations=(2,)),
         ),
     ),

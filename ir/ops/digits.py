@@ -1,9 +1,10 @@
 """Sorting rows where a core walks a row: by digits, and for the few largest by groups.
 
-The keys are those of `sort`. `sort_digits` moves them once for each digit, n * 4 moves for 32 bits. Of a long row of which few elements are asked
-for, those lie in the `keep` groups of neighbours whose first elements are the first ones: vectors find the first of each group, and what is sorted
-is one element of each group, and then the members of `keep` groups. Groups are in the order of their elements, so that ties are decided as in a
-sort of all, and the work does not depend on the data.
+The keys are those of `sort`. `sort_digits` moves them once for each digit, n * 4 moves for 32 bits. Of a long row of
+which few elements are asked for, those lie in the `keep` groups of neighbours whose first elements are the first ones:
+vectors find the first of each group, and what is sorted is one element of each group, and then the members of `keep`
+groups. Groups are in the order of their elements, so that ties are decided as in a sort of all, and the work does not
+depend on the data.
 """
 
 from __future__ import annotations
@@ -28,18 +29,27 @@ FEW = 32  # elements for each one asked for, from which on groups pay
 MOST = 64  # elements of a group
 VALUE = 32, 64  # bits of a key that hold an element's order
 
-# --- by digits ----------------------------------------------------------------------------------------------------------------
+# --- by digits --------------------------------------------------------------------------------------------------------
 
 
 def _digits_type(x: TensorType, *, keep: int, low: int = 32, high: int = 64) -> TensorType:
     n = x.shape[-1] if x.rank else None
     require(x.dtype is u64 and isinstance(n, int), "rows of u64 keys of a constant length; got {}", x)
-    require(0 <= keep <= (n if isinstance(n, int) else 0) and 0 <= low < high <= 64, "{} keys by bits {} to {} of {}", keep, low, high, x)
+    require(
+        0 <= keep <= (n if isinstance(n, int) else 0) and 0 <= low < high <= 64,
+        "{} keys by bits {} to {} of {}",
+        keep,
+        low,
+        high,
+        x,
+    )
     return TensorType(u64, (*x.shape[:-1], keep))
 
 
 def _digits(x: Tensor, *, keep: int, low: int, high: int) -> Tensor:
-    """What the walks of `passes/lower/digits.py` come to: an element stands behind those of smaller bits, and of equal ones before it."""
+    """What the walks of `passes/lower/digits.py` come to: an element stands behind those of smaller bits, and of equal
+    ones before it.
+    """
     n = x.dims[-1]
 
     def bits(*v: Expr) -> Expr:
@@ -52,7 +62,9 @@ def _digits(x: Tensor, *, keep: int, low: int, high: int) -> Tensor:
 
     rank = te.reduce(x.dims, [n], i64, "sum", before)
     shape = (*x.dims[:-1], keep)
-    return te.reduce(shape, [n], u64, "max", lambda *v: select(rank[(*v[:-2], v[-1])].eq(v[-2]), x[(*v[:-2], v[-1])], const(0, u64)))
+    return te.reduce(
+        shape, [n], u64, "max", lambda *v: select(rank[(*v[:-2], v[-1])].eq(v[-2]), x[(*v[:-2], v[-1])], const(0, u64))
+    )
 
 
 def _digits_numpy(x: Array, *, keep: int, low: int = 32, high: int = 64) -> Array:
@@ -60,12 +72,16 @@ def _digits_numpy(x: Array, *, keep: int, low: int = 32, high: int = 64) -> Arra
     return np.asarray(np.take_along_axis(x, np.argsort(bits, -1, kind="stable")[..., :keep], -1))
 
 
-# --- by groups ----------------------------------------------------------------------------------------------------------------
+# --- by groups --------------------------------------------------------------------------------------------------------
 
 
 def _groups_type(x: TensorType, *, group: int, descending: bool = False) -> TensorType:
     require_kind("what is sorted", x, "fiub")
-    require(x.rank > 0 and isinstance(x.shape[-1], int) and x.dtype.bits < 64 and group > 0, "rows of a constant length; got {}", x)
+    require(
+        x.rank > 0 and isinstance(x.shape[-1], int) and x.dtype.bits < 64 and group > 0,
+        "rows of a constant length; got {}",
+        x,
+    )
     return TensorType(u32, (*x.shape[:-1], -(-int(x.shape[-1]) // group)))  # type: ignore[arg-type]
 
 
@@ -75,7 +91,9 @@ def _order(x: Tensor, i: tuple[Expr, ...], descending: bool) -> Expr:
 
 
 def _groups(x: Tensor, *, group: int, descending: bool) -> Tensor:
-    """The order of the first element of each group of neighbours, as numbers that rise. The last group repeats its last element."""
+    """The order of the first element of each group of neighbours, as numbers that rise. The last group repeats its last
+    element.
+    """
     shape = (*x.dims[:-1], -(-int(x.dims[-1]) // group))  # type: ignore[arg-type]
     return te.reduce(shape, [group], u32, "min", lambda *v: _order(x, (*v[:-2], v[-2] * group + v[-1]), descending))
 
@@ -117,7 +135,7 @@ def _members_numpy(x: Array, groups: Array, *, group: int, descending: bool = Fa
     return np.asarray((order << np.uint64(32)) | np.arange(at.shape[-1], dtype=np.uint64))
 
 
-# --- sort ---------------------------------------------------------------------------------------------------------------------
+# --- sort -------------------------------------------------------------------------------------------------------------
 
 
 def sort_by_digits(b: Any, x: Any, *, axis: int, descending: bool, keep: Dim | None) -> tuple[Any, Any]:
@@ -132,7 +150,9 @@ def _indices(b: Any, rows: Any, descending: bool, keep: Dim) -> Any:
         return indices_of(b, rows, descending, keep)
     if rows.type.dtype.bits == 64:
         first = _places(b, b.sort_key(rows, size=n, descending=descending, word="low"), n)
-        second = _places(b, b.sort_key(b.gather_elements(rows, first, axis=-1), size=n, descending=descending, word="high"), keep)
+        second = _places(
+            b, b.sort_key(b.gather_elements(rows, first, axis=-1), size=n, descending=descending, word="high"), keep
+        )
         return b.gather_elements(first, second, axis=-1)
     if n <= RANKED or n < FEW * keep:
         return _places(b, b.sort_key(rows, size=n, descending=descending), keep)

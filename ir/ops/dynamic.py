@@ -1,8 +1,10 @@
-"""Ops whose result's size depends on the data: native code for the most that there can be, then `truncate` to what there is.
+"""Ops whose result's size depends on the data: native code for the most that there can be, then `truncate` to what
+there is.
 
-What is kept is a list of flags. Its running count says where each kept element goes (`count_true`, two levels of blocks), and a search in
-that count which element stands at each place (`positions`), so nothing is written out of order and all elements may be computed at once.
-An op here takes the fresh dim of its result as the attribute `size`; see `dnnc.ir.ops.host`.
+What is kept is a list of flags. Its running count says where each kept element goes (`count_true`, two levels of
+blocks), and a search in that count which element stands at each place (`positions`), so nothing is written out of order
+and all elements may be computed at once. An op here takes the fresh dim of its result as the attribute `size`; see
+`dnnc.ir.ops.host`.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def without_elements(shape: tuple[Dim, ...], dtype: DType) -> Tensor:
     return te.compute(shape, dtype, lambda *i: const(False if dtype is boolean else 0, dtype.computed))
 
 
-# --- running counts -----------------------------------------------------------------------------------------------------------
+# --- running counts ---------------------------------------------------------------------------------------------------
 
 
 def _blocks(n: Dim) -> Dim:
@@ -72,7 +74,11 @@ def _sums_numpy(x: Array) -> Array:
 
 def _running_type(x: TensorType, before: TensorType) -> TensorType:
     _numbers(x)
-    require(before.dtype is i64 and before.rank == 1 and same_dim(before.shape[0], _blocks(x.shape[0])), "sums of blocks; got {}", before)
+    require(
+        before.dtype is i64 and before.rank == 1 and same_dim(before.shape[0], _blocks(x.shape[0])),
+        "sums of blocks; got {}",
+        before,
+    )
     return x
 
 
@@ -81,7 +87,11 @@ def _running(x: Tensor, before: Tensor) -> Tensor:
     if n == 0:
         return without_elements((0,), i64)
     inside = te.reduce(
-        (n,), [BLOCK], i64, "sum", lambda i, r: select(i // BLOCK * BLOCK + r <= i, x[minimum(i // BLOCK * BLOCK + r, const(n) - 1)], const(0))
+        (n,),
+        [BLOCK],
+        i64,
+        "sum",
+        lambda i, r: select(i // BLOCK * BLOCK + r <= i, x[minimum(i // BLOCK * BLOCK + r, const(n) - 1)], const(0)),
     )
     return te.compute((n,), i64, lambda i: inside[i] + before[i // BLOCK])
 
@@ -102,11 +112,13 @@ def _prefix(b: Any, x: Any) -> Any:
         return b.cumsum(x, axis=0)
     sums = b.block_sums(x)
     m = sums.type.shape[0]
-    before = b.sub(_prefix(b, sums), sums) if isinstance(m, int) and m > DIRECT else b.cumsum(sums, axis=0, exclusive=True)
+    before = (
+        b.sub(_prefix(b, sums), sums) if isinstance(m, int) and m > DIRECT else b.cumsum(sums, axis=0, exclusive=True)
+    )
     return b.block_running(x, before)
 
 
-# --- where the kept elements stand --------------------------------------------------------------------------------------------
+# --- where the kept elements stand ------------------------------------------------------------------------------------
 
 
 def _positions_type(running: TensorType) -> TensorType:
@@ -159,14 +171,16 @@ def _positions_numpy(running: Array) -> Array:
 
 
 def kept(b: Any, flags: Any) -> tuple[Any, Any]:
-    """Where the true ones of bool[n] stand, in order (i64[n], what comes after them is some index), and how many there are (i64[])."""
+    """Where the true ones of bool[n] stand, in order (i64[n], what comes after them is some index), and how many there
+    are (i64[]).
+    """
     n = flags.type.shape[0]
     if isinstance(n, int) and n == 0:
         return b.full(shape=(0,), value=0, dtype=i64), b.full(shape=(), value=0, dtype=i64)
     return b.positions(running_count(b, flags)), b.reduce_sum(b.cast(flags, to=i64), axes=(0,), keepdims=False)
 
 
-# --- nonzero, compress --------------------------------------------------------------------------------------------------------
+# --- nonzero, compress ------------------------------------------------------------------------------------------------
 
 
 def _unravel_type(at: TensorType, *, shape: tuple[Dim, ...]) -> TensorType:
@@ -226,7 +240,7 @@ def _compress(b: Any, x: Any, keep: Any, *, size: Dim, axis: int | None) -> Any:
     return b.gather(x, b.truncate(at, count, size=size), axis=a)
 
 
-# --- unique -------------------------------------------------------------------------------------------------------------------
+# --- unique -----------------------------------------------------------------------------------------------------------
 
 
 def _unique_type(x: TensorType, *, size: Dim, axis: int | None = None, sorted: bool = True) -> tuple[TensorType, ...]:
@@ -237,7 +251,9 @@ def _unique_type(x: TensorType, *, size: Dim, axis: int | None = None, sorted: b
 
 
 def _unique(b: Any, x: Any, *, size: Dim, axis: int | None, sorted: bool) -> tuple[Any, ...]:
-    """Sort; a group begins where an element differs from the one before. What a group is called comes back through the inverse of the sort."""
+    """Sort; a group begins where an element differs from the one before. What a group is called comes back through the
+    inverse of the sort.
+    """
     if axis is None:
         x = b.reshape(x, shape=(x.type.size,))
     a = normalize_axis(axis or 0, x.type.rank)
@@ -263,7 +279,9 @@ def _inverse(b: Any, permutation: Any) -> Any:
 
 
 def _order(b: Any, x: Any, axis: int) -> Any:
-    """The stable order of the slices along an axis: by their first element, then the second, ... (sorted by the last one first)."""
+    """The stable order of the slices along an axis: by their first element, then the second, ... (sorted by the last
+    one first).
+    """
     rows = _rows(b, x, axis)
     if rows.type.rank == 1:
         return b.sort(rows, axis=0, descending=False)[1]
@@ -294,7 +312,9 @@ def _differs(x: Tensor) -> Tensor:
     def other(i: Expr, *c: Expr) -> Expr:
         a, b = x[(maximum(i - 1, const(0)), *c)], x[(i, *c)]
         if x.dtype.is_float:
-            return both(a.ne(b), call("isnan", a).eq(const(False, boolean)) | call("isnan", b).eq(const(False, boolean)))
+            return both(
+                a.ne(b), call("isnan", a).eq(const(False, boolean)) | call("isnan", b).eq(const(False, boolean))
+            )
         return a.ne(b)
 
     if x.dims[0] == 0:
@@ -335,7 +355,7 @@ def _lengths_numpy(at: Array, count: Array) -> Array:
     return np.where(np.arange(n) + 1 < count, after, n) - at
 
 
-# --- records ------------------------------------------------------------------------------------------------------------------
+# --- records ----------------------------------------------------------------------------------------------------------
 
 
 def _n(most: int) -> Dim:
@@ -370,7 +390,11 @@ DYNAMIC_OPS: tuple[OpDef, ...] = (
         reference=_running_numpy,
         flops=_count_flops,
         traits=LOOPS,
-        samples=(sample("i64[200]", "i64[4]", domain=(0, 3)), sample("i64[64]", "i64[1]", domain=(0, 3)), sample("i64[5]", "i64[1]", domain=(-3, 3))),
+        samples=(
+            sample("i64[200]", "i64[4]", domain=(0, 3)),
+            sample("i64[64]", "i64[1]", domain=(0, 3)),
+            sample("i64[5]", "i64[1]", domain=(-3, 3)),
+        ),
     ),
     # out[k] is the first index at which a running count exceeds k, or the last index where it never does
     OpDef(
@@ -380,7 +404,11 @@ DYNAMIC_OPS: tuple[OpDef, ...] = (
         reference=_positions_numpy,
         flops=_search_flops,
         traits=LOOPS,
-        samples=(sample("i64[1]", domain=(0, 1)), sample("i64[7]", domain=(0, 0)), sample("i64[300]", domain=(301, 301))),
+        samples=(
+            sample("i64[1]", domain=(0, 1)),
+            sample("i64[7]", domain=(0, 0)),
+            sample("i64[300]", domain=(301, 301)),
+        ),
     ),
     # does a number or row differ from the one before it? The first one does. NaNs are equal to each other
     OpDef(
@@ -397,7 +425,8 @@ DYNAMIC_OPS: tuple[OpDef, ...] = (
             sample("bool[8]"),
         ),
     ),
-    # the lengths of runs that begin at the first `count` of `at`, the last one ending at len(at); what comes after them is any number
+    # the lengths of runs that begin at the first `count` of `at`, the last one ending at len(at); what comes after them
+    # is any number
     OpDef(
         "run_lengths",
         _lengths_type,

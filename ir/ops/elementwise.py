@@ -1,6 +1,7 @@
 """Element-wise arithmetic: each output element depends on the operands' elements at the same index, operands broadcast.
 
-Integers wrap; integer division truncates (`div`), `mod` has the sign of the divisor, `fmod` of the dividend; x / 0 and x mod 0 are 0.
+Integers wrap; integer division truncates (`div`), `mod` has the sign of the divisor, `fmod` of the dividend; x / 0 and
+x mod 0 are 0.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from dnnc.ir.ops.common import (
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import TensorType
 
-# --- what the records are made by ---------------------------------------------------------------------------------------------
+# --- what the records are made by -------------------------------------------------------------------------------------
 
 
 def unary(
@@ -84,14 +85,25 @@ def binary(
         return elementwise(value, a, b, dtype=out)
 
     return OpDef(
-        name, type_, compute, reference=without_attrs(reference), flops=size_flops(), traits=ELEMENTWISE, samples=tuple(_samples(2, kinds, domain))
+        name,
+        type_,
+        compute,
+        reference=without_attrs(reference),
+        flops=size_flops(),
+        traits=ELEMENTWISE,
+        samples=tuple(_samples(2, kinds, domain)),
     )
 
 
 def _samples(operands: int, kinds: str, domain: tuple[float, float]) -> Iterable[Sample]:
     """An odd size, a broadcast, a scalar, a half type, integers and bools, as far as the op takes them."""
     shapes = [("3, 5", "3, 5"), ("2, 1, 7", "3, 1"), ("4", "")]
-    dtypes = {"f": ("f32", "f16", "f64"), "i": ("i64", "i32", "i8"), "u": ("u8", "u64", "u16"), "b": ("bool", "bool", "bool")}
+    dtypes = {
+        "f": ("f32", "f16", "f64"),
+        "i": ("i64", "i32", "i8"),
+        "u": ("u8", "u64", "u16"),
+        "b": ("bool", "bool", "bool"),
+    }
     for kind in kinds:
         wide = domain if kind == "f" else (max(domain[0], -100.0) * 10, max(domain[1], 2.0) * 10)
         for d, s in list(zip(dtypes[kind], shapes))[: 3 if kind == "f" else 2]:
@@ -110,7 +122,7 @@ def meaning(name: str) -> Callable[..., Array]:
     return f
 
 
-# --- values -------------------------------------------------------------------------------------------------------------------
+# --- values -----------------------------------------------------------------------------------------------------------
 
 
 def relu_value(x: Expr) -> Expr:
@@ -169,8 +181,8 @@ def _mod_numpy(a: Array, b: Array) -> Array:
 def _pow(a: Expr, b: Expr) -> Expr:
     if a.dtype.is_float:
         return call("pow", a, b)
-    # Square and multiply in u64, which wraps: exact. The exponent of 0, 1, -1 counts by its parity alone; any other base overflows
-    # from 64 on, and has no integer value below 0.
+    # Square and multiply in u64, which wraps: exact. The exponent of 0, 1, -1 counts by its parity alone; any other
+    # base overflows from 64 on, and has no integer value below 0.
     e, base, r = cast(b, u64), cast(a, u64), const(1, u64)
     e = select(const(63, u64) < e, (e & 1) + 62, e)
     for k in range(6):
@@ -200,7 +212,7 @@ def _isinf(x: Expr) -> Expr:
     return call("abs", x).eq(const(float("inf"), x.dtype))
 
 
-# --- ops with attributes or of another form -----------------------------------------------------------------------------------
+# --- ops with attributes or of another form ---------------------------------------------------------------------------
 
 
 def activation(
@@ -222,7 +234,9 @@ def activation(
 
     samples = [sample("f32[3, 17]", **a, domain=(-4.0, 4.0)) for a in attrs]
     samples += [sample("f16[5]", **attrs[0], domain=(-4.0, 4.0)), sample("f64[2, 3]", **attrs[-1], domain=(-4.0, 4.0))]
-    return OpDef(name, type_, compute, reference=numpy, flops=size_flops(flops), traits=ELEMENTWISE, samples=tuple(samples))
+    return OpDef(
+        name, type_, compute, reference=numpy, flops=size_flops(flops), traits=ELEMENTWISE, samples=tuple(samples)
+    )
 
 
 def _float(x: TensorType) -> TensorType:
@@ -310,10 +324,12 @@ def _mish(x: Expr) -> Expr:
     return x * call("tanh", _softplus_value(x))
 
 
-# --- in terms of others -------------------------------------------------------------------------------------------------------
+# --- in terms of others -----------------------------------------------------------------------------------------------
 
 
-def _selu_type(x: TensorType, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875) -> TensorType:
+def _selu_type(
+    x: TensorType, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
+) -> TensorType:
     return _float(x)
 
 
@@ -352,10 +368,17 @@ def _shrink(b: Any, x: Any, *, bias: float, lambd: float) -> Any:
     return b.where(b.greater(x, lambd), b.sub(x, bias), low)
 
 
-def composed(name: str, type_: Callable[..., TensorType], decompose: Callable[..., Any], *attrs: dict[str, Any]) -> OpDef:
+def composed(
+    name: str, type_: Callable[..., TensorType], decompose: Callable[..., Any], *attrs: dict[str, Any]
+) -> OpDef:
     samples = [sample("f32[3, 7]", domain=(-4.0, 4.0), **a) for a in attrs or ({},)]
     return OpDef(
-        name, type_, decompose=decompose, flops=size_flops(4), traits=ELEMENTWISE, samples=(*samples, sample("f16[9]", **(attrs or ({},))[0]))
+        name,
+        type_,
+        decompose=decompose,
+        flops=size_flops(4),
+        traits=ELEMENTWISE,
+        samples=(*samples, sample("f16[9]", **(attrs or ({},))[0])),
     )
 
 
@@ -456,7 +479,14 @@ ELEMENTWISE_OPS: tuple[OpDef, ...] = (
     unary("mish", _mish, lambda x: x * np.tanh(_softplus(x)), flops=24),
     binary("prelu", _prelu_value, lambda x, s: np.where(x < 0, x * s, x), "fi"),
     activation("gelu", _gelu, _gelu_numpy, _gelu_type, {"approximate": "none"}, {"approximate": "tanh"}, flops=12),
-    activation("leaky_relu", _leaky, lambda x, alpha: np.where(x < 0, x * alpha, x), _alpha_type(0.01), {"alpha": 0.01}, {"alpha": 0.3}),
+    activation(
+        "leaky_relu",
+        _leaky,
+        lambda x, alpha: np.where(x < 0, x * alpha, x),
+        _alpha_type(0.01),
+        {"alpha": 0.01},
+        {"alpha": 0.3},
+    ),
     activation(
         "elu",
         _elu,

@@ -1,9 +1,10 @@
 """Discrete Fourier transforms by mixed radices: n * log(n) operations, and rounding errors that grow with log(n).
 
-A transform of length n = r*m takes n numbers as [r, m, s], where s counts transforms that go on side by side, and makes [m, r, s] of them: r-point
-transforms along the first axis, times roots of unity. What is left are transforms of length m of r*s columns, and so on; the result comes
-in order, without a permutation at the end, and the innermost loop is contiguous. Complex numbers are two planes, [2, ...]. Prime
-factors above LARGEST are left to Bluestein's method: a convolution of a length that is a power of two.
+A transform of length n = r*m takes n numbers as [r, m, s], where s counts transforms that go on side by side, and makes
+[m, r, s] of them: r-point transforms along the first axis, times roots of unity. What is left are transforms of length
+m of r*s columns, and so on; the result comes in order, without a permutation at the end, and the innermost loop is
+contiguous. Complex numbers are two planes, [2, ...]. Prime factors above LARGEST are left to Bluestein's method: a
+convolution of a length that is a power of two.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ LARGEST = 31  # prime factor that has passes of its own
 def radices(n: int, real: bool = False) -> list[int] | None:
     """The radices of the passes of length n, in order; None if a prime factor is too large.
 
-    Even ones come last for real data: then the middle of the spectrum is a sum of real numbers, and exactly real. Else a lone 2 comes
+    Even ones come last for real data: then the middle of the spectrum is a sum of real numbers, and exactly real. Else
+        a lone 2 comes
     first, as in NumPy's transform, so that results agree to the last places.
     """
     even: list[int] = []
@@ -40,7 +42,7 @@ def radices(n: int, real: bool = False) -> list[int] | None:
     return odd + even if real else sorted(even) + odd
 
 
-# --- passes -------------------------------------------------------------------------------------------------------------------
+# --- passes -----------------------------------------------------------------------------------------------------------
 
 
 def _pass_type(x: TensorType, waves: TensorType, roots: TensorType) -> TensorType:
@@ -54,7 +56,9 @@ def _pass_type(x: TensorType, waves: TensorType, roots: TensorType) -> TensorTyp
 
 
 def _pass(x: Tensor, waves: Tensor, roots: Tensor) -> Tensor:
-    """`waves[k, j - 1]` is the cosine and sine of angle 2 pi j k / r, `roots[p, k]` what the k-th result of column p is multiplied with."""
+    """`waves[k, j - 1]` is the cosine and sine of angle 2 pi j k / r, `roots[p, k]` what the k-th result of column p is
+    multiplied with.
+    """
     _, r, m, s = x.dims
     assert isinstance(r, int)
 
@@ -103,7 +107,12 @@ def _pass_numpy(x: Array, waves: Array, roots: Array) -> Array:
 
 def _multiply_type(x: TensorType, w: TensorType) -> TensorType:
     require_kind("the operand of a transform", x, "f")
-    require(x.rank == 3 and w.rank == 2 and x.shape[:2] == w.shape and x.shape[0] == 2, "numbers [2, n, s] and factors [2, n]; got {} and {}", x, w)
+    require(
+        x.rank == 3 and w.rank == 2 and x.shape[:2] == w.shape and x.shape[0] == 2,
+        "numbers [2, n, s] and factors [2, n]; got {} and {}",
+        x,
+        w,
+    )
     same_dtype(x, w)
     return x
 
@@ -122,17 +131,21 @@ def _multiply_numpy(x: Array, w: Array) -> Array:
     return np.stack([x[0] * c - x[1] * d, x[0] * d + x[1] * c]).astype(x.dtype)
 
 
-# --- transforms of planes [2, n, s] -------------------------------------------------------------------------------------------
+# --- transforms of planes [2, n, s] -----------------------------------------------------------------------------------
 
 
 def _turns(numbers: Array, n: int, sign: int) -> Array:
     """Cosine and sine of so many n-ths of a turn, [..., 2]; exact where they are 0 or 1."""
     k = np.asarray(numbers, np.int64) % n
     eighths = np.round(8 * k / n).astype(np.int64) % 8
-    angle = 2 * np.pi / (8 * n) * (8 * k - np.where((eighths == 0) & (8 * k > 4 * n), 8 * n, eighths * n))  # from the nearest eighth
+    angle = (
+        2 * np.pi / (8 * n) * (8 * k - np.where((eighths == 0) & (8 * k > 4 * n), 8 * n, eighths * n))
+    )  # from the nearest eighth
     c, s = np.cos(angle), np.sin(angle)
     half = np.sqrt(0.5)
-    base = np.array([(1, 0), (half, half), (0, 1), (-half, half), (-1, 0), (-half, -half), (0, -1), (half, -half)])[eighths]
+    base = np.array([(1, 0), (half, half), (0, 1), (-half, half), (-1, 0), (-half, -half), (0, -1), (half, -half)])[
+        eighths
+    ]
     return np.stack([base[..., 0] * c - base[..., 1] * s, sign * (base[..., 0] * s + base[..., 1] * c)], -1)
 
 
@@ -153,7 +166,9 @@ def transform(b: Any, x: Any, sign: int, real: bool = False) -> Any:
         roots = _turns(np.outer(np.arange(left), np.arange(r)), left * r, sign)
         y = b.reshape(x, shape=(2, r, left, dim(const(columns) * side)))
         side *= r
-        x = b.reshape(b.fft_pass(y, _planes(b, waves, x), _planes(b, roots, x)), shape=(2, left, dim(const(columns) * side)))
+        x = b.reshape(
+            b.fft_pass(y, _planes(b, waves, x), _planes(b, roots, x)), shape=(2, left, dim(const(columns) * side))
+        )
     return b.reshape(x, shape=(2, n, columns))
 
 
@@ -172,12 +187,16 @@ def _bluestein(b: Any, x: Any, sign: int) -> Any:
     return b.fft_multiply(y, _planes(b, chirp, x))
 
 
-# --- dft ----------------------------------------------------------------------------------------------------------------------
+# --- dft --------------------------------------------------------------------------------------------------------------
 
 
-def _dft_type(x: TensorType, *, axis: int, length: int | None = None, inverse: bool = False, onesided: bool = False) -> TensorType:
+def _dft_type(
+    x: TensorType, *, axis: int, length: int | None = None, inverse: bool = False, onesided: bool = False
+) -> TensorType:
     require_kind("the operand of dft", x, "f")
-    require(x.rank >= 2 and x.shape[-1] in (1, 2), "the last dim must be 1 (real) or 2 (real and imaginary part); got {}", x)
+    require(
+        x.rank >= 2 and x.shape[-1] in (1, 2), "the last dim must be 1 (real) or 2 (real and imaginary part); got {}", x
+    )
     a = normalize_axis(axis, x.rank)
     require(a != x.rank - 1, "dft along axis {} of {}, which holds the parts of a number", axis, x)
     n = _length(x, a, length, inverse and onesided)
@@ -234,7 +253,9 @@ def _mirrored(b: Any, y: Any, n: int) -> Any:
     return b.mul(whole, _planes(b, np.stack([np.ones(n), sign])[..., None], y))
 
 
-def _dft_flops(x: TensorType, *, axis: int, length: int | None = None, inverse: bool = False, onesided: bool = False) -> Dim:
+def _dft_flops(
+    x: TensorType, *, axis: int, length: int | None = None, inverse: bool = False, onesided: bool = False
+) -> Dim:
     n = _length(x, normalize_axis(axis, x.rank), length, inverse and onesided)
     columns = dim(const(product([d for k, d in enumerate(x.shape[:-1]) if k != normalize_axis(axis, x.rank)])))
     return dim(const(columns) * (5 * n * max(n - 1, 1).bit_length()))

@@ -1,14 +1,16 @@
 """Ops that a model's Python side runs between native calls, and how sizes come about that only the data knows.
 
-A *fresh dim* is a symbolic dim that no input has: `size = dim("n", 0, bound)`. Two ops bind one, and both take it as the attribute `size`
-(`dnnc.frontends.onnx.unbacked_dims.fresh_dim` makes one in a converter; several nodes may name the same one, all must then agree):
+A *fresh dim* is a symbolic dim that no input has: `size = dim("n", 0, bound)`. Two ops bind one, and both take it as
+the attribute `size` (`dnnc.frontends.onnx.unbacked_dims.fresh_dim` makes one in a converter; several nodes may name the
+same one, all must then agree):
 
     y: f32[n, 4] = truncate(x, count, size=n)      the first `count` elements of x: f32[100, 4] along `axis`; n in [0, 100]
     _: u8[n, 0]  = measure(count, size=n)          nothing but the size: from here on n is known, for `iota(shape=(n,))` and the like
 
-So an operator of unknown output size is native code for the upper bound, then `truncate`, which only slices: along axis 0 it copies nothing.
-`bound` may be symbolic itself (`x.shape[axis]`). What follows is compiled once for all n (0 has a program of its own).
-An op whose *decomposition* contains host ops has the trait "host", which tells the driver to expand it before it divides the graph.
+So an operator of unknown output size is native code for the upper bound, then `truncate`, which only slices: along axis
+0 it copies nothing. `bound` may be symbolic itself (`x.shape[axis]`). What follows is compiled once for all n (0 has a
+program of its own). An op whose *decomposition* contains host ops has the trait "host", which tells the driver to
+expand it before it divides the graph.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def _require_count(count: TensorType) -> None:
 def _number(count: Array, most: int | None, what: str) -> int:
     n = int(np.asarray(count).reshape(-1)[0])
     if n < 0 or (most is not None and n > most):
-        raise InputError(f"{what} is computed to be {n}; expected at least 0" + ("" if most is None else f" and at most {most}"))
+        raise InputError(
+            f"{what} is computed to be {n}; expected at least 0" + ("" if most is None else f" and at most {most}")
+        )
     return n
 
 
@@ -46,7 +50,12 @@ def _truncate_type(x: TensorType, count: TensorType, *, size: Dim, axis: int = 0
     _require_count(count)
     a = normalize_axis(axis, x.rank)
     most = x.shape[a]
-    require(not isinstance(size, int) or not isinstance(most, int) or size <= most, "the size {} is more than the {} that there are", size, most)
+    require(
+        not isinstance(size, int) or not isinstance(most, int) or size <= most,
+        "the size {} is more than the {} that there are",
+        size,
+        most,
+    )
     return TensorType(x.dtype, (*x.shape[:a], size, *x.shape[a + 1 :]))
 
 
@@ -108,6 +117,9 @@ HOST_OPS: tuple[OpDef, ...] = (
         _measure_type,
         host=_measure,
         traits=SIZE,
-        samples=(sample("i64[]", size=symbol("n", 0), domain=(0, 9)), sample("u8[1]", size=symbol("n", 0), domain=(0, 9))),
+        samples=(
+            sample("i64[]", size=symbol("n", 0), domain=(0, 9)),
+            sample("u8[1]", size=symbol("n", 0), domain=(0, 9)),
+        ),
     ),
 )

@@ -1,7 +1,8 @@
-"""Gathering and scattering: elements chosen by indices that are only known at run time. Negative indices count from the end.
+"""Gathering and scattering: elements chosen by indices that are only known at run time. Negative indices count from the
+end.
 
-All indices are checked (`guard`). Updates of a scatter take place in their order: of several of one element the last one counts, and sums are added up
-in that order.
+All indices are checked (`guard`). Updates of a scatter take place in their order: of several of one element the last
+one counts, and sums are added up in that order.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dnnc.ir.types import Dim, TensorType, product
 
 REDUCTIONS = ("none", "add", "mul", "max", "min")
 
-# --- gather -------------------------------------------------------------------------------------------------------------------
+# --- gather -----------------------------------------------------------------------------------------------------------
 
 
 def _indices(t: TensorType) -> None:
@@ -55,7 +56,9 @@ def _gather(x: Tensor, indices: Tensor, *, axis: int) -> Tensor:
 
 def _gather_numpy(x: Array, indices: Array, *, axis: int = 0) -> Array:
     return (
-        np.take(x, indices, axis) if indices.size else np.zeros((*x.shape[: axis % x.ndim], *indices.shape, *x.shape[axis % x.ndim + 1 :]), x.dtype)
+        np.take(x, indices, axis)
+        if indices.size
+        else np.zeros((*x.shape[: axis % x.ndim], *indices.shape, *x.shape[axis % x.ndim + 1 :]), x.dtype)
     )
 
 
@@ -84,7 +87,9 @@ def _gather_elements_numpy(x: Array, indices: Array, *, axis: int = 0) -> Array:
 def _tuple_width(x: TensorType, indices: TensorType, batch_dims: int) -> int:
     """How many dims an index tuple addresses."""
     _indices(indices)
-    require(indices.rank >= 1 and isinstance(indices.shape[-1], int), "the last dim of indices {} must be a number", indices)
+    require(
+        indices.rank >= 1 and isinstance(indices.shape[-1], int), "the last dim of indices {} must be a number", indices
+    )
     width = indices.shape[-1]
     assert isinstance(width, int)
     fits = 0 <= batch_dims < indices.rank and batch_dims + width <= x.rank
@@ -119,10 +124,12 @@ def _gather_nd_numpy(x: Array, indices: Array, *, batch_dims: int = 0) -> Array:
     return np.broadcast_to(out, (*indices.shape[:-1], *x.shape[batch_dims + width :]))
 
 
-# --- scatter ------------------------------------------------------------------------------------------------------------------
+# --- scatter ----------------------------------------------------------------------------------------------------------
 
 
-def _scatter_type(x: TensorType, indices: TensorType, updates: TensorType, *, axis: int = 0, reduction: str = "none") -> TensorType:
+def _scatter_type(
+    x: TensorType, indices: TensorType, updates: TensorType, *, axis: int = 0, reduction: str = "none"
+) -> TensorType:
     _elements_type(x, indices, axis=axis)
     same_dtype(x, updates)
     require(same_shape(indices.shape, updates.shape), "indices {} and updates {} must have one shape", indices, updates)
@@ -155,7 +162,9 @@ def _put(out: Array, at: tuple[Array, ...], updates: Array, reduction: str) -> N
     put_in_order(out, places, updates.reshape(-1), _UPDATES[reduction])
 
 
-def _scatter_elements_numpy(x: Array, indices: Array, updates: Array, *, axis: int = 0, reduction: str = "none") -> Array:
+def _scatter_elements_numpy(
+    x: Array, indices: Array, updates: Array, *, axis: int = 0, reduction: str = "none"
+) -> Array:
     out = x.copy()
     if indices.size:
         at = list(np.indices(indices.shape))
@@ -169,7 +178,14 @@ def _scatter_nd_type(x: TensorType, indices: TensorType, updates: TensorType, *,
     _not_empty(x, range(width), indices)
     same_dtype(x, updates)
     want = (*indices.shape[:-1], *x.shape[width:])
-    require(same_shape(want, updates.shape), "updates must be {} for {} and indices {}; got {}", list(want), x, indices, updates)
+    require(
+        same_shape(want, updates.shape),
+        "updates must be {} for {} and indices {}; got {}",
+        list(want),
+        x,
+        indices,
+        updates,
+    )
     _check_reduction(x, reduction)
     return x
 
@@ -187,12 +203,15 @@ def _scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str) 
 def _scatter_nd_numpy(x: Array, indices: Array, updates: Array, *, reduction: str = "none") -> Array:
     out, width, lead = x.copy(), indices.shape[-1], indices.ndim - 1
     if updates.size:
-        rows = [np.broadcast_to(indices[..., k].reshape(indices.shape[:-1] + (1,) * (x.ndim - width)), updates.shape) for k in range(width)]
+        rows = [
+            np.broadcast_to(indices[..., k].reshape(indices.shape[:-1] + (1,) * (x.ndim - width)), updates.shape)
+            for k in range(width)
+        ]
         _put(out, (*rows, *np.indices(updates.shape, sparse=False)[lead:]), updates, reduction)
     return out
 
 
-# --- one_hot, trilu, reverse_sequence -----------------------------------------------------------------------------------------
+# --- one_hot, trilu, reverse_sequence ---------------------------------------------------------------------------------
 
 
 def _one_hot_type(indices: TensorType, values: TensorType, *, depth: Dim, axis: int = -1) -> TensorType:
@@ -239,7 +258,12 @@ def _trilu_numpy(x: Array, *, k: int = 0, upper: bool = True) -> Array:
 def _reverse_type(x: TensorType, lengths: TensorType, *, batch_axis: int = 1, time_axis: int = 0) -> TensorType:
     _indices(lengths)
     b, t = normalize_axis(batch_axis, x.rank), normalize_axis(time_axis, x.rank)
-    require(b != t and lengths.rank == 1 and same_dim(lengths.shape[0], x.shape[b]), "lengths must be [{}]; got {}", x.shape[b], lengths)
+    require(
+        b != t and lengths.rank == 1 and same_dim(lengths.shape[0], x.shape[b]),
+        "lengths must be [{}]; got {}",
+        x.shape[b],
+        lengths,
+    )
     return x
 
 
@@ -262,8 +286,12 @@ def _reverse_numpy(x: Array, lengths: Array, *, batch_axis: int = 1, time_axis: 
 
 
 SCATTER = PURE | {"scatter"}
-_SCATTER_SAMPLES = tuple(sample("f32[5, 4]", "i64[3, 4]", "f32[3, 4]", axis=0, reduction=r, domain=(-4, 4)) for r in REDUCTIONS)
-_SCATTER_ND_SAMPLES = tuple(sample("f32[4, 3, 5]", "i64[3, 2, 1]", "f32[3, 2, 3, 5]", reduction=r, domain=(-4, 3)) for r in REDUCTIONS)
+_SCATTER_SAMPLES = tuple(
+    sample("f32[5, 4]", "i64[3, 4]", "f32[3, 4]", axis=0, reduction=r, domain=(-4, 4)) for r in REDUCTIONS
+)
+_SCATTER_ND_SAMPLES = tuple(
+    sample("f32[4, 3, 5]", "i64[3, 2, 1]", "f32[3, 2, 3, 5]", reduction=r, domain=(-4, 3)) for r in REDUCTIONS
+)
 
 INDEX_OPS: tuple[OpDef, ...] = (
     OpDef(
@@ -287,7 +315,10 @@ INDEX_OPS: tuple[OpDef, ...] = (
         _gather_elements,
         reference=_gather_elements_numpy,
         traits=MOVEMENT,
-        samples=(sample("f32[5, 3]", "i64[4, 2]", axis=0, domain=(-5, 4)), sample("f16[2, 5, 3]", "i32[2, 7, 3]", axis=1, domain=(-5, 4))),
+        samples=(
+            sample("f32[5, 3]", "i64[4, 2]", axis=0, domain=(-5, 4)),
+            sample("f16[2, 5, 3]", "i32[2, 7, 3]", axis=1, domain=(-5, 4)),
+        ),
         indices=(1,),
     ),
     OpDef(
@@ -327,7 +358,10 @@ INDEX_OPS: tuple[OpDef, ...] = (
         _one_hot,
         reference=_one_hot_numpy,
         traits=PURE,
-        samples=(sample("i64[2, 3]", "f32[2]", depth=5, domain=(-7, 7)), sample("i32[4]", "f16[2]", depth=3, axis=0, domain=(-3, 2))),
+        samples=(
+            sample("i64[2, 3]", "f32[2]", depth=5, domain=(-7, 7)),
+            sample("i32[4]", "f16[2]", depth=3, axis=0, domain=(-3, 2)),
+        ),
     ),
     OpDef(
         "trilu",
@@ -343,7 +377,10 @@ INDEX_OPS: tuple[OpDef, ...] = (
         _reverse,
         reference=_reverse_numpy,
         traits=MOVEMENT,
-        samples=(sample("f32[5, 3]", "i64[3]", domain=(0, 5)), sample("f16[2, 4, 3]", "i64[2]", batch_axis=0, time_axis=1, domain=(1, 4))),
+        samples=(
+            sample("f32[5, 3]", "i64[3]", domain=(0, 5)),
+            sample("f16[2, 4, 3]", "i64[2]", batch_axis=0, time_axis=1, domain=(1, 4)),
+        ),
         indices=(1,),
     ),
 )

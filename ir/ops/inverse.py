@@ -45,16 +45,21 @@ def _inverse(b: Any, x: Any) -> Any:
 
 def _clear_type(x: TensorType, *, column: int) -> TensorType:
     require_kind("the operand of clear_column", x, "f")
-    require(x.rank == 3 and isinstance(x.shape[1], int) and 0 <= column < x.shape[1], "column {} of matrices {}", column, x)
+    require(
+        x.rank == 3 and isinstance(x.shape[1], int) and 0 <= column < x.shape[1], "column {} of matrices {}", column, x
+    )
     return x
 
 
 def _clear(x: Tensor, *, column: int) -> Tensor:
-    """The column becomes that of the identity. The pivot's row, the first whose element is largest, and row `column` change places.
-    NaN is larger than all others, so that nothing of its matrix looks like a number."""
+    """The column becomes that of the identity. The pivot's row, the first whose element is largest, and row `column`
+    change places. NaN is larger than all others, so that nothing of its matrix looks like a number.
+    """
     count, n, _ = x.dims
     rest = int(n) - column  # type: ignore[arg-type]
-    large = te.reduce((count,), (rest,), x.dtype, "max", lambda i, r: call("abs", x[i, r + column, column]), name="largest")
+    large = te.reduce(
+        (count,), (rest,), x.dtype, "max", lambda i, r: call("abs", x[i, r + column, column]), name="largest"
+    )
 
     def chosen(i: Expr, r: Expr) -> Expr:
         size = call("abs", x[i, r + column, column])

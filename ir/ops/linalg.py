@@ -56,7 +56,9 @@ def _pivot_row(x: Tensor, b: Expr) -> Expr:
     """The first row whose leading element is largest."""
     count, n, _ = x.dims
     large = te.reduce((count,), (n,), x.dtype, "max", lambda i, r: call("abs", x[i, r, 0]), name="largest")
-    at = te.reduce((count,), (n,), i64, "min", lambda i, r: r, lambda i, r: call("abs", x[i, r, 0]).eq(large[i]), "pivot_row")
+    at = te.reduce(
+        (count,), (n,), i64, "min", lambda i, r: r, lambda i, r: call("abs", x[i, r, 0]).eq(large[i]), "pivot_row"
+    )
     return clamp(at[b], n)
 
 
@@ -129,7 +131,13 @@ LINALG_OPS: tuple[OpDef, ...] = (
         decompose=_det,
         flops=_det_flops,
         traits=PURE,
-        samples=(sample("f32[3, 3]"), sample("f32[2, 5, 4, 4]"), sample("f64[7, 7]"), sample("f16[3, 2, 2]"), sample("f32[4, 1, 1]")),
+        samples=(
+            sample("f32[3, 3]"),
+            sample("f32[2, 5, 4, 4]"),
+            sample("f64[7, 7]"),
+            sample("f16[3, 2, 2]"),
+            sample("f32[4, 1, 1]"),
+        ),
     ),
     OpDef(
         "eliminated_pivot",

@@ -68,7 +68,9 @@ def _reference(a: Array, b: Array, *, out_dtype: DType | None = None) -> Array:
 
 
 def _reference_at(inputs: list[Array], points: Array, *, out_dtype: DType | None = None) -> Array:
-    """Rows times columns as one product where the points are (nearly) such a grid, else a dot product for each point."""
+    """Rows times columns as one product where the points are (nearly) such a grid, else a dot product for each
+    point.
+    """
     a, b = (widened(x, out_dtype) for x in inputs)
     m, n = int(a.ndim > 1), int(b.ndim > 1)
     at, columns = points[:, : points.shape[1] - m - n], np.moveaxis(b, -2, -1) if n else b
@@ -76,7 +78,11 @@ def _reference_at(inputs: list[Array], points: Array, *, out_dtype: DType | None
         lines, row = np.unique(points[:, :-1], axis=0, return_inverse=True)
         cols, col = np.unique(points[:, -1], return_inverse=True)
         if len(lines) * len(cols) <= 8 * len(points):
-            x = a[(*_batch_points(a, lines[:, : at.shape[1]]), *lines[:, at.shape[1] :].T)] if a.ndim > 1 else a[None].repeat(len(lines), 0)
+            x = (
+                a[(*_batch_points(a, lines[:, : at.shape[1]]), *lines[:, at.shape[1] :].T)]
+                if a.ndim > 1
+                else a[None].repeat(len(lines), 0)
+            )
             y: Array = float64(x) @ float64(columns[cols]).T
             return y[row.reshape(-1), col.reshape(-1)]
     rows = (*_batch_points(a, at), *points[:, at.shape[1] : at.shape[1] + m].T)
@@ -84,8 +90,16 @@ def _reference_at(inputs: list[Array], points: Array, *, out_dtype: DType | None
     step = max(1, CHUNK // max(a.shape[-1], 1))
     out = []
     for s in range(0, len(points), step):
-        x = a[tuple(i[s : s + step] for i in rows)] if rows else np.broadcast_to(a, (len(points[s : s + step]), *a.shape))
-        y = columns[tuple(i[s : s + step] for i in picked)] if picked else np.broadcast_to(b, (len(points[s : s + step]), *b.shape))
+        x = (
+            a[tuple(i[s : s + step] for i in rows)]
+            if rows
+            else np.broadcast_to(a, (len(points[s : s + step]), *a.shape))
+        )
+        y = (
+            columns[tuple(i[s : s + step] for i in picked)]
+            if picked
+            else np.broadcast_to(b, (len(points[s : s + step]), *b.shape))
+        )
         x, y = float64(x), float64(y)
         out.append((x * y).sum(-1, dtype=np.result_type(x, y)))
     return np.concatenate(out) if out else np.zeros(0, np.result_type(float64(a[:0]), float64(b[:0])))
@@ -102,14 +116,23 @@ def _flops(a: TensorType, b: TensorType, **_: Any) -> Dim:
 
 
 def _gemm_type(
-    a: TensorType, b: TensorType, c: TensorType | None = None, *, alpha: float = 1.0, beta: float = 1.0, trans_a: bool = False, trans_b: bool = False
+    a: TensorType,
+    b: TensorType,
+    c: TensorType | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    trans_a: bool = False,
+    trans_b: bool = False,
 ) -> TensorType:
     require(a.rank == 2 and b.rank == 2, "gemm takes matrices; got {} and {}", a, b)
     same_dtype(a, b, *(() if c is None else (c,)))
     (m, ka), (kb, n) = (a.shape[::-1] if trans_a else a.shape), (b.shape[::-1] if trans_b else b.shape)
     require(same_dim(ka, kb), "gemm: the inner dims are {} and {}; they must be equal", ka, kb)
     out = TensorType(a.dtype, (m, n))
-    require(c is None or broadcast_shapes(out.shape, c.shape) == out.shape, "gemm: c {} does not broadcast to {}", c, out)
+    require(
+        c is None or broadcast_shapes(out.shape, c.shape) == out.shape, "gemm: c {} does not broadcast to {}", c, out
+    )
     return out
 
 

@@ -1,4 +1,6 @@
-"""Ops whose output elements are input elements at other places: reshape, transpose, concat, slice, pad, tile and their kin."""
+"""Ops whose output elements are input elements at other places: reshape, transpose, concat, slice, pad, tile and their
+kin.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +37,34 @@ Dims = tuple[Dim, ...]
 PAD_MODES = ("constant", "reflect", "edge", "wrap")
 MAX_FOLDS = 4  # reflections of an index that cost less than a remainder
 
-# --- reshape ------------------------------------------------------------------------------------------------------------------
+# --- reshape ----------------------------------------------------------------------------------------------------------
 
 
 def reshaped(old: Sequence[Dim], shape: Sequence[Dim]) -> Dims:
-    """The target shape of a reshape with its one -1 worked out. ShapeError where the sizes are not known to be equal."""
+    """The target shape of a reshape with its one -1 worked out. ShapeError where the sizes are not known to be
+    equal.
+    """
     unknown = [k for k, d in enumerate(shape) if isinstance(d, int) and d == -1]
     require(len(unknown) <= 1, "reshape to {} leaves {} dims open; one is possible", shape, len(unknown))
     total = const(product(tuple(old)))
     out = list(shape)
     if unknown:
         known = const(product(tuple(d for k, d in enumerate(shape) if k != unknown[0])))
-        require(value(known) != 0, "reshape of {} to {}: the open dim could be anything, as the others hold no element", old, shape)
+        require(
+            value(known) != 0,
+            "reshape of {} to {}: the open dim could be anything, as the others hold no element",
+            old,
+            shape,
+        )
         out[unknown[0]] = dim(total // known)
-    require(same_dim(dim(total), product(tuple(out))), "reshape of {} to {}: {} elements against {}", old, shape, total, product(tuple(out)))
+    require(
+        same_dim(dim(total), product(tuple(out))),
+        "reshape of {} to {}: {} elements against {}",
+        old,
+        shape,
+        total,
+        product(tuple(out)),
+    )
     return tuple(out)
 
 
@@ -107,7 +123,12 @@ def _squeeze_type(x: TensorType, *, axes: tuple[int, ...] | None = None) -> Tens
 
 def _squeezed(shape: Dims, axes: tuple[int, ...] | None) -> Dims:
     gone = [k for k, d in enumerate(shape) if same_dim(d, 1)] if axes is None else normalize_axes(axes, len(shape))
-    require(all(same_dim(shape[k], 1) for k in gone), "squeeze of axes {} of shape {}: only dims of size 1 can go", axes, shape)
+    require(
+        all(same_dim(shape[k], 1) for k in gone),
+        "squeeze of axes {} of shape {}: only dims of size 1 can go",
+        axes,
+        shape,
+    )
     return tuple(d for k, d in enumerate(shape) if k not in gone)
 
 
@@ -127,11 +148,13 @@ def _as_reshape(type_: Callable[..., TensorType]) -> Callable[..., Any]:
     return lambda b, x, **attrs: b.reshape(x, shape=type_(x.type, **attrs).shape)
 
 
-# --- transpose, expand, tile --------------------------------------------------------------------------------------------------
+# --- transpose, expand, tile ------------------------------------------------------------------------------------------
 
 
 def _transpose_type(x: TensorType, *, perm: tuple[int, ...]) -> TensorType:
-    require(sorted(perm) == list(range(x.rank)), "transpose: {} is no permutation of the {} axes of {}", perm, x.rank, x)
+    require(
+        sorted(perm) == list(range(x.rank)), "transpose: {} is no permutation of the {} axes of {}", perm, x.rank, x
+    )
     return TensorType(x.dtype, tuple(x.shape[p] for p in perm))
 
 
@@ -164,7 +187,7 @@ def _tile(x: Tensor, *, repeats: Dims) -> Tensor:
     return te.compute(shape, x.dtype, lambda *i: x[tuple(j % const(d) for j, d in zip(i, x.dims))])
 
 
-# --- concat -------------------------------------------------------------------------------------------------------------------
+# --- concat -----------------------------------------------------------------------------------------------------------
 
 
 def _concat_type(*xs: TensorType, axis: int) -> TensorType:
@@ -174,7 +197,9 @@ def _concat_type(*xs: TensorType, axis: int) -> TensorType:
     axis = normalize_axis(axis, first.rank)
     total: Expr = const(0)
     for x in xs:
-        fits = x.rank == first.rank and all(k == axis or same_dim(a, b) for k, (a, b) in enumerate(zip(x.shape, first.shape)))
+        fits = x.rank == first.rank and all(
+            k == axis or same_dim(a, b) for k, (a, b) in enumerate(zip(x.shape, first.shape))
+        )
         require(fits, "concat along axis {}: {} does not fit to {}", axis, x, first)
         total = total + x.shape[axis]
     return TensorType(first.dtype, (*first.shape[:axis], dim(total), *first.shape[axis + 1 :]))
@@ -206,13 +231,19 @@ def _concat(*xs: Tensor, axis: int) -> Tensor:
     return te.compute(shape, dtype, element if parts else lambda *i: const(0, dtype.computed))
 
 
-# --- slices -------------------------------------------------------------------------------------------------------------------
+# --- slices -----------------------------------------------------------------------------------------------------------
 
 
 def normalize_slice(
-    shape: Sequence[Dim], starts: Sequence[Dim], ends: Sequence[Dim], axes: Sequence[int] | None = None, steps: Sequence[int] | None = None
+    shape: Sequence[Dim],
+    starts: Sequence[Dim],
+    ends: Sequence[Dim],
+    axes: Sequence[int] | None = None,
+    steps: Sequence[int] | None = None,
 ) -> dict[str, tuple[Any, ...]]:
-    """ONNX's or Python's slice as the attributes of `slice`: start, step and size of every dim; out-of-range ends are clamped."""
+    """ONNX's or Python's slice as the attributes of `slice`: start, step and size of every dim; out-of-range ends are
+    clamped.
+    """
     rank = len(shape)
     axes = tuple(range(len(starts))) if axes is None else normalize_axes(axes, rank)
     start: list[Dim] = [0] * rank
@@ -231,7 +262,8 @@ def normalize_slice(
 
 
 def _from_front(x: Dim, n: Expr) -> Expr:
-    # a symbolic bound is a size, so it is not negative unless its upper bound says so; numbers of 2^31 and more mean "to the end"
+    # a symbolic bound is a size, so it is not negative unless its upper bound says so; numbers of 2^31 and more mean
+    # "to the end"
     if isinstance(x, int):
         if value(n) is None and abs(x) >= (1 << 31) - 1:
             return n if x > 0 else const(-1)
@@ -241,11 +273,21 @@ def _from_front(x: Dim, n: Expr) -> Expr:
 
 
 def _slice_type(x: TensorType, *, starts: Dims, steps: tuple[int, ...], shape: Dims) -> TensorType:
-    require(len(starts) == len(steps) == len(shape) == x.rank, "slice needs {} starts, steps and sizes for {}", x.rank, x)
+    require(
+        len(starts) == len(steps) == len(shape) == x.rank, "slice needs {} starts, steps and sizes for {}", x.rank, x
+    )
     for n, b, s, m in zip(x.shape, starts, steps, shape):
         last = dim(const(b) + (const(m) - 1) * s)
         if isinstance(n, int) and isinstance(b, int) and isinstance(last, int) and m != 0:
-            require(0 <= min(b, last) and max(b, last) < n, "slice [{} : step {} : {} elements] leaves a dim of {} of {}", b, s, m, n, x)
+            require(
+                0 <= min(b, last) and max(b, last) < n,
+                "slice [{} : step {} : {} elements] leaves a dim of {} of {}",
+                b,
+                s,
+                m,
+                n,
+                x,
+            )
     return TensorType(x.dtype, tuple(shape))
 
 
@@ -261,9 +303,22 @@ def _slice_numpy(x: Array, *, starts: Sequence[int], steps: Sequence[int], shape
     return x[tuple(cuts)]
 
 
-def _dynamic_slice_type(x: TensorType, starts: TensorType, *, shape: Dims, steps: tuple[int, ...] | None = None) -> TensorType:
-    require(starts.dtype.is_int and starts.shape == (x.rank,), "dynamic_slice needs integer starts [{}]; got {}", x.rank, starts)
-    require(len(shape) == x.rank and len(steps or shape) == x.rank, "dynamic_slice needs {} sizes and steps for {}; got {}", x.rank, x, shape)
+def _dynamic_slice_type(
+    x: TensorType, starts: TensorType, *, shape: Dims, steps: tuple[int, ...] | None = None
+) -> TensorType:
+    require(
+        starts.dtype.is_int and starts.shape == (x.rank,),
+        "dynamic_slice needs integer starts [{}]; got {}",
+        x.rank,
+        starts,
+    )
+    require(
+        len(shape) == x.rank and len(steps or shape) == x.rank,
+        "dynamic_slice needs {} sizes and steps for {}; got {}",
+        x.rank,
+        x,
+        shape,
+    )
     return TensorType(x.dtype, tuple(shape))
 
 
@@ -283,13 +338,20 @@ def _dynamic_slice_numpy(x: Array, starts: Array, *, shape: Sequence[int], steps
     return x[np.ix_(*at)]
 
 
-# --- pad ----------------------------------------------------------------------------------------------------------------------
+# --- pad --------------------------------------------------------------------------------------------------------------
 
 
 def _pad_type(x: TensorType, fill: TensorType | None = None, *, pads: Dims, mode: str = "constant") -> TensorType:
     require(mode in PAD_MODES, "pad knows the modes {}; got {}", ", ".join(PAD_MODES), mode)
-    require(len(pads) == 2 * x.rank, "pad needs {} numbers (all begins, then all ends) for {}; got {}", 2 * x.rank, x, pads)
-    require(fill is None or (fill.dtype is x.dtype and fill.size == 1), "the pad value must be one {}; got {}", x.dtype, fill)
+    require(
+        len(pads) == 2 * x.rank, "pad needs {} numbers (all begins, then all ends) for {}; got {}", 2 * x.rank, x, pads
+    )
+    require(
+        fill is None or (fill.dtype is x.dtype and fill.size == 1),
+        "the pad value must be one {}; got {}",
+        x.dtype,
+        fill,
+    )
     begin, end = pads[: x.rank], pads[x.rank :]
     for n, b, e in zip(x.shape, begin, end):
         require(mode == "constant" or not same_dim(n, 0) or (b, e) == (0, 0), "pad by {}: {} has an empty dim", mode, x)
@@ -313,8 +375,9 @@ def _pad_source(j: Expr, n: Dim, b: Dim, e: Dim, mode: str) -> Expr:
 
 
 def _folds(last: int, b: Dim, e: Dim) -> int:
-    """How often an index is to be reflected, at 0 and then at the last element, until it is none of the padding, if the last element is at least
-    this one; more than MAX_FOLDS where nobody knows."""
+    """How often an index is to be reflected, at 0 and then at the last element, until it is none of the padding, if the
+    last element is at least this one; more than MAX_FOLDS where nobody knows.
+    """
     if not isinstance(b, int) or not isinstance(e, int):
         return MAX_FOLDS + 1
     below, above, folds = max(b, 0), max(e, 0), 0
@@ -335,7 +398,9 @@ def _pad(x: Tensor, fill: Tensor | None = None, *, pads: Dims, mode: str) -> Ten
 
     def element(*i: Expr) -> Expr:
         at = [j - b for j, b in zip(i, begin)]
-        kept = x[tuple(j if k in plain else _pad_source(j, x.dims[k], begin[k], end[k], mode) for k, j in enumerate(at))]
+        kept = x[
+            tuple(j if k in plain else _pad_source(j, x.dims[k], begin[k], end[k], mode) for k, j in enumerate(at))
+        ]
         if mode != "constant":
             return kept
         inside = both(const(True, boolean), *(within(j, n) for j, n in zip(at, x.dims)))
@@ -353,13 +418,24 @@ def _pad_numpy(x: Array, fill: Array | None = None, *, pads: Sequence[int], mode
     return y[tuple(slice(max(-b, 0), n - max(-e, 0)) for b, e, n in zip(begin, end, y.shape))]
 
 
-# --- blocks and layouts -------------------------------------------------------------------------------------------------------
+# --- blocks and layouts -----------------------------------------------------------------------------------------------
 
 
 def _depth_type(x: TensorType, *, block: int, mode: str = "DCR") -> TensorType:
-    require(x.rank == 4 and mode in ("DCR", "CRD"), "depth_to_space needs [N, C, H, W] and mode DCR or CRD; got {} and {}", x, mode)
+    require(
+        x.rank == 4 and mode in ("DCR", "CRD"),
+        "depth_to_space needs [N, C, H, W] and mode DCR or CRD; got {} and {}",
+        x,
+        mode,
+    )
     n, c, h, w = x.shape
-    require(isinstance(c, int) and block > 0 and c % (block * block) == 0, "{} channels do not divide into {}x{} blocks", c, block, block)
+    require(
+        isinstance(c, int) and block > 0 and c % (block * block) == 0,
+        "{} channels do not divide into {}x{} blocks",
+        c,
+        block,
+        block,
+    )
     return TensorType(x.dtype, (n, dim(const(c) // (block * block)), dim(const(h) * block), dim(const(w) * block)))
 
 
@@ -376,7 +452,12 @@ def _depth_to_space(b: Any, x: Any, *, block: int, mode: str) -> Any:
 def _space_type(x: TensorType, *, block: int) -> TensorType:
     require(x.rank == 4 and block > 0, "space_to_depth needs [N, C, H, W]; got {}", x)
     n, c, h, w = x.shape
-    require(all(dim(const(d) % block) == 0 for d in (h, w)), "the spatial dims of {} do not divide into blocks of {}", x, block)
+    require(
+        all(dim(const(d) % block) == 0 for d in (h, w)),
+        "the spatial dims of {} do not divide into blocks of {}",
+        x,
+        block,
+    )
     return TensorType(x.dtype, (n, dim(const(c) * block * block), dim(const(h) // block), dim(const(w) // block)))
 
 
@@ -389,9 +470,19 @@ def _space_to_depth(b: Any, x: Any, *, block: int) -> Any:
 
 def _interleave_type(x: TensorType, *, strides: tuple[int, ...], channels: int) -> TensorType:
     phases = math.prod(strides)
-    require(x.rank == len(strides) + 2 and all(s > 0 for s in strides), "interleave needs a stride > 0 for each of the spatial axes of {}", x)
+    require(
+        x.rank == len(strides) + 2 and all(s > 0 for s in strides),
+        "interleave needs a stride > 0 for each of the spatial axes of {}",
+        x,
+    )
     n, c, *sizes = x.shape
-    require(isinstance(c, int) and c % phases == 0 and 0 < channels <= c // phases, "{} channels are not {} x {} and more", c, phases, channels)
+    require(
+        isinstance(c, int) and c % phases == 0 and 0 < channels <= c // phases,
+        "{} channels are not {} x {} and more",
+        c,
+        phases,
+        channels,
+    )
     return TensorType(x.dtype, (n, channels, *(dim(const(q) * s) for q, s in zip(sizes, strides))))
 
 
@@ -417,8 +508,17 @@ def _interleave_numpy(x: Array, *, strides: Sequence[int], channels: int) -> Arr
 
 
 def _pack_type(x: TensorType, *, layout: Layout | None) -> TensorType:
-    require(layout is None or {p.axis for p in layout.parts} == set(range(x.rank)), "layout {} does not fit to {}", layout, x)
-    require(layout is None or not layout.winograd, "layout {} is for constants, which are transformed when they are packed", layout)
+    require(
+        layout is None or {p.axis for p in layout.parts} == set(range(x.rank)),
+        "layout {} does not fit to {}",
+        layout,
+        x,
+    )
+    require(
+        layout is None or not layout.winograd,
+        "layout {} is for constants, which are transformed when they are packed",
+        layout,
+    )
     return TensorType(x.dtype, x.shape, layout)
 
 
@@ -431,7 +531,14 @@ def _array(x: Array, **attrs: Any) -> Array:
 
 
 MOVEMENT_OPS: tuple[OpDef, ...] = (
-    OpDef("identity", lambda x: x, _identity, reference=_array, traits=VIEW, samples=(sample("f32[2, 3]"), sample("f16[5]"), sample("bool[]"))),
+    OpDef(
+        "identity",
+        lambda x: x,
+        _identity,
+        reference=_array,
+        traits=VIEW,
+        samples=(sample("f32[2, 3]"), sample("f16[5]"), sample("bool[]")),
+    ),
     OpDef(
         "reshape",
         _reshape_type,
@@ -475,7 +582,11 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
         _transpose,
         reference=lambda x, *, perm: np.transpose(x, perm),
         traits=MOVEMENT,
-        samples=(sample("f32[3, 7]", perm=(1, 0)), sample("f16[2, 3, 4, 5]", perm=(0, 2, 3, 1)), sample("i64[2, 3, 4]", perm=(2, 0, 1))),
+        samples=(
+            sample("f32[3, 7]", perm=(1, 0)),
+            sample("f16[2, 3, 4, 5]", perm=(0, 2, 3, 1)),
+            sample("i64[2, 3, 4]", perm=(2, 0, 1)),
+        ),
     ),
     OpDef(
         "expand",
@@ -491,7 +602,11 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
         _tile,
         reference=lambda x, *, repeats: np.tile(x, repeats),
         traits=MOVEMENT,
-        samples=(sample("f32[3, 2]", repeats=(2, 3)), sample("f16[5]", repeats=(3,)), sample("u8[2, 3]", repeats=(1, 0))),
+        samples=(
+            sample("f32[3, 2]", repeats=(2, 3)),
+            sample("f16[5]", repeats=(3,)),
+            sample("u8[2, 3]", repeats=(1, 0)),
+        ),
     ),
     OpDef(
         "concat",
@@ -562,7 +677,8 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
         traits=MOVEMENT,
         samples=(sample("f32[1, 2, 4, 6]", block=2), sample("f16[2, 1, 3, 6]", block=3)),
     ),
-    # the phases of an image, of which each has its own channels, take turns along every spatial axis; a share may end in channels unused
+    # the phases of an image, of which each has its own channels, take turns along every spatial axis; a share may end
+    # in channels unused
     OpDef(
         "interleave",
         _interleave_type,

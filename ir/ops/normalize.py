@@ -1,4 +1,6 @@
-"""Normalisation: each is one or two row reductions and an element-wise tail. Half types keep their intermediate rows in f32."""
+"""Normalisation: each is one or two row reductions and an element-wise tail. Half types keep their intermediate rows in
+f32.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ from dnnc.ir.shapes import broadcast_shapes, normalize_axis
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType
 
-# --- softmax ------------------------------------------------------------------------------------------------------------------
+# --- softmax ----------------------------------------------------------------------------------------------------------
 
 
 def _softmax_type(x: TensorType, *, axis: int = -1) -> TensorType:
@@ -56,8 +58,8 @@ def _softmax_numpy(x: Array, *, axis: int = -1) -> Array:
     return e / np.sum(e, axis, keepdims=True)
 
 
-# Half types whose sums are kept in the type itself, one rounding for each addition; float16 is summed in float32 and rounded once. It is what
-# the standard's reference implementation does, by which its expected values were made.
+# Half types whose sums are kept in the type itself, one rounding for each addition; float16 is summed in float32 and
+# rounded once. It is what the standard's reference implementation does, by which its expected values were made.
 RUNNING_SUMS = frozenset(("bf16",))
 TERMS = 4  # additions in one expression: a longer chain of roundings is a deep one
 
@@ -78,20 +80,30 @@ def _rounded_softmax(x: Tensor, *, dtype: DType) -> Tensor:
 
     # an operand that the same kernel makes has not been rounded yet
     m = reduced(x, axes, True, "fmax", lambda *i: rounded(x[i]), wide, "row_max")
-    e = te.compute(x.dims, wide, lambda *i: rounded(call("exp", rounded(rounded(x[i]) - m[keep_index(i, axes)]))), "exponential")
-    s = _running_sum(e, rounded) if dtype.name in RUNNING_SUMS else reduced(e, axes, True, "sum", lambda *i: e[i], wide, "row_sum")
+    e = te.compute(
+        x.dims, wide, lambda *i: rounded(call("exp", rounded(rounded(x[i]) - m[keep_index(i, axes)]))), "exponential"
+    )
+    s = (
+        _running_sum(e, rounded)
+        if dtype.name in RUNNING_SUMS
+        else reduced(e, axes, True, "sum", lambda *i: e[i], wide, "row_sum")
+    )
     return te.compute(x.dims, dtype, lambda *i: rounded(e[i] / rounded(s[keep_index(i, axes)])))
 
 
 def _running_sum(e: Tensor, rounded: Callable[[Expr], Expr]) -> Tensor:
-    """The sums of rows, rounded after each addition: spelled out, in reductions of one step, which are numbers of the row and computed once."""
+    """The sums of rows, rounded after each addition: spelled out, in reductions of one step, which are numbers of the
+    row and computed once.
+    """
     *front, n = e.dims
     assert isinstance(n, int)
 
     def part(start: int, before: Tensor | None) -> Tensor:
         def value(*v: Expr) -> Expr:
             terms = [e[(*v[:-2], k)] for k in range(start, min(start + TERMS, n))]
-            return functools.reduce(lambda total, term: rounded(total + term), terms if before is None else [before[v[:-1]], *terms])
+            return functools.reduce(
+                lambda total, term: rounded(total + term), terms if before is None else [before[v[:-1]], *terms]
+            )
 
         return te.reduce((*front, 1), [1], e.dtype, "sum", value, name="row_sum")
 
@@ -131,7 +143,7 @@ def _log_softmax_numpy(x: Array, *, axis: int = -1) -> Array:
     return y - np.log(np.sum(np.exp(y), axis, keepdims=True))
 
 
-# --- by mean and variance -----------------------------------------------------------------------------------------------------
+# --- by mean and variance ---------------------------------------------------------------------------------------------
 
 
 def _mean(x: Tensor, axes: Axes) -> Tensor:
@@ -154,7 +166,9 @@ def _inverse_deviation(x: Tensor, axes: Axes, epsilon: float, mean: Tensor | Non
     return te.compute(s.dims, wide, lambda *i: 1.0 / call("sqrt", s[i] / n + epsilon), "inverse_deviation")
 
 
-def _layer_type(x: TensorType, scale: TensorType, bias: TensorType | None = None, *, axis: int = -1, epsilon: float = 1e-5) -> TensorType:
+def _layer_type(
+    x: TensorType, scale: TensorType, bias: TensorType | None = None, *, axis: int = -1, epsilon: float = 1e-5
+) -> TensorType:
     require_kind("the operand of a normalisation", x, "f")
     normalize_axis(axis, x.rank)
     for t in (scale, bias):
@@ -177,7 +191,9 @@ def _layer_norm(x: Tensor, scale: Tensor, bias: Tensor | None = None, *, axis: i
     return te.compute(x.dims, x.dtype, value)
 
 
-def _layer_norm_numpy(x: Array, scale: Array, bias: Array | None = None, *, axis: int = -1, epsilon: float = 1e-5) -> Array:
+def _layer_norm_numpy(
+    x: Array, scale: Array, bias: Array | None = None, *, axis: int = -1, epsilon: float = 1e-5
+) -> Array:
     y = _standardized(x, tuple(range(axis % x.ndim, x.ndim)), epsilon) * scale
     return y if bias is None else y + bias
 
@@ -194,7 +210,9 @@ def _rms_type(x: TensorType, scale: TensorType, *, axis: int = -1, epsilon: floa
 def _rms_norm(x: Tensor, scale: Tensor, *, axis: int, epsilon: float) -> Tensor:
     axes = tuple(range(normalize_axis(axis, len(x.dims)), len(x.dims)))
     inverse = _inverse_deviation(x, axes, epsilon, None)
-    return te.compute(x.dims, x.dtype, lambda *i: x[i] * inverse[keep_index(i, axes)] * scale[broadcast_index(scale, i)])
+    return te.compute(
+        x.dims, x.dtype, lambda *i: x[i] * inverse[keep_index(i, axes)] * scale[broadcast_index(scale, i)]
+    )
 
 
 def _rms_norm_numpy(x: Array, scale: Array, *, axis: int = -1, epsilon: float = 1e-5) -> Array:
@@ -219,7 +237,7 @@ def _mvn_numpy(x: Array, *, axes: Axes | None = None, epsilon: float = 1e-5) -> 
     return _standardized(x, all_axes(axes, x.ndim), epsilon)
 
 
-# --- across channels ----------------------------------------------------------------------------------------------------------
+# --- across channels --------------------------------------------------------------------------------------------------
 
 
 def _lrn_type(x: TensorType, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> TensorType:
@@ -236,7 +254,9 @@ def _lrn(x: Tensor, *, size: int, alpha: float, beta: float, bias: float) -> Ten
         e = x[(v[0], v[1] + v[-1] - before, *v[2:-1])]
         return e * e
 
-    s = te.reduce(x.dims, [size], wide, "sum", square, lambda *v: within(v[1] + v[-1] - before, x.dims[1]), "neighbours")
+    s = te.reduce(
+        x.dims, [size], wide, "sum", square, lambda *v: within(v[1] + v[-1] - before, x.dims[1]), "neighbours"
+    )
     return te.compute(x.dims, x.dtype, lambda *i: x[i] / call("pow", s[i] * (alpha / size) + bias, const(beta, wide)))
 
 
@@ -249,7 +269,7 @@ def _lrn_numpy(x: Array, *, size: int, alpha: float = 1e-4, beta: float = 0.75, 
     return x / (s * (alpha / size) + bias) ** beta
 
 
-# --- in terms of others -------------------------------------------------------------------------------------------------------
+# --- in terms of others -----------------------------------------------------------------------------------------------
 
 
 def _per_channel(b: Any, v: Any, rank: int) -> Any:
@@ -263,13 +283,17 @@ def _channels(x: TensorType, *params: TensorType) -> None:
         require(p.rank == 1 and same_dim(p.shape[0], x.shape[1]), "a parameter must be [{}]; got {}", x.shape[1], p)
 
 
-def _batch_type(x: TensorType, scale: TensorType, bias: TensorType, mean: TensorType, var: TensorType, *, epsilon: float = 1e-5) -> TensorType:
+def _batch_type(
+    x: TensorType, scale: TensorType, bias: TensorType, mean: TensorType, var: TensorType, *, epsilon: float = 1e-5
+) -> TensorType:
     _channels(x, scale, bias, mean, var)
     return x
 
 
 def _batch_norm(b: Any, x: Any, scale: Any, bias: Any, mean: Any, var: Any, *, epsilon: float) -> Any:
-    """(x - mean) * (scale / sqrt(var + epsilon)) + bias, in f32 for half types; the factor is a constant where the parameters are."""
+    """(x - mean) * (scale / sqrt(var + epsilon)) + bias, in f32 for half types; the factor is a constant where the
+    parameters are.
+    """
     dtype, rank = x.type.dtype, x.type.rank
     wide = dtype.computed
     x, scale, bias, mean, var = (v if v.type.dtype is wide else b.cast(v, to=wide) for v in (x, scale, bias, mean, var))
@@ -290,9 +314,13 @@ def _instance_norm(b: Any, x: Any, scale: Any, bias: Any, *, epsilon: float) -> 
     return b.add(b.mul(y, _per_channel(b, scale, rank)), _per_channel(b, bias, rank))
 
 
-def _group_type(x: TensorType, scale: TensorType, bias: TensorType, *, groups: int, epsilon: float = 1e-5) -> TensorType:
+def _group_type(
+    x: TensorType, scale: TensorType, bias: TensorType, *, groups: int, epsilon: float = 1e-5
+) -> TensorType:
     c = x.shape[1]
-    require(isinstance(c, int) and groups > 0 and c % groups == 0, "{} channels do not divide into {} groups", c, groups)
+    require(
+        isinstance(c, int) and groups > 0 and c % groups == 0, "{} channels do not divide into {} groups", c, groups
+    )
     return _instance_type(x, scale, bias, epsilon=epsilon)
 
 
@@ -340,7 +368,10 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
                 sample("bf16[2, 9]", axis=1),
             ),
         )
-        for name, compute, numpy in (("softmax", _softmax, _softmax_numpy), ("log_softmax", _log_softmax, _log_softmax_numpy))
+        for name, compute, numpy in (
+            ("softmax", _softmax, _softmax_numpy),
+            ("log_softmax", _log_softmax, _log_softmax_numpy),
+        )
     ),
     OpDef(
         "rounded_softmax",
@@ -377,7 +408,11 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
         reference=_rms_norm_numpy,
         flops=rows_flops(5),
         traits=REDUCTION,
-        samples=(sample("f32[3, 17]", "f32[17]"), sample("f16[2, 3, 4]", "f16[3, 4]", axis=1), sample("f64[5]", "f64[]", axis=0, epsilon=1e-6)),
+        samples=(
+            sample("f32[3, 17]", "f32[17]"),
+            sample("f16[2, 3, 4]", "f16[3, 4]", axis=1),
+            sample("f64[5]", "f64[]", axis=0, epsilon=1e-6),
+        ),
     ),
     OpDef(
         "mean_variance_norm",
@@ -386,7 +421,11 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
         reference=_mvn_numpy,
         flops=rows_flops(6),
         traits=REDUCTION,
-        samples=(sample("f32[2, 3, 4, 5]", axes=(0, 2, 3)), sample("f16[3, 9]", axes=(1,)), sample("f64[4, 3]", axes=None, epsilon=1e-9)),
+        samples=(
+            sample("f32[2, 3, 4, 5]", axes=(0, 2, 3)),
+            sample("f16[3, 9]", axes=(1,)),
+            sample("f64[4, 3]", axes=None, epsilon=1e-9),
+        ),
     ),
     OpDef(
         "lrn",
@@ -395,7 +434,10 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
         reference=_lrn_numpy,
         flops=rows_flops(16),
         traits=REDUCTION,
-        samples=(sample("f32[1, 7, 3, 3]", size=5, alpha=0.1), sample("f16[2, 5, 3]", size=4, alpha=0.3, beta=0.5, bias=2.0)),
+        samples=(
+            sample("f32[1, 7, 3, 3]", size=5, alpha=0.1),
+            sample("f16[2, 5, 3]", size=4, alpha=0.3, beta=0.5, bias=2.0),
+        ),
     ),
     OpDef(
         "batch_norm",
@@ -404,7 +446,8 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
         flops=_flops(4),
         traits=frozenset(("pure", "elementwise")),
         samples=tuple(
-            sample(x, *(f"{p}[{x.split(', ')[1]}]",) * 4, epsilon=1e-3, domain=(0.1, 3.0)) for x, p in zip(_CHANNEL_SAMPLES, ("f32", "f32"))
+            sample(x, *(f"{p}[{x.split(', ')[1]}]",) * 4, epsilon=1e-3, domain=(0.1, 3.0))
+            for x, p in zip(_CHANNEL_SAMPLES, ("f32", "f32"))
         ),
     ),
     OpDef(
@@ -413,7 +456,10 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
         decompose=_instance_norm,
         flops=_flops(8),
         traits=REDUCTION,
-        samples=(sample("f32[2, 3, 5, 4]", "f32[3]", "f32[3]"), sample("f16[1, 4, 7]", "f16[4]", "f16[4]", epsilon=1e-2)),
+        samples=(
+            sample("f32[2, 3, 5, 4]", "f32[3]", "f32[3]"),
+            sample("f16[1, 4, 7]", "f16[4]", "f16[4]", epsilon=1e-2),
+        ),
     ),
     OpDef(
         "group_norm",
@@ -421,7 +467,10 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
         decompose=_group_norm,
         flops=_flops(8),
         traits=REDUCTION,
-        samples=(sample("f32[2, 6, 5, 4]", "f32[6]", "f32[6]", groups=3), sample("f16[1, 4, 7]", "f16[4]", "f16[4]", groups=2, epsilon=1e-2)),
+        samples=(
+            sample("f32[2, 6, 5, 4]", "f32[6]", "f32[6]", groups=3),
+            sample("f16[1, 4, 7]", "f16[4]", "f16[4]", groups=2, epsilon=1e-2),
+        ),
     ),
     OpDef(
         "lp_norm",
@@ -429,6 +478,10 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
         decompose=_lp_norm,
         flops=_flops(4),
         traits=REDUCTION,
-        samples=(sample("f32[3, 7]", axis=-1, p=2), sample("f16[2, 3, 5]", axis=1, p=1), sample("f32[4]", axis=0, p=2, domain=(0.0, 0.0))),
+        samples=(
+            sample("f32[3, 7]", axis=-1, p=2),
+            sample("f16[2, 3, 5]", axis=1, p=1),
+            sample("f32[4]", axis=0, p=2, domain=(0.0, 0.0)),
+        ),
     ),
 )

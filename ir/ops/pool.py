@@ -26,13 +26,17 @@ def _checked(x: TensorType, kinds: str) -> None:
     require_kind("the operand of a pooling", x, kinds)
 
 
-def _window_type(x: TensorType, *, kernel: Ints, strides: Ints | None = None, pads: Pads | None = None, dilations: Ints | None = None) -> TensorType:
+def _window_type(
+    x: TensorType, *, kernel: Ints, strides: Ints | None = None, pads: Pads | None = None, dilations: Ints | None = None
+) -> TensorType:
     _checked(x, "fiu")
     win = window(x.rank - 2, kernel, strides, pads, dilations)
     return TensorType(x.dtype, (*x.shape[:2], *win.sizes(x.shape[2:])))
 
 
-def _index_type(x: TensorType, *, kernel: Ints, strides: Ints | None = None, pads: Pads | None = None, dilations: Ints | None = None) -> TensorType:
+def _index_type(
+    x: TensorType, *, kernel: Ints, strides: Ints | None = None, pads: Pads | None = None, dilations: Ints | None = None
+) -> TensorType:
     t = _window_type(x, kernel=kernel, strides=strides, pads=pads, dilations=dilations)
     return TensorType(i64, t.shape)
 
@@ -46,7 +50,15 @@ def _windows(x: Tensor, win: Window, combine: str, value: Callable[..., Expr], d
         return (*v[:2], *win.positions(v[2:q], v[q:]))
 
     where = (lambda *v: win.inside(position(v)[2:], spatial)) if win.padded else None
-    return te.reduce((*x.dims[:2], *win.sizes(spatial)), win.kernel, dtype, combine, lambda *v: value(position(v), v[:q]), where, name)
+    return te.reduce(
+        (*x.dims[:2], *win.sizes(spatial)),
+        win.kernel,
+        dtype,
+        combine,
+        lambda *v: value(position(v), v[:q]),
+        where,
+        name,
+    )
 
 
 def _max(x: Tensor, *, kernel: Ints, strides: Ints | None, pads: Pads | None, dilations: Ints | None) -> Tensor:
@@ -54,7 +66,9 @@ def _max(x: Tensor, *, kernel: Ints, strides: Ints | None, pads: Pads | None, di
     return _windows(x, win, "max", lambda at, i: x[at], x.dtype)
 
 
-def _max_numpy(x: Array, *, kernel: Ints, strides: Ints | None = None, pads: Pads | None = None, dilations: Ints | None = None) -> Array:
+def _max_numpy(
+    x: Array, *, kernel: Ints, strides: Ints | None = None, pads: Pads | None = None, dilations: Ints | None = None
+) -> Array:
     win = window(len(kernel), kernel, strides, pads, dilations)
     sizes = sizes_numpy(win, x.shape[2:])
     padded = pad_numpy(x, win, lowest(x))
@@ -78,13 +92,21 @@ def _gathered(x: Array, points: Array, win: Window) -> tuple[Array, Array]:
     return x[tuple(index)], valid
 
 
-def _max_at(inputs: Sequence[Array], points: Array, *, kernel: Ints, strides: Any = None, pads: Any = None, dilations: Any = None) -> Array:
+def _max_at(
+    inputs: Sequence[Array],
+    points: Array,
+    *,
+    kernel: Ints,
+    strides: Any = None,
+    pads: Any = None,
+    dilations: Any = None,
+) -> Array:
     (x,) = inputs
     read, valid = _gathered(x, points, window(len(kernel), kernel, strides, pads, dilations))
     return np.max(np.where(valid, read, lowest(x)), tuple(range(1, read.ndim)))
 
 
-# --- where the maximum stands -------------------------------------------------------------------------------------------------
+# --- where the maximum stands -----------------------------------------------------------------------------------------
 
 
 def _max_index(x: Tensor, *, kernel: Ints, strides: Ints | None, pads: Pads | None, dilations: Ints | None) -> Tensor:
@@ -109,7 +131,9 @@ def _max_index(x: Tensor, *, kernel: Ints, strides: Ints | None, pads: Pads | No
     return te.reduce((*x.dims[:2], *win.sizes(spatial)), kernel, i64, "min", position, hit)
 
 
-def _max_index_numpy(x: Array, *, kernel: Ints, strides: Ints | None = None, pads: Pads | None = None, dilations: Ints | None = None) -> Array:
+def _max_index_numpy(
+    x: Array, *, kernel: Ints, strides: Ints | None = None, pads: Pads | None = None, dilations: Ints | None = None
+) -> Array:
     win = window(len(kernel), kernel, strides, pads, dilations)
     sizes = sizes_numpy(win, x.shape[2:])
     points = np.stack(np.meshgrid(*map(np.arange, (*x.shape[:2], *sizes)), indexing="ij"), -1).reshape(-1, x.ndim)
@@ -117,10 +141,12 @@ def _max_index_numpy(x: Array, *, kernel: Ints, strides: Ints | None = None, pad
     read, valid = _gathered(x, points, win)
     at, _ = _gathered(flat, points, win)
     best = np.argmax(np.where(valid, read, lowest(x)).reshape(len(points), -1), 1)
-    return np.take_along_axis(at.reshape(len(points), -1), best[:, None], 1).reshape(*x.shape[:2], *sizes).astype(np.int64)
+    return (
+        np.take_along_axis(at.reshape(len(points), -1), best[:, None], 1).reshape(*x.shape[:2], *sizes).astype(np.int64)
+    )
 
 
-# --- averages -----------------------------------------------------------------------------------------------------------------
+# --- averages ---------------------------------------------------------------------------------------------------------
 
 
 def _avg_type(
@@ -139,10 +165,14 @@ def _avg_type(
     return TensorType(x.dtype, (*x.shape[:2], *win.sizes(x.shape[2:])))
 
 
-def _counted(win: Window, spatial: Sequence[Dim], index: Sequence[Expr], include: bool, uncounted: Sequence[int]) -> Expr:
+def _counted(
+    win: Window, spatial: Sequence[Dim], index: Sequence[Expr], include: bool, uncounted: Sequence[int]
+) -> Expr:
     """How many positions of a window count."""
     total: Expr = const(1)
-    for i, n, k, s, b, e, d, u in zip(index, spatial, win.kernel, win.strides, win.begin, win.end, win.dilations, uncounted):
+    for i, n, k, s, b, e, d, u in zip(
+        index, spatial, win.kernel, win.strides, win.begin, win.end, win.dilations, uncounted
+    ):
         start = i * s - b
         high = const(n) + (const(e) - u if include else 0)
         # the offsets k with 0 <= start + k*d < high, rounded up on non-negative numbers
@@ -200,7 +230,13 @@ def _avg_numpy(
 
 
 def _avg_at(
-    inputs: Sequence[Array], points: Array, *, kernel: Ints, count_include_pad: bool = False, uncounted: Ints | None = None, **attrs: Any
+    inputs: Sequence[Array],
+    points: Array,
+    *,
+    kernel: Ints,
+    count_include_pad: bool = False,
+    uncounted: Ints | None = None,
+    **attrs: Any,
 ) -> Array:
     (x,) = inputs
     win = window(len(kernel), kernel, attrs.get("strides"), attrs.get("pads"), attrs.get("dilations"))
@@ -216,11 +252,17 @@ def _avg_at(
     return np.where(valid, read, 0).sum(over) / n
 
 
-# --- p-norms ------------------------------------------------------------------------------------------------------------------
+# --- p-norms ----------------------------------------------------------------------------------------------------------
 
 
 def _lp_type(
-    x: TensorType, *, kernel: Ints, strides: Ints | None = None, pads: Pads | None = None, dilations: Ints | None = None, p: int = 2
+    x: TensorType,
+    *,
+    kernel: Ints,
+    strides: Ints | None = None,
+    pads: Pads | None = None,
+    dilations: Ints | None = None,
+    p: int = 2,
 ) -> TensorType:
     _checked(x, "f")
     require(p >= 1, "lp_pool needs p >= 1; got {}", p)
@@ -238,10 +280,14 @@ def _lp(x: Tensor, *, kernel: Ints, strides: Ints | None, pads: Pads | None, dil
     s = _windows(x, win, "sum", power, wide, "window_sum")
     if p == 1:
         return te.compute(s.dims, x.dtype, lambda *i: s[i])
-    return te.compute(s.dims, x.dtype, lambda *i: call("sqrt", s[i]) if p == 2 else call("pow", s[i], const(1 / p, wide)))
+    return te.compute(
+        s.dims, x.dtype, lambda *i: call("sqrt", s[i]) if p == 2 else call("pow", s[i], const(1 / p, wide))
+    )
 
 
-def _lp_numpy(x: Array, *, kernel: Ints, strides: Any = None, pads: Any = None, dilations: Any = None, p: int = 2) -> Array:
+def _lp_numpy(
+    x: Array, *, kernel: Ints, strides: Any = None, pads: Any = None, dilations: Any = None, p: int = 2
+) -> Array:
     win = window(len(kernel), kernel, strides, pads, dilations)
     sizes = sizes_numpy(win, x.shape[2:])
     padded = np.abs(pad_numpy(x, win, 0)) ** p
@@ -253,7 +299,9 @@ def _lp_numpy(x: Array, *, kernel: Ints, strides: Any = None, pads: Any = None, 
 
 def _lp_at(inputs: Sequence[Array], points: Array, *, kernel: Ints, p: int = 2, **attrs: Any) -> Array:
     (x,) = inputs
-    read, valid = _gathered(x, points, window(len(kernel), kernel, attrs.get("strides"), attrs.get("pads"), attrs.get("dilations")))
+    read, valid = _gathered(
+        x, points, window(len(kernel), kernel, attrs.get("strides"), attrs.get("pads"), attrs.get("dilations"))
+    )
     return np.where(valid, np.abs(read) ** p, 0).sum(tuple(range(1, read.ndim))) ** (1 / p)
 
 
@@ -262,7 +310,7 @@ def _flops(x: TensorType, *, kernel: Ints, **attrs: Any) -> Dim:
     return dim(const(product(_window_type(x, kernel=kernel, **attrs).shape)) * int(np.prod(kernel)))
 
 
-# --- global -------------------------------------------------------------------------------------------------------------------
+# --- global -----------------------------------------------------------------------------------------------------------
 
 
 def _global_type(x: TensorType) -> TensorType:
@@ -326,7 +374,14 @@ POOL_OPS: tuple[OpDef, ...] = (
         samples=(
             *_SAMPLES,
             sample("f32[1, 2, 9, 8]", kernel=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), count_include_pad=True),
-            sample("f32[1, 2, 6, 6]", kernel=(3, 3), strides=(2, 2), pads=(1, 1, 2, 2), count_include_pad=True, uncounted=(1, 1)),
+            sample(
+                "f32[1, 2, 6, 6]",
+                kernel=(3, 3),
+                strides=(2, 2),
+                pads=(1, 1, 2, 2),
+                count_include_pad=True,
+                uncounted=(1, 1),
+            ),
             sample("f32[1, 2, 6, 6]", kernel=(3, 2), strides=(2, 2), pads=(1, 1, 2, 1), dilations=(2, 3)),
         ),
     ),
@@ -338,7 +393,10 @@ POOL_OPS: tuple[OpDef, ...] = (
         reference_at=_lp_at,
         flops=_flops,
         traits=REDUCTION,
-        samples=(*_SAMPLES, *(sample("f32[1, 2, 5, 6]", kernel=(2, 3), strides=(1, 2), pads=(0, 1, 1, 0), p=p) for p in (1, 3))),
+        samples=(
+            *_SAMPLES,
+            *(sample("f32[1, 2, 5, 6]", kernel=(2, 3), strides=(1, 2), pads=(0, 1, 1, 0), p=p) for p in (1, 3)),
+        ),
     ),
     OpDef("global_avg_pool", _global_type, decompose=_global("reduce_mean"), traits=REDUCTION, samples=_GLOBAL_SAMPLES),
     OpDef("global_max_pool", _global_type, decompose=_global("reduce_max"), traits=REDUCTION, samples=_GLOBAL_SAMPLES),

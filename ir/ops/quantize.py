@@ -1,4 +1,5 @@
-"""Linear quantisation: q = saturate(round(x / scale) + zero_point), x = (q - zero_point) * scale; rounding is half to even.
+"""Linear quantisation: q = saturate(round(x / scale) + zero_point), x = (q - zero_point) * scale; rounding is half to
+even.
 
 The scale is one number, one per index of `axis`, or (with `block`) one per `block` consecutive indices of it.
 """
@@ -22,7 +23,12 @@ def _check(x: TensorType, scale: TensorType, zero: TensorType | None, axis: int,
         return
     a = normalize_axis(axis, x.rank)
     if block == 0:
-        require(scale.rank == 1 and same(scale.shape[0], x.shape[a]), "the scale must be one number or [{}]; got {}", x.shape[a], scale)
+        require(
+            scale.rank == 1 and same(scale.shape[0], x.shape[a]),
+            "the scale must be one number or [{}]; got {}",
+            x.shape[a],
+            scale,
+        )
         return
     n, m = x.shape[a], scale.shape[a]
     fits = scale.rank == x.rank and isinstance(n, int) and m == -(-n // block)
@@ -37,7 +43,14 @@ def _check(x: TensorType, scale: TensorType, zero: TensorType | None, axis: int,
 
 
 def _quantize_type(
-    x: TensorType, scale: TensorType, zero: TensorType | None = None, *, dtype: DType = u8, axis: int = 1, block: int = 0, saturate: bool = True
+    x: TensorType,
+    scale: TensorType,
+    zero: TensorType | None = None,
+    *,
+    dtype: DType = u8,
+    axis: int = 1,
+    block: int = 0,
+    saturate: bool = True,
 ) -> TensorType:
     require_kind("the operand of quantize_linear", x, "fi")
     require(zero is None or zero.dtype is dtype, "the zero point must be {}; got {}", dtype, zero)
@@ -45,7 +58,9 @@ def _quantize_type(
     return TensorType(dtype, x.shape)
 
 
-def _dequantize_type(x: TensorType, scale: TensorType, zero: TensorType | None = None, *, axis: int = 1, block: int = 0) -> TensorType:
+def _dequantize_type(
+    x: TensorType, scale: TensorType, zero: TensorType | None = None, *, axis: int = 1, block: int = 0
+) -> TensorType:
     require(zero is None or zero.dtype is x.dtype, "the zero point must be {}; got {}", x.dtype, zero)
     _check(x, scale, zero, axis, block)
     return TensorType(scale.dtype, x.shape)
@@ -66,7 +81,9 @@ def _wide(b: Any, x: Any, to: DType = f32) -> Any:
     return x if x.type.dtype is to else b.cast(x, to=to)
 
 
-def _quantize(b: Any, x: Any, scale: Any, zero: Any = None, *, dtype: DType, axis: int, block: int, saturate: bool) -> Any:
+def _quantize(
+    b: Any, x: Any, scale: Any, zero: Any = None, *, dtype: DType, axis: int, block: int, saturate: bool
+) -> Any:
     wide = scale.type.dtype.computed
     q = b.div(_wide(b, x, wide), _wide(b, _along(b, scale, x, axis, block), wide))
     if dtype.is_float:

@@ -1,7 +1,7 @@
 """Random bits as a pure function of a key: Philox 4x32-10, a generator without state (Salmon et al., 2011).
 
-Element k of the result, in row-major order, is word k % 4 of the block whose counter is k // 4. So results do not depend on how the work is
-split, and two ops with different keys are independent streams.
+Element k of the result, in row-major order, is word k % 4 of the block whose counter is k // 4. So results do not
+depend on how the work is split, and two ops with different keys are independent streams.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _bits_flops(key: TensorType, *, shape: Dims) -> Dim:
     return dim(const(product(shape)) * (6 * ROUNDS))
 
 
-# --- distributions ------------------------------------------------------------------------------------------------------------
+# --- distributions ----------------------------------------------------------------------------------------------------
 
 
 def _floats_type(key: TensorType, *, shape: Dims, dtype: DType = f32) -> TensorType:
@@ -100,7 +100,9 @@ def _floats_type(key: TensorType, *, shape: Dims, dtype: DType = f32) -> TensorT
 def _part(b: Any, v: Any, k: int) -> Any:
     """v[k]"""
     rest = v.type.shape[1:]
-    return b.reshape(b.slice(v, starts=(k, *(0,) * len(rest)), steps=(1,) * (1 + len(rest)), shape=(1, *rest)), shape=rest)
+    return b.reshape(
+        b.slice(v, starts=(k, *(0,) * len(rest)), steps=(1,) * (1 + len(rest)), shape=(1, *rest)), shape=rest
+    )
 
 
 def _uniform(b: Any, key: Any, *, shape: Dims, dtype: DType) -> Any:
@@ -130,20 +132,30 @@ RANDOM_OPS: tuple[OpDef, ...] = (
         reference=_bits_numpy,
         flops=_bits_flops,
         traits=PURE,
-        samples=(sample("u32[2]", shape=(3, 7), domain=(0, 4e9)), sample("u32[2]", shape=(), domain=(0, 9)), sample("u32[2]", shape=(65,))),
+        samples=(
+            sample("u32[2]", shape=(3, 7), domain=(0, 4e9)),
+            sample("u32[2]", shape=(), domain=(0, 9)),
+            sample("u32[2]", shape=(65,)),
+        ),
     ),
     OpDef(
         "random_uniform",
         _floats_type,
         decompose=_uniform,
         traits=PURE,
-        samples=(sample("u32[2]", shape=(4, 5), domain=(0, 4e9)), sample("u32[2]", shape=(9,), dtype=f64, domain=(0, 4e9))),
+        samples=(
+            sample("u32[2]", shape=(4, 5), domain=(0, 4e9)),
+            sample("u32[2]", shape=(9,), dtype=f64, domain=(0, 4e9)),
+        ),
     ),
     OpDef(
         "random_normal",
         _floats_type,
         decompose=_normal,
         traits=PURE,
-        samples=(sample("u32[2]", shape=(4, 5), domain=(0, 4e9)), sample("u32[2]", shape=(), dtype=f64, domain=(0, 4e9))),
+        samples=(
+            sample("u32[2]", shape=(4, 5), domain=(0, 4e9)),
+            sample("u32[2]", shape=(), dtype=f64, domain=(0, 4e9)),
+        ),
     ),
 )

@@ -1,7 +1,8 @@
 """`recurrence`: a loop of known length as one op with one result, so that a kernel may run all of its steps.
 
-The operands, the body and the attributes are those of `loop`, without a condition. All carried and stacked values have one type, [batch, hidden];
-the result is [stacked * length + carried, batch, hidden]: the rows of the stacked values, one value after the other, then the last states.
+The operands, the body and the attributes are those of `loop`, without a condition. All carried and stacked values have
+one type, [batch, hidden]; the result is [stacked * length + carried, batch, hidden]: the rows of the stacked values,
+one value after the other, then the last states.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ Array = np.ndarray[Any, Any]
 LOOP = next(op for op in CONTROL_OPS if op.name == "loop")
 
 
-def _type(*rest: TensorType, body: Graph, carried: int, scanned: int = 0, length: int = 1, backward: tuple[bool, ...] = ()) -> TensorType:
+def _type(
+    *rest: TensorType, body: Graph, carried: int, scanned: int = 0, length: int = 1, backward: tuple[bool, ...] = ()
+) -> TensorType:
     made = LOOP.type(None, None, *rest, body=body, carried=carried, scanned=scanned, length=length, backward=backward)
     require(carried > 0 and length > 0, "a recurrence of {} steps carries {} values", length, carried)
     rows = [*made[:carried], *(TensorType(t.dtype, t.shape[1:]) for t in made[carried:])]
-    require(all(t == rows[0] for t in rows), "the states of a recurrence have one type, got {}", ", ".join(map(str, rows)))
+    require(
+        all(t == rows[0] for t in rows), "the states of a recurrence have one type, got {}", ", ".join(map(str, rows))
+    )
     require(rows[0].rank == 2, "the states of a recurrence are [batch, hidden], got {}", rows[0])
     return TensorType(rows[0].dtype, (length * (len(made) - carried) + carried, *rows[0].shape))
 
@@ -38,7 +43,11 @@ def _reference(*rest: Array, body: Callable[..., list[Array]], carried: int, len
 
 def _decompose(b: Builder, *rest: Value, body: Graph, carried: int, **attrs: Any) -> Any:
     made = b.op("loop", None, None, *rest, body=body.copy(), carried=carried, **attrs)
-    parts = [*made[carried:], *(b.unsqueeze(v, axes=(0,)) for v in made[:carried])] if isinstance(made, tuple) else [b.unsqueeze(made, axes=(0,))]
+    parts = (
+        [*made[carried:], *(b.unsqueeze(v, axes=(0,)) for v in made[:carried])]
+        if isinstance(made, tuple)
+        else [b.unsqueeze(made, axes=(0,))]
+    )
     return parts[0] if len(parts) == 1 else b.concat(*parts, axis=0)
 
 
@@ -52,5 +61,12 @@ def _flops(*rest: TensorType, body: Graph, length: int = 1, **attrs: Any) -> Dim
 
 
 RECURRENCE_OPS: tuple[OpDef, ...] = (
-    OpDef("recurrence", _type, decompose=_decompose, reference=_reference, flops=_flops, traits=frozenset(("pure", "loops", "sequential"))),
+    OpDef(
+        "recurrence",
+        _type,
+        decompose=_decompose,
+        reference=_reference,
+        flops=_flops,
+        traits=frozenset(("pure", "loops", "sequential")),
+    ),
 )

@@ -38,14 +38,24 @@ def joined(index: Sequence[E], r: Sequence[E], axes: Axes, keepdims: bool = Fals
     return tuple(inner[k] if k in inner else next(outer) for k in range(rank))
 
 
-def reduced(x: Tensor, axes: Axes, keepdims: bool, combine: str, value: Callable[..., Expr], dtype: DType | None = None, name: str = "t") -> Tensor:
+def reduced(
+    x: Tensor,
+    axes: Axes,
+    keepdims: bool,
+    combine: str,
+    value: Callable[..., Expr],
+    dtype: DType | None = None,
+    name: str = "t",
+) -> Tensor:
     """`combine` over `axes` of `value(*index of x)`."""
     shape = kept(x.dims, axes, keepdims)
     extents = [x.dims[a] for a in axes]
     if not extents:
         return te.compute(shape, dtype or x.dtype, value, name)
     n = len(shape)
-    return te.reduce(shape, extents, dtype or x.dtype, combine, lambda *v: value(*joined(v[:n], v[n:], axes, keepdims)), name=name)
+    return te.reduce(
+        shape, extents, dtype or x.dtype, combine, lambda *v: value(*joined(v[:n], v[n:], axes, keepdims)), name=name
+    )
 
 
 def keep_index(index: Sequence[E], axes: Axes) -> tuple[E, ...]:
@@ -64,7 +74,7 @@ def highest(x: Array) -> Any:
     return np.inf if t.is_float else np.True_ if t.kind == "b" else t.range[1]
 
 
-# --- the family ---------------------------------------------------------------------------------------------------------------
+# --- the family -------------------------------------------------------------------------------------------------------
 
 
 def _type(kinds: str) -> Callable[..., TensorType]:
@@ -106,9 +116,22 @@ def reduction(
         sample("f64[7]", axes=(0,), keepdims=False, domain=domain),
         sample("f32[2, 3]", axes=(), keepdims=False, domain=domain),
     ]
-    samples += [sample("i64[3, 5]", axes=(0,), keepdims=True, domain=(-5, 5)), sample("u8[9]", axes=None, domain=(0, 3))] if "i" in kinds else []
+    samples += (
+        [sample("i64[3, 5]", axes=(0,), keepdims=True, domain=(-5, 5)), sample("u8[9]", axes=None, domain=(0, 3))]
+        if "i" in kinds
+        else []
+    )
     at = at_rows(numpy, _axes_of)
-    return OpDef(name, _type(kinds), compute, reference=numpy, reference_at=at, flops=rows_flops(1), traits=REDUCTION, samples=tuple(samples))
+    return OpDef(
+        name,
+        _type(kinds),
+        compute,
+        reference=numpy,
+        reference_at=at,
+        flops=rows_flops(1),
+        traits=REDUCTION,
+        samples=tuple(samples),
+    )
 
 
 def _axes_of(rank: int, *, axes: Axes | None = None, **_: Any) -> Axes:
@@ -159,10 +182,19 @@ def _extreme(name: str, combine: str, reference: Combine) -> OpDef:
         sample("f32[2, 3]", axes=()),
     )
     at = at_rows(numpy, _axes_of)
-    return OpDef(name, _type("fiub"), compute, reference=numpy, reference_at=at, flops=rows_flops(1), traits=REDUCTION, samples=samples)
+    return OpDef(
+        name,
+        _type("fiub"),
+        compute,
+        reference=numpy,
+        reference_at=at,
+        flops=rows_flops(1),
+        traits=REDUCTION,
+        samples=samples,
+    )
 
 
-# --- log of a sum of exponentials ---------------------------------------------------------------------------------------------
+# --- log of a sum of exponentials -------------------------------------------------------------------------------------
 
 
 def finite(m: Expr) -> Expr:
@@ -192,7 +224,7 @@ def _log_sum_exp_numpy(x: Array, *, axes: Axes | None = None, keepdims: bool = F
     return r if keepdims else np.squeeze(r, axes)
 
 
-# --- argmax and argmin --------------------------------------------------------------------------------------------------------
+# --- argmax and argmin ------------------------------------------------------------------------------------------------
 
 
 def _arg_type(x: TensorType, *, axis: int = 0, keepdims: bool = False, select_last: bool = False) -> TensorType:
@@ -225,7 +257,9 @@ def arg(name: str, combine: str, pick: Callable[..., Array]) -> OpDef:
             found = pick(x, axis=axis, keepdims=keepdims)
         return np.asarray(found, np.int64)
 
-    def at(inputs: Sequence[Array], points: Array, *, axis: int = 0, keepdims: bool = False, select_last: bool = False) -> Array:
+    def at(
+        inputs: Sequence[Array], points: Array, *, axis: int = 0, keepdims: bool = False, select_last: bool = False
+    ) -> Array:
         def rows(x: Array, *, axes: Axes) -> Array:
             return numpy(x, axis=axes[0], select_last=select_last)
 
@@ -237,10 +271,19 @@ def arg(name: str, combine: str, pick: Callable[..., Array]) -> OpDef:
         sample("i32[4, 9]", axis=-1, keepdims=False, select_last=True, domain=(-2, 2)),
         sample("u8[9]", axis=0, keepdims=False, select_last=False, domain=(0, 3)),
     )
-    return OpDef(name, _arg_type, compute, reference=numpy, reference_at=at, flops=rows_flops(2), traits=REDUCTION, samples=samples)
+    return OpDef(
+        name,
+        _arg_type,
+        compute,
+        reference=numpy,
+        reference_at=at,
+        flops=rows_flops(2),
+        traits=REDUCTION,
+        samples=samples,
+    )
 
 
-# --- running sums -------------------------------------------------------------------------------------------------------------
+# --- running sums -----------------------------------------------------------------------------------------------------
 
 
 def _cum_type(x: TensorType, *, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> TensorType:
@@ -250,7 +293,9 @@ def _cum_type(x: TensorType, *, axis: int = 0, exclusive: bool = False, reverse:
 
 
 def running(name: str, combine: str, f: Callable[..., Array], identity: int) -> OpDef:
-    """`out[i] = combine of x[r] over r <= i` (r < i when exclusive; from the other end when reverse): n^2 work as it stands here."""
+    """`out[i] = combine of x[r] over r <= i` (r < i when exclusive; from the other end when reverse): n^2 work as it
+    stands here.
+    """
 
     def compute(x: Tensor, *, axis: int, exclusive: bool, reverse: bool) -> Tensor:
         a = normalize_axis(axis, len(x.dims))
@@ -277,7 +322,9 @@ def running(name: str, combine: str, f: Callable[..., Array], identity: int) -> 
         sample("i64[2, 3, 4]", axis=1, exclusive=False, reverse=True),
         sample("f64[6, 2]", axis=0, exclusive=True, reverse=True),
     )
-    return OpDef(name, _cum_type, compute, reference=quiet(numpy), flops=flops, traits=frozenset(("pure",)), samples=samples)
+    return OpDef(
+        name, _cum_type, compute, reference=quiet(numpy), flops=flops, traits=frozenset(("pure",)), samples=samples
+    )
 
 
 def _zero_to(f: Callable[..., Array], identity: Callable[[Array], Any]) -> Combine:
@@ -290,8 +337,23 @@ REDUCE_OPS: tuple[OpDef, ...] = (
     reduction("reduce_prod", "prod", _same, None, lambda x, a, k: np.prod(x, a, dtype=x.dtype, keepdims=k)),
     reduction("reduce_l1", "sum", _abs, None, lambda x, a, k: np.sum(np.abs(x), a, dtype=x.dtype, keepdims=k)),
     reduction("reduce_sum_square", "sum", _square, None, lambda x, a, k: np.sum(x * x, a, dtype=x.dtype, keepdims=k)),
-    reduction("reduce_l2", "sum", _square, lambda s, n: call("sqrt", s), lambda x, a, k: np.sqrt(np.sum(x * x, a, keepdims=k)), "f"),
-    reduction("reduce_log_sum", "sum", _same, lambda s, n: call("log", s), lambda x, a, k: np.log(np.sum(x, a, keepdims=k)), "f", (0.1, 3.0)),
+    reduction(
+        "reduce_l2",
+        "sum",
+        _square,
+        lambda s, n: call("sqrt", s),
+        lambda x, a, k: np.sqrt(np.sum(x * x, a, keepdims=k)),
+        "f",
+    ),
+    reduction(
+        "reduce_log_sum",
+        "sum",
+        _same,
+        lambda s, n: call("log", s),
+        lambda x, a, k: np.log(np.sum(x, a, keepdims=k)),
+        "f",
+        (0.1, 3.0),
+    ),
     _extreme("reduce_max", "max", _zero_to(np.max, lowest)),
     _extreme("reduce_min", "min", _zero_to(np.min, highest)),
     OpDef(

@@ -1,4 +1,6 @@
-"""Resampling by nearest, linear or cubic interpolation. Source coordinates are exact: (mul * i + add) / div in integers, per dim."""
+"""Resampling by nearest, linear or cubic interpolation. Source coordinates are exact: (mul * i + add) / div in
+integers, per dim.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ MODES = ("nearest", "linear", "cubic")
 ROUNDINGS = ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
 
 
-# --- coordinates --------------------------------------------------------------------------------------------------------------
+# --- coordinates ------------------------------------------------------------------------------------------------------
 
 
 def rational(scale: float) -> Fraction:
@@ -35,7 +37,8 @@ def coordinates(mode: str, old: Dim, new: Dim, scale: Fraction, roi: tuple[float
     """ONNX's `coordinate_transformation_mode` for one dim as (mul, add, div).
 
     Args:
-        old, new: sizes before and after; only `align_corners`, `half_pixel_symmetric` and the crop need them as numbers.
+        old, new: sizes before and after; only `align_corners`, `half_pixel_symmetric` and the crop need them as
+            numbers.
         scale: new size / old size, as the model states it.
         roi: the crop's start and end, relative to the dim.
 
@@ -49,8 +52,18 @@ def coordinates(mode: str, old: Dim, new: Dim, scale: Fraction, roi: tuple[float
         return _integers(1 / scale, half / scale - half)
     if mode == "asymmetric":
         return _integers(1 / scale, Fraction(0))
-    require(mode in ("align_corners", "half_pixel_symmetric", "tf_crop_and_resize"), "resize knows no coordinate mode {}", mode)
-    require(isinstance(old, int) and isinstance(new, int), "resize with {} needs sizes that are numbers; got {} to {}", mode, old, new)
+    require(
+        mode in ("align_corners", "half_pixel_symmetric", "tf_crop_and_resize"),
+        "resize knows no coordinate mode {}",
+        mode,
+    )
+    require(
+        isinstance(old, int) and isinstance(new, int),
+        "resize with {} needs sizes that are numbers; got {} to {}",
+        mode,
+        old,
+        new,
+    )
     assert isinstance(old, int) and isinstance(new, int)
     if mode == "align_corners":
         return _integers(Fraction(old - 1, new - 1), Fraction(0))
@@ -68,7 +81,7 @@ def _integers(slope: Fraction, offset: Fraction) -> Coordinate:
     return int(slope * d), int(offset * d), d
 
 
-# --- the op -------------------------------------------------------------------------------------------------------------------
+# --- the op -----------------------------------------------------------------------------------------------------------
 
 
 def _type(
@@ -82,7 +95,14 @@ def _type(
     exclude_outside: bool = False,
     extrapolation: float | None = None,
 ) -> TensorType:
-    require(mode in MODES and rounding in ROUNDINGS, "resize knows {} and {}; got {} and {}", MODES, ROUNDINGS, mode, rounding)
+    require(
+        mode in MODES and rounding in ROUNDINGS,
+        "resize knows {} and {}; got {} and {}",
+        MODES,
+        ROUNDINGS,
+        mode,
+        rounding,
+    )
     require(len(shape) == len(coords) == x.rank, "resize needs {} sizes and coordinates for {}", x.rank, x)
     require(mode == "nearest" or x.dtype.is_float, "resize by {} needs floats; got {}", mode, x)
     for n, m, (mul, add, div) in zip(x.shape, shape, coords):
@@ -121,7 +141,9 @@ def _weights(t: Expr, mode: str, a: float) -> list[Expr]:
     return [far[0], *near, far[1]]
 
 
-def _taps(i: Expr, c: Coordinate, old: Dim, new: Dim, like: Expr, mode: str, cubic: float, exclude: bool) -> list[tuple[Expr, Expr]]:
+def _taps(
+    i: Expr, c: Coordinate, old: Dim, new: Dim, like: Expr, mode: str, cubic: float, exclude: bool
+) -> list[tuple[Expr, Expr]]:
     """(index, weight) of what one output element reads along one dim."""
     mul, add, div = c
     first = _floor(i, c, new) - (1 if mode == "cubic" else 0)
@@ -164,13 +186,20 @@ def _compute(
 
     def element(*i: Expr) -> Expr:
         if mode == "nearest":
-            v = x[tuple(clamp(_nearest(i[k], coords[k], shape[k], rounding), n) if k in moved else i[k] for k, n in enumerate(x.dims))]
+            v = x[
+                tuple(
+                    clamp(_nearest(i[k], coords[k], shape[k], rounding), n) if k in moved else i[k]
+                    for k, n in enumerate(x.dims)
+                )
+            ]
         else:
             v = interpolated(i, i, moved)
         if extrapolation is None or not moved:
             return v
         pairs = [(i[k] * coords[k][0] + coords[k][1], (const(x.dims[k]) - 1) * coords[k][2]) for k in moved]
-        return select(both(*(both(const(0) <= p, p <= last) for p, last in pairs)), v, const(extrapolation, x.dtype.computed))
+        return select(
+            both(*(both(const(0) <= p, p <= last) for p, last in pairs)), v, const(extrapolation, x.dtype.computed)
+        )
 
     return te.compute(shape, x.dtype, element)
 
@@ -236,13 +265,31 @@ RESIZE_OPS: tuple[OpDef, ...] = (
         samples=(
             sample("f32[1, 2, 3, 4]", shape=(1, 2, 6, 8), coords=_UP2),
             sample("f32[1, 2, 3, 4]", shape=(1, 2, 6, 8), coords=_UP2, mode="nearest"),
-            sample("i64[3, 5]", shape=(3, 8), coords=(IDENTITY, (5, 0, 8)), mode="nearest", rounding="floor", domain=(-9, 9)),
+            sample(
+                "i64[3, 5]",
+                shape=(3, 8),
+                coords=(IDENTITY, (5, 0, 8)),
+                mode="nearest",
+                rounding="floor",
+                domain=(-9, 9),
+            ),
             sample("f16[7]", shape=(4,), coords=((12, 5, 7),), mode="nearest", rounding="ceil"),
-            sample("f32[6, 5]", shape=(4, 7), coords=((5, 0, 3), (4, 0, 6)), mode="nearest", rounding="round_prefer_ceil"),
-            sample("f32[1, 1, 5, 4]", shape=(1, 1, 8, 8), coords=(IDENTITY, IDENTITY, (10, -3, 16), (2, -1, 4)), mode="cubic"),
+            sample(
+                "f32[6, 5]", shape=(4, 7), coords=((5, 0, 3), (4, 0, 6)), mode="nearest", rounding="round_prefer_ceil"
+            ),
+            sample(
+                "f32[1, 1, 5, 4]",
+                shape=(1, 1, 8, 8),
+                coords=(IDENTITY, IDENTITY, (10, -3, 16), (2, -1, 4)),
+                mode="cubic",
+            ),
             sample("f64[6]", shape=(9,), coords=((12, -3, 18),), mode="cubic", exclude_outside=True, cubic=-0.5),
             sample("f32[4, 4]", shape=(3, 3), coords=((9, -3, 5), (3, 0, 2)), extrapolation=10.0),
-            sample("f16[1, 2, 3, 3, 2]", shape=(1, 2, 5, 2, 3), coords=(IDENTITY, IDENTITY, (2, 0, 4), (2, 0, 1), (1, 0, 2))),
+            sample(
+                "f16[1, 2, 3, 3, 2]",
+                shape=(1, 2, 5, 2, 3),
+                coords=(IDENTITY, IDENTITY, (2, 0, 4), (2, 0, 1), (1, 0, 2)),
+            ),
         ),
     ),
 )

@@ -1,8 +1,9 @@
 """Pooling over regions of interest. Both kinds are separable: first the rows of a region become bins, then its columns.
 
-RoiAlign's mean over sampling points is a weighted sum of pixels, whose weights are products of one for the row and one for the column. Its
-maximum is not separable, and looks at each point. What is rounded to whole numbers (bins, numbers of points) depends on the last bit of a
-coordinate; so these ops have the trait "bits", and their references compute in the operand's own type.
+RoiAlign's mean over sampling points is a weighted sum of pixels, whose weights are products of one for the row and one
+for the column. Its maximum is not separable, and looks at each point. What is rounded to whole numbers (bins, numbers
+of points) depends on the last bit of a coordinate; so these ops have the trait "bits", and their references compute in
+the operand's own type.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ BITS = PURE | {"bits"}
 NEAR = 8  # points that can touch one pixel: they are at least half a pixel apart if there are several
 BOUNDLESS = 1e30  # pixels: no bin is that large
 
-# --- geometry, of one axis ----------------------------------------------------------------------------------------------------
+# --- geometry, of one axis --------------------------------------------------------------------------------------------
 
 
 def _rois(rois: TensorType, columns: int) -> None:
@@ -92,12 +93,19 @@ def _placed(y: Any, size: Any, ops: Any) -> Any:
     return ops.minimum(ops.maximum(y, 0.0), size)
 
 
-# --- the mean: weights, rows, columns -----------------------------------------------------------------------------------------
+# --- the mean: weights, rows, columns ---------------------------------------------------------------------------------
 
 
-def _weights_type(rois: TensorType, *, size: Dim, bins: int, column: int, ratio: int = 0, scale: float = 1.0, half_pixel: bool = True) -> TensorType:
+def _weights_type(
+    rois: TensorType, *, size: Dim, bins: int, column: int, ratio: int = 0, scale: float = 1.0, half_pixel: bool = True
+) -> TensorType:
     _rois(rois, 4)
-    require(bins > 0 and column in (0, 1) and ratio >= 0, "bins must be positive, column 0 or 1; got {} and {}", bins, column)
+    require(
+        bins > 0 and column in (0, 1) and ratio >= 0,
+        "bins must be positive, column 0 or 1; got {} and {}",
+        bins,
+        column,
+    )
     return TensorType(rois.dtype, (rois.shape[0], bins, size))
 
 
@@ -126,10 +134,14 @@ def _weights(rois: Tensor, *, size: Dim, bins: int, column: int, ratio: int, sca
 
     extent = ratio if ratio > 0 else NEAR
     zero = const(0.0, real)
-    return te.reduce((rois.dims[0], bins, size), [extent], rois.dtype, "sum", lambda *v: select(counts(*v), weight(*v), zero))
+    return te.reduce(
+        (rois.dims[0], bins, size), [extent], rois.dtype, "sum", lambda *v: select(counts(*v), weight(*v), zero)
+    )
 
 
-def _weights_numpy(rois: Array, *, size: int, bins: int, column: int, ratio: int = 0, scale: float = 1.0, half_pixel: bool = True) -> Array:
+def _weights_numpy(
+    rois: Array, *, size: int, bins: int, column: int, ratio: int = 0, scale: float = 1.0, half_pixel: bool = True
+) -> Array:
     points = _numpy_points(rois, column, {"bins": bins, "ratio": ratio, "scale": scale, "half_pixel": half_pixel})
     real = points.low.dtype
     h, p = np.arange(size, dtype=real), np.arange(bins, dtype=real)[None]
@@ -144,7 +156,12 @@ def _weights_numpy(rois: Array, *, size: int, bins: int, column: int, ratio: int
 
 
 def _rows_type(x: TensorType, batch: TensorType, weights: TensorType) -> TensorType:
-    require(x.rank == 4 and weights.rank == 3, "roi_rows needs [N, C, H, W] and weights [R, bins, H]; got {} and {}", x, weights)
+    require(
+        x.rank == 4 and weights.rank == 3,
+        "roi_rows needs [N, C, H, W] and weights [R, bins, H]; got {} and {}",
+        x,
+        weights,
+    )
     _images(batch, weights)
     same_dtype(x, weights)
     return TensorType(x.dtype, (weights.shape[0], x.shape[1], weights.shape[1], x.shape[3]))
@@ -170,7 +187,12 @@ def _rows_numpy(x: Array, batch: Array, weights: Array) -> Array:
 
 
 def _columns_type(x: TensorType, weights: TensorType) -> TensorType:
-    require(x.rank == 4 and weights.rank == 3, "roi_columns needs [R, C, bins, W] and weights [R, bins, W]; got {} and {}", x, weights)
+    require(
+        x.rank == 4 and weights.rank == 3,
+        "roi_columns needs [R, C, bins, W] and weights [R, bins, W]; got {} and {}",
+        x,
+        weights,
+    )
     same_dtype(x, weights)
     return TensorType(x.dtype, (*x.shape[:3], weights.shape[1]))
 
@@ -192,20 +214,34 @@ def _columns_numpy(x: Array, weights: Array) -> Array:
     return out
 
 
-# --- the maximum over sampling points -----------------------------------------------------------------------------------------
+# --- the maximum over sampling points ---------------------------------------------------------------------------------
 
 
 def _max_type(
-    x: TensorType, rois: TensorType, batch: TensorType, *, bins: tuple[int, int], ratio: int = 0, scale: float = 1.0, half_pixel: bool = True
+    x: TensorType,
+    rois: TensorType,
+    batch: TensorType,
+    *,
+    bins: tuple[int, int],
+    ratio: int = 0,
+    scale: float = 1.0,
+    half_pixel: bool = True,
 ) -> TensorType:
     _rois(rois, 4)
     _images(batch, rois)
-    require(x.rank == 4 and len(bins) == 2, "roi_align_max needs [N, C, H, W] and bins (rows, columns); got {} and {}", x, bins)
+    require(
+        x.rank == 4 and len(bins) == 2,
+        "roi_align_max needs [N, C, H, W] and bins (rows, columns); got {} and {}",
+        x,
+        bins,
+    )
     same_dtype(x, rois)
     return TensorType(x.dtype, (rois.shape[0], x.shape[1], *bins))
 
 
-def _max(x: Tensor, rois: Tensor, batch: Tensor, *, bins: tuple[int, int], ratio: int, scale: float, half_pixel: bool) -> Tensor:
+def _max(
+    x: Tensor, rois: Tensor, batch: Tensor, *, bins: tuple[int, int], ratio: int, scale: float, half_pixel: bool
+) -> Tensor:
     n, c, *spatial = x.dims
     real = x.dtype.computed
     extents = [ratio if ratio > 0 else dim(const(size) * 2 + 5) for size in spatial]
@@ -244,19 +280,37 @@ def _max(x: Tensor, rois: Tensor, batch: Tensor, *, bins: tuple[int, int], ratio
         outside = zero.ne(0.0)
         for k, size in enumerate(spatial):
             points, p = _axis_points(rois, v[0], 1 - k, attrs[k]), cast(v[2 + k], real)
-            outside = outside | (points.at(p, zero) < minus_one) | (cast(const(size), real) < points.at(p, points.count - 1.0)) | (points.count < 1.0)
+            outside = (
+                outside
+                | (points.at(p, zero) < minus_one)
+                | (cast(const(size), real) < points.at(p, points.count - 1.0))
+                | (points.count < 1.0)
+            )
         return select(outside, maximum(best[v], zero), best[v])
 
     return te.compute((rois.dims[0], c, *bins), x.dtype, element)
 
 
-def _max_numpy(x: Array, rois: Array, batch: Array, *, bins: tuple[int, int], ratio: int = 0, scale: float = 1.0, half_pixel: bool = True) -> Array:
+def _max_numpy(
+    x: Array,
+    rois: Array,
+    batch: Array,
+    *,
+    bins: tuple[int, int],
+    ratio: int = 0,
+    scale: float = 1.0,
+    half_pixel: bool = True,
+) -> Array:
     out = np.zeros((len(rois), x.shape[1], *bins), x.dtype if x.dtype in (np.float32, np.float64) else np.float32)
     axes = []
     for k in (0, 1):
-        axes.append(_numpy_points(rois, 1 - k, {"bins": bins[k], "ratio": ratio, "scale": scale, "half_pixel": half_pixel}))
+        axes.append(
+            _numpy_points(rois, 1 - k, {"bins": bins[k], "ratio": ratio, "scale": scale, "half_pixel": half_pixel})
+        )
     for r, p, q in np.ndindex(len(rois), *bins):
-        where = [[float(g.at(j, i)[r, 0]) for i in range(min(int(g.count[r, 0]), 1 << 12))] for g, j in zip(axes, (p, q))]
+        where = [
+            [float(g.at(j, i)[r, 0]) for i in range(min(int(g.count[r, 0]), 1 << 12))] for g, j in zip(axes, (p, q))
+        ]
         image = x[int(batch[r])].astype(out.dtype)
         found = [_tap_numpy(image, y, z) for y in where[0] for z in where[1]]
         if found:
@@ -271,11 +325,14 @@ def _tap_numpy(image: Array, y: float, x: float) -> Array:
         return np.zeros(len(image), image.dtype)
     y, x = min(max(y, 0.0), height - 1.0), min(max(x, 0.0), width - 1.0)
     j, i = int(y), int(x)
-    rows, columns = ((j, 1 - (y - j)), (min(j + 1, height - 1), y - j)), ((i, 1 - (x - i)), (min(i + 1, width - 1), x - i))
+    rows, columns = (
+        ((j, 1 - (y - j)), (min(j + 1, height - 1), y - j)),
+        ((i, 1 - (x - i)), (min(i + 1, width - 1), x - i)),
+    )
     return np.max([image[:, a, b] * image.dtype.type(w * u) for a, w in rows for b, u in columns], 0)
 
 
-# --- the maximum over whole pixels --------------------------------------------------------------------------------------------
+# --- the maximum over whole pixels ------------------------------------------------------------------------------------
 
 
 def _bins_type(rois: TensorType, *, size: Dim, bins: int, column: int, scale: float = 1.0) -> TensorType:
@@ -314,10 +371,17 @@ def _bins_numpy(rois: Array, *, size: int, bins: int, column: int, scale: float 
 
 
 def _pool_type(x: TensorType, bins: TensorType, batch: TensorType, *, along: int) -> TensorType:
-    require(x.rank == 4 and bins.rank == 3 and bins.dtype is i64, "roi_max needs [N, C, H, W] and bins [R, bins, 2]; got {} and {}", x, bins)
+    require(
+        x.rank == 4 and bins.rank == 3 and bins.dtype is i64,
+        "roi_max needs [N, C, H, W] and bins [R, bins, 2]; got {} and {}",
+        x,
+        bins,
+    )
     _images(batch, bins)
     require(along in (2, 3), "pooling is along 2 or 3; got {}", along)
-    return TensorType(x.dtype, (bins.shape[0], x.shape[1], *(bins.shape[1] if k == along else x.shape[k] for k in (2, 3))))
+    return TensorType(
+        x.dtype, (bins.shape[0], x.shape[1], *(bins.shape[1] if k == along else x.shape[k] for k in (2, 3)))
+    )
 
 
 def _pool(x: Tensor, bins: Tensor, batch: Tensor, *, along: int) -> Tensor:
@@ -333,7 +397,9 @@ def _pool(x: Tensor, bins: Tensor, batch: Tensor, *, along: int) -> Tensor:
 
     best = te.reduce(shape, [x.dims[along]], x.dtype, "max", value, inside)
     zero = const(0.0, x.dtype.computed)
-    return te.compute(shape, x.dtype, lambda *v: select(bins[v[0], v[along], 0] < bins[v[0], v[along], 1], best[v], zero))
+    return te.compute(
+        shape, x.dtype, lambda *v: select(bins[v[0], v[along], 0] < bins[v[0], v[along], 1], best[v], zero)
+    )
 
 
 def _pool_numpy(x: Array, bins: Array, batch: Array, *, along: int) -> Array:
@@ -397,7 +463,16 @@ ROI_OPS: tuple[OpDef, ...] = (
         traits=BITS | {"loops"},
         samples=(
             sample("f32[2, 2, 5, 6]", "f32[3, 4]", "i64[3]", bins=(2, 3), domain=(0.0, 1.0)),
-            sample("f32[1, 3, 7, 4]", "f32[2, 4]", "i64[2]", bins=(2, 2), ratio=2, scale=4.0, half_pixel=False, domain=(-0.9, 0.9)),
+            sample(
+                "f32[1, 3, 7, 4]",
+                "f32[2, 4]",
+                "i64[2]",
+                bins=(2, 2),
+                ratio=2,
+                scale=4.0,
+                half_pixel=False,
+                domain=(-0.9, 0.9),
+            ),
         ),
         indices=(2,),
     ),

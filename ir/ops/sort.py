@@ -1,11 +1,13 @@
-"""Sorting rows, stably: of equal elements the one with the lower index comes first, -0 equals 0, NaN counts as the largest number.
+"""Sorting rows, stably: of equal elements the one with the lower index comes first, -0 equals 0, NaN counts as the
+largest number.
 
-An element becomes a *key*: its order as an unsigned number in the upper 32 bits, its index in the lower ones, so that keys are distinct and
-an ordinary sort of them is stable and says where each element came from. `digits.py` has what CPUs do with keys. For other targets blocks of up
-to BLOCK keys are sorted by counting, for each key, those before it; then pairs of runs are merged, a kernel for each level: the p-th element of a
-merged pair knows how many of the p before it come from the first run (a search over FAN samples at a time), whatever the others do. Levels keep no
-more than what is asked for, so the work is n * log(n) for a sort and about n * BLOCK comparisons for the largest few. A 64-bit type is sorted
-twice, by its lower half first.
+An element becomes a *key*: its order as an unsigned number in the upper 32 bits, its index in the lower ones, so that
+keys are distinct and an ordinary sort of them is stable and says where each element came from. `digits.py` has what
+CPUs do with keys. For other targets blocks of up to BLOCK keys are sorted by counting, for each key, those before it;
+then pairs of runs are merged, a kernel for each level: the p-th element of a merged pair knows how many of the p before
+it come from the first run (a search over FAN samples at a time), whatever the others do. Levels keep no more than what
+is asked for, so the work is n * log(n) for a sort and about n * BLOCK comparisons for the largest few. A 64-bit type is
+sorted twice, by its lower half first.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ GROUP = 8  # keys of which only the first one competes, at first, when few are a
 LOOPS = PURE | {"loops"}
 WORDS = ("whole", "low", "high")
 
-# --- keys ---------------------------------------------------------------------------------------------------------------------
+# --- keys -------------------------------------------------------------------------------------------------------------
 
 
 def _key_type(x: TensorType, *, size: Dim, descending: bool = False, word: str = "whole") -> TensorType:
@@ -93,7 +95,7 @@ def key_numpy(x: Array, *, size: int, descending: bool = False, word: str = "who
     return key | np.arange(size, dtype=np.uint64)
 
 
-# --- blocks -------------------------------------------------------------------------------------------------------------------
+# --- blocks -----------------------------------------------------------------------------------------------------------
 
 
 def _rank_type(x: TensorType) -> TensorType:
@@ -103,7 +105,9 @@ def _rank_type(x: TensorType) -> TensorType:
 
 def _rank(x: Tensor) -> Tensor:
     """How many keys of the row are smaller."""
-    return te.reduce(x.dims, x.dims[-1:], i64, "sum", lambda *v: select(x[(*v[:-2], v[-1])] < x[v[:-1]], const(1), const(0)))
+    return te.reduce(
+        x.dims, x.dims[-1:], i64, "sum", lambda *v: select(x[(*v[:-2], v[-1])] < x[v[:-1]], const(1), const(0))
+    )
 
 
 def _rank_numpy(x: Array) -> Array:
@@ -116,7 +120,12 @@ def _rank_numpy(x: Array) -> Array:
 
 
 def _place_type(x: TensorType, rank: TensorType, *, keep: Dim) -> TensorType:
-    require(x.dtype is u64 and rank.dtype is i64 and x.rank == rank.rank >= 1, "u64 keys and their ranks; got {} and {}", x, rank)
+    require(
+        x.dtype is u64 and rank.dtype is i64 and x.rank == rank.rank >= 1,
+        "u64 keys and their ranks; got {} and {}",
+        x,
+        rank,
+    )
     return TensorType(u64, (*x.shape[:-1], keep))
 
 
@@ -138,7 +147,7 @@ def _place_numpy(x: Array, rank: Array, *, keep: int) -> Array:
     return out.reshape(*x.shape[:-1], keep)
 
 
-# --- merging ------------------------------------------------------------------------------------------------------------------
+# --- merging ----------------------------------------------------------------------------------------------------------
 
 
 def _merge_type(x: TensorType, *, keep: int) -> TensorType:
@@ -197,7 +206,12 @@ def _steps(run: int) -> list[tuple[int, int]]:
 def _count(shape: tuple[Dim, ...], samples: int, span: int, taken: Any, so_far: Any) -> Tensor:
     """How many of the next samples, each the last one of `span` elements, are taken."""
     return te.reduce(
-        shape, [samples], i64, "sum", lambda *v: select(taken(v[:-1], so_far(v[:-1]) + v[-1] * span + (span - 1)), const(1), const(0)), name="taken"
+        shape,
+        [samples],
+        i64,
+        "sum",
+        lambda *v: select(taken(v[:-1], so_far(v[:-1]) + v[-1] * span + (span - 1)), const(1), const(0)),
+        name="taken",
     )
 
 
@@ -224,13 +238,17 @@ def _merge_numpy(x: Array, *, keep: int) -> Array:
 
 def _merge_flops(x: TensorType, *, keep: int) -> Dim:
     run = x.shape[-1]
-    return dim(const(_merge_type(x, keep=keep).size) * (1 + sum(n for n, _ in _steps(run)) if isinstance(run, int) else 1))
+    return dim(
+        const(_merge_type(x, keep=keep).size) * (1 + sum(n for n, _ in _steps(run)) if isinstance(run, int) else 1)
+    )
 
 
-# --- sort ---------------------------------------------------------------------------------------------------------------------
+# --- sort -------------------------------------------------------------------------------------------------------------
 
 
-def _sort_type(x: TensorType, *, axis: int = -1, descending: bool = False, keep: Dim | None = None) -> tuple[TensorType, TensorType]:
+def _sort_type(
+    x: TensorType, *, axis: int = -1, descending: bool = False, keep: Dim | None = None
+) -> tuple[TensorType, TensorType]:
     require_kind("what is sorted", x, "fiub")
     require(x.rank >= 1, "sort needs an axis; got {}", x)
     a = normalize_axis(axis, x.rank)
@@ -246,14 +264,18 @@ def _sort(b: Any, x: Any, *, axis: int, descending: bool, keep: Dim | None) -> t
     return sort_along(b, x, axis, descending, keep, indices_of)
 
 
-def sort_along(b: Any, x: Any, axis: int, descending: bool, keep: Dim | None, indices: Callable[..., Any]) -> tuple[Any, Any]:
+def sort_along(
+    b: Any, x: Any, axis: int, descending: bool, keep: Dim | None, indices: Callable[..., Any]
+) -> tuple[Any, Any]:
     """Sort along any axis by a function that finds where the first elements of sorted rows [..., n] stand."""
     a = normalize_axis(axis, x.type.rank)
     of_values = _sort_type(x.type, axis=axis, descending=descending, keep=keep)[0]
     k = of_values.shape[a]
     if of_values.size == 0:
         zeros = (0,) * x.type.rank
-        return b.slice(x, starts=zeros, steps=tuple(1 for _ in zeros), shape=of_values.shape), b.full(shape=of_values.shape, value=0, dtype=i64)
+        return b.slice(x, starts=zeros, steps=tuple(1 for _ in zeros), shape=of_values.shape), b.full(
+            shape=of_values.shape, value=0, dtype=i64
+        )
     order = [*(j for j in range(x.type.rank) if j != a), a]
     rows = x if order == sorted(order) else b.transpose(x, perm=tuple(order))
     index = indices(b, rows, descending, k)
@@ -378,7 +400,10 @@ SORT_OPS: tuple[OpDef, ...] = (
         reference=_place_numpy,
         flops=lambda x, rank, *, keep: dim(const(x.size) * keep),
         traits=LOOPS,
-        samples=(sample("u64[2, 2, 3]", "i64[2, 2, 3]", keep=2, domain=(0, 3)), sample("u64[3]", "i64[3]", keep=3, domain=(0, 2))),
+        samples=(
+            sample("u64[2, 2, 3]", "i64[2, 2, 3]", keep=2, domain=(0, 3)),
+            sample("u64[3]", "i64[3]", keep=3, domain=(0, 2)),
+        ),
     ),
     OpDef(
         "sort_merge",

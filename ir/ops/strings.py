@@ -1,7 +1,8 @@
 """Ops on strings, which run on the host: elements are Python `str` in NumPy object arrays.
 
-They do only what needs the text. What can be numbers is made numbers at once: `string_index` turns words into positions in a vocabulary, and
-counting, looking up and all else is native from there. Movement ops (gather, reshape, concat, where, ...) take strings as they are.
+They do only what needs the text. What can be numbers is made numbers at once: `string_index` turns words into positions
+in a vocabulary, and counting, looking up and all else is native from there. Movement ops (gather, reshape, concat,
+where, ...) take strings as they are.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def mapped(f: Callable[[Any], Any], x: Array, dtype: Any = object) -> Array:
     return out.reshape(x.shape)
 
 
-# --- two strings --------------------------------------------------------------------------------------------------------------
+# --- two strings ------------------------------------------------------------------------------------------------------
 
 
 def _equal_type(a: TensorType, b: TensorType) -> TensorType:
@@ -53,12 +54,14 @@ def _concat(a: Array, b: Array) -> Array:
     return np.asarray(np.add(a, b), object)
 
 
-# --- patterns and vocabularies ------------------------------------------------------------------------------------------------
+# --- patterns and vocabularies ----------------------------------------------------------------------------------------
 
 
 POSIX = {
-    "alnum": "0-9A-Za-z", "alpha": "A-Za-z", "ascii": r"\x00-\x7f", "blank": r"\t ", "cntrl": r"\x00-\x1f\x7f", "digit": "0-9", "graph": "!-~",
-    "lower": "a-z", "print": " -~", "punct": r"!-/:-@\[-`{-~", "space": r"\t\n\v\f\r ", "upper": "A-Z", "word": "0-9A-Za-z_", "xdigit": "0-9A-Fa-f",
+    "alnum": "0-9A-Za-z", "alpha": "A-Za-z", "ascii": r"\x00-\x7f", "blank": r"\t ", "cntrl": r"\x00-\x1f\x7f",
+    "digit": "0-9", "graph": "!-~",
+    "lower": "a-z", "print": " -~", "punct": r"!-/:-@\[-`{-~", "space": r"\t\n\v\f\r ", "upper": "A-Z",
+    "word": "0-9A-Za-z_", "xdigit": "0-9A-Fa-f",
 }  # fmt: skip
 
 
@@ -107,7 +110,7 @@ def _rank(x: Array) -> Array:
     return mapped(order.__getitem__, x, np.int64)
 
 
-# --- parts of a string --------------------------------------------------------------------------------------------------------
+# --- parts of a string ------------------------------------------------------------------------------------------------
 
 
 def _split_type(x: TensorType, *, size: Dim, delimiter: str = "", maxsplit: int = -1) -> tuple[TensorType, TensorType]:
@@ -124,14 +127,22 @@ def _split(x: Array, *, size: Any = None, delimiter: str = "", maxsplit: int = -
     return pieces.reshape((*x.shape, width)), np.array([len(p) for p in parts], np.int64).reshape(x.shape)
 
 
-def _normalize_type(x: TensorType, *, size: Dim, case: str = "none", stopwords: tuple[str, ...] = (), sensitive: bool = True) -> TensorType:
+def _normalize_type(
+    x: TensorType, *, size: Dim, case: str = "none", stopwords: tuple[str, ...] = (), sensitive: bool = True
+) -> TensorType:
     require_strings(x)
-    require(x.rank == 1 or (x.rank == 2 and x.shape[0] == 1), "the strings must be a vector, or a matrix of one row; got {}", x)
+    require(
+        x.rank == 1 or (x.rank == 2 and x.shape[0] == 1),
+        "the strings must be a vector, or a matrix of one row; got {}",
+        x,
+    )
     require(case in CASES, "case must be one of {}; got {!r}", ", ".join(CASES), case)
     return TensorType(string, (*x.shape[:-1], size))
 
 
-def _normalize(x: Array, *, size: Any = None, case: str = "none", stopwords: Sequence[str] = (), sensitive: bool = True) -> Array:
+def _normalize(
+    x: Array, *, size: Any = None, case: str = "none", stopwords: Sequence[str] = (), sensitive: bool = True
+) -> Array:
     same: Callable[[str], str] = str if sensitive else str.lower
     dropped = {same(s) for s in stopwords}
     kept = [s for s in x.reshape(-1) if same(s) not in dropped] if dropped else list(x.reshape(-1))
@@ -144,7 +155,7 @@ def _normalize(x: Array, *, size: Any = None, case: str = "none", stopwords: Seq
     return out.reshape((*x.shape[:-1], len(words)))
 
 
-# --- numbers ------------------------------------------------------------------------------------------------------------------
+# --- numbers ----------------------------------------------------------------------------------------------------------
 
 
 def _to_string_type(x: TensorType) -> TensorType:
@@ -191,7 +202,11 @@ def parsed_number(s: str, to: DType) -> Any:
 
 
 def _from_string(x: Array, *, to: DType) -> Array:
-    return np.array([parsed_number(s, to) for s in x.reshape(-1)], np.float64 if to.is_float else to.numpy).astype(to.numpy).reshape(x.shape)
+    return (
+        np.array([parsed_number(s, to) for s in x.reshape(-1)], np.float64 if to.is_float else to.numpy)
+        .astype(to.numpy)
+        .reshape(x.shape)
+    )
 
 
 NUMBERS = ("str[3]", "str[2, 2]")
@@ -221,7 +236,13 @@ STRING_OPS: tuple[OpDef, ...] = (
         samples=(sample("str[7]", pattern=r"[[:alpha:]]+\z"), sample("str[2, 3]", pattern=r"\Q\E-?\d+(\.5)?")),
     ),
     # the first position of each string in a vector of keys, or -1
-    OpDef("string_index", _index_type, host=_index, traits=PURE, samples=(sample("str[7]", "str[3]"), sample("str[2, 3]", "str[1]"))),
+    OpDef(
+        "string_index",
+        _index_type,
+        host=_index,
+        traits=PURE,
+        samples=(sample("str[7]", "str[3]"), sample("str[2, 3]", "str[1]")),
+    ),
     # the place of each string among the different ones in sorted order: numbers that compare as the strings do
     OpDef("string_rank", _rank_type, host=_rank, traits=PURE, samples=(sample("str[7]"), sample("str[2, 3]"))),
     # the parts between delimiters ("": white space), filled up with empty strings, and how many each has

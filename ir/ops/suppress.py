@@ -1,7 +1,10 @@
-"""Non-maximum suppression: of boxes in the order of their scores, those that overlap none that was taken before, for each batch and class.
+"""Non-maximum suppression: of boxes in the order of their scores, those that overlap none that was taken before, for
+each batch and class.
 
-Scores are sorted and cut to the most that any row has above the threshold, which is a size that only the data tells, or are left as they are
-where `candidates` is their number: that is for few, since cutting ends a program's segment. Then `suppress` goes along the rows, the only thing in it that is sequential: whether a box is taken depends on all taken before it.
+Scores are sorted and cut to the most that any row has above the threshold, which is a size that only the data tells, or
+are left as they are where `candidates` is their number: that is for few, since cutting ends a program's segment. Then
+`suppress` goes along the rows, the only thing in it that is sequential: whether a box is taken depends on all taken
+before it.
 """
 
 from __future__ import annotations
@@ -21,11 +24,13 @@ from dnnc.ir.ops.host import HOST
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType
 
-# --- suppress -----------------------------------------------------------------------------------------------------------------
+# --- suppress ---------------------------------------------------------------------------------------------------------
 
 
 def _suppress_type(boxes: TensorType, counts: TensorType, most: TensorType, threshold: TensorType) -> TensorType:
-    require(boxes.dtype is f32 and boxes.rank == 3 and boxes.shape[0] == 4, "boxes are f32[4, rows, boxes]; got {}", boxes)
+    require(
+        boxes.dtype is f32 and boxes.rank == 3 and boxes.shape[0] == 4, "boxes are f32[4, rows, boxes]; got {}", boxes
+    )
     fits = counts.dtype is i64 and counts.rank == 1 and same_dim(counts.shape[0], boxes.shape[1])
     require(fits, "counts are an i64 for each row of {}; got {}", boxes, counts)
     require(most.dtype is i64 and most.shape == (), "the most boxes of a row are an i64; got {}", most)
@@ -34,7 +39,9 @@ def _suppress_type(boxes: TensorType, counts: TensorType, most: TensorType, thre
 
 
 def _overlap(a: list[Expr], b: list[Expr], threshold: Expr) -> Expr:
-    """Is the intersection of two boxes (low and high corners) more than this part of their union? Empty boxes overlap nothing."""
+    """Is the intersection of two boxes (low and high corners) more than this part of their union? Empty boxes overlap
+    nothing.
+    """
     zero = const(0.0, f32)
     sides = [maximum(minimum(a[k + 2], b[k + 2]) - maximum(a[k], b[k]), zero) for k in (0, 1)]
     inside = sides[0] * sides[1]
@@ -58,7 +65,9 @@ def _suppress(boxes: Tensor, counts: Tensor, most: Tensor, threshold: Tensor) ->
 
         def hidden(row: Expr, at: Expr, j: Expr) -> Expr:
             box, other = ([boxes[c, row, x] for c in range(4)] for x in (at, j))
-            return select(both(const(0, i32) < own[row, j], _overlap(box, other, threshold[()])), const(1, i32), const(0, i32))
+            return select(
+                both(const(0, i32) < own[row, j], _overlap(box, other, threshold[()])), const(1, i32), const(0, i32)
+            )
 
         def before(row: Expr, at: Expr, j: Expr) -> Expr:
             return both(wanted(row, at), j < at)
@@ -76,7 +85,12 @@ def _suppress_numpy(boxes: Array, counts: Array, most: Array, threshold: Array) 
     area = np.prod(high - low, 0)
     out, count = np.zeros((rows, n), np.int32), np.zeros(rows, np.int32)
     for i in range(n):
-        inside = np.prod(np.maximum(np.minimum(high[..., :i], high[..., i : i + 1]) - np.maximum(low[..., :i], low[..., i : i + 1]), 0), 0)
+        inside = np.prod(
+            np.maximum(
+                np.minimum(high[..., :i], high[..., i : i + 1]) - np.maximum(low[..., :i], low[..., i : i + 1]), 0
+            ),
+            0,
+        )
         union = area[:, :i] + area[:, i : i + 1] - inside
         real = (area[:, :i] > 0) & (area[:, i : i + 1] > 0) & (union > 0) & (inside > 0)
         with np.errstate(all="ignore"):
@@ -87,7 +101,7 @@ def _suppress_numpy(boxes: Array, counts: Array, most: Array, threshold: Array) 
     return out
 
 
-# --- the whole ----------------------------------------------------------------------------------------------------------------
+# --- the whole --------------------------------------------------------------------------------------------------------
 
 
 def _nms_type(
@@ -111,11 +125,18 @@ def _nms_type(
     equal = same_dim(boxes.shape[0], scores.shape[0]) and same_dim(boxes.shape[1], scores.shape[2])
     require(equal, "boxes {} and scores {} differ in batches or boxes", boxes, scores)
     require(most.dtype is i64 and most.shape == (), "the most boxes of a class are an i64; got {}", most)
-    require(all(t is None or (t.dtype is f32 and t.shape == ()) for t in (overlap, score)), "thresholds are f32; got {} and {}", overlap, score)
+    require(
+        all(t is None or (t.dtype is f32 and t.shape == ()) for t in (overlap, score)),
+        "thresholds are f32; got {} and {}",
+        overlap,
+        score,
+    )
     return TensorType(i64, (size, 3))
 
 
-def _nms(b: Any, boxes: Any, scores: Any, most: Any, overlap: Any, score: Any, *, size: Dim, candidates: Dim, center: bool) -> Any:
+def _nms(
+    b: Any, boxes: Any, scores: Any, most: Any, overlap: Any, score: Any, *, size: Dim, candidates: Dim, center: bool
+) -> Any:
     batches, classes, n = scores.type.shape
     rows = dim(const(batches) * classes)
     values = b.reshape(scores, shape=(rows, n))
@@ -128,7 +149,10 @@ def _nms(b: Any, boxes: Any, scores: Any, most: Any, overlap: Any, score: Any, *
     order = b.sort(values, axis=1, descending=True)[1]
     k = n
     if score is not None and not same_dim(candidates, n):
-        order, k = b.truncate(order, b.reduce_max(counts, axes=(0,), keepdims=False), size=candidates, axis=1), candidates
+        order, k = (
+            b.truncate(order, b.reduce_max(counts, axes=(0,), keepdims=False), size=candidates, axis=1),
+            candidates,
+        )
     first = b.row_starts(rows=rows, classes=classes, n=n)
     flat = b.add(order, b.reshape(first, shape=(rows, 1)))
     corners = b.gather(_corners(b, boxes, center), b.reshape(flat, shape=(dim(const(rows) * k),)), axis=1)
@@ -190,14 +214,16 @@ _N = symbol("n", 0, 24)
 _K = symbol("k", 0, 12)
 
 SUPPRESS_OPS: tuple[OpDef, ...] = (
-    # of the first counts[row] boxes of each row (low and high corners) those that overlap none taken before it, until there are `most`;
-    # the result is how many are taken so far, negative (or 0) where a box is not
+    # of the first counts[row] boxes of each row (low and high corners) those that overlap none taken before it, until
+    # there are `most`; the result is how many are taken so far, negative (or 0) where a box is not
     OpDef(
         "suppress",
         _suppress_type,
         _suppress,
         reference=_suppress_numpy,
-        flops=lambda boxes, *_: dim(const(boxes.size) * 8),  # a few comparisons per box: how many there are is up to the data
+        flops=lambda boxes, *_: dim(
+            const(boxes.size) * 8
+        ),  # a few comparisons per box: how many there are is up to the data
         traits=PURE | {"loops", "sequential"},
         samples=(
             sample("f32[4, 3, 12]", "i64[3]", "i64[]", "f32[]", domain=(0.0, 12.0)),
@@ -222,7 +248,10 @@ SUPPRESS_OPS: tuple[OpDef, ...] = (
         reference=_triples_numpy,
         flops=rows_flops(2),
         traits=PURE,
-        samples=(sample("i64[2, 7]", "i64[7]", classes=3, domain=(0, 8)), sample("i64[2, 3]", "i64[3]", classes=1, domain=(0, 4))),
+        samples=(
+            sample("i64[2, 7]", "i64[7]", classes=3, domain=(0, 8)),
+            sample("i64[2, 3]", "i64[3]", classes=1, domain=(0, 4)),
+        ),
     ),
     OpDef(
         "non_max_suppression",
@@ -231,9 +260,30 @@ SUPPRESS_OPS: tuple[OpDef, ...] = (
         flops=lambda boxes, scores, *_, **__: scores.size,
         traits=PURE | HOST,
         samples=(
-            sample("f32[1, 12, 4]", "f32[1, 2, 12]", "i64[]", "f32[]", "f32[]", size=_N, candidates=_K, domain=(0.3, 3.0)),
-            sample("f32[2, 6, 4]", "f32[2, 2, 6]", "i64[]", "f32[]", "f32[]", size=_N, candidates=symbol("k", 0, 6), center=True, domain=(0.1, 4.0)),
-            sample("f32[1, 7, 4]", "f32[1, 2, 7]", "i64[]", "f32[]", "f32[]", size=symbol("n", 0, 14), candidates=7, domain=(0.1, 1.0)),
+            sample(
+                "f32[1, 12, 4]", "f32[1, 2, 12]", "i64[]", "f32[]", "f32[]", size=_N, candidates=_K, domain=(0.3, 3.0)
+            ),
+            sample(
+                "f32[2, 6, 4]",
+                "f32[2, 2, 6]",
+                "i64[]",
+                "f32[]",
+                "f32[]",
+                size=_N,
+                candidates=symbol("k", 0, 6),
+                center=True,
+                domain=(0.1, 4.0),
+            ),
+            sample(
+                "f32[1, 7, 4]",
+                "f32[1, 2, 7]",
+                "i64[]",
+                "f32[]",
+                "f32[]",
+                size=symbol("n", 0, 14),
+                candidates=7,
+                domain=(0.1, 1.0),
+            ),
         ),
     ),
 )

@@ -1,8 +1,8 @@
 """Decision trees and sorted tables as arrays: many trees at once descend by gathers, all rows in step.
 
-A forest is in normal form: every inner node asks `x[feature] <= split`, goes to `first` if so and to `second` if not; NaN goes to `first`
-where the node says so. A leaf has itself as both children, so descending further stays there: the number of steps is the largest depth.
-A node's row of `links` is [feature, first, second, NaN goes first].
+A forest is in normal form: every inner node asks `x[feature] <= split`, goes to `first` if so and to `second` if not;
+NaN goes to `first` where the node says so. A leaf has itself as both children, so descending further stays there: the
+number of steps is the largest depth. A node's row of `links` is [feature, first, second, NaN goes first].
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ LOOPS = PURE | {"loops"}
 COMBINE = ("sum", "min", "max")
 
 
-# --- descending ---------------------------------------------------------------------------------------------------------------
+# --- descending -------------------------------------------------------------------------------------------------------
 
 
-def _descend_type(x: TensorType, at: TensorType, links: TensorType, splits: TensorType, *, steps: int = 1) -> TensorType:
+def _descend_type(
+    x: TensorType, at: TensorType, links: TensorType, splits: TensorType, *, steps: int = 1
+) -> TensorType:
     same_dtype(x, splits)
     require_kind("what trees compare", x, "f")
     require_kind("nodes and links", at, "i")
-    require(x.rank == 2 and at.rank == 2, "rows [n, features] and nodes [n or 1, trees] are needed; got {} and {}", x, at)
+    require(
+        x.rank == 2 and at.rank == 2, "rows [n, features] and nodes [n or 1, trees] are needed; got {} and {}", x, at
+    )
     require(same_dim(at.shape[0], 1) or same_dim(at.shape[0], x.shape[0]), "{} has other rows than {}", at, x)
     require(
         splits.rank == 1 and links.rank == 2 and links.shape[1] == 4 and same_dim(links.shape[0], splits.shape[0]),
@@ -73,14 +77,21 @@ def _descend_flops(x: TensorType, at: TensorType, *_: Any, steps: int = 1) -> Di
     return dim(const(product((x.shape[0], at.shape[1]))) * (4 * steps))
 
 
-# --- votes --------------------------------------------------------------------------------------------------------------------
+# --- votes ------------------------------------------------------------------------------------------------------------
 
 
-def _vote_type(leaf: TensorType, weights: TensorType, classes: TensorType, *, count: int, combine: str = "sum") -> TensorType:
+def _vote_type(
+    leaf: TensorType, weights: TensorType, classes: TensorType, *, count: int, combine: str = "sum"
+) -> TensorType:
     require_kind("leaves", leaf, "i")
     require_kind("weights", weights, "f")
     require_kind("classes", classes, "i")
-    require(leaf.rank == 2 and weights.rank == 2 and weights.shape == classes.shape, "votes [nodes, most]; got {} and {}", weights, classes)
+    require(
+        leaf.rank == 2 and weights.rank == 2 and weights.shape == classes.shape,
+        "votes [nodes, most]; got {} and {}",
+        weights,
+        classes,
+    )
     require(combine in COMBINE, "combine is one of {}; got {}", ", ".join(COMBINE), combine)
     return TensorType(weights.dtype, (leaf.shape[0], count))
 
@@ -118,13 +129,17 @@ def _vote_flops(leaf: TensorType, weights: TensorType, *_: Any, count: int, **__
     return dim(const(product((*leaf.shape, weights.shape[1]))) * count)
 
 
-# --- sorted tables ------------------------------------------------------------------------------------------------------------
+# --- sorted tables ----------------------------------------------------------------------------------------------------
 
 
 def _lookup_type(x: TensorType, keys: TensorType) -> TensorType:
     same_dtype(x, keys)
     require_kind("what is looked up", x, "fiu")
-    require(keys.rank == 1 and isinstance(keys.shape[0], int) and keys.shape[0] > 0, "keys must be [k] with k > 0; got {}", keys)
+    require(
+        keys.rank == 1 and isinstance(keys.shape[0], int) and keys.shape[0] > 0,
+        "keys must be [k] with k > 0; got {}",
+        keys,
+    )
     return TensorType(i64, x.shape)
 
 
@@ -139,12 +154,16 @@ def _lookup(x: Tensor, keys: Tensor) -> Tensor:
     n = int(keys.dims[0])  # type: ignore[arg-type]
     blocks, size = _blocks(n)
     rank = len(x.dims)
-    first = te.reduce(x.dims, (blocks,), i64, "sum", lambda *v: const(1, i64), lambda *v: keys[v[-1] * size] <= x[v[:rank]], "blocks")
+    first = te.reduce(
+        x.dims, (blocks,), i64, "sum", lambda *v: const(1, i64), lambda *v: keys[v[-1] * size] <= x[v[:rank]], "blocks"
+    )
 
     def place(v: tuple[Expr, ...]) -> Expr:
         return clamp((first[v[:rank]] - 1) * size + v[-1], n)
 
-    found = te.reduce(x.dims, (size,), i64, "max", lambda *v: place(v), lambda *v: keys[place(v)].eq(x[v[:rank]]), "found")
+    found = te.reduce(
+        x.dims, (size,), i64, "max", lambda *v: place(v), lambda *v: keys[place(v)].eq(x[v[:rank]]), "found"
+    )
     return te.compute(x.dims, i64, lambda *i: maximum(found[i], -1))
 
 
@@ -179,7 +198,9 @@ TREE_OPS: tuple[OpDef, ...] = (
         reference=_vote_numpy,
         flops=_vote_flops,
         traits=LOOPS,
-        samples=tuple(sample("i64[5, 3]", "f32[4, 2]", "i32[4, 2]", count=3, combine=c, domain=(0, 3)) for c in COMBINE),
+        samples=tuple(
+            sample("i64[5, 3]", "f32[4, 2]", "i32[4, 2]", count=3, combine=c, domain=(0, 3)) for c in COMBINE
+        ),
     ),
     # the place of each element among ascending keys, -1 where it is none of them
     OpDef(

@@ -1,4 +1,6 @@
-"""Sliding windows, as convolution and pooling share them: sizes, positions in the operand, and their NumPy counterparts."""
+"""Sliding windows, as convolution and pooling share them: sizes, positions in the operand, and their NumPy
+counterparts.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Ints = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window of `kernel` positions per spatial dim. `begin` and `end` are what pads the operand there; they may be negative."""
+    """A window of `kernel` positions per spatial dim. `begin` and `end` are what pads the operand there; they may be
+    negative.
+    """
 
     kernel: tuple[Dim, ...]
     strides: Ints
@@ -49,12 +53,23 @@ class Window:
         return both(*(within(p, n) for p, n in zip(at, spatial)))
 
 
-def window(rank: int, kernel: Sequence[Dim], strides: Ints | None, pads: Sequence[Dim] | None, dilations: Ints | None) -> Window:
-    """Attributes completed: strides and dilations 1, pads 0 (all begins, then all ends). ShapeError where a length is wrong."""
+def window(
+    rank: int, kernel: Sequence[Dim], strides: Ints | None, pads: Sequence[Dim] | None, dilations: Ints | None
+) -> Window:
+    """Attributes completed: strides and dilations 1, pads 0 (all begins, then all ends). ShapeError where a length is
+    wrong.
+    """
     strides, dilations, pads = strides or (1,) * rank, dilations or (1,) * rank, pads or (0,) * 2 * rank
-    for name, a, n in (("kernel", kernel, rank), ("strides", strides, rank), ("dilations", dilations, rank), ("pads", pads, 2 * rank)):
+    for name, a, n in (
+        ("kernel", kernel, rank),
+        ("strides", strides, rank),
+        ("dilations", dilations, rank),
+        ("pads", pads, 2 * rank),
+    ):
         require(len(a) == n, "{} needs {} numbers for {} spatial dims; got {}", name, n, rank, a)
-    require(all(s > 0 for s in (*strides, *dilations)), "strides {} and dilations {} must be positive", strides, dilations)
+    require(
+        all(s > 0 for s in (*strides, *dilations)), "strides {} and dilations {} must be positive", strides, dilations
+    )
     return Window(tuple(kernel), strides, tuple(pads[:rank]), tuple(pads[rank:]), dilations)
 
 
@@ -79,7 +94,10 @@ def offsets(w: Window) -> Iterator[Ints]:
 
 def shifted(padded: Array, w: Window, sizes: Sequence[int], at: Ints) -> Array:
     """What all windows read at one offset: a view of shape [..., *sizes]."""
-    cut = tuple(slice(k * d, k * d + (n - 1) * s + 1, s) if n else slice(0, 0) for k, d, n, s in zip(at, w.dilations, sizes, w.strides))
+    cut = tuple(
+        slice(k * d, k * d + (n - 1) * s + 1, s) if n else slice(0, 0)
+        for k, d, n, s in zip(at, w.dilations, sizes, w.strides)
+    )
     return padded[(...,) + cut]
 
 

@@ -1,7 +1,8 @@
 """Tensor expressions: what an op computes, element by element over logical indices, for every target alike.
 
-A Tensor is a buffer with a *stage* that says what each of its elements is. An op's `compute` gets Tensors without stages (its inputs)
-and returns Tensors whose stages load from them, perhaps through further Tensors. Lowering inlines, places and schedules the stages.
+A Tensor is a buffer with a *stage* that says what each of its elements is. An op's `compute` gets Tensors without
+stages (its inputs) and returns Tensors whose stages load from them, perhaps through further Tensors. Lowering inlines,
+places and schedules the stages.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ COMBINE = ("sum", "prod", "max", "min", "fmax")  # fmax: a maximum that need not
 class Scatter:
     """Updates of a stage's elements, in the order of the axes: `for axes: out[index] = combine(out[index], value)`.
 
-    `index` has an expression for each axis of the result, in terms of `axes`; it may load, and is in range (`guarded`). `combine` is `last`, where
-    the last update of an element is its value, or a reduction of COMBINE; each step is rounded to the result's dtype.
+    `index` has an expression for each axis of the result, in terms of `axes`; it may load, and is in range (`guarded`).
+    `combine` is `last`, where the last update of an element is its value, or a reduction of COMBINE; each step is
+    rounded to the result's dtype.
     """
 
     axes: tuple[Var, ...]
@@ -35,11 +37,12 @@ class Scatter:
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """`out[axes] = value`, or `out[axes] = combine over reduce of value where cond holds`, starting from the combine's identity.
+    """`out[axes] = value`, or `out[axes] = combine over reduce of value where cond holds`, starting from the combine's
+    identity.
 
-    `value` has the dtype in which registers compute; a reduction is combined in that dtype and only the result is rounded to out's.
-    Where an element depends on others of the same tensor, `own` stands for it in `value`: those before it along the last axis.
-    With `updates`, `value` is what elements are before these.
+    `value` has the dtype in which registers compute; a reduction is combined in that dtype and only the result is
+    rounded to out's. Where an element depends on others of the same tensor, `own` stands for it in `value`: those
+    before it along the last axis. With `updates`, `value` is what elements are before these.
     """
 
     axes: tuple[Var, ...]
@@ -106,7 +109,8 @@ def reduce(
 
 
 def recur(shape: Sequence[Dim], dtype: DType, element: Callable[..., Expr], name: str = "t") -> Tensor:
-    """`t[i0, ..., in] = element(t, i0, ..., in)`, which may read elements of t before it along the last axis: same i0, ..., smaller in.
+    """`t[i0, ..., in] = element(t, i0, ..., in)`, which may read elements of t before it along the last axis: same i0,
+    ..., smaller in.
 
     The op's trait is "sequential": the elements of a row are computed one after the other, and nothing is fused to it.
     """
@@ -125,17 +129,20 @@ def scatter(
     update: Callable[..., Expr],
     name: str = "t",
 ) -> Tensor:
-    """`t[i...] = initial(i...)`, then for u... of `extents` in order: `t[index(u...)] = combine(t[index(u...)], update(u...))`.
+    """`t[i...] = initial(i...)`, then for u... of `extents` in order: `t[index(u...)] = combine(t[index(u...)],
+    update(u...))`.
 
-    `combine` is one of UPDATES. `index` gives one index for each axis of `shape`; those that are read from tensors must be in range (`guarded`).
-    It is a result of its op: no other expression reads it.
+    `combine` is one of UPDATES. `index` gives one index for each axis of `shape`; those that are read from tensors must
+    be in range (`guarded`). It is a result of its op: no other expression reads it.
     """
     assert combine in UPDATES
     axes, over = _axes(shape, "i"), _axes(extents, "u")
     at = tuple(map(const, index(*over)))
     assert len(at) == len(axes)
     made = Scatter(over, at, const(update(*over), dtype.computed), combine)
-    return Tensor(name, dtype, tuple(map(const, shape)), stage=Stage(axes, const(initial(*axes), dtype.computed), updates=made))
+    return Tensor(
+        name, dtype, tuple(map(const, shape)), stage=Stage(axes, const(initial(*axes), dtype.computed), updates=made)
+    )
 
 
 def stages(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -156,19 +163,24 @@ def stages(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
         yield from visit(o)
 
 
-# --- what an expression is like -----------------------------------------------------------------------------------------------
+# --- what an expression is like ---------------------------------------------------------------------------------------
 
 
 def form(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> frozenset[str]:
     """The traits that tensor expressions of these operands have by their form.
 
-    "elementwise" where an element depends on the operands' elements at its own place alone, broadcast; "placed" where also on the place itself;
-    "reduction" where every element of the first operand goes into one sum; "loops" where there are other reductions; "sequential" where an
-    element needs those before it.
+    "elementwise" where an element depends on the operands' elements at its own place alone, broadcast; "placed" where
+    also on the place itself; "reduction" where every element of the first operand goes into one sum; "loops" where
+    there are other reductions; "sequential" where an element needs those before it.
     """
-    within = [t.name for t in stages(outputs) if t.stage is not None and t.stage.updates is not None and t not in outputs]
+    within = [
+        t.name for t in stages(outputs) if t.stage is not None and t.stage.updates is not None and t not in outputs
+    ]
     if within:
-        raise ShapeError(f"{within[0]} is a scatter that another expression reads; expected it as a result: make the rest an op of its own")
+        raise ShapeError(
+            f"{within[0]} is a scatter that another expression reads; expected it as a result: make the rest an op of "
+            "its own"
+        )
     every = [t.stage for t in stages(outputs) if t.stage is not None]
     if any(s.own is not None for s in every):
         return frozenset(("loops", "sequential"))
@@ -214,10 +226,14 @@ def _once(s: Stage, x: Load) -> bool:
 
 
 def operands(outputs: Sequence[Tensor]) -> set[Tensor]:
-    """The tensors without stages that expressions read, those left out that stand for what is before in the same one."""
+    """The tensors without stages that expressions read, those left out that stand for what is before in the same
+    one.
+    """
     every = [t.stage for t in stages(outputs) if t.stage is not None]
     own = {s.own for s in every}
-    read = {x.buf for s in every for e in values_of(s) for x in walk(e) if isinstance(x, Load) and isinstance(x.buf, Tensor)}
+    read = {
+        x.buf for s in every for e in values_of(s) for x in walk(e) if isinstance(x, Load) and isinstance(x.buf, Tensor)
+    }
     return {t for t in read if t.stage is None and t not in own}
 
 
@@ -242,7 +258,12 @@ def flops(outputs: Sequence[Tensor]) -> Dim:
     total: Expr = const(0)
     for t in stages(outputs):
         assert t.stage is not None
-        steps = sum(1 for e in values_of(t.stage) for x in walk(e) if isinstance(x, Op) and x.dtype.is_float and x.name != "select")
+        steps = sum(
+            1
+            for e in values_of(t.stage)
+            for x in walk(e)
+            if isinstance(x, Op) and x.dtype.is_float and x.name != "select"
+        )
         over = t.stage.reduce if t.stage.updates is None else t.stage.updates.axes
         lead = t.dims if t.stage.updates is None else ()
         many = product([*lead, *(unwrap(const(v.hi) + 1) for v in over if v.hi is not None)])

@@ -1,7 +1,8 @@
 """Tensor expressions in NumPy: the reference of ops that are defined by nothing else. Slow, and in float64 throughout.
 
-In: tensors of an op's `compute`, arrays for its operands, and the points that are wanted. Out: the elements there. Only what these need is
-computed. Numbers of whole type wrap as theirs do; floats are float64 but where the expression itself rounds them to a smaller type.
+In: tensors of an op's `compute`, arrays for its operands, and the points that are wanted. Out: the elements there. Only
+what these need is computed. Numbers of whole type wrap as theirs do; floats are float64 but where the expression itself
+rounds them to a smaller type.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def held(v: Any, dtype: DType) -> Array:
 
 
 def put_in_order(out: Array, at: tuple[Array, ...], new: Array, combine: str) -> None:
-    """`out[at] = combine(out[at], new)` for each update in order; `at` is an index for each axis of `out`. Works in place."""
+    """`out[at] = combine(out[at], new)` for each update in order; `at` is an index for each axis of `out`. Works in
+    place.
+    """
     if combine != "last":
         _JOIN[combine].at(out, at, new)
         return
@@ -91,7 +94,10 @@ class _Run:
     def _picked(a: Array, index: list[Array], n: int, name: str) -> Array:
         for k, i in enumerate(index):
             if np.size(i) and not (np.min(i) >= 0 and np.max(i) < a.shape[k]):
-                raise IndexError(f"{name}: index {int(np.min(i) if np.min(i) < 0 else np.max(i))} of axis {k}, which has {a.shape[k]} elements")
+                raise IndexError(
+                    f"{name}: index {int(np.min(i) if np.min(i) < 0 else np.max(i))} of axis {k}, which has "
+                    f"{a.shape[k]} elements"
+                )
         return np.broadcast_to(a[tuple(index)], (n,))
 
     def _reduced(self, t: Tensor, env: dict[Var, Array], n: int) -> Array:
@@ -131,7 +137,9 @@ class _Run:
         assert stage is not None and stage.own is not None
         if t not in self.rows:
             shape = sizes(t.shape)
-            own = self.rows[stage.own] = np.zeros(shape, np.float64 if t.dtype.computed.is_float else t.dtype.computed.numpy)
+            own = self.rows[stage.own] = np.zeros(
+                shape, np.float64 if t.dtype.computed.is_float else t.dtype.computed.numpy
+            )
             rows = math.prod(shape[:-1])
             lead = np.unravel_index(np.arange(rows), shape[:-1]) if shape[:-1] else ()
             for k in range(shape[-1]):
@@ -152,7 +160,10 @@ class _Run:
                 at = tuple(self._everywhere(i, put.axes, extents, i64) for i in put.index)
                 for i, size in zip(at, shape):
                     if i.min() < 0 or i.max() >= size:
-                        raise IndexError(f"{t.name}: an update of element {int(i.min() if i.min() < 0 else i.max())} of an axis with {size}")
+                        raise IndexError(
+                            f"{t.name}: an update of element {int(i.min() if i.min() < 0 else i.max())} of an axis "
+                            f"with {size}"
+                        )
                 put_in_order(out, at, self._everywhere(put.value, put.axes, extents, t.dtype.computed), put.combine)
             self.rows[t] = out
         return self.rows[t]
@@ -163,7 +174,7 @@ class _Run:
         points = np.unravel_index(np.arange(n), shape) if n else [np.zeros(0, np.int64)] * len(shape)
         return np.array(np.broadcast_to(held(self.value(e, dict(zip(axes, points)), n), dtype), (n,)))
 
-    # --- expressions --------------------------------------------------------------------------------------------------------------
+    # --- expressions --------------------------------------------------------------------------------------------------
 
     def value(self, e: Expr, env: Mapping[Var, Array], n: int) -> Array:
         """An expression for n assignments of its variables."""
@@ -181,7 +192,11 @@ class _Run:
         if isinstance(e, Var):
             return env[e]
         if isinstance(e, Const):
-            return np.float64(e.value) if e.dtype.is_float else np.array(e.value & ((1 << 64) - 1), np.uint64).astype(e.dtype.numpy)[()]  # type: ignore[operator]
+            return (
+                np.float64(e.value)
+                if e.dtype.is_float
+                else np.array(e.value & ((1 << 64) - 1), np.uint64).astype(e.dtype.numpy)[()]
+            )  # type: ignore[operator]
         if isinstance(e, Linear):
             return sum((go(t) * c for t, c in e.terms), np.int64(e.const))
         if isinstance(e, Product):
@@ -220,7 +235,9 @@ class _Run:
         if e.name == "guard":
             i, lo, hi = map(np.asarray, args)
             if (i < lo).any() or (i >= hi).any():
-                raise IndexError(f"index {int(i.min() if (i < lo).any() else i.max())} of an axis with {int(np.max(hi))} elements")
+                raise IndexError(
+                    f"index {int(i.min() if (i < lo).any() else i.max())} of an axis with {int(np.max(hi))} elements"
+                )
             return i
         record = TABLE.get(e.name)
         if record is None or record.meaning is None or record.collective:
@@ -242,4 +259,10 @@ def _identity(combine: str, dtype: DType) -> Any:
     if combine in ("sum", "prod"):
         return int(combine == "prod")
     low = combine in ("max", "fmax")
-    return (-np.inf if low else np.inf) if dtype.is_float else dtype.range[0 if low else 1] if dtype.kind in "iu" else not low
+    return (
+        (-np.inf if low else np.inf)
+        if dtype.is_float
+        else dtype.range[0 if low else 1]
+        if dtype.kind in "iu"
+        else not low
+    )

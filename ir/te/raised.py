@@ -1,4 +1,5 @@
-"""From a naive loop nest back to tensor expressions: what a person may write as operator IR, and the compiler schedules like everything else.
+"""From a naive loop nest back to tensor expressions: what a person may write as operator IR, and the compiler schedules
+like everything else.
 
     for i in range(M):                              y[i, j] = max(t[i, j] + b[j], 0.0)
         for j in range(N):
@@ -8,8 +9,9 @@
                 acc[0] = fma(x[i, k], w[k, j], acc[0])
             y[i, j] = max(acc[0] + b[j], 0.0)
 
-A nest is naive when each element of a result is stored once, at the variables of all loops around it, and what is summed up on the way lies in
-register buffers of one element. That is the form in which `passes/lower/nests.py` writes kernels. Loops have no kinds, for these are schedules.
+A nest is naive when each element of a result is stored once, at the variables of all loops around it, and what is
+summed up on the way lies in register buffers of one element. That is the form in which `passes/lower/nests.py` writes
+kernels. Loops have no kinds, for these are schedules.
 """
 
 from __future__ import annotations
@@ -72,48 +74,71 @@ def raised(kernel: Kernel, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
     r.block(kernel.entry.body, Scope(env=dict(dims)))
     missing = [b.name for b in outputs if b not in r.results]
     if missing or len(kernel.funcs) > 1 or not outputs:
-        raise ParseError(f"kernel {kernel.name}: expected one function that stores its results, got none for {', '.join(missing) or 'any'}")
+        raise ParseError(
+            f"kernel {kernel.name}: expected one function that stores its results, got none for "
+            f"{', '.join(missing) or 'any'}"
+        )
     return tuple(r.results[b] for b in outputs)
 
 
 def bound(kernel: Kernel, inputs: Sequence[Buffer], operands: Sequence[Tensor]) -> dict[Expr, Expr]:
     """The values of a kernel's sizes for operands of these shapes."""
     if len(inputs) != len(operands):
-        raise ShapeError(f"kernel {kernel.name} reads {len(inputs)} arrays ({', '.join(b.name for b in inputs)}), {len(operands)} are given")
+        raise ShapeError(
+            f"kernel {kernel.name} reads {len(inputs)} arrays ({', '.join(b.name for b in inputs)}), {len(operands)} "
+            "are given"
+        )
     env: dict[Expr, Expr] = {}
     for b, t in zip(inputs, operands):
         if b.dtype is not t.dtype or len(b.shape) != len(t.shape):
-            raise ShapeError(f"kernel {kernel.name}: {b.name} is {b.dtype}{list(b.shape)}, got {t.dtype}{list(t.shape)}")
+            raise ShapeError(
+                f"kernel {kernel.name}: {b.name} is {b.dtype}{list(b.shape)}, got {t.dtype}{list(t.shape)}"
+            )
         env.update((d, n) for d, n in zip(b.shape, t.shape) if isinstance(d, Var) and d not in env)
     for b, t in zip(inputs, operands):
         for d, n in zip(b.shape, t.shape):
             if substitute(d, env) is not n:
                 known = ", ".join(f"{x.name}={n!r}" for x, n in env.items() if isinstance(x, Var))
                 raise ShapeError(
-                    f"kernel {kernel.name}: {b.name} is {b.dtype}{list(b.shape)}{' with ' + known if known else ''}, got {list(t.shape)}"
+                    f"kernel {kernel.name}: {b.name} is {b.dtype}{list(b.shape)}{' with ' + known if known else ''}, "
+                    f"got {list(t.shape)}"
                 )
     unknown = [p.name for p in kernel.entry.scalars if p not in env]
     if unknown:
         raise ShapeError(f"kernel {kernel.name}: no operand has the size {', '.join(unknown)}")
     for p in kernel.entry.scalars:
         size, lo, hi = value(env[p]), p.lo, p.hi
-        if size is not None and ((isinstance(lo, int) and size < lo) or (isinstance(hi, int) and size > hi) or size % p.div):
-            raise ShapeError(f"kernel {kernel.name}: {p.name} must be in [{lo}, {hi}] and divisible by {p.div}, got {size}")
+        if size is not None and (
+            (isinstance(lo, int) and size < lo) or (isinstance(hi, int) and size > hi) or size % p.div
+        ):
+            raise ShapeError(
+                f"kernel {kernel.name}: {p.name} must be in [{lo}, {hi}] and divisible by {p.div}, got {size}"
+            )
     return env
 
 
 class _Raiser:
-    def __init__(self, name: str, operands: dict[Buffer, Tensor], outputs: Sequence[Buffer], dims: dict[Expr, Expr]) -> None:
+    def __init__(
+        self, name: str, operands: dict[Buffer, Tensor], outputs: Sequence[Buffer], dims: dict[Expr, Expr]
+    ) -> None:
         self.name, self.operands, self.outputs, self.dims = name, operands, outputs, dims
         self.results: dict[Buffer, Tensor] = {}
 
     def fail(self, s: Stmt | Expr, message: str) -> NoReturn:
         from dnnc.ir.loops.text import show
 
-        shown = f"`{s.buf.name}[...] = {show(s.value)}`" if isinstance(s, Store) else show(s) if isinstance(s, Expr) else type(s).__name__.lower()
-        raise ParseError(f"kernel {self.name}: {shown}: {message}; expected a naive nest, as in the documentation of custom_op")
+        shown = (
+            f"`{s.buf.name}[...] = {show(s.value)}`"
+            if isinstance(s, Store)
+            else show(s)
+            if isinstance(s, Expr)
+            else type(s).__name__.lower()
+        )
+        raise ParseError(
+            f"kernel {self.name}: {shown}: {message}; expected a naive nest, as in the documentation of custom_op"
+        )
 
-    # --- statements ---------------------------------------------------------------------------------------------------------------
+    # --- statements ---------------------------------------------------------------------------------------------------
 
     def block(self, b: Block, scope: Scope) -> None:
         for s in b:
@@ -232,7 +257,7 @@ class _Raiser:
             e = e.args[0]  # the store rounds
         self.results[s.buf] = Tensor(s.buf.name, s.buf.dtype, tuple(shape), stage=Stage(axes, cast(e, wide)))
 
-    # --- expressions --------------------------------------------------------------------------------------------------------------
+    # --- expressions --------------------------------------------------------------------------------------------------
 
     def value(self, e: Expr, scope: Scope) -> Expr:
         """An expression of tensors, of one of buffers."""

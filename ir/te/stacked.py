@@ -2,8 +2,9 @@
 
     t[i] = sum over r of x[i, r] * s[r]    with a stack of x    ->    t[b, i] = sum over r of x[b, i, r] * s[r]
 
-The tensor expression gets one more axis in front of every stage that is not an operand, and with it every load of what is stacked. So an op with
-`compute` needs no rule of its own to be applied to many rows; its reference runs for each row.
+The tensor expression gets one more axis in front of every stage that is not an operand, and with it every load of what
+is stacked. So an op with `compute` needs no rule of its own to be applied to many rows; its reference runs for each
+row.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ KEPT = frozenset(("pure", "bits", "sequential", "loops", "scatter"))  # traits t
 
 
 @lru_cache(maxsize=256)
-def stacked(op: OpDef, which: tuple[bool, ...], types: tuple[TensorType | None, ...], attrs: tuple[tuple[str, Any], ...]) -> OpDef:
+def stacked(
+    op: OpDef, which: tuple[bool, ...], types: tuple[TensorType | None, ...], attrs: tuple[tuple[str, Any], ...]
+) -> OpDef:
     """The record of an op with `compute` for rows of operands, which gives stacks of results.
 
     Args:
@@ -63,7 +66,10 @@ def stacked(op: OpDef, which: tuple[bool, ...], types: tuple[TensorType | None, 
     def reference(*xs: Any, **attrs: Any) -> Any:
         f = op.reference
         assert f is not None
-        rows = [f(*(x[k] if w else x for w, x in zip(which, xs)), **attrs) for k in range(len(next(x for w, x in zip(which, xs) if w)))]
+        rows = [
+            f(*(x[k] if w else x for w, x in zip(which, xs)), **attrs)
+            for k in range(len(next(x for w, x in zip(which, xs) if w)))
+        ]
         if rows and isinstance(rows[0], (tuple, list)):
             return tuple(np.stack(r) for r in zip(*rows))
         return np.stack(rows)
@@ -91,10 +97,16 @@ def stacked(op: OpDef, which: tuple[bool, ...], types: tuple[TensorType | None, 
     marks = "".join("1" if w else "0" for w in which)
     given = [None if t is None else te.placeholder(f"x{k}", t.dtype, t.shape) for k, t in enumerate(types)]
     made = compute(*given, **dict(attrs))
-    traits = (op.traits & KEPT) | {"own"} | te.form([x for x in given if x is not None], made if isinstance(made, tuple) else (made,))
+    traits = (
+        (op.traits & KEPT)
+        | {"own"}
+        | te.form([x for x in given if x is not None], made if isinstance(made, tuple) else (made,))
+    )
     at = None if isinstance(made, tuple) else reference_at
     counted = None if op.flops is None else flops
-    return OpDef(f"each_{marks}_{op.name}", type_, compute, reference=reference, reference_at=at, flops=counted, traits=traits)
+    return OpDef(
+        f"each_{marks}_{op.name}", type_, compute, reference=reference, reference_at=at, flops=counted, traits=traits
+    )
 
 
 def _new_axis(outputs: Sequence[Tensor]) -> str:
@@ -104,7 +116,9 @@ def _new_axis(outputs: Sequence[Tensor]) -> str:
 
 
 class _Stacker:
-    """Rewrites stages: `known` are the stacks by the placeholders that stand for one row of them, `axis` names the axis of rows."""
+    """Rewrites stages: `known` are the stacks by the placeholders that stand for one row of them, `axis` names the axis
+    of rows.
+    """
 
     def __init__(self, rows: Dim, known: dict[Tensor, Tensor], axis: str) -> None:
         self.rows, self.known = rows, known
@@ -122,7 +136,12 @@ class _Stacker:
             own = self.known[s.own] = te.placeholder(s.own.name, s.own.dtype, (self.rows, *s.own.dims))
         where = None if s.where is None else self.expr(s.where)
         put = None if s.updates is None else self.updates(s.updates)
-        made = Tensor(t.name, t.dtype, shape, stage=Stage((self.row, *s.axes), self.expr(s.value), s.reduce, s.combine, where, own, put))
+        made = Tensor(
+            t.name,
+            t.dtype,
+            shape,
+            stage=Stage((self.row, *s.axes), self.expr(s.value), s.reduce, s.combine, where, own, put),
+        )
         self.known[t] = made
         return made
 

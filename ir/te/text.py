@@ -4,10 +4,11 @@
     stage      ::= def STAGE(axis, ...) -> type: {NAME = e} return e | return COMBINE(e, axis=size, ..., where=e)
                  | return scatter(UPDATE, e, (index, ...), value, axis=size, ...)
 
-An element of a stage is what is returned for its axes, or the sum, prod, max, min or fmax of it over further axes; or e, and then what updates at
-(index, ...) in the order of further axes make of it, UPDATE being one of last, sum, prod, max and min. Expressions are those of the
-operator IR, and read operands and the stages before. A definition holds for operands of the types that it names; sizes that are symbolic there may be
-any others, which the node gives as attributes of their names, or the operands' shapes show.
+An element of a stage is what is returned for its axes, or the sum, prod, max, min or fmax of it over further axes; or
+e, and then what updates at (index, ...) in the order of further axes make of it, UPDATE being one of last, sum, prod,
+max and min. Expressions are those of the operator IR, and read operands and the stages before. A definition holds for
+operands of the types that it names; sizes that are symbolic there may be any others, which the node gives as attributes
+of their names, or the operands' shapes show.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from dnnc.ir.types import TensorType
 
 PLAIN = 60  # nodes up to which an expression is written without names for what occurs several times
 
-# --- printing -----------------------------------------------------------------------------------------------------------------
+# --- printing ---------------------------------------------------------------------------------------------------------
 
 
 def show_op(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> str:
@@ -130,7 +131,7 @@ def _type(t: Tensor) -> str:
     return str(TensorType(t.dtype, t.dims))
 
 
-# --- reading ------------------------------------------------------------------------------------------------------------------
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,9 @@ def read_op(d: ast.FunctionDef, reader: Reader) -> OpDef:
 
 
 def _fail(node: ast.AST, message: str) -> NoReturn:
-    raise ParseError(f"line {getattr(node, 'lineno', 1)}, column {getattr(node, 'col_offset', 0) + 1}: {message}") from None
+    raise ParseError(
+        f"line {getattr(node, 'lineno', 1)}, column {getattr(node, 'col_offset', 0) + 1}: {message}"
+    ) from None
 
 
 def placeholders(types: Sequence[TensorType | None]) -> list[Tensor]:
@@ -209,7 +212,7 @@ class _Definition:
         at = None if several else reference_at
         return OpDef(self.name, type_, compute, reference=reference, reference_at=at, flops=flops, traits=traits)
 
-    # --- the expressions for operands of some sizes -----------------------------------------------------------------------------
+    # --- the expressions for operands of some sizes -------------------------------------------------------------------
 
     def compute(self, operands: Sequence[Tensor], said: Mapping[str, Any]) -> tuple[Tensor, ...]:
         """The results for operands. `said`: the node's attributes, which name the sizes that operands need not show."""
@@ -217,7 +220,9 @@ class _Definition:
         env: dict[str, Any] = {v.name: sizes.get(v, v) for v in self.dims.values()}
         env.update((n, t) for (n, _), t in zip(self.params, operands))
         shapes = {n: [substitute(const(d), sizes) for d in t.shape] for n, t in self.types.items()}
-        env.update((n, te.placeholder(n, self.types[n].dtype, [unwrap(d) for d in shape])) for n, shape in shapes.items())  # read by themselves
+        env.update(
+            (n, te.placeholder(n, self.types[n].dtype, [unwrap(d) for d in shape])) for n, shape in shapes.items()
+        )  # read by themselves
         for s in self.stages:
             assert isinstance(s, ast.FunctionDef)
             env[s.name] = self.stage(s, self.types[s.name].dtype, shapes[s.name], env)
@@ -227,8 +232,12 @@ class _Definition:
         return tuple(t for t in out if t is not None)
 
     def bound(self, operands: Sequence[Tensor], said: Mapping[str, Any]) -> dict[Expr, Expr]:
-        """The sizes that operands give to the symbolic ones. ShapeError where they are none of those that the definition is for."""
-        env: dict[Expr, Expr] = {v: const(said[v.name]) for v in self.dims.values() if isinstance(said.get(v.name), (int, Expr))}
+        """The sizes that operands give to the symbolic ones. ShapeError where they are none of those that the
+        definition is for.
+        """
+        env: dict[Expr, Expr] = {
+            v: const(said[v.name]) for v in self.dims.values() if isinstance(said.get(v.name), (int, Expr))
+        }
         fits = len(operands) == len(self.params)
         for t, (_, want) in zip(operands, self.params):
             fits = fits and t.dtype is want.dtype and len(t.shape) == want.rank
@@ -244,9 +253,20 @@ class _Definition:
     def updated(e: ast.Call, p: ExpressionParser, axes: tuple[Var, ...], over: tuple[Var, ...], wide: DType) -> Stage:
         """`scatter(UPDATE, e, (index, ...), value, axis=size, ...)`"""
         how, first, at, new = e.args
-        if not isinstance(how, ast.Name) or how.id not in te.UPDATES or not isinstance(at, ast.Tuple) or len(at.elts) != len(axes):
-            _fail(e, f"expected scatter(UPDATE, e, (index, ...), value, axis=size, ...), UPDATE one of {', '.join(te.UPDATES)}")
-        return Stage(axes, p.expr(first, wide), updates=Scatter(over, tuple(map(p.expr, at.elts)), p.expr(new, wide), how.id))
+        if (
+            not isinstance(how, ast.Name)
+            or how.id not in te.UPDATES
+            or not isinstance(at, ast.Tuple)
+            or len(at.elts) != len(axes)
+        ):
+            _fail(
+                e,
+                f"expected scatter(UPDATE, e, (index, ...), value, axis=size, ...), UPDATE one of "
+                f"{', '.join(te.UPDATES)}",
+            )
+        return Stage(
+            axes, p.expr(first, wide), updates=Scatter(over, tuple(map(p.expr, at.elts)), p.expr(new, wide), how.id)
+        )
 
     def stage(self, s: ast.FunctionDef, dtype: DType, shape: list[Expr], env: Mapping[str, Any]) -> Tensor:
         names = [a.arg for a in s.args.args]
@@ -260,7 +280,13 @@ class _Definition:
             _fail(last, "a stage ends with `return e`")
         e, wide = last.value, dtype.computed
         reduce: tuple[Var, ...] = ()
-        sums = isinstance(e, ast.Call) and bool(e.keywords) and isinstance(e.func, ast.Name) and e.func.id in COMBINE and len(e.args) == 1
+        sums = (
+            isinstance(e, ast.Call)
+            and bool(e.keywords)
+            and isinstance(e.func, ast.Name)
+            and e.func.id in COMBINE
+            and len(e.args) == 1
+        )
         put = isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and e.func.id == "scatter" and len(e.args) == 4
         over = [k for k in e.keywords if k.arg != "where"] if (sums or put) and isinstance(e, ast.Call) else []
         reduce = tuple(var(k.arg or "", lo=0, hi=unwrap(p.expr(k.value) - 1)) for k in over)

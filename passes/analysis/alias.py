@@ -1,12 +1,12 @@
-"""Which values lie in the memory of others: a view in its source's, a contiguous slice within what it is cut from, and the operands of a
-concatenation within its result, where their kernels then write at once.
+"""Which values lie in the memory of others: a view in its source's, a contiguous slice within what it is cut from, and
+the operands of a concatenation within its result, where their kernels then write at once.
 
     v = reshape(x)                 ->  v at x + 0
     s = slice(x: f32[1, 64, 7, 7], channels 32..63)     ->  s at x + 6272
     c = concat(a, b, axis=1)       ->  a at c + 0, b at c + a.nbytes; the concat itself is no kernel
 
-Only where the region is contiguous (all axes in front have one element) and of known size. Nothing is decided here that a kernel could
-notice: it gets pointers.
+Only where the region is contiguous (all axes in front have one element) and of known size. Nothing is decided here that
+a kernel could notice: it gets pointers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ Alias = tuple[Value, int]  # the value in whose memory another one lies, and at 
 
 @dataclass(frozen=True)
 class Aliases:
-    """`of[v]`: where v lies, when not in memory of its own (an alias of an alias is not resolved: `root` does that). `made`: the results of
-    nodes that are no kernels: views, slices, concatenations whose operands are written in place."""
+    """`of[v]`: where v lies, when not in memory of its own (an alias of an alias is not resolved: `root` does that).
+    `made`: the results of nodes that are no kernels: views, slices, concatenations whose operands are written in place.
+    """
 
     of: Mapping[Value, Alias]
     made: frozenset[Value]
@@ -35,8 +36,8 @@ class Aliases:
 def find_aliases(graph: Graph, copy: Callable[[Node, int], Value] | None = None, align: int = 1) -> Aliases:
     """The aliases of a graph whose layouts are set, each at a multiple of `align` bytes.
 
-    `copy(node, k)` puts a copy in the place of a concatenation's operand k that lies elsewhere already; without it such a concatenation
-    stays a kernel.
+    `copy(node, k)` puts a copy in the place of a concatenation's operand k that lies elsewhere already; without it such
+    a concatenation stays a kernel.
     """
     nodes = list(graph.nodes())
     found: dict[Value, Alias] = {}
@@ -95,7 +96,9 @@ def slice_offset(n: Node) -> int | None:
 
 
 def _stretch(t: TensorType, axis: int) -> int | None:
-    """Bytes of one step (a block, where it is blocked) along an axis that is outermost in memory but for axes of one element."""
+    """Bytes of one step (a block, where it is blocked) along an axis that is outermost in memory but for axes of one
+    element.
+    """
     parts = [p.axis for p in t.layout.parts] if t.layout is not None else list(range(t.rank))
     for at, (k, extent) in enumerate(zip(parts, t.physical)):
         if k == axis:
@@ -110,10 +113,14 @@ def _stretch(t: TensorType, axis: int) -> int | None:
     return None
 
 
-def parts_of(n: Node, aliases: Mapping[Value, Alias], made: set[Value], taken: set[Value]) -> list[tuple[Value | None, int]] | None:
-    """The operands of a concatenation that may be made in place: for each the value that owns its memory (None: it needs a copy), and its
-    place in the result. None where the concatenation needs a kernel of its own, or is better off with one: of small operands that cost
-    little to compute in it. `made`: values that need no kernel; `taken`: those that have their place elsewhere."""
+def parts_of(
+    n: Node, aliases: Mapping[Value, Alias], made: set[Value], taken: set[Value]
+) -> list[tuple[Value | None, int]] | None:
+    """The operands of a concatenation that may be made in place: for each the value that owns its memory (None: it
+    needs a copy), and its place in the result. None where the concatenation needs a kernel of its own, or is better off
+    with one: of small operands that cost little to compute in it. `made`: values that need no kernel; `taken`: those
+    that have their place elsewhere.
+    """
     if n.op.name != "concat" or len(n.inputs) < 2:
         return None
     y = n.output.type
@@ -129,7 +136,9 @@ def parts_of(n: Node, aliases: Mapping[Value, Alias], made: set[Value], taken: s
     at, cheap = 0, False
     for v, size in zip(operands, sizes):
         part, inside = root(aliases, v)
-        free = inside == 0 and part.node is not None and kind_of(part.node) != "host" and part.type.nbytes == v.type.nbytes
+        free = (
+            inside == 0 and part.node is not None and kind_of(part.node) != "host" and part.type.nbytes == v.type.nbytes
+        )
         free = free and part not in taken and not any(part is p for p, _ in out)
         cheap = cheap or part.node is None or (kind_of(part.node) == "map" and part not in made)
         out.append((part if free else None, at))

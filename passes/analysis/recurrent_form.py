@@ -1,8 +1,10 @@
-"""What a loop of known length computes in a step, where that is products of a few rows with fixed matrices and element-wise work for each unit.
+"""What a loop of known length computes in a step, where that is products of a few rows with fixed matrices and
+element-wise work for each unit.
 
-In comes a `loop` or `recurrence` node; out comes its Form: every new state, as an expression of one row and one unit, in terms of that unit's states,
-its elements of the scanned rows and of what is captured, and of sums of products. A sum multiplies a *vector*, which all units must know, by a matrix;
-the vector of phase 0 is made of the states, that of phase 1 of what phase 0 gave (a GRU's reset gate), so a step has as many meetings as phases.
+In comes a `loop` or `recurrence` node; out comes its Form: every new state, as an expression of one row and one unit,
+in terms of that unit's states, its elements of the scanned rows and of what is captured, and of sums of products. A sum
+multiplies a *vector*, which all units must know, by a matrix; the vector of phase 0 is made of the states, that of
+phase 1 of what phase 0 gave (a GRU's reset gate), so a step has as many meetings as phases.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class NoForm(Exception):
 class Phase:
     """The products with one vector, whose element of row `row` and unit `unit` is `vector`.
 
-    columns: for each sum that a unit needs, the matrix's element at (k, unit) and the tensor and column by which expressions know the sum.
+    columns: for each sum that a unit needs, the matrix's element at (k, unit) and the tensor and column by which
+        expressions know the sum.
     """
 
     vector: Expr
@@ -45,8 +48,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Form:
-    """`made`: the carried values, then the stacked ones, at (row, unit). `operand`: which operand of the node a tensor is; `number` is the
-    iteration's. `k`: the variable that matrices sum over."""
+    """`made`: the carried values, then the stacked ones, at (row, unit). `operand`: which operand of the node a tensor
+    is; `number` is the iteration's. `k`: the variable that matrices sum over.
+    """
 
     steps: int
     batch: int
@@ -152,7 +156,9 @@ class _Reader:
         if not all(isinstance(d, int) and d > 0 for d in t.shape):
             raise NoForm("the sizes of its states are not known")
         batch, hidden = (int(str(d)) for d in t.shape)
-        self.row, self.unit, self.k = (var(s, lo=0, hi=d - 1) for s, d in (("row.", batch), ("unit.", hidden), ("k.", hidden)))
+        self.row, self.unit, self.k = (
+            var(s, lo=0, hi=d - 1) for s, d in (("row.", batch), ("unit.", hidden), ("k.", hidden))
+        )
         self.here = (known(self.row), known(self.unit))
         self.batch, self.hidden, self.carried, self.scanned = batch, hidden, carried, scanned
         self.inputs(operands)
@@ -162,7 +168,8 @@ class _Reader:
         for e in made:
             self.check(e)
         return Form(
-            steps, batch, hidden, carried, scanned, self.row, self.unit, self.k, self.phases(made), made, self.operand, self.number,
+            steps, batch, hidden, carried, scanned, self.row, self.unit, self.k, self.phases(made), made, self.operand,
+            self.number,
             self.constants, tuple(n.attrs["backward"]),
         )  # fmt: skip
 
@@ -205,7 +212,12 @@ class _Reader:
     def product(self, m: Node) -> te.Tensor:
         x, w = m.inputs[0], m.inputs[1]
         assert x is not None and w is not None
-        if x.type.shape != (self.batch, self.hidden) or w.type.rank != 2 or x.type.dtype not in FLOATS or w.type.dtype not in FLOATS:
+        if (
+            x.type.shape != (self.batch, self.hidden)
+            or w.type.rank != 2
+            or x.type.dtype not in FLOATS
+            or w.type.dtype not in FLOATS
+        ):
             raise NoForm(f"{m.op.name} multiplies {x.type} by {w.type}")
         size = int(str(w.type.shape[1]))
         n = var("n.", lo=0, hi=size - 1)
@@ -275,7 +287,9 @@ class _Reader:
         return int(rest.value) if isinstance(rest, Const) else None
 
     def phases(self, made: tuple[Expr, ...]) -> tuple[Phase, ...]:
-        """The products by the vector that they multiply, in the order of their phases, and the columns that are read."""
+        """The products by the vector that they multiply, in the order of their phases, and the columns that are
+        read.
+        """
         count = 1 + max((p.phase for p in self.products), default=-1)
         if not count:
             raise NoForm("its body has no product")

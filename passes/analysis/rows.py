@@ -1,12 +1,14 @@
-"""Which values are numbers of rows: what reductions over the same axes of values of one shape make, and what is computed of those numbers.
+"""Which values are numbers of rows: what reductions over the same axes of values of one shape make, and what is
+computed of those numbers.
 
     x: f32[64, 100]                                      rows of shape [64, 100] along axis 1
     m: f32[64, 1] = reduce_mean(x, axes=(1,))            a number of each row
     s: f32[64, 1] = sqrt(add(m, 1e-5))                   too
     y = div(x, s)                                        elements, which read the number of their own row
 
-In comes a graph whose layouts are set, out comes for each such value the kind of its rows. The fusion pass joins what has rows of one kind:
-a kernel then goes over a row as often as it must, while the row is in registers or in a near cache, and not over the whole array each time.
+In comes a graph whose layouts are set, out comes for each such value the kind of its rows. The fusion pass joins what
+has rows of one kind: a kernel then goes over a row as often as it must, while the row is in registers or in a near
+cache, and not over the whole array each time.
 """
 
 from __future__ import annotations
@@ -40,7 +42,11 @@ class Rows:
     def reads_own(self, v: Value) -> bool:
         """Does an element-wise node over the rows read in a value, which broadcasts, the number of its own row?"""
         shape, ahead = v.type.shape, len(self.shape) - v.type.rank
-        if v.type.layout is not None or ahead < 0 or any(k not in self.axes and self.shape[k] != 1 for k in range(ahead)):
+        if (
+            v.type.layout is not None
+            or ahead < 0
+            or any(k not in self.axes and self.shape[k] != 1 for k in range(ahead))
+        ):
             return False
         return all(d == (1 if k in self.axes else self.shape[k]) for k, d in enumerate(shape, ahead))
 
@@ -52,22 +58,38 @@ class Rows:
     def worth(self) -> bool:
         """Is one kernel faster than one for each reduction?
 
-        Few long rows are better taken apart: blocks of threads cannot meet, so each row is the work of one block, and on a CPU of one thread,
-        while what is not reduced can be spread over all. Where a long row's sums themselves are taken apart (`split_reduce`), nothing is left
-        to join. Sizes that are not known count as many rows."""
-        rows, length = (_product(d for k, d in enumerate(self.shape) if (k in self.axes) == reduced) for reduced in (False, True))
+        Few long rows are better taken apart: blocks of threads cannot meet, so each row is the work of one block, and
+            on a CPU of one thread,
+        while what is not reduced can be spread over all. Where a long row's sums themselves are taken apart
+        (`split_reduce`), nothing is left to join. Sizes that are not known count as many rows.
+        """
+        rows, length = (
+            _product(d for k, d in enumerate(self.shape) if (k in self.axes) == reduced) for reduced in (False, True)
+        )
         return rows is None or rows >= MANY or (length is not None and length <= SHORT)
 
     def lie_in_one_piece(self) -> bool:
         """May a row be kept in a thread's own memory, so that nothing of it need be computed twice?"""
         length = _product(self.shape[k] for k in self.axes)
-        return self.axes == tuple(range(len(self.shape) - len(self.axes), len(self.shape))) and length is not None and length <= SHORT
+        return (
+            self.axes == tuple(range(len(self.shape) - len(self.axes), len(self.shape)))
+            and length is not None
+            and length <= SHORT
+        )
 
 
 def rows_of(n: Node) -> Rows | None:
-    """The rows that a node reduces, be its result the numbers (reduce_sum) or elements again (softmax); None where it does no such thing."""
+    """The rows that a node reduces, be its result the numbers (reduce_sum) or elements again (softmax); None where it
+    does no such thing.
+    """
     x = n.inputs[0] if n.inputs else None
-    if x is None or kind_of(n) != "reduction" or x.type.layout is not None or len(n.outputs) != 1 or n.output.type.layout is not None:
+    if (
+        x is None
+        or kind_of(n) != "reduction"
+        or x.type.layout is not None
+        or len(n.outputs) != 1
+        or n.output.type.layout is not None
+    ):
         return None
     if reduces_axes(n) or n.op.name == "mean_variance_norm":
         axes = all_axes(n.attrs["axes"], x.type.rank)
@@ -100,7 +122,11 @@ def chain(n: Node, numbers: Mapping[Value, Rows]) -> list[Node]:
     out, rows = [n], numbers.get(n.output)
     for m in out:
         if rows is not None and rows_of(m) is None:
-            out += dict.fromkeys(v.node for v in m.inputs if v is not None and v.node is not None and v.node not in out and numbers.get(v) == rows)
+            out += dict.fromkeys(
+                v.node
+                for v in m.inputs
+                if v is not None and v.node is not None and v.node not in out and numbers.get(v) == rows
+            )
     return out
 
 

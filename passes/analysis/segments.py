@@ -1,10 +1,12 @@
-"""Divides a graph at what runs on the host: native segments, each a graph of its own to compile, and host nodes, in the order in which to run.
+"""Divides a graph at what runs on the host: native segments, each a graph of its own to compile, and host nodes, in the
+order in which to run.
 
     n = relu(x); s = string_index(t, k); y = add(n, gather(c, s))   ->   [string_index]  [relu, gather, add]
 
-As few segments as possible: a node's level is the number of changes between native and host that must come before it, so all native nodes
-of one level are one segment. Native nodes that depend on no other native node move as far back as their readers allow, where they fuse.
-A dim that no input of a segment shows comes with an input of its own, which holds no bytes: its shape is the message.
+As few segments as possible: a node's level is the number of changes between native and host that must come before it,
+so all native nodes of one level are one segment. Native nodes that depend on no other native node move as far back as
+their readers allow, where they fuse. A dim that no input of a segment shows comes with an input of its own, which holds
+no bytes: its shape is the message.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from dnnc.passes.rewrites.fold import fold
 
 @dataclass(frozen=True)
 class Segment:
-    """Native nodes as a graph. `inputs` and `outputs` are the values of the whole graph that its own stand for, in order.
+    """Native nodes as a graph. `inputs` and `outputs` are the values of the whole graph that its own stand for, in
+    order.
 
     `carried`: dims that its last input, an array of no bytes, brings in its shape; empty where there is no such input.
     """
@@ -47,7 +50,7 @@ class HostStep:
 Step = Union[Segment, HostStep]
 
 
-# --- what runs on the host ----------------------------------------------------------------------------------------------------
+# --- what runs on the host --------------------------------------------------------------------------------------------
 
 
 def is_host(n: Node) -> bool:
@@ -72,7 +75,7 @@ def prepare(g: Graph, ctx: PassContext) -> None:
     dce(g, ctx)
 
 
-# --- levels -------------------------------------------------------------------------------------------------------------------
+# --- levels -----------------------------------------------------------------------------------------------------------
 
 
 def split(g: Graph) -> tuple[Step, ...]:
@@ -90,7 +93,9 @@ def split(g: Graph) -> tuple[Step, ...]:
 
 
 def _dependencies(g: Graph, nodes: Sequence[Node]) -> dict[Node, list[Node]]:
-    """The nodes that make what a node reads: its operands, and the dims of its types and attributes that only the data tells."""
+    """The nodes that make what a node reads: its operands, and the dims of its types and attributes that only the data
+    tells.
+    """
     known = {x for v in g.inputs for x in _dims(v.type)}
     maker: dict[Var, Node] = {}
     out: dict[Node, list[Node]] = {}
@@ -133,7 +138,7 @@ def _levels(nodes: Sequence[Node], host: dict[Node, bool], deps: dict[Node, list
     return level
 
 
-# --- segments -----------------------------------------------------------------------------------------------------------------
+# --- segments ---------------------------------------------------------------------------------------------------------
 
 
 def _segment(g: Graph, nodes: Sequence[Node], number: int) -> Segment:

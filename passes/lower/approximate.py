@@ -1,4 +1,5 @@
-"""Cheaper forms of quotients and exponentials, for targets with fast instructions for 1/x and 2^x (GPUs); strict numerics exclude them.
+"""Cheaper forms of quotients and exponentials, for targets with fast instructions for 1/x and 2^x (GPUs); strict
+numerics exclude them.
 
 Quotients, of which an exact one takes ten instructions: at most 2 ulp.
 
@@ -29,7 +30,8 @@ RECIPROCAL, POWER = "recip", "exp2"  # what a target must spell
 ESTIMATE = "estimate"  # of a reciprocal, which such a target spells too
 SCALE = "scale"  # by powers of two, in one instruction
 PIECE = "piece"  # of a table; a target that spells `scale` spells this
-# log2(erfc(t)) = t * (c0 t^4 + ...), weighted with t * erfc(t) above 1e-4: the polynomial falls for all t > 0, so 2^P fades out by itself
+# log2(erfc(t)) = t * (c0 t^4 + ...), weighted with t * erfc(t) above 1e-4: the polynomial falls for all t > 0, so 2^P
+# fades out by itself
 ERFC = (-0.002685956424102187, 0.02863696776330471, -0.14752762019634247, -0.9190064668655396, -1.6278269290924072)
 FAR = 16.0  # gelu(-16) rounds to 0, and 2^P to 0 too
 SQRT_HALF = 0.7071067811865476
@@ -38,15 +40,21 @@ Rule = Callable[[Op], Expr]
 
 
 def rules(kernel: Kernel, spelled: Collection[str]) -> tuple[Rule, ...]:
-    """What to do, in order, with each float32 operation before its operands; a rule gives back what it does not change."""
-    found: list[Rule] = [exponential, gelu] if POWER in spelled and RECIPROCAL in spelled and stores_halves(kernel) else []
+    """What to do, in order, with each float32 operation before its operands; a rule gives back what it does not
+    change.
+    """
+    found: list[Rule] = (
+        [exponential, gelu] if POWER in spelled and RECIPROCAL in spelled and stores_halves(kernel) else []
+    )
     terms = softmax_terms(kernel)
     hidden = stores_halves(kernel, integers=False)
     return (*found, lambda e: quotient(e, terms, hidden)) if RECIPROCAL in spelled else ()
 
 
 def stores_halves(kernel: Kernel, integers: bool = True) -> bool:
-    """Is every float that the kernel leaves in memory one of 16 bits, and, without `integers`, nothing else left there?"""
+    """Is every float that the kernel leaves in memory one of 16 bits, and, without `integers`, nothing else left
+    there?
+    """
     types: set[DType] = set()
     for s in (s for f in kernel.funcs for s in walk_stmts(f.body)):
         if isinstance(s, Store) and s.buf.space == "global":
@@ -97,7 +105,11 @@ def gelu_of(e: Op) -> Expr | None:
 def sigmoid_gelu(e: Op, inverse_square: Callable[[Expr], Expr] = lambda u: call("exp", u * -2.0)) -> Expr:
     """(x * 0.5) * (tanh(u) + 1) -> x * recip(1 + exp(-2 u))"""
     x, f = _halves(e)
-    return x * call(RECIPROCAL, inverse_square(f.args[0]) + 1.0) if x is not None and f is not None and f.name == "tanh" else e
+    return (
+        x * call(RECIPROCAL, inverse_square(f.args[0]) + 1.0)
+        if x is not None and f is not None and f.name == "tanh"
+        else e
+    )
 
 
 def _halves(e: Op) -> tuple[Expr | None, Op | None]:
@@ -114,7 +126,9 @@ def _divided(e: Expr, c: float) -> Expr | None:
 
 
 def quotient(e: Op, terms: Container[Buffer] = (), hidden: bool = False) -> Expr:
-    """a / b -> a * (1 / b), see above. `terms`: memory that holds terms of a softmax; `hidden`: a store of 16 bits hides an error of an ulp."""
+    """a / b -> a * (1 / b), see above. `terms`: memory that holds terms of a softmax; `hidden`: a store of 16 bits
+    hides an error of an ulp.
+    """
     if e.name != "/":
         return e
     a, b = e.args
@@ -151,7 +165,12 @@ def _softmax_term(e: Expr, terms: Container[Buffer]) -> bool:
 
 def _of_row(e: Expr) -> bool:
     """A number that a thread has in a register, one for each of its rows."""
-    return isinstance(e, Load) and e.buf.space == "register" and e.lanes == 1 and all(isinstance(i, (Const, Var)) for i in e.idx)
+    return (
+        isinstance(e, Load)
+        and e.buf.space == "register"
+        and e.lanes == 1
+        and all(isinstance(i, (Const, Var)) for i in e.idx)
+    )
 
 
 def _at_least_one(e: Expr) -> bool:
@@ -179,4 +198,17 @@ def _not_negative(e: Expr) -> bool:
     return e.name in ("exp", "exp2", "abs", "sqrt") or (e.name == "max" and any(map(_not_negative, e.args)))
 
 
-__all__ = ["ESTIMATE", "PIECE", "RECIPROCAL", "SCALE", "Rule", "exponential", "gelu", "gelu_of", "quotient", "rules", "sigmoid_gelu", "softmax_terms"]
+__all__ = [
+    "ESTIMATE",
+    "PIECE",
+    "RECIPROCAL",
+    "SCALE",
+    "Rule",
+    "exponential",
+    "gelu",
+    "gelu_of",
+    "quotient",
+    "rules",
+    "sigmoid_gelu",
+    "softmax_terms",
+]

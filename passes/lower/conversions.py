@@ -1,7 +1,8 @@
-"""What a target may lack an instruction for, as integer and float32 arithmetic: conversion of small floats, rounding to an integer.
+"""What a target may lack an instruction for, as integer and float32 arithmetic: conversion of small floats, rounding to
+an integer.
 
-In come a value and a type, out an expression with the same meaning for every argument: round to nearest even, denormals kept, NaN and
-infinities as the format has them. Emitters call these where they have no spelling of their own.
+In come a value and a type, out an expression with the same meaning for every argument: round to nearest even, denormals
+kept, NaN and infinities as the format has them. Emitters call these where they have no spelling of their own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from dnnc.ir.loops.stmt import call
 
 @dataclass(frozen=True)
 class Format:
-    """A float of `exponent` and `mantissa` bits. `top` is the code of the largest finite number; what overflows becomes `overflow`.
+    """A float of `exponent` and `mantissa` bits. `top` is the code of the largest finite number; what overflows becomes
+    `overflow`.
 
     `unsigned_zero`: there is no -0, its code is the one NaN (the fnuz types).
     """
@@ -82,8 +84,8 @@ def widen(x: Expr) -> Expr:
     f = FORMATS[t.name]
     low = u & _u((1 << f.sign) - 1)
     shifted = _left(low, 23 - f.mantissa)
-    # a denormal is its mantissa behind the point of the smallest normal number, less that: nothing here is a denormal float32, which a
-    # target may take for zero
+    # a denormal is its mantissa behind the point of the smallest normal number, less that: nothing here is a denormal
+    # float32, which a target may take for zero
     denormal = _bits(_bits(shifted + _u((128 - f.bias) << 23), f32) - 2.0 ** (1 - f.bias), u32)
     r = select(low < _u(1 << f.mantissa), denormal, shifted + _u((127 - f.bias) << 23))
     if f.ieee:
@@ -109,7 +111,9 @@ def narrow(x: Expr, t: DType) -> Expr:
     a = b & _u(0x7FFFFFFF)
     drop = 23 - f.mantissa
     normal = _right(a + (_right(a, drop) & _u(1)) + _u((1 << (drop - 1)) - 1), drop) - _u((127 - f.bias) << f.mantissa)
-    magic = 2.0 ** (24 - f.bias - f.mantissa)  # its unit in the last place is the smallest denormal: the sum rounds to a multiple
+    magic = 2.0 ** (
+        24 - f.bias - f.mantissa
+    )  # its unit in the last place is the smallest denormal: the sum rounds to a multiple
     tiny = _bits(_bits(a, f32) + magic, u32) - _bits(const(magic, f32), u32)
     code = select(a < _u((128 - f.bias) << 23), tiny, normal)
     code = select(_u(f.top) < code, _u(f.overflow), code)
@@ -137,7 +141,11 @@ def rounded(name: str, x: Expr) -> Expr:
         r = (a + limit) - limit
     else:
         cut = cast(cast(x, whole), t)
-        r = {"floor": lambda: select(x < cut, cut - 1.0, cut), "ceil": lambda: select(cut < x, cut + 1.0, cut), "trunc": lambda: cut}[name]()
+        r = {
+            "floor": lambda: select(x < cut, cut - 1.0, cut),
+            "ceil": lambda: select(cut < x, cut + 1.0, cut),
+            "trunc": lambda: cut,
+        }[name]()
     top = const(1 << (t.bits - 1), bits)
     signed = _bits(_bits(call("abs", r), bits) | (_bits(x, bits) & top), t)
     keeps = signed if name != "floor" else select(r < 0.0, r, signed)

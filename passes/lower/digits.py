@@ -1,4 +1,5 @@
-"""A `sort_digits` -> one naive kernel: rows of keys sorted by their digits, the lowest one first. The meaning that schedules of it keep.
+"""A `sort_digits` -> one naive kernel: rows of keys sorted by their digits, the lowest one first. The meaning that
+schedules of it keep.
 
     for each row:
         count how often each digit has each value, in one walk of the row

@@ -1,7 +1,8 @@
 """Expansions of float32 exp, log, erf, tanh, log1p, expm1 and pow into arithmetic that every target has.
 
-The polynomials are Chebyshev interpolants, rounded to float32 (fitted with 40 digits); stated errors are maxima over all float32
-arguments tested, in units in the last place. Results below the smallest normal number are 0. NaN and infinities follow IEEE.
+The polynomials are Chebyshev interpolants, rounded to float32 (fitted with 40 digits); stated errors are maxima over
+all float32 arguments tested, in units in the last place. Results below the smallest normal number are 0. NaN and
+infinities follow IEEE.
 """
 
 from __future__ import annotations
@@ -19,17 +20,46 @@ ROUNDING_MAGIC = 12582912.0  # 1.5 * 2^23
 ROUNDING_BITS = 0x4B400000  # its bits
 POWER_MAGIC = 12583038.0  # 1.5 * 2^23 + 126
 INTEGER_MAGIC = 12583039.0  # 1.5 * 2^23 + 127
-LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; the high part has 9 significant bits, so n * LN2_HIGH is exact
+LN2_HIGH, LN2_LOW = (
+    0.693359375,
+    -2.12194440e-4,
+)  # their sum is ln 2; the high part has 9 significant bits, so n * LN2_HIGH is exact
 
 LEAST_EXP = -87.33654  # above -126 * ln 2
 # 2 * exp(r), |r| <= ln 2 / 2
-EXP = (1.657872088253498e-02, 8.379635214805603e-02, 3.3335304260253906e-01, 9.999829530715942e-01, 1.9999994039535522e00, 2.0)
+EXP = (
+    1.657872088253498e-02,
+    8.379635214805603e-02,
+    3.3335304260253906e-01,
+    9.999829530715942e-01,
+    1.9999994039535522e00,
+    2.0,
+)
 EXP_NEAR = (0.5, 1.0000146627426147)  # (exp(r) - 1) / r, |r| <= ln 2 / 64
 # (exp(r) - 1 - r) / r^2, |r| <= ln 2 / 2
-EXPM1 = (1.98910798644647e-04, 1.3933731243014336e-03, 8.33331048488617e-03, 4.1666463017463684e-02, 1.666666716337204e-01, 0.5)
+EXPM1 = (
+    1.98910798644647e-04,
+    1.3933731243014336e-03,
+    8.33331048488617e-03,
+    4.1666463017463684e-02,
+    1.666666716337204e-01,
+    0.5,
+)
 TWO_OVER_LN2, TWO_OVER_LN2_LOW = 2.885390043258667, 3.851926067000022e-08
-ATANH = (3.3659467101097107e-01, 4.119010269641876e-01, 5.770797729492188e-01, 9.617967009544373e-01)  # 2 / ln 2 * (atanh(q) - q) / q^3, of q^2
-EXP2 = (1.5453163359779865e-04, 1.3390863314270973e-03, 9.618083015084267e-03, 5.5503569543361664e-02, 2.4022650718688965e-01, 6.931471824645996e-01)
+ATANH = (
+    3.3659467101097107e-01,
+    4.119010269641876e-01,
+    5.770797729492188e-01,
+    9.617967009544373e-01,
+)  # 2 / ln 2 * (atanh(q) - q) / q^3, of q^2
+EXP2 = (
+    1.5453163359779865e-04,
+    1.3390863314270973e-03,
+    9.618083015084267e-03,
+    5.5503569543361664e-02,
+    2.4022650718688965e-01,
+    6.931471824645996e-01,
+)
 ROOTS_MAGIC = 393216.0  # 1.5 * 2^18: what is added to it is rounded to 32nds
 
 
@@ -45,8 +75,9 @@ def horner(x: Expr, coefficients: Sequence[float]) -> Expr:
 def exp_parts(x: Expr, clamp: bool = True) -> tuple[Expr, Expr]:
     """exp(x) as p * s, s a power of two: p = 2 * exp(r), s = 2^(n - 1), n = rint(x / ln 2), |r| <= ln 2 / 2.
 
-    Adding 1.5 * 2^23 + 126 rounds to an integer and leaves n + 126 in the low bits, where it is shifted into the exponent of s. That is 0 at
-    n = -126 and 2^127 at n = 128; `clamp` keeps x between these. NaN stays: min and max with a number as the second operand hand it on.
+    Adding 1.5 * 2^23 + 126 rounds to an integer and leaves n + 126 in the low bits, where it is shifted into the
+    exponent of s. That is 0 at n = -126 and 2^127 at n = 128; `clamp` keeps x between these. NaN stays: min and max
+    with a number as the second operand hand it on.
     """
     x = minimum(maximum(x, -87.5), 89.0) if clamp else x
     t = fma(x, LOG2E, POWER_MAGIC)
@@ -58,9 +89,10 @@ def exp_parts(x: Expr, clamp: bool = True) -> tuple[Expr, Expr]:
 def scaled_exp(x: Expr) -> Expr:
     """exp(x) = 2^(i / 32) * exp(r) * 2^floor(n), n = rint(32 x / ln 2) / 32, i its low five bits; at most 1.8 ulp.
 
-    For targets that look up tables, and multiply by any power of two with no need of limits to x: where x is so large that r may be anything,
-    exp(r), a parabola without zeros, is above 0 or infinite, and where it is NaN for an infinite n, `scale` gives what n says. Results below the
-    normal numbers are made 0, for CPUs take a hundred cycles for one.
+    For targets that look up tables, and multiply by any power of two with no need of limits to x: where x is so large
+    that r may be anything, exp(r), a parabola without zeros, is above 0 or infinite, and where it is NaN for an
+    infinite n, `scale` gives what n says. Results below the normal numbers are made 0, for CPUs take a hundred cycles
+    for one.
     """
     t = fma(x, LOG2E, ROOTS_MAGIC)
     n = t - ROOTS_MAGIC
@@ -70,7 +102,9 @@ def scaled_exp(x: Expr) -> Expr:
 
 
 def _below(x: Expr, limit: float) -> Expr:
-    """x < limit, and of a negated number without the negation, which multiplications take for free: 0 - y < c -> -c < y."""
+    """x < limit, and of a negated number without the negation, which multiplications take for free: 0 - y < c -> -c <
+    y.
+    """
     if isinstance(x, Op) and x.name == "-" and isinstance(x.args[0], Const) and x.args[0].value == 0:
         return const(-limit, f32) < x.args[1]
     return x < limit
@@ -80,7 +114,14 @@ def exp2_parts(x: Expr, by: float = 1.0) -> tuple[Expr, Expr]:
     """`by` * 2^x as p * s in the same way, -126 <= x < 128, `by` a power of two; at most 2 ulp."""
     t = x + POWER_MAGIC
     r = x - (t - POWER_MAGIC)
-    c = (2.6539396494627e-03, 1.9342783838510513e-02, 1.110142171382904e-01, 4.804449081420898e-01, 1.3862940073013306e00, 2.0)
+    c = (
+        2.6539396494627e-03,
+        1.9342783838510513e-02,
+        1.110142171382904e-01,
+        4.804449081420898e-01,
+        1.3862940073013306e00,
+        2.0,
+    )
     p = horner(r, [by * k for k in c])
     return p, power_of_two(t)
 
@@ -105,16 +146,22 @@ def expand_log(x: Expr) -> Expr:
 
 
 def expand_log1p(x: Expr) -> Expr:
-    """log(1 + x) = e * ln 2 + log1p(f): 1 + f is 1 + x over 2^e, f made of the rounded sum and of what its rounding lost; at most 1.5 ulp."""
+    """log(1 + x) = e * ln 2 + log1p(f): 1 + f is 1 + x over 2^e, f made of the rounded sum and of what its rounding
+    lost; at most 1.5 ulp.
+    """
     u = x + 1.0
     lost = select(call("abs", x) < 1.0, x - (u - 1.0), 1.0 - (u - x))
     e, m = exponent_and_mantissa(u)
     unit = _two_to(0 - minimum(e, 126))  # above 2^25 what is lost is as nothing
-    return select(call("abs", x) < 1e-8, x, _logarithm(x, u, cast(e, f32), fma(lost, unit, m - 1.0)))  # -0.0, too, is its own
+    return select(
+        call("abs", x) < 1e-8, x, _logarithm(x, u, cast(e, f32), fma(lost, unit, m - 1.0))
+    )  # -0.0, too, is its own
 
 
 def exponent_and_mantissa(x: Expr) -> tuple[Expr, Expr]:
-    """x = m * 2^e, m in [sqrt(1/2), sqrt(2)), e an i32, for positive finite x; of zero, infinities and NaN they mean nothing."""
+    """x = m * 2^e, m in [sqrt(1/2), sqrt(2)), e an i32, for positive finite x; of zero, infinities and NaN they mean
+    nothing.
+    """
     tiny = x < 1.17549435e-38
     scaled = select(tiny, x * 8388608.0, x)  # denormals: 2^23 more
     bits = op("bits_i32", scaled, dtype=i32)
@@ -126,8 +173,10 @@ def exponent_and_mantissa(x: Expr) -> tuple[Expr, Expr]:
 
 def _logarithm(x: Expr, u: Expr, e: Expr, f: Expr) -> Expr:
     """log(u), u = (1 + f) * 2^e, and what it is at the ends of u's range; x is infinite and NaN where u is."""
-    p = horner(f, (6.971611827611923e-02, -1.1479733884334564e-01, 1.1685419827699661e-01, -1.2425687164068222e-01, 1.4249058067798615e-01,
-                   -1.666780263185501e-01, 2.0000715553760529e-01, -2.499999701976776e-01, 3.333333134651184e-01))  # fmt: skip
+    p = horner(f, (6.971611827611923e-02, -1.1479733884334564e-01, 1.1685419827699661e-01, -1.2425687164068222e-01,
+    1.4249058067798615e-01,
+                   -1.666780263185501e-01, 2.0000715553760529e-01, -2.499999701976776e-01,
+                   3.333333134651184e-01))  # fmt: skip
     f2 = f * f
     tail = fma(e, LN2_LOW, fma(f2, -0.5, f * f2 * p))
     r = fma(e, LN2_HIGH, f + tail)
@@ -150,8 +199,9 @@ def expand_expm1(x: Expr) -> Expr:
 def expand_pow(x: Expr, y: Expr) -> Expr:
     """x^y = 2^(y * log2 |x|), the logarithm in two float32 numbers; at most 1 ulp for |y| <= 13, and 3.5 ulp.
 
-    log2 |x| = e + 2 / ln 2 * (q + q^3/3 + ...), q = (m - 1) / (m + 1), |q| <= 0.1716: the cubic term is a hundredth of the first, so that only
-    e, q and their products need a second number. Results below 2^-126 are 0. Signs and the ends of the ranges are those of C's pow.
+    log2 |x| = e + 2 / ln 2 * (q + q^3/3 + ...), q = (m - 1) / (m + 1), |q| <= 0.1716: the cubic term is a hundredth of
+    the first, so that only e, q and their products need a second number. Results below 2^-126 are 0. Signs and the ends
+    of the ranges are those of C's pow.
     """
     a = call("abs", x)
     e, m = exponent_and_mantissa(a)
@@ -183,13 +233,17 @@ def expand_pow(x: Expr, y: Expr) -> Expr:
     whole, half_y = op("==", call("floor", y), y), y * 0.5
     odd = whole & call("floor", half_y).ne(half_y)
     negative = op("bits_i32", x, dtype=i32) < 0
-    r = select(negative, select(odd, -0.0 - r, select(whole | op("==", a, 0.0) | op("==", a, infinite), r, float("nan"))), r)
+    r = select(
+        negative, select(odd, -0.0 - r, select(whole | op("==", a, 0.0) | op("==", a, infinite), r, float("nan"))), r
+    )
     r = select(call("isnan", x) | call("isnan", y), float("nan"), r)
     return select(op("==", y, 0.0) | op("==", x, 1.0) | (op("==", a, 1.0) & op("==", call("abs", y), infinite)), 1.0, r)
 
 
 def _two_sum(a: Expr, b: Expr) -> tuple[Expr, Expr]:
-    """a + b rounded, and what the rounding loses; exact where a is 0 or not smaller than b in magnitude (Dekker 1971)."""
+    """a + b rounded, and what the rounding loses; exact where a is 0 or not smaller than b in magnitude (Dekker
+    1971).
+    """
     s = a + b
     return s, b - (s - a)
 
@@ -203,10 +257,13 @@ def expand_erf(x: Expr) -> Expr:
     """x + x*P(x^2) below 0.92, else 1 - exp(Q(|x|)) with the sign of x; at most 2 ulp."""
     t = call("fmin", call("abs", x), 4.0)  # erf(4) rounds to 1; NaN is handled below
     s = x * x
-    small = fma(x, horner(s, (-5.967310862615705e-04, 4.9889059737324715e-03, -2.6763994246721268e-02, 1.1281754076480865e-01,
+    small = fma(x, horner(s, (-5.967310862615705e-04, 4.9889059737324715e-03, -2.6763994246721268e-02,
+    1.1281754076480865e-01,
                               -3.7612488865852356e-01, 1.2837915122509003e-01)), x)  # fmt: skip
-    q = horner(t, (1.6435697034467012e-06, -4.6177912736311555e-05, 5.977434921078384e-04, -4.76357527077198e-03, 2.6431018486618996e-02,
-                   -1.1009448021650314e-01, -6.318145394325256e-01, -1.1302375793457031e00, 3.2044152612797916e-04))  # fmt: skip
+    q = horner(t, (1.6435697034467012e-06, -4.6177912736311555e-05, 5.977434921078384e-04, -4.76357527077198e-03,
+    2.6431018486618996e-02,
+                   -1.1009448021650314e-01, -6.318145394325256e-01, -1.1302375793457031e00,
+                   3.2044152612797916e-04))  # fmt: skip
     big = 1.0 - product(exp_parts(q, clamp=False))
     big = select(x < 0.0, 0.0 - big, big)
     r = select(t < 0.92, small, big)
@@ -216,14 +273,24 @@ def expand_erf(x: Expr) -> Expr:
 def expand_tanh(x: Expr, estimate: Callable[[Expr], Expr] = lambda d: 1.0 / d) -> Expr:
     """h / (h + 1) with the sign of x, h = (exp(2|x|) - 1) / 2; at most 2 ulp. `estimate`: of 1 / d, to 2^-14.
 
-    With n = rint(2|x| / ln 2) and r = |x| - n * ln 2 / 2, h = 2^n * (exp(2r) - 1) / 2 + (2^n - 1) / 2. From n = 1 on, h >= 0.2, so that few
-    digits cancel, and below n = 0 none. One step makes r: what ln 2 lacks as a float32 is nothing for n = 1, and h / (h + 1) near 1 for others.
+    With n = rint(2|x| / ln 2) and r = |x| - n * ln 2 / 2, h = 2^n * (exp(2r) - 1) / 2 + (2^n - 1) / 2. From n = 1 on, h
+    >= 0.2, so that few digits cancel, and below n = 0 none. One step makes r: what ln 2 lacks as a float32 is nothing
+    for n = 1, and h / (h + 1) near 1 for others.
     """
     t = minimum(call("abs", x), 10.0)  # tanh(10) rounds to 1; NaN stays
     shifted = fma(t, 2 * LOG2E, INTEGER_MAGIC)
     n = shifted - INTEGER_MAGIC
     r = fma(n, -(LN2_HIGH + LN2_LOW) / 2, t)
-    q = horner(r, (4.442405700683594e-02, 1.338646113872528e-01, 3.333376049995422e-01, 6.666617393493652e-01, 9.99999940395355e-01))
+    q = horner(
+        r,
+        (
+            4.442405700683594e-02,
+            1.338646113872528e-01,
+            3.333376049995422e-01,
+            6.666617393493652e-01,
+            9.99999940395355e-01,
+        ),
+    )
     s = power_of_two(shifted)
     h = fma(s, fma(r, r * q, r), fma(s, 0.5, -0.5))
     c = estimate(h + 1.0)
@@ -232,7 +299,9 @@ def expand_tanh(x: Expr, estimate: Callable[[Expr], Expr] = lambda d: 1.0 / d) -
 
 
 def tanh_by_pieces(x: Expr) -> Expr:
-    """A polynomial of degree 5 about the nearest of 32 points, of which 0 is one, with the sign of x; at most 1.8 ulp."""
+    """A polynomial of degree 5 about the nearest of 32 points, of which 0 is one, with the sign of x; at most 1.8
+    ulp.
+    """
     a = minimum(call("abs", x), pieces.LIMIT)
     t = fma(a, 1 / pieces.WIDTH, ROUNDING_MAGIC)
     r = fma(t - ROUNDING_MAGIC, -pieces.WIDTH, a)

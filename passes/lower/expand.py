@@ -1,8 +1,9 @@
-"""Expand intrinsics that a target cannot spell well into arithmetic that every target has: float32 elementary functions.
+"""Expand intrinsics that a target cannot spell well into arithmetic that every target has: float32 elementary
+functions.
 
-Targets that look up tables, `piece`, take coefficients from `pieces.py`. Targets that spell `recip`, and `exp2`, get the cheaper forms of
-`approximate.py` as well. Where such a target leaves exp and erf to be expanded, they are joined with what stands around them: GELU is one power of
-two, and `exp(x) + a` needs no product.
+Targets that look up tables, `piece`, take coefficients from `pieces.py`. Targets that spell `recip`, and `exp2`, get
+the cheaper forms of `approximate.py` as well. Where such a target leaves exp and erf to be expanded, they are joined
+with what stands around them: GELU is one power of two, and `exp(x) + a` needs no product.
 """
 
 from __future__ import annotations
@@ -23,13 +24,17 @@ _NAMES = {
     elementary: "exp log erf tanh log1p expm1 pow",
     trigonometry: "sin cos tan asin acos atan sinh cosh asinh acosh atanh",
 }
-EXPANSIONS: dict[str, Callable[..., Expr]] = {n: getattr(module, f"expand_{n}") for module, names in _NAMES.items() for n in names.split()}
+EXPANSIONS: dict[str, Callable[..., Expr]] = {
+    n: getattr(module, f"expand_{n}") for module, names in _NAMES.items() for n in names.split()
+}
 
 
 def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
-    """Replace the float32 intrinsics that have an expansion here and are not in `spelled`, what the target spells being used for others.
+    """Replace the float32 intrinsics that have an expansion here and are not in `spelled`, what the target spells being
+    used for others.
 
-    Expansions read their operand often: what long chains of them share gets names, so that a kernel's text grows with its operations alone.
+    Expansions read their operand often: what long chains of them share gets names, so that a kernel's text grows with
+        its operations alone.
     """
     memo: dict[Expr, Expr] = {}
     cheaper = (*rules(kernel, spelled), *joined(spelled))
@@ -48,7 +53,12 @@ def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
             for rule in cheaper:
                 r = rule(r) if isinstance(r, Op) and r.dtype is f32 else r
             r = rebuild(r, go) if r is e else go(r)
-            if isinstance(r, Op) and r.name in expansions and r.dtype is f32 and not all(isinstance(a, Const) for a in r.args):
+            if (
+                isinstance(r, Op)
+                and r.name in expansions
+                and r.dtype is f32
+                and not all(isinstance(a, Const) for a in r.args)
+            ):
                 r = expansions[r.name](*r.args)
             memo[e] = r
         return r
@@ -60,11 +70,19 @@ def decompose(kernel: Kernel, spelled: Collection[str] = ()) -> Kernel:
 
 
 def joined(spelled: Collection[str]) -> tuple[Rule, ...]:
-    """Rules for functions that are cheaper with what stands around them, where cheaper forms are allowed and they are expanded at all."""
+    """Rules for functions that are cheaper with what stands around them, where cheaper forms are allowed and they are
+    expanded at all.
+    """
     if RECIPROCAL not in spelled or "exp" in spelled or "erf" in spelled:
         return ()
     own: tuple[Rule, ...] = () if SCALE in spelled else (fused_exp,)
-    return (lambda e: gelu(x) if (x := gelu_of(e)) is not None else e, sigmoid_gelu, *own, exact_product, power_by_roots)
+    return (
+        lambda e: gelu(x) if (x := gelu_of(e)) is not None else e,
+        sigmoid_gelu,
+        *own,
+        exact_product,
+        power_by_roots,
+    )
 
 
 def exact_product(e: Op) -> Expr:
@@ -79,9 +97,11 @@ def exact_product(e: Op) -> Expr:
 
 
 def gelu(x: Expr) -> Expr:
-    """max(x, 0) - |x| * 2^P(|x|), 2^P the share of the normal distribution beyond |x|: off by at most 1.6e-7 of x, as what it replaces.
+    """max(x, 0) - |x| * 2^P(|x|), 2^P the share of the normal distribution beyond |x|: off by at most 1.6e-7 of x, as
+    what it replaces.
 
-    P falls and is -126 at 10.37, where 2^P is 0. Of h = x / 2, h + |h| is max(x, 0), and as the definition has it NaN for -inf.
+    P falls and is -126 at 10.37, where 2^P is 0. Of h = x / 2, h + |h| is max(x, 0), and as the definition has it NaN
+    for -inf.
     """
     h = x * 0.5
     a = call("abs", h)
@@ -92,7 +112,8 @@ def gelu(x: Expr) -> Expr:
 
 
 # log2 of the share of the normal distribution beyond t, by powers of t; weighted with t and the share itself
-BEYOND = (-1.9041262930841185e-06, 2.808472709148191e-05, -1.3162406685296446e-04, -2.7165148640051484e-04, 7.244759704917669e-03,
+BEYOND = (-1.9041262930841185e-06, 2.808472709148191e-05, -1.3162406685296446e-04, -2.7165148640051484e-04,
+7.244759704917669e-03,
           -5.2627045661211014e-02, -4.591623842716217e-01, -1.1511110067367554e00, -1.0)  # fmt: skip
 
 
@@ -104,8 +125,8 @@ def power_by_roots(e: Op) -> Expr:
 
     x^0.75 -> sqrt(x) * sqrt(sqrt(x));  x^-0.5 -> 1 / sqrt(x);  x^3 -> x * x * x
 
-    No step leaves the range of numbers where the result does not, denormal results apart, which need not be 0. As C has it, roots of -0.0 are those of
-    0.0, and roots of -inf those of inf; of other negative numbers they are NaN.
+    No step leaves the range of numbers where the result does not, denormal results apart, which need not be 0. As C has
+    it, roots of -0.0 are those of 0.0, and roots of -inf those of inf; of other negative numbers they are NaN.
     """
     if e.name != "pow" or not isinstance(e.args[1], Const) or isinstance(e.args[0], Const):
         return e
@@ -116,7 +137,12 @@ def power_by_roots(e: Op) -> Expr:
     if part:
         x = select(op("==", x, float("-inf")), float("inf"), x) + 0.0  # -0.0 + 0.0 is 0.0
     root, square = call("sqrt", x), x * x
-    factors = [[], [x], [square], [square, x], [square, square]][whole] + [[], [call("sqrt", root)], [root], [root, call("sqrt", root)]][part]
+    factors = [[], [x], [square], [square, x], [square, square]][whole] + [
+        [],
+        [call("sqrt", root)],
+        [root],
+        [root, call("sqrt", root)],
+    ][part]
     r = factors[0]
     for f in factors[1:]:
         r = r * f

@@ -1,9 +1,10 @@
-"""A fused group of graph nodes -> one naive kernel: loops over the output's memory, everything else inlined at its place.
+"""A fused group of graph nodes -> one naive kernel: loops over the output's memory, everything else inlined at its
+place.
 
-In come the nodes with their types (layouts included), out comes a Kernel whose text depends on nothing but the computation: buffers are
-called x0, x1, ... and y, so that equal groups of different layers are one kernel. Reductions become an accumulator at the outermost loop
-depth where their indices are known; a costly intermediate that several consumers read becomes a `local` buffer there. Recipes schedule
-the result; nothing here thinks of speed or targets.
+In come the nodes with their types (layouts included), out comes a Kernel whose text depends on nothing but the
+computation: buffers are called x0, x1, ... and y, so that equal groups of different layers are one kernel. Reductions
+become an accumulator at the outermost loop depth where their indices are known; a costly intermediate that several
+consumers read becomes a `local` buffer there. Recipes schedule the result; nothing here thinks of speed or targets.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ from dnnc.ir.loops.stmt import Buffer, Builder, For, Func, Kernel, Param, call, 
 from dnnc.ir.types import Layout, Part, TensorType
 from dnnc.passes.lower.scatter import Scattered, combine, write
 
-COSTLY = frozenset(("exp", "log", "erf", "tanh", "pow", "sin", "cos", "tan", "sqrt", "/", "log1p", "expm1", "sinh", "cosh"))
+COSTLY = frozenset(
+    ("exp", "log", "erf", "tanh", "pow", "sin", "cos", "tan", "sqrt", "/", "log1p", "expm1", "sinh", "cosh")
+)
 WORD = 4  # bytes: the least that hardware copies from memory to memory
 LOCAL_LIMIT = 16384  # elements of a row kept in a thread's own memory (64 KB of float32, an L2-resident buffer)
 LOCAL_BYTES = 3 << 16  # of all rows that a kernel keeps: no more than the shared memory of a multiprocessor
@@ -55,8 +58,9 @@ LOCAL_BYTES = 3 << 16  # of all rows that a kernel keeps: no more than the share
 class Lowered:
     """A naive kernel and what a recipe needs to know of it.
 
-    `params` says which value each buffer parameter is (inputs in order, the output last unless it works in place); `out_loops` are the
-    loops over the output's physical axes; `reductions` the loops of each reduction, in order; `scattered` what schedules of a scatter build on.
+    `params` says which value each buffer parameter is (inputs in order, the output last unless it works in place);
+    `out_loops` are the loops over the output's physical axes; `reductions` the loops of each reduction, in order;
+    `scattered` what schedules of a scatter build on.
     """
 
     kernel: Kernel
@@ -86,17 +90,23 @@ def group_inputs(nodes: Sequence[Node]) -> list[Value]:
 
 
 def likeness(graph: Graph, nodes: Sequence[Node], output: Value, inplace: Value | None = None) -> Hashable:
-    """Equal for groups of which `lower` makes the same kernel and `classify` the same problem, the values and locations apart: layers of a model
-    that repeat each other are lowered once. Values go by number, attributes by their text, dims and numbers by identity."""
+    """Equal for groups of which `lower` makes the same kernel and `classify` the same problem, the values and locations
+    apart: layers of a model that repeat each other are lowered once. Values go by number, attributes by their text,
+    dims and numbers by identity.
+    """
     outside = group_inputs(nodes)
     number: dict[Value | None, int] = {v: k for k, v in enumerate((*outside, *(v for n in nodes for v in n.outputs)))}
     given = tuple((v.type, scalar_constant(graph, v), graph.settled(v)) for v in outside)
-    made = tuple((n.op, tuple(map(number.get, n.inputs)), attrs_key(n), tuple(v.type for v in n.outputs)) for n in nodes)
+    made = tuple(
+        (n.op, tuple(map(number.get, n.inputs)), attrs_key(n), tuple(v.type for v in n.outputs)) for n in nodes
+    )
     return given, made, number[output], number.get(inplace), frozenset(graph.dims.values())
 
 
 def lower(graph: Graph, nodes: Sequence[Node], output: Value, inplace: Value | None = None) -> Lowered:
-    """Lower a group with one output. `inplace`: the input whose memory the output takes; the kernel then has one parameter for both."""
+    """Lower a group with one output. `inplace`: the input whose memory the output takes; the kernel then has one
+    parameter for both.
+    """
     low = _Lowering(graph, nodes, output, inplace)
     return low.run()
 
@@ -118,7 +128,9 @@ class _Lowering:
         self.numbers: dict[te.Tensor, Expr] = {}
         self.params: list[Value] = []
         self.placed: dict[Expr, Expr] = {}  # Load of a stage's tensor -> where its value lies now
-        self.kept: dict[te.Tensor, int] = {}  # tensors held in local memory -> number of leading axes that are fixed there
+        self.kept: dict[
+            te.Tensor, int
+        ] = {}  # tensors held in local memory -> number of leading axes that are fixed there
         self.reductions: list[tuple[str, ...]] = []
         self.memo: dict[Expr, Expr] = {}
         self.pad_loops: set[str] = set()  # loops over an axis that has padding lanes
@@ -135,7 +147,10 @@ class _Lowering:
         self.choose_kept(result)
         scattered = self.scattered(result, out)
         loops = self.nest(result, out) if scattered is None else write(self.b, scattered)
-        dims = sorted({v for p in self.all_buffers(out) for d in p.shape for v in free(d)} | self.other_dims(), key=lambda v: v.name)
+        dims = sorted(
+            {v for p in self.all_buffers(out) for d in p.shape for v in free(d)} | self.other_dims(),
+            key=lambda v: v.name,
+        )
         params: list[Param] = [*dims, *self.all_buffers(out)]
         name = "_".join(n.op.name for n in self.nodes[:4]) + ("_etc" if len(self.nodes) > 4 else "")
         locs = tuple(dict.fromkeys(loc for n in self.nodes for loc in n.locs))
@@ -152,7 +167,7 @@ class _Lowering:
         declared = set(self.graph.dims.values())
         return {v for s in walk_stmts(self.b.block()) for e in exprs(s) for v in free(e) if v in declared}
 
-    # --- from nodes to tensor expressions -------------------------------------------------------------------------------------
+    # --- from nodes to tensor expressions -----------------------------------------------------------------------------
 
     def expressions(self) -> te.Tensor:
         tensors: dict[Value, te.Tensor] = {}
@@ -179,7 +194,9 @@ class _Lowering:
         return _buffer("y", self.output.type)
 
     def resolve(self, e: Expr) -> Expr:
-        """Inline element-wise stages and turn loads of inputs into loads of their memory; reductions and kept tensors stay."""
+        """Inline element-wise stages and turn loads of inputs into loads of their memory; reductions and kept tensors
+        stay.
+        """
         r = self.memo.get(e)
         if r is None:
             r = self.memo[e] = self._resolve(e)
@@ -203,7 +220,9 @@ class _Lowering:
         return r
 
     def read(self, t: te.Tensor, idx: tuple[Expr, ...]) -> Expr:
-        """An element of an input's memory. Lanes that pad the output may ask for elements that do not exist: those are clamped."""
+        """An element of an input's memory. Lanes that pad the output may ask for elements that do not exist: those are
+        clamped.
+        """
         buf, type_ = self.buffers[t]
         lay = type_.layout
         if lay is not None and lay.winograd:
@@ -212,11 +231,12 @@ class _Lowering:
         at = idx if lay is None else lay.index(idx)
         if self.pad_loops:
             at = tuple(
-                i if nonneg(d - 1 - i) or self.pad_loops.isdisjoint(v.name for v in free(i)) else minimum(i, d - 1) for i, d in zip(at, buf.shape)
+                i if nonneg(d - 1 - i) or self.pad_loops.isdisjoint(v.name for v in free(i)) else minimum(i, d - 1)
+                for i, d in zip(at, buf.shape)
             )
         return load(buf, at or (0,))
 
-    # --- what is kept in local memory -----------------------------------------------------------------------------------------
+    # --- what is kept in local memory ---------------------------------------------------------------------------------
 
     def choose_kept(self, result: te.Tensor) -> None:
         """Costly element-wise tensors that feed a reduction and something else beside it (exp in softmax)."""
@@ -243,19 +263,29 @@ class _Lowering:
                 used += size
 
     def is_costly(self, stage: te.Stage, fixed: int) -> bool:
-        """Does an element take more than simple arithmetic, by itself or through what is inlined in it? Numbers of the row are computed once."""
+        """Does an element take more than simple arithmetic, by itself or through what is inlined in it? Numbers of the
+        row are computed once.
+        """
         own = set(stage.axes[fixed:])
-        return any(isinstance(x, Op) and x.name in COSTLY and not own.isdisjoint(free(x)) for x in walk(self.resolve(stage.value)))
+        return any(
+            isinstance(x, Op) and x.name in COSTLY and not own.isdisjoint(free(x))
+            for x in walk(self.resolve(stage.value))
+        )
 
     def is_row(self, t: te.Tensor, fixed: int, readers: set[te.Tensor]) -> bool:
-        """Does every reduction that the tensor is made of have one value for what lies behind the fixed axes, and every one that reads it go over
-        all of that?"""
+        """Does every reduction that the tensor is made of have one value for what lies behind the fixed axes, and every
+        one that reads it go over all of that?
+        """
         assert t.stage is not None
         own = set(t.stage.axes[fixed:])
-        if not all(own.isdisjoint(v for i in x.idx for v in free(i)) for x in _pending(self.resolve(t.stage.value), {})):
+        if not all(
+            own.isdisjoint(v for i in x.idx for v in free(i)) for x in _pending(self.resolve(t.stage.value), {})
+        ):
             return False
         stages = [r.stage for r in readers if r.stage is not None and r.stage.reduce]
-        read = [(s, i) for s in stages for x in walk(s.value) if isinstance(x, Load) and x.buf is t for i in x.idx[fixed:]]
+        read = [
+            (s, i) for s in stages for x in walk(s.value) if isinstance(x, Load) and x.buf is t for i in x.idx[fixed:]
+        ]
         return all(free(i) <= set(s.reduce) for s, i in read)
 
     @staticmethod
@@ -267,7 +297,11 @@ class _Lowering:
             for x in walk(r.stage.value):
                 if isinstance(x, Load) and x.buf is t:
                     same = 0
-                    while same < min(n, len(r.stage.axes)) and x.idx[same] is r.stage.axes[same] and r.stage.axes[same] not in r.stage.reduce:
+                    while (
+                        same < min(n, len(r.stage.axes))
+                        and x.idx[same] is r.stage.axes[same]
+                        and r.stage.axes[same] not in r.stage.reduce
+                    ):
                         same += 1
                     n = min(n, same if r.stage.reduce else min(same, n))
         reduced = min((len(r.stage.axes) for r in readers if r.stage is not None and r.stage.reduce), default=n)
@@ -283,9 +317,11 @@ class _Lowering:
         put, initial = stage.updates, self.resolve(stage.value)
         there = self.inplace is not None and initial is cast(load(out, stage.axes or (0,)), result.dtype.computed)
         index = tuple(map(self.resolve, put.index))
-        return Scattered(out, stage.axes, None if there else initial, put.axes, index, self.resolve(put.value), put.combine)
+        return Scattered(
+            out, stage.axes, None if there else initial, put.axes, index, self.resolve(put.value), put.combine
+        )
 
-    # --- loops ----------------------------------------------------------------------------------------------------------------
+    # --- loops --------------------------------------------------------------------------------------------------------
 
     def nest(self, result: te.Tensor, out: Buffer) -> tuple[str, ...]:
         t = self.output.type
@@ -312,9 +348,13 @@ class _Lowering:
         open_loops(0)
         return tuple(names)
 
-    def order(self, result: te.Tensor, logical: tuple[Expr, ...], at: Sequence[Var], shape: Sequence[Expr]) -> list[int]:
-        """The loops over the output's parts, outermost first: as they lie in memory, but those of a row's number ahead of those over the rest of
-        the row, where the innermost is one of these: sums over images are not computed again for each image."""
+    def order(
+        self, result: te.Tensor, logical: tuple[Expr, ...], at: Sequence[Var], shape: Sequence[Expr]
+    ) -> list[int]:
+        """The loops over the output's parts, outermost first: as they lie in memory, but those of a row's number ahead
+        of those over the rest of the row, where the innermost is one of these: sums over images are not computed again
+        for each image.
+        """
         needed: set[Var] = set()
         for x in _pending(self.element(result, logical), {}):
             assert isinstance(x.buf, te.Tensor)
@@ -322,7 +362,11 @@ class _Lowering:
         every = list(range(len(at)))
         if not at or at[-1] in needed:
             return every
-        rest = [k for k in every if at[k] not in needed and (shape[k] is not const(1) or all(v not in needed for v in at[k:]))]
+        rest = [
+            k
+            for k in every
+            if at[k] not in needed and (shape[k] is not const(1) or all(v not in needed for v in at[k:]))
+        ]
         return [k for k in every if k not in rest] + rest
 
     def element(self, result: te.Tensor, logical: tuple[Expr, ...]) -> Expr:
@@ -425,18 +469,30 @@ class _Lowering:
         self.reductions.append(tuple(v.name for v in rs))
 
     def whole_rows(self, stage: te.Stage) -> dict[Var, int]:
-        """Axes of a sum of products along which both factors lie in rows whose ends pad them, and how long these rows are. The lanes there hold 0,
-        and 0 * 0 adds nothing: a sum over whole rows is made of whole vectors, and no index is divided by an odd number of channels. Elements of
-        4 bytes and more need no vectors to be copied, and their sums end with the channels."""
-        product = stage.value.args if stage.combine == "sum" and isinstance(stage.value, Op) and stage.value.name == "*" else ()
+        """Axes of a sum of products along which both factors lie in rows whose ends pad them, and how long these rows
+        are. The lanes there hold 0, and 0 * 0 adds nothing: a sum over whole rows is made of whole vectors, and no
+        index is divided by an odd number of channels. Elements of 4 bytes and more need no vectors to be copied, and
+        their sums end with the channels.
+        """
+        product = (
+            stage.value.args
+            if stage.combine == "sum" and isinstance(stage.value, Op) and stage.value.name == "*"
+            else ()
+        )
         guarded = free(stage.where) if stage.where is not None else set()
         ends = [self.row_end(_uncast(e)) for e in product]
         same = dict(set(ends[0].items()) & set(ends[1].items())) if len(ends) == 2 else {}
         used = [[v for i in _uncast(e).idx for v in free(i)] for e in product] if same else []  # type: ignore[attr-defined]
-        return {v: n for v, n in same.items() if v in stage.reduce and v not in guarded and all(u.count(v) == 1 for u in used)}
+        return {
+            v: n
+            for v, n in same.items()
+            if v in stage.reduce and v not in guarded and all(u.count(v) == 1 for u in used)
+        }
 
     def row_end(self, e: Expr) -> dict[Var, int]:
-        """Of an element of an input, the axis variable that walks a padded row `.. a/d a%d` of its memory from the start, and the row's length."""
+        """Of an element of an input, the axis variable that walks a padded row `.. a/d a%d` of its memory from the
+        start, and the row's length.
+        """
         if not isinstance(e, Load) or not isinstance(e.buf, te.Tensor) or e.buf not in self.buffers:
             return {}
         t = self.buffers[e.buf][1]
@@ -468,7 +524,9 @@ def var_ahead(layout: Layout, k: int, t: TensorType) -> Var:
 
 
 def _renamed(axes: Sequence[Var]) -> tuple[Var, ...]:
-    """Axes of a stage under names that no loop has. Variables are interned: a loop may be the axis of another stage by its name and bounds."""
+    """Axes of a stage under names that no loop has. Variables are interned: a loop may be the axis of another stage by
+    its name and bounds.
+    """
     return tuple(var(f"{v.name}~", v.dtype, v.lo, v.hi, v.div) for v in axes)
 
 
@@ -492,7 +550,9 @@ def _known(i: Expr) -> Expr:
 
 
 def narrowed(e: Expr, t: DType) -> Expr:
-    """A number in the type in which `t` computes, as a value of `t` reads it: integers of 2 and 4 bits wrap. Floats are not rounded in between."""
+    """A number in the type in which `t` computes, as a value of `t` reads it: integers of 2 and 4 bits wrap. Floats are
+    not rounded in between.
+    """
     if not t.is_int or t.computed is t:
         return e
     if isinstance(e, Const) or (isinstance(e, Op) and e.name.startswith("cast_") and e.args[0].dtype is t):
@@ -505,18 +565,24 @@ def narrowed(e: Expr, t: DType) -> Expr:
 
 def _pending(e: Expr, placed: dict[Expr, Expr]) -> list[Load]:
     """Loads of stages in an expression that have no place yet, in a deterministic order."""
-    return [x for x in reversed(list(walk(e))) if isinstance(x, Load) and isinstance(x.buf, te.Tensor) and x not in placed]
+    return [
+        x for x in reversed(list(walk(e))) if isinstance(x, Load) and isinstance(x.buf, te.Tensor) and x not in placed
+    ]
 
 
 def _counts(stage: te.Stage, term: Expr, cond: Expr) -> tuple[dict[Var, int], Expr]:
-    """The axes along which the terms of a reduction are the same, with their sizes, and the term for one pass over these: a sum of n equal
-    numbers is n times one of them, which rounds once and not n times; of equal ones the largest is any."""
+    """The axes along which the terms of a reduction are the same, with their sizes, and the term for one pass over
+    these: a sum of n equal numbers is n times one of them, which rounds once and not n times; of equal ones the largest
+    is any.
+    """
     if stage.combine not in ("sum", "max", "min"):
         return {}, term
     used = free(term) | free(cond)
     counts = {v: v.hi + 1 for v in stage.reduce if v not in used and isinstance(v.hi, int) and v.hi > 0}
     n = math.prod(counts.values())
-    return counts, term if n == 1 or stage.combine != "sum" else term * const(float(n) if term.dtype.is_float else n, term.dtype)
+    return counts, term if n == 1 or stage.combine != "sum" else term * const(
+        float(n) if term.dtype.is_float else n, term.dtype
+    )
 
 
 def _uncast(e: Expr) -> Expr:

@@ -1,4 +1,6 @@
-"""A `recurrence` -> one naive kernel: all steps in order, the states in local memory. The meaning that schedules of it keep."""
+"""A `recurrence` -> one naive kernel: all steps in order, the states in local memory. The meaning that schedules of it
+keep.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,18 @@ class Recurrent:
     out: Buffer
     params: tuple[Value, ...]
 
-    def bind(self, e: Expr, at: tuple[E, E], step: E, leaf: Mapping[te.Tensor, Buffer | Expr], dots: Mapping[te.Tensor, Buffer], k: E = 0) -> Expr:
-        """An expression of the form for a row and unit, in a step; `leaf` says where states are, `dots` where sums are."""
+    def bind(
+        self,
+        e: Expr,
+        at: tuple[E, E],
+        step: E,
+        leaf: Mapping[te.Tensor, Buffer | Expr],
+        dots: Mapping[te.Tensor, Buffer],
+        k: E = 0,
+    ) -> Expr:
+        """An expression of the form for a row and unit, in a step; `leaf` says where states are, `dots` where sums
+        are.
+        """
         form = self.form
         row, unit = const(at[0]), const(at[1])
 
@@ -68,7 +80,9 @@ class LoweredRecurrence(Lowered):
 
 
 def recurrent(graph: Graph, node: Node) -> Recurrent:
-    """The form of a `recurrence` whose constants are all operands, with buffers x0, x1, ... for these and y for the result."""
+    """The form of a `recurrence` whose constants are all operands, with buffers x0, x1, ... for these and y for the
+    result.
+    """
     try:
         form = form_of(node)
     except NoForm as e:
@@ -81,7 +95,11 @@ def recurrent(graph: Graph, node: Node) -> Recurrent:
         assert v is not None
         if v not in buffers:
             number = scalar_constant(graph, v)
-            buffers[v] = number if number is not None else Buffer(f"x{len(params)}", v.type.dtype, tuple(map(const, v.type.physical)) or (const(1),))
+            buffers[v] = (
+                number
+                if number is not None
+                else Buffer(f"x{len(params)}", v.type.dtype, tuple(map(const, v.type.physical)) or (const(1),))
+            )
             params += [v] if number is None else []
     places = {t: buffers[v] for t, k in form.operand.items() if (v := node.inputs[k]) is not None}
     out = node.output

@@ -3,8 +3,8 @@
     for i..: y[i..] = initial(i..)
     for u..: y[index(u..)] = combine(y[index(u..)], value(u..))
 
-Where the result takes the memory of what it starts from, the first nest is left out. Schedules write the same in shares of the result, each of which
-sees all updates in their order: the bits do not depend on the number of shares.
+Where the result takes the memory of what it starts from, the first nest is left out. Schedules write the same in shares
+of the result, each of which sees all updates in their order: the bits do not depend on the number of shares.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from dnnc.ir.types import product
 class Scattered:
     """A scatter over memory.
 
-    `initial` is an expression of `axes`, None where the memory holds it; `index` and `value` are of `over`, whose sizes are `extents`. `whole` are
-    the axes of the result along which an update's place is an axis of the updates: k -> number of that one.
+    `initial` is an expression of `axes`, None where the memory holds it; `index` and `value` are of `over`, whose sizes
+    are `extents`. `whole` are the axes of the result along which an update's place is an axis of the updates: k ->
+    number of that one.
     """
 
     out: Buffer

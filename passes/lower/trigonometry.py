@@ -1,4 +1,5 @@
-"""Expansions of float32 trigonometric and hyperbolic functions and their inverses into arithmetic that every target has.
+"""Expansions of float32 trigonometric and hyperbolic functions and their inverses into arithmetic that every target
+has.
 
 Polynomials and stated errors are as in `elementary.py`.
 """
@@ -15,14 +16,26 @@ from dnnc.passes.lower.elementary import EXPM1, LN2_HIGH, LN2_LOW, LOG2E, expand
 # (sin(r) / r - 1) / r^2, and (cos(r) - 1 + r^2 / 2) / r^4, of r^2, |r| <= pi / 4
 SIN = (-1.9587890710681677e-04, 8.332747966051102e-03, -1.66666641831398e-01)
 COS = (2.454794230288826e-05, -1.388830249197781e-03, 4.16666641831398e-02)
-ATAN = (8.520492166280746e-02, -1.4024142920970917e-01, 1.9991238415241241e-01, -3.333328664302826e-01)  # (atan(y) / y - 1) / y^2, |y| <= tan(pi / 8)
-ASIN = (3.808502480387688e-02, 2.6554541662335396e-02, 4.5001380145549774e-02, 7.498855143785477e-02, 1.6666673123836517e-01)  # likewise, |s| <= 1/2
+ATAN = (
+    8.520492166280746e-02,
+    -1.4024142920970917e-01,
+    1.9991238415241241e-01,
+    -3.333328664302826e-01,
+)  # (atan(y) / y - 1) / y^2, |y| <= tan(pi / 8)
+ASIN = (
+    3.808502480387688e-02,
+    2.6554541662335396e-02,
+    4.5001380145549774e-02,
+    7.498855143785477e-02,
+    1.6666673123836517e-01,
+)  # likewise, |s| <= 1/2
 HALF_PI, HALF_PI_LOW = 1.5707963705062866, -4.371139000186241e-08  # float32 numbers whose sum is pi / 2
 LN2 = 0.6931471824645996
 
-# (limit, three parts): below the limit, and where it is not below the one before, |x| * 2 / pi is |x| times the sum of the parts, up to multiples
-# of 4. From the second row on |x| is a multiple of a power of two, 2^27, 2^54, 2^81, and the parts are those of (2 / pi times that power) mod 4, over it.
-# The first two have 29 bits, so that their products with a float32 number are exact in float64.
+# (limit, three parts): below the limit, and where it is not below the one before, |x| * 2 / pi is |x| times the sum of
+# the parts, up to multiples of 4. From the second row on |x| is a multiple of a power of two, 2^27, 2^54, 2^81, and the
+# parts are those of (2 / pi times that power) mod 4, over it. The first two have 29 bits, so that their products with a
+# float32 number are exact in float64.
 QUARTER_TURNS = (
     (2.0**50, "0x1.45f306ep-1", "-0x1.b1bbeadp-32", "-0x1.80f62a0b82b2dp-62"),
     (2.0**77, "-0x1.1b1bbebp-28", "0x1.4fe13acp-59", "-0x1.70565911f924fp-91"),
@@ -56,10 +69,12 @@ def expand_tan(x: Expr) -> Expr:
 
 
 def _reduced(a: Expr) -> tuple[Expr, Expr]:
-    """a = n * pi / 2 + r, |r| <= pi / 4, for a finite float32 a >= 0: n as an i32, of which the low bits count, and r; of infinity NaN.
+    """a = n * pi / 2 + r, |r| <= pi / 4, for a finite float32 a >= 0: n as an i32, of which the low bits count, and r;
+    of infinity NaN.
 
-    In float64 the integers of the two exact products are taken off before the rests are added, so that no cancellation loses a digit:
-    no float32 number comes closer to a multiple of pi / 2 than 2^-29 of a quarter turn or so (Payne and Hanek 1983).
+    In float64 the integers of the two exact products are taken off before the rests are added, so that no cancellation
+    loses a digit: no float32 number comes closer to a multiple of pi / 2 than 2^-29 of a quarter turn or so (Payne and
+    Hanek 1983).
     """
     wide = cast(a, f64)
     products = []
@@ -103,7 +118,9 @@ def _flipped(value: Expr, sign: Expr) -> Expr:
 
 
 def expand_atan(x: Expr) -> Expr:
-    """atan(a) = k * pi / 4 + atan(y), y = a, (a - 1) / (a + 1) or -1 / a, |y| <= tan(pi / 8), with the sign of x; at most 3 ulp."""
+    """atan(a) = k * pi / 4 + atan(y), y = a, (a - 1) / (a + 1) or -1 / a, |y| <= tan(pi / 8), with the sign of x; at
+    most 3 ulp.
+    """
     a = call("abs", x)
     middle, large = a > 0.4142135679721832, a > 2.4142136573791504
     y = select(large, -1.0, select(middle, a - 1.0, a)) / select(large, a, select(middle, a + 1.0, 1.0))
@@ -152,7 +169,9 @@ def expand_cosh(x: Expr) -> Expr:
 
 
 def _quarter_exp(a: Expr) -> tuple[Expr, Expr]:
-    """s and q of exp(a) / 4 = s * (q + 1), a >= 0, as in `expand_expm1`; a quarter has room for what is half of an exp beyond all float32."""
+    """s and q of exp(a) / 4 = s * (q + 1), a >= 0, as in `expand_expm1`; a quarter has room for what is half of an exp
+    beyond all float32.
+    """
     near = minimum(a, 89.5)
     t = fma(near, LOG2E, QUARTER_MAGIC)
     n = t - QUARTER_MAGIC
@@ -161,7 +180,9 @@ def _quarter_exp(a: Expr) -> tuple[Expr, Expr]:
 
 
 def expand_asinh(x: Expr) -> Expr:
-    """log1p(a + a^2 / (1 + sqrt(a^2 + 1))), a = |x|, with the sign of x; log(2 a) where a^2 might overflow; at most 3 ulp."""
+    """log1p(a + a^2 / (1 + sqrt(a^2 + 1))), a = |x|, with the sign of x; log(2 a) where a^2 might overflow; at most 3
+    ulp.
+    """
     a = call("abs", x)
     square = a * a
     return signed(_log1p_or_double(a, a + square / (call("sqrt", square + 1.0) + 1.0)), x)

@@ -1,14 +1,16 @@
-"""Group nodes into kernels. The result is a FusionPlan: data that prints, that lowering obeys, and that tuning may vary (`variants`).
+"""Group nodes into kernels. The result is a FusionPlan: data that prints, that lowering obeys, and that tuning may vary
+(`variants`).
 
-A group is a connected set of nodes with one output, around at most one *anchor* (a contraction, a reduction, a row op). Nodes are visited
-backwards; one joins the group of its readers when they are all in one group and the rules below allow it. So diamonds (x * sigmoid(x))
-stay together, and every group has one output by construction.
+A group is a connected set of nodes with one output, around at most one *anchor* (a contraction, a reduction, a row op).
+Nodes are visited backwards; one joins the group of its readers when they are all in one group and the rules below allow
+it. So diamonds (x * sigmoid(x)) stay together, and every group has one output by construction.
 
 Reductions of the same rows are one anchor (`rows`), with what reads their results within the row:
 
     reduce_mean(mul(d, d), axes=(1,)), d = sub(x, reduce_mean(x, axes=(1,), keepdims=True))
 
-Where the target has a kernel for both (`PassContext.normed`), a norm joins the contraction that alone reads its result, in front of it:
+Where the target has a kernel for both (`PassContext.normed`), a norm joins the contraction that alone reads its result,
+in front of it:
 
     matmul(layer_norm(cast(x, to=f32), s, b), w)
 """
@@ -24,16 +26,20 @@ from dnnc.passes.analysis.alias import find_aliases
 from dnnc.passes.analysis.kinds import is_kernel, is_pointwise, is_view, kind_of
 from dnnc.passes.analysis.rows import NORMS, ROWS, Rows, chain, find_numbers, rows_of
 
-COSTLY = frozenset(("exp", "log", "erf", "tanh", "pow", "sin", "cos", "tan", "sqrt", "sigmoid", "gelu", "softplus", "mish", "div"))
-LIGHT = frozenset(("exp", "sqrt", "div"))  # of the costly ones, those that take no longer than to write an element and read it again
+COSTLY = frozenset(
+    ("exp", "log", "erf", "tanh", "pow", "sin", "cos", "tan", "sqrt", "sigmoid", "gelu", "softplus", "mish", "div")
+)
+LIGHT = frozenset(
+    ("exp", "sqrt", "div")
+)  # of the costly ones, those that take no longer than to write an element and read it again
 MAX_NODES = 24  # of a group: longer chains gain nothing and make kernels that nobody can read
 Normed = Callable[[Node, Node], bool]  # see PassContext
 
 
 @dataclass(frozen=True)
 class Group:
-    """Nodes in order, the one value they make for others, and the class of the anchor ("contraction", "reduction", "scatter", "map", "host",
-    "control").
+    """Nodes in order, the one value they make for others, and the class of the anchor ("contraction", "reduction",
+    "scatter", "map", "host", "control").
 
     Control flow alone has several outputs, which are the node's; `output` is the first.
     """
@@ -62,9 +68,12 @@ class FusionPlan:
         return "\n".join([*(f"group {k}: {g}" for k, g in enumerate(self.groups)), *views])
 
 
-def plan_fusion(graph: Graph, fuse: bool = True, align: int = 1, normed: Normed | None = None, cut: Collection[Node] = ()) -> FusionPlan:
-    """Group the nodes of a graph whose layouts are set. `fuse=False`: every node alone; `align`, `normed`: see PassContext; `cut`: nodes that do
-    not join the group of their readers."""
+def plan_fusion(
+    graph: Graph, fuse: bool = True, align: int = 1, normed: Normed | None = None, cut: Collection[Node] = ()
+) -> FusionPlan:
+    """Group the nodes of a graph whose layouts are set. `fuse=False`: every node alone; `align`, `normed`: see
+    PassContext; `cut`: nodes that do not join the group of their readers.
+    """
     apart: set[Node] = set()
     while True:
         fuser = _Fuser(graph, fuse, align, normed, apart, cut)
@@ -76,9 +85,19 @@ def plan_fusion(graph: Graph, fuse: bool = True, align: int = 1, normed: Normed 
 
 
 class _Fuser:
-    """Walks the nodes backwards: a node joins the group of its readers when all of them are in one group and the rules allow it."""
+    """Walks the nodes backwards: a node joins the group of its readers when all of them are in one group and the rules
+    allow it.
+    """
 
-    def __init__(self, graph: Graph, fuse: bool, align: int, normed: Normed | None, apart: Collection[Node], cut: Collection[Node]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        fuse: bool,
+        align: int,
+        normed: Normed | None,
+        apart: Collection[Node],
+        cut: Collection[Node],
+    ) -> None:
         self.graph, self.fuse, self.normed, self.apart, self.cut = graph, fuse, normed, apart, cut
         self.nodes = list(graph.nodes())
         self.order = {n: i for i, n in enumerate(self.nodes)}
@@ -87,7 +106,9 @@ class _Fuser:
         self.members: dict[int, list[Node]] = {}  # of each group, last node first
         self.kind: dict[int, str] = {}
         self.group_of: dict[Node, int] = {}
-        self.ahead: dict[Node, Node] = {}  # norms, and what is between them and the contraction whose group they are in, with that
+        self.ahead: dict[
+            Node, Node
+        ] = {}  # norms, and what is between them and the contraction whose group they are in, with that
         self.aligned: set[Node] = set()  # nodes whose output elements are, one for one, those of their group's output
         self.numbers = find_numbers(graph)
         self.rows: dict[int, Rows] = {}  # of each group that reduces rows
@@ -115,9 +136,14 @@ class _Fuser:
                 continue
             inside.update(v for n in nodes[:-1] for v in n.outputs)
             outs = [v for v in nodes[-1].outputs if v.uses or v in self.outputs] or nodes[-1].outputs[:1]
-            groups += [Group(tuple(nodes), v, self.kind[g]) for v in (nodes[-1].outputs[:1] if self.kind[g] == "control" else outs)]
+            groups += [
+                Group(tuple(nodes), v, self.kind[g])
+                for v in (nodes[-1].outputs[:1] if self.kind[g] == "control" else outs)
+            ]
         groups.sort(key=lambda grp: self.order[grp.nodes[-1]])
-        return FusionPlan(tuple(groups), tuple((v, source, at) for v, (source, at) in self.aliases.of.items() if v not in inside))
+        return FusionPlan(
+            tuple(groups), tuple((v, source, at) for v, (source, at) in self.aliases.of.items() if v not in inside)
+        )
 
     def no_kernel(self, n: Node) -> bool:
         """Is the node's result memory of others, for which nothing needs to be computed?"""
@@ -152,7 +178,8 @@ class _Fuser:
             return None
         if any(self.reads_index(u, n.output) for u in users):
             if "elementwise" not in n.op.traits:
-                return None  # an index is written several times into an expression: chains of gathers would grow exponentially
+                # an index is written several times into an expression: chains of gathers would grow exponentially
+                return None
             self.indexing.add(n)
         if self.kind[g] == "contraction" and any(self.feeds_product(u) for u in users):
             return None  # it would be computed again for every tile that reads it
@@ -166,7 +193,9 @@ class _Fuser:
     def feeds_product(self, u: Node) -> bool:
         """Does a node of a contraction's group move its operand, elements of which many results read?"""
         return (
-            u not in self.aligned and "movement" in u.op.traits and all("contraction" in w.op.traits and not _is_vector(w) for w, _ in u.output.uses)
+            u not in self.aligned
+            and "movement" in u.op.traits
+            and all("contraction" in w.op.traits and not _is_vector(w) for w, _ in u.output.uses)
         )
 
     def reads_index(self, u: Node, v: Value) -> bool:
@@ -174,18 +203,25 @@ class _Fuser:
         return u in self.indexing or any(u.inputs[k] is v for k in u.op.indices)
 
     def stays_in_row(self, n: Node, g: int) -> bool:
-        """Does a group that passes over rows take a node that reduces them too, or that computes something of the numbers of rows?
+        """Does a group that passes over rows take a node that reduces them too, or that computes something of the
+        numbers of rows?
 
-        The latter is worth it where the reductions behind the numbers follow, whose other readers may not have been visited yet: see `broken`."""
+        The latter is worth it where the reductions behind the numbers follow, whose other readers may not have been
+        visited yet: see `broken`.
+        """
         rows = self.numbers.get(n.output) or rows_of(n)
         if rows is None or n in self.apart or not rows.worth() or self.rows.get(g, rows) != rows:
             return False
         if any(kind_of(m) != "map" and rows_of(m) != rows for m in self.members[g]):
             return False  # two anchors would run in one nest
-        made = chain(n, self.numbers)  # what would have to be kept in memory, and be made by a kernel of its own, does not help
+        made = chain(
+            n, self.numbers
+        )  # what would have to be kept in memory, and be made by a kernel of its own, does not help
         if len(self.members[g]) + len(made) > MAX_NODES or any(m.output in self.outputs for m in made):
             return False
-        if not all(self.group_of.get(u, g) == g and self.reads_row(rows, m, u, k) for m in made for u, k in m.output.uses):
+        if not all(
+            self.group_of.get(u, g) == g and self.reads_row(rows, m, u, k) for m in made for u, k in m.output.uses
+        ):
             return False
         self.rows[g] = rows
         if len(made) > 1:
@@ -193,11 +229,15 @@ class _Fuser:
         return True
 
     def broken(self) -> set[Node]:
-        """Nodes that are in the group of their readers while the reductions behind them are not: they are better computed once, with these."""
+        """Nodes that are in the group of their readers while the reductions behind them are not: they are better
+        computed once, with these.
+        """
         return {n for n, made in self.promised.items() if any(self.group_of[m] != self.group_of[n] for m in made)}
 
     def reads_row(self, rows: Rows, n: Node, u: Node, k: int) -> bool:
-        """Does operand k of u, in its place, read nothing of what n makes but the element or the number of the row that it is computed for?"""
+        """Does operand k of u, in its place, read nothing of what n makes but the element or the number of the row that
+        it is computed for?
+        """
         v, made = n.output, u.outputs[0]
         if rows_of(u) == rows:
             return k == 0 and rows.of_elements(v)
@@ -205,14 +245,21 @@ class _Fuser:
             return False
         if self.numbers.get(made) == rows:
             return self.numbers.get(v) == rows
-        return is_pointwise(u) and rows.of_elements(made) and (rows.of_elements(v) or rows.reads_own(v)) and not self.epilogue_of(u)
+        return (
+            is_pointwise(u)
+            and rows.of_elements(made)
+            and (rows.of_elements(v) or rows.reads_own(v))
+            and not self.epilogue_of(u)
+        )
 
     def once_in_row(self, n: Node, u: Node) -> bool:
         """Is what n makes computed once, or cheaper than memory, where the reduction u passes over it?"""
         rows = rows_of(u)
         if rows is None or not rows.worth() or not rows.of_elements(n.output):
             return False
-        return rows.lie_in_one_piece() or (u.op.name not in ROWS and (n.op.name in LIGHT or all(v is u for v, _ in n.output.uses)))
+        return rows.lie_in_one_piece() or (
+            u.op.name not in ROWS and (n.op.name in LIGHT or all(v is u for v, _ in n.output.uses))
+        )
 
     def note_rows(self, n: Node, g: int) -> None:
         """What a node that is in a group now says of the rows there."""
@@ -220,7 +267,9 @@ class _Fuser:
         at = self.rows.setdefault(g, rows) if rows is not None else self.rows.get(g)
         along = n in self.aligned and out.type.shape == self.members[g][0].outputs[0].type.shape
         if at is not None and not along and (is_pointwise(n) or rows == at or self.numbers.get(out) == at):
-            along = (at.of_elements(out) or self.numbers.get(out) == at) and all(self.reads_row(at, n, u, k) for u, k in out.uses)
+            along = (at.of_elements(out) or self.numbers.get(out) == at) and all(
+                self.reads_row(at, n, u, k) for u, k in out.uses
+            )
         if along:
             self.along.add(n)
 
@@ -237,7 +286,9 @@ class _Fuser:
         if kind_of(u) == "scatter":  # what it starts from and each update are computed once
             return [k for m, k in v.uses if m is u] in ([0], [2])
         if is_pointwise(u):
-            return _same(v.type.shape, out.shape) or n.op.name not in COSTLY  # a broadcast operand is computed again for each element
+            return (
+                _same(v.type.shape, out.shape) or n.op.name not in COSTLY
+            )  # a broadcast operand is computed again for each element
         if u.op.name == "interleave" and n.op.name == "pack":
             return False  # zipped where each phase is a row of its own
         if n.op.name == "resize" and n.attrs["mode"] == "cubic" and u.op.name == "pack":
@@ -246,21 +297,33 @@ class _Fuser:
             return n.op.name not in COSTLY or _same_count(v, u)
         if u.op.name in ROWS and _crosses(n, u):
             return False  # its rows, which are read more than once, would be read across
-        if "reduction" in u.op.traits:  # not a window, which reads each element several times, nor what is itself a choice among operands
+        if (
+            "reduction" in u.op.traits
+        ):  # not a window, which reads each element several times, nor what is itself a choice among operands
             again = n.op.name in COSTLY and not self.once_in_row(n, u)
             return v is u.inputs[0] and not again and not _slides(u) and n.op.name != "concat"
-        if "contraction" in u.op.traits:  # reading through a transpose costs address arithmetic alone, in the broadcast operand
-            return v.type.layout is None and ((v is u.inputs[0] and n.op.name == "transpose") or _looks_up_matrices(n, u))
+        if (
+            "contraction" in u.op.traits
+        ):  # reading through a transpose costs address arithmetic alone, in the broadcast operand
+            return v.type.layout is None and (
+                (v is u.inputs[0] and n.op.name == "transpose") or _looks_up_matrices(n, u)
+            )
         return False
 
     def product_of(self, n: Node) -> Node | None:
-        """The contraction that n stands ahead of, where n is a norm or made of one by element-wise nodes, and the target has a kernel for both."""
+        """The contraction that n stands ahead of, where n is a norm or made of one by element-wise nodes, and the
+        target has a kernel for both.
+        """
         users = {u for u, _ in n.output.uses}
         u = next(iter(users))
         if self.normed is None or len(users) != 1 or u.op.name in NORMS:
             return None
         product, norm = self.ahead.get(u, u), n
-        if kind_of(product) != "contraction" or not self.graph.settled(product.inputs[1]) or (u is product and (u, 1) in n.output.uses):
+        if (
+            kind_of(product) != "contraction"
+            or not self.graph.settled(product.inputs[1])
+            or (u is product and (u, 1) in n.output.uses)
+        ):
             return None
         while norm.op.name not in NORMS:
             before = self.element_before(norm)
@@ -270,7 +333,9 @@ class _Fuser:
         return product if self.normed(norm, product) else None
 
     def element_before(self, n: Node) -> Node | None:
-        """What makes the one operand, besides constants, of an element-wise node that alone reads it element for element."""
+        """What makes the one operand, besides constants, of an element-wise node that alone reads it element for
+        element.
+        """
         made = [v for v in n.inputs if v is not None and not self.graph.settled(v)]
         if not is_pointwise(n) or n.op.name in COSTLY or len(made) != 1 or not self.same_elements(made[0], n):
             return None
@@ -290,19 +355,30 @@ class _Fuser:
         return is_pointwise(u) and _same(v.type.shape, u.outputs[0].type.shape)
 
     def permuted_view(self, n: Node) -> bool:
-        """A view is free by itself; it is worth a place in a nest only between a contraction and a transpose of its result."""
+        """A view is free by itself; it is worth a place in a nest only between a contraction and a transpose of its
+        result.
+        """
         users = [u for u, _ in n.output.uses]
         source = n.inputs[0]
         if not is_view(n) or source is None:
             return False
         fed = self.anchor_of(source) is not None
-        return fed and len(users) == 1 and users[0].op.name == "transpose" and self.keeps_last(users[0], n.output) and self.keeps_last(n, source)
+        return (
+            fed
+            and len(users) == 1
+            and users[0].op.name == "transpose"
+            and self.keeps_last(users[0], n.output)
+            and self.keeps_last(n, source)
+        )
 
     def epilogue_of(self, n: Node) -> bool:
         """Could a contraction take this node as the end of its nest?"""
         if not is_pointwise(n):
             return False
-        return any(v is not None and _same(v.type.shape, n.output.type.shape) and self.anchor_of(v) is not None for v in n.inputs)
+        return any(
+            v is not None and _same(v.type.shape, n.output.type.shape) and self.anchor_of(v) is not None
+            for v in n.inputs
+        )
 
     def anchor_of(self, v: Value) -> Node | None:
         """The contraction that makes v through element-wise nodes of one size that only the next one reads."""
@@ -340,9 +416,12 @@ def _is_vector(u: Node) -> bool:
 
 
 def _looks_up_matrices(n: Node, u: Node) -> bool:
-    """Is u a product of matrices that n looks up in a table, and a vector each? Their elements are then read once, and need not be copied.
+    """Is u a product of matrices that n looks up in a table, and a vector each? Their elements are then read once, and
+    need not be copied.
 
-    matmul(gather(table, index, axis=0), v), the experts of a mixture: table [experts, rows, columns], v [..., columns, 1]; or v, [..., 1, rows], first."""
+    matmul(gather(table, index, axis=0), v), the experts of a mixture: table [experts, rows, columns], v [..., columns,
+    1]; or v, [..., 1, rows], first.
+    """
     if n.op.name != "gather" or n.attrs["axis"] != 0 or u.op.name != "matmul" or n.output.type.rank < 3:
         return False
     single = u.output.type.shape[-1 if n.output is u.inputs[0] else -2 if u.output.type.rank > 1 else 0]
@@ -367,10 +446,14 @@ def _widens(n: Node) -> bool:
 
 
 def _crosses(n: Node, u: Node) -> bool:
-    """Does a transpose make rows of what lies apart? Images in blocks of channels, which are unpacked here, are whole vectors anyway."""
+    """Does a transpose make rows of what lies apart? Images in blocks of channels, which are unpacked here, are whole
+    vectors anyway.
+    """
     x = n.inputs[0] if n.inputs else None
     if n.op.name == "pack" and x is not None and x.type.layout is not None and n.output.type.layout is None:
-        return bool(u.attrs.get("axis", -1) % x.type.rank != x.type.rank - 1)  # rows across the blocks: outputs side by side are the vectors
+        return bool(
+            u.attrs.get("axis", -1) % x.type.rank != x.type.rank - 1
+        )  # rows across the blocks: outputs side by side are the vectors
     if n.op.name != "transpose" or x is None or x.type.layout is not None or n.attrs["perm"][-1] == x.type.rank - 1:
         return False
     return x.node is None or x.node.op.name != "pack"

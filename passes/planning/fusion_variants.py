@@ -1,11 +1,13 @@
-"""Other ways to make what a fused group makes: in several kernels, or by another algorithm. For a search to measure, and a log to ask for.
+"""Other ways to make what a fused group makes: in several kernels, or by another algorithm. For a search to measure,
+and a log to ask for.
 
     conv + add + relu        ->   conv, then add + relu: the epilogue in a kernel of its own
     mul + reduce_sum         ->   mul, then reduce_sum: what was computed again wherever it is read is kept in memory
     mean + sub + mul + mean  ->   mean, then sub + mul + mean: reductions of the same rows in kernels of their own
     conv with winograd4 ...  ->   conv with other weights: Winograd's convolution with other tiles, or the direct one
 
-In comes a planned region, out comes another one. A variant is data that outlives the graph: nodes are told by their number in the group.
+In comes a planned region, out comes another one. A variant is data that outlives the graph: nodes are told by their
+number in the group.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Variant:
 
     Args:
         cuts: numbers of the nodes, besides the last one, that end a kernel: what they make is kept in memory.
-        tile: of the group's convolution: m of Winograd's F(m x m, 3 x 3), 0 for the direct one; None leaves it as it is.
+        tile: of the group's convolution: m of Winograd's F(m x m, 3 x 3), 0 for the direct one; None leaves it as it
+            is.
     """
 
     cuts: tuple[int, ...] = ()
@@ -47,7 +50,8 @@ def variants(graph: Graph, group: Group, strict: bool = False, rates: CoreRates 
     Args:
         graph: of the group.
         group: a kernel.
-        strict: nothing varies, for sums of another kernel may be added up in another order, and what is kept in memory may be rounded.
+        strict: nothing varies, for sums of another kernel may be added up in another order, and what is kept in memory
+            may be rounded.
         rates: of a core of the target.
     """
     if strict or not is_kernel(group.kind) or len(group.nodes[-1].outputs) != 1:
@@ -56,7 +60,9 @@ def variants(graph: Graph, group: Group, strict: bool = False, rates: CoreRates 
 
 
 def cut(group: Group, cuts: tuple[int, ...]) -> tuple[Group, ...]:
-    """The kernels of a group that keeps some results in memory, in order; none where another part would have to be kept as well."""
+    """The kernels of a group that keeps some results in memory, in order; none where another part would have to be kept
+    as well.
+    """
     if any(not 0 <= k < len(group.nodes) - 1 for k in cuts):
         return ()
     ends = {group.nodes[k] for k in cuts} | {group.nodes[-1]}
@@ -76,7 +82,9 @@ def cut(group: Group, cuts: tuple[int, ...]) -> tuple[Group, ...]:
 
 
 def vary(region: Region, chosen: Mapping[Group, Variant]) -> Region:
-    """The region with some groups made in another way, those of nested regions too. Weights of other tiles are new constants of the graph."""
+    """The region with some groups made in another way, those of nested regions too. Weights of other tiles are new
+    constants of the graph.
+    """
     groups: list[Group] = []
     fresh: list[Group] = []
     for g in region.fusion.groups:
@@ -91,20 +99,27 @@ def vary(region: Region, chosen: Mapping[Group, Variant]) -> Region:
     plan = FusionPlan(tuple(sorted([*groups, *fresh], key=lambda g: order[g.nodes[-1]])), region.fusion.views)
     kept = {g: region.inplace[g] for g in groups if g in region.inplace}
     nested = {g: tuple(vary(r, chosen) for r in inner) for g, inner in region.nested.items()}
-    return Region(region.graph, plan, {**kept, **find_inplace(region.graph, FusionPlan(tuple(fresh), plan.views))}, nested)
+    return Region(
+        region.graph, plan, {**kept, **find_inplace(region.graph, FusionPlan(tuple(fresh), plan.views))}, nested
+    )
 
 
-# --- what is kept in memory ---------------------------------------------------------------------------------------------------
+# --- what is kept in memory -------------------------------------------------------------------------------------------
 
 
 def _cuts(group: Group) -> list[tuple[int, ...]]:
-    """What an anchor makes, without its epilogue; what it reads; what is reduced ahead of it; and, where there is no anchor, what is read at
-    other places than where it is made."""
+    """What an anchor makes, without its epilogue; what it reads; what is reduced ahead of it; and, where there is no
+    anchor, what is read at other places than where it is made.
+    """
     nodes = group.nodes
     number = {n: k for k, n in enumerate(nodes)}
     anchors = [n for n in reversed(nodes) if group.kind != "map" and kind_of(n) == group.kind]
     if anchors:
-        wanted = [anchors[0], *(v.node for v in anchors[0].inputs if v is not None and v.node is not None), *anchors[1:]]
+        wanted = [
+            anchors[0],
+            *(v.node for v in anchors[0].inputs if v is not None and v.node is not None),
+            *anchors[1:],
+        ]
     else:
         wanted = [n for n in nodes if any(u in number and _elsewhere(n, u) for u, _ in n.outputs[0].uses)]
     single = [(number[n],) for n in dict.fromkeys(wanted) if n in number and n is not nodes[-1]]
@@ -123,7 +138,7 @@ def _kind(nodes: tuple[Node, ...]) -> str:
     return next((k for k in map(kind_of, reversed(nodes)) if k != "map"), "map")
 
 
-# --- Winograd or direct -------------------------------------------------------------------------------------------------------
+# --- Winograd or direct -----------------------------------------------------------------------------------------------
 
 
 def _tiles(graph: Graph, group: Group, rates: CoreRates) -> list[int]:

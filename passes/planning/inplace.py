@@ -6,7 +6,8 @@ An output may take the memory of an input that was donated for it, and no other.
 
     y = scatter_nd(x, at, updates)   ->   updates are put into x's memory, and nothing is copied
 
-Only groups without an anchor, and scatters: a contraction's tiles overlap at the end of a row, and the second store would read what the first wrote.
+Only groups without an anchor, and scatters: a contraction's tiles overlap at the end of a row, and the second store
+would read what the first wrote.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from dnnc.passes.planning.fuse import FusionPlan, Group
 
 
 def find_inplace(graph: Graph, plan: FusionPlan) -> dict[Group, Value]:
-    """For each group that may work in place, the input it may overwrite (whether that is dead by then is the memory plan's question)."""
+    """For each group that may work in place, the input it may overwrite (whether that is dead by then is the memory
+    plan's question).
+    """
     out: dict[Group, Value] = {}
     aliases = {v: (source, at) for v, source, at in plan.views}
     taken = {root(aliases, graph.outputs[k])[0]: graph.inputs[j] for k, j in graph.donated.items()}
@@ -29,7 +32,9 @@ def find_inplace(graph: Graph, plan: FusionPlan) -> dict[Group, Value]:
         given = taken.get(whole)
         if g.kind not in ("map", "scatter") or (g.output in graph.outputs and given is None):
             continue
-        wanted = [v for n in g.nodes for v in n.inputs if v is not None and v.type == g.output.type and not graph.settled(v)]
+        wanted = [
+            v for n in g.nodes for v in n.inputs if v is not None and v.type == g.output.type and not graph.settled(v)
+        ]
         if given is None:
             wanted = [v for v in wanted if v not in graph.inputs]
         else:
@@ -37,7 +42,9 @@ def find_inplace(graph: Graph, plan: FusionPlan) -> dict[Group, Value]:
         if not wanted:
             continue
         read = [root(aliases, v)[0] for v in group_inputs(g.nodes)]
-        wanted = [v for v in wanted if read.count(root(aliases, v)[0]) == 1]  # what is read through another value too is read at other places
+        wanted = [
+            v for v in wanted if read.count(root(aliases, v)[0]) == 1
+        ]  # what is read through another value too is read at other places
         if not wanted:
             continue
         low = lower(graph, g.nodes, g.output)

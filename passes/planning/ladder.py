@@ -1,9 +1,10 @@
-"""What a compilation does where a kernel cannot be had: the next schedule, then a smaller group, then the naive nest of each node.
+"""What a compilation does where a kernel cannot be had: the next schedule, then a smaller group, then the naive nest of
+each node.
 
-A failure is anything that a later stage refuses: a schedule that does not apply or does not verify, a kernel of too many statements, code that
-cannot be emitted or compiled or takes too long, a kernel that cannot be loaded, one that the kernel check finds wrong. `Planner` (program.py)
-plans; a driver builds and, where kernels fail, hands them to `Program.stepped_down`, which plans again without what failed. All drivers do so
-through `built`.
+A failure is anything that a later stage refuses: a schedule that does not apply or does not verify, a kernel of too
+many statements, code that cannot be emitted or compiled or takes too long, a kernel that cannot be loaded, one that the
+kernel check finds wrong. `Planner` (program.py) plans; a driver builds and, where kernels fail, hands them to
+`Program.stepped_down`, which plans again without what failed. All drivers do so through `built`.
 """
 
 from __future__ import annotations
@@ -105,7 +106,9 @@ class Ladder:
 
 
 def _middle(g: Group) -> Node:
-    """Behind which node a group is split: its contraction or reduction where something follows that, else the node in the middle."""
+    """Behind which node a group is split: its contraction or reduction where something follows that, else the node in
+    the middle.
+    """
     inner = [n for n in g.nodes[:-1] if len(n.outputs) == 1]
     anchors = [n for n in inner if kind_of(n) != "map"]
     return anchors[-1] if anchors else inner[len(inner) // 2]

@@ -1,9 +1,10 @@
 """Where every value lies: inputs, outputs and constants by number, everything else in one arena.
 
-Lifetimes are counted in steps (kernels in order). Views share their source's memory; a kernel may write over an input that nobody reads
-later, when both have the same bytes and the kernel reads each element before it writes it. Offsets come from a greedy placement, largest
-value first, at the lowest address that is free throughout its life (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net
-Inference", 2020, section 5). Sizes may be symbolic: order and sharing are decided once, offsets are evaluated for each shape.
+Lifetimes are counted in steps (kernels in order). Views share their source's memory; a kernel may write over an input
+that nobody reads later, when both have the same bytes and the kernel reads each element before it writes it. Offsets
+come from a greedy placement, largest value first, at the lowest address that is free throughout its life (Pisarchyk and
+Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020, section 5). Sizes may be symbolic: order and
+sharing are decided once, offsets are evaluated for each shape.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ __all__ = ["ALIGN", "MemoryPlan", "Slot", "place_slots", "plan_memory"]
 
 @dataclass(frozen=True)
 class Slot:
-    """A stretch of the arena that holds `values` one after another (in place) or under several shapes; alive from first to last step.
+    """A stretch of the arena that holds `values` one after another (in place) or under several shapes; alive from first
+    to last step.
 
-    `pieces`: the byte, the bytes, and the step that writes them, where several kernels fill it (the operands of a concatenation).
+    `pieces`: the byte, the bytes, and the step that writes them, where several kernels fill it (the operands of a
+        concatenation).
     """
 
     values: tuple[Value, ...]
@@ -38,15 +41,19 @@ class Slot:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """`place[v]` is ("input" | "output" | "constant" | "bound" | "arena", number); an arena's number is a slot's. `inside[v]`: the byte there at
-    which v begins, where that is not 0. `bound`: what the kernels read of parameters, values of the prologue in the types that they have here."""
+    """`place[v]` is ("input" | "output" | "constant" | "bound" | "arena", number); an arena's number is a slot's.
+    `inside[v]`: the byte there at which v begins, where that is not 0. `bound`: what the kernels read of parameters,
+    values of the prologue in the types that they have here.
+    """
 
     place: Mapping[Value, tuple[str, int]]
     inside: Mapping[Value, int]
     slots: tuple[Slot, ...]
     inplace: Mapping[Group, Value]
     aliases: Mapping[Value, tuple[Value, int]]  # what lies in the memory of others: of which value, at which byte
-    scratch: Mapping[Group, tuple[int, ...]]  # of loops: a second slot for each carried value, and one for the condition
+    scratch: Mapping[
+        Group, tuple[int, ...]
+    ]  # of loops: a second slot for each carried value, and one for the condition
     bound: tuple[tuple[Value, TensorType], ...] = ()
 
     @property
@@ -85,7 +92,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """Place every value of a planned graph and of the regions within it.
 
-    `inplace`: for some groups, the input whose memory the output takes (checked here); `nested`: the regions of control flow.
+    `inplace`: for some groups, the input whose memory the output takes (checked here); `nested`: the regions of control
+        flow.
     """
     return _Planner(Region(graph, fusion, inplace or {}, nested or {})).run()
 
@@ -129,7 +137,10 @@ class _Planner:
         """Lifetimes, and the places that are given: inputs, outputs and constants, by number."""
         self.place.update((v, ("input", k)) for k, v in enumerate(region.graph.inputs))
         self.place.update((v, ("constant", k)) for k, v in enumerate(region.graph.constants))
-        self.place.update((v, ("bound", self.bound.setdefault((held, v.type), len(self.bound)))) for v, held in region.graph.parameters.items())
+        self.place.update(
+            (v, ("bound", self.bound.setdefault((held, v.type), len(self.bound))))
+            for v, held in region.graph.parameters.items()
+        )
         self.aliases.update((v, (source, at)) for v, source, at in region.fusion.views)
         for k, v in enumerate(region.graph.outputs):
             r = self.root(v)
@@ -158,7 +169,8 @@ class _Planner:
             self.last[self.root(v)] = end
 
     def donate(self) -> dict[Group, Value]:
-        """Put outputs where the inputs are that were donated for them, as far as nothing is written there before it was read for the last time.
+        """Put outputs where the inputs are that were donated for them, as far as nothing is written there before it was
+        read for the last time.
 
         Returns the groups that then work in place.
         """
@@ -189,7 +201,13 @@ class _Planner:
         made = [self.root(v) for v in n.outputs]
         j = made.index(y) if y in made else len(made)
         whole = all(v is None or self.root(v) is not x or v.type.nbytes == x.type.nbytes for v in n.inputs)
-        return j < n.attrs["carried"] and read.count((x, 0)) == 1 and read[2 + j] == (x, 0) and whole and [r and r[0] for r in read].count(x) == 1
+        return (
+            j < n.attrs["carried"]
+            and read.count((x, 0)) == 1
+            and read[2 + j] == (x, 0)
+            and whole
+            and [r and r[0] for r in read].count(x) == 1
+        )
 
     def slots(self) -> tuple[list[Slot], dict[Group, Value], dict[Group, tuple[int, ...]]]:
         slots: list[Slot] = []
@@ -204,7 +222,9 @@ class _Planner:
                 old = region.inplace.get(g)
                 k = holder.get(self.root(old)) if old is not None else None
                 if old is not None and k is not None and self.may_overwrite(old, v, start):
-                    slots[k] = Slot((*slots[k].values, v), slots[k].nbytes, slots[k].first, self.last[v], slots[k].pieces)
+                    slots[k] = Slot(
+                        (*slots[k].values, v), slots[k].nbytes, slots[k].first, self.last[v], slots[k].pieces
+                    )
                     inplace[g] = old
                 else:
                     k = len(slots)

@@ -29,8 +29,9 @@ from dnnc.passes.schedule.step import NAIVE, Choose, apply_choice, candidates, o
 
 @dataclass(frozen=True)
 class Scheduled:
-    """What a nest became: its text, by which code is found, its schedule, whether all threads take part (otherwise thread 0 runs it alone),
-    and the statements of a run at the largest sizes."""
+    """What a nest became: its text, by which code is found, its schedule, whether all threads take part (otherwise
+    thread 0 runs it alone), and the statements of a run at the largest sizes.
+    """
 
     text: str
     choice: Choice
@@ -56,9 +57,10 @@ class Known(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel call: which values its buffers are, which dims its scalars are. `nest` is the kernel as it was lowered for the first
-    group that is like this one; it has the name, the parameters and the places of the scheduled one and writes the same of them. `refusal`
-    tells of the schedule that was to be used, where another one had to be."""
+    """One kernel call: which values its buffers are, which dims its scalars are. `nest` is the kernel as it was lowered
+    for the first group that is like this one; it has the name, the parameters and the places of the scheduled one and
+    writes the same of them. `refusal` tells of the schedule that was to be used, where another one had to be.
+    """
 
     group: Group
     nest: Kernel
@@ -71,7 +73,9 @@ class Step:
 
     @cached_property
     def kernel(self) -> Kernel:
-        """The scheduled kernel. Where its text is known from before it is made now: who finds its code by the text needs no kernel."""
+        """The scheduled kernel. Where its text is known from before it is made now: who finds its code by the text
+        needs no kernel.
+        """
         return self.make()
 
     @property
@@ -98,8 +102,10 @@ class Body:
 
 @dataclass(frozen=True)
 class ControlStep:
-    """A loop or a branch: the entry function runs the steps of its bodies. `params` are the values that it reads, in order, without the
-    absent ones, then those that it makes; `scratch` are slots of its own, `within` those of its bodies."""
+    """A loop or a branch: the entry function runs the steps of its bodies. `params` are the values that it reads, in
+    order, without the absent ones, then those that it makes; `scratch` are slots of its own, `within` those of its
+    bodies.
+    """
 
     group: Group
     params: tuple[Value, ...]
@@ -119,7 +125,9 @@ TURNS = 8  # schedules of a nest that are tried, beside the first of each templa
 
 @dataclass(frozen=True)
 class Program:
-    """The steps of one model (for fixed or symbolic dims) with the plan of its memory. `region`: what both were made from."""
+    """The steps of one model (for fixed or symbolic dims) with the plan of its memory. `region`: what both were made
+    from.
+    """
 
     graph: Graph
     fusion: FusionPlan
@@ -134,7 +142,9 @@ class Program:
         return self.planner is not None and self.planner.ladder.down
 
     def stepped_down(self, failures: Sequence[Failure]) -> Program:
-        """The program without the schedules that failed. Raises what one failed with where nothing else is left for its node."""
+        """The program without the schedules that failed. Raises what one failed with where nothing else is left for its
+        node.
+        """
         assert self.planner is not None
         return self.planner.without(self, failures)
 
@@ -173,23 +183,34 @@ def _walk(steps: Sequence[AnyStep], graph: Graph) -> Iterator[tuple[AnyStep, Gra
                 yield from _walk(b.steps, b.graph)
 
 
-def _applied(problem: Problem, templates: Sequence[Template], choice: Choice, spelled: Collection[str], limited: bool = True) -> Kernel:
+def _applied(
+    problem: Problem, templates: Sequence[Template], choice: Choice, spelled: Collection[str], limited: bool = True
+) -> Kernel:
     """The kernel by one schedule. `limited`: in the number of its statements."""
     return verify_kernel(decompose(apply_choice(problem, templates, choice), spelled), limited)
 
 
 def _scheduled(
-    problem: Problem, templates: Sequence[Template], choose: Choose, spelled: Collection[str], ladder: Ladder, nest: str, nodes: int
+    problem: Problem,
+    templates: Sequence[Template],
+    choose: Choose,
+    spelled: Collection[str],
+    ladder: Ladder,
+    nest: str,
+    nodes: int,
 ) -> tuple[Kernel, Choice, Refusal | None]:
     """A kernel by the schedule chosen. Where one does not hold, another is taken:
 
-    - What is not the templates' own first choice may come out of a log that another version wrote: then that first choice is.
-    - Where the ladder may step down, the other schedules are tried. At last an error says that a group of several nodes is to be split; a single
-      node, and what has sizes that leave too little to be proved, stays as it was lowered.
+    - What is not the templates' own first choice may come out of a log that another version wrote: then that first
+      choice is.
+    - Where the ladder may step down, the other schedules are tried. At last an error says that a group of several nodes
+      is to be split; a single node, and what has sizes that leave too little to be proved, stays as it was lowered.
     """
     symbolic = bool(problem.lowered.dims)
     refused = ladder.refused(nest)
-    offered = [] if ladder.naive_only(nest) else [c for c in _candidates(problem, templates, ladder) if c not in refused]
+    offered = (
+        [] if ladder.naive_only(nest) else [c for c in _candidates(problem, templates, ladder) if c not in refused]
+    )
     if not offered and not ladder.down:
         offer(problem, templates)  # raises: no template takes it
     first = next((Refusal(c, why) for c, why in refused.items()), None)
@@ -219,12 +240,19 @@ def _candidates(problem: Problem, templates: Sequence[Template], ladder: Ladder)
         try:
             found += candidates(problem, [t])
         except Exception as e:
-            ladder.notes.append(f"{problem.kernel.name}{locations(problem.kernel.locs)}: template {t.name} offers no schedule: {reason(e)}")
+            ladder.notes.append(
+                f"{problem.kernel.name}{locations(problem.kernel.locs)}: template {t.name} offers no schedule: "
+                f"{reason(e)}"
+            )
     return found
 
 
-def _turns(problem: Problem, templates: Sequence[Template], offered: Sequence[Choice], choose: Choose, ladder: Ladder) -> Iterator[Choice]:
-    """The schedules to try, in order: what is chosen, the templates' own first choice, and the first of each template."""
+def _turns(
+    problem: Problem, templates: Sequence[Template], offered: Sequence[Choice], choose: Choose, ladder: Ladder
+) -> Iterator[Choice]:
+    """The schedules to try, in order: what is chosen, the templates' own first choice, and the first of each
+    template.
+    """
     if not offered:
         return
     try:
@@ -243,11 +271,18 @@ def _turns(problem: Problem, templates: Sequence[Template], offered: Sequence[Ch
             yield c
 
 
-def plan_region(graph: Graph, fuse: bool = True, align: int = 1, normed: Normed | None = None, cut: Collection[Node] = ()) -> Region:
-    """Group the nodes of a graph and of those nested in it, and find what may work in place. `align`, `normed`: see PassContext; `cut`: nodes
-    that do not join the group of their readers."""
+def plan_region(
+    graph: Graph, fuse: bool = True, align: int = 1, normed: Normed | None = None, cut: Collection[Node] = ()
+) -> Region:
+    """Group the nodes of a graph and of those nested in it, and find what may work in place. `align`, `normed`: see
+    PassContext; `cut`: nodes that do not join the group of their readers.
+    """
     fusion = plan_fusion(graph, fuse, align, normed, cut)
-    nested = {g: tuple(plan_region(s, fuse, align, normed, cut) for s in g.nodes[0].subgraphs()) for g in fusion.groups if g.kind == "control"}
+    nested = {
+        g: tuple(plan_region(s, fuse, align, normed, cut) for s in g.nodes[0].subgraphs())
+        for g in fusion.groups
+        if g.kind == "control"
+    }
     return Region(graph, fusion, find_inplace(graph, fusion), nested)
 
 
@@ -261,7 +296,8 @@ def build_steps(
     known: Known | None = None,
     groups: KnownGroups | None = None,
 ) -> tuple[AnyStep, ...]:
-    """Lower and schedule every group. Groups that are alike are lowered once, those with the same naive kernel scheduled once.
+    """Lower and schedule every group. Groups that are alike are lowered once, those with the same naive kernel
+    scheduled once.
 
     Args:
         region: a graph with its groups.
@@ -269,14 +305,18 @@ def build_steps(
         templates: ways to schedule.
         choose: which of what they offer.
         spelled: intrinsics that stay as they are.
-        ladder: what failed before, and whether another schedule is taken where one fails; else that is an InternalError or a VerifyError.
-        known: what nests became before; they are not scheduled again, and their kernels are made when somebody asks for them.
+        ladder: what failed before, and whether another schedule is taken where one fails; else that is an InternalError
+            or a VerifyError.
+        known: what nests became before; they are not scheduled again, and their kernels are made when somebody asks for
+            them.
         groups: of programs made before, by the same templates, choices and intrinsics; those of this one are added.
 
     Raises:
         Unfit: the ladder may step down, and groups of several nodes have no schedule that holds.
     """
-    made = _Steps(memory, templates, choose, spelled, ladder or Ladder(), known, KnownGroups() if groups is None else groups)
+    made = _Steps(
+        memory, templates, choose, spelled, ladder or Ladder(), known, KnownGroups() if groups is None else groups
+    )
     steps = made.of(region)
     if made.unfit:
         raise Unfit(made.unfit)
@@ -305,11 +345,15 @@ class _Made:
 
 
 class KnownGroups:
-    """What groups became, by their likeness; the last `most` that were new, where programs come one after another. Each keeps its graph."""
+    """What groups became, by their likeness; the last `most` that were new, where programs come one after another. Each
+    keeps its graph.
+    """
 
     def __init__(self, most: int | None = None) -> None:
         self.most = most
-        self._made: dict[Hashable, tuple[_Made, tuple[int, ...]]] = {}  # and which of a group's values the parameters are
+        self._made: dict[
+            Hashable, tuple[_Made, tuple[int, ...]]
+        ] = {}  # and which of a group's values the parameters are
 
     def find(self, like: Hashable) -> tuple[_Made, tuple[int, ...]] | None:
         return self._made.get(like)
@@ -360,7 +404,16 @@ class Planner:
                 self.ladder.split(e.groups)
 
     def scheduled(self, region: Region, memory: MemoryPlan) -> Program:
-        steps = build_steps(region, memory, self.templates, self.choose, self.ctx.facts.native_intrinsics, self.ladder, self.known, self.groups)
+        steps = build_steps(
+            region,
+            memory,
+            self.templates,
+            self.choose,
+            self.ctx.facts.native_intrinsics,
+            self.ladder,
+            self.known,
+            self.groups,
+        )
         return Program(self.graph, region.fusion, memory, steps, region, self)
 
     def without(self, program: Program, failures: Sequence[Failure]) -> Program:
@@ -393,20 +446,32 @@ class _Steps:
         known: Known | None,
         groups: KnownGroups,
     ) -> None:
-        self.memory, self.templates, self.choose, self.spelled, self.ladder, self.known = memory, templates, choose, spelled, ladder, known
+        self.memory, self.templates, self.choose, self.spelled, self.ladder, self.known = (
+            memory,
+            templates,
+            choose,
+            spelled,
+            ladder,
+            known,
+        )
         self.groups = groups
         self.unfit: list[tuple[Group, str]] = []
         self.unfit_like: dict[Hashable, str] = {}
         self.made: dict[tuple[str, frozenset[str]], _Made] = {}
 
     def of(self, region: Region) -> tuple[AnyStep, ...]:
-        made = (self.control(region, g) if g.kind == "control" else self.kernel(region.graph, g) for g in region.fusion.groups)
+        made = (
+            self.control(region, g) if g.kind == "control" else self.kernel(region.graph, g)
+            for g in region.fusion.groups
+        )
         return tuple(s for s in made if s is not None)
 
     def kernel(self, graph: Graph, g: Group) -> Step | None:
         """The kernel call of a group; None where it is unfit, which is noted."""
         if g.kind == "host":
-            raise InternalError(f"{g.nodes[0].op.name}{locations(g.output.locs)} runs on the host and cannot be a kernel")
+            raise InternalError(
+                f"{g.nodes[0].op.name}{locations(g.output.locs)} runs on the host and cannot be a kernel"
+            )
         if g.nodes[0].op.name == "recurrence":  # its body reads values that the node does not list
             made = self.lowered(graph, g)
             return made.step(g, made.problem.lowered.params)
@@ -451,7 +516,10 @@ class _Steps:
         def make() -> Kernel:
             kernel = _applied(problem, self.templates, known.choice, self.spelled)
             if show_kernel(kernel) != known.text:
-                raise InternalError(f"schedule {known.choice} makes another kernel of {problem.kernel.name} than before: clear the cache of kernels")
+                raise InternalError(
+                    f"schedule {known.choice} makes another kernel of {problem.kernel.name} than before: clear the "
+                    "cache of kernels"
+                )
             return kernel
 
         return _Made(problem, known, make)
@@ -459,7 +527,9 @@ class _Steps:
     def new(self, nest: str, problem: Problem, nodes: int) -> _Made:
         """A nest of so many nodes that nobody has scheduled."""
         verify_kernel(problem.kernel, limited=nodes > 1)
-        kernel, choice, refusal = _scheduled(problem, self.templates, self.choose, self.spelled, self.ladder, nest, nodes)
+        kernel, choice, refusal = _scheduled(
+            problem, self.templates, self.choose, self.spelled, self.ladder, nest, nodes
+        )
         made = Scheduled.of(kernel, choice)
         if self.known is not None and refusal is None:
             self.known.record(nest, problem, made)

@@ -2,8 +2,8 @@
 
     y = matmul(x, transpose(w))   ->   y = matmul(x, w_0),   prologue: w_0 = transpose(w)
 
-For parameters this is what folding is for constants, but nothing is known of their contents: no rule may ask for them, so a program is
-right for whatever they are later. The passes see a further parameter in the place of the result.
+For parameters this is what folding is for constants, but nothing is known of their contents: no rule may ask for them,
+so a program is right for whatever they are later. The passes see a further parameter in the place of the result.
 """
 
 from __future__ import annotations
@@ -33,14 +33,20 @@ def movable(g: Graph, n: Node, ctx: PassContext) -> bool:
     if not all(map(g.settled, operands)) or not any(v in g.parameters for v in operands):
         return False
     values = [*operands, *n.outputs]
-    if not is_pure(n) or any(True for _ in n.subgraphs()) or not all(v.type.static and v.type.layout is None for v in values):
+    if (
+        not is_pure(n)
+        or any(True for _ in n.subgraphs())
+        or not all(v.type.static and v.type.layout is None for v in values)
+    ):
         return False
     size = sum(_bytes(o) for o in n.outputs)
     return size <= ctx.fold_limit or size <= sum(map(_bytes, operands))
 
 
 def held_in(g: Graph, v: Value, known: dict[Value, Value] | None = None) -> Value:
-    """The value of the prologue that a parameter holds, or a constant there. `known`: the constants that it has already."""
+    """The value of the prologue that a parameter holds, or a constant there. `known`: the constants that it has
+    already.
+    """
     known = {} if known is None else known
     if v in g.parameters:
         return g.parameters[v]

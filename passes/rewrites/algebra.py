@@ -1,7 +1,7 @@
 """Rewrite rules on arithmetic: neutral elements, constants in their place, cheaper ops for the same number.
 
-Part of `canonicalize`. A rule is exact unless its entry in the table at the end says otherwise; exact means that no rounding is added,
-dropped or moved, for infinities, NaN, signed zeros and denormals too (the payload of a NaN apart).
+Part of `canonicalize`. A rule is exact unless its entry in the table at the end says otherwise; exact means that no
+rounding is added, dropped or moved, for infinities, NaN, signed zeros and denormals too (the payload of a NaN apart).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dnnc.passes.rewrites.movement import BROADCASTING
 
 IDEMPOTENT = ("relu", "abs", "floor", "ceil", "round", "trunc", "sign")
 
-# --- neutral elements ---------------------------------------------------------------------------------------------------------
+# --- neutral elements -------------------------------------------------------------------------------------------------
 
 
 def _positive_zero(x: Any) -> bool:
@@ -67,18 +67,22 @@ def drop_repetition(m: Match) -> Value:
     return m.node(m.operand(m.root, 0), m.root.op.name).output
 
 
-# --- constants in their place -------------------------------------------------------------------------------------------------
+# --- constants in their place -----------------------------------------------------------------------------------------
 
 
 def constant_second(m: Match) -> Value:
     """add(c, x) -> add(x, c) for a constant c; likewise all commutative ops"""
     a, b = m.operand(m.root, 0), m.operand(m.root, 1)
-    m.require(a in m.graph.constants and b not in m.graph.constants, "the constant does not stand first, or there is none")
+    m.require(
+        a in m.graph.constants and b not in m.graph.constants, "the constant does not stand first, or there is none"
+    )
     return m.like((b, a))
 
 
 def constant_to_scalar(m: Match) -> Value:
-    """add(x, [[2, 2], [2, 2]]) -> add(x, 2): equal elements; expanded where the other operands do not give the result its shape"""
+    """add(x, [[2, 2], [2, 2]]) -> add(x, 2): equal elements; expanded where the other operands do not give the result
+    its shape
+    """
     for k, v in enumerate(m.root.inputs):
         array = m.graph.constants.get(v) if v is not None else None
         if v is None or array is None or v.type.rank == 0 or uniform(array) is None:
@@ -116,7 +120,9 @@ def divide_to_multiply(m: Match) -> Value:
 
 def _normal_range(dtype: DType) -> tuple[float, float]:
     """The smallest and the largest power of two that are normal numbers of a type."""
-    exponent = {"f64": 1022, "f16": 14}.get(dtype.name, 126)  # of the smallest normal number; those of f32 and bf16 agree
+    exponent = {"f64": 1022, "f16": 14}.get(
+        dtype.name, 126
+    )  # of the smallest normal number; those of f32 and bf16 agree
     return 2.0**-exponent, 2.0 ** (exponent + 1)
 
 
@@ -125,7 +131,9 @@ def merge_integers(m: Match) -> Value:
     inner = m.node(m.operand(m.root, 0), m.root.op.name)
     x, v = m.operand(inner, 0), m.operand(m.root, 1)
     c, d = m.constant(m.operand(inner, 1)), m.constant(v)
-    m.require(m.root.output.type.dtype.kind in "iu" and m.root.output.type.dtype.bits >= 8, "floats round after each step")
+    m.require(
+        m.root.output.type.dtype.kind in "iu" and m.root.output.type.dtype.bits >= 8, "floats round after each step"
+    )
     with np.errstate(all="ignore"):
         both = c + d if m.root.op.name == "add" else c * d
     return m.b.op(m.root.op, x, m.renew(v, np.asarray(both, x.type.dtype.numpy)))  # type: ignore[no-any-return]
@@ -137,7 +145,7 @@ def add_of_negative(m: Match) -> Value:
     return m.b.op("sub" if m.root.op.name == "add" else "add", x, y)  # type: ignore[no-any-return]
 
 
-# --- powers -------------------------------------------------------------------------------------------------------------------
+# --- powers -----------------------------------------------------------------------------------------------------------
 
 
 def power_to_product(m: Match) -> Value:
@@ -166,7 +174,8 @@ def cube_to_product(m: Match) -> Value:
 
 
 _POSITIVE = frozenset(("exp", "abs", "sigmoid", "softplus", "softmax", "reduce_sum_square", "reduce_l1", "reduce_l2"))
-_KEEPS_SIGN = frozenset(("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod", "add", "mul", "div", "sqrt", "cast", "reshape",
+_KEEPS_SIGN = frozenset(("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod", "add", "mul", "div",
+"sqrt", "cast", "reshape",
                          "transpose", "expand", "slice", "concat", "max", "min"))  # fmt: skip
 
 
@@ -183,17 +192,25 @@ def not_negative(m: Match, v: Value, depth: int = 6) -> bool:
     return n.op.name in _KEEPS_SIGN and all(u is not None and not_negative(m, u, depth - 1) for u in n.inputs)
 
 
-# --- casts and choices --------------------------------------------------------------------------------------------------------
+# --- casts and choices ------------------------------------------------------------------------------------------------
 
 
 def merge_casts(m: Match) -> Value:
-    """cast(cast(x: f16, to=f32), to=i32) -> cast(x, to=i32) where the first cast keeps every number and the second sees the same kind"""
+    """cast(cast(x: f16, to=f32), to=i32) -> cast(x, to=i32) where the first cast keeps every number and the second sees
+    the same kind
+    """
     inner = m.node(m.operand(m.root, 0), "cast")
     x = m.operand(inner, 0)
     a, b, c = x.type.dtype, inner.output.type.dtype, m.root.output.type.dtype
     m.require(holds(b, a), "{} does not hold every {}", b, a)
     # a float that is out of an integer's range saturates, an integer wraps
-    m.require(_class(a) == _class(b) or c.is_float or c.kind == "b" or holds(c, a), "{} and {} convert to {} by different rules", a, b, c)
+    m.require(
+        _class(a) == _class(b) or c.is_float or c.kind == "b" or holds(c, a),
+        "{} and {} convert to {} by different rules",
+        a,
+        b,
+        c,
+    )
     return m.b.node(m.root.op, (x,), m.root.attrs).output
 
 

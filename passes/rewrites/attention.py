@@ -3,8 +3,9 @@
     matmul(softmax(add(mul(matmul(q, k), 0.125), mask)), v)       ->   attention(q, transpose(k), v, mask, scale=0.125)
     matmul(where(isnan(p), 0, p), v), where p is such a softmax   ->   attention(..., masked_rows="zero")
 
-The scores, the largest values of a transformer, then never leave a kernel. For targets that have a kernel for it (`ctx.facts.fuses_attention`); runs on
-the canonical graph, before precision: its operands are stored as those of other products, and the scores are float32 inside.
+The scores, the largest values of a transformer, then never leave a kernel. For targets that have a kernel for it
+(`ctx.facts.fuses_attention`); runs on the canonical graph, before precision: its operands are stored as those of other
+products, and the scores are float32 inside.
 """
 
 from __future__ import annotations
@@ -29,13 +30,21 @@ def to_attention(m: Match) -> Value:
     scores = m.operand(weights, 0)
     rank = scores.type.rank
     m.require(weights.attrs["axis"] % rank == rank - 1, "the softmax is not over the keys")
-    m.require(scores.type.dtype.is_float and scores.type.dtype.bytes <= 4, "{} is no type of tensor cores", scores.type.dtype)
+    m.require(
+        scores.type.dtype.is_float and scores.type.dtype.bytes <= 4, "{} is no type of tensor cores", scores.type.dtype
+    )
     scores, mask = _masked(m, scores)
     scores, scale = _scaled(m, scores)
     product = m.sole(m.node(scores, "matmul"))
     q, k = m.operand(product, 0), m.operand(product, 1)
     (q, of_q), (k, of_k) = _scaled(m, q), _scaled(m, k)
-    m.require(q.type.rank == k.type.rank == v.type.rank == rank >= 3, "operands have ranks {}, {} and {}", q.type.rank, k.type.rank, v.type.rank)
+    m.require(
+        q.type.rank == k.type.rank == v.type.rank == rank >= 3,
+        "operands have ranks {}, {} and {}",
+        q.type.rank,
+        k.type.rank,
+        v.type.rank,
+    )
     m.require(q.type.shape[:-2] == k.type.shape[:-2] == v.type.shape[:-2], "batches are broadcast")
     heads = (q.type.shape[-1], v.type.shape[-1])
     m.require(all(isinstance(d, int) and 0 < d <= LARGEST_HEAD for d in heads), "heads of {} and {} elements", *heads)
@@ -43,7 +52,9 @@ def to_attention(m: Match) -> Value:
         mask = m.b.cast(mask, to=f32)
     swap = (*range(rank - 2), rank - 1, rank - 2)
     masks = () if mask is None else (mask,)
-    made: Value = m.b.attention(q, _transposed(m, k, swap), v, *masks, scale=scale * of_q * of_k, masked_rows=masked_rows)
+    made: Value = m.b.attention(
+        q, _transposed(m, k, swap), v, *masks, scale=scale * of_q * of_k, masked_rows=masked_rows
+    )
     return made
 
 
@@ -53,8 +64,15 @@ def _weights(m: Match, v: Value) -> tuple[Node, str]:
         return m.sole(m.node(v, "softmax")), "nan"
     choice = m.sole(m.node(v, "where"))
     test, p = m.sole(m.node(m.operand(choice, 0), "isnan")), m.node(m.operand(choice, 2), "softmax")
-    m.require(m.operand(test, 0) is p.output and m.number(m.operand(choice, 1)) == 0, "the choice is not one of zero for what is no number")
-    m.require({u for u, _ in p.output.uses} == {test, choice} and p.output not in m.outputs, "{} has other readers", p.output.name)
+    m.require(
+        m.operand(test, 0) is p.output and m.number(m.operand(choice, 1)) == 0,
+        "the choice is not one of zero for what is no number",
+    )
+    m.require(
+        {u for u, _ in p.output.uses} == {test, choice} and p.output not in m.outputs,
+        "{} has other readers",
+        p.output.name,
+    )
     return p, "zero"
 
 
@@ -67,7 +85,11 @@ def _masked(m: Match, scores: Value) -> tuple[Value, Value | None]:
     m.matched.append(n)
     for k in (0, 1):
         x, mask = m.operand(n, k), m.operand(n, 1 - k)
-        if x.type.shape == scores.type.shape and _leads_to_product(x) and broadcast_shapes(scores.type.shape, mask.type.shape) == scores.type.shape:
+        if (
+            x.type.shape == scores.type.shape
+            and _leads_to_product(x)
+            and broadcast_shapes(scores.type.shape, mask.type.shape) == scores.type.shape
+        ):
             return x, mask
     return scores, None
 
@@ -75,7 +97,9 @@ def _masked(m: Match, scores: Value) -> tuple[Value, Value | None]:
 def _leads_to_product(v: Value) -> bool:
     n = v.node
     while n is not None and n.op.name in ("mul", "div"):
-        made: list[Node] = [x.node for x in n.inputs if x is not None and x.node is not None and x.type.shape == v.type.shape]
+        made: list[Node] = [
+            x.node for x in n.inputs if x is not None and x.node is not None and x.type.shape == v.type.shape
+        ]
         n = made[0] if made else None
     return n is not None and n.op.name == "matmul"
 
@@ -108,7 +132,12 @@ def _transposed(m: Match, v: Value, perm: tuple[int, ...]) -> Value:
         turned = x.node
         rank = x.type.rank
         swap = (*range(rank - 2), rank - 1, rank - 2)
-        if turned is not None and turned.op.name == "transpose" and tuple(turned.attrs["perm"]) == swap and x.type.shape[-2:] == v.type.shape[-2:]:
+        if (
+            turned is not None
+            and turned.op.name == "transpose"
+            and tuple(turned.attrs["perm"]) == swap
+            and x.type.shape[-2:] == v.type.shape[-2:]
+        ):
             made = m.b.reshape(m.operand(turned, 0), shape=(*v.type.shape[:-2], v.type.shape[-1], v.type.shape[-2]))
     if made is None:
         made = m.b.transpose(v, perm=perm)

@@ -1,4 +1,5 @@
-"""Bring a graph into the one spelling that later passes know: the rules of `movement` and `algebra`, applied until none fires.
+"""Bring a graph into the one spelling that later passes know: the rules of `movement` and `algebra`, applied until none
+fires.
 
     add(0.0, reshape(reshape(x)))   ->   reshape(x)
 

@@ -1,11 +1,13 @@
-"""Choose how values lie in a GPU's memory: the channels of images last, so that neighbouring threads read neighbouring bytes.
+"""Choose how values lie in a GPU's memory: the channels of images last, so that neighbouring threads read neighbouring
+bytes.
 
     y = conv(x, w)        ->   y @ "0 2 3 1" = conv(x @ "0 2 3 1", w @ "0 2 3 1")
     y = matmul(a, b)      ->   y = matmul(a, b @ "1 0")          constant b of 16-bit floats
 
-Rows of channels are padded to multiples of 16 bytes ("0 2 3 1/8 1%8"), which vector loads and the tensor memory accelerator ask for.
-First layers, whose images have a few channels, are read as they come. Tensor cores want both operands with the reduced axis innermost, so
-constant matrices are transposed when the program is linked. Padding holds 0, as with blocks.
+Rows of channels are padded to multiples of 16 bytes ("0 2 3 1/8 1%8"), which vector loads and the tensor memory
+accelerator ask for. First layers, whose images have a few channels, are read as they come. Tensor cores want both
+operands with the reduced axis innermost, so constant matrices are transposed when the program is linked. Padding holds
+0, as with blocks.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class _ChannelsLast(Layouts):
             return self.plain(n)
         depthwise = group != 1 and w.type.shape[1] == 1 and group == channels == made
         grouped = group != 1 and not depthwise
-        fill, block = (1, 1) if grouped else (_block(out, made), _block(x.type, channels))  # rows of groups end with the last group
+        fill, block = (
+            (1, 1) if grouped else (_block(out, made), _block(x.type, channels))
+        )  # rows of groups end with the last group
         take = x.type.layout is not None or channels >= ACCESS // x.type.dtype.bytes
         self.set_input(n, 0, last(out.rank, 0, block) if take else None)
         filters = taps_first(out.rank, block) if depthwise else last(out.rank, 0, block)
@@ -67,7 +71,9 @@ class _ChannelsLast(Layouts):
         operands = [v for v in n.inputs if v is not None]
         shapes = [v.type.shape[1] for v in operands]
         images = any(v.type.layout is not None for v in operands)
-        even = n.attrs["axis"] % n.output.type.rank != 1 or all(isinstance(c, int) and _block(v.type, c) == 1 for v, c in zip(operands, shapes))
+        even = n.attrs["axis"] % n.output.type.rank != 1 or all(
+            isinstance(c, int) and _block(v.type, c) == 1 for v, c in zip(operands, shapes)
+        )
         return images and even
 
     def pools(self, n: Node) -> bool:
@@ -75,13 +81,22 @@ class _ChannelsLast(Layouts):
 
     def within_channels(self, n: Node) -> bool:
         x = n.inputs[0] if n.inputs else None
-        if n.op.name not in ("resize", "slice", "pad") or x is None or x.type.layout is None or len(n.inputs) > 1 + (n.op.name == "pad"):
+        if (
+            n.op.name not in ("resize", "slice", "pad")
+            or x is None
+            or x.type.layout is None
+            or len(n.inputs) > 1 + (n.op.name == "pad")
+        ):
             return False
         made = n.output.type.shape[1]
-        return bool(made == x.type.shape[1]) or (isinstance(made, int) and _block(n.output.type, made) == 1 == x.type.layout.block(1))
+        return bool(made == x.type.shape[1]) or (
+            isinstance(made, int) and _block(n.output.type, made) == 1 == x.type.layout.block(1)
+        )
 
 
 def _block(t: TensorType, channels: int) -> int:
-    """How many channels stand together so that each row of them has a multiple of 16 bytes: 1 where that is so anyway."""
+    """How many channels stand together so that each row of them has a multiple of 16 bytes: 1 where that is so
+    anyway.
+    """
     block = max(ACCESS // t.dtype.bytes, 1)
     return 1 if channels % block == 0 else block

@@ -3,11 +3,13 @@
     y = conv_transpose(x, w, stride s)            ->   z = conv(x, w'); y = interleave(z, strides=s)
     y = conv_transpose(x, w, stride s, group=g)   ->   z_r = conv(x, w_r, group=g); y = interleave(concat(z_0, z_1, ..), strides=s)
 
-Output u = s*q + r gathers x[q - m] * w[s*m + r] over m: for each phase r a convolution of stride 1 with every s-th tap (the sub-pixel form of
-Shi et al., "Is the deconvolution layer the same as a convolutional layer?", 2016). Nothing is multiplied with the zeros that a stretched input
-would have. Without groups the phases of all axes are channels of one convolution. Where images lie in blocks of channels, each phase has
-whole blocks, if need be with channels of zeros: then whole vectors change places. With groups each phase is a convolution, whose channels
-are in the order of the result's; where that makes too many they are one, and the channels of its groups change places with phases. Filters are rearranged by ops: of constants they are folded, of parameters they go into the prologue.
+Output u = s*q + r gathers x[q - m] * w[s*m + r] over m: for each phase r a convolution of stride 1 with every s-th tap
+(the sub-pixel form of Shi et al., "Is the deconvolution layer the same as a convolutional layer?", 2016). Nothing is
+multiplied with the zeros that a stretched input would have. Without groups the phases of all axes are channels of one
+convolution. Where images lie in blocks of channels, each phase has whole blocks, if need be with channels of zeros:
+then whole vectors change places. With groups each phase is a convolution, whose channels are in the order of the
+result's; where that makes too many they are one, and the channels of its groups change places with phases. Filters are
+rearranged by ops: of constants they are folded, of parameters they go into the prologue.
 """
 
 from __future__ import annotations
@@ -99,11 +101,17 @@ class _Rewrite:
         """The phases of all axes as channels of one convolution, in steps of whole blocks."""
         taps = [math.ceil(k / s) for k, s in zip(self.kernel, self.strides)]
         more = -self.channels % self.block if self.group == 1 < self.phases and 2 * self.channels >= self.block else 0
-        grown = self.sized(self.w, {1: self.each + more, **{2 + k: s * m for k, (s, m) in enumerate(zip(self.strides, taps))}})
+        grown = self.sized(
+            self.w, {1: self.each + more, **{2 + k: s * m for k, (s, m) in enumerate(zip(self.strides, taps))}}
+        )
         filters = [self.filters(grown, phase, taps, self.each + more) for phase in product(*map(range, self.strides))]
         bias = self.sized(self.bias, {0: self.channels + more}) if self.bias is not None else None
-        biases = self.swapped(self.joined([bias] * self.phases), 0, self.phases, self.group) if bias is not None else None
-        y = self.conv(self.swapped(self.joined(filters), 0, self.phases, self.group), biases, taps, crop, list(self.begin))
+        biases = (
+            self.swapped(self.joined([bias] * self.phases), 0, self.phases, self.group) if bias is not None else None
+        )
+        y = self.conv(
+            self.swapped(self.joined(filters), 0, self.phases, self.group), biases, taps, crop, list(self.begin)
+        )
         y = self.swapped(y, 1, self.group, self.phases)
         made = self.b.interleave(y, strides=self.strides, channels=self.channels) if self.phases > 1 else y
         assert isinstance(made, Value)
@@ -128,7 +136,10 @@ class _Rewrite:
             ahead = [r + p for r, p in zip(at, self.begin)]
             phase = tuple(a % s for a, s in zip(ahead, self.strides))
             taps = [max(math.ceil((k - r) / s), 1) for k, r, s in zip(self.kernel, phase, self.strides)]
-            ends = {2 + k: max(s * (m - 1) + r + 1, size) for k, (s, m, r, size) in enumerate(zip(self.strides, taps, phase, self.kernel))}
+            ends = {
+                2 + k: max(s * (m - 1) + r + 1, size)
+                for k, (s, m, r, size) in enumerate(zip(self.strides, taps, phase, self.kernel))
+            }
             filters = self.filters(self.sized(self.w, ends), phase, taps, self.each)
             parts.append(self.conv(filters, self.bias, taps, [0] * self.rank, ahead))
         y = self.b.interleave(self.joined(parts, 1), strides=self.strides, channels=self.channels)
@@ -136,7 +147,9 @@ class _Rewrite:
         return y
 
     def conv(self, filters: Value, bias: Value | None, taps: list[int], crop: list[int], ahead: list[int]) -> Value:
-        """The convolution whose first element is `ahead` elements behind the start of the whole result, less what will be cropped."""
+        """The convolution whose first element is `ahead` elements behind the start of the whole result, less what will
+        be cropped.
+        """
         back = [(m - 1) * d for m, d in zip(taps, self.dilations)]
         skipped = [a // s for a, s in zip(ahead, self.strides)]
         sizes = zip(self.x.type.shape[2:], self.n.output.type.shape[2:], crop, self.strides)
@@ -149,7 +162,9 @@ class _Rewrite:
     def filters(self, w: Value, phase: tuple[int, ...], taps: list[int], each: int) -> Value:
         """[C, O/g, *K] -> [O, C/g, *taps]: the filter of a phase at tap t is w at s*(taps - 1 - t) + phase."""
         last = tuple(s * (m - 1) + r for s, m, r in zip(self.strides, taps, phase))
-        part = self.b.slice(w, starts=(0, 0, *last), steps=(1, 1, *(-s for s in self.strides)), shape=(self.inputs, each, *taps))
+        part = self.b.slice(
+            w, starts=(0, 0, *last), steps=(1, 1, *(-s for s in self.strides)), shape=(self.inputs, each, *taps)
+        )
         apart = self.b.reshape(part, shape=(self.group, self.inputs // self.group, each, *taps))
         turned = self.b.transpose(apart, perm=(0, 2, 1, *range(3, self.rank + 3)))
         made = self.b.reshape(turned, shape=(self.group * each, self.inputs // self.group, *taps))

@@ -2,7 +2,8 @@
 
     a = exp(x); b = exp(x); c = add(a, b)   ->   a = exp(x); c = add(a, a)
 
-One walk in order suffices, as operands are merged before their readers. Random ops and ops with an effect are never merged.
+One walk in order suffices, as operands are merged before their readers. Random ops and ops with an effect are never
+merged.
 """
 
 from __future__ import annotations
@@ -17,7 +18,20 @@ from dnnc.passes.base import PassContext, graphs, is_pure
 from dnnc.passes.rewrite import sweep
 
 # a op b == b op a, bit by bit (the payload of a NaN apart)
-COMMUTATIVE = frozenset(("add", "mul", "equal", "not_equal", "logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor"))
+COMMUTATIVE = frozenset(
+    (
+        "add",
+        "mul",
+        "equal",
+        "not_equal",
+        "logical_and",
+        "logical_or",
+        "logical_xor",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_xor",
+    )
+)
 SAMPLES = 32  # elements that are compared before whole constants are hashed
 
 
@@ -47,7 +61,9 @@ def _merge_constants(g: Graph) -> bool:
 
 
 def _glance(a: np.ndarray[Any, Any]) -> object:
-    """A few elements spread over the array: equal for equal arrays, and mostly different for others, without a look at all the data."""
+    """A few elements spread over the array: equal for equal arrays, and mostly different for others, without a look at
+    all the data.
+    """
     if a.dtype.kind in "OUST":
         return tuple(a.ravel()[:SAMPLES])
     step = max(1, a.size // SAMPLES)

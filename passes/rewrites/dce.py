@@ -1,4 +1,6 @@
-"""Remove nodes whose results nobody reads, and constants that nobody uses. Graph inputs stay: they are the model's interface."""
+"""Remove nodes whose results nobody reads, and constants that nobody uses. Graph inputs stay: they are the model's
+interface.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,9 @@ ON_CORES: Mapping[str, Callable[..., Any]] = {"sort": sort_by_digits}
 
 
 def decompose(graph: Graph, ctx: PassContext, keep: Collection[str] = ()) -> bool:
-    """Expand every node whose record has a decomposition, unless its op is in `keep`. New nodes carry the old ones' locations."""
+    """Expand every node whose record has a decomposition, unless its op is in `keep`. New nodes carry the old ones'
+    locations.
+    """
     changed = False
     for g in graphs(graph):
         for n in g.nodes():

@@ -2,8 +2,9 @@
 
     c = [1, 2]; d = add(c, c)   ->   d = [2, 4]
 
-Runs first, because all that follows is cheaper on a graph without shape arithmetic. Values are computed by the reference interpreter in
-the model's own dtypes, so a folded value is the one that the graph interpreter would have seen.
+Runs first, because all that follows is cheaper on a graph without shape arithmetic. Values are computed by the
+reference interpreter in the model's own dtypes, so a folded value is the one that the graph interpreter would have
+seen.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ Array = np.ndarray[Any, Any]
 
 
 def fold(graph: Graph, ctx: PassContext) -> bool:
-    """Replace every pure node of constant operands and static shapes by its value; what depends on parameters moves to the prologue.
+    """Replace every pure node of constant operands and static shapes by its value; what depends on parameters moves to
+    the prologue.
 
     A subgraph is folded by itself.
     """

@@ -1,10 +1,12 @@
-"""Fold batch normalisation, and scales and shifts by constants per channel, into the weights and bias of the contraction before them.
+"""Fold batch normalisation, and scales and shifts by constants per channel, into the weights and bias of the
+contraction before them.
 
     y = batch_norm(conv(x, w, b), g, h, mu, var)   ->   y = conv(x, w * s, (b - mu) * s + h),  s = g / sqrt(var + epsilon)
 
-In steps: batch_norm by constants is `z * s + t`; a scale goes into weights, a shift into the bias of a convolution or the addend of a
-matmul. Valid where the contraction has no other reader and what changes is constant. The products are rounded once, from float64; weights
-that would overflow stay as they are. Rounding is moved, so strict numerics keep the graph.
+In steps: batch_norm by constants is `z * s + t`; a scale goes into weights, a shift into the bias of a convolution or
+the addend of a matmul. Valid where the contraction has no other reader and what changes is constant. The products are
+rounded once, from float64; weights that would overflow stay as they are. Rounding is moved, so strict numerics keep the
+graph.
 """
 
 from __future__ import annotations
@@ -24,14 +26,18 @@ def fold_batch_norm(graph: Graph, ctx: PassContext) -> bool:
     return rewrite(graph, (*FOLD_RULES, *PARAMETER_RULES) if graph.parameters else FOLD_RULES, ctx)
 
 
-# --- constants ----------------------------------------------------------------------------------------------------------------
+# --- constants --------------------------------------------------------------------------------------------------------
 
 
 def _rounded(m: Match, a: Array, like: Value, shape: tuple[int, ...] | None = None) -> Array:
     """Numbers in the dtype of a value; NoMatch where one overflows."""
     with np.errstate(all="ignore"):
         out: Array = a.astype(like.type.dtype.numpy).reshape(a.shape if shape is None else shape)
-    m.require(bool(np.isfinite(out.astype(np.float64, copy=False)).all()), "a folded constant would not be finite in {}", like.type.dtype)
+    m.require(
+        bool(np.isfinite(out.astype(np.float64, copy=False)).all()),
+        "a folded constant would not be finite in {}",
+        like.type.dtype,
+    )
     return out
 
 
@@ -41,18 +47,24 @@ def _channels(m: Match, c: Value, z: Value, axis: int) -> Array:
     shape = (1,) * (z.type.rank - a.ndim) + a.shape
     size = z.type.shape[axis]
     m.require(len(shape) == z.type.rank, "{} has more dims than {}", c.name, z.name)
-    m.require(all(d == 1 for k, d in enumerate(shape) if k != axis), "{} does not vary along axis {} alone", c.name, axis)
+    m.require(
+        all(d == 1 for k, d in enumerate(shape) if k != axis), "{} does not vary along axis {} alone", c.name, axis
+    )
     m.require(isinstance(size, int), "axis {} of {} has a symbolic size", axis, z.name)
     return np.broadcast_to(a.astype(np.float64).reshape(-1), (size,))  # type: ignore[arg-type]
 
 
 def _float(m: Match, n: Node) -> Node:
-    m.require(n.output.type.dtype.is_float and n.attrs.get("out_dtype") is None, "{} is not computed in floats", n.op.name)
+    m.require(
+        n.output.type.dtype.is_float and n.attrs.get("out_dtype") is None, "{} is not computed in floats", n.op.name
+    )
     return n
 
 
 def _scale_or_inverse(m: Match, z_ops: tuple[str, ...]) -> tuple[Node, Value, bool]:
-    """The root as a product of a node of these ops, read here alone, and a constant: (node, constant, is it a division)."""
+    """The root as a product of a node of these ops, read here alone, and a constant: (node, constant, is it a
+    division).
+    """
     if m.root.op.name == "div":
         z, c = m.operand(m.root, 0), m.operand(m.root, 1)
         m.constant(c)
@@ -63,11 +75,13 @@ def _scale_or_inverse(m: Match, z_ops: tuple[str, ...]) -> tuple[Node, Value, bo
     return n, c, m.root.op.name == "div"
 
 
-# --- batch normalisation ------------------------------------------------------------------------------------------------------
+# --- batch normalisation ----------------------------------------------------------------------------------------------
 
 
 def batch_norm_to_scale(m: Match) -> Value:
-    """batch_norm(z, g, h, mu, var) -> add(mul(z, s), t), s = g / sqrt(var + epsilon), t = h - mu * s, where all but z are constants"""
+    """batch_norm(z, g, h, mu, var) -> add(mul(z, s), t), s = g / sqrt(var + epsilon), t = h - mu * s, where all but z
+    are constants
+    """
     z = m.operand(m.root, 0)
     g, h, mu, var = (m.constant(m.operand(m.root, k)).astype(np.float64) for k in range(1, 5))
     if z.type.dtype.computed is not z.type.dtype:  # between two nodes the product would be rounded to the half type
@@ -88,11 +102,13 @@ def _absorbs(m: Match, z: Value) -> bool:
     return z not in m.outputs and len(z.uses) == 1
 
 
-# --- convolutions -------------------------------------------------------------------------------------------------------------
+# --- convolutions -----------------------------------------------------------------------------------------------------
 
 
 def scale_into_conv(m: Match) -> Value:
-    """mul(conv(x, w, b), c) -> conv(x, w * c, b * c) for one c per output channel; div likewise; conv_transpose likewise"""
+    """mul(conv(x, w, b), c) -> conv(x, w * c, b * c) for one c per output channel; div likewise; conv_transpose
+    likewise
+    """
     n, c, inverse = _scale_or_inverse(m, CONVOLUTIONS)
     x, w = m.operand(n, 0), m.operand(n, 1)
     factor = _inverted(_channels(m, c, n.output, 1), inverse)
@@ -146,12 +162,14 @@ def _scaled(m: Match, w: Value, factor: Array) -> Array:
         return _rounded(m, a.astype(np.float64) * factor, w)
     out = np.empty_like(a)
     with np.errstate(all="ignore"):
-        np.multiply(a, factor, out=out, dtype=np.float64, casting="same_kind")  # in blocks, without a float64 copy of the weights
+        np.multiply(
+            a, factor, out=out, dtype=np.float64, casting="same_kind"
+        )  # in blocks, without a float64 copy of the weights
     m.require(bool(np.isfinite(out).all()), "a folded constant would not be finite in {}", w.type.dtype)
     return out
 
 
-# --- matrix products ----------------------------------------------------------------------------------------------------------
+# --- matrix products --------------------------------------------------------------------------------------------------
 
 
 def scale_into_matmul(m: Match) -> Value:
@@ -165,7 +183,9 @@ def scale_into_matmul(m: Match) -> Value:
 
 
 def scale_past_shift(m: Match) -> Value:
-    """mul(add(matmul(x, w), b), c) -> add(mul(matmul(x, w), c), b * c) for constants w, b, c of which c varies by column alone"""
+    """mul(add(matmul(x, w), b), c) -> add(mul(matmul(x, w), c), b * c) for constants w, b, c of which c varies by
+    column alone
+    """
     n, c, inverse = _scale_or_inverse(m, ("add",))
     z, shift = m.either(n)
     product = m.sole(_float(m, m.node(z, "matmul")))

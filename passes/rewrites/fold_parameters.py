@@ -1,10 +1,11 @@
-"""Fold batch normalisation, and scales and shifts per channel, into weights that are parameters: the products are made in the prologue.
+"""Fold batch normalisation, and scales and shifts per channel, into weights that are parameters: the products are made
+in the prologue.
 
     y = batch_norm(conv(x, w, b), g, h, mu, var)   ->   y = conv(x, w_0, b_0),
                                                         prologue: s = g / sqrt(var + epsilon); w_0 = w * s; b_0 = (b - mu) * s + h
 
-The rules of `fold_batch_norm.py` for values that are not known yet. They are rounded once, from float64. Half floats that overflow could not be
-seen here, so float16 is left alone. Rounding is moved, so strict numerics keep the graph.
+The rules of `fold_batch_norm.py` for values that are not known yet. They are rounded once, from float64. Half floats
+that overflow could not be seen here, so float16 is left alone. Rounding is moved, so strict numerics keep the graph.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def _channels(m: Match, c: Value, z: Value, axis: int) -> tuple[int, int]:
     """The elements of a value that differs along one axis of z alone, and the size of that axis."""
     shape, size = (1,) * (z.type.rank - c.type.rank) + c.type.shape, z.type.shape[axis]
     m.require(len(shape) == z.type.rank and isinstance(size, int), "{} does not fit the channels of {}", c.name, z.name)
-    m.require(all(d == 1 for k, d in enumerate(shape) if k != axis), "{} does not vary along axis {} alone", c.name, axis)
+    m.require(
+        all(d == 1 for k, d in enumerate(shape) if k != axis), "{} does not vary along axis {} alone", c.name, axis
+    )
     assert isinstance(size, int) and isinstance(shape[axis], int)
     return shape[axis], size  # type: ignore[return-value]
 
@@ -76,7 +79,9 @@ def norm_to_scale(m: Match) -> Value:
     s = w.op("div", g, w.op("sqrt", w.op("add", var, np.float64(m.root.attrs["epsilon"]))))
     t = w.op("sub", h, w.op("mul", mu, s))
     shape = (-1,) + (1,) * (z.type.rank - 2)
-    scale, shift = (w.done(w.op("reshape", x, shape=(x.type.size, *shape[1:])), like) for x, like in ((s, rest[0]), (t, rest[1])))
+    scale, shift = (
+        w.done(w.op("reshape", x, shape=(x.type.size, *shape[1:])), like) for x, like in ((s, rest[0]), (t, rest[1]))
+    )
     b = m.b
     return b.add(b.mul(z, scale), shift)  # type: ignore[no-any-return]
 

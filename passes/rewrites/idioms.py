@@ -1,4 +1,5 @@
-"""Recognise computations that exporters spell out in small ops, and put the one op in their place that has a good kernel.
+"""Recognise computations that exporters spell out in small ops, and put the one op in their place that has a good
+kernel.
 
     div(d, sqrt(add(reduce_mean(mul(d, d)), 1e-5))), d = sub(x, reduce_mean(x))   ->   mean_variance_norm(x, epsilon=1e-5)
     mul(mean_variance_norm(x), scale), add(.., bias)                               ->   layer_norm(x, scale, bias)
@@ -6,7 +7,8 @@
     div(e, reduce_sum(e)), e = exp(sub(x, reduce_max(x)))                          ->   softmax(x)
     mul(mul(x, 0.5), add(erf(mul(x, 0.7071)), 1.0))                                ->   gelu(x), and the form with tanh
 
-Runs on a canonical graph whose equal nodes are merged. The ops round in another order than the chains, so strict numerics keep the chains.
+Runs on a canonical graph whose equal nodes are merged. The ops round in another order than the chains, so strict
+numerics keep the chains.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ Axes = tuple[int, ...]
 
 
 def idioms(graph: Graph, ctx: PassContext) -> bool:
-    """Replace the idioms above, whatever the order of their commutative operands. Nothing happens with strict numerics."""
+    """Replace the idioms above, whatever the order of their commutative operands. Nothing happens with strict
+    numerics.
+    """
     return rewrite(graph, IDIOM_RULES, ctx)
 
 
-# --- normalisation ------------------------------------------------------------------------------------------------------------
+# --- normalisation ----------------------------------------------------------------------------------------------------
 
 
 def _rows(m: Match, v: Value, op: str) -> tuple[Value, Axes]:
@@ -42,7 +46,9 @@ def _rows(m: Match, v: Value, op: str) -> tuple[Value, Axes]:
 
 
 def _inverse_root(m: Match) -> tuple[Value, Value]:
-    """The root as y / sqrt(v): `div(y, sqrt(v))`, `mul(y, reciprocal(sqrt(v)))`, `mul(y, div(1, sqrt(v)))` or `mul(y, pow(v, -0.5))`."""
+    """The root as y / sqrt(v): `div(y, sqrt(v))`, `mul(y, reciprocal(sqrt(v)))`, `mul(y, div(1, sqrt(v)))` or `mul(y,
+    pow(v, -0.5))`.
+    """
     n = m.root
     if n.op.name == "div":
         return m.operand(n, 0), m.operand(m.sole(m.node(m.operand(n, 1), "sqrt")), 0)
@@ -73,13 +79,20 @@ def _mean_square(m: Match, v: Value, y: Value) -> tuple[float, Axes]:
 
 
 def standardize(m: Match) -> Value:
-    """div(d, sqrt(add(reduce_mean(mul(d, d)), e))) -> mean_variance_norm(x, epsilon=e), where d = sub(x, reduce_mean(x)) over the same axes"""
+    """div(d, sqrt(add(reduce_mean(mul(d, d)), e))) -> mean_variance_norm(x, epsilon=e), where d = sub(x,
+    reduce_mean(x)) over the same axes
+    """
     d, v = _inverse_root(m)
     n = m.node(d, "sub")
     x = m.operand(n, 0)
     epsilon, axes = _mean_square(m, v, d)
     readers = {u for u, _ in d.uses}
-    m.require(len(readers) == 2 and d not in m.outputs, "the deviation {} has {} readers; 2 are part of the idiom", d.name, len(readers))
+    m.require(
+        len(readers) == 2 and d not in m.outputs,
+        "the deviation {} has {} readers; 2 are part of the idiom",
+        d.name,
+        len(readers),
+    )
     y, others = _rows(m, m.operand(n, 1), "reduce_mean")
     m.require(y is x and others == axes, "the mean is not that of {} over axes {}", x.name, axes)
     m.keeps_type(x)
@@ -87,7 +100,9 @@ def standardize(m: Match) -> Value:
 
 
 def root_mean_square(m: Match) -> Value:
-    """div(x, sqrt(add(reduce_mean(mul(x, x)), e))) -> rms_norm(x, 1.0, epsilon=e), where the mean is over the last axes"""
+    """div(x, sqrt(add(reduce_mean(mul(x, x)), e))) -> rms_norm(x, 1.0, epsilon=e), where the mean is over the last
+    axes
+    """
     x, v = _inverse_root(m)
     epsilon, axes = _mean_square(m, v, x)
     m.require(axes == tuple(range(axes[0], x.type.rank)) if axes else False, "the axes {} are not the last ones", axes)
@@ -116,21 +131,31 @@ def bias_of_norm(m: Match) -> Value:
 
 
 def _norm_and_other(m: Match, *ops: str) -> tuple[Node, Value]:
-    """A normalisation that is read here alone, and the parameter beside it: a constant or an input that broadcasts to it."""
+    """A normalisation that is read here alone, and the parameter beside it: a constant or an input that broadcasts to
+    it.
+    """
     for k in (0, 1):
         v, other = m.operand(m.root, k), m.operand(m.root, 1 - k)
         if v.node is None or v.node.op.name not in ops:
             continue
         n = m.sole(m.node(v, *ops))
         m.keeps_type(v)
-        m.require(other.node is None and broadcast_shapes(v.type.shape, other.type.shape) == v.type.shape, "{} is no parameter", other.name)
+        m.require(
+            other.node is None and broadcast_shapes(v.type.shape, other.type.shape) == v.type.shape,
+            "{} is no parameter",
+            other.name,
+        )
         # a parameter is smaller than the rows: a residual of the full shape is added afterwards
-        m.require(other.type.rank < v.type.rank or any(same_dim(d, 1) for d in other.type.shape), "{} is as large as the rows", other.name)
+        m.require(
+            other.type.rank < v.type.rank or any(same_dim(d, 1) for d in other.type.shape),
+            "{} is as large as the rows",
+            other.name,
+        )
         return n, other
     raise NoMatch("neither operand is made by {}", " or ".join(ops))
 
 
-# --- softmax ------------------------------------------------------------------------------------------------------------------
+# --- softmax ----------------------------------------------------------------------------------------------------------
 
 
 def _shifted(m: Match, v: Value) -> tuple[Value, Axes]:
@@ -158,12 +183,17 @@ def log_softmax_chain(m: Match) -> Value:
     d = m.operand(m.root, 0)
     x, axes = _shifted(m, d)
     summed, others = _rows(m, m.operand(m.sole(m.node(m.operand(m.root, 1), "log")), 0), "reduce_sum")
-    m.require(m.operand(m.sole(m.node(summed, "exp")), 0) is d and axes == others, "the sum is not that of exp({}) over axes {}", d.name, axes)
+    m.require(
+        m.operand(m.sole(m.node(summed, "exp")), 0) is d and axes == others,
+        "the sum is not that of exp({}) over axes {}",
+        d.name,
+        axes,
+    )
     m.require(len({u for u, _ in d.uses}) == 2 and d not in m.outputs, "{} has other readers", d.name)
     return m.b.log_softmax(x, axis=axes[0])  # type: ignore[no-any-return]
 
 
-# --- gelu ---------------------------------------------------------------------------------------------------------------------
+# --- gelu -------------------------------------------------------------------------------------------------------------
 
 CUBIC = 0.044715
 SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
@@ -174,7 +204,12 @@ def _factors(m: Match, v: Value, depth: int = 5) -> tuple[list[Value], float]:
     n = v.node
     if v in m.graph.constants and v.type.size == 1:
         return [], float(m.number(v))
-    if n is None or depth == 0 or n.op.name not in ("mul", "div") or (n is not m.root and (len(n.output.uses) != 1 or v in m.outputs)):
+    if (
+        n is None
+        or depth == 0
+        or n.op.name not in ("mul", "div")
+        or (n is not m.root and (len(n.output.uses) != 1 or v in m.outputs))
+    ):
         return [v], 1.0
     a, b = n.inputs
     assert a is not None and b is not None
@@ -212,7 +247,9 @@ def _polynomial(m: Match, v: Value, x: Value, depth: int = 6) -> dict[int, float
 
 
 def gelu_chain(m: Match) -> Value:
-    """mul(mul(x, 0.5), add(erf(mul(x, 0.7071)), 1)) -> gelu(x); tanh(0.7979 * (x + 0.0447 * x^3)) instead of erf -> gelu(x, approximate="tanh")"""
+    """mul(mul(x, 0.5), add(erf(mul(x, 0.7071)), 1)) -> gelu(x); tanh(0.7979 * (x + 0.0447 * x^3)) instead of erf ->
+    gelu(x, approximate="tanh")
+    """
     factors, c = _factors(m, m.root.output)
     m.require(len(factors) == 2, "the product has {} factors besides numbers; gelu has 2", len(factors))
     near = 4 * _epsilon(m.root.output)
@@ -235,7 +272,9 @@ def gelu_chain(m: Match) -> Value:
 def _epsilon(v: Value) -> float:
     """The relative distance of neighbouring numbers of a value's dtype; constants of a model are rounded to it."""
     name = v.type.dtype.name
-    return 2.0**-7 if name == "bf16" else 2.0**-10 if name == "f16" else 2.0**-23  # doubles are often written with float32 digits
+    return (
+        2.0**-7 if name == "bf16" else 2.0**-10 if name == "f16" else 2.0**-23
+    )  # doubles are often written with float32 digits
 
 
 IDIOM_RULES: tuple[Rule, ...] = (

@@ -4,10 +4,10 @@
     conv(x, w, group=4)   ->   the same by panels of a block of outputs each, which read the inputs of all groups that they have outputs of
     y = matmul(a, b)      ->   y = matmul(a, b @ "1/16 0 1%16")       but for the few rows that would read what is packed at run time
 
-Convolutions make blocked outputs, element-wise ops and pooling pass a block on, everything else works on row-major values; `pack` nodes
-stand at the borders, one for each value and layout. Constants are relabelled: their bytes are packed when the program is linked, those of
-parameters when they are bound.
-Type rules see logical shapes throughout. Padding lanes of a blocked axis hold 0.
+Convolutions make blocked outputs, element-wise ops and pooling pass a block on, everything else works on row-major
+values; `pack` nodes stand at the borders, one for each value and layout. Constants are relabelled: their bytes are
+packed when the program is linked, those of parameters when they are bound. Type rules see logical shapes throughout.
+Padding lanes of a blocked axis hold 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from dnnc.passes.planning.prologue import held_in
 from dnnc.passes.rewrites.winograd import winograd_tile
 
 WIDE = (f32, i32)  # types whose vectors have as many lanes as a block
-SHUFFLE = 2  # products that a shuffle takes the time of: it occupies a port of theirs, and its result a register of a tile
+SHUFFLE = (
+    2  # products that a shuffle takes the time of: it occupies a port of theirs, and its result a register of a tile
+)
 GAIN = 1.1  # over products with zeros that shuffles must promise
 MOST_SHUFFLED = 4  # panels whose lanes come out of one block: as many times the registers are needed
 FEW_ROWS = 16  # of a product: two tiles, which read a matrix no slower as it lies than it takes to write it in panels
@@ -57,7 +59,9 @@ def filters(rank: int, lanes: int, block_inputs: bool) -> Layout:
 
 
 def winograd_filters(lanes: int, tile: int) -> Layout:
-    """`winograd4 2 3 0/16 1/16 1%16 0%16`: for each point panels of output channels, in each all input channels one after the other."""
+    """`winograd4 2 3 0/16 1/16 1%16 0%16`: for each point panels of output channels, in each all input channels one
+    after the other.
+    """
     return Layout((Part(2), Part(3), Part(0, lanes), Part(1, lanes), Part(1, 1, lanes), Part(0, 1, lanes)), tile)
 
 
@@ -67,15 +71,17 @@ def assign_layouts(graph: Graph, lanes: int, strict: bool = False, rates: CoreRa
     Args:
         graph: changed in place.
         lanes: float32 elements of the target's vector register.
-        strict: nothing changes what an infinity or NaN spreads to: no Winograd's convolution, no products with zeros in place of other groups.
+        strict: nothing changes what an infinity or NaN spreads to: no Winograd's convolution, no products with zeros in
+            place of other groups.
         rates: of a core of the target.
     """
     return _Blocked(graph, lanes, strict, rates).run()
 
 
 class Layouts(ABC):
-    """Walks a graph once: convolutions and products choose, what works in any order follows, `pack` nodes stand in between. Subclasses say
-    what convolutions and products want, and what else keeps a layout."""
+    """Walks a graph once: convolutions and products choose, what works in any order follows, `pack` nodes stand in
+    between. Subclasses say what convolutions and products want, and what else keeps a layout.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -101,7 +107,7 @@ class Layouts(ABC):
                 self.graph.outputs[k] = self.relaid(v, None, None)
         return self.changed
 
-    # --- rules per op: a subclass's ---------------------------------------------------------------------------------------------
+    # --- rules per op: a subclass's -----------------------------------------------------------------------------------
 
     @abstractmethod
     def conv(self, n: Node) -> None:
@@ -123,7 +129,7 @@ class Layouts(ABC):
     def within_channels(self, n: Node) -> bool:
         """Is this a resampling, a crop or a border that can be made of its operand as it lies?"""
 
-    # --- what follows its operands --------------------------------------------------------------------------------------------
+    # --- what follows its operands ------------------------------------------------------------------------------------
 
     def keeps(self, n: Node) -> bool:
         """Ops that work on blocks as on rows: same shape in and out, or a window per channel."""
@@ -133,7 +139,9 @@ class Layouts(ABC):
             return n.inputs[0] is not None and n.inputs[0].type.layout is not None
         if "elementwise" not in n.op.traits or len(n.outputs) != 1:
             return False
-        return any(v is not None and v.type.layout is not None and v.type.shape == n.output.type.shape for v in n.inputs)
+        return any(
+            v is not None and v.type.layout is not None and v.type.shape == n.output.type.shape for v in n.inputs
+        )
 
     @staticmethod
     def by_channel(n: Node) -> bool:
@@ -143,7 +151,9 @@ class Layouts(ABC):
     def keep(self, n: Node) -> None:
         out = n.output.type
         blocks = [
-            v.type.layout for v in n.inputs if v is not None and v.type.layout is not None and (self.by_channel(n) or v.type.shape == out.shape)
+            v.type.layout
+            for v in n.inputs
+            if v is not None and v.type.layout is not None and (self.by_channel(n) or v.type.shape == out.shape)
         ]
         lay = blocks[0]
         for k, v in enumerate(n.inputs):
@@ -156,7 +166,9 @@ class Layouts(ABC):
         self.set_output(n, lay)
 
     def across(self, n: Node) -> None:
-        """A window over channels crosses blocks: it is computed in rows between two `pack` nodes, and what follows it keeps its blocks."""
+        """A window over channels crosses blocks: it is computed in rows between two `pack` nodes, and what follows it
+        keeps its blocks.
+        """
         x = n.inputs[0]
         assert x is not None
         uses, lay = list(n.output.uses), x.type.layout
@@ -178,7 +190,7 @@ class Layouts(ABC):
             if v is not None and v.type.layout is not None:
                 self.set_input(n, k, None)
 
-    # --- changing values ------------------------------------------------------------------------------------------------------
+    # --- changing values ----------------------------------------------------------------------------------------------
 
     def set_input(self, n: Node, k: int, layout: Layout | None) -> None:
         v = n.inputs[k]
@@ -195,15 +207,24 @@ class Layouts(ABC):
     def relaid(self, v: Value, layout: Layout | None, before: Node | None) -> Value:
         """The value in another layout: the source of a `pack`, a relabelled constant, or a new `pack`."""
         self.changed = True
-        if v.node is not None and v.node.op.name == "pack" and v.node.inputs[0] is not None and v.node.inputs[0].type.layout == layout:
+        if (
+            v.node is not None
+            and v.node.op.name == "pack"
+            and v.node.inputs[0] is not None
+            and v.node.inputs[0].type.layout == layout
+        ):
             return v.node.inputs[0]  # pack(pack(x)) -> x
         key = (v, layout)
         found = self.made.get(key)
         if found is None:
             if v in self.graph.constants:
-                found = self.graph.constant(self.graph.constants[v], v.name, v.locs, TensorType(v.type.dtype, v.type.shape, layout))
+                found = self.graph.constant(
+                    self.graph.constants[v], v.name, v.locs, TensorType(v.type.dtype, v.type.shape, layout)
+                )
             elif v in self.graph.parameters:
-                found = self.graph.parameter(self.graph.parameters[v], TensorType(v.type.dtype, v.type.shape, layout), v.name)
+                found = self.graph.parameter(
+                    self.graph.parameters[v], TensorType(v.type.dtype, v.type.shape, layout), v.name
+                )
             else:
                 after = self.graph.first_node() if v.node is None else v.node.next
                 found = Builder(self.graph, after, v.locs).op("pack", v, layout=layout)
@@ -228,7 +249,9 @@ class _Blocked(Layouts):
         few = group == 1 and isinstance(made, int) and made < self.lanes // 2 and out.dtype.computed in WIDE
         if few and isinstance(channels, int) and (x.type.layout is not None or channels >= self.lanes // 2):
             return self.few(n)
-        enough = isinstance(made, int) and made > 1  # fewer than fill a block are still faster so than with lanes over pixels
+        enough = (
+            isinstance(made, int) and made > 1
+        )  # fewer than fill a block are still faster so than with lanes over pixels
         fits = enough and isinstance(channels, int) and out.dtype.computed in WIDE
         if not fits:
             return self.plain(n)
@@ -258,21 +281,31 @@ class _Blocked(Layouts):
         self.set_output(n, None)
 
     def shuffles(self, n: Node) -> bool:
-        """Do lanes of several groups better take their inputs out of one block, by a shuffle for each input of a group, than by products with zeros?"""
+        """Do lanes of several groups better take their inputs out of one block, by a shuffle for each input of a group,
+        than by products with zeros?
+        """
         x, w = n.inputs[0], n.inputs[1]
         assert x is not None and w is not None
         panels = panels_of(x.type.shape[1], w.type.shape[0], n.attrs["group"], self.lanes)  # type: ignore[arg-type]
         taps, stride = w.type.shape[-1], (n.attrs["strides"] or (1,))[-1]
-        if not 0 < panels.of_a_block <= MOST_SHUFFLED or not isinstance(taps, int) or panels.inputs * taps > MOST_UNROLLED:
+        if (
+            not 0 < panels.of_a_block <= MOST_SHUFFLED
+            or not isinstance(taps, int)
+            or panels.inputs * taps > MOST_UNROLLED
+        ):
             return False
-        each = min(stride / taps, 1)  # for each product: neighbouring pixels share those of the taps that they have in common
+        each = min(
+            stride / taps, 1
+        )  # for each product: neighbouring pixels share those of the taps that they have in common
         waste = panels.most / panels.inputs
         return waste > 1 and (self.strict or (1 + SHUFFLE * each) * GAIN < waste)
 
     def by_panels(self, n: Node) -> Node:
-        """The convolution with a panel for each block of outputs, whose filters hold zeros for the inputs of other groups.
+        """The convolution with a panel for each block of outputs, whose filters hold zeros for the inputs of other
+        groups.
 
-        conv(x, w, group=3) of 24 -> 24 channels  ->  conv(x, where(mask, concat(w, w, w, axis=1), 0), group=3, panel=16)
+        conv(x, w, group=3) of 24 -> 24 channels  ->  conv(x, where(mask, concat(w, w, w, axis=1), 0), group=3,
+        panel=16)
         """
         w, group = n.inputs[1], n.attrs["group"]
         assert w is not None and n.inputs[0] is not None
@@ -288,7 +321,9 @@ class _Blocked(Layouts):
         return y.node
 
     def spread(self, w: Value, panels: Panels, n: Node) -> Value:
-        """The filters of a grouped convolution for panels: each behind zeros for the inputs of groups that come before its own."""
+        """The filters of a grouped convolution for panels: each behind zeros for the inputs of groups that come before
+        its own.
+        """
         rank, copies = w.type.rank, panels.most // panels.inputs
         of = np.arange(panels.made)
         ahead = of // panels.outputs - of // panels.width * panels.width // panels.outputs  # groups
@@ -296,12 +331,20 @@ class _Blocked(Layouts):
         own = own.reshape(*own.shape, *(1,) * (rank - 2))
         if w in self.graph.constants:
             array = self.graph.constants[w]
-            return self.graph.constant(np.where(own, np.tile(array, (1, copies, *(1,) * (rank - 2))), array.dtype.type(0)), w.name, w.locs)
+            return self.graph.constant(
+                np.where(own, np.tile(array, (1, copies, *(1,) * (rank - 2))), array.dtype.type(0)), w.name, w.locs
+            )
         later = w in self.graph.parameters
         assert self.graph.prologue is not None or not later
-        b = Builder(self.graph.prologue) if later and self.graph.prologue is not None else Builder(self.graph, n, n.locs)
+        b = (
+            Builder(self.graph.prologue)
+            if later and self.graph.prologue is not None
+            else Builder(self.graph, n, n.locs)
+        )
         source = held_in(self.graph, w) if later else w
-        made = b.where(b.constant(own), b.concat(*[source] * copies, axis=1), b.constant(np.zeros((), w.type.dtype.numpy)))
+        made = b.where(
+            b.constant(own), b.concat(*[source] * copies, axis=1), b.constant(np.zeros((), w.type.dtype.numpy))
+        )
         return self.graph.parameter(made, made.type, w.name) if later else made
 
     def matmul(self, n: Node) -> None:
@@ -320,7 +363,12 @@ class _Blocked(Layouts):
         x = n.inputs[0] if n.inputs else None
         if n.op.name == "interleave" and x is not None and x.type.layout is not None:
             return bool(x.type.shape[1] % (self.lanes * product(n.attrs["strides"])) == 0)
-        if n.op.name not in ("resize", "slice", "pad") or x is None or x.type.layout is None or len(n.inputs) > 1 + (n.op.name == "pad"):
+        if (
+            n.op.name not in ("resize", "slice", "pad")
+            or x is None
+            or x.type.layout is None
+            or len(n.inputs) > 1 + (n.op.name == "pad")
+        ):
             return False
         if n.op.name == "slice":
             start, size = n.attrs["starts"][1], n.output.type.shape[1]
@@ -334,20 +382,29 @@ class _Blocked(Layouts):
         if n.op.name not in KEEPS_BLOCKS or x is None or n.output.type.dtype.computed not in WIDE:
             return False
         channels, window = x.type.shape[1], product(n.attrs["kernel"])
-        if not isinstance(channels, int) or channels < LEAST_POOLED or not 1 < window < LARGE_WINDOW or product(n.output.type.shape[2:]) == 1:
+        if (
+            not isinstance(channels, int)
+            or channels < LEAST_POOLED
+            or not 1 < window < LARGE_WINDOW
+            or product(n.output.type.shape[2:]) == 1
+        ):
             return False
         self.set_input(n, 0, blocked(x.type.rank, self.lanes))
         return True
 
     def joins(self, n: Node) -> bool:
-        """A concatenation of channels that are whole blocks each, or of images that all lie in blocks already: then two vectors make one."""
+        """A concatenation of channels that are whole blocks each, or of images that all lie in blocks already: then two
+        vectors make one.
+        """
         if n.op.name != "concat" or n.attrs["axis"] % n.output.type.rank != 1 or n.output.type.rank < 3:
             return False
         operands = [v for v in n.inputs if v is not None]
         sizes = [v.type.shape[1] for v in operands]
         if all(v.type.layout is not None for v in operands):
             return all(isinstance(c, int) and 2 * c >= self.lanes for c in sizes)
-        return any(v.type.layout is not None for v in operands) and all(isinstance(c, int) and c % self.lanes == 0 for c in sizes)
+        return any(v.type.layout is not None for v in operands) and all(
+            isinstance(c, int) and c % self.lanes == 0 for c in sizes
+        )
 
 
 def _rows_of_each(out: TensorType, matrices: TensorType) -> float:

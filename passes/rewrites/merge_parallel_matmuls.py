@@ -1,4 +1,5 @@
-"""Queries, keys and values of a transformer from one kernel, as places in its result: nothing is copied on the way to attention.
+"""Queries, keys and values of a transformer from one kernel, as places in its result: nothing is copied on the way to
+attention.
 
 Products of one matrix with several constant ones (or parameters) become one product:
 
@@ -10,8 +11,9 @@ and so do the columns of one product that is cut into equal parts:
     y = add(matmul(x, w), b),  q = transpose(reshape(y[..., :H * D], [B, S, H, D]), (0, 2, 1, 3)), k and v likewise
         ->   t = transpose(reshape(y, [B, S, 3, H, D]), (2, 0, 1, 3 + ...)),  q = t[0], k = t[1], v = t[2]
 
-The parts are slices along the outermost axis of one value, places in its memory. Chains must have no other readers; sizes must be known, since a
-place in memory needs an offset. Of products chains must be alike; of columns those that are not keep what follows their cut.
+The parts are slices along the outermost axis of one value, places in its memory. Chains must have no other readers;
+sizes must be known, since a place in memory needs an offset. Of products chains must be alike; of columns those that
+are not keep what follows their cut.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Apart:
-    """How the dims of a value from one axis on are taken apart by the reshape, and turned by the transpose, that alone reads it.
+    """How the dims of a value from one axis on are taken apart by the reshape, and turned by the transpose, that alone
+    reads it.
 
     `lead`: the dims in front of them after the reshape; `perm`: of all dims; `end`: the last value.
     """
@@ -61,8 +64,12 @@ class Chain:
 
 
 def siblings(graph: Graph, ctx: PassContext) -> bool:
-    """Merge products wherever two or more chains of one form read one value; then let equal parts of a product's columns be places."""
-    changed = not ctx.strict and _merge_products(graph)  # sums that were apart are in one kernel, which may add in another order
+    """Merge products wherever two or more chains of one form read one value; then let equal parts of a product's
+    columns be places.
+    """
+    changed = not ctx.strict and _merge_products(
+        graph
+    )  # sums that were apart are in one kernel, which may add in another order
     cuts: dict[Value, list[Node]] = {}
     for n in graph.nodes():
         if n.op.name == "slice" and n.inputs[0] is not None:
@@ -98,7 +105,9 @@ def _only_reader(graph: Graph, v: Value, op: str) -> Node | None:
 
 
 def _taken_apart(graph: Graph, v: Value, axis: int) -> Apart | None:
-    """What follows a value of known size, if that is a reshape that does not mix the dims from `axis` on with those in front of them."""
+    """What follows a value of known size, if that is a reshape that does not mix the dims from `axis` on with those in
+    front of them.
+    """
     reshape = _only_reader(graph, v, "reshape")
     if reshape is None or not reshape.output.type.static:
         return None
@@ -137,14 +146,20 @@ def _erase(graph: Graph, end: Value, first: Node) -> None:
         n = before
 
 
-# --- products -----------------------------------------------------------------------------------------------------------------
+# --- products ---------------------------------------------------------------------------------------------------------
 
 
 def _chain(graph: Graph, n: Node) -> Chain | None:
     """The chain that begins with a product of a value and a constant matrix; None where it has another form."""
     x, w = n.inputs[0], n.inputs[1]
     assert x is not None and w is not None
-    if not graph.settled(w) or w.type.rank != 2 or x.type.rank < 2 or not n.output.type.static or n.output.type.layout is not None:
+    if (
+        not graph.settled(w)
+        or w.type.rank != 2
+        or x.type.rank < 2
+        or not n.output.type.static
+        or n.output.type.layout is not None
+    ):
         return None
     end, bias = n.output, None
     add = _only_reader(graph, end, "add")
@@ -153,7 +168,9 @@ def _chain(graph: Graph, n: Node) -> Chain | None:
         if other is not None and graph.settled(other) and other.type.shape == w.type.shape[1:]:
             end, bias = add.output, other
     apart = _taken_apart(graph, end, end.type.rank - 1)
-    return None if apart is None or graph.is_output(apart.end) else Chain(n, bias, apart)  # which the product itself writes
+    return (
+        None if apart is None or graph.is_output(apart.end) else Chain(n, bias, apart)
+    )  # which the product itself writes
 
 
 def _merge(graph: Graph, chains: list[Chain]) -> None:
@@ -182,12 +199,20 @@ def _joined(graph: Graph, parts: Sequence[Value | None], axis: int) -> Value:
     return graph.parameter(made, made.type, given[0].name)
 
 
-# --- columns of one product ---------------------------------------------------------------------------------------------------
+# --- columns of one product -------------------------------------------------------------------------------------------
 
 
 def _stack_columns(graph: Graph, y: Value, cuts: list[Node]) -> bool:
-    """Let the parts into which a product's columns are cut lie one behind the other. `cuts`: the slices of y, in order of the graph."""
-    if not _is_product(graph, y) or {u for u, _ in y.uses} != set(cuts) or graph.is_output(y) or not y.type.static or y.type.layout is not None:
+    """Let the parts into which a product's columns are cut lie one behind the other. `cuts`: the slices of y, in order
+    of the graph.
+    """
+    if (
+        not _is_product(graph, y)
+        or {u for u, _ in y.uses} != set(cuts)
+        or graph.is_output(y)
+        or not y.type.static
+        or y.type.layout is not None
+    ):
         return False
     *lead, columns = _sizes(y)
     count, axis = len(cuts), len(lead)
@@ -195,7 +220,9 @@ def _stack_columns(graph: Graph, y: Value, cuts: list[Node]) -> bool:
         return False
     size = columns // count
     places = {(*(0 for _ in lead), k * size) for k in range(count)}
-    equal = all(n.output.type.static and _sizes(n.output) == (*lead, size) and set(n.attrs["steps"]) == {1} for n in cuts)
+    equal = all(
+        n.output.type.static and _sizes(n.output) == (*lead, size) and set(n.attrs["steps"]) == {1} for n in cuts
+    )
     if not equal or {tuple(n.attrs["starts"]) for n in cuts} != places:
         return False
     ordered = sorted(cuts, key=lambda n: int(n.attrs["starts"][axis]))
@@ -214,5 +241,8 @@ def _is_product(graph: Graph, y: Value) -> bool:
     """Is a value made by a product, to which something may be added?"""
     n = y.node
     if n is not None and n.op.name == "add":
-        n = next((v.node for v in n.inputs if v is not None and v.node is not None and _only_reader(graph, v, "add") is n), None)
+        n = next(
+            (v.node for v in n.inputs if v is not None and v.node is not None and _only_reader(graph, v, "add") is n),
+            None,
+        )
     return n is not None and n.op.name == "matmul"

@@ -1,4 +1,5 @@
-"""Rewrite rules on ops that only move elements: what moves nothing vanishes, two moves become one, a move becomes a cheaper one.
+"""Rewrite rules on ops that only move elements: what moves nothing vanishes, two moves become one, a move becomes a
+cheaper one.
 
 Part of `canonicalize`. A rule is exact unless its entry in the table at the end says otherwise.
 """
@@ -18,7 +19,9 @@ from dnnc.ir.shapes import normalize_axis
 from dnnc.passes.rewrite import Match, Rule
 
 # element-wise ops of several operands, which broadcast, and matmul, which broadcasts its batch dims
-BROADCASTING = tuple(n for n, op in OPS.items() if "elementwise" in op.traits and op.compute and len(op.samples[0].inputs) > 1)
+BROADCASTING = tuple(
+    n for n, op in OPS.items() if "elementwise" in op.traits and op.compute and len(op.samples[0].inputs) > 1
+)
 
 
 def _zero(dims: Sequence[Any]) -> bool:
@@ -26,7 +29,9 @@ def _zero(dims: Sequence[Any]) -> bool:
 
 
 def _straight_slice(n: Node) -> bool:
-    return _zero(n.attrs["starts"]) and all(s == 1 or same_dim(d, 1) for s, d in zip(n.attrs["steps"], n.attrs["shape"]))
+    return _zero(n.attrs["starts"]) and all(
+        s == 1 or same_dim(d, 1) for s, d in zip(n.attrs["steps"], n.attrs["shape"])
+    )
 
 
 # is a node, whose result has its operand's type, a plain copy?
@@ -71,21 +76,34 @@ def merge_transposes(m: Match) -> Value:
 
 
 def cancel_transposes(m: Match) -> Value:
-    """transpose(mul(transpose(x, perm=(0, 2, 1)), s), perm=(0, 2, 1)) -> mul(x, transpose(s)): between them element-wise ops of constants"""
+    """transpose(mul(transpose(x, perm=(0, 2, 1)), s), perm=(0, 2, 1)) -> mul(x, transpose(s)): between them
+    element-wise ops of constants
+    """
     perm, rank = m.root.attrs["perm"], m.root.output.type.rank
-    chain: list[tuple[Node, int]] = []  # from the last to the first, with the operand that comes from the other transpose
+    chain: list[
+        tuple[Node, int]
+    ] = []  # from the last to the first, with the operand that comes from the other transpose
     v = m.operand(m.root, 0)
     while v.node is not None and v.node.op.name != "transpose":
         n = m.sole(v.node)
         made = [k for k, u in enumerate(n.inputs) if u is not None and not m.graph.settled(u)]
         m.require(
-            "elementwise" in n.op.traits and len(n.outputs) == 1 and len(made) == 1, "{} is not made by an element-wise node of constants", v.name
+            "elementwise" in n.op.traits and len(n.outputs) == 1 and len(made) == 1,
+            "{} is not made by an element-wise node of constants",
+            v.name,
         )
         chain.append((n, made[0]))
         v = m.operand(n, made[0])
-        m.require(len(v.type.shape) == rank and all(same_dim(a, b) for a, b in zip(v.type.shape, n.output.type.shape)), "{} is broadcast", v.name)
+        m.require(
+            len(v.type.shape) == rank and all(same_dim(a, b) for a, b in zip(v.type.shape, n.output.type.shape)),
+            "{} is broadcast",
+            v.name,
+        )
     inner = m.node(v, "transpose")
-    m.require(len(chain) > 0 and [inner.attrs["perm"][k] for k in perm] == [*range(rank)], "the transposes do not cancel each other")
+    m.require(
+        len(chain) > 0 and [inner.attrs["perm"][k] for k in perm] == [*range(rank)],
+        "the transposes do not cancel each other",
+    )
 
     def turned(c: Value | None) -> Value | None:
         if c is None or c.type.rank == 0:
@@ -99,7 +117,9 @@ def cancel_transposes(m: Match) -> Value:
 
 
 def transpose_to_reshape(m: Match) -> Value:
-    """transpose(x: f32[1, 4, 1, 5], perm=(1, 0, 3, 2)) -> reshape(x, shape=(4, 1, 5, 1)): only dims of size 1 change places"""
+    """transpose(x: f32[1, 4, 1, 5], perm=(1, 0, 3, 2)) -> reshape(x, shape=(4, 1, 5, 1)): only dims of size 1 change
+    places
+    """
     x = m.operand(m.root, 0)
     wide = [k for k in m.root.attrs["perm"] if not same_dim(x.type.shape[k], 1)]
     m.require(wide == sorted(wide), "axes {} with more than one element change places", tuple(wide))
@@ -135,8 +155,13 @@ def drop_expand(m: Match) -> Value:
 
 
 def sink_expand(m: Match) -> Value:
-    """where(expand(c), 0.0, 1.0) -> expand(where(c, 0.0, 1.0)) where nothing else gives the result its shape: computed, then repeated"""
-    inputs = [m.node(v, "expand").inputs[0] if v is not None and v.node is not None and v.node.op.name == "expand" else v for v in m.root.inputs]
+    """where(expand(c), 0.0, 1.0) -> expand(where(c, 0.0, 1.0)) where nothing else gives the result its shape: computed,
+    then repeated
+    """
+    inputs = [
+        m.node(v, "expand").inputs[0] if v is not None and v.node is not None and v.node.op.name == "expand" else v
+        for v in m.root.inputs
+    ]
     m.require(len(m.matched) > 1, "no operand is an expand")
     m.require(m.shrinks(inputs), "another operand gives the result its shape")
     return m.expanded(m.like(inputs))
@@ -166,14 +191,21 @@ def drop_empty(m: Match) -> Value:
 
 
 def gather_to_slice(m: Match) -> Value:
-    """gather(x, 3, axis=1) -> reshape(slice(x)) where the indices are constants at equal steps: no index is looked up at run time"""
+    """gather(x, 3, axis=1) -> reshape(slice(x)) where the indices are constants at equal steps: no index is looked up
+    at run time
+    """
     x, indices = m.operand(m.root, 0), m.constant(m.operand(m.root, 1)).astype(np.int64).reshape(-1)
     axis = normalize_axis(m.root.attrs["axis"], x.type.rank)
     n = x.type.shape[axis]
     if not isinstance(n, int):
         return _no(m, "axis {} has the symbolic size {}", axis, n)
     indices = np.where(indices < 0, indices + n, indices)
-    m.require(indices.size > 0 and bool(((0 <= indices) & (indices < n)).all()), "an index is outside the {} elements of axis {}", n, axis)
+    m.require(
+        indices.size > 0 and bool(((0 <= indices) & (indices < n)).all()),
+        "an index is outside the {} elements of axis {}",
+        n,
+        axis,
+    )
     step = int(indices[1] - indices[0]) if indices.size > 1 else 1
     m.require(step != 0 and bool((np.diff(indices) == step).all()), "the indices do not stand at equal steps")
     starts, steps, shape = [0] * x.type.rank, [1] * x.type.rank, list(x.type.shape)
@@ -186,7 +218,11 @@ def gather_to_slice(m: Match) -> Value:
 def gather_of_one_index(m: Match) -> Value:
     """gather_nd(x, i: i64[7, 1]) -> gather(x, reshape(i), axis=0)"""
     x, indices = m.operand(m.root, 0), m.operand(m.root, 1)
-    m.require(m.root.attrs["batch_dims"] == 0 and same_dim(indices.type.shape[-1], 1), "{} holds more than one index for each element", indices.name)
+    m.require(
+        m.root.attrs["batch_dims"] == 0 and same_dim(indices.type.shape[-1], 1),
+        "{} holds more than one index for each element",
+        indices.name,
+    )
     return m.b.gather(x, m.b.reshape(indices, shape=indices.type.shape[:-1]), axis=0)  # type: ignore[no-any-return]
 
 
@@ -204,7 +240,9 @@ def sum_of_units(m: Match) -> Value:
 
 
 def pad_into_conv(m: Match) -> Value:
-    """conv(pad(x, pads=(0, 0, 1, 1, 0, 0, 1, 1)), w, pads=(0, 0, 0, 0)) -> conv(x, w, pads=(1, 1, 1, 1)): zeros around spatial dims"""
+    """conv(pad(x, pads=(0, 0, 1, 1, 0, 0, 1, 1)), w, pads=(0, 0, 0, 0)) -> conv(x, w, pads=(1, 1, 1, 1)): zeros around
+    spatial dims
+    """
     pad = m.node(m.operand(m.root, 0), "pad")
     rank = pad.output.type.rank
     m.require(pad.attrs["mode"] == "constant", "the pad mode is {}", pad.attrs["mode"])
@@ -213,7 +251,10 @@ def pad_into_conv(m: Match) -> Value:
     begin, end = pad.attrs["pads"][:rank], pad.attrs["pads"][rank:]
     m.require(_zero((*begin[:2], *end[:2])), "it pads the batch or the channels")
     own = m.root.attrs["pads"] or (0,) * (2 * (rank - 2))
-    m.require(all(isinstance(p, int) and p >= 0 for p in (*begin, *end, *own)), "a size of the padding is negative or symbolic")
+    m.require(
+        all(isinstance(p, int) and p >= 0 for p in (*begin, *end, *own)),
+        "a size of the padding is negative or symbolic",
+    )
     pads = tuple(p + q for p, q in zip((*begin[2:], *end[2:]), own))
     return m.b.node(m.root.op, [pad.inputs[0], *m.root.inputs[1:]], {**m.root.attrs, "pads": pads}).output
 

@@ -1,21 +1,24 @@
-"""Store floats in the precision that was asked for: float16 or bfloat16 in memory, float32 in registers; or everything in float32.
+"""Store floats in the precision that was asked for: float16 or bfloat16 in memory, float32 in registers; or everything
+in float32.
 
     y = softmax(matmul(x, w))    ->    h = matmul(cast(x, to=f16), w_f16); y = softmax(cast(h, to=f32))
 
-In comes a graph of any mix of f32, f16 and bf16 (f64, integers and the rest stay as they are); out comes one whose inputs and outputs have the
-same types, with casts at the border. What is stored where:
+In comes a graph of any mix of f32, f16 and bf16 (f64, integers and the rest stay as they are); out comes one whose
+inputs and outputs have the same types, with casts at the border. What is stored where:
 
-- contractions read and write the asked-for type; so do element-wise ops, data movement and pooling. Their kernels compute in float32,
-  and a fused group rounds what it stores, nothing else;
-- reductions, norms and softmax read and write float32, by casts that become part of their kernels. What a reduction makes stays float32
-  through the element-wise ops that follow, up to the next contraction or norm, and what only reductions read is float32 as well: squares
-  and their sums leave the range of f16;
-- float32 is also where a value is an integer in disguise (made from integers, or on its way to become an integer, a bool or an index),
-  and around a constant that the type cannot hold: one that overflows, or a single number that underflows;
-- casts that the model has stay, unless both sides get one type; ops with subgraphs, on the host, of random numbers or of bits keep the types
-  that they have.
+- contractions read and write the asked-for type; so do element-wise ops, data movement and pooling. Their kernels
+  compute in float32, and a fused group rounds what it stores, nothing else;
+- reductions, norms and softmax read and write float32, by casts that become part of their kernels. What a reduction
+  makes stays float32 through the element-wise ops that follow, up to the next contraction or norm, and what only
+  reductions read is float32 as well: squares and their sums leave the range of f16;
+- float32 is also where a value is an integer in disguise (made from integers, or on its way to become an integer, a
+  bool or an index), and around a constant that the type cannot hold: one that overflows, or a single number that
+  underflows;
+- casts that the model has stay, unless both sides get one type; ops with subgraphs, on the host, of random numbers or
+  of bits keep the types that they have.
 
-The type rules of the ops give the types of results. Values that leave the range of f16 while running become infinite, as everywhere.
+The type rules of the ops give the types of results. Values that leave the range of f16 while running become infinite,
+as everywhere.
 """
 
 from __future__ import annotations
@@ -32,10 +35,19 @@ from dnnc.passes.analysis.kinds import is_pointwise
 from dnnc.passes.base import PassContext
 
 FAMILY = (f32, f16, bf16)
-STORAGE: dict[str, DType] = {"float32": f32, "tf32": f32, "float16": f16, "bfloat16": bf16}  # a CPU has no tf32: it is float32 there
+STORAGE: dict[str, DType] = {
+    "float32": f32,
+    "tf32": f32,
+    "float16": f16,
+    "bfloat16": bf16,
+}  # a CPU has no tf32: it is float32 there
 POOLS = frozenset(("max_pool", "max_pool_index", "avg_pool"))
-TO_GRID = frozenset(("floor", "ceil", "round", "trunc", "sign", "mod", "fmod", "sin", "cos"))  # where a small error becomes a large one
-WIDE_OPERANDS = {"attention": (3,)}  # a mask is added to scores in registers, and says "never" by numbers that no half can hold
+TO_GRID = frozenset(
+    ("floor", "ceil", "round", "trunc", "sign", "mod", "fmod", "sin", "cos")
+)  # where a small error becomes a large one
+WIDE_OPERANDS = {
+    "attention": (3,)
+}  # a mask is added to scores in registers, and says "never" by numbers that no half can hold
 SUMS = ("reduce_", "cum")
 KEPT = frozenset(("bits", "random"))
 
@@ -81,7 +93,7 @@ class _Storage:
     def family(v: Value | None) -> bool:
         return v is not None and v.type.dtype in FAMILY
 
-    # --- which type -----------------------------------------------------------------------------------------------------------
+    # --- which type ---------------------------------------------------------------------------------------------------
 
     def choice(self, n: Node) -> DType:
         """The type that a node's floats have."""
@@ -89,7 +101,9 @@ class _Storage:
             return f32
         follows = bool(n.op.traits & {"elementwise", "movement"})
         made_of_integers = n.op.name == "cast" and not self.family(n.inputs[0])
-        if self.escapes(n) or (follows and (made_of_integers or n.op.name in TO_GRID or any(v in self.wide for v in n.inputs))):
+        if self.escapes(n) or (
+            follows and (made_of_integers or n.op.name in TO_GRID or any(v in self.wide for v in n.inputs))
+        ):
             self.wide.update(n.outputs if follows else ())
             return f32
         if n in self.exact:
@@ -113,11 +127,13 @@ class _Storage:
                 return True
         return False
 
-    # --- changing nodes -------------------------------------------------------------------------------------------------------
+    # --- changing nodes -----------------------------------------------------------------------------------------------
 
     def cast(self, n: Node) -> None:
         """A cast between floats stays, unless its result would have the type of its operand."""
-        last = all(_keeps_types(u) for u, _ in n.output.uses)  # it makes an output of the graph, whose type is fixed, or an operand whose type is
+        last = all(
+            _keeps_types(u) for u, _ in n.output.uses
+        )  # it makes an output of the graph, whose type is fixed, or an operand whose type is
         to = n.attrs["to"] if last or n.attrs["to"] in (f32, self.store) else self.store
         x = n.inputs[0]
         assert x is not None
@@ -156,7 +172,9 @@ class _Storage:
             self.changed = True
 
     def as_type(self, v: Value, t: DType) -> Value:
-        """A value in another float type: the operand of the cast that made it, a constant of its own, or a cast, once for all readers."""
+        """A value in another float type: the operand of the cast that made it, a constant of its own, or a cast, once
+        for all readers.
+        """
         source = v.node.inputs[0] if v.node is not None and v.node.op.name == "cast" else None
         if source is not None and source.type.dtype is t and t is self.store and v.type.dtype is f32:
             return source

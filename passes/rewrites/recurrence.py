@@ -1,10 +1,11 @@
-"""Loops of known length that a target can run as one kernel become the op `recurrence`; what reads their results reads parts of its one result.
+"""Loops of known length that a target can run as one kernel become the op `recurrence`; what reads their results reads
+parts of its one result.
 
     (h, c, y) = loop(None, None, h0, c0, x, body=f, length=5)    ->    r = recurrence(h0, c0, x, w, body=f', length=5); y = r[0:5]; h = r[5]; c = r[6]
 
-Recurrent matrices and other constants of the body become operands. Targets without vectors get matrices with the axis that is summed over last; where
-units are lanes, theirs stays last. For targets that have a kernel
-for it (`ctx.facts.supports_scan_kernel`); runs on bodies in their last form, after all that changes what they compute.
+Recurrent matrices and other constants of the body become operands. Targets without vectors get matrices with the axis
+that is summed over last; where units are lanes, theirs stays last. For targets that have a kernel for it
+(`ctx.facts.supports_scan_kernel`); runs on bodies in their last form, after all that changes what they compute.
 """
 
 from __future__ import annotations
@@ -65,8 +66,15 @@ def _replace(g: Graph, n: Node, sum_last: bool) -> None:
 
 
 def _hoisted(body: Graph, v: Value, g: Graph, sum_last: bool) -> Value:
-    """A constant or parameter of a body as an operand of its node. `sum_last`: a matrix of products alone is transposed outside and back inside."""
-    matrix = sum_last and v.type.rank == 2 and all(u.op.name == "matmul" and k == 1 for u, k in v.uses) and v.type.layout is None
+    """A constant or parameter of a body as an operand of its node. `sum_last`: a matrix of products alone is transposed
+    outside and back inside.
+    """
+    matrix = (
+        sum_last
+        and v.type.rank == 2
+        and all(u.op.name == "matmul" and k == 1 for u, k in v.uses)
+        and v.type.layout is None
+    )
     if v in body.parameters:
         held = body.parameters[v]
         assert g.prologue is not None

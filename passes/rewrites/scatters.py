@@ -5,8 +5,9 @@
     y = scatter_nd(x, [[0, 0], [0, 1], [0, 2]], u: [3])    ->    y = scatter_nd(x, [[0]], u: [1, 3]), where rows of x have 3 elements
     y = scatter_nd(x, [[2], [3]], u)                       ->    y = concat(slice(x, 0:2), u, slice(x, 4:n))
 
-Sums and products of less than 32 bits are added up in f32 and rounded once. Indices that are constants and name whole rows, one after another, name
-these rows; those that name a box of neighbours, once each, need no index at all: the exporters' form of an assignment to a slice.
+Sums and products of less than 32 bits are added up in f32 and rounded once. Indices that are constants and name whole
+rows, one after another, name these rows; those that name a box of neighbours, once each, need no index at all: the
+exporters' form of an assignment to a slice.
 """
 
 from __future__ import annotations
@@ -56,15 +57,28 @@ def _by_rows(graph: Graph, n: Node) -> Value | None:
     """`scatter_elements` along axis 0 whose indices are the same for all elements of a row."""
     x, at, u = n.inputs
     assert x is not None and at is not None and u is not None
-    if n.op.name != "scatter_elements" or x.type.rank < 2 or n.attrs["axis"] % x.type.rank or at.type.shape[1:] != x.type.shape[1:]:
+    if (
+        n.op.name != "scatter_elements"
+        or x.type.rank < 2
+        or n.attrs["axis"] % x.type.rank
+        or at.type.shape[1:] != x.type.shape[1:]
+    ):
         return None
     constant, b = graph.constants.get(at), Builder(graph, n, n.locs)
     rows: Any = None
-    if constant is not None and constant.size and (constant == constant[(slice(None), *[slice(0, 1)] * (x.type.rank - 1))]).all():
+    if (
+        constant is not None
+        and constant.size
+        and (constant == constant[(slice(None), *[slice(0, 1)] * (x.type.rank - 1))]).all()
+    ):
         rows = constant.reshape(len(constant), -1)[:, :1]
     elif at.node is not None and at.node.op.name == "expand" and at.node.inputs[0] is not None:
         source = at.node.inputs[0]
-        if source.type.rank == x.type.rank and all(d == 1 for d in source.type.shape[1:]) and source.type.shape[0] == at.type.shape[0]:
+        if (
+            source.type.rank == x.type.rank
+            and all(d == 1 for d in source.type.shape[1:])
+            and source.type.shape[0] == at.type.shape[0]
+        ):
             rows = b.reshape(source, shape=(source.type.shape[0], 1))
     return None if rows is None else b.scatter_nd(x, rows, u, reduction=n.attrs["reduction"])
 
@@ -74,7 +88,12 @@ def _of_ranges(graph: Graph, n: Node) -> Value | None:
     x, at, u = n.inputs
     assert x is not None and at is not None and u is not None
     constant = graph.constants.get(at)
-    if n.op.name != "scatter_nd" or constant is None or not constant.size or not all(isinstance(d, int) for d in (*x.type.shape, *u.type.shape)):
+    if (
+        n.op.name != "scatter_nd"
+        or constant is None
+        or not constant.size
+        or not all(isinstance(d, int) for d in (*x.type.shape, *u.type.shape))
+    ):
         return None
     sizes = np.array(x.type.shape[: constant.shape[-1]], np.int64)
     where = constant.astype(np.int64)
@@ -96,7 +115,11 @@ def _of_ranges(graph: Graph, n: Node) -> Value | None:
 
 def _whole_rows(at: Array, size: int) -> bool:
     """Do the last axis of updates and the last number of the index run through a row together?"""
-    return at.shape[-2] == size and bool((at[..., -1] == np.arange(size)).all()) and bool((at[..., :-1] == at[..., :1, :-1]).all())
+    return (
+        at.shape[-2] == size
+        and bool((at[..., -1] == np.arange(size)).all())
+        and bool((at[..., :-1] == at[..., :1, :-1]).all())
+    )
 
 
 def _box(at: Array) -> tuple[list[int], list[int]] | None:

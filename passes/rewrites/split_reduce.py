@@ -4,13 +4,17 @@
 
     y = reduce_mean(x, axes=(2, 3))  of f16[1, 32, 112, 112]  ->  y = reduce_mean(reduce_mean(x, axes=(3,), keepdims=True), axes=(2, 3))
 
-Blocks of threads cannot meet, so a GPU's kernel computes each result within one, and thirty results would leave all but one multiprocessor of
-a hundred without work. Threads of a CPU share the results of a kernel too; one of them reads memory at half the rate of two, and at a tenth of
-that of many. A product of two vectors is such a sum there (GPUs have a kernel for it). What is computed for each element just before the reduction takes the parts' shape too, so that it stays in its kernel. Several axes are split between them, since a reshape would cost images their layout. A second kernel costs a microsecond or two. Parts are of one size, so a mean of means is the mean; parts of half
-types are kept in float32. Where no number of parts divides a length, a CPU adds the rest to the second sum. The parts are the same for any number of threads. Adds roundings in another order, so not for strict numerics.
+Blocks of threads cannot meet, so a GPU's kernel computes each result within one, and thirty results would leave all but
+one multiprocessor of a hundred without work. Threads of a CPU share the results of a kernel too; one of them reads
+memory at half the rate of two, and at a tenth of that of many. A product of two vectors is such a sum there (GPUs have
+a kernel for it). What is computed for each element just before the reduction takes the parts' shape too, so that it
+stays in its kernel. Several axes are split between them, since a reshape would cost images their layout. A second
+kernel costs a microsecond or two. Parts are of one size, so a mean of means is the mean; parts of half types are kept
+in float32. Where no number of parts divides a length, a CPU adds the rest to the second sum. The parts are the same for
+any number of threads. Adds roundings in another order, so not for strict numerics.
 
-What is reduced and then read back in the same rows (x - mean(x)) makes one kernel, which reads a row once; it is taken apart where its blocks
-are few and their rows so long that this takes longer than the kernels it saves:
+What is reduced and then read back in the same rows (x - mean(x)) makes one kernel, which reads a row once; it is taken
+apart where its blocks are few and their rows so long that this takes longer than the kernels it saves:
 
     y = mean_variance_norm(x, axes=(0,))  of f32[65536, 128]  ->  d = sub(x, m); y = div(d, sqrt(add(v, epsilon))), m = reduce_mean(x), v = reduce_mean(mul(d, d))
 """
@@ -30,7 +34,13 @@ from dnnc.passes.analysis.rows import Rows, find_numbers, rows_of
 from dnnc.passes.base import PassContext
 
 OPS = ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod")
-JOINED = {"reduce_sum": "add", "reduce_mean": "add", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "mul"}  # with what does not fill a part
+JOINED = {
+    "reduce_sum": "add",
+    "reduce_mean": "add",
+    "reduce_max": "max",
+    "reduce_min": "min",
+    "reduce_prod": "mul",
+}  # with what does not fill a part
 
 
 FEW, NARROW = 64, 8  # blocks, and results side by side in one, where rows of one kernel are read several times
@@ -47,7 +57,11 @@ def split_reductions(graph: Graph, ctx: PassContext) -> bool:
     changed = _norms_apart(graph, machine) if machine.by_axes else _products_as_sums(graph, machine)
     back = _read_back(graph)
     for n in list(graph.nodes()):
-        if n.op.name not in OPS or not _sized(n) or (rows_of(n) in back and (not machine.by_axes or not _long_alone(n))):
+        if (
+            n.op.name not in OPS
+            or not _sized(n)
+            or (rows_of(n) in back and (not machine.by_axes or not _long_alone(n)))
+        ):
             continue
         by_axes = machine.by_axes and _by_axes(n, machine)
         found = None if by_axes else _parts(n, machine)
@@ -64,8 +78,14 @@ def split_reductions(graph: Graph, ctx: PassContext) -> bool:
 
 
 def _norms_apart(graph: Graph, machine: ReductionSplit) -> bool:
-    """mean_variance_norm of few long rows -> its definition, whose means are split then. Returns whether there was any."""
-    found = [n for n in graph.nodes() if n.op.name == "mean_variance_norm" and _sized(n) and _long_alone(n) and _parts(n, machine) is not None]
+    """mean_variance_norm of few long rows -> its definition, whose means are split then. Returns whether there was
+    any.
+    """
+    found = [
+        n
+        for n in graph.nodes()
+        if n.op.name == "mean_variance_norm" and _sized(n) and _long_alone(n) and _parts(n, machine) is not None
+    ]
     for n in found:
         b, x, (axes, epsilon) = Builder(graph, n, n.locs), n.inputs[0], (n.attrs["axes"], n.attrs["epsilon"])
         assert x is not None
@@ -102,8 +122,9 @@ def _static(v: Value) -> list[int]:
 
 
 def _read_back(graph: Graph) -> set[Rows | None]:
-    """The kinds of rows whose numbers are read by element-wise nodes over the same rows, with which they may be one kernel. None where images may
-    get another layout."""
+    """The kinds of rows whose numbers are read by element-wise nodes over the same rows, with which they may be one
+    kernel. None where images may get another layout.
+    """
     if any("conv" in n.op.name for n in graph.nodes()):
         return set()
     numbers = find_numbers(graph)
@@ -132,7 +153,9 @@ def _sizes(n: Node) -> tuple[list[int], list[int]]:
     x, axes = n.inputs[0], n.attrs["axes"]
     assert x is not None
     sizes = [int(d) for d in x.type.shape]  # type: ignore[arg-type]
-    return sizes, sorted(k for k in {a % len(sizes) for a in (axes if axes is not None else range(len(sizes)))} if sizes[k] > 1)
+    return sizes, sorted(
+        k for k in {a % len(sizes) for a in (axes if axes is not None else range(len(sizes)))} if sizes[k] > 1
+    )
 
 
 def _by_axes(n: Node, machine: ReductionSplit) -> bool:
@@ -159,12 +182,16 @@ def _axis_by_axis(graph: Graph, n: Node) -> Value:
 
 
 def _lies_in_memory(x: Value, machine: ReductionSplit, depth: int = 0) -> bool:
-    """Is what is read in parts in memory as it is? What is only moved on its way would be written there first: repeated, it may have any size."""
+    """Is what is read in parts in memory as it is? What is only moved on its way would be written there first:
+    repeated, it may have any size.
+    """
     n = x.node
     if n is None or depth >= DEEPEST:
         return True
     if "movement" in n.op.traits and "view" not in n.op.traits:
-        return machine.by_axes and math.prod(_static(x)) <= 2 * sum(math.prod(_static(v)) for v in n.inputs if v is not None)
+        return machine.by_axes and math.prod(_static(x)) <= 2 * sum(
+            math.prod(_static(v)) for v in n.inputs if v is not None
+        )
     if "view" not in n.op.traits and ("elementwise" not in n.op.traits or len({user for user, _ in x.uses}) > 1):
         return True
     return all(v is None or _lies_in_memory(v, machine, depth + 1) for v in dict.fromkeys(n.inputs))
@@ -172,7 +199,9 @@ def _lies_in_memory(x: Value, machine: ReductionSplit, depth: int = 0) -> bool:
 
 @dataclass(frozen=True)
 class Parts:
-    """A value as [outer, count, size, inner], `count` parts of what is reduced; `rest` elements behind the last part are none (outer is 1 then)."""
+    """A value as [outer, count, size, inner], `count` parts of what is reduced; `rest` elements behind the last part
+    are none (outer is 1 then).
+    """
 
     outer: int
     count: int
@@ -236,8 +265,9 @@ def _rewritten(graph: Graph, n: Node, p: Parts) -> Value:
 
 
 class _InParts:
-    """Gives values, or `shape` of them from `start` on, another shape. What is computed for each element of others, and read here alone, is computed
-    in that shape."""
+    """Gives values, or `shape` of them from `start` on, another shape. What is computed for each element of others, and
+    read here alone, is computed in that shape.
+    """
 
     def __init__(self, b: Builder, shape: tuple[int, ...], start: int, p: Parts) -> None:
         self.b, self.shape, self.start, self.p = b, shape, start, p
@@ -257,7 +287,13 @@ class _InParts:
 
     def _alone(self, x: Value) -> bool:
         n = x.node
-        if n is None or "elementwise" not in n.op.traits or len(n.outputs) > 1 or len({user for user, _ in x.uses}) > 1 or self.b.graph.is_output(x):
+        if (
+            n is None
+            or "elementwise" not in n.op.traits
+            or len(n.outputs) > 1
+            or len({user for user, _ in x.uses}) > 1
+            or self.b.graph.is_output(x)
+        ):
             return False
         if any(v is not None and v.type.layout is not None for v in (x, *n.inputs)):
             return False

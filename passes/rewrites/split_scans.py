@@ -2,10 +2,11 @@
 
     y = cumsum(x, axis=0)  of f32[640000]   ->   p = x as [1, 64, 10000]; y = cumsum(p, axis=2) + cumsum(reduce_sum(p, axes=(2,)), axis=1, exclusive=True)
 
-A sum waits for the one before it, so a core adds up a row at a quarter of the rate at which it adds up four rows in turns, and one thread has all
-of it. Parts are read twice, and written once: the last addition is made where the sums are written. Elements that fill no part follow by themselves.
-Parts are the same for any number of threads. Adds floats up in another order, so not for strict numerics; products of floats stay as they are,
-since one that passes through infinity in a part need not do so in the whole.
+A sum waits for the one before it, so a core adds up a row at a quarter of the rate at which it adds up four rows in
+turns, and one thread has all of it. Parts are read twice, and written once: the last addition is made where the sums
+are written. Elements that fill no part follow by themselves. Parts are the same for any number of threads. Adds floats
+up in another order, so not for strict numerics; products of floats stay as they are, since one that passes through
+infinity in a part need not do so in the whole.
 """
 
 from __future__ import annotations
@@ -57,9 +58,14 @@ def _rewritten(graph: Graph, n: Node) -> Value:
     parts = b.reshape(piece(rest if back else 0, length - rest), shape=(outer, PARTS, size))
     totals = b.op(total, parts, axes=(2,), keepdims=True)
     before = b.op(name, totals, axis=1, exclusive=True, reverse=back)
-    y = b.reshape(b.op(join, b.op(name, parts, axis=2, exclusive=n.attrs["exclusive"], reverse=back), before), shape=(outer, length - rest))
+    y = b.reshape(
+        b.op(join, b.op(name, parts, axis=2, exclusive=n.attrs["exclusive"], reverse=back), before),
+        shape=(outer, length - rest),
+    )
     if rest:
-        left = b.op(name, piece(0 if back else length - rest, rest), axis=1, exclusive=n.attrs["exclusive"], reverse=back)
+        left = b.op(
+            name, piece(0 if back else length - rest, rest), axis=1, exclusive=n.attrs["exclusive"], reverse=back
+        )
         left = b.op(join, left, b.reshape(b.op(total, totals, axes=(1,), keepdims=True), shape=(outer, 1)))
         y = b.op("concat", *((left, y) if back else (y, left)), axis=1)
     made = b.reshape(y, shape=t.shape)

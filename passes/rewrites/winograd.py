@@ -1,4 +1,5 @@
-"""Which convolutions are worth Winograd's algorithm, and with which tiles. In comes a node of a graph, out comes a tile's size.
+"""Which convolutions are worth Winograd's algorithm, and with which tiles. In comes a node of a graph, out comes a
+tile's size.
 
 Decided where layouts are, since it is the weights that are stored differently; the rest is a matter of the kernel.
 """
@@ -10,7 +11,10 @@ from dnnc.ir.graph import Node
 from dnnc.ir.target import CoreRates
 from dnnc.ir.winograd import TILES, points
 
-TRANSFORM = {2: 90, 4: 200}  # cycles for a tile of one vector of channels, in or out, on a core that adds two vectors a cycle
+TRANSFORM = {
+    2: 90,
+    4: 200,
+}  # cycles for a tile of one vector of channels, in or out, on a core that adds two vectors a cycle
 GAIN = 1.2  # a tile must be this much faster than a smaller one, or than none: larger ones cost memory and accuracy
 
 
@@ -38,7 +42,8 @@ def takes_winograd(n: Node) -> bool:
 
 
 def cycles(n: Node, lanes: int, tile: int, rates: CoreRates) -> float:
-    """Estimate the cycles of one core: multiplications or reading the weights from memory, whichever takes longer, and the transforms.
+    """Estimate the cycles of one core: multiplications or reading the weights from memory, whichever takes longer, and
+    the transforms.
 
     Args:
         n: a convolution of fixed sizes.
@@ -50,7 +55,9 @@ def cycles(n: Node, lanes: int, tile: int, rates: CoreRates) -> float:
     channels = n.inputs[0].type.shape[1]  # type: ignore[union-attr]
     assert isinstance(channels, int)
     panels, blocks = -(-made // lanes), -(-channels // lanes)
-    square, tiles = (points(tile) ** 2, batch * -(-rows // tile) * -(-columns // tile)) if tile else (9, batch * rows * columns)
+    square, tiles = (
+        (points(tile) ** 2, batch * -(-rows // tile) * -(-columns // tile)) if tile else (9, batch * rows * columns)
+    )
     work = square * blocks * lanes * panels * tiles / rates.fma
     weights = square * blocks * lanes * panels * lanes * 4
     return max(work, weights / rates.memory) + (tiles * (blocks + panels) * transform(tile, rates) if tile else 0)

@@ -8,7 +8,8 @@
         for c in range(n): row[c] = ..            for q: row[q] = ..
         for c in range(n): y[p, c] = ..           for q: y[p, 128*q + t] = ..
 
-What several loops read at the same places is loaded once and stays in registers. The order of a reduction depends on the team's size alone.
+What several loops read at the same places is loaded once and stays in registers. The order of a reduction depends on
+the team's size alone.
 """
 
 from __future__ import annotations
@@ -49,11 +50,14 @@ Emit = Callable[[Expr, Expr], Block]  # (number of the chunk among the thread's,
 
 @dataclass(frozen=True)
 class Team:
-    """`size` threads for a row, `rows` rows a block. Members of a team are neighbouring threads, unless `across`: then the threads of
-    neighbouring rows are (for rows whose elements lie far apart, and those of neighbouring rows side by side).
+    """`size` threads for a row, `rows` rows a block. Members of a team are neighbouring threads, unless `across`: then
+    the threads of neighbouring rows are (for rows whose elements lie far apart, and those of neighbouring rows side by
+    side).
 
-    keep: bytes of a row that a thread may hold in registers; ahead: bytes that it loads before it computes with the first of them; near: members
-    of a row in each warp, where the rows that lie across do not fill one, which exchange values before the warps meet."""
+    keep: bytes of a row that a thread may hold in registers; ahead: bytes that it loads before it computes with the
+        first of them; near: members
+    of a row in each warp, where the rows that lie across do not fill one, which exchange values before the warps meet.
+    """
 
     size: int
     rows: int = 1
@@ -68,7 +72,9 @@ class Team:
         if self.near > 1 and (not self.across or self.near * self.rows != WARP or self.size % self.near):
             raise ScheduleError(f"{self.near} members of each of {self.rows} rows do not fill warps")
         if not self.across and self.rows > 1 and self.size > WARP:
-            raise ScheduleError(f"{self.rows} teams of {self.size} threads in a block would have to meet at barriers of their own")
+            raise ScheduleError(
+                f"{self.rows} teams of {self.size} threads in a block would have to meet at barriers of their own"
+            )
         if not self.across and self.size > 1 and self.size * self.rows % WARP:
             raise ScheduleError(f"{self.rows} teams of {self.size} threads do not fill warps, which exchange values")
 
@@ -93,7 +99,9 @@ def teams(b: Block, name: str, team: Team) -> Block:
 
 
 def _placed(loop: For, n: int, team: Team) -> Block:
-    """The grid around a row's body. Rows past the last are left out by whole warps, else the last row is computed again and not stored."""
+    """The grid around a row's body. Rows past the last are left out by whole warps, else the last row is computed again
+    and not stored.
+    """
     width = team.size * team.rows
     b, t = loop_var("b", const(0), const(-(-n // team.rows))), loop_var("t", const(0), const(width))
     member, place = (t // team.rows, t % team.rows) if team.across else (t % team.size, t // team.size)
@@ -103,10 +111,17 @@ def _placed(loop: For, n: int, team: Team) -> Block:
     if repeats and any(x.space == "global" for x in {a.buf for a in accesses(loop.body)} & stored(loop.body)):
         raise ScheduleError("a kernel in place cannot compute a row twice: choose teams of whole warps")
     divided = any(
-        isinstance(x, Op) and x.name in ("//", "%") and loop.var in free(x) for s in walk_stmts(loop.body) for e in exprs(s) for x in walk(e)
+        isinstance(x, Op) and x.name in ("//", "%") and loop.var in free(x)
+        for s in walk_stmts(loop.body)
+        for e in exprs(s)
+        for x in walk(e)
     )
-    at = minimum(row, n - 1) if repeats or (leaves and divided) else row  # bounds of quotients are known by their dividends' alone
-    rows = _Row(substitute_block(loop.body, {loop.var: at}), team, member, place, row < n if repeats else const(True, boolean))
+    at = (
+        minimum(row, n - 1) if repeats or (leaves and divided) else row
+    )  # bounds of quotients are known by their dividends' alone
+    rows = _Row(
+        substitute_block(loop.body, {loop.var: at}), team, member, place, row < n if repeats else const(True, boolean)
+    )
     body = rows.block()
     body = (If(row < n, body),) if leaves else body
     threads = For(t, const(0), const(width), "thread.x", body)
@@ -122,7 +137,9 @@ class _Row:
         self.shared: list[Stmt] = []
         self.names: dict[str, int] = {}
         self.used = 0  # bytes of registers that hold parts of the row
-        self.runs: dict[Stmt, Run] = {s: run for s in body if isinstance(s, For) and (run := run_of(s)) is not None and self.may_share(s, run)}
+        self.runs: dict[Stmt, Run] = {
+            s: run for s in body if isinstance(s, For) and (run := run_of(s)) is not None and self.may_share(s, run)
+        }
         self.check_alone()
         self.moved: dict[Buffer, Buffer] = {}  # rows -> where they are now
         self.tiles: dict[Expr, Buffer] = {}  # canonical load -> the registers that hold it for several loops
@@ -149,10 +166,12 @@ class _Row:
         shared = {k: v for k, v in self.moved.items() if v.space == "shared"}
         return swap_buffers(tuple(out), shared, lambda _, idx: (self.place if self.team.rows > 1 else const(0), *idx))
 
-    # --- what may be shared -----------------------------------------------------------------------------------------------------
+    # --- what may be shared -------------------------------------------------------------------------------------------
 
     def may_share(self, s: For, run: Run) -> bool:
-        """Does a loop nothing but reduce into scalars, fill rows at places of their own, and store results at places of their own?"""
+        """Does a loop nothing but reduce into scalars, fill rows at places of their own, and store results at places of
+        their own?
+        """
         inner = {x.var for x in loops((s,))}
         kept: list[Stmt] = []
         for st in walk_stmts((s,)):
@@ -187,9 +206,12 @@ class _Row:
                 raise ScheduleError("a part of the row that one thread computes is read by others")
             filled = {w for w in stored((s,)) if w.space == "local" and w in self.private}
             if s not in self.runs and filled and self.team.size > 1:
-                raise ScheduleError(f"{', '.join(sorted(w.name for w in filled))} is filled by every thread: it can be neither shared nor split")
+                raise ScheduleError(
+                    f"{', '.join(sorted(w.name for w in filled))} is filled by every thread: it can be neither shared "
+                    "nor split"
+                )
 
-    # --- rows and tiles ---------------------------------------------------------------------------------------------------------
+    # --- rows and tiles -----------------------------------------------------------------------------------------------
 
     def chunks(self, run: Run) -> int:
         """Chunks of a run for one thread."""
@@ -235,13 +257,21 @@ class _Row:
                 found.setdefault(run.canonical(x), []).append((run, x))
         for key, users in found.items():
             run, x = users[0]
-            if len(users) > 1 and len({(r.count, r.width) for r, _ in users}) == 1 and self.in_registers(run, x.buf.dtype.bytes):
+            if (
+                len(users) > 1
+                and len({(r.count, r.width) for r, _ in users}) == 1
+                and self.in_registers(run, x.buf.dtype.bytes)
+            ):
                 (self.tiles[key],) = new_tiles(run, [x], self.chunks(run), self.name).values()
 
-    # --- runs -------------------------------------------------------------------------------------------------------------------
+    # --- runs ---------------------------------------------------------------------------------------------------------
 
     def run(self, run: Run) -> Block:
-        rows = {b: m for b, m in self.moved.items() if m.space == "register" and b in {a.buf for a in accesses(run.body)} | stored(run.body)}
+        rows = {
+            b: m
+            for b, m in self.moved.items()
+            if m.space == "register" and b in {a.buf for a in accesses(run.body)} | stored(run.body)
+        }
         lane = const(0) if run.v is None else run.v
         run = replace(run, body=swap_buffers(run.body, rows, lambda *_: (PLACE, lane)))
         loads = loads_ahead(run)
@@ -266,7 +296,9 @@ class _Row:
         return (Alloc(tile), *self.each(run, 0, self.chunks(run), lambda k, c: load_chunks(run, [x], tiles, k, c)))
 
     def chunked(self, run: Run, tiles: dict[Expr, Buffer], loads: Sequence[Load], fixed: bool) -> Block:
-        """All chunks of a thread: its loads some chunks ahead of what is computed with them. `fixed`: places in registers must be constant."""
+        """All chunks of a thread: its loads some chunks ahead of what is computed with them. `fixed`: places in
+        registers must be constant.
+        """
         n = self.chunks(run)
         ahead = min(max(self.team.ahead // (run.width * (sum(x.buf.dtype.bytes for x in loads) or 4)), 1), MOST_AHEAD)
         group = n if ahead >= n else 1 if fixed else ahead
@@ -284,11 +316,17 @@ class _Row:
         g = loop_var(self.name("g"), const(0), const(-(-n // group)))
         return (For(g, const(0), const(-(-n // group)), "unroll" if fixed else "range", some(g * group)),)
 
-    def computed(self, run: Run, tiles: dict[Expr, Buffer], own: dict[Expr, Buffer], first: Expr | int, k: Expr, c: Expr) -> Block:
-        """A chunk; what lasts for several loops has its place among all of the thread's chunks, what was loaded for this one in its group."""
+    def computed(
+        self, run: Run, tiles: dict[Expr, Buffer], own: dict[Expr, Buffer], first: Expr | int, k: Expr, c: Expr
+    ) -> Block:
+        """A chunk; what lasts for several loops has its place among all of the thread's chunks, what was loaded for
+        this one in its group.
+        """
         lane = const(0) if run.v is None else run.v
         lasting: dict[Expr, Expr] = {x: t[k + first, lane] for x, t in tiles.items()}
-        return compute_chunk(replace(run, body=substitute_block(run.body, {**lasting, PLACE: k + first})), own, k, c, self.name)
+        return compute_chunk(
+            replace(run, body=substitute_block(run.body, {**lasting, PLACE: k + first})), own, k, c, self.name
+        )
 
     def each(self, run: Run, first: Expr | int, n: int, emit: Emit, stores: bool = False) -> Block:
         """`for q in unroll(n): emit(q, chunk first + q of this thread)`, as far as there are so many chunks."""
@@ -299,7 +337,7 @@ class _Row:
         body = _when(conds, emit(k, c))
         return (For(q, const(0), const(n), "unroll", body),) if n > 1 else body
 
-    # --- meeting ----------------------------------------------------------------------------------------------------------------
+    # --- meeting ------------------------------------------------------------------------------------------------------
 
     def sync(self) -> Block:
         return (Eval("barrier" if self.team.meets else "syncwarp", ()),) if self.team.size > 1 else ()
@@ -337,7 +375,15 @@ class _Row:
         if size == 1:
             return ()
         o = loop_var(self.name("o"), const(0), const(size.bit_length() - 1))
-        return (For(o, const(0), const(size.bit_length() - 1), "unroll", (with_(call("shfl_xor", acc, call("shl", apart, o))),)),)
+        return (
+            For(
+                o,
+                const(0),
+                const(size.bit_length() - 1),
+                "unroll",
+                (with_(call("shfl_xor", acc, call("shl", apart, o))),),
+            ),
+        )
 
     def part(self, st: Store, shape: tuple[int, ...]) -> Buffer:
         made = Buffer(self.name(f"{st.buf.name}_part"), st.buf.dtype, tuple(map(const, shape)), "shared")
@@ -347,7 +393,9 @@ class _Row:
 
 def _touches(s: Stmt, buf: Buffer) -> bool:
     """Does a statement itself, not what stands in it, read or write a buffer?"""
-    return (isinstance(s, Store) and s.buf is buf) or any(isinstance(x, (Load, Ref)) and x.buf is buf for e in exprs(s) for x in walk(e))
+    return (isinstance(s, Store) and s.buf is buf) or any(
+        isinstance(x, (Load, Ref)) and x.buf is buf for e in exprs(s) for x in walk(e)
+    )
 
 
 def _without(b: Block, gone: Sequence[Stmt]) -> Block:

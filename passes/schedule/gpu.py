@@ -1,7 +1,7 @@
 """Schedule primitives for GPUs: loops become blocks and threads, rows are computed by teams of threads.
 
-A GPU has no vector arithmetic, so nothing becomes a vector but memory accesses: `wide` loads and stores move up to 16 bytes of a thread's
-neighbouring elements at once through register tiles, and the arithmetic between them stays scalar.
+A GPU has no vector arithmetic, so nothing becomes a vector but memory accesses: `wide` loads and stores move up to 16
+bytes of a thread's neighbouring elements at once through register tiles, and the arithmetic between them stays scalar.
 """
 
 from __future__ import annotations
@@ -40,22 +40,30 @@ def wrap(b: Block, name: str) -> Block:
 
 
 def spread(b: Block, name: str, threads: int) -> Block:
-    """`for i in range(n): s`  ->  `for b in block.x(ceil(n / T)): for t in thread.x(T): if T*b + t < n: s`, an iteration a thread."""
+    """`for i in range(n): s`  ->  `for b in block.x(ceil(n / T)): for t in thread.x(T): if T*b + t < n: s`, an
+    iteration a thread.
+    """
 
     def go(s: For) -> Block:
         n = _count(s)
         _check_apart(s)
         width = min(threads, n)
-        return _grid(-(-n // width), width, lambda i, t: _when([i * width + t < n], substitute_block(s.body, {s.var: s.lo + i * width + t})))
+        return _grid(
+            -(-n // width),
+            width,
+            lambda i, t: _when([i * width + t < n], substitute_block(s.body, {s.var: s.lo + i * width + t})),
+        )
 
     return edit(b, name, go)
 
 
 def stream(b: Block, name: str, threads: int, chunks: int) -> Block:
-    """`for c in range(n): {for v in unroll(8): s}`  ->  a grid of threads, each with `chunks` chunks, which lie `threads` apart.
+    """`for c in range(n): {for v in unroll(8): s}`  ->  a grid of threads, each with `chunks` chunks, which lie
+    `threads` apart.
 
-    A thread does all loads of its chunks before it computes, 16 bytes at a time (see wide). Neighbouring threads have neighbouring chunks.
-    A last chunk that is cut off by a guard `if 8*c + v < m` around s is done element by element."""
+    A thread does all loads of its chunks before it computes, 16 bytes at a time (see wide). Neighbouring threads have
+    neighbouring chunks. A last chunk that is cut off by a guard `if 8*c + v < m` around s is done element by element.
+    """
 
     def go(s: For) -> Block:
         run = run_of(s)
@@ -69,11 +77,14 @@ def stream(b: Block, name: str, threads: int, chunks: int) -> Block:
 
 
 def sweep(b: Block, name: str, blocks: int, threads: int, chunks: int) -> Block:
-    """`for c in range(n): {for v in unroll(8): s}`  ->  a grid of so many blocks, whatever n is, whose threads go over the chunks in strides:
+    """`for c in range(n): {for v in unroll(8): s}`  ->  a grid of so many blocks, whatever n is, whose threads go over
+    the chunks in strides:
 
-    `for b in block.x(B): for t in thread.x(T): for r in range(ceil(n / B*T*chunks)): s of the chunks (B*r + b)*T*chunks + t, ...`
+    `for b in block.x(B): for t in thread.x(T): for r in range(ceil(n / B*T*chunks)): s of the chunks (B*r + b)*T*chunks
+        + t, ...`
 
-    For sizes that are known at run time only. Loads and stores are those of `stream`."""
+    For sizes that are known at run time only. Loads and stores are those of `stream`.
+    """
 
     def go(s: For) -> Block:
         inner = s.body[0] if len(s.body) == 1 else None
@@ -81,12 +92,23 @@ def sweep(b: Block, name: str, blocks: int, threads: int, chunks: int) -> Block:
         if s.kind != "range" or value(s.lo) != 0:
             raise ScheduleError(f"{name} does not count the chunks of a run")
         _check_apart(s)
-        run = Run(s.var, 0, None, 1, s.body) if lane is None else Run(s.var, 0, lane.var, int(value(lane.extent) or 1), lane.body)
+        run = (
+            Run(s.var, 0, None, 1, s.body)
+            if lane is None
+            else Run(s.var, 0, lane.var, int(value(lane.extent) or 1), lane.body)
+        )
         run = replace(run, count=s.extent)  # type: ignore[arg-type]
         step = blocks * threads * chunks
 
         def strides(i: Expr, t: Expr) -> Block:
-            return (make_loop("r", (s.extent + (step - 1)) // step, "range", lambda r: _chunks(run, r * blocks + i, t, threads, chunks)),)
+            return (
+                make_loop(
+                    "r",
+                    (s.extent + (step - 1)) // step,
+                    "range",
+                    lambda r: _chunks(run, r * blocks + i, t, threads, chunks),
+                ),
+            )
 
         return _grid(blocks, threads, strides)
 
@@ -121,12 +143,22 @@ def _chunks(run: Run, b: Expr, t: Expr, width: int, chunks: int) -> Block:
         return (If(full(c)[0], wide, compute_chunk(run, {}, k, c, fresh)),)
 
     head = tuple(Alloc(x) for x in tiles.values())
-    return (*head, *(each(lambda k, c: _when(full(c), load_chunks(whole, loads, tiles, k, c))) if loads else ()), *each(compute))
+    return (
+        *head,
+        *(each(lambda k, c: _when(full(c), load_chunks(whole, loads, tiles, k, c))) if loads else ()),
+        *each(compute),
+    )
 
 
 def _unguarded(run: Run) -> tuple[Run, Expr | None]:
     """A run whose body is `if 8*c + v < m: s` -> the run of s, and the condition under which a chunk is whole."""
-    if run.v is None or len(run.body) != 1 or not isinstance(s := run.body[0], If) or s.other or run.v not in free(s.cond):
+    if (
+        run.v is None
+        or len(run.body) != 1
+        or not isinstance(s := run.body[0], If)
+        or s.other
+        or run.v not in free(s.cond)
+    ):
         return run, None
     last = substitute(s.cond, {run.v: const(run.width - 1)})
     return replace(run, body=s.then), last
@@ -139,7 +171,9 @@ def share_rows(b: Block) -> Block:
 
 
 def sink(b: Block, *names: str) -> Block:
-    """`for i: for j: {s; y[i, j] = e}`  ->  `for i: {s; for j: y[i, j] = e}` for loops on which nothing but the last store depends."""
+    """`for i: for j: {s; y[i, j] = e}`  ->  `for i: {s; for j: y[i, j] = e}` for loops on which nothing but the last
+    store depends.
+    """
     nest: list[For] = []
     body = b
     while len(body) == 1 and isinstance(body[0], For):

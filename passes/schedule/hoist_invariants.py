@@ -1,8 +1,10 @@
-"""Numbers of a row out of the loops along it: what a loop computes anew for each element though nothing of it changes there.
+"""Numbers of a row out of the loops along it: what a loop computes anew for each element though nothing of it changes
+there.
 
 In: the body of a schedule. Out: the same with sums, or single expressions, ahead of the loops that only read them.
 
-The compilers behind this move single instructions out of loops, but not the dozens with branches and divisions that a logarithm takes.
+The compilers behind this move single instructions out of loops, but not the dozens with branches and divisions that a
+logarithm takes.
 """
 
 from __future__ import annotations
@@ -33,10 +35,12 @@ Keep = Callable[[Expr], tuple[Block, Expr]]  # a number -> the statements that c
 
 
 def hoist_numbers(b: Block) -> Block:
-    """`for i in range(n): y[i] = x[i] - log(s[0])`  ->  `number: f32 = log(s[0]); for i in range(n): y[i] = x[i] - number`
+    """`for i in range(n): y[i] = x[i] - log(s[0])`  ->  `number: f32 = log(s[0]); for i in range(n): y[i] = x[i] -
+    number`
 
-    Of floats, in loops that run one after the other. Legal where the loop writes none of what the number is made of, be it the thread's own
-    or, under no condition, an operand of something costly."""
+    Of floats, in loops that run one after the other. Legal where the loop writes none of what the number is made of, be
+    it the thread's own or, under no condition, an operand of something costly.
+    """
     names = {s.var.name for s in walk_stmts(b) if isinstance(s, Let)}
 
     def named(e: Expr) -> tuple[Block, Expr]:
@@ -47,9 +51,11 @@ def hoist_numbers(b: Block) -> Block:
 
 
 def keep_numbers(b: Block) -> Block:
-    """`for i in range(n): y[i] = x[i] - log(s[0])`  ->  `number: f32[1] @ register; number[0] = log(s[0]); for i in range(n): y[i] = x[i] - number[0]`
+    """`for i in range(n): y[i] = x[i] - log(s[0])`  ->  `number: f32[1] @ register; number[0] = log(s[0]); for i in
+    range(n): y[i] = x[i] - number[0]`
 
-    The same as registers, which `distribute` makes vectors of where the vectors go across rows."""
+    The same as registers, which `distribute` makes vectors of where the vectors go across rows.
+    """
     names = {s.buf.name for s in walk_stmts(b) if isinstance(s, Alloc)}
 
     def stored_(e: Expr) -> tuple[Block, Expr]:
@@ -60,9 +66,12 @@ def keep_numbers(b: Block) -> Block:
 
 
 def sink(b: Block, name: str) -> Block:
-    """`for c in range(n): {s: f32[1] @ register; s[0] = ..; y[c] = f(s[0])}`  ->  `s: f32[1] @ register; s[0] = ..; for c in range(n): y[c] = f(s[0])`
+    """`for c in range(n): {s: f32[1] @ register; s[0] = ..; y[c] = f(s[0])}`  ->  `s: f32[1] @ register; s[0] = ..; for
+    c in range(n): y[c] = f(s[0])`
 
-    Legal where all but the last statement does not depend on the loop, and writes nothing but what is declared among it."""
+    Legal where all but the last statement does not depend on the loop, and writes nothing but what is declared among
+    it.
+    """
 
     def go(s: For) -> Block:
         *before, last = s.body
@@ -71,7 +80,9 @@ def sink(b: Block, name: str) -> Block:
             if any(s.var in free(e) for e in exprs(x)):
                 raise ScheduleError(f"{name} cannot be sunk: not only the last statement in it depends on it")
             if not isinstance(x, (Alloc, Store, For, If, Let)) or (isinstance(x, Store) and x.buf not in own):
-                raise ScheduleError(f"{name} cannot be sunk: a statement before the last one does more than compute a number")
+                raise ScheduleError(
+                    f"{name} cannot be sunk: a statement before the last one does more than compute a number"
+                )
         if stored((last,)) & own:
             raise ScheduleError(f"{name} cannot be sunk: its last statement changes what those before it compute")
         return (*before, For(s.var, s.lo, s.hi, s.kind, (last,)))
@@ -113,7 +124,12 @@ def _split(loop: For, keep: Keep) -> Block:
         return found[e] if e in found else rebuild(e, go)
 
     def block(b: Block) -> Block:
-        return tuple(Store(s.buf, s.idx, go(s.value), s.lanes, s.limit) if isinstance(s, Store) else map_stmt(s, lambda e: e, block) for s in b)
+        return tuple(
+            Store(s.buf, s.idx, go(s.value), s.lanes, s.limit)
+            if isinstance(s, Store)
+            else map_stmt(s, lambda e: e, block)
+            for s in b
+        )
 
     return (*ahead, For(loop.var, loop.lo, loop.hi, loop.kind, block(loop.body)))
 
@@ -125,7 +141,9 @@ def _fresh(names: set[str]) -> str:
 
 
 def _numbers(e: Expr, changing: set[Var], written: Container[Buffer], always: bool) -> list[Expr]:
-    """The largest parts of an expression that are such numbers. `always`: is the expression computed whenever the loop is reached?"""
+    """The largest parts of an expression that are such numbers. `always`: is the expression computed whenever the loop
+    is reached?
+    """
     out: list[Expr] = []
     stack, seen = [e], {e}
     while stack:
@@ -141,11 +159,15 @@ def _numbers(e: Expr, changing: set[Var], written: Container[Buffer], always: bo
 
 
 def _fixed(e: Op, changing: set[Var], written: Container[Buffer], always: bool) -> bool:
-    """Is it the same in all iterations, and made of numbers that the thread has computed before, or worth computing ahead?"""
+    """Is it the same in all iterations, and made of numbers that the thread has computed before, or worth computing
+    ahead?
+    """
     if not changing.isdisjoint(free(e)):
         return False
     parts = list(walk(e))
     loads = [x for x in parts if isinstance(x, Load)]
     costly = always and any(isinstance(x, Op) and x.name in COSTLY for x in parts)
     kept = all((x.buf.space in ("register", "local") or costly) and x.buf not in written for x in loads)
-    return bool(loads) and kept and not any(isinstance(x, Ref) or (isinstance(x, Op) and x.name == "guard") for x in parts)
+    return (
+        bool(loads) and kept and not any(isinstance(x, Ref) or (isinstance(x, Op) and x.name == "guard") for x in parts)
+    )

@@ -1,4 +1,5 @@
-"""Schedule steps that cut loops where their body becomes simpler: at the seams of concatenations and borders, and into the digits of an index.
+"""Schedule steps that cut loops where their body becomes simpler: at the seams of concatenations and borders, and into
+the digits of an index.
 
 for i in range(9): y[i] = select(i < 4, a[min(i, 3)], b[max(i - 4, 0)])      ->  for i in range(4): y[i] = a[i]
                                                                                  for i_1 in range(5): y[i_1 + 4] = b[i_1]
@@ -18,9 +19,11 @@ from dnnc.passes.schedule.state import edit, loops, make_loop, renamed
 
 
 def cut(b: Block, name: str, places: tuple[int, ...], suffixes: tuple[str, ...]) -> Block:
-    """`for i in range(n): s`  ->  `for i in range(p): s` `for i_1 in range(n - p): s[i -> i_1 + p]`, for one place p or several.
+    """`for i in range(n): s`  ->  `for i in range(p): s` `for i_1 in range(n - p): s[i -> i_1 + p]`, for one place p or
+    several.
 
-    The loops of part k have the names of the first with `suffixes[k]` behind."""
+    The loops of part k have the names of the first with `suffixes[k]` behind.
+    """
 
     def go(s: For) -> Block:
         n = value(s.extent)
@@ -42,10 +45,12 @@ def cut(b: Block, name: str, places: tuple[int, ...], suffixes: tuple[str, ...])
 
 
 def seams(loop: For, both: bool = False) -> tuple[int, ...]:
-    """The iterations at which the choice changes that a body makes by `select` between loads, or (not with `both`) a load and something else.
+    """The iterations at which the choice changes that a body makes by `select` between loads, or (not with `both`) a
+    load and something else.
 
-    A condition on several loops has a seam where it becomes, or ceases to be, the same for all iterations of the others, unless that is far
-    apart (a triangle has no seams)."""
+    A condition on several loops has a seam where it becomes, or ceases to be, the same for all iterations of the
+    others, unless that is far apart (a triangle has no seams).
+    """
     n = value(loop.extent)
     found: set[int] = set()
     for c in _conditions(loop.body, 2 if both else 1):
@@ -69,7 +74,11 @@ def _conditions(b: Block, least: int) -> list[Op]:
     for s in walk_stmts(b):
         for e in exprs(s):
             for x in walk(e):
-                if isinstance(x, Op) and x.name == "select" and sum(any(isinstance(y, Load) for y in walk(a)) for a in x.args[1:]) >= least:
+                if (
+                    isinstance(x, Op)
+                    and x.name == "select"
+                    and sum(any(isinstance(y, Load) for y in walk(a)) for a in x.args[1:]) >= least
+                ):
                     for c in walk(x.args[0]):
                         if isinstance(c, Op) and c.name in ("<", "<=") and c.args[0].dtype is i64:
                             out[c] = None
@@ -77,7 +86,9 @@ def _conditions(b: Block, least: int) -> list[Op]:
 
 
 def crossings(loop: For, offsets: Sequence[Expr]) -> tuple[int, ...]:
-    """The iterations at which a sum that offsets divide by n passes a multiple of n: in between, the variable stays within one block."""
+    """The iterations at which a sum that offsets divide by n passes a multiple of n: in between, the variable stays
+    within one block.
+    """
     end = value(loop.extent)
     found: set[int] = set()
     for e in offsets:
@@ -93,7 +104,9 @@ def crossings(loop: For, offsets: Sequence[Expr]) -> tuple[int, ...]:
 
 
 def digits(loop: For, offsets: Sequence[Expr]) -> int | None:
-    """The one number n by which offsets divide v, the loop's variable: where n divides the extent, a split by n leaves no division."""
+    """The one number n by which offsets divide v, the loop's variable: where n divides the extent, a split by n leaves
+    no division.
+    """
     found: set[int | None] = set()
     for e in offsets:
         for x in walk(e):

@@ -1,4 +1,5 @@
-"""Schedule primitive `stretches`: a long sum of many tiles, a stretch of it at a time, the sums of all tiles in memory in between.
+"""Schedule primitive `stretches`: a long sum of many tiles, a stretch of it at a time, the sums of all tiles in memory
+in between.
 
     for p in range(5):                            sums: f32[5, 12, 2, 16] @ local
         acc: f32[12, 2, 16] @ register            for k in range(4):
@@ -10,7 +11,8 @@
                                                           if k < 3: sums[p, ..] = acc[..]
                                                           else: y[p, ..] = acc[..]
 
-What a stretch reads of both operands then stays in a near cache while all tiles pass. No sum changes: each is added up in the same order.
+What a stretch reads of both operands then stays in a near cache while all tiles pass. No sum changes: each is added up
+in the same order.
 """
 
 from __future__ import annotations
@@ -29,13 +31,19 @@ LIMIT = 1 << 18  # elements of all sums: 1 MB of float32, on the thread's stack 
 def stretches(b: Block, name: str, along: str) -> Block:
     """Bring the loop `along`, the outermost of a sum, outside of the loop over tiles called `name`.
 
-    Legal when the iterations of `name` may run at once, and its body is the declaration of one register tile, whole vectors of which are set,
-    then the loop, then what is made of the tile."""
+    Legal when the iterations of `name` may run at once, and its body is the declaration of one register tile, whole
+    vectors of which are set, then the loop, then what is made of the tile.
+    """
 
     def go(s: For) -> Block:
         at = next((k for k, x in enumerate(s.body) if isinstance(x, For) and x.var.name == along), None)
         first = s.body[0] if s.body else None
-        if at is None or not isinstance(first, Alloc) or first.buf.space != "register" or any(isinstance(x, Alloc) for x in s.body[1:]):
+        if (
+            at is None
+            or not isinstance(first, Alloc)
+            or first.buf.space != "register"
+            or any(isinstance(x, Alloc) for x in s.body[1:])
+        ):
             raise ScheduleError(f"{name} is no loop over tiles whose sums run along {along}")
         loop, acc = s.body[at], first.buf
         assert isinstance(loop, For)
@@ -55,7 +63,9 @@ def stretches(b: Block, name: str, along: str) -> Block:
 
 def _check(s: For, loop: For, acc: Buffer, start: Block) -> None:
     if value(s.extent) is None or value(loop.extent) is None or loop.kind != "range" or s.var in free(loop.lo):
-        raise ScheduleError(f"{s.var.name} and {loop.var.name} have no constant numbers of iterations, which the memory for sums needs")
+        raise ScheduleError(
+            f"{s.var.name} and {loop.var.name} have no constant numbers of iterations, which the memory for sums needs"
+        )
     if any(isinstance(x, Store) and (x.buf is not acc or x.lanes != value(acc.shape[-1])) for x in walk_stmts(start)):
         raise ScheduleError(f"{acc.name} is not all that is set ahead of {loop.var.name}, or not in whole vectors")
     if why := obstacle(s):

@@ -1,4 +1,6 @@
-"""Schedule primitives on loops: split, fuse, join, reorder, peel, annotate, hoist_guards. Each is a small rewrite with its legality check."""
+"""Schedule primitives on loops: split, fuse, join, reorder, peel, annotate, hoist_guards. Each is a small rewrite with
+its legality check.
+"""
 
 from __future__ import annotations
 
@@ -31,20 +33,27 @@ def split(b: Block, name: str, factor: int, names: tuple[str, str], tail: str = 
 
     tail, where f does not divide n: overlap (the last tile starts at n - f; the body must be safe to repeat, n >= f) |
     clamp (iterations past the end repeat the last one; any n, and the body must be safe to repeat) |
-    guard (`if f*io + ii < n`; vectorize turns it into a limit) | peel (a loop of its own, called NAME_t, over the rest)."""
+    guard (`if f*io + ii < n`; vectorize turns it into a limit) | peel (a loop of its own, called NAME_t, over the
+    rest).
+    """
 
     def go(s: For) -> Block:
         n, lo = s.extent, s.lo
         exact = value(n % factor) == 0
         if exact or tail == "exact":
             if not exact:
-                raise ScheduleError(f"{factor} does not divide the extent {n!r} of {name}; choose a tail of {', '.join(TAILS[1:])}")
+                raise ScheduleError(
+                    f"{factor} does not divide the extent {n!r} of {name}; choose a tail of {', '.join(TAILS[1:])}"
+                )
             return (_tiles(s, n // factor, factor, names, lambda io, ii: lo + io * factor + ii),)
         if tail == "peel":
             main = _tiles(s, n // factor, factor, names, lambda io, ii: lo + io * factor + ii)
             end = unused(b, s, "_t")
             rest = make_loop(
-                name + end, n % factor, "range", lambda v: substitute_block(renamed(s.body, end), {s.var: lo + n // factor * factor + v})
+                name + end,
+                n % factor,
+                "range",
+                lambda v: substitute_block(renamed(s.body, end), {s.var: lo + n // factor * factor + v}),
             )
             return (main, rest) if value(n // factor) != 0 else (rest,)
         count = (n + (factor - 1)) // factor
@@ -86,9 +95,13 @@ def _tiles(s: For, count: Expr, factor: int, names: tuple[str, str], at: object,
 def _check_repeatable(s: For) -> None:
     private = {a.buf for a in walk_stmts(s.body) if isinstance(a, Alloc)}
     read = {x.buf for x in accesses(s.body)}
-    bad = sorted({w.buf.name for w in walk_stmts(s.body) if isinstance(w, Store) and w.buf in read and w.buf not in private})
+    bad = sorted(
+        {w.buf.name for w in walk_stmts(s.body) if isinstance(w, Store) and w.buf in read and w.buf not in private}
+    )
     if bad:
-        raise ScheduleError(f"{s.var.name} cannot overlap: a repeated iteration would read what it wrote in {', '.join(bad)}")
+        raise ScheduleError(
+            f"{s.var.name} cannot overlap: a repeated iteration would read what it wrote in {', '.join(bad)}"
+        )
 
 
 def fuse(b: Block, outer: str, inner: str, name: str) -> Block:
@@ -101,18 +114,24 @@ def fuse(b: Block, outer: str, inner: str, name: str) -> Block:
         m = t.extent
         if not nonneg(const(m) - 1):  # a divisor must be known to be positive
             raise ScheduleError(f"{inner} may be empty")
-        return (make_loop(name, s.extent * m, s.kind, lambda v: substitute_block(t.body, {s.var: v // m, t.var: v % m})),)
+        return (
+            make_loop(name, s.extent * m, s.kind, lambda v: substitute_block(t.body, {s.var: v // m, t.var: v % m})),
+        )
 
     return edit(b, outer, go)
 
 
 def join(b: Block, first: str, second: str) -> Block:
-    """`for i in range(n): s` `for k in range(n): t`  ->  `for i in range(n): s; t[k -> i]`, of two loops one right behind the other.
+    """`for i in range(n): s` `for k in range(n): t`  ->  `for i in range(n): s; t[k -> i]`, of two loops one right
+    behind the other.
 
-    Neither may read what the other writes; what both write they must be free to write in any order."""
+    Neither may read what the other writes; what both write they must be free to write in any order.
+    """
     a, c = find(b, first), find(b, second)
     if a.lo is not c.lo or a.hi is not c.hi or a.kind != c.kind:
-        raise ScheduleError(f"{first} ({a.kind} over {a.extent!r}) and {second} ({c.kind} over {c.extent!r}) are not the same loop")
+        raise ScheduleError(
+            f"{first} ({a.kind} over {a.extent!r}) and {second} ({c.kind} over {c.extent!r}) are not the same loop"
+        )
     if any(x.buf in stored((write,)) for write, read in ((a, c), (c, a)) for x in accesses((read,))):
         raise ScheduleError(f"one of {first} and {second} reads what the other writes")
     at = next((k for k, s in enumerate(b) if s is a), None)
@@ -122,13 +141,18 @@ def join(b: Block, first: str, second: str) -> Block:
 
 
 def reorder(b: Block, *names: str) -> Block:
-    """Permute a perfect nest. Legal when every element is updated by the same operations whatever the order of iterations."""
+    """Permute a perfect nest. Legal when every element is updated by the same operations whatever the order of
+    iterations.
+    """
     outer = next((s.var.name for s in walk_stmts(b) if isinstance(s, For) and s.var.name in names), None)
     if outer is None:
         raise ScheduleError(f"no loop is called {names[0]}")
 
     def go(s: For) -> Block:
-        nest, between = [s], []  # guards between the loops go inside: they are pure, and hoist_guards takes them out again
+        nest, between = (
+            [s],
+            [],
+        )  # guards between the loops go inside: they are pure, and hoist_guards takes them out again
         while len(nest) < len(names):
             conds, body = guards_of(nest[-1].body)
             if any(_reads_memory(c) for c in conds):
@@ -151,7 +175,9 @@ def reorder(b: Block, *names: str) -> Block:
 
 
 def _check_order_free(nest: list[For]) -> None:
-    """Each store either is indexed by all loops it varies with, or is a reduction `x = f(.., x)` over the others; nothing else meets."""
+    """Each store either is indexed by all loops it varies with, or is a reduction `x = f(.., x)` over the others;
+    nothing else meets.
+    """
     body = nest[-1].body
     private = {a.buf for a in walk_stmts(body) if isinstance(a, Alloc)}
     for st in walk_stmts(body):
@@ -161,11 +187,16 @@ def _check_order_free(nest: list[For]) -> None:
             for e in exprs(other):
                 for x in walk(e):
                     if isinstance(x, Load) and x.buf is st.buf and x.idx != st.idx:
-                        raise ScheduleError(f"{st.buf.name} is read at another index than it is written: the order of iterations matters")
+                        raise ScheduleError(
+                            f"{st.buf.name} is read at another index than it is written: the order of iterations "
+                            "matters"
+                        )
         used = frozenset().union(*(free(i) for i in st.idx))
         over = [loop for loop in nest if loop.var not in used and bounds(loop.extent)[1] != 1]
         if over and not (is_reduction(st) or is_index_sum(st)):
-            raise ScheduleError(f"{st.buf.name} is overwritten by iterations of {over[0].var.name}: the last one must stay the last")
+            raise ScheduleError(
+                f"{st.buf.name} is overwritten by iterations of {over[0].var.name}: the last one must stay the last"
+            )
 
 
 def is_reduction(st: Store) -> bool:
@@ -188,7 +219,9 @@ def is_index_sum(st: Store) -> bool:
 
 
 def peel(b: Block, name: str, first: int = 1, last: int = 1) -> Block:
-    """Take the first and last iterations out of a loop, where guards then fold: `s[0]; for i in range(1, n-1): s; s[n-1]`."""
+    """Take the first and last iterations out of a loop, where guards then fold: `s[0]; for i in range(1, n-1): s;
+    s[n-1]`.
+    """
 
     def go(s: For) -> Block:
         n, lo = value(s.extent), value(s.lo)
@@ -199,7 +232,9 @@ def peel(b: Block, name: str, first: int = 1, last: int = 1) -> Block:
         for k in range(heads):
             out += substitute_block(renamed(s.body, unused(b, s, f"_f{k}")), {s.var: const(lo + k)})
         if n > heads + tails:
-            out.append(make_loop(name, n - heads - tails, s.kind, lambda v: substitute_block(s.body, {s.var: v}), lo + heads))
+            out.append(
+                make_loop(name, n - heads - tails, s.kind, lambda v: substitute_block(s.body, {s.var: v}), lo + heads)
+            )
         for k in range(tails):
             out += substitute_block(renamed(s.body, unused(b, s, f"_l{k}")), {s.var: const(lo + n - tails + k)})
         return tuple(out)
@@ -221,7 +256,9 @@ def single(b: Block, *names: str) -> Block:
 
 
 def annotate(b: Block, kind: str, *names: str) -> Block:
-    """Set the kind of loops: unroll, parallel, block.x, thread.x ... Parallel kinds need iterations that write different elements."""
+    """Set the kind of loops: unroll, parallel, block.x, thread.x ... Parallel kinds need iterations that write
+    different elements.
+    """
     for name in names:
         loop = find(b, name)
         if kind not in ("unroll", "range"):
@@ -235,14 +272,18 @@ def annotate(b: Block, kind: str, *names: str) -> Block:
 def hoist_guards(b: Block) -> Block:
     """`for i: if c: s`  ->  `if c: for i: s` wherever c does not depend on i (loop unswitching), innermost loop first.
 
-    The guard of a loop of one iteration never depends on it: `for i in range(1): if i + j < n: s`  ->  `if j < n: for i in range(1): s`"""
+    The guard of a loop of one iteration never depends on it: `for i in range(1): if i + j < n: s`  ->  `if j < n: for i
+    in range(1): s`
+    """
     out: list[Stmt] = []
     for s in b:
         if isinstance(s, For):
             conds, body = guards_of(hoist_guards(s.body))
             conds = [substitute(c, {s.var: s.lo}) if value(s.extent) == 1 else c for c in conds]
             stays = [c for c in conds if s.var in free(c) or _reads_memory(c)]
-            out += guarded([c for c in conds if c not in stays], (For(s.var, s.lo, s.hi, s.kind, guarded(stays, body)),))
+            out += guarded(
+                [c for c in conds if c not in stays], (For(s.var, s.lo, s.hi, s.kind, guarded(stays, body)),)
+            )
         elif isinstance(s, If):
             out.append(If(s.cond, hoist_guards(s.then), hoist_guards(s.other)))
         else:
@@ -307,6 +348,12 @@ def factors(v: Expr, acc: Buffer) -> tuple[Expr, Expr] | None:
         return None
     if v.name == "fma" and isinstance(v.args[2], Load) and v.args[2].buf is acc:
         return v.args[0], v.args[1]
-    if v.name == "+" and isinstance(v.args[0], Load) and v.args[0].buf is acc and isinstance(p := v.args[1], Op) and p.name == "*":
+    if (
+        v.name == "+"
+        and isinstance(v.args[0], Load)
+        and v.args[0].buf is acc
+        and isinstance(p := v.args[1], Op)
+        and p.name == "*"
+    ):
         return p.args[0], p.args[1]
     return None

@@ -32,10 +32,14 @@ from dnnc.passes.schedule.state import edit, find, loops, only, swap_buffers
 
 
 def distribute(b: Block, name: str, depth: int) -> Block:
-    """Loop fission: `for i, j: {x: f32[1] @ register; s1; s2; s3}` -> `x: f32[I, J, 1] @ register; for i, j: s1; for i, j: s2; ...`
+    """Loop fission: `for i, j: {x: f32[1] @ register; s1; s2; s3}` -> `x: f32[I, J, 1] @ register; for i, j: s1; for i,
+    j: s2; ...`
 
-    Makes a naive nest tileable: a reduction's accumulator becomes a tile. The k-th copy of a loop is called NAME_k (the first keeps
-    its name; a k that another loop has is left out). Legal when the statements meet only in register buffers declared inside, or in buffers that nobody writes."""
+    Makes a naive nest tileable: a reduction's accumulator becomes a tile. The k-th copy of a loop is called NAME_k (the
+        first keeps
+    its name; a k that another loop has is left out). Legal when the statements meet only in register buffers declared
+    inside, or in buffers that nobody writes.
+    """
 
     def go(s: For) -> Block:
         nest = [s]
@@ -51,7 +55,9 @@ def distribute(b: Block, name: str, depth: int) -> Block:
         taken = {loop.var.name for loop in loops(b)}
         ends = (f"_{k}" for k in count(1) if not any(f"{v.name}_{k}" in taken for v in vs))
         for x, end in zip(rest, chain(("",), ends)):
-            body = swap_buffers((x,), big, lambda buf, idx: (*offsets, *(idx if len(big[buf].shape) > len(nest) else ())))
+            body = swap_buffers(
+                (x,), big, lambda buf, idx: (*offsets, *(idx if len(big[buf].shape) > len(nest) else ()))
+            )
             fresh: list[Expr] = [var(v.name + end, v.dtype, v.lo, v.hi) for v in vs]
             body = substitute_block(body, dict(zip(vs, fresh)))
             for loop, v in reversed(list(zip(nest, fresh))):
@@ -64,9 +70,12 @@ def distribute(b: Block, name: str, depth: int) -> Block:
 
 
 def _unguarded(b: Block) -> Block:
-    """`if c: {s1; s2}` -> `if c: s1; if c: s2`, the guard dropped where a statement is safe without it, else sunk to its innermost loop.
+    """`if c: {s1; s2}` -> `if c: s1; if c: s2`, the guard dropped where a statement is safe without it, else sunk to
+    its innermost loop.
 
-    Safe: it writes only what is declared under the guard (so nothing past it is read) and stays inside of what it reads."""
+    Safe: it writes only what is declared under the guard (so nothing past it is read) and stays inside of what it
+        reads.
+    """
     if len(b) != 1 or not isinstance(b[0], If) or b[0].other:
         return b
     cond, body = b[0].cond, b[0].then
@@ -95,13 +104,17 @@ def _check_separable(name: str, rest: list[Stmt], private: set[Buffer]) -> None:
         for y in rest[:k] + rest[k + 1 :]:
             meet = written & {a.buf for a in accesses((y,))}
             if meet:
-                raise ScheduleError(f"{name} cannot be distributed: statements meet in {', '.join(sorted(q.name for q in meet))}")
+                raise ScheduleError(
+                    f"{name} cannot be distributed: statements meet in {', '.join(sorted(q.name for q in meet))}"
+                )
 
 
 def _expanded(p: Buffer, nest: list[For]) -> Buffer:
     extents = tuple(loop.extent for loop in nest)
     if any(value(e) is None for e in extents):
-        raise ScheduleError(f"{p.name} cannot be expanded over {[loop.var.name for loop in nest]}: an extent is not constant")
+        raise ScheduleError(
+            f"{p.name} cannot be expanded over {[loop.var.name for loop in nest]}: an extent is not constant"
+        )
     scalar = all(value(d) == 1 for d in p.shape)
     return Buffer(p.name, p.dtype, (*extents, *(() if scalar else p.shape)), p.space)
 
@@ -128,13 +141,21 @@ def vectorize(b: Block, *names: str) -> Block:
 
 
 def vector_reduce(b: Block, name: str, lanes: int, chains: int) -> Block:
-    """`for r in range(n): acc[0] = acc[0] + e`  ->  `chains` vector accumulators over the blocks of r, combined at the end.
+    """`for r in range(n): acc[0] = acc[0] + e`  ->  `chains` vector accumulators over the blocks of r, combined at the
+    end.
 
-    The order of the sum changes: element r goes to lane r % lanes of chain (r // lanes) % chains, then chains, then a tree of halves.
-    The last n % lanes elements come in one masked step."""
+    The order of the sum changes: element r goes to lane r % lanes of chain (r // lanes) % chains, then chains, then a
+        tree of halves.
+    The last n % lanes elements come in one masked step.
+    """
 
     def go(s: For) -> Block:
-        if len(s.body) != 1 or not isinstance(st := s.body[0], Store) or not is_reduction(st) or any(s.var in free(i) for i in st.idx):
+        if (
+            len(s.body) != 1
+            or not isinstance(st := s.body[0], Store)
+            or not is_reduction(st)
+            or any(s.var in free(i) for i in st.idx)
+        ):
             raise ScheduleError(f"{name} is no plain reduction into one element")
         assert isinstance(st.value, Op)
         how = "+" if st.value.name == "fma" else st.value.name
@@ -151,11 +172,17 @@ def vector_reduce(b: Block, name: str, lanes: int, chains: int) -> Block:
         done = n // (lanes * chains) * (lanes * chains)
         if value(n % (lanes * chains)) != 0:
             with bld.loop(f"{name}t", (n - done + (lanes - 1)) // lanes) as t:
-                _vector_step(bld, s, st, own, part, const(0), s.lo + done + t * lanes, lanes, n - done - t * lanes, start)
+                _vector_step(
+                    bld, s, st, own, part, const(0), s.lo + done + t * lanes, lanes, n - done - t * lanes, start
+                )
         total: Expr = part.at(0, 0, lanes=lanes)
         for c in range(1, chains):
             total = op(how, total, part.at(c, 0, lanes=lanes))
-        bld.store(st.buf, st.idx, op(how, own, call({"+": "hsum", "*": "hprod"}.get(how, "hmax" if "max" in how else "hmin"), total)))
+        bld.store(
+            st.buf,
+            st.idx,
+            op(how, own, call({"+": "hsum", "*": "hprod"}.get(how, "hmax" if "max" in how else "hmin"), total)),
+        )
         return bld.block()
 
     return edit(b, name, go)
@@ -171,7 +198,18 @@ _IDENTITY: dict[str, Callable[[DType], float | int]] = {
 }
 
 
-def _vector_step(bld: Builder, s: For, st: Store, own: Load, part: Buffer, u: Expr, at: Expr, lanes: int, limit: Expr | None, start: Expr) -> None:
+def _vector_step(
+    bld: Builder,
+    s: For,
+    st: Store,
+    own: Load,
+    part: Buffer,
+    u: Expr,
+    at: Expr,
+    lanes: int,
+    limit: Expr | None,
+    start: Expr,
+) -> None:
     """One vector of terms into chain u; lanes past `limit` take part with the identity."""
     vec = Vectorizer(s.var, at, lanes)
     vec.limit = limit
@@ -241,9 +279,13 @@ class Vectorizer:
     def store(self, s: Store) -> Store:
         if not any(self.v in free(i) for i in s.idx):
             hint = "a reduction" if is_reduction(s) else "overwritten by every lane"
-            raise ScheduleError(f"{self.v.name} cannot be a vector: it does not index the store to {s.buf.name}, which is {hint}")
+            raise ScheduleError(
+                f"{self.v.name} cannot be a vector: it does not index the store to {s.buf.name}, which is {hint}"
+            )
         if s.lanes > 1:
-            raise ScheduleError(f"{self.v.name} cannot be a vector: it holds a store of {s.lanes} lanes to {s.buf.name}")
+            raise ScheduleError(
+                f"{self.v.name} cannot be a vector: it holds a store of {s.lanes} lanes to {s.buf.name}"
+            )
         at = self.contiguous(s.buf, s.idx)
         if at is None:
             raise ScheduleError(f"{self.v.name} cannot be a vector: it is not unit stride in the store to {s.buf.name}")
@@ -261,12 +303,16 @@ class Vectorizer:
         idx = self.by_lane(idx)
         if any(self.lane in free(i) for i in idx[:-1]):
             return None
-        if dict(terms(idx[-1])[0]).get(self.lane) != 1 or any(self.lane in free(t) for t, _ in terms(idx[-1])[0] if t is not self.lane):
+        if dict(terms(idx[-1])[0]).get(self.lane) != 1 or any(
+            self.lane in free(t) for t, _ in terms(idx[-1])[0] if t is not self.lane
+        ):
             return None
         return (*idx[:-1], substitute(idx[-1], {self.lane: const(0)}))
 
     def by_lane(self, idx: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        """An index in terms of the lane's number: the // and % of an axis in blocks fold where the lanes are of one block."""
+        """An index in terms of the lane's number: the // and % of an axis in blocks fold where the lanes are of one
+        block.
+        """
         return tuple(substitute(i, {self.v: self.lo + self.lane}) if self.v in free(i) else i for i in idx)
 
     def expr(self, e: Expr) -> Expr:
@@ -285,16 +331,22 @@ class Vectorizer:
             return self.indices(e)
         if isinstance(e, Load):
             if e.lanes > 1:
-                raise ScheduleError(f"{self.v.name} cannot be a vector: it holds the vector {e!r}, and there are none of vectors")
+                raise ScheduleError(
+                    f"{self.v.name} cannot be a vector: it holds the vector {e!r}, and there are none of vectors"
+                )
             at = self.contiguous(e.buf, e.idx)
             if at is not None:
-                inside = self.limit is None or nonneg(e.buf.shape[-1] - at[-1] - self.lanes)  # padding may be read, it is not used
+                inside = self.limit is None or nonneg(
+                    e.buf.shape[-1] - at[-1] - self.lanes
+                )  # padding may be read, it is not used
                 return load(e.buf, at, self.lanes, None if inside else self.limit)
             same = self.by_lane(e.idx)
             if not any(self.lane in free(i) for i in same):  # one element for all lanes
                 return load(e.buf, same)
             asked = any(isinstance(x, Load) for x in walk(same[-1]))
-            if self.limit is None and not asked and not any(self.lane in free(i) for i in same[:-1]):  # of one row, in another order
+            if (
+                self.limit is None and not asked and not any(self.lane in free(i) for i in same[:-1])
+            ):  # of one row, in another order
                 of_lane = Vectorizer(self.lane, const(0), self.lanes)
                 return load(e.buf, (*same[:-1], of_lane.expr(same[-1])), 1, self.limit)
             return load(e.buf, [self.expr(i) for i in e.idx], 1, self.limit)

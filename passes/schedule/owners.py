@@ -1,7 +1,8 @@
-"""Scatters in shares of the result: each share sees the updates in their order and applies those of its own elements, so no two shares write one element.
+"""Scatters in shares of the result: each share sees the updates in their order and applies those of its own elements,
+so no two shares write one element.
 
-`by_axis` cuts an axis of the result that is an axis of the updates: a batch, or columns. `by_rows` cuts the elements that data names into ranges; a share
-lists its updates in a block of them, without branches, and then applies these:
+`by_axis` cuts an axis of the result that is an axis of the updates: a batch, or columns. `by_rows` cuts the elements
+that data names into ranges; a share lists its updates in a block of them, without branches, and then applies these:
 
     for p in parallel(parts):
         for k in range(chunk): if p*chunk + k < rows: y[p*chunk + k, ..] = initial
@@ -13,10 +14,11 @@ lists its updates in a block of them, without branches, and then applies these:
                 n[0] = n[0] + (p*chunk <= rows[q] < p*chunk + chunk)
             for q in range(n[0]): y[row of mine[q], ..] = combine(y[row of mine[q], ..], value of mine[q])
 
-`by_threads` gives a GPU's threads a place each, and each walks all updates of its place. `by_blocks` gives its blocks a range of rows each, whose threads
-list the updates of the range together; the threads of a row then apply them.
+`by_threads` gives a GPU's threads a place each, and each walks all updates of its place. `by_blocks` gives its blocks a
+range of rows each, whose threads list the updates of the range together; the threads of a row then apply them.
 
-No schedule makes the loop over shares parallel by a proof: that rows differ is what the condition says. The interpreter checks it for races.
+No schedule makes the loop over shares parallel by a proof: that rows differ is what the condition says. The interpreter
+checks it for races.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ AHEAD = 4096  # bytes of updates that are fetched ahead
 class Places:
     """The axes of a scatter by their part in a walk of its updates.
 
-    `rows`: axes of the result that tell, together, which row an update goes to; `walked`: axes of the updates that are walked; `columns`: the other
+    `rows`: axes of the result that tell, together, which row an update goes to; `walked`: axes of the updates that are
+        walked; `columns`: the other
     axes of the result, with their axes of the updates.
     """
 
@@ -120,7 +123,9 @@ def within(i: E, n: E) -> Expr:
 
 
 def by_axis(s: Scattered, axis: int, parts: Expr | int, outer: str = "p", kind: str = "range") -> Block:
-    """A share has `ceil(n / parts)` places along an axis of the result that is one of the updates; the loop over shares is called `outer`."""
+    """A share has `ceil(n / parts)` places along an axis of the result that is one of the updates; the loop over shares
+    is called `outer`.
+    """
     b = Builder()
     n, u = s.out.shape[axis], s.whole[axis]
     chunk = (n + parts - 1) // parts
@@ -131,7 +136,15 @@ def by_axis(s: Scattered, axis: int, parts: Expr | int, outer: str = "p", kind: 
     return b.block()
 
 
-def _nest(b: Builder, name: str, shape: Sequence[Expr], body: Callable[[list[Expr]], None], axis: int, first: Expr, chunk: Expr) -> None:
+def _nest(
+    b: Builder,
+    name: str,
+    shape: Sequence[Expr],
+    body: Callable[[list[Expr]], None],
+    axis: int,
+    first: Expr,
+    chunk: Expr,
+) -> None:
     """Loops over an array, along one axis over `chunk` places from `first` on, as far as there are some."""
     at: list[Expr] = []
     with ExitStack() as scopes:
@@ -144,7 +157,9 @@ def _nest(b: Builder, name: str, shape: Sequence[Expr], body: Callable[[list[Exp
 
 
 def by_rows(s: Scattered, parts: int, size: int, prefetch: bool, outer: str = "p") -> Block:
-    """A share has `ceil(rows / parts)` rows, and lists its updates of `size` at a time. `prefetch`: fetch rows and updates ahead."""
+    """A share has `ceil(rows / parts)` rows, and lists its updates of `size` at a time. `prefetch`: fetch rows and
+    updates ahead.
+    """
     b, places = Builder(), Places.of(s)
     rows, count = places.count, places.updates
     chunk = (rows + (parts - 1)) // parts
@@ -152,7 +167,12 @@ def by_rows(s: Scattered, parts: int, size: int, prefetch: bool, outer: str = "p
         first = p * chunk
         if s.initial is not None:
             with b.loop("w", chunk) as k, b.when(first + k < rows):
-                _columns(b, "i", [s.out.shape[a] for a, _ in places.columns], lambda at: s.start(b, places.place(first + k, at)))
+                _columns(
+                    b,
+                    "i",
+                    [s.out.shape[a] for a, _ in places.columns],
+                    lambda at: s.start(b, places.place(first + k, at)),
+                )
         at, mine = (b.alloc(name, i64, size, space="local") for name in ("rows", "mine"))
         n = b.alloc("n", i64, 1)
         with ExitStack() as scopes:
@@ -184,11 +204,17 @@ def _listed(b: Builder, places: Places, mine: Buffer, q: Expr, first: Expr, star
     """The row, and the number of the update, of an entry of a share's list."""
     size = mine.shape[0]
     entry = b.let("entry", mine[within(q, size)])
-    return b.let("row", within(entry // size + first, places.count)), b.let("number", within(entry % size + start, places.updates))
+    return b.let("row", within(entry // size + first, places.count)), b.let(
+        "number", within(entry % size + start, places.updates)
+    )
 
 
-def _ahead(b: Builder, places: Places, mine: Buffer, n: Expr, q: Expr, first: Expr, start: Expr, prefetch: bool) -> None:
-    """Fetch the row and what the update reads of it, a few updates ahead: neither is where a machine would look for it."""
+def _ahead(
+    b: Builder, places: Places, mine: Buffer, n: Expr, q: Expr, first: Expr, start: Expr, prefetch: bool
+) -> None:
+    """Fetch the row and what the update reads of it, a few updates ahead: neither is where a machine would look for
+    it.
+    """
     s = places.scattered
     width, per_line = value(places.width), LINE // s.out.dtype.bytes
     if not prefetch or width is None or not places.vector:
@@ -211,9 +237,11 @@ def _numbers(flat: int, shape: Sequence[int]) -> list[int]:
 
 
 def by_threads(s: Scattered, shares: int, threads: int) -> Block:
-    """A thread for each place along the axes that the updates have too, and each of `shares` ranges of the elements that data names along the others.
+    """A thread for each place along the axes that the updates have too, and each of `shares` ranges of the elements
+    that data names along the others.
 
-    It walks the updates of its place. Threads that are neighbours have places that are neighbours. All sizes are known."""
+    It walks the updates of its place. Threads that are neighbours have places that are neighbours. All sizes are known.
+    """
     b = Builder()
     named, whole = s.named, sorted(s.whole)
     walked = [u for u in range(len(s.over)) if u not in s.whole.values()]
@@ -250,12 +278,15 @@ def by_threads(s: Scattered, shares: int, threads: int) -> Block:
 
 
 def by_blocks(s: Scattered, shares: int, threads: int, per: int) -> Block:
-    """A block has one of `shares` ranges of rows. In each round its threads read the rows of `per` updates each, and list those of the range in order:
+    """A block has one of `shares` ranges of rows. In each round its threads read the rows of `per` updates each, and
+    list those of the range in order:
 
         n = how many of mine are in the range; place = sum of n of the threads before me; mine[place..] = my updates
         barrier(); for q in range(total): if the row of mine[q] is one of my group: y[row, my columns] = combine(.., value); barrier()
 
-    A group of threads has every so many rows, a thread of it every so many columns. All sizes are known, and there are updates."""
+    A group of threads has every so many rows, a thread of it every so many columns. All sizes are known, and there are
+    updates.
+    """
     b, places = Builder(), Places.of(s)
     rows, updates, width = (int(value(x) or 0) for x in (places.count, places.updates, places.width))
     chunk, size, warps = -(-rows // shares), threads * per, threads // WARP
@@ -301,7 +332,10 @@ def by_blocks(s: Scattered, shares: int, threads: int, per: int) -> Block:
                 with b.loop("q", b.let("total", total)) as q:
                     entry = b.let("entry", mine[within(q, size)])
                     with b.when((entry // size % groups).eq(t // across)):
-                        row, number = b.let("row", within(entry // size + first, rows)), b.let("number", within(entry % size + turn * size, updates))
+                        row, number = (
+                            b.let("row", within(entry // size + first, rows)),
+                            b.let("number", within(entry % size + turn * size, updates)),
+                        )
                         columns(t, lambda at: _apply(b, places, row, number, at))
                 b.do("barrier")
     return b.block()

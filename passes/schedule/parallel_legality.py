@@ -1,8 +1,9 @@
 """May the iterations of a loop run at once? In comes a loop, out comes what stands in the way, or nothing.
 
-Two iterations must not write one element, nor may one read what another one writes. Shown from the indices: an index that is
-`c*t + r` with every r in a range narrower than |c| tells t, `a // d` and `a % d` together tell a, and what tells the loop's variable keeps
-its iterations apart. Tiles that overlap at an end, `min(f*v, n - f)`, write the same values there: allowed in buffers that nobody reads.
+Two iterations must not write one element, nor may one read what another one writes. Shown from the indices: an index
+that is `c*t + r` with every r in a range narrower than |c| tells t, `a // d` and `a % d` together tell a, and what
+tells the loop's variable keeps its iterations apart. Tiles that overlap at an end, `min(f*v, n - f)`, write the same
+values there: allowed in buffers that nobody reads.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class _Found:
         self.inner: set[Var] = set()
         self.own: set[Buffer] = set()
         self.written: dict[Buffer, list[Place]] = {}
-        self.limited: dict[Buffer, list[Place]] = {}  # the same, a vector that ends at a limit as its first and its last element
+        self.limited: dict[
+            Buffer, list[Place]
+        ] = {}  # the same, a vector that ends at a limit as its first and its last element
         self.read: dict[Buffer, list[Place]] = {}
         self.barrier = False
 
@@ -59,7 +62,11 @@ class _Found:
             elif isinstance(s, Store):
                 at = tuple(values[: len(s.idx)])
                 self.written.setdefault(s.buf, []).append((at, s.lanes))
-                ends = [(at, s.lanes)] if s.limit is None else [(at, 1), ((*at[:-1], at[-1] + substitute(s.limit, lets) - 1), 1)]
+                ends = (
+                    [(at, s.lanes)]
+                    if s.limit is None
+                    else [(at, 1), ((*at[:-1], at[-1] + substitute(s.limit, lets) - 1), 1)]
+                )
                 self.limited.setdefault(s.buf, []).extend(ends)
             elif isinstance(s, Eval):
                 self.barrier |= s.name == "barrier"
@@ -106,7 +113,9 @@ _Form = tuple[tuple[tuple[Expr, int], ...], frozenset[tuple[Expr, int]], int, in
 
 
 def _form(e: Expr, v: Var, inner: set[Var], lanes: int) -> _Form | None:
-    """An index as its terms in v (and perhaps inner variables), its terms that all iterations share, and the range of the rest."""
+    """An index as its terms in v (and perhaps inner variables), its terms that all iterations share, and the range of
+    the rest.
+    """
     if e.lanes > 1:
         return None
     ts, lo = terms(e)
@@ -164,7 +173,9 @@ def _tells(known: list[Expr], v: Var, inner: set[Var]) -> bool:
 
 
 def _joined(q: Op, r: Op) -> list[Expr]:
-    """a // d and a % d -> a; (a // d) % m and a % d -> a % (d*m); (a % (d*m)) // d and a % d -> a % (d*m); a // (d*m) and (a // d) % m -> a // d."""
+    """a // d and a % d -> a; (a // d) % m and a % d -> a % (d*m); (a % (d*m)) // d and a % d -> a % (d*m); a // (d*m)
+    and (a // d) % m -> a // d.
+    """
     (a, d), (b, e) = q.args, r.args
     if q.name == "//" and r.name == "%" and a is b and d is e:
         return [a]
@@ -173,7 +184,15 @@ def _joined(q: Op, r: Op) -> list[Expr]:
         return []
     if q.name == "%" and r.name == "%" and a is op("//", b, e):
         return [op("%", b, n * m)]
-    if q.name == "//" and r.name == "%" and n == m and isinstance(a, Op) and a.name == "%" and a.args[0] is b and (value(a.args[1]) or 1) % n == 0:
+    if (
+        q.name == "//"
+        and r.name == "%"
+        and n == m
+        and isinstance(a, Op)
+        and a.name == "%"
+        and a.args[0] is b
+        and (value(a.args[1]) or 1) % n == 0
+    ):
         return [a]
     if q.name == "//" and r.name == "%" and n % m == 0 and b is op("//", a, n // m):
         return [b]

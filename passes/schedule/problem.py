@@ -1,4 +1,6 @@
-"""What a recipe schedules: a lowered group, its class, and its work. Recipes live with their backend; this is the data they share."""
+"""What a recipe schedules: a lowered group, its class, and its work. Recipes live with their backend; this is the data
+they share.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,14 @@ Knobs = tuple[tuple[str, int | str], ...]
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """`kind`: contraction (one matmul or convolution, the `anchor`, with its epilogue), normed (the same of rows that a norm makes in the same
-    kernel), attention (the `anchor`, with its epilogue), recurrence (the `anchor`), sequence
-    (elements of a row depend on those before them), scatter (updates at places that data names), reduce (any other reductions), map (the rest). `constants`: names of the buffers that no
-    kernel of the program writes; a kernel may read them before those ahead of it have ended.
+    """`kind`: contraction (one matmul or convolution, the `anchor`, with its epilogue), normed (the same of rows that a
+    norm makes in the same kernel), attention (the `anchor`, with its epilogue), recurrence (the `anchor`), sequence
+    (elements of a row depend on those before them), scatter (updates at places that data names), reduce (any other
+    reductions), map (the rest). `constants`: names of the buffers that no kernel of the program writes; a kernel may
+    read them before those ahead of it have ended.
 
-    Problems are compared by identity: templates keep what they find out about one."""
+    Problems are compared by identity: templates keep what they find out about one.
+    """
 
     lowered: Lowered
     kind: str
@@ -60,9 +64,9 @@ class Template:
 
     candidates(problem) -> knob settings, best guess first (empty: the template does not apply);
     apply(problem, knobs) -> the scheduled kernel, its outer loop `parallel` when that pays;
-    more(problem) -> what else is worth measuring, likely ones first: settings that the hardware can hold. The candidates may be among them;
-    order: the knobs on which the order of a sum depends. What differs in other knobs alone computes the same bits;
-    strict: are results to be the same bits, whatever is chosen?
+    more(problem) -> what else is worth measuring, likely ones first: settings that the hardware can hold. The
+    candidates may be among them; order: the knobs on which the order of a sum depends. What differs in other knobs
+    alone computes the same bits; strict: are results to be the same bits, whatever is chosen?
 
     A knob that is not set has the value under which a schedule is as it was before there was this knob.
     """
@@ -100,7 +104,17 @@ def classify(nodes: Sequence[Node], lowered: Lowered, constants: Container[Value
     normed = anchor is not None and any("reduction" in n.op.traits for n in nodes)
     if len(lowered.reductions) != 1 and not fused and not normed:
         anchor = None
-    kind = "attention" if fused else "normed" if normed else "contraction" if anchor is not None else "reduce" if lowered.reductions else "map"
+    kind = (
+        "attention"
+        if fused
+        else "normed"
+        if normed
+        else "contraction"
+        if anchor is not None
+        else "reduce"
+        if lowered.reductions
+        else "map"
+    )
     kind = "scatter" if lowered.scattered is not None else kind
     kind = "sequence" if any("sequential" in n.op.traits for n in nodes) else kind
     if nodes[0].op.name == "recurrence":

@@ -1,5 +1,5 @@
-"""Schedule primitive: a reduction factored over the lanes of a vector, which are added up at its end (Suriana, Adams and Kamil, "Parallel
-associative reductions in Halide", 2017).
+"""Schedule primitive: a reduction factored over the lanes of a vector, which are added up at its end (Suriana, Adams
+and Kamil, "Parallel associative reductions in Halide", 2017).
 
     for r in range(n):                                  part[0:16] = 0
         for l in range(16):                             for r in range(n):
@@ -20,11 +20,22 @@ from dnnc.passes.schedule.state import edit, find, make_loop, replace_stmt
 
 
 def round_up(b: Block, name: str, factor: int) -> Block:
-    """`for r in range(20)`  ->  `for r in range(32)`: a sum of products over padded rows, whose ends hold 0, goes over the whole of them.
+    """`for r in range(20)`  ->  `for r in range(32)`: a sum of products over padded rows, whose ends hold 0, goes over
+    the whole of them.
 
-    The caller knows that there are such rows, and that both factors hold 0 there."""
+    The caller knows that there are such rows, and that both factors hold 0 there.
+    """
     return edit(
-        b, name, lambda s: (make_loop(name, (s.extent + (factor - 1)) // factor * factor, s.kind, lambda v: substitute_block(s.body, {s.var: v})),)
+        b,
+        name,
+        lambda s: (
+            make_loop(
+                name,
+                (s.extent + (factor - 1)) // factor * factor,
+                s.kind,
+                lambda v: substitute_block(s.body, {s.var: v}),
+            ),
+        ),
     )
 
 

@@ -8,8 +8,8 @@
             y[c, s] = f(acc)                                acc[e] = acc[e] + e(c, s)
                                                             y[c, s] = f(acc[e])
 
-`width` neighbours in the loop around take their steps together: lanes of a vector, or rows whose additions do not wait for each other.
-Each sum is added up in the order of its elements, whatever the width.
+`width` neighbours in the loop around take their steps together: lanes of a vector, or rows whose additions do not wait
+for each other. Each sum is added up in the order of its elements, whatever the width.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Schedule primitive `scan`: sums over all elements up to each one (cumsum, cumprod) by teams of threads, in one pass over the row.
+"""Schedule primitive `scan`: sums over all elements up to each one (cumsum, cumprod) by teams of threads, in one pass
+over the row.
 
     for p in range(rows):
         for s in range(n):                      n * n steps as it is written:
@@ -7,8 +8,9 @@
                 if r <= s: acc = acc + e(r)     or r < s, s <= r, s < r: from either end, with or without the element itself
             y[p, s] = f(acc)
 
-A thread takes `width` neighbours at a time and sums them up; the sums of the threads of a warp are exchanged in log2(32) steps, those of
-warps through shared memory, and what is left of the row follows with the sum so far. The order depends on the team's size alone.
+A thread takes `width` neighbours at a time and sums them up; the sums of the threads of a warp are exchanged in
+log2(32) steps, those of warps through shared memory, and what is left of the row follows with the sum so far. The order
+depends on the team's size alone.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class Sums:
 
 
 def scan(b: Block, name: str, size: int, rows: int, width: int) -> Block:
-    """The rows counted by the outermost loop, called `name`, by teams of `size` threads, `rows` of them a block if they are warps."""
+    """The rows counted by the outermost loop, called `name`, by teams of `size` threads, `rows` of them a block if they
+    are warps.
+    """
     loop = find(b, name)
     if len(b) != 1 or b[0] is not loop or size % WARP or size & (size - 1) or (size > WARP and rows > 1):
         raise ScheduleError(f"{name} is not the outermost loop, or {rows} teams of {size} threads cannot meet")
@@ -75,9 +79,16 @@ def sums_of(loop: For) -> Sums:
     """The parts of a loop along which sums run; ScheduleError where it is none."""
     try:
         alloc, start, reduction, out = loop.body
-        assert isinstance(alloc, Alloc) and isinstance(start, Store) and isinstance(reduction, For) and isinstance(out, Store)
+        assert (
+            isinstance(alloc, Alloc)
+            and isinstance(start, Store)
+            and isinstance(reduction, For)
+            and isinstance(out, Store)
+        )
         (guard,) = reduction.body
-        assert isinstance(guard, If) and not guard.other and isinstance(guard.cond, Op) and guard.cond.name in ("<", "<=")
+        assert (
+            isinstance(guard, If) and not guard.other and isinstance(guard.cond, Op) and guard.cond.name in ("<", "<=")
+        )
         (st,) = guard.then
         assert isinstance(st, Store) and st.buf is alloc.buf is start.buf and out.buf.space == "global"
         assert value(reduction.extent - loop.extent) == 0 and value(loop.lo) == value(reduction.lo) == 0
@@ -89,7 +100,11 @@ def sums_of(loop: For) -> Sums:
     if k or dict(ts) not in ({s: 1, r: -1}, {s: -1, r: 1}):
         raise ScheduleError(f"{guard.cond!r} is no condition of a scan")
     term = _term(st)
-    if s in free(term) or any(isinstance(x, Load) and x.buf is out.buf for x in walk(term)) or any(r in free(e) for e in (*out.idx, out.value)):
+    if (
+        s in free(term)
+        or any(isinstance(x, Load) and x.buf is out.buf for x in walk(term))
+        or any(r in free(e) for e in (*out.idx, out.value))
+    ):
         raise ScheduleError("what is summed depends on where the sum ends")
     how = st.value.name if isinstance(st.value, Op) and st.value.name != "fma" else "+"
     return Sums(loop.extent, s, r, start.value, alloc.buf, how, term, guard.cond.name == "<", dict(ts)[s] < 0, out)

@@ -1,4 +1,5 @@
-"""Schedule primitive `transpose_tiles`: data that is loaded along one loop and stored along another goes through shared memory.
+"""Schedule primitive `transpose_tiles`: data that is loaded along one loop and stored along another goes through shared
+memory.
 
     for r in range(R): for c in range(C): y[.., r, c] = f(x[.., c, r])          neighbours of x are far apart in y
 
@@ -9,8 +10,8 @@
             barrier()
             for q in unroll(4): y[.., r0 + t // 32 + 8*q, c0 + t % 32] = f(x_t[t % 32, t // 32 + 8*q])
 
-Neighbouring threads load neighbours along r and store neighbours along c. Small types go in pairs or fours, so that each thread moves four
-bytes, in tiles that are larger by as much. Loops around the two become blocks.
+Neighbouring threads load neighbours along r and store neighbours along c. Small types go in pairs or fours, so that
+each thread moves four bytes, in tiles that are larger by as much. Loops around the two become blocks.
 """
 
 from __future__ import annotations
@@ -29,18 +30,28 @@ WORD = 4  # bytes that a thread moves at a time
 
 
 def transpose_tiles(b: Block, row: str, column: str, threads: int = 256) -> Block:
-    """Tiles over two loops of a perfect nest around one store: `column` is the one along which it stores, `row` that of the loads."""
+    """Tiles over two loops of a perfect nest around one store: `column` is the one along which it stores, `row` that of
+    the loads.
+    """
     nest: list[For] = []
     body = b
     while len(body) == 1 and isinstance(body[0], For):
         nest.append(body[0])
         body = body[0].body
     by = {s.var.name: s for s in nest}
-    if row not in by or column not in by or len(body) != 1 or not isinstance(st := body[0], Store) or st.buf.space != "global":
+    if (
+        row not in by
+        or column not in by
+        or len(body) != 1
+        or not isinstance(st := body[0], Store)
+        or st.buf.space != "global"
+    ):
         raise ScheduleError(f"{row} and {column} are not loops of a perfect nest around one store")
     for s in nest:
         if not value(s.extent) or value(s.lo) != 0:
-            raise ScheduleError(f"{s.var.name} has {s.extent!r} iterations; a grid needs a constant number of at least one")
+            raise ScheduleError(
+                f"{s.var.name} has {s.extent!r} iterations; a grid needs a constant number of at least one"
+            )
         if value(s.extent) != 1 and (why := obstacle(s)):
             raise ScheduleError(f"{s.var.name} cannot be spread over blocks: {why}")
     return _Tiles(nest, by[row].var, by[column].var, st, threads).block()
@@ -48,7 +59,9 @@ def transpose_tiles(b: Block, row: str, column: str, threads: int = 256) -> Bloc
 
 @dataclass(frozen=True)
 class _At:
-    """Where a thread is in its q-th step: the loop variables, of which `fast` is the first of those that it moves at once."""
+    """Where a thread is in its q-th step: the loop variables, of which `fast` is the first of those that it moves at
+    once.
+    """
 
     env: dict[Expr, Expr]
     fast: Expr
@@ -58,7 +71,9 @@ class _At:
 class _Tiles:
     def __init__(self, nest: list[For], row: Var, column: Var, st: Store, threads: int) -> None:
         self.nest, self.row, self.column, self.st, self.threads = nest, row, column, st, threads
-        self.crossing = [x for x in walk(st.value) if isinstance(x, Load) and x.buf is not st.buf and _crosses(x, row, column)]
+        self.crossing = [
+            x for x in walk(st.value) if isinstance(x, Load) and x.buf is not st.buf and _crosses(x, row, column)
+        ]
         if not self.crossing:
             raise ScheduleError(f"no load runs along {row.name} and jumps along {column.name}")
         if len({x.buf for x in self.crossing}) < len(self.crossing):
@@ -73,7 +88,11 @@ class _Tiles:
         extents = [s.extent for s in self.nest if s.var in (self.row, self.column)]
         while width > 1:
             loads = all(adjacent(x.buf, x.idx, self.row, width) for x in self.crossing)
-            if loads and adjacent(self.st.buf, self.st.idx, self.column, width) and all(value(n % width) == 0 for n in extents):
+            if (
+                loads
+                and adjacent(self.st.buf, self.st.idx, self.column, width)
+                and all(value(n % width) == 0 for n in extents)
+            ):
                 break
             width //= 2
         return width
@@ -110,7 +129,11 @@ class _Tiles:
         q = loop_var(name, const(0), const(count))
         a, c = self.t % LANES * self.width, self.t // LANES + q * (self.threads // LANES)
         env = {**self.start, fast: self.start[fast] + a, slow: self.start[slow] + c}
-        inside = [env[s.var] + (self.width - 1 if s.var is fast else 0) < s.extent for s in self.nest if s.var in (self.row, self.column)]
+        inside = [
+            env[s.var] + (self.width - 1 if s.var is fast else 0) < s.extent
+            for s in self.nest
+            if s.var in (self.row, self.column)
+        ]
         body: Block = emit(_At(env, a, c))
         for cond in reversed(inside):
             if value(cond) != 1:
@@ -119,7 +142,10 @@ class _Tiles:
 
     def fill(self, at: _At, tiles: dict[Load, Buffer]) -> Block:
         n = self.width
-        return tuple(Store(tile, (at.slow, at.fast), load(x.buf, [substitute(i, at.env) for i in x.idx], n), n) for x, tile in tiles.items())
+        return tuple(
+            Store(tile, (at.slow, at.fast), load(x.buf, [substitute(i, at.env) for i in x.idx], n), n)
+            for x, tile in tiles.items()
+        )
 
     def drain(self, at: _At, tiles: dict[Load, Buffer]) -> Block:
         st, n = self.st, self.width
@@ -137,7 +163,12 @@ class _Tiles:
 
 def _crosses(x: Load, row: Var, column: Var) -> bool:
     """Does a load step along the rows and jump along the columns?"""
-    if x.lanes > 1 or x.limit is not None or x.buf.space != "global" or any(isinstance(y, Load) for i in x.idx for y in walk(i)):
+    if (
+        x.lanes > 1
+        or x.limit is not None
+        or x.buf.space != "global"
+        or any(isinstance(y, Load) for i in x.idx for y in walk(i))
+    ):
         return False
     at = x.buf.offset(x.idx)
     ts, _ = terms(at)

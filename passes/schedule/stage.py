@@ -1,6 +1,7 @@
 """Schedule primitive `stage`: what a loop reads of a buffer, copied ahead of it into the thread's own memory.
 
-With a dtype the copy converts, whole vectors at a time: a tile whose elements are broadcast one by one would convert each of them by itself.
+With a dtype the copy converts, whole vectors at a time: a tile whose elements are broadcast one by one would convert
+each of them by itself.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ LIMIT = 1 << 16  # elements of a copy: 256 KB of float32, on the thread's stack 
 
 
 def stage(b: Block, at: str, buf: str, dtype: DType, lanes: int) -> Block:
-    """`for k in range(64): ..cast_f32(x[i, k])..`  ->  `x_s: f32[1, 64] @ local; x_s[0, ..] = cast_f32(x[i, ..]); for k in range(64): ..x_s[0, k]..`
+    """`for k in range(64): ..cast_f32(x[i, k])..`  ->  `x_s: f32[1, 64] @ local; x_s[0, ..] = cast_f32(x[i, ..]); for k
+    in range(64): ..x_s[0, k]..`
 
-    The copy holds, along each axis, all that the loop may read at one place of the loops around it. Legal when the loop reads single
-    elements of a buffer that it does not write, at indices whose part that varies inside has constant bounds. Elements of the copy that
-    fall outside of the buffer (padding, which is never read) repeat its border."""
+    The copy holds, along each axis, all that the loop may read at one place of the loops around it. Legal when the loop
+    reads single elements of a buffer that it does not write, at indices whose part that varies inside has constant
+    bounds. Elements of the copy that fall outside of the buffer (padding, which is never read) repeat its border.
+    """
 
     def go(s: For) -> Block:
         source, idx = _source(s, buf)
@@ -73,7 +76,9 @@ def _range(i: Expr, inner: frozenset[Var], name: str) -> tuple[Expr, int]:
 
 
 def _copy(bld: Builder, source: Buffer, tile: Buffer, origin: list[Expr], lanes: int, at: str) -> None:
-    """One vector after the other, the last one overlapping; those that reach past the buffer's last axis are cut off."""
+    """One vector after the other, the last one overlapping; those that reach past the buffer's last axis are cut
+    off.
+    """
     width = value(tile.shape[-1]) or 0
     if not nonneg(origin[-1]):
         raise ScheduleError(f"{source.name} cannot be staged: {origin[-1]!r} may be negative")

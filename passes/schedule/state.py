@@ -34,7 +34,9 @@ def loops(b: Block) -> Iterator[For]:
 def find(b: Block, name: str) -> For:
     hits = [s for s in loops(b) if s.var.name == name]
     if len(hits) != 1:
-        raise ScheduleError(f"{len(hits) or 'no'} loops are called {name}; there are {', '.join(s.var.name for s in loops(b))}")
+        raise ScheduleError(
+            f"{len(hits) or 'no'} loops are called {name}; there are {', '.join(s.var.name for s in loops(b))}"
+        )
     return hits[0]
 
 
@@ -105,7 +107,9 @@ def renamed(b: Block, suffix: str) -> Block:
     return swap_buffers(out, bufs)
 
 
-def swap_buffers(b: Block, bufs: dict[Buffer, Buffer], index: Callable[[Buffer, tuple[Expr, ...]], tuple[Expr, ...]] | None = None) -> Block:
+def swap_buffers(
+    b: Block, bufs: dict[Buffer, Buffer], index: Callable[[Buffer, tuple[Expr, ...]], tuple[Expr, ...]] | None = None
+) -> Block:
     """Replace buffers, with their indices changed by `index(old buffer, old index)`."""
     from dnnc.ir.expr import Load, Ref, load, rebuild, ref
     from dnnc.ir.loops.stmt import Store
@@ -161,7 +165,9 @@ def rename_lets(b: Block, suffix: str) -> Block:
 
 
 class Schedule:
-    """A kernel being scheduled. Each primitive is a method that rewrites `body` or raises ScheduleError; `steps` is what was done."""
+    """A kernel being scheduled. Each primitive is a method that rewrites `body` or raises ScheduleError; `steps` is
+    what was done.
+    """
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel

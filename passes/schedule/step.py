@@ -1,4 +1,6 @@
-"""The schedule step: from a lowered group to a scheduled kernel, through the templates and the choice that the driver passes in."""
+"""The schedule step: from a lowered group to a scheduled kernel, through the templates and the choice that the driver
+passes in.
+"""
 
 from __future__ import annotations
 

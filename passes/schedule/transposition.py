@@ -1,4 +1,5 @@
-"""Schedule primitives: a square tile whose loads run along one loop and whose stores along another becomes vectors and shuffles.
+"""Schedule primitives: a square tile whose loads run along one loop and whose stores along another becomes vectors and
+shuffles.
 
 Without it the loads of such a nest gather, one cache access for each lane.
 """
@@ -19,18 +20,24 @@ from dnnc.passes.schedule.state import edit, only
 def transpose_tile(b: Block, rows: str, columns: str, lanes: int = 0) -> Block:
     """`for r in range(4): for c in range(4): y[r, c] = f(x[c, r])`  ->
 
-    `t0[c, 0:+4] = x[c, 0:+4]` for 4 c; `t1[2*h, :] = zip_low(t0[h, :], t0[h + 2, :])`, `t1[2*h + 1, :] = zip_high(..)` for 2 h;
-    the same from t1 to t2; `y[r, 0:+4] = f(t2[r, 0:+4])` for 4 r.
+    `t0[c, 0:+4] = x[c, 0:+4]` for 4 c; `t1[2*h, :] = zip_low(t0[h, :], t0[h + 2, :])`, `t1[2*h + 1, :] = zip_high(..)`
+    for 2 h; the same from t1 to t2; `y[r, 0:+4] = f(t2[r, 0:+4])` for 4 r.
 
-    log2(n) rounds of zipping row h with row h + n/2 transpose an n x n tile. Loads that run along the columns stay as they are. Where several
-    loads run along the rows and none along the columns, f is computed in rows, and its result is transposed instead of each load.
-    `lanes`: n, where one of the loops has fewer iterations; by default it is the extent of both."""
+    log2(n) rounds of zipping row h with row h + n/2 transpose an n x n tile. Loads that run along the columns stay as
+    they are. Where several loads run along the rows and none along the columns, f is computed in rows, and its result
+    is transposed instead of each load. `lanes`: n, where one of the loops has fewer iterations; by default it is the
+    extent of both.
+    """
 
     def go(s: For) -> Block:
         r, c, st, n = _tile_loops(s, columns, lanes)
         down, along = Vectorizer(r.var, r.lo, n), Vectorizer(c.var, c.lo, n)
         along.limit = c.extent if value(c.extent) != n else None
-        crossing = [x for x in walk(st.value) if isinstance(x, Load) and c.var in free(x) and along.contiguous(x.buf, x.idx) is None]
+        crossing = [
+            x
+            for x in walk(st.value)
+            if isinstance(x, Load) and c.var in free(x) and along.contiguous(x.buf, x.idx) is None
+        ]
         if not crossing:
             raise ScheduleError(f"no load runs along {r.var.name}")
         at = along.contiguous(st.buf, st.idx)
@@ -42,14 +49,30 @@ def transpose_tile(b: Block, rows: str, columns: str, lanes: int = 0) -> Block:
             e = down.expr(st.value)
             tile = _zipped(b, lambda j: substitute(e, {c.var: c.lo + j}), c.extent, n, n, "t")
             with b.loop(r.var.name, r.hi, "unroll", r.lo) as i:
-                b.emit(Store(st.buf, tuple(substitute(x, {r.var: i}) for x in at), load(tile, (i - r.lo, 0), n), n, along.limit))
+                b.emit(
+                    Store(
+                        st.buf,
+                        tuple(substitute(x, {r.var: i}) for x in at),
+                        load(tile, (i - r.lo, 0), n),
+                        n,
+                        along.limit,
+                    )
+                )
             return b.block()
         tiles = _tiles(b, crossing, st, down, (r, c), n, n)
         e = along.expr(substitute(st.value, {x: v for x, (v, _) in tiles.items()}))
         with b.loop(r.var.name, r.hi, "unroll", r.lo) as i:
             found: dict[Expr, Expr] = {v: load(t, (i - r.lo, 0), n) for v, t in tiles.values()}
             here: dict[Expr, Expr] = {r.var: i}
-            b.emit(Store(st.buf, tuple(substitute(x, here) for x in at), substitute(substitute(e, here), found), n, along.limit))
+            b.emit(
+                Store(
+                    st.buf,
+                    tuple(substitute(x, here) for x in at),
+                    substitute(substitute(e, here), found),
+                    n,
+                    along.limit,
+                )
+            )
         return b.block()
 
     return edit(b, rows, go)
@@ -72,8 +95,14 @@ def zip_tile(b: Block, rows: str, columns: str) -> Block:
         flat: dict[Expr, Expr] = {c.var: v - r.var * m}  # of both loops as one
         down, along = Vectorizer(r.var, r.lo, n), Vectorizer(v, const(0), n)
         at = tuple(substitute(i, flat) for i in st.idx)
-        inner = {x: tuple(substitute(i, flat) for i in x.idx) for x in walk(st.value) if isinstance(x, Load) and {r.var, c.var} & free(x)}
-        crossing = [x for x, idx in inner.items() if any(r.var in free(i) for i in idx) or along.contiguous(x.buf, idx) is None]
+        inner = {
+            x: tuple(substitute(i, flat) for i in x.idx)
+            for x in walk(st.value)
+            if isinstance(x, Load) and {r.var, c.var} & free(x)
+        }
+        crossing = [
+            x for x, idx in inner.items() if any(r.var in free(i) for i in idx) or along.contiguous(x.buf, idx) is None
+        ]
         start = along.contiguous(st.buf, at)
         if start is None or any(r.var in free(i) for i in at):
             raise ScheduleError(f"the store is not unit stride along {r.var.name} and {c.var.name} as one loop")
@@ -98,7 +127,13 @@ def _tile_loops(s: For, columns: str, lanes: int) -> tuple[For, For, Store, int]
     inner = only(s)
     rows, cols = value(s.extent), value(inner.extent)
     n = lanes or rows
-    if inner.var.name != columns or rows is None or cols is None or n is None or not (max(rows, cols) == n and n & (n - 1) == 0 and n >= 2):
+    if (
+        inner.var.name != columns
+        or rows is None
+        or cols is None
+        or n is None
+        or not (max(rows, cols) == n and n & (n - 1) == 0 and n >= 2)
+    ):
         raise ScheduleError(f"{s.var.name} and {columns} are not the two loops of a square tile of 2^k")
     if len(inner.body) != 1 or not isinstance(st := inner.body[0], Store):
         raise ScheduleError(f"{columns} does not hold one store alone")
@@ -116,9 +151,14 @@ def _tiles(
         at = down.contiguous(x.buf, x.idx)
         if at is None or x.limit is not None or x.buf is st.buf:
             raise ScheduleError(f"{x!r} is unit stride along neither {r.var.name} nor {c.var.name}")
-        whole = value(r.extent) == n or nonneg(x.buf.shape[-1] - at[-1] - n)  # lanes past the last row may be read, they are not used
+        whole = value(r.extent) == n or nonneg(
+            x.buf.shape[-1] - at[-1] - n
+        )  # lanes past the last row may be read, they are not used
         row = load(x.buf, at, n, None if whole else r.extent)
-        tiles[x] = (var(f"tile{k}.", x.dtype, lanes=n), _zipped(b, partial(_in_column, row, c), c.extent, m, n, f"t{k}_"))
+        tiles[x] = (
+            var(f"tile{k}.", x.dtype, lanes=n),
+            _zipped(b, partial(_in_column, row, c), c.extent, m, n, f"t{k}_"),
+        )
     return tiles
 
 
@@ -135,7 +175,9 @@ def _runs_along(down: Vectorizer, st: Store) -> bool:
 
 
 def _zipped(b: Builder, row: Callable[[Expr], Expr], count: Expr, m: int, n: int, name: str) -> Buffer:
-    """m vectors of n lanes, zipped log2(m) times: for m = n a tile, its rows and columns exchanged. `row`: vector j of the first `count`, others are 0."""
+    """m vectors of n lanes, zipped log2(m) times: for m = n a tile, its rows and columns exchanged. `row`: vector j of
+    the first `count`, others are 0.
+    """
     first, made = row(const(0)), value(count)
     assert made is not None
     tile = b.alloc(name + "0", first.dtype, m, n)

@@ -1,4 +1,5 @@
-"""Schedule primitive: loop versioning. A loop whose guards hold for all iterations of a loop inside is computed without them.
+"""Schedule primitive: loop versioning. A loop whose guards hold for all iterations of a loop inside is computed without
+them.
 
     for t in range(k):                              for t in range(max(..), min(..)):
         for i in unroll(4):                             if 0 <= t + p and t + p + 3 < n:
@@ -7,7 +8,8 @@
                     s                                       for i in unroll(4):
                                                                 if 0 <= t + p + i: if t + p + i < n: s
 
-So a register tile whose pixels see padding at some taps only tests one condition for each tap, and each pixel only where that fails.
+So a register tile whose pixels see padding at some taps only tests one condition for each tap, and each pixel only
+where that fails.
 """
 
 from __future__ import annotations
@@ -22,9 +24,12 @@ from dnnc.passes.schedule.state import edit, find, renamed, replace_stmt
 
 
 def version(b: Block, name: str, inner: str) -> Block:
-    """Compute an iteration of `name` without the guards of `inner` where they hold for all iterations of that; skip it where they hold for none.
+    """Compute an iteration of `name` without the guards of `inner` where they hold for all iterations of that; skip it
+    where they hold for none.
 
-    The guards are `<` and `<=`; the gap between their sides is monotonic in `inner`'s variable. A body without guards stays as it is."""
+    The guards are `<` and `<=`; the gap between their sides is monotonic in `inner`'s variable. A body without guards
+    stays as it is.
+    """
     outer, loop = find(b, name), find(b, inner)
     if not any(s is loop for s in walk_stmts(outer.body)):
         raise ScheduleError(f"{inner} is not inside {name}")
@@ -32,11 +37,16 @@ def version(b: Block, name: str, inner: str) -> Block:
     if not conds:
         return b
     first, last = loop.lo, loop.hi - 1
-    if value(loop.extent) is None or any(x.var in free(c) for c in conds for x in walk_stmts(outer.body) if isinstance(x, For) and x is not loop):
+    if value(loop.extent) is None or any(
+        x.var in free(c) for c in conds for x in walk_stmts(outer.body) if isinstance(x, For) and x is not loop
+    ):
         raise ScheduleError(f"the guards of {inner} depend on other loops inside {name}, or its extent is not constant")
     every, some = [], []
     for c in conds:
-        if not (isinstance(c, Op) and c.name in ("<", "<=")) or (sign := _trend(c.args[1] - c.args[0], loop.var)) is None:
+        if (
+            not (isinstance(c, Op) and c.name in ("<", "<="))
+            or (sign := _trend(c.args[1] - c.args[0], loop.var)) is None
+        ):
             raise ScheduleError(f"the guard {c!r} is not monotonic in {loop.var.name}")
         at_first, at_last = (substitute(c, {loop.var: e}) for e in (first, last))
         every.append(at_first if sign > 0 else at_last)  # where the guard is nearest to failing
@@ -53,7 +63,9 @@ def version(b: Block, name: str, inner: str) -> Block:
 
 
 def _trend(e: Expr, v: Var) -> int | None:
-    """1: `e` never falls as `v` grows, -1: it never rises, 0: it does not depend on `v`; None where none of these is known."""
+    """1: `e` never falls as `v` grows, -1: it never rises, 0: it does not depend on `v`; None where none of these is
+    known.
+    """
     if v not in free(e):
         return 0
     if e is v:

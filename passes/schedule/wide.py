@@ -1,6 +1,8 @@
-"""Wide memory accesses for GPU threads: the neighbouring elements of one thread are loaded and stored up to 16 bytes at a time.
+"""Wide memory accesses for GPU threads: the neighbouring elements of one thread are loaded and stored up to 16 bytes at
+a time.
 
-In comes what a thread does for runs of elements, `for c in range(n): for v in unroll(8): y[.., 8*c + v] = f(x[.., 8*c + v])`; out comes
+In comes what a thread does for runs of elements, `for c in range(n): for v in unroll(8): y[.., 8*c + v] = f(x[.., 8*c +
+v])`; out comes
 
     x_w: f16[4, 8] @ register
     for k in unroll(4): x_w[k, 0:+8] = x[.., 8*c(k):+8]          all loads first: several are under way at once
@@ -61,7 +63,12 @@ def run_of(s: For) -> Run | None:
     n = value(s.extent)
     if n is None or s.kind != "range" or value(s.lo) != 0:
         return None
-    if len(s.body) == 1 and isinstance(inner := s.body[0], For) and inner.kind == "unroll" and (width := value(inner.extent)) is not None:
+    if (
+        len(s.body) == 1
+        and isinstance(inner := s.body[0], For)
+        and inner.kind == "unroll"
+        and (width := value(inner.extent)) is not None
+    ):
         return Run(s.var, n, inner.var, width, inner.body)
     return Run(s.var, n, None, 1, s.body)
 
@@ -76,7 +83,9 @@ def adjacent(buf: Buffer, idx: tuple[Expr, ...], v: Var, width: int) -> bool:
 
 
 def loads_ahead(run: Run) -> list[Load]:
-    """Loads of parameters that may be done before the run's statements: unconditional, at places that depend on nothing inside."""
+    """Loads of parameters that may be done before the run's statements: unconditional, at places that depend on nothing
+    inside.
+    """
     outside = {run.c} | ({run.v} if run.v is not None else set())
     inner = {s.var for s in run.body if isinstance(s, (Let, For))}
     written = stored(run.body)
@@ -86,7 +95,13 @@ def loads_ahead(run: Run) -> list[Load]:
             continue
         for e in exprs(s):
             for x in walk(e):
-                if not isinstance(x, Load) or x.buf.space != "global" or x.lanes > 1 or not free(x) & outside or free(x) & inner:
+                if (
+                    not isinstance(x, Load)
+                    or x.buf.space != "global"
+                    or x.lanes > 1
+                    or not free(x) & outside
+                    or free(x) & inner
+                ):
                     continue
                 if x.buf in written and sum(x.buf in _touched(t) for t in run.body) > 1:
                     continue
@@ -114,7 +129,9 @@ def _start(run: Run, c: Expr) -> dict[Expr, Expr]:
 
 def new_tiles(run: Run, loads: Sequence[Load], chunks: int, name: Callable[[str], str]) -> dict[Expr, Buffer]:
     """A register tile for the chunks of each load."""
-    return {x: Buffer(name(x.buf.name + "_w"), x.buf.dtype, (const(chunks), const(run.width)), "register") for x in loads}
+    return {
+        x: Buffer(name(x.buf.name + "_w"), x.buf.dtype, (const(chunks), const(run.width)), "register") for x in loads
+    }
 
 
 def compute_chunk(run: Run, tiles: Tiles, k: Expr, c: Expr, name: Callable[[str], str]) -> Block:
@@ -128,7 +145,12 @@ def compute_chunk(run: Run, tiles: Tiles, k: Expr, c: Expr, name: Callable[[str]
     tail: list[Stmt] = []
     body: list[Stmt] = []
     for s in run.body:
-        if isinstance(s, Store) and s.buf.space == "global" and s.lanes == 1 and adjacent(s.buf, s.idx, run.v, run.width):
+        if (
+            isinstance(s, Store)
+            and s.buf.space == "global"
+            and s.lanes == 1
+            and adjacent(s.buf, s.idx, run.v, run.width)
+        ):
             out = Buffer(name(s.buf.name + "_w"), s.buf.dtype, (const(run.width),), "register")
             at = tuple(substitute(i, _start(run, c)) for i in s.idx)
             head.append(Alloc(out))

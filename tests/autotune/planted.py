@@ -1,4 +1,6 @@
-"""Machines with schedules that do what no schedule should, for processes that tests start: see `machine_of` and `gpu_of`."""
+"""Machines with schedules that do what no schedule should, for processes that tests start: see `machine_of` and
+`gpu_of`.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ def machine_of(target: str) -> PlantedCpu:
     return PlantedCpu(machine.target)
 
 
-# --- a GPU that is not there --------------------------------------------------------------------------------------------------
+# --- a GPU that is not there ------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -119,7 +121,9 @@ class FakeGpu(GpuMachine):
 
     def kernel(self, problem: Problem, choice: Choice, setting: Setting) -> Kernel:
         knobs = "".join(f"_{k}_{v}" for k, v in choice.knobs if k != "ignored")
-        return parse_kernel(show_kernel(super().kernel(problem, choice, setting)).replace("def relu(", f"def fake{knobs}("))
+        return parse_kernel(
+            show_kernel(super().kernel(problem, choice, setting)).replace("def relu(", f"def fake{knobs}(")
+        )
 
     def compile(self, kernel: Kernel, symbol: str) -> Built:
         words = kernel.name.split("_")[1:]

@@ -45,7 +45,7 @@ def call(address: int, x: int) -> int:
     return int(ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address)(x))
 
 
-# --- one module ---------------------------------------------------------------------------------------------------------------
+# --- one module -------------------------------------------------------------------------------------------------------
 
 
 def test_objects_link_with_each_other(cpu: CpuTarget) -> None:
@@ -64,11 +64,16 @@ def test_bytes_are_the_same_each_time(cpu: CpuTarget) -> None:
     text = adder("k_a", 5, 20)
     assert compile_text(text, cpu.cpu, cpu.features) == compile_text(text, cpu.cpu, cpu.features)
     assert object_key(text, "x86-64", "") == object_key(text, "x86-64", "")
-    assert len({object_key(t, c, f) for t in (text, text + "\n") for c in ("x86-64", "haswell") for f in ("", "+avx2")}) == 8
+    assert (
+        len({object_key(t, c, f) for t in (text, text + "\n") for c in ("x86-64", "haswell") for f in ("", "+avx2")})
+        == 8
+    )
 
 
 def test_passes_promote_allocas() -> None:
-    text = "define i64 @f(i64 %x) {\n  %p = alloca i64\n  store i64 %x, ptr %p\n  %y = load i64, ptr %p\n  ret i64 %y\n}"
+    text = (
+        "define i64 @f(i64 %x) {\n  %p = alloca i64\n  store i64 %x, ptr %p\n  %y = load i64, ptr %p\n  ret i64 %y\n}"
+    )
     assert re.search(r"mov\S*\s.*-8\(%rsp\)", asm_text(text, "x86-64", "", passes=False))
     assert "rsp" not in asm_text(text, "x86-64", "")
 
@@ -94,7 +99,9 @@ exit:
 
 
 @pytest.mark.parametrize(("more", "cleared"), [("+avx512fp16", True), ("+avx512fp16,+sse4a", False), ("", False)])
-def test_destinations_that_an_instruction_waits_for_are_cleared_whatever_the_name_of_the_cpu(more: str, cleared: bool) -> None:
+def test_destinations_that_an_instruction_waits_for_are_cleared_whatever_the_name_of_the_cpu(
+    more: str, cleared: bool
+) -> None:
     lines = asm_text(RANGE, "rocketlake", f"+avx512dq,{more}".rstrip(",")).splitlines()
     (k,) = (k for k, line in enumerate(lines) if "vrangeps" in line)
     assert bool(re.search(r"vp?xor", lines[k - 1])) == cleared
@@ -109,7 +116,8 @@ def test_destinations_that_an_instruction_waits_for_are_cleared_whatever_the_nam
         ),
         ("\n\nnonsense", "expected top-level entity\n      1 | \n      2 | \n>     3 | nonsense"),
         (
-            "define i32 @f(i32 %a) {\nx:\n  br label %y\ny:\n  %q = add i32 %z, 1\n  %z = add i32 %a, 1\n  ret i32 %q\n}",
+            "define i32 @f(i32 %a) {\nx:\n  br label %y\ny:\n  %q = add i32 %z, 1\n  %z = add i32 %a, 1\n  ret i32 %q\n"
+            "}",
             "does not dominate all uses!(.|\n)*>     [56] |",
         ),
     ],
@@ -124,13 +132,21 @@ def test_foreign_symbols_are_refused() -> None:
         fused = "declare float @llvm.fma.f32(float, float, float)\ndefine float @f(float %a) {\n  %q = call float @llvm.fma.f32(float %a, float %a, float %a)\n  ret float %q\n}"
         compile_text(fused, "x86-64", "")
     with pytest.raises(InternalError, match=r"calls puts(.|\n)*1 \| declare i32 @puts"):
-        compile_text("declare i32 @puts(ptr)\ndefine i32 @f(ptr %a) {\n  %r = call i32 @puts(ptr %a)\n  ret i32 %r\n}", "x86-64", "")
+        compile_text(
+            "declare i32 @puts(ptr)\ndefine i32 @f(ptr %a) {\n  %r = call i32 @puts(ptr %a)\n  ret i32 %r\n}",
+            "x86-64",
+            "",
+        )
     copy = "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)\ndefine void @f(ptr %a, ptr %b, i64 %n) {\n  call void @llvm.memcpy.p0.p0.i64(ptr %a, ptr %b, i64 %n, i1 false)\n  ret void\n}"
     assert undefined_symbols(compile_text(copy, "x86-64", "")) == {"memcpy"} <= ALLOWED_SYMBOLS
 
 
 def test_linking_is_checked_before_llvm_sees_it() -> None:
-    caller = compile_text("declare i64 @k_gone(i64)\ndefine i64 @f(i64 %x) {\n  %y = call i64 @k_gone(i64 %x)\n  ret i64 %y\n}", "x86-64", "")
+    caller = compile_text(
+        "declare i64 @k_gone(i64)\ndefine i64 @f(i64 %x) {\n  %y = call i64 @k_gone(i64 %x)\n  ret i64 %y\n}",
+        "x86-64",
+        "",
+    )
     with pytest.raises(InternalError, match="no object defines k_gone"):
         load_objects([caller])
     twice = compile_text(adder("k_a", 1), "x86-64", "")
@@ -153,11 +169,13 @@ def test_the_pool_comes_from_the_cache(tmp_path: Path) -> None:
 
 def test_llvmlite_loads_at_first_use() -> None:
     code = "import sys; import dnnc.backends.llvm.worker_pool, dnnc.backends.llvm.features, dnnc.backends.runtime.frames, dnnc.backends.runtime.kernel_cache"
-    ended = subprocess.run([sys.executable, "-c", f"{code}; print('llvmlite' in sys.modules)"], capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", f"{code}; print('llvmlite' in sys.modules)"], capture_output=True, text=True, check=True
+    )
     assert ended.stdout == "False\n"
 
 
-# --- many modules -------------------------------------------------------------------------------------------------------------
+# --- many modules -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -189,7 +207,9 @@ def test_few_or_small_texts_stay_here() -> None:
     assert service._worker_count([50_000]) == 0
     assert service._worker_count([2_000] * 40) == 0
     assert service._worker_count([40_000] * 60) == 8
-    assert service._worker_count([40_000] * 5 + [1_000_000]) == 0  # the largest alone takes as long as all in this process
+    assert (
+        service._worker_count([40_000] * 5 + [1_000_000]) == 0
+    )  # the largest alone takes as long as all in this process
     assert CompileService(1)._worker_count([40_000] * 600) == 0
     assert CompileService(2).compile_many([], "x86-64", "") == {}
 
@@ -197,14 +217,20 @@ def test_few_or_small_texts_stay_here() -> None:
 def test_errors_name_the_kernel(many: list[tuple[str, str]]) -> None:
     bad = [*many, ("broken", "define void @k_x() {\n  ret i32 0\n}")]
     for threads in (1, 2):
-        with pytest.raises(InternalError, match=r"kernel broken: generated LLVM text is not valid(.|\n)*>     2 \|   ret i32 0"):
+        with pytest.raises(
+            InternalError, match=r"kernel broken: generated LLVM text is not valid(.|\n)*>     2 \|   ret i32 0"
+        ):
             CompileService(threads).compile_many(bad, "x86-64", "")
 
 
-def test_a_text_that_ends_the_compiler(many: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_ends_the_compiler(
+    many: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with CompileService(2) as service:
-        with pytest.raises(InternalError, match=r"kernel kernel\d+: the compiler process ended on it .*LLVM ERROR") as e:
+        with pytest.raises(
+            InternalError, match=r"kernel kernel\d+: the compiler process ended on it .*LLVM ERROR"
+        ) as e:
             service.compile_many(many, "no-such-cpu", "")  # LLVM ends the process: there is no 64-bit mode on it
         file = Path(str(e.value).rpartition(" ")[2])
         assert file.read_text() in [text for _, text in many]
@@ -243,7 +269,10 @@ def test_scripts_need_no_main_guard(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     (tmp_path / "json.py").write_text("raise ImportError('a file beside the script got in the way')")
     ended = subprocess.run(
-        [sys.executable, "-P" if sys.version_info >= (3, 11) else "-s", str(script), "10"], capture_output=True, text=True, cwd=tmp_path
+        [sys.executable, "-P" if sys.version_info >= (3, 11) else "-s", str(script), "10"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
     )
     assert ended.stdout == "start\n" + "." * 30 + "30\n", ended.stderr
 
@@ -272,7 +301,7 @@ def test_control_c_ends_everything(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.ll"))  # texts are kept for a compiler that failed, not for one that was stopped
 
 
-# --- targets ------------------------------------------------------------------------------------------------------------------
+# --- targets ----------------------------------------------------------------------------------------------------------
 
 
 def test_target_texts() -> None:
@@ -320,7 +349,9 @@ def test_vector_width_follows_the_features() -> None:
 def test_cache_sizes_are_read(tmp_path: Path) -> None:
     assert cache_sizes(tmp_path) == (32 << 10, 256 << 10)
     first = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-    for k, (level, kind, size) in enumerate([("1", "Data", "48K"), ("1", "Instruction", "32K"), ("2", "Unified", "2M"), ("3", "Unified", "?")]):
+    for k, (level, kind, size) in enumerate(
+        [("1", "Data", "48K"), ("1", "Instruction", "32K"), ("2", "Unified", "2M"), ("3", "Unified", "?")]
+    ):
         folder = tmp_path / f"cpu{first}" / "cache" / f"index{k}"
         folder.mkdir(parents=True)
         for name, value in (("level", level), ("type", kind), ("size", size)):

@@ -104,7 +104,9 @@ def pool() -> Iterator[NativePool]:
     assert p.stop() == 0
 
 
-def call(pool: NativePool, entries: Loaded, name: str, dims: list[int], threads: int, cells: int = MAX_THREADS + 1) -> tuple[int, list[int], Frame]:
+def call(
+    pool: NativePool, entries: Loaded, name: str, dims: list[int], threads: int, cells: int = MAX_THREADS + 1
+) -> tuple[int, list[int], Frame]:
     """Run an entry; (status, cells, frame)."""
     frame, c, d = Frame(0), np.zeros(cells, np.int64), np.array(dims, np.int64)
     status = pool.launch(entries.address(name), frame.address, c.ctypes.data, d.ctypes.data, threads)
@@ -126,7 +128,9 @@ def test_a_broken_round_would_be_seen(pool: NativePool, entries: Loaded) -> None
     cells[1] = 5  # the neighbour is ahead
     assert pool.launch(entries.address("rounds"), frame.address, cells.ctypes.data, dims.ctypes.data, 2) == 7
     assert frame.status[0] == 7
-    assert pool.launch(entries.address("mark"), frame.address, cells.ctypes.data, dims.ctypes.data, 2) == 0  # a run clears the status
+    assert (
+        pool.launch(entries.address("mark"), frame.address, cells.ctypes.data, dims.ctypes.data, 2) == 0
+    )  # a run clears the status
 
 
 def test_one_thread_is_a_direct_call(pool: NativePool, entries: Loaded) -> None:

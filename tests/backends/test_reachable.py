@@ -21,16 +21,20 @@ from support.random_graphs import random_graph
 MASKED = "add(where(m, s, low), where(n, s, low))"  # -inf in float32 where both masks are set, a number in float64
 RIGHT = {
     "mask": f"s: f32[4, 8], m: bool[4, 8], n: bool[4, 8], *, low: f32[1] = [-3.4028234663852886e+38]|{MASKED}",
-    "exp of mask": f"s: f32[4, 8], m: bool[4, 8], n: bool[4, 8], *, low: f32[1] = [-3.4028234663852886e+38]|exp(mul({MASKED}, 1e-38))",
+    "exp of mask": f"s: f32[4, 8], m: bool[4, 8], n: bool[4, 8], *, low: f32[1] = "
+    f"[-3.4028234663852886e+38]|exp(mul({MASKED}, 1e-38))",
     "half mask": f"s: f16[4, 8], m: bool[4, 8], n: bool[4, 8], *, low: f16[1] = [-65504.0]|{MASKED}",
     "empty rows": "s: f32[4, 8], m: bool[4, 1], *, low: f32[1] = [-inf]|softmax(where(m, s, low), axis=-1)",
-    "equal rows": "x: f32[12, 1], g: f32[64]|layer_norm(expand(add(mul(x, 3.0), 100.0), shape=(12, 64)), g, axis=-1, epsilon=1e-12)",
+    "equal rows": "x: f32[12, 1], g: f32[64]|layer_norm(expand(add(mul(x, 3.0), 100.0), shape=(12, 64)), g, axis=-1, "
+    "epsilon=1e-12)",
     "many ties": "x: f32[64, 400]|argmax(add(mul(x, 0.0001), 10000.0), axis=1)",
     "last of many ties": "x: f32[64, 400]|argmin(add(mul(x, 0.0001), 10000.0), axis=1, keepdims=True, select_last=True)",
-    "ties as floats": "x: f32[64, 400]|cast(reshape(argmax(add(mul(x, 0.0001), 10000.0), axis=1), shape=(8, 8)), to=f32)",
+    "ties as floats": "x: f32[64, 400]|cast(reshape(argmax(add(mul(x, 0.0001), 10000.0), axis=1), shape=(8, 8)), "
+    "to=f32)",
     "saturated": "x: f32[64, 40]|argmax(sigmoid(mul(x, 100.0)), axis=1)",
     "half ties": "x: f16[16, 40], w: f16[40, 300]|argmax(matmul(x, w), axis=1)",
-    "pole": "x: f32[64, 40]|div(x, reduce_sum(sub(x, reduce_mean(x, axes=(1,), keepdims=True)), axes=(1,), keepdims=True))",
+    "pole": "x: f32[64, 40]|div(x, reduce_sum(sub(x, reduce_mean(x, axes=(1,), keepdims=True)), axes=(1,), "
+    "keepdims=True))",
     "half of a step": "x: f32[64, 40]|quantize_linear(div(round(mul(x, 100.0)), 200.0), 0.1, dtype=i8)",
     "product": "x: f16[8, 40]|reduce_prod(mul(x, 5.0), axes=(1,))",
     "long product": "x: f32[8, 2000]|reduce_prod(mul(x, 5.0), axes=(1,))",
@@ -88,7 +92,14 @@ def test_the_rule_for_exact_ties_is_checked(last: bool) -> None:
 def test_indices_are_as_good_as_the_values_that_they_name() -> None:
     text = "def g(x: f32[2, 4]):\n    return argmax(add(x, 10000.0), axis=1)"
     x = np.float32([[0, 1e-5, 2e-5, -9], [1e-5, 0, -9, 2e-5]])
-    for got, wrong in (([0, 0], False), ([1, 1], False), ([3, 3], True), ([2, 2], True), ([2, 4], True), ([-2, 3], True)):
+    for got, wrong in (
+        ([0, 0], False),
+        ([1, 1], False),
+        ([3, 3], True),
+        ([2, 2], True),
+        ([2, 4], True),
+        ([-2, 3], True),
+    ):
         assert refused(sample(text, [x], np.int64(got))) == wrong, got
 
 
@@ -102,7 +113,12 @@ def test_indices_of_inputs_are_exact() -> None:
 def test_beside_a_pole_small_values_and_nan_are_wrong() -> None:
     text = "def g(x: f32[1, 3], s: f32[1, 3]):\n    return div(x, sub(s, 1.0))"
     arrays = [np.float32([[1, 2, 3]]), np.float32([[1, 1, 3]])]
-    for got, wrong in (([np.inf, np.inf, 1.5], False), ([-1e7, 1e8, 1.5], False), ([1.0, 1e8, 1.5], True), ([np.nan, 1e8, 1.5], True)):
+    for got, wrong in (
+        ([np.inf, np.inf, 1.5], False),
+        ([-1e7, 1e8, 1.5], False),
+        ([1.0, 1e8, 1.5], True),
+        ([np.nan, 1e8, 1.5], True),
+    ):
         assert refused(sample(text, arrays, np.float32([got]))) == wrong, got
 
 

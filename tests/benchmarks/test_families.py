@@ -1,4 +1,6 @@
-"""The corpus of architecture families: its index, its hash split, and the race over two tiny models. Neither torch nor timm is needed."""
+"""The corpus of architecture families: its index, its hash split, and the race over two tiny models. Neither torch nor
+timm is needed.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +32,23 @@ def module(name: str) -> Any:
     return importlib.import_module(f"families.{name}")
 
 
-# --- the index ----------------------------------------------------------------------------------------------------------------
+# --- the index --------------------------------------------------------------------------------------------------------
 
 
 def test_a_third_is_held_back_and_the_halves_are_a_partition() -> None:
     index = module("index")
     rows = [{"name": n, "family": "even" if k % 2 else "odd"} for k, n in enumerate(NAMES)]
     visible, held, everything = (index.select(rows, half) for half in ("visible", "held", "all"))
-    assert everything == rows and [r for r in rows if r in visible or r in held] == rows and not [r for r in held if r in visible]
+    assert (
+        everything == rows
+        and [r for r in rows if r in visible or r in held] == rows
+        and not [r for r in held if r in visible]
+    )
     assert 0.28 < len(held) / len(rows) < 0.39
     assert [r["name"] for r in held if r["name"] in NAMES[:20]] == [n for n in NAMES[:20] if index.is_held(n)]
-    assert {r["family"] for r in index.select(rows, "all", "even")} == {"even"} and len(index.select(rows, "all", "^model_7$")) == 1
+    assert {r["family"] for r in index.select(rows, "all", "even")} == {"even"} and len(
+        index.select(rows, "all", "^model_7$")
+    ) == 1
 
 
 def test_the_split_stays_as_it_is() -> None:
@@ -58,10 +66,14 @@ def test_exports_vary_by_name_alone() -> None:
         and {v.batch for v in found} == {1, 8}
         and {v.symbolic for v in found} == {True, False}
     )
-    assert {v.opset for v in found if v.exporter == "torchscript"} == set(range(11, 21)) and max(v.opset for v in found) == 23
+    assert {v.opset for v in found if v.exporter == "torchscript"} == set(range(11, 21)) and max(
+        v.opset for v in found
+    ) == 23
     for v in found[:50]:
         tries = index.alternatives(v)
-        assert tries[0] == v and len(set(tries)) == len(tries) and {t.exporter for t in tries} == {"dynamo", "torchscript"}
+        assert (
+            tries[0] == v and len(set(tries)) == len(tries) and {t.exporter for t in tries} == {"dynamo", "torchscript"}
+        )
 
 
 def test_the_last_row_of_a_name_holds_and_half_a_line_is_ignored(tmp_path: Path) -> None:
@@ -83,11 +95,13 @@ def test_inputs_by_prefix_and_in_order() -> None:
     ]
     made = zoo.make_inputs({"inputs": rows})
     lengths = made["mask"].sum(1)
-    assert np.array_equal(made["mask"], np.arange(9) < lengths[:, None]) and lengths.min() >= 1 and len(set(lengths)) > 3
+    assert (
+        np.array_equal(made["mask"], np.arange(9) < lengths[:, None]) and lengths.min() >= 1 and len(set(lengths)) > 3
+    )
     assert np.array_equal(made["k"], np.sort(made["k"])) and made["k"].max() < 20
 
 
-# --- verdicts -----------------------------------------------------------------------------------------------------------------
+# --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
 def decided(ours: float, others: dict[str, float], exact: float = 1.0, lost: float = 0.0, moved: float = 0.0) -> Any:
@@ -119,7 +133,7 @@ def test_what_only_the_interpreter_says_is_not_confirmed() -> None:
     assert verdict.word == "unconfirmed" and verdict.others == {"onnxruntime": 1.0, "torch": 1.0}
 
 
-# --- work apart ---------------------------------------------------------------------------------------------------------------
+# --- work apart -------------------------------------------------------------------------------------------------------
 
 
 def test_work_apart_tells_its_value_its_error_its_death_and_its_time() -> None:
@@ -135,7 +149,7 @@ def test_work_apart_tells_its_value_its_error_its_death_and_its_time() -> None:
     assert big.error == "raised" and "MemoryError" in big.text
 
 
-# --- the race -----------------------------------------------------------------------------------------------------------------
+# --- the race ---------------------------------------------------------------------------------------------------------
 
 
 def tiny(folder: Path, name: str, op: str, **attributes: Any) -> None:
@@ -144,8 +158,12 @@ def tiny(folder: Path, name: str, op: str, **attributes: Any) -> None:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3])
     nodes = [helper.make_node("Add", ["x", "w"], ["h"]), helper.make_node(op, ["h"], ["y"], **attributes)]
     weights = [numpy_helper.from_array(np.float32([1, 2, 3]), "w")]
-    graph = helper.make_graph(nodes, name, [x], [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / f"{name}.onnx")
+    graph = helper.make_graph(
+        nodes, name, [x], [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])], weights
+    )
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / f"{name}.onnx"
+    )
     inputs = [{"name": "x", "dtype": "float32", "shape": [2, 3]}]
     row = {"name": name, "family": "tiny", "inputs": inputs, "seed": 1, "exporter": "graph", "symbolic": ["batch"]}
     index.append(folder / index.INDEX, row)
@@ -157,13 +175,32 @@ def test_race_keeps_books_of_a_right_model_and_of_one_that_does_not_compile(
     tiny(tmp_path, "right", "Tanh")
     tiny(tmp_path, "broken", "NoSuchOperator")
     race, out = module("race"), tmp_path / "out.jsonl"
-    words = ["race", "--models", str(tmp_path), "--half", "all", "--threads", "1", "--out", str(out), "--markdown", str(tmp_path / "out.md")]
+    words = [
+        "race",
+        "--models",
+        str(tmp_path),
+        "--half",
+        "all",
+        "--threads",
+        "1",
+        "--out",
+        str(out),
+        "--markdown",
+        str(tmp_path / "out.md"),
+    ]
     monkeypatch.setattr(sys, "argv", words)
     assert race.main() == 1
     rows = {r["name"]: r for r in map(json.loads, out.read_text().splitlines())}
-    assert rows["right"]["failure"] is None and rows["right"]["verdict"]["reference"] == "onnxruntime" and rows["right"]["kernels"] >= 1
+    assert (
+        rows["right"]["failure"] is None
+        and rows["right"]["verdict"]["reference"] == "onnxruntime"
+        and rows["right"]["kernels"] >= 1
+    )
     assert rows["right"]["resized"]["word"] == "right"
-    assert rows["broken"]["failure"]["class"] == "does not compile" and "NoSuchOperator" in rows["broken"]["failure"]["text"]
+    assert (
+        rows["broken"]["failure"]["class"] == "does not compile"
+        and "NoSuchOperator" in rows["broken"]["failure"]["text"]
+    )
     text = (tmp_path / "out.md").read_text()
     assert "| right | 1 | 50.0% |" in text and "1: broken" in text and "| tiny | 2 | 1 |" in text
     capsys.readouterr()
@@ -186,8 +223,13 @@ def test_classes_of_failures() -> None:
     assert classed("", "", "judging", {"verdict": verdict}) == "wrong"
     assert classed("", "", "judging", {"verdict": {**verdict, "word": "right"}}) == "none"
     two = {"verdict": {**verdict, "word": "right"}, "resized": verdict}
-    assert classed("", "", "judging", two) == "wrong at other sizes" and classed("raised", "E", summary.RESIZING) == "fails at other sizes"
-    assert summary.kind_of("kernel 'a_1' has 327 statements, more than 300") == summary.kind_of("kernel 'b' has 400 statements, more than 300")
+    assert (
+        classed("", "", "judging", two) == "wrong at other sizes"
+        and classed("raised", "E", summary.RESIZING) == "fails at other sizes"
+    )
+    assert summary.kind_of("kernel 'a_1' has 327 statements, more than 300") == summary.kind_of(
+        "kernel 'b' has 400 statements, more than 300"
+    )
 
 
 def test_speeds_are_told_by_family_and_the_worst_first() -> None:
@@ -199,6 +241,6 @@ def test_speeds_are_told_by_family_and_the_worst_first() -> None:
     ]
     text = summary.markdown(rows, {})
     assert "geometric mean 0.93 over 3 models, below 0.9: 67%, below 0.7: 33%" in text
-    assert "| f | 2 | 2 | 0 | 1.0 | 1.00 | 0.50 |" in text and text.index("| b | f | 0.50") < text.index("| c | g | 0.80") < text.index(
-        "| a | f | 2.00"
-    )
+    assert "| f | 2 | 2 | 0 | 1.0 | 1.00 | 0.50 |" in text and text.index("| b | f | 0.50") < text.index(
+        "| c | g | 0.80"
+    ) < text.index("| a | f | 2.00")

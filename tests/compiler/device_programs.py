@@ -1,4 +1,6 @@
-"""Programs that run on a CUDA device, and on the one that is interpreted: a chain, loops of known length, a loop that the data ends."""
+"""Programs that run on a CUDA device, and on the one that is interpreted: a chain, loops of known length, a loop that
+the data ends.
+"""
 
 NET = """
 def net(x: f32[4, 24], i: i64[3], *, w: f32[24, 16], v: f32[16, 24]):

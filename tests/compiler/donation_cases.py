@@ -10,14 +10,18 @@ from dnnc.ir.graph import Graph
 
 # name, graph, pairs, outputs that are made where they end: without fusion, with it
 CASES = [
-    ("element-wise", "def g(x: f32[4, 8], y: f32[4, 8]):\n    z: f32[4, 8] = relu(add(x, y))\n    return z\n", {"x": "z"}, "z", "z"),
-    ("a product reads on", "def g(x: f32[8, 8], y: f32[8, 8]):\n    z: f32[8, 8] = matmul(x, y)\n    return z\n", {"x": "z"}, "", ""),
+    ("element-wise", "def g(x: f32[4, 8], y: f32[4, 8]):\n    z: f32[4, 8] = relu(add(x, y))\n    return z\n",
+    {"x": "z"}, "z", "z"),
+    ("a product reads on", "def g(x: f32[8, 8], y: f32[8, 8]):\n    z: f32[8, 8] = matmul(x, y)\n    return z\n",
+    {"x": "z"}, "", ""),
     (
         "read before",
-        "def g(x: f32[8, 8], y: f32[8, 8]):\n    t: f32[8, 8] = matmul(matmul(x, y), y)\n    z: f32[8, 8] = softmax(t)\n    return z\n",
+        "def g(x: f32[8, 8], y: f32[8, 8]):\n    t: f32[8, 8] = matmul(matmul(x, y), y)\n    z: f32[8, 8] = "
+        "softmax(t)\n    return z\n",
         {"x": "z"}, "z", "z",
     ),
-    ("read later", "def g(x: f32[4, 8]):\n    z: f32[4, 8] = exp(x)\n    w: f32[4, 8] = softmax(x)\n    return z, w\n", {"x": "z"}, "", ""),
+    ("read later", "def g(x: f32[4, 8]):\n    z: f32[4, 8] = exp(x)\n    w: f32[4, 8] = softmax(x)\n    return z, w\n",
+    {"x": "z"}, "", ""),
     (
         "other places",
         "def g(x: f32[8, 8]):\n    w: f32[8, 8] = exp(transpose(x, perm=(1, 0)))\n    return w\n",
@@ -43,13 +47,15 @@ CASES = [
     ),
     (
         "through views",
-        "def g(x: f32[6, 8], n: f32[48]):\n    r: f32[48] = reshape(x, shape=(48,))\n    z: f32[6, 8] = reshape(mul(r, n), shape=(6, 8))\n    return z\n",
+        "def g(x: f32[6, 8], n: f32[48]):\n    r: f32[48] = reshape(x, shape=(48,))\n    z: f32[6, 8] = reshape(mul(r, "
+        "n), shape=(6, 8))\n    return z\n",
         {"x": "z"}, "z", "z",
     ),
     ("itself", "def g(x: f32[6, 8]):\n    z: f32[6, 8] = identity(x)\n    return z\n", {"x": "z"}, "z", "z"),
     (
         "crosswise",
-        "def g(x: f32[6, 8], y: f32[6, 8]):\n    a: f32[6, 8] = add(x, y)\n    b: f32[6, 8] = sub(x, y)\n    return a, b\n",
+        "def g(x: f32[6, 8], y: f32[6, 8]):\n    a: f32[6, 8] = add(x, y)\n    b: f32[6, 8] = sub(x, y)\n    return a, "
+        "b\n",
         {"x": "b", "y": "a"}, "b", "b",
     ),
 ]  # fmt: skip

@@ -1,5 +1,7 @@
-"""cuBLASLt and cuDNN in NumPy, at the boundary of ctypes: they take the same arguments, keep what descriptors are told, and compute what these
-say by the libraries' own rules (cuBLASLt counts by columns), on the memory of an interpreted device."""
+"""cuBLASLt and cuDNN in NumPy, at the boundary of ctypes: they take the same arguments, keep what descriptors are told,
+and compute what these say by the libraries' own rules (cuBLASLt counts by columns), on the memory of an interpreted
+device.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,17 @@ class FakeBlas(Fake):
     cublasLtMatmulDescSetAttribute = cublasLtMatrixLayoutSetAttribute = cublasLtMatmulPreferenceSetAttribute = _set
 
     def cublasLtMatmulAlgoGetHeuristic(
-        self, handle: Any, operation: Any, a: Any, b: Any, c: Any, d: Any, wishes: Any, asked: Any, found: Any, number: Any
+        self,
+        handle: Any,
+        operation: Any,
+        a: Any,
+        b: Any,
+        c: Any,
+        d: Any,
+        wishes: Any,
+        asked: Any,
+        found: Any,
+        number: Any,
     ) -> int:
         limit = self.of(wishes).attributes[1]
         assert [self.of(wishes).attributes[k] for k in (3, 5, 6, 7, 8)] == [2, 16, 16, 16, 16]
@@ -99,7 +111,8 @@ class FakeBlas(Fake):
         return np.lib.stride_tricks.as_strided(flat, (rows, cols), (kind.itemsize, step * kind.itemsize))
 
     def cublasLtMatmul(
-        self, handle: Any, operation: Any, alpha: Any, a: Any, at_a: Any, b: Any, at_b: Any, beta: Any, c: Any, at_c: Any, d: Any, at_d: Any,
+        self, handle: Any, operation: Any, alpha: Any, a: Any, at_a: Any, b: Any, at_b: Any, beta: Any, c: Any,
+        at_c: Any, d: Any, at_d: Any,
         algo: Any, workspace: Any, size: Any, stream: Any,
     ) -> int:  # fmt: skip
         told = self.of(operation).attributes
@@ -122,7 +135,9 @@ class FakeBlas(Fake):
 
 
 class FakeDnn(Fake):
-    """cuDNN 9.28.0. Of its ways the first uses tensor cores; the second cannot be finalized into a plan; the last is the fallback."""
+    """cuDNN 9.28.0. Of its ways the first uses tensor cores; the second cannot be finalized into a plan; the last is
+    the fallback.
+    """
 
     def cudnnGetVersion(self) -> int:
         return 92800

@@ -1,4 +1,6 @@
-"""Models, files and arrays that are wrong: each is a DnncError that names the culprit, and none takes memory or time first."""
+"""Models, files and arrays that are wrong: each is a DnncError that names the culprit, and none takes memory or time
+first.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def model(text: str) -> onnx.ModelProto:
     return parser.parse_model(HEAD + text)
 
 
-# --- files --------------------------------------------------------------------------------------------------------------------
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -73,23 +75,38 @@ def test_what_is_no_path(other: Any) -> None:
         dnnc.load(other)
 
 
-# --- sizes --------------------------------------------------------------------------------------------------------------------
+# --- sizes ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("g (float[1] x) => (float[a,b] y) <int64[2] s={4000000,3000000}> { y = Expand(x, s) }", r"4\.8e\+04 GB.*output y \[4000000, 3000000\]"),
-        ("g (float[1] x) => (float[a,b] y) <int64[2] s={4000000,3000000}> { e = ConstantOfShape(s) y = Add(e, x) }", "output y"),
         (
-            "g (float[1] x) => (float[a,b] y) <int64[2] s={4611686018427387904,4611686018427387904}> { y = Expand(x, s) }",
+            "g (float[1] x) => (float[a,b] y) <int64[2] s={4000000,3000000}> { y = Expand(x, s) }",
+            r"4\.8e\+04 GB.*output y \[4000000, 3000000\]",
+        ),
+        (
+            "g (float[1] x) => (float[a,b] y) <int64[2] s={4000000,3000000}> { e = ConstantOfShape(s) y = Add(e, x) }",
+            "output y",
+        ),
+        (
+            "g (float[1] x) => (float[a,b] y) <int64[2] s={4611686018427387904,4611686018427387904}> { y = Expand(x, "
+            "s) }",
             "more elements than an array",
         ),
-        ("g (float[3] x) => (float[a] y) <int64[2] p={0,4611686018427387904}> { y = Pad(x, p) }", "more elements than an array"),
-        ("g (float[1,1,3,3] x, float[1,1,1,1] w) => (float[a,b,c,d] y) { y = Conv<pads=[0,0,1000000,1000000]>(x, w) }", "output y"),
+        (
+            "g (float[3] x) => (float[a] y) <int64[2] p={0,4611686018427387904}> { y = Pad(x, p) }",
+            "more elements than an array",
+        ),
+        (
+            "g (float[1,1,3,3] x, float[1,1,1,1] w) => (float[a,b,c,d] y) { y = Conv<pads=[0,0,1000000,1000000]>(x, w) "
+            "}",
+            "output y",
+        ),
         ("g (float[1099511627776] x) => (float[a] y) <int64[1] z={0}> { y = ReduceMax(x) }", "input x"),
         (
-            "g (int64[1] x) => (int64[a] y) <int64 a={0}, int64 b={4000000000000}, int64 c={1}> { r = Range(a, b, c) y = Add(r, x) }",
+            "g (int64[1] x) => (int64[a] y) <int64 a={0}, int64 b={4000000000000}, int64 c={1}> { r = Range(a, b, c) y "
+            "= Add(r, x) }",
             "4000000000000 elements",
         ),
     ],
@@ -104,7 +121,8 @@ def test_more_than_there_is_memory(text: str, message: str, cache: Path) -> None
 
 
 def test_the_limit_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    f = dnnc.compile(model("g (float[N] x) => (float[N,M] y) <int64[2] s={1,1048576}> { u = Unsqueeze(x, one) y = Expand(u, s) }".replace(
+    f = dnnc.compile(model("g (float[N] x) => (float[N,M] y) <int64[2] s={1,1048576}> { u = Unsqueeze(x, one) y = "
+                           "Expand(u, s) }".replace(
         "<int64[2] s", "<int64[1] one={1}, int64[2] s")), cache=cache)  # fmt: skip
     monkeypatch.setattr(memory, "memory", lambda: 1 << 29)
     assert f(np.ones(2, np.float32)).shape == (2, 1 << 20)
@@ -116,8 +134,16 @@ def test_the_limit_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch, cache
     ("text", "error", "message"),
     [
         ("g (float[3] x) => (float[a] y) <int64[1] s={-2}> { y = Tile(x, s) }", ShapeError, "Tile.*negative"),
-        ("g (float[3] x) => (float[a] y, float[b] z) <int64[2] s={-1,4}> { y, z = Split(x, s) }", ModelError, r"Split.*\[-1, 4\].*negative"),
-        ("g (float[3] x) => (float[a] y, float[b] z) <int64[2] s={1,1}> { y, z = Split(x, s) }", ModelError, "Split.*do not add up to 3"),
+        (
+            "g (float[3] x) => (float[a] y, float[b] z) <int64[2] s={-1,4}> { y, z = Split(x, s) }",
+            ModelError,
+            r"Split.*\[-1, 4\].*negative",
+        ),
+        (
+            "g (float[3] x) => (float[a] y, float[b] z) <int64[2] s={1,1}> { y, z = Split(x, s) }",
+            ModelError,
+            "Split.*do not add up to 3",
+        ),
         ("g (float[3] x) => (float[a] y) { y = Softmax<axis=2>(x) }", ShapeError, "axis 2"),
         ("g (float[2,3] x) => (float[a,b] y) { y = Transpose<perm=[0,0]>(x) }", DnncError, "Transpose"),
         ("g (float[2,3] x) => (float[a,b] y) <int64[2] s={4,2}> { y = Reshape(x, s) }", ShapeError, "Reshape"),
@@ -162,7 +188,7 @@ def test_functions_that_call_each_other_deeply() -> None:
     quiet(time.perf_counter() - start < 10)
 
 
-# --- indices ------------------------------------------------------------------------------------------------------------------
+# --- indices ----------------------------------------------------------------------------------------------------------
 
 INDEXED = {
     "Gather": ("int64[2] i", "Gather(x, i)"),
@@ -181,7 +207,10 @@ def test_indices_out_of_range_at_run_time(name: str, cache: Path) -> None:
     x, u = np.arange(3, dtype=np.float32), [np.full(2, 7, np.float32)] * ("u" in inputs)
     shape = (2, 1) if "ND" in name else (2,)
     for bad in (3, -4, 1 << 40, -(1 << 63)):
-        with pytest.raises(InputError, match=rf"outside of its axis.*{'Scatter' if u else 'Gather'}.*check the values of integer inputs"):
+        with pytest.raises(
+            InputError,
+            match=rf"outside of its axis.*{'Scatter' if u else 'Gather'}.*check the values of integer inputs",
+        ):
             f(x, np.array([0, bad]).reshape(shape), *u)
     got = f(x, np.array([-3, 2]).reshape(shape), *u)  # the executable still works, and negative ones count from the end
     if not u:
@@ -196,23 +225,39 @@ def test_constant_indices_out_of_range(name: str, bad: int) -> None:
     inputs, call = INDEXED[name]
     m = model(f"g (float[3] x, {inputs}) => (float[k] y) {{ y = {call} }}")
     del m.graph.input[1]
-    m.graph.initializer.append(numpy_helper.from_array(np.array([0, bad]).reshape((2, 1) if "ND" in name else (2,)), "i"))
-    with pytest.raises(ModelError, match=rf"node y \({name}, opset 17\): index {bad} lies outside of axis 0 of f32\[3\]; expected -3 to 2"):
+    m.graph.initializer.append(
+        numpy_helper.from_array(np.array([0, bad]).reshape((2, 1) if "ND" in name else (2,)), "i")
+    )
+    with pytest.raises(
+        ModelError,
+        match=rf"node y \({name}, opset 17\): index {bad} lies outside of axis 0 of f32\[3\]; expected -3 to 2",
+    ):
         dnnc.compile(m, cache=False)
 
 
 def test_slices_are_clamped_as_the_standard_says(cache: Path) -> None:
     m = model(
-        "g (float[5] x) => (float[a] y) <int64[1] s={-100}, int64[1] e={9223372036854775807}, int64[1] z={0}, int64[1] t={2}> { y = Slice(x, s, e, z, t) }"
+        "g (float[5] x) => (float[a] y) <int64[1] s={-100}, int64[1] e={9223372036854775807}, int64[1] z={0}, int64[1] "
+        "t={2}> { y = Slice(x, s, e, z, t) }"
     )
     np.testing.assert_array_equal(dnnc.compile(m, cache=cache)(np.arange(5, dtype=np.float32)), [0, 2, 4])
 
 
-# --- calls --------------------------------------------------------------------------------------------------------------------
+# --- calls ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "given", [np.ones((2, 3)), np.ones((3, 2), np.float32), np.ones(6, np.float32), np.ones((2, 3), ">f4"), "abc", None, [[1, 2], [3]], object()]
+    "given",
+    [
+        np.ones((2, 3)),
+        np.ones((3, 2), np.float32),
+        np.ones(6, np.float32),
+        np.ones((2, 3), ">f4"),
+        "abc",
+        None,
+        [[1, 2], [3]],
+        object(),
+    ],
 )
 def test_arrays_that_do_not_fit(given: Any, cache: Path) -> None:
     f = dnnc.compile(model("g (float[2,3] image) => (float[2,3] y) { y = Neg(image) }"), cache=cache)
@@ -225,7 +270,9 @@ def test_arrays_that_do_not_fit(given: Any, cache: Path) -> None:
             f(*args)
 
 
-@pytest.mark.parametrize("shape", ["1, 4611686018427387904, 0, 4", "0, 4611686018427387904", "4611686018427387904, 4611686018427387904"])
+@pytest.mark.parametrize(
+    "shape", ["1, 4611686018427387904, 0, 4", "0, 4611686018427387904", "4611686018427387904, 4611686018427387904"]
+)
 def test_a_shape_that_no_array_has(shape: str) -> None:
     with pytest.raises(DnncError, match=r"more elements than an array can have|too large|needs .* of memory"):
         dnnc.compile(model(f"m (float[{shape}] x) => (float[{shape}] y) {{ y = Neg (x) }}"), cache=False)

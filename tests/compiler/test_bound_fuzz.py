@@ -1,4 +1,6 @@
-"""Random graphs with weights and inputs as parameters, and with outputs in the memory of inputs: the numbers of the interpreter."""
+"""Random graphs with weights and inputs as parameters, and with outputs in the memory of inputs: the numbers of the
+interpreter.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from support.random_graphs import random_graph
 
 Array = np.ndarray[Any, Any]
 WAYS: tuple[dict[str, Any], ...] = ({"opt_level": 0}, {"threads": 2}, {"numerics": "strict"}, {"precision": "bfloat16"})
-JUMPS = frozenset(("mod", "fmod", "floor", "ceil", "round", "trunc", "sign"))  # a rounding before them may change everything
+JUMPS = frozenset(
+    ("mod", "fmod", "floor", "ceil", "round", "trunc", "sign")
+)  # a rounding before them may change everything
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +37,9 @@ def dims_of(g: Graph) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", [*range(8), *(pytest.param(k, marks=pytest.mark.slow) for k in range(8, 80))])
 def test_parameters(seed: int, kernels: Path) -> None:
-    """All constant floats, and half of the inputs; then with other signs, halves and zeros, which must not have been counted on."""
+    """All constant floats, and half of the inputs; then with other signs, halves and zeros, which must not have been
+    counted on.
+    """
     g, arrays = random_graph(seed, 12)
     rng = np.random.default_rng(seed)
     held: dict[str, Array] = {}
@@ -44,11 +50,20 @@ def test_parameters(seed: int, kernels: Path) -> None:
             g.replace_all_uses(v, p)
             g.erase_constant(v)
     given = dict(zip((v.name for v in g.inputs), arrays))
-    held.update((v.name, given[v.name]) for v in g.inputs if v.name in given and v.type.static and v.type.dtype.is_float and rng.random() < 0.5)
+    held.update(
+        (v.name, given[v.name])
+        for v in g.inputs
+        if v.name in given and v.type.static and v.type.dtype.is_float and rng.random() < 0.5
+    )
     ways = WAYS[:-1] if any(n.op.name in JUMPS for n in g.nodes()) else WAYS
     options = {"cache": str(kernels), "dims": dims_of(g), **ways[seed % len(ways)]}
     try:
-        f: Any = compile_graph(g, ([v.name for v in g.inputs], [f"o{k}" for k in range(len(g.outputs))]), make_options(options), parameters=held)
+        f: Any = compile_graph(
+            g,
+            ([v.name for v in g.inputs], [f"o{k}" for k in range(len(g.outputs))]),
+            make_options(options),
+            parameters=held,
+        )
     except UnsupportedError as e:
         assert "without steps on the host" in str(e)
         return

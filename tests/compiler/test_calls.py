@@ -1,4 +1,6 @@
-"""Calls of an executable under the conditions of real use: threads, forks, odd sizes, borrowed buffers, refused arguments."""
+"""Calls of an executable under the conditions of real use: threads, forks, odd sizes, borrowed buffers, refused
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -173,7 +175,21 @@ def test_no_numpy_computes_during_a_call(monkeypatch: pytest.MonkeyPatch) -> Non
         raise AssertionError("NumPy computed")
 
     with monkeypatch.context() as m:
-        for name in ("matmul", "dot", "add", "multiply", "maximum", "exp", "sum", "max", "einsum", "tensordot", "where", "pad", "transpose"):
+        for name in (
+            "matmul",
+            "dot",
+            "add",
+            "multiply",
+            "maximum",
+            "exp",
+            "sum",
+            "max",
+            "einsum",
+            "tensordot",
+            "where",
+            "pad",
+            "transpose",
+        ):
             m.setattr(np, name, refuse)
         got = f(x)
     assert np.abs(got - want).max() < 2e-6

@@ -26,10 +26,25 @@ from dnnc.ir.loops.text import parse_kernel
 ROOT = Path(__file__).resolve().parents[2]
 W = np.arange(12, dtype=np.float32).reshape(3, 4) / 8 - 0.5
 GRAPH = "def g(x: f32[4, 8], *, c: f32[8] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]):\n    y = add(neg(neg(x)), c)\n    return y\n"
-COMMANDS = ("compile", "run", "bench", "profile", "inspect", "opt", "export", "passes", "targets", "ops", "cache info", "cache clear")
+COMMANDS = (
+    "compile",
+    "run",
+    "bench",
+    "profile",
+    "inspect",
+    "opt",
+    "export",
+    "passes",
+    "targets",
+    "ops",
+    "cache info",
+    "cache clear",
+)
 
 
-def save_model(path: Path, nodes: list[Any], inputs: Sequence[Any], outputs: Sequence[Any], weights: dict[str, Any]) -> None:
+def save_model(
+    path: Path, nodes: list[Any], inputs: Sequence[Any], outputs: Sequence[Any], weights: dict[str, Any]
+) -> None:
     initializers = [onnx.numpy_helper.from_array(a, n) for n, a in weights.items()]
     graph = helper.make_graph(nodes, path.stem, list(inputs), list(outputs), initializers)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
@@ -43,15 +58,30 @@ def tensor(name: str, shape: Sequence[Any], dtype: int = TensorProto.FLOAT) -> A
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with models, made the current one, and a cache of its own."""
     folder = tmp_path_factory.mktemp("cli")
-    dense = [helper.make_node("MatMul", ["x", "w"], ["h"], name="dense"), helper.make_node("Relu", ["h"], ["y"], name="act")]
+    dense = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="dense"),
+        helper.make_node("Relu", ["h"], ["y"], name="act"),
+    ]
     save_model(folder / "open.onnx", dense, [tensor("x", ["N", 3])], [tensor("y", ["N", 4])], {"w": W})
     save_model(folder / "fixed.onnx", dense, [tensor("x", [2, 3])], [tensor("y", [2, 4])], {"w": W})
     total = [helper.make_node("Add", ["a:0", "b"], ["s"]), helper.make_node("Neg", ["s"], ["n"])]
     ints = [tensor(n, [5], TensorProto.INT64) for n in ("a:0", "b", "s", "n")]
     save_model(folder / "two.onnx", total, ints[:2], ints[2:], {})
     shaped = [helper.make_node("Reshape", ["x", "to"], ["y"])]
-    save_model(folder / "late.onnx", shaped, [tensor("x", [6]), tensor("to", [2], TensorProto.INT64)], [tensor("y", ["a", "b"])], {})
-    save_model(folder / "odd.onnx", [helper.make_node("Frobnicate", ["x"], ["y"], name="frob")], [tensor("x", [2])], [tensor("y", [2])], {})
+    save_model(
+        folder / "late.onnx",
+        shaped,
+        [tensor("x", [6]), tensor("to", [2], TensorProto.INT64)],
+        [tensor("y", ["a", "b"])],
+        {},
+    )
+    save_model(
+        folder / "odd.onnx",
+        [helper.make_node("Frobnicate", ["x"], ["y"], name="frob")],
+        [tensor("x", [2])],
+        [tensor("y", [2])],
+        {},
+    )
     (folder / "text.onnx").write_text("this is no model")
     (folder / "g.py").write_text(GRAPH)
     (folder / "bad.py").write_text("def g(x: f32[4]):\n    y = add(x, z)\n    return y\n")
@@ -65,7 +95,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-# --- help ---------------------------------------------------------------------------------------------------------------------
+# --- help -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -90,15 +120,21 @@ def spent(code: str) -> tuple[float, str]:
 
 
 def test_help_is_quick_and_loads_no_numpy() -> None:
-    seconds, out = spent("import sys\nfrom dnnc.cli import main\ntry:\n    main(['--help'])\nfinally:\n    print('loaded', *sys.modules)")
+    seconds, out = spent(
+        "import sys\nfrom dnnc.cli import main\ntry:\n    main(['--help'])\nfinally:\n    print('loaded', *sys.modules)"
+    )
     assert "Compile a model" in out
     loaded = out.partition("\nloaded ")[2].split()
     assert loaded and not {"numpy", "onnx", "llvmlite"} & set(loaded)
-    least, _ = spent("import typer\napp = typer.Typer()\n@app.command()\ndef one(name: str) -> None: ...\napp(['--help'])")
-    assert seconds < 2 * least, f"dnnc --help takes {seconds:.2f} s of processor time, the help of one command by typer {least:.2f}"
+    least, _ = spent(
+        "import typer\napp = typer.Typer()\n@app.command()\ndef one(name: str) -> None: ...\napp(['--help'])"
+    )
+    assert seconds < 2 * least, (
+        f"dnnc --help takes {seconds:.2f} s of processor time, the help of one command by typer {least:.2f}"
+    )
 
 
-# --- exit codes ---------------------------------------------------------------------------------------------------------------
+# --- exit codes -------------------------------------------------------------------------------------------------------
 
 FAILURES: list[tuple[str, int, str]] = [
     ("compile nowhere.onnx", 1, "ModelError: there is no file nowhere.onnx"),
@@ -177,7 +213,7 @@ def test_entry_point_gives_the_exit_code_to_the_shell() -> None:
     assert done.stderr == "ModelError: there is no file nowhere.onnx\n"
 
 
-# --- compile ------------------------------------------------------------------------------------------------------------------
+# --- compile ----------------------------------------------------------------------------------------------------------
 
 
 def test_compile_prints_the_report_and_fills_the_cache() -> None:
@@ -214,7 +250,7 @@ def test_compile_for_the_reference_target() -> None:
     assert "fixed: reference" in dnnc("compile", "fixed.onnx", "--target", "reference")
 
 
-# --- run ----------------------------------------------------------------------------------------------------------------------
+# --- run --------------------------------------------------------------------------------------------------------------
 
 
 def test_run_writes_what_numpy_computes(here: Path) -> None:
@@ -266,11 +302,13 @@ def test_run_shows_what_is_not_finite(here: Path) -> None:
 
 def test_run_agrees_with_the_reference_target() -> None:
     model = str(ROOT / "examples" / "digits.onnx")
-    native, reference = (dnnc_json("run", model, "--dims", "N=2", "--target", t)["outputs"][0]["first"] for t in ("llvm", "reference"))
+    native, reference = (
+        dnnc_json("run", model, "--dims", "N=2", "--target", t)["outputs"][0]["first"] for t in ("llvm", "reference")
+    )
     assert native == pytest.approx(reference, rel=1e-4)
 
 
-# --- inspect ------------------------------------------------------------------------------------------------------------------
+# --- inspect ----------------------------------------------------------------------------------------------------------
 
 
 def test_inspect_graph_before_and_after_passes() -> None:
@@ -284,7 +322,10 @@ def test_inspect_graph_before_and_after_passes() -> None:
 
 def test_inspect_operator_text_parses_and_says_where_it_comes_from() -> None:
     text = dnnc("inspect", "fixed.onnx", "--stage", "operator")
-    assert text.startswith("# kernel 0: matmul_relu, 1 call, schedule contraction(") and "#   dense (MatMul), act (Relu)" in text
+    assert (
+        text.startswith("# kernel 0: matmul_relu, 1 call, schedule contraction(")
+        and "#   dense (MatMul), act (Relu)" in text
+    )
     assert "unroll(" in text
     naive = dnnc("inspect", "fixed.onnx", "--stage", "operator", "--naive")
     assert "before its schedule" in naive and "unroll(" not in naive
@@ -304,7 +345,7 @@ def test_inspect_needs_no_sizes_where_kernels_can_be_symbolic() -> None:
     assert "def matmul_relu(N: dim[1, None]" in dnnc("inspect", "open.onnx", "-s", "operator", "--naive")
 
 
-# --- opt ----------------------------------------------------------------------------------------------------------------------
+# --- opt --------------------------------------------------------------------------------------------------------------
 
 
 def test_opt_runs_named_passes_in_order() -> None:
@@ -330,7 +371,10 @@ def test_opt_prints_plans(here: Path) -> None:
     assert "group 0: contraction: matmul -> v0\ngroup 1: contraction: matmul -> y" in shown
     assert "slot 0: v0: 24 B at 0, alive in steps 0 to 1\narena: 64 B, lower bound 24 B, 2 steps" in shown
     (record,) = dnnc_json("opt", "chain_n.py", "-p", "memory-plan")["passes"]
-    assert record["plan"] == "slot 0: v0: 8*N bytes, alive in steps 0 to 1\narena: depends on N, 2 steps" and not record["changed"]
+    assert (
+        record["plan"] == "slot 0: v0: 8*N bytes, alive in steps 0 to 1\narena: depends on N, 2 steps"
+        and not record["changed"]
+    )
 
 
 def test_opt_says_why_rules_do_not_fire() -> None:
@@ -369,7 +413,7 @@ def test_opt_without_names_runs_the_pipeline() -> None:
     assert listed[-2:] == ["fuse", "memory-plan"] and "constants and shape arithmetic first" in dnnc("passes")
 
 
-# --- what there is ------------------------------------------------------------------------------------------------------------
+# --- what there is ----------------------------------------------------------------------------------------------------
 
 
 def test_targets_say_why_not() -> None:
@@ -406,7 +450,7 @@ def test_onnx_operators_are_listed_with_how_they_are_read() -> None:
     assert f"com.microsoft: {read} of {read} operators" in text
 
 
-# --- the bar ------------------------------------------------------------------------------------------------------------------
+# --- the bar ----------------------------------------------------------------------------------------------------------
 
 
 def test_bar_comes_on_a_terminal_after_its_time() -> None:

@@ -58,11 +58,16 @@ def test_small(model: Path) -> None:
 def test_inspect(model: Path) -> None:
     dnnc_command("compile", "m.py", "--dims", "N=2", "-o", "m.dnnc")
     for stage in ("graph", "operator", "llvm", "asm"):
-        assert dnnc_command("inspect", "m.dnnc", "-s", stage).output == dnnc_command("inspect", "m.py", "--dims", "N=2", "-s", stage).output
+        assert (
+            dnnc_command("inspect", "m.dnnc", "-s", stage).output
+            == dnnc_command("inspect", "m.py", "--dims", "N=2", "-s", stage).output
+        )
     assert "f32[2, 4]" in dnnc_command("inspect", "m.dnnc", "--naive").output
     (kernel,) = json.loads(dnnc_command("inspect", "m.dnnc", "-s", "llvm", "--json").stdout)["kernels"]
     assert f"define void @{kernel['symbol']}(" in kernel["text"]
-    assert "holds scheduled kernels only" in dnnc_command("inspect", "m.dnnc", "-s", "operator", "--naive", code=1).output
+    assert (
+        "holds scheduled kernels only" in dnnc_command("inspect", "m.dnnc", "-s", "operator", "--naive", code=1).output
+    )
 
 
 def test_inspect_chooses_sizes(model: Path) -> None:
@@ -75,7 +80,10 @@ def test_inspect_chooses_sizes(model: Path) -> None:
     ("words", "message"),
     [
         (("run", "m.dnnc", "-O", "0"), "m.dnnc is compiled already, so --opt-level cannot be chosen any more"),
-        (("run", "m.dnnc", "--target", "llvm -mcpu=haswell", "--numerics", "fast"), "so --target, --numerics cannot be chosen any more"),
+        (
+            ("run", "m.dnnc", "--target", "llvm -mcpu=haswell", "--numerics", "fast"),
+            "so --target, --numerics cannot be chosen any more",
+        ),
         (("inspect", "m.dnnc", "-O", "0"), "of the options only --dims, --stage and --kernel can be chosen"),
         (("compile", "m.py", "--dims", "N=2", "-o", "no/m.dnnc"), "cannot write no/m.dnnc: there is no folder no"),
         (("run", "damaged.dnnc"), "ArtifactError: damaged.dnnc: the first page is damaged"),
@@ -95,6 +103,7 @@ def test_a_file_that_does_not_fit_is_told_in_one_line(model: Path, monkeypatch: 
     result: Any = dnnc_command("run", "m.dnnc")
     (line,) = result.stderr.splitlines()
     assert line == (
-        "warning: m.dnnc: it was compiled by the kernel format 1, this is the kernel format 0; compiling again from the graph in the file"
+        "warning: m.dnnc: it was compiled by the kernel format 1, this is the kernel format 0; compiling again from "
+        "the graph in the file"
     )
     assert "float32[2, 2]" in result.stdout

@@ -34,13 +34,15 @@ def test_help_has_an_example(command: str) -> None:
     assert command in dnnc("log", "--help")
 
 
-# --- looking ------------------------------------------------------------------------------------------------------------------
+# --- looking ----------------------------------------------------------------------------------------------------------
 
 
 def test_show_lists_sessions_and_tasks() -> None:
     text = dnnc("log", "show", "m.jsonl")
     count = sum(1 for ts in read("m.jsonl").trials.values() for _ in ts)
-    assert f"{len(tasks())}, {len(tasks())} with a winner" in text and f"trials    {count}: " in text and "znver5" in text
+    assert (
+        f"{len(tasks())}, {len(tasks())} with a winner" in text and f"trials    {count}: " in text and "znver5" in text
+    )
     assert "12.50 s" in text and "1970" in text
     for t, _ in tasks():
         (line,) = [x for x in text.splitlines() if x.strip().startswith(t.key[:10])]
@@ -58,7 +60,10 @@ def test_show_of_a_task_lists_its_trials_fastest_first() -> None:
     (found,) = data["tasks"]
     times = [m["median"] for m in found["measured"]]
     assert times[-1] is None and times[:-1] == sorted(times[:-1]) and found["measured"][-1]["status"] == "build"
-    assert found["best"]["median"] == times[0] and found["winner"]["choice"] == [other(t).template, dict(other(t).knobs)]
+    assert found["best"]["median"] == times[0] and found["winner"]["choice"] == [
+        other(t).template,
+        dict(other(t).knobs),
+    ]
     assert data["winners"] == len(tasks()) and data["sessions"][0]["calls"] == {x.key: n for x, n in tasks()}
 
 
@@ -80,13 +85,18 @@ def test_best_says_what_is_used_and_what_is_not() -> None:
         log.append(Trial(b.key, other(b), "crash", error="signal 11"))
         log.append(Winner(b.key, other(b), 3e-6))
     text = dnnc("log", "best", "few.jsonl")
-    assert "0 of 2 tasks have a winner" in text and "4 us" in text and "no: not compared yet" in text and "no: nothing ran" in text
+    assert (
+        "0 of 2 tasks have a winner" in text
+        and "4 us" in text
+        and "no: not compared yet" in text
+        and "no: nothing ran" in text
+    )
     text = dnnc("log", "best", "m.jsonl")
     assert f"{len(tasks())} of {len(tasks())} tasks have a winner" in text and text.count("2.00x") == len(tasks())
     assert [x["winner"]["seconds"] for x in dnnc_json("log", "best", "m.jsonl")] == [0.9e-5] * len(tasks())
 
 
-# --- writing ------------------------------------------------------------------------------------------------------------------
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def test_merge_and_prune() -> None:
@@ -96,7 +106,10 @@ def test_merge_and_prune() -> None:
     assert "all.jsonl" in dnnc("log", "merge", "m.jsonl", "new.jsonl", "-o", "all.jsonl")
     assert read("all.jsonl").best(first.key).seconds == (1e-6,)  # type: ignore[union-attr]
     data = dnnc_json("log", "prune", "all.jsonl", "--trials", "1", "-o", "small.jsonl")
-    assert data["tasks"] == data["trials"] == data["winners"] == len(tasks()) and data["bytes"] == Path("small.jsonl").stat().st_size
+    assert (
+        data["tasks"] == data["trials"] == data["winners"] == len(tasks())
+        and data["bytes"] == Path("small.jsonl").stat().st_size
+    )
     assert dnnc_json("log", "prune", "all.jsonl", "--task", first.name)["tasks"] == 1  # in its place
     assert list(read("all.jsonl").tasks) == [first.key]
     assert dnnc_json("log", "prune", "m.jsonl", "--target", "x86-64-v3")["tasks"] == len(tasks())
@@ -123,7 +136,7 @@ def test_mistakes(line: str, code: int, message: str) -> None:
     assert Path("m.jsonl").read_bytes() == before
 
 
-# --- compiling ----------------------------------------------------------------------------------------------------------------
+# --- compiling --------------------------------------------------------------------------------------------------------
 
 
 def write_for_here() -> None:
@@ -146,7 +159,9 @@ def test_compile_and_others_take_a_log() -> None:
     report = dnnc_json("compile", *where, "-o", "g.dnnc")
     assert {k["name"]: k["choice"] for k in report["programs"][0]["kernels"]} == wanted
     assert f"tuned: {len(wanted)} of {len(wanted)} kernels from here.jsonl" in dnnc("compile", *where)
-    kernels = dnnc_json("inspect", "g.py", "--target", "llvm -threads=2", "--tune", "here.jsonl", "--stage", "operator")["kernels"]
+    kernels = dnnc_json(
+        "inspect", "g.py", "--target", "llvm -threads=2", "--tune", "here.jsonl", "--stage", "operator"
+    )["kernels"]
     assert {k["name"]: k["schedule"] for k in kernels} == wanted
     assert dnnc_json("verify", *where)["right"] is True
     assert dnnc_json("run", *where)["outputs"] and dnnc_json("run", "g.dnnc")["outputs"]

@@ -1,4 +1,6 @@
-"""What commands say: of saved models, of mistakes in options, of numbers that are none, of a cache that keeps nothing."""
+"""What commands say: of saved models, of mistakes in options, of numbers that are none, of a cache that keeps
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def said(*words: str, code: int = 0) -> str:
     return " ".join(dnnc(*words, code=code).replace("│", " ").split())
 
 
-# --- saved models -------------------------------------------------------------------------------------------------------------
+# --- saved models -----------------------------------------------------------------------------------------------------
 
 
 def test_a_saved_model_is_loaded_and_not_compiled() -> None:
@@ -44,7 +46,9 @@ def test_a_saved_model_is_loaded_and_not_compiled() -> None:
 @pytest.mark.parametrize("line", ["opt m.dnnc", "export m.dnnc -o e.onnx", "tune m.dnnc --budget 1s"])
 def test_commands_that_need_the_source_say_so(line: str) -> None:
     dnnc("compile", MODEL, "--dims", "N=2", "-o", "m.dnnc")
-    assert "InputError: m.dnnc is compiled already; give the model that it was compiled from" in said(*line.split(), code=1)
+    assert "InputError: m.dnnc is compiled already; give the model that it was compiled from" in said(
+        *line.split(), code=1
+    )
 
 
 def test_passes_are_one_line_or_a_table() -> None:
@@ -53,7 +57,7 @@ def test_passes_are_one_line_or_a_table() -> None:
     assert "unchanged" not in short and long.count("unchanged") > 10
 
 
-# --- options ------------------------------------------------------------------------------------------------------------------
+# --- options ----------------------------------------------------------------------------------------------------------
 
 
 def test_version_and_completion() -> None:
@@ -91,7 +95,9 @@ def test_level_2_is_the_usual_one() -> None:
 
 
 def test_passes_of_opt() -> None:
-    assert [p["name"] for p in dnnc_json("opt", MODEL, "-p", "all")["passes"]] == [p["name"] for p in dnnc_json("opt", MODEL)["passes"]]
+    assert [p["name"] for p in dnnc_json("opt", MODEL, "-p", "all")["passes"]] == [
+        p["name"] for p in dnnc_json("opt", MODEL)["passes"]
+    ]
     assert "there is no pass 'nope'. There are: fold" in said("opt", MODEL, "-p", "nope", code=1)
     assert "there is no pass 'cs'; did you mean cse? There are: fold" in said("opt", MODEL, "-p", "cs", code=1)
 
@@ -100,7 +106,7 @@ def test_tune_names_its_own_option() -> None:
     assert "--dims N=1" in said("tune", MODEL, "--budget", "1s", code=1)
 
 
-# --- numbers that are none ----------------------------------------------------------------------------------------------------
+# --- numbers that are none --------------------------------------------------------------------------------------------
 
 
 def test_nan_and_inf_are_counted() -> None:
@@ -113,7 +119,7 @@ def test_nan_and_inf_are_counted() -> None:
     assert "not finite" not in said("run", "g.py", "-i", "zeros")
 
 
-# --- the cache ----------------------------------------------------------------------------------------------------------------
+# --- the cache --------------------------------------------------------------------------------------------------------
 
 
 def test_a_cache_that_cannot_be_written_is_told(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +134,7 @@ def test_a_cache_that_cannot_be_written_is_told(here: Path, monkeypatch: pytest.
     assert dnnc_json("cache", "info", "--cache", str(here / "new" / "folder"))["usable"]
 
 
-# --- devices ------------------------------------------------------------------------------------------------------------------
+# --- devices ----------------------------------------------------------------------------------------------------------
 
 
 def test_no_driver_is_said_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +155,7 @@ def test_a_program_for_a_device_that_is_not_here(monkeypatch: pytest.MonkeyPatch
     assert "-arch=" not in str(e.value)
 
 
-# --- plurals ------------------------------------------------------------------------------------------------------------------
+# --- plurals ----------------------------------------------------------------------------------------------------------
 
 
 def test_counts_agree_with_their_nouns() -> None:

@@ -1,4 +1,6 @@
-"""What commands write: never what they read, under any of its names; only in the suffix of its kind; and all of it or nothing."""
+"""What commands write: never what they read, under any of its names; only in the suffix of its kind; and all of it or
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def weights(path: Path, external: str | None = None) -> None:
     """A model of one product; its weights in a file of this name beside it."""
     w = numpy_helper.from_array(np.arange(9, dtype=np.float32).reshape(3, 3), "w")
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, (2, 3)) for n in "xy")
-    model = helper.make_model(helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [w]), ir_version=10)
+    model = helper.make_model(
+        helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [w]), ir_version=10
+    )
     if external:
         onnx.save(model, path, save_as_external_data=True, location=external, size_threshold=0)
     else:
@@ -53,11 +57,18 @@ WRITERS = [
 @pytest.mark.parametrize("name", ["plain", "a path with dots", "symbolic", "hard"])
 @pytest.mark.parametrize("line, suffix", WRITERS, ids=lambda x: x.split()[0].strip("."))
 def test_no_source_is_overwritten(line: str, suffix: str, name: str, here: Path) -> None:
-    """Weights in a file whose name has the suffix that the command writes: the check must look at files, not at suffixes."""
+    """Weights in a file whose name has the suffix that the command writes: the check must look at files, not at
+    suffixes.
+    """
     weights(here / f"model{'2' if suffix == '.onnx' else ''}.onnx", f"weights{suffix}")
     model = "model2.onnx" if suffix == ".onnx" else "model.onnx"
     source = f"weights{suffix}"
-    target = {"plain": source, "a path with dots": f"x/../{source}", "symbolic": f"soft{suffix}", "hard": f"hard{suffix}"}[name]
+    target = {
+        "plain": source,
+        "a path with dots": f"x/../{source}",
+        "symbolic": f"soft{suffix}",
+        "hard": f"hard{suffix}",
+    }[name]
     if name == "symbolic":
         os.symlink(source, target)
     elif name == "hard":
@@ -73,14 +84,20 @@ def test_no_source_is_overwritten(line: str, suffix: str, name: str, here: Path)
 def test_suffixes(line: str, target: str, here: Path) -> None:
     weights(here / "model.onnx")
     before = contents(here)
-    assert ": expected a " in " ".join(command(*line.format("model.onnx", target).split(), code=2).replace("│", " ").split())
+    assert ": expected a " in " ".join(
+        command(*line.format("model.onnx", target).split(), code=2).replace("│", " ").split()
+    )
     assert contents(here) == before
 
 
 def test_the_model_itself(here: Path) -> None:
     weights(here / "model.onnx")
     before = contents(here)
-    for line in ("compile model.onnx -o model.onnx", "export model.onnx -o model.onnx", "export model.onnx -o MODEL.ONNX/../model.onnx"):
+    for line in (
+        "compile model.onnx -o model.onnx",
+        "export model.onnx -o model.onnx",
+        "export model.onnx -o MODEL.ONNX/../model.onnx",
+    ):
         command(*line.split(), code=1 if "MODEL" in line else 2)
     assert contents(here) == before
     command("opt", "model.onnx", "-o", "g.py")
@@ -121,10 +138,12 @@ def test_save_in_python_replaces_no_other_file(here: Path) -> None:
     f.save("m.bin")  # a saved model under another name may be replaced
 
 
-# --- all or nothing -----------------------------------------------------------------------------------------------------------
+# --- all or nothing ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "interrupted"])
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "interrupted"]
+)
 def test_a_failure_leaves_the_old_file(error: BaseException, here: Path) -> None:
     (here / "f").write_text("old")
     with pytest.raises(type(error)), replacing("f") as file:
@@ -139,7 +158,9 @@ def test_links_and_modes_stay(here: Path) -> None:
     os.symlink("f", "link")
     with replacing("link") as file:
         file.write(b"new")
-    assert os.path.islink("link") and (here / "f").read_bytes() == b"new" and (here / "f").stat().st_mode & 0o777 == 0o640
+    assert (
+        os.path.islink("link") and (here / "f").read_bytes() == b"new" and (here / "f").stat().st_mode & 0o777 == 0o640
+    )
 
 
 @pytest.mark.parametrize("line, names", [
@@ -148,7 +169,9 @@ def test_links_and_modes_stay(here: Path) -> None:
     ("export model.onnx -o o.onnx", ["o.onnx"]),
     ("opt model.onnx -o o.py", ["o.py", "o.npz"]),
 ], ids=lambda x: x.split()[0] if isinstance(x, str) else "")  # fmt: skip
-def test_a_full_disk_leaves_old_outputs_and_names_the_file(line: str, names: list[str], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_old_outputs_and_names_the_file(
+    line: str, names: list[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights(here / "model.onnx")
     command(*line.split())
     before = contents(here)

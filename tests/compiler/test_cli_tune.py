@@ -124,7 +124,10 @@ def test_a_compiled_model_is_refused(here: Path) -> None:
     assert "compiled already" in dnnc("g.dnnc", code=1)
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("120s", 120), ("2m", 120), ("1h", 3600), ("90", 90), ("0.5", 0.5), ("500ms", 0.5), ("2 min", 120)])
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("120s", 120), ("2m", 120), ("1h", 3600), ("90", 90), ("0.5", 0.5), ("500ms", 0.5), ("2 min", 120)],
+)
 def test_budgets(text: str, seconds: float) -> None:
     assert parse_budget(text) == seconds
 
@@ -138,7 +141,7 @@ def test_help_teaches() -> None:
     assert "Example: dnnc tune model.onnx" in text and "Control-C ends the search early" in text
 
 
-# --- the terminal -------------------------------------------------------------------------------------------------------------
+# --- the terminal -----------------------------------------------------------------------------------------------------
 
 
 def event(kind: str, trial: Trial | None = None) -> Event:
@@ -155,7 +158,11 @@ def test_the_display_shows_state_and_forecast() -> None:
     console = Console(file=out, width=140)
     console.print(display.view(event("trial", trial)))
     text = out.getvalue()
-    assert "12 of 60 s, ends in 48 s at the latest" in text and "34 trials, 5 failed" in text and "1 of 3 tasks decided" in text
+    assert (
+        "12 of 60 s, ends in 48 s at the latest" in text
+        and "34 trials, 5 failed" in text
+        and "1 of 3 tasks decided" in text
+    )
     assert "1.25 times as fast, 1.60 predicted" in text
     assert "conv_relu" in text and "2.00x" in text and str(space(0)[0])[:20] in text
 
@@ -195,11 +202,27 @@ main(sys.argv[1:])
 
 @pytest.mark.slow
 def test_an_interrupted_run_ends_with_its_table(here: Path) -> None:
-    command = [sys.executable, "-c", CHILD, "tune", "g.py", "--dims", "N=8", "--budget", "600s", "--log", "l.jsonl", "--threads", "1"]
+    command = [
+        sys.executable,
+        "-c",
+        CHILD,
+        "tune",
+        "g.py",
+        "--dims",
+        "N=8",
+        "--budget",
+        "600s",
+        "--log",
+        "l.jsonl",
+        "--threads",
+        "1",
+    ]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     child: Any = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 300
-    while time.monotonic() < until and (not (here / "l.jsonl").exists() or (here / "l.jsonl").read_bytes().count(b'"trial"') < 3):
+    while time.monotonic() < until and (
+        not (here / "l.jsonl").exists() or (here / "l.jsonl").read_bytes().count(b'"trial"') < 3
+    ):
         time.sleep(0.02)
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=300)

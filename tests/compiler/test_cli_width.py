@@ -23,12 +23,19 @@ NUMBER = r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?"
 
 
 def check(t: Table, width: int) -> None:
-    """Each number stands in one line, behind as much as is left of the first cell of its row; nothing is longer than the terminal."""
+    """Each number stands in one line, behind as much as is left of the first cell of its row; nothing is longer than
+    the terminal.
+    """
     lines = fitted(t, width)
     titles = wrapped(t.title, width)
     assert all(len(line) <= width for line in lines), lines
     end = next((k for k, line in enumerate(lines) if line.startswith("  (no room for ")), len(lines))
-    dropped = set(re.findall(r"[^ ,][^,]*", " ".join(" ".join(lines[end:]).split()).partition("(no room for ")[2].partition(":")[0].rstrip(")")))
+    dropped = set(
+        re.findall(
+            r"[^ ,][^,]*",
+            " ".join(" ".join(lines[end:]).split()).partition("(no room for ")[2].partition(":")[0].rstrip(")"),
+        )
+    )
     lines = lines[:end]
     shown = [name for name in t.columns if name in t.right and name not in {d.strip() for d in dropped}]
     assert set(t.right) - set(t.drop) <= set(shown), (t.columns, lines)
@@ -86,7 +93,10 @@ def test_random_tables() -> None:
         columns = tuple(f"{'n' if r.random() < 0.6 else 't'}{k}" + "x" * r.randint(0, 8) for k in range(n))
         right = frozenset(c for c in columns[1:] if c[0] == "n")
         rows = tuple(
-            tuple(f"{r.uniform(0, 10 ** r.randint(0, 6)):.4g} us" if c in right else "w" * r.randint(0, 60) for c in columns)
+            tuple(
+                f"{r.uniform(0, 10 ** r.randint(0, 6)):.4g} us" if c in right else "w" * r.randint(0, 60)
+                for c in columns
+            )
             for _ in range(r.randint(1, 4))
         )
         drop = tuple(c for c in columns[1:] if r.random() < 0.3)
@@ -95,10 +105,22 @@ def test_random_tables() -> None:
 
 
 def test_names_are_cut_and_what_is_dropped_is_said() -> None:
-    row = ("conv_relu_of_a_long_name_that_nobody_reads", "12.5 us", "contraction(mr=8, nv=2, ku=4, order=rows, pf=1)", "nodes " * 9)
-    t = Table("kernels", ("kernel", "time", "schedule", "nodes"), (row,), frozenset(("time",)), ("schedule",), "see --detail")
+    row = (
+        "conv_relu_of_a_long_name_that_nobody_reads",
+        "12.5 us",
+        "contraction(mr=8, nv=2, ku=4, order=rows, pf=1)",
+        "nodes " * 9,
+    )
+    t = Table(
+        "kernels", ("kernel", "time", "schedule", "nodes"), (row,), frozenset(("time",)), ("schedule",), "see --detail"
+    )
     text = "\n".join(fitted(t, 60))
-    assert "12.5 us" in text and ELLIPSIS in text and "contraction" not in text and "(no room for schedule: see --detail)" in text
+    assert (
+        "12.5 us" in text
+        and ELLIPSIS in text
+        and "contraction" not in text
+        and "(no room for schedule: see --detail)" in text
+    )
     assert "contraction(mr=8, nv=2, ku=4, order=rows, pf=1)" in "\n".join(fitted(t, 200))
     assert len(fitted(t, 60)[1].split("  ")[1]) >= LEAST
 
@@ -114,10 +136,28 @@ def test_the_live_view_of_a_search(width: int) -> None:
     out = io.StringIO()
     display = tune.Display(60.0, Console(file=out, width=width, force_terminal=False))
     display._tasks = {
-        f"k{k}": (f"conv_relu_{k}_with_a_name", 12 + k, 123.4e-6, 45.6e-6, "contraction(mr=8, nv=2, ku=4, order=rows, pf=1)") for k in range(3)
+        f"k{k}": (
+            f"conv_relu_{k}_with_a_name",
+            12 + k,
+            123.4e-6,
+            45.6e-6,
+            "contraction(mr=8, nv=2, ku=4, order=rows, pf=1)",
+        )
+        for k in range(3)
     }
     display._order = list(display._tasks)
-    p = Progress(seconds=18.0, budget=60.0, eta=40.0, trials=120, failures=3, tasks=9, done=2, untuned=1.23e-3, current=1.1e-3, predicted=1e-3)
+    p = Progress(
+        seconds=18.0,
+        budget=60.0,
+        eta=40.0,
+        trials=120,
+        failures=3,
+        tasks=9,
+        done=2,
+        untuned=1.23e-3,
+        current=1.1e-3,
+        predicted=1e-3,
+    )
     event = type("E", (), {"progress": p})()
     view = display.view(event)  # type: ignore[arg-type]
     check(view, width)

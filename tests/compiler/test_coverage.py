@@ -1,4 +1,6 @@
-"""The table of ONNX operators: what it says, that its page is up to date, and that models of all types that it lists are read."""
+"""The table of ONNX operators: what it says, that its page is up to date, and that models of all types that it lists
+are read.
+"""
 
 from __future__ import annotations
 
@@ -21,30 +23,47 @@ from support.onnx_suite import load_cases
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operators.md"
 TABLE = {(o.domain, o.name): o for o in coverage()}
-# What a test case of the operator cannot show: its inputs must have other contents or attributes for other types, or are optional values.
-NOT_SHOWN = {("", "OptionalHasElement"), ("", "OptionalGetElement"), ("", "Scan"), ("", "TfIdfVectorizer"), ("ai.onnx.ml", "LabelEncoder")}
+# What a test case of the operator cannot show: its inputs must have other contents or attributes for other types, or
+# are optional values.
+NOT_SHOWN = {
+    ("", "OptionalHasElement"),
+    ("", "OptionalGetElement"),
+    ("", "Scan"),
+    ("", "TfIdfVectorizer"),
+    ("ai.onnx.ml", "LabelEncoder"),
+}
 SIZED = frozenset(("truncate", "measure"))  # they cut a result to the size that the data tells
 
 
 def test_every_converter_is_listed() -> None:
     assert set(CONVERTERS) <= set(TABLE)
-    assert {o.domain for o in TABLE.values()} == {"", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "com.microsoft"}
+    assert {o.domain for o in TABLE.values()} == {
+        "",
+        "ai.onnx.ml",
+        "ai.onnx.preview",
+        "ai.onnx.preview.training",
+        "com.microsoft",
+    }
     assert [k for k, o in TABLE.items() if not o.how] == [("ai.onnx.preview.training", "Gradient")]
 
 
 def test_rows_say_opsets_types_and_place() -> None:
     add = TABLE["", "Add"]
-    assert add.opsets == (1, 6, 7, 13, 14) and show_types(add.types) == "f16..f64 i8..i64 u8..u64" and add.runs == "native"
+    assert (
+        add.opsets == (1, 6, 7, 13, 14) and show_types(add.types) == "f16..f64 i8..i64 u8..u64" and add.runs == "native"
+    )
     assert TABLE["", "StringSplit"].runs == "host" and TABLE["", "Shape"].how == "shape arithmetic"
     assert TABLE["", "NonZero"].runs == "native; cut to size on the host; strings on the host"
     assert TABLE["", "Attention"].how == "its function body" and not set(TABLE["", "PRelu"].types) & {"u32", "u64"}
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text() == markdown(list(TABLE.values())), "write it anew: dnnc ops --onnx --markdown > docs/operators.md"
+    assert PAGE.read_text() == markdown(list(TABLE.values())), (
+        "write it anew: dnnc ops --onnx --markdown > docs/operators.md"
+    )
 
 
-# --- every type is read -------------------------------------------------------------------------------------------------------
+# --- every type is read -----------------------------------------------------------------------------------------------
 
 
 def single_nodes() -> dict[tuple[str, str], list[Any]]:
@@ -61,10 +80,18 @@ def with_type(model: Any, schema: Any, dtype: str) -> Any:
     """The model with other elements in its first input, and in all inputs and outputs of the same kind and type."""
     out = onnx.ModelProto.FromString(model.SerializeToString())
     node = out.graph.node[0]
-    values = {v.name: v.type.tensor_type for v in (*out.graph.input, *out.graph.output) if v.type.HasField("tensor_type")}
+    values = {
+        v.name: v.type.tensor_type for v in (*out.graph.input, *out.graph.output) if v.type.HasField("tensor_type")
+    }
     allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
-    kinds = {name: p.type_str for p, name in (*_formals(schema.inputs, node.input), *_formals(schema.outputs, node.output)) if name in values}
-    if not kinds or (dtype_text := _text(dtype)) not in allowed.get(main := schema.inputs[0].type_str if schema.inputs else "", ()):
+    kinds = {
+        name: p.type_str
+        for p, name in (*_formals(schema.inputs, node.input), *_formals(schema.outputs, node.output))
+        if name in values
+    }
+    if not kinds or (dtype_text := _text(dtype)) not in allowed.get(
+        main := schema.inputs[0].type_str if schema.inputs else "", ()
+    ):
         return None
     first = {kind: values[name].elem_type for name, kind in reversed(kinds.items())}
     for name, kind in kinds.items():

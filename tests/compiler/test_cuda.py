@@ -1,4 +1,6 @@
-"""Programs on a real CUDA device: what the interpreted one cannot show. `make gpu` runs these; they need CuPy, and one of them torch."""
+"""Programs on a real CUDA device: what the interpreted one cannot show. `make gpu` runs these; they need CuPy, and one
+of them torch.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ def compiled(text: str, **options: Any) -> Any:
 def arrays_for(g: Graph, seed: int = 0) -> list[Any]:
     rng = np.random.default_rng(seed)
     shapes = [(v.type.dtype.is_float, tuple(int(str(d)) for d in v.type.shape)) for v in g.inputs]
-    return [rng.standard_normal(s).astype(np.float32) if is_float else np.asarray(rng.integers(0, 3, s)) for is_float, s in shapes]
+    return [
+        rng.standard_normal(s).astype(np.float32) if is_float else np.asarray(rng.integers(0, 3, s))
+        for is_float, s in shapes
+    ]
 
 
 def check(got: Any, g: Graph, arrays: list[Any]) -> None:

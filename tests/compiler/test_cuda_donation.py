@@ -1,4 +1,6 @@
-"""Donated memory on a real CUDA device: a cache that each step writes into, with CuPy and torch arrays and those of dnnc. `make gpu` runs these."""
+"""Donated memory on a real CUDA device: a cache that each step writes into, with CuPy and torch arrays and those of
+dnnc. `make gpu` runs these.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,12 @@ def test_a_cache_that_is_bound(fn: Any) -> None:
 
     f = compiled(fn)
     state, xs = inputs()
-    cache, pos, x0, y = cupy.asarray(state), cupy.asarray(0), cupy.empty((1, 64), np.float32), cupy.empty(WIDTH, np.float32)
+    cache, pos, x0, y = (
+        cupy.asarray(state),
+        cupy.asarray(0),
+        cupy.empty((1, 64), np.float32),
+        cupy.empty(WIDTH, np.float32),
+    )
     for results in ([cache, y], [cupy.empty_like(cache), y]):
         call = f.bind([cache, pos, x0], results)
         for k, x in enumerate(xs):

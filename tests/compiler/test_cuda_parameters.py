@@ -1,4 +1,6 @@
-"""Parameters that lie on a real CUDA device: kernels read them in their owner's memory. `make gpu` runs these; they need CuPy, and one of them torch."""
+"""Parameters that lie on a real CUDA device: kernels read them in their owner's memory. `make gpu` runs these; they
+need CuPy, and one of them torch.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_cupy() -> None:
 
 
 def test_no_memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted where it is taken: what the device says is free depends on other processes too. The kernel's check takes some for a moment."""
+    """Counted where it is taken: what the device says is free depends on other processes too. The kernel's check takes
+    some for a moment.
+    """
     import cupy
 
     from dnnc.backends.cuda.device import CupyDevice
@@ -125,7 +129,9 @@ def test_errors() -> None:
     import cupy
 
     w = cupy.ones(64, np.float32)
-    f = dnnc.compile(lambda x, w: x * w, inputs=[dnnc.Spec((64,))], parameters={"w": w}, donate={"x": "result"}, target="cuda")
+    f = dnnc.compile(
+        lambda x, w: x * w, inputs=[dnnc.Spec((64,))], parameters={"w": w}, donate={"x": "result"}, target="cuda"
+    )
     x = cupy.full(64, 3, np.float32)
     with pytest.raises(dnnc.InputError, match="input x is donated, and a parameter lies in its memory"):
         f(w)

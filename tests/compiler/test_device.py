@@ -1,5 +1,6 @@
-"""Programs for a CUDA device without one: the driver, the plan, the recorded graphs and the calls are those of a GPU; its kernels run in the
-interpreter of the operator IR, on memory in which every stray address is noticed."""
+"""Programs for a CUDA device without one: the driver, the plan, the recorded graphs and the calls are those of a GPU;
+its kernels run in the interpreter of the operator IR, on memory in which every stray address is noticed.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +69,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> InterpretedDevice:
 
 
 def compiled(text: str | Graph, **options: Any) -> Any:
-    return dnnc.compile(graph_of(text) if isinstance(text, str) else text, **{"target": "cuda", "cache": False, **options})
+    return dnnc.compile(
+        graph_of(text) if isinstance(text, str) else text, **{"target": "cuda", "cache": False, **options}
+    )
 
 
 def arrays_for(g: Graph, n: int = 3, seed: int = 0) -> list[Any]:
@@ -89,7 +92,7 @@ def check(f: Any, g: Graph, arrays: list[Any]) -> None:
         assert isinstance(a, np.ndarray) and a.shape == b.shape
 
 
-# --- programs -----------------------------------------------------------------------------------------------------------------
+# --- programs ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", [0, 1, 3])
@@ -102,7 +105,10 @@ def test_a_net(level: int, device: InterpretedDevice) -> None:
     assert device.graphs == 1  # recorded by the first call, started by all
 
 
-@pytest.mark.parametrize(("text", "recorded"), [(STACKED, 1), (RECURRENT, 1), (ODD_ROWS, 1), (COUNTED, 0), (WHILE, 0), (BRANCH, 0), (NESTED, 0)])
+@pytest.mark.parametrize(
+    ("text", "recorded"),
+    [(STACKED, 1), (RECURRENT, 1), (ODD_ROWS, 1), (COUNTED, 0), (WHILE, 0), (BRANCH, 0), (NESTED, 0)],
+)
 def test_control_flow(text: str, recorded: int, device: InterpretedDevice) -> None:
     g = graph_of(text)
     f = compiled(g)
@@ -114,7 +120,9 @@ def test_control_flow(text: str, recorded: int, device: InterpretedDevice) -> No
 
 
 @pytest.mark.parametrize(("rows", "pieces"), [(4, True), (3, False)])
-def test_pieces_of_a_concatenation_begin_where_kernels_may_load_vectors(rows: int, pieces: bool, device: InterpretedDevice) -> None:
+def test_pieces_of_a_concatenation_begin_where_kernels_may_load_vectors(
+    rows: int, pieces: bool, device: InterpretedDevice
+) -> None:
     text = f"""
 def net(x: f32[{rows}, 1025], y: f32[5, 1025]):
     return relu(concat(softmax(x), softmax(y), axis=0))
@@ -164,7 +172,9 @@ def test_a_wrong_kernel_is_found_before_it_is_used(device: InterpretedDevice, mo
 
 def test_verify_model(device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled(NET, verify="model")
-    monkeypatch.setattr("dnnc.backends.runtime.link.ConstantBlock.made", lambda placed: np.zeros(placed.nbytes, np.uint8))
+    monkeypatch.setattr(
+        "dnnc.backends.runtime.link.ConstantBlock.made", lambda placed: np.zeros(placed.nbytes, np.uint8)
+    )
     with pytest.raises(dnnc.AccuracyError, match=r"output .* of the compiled model is off"):
         compiled(NET, verify="model")
 
@@ -187,7 +197,9 @@ def test_host_steps_between_device_segments(device: InterpretedDevice) -> None:
     assert any("truncate" in h for h in f.report.fallbacks) and device.launched > 0
 
 
-def test_host_steps_take_and_give_arrays_on_the_device(device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_steps_take_and_give_arrays_on_the_device(
+    device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in ("hybrid", "executable"):
         monkeypatch.setattr(f"dnnc.{module}.to_host", lambda a: a.get())
     f = compiled(parse(CUT))
@@ -205,7 +217,7 @@ def test_host_steps_take_and_give_arrays_on_the_device(device: InterpretedDevice
     np.testing.assert_array_equal(f(x, on_device(device, n))[1], want[1])
 
 
-# --- calls --------------------------------------------------------------------------------------------------------------------
+# --- calls ------------------------------------------------------------------------------------------------------------
 
 
 def test_an_index_outside_is_an_error_once(device: InterpretedDevice) -> None:
@@ -301,7 +313,10 @@ def test_bound_to_numpy_arrays(device: InterpretedDevice) -> None:
     [
         (lambda d, x, y: ([d.empty((4,), np.dtype("f8"))], [y]), "input x: expected float32, got float64"),
         (lambda d, x, y: ([d.empty((2, 2), np.dtype("f4"))], [y]), "input x: expected 1 dimensions"),
-        (lambda d, x, y: ([x], [d.empty((5,), np.dtype("f4"))]), r"output v0: expected a contiguous array float32 \(4,\), got float32 \(5,\)"),
+        (
+            lambda d, x, y: ([x], [d.empty((5,), np.dtype("f4"))]),
+            r"output v0: expected a contiguous array float32 \(4,\), got float32 \(5,\)",
+        ),
         (lambda d, x, y: ([x], [np.empty(4, np.float32)]), "output v0: expected an array on the device"),
         (lambda d, x, y: ([x], [x]), "output v0 overlaps another buffer"),
         (lambda d, x, y: ([x], []), "the model has 1 output, got 0 buffers"),
@@ -340,7 +355,7 @@ def test_memory_is_given_back(device: InterpretedDevice) -> None:
     assert device.allocated == 0
 
 
-# --- without a device, files, texts -------------------------------------------------------------------------------------------
+# --- without a device, files, texts -----------------------------------------------------------------------------------
 
 
 def test_compiled_where_no_device_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,7 +366,9 @@ def test_compiled_where_no_device_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     machine = interpreted_machine(own, present=False)
     monkeypatch.setattr(
-        device_driver, "cuda_machine", lambda *_: device_driver.Machine(machine.target, machine.compiler, machine.templates, absent, False)
+        device_driver,
+        "cuda_machine",
+        lambda *_: device_driver.Machine(machine.target, machine.compiler, machine.templates, absent, False),
     )
     g = graph_of(NET)
     f = compiled(g)
@@ -361,7 +378,9 @@ def test_compiled_where_no_device_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
         f(*arrays_for(g))
     f.save(tmp_path / "m.dnnc")
     monkeypatch.setattr(device_driver, "cuda_machine", lambda *_: interpreted_machine(own))
-    monkeypatch.setattr("dnnc.backends.cuda.interpreted.TextCompiler.compile", lambda *_: pytest.fail("it is in the file"))
+    monkeypatch.setattr(
+        "dnnc.backends.cuda.interpreted.TextCompiler.compile", lambda *_: pytest.fail("it is in the file")
+    )
     loaded = dnnc.load(tmp_path / "m.dnnc", cache=False)
     assert own.launched >= kernels and loaded.programs[0].checks == {}  # checked where it was first loaded
     check(loaded, g, arrays_for(g))
@@ -392,7 +411,9 @@ def test_sources(device: InterpretedDevice) -> None:
     assert "block.x" in f.source("operator", "0")
     text = f.source("cuda")
     assert all("void __launch_bounds__" in text and s in text for s in native.cubins)
-    with pytest.raises(dnnc.InputError, match="there is no stage 'llvm' for this target; there are graph, operator, cuda, ptx"):
+    with pytest.raises(
+        dnnc.InputError, match="there is no stage 'llvm' for this target; there are graph, operator, cuda, ptx"
+    ):
         f.source("llvm")
     assert "2 times" not in f.source("operator") and "5 times" in compiled(STACKED).source("operator")
 
@@ -401,7 +422,9 @@ def test_profile(device: InterpretedDevice) -> None:
     g = graph_of(STACKED)
     p = compiled(g).profile(*arrays_for(g), repeats=3)
     assert p.repeats == 3 and len(p.calls) == sum(k.calls for k in p.kernels) >= 10
-    assert all(c.seconds == pytest.approx(1e-6) for c in p.calls)  # the interpreted device counts a microsecond a kernel
+    assert all(
+        c.seconds == pytest.approx(1e-6) for c in p.calls
+    )  # the interpreted device counts a microsecond a kernel
     assert {"L2", "compute"} >= {k.bound for k in p.kernels} and "kernels (" in str(p)
     assert compiled(WHILE).profile(np.int64(3), np.ones(3, np.float32), repeats=2).calls
 
@@ -418,7 +441,9 @@ def test_a_schedule_that_does_not_hold_gives_way(device: InterpretedDevice, monk
         def apply(problem: Any, knobs: Any) -> Any:
             raise dnnc.ir.errors.VerifyError("cannot show it")
 
-        return device_driver.Machine(m.target, m.compiler, [Template("first", lambda p: [()], apply), *m.templates], m.device, m.present)
+        return device_driver.Machine(
+            m.target, m.compiler, [Template("first", lambda p: [()], apply), *m.templates], m.device, m.present
+        )
 
     monkeypatch.setattr(device_driver, "cuda_machine", broken)
     monkeypatch.delenv("DNNC_STRICT")

@@ -1,4 +1,6 @@
-"""The command line for CUDA targets where no device is, and a process that compiles for one without the CPU's compiler."""
+"""The command line for CUDA targets where no device is, and a process that compiles for one without the CPU's
+compiler.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,14 @@ TARGET = ("--target", "cuda -arch=sm_90a")
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"], name="dense"), helper.make_node("Relu", ["h"], ["y"], name="act")]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="dense"),
+        helper.make_node("Relu", ["h"], ["y"], name="act"),
+    ]
     info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", k]) for n, k in (("x", 3), ("y", 4))]
-    g = helper.make_graph(nodes, "net", info[:1], info[1:], [onnx.numpy_helper.from_array(np.ones((3, 4), np.float32), "w")])
+    g = helper.make_graph(
+        nodes, "net", info[:1], info[1:], [onnx.numpy_helper.from_array(np.ones((3, 4), np.float32), "w")]
+    )
     onnx.save(helper.make_model(g, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
     return str(tmp_path / "m.onnx")
 
@@ -43,7 +50,9 @@ def test_inspect(model: str) -> None:
         made = cli("inspect", model, *TARGET, "--dims", "N=2", "--stage", stage)
         assert made.exit_code == 0 and part in made.output and "dense (MatMul)" in made.output
     data = json.loads(cli("inspect", model, *TARGET, "--dims", "N=2", "--stage", "cuda", "--json").output)
-    assert [k["name"] for k in data["kernels"]] == ["matmul_relu"] and data["kernels"][0]["symbol"] in data["kernels"][0]["text"]
+    assert [k["name"] for k in data["kernels"]] == ["matmul_relu"] and data["kernels"][0]["symbol"] in data["kernels"][
+        0
+    ]["text"]
     assert "thread.x" not in cli("inspect", model, *TARGET, "--dims", "N=2", "--stage", "operator", "--naive").output
     assert "matmul(" in cli("inspect", model, *TARGET, "--stage", "graph", "--dims", "N=2").output
 
@@ -105,7 +114,9 @@ def test_code_for_several_architectures(model: str, tmp_path: Path, monkeypatch:
     symbols = [s for s, *_ in json.loads(bytes(open_artifact(file).section("cubins")))]
     assert len(symbols) == len(set(symbols)) == 2
     monkeypatch.setattr(device_driver, "open_device", lambda number: None)
-    monkeypatch.setattr(device_driver, "check_native", lambda *_: {})  # what would load the code on the device, as would:
+    monkeypatch.setattr(
+        device_driver, "check_native", lambda *_: {}
+    )  # what would load the code on the device, as would:
     monkeypatch.setattr("dnnc.backends.cuda.instance.CudaInstance.loaded", lambda self: None)
     for arch, compiled in (("sm_80", 0), ("sm_90a", 0), ("sm_86", 1)):
         monkeypatch.setattr("dnnc.backends.cuda.target.ask_device", lambda number=0, arch=arch: FACTS[arch])

@@ -1,4 +1,6 @@
-"""Donated inputs of programs for a CUDA device, which is the interpreter: the same pointer in and out, whichever way a call takes."""
+"""Donated inputs of programs for a CUDA device, which is the interpreter: the same pointer in and out, whichever way a
+call takes.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def close(got: Any, want: Array) -> None:
 
 
 @pytest.mark.parametrize(("text", "pairs", "at_once"), [(c[1], c[2], c[4]) for c in CASES], ids=[c[0] for c in CASES])
-def test_memory_and_numbers(text: str, pairs: dict[str, str], at_once: str, device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_and_numbers(
+    text: str, pairs: dict[str, str], at_once: str, device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     g = parse(text)
     f = compiled(text, pairs)
     inputs, outputs = ([v.name for v in vs] for vs in (g.inputs, g.outputs))
@@ -76,9 +80,10 @@ def test_memory_and_numbers(text: str, pairs: dict[str, str], at_once: str, devi
     elsewhere = set(pairs.values()) - set(at_once.split())
     assert {outputs[k] for k in bound.loaded().at_once} == set(pairs.values()) - elsewhere
     for name in pairs.values():
-        assert (f"{name}: copied to the memory of its input" in str(f.report).replace(", ", ": copied to the memory of its input, ")) == (
-            name in elsewhere
-        )
+        assert (
+            f"{name}: copied to the memory of its input"
+            in str(f.report).replace(", ", ": copied to the memory of its input, ")
+        ) == (name in elsewhere)
 
 
 @pytest.mark.parametrize("text", [STEP, TURN], ids=["at once", "copied"])
@@ -130,7 +135,9 @@ def test_memory_that_begins_where_kernels_do_not_count_on(device: InterpretedDev
 
 
 def test_copies(device: InterpretedDevice) -> None:
-    """What is made where it ends is not copied; what is not takes one copy and one place more, which bound calls share."""
+    """What is made where it ends is not copied; what is not takes one copy and one place more, which bound calls
+    share.
+    """
     copied: list[int] = []
     f, g = compiled(STEP, {"s": "t"}), compiled(TURN, {"s": "t"})
     device.copy = lambda to, source, n, stream: copied.append(n) if to != source else None  # type: ignore[method-assign]
@@ -151,7 +158,9 @@ def test_random_programs(seed: int, device: InterpretedDevice, monkeypatch: pyte
     names = [v.name for v in g.inputs], [f"o{k}" for k in range(len(g.outputs))]
     dims = {v.name: (v.lo, v.hi) for v in input_dims(g)}
     try:
-        f: Any = compile_graph(g, names, make_options({"cache": False, "target": "cuda", "dims": dims, "donate": donate}))
+        f: Any = compile_graph(
+            g, names, make_options({"cache": False, "target": "cuda", "dims": dims, "donate": donate})
+        )
     except dnnc.UnsupportedError as e:
         assert "without steps on the host" in str(e)
         return
@@ -168,7 +177,11 @@ def test_memory_that_comes_again(device: InterpretedDevice, monkeypatch: pytest.
     goes_directly(monkeypatch, False)
     copied: list[int] = []
     copy = device.copy
-    monkeypatch.setattr(device, "copy", lambda to, source, n, stream: (copied.append(n) if to != source else None, copy(to, source, n, stream)))
+    monkeypatch.setattr(
+        device,
+        "copy",
+        lambda to, source, n, stream: (copied.append(n) if to != source else None, copy(to, source, n, stream)),
+    )
     for text, size, moved in ((STEP, 4, [16]), (TURN, 16, [64, 64])):
         f, g = compiled(text, {"s": "t"}), parse(text)
         shape = g.inputs[0].type.shape
@@ -201,7 +214,9 @@ def test_errors(device: InterpretedDevice) -> None:
     with pytest.raises(dnnc.InputError, match="input s is donated, but read-only: give a copy"):
         f(ReadOnly(device, (4,), np.dtype(np.float32)), first)
     with pytest.raises(dnnc.InputError, match="s is donated and lies on the device, the first input on the host"):
-        compiled("def g(x: f32[4], s: f32[4]):\n    t: f32[4] = add(s, x)\n    return t\n", {"s": "t"})(np.ones(4, np.float32), first)
+        compiled("def g(x: f32[4], s: f32[4]):\n    t: f32[4] = add(s, x)\n    return t\n", {"s": "t"})(
+            np.ones(4, np.float32), first
+        )
     with pytest.raises(dnnc.InputError, match="x is donated and lies on the host, the first input on the device"):
         compiled(STEP, {"x": "t"})(first, np.ones(4, np.float32))
     mine = np.ones(8, np.float32)
@@ -213,7 +228,10 @@ def test_errors(device: InterpretedDevice) -> None:
     with pytest.raises(dnnc.InputError, match="input s is donated, but read-only"):
         f(mine[:4], np.ones(4, np.float32))
     with pytest.raises(dnnc.InputError, match=r"the input s is f32\[4\], the output u f32\[1\]"):
-        compiled(STEP.replace("    return t", "    u: f32[1] = reduce_sum(t, axes=(0,), keepdims=True)\n    return t, u"), {"s": "u"})
+        compiled(
+            STEP.replace("    return t", "    u: f32[1] = reduce_sum(t, axes=(0,), keepdims=True)\n    return t, u"),
+            {"s": "u"},
+        )
 
 
 class ReadOnly(DeviceBuffer):
@@ -269,7 +287,12 @@ def test_saved_checked_and_profiled(tmp_path: Path, device: InterpretedDevice) -
 def test_beside_parameters(device: InterpretedDevice) -> None:
     g = parse("def g(x: f32[4], w: f32[4]):\n    y: f32[4] = mul(x, w)\n    return y\n")
     w = np.full(4, 3, np.float32)
-    f: Any = compile_graph(g, (["x", "w"], ["y"]), make_options({"cache": False, "donate": {"x": "y"}, "target": "cuda"}), parameters={"w": w})
+    f: Any = compile_graph(
+        g,
+        (["x", "w"], ["y"]),
+        make_options({"cache": False, "donate": {"x": "y"}, "target": "cuda"}),
+        parameters={"w": w},
+    )
     (x,) = there(device, np.ones(4, np.float32))
     f.refit({"w": w})
     assert f(x) is x and (f(x).get() == 9).all()
@@ -277,18 +300,23 @@ def test_beside_parameters(device: InterpretedDevice) -> None:
         f(w)
 
 
-# --- arrays of dnnc -----------------------------------------------------------------------------------------------------------
+# --- arrays of dnnc ---------------------------------------------------------------------------------------------------
 
 
 def test_arrays_of_dnnc_take_the_result(device: InterpretedDevice) -> None:
-    """Such an array is a value; given for a donated input it becomes the result, in its own memory unless others see that."""
+    """Such an array is a value; given for a donated input it becomes the result, in its own memory unless others see
+    that.
+    """
     f = compiled(STEP, {"s": "t"})
     s, x = (xp.asarray(np.full(4, v, np.float32), device=GPU) for v in (1, 2))
     address = s._buffer().address
     assert f(s, x) is s and s.tolist() == [3.0] * 4 and s._buffer().address == address
     late, other, shown = s + 0, s.real, Viewer(s)
     assert f(s, x) is s and s.tolist() == [5.0] * 4 and s._buffer().address != address
-    assert late.tolist() == other.tolist() == [3.0] * 4 and (device.bytes_at(shown.address, 16).view(np.float32) == 3).all()
+    assert (
+        late.tolist() == other.tolist() == [3.0] * 4
+        and (device.bytes_at(shown.address, 16).view(np.float32) == 3).all()
+    )
     with pytest.raises(dnnc.InputError, match=r"arrays of dnnc\.array are values"):
         f.bind([s, x], [device.empty((4,), np.dtype(np.float32))])
 
@@ -324,11 +352,15 @@ def test_states_of_a_jitted_function(step: Any, way: None) -> None:
     assert state["m"]._buffer().address == address and state["m"].device == GPU
     assert float(state["m"][0, 0]) == 1.875 and int(state["n"]) == 4
     for use in (lambda a: a + 1, lambda a: a.numpy(), lambda a: a.__dlpack__(), lambda a: a.__cuda_array_interface__):
-        with pytest.raises(dnnc.InputError, match=r"this array was donated to step as state\.m, and its memory holds a result of it"):
+        with pytest.raises(
+            dnnc.InputError, match=r"this array was donated to step as state\.m, and its memory holds a result of it"
+        ):
             use(first["m"])
 
 
-@pytest.mark.parametrize("see", [lambda a: a + 0, lambda a: a.real, lambda a: a[1:], lambda a: xp.reshape(a, (16,)), Viewer])
+@pytest.mark.parametrize(
+    "see", [lambda a: a + 0, lambda a: a.real, lambda a: a[1:], lambda a: xp.reshape(a, (16,)), Viewer]
+)
 def test_what_others_see_is_copied(see: Any, step: Any, device: InterpretedDevice) -> None:
     x = xp.asarray(X, device=GPU)
     state = step(start(), x)

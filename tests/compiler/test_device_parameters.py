@@ -1,4 +1,6 @@
-"""Parameters that lie on the device, which is the interpreter: kernels read them there, what is packed is packed when they are bound."""
+"""Parameters that lie on the device, which is the interpreter: kernels read them there, what is packed is packed when
+they are bound.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_examples_are_not_copied(device: InterpretedDevice, monkeypatch: pytest.
     assert not taken
     assert [str(v.type) for v in g.inputs] == ["f32[512, 64]", "i64[3]"]
     held = device.allocated
-    f = dnnc.compile(lambda t, i: t[i] * 2, inputs=[dnnc.Spec((3,), "int64")], parameters={"t": e}, target="cuda", cache=False)
+    f = dnnc.compile(
+        lambda t, i: t[i] * 2, inputs=[dnnc.Spec((3,), "int64")], parameters={"t": e}, target="cuda", cache=False
+    )
     assert (f(i).get() == 2).all()
     assert (dnnc.jit(lambda t, i: t[i] * 2)(e, i).numpy() == 2).all()
     assert device.allocated - held < e.nbytes // 2
@@ -121,7 +125,9 @@ def test_memory_that_begins_where_kernels_do_not_count_on(device: InterpretedDev
 
 
 def test_errors(device: InterpretedDevice) -> None:
-    e, b, wrong, x = there(device, np.ones((512, 4), np.float32), np.zeros(4, np.float32), np.zeros(4), np.ones(4, np.float32))
+    e, b, wrong, x = there(
+        device, np.ones((512, 4), np.float32), np.zeros(4, np.float32), np.zeros(4), np.ones(4, np.float32)
+    )
     f = compiled(TABLE, {"e": e, "b": b})
     for array, message in (
         (wrong, "parameter b: expected float32, got float64"),

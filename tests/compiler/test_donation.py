@@ -1,4 +1,6 @@
-"""Donated inputs: results in their memory, at once where nothing is read after it is written, by a copy elsewhere; dead arrays afterwards."""
+"""Donated inputs: results in their memory, at once where nothing is read after it is written, by a copy elsewhere; dead
+arrays afterwards.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,7 @@ def test_saved_and_checked(tmp_path: Path) -> None:
     assert g(s, np.ones(4, np.float32)) is s and (s == 2).all()
 
 
-# --- jit ----------------------------------------------------------------------------------------------------------------------
+# --- jit --------------------------------------------------------------------------------------------------------------
 
 
 @dnnc.jit(donate="state", cache=False)
@@ -135,16 +137,29 @@ def test_states_of_a_jitted_function() -> None:
     assert float(state["m"][0, 0]) == 1.875 and int(state["n"]) == 4
 
 
-@pytest.mark.parametrize("use", [lambda a: a + 1, str, np.asarray, lambda a: a.shape, lambda a: a.tolist(), lambda a: step({"m": a, "n": 0}, X)])
+@pytest.mark.parametrize(
+    "use",
+    [lambda a: a + 1, str, np.asarray, lambda a: a.shape, lambda a: a.tolist(), lambda a: step({"m": a, "n": 0}, X)],
+)
 def test_a_donated_array_is_dead(use: Any) -> None:
     state = start()
     step(state, X)
-    with pytest.raises(dnnc.InputError, match=r"this array was donated to step as state\.m, and its memory holds a result of it"):
+    with pytest.raises(
+        dnnc.InputError, match=r"this array was donated to step as state\.m, and its memory holds a result of it"
+    ):
         use(state["m"])
 
 
 @pytest.mark.parametrize(
-    "see", [np.asarray, lambda a: a + 0, lambda a: a.real, lambda a: xp.asarray(a, copy=True), lambda a: np.asarray(a)[1:], lambda a: a.__dlpack__()]
+    "see",
+    [
+        np.asarray,
+        lambda a: a + 0,
+        lambda a: a.real,
+        lambda a: xp.asarray(a, copy=True),
+        lambda a: np.asarray(a)[1:],
+        lambda a: a.__dlpack__(),
+    ],
 )
 def test_what_others_see_is_copied(see: Any) -> None:
     """A view, an expression that is not computed yet, another array of the same memory: all keep what they saw."""

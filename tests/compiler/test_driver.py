@@ -36,7 +36,7 @@ NET = """def g(x: f32[2, 3, 12, 12], i: i64[4], *, w: f32[24, 3, 3, 3], b: f32[2
     return softmax(matmul(h, transpose(t, perm=(1, 0)))), argmax(h, axis=1), cast(cumsum(t, axis=1), to=f16)"""
 
 
-# --- what is taken ------------------------------------------------------------------------------------------------------------
+# --- what is taken ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,13 @@ def test_the_model_stays_as_it_is() -> None:
     assert all(np.array_equal(constants[v.name], a) for v, a in g.constants.items())
 
 
-# --- what comes out -----------------------------------------------------------------------------------------------------------
+# --- what comes out ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", [0, 1, 3])
-def test_every_native_function_has_a_kernel_and_nothing_else_is_called(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_native_function_has_a_kernel_and_nothing_else_is_called(
+    level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     objects: list[bytes] = []
 
     def load(objs: Any) -> Any:
@@ -124,7 +126,7 @@ def test_strict_numerics_are_the_same_for_any_thread_count() -> None:
         assert all(np.array_equal(a, b) for a, b in zip(got, runs[0]))
 
 
-# --- time of the passes -------------------------------------------------------------------------------------------------------
+# --- time of the passes -----------------------------------------------------------------------------------------------
 
 
 def chain(nodes: int) -> Graph:

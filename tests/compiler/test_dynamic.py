@@ -1,4 +1,6 @@
-"""One program for all sizes: what it computes, bit by bit against programs made for one size; memory, plans and mistakes at its calls."""
+"""One program for all sizes: what it computes, bit by bit against programs made for one size; memory, plans and
+mistakes at its calls.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +57,14 @@ def outputs(f: Any, x: Any) -> list[bytes]:
     return [a.tobytes() for a in results(f(x))]
 
 
-# --- values -------------------------------------------------------------------------------------------------------------------
+# --- values -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("text", "shape"), [(ATTENTION, lambda b, s: (b, s, 32)), (CONV, lambda b, s: (b, 3, s, 24))], ids=["attention", "conv"])
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [(ATTENTION, lambda b, s: (b, s, 32)), (CONV, lambda b, s: (b, 3, s, 24))],
+    ids=["attention", "conv"],
+)
 def test_strict_bits_are_those_of_a_program_for_the_size(text: str, shape: Any, cache: Path) -> None:
     g = graph_of(text)
     f = dnnc.compile(g, dims=BOUNDS, numerics="strict", cache=cache, threads=2)
@@ -98,7 +104,7 @@ def test_kernels_whose_results_live_together_need_no_barrier_between_them(cache:
     assert barriers(loaded.programs[0].calls) == barriers(native.calls)
 
 
-# --- memory and plans ---------------------------------------------------------------------------------------------------------
+# --- memory and plans -------------------------------------------------------------------------------------------------
 
 
 def test_shapes_share_the_memory_between_kernels(cache: Path) -> None:
@@ -112,7 +118,9 @@ def test_shapes_share_the_memory_between_kernels(cache: Path) -> None:
 
 def test_calls_of_different_shapes_at_once(cache: Path) -> None:
     f = dnnc.compile(graph_of(ATTENTION), dims=BOUNDS, cache=cache)
-    cases = [np.random.default_rng(n).standard_normal((1 + n % 4, 1 + 7 * n % 60, 32)).astype(np.float32) for n in range(12)]
+    cases = [
+        np.random.default_rng(n).standard_normal((1 + n % 4, 1 + 7 * n % 60, 32)).astype(np.float32) for n in range(12)
+    ]
     want = [outputs(f, x) for x in cases]
     with ThreadPoolExecutor(4) as pool:
         for _ in range(5):
@@ -157,7 +165,7 @@ def test_compiling_leaves_nothing_for_a_call_to_collect(cache: Path) -> None:
     assert 2 not in seen  # a collection of all there is takes longer than the plan
 
 
-# --- mistakes -----------------------------------------------------------------------------------------------------------------
+# --- mistakes ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

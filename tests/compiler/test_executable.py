@@ -1,4 +1,6 @@
-"""An executable as an object: which calls it takes, how many programs it keeps, and what compiling with `verify="model"` finds."""
+"""An executable as an object: which calls it takes, how many programs it keeps, and what compiling with
+`verify="model"` finds.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,15 @@ def ones(*shape: int) -> Any:
     return np.ones(shape, np.float32)
 
 
-# --- what it takes ------------------------------------------------------------------------------------------------------------
+# --- what it takes ----------------------------------------------------------------------------------------------------
 
 
 def test_signature() -> None:
     f = compiled("def g(x: f32[N, 4], i: i64[2*N]):\n    return relu(x), i, equal(i, i)")
-    assert f.inputs == (dnnc.driver.TensorSpec("x", "float32", ("N", 4)), dnnc.driver.TensorSpec("i", "int64", ("2*N",)))
+    assert f.inputs == (
+        dnnc.driver.TensorSpec("x", "float32", ("N", 4)),
+        dnnc.driver.TensorSpec("i", "int64", ("2*N",)),
+    )
     assert [(s.name, s.dtype) for s in f.outputs] == [("v0", "float32"), ("i", "int64"), ("v1", "bool")]
 
 
@@ -49,7 +54,10 @@ def test_position_keyword_and_dict_are_the_same_call() -> None:
     ("given", "message"),
     [
         ((ones(3, 5),), r"the model has 2 inputs \(x, y\), got 1 array"),
-        ((ones(3, 5), np.ones((3, 5), np.int64)), r"input y: expected float32, got int64; convert it with .astype\('float32'\)"),
+        (
+            (ones(3, 5), np.ones((3, 5), np.int64)),
+            r"input y: expected float32, got int64; convert it with .astype\('float32'\)",
+        ),
         ((ones(3, 5), ones(15)), r"input y: expected 2 dimensions, got shape \(15,\)"),
         ((ones(3, 5), ones(3, 6)), r"y: axis 1 of f32\[3, 5\] must be 5, got 6 in shape \[3, 6\]"),
         ((ones(3, 5), "text"), r"input y: expected an array of float32, got str"),
@@ -90,11 +98,14 @@ def test_strided_and_converted_inputs() -> None:
     assert [np.asarray(r).item() for r in h(2.5, 7, True)] == [2.5, 7, True]
 
 
-# --- what it gives ------------------------------------------------------------------------------------------------------------
+# --- what it gives ----------------------------------------------------------------------------------------------------
 
 
 def test_zero_sizes() -> None:
-    f = compiled("def g(x: f32[0, 4], y: f32[3, 4]):\n    a = relu(x)\n    return a, concat(a, y, axis=0), reduce_sum(x, axes=(0,))")
+    f = compiled(
+        "def g(x: f32[0, 4], y: f32[3, 4]):\n    a = relu(x)\n    return a, concat(a, y, axis=0), reduce_sum(x, "
+        "axes=(0,))"
+    )
     a, b, c = f(ones(0, 4), ones(3, 4))
     assert a.shape == (0, 4) and (b == 1).all() and b.shape == (3, 4)
     np.testing.assert_array_equal(c, np.zeros(4))
@@ -119,7 +130,7 @@ def test_outputs_that_need_memory_of_their_own() -> None:
         assert x[1, 2] == 5 and sum(np.shares_memory(a, b) for a in outs for b in outs) == len(outs)
 
 
-# --- buffers ------------------------------------------------------------------------------------------------------------------
+# --- buffers ----------------------------------------------------------------------------------------------------------
 
 
 def test_refused_buffers() -> None:
@@ -134,7 +145,10 @@ def test_refused_buffers() -> None:
         ([a, a], "output v1 overlaps another buffer"),
         ([x, b], "output v0 overlaps another buffer"),
         ([whole[:15].reshape(3, 5), whole[10:25].reshape(3, 5)], "output v1 overlaps another buffer"),
-        ([a, np.zeros((3, 5))], r"output v1: expected a writable contiguous array float32 \(3, 5\), got float64 \(3, 5\)"),
+        (
+            [a, np.zeros((3, 5))],
+            r"output v1: expected a writable contiguous array float32 \(3, 5\), got float64 \(3, 5\)",
+        ),
         ([a, np.zeros((5, 3), np.float32).T], r"got float32 \(3, 5\) \(not contiguous\)"),
         ([a, frozen], r"got float32 \(3, 5\) \(read-only\)"),
         ([a, [[0.0]]], "got a list"),
@@ -159,7 +173,7 @@ def test_bind_takes_only_what_it_can_keep() -> None:
             f.bind({"x": wrong, "y": y}, [out])
 
 
-# --- programs -----------------------------------------------------------------------------------------------------------------
+# --- programs ---------------------------------------------------------------------------------------------------------
 
 
 def test_programs_and_plans_are_bounded() -> None:
@@ -167,7 +181,9 @@ def test_programs_and_plans_are_bounded() -> None:
     for n in range(1, MAX_PROGRAMS + 5):
         assert f(ones(n, 4)).shape == (n, 4)
     assert len(f.programs) == MAX_PROGRAMS
-    assert {id(b.program) for b in f.cache.instances.values()} == {id(n) for n in f.programs}  # what is dropped is not kept by its plans
+    assert {id(b.program) for b in f.cache.instances.values()} == {
+        id(n) for n in f.programs
+    }  # what is dropped is not kept by its plans
     g = compiled(ROWS, dims={"N": (1, 2 * MAX_INSTANCES)})
     for n in range(1, MAX_INSTANCES + 9):
         assert g(ones(n, 4)).shape == (n, 4)
@@ -176,7 +192,8 @@ def test_programs_and_plans_are_bounded() -> None:
 
 def test_sizes_at_which_a_value_is_empty_have_programs_of_their_own() -> None:
     g = parse(
-        "N: dim[2, 64]\ndef g(x: f32[3, N]):\n    a = relu(slice(x, starts=(0, 2), steps=(1, 1), shape=(3, N - 2)))\n    return reduce_sum(a, axes=(1,)), a"
+        "N: dim[2, 64]\ndef g(x: f32[3, N]):\n    a = relu(slice(x, starts=(0, 2), steps=(1, 1), shape=(3, N - 2)))\n  "
+        "  return reduce_sum(a, axes=(1,)), a"
     )
     f = dnnc.compile(g, dims={"N": (2, 64)}, cache=False)
     for n, programs in ((3, 1), (9, 1), (64, 1), (2, 2)):
@@ -206,7 +223,7 @@ def test_a_cache_folder_that_cannot_be_written(tmp_path: Path) -> None:
         assert f.programs[0].compiled == 1
 
 
-# --- whole models against the interpreter -------------------------------------------------------------------------------------
+# --- whole models against the interpreter -----------------------------------------------------------------------------
 
 NET = """def g(x: f32[4, 8], i: i64[3], *, w: f32[8, 20], e: f32[1, 6]):
     h = relu(matmul(x, w))
@@ -229,20 +246,28 @@ def test_verify_model_names_the_output_that_is_off(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("dnnc.backends.llvm.build.lay_out_constants", spoiled)
     compiled(NET, verify="kernels")  # the kernels are right, their weights are not
-    with pytest.raises(dnnc.AccuracyError, match=r"output v1 of the compiled model is off: element .* the float64 reference says"):
+    with pytest.raises(
+        dnnc.AccuracyError, match=r"output v1 of the compiled model is off: element .* the float64 reference says"
+    ):
         compiled(NET, verify="model")
 
 
 def test_verify_model_looks_at_each_new_program(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("dnnc.cpu_build.check_model", lambda call, graph, dims, names, asked: seen.append({v.name: n for v, n in dims.items()}))
+    monkeypatch.setattr(
+        "dnnc.cpu_build.check_model",
+        lambda call, graph, dims, names, asked: seen.append({v.name: n for v, n in dims.items()}),
+    )
     f = compiled(ROWS, verify="model")
     f(ones(3, 4)), f(ones(5, 4)), f(ones(3, 4))
     assert seen == [{"N": 3}, {"N": 5}]
 
 
 def test_what_rounding_explains_is_no_difference() -> None:
-    g = parse("def g(x: f32[4, 64]):\n    s = reduce_sum(x, axes=(1,))\n    return s, floor(mul(s, 1000.0)), argmax(x, axis=1)")
+    g = parse(
+        "def g(x: f32[4, 64]):\n    s = reduce_sum(x, axes=(1,))\n    return s, floor(mul(s, 1000.0)), argmax(x, "
+        "axis=1)"
+    )
     x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
     good = run(g, [x])
     assert first_difference(g, [x], good) is None

@@ -25,7 +25,8 @@ from support.random_patterns import PATTERNS
 from support.random_recipes import NAMES
 
 REACHED = {
-    "_wide_conv": "winograd", "_siblings": "siblings", "_norm": "idioms", "_gelu": "idioms", "_softmax": "idioms", "_attention": "attention",
+    "_wide_conv": "winograd", "_siblings": "siblings", "_norm": "idioms", "_gelu": "idioms", "_softmax": "idioms",
+    "_attention": "attention",
     "_scaled": "fold-batch-norm", "_growing": "place-concats", "_gated": "layout",
 }  # fmt: skip
 SEEDS, PARTS = 40, 14  # the fast tier has one part: three seeds, one with a symbolic dim and a pattern
@@ -61,7 +62,9 @@ def test_graphs_are_valid_equal_for_equal_seeds_and_of_many_ops() -> None:
         by_data += len(g.dims) > len(input_dims(g))
         outputs_in_the_middle += any(v.uses for v in g.outputs)
         passed_through += any(v.node is None for v in g.outputs)
-        assert all(r.dtype.kind == "O" or np.isfinite(np.asarray(r, np.float64)).all() for r in run(g, arrays, "float64"))
+        assert all(
+            r.dtype.kind == "O" or np.isfinite(np.asarray(r, np.float64)).all() for r in run(g, arrays, "float64")
+        )
     assert len(ops) > 110 and set(ops) <= set(OPS)
     assert len(dtypes) >= 12
     assert min(symbolic, outputs_in_the_middle, passed_through, dead, empty, by_data, ops["loop"], ops["cond"]) >= 3
@@ -99,11 +102,15 @@ def test_every_op_has_its_turn() -> None:
 
 def test_a_seed_has_a_way_of_its_own() -> None:
     ways = [settings(seed=seed) for seed in range(len(OTHER_WAYS))]
-    assert all(len(w) == 5 and w[2:4] == settings(levels=(3,)) and [o["opt_level"] for o in w[:2]] == [0, 1] for w in ways)
+    assert all(
+        len(w) == 5 and w[2:4] == settings(levels=(3,)) and [o["opt_level"] for o in w[:2]] == [0, 1] for w in ways
+    )
     assert {w[4].get("numerics", "") for w in ways} == {"", "strict", "fast"}
     assert {"reference", "llvm -mcpu=haswell"} < {w[4]["target"] for w in ways}
     later = settings(seed=len(OTHER_WAYS))  # the same other way, and the other numbers of threads
-    assert later[2:] == ways[0][2:] and [o["threads"] for o in later[:2]] == [2, 1] != [o["threads"] for o in ways[0][:2]] == [1, 2]
+    assert later[2:] == ways[0][2:] and [o["threads"] for o in later[:2]] == [2, 1] != [
+        o["threads"] for o in ways[0][:2]
+    ] == [1, 2]
 
 
 def test_sizes_and_special_numbers_are_varied() -> None:
@@ -114,7 +121,9 @@ def test_sizes_and_special_numbers_are_varied() -> None:
     assert [i.shape for _, i in found] == [(26,), (2,), (4,), (32,), (38,)]
     assert not np.isfinite(found[0][0]).all() and all(np.isfinite(a).all() for a, _ in found[1:])
     needs_three = parse("N: dim[1, 24]\ndef g(x: f32[1, 1, N], w: f32[1, 1, 3]):\n    return conv(x, w)")
-    sizes = [x.shape[2] for x, _ in variations(needs_three, [np.ones((1, 1, ANY_SIZE), "f4"), np.ones((1, 1, 3), "f4")])]
+    sizes = [
+        x.shape[2] for x, _ in variations(needs_three, [np.ones((1, 1, ANY_SIZE), "f4"), np.ones((1, 1, 3), "f4")])
+    ]
     assert sizes == [13, 16, 19]  # the window fits none below
 
 
@@ -129,7 +138,7 @@ def test_what_winograd_spreads_over_tiles_stays_finite() -> None:
         assert np.isfinite(x).all() == tiled and not np.isfinite(y).all()
 
 
-# --- what happens when something is wrong -------------------------------------------------------------------------------------
+# --- what happens when something is wrong -----------------------------------------------------------------------------
 
 WRONG = """def g(x: f32[4, 6], y: f32[4, 6]):
     a = relu(x)
@@ -151,7 +160,11 @@ def test_check_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch, cache: Any) -
 
     monkeypatch.setattr("dnnc.driver.compile", compile_wrongly)
     message = check(g, x, options, cache)
-    assert message is not None and message.startswith("wrong result: output e, element") and "inputs x [4, 6], y [4, 6]" in message
+    assert (
+        message is not None
+        and message.startswith("wrong result: output e, element")
+        and "inputs x [4, 6], y [4, 6]" in message
+    )
 
     def refuse(graph: Graph, **options: Any) -> Any:
         raise KeyError("lost")
@@ -168,7 +181,10 @@ def test_shrinking_keeps_what_fails() -> None:
         verify(graph)
         assert len(arrays) == len(graph.inputs)
         run(graph, arrays)
-        bad = any(n.op.name == "mul" and any(v is not None and v.node and v.node.op.name == "tanh" for v in n.inputs) for n in graph.nodes())
+        bad = any(
+            n.op.name == "mul" and any(v is not None and v.node and v.node.op.name == "tanh" for v in n.inputs)
+            for n in graph.nodes()
+        )
         return "wrong result: here" if bad else None
 
     small = shrink(Failure(g, x, {"opt_level": 3}, "wrong result: there"), fails)
@@ -180,7 +196,10 @@ def test_shrinking_keeps_what_fails() -> None:
 def test_shrinking_does_not_change_the_kind_of_failure() -> None:
     g = parse(WRONG)
     x = [np.ones((4, 6), np.float32)] * 2
-    small = shrink(Failure(g, x, {}, "wrong result: a"), lambda graph, arrays: "wrong result: b" if len(graph) > 3 else "InternalError: c")
+    small = shrink(
+        Failure(g, x, {}, "wrong result: a"),
+        lambda graph, arrays: "wrong result: b" if len(graph) > 3 else "InternalError: c",
+    )
     assert len(small.graph) == 4 and small.message == "wrong result: b"
 
 

@@ -90,7 +90,11 @@ def test_arguments_of_all_kinds() -> None:
     f = dnnc.jit(lambda x: (x * 2, x.shape))
     for x in (X, X.T, X[:, ::2], X.astype(">f4"), X + 1j, X > 0, np.float32(3)):
         made, shape = f(x)
-        assert shape == np.shape(x) and np.allclose(made, x * 2) and made.dtype == (np.int64 if x.dtype == bool else x.dtype.newbyteorder("="))
+        assert (
+            shape == np.shape(x)
+            and np.allclose(made, x * 2)
+            and made.dtype == (np.int64 if x.dtype == bool else x.dtype.newbyteorder("="))
+        )
     lazy = xp.asarray(X) + 1
     assert np.array_equal(f(lazy)[0], (X + 1) * 2) and np.array_equal(lazy, X + 1)
 
@@ -118,7 +122,11 @@ def test_one_program_however_a_call_is_written() -> None:
         return sum(more, x) * scale
 
     for _ in range(2):
-        assert np.array_equal(g(X), X * y) and np.array_equal(g(X, y), (X + y) * y) and np.array_equal(g(X, y, scale=X), (X + y) * X)
+        assert (
+            np.array_equal(g(X), X * y)
+            and np.array_equal(g(X, y), (X + y) * y)
+            and np.array_equal(g(X, y, scale=X), (X + y) * X)
+        )
     assert g.traces == 2
 
 

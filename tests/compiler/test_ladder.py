@@ -1,4 +1,6 @@
-"""Planted faults at each stage of a compilation: results stay right, the report says what was done, and with strict_compile it is an error."""
+"""Planted faults at each stage of a compilation: results stay right, the report says what was done, and with
+strict_compile it is an error.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def stray(problem: Problem, knobs: Mapping[str, Any]) -> Kernel:
 
 def large(problem: Problem, knobs: Mapping[str, Any]) -> Kernel:
     mark = Buffer("much", f32, (const(1),), "local")
-    return marked(problem, Alloc(mark), *[Store(mark, (const(0),), const(float(k), f32)) for k in range(MAX_STATEMENTS)])
+    return marked(
+        problem, Alloc(mark), *[Store(mark, (const(0),), const(float(k), f32)) for k in range(MAX_STATEMENTS)]
+    )
 
 
 def wrong(problem: Problem, knobs: Mapping[str, Any]) -> Kernel:
@@ -65,13 +69,22 @@ def wrong(problem: Problem, knobs: Mapping[str, Any]) -> Kernel:
     out = problem.kernel.entry.buffers[-1]
 
     def go(block: Block) -> Block:
-        return tuple(replace(s, value=s.value + 0.125) if isinstance(s, Store) and s.buf is out else map_stmt(s, lambda e: e, go) for s in block)
+        return tuple(
+            replace(s, value=s.value + 0.125) if isinstance(s, Store) and s.buf is out else map_stmt(s, lambda e: e, go)
+            for s in block
+        )
 
     k = marked(problem)
     return replace(k, funcs=(replace(k.entry, body=go(k.entry.body)), *k.funcs[1:]))
 
 
-FAULTS: dict[str, Apply] = {"fails": fails, "stray": stray, "large": large, "wrong": wrong, "no code": lambda p, knobs: marked(p)}
+FAULTS: dict[str, Apply] = {
+    "fails": fails,
+    "stray": stray,
+    "large": large,
+    "wrong": wrong,
+    "no code": lambda p, knobs: marked(p),
+}
 
 
 def broken_offer(problem: Problem) -> list[Any]:
@@ -87,7 +100,9 @@ def first_offered(problem: Problem, offered: Sequence[Any]) -> Any:
 
 
 class Planted:
-    """Puts a template ahead of a target's own, and makes code generation fail where a test says so of a kernel's text."""
+    """Puts a template ahead of a target's own, and makes code generation fail where a test says so of a kernel's
+    text.
+    """
 
     def __init__(self, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.target, self.patch = target, monkeypatch
@@ -239,7 +254,9 @@ def test_a_kernel_that_llvm_takes_too_long_for(monkeypatch: pytest.MonkeyPatch) 
     plant = Planted("llvm", monkeypatch)
     plant.template(planted(FAULTS["no code"]))
     emit = llvm_build.emit_kernel
-    slow = "\n".join(["define void @{name}_slow(ptr %p) {{", *(f"  %a{k} = load i64, ptr %p\n  %b{k} = udiv i64 %a{k}, %a{k - 1 if k else 0}" for k in range(60000)), "  ret void", "}}"])  # fmt: skip
+    slow = "\n".join(["define void @{name}_slow(ptr %p) {{",
+    *(f"  %a{k} = load i64, ptr %p\n  %b{k} = udiv i64 %a{k}, %a{k - 1 if k else 0}" for k in range(60000)),
+    "  ret void", "}}"])  # fmt: skip
 
     def emit_kernel(kernel: Kernel, name: str, features: Any) -> str:
         text = emit(kernel, name, features)
@@ -264,7 +281,9 @@ def test_a_kernel_that_nvrtc_takes_too_long_for(monkeypatch: pytest.MonkeyPatch)
 
     def machine(options: Any) -> device_driver.Machine:
         m = interpreted_machine(present=False)
-        return device_driver.Machine(m.target, cuda_build.NvrtcCompiler(1), [planted(FAULTS["no code"]), *m.templates], m.device, m.present)
+        return device_driver.Machine(
+            m.target, cuda_build.NvrtcCompiler(1), [planted(FAULTS["no code"]), *m.templates], m.device, m.present
+        )
 
     monkeypatch.setattr(device_driver, "cuda_machine", machine)
     monkeypatch.setattr(cuda_build, "emit_kernel", emit_kernel)

@@ -1,4 +1,6 @@
-"""Models that are compiled at the call: shapes that are the contents of inputs, sizes that only numbers show to be equal."""
+"""Models that are compiled at the call: shapes that are the contents of inputs, sizes that only numbers show to be
+equal.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,12 @@ def test_a_wildcard_in_the_contents() -> None:
 
 def test_positions_names_and_dicts() -> None:
     f = late(RESHAPE)
-    for got in (f(X, shape=shape(4, 3)), f(shape=shape(4, 3), x=X), f({"x": X, "shape": [4, 3]}), f.run([X, shape(4, 3)])):
+    for got in (
+        f(X, shape=shape(4, 3)),
+        f(shape=shape(4, 3), x=X),
+        f({"x": X, "shape": [4, 3]}),
+        f.run([X, shape(4, 3)]),
+    ):
         np.testing.assert_array_equal(got[0], np.maximum(X, 0).reshape(4, 3))
     assert len(f.variants) == 1
     out = [np.empty((4, 3), np.float32), np.empty((3, 4), np.float32)]

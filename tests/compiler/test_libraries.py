@@ -1,5 +1,6 @@
-"""Calls of cuBLASLt and cuDNN as steps of programs: out of a log into a program, its report, its file; with libraries that are fakes, so that
-everything but the libraries themselves runs here."""
+"""Calls of cuBLASLt and cuDNN as steps of programs: out of a log into a program, its report, its file; with libraries
+that are fakes, so that everything but the libraries themselves runs here.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +99,9 @@ def check(f: Any, text: str, tolerance: float = 1e-5) -> None:
     arrays = [rng.standard_normal(tuple(int(str(d)) for d in v.type.shape)).astype(np.float32) for v in g.inputs]
     (want,) = run(g, arrays, precision="float64")
     for _ in range(2):
-        np.testing.assert_allclose(np.asarray(f(*arrays), np.float32), want, rtol=tolerance, atol=tolerance * np.abs(want).max())
+        np.testing.assert_allclose(
+            np.asarray(f(*arrays), np.float32), want, rtol=tolerance, atol=tolerance * np.abs(want).max()
+        )
 
 
 @pytest.mark.parametrize(("text", "calls"), [(LAYERS, 2), (GELU, 2), (BATCH, 1)])
@@ -113,13 +116,19 @@ def test_products(text: str, calls: int, precision: str | None, tolerance: float
     assert fakes["cublaslt"].calls == [2] * (2 * calls)
     told = str(f.report)
     assert "is a library call: cuBLASLt, suggestion 2" in told and "version 13.1.0" in told
-    assert "calls a library" in f.source("cuda", kernels[0].symbol) and "for " in f.source("operator", kernels[0].symbol)
-    assert f.profile(*[np.zeros([int(str(d)) for d in v.type.shape], np.float32) for v in graph_of(text).inputs], repeats=1).kernels
+    assert "calls a library" in f.source("cuda", kernels[0].symbol) and "for " in f.source(
+        "operator", kernels[0].symbol
+    )
+    assert f.profile(
+        *[np.zeros([int(str(d)) for d in v.type.shape], np.float32) for v in graph_of(text).inputs], repeats=1
+    ).kernels
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [(None, 1e-5), ("float16", 4e-3)])
 def test_convolutions(precision: str | None, tolerance: float, fakes: dict[str, Any]) -> None:
-    """Float32 products leave out the way that uses tensor cores, halves do not. cuDNN makes no float32 of halves: the kernel behind it does."""
+    """Float32 products leave out the way that uses tensor cores, halves do not. cuDNN makes no float32 of halves: the
+    kernel behind it does.
+    """
     number = 1 if precision is None else 2
     f = compiled(CONV, winners(CONV, call("cudnn", number), precision=precision), precision=precision)
     assert [k.choice for k in f.report.programs[-1].kernels].count(f"cudnn(plan={number})") == 2
@@ -140,9 +149,13 @@ def test_a_wrong_result_does_not_pass_the_gate(fakes: dict[str, Any], monkeypatc
 
 
 def test_what_the_library_does_not_offer_is_said(fakes: dict[str, Any]) -> None:
-    with pytest.raises(TargetError, match="cuBLASLt suggests 3 ways here, so there is none for cuBLASLt, suggestion 5: f32"):
+    with pytest.raises(
+        TargetError, match="cuBLASLt suggests 3 ways here, so there is none for cuBLASLt, suggestion 5: f32"
+    ):
         compiled(LAYERS, winners(LAYERS, call("cublaslt", 5)))
-    with pytest.raises(TargetError, match=r"cuDNN cannot do cuDNN, suggestion 0.*CUDNN_STATUS_MADE_UP .3007. some words"):
+    with pytest.raises(
+        TargetError, match=r"cuDNN cannot do cuDNN, suggestion 0.*CUDNN_STATUS_MADE_UP .3007. some words"
+    ):
         compiled(CONV, winners(CONV, call("cudnn", 0)))
 
 
@@ -226,7 +239,9 @@ def test_measuring(fakes: dict[str, Any], device: InterpretedDevice) -> None:
     for text, name in ((LAYERS, "cublaslt"), (CONV, "cudnn")):
         task = next(t for t in tasks_in(text) if offered(t))
         choices = offered(task)
-        assert len(choices) == (library.PLANS if name == "cublaslt" else library.FEW_PLANS) and {c.template for c in choices} == {name}
+        assert len(choices) == (library.PLANS if name == "cublaslt" else library.FEW_PLANS) and {
+            c.template for c in choices
+        } == {name}
         built, kernel = build(machine, task, choices[1])
         assert library.is_call(built.code) and built.digest != build(machine, task, choices[2])[0].digest
         assert built.facts["version"] in ("13.1.0", "9.28.0")

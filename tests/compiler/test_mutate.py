@@ -37,7 +37,7 @@ def test_mutants_are_refused_or_right(count: int) -> None:
     assert min(tally.phases[k] for k in ("refused", "compiled")) > count // 10  # of both kinds there are many
 
 
-# --- mutants ------------------------------------------------------------------------------------------------------------------
+# --- mutants ----------------------------------------------------------------------------------------------------------
 
 
 def test_mutants_are_the_same_for_the_same_seed_and_differ_otherwise(data: dict[str, bytes]) -> None:
@@ -87,7 +87,7 @@ def test_saved_models_keep_right_checksums(data: dict[str, bytes], tmp_path: Pat
             open_artifact(tmp_path / "m.dnnc")  # nothing is damaged, as far as the file's own checks tell
 
 
-# --- judging ------------------------------------------------------------------------------------------------------------------
+# --- judging ----------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_wrong_is_told(folder: Path, data: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,10 @@ def test_what_is_wrong_is_told(folder: Path, data: dict[str, bytes], monkeypatch
 
         return load
 
-    for error, told in ((InternalError("x"), "InternalError: x"), (ZeroDivisionError("y"), "escaped ZeroDivisionError: y at test_mutate.py:")):
+    for error, told in (
+        (InternalError("x"), "InternalError: x"),
+        (ZeroDivisionError("y"), "escaped ZeroDivisionError: y at test_mutate.py:"),
+    ):
         monkeypatch.setattr(judge_, "load", raising(error))
         assert str(judge(path, cache, 1, False)).startswith(told)
     monkeypatch.undo()
@@ -155,14 +158,23 @@ def test_shrinking_keeps_what_fails(data: dict[str, bytes]) -> None:
 
 
 def test_failures_of_one_cause_are_of_one_kind() -> None:
-    assert kind_of("escaped ValueError: 3 at a.py:7") == kind_of("escaped ValueError: 4 at a.py:7") != kind_of("escaped ValueError: 4 at a.py:8")
-    assert kind_of("wrong result: output y, element (1, 2) is 3") == kind_of("wrong result: output y, element (0, 2) is 5")
+    assert (
+        kind_of("escaped ValueError: 3 at a.py:7")
+        == kind_of("escaped ValueError: 4 at a.py:7")
+        != kind_of("escaped ValueError: 4 at a.py:8")
+    )
+    assert kind_of("wrong result: output y, element (1, 2) is 3") == kind_of(
+        "wrong result: output y, element (0, 2) is 5"
+    )
 
 
 @pytest.mark.slow
 def test_the_command() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "support.mutate", "--seed", "1", "--only", "3", "--jobs", "1"], capture_output=True, text=True, timeout=600
+        [sys.executable, "-m", "support.mutate", "--seed", "1", "--only", "3", "--jobs", "1"],
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("1 mutants: ")

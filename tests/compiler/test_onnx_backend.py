@@ -16,11 +16,20 @@ from dnnc.backends.cuda.device import device_problem
 from dnnc.ir.errors import InputError, TargetError, UnsupportedError
 
 MODEL = parser.parse_model(
-    '<ir_version: 8, opset_import: ["" : 17]> g (float[2,3] x, float[3] b) => (float[2,3] y, float[2] s) { y = Add (x, b)  s = ReduceSum <keepdims=0> (y, one) }'
+    '<ir_version: 8, opset_import: ["" : 17]> g (float[2,3] x, float[3] b) => (float[2,3] y, float[2] s) { y = Add (x, '
+    "b)  s = ReduceSum <keepdims=0> (y, one) }"
 )
 MODEL.graph.initializer.append(numpy_helper.from_array(np.array([1], np.int64), "one"))
 X, B = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(3, np.float32)
-CASES = ["relu", "conv_with_strides_padding", "split_equal_parts_1d_opset13", "softmax_axis_0", "cast_FLOAT_to_FLOAT16", "if", "add_bcast"]
+CASES = [
+    "relu",
+    "conv_with_strides_padding",
+    "split_equal_parts_1d_opset13",
+    "softmax_axis_0",
+    "cast_FLOAT_to_FLOAT16",
+    "if",
+    "add_bcast",
+]
 
 
 @pytest.mark.slow
@@ -75,7 +84,11 @@ def test_run_node() -> None:
 
 def test_devices() -> None:
     assert backend.supports_device("CPU") and backend.supports_device("CPU:0")
-    assert backend.supports_device("CUDA") == (not device_problem()) and not backend.supports_device("") and not backend.supports_device("CUDA:x")
+    assert (
+        backend.supports_device("CUDA") == (not device_problem())
+        and not backend.supports_device("")
+        and not backend.supports_device("CUDA:x")
+    )
     with pytest.raises(TargetError, match="device 'CUDA:99'"):
         backend.prepare(MODEL, "CUDA:99")
 
@@ -84,6 +97,10 @@ def test_compatibility() -> None:
     other: Any = onnx.ModelProto()
     other.CopyFrom(MODEL)
     other.graph.node[0].op_type = "Addd"
-    assert backend.is_compatible(MODEL) and not backend.is_compatible(other) and not backend.is_compatible(MODEL, "CUDA:99")
+    assert (
+        backend.is_compatible(MODEL)
+        and not backend.is_compatible(other)
+        and not backend.is_compatible(MODEL, "CUDA:99")
+    )
     with pytest.raises(UnsupportedError, match="Addd"):
         backend.prepare(other)

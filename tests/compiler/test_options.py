@@ -16,7 +16,15 @@ from dnnc.passes.schedule.problem import Choice
 
 def test_defaults() -> None:
     o = CompileOptions()
-    assert (o.target, o.precision, o.numerics, o.opt_level, o.verify, o.cache, o.threads) == ("llvm", None, "standard", 3, "kernels", "auto", None)
+    assert (o.target, o.precision, o.numerics, o.opt_level, o.verify, o.cache, o.threads) == (
+        "llvm",
+        None,
+        "standard",
+        3,
+        "kernels",
+        "auto",
+        None,
+    )
     assert o.dims == {} and o.outputs == () and o.tune is None
 
 

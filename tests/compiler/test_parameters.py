@@ -1,4 +1,6 @@
-"""Parameters bound by reference: replaced and changed in place without compiling, packed when they are bound, shared where they can be."""
+"""Parameters bound by reference: replaced and changed in place without compiling, packed when they are bound, shared
+where they can be.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +41,19 @@ def g(x: f32[2, 8], w: f32[8, 8]):
 
 def contents(text: str, seed: int = 0) -> dict[str, Array]:
     rng = np.random.default_rng(seed)
-    return {v.name: rng.uniform(0.2, 1.0, [int(str(n)) for n in v.type.shape]).astype(np.float32) for v in parse(text).inputs}
+    return {
+        v.name: rng.uniform(0.2, 1.0, [int(str(n)) for n in v.type.shape]).astype(np.float32)
+        for v in parse(text).inputs
+    }
 
 
 def compiled(text: str, given: dict[str, Array], **options: Any) -> Any:
     g = parse(text)
     names = [v.name for v in g.inputs]
     held = {n: a for n, a in given.items() if n != "x"}
-    return compile_graph(g, (names, [v.name for v in g.outputs]), make_options({"cache": False, **options}), parameters=held)
+    return compile_graph(
+        g, (names, [v.name for v in g.outputs]), make_options({"cache": False, **options}), parameters=held
+    )
 
 
 def plain(text: str, given: dict[str, Array]) -> Array:
@@ -55,7 +62,9 @@ def plain(text: str, given: dict[str, Array]) -> Array:
 
 
 @pytest.mark.parametrize("text", [NET, LOOP], ids=["net", "loop"])
-@pytest.mark.parametrize("options", [{}, {"opt_level": 0}, {"opt_level": 1}, {"target": "reference"}, {"numerics": "strict"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"opt_level": 0}, {"opt_level": 1}, {"target": "reference"}, {"numerics": "strict"}], ids=str
+)
 def test_replaced_and_changed(text: str, options: dict[str, Any]) -> None:
     given = contents(text)
     f = compiled(text, given, **options)
@@ -89,7 +98,11 @@ def test_packed_once_for_all_calls() -> None:
     """Norms and packing are gone from the program; it reads weights as its kernels want them."""
     given = contents(NET)
     f = compiled(NET, given)
-    ops = [line.split("= ")[1].split("(")[0] for line in f.source("graph").splitlines() if "= " in line and "def " not in line and ":" in line]
+    ops = [
+        line.split("= ")[1].split("(")[0]
+        for line in f.source("graph").splitlines()
+        if "= " in line and "def " not in line and ":" in line
+    ]
     assert "batch_norm" not in ops and "transpose" not in ops and ops.count("conv") == 2
     for _ in range(3):
         f(given["x"])
@@ -201,7 +214,7 @@ def test_profile_and_bind() -> None:
     assert f.profile(given["x"], repeats=3)
 
 
-# --- what users give ----------------------------------------------------------------------------------------------------------
+# --- what users give --------------------------------------------------------------------------------------------------
 
 
 def layer(params: Any, x: Any) -> Any:
@@ -234,7 +247,10 @@ def test_captured_arrays() -> None:
 
 def test_a_copy_is_no_parameter() -> None:
     w = np.ones((4, 2), np.float32)
-    with pytest.raises(dnnc.InputError, match=r"parameters: w: it is no argument .* convert it outside by dnnc.array.asarray\(a, copy=False\)"):
+    with pytest.raises(
+        dnnc.InputError,
+        match=r"parameters: w: it is no argument .* convert it outside by dnnc.array.asarray\(a, copy=False\)",
+    ):
         dnnc.compile(lambda x: x @ w, inputs=[dnnc.Spec((5, 4))], parameters={"w": w}, cache=False)
 
 
@@ -300,7 +316,7 @@ def test_under_jit() -> None:
     np.testing.assert_allclose(f(shown, x), np.tanh(x[:, 1:] @ params["w"][1:]), rtol=1e-5, atol=1e-6)
 
 
-# --- on a device --------------------------------------------------------------------------------------------------------------
+# --- on a device ------------------------------------------------------------------------------------------------------
 
 
 RECURRENT = """
@@ -323,7 +339,12 @@ def test_on_a_device(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [v.name for v in g.inputs]
     arrays = [a for n, a in given.items() if n in ("x", "xs")]
     held = {n: a for n, a in given.items() if n not in ("x", "xs")}
-    f: Any = compile_graph(g, (names, [f"y{k}" for k in range(len(g.outputs))]), make_options({"cache": False, "target": "cuda"}), parameters=held)
+    f: Any = compile_graph(
+        g,
+        (names, [f"y{k}" for k in range(len(g.outputs))]),
+        make_options({"cache": False, "target": "cuda"}),
+        parameters=held,
+    )
     (native,) = f.programs
 
     def check(now: dict[str, Array]) -> None:
@@ -340,7 +361,9 @@ def test_on_a_device(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     f.refit()
     check(other)
     assert f.programs == [native]
-    assert np.allclose(run(f.frozen(), arrays)[0], run(parse(text), [other.get(n, given[n]) for n in names])[0], atol=1e-5)
+    assert np.allclose(
+        run(f.frozen(), arrays)[0], run(parse(text), [other.get(n, given[n]) for n in names])[0], atol=1e-5
+    )
 
 
 def test_captured_under_jit() -> None:

@@ -50,14 +50,25 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
 
 def net(target: str = "llvm", **options: Any) -> Any:
-    return dnnc.compile(parse("def g(x: f32[N, 4], *, w: f32[4, 5]):\n    return relu(matmul(x, w)), exp(x)\n", {"w": W}), target=target, **options)
+    return dnnc.compile(
+        parse("def g(x: f32[N, 4], *, w: f32[4, 5]):\n    return relu(matmul(x, w)), exp(x)\n", {"w": W}),
+        target=target,
+        **options,
+    )
 
 
 def late() -> Any:
     nodes = [helper.make_node("SequenceAt", ["xs", "k"], ["y"])]
     xs = helper.make_tensor_sequence_value_info("xs", TensorProto.FLOAT, None)
-    k, y = helper.make_tensor_value_info("k", TensorProto.INT64, ()), helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    return dnnc.compile(helper.make_model(helper.make_graph(nodes, "g", [xs, k], [y]), opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    k, y = (
+        helper.make_tensor_value_info("k", TensorProto.INT64, ()),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, None),
+    )
+    return dnnc.compile(
+        helper.make_model(
+            helper.make_graph(nodes, "g", [xs, k], [y]), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+        )
+    )
 
 
 KINDS: dict[str, tuple[type, Callable[[], Any], tuple[Any, ...]]] = {
@@ -133,7 +144,11 @@ def test_jitted_functions_go_by_name() -> None:
     for f in (doubled, tripled):
         g = pickle.loads(pickle.dumps(f))
         same(g(X), f(X))
-    assert pickle.loads(pickle.dumps(doubled)) is doubled and copy.deepcopy(doubled) is doubled and copy.copy(tripled) is tripled
+    assert (
+        pickle.loads(pickle.dumps(doubled)) is doubled
+        and copy.deepcopy(doubled) is doubled
+        and copy.copy(tripled) is tripled
+    )
 
     @dnnc.jit
     def inner(x: Any) -> Any:

@@ -1,4 +1,6 @@
-"""Half types end to end: models that have them, `precision=` on those that have not, what is stored, and how results are judged."""
+"""Half types end to end: models that have them, `precision=` on those that have not, what is stored, and how results
+are judged.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def test_a_float32_model_in_half(name: str, to: str) -> None:
     assert first_difference(g, inputs, got, to) is None
     for a, b in zip(got, want):
         error = np.abs(a - b).max()
-        assert a.dtype == np.float32 and EPS[str(HALVES[to])] / 64 * np.abs(b).max() < error <= reduced(HALVES[to].name, depth(g), b)
+        assert a.dtype == np.float32 and EPS[str(HALVES[to])] / 64 * np.abs(b).max() < error <= reduced(
+            HALVES[to].name, depth(g), b
+        )
     small, large = (x.report.programs[-1].memory for x in (f, full))
     assert small.constants < 0.56 * large.constants and small.arena < large.arena
 
@@ -84,7 +88,9 @@ def test_models_that_are_half(name: str, t: str, asked: str | None) -> None:
 @pytest.mark.parametrize("t", ["f16", "bf16"])
 def test_sums_are_float32(t: str) -> None:
     """Sums of 4096 ones: in f16 they would end at 2048, in bf16 at 256."""
-    text = f"def g(x: {t}[3, 4096], *, w: {t}[4096, 32]):\n    return matmul(x, w), reduce_sum(x, axes=(1,)), softmax(x)"
+    text = (
+        f"def g(x: {t}[3, 4096], *, w: {t}[4096, 32]):\n    return matmul(x, w), reduce_sum(x, axes=(1,)), softmax(x)"
+    )
     g = parse(text, {"w": np.ones((4096, 32), dtype(t).numpy)})
     y, s, p = dnnc.compile(g, cache=False)(np.ones((3, 4096), dtype(t).numpy))
     assert (y == 4096).all() and (s == 4096).all() and (p == 1 / 4096).all()
@@ -100,7 +106,9 @@ def test_what_is_broadcast_is_widened_ahead(t: str) -> None:
     }
     for e, (x, w) in shapes.items():
         g = in_type(f"def g(x: f32[{x}], *, w: f32[{w}]):\n    return {e}", t)
-        (text,) = (s.text for s in dnnc.compile(g, cache=False).programs[0].program.steps if s.group.kind == "contraction")
+        (text,) = (
+            s.text for s in dnnc.compile(g, cache=False).programs[0].program.steps if s.group.kind == "contraction"
+        )
         inner = [line for line in text.splitlines() if "= fma(" in line]
         assert inner and all("fma(x0_" in line and line.count("cast_f32") == 1 for line in inner), text
 
@@ -115,20 +123,26 @@ def test_reference_target_stores_as_asked() -> None:
 
 
 def test_what_leaves_the_range_of_f16_is_infinite() -> None:
-    g = parse("def g(x: f32[4], *, w: f32[4]):\n    a = mul(x, w)\n    return relu(a), a", {"w": np.full(4, 300.0, np.float32)})
+    g = parse(
+        "def g(x: f32[4], *, w: f32[4]):\n    a = mul(x, w)\n    return relu(a), a",
+        {"w": np.full(4, 300.0, np.float32)},
+    )
     x = np.array([1.0, 300.0, -300.0, 0.0], np.float32)
     assert dnnc.compile(g, cache=False, precision="float16")(x)[1].tolist() == [300.0, np.inf, -np.inf, 0.0]
     assert dnnc.compile(g, cache=False, precision="bfloat16")(x)[1].tolist() == [300.0, 90112.0, -90112.0, 0.0]
 
 
 def test_the_report_names_constants_that_stay_float32() -> None:
-    g = parse("def g(x: f32[4], *, big: f32[4]):\n    return softmax(add(x, big))", {"big": np.array([0, -1e9, 0, 0], np.float32)})
+    g = parse(
+        "def g(x: f32[4], *, big: f32[4]):\n    return softmax(add(x, big))",
+        {"big": np.array([0, -1e9, 0, 0], np.float32)},
+    )
     report = dnnc.compile(g, cache=False, precision="float16").report
     (note,) = (n for r in report.programs[-1].passes for n in r.notes)
     assert note.startswith("big overflows f16: add ") and note in report.to_json()
 
 
-# --- judging ------------------------------------------------------------------------------------------------------------------
+# --- judging ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("to", HALVES)
@@ -154,7 +168,9 @@ def test_judged_by_the_type_that_values_are_stored_in() -> None:
     off = (want + 4 * EPS["f16"] * np.abs(want).max()).astype(np.float32)
     assert first_difference(g, inputs, [off]) is not None
     assert first_difference(g, inputs, [off], "float32") is not None
-    assert first_difference(g, inputs, [off], "bfloat16") is None and first_difference(g, inputs, [off], "float16") is None
+    assert (
+        first_difference(g, inputs, [off], "bfloat16") is None and first_difference(g, inputs, [off], "float16") is None
+    )
     worse = (want + 0.5 * np.abs(want).max()).astype(np.float32)
     assert all(first_difference(g, inputs, [worse], to) is not None for to in HALVES)
     with pytest.raises(dnnc.AccuracyError):
@@ -164,8 +180,13 @@ def test_judged_by_the_type_that_values_are_stored_in() -> None:
 def test_stored_type_and_depth() -> None:
     g = in_type(NETS["attention"], "f32")
     assert stored_type(g, None) is None and stored_type(g, "tf32") is None and stored_type(g, "bfloat16") is bf16
-    assert stored_type(in_type(NETS["attention"], "f16"), None) is f16 and stored_type(as_stored(g, "float16"), None) is f16
-    assert depth(g) == 13  # norm, 2 products, mask, softmax, 2 products, sum, norm, product, gelu, product, sum; what moves does not count
+    assert (
+        stored_type(in_type(NETS["attention"], "f16"), None) is f16
+        and stored_type(as_stored(g, "float16"), None) is f16
+    )
+    assert (
+        depth(g) == 13
+    )  # norm, 2 products, mask, softmax, 2 products, sum, norm, product, gelu, product, sum; what moves does not count
 
 
 def test_bounds() -> None:
@@ -181,7 +202,9 @@ def test_bounds() -> None:
 def test_random_graphs(part: int, tmp_path: Any) -> None:
     for seed in range(part, 90, 9):
         g, arrays = random_graph(seed, 12)
-        both = [to for k, to in enumerate(("float16", "bfloat16", "float32")) if k != seed // 3 % 3]  # each with 60 graphs, 20 as they are
+        both = [
+            to for k, to in enumerate(("float16", "bfloat16", "float32")) if k != seed // 3 % 3
+        ]  # each with 60 graphs, 20 as they are
         for to in both:
             message = check(g, arrays, {"precision": to, "opt_level": 3 if seed % 3 else 0, "threads": 2}, tmp_path)
             assert message is None, f"seed {seed}, {to}: {message}\n{g}"

@@ -81,7 +81,15 @@ def test_every_stage_is_in_the_table() -> None:
     (p,) = report.programs
     assert set(p.seconds) == {"passes", "compile", "check", "link", "check model"}
     rows = str(report).rpartition("\ntime\n")[2].split("\n")[1:]
-    assert [r.split("  ")[1] for r in rows] == ["import", "passes", "compile", "check", "link", "check model", "together"]
+    assert [r.split("  ")[1] for r in rows] == [
+        "import",
+        "passes",
+        "compile",
+        "check",
+        "link",
+        "check model",
+        "together",
+    ]
 
 
 def test_notes_of_passes_are_shown_and_many_are_cut(net: Any) -> None:
@@ -89,7 +97,11 @@ def test_notes_of_passes_are_shown_and_many_are_cut(net: Any) -> None:
     (p,) = net.report.programs
     noting = dataclasses.replace(p.passes[0], notes=tuple(f"remark {k}" for k in range(12)))
     text = plain_text(program_tables(dataclasses.replace(p, passes=(noting,))))
-    assert "noted by passes\n  fold  remark 0\n" in text and "remark 9\n        and 2 more\n" in text and "remark 10" not in text
+    assert (
+        "noted by passes\n  fold  remark 0\n" in text
+        and "remark 9\n        and 2 more\n" in text
+        and "remark 10" not in text
+    )
 
 
 def test_nothing_runs_on_the_host(net: Any) -> None:
@@ -109,7 +121,9 @@ def test_json_holds_everything(net: Any) -> None:
     data = json.loads(net.report.to_json())
     assert data["inputs"] == [{"name": "x", "dtype": "float32", "shape": [4, 32]}]
     (p,) = data["programs"]
-    assert p["kernels"][0]["count"] == 2 and p["memory"]["constants"] == 8192 and p["calls"] == 2 and p["from_cache"] == 0
+    assert (
+        p["kernels"][0]["count"] == 2 and p["memory"]["constants"] == 8192 and p["calls"] == 2 and p["from_cache"] == 0
+    )
     assert {"name", "seconds", "nodes_before", "nodes_after", "changed", "notes"} == set(p["passes"][0])
     assert data["fallbacks"] == [] and data["target"] == "llvm" and data["threads"] == 1
 
@@ -148,7 +162,7 @@ def test_report_of_the_reference_target() -> None:
     assert r.programs == () and r.fallbacks == [] and str(r).startswith("net: reference")
 
 
-# --- sources ------------------------------------------------------------------------------------------------------------------
+# --- sources ----------------------------------------------------------------------------------------------------------
 
 
 def test_graph_source_is_the_graph_after_the_passes(net: Any) -> None:
@@ -194,7 +208,7 @@ def test_unknown_sources_are_refused(net: Any, arguments: tuple[str, ...], messa
         net.source(*arguments)
 
 
-# --- parts --------------------------------------------------------------------------------------------------------------------
+# --- parts ------------------------------------------------------------------------------------------------------------
 
 
 def test_units() -> None:
@@ -207,14 +221,26 @@ def test_units() -> None:
 def test_plain_tables_are_aligned() -> None:
     t = Table("title", ("a", "number"), (("x", "1"), ("longer", "22")), frozenset(("number",)))
     assert plain_text([t]) == "title\n  a       number\n  x            1\n  longer      22"
-    assert plain_text([Table("note", (), (("one",),)), Table("keys", ("", ""), (("a", "b"),))]) == "note\n  one\n\nkeys\n  a  b"
+    assert (
+        plain_text([Table("note", (), (("one",),)), Table("keys", ("", ""), (("a", "b"),))])
+        == "note\n  one\n\nkeys\n  a  b"
+    )
 
 
 def test_many_kernels_are_shortened_in_text_but_not_in_json() -> None:
     from dnnc.report import MemoryReport, ProgramReport
 
     kernels = tuple(KernelReport(f"k{n}", f"k_{n}", 1, "map()", True, n, 0, (f"node{n}",)) for n in range(30))
-    p = ProgramReport({}, False, (), kernels, MemoryReport(128, 64, 0), 30, ("TopK at a", "TopK at a", "NonZero at b"), {"passes": 1.0})
+    p = ProgramReport(
+        {},
+        False,
+        (),
+        kernels,
+        MemoryReport(128, 64, 0),
+        30,
+        ("TopK at a", "TopK at a", "NonZero at b"),
+        {"passes": 1.0},
+    )
     r = Report("big", "llvm", 2, (), (), 0.5, (p,))
     text = str(r)
     assert "and 10 smaller" in text and "k29" in text and "k0 " not in text

@@ -12,7 +12,11 @@ import dnnc
 from dnnc.ir.graph.text import parse
 
 MODEL = Path(__file__).parents[2] / "examples" / "digits.onnx"
-WIDE = "def wide(" + ", ".join(f"a_name_that_is_long_{k}: f32[3]" for k in range(40)) + "):\n    y = exp(a_name_that_is_long_0)\n    return y\n"
+WIDE = (
+    "def wide("
+    + ", ".join(f"a_name_that_is_long_{k}: f32[3]" for k in range(40))
+    + "):\n    y = exp(a_name_that_is_long_0)\n    return y\n"
+)
 
 
 @dnnc.jit

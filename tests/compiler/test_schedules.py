@@ -1,4 +1,6 @@
-"""Schedules are looked up where they are known: the same code comes out, nothing is scheduled twice, and whatever decides a schedule is asked."""
+"""Schedules are looked up where they are known: the same code comes out, nothing is scheduled twice, and whatever
+decides a schedule is asked.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,17 @@ def program(target: str, cache: Path | None, text: str = NET, **more: Any) -> Pr
 def told(p: Program) -> list[Any]:
     """All that a step says without its kernel."""
     return [
-        (s.text, s.choice, s.parallel, s.scheduled.statements, s.nest.name, s.refusal, [v.name for v in s.params], str(s.flops)) for s in p.kernels
+        (
+            s.text,
+            s.choice,
+            s.parallel,
+            s.scheduled.statements,
+            s.nest.name,
+            s.refusal,
+            [v.name for v in s.params],
+            str(s.flops),
+        )
+        for s in p.kernels
     ]
 
 
@@ -129,7 +141,10 @@ def planned(text: str) -> tuple[Region, MemoryPlan]:
 
 
 @pytest.mark.parametrize("target", [CPU, CUDA])
-@pytest.mark.parametrize("more", [{"numerics": "strict"}, {"numerics": "fast"}, {"opt_level": 1}, {"precision": "tf32"}, {"precision": "float16"}])
+@pytest.mark.parametrize(
+    "more",
+    [{"numerics": "strict"}, {"numerics": "fast"}, {"opt_level": 1}, {"precision": "tf32"}, {"precision": "float16"}],
+)
 def test_other_options_have_their_own_schedules(target: str, more: dict[str, Any], tmp_path: Path) -> None:
     program(target, tmp_path)
     assert told(program(target, tmp_path, **more)) == told(program(target, None, **more))
@@ -143,7 +158,10 @@ def test_other_targets_have_their_own_schedules(tmp_path: Path) -> None:
 def test_other_sources_know_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     whole = __import__("dnnc.passes.planning.program", fromlist=["_scheduled"])._scheduled
-    monkeypatch.setattr("dnnc.passes.planning.program._scheduled", lambda problem, *rest: asked.append(problem.kernel.name) or whole(problem, *rest))
+    monkeypatch.setattr(
+        "dnnc.passes.planning.program._scheduled",
+        lambda problem, *rest: asked.append(problem.kernel.name) or whole(problem, *rest),
+    )
     program(CPU, tmp_path)
     count = len(asked)
     program(CPU, tmp_path)
@@ -201,14 +219,18 @@ def samples(family: str) -> list[Graph]:
         if op.host is None and "host" not in op.traits and "control" not in op.traits:
             for s in op.samples:
                 g = Graph("g")
-                made = Builder(g).op(op.name, *(g.add_input(f"x{k}", t) for k, t in enumerate(s.inputs)), **dict(s.attrs))
+                made = Builder(g).op(
+                    op.name, *(g.add_input(f"x{k}", t) for k, t in enumerate(s.inputs)), **dict(s.attrs)
+                )
                 g.outputs = list(made) if isinstance(made, tuple) else [made]
                 out.append(g)
     return out
 
 
 @pytest.mark.parametrize("target", [CPU, CUDA])
-@pytest.mark.parametrize("family", [f if k % 6 == 2 else pytest.param(f, marks=pytest.mark.slow) for k, f in enumerate(FAMILIES)])
+@pytest.mark.parametrize(
+    "family", [f if k % 6 == 2 else pytest.param(f, marks=pytest.mark.slow) for k, f in enumerate(FAMILIES)]
+)
 def test_a_nest_says_what_its_kernel_does(family: str, target: str) -> None:
     """A step is linked, reported and launched by its nest, so the two must agree in what others see of them."""
     for g in samples(family):

@@ -12,7 +12,9 @@ from support.scoreboard import operators, page
 
 def case(name: str, kind: str, *nodes: str) -> Any:
     made = [onnx.helper.make_node(op, ["x"], ["y"]) for op in nodes]
-    return SimpleNamespace(name=name, kind=kind, model=onnx.helper.make_model(onnx.helper.make_graph(made, "g", [], [])), model_dir=None)
+    return SimpleNamespace(
+        name=name, kind=kind, model=onnx.helper.make_model(onnx.helper.make_graph(made, "g", [], [])), model_dir=None
+    )
 
 
 CASES = [

@@ -1,4 +1,6 @@
-"""Models that need Python between native calls: results, sizes that the data tells, memory that is nobody else's, files, reports."""
+"""Models that need Python between native calls: results, sizes that the data tells, memory that is nobody else's,
+files, reports.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ def check_cut(f: Any, n: int) -> None:
     np.testing.assert_allclose(z, want.sum(0), rtol=1e-6)
 
 
-# --- results ------------------------------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("op,s", HOSTED, ids=lambda c: c.name if isinstance(c, OpDef) else "-".join(map(str, c.inputs)))
@@ -114,7 +116,9 @@ def main(x: f32[N, 4], count: i64):
 
 
 def test_a_size_that_does_not_fit() -> None:
-    f = staged("def main(x: f32[5], c: i64, z: f32[4]):\n    t = truncate(x, c, size=4)\n    y = add(t, z)\n    return y\n")
+    f = staged(
+        "def main(x: f32[5], c: i64, z: f32[4]):\n    t = truncate(x, c, size=4)\n    y = add(t, z)\n    return y\n"
+    )
     assert f(np.ones(5, np.float32), count(4), np.ones(4, np.float32)).tolist() == [2.0] * 4
     with pytest.raises(InputError, match=r"axis 0 of f32\[4\] must be 4, got 3"):
         f(np.ones(5, np.float32), count(3), np.ones(4, np.float32))
@@ -126,7 +130,11 @@ def test_a_segment_that_cannot_serve_all_sizes(monkeypatch: pytest.MonkeyPatch) 
     real = ProgramCache.instance
 
     def refuse(self: ProgramCache, shapes: Any) -> Any:
-        if getattr(self.compiler, "shared", None) is not None and self.compiler.interface.dims and isinstance(self.compiler, CpuCompiler):
+        if (
+            getattr(self.compiler, "shared", None) is not None
+            and self.compiler.interface.dims
+            and isinstance(self.compiler, CpuCompiler)
+        ):
             raise ScheduleError("not for all sizes")
         return real(self, shapes)
 
@@ -157,7 +165,10 @@ def test_targets_and_precisions(target: str, precision: str | None) -> None:
 
 
 def test_half_precision_arrays_reach_the_host_as_they_are() -> None:
-    f = staged("n: dim[0, 4]\ndef main(x: bf16[4], c: i64):\n    y = truncate(x, c, size=n)\n    s = to_string(x)\n    return y, s\n")
+    f = staged(
+        "n: dim[0, 4]\ndef main(x: bf16[4], c: i64):\n    y = truncate(x, c, size=n)\n    s = to_string(x)\n    return "
+        "y, s\n"
+    )
     import ml_dtypes
 
     y, s = f(np.array([0.1, 1, 2, 3], ml_dtypes.bfloat16), count(2))
@@ -173,12 +184,14 @@ def test_a_whole_model_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
         staged(CUT, verify="model")
 
 
-# --- symbolic inputs ----------------------------------------------------------------------------------------------------------
+# --- symbolic inputs --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_dims_of_inputs_have_plans() -> None:
-    f = staged("n: dim[0, N]\ndef main(x: f32[N], c: i64):\n    t = truncate(x, c, size=n)\n    y = exp(t)\n    return y\n")
+    f = staged(
+        "n: dim[0, N]\ndef main(x: f32[N], c: i64):\n    t = truncate(x, c, size=n)\n    y = exp(t)\n    return y\n"
+    )
     assert f.programs == [] and [s.shape for s in f.outputs] == [("n",)]
     with pytest.raises(InputError, match="no program is compiled yet"):
         f.source("graph")
@@ -188,7 +201,10 @@ def test_dims_of_inputs_have_plans() -> None:
 
 
 def test_bounded_dims_have_one_plan() -> None:
-    f = staged("n: dim[0, N]\ndef main(x: f32[N], c: i64):\n    t = truncate(x, c, size=n)\n    y = exp(t)\n    return y\n", dims={"N": (1, 9)})
+    f = staged(
+        "n: dim[0, N]\ndef main(x: f32[N], c: i64):\n    t = truncate(x, c, size=n)\n    y = exp(t)\n    return y\n",
+        dims={"N": (1, 9)},
+    )
     for n in (2, 9, 5):
         assert f(np.zeros(n, np.float32), count(1)).tolist() == [1.0]
     assert len(f.programs) == 1
@@ -204,7 +220,7 @@ def test_empty_inputs_of_an_onnx_model() -> None:
     assert t.shape == y.shape == (0,) and t.dtype == object
 
 
-# --- memory -------------------------------------------------------------------------------------------------------------------
+# --- memory -----------------------------------------------------------------------------------------------------------
 
 
 def test_results_are_nobody_elses() -> None:
@@ -225,7 +241,10 @@ def main(x: f32[4], c: i64, s: str[2], *, k: f32[3] = [1.0, 2.0, 3.0]):
 
 
 def test_a_small_part_does_not_keep_the_whole() -> None:
-    f = staged("n: dim[0, 4096]\ndef main(x: f32[4096], c: i64):\n    u = relu(x)\n    t = truncate(u, c, size=n)\n    return t\n")
+    f = staged(
+        "n: dim[0, 4096]\ndef main(x: f32[4096], c: i64):\n    u = relu(x)\n    t = truncate(u, c, size=n)\n    return "
+        "t\n"
+    )
     x = np.ones(4096, np.float32)
     assert f(x, count(8)).base is None  # 32 bytes that would hold 16 KB
     assert f(x, count(4000)).base is not None  # a view: nothing is copied
@@ -238,7 +257,11 @@ def test_given_buffers() -> None:
     call = f.bind([X, count(3)], [np.zeros_like(y), np.zeros_like(z)])
     assert call() is None
     np.testing.assert_array_equal(f.run({"x": X, "count": count(3)})[0], y)
-    for outputs, message in (([y], "2 outputs, got 1 buffer"), ([y[:2], z], "output y"), ([y, z.astype(np.float64)], "output z")):
+    for outputs, message in (
+        ([y], "2 outputs, got 1 buffer"),
+        ([y[:2], z], "output y"),
+        ([y, z.astype(np.float64)], "output z"),
+    ):
         with pytest.raises(InputError, match=message):
             f.run([X, count(3)], outputs)
     with pytest.raises(InputError, match="input x: bind needs"):
@@ -264,13 +287,19 @@ def test_threads() -> None:
     assert errors == []
 
 
-# --- strings at the boundary --------------------------------------------------------------------------------------------------
+# --- strings at the boundary ------------------------------------------------------------------------------------------
 
 
 def test_strings_as_inputs() -> None:
     f = staged("def main(s: str[2]):\n    t = string_concat(s, s)\n    return t\n")
     want = ["aa", "bb"]
-    for given in (["a", "b"], np.array(["a", "b"]), np.array(["a", "b"], object), np.array([b"a", "b"], object), np.array([b"a", b"b"])):
+    for given in (
+        ["a", "b"],
+        np.array(["a", "b"]),
+        np.array(["a", "b"], object),
+        np.array([b"a", "b"], object),
+        np.array([b"a", b"b"]),
+    ):
         assert f(given).tolist() == want
     with pytest.raises(InputError, match="input s: expected strings, got 7 of type int at position 1"):
         f(np.array(["a", 7], object))
@@ -278,7 +307,7 @@ def test_strings_as_inputs() -> None:
         f(np.zeros(2))
 
 
-# --- reports, texts, files ----------------------------------------------------------------------------------------------------
+# --- reports, texts, files --------------------------------------------------------------------------------------------
 
 
 def test_report_and_sources() -> None:
@@ -305,7 +334,9 @@ def test_profile() -> None:
     p = f.profile(X, count(5), repeats=3)
     assert {(k.name, k.choice == "host") for k in p.kernels} >= {("relu", False), ("truncate", True), ("exp", False)}
     assert p.total > 0 and p.dims == {"n": 5} and 0 < sum(k.share for k in p.kernels)
-    assert f.profile(X, count(0), repeats=2).dims == {"n": 0}  # the second segment computes nothing worth a kernel, or little
+    assert f.profile(X, count(0), repeats=2).dims == {
+        "n": 0
+    }  # the second segment computes nothing worth a kernel, or little
     with pytest.raises(InputError, match="repeats=0"):
         f.profile(X, count(5), repeats=0)
 
@@ -341,8 +372,12 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     assert "truncate(r, count, size=n)" in cli("inspect", "cut.py", "--stage", "graph")
     assert "# step 2: native" in cli("inspect", "cut.py", "--stage", "operator")
-    assert json.loads(cli("compile", "cut.py", "--json", "--cache", "off", "-o", "cut.dnnc"))["fallbacks"] == ["truncate"]
-    out = json.loads(cli("run", "cut.dnnc", "--input", "x=random", "--input", "count=count.npy", "--json", "--cache", "off"))
+    assert json.loads(cli("compile", "cut.py", "--json", "--cache", "off", "-o", "cut.dnnc"))["fallbacks"] == [
+        "truncate"
+    ]
+    out = json.loads(
+        cli("run", "cut.dnnc", "--input", "x=random", "--input", "count=count.npy", "--json", "--cache", "off")
+    )
     assert [o["shape"] for o in out["outputs"]] == [[4, 4], [4]]
 
 

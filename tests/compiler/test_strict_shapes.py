@@ -1,4 +1,6 @@
-"""Shapes that used to leave the limits of the compiler: each compiles strictly, by the first schedule of each kernel, and is right."""
+"""Shapes that used to leave the limits of the compiler: each compiles strictly, by the first schedule of each kernel,
+and is right.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ MOST = 3e6  # products of a case
 
 
 def convolution(seed: int) -> tuple[Graph, list[Array]]:
-    """A convolution with any kernel up to 31, dilation up to 16, padding up to 32, stride up to 5, over one to three axes, and what may follow it."""
+    """A convolution with any kernel up to 31, dilation up to 16, padding up to 32, stride up to 5, over one to three
+    axes, and what may follow it.
+    """
     r = random.Random(seed)
     rank = r.choice((1, 1, 2, 2, 2, 3))
     while True:
@@ -48,7 +52,9 @@ def convolution(seed: int) -> tuple[Graph, list[Array]]:
     g, rng = Graph("g"), np.random.default_rng(seed)
     b = Builder(g)
     x = g.add_input("x", TensorType(f32, (1, channels, *spatial)))
-    filters = rng.standard_normal((outputs, channels // group, *kernel)) / np.sqrt(np.prod(kernel) * channels // group + 1)
+    filters = rng.standard_normal((outputs, channels // group, *kernel)) / np.sqrt(
+        np.prod(kernel) * channels // group + 1
+    )
     y = b.op(
         "conv", x, g.constant(filters.astype(np.float32), "w"),
         strides=tuple(strides), pads=tuple(pads), dilations=tuple(dilations), group=group,
@@ -59,7 +65,9 @@ def convolution(seed: int) -> tuple[Graph, list[Array]]:
 
 
 def rotations(seed: int) -> tuple[Graph, list[Array]]:
-    """Many slices, negations and concatenations in a row, as rotary embeddings have them, with sums and products between."""
+    """Many slices, negations and concatenations in a row, as rotary embeddings have them, with sums and products
+    between.
+    """
     r, g = random.Random(seed), Graph("g")
     b, rank = Builder(g), r.choice((2, 3, 4))
     shape = (*(r.choice((1, 2, 3, 8, 12)) for _ in range(rank - 1)), r.choice((8, 16, 24, 64)))
@@ -108,7 +116,9 @@ def test_on_the_cpu(make: Any, seed: int) -> None:
 def test_for_a_gpu(make: Any, seed: int) -> None:
     """Each kernel has a schedule, CUDA text and a launch."""
     machine = interpreted_machine(arch=("sm_90a", "sm_80", "sm_120")[seed % 3])
-    program = make_program(make(seed)[0], machine, CompileOptions(target=f"cuda -arch={machine.target.arch}", strict_compile=True))
+    program = make_program(
+        make(seed)[0], machine, CompileOptions(target=f"cuda -arch={machine.target.arch}", strict_compile=True)
+    )
     assert program.steps_down == ()
     for s in program.kernels:
         if s.choice.template not in ("cudnn", "cublaslt"):

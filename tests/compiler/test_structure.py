@@ -103,7 +103,10 @@ def test_programs_are_bounded_and_the_last_used_stay() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((np.zeros(3, np.float32), np.zeros(3, np.float32)), r"input xs: expected a list \(seq\(float32\)\), got a ndarray"),
+        (
+            (np.zeros(3, np.float32), np.zeros(3, np.float32)),
+            r"input xs: expected a list \(seq\(float32\)\), got a ndarray",
+        ),
         ((None, np.zeros(3, np.float32)), "input xs: expected a list .* got None"),
         (([np.zeros(3)], np.zeros(3, np.float32)), r"input xs\[0\]: expected float32, got float64"),
         (([None], np.zeros(3, np.float32)), r"input xs\[0\]: expected an array of float32, got None"),
@@ -144,12 +147,14 @@ def test_an_unknown_rank_is_that_of_the_call() -> None:
         [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, None)],
         [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
     )
-    f = dnnc.compile(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), cache=False)
+    f = dnnc.compile(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), cache=False
+    )
     for shape in ((), (3,), (2, 2)):
         assert f(np.ones(shape, np.float32)).shape == shape
 
 
-# --- values to arrays and back --------------------------------------------------------------------------------------------------
+# --- values to arrays and back ----------------------------------------------------------------------------------------
 
 
 def test_maps_are_arrays_with_keys() -> None:
@@ -180,6 +185,11 @@ def test_trees_round_trip() -> None:
 
 def test_strings_of_any_kind_become_text() -> None:
     leaves: dict[str, np.ndarray] = {}
-    flatten([np.array(["a", "bc"]), np.array([b"\xc3\xa9"]), ["x"]], Kind("sequence", element=Kind("tensor", string)), "s", leaves)
+    flatten(
+        [np.array(["a", "bc"]), np.array([b"\xc3\xa9"]), ["x"]],
+        Kind("sequence", element=Kind("tensor", string)),
+        "s",
+        leaves,
+    )
     assert [a.tolist() for a in leaves.values()] == [["a", "bc"], ["\u00e9"], ["x"]]
     assert all(a.dtype == object for a in leaves.values())

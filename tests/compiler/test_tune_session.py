@@ -1,4 +1,6 @@
-"""`dnnc.tune` on real models: with a runner that computes times for what it must promise, and once with the real one."""
+"""`dnnc.tune` on real models: with a runner that computes times for what it must promise, and once with the real
+one.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ OPTIONS: dict[str, Any] = {"threads": 1, "cache": False}
 
 def graph(text: str = TEXT) -> Graph:
     rng = np.random.default_rng(0)
-    return parse(text, {"w": rng.standard_normal((96, 128), np.float32), "v": rng.standard_normal((128, 32), np.float32)})
+    return parse(
+        text, {"w": rng.standard_normal((96, 128), np.float32), "v": rng.standard_normal((128, 32), np.float32)}
+    )
 
 
 def by_text(r: Request) -> float:
@@ -55,7 +59,7 @@ def made() -> Tuned:
     return tuned()
 
 
-# --- what it does -------------------------------------------------------------------------------------------------------------
+# --- what it does -----------------------------------------------------------------------------------------------------
 
 
 def test_compiling_takes_the_winners(made: Tuned) -> None:
@@ -74,7 +78,12 @@ def test_the_log_holds_the_run(tmp_path: Path) -> None:
     (session,) = log.sessions
     assert session.model == "net" and session.budget == 600 and session.seconds == made.result.seconds
     parts = {o.task.key for o in made.result.parts}
-    assert set(session.calls) == set(log.tasks) - parts == set(log.winners()) - parts == {o.task.key for o in made.result.outcomes}
+    assert (
+        set(session.calls)
+        == set(log.tasks) - parts
+        == set(log.winners()) - parts
+        == {o.task.key for o in made.result.outcomes}
+    )
     f = compile(graph(), tune=tmp_path / "l.jsonl", **OPTIONS)
     assert {k.choice for k in f.report.programs[0].kernels} == {str(c) for c in log.winners().values()}
 
@@ -83,13 +92,20 @@ def test_a_log_is_gone_on_with(tmp_path: Path) -> None:
     first = tuned(log=tmp_path / "l.jsonl", trials=12)
     known = {(o.task.key, p.choice) for o in first.result.outcomes for p in o.points}
     second = tuned(log=tmp_path / "l.jsonl", resume=True, trials=12)
-    fresh = {(o.task.key, p.choice) for o in second.result.outcomes for p in o.points if p.why in ("predicted", "unsure", "neighbour of the best")}
+    fresh = {
+        (o.task.key, p.choice)
+        for o in second.result.outcomes
+        for p in o.points
+        if p.why in ("predicted", "unsure", "neighbour of the best")
+    }
     assert len(read(tmp_path / "l.jsonl").sessions) == 2
     assert fresh and not fresh & known
 
 
 def test_tasks_are_those_of_a_compilation_and_each_has_its_calls() -> None:
-    text = TEXT.replace("relu(matmul(x, w))", "relu(matmul(relu(matmul(x, u)), w))").replace("*, w", "*, u: f32[96, 96], w")
+    text = TEXT.replace("relu(matmul(x, w))", "relu(matmul(relu(matmul(x, u)), w))").replace(
+        "*, w", "*, u: f32[96, 96], w"
+    )
     rng = np.random.default_rng(0)
     shapes = {"u": (96, 96), "w": (96, 128), "v": (128, 32)}
     g = parse(text, {n: rng.standard_normal(s, np.float32) for n, s in shapes.items()})
@@ -145,7 +161,9 @@ def test_a_budget_as_an_option_of_compile(monkeypatch: pytest.MonkeyPatch) -> No
     runner, now = FakeRunner(by_text, noise=0.001), itertools.count()
     monkeypatch.setattr("dnnc.tune_session.make_runner", lambda *_: runner)
     # a clock of its own, so that a busy machine makes as many trials as an idle one
-    monkeypatch.setattr("dnnc.tune_session.search", lambda *a: search(*a[:-1], replace(a[-1], clock=lambda: next(now) / 200)))
+    monkeypatch.setattr(
+        "dnnc.tune_session.search", lambda *a: search(*a[:-1], replace(a[-1], clock=lambda: next(now) / 200))
+    )
     told: list[tuple[str, int, int]] = []
     f = compile(graph(), lambda *news: told.append(news), tune=2.5, **OPTIONS)
     notes = [n for p in f.report.programs[0].passes for n in p.notes]
@@ -154,7 +172,7 @@ def test_a_budget_as_an_option_of_compile(monkeypatch: pytest.MonkeyPatch) -> No
     assert runner.closed and any(stage == "tune" for stage, _, _ in told)
 
 
-# --- what it refuses ----------------------------------------------------------------------------------------------------------
+# --- what it refuses --------------------------------------------------------------------------------------------------
 
 OPEN = TEXT.replace("f32[64, 96]", "f32[N, 96]").replace("def net(", "def net(")
 
@@ -183,7 +201,7 @@ def test_open_sizes_are_named() -> None:
     assert tune(g, runner=FakeRunner(by_text), dims={"N": 8}, trials=4, budget=600, **OPTIONS).result.outcomes
 
 
-# --- for real -----------------------------------------------------------------------------------------------------------------
+# --- for real ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -192,13 +210,15 @@ def test_the_process_runner_tunes_a_model(tmp_path: Path) -> None:
     made = tune(graph(), budget=600, trials=40, log=tmp_path / "l.jsonl", threads=1)
     assert all(o.choice is not None for o in made.result.outcomes)
     (fused,) = (f for f in made.result.fusions if f.name == "matmul | relu")
-    assert 0 < fused.apart < 100 * fused.together and fused.taken == ("relu" in {k.name for k in made.compile().report.programs[0].kernels})
+    assert 0 < fused.apart < 100 * fused.together and fused.taken == (
+        "relu" in {k.name for k in made.compile().report.programs[0].kernels}
+    )
     assert all(t.ok for ts in Log.open(tmp_path / "l.jsonl").trials.values() for t in ts)
     x = np.random.default_rng(1).standard_normal((64, 96), np.float32)
     assert np.allclose(made.compile()(x), compile(graph(), threads=1)(x), atol=1e-5)
 
 
-# --- the report ---------------------------------------------------------------------------------------------------------------
+# --- the report -------------------------------------------------------------------------------------------------------
 
 EMPTY = ("meta", "br", "img", "link", "hr", "input")
 
@@ -245,8 +265,12 @@ def test_the_report_is_a_page_of_its_own(made: Tuned, tmp_path: Path) -> None:
     assert parts and made.result.fusions and "fusions" in page.ids
     assert not page.fetched, "the page must hold all that it shows"
     assert len(set(page.ids)) == len(page.ids)
-    assert {f"plot-{n}" for n in ("course", "predictions", *(f"curve-{k}" for k in range(len(tasks) + len(parts))))} <= set(page.ids)
-    assert {x.removeprefix("#") for x in page.links if x.startswith("#")} <= set(page.ids) and len(page.links) == len(tasks)
+    assert {
+        f"plot-{n}" for n in ("course", "predictions", *(f"curve-{k}" for k in range(len(tasks) + len(parts))))
+    } <= set(page.ids)
+    assert {x.removeprefix("#") for x in page.links if x.startswith("#")} <= set(page.ids) and len(page.links) == len(
+        tasks
+    )
     words = " ".join(page.words)
     assert all(f.name in words and f.verdict in words for f in made.result.fusions)
     for o in (*tasks, *parts):

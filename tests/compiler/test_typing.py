@@ -54,12 +54,27 @@ def test_a_file_of_a_user(tmp_path: Path) -> None:
     for layer in ("ir", "passes", "backends", "autotune"):
         (tree / layer).symlink_to(ROOT / layer)
     (tmp_path / "user.py").write_text(USER)
-    command = [sys.executable, "-m", "mypy", "--follow-imports=silent", "--ignore-missing-imports", "--cache-dir", str(tmp_path / "cache"), "user.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--follow-imports=silent",
+        "--ignore-missing-imports",
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        "user.py",
+    ]
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=tmp_path, env={**env, "MYPYPATH": str(tree.parent)}, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**env, "MYPYPATH": str(tree.parent)}, capture_output=True, text=True, timeout=300
+    )
     lines = done.stdout.splitlines()
     wrong = sorted({int(x.split(":")[1]) for x in lines if ": error:" in x})
-    assert wrong == [k for k, line in enumerate(USER.splitlines(), 1) if line.endswith("# error")], done.stdout + done.stderr
+    assert wrong == [k for k, line in enumerate(USER.splitlines(), 1) if line.endswith("# error")], (
+        done.stdout + done.stderr
+    )
     revealed = [x.split('"')[1] for x in lines if "Revealed type" in x]
-    for text, kind in zip(revealed, ("report.Report", "tuple[dnnc.signature.TensorSpec", "Jitted", "Jitted"), strict=True):
+    for text, kind in zip(
+        revealed, ("report.Report", "tuple[dnnc.signature.TensorSpec", "Jitted", "Jitted"), strict=True
+    ):
         assert kind in text, revealed

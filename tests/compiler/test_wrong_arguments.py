@@ -1,4 +1,6 @@
-"""Public functions given arguments of wrong types and values: every failure is a DnncError, never what Python raises inside of dnnc."""
+"""Public functions given arguments of wrong types and values: every failure is a DnncError, never what Python raises
+inside of dnnc.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,53 @@ class Odd:
 
 
 def odd() -> list[Any]:
-    plain = [None, True, 0, -1, 1.5, float("nan"), 1j, 10**30, "", "x", "no/such", b"", b"x", [], [1], [[1], [2, 3]], ["a"], (), (3,), (-1,)]
-    objects = [{}, {"a": 1}, {1: 2}, set(), object(), Odd(), Odd, len, Path("x"), io.BytesIO(b""), Exception("x"), range(3), slice(None), ...]
-    arrays = [np.zeros(3), np.zeros((2, 3), np.float32), np.array(["a"]), np.array([None]), np.float32(1), np.int64(3), np.dtype("f4")]
+    plain = [
+        None,
+        True,
+        0,
+        -1,
+        1.5,
+        float("nan"),
+        1j,
+        10**30,
+        "",
+        "x",
+        "no/such",
+        b"",
+        b"x",
+        [],
+        [1],
+        [[1], [2, 3]],
+        ["a"],
+        (),
+        (3,),
+        (-1,),
+    ]
+    objects = [
+        {},
+        {"a": 1},
+        {1: 2},
+        set(),
+        object(),
+        Odd(),
+        Odd,
+        len,
+        Path("x"),
+        io.BytesIO(b""),
+        Exception("x"),
+        range(3),
+        slice(None),
+        ...,
+    ]
+    arrays = [
+        np.zeros(3),
+        np.zeros((2, 3), np.float32),
+        np.array(["a"]),
+        np.array([None]),
+        np.float32(1),
+        np.int64(3),
+        np.dtype("f4"),
+    ]
     return [*plain, *objects, *arrays, dnnc.Spec((3,)), lambda x: x, xp.asarray([1.0, 2.0])]
 
 
@@ -66,7 +112,9 @@ def attempt(call: Callable[[Any], Any], v: Any) -> str:
 
 def own_signature(e: BaseException) -> bool:
     """Python's own words on a call with too many arguments, or with another keyword."""
-    return isinstance(e, TypeError) and any(w in str(e) for w in ("unexpected keyword", "missing a required argument", "too many positional"))
+    return isinstance(e, TypeError) and any(
+        w in str(e) for w in ("unexpected keyword", "missing a required argument", "too many positional")
+    )
 
 
 def add(a: Any, b: Any) -> Any:
@@ -83,12 +131,27 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "compile(graph), progress": lambda f, v: dnnc.compile(GRAPH, v),
     **{
         f"compile, {o}": lambda f, v, o=o: dnnc.compile(GRAPH, **{o: v})
-        for o in ("target", "precision", "numerics", "dims", "outputs", "donate", "opt_level", "verify", "cache", "threads", "nonsense")
+        for o in (
+            "target",
+            "precision",
+            "numerics",
+            "dims",
+            "outputs",
+            "donate",
+            "opt_level",
+            "verify",
+            "cache",
+            "threads",
+            "nonsense",
+        )
     },
     "options, tune": lambda f, v: dnnc.CompileOptions(tune=v),
     "jit": lambda f, v: dnnc.jit(v)(X),
     "jit(fn)": lambda f, v: dnnc.jit(lambda x: xp.exp(x))(v),
-    **{f"jit, {o}": lambda f, v, o=o: dnnc.jit(add, **{o: v})(X, X) for o in ("static", "dynamic", "donate", "parameters", "programs", "target")},
+    **{
+        f"jit, {o}": lambda f, v, o=o: dnnc.jit(add, **{o: v})(X, X)
+        for o in ("static", "dynamic", "donate", "parameters", "programs", "target")
+    },
     "jit, dynamic axes": lambda f, v: dnnc.jit(add, dynamic={"a": v})(X, X),
     "trace": lambda f, v: dnnc.trace(v, dnnc.Spec((3,))),
     "trace(fn)": lambda f, v: dnnc.trace(lambda x: xp.exp(x), v),
@@ -131,7 +194,19 @@ NATIVE: dict[str, Callable[[Any, Any], Any]] = {  # what the interpreter does no
     "prepare shape": lambda f, v: f.prepare([v]),
 }
 TUNE = ("budget", "log", "callbacks", "trials", "only", "runner", "devices", "space", "cost_model", "stopped")
-REFUSED = (True, 0, 1j, "", b"x", [[1], [2, 3]], {1: 2}, object(), Odd, np.array(["a"]), ...)  # nothing of these is a value of any
+REFUSED = (
+    True,
+    0,
+    1j,
+    "",
+    b"x",
+    [[1], [2, 3]],
+    {1: 2},
+    object(),
+    Odd,
+    np.array(["a"]),
+    ...,
+)  # nothing of these is a value of any
 
 
 @pytest.mark.slow
@@ -184,7 +259,9 @@ def test_what_was_reported_first() -> None:
         f.run(X, out)
         np.testing.assert_array_equal(out, f(X))
         g = dnnc.compile(add, inputs=SPECS, target=target)
-        with pytest.raises(dnnc.InputError, match="expected a list of arrays in the order of a, b, or a dict by name, got a"):
+        with pytest.raises(
+            dnnc.InputError, match="expected a list of arrays in the order of a, b, or a dict by name, got a"
+        ):
             g.run(X)
     with pytest.raises(TypeError, match="unexpected keyword"):
         xp.sum(xp.asarray([1.0]), axes=1)

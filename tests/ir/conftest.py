@@ -78,7 +78,16 @@ def _clip_numpy(x: Any, lo: Any = None, hi: Any = None) -> Any:
     return np.clip(x, lo, hi)
 
 
-def _note(x: TensorType, *, text: str = "", dims: Any = (), scale: float = 1.0, to: Any = None, layout: Any = None, flag: bool = False) -> TensorType:
+def _note(
+    x: TensorType,
+    *,
+    text: str = "",
+    dims: Any = (),
+    scale: float = 1.0,
+    to: Any = None,
+    layout: Any = None,
+    flag: bool = False,
+) -> TensorType:
     return x
 
 
@@ -98,7 +107,13 @@ def _make() -> dict[str, OpDef]:
         OpDef("repeat", _repeat, host=_repeat_numpy),
         OpDef("clip", _clip, compute=_no_expression, reference=_clip_numpy),
         OpDef("note", _note, compute=_no_expression, reference=lambda x, **attrs: x),
-        OpDef("bits", _bits, compute=_no_expression, reference=lambda x: x.view(f"i{x.dtype.itemsize}"), traits=frozenset({"bits"})),
+        OpDef(
+            "bits",
+            _bits,
+            compute=_no_expression,
+            reference=lambda x: x.view(f"i{x.dtype.itemsize}"),
+            traits=frozenset({"bits"}),
+        ),
         OpDef(
             "matmul",
             _matmul,

@@ -60,7 +60,9 @@ def test_steps_at_which_bytes_are_a_slots_own() -> None:
 
 
 def test_a_plan_for_a_call_looks_at_a_bounded_number_of_pairs() -> None:
-    """Many slots alive together, in an order that leaves holes: a call settles for fewer tries than a compilation makes."""
+    """Many slots alive together, in an order that leaves holes: a call settles for fewer tries than a compilation
+    makes.
+    """
     rng = np.random.default_rng(1)
     firsts = rng.integers(0, 300, 400)
     lives = tuple((int(a), int(a + b)) for a, b in zip(firsts, rng.integers(1, 40, 400)))
@@ -73,5 +75,9 @@ def test_a_plan_for_a_call_looks_at_a_bounded_number_of_pairs() -> None:
     offsets, total = arena.offsets({N: 3})
     assert 1 <= len(orders) * places.cost <= WORK + 2 * places.cost
     spans = [(at, at + 192 * n, *life) for at, n, life in zip(offsets, factors, lives)]
-    assert all(hi <= a or b <= lo or last < f or z < first for k, (lo, hi, first, last) in enumerate(spans) for a, b, f, z in spans[:k])
+    assert all(
+        hi <= a or b <= lo or last < f or z < first
+        for k, (lo, hi, first, last) in enumerate(spans)
+        for a, b, f, z in spans[:k]
+    )
     assert max(hi for _, hi, _, _ in spans) <= total

@@ -1,4 +1,6 @@
-"""The index simplifier: random expressions against brute force over all values, expected normal forms, and soundness of proofs."""
+"""The index simplifier: random expressions against brute force over all values, expected normal forms, and soundness of
+proofs.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +80,10 @@ def _number(n: int) -> Pair:
 
 
 _MEANING: dict[str, Callable[[int, int], int]] = {
-    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "//": lambda a, b: a // b, "%": lambda a, b: a % b,
-    "min": min, "max": max, "<": lambda a, b: int(a < b), "<=": lambda a, b: int(a <= b), "==": lambda a, b: int(a == b),
+    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "//": lambda a, b: a // b, "%": lambda a,
+    b: a % b,
+    "min": min, "max": max, "<": lambda a, b: int(a < b), "<=": lambda a, b: int(a <= b), "==": lambda a,
+    b: int(a == b),
     "!=": lambda a, b: int(a != b),
 }  # fmt: skip
 
@@ -113,7 +117,9 @@ def _grow(inner: st.SearchStrategy[Pair]) -> st.SearchStrategy[Pair]:
 
 
 expressions = st.recursive(leaves, _grow, max_leaves=6).filter(lambda p: len(p.used) <= 4)
-conditions = st.builds(_apply, st.sampled_from(("<", "<=", "==", "!=")), expressions, expressions).filter(lambda p: len(p.used) <= 4)
+conditions = st.builds(_apply, st.sampled_from(("<", "<=", "==", "!=")), expressions, expressions).filter(
+    lambda p: len(p.used) <= 4
+)
 
 
 def _run(e: Expr, env: dict[Var, int]) -> int:
@@ -184,7 +190,9 @@ def test_quotients_of_a_window_are_shown_to_be_inside() -> None:
 def test_the_group_of_a_masked_lane_is_shown_to_be_inside() -> None:
     """Lane l of block b of 8 channels in groups of 4, r within the group: the lanes past the 8 are masked."""
     lane, b, r = var("l", lo=0, hi=15), var("b", lo=0, hi=0), var("r", lo=0, hi=3)
-    assert nonneg(7 - (lane // 4 * 4 + r + 16 * b), (lane < 8 - 16 * b,)) and not nonneg(6 - (lane // 4 * 4 + r + 16 * b), (lane < 8 - 16 * b,))
+    assert nonneg(7 - (lane // 4 * 4 + r + 16 * b), (lane < 8 - 16 * b,)) and not nonneg(
+        6 - (lane // 4 * 4 + r + 16 * b), (lane < 8 - 16 * b,)
+    )
 
 
 @given(expressions, st.sampled_from(VARS), st.integers(-3, 12))
@@ -253,7 +261,10 @@ def test_normal_forms(expr: Expr, text: str) -> None:
     assert repr(expr) == text
 
 
-@pytest.mark.parametrize("divisor", [lambda b, s, z: 64 * b * s, lambda b, s, z: 6 * b, lambda b, s, z: 4 * b * s + 4 * b, lambda b, s, z: 3 * s + b])
+@pytest.mark.parametrize(
+    "divisor",
+    [lambda b, s, z: 64 * b * s, lambda b, s, z: 6 * b, lambda b, s, z: 4 * b * s + 4 * b, lambda b, s, z: 3 * s + b],
+)
 def test_divisors_with_coefficients_by_brute_force(divisor: Callable[[Any, Any, Any], Any]) -> None:
     """Sums of multiples of such a divisor's terms, and of others, divided by it, for all sizes."""
     sizes = dim("B", 1, 3), dim("S", 1, 4), dim("Z", 1, 3)
@@ -310,7 +321,7 @@ def test_interning_is_safe_across_threads() -> None:
     assert all(x is y for other in made[1:] for x, y in zip(made[0], other, strict=True))
 
 
-# --- the order of terms -------------------------------------------------------------------------------------------------------
+# --- the order of terms -----------------------------------------------------------------------------------------------
 
 FED_BACK = """
 from dnnc.ir.expr import maximum, sort_key, var
@@ -325,7 +336,11 @@ print(sort_key(e))
 def test_sort_keys_are_bounded_and_the_same_in_every_process() -> None:
     keys = {
         subprocess.run(
-            [sys.executable, "-c", FED_BACK], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": seed}
+            [sys.executable, "-c", FED_BACK],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
         ).stdout
         for seed in ("1", "2")
     }

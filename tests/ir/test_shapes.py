@@ -38,7 +38,9 @@ def test_broadcast_of_symbolic_dims() -> None:
     assert broadcast_shapes((N, 1), (1, M), (N, M)) == (N, M)
     assert broadcast_shapes((2 * N + 1,), (1 + N + N,)) == (2 * N + 1,)
     assert broadcast_shapes() == () and broadcast_shapes((), (N,)) == (N,)
-    with pytest.raises(ShapeError, match=r"shapes \[N, 3\] and \[M, 3\] do not broadcast: N against M; they are not known to be equal"):
+    with pytest.raises(
+        ShapeError, match=r"shapes \[N, 3\] and \[M, 3\] do not broadcast: N against M; they are not known to be equal"
+    ):
         broadcast_shapes((N, 3), (M, 3))
     with pytest.raises(ShapeError, match=r"8 against N"):
         broadcast_shapes((8,), (N,))
@@ -56,7 +58,7 @@ def test_axes() -> None:
         normalize_axes((1, -1), 2)
 
 
-# --- binding ------------------------------------------------------------------------------------------------------------------
+# --- binding ----------------------------------------------------------------------------------------------------------
 
 
 def _graph(*shapes: tuple[object, ...]) -> Graph:
@@ -94,12 +96,14 @@ INNER = var("L", lo=0, hi=4 * N)
         ([(N,), (INNER,)], [(2,), (9,)], r"dim L of f32\[L\] must be at least 0, at most 8; got 9"),
     ],
 )
-def test_shapes_that_do_not_fit(given_shapes: list[tuple[object, ...]], sizes: list[tuple[int, ...]], message: str) -> None:
+def test_shapes_that_do_not_fit(
+    given_shapes: list[tuple[object, ...]], sizes: list[tuple[int, ...]], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         bind_dims(_graph(*given_shapes), sizes)
 
 
-# --- specialising -------------------------------------------------------------------------------------------------------------
+# --- specialising -----------------------------------------------------------------------------------------------------
 
 TEXT = """\
 N: dim[1, 64, 8]
@@ -135,7 +139,9 @@ def test_specialise_refuses(ops: Ops) -> None:
     g = parse(TEXT.replace(' = const("sha256:KEY")', " = [0, 1, 2, 3, 4, 5, 6, 7, 8]"), ops=ops)
     with pytest.raises(InputError, match="graph f has no symbolic dim 'Q'; it has N, K, M"):
         specialise(g, {"Q": 1})
-    with pytest.raises(InputError, match=r"dim N of f32\[N, M\] must be at least 1, at most 64, divisible by 8; got 12"):
+    with pytest.raises(
+        InputError, match=r"dim N of f32\[N, M\] must be at least 1, at most 64, divisible by 8; got 12"
+    ):
         specialise(g, {"N": 12})
     with pytest.raises(InputError, match="at most 16; got 17"):
         specialise(g, {"N": 8, "K": 17})

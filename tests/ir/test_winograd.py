@@ -18,9 +18,19 @@ RNG = np.random.default_rng(0)
 # B^T and A^T of F(2, 3) and F(4, 3), as Lavin and Gray give them
 INTO = {
     2: [[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]],
-    4: [[4, 0, -5, 0, 1, 0], [0, -4, -4, 1, 1, 0], [0, 4, -4, -1, 1, 0], [0, -2, -1, 2, 1, 0], [0, 2, -1, -2, 1, 0], [0, 4, 0, -5, 0, 1]],
+    4: [
+        [4, 0, -5, 0, 1, 0],
+        [0, -4, -4, 1, 1, 0],
+        [0, 4, -4, -1, 1, 0],
+        [0, -2, -1, 2, 1, 0],
+        [0, 2, -1, -2, 1, 0],
+        [0, 4, 0, -5, 0, 1],
+    ],
 }
-BACK = {2: [[1, 1, 1, 0], [0, 1, -1, -1]], 4: [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]]}
+BACK = {
+    2: [[1, 1, 1, 0], [0, 1, -1, -1]],
+    4: [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]],
+}
 
 
 @pytest.mark.parametrize("tile", winograd.TILES)
@@ -61,4 +71,6 @@ def test_packed_weights_lie_as_the_layout_says(tile: int) -> None:
     assert packed.shape == t.physical and packed.dtype == np.float32
     for o, c, p, q in ((0, 0, 0, 0), (19, 39, 1, n - 1), (16, 17, n - 1, 2)):
         assert packed[p, q, o // 16, c // 16, c % 16, o % 16] == u[o, c, p, q]
-    assert not packed[:, :, 1, :, :, 4:].any() and not packed[:, :, :, 2, 8:].any()  # what pads 20 and 40 to whole blocks
+    assert (
+        not packed[:, :, 1, :, :, 4:].any() and not packed[:, :, :, 2, 8:].any()
+    )  # what pads 20 and 40 to whole blocks

@@ -1,4 +1,6 @@
-"""Loops and branches, native, against the interpreter: every level, one and two threads, several numbers of iterations; saved and profiled."""
+"""Loops and branches, native, against the interpreter: every level, one and two threads, several numbers of iterations;
+saved and profiled.
+"""
 
 from __future__ import annotations
 
@@ -145,14 +147,20 @@ def test_saved_and_profiled(tmp_path: Any) -> None:
     f = dnnc.compile(g, cache=tmp_path)
     f.save(tmp_path / "m.dnnc")
     f.save(tmp_path / "s.dnnc", small=True)
-    for h in (dnnc.load(tmp_path / "m.dnnc"), dnnc.load(tmp_path / "s.dnnc"), dnnc.load(tmp_path / "m.dnnc", code=False, cache=tmp_path)):
+    for h in (
+        dnnc.load(tmp_path / "m.dnnc"),
+        dnnc.load(tmp_path / "s.dnnc"),
+        dnnc.load(tmp_path / "m.dnnc", code=False, cache=tmp_path),
+    ):
         check(h, g, 4)
         assert "loop" in str(h.profile(*inputs_of(g, 4), repeats=3))
         assert h.source("llvm").count("define void @control_1(") == 2 and "control_1_body" in h.source("asm")
 
 
 def test_a_body_reads_the_memory_of_its_own_iteration_only() -> None:
-    """Memory that a body uses for itself may be that of values which are dead by then: others must have done with it."""
+    """Memory that a body uses for itself may be that of values which are dead by then: others must have done with
+    it.
+    """
     text = """
 def main(n: i64, x: f32[64, 64]):
     a = softmax(matmul(x, x))
@@ -197,7 +205,12 @@ def main(n: i64, c: bool, x: f32[3]):
 
 
 def test_symbolic_sizes_get_a_program_each() -> None:
-    text = CASES["rows in and out"].replace("[4, 24]", "[N, 24]").replace("[5, 4, 24]", "[T, N, 24]").replace("length=5", "length=T")
+    text = (
+        CASES["rows in and out"]
+        .replace("[4, 24]", "[N, 24]")
+        .replace("[5, 4, 24]", "[T, N, 24]")
+        .replace("length=5", "length=T")
+    )
     g = parse("N: dim[1, 9]\nT: dim[1, 9]\n" + text, {"w": np.eye(24, dtype=np.float32)})
     f = dnnc.compile(g, cache=False, dims={"N": (1, 9), "T": (1, 9)})
     rng = np.random.default_rng(0)

@@ -1,4 +1,6 @@
-"""Convolutions and matrix products of many geometries through the whole compiler, layouts included, against the float64 interpreter."""
+"""Convolutions and matrix products of many geometries through the whole compiler, layouts included, against the float64
+interpreter.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from dnnc.tools.sample_graphs import graph_of
 
 
 def convolution(rng: np.random.Generator) -> str:
-    """One to three spatial axes (of one element, too), kernels that differ by axis, uneven pads, strides, dilations, groups, residuals."""
+    """One to three spatial axes (of one element, too), kernels that differ by axis, uneven pads, strides, dilations,
+    groups, residuals.
+    """
     rank = int(rng.choice((1, 2, 2, 2, 3)))
     kind = rng.choice(("dense", "depthwise", "grouped"), p=(0.4, 0.2, 0.4))
     i, o = int(rng.choice((1, 3, 8, 16, 17, 32, 40))), int(rng.choice((1, 2, 3, 5, 8, 16, 17, 32, 40)))
@@ -38,11 +42,22 @@ def convolution(rng: np.random.Generator) -> str:
 
     attrs = f"strides=({dims(*strides)},), pads=({dims(*pads)}), dilations=({dims(*dilations)},), group={group}"
     after = rng.choice(
-        ("v", "relu(v)", "add(relu(v), v)", "concat(v, relu(v), axis=1)", "pad(relu(v), 2.0, pads=P)", "conv(v, k)", "reduce_mean(v, axes=A)")
+        (
+            "v",
+            "relu(v)",
+            "add(relu(v), v)",
+            "concat(v, relu(v), axis=1)",
+            "pad(relu(v), 2.0, pads=P)",
+            "conv(v, k)",
+            "reduce_mean(v, axes=A)",
+        )
     )
-    after = after.replace("P", str((0, 0, *(1,) * rank, 0, 0, *(2,) * rank))).replace("A", str(tuple(range(2, 2 + rank))))
+    after = after.replace("P", str((0, 0, *(1,) * rank, 0, 0, *(2,) * rank))).replace(
+        "A", str(tuple(range(2, 2 + rank)))
+    )
     return (
-        f"def g(x: f32[{dims(n, i, *spatial)}], *, w: f32[{dims(o, i // group, *kernel)}], b: f32[{o}], k: f32[{dims(1 + o % 3, o, *[1] * rank)}]):\n"
+        f"def g(x: f32[{dims(n, i, *spatial)}], *, w: f32[{dims(o, i // group, *kernel)}], b: f32[{o}], k: "
+        f"f32[{dims(1 + o % 3, o, *[1] * rank)}]):\n"
         f"    v = conv(x, w, b, {attrs})\n    return {after}"
     )
 

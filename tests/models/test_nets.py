@@ -1,4 +1,6 @@
-"""Whole networks, small and seeded: every level, one and two threads, several batch sizes, against the float64 interpreter."""
+"""Whole networks, small and seeded: every level, one and two threads, several batch sizes, against the float64
+interpreter.
+"""
 
 from __future__ import annotations
 

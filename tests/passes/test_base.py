@@ -1,4 +1,6 @@
-"""The pass manager: records, verification, dumps, blame; the list of passes as text; the rewrite driver; Python time on large graphs."""
+"""The pass manager: records, verification, dumps, blame; the list of passes as text; the rewrite driver; Python time on
+large graphs.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def test_records_say_what_each_pass_did() -> None:
         ("dce", 2, 2, False),
     ]
     assert all(r.seconds >= 0 for r in manager.records)
-    assert str(manager.records[1]).endswith("3 -> 2 nodes") and str(manager.records[2]).endswith("2 -> 2 nodes, unchanged")
+    assert str(manager.records[1]).endswith("3 -> 2 nodes") and str(manager.records[2]).endswith(
+        "2 -> 2 nodes, unchanged"
+    )
     assert manager.run(g, TABLE, PassContext()) is False and len(manager.records) == 6
     assert set(totals(manager.records)) == {"fold", "cse", "dce"}
 
@@ -87,7 +91,7 @@ def test_passes_from_text() -> None:
         parse_passes("cse,fild", TABLE)
 
 
-# --- nested graphs ------------------------------------------------------------------------------------------------------------
+# --- nested graphs ----------------------------------------------------------------------------------------------------
 
 
 def nested(effect: bool = False) -> Graph:
@@ -126,7 +130,7 @@ def test_an_effect_inside_makes_the_whole_node_impure() -> None:
     assert [is_pure(n) for n in nested(effect=True).nodes()] == [False]
 
 
-# --- the driver ---------------------------------------------------------------------------------------------------------------
+# --- the driver -------------------------------------------------------------------------------------------------------
 
 
 def test_a_cycle_of_rules_is_found() -> None:
@@ -186,7 +190,7 @@ def test_uniform_looks_at_bits() -> None:
     assert bits(np.array([1.0], np.float32))[0] == 0x3F800000
 
 
-# --- speed --------------------------------------------------------------------------------------------------------------------
+# --- speed ------------------------------------------------------------------------------------------------------------
 
 
 def layers(count: int) -> Graph:

@@ -1,4 +1,6 @@
-"""Lowering of stages within stages whose axes have equal names and extents: each loop keeps the variable of its own stage."""
+"""Lowering of stages within stages whose axes have equal names and extents: each loop keeps the variable of its own
+stage.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def test_powers_of_a_matrix(depth: int) -> None:
             t = te.reduce((N, N), (N,), f32, "sum", lambda i, j, r, t=t: t[i, r] * x[r, j])
         return t
 
-    np.testing.assert_allclose(run_lowered(record(compute), X)[0], np.linalg.matrix_power(X, depth + 1), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        run_lowered(record(compute), X)[0], np.linalg.matrix_power(X, depth + 1), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_naive_attention_with_as_many_keys_as_features() -> None:
@@ -116,7 +120,9 @@ def test_a_condition_that_reads_another_reduction() -> None:
 
 
 def stages(rng: random.Random, x: te.Tensor, y: te.Tensor) -> te.Tensor:
-    """A chain of random stages: every axis has N elements, every index is one of the stage's axes, in any order and more than once."""
+    """A chain of random stages: every axis has N elements, every index is one of the stage's axes, in any order and
+    more than once.
+    """
     made = [x, y]
 
     def read(axes: tuple[Var, ...]) -> Expr:
@@ -133,7 +139,11 @@ def stages(rng: random.Random, x: te.Tensor, y: te.Tensor) -> te.Tensor:
             made.append(te.compute(shape, f32, element))
             continue
         where = (lambda *axes: read(axes) < 0.25) if rng.random() < 0.4 else None
-        made.append(te.reduce(shape, (N,) * rng.choice((1, 1, 2)), f32, rng.choice(("sum", "sum", "max", "min")), element, where))
+        made.append(
+            te.reduce(
+                shape, (N,) * rng.choice((1, 1, 2)), f32, rng.choice(("sum", "sum", "max", "min")), element, where
+            )
+        )
     shape = made[-1].shape
     return te.compute([N] * len(shape), f32, lambda *axes: made[-1][axes] + read(axes))
 

@@ -27,7 +27,13 @@ def test_names_are_unique_and_every_pass_says_why() -> None:
 def test_levels() -> None:
     assert LEVELS[3] == PASSES
     assert {p.name for p in PASSES} - {p.name for p in LEVELS[1]} == {"layout"}
-    assert [p.name for p in LEVELS[0]] == ["decompose", "dce", "precision", "wide-sums", "copy-outputs"]  # what every program needs
+    assert [p.name for p in LEVELS[0]] == [
+        "decompose",
+        "dce",
+        "precision",
+        "wide-sums",
+        "copy-outputs",
+    ]  # what every program needs
 
 
 GRAPHS = {

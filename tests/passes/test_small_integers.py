@@ -26,7 +26,9 @@ BODIES = (
 @pytest.mark.parametrize("cpu", ["", " -mcpu=x86-64"])
 @pytest.mark.parametrize("t", ["i4", "u4", "i2", "u2"])
 def test_they_wrap(t: str, cpu: str) -> None:
-    """A fused cast reads what would have been stored. Without the wrap in between, 7 + 7 of four bits would be 14 and not -2."""
+    """A fused cast reads what would have been stored. Without the wrap in between, 7 + 7 of four bits would be 14 and
+    not -2.
+    """
     lo, hi = BY_NAME[t].range
     x = np.random.default_rng(0).integers(lo, hi + 1, (17, 17)).astype(BY_NAME[t].numpy)
     wrapped = 0
@@ -34,6 +36,9 @@ def test_they_wrap(t: str, cpu: str) -> None:
         g = parse(f"def f(x: {t}[17, 17]):\n    v = {body}\n    y = cast(v, to=f32)\n    return y\n")
         want = run(g, [x])[0]
         np.testing.assert_array_equal(compile(g, target=f"llvm{cpu}", cache=False, threads=1)(x), want, body)
-        wide = run(parse(f"def f(x: i64[17, 17]):\n    v = {body}\n    y = cast(v, to=f32)\n    return y\n"), [x.astype(np.int64)])[0]
+        wide = run(
+            parse(f"def f(x: i64[17, 17]):\n    v = {body}\n    y = cast(v, to=f32)\n    return y\n"),
+            [x.astype(np.int64)],
+        )[0]
         wrapped += not np.array_equal(wide, want)
     assert wrapped >= 6

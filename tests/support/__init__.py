@@ -1,1 +1,3 @@
-"""Helpers of the tests: random graphs, fuzzers, mutation, conformance. `PYTHONPATH=tests python -m support.fuzz --help`."""
+"""Helpers of the tests: random graphs, fuzzers, mutation, conformance. `PYTHONPATH=tests python -m support.fuzz
+--help`.
+"""

@@ -25,8 +25,9 @@ TABLES = ("piece", "scale")  # of CPUs with AVX-512
 class Function:
     """A function and what is expected of its expansion.
 
-    The error is at most `ulps` units in the last place in all `regions`, the `special` arguments have the results beside them, and near each of the
-    `edges`, where two pieces of the definition meet, there is no step back of more than the error. `spelled`: the intrinsics of the target.
+    The error is at most `ulps` units in the last place in all `regions`, the `special` arguments have the results
+    beside them, and near each of the `edges`, where two pieces of the definition meet, there is no step back of more
+    than the error. `spelled`: the intrinsics of the target.
     """
 
     name: str
@@ -76,7 +77,9 @@ class Function:
             assert (np.diff(y) >= -2 * np.spacing(np.abs(y[:-1]))).all(), f"{self} falls at {edge}"
 
     def check_vectors_are_scalars(self) -> None:
-        x = np.concatenate([grid(-9, 9, 300), np.array([v for v, _ in self.special], np.float32), np.zeros(16, np.float32)])
+        x = np.concatenate(
+            [grid(-9, 9, 300), np.array([v for v, _ in self.special], np.float32), np.zeros(16, np.float32)]
+        )
         x = x[: x.size // 16 * 16]
         assert np.array_equal(self(x, 1), self(x, 16), equal_nan=True)
 
@@ -91,7 +94,9 @@ CHECKS = [getattr(Function, name) for name in vars(Function) if name.startswith(
 
 def kernel(name: str, n: int, lanes: int = 1) -> Kernel:
     at = f"{lanes}*i:+{lanes}" if lanes > 1 else "i"
-    return parse_kernel(f"def k(x: f32[{n}], y: f32[{n}]):\n    for i in range({n // lanes}):\n        y[{at}] = {name}(x[{at}])\n")
+    return parse_kernel(
+        f"def k(x: f32[{n}], y: f32[{n}]):\n    for i in range({n // lanes}):\n        y[{at}] = {name}(x[{at}])\n"
+    )
 
 
 def apply(name: str, x: Array, lanes: int = 1, spelled: tuple[str, ...] = ()) -> Array:

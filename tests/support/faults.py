@@ -1,7 +1,8 @@
 """Planted faults: `PYTHONPATH=tests python -m support.faults --seeds 50` counts those that the kernel check refuses.
 
-In: kernels of random graphs and of chains that cancel. Each fault changes one place of a kernel; the changed kernel is compiled and checked as a
-new one is. A fault without effect on the results (a maximum of equal operands) cannot be refused, so the share stays below 1.
+In: kernels of random graphs and of chains that cancel. Each fault changes one place of a kernel; the changed kernel is
+compiled and checked as a new one is. A fault without effect on the results (a maximum of equal operands) cannot be
+refused, so the share stays below 1.
 """
 
 from __future__ import annotations
@@ -44,7 +45,13 @@ def _neighbour(e: Any) -> Any:
 
 
 def _missing_term(e: Any) -> Any:
-    binary = isinstance(e, Op) and e.dtype.is_float and len(e.args) == 2 and e.args[0].dtype is e.dtype and e.args[0].lanes == e.lanes
+    binary = (
+        isinstance(e, Op)
+        and e.dtype.is_float
+        and len(e.args) == 2
+        and e.args[0].dtype is e.dtype
+        and e.args[0].lanes == e.lanes
+    )
     return e.args[0] if binary else None
 
 
@@ -123,7 +130,9 @@ def _changed(kernel: Kernel, fault: Change, place: int) -> tuple[Kernel, int]:
 
 
 def verdict(graph: Graph, step: Step, kernel: Kernel, target: CpuTarget) -> str | None:
-    """What the check says of the kernel in place of the step's own, or None where it accepts it. DnncError where it does not compile."""
+    """What the check says of the kernel in place of the step's own, or None where it accepts it. DnncError where it
+    does not compile.
+    """
     changed = replace(step, scheduled=Scheduled.of(kernel, step.choice), make=lambda: kernel)
     loaded = load_objects([compile_text(emit_kernel(kernel, "k_t", target.feature_set), target.cpu, target.features)])
     try:
@@ -133,9 +142,16 @@ def verdict(graph: Graph, step: Step, kernel: Kernel, target: CpuTarget) -> str 
     return None
 
 
-# --- graphs -------------------------------------------------------------------------------------------------------------------
+# --- graphs -----------------------------------------------------------------------------------------------------------
 
-STARTS = ("a", "mul(a, 3.0)", "round(mul(a, 3.5))", "sub(add(a, b), b)", "add(expand(c, shape=(9, 40)), mul(a, 1e-4))", "where(less(a, b), a, mask)")
+STARTS = (
+    "a",
+    "mul(a, 3.0)",
+    "round(mul(a, 3.5))",
+    "sub(add(a, b), b)",
+    "add(expand(c, shape=(9, 40)), mul(a, 1e-4))",
+    "where(less(a, b), a, mask)",
+)
 CHAINS = (
     "relu({})",
     "tanh({})",
@@ -146,14 +162,18 @@ CHAINS = (
     "{}",
 )
 ENDS = (
-    "layer_norm({}, s, t)", "softmax({})", "argmax({}, axis=1)", "argmin({}, axis=1, select_last=True)", "floor(mul({}, 8.0))",
-    "mean_variance_norm({}, axes=(1,))", "cast(round({}), to=i32)", "less({}, b)", "cumsum({}, axis=1)", "reduce_prod({}, axes=(1,))",
+    "layer_norm({}, s, t)", "softmax({})", "argmax({}, axis=1)", "argmin({}, axis=1, select_last=True)",
+    "floor(mul({}, 8.0))",
+    "mean_variance_norm({}, axes=(1,))", "cast(round({}), to=i32)", "less({}, b)", "cumsum({}, axis=1)",
+    "reduce_prod({}, axes=(1,))",
     "div({}, reduce_sum({}, axes=(1,), keepdims=True))", "cast({}, to=f16)", "exp({})", "cast({}, to=bf16)",
 )  # fmt: skip
 
 
 def cancelling(seed: int) -> Graph:
-    """Chains that cancel, tie, overflow or step: norms of nearly equal rows, masks of -FLT_MAX, arg-reductions of rounded values."""
+    """Chains that cancel, tie, overflow or step: norms of nearly equal rows, masks of -FLT_MAX, arg-reductions of
+    rounded values.
+    """
     rng = random.Random(seed)
     value = rng.choice(STARTS)
     for chain in rng.choices(CHAINS, k=2):
@@ -200,13 +220,18 @@ def campaign(graphs: Sequence[Graph], seed: int = 0) -> tuple[Counter[str], Coun
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m support.faults", description="Planted faults in kernels, and how many the check refuses.")
+    p = argparse.ArgumentParser(
+        prog="python -m support.faults", description="Planted faults in kernels, and how many the check refuses."
+    )
     p.add_argument("--seeds", type=int, default=50, help="random graphs, and as many chains that cancel")
     p.add_argument("--seed", type=int, default=0, help="the first one")
     a = p.parse_args(argv)
     seeds = range(a.seed, a.seed + a.seeds)
     status = 0
-    for what, graphs in (("random graphs", [random_graph(s)[0] for s in seeds]), ("chains that cancel", [cancelling(s) for s in seeds])):
+    for what, graphs in (
+        ("random graphs", [random_graph(s)[0] for s in seeds]),
+        ("chains that cancel", [cancelling(s) for s in seeds]),
+    ):
         tried, caught, refused = campaign(graphs, a.seed)
         print(f"{what}: {caught.total()} of {tried.total()} faults refused, {len(refused)} right kernels refused")
         for name in tried:

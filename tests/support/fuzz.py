@@ -1,9 +1,11 @@
-"""Random graphs against the interpreter: `PYTHONPATH=tests python -m support.fuzz --seeds 0:200[:3] [--nodes 12] [--target llvm]`.
+"""Random graphs against the interpreter: `PYTHONPATH=tests python -m support.fuzz --seeds 0:200[:3] [--nodes 12]
+[--target llvm]`.
 
-Every seed is a graph with inputs (random_graphs.py). It is compiled at the highest optimization level for one and for two threads, at each other
-level for one or two, and once in another way that goes with the seed (numerics, an older CPU, the interpreter as target), run, and compared with
-the float64 interpreter. A graph that fails is made small by dropping nodes while it still fails, and printed as text. Seeds run in child
-processes, so a crash costs one seed and is reported like a wrong number.
+Every seed is a graph with inputs (random_graphs.py). It is compiled at the highest optimization level for one and for
+two threads, at each other level for one or two, and once in another way that goes with the seed (numerics, an older
+CPU, the interpreter as target), run, and compared with the float64 interpreter. A graph that fails is made small by
+dropping nodes while it still fails, and printed as text. Seeds run in child processes, so a crash costs one seed and is
+reported like a wrong number.
 """
 
 from __future__ import annotations
@@ -46,8 +48,12 @@ SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-40)  # the denormal last
 PATIENCE = 300.0  # seconds that a seed may take
 
 
-def settings(target: str = "llvm", levels: Sequence[int] = LEVELS, threads: Sequence[int] = (1, 2), seed: int | None = None) -> list[dict[str, Any]]:
-    """The options under which a graph is compiled: all of them, or, with a seed, the ways of that seed, one of OTHER_WAYS among them."""
+def settings(
+    target: str = "llvm", levels: Sequence[int] = LEVELS, threads: Sequence[int] = (1, 2), seed: int | None = None
+) -> list[dict[str, Any]]:
+    """The options under which a graph is compiled: all of them, or, with a seed, the ways of that seed, one of
+    OTHER_WAYS among them.
+    """
     if seed is None:
         return [{"target": target, "opt_level": level, "threads": t} for level in levels for t in threads]
     turns = [(level, threads[(seed // len(OTHER_WAYS) + k) % len(threads)]) for k, level in enumerate(levels[:-1])]
@@ -61,12 +67,16 @@ def check(graph: Graph, inputs: Sequence[Array], options: dict[str, Any], cache:
     from dnnc.driver import compile as compile_model
 
     try:
-        f = compile_model(graph, cache=cache, strict_compile=True, dims={v.name: (v.lo, v.hi) for v in input_dims(graph)}, **options)
+        f = compile_model(
+            graph, cache=cache, strict_compile=True, dims={v.name: (v.lo, v.hi) for v in input_dims(graph)}, **options
+        )
         numerics, level = options.get("numerics", "standard"), options.get("opt_level", 3)
         tiled = numerics != "strict" and level > 1 and options.get("target") != "reference"
         for arrays in [list(inputs), *variations(graph, inputs, numerics != "fast", tiled)]:
             got = f(*arrays)
-            wrong = first_difference(graph, arrays, [got] if len(graph.outputs) == 1 else list(got), options.get("precision"))
+            wrong = first_difference(
+                graph, arrays, [got] if len(graph.outputs) == 1 else list(got), options.get("precision")
+            )
             if wrong is not None:
                 sizes = ", ".join(f"{v.name} {list(a.shape)}" for v, a in zip(graph.inputs, arrays))
                 return f"wrong result: output {graph.outputs[wrong[0]].name}, {wrong[1]}; inputs {sizes}"
@@ -79,12 +89,19 @@ def check(graph: Graph, inputs: Sequence[Array], options: dict[str, Any], cache:
 
 def input_dims(graph: Graph) -> list[Var]:
     """The symbolic dims that the shapes of the inputs tell; others come from the data."""
-    return list(dict.fromkeys(v for x in graph.inputs for d in x.type.shape for v in sorted(free(const(d)), key=lambda v: v.name)))
+    return list(
+        dict.fromkeys(
+            v for x in graph.inputs for d in x.type.shape for v in sorted(free(const(d)), key=lambda v: v.name)
+        )
+    )
 
 
-def variations(graph: Graph, inputs: Sequence[Array], denormals: bool = True, tiled: bool = False) -> Iterator[list[Array]]:
-    """The inputs with special numbers among them (tiny ones where they are not flushed); and at other sizes of a symbolic dim, where the graph
-    means something there. `tiled`: convolutions may be computed by Winograd's algorithm."""
+def variations(
+    graph: Graph, inputs: Sequence[Array], denormals: bool = True, tiled: bool = False
+) -> Iterator[list[Array]]:
+    """The inputs with special numbers among them (tiny ones where they are not flushed); and at other sizes of a
+    symbolic dim, where the graph means something there. `tiled`: convolutions may be computed by Winograd's algorithm.
+    """
     kept = _kept_finite(graph, tiled)
     candidates = [[a if v in kept else _special(a, v.name, denormals) for v, a in zip(graph.inputs, inputs)]]
     for n in input_dims(graph)[:1]:
@@ -98,12 +115,18 @@ def variations(graph: Graph, inputs: Sequence[Array], denormals: bool = True, ti
 
 
 def _kept_finite(graph: Graph, tiled: bool) -> set[Value]:
-    """What flows into weights of convolutions: whether padding is a product with 0 or a shorter sum shows in 0 * inf alone. The transposed
-    one pads its weights, too. And what flows into images whose tiles Winograd's algorithm transforms, where one NaN spreads over its tile, or
-    whose groups of channels share a panel. All that flows into a body in which there are such values."""
+    """What flows into weights of convolutions: whether padding is a product with 0 or a shorter sum shows in 0 * inf
+    alone. The transposed one pads its weights, too. And what flows into images whose tiles Winograd's algorithm
+    transforms, where one NaN spreads over its tile, or whose groups of channels share a panel. All that flows into a
+    body in which there are such values.
+    """
     found: set[Value] = set()
     for n in graph.nodes(reverse=True):
-        within = n.op.name == "conv_transpose" or (tiled and _by_tiles(n)) or any(_kept_finite(body, tiled) for body in n.subgraphs())
+        within = (
+            n.op.name == "conv_transpose"
+            or (tiled and _by_tiles(n))
+            or any(_kept_finite(body, tiled) for body in n.subgraphs())
+        )
         if within or any(v in found for v in n.outputs):
             found.update(v for v in n.inputs if v is not None)
         elif n.op.name == "conv":
@@ -118,7 +141,9 @@ def _by_tiles(n: Node) -> bool:
 
 
 def _special(a: Array, name: str, denormals: bool) -> Array:
-    """One element in ten (one at least) infinite, NaN, a zero of either sign, or tiny: the same ones in a graph that was made smaller."""
+    """One element in ten (one at least) infinite, NaN, a zero of either sign, or tiny: the same ones in a graph that
+    was made smaller.
+    """
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     if from_numpy(a.dtype).kind != "f" or not a.size:
         return a
@@ -148,11 +173,13 @@ def check_seed(seed: int, nodes: int, tries: Sequence[dict[str, Any]], cache: An
     return None
 
 
-# --- making a failing graph small ---------------------------------------------------------------------------------------------
+# --- making a failing graph small -------------------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m support.fuzz", description="Compile random graphs and compare with the interpreter.")
+    parser = argparse.ArgumentParser(
+        prog="python -m support.fuzz", description="Compile random graphs and compare with the interpreter."
+    )
     parser.add_argument("--seeds", default="0:100", help="first:end or first:end:step")
     parser.add_argument("--nodes", type=int, default=12)
     parser.add_argument("--target", default="llvm")
@@ -186,7 +213,15 @@ def _here(seeds: range, args: argparse.Namespace, cache: str) -> tuple[int, int]
 
 def _in_child(seeds: range, args: argparse.Namespace, cache: str) -> tuple[int, int]:
     """Run seeds until the child ends: (seeds that are done, failures)."""
-    words = ["--here", "--seeds", f"{seeds.start}:{seeds.stop}:{seeds.step}", "--nodes", str(args.nodes), "--target", args.target]
+    words = [
+        "--here",
+        "--seeds",
+        f"{seeds.start}:{seeds.stop}:{seeds.step}",
+        "--nodes",
+        str(args.nodes),
+        "--target",
+        args.target,
+    ]
     child = subprocess.Popen([sys.executable, "-m", "support.fuzz", *words], stdout=subprocess.PIPE, text=True)
     started, failed, lines = 0, 0, []
     assert child.stdout is not None
@@ -207,7 +242,8 @@ def _in_child(seeds: range, args: argparse.Namespace, cache: str) -> tuple[int, 
         return started, failed
     at = seeds[max(started - 1, 0)]
     print(
-        f"FAILED seed {at}: the process ended with status {child.returncode} (ended here after {PATIENCE:g} s where it is -9)\n{random_graph(at, args.nodes)[0]}",
+        f"FAILED seed {at}: the process ended with status {child.returncode} (ended here after {PATIENCE:g} s where it "
+        f"is -9)\n{random_graph(at, args.nodes)[0]}",
         flush=True,
     )
     return max(started, 1), failed + 1

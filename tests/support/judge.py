@@ -1,7 +1,9 @@
-"""Is what the compiler makes of some bytes right? Either an error that says what is wrong with them, or results as the interpreter's.
+"""Is what the compiler makes of some bytes right? Either an error that says what is wrong with them, or results as the
+interpreter's.
 
-A file goes in: an .onnx model or a saved model (.dnnc). It is read, compiled without the kernel gate (so that a wrong kernel shows in the
-results), run on random inputs, and compared with the float64 interpreter of the graph that was read.
+A file goes in: an .onnx model or a saved model (.dnnc). It is read, compiled without the kernel gate (so that a wrong
+kernel shows in the results), run on random inputs, and compared with the float64 interpreter of the graph that was
+read.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def judge(path: Path, cache: Any, threads: int, sealed: bool, tell: Tell = lambd
         path: an .onnx or .dnnc file.
         cache: folder of compiled kernels.
         threads: of a call.
-        sealed: a saved model whose checksums are right though its contents were changed: its machine code is not for running.
+        sealed: a saved model whose checksums are right though its contents were changed: its machine code is not for
+            running.
         tell: told "compiled" before the model is run, and "refused" with an error that is as it should be.
     """
     try:
@@ -86,7 +89,9 @@ def compare(f: Any, graph: Graph, inputs: list[Array]) -> str | None:
         many = [got] if len(graph.outputs) == 1 else list(got)
         if f.options.target == "reference":
             return None
-        if any(isinstance(x, list) or x is None for x in many):  # sequences, which the interpreter of tensors does not know
+        if any(
+            isinstance(x, list) or x is None for x in many
+        ):  # sequences, which the interpreter of tensors does not know
             return None
         wrong = first_difference(graph, inputs, many)
     return None if wrong is None else f"wrong result: output {graph.outputs[wrong[0]].name}, {wrong[1]}"
@@ -105,13 +110,25 @@ def run_late(f: Executable, path: Path) -> str | None:
             continue
         t = i.type.tensor_type
         shape = [d.dim_value or SIZE for d in t.shape.dim]
-        if i.type.WhichOneof("value") != "tensor_type" or min(shape, default=1) < 0 or np.prod(shape, dtype=object) > MOST_ELEMENTS:
+        if (
+            i.type.WhichOneof("value") != "tensor_type"
+            or min(shape, default=1) < 0
+            or np.prod(shape, dtype=object) > MOST_ELEMENTS
+        ):
             return None
         dtype = helper.tensor_dtype_to_np_dtype(t.elem_type)
-        arrays.append(np.asarray(rng.standard_normal(shape) if np.issubdtype(dtype, np.floating) else rng.integers(0, 2, shape)).astype(dtype))
+        arrays.append(
+            np.asarray(
+                rng.standard_normal(shape) if np.issubdtype(dtype, np.floating) else rng.integers(0, 2, shape)
+            ).astype(dtype)
+        )
     f(*arrays)
     inner = next(reversed(f.variants), None)  # none where there is nothing to compute
-    return compare(inner, inner.graph, arrays) if inner is not None and not inner.report.host and not runs_long(inner.graph) else None
+    return (
+        compare(inner, inner.graph, arrays)
+        if inner is not None and not inner.report.host and not runs_long(inner.graph)
+        else None
+    )
 
 
 def sizes(graph: Graph) -> Mapping[Var, int]:
@@ -137,4 +154,6 @@ def small(graph: Graph) -> bool:
 def runs_long(graph: Graph) -> bool:
     """Has it a loop, and a number that may be how often it runs?"""
     loops = any(list(n.subgraphs()) for n in graph.nodes())
-    return loops and any(a.dtype.kind in "iu" and a.size and int(a.max()) > MOST_STEPS for a in graph.constants.values())
+    return loops and any(
+        a.dtype.kind in "iu" and a.size and int(a.max()) > MOST_STEPS for a in graph.constants.values()
+    )

@@ -1,8 +1,8 @@
 """Small models, and ways to spoil them: what `support.mutate` feeds to the compiler.
 
-In: a seed and a number. Out: bytes, the same ones each time. A mutant is a base and a few edits, each with a seed of its own, so that
-shrinking can drop edits. Models are edited as protobufs (any field of any message) and as bytes; saved models as bytes, and in their
-manifest and graph text with the checksums made right again.
+In: a seed and a number. Out: bytes, the same ones each time. A mutant is a base and a few edits, each with a seed of
+its own, so that shrinking can drop edits. Models are edited as protobufs (any field of any message) and as bytes; saved
+models as bytes, and in their manifest and graph text with the checksums made right again.
 """
 
 from __future__ import annotations
@@ -50,10 +50,27 @@ INTS = (
     (1 << 63) - 1,
 )
 FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-40, 1e38, float("inf"), float("-inf"), float("nan"))
-WORDS = ("", "x", "y", "?", "a/b", "é", "\0", "N", "ai.onnx", "ai.onnx.ml", "com.acme", "../w.bin", "/etc/hostname", "NOTSET", "SAME_UPPER", "linear")
+WORDS = (
+    "",
+    "x",
+    "y",
+    "?",
+    "a/b",
+    "é",
+    "\0",
+    "N",
+    "ai.onnx",
+    "ai.onnx.ml",
+    "com.acme",
+    "../w.bin",
+    "/etc/hostname",
+    "NOTSET",
+    "SAME_UPPER",
+    "linear",
+)
 
-# What the bases are made of: onnx's own text form. Together they hold weights, symbolic sizes, shape arithmetic, indices, control
-# flow, functions, quantization, sequences and strings.
+# What the bases are made of: onnx's own text form. Together they hold weights, symbolic sizes, shape arithmetic,
+# indices, control flow, functions, quantization, sequences and strings.
 MODELS = {
     "conv": """<ir_version: 8, opset_import: ["" : 17]> conv (float[1,3,9,9] x) => (float[1,2] y) <float[4,3,3,3] w, float[4] b, float[4,2] v> {
         c = Conv <pads=[1,1,1,1], strides=[2,2]> (x, w, b)  r = Relu (c)  p = MaxPool <kernel_shape=[2,2]> (r)
@@ -87,7 +104,8 @@ MODELS = {
 }
 GRAPHS = {
     "fixed": "def net(x: f32[4, 6], *, w: f32[6, 5]):\n    y: f32[4, 5] = softmax(matmul(x, w))\n    return y\n",
-    "open": "def net(x: f32[N, 6], i: i64[3], *, w: f32[6, 5]):\n    h = matmul(x, w)\n    return relu(h), gather(w, i, axis=0)\n",
+    "open": "def net(x: f32[N, 6], i: i64[3], *, w: f32[6, 5]):\n    h = matmul(x, w)\n    return relu(h), gather(w, "
+            "i, axis=0)\n",
 }  # fmt: skip
 
 
@@ -127,13 +145,15 @@ def bases(folder: Path) -> dict[str, bytes]:
     out = {name: model(name).SerializeToString(deterministic=True) for name in MODELS}
     rng = np.random.default_rng(0)
     for name, text in GRAPHS.items():
-        f = dnnc.compile(parse_graph(text, {"w": rng.standard_normal((6, 5), np.float32)}), cache=folder / "kernels", threads=1)
+        f = dnnc.compile(
+            parse_graph(text, {"w": rng.standard_normal((6, 5), np.float32)}), cache=folder / "kernels", threads=1
+        )
         f.save(folder / f"{name}.dnnc")
         out[f"{name}.dnnc"] = (folder / f"{name}.dnnc").read_bytes()
     return out
 
 
-# --- mutants ------------------------------------------------------------------------------------------------------------------
+# --- mutants ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -182,7 +202,7 @@ def spoiled(data: bytes, edits: Sequence[Edit]) -> bytes:
     return data
 
 
-# --- bytes --------------------------------------------------------------------------------------------------------------------
+# --- bytes ------------------------------------------------------------------------------------------------------------
 
 
 def _flip(data: bytes, rng: random.Random) -> bytes:
@@ -194,7 +214,11 @@ def _flip(data: bytes, rng: random.Random) -> bytes:
 
 def _set(data: bytes, rng: random.Random) -> bytes:
     at = rng.randrange(len(data) + 1)
-    return data[:at] + rng.choice((b"\0", b"\xff", b"\x7f", b"\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01", rng.randbytes(1))) + data[at + 1 :]
+    return (
+        data[:at]
+        + rng.choice((b"\0", b"\xff", b"\x7f", b"\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01", rng.randbytes(1)))
+        + data[at + 1 :]
+    )
 
 
 def _cut(data: bytes, rng: random.Random) -> bytes:
@@ -208,11 +232,24 @@ def _drop(data: bytes, rng: random.Random) -> bytes:
 
 def _insert(data: bytes, rng: random.Random) -> bytes:
     at, other = rng.randrange(len(data) + 1), rng.randrange(len(data) + 1)
-    return data[:at] + (rng.randbytes(rng.choice((1, 4, 40))) if rng.random() < 0.5 else data[other : other + 30]) + data[at:]
+    return (
+        data[:at]
+        + (rng.randbytes(rng.choice((1, 4, 40))) if rng.random() < 0.5 else data[other : other + 30])
+        + data[at:]
+    )
 
 
 def _replace(data: bytes, rng: random.Random) -> bytes:
-    return rng.choice((b"", b"\0" * 100, rng.randbytes(300), b"import os\nos.system('true')\n", b"\x80\x04cos\nsystem\n(S'true'\ntR.", data * 2))
+    return rng.choice(
+        (
+            b"",
+            b"\0" * 100,
+            rng.randbytes(300),
+            b"import os\nos.system('true')\n",
+            b"\x80\x04cos\nsystem\n(S'true'\ntR.",
+            data * 2,
+        )
+    )
 
 
 BYTES: Mapping[str, Callable[[bytes, random.Random], bytes]] = {
@@ -220,7 +257,7 @@ BYTES: Mapping[str, Callable[[bytes, random.Random], bytes]] = {
 }  # fmt: skip
 
 
-# --- protobufs ----------------------------------------------------------------------------------------------------------------
+# --- protobufs --------------------------------------------------------------------------------------------------------
 
 
 def _edited(data: bytes, edit: Callable[[onnx.ModelProto, random.Random], None], rng: random.Random) -> bytes:
@@ -229,7 +266,13 @@ def _edited(data: bytes, edit: Callable[[onnx.ModelProto, random.Random], None],
         m.ParseFromString(data)
         edit(m, rng)
         return bytes(m.SerializeToString(deterministic=True))
-    except (DecodeError, EncodeError, ValueError, TypeError, IndexError):  # damaged before, a value that the field cannot hold, nothing left
+    except (
+        DecodeError,
+        EncodeError,
+        ValueError,
+        TypeError,
+        IndexError,
+    ):  # damaged before, a value that the field cannot hold, nothing left
         return data
 
 
@@ -391,15 +434,18 @@ def _recursion(m: onnx.ModelProto, rng: random.Random) -> None:
 
 
 PROTO: Mapping[str, Callable[[onnx.ModelProto, random.Random], None]] = {
-    "field": _any_field, "rewire": _rewire, "operator": _operator, "attribute": _attribute, "dims": _dims, "initializer": _initializer,
+    "field": _any_field, "rewire": _rewire, "operator": _operator, "attribute": _attribute, "dims": _dims,
+    "initializer": _initializer,
     "opset": _opset, "recursion": _recursion,
 }  # fmt: skip
 
 
-# --- saved models with right checksums ----------------------------------------------------------------------------------------
+# --- saved models with right checksums --------------------------------------------------------------------------------
 
 
-def _resealed(data: bytes, edit: Callable[[dict[str, Any], dict[str, bytes], random.Random], None], rng: random.Random) -> bytes:
+def _resealed(
+    data: bytes, edit: Callable[[dict[str, Any], dict[str, bytes], random.Random], None], rng: random.Random
+) -> bytes:
     """A saved model with changed contents under right checksums; anything else stays as it is."""
     try:
         at, size = struct.unpack_from("<QQ", data, 24)
@@ -413,7 +459,9 @@ def _resealed(data: bytes, edit: Callable[[dict[str, Any], dict[str, bytes], ran
         table.append([name, PAGE + len(body), len(content), checksum(memoryview(content))])
         body += content + bytes(-len(content) % PAGE)
     text = json.dumps({"sections": table, **manifest}).encode()
-    head = struct.pack("<QQQ", PAGE + len(body) + len(text), PAGE + len(body), len(text)) + hashlib.sha256(text).digest()
+    head = (
+        struct.pack("<QQQ", PAGE + len(body) + len(text), PAGE + len(body), len(text)) + hashlib.sha256(text).digest()
+    )
     page = data[:16] + head + bytes(PAGE - 32 - 16 - len(head))
     return page + hashlib.sha256(page).digest() + body + text
 
@@ -429,14 +477,18 @@ def _manifest(manifest: dict[str, Any], sections: dict[str, bytes], rng: random.
 
     walk(manifest)
     x, k = rng.choice(sites)
-    x[k] = rng.choice((*INTS, *WORDS, None, True, [], {}, 1.5, [[]], {"a": 1}, "llvm", "llvm -mcpu=nothing", "reference", "late"))
+    x[k] = rng.choice(
+        (*INTS, *WORDS, None, True, [], {}, 1.5, [[]], {"a": 1}, "llvm", "llvm -mcpu=nothing", "reference", "late")
+    )
 
 
 def _text(manifest: dict[str, Any], sections: dict[str, bytes], rng: random.Random) -> None:
     """Graph text with a word changed, doubled or gone."""
     words = sections.get("model", b"").decode("utf-8", "replace").split(" ")
     k = rng.randrange(len(words))
-    words[k : k + 1] = rng.choice(([], [words[k]] * 2, [rng.choice(words)], [str(rng.choice(INTS))], ["__import__('os').system('true')"]))
+    words[k : k + 1] = rng.choice(
+        ([], [words[k]] * 2, [rng.choice(words)], [str(rng.choice(INTS))], ["__import__('os').system('true')"])
+    )
     sections["model"] = " ".join(words).encode()
 
 

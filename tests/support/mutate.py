@@ -1,9 +1,9 @@
 """Spoiled models: `PYTHONPATH=tests python -m support.mutate --count 20000 [--seed 0] [--jobs 2]`.
 
-Each mutant (mutants.py) is read, compiled and run in a child process with limits of time and memory. Right is an error that says what is
-wrong with the model, or a result as the interpreter's (judge.py); a crash, a hang, any other exception and a wrong result are failures.
-Children are replaced after a crash or a hang. The first failure of each kind is made smaller and printed with the command that makes it
-again; the exit status is 1 when there are any.
+Each mutant (mutants.py) is read, compiled and run in a child process with limits of time and memory. Right is an error
+that says what is wrong with the model, or a result as the interpreter's (judge.py); a crash, a hang, any other
+exception and a wrong result are failures. Children are replaced after a crash or a hang. The first failure of each kind
+is made smaller and printed with the command that makes it again; the exit status is 1 when there are any.
 """
 
 from __future__ import annotations
@@ -50,11 +50,13 @@ class Tally:
     failures: list[str] = field(default_factory=list)
 
 
-# --- in the child -------------------------------------------------------------------------------------------------------------
+# --- in the child -----------------------------------------------------------------------------------------------------
 
 
 def work(cache: str, memory: int) -> None:
-    """A child: reads jobs from stdin, answers on what was stdout: {"phase": ...} on the way, {"error": text or null} at the end."""
+    """A child: reads jobs from stdin, answers on what was stdout: {"phase": ...} on the way, {"error": text or null} at
+    the end.
+    """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
@@ -86,7 +88,7 @@ def limit_memory(extra: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (used + extra, used + extra))
 
 
-# --- children as seen from outside --------------------------------------------------------------------------------------------
+# --- children as seen from outside ------------------------------------------------------------------------------------
 
 
 class Child:
@@ -98,7 +100,9 @@ class Child:
 
     def start(self) -> None:
         command = [sys.executable, "-m", "support.mutate", "--child", self.cache, "--memory", str(self.memory)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
         self.answers: queue.Queue[str | None] = queue.Queue()
         self.served = 0
         threading.Thread(target=_listen, args=(self.process, self.answers), daemon=True).start()
@@ -148,25 +152,37 @@ def _listen(process: Any, answers: queue.Queue[str | None]) -> None:
     answers.put(None)
 
 
-# --- a campaign ---------------------------------------------------------------------------------------------------------------
+# --- a campaign -------------------------------------------------------------------------------------------------------
 
 
 class Campaign:
     """Judges mutants by number; threads share it, each with a child of its own."""
 
     def __init__(self, seed: int, folder: Path, seconds: float, memory: int, keep: Path | None, loud: bool) -> None:
-        self.seed, self.folder, self.seconds, self.memory, self.keep, self.loud = seed, folder, seconds, memory, keep, loud
+        self.seed, self.folder, self.seconds, self.memory, self.keep, self.loud = (
+            seed,
+            folder,
+            seconds,
+            memory,
+            keep,
+            loud,
+        )
         self.bases = bases(folder)
         self.tally, self.lock = Tally(), threading.Lock()
 
     def run(self, numbers: Sequence[int], jobs: int) -> Tally:
-        """Judge these mutants on `jobs` children; before them the bases, which must be right: else nothing would be tested."""
+        """Judge these mutants on `jobs` children; before them the bases, which must be right: else nothing would be
+        tested.
+        """
         todo: queue.SimpleQueue[int] = queue.SimpleQueue()
         for k in range(len(self.bases) if len(numbers) > 1 else 0):
             todo.put(-1 - k)
         for n in numbers:
             todo.put(n)
-        threads = [threading.Thread(target=self.serve, args=(todo, k), daemon=True) for k in range(max(1, min(jobs, len(numbers))))]
+        threads = [
+            threading.Thread(target=self.serve, args=(todo, k), daemon=True)
+            for k in range(max(1, min(jobs, len(numbers))))
+        ]
         for t in threads:
             t.start()
         while any(t.is_alive() for t in threads):
@@ -219,7 +235,11 @@ class Campaign:
             return found if found is not None and kind_of(found) == kind_of(error) else None
 
         small, data, error = shrink(m, self.bases[m.base], error, fails)
-        lines = [f"FAILED {number}: {error}", f"  {small}", f"  again: python -m support.mutate --seed {self.seed} --only {number}"]
+        lines = [
+            f"FAILED {number}: {error}",
+            f"  {small}",
+            f"  again: python -m support.mutate --seed {self.seed} --only {number}",
+        ]
         if self.keep is not None:
             self.keep.mkdir(parents=True, exist_ok=True)
             path = self.keep / f"{self.seed}-{number}{'.dnnc' if m.base.endswith('.dnnc') else '.onnx'}"
@@ -252,7 +272,7 @@ def describe(data: bytes) -> str:
         return f"({len(data)} bytes that onnx does not read: {type(e).__name__})"
 
 
-# --- making a failing mutant smaller ------------------------------------------------------------------------------------------
+# --- making a failing mutant smaller ----------------------------------------------------------------------------------
 
 
 def shrink(m: Mutant, base: bytes, error: str, fails: Any) -> tuple[Mutant, bytes, str]:
@@ -297,7 +317,14 @@ def smaller(data: bytes) -> Iterator[bytes]:
         m.ParseFromString(data)
     except DecodeError:
         return
-    places: list[Any] = [m.graph.node, m.functions, m.graph.output, m.graph.initializer, m.graph.value_info, m.graph.input]
+    places: list[Any] = [
+        m.graph.node,
+        m.functions,
+        m.graph.output,
+        m.graph.initializer,
+        m.graph.value_info,
+        m.graph.input,
+    ]
     places += [n.attribute for n in m.graph.node]
     for place in places:
         for k in reversed(range(len(place))):
@@ -308,11 +335,17 @@ def smaller(data: bytes) -> Iterator[bytes]:
             place.extend(held)
 
 
-# --- command line -------------------------------------------------------------------------------------------------------------
+# --- command line -----------------------------------------------------------------------------------------------------
 
 
 def campaign(
-    count: int, seed: int = 0, jobs: int = 1, seconds: float = SECONDS, only: int | None = None, keep: Path | None = None, loud: bool = False
+    count: int,
+    seed: int = 0,
+    jobs: int = 1,
+    seconds: float = SECONDS,
+    only: int | None = None,
+    keep: Path | None = None,
+    loud: bool = False,
 ) -> Tally:
     """Judge `count` mutants, or the one of number `only`."""
     with tempfile.TemporaryDirectory() as folder:
@@ -329,7 +362,9 @@ def summary(tally: Tally) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m support.mutate", description="Spoiled models: errors that say so, or right results.")
+    p = argparse.ArgumentParser(
+        prog="python -m support.mutate", description="Spoiled models: errors that say so, or right results."
+    )
     p.add_argument("--count", type=int, default=1000, help="mutants")
     p.add_argument("--seed", type=int, default=0, help="of the campaign")
     p.add_argument("--jobs", type=int, default=2, help="child processes")

@@ -2,10 +2,11 @@
 
     python -m support.onnx_suite --target llvm [--match RE] [--kinds node,simple] [--floor N] [--json OUT] [--markdown]
 
-Cases run in worker processes with a time limit each, so a crash or a hang costs one case. Printed are the failures with their reasons, then
-passed and failed per kind and in all, or the same as a page to publish; the exit status is 1 when fewer than `--floor` pass. The target `import` reads the model and
-interprets the graph at once: it tests the front end and the op records alone. `cuda-interpreted` runs the kernels of CUDA programs in the
-interpreter: all but the printer and the device.
+Cases run in worker processes with a time limit each, so a crash or a hang costs one case. Printed are the failures with
+their reasons, then passed and failed per kind and in all, or the same as a page to publish; the exit status is 1 when
+fewer than `--floor` pass. The target `import` reads the model and interprets the graph at once: it tests the front end
+and the op records alone. `cuda-interpreted` runs the kernels of CUDA programs in the interpreter: all but the printer
+and the device.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ RANDOM = re.compile("bernoulli")
 Runner = Callable[[Any, dict[str, Any]], Sequence[Any]]
 
 
-# --- one case -----------------------------------------------------------------------------------------------------------------
+# --- one case ---------------------------------------------------------------------------------------------------------
 
 
 def load_cases(kinds: Sequence[str], match: str) -> list[Any]:
@@ -104,7 +105,9 @@ def compare(got: Any, want: Any, rtol: float, atol: float) -> None:
         assert got is None and want is None, f"expected {want!r}, got {got!r}"
         return
     if isinstance(want, list):
-        assert isinstance(got, (list, tuple)) and len(got) == len(want), f"expected a sequence of {len(want)}, got {type(got).__name__}"
+        assert isinstance(got, (list, tuple)) and len(got) == len(want), (
+            f"expected a sequence of {len(want)}, got {type(got).__name__}"
+        )
         for g, w in zip(got, want):
             compare(g, w, rtol, atol)
         return
@@ -124,12 +127,16 @@ def run_case(run: Runner, case: Any) -> None:
         got = list(run(model, inputs))
         assert len(got) == len(want), f"{len(got)} outputs, expected {len(want)}"
         if RANDOM.search(case.name):
-            assert np.isin(np.asarray(got[0]), (0, 1)).all() and got[0].shape == want[0].shape and got[0].dtype == want[0].dtype
+            assert (
+                np.isin(np.asarray(got[0]), (0, 1)).all()
+                and got[0].shape == want[0].shape
+                and got[0].dtype == want[0].dtype
+            )
             continue
         compare(got, want, case.rtol or 1e-3, case.atol or 1e-7)
 
 
-# --- targets ------------------------------------------------------------------------------------------------------------------
+# --- targets ----------------------------------------------------------------------------------------------------------
 
 
 def runner(target: str) -> Runner:
@@ -168,7 +175,7 @@ def import_and_interpret(model: Any, inputs: dict[str, Any]) -> Sequence[Any]:
     return interp.run(found.graph, [inputs[k] for k in found.inputs])
 
 
-# --- workers ------------------------------------------------------------------------------------------------------------------
+# --- workers ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -218,7 +225,9 @@ class Worker:
             "--match",
             s.match,
         ]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         self.answers: queue.Queue[str | None] = queue.Queue()
         self.complaints: list[str] = []
         threading.Thread(target=self._listen, args=(self.process, self.answers), daemon=True).start()
@@ -266,7 +275,9 @@ class Worker:
         self.process.wait()
 
 
-def run_suite(settings: Settings, jobs: int, progress: Callable[[int, int], None]) -> tuple[list[Any], dict[int, str | None]]:
+def run_suite(
+    settings: Settings, jobs: int, progress: Callable[[int, int], None]
+) -> tuple[list[Any], dict[int, str | None]]:
     """All cases and the error of each, None where it passed."""
     cases = load_cases(settings.kinds, settings.match)
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -294,7 +305,7 @@ def run_suite(settings: Settings, jobs: int, progress: Callable[[int, int], None
     return cases, errors
 
 
-# --- the command --------------------------------------------------------------------------------------------------------------
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 def report(settings: Settings, cases: Sequence[Any], errors: dict[int, str | None]) -> int:
@@ -311,8 +322,12 @@ def report(settings: Settings, cases: Sequence[Any], errors: dict[int, str | Non
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m support.onnx_suite", description="The ONNX conformance suite against one target.")
-    p.add_argument("--target", default="llvm", help="reference, llvm, cuda, ..., cuda-interpreted, or import (default: llvm)")
+    p = argparse.ArgumentParser(
+        prog="python -m support.onnx_suite", description="The ONNX conformance suite against one target."
+    )
+    p.add_argument(
+        "--target", default="llvm", help="reference, llvm, cuda, ..., cuda-interpreted, or import (default: llvm)"
+    )
     p.add_argument("--match", default="", help="only cases whose names match this regular expression")
     p.add_argument("--kinds", default=",".join(KINDS), help="comma-separated, of " + ", ".join(KINDS))
     p.add_argument("--floor", type=int, help="exit with 1 when fewer cases pass")
@@ -339,7 +354,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         passed = report(settings, cases, errors)
     if a.json:
         fails = {cases[k].name: e for k, e in sorted(errors.items()) if e is not None}
-        Path(a.json).write_text(json.dumps({"target": a.target, "passed": passed, "of": len(cases), "failures": fails}, indent=1))
+        Path(a.json).write_text(
+            json.dumps({"target": a.target, "passed": passed, "of": len(cases), "failures": fails}, indent=1)
+        )
     return int(a.floor is not None and passed < a.floor)
 
 

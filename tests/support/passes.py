@@ -1,4 +1,6 @@
-"""Checks of graph passes on texts: `check_pass` makes one before/after pair into five tests, `check_no_match` asks for the reason."""
+"""Checks of graph passes on texts: `check_pass` makes one before/after pair into five tests, `check_no_match` asks for
+the reason.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ def check_pass(
 ) -> Graph:
     """Run a pass on `before` and compare with `after`.
 
-    Both graphs are verified; the texts must agree, names that somebody chose included; both must give the same numbers on random inputs; a second run must
-    change nothing; the result must survive printing and parsing.
+    Both graphs are verified; the texts must agree, names that somebody chose included; both must give the same numbers
+    on random inputs; a second run must change nothing; the result must survive printing and parsing.
 
     Args:
         run_pass: a pass's function.
@@ -46,7 +48,8 @@ def check_pass(
         constants: data of constants by name, for those that are not inline; for both texts.
         seed: of the random inputs.
         ctx: what the pass gets; default pass_context().
-        exact: inputs contain infinities, NaN, signed zeros and denormals, and results must be equal to the bit (NaN to NaN).
+        exact: inputs contain infinities, NaN, signed zeros and denormals, and results must be equal to the bit (NaN to
+            NaN).
         eps: of the type in which the pass lets values be stored, where that is not the outputs' own.
 
     Returns:
@@ -69,9 +72,15 @@ def check_pass(
 
 
 def check_no_match(
-    run_pass: PassFunction, text: str, reason: str, constants: Mapping[str, Array] | None = None, ctx: PassContext | None = None
+    run_pass: PassFunction,
+    text: str,
+    reason: str,
+    constants: Mapping[str, Array] | None = None,
+    ctx: PassContext | None = None,
 ) -> None:
-    """Run a pass on a graph that it must leave alone, and find `reason` among the reasons that its rules give for that."""
+    """Run a pass on a graph that it must leave alone, and find `reason` among the reasons that its rules give for
+    that.
+    """
     reasons: list[str] = []
 
     def explain(rule: str, n: Node, why: str) -> None:
@@ -86,16 +95,19 @@ def check_no_match(
 
 
 def _numbered(g: Graph) -> list[str]:
-    """The lines of the text with values that were never given a name (v3, c, c_1) numbered in the order in which they occur."""
+    """The lines of the text with values that were never given a name (v3, c, c_1) numbered in the order in which they
+    occur.
+    """
     names: dict[str, str] = {}
     return re.sub(r"\b(v\d+|c(_\d+)?)\b", lambda m: names.setdefault(m[0], f"v{len(names)}"), str(g)).splitlines()
 
 
-# --- numbers ------------------------------------------------------------------------------------------------------------------
+# --- numbers ----------------------------------------------------------------------------------------------------------
 
 
 def random_inputs(g: Graph, seed: int = 0, special: tuple[float, ...] = ()) -> list[Array]:
-    """Inputs for a graph: normal floats (a third of them special numbers if given), integers of -4 to 9, or 0 to 9 if unsigned, bools.
+    """Inputs for a graph: normal floats (a third of them special numbers if given), integers of -4 to 9, or 0 to 9 if
+    unsigned, bools.
 
     A symbolic dim takes its smallest size of at least 2 that its facts allow.
     """
@@ -123,10 +135,14 @@ def _draw(rng: np.random.Generator, t: TensorType, special: tuple[float, ...]) -
 
 
 def compare(want: list[Array], got: list[Array], exact: bool = False, eps: float | None = None) -> None:
-    """AssertionError unless both are the same arrays: to the bit, or within 32 eps (the dtype's, if none is given) of the largest number."""
+    """AssertionError unless both are the same arrays: to the bit, or within 32 eps (the dtype's, if none is given) of
+    the largest number.
+    """
     assert len(want) == len(got)
     for k, (a, b) in enumerate(zip(want, got)):
-        assert a.dtype == b.dtype and a.shape == b.shape, f"output {k}: {a.dtype}{list(a.shape)} became {b.dtype}{list(b.shape)}"
+        assert a.dtype == b.dtype and a.shape == b.shape, (
+            f"output {k}: {a.dtype}{list(a.shape)} became {b.dtype}{list(b.shape)}"
+        )
         if a.dtype.kind in "biuOUST":
             assert np.array_equal(a, b), f"output {k} differs"
             continue

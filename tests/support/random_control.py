@@ -1,7 +1,7 @@
 """Loops, branches and host steps in random graphs: recipes as in random_recipes.py, with graphs of their own inside.
 
-A body is made by a Generator of its own, on the values of the first iteration; the whole loop is then interpreted as any other node is.
-What a body makes from new inputs or constants of the graph around it becomes a captured operand.
+A body is made by a Generator of its own, on the values of the first iteration; the whole loop is then interpreted as
+any other node is. What a body makes from new inputs or constants of the graph around it becomes a captured operand.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def _of_type(body: Generator, t: TensorType, likely: Sequence[Made] = ()) -> Mad
     fits = [m for m in body.pool if m.type == t]
     made = [m for m in fits if m.value.node is not None]
     if not made and likely:
-        some = body.add("neg", body.one_of(likely)) if t.dtype.kind in "fi" else body.add("identity", body.one_of(likely))
+        some = (
+            body.add("neg", body.one_of(likely)) if t.dtype.kind in "fi" else body.add("identity", body.one_of(likely))
+        )
         made = [some] if some is not None else []
     if not made or body.chance(0.1):
         return body.one_of(fits) if fits else None
@@ -53,13 +55,19 @@ def _of_type(body: Generator, t: TensorType, likely: Sequence[Made] = ()) -> Mad
 
 
 def loop(g: Generator) -> None:
-    """A loop with carried values, rows that are scanned and stacked, captured values, a number of iterations, a condition."""
+    """A loop with carried values, rows that are scanned and stacked, captured values, a number of iterations, a
+    condition.
+    """
     if g.depth >= MAX_DEPTH:
         return
     body = g.inner("body")
     number = Made(body.graph.add_input("k", TensorType(i64, ())), np.array(0), np.array(0), 0.0)
     carried = [g.pick("fiub") for _ in range(1 + g.below(2))]
-    rows = [m for m in g.pool if m.type.shape and isinstance(m.type.shape[0], int) and 0 < m.type.shape[0] <= 9] if g.chance(0.5) else []
+    rows = (
+        [m for m in g.pool if m.type.shape and isinstance(m.type.shape[0], int) and 0 < m.type.shape[0] <= 9]
+        if g.chance(0.5)
+        else []
+    )
     length = g.one_of(rows).shape[0] if rows else g.below(MAX_TRIPS) + g.chance(0.8)
     scanned = [g.one_of([m for m in rows if m.shape[0] == length]) for _ in range(1 + g.below(2))] if rows else []
     inside = [_whole(body, m) for m in carried]
@@ -117,7 +125,9 @@ def branch(g: Generator) -> None:
         _fill(body, g.below(4) + (body is then))
     wanted = [m for m in then.pool if m.value.node is not None] or then.pool
     results = [g.one_of(wanted) for _ in range(1 + g.below(2))]
-    matching: list[Made | None] = [_of_type(other, m.type, [x for x in other.pool if x.type == m.type]) for m in results]
+    matching: list[Made | None] = [
+        _of_type(other, m.type, [x for x in other.pool if x.type == m.type]) for m in results
+    ]
     for k, found in enumerate(matching):
         if found is None and other.dims(results[k].shape) == results[k].type.shape:
             matching[k] = other.source(results[k].dtype.kind, results[k].shape, results[k].dtype)

@@ -1,12 +1,14 @@
-"""Random graphs that a compiler must get right: typed, shape-aware, with values that stay finite and results that rounding cannot flip.
+"""Random graphs that a compiler must get right: typed, shape-aware, with values that stay finite and results that
+rounding cannot flip.
 
-In: a seed. Out: a graph and arrays for its inputs. Each node is interpreted as it is made, in float64, in the model's own dtypes, and on
-operands moved by a few times their rounding error; one whose result is not finite, or that such a move would change by much (a comparison
-near a tie, a cast near an integer), is taken back. So whatever a backend's result differs in is the backend's doing.
+In: a seed. Out: a graph and arrays for its inputs. Each node is interpreted as it is made, in float64, in the model's
+own dtypes, and on operands moved by a few times their rounding error; one whose result is not finite, or that such a
+move would change by much (a comparison near a tie, a cast near an integer), is taken back. So whatever a backend's
+result differs in is the backend's doing.
 
-Each seed has one op of its own turn, so that as many seeds as there are ops have them all; every third has a pattern too. Every fourth
-seed makes larger tensors, whose kernels run on several threads; every fifth has a symbolic dim N: sizes that are multiples of ANY_SIZE, a prime
-that no other size has for a factor, become multiples of N.
+Each seed has one op of its own turn, so that as many seeds as there are ops have them all; every third has a pattern
+too. Every fourth seed makes larger tensors, whose kernels run on several threads; every fifth has a symbolic dim N:
+sizes that are multiples of ANY_SIZE, a prime that no other size has for a factor, become multiples of N.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from dnnc.ir.types import TensorType
 Array = np.ndarray[Any, Any]
 SIZES = (1, 1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 31, 32, 33)
 DTYPES: tuple[str, ...] = (
-    ("f32",) * 24 + ("f16",) * 4 + ("bf16", "bf16", "f64", "f64", "i64", "i64", "i64", "i32", "i32", "u8", "u8", "i8", "i8", "bool", "bool")
+    ("f32",) * 24
+    + ("f16",) * 4
+    + ("bf16", "bf16", "f64", "f64", "i64", "i64", "i64", "i32", "i32", "u8", "u8", "i8", "i8", "bool", "bool")
 )
 DTYPES += ("i16", "u16", "u32", "u64", "f8e4m3fn", "f8e5m2", "i4", "u4")
 EMPTY = 0.015  # the share of shapes with an axis of size 0
@@ -38,7 +42,12 @@ LARGER = (1, 2, 16, 17, 24, 40, 64, 65, 96, 100)
 MAX_ELEMENTS, MAX_LARGER = 6000, 80_000
 ANY_SIZE = 13  # of a symbolic dim while the graph is made
 MAX_ANY = 24
-MAX_NUMBER = {"f16": 500.0, "bf16": 1e4, "f8e4m3fn": 100.0, "f8e5m2": 1e3}  # of a float result, 1e5 where nothing is said
+MAX_NUMBER = {
+    "f16": 500.0,
+    "bf16": 1e4,
+    "f8e4m3fn": 100.0,
+    "f8e5m2": 1e3,
+}  # of a float result, 1e5 where nothing is said
 MOVES = 2  # trials with moved operands
 MOVE = 8.0  # how far, in rounding errors
 EVERY = 3  # of so many seeds one has a pattern of random_patterns
@@ -47,7 +56,9 @@ CONTROL = {n for n, d in OPS.items() if "control" in d.traits}
 
 @dataclass(eq=False)
 class Made:
-    """A value with what it holds: in float64 (`exact`), as the model rounds, and the error that a backend may have in it."""
+    """A value with what it holds: in float64 (`exact`), as the model rounds, and the error that a backend may have in
+    it.
+    """
 
     value: Value
     exact: Array
@@ -112,7 +123,7 @@ class Generator:
         self.pool.append(inside)
         return inside
 
-    # --- choices --------------------------------------------------------------------------------------------------------------
+    # --- choices ------------------------------------------------------------------------------------------------------
 
     def chance(self, p: float) -> bool:
         return bool(self.rng.random() < p)
@@ -143,7 +154,11 @@ class Generator:
         return fits[-1 - min(int(self.rng.exponential(2.5)), len(fits) - 1)] if self.chance(0.7) else self.one_of(fits)
 
     def dtype(self, kinds: str) -> DType:
-        return BY_NAME[self.one_of([d for d in DTYPES if BY_NAME[d].kind in kinds] or [{"u": "u8", "i": "i64"}.get(kinds[0], "f32")])]
+        return BY_NAME[
+            self.one_of(
+                [d for d in DTYPES if BY_NAME[d].kind in kinds] or [{"u": "u8", "i": "i64"}.get(kinds[0], "f32")]
+            )
+        ]
 
     def dims(self, shape: Sequence[int]) -> tuple[Any, ...]:
         """Sizes with N where it stands for one."""
@@ -151,7 +166,7 @@ class Generator:
             return tuple(shape)
         return tuple(unwrap(self.any * (d // ANY_SIZE)) if d and d % ANY_SIZE == 0 else d for d in shape)
 
-    # --- inputs and constants ---------------------------------------------------------------------------------------------------
+    # --- inputs and constants -----------------------------------------------------------------------------------------
 
     def draw(self, dtype: DType, shape: tuple[int, ...], low: float = -2.0, high: float = 2.0) -> Array:
         a: Array
@@ -166,7 +181,9 @@ class Generator:
             a = self.rng.uniform(low, high, shape)
         return np.asarray(a).astype(dtype.numpy)
 
-    def source(self, kinds: str, shape: tuple[int, ...], dtype: DType | None = None, low: float = -2.0, high: float = 2.0) -> Made:
+    def source(
+        self, kinds: str, shape: tuple[int, ...], dtype: DType | None = None, low: float = -2.0, high: float = 2.0
+    ) -> Made:
         """A new input or constant."""
         dtype = dtype or self.dtype(kinds)
         if dtype.is_int and (low, high) == (-2.0, 2.0):
@@ -188,7 +205,7 @@ class Generator:
         fits = [x for x in self.pool if x.dtype is m.dtype and x.shape == shape and within(x, low, high)]
         return self.one_of(fits) if fits and self.chance(0.6) else self.source(m.dtype.kind, shape, m.dtype, low, high)
 
-    # --- nodes ----------------------------------------------------------------------------------------------------------------
+    # --- nodes --------------------------------------------------------------------------------------------------------
 
     def add(self, name: str, *operands: Made | None, **attrs: Any) -> Made | None:
         """A node, unless it does not fit or would be too sensitive."""
@@ -202,7 +219,11 @@ class Generator:
         node: Node = (out[0] if isinstance(out, tuple) else out).node
         try:
             made = self.evaluate(node, operands)
-        except (DnncError, IndexError, ValueError):  # a size that this node's operands do not tell, an index that is none, a border of nothing
+        except (
+            DnncError,
+            IndexError,
+            ValueError,
+        ):  # a size that this node's operands do not tell, an index that is none, a border of nothing
             made = None
         if made is None:
             self.graph.erase(node)
@@ -229,7 +250,9 @@ class Generator:
                 made.append(Made(v, e, r, 0.0))
                 continue
             scale = float(np.abs(e.astype(np.float64)).max(initial=0.0))
-            if not np.isfinite(e.astype(np.float64)).all() or (v.type.dtype.is_float and scale > MAX_NUMBER.get(v.type.dtype.name, 1e5)):
+            if not np.isfinite(e.astype(np.float64)).all() or (
+                v.type.dtype.is_float and scale > MAX_NUMBER.get(v.type.dtype.name, 1e5)
+            ):
                 return None
             if d > (0.01 * scale if v.type.dtype.is_float and v.type.dtype.bits >= 16 else 0.0):
                 return None
@@ -253,7 +276,7 @@ class Generator:
         a = np.asarray(x).astype(dtype.numpy)
         return Made(self.graph.constant(a, "k"), a.astype(np.float64) if dtype.is_float else a, a, 0.0)
 
-    # --- the whole ------------------------------------------------------------------------------------------------------------
+    # --- the whole ----------------------------------------------------------------------------------------------------
 
     def make(self, nodes: int, turn: Callable[[], Any]) -> tuple[Graph, list[Array]]:
         for _ in range(1 + self.below(3)):
@@ -276,7 +299,9 @@ class Generator:
             outs.append(self.one_of(self.pool).value)  # an input or a constant straight out
         if outs and self.chance(0.1):
             outs.append(self.one_of(outs))  # one value twice
-        self.graph.outputs = list(outs if len(set(outs)) < len(outs) and self.chance(0.3) else dict.fromkeys(outs)) or [self.pool[-1].value]
+        self.graph.outputs = list(outs if len(set(outs)) < len(outs) and self.chance(0.3) else dict.fromkeys(outs)) or [
+            self.pool[-1].value
+        ]
 
 
 def within(m: Made, low: float, high: float) -> bool:

@@ -1,8 +1,9 @@
 """Whole patterns for random graphs: the chains of ops that passes look for, which chance alone never puts together.
 
-Each adds one to the graph of a Generator: norms, softmax and GELU in small ops (idioms), several products of one value (siblings), attention,
-scales and batch norms beside contractions, convolutions wide enough for Winograd's algorithm, concatenations that grow, gated channels. What they
-consist of varies as far as the passes allow, and sometimes a bit further.
+Each adds one to the graph of a Generator: norms, softmax and GELU in small ops (idioms), several products of one value
+(siblings), attention, scales and batch norms beside contractions, convolutions wide enough for Winograd's algorithm,
+concatenations that grow, gated channels. What they consist of varies as far as the passes allow, and sometimes a bit
+further.
 """
 
 from __future__ import annotations
@@ -48,13 +49,19 @@ def _floats(g: Generator, rank: int = 1) -> Made:
     return m if fits else _input(g, tuple(max(d, 1) for d in m.shape))
 
 
-# --- norms and activations in small ops -----------------------------------------------------------------------------------------
+# --- norms and activations in small ops -------------------------------------------------------------------------------
 
 
 def _gelu(g: Generator) -> None:
     x = _floats(g)
     if g.chance(0.5):
-        gate = _op(g, "erf", _op(g, "mul", x, g.number(x.dtype, 0.5**0.5)) if g.chance(0.5) else _op(g, "div", x, g.number(x.dtype, 2**0.5)))
+        gate = _op(
+            g,
+            "erf",
+            _op(g, "mul", x, g.number(x.dtype, 0.5**0.5))
+            if g.chance(0.5)
+            else _op(g, "div", x, g.number(x.dtype, 2**0.5)),
+        )
     else:
         cube = _op(g, "mul", x, _op(g, "mul", x, x)) if g.chance(0.5) else _op(g, "pow", x, g.number(x.dtype, 3.0))
         inner = _either(g, "add", x, _either(g, "mul", cube, g.number(x.dtype, 0.044715)))
@@ -96,18 +103,24 @@ def _softmax(g: Generator) -> None:
         _op(g, "sub", d, _op(g, "log", total))
 
 
-# --- contractions ---------------------------------------------------------------------------------------------------------------
+# --- contractions -----------------------------------------------------------------------------------------------------
 
 
 def _siblings(g: Generator) -> None:
-    """Two or three products of one value with constants, or the equal parts of one product's columns, taken apart into heads."""
+    """Two or three products of one value with constants, or the equal parts of one product's columns, taken apart into
+    heads.
+    """
     x = _floats(g, 2)
     heads, size = g.one_of((1, 2, 3)), int(g.one_of((1, 4, 8, 16)))
     biased, turned, count = g.chance(0.6), g.chance(0.6), 2 + g.below(2)
     lead = len(x.shape) - 1
     perm = (*range(lead - 1), lead, lead - 1, lead + 1)
     made = []
-    for y in _columns(g, x, count, heads * size, biased) if g.chance(0.4) else [_product(g, x, heads * size, biased) for _ in range(count)]:
+    for y in (
+        _columns(g, x, count, heads * size, biased)
+        if g.chance(0.4)
+        else [_product(g, x, heads * size, biased) for _ in range(count)]
+    ):
         y = y and g.add("reshape", y, shape=g.dims((*x.shape[:-1], heads, size)))
         made.append(y and g.add("transpose", y, perm=perm) if turned else y)
     if g.chance(0.5):  # else what moves them may go behind what reads them both
@@ -138,7 +151,11 @@ def _attention(g: Generator) -> None:
     kt: Made | None = k if turned else g.add("transpose", k, perm=(*range(len(batch)), len(batch) + 1, len(batch)))
     s = _op(g, "matmul", q, kt)
     if g.chance(0.7):
-        s = _op(g, "mul", s, g.number(f32, depth**-0.5)) if g.chance(0.5) else _op(g, "div", s, g.number(f32, depth**0.5))
+        s = (
+            _op(g, "mul", s, g.number(f32, depth**-0.5))
+            if g.chance(0.5)
+            else _op(g, "div", s, g.number(f32, depth**0.5))
+        )
     if g.chance(0.5):
         s = _either(g, "add", s, _input(g, g.one_of(((rows, keys), (*batch[:-1], 1, 1, keys), (keys,)))))
     p = None if s is None else g.add("softmax", s, axis=-1)
@@ -146,11 +163,19 @@ def _attention(g: Generator) -> None:
 
 
 def _scaled(g: Generator) -> None:
-    """A contraction with constant weights; then a batch norm, or a scale and a shift of its channels, and an activation."""
+    """A contraction with constant weights; then a batch norm, or a scale and a shift of its channels, and an
+    activation.
+    """
     if g.chance(0.5):
         x = _input(g, (g.one_of((1, 2)), g.one_of((3, 16, 17)), 5, g.one_of((4, 7))))
         out = int(g.one_of((3, 8, 16, 33)))
-        y = _op(g, "conv", x, _constant(g, x, (out, x.shape[1], 3, g.one_of((1, 3)))), pads=g.one_of(((1, 0, 1, 0), (0, 0, 0, 0))))
+        y = _op(
+            g,
+            "conv",
+            x,
+            _constant(g, x, (out, x.shape[1], 3, g.one_of((1, 3)))),
+            pads=g.one_of(((1, 0, 1, 0), (0, 0, 0, 0))),
+        )
         per_channel: tuple[int, ...] = (out, 1, 1)
     else:
         x = _floats(g, 2)
@@ -173,7 +198,14 @@ def _wide_conv(g: Generator) -> None:
     x = _input(g, (g.one_of((1, 1, 2)) if g.large else 1, channels, *size))
     out = int(g.one_of((32, 32, 40, 64) if g.large else (32, 32, 40, channels)))
     bias = [_constant(g, x, (out,))] if g.chance(0.6) else []
-    y = _op(g, "conv", x, _constant(g, x, (out, x.shape[1], 3, 3), -0.1, 0.1), *bias, pads=g.one_of(((1, 1, 1, 1), (0, 0, 0, 0), (2, 0, 1, 1))))
+    y = _op(
+        g,
+        "conv",
+        x,
+        _constant(g, x, (out, x.shape[1], 3, 3), -0.1, 0.1),
+        *bias,
+        pads=g.one_of(((1, 1, 1, 1), (0, 0, 0, 0), (2, 0, 1, 1))),
+    )
     if g.chance(0.5):
         y = _op(g, g.one_of(("relu", "sigmoid", "gelu")), y)
     if y is not None and y.shape == x.shape and g.chance(0.7):
@@ -182,7 +214,7 @@ def _wide_conv(g: Generator) -> None:
         g.add("max_pool", y, kernel=(2, 2), strides=(2, 2))
 
 
-# --- wiring ---------------------------------------------------------------------------------------------------------------------
+# --- wiring -----------------------------------------------------------------------------------------------------------
 
 
 def _growing(g: Generator) -> None:

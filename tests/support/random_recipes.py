@@ -1,4 +1,6 @@
-"""What random graphs are made of: each recipe adds a node or a few to the graph of a Generator, fitting what is there."""
+"""What random graphs are made of: each recipe adds a node or a few to the graph of a Generator, fitting what is
+there.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,13 @@ from support.random_graphs import (
     within,
 )
 
-NAMES = [n for n, d in OPS.items() if d.samples and n not in (*CONTROL, "pack", "decode_image")]  # with samples; an image is no random bytes
+NAMES = [
+    n for n, d in OPS.items() if d.samples and n not in (*CONTROL, "pack", "decode_image")
+]  # with samples; an image is no random bytes
 UNARY = [n for n, d in OPS.items() if "elementwise" in d.traits and len(d.samples[0].inputs) == 1 and n != "cast"]
-BINARY = [n for n, d in OPS.items() if "elementwise" in d.traits and len(d.samples[0].inputs) == 2 and d.compute is not None]
+BINARY = [
+    n for n, d in OPS.items() if "elementwise" in d.traits and len(d.samples[0].inputs) == 2 and d.compute is not None
+]
 
 
 def _kinds(op: OpDef) -> str:
@@ -61,7 +67,10 @@ def _binary(g: Generator) -> None:
     else:
         other_ = other
     if left is not None and other_ is not None:
-        g.add(op.name, *((left, other_) if g.chance(0.7) or low > 0 or op.name in ("div", "mod", "fmod") else (other_, left)))
+        g.add(
+            op.name,
+            *((left, other_) if g.chance(0.7) or low > 0 or op.name in ("div", "mod", "fmod") else (other_, left)),
+        )
 
 
 def _partners(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -77,7 +86,13 @@ def _diamond(g: Generator) -> None:
     m = g.pick("f")
     a = g.add(g.one_of(("sigmoid", "tanh", "relu", "neg", "abs", "softplus")), m)
     if a is not None:
-        b = g.add(g.one_of(("mul", "add", "sub", "max")), m, a) if g.chance(0.6) else g.add("concat", a, m, axis=-1) if m.shape else None
+        b = (
+            g.add(g.one_of(("mul", "add", "sub", "max")), m, a)
+            if g.chance(0.6)
+            else g.add("concat", a, m, axis=-1)
+            if m.shape
+            else None
+        )
         if b is not None and g.chance(0.3) and b.shape == m.shape:
             g.add("add", b, a)
 
@@ -133,7 +148,9 @@ def _transpose(g: Generator) -> None:
 def _unit_dims(g: Generator) -> None:
     m = g.pick("fiub")
     if 1 in m.shape and g.chance(0.5):
-        g.add("squeeze", m) if g.chance(0.3) else g.add("expand", m, shape=g.dims(tuple(3 if d == 1 else d for d in m.shape)))
+        g.add("squeeze", m) if g.chance(0.3) else g.add(
+            "expand", m, shape=g.dims(tuple(3 if d == 1 else d for d in m.shape))
+        )
     elif g.chance(0.5):
         g.add("unsqueeze", m, axes=(g.below(len(m.shape) + 1),))
     else:
@@ -146,7 +163,9 @@ def _concat(g: Generator) -> None:
     fits = [
         x
         for x in g.pool
-        if x.dtype is m.dtype and len(x.shape) == len(m.shape) and all(a == b or k == axis for k, (a, b) in enumerate(zip(x.shape, m.shape)))
+        if x.dtype is m.dtype
+        and len(x.shape) == len(m.shape)
+        and all(a == b or k == axis for k, (a, b) in enumerate(zip(x.shape, m.shape)))
     ]
     g.add("concat", m, *(g.one_of(fits) for _ in range(1 + g.below(2))), axis=axis)
 
@@ -209,7 +228,9 @@ def _reduce(g: Generator) -> None:
 
 def _arg(g: Generator) -> None:
     m = g.pick("fiu", 1)
-    g.add(g.one_of(("argmax", "argmin")), m, axis=g.below(len(m.shape)), keepdims=g.chance(0.5), select_last=g.chance(0.2))
+    g.add(
+        g.one_of(("argmax", "argmin")), m, axis=g.below(len(m.shape)), keepdims=g.chance(0.5), select_last=g.chance(0.2)
+    )
 
 
 def _cumulative(g: Generator) -> None:
@@ -239,7 +260,9 @@ def _norm(g: Generator) -> None:
     elif kind == "rms":
         g.add("rms_norm", m, g.like(m, m.shape[-1:], 0.2, 2.0), axis=-1, epsilon=1e-3)
     elif kind == "mvn":
-        g.add("mean_variance_norm", m, axes=tuple(k for k in range(len(m.shape)) if g.chance(0.6)) or None, epsilon=1e-3)
+        g.add(
+            "mean_variance_norm", m, axes=tuple(k for k in range(len(m.shape)) if g.chance(0.6)) or None, epsilon=1e-3
+        )
     elif kind == "lp":
         g.add("lp_norm", m, axis=g.below(len(m.shape)), p=1 + g.below(2))
     elif len(m.shape) >= 3:
@@ -248,7 +271,14 @@ def _norm(g: Generator) -> None:
         if kind == "instance":
             g.add("instance_norm", m, p[0], p[1], epsilon=1e-2)
         elif kind == "group":
-            g.add("group_norm", m, p[0], p[1], groups=g.one_of([d for d in (1, 2, 3, 4, c) if d and c % d == 0]), epsilon=1e-2)
+            g.add(
+                "group_norm",
+                m,
+                p[0],
+                p[1],
+                groups=g.one_of([d for d in (1, 2, 3, 4, c) if d and c % d == 0]),
+                epsilon=1e-2,
+            )
         elif kind == "batch":
             g.add("batch_norm", m, *p, epsilon=1e-3)
         else:
@@ -261,7 +291,11 @@ def _matmul(g: Generator) -> None:
     n = int(g.one_of(SIZES))
     batch = g.one_of(((), (), m.shape[:-2], (1,) * len(m.shape[:-2]))) if len(m.shape) > 2 else ()
     w = g.like(m, (*batch, k, n) if g.chance(0.9) else (k,), -0.5, 0.5) if m.dtype.is_float else g.like(m, (k, n))
-    y = g.add("matmul", m, w) if g.chance(0.85) or len(m.shape) < 2 else g.add("matmul", g.like(m, (*m.shape[:-2], n, m.shape[-2])), m)
+    y = (
+        g.add("matmul", m, w)
+        if g.chance(0.85) or len(m.shape) < 2
+        else g.add("matmul", g.like(m, (*m.shape[:-2], n, m.shape[-2])), m)
+    )
     if y is not None and g.chance(0.5) and y.shape:
         y = g.add("add", y, g.like(y, g.one_of((y.shape[-1:], y.shape))))
     if y is not None and g.chance(0.3):
@@ -283,7 +317,15 @@ def _gemm(g: Generator) -> None:
     ta, tb, n = g.chance(0.3), g.chance(0.5), int(g.one_of(SIZES))
     k = m.shape[0 if ta else 1]
     w = g.like(m, (n, k) if tb else (k, n), -0.5, 0.5)
-    g.add("gemm", m, w, *([g.like(m, g.one_of(((n,), (1, n), ())))] if g.chance(0.7) else []), trans_a=ta, trans_b=tb, alpha=g.one_of((1.0, 0.5)))
+    g.add(
+        "gemm",
+        m,
+        w,
+        *([g.like(m, g.one_of(((n,), (1, n), ())))] if g.chance(0.7) else []),
+        trans_a=ta,
+        trans_b=tb,
+        alpha=g.one_of((1.0, 0.5)),
+    )
 
 
 def _image(g: Generator, spatial: int) -> Made:
@@ -329,7 +371,18 @@ def _conv_transpose(g: Generator) -> None:
 def _pool(g: Generator) -> None:
     spatial = g.one_of((1, 2, 2, 2))
     x = _image(g, spatial)
-    op = g.one_of(("max_pool", "max_pool", "avg_pool", "avg_pool", "lp_pool", "global_avg_pool", "global_avg_pool", "global_max_pool"))
+    op = g.one_of(
+        (
+            "max_pool",
+            "max_pool",
+            "avg_pool",
+            "avg_pool",
+            "lp_pool",
+            "global_avg_pool",
+            "global_avg_pool",
+            "global_max_pool",
+        )
+    )
     if op.startswith("global"):
         g.add(op, x)
         return
@@ -343,17 +396,27 @@ def _image_movement(g: Generator) -> None:
     x = _image(g, 2)
     if g.chance(0.5):
         c = x.shape[1]
-        g.add("depth_to_space", x, block=2, mode=g.one_of(("DCR", "CRD"))) if c % 4 == 0 else g.add("space_to_depth", x, block=2)
+        g.add("depth_to_space", x, block=2, mode=g.one_of(("DCR", "CRD"))) if c % 4 == 0 else g.add(
+            "space_to_depth", x, block=2
+        )
     else:
         h, w = x.shape[2:]
         up = (2, -1, 4)
-        g.add("resize", x, shape=g.dims((*x.shape[:2], 2 * h, 2 * w)), coords=((1, 0, 1), (1, 0, 1), up, up), mode=g.one_of(("nearest", "linear")))
+        g.add(
+            "resize",
+            x,
+            shape=g.dims((*x.shape[:2], 2 * h, 2 * w)),
+            coords=((1, 0, 1), (1, 0, 1), up, up),
+            mode=g.one_of(("nearest", "linear")),
+        )
 
 
 def _sort(g: Generator) -> None:
     m = g.pick("fiu", 1)
     axis = g.below(len(m.shape))
-    keep = 1 + g.below(m.shape[axis]) if m.shape[axis] and g.chance(0.5) and isinstance(m.type.shape[axis], int) else None
+    keep = (
+        1 + g.below(m.shape[axis]) if m.shape[axis] and g.chance(0.5) and isinstance(m.type.shape[axis], int) else None
+    )
     g.add("sort", m, axis=axis, descending=g.chance(0.5), **({} if keep is None else {"keep": keep}))
 
 
@@ -410,14 +473,24 @@ def _any_sample(g: Generator) -> None:
 
 
 def add_sample(g: Generator, name: str) -> None:
-    """An op on one of its samples, its operands made from values that are there; sizes that only the data tells get names of their own."""
+    """An op on one of its samples, its operands made from values that are there; sizes that only the data tells get
+    names of their own.
+    """
     op = OPS[name]
     s: Sample = g.one_of(op.samples)
     if g.depth and (op.host is not None or "host" in op.traits):
         return
     stem = f"d{len(g.graph.dims)}"
-    fresh = {v: dim(f"{stem}_{v.name}", v.lo, v.hi, v.div) for _, a in s.attrs for v in (a if isinstance(a, tuple) else (a,)) if isinstance(v, Var)}  # type: ignore[arg-type]
-    attrs = {k: tuple(fresh.get(v, v) for v in a) if isinstance(a, tuple) else fresh.get(a, a) if isinstance(a, Var) else a for k, a in s.attrs}
+    fresh = {
+        v: dim(f"{stem}_{v.name}", v.lo, v.hi, v.div)
+        for _, a in s.attrs
+        for v in (a if isinstance(a, tuple) else (a,))
+        if isinstance(v, Var)
+    }  # type: ignore[arg-type]
+    attrs = {
+        k: tuple(fresh.get(v, v) for v in a) if isinstance(a, tuple) else fresh.get(a, a) if isinstance(a, Var) else a
+        for k, a in s.attrs
+    }
     operands = [_fitted(g, t, s.domain) for t in s.inputs]
     if all(m is not None for m in operands):
         g.add(op.name, *operands, **attrs)
@@ -447,8 +520,11 @@ def _fitted(g: Generator, t: TensorType, domain: tuple[float, float]) -> Made | 
 
 
 RECIPES: tuple[Callable[[Generator], None], ...] = (
-    _unary, _unary, _activation, _activation, _binary, _binary, _binary, _diamond, _diamond, _same_shape, _same_shape, _select, _cast,
-    _reshape, _transpose, _unit_dims, _concat, _slice, _pad, _gather, _reduce, _reduce, _arg, _cumulative, _softmax, _norm, _norm,
-    _matmul, _matmul, _matmul, _gemm, _conv, _conv, _conv, _conv, _conv_transpose, _pool, _pool, _image_movement, _create, _sort, _quantize,
+    _unary, _unary, _activation, _activation, _binary, _binary, _binary, _diamond, _diamond, _same_shape, _same_shape,
+    _select, _cast,
+    _reshape, _transpose, _unit_dims, _concat, _slice, _pad, _gather, _reduce, _reduce, _arg, _cumulative, _softmax,
+    _norm, _norm,
+    _matmul, _matmul, _matmul, _gemm, _conv, _conv, _conv, _conv, _conv_transpose, _pool, _pool, _image_movement,
+    _create, _sort, _quantize,
     _transform, _lookup, _any_sample, _any_sample, *CONTROL_RECIPES,
 )  # fmt: skip

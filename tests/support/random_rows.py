@@ -1,4 +1,6 @@
-"""Random chains of reductions over the same rows and of what reads them: array code that normalises, weighs and compares rows."""
+"""Random chains of reductions over the same rows and of what reads them: array code that normalises, weighs and
+compares rows.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,10 @@ import random
 
 REDUCTIONS = ("reduce_mean", "reduce_sum", "reduce_max", "reduce_min", "reduce_l2", "reduce_log_sum_exp")
 SHAPES = (
-    ((12, 40), (1,)), ((9, 1000), (1,)), ((40, 12), (0,)), ((70, 33), (0,)), ((3, 5, 64), (2,)), ((4, 21, 18), (1,)), ((2, 3, 4, 50), (2, 3)),
-    ((6, 10, 5, 8), (0, 2, 3)), ((9, 8, 7), (0, 2)), ((1, 17), (1,)), ((1030, 32), (0,)), ((8, 1, 36), (1, 2)), ((5, 130), (0, 1)),
+    ((12, 40), (1,)), ((9, 1000), (1,)), ((40, 12), (0,)), ((70, 33), (0,)), ((3, 5, 64), (2,)), ((4, 21, 18), (1,)),
+    ((2, 3, 4, 50), (2, 3)),
+    ((6, 10, 5, 8), (0, 2, 3)), ((9, 8, 7), (0, 2)), ((1, 17), (1,)), ((1030, 32), (0,)), ((8, 1, 36), (1, 2)),
+    ((5, 130), (0, 1)),
 )  # fmt: skip
 
 
@@ -37,7 +41,13 @@ def random_rows(seed: int, dtype: str = "f32") -> str:
         a, b = rng.choice(numbers), rng.choice(numbers)
         put(
             rng.choice(
-                (f"sqrt(add(mul({a}, {a}), 0.5))", f"tanh({a})", f"sub({a}, tanh({b}))", f"max({a}, {b})", f"div(1.0, add(exp(neg({a})), 1.0))")
+                (
+                    f"sqrt(add(mul({a}, {a}), 0.5))",
+                    f"tanh({a})",
+                    f"sub({a}, tanh({b}))",
+                    f"max({a}, {b})",
+                    f"div(1.0, add(exp(neg({a})), 1.0))",
+                )
             ),
             numbers,
         )
@@ -47,9 +57,11 @@ def random_rows(seed: int, dtype: str = "f32") -> str:
         calm = f"tanh({a})"
         put(
             rng.choice((
-                f"sub({x}, {calm})", f"div({x}, add(mul({a}, {a}), 1.0))", f"tanh(mul({x}, {a}))", f"mul({x}, tanh({y}))", f"sigmoid(sub({x}, {a}))",
+                f"sub({x}, {calm})", f"div({x}, add(mul({a}, {a}), 1.0))", f"tanh(mul({x}, {a}))",
+                f"mul({x}, tanh({y}))", f"sigmoid(sub({x}, {a}))",
                 f"exp(min(sub({x}, {a}), 1.0))", f"add({x}, relu({y}))", f"where(less({x}, {a}), {x}, {calm})",
-                f"softmax({x}, axis={axes[0]})" if len(axes) == 1 else f"mean_variance_norm({x}, axes={axes}, epsilon=0.1)",
+                f"softmax({x}, axis={axes[0]})" if len(axes) == 1 else f"mean_variance_norm({x}, axes={axes}, "
+                    "epsilon=0.1)",
             )),
             elements,
         )  # fmt: skip
@@ -65,5 +77,7 @@ def random_rows(seed: int, dtype: str = "f32") -> str:
         result = numbers[-1] if rng.random() < 0.5 else f"reshape({numbers[-1]}, shape={short})"
     else:
         result = elements[-1]
-    args = ", ".join(f"{name}: {dtype}[{', '.join(map(str, s))}]" for name, s in (("x", shape), ("z", shape), ("p", rows)))
+    args = ", ".join(
+        f"{name}: {dtype}[{', '.join(map(str, s))}]" for name, s in (("x", shape), ("z", shape), ("p", rows))
+    )
     return f"def g({args}):\n" + "\n".join(f"    {line}" for line in lines) + f"\n    return {result}\n"

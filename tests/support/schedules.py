@@ -22,8 +22,9 @@ MAX_DIM = 37  # of a symbolic dim whose upper bound is larger or not known
 def check_schedule(before: str, steps: Callable[[Schedule], object], after: str) -> Kernel:
     """Schedule a kernel given as text and compare with the text of the result.
 
-    Both kernels must pass the verifier and print and parse to the same text; on random arrays of small whole numbers, whose sums and
-    products are exact in any order, both must leave the same numbers in all buffers, for several sizes of symbolic dims.
+    Both kernels must pass the verifier and print and parse to the same text; on random arrays of small whole numbers,
+    whose sums and products are exact in any order, both must leave the same numbers in all buffers, for several sizes
+    of symbolic dims.
     """
     old = verify_kernel(parse_kernel(before))
     s = Schedule(old)
@@ -39,7 +40,9 @@ def check_schedule(before: str, steps: Callable[[Schedule], object], after: str)
 
 
 def same_results(old: Kernel, new: Kernel, seed: int = 0) -> None:
-    """AssertionError with the first difference unless both kernels write the same numbers, for every size that is tried."""
+    """AssertionError with the first difference unless both kernels write the same numbers, for every size that is
+    tried.
+    """
     for dims in sizes(old):
         args = random_arguments(old, dims, seed)
         a, b = ({k: v.copy() if isinstance(v, np.ndarray) else v for k, v in args.items()} for _ in range(2))
@@ -47,7 +50,10 @@ def same_results(old: Kernel, new: Kernel, seed: int = 0) -> None:
         run_kernel(new, b)
         for p in old.entry.buffers:
             bad = np.argwhere(~((a[p.name] == b[p.name]) | (np.isnan(a[p.name]) & np.isnan(b[p.name]))))
-            assert not len(bad), f"{p.name}{bad[0].tolist()}: {a[p.name][tuple(bad[0])]} became {b[p.name][tuple(bad[0])]} at {dims or 'fixed sizes'}"
+            assert not len(bad), (
+                f"{p.name}{bad[0].tolist()}: {a[p.name][tuple(bad[0])]} became {b[p.name][tuple(bad[0])]} at "
+                f"{dims or 'fixed sizes'}"
+            )
 
 
 def sizes(k: Kernel) -> Iterator[dict[str, int]]:

@@ -1,4 +1,6 @@
-"""What a run of ONNX's conformance suite shows, as a page: in come cases and their errors, out goes markdown, by the scoreboard's categories."""
+"""What a run of ONNX's conformance suite shows, as a page: in come cases and their errors, out goes markdown, by the
+scoreboard's categories.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def page(target: str, cases: Sequence[Any], errors: Mapping[int, str | None]) ->
     Args:
         target: what the cases were compiled for.
         cases: the suite's cases that were run.
-        errors: by number of the case: None where it passed, else why not; a case without an entry was not run, and counts as failed.
+        errors: by number of the case: None where it passed, else why not; a case without an entry was not run, and
+            counts as failed.
     """
     import onnx
 
@@ -37,8 +40,10 @@ def page(target: str, cases: Sequence[Any], errors: Mapping[int, str | None]) ->
     lines = [
         f"# ONNX conformance, {datetime.date.today().isoformat()}",
         "",
-        f"`PYTHONPATH=tests python -m support.onnx_suite --target {target} --markdown`: the tests of onnx {onnx.__version__} on dnnc {dnnc.__version__}, target",
-        f"`{target}`, Python {platform.python_version()}, {platform.system()} {platform.machine()}. Tolerances are the suite's own; no case is left out but",
+        f"`PYTHONPATH=tests python -m support.onnx_suite --target {target} --markdown`: the tests of onnx "
+        f"{onnx.__version__} on dnnc {dnnc.__version__}, target",
+        f"`{target}`, Python {platform.python_version()}, {platform.system()} {platform.machine()}. Tolerances are the "
+        "suite's own; no case is left out but",
         "those of kind *real*, which download models.",
         "",
         "| category | passed | failed | total | score |",
@@ -49,7 +54,12 @@ def page(target: str, cases: Sequence[Any], errors: Mapping[int, str | None]) ->
         f"Of {tested} operators that have cases of kind *node*, {whole} pass all of them.",
     ]
     if failed:
-        lines += ["", "## Failures", "", *(f"- `{cases[k].name}`: {failed[k]}" for k in sorted(failed, key=lambda k: cases[k].name))]
+        lines += [
+            "",
+            "## Failures",
+            "",
+            *(f"- `{cases[k].name}`: {failed[k]}" for k in sorted(failed, key=lambda k: cases[k].name)),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -59,7 +69,9 @@ def _row(category: str, total: int, bad: int) -> str:
 
 
 def operators(cases: Sequence[Any], failed: Mapping[int, Any]) -> tuple[int, int]:
-    """(operators that cases of kind `node` are about, those of them whose cases all pass). A case of one node is about its operator."""
+    """(operators that cases of kind `node` are about, those of them whose cases all pass). A case of one node is about
+    its operator.
+    """
     import onnx
 
     from dnnc.frontends.onnx.reader import standard

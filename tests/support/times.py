@@ -1,4 +1,6 @@
-"""Tests of times, made so that busy neighbours do not decide the answer: noise only ever adds time, so one quiet round proves a bound."""
+"""Tests of times, made so that busy neighbours do not decide the answer: noise only ever adds time, so one quiet round
+proves a bound.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def quiet(holds: bool, what: str = "") -> None:
 
 
 def in_a_quiet_round(test: Callable[..., None]) -> Callable[..., None]:
-    """A test that is run again, up to `ROUNDS` times in all, where what it says by `quiet` does not hold. Other failures count at once."""
+    """A test that is run again, up to `ROUNDS` times in all, where what it says by `quiet` does not hold. Other
+    failures count at once.
+    """
 
     @functools.wraps(test)
     def rounds(*args: Any, **kwargs: Any) -> None:
@@ -36,12 +40,16 @@ def in_a_quiet_round(test: Callable[..., None]) -> Callable[..., None]:
     return rounds
 
 
-def growth(make: Callable[[int], Any], work: Callable[[Any], object], small: int, large: int, ratio: float) -> tuple[float, float]:
-    """Seconds of process time that `work(make(size))` takes for two sizes, of the round in which the larger takes the least in units of the smaller.
+def growth(
+    make: Callable[[int], Any], work: Callable[[Any], object], small: int, large: int, ratio: float
+) -> tuple[float, float]:
+    """Seconds of process time that `work(make(size))` takes for two sizes, of the round in which the larger takes the
+    least in units of the smaller.
 
-    A round is the larger between two runs of the smaller, whose mean counts: neighbours and clocks change the speed of a core twofold from one
-    second to the next, and the least times of many runs may be of different speeds. Rounds end as soon as the larger takes less than
-    `ratio` times the smaller. Garbage collection is off, for its cost follows what else the process holds.
+    A round is the larger between two runs of the smaller, whose mean counts: neighbours and clocks change the speed of
+    a core twofold from one second to the next, and the least times of many runs may be of different speeds. Rounds end
+    as soon as the larger takes less than `ratio` times the smaller. Garbage collection is off, for its cost follows
+    what else the process holds.
     """
     rounds: list[tuple[float, float]] = []
     for _ in range(ROUNDS):

@@ -55,7 +55,11 @@ def choices(task: Task) -> tuple[Choice, ...]:
 def other(task: Task) -> Choice:
     """A schedule that applies and is not the templates' own choice."""
     offered = choices(task)
-    return offered[-1] if len(offered) > 1 else Choice(offered[0].template, tuple((k, 8 if k == "lanes" else 1) for k, _ in offered[0].knobs))
+    return (
+        offered[-1]
+        if len(offered) > 1
+        else Choice(offered[0].template, tuple((k, 8 if k == "lanes" else 1) for k, _ in offered[0].knobs))
+    )
 
 
 def write_log(path: Path, winners: bool = True) -> Log:
@@ -66,10 +70,30 @@ def write_log(path: Path, winners: bool = True) -> Log:
             log.append(t)
             for k, c in enumerate(choices(t)):
                 if k == 1:
-                    log.append(Trial(t.key, c, "build", error="too many registers\nreally", machine="znver5", version="0.1.0", at=2.0))
+                    log.append(
+                        Trial(
+                            t.key,
+                            c,
+                            "build",
+                            error="too many registers\nreally",
+                            machine="znver5",
+                            version="0.1.0",
+                            at=2.0,
+                        )
+                    )
                 else:
                     log.append(
-                        Trial(t.key, c, "ok", (1e-5 - k * 1e-7, 1.1e-5), code="ab" * 32, checked=k == 0, machine="znver5", version="0.1.0", at=2.0)
+                        Trial(
+                            t.key,
+                            c,
+                            "ok",
+                            (1e-5 - k * 1e-7, 1.1e-5),
+                            code="ab" * 32,
+                            checked=k == 0,
+                            machine="znver5",
+                            version="0.1.0",
+                            at=2.0,
+                        )
                     )
             if winners:
                 log.append(Winner(t.key, other(t), 0.9e-5, 1.8e-5, "znver5", "0.1.0", 3.0))

@@ -23,13 +23,17 @@ THREADS = ("thread.x", "warp", "lane")
 
 
 def templates(target: GpuTarget, rounded: bool = False, strict: bool = False) -> tuple[Template, ...]:
-    """`rounded`: f32 operands of contractions may be rounded to TF32. `strict`: whatever is chosen, the results are the same bits."""
+    """`rounded`: f32 operands of contractions may be rounded to TF32. `strict`: whatever is chosen, the results are the
+    same bits.
+    """
     made = (
         _template("attention", attention, target),
         _template("recurrence", recurrence, target),  # loops that are one kernel
         _template("gemv", gemv, target),  # few rows: bandwidth counts
         _template("gemv_norm", gemv_norm, target),
-        _template("patch", patch, target, rounded),  # convolutions of few channels, where that promises more than a product's tiles
+        _template(
+            "patch", patch, target, rounded
+        ),  # convolutions of few channels, where that promises more than a product's tiles
         _template("wgmma", wgmma, target),  # tensor cores, where shapes and types allow
         _template("mma", mma, target),
         *([_template("tf32", tf32, target)] if rounded else []),
@@ -59,8 +63,10 @@ def _template(name: str, module: ModuleType, target: GpuTarget, *more_facts: boo
 
 
 def overlapped(kernel: Kernel) -> Kernel:
-    """A kernel that starts while the one before it still runs, and waits for it before it touches memory (programmatic dependent launch): the
-    launch, and what threads compute from their numbers alone, are hidden. Kernels that place the wait themselves stay as they are."""
+    """A kernel that starts while the one before it still runs, and waits for it before it touches memory (programmatic
+    dependent launch): the launch, and what threads compute from their numbers alone, are hidden. Kernels that place the
+    wait themselves stay as they are.
+    """
     if any(isinstance(s, Eval) and s.name == "pdl_wait" for f in kernel.funcs for s in walk_stmts(f.body)):
         return kernel
     first = next((s for s in walk_stmts(kernel.entry.body) if isinstance(s, For) and s.kind in THREADS), None)

@@ -20,8 +20,18 @@ def fixed(problem: Problem) -> bool:
 
 
 def collapsed(s: Schedule) -> Schedule:
-    """Join axes of buffers, but not of those whose indices stay inside by guards alone: the guards speak of the axes one by one."""
-    return s.collapse(*sorted({x.buf.name for x in accesses(s.body) if not all(nonneg(i) and nonneg(d - 1 - i) for i, d in zip(x.idx, x.buf.shape))}))
+    """Join axes of buffers, but not of those whose indices stay inside by guards alone: the guards speak of the axes
+    one by one.
+    """
+    return s.collapse(
+        *sorted(
+            {
+                x.buf.name
+                for x in accesses(s.body)
+                if not all(nonneg(i) and nonneg(d - 1 - i) for i, d in zip(x.idx, x.buf.shape))
+            }
+        )
+    )
 
 
 def outer_loops(s: Schedule, names: tuple[str, ...]) -> list[str]:
@@ -37,7 +47,9 @@ def outer_loops(s: Schedule, names: tuple[str, ...]) -> list[str]:
 
 
 def fused(s: Schedule, names: list[str], name: str) -> str:
-    """Fuse a perfect nest into one loop called `name`, from the inside out; returns what the outermost loop is called then."""
+    """Fuse a perfect nest into one loop called `name`, from the inside out; returns what the outermost loop is called
+    then.
+    """
     while len(names) > 1:
         try:
             s.apply(fuse, names[-2], names[-1], f"{name}{len(names)}")
@@ -50,7 +62,9 @@ def fused(s: Schedule, names: list[str], name: str) -> str:
 def offsets(b: Block) -> list[tuple[Buffer, Expr]]:
     """The buffer and the offset of every access to parameters in a block, stores included."""
     reads = [(x.buf, x.buf.offset(x.idx)) for x in accesses(b) if x.buf.space == "global"]
-    return reads + [(s.buf, s.buf.offset(s.idx)) for s in walk_stmts(b) if isinstance(s, Store) and s.buf.space == "global"]
+    return reads + [
+        (s.buf, s.buf.offset(s.idx)) for s in walk_stmts(b) if isinstance(s, Store) and s.buf.space == "global"
+    ]
 
 
 def walks(b: Block, v: Var) -> list[tuple[Buffer, Expr]]:
@@ -69,8 +83,9 @@ def jumps(b: Block, v: Var) -> int:
 
 
 def width_of(s: Schedule, names: Sequence[str], most: int = 16, ragged: bool = False) -> int:
-    """Elements that each thread may move at once in all of these loops: `most` bytes of the smallest type, aligned in every access.
-    `ragged`: the last ones may be fewer."""
+    """Elements that each thread may move at once in all of these loops: `most` bytes of the smallest type, aligned in
+    every access. `ragged`: the last ones may be fewer.
+    """
     found = [(s.loop(n), walks(s.loop(n).body, s.loop(n).var)) for n in names]
     smallest = min((buf.dtype.bytes for _, ws in found for buf, _ in ws), default=most)
     width = most // smallest
@@ -90,7 +105,9 @@ def _fits(loop: For, ws: list[tuple[Buffer, Expr]], width: int, ragged: bool) ->
 
 
 def flattened(s: Schedule, names: Sequence[str], width: int) -> str:
-    """Make a nest one loop over chunks of `width` elements, the elements of a chunk an unrolled loop inside; returns the loop's name."""
+    """Make a nest one loop over chunks of `width` elements, the elements of a chunk an unrolled loop inside; returns
+    the loop's name.
+    """
     names = list(names)
     if width > 1:
         s.apply(split, names[-1], width, (names[-1] + "c", names[-1] + "v")).apply(annotate, "unroll", names[-1] + "v")
@@ -99,7 +116,9 @@ def flattened(s: Schedule, names: Sequence[str], width: int) -> str:
 
 
 def joined(s: Schedule, names: Sequence[str]) -> list[str]:
-    """Fuse neighbouring loops of a perfect nest where memory is walked in order, so that no index becomes harder; the loops that are left."""
+    """Fuse neighbouring loops of a perfect nest where memory is walked in order, so that no index becomes harder; the
+    loops that are left.
+    """
     names = list(names)
     for at in range(len(names) - 2, -1, -1):
         mark, made = s.mark(), f"{names[at]}j"
@@ -116,4 +135,9 @@ def joined(s: Schedule, names: Sequence[str]) -> list[str]:
 
 def divided(b: Block, v: Var) -> bool:
     """Is a quotient or a remainder of v computed anywhere?"""
-    return any(isinstance(x, Op) and x.name in ("//", "%") and v in free(x) for st in walk_stmts(b) for e in exprs(st) for x in walk(e))
+    return any(
+        isinstance(x, Op) and x.name in ("//", "%") and v in free(x)
+        for st in walk_stmts(b)
+        for e in exprs(st)
+        for x in walk(e)
+    )

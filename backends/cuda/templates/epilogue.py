@@ -1,4 +1,6 @@
-"""The end of a contraction: what the nest does with a finished sum, for a piece of a tile that lies in a thread's registers."""
+"""The end of a contraction: what the nest does with a finished sum, for a piece of a tile that lies in a thread's
+registers.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def store_lanes(c: Contraction, most: int) -> int:
 
 def _fits(c: Contraction, lanes: int) -> bool:
     place = load(c.store.buf, c.store.idx)
-    if not readable(place, c.cols, c.rows, lanes) or any(isinstance(x, Load) and not _aligned(c, x, lanes) for x in walk(c.store.value)):
+    if not readable(place, c.cols, c.rows, lanes) or any(
+        isinstance(x, Load) and not _aligned(c, x, lanes) for x in walk(c.store.value)
+    ):
         return False
     tile = Buffer("tile.", c.dtype, (const(1), const(lanes)), "register")
     q = loop_var("q.", const(0), const(c.cols.size // lanes))
@@ -63,10 +67,21 @@ def _vector(c: Contraction, env: dict[Expr, Expr], total: Expr, lanes: int) -> S
     return made
 
 
-def store_row(b: Builder, c: Contraction, batch: dict[Expr, Expr], row: Expr, start: Expr, tile: Buffer, at: tuple[Expr, ...], width: int) -> None:
+def store_row(
+    b: Builder,
+    c: Contraction,
+    batch: dict[Expr, Expr],
+    row: Expr,
+    start: Expr,
+    tile: Buffer,
+    at: tuple[Expr, ...],
+    width: int,
+) -> None:
     """Finish and store `width` neighbouring elements of a row, from column `start` on, from `tile[at:+width]`.
 
-    The row must exist; columns that do not are left out. Rows that are padded are stored in vectors where a vector has no padding."""
+    The row must exist; columns that do not are left out. Rows that are padded are stored in vectors where a vector has
+    no padding.
+    """
     lanes, filled = store_lanes(c, width), _without_padding(c)
     wide = store_lanes(filled[0], width) if filled is not None else lanes
     if filled is None or wide <= lanes or filled[1] < wide:
@@ -83,24 +98,41 @@ def store_row(b: Builder, c: Contraction, batch: dict[Expr, Expr], row: Expr, st
 
 
 def _store_run(
-    b: Builder, c: Contraction, batch: dict[Expr, Expr], row: Expr, start: Expr, tile: Buffer, at: tuple[Expr, ...], width: int, lanes: int
+    b: Builder,
+    c: Contraction,
+    batch: dict[Expr, Expr],
+    row: Expr,
+    start: Expr,
+    tile: Buffer,
+    at: tuple[Expr, ...],
+    width: int,
+    lanes: int,
 ) -> None:
     with b.loop("v", width // lanes, "unroll") as v:
         first = start + v * lanes
         with b.when(first // lanes < c.cols.size // lanes):
             j: Expr = _lane(lanes) if lanes > 1 else const(0)
             used = (*c.store.idx, c.store.value)
-            env = {**batch, **c.rows.at(c.rows.inside(row, 1, *used)), **c.cols.at(c.cols.inside(first // lanes, lanes, *used), lanes, j)}
+            env = {
+                **batch,
+                **c.rows.at(c.rows.inside(row, 1, *used)),
+                **c.cols.at(c.cols.inside(first // lanes, lanes, *used), lanes, j),
+            }
             b.emit(_vector(c, env, load(tile, (*at[:-1], at[-1] + v * lanes + j)), lanes))
 
 
 def _without_padding(c: Contraction) -> tuple[Contraction, int] | None:
-    """The contraction as it is for columns before the first one of padding, and that column's number; None where rows have no padding.
+    """The contraction as it is for columns before the first one of padding, and that column's number; None where rows
+    have no padding.
 
     select(i < 12, f(min(11, i)), 0)   ->   f(i)
     """
     bounds = [
-        (x, e, k) for x in walk(c.store.value) if isinstance(x, Op) and x.name == "min" for e, k in (x.args, x.args[::-1]) if value(k) is not None
+        (x, e, k)
+        for x in walk(c.store.value)
+        if isinstance(x, Op) and x.name == "min"
+        for e, k in (x.args, x.args[::-1])
+        if value(k) is not None
     ]
     ends = {int(value(k) or 0) + 1 for _, e, k in bounds if isinstance(e, Var) and e in c.cols.vars}
     if len(ends) != 1 or len(c.cols.loops) != 1:

@@ -1,7 +1,9 @@
-"""Schedules that are calls of vendor libraries. Nothing offers them by itself: a search that is asked for libraries does, and a log replays them.
+"""Schedules that are calls of vendor libraries. Nothing offers them by itself: a search that is asked for libraries
+does, and a log replays them.
 
-In: a problem that a library can do whole. Out: a `Called` kernel: the nest as it was lowered, under a name that tells the call, and the call.
-The knob `algo` of cublaslt, and `plan` of cudnn, is the number of the library's own suggestion; `math` is there where it is not float32.
+In: a problem that a library can do whole. Out: a `Called` kernel: the nest as it was lowered, under a name that tells
+the call, and the call. The knob `algo` of cublaslt, and `plan` of cudnn, is the number of the library's own suggestion;
+`math` is there where it is not float32.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ def library_templates() -> tuple[Template, ...]:
 
 
 def library_choices(problem: Problem, names: Sequence[str], rounded: bool = False) -> list[Choice]:
-    """The calls of these libraries that compute a problem, each library's first suggestions. `rounded`: as TF32 too, where it is float32."""
+    """The calls of these libraries that compute a problem, each library's first suggestions. `rounded`: as TF32 too,
+    where it is float32.
+    """
     return [c for name in names for c in _choices(problem, name, rounded)]
 
 
@@ -54,12 +58,19 @@ def called(problem: Problem, name: str, knobs: Mapping[str, int | str]) -> Calle
     """A problem as a library's call. ScheduleError where the library cannot do all of it."""
     plan, math = knobs.get(NUMBER[name]), str(knobs.get("math", "f32"))
     if not isinstance(plan, int) or plan < 0:
-        raise ScheduleError(f"{name} has the knob {NUMBER[name]}, the number of a suggestion of the library, not {dict(knobs)}")
+        raise ScheduleError(
+            f"{name} has the knob {NUMBER[name]}, the number of a suggestion of the library, not {dict(knobs)}"
+        )
     call = call_for(problem, name, plan, math)
     if call is None:
-        raise ScheduleError(f"{VENDORS[name].title} cannot compute all of {problem.kernel.name} as it lies in memory, with {math} products")
+        raise ScheduleError(
+            f"{VENDORS[name].title} cannot compute all of {problem.kernel.name} as it lies in memory, with {math} "
+            "products"
+        )
     entry = problem.kernel.entry
-    marked = "_".join([name, *(["tf32"] if math == "tf32" else []), str(plan), entry.name])  # kernels are known by their texts
+    marked = "_".join(
+        [name, *(["tf32"] if math == "tf32" else []), str(plan), entry.name]
+    )  # kernels are known by their texts
     return Called((*problem.kernel.funcs[:-1], replace(entry, name=marked)), problem.kernel.locs, call)
 
 

@@ -1,7 +1,8 @@
 """Schedules of groups without reductions: element-wise chains and data movement, one pass over memory.
 
-Loops that walk memory in order become one; each thread has a few chunks of 16 bytes, all of whose loads are under way at once. Where loads
-run along one loop and the store along another, tiles go through shared memory, so that neighbouring threads load and store neighbours.
+Loops that walk memory in order become one; each thread has a few chunks of 16 bytes, all of whose loads are under way
+at once. Where loads run along one loop and the store along another, tiles go through shared memory, so that
+neighbouring threads load and store neighbours.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
             found += [(("tile", 0), ("bytes", 16), ("chunks", chunks), ("threads", threads)) for threads in (128, 256)]
     row = row_of(s, names)
     if row and jumps(s.loop(names[-1]).body, s.loop(names[-1]).var):
-        tiles: list[Knobs] = [(("tile", 1), ("bytes", 4), ("chunks", 1), ("threads", threads)) for threads in (256, 512)]
+        tiles: list[Knobs] = [
+            (("tile", 1), ("bytes", 4), ("chunks", 1), ("threads", threads)) for threads in (256, 512)
+        ]
         filled = all(int(s.extent(n)) >= SIDE for n in (row, names[-1]))  # type: ignore[arg-type]
         tiles = tiles if _applies(problem, tiles[0], target) else []
         found = [*tiles, *found] if filled else [*found, *tiles]
@@ -55,11 +58,23 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
 
 
 def swept(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    """Knobs of a chain over vectors whose size is known at run time only: a grid that fills the device goes over them."""
+    """Knobs of a chain over vectors whose size is known at run time only: a grid that fills the device goes over
+    them.
+    """
     line = problem.lowered.out_loops
-    if len(line) != 1 or not walks(Schedule(problem.kernel).loop(line[0]).body, Schedule(problem.kernel).loop(line[0]).var):
+    if len(line) != 1 or not walks(
+        Schedule(problem.kernel).loop(line[0]).body, Schedule(problem.kernel).loop(line[0]).var
+    ):
         return []
-    return [(("tile", 0), ("bytes", 16), ("chunks", 1), ("threads", SWEEP_THREADS), ("blocks", target.sms * target.threads_per_sm // SWEEP_THREADS))]
+    return [
+        (
+            ("tile", 0),
+            ("bytes", 16),
+            ("chunks", 1),
+            ("threads", SWEEP_THREADS),
+            ("blocks", target.sms * target.threads_per_sm // SWEEP_THREADS),
+        )
+    ]
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
@@ -76,7 +91,10 @@ def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
     for size in dict.fromkeys((16, *(16 // d for d in (2, 4, 8) if width // d >= 1))):
         for chunks in (1, 2, 4, 8):
             if chunks == 1 or total // width >= 32 * chunks * target.sms:
-                out += [(("tile", 0), ("bytes", size), ("chunks", chunks), ("threads", t)) for t in (128, 256, 64, 512, 32, 1024)]
+                out += [
+                    (("tile", 0), ("bytes", size), ("chunks", chunks), ("threads", t))
+                    for t in (128, 256, 64, 512, 32, 1024)
+                ]
     return out
 
 
@@ -125,7 +143,9 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
 
 
 def chunk(s: Schedule, names: list[str], most: int) -> int:
-    """Elements of a chunk. A single loop over memory may end within a chunk; rows have to be whole chunks, or the next would be unaligned."""
+    """Elements of a chunk. A single loop over memory may end within a chunk; rows have to be whole chunks, or the next
+    would be unaligned.
+    """
     inner = s.loop(names[-1])
     exact = width_of(s, names[-1:], most)
     if len(names) > 1 or not walks(inner.body, inner.var) or int(s.extent(names[-1])) < RAGGED:  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""The schedule that every kernel has: one thread for each output element, or for each row where the elements of a row depend on another."""
+"""The schedule that every kernel has: one thread for each output element, or for each row where the elements of a row
+depend on another.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
     from dnnc.backends.cuda.target import GpuTarget
 
 ORDER: tuple[str, ...] = ()  # every sum is one thread's
-PRIVATE_LIMIT = 64  # elements of a row that every thread may keep for itself: more would be megabytes for all threads of a device
+PRIVATE_LIMIT = (
+    64  # elements of a row that every thread may keep for itself: more would be megabytes for all threads of a device
+)
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
@@ -50,5 +54,9 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
 
 def private_bytes(s: Schedule) -> int:
     """Memory that the kernel keeps beside registers, for one iteration of its outer loops."""
-    sizes = [(value(x.buf.size()) or 0) * x.buf.dtype.bytes for x in walk_stmts(s.body) if isinstance(x, Alloc) and x.buf.space == "local"]
+    sizes = [
+        (value(x.buf.size()) or 0) * x.buf.dtype.bytes
+        for x in walk_stmts(s.body)
+        if isinstance(x, Alloc) and x.buf.space == "local"
+    ]
     return sum(sizes)

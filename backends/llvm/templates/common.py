@@ -10,7 +10,9 @@ from dnnc.ir.loops.stmt import Block, For, Store, accesses, exprs, walk_stmts
 from dnnc.passes.schedule.loops import annotate, fuse
 from dnnc.passes.schedule.state import Schedule
 
-SERIAL_BELOW = 16384  # elements times operations under which a second thread costs more (a barrier, cold caches) than it saves
+SERIAL_BELOW = (
+    16384  # elements times operations under which a second thread costs more (a barrier, cold caches) than it saves
+)
 
 
 def offsets(b: Block) -> list[Expr]:

@@ -1,4 +1,5 @@
-"""Recipe for matmul and convolution: a register tile of pixels (rows) x panels of vectors, the reduction inside, the epilogue in the store.
+"""Recipe for matmul and convolution: a register tile of pixels (rows) x panels of vectors, the reduction inside, the
+epilogue in the store.
 
     for p in parallel(panels/nv * outer):          contiguous shares; a panel's weights stay in the L2 cache while pixels pass,
         for po in range(pixels/mr):                or all weights do while rows pass; first and last tile peeled where padding guards them
@@ -6,8 +7,9 @@
             for r ...: acc[im, jn, :] += a[im, r] * b[r, jn, :]      broadcast times vector, mr*nv accumulators in registers
             y = epilogue(acc)
 
-The tile must hide the FMA latency (4 cycles, 2 a cycle: >= 8 accumulators) and load less than it computes: mr + nv loads for
-mr * nv FMAs at 2 loads a cycle. Padding is loop bounds and peeled tiles, never a mask: measured equal to a halo in memory or faster.
+The tile must hide the FMA latency (4 cycles, 2 a cycle: >= 8 accumulators) and load less than it computes: mr + nv
+loads for mr * nv FMAs at 2 loads a cycle. Padding is loop bounds and peeled tiles, never a mask: measured equal to a
+halo in memory or faster.
 """
 
 from __future__ import annotations
@@ -35,24 +37,42 @@ from dnnc.passes.schedule.state import Schedule
 from dnnc.passes.schedule.version import version
 
 BESIDE = 0.42  # of the L2 cache's rate: reading it while the core computes
-PREFETCHED = 6  # rows at least: with fewer the panels are read as fast as they come, and asking for them ahead only takes time
+PREFETCHED = (
+    6  # rows at least: with fewer the panels are read as fast as they come, and asking for them ahead only takes time
+)
 FEW_ROWS = 256  # of all tiles of a panel: with more of them a panel's first reading is a small part of its time
-STREAMED = 0.18  # of the time that rows take to come from memory, asked for ahead as they are: what the multiply-adds do not hide
-CROWDED = 0.005  # of a convolution's time for each accumulator past half of the registers, which neighbouring taps and tiles are short of then
+# of the time that rows take to come from memory, asked for ahead as they are: what the multiply-adds do not hide
+STREAMED = 0.18
+# of a convolution's time for each accumulator past half of the registers, which neighbouring taps and tiles are short
+# of then
+CROWDED = 0.005
 
 
 NARROW, EVERY = (1, 2, 3, 4, 6), (1, 2, 3, 4, 5, 6, 8)  # panels of a tile, by guess and in a search
 UNROLLS = (1, 2, 3, 4, 5, 7, 8, 16)
-STRETCHES = (64, 128, 192, 256, 384, 512, 768, 1024, 2048)  # of a sum, between which the sums of all tiles lie in memory
-PEELED = 2  # tiles at each end of a row that are code of their own: more of them make more code than is worth a branch for each tap
+STRETCHES = (
+    64,
+    128,
+    192,
+    256,
+    384,
+    512,
+    768,
+    1024,
+    2048,
+)  # of a sum, between which the sums of all tiles lie in memory
+# tiles at each end of a row that are code of their own: more of them make more code than is worth a branch for each tap
+PEELED = 2
 SMALL = 1 << 22  # operations up to which one thread alone may be as fast
 ORDER: tuple[str, ...] = ()  # every sum is added up in one order, whatever the knobs
 
 
 @dataclass(frozen=True)
 class Nest:
-    """Which loop of the naive nest plays which part. `panel` is "" while the vector loop is still to be split from `lane`; `columns` are those of
-    the outer loops that the panels depend on: heads that a product is stored apart by, matrices of a batch."""
+    """Which loop of the naive nest plays which part. `panel` is "" while the vector loop is still to be split from
+    `lane`; `columns` are those of the outer loops that the panels depend on: heads that a product is stored apart by,
+    matrices of a batch.
+    """
 
     outer: tuple[str, ...]
     pixel: str
@@ -64,7 +84,9 @@ class Nest:
     block: int  # of the reduced channels in memory; 0 when they are not blocked
     tap: str = ""  # the reduction along the pixel axis
     depthwise: bool = False  # every lane has inputs of its own: the panel's loop is one more outer loop
-    shuffled: int = 0  # panels that take the inputs of their lanes, of several groups or several times the same, out of one block
+    shuffled: int = (
+        0  # panels that take the inputs of their lanes, of several groups or several times the same, out of one block
+    )
     taps: int = 1  # along the pixel axis
     columns: tuple[str, ...] = ()
     together: int = 0  # panels side by side that read the same inputs, those of a group; 0: all
@@ -75,7 +97,11 @@ class Nest:
     def order(self, name: str) -> list[str]:
         """The outer loops: all rows of tiles before the next panels, or all panels before the next rows."""
         rows = [n for n in self.outer if n not in self.columns]
-        return {"rows": [*self.outer, "jo"], "panels": [*self.columns, "jo", *rows], "tiles": [*self.outer, "po", "jo"]}[name]
+        return {
+            "rows": [*self.outer, "jo"],
+            "panels": [*self.columns, "jo", *rows],
+            "tiles": [*self.outer, "po", "jo"],
+        }[name]
 
 
 def nest_of(problem: Problem) -> tuple[Schedule, Nest] | None:
@@ -100,7 +126,9 @@ def _matmul_nest(problem: Problem, s: Schedule, loops: tuple[str, ...]) -> tuple
         return None
     outer = [x for x in loops[:-1] if x != pixel]
     if outer == list(loops[: len(outer)]):  # rows in several axes are one axis where they lie one behind the other
-        while outer and _rows_share(problem, s, outer[-1], loops[-1]) and try_fuse(s, outer[-1], pixel, f"p{len(outer)}"):
+        while (
+            outer and _rows_share(problem, s, outer[-1], loops[-1]) and try_fuse(s, outer[-1], pixel, f"p{len(outer)}")
+        ):
             pixel = f"p{len(outer)}"
             outer.pop()
     columns = tuple(n for n in outer if not _rows_share(problem, s, n, loops[-1]))
@@ -116,7 +144,9 @@ def _conv_nest(problem: Problem, s: Schedule, loops: tuple[str, ...]) -> tuple[S
     depthwise = group != 1 and not by_panels
     if not spatial or (depthwise and anchor.inputs[1].type.layout is None):
         return None
-    if problem.lowered.reductions[0][0] not in (x.var.name for x in walk_stmts(s.loop(loops[-1]).body) if isinstance(x, For)):
+    if problem.lowered.reductions[0][0] not in (
+        x.var.name for x in walk_stmts(s.loop(loops[-1]).body) if isinstance(x, For)
+    ):
         return None  # a single channel: its sum is the same for all lanes
     lay = anchor.inputs[1].type.layout
     if (lay is not None and lay.winograd) or (by_panels and s.extent(loops[-1]) != anchor.attrs["panel"]):
@@ -138,7 +168,9 @@ def _conv_nest(problem: Problem, s: Schedule, loops: tuple[str, ...]) -> tuple[S
         panels = panels_of(*sizes, group, value(const(s.extent(loops[-1]))) or 1)  # type: ignore[arg-type]
         together = panels.outputs // panels.width if panels.outputs % panels.width == 0 else 1
         shuffled = panels.of_a_block if depthwise and sizes != (group, group) else 0
-        block = block if block and panels.inputs % block == 0 and len(set(panels.counts)) == 1 else 0  # all panels read whole blocks
+        block = (
+            block if block and panels.inputs % block == 0 and len(set(panels.counts)) == 1 else 0
+        )  # all panels read whole blocks
         if depthwise and sizes != (group, group) and not shuffled:
             return None
     red = problem.lowered.reductions[0]
@@ -174,7 +206,9 @@ def _settings(problem: Problem, target: CpuTarget, most: tuple[int, ...] = NARRO
     ku = _unroll(s.extent(nest.reduction[0]), nest.block) if nest.block or not nest.panel else 1
     order = _order(problem, target, s, nest)
     every = tiles(pixels, panels, target, nest, problem.inplace, most)
-    fits = [(mr, nv) for k, (mr, nv) in enumerate(every) if not k or not nest.depthwise or _peels_borders(pixels, nest, mr)]
+    fits = [
+        (mr, nv) for k, (mr, nv) in enumerate(every) if not k or not nest.depthwise or _peels_borders(pixels, nest, mr)
+    ]
     ahead = (("ahead", 1),) if nest.block and nest.window == 1 and _streams(nest, target) else ()
     return [(("mr", mr), ("nv", nv), ("ku", ku), ("order", order), ("pf", 1), *ahead) for mr, nv in fits]
 
@@ -195,9 +229,19 @@ def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
     unrolls = _unrolls(s.extent(nest.reduction[0]), nest) if nest.block or not nest.panel else [1]
     out += [varied(k, order=o) for k in best for o in orders]
     out += [varied(k, order="panels", pf=0) for k in best if "panels" in orders]
-    out += [varied(k, ahead=1 - int(dict(k).get("ahead", 0))) for k in best if nest.block and nest.window == 1 and not nest.depthwise]
+    out += [
+        varied(k, ahead=1 - int(dict(k).get("ahead", 0)))
+        for k in best
+        if nest.block and nest.window == 1 and not nest.depthwise
+    ]
     out += [varied(k, ku=ku) for k in best[:8] for ku in unrolls]
-    out += [varied(k, order=o, kc=kc) for k in best[:6] for kc in _stretches(s, nest, problem) for o in orders if o != "tiles"]
+    out += [
+        varied(k, order=o, kc=kc)
+        for k in best[:6]
+        for kc in _stretches(s, nest, problem)
+        for o in orders
+        if o != "tiles"
+    ]
     if isinstance(problem.flops, int) and problem.flops <= SMALL:
         out += [varied(k, serial=1) for k in best[:4]]
     out += [varied(k, order=o, ku=ku) for k in best[:6] for o in orders for ku in unrolls]
@@ -210,12 +254,18 @@ def _border_tiles(nest: Nest, mr: int) -> int:
 
 
 def _versions(nest: Nest, pixels: int | None, mr: int) -> bool:
-    """Are the taps that fall on padding told apart at run time? Where rows have any size, many tiles see padding, or not only those at the ends."""
-    return nest.padding > 0 and (pixels is None or _border_tiles(nest, mr) > PEELED or not _peels_borders(pixels, nest, mr))
+    """Are the taps that fall on padding told apart at run time? Where rows have any size, many tiles see padding, or
+    not only those at the ends.
+    """
+    return nest.padding > 0 and (
+        pixels is None or _border_tiles(nest, mr) > PEELED or not _peels_borders(pixels, nest, mr)
+    )
 
 
 def _peels_borders(pixels: int | None, nest: Nest, mr: int) -> bool:
-    """Are the tiles that see padding behind a row those that are peeled? Where the last tile overlaps the one before it, that may see some too."""
+    """Are the tiles that see padding behind a row those that are peeled? Where the last tile overlaps the one before
+    it, that may see some too.
+    """
     if pixels is None:
         return True
     whole = (pixels - 1) // mr  # tiles ahead of the last one
@@ -249,8 +299,10 @@ def _stretches(s: Schedule, nest: Nest, problem: Problem) -> list[int]:
 
 
 def _order(problem: Problem, target: CpuTarget, s: Schedule, nest: Nest) -> str:
-    """What the outer loops run over first. All weights stay in half of the L2 cache while rows pass, or else they are read once, a panel
-    at a time, with all rows passing each; so, too, where rows are few: then the next panel, asked for ahead, comes to the L1 cache meanwhile."""
+    """What the outer loops run over first. All weights stay in half of the L2 cache while rows pass, or else they are
+    read once, a panel at a time, with all rows passing each; so, too, where rows are few: then the next panel, asked
+    for ahead, comes to the L1 cache meanwhile.
+    """
     weights = problem.anchor.inputs[1] if problem.anchor is not None else None
     size = weights.type.nbytes if weights is not None else 0
     rows = product([s.extent(n) for n in (*nest.outer, nest.pixel) if n not in nest.columns])
@@ -274,11 +326,15 @@ def _extents(s: Schedule, nest: Nest, lanes: int) -> tuple[int | None, int | Non
 def tiles(
     pixels: int | None, panels: int | None, target: CpuTarget, nest: Nest, inplace: bool, most: tuple[int, ...] = NARROW
 ) -> list[tuple[int, int]]:
-    """(mr, nv) ordered by estimated cycles: FMAs computed (tails included) over FMA rate, or loads over load rate, whichever is worse.
+    """(mr, nv) ordered by estimated cycles: FMAs computed (tails included) over FMA rate, or loads over load rate,
+    whichever is worse.
 
-    Numbers that are known at run time only are taken to be around 30 rows and 10 panels: large tiles waste more at the end.
+    Numbers that are known at run time only are taken to be around 30 rows and 10 panels: large tiles waste more at the
+    end.
     """
-    n = target.registers  # beside the accumulators live the panels' vectors, one of each, and a broadcast: one too many is spilled at every step
+    # beside the accumulators live the panels' vectors, one of each, and a broadcast: one too many is spilled at every
+    # step
+    n = target.registers
     scored: list[tuple[float, int, int]] = []
     for nv in most:
         if (
@@ -303,12 +359,15 @@ def tiles(
 
 
 def step_cycles(mr: int, nv: int, target: CpuTarget, near: bool = True) -> float:
-    """Cycles of one step of a register tile: its multiply-adds, its loads, the latency of a chain, or reading the panels.
+    """Cycles of one step of a register tile: its multiply-adds, its loads, the latency of a chain, or reading the
+    panels.
 
     The pixels of a depthwise convolution are vectors: as many loads. `near`: does the L2 cache hold the panels?
     """
     rates = target.rates
-    panel = nv * target.vector_bits / 8 / (BESIDE * rates.l2 if near else rates.memory)  # every row of tiles reads it anew
+    panel = (
+        nv * target.vector_bits / 8 / (BESIDE * rates.l2 if near else rates.memory)
+    )  # every row of tiles reads it anew
     return max(mr * nv / rates.fma, (mr + nv) / rates.loads * 1.05, rates.latency, panel)
 
 
@@ -322,7 +381,9 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     if not panel:
         s.apply(split, lane, target.lanes, ("jp", "jv"), tail="guard")
         panel, lane = "jp", "jv"
-    s.apply(split, panel, int(knobs["nv"]), ("jo", "jn"), tail="overlap" if isinstance(s.extent(panel), int) else "clamp")
+    s.apply(
+        split, panel, int(knobs["nv"]), ("jo", "jn"), tail="overlap" if isinstance(s.extent(panel), int) else "clamp"
+    )
     outer = nest.order(str(knobs["order"]))
     mr = int(knobs["mr"])
     pixels = s.extent(pixel)
@@ -343,7 +404,9 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
                 s.apply(version, nest.tap + tag, f"im{tag}_1")
     s.apply(narrow)
     first, *others = [_finish(s, problem, nest, outer, knobs, tag, target.lanes) for tag in tags]
-    if not problem.inplace and knobs["order"] == "panels":  # a panel's weights then come once for all, which is what few rows wait for
+    if (
+        not problem.inplace and knobs["order"] == "panels"
+    ):  # a panel's weights then come once for all, which is what few rows wait for
         with suppress(ScheduleError):
             for other in others:
                 s.apply(join, first, other)
@@ -351,9 +414,11 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
 
 
 def _smaller_tiles(s: Schedule, pixel: str, mr: int, inplace: bool) -> list[str]:
-    """Tile the pixels that fill no tile by smaller ones, so that few rows are not computed as many. The suffixes of all nests.
+    """Tile the pixels that fill no tile by smaller ones, so that few rows are not computed as many. The suffixes of all
+    nests.
 
-    Half a tile, and what is left then: up to two by one tile of their number, more by a tile that repeats the last pixel.
+    Half a tile, and what is left then: up to two by one tile of their number, more by a tile that repeats the last
+        pixel.
     """
     half = max(mr // 2, 1)
     sizes = tuple(range(half, 0, -1)) if half <= 3 else (half, 1) if inplace else (half, -(-half // 2))
@@ -376,8 +441,12 @@ def _tile(s: Schedule, nest: Nest, outer: list[str], lane: str, knobs: Mapping[s
     s.apply(vectorize, *(f"{lane}{tag}{k}" for k in ("", "_1", "_2")))
 
 
-def _finish(s: Schedule, problem: Problem, nest: Nest, outer: list[str], knobs: Mapping[str, int | str], tag: str, lanes: int) -> str:
-    """Unroll, prefetch, widen, peel what padding makes special, and share the outer loops among threads: the loop that is shared."""
+def _finish(
+    s: Schedule, problem: Problem, nest: Nest, outer: list[str], knobs: Mapping[str, int | str], tag: str, lanes: int
+) -> str:
+    """Unroll, prefetch, widen, peel what padding makes special, and share the outer loops among threads: the loop that
+    is shared.
+    """
     if nest.shuffled:
         s.apply(annotate, "unroll", *(n for n in (nest.reduction[0] + tag, f"{nest.reduction[0]}{tag}_b") if s.has(n)))
     unrolled = [f"{n}{tag}{k}" for n in ("im", "jn") for k in ("", "_1", "_2", "_1_b")] + ["ku" + tag, f"ku{tag}_b"]
@@ -392,7 +461,9 @@ def _finish(s: Schedule, problem: Problem, nest: Nest, outer: list[str], knobs: 
     widen_rows(s, nest.reduction[1:], tag, int(knobs["mr"]), lanes)
     po = "po" + tag
     peeled = _border_tiles(nest, int(knobs["mr"]))
-    if peeled and not s.has(f"im{tag}_1_b") and s.has(po) and isinstance(s.extent(po), int):  # a row of symbolic size keeps its checks
+    if (
+        peeled and not s.has(f"im{tag}_1_b") and s.has(po) and isinstance(s.extent(po), int)
+    ):  # a row of symbolic size keeps its checks
         s.apply(peel, po, first=peeled, last=peeled)
         # the taps of a row at the borders: whether one falls on padding is then known per pixel, and costs nothing
         taps = [x for x in (f"{tap}_{end}{k}" for end in "fl" for k in range(peeled)) if s.has(x)]
@@ -404,8 +475,9 @@ def _finish(s: Schedule, problem: Problem, nest: Nest, outer: list[str], knobs: 
 
 
 def _split_reduction(s: Schedule, nest: Nest, ku: int, kc: int, tag: str) -> list[str]:
-    """The order of the reduction loops: channel blocks, taps, channels of a block (unrolled ku times). Of a sum in stretches of kc elements
-    the loop over these is the outermost."""
+    """The order of the reduction loops: channel blocks, taps, channels of a block (unrolled ku times). Of a sum in
+    stretches of kc elements the loop over these is the outermost.
+    """
     first, *taps = (n + tag for n in nest.reduction)
     steps, unroll, block, stretch = "ko" + tag, "ku" + tag, "rb" + tag, "ks" + tag
     if kc and ((nest.panel and not nest.block) or kc % (nest.block or ku)):
@@ -426,10 +498,14 @@ def _split_reduction(s: Schedule, nest: Nest, ku: int, kc: int, tag: str) -> lis
     return [*([stretch] if kc else []), block, *taps, steps, unroll]
 
 
-def _prefetch_next_panel(s: Schedule, problem: Problem, knobs: Mapping[str, int | str], outer: list[str], nest: Nest, tag: str) -> None:
-    """Cache lines of the next panels at each step of `ko`, spread over the tiles of this panel, so that they wait in L2.
+def _prefetch_next_panel(
+    s: Schedule, problem: Problem, knobs: Mapping[str, int | str], outer: list[str], nest: Nest, tag: str
+) -> None:
+    """Cache lines of the next panels at each step of `ko`, spread over the tiles of this panel, so that they wait in
+    L2.
 
-    All lines or none: half of them are in the way of the CPU's own prefetching, which is enough for few rows."""
+    All lines or none: half of them are in the way of the CPU's own prefetching, which is enough for few rows.
+    """
     weights = problem.anchor.inputs[1] if problem.anchor is not None else None
     k = problem.lowered.params.index(weights) if weights in problem.lowered.params else -1
     if k < 0 or weights is None or weights.type.layout is None:
@@ -440,19 +516,29 @@ def _prefetch_next_panel(s: Schedule, problem: Problem, knobs: Mapping[str, int 
     taps = [n + tag for n in nest.reduction[1:] if s.has(n + tag)]
     if nest.block and knobs.get("kc"):
         return  # a stretch of it is read many times before the next one
-    step, steps = _step_of(s, taps, tag) if nest.block else _position(s, [*taps, *(["ks" + tag] if knobs.get("kc") else []), "ko" + tag])
+    step, steps = (
+        _step_of(s, taps, tag)
+        if nest.block
+        else _position(s, [*taps, *(["ks" + tag] if knobs.get("kc") else []), "ko" + tag])
+    )
     if isinstance(tiles_, int) and tiles_ * int(knobs["mr"]) < PREFETCHED:
         return
-    every = -(-nv * ku // tiles_) if isinstance(tiles_, int) and not tag else 4  # the rows that fill no tile ask again for some at most
+    every = (
+        -(-nv * ku // tiles_) if isinstance(tiles_, int) and not tag else 4
+    )  # the rows that fill no tile ask again for some at most
     # elements of a panel: the first axis of filters counts them, of a matrix the third from the end
     size = product(weights.type.physical[1 if nest.panel else -2 :])
     if value(const(size)) == 0:
         return  # a sum of nothing
     column, columns = _position(s, [n + tag for n in outer[:jo]])
-    each = product(weights.type.physical[: 1 if nest.panel else -2]) // columns  # panels in front of which such a loop goes on
+    each = (
+        product(weights.type.physical[: 1 if nest.panel else -2]) // columns
+    )  # panels in front of which such a loop goes on
     first = (column * each + s.loop("jo" + tag).var * nv + nv) * size
     line, width = (tile * steps + step) * every, value(const(buf.shape[-1]))
-    if not isinstance(tiles_, int) and isinstance(size, int) and width:  # however many tiles there are, this panel and not those behind it
+    if (
+        not isinstance(tiles_, int) and isinstance(size, int) and width
+    ):  # however many tiles there are, this panel and not those behind it
         line = line % (nv * size // width)
     for j in range(every):
         at = first + (line + j) * buf.shape[-1]
@@ -460,7 +546,9 @@ def _prefetch_next_panel(s: Schedule, problem: Problem, knobs: Mapping[str, int 
 
 
 def _prefetch_next_pixels(s: Schedule, problem: Problem, mr: int) -> None:
-    """The cache lines of the next tile's pixels, at each block of channels: in each of these they lie elsewhere, which no CPU's own prefetching follows."""
+    """The cache lines of the next tile's pixels, at each block of channels: in each of these they lie elsewhere, which
+    no CPU's own prefetching follows.
+    """
     image = problem.anchor.inputs[0] if problem.anchor is not None else None
     k = problem.lowered.params.index(image) if image in problem.lowered.params else -1
     if k < 0:
@@ -492,7 +580,9 @@ def _position(s: Schedule, names: list[str]) -> tuple[Expr, Expr | int]:
 
 
 def _parallel(s: Schedule, outer: list[str], po: str, tag: str, shared: bool) -> str:
-    """Fuse the outer loops, the tiles too where they are not peeled, into one parallel loop, and name it. Not `shared`: one thread does all."""
+    """Fuse the outer loops, the tiles too where they are not peeled, into one parallel loop, and name it. Not `shared`:
+    one thread does all.
+    """
     names = [*outer, po] if po not in outer and s.has(po) and len(s.loop(outer[-1]).body) == 1 else list(outer)
     while len(names) > 1:
         b, a = names.pop(), names.pop()

@@ -1,11 +1,13 @@
-"""Schedule of convolutions with fewer outputs than half a vector: the lanes go over the inputs, whose products are added up at the end.
+"""Schedule of convolutions with fewer outputs than half a vector: the lanes go over the inputs, whose products are
+added up at the end.
 
     for w in parallel(images * rows * tiles):
         part[mr, nv, V] = 0
         for blocks of channels, taps: part[im, jn, :] += x[im, :] * w[jn, :]
         y = epilogue(hsum(part[im, jn, :]))
 
-Filters lie as images do, in blocks of input channels. It computes nothing in vain where the inputs are whole blocks, and as many loads as products.
+Filters lie as images do, in blocks of input channels. It computes nothing in vain where the inputs are whole blocks,
+and as many loads as products.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def applies(problem: Problem) -> bool:
     if lay is None or lay.winograd or lay.block(1) == 1 or lay.block(0) > 1:
         return False
     s, pixel = _rows(problem)
-    return any(isinstance(x, For) and x.var.name == problem.lowered.reductions[0][0] for x in walk_stmts(s.loop(pixel).body))
+    return any(
+        isinstance(x, For) and x.var.name == problem.lowered.reductions[0][0] for x in walk_stmts(s.loop(pixel).body)
+    )
 
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
@@ -53,7 +57,11 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
         if isinstance(pixels, int):  # as even tiles as there can be
             mr = -(-pixels // -(-pixels // mr))
         if problem.inplace:  # no pixel may be computed twice
-            mr = next(m for m in range(mr, 0, -1) if isinstance(pixels, int) and pixels % m == 0) if isinstance(pixels, int) else 1
+            mr = (
+                next(m for m in range(mr, 0, -1) if isinstance(pixels, int) and pixels % m == 0)
+                if isinstance(pixels, int)
+                else 1
+            )
         found.append((("mr", mr), ("nv", nv), ("ku", 1), ("order", "rows"), ("pf", 0)))
     return found[:2]
 
@@ -66,7 +74,12 @@ def _rows(problem: Problem) -> tuple[Schedule, str]:
     kernel = conv.inputs[1].type.shape[2:]
     win = window(len(kernel), kernel, conv.attrs["strides"], conv.attrs["pads"], conv.attrs["dilations"])
     pixel = next((n for n in reversed(spatial) if s.extent(n) != 1), spatial[-1])
-    if all(k == 1 for k in kernel) and all(k == 1 for k in win.strides) and not any((*win.begin, *win.end)) and pixel == spatial[-1] != spatial[0]:
+    if (
+        all(k == 1 for k in kernel)
+        and all(k == 1 for k in win.strides)
+        and not any((*win.begin, *win.end))
+        and pixel == spatial[-1] != spatial[0]
+    ):
         with suppress(ScheduleError):
             s.apply(fuse, spatial[-2], pixel, "p")
             pixel = "p"
@@ -80,14 +93,18 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     channels, *taps = problem.lowered.reductions[0]
     lanes = problem.anchor.inputs[1].type.layout.block(1)  # type: ignore[union-attr]
     fixed = isinstance(s.extent(pixel), int)
-    s.apply(round_up, channels, lanes).apply(split, channels, lanes, ("rb", "rl")).apply(reorder, "rb", *taps, "rl").apply(rfactor, "rb", "rl")
+    s.apply(round_up, channels, lanes).apply(split, channels, lanes, ("rb", "rl")).apply(
+        reorder, "rb", *taps, "rl"
+    ).apply(rfactor, "rb", "rl")
     s.apply(split, output, int(knobs["nv"]), ("jo", "jn"))
     s.apply(split, pixel, int(knobs["mr"]), ("po", "im"), tail="overlap" if fixed else "clamp")
     s.apply(single, *(n for n in rows if s.extent(n) == 1))
     rows = [n for n in rows if s.has(n)]
     s.apply(reorder, image, "jo", *rows, "po", "im", "jn").apply(distribute, "im", 2)
     tiles = [t for t in ("", *(f"_{k}" for k in range(1, 9))) if s.has("im" + t)]
-    sums = next(t for t in tiles if any(isinstance(x, For) and x.var.name == "rb" for x in walk_stmts(s.loop("im" + t).body)))
+    sums = next(
+        t for t in tiles if any(isinstance(x, For) and x.var.name == "rb" for x in walk_stmts(s.loop("im" + t).body))
+    )
     s.apply(reorder, "rb", *taps, "im" + sums, "jn" + sums)
     s.apply(annotate, "unroll", *(n + t for t in tiles for n in ("im", "jn"))).apply(hoist_guards)
     tap = problem.lowered.reductions[0][1 + problem.lowered.out_loops[2:].index(pixel)] if pixel != "p" else taps[-1]

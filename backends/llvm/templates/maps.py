@@ -1,9 +1,10 @@
 """Recipe for groups without reductions: element-wise chains and data movement, one pass over memory.
 
-Loops are cut at the seams of what is put together (concatenations, borders), and into the digits of an index that is taken apart. Adjacent
-loops that walk memory in order become one loop; the innermost becomes vectors (loads that are not unit stride gather), its tail a limit on
-the accesses, or where it is long a loop of its own; the outermost is shared among the threads. Where loads run along one loop and the stores along another, square tiles are
-transposed in registers: 2 to 3 times the speed of gathers. A few rows whose elements take turns are zipped.
+Loops are cut at the seams of what is put together (concatenations, borders), and into the digits of an index that is
+taken apart. Adjacent loops that walk memory in order become one loop; the innermost becomes vectors (loads that are not
+unit stride gather), its tail a limit on the accesses, or where it is long a loop of its own; the outermost is shared
+among the threads. Where loads run along one loop and the stores along another, square tiles are transposed in
+registers: 2 to 3 times the speed of gathers. A few rows whose elements take turns are zipped.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ LOCKSTEP = 4  # so many times the lanes of a register, and more, are vectors in 
 MANY_FUNCTIONS = 2  # from so many on vectors go in lockstep
 FILLED = 16  # steps from which on the lanes that the last one leaves idle do not matter
 GRAIN = 8  # pieces that each thread gets, at least, where there are so many
-FEW_ELEMENTS, MANY = 2048, 1 << 20  # elements times operations for which one thread is certainly fast enough, or certainly not
+FEW_ELEMENTS, MANY = (
+    2048,
+    1 << 20,
+)  # elements times operations for which one thread is certainly fast enough, or certainly not
 ORDER: tuple[str, ...] = ()  # nothing is summed
 
 
@@ -45,7 +49,9 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
-    """Vectors and how many at a time, in lockstep too; without transposition; by one thread, or by all, in larger or smaller pieces."""
+    """Vectors and how many at a time, in lockstep too; without transposition; by one thread, or by all, in larger or
+    smaller pieces.
+    """
     out: list[Knobs] = []
     for first in candidates(problem, target):
         lanes = lanes_for(problem, target)
@@ -112,7 +118,9 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
 
 
 def nest(s: Schedule, names: list[str], tag: str, lanes: int, unroll: int, lockstep: int, turn: bool) -> None:
-    """Schedule a perfect nest, all of whose loops are given; those that it makes have names that end with the tag. `turn`: tiles may be transposed."""
+    """Schedule a perfect nest, all of whose loops are given; those that it makes have names that end with the tag.
+    `turn`: tiles may be transposed.
+    """
     names = fuse_rows(s, names, tag)
     mark = s.mark()
     if turn and transposed(s, split_digits(s, names, lanes), tag, lanes):
@@ -165,7 +173,9 @@ def at_seams(s: Schedule, names: list[str], lanes: int, few: int) -> list[list[s
     for k in range(len(names)):
         done: list[list[str]] = []
         for j, chain in enumerate(chains):
-            done += _parts(s, chain, k, f"_{len(done) + len(chains) - j}", MAX_PARTS - len(done) - (len(chains) - j), lanes, few)
+            done += _parts(
+                s, chain, k, f"_{len(done) + len(chains) - j}", MAX_PARTS - len(done) - (len(chains) - j), lanes, few
+            )
         chains = done
     return chains
 
@@ -225,12 +235,19 @@ def fuse_rows(s: Schedule, names: list[str], tag: str = "") -> list[str]:
 
 
 def split_digits(s: Schedule, names: list[str], lanes: int, few: tuple[int, ...] = ()) -> list[str]:
-    """Split loops into the digits that their variable is divided into; the innermost only where that leaves whole vectors, or `few` rows."""
+    """Split loops into the digits that their variable is divided into; the innermost only where that leaves whole
+    vectors, or `few` rows.
+    """
     out: list[str] = []
     for name in names:
         loop = s.loop(name)
         size, n = digits(loop, offsets(loop.body)), value(loop.extent)
-        fits = size is not None and n is not None and n % size == 0 and (name != names[-1] or size % lanes == 0 or size in few)
+        fits = (
+            size is not None
+            and n is not None
+            and n % size == 0
+            and (name != names[-1] or size % lanes == 0 or size in few)
+        )
         if size is None or not fits:
             out.append(name)
             continue
@@ -240,7 +257,9 @@ def split_digits(s: Schedule, names: list[str], lanes: int, few: tuple[int, ...]
 
 
 def joined(s: Schedule, names: list[str], tag: str, lanes: int) -> list[str]:
-    """An innermost loop that would leave most lanes idle becomes one with that around it, where it stores in order; its loads then gather."""
+    """An innermost loop that would leave most lanes idle becomes one with that around it, where it stores in order; its
+    loads then gather.
+    """
     if len(names) < 2 or not linear(s.loop(names[-1]).body, [s.loop(m).var for m in names[-2:]]):
         return names
     n, m, made = s.extent(names[-1]), s.extent(names[-2]), f"j{tag}"
@@ -250,7 +269,11 @@ def joined(s: Schedule, names: list[str], tag: str, lanes: int) -> list[str]:
     try:
         s.apply(fuse, *names[-2:], made).collapse()
         loop = s.loop(made)
-        if len(loop.body) != 1 or not isinstance(st := loop.body[0], Store) or stride(st.idx[-1], loop.var) is not const(1):
+        if (
+            len(loop.body) != 1
+            or not isinstance(st := loop.body[0], Store)
+            or stride(st.idx[-1], loop.var) is not const(1)
+        ):
             raise ScheduleError(f"{made} does not store in order")
     except ScheduleError:
         s.restore(mark)
@@ -260,7 +283,11 @@ def joined(s: Schedule, names: list[str], tag: str, lanes: int) -> list[str]:
 
 def linear(b: Block, vs: list[Var]) -> bool:
     """Does a block hold one store, and use loop variables in addresses alone, in sums?"""
-    if len(b) != 1 or not isinstance(b[0], Store) or any(isinstance(x, Op) and free(x) & set(vs) for e in offsets(b) for x in walk(e)):
+    if (
+        len(b) != 1
+        or not isinstance(b[0], Store)
+        or any(isinstance(x, Op) and free(x) & set(vs) for e in offsets(b) for x in walk(e))
+    ):
         return False
     loads = {x: const(0, x.dtype) for x in walk(b[0].value) if isinstance(x, Load)}
     return free(substitute(b[0].value, loads)).isdisjoint(vs)
@@ -317,7 +344,9 @@ def zipped(s: Schedule, names: list[str], tag: str, lanes: int) -> bool:
             raise ScheduleError(f"{row} does not fill a tile")
         one = f"z{tag}"  # as one loop the store has one index
         s.apply(fuse, row, column, one).collapse()
-        s.apply(split, one, m, (f"r{tag}", f"c{tag}")).apply(split, f"r{tag}", lanes, (f"ro{tag}", f"rv{tag}"), tail="overlap")
+        s.apply(split, one, m, (f"r{tag}", f"c{tag}")).apply(
+            split, f"r{tag}", lanes, (f"ro{tag}", f"rv{tag}"), tail="overlap"
+        )
         s.apply(zip_tile, f"rv{tag}", f"c{tag}")
     except ScheduleError:
         s.restore(mark)
@@ -328,7 +357,8 @@ def zipped(s: Schedule, names: list[str], tag: str, lanes: int) -> bool:
 def vectorized(s: Schedule, name: str, lanes: int, unroll: int, lockstep: int = 1) -> None:
     """Turn a loop into vectors; where its statements cannot be vectors it stays scalar.
 
-    lockstep: vectors that are one vector to the program, so that their instructions take turns. An instruction waits for the one before it in
+    lockstep: vectors that are one vector to the program, so that their instructions take turns. An instruction waits
+        for the one before it in
     the same vector, and CPUs find too few others in a long function: 1.2 to 1.4 times the speed.
     """
     n = s.extent(name)
@@ -348,9 +378,17 @@ def vectorized(s: Schedule, name: str, lanes: int, unroll: int, lockstep: int = 
         s.restore(mark)
         return
     if long:
-        rest = s.body[1 + next(k for k, x in enumerate(s.body) if isinstance(x, For) and x.var.name == name + "o")]  # other nests may follow
+        rest = s.body[
+            1 + next(k for k, x in enumerate(s.body) if isinstance(x, For) and x.var.name == name + "o")
+        ]  # other nests may follow
         assert isinstance(rest, For)
         vectorized(s, rest.var.name, lanes, 1)
     unroll = max(unroll * lanes // wide, 1)
-    if isinstance(n, int) and (long or n % (wide * unroll) == 0) and n > wide * unroll and n // wide % unroll == 0 and unroll > 1:
+    if (
+        isinstance(n, int)
+        and (long or n % (wide * unroll) == 0)
+        and n > wide * unroll
+        and n // wide % unroll == 0
+        and unroll > 1
+    ):
         s.apply(split, name + "o", unroll, (name + "q", name + "u")).apply(annotate, "unroll", name + "u")

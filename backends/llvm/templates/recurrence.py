@@ -1,4 +1,5 @@
-"""A recurrence as one kernel: a thread runs all steps of some rows of the batch, whose states and sums stay in its own memory.
+"""A recurrence as one kernel: a thread runs all steps of some rows of the batch, whose states and sums stay in its own
+memory.
 
     for group of rows:                                                 shared among threads
         states = initial states
@@ -7,8 +8,9 @@
                 for k in hidden: acc += vector[k] * matrix[k, units]
             states, outputs = element-wise work on vectors of units
 
-A loop of kernels meets at a barrier after each of them, several times a step. So this pays where a thread alone makes its products of a step in
-less time than all threads need to meet: `takes`. The result does not depend on how rows are grouped.
+A loop of kernels meets at a barrier after each of them, several times a step. So this pays where a thread alone makes
+its products of a step in less time than all threads need to meet: `takes`. The result does not depend on how rows are
+grouped.
 """
 
 from __future__ import annotations
@@ -40,10 +42,14 @@ SPARE = 6  # vector registers that are no sums
 def takes(form: Form, target: CpuTarget) -> bool:
     """Is one kernel of all steps faster than kernels for each step?"""
     weights = sum(len(p.columns) for p in form.phases) * form.hidden**2 * 4
-    tensors = {t for p in form.phases for c in p.columns for t, _ in loads(c.matrix)} | {t for t in form.operand if form.kind(t) == "state"}
+    tensors = {t for p in form.phases for c in p.columns for t, _ in loads(c.matrix)} | {
+        t for t in form.operand if form.kind(t) == "state"
+    }
     if any(t.dtype is not f32 for t in tensors) or weights > target.l2 // 2 or form.batch > MOST_ROWS * target.threads:
         return False
-    saved = weights / target.rates.l2 * (1 - 1 / target.threads)  # cycles of a step, if one row of the batch were shared among threads
+    saved = (
+        weights / target.rates.l2 * (1 - 1 / target.threads)
+    )  # cycles of a step, if one row of the batch were shared among threads
     return form.batch >= target.threads or saved < MEETING * (len(form.phases) + 1)
 
 
@@ -71,7 +77,9 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     low = problem.lowered
     if not isinstance(low, LoweredRecurrence):
         raise ScheduleError("the kernel is no recurrence")
-    return _Steps(low.recurrent, int(knobs["lanes"]), int(knobs["rows"]), target.registers - SPARE).build(problem, knobs)
+    return _Steps(low.recurrent, int(knobs["lanes"]), int(knobs["rows"]), target.registers - SPARE).build(
+        problem, knobs
+    )
 
 
 class _Steps:
@@ -118,7 +126,7 @@ class _Steps:
         for t in dict.fromkeys(c.dots for p in form.phases for c in p.columns):
             self.dots[t] = self.b.alloc("dots", f32, self.rows, int(str(t.dims[1])), space="local")
 
-    # --- elements of the form -------------------------------------------------------------------------------------------------
+    # --- elements of the form -----------------------------------------------------------------------------------------
 
     def captured(self, t: te.Tensor, idx: tuple[Expr, ...]) -> Expr:
         place = self.rec.places[t]
@@ -138,7 +146,7 @@ class _Steps:
 
         return bind(e, {form.row: self.first_row + r, form.unit: unit, form.k: const(k)}, element)
 
-    # --- steps ----------------------------------------------------------------------------------------------------------------
+    # --- steps --------------------------------------------------------------------------------------------------------
 
     def each_unit(self, write: Callable[[Expr, Expr], None]) -> None:
         """Call `write(r, unit)` for all rows of the group and all units, these as lanes."""
@@ -167,10 +175,16 @@ class _Steps:
         """All sums with one vector, some vectors of units at a time."""
         b, form, columns = self.b, self.form, phase.columns
         vector = self.vector(phase, step)
-        together = next(n for n in (8, 4, 3, 2, 1) if n == 1 or (self.blocks % n == 0 and n * self.rows * len(columns) <= self.registers))
+        together = next(
+            n
+            for n in (8, 4, 3, 2, 1)
+            if n == 1 or (self.blocks % n == 0 and n * self.rows * len(columns) <= self.registers)
+        )
         with b.loop("ub", self.blocks // together) as ub:
             acc = b.alloc("acc", f32, self.rows, len(columns), together, self.lanes)
-            self.tile(ub, together, len(columns), lambda r, c, v, lane, unit: b.store(acc, (r, c, v, lane), const(0.0, f32)))
+            self.tile(
+                ub, together, len(columns), lambda r, c, v, lane, unit: b.store(acc, (r, c, v, lane), const(0.0, f32))
+            )
             with b.loop("k", form.hidden) as k:
 
                 def step_of(r: Expr, c: int, v: Expr, lane: Expr, unit: Expr) -> None:

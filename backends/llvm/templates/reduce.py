@@ -1,7 +1,9 @@
-"""Recipe for reductions: rows (softmax, layer norm, sums over the last axis) and windows (pooling, sums over outer axes).
+"""Recipe for reductions: rows (softmax, layer norm, sums over the last axis) and windows (pooling, sums over outer
+axes).
 
-A reduction whose loop walks memory in order becomes vector accumulators over that loop. Otherwise the vectors go over the innermost output
-loop that walks memory in order (channels of a blocked image): each lane reduces for itself. What fits neither stays scalar.
+A reduction whose loop walks memory in order becomes vector accumulators over that loop. Otherwise the vectors go over
+the innermost output loop that walks memory in order (channels of a blocked image): each lane reduces for itself. What
+fits neither stays scalar.
 """
 
 from __future__ import annotations
@@ -38,22 +40,40 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
     lanes = lanes_for(problem, target)
     together = _side_by_side(problem, lanes, target.threads) if problem.kind == "reduce" else 1
     ahead = problem.kind == "reduce" and together == 1 and _from_memory(problem)
-    return [(("lanes", lanes), ("chains", 4), *((("columns", together),) if together > 1 else ()), *((("pf", 1),) if ahead else ()))]
+    return [
+        (
+            ("lanes", lanes),
+            ("chains", 4),
+            *((("columns", together),) if together > 1 else ()),
+            *((("pf", 1),) if ahead else ()),
+        )
+    ]
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
-    """Sums under way at once, vectors, pixels of a tile, rows together, how long a row is computed without loops, and by how many threads.
+    """Sums under way at once, vectors, pixels of a tile, rows together, how long a row is computed without loops, and
+    by how many threads.
 
-    None for contractions that have a schedule of their own: this one reads what it multiplies from memory each time."""
-    if problem.kind == "contraction" and (contraction.candidates(problem, target) or winograd.candidates(problem, target)):
+    None for contractions that have a schedule of their own: this one reads what it multiplies from memory each time.
+    """
+    if problem.kind == "contraction" and (
+        contraction.candidates(problem, target) or winograd.candidates(problem, target)
+    ):
         return []
     out: list[Knobs] = []
     for first in candidates(problem, target):
         lanes = int(dict(first)["lanes"])
         others: list[dict[str, int]] = [{"chains": n} for n in (1, 2, 8)]
-        if any(n.startswith("k") for names in problem.lowered.reductions for n in names) or len(problem.lowered.reductions) > 1:
+        if (
+            any(n.startswith("k") for names in problem.lowered.reductions for n in names)
+            or len(problem.lowered.reductions) > 1
+        ):
             others += [{"straight": n} for n in (0, 4, 32)] + [{"pf": 1 - int(dict(first).get("pf", 0))}]
-        if len(problem.lowered.reductions) == 1 and problem.lowered.out_loops[-1:] and problem.lowered.out_loops[-1].endswith("b"):
+        if (
+            len(problem.lowered.reductions) == 1
+            and problem.lowered.out_loops[-1:]
+            and problem.lowered.out_loops[-1].endswith("b")
+        ):
             others += [{"pixels": n} for n in range(1, MOST_PIXELS + 1)]
         else:
             columns = [n for n in (1, 2, 3, 4, 6, 8) if n != dict(first).get("columns", 1)]
@@ -62,7 +82,9 @@ def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
         out += [varied(first, **k) for k in (*others, *shares(problem), *wide)]
         out += [varied(first, **j, **k) for j in wide for k in (*others, *shares(problem))]
         out += [varied(first, **j, **k) for j in others for k in shares(problem)]
-        out += [varied(first, **j, **k) for i, j in enumerate(others) for k in others[i + 1 :] if not j.keys() & k.keys()]
+        out += [
+            varied(first, **j, **k) for i, j in enumerate(others) for k in others[i + 1 :] if not j.keys() & k.keys()
+        ]
     return out
 
 
@@ -84,7 +106,9 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
 
 
 def _sums_once(s: Schedule, problem: Problem) -> None:
-    """Sums that do not depend on an output loop, as those of a softmax over channels, ahead of that loop, which becomes the innermost."""
+    """Sums that do not depend on an output loop, as those of a softmax over channels, ahead of that loop, which becomes
+    the innermost.
+    """
     names = [n for n in problem.lowered.out_loops if s.has(n)]
     body = s.loop(names[-1]).body if names else ()
     if len(body) < 3 or not isinstance(body[-1], Store):
@@ -112,8 +136,9 @@ def _outer(s: Schedule, problem: Problem) -> list[str]:
 
 
 def _over_outputs(s: Schedule, problem: Problem, lanes: int, columns: int) -> bool:
-    """Vectors over the innermost output loop: every access unit stride or constant along it, stored in order; several of them at a time, whose
-    sums need not wait for each other, where there are `columns`."""
+    """Vectors over the innermost output loop: every access unit stride or constant along it, stored in order; several
+    of them at a time, whose sums need not wait for each other, where there are `columns`.
+    """
     loops = [n for n in problem.lowered.out_loops if s.has(n)]
     rows = [r for names in problem.lowered.reductions for r in names]
     if not loops or any(r.startswith("k") for r in rows):
@@ -134,7 +159,10 @@ def _over_outputs(s: Schedule, problem: Problem, lanes: int, columns: int) -> bo
         if columns > 1 and _columns(s, problem, columns):
             return True
         s.apply(distribute, "vi", 1)
-        s.apply(vectorize, *("vi" + (f"_{k}" if k else "") for k in range(len(loop.body) + 2) if s.has("vi" + (f"_{k}" if k else ""))))
+        s.apply(
+            vectorize,
+            *("vi" + (f"_{k}" if k else "") for k in range(len(loop.body) + 2) if s.has("vi" + (f"_{k}" if k else ""))),
+        )
     except ScheduleError:
         s.restore(mark)
         return False
@@ -142,8 +170,10 @@ def _over_outputs(s: Schedule, problem: Problem, lanes: int, columns: int) -> bo
 
 
 def _side_by_side(problem: Problem, lanes: int, threads: int) -> int:
-    """How many vectors of outputs whose sums go across memory (batch norm over a batch of rows) are best made together: each step of the sums
-    then reads some cache lines in a row and not one, as long as there is work left for all threads."""
+    """How many vectors of outputs whose sums go across memory (batch norm over a batch of rows) are best made together:
+    each step of the sums then reads some cache lines in a row and not one, as long as there is work left for all
+    threads.
+    """
     s = Schedule(problem.kernel)
     every = list(walk_stmts(s.body))
     outer = [n for n in problem.lowered.out_loops if s.extent(n) != 1]
@@ -153,7 +183,11 @@ def _side_by_side(problem: Problem, lanes: int, threads: int) -> int:
     v, n = s.loop(outer[-1]).var, s.extent(outer[-1])
     inner = [s.loop(names[-1]) for names in problem.lowered.reductions]
     read = [e for x in inner for e in offsets(x.body)]
-    if not isinstance(n, int) or any(unit_stride(x) for x in inner) or any(e is not substitute(e, {v: const(0)}) + v for e in read if v in free(e)):
+    if (
+        not isinstance(n, int)
+        or any(unit_stride(x) for x in inner)
+        or any(e is not substitute(e, {v: const(0)}) + v for e in read if v in free(e))
+    ):
         return 1
     used = frozenset().union(*(free(e) for e in read))
     around = [s.extent(name) for name in outer[:-1] if s.loop(name).var in used]
@@ -161,7 +195,9 @@ def _side_by_side(problem: Problem, lanes: int, threads: int) -> int:
     if v not in used or steps < TOGETHER or any(not isinstance(k, int) for k in around):
         return 1
     vectors, rest = n // lanes, math.prod(k for k in around if isinstance(k, int))
-    return next((k for k in (TOGETHER, TOGETHER // 2, TOGETHER // 4) if k <= vectors and rest * (vectors // k) >= threads), 1)
+    return next(
+        (k for k in (TOGETHER, TOGETHER // 2, TOGETHER // 4) if k <= vectors and rest * (vectors // k) >= threads), 1
+    )
 
 
 def _columns(s: Schedule, problem: Problem, count: int) -> bool:
@@ -193,8 +229,9 @@ def _fills(s: Schedule, name: str, lanes: int) -> bool:
 
 
 def _over_rows(s: Schedule, problem: Problem, lanes: int, chains: int, short: bool, straight: int) -> None:
-    """Vectors over rows in memory, those of up to `straight` vectors without a loop. `short`: over those shorter than a vector too, as a row
-    of unknown length is summed."""
+    """Vectors over rows in memory, those of up to `straight` vectors without a loop. `short`: over those shorter than a
+    vector too, as a row of unknown length is summed.
+    """
     for names in problem.lowered.reductions:
         names_left = [n for n in names if s.has(n)]
         k = 0
@@ -231,17 +268,26 @@ def _waits(b: Block) -> bool:
     inside = list(walk_stmts(b))
     if any(isinstance(x, For) and not (value(x.extent) or LONG + 1) <= LONG for x in inside):
         return False
-    return any(isinstance(x, Op) and x.name in ("hsum", "hprod", "hmax", "hmin") for s in inside if isinstance(s, Store) for x in walk(s.value))
+    return any(
+        isinstance(x, Op) and x.name in ("hsum", "hprod", "hmax", "hmin")
+        for s in inside
+        if isinstance(s, Store)
+        for x in walk(s.value)
+    )
 
 
 def _rows_together(s: Schedule, problem: Problem, wanted: int) -> None:
-    """Several rows at a time, as many as `wanted` where they divide all, step by step: while the maximum or sum of one is combined, which is a chain of some 30 cycles, the others go on."""
+    """Several rows at a time, as many as `wanted` where they divide all, step by step: while the maximum or sum of one
+    is combined, which is a chain of some 30 cycles, the others go on.
+    """
     names = _outer(s, problem)
     k = 0
     while len(names) > 1 and try_fuse(s, names[-2], names[-1], f"i_{k}"):
         names, k = [*names[:-2], f"i_{k}"], k + 1
     n = s.extent(names[-1]) if names else 1
-    together = next((m for m in (wanted, *((2, 3) if wanted > 1 else ())) if isinstance(n, int) and n % m == 0 and n >= 2 * m), 1)
+    together = next(
+        (m for m in (wanted, *((2, 3) if wanted > 1 else ())) if isinstance(n, int) and n % m == 0 and n >= 2 * m), 1
+    )
     if together == 1 or not _waits(s.loop(names[-1]).body):
         return
     mark = s.mark()
@@ -250,7 +296,11 @@ def _rows_together(s: Schedule, problem: Problem, wanted: int) -> None:
     except ScheduleError:
         s.restore(mark)
         return
-    s.apply(annotate, "unroll", *(x.var.name for x in loops(s.loop("i_r").body) if x.var.name == "rm" or x.var.name.startswith("rm_")))
+    s.apply(
+        annotate,
+        "unroll",
+        *(x.var.name for x in loops(s.loop("i_r").body) if x.var.name == "rm" or x.var.name.startswith("rm_")),
+    )
 
 
 def _from_memory(problem: Problem) -> bool:
@@ -258,19 +308,27 @@ def _from_memory(problem: Problem) -> bool:
     body = problem.kernel.entry.body
     sizes = {loop.var.name: value(loop.extent) or 0 for loop in loops(body)}
     row = max((math.prod(sizes.get(n, 1) for n in names) for names in problem.lowered.reductions), default=0)
-    large = {x.buf for x in accesses(body) if x.buf.space == "global" and (value(x.buf.size()) or 0) * x.buf.dtype.bytes >= LARGE and _is_plain(x)}
+    large = {
+        x.buf
+        for x in accesses(body)
+        if x.buf.space == "global" and (value(x.buf.size()) or 0) * x.buf.dtype.bytes >= LARGE and _is_plain(x)
+    }
     return any(LEAST_ROW <= row * buf.dtype.bytes <= MOST_ROW for buf in large)
 
 
 def _is_plain(x: Load | Ref) -> bool:
     """Is the place of a load computed without asking memory?"""
-    return not any(isinstance(e, (Load, Ref)) or (isinstance(e, Op) and e.name == "guard") for i in x.idx for e in walk(i))
+    return not any(
+        isinstance(e, (Load, Ref)) or (isinstance(e, Op) and e.name == "guard") for i in x.idx for e in walk(i)
+    )
 
 
 def _ask_for_next_row(s: Schedule, problem: Problem) -> None:
-    """Prefetch the next row in the last pass over this one: passes over a row in a near cache would leave the memory idle.
+    """Prefetch the next row in the last pass over this one: passes over a row in a near cache would leave the memory
+    idle.
 
-    `for i: {for k: .. x[i, k:+16] ..; for j: .. x[i, j:+16] ..}`  ->  `..; for j: {prefetch(x[i + 1, j]); ..}}`"""
+    `for i: {for k: .. x[i, k:+16] ..; for j: .. x[i, j:+16] ..}`  ->  `..; for j: {prefetch(x[i + 1, j]); ..}}`
+    """
     names = _outer(s, problem)
     if not names:
         return
@@ -278,7 +336,9 @@ def _ask_for_next_row(s: Schedule, problem: Problem) -> None:
     passes = [x for x in row.body if isinstance(x, For)]
     for buf in {x.buf: None for x in accesses(row.body) if x.buf.space == "global"}:
         over = [x for x in passes if any(a.buf is buf and row.var in free(buf.offset(a.idx)) for a in accesses((x,)))]
-        inner = (found for x in reversed(over[1:]) if (found := _vector_read(x, buf)) is not None)  # a pass may end in a masked step
+        inner = (
+            found for x in reversed(over[1:]) if (found := _vector_read(x, buf)) is not None
+        )  # a pass may end in a masked step
         loop, at = next(inner, (None, None))
         if loop is not None and at is not None:
             s.apply(prefetch, loop.var.name, buf.name, tuple(substitute(i, {row.var: row.var + 1}) for i in at.idx))
@@ -288,13 +348,22 @@ def _vector_read(over: For, buf: Buffer) -> tuple[For, Load] | None:
     """The first loop of a pass that reads whole vectors of a buffer, and how it does."""
     for loop in loops((over,)):
         for a in accesses(tuple(x for x in loop.body if isinstance(x, Store))):
-            if isinstance(a, Load) and a.buf is buf and _is_plain(a) and a.limit is None and a.lanes > 1 and all(i.lanes == 1 for i in a.idx):
+            if (
+                isinstance(a, Load)
+                and a.buf is buf
+                and _is_plain(a)
+                and a.limit is None
+                and a.lanes > 1
+                and all(i.lanes == 1 for i in a.idx)
+            ):
                 return loop, a
     return None
 
 
 def _each_vector(s: Schedule, name: str, lanes: int, straight: int) -> None:
-    """Vectors over a loop along a row: a short row without any loop, so that its vectors stay in registers from one pass to the next."""
+    """Vectors over a loop along a row: a short row without any loop, so that its vectors stay in registers from one
+    pass to the next.
+    """
     n = s.extent(name)
     if not isinstance(n, int) or not lanes < n <= straight * lanes:
         vectorized(s, name, lanes, 4)

@@ -1,7 +1,9 @@
-"""Recipe for sums over all elements up to each one (cumsum, cumprod): one step for each element, in the order of the elements.
+"""Recipe for sums over all elements up to each one (cumsum, cumprod): one step for each element, in the order of the
+elements.
 
-Where columns lie side by side in memory, vectors go over them. Where sums run along memory, several rows take their steps in turns, so that
-no addition waits for the one before it: a core stores one element a cycle, which two threads' memory does not exceed by much.
+Where columns lie side by side in memory, vectors go over them. Where sums run along memory, several rows take their
+steps in turns, so that no addition waits for the one before it: a core stores one element a cycle, which two threads'
+memory does not exceed by much.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from dnnc.passes.schedule.running import LANE, running
 from dnnc.passes.schedule.state import Schedule, loops, only
 
 ORDER: tuple[str, ...] = ()  # each sum is added up in the order of its elements
-ROWS = 4  # whose additions are under way at once, as many as an addition takes cycles; each is a stream of memory, and caches follow few
+# whose additions are under way at once, as many as an addition takes cycles; each is a stream of memory, and caches
+# follow few
+ROWS = 4
 VECTORS = 8, 4, 2, 1  # of columns side by side: longer pieces of memory, and no fewer than two pieces for each thread
 
 
@@ -54,7 +58,11 @@ def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
     out: list[Knobs] = []
     for first in candidates(problem, target):
         lanes = int(dict(first)["lanes"])
-        sizes = [first, *(varied(first, lanes=n) for n in (lanes // 2, 2 * lanes) if n > 1), *(varied(first, rows=n) for n in (1, 2, 4, 16))]
+        sizes = [
+            first,
+            *(varied(first, lanes=n) for n in (lanes // 2, 2 * lanes) if n > 1),
+            *(varied(first, rows=n) for n in (1, 2, 4, 16)),
+        ]
         out += [*sizes, *(varied(k, **one) for one in shares(problem) for k in sizes)]
     return out
 
@@ -65,7 +73,9 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
     work = unwrap(const(product([*(s.extent(n) for n in others), only(s.loop(others[-1])).extent])))
     mark = s.mark()
     try:
-        _grouped(s, others[-1], int(knobs["lanes"]), True) if columns else _grouped(s, others[-1], int(knobs["rows"]), False)
+        _grouped(s, others[-1], int(knobs["lanes"]), True) if columns else _grouped(
+            s, others[-1], int(knobs["rows"]), False
+        )
     except ScheduleError:
         if not columns:
             raise

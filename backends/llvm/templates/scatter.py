@@ -1,7 +1,8 @@
 """Recipe for scatters: shares of the result that walk all updates in their order, vectors along the columns.
 
-A share is a range of a batch, of columns, or of the rows that data names; the same bits whatever their number. Where columns are cut, no update is
-looked at in vain, but rows are written in pieces: that is for few rows, and where each element of an update names its own place.
+A share is a range of a batch, of columns, or of the rows that data names; the same bits whatever their number. Where
+columns are cut, no update is looked at in vain, but rows are written in pieces: that is for few rows, and where each
+element of an update names its own place.
 """
 
 from __future__ import annotations
@@ -69,11 +70,18 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
 
 
 def _lanes(s: Scattered, target: CpuTarget) -> int:
-    """Lanes of the widest type that is read along a row or written; fewer where rows are whole vectors then, for a part of a vector that is stored
-    cannot be passed on to the next update of the row."""
+    """Lanes of the widest type that is read along a row or written; fewer where rows are whole vectors then, for a part
+    of a vector that is stored cannot be passed on to the next update of the row.
+    """
     widest = target.vector_bits // 8
     along = {v for v in (*s.axes[-1:], *s.over[-1:])}
-    read = [x.buf.dtype for e in (s.value, s.initial) if e is not None for x in walk(e) if isinstance(x, Load) and not along.isdisjoint(free(x))]
+    read = [
+        x.buf.dtype
+        for e in (s.value, s.initial)
+        if e is not None
+        for x in walk(e)
+        if isinstance(x, Load) and not along.isdisjoint(free(x))
+    ]
     lanes = max(widest // max(max(t.computed.bytes, 4) for t in (s.out.dtype, *read)), 2)
     width = value(s.out.shape[len(s.axes) - 1]) if s.axes else None
     whole = [n for n in (lanes, lanes // 2, lanes // 4) if width is not None and n > 1 and width % n == 0]
@@ -113,7 +121,9 @@ def _power(n: int) -> int:
 
 
 def _parts(s: Scattered, axis: int, target: CpuTarget) -> int:
-    """Shares along an axis: its places where a share's updates lie together, else one for each thread, since each walks all."""
+    """Shares along an axis: its places where a share's updates lie together, else one for each thread, since each walks
+    all.
+    """
     n = value(s.out.shape[axis])
     if n is None:
         raise ScheduleError("the size of the axis that is cut is known at run time only")

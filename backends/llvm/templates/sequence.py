@@ -1,4 +1,5 @@
-"""Recipe for groups whose elements depend on those before them in the row: rows in parallel, a row's elements one after the other.
+"""Recipe for groups whose elements depend on those before them in the row: rows in parallel, a row's elements one after
+the other.
 
 What an element reduces over the ones before it becomes vector accumulators where it walks memory in order.
 """
@@ -51,13 +52,20 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: CpuTarget) -
 
 
 def unswitch(b: Block) -> Block:
-    """`for r: if c: s`  ->  `if c: for r: s` where c neither depends on r nor reads what s writes: a row that is done costs nothing more."""
+    """`for r: if c: s`  ->  `if c: for r: s` where c neither depends on r nor reads what s writes: a row that is done
+    costs nothing more.
+    """
     out: list[Stmt] = []
     for s in b:
         if isinstance(s, For):
             body = unswitch(s.body)
             conds: list[Expr] = []
-            while len(body) == 1 and isinstance(inner := body[0], If) and not inner.other and _invariant(inner.cond, s, inner.then):
+            while (
+                len(body) == 1
+                and isinstance(inner := body[0], If)
+                and not inner.other
+                and _invariant(inner.cond, s, inner.then)
+            ):
                 conds.append(inner.cond)
                 body = inner.then
             block: Block = (For(s.var, s.lo, s.hi, s.kind, body),)

@@ -1,4 +1,5 @@
-"""Schedule of pooling windows over a blocked image: a register tile of pixels, each a vector of channels; what taps share is loaded once.
+"""Schedule of pooling windows over a blocked image: a register tile of pixels, each a vector of channels; what taps
+share is loaded once.
 
 for po in range(pixels/mr):                    first and last tile peeled where padding guards their taps
     acc[mr, V] = start
@@ -22,7 +23,9 @@ MOST_TAPS = 9  # of a row of a window, unrolled
 
 
 def tile_windows(s: Schedule, problem: Problem, lanes: int, pixels: int = 0) -> bool:
-    """Schedule the nest in this way, if it is one window per pixel of a row of known length; `pixels` of a tile, 0: as many as suit the row."""
+    """Schedule the nest in this way, if it is one window per pixel of a row of known length; `pixels` of a tile, 0: as
+    many as suit the row.
+    """
     names = [n for n in problem.lowered.out_loops if s.has(n)]
     if len(problem.lowered.reductions) != 1 or len(names) < 2 or not names[-1].endswith("b") or problem.inplace:
         return False
@@ -43,7 +46,11 @@ def tile_windows(s: Schedule, problem: Problem, lanes: int, pixels: int = 0) -> 
 def _meet(s: Schedule, pixel: str, tap: str) -> bool:
     """Does a load depend on both, and are the taps few?"""
     p, t, count = s.loop(pixel).var, s.loop(tap).var, s.extent(tap)
-    return isinstance(count, int) and count <= MOST_TAPS and any(p in free(e) and t in free(e) for e in offsets(s.loop(pixel).body))
+    return (
+        isinstance(count, int)
+        and count <= MOST_TAPS
+        and any(p in free(e) and t in free(e) for e in offsets(s.loop(pixel).body))
+    )
 
 
 def _pixels(n: int) -> int:
@@ -54,7 +61,9 @@ def _pixels(n: int) -> int:
 def _guarded(tile: For) -> bool:
     """Do guards or bounds of loops depend on which tile it is?"""
     inside = list(walk_stmts(tile.body))
-    bounds = [e for x in inside if isinstance(x, For) for e in (x.lo, x.hi)] + [x.cond for x in inside if isinstance(x, If)]
+    bounds = [e for x in inside if isinstance(x, For) for e in (x.lo, x.hi)] + [
+        x.cond for x in inside if isinstance(x, If)
+    ]
     return any(tile.var in free(e) for e in bounds)
 
 
@@ -63,7 +72,9 @@ def _tile(s: Schedule, pixel: str, lane: str, taps: list[str], mr: int, lanes: i
     s.apply(reorder, "po", "vo", "im", "vi").apply(distribute, "im", 2)
     if not s.has("im_2") or s.has("im_3"):
         raise ScheduleError("more than a sum and what is made of it")
-    s.apply(reorder, *taps, "im_1", "vi_1").apply(vectorize, "vi", "vi_1", "vi_2").apply(annotate, "unroll", "im", "im_1", "im_2")
+    s.apply(reorder, *taps, "im_1", "vi_1").apply(vectorize, "vi", "vi_1", "vi_2").apply(
+        annotate, "unroll", "im", "im_1", "im_2"
+    )
     s.apply(hoist_guards).apply(narrow).collapse()
     tap = taps[-1]
     copies = [tap]

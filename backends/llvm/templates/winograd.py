@@ -1,4 +1,5 @@
-"""Builder for 3 x 3 convolutions whose weights are stored for Winograd's F(m x m, 3 x 3): from a naive nest to tiles, products, tiles.
+"""Builder for 3 x 3 convolutions whose weights are stored for Winograd's F(m x m, 3 x 3): from a naive nest to tiles,
+products, tiles.
 
     for w in parallel(images * strips * shares):       a strip of `tg` tiles, a share of the output channels
         for each block of channels, tile of the strip:  v[:, :, c, tile] = B^T x B              (m+2)^2 points
@@ -6,9 +7,10 @@
             for each point, nv panels, mr tiles:        a register tile of products: prod[point, o, tile] = sum over c of v * u
             for each panel, tile:                       y = epilogue(A^T prod A)
 
-A point's products are one matrix product [tiles x C] x [C x panel], (m+2)^2 of them in place of the 9 m^2 multiplications of a tile. `v`
-and `prod` are a thread's own memory and stay in its L2 cache: tg and mo are chosen for that. The images have no halo: tiles at the border read
-with masks, and tiles that reach past the end of the result store what exists of them.
+A point's products are one matrix product [tiles x C] x [C x panel], (m+2)^2 of them in place of the 9 m^2
+multiplications of a tile. `v` and `prod` are a thread's own memory and stay in its L2 cache: tg and mo are chosen for
+that. The images have no halo: tiles at the border read with masks, and tiles that reach past the end of the result
+store what exists of them.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ Knob = Mapping[str, "int | str"]
 
 @dataclass(frozen=True)
 class Winograd:
-    """A convolution as this builder sees it: its operands, sizes in tiles and panels, and the store of one vector of results.
+    """A convolution as this builder sees it: its operands, sizes in tiles and panels, and the store of one vector of
+    results.
 
     `store` is in terms of the variables `place` (image, panel, row, column) and `total`, the sum.
     """
@@ -107,11 +110,18 @@ def winograd_of(problem: Problem) -> Winograd | None:
     wide.lets[total] = whole = var("sum", f32, lanes=lanes)
     store = wide.store(Store(last.buf, last.idx, substitute(last.value, env)))
     return Winograd(
-        buffers[conv.inputs[0]], buffers[weights], weights.type.layout.winograd, (pads[0], pads[1]), (size[0], size[1]), store, place[:-1], whole
+        buffers[conv.inputs[0]],
+        buffers[weights],
+        weights.type.layout.winograd,
+        (pads[0], pads[1]),
+        (size[0], size[1]),
+        store,
+        place[:-1],
+        whole,
     )
 
 
-# --- choice -------------------------------------------------------------------------------------------------------------------
+# --- choice -----------------------------------------------------------------------------------------------------------
 
 
 def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
@@ -120,7 +130,9 @@ def candidates(problem: Problem, target: CpuTarget) -> list[Knobs]:
 
 
 def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
-    """Strips, shares and register tiles by estimate; the best with other blocks of panels, unrolling and prefetching."""
+    """Strips, shares and register tiles by estimate; the best with other blocks of panels, unrolling and
+    prefetching.
+    """
     w = winograd_of(problem)
     if w is None:
         return []
@@ -135,7 +147,9 @@ def space(problem: Problem, target: CpuTarget) -> list[Knobs]:
 
 
 def _ranked(w: Winograd, target: CpuTarget, shares: Sequence[int], wide: Sequence[int], best: int) -> list[Knobs]:
-    """Every division into strips and shares that fits, each with its `best` register tiles of up to so many panels, by estimated time."""
+    """Every division into strips and shares that fits, each with its `best` register tiles of up to so many panels, by
+    estimated time.
+    """
     images = value(w.store.buf.shape[0]) or 1
     scored: list[tuple[float, int, int, int, int]] = []
     for share in (s for s in shares if w.panels % s == 0):
@@ -144,7 +158,16 @@ def _ranked(w: Winograd, target: CpuTarget, shares: Sequence[int], wide: Sequenc
                 found = _register_tiles(w, tg, share, target, wide)[:best]
                 scored += [(_cycles(w, tg, share, mr, nv, images, target), tg, share, mr, nv) for mr, nv in found]
     return [
-        (("tile", w.tile), ("tg", tg), ("share", share), ("mo", w.panels // share), ("mr", mr), ("nv", nv), ("ku", 2), ("pf", 1))
+        (
+            ("tile", w.tile),
+            ("tg", tg),
+            ("share", share),
+            ("mo", w.panels // share),
+            ("mr", mr),
+            ("nv", nv),
+            ("ku", 2),
+            ("pf", 1),
+        )
         for _, tg, share, mr, nv in sorted(scored)
     ]
 
@@ -167,10 +190,14 @@ def _cycles(w: Winograd, tg: int, share: int, mr: int, nv: int, images: int, tar
     weights = square * panels * w.blocks * w.lanes**2 * 4
     held = square * tg * (w.blocks + panels) * w.lanes * 4
     moved = held / (SPILLED * target.rates.l2) if held > target.l2 else 0.0
-    return rounds * (max(products, weights / target.rates.memory) + tg * (w.blocks + panels) * transform(w.tile, target.rates) + moved)
+    return rounds * (
+        max(products, weights / target.rates.memory)
+        + tg * (w.blocks + panels) * transform(w.tile, target.rates)
+        + moved
+    )
 
 
-# --- the kernel ---------------------------------------------------------------------------------------------------------------
+# --- the kernel -------------------------------------------------------------------------------------------------------
 
 
 def apply(problem: Problem, knobs: Knob, target: CpuTarget) -> Kernel:
@@ -183,7 +210,9 @@ def apply(problem: Problem, knobs: Knob, target: CpuTarget) -> Kernel:
     b = Builder()
     with b.loop("w", w.store.buf.shape[0] * (strips_ * share), "parallel") as item:
         image, rest = item // (strips_ * share), item % (strips_ * share)
-        done = rest // share * k["tg"]  # tiles of the strips before; where no whole strip is left, the last one begins earlier
+        done = (
+            rest // share * k["tg"]
+        )  # tiles of the strips before; where no whole strip is left, the last one begins earlier
         first = b.let("first", minimum(done, w.tiles - k["tg"]))
         v = b.alloc("v", f32, w.n, w.n, w.blocks, k["tg"], w.lanes, space="local")
         products = b.alloc("prod", f32, w.n, w.n, k["mo"], k["tg"], w.lanes, space="local")
@@ -236,8 +265,15 @@ def _corner(b: Builder, w: Winograd, tile: Expr) -> tuple[Expr, Expr]:
 def _multiply(b: Builder, w: Winograd, v: Buffer, products: Buffer, panel: Expr, k: Mapping[str, int]) -> None:
     """For each point the product of the strip's tiles and `mo` panels of weights, from `panel` on."""
     mr, nv, ku, lanes = k["mr"], k["nv"], k["ku"], w.lanes
-    every = -(-nv * ku // -(-k["tg"] // mr))  # lines of the next panels at each step, so that they are all asked for during this product
-    with b.loop("pr", w.n) as pr, b.loop("pc", w.n) as pc, b.loop("jo", k["mo"] // nv) as jo, b.loop("to", -(-k["tg"] // mr)) as to:
+    every = -(
+        -nv * ku // -(-k["tg"] // mr)
+    )  # lines of the next panels at each step, so that they are all asked for during this product
+    with (
+        b.loop("pr", w.n) as pr,
+        b.loop("pc", w.n) as pc,
+        b.loop("jo", k["mo"] // nv) as jo,
+        b.loop("to", -(-k["tg"] // mr)) as to,
+    ):
         start = minimum(to * mr, k["tg"] - mr)
         acc = b.alloc("acc", f32, mr, nv, lanes)
         with b.loop("im", mr, "unroll") as im, b.loop("jn", nv, "unroll") as jn:
@@ -249,13 +285,17 @@ def _multiply(b: Builder, w: Winograd, v: Buffer, products: Buffer, panel: Expr,
             with b.loop("ku", ku, "unroll") as kq, b.loop("im", mr, "unroll") as im, b.loop("jn", nv, "unroll") as jn:
                 ch = ko * ku + kq
                 weight = w.u.at(pr, pc, panel + jo * nv + jn, c, ch, 0, lanes=lanes)
-                b.store(acc, (im, jn, 0), fma(v[pr, pc, c, start + im, ch], weight, acc.at(im, jn, 0, lanes=lanes)), lanes)
+                b.store(
+                    acc, (im, jn, 0), fma(v[pr, pc, c, start + im, ch], weight, acc.at(im, jn, 0, lanes=lanes)), lanes
+                )
         with b.loop("im", mr, "unroll") as im, b.loop("jn", nv, "unroll") as jn:
             b.store(products, (pr, pc, jo * nv + jn, start + im, 0), acc.at(im, jn, 0, lanes=lanes), lanes)
 
 
 def _results(b: Builder, w: Winograd, products: Buffer, image: Expr, first: Expr, skip: Expr, panel: Expr) -> None:
-    """Transform the products back, finish and store them, but for the first `skip` tiles: a result may be added to what lies at its place."""
+    """Transform the products back, finish and store them, but for the first `skip` tiles: a result may be added to what
+    lies at its place.
+    """
     with b.loop("o", products.shape[2]) as o, b.loop("t", products.shape[3], lo=skip) as t:
         row, column = _corner(b, w, first + t)
         part = b.alloc("part", f32, w.tile, w.n, w.lanes)
@@ -275,7 +315,7 @@ def _store(b: Builder, w: Winograd, place: tuple[Expr, ...], total: Expr) -> Non
     b.emit(Store(s.buf, tuple(substitute(i, env) for i in s.idx), substitute(s.value, env), s.lanes, s.limit))
 
 
-# --- transforms along one axis ------------------------------------------------------------------------------------------------
+# --- transforms along one axis ----------------------------------------------------------------------------------------
 
 
 def into_points(b: Builder, x: Sequence[Expr]) -> list[Expr]:

@@ -1,1 +1,3 @@
-"""Networks that neither timm nor transformers has, written out. Each module has a table `NETS` of names and functions without arguments."""
+"""Networks that neither timm nor transformers has, written out. Each module has a table `NETS` of names and functions
+without arguments.
+"""

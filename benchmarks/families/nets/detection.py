@@ -13,9 +13,13 @@ from torch import Tensor, nn
 from families.entry import Made, floats, image
 
 
-def conv(i: int, o: int, kernel: int = 3, stride: int = 1, groups: int = 1, act: nn.Module | None = None) -> nn.Sequential:
+def conv(
+    i: int, o: int, kernel: int = 3, stride: int = 1, groups: int = 1, act: nn.Module | None = None
+) -> nn.Sequential:
     pad = kernel // 2
-    return nn.Sequential(nn.Conv2d(i, o, kernel, stride, pad, groups=groups, bias=False), nn.BatchNorm2d(o), act or nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(i, o, kernel, stride, pad, groups=groups, bias=False), nn.BatchNorm2d(o), act or nn.ReLU()
+    )
 
 
 class Pyramid(nn.Module):
@@ -74,7 +78,11 @@ class RetinaNet(nn.Module):
         return boxes[kept], best[kept], label[kept]
 
     def anchors(self, h: int, w: int, stride: int) -> Tensor:
-        sizes = [(stride * 4 * 2 ** (k / 3) / math.sqrt(r), stride * 4 * 2 ** (k / 3) * math.sqrt(r)) for r in (0.5, 1, 2) for k in range(3)]
+        sizes = [
+            (stride * 4 * 2 ** (k / 3) / math.sqrt(r), stride * 4 * 2 ** (k / 3) * math.sqrt(r))
+            for r in (0.5, 1, 2)
+            for k in range(3)
+        ]
         size = torch.tensor(sizes)
         centre = grid(h, w, stride)[:, None].expand(-1, 9, -1)
         return torch.cat([centre, size[None].expand(centre.shape[0], -1, -1)], -1).reshape(-1, 4)
@@ -113,7 +121,13 @@ class CenterNet(nn.Module):
         super().__init__()
         self.classes = classes
         self.down = nn.Sequential(conv(3, 16, 7, 2), conv(16, 32, 3, 2), conv(32, 64, 3, 2), conv(64, 96, 3, 2))
-        self.up = nn.Sequential(*[m for i, o in ((96, 64), (64, 32)) for m in (nn.ConvTranspose2d(i, o, 4, 2, 1), nn.BatchNorm2d(o), nn.ReLU())])
+        self.up = nn.Sequential(
+            *[
+                m
+                for i, o in ((96, 64), (64, 32))
+                for m in (nn.ConvTranspose2d(i, o, 4, 2, 1), nn.BatchNorm2d(o), nn.ReLU())
+            ]
+        )
         self.heat, self.offset, self.size = nn.Conv2d(32, classes, 1), nn.Conv2d(32, 2, 1), nn.Conv2d(32, 2, 1)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,7 +151,12 @@ class Yolo(nn.Module):
         super().__init__()
         self.bins, act = bins, nn.SiLU()
         self.stem = conv(12, 16, 3, 1, act=act)
-        self.stages = nn.ModuleList([nn.Sequential(conv(i, o, 3, 2, act=act), conv(o, o, 3, act=act)) for i, o in ((16, 32), (32, 64), (64, 96))])
+        self.stages = nn.ModuleList(
+            [
+                nn.Sequential(conv(i, o, 3, 2, act=act), conv(o, o, 3, act=act))
+                for i, o in ((16, 32), (32, 64), (64, 96))
+            ]
+        )
         self.boxes = nn.ModuleList([nn.Conv2d(c, 4 * bins, 1) for c in (32, 64, 96)])
         self.scores = nn.ModuleList([nn.Conv2d(c, classes, 1) for c in (32, 64, 96)])
 
@@ -166,7 +185,10 @@ class Detr(nn.Module):
         self.encoder = nn.TransformerEncoderLayer(width, 4, 128, batch_first=True)
         self.decoder = nn.TransformerDecoderLayer(width, 4, 128, batch_first=True)
         self.queries = nn.Parameter(torch.randn(queries, width))
-        self.scores, self.boxes = nn.Linear(width, 11), nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4))
+        self.scores, self.boxes = (
+            nn.Linear(width, 11),
+            nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4)),
+        )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         f = self.backbone(x)
@@ -239,7 +261,9 @@ class Prior(nn.Module):
         for layer in self.more:
             f = layer(f)
             maps.append(f)
-        scores = torch.cat([s(m).permute(0, 2, 3, 1).reshape(m.shape[0], -1, self.classes) for s, m in zip(self.scores, maps)], 1)
+        scores = torch.cat(
+            [s(m).permute(0, 2, 3, 1).reshape(m.shape[0], -1, self.classes) for s, m in zip(self.scores, maps)], 1
+        )
         boxes = torch.cat([b(m).permute(0, 2, 3, 1).reshape(m.shape[0], -1, 4) for b, m in zip(self.boxes, maps)], 1)
         centre = self.priors[:, :2] + boxes[..., :2] * 0.1 * self.priors[:, 2:]
         return scores.softmax(-1), torch.cat([centre, self.priors[:, 2:] * (boxes[..., 2:] * 0.2).exp()], -1)

@@ -1,4 +1,6 @@
-"""Networks written with onnx.helper: old opsets with attributes where inputs are now, and operators that no exporter writes."""
+"""Networks written with onnx.helper: old opsets with attributes where inputs are now, and operators that no exporter
+writes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
 
 class Graph:
-    """Nodes and weights as they are written down; `g("Conv", x, w, b, strides=[2, 2])` gives the name of the first output."""
+    """Nodes and weights as they are written down; `g("Conv", x, w, b, strides=[2, 2])` gives the name of the first
+    output.
+    """
 
     def __init__(self, seed: int) -> None:
         self.nodes: list[NodeProto] = []
@@ -33,7 +37,9 @@ class Graph:
         return name
 
     def normal(self, *shape: int, fan_in: int = 0) -> str:
-        return self.const(self.rng.standard_normal(shape) * (2 / fan_in) ** 0.5 if fan_in else self.rng.standard_normal(shape) * 0.1)
+        return self.const(
+            self.rng.standard_normal(shape) * (2 / fan_in) ** 0.5 if fan_in else self.rng.standard_normal(shape) * 0.1
+        )
 
     def conv(self, x: str, i: int, o: int, kernel: int = 3, **attributes: Any) -> str:
         group = attributes.get("group", 1)
@@ -46,10 +52,24 @@ class Graph:
 
     def norm(self, x: str, c: int, **attributes: Any) -> str:
         mean, variance = self.const(self.rng.randn(c) * 0.1), self.const(0.5 + self.rng.rand(c))
-        return str(self("BatchNormalization", x, self.const(0.7 + 0.6 * self.rng.rand(c)), self.normal(c), mean, variance, **attributes))
+        return str(
+            self(
+                "BatchNormalization",
+                x,
+                self.const(0.7 + 0.6 * self.rng.rand(c)),
+                self.normal(c),
+                mean,
+                variance,
+                **attributes,
+            )
+        )
 
-    def model(self, inputs: Sequence[Row], outputs: Sequence[str], opset: int, listed: bool = False, rank: int = 0) -> Drawn:
-        """`listed`: initializers are inputs too, as before IR version 4. `rank`: of outputs whose shape cannot be inferred."""
+    def model(
+        self, inputs: Sequence[Row], outputs: Sequence[str], opset: int, listed: bool = False, rank: int = 0
+    ) -> Drawn:
+        """`listed`: initializers are inputs too, as before IR version 4. `rank`: of outputs whose shape cannot be
+        inferred.
+        """
         kinds = {"float32": FLOAT, "int64": INT64}
         given = [helper.make_tensor_value_info(i["name"], kinds[i["dtype"]], i["shape"]) for i in inputs]
         if listed:
@@ -57,12 +77,18 @@ class Graph:
         results = [helper.ValueInfoProto(name=o) for o in outputs]
         graph = helper.make_graph(self.nodes, "drawn", given, results, self.weights)
         version = 3 if listed else {7: 3, 8: 3, 9: 4, 10: 5, 11: 6}.get(opset, 8)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=max(version, 10 if opset > 20 else version))
+        model = helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", opset)],
+            ir_version=max(version, 10 if opset > 20 else version),
+        )
         return Drawn(_inferred(model, rank), list(inputs))
 
 
 def _inferred(model: ModelProto, rank: int) -> ModelProto:
-    """The types of the outputs are inferred, for a model has to state them; where the shape is not known, it has `rank` unknown sizes."""
+    """The types of the outputs are inferred, for a model has to state them; where the shape is not known, it has `rank`
+    unknown sizes.
+    """
     from onnx import shape_inference
 
     known = {v.name: v for v in shape_inference.infer_shapes(model, data_prop=True).graph.output}
@@ -74,7 +100,9 @@ def _inferred(model: ModelProto, rank: int) -> ModelProto:
 
 
 def body(
-    nodes: Sequence[NodeProto], inputs: Sequence[tuple[str, int, list[int] | None]], outputs: Sequence[tuple[str, int, list[int] | None]]
+    nodes: Sequence[NodeProto],
+    inputs: Sequence[tuple[str, int, list[int] | None]],
+    outputs: Sequence[tuple[str, int, list[int] | None]],
 ) -> GraphProto:
     def infos(rows: Sequence[tuple[str, int, list[int] | None]]) -> list[Any]:
         return [helper.make_tensor_value_info(*r) for r in rows]
@@ -98,10 +126,19 @@ def alexnet() -> Drawn:
 def googlenet() -> Drawn:
     """Two inception blocks in opset 8, ceil-like pads, a Reshape from a constant."""
     g = Graph(2)
-    x = g("MaxPool", g("Relu", g.conv("x", 3, 32, 7, strides=[2, 2])), kernel_shape=[3, 3], strides=[2, 2], pads=[0, 0, 1, 1])
+    x = g(
+        "MaxPool",
+        g("Relu", g.conv("x", 3, 32, 7, strides=[2, 2])),
+        kernel_shape=[3, 3],
+        strides=[2, 2],
+        pads=[0, 0, 1, 1],
+    )
     width = 32
     for a, b, c, d in ((16, 32, 8, 8), (24, 48, 12, 12)):
-        branches = [g("Relu", g.conv(x, width, a, 1)), g("Relu", g.conv(g("Relu", g.conv(x, width, b // 2, 1)), b // 2, b))]
+        branches = [
+            g("Relu", g.conv(x, width, a, 1)),
+            g("Relu", g.conv(g("Relu", g.conv(x, width, b // 2, 1)), b // 2, b)),
+        ]
         branches += [g("Relu", g.conv(g("Relu", g.conv(x, width, c // 2, 1)), c // 2, c, 5))]
         branches += [g("Relu", g.conv(g("MaxPool", x, kernel_shape=[3, 3], pads=[1, 1, 1, 1]), width, d, 1))]
         x, width = g("Concat", *branches, axis=1), a + b + c + d
@@ -130,9 +167,19 @@ def upsampler() -> Drawn:
     b = g("LeakyRelu", g.conv(g("MaxPool", a, kernel_shape=[2, 2], strides=[2, 2]), 16, 32), alpha=0.1)
     up = g("Upsample", g.conv(b, 32, 16), g.const([1.0, 1, 2, 2]), mode="nearest")
     h = g("Elu", g("Add", a, up), alpha=0.7)
-    h = g("Slice", g("Pad", h, pads=[0, 0, 2, 2, 0, 0, 2, 2], mode="reflect"), axes=[2, 3], starts=[1, 1], ends=[-1, 9223372036854775807])
+    h = g(
+        "Slice",
+        g("Pad", h, pads=[0, 0, 2, 2, 0, 0, 2, 2], mode="reflect"),
+        axes=[2, 3],
+        starts=[1, 1],
+        ends=[-1, 9223372036854775807],
+    )
     heat = g.conv(h, 16, 5, 1)
-    return g.model([image(3, 32, 32)], [g("Squeeze", g("ReduceMax", heat, axes=[2], keepdims=1), axes=[2]), g("ArgMax", heat, axis=1)], 9)
+    return g.model(
+        [image(3, 32, 32)],
+        [g("Squeeze", g("ReduceMax", heat, axes=[2], keepdims=1), axes=[2]), g("ArgMax", heat, axis=1)],
+        9,
+    )
 
 
 def shapes() -> Drawn:
@@ -145,11 +192,21 @@ def shapes() -> Drawn:
     flat = g("Reshape", x, g("Concat", n, c, g.const([-1], np.int64), axis=0))
     scores = g("Softmax", g("MatMul", g("Transpose", flat, perm=[0, 2, 1]), flat), axis=2)
     mixed = g("MatMul", scores, g("Transpose", flat, perm=[0, 2, 1]))
-    half = g("Cast", g("Div", g("Cast", g("Slice", size, g.const([2], np.int64), g.const([4], np.int64)), to=FLOAT), g.const(2.0)), to=INT64)
+    half = g(
+        "Cast",
+        g("Div", g("Cast", g("Slice", size, g.const([2], np.int64), g.const([4], np.int64)), to=FLOAT), g.const(2.0)),
+        to=INT64,
+    )
     sizes = g("Concat", g("Slice", size, g.const([0], np.int64), g.const([2], np.int64)), half, axis=0)
     image_again = g("Reshape", g("Transpose", mixed, perm=[0, 2, 1]), size)
     small = g(
-        "Resize", image_again, g.const([], np.float32), g.const([], np.float32), sizes, mode="linear", coordinate_transformation_mode="half_pixel"
+        "Resize",
+        image_again,
+        g.const([], np.float32),
+        g.const([], np.float32),
+        sizes,
+        mode="linear",
+        coordinate_transformation_mode="half_pixel",
     )
     return g.model([image(3, 16, 16)], [g("GlobalAveragePool", small), g("ReduceMean", mixed, axes=[1])], 11, rank=4)
 
@@ -159,7 +216,16 @@ def deform() -> Drawn:
     g = Graph(6)
     x = g("Relu", g.conv("x", 3, 16, 3, strides=[2, 2]))
     offset, weight = g.conv(x, 16, 18), g("Sigmoid", g.conv(x, 16, 9))
-    y = g("DeformConv", x, g.normal(24, 16, 3, 3, fan_in=144), offset, g.normal(24), weight, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    y = g(
+        "DeformConv",
+        x,
+        g.normal(24, 16, 3, 3, fan_in=144),
+        offset,
+        g.normal(24),
+        weight,
+        kernel_shape=[3, 3],
+        pads=[1, 1, 1, 1],
+    )
     x = g("ReduceMean", g("Relu", y), g.const([2, 3], np.int64), keepdims=0)
     return g.model([image(3, 32, 32)], [g.dense(x, 24, 10)], 19)
 
@@ -191,7 +257,9 @@ def scan() -> Drawn:
         helper.make_node("Cast", ["fires"], ["spike"], to=FLOAT),
         helper.make_node("Sub", ["raised", "spike"], ["v_next"]),
     ]
-    inner = body(step, [("v", FLOAT, None), ("current", FLOAT, None)], [("v_next", FLOAT, None), ("spike", FLOAT, None)])
+    inner = body(
+        step, [("v", FLOAT, None), ("current", FLOAT, None)], [("v_next", FLOAT, None), ("spike", FLOAT, None)]
+    )
     current = g("MatMul", "x", w)
     zero = g("Mul", g("ReduceSum", current, axes=[0], keepdims=0), g.const(0.0))
     last, spikes = g("Scan", zero, current, outputs=2, body=inner, num_scan_inputs=1)
@@ -212,12 +280,16 @@ def rotary() -> Drawn:
     up = g("MatMul", h, g.normal(64, 128, fan_in=128))
     gate, value = g("Split", up, outputs=2, num_outputs=2, axis=-1)
     return g.model(
-        [floats("x", 2, 16, 64)], [g("Add", h, g("MatMul", g("Mul", g("Mul", gate, g("Sigmoid", gate)), value), g.normal(64, 64, fan_in=64)))], 23
+        [floats("x", 2, 16, 64)],
+        [g("Add", h, g("MatMul", g("Mul", g("Mul", gate, g("Sigmoid", gate)), value), g.normal(64, 64, fan_in=64)))],
+        23,
     )
 
 
 def suppression() -> Drawn:
-    """NonMaxSuppression of an SSD-like head, its indices gathered, opset 11; the number of boxes depends on the data."""
+    """NonMaxSuppression of an SSD-like head, its indices gathered, opset 11; the number of boxes depends on the
+    data.
+    """
     g = Graph(10)
     x = g("Relu", g.conv(g("Relu", g.conv("x", 3, 24, 3, strides=[2, 2])), 24, 32, 3, strides=[2, 2]))
     cells = g.const(np.stack(np.meshgrid(np.arange(16), np.arange(16)), -1).reshape(1, 256, 2) * 4.0 + 2.0)
@@ -226,25 +298,40 @@ def suppression() -> Drawn:
     size = g("Exp", g("Clip", size, g.const(-2.0), g.const(2.0)))
     boxes = g("Concat", g("Add", cells, shift), g("Mul", size, g.const(12.0)), axis=2)
     scores = g(
-        "Transpose", g("Sigmoid", g("Reshape", g("Transpose", g.conv(x, 32, 3), perm=[0, 2, 3, 1]), g.const([1, 256, 3], np.int64))), perm=[0, 2, 1]
+        "Transpose",
+        g("Sigmoid", g("Reshape", g("Transpose", g.conv(x, 32, 3), perm=[0, 2, 3, 1]), g.const([1, 256, 3], np.int64))),
+        perm=[0, 2, 1],
     )
-    chosen = g("NonMaxSuppression", boxes, scores, g.const([8], np.int64), g.const([0.5]), g.const([0.5]), center_point_box=1)
+    chosen = g(
+        "NonMaxSuppression", boxes, scores, g.const([8], np.int64), g.const([0.5]), g.const([0.5]), center_point_box=1
+    )
     return g.model([{**image(3, 64, 64), "shape": [1, 3, 64, 64]}], [chosen, g("GatherND", scores, chosen)], 11)
 
 
 def words() -> Drawn:
-    """A text classifier in opset 13: one-hot positions, cumulative sums, Hardmax, Einsum, Where, Trilu-like masks by comparisons."""
+    """A text classifier in opset 13: one-hot positions, cumulative sums, Hardmax, Einsum, Where, Trilu-like masks by
+    comparisons.
+    """
     g = Graph(11)
     e = g("Gather", g.normal(300, 32), "ids")
     at = g("CumSum", g("Cast", g("Greater", "ids", g.const(20, np.int64)), to=FLOAT), g.const(1, np.int64))
     hot = g("OneHot", g("Cast", at, to=INT64), g.const(21, np.int64), g.const([0.0, 1.0]), axis=-1)
     x = g("Add", e, g("MatMul", hot, g.normal(21, 32)))
     s = g("Einsum", x, x, equation="bid,bjd->bij")
-    s = g("Where", g("Less", g.const(np.arange(20)[:, None], np.int64), g.const(np.arange(20)[None], np.int64)), g.const(-1e9), s)
+    s = g(
+        "Where",
+        g("Less", g.const(np.arange(20)[:, None], np.int64), g.const(np.arange(20)[None], np.int64)),
+        g.const(-1e9),
+        s,
+    )
     y = g("MatMul", g("Softmax", s, axis=-1), x)
     hard = g("Hardmax", g("ReduceSum", y, g.const([2], np.int64), keepdims=0), axis=-1)
-    picked = g("ReduceSum", g("Mul", y, g("Unsqueeze", hard, g.const([2], np.int64))), g.const([1], np.int64), keepdims=0)
-    pooled = g("Concat", picked, g("ReduceL2", y, axes=[1], keepdims=0), g("ReduceMax", y, axes=[1], keepdims=0), axis=1)
+    picked = g(
+        "ReduceSum", g("Mul", y, g("Unsqueeze", hard, g.const([2], np.int64))), g.const([1], np.int64), keepdims=0
+    )
+    pooled = g(
+        "Concat", picked, g("ReduceL2", y, axes=[1], keepdims=0), g("ReduceMax", y, axes=[1], keepdims=0), axis=1
+    )
     return g.model([integers("ids", "batch", 20, hi=300)], [g.dense(g("Selu", pooled), 96, 6), hard], 13)
 
 

@@ -17,7 +17,9 @@ class RealNvp(nn.Module):
 
     def __init__(self, width: int = 16, steps: int = 4) -> None:
         super().__init__()
-        self.nets = nn.ModuleList([nn.Sequential(nn.Linear(width, 48), nn.Tanh(), nn.Linear(48, 2 * width)) for _ in range(steps)])
+        self.nets = nn.ModuleList(
+            [nn.Sequential(nn.Linear(width, 48), nn.Tanh(), nn.Linear(48, 2 * width)) for _ in range(steps)]
+        )
         masks = torch.stack([(torch.arange(width) % 2 == k % 2).float() for k in range(steps)])
         self.register_buffer("masks", masks)
 
@@ -37,11 +39,17 @@ class Glow(nn.Module):
     def __init__(self, channels: int = 12, steps: int = 3) -> None:
         super().__init__()
         self.scale = nn.ParameterList([nn.Parameter(torch.rand(1, channels, 1, 1) + 0.5) for _ in range(steps)])
-        self.weight = nn.ParameterList([nn.Parameter(torch.linalg.qr(torch.randn(channels, channels))[0]) for _ in range(steps)])
+        self.weight = nn.ParameterList(
+            [nn.Parameter(torch.linalg.qr(torch.randn(channels, channels))[0]) for _ in range(steps)]
+        )
         self.nets = nn.ModuleList(
             [
                 nn.Sequential(
-                    nn.Conv2d(channels // 2, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 1), nn.ReLU(), nn.Conv2d(32, channels, 3, padding=1)
+                    nn.Conv2d(channels // 2, 32, 3, padding=1),
+                    nn.ReLU(),
+                    nn.Conv2d(32, 32, 1),
+                    nn.ReLU(),
+                    nn.Conv2d(32, channels, 3, padding=1),
                 )
                 for _ in range(steps)
             ]
@@ -70,14 +78,20 @@ class Spline(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         a, b = x.chunk(2, -1)
         p = self.net(a).view(*b.shape, -1)
-        w, h, d = p[..., : self.bins].softmax(-1), p[..., self.bins : 2 * self.bins].softmax(-1), F.softplus(p[..., 2 * self.bins :]) + 1e-2
+        w, h, d = (
+            p[..., : self.bins].softmax(-1),
+            p[..., self.bins : 2 * self.bins].softmax(-1),
+            F.softplus(p[..., 2 * self.bins :]) + 1e-2,
+        )
         u = b.sigmoid()
         right, top = w.cumsum(-1), h.cumsum(-1)
         k = (u[..., None] >= right).sum(-1, keepdim=True).clamp(max=self.bins - 1)
         wk, hk = w.gather(-1, k), h.gather(-1, k)
         t = ((u[..., None] - (right - w).gather(-1, k)) / wk).clamp(0, 1)
         slope, d0, d1 = hk / wk, d.gather(-1, k), d.gather(-1, k + 1)
-        y = (top - h).gather(-1, k) + hk * (slope * t * t + d0 * t * (1 - t)) / (slope + (d1 + d0 - 2 * slope) * t * (1 - t))
+        y = (top - h).gather(-1, k) + hk * (slope * t * t + d0 * t * (1 - t)) / (
+            slope + (d1 + d0 - 2 * slope) * t * (1 - t)
+        )
         return torch.cat([a, y[..., 0]], -1)
 
 
@@ -86,9 +100,18 @@ class Vae(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encode = nn.Sequential(nn.Conv2d(3, 32, 4, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 4, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 64, 64))
+        self.encode = nn.Sequential(
+            nn.Conv2d(3, 32, 4, 2, 1),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 4, 2, 1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(64 * 64, 64),
+        )
         self.first = nn.Linear(32, 64 * 64)
-        self.decode = nn.Sequential(nn.ConvTranspose2d(64, 32, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(32, 3, 4, 2, 1), nn.Sigmoid())
+        self.decode = nn.Sequential(
+            nn.ConvTranspose2d(64, 32, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(32, 3, 4, 2, 1), nn.Sigmoid()
+        )
 
     def forward(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         mean, log = self.encode(x).chunk(2, -1)
@@ -117,12 +140,21 @@ class Modulated(nn.Module):
 
     def __init__(self, width: int = 32, style: int = 64) -> None:
         super().__init__()
-        self.width, self.map = width, nn.Sequential(*[m for _ in range(3) for m in (nn.Linear(style, style), nn.LeakyReLU(0.2))])
+        self.width, self.map = (
+            width,
+            nn.Sequential(*[m for _ in range(3) for m in (nn.Linear(style, style), nn.LeakyReLU(0.2))]),
+        )
         self.start = nn.Parameter(torch.randn(1, width, 4, 4))
         self.weight = nn.ParameterList([nn.Parameter(torch.randn(width, width, 3, 3)) for _ in range(3)])
         self.style = nn.ModuleList([nn.Linear(style, width) for _ in range(3)])
-        self.noise, self.rgb = nn.ParameterList([nn.Parameter(torch.randn(1, 1, s, s)) for s in (4, 8, 16)]), nn.Conv2d(width, 3, 1)
-        self.register_buffer("blur", (torch.tensor([1.0, 3, 3, 1])[:, None] * torch.tensor([1.0, 3, 3, 1]) / 64).expand(width, 1, 4, 4).clone())
+        self.noise, self.rgb = (
+            nn.ParameterList([nn.Parameter(torch.randn(1, 1, s, s)) for s in (4, 8, 16)]),
+            nn.Conv2d(width, 3, 1),
+        )
+        self.register_buffer(
+            "blur",
+            (torch.tensor([1.0, 3, 3, 1])[:, None] * torch.tensor([1.0, 3, 3, 1]) / 64).expand(width, 1, 4, 4).clone(),
+        )
 
     def forward(self, z: Tensor) -> Tensor:
         z = self.map(z * (z.square().mean(-1, keepdim=True) + 1e-8).rsqrt())
@@ -130,11 +162,17 @@ class Modulated(nn.Module):
         x = self.start.expand(b, -1, -1, -1)
         for k, (weight, style, noise) in enumerate(zip(self.weight, self.style, self.noise)):
             if k:
-                x = F.conv2d(F.pad(F.interpolate(x, scale_factor=2.0, mode="nearest"), (2, 1, 2, 1)), self.blur, groups=self.width)
+                x = F.conv2d(
+                    F.pad(F.interpolate(x, scale_factor=2.0, mode="nearest"), (2, 1, 2, 1)),
+                    self.blur,
+                    groups=self.width,
+                )
             w = weight * (style(z) + 1)[:, None, :, None, None]
             w = w * (w.square().sum((2, 3, 4), keepdim=True) + 1e-8).rsqrt()
             size = x.shape[-1]
-            x = F.conv2d(x.reshape(1, b * self.width, size, size), w.view(b * self.width, self.width, 3, 3), padding=1, groups=b)
+            x = F.conv2d(
+                x.reshape(1, b * self.width, size, size), w.view(b * self.width, self.width, 3, 3), padding=1, groups=b
+            )
             x = F.leaky_relu(x.view(b, self.width, size, size) + 0.1 * noise, 0.2) * 2**0.5
         return self.rgb(x).tanh()
 
@@ -195,10 +233,18 @@ class Edsr(nn.Module):
         super().__init__()
         self.first, self.attend = nn.Conv2d(3, width, 3, padding=1), attend
         self.blocks = nn.ModuleList(
-            [nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1)) for _ in range(blocks)]
+            [
+                nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1))
+                for _ in range(blocks)
+            ]
         )
         self.gates = nn.ModuleList(
-            [nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(width, 4, 1), nn.ReLU(), nn.Conv2d(4, width, 1), nn.Sigmoid()) for _ in range(blocks)]
+            [
+                nn.Sequential(
+                    nn.AdaptiveAvgPool2d(1), nn.Conv2d(width, 4, 1), nn.ReLU(), nn.Conv2d(4, width, 1), nn.Sigmoid()
+                )
+                for _ in range(blocks)
+            ]
         )
         self.up = nn.Sequential(
             nn.Conv2d(width, 4 * width, 3, padding=1),
@@ -234,7 +280,9 @@ class Srgan(nn.Module):
                 for _ in range(3)
             ]
         )
-        self.up = nn.Sequential(nn.Conv2d(width, 4 * width, 3, padding=1), nn.PixelShuffle(2), nn.PReLU(), nn.Conv2d(width, 3, 9, padding=4))
+        self.up = nn.Sequential(
+            nn.Conv2d(width, 4 * width, 3, padding=1), nn.PixelShuffle(2), nn.PReLU(), nn.Conv2d(width, 3, 9, padding=4)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.first(x)
@@ -249,13 +297,17 @@ class Recurrent(nn.Module):
     def __init__(self, width: int = 16) -> None:
         super().__init__()
         self.flow = nn.Sequential(nn.Conv2d(6, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 2, 3, padding=1), nn.Tanh())
-        self.net = nn.Sequential(nn.Conv2d(3 + width, 32, 3, padding=1), nn.LeakyReLU(0.1), nn.Conv2d(32, width, 3, padding=1))
+        self.net = nn.Sequential(
+            nn.Conv2d(3 + width, 32, 3, padding=1), nn.LeakyReLU(0.1), nn.Conv2d(32, width, 3, padding=1)
+        )
         self.up = nn.Sequential(nn.Conv2d(width, 12, 3, padding=1), nn.PixelShuffle(2))
 
     def forward(self, x: Tensor, before: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         flow = self.flow(torch.cat([x, before], 1)).permute(0, 2, 3, 1) * 0.2
         ys, xs = torch.meshgrid(torch.linspace(-1, 1, x.shape[2]), torch.linspace(-1, 1, x.shape[3]), indexing="ij")
-        warped = F.grid_sample(state, torch.stack([xs, ys], -1) + flow, mode="bilinear", padding_mode="border", align_corners=True)
+        warped = F.grid_sample(
+            state, torch.stack([xs, ys], -1) + flow, mode="bilinear", padding_mode="border", align_corners=True
+        )
         h = self.net(torch.cat([x, warped], 1))
         return self.up(h) + F.interpolate(x, scale_factor=2.0, mode="bilinear", align_corners=False), h
 
@@ -270,7 +322,10 @@ class Nerf(nn.Module):
             nn.Sequential(nn.Linear(39, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()),
             nn.Sequential(nn.Linear(width + 39, width), nn.ReLU()),
         )
-        self.density, self.colour = nn.Linear(width, 1), nn.Sequential(nn.Linear(width + 3, 32), nn.ReLU(), nn.Linear(32, 3), nn.Sigmoid())
+        self.density, self.colour = (
+            nn.Linear(width, 1),
+            nn.Sequential(nn.Linear(width + 3, 32), nn.ReLU(), nn.Linear(32, 3), nn.Sigmoid()),
+        )
 
     def forward(self, origin: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
         z = torch.linspace(0.2, 2.0, 24)
@@ -314,17 +369,33 @@ class Transformer2d(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.find = nn.Sequential(
-            nn.Conv2d(1, 8, 7), nn.MaxPool2d(2, 2), nn.ReLU(), nn.Conv2d(8, 10, 5), nn.MaxPool2d(2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(10 * 9, 6)
+            nn.Conv2d(1, 8, 7),
+            nn.MaxPool2d(2, 2),
+            nn.ReLU(),
+            nn.Conv2d(8, 10, 5),
+            nn.MaxPool2d(2, 2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(10 * 9, 6),
         )
         self.net = nn.Sequential(
-            nn.Conv2d(1, 16, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(16, 32, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 16, 10)
+            nn.Conv2d(1, 16, 5),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 5),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(32 * 16, 10),
         )
         self.register_buffer("eye", torch.tensor([1.0, 0, 0, 0, 1, 0]))
 
     def forward(self, x: Tensor) -> Tensor:
         theta = (self.eye + 0.1 * self.find(x)).view(-1, 2, 3)
         grid = F.affine_grid(theta, [x.shape[0], 1, 28, 28], align_corners=False)
-        return self.net(F.grid_sample(x, grid, mode="bicubic", padding_mode="zeros", align_corners=False)).log_softmax(-1)
+        return self.net(F.grid_sample(x, grid, mode="bicubic", padding_mode="zeros", align_corners=False)).log_softmax(
+            -1
+        )
 
 
 class NonLocal(nn.Module):
@@ -341,7 +412,9 @@ class NonLocal(nn.Module):
         q, k = self.q(f).flatten(2), F.max_pool2d(self.k(f), 2).flatten(2)
         y = (q.transpose(1, 2) @ k).softmax(-1) @ F.max_pool2d(self.v(f), 2).flatten(2).transpose(1, 2)
         y = y.transpose(1, 2).reshape(f.shape[0], -1, *f.shape[2:])
-        return F.interpolate(self.last(f + self.norm(self.out(y))), size=x.shape[2:], mode="bilinear", align_corners=True)
+        return F.interpolate(
+            self.last(f + self.norm(self.out(y))), size=x.shape[2:], mode="bilinear", align_corners=True
+        )
 
 
 class DeepLab(nn.Module):
@@ -367,7 +440,9 @@ class DeepLab(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         e = self.early(x)
         f = self.late(e)
-        pooled = F.interpolate(self.pool(f.mean((2, 3), keepdim=True)), size=f.shape[2:], mode="bilinear", align_corners=False)
+        pooled = F.interpolate(
+            self.pool(f.mean((2, 3), keepdim=True)), size=f.shape[2:], mode="bilinear", align_corners=False
+        )
         h = self.join(torch.cat([r(f) for r in self.rates] + [pooled], 1))
         h = F.interpolate(h, size=e.shape[2:], mode="bilinear", align_corners=False)
         out = F.interpolate(self.last(torch.cat([h, e], 1)), size=x.shape[2:], mode="bilinear", align_corners=False)
@@ -385,7 +460,9 @@ class StyleTransfer(nn.Module):
 
         self.down = nn.Sequential(*block(3, width, 9), *block(width, 2 * width, 3, 2))
         self.mid = nn.ModuleList([nn.Sequential(*block(2 * width, 2 * width, 3)) for _ in range(3)])
-        self.up = nn.Sequential(nn.Upsample(scale_factor=2), *block(2 * width, width, 3), nn.ReflectionPad2d(4), nn.Conv2d(width, 3, 9))
+        self.up = nn.Sequential(
+            nn.Upsample(scale_factor=2), *block(2 * width, width, 3), nn.ReflectionPad2d(4), nn.Conv2d(width, 3, 9)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.down(x)
@@ -440,7 +517,9 @@ class Correlation(nn.Module):
 
 
 def frames(size: int = 48) -> Made:
-    return Made(Recurrent(), [image(3, size, size), image(3, size, size, "before"), floats("state", "batch", 16, size, size)])
+    return Made(
+        Recurrent(), [image(3, size, size), image(3, size, size, "before"), floats("state", "batch", 16, size, size)]
+    )
 
 
 def pair(module: nn.Module, names: tuple[str, str], height: int, width: int) -> Made:
@@ -455,7 +534,12 @@ NETS: dict[str, Callable[[], Made]] = {
     "vqvae": lambda: Made(Vq(), [image(3, 32, 32)]),
     "stylegan": lambda: Made(Modulated(), [floats("z", "batch", 64)]),
     "diffusion_unet": lambda: Made(
-        Diffusion(), [image(4, 32, 32), {"name": "t", "dtype": "int64", "shape": ["batch"], "lo": 0, "hi": 1000}, floats("text", "batch", 12, 48)]
+        Diffusion(),
+        [
+            image(4, 32, 32),
+            {"name": "t", "dtype": "int64", "shape": ["batch"], "lo": 0, "hi": 1000},
+            floats("text", "batch", 12, 48),
+        ],
     ),
     "edsr": lambda: Made(Edsr(False), [image(3, 40, 40)]),
     "rcan": lambda: Made(Edsr(True), [image(3, 40, 40)]),

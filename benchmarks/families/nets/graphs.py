@@ -1,4 +1,6 @@
-"""Graph networks: messages along edges, brought together by scatters, sorted segments, dense adjacency or neighbour tables."""
+"""Graph networks: messages along edges, brought together by scatters, sorted segments, dense adjacency or neighbour
+tables.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +150,10 @@ class EdgeConv(nn.Module):
         super().__init__()
         self.k = k
         self.convs = nn.ModuleList(
-            [nn.Sequential(nn.Conv2d(2 * i, o, 1, bias=False), nn.BatchNorm2d(o), nn.LeakyReLU(0.2)) for i, o in ((3, 32), (32, 64))]
+            [
+                nn.Sequential(nn.Conv2d(2 * i, o, 1, bias=False), nn.BatchNorm2d(o), nn.LeakyReLU(0.2))
+                for i, o in ((3, 32), (32, 64))
+            ]
         )
         self.last = nn.Linear(96, 10)
 
@@ -219,7 +224,9 @@ class SchNet(nn.Module):
         self.register_buffer("offsets", torch.linspace(0, 5, 32))
         self.filters = nn.ModuleList([mlp(32, WIDTH, WIDTH) for _ in range(3)])
         self.before = nn.ModuleList([nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3)])
-        self.after = nn.ModuleList([nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Softplus(), nn.Linear(WIDTH, WIDTH)) for _ in range(3)])
+        self.after = nn.ModuleList(
+            [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Softplus(), nn.Linear(WIDTH, WIDTH)) for _ in range(3)]
+        )
         self.last = nn.Sequential(nn.Linear(WIDTH, 32), nn.Softplus(), nn.Linear(32, 1))
 
     def forward(self, z: Tensor, position: Tensor, edge_index: Tensor, graph: Tensor) -> Tensor:
@@ -240,7 +247,9 @@ class Egnn(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(16, 32)
-        self.messages = nn.ModuleList([nn.Sequential(nn.Linear(65, 32), nn.SiLU(), nn.Linear(32, 32), nn.SiLU()) for _ in range(3)])
+        self.messages = nn.ModuleList(
+            [nn.Sequential(nn.Linear(65, 32), nn.SiLU(), nn.Linear(32, 32), nn.SiLU()) for _ in range(3)]
+        )
         self.moves = nn.ModuleList([nn.Sequential(nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 1)) for _ in range(3)])
         self.updates = nn.ModuleList([nn.Sequential(nn.Linear(64, 32), nn.SiLU(), nn.Linear(32, 32)) for _ in range(3)])
 
@@ -261,7 +270,10 @@ class Rgcn(nn.Module):
 
     def __init__(self, relations: int = 5, bases: int = 3) -> None:
         super().__init__()
-        self.basis, self.mix = nn.Parameter(torch.randn(bases, 32, WIDTH) / 6), nn.Parameter(torch.randn(relations, bases))
+        self.basis, self.mix = (
+            nn.Parameter(torch.randn(bases, 32, WIDTH) / 6),
+            nn.Parameter(torch.randn(relations, bases)),
+        )
         self.own, self.last = nn.Linear(32, WIDTH), nn.Linear(WIDTH, 8)
 
     def forward(self, x: Tensor, edge_index: Tensor, kind: Tensor) -> Tensor:
@@ -293,7 +305,12 @@ class DiffPool(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.assign, self.second, self.last = nn.Linear(32, WIDTH), nn.Linear(32, 16), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4)
+        self.embed, self.assign, self.second, self.last = (
+            nn.Linear(32, WIDTH),
+            nn.Linear(32, 16),
+            nn.Linear(WIDTH, WIDTH),
+            nn.Linear(WIDTH, 4),
+        )
 
     def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
         a = (adjacency > 0.9).float()
@@ -311,7 +328,10 @@ class GraphTransformer(nn.Module):
         self.first, self.bias = nn.Linear(16, WIDTH), nn.Embedding(8, 4)
         self.degree = nn.Embedding(12, WIDTH)
         self.qkv = nn.ModuleList([nn.Linear(WIDTH, 3 * WIDTH) for _ in range(2)])
-        self.up, self.down = nn.ModuleList([nn.Linear(WIDTH, 128) for _ in range(2)]), nn.ModuleList([nn.Linear(128, WIDTH) for _ in range(2)])
+        self.up, self.down = (
+            nn.ModuleList([nn.Linear(WIDTH, 128) for _ in range(2)]),
+            nn.ModuleList([nn.Linear(128, WIDTH) for _ in range(2)]),
+        )
         self.norms = nn.ModuleList([nn.LayerNorm(WIDTH) for _ in range(4)])
 
     def forward(self, x: Tensor, degree: Tensor, distance: Tensor) -> Tensor:
@@ -381,13 +401,21 @@ def dense(module: nn.Module, count: int = 50) -> Made:
 def schnet() -> Made:
     return Made(
         SchNet(),
-        [integers("z", f"nodes:{NODES}", hi=20), floats("position", f"nodes:{NODES}", 3, scale=2.0), edges(NODES, EDGES), graph_of_nodes()],
+        [
+            integers("z", f"nodes:{NODES}", hi=20),
+            floats("position", f"nodes:{NODES}", 3, scale=2.0),
+            edges(NODES, EDGES),
+            graph_of_nodes(),
+        ],
     )
 
 
 def graphormer() -> Made:
     n = 40
-    return Made(GraphTransformer(), [floats("x", "batch", n, 16), integers("degree", "batch", n, hi=12), integers("distance", "batch", n, n, hi=8)])
+    return Made(
+        GraphTransformer(),
+        [floats("x", "batch", n, 16), integers("degree", "batch", n, hi=12), integers("distance", "batch", n, n, hi=8)],
+    )
 
 
 NETS: dict[str, Callable[[], Made]] = {
@@ -408,5 +436,7 @@ NETS: dict[str, Callable[[], Made]] = {
     "diffpool": lambda: dense(DiffPool()),
     "graphormer": graphormer,
     "topk_pool": lambda: dense(TopKPool()),
-    "lightgcn": lambda: Made(LightGcn(), [edges(500, 2000), integers("users", "batch", hi=300), integers("items", "batch", lo=300, hi=500)]),
+    "lightgcn": lambda: Made(
+        LightGcn(), [edges(500, 2000), integers("users", "batch", hi=300), integers("items", "batch", lo=300, hi=500)]
+    ),
 }

@@ -18,7 +18,11 @@ class Hopfield(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patterns, self.first, self.last = nn.Parameter(torch.randn(100, WIDTH)), nn.Linear(32, WIDTH), nn.Linear(WIDTH, 6)
+        self.patterns, self.first, self.last = (
+            nn.Parameter(torch.randn(100, WIDTH)),
+            nn.Linear(32, WIDTH),
+            nn.Linear(WIDTH, 6),
+        )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         s = self.first(x)
@@ -76,7 +80,13 @@ class Siamese(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Sequential(
-            nn.Conv2d(3, 24, 3, 2, 1), nn.ReLU(), nn.Conv2d(24, 48, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(192, 32)
+            nn.Conv2d(3, 24, 3, 2, 1),
+            nn.ReLU(),
+            nn.Conv2d(24, 48, 3, 2, 1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(192, 32),
         )
 
     def forward(self, anchor: Tensor, same: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,23 +113,38 @@ class Memory(nn.Module):
 
 
 class Turing(nn.Module):
-    """A neural Turing machine: addressing by content, interpolation, circular shifts, sharpening; writes by outer products."""
+    """A neural Turing machine: addressing by content, interpolation, circular shifts, sharpening; writes by outer
+    products.
+    """
 
     def __init__(self, rows: int = 16, width: int = 12) -> None:
         super().__init__()
         self.rows, self.width = rows, width
-        self.cell, self.head, self.last = nn.LSTMCell(8 + width, 32), nn.Linear(32, 3 * width + 6), nn.Linear(32 + width, 8)
+        self.cell, self.head, self.last = (
+            nn.LSTMCell(8 + width, 32),
+            nn.Linear(32, 3 * width + 6),
+            nn.Linear(32 + width, 8),
+        )
         self.start = nn.Parameter(torch.randn(rows, width) * 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         b, w = x.shape[0], self.width
-        memory, weight, read = self.start.expand(b, -1, -1), torch.full((b, self.rows), 1 / self.rows), torch.zeros(b, w)
+        memory, weight, read = (
+            self.start.expand(b, -1, -1),
+            torch.full((b, self.rows), 1 / self.rows),
+            torch.zeros(b, w),
+        )
         state, out = (torch.zeros(b, 32), torch.zeros(b, 32)), []
         for t in range(8):
             state = self.cell(torch.cat([x[:, t], read], -1), state)
             p = self.head(state[0])
             key, erase, add = p[:, :w].tanh(), p[:, w : 2 * w].sigmoid(), p[:, 2 * w : 3 * w].tanh()
-            beta, gate, power, shift = F.softplus(p[:, -6:-5]), p[:, -5:-4].sigmoid(), 1 + F.softplus(p[:, -4:-3]), p[:, -3:].softmax(-1)
+            beta, gate, power, shift = (
+                F.softplus(p[:, -6:-5]),
+                p[:, -5:-4].sigmoid(),
+                1 + F.softplus(p[:, -4:-3]),
+                p[:, -3:].softmax(-1),
+            )
             content = (beta * F.cosine_similarity(memory, key[:, None], dim=-1)).softmax(-1)
             mixed = gate * content + (1 - gate) * weight
             mixed = shift[:, :1] * mixed.roll(1, -1) + shift[:, 1:2] * mixed + shift[:, 2:] * mixed.roll(-1, -1)
@@ -171,7 +196,9 @@ class Kalman(nn.Module):
             x, p = self.f @ x, self.f @ p @ self.f.T + self.q.diag()
             s = self.h @ p @ self.h.T + self.r.diag()
             a, u, v, d = s[:, 0, 0], s[:, 0, 1], s[:, 1, 0], s[:, 1, 1]
-            inverse = torch.stack([torch.stack([d, -u], -1), torch.stack([-v, a], -1)], -2) / (a * d - u * v)[:, None, None]
+            inverse = (
+                torch.stack([torch.stack([d, -u], -1), torch.stack([-v, a], -1)], -2) / (a * d - u * v)[:, None, None]
+            )
             gain = p @ self.h.T @ inverse
             x = x + gain @ (z[:, t, :, None] - self.h @ x)
             p = p - gain @ self.h @ p
@@ -180,11 +207,17 @@ class Kalman(nn.Module):
 
 
 class Sinkhorn(nn.Module):
-    """Optimal matching of two sets (SuperGlue): attention across, then log-domain Sinkhorn iterations with a dustbin."""
+    """Optimal matching of two sets (SuperGlue): attention across, then log-domain Sinkhorn iterations with a
+    dustbin.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.cross, self.norm, self.last = nn.MultiheadAttention(WIDTH, 4, batch_first=True), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.cross, self.norm, self.last = (
+            nn.MultiheadAttention(WIDTH, 4, batch_first=True),
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+        )
         self.bin = nn.Parameter(torch.tensor(0.5))
 
     def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -227,7 +260,11 @@ class Crf(nn.Module):
 
     def __init__(self, tags: int = 9) -> None:
         super().__init__()
-        self.embedding, self.rnn, self.last = nn.Embedding(300, 32), nn.GRU(32, 32, batch_first=True, bidirectional=True), nn.Linear(64, tags)
+        self.embedding, self.rnn, self.last = (
+            nn.Embedding(300, 32),
+            nn.GRU(32, 32, batch_first=True, bidirectional=True),
+            nn.Linear(64, tags),
+        )
         self.transition = nn.Parameter(torch.randn(tags, tags))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -250,7 +287,9 @@ NETS: dict[str, Callable[[], Made]] = {
     "energy_descent": lambda: Made(EnergyDescent(), [floats("x", "batch", 16)]),
     "capsules": lambda: Made(Capsules(), [image(1, 28, 28)]),
     "siamese_triplet": lambda: Made(Siamese(), [image(3, 48, 48, n) for n in ("anchor", "same", "other")]),
-    "memory_network": lambda: Made(Memory(), [integers("story", "batch", 20, 8, hi=200), integers("question", "batch", 8, hi=200)]),
+    "memory_network": lambda: Made(
+        Memory(), [integers("story", "batch", 20, 8, hi=200), integers("question", "batch", 8, hi=200)]
+    ),
     "turing_machine": lambda: Made(Turing(), [floats("x", "batch", 8, 8)]),
     "neural_ode": lambda: Made(Ode(), [floats("x", "batch", 8)]),
     "kalman": lambda: Made(Kalman(), [floats("z", "batch", 10, 2)]),

@@ -34,8 +34,22 @@ class Crnn(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.convs = nn.Sequential(
-            *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d((2, 1)), nn.Conv2d(64, 64, (4, 1)), nn.ReLU()),
+            *(
+                nn.Conv2d(1, 32, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(32, 64, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+            ),
+            *(
+                nn.Conv2d(64, 64, 3, padding=1),
+                nn.BatchNorm2d(64),
+                nn.ReLU(),
+                nn.MaxPool2d((2, 1)),
+                nn.Conv2d(64, 64, (4, 1)),
+                nn.ReLU(),
+            ),
         )
         self.rnn, self.last = nn.LSTM(64, WIDTH, 1, bidirectional=True), nn.Linear(2 * WIDTH, 37)
 
@@ -72,7 +86,10 @@ class Qrnn(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.convs, self.last = nn.ModuleList([nn.Conv1d(16 if k == 0 else WIDTH, 3 * WIDTH, 2) for k in range(2)]), nn.Linear(WIDTH, 8)
+        self.convs, self.last = (
+            nn.ModuleList([nn.Conv1d(16 if k == 0 else WIDTH, 3 * WIDTH, 2) for k in range(2)]),
+            nn.Linear(WIDTH, 8),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         for conv in self.convs:
@@ -130,7 +147,10 @@ class LayerNormLstm(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.x, self.h = nn.Linear(16, 4 * WIDTH, bias=False), nn.Linear(WIDTH, 4 * WIDTH)
-        self.norms, self.last = nn.ModuleList([nn.LayerNorm(4 * WIDTH), nn.LayerNorm(4 * WIDTH), nn.LayerNorm(WIDTH)]), nn.Linear(WIDTH, 8)
+        self.norms, self.last = (
+            nn.ModuleList([nn.LayerNorm(4 * WIDTH), nn.LayerNorm(4 * WIDTH), nn.LayerNorm(WIDTH)]),
+            nn.Linear(WIDTH, 8),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         h = c = torch.zeros(x.shape[0], WIDTH)
@@ -146,7 +166,12 @@ class Linear(nn.Module):
 
     def __init__(self, heads: int = 4) -> None:
         super().__init__()
-        self.heads, self.qkv, self.out, self.norm = heads, nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+        self.heads, self.qkv, self.out, self.norm = (
+            heads,
+            nn.Linear(WIDTH, 3 * WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+            nn.LayerNorm(WIDTH),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         b, n, _ = x.shape
@@ -236,9 +261,20 @@ class Mamba(nn.Module):
     def __init__(self, states: int = 8, rank: int = 4) -> None:
         super().__init__()
         self.rank, self.states, width = rank, states, 2 * WIDTH
-        self.norm, self.first, self.conv = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * width), nn.Conv1d(width, width, 4, groups=width, padding=3)
-        self.x, self.dt, self.out = nn.Linear(width, rank + 2 * states, bias=False), nn.Linear(rank, width), nn.Linear(width, WIDTH)
-        self.a, self.d = nn.Parameter(torch.arange(1, states + 1).float().repeat(width, 1).log()), nn.Parameter(torch.rand(width))
+        self.norm, self.first, self.conv = (
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, 2 * width),
+            nn.Conv1d(width, width, 4, groups=width, padding=3),
+        )
+        self.x, self.dt, self.out = (
+            nn.Linear(width, rank + 2 * states, bias=False),
+            nn.Linear(rank, width),
+            nn.Linear(width, WIDTH),
+        )
+        self.a, self.d = (
+            nn.Parameter(torch.arange(1, states + 1).float().repeat(width, 1).log()),
+            nn.Parameter(torch.rand(width)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         u, z = self.first(self.norm(x)).chunk(2, -1)
@@ -255,16 +291,24 @@ class Mamba(nn.Module):
 
 
 class Ssm(nn.Module):
-    """S4D: the kernel of a diagonal state space as a sum of damped cosines, applied as a long causal convolution by a Toeplitz matrix."""
+    """S4D: the kernel of a diagonal state space as a sum of damped cosines, applied as a long causal convolution by a
+    Toeplitz matrix.
+    """
 
     def __init__(self, states: int = 8) -> None:
         super().__init__()
         self.re, self.im = nn.Parameter(torch.rand(WIDTH, states)), nn.Parameter(torch.rand(WIDTH, states) * 3)
-        self.c, self.d, self.out = nn.Parameter(torch.randn(WIDTH, states)), nn.Parameter(torch.rand(WIDTH)), nn.Linear(WIDTH, 2 * WIDTH)
+        self.c, self.d, self.out = (
+            nn.Parameter(torch.randn(WIDTH, states)),
+            nn.Parameter(torch.rand(WIDTH)),
+            nn.Linear(WIDTH, 2 * WIDTH),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         t = torch.arange(STEPS).float()
-        kernel = (self.c[..., None] * (-self.re.exp()[..., None] * t * 0.1).exp() * (self.im[..., None] * t).cos()).sum(1)
+        kernel = (self.c[..., None] * (-self.re.exp()[..., None] * t * 0.1).exp() * (self.im[..., None] * t).cos()).sum(
+            1
+        )
         lag = torch.arange(STEPS)[:, None] - torch.arange(STEPS)
         toeplitz = kernel[:, lag.clamp(min=0)] * (lag >= 0)
         y = torch.einsum("dts,bsd->btd", toeplitz, x) + x * self.d
@@ -280,7 +324,9 @@ class Retention(nn.Module):
         gamma = 1 - 2.0 ** (-5 - torch.arange(heads).float())
         lag = (torch.arange(STEPS)[:, None] - torch.arange(STEPS)).float()
         self.register_buffer("decay", torch.where(lag >= 0, gamma[:, None, None] ** lag.clamp(min=0), 0.0))
-        angle = torch.arange(STEPS).float()[:, None] * 10000 ** -torch.linspace(0, 1, WIDTH // heads // 2).repeat_interleave(2)
+        angle = torch.arange(STEPS).float()[:, None] * 10000 ** -torch.linspace(
+            0, 1, WIDTH // heads // 2
+        ).repeat_interleave(2)
         self.register_buffer("sin", angle.sin())
         self.register_buffer("cos", angle.cos())
         self.norm = nn.GroupNorm(heads, WIDTH, affine=False)
@@ -307,7 +353,12 @@ class DeltaNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, -1)
-        k, beta, state, out = F.normalize(F.silu(k), dim=-1), self.beta(x).sigmoid(), torch.zeros(x.shape[0], WIDTH, WIDTH), []
+        k, beta, state, out = (
+            F.normalize(F.silu(k), dim=-1),
+            self.beta(x).sigmoid(),
+            torch.zeros(x.shape[0], WIDTH, WIDTH),
+            [],
+        )
         for t in range(12):
             error = v[:, t] - (state @ k[:, t, :, None])[..., 0]
             state = state + beta[:, t, :, None] * error[..., None] * k[:, t, None]
@@ -345,7 +396,12 @@ class FourierMixer(nn.Module):
             angle = 2 * math.pi * torch.outer(torch.arange(n), torch.arange(n)).float() / n
             self.register_buffer(f"{name}_cos", angle.cos())
             self.register_buffer(f"{name}_sin", angle.sin())
-        self.n1, self.n2, self.up, self.down = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 96), nn.Linear(96, WIDTH)
+        self.n1, self.n2, self.up, self.down = (
+            nn.LayerNorm(WIDTH),
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, 96),
+            nn.Linear(96, WIDTH),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.rows_cos @ x @ self.columns_cos - self.rows_sin @ x @ self.columns_sin
@@ -360,7 +416,12 @@ class TrueFourier(nn.Module):
         super().__init__()
         self.first = nn.Conv2d(3, width, 4, 4)
         self.filter = nn.Parameter(torch.randn(size, size // 2 + 1, width, 2) * 0.3)
-        self.norm, self.up, self.down, self.last = nn.LayerNorm(width), nn.Linear(width, 64), nn.Linear(64, width), nn.Linear(width, 10)
+        self.norm, self.up, self.down, self.last = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 64),
+            nn.Linear(64, width),
+            nn.Linear(width, 10),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x).permute(0, 2, 3, 1)
@@ -376,8 +437,15 @@ class Mixer(nn.Module):
     def __init__(self, width: int = 48) -> None:
         super().__init__()
         self.first, self.norms = nn.Conv2d(3, width, 8, 8), nn.ModuleList([nn.LayerNorm(width) for _ in range(3)])
-        self.tokens, self.h, self.w = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 64)), nn.Linear(8 * 6, 8 * 6), nn.Linear(8 * 6, 8 * 6)
-        self.channels, self.last = nn.Sequential(nn.Linear(width, 96), nn.GELU(), nn.Linear(96, width)), nn.Linear(width, 10)
+        self.tokens, self.h, self.w = (
+            nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 64)),
+            nn.Linear(8 * 6, 8 * 6),
+            nn.Linear(8 * 6, 8 * 6),
+        )
+        self.channels, self.last = (
+            nn.Sequential(nn.Linear(width, 96), nn.GELU(), nn.Linear(96, width)),
+            nn.Linear(width, 10),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x).flatten(2).transpose(1, 2)

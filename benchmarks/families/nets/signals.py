@@ -40,7 +40,12 @@ class Tcn(nn.Module):
         norm = torch.nn.utils.parametrizations.weight_norm
         self.blocks = nn.ModuleList(
             [
-                nn.ModuleList([norm(nn.Conv1d(8 if k == 0 else width, width, 3, dilation=2**k)), norm(nn.Conv1d(width, width, 3, dilation=2**k))])
+                nn.ModuleList(
+                    [
+                        norm(nn.Conv1d(8 if k == 0 else width, width, 3, dilation=2**k)),
+                        norm(nn.Conv1d(width, width, 3, dilation=2**k)),
+                    ]
+                )
                 for k in range(5)
             ]
         )
@@ -59,7 +64,10 @@ class TasBlock(nn.Module):
         super().__init__()
         self.up, self.a = nn.Conv1d(width, hidden, 1), nn.PReLU()
         self.n1, self.n2 = nn.GroupNorm(1, hidden), nn.GroupNorm(1, hidden)
-        self.depth, self.b = nn.Conv1d(hidden, hidden, 3, padding=dilation, dilation=dilation, groups=hidden), nn.PReLU()
+        self.depth, self.b = (
+            nn.Conv1d(hidden, hidden, 3, padding=dilation, dilation=dilation, groups=hidden),
+            nn.PReLU(),
+        )
         self.down = nn.Conv1d(hidden, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,7 +81,10 @@ class ConvTasNet(nn.Module):
         super().__init__()
         self.encode, self.norm, self.first = nn.Conv1d(1, 128, 16, 8), nn.GroupNorm(1, 128), nn.Conv1d(128, 64, 1)
         self.blocks = nn.Sequential(*[TasBlock(64, 128, 2**k) for _ in range(2) for k in range(4)])
-        self.mask, self.decode = nn.Sequential(nn.PReLU(), nn.Conv1d(64, 256, 1), nn.Sigmoid()), nn.ConvTranspose1d(128, 1, 16, 8)
+        self.mask, self.decode = (
+            nn.Sequential(nn.PReLU(), nn.Conv1d(64, 256, 1), nn.Sigmoid()),
+            nn.ConvTranspose1d(128, 1, 16, 8),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         w = self.encode(x).relu()
@@ -115,7 +126,12 @@ class HifiGan(nn.Module):
             [
                 nn.ModuleList(
                     [
-                        nn.ModuleList([nn.Conv1d(width >> k, width >> k, s, padding=d * (s - 1) // 2, dilation=d) for d in (1, 3, 5)])
+                        nn.ModuleList(
+                            [
+                                nn.Conv1d(width >> k, width >> k, s, padding=d * (s - 1) // 2, dilation=d)
+                                for d in (1, 3, 5)
+                            ]
+                        )
                         for s in (3, 7, 11)
                     ]
                 )
@@ -154,12 +170,17 @@ class Codec(nn.Module):
     def __init__(self, width: int = 16, codes: int = 128, stages: int = 4) -> None:
         super().__init__()
         self.encode = nn.Sequential(
-            nn.Conv1d(1, width, 7, padding=3), *[m for k in range(3) for m in (Snake(width << k), nn.Conv1d(width << k, width << (k + 1), 8, 4, 2))]
+            nn.Conv1d(1, width, 7, padding=3),
+            *[m for k in range(3) for m in (Snake(width << k), nn.Conv1d(width << k, width << (k + 1), 8, 4, 2))],
         )
         self.rnn = nn.LSTM(width << 3, width << 3, batch_first=True)
         self.books = nn.Parameter(torch.randn(stages, codes, width << 3) * 0.5)
         self.decode = nn.Sequential(
-            *[m for k in (3, 2, 1) for m in (Snake(width << k), nn.ConvTranspose1d(width << k, width << (k - 1), 8, 4, 2))],
+            *[
+                m
+                for k in (3, 2, 1)
+                for m in (Snake(width << k), nn.ConvTranspose1d(width << k, width << (k - 1), 8, 4, 2))
+            ],
             nn.Conv1d(width, 1, 7, padding=3),
         )
 
@@ -181,11 +202,20 @@ class SincNet(nn.Module):
 
     def __init__(self, filters: int = 32, size: int = 65) -> None:
         super().__init__()
-        self.low, self.band = nn.Parameter(torch.linspace(0.005, 0.3, filters)), nn.Parameter(torch.full((filters,), 0.05))
+        self.low, self.band = (
+            nn.Parameter(torch.linspace(0.005, 0.3, filters)),
+            nn.Parameter(torch.full((filters,), 0.05)),
+        )
         self.register_buffer("n", torch.arange(-(size // 2), size // 2 + 1).float())
         self.register_buffer("window", torch.hamming_window(size))
         self.rest = nn.Sequential(
-            nn.MaxPool1d(3), nn.BatchNorm1d(filters), nn.LeakyReLU(), nn.Conv1d(filters, 40, 5), nn.MaxPool1d(3), nn.BatchNorm1d(40), nn.LeakyReLU()
+            nn.MaxPool1d(3),
+            nn.BatchNorm1d(filters),
+            nn.LeakyReLU(),
+            nn.Conv1d(filters, 40, 5),
+            nn.MaxPool1d(3),
+            nn.BatchNorm1d(40),
+            nn.LeakyReLU(),
         )
         self.last = nn.Linear(40, 10)
 
@@ -198,7 +228,9 @@ class SincNet(nn.Module):
 
 
 class Spectrum(nn.Module):
-    """Mel spectrogram within the graph: framing by a strided convolution with a DFT basis, mel filters, log; then a 2-D net."""
+    """Mel spectrogram within the graph: framing by a strided convolution with a DFT basis, mel filters, log; then a 2-D
+    net.
+    """
 
     def __init__(self, size: int = 256, hop: int = 128, mels: int = 40) -> None:
         super().__init__()
@@ -208,7 +240,14 @@ class Spectrum(nn.Module):
         self.hop = hop
         self.register_buffer("basis", torch.cat([angle.cos() * window, -angle.sin() * window])[:, None])
         self.register_buffer("mel", torch.rand(mels, size // 2 + 1) * (torch.rand(mels, size // 2 + 1) < 0.1))
-        self.net = nn.Sequential(nn.Conv2d(1, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.ReLU())
+        self.net = nn.Sequential(
+            nn.Conv2d(1, 16, 3, 2, 1),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, 2, 1),
+            nn.BatchNorm2d(32),
+            nn.ReLU(),
+        )
         self.last = nn.Linear(32, 12)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -280,13 +319,28 @@ class EcgNet(nn.Module):
         self.convs = nn.ModuleList(
             [
                 nn.Sequential(
-                    nn.BatchNorm1d(32), nn.ReLU(), nn.Conv1d(32, 32, 7, 2, 3), nn.BatchNorm1d(32), nn.ReLU(), nn.Conv1d(32, 32, 7, padding=3)
+                    nn.BatchNorm1d(32),
+                    nn.ReLU(),
+                    nn.Conv1d(32, 32, 7, 2, 3),
+                    nn.BatchNorm1d(32),
+                    nn.ReLU(),
+                    nn.Conv1d(32, 32, 7, padding=3),
                 )
                 for _ in range(4)
             ]
         )
         self.gates = nn.ModuleList(
-            [nn.Sequential(nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(32, 8), nn.ReLU(), nn.Linear(8, 32), nn.Hardsigmoid()) for _ in range(4)]
+            [
+                nn.Sequential(
+                    nn.AdaptiveAvgPool1d(1),
+                    nn.Flatten(),
+                    nn.Linear(32, 8),
+                    nn.ReLU(),
+                    nn.Linear(8, 32),
+                    nn.Hardsigmoid(),
+                )
+                for _ in range(4)
+            ]
         )
         self.last = nn.Linear(32, 9)
 

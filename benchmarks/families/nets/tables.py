@@ -104,7 +104,9 @@ class NeuralCf(nn.Module):
         self.net, self.last = mlp(32, 64, 16), nn.Linear(32, 1)
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
-        return self.last(torch.cat([self.u(user) * self.i(item), self.net(torch.cat([self.u2(user), self.i2(item)], -1))], -1)).sigmoid()
+        return self.last(
+            torch.cat([self.u(user) * self.i(item), self.net(torch.cat([self.u2(user), self.i2(item)], -1))], -1)
+        ).sigmoid()
 
 
 class TwoTower(nn.Module):
@@ -127,7 +129,11 @@ class Interest(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.items, self.score = nn.Embedding(500, 16), mlp(64, 32, 1)
-        self.norm, self.alpha, self.deep = nn.BatchNorm1d(32, affine=False), nn.Parameter(torch.rand(32)), nn.Linear(48, 32)
+        self.norm, self.alpha, self.deep = (
+            nn.BatchNorm1d(32, affine=False),
+            nn.Parameter(torch.rand(32)),
+            nn.Linear(48, 32),
+        )
         self.last = nn.Linear(32, 1)
 
     def forward(self, history: Tensor, valid: Tensor, candidate: Tensor) -> Tensor:
@@ -146,7 +152,11 @@ class Evolution(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.items, self.gru, self.attention = nn.Embedding(500, 32), nn.GRU(32, 32, batch_first=True), nn.MultiheadAttention(32, 2, batch_first=True)
+        self.items, self.gru, self.attention = (
+            nn.Embedding(500, 32),
+            nn.GRU(32, 32, batch_first=True),
+            nn.MultiheadAttention(32, 2, batch_first=True),
+        )
         self.norm = nn.LayerNorm(32)
 
     def forward(self, history: Tensor) -> Tensor:
@@ -165,12 +175,22 @@ class FeatureTransformer(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.randn(DENSE, width)), nn.Parameter(torch.randn(DENSE, width))
         self.fields, self.first = Fields(width), nn.Parameter(torch.randn(1, 1, width))
         self.layers = nn.ModuleList(
-            [nn.TransformerEncoderLayer(width, 4, 64, activation="gelu", batch_first=True, norm_first=True) for _ in range(2)]
+            [
+                nn.TransformerEncoderLayer(width, 4, 64, activation="gelu", batch_first=True, norm_first=True)
+                for _ in range(2)
+            ]
         )
         self.last = nn.Sequential(nn.LayerNorm(width), nn.ReLU(), nn.Linear(width, 3))
 
     def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
-        x = torch.cat([self.first.expand(dense.shape[0], -1, -1), dense[..., None] * self.weight + self.bias, self.fields(sparse)], 1)
+        x = torch.cat(
+            [
+                self.first.expand(dense.shape[0], -1, -1),
+                dense[..., None] * self.weight + self.bias,
+                self.fields(sparse),
+            ],
+            1,
+        )
         for layer in self.layers:
             x = layer(x)
         return self.last(x[:, 0])
@@ -192,8 +212,12 @@ class TabNet(nn.Module):
     def __init__(self, width: int = 16, steps: int = 3) -> None:
         super().__init__()
         self.norm, self.shared = nn.BatchNorm1d(DENSE), nn.Linear(DENSE, 4 * width)
-        self.own = nn.ModuleList([nn.Sequential(nn.BatchNorm1d(2 * width), nn.Linear(2 * width, 4 * width)) for _ in range(steps + 1)])
-        self.attend = nn.ModuleList([nn.Sequential(nn.Linear(width, DENSE), nn.BatchNorm1d(DENSE)) for _ in range(steps)])
+        self.own = nn.ModuleList(
+            [nn.Sequential(nn.BatchNorm1d(2 * width), nn.Linear(2 * width, 4 * width)) for _ in range(steps + 1)]
+        )
+        self.attend = nn.ModuleList(
+            [nn.Sequential(nn.Linear(width, DENSE), nn.BatchNorm1d(DENSE)) for _ in range(steps)]
+        )
         self.last, self.width = nn.Linear(width, 4), width
 
     def features(self, k: int, x: Tensor) -> Tensor:
@@ -202,7 +226,12 @@ class TabNet(nn.Module):
 
     def forward(self, dense: Tensor) -> tuple[Tensor, Tensor]:
         x = self.norm(dense)
-        a, prior, total, masks = self.features(0, x)[:, self.width :], torch.ones_like(x), torch.zeros(1), torch.zeros(1)
+        a, prior, total, masks = (
+            self.features(0, x)[:, self.width :],
+            torch.ones_like(x),
+            torch.zeros(1),
+            torch.zeros(1),
+        )
         for k, attend in enumerate(self.attend):
             mask = sparsemax(attend(a) * prior)
             prior = prior * (1.3 - mask)
@@ -217,8 +246,14 @@ class Oblivious(nn.Module):
     def __init__(self, trees: int = 24, depth: int = 4) -> None:
         super().__init__()
         self.depth, self.trees = depth, trees
-        self.choice, self.threshold = nn.Parameter(torch.randn(DENSE, trees * depth)), nn.Parameter(torch.randn(trees, depth) * 0.5)
-        self.temperature, self.response = nn.Parameter(torch.rand(trees, depth) + 0.5), nn.Parameter(torch.randn(trees, 2**depth, 3))
+        self.choice, self.threshold = (
+            nn.Parameter(torch.randn(DENSE, trees * depth)),
+            nn.Parameter(torch.randn(trees, depth) * 0.5),
+        )
+        self.temperature, self.response = (
+            nn.Parameter(torch.rand(trees, depth) + 0.5),
+            nn.Parameter(torch.randn(trees, 2**depth, 3)),
+        )
         codes = (torch.arange(2**depth)[:, None] >> torch.arange(depth)) & 1
         self.register_buffer("codes", codes.float())
 
@@ -235,7 +270,10 @@ class Experts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.experts = nn.ModuleList([mlp(DENSE, 32, 16) for _ in range(6)])
-        self.gates, self.towers = nn.ModuleList([nn.Linear(DENSE, 6) for _ in range(3)]), nn.ModuleList([mlp(16, 16, 1) for _ in range(3)])
+        self.gates, self.towers = (
+            nn.ModuleList([nn.Linear(DENSE, 6) for _ in range(3)]),
+            nn.ModuleList([mlp(16, 16, 1) for _ in range(3)]),
+        )
 
     def forward(self, dense: Tensor) -> Tensor:
         e = torch.stack([f(dense) for f in self.experts], 1)
@@ -248,7 +286,10 @@ class SparseExperts(nn.Module):
     def __init__(self, width: int = 32, experts: int = 8) -> None:
         super().__init__()
         self.router = nn.Linear(width, experts)
-        self.up, self.down = nn.Parameter(torch.randn(experts, width, 64) / 6), nn.Parameter(torch.randn(experts, 64, width) / 8)
+        self.up, self.down = (
+            nn.Parameter(torch.randn(experts, width, 64) / 6),
+            nn.Parameter(torch.randn(experts, 64, width) / 8),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         value, at = self.router(x).topk(2, -1)
@@ -299,5 +340,7 @@ NETS: dict[str, Callable[[], Made]] = {
     "node_trees": lambda: Made(Oblivious(), [dense()]),
     "mmoe": lambda: Made(Experts(), [dense()]),
     "sparse_experts": lambda: Made(SparseExperts(), [floats("x", "batch", 20, 32)]),
-    "embedding_bag": lambda: Made(BagOfItems(), [integers("items", "items:600", hi=1000), integers("segment", "items:600", hi=64, sorted=True)]),
+    "embedding_bag": lambda: Made(
+        BagOfItems(), [integers("items", "items:600", hi=1000), integers("segment", "items:600", hi=64, sorted=True)]
+    ),
 }

@@ -12,14 +12,26 @@ from torch import Tensor, nn
 from families.entry import Made, floats
 
 
-def conv3d(i: int, o: int, kernel: int | tuple[int, int, int] = 3, stride: int | tuple[int, int, int] = 1, groups: int = 1) -> nn.Sequential:
+def conv3d(
+    i: int, o: int, kernel: int | tuple[int, int, int] = 3, stride: int | tuple[int, int, int] = 1, groups: int = 1
+) -> nn.Sequential:
     k = (kernel,) * 3 if isinstance(kernel, int) else kernel
-    return nn.Sequential(nn.Conv3d(i, o, k, stride, tuple(s // 2 for s in k), groups=groups, bias=False), nn.BatchNorm3d(o), nn.ReLU())
+    return nn.Sequential(
+        nn.Conv3d(i, o, k, stride, tuple(s // 2 for s in k), groups=groups, bias=False), nn.BatchNorm3d(o), nn.ReLU()
+    )
 
 
 def c3d() -> nn.Module:
     return nn.Sequential(
-        *(conv3d(3, 16), nn.MaxPool3d((1, 2, 2)), conv3d(16, 32), nn.MaxPool3d(2), conv3d(32, 64), conv3d(64, 64), nn.MaxPool3d(2)),
+        *(
+            conv3d(3, 16),
+            nn.MaxPool3d((1, 2, 2)),
+            conv3d(16, 32),
+            nn.MaxPool3d(2),
+            conv3d(32, 64),
+            conv3d(64, 64),
+            nn.MaxPool3d(2),
+        ),
         *(nn.Flatten(), nn.Linear(64 * 2 * 6 * 6, 128), nn.ReLU(), nn.Linear(128, 20)),
     )
 
@@ -30,8 +42,13 @@ class Factorised(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Sequential(conv3d(3, 24, (1, 7, 7), (1, 2, 2)), conv3d(24, 32, (3, 1, 1)))
-        self.blocks = nn.ModuleList([nn.Sequential(conv3d(32, 48, (1, 3, 3)), conv3d(48, 32, (3, 1, 1))) for _ in range(2)])
-        self.down, self.last = nn.Sequential(conv3d(32, 72, (1, 3, 3), (1, 2, 2)), conv3d(72, 64, (3, 1, 1), (2, 1, 1))), nn.Linear(64, 20)
+        self.blocks = nn.ModuleList(
+            [nn.Sequential(conv3d(32, 48, (1, 3, 3)), conv3d(48, 32, (3, 1, 1))) for _ in range(2)]
+        )
+        self.down, self.last = (
+            nn.Sequential(conv3d(32, 72, (1, 3, 3), (1, 2, 2)), conv3d(72, 64, (3, 1, 1), (2, 1, 1))),
+            nn.Linear(64, 20),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
@@ -52,11 +69,20 @@ class X3d(nn.Module):
             nn.ReLU(),
         )
         self.up = nn.ModuleList([conv3d(16, 36, 1) for _ in range(2)])
-        self.depth = nn.ModuleList([nn.Sequential(nn.Conv3d(36, 36, 3, padding=1, groups=36), nn.BatchNorm3d(36)) for _ in range(2)])
-        self.gate = nn.ModuleList(
-            [nn.Sequential(nn.AdaptiveAvgPool3d(1), nn.Conv3d(36, 8, 1), nn.ReLU(), nn.Conv3d(8, 36, 1), nn.Sigmoid()) for _ in range(2)]
+        self.depth = nn.ModuleList(
+            [nn.Sequential(nn.Conv3d(36, 36, 3, padding=1, groups=36), nn.BatchNorm3d(36)) for _ in range(2)]
         )
-        self.down = nn.ModuleList([nn.Sequential(nn.SiLU(), nn.Conv3d(36, 16, 1), nn.BatchNorm3d(16)) for _ in range(2)])
+        self.gate = nn.ModuleList(
+            [
+                nn.Sequential(
+                    nn.AdaptiveAvgPool3d(1), nn.Conv3d(36, 8, 1), nn.ReLU(), nn.Conv3d(8, 36, 1), nn.Sigmoid()
+                )
+                for _ in range(2)
+            ]
+        )
+        self.down = nn.ModuleList(
+            [nn.Sequential(nn.SiLU(), nn.Conv3d(36, 16, 1), nn.BatchNorm3d(16)) for _ in range(2)]
+        )
         self.last = nn.Linear(16, 20)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -84,7 +110,9 @@ class UNet3d(nn.Module):
             )
 
         self.down = nn.ModuleList([block(1, width), block(width, 2 * width), block(2 * width, 4 * width)])
-        self.ups = nn.ModuleList([nn.ConvTranspose3d(4 * width, 2 * width, 2, 2), nn.ConvTranspose3d(2 * width, width, 2, 2)])
+        self.ups = nn.ModuleList(
+            [nn.ConvTranspose3d(4 * width, 2 * width, 2, 2), nn.ConvTranspose3d(2 * width, width, 2, 2)]
+        )
         self.joins = nn.ModuleList([block(4 * width, 2 * width), block(2 * width, width)])
         self.last = nn.Conv3d(width, 4, 1)
 
@@ -118,7 +146,12 @@ class ShiftNet(nn.Module):
     def __init__(self, frames: int = 8) -> None:
         super().__init__()
         self.frames = frames
-        self.convs = nn.ModuleList([nn.Sequential(nn.Conv2d(i, o, 3, 2, 1), nn.BatchNorm2d(o), nn.ReLU()) for i, o in ((3, 16), (16, 32), (32, 64))])
+        self.convs = nn.ModuleList(
+            [
+                nn.Sequential(nn.Conv2d(i, o, 3, 2, 1), nn.BatchNorm2d(o), nn.ReLU())
+                for i, o in ((3, 16), (16, 32), (32, 64))
+            ]
+        )
         self.last = nn.Linear(64, 20)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -143,10 +176,16 @@ class PointNet(nn.Module):
         super().__init__()
 
         def shared(*sizes: int) -> nn.Module:
-            return nn.Sequential(*[m for i, o in pairwise(sizes) for m in (nn.Conv1d(i, o, 1), nn.BatchNorm1d(o), nn.ReLU())])
+            return nn.Sequential(
+                *[m for i, o in pairwise(sizes) for m in (nn.Conv1d(i, o, 1), nn.BatchNorm1d(o), nn.ReLU())]
+            )
 
         self.transform, self.matrix = shared(3, 32, 128), nn.Linear(128, 9)
-        self.local, self.whole, self.labels = shared(3, 64), shared(64, 128, 256), nn.Sequential(shared(320, 64), nn.Conv1d(64, 6, 1))
+        self.local, self.whole, self.labels = (
+            shared(3, 64),
+            shared(64, 128, 256),
+            nn.Sequential(shared(320, 64), nn.Conv1d(64, 6, 1)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         m = self.matrix(self.transform(x).amax(-1)).view(-1, 3, 3) * 0.2 + torch.eye(3)
@@ -156,12 +195,16 @@ class PointNet(nn.Module):
 
 
 class PointNet2(nn.Module):
-    """Farthest points, their neighbours within a table, a net on each group, interpolation back by inverse distances."""
+    """Farthest points, their neighbours within a table, a net on each group, interpolation back by inverse
+    distances.
+    """
 
     def __init__(self, centres: int = 16, near: int = 8) -> None:
         super().__init__()
         self.centres, self.near = centres, near
-        self.group = nn.Sequential(nn.Conv2d(3, 32, 1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 64, 1), nn.BatchNorm2d(64), nn.ReLU())
+        self.group = nn.Sequential(
+            nn.Conv2d(3, 32, 1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 64, 1), nn.BatchNorm2d(64), nn.ReLU()
+        )
         self.last = nn.Linear(67, 6)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -175,7 +218,9 @@ class PointNet2(nn.Module):
         centre = x.gather(1, torch.stack(chosen, 1)[..., None].expand(-1, -1, 3))
         distance = torch.cdist(centre, x)
         near = distance.topk(self.near, -1, largest=False).indices
-        grouped = x.gather(1, near.view(b, -1, 1).expand(-1, -1, 3)).view(b, self.centres, self.near, 3) - centre[:, :, None]
+        grouped = (
+            x.gather(1, near.view(b, -1, 1).expand(-1, -1, 3)).view(b, self.centres, self.near, 3) - centre[:, :, None]
+        )
         f = self.group(grouped.permute(0, 3, 1, 2)).amax(-1).transpose(1, 2)
         w, k = distance.transpose(1, 2).topk(3, -1, largest=False)
         w = 1 / (w + 1e-3)
@@ -191,7 +236,12 @@ class Pillars(nn.Module):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(9, 32), nn.ReLU())
         self.convs = nn.Sequential(
-            nn.Conv2d(32, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.ConvTranspose2d(32, 16, 2, 2), nn.Conv2d(16, 7, 1)
+            nn.Conv2d(32, 32, 3, 2, 1),
+            nn.ReLU(),
+            nn.Conv2d(32, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.ConvTranspose2d(32, 16, 2, 2),
+            nn.Conv2d(16, 7, 1),
         )
 
     def forward(self, points: Tensor, cell: Tensor) -> Tensor:
@@ -228,6 +278,9 @@ NETS: dict[str, Callable[[], Made]] = {
     "temporal_shift": lambda: Made(ShiftNet(), [floats("x", "batch", 8, 3, 64, 64)]),
     "pointnet": lambda: Made(PointNet(), [floats("x", "batch", 3, 256)]),
     "pointnet2": lambda: Made(PointNet2(), [floats("x", "batch", 96, 3)]),
-    "pillars": lambda: Made(Pillars(), [floats("points", 120, 16, 9), {"name": "cell", "dtype": "int64", "shape": [120], "lo": 0, "hi": 1024}]),
+    "pillars": lambda: Made(
+        Pillars(),
+        [floats("points", 120, 16, 9), {"name": "cell", "dtype": "int64", "shape": [120], "lo": 0, "hi": 1024}],
+    ),
     "set_transformer": lambda: Made(VoxelAttention(), [floats("x", "batch", 200, 6)]),
 }

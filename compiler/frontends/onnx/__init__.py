@@ -1,4 +1,6 @@
-"""ONNX models in, graphs out: `read(model)`. Every operator becomes ops of the graph IR; shapes are worked out on the way."""
+"""ONNX models in, graphs out: `read(model)`. Every operator becomes ops of the graph IR; shapes are worked out on the
+way.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ MAX_READINGS = 200  # each reading adds a fact about a symbol
 class Imported:
     """A graph with the names that its inputs and outputs have in the model, which need not be identifiers.
 
-    `results` are the forms of the model's outputs: which of the graph's outputs, in order, are parts of a sequence or map.
+    `results` are the forms of the model's outputs: which of the graph's outputs, in order, are parts of a sequence or
+    map.
     """
 
     graph: Graph
@@ -47,11 +50,13 @@ def read(
         name: of the graph; default is the model's.
         dims: symbolic dims to fix (`{"batch": 8}`) or to bound (`{"batch": (1, 64)}`).
         shapes: shapes of inputs, by name, in place of the model's; None leaves a dim symbolic.
-        values: contents of inputs, by name, on which shapes depend. These inputs stay in the signature and are not read.
+        values: contents of inputs, by name, on which shapes depend. These inputs stay in the signature and are not
+            read.
 
     Raises:
         ModelError: not a model, malformed, or unsafe to read.
-        UnsupportedError: an operator, opset or dtype that dnnc does not implement; NeedsValues where `values` or `dims` would help.
+        UnsupportedError: an operator, opset or dtype that dnnc does not implement; NeedsValues where `values` or `dims`
+            would help.
         ShapeError: shapes that do not fit together.
     """
     return read_model(model, name=name, dims=dims, shapes=shapes, values=values).graph
@@ -69,13 +74,15 @@ def read_model(
 ) -> Imported:
     """Like `read`, with the model's own names of inputs and outputs.
 
-    `forms` are the structures of inputs that are sequences, optionals or maps; `shapes` and `values` then name their tensors (`xs[0]`). `decisions` are the
-    values of conditions by the names that NeedsValues gives them.
+    `forms` are the structures of inputs that are sequences, optionals or maps; `shapes` and `values` then name their
+    tensors (`xs[0]`). `decisions` are the values of conditions by the names that NeedsValues gives them.
     """
     parsed = load(model)
     try:
         facts, weights = given_facts(dims or {}), initial_arrays(parsed.graph, parsed.folder)
-        return _settled(parsed, lambda: Importer(parsed, weights, facts, values or {}, shapes or {}, name, forms, decisions))
+        return _settled(
+            parsed, lambda: Importer(parsed, weights, facts, values or {}, shapes or {}, name, forms, decisions)
+        )
     except MALFORMED as e:  # outside of any node: a name that is no text, a type that holds nothing
         raise ModelError(f"the graph {parsed.graph.name!r} is malformed: {type(e).__name__}: {e}") from e
 
@@ -95,11 +102,17 @@ def _settled(parsed: Model, reading: Callable[[], Importer]) -> Imported:
             if known or failed is not None or not importer.fresh:
                 raise e if known else failed or e from None
             failed = e
-        except (ShapeError, UnsupportedError) as e:  # a size that only the data tells may be what does not fit: then contents must tell it
+        except (
+            ShapeError,
+            UnsupportedError,
+        ) as e:  # a size that only the data tells may be what does not fit: then contents must tell it
             if failed is not None or not importer.fresh:
                 raise failed or e from None
             failed = e
-    raise ShapeError(f"the symbolic dims of {parsed.graph.name!r} do not settle after {MAX_READINGS} readings; fix some with dims={{...}}")
+    raise ShapeError(
+        f"the symbolic dims of {parsed.graph.name!r} do not settle after {MAX_READINGS} readings; fix some with "
+        f"dims={{...}}"
+    )
 
 
 from_onnx = read

@@ -1,7 +1,9 @@
-"""What a converter sees: one ONNX node with typed access to its inputs and attributes, and a builder for what it becomes.
+"""What a converter sees: one ONNX node with typed access to its inputs and attributes, and a builder for what it
+becomes.
 
-An ONNX value is an `Item` while a model is read: a value of the graph, a constant that is not in the graph yet, or the *contents* of a
-small integer tensor as dims (shape arithmetic, which never enters the graph), or a sequence of items. Converters ask for the form they need.
+An ONNX value is an `Item` while a model is read: a value of the graph, a constant that is not in the graph yet, or the
+*contents* of a small integer tensor as dims (shape arithmetic, which never enters the graph), or a sequence of items.
+Converters ask for the form they need.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ KNOWN_LIMIT = 64  # elements of an integer tensor whose contents are kept as dim
 
 @dataclass(frozen=True)
 class Condition:
-    """The condition of an If that decides which branch a model is read with. `graph` computes it from the inputs of the model `inputs`."""
+    """The condition of an If that decides which branch a model is read with. `graph` computes it from the inputs of the
+    model `inputs`.
+    """
 
     name: str
     graph: Graph
@@ -35,12 +39,16 @@ class Condition:
 
 
 class NeedsValues(UnsupportedError):
-    """A shape or another attribute depends on what only a call knows: the data of the graph inputs `inputs`, or the symbolic dims `dims`.
+    """A shape or another attribute depends on what only a call knows: the data of the graph inputs `inputs`, or the
+    symbolic dims `dims`.
 
-    `read(model, values={input: array}, dims={dim: size})` reads the model for these. Where a `condition` is named, its value suffices.
+    `read(model, values={input: array}, dims={dim: size})` reads the model for these. Where a `condition` is named, its
+    value suffices.
     """
 
-    def __init__(self, message: str, inputs: tuple[str, ...] = (), dims: tuple[str, ...] = (), condition: Condition | None = None) -> None:
+    def __init__(
+        self, message: str, inputs: tuple[str, ...] = (), dims: tuple[str, ...] = (), condition: Condition | None = None
+    ) -> None:
         super().__init__(message)
         self.inputs, self.dims, self.condition = inputs, dims, condition
 
@@ -62,10 +70,12 @@ def number(d: Dim, what: str) -> int:
 
 @dataclass(eq=False)
 class Item:
-    """An ONNX value. Exactly one of `value`, `array`, `contents`, `items` was given; `value` is filled in when the graph needs it.
+    """An ONNX value. Exactly one of `value`, `array`, `contents`, `items` was given; `value` is filled in when the
+    graph needs it.
 
-    `contents` is an object array of ints and expressions. `origins` are the graph inputs on whose data it depends. With `keys` it is a map,
-    whose values are the elements of `value` [len(keys)], or a sequence of maps, one for each row of `value` [n, len(keys)].
+    `contents` is an object array of ints and expressions. `origins` are the graph inputs on whose data it depends. With
+    `keys` it is a map, whose values are the elements of `value` [len(keys)], or a sequence of maps, one for each row of
+    `value` [n, len(keys)].
     """
 
     type: TensorType
@@ -116,7 +126,9 @@ def contents_of(item: Item) -> Array | None:
 
 
 def materialize(item: Item, b: Builder) -> Value:
-    """The item as a value of the builder's graph (or, in the body of a loop, of a graph around it). Constants are made where they are read."""
+    """The item as a value of the builder's graph (or, in the body of a loop, of a graph around it). Constants are made
+    where they are read.
+    """
     if (
         item.value is not None
         and (item.array is None or item.value in b.graph.constants)
@@ -172,7 +184,8 @@ def attribute_value(a: onnx.AttributeProto, folder: Any = None) -> Any:
 
 
 class Call:
-    """One node to convert. `x(i)`, `dims(i)`, `array(i)` are its inputs; `integer`, `numbers`, `flag`, ... its attributes; `b` builds.
+    """One node to convert. `x(i)`, `dims(i)`, `array(i)` are its inputs; `integer`, `numbers`, `flag`, ... its
+    attributes; `b` builds.
 
     All raise a DnncError that the importer completes with the node's name, operator and opset.
     """
@@ -253,7 +266,10 @@ class Call:
         name = what or f"input {i}"
         if it.origins:
             names = ", ".join(sorted(it.origins))
-            return NeedsValues(f"{name} is known only when the model runs: it depends on the data of {names}", tuple(sorted(it.origins)))
+            return NeedsValues(
+                f"{name} is known only when the model runs: it depends on the data of {names}",
+                tuple(sorted(it.origins)),
+            )
         return UnsupportedError(f"{name} must be known when the model is compiled, but it is computed from data")
 
     # --- attributes ---

@@ -1,7 +1,8 @@
 """Symbolic dims of a model: their names, and what its operators imply of them.
 
-Where a node only fits if two dims are equal (`[A, 4] + [B, 4]`) or one is bounded (a table of 512 rows sliced to S, added to S rows), that is a
-fact of the model: it is noted, and the model is read again with symbols that carry it. A caller who breaks it gets an InputError.
+Where a node only fits if two dims are equal (`[A, 4] + [B, 4]`) or one is bounded (a table of 512 rows sliced to S,
+added to S rows), that is a fact of the model: it is noted, and the model is read again with symbols that carry it. A
+caller who breaks it gets an InputError.
 """
 
 from __future__ import annotations
@@ -109,11 +110,13 @@ def given_facts(dims: Mapping[str, Any]) -> Facts:
     return facts
 
 
-# --- which dims must be equal -------------------------------------------------------------------------------------------------
+# --- which dims must be equal -----------------------------------------------------------------------------------------
 
 
 def must_match(op: str, types: Sequence[TensorType | None], attrs: Mapping[str, Any]) -> list[tuple[Dim, Dim]]:
-    """The pairs of dims that a node needs to be equal, as far as they are not: what to equate when its type rule fails."""
+    """The pairs of dims that a node needs to be equal, as far as they are not: what to equate when its type rule
+    fails.
+    """
     ts = [t for t in types if t is not None]
     if op == "matmul" and len(ts) == 2 and min(t.rank for t in ts) > 0:
         a, b = ts[0].shape, ts[1].shape

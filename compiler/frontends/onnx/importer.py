@@ -1,7 +1,9 @@
-"""Walks an ONNX graph and builds ours: names to items, opsets to meanings, functions inlined, shape arithmetic and constants folded.
+"""Walks an ONNX graph and builds ours: names to items, opsets to meanings, functions inlined, shape arithmetic and
+constants folded.
 
-For each node, in this order: evaluate it over dims (known.py), evaluate it if all inputs are small constants, inline it if it is a function of
-the model, convert it by the tables, inline the function body its schema carries. Errors name the node, its operator and opset.
+For each node, in this order: evaluate it over dims (known.py), evaluate it if all inputs are small constants, inline it
+if it is a function of the model, convert it by the tables, inline the function body its schema carries. Errors name the
+node, its operator and opset.
 """
 
 from __future__ import annotations
@@ -50,11 +52,25 @@ from dnnc.ir.types import Dim, TensorType
 FOLD_INPUTS = 1 << 16  # elements: constant inputs up to this size are evaluated while reading
 FOLD_OUTPUTS = 1 << 16
 MAX_DEPTH = 64  # functions within functions
-EAGER = frozenset(("Constant", "Identity", "ZipMap", *CONTROL, *SEQUENCE))  # converters that cope with constants themselves
-RANDOM = frozenset(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"))
+EAGER = frozenset(
+    ("Constant", "Identity", "ZipMap", *CONTROL, *SEQUENCE)
+)  # converters that cope with constants themselves
+RANDOM = frozenset(
+    ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout")
+)
 
 # What Python raises where a model breaks an expectation that nothing checks by itself.
-MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError, AssertionError, RuntimeError)
+MALFORMED = (
+    KeyError,
+    IndexError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    OverflowError,
+    ZeroDivisionError,
+    AssertionError,
+    RuntimeError,
+)
 
 Entry = Item | None
 
@@ -80,7 +96,9 @@ class _Noting(Builder):
 
 @dataclass(frozen=True)
 class Scope:
-    """Where names are looked up: the items by ONNX name, the opsets, and for a function body the attributes of its call."""
+    """Where names are looked up: the items by ONNX name, the opsets, and for a function body the attributes of its
+    call.
+    """
 
     items: dict[str, Entry]
     opsets: Mapping[str, int]
@@ -121,7 +139,9 @@ class Importer:
         self.b.facts = facts
         self.inputs: list[str] = []
         self.outputs: list[str] = []
-        self.by_contents = False  # sizes that only the data tells are no fresh dims: the contents of inputs must tell them
+        self.by_contents = (
+            False  # sizes that only the data tells are no fresh dims: the contents of inputs must tell them
+        )
         self.forms, self.results = forms or {}, list[Form]()
         self.fold_all = bool(values)
         self.fresh: dict[str, int] = {}  # dims that only the data tells, made so far, by the stem of their names
@@ -150,7 +170,9 @@ class Importer:
         kind = kind_of(i.type, f"input {i.name!r}")
         if kind.kind == "tensor":
             return self.tensor_input(i.name, kind, self.input_shape(i))
-        return structured_input(i.name, kind, self.forms.get(i.name), lambda name, k: self.tensor_input(name, k, self.shapes[name]))
+        return structured_input(
+            i.name, kind, self.forms.get(i.name), lambda name, k: self.tensor_input(name, k, self.shapes[name])
+        )
 
     def tensor_input(self, name: str, kind: Kind, shape: Sequence[Dim | None]) -> Item:
         """An input of the graph: one of the model, or one of the tensors that such an input holds."""
@@ -176,7 +198,9 @@ class Importer:
         if given is not None:
             return tuple(None if n is None else int(n) for n in given)
         if not t.HasField("shape"):
-            raise UnsupportedError(f"input {i.name!r} has no shape, so not even its rank is known; give one (shapes={{{i.name!r}: [...]}})")
+            raise UnsupportedError(
+                f"input {i.name!r} has no shape, so not even its rank is known; give one (shapes={{{i.name!r}: [...]}})"
+            )
         return tuple(self.dim(d, i.name, k) for k, d in enumerate(t.shape.dim))
 
     def dim(self, d: Any, name: str, axis: int) -> Dim:
@@ -224,7 +248,10 @@ class Importer:
         except MemoryError as e:
             raise ModelError(f"node {loc} makes a constant that is larger than the memory there is: {e}") from e
         except MALFORMED as e:
-            raise ModelError(f"node {loc} is malformed or uses its operator in a way that dnnc does not know: {type(e).__name__}: {e}") from e
+            raise ModelError(
+                f"node {loc} is malformed or uses its operator in a way that dnnc does not know: {type(e).__name__}: "
+                f"{e}"
+            ) from e
         for name, item in zip(n.output, results):
             self.bind(name, item, scope, loc)
 
@@ -236,7 +263,12 @@ class Importer:
         scope.items[name] = item
         if item is not None and not item.name and item.array is not None:
             item.name = name
-        if item is not None and item.value is not None and item.value.node is not None and item.value.name[1:].isdigit():
+        if (
+            item is not None
+            and item.value is not None
+            and item.value.node is not None
+            and item.value.name[1:].isdigit()
+        ):
             self.graph.rename(item.value, name)
 
     def convert(self, n: onnx.NodeProto, domain: str, scope: Scope, loc: Loc) -> list[Entry]:
@@ -247,9 +279,13 @@ class Importer:
             return self.inline(function, items, attrs, scope, loc, n.output)
         opset = scope.opsets.get(domain)
         if opset is None:
-            raise UnsupportedError(f"the model declares no opset of domain {domain or 'ai.onnx'!r}, which this operator belongs to")
+            raise UnsupportedError(
+                f"the model declares no opset of domain {domain or 'ai.onnx'!r}, which this operator belongs to"
+            )
         if opset > LATEST.get(domain, opset):
-            raise UnsupportedError(f"opset {opset} of domain {domain or 'ai.onnx'!r} is newer than what dnnc knows ({LATEST[domain]})")
+            raise UnsupportedError(
+                f"opset {opset} of domain {domain or 'ai.onnx'!r} is newer than what dnnc knows ({LATEST[domain]})"
+            )
         schema = schemas.find(domain, n.op_type, opset)
         if schema is not None:
             schemas.check(schema, attrs, len(n.input), [bool(i) for i in n.input])
@@ -272,7 +308,9 @@ class Importer:
         key = (c.domain, c.op)
         converter = CONVERTERS.get(key)
         rule = RULES.get(key)
-        if rule is not None and all(i is None or i.items is not None or contents_of(i) is not None or c.op in ("Shape", "Size") for i in c.items):
+        if rule is not None and all(
+            i is None or i.items is not None or contents_of(i) is not None or c.op in ("Shape", "Size") for i in c.items
+        ):
             if c.op in ("Shape", "Size") or any(i is not None and i.contents is not None for i in c.items):
                 found = rule(c)
                 if found is not None:
@@ -296,7 +334,9 @@ class Importer:
         s = scratch(c)
         made = self.items_of(converter(s), s)
         values = [i.value for i in made if i is not None and i.value is not None]
-        if any(not v.type.static or (not self.fold_all and number(v.type.size, "a size") > FOLD_OUTPUTS) for v in values):
+        if any(
+            not v.type.static or (not self.fold_all and number(v.type.size, "a size") > FOLD_OUTPUTS) for v in values
+        ):
             return None
         if any(i is not None and i.items is not None for i in made):
             return None
@@ -328,20 +368,35 @@ class Importer:
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         since = schemas.since(c.domain, c.op)
         if since and since > c.opset:
-            return UnsupportedError(f"the operator {c.op} came with opset {since} of domain {c.domain or 'ai.onnx'!r}, the model declares {c.opset}")
-        return UnsupportedError(f"dnnc does not know the operator {c.op} of domain {c.domain or 'ai.onnx'!r} at opset {c.opset}{hint}")
+            return UnsupportedError(
+                f"the operator {c.op} came with opset {since} of domain {c.domain or 'ai.onnx'!r}, the model declares "
+                f"{c.opset}"
+            )
+        return UnsupportedError(
+            f"dnnc does not know the operator {c.op} of domain {c.domain or 'ai.onnx'!r} at opset {c.opset}{hint}"
+        )
 
     # --- functions and subgraphs ---
 
     def inline(
-        self, f: onnx.FunctionProto, items: Sequence[Entry], attrs: Mapping[str, Any], scope: Scope, loc: Loc | None, outputs: Sequence[str]
+        self,
+        f: onnx.FunctionProto,
+        items: Sequence[Entry],
+        attrs: Mapping[str, Any],
+        scope: Scope,
+        loc: Loc | None,
+        outputs: Sequence[str],
     ) -> list[Entry]:
-        """The nodes of a function in place of its call, whose outputs are `outputs`; `loc` is the call's where the model defines the function."""
+        """The nodes of a function in place of its call, whose outputs are `outputs`; `loc` is the call's where the
+        model defines the function.
+        """
         key = f"{f.domain}:{f.name}"
         if key in scope.calls and loc is not None:
             raise ModelError(f"function {key} calls itself: {' -> '.join((*scope.calls, key))}")
         if len(scope.calls) > MAX_DEPTH:
-            raise ModelError(f"functions within functions go deeper than {MAX_DEPTH}: {' -> '.join(scope.calls[:4])} ...")
+            raise ModelError(
+                f"functions within functions go deeper than {MAX_DEPTH}: {' -> '.join(scope.calls[:4])} ..."
+            )
         if len(items) > len(f.input):
             raise ModelError(f"function {key} takes {len(f.input)} inputs, {len(items)} are given")
         given = dict(attrs)
@@ -353,7 +408,10 @@ class Importer:
         wanted = [bool(o) for o in outputs] + [False] * len(f.output)
         inner = Scope(bound, opsets, None, given, (*scope.calls, key), self.b.locs)
         self.nodes(f.node, inner)
-        return [self.lookup(o, inner, f"output of function {key}") if o in inner.items or asked else None for o, asked in zip(f.output, wanted)]
+        return [
+            self.lookup(o, inner, f"output of function {key}") if o in inner.items or asked else None
+            for o, asked in zip(f.output, wanted)
+        ]
 
     def subgraph(self, g: onnx.GraphProto, scope: Scope, items: Sequence[Entry] = ()) -> list[Entry]:
         """The nodes of a subgraph in place: its outputs. Its inputs are `items`, all else it sees from around it."""

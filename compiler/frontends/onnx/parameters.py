@@ -1,4 +1,6 @@
-"""Weights of an ONNX model that are to be parameters: initializers become inputs before the import, which cannot ask what they hold."""
+"""Weights of an ONNX model that are to be parameters: initializers become inputs before the import, which cannot ask
+what they hold.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ Bound = dict[str, Any]
 
 
 def bound_weights(model: Model, parameters: Mapping[str, Any] | Sequence[str] | bool) -> tuple[Model, Bound]:
-    """A model in which initializers of these names (True: all floats that are no single numbers) are inputs, and what they hold.
+    """A model in which initializers of these names (True: all floats that are no single numbers) are inputs, and what
+    they hold.
 
     Raises:
         InputError: there is no such initializer.
@@ -30,7 +33,9 @@ def bound_weights(model: Model, parameters: Mapping[str, Any] | Sequence[str] | 
         wanted = parameters if isinstance(parameters, Mapping) else dict.fromkeys(parameters)
     for n in wanted:
         if n not in arrays:
-            raise InputError(f"parameters: the model has no initializer {n!r}; it has {', '.join(list(arrays)[:20]) or 'none'}")
+            raise InputError(
+                f"parameters: the model has no initializer {n!r}; it has {', '.join(list(arrays)[:20]) or 'none'}"
+            )
     g = GraphProto()
     for field in ("node", "output", "value_info", "quantization_annotation", "metadata_props"):
         getattr(g, field).extend(getattr(model.graph, field))

@@ -1,4 +1,6 @@
-"""A path, bytes or a ModelProto to a checked `Model`: what the importer may rely on. Nothing here looks at operators."""
+"""A path, bytes or a ModelProto to a checked `Model`: what the importer may rely on. Nothing here looks at
+operators.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ LATEST = {"": 28, "ai.onnx.ml": 5}
 
 @dataclass(frozen=True)
 class Model:
-    """A parsed model: its graph, the opset of each domain, its functions by (domain, name, overload), and where external data lies."""
+    """A parsed model: its graph, the opset of each domain, its functions by (domain, name, overload), and where
+    external data lies.
+    """
 
     graph: onnx.GraphProto
     opsets: dict[str, int]
@@ -69,7 +73,10 @@ def _content(path: Path) -> bytes:
         if not path.is_file():
             raise ModelError(f"{path} is not a file")
         if path.stat().st_size >= MOST_BYTES:
-            raise ModelError(f"{path} has {path.stat().st_size} bytes; a protobuf has less than {MOST_BYTES}, so this is not an ONNX model")
+            raise ModelError(
+                f"{path} has {path.stat().st_size} bytes; a protobuf has less than {MOST_BYTES}, so this is not an "
+                "ONNX model"
+            )
         return path.read_bytes()
     except (OSError, ValueError) as e:  # a null byte in the name is a ValueError
         raise ModelError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
@@ -82,7 +89,11 @@ def _parse(data: bytes, what: str) -> onnx.ModelProto:
     try:
         m.ParseFromString(data)
     except (DecodeError, RuntimeError) as e:
-        kind = "looks like text, not like an ONNX model" if _is_text(data) else "is not an ONNX model, or is truncated or damaged"
+        kind = (
+            "looks like text, not like an ONNX model"
+            if _is_text(data)
+            else "is not an ONNX model, or is truncated or damaged"
+        )
         raise ModelError(f"{what} {kind} ({len(data)} bytes): {e}") from e
     return m
 
@@ -96,7 +107,10 @@ def _checked(m: onnx.ModelProto, folder: Path | None, what: str) -> Model:
     if not m.HasField("graph"):
         raise ModelError(f"{what} is not an ONNX model: it has no graph")
     if not m.graph.output:
-        raise ModelError(f"{what}: the graph {m.graph.name!r} has no outputs, so there is nothing to compute; the file may be truncated")
+        raise ModelError(
+            f"{what}: the graph {m.graph.name!r} has no outputs, so there is nothing to compute; the file may be "
+            "truncated"
+        )
     opsets = _opsets(m.opset_import, what)
     if not opsets and m.ir_version < 3:
         opsets = {"": 1}  # files older than IR version 3 declare no opset
@@ -104,12 +118,17 @@ def _checked(m: onnx.ModelProto, folder: Path | None, what: str) -> Model:
         raise ModelError(f"{what} declares no opset (opset_import), so its operators have no meaning")
     functions = {(standard(f.domain), f.name, getattr(f, "overload", "")): f for f in m.functions}
     if functions and inlined(m.graph.node, functions) > MOST_NODES:
-        raise ModelError(f"{what}: its functions call each other so often that the graph has more than {MOST_NODES} nodes when they are inlined")
+        raise ModelError(
+            f"{what}: its functions call each other so often that the graph has more than {MOST_NODES} nodes when they "
+            "are inlined"
+        )
     return Model(m.graph, opsets, functions, folder, m.ir_version)
 
 
 def inlined(nodes: Iterable[onnx.NodeProto], functions: Mapping[tuple[str, str, str], onnx.FunctionProto]) -> int:
-    """How many nodes there are with functions in place of their calls, subgraphs included; a recursive call counts as one."""
+    """How many nodes there are with functions in place of their calls, subgraphs included; a recursive call counts as
+    one.
+    """
     known: dict[tuple[str, str, str], int] = {}
 
     def count(some: Iterable[onnx.NodeProto], depth: int) -> int:
@@ -119,7 +138,9 @@ def inlined(nodes: Iterable[onnx.NodeProto], functions: Mapping[tuple[str, str, 
             if key in functions and key not in known:
                 known[key] = 1  # while it is counted: what it finds of itself is an error that the importer tells
                 known[key] = count(functions[key].node, depth + 1) if depth < MOST_DEPTH else 1
-            total += known.get(key, 1) + sum(count(g.node, depth) for a in n.attribute for g in (*([a.g] if a.HasField("g") else ()), *a.graphs))
+            total += known.get(key, 1) + sum(
+                count(g.node, depth) for a in n.attribute for g in (*([a.g] if a.HasField("g") else ()), *a.graphs)
+            )
         return total
 
     return count(nodes, 0)
@@ -132,7 +153,9 @@ def _opsets(imports: Any, what: str) -> dict[str, int]:
         if o.version < 1:
             raise ModelError(f"{what}: opset {o.version} of domain {domain or 'ai.onnx'!r}; opsets start at 1")
         if out.get(domain, o.version) != o.version:
-            raise ModelError(f"{what}: declares two opsets of domain {domain or 'ai.onnx'!r}, {out[domain]} and {o.version}")
+            raise ModelError(
+                f"{what}: declares two opsets of domain {domain or 'ai.onnx'!r}, {out[domain]} and {o.version}"
+            )
         out[domain] = o.version
     return out
 
@@ -175,7 +198,8 @@ def sparse(t: onnx.SparseTensorProto, folder: Path | None) -> Array:
         at = indices
     else:
         raise ModelError(
-            f"{what}: {len(values)} values with indices of shape {list(indices.shape)}; expected [{len(values)}] or [{len(values)}, {len(shape)}]"
+            f"{what}: {len(values)} values with indices of shape {list(indices.shape)}; expected [{len(values)}] or "
+            f"[{len(values)}, {len(shape)}]"
         )
     size = int(np.prod(shape, dtype=np.int64))
     if len(at) and (at.min() < 0 or at.max() >= size):

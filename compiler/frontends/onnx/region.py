@@ -16,7 +16,8 @@ NOT_A_REGION = (DnncError,)
 
 
 def region(c: Call, name: str, params: Sequence[TensorType], build: Build) -> tuple[Graph, list[Value]]:
-    """A graph that `build(*values)` fills through the call's own builder, and the values that it captures, which are its last inputs.
+    """A graph that `build(*values)` fills through the call's own builder, and the values that it captures, which are
+    its last inputs.
 
     Where building fails, nothing is left behind.
     """
@@ -89,7 +90,9 @@ def loop_node(
     length: Dim,
     backward: Sequence[bool] = (),
 ) -> list[Value]:
-    """A `loop` of known length, whose body `build(number, *carried, *rows)` makes: the new carried values, rows to stack."""
+    """A `loop` of known length, whose body `build(number, *carried, *rows)` makes: the new carried values, rows to
+    stack.
+    """
     rows = [TensorType(x.type.dtype, x.type.shape[1:]) for x in scanned]
     params = [TensorType(i64, ()), *(v.type for v in carried), *rows]
     body, captured = region(c, "body", params, build)

@@ -1,4 +1,6 @@
-"""What ONNX's own schemas tell: which attributes an operator has, how many inputs, and the function body that defines it."""
+"""What ONNX's own schemas tell: which attributes an operator has, how many inputs, and the function body that defines
+it.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def has_body(schema: Any) -> bool:
 
 
 def element_types(schema: Any) -> tuple[str, ...]:
-    """The names of the element types of an operator's first input, or of its first output where there is none; those that dnnc has."""
+    """The names of the element types of an operator's first input, or of its first output where there is none; those
+    that dnnc has.
+    """
     numbers = {_element(t) for p in (schema.inputs or schema.outputs)[:1] for t in p.types}
     return tuple(d.name for d in ALL if ONNX_NUMBERS.get(d.name) in numbers)
 
@@ -55,7 +59,9 @@ def _element(text: str) -> int:
 @functools.lru_cache(maxsize=256)
 def since(domain: str, op: str) -> int:
     """The opset that an operator came with; 0 when ONNX has none of that name."""
-    return min((s.since_version for s in defs.get_all_schemas_with_history() if s.domain == domain and s.name == op), default=0)
+    return min(
+        (s.since_version for s in defs.get_all_schemas_with_history() if s.domain == domain and s.name == op), default=0
+    )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -66,12 +72,15 @@ def _attributes(schema_key: tuple[str, str, int]) -> tuple[frozenset[str], froze
 
 
 def check(schema: Any, attrs: Mapping[str, Any], count: int, present: Sequence[bool]) -> None:
-    """ModelError where a node has attributes that its operator does not know, lacks one it needs, or has too few or too many inputs."""
+    """ModelError where a node has attributes that its operator does not know, lacks one it needs, or has too few or too
+    many inputs.
+    """
     known, required = _attributes((schema.domain, schema.name, schema.since_version))
     for a in attrs:
         if a not in known and not a.startswith("__"):  # ONNX reserves such names for engines
             raise ModelError(
-                f"attribute {a!r} does not exist; {schema.name} (since opset {schema.since_version}) has {', '.join(sorted(known)) or 'none'}"
+                f"attribute {a!r} does not exist; {schema.name} (since opset {schema.since_version}) has "
+                f"{', '.join(sorted(known)) or 'none'}"
             )
     for a in required:
         if a not in attrs:
@@ -111,7 +120,9 @@ def function_body(schema: Any, c: Call, node: onnx.NodeProto) -> onnx.FunctionPr
         versions = [v for v in schema.context_dependent_function_opset_versions if v <= c.opset]
         if versions:
             types = [_type_proto(i).SerializeToString() for i in c.items]
-            data = schema.get_context_dependent_function_with_opset_version(max(versions), _resolved(node, c.attrs).SerializeToString(), types)
+            data = schema.get_context_dependent_function_with_opset_version(
+                max(versions), _resolved(node, c.attrs).SerializeToString(), types
+            )
     if not data:
         return None
     f = onnx.FunctionProto()
@@ -129,7 +140,9 @@ def _resolved(node: onnx.NodeProto, attrs: Mapping[str, Any]) -> onnx.NodeProto:
     out.CopyFrom(node)
     del out.attribute[:]
     out.attribute.extend(a for a in node.attribute if not a.ref_attr_name)
-    out.attribute.extend(onnx.helper.make_attribute(a.name, attrs[a.name]) for a in node.attribute if a.ref_attr_name and a.name in attrs)
+    out.attribute.extend(
+        onnx.helper.make_attribute(a.name, attrs[a.name]) for a in node.attribute if a.ref_attr_name and a.name in attrs
+    )
     return out
 
 

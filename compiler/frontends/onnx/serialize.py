@@ -1,7 +1,8 @@
-"""An ONNX model as a saved model keeps it: the protobuf without its large tensors, and their bytes, which lie where other weights lie.
+"""An ONNX model as a saved model keeps it: the protobuf without its large tensors, and their bytes, which lie where
+other weights lie.
 
-Data in external files comes along, so that what was saved needs no other file; and since no message holds the weights, a model may be
-larger than the 2 GB that a protobuf can be.
+Data in external files comes along, so that what was saved needs no other file; and since no message holds the weights,
+a model may be larger than the 2 GB that a protobuf can be.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def take_apart(model: Any) -> Parts:
 
 
 def external_files(model: Any) -> list[str]:
-    """The files beside a model that hold its tensors, by their names in the model. ModelError where it cannot be read."""
+    """The files beside a model that hold its tensors, by their names in the model. ModelError where it cannot be
+    read.
+    """
     places = (e.value for t in _tensors(read_proto(model)) for e in t.external_data if e.key == "location")
     return list(dict.fromkeys(places))
 

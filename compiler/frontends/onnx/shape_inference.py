@@ -1,7 +1,9 @@
-"""Shape arithmetic: operators over small integer tensors whose elements are symbolic dims, evaluated while the model is read.
+"""Shape arithmetic: operators over small integer tensors whose elements are symbolic dims, evaluated while the model is
+read.
 
-A rule gets a call whose inputs all have known contents and returns the item with the result's contents, or None where it cannot tell;
-the operator is then converted like any other. Contents are object arrays of ints and expressions, so movement is NumPy's own.
+A rule gets a call whose inputs all have known contents and returns the item with the result's contents, or None where
+it cannot tell; the operator is then converted like any other. Contents are object arrays of ints and expressions, so
+movement is NumPy's own.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def size(c: Call) -> Item | None:
     return of_contents(product(c.item(0).shape))
 
 
-# --- movement -----------------------------------------------------------------------------------------------------------------
+# --- movement ---------------------------------------------------------------------------------------------------------
 
 
 def _moved(f: Callable[[Call, Contents], Any]) -> Rule:
@@ -103,7 +105,10 @@ def _reshape(c: Call, x: Contents) -> Any:
 
 
 def _concat(c: Call) -> Item | None:
-    return _item(np.concatenate([_elements(c, k) for k in range(len(c.items))], c.integer("axis", 1 if c.opset < 4 else 0)), c.item(0).type.dtype)
+    return _item(
+        np.concatenate([_elements(c, k) for k in range(len(c.items))], c.integer("axis", 1 if c.opset < 4 else 0)),
+        c.item(0).type.dtype,
+    )
 
 
 def _split(c: Call) -> tuple[Item, ...]:
@@ -123,7 +128,7 @@ def _expand(c: Call, x: Contents) -> Any:
     return np.broadcast_to(x, np.broadcast_shapes(x.shape, target))
 
 
-# --- arithmetic ---------------------------------------------------------------------------------------------------------------
+# --- arithmetic -------------------------------------------------------------------------------------------------------
 
 
 def _exact(v: Any) -> Any:
@@ -141,7 +146,9 @@ def _nonnegative(v: Any) -> bool:
 
 
 def _divided(a: Any, b: Any, exact: bool) -> Any:
-    """Truncating division, which is the floor's for what is not negative; `exact` (of floats) only where nothing remains."""
+    """Truncating division, which is the floor's for what is not negative; `exact` (of floats) only where nothing
+    remains.
+    """
     if isinstance(a, int) and isinstance(b, int) and b != 0 and not exact:
         q = abs(a) // abs(b)
         return q if (a < 0) == (b < 0) else -q
@@ -154,7 +161,9 @@ def _divided(a: Any, b: Any, exact: bool) -> Any:
 
 
 def _remainder(a: Any, b: Any, truncated: bool) -> Any:
-    """The remainder of the floor's division, or, `truncated`, of the one that rounds towards 0: they differ where a is negative."""
+    """The remainder of the floor's division, or, `truncated`, of the one that rounds towards 0: they differ where a is
+    negative.
+    """
     positive = bounds(b)[0]
     if positive is None or positive < 1 or (truncated and not _nonnegative(a)):
         raise _Unknown
@@ -230,7 +239,9 @@ def _where(c: Call) -> Item | None:
     for k in np.ndindex(cond.shape):
         p = cond[k]
         out[k] = (
-            (a[k] if p else b[k]) if isinstance(p, (bool, np.bool_, int)) else _plain(select(_boolean(p), const(_exact(a[k])), const(_exact(b[k]))))
+            (a[k] if p else b[k])
+            if isinstance(p, (bool, np.bool_, int))
+            else _plain(select(_boolean(p), const(_exact(a[k])), const(_exact(b[k]))))
         )
     return _item(out, c.item(1).type.dtype)
 
@@ -287,7 +298,9 @@ RULES: dict[tuple[str, str], Rule] = {
         "Unsqueeze": _moved(_unsqueeze),
         "Reshape": _moved(_reshape),
         "Expand": _moved(_expand),
-        "Flatten": _moved(lambda c, x: x.reshape(1 if c.integer("axis", 1) == 0 else -1, x.size if c.integer("axis", 1) == 0 else 1)),
+        "Flatten": _moved(
+            lambda c, x: x.reshape(1 if c.integer("axis", 1) == 0 else -1, x.size if c.integer("axis", 1) == 0 else 1)
+        ),
         "Transpose": _moved(lambda c, x: x.transpose(c.integers("perm"))),
         "Tile": _moved(lambda c, x: np.tile(x, c.ints_in(1, "repeats"))),
         "Concat": _concat,

@@ -14,9 +14,11 @@ from dnnc.ir.graph import identifier
 
 @dataclass(frozen=True)
 class Declared:
-    """The names and kinds of all inputs that are no initializers and of all outputs, and what is known of the sizes of inputs.
+    """The names and kinds of all inputs that are no initializers and of all outputs, and what is known of the sizes of
+    inputs.
 
-    `dims` are the names of symbolic sizes of inputs. `shapes` are the inputs' shapes where all are tensors of fixed sizes, else None.
+    `dims` are the names of symbolic sizes of inputs. `shapes` are the inputs' shapes where all are tensors of fixed
+    sizes, else None.
     """
 
     inputs: tuple[tuple[str, Kind], ...]
@@ -37,11 +39,17 @@ def declared(model: Any) -> Declared:
     given = [i for i in graph.input if i.name not in constants]
     inputs = tuple((i.name, kind_of(i.type, f"input {i.name!r}")) for i in given)
     dims = [
-        n for i, (_, kind) in zip(given, inputs) if kind.plain for k, d in enumerate(i.type.tensor_type.shape.dim) if (n := symbol_of(d, i.name, k))
+        n
+        for i, (_, kind) in zip(given, inputs)
+        if kind.plain
+        for k, d in enumerate(i.type.tensor_type.shape.dim)
+        if (n := symbol_of(d, i.name, k))
     ]
     fixed = not dims and all(kind.plain for _, kind in inputs)
     shapes = {i.name: tuple(d.dim_value for d in i.type.tensor_type.shape.dim) for i in given} if fixed else None
-    outputs = tuple((o.name, kind_of(o.type, f"output {o.name!r}") if _has_type(o.type) else None) for o in graph.output)
+    outputs = tuple(
+        (o.name, kind_of(o.type, f"output {o.name!r}") if _has_type(o.type) else None) for o in graph.output
+    )
     return Declared(inputs, outputs, tuple(dict.fromkeys(dims)), shapes)
 
 
@@ -52,7 +60,9 @@ def _has_type(t: Any) -> bool:
 
 
 def kind_of(t: Any, what: str, within: bool = False) -> Kind:
-    """The kind that a type means. UnsupportedError says `what` has a type that is unknown; `within`: of a sequence's item."""
+    """The kind that a type means. UnsupportedError says `what` has a type that is unknown; `within`: of a sequence's
+    item.
+    """
     form = t.WhichOneof("value")
     if form == "tensor_type":
         known = t.tensor_type.HasField("shape") and not within
@@ -67,12 +77,15 @@ def kind_of(t: Any, what: str, within: bool = False) -> Kind:
             raise UnsupportedError(f"{what} is a map to values that are no tensors ({values})")
         return Kind("map", values.dtype, key=dtype_of(t.map_type.key_type, what))
     raise UnsupportedError(
-        f"{what} is a {(form or 'value without a type').replace('_type', '').replace('_', ' ')}; expected a tensor, sequence, map or optional"
+        f"{what} is a {(form or 'value without a type').replace('_type', '').replace('_', ' ')}; expected a tensor, "
+        "sequence, map or optional"
     )
 
 
 def symbol_of(d: Any, name: str, axis: int) -> str:
-    """The name of a symbolic size; "" for a number. One whose text says nothing (`?`, `-1`, empty) is a symbol of its own."""
+    """The name of a symbolic size; "" for a number. One whose text says nothing (`?`, `-1`, empty) is a symbol of its
+    own.
+    """
     kind = d.WhichOneof("value")
     if kind == "dim_value" and d.dim_value >= 0:
         return ""

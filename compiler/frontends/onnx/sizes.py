@@ -1,7 +1,9 @@
-"""Sizes that a model computes from data: each becomes a fresh dim, which a `measure` on the host reads between native calls.
+"""Sizes that a model computes from data: each becomes a fresh dim, which a `measure` on the host reads between native
+calls.
 
-What is built here is compiled once for all sizes. Where the tensor of sizes comes from small integer inputs alone, a model is rather read
-for their contents (`Call.dims` asks for them): such inputs hold shapes, which hardly change, and numbers make better code than symbols.
+What is built here is compiled once for all sizes. Where the tensor of sizes comes from small integer inputs alone, a
+model is rather read for their contents (`Call.dims` asks for them): such inputs hold shapes, which hardly change, and
+numbers make better code than symbols.
 """
 
 from __future__ import annotations
@@ -20,9 +22,17 @@ from dnnc.ir.types import Dim
 
 
 def computed(c: Call, i: int, always: bool = False) -> bool:
-    """Are the elements of input i, an integer vector of known length, computed from data? `always`: even from small integer inputs."""
+    """Are the elements of input i, an integer vector of known length, computed from data? `always`: even from small
+    integer inputs.
+    """
     it = c.item(i)
-    if it.constant or it.contents is not None or it.type.dtype.kind not in "iu" or it.type.rank > 1 or not it.type.static:
+    if (
+        it.constant
+        or it.contents is not None
+        or it.type.dtype.kind not in "iu"
+        or it.type.rank > 1
+        or not it.type.static
+    ):
         return False
     if c.env[0].by_contents or not it.origins:
         return not it.origins
@@ -58,7 +68,7 @@ def number_of(c: Call, d: Dim) -> Any:
     return c.const(d, i64) if isinstance(d, int) else c.b.full(shape=(), value=d, dtype=i64)
 
 
-# --- operators ------------------------------------------------------------------------------------------------------------------
+# --- operators --------------------------------------------------------------------------------------------------------
 
 
 def computed_range(c: Call) -> Any:

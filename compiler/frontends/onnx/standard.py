@@ -12,9 +12,15 @@ OPSET = 21  # that the converters of other domains take ONNX's own ones at
 
 
 def standard(
-    c: Call, op: str, items: Sequence[Item | Value | None] | None = None, attrs: Mapping[str, Any] | None = None, opset: int = OPSET
+    c: Call,
+    op: str,
+    items: Sequence[Item | Value | None] | None = None,
+    attrs: Mapping[str, Any] | None = None,
+    opset: int = OPSET,
 ) -> Call:
-    """The call as one of the operator `op` of the default domain, with other inputs or attributes where they are given."""
+    """The call as one of the operator `op` of the default domain, with other inputs or attributes where they are
+    given.
+    """
     given = c.items if items is None else [of_value(i) if isinstance(i, Value) else i for i in items]
     return Call(c.b, op, "", opset, given, dict(c.attrs if attrs is None else attrs), c.outputs, c.env)
 

@@ -57,7 +57,9 @@ FAMILIES: tuple[dict[str, Callable[[Call], Any]], ...] = (
     SORT,
     VISION,
 )
-CONVERTERS: dict[tuple[str, str], Callable[[Call], Any]] = {("", name): f for family in FAMILIES for name, f in family.items()}
+CONVERTERS: dict[tuple[str, str], Callable[[Call], Any]] = {
+    ("", name): f for family in FAMILIES for name, f in family.items()
+}
 CONVERTERS |= {("ai.onnx.preview.training", name): f for name, f in TRAINING.items()}
 CONVERTERS |= {("ai.onnx.ml", name): f for name, f in (MAPS | ML | SVM | TREES).items()}
 CONVERTERS |= {("com.microsoft", name): f for name, f in MICROSOFT.items()}

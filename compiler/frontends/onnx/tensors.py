@@ -1,6 +1,7 @@
 """TensorProto to NumPy array, every dtype and both ways of storage, and the only place that opens files a model names.
 
-A model is untrusted input: sizes are checked before memory is taken, and external data must be a regular file below the model's folder.
+A model is untrusted input: sizes are checked before memory is taken, and external data must be a regular file below the
+model's folder.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ def decode(t: onnx.TensorProto, folder: Path | None = None) -> Array:
         folder: the model's folder; None when the model came as bytes.
 
     Raises:
-        ModelError: negative dims, less or more data than the shape says, or a file that is missing, too short, or outside the folder.
+        ModelError: negative dims, less or more data than the shape says, or a file that is missing, too short, or
+            outside the folder.
         UnsupportedError: an unknown dtype.
     """
     what = f"tensor {t.name!r}" if t.name else "a tensor without a name"
@@ -100,7 +102,9 @@ def _stored_bytes(dtype: DType, shape: tuple[int, ...]) -> int:
 
 def _check_size(what: str, got: int, want: int, unit: str) -> None:
     if got != want:
-        raise ModelError(f"{what}: its shape and dtype need {want} {unit}, the model has {got}; the file is damaged or badly written")
+        raise ModelError(
+            f"{what}: its shape and dtype need {want} {unit}, the model has {got}; the file is damaged or badly written"
+        )
 
 
 def _shaped(data: Array, dtype: DType, shape: tuple[int, ...]) -> Array:
@@ -141,11 +145,16 @@ def _typed(t: onnx.TensorProto, what: str, dtype: DType, field: str, shape: tupl
         return _shaped(np.array(data, np.int32).astype(np.uint8), dtype, shape)
     _check_size(what, len(data), count, f"numbers in {field}")
     if field == "int32_data" and dtype.is_float:  # the bits of a narrow float
-        return np.array(data, np.int32).astype(np.uint16 if dtype.bits == 16 else np.uint8).view(dtype.numpy).reshape(shape)
+        return (
+            np.array(data, np.int32)
+            .astype(np.uint16 if dtype.bits == 16 else np.uint8)
+            .view(dtype.numpy)
+            .reshape(shape)
+        )
     return np.array(data).astype(dtype.numpy).reshape(shape)
 
 
-# --- external data ------------------------------------------------------------------------------------------------------------
+# --- external data ----------------------------------------------------------------------------------------------------
 
 
 def external_bytes(t: onnx.TensorProto, folder: Path | None) -> Array:
@@ -167,7 +176,8 @@ def _external(t: onnx.TensorProto, what: str, dtype: DType, shape: tuple[int, ..
     size = path.stat().st_size
     if offset + want > size:
         raise ModelError(
-            f"{what}: its data is bytes {offset} to {offset + want} of {location!r}, which has {size}; the file is truncated or not the right one"
+            f"{what}: its data is bytes {offset} to {offset + want} of {location!r}, which has {size}; the file is "
+            "truncated or not the right one"
         )
     if want >= MAP_FROM:
         return np.memmap(path, np.uint8, "r", offset, (want,))
@@ -185,17 +195,34 @@ def _number(text: str, key: str, what: str) -> int:
 def _safe_path(location: str, folder: Path | None, what: str) -> Path:
     """The file of external data, which must be a regular file that really lies below the model's folder."""
     if folder is None:
-        raise ModelError(f"{what}: its data is in the file {location!r}, but the model was given as bytes; give the model's path instead")
+        raise ModelError(
+            f"{what}: its data is in the file {location!r}, but the model was given as bytes; give the model's path "
+            "instead"
+        )
     parts = location.replace("\\", "/").split("/")
-    if not location or "\0" in location or os.path.isabs(location) or ":" in parts[0] or ".." in parts or parts[0] == "":
-        raise ModelError(f"{what}: the external file {location!r} must be named by a path relative to the model's folder, without '..'")
+    if (
+        not location
+        or "\0" in location
+        or os.path.isabs(location)
+        or ":" in parts[0]
+        or ".." in parts
+        or parts[0] == ""
+    ):
+        raise ModelError(
+            f"{what}: the external file {location!r} must be named by a path relative to the model's folder, without "
+            "'..'"
+        )
     path = folder / location
     try:
         real, root = path.resolve(strict=True), folder.resolve(strict=True)
     except (OSError, RuntimeError) as e:
-        raise ModelError(f"{what}: its data is in {location!r}, which is not there: {path}; put the file beside the model") from e
+        raise ModelError(
+            f"{what}: its data is in {location!r}, which is not there: {path}; put the file beside the model"
+        ) from e
     if not real.is_relative_to(root):
-        raise ModelError(f"{what}: the external file {location!r} is a link that leads out of the model's folder, to {real}")
+        raise ModelError(
+            f"{what}: the external file {location!r} is a link that leads out of the model's folder, to {real}"
+        )
     if not stat.S_ISREG(real.stat().st_mode):
         raise ModelError(f"{what}: the external file {location!r} is not a regular file")
     return real

@@ -22,7 +22,10 @@ def elu(c: Call) -> Any:
     if (c.number("scale", 1), c.number("input_scale", 1)) == (1, 1):
         return c.b.elu(c.x(), alpha=float(c.number("alpha", 1)))
     x, dtype = c.x(), c.dtype
-    low = c.b.mul(c.b.expm1(c.b.mul(x, c.scalar(c.number("input_scale"), dtype))), c.scalar(c.number("alpha") * c.number("scale"), dtype))
+    low = c.b.mul(
+        c.b.expm1(c.b.mul(x, c.scalar(c.number("input_scale"), dtype))),
+        c.scalar(c.number("alpha") * c.number("scale"), dtype),
+    )
     return c.b.where(c.b.greater(x, c.scalar(0.0, dtype)), c.b.mul(x, c.scalar(c.number("scale"), dtype)), low)
 
 

@@ -1,4 +1,6 @@
-"""What a converter sees: one call of an ATen operator, its arguments by the names of its schema, and a builder for what it becomes."""
+"""What a converter sees: one call of an ATen operator, its arguments by the names of its schema, and a builder for what
+it becomes.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,24 @@ class Call:
     """
 
     def __init__(
-        self, b: Builder, op: Any, args: dict[str, Any], fakes: dict[str, Any], outs: Sequence[Any], dims: Dims, wanted: frozenset[int]
+        self,
+        b: Builder,
+        op: Any,
+        args: dict[str, Any],
+        fakes: dict[str, Any],
+        outs: Sequence[Any],
+        dims: Dims,
+        wanted: frozenset[int],
     ) -> None:
-        self.b, self.op, self.args, self.fakes, self.outs, self.dims, self.wanted = b, op, args, fakes, outs, dims, wanted
+        self.b, self.op, self.args, self.fakes, self.outs, self.dims, self.wanted = (
+            b,
+            op,
+            args,
+            fakes,
+            outs,
+            dims,
+            wanted,
+        )
 
     # --- arguments ---
 

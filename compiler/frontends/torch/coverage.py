@@ -1,4 +1,6 @@
-"""Which ATen operators are read, as the tables of docs/pytorch.md: `python -m dnnc.frontends.torch.coverage` prints them."""
+"""Which ATen operators are read, as the tables of docs/pytorch.md: `python -m dnnc.frontends.torch.coverage` prints
+them.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,16 @@ from dnnc.frontends.torch.operators import GROUPS, IGNORED, REFUSED, TABLE
 
 def core() -> list[str]:
     """Names of torch's core ATen operators that are for inference."""
-    named = {name.removeprefix("aten::").split(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")}
-    packets = [getattr(torch.ops.aten, n) for n in sorted(named) if "backward" not in n and not n.startswith("sym_") and n[-1] != "_"]
+    named = {
+        name.removeprefix("aten::").split(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("aten::")
+    }
+    packets = [
+        getattr(torch.ops.aten, n)
+        for n in sorted(named)
+        if "backward" not in n and not n.startswith("sym_") and n[-1] != "_"
+    ]
     return [p.__name__ for p in packets if any(torch.Tag.core in getattr(p, o).tags for o in p.overloads())]
 
 
@@ -25,7 +35,8 @@ def markdown() -> str:
     """A table of what is read, and one of the core operators that are not."""
     known = core()
     lines = [
-        f"{len(known) - len(missing())} of the {len(known)} core ATen operators for inference are read, and {len(set(TABLE) - set(known))} others; torch takes hundreds more apart into these.",
+        f"{len(known) - len(missing())} of the {len(known)} core ATen operators for inference are read, and "
+        f"{len(set(TABLE) - set(known))} others; torch takes hundreds more apart into these.",
         "",
     ]
     lines += ["| group | operators |", "|---|---|"]

@@ -10,7 +10,9 @@ from torch.export import default_decompositions
 
 from dnnc.frontends.torch.operators import WHOLE
 
-CORE_TAKEN_APART = (torch.ops.aten.grid_sampler_2d,)  # operators of the core set that have no form in graphs, but decompositions
+CORE_TAKEN_APART = (
+    torch.ops.aten.grid_sampler_2d,
+)  # operators of the core set that have no form in graphs, but decompositions
 
 
 def for_compile() -> dict[Any, Any]:

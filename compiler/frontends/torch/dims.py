@@ -16,11 +16,15 @@ LARGEST = 1 << 40  # what torch gives as an upper bound beyond this is none
 
 
 class Dims:
-    """The dims of one program. `known`: symbols that are numbers here; `names`: what to call others; `ranges`: where they lie, for symbols of which
-    torch's records say something narrower than what it promises."""
+    """The dims of one program. `known`: symbols that are numbers here; `names`: what to call others; `ranges`: where
+    they lie, for symbols of which torch's records say something narrower than what it promises.
+    """
 
     def __init__(
-        self, known: Mapping[str, int] | None = None, names: Mapping[str, str] | None = None, ranges: Mapping[str, Any] | None = None
+        self,
+        known: Mapping[str, int] | None = None,
+        names: Mapping[str, str] | None = None,
+        ranges: Mapping[str, Any] | None = None,
     ) -> None:
         self.known, self.names, self.ranges = dict(known or {}), dict(names or {}), dict(ranges or {})
         self.made: dict[str, Dim] = {}
@@ -38,7 +42,9 @@ class Dims:
         return tuple(self.of(s) for s in sizes)
 
     def value(self, v: Any) -> float | bool:
-        """A number that is computed from sizes with floats, or a condition on them. UnsupportedError unless the sizes are known."""
+        """A number that is computed from sizes with floats, or a condition on them. UnsupportedError unless the sizes
+        are known.
+        """
         e = v.node.expr
         e = e.xreplace({s: sympy.Integer(self.known[str(s)]) for s in e.free_symbols if str(s) in self.known})
         if e.free_symbols:
@@ -55,7 +61,10 @@ class Dims:
         if e.is_Symbol:
             return const(self._symbol(e, env))
         kind = type(e).__name__
-        if kind in ("ToFloat", "TruncToInt", "IntTrueDiv", "FloatTrueDiv", "FloorToInt", "CeilToInt", "RoundToInt") or e.is_Float:
+        if (
+            kind in ("ToFloat", "TruncToInt", "IntTrueDiv", "FloatTrueDiv", "FloorToInt", "CeilToInt", "RoundToInt")
+            or e.is_Float
+        ):
             raise UnsupportedError(f"the size {e} is computed with floats; compute it with integers, or fix it")
         args = [self._expr(a, env) for a in e.args]
         made = _operation(kind, args, e)
@@ -69,7 +78,10 @@ class Dims:
             return self.known[name]
         if name not in self.made:
             if name.startswith(("u", "zuf", "zf")):
-                raise UnsupportedError(f"the size {name} depends on the contents of a tensor; programs know sizes from the shapes of their inputs")
+                raise UnsupportedError(
+                    f"the size {name} depends on the contents of a tensor; programs know sizes from the shapes of "
+                    "their inputs"
+                )
             low, high = bounds_of(self.ranges.get(name) or (env.var_to_range.get(s) if env is not None else None))
             self.made[name] = dim(self.names.get(name, name), max(low, 1), high)
         return self.made[name]

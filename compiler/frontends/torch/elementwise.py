@@ -1,4 +1,6 @@
-"""Operators that work on each element alone: arithmetic, functions, comparisons, choices. Operands broadcast and are promoted as torch does."""
+"""Operators that work on each element alone: arithmetic, functions, comparisons, choices. Operands broadcast and are
+promoted as torch does.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from dnnc.ir.graph import Value
 Converter = Callable[[Call], Any]
 BITS = {1: i8, 2: i16, 4: i32, 8: i64}
 
-# --- what most converters are made by -----------------------------------------------------------------------------------------
+# --- what most converters are made by ---------------------------------------------------------------------------------
 
 
 def function(op: str) -> Converter:
@@ -62,7 +64,7 @@ def bitwise(op: str, bools: str) -> Converter:
     return both(op, bools)
 
 
-# --- arithmetic ---------------------------------------------------------------------------------------------------------------
+# --- arithmetic -------------------------------------------------------------------------------------------------------
 
 
 def add(c: Call) -> Any:
@@ -102,7 +104,9 @@ def floor_divide(c: Call) -> Any:
 
 
 def floor_divided(c: Call, x: Value, y: Value) -> Any:
-    """The largest whole number below x / y. What is left over decides, not the quotient, which may be rounded up to a whole number."""
+    """The largest whole number below x / y. What is left over decides, not the quotient, which may be rounded up to a
+    whole number.
+    """
     b, dtype = c.b, x.type.dtype
     q = b.div(b.sub(x, b.mod(x, y)), y)
     if not dtype.is_float:
@@ -214,7 +218,7 @@ def rounded(c: Call) -> Any:
     return kept("round")(c)
 
 
-# --- choosing -----------------------------------------------------------------------------------------------------------------
+# --- choosing ---------------------------------------------------------------------------------------------------------
 
 
 def where(c: Call) -> Any:

@@ -37,7 +37,8 @@ class Program:
     graph: its first inputs are those of the program, those named in `parameters` are its weights.
     inputs: of each leaf of the arguments, in order, the graph's input, or Fixed.
     parameters: tensors by the name of their graph input.
-    arguments: the structure of (args, kwargs); results: that of what it returns, and of each leaf an Output, a dim or a plain value.
+    arguments: the structure of (args, kwargs); results: that of what it returns, and of each leaf an Output, a dim or a
+        plain value.
     """
 
     graph: Graph
@@ -59,7 +60,8 @@ def from_module(
 
     Args:
         module: a `torch.nn.Module`, or what `torch.export.export` has made of one.
-        args, kwargs: example inputs of a module; tensors, or trees of them. Their sizes are fixed unless `dynamic_shapes` says otherwise.
+        args, kwargs: example inputs of a module; tensors, or trees of them. Their sizes are fixed unless
+            `dynamic_shapes` says otherwise.
         dynamic_shapes: as `torch.export.export` takes it.
         known: symbolic sizes that are numbers here.
 
@@ -72,14 +74,20 @@ def from_module(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what torch warns of its own code: copies of its TreeSpec, and the flat weights of its recurrent layers."""
+    """Without what torch warns of its own code: copies of its TreeSpec, and the flat weights of its recurrent
+    layers.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
-        warnings.filterwarnings("ignore", r"The tensor attributes? ([\w.]*_flat_weights\[\d+\](, )?)+ w(as|ere) assigned", UserWarning)
+        warnings.filterwarnings(
+            "ignore", r"The tensor attributes? ([\w.]*_flat_weights\[\d+\](, )?)+ w(as|ere) assigned", UserWarning
+        )
         yield
 
 
-def exported(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any) -> ExportedProgram:
+def exported(
+    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
+) -> ExportedProgram:
     if isinstance(module, ExportedProgram):
         return module
     if not isinstance(module, torch.nn.Module):
@@ -92,9 +100,11 @@ def exported(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None,
 
 
 def examples(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Example arguments of a module, keyword arguments, and which of their sizes are dynamic, from what `dnnc.compile(inputs=)` takes.
+    """Example arguments of a module, keyword arguments, and which of their sizes are dynamic, from what
+    `dnnc.compile(inputs=)` takes.
 
-    Tensors and arrays are examples; a `dnnc.Spec` stands for any tensor of its shape, in which a string names a dynamic size.
+    Tensors and arrays are examples; a `dnnc.Spec` stands for any tensor of its shape, in which a string names a dynamic
+    size.
     """
     by_name = isinstance(inputs, Mapping)
     given = dict(inputs) if by_name else tuple(inputs if inputs is not None else ())
@@ -103,10 +113,16 @@ def examples(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     def example(x: Any) -> Any:
         if isinstance(x, np.ndarray):
             return tensor_of(np.ascontiguousarray(x))
-        return x if not _is_spec(x) else torch.zeros([_size(d, sizes) for d in x.shape], dtype=FROM_NAME[from_numpy(x.dtype).name])
+        return (
+            x
+            if not _is_spec(x)
+            else torch.zeros([_size(d, sizes) for d in x.shape], dtype=FROM_NAME[from_numpy(x.dtype).name])
+        )
 
     made = pytree.tree_map(example, given)
-    dynamic = pytree.tree_map(lambda x: {k: _dim(d) for k, d in enumerate(x.shape) if not isinstance(d, int)} if _is_spec(x) else None, given)
+    dynamic = pytree.tree_map(
+        lambda x: {k: _dim(d) for k, d in enumerate(x.shape) if not isinstance(d, int)} if _is_spec(x) else None, given
+    )
     if not sizes:
         dynamic = None
     return ((), made, dynamic) if by_name else (made, {}, dynamic)
@@ -127,7 +143,9 @@ def _dim(d: Any) -> Any:
     return torch.export.Dim(str(d))
 
 
-def read_program(program: ExportedProgram, dynamic_shapes: Any = None, known: Mapping[str, int] | None = None) -> Program:
+def read_program(
+    program: ExportedProgram, dynamic_shapes: Any = None, known: Mapping[str, int] | None = None
+) -> Program:
     """The graph of an exported program."""
     with quiet():
         program = program.run_decompositions(for_export())
@@ -135,7 +153,8 @@ def read_program(program: ExportedProgram, dynamic_shapes: Any = None, known: Ma
     for spec in signature.output_specs:
         if spec.kind is not OutputKind.USER_OUTPUT:
             raise UnsupportedError(
-                f"the module writes to {spec.target!r}, which a compiled program does not: call .eval() first if these are statistics of training, "
+                f"the module writes to {spec.target!r}, which a compiled program does not: call .eval() first if these "
+                "are statistics of training, "
                 f"return the new value, or use torch.compile(model, backend='dnnc'), which writes it back"
             )
     names, weights = _inputs(program)
@@ -149,7 +168,9 @@ def read_program(program: ExportedProgram, dynamic_shapes: Any = None, known: Ma
     taken = dict(zip(read.inputs, (v.name for v in read.graph.inputs)))
     parameters = {taken[p]: t for p, (n, t) in weights.items() if n and p in taken}
     used = tuple(n if isinstance(n, Fixed) else taken[n] for n in names)
-    return Program(_user_first(read, used), used, parameters, program.call_spec.in_spec, program.call_spec.out_spec, read.results)
+    return Program(
+        _user_first(read, used), used, parameters, program.call_spec.in_spec, program.call_spec.out_spec, read.results
+    )
 
 
 def _inputs(program: ExportedProgram) -> tuple[list[str | Fixed], dict[str, tuple[str | None, torch.Tensor]]]:
@@ -171,7 +192,9 @@ def _inputs(program: ExportedProgram) -> tuple[list[str | Fixed], dict[str, tupl
             assert spec.target is not None
             weights[name] = (None, program.constants[spec.target])
         else:
-            raise UnsupportedError(f"input {name} of the exported program is a {spec.kind.name}; expected tensors and numbers")
+            raise UnsupportedError(
+                f"input {name} of the exported program is a {spec.kind.name}; expected tensors and numbers"
+            )
     return user, weights
 
 
@@ -190,7 +213,11 @@ def _names(program: ExportedProgram, dynamic_shapes: Any) -> dict[str, str]:
         return names
     flat = pytree.tree_leaves(dynamic_shapes, is_leaf=_is_shape)
     fakes = [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"]
-    user = [f for f, s in zip(fakes, program.graph_signature.input_specs) if s.kind is InputKind.USER_INPUT and isinstance(f, torch.Tensor)]
+    user = [
+        f
+        for f, s in zip(fakes, program.graph_signature.input_specs)
+        if s.kind is InputKind.USER_INPUT and isinstance(f, torch.Tensor)
+    ]
     for shape, fake in zip(flat, user):
         sizes = shape.items() if isinstance(shape, dict) else enumerate(shape or ())
         for k, d in sizes:
@@ -207,4 +234,8 @@ def _is_shape(x: Any) -> bool:
         return True
     if isinstance(x, dict):
         return bool(x) and all(isinstance(k, int) for k in x)
-    return isinstance(x, (tuple, list)) and all(d is None or isinstance(d, int) or not isinstance(d, (dict, tuple, list)) for d in x) and bool(x)
+    return (
+        isinstance(x, (tuple, list))
+        and all(d is None or isinstance(d, int) or not isinstance(d, (dict, tuple, list)) for d in x)
+        and bool(x)
+    )

@@ -1,4 +1,6 @@
-"""From the fx graph of a program in ATen operators to the graph IR. Every result is held against the type that torch says it has."""
+"""From the fx graph of a program in ATen operators to the graph IR. Every result is held against the type that torch
+says it has.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ from dnnc.ir.types import TensorType
 
 @dataclass(frozen=True)
 class Read:
-    """A graph that was read. `inputs`: the placeholder of each of its inputs; `results`: of each result of the program the number of an output,
-    a dim, or a plain value."""
+    """A graph that was read. `inputs`: the placeholder of each of its inputs; `results`: of each result of the program
+    the number of an output, a dim, or a plain value.
+    """
 
     graph: Graph
     inputs: tuple[str, ...]
@@ -41,7 +44,12 @@ class Output:
     index: int
 
 
-def read_fx(module: fx.GraphModule, dims: Dims, names: Mapping[str, str] | None = None, constants: Mapping[str, Any] | None = None) -> Read:
+def read_fx(
+    module: fx.GraphModule,
+    dims: Dims,
+    names: Mapping[str, str] | None = None,
+    constants: Mapping[str, Any] | None = None,
+) -> Read:
     """The graph of a program.
 
     Args:
@@ -62,7 +70,9 @@ def read_fx(module: fx.GraphModule, dims: Dims, names: Mapping[str, str] | None 
 class Reader:
     """`env` holds of each fx node a Value, a dim or number, a tuple of them, or None."""
 
-    def __init__(self, module: fx.GraphModule, dims: Dims, names: Mapping[str, str], constants: Mapping[str, Any]) -> None:
+    def __init__(
+        self, module: fx.GraphModule, dims: Dims, names: Mapping[str, str], constants: Mapping[str, Any]
+    ) -> None:
         self.module, self.dims, self.names, self.constants = module, dims, names, constants
         self.graph = Graph("program")
         self.b = Builder(self.graph)
@@ -95,10 +105,14 @@ class Reader:
             if node.name in self.constants:
                 return self._constant(self.constants[node.name], node.name)
             if fake.layout is not torch.strided or fake.is_complex():
-                raise UnsupportedError(f"input {node.name} is a {fake.layout} tensor of {fake.dtype}; expected a dense one of real numbers")
+                raise UnsupportedError(
+                    f"input {node.name} is a {fake.layout} tensor of {fake.dtype}; expected a dense one of real numbers"
+                )
             self.inputs.append(node.name)
             name = self.names.get(node.name, node.name)
-            return self.graph.add_input(name, TensorType(dtype_of(fake.dtype), self.dims.shape(fake.shape)), self.b.locs)
+            return self.graph.add_input(
+                name, TensorType(dtype_of(fake.dtype), self.dims.shape(fake.shape)), self.b.locs
+            )
         return self._number(fake)
 
     def _attribute(self, node: fx.Node) -> Any:
@@ -174,7 +188,12 @@ class Reader:
         if fake is None:
             return
         want = TensorType(dtype_of(fake.dtype), self.dims.shape(fake.shape))
-        if not isinstance(made, Value) or made.type.dtype is not want.dtype or made.type.rank != want.rank or _differ(made.type, want):
+        if (
+            not isinstance(made, Value)
+            or made.type.dtype is not want.dtype
+            or made.type.rank != want.rank
+            or _differ(made.type, want)
+        ):
             raise InternalError(f"{_title(node.target)} was read as {getattr(made, 'type', made)}, torch says {want}")
 
     # --- what goes out ---
@@ -231,7 +250,11 @@ def _title(target: Any) -> str:
 
 def _advice(name: str) -> str:
     known: Sequence[str] = [v for k, v in REFUSED.items() if k == name]
-    return f": {known[0]}" if known else "; write it in operators that have one (docs/pytorch.md), or keep it outside of what is compiled"
+    return (
+        f": {known[0]}"
+        if known
+        else "; write it in operators that have one (docs/pytorch.md), or keep it outside of what is compiled"
+    )
 
 
 __all__ = ["Expr", "Output", "Read", "read_fx"]

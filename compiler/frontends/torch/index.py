@@ -34,23 +34,32 @@ def embedding(c: Call) -> Any:
 def gather(c: Call) -> Any:
     x, at = c.x(), whole(c, c.x("index"))
     if x.type.rank == 0:
-        return c.b.expand(c.b.reshape(x, shape=(1,) * at.type.rank), shape=at.type.shape) if at.type.rank else c.b.identity(x)
+        return (
+            c.b.expand(c.b.reshape(x, shape=(1,) * at.type.rank), shape=at.type.shape)
+            if at.type.rank
+            else c.b.identity(x)
+        )
     return c.b.gather_elements(x, at, axis=c.axis())
 
 
-# --- x[i, j], x[:, mask] ------------------------------------------------------------------------------------------------------
+# --- x[i, j], x[:, mask] ----------------------------------------------------------------------------------------------
 
 
 def indices(c: Call) -> list[Value | None]:
     """The indices, one for each axis of the operand that they replace."""
     given = c.args["indices"]
     if any(v is not None and v.type.dtype is boolean for v in given):
-        raise UnsupportedError("reading by a mask gives as many elements as the data says; use where, or keep it outside of what is compiled")
+        raise UnsupportedError(
+            "reading by a mask gives as many elements as the data says; use where, or keep it outside of what is "
+            "compiled"
+        )
     return [None if v is None else whole(c, v) for v in given]
 
 
 def index(c: Call) -> Any:
-    """One index is a gather along its axis. Several are broadcast to rows of coordinates, and their axes are brought to the front."""
+    """One index is a gather along its axis. Several are broadcast to rows of coordinates, and their axes are brought to
+    the front.
+    """
     x, given = c.x(), indices(c)
     at = [k for k, v in enumerate(given) if v is not None]
     if not at:
@@ -79,7 +88,9 @@ def spread(c: Call, v: Value, shape: tuple[Dim, ...]) -> Value:
 
 
 def restored(at: Sequence[int], found: int, rest: int) -> tuple[int, ...]:
-    """Where the `found` axes of the indices go: in place of the axes that they replace where these are neighbours, else to the front."""
+    """Where the `found` axes of the indices go: in place of the axes that they replace where these are neighbours, else
+    to the front.
+    """
     if list(at) != list(range(at[0], at[0] + len(at))):
         return tuple(range(found + rest))
     before = at[0]
@@ -110,14 +121,16 @@ def put_by_mask(c: Call, x: Value, values: Value, add: bool) -> Any:
     """x[mask] = one value."""
     given = c.args["indices"]
     if len(given) != 1 or values.type.size != 1:
-        raise UnsupportedError("writing several values by a mask needs to know how many it has; write one value, or use where")
+        raise UnsupportedError(
+            "writing several values by a mask needs to know how many it has; write one value, or use where"
+        )
     mask = given[0]
     mask = c.b.reshape(mask, shape=(*mask.type.shape, *(1,) * (x.type.rank - mask.type.rank)))
     value = c.b.reshape(values, shape=())
     return c.b.where(mask, c.b.add(x, value) if add else value, x)
 
 
-# --- scatter ------------------------------------------------------------------------------------------------------------------
+# --- scatter ----------------------------------------------------------------------------------------------------------
 
 
 def scatter(c: Call) -> Any:
@@ -157,7 +170,8 @@ def scatter_reduce(c: Call) -> Any:
             raise UnsupportedError("scatter_reduce of integers by amax or amin without include_self")
         neutral = {"sum": 0.0, "prod": 1.0, "amax": float("-inf"), "amin": float("inf")}[kind]
         start = c.b.expand(
-            c.b.reshape(c.scalar(neutral if c.dtype.is_float else int(neutral), c.dtype), shape=(1,) * at.type.rank), shape=at.type.shape
+            c.b.reshape(c.scalar(neutral if c.dtype.is_float else int(neutral), c.dtype), shape=(1,) * at.type.rank),
+            shape=at.type.shape,
         )
         x = put(c, x, at, start, "none")
     return put(c, x, at, src, REDUCTIONS[kind])

@@ -68,7 +68,7 @@ def copy(c: Call) -> Any:
     return c.b.expand(y, shape=shape) if y.type.shape != shape else c.b.identity(y)
 
 
-# --- padding ------------------------------------------------------------------------------------------------------------------
+# --- padding ----------------------------------------------------------------------------------------------------------
 
 
 def padding(c: Call, pads: Sequence[Dim], rank: int) -> tuple[Dim, ...]:
@@ -82,7 +82,9 @@ def padding(c: Call, pads: Sequence[Dim], rank: int) -> tuple[Dim, ...]:
 
 def constant_pad(c: Call) -> Any:
     x = c.x()
-    return c.b.pad(x, c.operand("value", c.dtype) if c.get("value") else None, pads=padding(c, c.args["pad"], x.type.rank))
+    return c.b.pad(
+        x, c.operand("value", c.dtype) if c.get("value") else None, pads=padding(c, c.args["pad"], x.type.rank)
+    )
 
 
 def bordered(mode: str) -> Converter:

@@ -16,11 +16,13 @@ from dnnc.ir.types import Dim
 
 Converter = Callable[[Call], Any]
 
-# --- products -----------------------------------------------------------------------------------------------------------------
+# --- products ---------------------------------------------------------------------------------------------------------
 
 
 def times(c: Call, x: Value, w: Value) -> Value:
-    """x @ w. Where x is rows that a reshape has put into one axis, the product is of what they were: the reshape goes behind it."""
+    """x @ w. Where x is rows that a reshape has put into one axis, the product is of what they were: the reshape goes
+    behind it.
+    """
     node = x.node
     before = node.inputs[0] if node is not None and node.op.name == "reshape" else None
     if before is None or x.type.rank != 2 or before.type.rank < 3 or before.type.shape[-1] != x.type.shape[-1]:
@@ -30,7 +32,9 @@ def times(c: Call, x: Value, w: Value) -> Value:
 
 
 def on_rows(c: Call, y: Value, f: Callable[[Value], Value]) -> Value:
-    """An element-wise function with an operand for the last axis, in front of the reshape that `times` has put behind a product."""
+    """An element-wise function with an operand for the last axis, in front of the reshape that `times` has put behind a
+    product.
+    """
     node = y.node
     inner = node.inputs[0] if node is not None and node.op.name == "reshape" else None
     if inner is None or inner.node is None or inner.node.op.name != "matmul":
@@ -60,7 +64,13 @@ def scaled(c: Call, v: Value, name: str) -> Value:
 
 def addmm(c: Call) -> Any:
     """beta * self + alpha * (a @ b); a beta of 0 hides NaN in self"""
-    a, b = (c.x("mat1"), c.x("mat2")) if "mat1" in c.args else (c.x("batch1"), c.x("batch2")) if "batch1" in c.args else (c.x("mat"), c.x("vec"))
+    a, b = (
+        (c.x("mat1"), c.x("mat2"))
+        if "mat1" in c.args
+        else (c.x("batch1"), c.x("batch2"))
+        if "batch1" in c.args
+        else (c.x("mat"), c.x("vec"))
+    )
     y = times(c, a, b)
     if c.get("beta", 1) == 0:
         return scaled(c, y, "alpha")
@@ -78,15 +88,20 @@ def linear(c: Call) -> Any:
 
 def trilinear(c: Call) -> Any:
     """The sum of products of three operands, each with axes put in where the others have theirs."""
-    xs = [c.b.unsqueeze(c.x(f"i{k}"), axes=c.ints(f"expand{k}")) if c.ints(f"expand{k}") else c.x(f"i{k}") for k in (1, 2, 3)]
+    xs = [
+        c.b.unsqueeze(c.x(f"i{k}"), axes=c.ints(f"expand{k}")) if c.ints(f"expand{k}") else c.x(f"i{k}")
+        for k in (1, 2, 3)
+    ]
     return c.b.reduce_sum(c.b.mul(c.b.mul(xs[0], xs[1]), xs[2]), axes=c.ints("sumdim"))
 
 
-# --- attention ----------------------------------------------------------------------------------------------------------------
+# --- attention --------------------------------------------------------------------------------------------------------
 
 
 def attention(c: Call) -> Any:
-    """softmax(scale * q k^T + mask) v, spelled out: a pass puts it together again where the target has a kernel for it."""
+    """softmax(scale * q k^T + mask) v, spelled out: a pass puts it together again where the target has a kernel for
+    it.
+    """
     if c.get("dropout_p", 0.0):
         raise UnsupportedError("attention with dropout: call the model in eval mode")
     q, k, v = c.x("query"), c.x("key"), c.x("value")
@@ -152,7 +167,7 @@ def lowered(c: Call, mask: Value, dtype: Any) -> Value:
     return made
 
 
-# --- the fused layers of nn.MultiheadAttention and nn.TransformerEncoderLayer ------------------------------------------------------
+# --- the fused layers of nn.MultiheadAttention and nn.TransformerEncoderLayer -----------------------------------------
 
 
 def dense(c: Call, x: Value, w: Value, bias: Value | None) -> Value:
@@ -160,7 +175,9 @@ def dense(c: Call, x: Value, w: Value, bias: Value | None) -> Value:
     return y if bias is None else c.b.add(y, bias)
 
 
-def self_attention(c: Call, xs: tuple[Value, Value, Value], heads: int, names: tuple[str, str, str, str], mask: Value | None) -> tuple[Value, Value]:
+def self_attention(
+    c: Call, xs: tuple[Value, Value, Value], heads: int, names: tuple[str, str, str, str], mask: Value | None
+) -> tuple[Value, Value]:
     """Projections, attention by heads, and the projection of the result; also the weights, the mean over heads."""
     w, bias, out, out_bias = (c.opt(n) for n in names)
     assert w is not None and out is not None
@@ -171,7 +188,9 @@ def self_attention(c: Call, xs: tuple[Value, Value, Value], heads: int, names: t
         batch, n, _ = y.type.shape
         made.append(c.b.transpose(c.b.reshape(y, shape=(batch, n, heads, width // heads)), perm=(0, 2, 1, 3)))
     q, k_, v = made
-    scores = c.b.mul(c.b.matmul(q, c.b.transpose(k_, perm=(0, 1, 3, 2))), c.scalar(1 / math.sqrt(width // heads), q.type.dtype))
+    scores = c.b.mul(
+        c.b.matmul(q, c.b.transpose(k_, perm=(0, 1, 3, 2))), c.scalar(1 / math.sqrt(width // heads), q.type.dtype)
+    )
     if mask is not None:
         scores = c.b.add(scores, mask)
     weights = c.b.softmax(scores, axis=-1)
@@ -225,7 +244,9 @@ def encoder_layer(c: Call) -> Any:
     return x if first else norm(x, 2)
 
 
-SDPA = "flash_attention flash_attention_for_cpu efficient_attention cudnn_attention fused_attention_overrideable".split()
+SDPA = (
+    "flash_attention flash_attention_for_cpu efficient_attention cudnn_attention fused_attention_overrideable".split()
+)
 LINEAR: dict[str, Converter] = {
     "mm": mm,
     "bmm": bmm,

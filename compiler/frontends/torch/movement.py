@@ -19,7 +19,7 @@ from dnnc.ir.types import Dim
 Converter = Callable[[Call], Any]
 LAST = (1 << 63) - 1  # torch's end of a slice without one
 
-# --- views --------------------------------------------------------------------------------------------------------------------
+# --- views ------------------------------------------------------------------------------------------------------------
 
 
 def same(c: Call) -> Any:
@@ -97,12 +97,13 @@ def diagonal(c: Call) -> Any:
     flat = c.b.reshape(y, shape=(*y.type.shape[:-2], unwrap(const(y.type.shape[-2]) * columns)))
     along = c.b.iota(shape=(n,), axis=0, dtype=i64)
     at = c.b.add(
-        c.b.mul(along, c.scalar(unwrap(const(columns) + 1), i64)), c.scalar(offset if offset >= 0 else unwrap(const(columns) * -offset), i64)
+        c.b.mul(along, c.scalar(unwrap(const(columns) + 1), i64)),
+        c.scalar(offset if offset >= 0 else unwrap(const(columns) * -offset), i64),
     )
     return c.b.gather(flat, at, axis=len(rest))
 
 
-# --- parts --------------------------------------------------------------------------------------------------------------------
+# --- parts ------------------------------------------------------------------------------------------------------------
 
 
 def part(c: Call, x: Value, axis: int, start: Dim, size: Dim, step: int = 1) -> Value:
@@ -118,7 +119,9 @@ def part(c: Call, x: Value, axis: int, start: Dim, size: Dim, step: int = 1) -> 
 
 
 def placed(c: Call, at: Any, n: Dim, least: int = 0) -> Dim:
-    """An index that may count from the end, from the front. Symbolic ones count from the front: torch has asserted that."""
+    """An index that may count from the end, from the front. Symbolic ones count from the front: torch has asserted
+    that.
+    """
     if isinstance(at, Expr):
         return at
     if at < 0:
@@ -176,7 +179,11 @@ def roll(c: Call) -> Any:
     for shift, axis in zip(shifts, axes or (0,)):
         a = axis % y.type.rank
         n = y.type.shape[a]
-        at = unwrap((const(n) - shift) % n) if isinstance(n, int) else (unwrap(const(n) - shift) if shift >= 0 else -shift)
+        at = (
+            unwrap((const(n) - shift) % n)
+            if isinstance(n, int)
+            else (unwrap(const(n) - shift) if shift >= 0 else -shift)
+        )
         if at not in (0, n):
             y = c.b.concat(part(c, y, a, at, unwrap(const(n) - at)), part(c, y, a, 0, at), axis=a)
     return y if axes else c.b.reshape(y, shape=x.type.shape)
@@ -195,7 +202,11 @@ def unfold(c: Call) -> Any:
 IDENTICAL = "alias clone detach lift_fresh_copy lift_fresh contiguous alias_copy detach_copy".split()
 MOVEMENT: dict[str, Converter] = {
     **{n: same for n in IDENTICAL},
-    **{n: view for n in "_unsafe_view reshape unsqueeze squeeze flatten unflatten _reshape_alias view_copy unsqueeze_copy squeeze_copy".split()},
+    **{
+        n: view
+        for n in "_unsafe_view reshape unsqueeze squeeze flatten unflatten _reshape_alias view_copy unsqueeze_copy "
+        "squeeze_copy".split()
+    },
     "view": reinterpreted,
     "_to_copy": converted,
     "prims::convert_element_type": converted,

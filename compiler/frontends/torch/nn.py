@@ -18,7 +18,7 @@ from dnnc.ir.types import Dim, product
 
 Converter = Callable[[Call], Any]
 
-# --- convolution --------------------------------------------------------------------------------------------------------------
+# --- convolution ------------------------------------------------------------------------------------------------------
 
 
 def convolution(c: Call) -> Any:
@@ -29,10 +29,12 @@ def convolution(c: Call) -> Any:
     if not c.flag("transposed"):
         return c.b.conv(x, w, bias, strides=strides, pads=pads * 2, dilations=dilations, group=groups)
     more = c.window("output_padding", rank)
-    return c.b.conv_transpose(x, w, bias, strides=strides, pads=pads * 2, dilations=dilations, output_padding=more, group=groups)
+    return c.b.conv_transpose(
+        x, w, bias, strides=strides, pads=pads * 2, dilations=dilations, output_padding=more, group=groups
+    )
 
 
-# --- pooling ------------------------------------------------------------------------------------------------------------------
+# --- pooling ----------------------------------------------------------------------------------------------------------
 
 
 def batched(c: Call, x: Value, rank: int) -> Value:
@@ -86,7 +88,9 @@ def avg_pool(rank: int) -> Converter:
         window, more = pool_window(c, x, rank)
         divisor = c.get("divisor_override")
         if divisor is None:
-            return like(c, c.b.avg_pool(x, **window, count_include_pad=bool(c.get("count_include_pad", True)), uncounted=more))
+            return like(
+                c, c.b.avg_pool(x, **window, count_include_pad=bool(c.get("count_include_pad", True)), uncounted=more)
+            )
         y = c.b.avg_pool(x, **window, count_include_pad=True)
         return like(c, c.b.mul(y, c.scalar(math.prod(window["kernel"]) / divisor, c.dtype)))
 
@@ -126,7 +130,10 @@ def adaptive_max(rank: int) -> Converter:
             if not isinstance(old, int) or not isinstance(n, int):
                 raise UnsupportedError("adaptive pooling of a size that is not known")
             ends = [(j * old // n, -(-(j + 1) * old // n)) for j in range(n)]
-            parts = [c.b.reduce_max(part(c, x, axis, first, last - first), axes=(axis,), keepdims=True) for first, last in ends]
+            parts = [
+                c.b.reduce_max(part(c, x, axis, first, last - first), axes=(axis,), keepdims=True)
+                for first, last in ends
+            ]
             x = parts[0] if n == 1 else c.b.concat(*parts, axis=axis)
         return x, None
 
@@ -150,12 +157,16 @@ def along(c: Call, x: Value, axis: int, m: np.ndarray[Any, Any]) -> Value:
     return made
 
 
-# --- normalisation ------------------------------------------------------------------------------------------------------------
+# --- normalisation ----------------------------------------------------------------------------------------------------
 
 
 def of_all(c: Call, v: Value | None, value: float, shape: Sequence[Dim], like: Value) -> Value:
     """A scale or bias, or what stands for none."""
-    made: Value = c.cast(v, like.type.dtype) if v is not None else c.b.full(shape=tuple(shape), value=value, dtype=like.type.dtype)
+    made: Value = (
+        c.cast(v, like.type.dtype)
+        if v is not None
+        else c.b.full(shape=tuple(shape), value=value, dtype=like.type.dtype)
+    )
     return made
 
 
@@ -163,7 +174,9 @@ def layer_norm(c: Call) -> Any:
     x, shape = c.x("input"), c.args["normalized_shape"]
     axis = x.type.rank - len(shape)
     scale, bias = of_all(c, c.opt("weight"), 1.0, x.type.shape[axis:], x), c.opt("bias")
-    y = c.b.layer_norm(x, scale, None if bias is None else c.cast(bias, x.type.dtype), axis=axis, epsilon=float(c.number("eps")))
+    y = c.b.layer_norm(
+        x, scale, None if bias is None else c.cast(bias, x.type.dtype), axis=axis, epsilon=float(c.number("eps"))
+    )
     if len(c.outs) == 1:
         return y
     return y, *statistics(c, x, tuple(range(axis, x.type.rank)))
@@ -217,15 +230,22 @@ def group_norm(c: Call) -> Any:
 
 
 def batch_norm(c: Call) -> Any:
-    """By the running statistics, unless the batch's own are asked for. Results: y, mean and 1 / deviation of the batch, running statistics."""
+    """By the running statistics, unless the batch's own are asked for. Results: y, mean and 1 / deviation of the batch,
+    running statistics.
+    """
     x = c.x("input")
     channels = (x.type.shape[1],)
     mean, var = c.opt("running_mean"), c.opt("running_var")
     training = c.flag("training") or mean is None or var is None
     if not training:
         scale, bias = (of_all(c, c.opt(n), value, channels, x) for n, value in (("weight", 1.0), ("bias", 0.0)))
-        y = c.b.batch_norm(x, scale, bias, c.cast(mean, x.type.dtype), c.cast(var, x.type.dtype), epsilon=float(c.number("eps")))  # type: ignore[arg-type]
-        empty = [c.b.full(shape=c.type(k).shape, value=0.0, dtype=c.type(k).dtype) if c.wants(k) else None for k in range(1, len(c.outs))]
+        y = c.b.batch_norm(
+            x, scale, bias, c.cast(mean, x.type.dtype), c.cast(var, x.type.dtype), epsilon=float(c.number("eps"))
+        )  # type: ignore[arg-type]
+        empty = [
+            c.b.full(shape=c.type(k).shape, value=0.0, dtype=c.type(k).dtype) if c.wants(k) else None
+            for k in range(1, len(c.outs))
+        ]
         return (y, *empty) if len(c.outs) > 1 else y
     return of_the_batch(c, x, mean, var)
 
@@ -249,7 +269,9 @@ def of_the_batch(c: Call, x: Value, mean: Value | None, var: Value | None) -> An
         keep = c.number("momentum")
         blend = [(mean, now), (var, unbiased)]
         made += [
-            b.add(b.mul(old, c.scalar(1 - keep, v.type.dtype)), b.mul(new, c.scalar(keep, v.type.dtype))) for old, new in blend if old is not None
+            b.add(b.mul(old, c.scalar(1 - keep, v.type.dtype)), b.mul(new, c.scalar(keep, v.type.dtype)))
+            for old, new in blend
+            if old is not None
         ]
     return made
 

@@ -90,7 +90,9 @@ def truth(op: str) -> Converter:
 
 
 def spread(c: Call) -> Value:
-    """The variance: squares of distances from the mean, divided by their number less the correction (1 where none is given)."""
+    """The variance: squares of distances from the mean, divided by their number less the correction (1 where none is
+    given).
+    """
     b, axes, keep = c.b, c.axes(), c.flag("keepdim")
     correction = c.get("correction", 1) if "correction" in c.args else int(c.get("unbiased", True))
     x = c.cast(c.x(), wide(c.x().type.dtype))
@@ -149,7 +151,11 @@ def distances(c: Call) -> Any:
 def softmax(op: str) -> Converter:
     def convert(c: Call) -> Any:
         x = c.cast(c.x(), c.dtype)
-        return c.b.op(op, x, axis=c.axis()) if x.type.rank else c.b.reshape(c.b.op(op, c.b.reshape(x, shape=(1,)), axis=0), shape=())
+        return (
+            c.b.op(op, x, axis=c.axis())
+            if x.type.rank
+            else c.b.reshape(c.b.op(op, c.b.reshape(x, shape=(1,)), axis=0), shape=())
+        )
 
     return convert
 

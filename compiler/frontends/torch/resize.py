@@ -24,7 +24,9 @@ def upsample(mode: str, rank: int, centred: bool = False) -> Converter:
         corners = c.flag("align_corners")
         coords = [IDENTITY] * (x.type.rank - rank)
         for k, (n, m) in enumerate(zip(x.type.shape[-rank:], new)):
-            coords.append(IDENTITY if n is m or n == m else coordinate(mode, n, m, factor(c, k, rank), corners, centred))
+            coords.append(
+                IDENTITY if n is m or n == m else coordinate(mode, n, m, factor(c, k, rank), corners, centred)
+            )
         if all(k == IDENTITY for k in coords):
             return c.b.identity(x)
         return c.b.resize(x, shape=c.shape, coords=tuple(coords), mode=mode, rounding="floor")
@@ -40,7 +42,9 @@ def interpolate(c: Call) -> Any:
     return upsample("cubic" if mode == "bicubic" else "linear", rank)(c)
 
 
-def coordinate(mode: str, old: Dim, new: Dim, given: float | None, corners: bool, centred: bool) -> tuple[int, int, int]:
+def coordinate(
+    mode: str, old: Dim, new: Dim, given: float | None, corners: bool, centred: bool
+) -> tuple[int, int, int]:
     if corners:
         return coordinates("align_corners", old, new, Fraction(1))
     scale = ratio(old, new) if given is None else rational(given)

@@ -19,7 +19,9 @@ Step = Callable[[Builder, Value, list[Value], Value, Value | None], list[Value]]
 
 
 def layers(step: Step, states: int) -> Converter:
-    """Operands as torch's `lstm.input`, `gru.input` and `rnn_tanh.input` have them; results: all h, then the last states."""
+    """Operands as torch's `lstm.input`, `gru.input` and `rnn_tanh.input` have them; results: all h, then the last
+    states.
+    """
 
     def convert(c: Call) -> Any:
         x, initial = c.x("input"), c.args["hx"]
@@ -49,7 +51,9 @@ def layers(step: Step, states: int) -> Converter:
     return convert
 
 
-def run(c: Call, x: Value, own: list[Value], start: list[Value], step: Step, backward: bool, biased: bool) -> tuple[Value, list[Value]]:
+def run(
+    c: Call, x: Value, own: list[Value], start: list[Value], step: Step, backward: bool, biased: bool
+) -> tuple[Value, list[Value]]:
     """One direction of a layer over [steps, batch, features]: all h, and the last states."""
     if len(own) != (4 if biased else 2):
         raise UnsupportedError("LSTM with a projection (proj_size)")
@@ -107,7 +111,9 @@ def rnn_step(activation: str) -> Step:
 
 
 def one_direction(c: Call) -> Any:
-    """mkldnn_rnn_layer, which torch makes of each direction of an LSTM on a CPU; the last result is its scratch memory."""
+    """mkldnn_rnn_layer, which torch makes of each direction of an LSTM on a CPU; the last result is its scratch
+    memory.
+    """
     if c.integer("mode") != 2 or c.ints("batch_sizes"):
         raise UnsupportedError("mkldnn_rnn_layer of another kind than LSTM, or over packed sequences")
     x, biased = c.x("input"), c.flag("has_biases")

@@ -27,5 +27,7 @@ def located(e: DnncError, node: fx.Node) -> None:
     if not locs or not e.args or not isinstance(e.args[0], str) or str(locs[0]) in e.args[0]:
         return
     frames = FRAME.findall(node.meta.get("stack_trace") or node.stack_trace or "")
-    code = next((f[3].strip() for f in reversed(frames) if f[0] == locs[0].file and int(f[1]) == locs[0].line and f[3]), "")
+    code = next(
+        (f[3].strip() for f in reversed(frames) if f[0] == locs[0].file and int(f[1]) == locs[0].line and f[3]), ""
+    )
     e.args = (f"{locs[0]}: {e.args[0]}" + (f"\n    {code}" if code else ""), *e.args[1:])

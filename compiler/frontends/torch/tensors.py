@@ -35,7 +35,10 @@ def dtype_of(d: torch.dtype) -> DType:
     """The graph's dtype for torch's. UnsupportedError where there is none."""
     found = DTYPES.get(d)
     if found is None:
-        raise UnsupportedError(f"tensors of {d} have no type in a graph; there are {', '.join(str(t).removeprefix('torch.') for t in DTYPES)}")
+        raise UnsupportedError(
+            f"tensors of {d} have no type in a graph; there are "
+            f"{', '.join(str(t).removeprefix('torch.') for t in DTYPES)}"
+        )
     return found
 
 

@@ -1,8 +1,9 @@
 """Branches and loops on stacks of rows.
 
-A branch that a stack decides runs both ways, and each row takes its own result. A loop whose end a stack decides runs until all rows are done; rows
-that are done keep their state. What a row that is not meant to run could do wrong must not happen: an index outside of its axis is an error, and
-an inner loop may not end. So branches with such ops run row by row, and loops with such ops give rows that are done the state of one that is not.
+A branch that a stack decides runs both ways, and each row takes its own result. A loop whose end a stack decides runs
+until all rows are done; rows that are done keep their state. What a row that is not meant to run could do wrong must
+not happen: an index outside of its axis is an error, and an inner loop may not end. So branches with such ops run row
+by row, and loops with such ops give rows that are done the state of one that is not.
 """
 
 from __future__ import annotations
@@ -27,13 +28,17 @@ if TYPE_CHECKING:
 
 
 def may_fail(g: Graph) -> bool:
-    """Can a graph go wrong, or on without an end, on what it is not meant for? Ops that others define see to their indices themselves."""
+    """Can a graph go wrong, or on without an end, on what it is not meant for? Ops that others define see to their
+    indices themselves.
+    """
     return any(any(True for _ in n.subgraphs()) or (n.op.compute is not None and _checks(n)) for n in g.nodes())
 
 
 def _checks(n: Node) -> bool:
     assert n.op.compute is not None
-    made = n.op.compute(*(None if v is None else te.placeholder(v.name, v.type.dtype, v.type.shape) for v in n.inputs), **n.attrs)
+    made = n.op.compute(
+        *(None if v is None else te.placeholder(v.name, v.type.dtype, v.type.shape) for v in n.inputs), **n.attrs
+    )
     return te.checks(made if isinstance(made, tuple) else (made,))
 
 
@@ -45,10 +50,14 @@ def row_by_row(b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any]
     inner = {k: g.add_input(f"x{k}", xs[k].row) for k in order}
     own = {n: a.copy() if isinstance(a, Graph) else a for n, a in attrs.items()}
     types = op.type(*(None if x.value is None else x.row for x in xs), **own)
-    node = g.append(Node(op, [inner.get(k) for k in range(len(xs))], own, types if isinstance(types, tuple) else [types], b.locs))
+    node = g.append(
+        Node(op, [inner.get(k) for k in range(len(xs))], own, types if isinstance(types, tuple) else [types], b.locs)
+    )
     g.outputs = list(node.outputs)
     stacks = sum(x.stack for x in xs)
-    return control_values("loop", [None, None, *(xs[k].value for k in order)], body=g, carried=0, scanned=stacks, length=b.rows)
+    return control_values(
+        "loop", [None, None, *(xs[k].value for k in order)], body=g, carried=0, scanned=stacks, length=b.rows
+    )
 
 
 def cond(m: Batcher, b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any]) -> list[Lazy]:
@@ -70,7 +79,7 @@ def chosen(b: Batch, test: Lazy, p: Operand, q: Operand) -> Lazy:
     return b.one("where", b.aligned(Operand(test, True), rank), b.stack(p), b.stack(q))
 
 
-# --- loops --------------------------------------------------------------------------------------------------------------------
+# --- loops ------------------------------------------------------------------------------------------------------------
 
 
 def loop(m: Batcher, b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any]) -> list[Lazy]:
@@ -96,7 +105,9 @@ def loop(m: Batcher, b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str
     outer = [b.stack(x) if s else x.value for x, s in zip(rest[:carried], state)]
     rows = [rows_first(b, x) for x in rest[carried : carried + scanned]]
     full = {**attrs, "body": inner}
-    done = control_values("loop", [trips.value, condition.value, *outer, *rows, *(x.value for x in rest[carried + scanned :])], **full)
+    done = control_values(
+        "loop", [trips.value, condition.value, *outer, *rows, *(x.value for x in rest[carried + scanned :])], **full
+    )
     ended = [y if s else b.stack(Operand(y, False)) for y, s in zip(done, state)]
     return [*ended, *(swapped(b, y) for y in done[carried:])]
 

@@ -1,8 +1,9 @@
 """How each op of the graph IR runs on a stack of operands: the table of rules of `vmap`.
 
-A stack has its rows along axis 0, always: what comes in and goes out elsewhere is transposed at the borders, where that fuses. A rule gets the
-operands, each with whether it is a stack, and gives stacks. The few ops whose attributes name axes or shapes have rules of their own; others go
-by their trait (element-wise), by what they are made of (decompositions), or by their tensor expression, which gets one more axis.
+A stack has its rows along axis 0, always: what comes in and goes out elsewhere is transposed at the borders, where that
+fuses. A rule gets the operands, each with whether it is a stack, and gives stacks. The few ops whose attributes name
+axes or shapes have rules of their own; others go by their trait (element-wise), by what they are made of
+(decompositions), or by their tensor expression, which gets one more axis.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def elementwise(b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any
     return b.all(op, *(None if x.value is None else b.aligned(x, rank) for x in xs), **attrs)
 
 
-# --- axes ---------------------------------------------------------------------------------------------------------------------
+# --- axes -------------------------------------------------------------------------------------------------------------
 
 
 def along_axes(b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any]) -> Sequence[Lazy]:
@@ -110,7 +111,7 @@ def trailing(b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any]) 
     return b.all(op, x.given, **attrs)
 
 
-# --- movement -----------------------------------------------------------------------------------------------------------------
+# --- movement ---------------------------------------------------------------------------------------------------------
 
 
 def reshape(b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any]) -> Sequence[Lazy]:
@@ -133,7 +134,9 @@ def tile(b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any]) -> S
 
 
 def slice_(b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any]) -> Sequence[Lazy]:
-    return b.all(op, xs[0].given, starts=(0, *attrs["starts"]), steps=(1, *attrs["steps"]), shape=(b.rows, *attrs["shape"]))
+    return b.all(
+        op, xs[0].given, starts=(0, *attrs["starts"]), steps=(1, *attrs["steps"]), shape=(b.rows, *attrs["shape"])
+    )
 
 
 def pad(b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any]) -> Sequence[Lazy]:
@@ -144,7 +147,7 @@ def pad(b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any]) -> Se
     return b.all(op, x.given, fill.value, **{**attrs, "pads": (0, *pads[: x.rank], 0, *pads[x.rank :])})
 
 
-# --- indices ------------------------------------------------------------------------------------------------------------------
+# --- indices ----------------------------------------------------------------------------------------------------------
 
 
 def gather(b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any]) -> Sequence[Lazy]:
@@ -155,7 +158,9 @@ def gather(b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any]) ->
         return b.all(op, x.given, at.given, axis=axis + 1)
     if not x.stack:
         y = b.one(op, x.given, at.given, axis=axis)  # the rows come where the axis was
-        return [b.one("transpose", y, perm=(axis, *(k for k in range(len(y.type.shape)) if k != axis)))] if axis else [y]
+        return (
+            [b.one("transpose", y, perm=(axis, *(k for k in range(len(y.type.shape)) if k != axis)))] if axis else [y]
+        )
     before, after = x.shape[:axis], x.shape[axis + 1 :]
     count = 1
     for d in at.shape:
@@ -179,11 +184,13 @@ def scatter_nd(b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any]
     return b.all("scatter_elements", b.stack(x), flat, b.stack(updates), axis=1, reduction=attrs["reduction"])
 
 
-# --- products -----------------------------------------------------------------------------------------------------------------
+# --- products ---------------------------------------------------------------------------------------------------------
 
 
 def matmul(b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any]) -> Sequence[Lazy]:
-    """One product where one of the matrices is the same for all rows: x[b, m, k] @ w[k, n] is x[b*m, k] @ w, a[m, k] @ y[b, k] is y @ a.T."""
+    """One product where one of the matrices is the same for all rows: x[b, m, k] @ w[k, n] is x[b*m, k] @ w, a[m, k] @
+    y[b, k] is y @ a.T.
+    """
     x, y = xs
     if x.stack and not y.stack and y.rank == 2 and x.rank >= 1:
         flat = b.reshape(x.given, (_count((b.rows, *x.shape[:-1])), x.shape[-1]))
@@ -231,10 +238,13 @@ def images(b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any]) ->
     if not x.stack or any(r.stack for r in rest):
         return by_expression(b, op, xs, attrs)
     flat = b.reshape(x.given, (_count((b.rows, x.shape[0])), *x.shape[1:]))
-    return [b.reshape(y, (b.rows, x.shape[0], *y.type.shape[1:])) for y in b.all(op, flat, *(r.value for r in rest), **attrs)]
+    return [
+        b.reshape(y, (b.rows, x.shape[0], *y.type.shape[1:]))
+        for y in b.all(op, flat, *(r.value for r in rest), **attrs)
+    ]
 
 
-# --- by what an op is made of -------------------------------------------------------------------------------------------------
+# --- by what an op is made of -----------------------------------------------------------------------------------------
 
 
 def by_expression(b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any]) -> Sequence[Lazy]:
@@ -245,12 +255,15 @@ def by_expression(b: Batch, op: OpDef, xs: Sequence[Operand], attrs: dict[str, A
 
 
 REDUCTIONS = (
-    "reduce_sum", "reduce_mean", "reduce_prod", "reduce_l1", "reduce_sum_square", "reduce_l2", "reduce_log_sum", "reduce_max", "reduce_min",
+    "reduce_sum", "reduce_mean", "reduce_prod", "reduce_l1", "reduce_sum_square", "reduce_l2", "reduce_log_sum",
+    "reduce_max", "reduce_min",
     "reduce_log_sum_exp",
 )  # fmt: skip
 RULES: dict[str, Rule] = {
     **dict.fromkeys(REDUCTIONS, along_axes),
-    **dict.fromkeys(("argmax", "argmin", "cumsum", "cumprod", "softmax", "log_softmax", "sort", "dft", "concat"), along_axis),
+    **dict.fromkeys(
+        ("argmax", "argmin", "cumsum", "cumprod", "softmax", "log_softmax", "sort", "dft", "concat"), along_axis
+    ),
     **dict.fromkeys(("gather_elements", "scatter_elements"), along_axis),
     **dict.fromkeys(("det", "inverse", "trilu", "identity"), trailing),
     **dict.fromkeys(("conv", "conv_transpose", "max_pool", "avg_pool", "lp_pool"), images),
@@ -277,4 +290,6 @@ def rule_of(op: OpDef) -> Rule | None:
         return None
     if op.compute is not None:
         return by_expression
-    raise UnsupportedError(f"vmap: {op.name} runs on the host and cannot be applied to many rows; call it outside, or in a loop of Python")
+    raise UnsupportedError(
+        f"vmap: {op.name} runs on the host and cannot be applied to many rows; call it outside, or in a loop of Python"
+    )

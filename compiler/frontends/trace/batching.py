@@ -1,7 +1,8 @@
-"""A computation on one row as one on a stack of rows: of what a trace has made, and of the bodies of its loops and branches.
+"""A computation on one row as one on a stack of rows: of what a trace has made, and of the bodies of its loops and
+branches.
 
-In: lazy values that a function made of placeholders. Out: the same of stacks. What depends on no stack stays as it is; what does is a stack,
-each result of an op whenever one of the op's operands is.
+In: lazy values that a function made of placeholders. Out: the same of stacks. What depends on no stack stays as it is;
+what does is a stack, each result of an op whenever one of the op's operands is.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Batcher:
 
     rows: Any
 
-    # --- one op -----------------------------------------------------------------------------------------------------------------
+    # --- one op -------------------------------------------------------------------------------------------------------
 
     def node(self, op: OpDef, xs: Sequence[Operand], attrs: dict[str, Any], locs: tuple[Loc, ...]) -> list[Operand]:
         """The results of an op on operands of which some are stacks. Errors say which op it is, and where."""
@@ -60,10 +61,13 @@ class Batcher:
             return rule(b, op, xs, attrs)
         return [
             b.stack(y)
-            for y in self.graph(decomposition(op, [None if x.value is None else x.row for x in xs], attrs, locs), [x for x in xs if x.value])
+            for y in self.graph(
+                decomposition(op, [None if x.value is None else x.row for x in xs], attrs, locs),
+                [x for x in xs if x.value],
+            )
         ]
 
-    # --- what a trace has made ----------------------------------------------------------------------------------------------------
+    # --- what a trace has made ----------------------------------------------------------------------------------------
 
     def values(self, wanted: Sequence[Lazy], known: dict[Any, Operand], before: int) -> list[Operand]:
         """Values of a trace, which began after call number `before`, with stacks for its placeholders; see `key_of`."""
@@ -92,7 +96,7 @@ class Batcher:
         for k, y in enumerate(self.node(call.op, xs, call.attrs, call.locs)):
             known[id(call), k] = y
 
-    # --- graphs -------------------------------------------------------------------------------------------------------------------
+    # --- graphs -------------------------------------------------------------------------------------------------------
 
     def graph(self, g: Graph, inputs: Sequence[Operand]) -> list[Operand]:
         """The outputs of a graph for these inputs, as values of their own."""
@@ -109,7 +113,9 @@ class Batcher:
         given = [placeholder(self.stacked(v.type) if w else v.type) for v, w in zip(g.inputs, which)]
         made = self.graph(g, [Operand(x, w) for x, w in zip(given, which)])
         b = Batch(self.rows)
-        return Region(g.name, given, [v.name for v in g.inputs]).finish([b.stack(y) if w else y.given for y, w in zip(made, want)])
+        return Region(g.name, given, [v.name for v in g.inputs]).finish(
+            [b.stack(y) if w else y.given for y, w in zip(made, want)]
+        )
 
     def stacked(self, t: TensorType) -> TensorType:
         return TensorType(t.dtype, (self.rows, *t.shape))

@@ -47,7 +47,9 @@ class Pack:
 
 def pack(tree: Any, path: str) -> Pack:
     leaves, shape = flatten(tree, path, STATE)
-    made = [scalar(x, promoted(x)) if isinstance(x, NUMBERS) else asarray(x) for _, x in leaves]  # numbers live nowhere in particular
+    made = [
+        scalar(x, promoted(x)) if isinstance(x, NUMBERS) else asarray(x) for _, x in leaves
+    ]  # numbers live nowhere in particular
     arrays = tuple(Array(x._parts, x.dtype) for x in made)  # handles of its own: writing stays inside
     return Pack(shape, arrays, tuple(p for p, _ in leaves), tuple(isinstance(x, NUMBERS) for _, x in leaves))
 
@@ -55,19 +57,26 @@ def pack(tree: Any, path: str) -> Pack:
 def matched(made: Pack, want: Pack, what: str) -> Pack:
     """`made` with Python numbers in the types of `want`. InputError where structure, shapes or dtypes differ."""
     if made.paths != want.paths:
-        raise InputError(f"{what}: expected {', '.join(want.paths) or 'no arrays'}, got {', '.join(made.paths) or 'none'}")
+        raise InputError(
+            f"{what}: expected {', '.join(want.paths) or 'no arrays'}, got {', '.join(made.paths) or 'none'}"
+        )
     made = eased(made, want)
     for p, a, w in zip(made.paths, made.arrays, want.arrays):
         if not same_shape(a.shape, w.shape) or a.dtype != w.dtype:
             got = f"{a.dtype} of shape {a.shape}"
-            raise InputError(f"{what}: {p} must be {w.dtype} of shape {w.shape} as before, got {got}; convert it with astype or broadcast_to")
+            raise InputError(
+                f"{what}: {p} must be {w.dtype} of shape {w.shape} as before, got {got}; convert it with astype or "
+                "broadcast_to"
+            )
     return made
 
 
 def eased(made: Pack, want: Pack) -> Pack:
     """`made` with Python numbers in the types of `want` where these hold them."""
     triples = zip(made.arrays, want.arrays, made.weak)
-    arrays = tuple(cast(a, w.dtype) if weak and LEVEL[a.dtype.kind] <= LEVEL[w.dtype.kind] else a for a, w, weak in triples)
+    arrays = tuple(
+        cast(a, w.dtype) if weak and LEVEL[a.dtype.kind] <= LEVEL[w.dtype.kind] else a for a, w, weak in triples
+    )
     return Pack(made.tree, arrays, made.paths, made.weak)
 
 
@@ -75,12 +84,17 @@ def truth(x: Any, what: str) -> Array:
     """A condition as an array. InputError unless it is one truth value."""
     a = x if isinstance(x, Array) else asarray(x)
     if a.ndim or a.dtype.kind != "b":
-        raise InputError(f"{what}: the condition must be one truth value, got {a.dtype} of shape {a.shape}; compare it, or reduce it with any or all")
+        raise InputError(
+            f"{what}: the condition must be one truth value, got {a.dtype} of shape {a.shape}; compare it, or reduce "
+            "it with any or all"
+        )
     return a
 
 
 def values(op: str, inputs: Sequence[Lazy | None], **attrs: Any) -> list[Lazy]:
-    """The results of an op with bodies; while something is traced they belong to the trace, whatever the operands are."""
+    """The results of an op with bodies; while something is traced they belong to the trace, whatever the operands
+    are.
+    """
     full = complete(OPS[op], attrs)
     call = Call(OPS[op], tuple(inputs), full, tuple(infer(OPS[op], inputs, full)))  # type: ignore[arg-type]  # a rule reads the types alone
     if call.traced or tracing():
@@ -101,11 +115,13 @@ def in_python(*packs: Pack) -> bool:
 
 
 def cond(condition: Any, then: Callable[..., Any], other: Callable[..., Any], *operands: Any) -> Any:
-    """`then(*operands)` if the condition holds, else `other(*operands)`; in a traced function the program runs the one of them.
+    """`then(*operands)` if the condition holds, else `other(*operands)`; in a traced function the program runs the one
+    of them.
 
     Args:
         condition: one truth value.
-        then, other: give arrays, or trees of arrays, of the same structure, shapes and dtypes. They may read arrays from around them.
+        then, other: give arrays, or trees of arrays, of the same structure, shapes and dtypes. They may read arrays
+            from around them.
         *operands: what they take.
 
     Raises:
@@ -159,7 +175,9 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], init
     holds = truth(condition(start.again(made.parts)), "while_loop")
     region = Region("body", inner, ["number", *(f"state{k}" for k in range(len(inner) - 1))], before)
     graph = region.finish([holds._parts[0], *made.parts])
-    return start.again(values("loop", [None, first._parts[0], *start.parts, *region.captured], body=graph, carried=len(start.parts)))
+    return start.again(
+        values("loop", [None, first._parts[0], *start.parts, *region.captured], body=graph, carried=len(start.parts))
+    )
 
 
 def _while(condition: Callable[[Any], Any], body: Callable[[Any], Any], start: Pack) -> Any:
@@ -173,7 +191,13 @@ def _while(condition: Callable[[Any], Any], body: Callable[[Any], Any], start: P
         state = matched(pack(body(start.again(state.parts)), "state"), start, "while_loop")
 
 
-def scan(fn: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any = None, length: int | None = None, reverse: bool = False) -> tuple[Any, Any]:
+def scan(
+    fn: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
+) -> tuple[Any, Any]:
     """`state, y = fn(state, x)` for each row of `xs`; the last state and the `y`s, stacked.
 
     Args:
@@ -213,7 +237,8 @@ def _rows(rows: Pack, length: int | None) -> int:
         counts["length"] = length
     if len(set(counts.values())) != 1 or min(counts.values()) < 1:
         raise InputError(
-            f"scan: expected one number of rows, at least 1, got {', '.join(f'{p}: {n}' for p, n in counts.items()) or 'no xs and no length'}"
+            f"scan: expected one number of rows, at least 1, got "
+            f"{', '.join(f'{p}: {n}' for p, n in counts.items()) or 'no xs and no length'}"
         )
     return next(iter(counts.values()))
 
@@ -224,7 +249,9 @@ def _pair(made: Any) -> tuple[Any, Any]:
     return made
 
 
-def _stepped(fn: Callable[[Any, Any], tuple[Any, Any]], start: Pack, rows: Pack, n: int, reverse: bool) -> tuple[Any, Any]:
+def _stepped(
+    fn: Callable[[Any, Any], tuple[Any, Any]], start: Pack, rows: Pack, n: int, reverse: bool
+) -> tuple[Any, Any]:
     state, ys = start, []
     for k in range(n)[::-1] if reverse else range(n):
         made, y = _pair(fn(start.again(state.parts), unflatten(rows.tree, [a[k, ...] for a in rows.arrays])))

@@ -1,4 +1,6 @@
-"""Graphs of traced values: of a whole function, and of the body of a loop or branch, which sees values from around it."""
+"""Graphs of traced values: of a whole function, and of the body of a loop or branch, which sees values from around
+it.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,18 @@ SMALL = 64  # elements up to which a body has its own copy of a constant
 
 
 def is_outside(x: Lazy, before: int) -> bool:
-    """Does a value that a body reads come from around it: made before its trace began (call number `before`), or a large constant?"""
+    """Does a value that a body reads come from around it: made before its trace began (call number `before`), or a
+    large constant?
+    """
     if x.call is None:
         return x.data is None or x.data.size > SMALL
     return x.call.number <= before if x.traced else x.call.heavy
 
 
 class Region:
-    """A graph under construction. `before`: the number of the last call around a body; None for a whole function, which captures nothing."""
+    """A graph under construction. `before`: the number of the last call around a body; None for a whole function, which
+    captures nothing.
+    """
 
     def __init__(self, name: str, inputs: Sequence[Lazy], names: Sequence[str], before: int | None = None) -> None:
         self.graph, self.before = Graph(name), before
@@ -51,14 +57,23 @@ class Region:
             return []
         if x.call is None:
             if x.data is None:
-                raise InputError("an array of a function whose trace has ended is used; give results back by return, not through variables around it")
+                raise InputError(
+                    "an array of a function whose trace has ended is used; give results back by return, not through "
+                    "variables around it"
+                )
             self.known[key_of(x)] = self.graph.constant(on_host(x.data))
             return []
         call = x.call
         todo = [i for i in call.inputs if i is not None and key_of(i) not in self.known]
         if not todo:
             node = self.graph.append(
-                Node(call.op, [None if i is None else self.known[key_of(i)] for i in call.inputs], call.attrs, call.types, call.locs)
+                Node(
+                    call.op,
+                    [None if i is None else self.known[key_of(i)] for i in call.inputs],
+                    call.attrs,
+                    call.types,
+                    call.locs,
+                )
             )
             for k, v in enumerate(node.outputs):
                 self.known[id(call), k] = v

@@ -21,8 +21,8 @@ _OPERATORS: dict[type[ast.AST], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*
 class Spec:
     """Shape and dtype of an argument: `Spec((32, 10))`, `Spec((), "int64")`, `Spec(("n", 3))`.
 
-    A size that is a name may be any number from 1 on, the same wherever the name stands; `"2*n + 1"` is a size that follows from it. In `shape` these
-    are expressions.
+    A size that is a name may be any number from 1 on, the same wherever the name stands; `"2*n + 1"` is a size that
+    follows from it. In `shape` these are expressions.
     """
 
     shape: tuple[Any, ...]
@@ -43,7 +43,9 @@ def _dim(d: Any, shape: Any) -> Any:
     if isinstance(d, (str, Size, Expr)):
         return parsed(d) if isinstance(d, str) else d.dim if isinstance(d, Size) else unwrap(d)
     if isinstance(d, bool) or not isinstance(d, (int, np.integer)) or d < 0:
-        raise InputError(f"Spec: expected a shape of integers that are not negative, or names such as 'n', got {shape!r}")
+        raise InputError(
+            f"Spec: expected a shape of integers that are not negative, or names such as 'n', got {shape!r}"
+        )
     return int(d)
 
 

@@ -29,7 +29,8 @@ _TRACING: ContextVar[bool] = ContextVar("dnnc_tracing", default=False)
 
 @dataclass(frozen=True)
 class Traced:
-    """A traced function: its graph, which takes the leaves of the arguments, and the results around those that it gives.
+    """A traced function: its graph, which takes the leaves of the arguments, and the results around those that it
+    gives.
 
     A complex array is one input or output of real numbers with a last axis of size 2.
     """
@@ -53,13 +54,14 @@ def trace(fn: Callable[..., Any], /, *specs: Any, **named: Any) -> Graph:
 
     Args:
         fn: takes arrays, or dicts, lists, tuples and dataclasses of arrays, and gives such. It runs once.
-        *specs: its arguments, with a Spec (or an array as an example) for each array. Other values are passed on as they are. Sizes that are names
+        *specs: its arguments, with a Spec (or an array as an example) for each array. Other values are passed on as
+            they are. Sizes that are names
             stay open: the graph is one for all of them.
         **named: the same for keyword arguments.
 
     Returns:
-        A graph whose inputs are the arrays of the arguments and whose outputs are those of the results, in order. A complex array is one of
-        real numbers with a last axis of size 2.
+        A graph whose inputs are the arrays of the arguments and whose outputs are those of the results, in order. A
+        complex array is one of real numbers with a last axis of size 2.
 
     Raises:
         DnncError: what the function does has no graph; says at which line, and what to do.
@@ -84,7 +86,11 @@ def _name(path: str, fn: Any) -> str:
     kind, first, *rest = path.split(".")
     if kind == "0":
         try:
-            names = [p.name for p in inspect.signature(fn).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+            names = [
+                p.name
+                for p in inspect.signature(fn).parameters.values()
+                if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+            ]
         except (TypeError, ValueError):
             names = []
         k = int(first)
@@ -142,7 +148,8 @@ def located(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, An
             raise
         line = raised_at(e.__traceback__)
         raise InputError(
-            f"{line}: NumPy cannot compute with an array of a traced function; use the function of dnnc.array in place of NumPy's"
+            f"{line}: NumPy cannot compute with an array of a traced function; use the function of dnnc.array in place "
+            "of NumPy's"
         ) from e
     finally:
         _TRACING.reset(token)

@@ -1,6 +1,7 @@
 """Nested arguments and results: dicts, lists, tuples, named tuples and dataclasses, with arrays at the leaves.
 
-`flatten` gives the leaves and the structure around them, which is hashable: two calls with equal structures run the same program.
+`flatten` gives the leaves and the structure around them, which is hashable: two calls with equal structures run the
+same program.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Fixed:
-    """A value that is no array. `key` tells apart what is equal to Python but not the same: 1, 1.0 and True, 0.0 and -0.0."""
+    """A value that is no array. `key` tells apart what is equal to Python but not the same: 1, 1.0 and True, 0.0 and
+    -0.0.
+    """
 
     key: Any
     value: Any = field(compare=False)
@@ -45,7 +48,11 @@ Tree = Leaf | Fixed | Branch
 
 
 def is_array(x: Any) -> bool:
-    return isinstance(x, (Array, np.ndarray, np.generic)) or hasattr(x, "__dlpack__") or hasattr(x, "__cuda_array_interface__")
+    return (
+        isinstance(x, (Array, np.ndarray, np.generic))
+        or hasattr(x, "__dlpack__")
+        or hasattr(x, "__cuda_array_interface__")
+    )
 
 
 def key_of(value: Any, where: str) -> Any:
@@ -55,13 +62,17 @@ def key_of(value: Any, where: str) -> Any:
     try:
         hash(value)
     except TypeError:
-        raise InputError(f"{where}: a static argument must be hashable, {a_type(value)} is not; a tuple is, a frozen dataclass too") from None
+        raise InputError(
+            f"{where}: a static argument must be hashable, {a_type(value)} is not; a tuple is, a frozen dataclass too"
+        ) from None
     return type(value), repr(value) if isinstance(value, (float, complex)) else value
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What is a leaf and what may stand in a tree: `leaves` are further types of leaves, `any` allows values of all types."""
+    """What is a leaf and what may stand in a tree: `leaves` are further types of leaves, `any` allows values of all
+    types.
+    """
 
     leaves: tuple[type, ...] = ()
     any: bool = False
@@ -82,7 +93,8 @@ def flatten(tree: Any, path: str, rules: Rules) -> tuple[list[tuple[str, Any]], 
         if isinstance(tree, FIXED):
             return [], Fixed(key_of(tree, path), tree)
         raise InputError(
-            f"{path or 'the argument'} is {a_type(tree)}: expected an array, a number, a string, or a dict, list, tuple or dataclass "
+            f"{path or 'the argument'} is {a_type(tree)}: expected an array, a number, a string, or a dict, list, "
+            "tuple or dataclass "
             f"of these; name the argument in static= if it is fixed"
         )
     made = [flatten(v, f"{path}.{n}" if path else str(n), rules) for n, v in parts]

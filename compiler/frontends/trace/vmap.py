@@ -26,17 +26,19 @@ def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callabl
     """A function that applies `fn` to each element along an axis of its arguments, and stacks the results.
 
     Args:
-        fn: takes and gives arrays, or dicts, lists, tuples and dataclasses of arrays. It runs once, with arrays that lack the axis.
-        in_axes: where the elements stand: an axis for all arguments, or a tuple with one for each positional argument; None is an argument that is
-            the same for all. An argument that is a tree may have a tree of axes. Keyword arguments are taken along axis 0; what is no array is
-            passed on as it is.
+        fn: takes and gives arrays, or dicts, lists, tuples and dataclasses of arrays. It runs once, with arrays that
+            lack the axis.
+        in_axes: where the elements stand: an axis for all arguments, or a tuple with one for each positional argument;
+            None is an argument that is the same for all. An argument that is a tree may have a tree of axes. Keyword
+            arguments are taken along axis 0; what is no array is passed on as it is.
         out_axes: where results are stacked: an axis, or a tree of them; None is a result that is the same for all.
 
     Returns:
         A function of arrays, which runs by itself and as a part of a traced function, and may be mapped again.
 
     Raises:
-        InputError: the axes do not fit to the arguments, or sizes along them differ; the function looks at what an array holds.
+        InputError: the axes do not fit to the arguments, or sizes along them differ; the function looks at what an
+            array holds.
         UnsupportedError: an op of the function runs on the host; says which, and the line.
     """
 
@@ -65,10 +67,16 @@ def spread_axes(axes: Any, tree: Tree, where: str) -> list[int | None]:
         return [axes if axes is None else int(axes)] * count(tree)
     parts = children(axes)
     if parts is None or not isinstance(tree, Branch):
-        raise InputError(f"vmap: {where}={axes!r}: expected an axis or None" + ("" if isinstance(tree, Branch) else ", there is one array"))
+        raise InputError(
+            f"vmap: {where}={axes!r}: expected an axis or None"
+            + ("" if isinstance(tree, Branch) else ", there is one array")
+        )
     names = [n for n, _ in parts]
     if sorted(map(str, names)) != sorted(map(str, tree.names)):
-        raise InputError(f"vmap: {where} has axes for {', '.join(map(str, names))}, there are {', '.join(map(str, tree.names)) or 'no arrays'}")
+        raise InputError(
+            f"vmap: {where} has axes for {', '.join(map(str, names))}, there are "
+            f"{', '.join(map(str, tree.names)) or 'no arrays'}"
+        )
     by_name = dict(parts)
     return [a for n, c in zip(tree.names, tree.children) for a in spread_axes(by_name[n], c, f"{where}.{n}")]
 
@@ -80,7 +88,10 @@ def count(tree: Tree) -> int:
 
 def axis_in(axis: int, ndim: int, where: str) -> int:
     if not -ndim <= axis < ndim:
-        raise InputError(f"vmap: axis {axis} of {argument_name(where)}, which has {ndim} axes; None in in_axes is for what is the same for all")
+        raise InputError(
+            f"vmap: axis {axis} of {argument_name(where)}, which has {ndim} axes; None in in_axes is for what is the "
+            "same for all"
+        )
     return axis % ndim
 
 
@@ -96,11 +107,15 @@ def size_of(sizes: Sequence[tuple[str, Any]]) -> Any:
         raise InputError("vmap: no argument has an axis to map over; give arrays, or axes that are not None")
     first = sizes[0][1]
     if not all(same(n, first) for _, n in sizes):
-        raise InputError(f"vmap: sizes along the mapped axes differ: {', '.join(f'{argument_name(p)}: {n}' for p, n in sizes)}")
+        raise InputError(
+            f"vmap: sizes along the mapped axes differ: {', '.join(f'{argument_name(p)}: {n}' for p, n in sizes)}"
+        )
     return plain(first)
 
 
-def run(fn: Callable[..., Any], tree: Tree, arrays: Sequence[Array], places: Sequence[int | None], rows: Any, out_axes: Any) -> Any:
+def run(
+    fn: Callable[..., Any], tree: Tree, arrays: Sequence[Array], places: Sequence[int | None], rows: Any, out_axes: Any
+) -> Any:
     """Trace `fn` on one row, then compute what it made on all."""
     before = next(Call.counted)
     known: dict[Any, Operand] = {}
@@ -128,7 +143,9 @@ def result(dtype: Any, parts: Sequence[Operand], axis: int | None, rows: Any) ->
     """A result with the rows along an axis."""
     if axis is None:
         if any(p.stack for p in parts):
-            raise InputError("vmap: out_axes=None is for results that are the same for all rows, this one is not; give it an axis")
+            raise InputError(
+                "vmap: out_axes=None is for results that are the same for all rows, this one is not; give it an axis"
+            )
         return Array([p.given for p in parts], dtype)
     b = Batch(rows)
     ndim = parts[0].rank + 1

@@ -1,4 +1,6 @@
-"""The tuning log: what is written is read, whatever happens to the writers; what is damaged is refused by line; only winners win."""
+"""The tuning log: what is written is read, whatever happens to the writers; what is damaged is refused by line; only
+winners win.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ ROOT = Path(__file__).resolve().parents[2]
 A, B, C = (Choice("map", (("lanes", n), ("order", "rows"))) for n in (4, 8, 16))
 
 
-def trial(choice: Choice, status: str = OK, seconds: tuple[float, ...] = (2e-5, 1e-5, 3e-5), key: str = "k", **more: Any) -> Trial:
+def trial(
+    choice: Choice, status: str = OK, seconds: tuple[float, ...] = (2e-5, 1e-5, 3e-5), key: str = "k", **more: Any
+) -> Trial:
     return Trial(key, choice, status, seconds if status == OK else (), "" if status == OK else "why", **more)
 
 
@@ -43,13 +47,15 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "m.tune.jsonl"
 
 
-# --- what is written is read --------------------------------------------------------------------------------------------------
+# --- what is written is read ------------------------------------------------------------------------------------------
 
 
 def test_a_log_reads_as_it_was_written(path: Path) -> None:
     made, found = write_log(path), read(path)
     assert found.tasks == made.tasks == {t.key: t for t, _ in tasks()}
-    assert found.trials == made.trials and sum(map(len, found.trials.values())) == sum(len(choices(t)) for t, _ in tasks())
+    assert found.trials == made.trials and sum(map(len, found.trials.values())) == sum(
+        len(choices(t)) for t, _ in tasks()
+    )
     assert found.sessions == made.sessions and len(found.sessions) == 1 and found.sessions[0].seconds == 12.5
     assert found.winners() == made.winners() == {t.key: other(t) for t, _ in tasks()}
     assert found.torn == 0
@@ -59,7 +65,9 @@ def test_tasks_out_of_a_log_are_the_same_kernels(path: Path) -> None:
     write_log(path)
     for t, _ in tasks():
         again = read(path).tasks[t.key]
-        assert show_kernel(again.rebuilt[2].kernel) == show_kernel(t.rebuilt[2].kernel)  # rebuilding checks the key as well
+        assert show_kernel(again.rebuilt[2].kernel) == show_kernel(
+            t.rebuilt[2].kernel
+        )  # rebuilding checks the key as well
 
 
 def test_records_are_one_line_each_with_format_and_kind(path: Path) -> None:
@@ -125,7 +133,7 @@ def test_packed_logs_are_read_only(path: Path) -> None:
         read(packed)
 
 
-# --- crashes ------------------------------------------------------------------------------------------------------------------
+# --- crashes ----------------------------------------------------------------------------------------------------------
 
 
 def test_whatever_a_crash_leaves_the_log_goes_on(path: Path) -> None:
@@ -140,7 +148,11 @@ def test_whatever_a_crash_leaves_the_log_goes_on(path: Path) -> None:
         with Log.open(path, create=False) as log:
             log.append(trial(A))
         lines = path.read_bytes().split(b"\n")
-        assert lines[:whole] == data.split(b"\n")[:whole] and from_line(lines[whole]) == trial(A) and lines[whole + 1 :] == [b""]
+        assert (
+            lines[:whole] == data.split(b"\n")[:whole]
+            and from_line(lines[whole]) == trial(A)
+            and lines[whole + 1 :] == [b""]
+        )
         assert read(path).trials["k"] == [trial(A)]
 
 
@@ -153,7 +165,13 @@ def test_a_long_torn_line_is_cut_off(path: Path) -> None:
 
 
 def test_a_file_that_is_no_log_is_left_alone(path: Path) -> None:
-    for content in (b"my thesis, all of it", b"a\nb\n", b'{"other": 1}\n', to_line(trial(A)) + b"notes of mine", b"\x00\xff" * 99):
+    for content in (
+        b"my thesis, all of it",
+        b"a\nb\n",
+        b'{"other": 1}\n',
+        to_line(trial(A)) + b"notes of mine",
+        b"\x00\xff" * 99,
+    ):
         path.write_bytes(content)
         with pytest.raises(TuneError, match=r"m\.tune\.jsonl, line [12]: it is no"):
             Log.open(path)
@@ -174,7 +192,9 @@ while k < int(sys.argv[3]):
 
 
 def appender(path: Path, name: str, count: int) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", APPEND, str(path), name, str(count)], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", APPEND, str(path), name, str(count)], stdout=subprocess.PIPE, text=True
+    )
 
 
 def test_processes_append_to_one_log_and_one_is_killed(path: Path) -> None:
@@ -214,7 +234,7 @@ def test_winners_are_on_the_disk_at_once(path: Path, monkeypatch: pytest.MonkeyP
         assert len(synced) == 1
 
 
-# --- damage -------------------------------------------------------------------------------------------------------------------
+# --- damage -----------------------------------------------------------------------------------------------------------
 
 
 def edited(change: Callable[[dict[str, Any]], Any], of: Task | Trial | Winner | Session) -> bytes:
@@ -231,7 +251,10 @@ DAMAGED = [
     (to_line(trial(A))[:-9] + to_line(trial(B)), "it is no JSON"),
     (to_line(trial(A)).replace(b"1e-05", b"NaN"), "NaN is no number"),
     (to_line(trial(A)).replace(b'"dnnc": 1', b'"dnnc": 2'), "another format than 1"),
-    (to_line(trial(A)).replace(b'"trial"', b'"verdict"'), "no record 'verdict' in format 1: expected task, trial, session, winner"),
+    (
+        to_line(trial(A)).replace(b'"trial"', b'"verdict"'),
+        "no record 'verdict' in format 1: expected task, trial, session, winner",
+    ),
     (edited(lambda d: d.pop("choice"), trial(A)), "trial has no choice"),
     (edited(lambda d: d.update(mood="good"), trial(A)), "trial has an unknown mood"),
     (edited(lambda d: d.update(status="fine"), trial(A)), "trial.status: expected ok, build"),
@@ -257,11 +280,13 @@ def test_damage_is_told_by_line(path: Path, line: bytes, why: str) -> None:
 
 
 def test_records_of_an_older_dnnc_lack_fields(path: Path) -> None:
-    path.write_bytes(b'{"dnnc": 1, "record": "trial", "task": "k", "choice": ["map", {}], "status": "ok", "seconds": [1]}\n')
+    path.write_bytes(
+        b'{"dnnc": 1, "record": "trial", "task": "k", "choice": ["map", {}], "status": "ok", "seconds": [1]}\n'
+    )
     assert read(path).trials["k"] == [Trial("k", Choice("map", ()), "ok", (1.0,))]
 
 
-# --- winners ------------------------------------------------------------------------------------------------------------------
+# --- winners ----------------------------------------------------------------------------------------------------------
 
 
 def log_of(*records: Trial | Winner) -> Log:
@@ -313,7 +338,7 @@ def test_reading_winners_is_quick(path: Path) -> None:
     quiet(time.process_time() - start < 0.5)
 
 
-# --- whole logs ---------------------------------------------------------------------------------------------------------------
+# --- whole logs -------------------------------------------------------------------------------------------------------
 
 
 def test_logs_are_merged_by_concatenation(tmp_path: Path) -> None:
@@ -326,7 +351,12 @@ def test_logs_are_merged_by_concatenation(tmp_path: Path) -> None:
     cat.write_bytes(one.read_bytes() + two.read_bytes())
     two.write_bytes(two.read_bytes() + b'{"dnnc": 1, "re')
     merged, joined = merge([one, two, one], both), read(cat)
-    assert (merged.tasks, merged.trials, merged.winners(), merged.torn) == (joined.tasks, joined.trials, joined.winners(), 0)
+    assert (merged.tasks, merged.trials, merged.winners(), merged.torn) == (
+        joined.tasks,
+        joined.trials,
+        joined.winners(),
+        0,
+    )
     assert merged.winners()[tasks()[0][0].key] == B
     assert len(both.read_bytes().splitlines()) == len(set(cat.read_bytes().splitlines()))
     assert merge([two, one], two).winners() == merged.winners()  # in its place
@@ -364,7 +394,7 @@ def test_a_writer_follows_a_log_that_is_pruned(path: Path) -> None:
     assert read(path).trials == {"k": [trial(B)]}
 
 
-# --- the documented schema ----------------------------------------------------------------------------------------------------
+# --- the documented schema --------------------------------------------------------------------------------------------
 
 Schema = dict[str, dict[str, tuple[str, str]]]  # record -> field -> type, default
 
@@ -374,7 +404,9 @@ def documented() -> Schema:
     text = (ROOT / "docs/tuning_log.md").read_text()
     out: Schema = {}
     for name, body in re.findall(r"^### (\w+)\n(.*?)(?=^##)", text, re.M | re.S):
-        rows = [[c.strip() for c in line.strip("|").split("|")] for line in body.splitlines() if line.startswith("|")][2:]
+        rows = [[c.strip() for c in line.strip("|").split("|")] for line in body.splitlines() if line.startswith("|")][
+            2:
+        ]
         out[name] = {field: (t, default.strip("`")) for field, t, default, _ in rows}
     return out
 
@@ -388,9 +420,18 @@ def fits(value: Any, t: str) -> bool:
     if t.startswith("object of "):
         return isinstance(value, dict) and all(fits(v, t.removeprefix("object of ")) for v in value.values())
     if t == "choice":
-        return isinstance(value, list) and len(value) == 2 and fits(value[0], "text") and all(type(v) in (int, str) for v in value[1].values())
+        return (
+            isinstance(value, list)
+            and len(value) == 2
+            and fits(value[0], "text")
+            and all(type(v) in (int, str) for v in value[1].values())
+        )
     if t == "setting":
-        return set(value) == {"target", "numerics", "rounded"} and fits(value["target"], "text") and isinstance(value["rounded"], bool)
+        return (
+            set(value) == {"target", "numerics", "rounded"}
+            and fits(value["target"], "text")
+            and isinstance(value["rounded"], bool)
+        )
     return type(value) in {"text": (str,), "integer": (int,), "number": (int, float), "true or false": (bool,)}[t]
 
 
@@ -420,4 +461,9 @@ def test_every_record_of_a_log_is_as_documented(path: Path) -> None:
         assert set(data) == set(fields)
         assert [n for n, v in data.items() if not fits(v, fields[n][0])] == []
     assert seen == set(KINDS)
-    assert not fits("1", "integer") and not fits([1, "a"], "list of number") and not fits(["a", {"k": 1.5}], "choice") and not fits(None, "text")
+    assert (
+        not fits("1", "integer")
+        and not fits([1, "a"], "list of number")
+        and not fits(["a", {"k": 1.5}], "choice")
+        and not fits(None, "text")
+    )

@@ -1,4 +1,6 @@
-"""Schedules out of a log: they are the ones that are compiled, twice alike; what does not apply is left out with a note."""
+"""Schedules out of a log: they are the ones that are compiled, twice alike; what does not apply is left out with a
+note.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def scheduled(winners: Any, text: str = "") -> tuple[Program, tuple[str, ...]]:
     """The program of the graph, or of a text, with what the replay says of it."""
     choose = chooser(winners, setting())
     cpu = parse_target(setting().target)
-    made = compile_program(parse(text) if text else graph(), PassContext(TargetFacts(lanes=cpu.lanes)), templates(cpu), choose)
+    made = compile_program(
+        parse(text) if text else graph(), PassContext(TargetFacts(lanes=cpu.lanes)), templates(cpu), choose
+    )
     return made, choose.report(made)
 
 
@@ -64,7 +68,7 @@ def log_for(path: Path, opts: CompileOptions, change: Any = other) -> Path:
     return path
 
 
-# --- choosing -----------------------------------------------------------------------------------------------------------------
+# --- choosing ---------------------------------------------------------------------------------------------------------
 
 
 def test_every_task_gets_its_winner() -> None:
@@ -79,7 +83,10 @@ def test_what_a_log_lacks_is_scheduled_as_without_one() -> None:
     (first, _), *_ = tasks()
     made, report = scheduled({first.key: other(first)})
     assert chosen(made) == {**chosen(unscheduled()), first.name: other(first)}
-    assert report == ("tuned: 1 of 4 kernels, 3 untuned", f"untuned: {', '.join(n for n in chosen(made) if n != first.name)}")
+    assert report == (
+        "tuned: 1 of 4 kernels, 3 untuned",
+        f"untuned: {', '.join(n for n in chosen(made) if n != first.name)}",
+    )
     made, report = scheduled({})
     assert chosen(made) == chosen(unscheduled()) and report[0] == "tuned: 0 of 4 kernels, 4 untuned"
 
@@ -127,7 +134,9 @@ def test_winners_that_do_not_apply_are_left_out_with_a_note(bad: Choice, why: st
     product = next(t for t, _ in tasks() if t.kind == "contraction")
     winners = {t.key: bad if t is product else other(t) for t, _ in tasks()}
     choose, cpu = chooser(winners, setting()), parse_target(setting().target)
-    made = compile_program(graph(), PassContext(TargetFacts(lanes=cpu.lanes), fallback=fallback), templates(cpu), choose)
+    made = compile_program(
+        graph(), PassContext(TargetFacts(lanes=cpu.lanes), fallback=fallback), templates(cpu), choose
+    )
     assert chosen(made) == {t.name: choices(t)[0] if t is product else other(t) for t, _ in tasks()}
     first, note = choose.report(made)
     assert first == "tuned: 3 of 4 kernels, 1 refused"
@@ -140,7 +149,7 @@ def test_the_naive_nest_may_win() -> None:
     assert set(chosen(made).values()) == {naive} and report == ("tuned: 4 of 4 kernels",)
 
 
-# --- the option ---------------------------------------------------------------------------------------------------------------
+# --- the option -------------------------------------------------------------------------------------------------------
 
 
 def compiled(**more: Any) -> Any:
@@ -268,7 +277,7 @@ def test_compiling_while_a_search_writes(tmp_path: Path) -> None:
         t.join()
 
 
-# --- GPUs ---------------------------------------------------------------------------------------------------------------------
+# --- GPUs -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_device_replays_as_well(tmp_path: Path) -> None:
@@ -288,14 +297,25 @@ def test_a_device_replays_as_well(tmp_path: Path) -> None:
 
 
 def test_rounded_products_are_a_setting_of_their_own() -> None:
-    for precision, numerics, want in ((None, "standard", False), ("tf32", "standard", True), (None, "fast", True), ("float32", "fast", False)):
-        assert setting_of(CompileOptions(target="cuda -arch=sm_90a", precision=precision, numerics=numerics)).rounded is want
+    for precision, numerics, want in (
+        (None, "standard", False),
+        ("tf32", "standard", True),
+        (None, "fast", True),
+        ("float32", "fast", False),
+    ):
+        assert (
+            setting_of(CompileOptions(target="cuda -arch=sm_90a", precision=precision, numerics=numerics)).rounded
+            is want
+        )
         assert setting_of(CompileOptions(target="llvm", precision=precision, numerics=numerics)).rounded is False
 
 
 def test_a_saved_device_model_keeps_the_winners(tmp_path: Path) -> None:
     target = "cuda -arch=sm_90a"
-    text, w = "def g(x: f16[64, 128], *, w: f16[128, 64]):\n    return relu(matmul(x, w))", {"w": np.ones((128, 64), np.float16)}
+    text, w = (
+        "def g(x: f16[64, 128], *, w: f16[128, 64]):\n    return relu(matmul(x, w))",
+        {"w": np.ones((128, 64), np.float16)},
+    )
     opts = CompileOptions(target=target)
     plain = make_device_program(parse(text, w), cuda_machine(opts), opts)
     ((task, _),) = extract(plain, setting_of(opts))

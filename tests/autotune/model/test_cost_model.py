@@ -16,11 +16,15 @@ from dnnc.ir.errors import TuneError
 
 Array = np.ndarray[Any, Any]
 EACH = 24  # schedules of a task
-SECONDS, BOUND, MR, KU, SIZE = (NAMES.index(n) for n in ("plan seconds", "plan bound", "knob mr", "knob ku", "work rows"))
+SECONDS, BOUND, MR, KU, SIZE = (
+    NAMES.index(n) for n in ("plan seconds", "plan bound", "knob mr", "knob ku", "work rows")
+)
 
 
 def world(tasks: int, seed: int = 0) -> tuple[Array, Array, Array]:
-    """Features, seconds and tasks. The time is the roofline's, but twice as long for `ku` 1, and for large tiles of small kernels."""
+    """Features, seconds and tasks. The time is the roofline's, but twice as long for `ku` 1, and for large tiles of
+    small kernels.
+    """
     rng = np.random.default_rng(seed)
     n = tasks * EACH
     x = np.zeros((n, len(NAMES)), np.float32)
@@ -113,7 +117,9 @@ def test_update_keeps_what_the_base_knew() -> None:
     few = np.flatnonzero(np.arange(len(x)) % EACH < 12)
     model.update(x[few], seconds[few], groups[few])
     rest = np.flatnonzero(np.arange(len(x)) % EACH >= 12)
-    assert top(model, x[rest], seconds[rest], groups[rest]) > top(Analytic(), x[rest], seconds[rest], groups[rest]) + 0.05
+    assert (
+        top(model, x[rest], seconds[rest], groups[rest]) > top(Analytic(), x[rest], seconds[rest], groups[rest]) + 0.05
+    )
 
 
 def test_an_update_waits_for_news() -> None:

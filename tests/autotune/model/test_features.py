@@ -48,7 +48,7 @@ def column(name: str) -> int:
     return NAMES.index(name)
 
 
-# --- the nest -----------------------------------------------------------------------------------------------------------------
+# --- the nest ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,23 @@ def column(name: str) -> int:
         (MATMUL, (1, 100, 64, 300, 100)),
         (text("x: f32[4, 20, 30], w: f32[4, 30, 50]", "y = matmul(x, w)"), (4, 20, 50, 30, 20)),
         (text("x: f32[4, 20, 30], w: f32[30, 50]", "y = matmul(x, w)"), (1, 80, 50, 30, 80)),
-        (text(f"x: f16[2, 32, 9, 11] {LAST}, w: f16[48, 32, 1, 1] {LAST}", f"y: f16[2, 48, 9, 11] {LAST} = conv(x, w)"), (1, 198, 48, 32, 198)),
         (
-            text(f"x: f16[2, 32, 9, 11] {LAST}, w: f16[48, 32, 3, 3] {LAST}", f"y: f16[2, 48, 9, 11] {LAST} = conv(x, w, pads=(1, 1, 1, 1))"),
+            text(
+                f"x: f16[2, 32, 9, 11] {LAST}, w: f16[48, 32, 1, 1] {LAST}", f"y: f16[2, 48, 9, 11] {LAST} = conv(x, w)"
+            ),
+            (1, 198, 48, 32, 198),
+        ),
+        (
+            text(
+                f"x: f16[2, 32, 9, 11] {LAST}, w: f16[48, 32, 3, 3] {LAST}",
+                f"y: f16[2, 48, 9, 11] {LAST} = conv(x, w, pads=(1, 1, 1, 1))",
+            ),
             (1, 198, 48, 288, 11),
         ),
-        (text("x: f32[1, 64, 8, 8], w: f32[64, 1, 3, 3]", "y = conv(x, w, pads=(1, 1, 1, 1), group=64)"), (64, 64, 1, 9, 8)),
+        (
+            text("x: f32[1, 64, 8, 8], w: f32[64, 1, 3, 3]", "y = conv(x, w, pads=(1, 1, 1, 1), group=64)"),
+            (64, 64, 1, 9, 8),
+        ),
         (text("x: f32[7, 500]", "y = reduce_sum(x, axes=(1,))"), (1, 7, 1, 500, 7)),
         (text("x: f32[7, 500]", "y = reduce_sum(x, axes=(0,))"), (1, 500, 1, 7, 500)),
         (text("x: f32[6, 40, 50]", "y = softmax(x, axis=2)"), (1, 240, 1, 50, 240)),
@@ -99,8 +110,16 @@ def test_work_sees_padding_and_windows() -> None:
         (HALF, [4, 8]),  # rows of 300 halves begin at multiples of 8 bytes, those of the transposed factor at 16
         (HALF.replace("300", "296"), [8, 8]),
         (HALF.replace("300", "125"), [1, 8]),
-        (text(f"x: f16[2, 32, 9, 11] {LAST}, w: f16[48, 32, 3, 3] {LAST}", f"y: f16[2, 48, 7, 9] {LAST} = conv(x, w)"), [8, 8]),
-        (text(f"x: f16[2, 3, 9, 11] {LAST}, w: f16[48, 3, 3, 3] {LAST}", f"y: f16[2, 48, 7, 9] {LAST} = conv(x, w)"), [1, 1]),
+        (
+            text(
+                f"x: f16[2, 32, 9, 11] {LAST}, w: f16[48, 32, 3, 3] {LAST}", f"y: f16[2, 48, 7, 9] {LAST} = conv(x, w)"
+            ),
+            [8, 8],
+        ),
+        (
+            text(f"x: f16[2, 3, 9, 11] {LAST}, w: f16[48, 3, 3, 3] {LAST}", f"y: f16[2, 48, 7, 9] {LAST} = conv(x, w)"),
+            [1, 1],
+        ),
     ],
 )
 def test_vectors_that_factors_are_read_in(source: str, want: list[int]) -> None:
@@ -108,7 +127,9 @@ def test_vectors_that_factors_are_read_in(source: str, want: list[int]) -> None:
 
 
 def test_vectors_of_a_pass_over_memory() -> None:
-    """Loops become one where all operands lie as if they were, so that an odd innermost size does not matter; a broadcast row prevents it."""
+    """Loops become one where all operands lie as if they were, so that an odd innermost size does not matter; a
+    broadcast row prevents it.
+    """
     together = work_of(problem(text("x: f16[31, 464, 35, 91], z: f16[31, 464, 35, 91]", "y = mul(x, z)")))
     apart = work_of(problem(text("x: f16[24, 2973], z: f16[2973]", "y = mul(x, z)")))
     assert {b.grain for b in together.buffers} == {8} and 1 in {b.grain for b in apart.buffers}
@@ -118,8 +139,13 @@ def test_vectors_of_a_pass_over_memory() -> None:
 
 
 def test_what_fetching_costs() -> None:
-    """Elements that are read one by one cost more instructions than the products, and registers that hold them on their way."""
-    limits, knobs = machine_of(GPU).limits, Choice("mma", tuple(dict(bm=128, bn=128, down=4, across=2, bk=32, stages=3, slices=1, split=1).items()))
+    """Elements that are read one by one cost more instructions than the products, and registers that hold them on their
+    way.
+    """
+    limits, knobs = (
+        machine_of(GPU).limits,
+        Choice("mma", tuple(dict(bm=128, bn=128, down=4, across=2, bk=32, stages=3, slices=1, split=1).items())),
+    )
     odd, even = (plan(work_of(problem(HALF.replace("300", n))), knobs, limits) for n in ("301", "304"))
     assert odd.fetch > 4 * even.fetch > 0 and odd.registers > even.registers and odd.compute > even.compute
 
@@ -130,7 +156,7 @@ def test_attention_is_two_products() -> None:
     assert (w.batch, w.rows, w.cols, w.red) == (6, 70, 90, 96)
 
 
-# --- the columns --------------------------------------------------------------------------------------------------------------
+# --- the columns ------------------------------------------------------------------------------------------------------
 
 SOURCES = {
     "matmul": MATMUL,
@@ -140,8 +166,13 @@ SOURCES = {
     "columns": text("x: f32[600, 500]", "y = reduce_max(x, axes=(0,))"),
     "chain": text("x: f32[600, 500], c: f32[500]", "a = mul(x, c)", "y = tanh(a)"),
     "transpose": text("x: f32[600, 500]", "y = transpose(x, perm=(1, 0))"),
-    "pool": text(f"x: f32[1, 64, 30, 30] {LAST}", f"y: f32[1, 64, 14, 14] {LAST} = max_pool(x, kernel=(3, 3), strides=(2, 2))"),
-    "blocked": text(f"x: f32[1, 64, 30, 30] @ {PACKED}", f"y: f32[1, 64, 14, 14] @ {PACKED} = max_pool(x, kernel=(3, 3), strides=(2, 2))"),
+    "pool": text(
+        f"x: f32[1, 64, 30, 30] {LAST}", f"y: f32[1, 64, 14, 14] {LAST} = max_pool(x, kernel=(3, 3), strides=(2, 2))"
+    ),
+    "blocked": text(
+        f"x: f32[1, 64, 30, 30] @ {PACKED}",
+        f"y: f32[1, 64, 14, 14] @ {PACKED} = max_pool(x, kernel=(3, 3), strides=(2, 2))",
+    ),
     "running": text("x: f32[200, 300]", "y = cumsum(x, axis=1)"),
     "attention": text("q: f16[6, 70, 64], k: f16[6, 90, 64], v: f16[6, 90, 64]", "y = attention(q, k, v, scale=0.125)"),
 }
@@ -171,7 +202,9 @@ def test_all_that_templates_offer_has_a_column(target: str) -> None:
         for c in space(p, m.templates(Setting(m.text))):
             assert c.template in TEMPLATES, f"{name}: add {c.template} to TEMPLATES"
             for k, v in c.knobs:
-                assert (k, v) in known if isinstance(v, str) else k in KNOBS, f"{name}: add {k}={v} of {c.template} to KNOBS or WORDS"
+                assert (k, v) in known if isinstance(v, str) else k in KNOBS, (
+                    f"{name}: add {k}={v} of {c.template} to KNOBS or WORDS"
+                )
 
 
 def test_templates_of_a_target_are_known() -> None:
@@ -187,10 +220,14 @@ def test_knobs_are_logarithms() -> None:
     p = problem(MATMUL)
     row = features(p, [Choice("contraction", (("mr", 7), ("nv", 3), ("order", "rows")))], machine_of(CPU).limits)[0]
     assert row[column("knob mr")] == 3 and row[column("knob nv")] == 2 and row[column("knob bm")] == ABSENT
-    assert row[column("knob order=rows")] == 1 and row[column("knob order=panels")] == 0 and row[column("template contraction")] == 1
+    assert (
+        row[column("knob order=rows")] == 1
+        and row[column("knob order=panels")] == 0
+        and row[column("template contraction")] == 1
+    )
 
 
-# --- the roofline -------------------------------------------------------------------------------------------------------------
+# --- the roofline -----------------------------------------------------------------------------------------------------
 
 
 def estimates(source: str, target: str, found: Sequence[Choice]) -> list[float]:
@@ -207,7 +244,9 @@ def test_roofline_counts_what_is_computed_in_vain() -> None:
 
 
 def test_roofline_prefers_tiles_that_fill_the_registers() -> None:
-    small, large = (Choice("contraction", (("mr", mr), ("nv", nv), ("ku", 4), ("order", "rows"))) for mr, nv in ((1, 1), (14, 2)))
+    small, large = (
+        Choice("contraction", (("mr", mr), ("nv", nv), ("ku", 4), ("order", "rows"))) for mr, nv in ((1, 1), (14, 2))
+    )
     slow, fast = estimates(MATMUL.replace("100", "1400"), CPU, [small, large])
     assert slow > 2 * fast
 
@@ -215,7 +254,10 @@ def test_roofline_prefers_tiles_that_fill_the_registers() -> None:
 def test_roofline_grows_with_the_work() -> None:
     for target, source in ((CPU, MATMUL), (GPU, HALF)):
         first = choices(problem(source), target)[:1]
-        (small,), (large,) = estimates(source, target, first), estimates(source.replace("100,", "100000,"), target, first)
+        (small,), (large,) = (
+            estimates(source, target, first),
+            estimates(source.replace("100,", "100000,"), target, first),
+        )
         assert large > 10 * small
 
 
@@ -228,7 +270,7 @@ def test_roofline_is_not_below_the_limits() -> None:
         assert min(roofline(p, c, limits) for c in choices(p, target)) > 0.8 * least
 
 
-# --- time and imports ---------------------------------------------------------------------------------------------------------
+# --- time and imports -------------------------------------------------------------------------------------------------
 
 
 @in_a_quiet_round
@@ -244,8 +286,10 @@ def test_features_are_quick() -> None:
 @pytest.mark.parametrize("target, other", [(GPU, "llvmlite"), (CPU, "dnnc.backends.cuda")])
 def test_nothing_of_another_backend_is_loaded(target: str, other: str) -> None:
     code = (
-        "import sys; from dnnc.autotune import choose, features, forest, model, roofline; from dnnc.autotune.runners.machine import machine_of;"
-        f"m = machine_of('{target}'); m.limits; choose.cost_model(m); print([n for n in ('xgboost', '{other}', 'ray', 'plotly') if n in sys.modules])"
+        "import sys; from dnnc.autotune import choose, features, forest, model, roofline; from "
+        "dnnc.autotune.runners.machine import machine_of;"
+        f"m = machine_of('{target}'); m.limits; choose.cost_model(m); print([n for n in ('xgboost', '{other}', 'ray', "
+        "'plotly') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

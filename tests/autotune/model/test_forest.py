@@ -54,7 +54,14 @@ def xgboost() -> Any:
 def trained(seed: int = 0, depth: int = 5, rounds: int = 20) -> Any:
     x = rows(300)
     y = x[:, 0] * 2 + np.abs(x[:, 1]) - (x[:, 2] > 0.3) * x[:, 3]
-    settings = {"max_depth": depth, "base_score": 0.0, "seed": seed, "subsample": 0.7, "nthread": 1, "min_child_weight": 6}
+    settings = {
+        "max_depth": depth,
+        "base_score": 0.0,
+        "seed": seed,
+        "subsample": 0.7,
+        "nthread": 1,
+        "min_child_weight": 6,
+    }
     return xgboost().train(settings, xgboost().DMatrix(x, y), rounds)
 
 
@@ -85,7 +92,9 @@ def test_equal_to_xgboost() -> None:
 
 def test_a_tree_that_is_one_leaf() -> None:
     x = rows(50)
-    b = xgboost().train({"max_depth": 3, "base_score": 0.0, "gamma": 1e9, "nthread": 1}, xgboost().DMatrix(x, x[:, 0] + 3), 4)
+    b = xgboost().train(
+        {"max_depth": 3, "base_score": 0.0, "gamma": 1e9, "nthread": 1}, xgboost().DMatrix(x, x[:, 0] + 3), 4
+    )
     f = from_boosters([b])
     assert f.depth == 0 and np.allclose(f.predict(x), b.predict(xgboost().DMatrix(x)), atol=1e-6)
 
@@ -93,7 +102,11 @@ def test_a_tree_that_is_one_leaf() -> None:
 @pytest.mark.slow
 def test_a_tree_too_deep_is_refused() -> None:
     x = rows(3000)
-    b = xgboost().train({"max_depth": 14, "min_child_weight": 0, "base_score": 0.0, "nthread": 1}, xgboost().DMatrix(x, x[:, 0] * x[:, 1]), 1)
+    b = xgboost().train(
+        {"max_depth": 14, "min_child_weight": 0, "base_score": 0.0, "nthread": 1},
+        xgboost().DMatrix(x, x[:, 0] * x[:, 1]),
+        1,
+    )
     with pytest.raises(TuneError, match=f"at most {DEEPEST}"):
         from_boosters([b])
 
@@ -132,6 +145,8 @@ def test_what_ships_fits_this_version(kind: str) -> None:
     if not file.exists():
         assert forest is None
         return
-    assert load(file).facts["features"] == VERSION, f"the features have changed: python benchmarks/autotune/train.py {kind}"
+    assert load(file).facts["features"] == VERSION, (
+        f"the features have changed: python benchmarks/autotune/train.py {kind}"
+    )
     assert forest is not None and forest.facts["kind"] == kind and forest.feature.max() < len(NAMES)
     assert file.stat().st_size < 2 << 20

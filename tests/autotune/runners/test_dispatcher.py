@@ -15,7 +15,11 @@ from dnnc.passes.schedule.problem import Choice
 
 
 def request(x: int, target: str = "a", task: str = "t", check: bool = False) -> Request:
-    return Request(Task(f"{task}@{target}", task, "map", "", None, (), Setting(target), 0), Choice("fake", (("x", x),)), check=check)
+    return Request(
+        Task(f"{task}@{target}", task, "map", "", None, (), Setting(target), 0),
+        Choice("fake", (("x", x),)),
+        check=check,
+    )
 
 
 def trial(r: Request) -> Trial:
@@ -29,7 +33,7 @@ def sizes(deal: Deal, workers: int = 1) -> list[int]:
     return out
 
 
-# --- parcels ------------------------------------------------------------------------------------------------------------------
+# --- parcels ----------------------------------------------------------------------------------------------------------
 
 
 def test_parcels_are_half_of_an_even_share() -> None:
@@ -58,7 +62,7 @@ def test_finalists_of_a_task_stay_together() -> None:
     assert [p for p in parcels if any(r.check for r in p)] == [finalists]
 
 
-# --- answers ------------------------------------------------------------------------------------------------------------------
+# --- answers ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_trial_of_another_request_is_no_answer() -> None:
@@ -78,7 +82,7 @@ def test_equal_requests_have_a_trial_each() -> None:
     assert len(got) == 2 and deal.open == 0
 
 
-# --- losses -------------------------------------------------------------------------------------------------------------------
+# --- losses -----------------------------------------------------------------------------------------------------------
 
 
 def test_what_a_lost_worker_held_comes_back_one_by_one_and_first() -> None:
@@ -120,7 +124,9 @@ def test_requests_without_a_worker_say_which_there_are() -> None:
     fates=st.lists(st.sampled_from(["answer", "part", "die", "nothing"]), max_size=60),
 )
 @pytest.mark.parametrize("served", ["a", "ab"])
-def test_each_request_has_one_trial(asked: list[tuple[int, str, bool]], largest: int, fates: list[str], served: str) -> None:
+def test_each_request_has_one_trial(
+    asked: list[tuple[int, str, bool]], largest: int, fates: list[str], served: str
+) -> None:
     requests = [request(x, target, check=check) for x, target, check in asked]
     deal = Deal(requests, largest)
     trials = deal.unserved(served, "")
@@ -132,6 +138,10 @@ def test_each_request_has_one_trial(asked: list[tuple[int, str, bool]], largest:
                 continue
             fate = next(steps, "answer")
             mine = [trial(r) for r in deal.requests(parcel)]
-            trials += deal.lost(parcel, "gone") if fate == "die" else deal.answered(parcel, {"answer": mine, "part": mine[1:], "nothing": []}[fate])
+            trials += (
+                deal.lost(parcel, "gone")
+                if fate == "die"
+                else deal.answered(parcel, {"answer": mine, "part": mine[1:], "nothing": []}[fate])
+            )
     assert Counter((t.task, t.choice) for t in trials) == Counter((r.task.key, r.choice) for r in requests)
     assert all(t.ok == (t.status == OK) and bool(t.error) != t.ok for t in trials)

@@ -29,7 +29,10 @@ TARGETS = [
     ("llvm -mcpu=skylake-avx512 -threads=1", "llvm -mcpu=skylake-avx512 -threads=1"),
     ("llvm -mcpu=skylake-avx512 -mattr=-avx512f -threads=1", "llvm -mcpu=skylake-avx512 -mattr=-avx512f -threads=1"),
     ("llvm -mcpu=haswell -mattr=+avxvnni -threads=1", "llvm -mcpu=haswell -mattr=+avxvnni -threads=1"),
-    ("llvm -mcpu=haswell -mattr=-sse4a,+fma -threads=1", "llvm -mcpu=haswell -threads=1"),  # what it has, or has not, anyway
+    (
+        "llvm -mcpu=haswell -mattr=-sse4a,+fma -threads=1",
+        "llvm -mcpu=haswell -threads=1",
+    ),  # what it has, or has not, anyway
     ("llvm -mcpu=generic -threads=1", "llvm -mcpu=x86-64 -threads=1"),
     ("cuda -arch=sm_86", "cuda -arch=sm_86"),
     ("cuda:3 -arch=sm_90a", "cuda -arch=sm_90a"),
@@ -51,7 +54,10 @@ def test_this_machine_has_its_name_and_threads() -> None:
 
 
 def test_limits_grow_with_the_machine() -> None:
-    small, wide = machine_of("llvm -mcpu=haswell -threads=1").limits, machine_of("llvm -mcpu=skylake-avx512 -threads=1").limits
+    small, wide = (
+        machine_of("llvm -mcpu=haswell -threads=1").limits,
+        machine_of("llvm -mcpu=skylake-avx512 -threads=1").limits,
+    )
     assert wide.flops == 2 * small.flops and wide.registers == 2 * small.registers == 32
     old, new = machine_of("cuda -arch=sm_80").limits, machine_of("cuda -arch=sm_90a").limits
     assert new.kind == "gpu" and new.matrix_flops > 2 * old.matrix_flops and new.bandwidth > old.bandwidth
@@ -74,7 +80,9 @@ def test_kernels_are_those_of_a_compilation(target: str) -> None:
 def _program(machine: CpuMachine | GpuMachine, setting: Setting):  # type: ignore[no-untyped-def]
     import numpy as np
 
-    return compile_program(parse(LAYER, {"w": np.ones((512, 512), np.float16)}), machine.context(setting), machine.templates(setting))
+    return compile_program(
+        parse(LAYER, {"w": np.ones((512, 512), np.float16)}), machine.context(setting), machine.templates(setting)
+    )
 
 
 def test_a_schedule_of_another_version_is_an_error() -> None:
@@ -89,7 +97,9 @@ def test_code_is_known_by_what_it_does() -> None:
     machine = machine_of("llvm -threads=1")
     task = relu_task(Setting(machine.text))
     problem = task.rebuilt[2]
-    first, other = (machine.kernel(problem, Choice("map", (("lanes", lanes), ("unroll", 1))), task.setting) for lanes in (16, 8))
+    first, other = (
+        machine.kernel(problem, Choice("map", (("lanes", lanes), ("unroll", 1))), task.setting) for lanes in (16, 8)
+    )
     a, b, c = machine.compile(first, "k_tried"), machine.compile(first, "k_tried"), machine.compile(other, "k_tried")
     assert a.code[:4] == b"\x7fELF" and a.digest == b.digest != c.digest
     assert a.facts == {"parallel": False} and a.seconds > 0
@@ -114,7 +124,9 @@ def test_a_gpu_kernel_compiles_here_and_its_launch_travels_as_text() -> None:
     kernel = machine.kernel(task.rebuilt[2], choice, setting)
     built = machine.compile(kernel, machine.symbol(show_kernel(kernel)))
     launch = launch_of(kernel)
-    assert launch.maps and codec.decode(Launch, json.loads(json.dumps(built.facts["launch"]))) == launch == codec.decode(Launch, codec.encode(launch))
+    assert launch.maps and codec.decode(
+        Launch, json.loads(json.dumps(built.facts["launch"]))
+    ) == launch == codec.decode(Launch, codec.encode(launch))
     assert built.code[:4] == b"\x7fELF" and built.symbol.encode() in built.code and not built.spills
     assert built.facts["params"] == [p.name for p in kernel.entry.params] and built.facts["overlaps"]
 
@@ -129,4 +141,6 @@ m = machine_of('cuda -arch=sm_90a')
 m.templates(Setting(m.text)), m.limits, m.context(Setting(m.text))
 print(sorted({k.split('.')[0] for k in sys.modules} & {'llvmlite', 'cupy', 'xgboost'}))
 """
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )

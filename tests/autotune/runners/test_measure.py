@@ -1,4 +1,6 @@
-"""Measuring in other processes: right figures, and no schedule that crashes, hangs, strays or computes wrongly does any harm."""
+"""Measuring in other processes: right figures, and no schedule that crashes, hangs, strays or computes wrongly does any
+harm.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ def measured(runner: ProcessRunner, *requests: Request) -> dict[str, Trial]:
     return {t.choice.template: t for t in trials}
 
 
-# --- what schedules may do ----------------------------------------------------------------------------------------------------
+# --- what schedules may do --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -80,7 +82,13 @@ def test_a_crash_is_the_fault_of_one(runner: ProcessRunner, task: Task) -> None:
     for name in ("right", "map"):
         t = found[name]
         assert t.ok and len(t.seconds) == 3 and 1e-8 < t.median < 1e-2 and t.checked == (name == "map")
-        assert len(t.code) == 64 and t.compile_seconds > 0 and t.machine == machine_of(CPU).name and t.version and t.at > 1.7e9
+        assert (
+            len(t.code) == 64
+            and t.compile_seconds > 0
+            and t.machine == machine_of(CPU).name
+            and t.version
+            and t.at > 1.7e9
+        )
 
 
 def test_a_hang_ends_in_time(runner: ProcessRunner, task: Task) -> None:
@@ -103,7 +111,8 @@ def test_what_strays_is_wrong_without_a_check(runner: ProcessRunner, task: Task)
 
 
 @pytest.mark.parametrize(
-    "bad, said", [(choice("abort"), "ends the process"), (choice("magic"), "no template"), (choice("right", unknown=1), "KeyError")]
+    "bad, said",
+    [(choice("abort"), "ends the process"), (choice("magic"), "no template"), (choice("right", unknown=1), "KeyError")],
 )
 def test_what_does_not_build_is_said(runner: ProcessRunner, task: Task, bad: Choice, said: str) -> None:
     trial = measured(runner, Request(task, bad))[bad.template]
@@ -134,7 +143,7 @@ def test_a_task_for_another_machine_is_refused(runner: ProcessRunner) -> None:
         next(runner.measure([Request(other, choice("right"))]))
 
 
-# --- processes ----------------------------------------------------------------------------------------------------------------
+# --- processes --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -177,7 +186,8 @@ def test_a_process_that_hangs_ends_with_its_parent(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from planted import *; from dnnc.autotune.runners.measure import ProcessRunner; from dnnc.autotune.search.trial import Request\n"
+        "from planted import *; from dnnc.autotune.runners.measure import ProcessRunner; from "
+        "dnnc.autotune.search.trial import Request\n"
         "import threading, time\n"
         f"runner = ProcessRunner({CPU!r}, builders=1, timeout=60, factory='planted:machine_of')\n"
         "request = Request(relu_task(Setting(runner.machine.text)), choice('hang'))\n"
@@ -192,7 +202,11 @@ def test_a_process_that_hangs_ends_with_its_parent(tmp_path: Path) -> None:
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     end = time.monotonic() + 60
-    while time.monotonic() < end and Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]:
+    while (
+        time.monotonic() < end
+        and Path(f"/proc/{pid}").exists()
+        and "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]
+    ):
         time.sleep(0.05)
     assert time.monotonic() < end
 
@@ -216,7 +230,7 @@ def test_a_child_says_its_last_words() -> None:
     child.close()
 
 
-# --- several devices ----------------------------------------------------------------------------------------------------------
+# --- several devices --------------------------------------------------------------------------------------------------
 
 
 def fakes(*knobs: dict[str, int], check: bool = False) -> list[Request]:
@@ -257,7 +271,10 @@ def test_a_device_that_fails_is_started_anew(pair: ProcessRunner) -> None:
     by = {t.choice: t for t in trials}
     assert by[choice("fake", fails=1)].status == "crash" and "does not answer" in by[choice("fake", fails=1)].error
     assert by[choice("fake", spill=8)].status == "build" and "8 bytes" in by[choice("fake", spill=8)].error
-    assert by[choice("fake", us=80)].seconds == by[choice("fake", us=80, ignored=1)].seconds and by[choice("fake", us=81)].ok
+    assert (
+        by[choice("fake", us=80)].seconds == by[choice("fake", us=80, ignored=1)].seconds
+        and by[choice("fake", us=81)].ok
+    )
 
 
 def test_a_wrong_finalist_fails(pair: ProcessRunner) -> None:
@@ -266,11 +283,15 @@ def test_a_wrong_finalist_fails(pair: ProcessRunner) -> None:
 
 
 def test_device_numbers() -> None:
-    assert at_device("cuda", 1) == "cuda:1" and at_device("cuda -arch=sm_80", 2) == "cuda:2 -arch=sm_80" and at_device("cuda:1", 0) == "cuda"
+    assert (
+        at_device("cuda", 1) == "cuda:1"
+        and at_device("cuda -arch=sm_80", 2) == "cuda:2 -arch=sm_80"
+        and at_device("cuda:1", 0) == "cuda"
+    )
     assert at_device("llvm -threads=2", 1) == "llvm -threads=2"
 
 
-# --- figures ------------------------------------------------------------------------------------------------------------------
+# --- figures ----------------------------------------------------------------------------------------------------------
 
 
 def test_disturbances_are_noticed_and_drift_is_taken_out() -> None:
@@ -328,11 +349,19 @@ def test_operands_of_one_type_do_not_overlap() -> None:
     task = max((t for t, _ in tasks_of(text, Setting(machine.text))), key=lambda t: len(t.constants))
     operands = Operands(task)
     r = Rotation.over(operands, 100_000, 64, 256)
-    spans = sorted((operands.each[k].dtype.name, r.offset(k, call), operands.each[k].nbytes) for k in r.strides for call in range(r.sets))
+    spans = sorted(
+        (operands.each[k].dtype.name, r.offset(k, call), operands.each[k].nbytes)
+        for k in r.strides
+        for call in range(r.sets)
+    )
     assert len(r.strides) >= 2 and r.sets > 1
     for (t, at, n), (u, following, _) in itertools.pairwise(spans):
         assert t != u or at + n <= following
-    assert all(at + n <= r.pools[operands.each[k].dtype] for k in r.strides for at, n in [(r.offset(k, r.sets - 1), operands.each[k].nbytes)])
+    assert all(
+        at + n <= r.pools[operands.each[k].dtype]
+        for k in r.strides
+        for at, n in [(r.offset(k, r.sets - 1), operands.each[k].nbytes)]
+    )
 
 
 def test_kernels_that_work_in_place_start_from_the_same_numbers() -> None:
@@ -350,20 +379,26 @@ def test_kernels_that_work_in_place_start_from_the_same_numbers() -> None:
 
 
 def test_indices_lie_within_their_axis() -> None:
-    ((task, _),) = tasks_of("def f(x: f32[50, 8], i: i64[1000]):\n    return gather(x, i, axis=0)\n", Setting(machine_of(CPU).text))
+    ((task, _),) = tasks_of(
+        "def f(x: f32[50, 8], i: i64[1000]):\n    return gather(x, i, axis=0)\n", Setting(machine_of(CPU).text)
+    )
     operands = Operands(task)
     (indices,) = (a.view(np.int64) for v, a in operands.warm().items() if v.type.dtype.name == "i64")
     assert -50 <= indices.min() and indices.max() < 50 and len(set(indices.tolist())) > 40
 
 
-# --- a GPU that is an interpreter ---------------------------------------------------------------------------------------------
+# --- a GPU that is an interpreter -------------------------------------------------------------------------------------
 
 
 class Interpreted(GpuMachine):
     """A GPU whose code is text."""
 
     def compile(self, kernel: Kernel, symbol: str) -> Built:
-        facts = {"launch": encode(launch_of(kernel)), "params": [p.name for p in kernel.entry.params], "overlaps": False}
+        facts = {
+            "launch": encode(launch_of(kernel)),
+            "params": [p.name for p in kernel.entry.params],
+            "overlaps": False,
+        }
         return Built(symbol, show_kernel(kernel).encode(), facts)
 
 
@@ -420,7 +455,7 @@ def test_a_kernel_that_strays_on_the_device_is_wrong() -> None:
         kernel.measure()
 
 
-# --- the command --------------------------------------------------------------------------------------------------------------
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

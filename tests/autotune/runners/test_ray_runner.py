@@ -1,7 +1,9 @@
-"""Measuring over a Ray cluster: workers die, hang, differ and are not there, and each request has one trial all the same.
+"""Measuring over a Ray cluster: workers die, hang, differ and are not there, and each request has one trial all the
+same.
 
-The cluster is real; its two machines are processes here, one of one core, one of two cores and of two GPUs that nobody asks anything of.
-Outposts are fakes but for one test; a schedule's knob `x` says what happens to the worker that measures it.
+The cluster is real; its two machines are processes here, one of one core, one of two cores and of two GPUs that nobody
+asks anything of. Outposts are fakes but for one test; a schedule's knob `x` says what happens to the worker that
+measures it.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ def answered(trials: Sequence[Trial]) -> Counter[Any]:
     return Counter((t.task, t.choice) for t in trials)
 
 
-# --- what needs no cluster ----------------------------------------------------------------------------------------------------
+# --- what needs no cluster --------------------------------------------------------------------------------------------
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +106,9 @@ def node(**resources: float) -> dict[str, Any]:
 def test_a_machine_measures_for_one_target_on_each_of_its_devices() -> None:
     cpu, gpu = parse_target("llvm"), parse_target("cuda")
     assert list(places(node(CPU=8.0), [gpu, cpu])) == [(Place("n", "host", 0), cpu, 8, {"num_cpus": 8, "num_gpus": 0})]
-    shares = [(p.device, target, cores, taken) for p, target, cores, taken in places(node(CPU=8.0, GPU=2.0), [gpu, cpu])]
+    shares = [
+        (p.device, target, cores, taken) for p, target, cores, taken in places(node(CPU=8.0, GPU=2.0), [gpu, cpu])
+    ]
     assert shares == [(k, gpu, 4, {"num_cpus": 4, "num_gpus": 1}) for k in range(2)]
     assert [target for _, target, _, _ in places(node(CPU=8.0, GPU=2.0), [cpu, gpu])] == [cpu]
     assert list(places(node(memory=1e9), [gpu, cpu])) == [], "a head that computes nothing"
@@ -112,7 +116,7 @@ def test_a_machine_measures_for_one_target_on_each_of_its_devices() -> None:
     assert [cores for _, _, cores, _ in places(node(CPU=1.0, GPU=2.0), [gpu])] == [1, 1]
 
 
-# --- a cluster of its own -----------------------------------------------------------------------------------------------------
+# --- a cluster of its own ---------------------------------------------------------------------------------------------
 
 SCRIPT = """
     import os, signal, sys
@@ -138,7 +142,12 @@ SCRIPT = """
 
 @pytest.mark.slow
 def test_nothing_is_printed_and_nothing_is_left() -> None:
-    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(SCRIPT), str(Path(__file__).parent)], capture_output=True, text=True, timeout=600)
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT), str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr
     assert ran.stdout.strip().isdigit(), ran.stdout
     end = time.monotonic() + 60
@@ -147,7 +156,7 @@ def test_nothing_is_printed_and_nothing_is_left() -> None:
     assert not Path(f"/proc/{ran.stdout.strip()}").exists()
 
 
-# --- a cluster ----------------------------------------------------------------------------------------------------------------
+# --- a cluster --------------------------------------------------------------------------------------------------------
 
 
 def started(start: Callable[[], Any], tries: int = 4) -> Any:
@@ -168,8 +177,16 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers do not have this file on their path
-    config = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 10}  # 15 s by default
-    made = started(lambda: Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "_system_config": config}))
+    config = {
+        "health_check_initial_delay_ms": 0,
+        "health_check_period_ms": 500,
+        "health_check_failure_threshold": 10,
+    }  # 15 s by default
+    made = started(
+        lambda: Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "_system_config": config}
+        )
+    )
     started(lambda: made.add_node(num_cpus=2, num_gpus=2))
     yield made
     ray.shutdown()
@@ -178,7 +195,9 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def join(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RayRunner]]:
-    monkeypatch.setattr("dnnc.autotune.runners.ray_runner.GRACE_SECONDS", 300.0)  # a busy machine starts one worker long after another
+    monkeypatch.setattr(
+        "dnnc.autotune.runners.ray_runner.GRACE_SECONDS", 300.0
+    )  # a busy machine starts one worker long after another
     made: list[RayRunner] = []
 
     def joined(target: str | Sequence[str] = "llvm", **options: Any) -> RayRunner:
@@ -204,7 +223,9 @@ def test_every_request_has_one_trial_though_a_worker_is_killed(join: Callable[..
         trials.append(t)
     assert answered(trials) == asked(requests)
     assert all(t.ok and t.median == dict(t.choice.knobs)["x"] for t in trials)
-    assert any(f"process {victim}: The actor is dead because its worker process has died" in n for n in runner.notes), runner.notes
+    assert any(f"process {victim}: The actor is dead because its worker process has died" in n for n in runner.notes), (
+        runner.notes
+    )
     late = time.monotonic() + 300  # a new process takes seconds to start, more on a busy machine
     while len({t.code for t in runner.measure(requests)}) < 2:
         assert time.monotonic() < late, "no other worker has taken its place"
@@ -212,7 +233,9 @@ def test_every_request_has_one_trial_though_a_worker_is_killed(join: Callable[..
 
 
 @pytest.mark.slow
-def test_requests_go_to_workers_of_their_target_and_are_lost_with_the_last(cluster: Any, join: Callable[..., RayRunner]) -> None:
+def test_requests_go_to_workers_of_their_target_and_are_lost_with_the_last(
+    cluster: Any, join: Callable[..., RayRunner]
+) -> None:
     node = started(lambda: cluster.add_node(num_cpus=3))
     runner = join(outpost=outpost_by_cores)
     pid_of = {w.target: str(w.pid) for w in runner.workers}
@@ -233,8 +256,14 @@ def test_requests_go_to_workers_of_their_target_and_are_lost_with_the_last(clust
             lost.setdefault(t.task, []).append(t.error)
     assert sorted(lost) == ["t@llvm -mcpu=cpu3", "t@llvm -mcpu=cpu4"], "the others have their workers"
     never, gone = lost["t@llvm -mcpu=cpu4"], lost["t@llvm -mcpu=cpu3"]
-    assert set(never) == {"no worker of the target 'llvm -mcpu=cpu4'; workers there are: llvm -mcpu=cpu1, llvm -mcpu=cpu2, llvm -mcpu=cpu3"}
-    assert all("no worker of the target 'llvm -mcpu=cpu3'; workers there are: llvm -mcpu=cpu1, llvm -mcpu=cpu2; " in e for e in gone), gone
+    assert set(never) == {
+        "no worker of the target 'llvm -mcpu=cpu4'; workers there are: llvm -mcpu=cpu1, llvm -mcpu=cpu2, llvm "
+        "-mcpu=cpu3"
+    }
+    assert all(
+        "no worker of the target 'llvm -mcpu=cpu3'; workers there are: llvm -mcpu=cpu1, llvm -mcpu=cpu2; " in e
+        for e in gone
+    ), gone
     assert len(never) == 20 and len(gone) >= 10
     assert all(f"process {pid_of['llvm -mcpu=cpu3']}: " in e for e in gone), "it says which worker went"
 
@@ -262,7 +291,11 @@ def test_a_worker_that_hangs_fails_or_is_ended_by_a_request(join: Callable[..., 
     trials = list(runner.measure(requests))
     assert answered(trials) == asked(requests)
     (bad,) = (t for t in trials if not t.ok)
-    assert dict(bad.choice.knobs)["x"] == 30 and bad.status == "lost" and bad.error.startswith("3 workers went while they measured it: ")
+    assert (
+        dict(bad.choice.knobs)["x"] == 30
+        and bad.status == "lost"
+        and bad.error.startswith("3 workers went while they measured it: ")
+    )
     assert any("it gave no answer in time" in n for n in runner.notes), runner.notes
     assert any("OSError: no space left" in n for n in runner.notes), runner.notes
 
@@ -294,7 +327,10 @@ def test_no_machine_has_the_target(join: Callable[..., RayRunner]) -> None:
     def refuses(target: str, cores: int) -> Outpost:
         raise TargetError("this machine is an abacus")
 
-    with pytest.raises(TuneError, match=r"no machine of the Ray cluster measures for llvm: .*, device 0: TargetError: this machine is an abacus"):
+    with pytest.raises(
+        TuneError,
+        match=r"no machine of the Ray cluster measures for llvm: .*, device 0: TargetError: this machine is an abacus",
+    ):
         join(outpost=refuses)
 
 

@@ -72,9 +72,16 @@ def test_a_model_that_has_not_shown_its_worth_changes_nothing() -> None:
 
 
 def test_a_forest_knows_its_margin() -> None:
-    nodes = np.zeros((1, 1), np.int16), np.zeros((1, 1), np.float32), np.zeros((1, 2), np.float32), np.zeros(1, np.int16)
+    nodes = (
+        np.zeros((1, 1), np.int16),
+        np.zeros((1, 1), np.float32),
+        np.zeros((1, 2), np.float32),
+        np.zeros(1, np.int16),
+    )
     known = Forest(*nodes, {"margins": {"map": 0.25}})
-    assert margin_of(known, "map") == 0.25 and margin_of(known, "reduce") == margin_of(Forest(*nodes), "map") == float("inf")
+    assert margin_of(known, "map") == 0.25 and margin_of(known, "reduce") == margin_of(Forest(*nodes), "map") == float(
+        "inf"
+    )
 
 
 def test_what_the_members_of_a_forest_disagree_about_is_no_gain() -> None:
@@ -92,7 +99,9 @@ def test_strict_numerics_do_not_depend_on_a_model() -> None:
 
 
 def test_sizes_known_at_run_time_keep_the_templates_choice() -> None:
-    chosen, usual = (program(c, dims="N: dim[1, 500]") for c in (pretrained(machine_of(CPU), model=Few(), margin=0.0), first_choice))
+    chosen, usual = (
+        program(c, dims="N: dim[1, 500]") for c in (pretrained(machine_of(CPU), model=Few(), margin=0.0), first_choice)
+    )
     assert [s.choice for s in chosen.kernels] == [s.choice for s in usual.kernels]
 
 

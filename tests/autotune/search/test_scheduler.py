@@ -17,7 +17,12 @@ CHOICES = space(0)
 def entry(name: str, calls: int, seconds: float, cost: float = 0.1, measured: int = 4) -> Entry:
     """A task under way: so many of its schedules measured, each slower than the last by a little."""
     e = Entry(TaskSearch(task(name), CHOICES), calls)
-    e.search.add([Trial(f"{name}-key", c, "ok", (seconds * (1 + 0.1 * k),), code=str(c)) for k, c in enumerate(CHOICES[:measured])])
+    e.search.add(
+        [
+            Trial(f"{name}-key", c, "ok", (seconds * (1 + 0.1 * k),), code=str(c))
+            for k, c in enumerate(CHOICES[:measured])
+        ]
+    )
     if measured:
         e.note(measured, cost * measured)
     return e
@@ -30,12 +35,21 @@ def names(entries: list[Entry]) -> list[str]:
 def test_unknown_tasks_come_first_one_request_each() -> None:
     known, new = entry("known", 100, 1e-2), [entry(f"new{k}", 1, 1.0, measured=0) for k in range(3)]
     assert names(order([known, *new])) == ["new0", "new1", "new2", "known"]
-    assert [(e.search.task.name, n) for e, n in share([known, *new], 8, 8)] == [("new0", 1), ("new1", 1), ("new2", 1), ("known", 5)]
+    assert [(e.search.task.name, n) for e, n in share([known, *new], 8, 8)] == [
+        ("new0", 1),
+        ("new1", 1),
+        ("new2", 1),
+        ("known", 5),
+    ]
 
 
 @pytest.mark.parametrize(
     ("a", "b"),
-    [(entry("a", 1, 1e-3), entry("b", 1, 1e-4)), (entry("a", 9, 1e-3), entry("b", 1, 1e-3)), (entry("a", 1, 1e-3), entry("b", 1, 1e-3, cost=1.0))],
+    [
+        (entry("a", 1, 1e-3), entry("b", 1, 1e-4)),
+        (entry("a", 9, 1e-3), entry("b", 1, 1e-3)),
+        (entry("a", 1, 1e-3), entry("b", 1, 1e-3, cost=1.0)),
+    ],
     ids=["longer", "more calls", "cheaper to measure"],
 )
 def test_what_saves_most_per_second_comes_first(a: Entry, b: Entry) -> None:

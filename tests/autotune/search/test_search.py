@@ -1,4 +1,6 @@
-"""The search of a task finds what is best in few trials; the search of a model keeps its budget, its log and its promises."""
+"""The search of a task finds what is best in few trials; the search of a model keeps its budget, its log and its
+promises.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,14 @@ SEEDS = range(6)
 
 
 def measured(choice: Choice, seconds: float, code: str = "", status: str = "ok", repeats: int = 1) -> Trial:
-    return Trial("a-key", choice, status, (seconds,) * repeats if status == "ok" else (), code=code or str(hash(choice)), checked=repeats > 1)
+    return Trial(
+        "a-key",
+        choice,
+        status,
+        (seconds,) * repeats if status == "ok" else (),
+        code=code or str(hash(choice)),
+        checked=repeats > 1,
+    )
 
 
 def trials_until(seed: int, near: float, model: Any = None, features: Array | None = None) -> tuple[int, float]:
@@ -61,7 +70,7 @@ class Known:
         return self.scores
 
 
-# --- one task -----------------------------------------------------------------------------------------------------------------
+# --- one task ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -74,7 +83,9 @@ def test_a_model_that_is_roughly_right_needs_fewer_still() -> None:
     found, random = [], []
     for seed in SEEDS:
         choices, truth = space(seed), Landscape(seed)
-        scores = np.array([-math.log(truth(c)) for c in choices]) + np.random.default_rng(seed).normal(0, 0.25, len(choices))
+        scores = np.array([-math.log(truth(c)) for c in choices]) + np.random.default_rng(seed).normal(
+            0, 0.25, len(choices)
+        )
         a, b = trials_until(seed, 0.95, Known(scores), np.zeros((len(choices), 1), np.float32))
         found.append(a)
         random.append(b)
@@ -86,7 +97,9 @@ def test_a_model_that_is_wrong_is_overruled() -> None:
     found, random = [], []
     for seed in SEEDS:
         n = len(space(seed))
-        a, b = trials_until(seed, 0.95, Known(np.random.default_rng(seed).normal(0, 1, n)), np.zeros((n, 1), np.float32))
+        a, b = trials_until(
+            seed, 0.95, Known(np.random.default_rng(seed).normal(0, 1, n)), np.zeros((n, 1), np.float32)
+        )
         found.append(a)
         random.append(b)
     assert np.mean(found) < np.mean(random) / 2
@@ -129,7 +142,14 @@ def test_equal_code_counts_once_and_the_default_stands_for_it() -> None:
 def test_what_is_near_the_best_is_measured_again_with_more_repeats() -> None:
     choices = space(0)
     s = TaskSearch(task("a"), choices)
-    s.add([measured(choices[0], 2.0, repeats=3), measured(choices[1], 1.0), measured(choices[2], 1.05), measured(choices[3], 1.5)])
+    s.add(
+        [
+            measured(choices[0], 2.0, repeats=3),
+            measured(choices[1], 1.0),
+            measured(choices[2], 1.05),
+            measured(choices[3], 1.5),
+        ]
+    )
     again = [r for r in s.requests(BATCH) if r.choice in choices[:4]]
     assert [r.choice for r in again] == [choices[1], choices[2]]
     assert all(r.repeats == 3 and r.limit == 3.0 for r in again)
@@ -168,7 +188,7 @@ def test_it_ends_when_nothing_is_to_be_gained() -> None:
     assert s.best is not None and s.best.seconds <= min(map(truth, choices)) / 0.95
 
 
-# --- a model ------------------------------------------------------------------------------------------------------------------
+# --- a model ----------------------------------------------------------------------------------------------------------
 
 CALLS = {"big": 3, "small": 1}
 SCALES = {"big": 1e-3, "small": 1e-5}
@@ -200,11 +220,18 @@ def test_a_model_is_tuned_and_its_log_says_so(tmp_path: Path) -> None:
     assert sum(map(len, again.trials.values())) == result.trials == sum(len(o.points) for o in result.outcomes)
     for o in result.outcomes:
         assert o.choice is not None and again.winners()[o.task.key] == o.choice
-        assert LANDSCAPES[o.task.key](o.choice) <= (least(o.task) / 0.93 if o.task.name == "big" else LANDSCAPES[o.task.key](o.base))
+        assert LANDSCAPES[o.task.key](o.choice) <= (
+            least(o.task) / 0.93 if o.task.name == "big" else LANDSCAPES[o.task.key](o.base)
+        )
         assert any(t.choice == o.choice and t.checked for t in again.trials[o.task.key])
     assert result.speedup > 1.1
     kinds = [e.kind for e in events]
-    assert kinds[0] == "begin" and kinds[-1] == "end" and kinds.count("trial") == result.trials and kinds.count("winner") == 2
+    assert (
+        kinds[0] == "begin"
+        and kinds[-1] == "end"
+        and kinds.count("trial") == result.trials
+        and kinds.count("winner") == 2
+    )
     assert events[-1].progress.speedup > 1 and events[-1].progress.done == 2
 
 
@@ -217,8 +244,9 @@ def test_the_trials_go_where_the_time_is() -> None:
 
 
 class Timed(FakeRunner):
-    """Takes `step` seconds of a clock of its own for each trial, and gives them in any order. What it says after `quiet` trials of one final
-    takes for ever."""
+    """Takes `step` seconds of a clock of its own for each trial, and gives them in any order. What it says after
+    `quiet` trials of one final takes for ever.
+    """
 
     def __init__(self, step: float, seed: int | None = None, quiet: int | None = None, **more: Any) -> None:
         super().__init__(seconds_of, **more)
@@ -258,7 +286,9 @@ def test_nothing_wins_without_the_default_beside_it(seed: int, quiet: int, lost:
     for o in result.outcomes:
         assert o.seconds <= o.default * 1.05, o.verdict
         held = log.decided().get(o.task.key)
-        assert held is None or held.choice == default or (held.baseline is not None and held.seconds < held.baseline), o.verdict
+        assert held is None or held.choice == default or (held.baseline is not None and held.seconds < held.baseline), (
+            o.verdict
+        )
 
 
 def planted(status: str) -> Result:
@@ -327,7 +357,9 @@ def test_the_last_winner_competes_again(tmp_path: Path) -> None:
 def test_stopping_ends_with_finals() -> None:
     seen: list[Event] = []
     log = Log()
-    result = search(TASKS, FakeRunner(seconds_of), log, 60, replace(PLAN, callbacks=[seen.append], stopped=lambda: len(seen) > 20))
+    result = search(
+        TASKS, FakeRunner(seconds_of), log, 60, replace(PLAN, callbacks=[seen.append], stopped=lambda: len(seen) > 20)
+    )
     assert result.reason == "stopped"
     assert set(log.winners()) == {t.key for t, _ in TASKS}
 
@@ -381,7 +413,7 @@ def test_lost_trials_are_tried_again_but_not_for_ever() -> None:
     assert all(o.choice is None for o in result.outcomes)
 
 
-# --- sudden death -------------------------------------------------------------------------------------------------------------
+# --- sudden death -----------------------------------------------------------------------------------------------------
 
 CHILD = """
 import sys
@@ -403,7 +435,9 @@ search(TASKS, FakeRunner(seconds_of, wait=0.002), log, 600, replace(PLAN, resume
 
 
 def killed(path: Path, trials: int, wait: float) -> dict[str, int]:
-    """A search that is killed some time after it told of so many trials: how many of each task it had told of in all."""
+    """A search that is killed some time after it told of so many trials: how many of each task it had told of in
+    all.
+    """
     here = str(Path(__file__).parent)
     child = subprocess.Popen([sys.executable, "-c", CHILD, str(path), here], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None and child.stdout.readline() == "ready\n"

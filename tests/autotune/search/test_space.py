@@ -1,4 +1,6 @@
-"""The list of choices that a search draws from: what comes first, that each is there once, how long it is, and what strict numerics leave out."""
+"""The list of choices that a search draws from: what comes first, that each is there once, how long it is, and what
+strict numerics leave out.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def offered(kind: str, strict: bool = False) -> list[Template]:
     return list(cpu_templates(CPU, strict) if kind == "llvm" else gpu_templates(GPU, True, strict))
 
 
-def fake(name: str, first: list[Knobs], more: list[Knobs], order: tuple[str, ...] = (), strict: bool = False) -> Template:
+def fake(
+    name: str, first: list[Knobs], more: list[Knobs], order: tuple[str, ...] = (), strict: bool = False
+) -> Template:
     def apply(problem: Problem, knobs: object) -> Kernel:
         raise AssertionError("nothing is applied to list a space")
 
@@ -76,7 +80,12 @@ def test_templates_take_turns() -> None:
 
 def test_strict_numerics_keep_the_order_of_sums() -> None:
     first: list[Knobs] = [(("parts", 1), ("rows", 1))]
-    more: list[Knobs] = [(("parts", 2), ("rows", 1)), (("parts", 1), ("rows", 4)), (("parts", 1), ("rows", 1), ("keep", 3)), (("rows", 2),)]
+    more: list[Knobs] = [
+        (("parts", 2), ("rows", 1)),
+        (("parts", 1), ("rows", 4)),
+        (("parts", 1), ("rows", 1), ("keep", 3)),
+        (("rows", 2),),
+    ]
     a, b = fake("a", first, more, ("parts",), True), fake("b", first, more, (), True)
     found = space(problem(TEXTS["softmax"]), [a, b])
     assert [str(c) for c in found] == ["a(parts=1, rows=1)", "a(parts=1, rows=4)", "a(parts=1, rows=1, keep=3)"]
@@ -89,7 +98,9 @@ def test_strict_spaces(kind: str, name: str) -> None:
     found = space(p, offered(kind, True))
     order = next(t.order for t in offered(kind) if t.name == found[0].template)
     if p.kind != "map":
-        assert {tuple(dict(c.knobs).get(k) for k in order) for c in found} == {tuple(dict(found[0].knobs).get(k) for k in order)}
+        assert {tuple(dict(c.knobs).get(k) for k in order) for c in found} == {
+            tuple(dict(found[0].knobs).get(k) for k in order)
+        }
         assert {c.template for c in found} == {found[0].template}
     if order:
         assert len(found) < len(space(p, offered(kind)))

@@ -83,8 +83,18 @@ def test_what_runs_differently_has_another_key() -> None:
     others = [Setting(CPU, "strict"), Setting(CPU, rounded=True), Setting("llvm -mcpu=haswell -threads=2")]
     keys = {relu_task(s).key for s in others}
     assert one.key not in keys and len(keys) == 3
-    (weights,) = (t for t, _ in tasks_of("def f(x: f32[8, 32], *, w: f32[32, 32]):\n    return matmul(x, w)\n", Setting("cuda -arch=sm_90a")))
-    (both,) = (t for t, _ in tasks_of("def f(x: f32[8, 32], w: f32[32, 32]):\n    return matmul(x, w)\n", Setting("cuda -arch=sm_90a")))
+    (weights,) = (
+        t
+        for t, _ in tasks_of(
+            "def f(x: f32[8, 32], *, w: f32[32, 32]):\n    return matmul(x, w)\n", Setting("cuda -arch=sm_90a")
+        )
+    )
+    (both,) = (
+        t
+        for t, _ in tasks_of(
+            "def f(x: f32[8, 32], w: f32[32, 32]):\n    return matmul(x, w)\n", Setting("cuda -arch=sm_90a")
+        )
+    )
     assert weights.constants and not both.constants and weights.key != both.key
 
 
@@ -94,7 +104,9 @@ def test_weights_do_not_count_and_scalars_do() -> None:
         w = np.random.default_rng(seed).random((64, 64), np.float32)
         machine = machine_of("cuda -arch=sm_90a")
         setting = Setting(machine.text)
-        program = compile_program(parse(text, {"w": w}), replace(machine.context(setting), numerics="strict"), machine.templates(setting))
+        program = compile_program(
+            parse(text, {"w": w}), replace(machine.context(setting), numerics="strict"), machine.templates(setting)
+        )
         return extract(program, setting)[-1][0].key
 
     assert key(0.5, 0) == key(0.5, 1) != key(0.25, 0)

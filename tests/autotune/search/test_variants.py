@@ -1,4 +1,6 @@
-"""Fusion as part of the search: parts are measured, what is faster is compiled and replayed, and a decision that does not apply is left out."""
+"""Fusion as part of the search: parts are measured, what is faster is compiled and replayed, and a decision that does
+not apply is left out.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ X = np.random.default_rng(1).standard_normal((1, 32, 8, 8), np.float32)
 
 def graph() -> Graph:
     rng = np.random.default_rng(0)
-    return parse(TEXT, {"w": rng.standard_normal((32, 32, 3, 3), np.float32) / 17, "v": rng.standard_normal((32, 10), np.float32) / 6})
+    return parse(
+        TEXT,
+        {"w": rng.standard_normal((32, 32, 3, 3), np.float32) / 17, "v": rng.standard_normal((32, 10), np.float32) / 6},
+    )
 
 
 def program(**options: Any) -> Program:
@@ -54,7 +59,9 @@ def ways(p: Program | None = None) -> dict[str, Variation]:
 
 
 def tiles() -> list[int]:
-    """m of each F(m x m, 3 x 3) that is a variation of the convolution: which ones depends on the rates of this machine's core."""
+    """m of each F(m x m, 3 x 3) that is a variation of the convolution: which ones depends on the rates of this
+    machine's core.
+    """
     return [v.variant.tile for name, v in ways().items() if name.startswith("conv_relu: winograd") and v.variant.tile]
 
 
@@ -81,14 +88,16 @@ def notes(f: Any) -> list[str]:
 
 
 def decision(v: Variation, **changes: Any) -> Fusion:
-    return dataclasses.replace(Fusion(v.task.key, tuple(t.key for t in v.parts), v.variant.cuts, v.variant.tile, True), **changes)
+    return dataclasses.replace(
+        Fusion(v.task.key, tuple(t.key for t in v.parts), v.variant.cuts, v.variant.tile, True), **changes
+    )
 
 
 def winners(*decisions: Fusion) -> dict[str, Choice]:
     return {name_of(f.task): as_choice(f) for f in decisions}
 
 
-# --- variations ---------------------------------------------------------------------------------------------------------------
+# --- variations -------------------------------------------------------------------------------------------------------
 
 
 def test_parts_are_tasks_of_the_program_that_has_them() -> None:
@@ -106,7 +115,9 @@ def test_only_the_tasks_that_are_asked_for() -> None:
     p = program()
     setting = setting_of(CompileOptions(**OPTIONS))
     key = next(t.key for t, _ in extract(p, setting) if t.name == "matmul_sigmoid")
-    assert {v.task.name for v in variations([p], setting, [key])} == {"matmul_sigmoid"} and variations([p], setting, []) == []
+    assert {v.task.name for v in variations([p], setting, [key])} == {"matmul_sigmoid"} and variations(
+        [p], setting, []
+    ) == []
 
 
 def test_planning_for_variations_leaves_the_program_as_it_is() -> None:
@@ -116,7 +127,7 @@ def test_planning_for_variations_leaves_the_program_as_it_is() -> None:
     assert (p.graph.text(), list(p.graph.constants), p.region.fusion) == before
 
 
-# --- searching ----------------------------------------------------------------------------------------------------------------
+# --- searching --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +140,11 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tuned, Path]:
 def test_what_is_faster_apart_is_compiled_apart(apart: tuple[Tuned, Path], tmp_path: Path) -> None:
     made, path = apart
     (won,) = (f for f in made.result.fusions if f.taken)
-    assert (won.task.name, won.name) == ("conv_relu", "conv | relu") and won.apart < 0.75 * won.together and won.verdict == "measured in turns"
+    assert (
+        (won.task.name, won.name) == ("conv_relu", "conv | relu")
+        and won.apart < 0.75 * won.together
+        and won.verdict == "measured in turns"
+    )
     assert made.speedup > 1.3
     plain, f = dnnc.compile(graph(), **OPTIONS), made.compile()
     assert "conv_relu" in names(plain) and {"conv", "relu"} <= set(names(f)) and "conv_relu" not in names(f)
@@ -140,7 +155,10 @@ def test_what_is_faster_apart_is_compiled_apart(apart: tuple[Tuned, Path], tmp_p
     log = read(path)
     (logged,) = (x for x in log.fused().values() if x.taken)
     assert logged.task == won.task.key and logged.seconds == won.apart and logged.baseline == won.together
-    assert set(logged.parts) <= set(log.decided()) and prune(path, Keep(), tmp_path / "few.jsonl").winners() == log.winners()
+    assert (
+        set(logged.parts) <= set(log.decided())
+        and prune(path, Keep(), tmp_path / "few.jsonl").winners() == log.winners()
+    )
 
 
 def test_what_is_slower_apart_stays_together_and_costs_few_trials() -> None:
@@ -190,7 +208,7 @@ def test_a_later_search_may_decide_otherwise(apart: tuple[Tuned, Path], tmp_path
     assert [f.taken for f in log.fusions[key]] == [True, False] and name_of(key) not in log.winners()
 
 
-# --- replaying ----------------------------------------------------------------------------------------------------------------
+# --- replaying --------------------------------------------------------------------------------------------------------
 
 
 def wrong(change: Callable[[Variation], Fusion]) -> list[str]:
@@ -204,13 +222,21 @@ def wrong(change: Callable[[Variation], Fusion]) -> list[str]:
 @pytest.mark.parametrize(
     "change, why",
     [
-        (lambda v: decision(v, parts=("0" * 64, "1" * 64)), "it would be cut into other kernels than those that were measured"),
+        (
+            lambda v: decision(v, parts=("0" * 64, "1" * 64)),
+            "it would be cut into other kernels than those that were measured",
+        ),
         (lambda v: decision(v, cuts=(7,)), "this group is not made in that way any more"),
-        (lambda v: decision(v, cuts=(), tile=tiles()[0]), "the algorithm is another kernel than the one that was measured"),
+        (
+            lambda v: decision(v, cuts=(), tile=tiles()[0]),
+            "the algorithm is another kernel than the one that was measured",
+        ),
         (lambda v: decision(v, cuts=(), tile=8), "this group is not made in that way any more"),
     ],
 )
-def test_a_decision_that_does_not_apply_any_more_is_left_out_with_a_note(change: Callable[[Variation], Fusion], why: str) -> None:
+def test_a_decision_that_does_not_apply_any_more_is_left_out_with_a_note(
+    change: Callable[[Variation], Fusion], why: str
+) -> None:
     assert wrong(change) == [f"fusion of conv_relu: the log's decision is left out: {why}"]
 
 
@@ -235,21 +261,33 @@ def test_decisions_on_other_models_say_nothing() -> None:
 def test_decisions_go_where_winners_go(tmp_path: Path) -> None:
     v = ways()["conv_relu: conv | relu"]
     given = winners(decision(v))
-    assert plain_winners(given) == {name_of(v.task.key): ["fused", {"cuts": "0", "parts": " ".join(t.key for t in v.parts)}]}
+    assert plain_winners(given) == {
+        name_of(v.task.key): ["fused", {"cuts": "0", "parts": " ".join(t.key for t in v.parts)}]
+    }
     text = "def f(x: f32[N, 64], w: f32[64, 32]):\n    return sigmoid(matmul(x, w))"
     options = CompileOptions(**OPTIONS, dims={"N": 8})
-    (task,) = (t for t, _ in extract(program_of(parse(text.replace("N", "8")), options), setting_of(options)) if t.name == "matmul_sigmoid")
+    (task,) = (
+        t
+        for t, _ in extract(program_of(parse(text.replace("N", "8")), options), setting_of(options))
+        if t.name == "matmul_sigmoid"
+    )
     p = program_of(parse(text.replace("N", "8")), options)
     (cut,) = variations([p], setting_of(options), [task.key])
     f = dnnc.compile(parse("N: dim[1, 64]\n" + text), **OPTIONS, tune=winners(decision(cut)))
     f.save(tmp_path / "f.dnnc")
     loaded = dnnc.load(tmp_path / "f.dnnc")
     x, w = np.ones((8, 64), np.float32), np.full((64, 32), 0.01, np.float32)
-    assert np.allclose(loaded(x, w), f(x, w)) and {"matmul", "sigmoid"} <= {k.name for k in loaded.report.programs[-1].kernels}
+    assert np.allclose(loaded(x, w), f(x, w)) and {"matmul", "sigmoid"} <= {
+        k.name for k in loaded.report.programs[-1].kernels
+    }
 
 
 def test_choices_are_decisions_and_back() -> None:
-    for f in (Fusion("k", ("a", "b"), (0, 3), None, True), Fusion("k", ("a",), (), 4, True), Fusion("k", ("a",), (), 0, True)):
+    for f in (
+        Fusion("k", ("a", "b"), (0, 3), None, True),
+        Fusion("k", ("a",), (), 4, True),
+        Fusion("k", ("a",), (), 0, True),
+    ):
         assert read_decision(as_choice(f)) == (Variant(f.cuts, f.tile), f.parts)
     for knobs in ((), (("cuts", "x"), ("parts", "a")), (("tile", "4"), ("parts", "a")), (("cuts", "0"),)):
         assert read_decision(Choice("fused", knobs)) is None

@@ -1,4 +1,6 @@
-"""Kernels that hold every operation of the operator IR with every type, one warp each, and numbers at the edges of these types to try them on."""
+"""Kernels that hold every operation of the operator IR with every type, one warp each, and numbers at the edges of
+these types to try them on.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,21 @@ from dnnc.ir.loops.text import parse_kernel
 Array = Any
 FLOATS, INTS = ("f32", "f64"), ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
 STORED = [t for t in ALL if t.kind in "fiub"]
-UNARY = ("exp", "exp2", "recip", "log", "sqrt", "erf", "tanh", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "floor", "ceil", "trunc",
+UNARY = ("exp", "exp2", "recip", "log", "sqrt", "erf", "tanh", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh",
+"atanh", "floor", "ceil", "trunc",
          "rint", "log1p", "expm1", "isnan")  # fmt: skip
 TRIGONOMETRY = ("sin", "cos", "tan")
 BINARY = ("min", "max", "fmin", "fmax", "truncdiv", "truncmod", "floormod")
 SHUFFLES = ("shfl", "shfl_xor", "shfl_up", "shfl_down")
 # results that only the rounding of a library function or a sum's order decides; all others are the same bits everywhere
-ROUNDED = {*UNARY, *TRIGONOMETRY, "pow", "truncmod", "floormod", "fma", "hsum", "hprod"} - {"floor", "ceil", "trunc", "rint", "isnan", "sqrt"}
+ROUNDED = {*UNARY, *TRIGONOMETRY, "pow", "truncmod", "floormod", "fma", "hsum", "hprod"} - {
+    "floor",
+    "ceil",
+    "trunc",
+    "rint",
+    "isnan",
+    "sqrt",
+}
 
 
 class _Results:
@@ -64,7 +74,9 @@ def operations(t: DType, lanes: int) -> Kernel:
 
 
 def _arithmetic(r: _Results, t: DType, lanes: int, u: Expr, v: Expr, w: Expr) -> None:
-    signs = {"+": "add", "-": "sub", "*": "mul"} | ({"/": "div"} if t.is_float else {"&": "bit_and", "|": "bit_or", "^": "bit_xor"})
+    signs = {"+": "add", "-": "sub", "*": "mul"} | (
+        {"/": "div"} if t.is_float else {"&": "bit_and", "|": "bit_or", "^": "bit_xor"}
+    )
     for sign, name in signs.items():
         r.put(name, op(sign, u, v, dtype=t), lanes)
     for name in BINARY:
@@ -115,7 +127,7 @@ def each() -> list[Kernel]:
     return [*(operations(t, lanes) for lanes in (1, 4) for t in STORED), *map(trigonometry, (f32, f64)), indices()]
 
 
-# --- numbers ------------------------------------------------------------------------------------------------------------------
+# --- numbers ----------------------------------------------------------------------------------------------------------
 
 
 def numbers(t: DType, n: int) -> Array:
@@ -127,11 +139,38 @@ def numbers(t: DType, n: int) -> Array:
         lo, hi = t.range
         edges = [0, 1, 2, 3, 7, hi, hi - 1, lo, lo + 1, *([-1, -2, -7] if lo < 0 else [])]
         rows = [
-            [edges[k % len(edges)] if k % 2 else int(rng.integers(max(lo, -100), min(hi, 100), endpoint=True)) for k in range(n)] for _ in range(3)
+            [
+                edges[k % len(edges)] if k % 2 else int(rng.integers(max(lo, -100), min(hi, 100), endpoint=True))
+                for k in range(n)
+            ]
+            for _ in range(3)
         ]
         return np.array([rng.permutation(np.array(r, object)) for r in rows]).astype(t.numpy)
-    edges = [0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -3.5, 1e-3, 300.0, -300.0, 7e4, -7e4, 3e9, -3e9, 1e19, -1e19, np.inf, -np.inf, np.nan, 1e-40]
-    wide = np.array([[edges[k % len(edges)] if k % 2 else rng.standard_normal() * 4 for k in range(n)] for _ in range(3)])
+    edges = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        0.5,
+        2.5,
+        -3.5,
+        1e-3,
+        300.0,
+        -300.0,
+        7e4,
+        -7e4,
+        3e9,
+        -3e9,
+        1e19,
+        -1e19,
+        np.inf,
+        -np.inf,
+        np.nan,
+        1e-40,
+    ]
+    wide = np.array(
+        [[edges[k % len(edges)] if k % 2 else rng.standard_normal() * 4 for k in range(n)] for _ in range(3)]
+    )
     with np.errstate(all="ignore"):
         return np.array([rng.permutation(r) for r in wide]).astype(t.numpy)
 
@@ -152,7 +191,9 @@ def arguments(k: Kernel) -> dict[str, Array]:
 
 
 def differences(k: Kernel, got: dict[str, Array], want: dict[str, Array]) -> list[str]:
-    """Where outputs are not what they must be: the same bits, or within some units in the last place for library functions."""
+    """Where outputs are not what they must be: the same bits, or within some units in the last place for library
+    functions.
+    """
     bad = []
     for p in k.entry.buffers:
         name, a, b = p.name.rstrip("_"), got[p.name], want[p.name]
@@ -189,7 +230,9 @@ def on_device(k: Kernel) -> list[str]:
     held = [cupy.asarray(args[p.name].reshape(-1).view(np.uint8)) for p in k.entry.buffers]
     status = cupy.asarray(np.zeros(4, np.int32))
     module.get_function("k_test")(launch.grid, launch.block, (*held, status), shared_mem=launch.shared_bytes)
-    got = {p.name: cupy.asnumpy(h).view(p.dtype.numpy).reshape(args[p.name].shape) for p, h in zip(k.entry.buffers, held)}
+    got = {
+        p.name: cupy.asnumpy(h).view(p.dtype.numpy).reshape(args[p.name].shape) for p, h in zip(k.entry.buffers, held)
+    }
     found = differences(k, got, interpreted(k))
     if (cupy.asnumpy(status)[0] != 0) != (k.name == "indices"):
         found.append(f"{k.name}: status {cupy.asnumpy(status)}")

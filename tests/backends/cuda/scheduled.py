@@ -25,7 +25,12 @@ from dnnc.passes.schedule.problem import Choice, Problem, classify
 
 TARGET = GpuTarget()
 GENERIC = ("map", "reduce", "scatter", "sequence", "threads")
-TOLERANCE = {1: 0.3, 2: 1e-2, 4: 2e-4, 8: 1e-10}  # of the largest element, by bytes of a float: sums are in another order than the naive kernel's
+TOLERANCE = {
+    1: 0.3,
+    2: 1e-2,
+    4: 2e-4,
+    8: 1e-10,
+}  # of the largest element, by bytes of a float: sums are in another order than the naive kernel's
 Array = Any
 
 
@@ -68,7 +73,11 @@ def arguments(problem: Problem) -> dict[str, Array]:
     out = {}
     for v, buf in zip(problem.lowered.params, problem.kernel.entry.buffers):
         shape = v.type.physical
-        values = rng.random(shape) * 4 - 2 if v.type.dtype.is_float else rng.integers(0, 2 if v.type.dtype.kind == "b" else 3, shape)
+        values = (
+            rng.random(shape) * 4 - 2
+            if v.type.dtype.is_float
+            else rng.integers(0, 2 if v.type.dtype.kind == "b" else 3, shape)
+        )
         out[buf.name] = np.ascontiguousarray(values).astype(v.type.dtype.numpy)
     return out
 

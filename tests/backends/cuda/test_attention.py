@@ -1,4 +1,6 @@
-"""Attention in one kernel: what is read off the naive nest, the kernels interpreted (values, races, bounds), and compiled without spills."""
+"""Attention in one kernel: what is read off the naive nest, the kernels interpreted (values, races, bounds), and
+compiled without spills.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,10 @@ def plain(b: str, m: int, n: int, d: int, e: int = 0, t: str = "f16", mask: str 
 def draw(g: Graph, **given: Array) -> list[Array]:
     rng = np.random.default_rng(0)
     shapes = [[int(d) for d in v.type.shape] for v in g.inputs]  # type: ignore[call-overload]
-    return [np.asarray(given.get(v.name, rng.standard_normal(s))).astype(v.type.dtype.numpy).reshape(s) for v, s in zip(g.inputs, shapes)]
+    return [
+        np.asarray(given.get(v.name, rng.standard_normal(s))).astype(v.type.dtype.numpy).reshape(s)
+        for v, s in zip(g.inputs, shapes)
+    ]
 
 
 def interpret(g: Graph, low: Lowered, kernel: Kernel, arrays: list[Array]) -> Array:
@@ -150,7 +155,7 @@ def test_sizes_of_heads(d: int) -> None:
     check(plain("", 9, 18, d, t="f32"), FULL)
 
 
-# --- what is no number ------------------------------------------------------------------------------------------------------------
+# --- what is no number ------------------------------------------------------------------------------------------------
 
 KINDS = [pytest.param("f16", {**HALF, "slices": z}, id=f"f16 {z}") for z in (1, 2)] + [
     pytest.param("f32", {**FULL, "slices": z}, id=f"f32 {z}") for z in (1, 2)
@@ -192,7 +197,7 @@ def test_large_scores(t: str, knobs: dict[str, int]) -> None:
     check(plain("", 18, 70, 16, t=t), knobs, k=k, q=np.ones((18, 16)))
 
 
-# --- every sample of the record -----------------------------------------------------------------------------------------------------
+# --- every sample of the record ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("k", range(len(OPS["attention"].samples)))
@@ -210,13 +215,15 @@ def test_samples(k: int) -> None:
         interpret(g, low, verify_kernel(attention.apply(p, dict(knobs), H200)), draw(g))
 
 
-# --- the nest -----------------------------------------------------------------------------------------------------------------------
+# --- the nest ---------------------------------------------------------------------------------------------------------
 
 
 def test_sides() -> None:
     a = nest(HEADS.replace("T[", "f16["))
     assert a.sizes == (6, 20, 24, 16, 16)
-    assert [loop.var.name for loop in a.batch.loops] == ["i0", "i2g"] and [loop.var.name for loop in a.rows.loops] == ["i1"]
+    assert [loop.var.name for loop in a.batch.loops] == ["i0", "i2g"] and [loop.var.name for loop in a.rows.loops] == [
+        "i1"
+    ]
     assert nest(plain("4, ", 1, 40, 16)).sizes == (4, 1, 40, 16, 16)
 
 
@@ -231,14 +238,16 @@ def test_what_is_no_such_attention() -> None:
         attention.apply(problem(plain("", 18, 20, 16))[2], {**HALF, "parts": 2}, FACTS["sm_80"])
 
 
-@pytest.mark.parametrize("text", [plain("", 18, 20, 16, t="f32").replace("f32", "f64"), plain("2, ", 5, 6, 264), plain("2, ", 5, 1, 8)])
+@pytest.mark.parametrize(
+    "text", [plain("", 18, 20, 16, t="f32").replace("f32", "f64"), plain("2, ", 5, 6, 264), plain("2, ", 5, 1, 8)]
+)
 def test_others_take_what_this_one_declines(text: str) -> None:
     _, _, p = problem(text)
     other = [(t, t.candidates(p)[0]) for t in templates(H200) if t.candidates(p)]
     assert other and all(t.name != "attention" for t, _ in other)
 
 
-# --- planted bugs -------------------------------------------------------------------------------------------------------------------
+# --- planted bugs -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -259,9 +268,16 @@ def test_planted_bugs_are_found(t: str, knobs: dict[str, int], old: str, new: st
         interpret(g, low, parse_kernel(text.replace(old, new)), draw(g))
 
 
-# --- the choice of tiles ------------------------------------------------------------------------------------------------------------
+# --- the choice of tiles ----------------------------------------------------------------------------------------------
 
-SIZES = [(1, 12, 128, 128, 64), (8, 16, 2048, 2048, 64), (8, 16, 2048, 2048, 128), (2, 8, 100, 100, 256), (1, 12, 1, 1024, 64), (64, 3, 49, 49, 32)]
+SIZES = [
+    (1, 12, 128, 128, 64),
+    (8, 16, 2048, 2048, 64),
+    (8, 16, 2048, 2048, 128),
+    (2, 8, 100, 100, 256),
+    (1, 12, 1, 1024, 64),
+    (64, 3, 49, 49, 32),
+]
 
 
 @pytest.mark.parametrize("b, h, m, n, d", SIZES)
@@ -286,7 +302,7 @@ def test_few_heads_fill_the_machine() -> None:
     assert int(many["rows"]) >= 64 and many["slices"] == 1
 
 
-# --- compiled -----------------------------------------------------------------------------------------------------------------------
+# --- compiled ---------------------------------------------------------------------------------------------------------
 
 
 def compiled(text: str, arch: str, knobs: Mapping[str, int | str]) -> None:
@@ -297,7 +313,9 @@ def compiled(text: str, arch: str, knobs: Mapping[str, int | str]) -> None:
     assert made.registers * launch_of(kernel).block[0] <= target.registers
 
 
-@pytest.mark.parametrize("text", [plain("1, 12, ", 128, 128, 64, mask="1, 1, 1, 128"), plain("1, 12, ", 128, 128, 64, t="f32")])
+@pytest.mark.parametrize(
+    "text", [plain("1, 12, ", 128, 128, 64, mask="1, 1, 1, 128"), plain("1, 12, ", 128, 128, 64, t="f32")]
+)
 def test_compiles(text: str) -> None:
     compiled(text, "sm_90a", dict(attention.candidates(problem(text)[2], H200)[0]))
 

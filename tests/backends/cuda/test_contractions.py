@@ -1,4 +1,6 @@
-"""Tiled contractions: what is read off a naive nest, the scheduled kernels interpreted (values, races, bounds), and compiled without spills."""
+"""Tiled contractions: what is read off a naive nest, the scheduled kernels interpreted (values, races, bounds), and
+compiled without spills.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,9 @@ GRAPHS = {
     "conv": conv("2, 3, 9, 8", "24, 3, 3, 3", "pads=(1, 1, 1, 1), strides=(2, 2)"),
     "conv 1x1": conv("2, 8, 6, 6", "24, 8, 1, 1"),
     "conv in groups": conv("2, 8, 9, 7", "24, 4, 3, 3", "pads=(1, 1, 1, 1), group=2, dilations=(2, 2)"),
-    "conv of two taps": conv("1, 7, 8, 9", "20, 7, 2, 1", "pads=(2, 1, 1, 1), strides=(2, 1)"),  # the sum ends within a step, between taps
+    "conv of two taps": conv(
+        "1, 7, 8, 9", "20, 7, 2, 1", "pads=(2, 1, 1, 1), strides=(2, 1)"
+    ),  # the sum ends within a step, between taps
     "conv of a row": conv("2, 9, 33", "17, 9, 5", "pads=(2, 2)"),
     "conv of a volume": conv("1, 3, 5, 6, 4", "9, 3, 2, 3, 2", "pads=(0, 1, 1, 1, 1, 0)"),
 }
@@ -129,7 +133,11 @@ def test_tensor_cores(name: str) -> None:
 @pytest.mark.parametrize("sliced", [{"slices": 1}, {"slices": 2}])
 def test_tiles_of_48_columns(sliced: Mapping[str, int]) -> None:
     """Three fragments of 16 columns a warp."""
-    check(mma, matmul("70, 130", "130, 90", "70, 90", "f16"), {"bm": 64, "bn": 48, "down": 4, "across": 1, "bk": 16, "stages": 2, **sliced})
+    check(
+        mma,
+        matmul("70, 130", "130, 90", "70, 90", "f16"),
+        {"bm": 64, "bn": 48, "down": 4, "across": 1, "bk": 16, "stages": 2, **sliced},
+    )
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -167,7 +175,10 @@ def test_bfloat16() -> None:
     check(mma, matmul("37, 48", "48, 40", "37, 40", "bf16"), {**MMA, "stages": 2})
 
 
-@pytest.mark.parametrize("module, knobs, t", [(simt, {**SIMT, "slices": 3}, "f32"), (mma, {**MMA, "slices": 2, "down": 2, "across": 1}, "f16")])
+@pytest.mark.parametrize(
+    "module, knobs, t",
+    [(simt, {**SIMT, "slices": 3}, "f32"), (mma, {**MMA, "slices": 2, "down": 2, "across": 1}, "f16")],
+)
 def test_the_sum_in_slices(module: ModuleType, knobs: dict[str, int], t: str) -> None:
     """The last round of slices is not full."""
     check(module, matmul("21, 100", "100, 40", "21, 40", t), knobs)
@@ -183,24 +194,32 @@ def test_the_sum_in_slices(module: ModuleType, knobs: dict[str, int], t: str) ->
     ],
 )
 def test_the_sum_in_a_cluster(module: ModuleType, knobs: dict[str, int], t: str) -> None:
-    """Shares of the sum that are no whole steps, rows and columns that are no whole tiles, a guard that cuts the sum between taps."""
+    """Shares of the sum that are no whole steps, rows and columns that are no whole tiles, a guard that cuts the sum
+    between taps.
+    """
     kernel = check(module, dense(20, 104, 40).replace("f32", t), knobs, 2e-3 if module is tf32 else 2e-6)
     assert launch_of(kernel).cluster == knobs["split"]
     check(module, GRAPHS["conv of two taps"].replace("f32", t), knobs, 2e-3)
 
 
 def test_shares_of_a_sum_meet_in_one_order() -> None:
-    """A result does not depend on timing: the blocks of a cluster are added in their order, whichever of them finishes a row."""
+    """A result does not depend on timing: the blocks of a cluster are added in their order, whichever of them finishes
+    a row.
+    """
     text = show_kernel(simt.apply(problem(matmul("32, 64", "64, 64", "32, 64"))[2], {**SIMT, "split": 4}, H200))
     assert text.count("cluster_barrier()") == 2 and "for part in cluster(4):" in text
-    assert re.search(r"for (q\w*) in unroll\(4\):\n.*\n.*total\[0:\+4\] = total\[0:\+4\] \+ peer\(addr\(sums\[.*\]\), \1\)", text)
+    assert re.search(
+        r"for (q\w*) in unroll\(4\):\n.*\n.*total\[0:\+4\] = total\[0:\+4\] \+ peer\(addr\(sums\[.*\]\), \1\)", text
+    )
 
 
 def test_only_f32_is_split_and_only_on_new_devices() -> None:
     few = problem(matmul("64, 2048", "2048, 64", "64, 64"))[2]
     assert dict(simt.candidates(few, H200)[0])["split"] == 8
     assert {dict(k)["split"] for k in simt.candidates(few, FACTS["sm_80"])} == {1}
-    assert {dict(k)["split"] for k in simt.candidates(problem(matmul("64, 2048", "2048, 64", "64, 64", "f64"))[2], H200)} == {1}
+    assert {
+        dict(k)["split"] for k in simt.candidates(problem(matmul("64, 2048", "2048, 64", "64, 64", "f64"))[2], H200)
+    } == {1}
     with pytest.raises(ScheduleError, match="cannot be shared by 3 blocks"):
         simt.apply(few, {**SIMT, "split": 3}, H200)
 
@@ -219,7 +238,15 @@ def test_every_tile(tile: simt.Blocking) -> None:
 def test_every_shape(module: ModuleType, shape: mma.Shape) -> None:
     m, n = shape.bm + 3, shape.bn + 8
     text = matmul(f"{m}, 72", f"72, {n}", f"{m}, {n}", "f16" if module is mma else "f32")
-    knobs = {"bm": shape.bm, "bn": shape.bn, "down": shape.down, "across": shape.across, "bk": 32, "stages": 3, "slices": 1}
+    knobs = {
+        "bm": shape.bm,
+        "bn": shape.bn,
+        "down": shape.down,
+        "across": shape.across,
+        "bk": 32,
+        "stages": 3,
+        "slices": 1,
+    }
     check(module, text, knobs, 2e-3)
 
 
@@ -246,14 +273,18 @@ def test_one_short_side(text: str, knobs: dict[str, int]) -> None:
 
 
 def test_guards_that_keep_indices_inside_speak_of_axes() -> None:
-    """One channel, few taps: the schedule for rows of threads. Were the image's axes joined, nothing would show that its end is not passed."""
+    """One channel, few taps: the schedule for rows of threads. Were the image's axes joined, nothing would show that
+    its end is not passed.
+    """
     text = conv("1, 1, 9, 5", "1, 1, 2, 2", "dilations=(2, 1), pads=(0, 0, 0, 1)")
     assert not simt.candidates(problem(text)[2], H200)
     check(reduce, text, dict(reduce.candidates(problem(text)[2], H200)[0]))
 
 
 def test_in_place_residual() -> None:
-    """The output takes the memory of the residual: every element is read by the thread that writes it, before it does."""
+    """The output takes the memory of the residual: every element is read by the thread that writes it, before it
+    does.
+    """
     g = parse("def g(x: f32[20, 24], w: f32[24, 40], r: f32[20, 40]):\n    return add(matmul(x, w), r)")
     (group,) = plan_fusion(g).groups
     low = lower(g, group.nodes, group.output, inplace=g.inputs[2])
@@ -264,14 +295,20 @@ def test_in_place_residual() -> None:
     assert np.abs(r - want).max() < 1e-5
 
 
-# --- every sample of the records ------------------------------------------------------------------------------------------------
+# --- every sample of the records --------------------------------------------------------------------------------------
 
-SAMPLES = [pytest.param(name, k, id=f"{name}-{k}") for name in ("matmul", "conv", "conv_transpose") for k in range(len(OPS[name].samples))]
+SAMPLES = [
+    pytest.param(name, k, id=f"{name}-{k}")
+    for name in ("matmul", "conv", "conv_transpose")
+    for k in range(len(OPS[name].samples))
+]
 
 
 @pytest.mark.parametrize("name, k", SAMPLES)
 def test_samples(name: str, k: int) -> None:
-    """Every template that takes a sample computes it; those that no template takes have a short side and a sum of few terms, or no side at all."""
+    """Every template that takes a sample computes it; those that no template takes have a short side and a sum of few
+    terms, or no side at all.
+    """
     from dnnc.ir.graph.builder import Builder
 
     s = OPS[name].samples[k]
@@ -290,11 +327,13 @@ def test_samples(name: str, k: int) -> None:
         interpret(g, low, verify_kernel(gemv.apply(p, dict(gemv.candidates(p, H200)[0]), H200)))
 
 
-# --- the nest -------------------------------------------------------------------------------------------------------------------
+# --- the nest ---------------------------------------------------------------------------------------------------------
 
 
 def test_sides_of_a_convolution() -> None:
-    """Pixels are the columns: along them the output lies in memory. Images and pixels are one side, taps and channels one sum."""
+    """Pixels are the columns: along them the output lies in memory. Images and pixels are one side, taps and channels
+    one sum.
+    """
     c = nest(conv("2, 8, 9, 7", "24, 4, 3, 3", "pads=(1, 1, 1, 1), group=2"))
     assert c.sizes == (2, 12, 2 * 63, 36)
     assert c.swapped and len(c.b.conds) == 4 and not c.a.conds
@@ -308,7 +347,9 @@ def test_sides_of_matrices() -> None:
 
 
 def test_what_is_no_tiled_contraction() -> None:
-    assert contraction_of(problem(matmul("4, 5", "5, 6", "4, 6", "i64"))[2]) is None  # sums of indices are not sums of products
+    assert (
+        contraction_of(problem(matmul("4, 5", "5, 6", "4, 6", "i64"))[2]) is None
+    )  # sums of indices are not sums of products
     assert contraction_of(problem("def g(x: f32[4, 5]):\n    return softmax(x)")[2]) is None
     _, _, p = problem(matmul("20, 24", "24, 40", "20, 40"))
     assert mma.half_contraction(p) is None and not mma.candidates(p, H200)
@@ -324,7 +365,11 @@ def test_what_is_no_tiled_contraction() -> None:
         (matmul("32, 26", "26, 66", "32, 66"), ("sum", 2), ("side", 2)),
         (transposed(32, 24, 64), ("side", 4), ("side", 4)),
         (conv("2, 8, 6, 6", "24, 8, 1, 1"), ("sum", 4), ("side", 4)),
-        (conv("2, 8, 6, 6", "24, 8, 3, 3", "pads=(1, 1, 1, 1)"), ("sum", 4), ("side", 1)),  # padding may cut any vector of pixels
+        (
+            conv("2, 8, 6, 6", "24, 8, 3, 3", "pads=(1, 1, 1, 1)"),
+            ("sum", 4),
+            ("side", 1),
+        ),  # padding may cut any vector of pixels
     ],
 )
 def test_how_tiles_are_read(text: str, a: tuple[str, int], b: tuple[str, int]) -> None:
@@ -333,7 +378,7 @@ def test_how_tiles_are_read(text: str, a: tuple[str, int], b: tuple[str, int]) -
     assert [(t.along, t.lanes) for t in made] == [a, b]
 
 
-# --- planted bugs ---------------------------------------------------------------------------------------------------------------
+# --- planted bugs -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -357,9 +402,18 @@ def test_planted_bugs_are_found(module: ModuleType, knobs: dict[str, int], old: 
         interpret(g, low, parse_kernel(text.replace(old, new)))
 
 
-# --- the choice of tiles --------------------------------------------------------------------------------------------------------
+# --- the choice of tiles ----------------------------------------------------------------------------------------------
 
-SIZES = ((4096, 4096, 4096), (1024, 1024, 1024), (128, 768, 768), (128, 3072, 768), (16, 4096, 4096), (197, 384, 1536), (50, 1000, 2048), (9, 33, 65))
+SIZES = (
+    (4096, 4096, 4096),
+    (1024, 1024, 1024),
+    (128, 768, 768),
+    (128, 3072, 768),
+    (16, 4096, 4096),
+    (197, 384, 1536),
+    (50, 1000, 2048),
+    (9, 33, 65),
+)
 
 
 @pytest.mark.parametrize("m, n, k", SIZES)
@@ -375,7 +429,13 @@ def test_candidates_fit(m: int, n: int, k: int) -> None:
 
 def test_few_rows() -> None:
     """Rows that memory outlasts are streamed past; more of 16-bit floats are for the tensor cores."""
-    for rows, t, streamed in ((1, "f16", True), (4, "f16", True), (5, "f16", False), (8, "f32", True), (9, "f32", False)):
+    for rows, t, streamed in (
+        (1, "f16", True),
+        (4, "f16", True),
+        (5, "f16", False),
+        (8, "f32", True),
+        (9, "f32", False),
+    ):
         p = problem(matmul(f"{rows}, 512", "512, 512", f"{rows}, 512", t))[2]
         assert bool(gemv.candidates(p, H200)) == streamed and any(m.candidates(p, H200) for m in (gemv, mma, simt))
 
@@ -390,7 +450,7 @@ def test_small_problems_fill_the_machine() -> None:
     assert int(many["bm"]) * int(many["bn"]) >= 128 * 64
 
 
-# --- compiled -------------------------------------------------------------------------------------------------------------------
+# --- compiled ---------------------------------------------------------------------------------------------------------
 
 
 def compiled(module: ModuleType, text: str, arch: str, knobs: Mapping[str, int | str] | None = None) -> None:
@@ -404,7 +464,12 @@ def compiled(module: ModuleType, text: str, arch: str, knobs: Mapping[str, int |
 
 
 @pytest.mark.parametrize(
-    "module, text", [(simt, dense(1024, 768, 1024)), (mma, dense(256, 768, 768, "f16")), (gemv, matmul("1, 768", "768, 3072", "1, 3072", "f16"))]
+    "module, text",
+    [
+        (simt, dense(1024, 768, 1024)),
+        (mma, dense(256, 768, 768, "f16")),
+        (gemv, matmul("1, 768", "768, 3072", "1, 3072", "f16")),
+    ],
 )
 def test_compiles(module: ModuleType, text: str) -> None:
     compiled(module, text, "sm_90a")

@@ -1,4 +1,5 @@
-"""The CUDA templates at the corners of their knobs, compiled for an old and a new architecture: no spills, no local memory, registers for a block.
+"""The CUDA templates at the corners of their knobs, compiled for an old and a new architecture: no spills, no local
+memory, registers for a block.
 
 `attention`, `patch` and `wgmma` have such tests beside what else is tested of them.
 """
@@ -59,7 +60,16 @@ def simt(bm: int, bn: int, tm: int, tn: int, bk: int = 16, stages: int = 3, slic
 
 
 def mma(bm: int, bn: int, down: int, across: int, bk: int, stages: int, slices: int = 1, split: int = 1) -> Knobs:
-    return {"bm": bm, "bn": bn, "down": down, "across": across, "bk": bk, "stages": stages, "slices": slices, "split": split}
+    return {
+        "bm": bm,
+        "bn": bn,
+        "down": down,
+        "across": across,
+        "bk": bk,
+        "stages": stages,
+        "slices": slices,
+        "split": split,
+    }
 
 
 LAST = 'def g(x: {0}[{1}] @ "0 2 3 1"):\n    y: {0}[{2}] @ "0 2 3 1" = {3}\n    return y'
@@ -102,7 +112,15 @@ CORNERS: dict[str, list[tuple[str, Knobs | None]]] = {
     "window": [
         (depthwise("32, 384, 14, 14", "384, 1, 7, 7", "pads=(3, 3, 3, 3)", "f16"), None),
         (depthwise("32, 96, 56, 56", "96, 1, 3, 3", PADDED), None),
-        (LAST.format("bf16", "32, 64, 112, 112", "32, 64, 56, 56", "max_pool(x, kernel=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))"), None),
+        (
+            LAST.format(
+                "bf16",
+                "32, 64, 112, 112",
+                "32, 64, 56, 56",
+                "max_pool(x, kernel=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))",
+            ),
+            None,
+        ),
     ],
     "map": [(op("gelu(x0)", "f16[300003]"), None), (op("transpose(x0, perm=(1, 0))", "f16[100, 70]"), None)],
     "sequence": [(op("cumsum(x0, axis=1)", "f64[4, 300]"), None)],

@@ -1,4 +1,6 @@
-"""What the runtime hands to the driver, with a driver that notes it: parameters in order, tensor maps innermost axis first, launch attributes."""
+"""What the runtime hands to the driver, with a driver that notes it: parameters in order, tensor maps innermost axis
+first, launch attributes.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,23 @@ def test_an_im2col_map() -> None:
     made = encoded(IM2COL, 0x7000, driver)
     (call,) = driver.calls.values()
     sizes, strides = [64, 14, 28, 8], [128, 1792, 50176]
-    assert [plain(a) for a in call] == [made.address, 9, 4, 0x7000, sizes, strides, [-2, -1], [0, 1], 64, 128, [1, 2, 2, 1], 0, 3, 3, 0]
+    assert [plain(a) for a in call] == [
+        made.address,
+        9,
+        4,
+        0x7000,
+        sizes,
+        strides,
+        [-2, -1],
+        [0, 1],
+        64,
+        128,
+        [1, 2, 2, 1],
+        0,
+        3,
+        3,
+        0,
+    ]
 
 
 def test_a_map_that_the_driver_refuses() -> None:
@@ -97,7 +115,17 @@ def test_kernels_that_overlap_are_launched_so(monkeypatch: pytest.MonkeyPatch) -
     class Library:
         def cuLaunchKernelEx(self, config: Any, function: Any, params: Any, extra: Any) -> int:
             c = config._obj
-            seen.append((list(c.grid), list(c.block), c.shared_bytes, c.stream, c.count, c.attributes[0].id, c.attributes[0].value[0]))
+            seen.append(
+                (
+                    list(c.grid),
+                    list(c.block),
+                    c.shared_bytes,
+                    c.stream,
+                    c.count,
+                    c.attributes[0].id,
+                    c.attributes[0].value[0],
+                )
+            )
             return 0
 
     monkeypatch.setattr(device_module, "driver_library", lambda: Library())
@@ -111,7 +139,10 @@ def test_kernels_that_overlap_are_launched_so(monkeypatch: pytest.MonkeyPatch) -
 def test_no_device_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_module, "ask_device", lambda number: None)
     assert device_problem(1)
-    with pytest.raises(TargetError, match=r"target cuda:1: .*Without a device models can be compiled, not run: target='cuda -arch=sm_90a'"):
+    with pytest.raises(
+        TargetError,
+        match=r"target cuda:1: .*Without a device models can be compiled, not run: target='cuda -arch=sm_90a'",
+    ):
         open_device(1)
 
 
@@ -140,7 +171,11 @@ class Tensor:
 def test_torch_tensors_are_asked_directly() -> None:
     device: Any = InterpretedDevice()
     dtype = bf16.numpy
-    assert is_device_array(Tensor("bfloat16")) and not is_device_array(Tensor("bfloat16", cuda=False)) and not is_device_array(np.ones(3))
+    assert (
+        is_device_array(Tensor("bfloat16"))
+        and not is_device_array(Tensor("bfloat16", cuda=False))
+        and not is_device_array(np.ones(3))
+    )
     found = device_array(Tensor("bfloat16"), "x", dtype, 2, device)
     assert (found.address, found.shape, found.nbytes) == (0x1000, (4, 2), 16)
     assert device_array(Tensor("bfloat16", contiguous=False), "x", dtype, 2, device).address == 0x1000  # a copy

@@ -1,4 +1,6 @@
-"""Operator IR as CUDA C++: the text, how it is launched, and that NVRTC takes every operation with every type, without local memory."""
+"""Operator IR as CUDA C++: the text, how it is launched, and that NVRTC takes every operation with every type, without
+local memory.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,8 @@ def scale(a: f16[64, 20] @ strides(24, 1), idx: i64[64], s: f32, y: f32[64, 20],
 def test_a_map() -> None:
     assert functions(MAP) == (
         'extern "C" __global__ void __launch_bounds__(32) '
-        "k_test(const f16* __restrict__ a, const i64* __restrict__ idx, f32 s, f32* __restrict__ y, u8* __restrict__ f, i32* status) {\n"
+        "k_test(const f16* __restrict__ a, const i64* __restrict__ idx, f32 s, f32* __restrict__ y, u8* __restrict__ "
+        "f, i32* status) {\n"
         "  const int b = blockIdx.x;\n"
         "  const int t = threadIdx.x;\n"
         "  const int i = 32*b + t;\n"
@@ -100,8 +103,10 @@ def total(x: f32[3, 100], y: f32[3]):
 def test_a_reduction() -> None:
     text = functions(REDUCE)
     for line in (
-        "const int r = blockIdx.y;", "__shared__ __align__(128) f32 s[4];", "const int w = threadIdx.x / 32;", "const int l = threadIdx.x % 32;",
-        "f32 acc[1];", "for (int i = w; i < 4; ++i) {", "acc[0] = acc[0] + shfl_xor(acc[0], shl(1LL, (i64)o));", "__syncthreads();",
+        "const int r = blockIdx.y;", "__shared__ __align__(128) f32 s[4];", "const int w = threadIdx.x / 32;",
+        "const int l = threadIdx.x % 32;",
+        "f32 acc[1];", "for (int i = w; i < 4; ++i) {", "acc[0] = acc[0] + shfl_xor(acc[0], shl(1LL, (i64)o));",
+        "__syncthreads();",
         "y[r] = hsum(ld<4, 4>(s));",
     ):  # fmt: skip
         assert line in text
@@ -118,7 +123,9 @@ def k(int: f32[4, 8], add: f32[4, 8], V: f32[8]):
         for i in range(8):
             add[0, i] = V[i]
 """)
-    assert "k_test(const f32* __restrict__ int_, f32* __restrict__ add_, const f32* __restrict__ V_, i32* status)" in text
+    assert (
+        "k_test(const f32* __restrict__ int_, f32* __restrict__ add_, const f32* __restrict__ V_, i32* status)" in text
+    )
     assert "for (int min_ = 0; min_ < 8; ++min_)" in text and "const f32 status_ = int_[8*i + min_] + V_[min_];" in text
     assert "for (int i_1 = 0; i_1 < 8; ++i_1) {\n      add_[i_1] = V_[i_1];" in text
 
@@ -147,7 +154,10 @@ def k(x: f32[8192], y: f32[8192]):
             y[t] = s[63 - t] + cast_f32(r[0, 63 - t])
 """
     small, large = (parse_kernel(text.format(n=n)) for n in (128, 256))
-    assert launch_of(small).shared_bytes == 0 and compile_cuda(emit_kernel(small, "k_test", H200), "sm_90a").shared_bytes == 48 * 1024
+    assert (
+        launch_of(small).shared_bytes == 0
+        and compile_cuda(emit_kernel(small, "k_test", H200), "sm_90a").shared_bytes == 48 * 1024
+    )
     assert launch_of(large).shared_bytes == 64 * 1024
     c = emit_kernel(large, "k_test", H200)
     assert "f16* const r = (f16*)(shared_ + 0);" in c and "f32* const s = (f32*)(shared_ + 32768);" in c
@@ -165,7 +175,9 @@ def k(x: f32[32], y: f32[32]):
 """
     code = emit_kernel(parse_kernel(text), "k_test", H200)
     assert "griddepcontrol.wait" in ptx(code) and compile_cuda(code, "sm_80").registers
-    assert "k_test(f32* x, f32* y, i32* status)" in code  # `const ... __restrict__` would let the compiler read x before pdl_wait
+    assert (
+        "k_test(f32* x, f32* y, i32* status)" in code
+    )  # `const ... __restrict__` would let the compiler read x before pdl_wait
 
 
 def test_a_called_function() -> None:
@@ -178,26 +190,33 @@ def k(x: f32[8, 4], y: f32[8, 4]):
         twice(addr(x[i, 0]), 3, addr(y[i, 0]))
 """), "k_test", H200)  # fmt: skip
     assert (
-        "FN void k_test_twice(const f32* x, i64 n, f32* y, i32* status) {\n  st_first<1>(y, ld_first<1, 4>(x, (int)n) * splat<f32, 4>(2.0f), (int)n);"
-        in text
+        "FN void k_test_twice(const f32* x, i64 n, f32* y, i32* status) {\n  st_first<1>(y, ld_first<1, 4>(x, (int)n) "
+        "* splat<f32, 4>(2.0f), (int)n);" in text
     )
     assert "k_test_twice(x + 4*i, 3LL, y + 4*i, status);" in text
     assert "const f32* __restrict__ x, f32* __restrict__ y" in text
     compile_cuda(text, "sm_80")
 
 
-# --- launching ----------------------------------------------------------------------------------------------------------------
+# --- launching --------------------------------------------------------------------------------------------------------
 
 GRID = "def k(y: f32[64]):\n"
 LAUNCHES = [
     ("    y[0] = 1.0\n", Launch((1, 1, 1), (1, 1, 1))),
     ("    for i in range(64):\n        y[i] = 1.0\n", Launch((1, 1, 1), (1, 1, 1))),
-    ("    for b in block.x(0):\n        for t in thread.x(64):\n            y[t] = 1.0\n", Launch((0, 1, 1), (64, 1, 1))),
     (
-        "    for a in block.z(2):\n        for b in block.x(3):\n            for t in thread.x(4):\n                y[t] = 1.0\n",
+        "    for b in block.x(0):\n        for t in thread.x(64):\n            y[t] = 1.0\n",
+        Launch((0, 1, 1), (64, 1, 1)),
+    ),
+    (
+        "    for a in block.z(2):\n        for b in block.x(3):\n            for t in thread.x(4):\n                "
+        "y[t] = 1.0\n",
         Launch((3, 1, 2), (4, 1, 1)),
     ),
-    ("    for t in thread.x(8):\n        y[t] = 1.0\n    for u in thread.x(8):\n        y[u] = 2.0\n", Launch((1, 1, 1), (8, 1, 1))),
+    (
+        "    for t in thread.x(8):\n        y[t] = 1.0\n    for u in thread.x(8):\n        y[u] = 2.0\n",
+        Launch((1, 1, 1), (8, 1, 1)),
+    ),
 ]
 
 
@@ -207,13 +226,22 @@ def test_launch(body: str, want: Launch) -> None:
 
 
 BAD = [
-    ("    for b in block.x(2):\n        y[b] = 1.0\n    for c in block.x(2):\n        y[c] = 1.0\n", "must be the only statement"),
+    (
+        "    for b in block.x(2):\n        y[b] = 1.0\n    for c in block.x(2):\n        y[c] = 1.0\n",
+        "must be the only statement",
+    ),
     ("    for i in range(2):\n        for b in block.x(2):\n            y[b] = 1.0\n", "inside of another statement"),
     ("    for b in block.x(2):\n        for c in block.x(2):\n            y[c] = 1.0\n", "two block.x loops"),
     ("    for b in block.y(70000):\n        y[0] = 1.0\n", "70000 blocks along block.y; there may be 65535"),
     ("    for t in thread.x(2048):\n        y[0] = 1.0\n", "2048 threads in a block; there may be 1024"),
-    ("    for t in thread.x(8):\n        y[t] = 1.0\n    for t in thread.x(16):\n        y[t] = 1.0\n", "a thread loop has 8 threads, others 16"),
-    ("    for b in block.x(1):\n        y[0] = 1.0\n        for t in thread.x(8):\n            y[t] = 1.0\n", "all threads of a block would write y"),
+    (
+        "    for t in thread.x(8):\n        y[t] = 1.0\n    for t in thread.x(16):\n        y[t] = 1.0\n",
+        "a thread loop has 8 threads, others 16",
+    ),
+    (
+        "    for b in block.x(1):\n        y[0] = 1.0\n        for t in thread.x(8):\n            y[t] = 1.0\n",
+        "all threads of a block would write y",
+    ),
     ("    for i in vector(8):\n        y[i] = 1.0\n", "a vector loop has no CUDA form"),
     ("    s: f16[8] @ shared\n    cp_async(addr(s[1:+8]), addr(s[0:+8]))\n", "4, 8 or 16 aligned bytes"),
 ]
@@ -230,7 +258,7 @@ def test_a_symbol_of_the_prelude_is_refused() -> None:
         emit_kernel(parse_kernel(GRID + "    y[0] = 1.0\n"), "splat", H200)
 
 
-# --- constants ----------------------------------------------------------------------------------------------------------------
+# --- constants --------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=200, deadline=None)
@@ -248,15 +276,17 @@ def test_f64_constants_are_exact(x: float) -> None:
 
 @pytest.mark.parametrize(
     "v,t,text",
-    [(-(1 << 31), "i32", "(-2147483647 - 1)"), (-(1 << 63), "i64", "(-9223372036854775807LL - 1)"), (3, "u32", "3u"), (3, "u8", "u8(3)"),
-     (1.5, "f16", "f16{0x3e00}"), (1.5, "bf16", "bf16{0x3fc0}"), (True, "bool", "true"), (float("-inf"), "f32", "-__int_as_float(0x7f800000)")],
+    [(-(1 << 31), "i32", "(-2147483647 - 1)"), (-(1 << 63), "i64", "(-9223372036854775807LL - 1)"), (3, "u32", "3u"),
+    (3, "u8", "u8(3)"),
+     (1.5, "f16", "f16{0x3e00}"), (1.5, "bf16", "bf16{0x3fc0}"), (True, "bool", "true"),
+     (float("-inf"), "f32", "-__int_as_float(0x7f800000)")],
     ids=str,
 )  # fmt: skip
 def test_constants(v: Any, t: str, text: str) -> None:
     assert literal(v, BY_NAME[t]) == text
 
 
-# --- every operation with every type ------------------------------------------------------------------------------------------
+# --- every operation with every type ----------------------------------------------------------------------------------
 
 MATRIX = """
 def matrix_{t}(a: {t}[64, 64], c: f32[64, 64]):
@@ -281,7 +311,14 @@ def matrix_{t}(a: {t}[64, 64], c: f32[64, 64]):
                     c[l, 4*j:+4] = acc[j, 0:+4]
                 pdl_launch()
 """
-HOPPER = {*VALUES, *(n for n, i in TABLE.items() if i.effect)} - {"barrier", "syncwarp", "prefetch", "cp_async", "cp_async_commit", "cp_async_wait"}
+HOPPER = {*VALUES, *(n for n, i in TABLE.items() if i.effect)} - {
+    "barrier",
+    "syncwarp",
+    "prefetch",
+    "cp_async",
+    "cp_async_commit",
+    "cp_async_wait",
+}
 
 
 def compiled_without_local_memory(kernels: list[Kernel], arch: str) -> None:
@@ -325,11 +362,14 @@ def test_every_intrinsic_is_in_one_of_these_kernels_or_of_hopper() -> None:
 
 
 def test_integer_kernels_are_of_the_width_of_their_bounds() -> None:
-    k = parse_kernel("def k(y: f32[70000, 70000]):\n    for i in range(70000):\n        for j in range(9):\n            y[i, j] = 1.0\n")
+    k = parse_kernel(
+        "def k(y: f32[70000, 70000]):\n    for i in range(70000):\n        for j in range(9):\n            y[i, j] = "
+        "1.0\n"
+    )
     assert "y[70000LL*i + (i64)j] = 1.0f;" in emit_kernel(k, "k_test", H200)
 
 
-# --- what the compiler makes of it --------------------------------------------------------------------------------------------
+# --- what the compiler makes of it ------------------------------------------------------------------------------------
 
 ACCESS = """
 def k(x: {t}[64, {n}], y: {t}[64, {n}]):
@@ -347,7 +387,12 @@ def test_accesses_are_16_bytes_wide_and_read_only_where_they_can_be(t: str) -> N
     w = 16 // BY_NAME[t].bytes
     text = ptx(emit_kernel(parse_kernel(ACCESS.format(t=t, n=64 * w, w=w, last=63 * w)), "k_test", H200))
     found = re.findall(r"\b((?:ld|st)\.(?:global|shared|local|param)\S*)", text)
-    assert [a for a in found if "param" not in a] == ["ld.global.nc.v4.u32", "st.shared.v4.u32", "ld.shared.v4.u32", "st.global.v4.u32"]
+    assert [a for a in found if "param" not in a] == [
+        "ld.global.nc.v4.u32",
+        "st.shared.v4.u32",
+        "ld.shared.v4.u32",
+        "st.global.v4.u32",
+    ]
 
 
 def test_half_floats_are_converted_in_pairs() -> None:
@@ -358,5 +403,7 @@ def test_half_floats_are_converted_in_pairs() -> None:
 
 def test_nothing_contracts_but_what_is_written() -> None:
     k = "def k(x: f32[64], y: f32[64]):\n    for t in thread.x(64):\n        y[t] = {}\n"
-    plain, fused = (ptx(emit_kernel(parse_kernel(k.format(e)), "k_test", H200)) for e in ("x[t]*x[t] + 1.5", "fma(x[t], x[t], 1.5)"))
+    plain, fused = (
+        ptx(emit_kernel(parse_kernel(k.format(e)), "k_test", H200)) for e in ("x[t]*x[t] + 1.5", "fma(x[t], x[t], 1.5)")
+    )
     assert "fma.rn" not in plain and "mul.rn.f32" in plain and "fma.rn.f32" in fused

@@ -1,4 +1,6 @@
-"""Norms within the products that read them: which nodes are put together, the kernels interpreted (values, races), and compiled without spills."""
+"""Norms within the products that read them: which nodes are put together, the kernels interpreted (values, races), and
+compiled without spills.
+"""
 
 from __future__ import annotations
 
@@ -42,15 +44,16 @@ def groups(text: str) -> list[str]:
 
 def net(norm: str, rows: str, k: int, n: int, t: str = "f32", end: str = "{}") -> str:
     product = f"matmul({norm}, w)"
-    return f"def g(x: {t}[{rows}, {k}], r: {t}[{rows}, {n}], *, w: {t}[{k}, {n}], s: {t}[{k}], b: {t}[{k}], c: {t}[{n}]):\n    return " + end.format(
-        product
+    return (
+        f"def g(x: {t}[{rows}, {k}], r: {t}[{rows}, {n}], *, w: {t}[{k}, {n}], s: {t}[{k}], b: {t}[{k}], c: "
+        f"{t}[{n}]):\n    return " + end.format(product)
     )
 
 
 LAYER, RMS, END = "layer_norm(x, s, b)", "rms_norm(x, s)", "add(gelu(add({}, c)), r)"
 
 
-# --- which nodes ----------------------------------------------------------------------------------------------------------------------
+# --- which nodes ------------------------------------------------------------------------------------------------------
 
 
 def test_a_norm_joins_the_product_that_reads_it() -> None:
@@ -105,7 +108,7 @@ def test_what_moves_data_before_the_norm_stays_before_it() -> None:
     assert groups(text) == ["gather", "rms_norm + matmul"]
 
 
-# --- kernels --------------------------------------------------------------------------------------------------------------------------
+# --- kernels ----------------------------------------------------------------------------------------------------------
 
 
 def problem(text: str) -> tuple[Graph, Lowered, Problem]:
@@ -122,7 +125,9 @@ def interpret(g: Graph, low: Lowered, p: Problem, knobs: Knobs) -> None:
     text = show_kernel(kernel)
     assert show_kernel(parse_kernel(text)) == text
     rng = np.random.default_rng(0)
-    values: dict[Any, Array] = {v: rng.standard_normal([int(str(d)) for d in v.type.shape]).astype(v.type.dtype.numpy) for v in g.inputs}
+    values: dict[Any, Array] = {
+        v: rng.standard_normal([int(str(d)) for d in v.type.shape]).astype(v.type.dtype.numpy) for v in g.inputs
+    }
     (want,) = run(g, list(values.values()), "float64")
     values.update(g.constants)
     out = np.full([int(str(d)) for d in g.outputs[0].type.shape], 99).astype(g.outputs[0].type.dtype.numpy)
@@ -139,7 +144,8 @@ KERNELS = [
     net(LAYER, "3", 300, 40, "f16"),  # the last vectors of a row are some threads' alone
     net(RMS, "4", 75, 33, "bf16", END),  # nothing is a multiple of anything
     net(RMS, "1", 2600, 24),  # several vectors for a thread
-    "def g(x: f16[1, 1, 96], *, w: f16[96, 64], s: f32[96], b: f32[1]):\n    return matmul(cast(layer_norm(cast(x, to=f32), s, b), to=f16), w)",
+    "def g(x: f16[1, 1, 96], *, w: f16[96, 64], s: f32[96], b: f32[1]):\n    return matmul(cast(layer_norm(cast(x, "
+    "to=f32), s, b), to=f16), w)",
     "def g(x: f32[1, 96], *, w: f32[96, 64], s: f32[96]):\n    return matmul(add(rms_norm(mul(x, 2.0), s), 1.0), w)",
 ]
 
@@ -181,7 +187,7 @@ def test_constants_are_read_before_the_wait() -> None:
     assert "pdl" not in early
 
 
-# --- models ---------------------------------------------------------------------------------------------------------------------------
+# --- models -----------------------------------------------------------------------------------------------------------
 
 BLOCK = """def g(x: f32[1, {rows}, 64], *, s1: f32[64], b1: f32[64], w1: f32[64, 192], c1: f32[192], s2: f32[64], b2: f32[64], w2: f32[192, 64], w3: f32[64, 64]):
     h = gelu(add(matmul(layer_norm(x, s1, b1), w1), c1))
@@ -205,7 +211,13 @@ def test_a_block(rows: int, launches: int, precision: str | None) -> None:
 
 
 def shapes() -> Sequence[tuple[str, str]]:
-    big = [("1", 768, 3072, "f16"), ("4", 2048, 512, "bf16"), ("1", 8192, 2048, "f16"), ("1", 768, 2304, "f32"), ("4", 2048, 8192, "f32")]
+    big = [
+        ("1", 768, 3072, "f16"),
+        ("4", 2048, 512, "bf16"),
+        ("1", 8192, 2048, "f16"),
+        ("1", 768, 2304, "f32"),
+        ("4", 2048, 8192, "f32"),
+    ]
     return [(net(LAYER, rows, k, n, t, END), arch) for rows, k, n, t in big for arch in ("sm_80", "sm_90a")]
 
 

@@ -1,4 +1,6 @@
-"""Schedules for GPUs of every kernel that the lowering makes: interpreted (races and bounds included) against the naive kernel, and compiled."""
+"""Schedules for GPUs of every kernel that the lowering makes: interpreted (races and bounds included) against the naive
+kernel, and compiled.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,31 @@ SAMPLES = [(op, s) for op in OPS.values() if op.host is None and "host" not in o
 
 # shapes that fill several chunks, teams and tiles, with and without remainders: (op, types, attributes)
 CASES: list[tuple[str, list[str], dict[str, Any]]] = [
-    ("softmax", ["f16 2 2048"], {"axis": 1}), ("softmax", ["f32 5 1000"], {"axis": 1}), ("softmax", ["f32 70 10"], {"axis": 1}),
-    ("softmax", ["f32 2 40 65"], {"axis": 1}), ("log_softmax", ["bf16 3 520"], {"axis": 1}), ("softmax", ["f64 1 5000"], {"axis": 1}),
+    ("softmax", ["f16 2 2048"], {"axis": 1}), ("softmax", ["f32 5 1000"], {"axis": 1}),
+    ("softmax", ["f32 70 10"], {"axis": 1}),
+    ("softmax", ["f32 2 40 65"], {"axis": 1}), ("log_softmax", ["bf16 3 520"], {"axis": 1}),
+    ("softmax", ["f64 1 5000"], {"axis": 1}),
     ("layer_norm", ["f16 9 768", "f16 768", "f16 768"], {}), ("layer_norm", ["f32 3 5 8 12", "f32 8 12"], {"axis": 2}),
-    ("reduce_sum", ["f32 300 70"], {"axes": (0,)}), ("reduce_sum", ["f32 9000"], {}), ("reduce_max", ["i8 7 333"], {"axes": (1,)}),
+    ("reduce_sum", ["f32 300 70"], {"axes": (0,)}), ("reduce_sum", ["f32 9000"], {}),
+    ("reduce_max", ["i8 7 333"], {"axes": (1,)}),
     ("reduce_mean", ["f16 4 6 33 32"], {"axes": (2, 3)}), ("reduce_prod", ["f64 3 100 5"], {"axes": (1,)}),
-    ("argmax", ["f32 6 1200"], {"axis": 1}), ("argmin", ["f16 6 300 40"], {"axis": 1}), ("argmax", ["i64 5 129"], {"axis": 1}),
-    ("reduce_sum", ["f32 4 70 6 36"], {"axes": (1, 3)}), ("max_pool", ["f32 1 16 20 20"], {"kernel": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1)}),
-    ("reduce_log_sum_exp", ["f32 4 1030"], {"axes": (1,)}), ("add", ["f16 33 512", "f16 512"], {}), ("add", ["f32 71 99", "f32 71 99"], {}),
-    ("gelu", ["f16 5003"], {}), ("transpose", ["f32 70 45"], {"perm": (1, 0)}), ("transpose", ["f16 3 64 50"], {"perm": (0, 2, 1)}),
+    ("argmax", ["f32 6 1200"], {"axis": 1}), ("argmin", ["f16 6 300 40"], {"axis": 1}),
+    ("argmax", ["i64 5 129"], {"axis": 1}),
+    ("reduce_sum", ["f32 4 70 6 36"], {"axes": (1, 3)}),
+    ("max_pool", ["f32 1 16 20 20"], {"kernel": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1)}),
+    ("reduce_log_sum_exp", ["f32 4 1030"], {"axes": (1,)}), ("add", ["f16 33 512", "f16 512"], {}),
+    ("add", ["f32 71 99", "f32 71 99"], {}),
+    ("gelu", ["f16 5003"], {}), ("transpose", ["f32 70 45"], {"perm": (1, 0)}),
+    ("transpose", ["f16 3 64 50"], {"perm": (0, 2, 1)}),
     ("transpose", ["i8 2 33 3 65"], {"perm": (3, 1, 2, 0)}), ("transpose", ["f64 2 12 70 8"], {"perm": (0, 2, 1, 3)}),
-    ("concat", ["f32 3 900", "f32 3 1000"], {"axis": 1}), ("pad", ["f32 3 50 50"], {"pads": (0, 1, 2, 0, 3, 4)}), ("cast", ["f32 33 64"], {"to": i8}),
-    ("cumsum", ["f32 5 100"], {"axis": 1}), ("where", ["bool 40 40", "f32 40 40", "f32 40"], {}), ("gather", ["f32 50 64", "i64 300"], {"axis": 0}),
-    ("scatter_nd", ["f32 50 64", "i64 300 1", "f32 300 64"], {"reduction": "add"}), ("scatter_nd", ["f16 9 7 5", "i32 40 2", "f16 40 5"], {}),
-    ("scatter_elements", ["i8 700", "i64 900", "i8 900"], {"reduction": "max"}), ("scatter_elements", ["f64 3 50", "i64 2 80", "f64 2 80"], {"axis": 1}),
+    ("concat", ["f32 3 900", "f32 3 1000"], {"axis": 1}), ("pad", ["f32 3 50 50"], {"pads": (0, 1, 2, 0, 3, 4)}),
+    ("cast", ["f32 33 64"], {"to": i8}),
+    ("cumsum", ["f32 5 100"], {"axis": 1}), ("where", ["bool 40 40", "f32 40 40", "f32 40"], {}),
+    ("gather", ["f32 50 64", "i64 300"], {"axis": 0}),
+    ("scatter_nd", ["f32 50 64", "i64 300 1", "f32 300 64"], {"reduction": "add"}),
+    ("scatter_nd", ["f16 9 7 5", "i32 40 2", "f16 40 5"], {}),
+    ("scatter_elements", ["i8 700", "i64 900", "i8 900"], {"reduction": "max"}),
+    ("scatter_elements", ["f64 3 50", "i64 2 80", "f64 2 80"], {"axis": 1}),
 ]  # fmt: skip
 
 
@@ -48,7 +61,10 @@ def label(case: Any) -> str:
 
 def shared(cases: Sequence[Any], every: int) -> list[Any]:
     """Every n-th case in the fast tier, the others in the slow one."""
-    return [pytest.param(*c, id="-".join(map(label, c)), marks=() if k % every == 0 else pytest.mark.slow) for k, c in enumerate(cases)]
+    return [
+        pytest.param(*c, id="-".join(map(label, c)), marks=() if k % every == 0 else pytest.mark.slow)
+        for k, c in enumerate(cases)
+    ]
 
 
 @pytest.mark.parametrize("op,s", shared(SAMPLES, 40))
@@ -61,7 +77,10 @@ def test_shapes(name: str, types: list[str], attrs: dict[str, Any]) -> None:
     assert check_all(graph_of(name, types, **attrs)) >= 2
 
 
-@pytest.mark.parametrize("name,types", [("add", ["f32 0 4", "f32 4"]), ("softmax", ["f32 0 4"]), ("reduce_sum", ["f32 0 4"]), ("exp", ["f32 3 0"])])
+@pytest.mark.parametrize(
+    "name,types",
+    [("add", ["f32 0 4", "f32 4"]), ("softmax", ["f32 0 4"]), ("reduce_sum", ["f32 0 4"]), ("exp", ["f32 3 0"])],
+)
 def test_no_elements(name: str, types: list[str]) -> None:
     check_all(graph_of(name, types))
 
@@ -79,7 +98,9 @@ def chain(*ops: str, dtype: str = "f32 9 96", inplace: bool = False) -> Problem:
     return classify(nodes, lower(g, nodes, v, g.inputs[0] if inplace else None))
 
 
-@pytest.mark.parametrize("ops,inplace", [(("exp", "softmax", "neg"), False), (("relu", "sigmoid"), True), (("softmax", "softmax"), False)])
+@pytest.mark.parametrize(
+    "ops,inplace", [(("exp", "softmax", "neg"), False), (("relu", "sigmoid"), True), (("softmax", "softmax"), False)]
+)
 def test_groups(ops: tuple[str, ...], inplace: bool) -> None:
     p = chain(*ops, inplace=inplace)
     assert p.inplace == inplace
@@ -98,7 +119,9 @@ def grid(kernel: Kernel) -> tuple[int, int]:
 
 
 def test_best_guesses_fill_the_device() -> None:
-    """Rows go to warps where there are many short ones, to blocks where they are long; columns are split where there are few."""
+    """Rows go to warps where there are many short ones, to blocks where they are long; columns are split where there
+    are few.
+    """
     assert grid(best("softmax", ["f16 16384 4096"])) == (16384, 128)
     assert grid(best("softmax", ["f16 16384 1024"])) == (2048, 256)
     assert grid(best("reduce_sum", ["f32 1 50000"], axes=(1,)))[1] == 1024

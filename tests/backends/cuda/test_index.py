@@ -1,4 +1,6 @@
-"""Integer expressions as C++: the text is evaluated with numbers that know their width, and compared with the IR; no 32-bit sum overflows."""
+"""Integer expressions as C++: the text is evaluated with numbers that know their width, and compared with the IR; no
+32-bit sum overflows.
+"""
 
 from __future__ import annotations
 
@@ -167,7 +169,15 @@ def test_data_without_bounds_wraps() -> None:
 
 @pytest.mark.parametrize(
     "e,want",
-    [(8 * i + 16, 8), (8 * i + 12, 4), (const(0), 0), (6 * i * m, 6), (minimum(8 * i, const(12)), 4), ((4 * i) % 24, 4), (k // 8, 1)],
+    [
+        (8 * i + 16, 8),
+        (8 * i + 12, 4),
+        (const(0), 0),
+        (6 * i * m, 6),
+        (minimum(8 * i, const(12)), 4),
+        ((4 * i) % 24, 4),
+        (k // 8, 1),
+    ],
     ids=repr,
 )
 def test_divisors(e: Expr, want: int) -> None:

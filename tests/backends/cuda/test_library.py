@@ -1,4 +1,6 @@
-"""What a library can do whole, and how a call is told to it: all of it data. The calls themselves are in tests/compiler/test_libraries.py."""
+"""What a library can do whole, and how a call is told to it: all of it data. The calls themselves are in
+tests/compiler/test_libraries.py.
+"""
 
 from __future__ import annotations
 
@@ -50,17 +52,36 @@ def matmul(inputs: str, *after: str) -> Product | Convolution | None:
 def test_a_product_with_all_that_may_follow() -> None:
     found = matmul("x: f16[4, 6, 32], w: f16[32, 24], b: f16[24]", "s = add(b, h)", "y = relu(s)")
     y = Matrix(3, False, 24, 0)
-    assert found == Product(24, 24, 32, 1, ("f16", "f16"), "f32", Matrix(0, False, 32, 0), Matrix(1, False, 24, 0), y, 2, "relu")
+    assert found == Product(
+        24, 24, 32, 1, ("f16", "f16"), "f32", Matrix(0, False, 32, 0), Matrix(1, False, 24, 0), y, 2, "relu"
+    )
 
 
 def test_columns_first() -> None:
-    """To the library rows that follow each other are columns, so that it computes the transposed result of the transposed operands."""
-    p = Product(5, 7, 3, 2, ("f16", "f32"), "f32", Matrix(0, False, 3, 15), Matrix(1, True, 3, 21), Matrix(2, False, 7, 35), -1, "")
+    """To the library rows that follow each other are columns, so that it computes the transposed result of the
+    transposed operands.
+    """
+    p = Product(
+        5,
+        7,
+        3,
+        2,
+        ("f16", "f32"),
+        "f32",
+        Matrix(0, False, 3, 15),
+        Matrix(1, True, 3, 21),
+        Matrix(2, False, 7, 35),
+        -1,
+        "",
+    )
     assert layouts(p) == [(2, 3, 7, 3, 21, 2), (2, 3, 5, 3, 15, 2), (0, 7, 5, 7, 35, 2)]
     assert [(n, v.value) for n, v in attributes(p)] == [(3, 1), (4, 0), (7, 1)]
 
 
-@pytest.mark.parametrize(("after", "bias", "number"), [("", -1, 1), ("relu", -1, 2), ("", 2, 4), ("relu", 2, 6), ("gelu", -1, 32), ("gelu", 2, 36)])
+@pytest.mark.parametrize(
+    ("after", "bias", "number"),
+    [("", -1, 1), ("relu", -1, 2), ("", 2, 4), ("relu", 2, 6), ("gelu", -1, 32), ("gelu", 2, 36)],
+)
 def test_epilogues(after: str, bias: int, number: int) -> None:
     m = Matrix(0, False, 8, 0)
     p = Product(8, 8, 8, 1, ("f32", "f32"), "f32", m, m, m, bias, after)
@@ -76,7 +97,10 @@ def test_epilogues(after: str, bias: int, number: int) -> None:
         ("x: f16[8, 32], w: f16[32, 24]", ("y = gelu(h)",)),  # by erf
         ("x: f16[8, 32], w: f16[32, 24]", ("y = tanh(h)",)),
         ("x: f16[8, 32], w: f16[32, 24]", ("s = relu(h)", "y = relu(s)")),
-        ("x: f16[8, 32], w: f16[32, 24], b: f16[24]", ("s = add(h, b)", "y = cast(s, to=f32)")),  # bias and result of two types
+        (
+            "x: f16[8, 32], w: f16[32, 24], b: f16[24]",
+            ("s = add(h, b)", "y = cast(s, to=f32)"),
+        ),  # bias and result of two types
         ("x: f64[8, 32], w: f64[32, 24]", ("y = relu(h)",)),
         ("x: f16[2, 3, 8, 32], w: f16[3, 32, 24]", ("y = relu(h)",)),  # some axes of the batch are shared
         ("x: f16[32], w: f16[32, 24]", ("y = relu(h)",)),
@@ -92,7 +116,10 @@ def test_types_and_batches() -> None:
     batch = matmul("x: f32[2, 3, 8, 32], w: f32[2, 3, 32, 24]")
     assert isinstance(batch, Product) and (batch.batch, batch.m) == (6, 8)
     assert [m.batch_step for m in (batch.x, batch.w, batch.y)] == [256, 768, 192]
-    assert batch.math == "f32" and work_of(problem_of("x: f32[8, 32], w: f32[32, 24]", "y = matmul(x, w)"), "cublaslt", True).math == "tf32"  # type: ignore[union-attr]
+    assert (
+        batch.math == "f32"
+        and work_of(problem_of("x: f32[8, 32], w: f32[32, 24]", "y = matmul(x, w)"), "cublaslt", True).math == "tf32"
+    )  # type: ignore[union-attr]
     turned = matmul('x: f16[8, 32], w: f16[32, 24] @ "1 0"')
     assert isinstance(turned, Product) and turned.w == Matrix(1, True, 32, 0)
 
@@ -104,18 +131,41 @@ def test_a_convolution() -> None:
         f"y: f16[2, 16, 5, 9] {LAST} = relu(h)",
     )
     c = work_of(p, "cudnn")
-    assert isinstance(c, Convolution) and (c.pads, c.strides, c.dilations, c.bias, c.after) == (((1, 1), (0, 2)), (2, 1), (1, 1), 2, "relu")
+    assert isinstance(c, Convolution) and (c.pads, c.strides, c.dilations, c.bias, c.after) == (
+        ((1, 1), (0, 2)),
+        (2, 1),
+        (1, 1),
+        2,
+        "relu",
+    )
     assert c.x == Image(0, (2, 8, 9, 9), (648, 1, 72, 8)) and stages(c) == ["conv", "bias", "relu"]
-    assert {n: list(v) for n, _, v in window(c)} == {106: [2], 100: [0], 101: [1], 105: [1, 0], 104: [1, 2], 103: [2, 1], 102: [1, 1]}
+    assert {n: list(v) for n, _, v in window(c)} == {
+        106: [2],
+        100: [0],
+        101: [1],
+        105: [1, 0],
+        104: [1, 2],
+        103: [2, 1],
+        102: [1, 1],
+    }
     assert dict((n, v) for n, _, v in tensor(5, "f16", (1, 2), (2, 1), True))[907] == [True]
     assert work_of(p, "cublaslt") is None
     first = problem_of("x: f16[2, 8, 9, 9], w: f16[16, 8, 3, 3]", "y = conv(x, w)")
     assert work_of(first, "cudnn") is None  # channels are not last
     size = f"f16[2, 16, 7, 7] {LAST}"
     assert work_of(problem_of(IMAGE, f"y: {size} = conv(x, w)"), "cudnn") is not None
-    assert work_of(problem_of(IMAGE, f"h: {size} = conv(x, w)", f"y: {size} = relu(h)"), "cudnn") is None  # no engine without a bias
-    assert work_of(problem_of(IMAGE, f"h: {size} = conv(x, w)", f"y: {size.replace('f16', 'f32')} = cast(h, to=f32)"), "cudnn") is None
-    grouped = problem_of(f"x: f16[2, 8, 9, 9] {LAST}, w: f16[16, 4, 3, 3] {LAST}", f"y: f16[2, 16, 7, 7] {LAST} = conv(x, w, group=2)")
+    assert (
+        work_of(problem_of(IMAGE, f"h: {size} = conv(x, w)", f"y: {size} = relu(h)"), "cudnn") is None
+    )  # no engine without a bias
+    assert (
+        work_of(
+            problem_of(IMAGE, f"h: {size} = conv(x, w)", f"y: {size.replace('f16', 'f32')} = cast(h, to=f32)"), "cudnn"
+        )
+        is None
+    )
+    grouped = problem_of(
+        f"x: f16[2, 8, 9, 9] {LAST}, w: f16[16, 4, 3, 3] {LAST}", f"y: f16[2, 16, 7, 7] {LAST} = conv(x, w, group=2)"
+    )
     assert work_of(grouped, "cudnn") is None
 
 
@@ -141,7 +191,11 @@ def test_schedules() -> None:
     assert all(not t.candidates(p) and not t.space(p) for t in library_templates())
     assert not {t.name for t in templates(FACTS["sm_90a"])} & set(library.VENDORS)
     choices = library_choices(p, ("cublaslt", "cudnn"), rounded=True)
-    assert len(choices) == 2 * library.PLANS and {c.template for c in choices} == {"cublaslt"} and all(is_library(str(c)) for c in choices)
+    assert (
+        len(choices) == 2 * library.PLANS
+        and {c.template for c in choices} == {"cublaslt"}
+        and all(is_library(str(c)) for c in choices)
+    )
     template = library_templates()[0]
     made = [template.apply(p, dict(c.knobs)) for c in choices]
     texts = {show_kernel(k) for k in made}
@@ -151,9 +205,9 @@ def test_schedules() -> None:
     assert isinstance(parse_kernel(show_kernel(kept)), Kernel) and kept.name == "cublaslt_tf32_7_matmul"
     for t, count in (("f16", library.PLANS), ("f32", library.FEW_PLANS)):
         conv = problem_of(IMAGE.replace("f16", t), f"y: {t}[2, 16, 7, 7] {LAST} = conv(x, w)")
-        assert len(library_choices(conv, ("cudnn",))) == count and len(library_choices(conv, ("cudnn",), True)) == count + library.PLANS * (
-            t == "f32"
-        )
+        assert len(library_choices(conv, ("cudnn",))) == count and len(
+            library_choices(conv, ("cudnn",), True)
+        ) == count + library.PLANS * (t == "f32")
     with pytest.raises(ScheduleError, match="cannot compute all of matmul"):
         library_templates()[1].apply(p, {"plan": 0})
     with pytest.raises(ScheduleError, match="has the knob algo"):
@@ -161,7 +215,9 @@ def test_schedules() -> None:
 
 
 def test_where_a_library_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = library.Vendor("cuBLASLt", ("libnobodyhasthis.so.99",), "cublasLtGetVersion", "cublasLtGetStatusName", "nvidia-cublas")
+    missing = library.Vendor(
+        "cuBLASLt", ("libnobodyhasthis.so.99",), "cublasLtGetVersion", "cublasLtGetStatusName", "nvidia-cublas"
+    )
     monkeypatch.setattr(library, "VENDORS", {"cublaslt": missing})
     library.opened.cache_clear()
     assert library.installed() == ()

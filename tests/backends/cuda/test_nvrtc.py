@@ -74,7 +74,11 @@ def test_its_identity_is_the_wheels_or_its_own(monkeypatch: pytest.MonkeyPatch) 
 def test_an_error_shows_the_lines_that_it_names() -> None:
     with pytest.raises(InternalError) as e:
         compile_cuda("// a line\n" * 20 + COPY.replace("y[threadIdx.x] =", "z ="), "sm_80")
-    assert 'identifier "z" is undefined' in str(e.value) and "  21 | extern" in str(e.value) and "   5 | // a line" not in str(e.value)
+    assert (
+        'identifier "z" is undefined' in str(e.value)
+        and "  21 | extern" in str(e.value)
+        and "   5 | // a line" not in str(e.value)
+    )
 
 
 def test_an_unknown_architecture_is_the_targets_fault() -> None:

@@ -1,4 +1,6 @@
-"""Convolutions whose rows of channels are padded to whole vectors: sums over the padding too, by every template that offers itself."""
+"""Convolutions whose rows of channels are padded to whole vectors: sums over the padding too, by every template that
+offers itself.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def conv(t: str, n: int, c: int, o: int, k: int, s: int = 1) -> str:
     "text, offered",
     [
         pytest.param(conv("f16", 2, 20, 19, 3), {"wgmma", "mma"}, marks=pytest.mark.slow),
-        pytest.param(conv("f16", 2, 67, 72, 3, s=2), {"wgmma", "mma"}, marks=pytest.mark.slow),  # a result without padding
+        pytest.param(
+            conv("f16", 2, 67, 72, 3, s=2), {"wgmma", "mma"}, marks=pytest.mark.slow
+        ),  # a result without padding
         (conv("f16", 3, 36, 21, 1), {"wgmma", "mma"}),
         (conv("f32", 1, 13, 10, 3), {"simt"}),
     ],
@@ -58,13 +62,19 @@ def test_every_template_gives_what_the_graph_means(text: str, offered: set[str])
         for knobs in list(template.candidates(problem))[:2]:
             kernel = verify_kernel(template.apply(problem, dict(knobs)))
             got = np.full(y.physical, 7, y.dtype.numpy)
-            args = {b.name: by_value[v] if v in by_value else got for b, v in zip(problem.kernel.entry.buffers, low.params)}
+            args = {
+                b.name: by_value[v] if v in by_value else got for b, v in zip(problem.kernel.entry.buffers, low.params)
+            }
             run_kernel(kernel, args)
             found.add(template.name)
             padded = pack(np.asarray(want).astype(y.dtype.numpy), y)  # zeros in the padding
-            sums = c.red.size**2 * float(np.finfo(np.float32).eps)  # terms of about 1, added in float32; then the result is rounded
+            sums = c.red.size**2 * float(
+                np.finfo(np.float32).eps
+            )  # terms of about 1, added in float32; then the result is rounded
             rounded = 2 * float(np.finfo(y.dtype.numpy).eps)
-            np.testing.assert_allclose(got.astype(np.float64), padded.astype(np.float64), rtol=rounded, atol=sums, err_msg=template.name)
+            np.testing.assert_allclose(
+                got.astype(np.float64), padded.astype(np.float64), rtol=rounded, atol=sums, err_msg=template.name
+            )
             assert (got.reshape(-1, padded.shape[-2] * padded.shape[-1])[:, int(y.shape[1]) :] == 0).all()  # type: ignore[arg-type]
     assert offered <= found
 

@@ -1,4 +1,6 @@
-"""Convolutions by patches of the image in shared memory: random geometries interpreted (values, races, bounds), and compiled without spills."""
+"""Convolutions by patches of the image in shared memory: random geometries interpreted (values, races, bounds), and
+compiled without spills.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +39,31 @@ def listed(values: Ints) -> str:
 
 
 def problem(
-    t: str, n: int, channels: int, outs: int, groups: int, inside: Ints, taps: Ints, stride: int = 1, pad: int = 0, dilation: int = 1, block: int = 1
+    t: str,
+    n: int,
+    channels: int,
+    outs: int,
+    groups: int,
+    inside: Ints,
+    taps: Ints,
+    stride: int = 1,
+    pad: int = 0,
+    dilation: int = 1,
+    block: int = 1,
 ) -> tuple[Graph, Problem]:
-    """relu(conv(x, w) + b + z) with channels last; `channels` and `outs` are those of a group, `block` pads the rows of channels. Filters of a
-    depthwise convolution have their channels last too."""
+    """relu(conv(x, w) + b + z) with channels last; `channels` and `outs` are those of a group, `block` pads the rows of
+    channels. Filters of a depthwise convolution have their channels last too.
+    """
     r, order = len(inside), " ".join(str(k) for k in range(2, 2 + len(inside)))
     rows = f'@ "0 {order} 1"' if block == 1 else f'@ "0 {order} 1/{block} 1%{block}"'
     depthwise = channels == outs == 1 < groups
     filters = rows if not depthwise else f'@ "1 {order} 0"' if block == 1 else f'@ "1 {order} 0/{block} 0%{block}"'
     out = [(h + 2 * pad - (k - 1) * dilation - 1) // stride + 1 for h, k in zip(inside, taps)]
     y = f"{t}[{listed((n, outs * groups, *out))}] " + (rows if depthwise else f'@ "0 {order} 1"')
-    attrs = ", ".join(f"{k}=({listed((v,) * m)},)" for k, v, m in (("strides", stride, r), ("pads", pad, 2 * r), ("dilations", dilation, r)))
+    attrs = ", ".join(
+        f"{k}=({listed((v,) * m)},)"
+        for k, v, m in (("strides", stride, r), ("pads", pad, 2 * r), ("dilations", dilation, r))
+    )
     g = parse(f"""def g(x: {t}[{listed((n, channels * groups, *inside))}] {rows}, w: {t}[{listed((outs * groups, channels, *taps))}] {filters},
       b: {t}[{outs * groups}], z: {y}):
     h: {y} = conv(x, w, b, {attrs}, group={groups})
@@ -58,7 +74,9 @@ def problem(
     return g, classify(group.nodes, lower(g, group.nodes, group.output), set(g.inputs[1:3]))
 
 
-def first_layer(t: str, n: int, channels: int, outs: int, inside: Ints, taps: Ints, stride: int, pad: int) -> tuple[Graph, Problem]:
+def first_layer(
+    t: str, n: int, channels: int, outs: int, inside: Ints, taps: Ints, stride: int, pad: int
+) -> tuple[Graph, Problem]:
     """relu(conv(x, w) + b) of an image whose channels lie in planes."""
     r, order = len(inside), " ".join(str(k) for k in range(2, 2 + len(inside)))
     out = [(h + 2 * pad - k) // stride + 1 for h, k in zip(inside, taps)]
@@ -90,7 +108,9 @@ def check(g: Graph, p: Problem, knobs: Knobs) -> Kernel:
     by_value = {v: pack(a, v.type) for v, a in zip(g.inputs, arrays)}
     run_kernel(kernel, {b.name: by_value.get(v, got) for v, b in zip(p.lowered.params, kernel.entry.buffers)})
     expected = pack(np.asarray(want), y)
-    assert np.abs(got.astype(np.float64) - expected).max() <= BOUNDS[y.dtype.name] * max(1.0, np.abs(expected).max()), knobs
+    assert np.abs(got.astype(np.float64) - expected).max() <= BOUNDS[y.dtype.name] * max(1.0, np.abs(expected).max()), (
+        knobs
+    )
     return kernel
 
 
@@ -124,7 +144,12 @@ def test_interpreted(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [("f16", 2, 3, 16, (11, 9), (7, 7), 2, 3), ("f32", 1, 1, 8, (40,), (5,), 1, 2), ("bf16", 1, 3, 8, (3, 6, 5), (3, 3, 3), 1, 1)]
+    "case",
+    [
+        ("f16", 2, 3, 16, (11, 9), (7, 7), 2, 3),
+        ("f32", 1, 1, 8, (40,), (5,), 1, 2),
+        ("bf16", 1, 3, 8, (3, 6, 5), (3, 3, 3), 1, 1),
+    ],
 )
 def test_first_layers(case: tuple[str, int, int, int, Ints, Ints, int, int]) -> None:
     """Three channels lie in planes: they become chunks of four, the last one 0."""
@@ -144,11 +169,16 @@ def test_rows_of_channels_that_are_padded() -> None:
     assert image(p).row == 56
     kernel = check(g, p, patch.ranked(image(p), H200)[0][1].knobs)
     stores = [x for x in walk_stmts(kernel.entry.body) if isinstance(x, Store) and x.buf.name == "y"]
-    assert {x.lanes > 1 for x in stores} == {True, False}  # vectors where none of their channels is padding, else one element after the other
+    assert {x.lanes > 1 for x in stores} == {
+        True,
+        False,
+    }  # vectors where none of their channels is padding, else one element after the other
 
 
 def test_bank_conflicts_are_counted() -> None:
-    """Eight lanes for four pixels of 32 bytes each: all four such runs of a warp begin in the same bank. Padded pixels lie apart."""
+    """Eight lanes for four pixels of 32 bytes each: all four such runs of a warp begin in the same bank. Padded pixels
+    lie apart.
+    """
     _, p = problem("f16", 1, 1, 1, 16, (56, 64), (7, 7), 1, 3)
     slab = Slab(image(p), (1, 64), 16, 4, 2)
     assert slab._visits(16) == 4 and slab.pitch == 24 and slab.visits == 2
@@ -165,10 +195,25 @@ def test_random_geometries(seed: int) -> None:
         stride, pad, dilation = rng.choice((1, 1, 2, 3)), rng.choice((0, 1, 2)), rng.choice((1, 1, 2))
         if any(h + 2 * pad <= (k - 1) * dilation for h, k in zip(inside, taps)):
             continue
-        channels, outs, groups = rng.choice((1, 2, 4, 8, 12, 16, 24, 40)), rng.choice((2, 3, 4, 8, 12, 16, 20)), rng.choice((1, 2, 3, 5, 8))
+        channels, outs, groups = (
+            rng.choice((1, 2, 4, 8, 12, 16, 24, 40)),
+            rng.choice((2, 3, 4, 8, 12, 16, 20)),
+            rng.choice((1, 2, 3, 5, 8)),
+        )
         if rng.random() < 0.3:
             channels, outs, groups = 1, 1, rng.choice((8, 16, 24, 40))
-        g, p = problem(rng.choice(("f16", "bf16", "f32")), rng.choice((1, 2)), channels, outs, groups, inside, taps, stride, pad, dilation)
+        g, p = problem(
+            rng.choice(("f16", "bf16", "f32")),
+            rng.choice((1, 2)),
+            channels,
+            outs,
+            groups,
+            inside,
+            taps,
+            stride,
+            pad,
+            dilation,
+        )
         read = patch.image_of(p, H200)
         if read is not None:  # loops of one iteration may leave nothing of a group
             found = patch.ranked(read, H200)
@@ -180,7 +225,9 @@ def test_random_geometries(seed: int) -> None:
 def test_which_convolutions() -> None:
     """Groups as ResNeXt has them; depthwise ones; none whose channels lie first."""
     _, narrow = problem("f16", 1, 4, 4, 32, (56, 56), (3, 3), 1, 1)
-    assert image(narrow).fold == 2 and dict(patch.candidates(narrow, H200)[0])["bn"] == 8  # two groups of four fill a vector
+    assert (
+        image(narrow).fold == 2 and dict(patch.candidates(narrow, H200)[0])["bn"] == 8
+    )  # two groups of four fill a vector
     _, depthwise = problem("f16", 1, 1, 1, 64, (56, 56), (31, 31), 1, 15)
     assert image(depthwise).depthwise and patch.candidates(depthwise, H200)
     g = parse("def g(x: f16[1, 32, 9, 9], w: f16[32, 4, 3, 3]):\n    return conv(x, w, group=8)")
@@ -206,7 +253,10 @@ def test_filters_come_before_the_kernel_ahead_has_ended() -> None:
     """Where they are constants and the architecture can begin early; otherwise `overlapped` puts the wait first."""
     _, p = problem("f16", 1, 8, 8, 4, (6, 7), (3, 3), 1, 1)
     knobs = dict(patch.ranked(image(p), H200)[0][1].knobs)
-    names = [[s.name for s in walk_stmts(patch.apply(p, knobs, FACTS[a]).entry.body) if isinstance(s, Eval)] for a in ("sm_80", "sm_90a")]
+    names = [
+        [s.name for s in walk_stmts(patch.apply(p, knobs, FACTS[a]).entry.body) if isinstance(s, Eval)]
+        for a in ("sm_80", "sm_90a")
+    ]
     assert "pdl_wait" not in names[0]
     assert names[1].index("cp_async") < names[1].index("pdl_wait")
 

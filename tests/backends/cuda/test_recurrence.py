@@ -1,4 +1,6 @@
-"""Recurrences in one kernel: interpreted (values, races, barriers of clusters), compiled without spills, and whole recurrent layers."""
+"""Recurrences in one kernel: interpreted (values, races, barriers of clusters), compiled without spills, and whole
+recurrent layers.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,10 @@ def problem(cell: str, steps: int, batch: int, hidden: int, precision: str | Non
     PassManager().run(
         g,
         LEVELS[3],
-        PassContext(TargetFacts(supports_scan_kernel=lambda form: True, lanes=1, channels_last=True, reductions=GPU_SPLIT), precision=precision),
+        PassContext(
+            TargetFacts(supports_scan_kernel=lambda form: True, lanes=1, channels_last=True, reductions=GPU_SPLIT),
+            precision=precision,
+        ),
     )
     (n,) = (n for n in g.nodes() if n.op.name == "recurrence")
     return g, classify([n], lower_recurrence(g, n), g.constants)
@@ -109,7 +114,9 @@ def inputs_of(g: Graph, p: Problem) -> tuple[dict[str, Array], Array]:
     n = p.anchor
     assert n is not None
     arrays = {
-        v: g.constants[v] if v in g.constants else rng.uniform(-1, 1, v.type.shape).astype(v.type.dtype.numpy) for v in n.inputs if v is not None
+        v: g.constants[v] if v in g.constants else rng.uniform(-1, 1, v.type.shape).astype(v.type.dtype.numpy)
+        for v in n.inputs
+        if v is not None
     }
     sub = Graph("whole")
     values = {v: sub.add_input(v.name, v.type) for v in arrays}
@@ -151,7 +158,11 @@ CASES = [
 def test_the_steps(cell: str, plan: Plan, batch: int, hidden: int, precision: str | None) -> None:
     made = check(cell, plan, batch, hidden, precision)
     launch = launch_of(made)
-    assert (launch.cluster, launch.block[0], launch.grid[0]) == (plan.blocks, 32 * plan.warps, -(-batch // plan.rows) * plan.blocks)
+    assert (launch.cluster, launch.block[0], launch.grid[0]) == (
+        plan.blocks,
+        32 * plan.warps,
+        -(-batch // plan.rows) * plan.blocks,
+    )
 
 
 def test_the_naive_kernel() -> None:
@@ -171,8 +182,18 @@ BUGS = {
 
 
 SENDING_BUGS = {
-    "nobody waits for the vector": ("mbar_wait(addr(bars[(t + 1) % 2]), t // 2 % 2)", "syncwarp()", 0, "race|in flight"),
-    "too few bytes": ("mbar_expect(addr(bars[(t + 1) % 2]), 64)", "mbar_expect(addr(bars[(t + 1) % 2]), 60)", 0, "deadlock|in flight"),
+    "nobody waits for the vector": (
+        "mbar_wait(addr(bars[(t + 1) % 2]), t // 2 % 2)",
+        "syncwarp()",
+        0,
+        "race|in flight",
+    ),
+    "too few bytes": (
+        "mbar_expect(addr(bars[(t + 1) % 2]), 64)",
+        "mbar_expect(addr(bars[(t + 1) % 2]), 60)",
+        0,
+        "deadlock|in flight",
+    ),
     "an mbarrier is not armed again": ("mbar_expect(addr(bars[(t + 1) % 2]), 64)", "syncwarp()", 0, "deadlock"),
     "the other phase": ("t // 2 % 2", "(t // 2 + 1) % 2", 0, "race|in flight|deadlock"),
     "the next sums come early": ("syncwarp()", "pdl_launch()", 1, "race"),
@@ -192,7 +213,7 @@ def test_planted_bugs(bug: str, sends: int) -> None:
         run_kernel(parse_kernel(old.join(parts[: which + 1]) + new + old.join(parts[which + 1 :])), args)
 
 
-# --- which plans there are ------------------------------------------------------------------------------------------------------------
+# --- which plans there are --------------------------------------------------------------------------------------------
 
 
 def first(cell: str, hidden: int, batch: int = 1, arch: str = "sm_90a", precision: str | None = None) -> Plan | None:
@@ -221,7 +242,8 @@ def test_rows_of_a_batch_have_clusters_of_their_own_while_there_are_multiprocess
 
 
 CORNERS = [
-    ("lstm", 256, 1, None), ("lstm", 384, 1, None), ("lstm", 512, 1, "float16"), ("lstm", 350, 2, None), ("lstm", 96, 1, None), ("gru", 384, 3, None),
+    ("lstm", 256, 1, None), ("lstm", 384, 1, None), ("lstm", 512, 1, "float16"), ("lstm", 350, 2, None),
+    ("lstm", 96, 1, None), ("gru", 384, 3, None),
     ("reset_first", 384, 1, None), ("rnn", 640, 8, None), ("lstm", 96, 1, "float16"), ("gru", 100, 1, None),
 ]  # fmt: skip
 
@@ -241,16 +263,25 @@ def test_kernels_compile_without_spills(arch: str) -> None:
         assert c.registers * launch_of(made[symbol]).block[0] <= target.registers
 
 
-# --- whole layers ---------------------------------------------------------------------------------------------------------------------
+# --- whole layers -----------------------------------------------------------------------------------------------------
 
 
-def layer(kind: str, steps: int, batch: int, hidden: int, lengths: bool = False, peephole: bool = False, **attrs: Any) -> onnx.ModelProto:
+def layer(
+    kind: str, steps: int, batch: int, hidden: int, lengths: bool = False, peephole: bool = False, **attrs: Any
+) -> onnx.ModelProto:
     rng = np.random.default_rng(0)
     gates, width = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind], 6
     directions = 2 if attrs.get("direction") == "bidirectional" else 1
-    sizes = {"W": (directions, gates * hidden, width), "R": (directions, gates * hidden, hidden), "B": (directions, 2 * gates * hidden)}
+    sizes = {
+        "W": (directions, gates * hidden, width),
+        "R": (directions, gates * hidden, hidden),
+        "B": (directions, 2 * gates * hidden),
+    }
     sizes |= {"P": (directions, 3 * hidden)} if peephole else {}
-    weights = [numpy_helper.from_array((rng.standard_normal(s) / np.sqrt(hidden)).astype(np.float32), name) for name, s in sizes.items()]
+    weights = [
+        numpy_helper.from_array((rng.standard_normal(s) / np.sqrt(hidden)).astype(np.float32), name)
+        for name, s in sizes.items()
+    ]
     given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [steps, batch, width])]
     given += [helper.make_tensor_value_info("lengths", TensorProto.INT32, [batch])] if lengths else []
     given += [helper.make_tensor_value_info("h", TensorProto.FLOAT, [directions, batch, hidden])]
@@ -258,7 +289,11 @@ def layer(kind: str, steps: int, batch: int, hidden: int, lengths: bool = False,
     made = ["y", "last", *(["cell"] if kind == "LSTM" else [])]
     node = helper.make_node(kind, names, made, hidden_size=hidden, **attrs)
     outs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in made]
-    return helper.make_model(helper.make_graph([node], "layer", given, outs, weights), opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    return helper.make_model(
+        helper.make_graph([node], "layer", given, outs, weights),
+        opset_imports=[helper.make_opsetid("", 18)],
+        ir_version=9,
+    )
 
 
 @pytest.mark.parametrize(
@@ -276,12 +311,19 @@ def test_layers(kind: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(device_driver, "cuda_machine", lambda target, threads=None: interpreted_machine())
     m = layer(kind, 6, 3, 11, **options)
     rng = np.random.default_rng(1)
-    x = {"x": rng.standard_normal((6, 3, 6)), "h": rng.standard_normal((2 if options.get("direction") == "bidirectional" else 1, 3, 11))}
-    given = {k: v.astype(np.float32) for k, v in x.items()} | ({"lengths": np.array([6, 1, 4], np.int32)} if options.get("lengths") else {})
+    x = {
+        "x": rng.standard_normal((6, 3, 6)),
+        "h": rng.standard_normal((2 if options.get("direction") == "bidirectional" else 1, 3, 11)),
+    }
+    given = {k: v.astype(np.float32) for k, v in x.items()} | (
+        {"lengths": np.array([6, 1, 4], np.int32)} if options.get("lengths") else {}
+    )
     want = onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, given)
     f = dnnc.compile(m, target="cuda", cache=False, verify="kernels")
     got = f(**given)
-    assert sum("recurrence" in str(k.choice) for k in f.report.programs[-1].kernels) == (2 if options.get("direction") == "bidirectional" else 1)
+    assert sum("recurrence" in str(k.choice) for k in f.report.programs[-1].kernels) == (
+        2 if options.get("direction") == "bidirectional" else 1
+    )
     for a, b in zip(want, got):
         assert np.allclose(a, b, atol=2e-6)
 
@@ -293,7 +335,10 @@ def test_layers_on_a_device(kind: str, hidden: int, sends: int, monkeypatch: pyt
     monkeypatch.setattr(recurrence, "SENDING", 1 - 1000 * sends)
     m = layer(kind, 50, 3, hidden)
     rng = np.random.default_rng(2)
-    given = {"x": rng.standard_normal((50, 3, 6)).astype(np.float32), "h": rng.standard_normal((1, 3, hidden)).astype(np.float32)}
+    given = {
+        "x": rng.standard_normal((50, 3, 6)).astype(np.float32),
+        "h": rng.standard_normal((1, 3, hidden)).astype(np.float32),
+    }
     want = onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, given)
     f = dnnc.compile(m, target="cuda", cache=False, verify="kernels")
     assert any("recurrence" in str(k.choice) for k in f.report.programs[-1].kernels)
@@ -303,8 +348,12 @@ def test_layers_on_a_device(kind: str, hidden: int, sends: int, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("precision", "form"), [(None, ""), ("float16", "f16"), ("bfloat16", "bf16")])
-def test_states_that_are_rounded_for_products(precision: str | None, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state between two numbers of 16 bits goes the one way or the other by how its sum was ordered; the gate's bound knows of it."""
+def test_states_that_are_rounded_for_products(
+    precision: str | None, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state between two numbers of 16 bits goes the one way or the other by how its sum was ordered; the gate's bound
+    knows of it.
+    """
     asked: list[str] = []
 
     def spy(dtype: Any, k: int, reference: Any, operands: str = "") -> float:

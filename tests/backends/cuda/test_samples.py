@@ -20,7 +20,11 @@ from dnnc.passes.pipelines import compile_program
 from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.passes.rewrites.decompose import decompose
 
-ON_DEVICE = {f: [op for op in ops if op.host is None and "host" not in op.traits] for f, ops in FAMILIES.items() if f != "control"}
+ON_DEVICE = {
+    f: [op for op in ops if op.host is None and "host" not in op.traits]
+    for f, ops in FAMILIES.items()
+    if f != "control"
+}
 WITH_KERNELS = [f for f, ops in ON_DEVICE.items() if any(op.samples for op in ops)]
 
 
@@ -35,10 +39,14 @@ def graph_of(op: OpDef, s: Sample) -> Graph:
 def lowered(op: OpDef, s: Sample) -> list[Kernel]:
     g = graph_of(op, s)
     decompose(g, PassContext())
-    return [lower(g, x.nodes, x.output, None).kernel for x in plan_fusion(g).groups if x.kind not in ("control", "host")]
+    return [
+        lower(g, x.nodes, x.output, None).kernel for x in plan_fusion(g).groups if x.kind not in ("control", "host")
+    ]
 
 
-@pytest.mark.parametrize("family", [f if k % 6 == 1 else pytest.param(f, marks=pytest.mark.slow) for k, f in enumerate(WITH_KERNELS)])
+@pytest.mark.parametrize(
+    "family", [f if k % 6 == 1 else pytest.param(f, marks=pytest.mark.slow) for k, f in enumerate(WITH_KERNELS)]
+)
 def test_lowered_kernels_print(family: str) -> None:
     for op in ON_DEVICE[family]:
         for s in op.samples:

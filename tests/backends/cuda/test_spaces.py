@@ -1,4 +1,6 @@
-"""The spaces of the GPU's schedules: any choice of any problem verifies and, interpreted, leaves in memory what the naive nest does."""
+"""The spaces of the GPU's schedules: any choice of any problem verifies and, interpreted, leaves in memory what the
+naive nest does.
+"""
 
 from __future__ import annotations
 
@@ -46,19 +48,27 @@ def product(m: int, k: int, n: int, t: str, end: str = "{}") -> str:
 # problem -> (graph, templates of its space)
 PROBLEMS = {
     "half": (product(70, 64, 72, "f16", "relu(add({}, c))"), {"wgmma", "mma", "reduce", "threads"}),
-    "bf16 batches": ("def g(x: bf16[2, 40, 48], w: bf16[2, 48, 64]):\n    return matmul(x, w)", {"wgmma", "mma", "reduce", "threads"}),
+    "bf16 batches": ("def g(x: bf16[2, 40, 48], w: bf16[2, 48, 64]):\n    return matmul(x, w)",
+    {"wgmma", "mma", "reduce", "threads"}),
     "long sum": (product(20, 384, 24, "f16"), {"wgmma", "mma", "reduce", "threads"}),
     "single": (product(37, 80, 41, "f32", "relu(add({}, c))"), {"tf32", "simt", "reduce", "threads"}),
     "double": (product(20, 48, 24, "f64"), {"simt", "reduce", "threads"}),
-    "image": ("def g(x: f32[1, 8, 7, 9], w: f32[16, 8, 3, 3]):\n    return conv(x, w, pads=(1, 1, 1, 1))", {"tf32", "simt", "reduce", "threads"}),
+    "image": ("def g(x: f32[1, 8, 7, 9], w: f32[16, 8, 3, 3]):\n    return conv(x, w, pads=(1, 1, 1, 1))",
+    {"tf32", "simt", "reduce", "threads"}),
     "few rows": (product(2, 256, 200, "f16"), {"gemv", "reduce", "threads"}),
-    "few rows turned": ("def g(x: f32[1, 300], w: f32[90, 300]):\n    return matmul(x, transpose(w, perm=(1, 0)))", {"gemv", "map", "reduce", "threads"}),
-    "norm": ("def g(x: f32[2, 256], *, s: f32[256], w: f32[256, 96]):\n    return matmul(layer_norm(x, s), w)", {"gemv_norm", "reduce", "threads"}),
-    "attention half": ("def g(q: f16[1, 40, 32], k: f16[1, 70, 32], v: f16[1, 70, 32]):\n    return attention(q, k, v, scale=0.3)", {"attention", "threads"}),
-    "attention single": ("def g(q: f32[1, 20, 16], k: f32[1, 50, 16], v: f32[1, 50, 16]):\n    return attention(q, k, v)", {"attention", "threads"}),
-    "depthwise": (f'def g(x: f16[2, 16, 7, 9] {LAST}, w: f16[16, 1, 3, 3] @ "1 2 3 0"):\n    y: f16[2, 16, 7, 9] {LAST} = '
+    "few rows turned": ("def g(x: f32[1, 300], w: f32[90, 300]):\n    return matmul(x, transpose(w, perm=(1, 0)))",
+    {"gemv", "map", "reduce", "threads"}),
+    "norm": ("def g(x: f32[2, 256], *, s: f32[256], w: f32[256, 96]):\n    return matmul(layer_norm(x, s), w)",
+    {"gemv_norm", "reduce", "threads"}),
+    "attention half": ("def g(q: f16[1, 40, 32], k: f16[1, 70, 32], v: f16[1, 70, 32]):\n    return attention(q, k, v, "
+                       "scale=0.3)", {"attention", "threads"}),
+    "attention single": ("def g(q: f32[1, 20, 16], k: f32[1, 50, 16], v: f32[1, 50, 16]):\n    return attention(q, k, "
+                         "v)", {"attention", "threads"}),
+    "depthwise": (f'def g(x: f16[2, 16, 7, 9] {LAST}, w: f16[16, 1, 3, 3] @ "1 2 3 0"):\n    y: f16[2, 16, 7, 9] '
+                  f'{LAST} = '
                   "conv(x, w, group=16, pads=(1, 1, 1, 1))\n    return y", {"patch", "window", "threads"}),
-    "pool": (f"def g(x: f32[2, 8, 9, 9] {LAST}):\n    y: f32[2, 8, 4, 4] {LAST} = max_pool(x, kernel=(3, 3), strides=(2, 2))\n    return y",
+    "pool": (f"def g(x: f32[2, 8, 9, 9] {LAST}):\n    y: f32[2, 8, 4, 4] {LAST} = max_pool(x, kernel=(3, 3), "
+             "strides=(2, 2))\n    return y",
              {"window", "reduce", "threads"}),
     "softmax": ("def g(x: f16[6, 300]):\n    return softmax(x)", {"reduce", "threads"}),
     "columns": ("def g(x: f32[60, 40]):\n    return reduce_sum(x, axes=(0,))", {"reduce", "threads"}),
@@ -100,7 +110,9 @@ def test_any_choice_means_the_same(name: str) -> None:
         assert refused <= DRAWS // 2
 
 
-@pytest.mark.parametrize("name", ["half", "single", "few rows", "norm", "attention half", "softmax", "depthwise", "scan"])
+@pytest.mark.parametrize(
+    "name", ["half", "single", "few rows", "norm", "attention half", "softmax", "depthwise", "scan"]
+)
 def test_strict_choices_compute_the_same_bits(name: str) -> None:
     offered = templates(FACTS[H200], strict=True)
     by_name = {t.name: t for t in offered}
@@ -115,15 +127,26 @@ def test_strict_choices_compute_the_same_bits(name: str) -> None:
 
 
 def test_older_architectures_have_no_clusters() -> None:
-    for text, knob in ((product(64, 512, 96, "f32"), "split"), (product(64, 512, 96, "f16"), "split"), (DECODING, "parts")):
-        values = {arch: {dict(c.knobs).get(knob, 1) for _, every in spaces(text, arch) for c in every} for arch in ("sm_80", H200)}
+    for text, knob in (
+        (product(64, 512, 96, "f32"), "split"),
+        (product(64, 512, 96, "f16"), "split"),
+        (DECODING, "parts"),
+    ):
+        values = {
+            arch: {dict(c.knobs).get(knob, 1) for _, every in spaces(text, arch) for c in every}
+            for arch in ("sm_80", H200)
+        }
         assert values["sm_80"] == {1} < values[H200]
 
 
 def test_every_plan_of_a_recurrence_verifies() -> None:
     g = graph_of(RECURRENCE)
     PassManager().run(
-        g, LEVELS[3], PassContext(TargetFacts(supports_scan_kernel=lambda form: True, lanes=1, channels_last=True, reductions=GPU_SPLIT))
+        g,
+        LEVELS[3],
+        PassContext(
+            TargetFacts(supports_scan_kernel=lambda form: True, lanes=1, channels_last=True, reductions=GPU_SPLIT)
+        ),
     )
     (n,) = (n for n in g.nodes() if n.op.name == "recurrence")
     p = classify([n], lower_recurrence(g, n), g.constants)
@@ -136,14 +159,21 @@ def test_every_plan_of_a_recurrence_verifies() -> None:
 
 @pytest.mark.parametrize(
     "name, template, knobs",
-    [("few rows", "gemv", {"flight": 8}), ("norm", "gemv_norm", {"flight": 8}), ("softmax", "reduce", {"keep": 192, "ahead": 64})],
+    [
+        ("few rows", "gemv", {"flight": 8}),
+        ("norm", "gemv_norm", {"flight": 8}),
+        ("softmax", "reduce", {"keep": 192, "ahead": 64}),
+    ],
 )
 def test_knobs_that_are_not_set_have_their_old_meaning(name: str, template: str, knobs: dict[str, int]) -> None:
     """And other values of theirs mean something else."""
     (t,) = (t for t in templates(FACTS[H200]) if t.name == template)
     p = next(p for p in problems(PROBLEMS[name][0]) if t.candidates(p))
     first = t.candidates(p)[0]
-    usual, same, other = (show_kernel(t.apply(p, dict(k))) for k in (first, varied(first, **knobs), varied(first, **{k: 1 for k in knobs})))
+    usual, same, other = (
+        show_kernel(t.apply(p, dict(k)))
+        for k in (first, varied(first, **knobs), varied(first, **{k: 1 for k in knobs}))
+    )
     assert usual == same != other
 
 

@@ -42,7 +42,9 @@ def test_every_size(other: str, n: int) -> None:
     x, s = rng.standard_normal(n).astype(np.float32), np.float32([0.5])
     z = rng.integers(-5, 5, n).astype({"f32": np.float32, "i8": np.int8, "f64": np.float64}[other])
     y = np.full(n, np.nan, np.float32)
-    run_kernel(kernel, {"N": np.int64(n), **dict(zip([b.name for b in kernel.entry.buffers], (x, s, z, y), strict=True))})
+    run_kernel(
+        kernel, {"N": np.int64(n), **dict(zip([b.name for b in kernel.entry.buffers], (x, s, z, y), strict=True))}
+    )
     np.testing.assert_allclose(y, np.tanh(x) * s + z.astype(np.float32), rtol=1e-6, atol=1e-6)
 
 
@@ -50,7 +52,9 @@ def test_a_grid_of_one_size_fills_the_device() -> None:
     kernel = scheduled(problem())
     assert launch_of(kernel).grid == (132 * 8, 1, 1) and launch_of(kernel).block == (256, 1, 1)
     text = emit_kernel(kernel, "k", GpuTarget())
-    assert "k(i64 N, const f32*" in text and text.count("ld<4, 4>(") == 2 and text.count("st<4>(") == 1  # 16 bytes at a time
+    assert (
+        "k(i64 N, const f32*" in text and text.count("ld<4, 4>(") == 2 and text.count("st<4>(") == 1
+    )  # 16 bytes at a time
 
 
 def test_other_schedules_need_sizes() -> None:

@@ -11,8 +11,10 @@ from dnnc.backends.cuda.target import FACTS, GpuTarget, from_properties, parse_t
 from dnnc.ir.errors import TargetError
 
 H100 = {
-    "name": b"NVIDIA H100 PCIe", "major": 9, "minor": 0, "multiProcessorCount": 114, "sharedMemPerBlock": 49152, "sharedMemPerBlockOptin": 232448,
-    "sharedMemPerMultiprocessor": 233472, "regsPerMultiprocessor": 65536, "maxThreadsPerBlock": 1024, "maxThreadsPerMultiProcessor": 2048,
+    "name": b"NVIDIA H100 PCIe", "major": 9, "minor": 0, "multiProcessorCount": 114, "sharedMemPerBlock": 49152,
+    "sharedMemPerBlockOptin": 232448,
+    "sharedMemPerMultiprocessor": 233472, "regsPerMultiprocessor": 65536, "maxThreadsPerBlock": 1024,
+    "maxThreadsPerMultiProcessor": 2048,
     "l2CacheSize": 50 << 20, "memoryClockRate": 1593000, "memoryBusWidth": 5120,
 }  # fmt: skip
 
@@ -49,7 +51,13 @@ def test_a_named_architecture_needs_no_device(machine: Any) -> None:
 def test_a_device_is_asked(machine: Any) -> None:
     machine(Runtime(H100, {**H100, "multiProcessorCount": 7}))
     device, gpu = parse_target("cuda:1")
-    assert device == 1 and gpu.sms == 7 and gpu.arch == "sm_90a" and gpu.name == "NVIDIA H100 PCIe" and gpu.l2_bytes == 50 << 20
+    assert (
+        device == 1
+        and gpu.sms == 7
+        and gpu.arch == "sm_90a"
+        and gpu.name == "NVIDIA H100 PCIe"
+        and gpu.l2_bytes == 50 << 20
+    )
     assert gpu.bandwidth == pytest.approx(1835, rel=0.01)
     assert parse_target("cuda -arch=sm_90a")[1].sms == 114  # of the architecture asked for: its own facts
     assert parse_target("cuda -arch=sm_80")[1] == FACTS["sm_80"]
@@ -68,7 +76,12 @@ def test_the_default_is_a_hopper() -> None:
 
 def test_a_newer_device_takes_the_nearest_older_facts() -> None:
     gpu = from_properties({"name": "NVIDIA X", "major": 10, "minor": 3, "multiProcessorCount": 160})
-    assert gpu.arch == "sm_103" and gpu.sms == 160 and gpu.l2_bytes == FACTS["sm_100"].l2_bytes and gpu.bandwidth == FACTS["sm_100"].bandwidth
+    assert (
+        gpu.arch == "sm_103"
+        and gpu.sms == 160
+        and gpu.l2_bytes == FACTS["sm_100"].l2_bytes
+        and gpu.bandwidth == FACTS["sm_100"].bandwidth
+    )
 
 
 ERRORS = [

@@ -1,4 +1,6 @@
-"""Every operation on every type: the interpreter takes these kernels, and on a device their CUDA gives the interpreter's results."""
+"""Every operation on every type: the interpreter takes these kernels, and on a device their CUDA gives the
+interpreter's results.
+"""
 
 from __future__ import annotations
 

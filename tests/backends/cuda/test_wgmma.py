@@ -1,4 +1,6 @@
-"""Matrix products on Hopper's tensor cores: the kernels interpreted on small shapes, planted bugs found, compiled for sm_90a without spills."""
+"""Matrix products on Hopper's tensor cores: the kernels interpreted on small shapes, planted bugs found, compiled for
+sm_90a without spills.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def run(kernel: Kernel, dtype: DType = f16, kn: bool = False) -> float:
     """Interpret the kernel on drawn operands; the largest error, relative to the largest element."""
     rng = np.random.default_rng(0)
     shapes = {b.name: tuple(int(d.value) for d in b.shape) for b in kernel.entry.buffers}  # type: ignore[attr-defined]
-    args = {name: rng.standard_normal(s).astype(np.float32 if name == "bias" else dtype.numpy) for name, s in shapes.items()}
+    args = {
+        name: rng.standard_normal(s).astype(np.float32 if name == "bias" else dtype.numpy) for name, s in shapes.items()
+    }
     args["c"] = np.full(shapes["c"], np.nan).astype(dtype.numpy)
     run_kernel(kernel, args)
     a, b = args["a"].astype(np.float64), args["b"].astype(np.float64)
@@ -64,7 +68,9 @@ def run(kernel: Kernel, dtype: DType = f16, kn: bool = False) -> float:
         (24, 64, 72, Tiling(64, 64, 2, 8, 2), f16, False, 2),
         (40, 72, 256, Tiling(64, 64, 2, 8, 132, 2), f16, True, 1),  # two blocks share a tile's sum
         pytest.param(100, 72, 256, Tiling(128, 64, 2, 8, 132, 2), bf16, False, 2, marks=pytest.mark.slow),
-        pytest.param(192, 392, 72, Tiling(128, 192, 2, 8, 1), bf16, True, 1, marks=pytest.mark.slow),  # an odd number of stores a tile
+        pytest.param(
+            192, 392, 72, Tiling(128, 192, 2, 8, 1), bf16, True, 1, marks=pytest.mark.slow
+        ),  # an odd number of stores a tile
         pytest.param(136, 264, 136, Tiling(128, 256, 4, 8, 2), f16, False, 1, marks=pytest.mark.slow),
         pytest.param(320, 64, 64, Tiling(64, 64, 2, 4, 3), f16, True, 2, marks=pytest.mark.slow),
     ],
@@ -81,36 +87,89 @@ def test_an_element_more_is_not_stored() -> None:
     kernel = gemm(24, 72, 64, Tiling(64, 128, 2, 8, 2))
     c = np.full(24 * 72 + 100, 7, np.float16)
     rng = np.random.default_rng(0)
-    args = {"a": rng.standard_normal((24, 64)).astype(np.float16), "b": rng.standard_normal((72, 64)).astype(np.float16)}
+    args = {
+        "a": rng.standard_normal((24, 64)).astype(np.float16),
+        "b": rng.standard_normal((72, 64)).astype(np.float16),
+    }
     run_kernel(kernel, {**args, "bias": np.zeros(72, np.float32), "c": c})
     assert (c[24 * 72 :] == 7).all() and not (c[: 24 * 72] == 7).all()
 
 
-# --- planted bugs -------------------------------------------------------------------------------------------------------------
+# --- planted bugs -----------------------------------------------------------------------------------------------------
 
 # (what is replaced, by what, which occurrence, what is said)
 BUGS = {
     "consumers do not wait": ("mbar_wait(addr(full[s]), parity)", "syncwarp()", 0, "race|in flight|nobody has written"),
-    "the producer does not wait": ("mbar_wait(addr(empty[s_1]), -parity_1 + 1)", "syncwarp()", 0, "in flight|asynchronously|race|deadlock"),
-    "a stage is released before its product is complete": ("wgmma_wait(1)", "wgmma_wait(2)", 0, "race: thread 128 writes s[ab]|asynchronously"),
-    "nobody waits for the sums": ("wgmma_wait(0, addr(acc[0:+32]))", "wgmma_wait(0)", 0, "acc is touched before wgmma_wait"),
+    "the producer does not wait": (
+        "mbar_wait(addr(empty[s_1]), -parity_1 + 1)",
+        "syncwarp()",
+        0,
+        "in flight|asynchronously|race|deadlock",
+    ),
+    "a stage is released before its product is complete": (
+        "wgmma_wait(1)",
+        "wgmma_wait(2)",
+        0,
+        "race: thread 128 writes s[ab]|asynchronously",
+    ),
+    "nobody waits for the sums": (
+        "wgmma_wait(0, addr(acc[0:+32]))",
+        "wgmma_wait(0)",
+        0,
+        "acc is touched before wgmma_wait",
+    ),
     "registers are not fenced": ("wgmma_fence()", "syncwarp()", 0, r"wgmma_fence\(\) is missing"),
-    "the engine may see old shared memory": ("fence_async()", "syncwarp()", 0, r"tma_store reads out.* without fence_async\(\)"),
-    "the store starts too early": ("named_barrier(w + 1, 128)", "syncwarp()", 1, "race|nobody has written|without fence_async"),
-    "a store buffer is filled while it is read": ("bulk_wait_read(1)", "bulk_wait_read(3)", 0, "still read asynchronously"),
-    "not all know that the buffer is free": ("named_barrier(w + 1, 128)", "syncwarp()", 0, "race|still read asynchronously"),
-    "too few bytes": ("mbar_expect(addr(full[s_1]), 16384)", "mbar_expect(addr(full[s_1]), 8192)", 0, "8192 bytes more than mbar_expect"),
+    "the engine may see old shared memory": (
+        "fence_async()",
+        "syncwarp()",
+        0,
+        r"tma_store reads out.* without fence_async\(\)",
+    ),
+    "the store starts too early": (
+        "named_barrier(w + 1, 128)",
+        "syncwarp()",
+        1,
+        "race|nobody has written|without fence_async",
+    ),
+    "a store buffer is filled while it is read": (
+        "bulk_wait_read(1)",
+        "bulk_wait_read(3)",
+        0,
+        "still read asynchronously",
+    ),
+    "not all know that the buffer is free": (
+        "named_barrier(w + 1, 128)",
+        "syncwarp()",
+        0,
+        "race|still read asynchronously",
+    ),
+    "too few bytes": (
+        "mbar_expect(addr(full[s_1]), 16384)",
+        "mbar_expect(addr(full[s_1]), 8192)",
+        0,
+        "8192 bytes more than mbar_expect",
+    ),
     "too many bytes": ("mbar_expect(addr(full[s_1]), 16384)", "mbar_expect(addr(full[s_1]), 16400)", 0, "deadlock"),
     "the engine does not know the mbarriers": ("mbar_fence()", "syncwarp()", 0, r"mbar_fence\(\) is missing"),
     "mbarriers are used before they are made": ("barrier()", "syncwarp()", 0, "race|never initialised"),
-    "a part of a warp group": ("wgmma_commit()", "if lane < 16:\n                                wgmma_commit()", 0, "part of a warp group"),
+    "a part of a warp group": (
+        "wgmma_commit()",
+        "if lane < 16:\n                                wgmma_commit()",
+        0,
+        "part of a warp group",
+    ),
 }
 
 
 SPLIT_BUGS = {
     "sums are read before they are there": ("cluster_barrier()", "barrier()", 0, "race|nobody has written"),
     "a block ends while its sums are read": ("cluster_barrier()", "barrier()", 1, "after the last peer"),
-    "a part of the cluster": ("cluster_barrier()", "if part < 1:\n                    cluster_barrier()", 0, "a part of the threads"),
+    "a part of the cluster": (
+        "cluster_barrier()",
+        "if part < 1:\n                    cluster_barrier()",
+        0,
+        "a part of the threads",
+    ),
 }
 
 
@@ -136,7 +195,7 @@ def test_planted_bugs(bug: str) -> None:
         run(parse_kernel("\n".join(lines)))
 
 
-# --- from a lowered group -----------------------------------------------------------------------------------------------------
+# --- from a lowered group ---------------------------------------------------------------------------------------------
 
 
 def problem_of(text: str, inplace: str = "") -> Problem:
@@ -168,7 +227,10 @@ def check(problem: Problem, t: str, **knobs: int) -> None:
     made = dict(wgmma.candidates(problem, H200)[0]) | {"bm": 64, "bn": 64, "stages": 2, "split": 1} | knobs
     kernel = verify_kernel(wgmma.apply(problem, made, GpuTarget(sms=2)))
     rng = np.random.default_rng(0)
-    args = {b.name: rng.standard_normal([int(d.value) for d in b.shape]).astype(b.dtype.numpy) for b in problem.kernel.entry.buffers}  # type: ignore[attr-defined]
+    args = {
+        b.name: rng.standard_normal([int(d.value) for d in b.shape]).astype(b.dtype.numpy)
+        for b in problem.kernel.entry.buffers
+    }  # type: ignore[attr-defined]
     found, want = ({name: v.copy() for name, v in args.items()} for _ in range(2))
     run_kernel(problem.kernel, want)
     run_kernel(kernel, found)
@@ -179,7 +241,11 @@ def check(problem: Problem, t: str, **knobs: int) -> None:
 
 @pytest.mark.parametrize(
     "x, w, t, act",
-    [((2, 16, 72), (72, 72), "f16", "relu"), ((40, 64), (64, 80), "bf16", "tanh"), ((2, 24, 64), (2, 64, 64), "f16", "sigmoid")],
+    [
+        ((2, 16, 72), (72, 72), "f16", "relu"),
+        ((40, 64), (64, 80), "bf16", "tanh"),
+        ((2, 24, 64), (2, 64, 64), "f16", "sigmoid"),
+    ],
 )
 def test_layers(x: tuple[int, ...], w: tuple[int, ...], t: str, act: str) -> None:
     check(problem_of(layer(x, w, t, act)), t)
@@ -194,7 +260,11 @@ def scores(q: f16[2, 32, 64], k: f16[2, 40, 64]):
 """
     p = problem_of(text)
     product = wgmma.product_of(p)
-    assert product is not None and not product.b_rows_are_k and (product.batch, product.m, product.n, product.k) == (2, 32, 40, 64)
+    assert (
+        product is not None
+        and not product.b_rows_are_k
+        and (product.batch, product.m, product.n, product.k) == (2, 32, 40, 64)
+    )
     check(p, "f16")
 
 
@@ -205,12 +275,20 @@ def test_a_sum_is_updated_in_place() -> None:
     product = wgmma.product_of(p)
     assert product is not None and product.beside == (product.c,)
     rng = np.random.default_rng(0)
-    args = {b.name: rng.standard_normal([int(d.value) for d in b.shape]).astype(b.dtype.numpy) for b in p.kernel.entry.buffers}  # type: ignore[attr-defined]
+    args = {
+        b.name: rng.standard_normal([int(d.value) for d in b.shape]).astype(b.dtype.numpy)
+        for b in p.kernel.entry.buffers
+    }  # type: ignore[attr-defined]
     found, want = ({name: v.copy() for name, v in args.items()} for _ in range(2))
     run_kernel(p.kernel, want)
-    run_kernel(verify_kernel(wgmma.apply(p, {"bm": 64, "bn": 64, "stages": 2, "group": 8, "split": 1}, GpuTarget(sms=2))), found)
+    run_kernel(
+        verify_kernel(wgmma.apply(p, {"bm": 64, "bn": 64, "stages": 2, "group": 8, "split": 1}, GpuTarget(sms=2))),
+        found,
+    )
     assert not (want[product.c.name] == args[product.c.name]).all()
-    np.testing.assert_allclose(found[product.c.name].astype(np.float64), want[product.c.name].astype(np.float64), atol=0.05)
+    np.testing.assert_allclose(
+        found[product.c.name].astype(np.float64), want[product.c.name].astype(np.float64), atol=0.05
+    )
 
 
 CONV = """
@@ -231,7 +309,11 @@ def conv(n: int, c: int, h: int, o: int, k: int, s: int = 1, p: int = 0, d: int 
     "text, windowed, split",
     [
         (conv(2, 64, 6, 72, 3, p=1), True, 1),
-        (conv(1, 72, 9, 64, 3, s=2, p=1), True, 2),  # channels that do not fill a row of 128 bytes, and steps shared by two blocks
+        (
+            conv(1, 72, 9, 64, 3, s=2, p=1),
+            True,
+            2,
+        ),  # channels that do not fill a row of 128 bytes, and steps shared by two blocks
         (conv(1, 64, 8, 64, 3, p=2, d=2, t="bf16"), True, 1),
         (conv(2, 64, 6, 64, 1, s=2), True, 1),
         (conv(2, 64, 6, 64, 1), False, 1),  # a matrix product
@@ -246,7 +328,15 @@ def test_convolutions(text: str, windowed: bool, split: int) -> None:
 
 
 def image_conv(
-    n: int, c: int, inside: Sequence[int], o: int, taps: Sequence[int], s: int = 1, pads: Sequence[int] = (), d: int = 1, block: int = 1
+    n: int,
+    c: int,
+    inside: Sequence[int],
+    o: int,
+    taps: Sequence[int],
+    s: int = 1,
+    pads: Sequence[int] = (),
+    d: int = 1,
+    block: int = 1,
 ) -> str:
     """With 1 to 3 axes, padded by as much on both sides. `block`: input channels lie in rows of whole blocks."""
     rank = len(inside)
@@ -254,7 +344,10 @@ def image_conv(
     out = [(h + 2 * p - d * (k - 1) - 1) // s + 1 for h, k, p in zip(inside, taps, pads)]
     rows = f'@ "0 {" ".join(str(k) for k in range(2, rank + 2))} 1"'
     filled = rows if block == 1 else rows.replace(' 1"', f' 1/{block} 1%{block}"')
-    x, w, y = (f"f16[{', '.join(map(str, v))}] {lay}" for v, lay in (((n, c, *inside), filled), ((o, c, *taps), filled), ((n, o, *out), rows)))
+    x, w, y = (
+        f"f16[{', '.join(map(str, v))}] {lay}"
+        for v, lay in (((n, c, *inside), filled), ((o, c, *taps), filled), ((n, o, *out), rows))
+    )
     attrs = f"strides={(s,) * rank}, pads={(*pads, *pads)}, dilations={(d,) * rank}"
     return f"def f(x: {x}, w: {w}, b: f16[{o}]):\n    h: {y} = conv(x, w, b, {attrs})\n    y: {y} = relu(h)\n    return y\n"
 
@@ -290,7 +383,9 @@ def test_filters_that_reach_too_far() -> None:
 
 
 def test_what_is_added_is_fetched_before_it_is_needed() -> None:
-    kernel = wgmma.apply(problem_of(conv(2, 64, 9, 136, 1)), {"bm": 128, "bn": 128, "stages": 2, "group": 8, "split": 1}, H200)
+    kernel = wgmma.apply(
+        problem_of(conv(2, 64, 9, 136, 1)), {"bm": 128, "bn": 128, "stages": 2, "group": 8, "split": 1}, H200
+    )
     lines = [line.strip() for line in show_kernel(kernel).split("\n")]
     assert sum(line.startswith("tma_fetch(addr(x3[") for line in lines) == 1
     text = emit_kernel(kernel, "conv", H200)
@@ -299,10 +394,15 @@ def test_what_is_added_is_fetched_before_it_is_needed() -> None:
 
 
 def test_the_map_of_an_image() -> None:
-    kernel = wgmma.apply(problem_of(conv(2, 64, 9, 64, 3, s=2, p=1)), {"bm": 128, "bn": 64, "stages": 2, "group": 8, "split": 1}, H200)
+    kernel = wgmma.apply(
+        problem_of(conv(2, 64, 9, 64, 3, s=2, p=1)), {"bm": 128, "bn": 64, "stages": 2, "group": 8, "split": 1}, H200
+    )
     m = next(m for m in launch_of(kernel).maps if m.param == "x0")
     assert (m.shape, m.box, m.steps, m.swizzle) == ((2, 9, 9, 64), (128, 1, 1, 64), (1, 2, 2, 1), 128)
-    assert m.corners == ((-1, -1), (-1, -1))  # the filter's corner walks from one pixel before the image to two before its last one, by twos
+    assert m.corners == (
+        (-1, -1),
+        (-1, -1),
+    )  # the filter's corner walks from one pixel before the image to two before its last one, by twos
     text = emit_kernel(kernel, "conv", H200)
     assert "tma_im2col4(" in text and compile_cuda(text, "sm_90a").spills == 0
 
@@ -353,7 +453,11 @@ def test_weights_of_a_shared_sum_are_read_early() -> None:
     text = "def f(x: f16[40, 256], *, w: f16[256, 64]):\n    y: f16[40, 64] = matmul(x, w)\n    return y\n"
     p = graph_problem(text, w=np.random.default_rng(0).standard_normal((256, 64)).astype(np.float16))
     lines = show_kernel(wgmma.apply(p, {"bm": 64, "bn": 64, "stages": 3, "group": 8, "split": 2}, H200)).split("\n")
-    loads = [line for line in lines[: max(k for k, line in enumerate(lines) if line.strip() == "pdl_wait()")] if "tma_load(" in line]
+    loads = [
+        line
+        for line in lines[: max(k for k, line in enumerate(lines) if line.strip() == "pdl_wait()")]
+        if "tma_load(" in line
+    ]
     assert len(loads) == 1 and "addr(sb[" in loads[0] and "part" in loads[0]
     check(p, "f16", stages=3, split=2)
 
@@ -373,7 +477,11 @@ def test_results_that_lie_head_by_head(b: int, heads: int, bn: int) -> None:
     """Boxes of 64 columns where a head has as many and there is one batch; else a tile's rows are stored in vectors."""
     p = problem_of(HEADS.format(b=b, heads=heads, size=128 // heads, k=64))
     product = wgmma.product_of(p)
-    assert product is not None and product.cols == ((heads, 128 // heads) if heads > 1 else ()) and (product.batch, product.m) == (1, b * 24)
+    assert (
+        product is not None
+        and product.cols == ((heads, 128 // heads) if heads > 1 else ())
+        and (product.batch, product.m) == (1, b * 24)
+    )
     assert product.in_vectors and product.in_boxes == (b == 1 and heads <= 2)
     check(p, "f16", bn=bn)
 
@@ -404,7 +512,9 @@ def test_vectors_are_read_when_all_have_filled_their_buffer() -> None:
     text = show_kernel(wgmma.apply(p, {"bm": 64, "bn": 128, "stages": 2, "group": 8, "split": 1}, GpuTarget(sms=1)))
     broken = parse_kernel(text.replace("named_barrier(w + 1, 128)", "syncwarp()"))
     rng = np.random.default_rng(0)
-    args = {x.name: rng.standard_normal([int(d.value) for d in x.shape]).astype(x.dtype.numpy) for x in broken.entry.buffers}  # type: ignore[attr-defined]
+    args = {
+        x.name: rng.standard_normal([int(d.value) for d in x.shape]).astype(x.dtype.numpy) for x in broken.entry.buffers
+    }  # type: ignore[attr-defined]
     with pytest.raises(VerifyError, match=r"race|nobody has written"):
         run_kernel(broken, args)
 
@@ -456,19 +566,27 @@ def test_best_guesses() -> None:
         assert launch_of(gemm(512, 512, 512, t)).shared_bytes <= H200.shared_bytes
 
 
-# --- compiled -----------------------------------------------------------------------------------------------------------------
+# --- compiled ---------------------------------------------------------------------------------------------------------
 
-SIZES = [(bm, bn, dtype, kn) for bm, bn in ((128, 256), (128, 192), (64, 128), (64, 64)) for dtype, kn in ((f16, False), (bf16, True))]
+SIZES = [
+    (bm, bn, dtype, kn)
+    for bm, bn in ((128, 256), (128, 192), (64, 128), (64, 64))
+    for dtype, kn in ((f16, False), (bf16, True))
+]
 
 
 @pytest.mark.parametrize(
-    "bm, bn, dtype, kn", [SIZES[0], *(pytest.param(*s, marks=pytest.mark.slow) for s in SIZES[1:])], ids=lambda x: getattr(x, "name", str(x))
+    "bm, bn, dtype, kn",
+    [SIZES[0], *(pytest.param(*s, marks=pytest.mark.slow) for s in SIZES[1:])],
+    ids=lambda x: getattr(x, "name", str(x)),
 )
 def test_compiles_without_spills(bm: int, bn: int, dtype: DType, kn: bool) -> None:
     t = next(t for t in wgmma.tilings(1, 1000, 1000, 1000, H200) if (t.bm, t.bn) == (bm, bn))
     c = compile_cuda(emit_kernel(gemm(1000, 1000, 1000, t, dtype, kn), "gemm", H200), "sm_90a")
     assert c.spills == 0 and c.local_bytes == 0 and c.registers <= (168 if bm == 128 else bn // 2 + wgmma.REGISTERS)
-    assert "serialized" not in c.log and "ignored" not in c.log, c.log  # products stay in flight, registers change hands
+    assert "serialized" not in c.log and "ignored" not in c.log, (
+        c.log
+    )  # products stay in flight, registers change hands
 
 
 @pytest.mark.slow
@@ -481,7 +599,10 @@ def test_split_sums_compile_without_spills(bm: int, bn: int, split: int) -> None
     assert c.spills == 0 and c.local_bytes == 0 and "serialized" not in c.log, c.log
 
 
-@pytest.mark.parametrize("bn, resident", [(128, 3), pytest.param(64, 4, marks=pytest.mark.slow), pytest.param(256, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "bn, resident",
+    [(128, 3), pytest.param(64, 4, marks=pytest.mark.slow), pytest.param(256, 2, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("act", ["gelu", pytest.param("sigmoid", marks=pytest.mark.slow)])
 def test_blocks_that_share_a_multiprocessor_have_registers(bn: int, resident: int, act: str) -> None:
     p = problem_of(layer((8192, 64), (64, 512), act=act))
@@ -500,7 +621,13 @@ def test_blocks_that_share_a_multiprocessor_have_registers(bn: int, resident: in
 def test_vectors_and_boxes_of_heads_compile() -> None:
     for size, effect in ((40, "st<8>("), (64, "tma_store_5d(")):
         text = emit_kernel(
-            wgmma.apply(problem_of(QKV.format(b=2, s=size, t="f16")), {"bm": 64, "bn": 128, "stages": 2, "group": 8, "split": 1}, H200), "qkv", H200
+            wgmma.apply(
+                problem_of(QKV.format(b=2, s=size, t="f16")),
+                {"bm": 64, "bn": 128, "stages": 2, "group": 8, "split": 1},
+                H200,
+            ),
+            "qkv",
+            H200,
         )
         c = compile_cuda(text, "sm_90a")
         assert effect in text and c.spills == 0 and c.local_bytes == 0

@@ -1,4 +1,6 @@
-"""Windows over images with channels last: depthwise convolutions and pooling, interpreted against the naive nest and compiled."""
+"""Windows over images with channels last: depthwise convolutions and pooling, interpreted against the naive nest and
+compiled.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,17 @@ CASES = [
     (depthwise("2, 16, 7, 6", "16, 1, 3, 3", "2, 16, 7, 6", "pads=(1, 1, 1, 1)"), 4, 4),
     (depthwise("1, 24, 9, 9", "24, 1, 5, 5", "1, 24, 5, 5", "pads=(2, 2, 2, 2), strides=(2, 2)", "f16"), 2, 8),
     (depthwise("1, 8, 9, 11", "8, 1, 3, 3", "1, 8, 5, 7", "dilations=(2, 2)"), 1, 4),
-    (depthwise("1, 6, 5, 8", "6, 1, 3, 2", "1, 6, 3, 7", "strides=(1, 1)"), 2, 2),  # six channels are no whole vectors of 16 bytes
+    (
+        depthwise("1, 6, 5, 8", "6, 1, 3, 2", "1, 6, 3, 7", "strides=(1, 1)"),
+        2,
+        2,
+    ),  # six channels are no whole vectors of 16 bytes
     (pool("max_pool", "2, 16, 9, 8", "2, 16, 5, 4", "kernel=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)", "f16"), 4, 8),
-    (pool("max_pool", "1, 8, 9, 9", "1, 8, 9, 9", "kernel=(9, 9), pads=(4, 4, 4, 4)"), 1, 4),  # more taps than are unrolled
+    (
+        pool("max_pool", "1, 8, 9, 9", "1, 8, 9, 9", "kernel=(9, 9), pads=(4, 4, 4, 4)"),
+        1,
+        4,
+    ),  # more taps than are unrolled
     (pool("avg_pool", "2, 8, 6, 6", "2, 8, 3, 3", "kernel=(2, 2), strides=(2, 2)"), 2, 4),
 ]
 

@@ -54,7 +54,12 @@ def graphs() -> dict[str, Graph]:
         "unpack_odd": one_node("conv", ["f32 1 32 6 7", "f32 24 32 1 1"]),
         "interleave": one_node("interleave", ["f32 1 12 9 20"], strides=(2, 2), channels=3),
         "upsample": one_node(
-            "resize", ["f32 1 3 6 20"], shape=(1, 3, 12, 40), coords=(*2 * [(1, 0, 1)], *2 * [(1, 0, 2)]), mode="nearest", rounding="floor"
+            "resize",
+            ["f32 1 3 6 20"],
+            shape=(1, 3, 12, 40),
+            coords=(*2 * [(1, 0, 1)], *2 * [(1, 0, 2)]),
+            mode="nearest",
+            rounding="floor",
         ),
         "conv_transpose": one_node("conv_transpose", ["f32 1 16 6 5", "f32 16 24 2 2"], strides=(2, 2)),
     }
@@ -72,7 +77,9 @@ def symbolic() -> dict[str, Graph]:
         "matmul_k": one_node("matmul", [TensorType(f32, (5, n)), TensorType(f32, (n, 19))]),
         "softmax_n": one_node("softmax", [TensorType(f32, (4, n))], axis=1),
         "add_n": one_node("add", [TensorType(f32, (n, 5)), TensorType(f32, (5,))]),
-        "conv_n": one_node("conv", [TensorType(f32, (1, 16, n, 9)), TensorType(f32, (16, 16, 3, 3))], pads=(1, 1, 1, 1)),
+        "conv_n": one_node(
+            "conv", [TensorType(f32, (1, 16, n, 9)), TensorType(f32, (16, 16, 3, 3))], pads=(1, 1, 1, 1)
+        ),
     }
 
 

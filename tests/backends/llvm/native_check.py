@@ -45,7 +45,9 @@ def run_native(g: Graph, arrays: Sequence[Any], target: str = "llvm", **options:
 
 
 def longest_reduction(name: str, types: Sequence[TensorType], **attrs: Any) -> int:
-    """Terms that one output element combines; of a decomposed op the elements of its first operand, which are no fewer."""
+    """Terms that one output element combines; of a decomposed op the elements of its first operand, which are no
+    fewer.
+    """
     op = OPS[name]
     if op.compute is None:
         return int(np.prod(types[0].shape)) if types else 1
@@ -58,7 +60,9 @@ def longest_reduction(name: str, types: Sequence[TensorType], **attrs: Any) -> i
 
 def check_close(got: Any, want: Any, dtype: DType, k: int = 1) -> None:
     """Equal NaN and infinities, everything else within the rounding contract; integers and bools exactly."""
-    assert got.shape == want.shape and got.dtype == dtype.numpy, f"got {got.dtype}{got.shape}, expected {dtype}{want.shape}"
+    assert got.shape == want.shape and got.dtype == dtype.numpy, (
+        f"got {got.dtype}{got.shape}, expected {dtype}{want.shape}"
+    )
     if not dtype.is_float:
         np.testing.assert_array_equal(got, want)
         return
@@ -68,7 +72,9 @@ def check_close(got: Any, want: Any, dtype: DType, k: int = 1) -> None:
         error = np.where(same, 0.0, np.abs(wide - want))
     limit = bound(dtype, k, want)
     bad = ~(error <= limit)
-    assert not bad.any(), f"at {np.argwhere(bad)[0]}: got {got[bad][0]}, expected {want[bad][0]}, allowed error {limit:.3g}"
+    assert not bad.any(), (
+        f"at {np.argwhere(bad)[0]}: got {got[bad][0]}, expected {want[bad][0]}, allowed error {limit:.3g}"
+    )
 
 
 def check_graph(g: Graph, arrays: Sequence[Any], k: int = 1, target: str = "llvm", **options: Any) -> None:

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-# One large reserved area, single free pages at its upper end, and nothing else free above its lower end: a small section of an object finds
-# place in one of the pages, a larger one only 5 GB below.
+# One large reserved area, single free pages at its upper end, and nothing else free above its lower end: a small
+# section of an object finds place in one of the pages, a larger one only 5 GB below.
 CROWDED = """
 import ctypes
 import numpy as np

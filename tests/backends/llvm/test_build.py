@@ -28,7 +28,7 @@ from dnnc.ir.types import Layout, Part, TensorType, parse_layout
 from dnnc.options import CompileOptions
 from dnnc.passes.planning.program import Program
 
-# --- packing ------------------------------------------------------------------------------------------------------------------
+# --- packing ----------------------------------------------------------------------------------------------------------
 
 
 @st.composite
@@ -75,7 +75,7 @@ def test_pack_of_rows_is_the_array() -> None:
     np.testing.assert_array_equal(pack(a, TensorType(BY_NAME["f64"], (4, 3))).reshape(-1), a.reshape(-1))
 
 
-# --- constants ----------------------------------------------------------------------------------------------------------------
+# --- constants --------------------------------------------------------------------------------------------------------
 
 
 def program(text: str, constants: dict[str, Any] | None = None, level: int = 3) -> Program:
@@ -95,7 +95,8 @@ def stored(p: Program, name: str) -> Any:
 def test_equal_constants_are_stored_once_and_aligned() -> None:
     w = np.arange(40, dtype=np.float32)
     p = program(
-        "def g(x: f32[40], *, a: f32[40], b: f32[40], c: f32[40], unread: f32[40]):\n    return add(x, a), mul(x, b), sub(x, c)",
+        "def g(x: f32[40], *, a: f32[40], b: f32[40], c: f32[40], unread: f32[40]):\n    return add(x, a), mul(x, b), "
+        "sub(x, c)",
         {"a": w, "b": w.copy(), "c": w + 1, "unread": w + 2},
         level=0,
     )
@@ -108,7 +109,10 @@ def test_equal_constants_are_stored_once_and_aligned() -> None:
 
 def test_one_array_in_two_layouts_is_stored_twice() -> None:
     w = np.arange(16 * 16, dtype=np.float32).reshape(16, 16) % 7
-    p = program("def g(x: f32[4, 16], y: f32[16, 16], *, w: f32[16, 16]):\n    return matmul(x, w), add(y, w)", {"w": w[:, ::-1].copy()})
+    p = program(
+        "def g(x: f32[4, 16], y: f32[16, 16], *, w: f32[16, 16]):\n    return matmul(x, w), add(y, w)",
+        {"w": w[:, ::-1].copy()},
+    )
     assert len(set(lay_out_constants(p)[1].values())) == 2
 
 
@@ -125,11 +129,15 @@ def test_a_view_of_a_constant_is_its_bytes() -> None:
 def test_every_dtype_is_stored(dtype: str) -> None:
     t = BY_NAME[dtype]
     w = np.array([0, 1, 1, 0, 1], np.int64).astype(t.numpy)
-    p = program(f"def g(x: {dtype}[5], *, w: {dtype}[5]):\n    return where(equal(cast(x, to=f32), 0.0), w, x)", {"w": w}, level=0)
+    p = program(
+        f"def g(x: {dtype}[5], *, w: {dtype}[5]):\n    return where(equal(cast(x, to=f32), 0.0), w, x)",
+        {"w": w},
+        level=0,
+    )
     np.testing.assert_array_equal(stored(p, "w").astype(np.float32), w.astype(np.float32))
 
 
-# --- names and places ---------------------------------------------------------------------------------------------------------
+# --- names and places -------------------------------------------------------------------------------------------------
 
 
 def test_a_symbol_tells_text_and_target() -> None:
@@ -146,7 +154,8 @@ def test_a_symbol_tells_text_and_target() -> None:
 
 def test_places_of_arguments() -> None:
     p = program(
-        "def g(x: f32[4, 40], y: f32[4, 40], *, w: f32[40]):\n    a = softmax(add(x, w))\n    return y, softmax(mul(a, y))",
+        "def g(x: f32[4, 40], y: f32[4, 40], *, w: f32[40]):\n    a = softmax(add(x, w))\n    return y, softmax(mul(a, "
+        "y))",
         {"w": np.ones(40, "f4")},
         0,
     )

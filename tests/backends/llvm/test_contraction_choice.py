@@ -47,7 +47,9 @@ def test_convolutions_leave_registers_for_what_neighbouring_taps_share() -> None
 
 def test_rows_that_come_from_memory_for_each_panel_come_for_many_panels_at_once() -> None:
     large = replace(MATMUL, image_bytes=WIDE.l2)
-    assert max(nv for _, nv in tiles(1024, 64, WIDE, large, False)[:1]) > max(nv for _, nv in tiles(1024, 64, WIDE, MATMUL, False)[:1])
+    assert max(nv for _, nv in tiles(1024, 64, WIDE, large, False)[:1]) > max(
+        nv for _, nv in tiles(1024, 64, WIDE, MATMUL, False)[:1]
+    )
 
 
 @pytest.mark.parametrize("pixels,ahead", [(16, False), (64, True)])
@@ -85,7 +87,10 @@ def lines_asked(b: Block, env: dict[Expr, Expr]) -> list[int]:
 
 @pytest.mark.parametrize("channels", [16, 32, 20, 44])
 def test_the_lines_of_the_next_panels_are_asked_for_once(channels: int) -> None:
-    p = compiled(one_node("conv", [f"f32 1 {channels} 1 16", f"f32 96 {channels} 1 3"], pads=(0, 1, 0, 1)), replace(WIDE, l2=18 << 10))
+    p = compiled(
+        one_node("conv", [f"f32 1 {channels} 1 16", f"f32 96 {channels} 1 3"], pads=(0, 1, 0, 1)),
+        replace(WIDE, l2=18 << 10),
+    )
     (step,) = (s for s in p.steps if isinstance(s, Step) and s.group.kind == "contraction")
     (outer,) = step.kernel.entry.body
     assert isinstance(outer, For)

@@ -111,7 +111,9 @@ def test_register_tiles_become_registers(name: str) -> None:
         text = emit_kernel(step.kernel, "k_x", TARGET.feature_set)
         _, module = _prepare(text, TARGET.cpu, TARGET.features, True)
         left = set(re.findall(r"%([\w]+)\.\d+ = alloca", str(module)))
-        tiles = {s.buf.name for s in walk_stmts(step.kernel.entry.body) if isinstance(s, Alloc) and s.buf.space == "register"}
+        tiles = {
+            s.buf.name for s in walk_stmts(step.kernel.entry.body) if isinstance(s, Alloc) and s.buf.space == "register"
+        }
         assert not left & tiles, f"{step.kernel.name}: {sorted(left & tiles)} stay in memory\n{step.text}"
         obj = compile_text(text, TARGET.cpu, TARGET.features)
         assert undefined_symbols(obj) <= ALLOWED_SYMBOLS
@@ -151,15 +153,19 @@ def k(x: f32[16], h: f16[16], y: f32[16], z: f16[16], w: bf16[16]):
         z[8*i:+8] = cast_f16(x[8*i:+8])
         w[8*i:+8] = cast_bf16(trunc(x[8*i:+8]))
 """
-    obj = compile_text(emit_kernel(verify_kernel(parse_kernel(text)), "k_x", target.feature_set), target.cpu, target.features)
+    obj = compile_text(
+        emit_kernel(verify_kernel(parse_kernel(text)), "k_x", target.feature_set), target.cpu, target.features
+    )
     assert undefined_symbols(obj) == set()
 
 
 @pytest.mark.parametrize(
     "value,dtype,text",
     [
-        (1.5, "f32", "0x3FF8000000000000"), (float("nan"), "f32", "0x7FF8000000000000"), (-0.0, "f64", "0x8000000000000000"),
-        (1.5, "f16", "0xH3E00"), (1e6, "f16", "0xH7C00"), (1.5, "bf16", "16320"), (448.0, "f8e4m3fn", "126"), (-1, "i8", "-1"), (255, "u8", "-1"),
+        (1.5, "f32", "0x3FF8000000000000"), (float("nan"), "f32", "0x7FF8000000000000"),
+        (-0.0, "f64", "0x8000000000000000"),
+        (1.5, "f16", "0xH3E00"), (1e6, "f16", "0xH7C00"), (1.5, "bf16", "16320"), (448.0, "f8e4m3fn", "126"),
+        (-1, "i8", "-1"), (255, "u8", "-1"),
         (2**63, "u64", str(-(2**63))), (True, "bool", "true"),
     ],
 )  # fmt: skip
@@ -185,7 +191,9 @@ def k(a: f32[24, 8], b: f32[8, 16], y: f32[48, 16]):
         for im_2 in unroll(24):
             y[24*p + im_2, 0:+16] = VALUE
 """
-MANY = "fma(fma(fma(fma(fma(fma(t, 0.1, 0.2), t, 0.3), t, 0.4), t, 0.5), t, 0.6), t, 0.7)".replace("t", "acc[im_2, 0, 0:+16]")
+MANY = "fma(fma(fma(fma(fma(fma(t, 0.1, 0.2), t, 0.3), t, 0.4), t, 0.5), t, 0.6), t, 0.7)".replace(
+    "t", "acc[im_2, 0, 0:+16]"
+)
 
 
 def test_a_tile_is_set_aside_for_an_epilogue_that_needs_its_registers() -> None:
@@ -199,7 +207,9 @@ def test_a_tile_is_set_aside_for_an_epilogue_that_needs_its_registers() -> None:
 def test_the_table_of_an_epilogue_without_constants() -> None:
     number = MANY.replace("acc[im_2, 0, 0:+16]", "a[im_2, 0]")  # those of scalars are written where they are
     code = emit_kernel(parse_kernel(TILE.replace("VALUE", f"acc[im_2, 0, 0:+16] * {number}")), "k")
-    assert code.count("@constants.k") == 2 and "@constants.k = private unnamed_addr constant [1 x float]" in code  # named, so there must be one
+    assert (
+        code.count("@constants.k") == 2 and "@constants.k = private unnamed_addr constant [1 x float]" in code
+    )  # named, so there must be one
 
 
 def test_a_tile_set_aside_has_its_values() -> None:
@@ -208,7 +218,9 @@ def test_a_tile_set_aside_has_its_values() -> None:
     found, want = np.zeros((48, 16), np.float32), np.zeros((48, 16), np.float32)
     kernel = parse_kernel(TILE.replace("VALUE", MANY))
     target = parse_target("llvm")
-    loaded = load_objects([compile_text(emit_kernel(kernel, "k_tile", target.feature_set), target.cpu, target.features)])
+    loaded = load_objects(
+        [compile_text(emit_kernel(kernel, "k_tile", target.feature_set), target.cpu, target.features)]
+    )
     call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4, ctypes.c_int64, ctypes.c_int64)(loaded.address("k_tile"))
     call(a.ctypes.data, b.ctypes.data, found.ctypes.data, None, 0, 1)
     run_kernel(kernel, {"a": a, "b": b, "y": want})
@@ -218,6 +230,10 @@ def test_a_tile_set_aside_has_its_values() -> None:
 @pytest.mark.parametrize("n", [17, 33, 18, 31])
 @pytest.mark.parametrize("t", ["bf16", "f16", "f32", "i8"])
 def test_one_lane_is_stored_alone(t: str, n: int) -> None:
-    """A store with one lane of numbers that were made smaller: LLVM would write twice their bytes. The gate finds what is written outside."""
-    g = graph_parse(f"def f(x: {t}[{n}]):\n    y = {'layer_norm(x, x, x, axis=0)' if t != 'i8' else 'add(x, x)'}\n    return y\n")
+    """A store with one lane of numbers that were made smaller: LLVM would write twice their bytes. The gate finds what
+    is written outside.
+    """
+    g = graph_parse(
+        f"def f(x: {t}[{n}]):\n    y = {'layer_norm(x, x, x, axis=0)' if t != 'i8' else 'add(x, x)'}\n    return y\n"
+    )
     compile(g, cache=False, threads=1, verify="kernels")

@@ -14,12 +14,20 @@ from dnnc.backends.runtime.frames import Frame, aligned_empty, runtime
 from dnnc.backends.runtime.program import Call, Place
 
 IN, OUT, W = Place("buffer", 0), Place("buffer", 1), Place("constant", 128)
-A, B, C = Place("arena", 0, 0, 256), Place("arena", 1, 256, 256), Place("arena", 2, 192, 128)  # C lies in the end of A and the start of B
+A, B, C = (
+    Place("arena", 0, 0, 256),
+    Place("arena", 1, 256, 256),
+    Place("arena", 2, 192, 128),
+)  # C lies in the end of A and the start of B
 SA, SB = Place("arena", 0), Place("arena", 1)  # of a symbolic plan
-LA, LB, LC = (Place("arena", k, life=life) for k, life in enumerate([(0, 2), (1, 3), (3, 4)]))  # whose slots are their own at these steps
+LA, LB, LC = (
+    Place("arena", k, life=life) for k, life in enumerate([(0, 2), (1, 3), (3, 4)])
+)  # whose slots are their own at these steps
 
 
-def call(reads: list[Place], writes: list[Place], parallel: bool = True, name: str = "k_a", dims: tuple[int, ...] = ()) -> Call:
+def call(
+    reads: list[Place], writes: list[Place], parallel: bool = True, name: str = "k_a", dims: tuple[int, ...] = ()
+) -> Call:
     return Call(name, (*reads, *(w for w in writes if w not in reads)), tuple(writes), dims, parallel)
 
 
@@ -29,18 +37,33 @@ CASES: dict[str, tuple[list[Call], list[bool]]] = {
     "write after read, through a reused stretch": ([call([A], [OUT]), call([IN], [C])], [False, True]),
     "write after write": ([call([IN], [A]), call([IN], [C])], [False, True]),
     "independent kernels": ([call([IN], [A]), call([IN], [B]), call([IN, W], [OUT])], [False, False, False]),
-    "one barrier serves both": ([call([IN], [A]), call([IN], [B]), call([A], [OUT]), call([B], [Place("buffer", 2)])], [False, False, True, False]),
-    "what came before a barrier is forgotten": ([call([IN], [A]), call([A], [B]), call([A], [OUT])], [False, True, False]),
+    "one barrier serves both": (
+        [call([IN], [A]), call([IN], [B]), call([A], [OUT]), call([B], [Place("buffer", 2)])],
+        [False, False, True, False],
+    ),
+    "what came before a barrier is forgotten": (
+        [call([IN], [A]), call([A], [B]), call([A], [OUT])],
+        [False, True, False],
+    ),
     "what came since is not": ([call([IN], [A]), call([A], [B]), call([B], [OUT])], [False, True, True]),
     "in place is a write": ([call([IN], [A]), call([A], [A])], [False, True]),
     "two readers": ([call([IN, A], [OUT]), call([IN, A], [B])], [False, False]),
     "constants never conflict": ([call([W], [A]), call([W], [B])], [False, False]),
-    "thread 0 alone is in order": ([call([IN], [A], False), call([A], [B], False), call([B], [OUT], False)], [False, False, False]),
+    "thread 0 alone is in order": (
+        [call([IN], [A], False), call([A], [B], False), call([B], [OUT], False)],
+        [False, False, False],
+    ),
     "from thread 0 to all": ([call([IN], [A], False), call([A], [OUT])], [False, True]),
     "from all to thread 0": ([call([IN], [A]), call([A], [OUT], False)], [False, True]),
-    "all, then thread 0, then thread 0": ([call([IN], [A]), call([A], [B], False), call([B], [OUT], False)], [False, True, False]),
+    "all, then thread 0, then thread 0": (
+        [call([IN], [A]), call([A], [B], False), call([B], [OUT], False)],
+        [False, True, False],
+    ),
     "symbolic offsets may meet": ([call([IN], [SA]), call([IN], [SB])], [False, True]),
-    "not those of slots that are alive together": ([call([IN], [LA]), call([IN], [LB]), call([LB], [LC])], [False, False, True]),
+    "not those of slots that are alive together": (
+        [call([IN], [LA]), call([IN], [LB]), call([LB], [LC])],
+        [False, False, True],
+    ),
     "but those of slots that follow each other": ([call([IN], [LA]), call([IN], [LC])], [False, True]),
     "the outputs of a symbolic plan do not": ([call([IN], [SA]), call([IN], [OUT])], [False, False]),
 }
@@ -100,11 +123,19 @@ define void @k_count(ptr %y, ptr %frame, i64 %tid, i64 %nthreads) {
 
 
 def test_run() -> None:
-    """A constant goes through the arena at a symbolic offset to the output; a serial kernel is run by thread 0 alone."""
+    """A constant goes through the arena at a symbolic offset to the output; a serial kernel is run by thread 0
+    alone.
+    """
     count, out = Place("buffer", 0), Place("buffer", 1)
-    calls = [call([W], [SA], False, "k_store", (0,)), call([SA], [out], False, "k_store", (1,)), call([count], [count], False, "k_count")]
+    calls = [
+        call([W], [SA], False, "k_store", (0,)),
+        call([SA], [out], False, "k_store", (1,)),
+        call([count], [count], False, "k_count"),
+    ]
     loaded = load_objects([compile_text(text, "x86-64", "") for text in (KERNELS, entry_text(calls, "go"))])
-    entry = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int64)(loaded.address("go"))
+    entry = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int64)(
+        loaded.address("go")
+    )
     constants = aligned_empty(256).view(np.int64)
     constants[:] = 1000
     frame = Frame(512, 1, constants.ctypes.data)
@@ -118,7 +149,7 @@ def test_run() -> None:
     assert counted[0] == 2  # thread 1 did not run it
 
 
-# --- time ---------------------------------------------------------------------------------------------------------------------
+# --- time -------------------------------------------------------------------------------------------------------------
 
 
 def test_stamps_share_a_place_where_no_barrier_is() -> None:

@@ -34,7 +34,9 @@ def check(p: Program, change: Callable[[Kernel], Kernel] = lambda k: k, only: st
         if only in step.kernel.name:
             kernel = change(step.kernel)
             changed = replace(step, scheduled=Scheduled.of(kernel, step.choice), make=lambda kernel=kernel: kernel)
-            loaded = load_objects([compile_text(emit_kernel(changed.kernel, "k_t", TARGET.feature_set), TARGET.cpu, TARGET.features)])
+            loaded = load_objects(
+                [compile_text(emit_kernel(changed.kernel, "k_t", TARGET.feature_set), TARGET.cpu, TARGET.features)]
+            )
             check_kernel(p.graph, changed, loaded.address("k_t"))
 
 
@@ -43,10 +45,12 @@ def test_right_kernels_pass(name: str) -> None:
     check(program(GRAPHS[name]))
 
 
-# --- planted bugs -------------------------------------------------------------------------------------------------------------
+# --- planted bugs -----------------------------------------------------------------------------------------------------
 
 
-def rewritten(expr: Callable[[Expr], Expr] = lambda e: e, stmt: Callable[[Any], Any] = lambda s: s) -> Callable[[Kernel], Kernel]:
+def rewritten(
+    expr: Callable[[Expr], Expr] = lambda e: e, stmt: Callable[[Any], Any] = lambda s: s
+) -> Callable[[Kernel], Kernel]:
     """A kernel with every expression (bottom up) and every statement changed."""
 
     def fe(e: Expr) -> Expr:
@@ -70,7 +74,13 @@ def last_iteration_missing() -> Callable[[Kernel], Kernel]:
     seen: list[str] = []
 
     def stmt(s: Any) -> Any:
-        if isinstance(s, For) and s.kind in ("range", "parallel") and not seen and isinstance(s.hi, Const) and s.hi.value > 1:
+        if (
+            isinstance(s, For)
+            and s.kind in ("range", "parallel")
+            and not seen
+            and isinstance(s.hi, Const)
+            and s.hi.value > 1
+        ):
             seen.append(s.var.name)
             return For(s.var, s.lo, s.hi - 1, s.kind, s.body)
         return s
@@ -92,18 +102,30 @@ def shifted_input() -> Callable[[Kernel], Kernel]:
 
 def wrong_constant() -> Callable[[Kernel], Kernel]:
     """Polynomial coefficients that are off by a hundredth."""
-    return rewritten(lambda e: const(e.value * 1.01, e.dtype) if isinstance(e, Const) and e.dtype.is_float and 0.1 < abs(e.value) < 0.4 else e)
+    return rewritten(
+        lambda e: (
+            const(e.value * 1.01, e.dtype)
+            if isinstance(e, Const) and e.dtype.is_float and 0.1 < abs(e.value) < 0.4
+            else e
+        )
+    )
 
 
 def missing_tail() -> Callable[[Kernel], Kernel]:
     """Stores with a limit are dropped where they are not whole vectors."""
     return rewritten(
-        stmt=lambda s: Store(s.buf, s.idx, s.value, s.lanes, s.limit // s.lanes * s.lanes) if output_stores(s) and s.limit is not None else s
+        stmt=lambda s: (
+            Store(s.buf, s.idx, s.value, s.lanes, s.limit // s.lanes * s.lanes)
+            if output_stores(s) and s.limit is not None
+            else s
+        )
     )
 
 
 def unmasked_tail() -> Callable[[Kernel], Kernel]:
-    return rewritten(stmt=lambda s: Store(s.buf, s.idx, s.value, s.lanes) if output_stores(s) and s.limit is not None else s)
+    return rewritten(
+        stmt=lambda s: Store(s.buf, s.idx, s.value, s.lanes) if output_stores(s) and s.limit is not None else s
+    )
 
 
 def wrong_start() -> Callable[[Kernel], Kernel]:
@@ -118,7 +140,9 @@ def wrong_start() -> Callable[[Kernel], Kernel]:
 
 
 def swapped_operation() -> Callable[[Kernel], Kernel]:
-    return rewritten(lambda e: op("-", *e.args) if isinstance(e, Op) and e.name == "+" and e.dtype.is_float and e.lanes > 1 else e)
+    return rewritten(
+        lambda e: op("-", *e.args) if isinstance(e, Op) and e.name == "+" and e.dtype.is_float and e.lanes > 1 else e
+    )
 
 
 BUGS: list[tuple[str, str, Callable[[Kernel], Kernel], str]] = [
@@ -142,14 +166,18 @@ BUGS: list[tuple[str, str, Callable[[Kernel], Kernel], str]] = [
 ]
 
 
-@pytest.mark.parametrize("name,bug,change,message", BUGS, ids=lambda v: v if isinstance(v, str) and " " not in v else "")
+@pytest.mark.parametrize(
+    "name,bug,change,message", BUGS, ids=lambda v: v if isinstance(v, str) and " " not in v else ""
+)
 def test_planted_bugs_are_caught(name: str, bug: str, change: Callable[[Kernel], Kernel], message: str) -> None:
     with pytest.raises(AccuracyError, match=message):
         check(program(GRAPHS[name]), change, only=next(GRAPHS[name].nodes()).op.name.removesuffix("_transpose"))
 
 
 def test_the_tail_of_gelu_is_measured_by_its_operand() -> None:
-    """gelu(-8) = -5e-15 is the difference of two numbers near 8; one output, so nothing larger beside it gives the scale."""
+    """gelu(-8) = -5e-15 is the difference of two numbers near 8; one output, so nothing larger beside it gives the
+    scale.
+    """
     text = "def f(x: f32[1], *, c: f32[1] = [-8.0]):\n    y: f32[1] = gelu(add(mul(x, 0.001), c))\n    return y\n"
     f = compile(parse(text), target="llvm", threads=1, cache=False)
     assert abs(float(f(np.float32([0.5]))[0])) < 8 * 2**-22
@@ -212,26 +240,40 @@ def test_wrong_constant_indices_are_an_error_of_the_model(target: str, level: in
         y = compile(parse(text.format(n=n, z=[0.0] * 16)), target=target, opt_level=level, cache=False)(x)
         assert y[n] == 4 and y[5] == 2
     for n in (16, -17, 1 << 40):
-        with pytest.raises(InputError, match=r"scatter_elements.*index .*lies outside of its axis|lies outside of its axis.*in scatter_elements"):
+        with pytest.raises(
+            InputError,
+            match=r"scatter_elements.*index .*lies outside of its axis|lies outside of its axis.*in scatter_elements",
+        ):
             compile(parse(text.format(n=n, z=[0.0] * 16)), target=target, opt_level=level, cache=False)(x)
 
 
 @pytest.mark.parametrize(
-    "op", ["scatter_elements(x, i, z, axis=0)", "gather(x, i, axis=0)", "gather_elements(x, i, axis=0)", "scatter_elements(x, i, z, reduction='add')"]
+    "op",
+    [
+        "scatter_elements(x, i, z, axis=0)",
+        "gather(x, i, axis=0)",
+        "gather_elements(x, i, axis=0)",
+        "scatter_elements(x, i, z, reduction='add')",
+    ],
 )
 @pytest.mark.parametrize("level", [0, 3])
 def test_sizes_that_a_check_makes_up_suit_constant_indices(op: str, level: int) -> None:
     """Who has an index of 271 has an axis that long, whatever its type says."""
     dims = {"N": (0, 660)}
     for i in ([271], [-300], [3, 650]):
-        g = parse(f"N: dim[0, 660]\ndef g(x: f32[N], z: f32[{len(i)}], *, i: i64[{len(i)}] = {i}):\n    y = {op}\n    return y")
+        g = parse(
+            f"N: dim[0, 660]\ndef g(x: f32[N], z: f32[{len(i)}], *, i: i64[{len(i)}] = {i}):\n    y = {op}\n    return "
+            "y"
+        )
         x, z = np.arange(660, dtype=np.float32), np.ones(len(i), np.float32)
-        np.testing.assert_array_equal(compile(g, opt_level=level, cache=False, dims=dims)(x, z), compile(g, target="reference")(x, z))
+        np.testing.assert_array_equal(
+            compile(g, opt_level=level, cache=False, dims=dims)(x, z), compile(g, target="reference")(x, z)
+        )
         with pytest.raises(InputError, match="lies outside of its axis"):
             compile(g, opt_level=level, cache=False, dims=dims)(x[:20], z)
 
 
-# --- kernels that are too long ------------------------------------------------------------------------------------------------
+# --- kernels that are too long ----------------------------------------------------------------------------------------
 
 LONG = "def g(x: f32[1, 1], y: f32[1, 3]):\n    a = expand(x, shape=({n}, {n}))\n    return reduce_sum(a, axes=(0, 1)), exp(y)"
 
@@ -244,7 +286,12 @@ def test_a_kernel_that_is_too_long_is_not_checked_and_the_report_says_so() -> No
     (note,) = [n for p in f.report.programs for x in p.passes if x.name == "kernel gate" for n in x.notes]
     assert note == "kernel expand_reduce_sum was not checked: a reference of it would take an array of 1e+12 elements"
     assert "was not checked" in str(f.report)
-    assert not [x for p in compile(parse(LONG.format(n=10)), cache=False).report.programs for x in p.passes if x.name == "kernel gate"]
+    assert not [
+        x
+        for p in compile(parse(LONG.format(n=10)), cache=False).report.programs
+        for x in p.passes
+        if x.name == "kernel gate"
+    ]
 
 
 def test_steps_are_counted() -> None:
@@ -264,7 +311,10 @@ def test_long_reductions_have_fewer_points() -> None:
 
 
 def test_large_operands_take_no_memory_and_their_rows_differ() -> None:
-    g = parse("def f(x: f32[1, 40000], *, w: f32[40000, 512]):\n    return matmul(x, w)", {"w": np.zeros((40000, 512), np.float32)})
+    g = parse(
+        "def f(x: f32[1, 40000], *, w: f32[40000, 512]):\n    return matmul(x, w)",
+        {"w": np.zeros((40000, 512), np.float32)},
+    )
     w = gate.draw(np.random.default_rng(0), g, next(v for v in g.constants if v.name == "w"), {})
     span = sum((n - 1) * step for n, step in zip(w.shape, w.strides)) + w.itemsize
     assert w.shape == (40000, 512) and span < w.nbytes // 50
@@ -278,32 +328,42 @@ def test_a_product_of_large_weights_is_checked() -> None:
     check(p)
 
 
-# --- ill-conditioned values -----------------------------------------------------------------------------------------------------
+# --- ill-conditioned values -------------------------------------------------------------------------------------------
 
 ILL_CONDITIONED = {
     "overflow": "def g(x: f32[9, 40], m: f32[9, 40]):\n    return add(x, mul(sub(1.0, m), -3.4e38))",
-    "overflow matmul": "def g(x: f32[9, 40], m: f32[9, 9], *, w: f32[40, 9]):\n    return add(mul(matmul(x, w), 0.1), mul(sub(1.0, m), -3.4e38))",
+    "overflow matmul": "def g(x: f32[9, 40], m: f32[9, 9], *, w: f32[40, 9]):\n    return add(mul(matmul(x, w), 0.1), "
+    "mul(sub(1.0, m), -3.4e38))",
     "softmax of huge": "def g(x: f32[9, 40], m: f32[9, 40]):\n    return softmax(add(x, mul(sub(1.0, m), -3.4e38)))",
-    "nearly equal": "def g(a: f32[9, 1], b: f32[9, 40], *, s: f32[40], t: f32[40]):\n    return layer_norm(sub(add(a, b), b), s, t)",
-    "nearly equal mvn": "def g(a: f32[9, 1], b: f32[9, 40]):\n    return mean_variance_norm(sub(add(a, b), b), axes=(1,))",
+    "nearly equal": "def g(a: f32[9, 1], b: f32[9, 40], *, s: f32[40], t: f32[40]):\n    return layer_norm(sub(add(a, "
+    "b), b), s, t)",
+    "nearly equal mvn": "def g(a: f32[9, 1], b: f32[9, 40]):\n    return mean_variance_norm(sub(add(a, b), b), "
+    "axes=(1,))",
     "argmax": "def g(a: f32[9, 1], b: f32[9, 40]):\n    return argmax(sub(add(a, b), b), axis=1)",
     "argmin": "def g(a: f32[9, 40], b: f32[9, 40]):\n    return argmin(abs(sub(add(a, b), add(b, a))), axis=1)",
-    "argmin prod": "def g(a: f32[9, 40], b: f32[9, 40]):\n    return argmin(abs(sub(mul(a, 3.0), add(a, add(a, a)))), axis=1)",
+    "argmin prod": "def g(a: f32[9, 40], b: f32[9, 40]):\n    return argmin(abs(sub(mul(a, 3.0), add(a, add(a, a)))), "
+    "axis=1)",
     "argmax round": "def g(a: f32[9, 40]):\n    return argmax(round(mul(a, 5.5)), axis=1)",
     "floor": "def g(a: f32[9, 40], b: f32[9, 40]):\n    return floor(mul(sub(add(a, b), b), div(1.0, a)))",
     "compare": "def g(a: f32[9, 40], b: f32[9, 40]):\n    return less(sub(add(a, b), b), a)",
     "cast": "def g(a: f32[9, 40], b: f32[9, 40]):\n    return cast(mul(div(sub(add(a, b), b), a), 7.0), to=i32)",
     "quantize": "def g(x: f32[9, 40], *, w: f32[40, 9]):\n    return cast(round(mul(matmul(x, w), 1000.5)), to=i32)",
-    "sum zero div": "def g(a: f32[9, 40], b: f32[9, 40]):\n    return div(a, sub(reduce_sum(add(a, b), axes=(1,), keepdims=True), reduce_sum(add(b, a), axes=(1,), keepdims=True)))",
-    "norm of equal": "def g(a: f32[9, 1]):\n    return mean_variance_norm(expand(mul(a, 1.1), shape=(9, 40)), axes=(1,))",
-    "mean of square minus": "def g(a: f32[9, 40]):\n    return sqrt(relu(sub(reduce_mean(mul(add(a, 100.0), add(a, 100.0)), axes=(1,)), mul(reduce_mean(add(a, 100.0), axes=(1,)), reduce_mean(add(a, 100.0), axes=(1,))))))",
+    "sum zero div": "def g(a: f32[9, 40], b: f32[9, 40]):\n    return div(a, sub(reduce_sum(add(a, b), axes=(1,), "
+    "keepdims=True), reduce_sum(add(b, a), axes=(1,), keepdims=True)))",
+    "norm of equal": "def g(a: f32[9, 1]):\n    return mean_variance_norm(expand(mul(a, 1.1), shape=(9, 40)), "
+    "axes=(1,))",
+    "mean of square minus": "def g(a: f32[9, 40]):\n    return sqrt(relu(sub(reduce_mean(mul(add(a, 100.0), add(a, "
+    "100.0)), axes=(1,)), mul(reduce_mean(add(a, 100.0), axes=(1,)), reduce_mean(add(a, "
+    "100.0), axes=(1,))))))",
 }
 
 
 @pytest.mark.parametrize("numerics", ["standard", "strict"])
 @pytest.mark.parametrize("name", ILL_CONDITIONED)
 def test_right_kernels_of_ill_conditioned_values_pass(name: str, numerics: str) -> None:
-    """Masks that overflow, norms of nearly equal numbers, ties, steps of functions: roundings decide, and a right kernel is not refused."""
+    """Masks that overflow, norms of nearly equal numbers, ties, steps of functions: roundings decide, and a right
+    kernel is not refused.
+    """
     rng = np.random.default_rng(0)
     constants = {k: rng.standard_normal(s).astype(np.float32) for k, s in (("w", (40, 9)), ("s", (40,)), ("t", (40,)))}
     text = ILL_CONDITIONED[name]
@@ -314,11 +374,16 @@ def test_right_kernels_of_ill_conditioned_values_pass(name: str, numerics: str) 
 @pytest.mark.parametrize(
     "name,change",
     [
-        *((name, drop_stores) for name in ("overflow", "argmax", "argmax round", "compare", "floor", "quantize", "nearly equal")),
+        *(
+            (name, drop_stores)
+            for name in ("overflow", "argmax", "argmax round", "compare", "floor", "quantize", "nearly equal")
+        ),
         *((name, last_iteration_missing) for name in ("overflow", "floor", "quantize", "nearly equal")),
     ],
 )
-def test_wrong_kernels_of_ill_conditioned_values_are_refused(name: str, change: Callable[[], Callable[[Kernel], Kernel]]) -> None:
+def test_wrong_kernels_of_ill_conditioned_values_are_refused(
+    name: str, change: Callable[[], Callable[[Kernel], Kernel]]
+) -> None:
     text = ILL_CONDITIONED[name]
     rng = np.random.default_rng(0)
     constants = {k: rng.standard_normal(s).astype(np.float32) for k, s in (("w", (40, 9)), ("s", (40,)), ("t", (40,)))}
@@ -327,8 +392,21 @@ def test_wrong_kernels_of_ill_conditioned_values_are_refused(name: str, change: 
         check(p, change())
 
 
-CHAINS = ("sub(add({}, b), b)", "mul({}, 3.0)", "add({}, a)", "relu({})", "sub({}, reduce_mean({}, axes=(1,), keepdims=True))", "tanh({})")
-ENDS = ("layer_norm({}, s, t)", "softmax(mul({}, 1e4))", "argmax({}, axis=1)", "floor(mul({}, 8.0))", "mean_variance_norm({}, axes=(1,))")
+CHAINS = (
+    "sub(add({}, b), b)",
+    "mul({}, 3.0)",
+    "add({}, a)",
+    "relu({})",
+    "sub({}, reduce_mean({}, axes=(1,), keepdims=True))",
+    "tanh({})",
+)
+ENDS = (
+    "layer_norm({}, s, t)",
+    "softmax(mul({}, 1e4))",
+    "argmax({}, axis=1)",
+    "floor(mul({}, 8.0))",
+    "mean_variance_norm({}, axes=(1,))",
+)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -30,13 +30,19 @@ from dnnc.backends.runtime.program import Call, Place
 
 
 def summing(count: int) -> Loaded:
-    """A kernel of `count` pointers: the sum of the numbers at all but the last, and of its thread's number + 1, goes to the last one's place for
-    that thread."""
+    """A kernel of `count` pointers: the sum of the numbers at all but the last, and of its thread's number + 1, goes to
+    the last one's place for that thread.
+    """
     args = ", ".join(f"ptr %a{k}" for k in range(count))
     lines = [f"define void @k_sum({args}, ptr %frame, i64 %tid, i64 %nthreads) nounwind {{", "  %s0 = add i64 %tid, 1"]
     for k in range(count - 1):
         lines += [f"  %v{k} = load i64, ptr %a{k}", f"  %s{k + 1} = add i64 %s{k}, %v{k}"]
-    lines += [f"  %to = getelementptr i64, ptr %a{count - 1}, i64 %tid", f"  store i64 %s{count - 1}, ptr %to", "  ret void", "}"]
+    lines += [
+        f"  %to = getelementptr i64, ptr %a{count - 1}, i64 %tid",
+        f"  store i64 %s{count - 1}, ptr %to",
+        "  ret void",
+        "}",
+    ]
     target = parse_target("llvm")
     return load_objects([compile_text("\n".join(lines) + "\n", target.cpu, target.features)])
 
@@ -79,19 +85,29 @@ def test_records_name_bases_and_barriers() -> None:
 def test_large_kernels_are_claimed_in_shares_unless_their_threads_meet() -> None:
     small, large = Place("buffer", 0, nbytes=1 << 20), Place("buffer", 1, nbytes=LARGE)
     calls = [
-        Call(f"k_{name}", (small, of), (of,), (0,), parallel) for name, of, parallel in (("a", large, True), ("b", small, True), ("c", large, False))
+        Call(f"k_{name}", (small, of), (of,), (0,), parallel)
+        for name, of, parallel in (("a", large, True), ("b", small, True), ("c", large, False))
     ]
     calls += [Call("k_meet", (small, large), (large,), (2,), True), Call("k_d", (large, small), (small,), (), True)]
     records = records_of(calls, 2, {"k_a", "k_b", "k_c", "k_d"})
     assert [r.flags & CLAIMED != 0 for r in records] == [True, False, False, False, True]
-    assert [r.flags >> COUNTER for r in records] == [2 + 2 + 3, 0, 0, 0, 2 + 2 + 3 + 1]  # behind two buffers and three sizes
+    assert [r.flags >> COUNTER for r in records] == [
+        2 + 2 + 3,
+        0,
+        0,
+        0,
+        2 + 2 + 3 + 1,
+    ]  # behind two buffers and three sizes
     assert counters(records) == 2
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_each_share_is_computed_once_by_whoever_claims_it(threads: int) -> None:
     """The kernel counts for each thread number that it is told; the counter is 0 again for the next call."""
-    lines = ["define void @k_count(ptr %a, ptr %frame, i64 %tid, i64 %nthreads) nounwind {", "  %p = getelementptr i64, ptr %a, i64 %tid"]
+    lines = [
+        "define void @k_count(ptr %a, ptr %frame, i64 %tid, i64 %nthreads) nounwind {",
+        "  %p = getelementptr i64, ptr %a, i64 %tid",
+    ]
     lines += ["  %v = load i64, ptr %p", "  %w = add i64 %v, %nthreads", "  store i64 %w, ptr %p", "  ret void", "}"]
     target = parse_target("llvm")
     loaded = load_objects([compile_text("\n".join(lines) + "\n", target.cpu, target.features)])

@@ -1,4 +1,6 @@
-"""Data movement: nests cut at seams are copies, rows and columns change places in registers, steps are shuffles; and the numbers are right."""
+"""Data movement: nests cut at seams are copies, rows and columns change places in registers, steps are shuffles; and
+the numbers are right.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +128,15 @@ def test_phases_of_less_than_a_block_are_zipped_as_rows() -> None:
 
 @pytest.mark.parametrize("level", [0, 3])
 @pytest.mark.parametrize(
-    "text", ["softmax(x)", "log_softmax(x)", "cumsum(x, axis=1)", "reduce_sum(exp(x), axes=(1,))", "concat(x, x, axis=1)", "neg(x)"]
+    "text",
+    [
+        "softmax(x)",
+        "log_softmax(x)",
+        "cumsum(x, axis=1)",
+        "reduce_sum(exp(x), axes=(1,))",
+        "concat(x, x, axis=1)",
+        "neg(x)",
+    ],
 )
 def test_rows_without_elements(text: str, level: int) -> None:
     g = parse(f"def f(x: f32[3, 0]):\n    y = {text}\n    return y\n")
@@ -135,7 +145,16 @@ def test_rows_without_elements(text: str, level: int) -> None:
 
 
 LONG_FUNCTION = "def g(x: f32[{n}]):\n    return add(mul(tanh(add(mul(x, 2.0), 1.0)), exp(neg(x))), x)"
-LENGTHS = {3: 16, 64: 64, 100: 16, 1000: 16, 1024: 64, 10_000: 64, 65_536: 64, 70_003: 64}  # and the lanes of its vectors
+LENGTHS = {
+    3: 16,
+    64: 64,
+    100: 16,
+    1000: 16,
+    1024: 64,
+    10_000: 64,
+    65_536: 64,
+    70_003: 64,
+}  # and the lanes of its vectors
 
 
 @pytest.mark.parametrize("n", LENGTHS)
@@ -152,7 +171,9 @@ def test_vectors_of_long_functions_go_in_lockstep(n: int) -> None:
 
 
 def test_last_elements_of_each_long_part_are_apart() -> None:
-    """Three nests of one kernel, none a multiple of a vector: what is left of a part stands behind it, not at the end."""
+    """Three nests of one kernel, none a multiple of a vector: what is left of a part stands behind it, not at the
+    end.
+    """
     g = parse("def g(x: f32[100003]):\n    return mul(pad(x, pads=(70005, 66001)), 3.0)")
     assert show_kernel(kernel(g.copy(), "pad")).count(" in parallel(") == 6
     x = np.random.default_rng(0).standard_normal(100003).astype(np.float32)

@@ -1,4 +1,6 @@
-"""Every op record natively: each of its samples as a graph of one node, compiled, and compared with the float64 reference."""
+"""Every op record natively: each of its samples as a graph of one node, compiled, and compared with the float64
+reference.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from dnnc.ir.op import OpDef, Sample
 from dnnc.ir.ops import FAMILIES, OPS
 from dnnc.ir.ops.common import draw
 
-HOSTED = {name for name, op in OPS.items() if op.host is not None or "host" in op.traits}  # tests/compiler/test_staged.py has them
+HOSTED = {
+    name for name, op in OPS.items() if op.host is not None or "host" in op.traits
+}  # tests/compiler/test_staged.py has them
 CASES = [(op, s) for name, op in OPS.items() if name not in HOSTED for s in op.samples]
 # one op of each way of making code, for the CPUs that lack instructions
 OTHERS = (
@@ -38,14 +42,24 @@ OTHERS = (
 def label(case: Any) -> str:
     if isinstance(case, OpDef):
         return case.name
-    return f"{'-'.join(map(str, case.inputs))}-{'-'.join(f'{k}={v}' for k, v in case.attrs)}".replace(" ", "") if isinstance(case, Sample) else ""
+    return (
+        f"{'-'.join(map(str, case.inputs))}-{'-'.join(f'{k}={v}' for k, v in case.attrs)}".replace(" ", "")
+        if isinstance(case, Sample)
+        else ""
+    )
 
 
 def check(op: OpDef, s: Sample, target: str, **options: Any) -> None:
     seed = zlib.crc32(f"{op.name} {label(s)}".encode())
     print(f"seed {seed}")
     attrs = dict(s.attrs)
-    check_graph(one_node(op.name, s.inputs, **attrs), draw(s, seed), longest_reduction(op.name, s.inputs, **attrs), target, **options)
+    check_graph(
+        one_node(op.name, s.inputs, **attrs),
+        draw(s, seed),
+        longest_reduction(op.name, s.inputs, **attrs),
+        target,
+        **options,
+    )
 
 
 def test_only_strings_files_and_sizes_need_the_host() -> None:

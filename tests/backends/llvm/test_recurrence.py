@@ -68,7 +68,12 @@ def net(text: str, batch: int, hidden: int) -> Graph:
 
 def inputs_of(g: Graph) -> list[Array]:
     rng = np.random.default_rng(0)
-    return [rng.integers(0, 6, v.type.shape) if v.type.dtype.is_int else rng.standard_normal(v.type.shape).astype(np.float32) for v in g.inputs]
+    return [
+        rng.integers(0, 6, v.type.shape)
+        if v.type.dtype.is_int
+        else rng.standard_normal(v.type.shape).astype(np.float32)
+        for v in g.inputs
+    ]
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -90,14 +95,19 @@ def test_compiled(name: str, batch: int, hidden: int) -> None:
 def test_every_schedule_by_the_interpreter(name: str, cpu: str) -> None:
     target = parse_target(cpu, 2)
     g = net(NETS[name], 4, 11)
-    PassManager().run(g, LEVELS[3], PassContext(TargetFacts(lanes=target.lanes, supports_scan_kernel=lambda form: True)))
+    PassManager().run(
+        g, LEVELS[3], PassContext(TargetFacts(lanes=target.lanes, supports_scan_kernel=lambda form: True))
+    )
     (node,) = (n for n in g.nodes() if n.op.name == "recurrence")
     problem = classify([node], lower_recurrence(g, node))
     settings = recurrence.space(problem, target)
     assert len(settings) >= 6
     first: dict[str, Array] = {}
     rng = np.random.default_rng(1)
-    given = {b.name: (2 * rng.standard_normal([int(str(d)) for d in b.shape])).astype(b.dtype.numpy) for b in problem.kernel.entry.buffers}
+    given = {
+        b.name: (2 * rng.standard_normal([int(str(d)) for d in b.shape])).astype(b.dtype.numpy)
+        for b in problem.kernel.entry.buffers
+    }
     for knobs in [None, *settings]:
         kernel = problem.kernel if knobs is None else recurrence.apply(problem, dict(knobs), target)
         buffers = {k: v.copy() for k, v in given.items()}

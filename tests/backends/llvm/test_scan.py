@@ -25,7 +25,9 @@ DTYPES = {"f32": 1e-5, "f64": 1e-13, "f16": 1e-2, "i32": 0, "i64": 0}
 def test_every_shape_and_axis(dtype: str, exclusive: bool, reverse: bool) -> None:
     rng = np.random.default_rng(0)
     for shape in SHAPES:
-        x = (rng.integers(-9, 9, shape) if dtype[0] == "i" else rng.standard_normal(shape)).astype({"f": "float", "i": "int"}[dtype[0]] + dtype[1:])
+        x = (rng.integers(-9, 9, shape) if dtype[0] == "i" else rng.standard_normal(shape)).astype(
+            {"f": "float", "i": "int"}[dtype[0]] + dtype[1:]
+        )
         for axis in range(len(shape)):
             text = f"def g(x: {dtype}{list(shape)}):\n    return cumsum(x, axis={axis}, exclusive={exclusive}, reverse={reverse})"
             got = compile(parse(text), cache=False, threads=2)(x)
@@ -41,7 +43,11 @@ def test_every_shape_and_axis(dtype: str, exclusive: bool, reverse: bool) -> Non
 def test_sizes_that_are_known_when_called(sizes: tuple[int, int]) -> None:
     x = np.random.default_rng(0).standard_normal(sizes).astype(np.float32)
     for axis in (0, 1):
-        f = compile(parse(f"def g(x: f32[M, N]):\n    return cumprod(x, axis={axis})"), cache=False, dims={"M": (1, 64), "N": (1, 512)})
+        f = compile(
+            parse(f"def g(x: f32[M, N]):\n    return cumprod(x, axis={axis})"),
+            cache=False,
+            dims={"M": (1, 64), "N": (1, 512)},
+        )
         np.testing.assert_allclose(f(x), np.cumprod(x, axis), rtol=1e-4, atol=1e-30)
 
 

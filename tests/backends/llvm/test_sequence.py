@@ -23,7 +23,9 @@ from dnnc.passes.pipelines import compile_program
 def _limited_expression(x: te.Tensor) -> te.Tensor:
     def element(own: te.Tensor, r: Expr, i: Expr) -> Expr:
         before = select(i < 1, const(0), own[r, maximum(i - 1, const(0))])
-        return maximum(before + x[r, i] + x[r, 0], const(0)) % 7  # x[r, 0] is read after own[r, 0] is written: not in place
+        return (
+            maximum(before + x[r, i] + x[r, 0], const(0)) % 7
+        )  # x[r, 0] is read after own[r, 0] is written: not in place
 
     return te.recur(x.dims, i64, element)
 
@@ -35,7 +37,9 @@ def _limited(x: np.ndarray) -> np.ndarray:
     return out
 
 
-LIMITED = OpDef("limited", lambda x: x, _limited_expression, reference=_limited, traits=frozenset(("pure", "loops", "sequential")))
+LIMITED = OpDef(
+    "limited", lambda x: x, _limited_expression, reference=_limited, traits=frozenset(("pure", "loops", "sequential"))
+)
 
 
 def program(text: str, **ops: OpDef):  # type: ignore[no-untyped-def]

@@ -1,4 +1,6 @@
-"""Shapes at the edges: no elements, no axes, tails of every length around the vector width, six axes, reductions of length 0 and 1."""
+"""Shapes at the edges: no elements, no axes, tails of every length around the vector width, six axes, reductions of
+length 0 and 1.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def test_every_tail(dtype: str, target: str) -> None:
     check([c for n in LENGTHS for c in (("add", [(n,), (n,)], {}), ("mul", [(3, n), (3, 1)], {}))], dtype, target)
 
 
-@pytest.mark.parametrize("name", ["reduce_sum", "reduce_max", "softmax", "layer_norm", "argmin", "cumsum", "reduce_log_sum_exp"])
+@pytest.mark.parametrize(
+    "name", ["reduce_sum", "reduce_max", "softmax", "layer_norm", "argmin", "cumsum", "reduce_log_sum_exp"]
+)
 def test_every_row_length(name: str) -> None:
     reduce = {"axes": (1,)} if name.startswith("reduce") else {} if name == "layer_norm" else {"axis": 1}
     check([(name, [(3, n), (n,)] if name == "layer_norm" else [(3, n)], reduce) for n in LENGTHS])
@@ -59,20 +63,32 @@ def test_every_row_length(name: str) -> None:
 def test_reductions_over_any_axes(name: str) -> None:
     cases: list[Case] = []
     for shape in ((5,), (1, 1), (3, 17), (4, 1, 6), (2, 3, 4, 5), (2, 1, 3, 1, 2, 7)):
-        axes = [None, (), *((k,) for k in range(len(shape))), tuple(range(0, len(shape), 2)), tuple(range(1, len(shape)))]
+        axes = [
+            None,
+            (),
+            *((k,) for k in range(len(shape))),
+            tuple(range(0, len(shape), 2)),
+            tuple(range(1, len(shape))),
+        ]
         cases += [(name, [shape], {"axes": a, "keepdims": keep}) for a in axes for keep in (False, True)]
     check(cases)
 
 
 def test_no_elements() -> None:
     cases: list[Case] = [
-        ("add", [(0,), (0,)], {}), ("add", [(3, 0), (1,)], {}), ("exp", [(2, 0, 5)], {}), ("reduce_sum", [(0, 3)], {"axes": (1,)}),
+        ("add", [(0,), (0,)], {}), ("add", [(3, 0), (1,)], {}), ("exp", [(2, 0, 5)], {}),
+        ("reduce_sum", [(0, 3)], {"axes": (1,)}),
         ("reduce_sum", [(0, 3)], {"axes": (0,)}), ("reduce_sum", [(3, 0)], {"axes": (1,)}), ("reduce_sum", [(0,)], {}),
-        ("reduce_prod", [(2, 0)], {"axes": (1,)}), ("softmax", [(0, 4)], {"axis": 1}), ("softmax", [(4, 0)], {"axis": 1}),
-        ("matmul", [(0, 3), (3, 4)], {}), ("matmul", [(2, 0), (0, 4)], {}), ("matmul", [(2, 3), (3, 0)], {}), ("matmul", [(0, 2, 3), (3, 4)], {}),
-        ("transpose", [(3, 0, 2)], {"perm": (2, 0, 1)}), ("concat", [(2, 0), (2, 3)], {"axis": 1}), ("concat", [(0, 3), (0, 3)], {"axis": 0}),
-        ("pad", [(0, 2)], {"pads": (1, 1, 2, 0)}), ("tile", [(2, 3)], {"repeats": (0, 2)}), ("slice", [(4, 5)], {"starts": (1, 2), "steps": (1, 1), "shape": (0, 3)}),
-        ("conv", [(0, 3, 5, 5), (16, 3, 3, 3)], {}), ("layer_norm", [(0, 5), (5,)], {}), ("max_pool", [(0, 16, 4, 4)], {"kernel": (2, 2)}),
+        ("reduce_prod", [(2, 0)], {"axes": (1,)}), ("softmax", [(0, 4)], {"axis": 1}),
+        ("softmax", [(4, 0)], {"axis": 1}),
+        ("matmul", [(0, 3), (3, 4)], {}), ("matmul", [(2, 0), (0, 4)], {}), ("matmul", [(2, 3), (3, 0)], {}),
+        ("matmul", [(0, 2, 3), (3, 4)], {}),
+        ("transpose", [(3, 0, 2)], {"perm": (2, 0, 1)}), ("concat", [(2, 0), (2, 3)], {"axis": 1}),
+        ("concat", [(0, 3), (0, 3)], {"axis": 0}),
+        ("pad", [(0, 2)], {"pads": (1, 1, 2, 0)}), ("tile", [(2, 3)], {"repeats": (0, 2)}),
+        ("slice", [(4, 5)], {"starts": (1, 2), "steps": (1, 1), "shape": (0, 3)}),
+        ("conv", [(0, 3, 5, 5), (16, 3, 3, 3)], {}), ("layer_norm", [(0, 5), (5,)], {}),
+        ("max_pool", [(0, 16, 4, 4)], {"kernel": (2, 2)}),
         ("argmax", [(0, 17, 16)], {"axis": 2}), ("argmin", [(3, 0)], {"axis": 0}),
     ]  # fmt: skip
     for case in cases:
@@ -82,27 +98,34 @@ def test_no_elements() -> None:
 
 def test_no_axes() -> None:
     check([("add", [(), ()], {}), ("exp", [()], {}), ("reduce_sum", [()], {}), ("max", [(), ()], {}),
-           ("matmul", [(5,), (5,)], {}), ("expand", [()], {"shape": (3, 5)}), ("reduce_max", [(7, 3)], {"keepdims": False})])  # fmt: skip
+           ("matmul", [(5,), (5,)], {}), ("expand", [()], {"shape": (3, 5)}),
+           ("reduce_max", [(7, 3)], {"keepdims": False})])  # fmt: skip
 
 
 def test_six_axes() -> None:
     six = (2, 3, 1, 4, 2, 5)
-    check([("add", [six, (3, 1, 1, 2, 1)], {}), ("transpose", [six], {"perm": (5, 0, 3, 2, 1, 4)}), ("transpose", [six], {"perm": (0, 1, 2, 4, 3, 5)}),
+    check([("add", [six, (3, 1, 1, 2, 1)], {}), ("transpose", [six], {"perm": (5, 0, 3, 2, 1, 4)}),
+    ("transpose", [six], {"perm": (0, 1, 2, 4, 3, 5)}),
            ("slice", [six], {"starts": (1, 0, 0, 3, 0, 4), "steps": (1, 2, 1, -1, 1, -2), "shape": (1, 2, 1, 3, 2, 2)}),
-           ("softmax", [six], {"axis": 3}), ("concat", [six, six], {"axis": 3}), ("pad", [six], {"pads": (0, 1, 0, 2, 0, 1, 1, 0, 0, 0, 0, 3)})])  # fmt: skip
+           ("softmax", [six], {"axis": 3}), ("concat", [six, six], {"axis": 3}),
+           ("pad", [six], {"pads": (0, 1, 0, 2, 0, 1, 1, 0, 0, 0, 0, 3)})])  # fmt: skip
 
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=haswell", "llvm -mcpu=x86-64"])
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "i8"])
 def test_transposed_tiles(dtype: str, target: str) -> None:
     check([("transpose", [(m, n)], {"perm": (1, 0)}) for m, n in ((16, 16), (17, 33), (64, 20), (15, 40), (3, 50))]
-          + [("transpose", [(2, 18, 3, 20)], {"perm": p}) for p in ((0, 2, 3, 1), (3, 1, 2, 0), (0, 3, 1, 2), (1, 0, 3, 2))], dtype, target)  # fmt: skip
+          + [("transpose", [(2, 18, 3, 20)], {"perm": p}) for p in ((0, 2, 3, 1), (3, 1, 2, 0), (0, 3, 1, 2),
+          (1, 0, 3, 2))], dtype, target)  # fmt: skip
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 40), (40, 1), (5, 17), (16, 16), (33, 31)])
 def test_matmul_sizes(sizes: tuple[int, int]) -> None:
     m, n = sizes
-    check([("matmul", [(m, k), (k, n)], {}) for k in (1, 2, 16, 19)] + [("matmul", [(3, m, 7), (3, 7, n)], {}), ("matmul", [(7,), (7, n)], {})])
+    check(
+        [("matmul", [(m, k), (k, n)], {}) for k in (1, 2, 16, 19)]
+        + [("matmul", [(3, m, 7), (3, 7, n)], {}), ("matmul", [(7,), (7, n)], {})]
+    )
 
 
 @pytest.mark.parametrize("channels", [(1, 1), (3, 16), (16, 8), (17, 33), (32, 16)])
@@ -115,7 +138,8 @@ def test_conv_sizes(channels: tuple[int, int]) -> None:
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 def test_groups_of_few_channels(dtype: str) -> None:
     """Lanes of one register belong to several groups, the last register is not full."""
-    check([("conv", [(2, groups * i, 4), (groups * o, i, 3)], {"pads": (0, 0), "strides": (1,), "dilations": (1,), "group": groups})
+    check([("conv", [(2, groups * i, 4), (groups * o, i, 3)],
+    {"pads": (0, 0), "strides": (1,), "dilations": (1,), "group": groups})
            for groups in (2, 3, 8) for i in (1, 4) for o in (1, 2, 4, 6)], dtype)  # fmt: skip
 
 
@@ -179,7 +203,11 @@ def test_reductions_in_every_place(target: str) -> None:
     """Rows in registers, two at a time, over axes before the last, of a few elements far apart."""
     cases: list[Case] = []
     for rows, n in ((1, 40), (2, 64), (3, 197), (6, 256), (8, 300), (40, 5), (64, 16)):
-        cases += [("softmax", [(rows, n)], {"axis": 1}), ("log_softmax", [(rows, n)], {"axis": 1}), ("layer_norm", [(rows, n), (n,)], {})]
+        cases += [
+            ("softmax", [(rows, n)], {"axis": 1}),
+            ("log_softmax", [(rows, n)], {"axis": 1}),
+            ("layer_norm", [(rows, n), (n,)], {}),
+        ]
         cases += [(op, [(rows, n, 20)], {"axis": 1}) for op in ("softmax", "log_softmax")]
         cases += [(op, [(rows, n)], {"axes": (1,)}) for op in ("reduce_max", "reduce_sum")]
     check(cases, "f32", target)

@@ -1,4 +1,6 @@
-"""The spaces of the CPU's schedules: any choice of any problem verifies and means what the graph means; what the knobs do that only a search sets."""
+"""The spaces of the CPU's schedules: any choice of any problem verifies and means what the graph means; what the knobs
+do that only a search sets.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ DRAWS = 3  # choices of each kernel that are interpreted
 
 def layer(m: int, k: int, n: int) -> Graph:
     """With constant weights, which are packed."""
-    return graph_of(f"def g(x: f32[{m}, {k}], r: f32[{m}, {n}], *, w: f32[{k}, {n}], b: f32[{n}]):\n    return add(relu(add(matmul(x, w), b)), r)")
+    return graph_of(
+        f"def g(x: f32[{m}, {k}], r: f32[{m}, {n}], *, w: f32[{k}, {n}], b: f32[{n}]):\n    return "
+        "add(relu(add(matmul(x, w), b)), r)"
+    )
 
 
 def conv(image: str, weights: str, attrs: str = "") -> Graph:
@@ -56,11 +61,15 @@ MODELS = {
     "softmax large": one_node("softmax", ["f32 70 130"], axis=1),
     "norm large": one_node("layer_norm", ["f32 40 500", "f32 500"]),
     "columns": one_node("reduce_sum", ["f32 40 140"], axes=(0,)),
-    "columns of squares": graph_of("def g(x: f32[3, 30, 70], y: f32[3, 70]):\n    return sqrt(add(reduce_mean(mul(x, x), axes=(1,)), y))"),
+    "columns of squares": graph_of("def g(x: f32[3, 30, 70], y: f32[3, 70]):\n    return sqrt(add(reduce_mean(mul(x, "
+                                   "x), axes=(1,)), y))"),
     "cumsum": one_node("cumsum", ["f32 12 50"], axis=1),
-    "variance": graph_of("def g(x: f32[20, 170]):\n    d = sub(x, reduce_mean(x, axes=(1,), keepdims=True))\n    return reduce_mean(mul(d, d), axes=(1,))"),
-    "batch norm": graph_of("def g(x: f32[30, 300], *, w: f32[1, 300]):\n    return mul(mean_variance_norm(x, axes=(0,)), w)"),
-    "batch norm of images": graph_of("def g(x: f32[4, 9, 5, 8]):\n    return div(x, sqrt(reduce_sum(mul(x, x), axes=(0, 2, 3), keepdims=True)))"),
+    "variance": graph_of("def g(x: f32[20, 170]):\n    d = sub(x, reduce_mean(x, axes=(1,), keepdims=True))\n    "
+                         "return reduce_mean(mul(d, d), axes=(1,))"),
+    "batch norm": graph_of("def g(x: f32[30, 300], *, w: f32[1, 300]):\n    return mul(mean_variance_norm(x, "
+                           "axes=(0,)), w)"),
+    "batch norm of images": graph_of("def g(x: f32[4, 9, 5, 8]):\n    return div(x, sqrt(reduce_sum(mul(x, x), "
+                                     "axes=(0, 2, 3), keepdims=True)))"),
 }  # fmt: skip
 
 
@@ -71,7 +80,12 @@ def drawn(g: Graph, seed: int, target: CpuTarget = TARGET, strict: bool = False)
     def choose(problem: Problem, candidates: Sequence[Choice]) -> Choice:
         return rng.choice(space(problem, offered))
 
-    return compile_program(g.copy(), PassContext(TargetFacts(lanes=target.lanes), numerics="strict" if strict else "standard"), offered, choose)
+    return compile_program(
+        g.copy(),
+        PassContext(TargetFacts(lanes=target.lanes), numerics="strict" if strict else "standard"),
+        offered,
+        choose,
+    )
 
 
 def steps(p: Program) -> list[Step]:
@@ -116,12 +130,18 @@ def test_convolutions_of_unknown_size(kernel: int, stride: int) -> None:
 def result(step: Step) -> np.ndarray:
     """What a kernel makes of certain numbers."""
     rng = np.random.default_rng(0)
-    arrays = {b.name: rng.standard_normal(v.type.physical).astype(v.type.dtype.numpy) for v, b in zip(step.params, step.kernel.entry.buffers)}
+    arrays = {
+        b.name: rng.standard_normal(v.type.physical).astype(v.type.dtype.numpy)
+        for v, b in zip(step.params, step.kernel.entry.buffers)
+    }
     run_kernel(step.kernel, arrays)
     return arrays[step.kernel.entry.buffers[-1].name]
 
 
-@pytest.mark.parametrize("name", ["layer", "long sum", "conv 1x1 long", "depthwise 5x5", "max_pool", "softmax", "layer_norm", "columns", "cumsum"])
+@pytest.mark.parametrize(
+    "name",
+    ["layer", "long sum", "conv 1x1 long", "depthwise 5x5", "max_pool", "softmax", "layer_norm", "columns", "cumsum"],
+)
 def test_strict_choices_compute_the_same_bits(name: str) -> None:
     first, *others = ([result(s) for s in steps(drawn(MODELS[name], seed, strict=True))] for seed in range(4))
     assert all(np.array_equal(a, b) for other in others for a, b in zip(first, other))
@@ -139,13 +159,19 @@ def test_strict_choices_compute_the_same_bits(name: str) -> None:
     ],
 )
 def test_sums_across_memory_are_made_side_by_side(types: list[str], axis: int, columns: int) -> None:
-    p = compile_program(one_node("reduce_sum", types, axes=(axis,)), PassContext(TargetFacts(lanes=TARGET.lanes)), templates(TARGET))
+    p = compile_program(
+        one_node("reduce_sum", types, axes=(axis,)), PassContext(TargetFacts(lanes=TARGET.lanes)), templates(TARGET)
+    )
     assert dict(steps(p)[0].choice.knobs).get("columns", 0) == columns
 
 
 def test_rows_that_come_from_memory_are_asked_for_ahead() -> None:
     for rows, length, asked in ((2048, 1024, 1), (1024, 1024, 1), (512, 1024, 0), (2048, 128, 0), (64, 32768, 0)):
-        p = compile_program(one_node("softmax", [f"f32 {rows} {length}"], axis=1), PassContext(TargetFacts(lanes=TARGET.lanes)), templates(TARGET))
+        p = compile_program(
+            one_node("softmax", [f"f32 {rows} {length}"], axis=1),
+            PassContext(TargetFacts(lanes=TARGET.lanes)),
+            templates(TARGET),
+        )
         (step,) = steps(p)
         assert dict(step.choice.knobs).get("pf", 0) == asked == step.text.count("prefetch")
 
@@ -164,7 +190,7 @@ def test_rows_that_are_gathered_from_memory_verify(parts: tuple[int, int]) -> No
         compile_text(emit_kernel(step.kernel, "k_row", TARGET.feature_set), TARGET.cpu, TARGET.features)
 
 
-# --- what only a search sets ----------------------------------------------------------------------------------------------------
+# --- what only a search sets ------------------------------------------------------------------------------------------
 
 
 def built(g: Graph, template: str, **knobs: int | str) -> str:
@@ -179,7 +205,10 @@ def built(g: Graph, template: str, **knobs: int | str) -> str:
 
 
 MAP, ROWS = graphs()["transpose"], one_node("softmax", ["f32 64 40"], axis=1)
-WINDOWS = graph_of("def g(x: f32[1, 32, 20, 20], *, w: f32[32, 32, 1, 1]):\n    return max_pool(conv(x, w), kernel=(3, 3), strides=(2, 2))")
+WINDOWS = graph_of(
+    "def g(x: f32[1, 32, 20, 20], *, w: f32[32, 32, 1, 1]):\n    return max_pool(conv(x, w), kernel=(3, 3), "
+    "strides=(2, 2))"
+)
 LARGE = one_node("add", ["f32 300 450", "f32 300 450"])
 
 
@@ -201,7 +230,13 @@ def test_knobs_that_are_not_set_have_their_old_meaning() -> None:
 @pytest.mark.parametrize(
     "g, template, knobs, there, gone",
     [
-        (MODELS["layer"], "contraction", {"order": "panels", "kc": 32}, ["for ks in range(4)", "if ks < 1", "acc_po["], []),
+        (
+            MODELS["layer"],
+            "contraction",
+            {"order": "panels", "kc": 32},
+            ["for ks in range(4)", "if ks < 1", "acc_po["],
+            [],
+        ),
         (MODELS["layer"], "contraction", {"order": "tiles", "mr": 13, "nv": 2}, ["26"], ["acc_po"]),
         (MODELS["layer"], "contraction", {"order": "panels"}, ["prefetch("], []),
         (MODELS["layer"], "contraction", {"order": "panels", "pf": 0}, [], ["prefetch("]),

@@ -35,13 +35,16 @@ CASES = {  # text -> the results that are streamed
     "masked": (kernel(N, "y[16*i:+16:20 - i] = x[16*i:+16] + 1.0"), []),
     "read again": (kernel(N, "y[16*i:+16] = y[16*i:+16] + x[16*i:+16]"), []),
     "one of two": (
-        f"def k(x: f32[{N}], y: f32[{N}], z: f32[{N // 16}]):\n    for i in parallel({N // 16}):\n        y[16*i:+16] = x[16*i:+16]\n        z[i] = x[16*i]\n",
+        f"def k(x: f32[{N}], y: f32[{N}], z: f32[{N // 16}]):\n    for i in parallel({N // 16}):\n        y[16*i:+16] "
+        "= x[16*i:+16]\n        z[i] = x[16*i]\n",
         ["y"],
     ),
     "rows that begin anywhere": (
-        f"def k(x: f32[{N // 16}, 20], y: f32[{N // 16}, 20]):\n    for i in parallel({N // 16}):\n        y[i, 0:+16] = x[i, 0:+16]\n", [],
+        f"def k(x: f32[{N // 16}, 20], y: f32[{N // 16}, 20]):\n    for i in parallel({N // 16}):\n        y[i, 0:+16] "
+        "= x[i, 0:+16]\n", [],
     ),
-    "open shape": (f"def k(n: dim[1, {N}], x: f32[n, 16], y: f32[n, 16]):\n    for i in parallel(n):\n        y[i, 0:+16] = x[i, 0:+16]\n", []),
+    "open shape": (f"def k(n: dim[1, {N}], x: f32[n, 16], y: f32[n, 16]):\n    for i in parallel(n):\n        y[i, "
+                   "0:+16] = x[i, 0:+16]\n", []),
 }  # fmt: skip
 
 
@@ -61,12 +64,22 @@ def test_other_cpus_store_as_ever() -> None:
 
 
 def test_the_code() -> None:
-    """One vector past the caches, and before the return a fence: other threads read what a kernel wrote when it has returned."""
+    """One vector past the caches, and before the return a fence: other threads read what a kernel wrote when it has
+    returned.
+    """
     code = emit_kernel(parse_kernel(kernel(N, MAP)), "k", AVX512)
     past, through, entry = code.split("define ")[1:]
-    assert past.count("@llvm.prefetch.p0(") == 1 and f"i64 {streams.AHEAD}" in past and "prefetch" not in through + entry
-    assert past.startswith("internal void @k..past(") and through.startswith("internal void @k..through(") and entry.startswith("void @k(")
-    assert past.count(", align 64, !nontemporal !{i32 1}") == 1 and past.rstrip().endswith(f"call void @{streams.FENCE}()\n  ret void\n}}")
+    assert (
+        past.count("@llvm.prefetch.p0(") == 1 and f"i64 {streams.AHEAD}" in past and "prefetch" not in through + entry
+    )
+    assert (
+        past.startswith("internal void @k..past(")
+        and through.startswith("internal void @k..through(")
+        and entry.startswith("void @k(")
+    )
+    assert past.count(", align 64, !nontemporal !{i32 1}") == 1 and past.rstrip().endswith(
+        f"call void @{streams.FENCE}()\n  ret void\n}}"
+    )
     assert "nontemporal" not in through and streams.FENCE not in through
     assert entry.index("ptrtoint ptr %y to i64") < entry.index("br i1 %.whole, label %.past, label %.through")
 
@@ -116,4 +129,8 @@ def k(x: f32[{n}], y: f32[{n}], z: f32[{n}]):
         call(x.ctypes.data, y.ctypes.data, z.ctypes.data, None, t, threads)
     np.testing.assert_array_equal(y, x * 2)
     np.testing.assert_array_equal(z, x - 1)
-    assert (blocks[0][n:] == 7.0).all() and (blocks[1][: shift // 4] == 7.0).all() and (blocks[1][shift // 4 + n :] == 7.0).all()
+    assert (
+        (blocks[0][n:] == 7.0).all()
+        and (blocks[1][: shift // 4] == 7.0).all()
+        and (blocks[1][shift // 4 + n :] == 7.0).all()
+    )

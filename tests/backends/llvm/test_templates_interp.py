@@ -1,4 +1,6 @@
-"""Scheduled kernels mean what their graphs mean: the operator-IR interpreter, races and bounds included, against the float64 reference."""
+"""Scheduled kernels mean what their graphs mean: the operator-IR interpreter, races and bounds included, against the
+float64 reference.
+"""
 
 from __future__ import annotations
 

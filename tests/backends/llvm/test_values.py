@@ -1,4 +1,6 @@
-"""What IEEE and the records say of special values: NaN, infinities, signed zeros, denormals, division by zero, wide shifts, casts."""
+"""What IEEE and the records say of special values: NaN, infinities, signed zeros, denormals, division by zero, wide
+shifts, casts.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ def specials(t: DType) -> Any:
 
 def integers(t: DType) -> Any:
     lo, hi = t.range
-    return np.array([lo, lo + 1, hi, hi - 1, 0, 1, 2, 3, 7, 100, *((-1, -2, -7) if t.kind == "i" else (hi // 2, hi // 2 + 1, 5))], t.numpy)
+    return np.array(
+        [lo, lo + 1, hi, hi - 1, 0, 1, 2, 3, 7, 100, *((-1, -2, -7) if t.kind == "i" else (hi // 2, hi // 2 + 1, 5))],
+        t.numpy,
+    )
 
 
 def pairs(a: Any) -> tuple[Any, Any]:
@@ -88,15 +93,21 @@ CANCELS = ("gelu",)  # 1 + erf(x) near -1: the error is relative to x
 
 
 def check_floats(got: Any, want: Any, t: DType, given: list[Any], cancels: bool = False) -> None:
-    """Element by element: the reference in float64, rounded to the type; 8 units in the last place, nothing below the smallest normal."""
+    """Element by element: the reference in float64, rounded to the type; 8 units in the last place, nothing below the
+    smallest normal.
+    """
     with np.errstate(all="ignore"):
         rounded = want.astype(t.numpy).astype(np.float64)
     info = limits(t)
     wide = got.astype(np.float64)
     with np.errstate(all="ignore"):
-        near = np.abs(wide - rounded) <= 8 * float(info.eps) * np.abs(given[0].astype(np.float64) if cancels else rounded) + float(info.tiny)
+        near = np.abs(wide - rounded) <= 8 * float(info.eps) * np.abs(
+            given[0].astype(np.float64) if cancels else rounded
+        ) + float(info.tiny)
         near |= (
-            (np.abs(want) > float(info.max) * (1 - 8 * float(info.eps))) & (np.abs(wide) >= float(info.max) * 0.99) & (np.sign(wide) == np.sign(want))
+            (np.abs(want) > float(info.max) * (1 - 8 * float(info.eps)))
+            & (np.abs(wide) >= float(info.max) * 0.99)
+            & (np.sign(wide) == np.sign(want))
         )
     ok = near | (wide == rounded) | (np.isnan(wide) & np.isnan(rounded))
     assert ok.all(), f"at {[x[~ok][:4] for x in given]}: got {wide[~ok][:4]}, expected {rounded[~ok][:4]}"
@@ -122,7 +133,9 @@ def _name(a: Any) -> str:
 @pytest.mark.parametrize("name", unary("f"))
 def test_unary_floats(name: str) -> None:
     for t in FLOATS:
-        own = {k: BY_NAME[t] if k == "dtype" else a for k, a in sample_attrs(name).items()}  # what rounds does so to the type at hand
+        own = {
+            k: BY_NAME[t] if k == "dtype" else a for k, a in sample_attrs(name).items()
+        }  # what rounds does so to the type at hand
         check(name, [specials(BY_NAME[t])], **own)
 
 
@@ -193,7 +206,14 @@ def test_small_floats_bit_for_bit(name: str, target: str) -> None:
     np.testing.assert_array_equal(wide, codes.astype(np.float32))
     known = np.unique(wide[np.isfinite(wide)])
     middle = (known[1:].astype(np.float64) + known[:-1]) / 2
-    x = np.concatenate([known, middle, np.nextafter(middle.astype(np.float32), np.float32(np.inf)), [np.nan, np.inf, -np.inf, -0.0, 3e38, 1e-40]])
+    x = np.concatenate(
+        [
+            known,
+            middle,
+            np.nextafter(middle.astype(np.float32), np.float32(np.inf)),
+            [np.nan, np.inf, -np.inf, -0.0, 3e38, 1e-40],
+        ]
+    )
     x = x.astype(np.float32)
     (got,) = run_native(one_node("cast", [TensorType(BY_NAME["f32"], x.shape)], to=t, saturate=False), [x], target)
     with np.errstate(all="ignore"):
@@ -218,7 +238,8 @@ def test_reductions_of_special_values() -> None:
 
 
 ESTIMATES = {  # CPU -> how it makes 1 / x: by an estimate of 14 or 12 bits, or a quotient
-    "skylake-avx512": "llvm.x86.avx512.rcp14.ps.512", "haswell": "llvm.x86.avx.rcp.ps.256", "znver4": "fdiv", "x86-64": "fdiv",
+    "skylake-avx512": "llvm.x86.avx512.rcp14.ps.512", "haswell": "llvm.x86.avx.rcp.ps.256", "znver4": "fdiv",
+    "x86-64": "fdiv",
 }  # fmt: skip
 
 
@@ -252,12 +273,16 @@ def test_estimates_are_refined_where_they_have_fewer_than_14_bits(cpu: str, step
 
 @pytest.mark.parametrize("numerics", ["standard", "strict"])
 def test_tanh_is_off_by_at_most_2_ulp(numerics: str) -> None:
-    """By this CPU's estimates, and by quotients: every 61st float where tanh is neither its argument nor 1, and where it is both."""
+    """By this CPU's estimates, and by quotients: every 61st float where tanh is neither its argument nor 1, and where
+    it is both.
+    """
     bits = np.arange(np.float32(2.0**-12).view(np.int32), np.float32(10.5).view(np.int32), 61, np.int32)
     x = np.concatenate([bits.view(np.float32), np.array([1e-30, 1e-40, 1e30, np.inf], np.float32)])
     g = graph_parse(f"def g(x: f32[{x.size}]):\n    return tanh(x)\n")
     want = np.tanh(x.astype(np.float64))
-    off = np.abs(compile(g, numerics=numerics, cache=False)(x) - want) / np.spacing(want.astype(np.float32)).astype(np.float64)
+    off = np.abs(compile(g, numerics=numerics, cache=False)(x) - want) / np.spacing(want.astype(np.float32)).astype(
+        np.float64
+    )
     assert off.max() <= 2.0, f"tanh({x[off.argmax()]!r}) is off by {off.max():.2f} ulp"
 
 
@@ -268,7 +293,9 @@ def test_exp_is_off_by_at_most_2_ulp() -> None:
     got, want = f(np.concatenate([x, ends])), np.exp(x.astype(np.float64))
     off = np.abs(got[: x.size] - want) / np.spacing(want.astype(np.float32)).astype(np.float64)
     assert off.max() <= 2.0, f"exp({x[off.argmax()]!r}) is off by {off.max():.2f} ulp"
-    np.testing.assert_array_equal(got[x.size :], np.array([1, 1, np.inf, 0, np.nan, np.inf, 0, np.inf, 0, np.inf, 0, 1], np.float32))
+    np.testing.assert_array_equal(
+        got[x.size :], np.array([1, 1, np.inf, 0, np.nan, np.inf, 0, np.inf, 0, np.inf, 0, 1], np.float32)
+    )
 
 
 def with_avx512() -> CpuTarget:
@@ -279,7 +306,9 @@ def with_avx512() -> CpuTarget:
 
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16, 32, 64])
 def test_scaling_by_powers_of_two_and_looking_up(lanes: int) -> None:
-    """By instructions of AVX-512, of vectors of any length: compiled for a CPU that has them, and run where this one does."""
+    """By instructions of AVX-512, of vectors of any length: compiled for a CPU that has them, and run where this one
+    does.
+    """
     target = with_avx512()
     at = f"0:+{lanes}" if lanes > 1 else "0"
     text = f"def k(x: f32[64], n: f32[64], y: f32[64], z: f32[64]):\n    y[{at}] = scale(x[{at}], n[{at}])\n    z[{at}] = piece(x[{at}], i32(5))\n"
@@ -288,9 +317,13 @@ def test_scaling_by_powers_of_two_and_looking_up(lanes: int) -> None:
     if target.foreign:
         return
     loaded = load_objects([made])
-    call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 5, ctypes.c_int64, ctypes.c_int64)(loaded.address(f"k_scale{lanes}"))
+    call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 5, ctypes.c_int64, ctypes.c_int64)(
+        loaded.address(f"k_scale{lanes}")
+    )
     n = np.array([0.0, -3, 5, 127, -149, 200, -200, np.inf, -np.inf, np.nan, -130, 0.25, -0.75], np.float32)
-    m = np.array([1.5, -1.25, 1.0, np.nan, np.float32(2.0) + np.float32(2.0**-20)], np.float32)  # infinities are no factor of ours
+    m = np.array(
+        [1.5, -1.25, 1.0, np.nan, np.float32(2.0) + np.float32(2.0**-20)], np.float32
+    )  # infinities are no factor of ours
     for shift in range(0, m.size * n.size, lanes):
         both = np.stack(np.meshgrid(m, n), -1).reshape(-1, 2)
         xs, ns = np.roll(both, -shift, 0)[:64].T.copy()
@@ -308,12 +341,16 @@ def test_each_place_of_each_table_is_found() -> None:
     assert set((t.view(np.int32) & 31).tolist()) == set(range(32))
     rows = "".join(f"        y{k}[16*i:+16] = piece(t[16*i:+16], i32({k}))\n" for k in range(len(ROWS)))
     head = ", ".join(f"y{k}: f32[256]" for k in range(len(ROWS)))
-    code = emit_kernel(parse_kernel(f"def k(t: f32[256], {head}):\n    for i in range(16):\n{rows}"), "k_rows", target.feature_set)
+    code = emit_kernel(
+        parse_kernel(f"def k(t: f32[256], {head}):\n    for i in range(16):\n{rows}"), "k_rows", target.feature_set
+    )
     made = compile_text(code, target.cpu, target.features)
     if target.foreign:
         return
     loaded = load_objects([made])
-    call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (len(ROWS) + 2), ctypes.c_int64, ctypes.c_int64)(loaded.address("k_rows"))
+    call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (len(ROWS) + 2), ctypes.c_int64, ctypes.c_int64)(
+        loaded.address("k_rows")
+    )
     got = np.zeros((len(ROWS), 256), np.float32)
     call(t.ctypes.data, *(g.ctypes.data for g in got), None, 0, 1)
     np.testing.assert_array_equal(got, ROWS[:, t.view(np.int32) & 31])

@@ -1,4 +1,6 @@
-"""Pooling windows over blocked images: tiles of pixels with peeled borders, every tail; NaN and infinities as NumPy has them."""
+"""Pooling windows over blocked images: tiles of pixels with peeled borders, every tail; NaN and infinities as NumPy has
+them.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def pooled(op: str, width: int, case: str, between: str = "") -> Graph:
     """A convolution by the unit matrix, which makes its image blocked, and a pool of it."""
     g = Graph("g")
     b = Builder(g)
-    v = b.conv(g.add_input("x", TensorType(f32, (1, 32, 7, width))), g.constant(np.eye(32, dtype=np.float32)[:, :, None, None]))
+    v = b.conv(
+        g.add_input("x", TensorType(f32, (1, 32, 7, width))), g.constant(np.eye(32, dtype=np.float32)[:, :, None, None])
+    )
     v = b.op(between, v) if between else v
     g.outputs = [b.op(op, v, **CASES[case])]
     return g

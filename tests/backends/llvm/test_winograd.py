@@ -1,4 +1,6 @@
-"""Winograd's convolution: the kernel in the interpreter and natively, at borders and with epilogues, against float64; its schedules as data."""
+"""Winograd's convolution: the kernel in the interpreter and natively, at borders and with epilogues, against float64;
+its schedules as data.
+"""
 
 from __future__ import annotations
 
@@ -57,14 +59,21 @@ def block(c: int, h: int, w: int, n: int = 1) -> Graph:
 @pytest.fixture(params=[2, 4])
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Every 3 x 3 convolution takes tiles of this size, however small it is."""
-    monkeypatch.setattr("dnnc.passes.rewrites.layout.winograd_tile", lambda n, *_: request.param if n.inputs[1].type.shape[2] == 3 else 0)
+    monkeypatch.setattr(
+        "dnnc.passes.rewrites.layout.winograd_tile",
+        lambda n, *_: request.param if n.inputs[1].type.shape[2] == 3 else 0,
+    )
     return int(request.param)
 
 
 def program(g: Graph, knobs: dict[str, int] | None = None, target: Any = TARGET) -> Program:
     def choose(problem: Problem, offered: Any) -> Choice:
         first: Choice = offered[0]
-        return first if first.template != "winograd" else Choice("winograd", tuple({**dict(first.knobs), **(knobs or {})}.items()))
+        return (
+            first
+            if first.template != "winograd"
+            else Choice("winograd", tuple({**dict(first.knobs), **(knobs or {})}.items()))
+        )
 
     return compile_program(g, PassContext(TargetFacts(lanes=target.lanes)), templates(target), choose)
 
@@ -76,12 +85,19 @@ def heavy(p: Program) -> Step:
 def interpreted(g: Graph, step: Step, x: Array) -> Array:
     t = step.group.output.type
     found = np.full([int(str(d)) for d in t.physical], np.nan, np.float32)
-    values = (pack(x if v not in g.constants else g.constants[v], v.type) if v is not step.group.output else found for v in step.params)
-    run_kernel(step.kernel, {b.name: np.array(a) if a is not found else found for b, a in zip(step.kernel.entry.buffers, values)})
+    values = (
+        pack(x if v not in g.constants else g.constants[v], v.type) if v is not step.group.output else found
+        for v in step.params
+    )
+    run_kernel(
+        step.kernel,
+        {b.name: np.array(a) if a is not found else found for b, a in zip(step.kernel.entry.buffers, values)},
+    )
     return np.array(unpack(found, t, tuple(int(str(d)) for d in t.shape), step))
 
 
-SHAPES = [(16, 16, 8, 8, "1, 1, 1, 1", 1), (20, 24, 9, 7, "1, 1, 1, 1", 2), (16, 16, 6, 10, "0, 0, 0, 0", 1), (16, 32, 5, 6, "1, 0, 2, 1", 1),
+SHAPES = [(16, 16, 8, 8, "1, 1, 1, 1", 1), (20, 24, 9, 7, "1, 1, 1, 1", 2), (16, 16, 6, 10, "0, 0, 0, 0", 1),
+(16, 32, 5, 6, "1, 0, 2, 1", 1),
           (16, 16, 3, 3, "1, 1, 1, 1", 1)]  # fmt: skip
 
 
@@ -141,7 +157,11 @@ def test_candidates_verify_and_keep_their_memory_small() -> None:
             template = next(t for t in templates(target) if t.name == "winograd")
             for choice in offered[:2]:
                 kernel = verify_kernel(template.apply(problem, dict(choice.knobs)))
-                held = sum(int(str(s.buf.size())) * 4 for s in walk_stmts(kernel.entry.body) if isinstance(s, Alloc) and s.buf.space == "local")
+                held = sum(
+                    int(str(s.buf.size())) * 4
+                    for s in walk_stmts(kernel.entry.body)
+                    if isinstance(s, Alloc) and s.buf.space == "local"
+                )
                 assert held <= LOCAL
             with pytest.raises(ScheduleError):
                 template.apply(problem, {**dict(offered[0].knobs), "mo": 7})
@@ -175,7 +195,9 @@ def test_strict_numerics_are_direct() -> None:
 
 
 def test_errors_are_far_under_the_bound() -> None:
-    """Unit variance in, unit variance out: F(4 x 4, 3 x 3) loses two digits against a direct sum and stays at a tenth of what is allowed."""
+    """Unit variance in, unit variance out: F(4 x 4, 3 x 3) loses two digits against a direct sum and stays at a tenth
+    of what is allowed.
+    """
     g = conv(256, 32, 24, 24)
     x = RNG.standard_normal((1, 256, 24, 24)).astype(np.float32)
     (want,) = run(g.copy(), [x], "float64")
@@ -213,4 +235,6 @@ def test_tiles_lie_on_the_heap() -> None:
     step = heavy(program(conv(64, 64, 56, 56)))
     text = emit_kernel(step.kernel, "k_x", TARGET.feature_set)
     assert text.count("call ptr @aligned_alloc(") == 2 == text.count("call void @free(")
-    assert "alloca [" in text and not any("alloca [" in x and int(x.split("[")[1].split(" ")[0]) * 4 > 128 << 10 for x in text.splitlines())
+    assert "alloca [" in text and not any(
+        "alloca [" in x and int(x.split("[")[1].split(" ")[0]) * 4 > 128 << 10 for x in text.splitlines()
+    )

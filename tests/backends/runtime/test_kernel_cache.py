@@ -39,7 +39,9 @@ def test_round_trip(tmp_path: Path) -> None:
     assert again.get(key(1)) is None
 
 
-@pytest.mark.parametrize("damage", [lambda d: d[:-1], lambda d: d + b"!", lambda d: d[:5], lambda d: b"", lambda d: d[:60] + b"?" + d[61:]])
+@pytest.mark.parametrize(
+    "damage", [lambda d: d[:-1], lambda d: d + b"!", lambda d: d[:5], lambda d: b"", lambda d: d[:60] + b"?" + d[61:]]
+)
 def test_a_damaged_entry_is_a_miss_and_goes(tmp_path: Path, damage: object) -> None:
     cache = KernelCache(tmp_path)
     cache.put(key(1), b"payload" * 20)
@@ -83,7 +85,12 @@ def test_an_unusable_folder_disables_the_cache(tmp_path: Path) -> None:
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
-    for path, words in ((None, "switched off"), (blocked, "not a folder"), (blocked / "below", "cannot"), (open_to_all, "every user")):
+    for path, words in (
+        (None, "switched off"),
+        (blocked, "not a folder"),
+        (blocked / "below", "cannot"),
+        (open_to_all, "every user"),
+    ):
         cache = KernelCache(path)
         cache.put(key(1), b"x")
         assert cache.get(key(1)) is None
@@ -135,7 +142,9 @@ assert not cache.reason, cache.reason
 
 @pytest.mark.slow
 def test_processes_share_it(tmp_path: Path) -> None:
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stderr=subprocess.PIPE) for _ in range(3)]
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stderr=subprocess.PIPE) for _ in range(3)
+    ]
     for w in writers:
         _, err = w.communicate(timeout=600)
         assert w.returncode == 0, err.decode()

@@ -113,7 +113,8 @@ def test_types_that_numpy_does_not_have() -> None:
 def test_results_that_outlive_everything_end_quietly() -> None:
     code = (
         "import sys, threading, numpy as np\nfrom dnnc.backends.runtime.results import LEAST, results\n"
-        "a = results().empty((LEAST,), np.uint8)\nsys.modules['kept'] = a[5:]\nb = [results().empty((LEAST,), np.float32)]\nb.append(b)\n"
+        "a = results().empty((LEAST,), np.uint8)\nsys.modules['kept'] = a[5:]\nb = [results().empty((LEAST,), "
+        "np.float32)]\nb.append(b)\n"
         "threading.stack = a.reshape(-1, 2)\nprint(len(a))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)

@@ -14,7 +14,9 @@ COMPLEX = ("complex64", "complex128")
 ALL = ("bool", *INTS, *FLOATS, *COMPLEX)
 
 
-def sample(dtype: str, shape: tuple[int, ...] = (3, 5), seed: int = 0, low: float = -3.0, high: float = 3.0) -> np.ndarray[Any, Any]:
+def sample(
+    dtype: str, shape: tuple[int, ...] = (3, 5), seed: int = 0, low: float = -3.0, high: float = 3.0
+) -> np.ndarray[Any, Any]:
     """Random numbers of a type; floats between bounds, integers of both signs where there are any."""
     rng = np.random.default_rng(seed)
     d = np.dtype(dtype)

@@ -1,5 +1,6 @@
-"""Arrays on a real CUDA device: numbers against NumPy, streams, memory, and the libraries that share arrays. What needs no device stands in
-test_device_arrays.py."""
+"""Arrays on a real CUDA device: numbers against NumPy, streams, memory, and the libraries that share arrays. What needs
+no device stands in test_device_arrays.py.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +40,16 @@ def busy(seconds: float = 0.05) -> Any:
     import cupy
 
     spin = cupy.RawKernel(
-        'extern "C" __global__ void spin(float* x, long long n) { long long t = clock64(); while (clock64() - t < n); *x = 1; }', "spin"
+        'extern "C" __global__ void spin(float* x, long long n) { long long t = clock64(); while (clock64() - t < n); '
+        "*x = 1; }",
+        "spin",
     )
     x = cupy.zeros(4, cupy.float32)
     spin((1,), (1,), (x, np.int64(seconds * 1.7e9)))
     return x
 
 
-# --- numbers --------------------------------------------------------------------------------------------------------------------
+# --- numbers ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ALL)
@@ -113,7 +116,7 @@ def test_large_arrays() -> None:
     assert xp.sum(y * 2).item() == 2.0**31
 
 
-# --- order and memory ---------------------------------------------------------------------------------------------------------------
+# --- order and memory -------------------------------------------------------------------------------------------------
 
 
 def test_calls_do_not_wait() -> None:
@@ -177,7 +180,9 @@ def test_memory_goes_back_to_the_pool() -> None:
 
 def test_no_room() -> None:
     x = xp.ones((1 << 40,), dtype=xp.float32, device=GPU)
-    with pytest.raises(TargetError, match=r"has no room for an array of 4.4e\+03 GB: .* GB are free; give smaller sizes"):
+    with pytest.raises(
+        TargetError, match=r"has no room for an array of 4.4e\+03 GB: .* GB are free; give smaller sizes"
+    ):
         xp.evaluate(x)
     check(xp.ones(3, device=GPU) + 1, np.full(3, 2.0))
 
@@ -193,7 +198,11 @@ def test_threads() -> None:
         try:
             with cupy.cuda.Stream(non_blocking=True):
                 for j in range(30):
-                    check(xp.sum(x * (k + 1), axis=0) + j, np.float32((a * np.float32(k + 1)).sum(dtype="float64")) + np.float32(j), ulps=1 << 14)
+                    check(
+                        xp.sum(x * (k + 1), axis=0) + j,
+                        np.float32((a * np.float32(k + 1)).sum(dtype="float64")) + np.float32(j),
+                        ulps=1 << 14,
+                    )
         except BaseException as e:
             failed.append(e)
 
@@ -230,7 +239,7 @@ def test_known_programs_cost_little() -> None:
     assert (time.perf_counter() - start) / 200 < 500e-6 and PROGRAMS_MADE.compiled == before
 
 
-# --- other libraries ------------------------------------------------------------------------------------------------------------
+# --- other libraries --------------------------------------------------------------------------------------------------
 
 
 def test_cupy_shares() -> None:
@@ -281,7 +290,7 @@ def test_host_and_back() -> None:
     assert xp.__array_namespace_info__().devices()[:2] == ("cpu", GPU)
 
 
-# --- programs of functions ----------------------------------------------------------------------------------------------------------
+# --- programs of functions --------------------------------------------------------------------------------------------
 
 
 def test_jit() -> None:
@@ -349,5 +358,7 @@ def test_kernels_of_ones_own() -> None:
 
 def test_compiled_functions() -> None:
     a = sample("float32", (8, 64), seed=20)
-    run: Callable[..., Any] = dnnc.compile(lambda x: xp.exp(x) + 1, inputs=[dnnc.Spec((8, 64))], target="cuda", cache=False)
+    run: Callable[..., Any] = dnnc.compile(
+        lambda x: xp.exp(x) + 1, inputs=[dnnc.Spec((8, 64))], target="cuda", cache=False
+    )
     check(run(there(a)), np.exp(a) + 1)

@@ -1,4 +1,6 @@
-"""Ops of one's own: results in array code, programs and graphs on both targets; how they fuse, are checked, and are told apart."""
+"""Ops of one's own: results in array code, programs and graphs on both targets; how they fuse, are checked, and are
+told apart.
+"""
 
 from __future__ import annotations
 
@@ -80,11 +82,15 @@ def test_arrays() -> None:
     x = xp.asarray(X)
     np.testing.assert_allclose(np.asarray(LEAKY(x * 2) + 1), np.maximum(2 * X, np.float32(0.2) * X) + 1, rtol=1e-6)
     np.testing.assert_allclose(np.asarray(LEAKY(x, slope=0.5)), np.maximum(X, X / 2), rtol=1e-6)
-    np.testing.assert_allclose(np.asarray(CORRELATION(xp.exp(x[0, :]), K)), correlated(np.exp(X[0]))[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        np.asarray(CORRELATION(xp.exp(x[0, :]), K)), correlated(np.exp(X[0]))[0], rtol=1e-4, atol=1e-5
+    )
     rows, total = UNIT(X)
     np.testing.assert_allclose(np.asarray(rows), X / np.sqrt((X * X).sum(1, keepdims=True)), rtol=1e-5)
     np.testing.assert_allclose(np.asarray(total), (X * X).sum(1), rtol=1e-5)
-    np.testing.assert_allclose(np.asarray(SHIFTED(X, np.ones(40, np.float32))), np.exp(X - X.max(1, keepdims=True)), rtol=1e-5)
+    np.testing.assert_allclose(
+        np.asarray(SHIFTED(X, np.ones(40, np.float32))), np.exp(X - X.max(1, keepdims=True)), rtol=1e-5
+    )
     assert LEAKY(xp.asarray(np.array([1.0, -2.0]))).dtype == np.float64
 
 
@@ -96,7 +102,9 @@ def test_numbers_and_half_types() -> None:
 
 
 def picked(x: te.Tensor, at: te.Tensor) -> te.Tensor:
-    return te.compute((*at.dims, x.dims[1]), x.dtype, lambda i, j: x[call("guard", cast(at[i], i64), 0, x.dims[0]), j] + 1.0)
+    return te.compute(
+        (*at.dims, x.dims[1]), x.dtype, lambda i, j: x[call("guard", cast(at[i], i64), 0, x.dims[0]), j] + 1.0
+    )
 
 
 def test_indices_are_checked_at_the_call() -> None:
@@ -112,7 +120,9 @@ def both(fn: Callable[..., Any], *args: Any) -> list[Any]:
     """The results of a program on the CPU and of one on the interpreted device, of which there is one kernel."""
     graph = trace(fn, *args)
     names = [v.name for v in graph.inputs], [v.name for v in graph.outputs]
-    gpu = compile_for_device(graph.copy(), names, CompileOptions(target="cuda"), KernelCache(None), interpreted_machine())
+    gpu = compile_for_device(
+        graph.copy(), names, CompileOptions(target="cuda"), KernelCache(None), interpreted_machine()
+    )
     cpu = dnnc.compile(graph, threads=1, cache=False)
     assert len(cpu.report.programs[0].kernels) == 1 and gpu.source("cuda").count("__global__") == 1
     return [np.asarray(f(*args)) for f in (cpu, gpu)]
@@ -123,7 +133,9 @@ def test_one_kernel_with_what_stands_around_on_both_targets() -> None:
         np.testing.assert_allclose(y, np.sqrt(abs(np.maximum(2 * X + 1, (2 * X + 1) / 4))), rtol=1e-5)
     for y in both(lambda x, w: xp.tanh(CORRELATION(x, w)) + 1, X[0], K):
         np.testing.assert_allclose(y, np.tanh(correlated(X[0])[0]) + 1, rtol=1e-4, atol=1e-5)
-    total = dnnc.custom_op("total", lambda x: te.reduce(x.dims[:1], x.dims[1:], x.dtype, "sum", lambda i, r: x[i, r] * x[i, r]))
+    total = dnnc.custom_op(
+        "total", lambda x: te.reduce(x.dims[:1], x.dims[1:], x.dtype, "sum", lambda i, r: x[i, r] * x[i, r])
+    )
     for y in both(lambda x: total(x * 2 - 1), X):
         np.testing.assert_allclose(y, ((2 * X - 1) ** 2).sum(1), rtol=1e-5)
     for y in both(lambda x, b: SHIFTED(x, b) * 2, X, np.ones(40, np.float32)):
@@ -133,17 +145,22 @@ def test_one_kernel_with_what_stands_around_on_both_targets() -> None:
 @pytest.mark.parametrize("name", ["reduce_squares", "reduce_sum", "layer_norm", "softmax", "cumsum", "gather"])
 def test_an_op_may_be_named_like_one_of_dnnc(name: str) -> None:
     """Nothing follows from the name: this one has neither `axes` nor `axis`."""
-    op = dnnc.custom_op(name, lambda x: te.reduce(x.dims[:1], x.dims[1:], x.dtype, "sum", lambda i, r: x[i, r] * x[i, r]))
+    op = dnnc.custom_op(
+        name, lambda x: te.reduce(x.dims[:1], x.dims[1:], x.dtype, "sum", lambda i, r: x[i, r] * x[i, r])
+    )
     for y in both(lambda x: op(x * 2 - 1), X):
         np.testing.assert_allclose(y, ((2 * X - 1) ** 2).sum(1), rtol=1e-5)
     y = dnnc.jit(lambda x: x - xp.sqrt(op(x))[:, None] + xp.sum(x, axis=1, keepdims=True), threads=1)(X)
-    np.testing.assert_allclose(np.asarray(y), X - np.sqrt((X * X).sum(1))[:, None] + X.sum(1, keepdims=True), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        np.asarray(y), X - np.sqrt((X * X).sum(1))[:, None] + X.sum(1, keepdims=True), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_an_element_that_depends_on_its_place() -> None:
     """The identity beside the operand: no reshape, transposition or broadcast may move past it."""
     plus = dnnc.custom_op(
-        "plus_identity", lambda x: te.compute(x.dims, x.dtype, lambda i, j: x[i, j] + select(i.eq(j), const(1.0, f32), const(0.0, f32)))
+        "plus_identity",
+        lambda x: te.compute(x.dims, x.dtype, lambda i, j: x[i, j] + select(i.eq(j), const(1.0, f32), const(0.0, f32))),
     )
     x = np.random.default_rng(3).standard_normal((6, 6)).astype(np.float32)
     for y in both(lambda x: xp.exp(plus(x * 2)).reshape(4, 9), x):
@@ -154,7 +171,9 @@ def test_an_element_that_depends_on_its_place() -> None:
 
 def test_a_long_sum_of_elements_that_depend_on_their_place() -> None:
     """Sums in parts view the operand in another shape, not what is computed of it."""
-    trace_of = dnnc.custom_op("diagonal", lambda x: te.compute(x.dims, x.dtype, lambda i, j: select(i.eq(j), x[i, j], const(0.0, f32))))
+    trace_of = dnnc.custom_op(
+        "diagonal", lambda x: te.compute(x.dims, x.dtype, lambda i, j: select(i.eq(j), x[i, j], const(0.0, f32)))
+    )
     x = np.ones((1200, 1200), np.float32)
     graph = trace(lambda x: xp.sum(trace_of(x)), x)
     f = dnnc.compile(graph.copy(), threads=1, cache=False)
@@ -251,7 +270,9 @@ def test_definitions_are_told_apart() -> None:
     """Two ops of one name are not one program, and one definition made twice is."""
 
     def made(slope: float) -> Any:
-        return dnnc.custom_op("leaky", lambda x: te.compute(x.dims, x.dtype, lambda i, j: maximum(x[i, j], x[i, j] * slope)))
+        return dnnc.custom_op(
+            "leaky", lambda x: te.compute(x.dims, x.dtype, lambda i, j: maximum(x[i, j], x[i, j] * slope))
+        )
 
     np.testing.assert_allclose(np.asarray(made(0.5)(X)), np.maximum(X, X * 0.5), rtol=1e-6)
     np.testing.assert_allclose(np.asarray(made(0.25)(X)), np.maximum(X, X * 0.25), rtol=1e-6)
@@ -261,11 +282,19 @@ def test_definitions_are_told_apart() -> None:
 
 
 def test_the_gate_compares_with_the_reference() -> None:
-    right = dnnc.custom_op("third", lambda x: te.compute(x.dims, x.dtype, lambda *i: x[i] * (1 / 3)), reference=lambda x: x / 3)
+    right = dnnc.custom_op(
+        "third", lambda x: te.compute(x.dims, x.dtype, lambda *i: x[i] * (1 / 3)), reference=lambda x: x / 3
+    )
     np.testing.assert_allclose(np.asarray(right(X)), X / 3, rtol=1e-6)
-    rows = dnnc.custom_op("rows", leaky, reference=lambda x, slope: np.maximum(x, x * slope) + 0 * np.sum(x, axis=1, keepdims=True))
-    np.testing.assert_allclose(np.asarray(rows(X) * 2), 2 * np.maximum(X, X * 0.1), rtol=1e-6)  # which is not asked for single elements
-    wrong = dnnc.custom_op("third", lambda x: te.compute(x.dims, x.dtype, lambda *i: x[i] * 0.34), reference=lambda x: x / 3)
+    rows = dnnc.custom_op(
+        "rows", leaky, reference=lambda x, slope: np.maximum(x, x * slope) + 0 * np.sum(x, axis=1, keepdims=True)
+    )
+    np.testing.assert_allclose(
+        np.asarray(rows(X) * 2), 2 * np.maximum(X, X * 0.1), rtol=1e-6
+    )  # which is not asked for single elements
+    wrong = dnnc.custom_op(
+        "third", lambda x: te.compute(x.dims, x.dtype, lambda *i: x[i] * 0.34), reference=lambda x: x / 3
+    )
     with pytest.raises(AccuracyError, match="third"):
         dnnc.compile(lambda x: wrong(x), inputs=[X], threads=1, cache=False)
 
@@ -277,7 +306,9 @@ def test_long_sums_pass_the_gate() -> None:
 
 @pytest.mark.parametrize("code", [True, False])
 def test_saved_models_hold_definitions(tmp_path: Path, code: bool) -> None:
-    f = dnnc.compile(lambda x, k: dnnc.vmap(CORRELATION, (0, None))(LEAKY(x), k), inputs=[Spec(("n", 40)), Spec((7,))], threads=1)
+    f = dnnc.compile(
+        lambda x, k: dnnc.vmap(CORRELATION, (0, None))(LEAKY(x), k), inputs=[Spec(("n", 40)), Spec((7,))], threads=1
+    )
     f.save(tmp_path / "m.dnnc")
     loaded = dnnc.load(tmp_path / "m.dnnc", code=code)
     for n in (5, 12):

@@ -1,4 +1,6 @@
-"""Arrays on a CUDA device that is the interpreter: where they live, what moves them, which programs they share, what fails without a driver."""
+"""Arrays on a CUDA device that is the interpreter: where they live, what moves them, which programs they share, what
+fails without a driver.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,11 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[list[Int
     made = [InterpretedDevice(), InterpretedDevice()]
     for k, d in enumerate(made):
         d.number = k
-    monkeypatch.setattr(device_driver, "cuda_machine", lambda opts: interpreted_machine(made[int(str(opts.target).partition(":")[2] or 0)]))
+    monkeypatch.setattr(
+        device_driver,
+        "cuda_machine",
+        lambda opts: interpreted_machine(made[int(str(opts.target).partition(":")[2] or 0)]),
+    )
     monkeypatch.setattr(cuda_target, "ask_device", lambda k=0: GpuTarget() if k < 2 else None)
     clear()
     yield made
@@ -61,8 +67,10 @@ def compiled(run: Callable[[], Any]) -> int:
 def test_where_arrays_live() -> None:
     assert xp.__array_namespace_info__().devices() == ("cpu", GPU, OTHER)
     assert xp.__array_namespace_info__().default_device() == "cpu"
-    for made in (xp.zeros((2, 3), device="cuda"), xp.ones(4, device=GPU), xp.arange(5, device=GPU), xp.arange(0, 1, 0.25, device=GPU),
-                 xp.linspace(0, 1, 5, device=GPU), xp.eye(3, device=GPU), xp.full((2,), 1 + 2j, device=GPU), xp.asarray([1.0, 2.0], device=GPU),
+    for made in (xp.zeros((2, 3), device="cuda"), xp.ones(4, device=GPU), xp.arange(5, device=GPU),
+    xp.arange(0, 1, 0.25, device=GPU),
+                 xp.linspace(0, 1, 5, device=GPU), xp.eye(3, device=GPU), xp.full((2,), 1 + 2j, device=GPU),
+                 xp.asarray([1.0, 2.0], device=GPU),
                  xp.zeros((0, 3), device=GPU), xp.fft.fftfreq(5, device=GPU)):  # fmt: skip
         assert made.device == GPU
         same = made.to_device("cpu")
@@ -81,7 +89,11 @@ def test_expressions_are_computed_there(machine: list[InterpretedDevice]) -> Non
     assert len(PROGRAMS_MADE.last.notes) == 1
     check(xp.sum(x * x, axis=1), (a * a).sum(1), ulps=256)
     check(x @ xp.reshape(y, (40, 1)), a @ b.reshape(40, 1), ulps=1024)
-    check(xp.mean(xp.square(x - xp.mean(x, axis=1, keepdims=True)), axis=1), ((a - a.mean(1, keepdims=True)) ** 2).mean(1), ulps=256)
+    check(
+        xp.mean(xp.square(x - xp.mean(x, axis=1, keepdims=True)), axis=1),
+        ((a - a.mean(1, keepdims=True)) ** 2).mean(1),
+        ulps=256,
+    )
 
 
 def test_complex_numbers() -> None:
@@ -165,8 +177,12 @@ def test_another_process_finds_plans_and_kernels(monkeypatch: pytest.MonkeyPatch
 
     for f in (lambda v: abs(v) + 1, lambda v: v @ v):
         run(f)
-    monkeypatch.setattr("dnnc.backends.cuda.interpreted.TextCompiler.compile", lambda *_: pytest.fail("its code is in the cache"))
-    monkeypatch.setattr("dnnc.passes.planning.program._scheduled", lambda *_: pytest.fail("its schedule is in the cache"))
+    monkeypatch.setattr(
+        "dnnc.backends.cuda.interpreted.TextCompiler.compile", lambda *_: pytest.fail("its code is in the cache")
+    )
+    monkeypatch.setattr(
+        "dnnc.passes.planning.program._scheduled", lambda *_: pytest.fail("its schedule is in the cache")
+    )
     for f in (lambda v: abs(v) + 1, lambda v: v @ v, lambda v: (v @ v).reshape(6, 6)):
         run(f)
 
@@ -174,7 +190,8 @@ def test_another_process_finds_plans_and_kernels(monkeypatch: pytest.MonkeyPatch
 def test_basic_keys() -> None:
     a = sample("float32", (6, 8, 4), seed=7)
     x = xp.asarray(a, device=GPU)
-    for key in (2, -1, (1, 3), (1, 3, 2), slice(2, 4), (slice(None), 3), (slice(None, None, 2), 1), (slice(None, None, -1), slice(1, 7, 3)),
+    for key in (2, -1, (1, 3), (1, 3, 2), slice(2, 4), (slice(None), 3), (slice(None, None, 2), 1),
+    (slice(None, None, -1), slice(1, 7, 3)),
                 (Ellipsis, 0), (None, 2), slice(3, 3), (slice(4, 0, -2), 1, slice(1, 3))):  # fmt: skip
         check(x[key], a[key])
     check((x * 2)[1], a[1] * 2)
@@ -207,7 +224,8 @@ def test_pieces_share_memory(machine: list[InterpretedDevice]) -> None:
 def test_writing() -> None:
     a = sample("float32", (6, 8), seed=8)
     v = sample("float32", (2, 8), seed=9)
-    for key, value in ((1, 5.0), ((2, 3), 7.0), (slice(1, 3), v), ((slice(None), 2), v[0, :6]), (slice(None, None, 2), 0.0), ((slice(4, 0, -2), 1), v[0, :2]),
+    for key, value in ((1, 5.0), ((2, 3), 7.0), (slice(1, 3), v), ((slice(None), 2), v[0, :6]),
+    (slice(None, None, 2), 0.0), ((slice(4, 0, -2), 1), v[0, :2]),
                        (slice(None), 1.0), (slice(2, 2), 3.0), ((slice(None, None, -3), slice(None)), v)):  # fmt: skip
         x, b = xp.asarray(a, device=GPU), a.copy()
         x[key] = xp.asarray(value, device=GPU) if isinstance(value, np.ndarray) else value
@@ -242,8 +260,10 @@ def test_index_arrays_and_their_errors(machine: list[InterpretedDevice]) -> None
 def test_what_runs_on_the_host_comes_back() -> None:
     a = np.array([[3.0, 1.0], [1.0, 2.0]])
     x = xp.asarray(a, device=GPU)
-    for got, expected in ((xp.nonzero(x > 1)[0], np.nonzero(a > 1)[0]), (xp.unique_values(x), np.unique(a)), (xp.linalg.cholesky(x), np.linalg.cholesky(a)),
-                          (xp.repeat(x, xp.asarray([1, 2], device=GPU), axis=0), a[[0, 1, 1]]), (xp.linalg.svdvals(x), np.linalg.svd(a)[1])):  # fmt: skip
+    for got, expected in ((xp.nonzero(x > 1)[0], np.nonzero(a > 1)[0]), (xp.unique_values(x), np.unique(a)),
+    (xp.linalg.cholesky(x), np.linalg.cholesky(a)),
+                          (xp.repeat(x, xp.asarray([1, 2], device=GPU), axis=0), a[[0, 1, 1]]),
+                          (xp.linalg.svdvals(x), np.linalg.svd(a)[1])):  # fmt: skip
         check(got, expected)
     check(xp.isnan(xp.asarray([1, 2], device=GPU)), [False, False])
     check(xp.linalg.matrix_power(x, 0), np.eye(2))
@@ -301,7 +321,11 @@ def test_control_flow() -> None:
 
     check(f(x), a * 8)
     check(dnnc.vmap(lambda v: f(v))(x), a * 8)  # a program with a loop
-    check(dnnc.vmap(lambda u, v: xp.sum(u * v), in_axes=(None, 0))(x, xp.reshape(x, (2, 2))[:, :1] * x), (a.reshape(2, 2)[:, :1] * a) @ a, ulps=64)
+    check(
+        dnnc.vmap(lambda u, v: xp.sum(u * v), in_axes=(None, 0))(x, xp.reshape(x, (2, 2))[:, :1] * x),
+        (a.reshape(2, 2)[:, :1] * a) @ a,
+        ulps=64,
+    )
 
 
 def test_kernels_of_ones_own() -> None:
@@ -341,7 +365,10 @@ def test_models_are_started_on_the_callers_memory_or_recorded(machine: list[Inte
 
 def test_models_take_arrays_of_their_device() -> None:
     f = dnnc.compile(lambda x: xp.exp(x), inputs=[dnnc.Spec((3,))], target="cuda", cache=False)
-    with pytest.raises(InputError, match=r"an array on cuda:1 is given to a model on cuda:0; bring it there by x\.to_device\('cuda:0'\)"):
+    with pytest.raises(
+        InputError,
+        match=r"an array on cuda:1 is given to a model on cuda:0; bring it there by x\.to_device\('cuda:0'\)",
+    ):
         f(xp.ones((3,), dtype=xp.float32, device=OTHER))
     ones = xp.ones((3,), dtype=xp.float32, device=GPU)
     check(f(ones), np.exp(np.ones(3, np.float32)))
@@ -351,7 +378,12 @@ def test_models_take_arrays_of_their_device() -> None:
 
 def test_expressions_compile_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    f = dnnc.compile(lambda x: xp.tanh(2 * x + 1) * xp.exp(-x) + x, inputs=[dnnc.Spec((1 << 20,))], target="cuda -arch=sm_90a", cache=False)
+    f = dnnc.compile(
+        lambda x: xp.tanh(2 * x + 1) * xp.exp(-x) + x,
+        inputs=[dnnc.Spec((1 << 20,))],
+        target="cuda -arch=sm_90a",
+        cache=False,
+    )
     assert f.source("cuda").count("__global__") == 1
 
 

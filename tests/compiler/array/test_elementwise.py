@@ -11,11 +11,20 @@ from array_samples import ALL, COMPLEX, FLOATS, INTS, check, sample
 import dnnc.array as xp
 
 FUNCTIONS = {
-    "exp": (), "expm1": (), "sin": (), "cos": (), "tan": (-1.2, 1.2), "asin": (-0.9, 0.9), "acos": (-0.9, 0.9), "atan": (), "sinh": (), "cosh": (),
-    "tanh": (), "asinh": (), "acosh": (1.1, 5.0), "atanh": (-0.8, 0.8), "log": (0.1, 9.0), "log2": (0.1, 9.0), "log10": (0.1, 9.0),
+    "exp": (), "expm1": (), "sin": (), "cos": (), "tan": (-1.2, 1.2), "asin": (-0.9, 0.9), "acos": (-0.9, 0.9),
+    "atan": (), "sinh": (), "cosh": (),
+    "tanh": (), "asinh": (), "acosh": (1.1, 5.0), "atanh": (-0.8, 0.8), "log": (0.1, 9.0), "log2": (0.1, 9.0),
+    "log10": (0.1, 9.0),
     "log1p": (-0.8, 9.0), "sqrt": (0.0, 9.0), "reciprocal": (0.2, 3.0), "exp2": (),
 }  # fmt: skip
-IN_NUMPY = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh", "acosh": "arccosh", "atanh": "arctanh"}
+IN_NUMPY = {
+    "asin": "arcsin",
+    "acos": "arccos",
+    "atan": "arctan",
+    "asinh": "arcsinh",
+    "acosh": "arccosh",
+    "atanh": "arctanh",
+}
 REAL_ONLY = ("exp2",)
 
 
@@ -36,10 +45,16 @@ def test_arithmetic_of_real_numbers(dtype: str) -> None:
     x, y = xp.asarray(a), xp.asarray(b)
     for name in ("add", "subtract", "multiply", "floor_divide", "remainder", "maximum", "minimum", "divide"):
         expected = getattr(np, name)(a, b)
-        check(getattr(xp, name)(x, y), expected.astype("float64") if name == "divide" and a.dtype.kind in "iu" else expected)
+        check(
+            getattr(xp, name)(x, y),
+            expected.astype("float64") if name == "divide" and a.dtype.kind in "iu" else expected,
+        )
     for name in ("sign", "square", "abs", "positive", "negative", "floor", "ceil", "trunc", "round"):
         check(getattr(xp, name)(x), np.rint(a).astype(dtype) if name == "round" else getattr(np, name)(a).astype(dtype))
-    check(xp.clip(x, -1 if a.dtype.kind != "u" else 1, 4), np.clip(a, np.asarray(-1 if a.dtype.kind != "u" else 1, dtype), np.asarray(4, dtype)))
+    check(
+        xp.clip(x, -1 if a.dtype.kind != "u" else 1, 4),
+        np.clip(a, np.asarray(-1 if a.dtype.kind != "u" else 1, dtype), np.asarray(4, dtype)),
+    )
     if a.dtype.kind != "f":
         small = np.abs(b) % 4
         check(x ** xp.asarray(small), a**small)
@@ -64,7 +79,11 @@ def test_arithmetic_of_complex_numbers(dtype: str) -> None:
 def test_comparisons(dtype: str) -> None:
     a, b = sample(dtype, seed=1), sample(dtype, (5,), seed=2)
     b[0] = a[0, 0]
-    names = ("equal", "not_equal") if a.dtype.kind == "c" else ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+    names = (
+        ("equal", "not_equal")
+        if a.dtype.kind == "c"
+        else ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+    )
     for name in names:
         check(getattr(xp, name)(xp.asarray(a), xp.asarray(b)), getattr(np, name)(a, b))
     for name in ("logical_and", "logical_or", "logical_xor"):
@@ -109,11 +128,17 @@ def test_special_complex_numbers(dtype: str) -> None:
         for name in ("sinh", "cosh", "tanh", "exp", "sqrt", "log", "asinh", "atanh"):
             got, expected = np.asarray(getattr(xp, name)(xp.asarray(a))), getattr(np, IN_NUMPY.get(name, name))(a)
             for p, q in ((got.real, expected.real), (got.imag, expected.imag)):
-                np.testing.assert_allclose(np.abs(p), np.abs(q), rtol=1e-5, atol=1e-6, err_msg=name)  # some signs are left open
+                np.testing.assert_allclose(
+                    np.abs(p), np.abs(q), rtol=1e-5, atol=1e-6, err_msg=name
+                )  # some signs are left open
 
 
 def test_promotion_with_numbers_and_other_types() -> None:
-    f, i, b = xp.asarray(np.ones(3, np.float32)), xp.asarray(np.ones(3, np.int16)), xp.asarray(np.array([True, False, True]))
+    f, i, b = (
+        xp.asarray(np.ones(3, np.float32)),
+        xp.asarray(np.ones(3, np.int16)),
+        xp.asarray(np.array([True, False, True])),
+    )
     assert (f * 0.1).dtype == xp.float32 and (2 + f).dtype == xp.float32 and (i + 1).dtype == xp.int16
     assert (f * 1j).dtype == xp.complex64 and (i * 0.5).dtype == xp.float64 and (i / 2).dtype == xp.float64
     assert (i + xp.asarray(np.ones(3, np.uint16))).dtype == xp.int32

@@ -1,4 +1,6 @@
-"""User-defined kernels: what C's operators mean, how types and arguments are bound, reductions, and errors that show the place."""
+"""User-defined kernels: what C's operators mean, how types and arguments are bound, reductions, and errors that show
+the place.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def one(expression: str, inputs: str, result: str, *args: Any) -> Any:
     return dnnc.elementwise_kernel(inputs, f"{result} z", f"z = {expression}")(*args)
 
 
-# --- operators and types --------------------------------------------------------------------------------------------------------
+# --- operators and types ----------------------------------------------------------------------------------------------
 
 
 def test_operators_have_the_precedence_of_c() -> None:
@@ -36,7 +38,10 @@ def test_operators_have_the_precedence_of_c() -> None:
     d = x - y
     check(one("(x - y) * (x - y)", "T x, T y", "T", x, y), d * d)
     check(one("x - y * x / 2 - -y", "T x, T y", "T", x, y), x - y * x / F32(2) + y)
-    check(one("x < y == y > x && !(x == 0) || q > 3", "T x, T y, int32 q", "bool", x, y, q), ((x < y) == (y > x)) & (x != 0) | (q > 3))
+    check(
+        one("x < y == y > x && !(x == 0) || q > 3", "T x, T y, int32 q", "bool", x, y, q),
+        ((x < y) == (y > x)) & (x != 0) | (q > 3),
+    )
     check(
         one("x > 0 ? y > 0 ? 1 : 2 : x < -1 ? 3 : 4", "T x, T y", "int8", x, y),
         np.where(x > 0, np.where(y > 0, 1, 2), np.where(x < -1, 3, 4)).astype("int8"),
@@ -54,18 +59,42 @@ def test_integers_divide_as_in_c() -> None:
 @pytest.mark.parametrize(
     ("types", "expression", "args", "result", "expected"),
     [
-        ("int8 a, int8 b", "a * b", (np.int8([100]), np.int8([100])), "int32", 10000),  # narrow integers are computed as int
+        (
+            "int8 a, int8 b",
+            "a * b",
+            (np.int8([100]), np.int8([100])),
+            "int32",
+            10000,
+        ),  # narrow integers are computed as int
         ("int32 a, uint32 b", "a < b", (np.int32([-1]), np.uint32([1])), "bool", False),  # unsigned wins
         ("int64 a, uint32 b", "a < b", (np.int64([-1]), np.uint32([1])), "bool", True),  # unless the other one is wider
-        ("int64 a, float32 b", "a + b", (np.int64([1 << 24]), F32([1.0])), "float64", float(1 << 24)),  # float wins over all integers
+        (
+            "int64 a, float32 b",
+            "a + b",
+            (np.int64([1 << 24]), F32([1.0])),
+            "float64",
+            float(1 << 24),
+        ),  # float wins over all integers
         ("float32 a, float64 b", "a * b", (F32([3]), np.float64([0.1])), "float64", 3 * 0.1),
-        ("float32 a, float32 b", "a * 0.1 + b", (F32([3]), F32([0])), "float64", float(F32(3) * F32(0.1))),  # literals do not widen
+        (
+            "float32 a, float32 b",
+            "a * 0.1 + b",
+            (F32([3]), F32([0])),
+            "float64",
+            float(F32(3) * F32(0.1)),
+        ),  # literals do not widen
         ("float32 a, float32 b", "a * (double)0.1 + b", (F32([3]), F32([0])), "float64", 3 * 0.1),
         ("int32 a, int32 b", "a * 0.5 + b", (np.int32([3]), np.int32([1])), "float64", 2.5),
         ("float32 a, float32 b", "(int)a + static_cast<int>(b) + int(2.9f)", (F32([-1.9]), F32([1.9])), "int32", 2),
         ("float32 a, float32 b", "(unsigned char)-1 + (unsigned int)0 + (bool)a", (F32([0.5]), F32([0])), "int64", 256),
         ("bool a, bool b", "a + b", (np.array([True]), np.array([True])), "int32", 2),
-        ("int32 a, int32 b", "-(uint16)1 + 0x10 + 5 / 0.5 * 1e-1f + a * b", (np.int32([0]), np.int32([0])), "float32", 16.0),
+        (
+            "int32 a, int32 b",
+            "-(uint16)1 + 0x10 + 5 / 0.5 * 1e-1f + a * b",
+            (np.int32([0]), np.int32([0])),
+            "float32",
+            16.0,
+        ),
         ("int32 a, int32 b", "a << b", (np.int32([1]), np.int32([31])), "int64", -(1 << 31)),
         ("uint8 a, int32 b", "-a + b", (np.uint8([3]), np.int32([1])), "int32", -2),
     ],
@@ -83,10 +112,22 @@ def test_functions() -> None:
     got = dnnc.elementwise_kernel("T x", ", ".join(f"{t} z{k}" for k, t in enumerate(kinds)), fields)(x)
     xp.evaluate(*got)
     for n, g in zip(names, got):
-        check(g, getattr(np, n.replace("asin", "arcsin").replace("acos", "arccos").replace("atan", "arctan"))(x), ulps=64)
-    pairs = {"min": "minimum", "max": "maximum", "pow": "power", "fmod": "fmod", "atan2": "arctan2", "hypot": "hypot", "copysign": "copysign"}
+        check(
+            g, getattr(np, n.replace("asin", "arcsin").replace("acos", "arccos").replace("atan", "arctan"))(x), ulps=64
+        )
+    pairs = {
+        "min": "minimum",
+        "max": "maximum",
+        "pow": "power",
+        "fmod": "fmod",
+        "atan2": "arctan2",
+        "hypot": "hypot",
+        "copysign": "copysign",
+    }
     text = "; ".join(f"z{k} = {n}(x, y)" for k, n in enumerate(pairs))
-    for g, n in zip(dnnc.elementwise_kernel("T x, T y", ", ".join(f"T z{k}" for k in range(7)), text)(x, y), pairs.values()):
+    for g, n in zip(
+        dnnc.elementwise_kernel("T x, T y", ", ".join(f"T z{k}" for k in range(7)), text)(x, y), pairs.values()
+    ):
         check(g, getattr(np, n)(x, y), ulps=64)
     check(one("fma(x, y, 2.0) + rsqrt(x) + pow(y, 2)", "T x, T y", "T", x, y), x * y + 2 + 1 / np.sqrt(x) + y * y)
 
@@ -102,7 +143,7 @@ def test_functions_where_c_differs() -> None:
     check(one("x > 0 ? INFINITY : (float)M_PI", "T x", "T", halves), np.where(halves > 0, np.inf, np.pi).astype(F32))
 
 
-# --- statements and arguments ---------------------------------------------------------------------------------------------------
+# --- statements and arguments -----------------------------------------------------------------------------------------
 
 
 def test_local_variables_and_several_outputs() -> None:
@@ -169,13 +210,15 @@ def test_kernels_run_on_both_targets() -> None:
     array = Array((p,), np.dtype(F32))
     graph, _ = graph_of(norm(half(array, array + array), axis=1)._parts, [p])
     expected = np.sqrt((np.where(-x > 0, x * x * F32(0.5), np.exp(-x)) ** 2).sum(1))
-    gpu = compile_for_device(graph, (["x"], ["y"]), CompileOptions(target="cuda"), KernelCache(None), interpreted_machine())
+    gpu = compile_for_device(
+        graph, (["x"], ["y"]), CompileOptions(target="cuda"), KernelCache(None), interpreted_machine()
+    )
     assert gpu.source("cuda").count("__global__") == 1
     for f in (dnnc.compile(graph, target="llvm"), gpu):
         np.testing.assert_allclose(f(x), expected, rtol=2e-6)
 
 
-# --- reductions -----------------------------------------------------------------------------------------------------------------
+# --- reductions -------------------------------------------------------------------------------------------------------
 
 
 def test_reductions() -> None:
@@ -200,24 +243,36 @@ def test_types_of_reductions() -> None:
     check(wide(q, axis=1), np.array([101, 0], np.int8))
     for text, function in (("a && b", np.all), ("a || b", np.any), ("a + b", np.any), ("min(a, b)", np.all)):
         check(dnnc.reduction_kernel("T x", "bool z", "x > 0", text, "z = a")(q, axis=1), function(q > 0, axis=1))
-    check(dnnc.reduction_kernel("T x", "int32 z", "x", "a || b", "z = a", "0")(q, axis=0), np.array([1, 1, 1], np.int32))
+    check(
+        dnnc.reduction_kernel("T x", "int32 z", "x", "a || b", "z = a", "0")(q, axis=0), np.array([1, 1, 1], np.int32)
+    )
 
 
 def test_identities() -> None:
     x = sample("float32", (2, 3), low=-3, high=-1)
     empty = np.zeros((2, 0), F32)
-    for text, identity, expected in (("a + b", "0", 0), ("a * b", "1", 1), ("max(a, b)", "-INFINITY", -np.inf), ("min(a, b)", "(float)1e30", 1e30)):
-        check(dnnc.reduction_kernel("T x", "T z", "x", text, "z = a", identity)(empty, axis=1), np.full(2, expected, F32))
+    for text, identity, expected in (
+        ("a + b", "0", 0),
+        ("a * b", "1", 1),
+        ("max(a, b)", "-INFINITY", -np.inf),
+        ("min(a, b)", "(float)1e30", 1e30),
+    ):
+        check(
+            dnnc.reduction_kernel("T x", "T z", "x", text, "z = a", identity)(empty, axis=1), np.full(2, expected, F32)
+        )
     check(dnnc.reduction_kernel("T x", "T z", "x", "max(a, b)", "z = a", "0")(x, axis=1), np.zeros(2, F32))
     check(dnnc.reduction_kernel("T x", "T z", "x", "max(a, b)", "z = a", "-INFINITY")(x, axis=1), x.max(1))
-    check(dnnc.reduction_kernel("T x", "T z", "x", "min(a, b)", "z = a", "INFINITY")(np.zeros((1, 0), np.int8), axis=1), np.int8([127]))
+    check(
+        dnnc.reduction_kernel("T x", "T z", "x", "min(a, b)", "z = a", "INFINITY")(np.zeros((1, 0), np.int8), axis=1),
+        np.int8([127]),
+    )
     with pytest.raises(InputError, match="no elements along axis"):
         dnnc.reduction_kernel("T x", "T z", "x", "max(a, b)", "z = a", None)(empty, axis=1)
     with pytest.raises(InputError, match="the identity of 'a \\+ b' is 0, got 1"):
         dnnc.reduction_kernel("T x", "T z", "x", "a + b", "z = a", "1")
 
 
-# --- errors ---------------------------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def place(error: DnncError) -> str:

@@ -133,13 +133,19 @@ def test_programs_and_kernels_are_found_by_another_process(tmp_path: Path) -> No
         "print(len(made))"
     )
     runs = [
-        subprocess.run([sys.executable, "-c", code], env={"DNNC_CACHE_DIR": str(tmp_path), "PATH": ""}, capture_output=True, text=True, check=True)
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"DNNC_CACHE_DIR": str(tmp_path), "PATH": ""},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         for _ in range(2)
     ]
     assert int(runs[0].stdout) > 0 and int(runs[1].stdout) == 0
 
 
-# --- traces -------------------------------------------------------------------------------------------------------------------
+# --- traces -----------------------------------------------------------------------------------------------------------
 
 
 def test_placeholders_make_graphs_and_have_no_contents() -> None:
@@ -147,7 +153,9 @@ def test_placeholders_make_graphs_and_have_no_contents() -> None:
     x = xp.Array((p,), np.dtype(np.float32))
     y = xp.sum(xp.exp(x) * xp.asarray(np.ones(3, np.float32)), axis=1)
     graph, inputs = graph_of([y._parts[0]], [p])
-    assert inputs[0] is p and len(graph.inputs) == 2 and [n.op.name for n in graph.nodes()] == ["exp", "mul", "reduce_sum"]
+    assert (
+        inputs[0] is p and len(graph.inputs) == 2 and [n.op.name for n in graph.nodes()] == ["exp", "mul", "reduce_sum"]
+    )
     assert repr(y) == "<traced array of float32, shape (2,)>"
     with pytest.raises(InputError, match="while a function is traced"):
         bool(y[0] > 0)
@@ -158,7 +166,7 @@ def test_types_are_checked_at_once() -> None:
         apply("add", leaf(np.ones(3, np.float32)), leaf(np.ones(4, np.float32)))
 
 
-# --- protocols ----------------------------------------------------------------------------------------------------------------
+# --- protocols --------------------------------------------------------------------------------------------------------
 
 
 def test_python_protocols() -> None:
@@ -168,7 +176,13 @@ def test_python_protocols() -> None:
     assert int(x[0, 1]) == 2 and float(x[1, 1]) == 5.0 and [10, 20, 30][x[0, 0]] == 20 and complex(x[0, 0]) == 1
     assert bool(xp.all(x > 0)) and f"{x[0, 0] / 4:.1f}" == "0.2"
     assert repr(xp.asarray([1.5])) == "Array([1.5])" and str(xp.asarray(2)) == "2"
-    for wrong in (lambda: bool(x), lambda: int(x), lambda: float(xp.asarray(1j)), lambda: [1][xp.asarray(0.0)], lambda: hash(x)):
+    for wrong in (
+        lambda: bool(x),
+        lambda: int(x),
+        lambda: float(xp.asarray(1j)),
+        lambda: [1][xp.asarray(0.0)],
+        lambda: hash(x),
+    ):
         with pytest.raises(TypeError):
             wrong()
 
@@ -213,6 +227,10 @@ def test_names_of_the_namespace() -> None:
     assert info.dtypes(kind="complex floating") == {"complex64": xp.complex64, "complex128": xp.complex128}
     assert xp.finfo(xp.float32).eps == float(np.finfo(np.float32).eps) and xp.iinfo(xp.int8).min == -128
     assert xp.isdtype(xp.uint8, "integral") and not xp.isdtype(xp.float32, ("integral", xp.float64))
-    assert xp.result_type(xp.int8, xp.uint8, 3) == xp.int16 and xp.can_cast(xp.int8, xp.int16) and not xp.can_cast(xp.int16, xp.int8)
+    assert (
+        xp.result_type(xp.int8, xp.uint8, 3) == xp.int16
+        and xp.can_cast(xp.int8, xp.int16)
+        and not xp.can_cast(xp.int16, xp.int8)
+    )
     with pytest.raises(InputError, match="no dtype"):
         xp.zeros(3, dtype="float128")

@@ -30,7 +30,9 @@ def test_ranges() -> None:
     for args in ((5,), (2, 9), (9, 2, -2), (0, 1, 0.25), (3, 3), (0.5, 4), (10, 0)):
         check(xp.arange(*args), np.arange(*args))
     check(xp.linspace(0, 1, 7), np.linspace(0, 1, 7))
-    check(xp.linspace(-2, 3, 5, endpoint=False, dtype=xp.float32), np.linspace(-2, 3, 5, endpoint=False, dtype=np.float32))
+    check(
+        xp.linspace(-2, 3, 5, endpoint=False, dtype=xp.float32), np.linspace(-2, 3, 5, endpoint=False, dtype=np.float32)
+    )
     assert np.asarray(xp.linspace(0, 0.1, 11))[-1] == 0.1
     check(xp.linspace(0, 1 + 1j, 4), np.linspace(0, 1 + 1j, 4))
     for indexing in ("xy", "ij"):
@@ -67,8 +69,10 @@ def test_movement(dtype: str) -> None:
 
 
 KEYS: list[Any] = [
-    1, -1, (0, 2), slice(None), slice(1, None), (slice(None), slice(None, None, -1)), (..., 0), (None, 1), (slice(3, 1), ...), (1, None, ..., slice(0, 4, 3)),
-    ([0, 1, 1],), (slice(None), [2, 0]), ([0, 1], [2, 0]), (slice(None), [2, 0], [1, 3]), ([1, 0], slice(None), [1, 3]), (slice(None), [[1], [2]], [0, 3]),
+    1, -1, (0, 2), slice(None), slice(1, None), (slice(None), slice(None, None, -1)), (..., 0), (None, 1),
+    (slice(3, 1), ...), (1, None, ..., slice(0, 4, 3)),
+    ([0, 1, 1],), (slice(None), [2, 0]), ([0, 1], [2, 0]), (slice(None), [2, 0], [1, 3]), ([1, 0], slice(None), [1, 3]),
+    (slice(None), [[1], [2]], [0, 3]),
     (0, [2, 1]), (slice(None, None, -1), [0, -1], None), (1, slice(2, 0, -1), 3),
 ]  # fmt: skip
 
@@ -86,7 +90,9 @@ def test_writing_by_keys(dtype: str) -> None:
         a = sample(dtype, (2, 3, 4))
         x = xp.asarray(a)
         before = x[...]
-        value = sample(dtype, a[key].shape, seed=5) if "1, 1" not in str(key) else np.asarray(7, dtype)  # of equal places any may win
+        value = (
+            sample(dtype, a[key].shape, seed=5) if "1, 1" not in str(key) else np.asarray(7, dtype)
+        )  # of equal places any may win
         x[_arrays(key)] = xp.asarray(value)
         check(before, a)
         a[key] = value

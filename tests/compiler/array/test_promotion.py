@@ -17,7 +17,15 @@ from dnnc.array.promotion import NAMES, dtype_of
 def test_a_dtype_is_one_object(name: str) -> None:
     """Operators take the short way where the types of their operands are the same object."""
     own = np.dtype(name)
-    for given in (name, own, own.type, own.newbyteorder("="), own.newbyteorder("S"), own.newbyteorder("<"), own.newbyteorder(">")):
+    for given in (
+        name,
+        own,
+        own.type,
+        own.newbyteorder("="),
+        own.newbyteorder("S"),
+        own.newbyteorder("<"),
+        own.newbyteorder(">"),
+    ):
         assert dtype_of(given) is own
 
 
@@ -40,7 +48,9 @@ def test_python_types() -> None:
     assert [dtype_of(t) for t in (bool, int, float, complex)] == [np.bool_, np.int64, np.float64, np.complex128]
 
 
-@pytest.mark.parametrize("given", [None, "text", "f2,f4", object, np.dtype("M8[s]"), np.dtype("S4"), np.dtype("O"), np.longdouble, 7])
+@pytest.mark.parametrize(
+    "given", [None, "text", "f2,f4", object, np.dtype("M8[s]"), np.dtype("S4"), np.dtype("O"), np.longdouble, 7]
+)
 def test_what_is_no_dtype_is_named(given: Any) -> None:
     with pytest.raises(dnnc.InputError, match=r"dnnc\.array has no dtype .*; there are bool, int8"):
         dtype_of(given)

@@ -23,7 +23,10 @@ def test_sums_and_products(dtype: str) -> None:
     check(xp.prod(x, axis=(0, 1), keepdims=True), a.prod((0, 1), keepdims=True), ulps=64)
     check(xp.cumulative_sum(x, axis=1), np.cumsum(a, 1))
     check(xp.cumulative_prod(x, axis=2), np.cumprod(a, 2), ulps=64)
-    check(xp.cumulative_sum(x[0, 0], include_initial=True), np.concatenate([[0], np.cumsum(a[0, 0])]).astype(np.cumsum(a).dtype))
+    check(
+        xp.cumulative_sum(x[0, 0], include_initial=True),
+        np.concatenate([[0], np.cumsum(a[0, 0])]).astype(np.cumsum(a).dtype),
+    )
     check(xp.count_nonzero(x, axis=1), np.count_nonzero(a, axis=1))
     for name in ("all", "any"):
         for axis in AXES:

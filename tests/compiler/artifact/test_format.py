@@ -1,4 +1,6 @@
-"""The container of saved models: sections come back as they were, every damaged byte is found, hostile tables are refused."""
+"""The container of saved models: sections come back as they were, every damaged byte is found, hostile tables are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ import dnnc.artifact.format as artifact
 from dnnc.artifact.format import CHUNK, FORMAT, MAGIC, PAGE, checksum, is_artifact, open_artifact, write_artifact
 from dnnc.ir.errors import ArtifactError
 
-SECTIONS = [("text", b"abc"), ("empty", b""), ("page", bytes(range(256)) * 16), ("array", np.arange(3000, dtype=np.float32))]
+SECTIONS = [
+    ("text", b"abc"),
+    ("empty", b""),
+    ("page", bytes(range(256)) * 16),
+    ("array", np.arange(3000, dtype=np.float32)),
+]
 
 
 @pytest.fixture
@@ -39,7 +46,7 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], Any], format: int =
     path.write_bytes(page + hashlib.sha256(page).digest() + data[PAGE:at] + text)
 
 
-# --- what comes back ----------------------------------------------------------------------------------------------------------
+# --- what comes back --------------------------------------------------------------------------------------------------
 
 
 def test_sections_and_manifest_come_back(saved: Path) -> None:
@@ -80,7 +87,7 @@ def test_a_section_that_is_not_there(saved: Path) -> None:
         open_artifact(saved).section("code")
 
 
-# --- writing ------------------------------------------------------------------------------------------------------------------
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_write_that_fails_leaves_the_old_file(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +116,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         write_artifact(tmp_path / "no" / "m.dnnc", {}, [])
 
 
-# --- damage -------------------------------------------------------------------------------------------------------------------
+# --- damage -----------------------------------------------------------------------------------------------------------
 
 
 def test_any_flipped_bit_is_found(saved: Path) -> None:
@@ -154,7 +161,11 @@ def test_what_is_damaged_is_named(saved: Path) -> None:
     ("content", "message"),
     [
         (b"", "not a saved model of dnnc: it is empty"),
-        (b"\x08\x07onnx", "it begins with 08 07 6f 6e 6e 78, not with 89 64 6e 6e 63 0d 0a 1a; give an .onnx model to dnnc.compile instead"),
+        (
+            b"\x08\x07onnx",
+            "it begins with 08 07 6f 6e 6e 78, not with 89 64 6e 6e 63 0d 0a 1a; give an .onnx model to dnnc.compile "
+            "instead",
+        ),
         (MAGIC.replace(b"\r\n", b"\n") + bytes(5000), "not a saved model"),
         (MAGIC + bytes(5000), "the first page is damaged"),
     ],
@@ -174,13 +185,15 @@ def test_no_file(tmp_path: Path) -> None:
 
 def test_other_formats(saved: Path) -> None:
     rewritten(saved, lambda m: None, FORMAT + 1)
-    with pytest.raises(ArtifactError, match=f"has format {FORMAT + 1}, this version of dnnc reads format {FORMAT}: update dnnc"):
+    with pytest.raises(
+        ArtifactError, match=f"has format {FORMAT + 1}, this version of dnnc reads format {FORMAT}: update dnnc"
+    ):
         open_artifact(saved)
     rewritten(saved, lambda m: None)
     assert list(open_artifact(saved).sections) == ["text", "empty", "page", "array"]
 
 
-# --- tables that fit their checksums and are wrong ----------------------------------------------------------------------------
+# --- tables that fit their checksums and are wrong --------------------------------------------------------------------
 
 
 def test_places_of_sections(saved: Path) -> None:

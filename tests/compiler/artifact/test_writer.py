@@ -39,11 +39,14 @@ NET = """def net(x: f32[2, 3, 12, 12], i: i64[4], *, w: f32[24, 3, 3, 3], b: f32
 ROWS = "def rows(x: f32[N, 4], y: f32[2*N, 4], *, w: f32[4, 40]):\n    return softmax(matmul(concat(x, y, axis=0), w)), reduce_sum(y, axes=(1,))"
 MODELS = {
     "several outputs": NET,
-    "views": "def g(x: f32[2, 3]):\n    r = relu(x)\n    return reshape(r, shape=(3, 2)), x, reshape(x, shape=(6,)), r, r",
+    "views": "def g(x: f32[2, 3]):\n    r = relu(x)\n    return reshape(r, shape=(3, 2)), x, reshape(x, shape=(6,)), "
+    "r, r",
     "constants only": "def g(*, c: f32[3, 40], d: f32[2] = [1.0, 2.0]):\n    return relu(c), d",
     "nothing to compute": "def g(x: i64[0, 3]):\n    return x",
-    "halves": "def g(x: f16[5, 24], y: bf16[5, 24], *, wh: f16[24, 32], wb: bf16[24, 32]):\n    return matmul(x, wh), add(matmul(y, wb), 1.0)",
-    "integers": "def g(x: i8[5, 24], b: bool[5, 24], *, wi: i8[24, 24]):\n    return where(b, x, neg(x)), matmul(cast(x, to=i32), cast(wi, to=i32)), logical_not(b)",
+    "halves": "def g(x: f16[5, 24], y: bf16[5, 24], *, wh: f16[24, 32], wb: bf16[24, 32]):\n    return matmul(x, wh), "
+    "add(matmul(y, wb), 1.0)",
+    "integers": "def g(x: i8[5, 24], b: bool[5, 24], *, wi: i8[24, 24]):\n    return where(b, x, neg(x)), "
+    "matmul(cast(x, to=i32), cast(wi, to=i32)), logical_not(b)",
 }
 RNG = np.random.default_rng(0)
 CONSTANTS: dict[str, Any] = {
@@ -87,7 +90,11 @@ def arrays(graph: Any, dims: dict[str, int] | None = None) -> list[Any]:
     out = []
     for v in graph.inputs:
         shape = [d if isinstance(d, int) else eval(str(d), dict(dims or {})) for d in v.type.shape]
-        out.append((rng.standard_normal(shape) * 2 if v.type.dtype.is_float else rng.integers(0, 2, shape)).astype(v.type.dtype.numpy))
+        out.append(
+            (rng.standard_normal(shape) * 2 if v.type.dtype.is_float else rng.integers(0, 2, shape)).astype(
+                v.type.dtype.numpy
+            )
+        )
     return out
 
 
@@ -109,7 +116,7 @@ def compiling_is_forbidden(m: pytest.MonkeyPatch) -> None:
     m.setattr(dnnc.cpu_build, "build_native", refuse)
 
 
-# --- what is loaded behaves as what was saved ---------------------------------------------------------------------------------
+# --- what is loaded behaves as what was saved -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("small", [False, True])
@@ -226,7 +233,9 @@ def test_a_symbolic_model_that_was_never_called(path: Path) -> None:
 
 
 def test_fixed_sizes_and_added_outputs_are_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = ROWS.replace("return softmax(matmul(concat(x, y, axis=0), w))", "c = concat(x, y, axis=0)\n    return softmax(matmul(c, w))")
+    text = ROWS.replace(
+        "return softmax(matmul(concat(x, y, axis=0), w))", "c = concat(x, y, axis=0)\n    return softmax(matmul(c, w))"
+    )
     f = dnnc.compile(graph_of(text), dims={"N": 3}, outputs=["c"], numerics="strict", threads=1)
     f.save(path)
     with monkeypatch.context() as m:
@@ -270,7 +279,7 @@ def test_the_reference_target(path: Path) -> None:
     assert str(g.graph) == str(f.graph) and g.inputs == f.inputs
 
 
-# --- ONNX ---------------------------------------------------------------------------------------------------------------------
+# --- ONNX -------------------------------------------------------------------------------------------------------------
 
 LATE = """<ir_version: 8, opset_import: ["": 17]>
 m (float[A, B] x, int64[R] shape) => (float[C, D] y) {
@@ -291,7 +300,13 @@ def linear(rows: Any, external: Path | None = None) -> onnx.ModelProto:
         t.external_data.add(key="location", value="w.bin")
     nodes = [h.make_node("MatMul", ["the x", "w"], ["h"], "first"), h.make_node("Relu", ["h"], ["the y"], "second")]
     f32 = onnx.TensorProto.FLOAT
-    g = h.make_graph(nodes, "g", [h.make_tensor_value_info("the x", f32, [rows, 16])], [h.make_tensor_value_info("the y", f32, [rows, 32])], [t])
+    g = h.make_graph(
+        nodes,
+        "g",
+        [h.make_tensor_value_info("the x", f32, [rows, 16])],
+        [h.make_tensor_value_info("the y", f32, [rows, 32])],
+        [t],
+    )
     return h.make_model(g, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
 
 
@@ -322,7 +337,9 @@ def test_empty_inputs_are_compiled_from_the_onnx_model_in_the_file(path: Path, t
     w = open_artifact(path.with_suffix(".again"))
     assert dnnc.load(path.with_suffix(".again"))(np.ones((0, 16), np.float32)).shape == (0, 32)
     data = np.random.default_rng(0).standard_normal((16, 32)).astype(np.float32).tobytes()
-    assert sum(bytes(w.section(s)).count(data) for s in w.sections) == 1  # the initializer and the graph's constant share it
+    assert (
+        sum(bytes(w.section(s)).count(data) for s in w.sections) == 1
+    )  # the initializer and the graph's constant share it
 
 
 @pytest.mark.parametrize("target", ["llvm", "reference"])
@@ -341,7 +358,7 @@ def test_models_that_are_read_at_the_call(target: str, path: Path, tmp_path: Pat
     assert path.with_suffix(".again").read_bytes() == path.read_bytes()
 
 
-# --- code that is not used ----------------------------------------------------------------------------------------------------
+# --- code that is not used --------------------------------------------------------------------------------------------
 
 
 def test_without_code_everything_is_compiled_again(net: Executable, path: Path, tmp_path: Path) -> None:
@@ -376,7 +393,9 @@ def test_a_cpu_that_lacks_features(net: Executable, path: Path, monkeypatch: pyt
     f = net
     f.save(path)
     cpu, flags = dnnc.artifact.load.host_cpu()
-    monkeypatch.setattr(dnnc.artifact.load, "host_cpu", lambda: ("other", ",".join(x for x in flags.split(",") if x != "+sse4.2")))
+    monkeypatch.setattr(
+        dnnc.artifact.load, "host_cpu", lambda: ("other", ",".join(x for x in flags.split(",") if x != "+sse4.2"))
+    )
     g = recompiled(path, f"it was compiled for {cpu}, and this CPU lacks sse4.2")
     same(f, g, arrays(f.graph))
 
@@ -420,7 +439,7 @@ def test_threads(net: Executable, path: Path) -> None:
     same(f, g, arrays(f.graph))
 
 
-# --- other processes ----------------------------------------------------------------------------------------------------------
+# --- other processes --------------------------------------------------------------------------------------------------
 
 WRITE = """
 import sys, dnnc
@@ -440,7 +459,9 @@ print(*sorted(m for m in sys.modules if m.startswith(("dnnc.passes", "dnnc.drive
 
 
 def python(code: str, *args: Path, **environment: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, env={**os.environ, **environment})
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, env={**os.environ, **environment}
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -468,7 +489,7 @@ def test_the_same_model_gives_the_same_bytes(net: Executable, path: Path, tmp_pa
     assert str(tmp_path).encode() not in text and os.getcwd().encode() not in text
 
 
-# --- damage -------------------------------------------------------------------------------------------------------------------
+# --- damage -----------------------------------------------------------------------------------------------------------
 
 
 def test_flipped_bits_and_truncation_are_found(path: Path) -> None:
@@ -518,7 +539,10 @@ PROGRAM = ("programs", 0)
     ("change", "message"),
     [
         (lambda m: m.pop("kind"), "the whole: expected an object with constants, cpu, .*, got an object with"),
-        (setter("kind", "tree"), "a model of kind 'tree', expected programs, staged, reference, late, device; update dnnc"),
+        (
+            setter("kind", "tree"),
+            "a model of kind 'tree', expected programs, staged, reference, late, device; update dnnc",
+        ),
         (setter("inputs", {}), "inputs: expected a list, got an object"),
         (setter("inputs", ["x", 3]), r"inputs\[1\]: expected text, got 3"),
         (setter("inputs", []), "the signature is not what it should be"),
@@ -536,23 +560,37 @@ PROGRAM = ("programs", 0)
         ),
         (setter(*PROGRAM, "sizes", [1 << 70]), r"programs\[0\].sizes\[0\]: expected a 64-bit integer"),
         (setter(*PROGRAM, "calls", 0, "kernel", 99), "a call is not what it should be: it is of kernel 99"),
-        (setter(*PROGRAM, "calls", 0, "kernel", True), r"programs\[0\].calls\[0\].kernel: expected a 64-bit integer, got True"),
+        (
+            setter(*PROGRAM, "calls", 0, "kernel", True),
+            r"programs\[0\].calls\[0\].kernel: expected a 64-bit integer, got True",
+        ),
         (setter(*PROGRAM, "calls", 0, "dims", [0]), "a call is not what it should be"),
         (setter(*PROGRAM, "calls", 0, "args", [["arena", 77, 0, 0, 0]]), "it reads arena 77, of which there are"),
         (setter(*PROGRAM, "calls", 0, "args", [["moon", 0, 0, 0, 0]]), "it reads moon 0, of which there are 0"),
-        (setter(*PROGRAM, "entry", [0, 1 << 60]), "names bytes 0 to 1152921504606846976 of section 'objects', which has"),
+        (
+            setter(*PROGRAM, "entry", [0, 1 << 60]),
+            "names bytes 0 to 1152921504606846976 of section 'objects', which has",
+        ),
         (setter(*PROGRAM, "entry", [-4, 8]), "names bytes -4 to 4 of section 'objects'"),
-        (setter(*PROGRAM, "entry", [8, 0]), "section 'objects' is not what it should be: not a 64-bit little-endian ELF object"),
+        (
+            setter(*PROGRAM, "entry", [8, 0]),
+            "section 'objects' is not what it should be: not a 64-bit little-endian ELF object",
+        ),
         (setter(*PROGRAM, "entry", [0]), r"entry: expected a list of 2, got \[0\]"),
         (setter(*PROGRAM, "constants", "moon"), "names a section 'moon', the file has"),
         (setter(*PROGRAM, "types", "def g(a: f32): return"), "the types of a program is not what it should be"),
         (setter(*PROGRAM, "lives", []), "the types of a program is not what it should be"),
         (setter(*PROGRAM, "outputs", -3), "the types of a program is not what it should be"),
-        (setter(*PROGRAM, "kernels", 0, "flops", None), r"programs\[0\].kernels\[0\].flops: expected a 64-bit integer, got None"),
+        (
+            setter(*PROGRAM, "kernels", 0, "flops", None),
+            r"programs\[0\].kernels\[0\].flops: expected a 64-bit integer, got None",
+        ),
         (setter(*PROGRAM, "kernels", 0, "object", [16, 64]), "section 'objects' is not what it should be"),
     ],
 )
-def test_manifests_that_are_not_what_they_should_be(change: Callable[[Any], Any], message: str, net: Executable, path: Path) -> None:
+def test_manifests_that_are_not_what_they_should_be(
+    change: Callable[[Any], Any], message: str, net: Executable, path: Path
+) -> None:
     net.save(path)
     rewrite(path, change)
     with pytest.raises(dnnc.ArtifactError, match=rf"model\.dnnc: .*{message}"):
@@ -576,7 +614,10 @@ def test_a_graph_that_is_not_what_it_should_be(net: Executable, path: Path) -> N
 
 def test_files_of_other_kinds(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(linear(4).SerializeToString())
-    with pytest.raises(dnnc.ArtifactError, match=r"m\.onnx is not a saved model of dnnc: .*; give an \.onnx model to dnnc\.compile instead"):
+    with pytest.raises(
+        dnnc.ArtifactError,
+        match=r"m\.onnx is not a saved model of dnnc: .*; give an \.onnx model to dnnc\.compile instead",
+    ):
         dnnc.load(tmp_path / "m.onnx")
     with pytest.raises(dnnc.ArtifactError, match="cannot write"):
         dnnc.compile(linear(4)).save(tmp_path / "no" / "m.dnnc")

@@ -1,4 +1,6 @@
-"""Whole graphs as ONNX: control flow, symbolic sizes, traced functions, imported models, random graphs; names, places, errors."""
+"""Whole graphs as ONNX: control flow, symbolic sizes, traced functions, imported models, random graphs; names, places,
+errors.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +167,12 @@ def test_random_graphs(seed: int) -> None:
     try:
         again = from_onnx(to_onnx(g))
     except (Refused, NeedsValues) as e:
-        assert "has no form" in str(e) or "takes no" in str(e) or "depends on the data" in str(e) or "must be a number" in str(e)
+        assert (
+            "has no form" in str(e)
+            or "takes no" in str(e)
+            or "depends on the data" in str(e)
+            or "must be a number" in str(e)
+        )
         return
     got, want = run(again, arrays), run(g, arrays)
     for a, w, v in zip(got, want, g.outputs):
@@ -181,7 +188,8 @@ def test_an_op_without_a_form_says_where_it_comes_from() -> None:
         return xp.cumulative_prod(x)
 
     with pytest.raises(
-        dnnc.UnsupportedError, match=r"cumprod at .*test_graphs\.py:\d+.* cannot be exported: opset 20 of ONNX has no CumProd; give a later"
+        dnnc.UnsupportedError,
+        match=r"cumprod at .*test_graphs\.py:\d+.* cannot be exported: opset 20 of ONNX has no CumProd; give a later",
     ):
         to_onnx(late, inputs=[dnnc.Spec((4,))], opset=20)
 
@@ -199,7 +207,7 @@ def test_what_is_no_model() -> None:
         to_onnx(lambda x: x)
 
 
-# --- files --------------------------------------------------------------------------------------------------------------------
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def test_file_is_replaced_at_once(tmp_path: Path) -> None:

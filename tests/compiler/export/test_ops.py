@@ -1,4 +1,6 @@
-"""Every op record: its samples exported, checked by onnx, read again, and run by ONNX Runtime, give the numbers of the record's reference."""
+"""Every op record: its samples exported, checked by onnx, read again, and run by ONNX Runtime, give the numbers of the
+record's reference.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,19 @@ Array = np.ndarray[Any, Any]
 RUNTIME = 24  # an opset that ONNX Runtime runs
 LATER = {"cumprod", "bit_cast"}  # came with opset 26
 BOUNDS = {8: 1e-9, 4: 2e-5, 2: 2e-2, 1: 0.3}  # by bytes of a float, against the largest result
-READ_BY_CONTENTS = {"truncate", "view", "measure"}  # by themselves these give ONNX operators sizes out of inputs, which the import wants to know
-OTHERWISE = {"pow", "gelu", "dft", "to_string", "nonzero", "roi_align_max"}  # ONNX Runtime: through other floats, other digits and points
+READ_BY_CONTENTS = {
+    "truncate",
+    "view",
+    "measure",
+}  # by themselves these give ONNX operators sizes out of inputs, which the import wants to know
+OTHERWISE = {
+    "pow",
+    "gelu",
+    "dft",
+    "to_string",
+    "nonzero",
+    "roi_align_max",
+}  # ONNX Runtime: through other floats, other digits and points
 
 
 def by_layouts(sample: Sample) -> bool:
@@ -100,8 +113,10 @@ def runtime_has(name: str, sample: Sample) -> bool:
 
 AT_RUN_TIME = [(n, k) for n, k in CASES if runtime_has(n, OPS[n].samples[k])]
 LACKING = {
-    "relu-3": "NOT_IMPLEMENTED", "global_lp_pool-0": "NOT_IMPLEMENTED", "global_lp_pool-2": "NOT_IMPLEMENTED", "global_lp_pool-3": "NOT_IMPLEMENTED",
-    "pad-3": "exceeds", "pad-4": "axis length", "non_max_suppression-0": "threshold", "non_max_suppression-1": "threshold", "rounded_softmax-0": "NOT_IMPLEMENTED",
+    "relu-3": "NOT_IMPLEMENTED", "global_lp_pool-0": "NOT_IMPLEMENTED", "global_lp_pool-2": "NOT_IMPLEMENTED",
+    "global_lp_pool-3": "NOT_IMPLEMENTED",
+    "pad-3": "exceeds", "pad-4": "axis length", "non_max_suppression-0": "threshold",
+    "non_max_suppression-1": "threshold", "rounded_softmax-0": "NOT_IMPLEMENTED",
 }  # fmt: skip
 
 

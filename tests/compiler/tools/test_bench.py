@@ -1,4 +1,6 @@
-"""Benchmarks: engines in turns on the same arrays, their outputs compared; and `dnnc bench`, `dnnc profile` on the command line."""
+"""Benchmarks: engines in turns on the same arrays, their outputs compared; and `dnnc bench`, `dnnc profile` on the
+command line.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,12 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     weights = [onnx.numpy_helper.from_array(np.ones((3, 4), np.float32), "w")]
     for name, n in (("open", "N"), ("fixed", 2)):
         x, y = (helper.make_tensor_value_info(v, TensorProto.FLOAT, [n, k]) for v, k in (("x", 3), ("y", 4)))
-        graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"], name="dense")], name, [x], [y], weights)
-        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / f"{name}.onnx")
+        graph = helper.make_graph(
+            [helper.make_node("MatMul", ["x", "w"], ["y"], name="dense")], name, [x], [y], weights
+        )
+        onnx.save(
+            helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / f"{name}.onnx"
+        )
     (folder / "g.py").write_text("def g(x: f32[4]):\n    y = exp(x)\n    return y\n")
     (folder / "text.onnx").write_text("this is no model")
     np.save(folder / "x.npy", X)
@@ -57,7 +63,7 @@ def peer(result: np.ndarray[Any, Any]) -> Any:
     return lambda model, inputs, threads: Engine("onnxruntime", lambda: result, lambda r: [r])
 
 
-# --- timing -------------------------------------------------------------------------------------------------------------------
+# --- timing -----------------------------------------------------------------------------------------------------------
 
 
 @in_a_quiet_round
@@ -98,7 +104,7 @@ def test_error_is_relative_to_the_largest_number(got: list[float], want: list[fl
     assert error(np.array(got), np.array(want)) == expected
 
 
-# --- engines ------------------------------------------------------------------------------------------------------------------
+# --- engines ----------------------------------------------------------------------------------------------------------
 
 
 def test_alone() -> None:
@@ -107,17 +113,28 @@ def test_alone() -> None:
     assert own.name == "dnnc" and own.error is own.ratio is own.agrees is None
     assert 0 < own.least <= own.p50 <= own.p90 <= own.p99 and own.calls >= 5 * QUICK_CALLS
     assert own.throughput < 1 / own.least and own.load > own.p50
-    assert b.overhead is not None and 0 < b.overhead < 10 * own.p99 and b.compiled is not None and b.inputs == (("x", "float32", (2, 3)),)
+    assert (
+        b.overhead is not None
+        and 0 < b.overhead < 10 * own.p99
+        and b.compiled is not None
+        and b.inputs == (("x", "float32", (2, 3)),)
+    )
 
 
 def test_same_results_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PEERS, "onnxruntime", peer(X @ np.ones((3, 4), np.float32)))
     own, other = quickly(["onnxruntime"]).engines
     assert other.error is not None and other.error < 1e-6 and other.agrees
-    assert other.ratio is not None and other.ratio[1] <= other.ratio[0] <= other.ratio[2] and other.ratio[0] < 1 < own.p50 / other.p50
+    assert (
+        other.ratio is not None
+        and other.ratio[1] <= other.ratio[0] <= other.ratio[2]
+        and other.ratio[0] < 1 < own.p50 / other.p50
+    )
 
 
-@pytest.mark.parametrize("wrong", [np.zeros((2, 4), np.float32), np.full((2, 4), np.nan, np.float32), np.zeros(1, np.float32)])
+@pytest.mark.parametrize(
+    "wrong", [np.zeros((2, 4), np.float32), np.full((2, 4), np.nan, np.float32), np.zeros(1, np.float32)]
+)
 def test_other_results_are_told(monkeypatch: pytest.MonkeyPatch, wrong: np.ndarray[Any, Any]) -> None:
     monkeypatch.setitem(PEERS, "onnxruntime", peer(wrong))
     b = quickly(["onnxruntime"])
@@ -185,7 +202,7 @@ def test_overhead_without_kernels_is_the_whole_call() -> None:
     assert bench_module.overhead(Nothing(), [X], 0.25) == 0.25
 
 
-# --- command line -------------------------------------------------------------------------------------------------------------
+# --- command line -----------------------------------------------------------------------------------------------------
 
 
 def dnnc(*args: str, code: int = 0) -> str:
@@ -202,7 +219,9 @@ def test_bench_prints_one_row_per_engine(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(PEERS, "onnxruntime", peer(X @ np.ones((3, 4), np.float32)))
     monkeypatch.setattr(peers_module, "find_spec", lambda name: name)
     text = dnnc("bench", "fixed.onnx", "--input", "x=x.npy", "--peers", "onnxruntime", *SHORT)
-    assert "fixed.onnx" in text and "x float32[2, 3]" in text and "p99" in text and "above 1 where dnnc is faster" in text
+    assert (
+        "fixed.onnx" in text and "x float32[2, 3]" in text and "p99" in text and "above 1 where dnnc is faster" in text
+    )
     assert [line.split()[0] for line in text.splitlines()[2:4]] == ["dnnc", "onnxruntime"]
 
 
@@ -221,7 +240,9 @@ def test_bench_of_the_reference_and_of_graph_text() -> None:
 
 def test_profile_prints_kernels_and_with_detail_calls() -> None:
     text = dnnc("profile", "fixed.onnx", "--repeat", "3")
-    assert "matmul" in text and "dense (MatMul)" in text and "medians of 3 calls" in text and "calls in order" not in text
+    assert (
+        "matmul" in text and "dense (MatMul)" in text and "medians of 3 calls" in text and "calls in order" not in text
+    )
     assert "calls in order" in dnnc("profile", "fixed.onnx", "--repeat", "3", "--detail", "--threads", "1")
 
 

@@ -77,7 +77,9 @@ def break_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(place, offset=0) if place.space == "arena" else place
 
     def wrong(*args: Any) -> Any:
-        return [replace(c, args=tuple(map(at_zero, c.args)), writes=tuple(map(at_zero, c.writes))) for c in right(*args)]
+        return [
+            replace(c, args=tuple(map(at_zero, c.args)), writes=tuple(map(at_zero, c.writes))) for c in right(*args)
+        ]
 
     monkeypatch.setattr(build.Linker, "calls", wrong)
 
@@ -146,21 +148,36 @@ def nested_loop(then: bool) -> Graph:
     body = Graph("body")
     b = Builder(body)
     _, s, r, w, c = (
-        body.add_input(n, t) for n, t in (("k", TensorType(i64, ())), ("s", state), ("r", row), ("w", square), ("c", TensorType(boolean, ())))
+        body.add_input(n, t)
+        for n, t in (
+            ("k", TensorType(i64, ())),
+            ("s", state),
+            ("r", row),
+            ("w", square),
+            ("c", TensorType(boolean, ())),
+        )
     )
     first, second = ("relu", "tanh") if then else ("tanh", "relu")
     h = b.op("cond", c, b.add(b.matmul(s, w), r), then=branch("yes", first), other=branch("no", second))
     body.outputs = [b.tanh(h), h]
     g = Graph("net")
-    x, go, rows = g.add_input("x", state), g.add_input("go", TensorType(boolean, ())), g.add_input("rows", TensorType(f32, (5, 16)))
+    x, go, rows = (
+        g.add_input("x", state),
+        g.add_input("go", TensorType(boolean, ())),
+        g.add_input("rows", TensorType(f32, (5, 16))),
+    )
     weights = g.constant((np.random.default_rng(1).standard_normal((16, 16)) / 4).astype(np.float32))
-    y, all_rows = Builder(g).op("loop", None, None, x, rows, weights, go, body=body, carried=1, scanned=1, length=5, backward=(True, False))
+    y, all_rows = Builder(g).op(
+        "loop", None, None, x, rows, weights, go, body=body, carried=1, scanned=1, length=5, backward=(True, False)
+    )
     g.outputs = [Builder(g).exp(y), all_rows]
     return g
 
 
 @pytest.mark.parametrize("then", [True, False])
-def test_a_broken_kernel_in_the_branch_of_a_loop(then: bool, inputs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_kernel_in_the_branch_of_a_loop(
+    then: bool, inputs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     graph = nested_loop(then)
     arrays = [inputs[0], np.array(then), np.random.default_rng(2).standard_normal((5, 16)).astype(np.float32)]
     assert bisect(graph, arrays, OPTIONS) is None
@@ -181,7 +198,7 @@ def test_a_broken_kernel_in_a_loop(inputs: list[Any], monkeypatch: pytest.Monkey
     assert "add(" in found.graph
 
 
-# --- the command --------------------------------------------------------------------------------------------------------------
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -208,7 +225,9 @@ def test_the_command_on_a_right_model(path: str, capsys: pytest.CaptureFixture[s
     assert all(o["error"] < 1e-5 < o["scale"] for o in data["outputs"])
 
 
-def test_the_command_on_a_broken_pass(path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_on_a_broken_pass(
+    path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     break_pass(monkeypatch, "cse", drop_relu)
     code, out, _ = verify(capsys, path)
     assert code == 1 and "something is off" in out and out.count("WRONG") == 2 and "`--bisect` finds" in out
@@ -216,11 +235,15 @@ def test_the_command_on_a_broken_pass(path: str, capsys: pytest.CaptureFixture[s
     assert code == 1 and "The first pass that breaks it: cse" in out and "# after cse" in out
     code, out, _ = verify(capsys, path, "--bisect", "--json")
     data = json.loads(out)
-    assert code == 1 and not data["right"] and data["finding"]["stage"] == "pass" and data["finding"]["culprit"] == "cse"
+    assert (
+        code == 1 and not data["right"] and data["finding"]["stage"] == "pass" and data["finding"]["culprit"] == "cse"
+    )
     assert all("the float64 reference says" in o["reason"] for o in data["outputs"])
 
 
-def test_the_command_on_a_broken_kernel(path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_on_a_broken_kernel(
+    path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     break_kernels(monkeypatch, "fmax(0.0, acc", "fmin(0.0, acc")
     code, _, err = verify(capsys, path)
     assert code == 1 and err.startswith("AccuracyError: kernel ")  # the kernel gate
@@ -228,7 +251,9 @@ def test_the_command_on_a_broken_kernel(path: str, capsys: pytest.CaptureFixture
     assert code == 1 and "The first kernel that breaks it: kernel " in out
 
 
-def test_the_command_on_a_compiler_that_gives_up(path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_on_a_compiler_that_gives_up(
+    path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(graph: Graph, ctx: Any) -> bool:
         raise InternalError("not today")
 

@@ -59,7 +59,7 @@ def found(folder: Path) -> Profile:
     return profiled()
 
 
-# --- stamps -------------------------------------------------------------------------------------------------------------------
+# --- stamps -----------------------------------------------------------------------------------------------------------
 
 
 def call(reads: str, writes: str, parallel: bool = True) -> Call:
@@ -68,7 +68,9 @@ def call(reads: str, writes: str, parallel: bool = True) -> Call:
 
 
 def test_a_kernel_takes_as_long_as_its_slowest_thread() -> None:
-    layout = Layout([call("a", "b"), call("b", "c")])  # stamps: start, after the first, behind the barrier, after the second
+    layout = Layout(
+        [call("a", "b"), call("b", "c")]
+    )  # stamps: start, after the first, behind the barrier, after the second
     ticks = layout.times(np.array([[1000, 1100, 1130, 1200], [1010, 1120, 1131, 1190]]))
     assert (ticks.threads, ticks.inside) == (2, 200)
     assert ticks.kernels.tolist() == [110, 70] and ticks.waiting.tolist() == [20, 0]
@@ -97,7 +99,7 @@ def test_counters_that_differ_between_cores_make_no_negative_times() -> None:
     assert ticks.kernels.sum() + ticks.waiting.sum() == pytest.approx(1200 - 990)
 
 
-# --- figures ------------------------------------------------------------------------------------------------------------------
+# --- figures ----------------------------------------------------------------------------------------------------------
 
 LIMITS = Ceilings(2, 100.0, (Level("L2", 50, 20.0, 25.0), Level("memory", 0, 5.0, 4.0)))
 
@@ -108,7 +110,13 @@ def report_of(count: int, flops: Any, nbytes: Any, symbol: str = "k_b") -> Kerne
 
 @pytest.mark.parametrize(
     ("flops", "nbytes", "bound", "reached"),
-    [(40, 10, "compute", 0.4 / 0.5), (10, 10, "L2", 0.4 / 0.5), (40, 100, "memory", 20 / 0.5), (40, 0, "compute", 0.4 / 0.5), ("N", 10, "", None)],
+    [
+        (40, 10, "compute", 0.4 / 0.5),
+        (10, 10, "L2", 0.4 / 0.5),
+        (40, 100, "memory", 20 / 0.5),
+        (40, 0, "compute", 0.4 / 0.5),
+        ("N", 10, "", None),
+    ],
 )
 def test_the_nearer_limit_is_named(flops: Any, nbytes: Any, bound: str, reached: float | None) -> None:
     half = kernel_time(report_of(1, flops, nbytes), 0.5, 0.1, 1.0, LIMITS)
@@ -120,17 +128,25 @@ def test_the_nearer_limit_is_named(flops: Any, nbytes: Any, bound: str, reached:
 
 def test_medians_by_call_and_sums_by_kernel() -> None:
     calls = [call("a", "b"), call("b", "c"), call("c", "b")]
-    known = ProgramReport({}, False, (), (report_of(2, 40, 10), report_of(1, 1, 1, "k_c")), MemoryReport(0, 0, 0), 0, (), {})
+    known = ProgramReport(
+        {}, False, (), (report_of(2, 40, 10), report_of(1, 1, 1, "k_c")), MemoryReport(0, 0, 0), 0, (), {}
+    )
     kernels = np.array([[1.0, 5.0, 3.0], [1.2, 5.2, 3.2], [9.0, 5.1, 3.1]])
-    samples = Samples(2, np.array([10.0, 11.0, 19.0]), np.array([0.5, 0.6, 0.7]), kernels, np.full((3, 3), 0.1), np.ones((3, 3)))
+    samples = Samples(
+        2, np.array([10.0, 11.0, 19.0]), np.array([0.5, 0.6, 0.7]), kernels, np.full((3, 3), 0.1), np.ones((3, 3))
+    )
     p = summarize("m", "llvm", {}, calls, known, samples, LIMITS)
     assert [(k.symbol, k.calls) for k in p.kernels] == [("k_c", 1), ("k_b", 2)]
-    assert [k.seconds for k in p.kernels] == pytest.approx([5.1, 1.2 + 3.1]) and p.total == 11 and p.kernels[0].share == pytest.approx(5.1 / 11)
+    assert (
+        [k.seconds for k in p.kernels] == pytest.approx([5.1, 1.2 + 3.1])
+        and p.total == 11
+        and p.kernels[0].share == pytest.approx(5.1 / 11)
+    )
     assert p.waiting == pytest.approx(0.3) and p.overhead == 0.6
     assert [(c.kernel, c.nodes) for c in p.calls] == [("mul", "one"), ("mul", "one"), ("mul", "two")]
 
 
-# --- real programs ------------------------------------------------------------------------------------------------------------
+# --- real programs ----------------------------------------------------------------------------------------------------
 
 
 @in_a_quiet_round
@@ -149,9 +165,13 @@ def test_a_profile_knows_kernels_and_their_work() -> None:
     gemm = next(k for k in found.kernels if k.name == "matmul_relu")
     assert gemm.calls == 2 and gemm.flops == 2 * (2 * 64 * 256 * 256 + 64 * 256) and gemm.bound == "compute"
     assert gemm.bytes == 2 * 4 * (2 * 64 * 256 + 256 * 256) and gemm.choice.startswith("contraction(")
-    assert gemm.flops_per_second == gemm.flops / gemm.seconds and gemm.reached == pytest.approx(gemm.flops_per_second / found.ceilings.flops)
+    assert gemm.flops_per_second == gemm.flops / gemm.seconds and gemm.reached == pytest.approx(
+        gemm.flops_per_second / found.ceilings.flops
+    )
     quiet(gemm.flops_per_second > 1e9 and 0.001 < gemm.reached < 5)
-    assert [c.kernel for c in found.calls].count("matmul_relu") == 2 and len(found.calls) == sum(k.calls for k in found.kernels)
+    assert [c.kernel for c in found.calls].count("matmul_relu") == 2 and len(found.calls) == sum(
+        k.calls for k in found.kernels
+    )
 
 
 def test_threads_and_calls_leave_the_model_as_it_was() -> None:
@@ -184,13 +204,22 @@ def test_a_program_for_all_sizes_tells_the_work_at_the_sizes_of_the_call() -> No
     for n in (3, 40):
         p = f.profile(inputs(n), repeats=2)
         gemm = next(k for k in p.kernels if k.name == "matmul_relu")
-        assert p.dims == {"N": n} and gemm.flops == 2 * (2 * n * 256 * 256 + n * 256) and gemm.bytes == 2 * 4 * (2 * n * 256 + 256 * 256)
+        assert (
+            p.dims == {"N": n}
+            and gemm.flops == 2 * (2 * n * 256 * 256 + n * 256)
+            and gemm.bytes == 2 * 4 * (2 * n * 256 + 256 * 256)
+        )
 
 
 def test_a_model_that_is_read_at_the_call() -> None:
     shaped = [helper.make_node("Reshape", ["x", "to"], ["h"]), helper.make_node("Exp", ["h"], ["y"])]
-    infos = [helper.make_tensor_value_info(n, t, s) for n, t, s in (("x", TensorProto.FLOAT, [6]), ("to", TensorProto.INT64, [2]))]
-    graph = helper.make_graph(shaped, "late", infos, [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["a", "b"])])
+    infos = [
+        helper.make_tensor_value_info(n, t, s)
+        for n, t, s in (("x", TensorProto.FLOAT, [6]), ("to", TensorProto.INT64, [2]))
+    ]
+    graph = helper.make_graph(
+        shaped, "late", infos, [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["a", "b"])]
+    )
     f = dnnc.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
     p = f.profile(np.ones(6, np.float32), np.array([2, 3]), repeats=1)
     assert len(p.kernels) == 1 and "Exp" in p.kernels[0].nodes[0]
@@ -211,17 +240,20 @@ def test_default_number_of_calls_is_bounded() -> None:
     assert 10 <= compiled(8, threads=1).profile(inputs(8)).repeats <= 1000
 
 
-# --- what it looks like -------------------------------------------------------------------------------------------------------
+# --- what it looks like -----------------------------------------------------------------------------------------------
 
 
 def test_text_and_json(found: Profile) -> None:
     text = str(found)
     assert (
-        all(word in text for word in ("GFLOP/s", "waiting at barriers", "a call", "matmul_relu", "of limit", "L2")) and "calls in order" not in text
+        all(word in text for word in ("GFLOP/s", "waiting at barriers", "a call", "matmul_relu", "of limit", "L2"))
+        and "calls in order" not in text
     )
     assert "calls in order" in found.text(detail=True)
     data = json.loads(found.to_json())
-    assert data["kernels"][0]["flops_per_second"] == found.kernels[0].flops_per_second and len(data["calls"]) == len(found.calls)
+    assert data["kernels"][0]["flops_per_second"] == found.kernels[0].flops_per_second and len(data["calls"]) == len(
+        found.calls
+    )
     assert data["ceilings"]["levels"][0]["name"] == "L2" and data["dims"] == {}
 
 
@@ -233,7 +265,7 @@ def test_short_tables_add_up_what_they_leave_out(found: Profile) -> None:
     assert len(profile_tables(many, detail=True)[2].rows) == SHOWN_KERNELS + 4
 
 
-# --- what cannot be profiled --------------------------------------------------------------------------------------------------
+# --- what cannot be profiled ------------------------------------------------------------------------------------------
 
 
 def test_wrong_arguments_are_errors_of_the_user() -> None:

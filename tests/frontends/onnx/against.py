@@ -23,14 +23,18 @@ def node_model(
     kinds: Mapping[int, int] | None = None,
     **attrs: Any,
 ) -> onnx.ModelProto:
-    """A model of one node. Inputs whose numbers are in `constants` are initializers; `kinds` gives outputs' dtypes that are not f32."""
+    """A model of one node. Inputs whose numbers are in `constants` are initializers; `kinds` gives outputs' dtypes that
+    are not f32.
+    """
     names = ["" if x is None else f"x{i}" for i, x in enumerate(inputs)]
     made = [f"y{i}" for i in range(outputs)]
     node = helper.make_node(op, names, made, domain=domain, **attrs)
     given = [(i, x) for i, x in enumerate(inputs) if x is not None]
     kind = [TensorProto.STRING if x.dtype == object else helper.np_dtype_to_tensor_dtype(x.dtype) for _, x in given]
     infos = [helper.make_tensor_value_info(f"x{i}", k, x.shape) for (i, x), k in zip(given, kind) if i not in constants]
-    results = [helper.make_tensor_value_info(y, (kinds or {}).get(i, TensorProto.FLOAT), None) for i, y in enumerate(made)]
+    results = [
+        helper.make_tensor_value_info(y, (kinds or {}).get(i, TensorProto.FLOAT), None) for i, y in enumerate(made)
+    ]
     held = [numpy_helper.from_array(x, f"x{i}") for i, x in given if i in constants]
     graph = helper.make_graph([node], "one", infos, results, held)
     opsets = [helper.make_opsetid("", 21), *([helper.make_opsetid(domain, opset)] if domain else [])]
@@ -52,4 +56,6 @@ def run_ort(model: onnx.ModelProto, feed: Mapping[str, Array]) -> list[Array]:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(None, dict(feed))
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(
+        None, dict(feed)
+    )

@@ -1,4 +1,6 @@
-"""If: branches that the inputs exclude are nobody's error, branches of different types are chosen by the value of their condition."""
+"""If: branches that the inputs exclude are nobody's error, branches of different types are chosen by the value of their
+condition.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,13 @@ def test_two_branches_that_do_not_fit_are_an_error_at_once() -> None:
 
 
 def test_nested_branches() -> None:
-    inner = yes_no("a = Squeeze (h)", "b = Exp (h)").replace("yes", "yes2").replace("no ", "no2 ").replace(" a", " p").replace(" b", " q")
+    inner = (
+        yes_no("a = Squeeze (h)", "b = Exp (h)")
+        .replace("yes", "yes2")
+        .replace("no ", "no2 ")
+        .replace(" a", " p")
+        .replace(" b", " q")
+    )
     text = f"""g (float[1,3] x, bool c, bool d) => (float[] y) {{ y = If (c) <then_branch = yes () => (float[] a) {{ h = Neg (x)  a = If (d) {inner} }},
         else_branch = no () => (float[1,3] b) {{ b = Abs (x) }}> }}"""
     f = compiled(text)
@@ -121,7 +129,10 @@ def test_the_body_of_a_loop_that_never_runs(value: str, shape: tuple[int, ...]) 
 
 def test_a_scan_of_no_rows() -> None:
     body = "step (float[2] s, float[2] r) => (float[2] t, float[2] each) { t = Add (s, r)  each = Mul (t, r) }"
-    f = compiled(f"g (float[2] x, float[0,2] rows) => (float[2] y, float[0,2] all) {{ y, all = Scan <num_scan_inputs=1, body = {body}> (x, rows) }}")
+    f = compiled(
+        f"g (float[2] x, float[0,2] rows) => (float[2] y, float[0,2] all) "
+        f"{{ y, all = Scan <num_scan_inputs=1, body = {body}> (x, rows) }}"
+    )
     x = np.float32([1, 2])
     y, every = f(x, np.ones((0, 2), np.float32))
     np.testing.assert_array_equal(y, x)

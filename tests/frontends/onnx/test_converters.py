@@ -1,4 +1,6 @@
-"""Converters against ONNX Runtime (NumPy where that does not know an old opset): small models, every meaning an operator has had."""
+"""Converters against ONNX Runtime (NumPy where that does not know an old opset): small models, every meaning an
+operator has had.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ def i64(*values: Any) -> np.ndarray:
 
 
 def build(
-    op: str, inputs: Sequence[np.ndarray | None], attrs: dict[str, Any], opset: int, fixed: Sequence[int] = (), outputs: int = 1
+    op: str,
+    inputs: Sequence[np.ndarray | None],
+    attrs: dict[str, Any],
+    opset: int,
+    fixed: Sequence[int] = (),
+    outputs: int = 1,
 ) -> onnx.ModelProto:
     """A model of one node; the inputs numbered in `fixed` are initializers."""
     names = ["" if a is None else f"x{k}" for k, a in enumerate(inputs)]
@@ -60,7 +67,13 @@ def runtime(model: onnx.ModelProto, inputs: Sequence[np.ndarray | None]) -> list
 
 
 def check(
-    op: str, inputs: Sequence[np.ndarray | None], attrs: dict[str, Any], opset: int, fixed: Sequence[int] = (), want: Any = None, outputs: int = 1
+    op: str,
+    inputs: Sequence[np.ndarray | None],
+    attrs: dict[str, Any],
+    opset: int,
+    fixed: Sequence[int] = (),
+    want: Any = None,
+    outputs: int = 1,
 ) -> None:
     model = build(op, inputs, attrs, opset, fixed, outputs)
     expected = runtime(model, inputs) if want is None else [want]
@@ -71,7 +84,7 @@ def check(
         np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-5)
 
 
-# --- one row per meaning: operator, opsets, inputs, attributes, which inputs are constant --------------------------------------
+# --- one row per meaning: operator, opsets, inputs, attributes, which inputs are constant -----------------------------
 
 X = f32(2, 3, 4)
 IMAGE = f32(2, 4, 7, 9)
@@ -123,21 +136,25 @@ CASES: list[tuple[str, Sequence[int], list[Any], dict[str, Any], Sequence[int]]]
     ("LogSoftmax", (11, 13), [X], {"axis": 0}, ()),
     ("Hardmax", (11, 13), [X], {"axis": 1}, ()),
     # convolution and pooling
-    ("Conv", (7, 11), [IMAGE, f32(6, 2, 3, 3), f32(6)], {"group": 2, "pads": [1, 0, 2, 1], "strides": [2, 1], "dilations": [1, 2]}, ()),
+    ("Conv", (7, 11), [IMAGE, f32(6, 2, 3, 3), f32(6)],
+    {"group": 2, "pads": [1, 0, 2, 1], "strides": [2, 1], "dilations": [1, 2]}, ()),
     ("Conv", (11,), [IMAGE, f32(6, 4, 3, 2)], {"auto_pad": "SAME_UPPER", "strides": [2, 2]}, ()),
     ("Conv", (11,), [IMAGE, f32(6, 4, 3, 2)], {"auto_pad": "SAME_LOWER", "strides": [2, 2]}, ()),
     ("Conv", (11,), [IMAGE, f32(6, 4, 3, 2)], {"auto_pad": "VALID"}, ()),
     ("Conv", (11,), [f32(1, 2, 9), f32(3, 2, 4)], {}, ()),
-    ("ConvTranspose", (11,), [IMAGE, f32(4, 3, 3, 2), f32(3)], {"strides": [2, 3], "pads": [1, 0, 1, 0], "output_padding": [1, 0]}, ()),
+    ("ConvTranspose", (11,), [IMAGE, f32(4, 3, 3, 2), f32(3)],
+    {"strides": [2, 3], "pads": [1, 0, 1, 0], "output_padding": [1, 0]}, ()),
     ("ConvTranspose", (11,), [IMAGE, f32(4, 3, 3, 3)], {"strides": [2, 2], "auto_pad": "SAME_UPPER"}, ()),
     ("ConvTranspose", (11,), [IMAGE, f32(4, 3, 3, 3)], {"strides": [2, 2], "output_shape": [14, 19]}, ()),
     ("MaxPool", (8, 10, 12), [IMAGE], {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 1, 1]}, ()),
-    ("MaxPool", (10, 12), [IMAGE], {"kernel_shape": [3, 2], "strides": [2, 2], "ceil_mode": 1, "dilations": [1, 2]}, ()),
+    ("MaxPool", (10, 12), [IMAGE], {"kernel_shape": [3, 2], "strides": [2, 2], "ceil_mode": 1, "dilations": [1, 2]},
+    ()),
     ("MaxPool", (12,), [IMAGE], {"kernel_shape": [2, 2], "auto_pad": "SAME_LOWER"}, ()),
     ("AveragePool", (7, 11), [IMAGE], {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}, ()),
     ("AveragePool", (7, 11), [IMAGE], {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": 1}, ()),
     ("AveragePool", (10, 19), [IMAGE], {"kernel_shape": [3, 2], "strides": [2, 2], "ceil_mode": 1}, ()),
-    ("AveragePool", (19,), [IMAGE], {"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1, "pads": [1, 1, 1, 1], "count_include_pad": 1}, ()),
+    ("AveragePool", (19,), [IMAGE], {"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1, "pads": [1, 1, 1, 1],
+    "count_include_pad": 1}, ()),
     ("LpPool", (11,), [IMAGE], {"kernel_shape": [2, 2], "p": 2}, ()),
     ("GlobalAveragePool", (7,), [IMAGE], {}, ()),
     # normalisation
@@ -153,8 +170,10 @@ CASES: list[tuple[str, Sequence[int], list[Any], dict[str, Any], Sequence[int]]]
     ("MatMul", (13,), [f32(4), f32(4, 2)], {}, ()),
     ("Gemm", (7, 9, 11, 13), [f32(4, 3), f32(2, 4), f32(2)], {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0}, ()),
     *[("Einsum", (12,), xs, {"equation": e}, ()) for e, xs in {
-        "bij,bjk->bik": [f32(2, 3, 4), f32(2, 4, 5)], "bhqd,bhkd->bhqk": [f32(2, 2, 3, 4), f32(2, 2, 5, 4)], "ij->ji": [f32(2, 3)],
-        "ij": [f32(2, 3)], "ji": [f32(2, 3)], "...ij,...jk->...ik": [f32(2, 3, 4), f32(1, 4, 5)], "ij->": [f32(2, 3)], "i,j->ij": [f32(2), f32(3)],
+        "bij,bjk->bik": [f32(2, 3, 4), f32(2, 4, 5)], "bhqd,bhkd->bhqk": [f32(2, 2, 3, 4), f32(2, 2, 5, 4)],
+        "ij->ji": [f32(2, 3)],
+        "ij": [f32(2, 3)], "ji": [f32(2, 3)], "...ij,...jk->...ik": [f32(2, 3, 4), f32(1, 4, 5)], "ij->": [f32(2, 3)],
+        "i,j->ij": [f32(2), f32(3)],
         "ij,ij->i": [f32(2, 3), f32(2, 3)], "bi,bo,boi->b": [f32(2, 3), f32(2, 4), f32(2, 4, 3)],
     }.items()],
     # movement
@@ -200,21 +219,29 @@ CASES: list[tuple[str, Sequence[int], list[Any], dict[str, Any], Sequence[int]]]
     # quantised
     ("QuantizeLinear", (10, 13), [X * 9, np.float32(0.1), np.uint8(7)], {}, ()),
     ("QuantizeLinear", (13, 19), [X * 9, np.abs(f32(3)) + 0.1, np.array([0, 3, -5], np.int8)], {"axis": 1}, ()),
-    ("DequantizeLinear", (10, 13), [RNG.integers(0, 255, (2, 3)).astype(np.uint8), np.float32(0.1), np.uint8(7)], {}, ()),
-    ("DequantizeLinear", (13,), [RNG.integers(-128, 127, (2, 3)).astype(np.int8), f32(3), np.zeros(3, np.int8)], {"axis": 1}, ()),
-    ("MatMulInteger", (10,), [RNG.integers(0, 255, (2, 5)).astype(np.uint8), RNG.integers(0, 255, (5, 3)).astype(np.uint8), np.uint8(12), np.uint8(7)], {}, ()),
-    ("ConvInteger", (10,), [RNG.integers(0, 255, (1, 2, 5, 5)).astype(np.uint8), RNG.integers(0, 255, (3, 2, 3, 3)).astype(np.uint8), np.uint8(9)], {"pads": [1, 1, 1, 1]}, ()),
+    ("DequantizeLinear", (10, 13), [RNG.integers(0, 255, (2, 3)).astype(np.uint8), np.float32(0.1), np.uint8(7)], {},
+    ()),
+    ("DequantizeLinear", (13,), [RNG.integers(-128, 127, (2, 3)).astype(np.int8), f32(3), np.zeros(3, np.int8)],
+    {"axis": 1}, ()),
+    ("MatMulInteger", (10,), [RNG.integers(0, 255, (2, 5)).astype(np.uint8),
+    RNG.integers(0, 255, (5, 3)).astype(np.uint8), np.uint8(12), np.uint8(7)], {}, ()),
+    ("ConvInteger", (10,), [RNG.integers(0, 255, (1, 2, 5, 5)).astype(np.uint8),
+    RNG.integers(0, 255, (3, 2, 3, 3)).astype(np.uint8), np.uint8(9)], {"pads": [1, 1, 1, 1]}, ()),
     ("DynamicQuantizeLinear", (11,), [X], {}, ()),
     # resampling
     ("Upsample", (7,), [IMAGE], {"scales": [1.0, 1.0, 2.0, 3.0]}, ()),
     ("Upsample", (9,), [IMAGE, np.array([1, 1, 2, 2], np.float32)], {"mode": "linear"}, (1,)),
     ("Resize", (10,), [IMAGE, np.array([1, 1, 2, 0.5], np.float32)], {}, (1,)),
-    ("Resize", (11, 13), [IMAGE, np.zeros(0, np.float32), np.array([1, 1, 2, 2], np.float32)], {"mode": "linear"}, (1, 2)),
+    ("Resize", (11, 13), [IMAGE, np.zeros(0, np.float32), np.array([1, 1, 2, 2], np.float32)], {"mode": "linear"},
+    (1, 2)),
     ("Resize", (13, 18), [IMAGE, None, None, i64(2, 4, 10, 5)], {"mode": "cubic"}, (3,)),
-    ("Resize", (13,), [IMAGE, None, None, i64(2, 4, 10, 5)], {"mode": "linear", "coordinate_transformation_mode": "align_corners"}, (3,)),
-    ("Resize", (13,), [IMAGE, None, None, i64(2, 4, 10, 5)], {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}, (3,)),
+    ("Resize", (13,), [IMAGE, None, None, i64(2, 4, 10, 5)],
+    {"mode": "linear", "coordinate_transformation_mode": "align_corners"}, (3,)),
+    ("Resize", (13,), [IMAGE, None, None, i64(2, 4, 10, 5)],
+    {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}, (3,)),
     ("Resize", (18,), [IMAGE, None, None, i64(3, 4)], {"mode": "linear", "antialias": 1, "axes": [2, 3]}, (3,)),
-    *[("GridSample", (16, 20), [IMAGE, RNG.uniform(-1.3, 1.3, (2, 3, 5, 2)).astype(np.float32)], {"padding_mode": p, "align_corners": k}, ())
+    *[("GridSample", (16, 20), [IMAGE, RNG.uniform(-1.3, 1.3, (2, 3, 5, 2)).astype(np.float32)],
+    {"padding_mode": p, "align_corners": k}, ())
       for p in ("zeros", "border", "reflection") for k in (0, 1)],
     ("Col2Im", (18,), [f32(2, 12, 6), i64(4, 5), i64(2, 3)], {"strides": [1, 2], "pads": [0, 1, 0, 0]}, (1, 2)),
     # signals
@@ -224,7 +251,8 @@ CASES: list[tuple[str, Sequence[int], list[Any], dict[str, Any], Sequence[int]]]
     ("STFT", (17,), [f32(2, 20, 1), np.int64(4), f32(8)], {}, (1,)),
     ("HannWindow", (17,), [np.int64(9)], {}, (0,)),
     ("BlackmanWindow", (17,), [np.int64(9)], {"periodic": 0}, (0,)),
-    ("MelWeightMatrix", (17,), [np.int64(8), np.int64(32), np.int64(8192), np.float32(0), np.float32(4096)], {}, (0, 1, 2, 3, 4)),
+    ("MelWeightMatrix", (17,), [np.int64(8), np.int64(32), np.int64(8192), np.float32(0), np.float32(4096)], {},
+    (0, 1, 2, 3, 4)),
 ]  # fmt: skip
 
 
@@ -235,7 +263,7 @@ def test_like_the_runtime(op: str, opset: int, k: int) -> None:
     check(op, inputs, attrs, opset, fixed, outputs=outputs)
 
 
-# --- opsets that no runtime knows any more -------------------------------------------------------------------------------------
+# --- opsets that no runtime knows any more ----------------------------------------------------------------------------
 
 B = f32(3)
 OLD: list[tuple[str, int, list[Any], dict[str, Any], np.ndarray]] = [
@@ -248,7 +276,13 @@ OLD: list[tuple[str, int, list[Any], dict[str, Any], np.ndarray]] = [
     ("Pad", 1, [X], {"paddings": [0, 0, 1, 0, 0, 0]}, np.pad(X, [(0, 0), (0, 0), (1, 0)])),
     ("Squeeze", 1, [X[:1]], {"axes": [0]}, X[0]),
     ("Clip", 6, [X], {"max": 0.5}, np.minimum(X, 0.5)),
-    ("PRelu", 6, [IMAGE, np.arange(4, dtype=np.float32)], {}, np.where(IMAGE < 0, IMAGE * np.arange(4, dtype=np.float32)[:, None, None], IMAGE)),
+    (
+        "PRelu",
+        6,
+        [IMAGE, np.arange(4, dtype=np.float32)],
+        {},
+        np.where(IMAGE < 0, IMAGE * np.arange(4, dtype=np.float32)[:, None, None], IMAGE),
+    ),
     ("Softmax", 1, [X], {}, (lambda e: e / e.sum((1, 2), keepdims=True))(np.exp(X))),
     ("Upsample", 1, [IMAGE], {"height_scale": 2.0, "width_scale": 1.0}, IMAGE.repeat(2, 2)),
     ("Gemm", 6, [X[0], X[1].T, X[0, :1, :3]], {"broadcast": 1}, X[0] @ X[1].T + X[0, :1, :3]),
@@ -261,7 +295,7 @@ def test_old_opsets(op: str, opset: int, k: int) -> None:
     check(op, inputs, attrs, opset, want=want)
 
 
-# --- more than one output ------------------------------------------------------------------------------------------------------
+# --- more than one output ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("opset", "attrs"), [(11, {"split": [1, 2]}), (11, {})])
@@ -293,19 +327,27 @@ def test_unused_outputs() -> None:
 @pytest.mark.parametrize("lengths", [False, True], ids=["full", "ragged"])
 def test_recurrent(op: str, direction: str, lengths: bool) -> None:
     gates, ways, hidden = {"LSTM": 4, "GRU": 3, "RNN": 1}[op], 2 if direction == "bidirectional" else 1, 5
-    inputs = [f32(4, 3, 2), f32(ways, gates * hidden, 2), f32(ways, gates * hidden, hidden), f32(ways, 2 * gates * hidden)]
+    inputs = [
+        f32(4, 3, 2),
+        f32(ways, gates * hidden, 2),
+        f32(ways, gates * hidden, hidden),
+        f32(ways, 2 * gates * hidden),
+    ]
     inputs += [np.array([4, 2, 3], np.int32) if lengths else None, f32(ways, 3, hidden)]
     inputs += [f32(ways, 3, hidden), f32(ways, 3 * hidden)] if op == "LSTM" else []
     attrs = {"hidden_size": hidden, "direction": direction, **({"linear_before_reset": 1} if op == "GRU" else {})}
     check(op, inputs, attrs, 14, outputs=3 if op == "LSTM" else 2)
 
 
-@pytest.mark.parametrize("attr", [{"value_float": 1.5}, {"value_ints": [3, 4]}, {"value": numpy_helper.from_array(np.ones((2, 2), np.float16))}])
+@pytest.mark.parametrize(
+    "attr",
+    [{"value_float": 1.5}, {"value_ints": [3, 4]}, {"value": numpy_helper.from_array(np.ones((2, 2), np.float16))}],
+)
 def test_constants(attr: dict[str, Any]) -> None:
     check("Constant", [], attr, 13)
 
 
-# --- functions ----------------------------------------------------------------------------------------------------------------
+# --- functions --------------------------------------------------------------------------------------------------------
 
 
 def test_operators_without_a_converter_use_their_schema() -> None:
@@ -353,7 +395,14 @@ def test_tensor_scatter(mode: str) -> None:
 
 def test_training_dropout_with_a_seed() -> None:
     keep = np.random.RandomState(3).uniform(0, 1.0, X.shape) >= 0.25
-    check("Dropout", [X, np.float32(0.25), np.array(True)], {"seed": 3}, 13, fixed=(1, 2), want=(X * keep / 0.75).astype(np.float32))
+    check(
+        "Dropout",
+        [X, np.float32(0.25), np.array(True)],
+        {"seed": 3},
+        13,
+        fixed=(1, 2),
+        want=(X * keep / 0.75).astype(np.float32),
+    )
 
 
 def test_newest_runtime_opset_is_known() -> None:

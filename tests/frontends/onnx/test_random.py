@@ -16,8 +16,17 @@ from dnnc.ir.ops.random import philox
 I32, I64, DOUBLE = TensorProto.INT32, TensorProto.INT64, TensorProto.DOUBLE
 
 
-def draw(op: str, inputs: list[Any] | None = None, outputs: int = 1, kinds: dict[int, int] | None = None, threads: int = 1, **attrs: Any) -> Any:
-    made = run_dnnc(node_model(op, inputs or [], outputs, "", kinds=kinds, **attrs), feeds(inputs or []), threads=threads)
+def draw(
+    op: str,
+    inputs: list[Any] | None = None,
+    outputs: int = 1,
+    kinds: dict[int, int] | None = None,
+    threads: int = 1,
+    **attrs: Any,
+) -> Any:
+    made = run_dnnc(
+        node_model(op, inputs or [], outputs, "", kinds=kinds, **attrs), feeds(inputs or []), threads=threads
+    )
     return made[0] if outputs == 1 else made
 
 
@@ -26,7 +35,12 @@ def test_known_answers() -> None:
     words = philox(np.zeros((1, 4), np.uint32), np.zeros(2, np.uint32))
     assert [hex(w) for w in words[0].tolist()] == ["0x6627e8d5", "0xe169c58d", "0xbc57ac4c", "0x9b00dbd8"]
     ones = np.full((1, 4), 0xFFFFFFFF, np.uint32)
-    assert [hex(w) for w in philox(ones, ones[0, :2])[0].tolist()] == ["0x408f276d", "0x41c83b0e", "0xa20bc7c6", "0x6d5451fd"]
+    assert [hex(w) for w in philox(ones, ones[0, :2])[0].tolist()] == [
+        "0x408f276d",
+        "0x41c83b0e",
+        "0xa20bc7c6",
+        "0x6d5451fd",
+    ]
     digits = np.array([[0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344]], np.uint32)
     key = np.array([0xA4093822, 0x299F31D0], np.uint32)
     assert [hex(w) for w in philox(digits, key)[0].tolist()] == ["0xd16cfe09", "0x94fdcceb", "0x5001e420", "0x24126ea1"]
@@ -48,7 +62,9 @@ def test_normal(dtype: int) -> None:
     y = draw("RandomNormal", kinds={0: dtype}, shape=[200, 200], mean=3.0, scale=2.0, seed=4.0, dtype=dtype)
     assert y.dtype == helper.tensor_dtype_to_np_dtype(dtype)
     z = (np.sort(y.astype(np.float64).ravel()) - 3) / 2
-    assert abs(z.mean()) < 0.02 and abs(z.std() - 1) < 0.02 and abs((z**3).mean()) < 0.06 and abs((z**4).mean() - 3) < 0.15
+    assert (
+        abs(z.mean()) < 0.02 and abs(z.std() - 1) < 0.02 and abs((z**3).mean()) < 0.06 and abs((z**4).mean() - 3) < 0.15
+    )
 
 
 def test_like() -> None:
@@ -78,7 +94,10 @@ def test_multinomial() -> None:
 def dropout_model(seed: int | None) -> onnx.ModelProto:
     attrs = {} if seed is None else {"seed": seed}
     node = helper.make_node("Dropout", ["x", "r", "t"], ["y", "m"], **attrs)
-    held = [onnx.numpy_helper.from_array(np.array(0.25, np.float32), "r"), onnx.numpy_helper.from_array(np.array(True), "t")]
+    held = [
+        onnx.numpy_helper.from_array(np.array(0.25, np.float32), "r"),
+        onnx.numpy_helper.from_array(np.array(True), "t"),
+    ]
     info = helper.make_tensor_value_info
     outputs = [info("y", TensorProto.FLOAT, None), info("m", TensorProto.BOOL, None)]
     graph = helper.make_graph([node], "g", [info("x", TensorProto.FLOAT, [100, 100])], outputs, held)
@@ -95,9 +114,13 @@ def test_dropout_in_training() -> None:
 
 
 def test_draws_are_the_same_at_each_call_and_differ_between_nodes() -> None:
-    nodes = [helper.make_node("RandomNormalLike", ["x"], [f"y{k}"], **({"seed": 1.0} if k > 1 else {})) for k in range(4)]
+    nodes = [
+        helper.make_node("RandomNormalLike", ["x"], [f"y{k}"], **({"seed": 1.0} if k > 1 else {})) for k in range(4)
+    ]
     info = helper.make_tensor_value_info
-    graph = helper.make_graph(nodes, "g", [info("x", TensorProto.FLOAT, [64])], [info(f"y{k}", TensorProto.FLOAT, [64]) for k in range(4)])
+    graph = helper.make_graph(
+        nodes, "g", [info("x", TensorProto.FLOAT, [64])], [info(f"y{k}", TensorProto.FLOAT, [64]) for k in range(4)]
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=8)
     f = dnnc.compile(model, cache=False, verify=False)
     x = np.zeros(64, np.float32)
@@ -110,7 +133,11 @@ def test_draws_are_the_same_at_each_call_and_differ_between_nodes() -> None:
 def test_without_a_shape_in_numbers() -> None:
     node = helper.make_node("RandomUniformLike", ["x"], ["y"])
     info = helper.make_tensor_value_info
-    graph = helper.make_graph([node], "g", [info("x", TensorProto.FLOAT, ["n", 3])], [info("y", TensorProto.FLOAT, ["n", 3])])
-    f = dnnc.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=8), cache=False, verify=False)
+    graph = helper.make_graph(
+        [node], "g", [info("x", TensorProto.FLOAT, ["n", 3])], [info("y", TensorProto.FLOAT, ["n", 3])]
+    )
+    f = dnnc.compile(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=8), cache=False, verify=False
+    )
     long, short = (f(np.zeros((n, 3), np.float32)) for n in (9, 4))
     assert np.array_equal(long[:4], short) and len(np.unique(long)) == 27

@@ -35,7 +35,7 @@ def plain() -> onnx.ModelProto:
     return model([helper.make_node("Relu", ["x"], ["y"])], {"x": [2, 3]}, ["y"])
 
 
-# --- what is no model ---------------------------------------------------------------------------------------------------------
+# --- what is no model -------------------------------------------------------------------------------------------------
 
 
 def test_path_bytes_and_proto_give_the_same_graph(tmp_path: Path) -> None:
@@ -57,7 +57,8 @@ def test_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "message"), [(b"", "empty"), (b"import onnx\nprint('hello')\n", "text|no graph"), (b"\x00\xff\x13" * 99, "not an ONNX model")]
+    ("data", "message"),
+    [(b"", "empty"), (b"import onnx\nprint('hello')\n", "text|no graph"), (b"\x00\xff\x13" * 99, "not an ONNX model")],
 )
 def test_other_content(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "m.onnx"
@@ -99,7 +100,7 @@ def test_no_opset() -> None:
         read(m)
 
 
-# --- tensors ------------------------------------------------------------------------------------------------------------------
+# --- tensors ----------------------------------------------------------------------------------------------------------
 
 DTYPES = [n for n in ONNX_NUMBERS.values() if n != TensorProto.STRING]
 
@@ -155,12 +156,14 @@ def test_sparse_initializer() -> None:
     values = numpy_helper.from_array(np.array([5.0, 7.0], np.float32), "w")
     for indices in (np.array([1, 5]), np.array([[0, 1], [1, 2]])):
         m = model([helper.make_node("Add", ["x", "w"], ["y"])], {"x": [2, 3]}, ["y"])
-        m.graph.sparse_initializer.append(helper.make_sparse_tensor(values, numpy_helper.from_array(indices.astype(np.int64), "i"), [2, 3]))
+        m.graph.sparse_initializer.append(
+            helper.make_sparse_tensor(values, numpy_helper.from_array(indices.astype(np.int64), "i"), [2, 3])
+        )
         (y,) = interp.run(read(m), [np.zeros((2, 3), np.float32)])
         np.testing.assert_array_equal(y, [[0, 5, 0], [0, 0, 7]])
 
 
-# --- external data ------------------------------------------------------------------------------------------------------------
+# --- external data ----------------------------------------------------------------------------------------------------
 
 
 def external(location: str, shape: tuple[int, ...] = (2, 3), **entries: object) -> onnx.ModelProto:
@@ -192,7 +195,9 @@ def test_a_missing_external_file(tmp_path: Path) -> None:
         read(saved(tmp_path, external("w.bin")))
 
 
-@pytest.mark.parametrize("location", ["../secret", "sub/../../secret", "/etc/hostname", "", "..", "C:/secret", "a\0b", "sub\\..\\..\\secret"])
+@pytest.mark.parametrize(
+    "location", ["../secret", "sub/../../secret", "/etc/hostname", "", "..", "C:/secret", "a\0b", "sub\\..\\..\\secret"]
+)
 def test_paths_that_leave_the_folder(tmp_path: Path, location: str) -> None:
     (tmp_path / "secret").write_bytes(b"\0" * 24)
     with pytest.raises(ModelError, match="relative to the model's folder"):
@@ -244,7 +249,7 @@ def test_external_data_of_a_model_given_as_bytes() -> None:
         read(external("w.bin").SerializeToString())
 
 
-# --- graphs -------------------------------------------------------------------------------------------------------------------
+# --- graphs -----------------------------------------------------------------------------------------------------------
 
 
 def test_names_that_are_no_identifiers() -> None:
@@ -305,7 +310,7 @@ def test_malformed_nodes(node: onnx.NodeProto, message: str) -> None:
         read(model([node], {"x": [2, 3]}, ["y"]))
 
 
-# --- functions ----------------------------------------------------------------------------------------------------------------
+# --- functions --------------------------------------------------------------------------------------------------------
 
 
 def with_functions(nodes: list[onnx.NodeProto], functions: list[onnx.FunctionProto]) -> onnx.ModelProto:
@@ -323,7 +328,10 @@ def test_functions_of_the_model_are_inlined() -> None:
     leaky = helper.make_node("LeakyRelu", ["a"], ["t"])
     leaky.attribute.append(onnx.AttributeProto(name="alpha", ref_attr_name="slope", type=onnx.AttributeProto.FLOAT))
     inner = function("Inner", [leaky, helper.make_node("Neg", ["t"], ["b"])], ["slope"])
-    outer = function("Outer", [helper.make_node("Inner", ["a"], ["t"], domain="local", slope=0.5), helper.make_node("Neg", ["t"], ["b"])])
+    outer = function(
+        "Outer",
+        [helper.make_node("Inner", ["a"], ["t"], domain="local", slope=0.5), helper.make_node("Neg", ["t"], ["b"])],
+    )
     g = read(with_functions([helper.make_node("Outer", ["x"], ["y"], domain="local")], [inner, outer]))
     (y,) = interp.run(g, [np.array([-2, 4], np.float32)])
     np.testing.assert_array_equal(y, [-1, 4])

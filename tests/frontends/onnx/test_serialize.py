@@ -1,4 +1,6 @@
-"""ONNX models taken apart to be saved: large tensors leave the protobuf, from wherever they are, and come back as they were."""
+"""ONNX models taken apart to be saved: large tensors leave the protobuf, from wherever they are, and come back as they
+were.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,13 @@ def model(external: Path | None = None) -> onnx.ModelProto:
         w.data_location = onnx.TensorProto.EXTERNAL
         for key, entry in (("location", "data.bin"), ("offset", "5"), ("length", "1600")):
             w.external_data.add(key=key, value=entry)
-    branch = h.make_graph([h.make_node("Constant", [], ["b"], value=tensor("k", 20, 20))], "branch", [], [value("b", 20, 20)])
-    body = [h.make_node("Constant", [], ["c"], value=tensor("in function", 20, 20)), h.make_node("Add", ["x", "c"], ["y"])]
+    branch = h.make_graph(
+        [h.make_node("Constant", [], ["b"], value=tensor("k", 20, 20))], "branch", [], [value("b", 20, 20)]
+    )
+    body = [
+        h.make_node("Constant", [], ["c"], value=tensor("in function", 20, 20)),
+        h.make_node("Add", ["x", "c"], ["y"]),
+    ]
     function = h.make_function("own", "plus", ["x"], ["y"], body, [h.make_opsetid("", 17)])
     nodes = [
         h.make_node("MatMul", ["x", "w"], ["m"]),
@@ -54,7 +61,9 @@ def model(external: Path | None = None) -> onnx.ModelProto:
     flag = onnx.numpy_helper.from_array(np.array(True), "flag")
     inputs, outputs = [value("x", 20, 20)], [value("y", 20, 20)]
     g = h.make_graph(nodes, "g", inputs, outputs, [w, flag, tensor("tiny", 1)], sparse_initializer=[sparse("s")])
-    return h.make_model(g, opset_imports=[h.make_opsetid("", 17), h.make_opsetid("own", 1)], functions=[function], ir_version=9)
+    return h.make_model(
+        g, opset_imports=[h.make_opsetid("", 17), h.make_opsetid("own", 1)], functions=[function], ir_version=9
+    )
 
 
 def test_every_large_tensor_leaves_and_comes_back() -> None:

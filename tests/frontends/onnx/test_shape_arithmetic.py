@@ -28,7 +28,7 @@ def dims(g: Graph) -> list[str]:
     return [str(o.type) for o in g.outputs]
 
 
-# --- heads split and joined: the idiom of every exported transformer -----------------------------------------------------------
+# --- heads split and joined: the idiom of every exported transformer --------------------------------------------------
 
 HEADS = """
 heads (float[batch, seq, 768] x) => (float[a, b, c, d] y) {
@@ -65,7 +65,7 @@ def test_dims_can_be_fixed_and_bounded() -> None:
     assert dims(g) == ["f32[3, 12, seq, 64]"] and g.dims["seq"].hi == 128
 
 
-# --- each operator over dims ---------------------------------------------------------------------------------------------------
+# --- each operator over dims ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,16 @@ def test_dims_can_be_fixed_and_bounded() -> None:
         ("s = Shape(x)  two = Constant<value_int = 2>()  n = Mul(s, two)", "[2*A, 2*B]"),
         ("s = Shape(x)  two = Constant<value_int = 2>()  t = Mul(s, two)  n = Div(t, two)", "[A, B]"),
         ("s = Shape(x)  one = Constant<value_int = 1>()  t = Add(s, one)  n = Sub(t, one)", "[A, B]"),
-        ("s = Shape(x)  f = Cast<to = 1>(s)  two = Constant<value_float = 2.0>()  g = Mul(f, two)  h = Floor(g)  n = Cast<to = 7>(h)", "[2*A, 2*B]"),
-        ("s = Shape(x)  m = Constant<value_ints = [-1, -1]>()  e = Equal(s, m)  o = Constant<value_ints = [1, 1]>()  n = Where(e, o, s)", "[A, B]"),
+        (
+            "s = Shape(x)  f = Cast<to = 1>(s)  two = Constant<value_float = 2.0>()  g = Mul(f, two)  h = Floor(g)  n "
+            "= Cast<to = 7>(h)",
+            "[2*A, 2*B]",
+        ),
+        (
+            "s = Shape(x)  m = Constant<value_ints = [-1, -1]>()  e = Equal(s, m)  o = Constant<value_ints = [1, 1]>() "
+            " n = Where(e, o, s)",
+            "[A, B]",
+        ),
         ("s = Shape(x)  o = Constant<value_ints = [1, 1]>()  n = Max(s, o)", "[A, B]"),
         ("s = Shape(x)  l, r = Split<axis = 0>(s)  n = Concat<axis = 0>(r, l)", "[B, A]"),
     ],
@@ -89,13 +97,17 @@ def test_folding(body: str, want: str) -> None:
     text = f"t (float[A, B] x) => (float[p] y) {{ {body.replace('  ', chr(10))}\n y = ConstantOfShape(n) }}"
     g = read(parse(text))
     assert ops(g) == ["full"]
-    assert str(g.outputs[0].type) == f"f32{want}" or f"f32[{', '.join(map(repr, g.outputs[0].type.shape))}]" == f"f32{want}"
+    assert (
+        str(g.outputs[0].type) == f"f32{want}"
+        or f"f32[{', '.join(map(repr, g.outputs[0].type.shape))}]" == f"f32{want}"
+    )
 
 
 def test_range_of_a_dim() -> None:
     g = read(
         parse(
-            "r (float[N, 4] x) => (int64[m] y) { s = Shape<end = 1>(x)  z = Constant<value_int = 0>()  o = Constant<value_int = 1>()  n = Squeeze(s)  y = Range(z, n, o) }"
+            "r (float[N, 4] x) => (int64[m] y) { s = Shape<end = 1>(x)  z = Constant<value_int = 0>()  o = "
+            "Constant<value_int = 1>()  n = Squeeze(s)  y = Range(z, n, o) }"
         )
     )
     assert ops(g) == ["iota"] and dims(g) == ["i64[N]"]
@@ -103,7 +115,9 @@ def test_range_of_a_dim() -> None:
 
 def test_a_dim_as_data() -> None:
     """A dim that is computed with, not only used as a shape."""
-    g = read(parse("s (float[N, 4] x) => (float[N, 4] y) { s = Shape<end = 1>(x)  f = Cast<to = 1>(s)  y = Div(x, f) }"))
+    g = read(
+        parse("s (float[N, 4] x) => (float[N, 4] y) { s = Shape<end = 1>(x)  f = Cast<to = 1>(s)  y = Div(x, f) }")
+    )
     x = np.ones((5, 4), np.float32)
     np.testing.assert_allclose(interp.run(g, [x])[0], x / 5)
 
@@ -114,11 +128,16 @@ def test_a_shape_as_output() -> None:
 
 
 def test_constants_are_folded() -> None:
-    g = read(parse("c (float[2] x) => (float[2] y) { a = Constant<value_floats = [1.0, 2.0]>()  b = Exp(a)  d = Neg(b)  y = Add(x, d) }"))
+    g = read(
+        parse(
+            "c (float[2] x) => (float[2] y) { a = Constant<value_floats = [1.0, 2.0]>()  b = Exp(a)  d = Neg(b)  y = "
+            "Add(x, d) }"
+        )
+    )
     assert ops(g) == ["add"]
 
 
-# --- what operators imply of dims ----------------------------------------------------------------------------------------------
+# --- what operators imply of dims -------------------------------------------------------------------------------------
 
 
 def test_a_table_bounds_a_dim() -> None:
@@ -148,7 +167,10 @@ def test_sums_of_dims() -> None:
     """past + present == total, as a decoder's mask says."""
     text = "u (float[P] past, float[S] now, float[T] mask) => (float[T] y) { all = Concat<axis = 0>(past, now)  y = Add(all, mask) }"
     g = read(parse(text))
-    assert repr(g.inputs[2].type.shape[0]) in ("P + S", "S + P") or repr(g.inputs[0].type.shape[0]) in ("T - S", "-S + T")
+    assert repr(g.inputs[2].type.shape[0]) in ("P + S", "S + P") or repr(g.inputs[0].type.shape[0]) in (
+        "T - S",
+        "-S + T",
+    )
 
 
 def test_numbers_that_differ_are_an_error() -> None:
@@ -177,7 +199,7 @@ def test_odd_dim_names_are_mangled() -> None:
     assert str(v.type) == "f32[past___1, 4]"
 
 
-# --- shapes that only data tells -----------------------------------------------------------------------------------------------
+# --- shapes that only data tells --------------------------------------------------------------------------------------
 
 RUNTIME = "r (float[2, 6] x, int64[2] target) => (float[a, b] y) { y = Reshape(x, target) }"
 
@@ -219,7 +241,7 @@ def test_an_input_without_a_shape() -> None:
     assert dims(read(m, shapes={"x": (3, None)})) == ["f32[3, x_d1]"]
 
 
-# --- control flow that the shape decides ---------------------------------------------------------------------------------------
+# --- control flow that the shape decides ------------------------------------------------------------------------------
 
 
 def test_if_on_a_known_condition() -> None:
@@ -267,7 +289,9 @@ def _one_of(declared: str) -> str:
 
 def test_an_if_takes_one_bool() -> None:
     for c in ("float c", "bool[2] c"):
-        branches = "then_branch = t () => (float[4] a) { a = Neg(x) }, else_branch = e () => (float[4] b) { b = Exp(x) }"
+        branches = (
+            "then_branch = t () => (float[4] a) { a = Neg(x) }, else_branch = e () => (float[4] b) { b = Exp(x) }"
+        )
         text = f"i (float[4] x, {c}) => (float[4] y) {{ y = If(c) <{branches}> }}"
         with pytest.raises(ModelError, match="condition of an If must be one bool"):
             read(parse(text))

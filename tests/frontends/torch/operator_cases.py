@@ -1,4 +1,6 @@
-"""Calls of ATen operators on small operands: (name, function, operands). Operands are made by `f`, `i`, `b` and so on, seeded by the test."""
+"""Calls of ATen operators on small operands: (name, function, operands). Operands are made by `f`, `i`, `b` and so on,
+seeded by the test.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Operand:
         if self.kind == "bool":
             return torch.rand(self.shape, generator=g) < 0.5
         if self.kind != "float":
-            return torch.randint(int(self.low), int(self.high) + 1, self.shape, generator=g).to(getattr(torch, self.kind))
+            return torch.randint(int(self.low), int(self.high) + 1, self.shape, generator=g).to(
+                getattr(torch, self.kind)
+            )
         return (torch.rand(self.shape, generator=g, dtype=torch.float64) * (self.high - self.low) + self.low).to(dtype)
 
 
@@ -76,12 +80,22 @@ UNARY: list[Case] = [
 ]
 
 BINARY: list[Case] = [
-    *((n, getattr(torch, n), (A, V)) for n in "add sub mul maximum minimum eq ne lt le gt ge fmod remainder atan2 copysign hypot logaddexp".split()),
+    *(
+        (n, getattr(torch, n), (A, V))
+        for n in "add sub mul maximum minimum eq ne lt le gt ge fmod remainder atan2 copysign hypot logaddexp".split()
+    ),
     ("div", torch.div, (A, POSITIVE)),
     ("div of integers", torch.div, (i(3, 4), i(4, low=1))),
-    *((f"div, {m}", lambda x, y, m=m: torch.div(x, y, rounding_mode=m), (A, f(4, low=0.3))) for m in ("floor", "trunc")),
     *(
-        (f"div of integers, {m}", lambda x, y, m=m: torch.div(x, y, rounding_mode=m), (i(3, 4, low=-9, high=9), i(4, low=1)))
+        (f"div, {m}", lambda x, y, m=m: torch.div(x, y, rounding_mode=m), (A, f(4, low=0.3)))
+        for m in ("floor", "trunc")
+    ),
+    *(
+        (
+            f"div of integers, {m}",
+            lambda x, y, m=m: torch.div(x, y, rounding_mode=m),
+            (i(3, 4, low=-9, high=9), i(4, low=1)),
+        )
         for m in ("floor", "trunc")
     ),
     ("floor_divide by a negative", lambda x: x // -3, (i(7, low=-9, high=9),)),
@@ -150,9 +164,18 @@ CHOOSING: list[Case] = [
 
 C = f(2, 3, 4)
 REDUCTIONS: list[Case] = [
-    *((f"{n} of all", getattr(torch, n), (C,)) for n in "sum mean prod amax amin max min argmax argmin var std".split()),
-    *((f"{n} of an axis", lambda x, n=n: getattr(torch, n)(x, dim=1), (C,)) for n in "sum mean prod amax amin argmax argmin var std".split()),
-    *((f"{n}, axis kept", lambda x, n=n: getattr(torch, n)(x, dim=-1, keepdim=True), (C,)) for n in "sum mean prod amax argmin var".split()),
+    *(
+        (f"{n} of all", getattr(torch, n), (C,))
+        for n in "sum mean prod amax amin max min argmax argmin var std".split()
+    ),
+    *(
+        (f"{n} of an axis", lambda x, n=n: getattr(torch, n)(x, dim=1), (C,))
+        for n in "sum mean prod amax amin argmax argmin var std".split()
+    ),
+    *(
+        (f"{n}, axis kept", lambda x, n=n: getattr(torch, n)(x, dim=-1, keepdim=True), (C,))
+        for n in "sum mean prod amax argmin var".split()
+    ),
     ("sum of two axes", lambda x: x.sum((0, 2)), (C,)),
     ("sum of bools", lambda x: x.sum(), (b(3, 4),)),
     ("sum of int8", lambda x: x.sum(0), (i(3, 4, kind="int8"),)),
@@ -286,19 +309,39 @@ INDEXING: list[Case] = [
     ("two indices that broadcast", lambda x, p, q: x[:, p, q], (C, i(2, 1, low=0, high=2), i(3, low=-4, high=3))),
     ("two indices apart", lambda x, p, q: x[p, :, q], (C, i(5, low=0, high=1), i(5, low=0, high=3))),
     ("index_put", lambda x, at, y: x.index_put((at,), y), (f(6, 3), i(1, low=0, high=5), f(1, 3))),
-    ("index_put from the end", lambda x, at, y: x.index_put((at,), y, accumulate=True), (f(6, 3), i(4, low=-6, high=-1), f(4, 3))),
-    ("index_put, added", lambda x, at, y: x.index_put((at,), y, accumulate=True), (f(6, 3), i(4, low=0, high=5), f(4, 3))),
-    ("index_put at two", lambda x, p, q, y: x.index_put((p, q), y, accumulate=True), (f(4, 5), i(3, low=0, high=3), i(3, low=0, high=4), f(3))),
+    (
+        "index_put from the end",
+        lambda x, at, y: x.index_put((at,), y, accumulate=True),
+        (f(6, 3), i(4, low=-6, high=-1), f(4, 3)),
+    ),
+    (
+        "index_put, added",
+        lambda x, at, y: x.index_put((at,), y, accumulate=True),
+        (f(6, 3), i(4, low=0, high=5), f(4, 3)),
+    ),
+    (
+        "index_put at two",
+        lambda x, p, q, y: x.index_put((p, q), y, accumulate=True),
+        (f(4, 5), i(3, low=0, high=3), i(3, low=0, high=4), f(3)),
+    ),
     ("index_put by a mask", lambda x, m: x.index_put((m,), torch.zeros((), dtype=x.dtype)), (A, b(3, 4))),
     ("scatter", lambda x, at, y: x.scatter(1, at, y), (f(3, 40), i(3, 2, low=0, high=39), f(3, 2))),
     ("scatter less than there is", lambda x, y: x.scatter(1, torch.arange(2)[None].expand(2, 2), y), (A, f(3, 3))),
     ("scatter a number", lambda x, at: x.scatter(0, at, 9.0), (A, i(1, 4, low=0, high=2))),
     ("scatter_add", lambda x, at, y: x.scatter_add(1, at, y), (A, i(3, 6, low=0, high=3), f(3, 6))),
     *(
-        (f"scatter_reduce, {n}", lambda x, at, y, n=n: x.scatter_reduce(1, at, y, n), (A, i(3, 6, low=0, high=3), f(3, 6)))
+        (
+            f"scatter_reduce, {n}",
+            lambda x, at, y, n=n: x.scatter_reduce(1, at, y, n),
+            (A, i(3, 6, low=0, high=3), f(3, 6)),
+        )
         for n in "sum prod amax amin".split()
     ),
-    ("scatter_reduce alone", lambda x, at, y: x.scatter_reduce(1, at, y, "amax", include_self=False), (A, i(3, 6, low=0, high=3), f(3, 6))),
+    (
+        "scatter_reduce alone",
+        lambda x, at, y: x.scatter_reduce(1, at, y, "amax", include_self=False),
+        (A, i(3, 6, low=0, high=3), f(3, 6)),
+    ),
     ("index_add", lambda x, at, y: x.index_add(1, at, y, alpha=2), (A, i(3, low=0, high=3), f(3, 3))),
     ("index_fill", lambda x, at: x.index_fill(1, at, 5.0), (A, i(2, low=0, high=3))),
     ("bucketing by where", lambda x: torch.where(x > 0, x, -x).sum(), (A,)),
@@ -327,13 +370,37 @@ PRODUCTS: list[Case] = [
 Q = f(2, 4, 5, 8)
 ATTENTION: list[Case] = [
     ("attention", F.scaled_dot_product_attention, (Q, Q, Q)),
-    ("causal attention", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), (Q, f(2, 4, 7, 8), f(2, 4, 7, 8))),
+    (
+        "causal attention",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        (Q, f(2, 4, 7, 8), f(2, 4, 7, 8)),
+    ),
     ("attention, masked", lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m), (Q, Q, Q, f(5, 5))),
-    ("attention, bool mask", lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m | (torch.arange(5) < 1)), (Q, Q, Q, b(2, 1, 5, 5))),
-    ("attention without keys", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, (torch.arange(5) > 1)[:, None].expand(5, 5)), (Q, Q, Q)),
-    ("safe softmax", lambda x: torch.ops.aten._safe_softmax(torch.where(x.sum(1, keepdim=True) > 0, x, -math.inf), 1), (f(6, 4),)),
-    ("attention, scaled", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=0.3), (f(3, 5, 8), f(3, 6, 8), f(3, 6, 4))),
-    ("grouped attention", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), (Q, f(2, 2, 6, 8), f(2, 2, 6, 8))),
+    (
+        "attention, bool mask",
+        lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m | (torch.arange(5) < 1)),
+        (Q, Q, Q, b(2, 1, 5, 5)),
+    ),
+    (
+        "attention without keys",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, (torch.arange(5) > 1)[:, None].expand(5, 5)),
+        (Q, Q, Q),
+    ),
+    (
+        "safe softmax",
+        lambda x: torch.ops.aten._safe_softmax(torch.where(x.sum(1, keepdim=True) > 0, x, -math.inf), 1),
+        (f(6, 4),),
+    ),
+    (
+        "attention, scaled",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=0.3),
+        (f(3, 5, 8), f(3, 6, 8), f(3, 6, 4)),
+    ),
+    (
+        "grouped attention",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+        (Q, f(2, 2, 6, 8), f(2, 2, 6, 8)),
+    ),
 ]
 
 P2 = f(2, 3, 8, 9)
@@ -345,7 +412,11 @@ LAYERS: list[Case] = [
     ("conv2d without batch", lambda x, w: F.conv2d(x, w), (f(3, 6, 6), f(4, 3, 3, 3))),
     ("conv3d", lambda x, w: F.conv3d(x, w, stride=2), (f(1, 2, 5, 5, 5), f(3, 2, 3, 3, 3))),
     ("conv_transpose1d", lambda x, w: F.conv_transpose1d(x, w, stride=2), (f(2, 3, 5), f(3, 4, 3))),
-    ("conv_transpose2d", lambda x, w, c: F.conv_transpose2d(x, w, c, stride=2, padding=1, output_padding=1), (f(1, 3, 4, 5), f(3, 2, 3, 3), f(2))),
+    (
+        "conv_transpose2d",
+        lambda x, w, c: F.conv_transpose2d(x, w, c, stride=2, padding=1, output_padding=1),
+        (f(1, 3, 4, 5), f(3, 2, 3, 3), f(2)),
+    ),
     ("max_pool2d", lambda x: F.max_pool2d(x, 3, 2, 1), (P2,)),
     ("max_pool2d, rounded up", lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True), (P2,)),
     ("max_pool2d with places", lambda x: F.max_pool2d(x, 2, return_indices=True), (P2,)),
@@ -368,7 +439,11 @@ LAYERS: list[Case] = [
     ("layer_norm with statistics", lambda x: torch.native_layer_norm(x, (4,), None, None, 1e-5), (C,)),
     ("rms_norm", lambda x, w: F.rms_norm(x, (4,), w, eps=1e-4), (C, V)),
     ("group_norm", lambda x, w, c: F.group_norm(x, 2, w, c), (f(2, 4, 3, 3), V, f(4))),
-    ("group_norm with statistics", lambda x: torch.native_group_norm(x, None, None, 2, 4, 9, 2, 1e-5), (f(2, 4, 3, 3),)),
+    (
+        "group_norm with statistics",
+        lambda x: torch.native_group_norm(x, None, None, 2, 4, 9, 2, 1e-5),
+        (f(2, 4, 3, 3),),
+    ),
     ("instance_norm", lambda x, w, c: F.instance_norm(x, weight=w, bias=c), (f(2, 3, 4, 4), f(3), f(3))),
     ("batch_norm", lambda x, m, v, w, c: F.batch_norm(x, m, v, w, c), (P2, f(3), f(3, low=0.5), f(3), f(3))),
     ("batch_norm without weights", lambda x, m, v: F.batch_norm(x, m, v), (f(4, 3), f(3), f(3, low=0.5))),
@@ -388,10 +463,26 @@ RESIZING: list[Case] = [
     ("bilinear, corners aligned", lambda x: F.interpolate(x, (5, 13), mode="bilinear", align_corners=True), (P2,)),
     ("bilinear to one", lambda x: F.interpolate(x, (1, 1), mode="bilinear"), (P2,)),
     ("grid_sample", lambda x, g: F.grid_sample(x, g, align_corners=False), (P2, f(2, 4, 5, 2, low=-1.2, high=1.2))),
-    ("grid_sample, nearest", lambda x, g: F.grid_sample(x, g, "nearest", "border", True), (P2, f(2, 4, 5, 2, low=-1.2, high=1.2))),
+    (
+        "grid_sample, nearest",
+        lambda x, g: F.grid_sample(x, g, "nearest", "border", True),
+        (P2, f(2, 4, 5, 2, low=-1.2, high=1.2)),
+    ),
     ("fold", lambda x: F.fold(x, (4, 5), 2), (f(1, 8, 12),)),
     ("bicubic", lambda x: F.interpolate(x, (5, 13), mode="bicubic"), (P2,)),
     ("trilinear", lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"), (f(1, 2, 3, 3, 3),)),
 ]
 
-CASES: list[Case] = [*UNARY, *BINARY, *CHOOSING, *REDUCTIONS, *MOVEMENT, *CREATION, *INDEXING, *PRODUCTS, *ATTENTION, *LAYERS, *RESIZING]
+CASES: list[Case] = [
+    *UNARY,
+    *BINARY,
+    *CHOOSING,
+    *REDUCTIONS,
+    *MOVEMENT,
+    *CREATION,
+    *INDEXING,
+    *PRODUCTS,
+    *ATTENTION,
+    *LAYERS,
+    *RESIZING,
+]

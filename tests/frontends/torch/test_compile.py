@@ -1,4 +1,6 @@
-"""`torch.compile(model, backend="dnnc")`: numbers, sizes, graph breaks, weights and views as torch has them, gradients, and what a call costs."""
+"""`torch.compile(model, backend="dnnc")`: numbers, sizes, graph breaks, weights and views as torch has them, gradients,
+and what a call costs.
+"""
 
 from __future__ import annotations
 
@@ -174,7 +176,9 @@ def test_views_and_strides_are_torchs() -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_results_share_memory_as_torchs_do(dynamic: bool) -> None:
-    """torch makes views again by strides and places in memory: of an argument, of another result, and beside what is written to."""
+    """torch makes views again by strides and places in memory: of an argument, of another result, and beside what is
+    written to.
+    """
 
     def f(x: Tensor) -> tuple[Tensor, ...]:
         y = torch.tanh(x).t()
@@ -278,7 +282,9 @@ def test_a_call_costs_little(pieces: list[Any]) -> None:
     executable, array = piece.last.executable, x.numpy()
     given = [dict(zip(piece.static, piece.last.weights.tensors)).get(k, x) for k in range(len(piece.places))]
     alone, whole = (min(_seconds(g) for _ in range(30)) for g in (lambda: executable(array), lambda: piece(given)))
-    least = min(_seconds(lambda: [(t.data_ptr(), t.dtype, tuple(t.shape)) for t in given]) for _ in range(30))  # what torch takes to tell of them
+    least = min(
+        _seconds(lambda: [(t.data_ptr(), t.dtype, tuple(t.shape)) for t in given]) for _ in range(30)
+    )  # what torch takes to tell of them
     quiet(whole - alone < 2 * least, f"{(whole - alone) * 1e6:.0f} us, {least * 1e6:.0f} us to look at each tensor")
 
 
@@ -289,7 +295,7 @@ def _seconds(f: Callable[[], Any], times: int = 20) -> float:
     return (time.perf_counter() - start) / times
 
 
-# --- on a device ----------------------------------------------------------------------------------------------------------------
+# --- on a device ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu

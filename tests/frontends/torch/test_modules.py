@@ -1,4 +1,6 @@
-"""Modules and exported programs through `dnnc.compile`: numbers, structures, dynamic sizes, weights that change, and what is refused."""
+"""Modules and exported programs through `dnnc.compile`: numbers, structures, dynamic sizes, weights that change, and
+what is refused.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ def same(found: Any, wanted: Any, bound: float = 3e-5) -> None:
             assert x == y
             continue
         assert isinstance(x, Tensor) and x.dtype is y.dtype and x.shape == y.shape, f"{x} {y}"
-        assert torch.allclose(x.double(), y.double(), rtol=bound, atol=bound * max(1.0, float(y.abs().max()) if y.numel() else 1.0)), (
-            (x - y).abs().max()
-        )
+        assert torch.allclose(
+            x.double(), y.double(), rtol=bound, atol=bound * max(1.0, float(y.abs().max()) if y.numel() else 1.0)
+        ), (x - y).abs().max()
 
 
 @pytest.mark.filterwarnings("error")
@@ -113,7 +115,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     assert np.allclose(dnnc.load(tmp_path / "m.dnnc")(x.numpy()), module(x).detach().numpy(), atol=1e-5)
 
 
-# --- refusals -----------------------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 class Draws(nn.Module):
@@ -128,7 +130,9 @@ class Finds(nn.Module):
 
 def test_an_operator_without_a_form_is_named_with_its_line() -> None:
     with pytest.raises(
-        UnsupportedError, match=r"test_modules.py:\d+: aten.rand.default has no form in a graph: random numbers.*\n    return x \+ torch.rand"
+        UnsupportedError,
+        match=r"test_modules.py:\d+: aten.rand.default has no form in a graph: random numbers.*\n    return x \+ "
+        r"torch.rand",
     ):
         dnnc.compile(Draws(), inputs=(torch.ones(3),))
     with pytest.raises(UnsupportedError, match="as many elements as the data says"):

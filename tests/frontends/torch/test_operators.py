@@ -1,4 +1,6 @@
-"""Every operator against PyTorch: the graph that is read is interpreted, in both float types; every ninth goes through native code too."""
+"""Every operator against PyTorch: the graph that is read is interpreted, in both float types; every ninth goes through
+native code too.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ from dnnc.ir.graph.verify import verify
 
 BOUND = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 1.2e-1}
 HALF = (torch.float16, torch.bfloat16)
-NOT_IN_HALF = ("cdist 1", "cdist 2", "cdist 3", "cdist inf", "avg_pool3d", "local_response_norm")  # torch itself has no kernels for these
+NOT_IN_HALF = (
+    "cdist 1",
+    "cdist 2",
+    "cdist 3",
+    "cdist inf",
+    "avg_pool3d",
+    "local_response_norm",
+)  # torch itself has no kernels for these
 IN_HALF = [c for c in CASES if c[0] not in NOT_IN_HALF]
 
 
@@ -48,7 +57,9 @@ def read(fn: Callable[..., Any], tensors: list[torch.Tensor]) -> Read:
         return module
 
     with torch.no_grad():
-        aot_function(lambda *a: pytree.tree_leaves(fn(*a)), compiler, inference_compiler=compiler, decompositions=table())(*tensors)
+        aot_function(
+            lambda *a: pytree.tree_leaves(fn(*a)), compiler, inference_compiler=compiler, decompositions=table()
+        )(*tensors)
     return found[0]
 
 
@@ -61,7 +72,9 @@ def close(name: str, made: Any, want: torch.Tensor, bound: float) -> None:
         assert np.array_equal(made, expected), f"{name}: {made} {expected}"
         return
     scale = max(1.0, float(np.nanmax(np.abs(np.where(np.isinf(expected), 0, expected)), initial=0)))
-    assert np.allclose(made, expected, rtol=0, atol=bound * scale, equal_nan=True), f"{name}: {np.abs(made - expected).max()}"
+    assert np.allclose(made, expected, rtol=0, atol=bound * scale, equal_nan=True), (
+        f"{name}: {np.abs(made - expected).max()}"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])

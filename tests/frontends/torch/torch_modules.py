@@ -35,7 +35,9 @@ class Padded(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True), 2, enable_nested_tensor=False)
+        self.body = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True), 2, enable_nested_tensor=False
+        )
 
     def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
         return self.body(x, src_key_padding_mask=hidden)
@@ -84,10 +86,19 @@ def image(*shape: int) -> Tensor:
 
 
 MODULES: dict[str, Callable[[], Made]] = {
-    "mlp": lambda: (nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3), nn.Softmax(-1)), (image(4, 6),)),
+    "mlp": lambda: (
+        nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3), nn.Softmax(-1)),
+        (image(4, 6),),
+    ),
     "cnn": lambda: (
         nn.Sequential(
-            nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+            nn.Conv2d(3, 8, 3, 2, 1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(8, 5),
         ),
         (image(2, 3, 16, 16),),
     ),
@@ -95,18 +106,30 @@ MODULES: dict[str, Callable[[], Made]] = {
     "encoder": lambda: (nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, activation="gelu"), (image(2, 5, 16),)),
     "padded encoder": lambda: (Padded(), (image(2, 5, 16), torch.arange(5) >= torch.tensor([[5], [3]]))),
     "causal": lambda: (Causal(), (image(2, 5, 16),)),
-    "multi-head": lambda: (nn.MultiheadAttention(16, 2, batch_first=True), (image(2, 5, 16), image(2, 7, 16), image(2, 7, 16))),
+    "multi-head": lambda: (
+        nn.MultiheadAttention(16, 2, batch_first=True),
+        (image(2, 5, 16), image(2, 7, 16), image(2, 7, 16)),
+    ),
     "lstm": lambda: (Recurrent(nn.LSTM, num_layers=2, bidirectional=True), (image(2, 7, 5),)),
     "gru": lambda: (Recurrent(nn.GRU, bias=False), (image(2, 7, 5),)),
     "rnn": lambda: (Recurrent(nn.RNN), (image(2, 7, 5),)),
     "lstm cell": lambda: (nn.LSTMCell(5, 6), (image(2, 5),)),
-    "embedding": lambda: (nn.Sequential(nn.Embedding(10, 6, padding_idx=0), nn.Linear(6, 3)), (torch.randint(10, (2, 4)),)),
+    "embedding": lambda: (
+        nn.Sequential(nn.Embedding(10, 6, padding_idx=0), nn.Linear(6, 3)),
+        (torch.randint(10, (2, 4)),),
+    ),
     "transposed": lambda: (
         nn.Sequential(nn.ConvTranspose2d(3, 4, 2, 2), nn.GroupNorm(2, 4), nn.SiLU(), nn.Upsample(scale_factor=2)),
         (image(1, 3, 4, 4),),
     ),
-    "resized": lambda: (nn.Sequential(nn.Conv2d(3, 2, 1), nn.Upsample(scale_factor=2, mode="bilinear"), nn.InstanceNorm2d(2)), (image(1, 3, 4, 4),)),
-    "separable": lambda: (nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.Hardswish(), nn.Conv2d(4, 8, 1), nn.PReLU(8)), (image(1, 4, 6, 6),)),
+    "resized": lambda: (
+        nn.Sequential(nn.Conv2d(3, 2, 1), nn.Upsample(scale_factor=2, mode="bilinear"), nn.InstanceNorm2d(2)),
+        (image(1, 3, 4, 4),),
+    ),
+    "separable": lambda: (
+        nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.Hardswish(), nn.Conv2d(4, 8, 1), nn.PReLU(8)),
+        (image(1, 4, 6, 6),),
+    ),
     "routed": lambda: (Routed(), (image(3, 8),)),
     "several": lambda: (Several(), ((image(2, 3), image(2, 3)),)),
 }

@@ -1,4 +1,6 @@
-"""Loops and branches: the same results in a program, in Python and in NumPy; what bodies may read, and what they must give."""
+"""Loops and branches: the same results in a program, in Python and in NumPy; what bodies may read, and what they must
+give.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ def test_while_loop_that_never_runs() -> None:
 
 def test_a_complex_state() -> None:
     def f(c: Any) -> Any:
-        return dnnc.while_loop(lambda s: s["k"] < 5, lambda s: {"z": s["z"] * s["z"] + c, "k": s["k"] + 1}, {"z": c * 0, "k": 0})["z"]
+        return dnnc.while_loop(
+            lambda s: s["k"] < 5, lambda s: {"z": s["z"] * s["z"] + c, "k": s["k"] + 1}, {"z": c * 0, "k": 0}
+        )["z"]
 
     c = np.array([0.1 + 0.2j, -0.5 + 0.3j])
     z = c * 0
@@ -126,11 +130,23 @@ def test_scan_by_length_and_within_a_loop() -> None:
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
-        (lambda x: dnnc.while_loop(lambda s: xp.sum(s) > 0, lambda s: s[:1], x), r"state must be float32 of shape \(3,\) as before, got .* \(1,\)"),
+        (
+            lambda x: dnnc.while_loop(lambda s: xp.sum(s) > 0, lambda s: s[:1], x),
+            r"state must be float32 of shape \(3,\) as before, got .* \(1,\)",
+        ),
         (lambda x: dnnc.while_loop(lambda s: s > 0, lambda s: s, x), r"one truth value, got bool of shape \(3,\)"),
-        (lambda x: dnnc.while_loop(lambda s: s[1] < 3, lambda s: (s[0], s[1] + 0.5), (x, 0)), r"state\.1 must be int64"),
-        (lambda x: dnnc.while_loop(lambda s: s[1] < 3, lambda s: s[0], (x, 0)), r"expected state\.0, state\.1, got state"),
-        (lambda x: dnnc.cond(x[0] > 0, lambda: x, lambda: (x, x)), r"the second branch: expected result, got result\.0, result\.1"),
+        (
+            lambda x: dnnc.while_loop(lambda s: s[1] < 3, lambda s: (s[0], s[1] + 0.5), (x, 0)),
+            r"state\.1 must be int64",
+        ),
+        (
+            lambda x: dnnc.while_loop(lambda s: s[1] < 3, lambda s: s[0], (x, 0)),
+            r"expected state\.0, state\.1, got state",
+        ),
+        (
+            lambda x: dnnc.cond(x[0] > 0, lambda: x, lambda: (x, x)),
+            r"the second branch: expected result, got result\.0, result\.1",
+        ),
         (lambda x: dnnc.scan(lambda s, r: s, x, x), r"a pair \(state, y\)"),
         (lambda x: dnnc.scan(lambda s, r: (s, None), x), "no xs and no length"),
         (lambda x: dnnc.scan(lambda s, r: (s, None), x, x, length=5), "xs: 3, length: 5"),

@@ -28,17 +28,32 @@ N, M = Size(dim("n")), Size(dim("m"))
 W = RNG.standard_normal((3, 4)).astype(np.float32)
 
 
-# --- sizes by themselves ------------------------------------------------------------------------------------------------------
+# --- sizes by themselves ----------------------------------------------------------------------------------------------
 
 
 def test_sizes_compute() -> None:
     assert (N + 2) - N == 2 and type((N + 2) - N) is int and 3 * N - N == 2 * N and N * M == M * N
-    assert str((2 * N + 6) // 2) == "n + 3" and (6 * N) % 3 == 0 and str(1 - N) == "-n + 1" and str(N + np.int64(1)) == "n + 1"
+    assert (
+        str((2 * N + 6) // 2) == "n + 3"
+        and (6 * N) % 3 == 0
+        and str(1 - N) == "-n + 1"
+        and str(N + np.int64(1)) == "n + 1"
+    )
     assert -N + N == 0 and +N is N and {N: 1}[Size(dim("n"))] == 1 and f"{N + 1}" == "n + 1"
 
 
 def test_sizes_decide_what_holds_for_all() -> None:
-    assert N > 0 and N >= 1 and N != 0 and not N < 1 and not N <= 0 and N + 1 > N and bool(N) and N == Size(dim("n")) and N + 2 != 1
+    assert (
+        N > 0
+        and N >= 1
+        and N != 0
+        and not N < 1
+        and not N <= 0
+        and N + 1 > N
+        and bool(N)
+        and N == Size(dim("n"))
+        and N + 2 != 1
+    )
     assert same(N + 1, 1 + N) and not same(N, 1) and differ(N, 0) and not differ(N, M) and not differ(N, 1)
     assert common([(N, 3), (3,), (1, 1)]) == (N, 3) and common([(N,), (M,)]) is None and common([(N,), (3,)]) is None
 
@@ -46,8 +61,10 @@ def test_sizes_decide_what_holds_for_all() -> None:
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda: N == 1, lambda: N != M, lambda: N > 1, lambda: N < M, lambda: bool(N - 1), lambda: N % 2 == 0, lambda: int(N), lambda: float(N),
-        lambda: list(range(N)), lambda: [1, 2][N], lambda: max(N, 3), lambda: 7 // (N - 1), lambda: N / 2, lambda: 3.0 / N,  # type: ignore[arg-type, index]
+        lambda: N == 1, lambda: N != M, lambda: N > 1, lambda: N < M, lambda: bool(N - 1), lambda: N % 2 == 0,
+        lambda: int(N), lambda: float(N),
+        lambda: list(range(N)), lambda: [1, 2][N], lambda: max(N, 3), lambda: 7 // (N - 1), lambda: N / 2,
+        lambda: 3.0 / N,  # type: ignore[arg-type, index]
     ],
 )  # fmt: skip
 def test_what_depends_on_the_size_is_an_error(ask: Callable[[], Any]) -> None:
@@ -55,7 +72,7 @@ def test_what_depends_on_the_size_is_an_error(ask: Callable[[], Any]) -> None:
         ask()
 
 
-# --- one program --------------------------------------------------------------------------------------------------------------
+# --- one program ------------------------------------------------------------------------------------------------------
 
 
 def many(x: Any, w: Any) -> Any:
@@ -79,8 +96,10 @@ def many(x: Any, w: Any) -> Any:
 def expected(x: Any) -> Any:
     n, h = len(x), x @ W
     return [
-        h.sum(0) / n, np.concatenate([h, h * n]).reshape(-1) + np.arange(8 * n), h[:, :2], h[:-1], h[2:], h[::-1], h[-1], h[0], h[::2], h.mean(0),
-        h.max(), h.argmax(0), h.var(0), h.reshape(-1, 2), h[[0, -1]], h[:, :1] * h[:, 1] + np.eye(n), np.stack([h, np.broadcast_to(h[0], h.shape)], 1),
+        h.sum(0) / n, np.concatenate([h, h * n]).reshape(-1) + np.arange(8 * n), h[:, :2], h[:-1], h[2:], h[::-1],
+        h[-1], h[0], h[::2], h.mean(0),
+        h.max(), h.argmax(0), h.var(0), h.reshape(-1, 2), h[[0, -1]], h[:, :1] * h[:, 1] + np.eye(n),
+        np.stack([h, np.broadcast_to(h[0], h.shape)], 1),
     ]  # fmt: skip
 
 
@@ -107,9 +126,14 @@ def test_the_same_by_the_interpreter(n: int) -> None:
 
 
 def test_on_a_device() -> None:
-    g = trace(lambda x: (x / x.shape[0] + xp.arange(x.shape[0], dtype=x.dtype)[:, None], xp.sum(x[1:] - x[:-1], axis=0)), Spec(("n", 4)))
+    g = trace(
+        lambda x: (x / x.shape[0] + xp.arange(x.shape[0], dtype=x.dtype)[:, None], xp.sum(x[1:] - x[:-1], axis=0)),
+        Spec(("n", 4)),
+    )
     names = [v.name for v in g.inputs], [v.name for v in g.outputs]
-    f = compile_for_device(g, names, open_dims(CompileOptions(target="cuda"), g), KernelCache(None), interpreted_machine())
+    f = compile_for_device(
+        g, names, open_dims(CompileOptions(target="cuda"), g), KernelCache(None), interpreted_machine()
+    )
     for n in (5, 2):
         x = RNG.standard_normal((n, 4)).astype(np.float32)
         for got, want in zip(f(x), (x / n + np.arange(n)[:, None], x[-1] - x[0])):
@@ -129,7 +153,12 @@ def test_sizes_that_follow_from_others() -> None:
 def test_jit_with_names() -> None:
     @dnnc.jit(dynamic={"x": {0: "n"}, "p.w": {0: "n", -1: "k"}}, threads=1)
     def f(x: Any, p: dict[str, Any]) -> Any:
-        return xp.exp(x - xp.max(x, axis=0)).T @ p["w"], xp.sort(x[:, 0]), x * x.shape[0], xp.var(x, axis=0, correction=1)
+        return (
+            xp.exp(x - xp.max(x, axis=0)).T @ p["w"],
+            xp.sort(x[:, 0]),
+            x * x.shape[0],
+            xp.var(x, axis=0, correction=1),
+        )
 
     for n, k in ((3, 2), (7, 5), (20, 2)):
         x, w = RNG.standard_normal((n, 3)), RNG.standard_normal((n, k))
@@ -158,7 +187,13 @@ def test_control_flow_vmap_complex_numbers_and_ops_of_ones_own() -> None:
     def f(x: Any, z: Any) -> Any:
         last = dnnc.scan(lambda s, v: (s + v, s), xp.zeros(x.shape[1]), x)[1]
         grown = dnnc.while_loop(lambda s: s[1] < 3, lambda s: (s[0] + x.shape[1], s[1] + 1), (x, 0))[0]
-        return last, grown, dnnc.vmap(double)(x), z * z.shape[0] + xp.sum(z), dnnc.cond(z.shape[0] > xp.sum(x), lambda: x + 1, lambda: x)
+        return (
+            last,
+            grown,
+            dnnc.vmap(double)(x),
+            z * z.shape[0] + xp.sum(z),
+            dnnc.cond(z.shape[0] > xp.sum(x), lambda: x + 1, lambda: x),
+        )
 
     for b, n in ((3, 4), (2, 6)):
         x, z = RNG.standard_normal((b, n)), RNG.standard_normal(n) + 1j * RNG.standard_normal(n)
@@ -168,7 +203,7 @@ def test_control_flow_vmap_complex_numbers_and_ops_of_ones_own() -> None:
     assert f.traces == 1
 
 
-# --- what is refused ----------------------------------------------------------------------------------------------------------
+# --- what is refused --------------------------------------------------------------------------------------------------
 
 
 def branches(x: Any) -> Any:

@@ -54,7 +54,10 @@ FUNCTIONS: dict[str, Pair] = {  # of x [n, 3] and y [n], and of NumPy arrays
     "mnorm": (lambda x, y: xp.linalg.matrix_norm(x), lambda x, y: np.linalg.norm(x)),
     "trace": (lambda x, y: xp.linalg.trace(x @ x.T), lambda x, y: np.trace(x @ x.T)),
     "cumsum": (lambda x, y: xp.cumulative_sum(x, axis=0), lambda x, y: np.cumsum(x, 0)),
-    "cumsum_i": (lambda x, y: xp.cumulative_sum(y, include_initial=True), lambda x, y: np.concatenate([[0], np.cumsum(y)])),
+    "cumsum_i": (
+        lambda x, y: xp.cumulative_sum(y, include_initial=True),
+        lambda x, y: np.concatenate([[0], np.cumsum(y)]),
+    ),
     "diff": (lambda x, y: xp.diff(x, axis=0), lambda x, y: np.diff(x, axis=0)),
     "search": (lambda x, y: xp.searchsorted(xp.sort(y), x), lambda x, y: np.searchsorted(np.sort(y), x)),
     "isin": (lambda x, y: xp.isin(x, y), lambda x, y: np.isin(x, y)),
@@ -95,7 +98,10 @@ FUNCTIONS: dict[str, Pair] = {  # of x [n, 3] and y [n], and of NumPy arrays
     "idx3": (lambda x, y: x[xp.arange(x.shape[0]), xp.zeros(x.shape[0], dtype=xp.int64)], lambda x, y: x[:, 0]),
     "topk": (lambda x, y: xp.top_k(y, 1)[0], lambda x, y: y.max(keepdims=True)),
     "softmax": (
-        lambda x, y: xp.exp(x - xp.max(x, axis=0, keepdims=True)) / xp.sum(xp.exp(x - xp.max(x, axis=0, keepdims=True)), axis=0, keepdims=True),
+        lambda x, y: (
+            xp.exp(x - xp.max(x, axis=0, keepdims=True))
+            / xp.sum(xp.exp(x - xp.max(x, axis=0, keepdims=True)), axis=0, keepdims=True)
+        ),
         lambda x, y: np.exp(x - x.max(0)) / np.exp(x - x.max(0)).sum(0),
     ),
     "pow": (lambda x, y: x**2 + y[:, None] ** x.shape[0], lambda x, y: x**2 + y[:, None] ** float(len(x))),
@@ -104,7 +110,10 @@ FUNCTIONS: dict[str, Pair] = {  # of x [n, 3] and y [n], and of NumPy arrays
     "inplace": (lambda x, y: in_place(x), lambda x, y: in_place(x)),
     "broad": (lambda x, y: xp.broadcast_arrays(x, y[:, None])[1], lambda x, y: np.broadcast_to(y[:, None], x.shape)),
     "eye": (lambda x, y: xp.eye(x.shape[0], 3, k=1) + x, lambda x, y: np.eye(len(x), 3, k=1) + x),
-    "complex": (lambda x, y: xp.abs(xp.astype(x, xp.complex128) * 1j + y[:, None]), lambda x, y: np.abs(x * 1j + y[:, None])),
+    "complex": (
+        lambda x, y: xp.abs(xp.astype(x, xp.complex128) * 1j + y[:, None]),
+        lambda x, y: np.abs(x * 1j + y[:, None]),
+    ),
     "reshape": (lambda x, y: xp.reshape(x, (x.shape[0] * 3,)), lambda x, y: x.ravel()),
     "reshape-1": (lambda x, y: xp.reshape(xp.stack([x, x]), (-1, 3)), lambda x, y: np.concatenate([x, x])),
     "matmulv": (lambda x, y: y @ x, lambda x, y: y @ x),

@@ -33,7 +33,11 @@ def norm(x: Any, params: dict[str, Any], twice: bool = False) -> Any:
 
 def test_graph_has_the_functions_names_and_lines() -> None:
     g = trace(norm, Spec((2, 3)), {"scale": Spec((3,))}, twice=True)
-    assert g.name == "norm" and [v.name for v in g.inputs] == ["x", "params_scale"] and [v.name for v in g.outputs] == ["result_y"]
+    assert (
+        g.name == "norm"
+        and [v.name for v in g.inputs] == ["x", "params_scale"]
+        and [v.name for v in g.outputs] == ["result_y"]
+    )
     assert [n.op.name for n in g.nodes()] == ["reduce_mean", "sub", "mul", "mul"]
     assert f"# {line_in(norm, 'y * 2')}" in g.text(locs=True)
     x, s = RNG.standard_normal((2, 3), np.float32), RNG.standard_normal(3, np.float32)
@@ -76,7 +80,7 @@ def test_compile_a_function() -> None:
         dnnc.compile("model.onnx", inputs=[Spec((1,))])
 
 
-# --- errors -------------------------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def branches(x: Any) -> Any:
@@ -117,7 +121,11 @@ def masks(x: Any) -> Any:
 def test_looking_at_a_traced_array(fn: Any, mark: str, advice: str) -> None:
     with pytest.raises(InputError) as e:
         trace(fn, Spec((3,)))
-    assert str(e.value).startswith(line_in(fn, mark) + ": ") and str(e.value).count(__file__) == 1 and advice in str(e.value)
+    assert (
+        str(e.value).startswith(line_in(fn, mark) + ": ")
+        and str(e.value).count(__file__) == 1
+        and advice in str(e.value)
+    )
 
 
 def adds(x: Any) -> Any:

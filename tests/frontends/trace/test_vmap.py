@@ -1,4 +1,6 @@
-"""vmap: the same as a loop in Python and a stack, for functions of arrays, trees, control flow, and nests; every op of the IR has a way."""
+"""vmap: the same as a loop in Python and a stack, for functions of arrays, trees, control flow, and nests; every op of
+the IR has a way.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,14 @@ ROWS = 3
 X, W, N = RNG.standard_normal((5, 4)), RNG.standard_normal((4, 3)), np.array([0, 4, 2, 3, 1])
 # what runs on the host, by itself or within its decomposition, has no rows
 REFUSED = {
-    "string_equal", "string_concat", "string_match", "string_index", "string_rank", "string_split", "string_normalize", "to_string", "from_string",
+    "string_equal", "string_concat", "string_match", "string_index", "string_rank", "string_split", "string_normalize",
+    "to_string", "from_string",
     "nonzero", "compress", "unique", "non_max_suppression", "truncate", "view", "measure", "decode_image",
 }  # fmt: skip
 WITHOUT_SAMPLES = {"loop", "cond", "recurrence"}  # control flow has tests below; passes alone make recurrences
 
 
-# --- every op -----------------------------------------------------------------------------------------------------------------
+# --- every op ---------------------------------------------------------------------------------------------------------
 
 
 def of_op(op: OpDef, s: Sample, which: tuple[bool, ...], seed: int) -> None:
@@ -60,7 +63,9 @@ def of_op(op: OpDef, s: Sample, which: tuple[bool, ...], seed: int) -> None:
         want = np.stack(ws)
         assert y.shape == want.shape and y.dtype == want.dtype
         small = y.dtype.itemsize < 4
-        np.testing.assert_allclose(y.astype(np.float64), want.astype(np.float64), rtol=2e-2 if small else 1e-5, atol=1e-2 if small else 1e-5)
+        np.testing.assert_allclose(
+            y.astype(np.float64), want.astype(np.float64), rtol=2e-2 if small else 1e-5, atol=1e-2 if small else 1e-5
+        )
 
 
 @pytest.mark.parametrize("family", sorted({name[0] for name in OPS}))
@@ -80,17 +85,24 @@ def test_every_op_has_a_way_or_an_error(family: str) -> None:
 
 
 def test_expressions_with_one_more_axis_run_natively() -> None:
-    """What goes by its tensor expression, which the interpreter above does not look at: the kernel gate compares it with the rows' reference."""
+    """What goes by its tensor expression, which the interpreter above does not look at: the kernel gate compares it
+    with the rows' reference.
+    """
     x, w = RNG.standard_normal((3, 2, 4, 6, 6), np.float32), RNG.standard_normal((3, 5, 4, 3, 3), np.float32)
-    for name, arrays, attrs in (("conv", (x, w), {}), ("one_hot", (N, np.stack([np.zeros(5), N]).T.copy()), {"depth": 5})):
+    for name, arrays, attrs in (
+        ("conv", (x, w), {}),
+        ("one_hot", (N, np.stack([np.zeros(5), N]).T.copy()), {"depth": 5}),
+    ):
         given = [placeholder(TensorType(dnnc.ir.dtype.from_numpy(a.dtype), a.shape)) for a in arrays]
-        made = Batcher(len(arrays[0])).node(OPS[name], [Operand(p, True) for p in given], complete(OPS[name], attrs), ())
+        made = Batcher(len(arrays[0])).node(
+            OPS[name], [Operand(p, True) for p in given], complete(OPS[name], attrs), ()
+        )
         g = Region("many", given, ["x", "y"]).finish([m.given for m in made])
         assert [n.op.name for n in g.nodes()] == [f"each_11_{name}"]
         np.testing.assert_allclose(dnnc.compile(g, threads=1)(*arrays), run(g, arrays)[0], rtol=1e-4, atol=1e-4)
 
 
-# --- functions ------------------------------------------------------------------------------------------------------------------
+# --- functions --------------------------------------------------------------------------------------------------------
 
 
 def rows_of(fn: Callable[..., Any], args: tuple[Any, ...], axes: tuple[int | None, ...]) -> list[np.ndarray[Any, Any]]:
@@ -123,16 +135,20 @@ S = RNG.standard_normal((5, 3, 3))
         (lambda x, y: x @ y, (S[:3], S[1:4]), (2, 0)),
         (lambda x, y: x[0] @ y, (S[:3], S[1:4]), (0, 1)),
         (lambda x, y: (x - y[:, None]) * x.shape[0], (S, X[:, :3]), (1, 1)),
-        (lambda x, k: (x[k], xp.take(xp.asarray(W), xp.stack([k, k - 1]), axis=0), x[xp.stack([k, k])]), (X, N % 4), (0, 0)),
+        (lambda x, k: (x[k], xp.take(xp.asarray(W), xp.stack([k, k - 1]), axis=0), x[xp.stack([k, k])]), (X, N % 4),
+        (0, 0)),
         (lambda s, k: (s[k % 3], s[:, k % 3], s[k % 3, 1]), (S, N), (0, 0)),
         (lambda x: (xp.sort(x), xp.argsort(x, descending=True), xp.argmax(x), xp.cumulative_sum(x)), (X,), (1,)),
-        (lambda s: (xp.linalg.det(s), xp.linalg.inv(s), xp.linalg.trace(s), xp.triu(s), s.T, xp.linalg.matrix_norm(s)), (S,), (0,)),
+        (lambda s: (xp.linalg.det(s), xp.linalg.inv(s), xp.linalg.trace(s), xp.triu(s), s.T, xp.linalg.matrix_norm(s)),
+        (S,), (0,)),
         (lambda s, x: xp.linalg.solve(s, x), (S, X[:, :3]), (0, 0)),
         (lambda x: (xp.fft.fft(x), xp.fft.irfft(xp.fft.rfft(x)), xp.fft.fftshift(x)), (X,), (0,)),
         (lambda z: (xp.exp(z) * z, xp.abs(z), xp.sum(z)), (C,), (1,)),
-        (lambda x: (xp.concat([x, xp.zeros(2), x[::-1]]), xp.tile(x, (2, 2)), xp.roll(x, 1), xp.stack([x, x], axis=-1)), (X,), (0,)),
+        (lambda x: (xp.concat([x, xp.zeros(2), x[::-1]]), xp.tile(x, (2, 2)), xp.roll(x, 1), xp.stack([x, x], axis=-1)),
+        (X,), (0,)),
         (lambda x: (xp.var(x, correction=1), xp.max(x), xp.prod(x), xp.any(x > 1), xp.clip(x, 0, 1)), (X,), (-1,)),
-        (lambda s: (xp.reshape(s, (9,)), xp.moveaxis(s, 0, 1), xp.expand_dims(s, axis=1), xp.broadcast_to(s, (2, 3, 3))), (S[:3],), (1,)),
+        (lambda s: (xp.reshape(s, (9,)), xp.moveaxis(s, 0, 1), xp.expand_dims(s, axis=1),
+        xp.broadcast_to(s, (2, 3, 3))), (S[:3],), (1,)),
         (lambda x, y: (xp.searchsorted(xp.sort(x), y), xp.isin(x, y), xp.where(x > y[0], x, y)), (X, X * 2), (0, 0)),
     ],
 )  # fmt: skip
@@ -151,10 +167,19 @@ def test_random_shapes_and_axes(seed: int) -> None:
     def f(x: Any, y: Any) -> Any:
         z = xp.permute_dims(xp.cumulative_sum(x * y - x, axis=along), order)
         tail = xp.reshape(z, (-1,))[:: -1 if rank % 2 else 1]
-        return z, xp.max(z, axis=along), xp.mean(tail) * y, xp.flip(x, axis=-1), xp.sort(z, axis=along, descending=True), tail[: z.size // 2 + 1]
+        return (
+            z,
+            xp.max(z, axis=along),
+            xp.mean(tail) * y,
+            xp.flip(x, axis=-1),
+            xp.sort(z, axis=along, descending=True),
+            tail[: z.size // 2 + 1],
+        )
 
     axes = int(rng.integers(-rank - 1, rank + 1)), None if rng.random() < 0.3 else int(rng.integers(0, len(some) + 1))
-    sizes = [s if a is None else [*s[: a % (len(s) + 1)], rows, *s[a % (len(s) + 1) :]] for s, a in zip((shape, some), axes)]
+    sizes = [
+        s if a is None else [*s[: a % (len(s) + 1)], rows, *s[a % (len(s) + 1) :]] for s, a in zip((shape, some), axes)
+    ]
     check(f, tuple(rng.standard_normal(s) for s in sizes), axes)
 
 
@@ -172,7 +197,11 @@ def test_runs_by_itself_and_compiled() -> None:
     def f(x: Any, w: Any) -> Any:
         return xp.exp(x) @ w
 
-    for g in (vmap(f, (1, None), 1), dnnc.jit(vmap(f, (1, None), 1), threads=1), vmap(dnnc.jit(f, threads=1), (1, None), 1)):
+    for g in (
+        vmap(f, (1, None), 1),
+        dnnc.jit(vmap(f, (1, None), 1), threads=1),
+        vmap(dnnc.jit(f, threads=1), (1, None), 1),
+    ):
         np.testing.assert_allclose(np.asarray(g(X.T.copy(), W)), (np.exp(X) @ W).T, rtol=1e-12)
 
 
@@ -193,7 +222,9 @@ def test_nests_and_trees() -> None:
     def f(p: Any, t: Any, scale: float) -> Any:
         return {"y": p.a * t["w"] + p.b * scale, "n": p.a.shape[0], "b": p.b}
 
-    made = vmap(f, in_axes=(Pair(1, None), {"w": 0}, None), out_axes={"y": -1, "n": 0, "b": None})(Pair(X, X[:, 0]), {"w": X[0]}, 2.0)
+    made = vmap(f, in_axes=(Pair(1, None), {"w": 0}, None), out_axes={"y": -1, "n": 0, "b": None})(
+        Pair(X, X[:, 0]), {"w": X[0]}, 2.0
+    )
     np.testing.assert_allclose(np.asarray(made["y"]), X * X[0] + 2 * X[:, :1])
     assert made["n"].tolist() == [5] * 4 and made["b"].shape == (5,)
     pairs = vmap(vmap(lambda a, b: xp.sum((a - b) ** 2), (None, 0)), (0, None))(X, X)
@@ -212,7 +243,7 @@ def test_no_rows() -> None:
     assert vmap(lambda x: xp.sum(xp.sort(x)))(np.zeros((0, 4))).shape == (0,)
 
 
-# --- control flow -------------------------------------------------------------------------------------------------------------
+# --- control flow -----------------------------------------------------------------------------------------------------
 
 
 def both(fn: Callable[..., Any], *args: Any) -> list[Any]:
@@ -327,18 +358,22 @@ def test_control_flow_within_control_flow() -> None:
 
 def test_on_a_device() -> None:
     def f(x: Any, n: Any, w: Any) -> Any:
-        total = dnnc.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, s[1] + x[s[0]]), (0, xp.zeros((), dtype=x.dtype)))[1]
+        total = dnnc.while_loop(
+            lambda s: s[0] < n, lambda s: (s[0] + 1, s[1] + x[s[0]]), (0, xp.zeros((), dtype=x.dtype))
+        )[1]
         return xp.tanh(x @ w), total
 
     x, n, w = X.astype(np.float32), np.array([0, 4, 2, 3, 1]), W.astype(np.float32)
     g = trace(vmap(f, (0, 0, None)), x, n, w)
     names = [v.name for v in g.inputs], [v.name for v in g.outputs]
-    y, total = compile_for_device(g, names, CompileOptions(target="cuda"), KernelCache(None), interpreted_machine())(x, n, w)
+    y, total = compile_for_device(g, names, CompileOptions(target="cuda"), KernelCache(None), interpreted_machine())(
+        x, n, w
+    )
     np.testing.assert_allclose(y, np.tanh(x @ w), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(total, [v[:k].sum() for v, k in zip(x, n)], rtol=1e-5, atol=1e-6)
 
 
-# --- errors -------------------------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def looks(x: Any) -> Any:

@@ -31,7 +31,7 @@ def _chain(ops: Ops, length: int = 3) -> tuple[Graph, list[Node]]:
     return g, list(g.nodes())
 
 
-# --- walking and links --------------------------------------------------------------------------------------------------------
+# --- walking and links ------------------------------------------------------------------------------------------------
 
 
 def test_nodes_come_in_order_both_ways(ops: Ops) -> None:
@@ -76,7 +76,7 @@ def test_insert_before_and_append(ops: Ops) -> None:
         g.append(nodes[0])
 
 
-# --- uses and rewriting -------------------------------------------------------------------------------------------------------
+# --- uses and rewriting -----------------------------------------------------------------------------------------------
 
 
 def test_uses_follow_the_operands(ops: Ops) -> None:
@@ -137,11 +137,20 @@ def test_values_in_use_cannot_be_erased(ops: Ops) -> None:
     assert not g.constants and g.fresh_name("c") == "c"
 
 
-# --- names and dims -----------------------------------------------------------------------------------------------------------
+# --- names and dims ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "given, name", [("input.1", "input_1"), ("123", "v123"), ("", "v"), ("for", "for_"), ("a b/c:0", "a_b_c_0"), ("é", "_"), ("x", "x")]
+    "given, name",
+    [
+        ("input.1", "input_1"),
+        ("123", "v123"),
+        ("", "v"),
+        ("for", "for_"),
+        ("a b/c:0", "a_b_c_0"),
+        ("é", "_"),
+        ("x", "x"),
+    ],
 )
 def test_identifiers(given: str, name: str) -> None:
     assert identifier(given) == name and name.isidentifier()
@@ -162,11 +171,13 @@ def test_dims_are_declared_as_they_appear() -> None:
     n, m = dim("N", 1, 64, 8), dim("M")
     g.add_input("x", tensor(f32, n + m, 2))
     assert g.dims == {"M": m, "N": n}
-    with pytest.raises(ShapeError, match=r"the dim N stands for two dims, one in \[1, 64\] divisible by 8, one in \[1, None\]"):
+    with pytest.raises(
+        ShapeError, match=r"the dim N stands for two dims, one in \[1, 64\] divisible by 8, one in \[1, None\]"
+    ):
         g.add_input("y", tensor(f32, dim("N")))
 
 
-# --- order --------------------------------------------------------------------------------------------------------------------
+# --- order ------------------------------------------------------------------------------------------------------------
 
 
 def test_topological_sort_keeps_a_good_order_and_mends_a_bad_one(ops: Ops) -> None:
@@ -188,7 +199,7 @@ def test_topological_sort_names_a_cycle(ops: Ops) -> None:
         g.topological_sort()
 
 
-# --- constants, copies, hashes ------------------------------------------------------------------------------------------------
+# --- constants, copies, hashes ----------------------------------------------------------------------------------------
 
 
 def test_constants_are_shared_and_read_only() -> None:
@@ -202,10 +213,22 @@ def test_constants_are_shared_and_read_only() -> None:
 
 def test_digest_depends_on_dtype_shape_and_content() -> None:
     a = np.arange(6, dtype=np.int32)
-    others = [a.reshape(2, 3), a.astype(np.uint32), a + 1, a.view(np.float32), a[:5], np.array(["a", "bc"], object), np.array(["ab", "c"], object)]
+    others = [
+        a.reshape(2, 3),
+        a.astype(np.uint32),
+        a + 1,
+        a.view(np.float32),
+        a[:5],
+        np.array(["a", "bc"], object),
+        np.array(["ab", "c"], object),
+    ]
     hashes = [digest(x) for x in [a, *others]]
     assert len(set(hashes)) == len(hashes)
-    assert digest(np.asfortranarray(a.reshape(2, 3))) == digest(a.reshape(2, 3)) == digest(np.stack([a, a], 1)[:, 0].reshape(2, 3))
+    assert (
+        digest(np.asfortranarray(a.reshape(2, 3)))
+        == digest(a.reshape(2, 3))
+        == digest(np.stack([a, a], 1)[:, 0].reshape(2, 3))
+    )
     assert digest(np.zeros((), bf16.numpy)) != digest(np.zeros((0, 2), bf16.numpy))
 
 
@@ -265,12 +288,18 @@ def test_hash_sees_every_change(old: str, new: str, ops: Ops) -> None:
 
 
 def test_hash_ignores_names_and_locations(ops: Ops) -> None:
-    g = parse(NESTED.replace("s:", "other:").replace("(s,", "(other,").replace("body", "loop_body").replace("loop_body=", "body="), ops=ops)
+    g = parse(
+        NESTED.replace("s:", "other:")
+        .replace("(s,", "(other,")
+        .replace("body", "loop_body")
+        .replace("loop_body=", "body="),
+        ops=ops,
+    )
     next(iter(g.nodes())).locs = (Loc("a"),)
     assert g.structural_hash() == parse(NESTED, ops=ops).structural_hash()
 
 
-# --- builder ------------------------------------------------------------------------------------------------------------------
+# --- builder ----------------------------------------------------------------------------------------------------------
 
 
 def test_builder_infers_types_and_returns_values(ops: Ops) -> None:
@@ -308,7 +337,9 @@ def test_builder_errors_say_op_types_and_place(ops: Ops) -> None:
     g = Graph()
     b = Builder(g, locs=(Loc("fc", "MatMul", 9),), ops=ops)
     x = g.add_input("x", tensor(f32, 2, 3))
-    with pytest.raises(ShapeError, match=r"^matmul\(f32\[2, 3\], f32\[2, 3\]\) at fc \(MatMul, opset 9\): inner dims differ"):
+    with pytest.raises(
+        ShapeError, match=r"^matmul\(f32\[2, 3\], f32\[2, 3\]\) at fc \(MatMul, opset 9\): inner dims differ"
+    ):
         b.matmul(x, x)
     with pytest.raises(ShapeError, match=r"^softmax\(f32\[2, 3\], axis=2\) at fc .*: axis 2 is outside"):
         b.softmax(x, axis=2)

@@ -1,4 +1,6 @@
-"""The reference interpreter: precision, decompositions, subgraphs, symbolic and data-dependent dims, sampling, memory."""
+"""The reference interpreter: precision, decompositions, subgraphs, symbolic and data-dependent dims, sampling,
+memory.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,12 @@ def test_runs_by_order_and_by_name(ops: Ops) -> None:
     e = np.exp(x + np.float32([1, 2, 3, 4]))
     for inputs in ([x], {"x": x}):
         y, same, c = run(g, inputs)
-        assert y.dtype == np.float32 and np.allclose(y, e / e.sum(1, keepdims=True)) and np.array_equal(same, x) and c.tolist() == [1, 2, 3, 4]
+        assert (
+            y.dtype == np.float32
+            and np.allclose(y, e / e.sum(1, keepdims=True))
+            and np.array_equal(same, x)
+            and c.tolist() == [1, 2, 3, 4]
+        )
 
 
 def test_float64_rounds_nothing(ops: Ops) -> None:
@@ -153,7 +160,9 @@ def test_a_wrong_reference_is_named() -> None:
     bad = OpDef("bad", lambda x: x, host=lambda x: x[:1])
     g = Graph()
     g.outputs = [Builder(g, locs=(Loc("n1", "Bad", 1),)).op(bad, g.add_input("x", tensor(f32, 3)))]
-    with pytest.raises(InternalError, match=r"bad at n1 \(Bad, opset 1\): the reference's result does not have the declared shape"):
+    with pytest.raises(
+        InternalError, match=r"bad at n1 \(Bad, opset 1\): the reference's result does not have the declared shape"
+    ):
         run(g, [_f32(3)])
 
 
@@ -179,7 +188,7 @@ def test_values_are_freed_after_their_last_use() -> None:
     assert run(g, [np.zeros(8, np.float32)])[0][0] == 20 and most <= 3
 
 
-# --- sampled outputs ----------------------------------------------------------------------------------------------------------
+# --- sampled outputs --------------------------------------------------------------------------------------------------
 
 FUSED = """\
 def f(a: f32[M, K], w: f32[K, N], c: f32[N], r: f32[1, N]):
@@ -195,7 +204,9 @@ def test_run_at_gives_the_elements_of_run(ops: Ops) -> None:
     inputs = [_f32(6, 3), _f32(3, 5), _f32(5), _f32(1, 5)]
     points = np.stack([RNG.integers(0, 6, 20), RNG.integers(0, 5, 20)], 1)
     whole = run(g, inputs, "float64")
-    for got, want in zip(run_at(g, inputs, [points, points[:3]]), [whole[0][tuple(points.T)], whole[1][tuple(points[:3].T)]], strict=True):
+    for got, want in zip(
+        run_at(g, inputs, [points, points[:3]]), [whole[0][tuple(points.T)], whole[1][tuple(points[:3].T)]], strict=True
+    ):
         assert got.dtype == np.float64 and np.allclose(got, want, rtol=1e-12, atol=0)
 
 
@@ -210,7 +221,9 @@ def test_run_at_computes_the_asked_elements_only(ops: Ops) -> None:
             counts[name] = counts.get(name, 0) + max(np.size(x) for x in xs)
             return op.reference(*xs, **attrs)  # type: ignore[misc]
 
-        return OpDef(name, op.type, compute=op.compute, reference=reference, reference_at=op.reference_at, traits=op.traits)
+        return OpDef(
+            name, op.type, compute=op.compute, reference=reference, reference_at=op.reference_at, traits=op.traits
+        )
 
     local = {n: counting(n) for n in ("matmul", "add", "mul", "exp")}
     text = "def f(a: f32[64, 8], w: f32[8, 64], c: f32[64]):\n    e = exp(add(matmul(a, w), c))\n    y = mul(e, mul(e, e))\n    return y\n"

@@ -33,10 +33,13 @@ ROUND_TRIPS = [
     "def f(x: f32[2, 5]):\n    (v, i) = topk(x, k=3) @ (f32[2, 3], i64[2, 3])\n    return v, i\n",
     "def f(x: f32[2, 5]):\n    (v, i) = topk(x, k=K) @ (f32[2, K], i64[2, K])\n    return v, i\n",
     "def f(x: f32[2], hi: f32):\n    y: f32[2] = clip(x, None, hi)\n    return y\n",
-    'def f(x: f32[2]):\n    y: f32[2] = note(x, text="it\'s\\n", dims=(1, N, (2, -1), ()), scale=-inf, to=bf16, flag=True)\n    return y\n',
+    'def f(x: f32[2]):\n    y: f32[2] = note(x, text="it\'s\\n", dims=(1, N, (2, -1), ()), scale=-inf, to=bf16, '
+    "flag=True)\n    return y\n",
     'def f(x: f32[2]):\n    y: f32[2] = note(x, layout=layout("0/16 0%16"), to=f32[2, 3], dims=(4,))\n    return y\n',
-    "def f(*, a: i8[2, 2] = [[1, -128], [127, 0]], b: bool[2] = [True, False], s: str[2] = ['a', 'b c'], z: i64[0, 3] = []):\n    return a, b, s, z\n",
-    "def f(*, a: f64[3] = [0.1, -0.0, 1e-320], b: bf16[2] = [0.1, 3e+38], c: c64[1] = [(1.0, -0.0)], d: f16 = 65500.0):\n    return a, b, c, d\n",
+    "def f(*, a: i8[2, 2] = [[1, -128], [127, 0]], b: bool[2] = [True, False], s: str[2] = ['a', 'b c'], z: i64[0, 3] "
+    "= []):\n    return a, b, s, z\n",
+    "def f(*, a: f64[3] = [0.1, -0.0, 1e-320], b: bf16[2] = [0.1, 3e+38], c: c64[1] = [(1.0, -0.0)], d: f16 = "
+    "65500.0):\n    return a, b, c, d\n",
     """\
 def f(x: f32[N]):
     def body(h: f32[N], *, one: f32 = 1.0):
@@ -63,7 +66,9 @@ def test_round_trip(text: str, ops: Ops) -> None:
 def test_handwritten_text_is_completed(ops: Ops) -> None:
     """Nested calls get names, results types, numbers become constants."""
     g = parse(
-        "def f(x: f32[N, 3]):\n    v0 = softmax(add(exp(x), 1.0), axis=-1)\n    a, b = topk(v0, k=2)\n    return a, add(v0, [1, 2, 3])\n", ops=ops
+        "def f(x: f32[N, 3]):\n    v0 = softmax(add(exp(x), 1.0), axis=-1)\n    a, b = topk(v0, k=2)\n    return a, "
+        "add(v0, [1, 2, 3])\n",
+        ops=ops,
     )
     verify(g)
     assert str(g) == (
@@ -89,7 +94,10 @@ def test_locations_are_shown_on_request_only(ops: Ops) -> None:
     b = Builder(g, locs=(Loc("conv\n1", "Conv", 13), Loc("", file="a.py", line=3)), ops=ops)
     g.outputs = [b.exp(g.add_input("x", tensor(f32, 2)))]
     assert str(g) == "def f(x: f32[2]):\n    v0: f32[2] = exp(x)\n    return v0\n"
-    assert g.text(locs=True) == "def f(x: f32[2]):\n    v0: f32[2] = exp(x)  # conv 1 (Conv, opset 13); a.py:3\n    return v0\n"
+    assert (
+        g.text(locs=True)
+        == "def f(x: f32[2]):\n    v0: f32[2] = exp(x)  # conv 1 (Conv, opset 13); a.py:3\n    return v0\n"
+    )
     assert str(parse(g.text(locs=True), ops=ops)) == str(g)
 
 
@@ -105,7 +113,7 @@ def test_subgraphs_of_one_name_are_told_apart(ops: Ops) -> None:
     assert "two(x, a=body, b=body_1)" in str(g) and str(again) == str(g)
 
 
-# --- constants ----------------------------------------------------------------------------------------------------------------
+# --- constants --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [n for n in BY_NAME if BY_NAME[n].kind in "fiub"])
@@ -129,7 +137,11 @@ def test_a_nan_with_a_payload_is_not_written_as_nan(ops: Ops) -> None:
 
 def test_side_file(tmp_path: Path, ops: Ops) -> None:
     g = Graph("f")
-    arrays = [np.arange(20, dtype=np.float32), np.arange(12).astype(bf16.numpy).reshape(3, 4), np.array([f"w{i}" for i in range(9)], object)]
+    arrays = [
+        np.arange(20, dtype=np.float32),
+        np.arange(12).astype(bf16.numpy).reshape(3, 4),
+        np.array([f"w{i}" for i in range(9)], object),
+    ]
     g.outputs = [g.constant(a, f"c{i}") for i, a in enumerate([*arrays, np.float32(1)])]
     body = Graph("body")
     inner = body.constant(np.ones((3, 3), np.int8))
@@ -176,7 +188,7 @@ def test_constants_by_name_and_by_hash(ops: Ops) -> None:
         parse(text, {"w": w.astype(np.float64)}, ops)
 
 
-# --- errors -------------------------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 ERRORS = [
     ("def f(x: f32[2]:\n    return x\n", 1, None, "never closed|invalid syntax|must be"),
@@ -202,15 +214,30 @@ ERRORS = [
     ("def f(x: f32[2]):\n    y = x + x\n    return y\n", 2, 9, "expected op"),
     ("def f(x: f32[2]):\n    exp(x)\n    return x\n", 2, 5, "expected `NAME: type = op"),
     ("def f(x: f32[2]):\n    y: f32[3] = exp(x)\n    return y\n", 2, 8, r"the text says f32\[3\], exp gives f32\[2\]"),
-    ("def f(x: f32[2]):\n    y = softmax(x, axis=1)\n    return y\n", 2, 9, r"softmax\(f32\[2\], axis=1\): axis 1 is outside \[-1, 0\]"),
+    (
+        "def f(x: f32[2]):\n    y = softmax(x, axis=1)\n    return y\n",
+        2,
+        9,
+        r"softmax\(f32\[2\], axis=1\): axis 1 is outside \[-1, 0\]",
+    ),
     ("def f(x: f32[2]):\n    y = softmax(x, axes=1)\n    return y\n", 2, 9, "unexpected keyword argument 'axes'"),
     ("def f(x: f32[2]):\n    y = exp(x, x)\n    return y\n", 2, 9, "wrong operands or attributes"),
     ("def f(x: f32[2]):\n    y = note(x, text={})\n    return y\n", 2, 22, "not a dim"),
     ("def f(x: f32[2]):\n    a, b = exp(x)\n    return a\n", 2, 5, "exp has 1 output; 2 names"),
-    ("def f(x: f32[2]):\n    y = exp(topk(x, k=1))\n    return y\n", 2, 13, "topk has 2 outputs and cannot stand inside"),
+    (
+        "def f(x: f32[2]):\n    y = exp(topk(x, k=1))\n    return y\n",
+        2,
+        13,
+        "topk has 2 outputs and cannot stand inside",
+    ),
     ("def f(x: i32[2]):\n    y = add(x, 1.5)\n    return y\n", 2, 16, "no element of a i32 constant"),
     ("def f():\n    y = add(1, 2)\n    return y\n", 2, 13, "takes its dtype from a value"),
-    ("def f(*, c: f32[2] = [1.0]):\n    return c\n", 1, 22, r"c: expected the elements of f32\[2\], got 1 in shape \[1\]"),
+    (
+        "def f(*, c: f32[2] = [1.0]):\n    return c\n",
+        1,
+        22,
+        r"c: expected the elements of f32\[2\], got 1 in shape \[1\]",
+    ),
     ("def f(*, c: u8 = 256):\n    return c\n", 1, 18, "256 is outside the range of u8"),
     ("def f(*, c: f32[2, 2] = [[1.0], [2.0, 3.0]]):\n    return c\n", 1, 25, "different lengths"),
     ("def f(*, c: f32[N] = [1.0]):\n    return c\n", 1, 10, "symbolic dims"),

@@ -70,6 +70,8 @@ def test_a_product_in_tf32() -> None:
 
 def test_launches_that_overlap_mean_nothing_else() -> None:
     y = np.zeros(32, np.float32)
-    text = "def k(y: f32[32]):\n    for t in thread.x(32):\n        pdl_wait()\n        y[t] = 1.0\n        pdl_launch()\n"
+    text = (
+        "def k(y: f32[32]):\n    for t in thread.x(32):\n        pdl_wait()\n        y[t] = 1.0\n        pdl_launch()\n"
+    )
     run_kernel(parse_kernel(text), {"y": y})
     assert (y == 1).all()

@@ -32,7 +32,7 @@ def fails(text: str, *words: str, **args: Any) -> None:
         assert word in str(e.value), str(e.value)
 
 
-# --- values -------------------------------------------------------------------------------------------------------------------
+# --- values -----------------------------------------------------------------------------------------------------------
 
 NAIVE = """
 def gemm(A: f32[26, 40], B: f32[40, 64], C: f32[26, 64]):
@@ -103,7 +103,14 @@ def tail(x: f32[21], y: f32[21], s: f32[2]):
     run(text, x=x, y=y, s=s)
     np.testing.assert_array_equal(y, x + np.float32(1))
     np.testing.assert_allclose(s, [x[:16].sum(), x[16:].sum()], rtol=1e-5)
-    fails(text.replace(":21 - 16*i] = v", "] = v"), "index 21 of axis 0 is outside of 0..20", "y[16*i:+16] = v + 1.0", x=x, y=y, s=s)
+    fails(
+        text.replace(":21 - 16*i] = v", "] = v"),
+        "index 21 of axis 0 is outside of 0..20",
+        "y[16*i:+16] = v + 1.0",
+        x=x,
+        y=y,
+        s=s,
+    )
 
 
 def test_overlapping_tails_may_write_the_same_value_only() -> None:
@@ -117,7 +124,13 @@ def copy(x: f32[20], y: f32[20]):
         run(text.replace("KIND", kind), x=x, y=y)
         np.testing.assert_array_equal(x, y)
     x, y = np.arange(20, dtype=np.float32), f32(20)
-    fails(text.replace("KIND", "parallel").replace("= x[min(16*i, 4):+16]", "= x[2*i:+16]"), "two iterations write y[4]", "y[min(", x=x, y=y)
+    fails(
+        text.replace("KIND", "parallel").replace("= x[min(16*i, 4):+16]", "= x[2*i:+16]"),
+        "two iterations write y[4]",
+        "y[min(",
+        x=x,
+        y=y,
+    )
     x[0] = np.nan  # the same bits, though no equal number
     x[:] = x[0]
     run(text.replace("KIND", "parallel"), x=x, y=y)
@@ -154,7 +167,13 @@ def types(x: f32[4], h: f16[4], q: i8[4], b: bool[4], u: u8[4], y: i32[4], m: f3
         m[i] = max(x[i], bits_f32(i32(2143289344)))
 """
     x, q = np.array([1.5, -2, np.nan, 0.1], np.float32), np.array([-7, 7, -128, 1], np.int8)
-    h, b, u, y, m = np.zeros(4, np.float16), np.zeros(4, np.bool_), np.zeros(4, np.uint8), np.zeros(4, np.int32), np.zeros(4, np.float32)
+    h, b, u, y, m = (
+        np.zeros(4, np.float16),
+        np.zeros(4, np.bool_),
+        np.zeros(4, np.uint8),
+        np.zeros(4, np.int32),
+        np.zeros(4, np.float32),
+    )
     run(text, x=x, h=h, q=q, b=b, u=u, y=y, m=m)
     np.testing.assert_array_equal(h, x.astype(np.float16))
     assert (y.tolist(), b.tolist(), u.tolist(), q.tolist()) == (
@@ -308,11 +327,13 @@ def conv(x: f32[8, 12, 12], w: f32[16, 8, 3, 3], y: f32[16, 10, 10]):
     it = Interpreter(parse_kernel(text), 1)
     it.run({"x": x, "w": w, "y": y})
     assert it.progress < 200, "one by one these are 120,000 statements"
-    want = sum(np.einsum("oc,cij->oij", w[:, :, a, b], x[:, a : a + 10, b : b + 10]) for a in range(3) for b in range(3))
+    want = sum(
+        np.einsum("oc,cij->oij", w[:, :, a, b], x[:, a : a + 10, b : b + 10]) for a in range(3) for b in range(3)
+    )
     np.testing.assert_allclose(y, want, atol=1e-4)
 
 
-# --- errors -------------------------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def test_out_of_bounds_names_axis_and_statement() -> None:
@@ -329,13 +350,25 @@ def k(x: f32[4, 6], y: f32[4, 6]):
 
 def test_select_evaluates_both_sides() -> None:
     fails(
-        "def k(x: f32[4], y: f32[4]):\n    for i in range(4):\n        y[i] = select(i < 3, x[i + 1], 0.0)\n", "index 4 of axis 0", x=f32(4), y=f32(4)
+        "def k(x: f32[4], y: f32[4]):\n    for i in range(4):\n        y[i] = select(i < 3, x[i + 1], 0.0)\n",
+        "index 4 of axis 0",
+        x=f32(4),
+        y=f32(4),
     )
-    run("def k(x: f32[4], y: f32[4]):\n    for i in range(4):\n        if i < 3:\n            y[i] = x[i + 1]\n", x=f32(4), y=f32(4))
+    run(
+        "def k(x: f32[4], y: f32[4]):\n    for i in range(4):\n        if i < 3:\n            y[i] = x[i + 1]\n",
+        x=f32(4),
+        y=f32(4),
+    )
 
 
 def test_missing_cast_is_found() -> None:
-    fails("def k(x: f16[4], y: f32[4]):\n    for i in range(4):\n        y[i] = x[i]\n", "a cast is missing", x=np.zeros(4, np.float16), y=f32(4))
+    fails(
+        "def k(x: f16[4], y: f32[4]):\n    for i in range(4):\n        y[i] = x[i]\n",
+        "a cast is missing",
+        x=np.zeros(4, np.float16),
+        y=f32(4),
+    )
 
 
 def test_parallel_accumulation_is_a_race() -> None:
@@ -368,9 +401,18 @@ def test_barrier_orders_parallel_loops() -> None:
     x, t, y = f32(64), f32(64), f32(64)
     run(TWO, x=x, t=t, y=y)
     np.testing.assert_array_equal(y, (x + np.float32(1))[::-1])
-    fails(TWO.replace("    barrier()\n", ""), "one iteration reads t[63], which another one writes", "y[i] = t[", x=x, t=t, y=y)
+    fails(
+        TWO.replace("    barrier()\n", ""),
+        "one iteration reads t[63], which another one writes",
+        "y[i] = t[",
+        x=x,
+        t=t,
+        y=y,
+    )
     fails(TWO.replace("    barrier()\n", "").replace("63 - i", "i"), "race", x=x, t=t, y=y)
-    fails(TWO.replace("t[i] =", "barrier()\n        t[i] ="), "inside of a parallel loop", "at: barrier()", x=x, t=t, y=y)
+    fails(
+        TWO.replace("t[i] =", "barrier()\n        t[i] ="), "inside of a parallel loop", "at: barrier()", x=x, t=t, y=y
+    )
 
 
 def test_every_cpu_thread_executes_what_is_outside_of_parallel_loops() -> None:
@@ -379,7 +421,7 @@ def test_every_cpu_thread_executes_what_is_outside_of_parallel_loops() -> None:
     run_kernel(parse_kernel(text), {"x": f32(64), "t": f32(64), "y": f32(64)}, threads=1)
 
 
-# --- GPU ----------------------------------------------------------------------------------------------------------------------
+# --- GPU --------------------------------------------------------------------------------------------------------------
 
 SOFTMAX = """
 def softmax(x: f16[3, 64], y: f16[3, 64]):
@@ -417,10 +459,20 @@ def test_softmax_over_two_warps() -> None:
     run(softmax("barrier()", "barrier()"), x=x, y=y)
     e = np.exp(x.astype(np.float64))
     np.testing.assert_allclose(y, e / e.sum(1, keepdims=True), atol=1e-4)
-    fails(softmax("", "barrier()"), "race: thread 0 writes part[0] read by thread 1 with no barrier between", "part[w] = r[0]", x=x, y=y)
+    fails(
+        softmax("", "barrier()"),
+        "race: thread 0 writes part[0] read by thread 1 with no barrier between",
+        "part[w] = r[0]",
+        x=x,
+        y=y,
+    )
     fails(softmax("barrier()", ""), "reads part[0] written by thread 0", "y[row, ", x=x, y=y)
-    fails(softmax("barrier()", "if l < 5:\n                    barrier()"), "reached by a part of the threads", x=x, y=y)
-    fails(softmax("if l < 5:\n                    r[0] = shfl_xor(r[0], 1)", "barrier()"), "by a part of a warp", x=x, y=y)
+    fails(
+        softmax("barrier()", "if l < 5:\n                    barrier()"), "reached by a part of the threads", x=x, y=y
+    )
+    fails(
+        softmax("if l < 5:\n                    r[0] = shfl_xor(r[0], 1)", "barrier()"), "by a part of a warp", x=x, y=y
+    )
 
 
 def test_blocks_may_not_meet() -> None:
@@ -507,8 +559,17 @@ def test_tensor_core_gemm_with_asynchronous_copies() -> None:
     c = f32(64, 32)
     run(MMA, A=a, B=b, C=c)
     np.testing.assert_allclose(c, a.astype(np.float64) @ b.astype(np.float64).T, atol=1e-3)
-    fails(MMA.replace("cp_async_wait(1)", "cp_async_wait(2)"), "while an asynchronous copy into it is in flight", "ldmatrix_x4(", A=a, B=b, C=c)
-    fails(MMA.replace("                        barrier()\n", ""), "race: thread", "with no barrier between", A=a, B=b, C=c)
+    fails(
+        MMA.replace("cp_async_wait(1)", "cp_async_wait(2)"),
+        "while an asynchronous copy into it is in flight",
+        "ldmatrix_x4(",
+        A=a,
+        B=b,
+        C=c,
+    )
+    fails(
+        MMA.replace("                        barrier()\n", ""), "race: thread", "with no barrier between", A=a, B=b, C=c
+    )
     fails(MMA.replace("(kt + 2) % 3, 16*r", "(kt + 1) % 3, 16*r"), "two copies into sa, element", A=a, B=b, C=c)
 
 
@@ -569,6 +630,8 @@ def test_warp_roles_with_mbarriers_and_tma() -> None:
     np.testing.assert_allclose(c, a.astype(np.float64) @ b.astype(np.float64).T, atol=1e-3)
     fails(without(TMA, "syncwarp"), "race: thread 64 writes", "read by thread", "tma_load(", A=a, B=b, C=c)
     fails(without(TMA, "mbar_wait(addr(full"), "which nobody has written", "ldmatrix_x4", A=a, B=b, C=c)
-    fails(without(TMA, "mbar_wait(addr(empty"), "deadlock", A=a, B=b, C=c)  # full[s] is two phases ahead before the consumers look
+    fails(
+        without(TMA, "mbar_wait(addr(empty"), "deadlock", A=a, B=b, C=c
+    )  # full[s] is two phases ahead before the consumers look
     fails(without(TMA, "mbar_expect"), "bytes more than mbar_expect has announced", "tma_load(", A=a, B=b, C=c)
     fails(without(TMA, "                barrier()"), "with no barrier between", A=a, B=b, C=c)

@@ -1,4 +1,6 @@
-"""Names for what a statement computes several times: where they stand, that they change nothing, that text stays short."""
+"""Names for what a statement computes several times: where they stand, that they change nothing, that text stays
+short.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Lets the tests of this folder import the evaluator beside them: pytest's importlib mode adds no folder to the path."""
+"""Lets the tests of this folder import the evaluator beside them: pytest's importlib mode adds no folder to the
+path.
+"""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,9 @@
-"""Evaluates tensor expressions with NumPy: all elements of a stage at once, as arrays over its axes and reduction variables.
+"""Evaluates tensor expressions with NumPy: all elements of a stage at once, as arrays over its axes and reduction
+variables.
 
-Strict where generated code would go wrong: an index outside its operand (where the reduction's condition holds), `//` and `%` of
-negative numbers, a guarded index outside its range, and a value whose dtype is not the one that registers hold are errors.
+Strict where generated code would go wrong: an index outside its operand (where the reduction's condition holds), `//`
+and `%` of negative numbers, a guarded index outside its range, and a value whose dtype is not the one that registers
+hold are errors.
 """
 
 from __future__ import annotations
@@ -17,14 +19,18 @@ from dnnc.ir.te import Stage, Tensor, stages
 
 Array = Any
 BINARY = {
-    "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide, "//": np.floor_divide, "%": np.remainder, "min": np.minimum,
-    "max": np.maximum, "<": np.less, "<=": np.less_equal, "==": np.equal, "!=": np.not_equal, "&": np.bitwise_and, "|": np.bitwise_or,
+    "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide, "//": np.floor_divide, "%": np.remainder,
+    "min": np.minimum,
+    "max": np.maximum, "<": np.less, "<=": np.less_equal, "==": np.equal, "!=": np.not_equal, "&": np.bitwise_and,
+    "|": np.bitwise_or,
     "^": np.bitwise_xor,
 }  # fmt: skip
 COMBINE = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "fmax": np.fmax}
 
 
-def evaluate(outputs: Sequence[Tensor], inputs: Mapping[Tensor, Array], dims: Mapping[Var, int] | None = None) -> list[Array]:
+def evaluate(
+    outputs: Sequence[Tensor], inputs: Mapping[Tensor, Array], dims: Mapping[Var, int] | None = None
+) -> list[Array]:
     """The arrays of the outputs; `dims` are the values of symbolic dims."""
     arrays: dict[Tensor, Array] = dict(inputs)
     with np.errstate(all="ignore"):
@@ -37,7 +43,9 @@ def evaluate(outputs: Sequence[Tensor], inputs: Mapping[Tensor, Array], dims: Ma
 
 
 def in_order(t: Tensor, inputs: Mapping[Tensor, Array], dims: Mapping[Var, int]) -> Array:
-    """A tensor that reads its own elements: column by column; what is not computed yet is a value that would be noticed."""
+    """A tensor that reads its own elements: column by column; what is not computed yet is a value that would be
+    noticed.
+    """
     out = np.full([size(d, dims) for d in t.shape], 99, t.dtype.numpy)
     for k in range(out.shape[-1]):
         arrays = {**inputs, t.stage.own: out.copy()}
@@ -54,15 +62,27 @@ def size(d: Any, dims: Mapping[Var, int]) -> int:
 def run_stage(t: Tensor, stage: Stage, arrays: Mapping[Tensor, Array], dims: Mapping[Var, int]) -> Array:
     shape = [size(d, dims) for d in t.shape]
     extents = [size(const(r.hi) + 1, dims) for r in stage.reduce]
-    assert [size(const(a.hi) + 1, dims) for a in stage.axes] == shape, f"{t.name}: the axes do not have the extents of {shape}"
-    assert stage.value.dtype in (t.dtype.computed, t.dtype), f"{t.name}: the value is {stage.value.dtype}, registers hold {t.dtype.computed}"
+    assert [size(const(a.hi) + 1, dims) for a in stage.axes] == shape, (
+        f"{t.name}: the axes do not have the extents of {shape}"
+    )
+    assert stage.value.dtype in (t.dtype.computed, t.dtype), (
+        f"{t.name}: the value is {stage.value.dtype}, registers hold {t.dtype.computed}"
+    )
     grid = np.ogrid[tuple(slice(n) for n in (*shape, *extents))] if shape or extents else []
-    env = {v: np.asarray(g) for v, g in zip((*stage.axes, *stage.reduce), grid)} | {k: np.asarray(v) for k, v in dims.items()}
+    env = {v: np.asarray(g) for v, g in zip((*stage.axes, *stage.reduce), grid)} | {
+        k: np.asarray(v) for k, v in dims.items()
+    }
     full = (*shape, *extents)
     if 0 in shape:
         return np.zeros(shape, t.dtype.numpy)
     if stage.updates is not None:
-        return updated(t, stage, np.broadcast_to(Evaluator(arrays, env).value(stage.value), full).astype(t.dtype.numpy), arrays, dims)
+        return updated(
+            t,
+            stage,
+            np.broadcast_to(Evaluator(arrays, env).value(stage.value), full).astype(t.dtype.numpy),
+            arrays,
+            dims,
+        )
     if not stage.reduce:
         v = Evaluator(arrays, env).value(stage.value)
         return np.broadcast_to(v, full).astype(t.dtype.numpy)
@@ -84,7 +104,9 @@ def updated(t: Tensor, stage: Stage, out: Array, arrays: Mapping[Tensor, Array],
     assert put.value.dtype in (t.dtype.computed, t.dtype)
     extents = tuple(size(const(v.hi) + 1, dims) for v in put.axes)
     for u in np.ndindex(extents):
-        ev = Evaluator(arrays, {v: np.asarray(k) for v, k in zip(put.axes, u)} | {k: np.asarray(v) for k, v in dims.items()})
+        ev = Evaluator(
+            arrays, {v: np.asarray(k) for v, k in zip(put.axes, u)} | {k: np.asarray(v) for k, v in dims.items()}
+        )
         at = tuple(int(ev.value(i)) for i in put.index)
         assert all(0 <= i < n for i, n in zip(at, out.shape)), f"{t.name}: {at} leaves {out.shape}"
         v = ev.value(put.value)
@@ -145,7 +167,9 @@ class Evaluator:
             return np.where(args[0], args[1], args[2])
         if e.name in BINARY:
             assert e.args[0].dtype is e.args[1].dtype, f"{e!r} mixes {e.args[0].dtype} and {e.args[1].dtype}"
-            if e.name in ("//", "%") and isinstance(e.args[1], Const):  # multiples of a symbolic divisor cancel, and floor semantics is right
+            if e.name in ("//", "%") and isinstance(
+                e.args[1], Const
+            ):  # multiples of a symbolic divisor cancel, and floor semantics is right
                 assert ((args[0] >= 0) | ~np.asarray(self.mask)).all(), f"{e!r} divides a negative number"
             safe = [args[0], np.where(args[1] == 0, 1, args[1])] if e.name in ("//", "%") else args
             return BINARY[e.name](*safe)
@@ -153,7 +177,9 @@ class Evaluator:
         if target is not None:
             return args[0].view(target[0].numpy) if target[1] else cast_numpy(args[0], target[0])
         if e.name == "guard":
-            assert (((args[0] >= args[1]) & (args[0] < args[2])) | ~np.asarray(self.mask)).all(), f"{e!r} leaves its range"
+            assert (((args[0] >= args[1]) & (args[0] < args[2])) | ~np.asarray(self.mask)).all(), (
+                f"{e!r} leaves its range"
+            )
         meaning = TABLE[e.name].meaning
         assert meaning is not None
         return np.asarray(meaning(*args)).astype(e.dtype.numpy)

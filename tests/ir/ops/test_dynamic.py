@@ -25,7 +25,10 @@ RNG = np.random.default_rng(2)
 
 def apply(name: str, *arrays: Any, **attrs: Any) -> Any:
     g = Graph("g")
-    values = [None if a is None else g.add_input(f"x{k}", TensorType(from_numpy(a.dtype), a.shape)) for k, a in enumerate(arrays)]
+    values = [
+        None if a is None else g.add_input(f"x{k}", TensorType(from_numpy(a.dtype), a.shape))
+        for k, a in enumerate(arrays)
+    ]
     made = Builder(g).op(name, *values, **attrs)
     g.outputs = list(made) if isinstance(made, tuple) else [made]
     out = run(g, [a for a in arrays if a is not None])
@@ -60,7 +63,9 @@ def test_nonzero(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("axis", [None, 0, 1, -1])
 def test_compress(axis: int | None) -> None:
     x, keep = RNG.normal(size=(3, 4)).astype(np.float32), RNG.random(3) < 0.5
-    np.testing.assert_array_equal(apply("compress", x, keep, size=dim("n", 0, 3), axis=axis), np.compress(keep, x, axis))
+    np.testing.assert_array_equal(
+        apply("compress", x, keep, size=dim("n", 0, 3), axis=axis), np.compress(keep, x, axis)
+    )
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1, 2])
@@ -78,14 +83,17 @@ def test_unique(axis: int | None, most: int) -> None:
 
 
 def test_non_max_suppression() -> None:
-    # two boxes that overlap by a half, one far away; the second class prefers another box; the third scores nothing above 0.1
+    # two boxes that overlap by a half, one far away; the second class prefers another box; the third scores nothing
+    # above 0.1
     boxes = np.array([[[0, 0, 1, 1], [1, 1.5, 0, 0.5], [5, 5, 6, 6]]], np.float32)
     scores = np.array([[[0.9, 0.8, 0.7], [0.3, 0.6, 0.2], [0.1, 0.1, 0.1]]], np.float32)
     sizes = {"size": dim("n", 0, 9), "candidates": dim("k", 0, 3)}
 
     def nms(most: int, overlap: float, least: float | None) -> list[list[int]]:
         score = None if least is None else np.float32(least)
-        return apply("non_max_suppression", boxes, scores, np.array(most), np.asarray(np.float32(overlap)), score, **sizes).tolist()
+        return apply(
+            "non_max_suppression", boxes, scores, np.array(most), np.asarray(np.float32(overlap)), score, **sizes
+        ).tolist()
 
     assert nms(9, 0.2, 0.1) == [[0, 0, 0], [0, 0, 2], [0, 1, 1], [0, 1, 2]]
     assert nms(1, 0.2, 0.1) == [[0, 0, 0], [0, 1, 1]]

@@ -1,4 +1,6 @@
-"""Transforms against NumPy's in double precision: each radix, products of them, and lengths with large prime factors."""
+"""Transforms against NumPy's in double precision: each radix, products of them, and lengths with large prime
+factors.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_real_and_back(n: int) -> None:
 @pytest.mark.parametrize("length", [4, 7, 20])
 def test_cut_and_filled(length: int) -> None:
     x = np.random.default_rng(length).standard_normal((9, 2, 2))
-    np.testing.assert_allclose(joined(dft(x, axis=0, length=length)), np.fft.fft(joined(x), length, axis=0), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        joined(dft(x, axis=0, length=length)), np.fft.fft(joined(x), length, axis=0), rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("n", [16, 96, 1000, 1021, 4096])

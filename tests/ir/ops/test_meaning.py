@@ -1,4 +1,6 @@
-"""What ops mean, against formulas written out here: decompositions, special values, coordinates, and what type rules refuse."""
+"""What ops mean, against formulas written out here: decompositions, special values, coordinates, and what type rules
+refuse.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def space_to_depth(x: Any, block: int) -> Any:
     return y
 
 
-def gemm(a: Any, b: Any, c: Any = 0.0, alpha: float = 1.0, beta: float = 1.0, trans_a: bool = False, trans_b: bool = False) -> Any:
+def gemm(
+    a: Any, b: Any, c: Any = 0.0, alpha: float = 1.0, beta: float = 1.0, trans_a: bool = False, trans_b: bool = False
+) -> Any:
     return alpha * ((a.T if trans_a else a) @ (b.T if trans_b else b)) + beta * c
 
 
@@ -76,7 +80,11 @@ def lp_norm(x: Any, axis: int, p: int) -> Any:
 def per_axis(p: Any, x: Any, axis: int, block: int) -> Any:
     if p.size == 1:
         return p.reshape(())
-    return np.repeat(p, block, axis)[:, : x.shape[1]] if block else np.moveaxis(p.reshape(p.shape + (1,) * (x.ndim - 1)), 0, axis)
+    return (
+        np.repeat(p, block, axis)[:, : x.shape[1]]
+        if block
+        else np.moveaxis(p.reshape(p.shape + (1,) * (x.ndim - 1)), 0, axis)
+    )
 
 
 def quantize(x: Any, s: Any, z: Any = None, *, dtype: Any, axis: int = 1, block: int = 0) -> Any:
@@ -120,7 +128,9 @@ ORACLES: dict[str, Callable[..., Any]] = {
     "batch_norm": lambda x, s, b, m, v, epsilon: (
         (x - channel(m, x.ndim)) / np.sqrt(channel(v, x.ndim) + epsilon) * channel(s, x.ndim) + channel(b, x.ndim)
     ),
-    "instance_norm": lambda x, s, b, epsilon=1e-5: standardized(x, tuple(range(2, x.ndim)), epsilon) * channel(s, x.ndim) + channel(b, x.ndim),
+    "instance_norm": lambda x, s, b, epsilon=1e-5: (
+        standardized(x, tuple(range(2, x.ndim)), epsilon) * channel(s, x.ndim) + channel(b, x.ndim)
+    ),
     "group_norm": group_norm,
     "lp_norm": lp_norm,
     "squeeze": lambda x, axes=None: np.squeeze(x, axes),
@@ -156,13 +166,20 @@ def test_decomposition_means_its_formula(name: str) -> None:
         print(f"seed {seed}")
         arrays = draw(s, seed)
         with np.errstate(all="ignore"):
-            want = ORACLES[name](*(a.astype(np.float64) if t.dtype.is_float else a for a, t in zip(arrays, s.inputs)), **dict(s.attrs))
+            want = ORACLES[name](
+                *(a.astype(np.float64) if t.dtype.is_float else a for a, t in zip(arrays, s.inputs)), **dict(s.attrs)
+            )
         got = apply(name, *arrays, **dict(s.attrs))
         half = any(t.dtype.bits == 16 for t in s.inputs)
-        np.testing.assert_allclose(got.astype(np.float64), np.asarray(want, np.float64), rtol=2e-2 if half else 2e-5, atol=1e-2 if half else 1e-5)
+        np.testing.assert_allclose(
+            got.astype(np.float64),
+            np.asarray(want, np.float64),
+            rtol=2e-2 if half else 2e-5,
+            atol=1e-2 if half else 1e-5,
+        )
 
 
-# --- special values -----------------------------------------------------------------------------------------------------------
+# --- special values ---------------------------------------------------------------------------------------------------
 
 
 def elements(name: str, *arrays: Any, **attrs: Any) -> tuple[Any, Any]:
@@ -206,7 +223,9 @@ def test_nan_and_inf_propagate_in_pairs(name: str) -> None:
     np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("name", ["reduce_max", "reduce_min", "reduce_sum", "argmax", "argmin", "reduce_log_sum_exp", "softmax", "max_pool"])
+@pytest.mark.parametrize(
+    "name", ["reduce_max", "reduce_min", "reduce_sum", "argmax", "argmin", "reduce_log_sum_exp", "softmax", "max_pool"]
+)
 def test_nan_and_inf_in_rows(name: str) -> None:
     rows = np.array([[1, NAN, 3, NAN], [1, INF, 2, 0], [-INF, -INF, -INF, -INF], [5, 5, -INF, 5]], np.float32)
     attrs: dict[str, Any] = {"axes": (1,)}
@@ -223,7 +242,9 @@ def test_nan_and_inf_in_rows(name: str) -> None:
 def test_integer_corners(name: str, dtype: str) -> None:
     d = BY_NAME[dtype]
     low, high = d.range
-    values = np.array(sorted({low, low + 1, 0, 1, 2, 3, 7, high - 1, high, max(low, -1), max(low, -2), max(low, -7)}), d.numpy)
+    values = np.array(
+        sorted({low, low + 1, 0, 1, 2, 3, 7, high - 1, high, max(low, -1), max(low, -2), max(low, -7)}), d.numpy
+    )
     a, b = (x.ravel() for x in np.meshgrid(values, values))
     if name.startswith("shift"):
         keep = (b >= 0) & (b < 70)
@@ -250,7 +271,9 @@ def test_casts_saturate_and_wrap() -> None:
     x = np.array([NAN, INF, -INF, 300.7, -3.9, 2.5], np.float32)
     assert elements("cast", x, to=BY_NAME["i8"])[0].tolist() == [0, 127, -128, 127, -3, 2]
     assert elements("cast", np.array([300, -1, 128], np.int32), to=BY_NAME["i8"])[0].tolist() == [44, -1, -128]
-    assert elements("cast", np.array([1e9, -1e9, 3.0], np.float32), to=BY_NAME["f8e4m3fn"])[0].astype(np.float32).tolist() == [448, -448, 3]
+    assert elements("cast", np.array([1e9, -1e9, 3.0], np.float32), to=BY_NAME["f8e4m3fn"])[0].astype(
+        np.float32
+    ).tolist() == [448, -448, 3]
 
 
 def test_values_by_hand() -> None:
@@ -260,7 +283,7 @@ def test_values_by_hand() -> None:
     np.testing.assert_allclose(elements("hard_sigmoid", x)[1], [max(0, min(1, 0.2 * v + 0.5)) for v in x], rtol=1e-6)
 
 
-# --- coordinates and slices ---------------------------------------------------------------------------------------------------
+# --- coordinates and slices -------------------------------------------------------------------------------------------
 
 
 def test_resize_coordinates() -> None:
@@ -306,7 +329,7 @@ def test_slice_of_a_symbolic_dim() -> None:
     assert normalize_slice((n,), [-1], [-(1 << 63)], [0], [-1]) == {"starts": (n - 1,), "steps": (-1,), "shape": (n,)}
 
 
-# --- what type rules refuse ---------------------------------------------------------------------------------------------------
+# --- what type rules refuse -------------------------------------------------------------------------------------------
 
 A, B = tensor(f32, 2, 3), tensor(BY_NAME["i64"], 4)
 REFUSED: list[tuple[str, tuple[TensorType, ...], dict[str, Any], str]] = [

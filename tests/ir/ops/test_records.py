@@ -1,4 +1,6 @@
-"""Every op record against itself, on each of its samples: type rule, NumPy reference, sampled reference and tensor expression agree."""
+"""Every op record against itself, on each of its samples: type rule, NumPy reference, sampled reference and tensor
+expression agree.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ MAKES_DTYPE = {"cast", "bit_cast", "to_power", "full", "iota", "eye"}
 def label(case: Any) -> str:
     if isinstance(case, OpDef):
         return case.name
-    return f"{'-'.join(map(str, case.inputs))}-{'-'.join(f'{k}={v}' for k, v in case.attrs)}".replace(" ", "") if isinstance(case, Sample) else ""
+    return (
+        f"{'-'.join(map(str, case.inputs))}-{'-'.join(f'{k}={v}' for k, v in case.attrs)}".replace(" ", "")
+        if isinstance(case, Sample)
+        else ""
+    )
 
 
 def seed_of(op: OpDef, s: Sample) -> int:
@@ -62,12 +68,16 @@ def epsilon(d: DType) -> float:
 
 
 def check_close(got: Any, want: Any, d: DType, length: int, what: str) -> None:
-    """|got - want| <= c * eps * sqrt(length) * max(|want|), NaN and inf at the same places; integers and bools exactly."""
+    """|got - want| <= c * eps * sqrt(length) * max(|want|), NaN and inf at the same places; integers and bools
+    exactly.
+    """
     if not d.is_float:
         np.testing.assert_array_equal(got, want, what)
         return
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    assert np.array_equal(np.isnan(got), np.isnan(want)) and np.array_equal(got[np.isinf(got)], want[np.isinf(got)]), what
+    assert np.array_equal(np.isnan(got), np.isnan(want)) and np.array_equal(got[np.isinf(got)], want[np.isinf(got)]), (
+        what
+    )
     fin = np.isfinite(want)
     if not fin.any():
         return
@@ -86,10 +96,14 @@ def reduce_length(outputs: list[Tensor]) -> int:
 
 @pytest.mark.parametrize("op", OPS.values(), ids=label)
 def test_record_is_complete(op: OpDef) -> None:
-    assert len(op.samples) >= 2 or "control" in op.traits or "body" in signature(op.type).parameters, f"{op.name} needs samples"
+    assert len(op.samples) >= 2 or "control" in op.traits or "body" in signature(op.type).parameters, (
+        f"{op.name} needs samples"
+    )
     assert op.traits, f"{op.name} has no traits"
     if op.compute is not None and "movement" not in op.traits and any(s.inputs for s in op.samples):
-        assert op.flops is not None or op.name in ("scatter_elements", "scatter_nd", "one_hot"), f"{op.name} does not say its work"
+        assert op.flops is not None or op.name in ("scatter_elements", "scatter_nd", "one_hot"), (
+            f"{op.name} does not say its work"
+        )
 
 
 def test_names_are_unique() -> None:
@@ -125,7 +139,11 @@ def test_tensor_expression_is_the_reference(op: OpDef, s: Sample) -> None:
     inputs = [te.placeholder(f"x{k}", t.dtype, t.shape) for k, t in enumerate(s.inputs)]
     found = op.compute(*inputs, **attrs)
     outputs = list(found) if isinstance(found, tuple) else [found]
-    wide = arrays if "bits" in op.traits else [a.astype(np.float64) if t.dtype.is_float else a for a, t in zip(arrays, s.inputs)]
+    wide = (
+        arrays
+        if "bits" in op.traits
+        else [a.astype(np.float64) if t.dtype.is_float else a for a, t in zip(arrays, s.inputs)]
+    )
     want = referenced(op, wide, attrs)
     got = evaluate(outputs, dict(zip(inputs, arrays)))
     for t, g, w, o in zip(types, got, want, outputs, strict=True):
@@ -135,10 +153,14 @@ def test_tensor_expression_is_the_reference(op: OpDef, s: Sample) -> None:
 
 @pytest.mark.parametrize("op,s", COMPUTED, ids=label)
 def test_other_ranks_are_refused_or_mean_something(op: OpDef, s: Sample) -> None:
-    """An operand of one axis less or more: what the type rule lets through, the tensor expression and the reference take as well."""
+    """An operand of one axis less or more: what the type rule lets through, the tensor expression and the reference
+    take as well.
+    """
     tried = 0
     for k, t in enumerate(s.inputs):
-        for shape in {t.shape[1:], t.shape[:-1], (*t.shape, 1), (1, *t.shape), (*t.shape, 2), (2, *t.shape)} - {t.shape}:
+        for shape in {t.shape[1:], t.shape[:-1], (*t.shape, 1), (1, *t.shape), (*t.shape, 2), (2, *t.shape)} - {
+            t.shape
+        }:
             changed = replace(s, inputs=(*s.inputs[:k], TensorType(t.dtype, shape), *s.inputs[k + 1 :]))
             tried += 1
             try:
@@ -147,9 +169,15 @@ def test_other_ranks_are_refused_or_mean_something(op: OpDef, s: Sample) -> None
                 continue
             inputs = [te.placeholder(f"x{j}", x.dtype, x.shape) for j, x in enumerate(changed.inputs)]
             found = op.compute(*inputs, **attrs)
-            assert [o.dims for o in (found if isinstance(found, tuple) else (found,))] == [x.shape for x in types], changed.inputs
+            assert [o.dims for o in (found if isinstance(found, tuple) else (found,))] == [x.shape for x in types], (
+                changed.inputs
+            )
             arrays = draw(changed, seed_of(op, changed))
-            wide = arrays if "bits" in op.traits else [a.astype(np.float64) if x.dtype.is_float else a for a, x in zip(arrays, changed.inputs)]
+            wide = (
+                arrays
+                if "bits" in op.traits
+                else [a.astype(np.float64) if x.dtype.is_float else a for a, x in zip(arrays, changed.inputs)]
+            )
             try:
                 want = referenced(op, wide, attrs)
             except IndexError as e:  # the indices were drawn for other sizes
@@ -186,7 +214,9 @@ def test_flops_are_a_positive_number(op: OpDef, s: Sample) -> None:
 
 @pytest.mark.parametrize("op,s", CASES, ids=label)
 def test_one_node_graph_interprets(op: OpDef, s: Sample) -> None:
-    """Through the builder and the interpreter, decompositions included: declared types, and half types near the float64 result."""
+    """Through the builder and the interpreter, decompositions included: declared types, and half types near the float64
+    result.
+    """
     g = Graph("g")
     values = [g.add_input(f"x{k}", t) for k, t in enumerate(s.inputs)]
     found = Builder(g).op(op.name, *values, **dict(s.attrs))
@@ -195,11 +225,15 @@ def test_one_node_graph_interprets(op: OpDef, s: Sample) -> None:
     got, want = run(g, arrays), run(g, arrays, "float64")
     for v, a, w in zip(g.outputs, got, want, strict=True):
         assert a.dtype == v.type.dtype.numpy
-        assert all(n == d for n, d in zip(a.shape, v.type.shape, strict=True) if isinstance(d, int))  # others are sizes that the data tells
-        check_close(a, w, v.type.dtype, max([64, *(d for t in s.inputs for d in t.shape if isinstance(d, int))]), op.name)
+        assert all(
+            n == d for n, d in zip(a.shape, v.type.shape, strict=True) if isinstance(d, int)
+        )  # others are sizes that the data tells
+        check_close(
+            a, w, v.type.dtype, max([64, *(d for t in s.inputs for d in t.shape if isinstance(d, int))]), op.name
+        )
 
 
-# --- symbolic dims ------------------------------------------------------------------------------------------------------------
+# --- symbolic dims ----------------------------------------------------------------------------------------------------
 
 N = dim("N", 1, 64)
 SYMBOLIC: dict[str, list[tuple[list[tuple[str, tuple[Any, ...]]], dict[str, Any]]]] = {
@@ -232,7 +266,11 @@ SYMBOLIC: dict[str, list[tuple[list[tuple[str, tuple[Any, ...]]], dict[str, Any]
     "tile": [([("f32", (N, 3))], {"repeats": (2, N)})],
     "pad": [
         ([("f32", (N, 3))], {"pads": (1, 2, 0, 3)}),
-        *(([("f32", (N, 3))], {"pads": (b, 0, e, 0), "mode": m}) for m in ("reflect", "edge", "wrap") for b, e in [(1, 1), (2, 0), (3, 6), (11, 9)]),
+        *(
+            ([("f32", (N, 3))], {"pads": (b, 0, e, 0), "mode": m})
+            for m in ("reflect", "edge", "wrap")
+            for b, e in [(1, 1), (2, 0), (3, 6), (11, 9)]
+        ),
     ],
     "gather": [([("f32", (N, 3)), ("i64", (4,))], {"axis": 0})],
     "scatter_nd": [([("f32", (N, 3)), ("i64", (4, 1)), ("f32", (4, 3))], {})],
@@ -253,7 +291,10 @@ def test_symbolic_dims(name: str, n: int) -> None:
         values = [Graph("g").add_input(f"x{j}", t) for j, t in enumerate(types)]
         (out,) = infer(op, values, attrs)
         tensors = [te.placeholder(f"x{j}", t.dtype, t.shape) for j, t in enumerate(types)]
-        static = Sample(tuple(resolve(t, env) for t in types), domain=(-n, n - 1) if name in ("gather", "scatter_nd") else (-2.0, 2.0))
+        static = Sample(
+            tuple(resolve(t, env) for t in types),
+            domain=(-n, n - 1) if name in ("gather", "scatter_nd") else (-2.0, 2.0),
+        )
         arrays = draw(static, seed_of(op, static) + k)
         made = op.compute(*tensors, **attrs)
         assert made.dims == out.shape

@@ -53,7 +53,11 @@ def test_text_and_work() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("return tanh(add(d, r)), d, mul(d, 2.0)", "return tanh(add(d, r)), d, reduce_sum(d, axes=(0,))", "states of a recurrence have one type"),
+        (
+            "return tanh(add(d, r)), d, mul(d, 2.0)",
+            "return tanh(add(d, r)), d, reduce_sum(d, axes=(0,))",
+            "states of a recurrence have one type",
+        ),
         ("x: f32[4, 2, 3], w", "x: f32[5, 2, 3], w", "must have 4 rows"),
     ],
 )

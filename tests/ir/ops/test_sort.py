@@ -1,4 +1,6 @@
-"""Sorting against NumPy: stable order in both directions, ties, signed zeros, NaN, every dtype, and lengths on both sides of each limit."""
+"""Sorting against NumPy: stable order in both directions, ties, signed zeros, NaN, every dtype, and lengths on both
+sides of each limit.
+"""
 
 from __future__ import annotations
 
@@ -59,11 +61,17 @@ def test_few_of_many(n: int, keep: int) -> None:
     check(rng.integers(0, 9, (1, n)).astype(np.int32), 1, False, keep)
 
 
-@pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "bool", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", ["f4", "f8", "f2", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "bool", "bfloat16"]
+)
 def test_dtypes(dtype: str) -> None:
     rng = np.random.default_rng(1)
     name = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-    x = rng.integers(0, 2**63, 150, np.uint64).astype(name) if dtype[0] == "u" else (rng.standard_normal(150) * 2.0**40).astype(np.int64).astype(name)
+    x = (
+        rng.integers(0, 2**63, 150, np.uint64).astype(name)
+        if dtype[0] == "u"
+        else (rng.standard_normal(150) * 2.0**40).astype(np.int64).astype(name)
+    )
     x = rng.standard_normal(150).astype(name) if name.kind not in "iub" else x
     for descending in (False, True):
         check(x, 0, descending)

@@ -1,4 +1,6 @@
-"""Numbers that are none: with NaN and infinities among the operands, an op's reference and its tensor expression say the same."""
+"""Numbers that are none: with NaN and infinities among the operands, an op's reference and its tensor expression say
+the same.
+"""
 
 from __future__ import annotations
 
@@ -66,10 +68,16 @@ def test_the_tensor_expression_says_the_same(op: OpDef, s: Sample) -> None:
     outputs = list(made) if isinstance(made, tuple) else [made]
     for seed in range(3):
         arrays = spoiled(op, s, seed)
-        wide = arrays if "bits" in op.traits else [a.astype(np.float64) if t.dtype.is_float else a for a, t in zip(arrays, s.inputs)]
+        wide = (
+            arrays
+            if "bits" in op.traits
+            else [a.astype(np.float64) if t.dtype.is_float else a for a, t in zip(arrays, s.inputs)]
+        )
         with np.errstate(all="ignore"):
             found = op.reference(*wide, **attrs)  # type: ignore[misc]
-        for got, want in zip(evaluate(outputs, dict(zip(inputs, arrays))), found if isinstance(found, tuple) else (found,)):
+        for got, want in zip(
+            evaluate(outputs, dict(zip(inputs, arrays))), found if isinstance(found, tuple) else (found,)
+        ):
             if np.asarray(want).dtype.kind in "biu":
                 np.testing.assert_array_equal(got, want)
                 continue

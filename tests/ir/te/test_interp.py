@@ -1,4 +1,6 @@
-"""Tensor expressions in NumPy: what every op's expression gives is what its reference gives, at all points and at some."""
+"""Tensor expressions in NumPy: what every op's expression gives is what its reference gives, at all points and at
+some.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from dnnc.ir.te import interp as te_interp
 @pytest.mark.parametrize("family", FAMILIES)
 def test_expressions_are_what_references_compute(family: str) -> None:
     for record in FAMILIES[family]:
-        for seed, s in enumerate(record.samples[:5] if record.compute is not None and record.reference is not None else ()):
+        for seed, s in enumerate(
+            record.samples[:5] if record.compute is not None and record.reference is not None else ()
+        ):
             assert record.compute is not None and record.reference is not None
             attrs, arrays = complete(record, dict(s.attrs)), draw(s, seed)
             operands = [te.placeholder(f"x{k}", t.dtype, t.shape) for k, t in enumerate(s.inputs)]
@@ -49,16 +53,26 @@ def test_at_points() -> None:
 def test_what_is_left_out_is_not_evaluated() -> None:
     x, n = te.placeholder("x", f32, (5,)), te.placeholder("n", i64, (3,))
     y = te.reduce((3,), (5,), f32, "max", lambda i, r: x[r + n[i]], lambda i, r: r + n[i] < 5)
-    np.testing.assert_array_equal(te_interp.whole(y, {x: np.arange(5, dtype=np.float32), n: np.array([0, 3, 7])}), [4, 4, -np.inf])
+    np.testing.assert_array_equal(
+        te_interp.whole(y, {x: np.arange(5, dtype=np.float32), n: np.array([0, 3, 7])}), [4, 4, -np.inf]
+    )
     with pytest.raises(IndexError, match="index 9 of axis 0"):
-        te_interp.whole(te.reduce((3,), (5,), f32, "max", lambda i, r: x[r + n[i]]), {x: np.zeros(5, np.float32), n: np.array([0, 3, 5])})
+        te_interp.whole(
+            te.reduce((3,), (5,), f32, "max", lambda i, r: x[r + n[i]]),
+            {x: np.zeros(5, np.float32), n: np.array([0, 3, 5])},
+        )
     with pytest.raises(IndexError, match="index -1 of an axis with 5"):
-        te_interp.whole(te.compute((3,), f32, lambda i: x[call("guard", n[i], 0, 5)]), {x: np.zeros(5, np.float32), n: np.array([0, 4, -1])})
+        te_interp.whole(
+            te.compute((3,), f32, lambda i: x[call("guard", n[i], 0, 5)]),
+            {x: np.zeros(5, np.float32), n: np.array([0, 4, -1])},
+        )
 
 
 def test_rows_in_order_and_types() -> None:
     x = te.placeholder("x", f32, (2, 6))
-    running = te.recur((2, 6), f32, lambda t, i, j: x[i, j] + select(j.eq(0), const(0.0, f32), t[i, op("max", j - 1, const(0))] * 0.5))
+    running = te.recur(
+        (2, 6), f32, lambda t, i, j: x[i, j] + select(j.eq(0), const(0.0, f32), t[i, op("max", j - 1, const(0))] * 0.5)
+    )
     a = np.random.default_rng(1).standard_normal((2, 6)).astype(np.float32)
     want: Any = np.zeros((2, 6))
     for k in range(6):
@@ -69,7 +83,9 @@ def test_rows_in_order_and_types() -> None:
     n = te.placeholder("n", i32, (3,))
     many = te.compute((3,), i32, lambda i: n[i] * n[i])
     assert te_interp.whole(many, {n: np.array([1, -3, 1 << 20], np.int32)}).tolist() == [1, 9, 0]
-    assert te_interp.whole(te.compute((3,), boolean, lambda i: n[i] < 0), {n: np.array([1, -3, 0], np.int32)}).tolist() == [False, True, False]
+    assert te_interp.whole(
+        te.compute((3,), boolean, lambda i: n[i] < 0), {n: np.array([1, -3, 0], np.int32)}
+    ).tolist() == [False, True, False]
 
 
 def test_the_form_of_expressions() -> None:

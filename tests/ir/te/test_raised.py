@@ -70,7 +70,9 @@ def test_what_nests_compute() -> None:
     y, top = raised(parse_kernel(ROWS), [x])
     e = np.exp(a - a.max(1, keepdims=True).astype(np.float64))
     counted = (np.arange(7) != 3) & (a < 1)
-    np.testing.assert_allclose(te_interp.whole(y, {x: a}), e / (1 + np.where(counted, e, 0).sum(1, keepdims=True)), rtol=1e-6)
+    np.testing.assert_allclose(
+        te_interp.whole(y, {x: a}), e / (1 + np.where(counted, e, 0).sum(1, keepdims=True)), rtol=1e-6
+    )
     np.testing.assert_array_equal(te_interp.whole(top, {x: a}), a.max(1))
     n, m = te.placeholder("x", i64, (4, 5)), rng.integers(-9, 9, (4, 5))
     (y,) = raised(parse_kernel(COUNT), [n])
@@ -79,7 +81,10 @@ def test_what_nests_compute() -> None:
 
 def test_symbolic_sizes() -> None:
     n = dim("n")
-    (y,) = raised(parse_kernel(LAYER), [te.placeholder("x", f32, (n, 6)), te.placeholder("w", f32, (6, 3)), te.placeholder("b", f32, (3,))])
+    (y,) = raised(
+        parse_kernel(LAYER),
+        [te.placeholder("x", f32, (n, 6)), te.placeholder("w", f32, (6, 3)), te.placeholder("b", f32, (3,))],
+    )
     assert y.dims == (n, 3)
 
 
@@ -90,12 +95,17 @@ def test_symbolic_sizes() -> None:
         (LAYER.replace("y[i, j] =", "y[j, i] ="), "stored once, at the variables"),
         (LAYER.replace("y[i, j] =", "y[i, 0] ="), "stored once, at the variables"),
         (LAYER.replace("fma(x[i, k], w[k, j], acc[0])", "x[i, k] - acc[0]"), "combined by"),
-        (LAYER.replace("fma(x[i, k], w[k, j], acc[0])", "acc[0] + x[i, k] * acc[0]"), "only operands and register buffers|combined by"),
+        (
+            LAYER.replace("fma(x[i, k], w[k, j], acc[0])", "acc[0] + x[i, k] * acc[0]"),
+            "only operands and register buffers|combined by",
+        ),
         (LAYER.replace("            acc[0] = 0.0\n", ""), "no value before the loop"),
         (LAYER.replace("f32[1] @ register", "f32[2] @ register").replace("acc[0]", "acc[1]"), "one element"),
         (LAYER.replace("range(K)", "range(i)"), "may not depend on another loop"),
         (
-            LAYER.replace("                acc[0] = f", "                if acc[0] < 3.0:\n                    acc[0] = f"),
+            LAYER.replace(
+                "                acc[0] = f", "                if acc[0] < 3.0:\n                    acc[0] = f"
+            ),
             "may not depend on acc itself",
         ),
         (LAYER.replace("y[i, j]", "x[i, j]").replace(", y: f32[M, N]", ""), "only operands|reads 2 arrays"),

@@ -1,4 +1,6 @@
-"""Ops on stacks of operands: the expression with one more axis gives what the op gives for each row, for every op that has an expression."""
+"""Ops on stacks of operands: the expression with one more axis gives what the op gives for each row, for every op that
+has an expression.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,14 @@ ROWS = 3
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_expression(family: str) -> None:
     for op in FAMILIES[family]:
-        for seed, s in enumerate([s for s in op.samples if s.inputs][:3] if op.compute is not None and op.reference is not None else ()):
+        for seed, s in enumerate(
+            [s for s in op.samples if s.inputs][:3] if op.compute is not None and op.reference is not None else ()
+        ):
             attrs = complete(op, dict(s.attrs))
             draws = [draw(s, seed + k) for k in range(ROWS)]
-            for which in {(True,) * len(s.inputs), tuple((k + seed) % 2 == 0 for k in range(len(s.inputs)))} - {(False,)}:
+            for which in {(True,) * len(s.inputs), tuple((k + seed) % 2 == 0 for k in range(len(s.inputs)))} - {
+                (False,)
+            }:
                 arrays = [np.stack([d[k] for d in draws]) if w else draws[0][k] for k, w in enumerate(which)]
                 types = tuple(TensorType(t.dtype, (ROWS, *t.shape)) if w else t for w, t in zip(which, s.inputs))
                 record = stacked(op, which, types, tuple(attrs.items()))
@@ -40,12 +46,19 @@ def test_every_expression(family: str) -> None:
                     places = np.stack([np.array([0, 2, 1, 2]), *(np.arange(4) * 7 % d for d in np.shape(rows[0]))], 1)
                     assert record.reference_at is not None
                     at = np.stack(rows)[tuple(places.T)].astype(np.float64)
-                    np.testing.assert_allclose(np.asarray(record.reference_at(given, places, **attrs)).astype(np.float64), at, rtol=1e-3, atol=1e-3)
+                    np.testing.assert_allclose(
+                        np.asarray(record.reference_at(given, places, **attrs)).astype(np.float64),
+                        at,
+                        rtol=1e-3,
+                        atol=1e-3,
+                    )
                 for j, (t, u) in enumerate(zip(made if several else (made,), said if several else (said,))):
                     want = np.stack([r[j] if several else r for r in rows]).astype(np.float64)
                     assert t.dims == u.shape == want.shape and t.dtype is u.dtype
                     tol = 1e-2 if t.dtype.bits < 32 else 1e-5
-                    np.testing.assert_allclose(te_interp.whole(t, dict(zip(operands, arrays))).astype(np.float64), want, rtol=tol, atol=tol)
+                    np.testing.assert_allclose(
+                        te_interp.whole(t, dict(zip(operands, arrays))).astype(np.float64), want, rtol=tol, atol=tol
+                    )
                     np.testing.assert_array_equal(np.asarray(found[j] if several else found).astype(np.float64), want)
 
 

@@ -1,4 +1,6 @@
-"""Definitions of ops in the text of a graph: every op of dnnc, taken for one that is not its own, is written and read back."""
+"""Definitions of ops in the text of a graph: every op of dnnc, taken for one that is not its own, is written and read
+back.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,11 @@ def test_every_op_written_and_read(family: str) -> None:
         for seed, s in enumerate(op.samples[:2] if op.compute is not None and op.reference is not None else ()):
             g = Graph("g")
             inputs = [g.add_input(f"x{k}", t) for k, t in enumerate(s.inputs)]
-            node = Builder(g).node(dataclasses.replace(op, name=f"own_{op.name}", traits=op.traits | OWN), inputs, complete(op, dict(s.attrs)))
+            node = Builder(g).node(
+                dataclasses.replace(op, name=f"own_{op.name}", traits=op.traits | OWN),
+                inputs,
+                complete(op, dict(s.attrs)),
+            )
             g.outputs = list(node.outputs)
             again = parse(str(g))
             assert str(again) == str(g)
@@ -64,7 +70,13 @@ def test_symbolic_sizes_and_what_reads_what() -> None:
 
 def test_names_of_sizes_do_not_meet_those_of_axes() -> None:
     n = dim("i0")
-    op = OpDef("op", lambda x: x, lambda x: te.compute(x.dims, x.dtype, lambda i: x[n - 1 - i]), reference=lambda x: x[::-1], traits=OWN)
+    op = OpDef(
+        "op",
+        lambda x: x,
+        lambda x: te.compute(x.dims, x.dtype, lambda i: x[n - 1 - i]),
+        reference=lambda x: x[::-1],
+        traits=OWN,
+    )
     g = Graph("g")
     g.outputs = [Builder(g).op(op, g.add_input("x", tensor(f32, n)))]
     assert "def t_0(i_0) -> f32[i0]:\n        return x_0[i0 - i_0 - 1]" in str(g)
@@ -89,11 +101,19 @@ def test_long_expressions_name_what_occurs_twice() -> None:
 
 def test_one_op_at_two_types() -> None:
     op = OpDef(
-        "op", lambda x: x, lambda x: te.compute(x.dims, x.dtype, lambda i: maximum(x[i], 0.0)), reference=lambda x: np.maximum(x, 0), traits=OWN
+        "op",
+        lambda x: x,
+        lambda x: te.compute(x.dims, x.dtype, lambda i: maximum(x[i], 0.0)),
+        reference=lambda x: np.maximum(x, 0),
+        traits=OWN,
     )
     g = Graph("g")
     b = Builder(g)
-    g.outputs = [b.op(op, g.add_input("x", tensor(f32, 3))), b.op(op, g.add_input("y", tensor(f16, 3))), b.op(op, g.add_input("z", tensor(f32, 3)))]
+    g.outputs = [
+        b.op(op, g.add_input("x", tensor(f32, 3))),
+        b.op(op, g.add_input("y", tensor(f16, 3))),
+        b.op(op, g.add_input("z", tensor(f32, 3))),
+    ]
     text = str(g)
     assert text.count("def op(") == 1 and text.count("def op_1(") == 1 and text.count("= op(") == 2
     assert [v.type.dtype for v in parse(text).outputs] == [f32, f16, f32]
@@ -103,7 +123,11 @@ def test_one_op_at_two_types() -> None:
     ("old", "new", "message"),
     [
         ("leaky(x0", "relu(x0", "relu is an op of dnnc's own"),
-        ("def g(", "def leaky(x: f32[3]):\n    def y(i) -> f32[3]:\n        return x[i]\n    return y\n\ndef g(", "leaky is defined twice"),
+        (
+            "def g(",
+            "def leaky(x: f32[3]):\n    def y(i) -> f32[3]:\n        return x[i]\n    return y\n\ndef g(",
+            "leaky is defined twice",
+        ),
         ("t0[i0]", "t2[i0]", "t2 is not a buffer here"),
         ("(i0, i1)", "(i0)", "t1 has 2 axes, 1 are named"),
         (" -> f32[n]", "", "expected a stage"),
@@ -125,4 +149,8 @@ def test_operands_of_other_types() -> None:
 
 
 def test_hashes_tell_definitions_apart() -> None:
-    assert parse(LEAKY).structural_hash() == parse(LEAKY).structural_hash() != parse(LEAKY.replace("0.5", "0.25")).structural_hash()
+    assert (
+        parse(LEAKY).structural_hash()
+        == parse(LEAKY).structural_hash()
+        != parse(LEAKY.replace("0.5", "0.25")).structural_hash()
+    )

@@ -11,7 +11,11 @@ from dnnc.passes.rewrites.layout import assign_layouts
 from dnnc.tools.sample_graphs import graph_of
 
 CASES = [
-    ("a view", "def g(x: f32[4, 6]):\n    a = exp(x)\n    b = reshape(a, shape=(24,))\n    return softmax(b)", ["b in a + 0"]),
+    (
+        "a view",
+        "def g(x: f32[4, 6]):\n    a = exp(x)\n    b = reshape(a, shape=(24,))\n    return softmax(b)",
+        ["b in a + 0"],
+    ),
     (
         "rows of a matrix are one stretch, columns are not",
         "def g(x: f32[8, 6]):\n    a = exp(x)\n    r = slice(a, starts=(2, 0), steps=(1, 1), shape=(3, 6))\n"
@@ -25,12 +29,14 @@ CASES = [
     ),
     (
         "an output has memory of its own",
-        "def g(x: f32[8, 6]):\n    a = exp(x)\n    r = slice(a, starts=(2, 0), steps=(1, 1), shape=(3, 6))\n    return softmax(a), r",
+        "def g(x: f32[8, 6]):\n    a = exp(x)\n    r = slice(a, starts=(2, 0), steps=(1, 1), shape=(3, 6))\n    return "
+        "softmax(a), r",
         [],
     ),
     (
         "operands of a concatenation along the outermost axis that has several elements",
-        "def g(x: f32[1, 3, 64], y: f32[1, 5, 64]):\n    a = softmax(x)\n    b = softmax(y)\n    c = concat(a, b, axis=1)\n    return softmax(c), exp(a)",
+        "def g(x: f32[1, 3, 64], y: f32[1, 5, 64]):\n    a = softmax(x)\n    b = softmax(y)\n    c = concat(a, b, "
+        "axis=1)\n    return softmax(c), exp(a)",
         ["a in c + 0", "b in c + 768"],
     ),
     (
@@ -50,8 +56,10 @@ CASES = [
     ),
     (
         "a concatenation in another one, a slice of it, and a view as an operand",
-        "def g(x: f32[3, 64], y: f32[128]):\n    a = softmax(x)\n    b = softmax(exp(x))\n    c = concat(a, b, axis=0)\n    e = softmax(y)\n"
-        "    v = reshape(e, shape=(2, 64))\n    d = concat(c, v, axis=0)\n    s = slice(d, starts=(5, 0), steps=(1, 1), shape=(2, 64))\n"
+        "def g(x: f32[3, 64], y: f32[128]):\n    a = softmax(x)\n    b = softmax(exp(x))\n    c = concat(a, b, "
+        "axis=0)\n    e = softmax(y)\n"
+        "    v = reshape(e, shape=(2, 64))\n    d = concat(c, v, axis=0)\n    s = slice(d, starts=(5, 0), steps=(1, "
+        "1), shape=(2, 64))\n"
         "    return softmax(d), softmax(s)",
         ["v in e + 0", "s in d + 1280", "a in c + 0", "b in c + 768", "c in d + 0", "e in d + 1536"],
     ),
@@ -62,7 +70,8 @@ CASES = [
     ),
     (
         "large ones are not",
-        "def g(x: f32[64, 64], y: f32[64, 64]):\n    a = exp(x)\n    b = exp(y)\n    c = concat(a, b, axis=0)\n    return softmax(c)",
+        "def g(x: f32[64, 64], y: f32[64, 64]):\n    a = exp(x)\n    b = exp(y)\n    c = concat(a, b, axis=0)\n    "
+        "return softmax(c)",
         ["a in c + 0", "b in c + 16384"],
     ),
     (
@@ -129,5 +138,11 @@ def test_slices_of_blocks(start: int, size: int, at: int | None) -> None:
     layout = "0 1/16 2 3 1%16"
     for v in (node.inputs[0], node.output):
         assert v is not None
-        v.type = graph_of(f'def h(x: f32[{", ".join(map(str, v.type.shape))}] @ "{layout}"):\n    return pack(x, layout=None)').inputs[0].type
+        v.type = (
+            graph_of(
+                f'def h(x: f32[{", ".join(map(str, v.type.shape))}] @ "{layout}"):\n    return pack(x, layout=None)'
+            )
+            .inputs[0]
+            .type
+        )
     assert slice_offset(node) == at

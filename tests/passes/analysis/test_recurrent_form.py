@@ -28,7 +28,9 @@ def test_gates_of_one_product() -> None:
 
 
 def test_a_product_of_what_a_product_gave() -> None:
-    f = form("v = sigmoid(add(r, matmul(h, w)))", f"return tanh(add(matmul(mul({half('v', 0)}, h), u), {half('v', 1)}))")
+    f = form(
+        "v = sigmoid(add(r, matmul(h, w)))", f"return tanh(add(matmul(mul({half('v', 0)}, h), u), {half('v', 1)}))"
+    )
     assert [[c.offset for c in p.columns] for p in f.phases] == [[0, 8], [0]]
 
 
@@ -45,8 +47,14 @@ def test_matrices_may_be_turned_and_numbers_cast() -> None:
         ([f"return tanh(matmul({half('r', 0)}, u))"], "not made of states alone"),
         (["return add(matmul(h, u), matmul(tanh(h), u))"], "several vectors at once"),
         (["return matmul(h, add(u, cast(k, to=f32)))"], "not the same in all steps"),
-        (["v = matmul(h, u)", "return slice(concat(v, h, axis=1), starts=(0, 4), steps=(1, 1), shape=(2, 8))"], "several others|another one|looks"),
-        (["return matmul(slice(h, starts=(0, 7), steps=(1, -1), shape=(2, 8)), u)"], "state of another one|its body has"),
+        (
+            ["v = matmul(h, u)", "return slice(concat(v, h, axis=1), starts=(0, 4), steps=(1, 1), shape=(2, 8))"],
+            "several others|another one|looks",
+        ),
+        (
+            ["return matmul(slice(h, starts=(0, 7), steps=(1, -1), shape=(2, 8)), u)"],
+            "state of another one|its body has",
+        ),
     ],
 )
 def test_what_has_no_form(lines: list[str], said: str) -> None:
@@ -55,7 +63,11 @@ def test_what_has_no_form(lines: list[str], said: str) -> None:
 
 
 def test_loops_that_the_data_ends_have_none() -> None:
-    text = HEAD.replace("def g(", "def g(n: i64, ") + "        return tanh(matmul(h, u))\n" + TAIL.replace("None, None", "n, None")
+    text = (
+        HEAD.replace("def g(", "def g(n: i64, ")
+        + "        return tanh(matmul(h, u))\n"
+        + TAIL.replace("None, None", "n, None")
+    )
     g = parse(text)
     with pytest.raises(NoForm, match="at run time only"):
         form_of(next(iter(g.nodes())))

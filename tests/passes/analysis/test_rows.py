@@ -1,4 +1,6 @@
-"""Reductions over the same rows: what is a number of a row, which of them become one kernel, and that its results are right on both targets."""
+"""Reductions over the same rows: what is a number of a row, which of them become one kernel, and that its results are
+right on both targets.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,13 @@ JOINED = {
     "numbers without the axis, put back": """def g(x: f32[20, 50]):
     s = sqrt(add(reduce_sum(mul(x, x), axes=(1,), keepdims=False), 1.0))
     return div(x, reshape(s, shape=(20, 1)))""",
-    "a leading axis needs no putting back": "def g(x: f32[40, 30]):\n    return sub(x, reduce_mean(x, axes=(0,), keepdims=False))",
+    "a leading axis needs no putting back": "def g(x: f32[40, 30]):\n    return sub(x, reduce_mean(x, axes=(0,), "
+    "keepdims=False))",
     "several reductions make one number": """def g(x: f32[20, 50], y: f32[20, 50]):
     n = sqrt(mul(reduce_sum(mul(x, x), axes=(1,)), reduce_sum(mul(y, y), axes=(1,))))
     return div(reduce_sum(mul(x, y), axes=(1,)), n)""",
-    "what a row op makes is reduced": "def g(x: f32[20, 50], y: f32[20, 50]):\n    return reduce_sum(mul(softmax(x), y), axes=(1,))",
+    "what a row op makes is reduced": "def g(x: f32[20, 50], y: f32[20, 50]):\n    return reduce_sum(mul(softmax(x), "
+    "y), axes=(1,))",
     "something costly, read twice": """def g(x: f32[20, 50]):
     t = tanh(x)
     return sub(t, reduce_mean(t, axes=(1,), keepdims=True))""",
@@ -115,7 +119,7 @@ def check(text: str, target: str, seed: int = 0, numerics: str = "standard") -> 
     return len(f.programs[0].program.steps)
 
 
-# --- plans --------------------------------------------------------------------------------------------------------------------
+# --- plans ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", JOINED)
@@ -139,7 +143,7 @@ def test_sizes_that_are_not_known_count_as_many() -> None:
     assert groups(g) == ["reduce_mean + sub + mul + reduce_mean"]
 
 
-# --- numbers ------------------------------------------------------------------------------------------------------------------
+# --- numbers ----------------------------------------------------------------------------------------------------------
 
 
 def test_numbers_of_rows() -> None:
@@ -159,7 +163,9 @@ def test_numbers_of_rows() -> None:
     by_name = {v.name: v for n in g.nodes() for v in n.outputs}
     assert rows_of(by_name["s"].node) == rows and rows_of(by_name["o"].node) is None  # type: ignore[arg-type]
     assert rows.of_elements(by_name["o"]) and not rows.of_elements(by_name["m"])
-    assert rows.reads_own(by_name["m"]) and not rows.reads_own(by_name["n"])  # [4, 5] would be read along the second axis
+    assert rows.reads_own(by_name["m"]) and not rows.reads_own(
+        by_name["n"]
+    )  # [4, 5] would be read along the second axis
 
 
 @pytest.mark.parametrize(
@@ -173,12 +179,14 @@ def test_numbers_of_rows() -> None:
         ((512, 64), (0,), True, False),
     ],
 )
-def test_which_rows_are_worth_one_kernel(shape: tuple[int, ...], axes: tuple[int, ...], worth: bool, piece: bool) -> None:
+def test_which_rows_are_worth_one_kernel(
+    shape: tuple[int, ...], axes: tuple[int, ...], worth: bool, piece: bool
+) -> None:
     rows = Rows(shape, axes)
     assert rows.worth() == worth and rows.lie_in_one_piece() == piece
 
 
-# --- nests --------------------------------------------------------------------------------------------------------------------
+# --- nests ------------------------------------------------------------------------------------------------------------
 
 
 def nest(text: str) -> str:
@@ -229,16 +237,20 @@ def reduce_max_sub(x0: f32[4, 9, 5, 6], y: f32[4, 9, 5, 6]):
 def test_something_costly_is_computed_once_where_a_row_can_be_kept() -> None:
     text = "def g(x: f32[{shape}]):\n    t = mul(tanh(x), 2.0)\n    return sub(t, reduce_max(t, axes={axes}, keepdims=True))"
     assert nest(text.format(shape="20, 50", axes=(1,))).count("tanh(") == 1
-    assert nest(text.format(shape="20, 50", axes=(0,))).count("tanh(") == 2  # columns have no row that lies in one piece
+    assert (
+        nest(text.format(shape="20, 50", axes=(0,))).count("tanh(") == 2
+    )  # columns have no row that lies in one piece
     assert nest(text.format(shape="20, 20000", axes=(1,))).count("tanh(") == 2  # too long
 
 
-# --- at random ----------------------------------------------------------------------------------------------------------------
+# --- at random --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", ["llvm", "cuda"])
 def test_random_chains(target: str) -> None:
-    alone = [check(random_rows(seed), target, seed, "strict" if seed % 3 == 0 else "standard") == 1 for seed in range(24)]
+    alone = [
+        check(random_rows(seed), target, seed, "strict" if seed % 3 == 0 else "standard") == 1 for seed in range(24)
+    ]
     assert sum(alone) >= 12  # others hold something costly of a number that is given
 
 

@@ -1,4 +1,6 @@
-"""segments: what runs on the host, how few segments there are, in which order they run, and what crosses their borders."""
+"""segments: what runs on the host, how few segments there are, in which order they run, and what crosses their
+borders.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +136,8 @@ def f(x: f32[N], s: f32, t: str[n]):
 
 def test_constants_are_shared_not_passed() -> None:
     g = parse(
-        'def f(t: str[3], *, c: f32[3] = [1.0, 2.0, 3.0], k: str[1] = ["a"]):\n    s = string_index(t, k)\n    y = gather(c, s)\n    return y\n'
+        'def f(t: str[3], *, c: f32[3] = [1.0, 2.0, 3.0], k: str[1] = ["a"]):\n    s = string_index(t, k)\n    y = '
+        "gather(c, s)\n    return y\n"
     )
     host, segment = split(g)
     assert isinstance(host, HostStep) and isinstance(segment, Segment)
@@ -143,14 +146,25 @@ def test_constants_are_shared_not_passed() -> None:
 
 
 def test_movement_of_strings_is_the_hosts() -> None:
-    g = parse("def f(t: str[4], x: f32[4]):\n    r = reshape(t, shape=(2, 2))\n    y = reshape(x, shape=(2, 2))\n    return r, y\n")
+    g = parse(
+        "def f(t: str[4], x: f32[4]):\n    r = reshape(t, shape=(2, 2))\n    y = reshape(x, shape=(2, 2))\n    return "
+        "r, y\n"
+    )
     assert [is_host(n) for n in g.nodes()] == [True, False]
     assert needs_host(parse("def f(t: str[4]):\n    return t\n"))
 
 
 def test_control_flow_around_host_nodes() -> None:
-    inner = parse('def body(t: str[2], *, k: str[1] = ["a"]):\n    s = string_index(t, k)\n    y = gather(k, s)\n    return s\n')
-    op = OpDef("apply", lambda *xs, body: body.outputs[0].type, host=None, reference=lambda *xs, body: body(*xs)[0], decompose=lambda b, x, body: x)
+    inner = parse(
+        'def body(t: str[2], *, k: str[1] = ["a"]):\n    s = string_index(t, k)\n    y = gather(k, s)\n    return s\n'
+    )
+    op = OpDef(
+        "apply",
+        lambda *xs, body: body.outputs[0].type,
+        host=None,
+        reference=lambda *xs, body: body(*xs)[0],
+        decompose=lambda b, x, body: x,
+    )
     g = Graph("f")
     x = g.add_input("x", tensor(i64, 2))
     node = Builder(g).node(op, [x], {"body": inner})

@@ -55,7 +55,11 @@ def silu(x: float) -> float:
     return x / (1 + math.exp(-x))
 
 
-CASES = {"gelu": (GELU, gelu, 2e-6, 3.5, 6e-4), "gelu_tanh": (TANH, gelu_tanh, 2e-6, 6.0, 1e-4), "silu": (SILU, silu, 1e-6, 60.0, 1e-5)}
+CASES = {
+    "gelu": (GELU, gelu, 2e-6, 3.5, 6e-4),
+    "gelu_tanh": (TANH, gelu_tanh, 2e-6, 6.0, 1e-4),
+    "silu": (SILU, silu, 1e-6, 60.0, 1e-5),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -144,7 +148,8 @@ def k(x: f32[4, 8], y: f32[4, 8]):
     if kept:
         text = text.replace(
             "        for j in range(8):\n            y",
-            "        r: f32[8] @ register\n        for j in range(8):\n            r[j] = exp(x[i, j] - m[0])\n        for j in range(8):\n            y",
+            "        r: f32[8] @ register\n        for j in range(8):\n            r[j] = exp(x[i, j] - m[0])\n        "
+            "for j in range(8):\n            y",
         )
         text = text.replace("exp(x[i, j] - m[0]) / s[0]", "r[j] / s[0]")
     k = parse_kernel(text)
@@ -155,12 +160,18 @@ def k(x: f32[4, 8], y: f32[4, 8]):
     run_kernel(made, {"x": x, "y": found})
     run_kernel(k, {"x": x, "y": want})
     np.testing.assert_allclose(found, want, rtol=3e-7)
-    other = text.replace("r[j] = exp", "r[j] = 2.0 * exp") if kept else text.replace("exp(x[i, j] - m[0]) / s", "x[i, j] / s")
+    other = (
+        text.replace("r[j] = exp", "r[j] = 2.0 * exp")
+        if kept
+        else text.replace("exp(x[i, j] - m[0]) / s", "x[i, j] / s")
+    )
     assert "/" in calls(decompose(parse_kernel(other), FAST))  # s may be any number
 
 
 CPU = cpu_spelled("standard")
-JOINED: dict[str, tuple[str, Any, float]] = {  # on a CPU, which expands exp and erf: value, what it is, the error allowed relative to x
+JOINED: dict[
+    str, tuple[str, Any, float]
+] = {  # on a CPU, which expands exp and erf: value, what it is, the error allowed relative to x
     "gelu": (GELU, gelu, 2.4e-7),
     "gelu by a quotient": ("x[i] * 0.5 * (erf(x[i] / 1.4142135623730951) + 1.0)", gelu, 2.4e-7),
     "gelu_tanh": (TANH, gelu_tanh, 6e-7),
@@ -190,18 +201,28 @@ def test_a_sum_with_an_exponential_is_one_step() -> None:
     assert isinstance(store.value, Op) and store.value.name == "fma"
     assert not any(
         isinstance(e, Op) and e.name == "fma"
-        for e in [exprs(s)[-1] for s in walk_stmts(decompose(kernel("exp(x[i]) + 3.0", 8)).entry.body) if isinstance(s, Store)]
+        for e in [
+            exprs(s)[-1] for s in walk_stmts(decompose(kernel("exp(x[i]) + 3.0", 8)).entry.body) if isinstance(s, Store)
+        ]
     )
 
 
 def test_a_result_of_32_bits_beside_one_of_16_decides() -> None:
     text = "def k(x: f32[8], y: f16[8], z: f32[8]):\n    for i in range(8):\n        y[i] = cast_f16(exp(x[i]))\n        z[i] = x[i]\n"
     assert "exp" in calls(decompose(parse_kernel(text), FAST))
-    assert "exp2" in calls(decompose(parse_kernel(text.replace("z: f32", "z: i32").replace("z[i] = x[i]", "z[i] = cast_i32(x[i])")), FAST))
+    assert "exp2" in calls(
+        decompose(parse_kernel(text.replace("z: f32", "z: i32").replace("z[i] = x[i]", "z[i] = cast_i32(x[i])")), FAST)
+    )
 
 
 @pytest.mark.parametrize(
-    "value, fused", [("x[i] * 2.0 + 1.0", True), ("1.5 + x[i] * -0.25", True), ("x[i] * 3.0 + 1.0", False), ("x[i] * x[i] + 1.0", False)]
+    "value, fused",
+    [
+        ("x[i] * 2.0 + 1.0", True),
+        ("1.5 + x[i] * -0.25", True),
+        ("x[i] * 3.0 + 1.0", False),
+        ("x[i] * x[i] + 1.0", False),
+    ],
 )
 def test_a_product_without_rounding_joins_its_sum(value: str, fused: bool) -> None:
     k = kernel(value, 8)

@@ -1,4 +1,6 @@
-"""Conversions written as arithmetic, in the operator-IR interpreter: every code of every small format, every tie, every rounding."""
+"""Conversions written as arithmetic, in the operator-IR interpreter: every code of every small format, every tie, every
+rounding.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def test_narrow_on_both_sides_of_every_tie(name: str) -> None:
     known = np.unique(known[np.isfinite(known)])
     middle = ((known[1:].astype(np.float64) + known[:-1]) / 2).astype(np.float32)
     some = [np.nan, np.inf, -np.inf, 0.0, -0.0, 3e38, -3e38, 1e-45]
-    x = np.concatenate([known, middle, np.nextafter(middle, np.float32(np.inf)), np.nextafter(middle, np.float32(-np.inf)), some]).astype(np.float32)
+    x = np.concatenate(
+        [known, middle, np.nextafter(middle, np.float32(np.inf)), np.nextafter(middle, np.float32(-np.inf)), some]
+    ).astype(np.float32)
     if name == "f8e8m0":  # ml_dtypes rounds what lies just below the tie of its two smallest numbers up
         x = x[(x <= 0) | (x >= 2.0**-126) | np.isnan(x)]
     got = apply(lambda e: narrow(e, t), x, BY_NAME["f32"], t)
@@ -63,7 +67,10 @@ def test_float64_to_half_rounds_once() -> None:
     """1 + 2^-11 + 2^-40 is above a tie of float16; rounded to float32 first it would be the tie, which goes down."""
     rng = np.random.default_rng(1)
     ties = 1 + (2 * np.arange(200) + 1) * 2.0**-11
-    x = np.concatenate([ties + d for d in (0, 2.0**-40, -(2.0**-40))] + [rng.standard_normal(500) * 1e-5, [1e300, -1e300, np.inf, np.nan, 1e-320]])
+    x = np.concatenate(
+        [ties + d for d in (0, 2.0**-40, -(2.0**-40))]
+        + [rng.standard_normal(500) * 1e-5, [1e300, -1e300, np.inf, np.nan, 1e-320]]
+    )
     got = apply(lambda e: narrow(to_odd(e), BY_NAME["f16"]), x, BY_NAME["f64"], BY_NAME["f16"])
     with np.errstate(all="ignore"):
         want = x.astype(np.float16)
@@ -76,7 +83,12 @@ def test_float64_to_half_rounds_once() -> None:
 @pytest.mark.parametrize("name,f", [("floor", np.floor), ("ceil", np.ceil), ("trunc", np.trunc), ("rint", np.rint)])
 def test_rounding_to_integers(name: str, f: Callable[[Any], Any], dtype: str) -> None:
     t = BY_NAME[dtype]
-    near = np.concatenate([np.arange(-6, 6, 0.25), [2.0**22 + 0.5, 2.0**23 + 1, 2.0**31, 2.0**52 + 1, 2.0**63, 1e30, 1e-40, np.inf, np.nan, 0.0]])
+    near = np.concatenate(
+        [
+            np.arange(-6, 6, 0.25),
+            [2.0**22 + 0.5, 2.0**23 + 1, 2.0**31, 2.0**52 + 1, 2.0**63, 1e30, 1e-40, np.inf, np.nan, 0.0],
+        ]
+    )
     x = np.concatenate([near, -near]).astype(t.numpy)
     got = apply(lambda e: cast(rounded(name, e), t), x, t, t)
     np.testing.assert_array_equal(got, f(x))

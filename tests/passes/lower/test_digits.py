@@ -1,4 +1,6 @@
-"""Sorts where cores walk rows: against NumPy's stable sort, by digits, by counting and by groups; with ties, NaN and signed zeros, along any axis."""
+"""Sorts where cores walk rows: against NumPy's stable sort, by digits, by counting and by groups; with ties, NaN and
+signed zeros, along any axis.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def places(x: Array, keep: int, axis: int, descending: bool) -> Array:
 
 def check(dtype: str, shape: tuple[int, ...], keep: int, axis: int, descending: bool, kind: str) -> None:
     x = drawn(dtype, shape, kind)
-    f = dnnc.compile(parse(graph_text(dtype, shape, keep, axis, descending)), target="llvm", threads=2, strict_compile=True)
+    f = dnnc.compile(
+        parse(graph_text(dtype, shape, keep, axis, descending)), target="llvm", threads=2, strict_compile=True
+    )
     y, index = f(x)
     want = places(x, keep, axis, descending)
     np.testing.assert_array_equal(index, want)
@@ -57,7 +61,15 @@ def check(dtype: str, shape: tuple[int, ...], keep: int, axis: int, descending: 
 @pytest.mark.parametrize("descending", [True, False])
 @pytest.mark.parametrize(
     "shape,keep",
-    [((3, 60), 7), ((2, 1000), 1), ((2, 300), 300), ((1, 5000), 5000), ((2, 3000), 200), ((1, 20011), 3), ((2, 70001), 100)],
+    [
+        ((3, 60), 7),
+        ((2, 1000), 1),
+        ((2, 300), 300),
+        ((1, 5000), 5000),
+        ((2, 3000), 200),
+        ((1, 20011), 3),
+        ((2, 70001), 100),
+    ],
 )
 def test_rows(shape: tuple[int, int], keep: int, descending: bool, kind: str) -> None:
     check("f32", shape, keep, -1, descending, kind)

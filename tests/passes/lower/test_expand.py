@@ -17,7 +17,9 @@ from support.expansion_checks import INF, NAN, TABLES, Array, apply, calls, grid
 def raised(x: Array, exponent: float, spelled: tuple[str, ...]) -> tuple[Array, set[str]]:
     """x^exponent, and the intrinsics that this takes."""
     n = x.size
-    k = parse_kernel(f"def k(x: f32[{n}], y: f32[{n}]):\n    for i in range({n}):\n        y[i] = pow(x[i], {exponent})\n")
+    k = parse_kernel(
+        f"def k(x: f32[{n}], y: f32[{n}]):\n    for i in range({n}):\n        y[i] = pow(x[i], {exponent})\n"
+    )
     k, y = decompose(k, spelled), np.full_like(x, NAN)
     run_kernel(verify_kernel(k), {"x": x, "y": y})
     return y, calls(k)
@@ -47,12 +49,18 @@ def test_powers_of_quarters_of_special_values(exponent: float) -> None:
     small = (np.abs(want) < 2.0**-126) & (np.abs(got) < 2.0**-126)
     close = small | (differ <= 4e-7 * np.abs(want)) | (got == want) | (np.isnan(got) & np.isnan(want))
     right = close & ((np.signbit(got) == np.signbit(want)) | np.isnan(want))
-    assert right.all(), [f"{a!r} ** {exponent} is {c!r}, not {d!r}" for a, c, d in zip(x[~right], got[~right], want[~right])]
+    assert right.all(), [
+        f"{a!r} ** {exponent} is {c!r}, not {d!r}" for a, c, d in zip(x[~right], got[~right], want[~right])
+    ]
 
 
 def test_other_powers_and_strict_numerics_take_logarithms() -> None:
     x = np.array([2.0, 3.0], np.float32)
-    assert "shl" in raised(x, 0.75, ())[1] and "shl" in raised(x, 0.7, ("recip",))[1] and "shl" in raised(x, 2.75, ("recip",))[1]
+    assert (
+        "shl" in raised(x, 0.75, ())[1]
+        and "shl" in raised(x, 0.7, ("recip",))[1]
+        and "shl" in raised(x, 2.75, ("recip",))[1]
+    )
 
 
 def test_what_the_target_spells_stays() -> None:

@@ -99,10 +99,19 @@ def test_reductions_stand_at_the_depth_of_their_indices() -> None:
 
 
 def vote(b: Builder, x: Value, combine: str, reduce: str) -> Value:
-    weights, classes = np.linspace(-1, 1, 8, dtype=np.float32).reshape(4, 2), np.array([[0, 1], [2, -1], [1, 1], [0, 2]], np.int32)
+    weights, classes = (
+        np.linspace(-1, 1, 8, dtype=np.float32).reshape(4, 2),
+        np.array([[0, 1], [2, -1], [1, 1], [0, 2]], np.int32),
+    )
     leaves = b.op("argmax", x, axis=2, keepdims=False)  # a reduction for each step of the votes'
     votes = b.op("tree_vote", leaves, b.constant(weights), b.constant(classes), count=3, combine=combine)
-    return votes if not reduce else b.op(reduce, votes, axis=1) if reduce.startswith("arg") else b.op(reduce, votes, axes=(1,))
+    return (
+        votes
+        if not reduce
+        else b.op(reduce, votes, axis=1)
+        if reduce.startswith("arg")
+        else b.op(reduce, votes, axes=(1,))
+    )
 
 
 @pytest.mark.parametrize("combine", ["sum", "max"])
@@ -210,7 +219,8 @@ def test_sums_go_over_rows_padded_with_zeros() -> None:
         rows(x="0 1/4 2 3 1%4", w="0 1/4 2 3 1%4"),  # blocks of channels, no rows
         rows(
             c=8,
-            first='s: f16[1, 5, 3, 3] @ "0 2 3 1/4 1%4" = slice(x, starts=(0, 0, 0, 0), steps=(1, 1, 1, 1), shape=(1, 5, 3, 3))\n    ',
+            first='s: f16[1, 5, 3, 3] @ "0 2 3 1/4 1%4" = slice(x, starts=(0, 0, 0, 0), steps=(1, 1, 1, 1), shape=(1, '
+            "5, 3, 3))\n    ",
             source="s",
         ),  # elements follow
         rows(first='s: f16[1, 5, 3, 3] @ "0 2 3 1/4 1%4" = exp(x)\n    ', source="s"),  # exp(0) is not 0

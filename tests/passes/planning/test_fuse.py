@@ -206,7 +206,9 @@ def test_plan_and_numbers(text: str, expected: list[str]) -> None:
 
 @pytest.mark.parametrize(("mode", "kernels"), [("cubic", 4), ("linear", 3), ("nearest", 3)])
 def test_a_convolution_keeps_its_schedule_before_a_resize(mode: str, kernels: int) -> None:
-    """Cubic interpolation of whole vectors is not repeated for each lane that is unpacked; a convolution is never taken into what resamples it."""
+    """Cubic interpolation of whole vectors is not repeated for each lane that is unpacked; a convolution is never taken
+    into what resamples it.
+    """
     text = f"""def g(x: f32[1, 32, 12, 10], *, w: f32[32, 32, 3, 3]):
     r = relu(conv(x, w, pads=(1, 1, 1, 1)))
     return resize(r, shape=(1, 32, 24, 20), coords=((1, 0, 1), (1, 0, 1), (2, -1, 4), (2, -1, 4)), mode="{mode}")"""
@@ -241,7 +243,10 @@ def test_fusion_off() -> None:
 
 
 def test_text_of_a_plan() -> None:
-    g = graph_of("def g(x: f32[4, 8], *, w: f32[8, 6]):\n    h = relu(matmul(x, w))\n    r = reshape(h, shape=(24,))\n    return exp(r), softmax(h)")
+    g = graph_of(
+        "def g(x: f32[4, 8], *, w: f32[8, 6]):\n    h = relu(matmul(x, w))\n    r = reshape(h, shape=(24,))\n    "
+        "return exp(r), softmax(h)"
+    )
     assert str(plan_fusion(g)).splitlines() == [
         "group 0: contraction: matmul + relu -> h",
         "group 1: map: exp -> v1",
@@ -264,7 +269,14 @@ def test_a_norm_stands_before_its_contraction_where_the_target_says_so() -> None
 
     g = graph_of(NORMED)
     (group,) = plan_fusion(g, normed=normed).groups
-    assert group.kind == "contraction" and [n.op.name for n in group.nodes] == ["cast", "layer_norm", "cast", "matmul", "add", "relu"]
+    assert group.kind == "contraction" and [n.op.name for n in group.nodes] == [
+        "cast",
+        "layer_norm",
+        "cast",
+        "matmul",
+        "add",
+        "relu",
+    ]
     assert set(asked) == {("layer_norm", "matmul")}
     apart = ["cast + layer_norm + cast", "matmul + add + relu"]
     for plan in (plan_fusion(g), plan_fusion(g, normed=lambda norm, product: False)):
@@ -296,12 +308,16 @@ def test_plans_of_random_graphs(fuse: bool) -> None:
                 for v in n.inputs:
                     if v is None or v in inside:
                         continue
-                    parts = [w for w in ready if root(aliases, w)[0] is root(aliases, v)[0]]  # the kernels that wrote the memory it lies in
+                    parts = [
+                        w for w in ready if root(aliases, w)[0] is root(aliases, v)[0]
+                    ]  # the kernels that wrote the memory it lies in
                     assert v in ready or parts, f"seed {seed}: {grp} reads {v} too early"
                 for o in n.outputs:  # what leaves the group is its output alone
-                    assert o is grp.output or n in several or not (g.is_output(o) or any(u not in grp.nodes for u, _ in o.uses)), (
-                        f"seed {seed}: {grp}"
-                    )
+                    assert (
+                        o is grp.output
+                        or n in several
+                        or not (g.is_output(o) or any(u not in grp.nodes for u, _ in o.uses))
+                    ), f"seed {seed}: {grp}"
             ready.update(grp.outputs)
 
 

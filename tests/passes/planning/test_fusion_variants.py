@@ -1,4 +1,6 @@
-"""Other ways to make a fused group: which there are, that they are groups of the same nodes, and that they compute the same."""
+"""Other ways to make a fused group: which there are, that they are groups of the same nodes, and that they compute the
+same.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,7 @@ def test_host_steps_and_control_flow_have_no_variants() -> None:
     assert variants(g, group) == [] and variants(g, Group(group.nodes, group.output, "host")) == []
 
 
-# --- plans --------------------------------------------------------------------------------------------------------------------
+# --- plans ------------------------------------------------------------------------------------------------------------
 
 
 def made(text: str, pick: int | None = None, constants: Any = None) -> tuple[Program, list[Variant]]:
@@ -95,7 +97,9 @@ def made(text: str, pick: int | None = None, constants: Any = None) -> tuple[Pro
         return new, plan_memory(new.graph, new.fusion, new.inplace, new.nested)
 
     cpu = parse_target("llvm -mcpu=x86-64-v3 -threads=1")
-    return compile_program(parse(text, constants), PassContext(TargetFacts(lanes=cpu.lanes), check=True), templates(cpu), revise=revise), found
+    return compile_program(
+        parse(text, constants), PassContext(TargetFacts(lanes=cpu.lanes), check=True), templates(cpu), revise=revise
+    ), found
 
 
 def run_program(p: Program, inputs: list[Any]) -> Any:
@@ -122,10 +126,13 @@ def test_results_stay() -> None:
 
 def test_a_part_works_in_place_where_it_may() -> None:
     p, _ = made(EPILOGUE, 0)
-    assert [s.kernel.name for s in p.kernels] == ["matmul", "add_relu"] and not p.memory.inplace  # an output has memory of its own
-    text = EPILOGUE.replace("return relu(add(matmul(x, w), b))", "return matmul(relu(add(matmul(x, w), b)), v)").replace(
-        "b: f32[32]", "b: f32[32], v: f32[32, 8]"
-    )
+    assert [s.kernel.name for s in p.kernels] == [
+        "matmul",
+        "add_relu",
+    ] and not p.memory.inplace  # an output has memory of its own
+    text = EPILOGUE.replace(
+        "return relu(add(matmul(x, w), b))", "return matmul(relu(add(matmul(x, w), b)), v)"
+    ).replace("b: f32[32]", "b: f32[32], v: f32[32, 8]")
     p, _ = made(text, 0)
     (g,) = (s.group for s in p.kernels if s.kernel.name == "add_relu")
     assert p.memory.inplace[g] is g.nodes[0].inputs[0]
@@ -138,12 +145,16 @@ def test_plans_of_random_graphs() -> None:
         g, _ = random_graph(seed, 20)
         PassManager().run(g, PASSES, PassContext())
         region = plan_region(g)
-        options = {grp: found for grp in region.fusion.groups if (found := [v for v in variants(g, grp) if v.tile is None])}
+        options = {
+            grp: found for grp in region.fusion.groups if (found := [v for v in variants(g, grp) if v.tile is None])
+        }
         for pick in range(MOST_CUTS):
             chosen = {grp: found[pick] for grp, found in options.items() if pick < len(found)}
             seen += len(chosen)
             plan = vary(region, chosen).fusion
-            assert sorted(id(n) for grp in plan.groups for n in grp.nodes) == sorted(id(n) for grp in region.fusion.groups for n in grp.nodes)
+            assert sorted(id(n) for grp in plan.groups for n in grp.nodes) == sorted(
+                id(n) for grp in region.fusion.groups for n in grp.nodes
+            )
             written: set[Value] = set()
             for grp in plan.groups:
                 made_later = {v for other in plan.groups for v in other.outputs} - written
@@ -168,7 +179,7 @@ def test_a_group_has_few_variants() -> None:
     assert len(shown(text.format(", ".join(names), value))) == MOST_CUTS
 
 
-# --- algorithms ---------------------------------------------------------------------------------------------------------------
+# --- algorithms -------------------------------------------------------------------------------------------------------
 
 
 def tiles(n: int) -> tuple[int, list[int | None]]:
@@ -197,4 +208,7 @@ def test_a_direct_convolution_instead() -> None:
     assert [len(p.graph.constants) for p in (before, after)] == [1, 1]  # the old weights are gone
     layouts = [next(iter(p.graph.constants)).type.layout for p in (before, after)]
     assert [x is not None and x.winograd for x in layouts] == [2, 0]
-    assert [s.choice.template for p in (before, after) for s in p.kernels if "conv" in s.kernel.name] == ["winograd", "contraction"]
+    assert [s.choice.template for p in (before, after) for s in p.kernels if "conv" in s.kernel.name] == [
+        "winograd",
+        "contraction",
+    ]

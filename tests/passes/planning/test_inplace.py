@@ -1,4 +1,6 @@
-"""Groups that overwrite an input: found where each element is read where it is written, refused elsewhere, and right when run."""
+"""Groups that overwrite an input: found where each element is read where it is written, refused elsewhere, and right
+when run.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ def test_which_input_is_overwritten(expression: str, expected: str | None) -> No
 
 
 def test_a_value_that_is_read_later_is_kept() -> None:
-    g = parse("def g(x: f32[4, 40]):\n    a = softmax(x)\n    b = softmax(relu(a))\n    c = softmax(neg(a))\n    return add(b, c)")
+    g = parse(
+        "def g(x: f32[4, 40]):\n    a = softmax(x)\n    b = softmax(relu(a))\n    c = softmax(neg(a))\n    return "
+        "add(b, c)"
+    )
     plan = plan_fusion(g, fuse=False)
     memory = plan_memory(g, plan, find_inplace(g, plan))
     overwritten = {v.name for v in memory.inplace.values()}

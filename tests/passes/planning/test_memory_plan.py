@@ -49,7 +49,9 @@ def planned(text: str) -> MemoryPlan:
 
 
 def test_a_chain_needs_two_buffers() -> None:
-    plan = planned("def g(x: f32[64, 64]):\n    a = relu(x)\n    b = exp(a)\n    c = relu(b)\n    d = exp(c)\n    return relu(d)")
+    plan = planned(
+        "def g(x: f32[64, 64]):\n    a = relu(x)\n    b = exp(a)\n    c = relu(b)\n    d = exp(c)\n    return relu(d)"
+    )
     offsets, total = plan.offsets({})
     assert total == plan.lower_bound({}) == 2 * 64 * 64 * 4
     assert len(offsets) == 4
@@ -63,7 +65,8 @@ def test_inputs_outputs_and_constants_are_not_in_the_arena() -> None:
 
 def test_a_view_is_its_source() -> None:
     g = graph_of(
-        "def g(x: f32[4, 6]):\n    a = relu(x)\n    b = reshape(a, shape=(24,))\n    c = softmax(b)\n    return exp(c), reshape(c, shape=(2, 12))"
+        "def g(x: f32[4, 6]):\n    a = relu(x)\n    b = reshape(a, shape=(24,))\n    c = softmax(b)\n    return "
+        "exp(c), reshape(c, shape=(2, 12))"
     )
     plan = plan_memory(g, plan_fusion(g, fuse=False))
     by = {v.name: p for v, p in plan.place.items()}
@@ -73,7 +76,8 @@ def test_a_view_is_its_source() -> None:
 
 def test_a_view_keeps_its_source_alive() -> None:
     plan = planned(
-        "def g(x: f32[64]):\n    a = relu(x)\n    v = reshape(a, shape=(8, 8))\n    b = exp(x)\n    c = exp(b)\n    return add(v, reshape(c, shape=(8, 8)))"
+        "def g(x: f32[64]):\n    a = relu(x)\n    v = reshape(a, shape=(8, 8))\n    b = exp(x)\n    c = exp(b)\n    "
+        "return add(v, reshape(c, shape=(8, 8)))"
     )
     a = next(s for s in plan.slots if s.values[0].name == "a")
     assert a.last == 3  # the step of add
@@ -97,7 +101,9 @@ def test_overwriting_shares_the_slot() -> None:
     assert [[v.name for v in s.values] for s in plan.slots] == [["a", "b"]]
 
 
-@pytest.mark.parametrize("text", ["def g(x: f32[8, 8]):\n    a = softmax(x)\n    b = relu(a)\n    c = softmax(b)\n    return add(c, a)"])
+@pytest.mark.parametrize(
+    "text", ["def g(x: f32[8, 8]):\n    a = softmax(x)\n    b = relu(a)\n    c = softmax(b)\n    return add(c, a)"]
+)
 def test_a_value_read_later_is_not_overwritten(text: str) -> None:
     g = graph_of(text)
     fusion = plan_fusion(g, fuse=False)
@@ -114,7 +120,9 @@ def program(seed: int, nodes: int = 25) -> tuple[Graph, FusionPlan, MemoryPlan]:
 
 
 def check_by_running(g: Graph, fusion: FusionPlan, plan: MemoryPlan, dims: dict[Var, int]) -> None:
-    """Let every step write its output's number over the bytes it has, and find under the bytes that it reads what it expects."""
+    """Let every step write its output's number over the bytes it has, and find under the bytes that it reads what it
+    expects.
+    """
     offsets, total = plan.offsets(dims)
     owner = np.full(total, -1)
     aliases = {v: (source, at) for v, source, at in fusion.views}
@@ -137,14 +145,18 @@ def check_by_running(g: Graph, fusion: FusionPlan, plan: MemoryPlan, dims: dict[
         for v in group_inputs(grp.nodes):
             assert plan.place[v] == plan.place[root(aliases, v)[0]]
             if plan.place[v][0] == "arena":
-                assert (owner[stretch(v)] == number(v)).all(), f"{grp} reads {v.name}, which is overwritten or not yet there"
+                assert (owner[stretch(v)] == number(v)).all(), (
+                    f"{grp} reads {v.name}, which is overwritten or not yet there"
+                )
         for made in (o for o in grp.outputs if plan.place[o][0] == "arena"):
             own = stretch(made)
             owner[own] = number(made)
             for v in group_inputs(grp.nodes):
                 if plan.place[v] == plan.place[made] and grp not in plan.inplace:
                     read = stretch(v)
-                    assert read.stop <= own.start or own.stop <= read.start, f"{grp} writes into {v.name}, which it reads"
+                    assert read.stop <= own.start or own.stop <= read.start, (
+                        f"{grp} writes into {v.name}, which it reads"
+                    )
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -40,7 +40,9 @@ RELUS = """def g(x: f32[6, 40], y: f32[6, 40], z: f32[6, 41]):
 def steps(text: str, made: Any = None, fuse: bool = False, down: bool = False) -> tuple[Step, ...]:
     g = graph_of(text)
     region = plan_region(g, fuse)
-    return build_steps(region, plan_memory(g, region.fusion), made or templates(TARGET), first_choice, ladder=Ladder(down))  # type: ignore[return-value]
+    return build_steps(
+        region, plan_memory(g, region.fusion), made or templates(TARGET), first_choice, ladder=Ladder(down)
+    )  # type: ignore[return-value]
 
 
 def test_one_step_for_each_group_and_one_kernel_for_equal_ones() -> None:
@@ -69,9 +71,19 @@ def test_groups_that_are_alike_are_lowered_once(lowered: list[Group]) -> None:
         """def g(x: f32[6, 40], y: f32[6, 40], *, u: f32[40], v: f32[40]):
     return sub(x, u), sub(y, v), sub(u, x), sub(x, x), sub(y, u), sub(y, y)"""
     )
-    assert len(lowered) == 3 and [[v.name for v in s.params[:-1]] for s in found] == [["x", "u"], ["y", "v"], ["u", "x"], ["x"], ["y", "u"], ["y"]]
+    assert len(lowered) == 3 and [[v.name for v in s.params[:-1]] for s in found] == [
+        ["x", "u"],
+        ["y", "v"],
+        ["u", "x"],
+        ["x"],
+        ["y", "u"],
+        ["y"],
+    ]
     assert [v for s in found for v in s.params[-1:]] == [s.group.output for s in found]
-    assert found[0].kernel is found[1].kernel is found[4].kernel is not found[2].kernel and found[3].kernel is found[5].kernel
+    assert (
+        found[0].kernel is found[1].kernel is found[4].kernel is not found[2].kernel
+        and found[3].kernel is found[5].kernel
+    )
 
 
 def test_groups_of_earlier_programs_are_not_lowered_again(lowered: list[Group]) -> None:
@@ -88,7 +100,12 @@ def test_groups_of_earlier_programs_are_not_lowered_again(lowered: list[Group]) 
 
     (first,) = made("sub(x, y)")
     (again,) = made("sub(y, x)")
-    assert not lowered and again.kernel is first.kernel and [v.name for v in again.params[:-1]] == ["y", "x"] and again.params[0] not in first.params
+    assert (
+        not lowered
+        and again.kernel is first.kernel
+        and [v.name for v in again.params[:-1]] == ["y", "x"]
+        and again.params[0] not in first.params
+    )
     assert len(made("relu(x), exp(y)")) == 2 and len(lowered) == 2  # the first one goes
     made("exp(x), relu(y)")
     assert not lowered
@@ -151,7 +168,15 @@ def test_groups_that_are_alike_are_the_same_problem() -> None:
             low = lower_group(graph, g)
             p = classify(g.nodes, low, {*graph.constants, *graph.parameters})
             values = (*group_inputs(g.nodes), g.output)
-            got = show_kernel(low.kernel), p.kind, str(p.flops), p.constants, low.out_loops, low.reductions, tuple(map(values.index, low.params))
+            got = (
+                show_kernel(low.kernel),
+                p.kind,
+                str(p.flops),
+                p.constants,
+                low.out_loops,
+                low.reductions,
+                tuple(map(values.index, low.params)),
+            )
             like = likeness(graph, g.nodes, g.output)
             same += like in first
             assert first.setdefault(like, got) == got, seed
@@ -187,7 +212,7 @@ def test_every_kernel_verifies() -> None:
         assert show_kernel(verify_kernel(s.kernel)) == s.text
 
 
-# --- schedules that do not apply ----------------------------------------------------------------------------------------------
+# --- schedules that do not apply --------------------------------------------------------------------------------------
 
 
 def refusing(name: str) -> Template:
@@ -240,20 +265,27 @@ def test_a_choice_that_no_template_made_may_fail() -> None:
     memory, bad = plan_memory(g, region.fusion), Choice("gone", (("lanes", 3),))
     (s,) = build_steps(region, memory, templates(TARGET), lambda problem, offered: bad)
     assert isinstance(s, Step) and s.choice.template == "map" and s.refusal is not None and s.refusal.choice is bad
-    assert str(s.refusal).startswith("schedule gone(lanes=3) does not apply: ") and "there is no template 'gone'" in str(s.refusal)
+    assert str(s.refusal).startswith(
+        "schedule gone(lanes=3) does not apply: "
+    ) and "there is no template 'gone'" in str(s.refusal)
     (t,) = build_steps(region, memory, templates(TARGET), first_choice)
     assert isinstance(t, Step) and t.text == s.text and t.refusal is None
     with pytest.raises(InternalError, match="not here"):  # what the templates choose themselves must apply
         build_steps(region, memory, [refusing("broken"), *templates(TARGET)], lambda problem, offered: bad)
 
 
-# Sizes of which too little can be shown for vectors: a reduction that starts anywhere, rows that are a product of two sizes.
+# Sizes of which too little can be shown for vectors: a reduction that starts anywhere, rows that are a product of two
+# sizes.
 HARD = [
     "N: dim[1, 24]\ndef g(x: f32[12, 15, N]):\n    return cumsum(x, axis=2, reverse=True)",
-    "N: dim[1, 24]\ndef g(x: f32[9, 1, 31, N], y: f32[9, 1, 31, N]):\n    return layer_norm(x, y, axis=0, epsilon=0.001)",
-    "N: dim[2, 24]\ndef g(x: f32[4, 2, 15, N], w: f32[8, 2, 2, 2], b: f32[8]):\n    return conv(x, w, b, pads=(0, 1, 0, 0))",
-    "N: dim[3, 24]\ndef g(x: f32[4, 7, 15, N], *, w: f32[16, 7, 2, 3]):\n    return conv(x, w, strides=(2, 1), pads=(1, 0, 1, 0))",
-    "N: dim[3, 24]\ndef g(x: f32[4, 6, 9], y: f32[9, N], w: f32[4, 4, 3]):\n    return conv(transpose(matmul(x, y), perm=(1, 0, 2)), w)",
+    "N: dim[1, 24]\ndef g(x: f32[9, 1, 31, N], y: f32[9, 1, 31, N]):\n    return layer_norm(x, y, axis=0, "
+    "epsilon=0.001)",
+    "N: dim[2, 24]\ndef g(x: f32[4, 2, 15, N], w: f32[8, 2, 2, 2], b: f32[8]):\n    return conv(x, w, b, pads=(0, 1, "
+    "0, 0))",
+    "N: dim[3, 24]\ndef g(x: f32[4, 7, 15, N], *, w: f32[16, 7, 2, 3]):\n    return conv(x, w, strides=(2, 1), "
+    "pads=(1, 0, 1, 0))",
+    "N: dim[3, 24]\ndef g(x: f32[4, 6, 9], y: f32[9, N], w: f32[4, 4, 3]):\n    return conv(transpose(matmul(x, y), "
+    "perm=(1, 0, 2)), w)",
 ]
 
 
@@ -266,7 +298,10 @@ def test_symbolic_sizes_that_are_hard_to_schedule(text: str, level: int, monkeyp
     f = dnnc.compile(g, dims={"N": (low, 24)}, cache=False, opt_level=level)
     rng = np.random.default_rng(0)
     for n in (low, 5, 24):
-        inputs = [rng.standard_normal([d if isinstance(d, int) else n for d in v.type.shape]).astype(np.float32) for v in g.inputs]
+        inputs = [
+            rng.standard_normal([d if isinstance(d, int) else n for d in v.type.shape]).astype(np.float32)
+            for v in g.inputs
+        ]
         want = run(g, inputs, "float64")[0]
         got = f(*inputs)
         assert got.shape == want.shape and np.abs(got - want).max() < 1e-4

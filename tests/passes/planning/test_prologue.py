@@ -1,4 +1,6 @@
-"""What depends on parameters alone leaves the graph; what is bound later gives the numbers that constants would have given."""
+"""What depends on parameters alone leaves the graph; what is bound later gives the numbers that constants would have
+given.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ def test_what_depends_on_parameters_alone() -> None:
     assert [n.op.name for n in g.nodes()] == ["matmul"] and prologue(g) == ["transpose", "mul"]
     assert (
         g.text()
-        == "def g(x: f32[2, 4], *, w: f32[3, 4], t: f32[4, 3], u: f32[4, 3], c: f32 = 2.0):\n    v0: f32[2, 3] = matmul(x, u)\n    return v0\n"
+        == "def g(x: f32[2, 4], *, w: f32[3, 4], t: f32[4, 3], u: f32[4, 3], c: f32 = 2.0):\n    v0: f32[2, 3] = "
+        "matmul(x, u)\n    return v0\n"
     )
 
 
@@ -57,7 +60,10 @@ def test_an_input_keeps_a_node_where_it_is() -> None:
 
 
 def test_large_results_are_left_to_kernels() -> None:
-    g = bound("def g(x: f32[64, 64], w: f32[64]):\n    e: f32[64, 64] = expand(w, shape=(64, 64))\n    return mul(x, e)\n", "w")
+    g = bound(
+        "def g(x: f32[64, 64], w: f32[64]):\n    e: f32[64, 64] = expand(w, shape=(64, 64))\n    return mul(x, e)\n",
+        "w",
+    )
     assert not hoist(g, PassContext(fold_limit=1000)) and hoist(g, CTX)
 
 

@@ -1,4 +1,6 @@
-"""Rules on arithmetic: each fires on its pattern; exact ones give equal bits on infinities, NaN, signed zeros and denormals too."""
+"""Rules on arithmetic: each fires on its pattern; exact ones give equal bits on infinities, NaN, signed zeros and
+denormals too.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ def texts(parameters: str, before: str, after: str | None) -> tuple[str, str]:
     return f"def f({parameters}):\n    return {before}\n", f"def f({kept}):\n    return {after}\n"
 
 
-@pytest.mark.parametrize(("parameters", "before", "after"), [c for c in EXACT if "5.8" not in VALUES.get(c[0].partition(", *, ")[2], "")])
+@pytest.mark.parametrize(
+    ("parameters", "before", "after"), [c for c in EXACT if "5.8" not in VALUES.get(c[0].partition(", *, ")[2], "")]
+)
 def test_exact_rules(parameters: str, before: str, after: str | None) -> None:
     data = {"k": np.linspace(-2, 2, 40, dtype=np.float32)}
     old, new = texts(parameters, before, after)
@@ -116,11 +120,22 @@ def test_rounding_rules_are_off_in_strict_numerics(parameters: str, before: str,
 
 def test_equal_elements_that_give_the_result_its_shape_are_repeated_last() -> None:
     old = "def f(x: f32[3], *, k: f32[2, 1] = [[2.0], [2.0]]):\n    return max(x, k)\n"
-    check_pass(canonicalize, old, "def f(x: f32[3], *, k: f32 = 2.0):\n    return expand(max(x, k), shape=(2, 3))\n", ctx=STRICT, exact=True)
+    check_pass(
+        canonicalize,
+        old,
+        "def f(x: f32[3], *, k: f32 = 2.0):\n    return expand(max(x, k), shape=(2, 3))\n",
+        ctx=STRICT,
+        exact=True,
+    )
 
 
 def test_square() -> None:
-    check_pass(canonicalize, "def f(x: f32[40]):\n    return pow(x, 2.0)\n", "def f(x: f32[40]):\n    return mul(x, x)\n", ctx=STRICT)
+    check_pass(
+        canonicalize,
+        "def f(x: f32[40]):\n    return pow(x, 2.0)\n",
+        "def f(x: f32[40]):\n    return mul(x, x)\n",
+        ctx=STRICT,
+    )
 
 
 STAYS = [
@@ -167,5 +182,13 @@ def test_holds_means_that_every_number_survives(narrow: dt.DType) -> None:
 
 def test_holds_is_no_larger_than_it_must_be() -> None:
     assert holds(dt.f32, dt.f16) and holds(dt.f64, dt.i32) and holds(dt.i16, dt.u8) and holds(dt.f16, dt.i8)
-    refused = [(dt.f32, dt.i32), (dt.i8, dt.u8), (dt.u16, dt.i8), (dt.bf16, dt.f16), (dt.f16, dt.f32), (dt.f64, dt.i64), (dt.i64, dt.f16)]
+    refused = [
+        (dt.f32, dt.i32),
+        (dt.i8, dt.u8),
+        (dt.u16, dt.i8),
+        (dt.bf16, dt.f16),
+        (dt.f16, dt.f32),
+        (dt.f64, dt.i64),
+        (dt.i64, dt.f16),
+    ]
     assert not any(itertools.starmap(holds, refused))

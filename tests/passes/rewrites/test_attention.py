@@ -25,9 +25,18 @@ def text(*lines: str, params: str = PARAMS) -> str:
 
 FORMS = {
     "plain": (text("return matmul(softmax(matmul(q, transpose(k, perm=(0, 1, 3, 2)))), v)"), "attention(q, k, v)"),
-    "scaled": (text("return matmul(softmax(mul(matmul(q, transpose(k, perm=(0, 1, 3, 2))), 0.5)), v)"), "attention(q, k, v, scale=0.5"),
-    "divided": (text("return matmul(softmax(div(matmul(q, transpose(k, perm=(0, 1, 3, 2))), 4.0)), v)"), "attention(q, k, v, scale=0.25"),
-    "query scaled": (text("return matmul(softmax(matmul(mul(q, 0.5), transpose(k, perm=(0, 1, 3, 2)))), v)"), "attention(q, k, v, scale=0.5"),
+    "scaled": (
+        text("return matmul(softmax(mul(matmul(q, transpose(k, perm=(0, 1, 3, 2))), 0.5)), v)"),
+        "attention(q, k, v, scale=0.5",
+    ),
+    "divided": (
+        text("return matmul(softmax(div(matmul(q, transpose(k, perm=(0, 1, 3, 2))), 4.0)), v)"),
+        "attention(q, k, v, scale=0.25",
+    ),
+    "query scaled": (
+        text("return matmul(softmax(matmul(mul(q, 0.5), transpose(k, perm=(0, 1, 3, 2)))), v)"),
+        "attention(q, k, v, scale=0.5",
+    ),
     "masked": (
         text(
             "s = add(m, mul(matmul(q, transpose(k, perm=(0, 1, 3, 2))), 0.5))",
@@ -45,7 +54,10 @@ FORMS = {
         'masked_rows="zero"',
     ),
     "keys turned within a reshaped batch": (
-        text("t = reshape(transpose(reshape(k, shape=(6, 7, 8)), perm=(0, 2, 1)), shape=(2, 3, 8, 7))", "return matmul(softmax(matmul(q, t)), v)"),
+        text(
+            "t = reshape(transpose(reshape(k, shape=(6, 7, 8)), perm=(0, 2, 1)), shape=(2, 3, 8, 7))",
+            "return matmul(softmax(matmul(q, t)), v)",
+        ),
         "attention(q, v",
     ),
     "keys as columns": (
@@ -84,15 +96,39 @@ def test_forms(name: str) -> None:
 @pytest.mark.parametrize(
     ("why", "given"),
     [
-        ("somebody else reads the scores", text("s = matmul(q, transpose(k, perm=(0, 1, 3, 2)))", "return matmul(softmax(s), v), s")),
-        ("somebody else reads the weights", text("p = softmax(matmul(q, transpose(k, perm=(0, 1, 3, 2))))", "return matmul(p, v), p")),
-        ("the softmax goes over the queries", text("return matmul(softmax(matmul(q, transpose(k, perm=(0, 1, 3, 2))), axis=2), v)")),
-        ("a product of matrices of no batch", text("return matmul(softmax(matmul(q, k)), v)", params="q: f32[5, 8], k: f32[8, 7], v: f32[7, 4]")),
-        ("wide heads", text("return matmul(softmax(matmul(q, k)), v)", params="q: f32[1, 5, 300], k: f32[1, 300, 7], v: f32[1, 7, 4]")),
-        ("double precision", text("return matmul(softmax(matmul(q, k)), v)", params="q: f64[1, 5, 8], k: f64[1, 8, 7], v: f64[1, 7, 4]")),
+        (
+            "somebody else reads the scores",
+            text("s = matmul(q, transpose(k, perm=(0, 1, 3, 2)))", "return matmul(softmax(s), v), s"),
+        ),
+        (
+            "somebody else reads the weights",
+            text("p = softmax(matmul(q, transpose(k, perm=(0, 1, 3, 2))))", "return matmul(p, v), p"),
+        ),
+        (
+            "the softmax goes over the queries",
+            text("return matmul(softmax(matmul(q, transpose(k, perm=(0, 1, 3, 2))), axis=2), v)"),
+        ),
+        (
+            "a product of matrices of no batch",
+            text("return matmul(softmax(matmul(q, k)), v)", params="q: f32[5, 8], k: f32[8, 7], v: f32[7, 4]"),
+        ),
+        (
+            "wide heads",
+            text(
+                "return matmul(softmax(matmul(q, k)), v)",
+                params="q: f32[1, 5, 300], k: f32[1, 300, 7], v: f32[1, 7, 4]",
+            ),
+        ),
+        (
+            "double precision",
+            text("return matmul(softmax(matmul(q, k)), v)", params="q: f64[1, 5, 8], k: f64[1, 8, 7], v: f64[1, 7, 4]"),
+        ),
         (
             "a mask that is larger than the scores",
-            text("return matmul(softmax(add(matmul(q, k), m)), v)", params="q: f32[1, 5, 8], k: f32[1, 8, 7], v: f32[2, 7, 4], m: f32[2, 5, 7]"),
+            text(
+                "return matmul(softmax(add(matmul(q, k), m)), v)",
+                params="q: f32[1, 5, 8], k: f32[1, 8, 7], v: f32[2, 7, 4], m: f32[2, 5, 7]",
+            ),
         ),
     ],
 )

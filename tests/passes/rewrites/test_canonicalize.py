@@ -1,4 +1,6 @@
-"""canonicalize on random graphs: valid, equal to the bit in strict numerics, within rounding otherwise, and at rest after one run."""
+"""canonicalize on random graphs: valid, equal to the bit in strict numerics, within rounding otherwise, and at rest
+after one run.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,11 @@ class Maker:
         for _ in range(self.rng.integers(3, 14)):
             x = self.pick(self.values[-4:])
             steps = [self.move, self.cut, self.convert]
-            steps += [self.logic, self.logic] if x.type.dtype is boolean else [self.arithmetic, self.unary, self.compute_with_constant]
+            steps += (
+                [self.logic, self.logic]
+                if x.type.dtype is boolean
+                else [self.arithmetic, self.unary, self.compute_with_constant]
+            )
             self.values.append(self.pick(steps)(x))
         self.g.outputs = [self.values[-1], self.pick(self.values)]
         return self.g
@@ -129,7 +135,9 @@ def test_random_graphs(seed: int, strict: bool) -> None:
     with np.errstate(all="ignore"):
         compare(run(old, inputs), run(g, inputs), exact=strict and not hidden)
     assert canonicalize(g, ctx) is False
-    assert len(g) <= len(old) + 2 * sum(n.op.name == "gather" for n in old.nodes()) + sum(n.op.name == "where" for n in old.nodes())
+    assert len(g) <= len(old) + 2 * sum(n.op.name == "gather" for n in old.nodes()) + sum(
+        n.op.name == "where" for n in old.nodes()
+    )
 
 
 @pytest.mark.parametrize("numerics", ["strict", "standard", "fast"])

@@ -63,7 +63,8 @@ def test_constant_matrices_of_halves_stand_with_the_reduced_axis_innermost() -> 
 def test_rows_of_groups_end_with_the_last_group() -> None:
     """Groups of 10 channels of 16 bits: padding to whole vectors would not stand at the end of each group."""
     g = graph_of(
-        "def g(x: f16[1, 20, 5, 6], *, w: f16[30, 20, 1, 1], v: f16[33, 10, 3, 3]):\n    return conv(conv(x, w), v, pads=(1, 1, 1, 1), group=3)"
+        "def g(x: f16[1, 20, 5, 6], *, w: f16[30, 20, 1, 1], v: f16[33, 10, 3, 3]):\n    return conv(conv(x, w), v, "
+        "pads=(1, 1, 1, 1), group=3)"
     )
     assert assign_channels_last(g)
     padded, grouped = (n for n in g.nodes() if n.op.name == "conv")
@@ -74,15 +75,20 @@ def test_rows_of_groups_end_with_the_last_group() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "def g(x: f32[1, 12, 6, 6], *, w: f32[8, 6, 3, 3]):\n    return conv(x, w, group=2)",  # 4 channels a group: rows stay whole
+        # 4 channels a group: rows stay whole
+        "def g(x: f32[1, 12, 6, 6], *, w: f32[8, 6, 3, 3]):\n    return conv(x, w, group=2)",
         "def g(x: f32[1, 10, 6, 6], *, w: f32[8, 5, 3, 3]):\n    return conv(x, w, group=2)",
-        "def g(x: f32[2, 5, 7, 7], *, w: f32[6, 5, 3, 3], v: f32[6, 1, 3, 3]):\n    return conv(relu(conv(x, w, pads=(1, 1, 1, 1))), v, group=6)",
-        "def g(x: f32[1, 4, 5, 5], *, w: f32[8, 4, 1, 1], v: f32[6, 4, 1, 1]):\n    return concat(conv(x, w), relu(conv(x, v)), x, axis=1)",
-        "def g(x: f32[1, 4, 5, 5], *, w: f32[8, 4, 1, 1], s: f32[8, 1, 1]):\n    return softmax(mul(sigmoid(add(conv(x, w), s)), 2.0), axis=1)",
+        "def g(x: f32[2, 5, 7, 7], *, w: f32[6, 5, 3, 3], v: f32[6, 1, 3, 3]):\n    return conv(relu(conv(x, w, "
+        "pads=(1, 1, 1, 1))), v, group=6)",
+        "def g(x: f32[1, 4, 5, 5], *, w: f32[8, 4, 1, 1], v: f32[6, 4, 1, 1]):\n    return concat(conv(x, w), "
+        "relu(conv(x, v)), x, axis=1)",
+        "def g(x: f32[1, 4, 5, 5], *, w: f32[8, 4, 1, 1], s: f32[8, 1, 1]):\n    return "
+        "softmax(mul(sigmoid(add(conv(x, w), s)), 2.0), axis=1)",
         "def g(x: f32[2, 4, 9], *, w: f32[8, 4, 3]):\n    return reduce_mean(conv(x, w, strides=(2,)), axes=(2,))",
         "def g(x: f32[1, 4, 3, 5, 5], *, w: f32[8, 4, 2, 2, 2]):\n    return max_pool(conv(x, w), kernel=(2, 2, 2))",
         "def g(x: f16[9, 16], *, w: f16[16, 24]):\n    return matmul(x, w)",
-        "def g(x: f16[1, 20, 5, 6], *, w: f16[30, 20, 1, 1], v: f16[33, 10, 3, 3], u: f16[12, 33, 1, 1]):\n"  # rows of groups between padded ones
+        # rows of groups between padded ones
+        "def g(x: f16[1, 20, 5, 6], *, w: f16[30, 20, 1, 1], v: f16[33, 10, 3, 3], u: f16[12, 33, 1, 1]):\n"
         "    return conv(relu(conv(conv(x, w), v, pads=(1, 1, 1, 1), group=3)), u)",
     ],
 )
@@ -114,6 +120,9 @@ def test_random_graphs_keep_their_meaning() -> None:
 
 def compiled(g: Graph, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The graph compiled for the CPU with channels last: layouts are nobody's in particular."""
-    passes = tuple(replace(p, run=lambda graph, ctx: assign_channels_last(graph)) if p.name == "layout" else p for p in pipelines.LEVELS[3])
+    passes = tuple(
+        replace(p, run=lambda graph, ctx: assign_channels_last(graph)) if p.name == "layout" else p
+        for p in pipelines.LEVELS[3]
+    )
     monkeypatch.setitem(pipelines.LEVELS, 3, passes)
     return dnnc.compile(g, cache=False)

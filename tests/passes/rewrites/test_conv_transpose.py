@@ -79,7 +79,8 @@ def test_the_graph() -> None:
 )
 def test_a_phase_has_whole_blocks(ctx: PassContext, made: int) -> None:
     g = parse(
-        "def g(x: f32[1, 4, 5, 3], *, w: f32[4, 12, 2, 2], b: f32[12]):\n    y = conv_transpose(x, w, b, strides=(2, 2))\n    return y",
+        "def g(x: f32[1, 4, 5, 3], *, w: f32[4, 12, 2, 2], b: f32[12]):\n    y = conv_transpose(x, w, b, strides=(2, "
+        "2))\n    return y",
         {"w": np.ones((4, 12, 2, 2), np.float32), "b": np.ones(12, np.float32)},
     )
     conv_transpose(g, ctx)

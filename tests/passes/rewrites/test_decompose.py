@@ -1,4 +1,6 @@
-"""decompose: afterwards every op has a tensor expression or runs on the host, and the numbers are the same, for every op there is."""
+"""decompose: afterwards every op has a tensor expression or runs on the host, and the numbers are the same, for every
+op there is.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def test_every_composed_op(op: OpDef) -> None:
     for k, s in enumerate(op.samples):
         g = Graph(op.name)
         loc = Loc("node", op.name, 13)
-        found = Builder(g, locs=(loc,)).op(op, *(g.add_input(f"x{i}", t) for i, t in enumerate(s.inputs)), **dict(s.attrs))
+        found = Builder(g, locs=(loc,)).op(
+            op, *(g.add_input(f"x{i}", t) for i, t in enumerate(s.inputs)), **dict(s.attrs)
+        )
         g.outputs = list(found) if isinstance(found, tuple) else [found]
         names = [v.name for v in g.outputs]
         inputs = draw(s, k)
@@ -47,7 +51,9 @@ def test_every_composed_op(op: OpDef) -> None:
         assert decompose(g, PassContext()) and decompose(g, PassContext()) is False
         verify(g)
         assert all(n.op.decompose is None and n.locs == (loc,) for n in g.nodes())
-        assert [v.name for v in g.outputs if v.node is not None] == [n for n, v in zip(names, g.outputs) if v.node is not None]
+        assert [v.name for v in g.outputs if v.node is not None] == [
+            n for n, v in zip(names, g.outputs) if v.node is not None
+        ]
         compare(want, run(g, inputs))
 
 

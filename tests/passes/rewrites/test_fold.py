@@ -33,7 +33,10 @@ def f(x: f32[3, 2], *, a: f32[3, 2] = [[1.0, 4.0], [2.0, 5.0], [3.0, 6.0]], b: i
 
 
 def test_values_are_rounded_as_in_the_model() -> None:
-    g = parse("def f(*, a: f32 = 16777216.0, b: f32 = 1.0, h: f16 = 2048.0, k: f16 = 1.0):\n    return sub(add(a, b), a), add(h, k)\n")
+    g = parse(
+        "def f(*, a: f32 = 16777216.0, b: f32 = 1.0, h: f16 = 2048.0, k: f16 = 1.0):\n    return sub(add(a, b), a), "
+        "add(h, k)\n"
+    )
     assert fold(g, PassContext()) and len(g) == 0
     first, second = (g.constants[v] for v in g.outputs)
     assert first.dtype == np.float32 and first == 0.0  # 2^24 + 1 is no float32
@@ -46,13 +49,18 @@ def test_strings_and_integers_wrap() -> None:
 
 
 def test_arrays_stay_contiguous() -> None:
-    g = parse("def f(*, a: f32[2, 3] = [[1, 2, 3], [4, 5, 6]]):\n    return expand(transpose(a, perm=(1, 0)), shape=(4, 3, 2)), a\n")
+    g = parse(
+        "def f(*, a: f32[2, 3] = [[1, 2, 3], [4, 5, 6]]):\n    return expand(transpose(a, perm=(1, 0)), shape=(4, 3, "
+        "2)), a\n"
+    )
     assert fold(g, PassContext())
     assert all(a.flags.c_contiguous and not a.flags.writeable for a in g.constants.values())
 
 
 def test_names_and_locations_are_kept() -> None:
-    g = parse("def f(x: f32[2], *, a: f32[2] = [1, 2]):\n    total = add(a, a)\n    y = add(x, total)\n    return y, total\n")
+    g = parse(
+        "def f(x: f32[2], *, a: f32[2] = [1, 2]):\n    total = add(a, a)\n    y = add(x, total)\n    return y, total\n"
+    )
     assert fold(g, PassContext())
     assert [v.name for v in g.outputs] == ["y", "total"] and [v.name for v in g.constants] == ["total"]
 
@@ -70,7 +78,8 @@ def test_what_is_not_known_stays() -> None:
     check_no_match(fold, "def f(x: f32[N]):\n    return full(shape=(N,)), x\n", "a size is not known")
     check_no_match(
         fold,
-        "def f(x: f32[N], *, c: f32[5] = [1, 2, 3, 4, 5]):\n    return slice(c, starts=(N - 1,), steps=(1,), shape=(1,)), x\n",
+        "def f(x: f32[N], *, c: f32[5] = [1, 2, 3, 4, 5]):\n    return slice(c, starts=(N - 1,), steps=(1,), "
+        "shape=(1,)), x\n",
         "a size is not known",
     )
 

@@ -1,4 +1,6 @@
-"""fold_batch_norm: normalisations, scales and shifts vanish into weights; values stay within rounding of the float64 reference."""
+"""fold_batch_norm: normalisations, scales and shifts vanish into weights; values stay within rounding of the float64
+reference.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ def f(x: f32[1, 2, 3, 3], *, w: f32[2, 2, 1, 1] = [[[[2.0]], [[4.0]]], [[[-1.5]]
 def test_a_convolution_without_bias_gets_one() -> None:
     check_pass(
         fold_batch_norm,
-        f"def f(x: f32[1, 2, 3, 3], *, {W}, t: f32 = 3.0, s: f32 = 2.0):\n    y = div(add(conv(x, w), t), s)\n    return y\n",
+        f"def f(x: f32[1, 2, 3, 3], *, {W}, t: f32 = 3.0, s: f32 = 2.0):\n    y = div(add(conv(x, w), t), s)\n    "
+        "return y\n",
         """
 def f(x: f32[1, 2, 3, 3], *, w: f32[2, 2, 1, 1] = [[[[0.5]], [[1.0]]], [[[1.5]], [[2.0]]]], t: f32[2] = [1.5, 1.5]):
     y = conv(x, w, t)
@@ -75,17 +78,28 @@ def model(kind: str, group: int, dtype: str, rng: np.random.Generator) -> tuple[
     else:
         head, z, channels = "x: f32[2, 4, 6, 5]", f"conv_transpose(x, w, b, strides=(2, 2), group={group})", 6
         weights = (4, 6 // group, 3, 3)
-    data = {"w": rng.standard_normal(weights), "b": rng.standard_normal(channels), "s": rng.standard_normal((channels, 1, 1))}
+    data = {
+        "w": rng.standard_normal(weights),
+        "b": rng.standard_normal(channels),
+        "s": rng.standard_normal((channels, 1, 1)),
+    }
     data |= {k: rng.uniform(0.5, 2, channels) for k in ("g", "h", "mu", "var")}
     data["s"] = data["s"].reshape(-1) if kind == "matmul" else data["s"]
     arrays = {k: a.astype(dtype) for k, a in data.items()}
     name = {"float32": "f32", "float16": "f16", "float64": "f64"}[dtype]
     params = ", ".join(f"{k}: f32{list(a.shape)}" for k, a in arrays.items())
-    text = f"def f({head}, *, {params}):\n    return add(mul(batch_norm({z}, g, h, mu, var), s), 0.5)\n".replace("f32", name)
+    text = f"def f({head}, *, {params}):\n    return add(mul(batch_norm({z}, g, h, mu, var), s), 0.5)\n".replace(
+        "f32", name
+    )
     return parse(text, arrays), arrays
 
 
-CASES = [(kind, group, dtype) for kind in ("conv", "conv_transpose") for group in (1, 2) for dtype in ("float32", "float16", "float64")]
+CASES = [
+    (kind, group, dtype)
+    for kind in ("conv", "conv_transpose")
+    for group in (1, 2)
+    for dtype in ("float32", "float16", "float64")
+]
 
 
 @pytest.mark.parametrize(("kind", "group", "dtype"), [*CASES, ("matmul", 1, "float32"), ("matmul", 1, "float64")])
@@ -104,7 +118,10 @@ def test_against_float64(kind: str, group: int, dtype: str) -> None:
 def test_a_sum_in_a_half_type_keeps_its_batch_norm() -> None:
     g, data = model("matmul", 1, "float16", np.random.default_rng(3))
     check_no_match(
-        fold_batch_norm, str(g), "cannot take up a scale, and f16 would lose digits", {**data, **{g.digest(v): a for v, a in g.constants.items()}}
+        fold_batch_norm,
+        str(g),
+        "cannot take up a scale, and f16 would lose digits",
+        {**data, **{g.digest(v): a for v, a in g.constants.items()}},
     )
 
 
@@ -153,12 +170,19 @@ STAYS = [
     (CONV + "return mul(conv(x, w), [1.0, 2.0, 3.0])\n", "does not vary along axis 1 alone"),
     (CONV + "return mul(relu(conv(x, w)), 2.0)\n", "is not made by conv or conv_transpose"),
     (
-        "def f(x: f16[1, 2, 3], *, g: f16[2] = [1, 2], h: f16[2] = [1, 2], mu: f16[2] = [1, 2], var: f16[2] = [1, 2]):\n"
+        "def f(x: f16[1, 2, 3], *, g: f16[2] = [1, 2], h: f16[2] = [1, 2], mu: f16[2] = [1, 2], var: f16[2] = [1, "
+        "2]):\n"
         "    return batch_norm(x, g, h, mu, var)\n",
         "x cannot take up a scale, and f16 would lose digits",
     ),
-    ("def f(x: i32[3, 2], *, w: i32[2, 2] = [[1, 2], [3, 4]]):\n    return mul(matmul(x, w), 2)\n", "matmul is not computed in floats"),
-    ("def f(x: f32[3, 2], *, w: f32[2] = [1.0, 2.0]):\n    return mul(matmul(x, w), 2.0)\n", "the weights are a vector"),
+    (
+        "def f(x: i32[3, 2], *, w: i32[2, 2] = [[1, 2], [3, 4]]):\n    return mul(matmul(x, w), 2)\n",
+        "matmul is not computed in floats",
+    ),
+    (
+        "def f(x: f32[3, 2], *, w: f32[2] = [1.0, 2.0]):\n    return mul(matmul(x, w), 2.0)\n",
+        "the weights are a vector",
+    ),
 ]
 
 

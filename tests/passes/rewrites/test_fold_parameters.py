@@ -1,4 +1,6 @@
-"""Batch norms and scales go into weights that are parameters as they go into constants: the same graph, and the same numbers."""
+"""Batch norms and scales go into weights that are parameters as they go into constants: the same graph, and the same
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def g(x: f32[1, 3, 5, 5], w: f32[4, 3, 3, 3], b: f32[4], c: f32[4, 1, 1], d: f32
 
 def arrays(g: Graph, seed: int = 0) -> dict[str, Array]:
     rng = np.random.default_rng(seed)
-    return {v.name: rng.uniform(0.5, 1.5, [int(str(d)) for d in v.type.shape]).astype(v.type.dtype.numpy) for v in g.inputs}
+    return {
+        v.name: rng.uniform(0.5, 1.5, [int(str(d)) for d in v.type.shape]).astype(v.type.dtype.numpy) for v in g.inputs
+    }
 
 
 def folded(text: str, numerics: str = "standard") -> tuple[Graph, Graph, dict[str, Array]]:
@@ -78,7 +82,10 @@ def test_one_convolution_is_left(text: str) -> None:
     [
         (NORM.format(bias="b").replace("f32", "f16"), "conv"),  # what overflows could not be seen
         (SCALED.replace("c: f32[4, 1, 1]", "c: f32[1, 3, 1]"), "conv, mul"),  # not per channel
-        (SCALED.replace("return add(d, mul(y, c))", "return add(d, mul(y, c)), y"), "conv, mul"),  # the product is read elsewhere
+        (
+            SCALED.replace("return add(d, mul(y, c))", "return add(d, mul(y, c)), y"),
+            "conv, mul",
+        ),  # the product is read elsewhere
     ],
 )
 def test_where_it_does_not_apply(text: str, left: str) -> None:

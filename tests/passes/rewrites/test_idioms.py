@@ -84,7 +84,8 @@ def f(x: f32[3, 4], *, g: f32[4] = [1.0, 2.0, 0.5, 3.0]):
     z = mul(g, mul(x, reciprocal(sqrt(add(s, 0.5)))))
     return z
 """,
-        "def f(x: f32[3, 4], *, g: f32[4] = [1.0, 2.0, 0.5, 3.0]):\n    z = rms_norm(x, g, axis=1, epsilon=0.5)\n    return z\n",
+        "def f(x: f32[3, 4], *, g: f32[4] = [1.0, 2.0, 0.5, 3.0]):\n    z = rms_norm(x, g, axis=1, epsilon=0.5)\n    "
+        "return z\n",
     )
 
 
@@ -114,7 +115,9 @@ SCALED = "tanh(mul(mul(x, 0.7978846), add(1.0, mul(0.044715, mul(x, x)))))"
 
 
 @pytest.mark.parametrize("form", [HALF_LAST, HALF_FIRST, HALF_INSIDE, HALVED])
-@pytest.mark.parametrize(("gate", "kind"), [*((g, "none") for g in ERF), *((g, "tanh") for g in (CUBE, FACTORED, SCALED))])
+@pytest.mark.parametrize(
+    ("gate", "kind"), [*((g, "none") for g in ERF), *((g, "tanh") for g in (CUBE, FACTORED, SCALED))]
+)
 def test_gelu(form: str, gate: str, kind: str) -> None:
     before = f"def f(h: f32[3, 50]):\n    x = exp(h)\n    y = {form.format(gate=gate)}\n    return y\n"
     after = f'def f(h: f32[3, 50]):\n    x = exp(h)\n    y = gelu(x, approximate="{kind}")\n    return y\n'
@@ -130,7 +133,10 @@ NORMAL = ROWS.format(square="mul(d, d)", normal="div(d, sqrt(add(v, 0.5)))")
 STAYS = [
     (f"def f(x: f32[3, 8]):{NORMAL}    return y, v\n", "v is an output of the graph"),
     (f"def f(x: f32[3, 8]):{NORMAL}    return y\n".replace("add(v, 0.5)", "add(v, -0.5)"), "is no epsilon"),
-    (f"def f(x: f32[8, 8]):{NORMAL}    return y\n".replace(", keepdims=True", ""), "reduce_mean does not keep the reduced dims"),
+    (
+        f"def f(x: f32[8, 8]):{NORMAL}    return y\n".replace(", keepdims=True", ""),
+        "reduce_mean does not keep the reduced dims",
+    ),
     (
         "def f(x: f32[3, 8], r: f32[3, 8]):\n    y = mul(mean_variance_norm(x, axes=(1,)), r)\n    return y\n",
         "r is as large as the rows",
@@ -148,17 +154,31 @@ STAYS = [
         "it has a bias already",
     ),
     (
-        "def f(x: f32[3, 8]):\n    e = exp(x)\n    return div(e, reduce_sum(e, axes=(1,), keepdims=True))\n",  # overflows where softmax does not
+        # overflows where softmax does not
+        "def f(x: f32[3, 8]):\n    e = exp(x)\n    return div(e, reduce_sum(e, axes=(1,), keepdims=True))\n",
         "x is not made by sub",
     ),
     (
-        "def f(x: f32[3, 8]):\n    e = exp(sub(x, reduce_max(x, axes=(0,), keepdims=True)))\n    return div(e, reduce_sum(e, axes=(1,), keepdims=True))\n",
+        "def f(x: f32[3, 8]):\n    e = exp(sub(x, reduce_max(x, axes=(0,), keepdims=True)))\n    return div(e, "
+        "reduce_sum(e, axes=(1,), keepdims=True))\n",
         "the maximum is over axes (0,), the sum over (1,)",
     ),
-    ("def f(x: f32[9]):\n    return mul(mul(x, 0.25), add(erf(mul(x, 0.70710677)), 1.0))\n", "the numeric factor is 0.25 instead of 0.5"),
-    ("def f(x: f32[9]):\n    return mul(mul(x, 0.5), add(erf(mul(x, 0.7)), 1.0))\n", "the argument of erf is the polynomial {1: 0.69"),
-    ("def f(x: f32[9]):\n    return mul(mul(x, 0.5), add(erf(mul(x, 0.70710677)), 2.0))\n", "is added to the gate instead of 1"),
-    ("def f(x: f32[9], z: f32[9]):\n    return mul(mul(z, 0.5), add(erf(mul(x, 0.70710677)), 1.0))\n", "x is not made by add or mul or div or pow"),
+    (
+        "def f(x: f32[9]):\n    return mul(mul(x, 0.25), add(erf(mul(x, 0.70710677)), 1.0))\n",
+        "the numeric factor is 0.25 instead of 0.5",
+    ),
+    (
+        "def f(x: f32[9]):\n    return mul(mul(x, 0.5), add(erf(mul(x, 0.7)), 1.0))\n",
+        "the argument of erf is the polynomial {1: 0.69",
+    ),
+    (
+        "def f(x: f32[9]):\n    return mul(mul(x, 0.5), add(erf(mul(x, 0.70710677)), 2.0))\n",
+        "is added to the gate instead of 1",
+    ),
+    (
+        "def f(x: f32[9], z: f32[9]):\n    return mul(mul(z, 0.5), add(erf(mul(x, 0.70710677)), 1.0))\n",
+        "x is not made by add or mul or div or pow",
+    ),
 ]
 
 
@@ -166,7 +186,12 @@ OTHER_MEAN = f"def f(x: f32[3, 8]):{NORMAL}    return y\n".replace("(-1,)", "(0,
 
 
 @pytest.mark.parametrize(
-    "text", [f"def f(x: f32[3, 8]):{NORMAL}    return y, d\n", f"def f(x: f32[3, 8]):{NORMAL}    return add(y, exp(d))\n", OTHER_MEAN]
+    "text",
+    [
+        f"def f(x: f32[3, 8]):{NORMAL}    return y, d\n",
+        f"def f(x: f32[3, 8]):{NORMAL}    return add(y, exp(d))\n",
+        OTHER_MEAN,
+    ],
 )
 def test_a_deviation_of_another_kind_is_normalised_by_itself(text: str) -> None:
     g = parse(text)
@@ -183,12 +208,19 @@ def test_what_resembles_an_idiom_stays(text: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [f"def f(x: f32[3, 8]):{NORMAL}    return y\n", "def f(x: f32[9]):\n    return mul(mul(x, 0.5), add(erf(mul(x, 0.70710677)), 1.0))\n"]
+    "text",
+    [
+        f"def f(x: f32[3, 8]):{NORMAL}    return y\n",
+        "def f(x: f32[9]):\n    return mul(mul(x, 0.5), add(erf(mul(x, 0.70710677)), 1.0))\n",
+    ],
 )
 def test_strict_numerics_keep_the_chain(text: str) -> None:
     check_no_match(idioms, text, "strict numerics exclude", ctx=PassContext(numerics="strict"))
 
 
 def test_a_residual_is_not_taken_for_a_bias() -> None:
-    g = parse("def f(x: f32[3, 8], *, s: f32[8]):\n    y = layer_norm(x, s)\n    return add(y, x)\n", {"s": np.ones(8, np.float32)})
+    g = parse(
+        "def f(x: f32[3, 8], *, s: f32[8]):\n    y = layer_norm(x, s)\n    return add(y, x)\n",
+        {"s": np.ones(8, np.float32)},
+    )
     assert idioms(g, PassContext()) is False

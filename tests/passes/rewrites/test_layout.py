@@ -29,7 +29,13 @@ def laid_out(text: str) -> list[str]:
     dce(g, PassContext())
     lines = str(g).splitlines()
     body = [x.strip() for x in lines if " = " in x and x.startswith("    ") and "const(" not in x]
-    return [x.split(":")[0] + (" blocked" if BLOCKED in x.split(" = ")[0] else "") + " = " + x.split(" = ", 1)[1].split("(")[0] for x in body]
+    return [
+        x.split(":")[0]
+        + (" blocked" if BLOCKED in x.split(" = ")[0] else "")
+        + " = "
+        + x.split(" = ", 1)[1].split("(")[0]
+        for x in body
+    ]
 
 
 def test_a_chain_stays_blocked_between_its_borders() -> None:
@@ -57,12 +63,18 @@ def test_a_window_over_channels_reads_rows_between_blocks() -> None:
     ((1, 8, 9, 9), "kernel=(9, 9)", ["max_pool"]),
     ((1, 8, 300), "kernel=(200,)", ["max_pool"]),
 ])  # fmt: skip
-def test_small_windows_of_several_channels_are_computed_in_blocks(shape: tuple[int, ...], window: str, made: list[str]) -> None:
-    assert [x.split(" = ")[1] for x in laid_out(f"def f(x: f32{list(shape)}):\n    return max_pool(x, {window})")] == made
+def test_small_windows_of_several_channels_are_computed_in_blocks(
+    shape: tuple[int, ...], window: str, made: list[str]
+) -> None:
+    assert [
+        x.split(" = ")[1] for x in laid_out(f"def f(x: f32{list(shape)}):\n    return max_pool(x, {window})")
+    ] == made
 
 
 def test_first_layers_read_rows() -> None:
-    ops = [x.split(" = ")[1] for x in laid_out("def g(x: f32[1, 3, 8, 8], *, w: f32[16, 3, 3, 3]):\n    return conv(x, w)")]
+    ops = [
+        x.split(" = ")[1] for x in laid_out("def g(x: f32[1, 3, 8, 8], *, w: f32[16, 3, 3, 3]):\n    return conv(x, w)")
+    ]
     assert ops == ["conv", "pack"]
 
 
@@ -112,19 +124,27 @@ def test_the_pass_settles() -> None:
 
 
 NUMBERS = [
-    "def g(x: f32[1, 24, 7, 9], *, w: f32[40, 24, 3, 3], b: f32[40]):\n    return relu(conv(x, w, b, pads=(1, 1, 1, 1)))",
-    "def g(x: f32[2, 20, 6, 6], *, w: f32[20, 1, 3, 3]):\n    return conv(x, w, group=20, pads=(1, 1, 1, 1), strides=(2, 2))",
+    "def g(x: f32[1, 24, 7, 9], *, w: f32[40, 24, 3, 3], b: f32[40]):\n    return relu(conv(x, w, b, pads=(1, 1, 1, "
+    "1)))",
+    "def g(x: f32[2, 20, 6, 6], *, w: f32[20, 1, 3, 3]):\n    return conv(x, w, group=20, pads=(1, 1, 1, 1), "
+    "strides=(2, 2))",
     "def g(x: f32[1, 16, 6, 6], *, w: f32[32, 8, 3, 3]):\n    return conv(x, w, group=2)",
-    "def g(x: f32[1, 20, 6, 9], *, w: f32[3, 20, 3, 3], b: f32[3]):\n    return sigmoid(conv(x, w, b, pads=(1, 1, 1, 1)))",
+    "def g(x: f32[1, 20, 6, 9], *, w: f32[3, 20, 3, 3], b: f32[3]):\n    return sigmoid(conv(x, w, b, pads=(1, 1, 1, "
+    "1)))",
     "def g(x: f32[2, 48, 70], *, w: f32[1, 48, 7]):\n    return tanh(conv(x, w, pads=(9, 9), dilations=(3,)))",
     "def g(x: f32[1, 32, 5, 6, 7], *, w: f32[6, 32, 1, 1, 1], v: f32[6, 6, 1, 1, 1]):\n    return conv(conv(x, w), v)",
-    "def g(x: f32[1, 40, 6, 6], *, w: f32[72, 5, 3, 3], b: f32[72]):\n    return relu(conv(x, w, b, group=8, pads=(1, 1, 1, 1)))",
-    "def g(x: f32[2, 60, 20], *, w: f32[60, 20, 7]):\n    return add(conv(x, w, group=3, pads=(6, 6), dilations=(2,)), x)",
+    "def g(x: f32[1, 40, 6, 6], *, w: f32[72, 5, 3, 3], b: f32[72]):\n    return relu(conv(x, w, b, group=8, pads=(1, "
+    "1, 1, 1)))",
+    "def g(x: f32[2, 60, 20], *, w: f32[60, 20, 7]):\n    return add(conv(x, w, group=3, pads=(6, 6), dilations=(2,)), "
+    "x)",
     "def g(x: f32[1, 10, 6, 5, 4], *, w: f32[50, 2, 3, 2, 1]):\n    return conv(x, w, group=5, strides=(2, 1, 1))",
     "def g(x: f32[1, 16, 30], *, w: f32[32, 16, 5]):\n    return conv(x, w, pads=(4, 0), dilations=(1,))",
-    "def g(x: f32[1, 16, 5, 5], *, w: f32[16, 16, 1, 1], v: f32[32, 16, 1, 1]):\n    return concat(conv(x, w), relu(conv(x, v)), x, axis=1)",
-    "def g(x: f32[1, 16, 5, 5], *, w: f32[24, 16, 3, 3], v: f32[24, 24, 3, 3]):\n    return conv(conv(x, w), v, pads=(2, 2, 2, 2), dilations=(2, 2))",
-    "def g(x: f32[1, 16, 8, 8], *, w: f32[20, 16, 3, 3], s: f32[20, 1, 1]):\n    return mul(sigmoid(add(conv(x, w), s)), 2.0)",
+    "def g(x: f32[1, 16, 5, 5], *, w: f32[16, 16, 1, 1], v: f32[32, 16, 1, 1]):\n    return concat(conv(x, w), "
+    "relu(conv(x, v)), x, axis=1)",
+    "def g(x: f32[1, 16, 5, 5], *, w: f32[24, 16, 3, 3], v: f32[24, 24, 3, 3]):\n    return conv(conv(x, w), v, "
+    "pads=(2, 2, 2, 2), dilations=(2, 2))",
+    "def g(x: f32[1, 16, 8, 8], *, w: f32[20, 16, 3, 3], s: f32[20, 1, 1]):\n    return mul(sigmoid(add(conv(x, w), "
+    "s)), 2.0)",
 ]
 
 
@@ -142,7 +162,8 @@ def test_numbers(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "def g(x: i32[1, 20, 9, 9], w: i32[24, 20, 3, 3], v: i32[40, 24, 1, 1]):\n    return conv(conv(x, w, pads=(1, 1, 1, 1)), v)",
+        "def g(x: i32[1, 20, 9, 9], w: i32[24, 20, 3, 3], v: i32[40, 24, 1, 1]):\n    return conv(conv(x, w, pads=(1, "
+        "1, 1, 1)), v)",
         "def g(x: i32[17, 50], w: i32[50, 40]):\n    return matmul(x, w)",
     ],
 )
@@ -177,7 +198,9 @@ def test_types_of_a_chain() -> None:
 
 
 def test_few_outputs_are_rows_of_blocks_of_inputs() -> None:
-    assert statements("def g(x: f32[1, 20, 6, 6], *, w: f32[3, 20, 3, 3], b: f32[3]):\n    return relu(conv(x, w, b))") == [
+    assert statements(
+        "def g(x: f32[1, 20, 6, 6], *, w: f32[3, 20, 3, 3], b: f32[3]):\n    return relu(conv(x, w, b))"
+    ) == [
         'v2: f32[1, 20, 6, 6] @ "0 1/16 2 3 1%16" = pack(x, layout=layout("0 1/16 2 3 1%16"))',
         "v0: f32[1, 3, 4, 4] = conv(v2, w_0, b)",
         "v1: f32[1, 3, 4, 4] = relu(v0)",
@@ -196,7 +219,9 @@ GROUPS = "def g(x: f32[1, 36, 6, 6], *, w: f32[72, 12, 1, 1]):\n    return conv(
 
 
 def test_groups_that_share_a_block() -> None:
-    """Three groups of 24 outputs: the second panel of 16 has outputs of two groups, whose filters stand behind each other."""
+    """Three groups of 24 outputs: the second panel of 16 has outputs of two groups, whose filters stand behind each
+    other.
+    """
     g = graph_of(GROUPS)
     w = next(iter(g.constants.values()))
     assign_layouts(g, 16)
@@ -212,7 +237,12 @@ def test_groups_that_share_a_block() -> None:
 @pytest.mark.parametrize(
     ("sizes", "lanes", "strict", "way"),
     [
-        ((64, 64, 3, 16), 16, False, "apart"),  # four inputs of a group are four shuffles, sixteen products with a dense block
+        (
+            (64, 64, 3, 16),
+            16,
+            False,
+            "apart",
+        ),  # four inputs of a group are four shuffles, sixteen products with a dense block
         ((64, 64, 3, 8), 16, False, "apart"),
         ((64, 64, 1, 8), 16, False, "panel"),  # no taps share a shuffle
         ((64, 64, 1, 8), 16, True, "apart"),
@@ -262,7 +292,10 @@ def test_groups_with_weights_that_change(kind: str) -> None:
 
 
 def test_weights_are_relabelled_not_copied_by_nodes() -> None:
-    g = graph_of("def g(x: f32[1, 16, 8, 8], *, w: f32[40, 16, 3, 3], d: f32[40, 1, 3, 3]):\n    return conv(conv(x, w), d, group=40)")
+    g = graph_of(
+        "def g(x: f32[1, 16, 8, 8], *, w: f32[40, 16, 3, 3], d: f32[40, 1, 3, 3]):\n    return conv(conv(x, w), d, "
+        "group=40)"
+    )
     assign_layouts(g, 16)
     layouts = {str(v.type.layout) for n in g.nodes() if n.op.name == "conv" for v in n.inputs[1:2] if v is not None}
     assert layouts == {"0/16 1/16 2 3 1%16 0%16", "0/16 1 2 3 0%16"}
@@ -307,7 +340,10 @@ def test_random_graphs_keep_their_meaning(lanes: int) -> None:
     assert blocked > 40
 
 
-@pytest.mark.parametrize("made,ops", [(32, ["pack", "conv", "interleave", "relu", "pack"]), (36, ["pack", "conv", "pack", "interleave", "relu"])])
+@pytest.mark.parametrize(
+    "made,ops",
+    [(32, ["pack", "conv", "interleave", "relu", "pack"]), (36, ["pack", "conv", "pack", "interleave", "relu"])],
+)
 def test_phases_of_whole_blocks_take_turns_as_they_lie(made: int, ops: list[str]) -> None:
     text = f"""def g(x: f32[1, 16, 8, 8], *, w: f32[{made}, 16, 3, 3]):
     a = interleave(conv(x, w, pads=(1, 1, 1, 1)), strides=(1, 2), channels={made // 2})

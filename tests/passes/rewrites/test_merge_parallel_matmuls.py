@@ -1,4 +1,6 @@
-"""Products that share an operand, and equal parts of one product's columns: one value whose parts are places, left alone elsewhere, the same numbers."""
+"""Products that share an operand, and equal parts of one product's columns: one value whose parts are places, left
+alone elsewhere, the same numbers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from dnnc.passes.rewrites.merge_parallel_matmuls import siblings
 from dnnc.tools.sample_graphs import graph_of
 from dnnc.tune_session import program_of
 
-HEAD = "def g(x: f32[2, 5, 8], *, a: f32[8, 48], b: f32[8, 48], c: f32[8, 48], d: f32[48], e: f32[48], f: f32[48]):\n    "
+HEAD = (
+    "def g(x: f32[2, 5, 8], *, a: f32[8, 48], b: f32[8, 48], c: f32[8, 48], d: f32[48], e: f32[48], f: f32[48]):\n    "
+)
 QKV = HEAD + "\n    ".join(
     [
         "q = transpose(reshape(add(matmul(x, a), d), shape=(2, 5, 3, 16)), perm=(0, 2, 1, 3))",
@@ -34,7 +38,16 @@ def test_queries_keys_and_values() -> None:
     want = run(g, [x], "float64")
     assert siblings(g, PassContext())
     verify(g)
-    assert [n.op.name for n in g.nodes()] == ["matmul", "add", "reshape", "transpose", *("slice", "reshape") * 3, "relu", "exp", "tanh"]
+    assert [n.op.name for n in g.nodes()] == [
+        "matmul",
+        "add",
+        "reshape",
+        "transpose",
+        *("slice", "reshape") * 3,
+        "relu",
+        "exp",
+        "tanh",
+    ]
     stacked = next(n for n in g.nodes() if n.op.name == "transpose").output
     assert stacked.type.shape == (3, 2, 3, 5, 16)
     for a, b in zip(run(g, [x], "float64"), want):
@@ -56,13 +69,24 @@ def test_nothing_is_copied() -> None:
     ("why", "body"),
     [
         ("one product alone", "return relu(reshape(matmul(x, a), shape=(2, 5, 3, 16)))"),
-        ("different ends", "return relu(reshape(matmul(x, a), shape=(2, 5, 3, 16))), relu(reshape(matmul(x, b), shape=(2, 5, 16, 3)))"),
-        ("a bias and none", "return relu(reshape(add(matmul(x, a), d), shape=(2, 5, 3, 16))), relu(reshape(matmul(x, b), shape=(2, 5, 3, 16)))"),
+        (
+            "different ends",
+            "return relu(reshape(matmul(x, a), shape=(2, 5, 3, 16))), relu(reshape(matmul(x, b), shape=(2, 5, 16, 3)))",
+        ),
+        (
+            "a bias and none",
+            "return relu(reshape(add(matmul(x, a), d), shape=(2, 5, 3, 16))), relu(reshape(matmul(x, b), shape=(2, 5, "
+            "3, 16)))",
+        ),
         ("no reshape: parts would be columns", "return relu(matmul(x, a)), relu(matmul(x, b))"),
-        ("results of the graph", "return reshape(matmul(x, a), shape=(2, 5, 3, 16)), reshape(matmul(x, b), shape=(2, 5, 3, 16))"),
+        (
+            "results of the graph",
+            "return reshape(matmul(x, a), shape=(2, 5, 3, 16)), reshape(matmul(x, b), shape=(2, 5, 3, 16))",
+        ),
         (
             "another reader",
-            "m = matmul(x, a)\n    return relu(reshape(m, shape=(2, 5, 3, 16))), relu(reshape(matmul(x, b), shape=(2, 5, 3, 16))), exp(m)",
+            "m = matmul(x, a)\n    return relu(reshape(m, shape=(2, 5, 3, 16))), relu(reshape(matmul(x, b), shape=(2, "
+            "5, 3, 16))), exp(m)",
         ),
     ],
 )
@@ -87,7 +111,11 @@ def cut(*chains: str) -> str:
     ("chains", "ops", "stacked"),
     [
         ((TURNED,) * 3, ["matmul", "add", "reshape", "transpose", *("slice", "reshape") * 3], (3, 2, 2, 5, 16)),
-        (("reshape({}, shape=(10, 2, 1, 16))",) * 3, ["matmul", "add", "reshape", "transpose", *("slice", "reshape") * 3], (3, 10, 2, 1, 16)),
+        (
+            ("reshape({}, shape=(10, 2, 1, 16))",) * 3,
+            ["matmul", "add", "reshape", "transpose", *("slice", "reshape") * 3],
+            (3, 10, 2, 1, 16),
+        ),
         (  # keys that are transposed, as without a kernel for attention: the parts are places, what follows stays
             (TURNED, TURNED.replace("(0, 2, 1, 3)", "(0, 2, 3, 1)"), TURNED),
             ["matmul", "add", "reshape", "transpose", *("slice", "reshape") * 3, *("reshape", "transpose") * 3],
@@ -96,7 +124,9 @@ def cut(*chains: str) -> str:
     ],
     ids=["alike", "a row each", "not alike"],
 )
-def test_columns_of_one_product(chains: tuple[str, ...], ops: list[str], stacked: tuple[int, ...], numerics: str) -> None:
+def test_columns_of_one_product(
+    chains: tuple[str, ...], ops: list[str], stacked: tuple[int, ...], numerics: str
+) -> None:
     g = graph_of(cut(*chains))
     x = np.random.default_rng(1).standard_normal((2, 5, 8)).astype(np.float32)
     want = run(g, [x], "float64")
@@ -125,7 +155,12 @@ def test_columns_are_not_copied() -> None:
         ("computed from where they are: gates", CUTS + ENDS.format("a", "b", "c")),
         ("one part is", CUTS + ENDS.format(TURNED.format("a"), TURNED.format("b"), "c")),
         ("parts that overlap", cut(TURNED, TURNED, TURNED).replace("(0, 0, 64)", "(0, 0, 63)")),
-        ("every second column", cut(TURNED, TURNED, TURNED).replace("starts=(0, 0, 0), steps=(1, 1, 1)", "starts=(0, 0, 0), steps=(1, 1, 2)")),
+        (
+            "every second column",
+            cut(TURNED, TURNED, TURNED).replace(
+                "starts=(0, 0, 0), steps=(1, 1, 1)", "starts=(0, 0, 0), steps=(1, 1, 2)"
+            ),
+        ),
         ("a part twice", cut(TURNED, TURNED, TURNED).replace("(0, 0, 64)", "(0, 0, 32)")),
         ("another reader", cut(TURNED, TURNED, TURNED) + ", exp(y)"),
         ("no product", cut(TURNED, TURNED, TURNED).replace("add(matmul(x, w), d)", "exp(add(matmul(x, w), d))")),
@@ -134,7 +169,9 @@ def test_columns_are_not_copied() -> None:
         ("results of the graph", CUTS + "\n    return a, b, c"),
         (
             "a part of a size that is open",
-            cut(*("reshape({}, shape=(2, 5, n, 1))",) * 3).replace("(2, 5, 32)", "(2, 5, n)").replace("(x:", "(z: f32[n], x:"),
+            cut(*("reshape({}, shape=(2, 5, n, 1))",) * 3)
+            .replace("(2, 5, 32)", "(2, 5, n)")
+            .replace("(x:", "(z: f32[n], x:"),
         ),
     ],
 )
@@ -144,7 +181,9 @@ def test_columns_left_alone(why: str, text: str) -> None:
 
 @pytest.mark.parametrize("s", [1, 6])
 def test_the_pipeline_cuts_what_attention_reads(s: int) -> None:
-    """A decoder's step: keys and values go behind those of before, queries to attention; several rows, or one for each sample."""
+    """A decoder's step: keys and values go behind those of before, queries to attention; several rows, or one for each
+    sample.
+    """
     text = f"""
 def g(x: f32[2, {s}, 8], k0: f32[2, 3, 7, 16], v0: f32[2, 3, 7, 16], *, w: f32[8, 144], d: f32[144]):
     y = add(matmul(x, w), d)
@@ -160,8 +199,13 @@ def g(x: f32[2, {s}, 8], k0: f32[2, 3, 7, 16], v0: f32[2, 3, 7, 16], *, w: f32[8
     rng = np.random.default_rng(2)
     arrays = [rng.standard_normal([int(d) for d in v.type.shape]).astype(np.float32) for v in g.inputs]  # type: ignore[call-overload]
     want = run(g, arrays, "float64")
-    names = [k.kernel.name for k in program_of(graph_of(text), make_options({"target": "cuda -arch=sm_90a", "cache": False})).steps]
-    assert len(names) == 4 and names[0] == "matmul_add_reshape_transpose", names  # the product, two concatenations, attention
+    names = [
+        k.kernel.name
+        for k in program_of(graph_of(text), make_options({"target": "cuda -arch=sm_90a", "cache": False})).steps
+    ]
+    assert len(names) == 4 and names[0] == "matmul_add_reshape_transpose", (
+        names
+    )  # the product, two concatenations, attention
     f = dnnc.compile(g, cache=False)
     for got, w, v in zip(f(*arrays), want, g.outputs):
         assert np.abs(got - w).max() <= bound(v.type.dtype, 200, w)
@@ -181,6 +225,8 @@ def test_the_pipeline_merges_what_attention_reads() -> None:
         ]
     )
     g = graph_of(text)
-    PassManager().run(g, LEVELS[3], PassContext(TargetFacts(fuses_attention=True, channels_last=True, reductions=GPU_SPLIT)))
+    PassManager().run(
+        g, LEVELS[3], PassContext(TargetFacts(fuses_attention=True, channels_last=True, reductions=GPU_SPLIT))
+    )
     ops = [n.op.name for n in g.nodes()]
     assert ops.count("matmul") == 1 and ops.count("attention") == 1

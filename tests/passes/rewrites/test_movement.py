@@ -1,4 +1,6 @@
-"""Rules on ops that move elements: each fires on its pattern, is exact to the bit, and says why where it does not fire."""
+"""Rules on ops that move elements: each fires on its pattern, is exact to the bit, and says why where it does not
+fire.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,11 @@ FIRES = {
         ("x: f32[2, 3]", "exp(transpose(transpose(x, perm=(1, 0)), perm=(1, 0)))", "exp(x)"),
     ],
     "cancel_transposes": [
-        ("x: f32[2, 3, 4]", "transpose(mul(exp(transpose(x, perm=(0, 2, 1))), 2.0), perm=(0, 2, 1))", "mul(exp(x), 2.0)"),
+        (
+            "x: f32[2, 3, 4]",
+            "transpose(mul(exp(transpose(x, perm=(0, 2, 1))), 2.0), perm=(0, 2, 1))",
+            "mul(exp(x), 2.0)",
+        ),
         (
             "x: f32[2, 3, 4], *, s: f32[3] = [1, 2, 3]",
             "transpose(sub(s, transpose(x, perm=(0, 2, 1))), perm=(0, 2, 1))",
@@ -47,7 +53,9 @@ FIRES = {
         ("x: f32[1, 4, 1, 5]", "transpose(x, perm=(1, 0, 3, 2))", "reshape(x, shape=(4, 1, 5, 1))"),
         ("x: f32[1, N]", "transpose(x, perm=(1, 0))", "reshape(x, shape=(N, 1))"),
     ],
-    "merge_expands": [("x: f32[1, 3]", "expand(expand(x, shape=(2, 3)), shape=(4, 2, 3))", "expand(x, shape=(4, 2, 3))")],
+    "merge_expands": [
+        ("x: f32[1, 3]", "expand(expand(x, shape=(2, 3)), shape=(4, 2, 3))", "expand(x, shape=(4, 2, 3))")
+    ],
     "merge_slices": [
         (
             "x: f32[9, 4]",
@@ -61,19 +69,29 @@ FIRES = {
         ("x: f32[1, 2, 3], y: f32[4, 3, 5]", "matmul(expand(x, shape=(4, 2, 3)), y)", "matmul(x, y)"),
     ],
     "sink_expand": [
-        ("c: bool[1, 3], *, a: f32 = 0, b: f32 = 1", "where(expand(c, shape=(2, 3)), a, b)", "expand(where(c, a, b), shape=(2, 3))"),
+        (
+            "c: bool[1, 3], *, a: f32 = 0, b: f32 = 1",
+            "where(expand(c, shape=(2, 3)), a, b)",
+            "expand(where(c, a, b), shape=(2, 3))",
+        ),
         ("x: f32[3], y: f32[1, 3]", "add(y, expand(x, shape=(2, 3)))", "expand(add(y, x), shape=(2, 3))"),
         ("x: f32[3]", "cast(expand(x, shape=(2, 3)), to=i32)", "expand(cast(x, to=i32), shape=(2, 3))"),
     ],
     "drop_empty": [("x: f32[2, 3], y: f32[0, 3]", "concat(y, x, exp(x), axis=0)", "concat(x, exp(x), axis=0)")],
-    "flatten_concat": [("x: f32[2], y: f32[3], z: f32[1]", "concat(z, concat(x, y, axis=-1), axis=0)", "concat(z, x, y, axis=0)")],
+    "flatten_concat": [
+        ("x: f32[2], y: f32[3], z: f32[1]", "concat(z, concat(x, y, axis=-1), axis=0)", "concat(z, x, y, axis=0)")
+    ],
     "gather_to_slice": [
         (
             "x: f32[2, 5, 3], *, i: i64 = -1",
             "gather(x, i, axis=1)",
             "reshape(slice(x, starts=(0, 4, 0), steps=(1, 1, 1), shape=(2, 1, 3)), shape=(2, 3))",
         ),
-        ("x: f32[2, 5], *, i: i64[3] = [4, 2, 0]", "gather(x, i, axis=-1)", "slice(x, starts=(0, 4), steps=(1, -2), shape=(2, 3))"),
+        (
+            "x: f32[2, 5], *, i: i64[3] = [4, 2, 0]",
+            "gather(x, i, axis=-1)",
+            "slice(x, starts=(0, 4), steps=(1, -2), shape=(2, 3))",
+        ),
     ],
     "gather_of_one_index": [
         ("x: f32[30, 3], i: i64[2, 4, 1]", "gather_nd(x, i)", "gather(x, reshape(i, shape=(2, 4)), axis=0)"),
@@ -92,11 +110,19 @@ FIRES = {
 }
 
 
-@pytest.mark.parametrize(("rule", "parameters", "before", "after"), [(rule, *case) for rule, cases in FIRES.items() for case in cases])
+@pytest.mark.parametrize(
+    ("rule", "parameters", "before", "after"), [(rule, *case) for rule, cases in FIRES.items() for case in cases]
+)
 def test_rule_fires_exactly(rule: str, parameters: str, before: str, after: str) -> None:
     kept = parameters if "*, i: i64" not in parameters else parameters.split(", *,")[0]  # the indices are gone
     exact = rule != "pad_into_conv" and "matmul" not in before  # sums of more terms, or of zeros times infinities
-    check_pass(canonicalize, f"def f({parameters}):\n    return {before}\n", f"def f({kept}):\n    return {after}\n", ctx=STRICT, exact=exact)
+    check_pass(
+        canonicalize,
+        f"def f({parameters}):\n    return {before}\n",
+        f"def f({kept}):\n    return {after}\n",
+        ctx=STRICT,
+        exact=exact,
+    )
 
 
 def test_sums_of_one_term_are_left_alone_in_strict_numerics() -> None:
@@ -107,8 +133,16 @@ def test_sums_of_one_term_are_left_alone_in_strict_numerics() -> None:
 
 STAYS = [
     ("x: f32[2, 3]", "transpose(x, perm=(1, 0))", "axes (1, 0) with more than one element change places"),
-    ("x: f32[2, 3], y: f32[3, 2]", "transpose(mul(transpose(x, perm=(1, 0)), y), perm=(1, 0))", "is not made by an element-wise node of constants"),
-    ("x: f32[2, 3, 4]", "transpose(exp(transpose(x, perm=(1, 2, 0))), perm=(1, 2, 0))", "the transposes do not cancel each other"),
+    (
+        "x: f32[2, 3], y: f32[3, 2]",
+        "transpose(mul(transpose(x, perm=(1, 0)), y), perm=(1, 0))",
+        "is not made by an element-wise node of constants",
+    ),
+    (
+        "x: f32[2, 3, 4]",
+        "transpose(exp(transpose(x, perm=(1, 2, 0))), perm=(1, 2, 0))",
+        "the transposes do not cancel each other",
+    ),
     ("x: f32[2, 2]", "slice(x, starts=(1, 0), steps=(-1, 1), shape=(2, 2))", "slice moves elements"),
     ("x: f32[2, 2]", "pad(x, pads=(1, 0, -1, 0))", "pad moves elements"),
     ("x: f32[4]", "reshape(exp(x), shape=(2, 2))", "is not made by reshape"),
@@ -122,10 +156,26 @@ STAYS = [
     ("x: f32[5, 3], i: i64[4, 2]", "gather_nd(x, i)", "i holds more than one index for each element"),
     ("x: f32[4, 3], i: i64[4, 1]", "gather_nd(x, i, batch_dims=1)", "i holds more than one index for each element"),
     ("x: f32[5, 2]", "reduce_sum(x, axes=(1,))", "the reduced axes (1,) have more than one element"),
-    ("x: f32[1, 2, 4], w: f32[3, 2, 3]", 'conv(pad(x, pads=(0, 0, 1, 0, 0, 1), mode="edge"), w)', "the pad mode is edge"),
-    ("x: f32[1, 2, 4], w: f32[3, 2, 3], *, v: f32 = 1.0", "conv(pad(x, v, pads=(0, 0, 1, 0, 0, 1)), w)", "the padding is not 0"),
-    ("x: f32[1, 1, 4], w: f32[3, 2, 3]", "conv(pad(x, pads=(0, 1, 0, 0, 0, 0)), w)", "it pads the batch or the channels"),
-    ("x: f32[1, 2, 5], w: f32[3, 2, 3]", "conv(pad(x, pads=(0, 0, -1, 0, 0, 0)), w)", "a size of the padding is negative"),
+    (
+        "x: f32[1, 2, 4], w: f32[3, 2, 3]",
+        'conv(pad(x, pads=(0, 0, 1, 0, 0, 1), mode="edge"), w)',
+        "the pad mode is edge",
+    ),
+    (
+        "x: f32[1, 2, 4], w: f32[3, 2, 3], *, v: f32 = 1.0",
+        "conv(pad(x, v, pads=(0, 0, 1, 0, 0, 1)), w)",
+        "the padding is not 0",
+    ),
+    (
+        "x: f32[1, 1, 4], w: f32[3, 2, 3]",
+        "conv(pad(x, pads=(0, 1, 0, 0, 0, 0)), w)",
+        "it pads the batch or the channels",
+    ),
+    (
+        "x: f32[1, 2, 5], w: f32[3, 2, 3]",
+        "conv(pad(x, pads=(0, 0, -1, 0, 0, 0)), w)",
+        "a size of the padding is negative",
+    ),
 ]
 
 

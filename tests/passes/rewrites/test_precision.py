@@ -1,4 +1,6 @@
-"""How floats are stored: text before and after, numbers within what the format's precision allows, and what keeps its type."""
+"""How floats are stored: text before and after, numbers within what the format's precision allows, and what keeps its
+type.
+"""
 
 from __future__ import annotations
 
@@ -128,16 +130,24 @@ def g(x: f32[4], i: i64[4]):
         "bfloat16",
     )
     assert [found[k] for k in "ace"] == ["f32"] * 3
-    assert list(found.values()).count("bf16") == 3  # the product by 7, which nothing but the caller reads: its operands and itself
+    assert (
+        list(found.values()).count("bf16") == 3
+    )  # the product by 7, which nothing but the caller reads: its operands and itself
 
 
 @pytest.mark.parametrize(
     ("number", "to", "word"),
-    [(1e6, "float16", "overflows"), (1e6, "bfloat16", ""), (-3.4028234e38, "bfloat16", "overflows"), (1e-12, "float16", "underflows")],
+    [
+        (1e6, "float16", "overflows"),
+        (1e6, "bfloat16", ""),
+        (-3.4028234e38, "bfloat16", "overflows"),
+        (1e-12, "float16", "underflows"),
+    ],
 )
 def test_constants_that_do_not_fit_keep_their_op_float32(number: float, to: str, word: str) -> None:
     g = parse(
-        "def g(x: f32[4, 16], *, w: f32[16, 16], k: f32):\n    return softmax(add(matmul(x, w), k))", {"w": WEIGHTS["w"], "k": np.float32(number)}
+        "def g(x: f32[4, 16], *, w: f32[16, 16], k: f32):\n    return softmax(add(matmul(x, w), k))",
+        {"w": WEIGHTS["w"], "k": np.float32(number)},
     )
     manager = PassManager()
     manager.run(g, [Pass("precision", precision, "")], PassContext(precision=to))
@@ -149,7 +159,9 @@ def test_constants_that_do_not_fit_keep_their_op_float32(number: float, to: str,
 
 @pytest.mark.parametrize("to", SMALL)
 def test_a_mask_that_says_never_leaves_attention_in_the_asked_type(to: str) -> None:
-    """A causal mask of exporters, the lowest float32, which no half can hold: it is added to scores in registers, so it stays float32 alone."""
+    """A causal mask of exporters, the lowest float32, which no half can hold: it is added to scores in registers, so it
+    stays float32 alone.
+    """
     mask = np.triu(np.full((4, 4), np.finfo(np.float32).min, np.float32), 1)
     text = "def g(q: f32[2, 4, 16], k: f32[2, 4, 16], v: f32[2, 4, 16], *, m: f32[4, 4]):\n    return attention(q, k, v, m, scale=0.25)"
     g = parse(text, {"m": mask})
@@ -158,11 +170,18 @@ def test_a_mask_that_says_never_leaves_attention_in_the_asked_type(to: str) -> N
     precision(g, PassContext(precision=to))
     verify(g)
     (n,) = (n for n in g.nodes() if n.op.name == "attention")
-    assert [str(v.type.dtype) for v in (*n.inputs, n.output) if v is not None] == [*[str(SMALL[to])] * 3, "f32", str(SMALL[to])]
+    assert [str(v.type.dtype) for v in (*n.inputs, n.output) if v is not None] == [
+        *[str(SMALL[to])] * 3,
+        "f32",
+        str(SMALL[to]),
+    ]
     assert np.abs(run(g, inputs, "float64")[0] - want).max() <= 16 * EPS[str(SMALL[to])]
 
 
-@pytest.mark.parametrize("values", [[70000.0, 1.0], [np.inf, 70000.0], [np.nan, -70000.0], [1e-12, 1e-12], [np.inf, np.nan], [65519.0, 0.0], []])
+@pytest.mark.parametrize(
+    "values",
+    [[70000.0, 1.0], [np.inf, 70000.0], [np.nan, -70000.0], [1e-12, 1e-12], [np.inf, np.nan], [65519.0, 0.0], []],
+)
 def test_unfit(values: list[float]) -> None:
     a = np.array(values, np.float32)
     with np.errstate(all="ignore"):
@@ -195,7 +214,13 @@ def g(x: f16[4, 16]):
     return y
 """
     assert sorted(types_of(text, "float16").values()) == ["f16", "f16", "f32", "f32"]
-    assert sorted(types_of(text, "bfloat16").values()) == ["bf16", "bf16", "f16", "f32", "f32"]  # in and out as they are declared
+    assert sorted(types_of(text, "bfloat16").values()) == [
+        "bf16",
+        "bf16",
+        "f16",
+        "f32",
+        "f32",
+    ]  # in and out as they are declared
     assert sorted(types_of(text, "float32").values()) == ["f16", "f32", "f32", "f32"]
 
 

@@ -49,7 +49,9 @@ def test_a_loop_becomes_one_op(whole: bool) -> None:
         assert np.allclose(a, b, atol=1e-6)
 
 
-@pytest.mark.parametrize(("lanes", "matrix"), [(1, "f32[32, 8]"), (16, "f32[8, 32]")], ids=["the sum last", "units last, as lanes"])
+@pytest.mark.parametrize(
+    ("lanes", "matrix"), [(1, "f32[32, 8]"), (16, "f32[8, 32]")], ids=["the sum last", "units last, as lanes"]
+)
 def test_constants_of_the_body_become_operands(lanes: int, matrix: str) -> None:
     g = graph_of(TEXT)
     PassManager().run(g, LEVELS[3], PassContext(TargetFacts(lanes=lanes, supports_scan_kernel=lambda form: True)))
@@ -63,7 +65,9 @@ def test_a_target_that_takes_none_keeps_the_loop() -> None:
     told: list[str] = []
     for ctx in (
         PassContext(),
-        PassContext(TargetFacts(supports_scan_kernel=lambda form: False), explain=lambda rule, n, why: told.append(why)),
+        PassContext(
+            TargetFacts(supports_scan_kernel=lambda form: False), explain=lambda rule, n, why: told.append(why)
+        ),
     ):
         g = graph_of(TEXT)
         assert not recurrence(g, ctx) and "loop" in [n.op.name for n in g.nodes()]

@@ -55,7 +55,11 @@ def test_constant_indices(shape: str, at: np.ndarray, left: str) -> None:
 
 def test_sums_of_constant_rows() -> None:
     at = np.stack([np.repeat([2, 2], 4), np.tile(np.arange(4), 2)], -1).reshape(2, 4, 2)
-    g = parse("def g(x: f32[3, 4], u: f32[2, 4], *, at: i64[2, 4, 2]):\n    y = scatter_nd(x, at, u, reduction='add')\n    return y", {"at": at})
+    g = parse(
+        "def g(x: f32[3, 4], u: f32[2, 4], *, at: i64[2, 4, 2]):\n    y = scatter_nd(x, at, u, reduction='add')\n    "
+        "return y",
+        {"at": at},
+    )
     assert checked(g) == "scatter_nd"
     assert g.constants[next(iter(g.nodes())).inputs[1]].tolist() == [[2], [2]]
 
@@ -72,6 +76,10 @@ def test_expanded_indices_name_rows() -> None:
 
 @pytest.mark.parametrize("dtype", ("f16", "bf16", "f32"))
 def test_sums_are_wide(dtype: str) -> None:
-    g = parse(f"def g(x: {dtype}[5], at: i64[30], u: {dtype}[30]):\n    y = scatter_elements(x, at, u, reduction='add')\n    return y", {})
+    g = parse(
+        f"def g(x: {dtype}[5], at: i64[30], u: {dtype}[30]):\n    y = scatter_elements(x, at, u, reduction='add')\n    "
+        "return y",
+        {},
+    )
     small = BY_NAME[dtype].bits < 32
     assert checked(g) == ("cast cast scatter_elements cast" if small else "scatter_elements")

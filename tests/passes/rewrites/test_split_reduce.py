@@ -46,7 +46,9 @@ def f(x: f32[1, 8, 64, 48]):
 
 
 @pytest.mark.parametrize("op", ["reduce_sum", "reduce_max", "reduce_min", "reduce_mean"])
-@pytest.mark.parametrize("shape,axes", [("2, 300, 400, 1", "(1, 2)"), ("70000", "None"), ("3, 66000", "(1,)"), ("4, 4096, 5", "(1,)")])
+@pytest.mark.parametrize(
+    "shape,axes", [("2, 300, 400, 1", "(1, 2)"), ("70000", "None"), ("3, 66000", "(1,)"), ("4, 4096, 5", "(1,)")]
+)
 def test_numbers(op: str, shape: str, axes: str) -> None:
     g = parse(f"def f(x: f32[{shape}]):\n    y = {op}(x, axes={axes}, keepdims=True)\n    return y\n")
     x = np.random.default_rng(0).standard_normal([int(d) for d in shape.split(",")]).astype(np.float32)
@@ -83,7 +85,9 @@ def f(x: f32[{shape}]):
 
 
 def test_reductions_whose_results_go_back_to_their_rows() -> None:
-    assert not split_reductions(parse(SPREAD.format(shape="4096, 512")), GPU)  # one kernel of 64 blocks, which reads x once
+    assert not split_reductions(
+        parse(SPREAD.format(shape="4096, 512")), GPU
+    )  # one kernel of 64 blocks, which reads x once
     g = parse(SPREAD.format(shape="65536, 128"))
     assert split_reductions(g, GPU) and sum(n.op.name == "reduce_mean" for n in g.nodes()) == 4
 
@@ -94,19 +98,27 @@ def test_a_norm_of_few_long_rows_is_taken_apart() -> None:
         assert not split_reductions(parse(text.format(dtype="f32", shape=shape, axes=axes)), GPU)
     for dtype, shape, axes in (("f32", "65536, 16", "(0,)"), ("f16", "2, 524288", "(1,)")):
         g = parse(text.format(dtype=dtype, shape=shape, axes=axes))
-        x = np.random.default_rng(0).standard_normal([int(d) for d in shape.split(",")]).astype(dtype.replace("f", "float"))
+        x = (
+            np.random.default_rng(0)
+            .standard_normal([int(d) for d in shape.split(",")])
+            .astype(dtype.replace("f", "float"))
+        )
         (want,) = run(g, [x], "float64")
         assert split_reductions(g, GPU)
         verify(g)
         assert [n.op.name for n in g.nodes()].count("reduce_mean") == 4
         (got,) = run(g, [x], "float64")
-        np.testing.assert_allclose(got, want, rtol=1e-3 if dtype == "f16" else 1e-7, atol=1e-3 if dtype == "f16" else 1e-7)
+        np.testing.assert_allclose(
+            got, want, rtol=1e-3 if dtype == "f16" else 1e-7, atol=1e-3 if dtype == "f16" else 1e-7
+        )
 
 
 def test_not_when_the_order_is_fixed() -> None:
     text = "def f(x: f32[131072]):\n    y = reduce_sum(x)\n    return y\n"
     assert not split_reductions(parse(text), PassContext())  # short for a CPU
-    assert not split_reductions(parse(text), PassContext(TargetFacts(channels_last=True, reductions=GPU_SPLIT), numerics="strict"))
+    assert not split_reductions(
+        parse(text), PassContext(TargetFacts(channels_last=True, reductions=GPU_SPLIT), numerics="strict")
+    )
     assert split_reductions(parse(text), GPU)
 
 
@@ -176,12 +188,26 @@ def f(x: f32[300007]):
         assert run(g, [y])[0] == 9.0
 
 
-LONG = [("300007", "None"), ("300007, 3", "(0,)"), ("601, 500, 1", "(0, 1)"), ("4099, 80", "(0,)"), ("3, 400000", "(1,)"), ("1000003", "(0,)")]
+LONG = [
+    ("300007", "None"),
+    ("300007, 3", "(0,)"),
+    ("601, 500, 1", "(0, 1)"),
+    ("4099, 80", "(0,)"),
+    ("3, 400000", "(1,)"),
+    ("1000003", "(0,)"),
+]
 
 
-VALUES = {"f32": lambda r, n: r.uniform(0.99, 1.01, n), "f16": lambda r, n: r.uniform(0.1, 0.3, n), "i32": lambda r, n: r.integers(0, 99, n)}
+VALUES = {
+    "f32": lambda r, n: r.uniform(0.99, 1.01, n),
+    "f16": lambda r, n: r.uniform(0.1, 0.3, n),
+    "i32": lambda r, n: r.integers(0, 99, n),
+}
 CASES = [
-    (op, t) for op in ("reduce_sum", "reduce_max", "reduce_min", "reduce_mean", "reduce_prod") for t in VALUES if (op, t) != ("reduce_prod", "f16")
+    (op, t)
+    for op in ("reduce_sum", "reduce_max", "reduce_min", "reduce_mean", "reduce_prod")
+    for t in VALUES
+    if (op, t) != ("reduce_prod", "f16")
 ]
 
 
@@ -191,7 +217,9 @@ def test_numbers_of_a_cpu(op: str, dtype: str, shape: str, axes: str) -> None:
     g = parse(f"def f(x: {dtype}[{shape}]):\n    y = {op}(mul(x, x), axes={axes}, keepdims=True)\n    return y\n")
     x = VALUES[dtype](np.random.default_rng(0), [int(d) for d in shape.split(",")]).astype(BY_NAME[dtype].numpy)
     (want,) = run(g, [x], "float64")
-    assert split_reductions(g, CPU) != (op == "reduce_mean" and dtype == "i32")  # means of integers are rounded: they stay
+    assert split_reductions(g, CPU) != (
+        op == "reduce_mean" and dtype == "i32"
+    )  # means of integers are rounded: they stay
     verify(g)
     (got,) = run(g, [x], "float64")
     assert got.shape == want.shape and got.dtype == want.dtype
@@ -200,16 +228,27 @@ def test_numbers_of_a_cpu(op: str, dtype: str, shape: str, axes: str) -> None:
 
 def test_means_of_integers_stay_on_gpus_too() -> None:
     for shape, axes in (("1, 4096, 32", "(1,)"), ("1, 8, 64, 48", "(2, 3)"), ("131072", "(0,)")):
-        assert not split_reductions(parse(f"def f(x: i32[{shape}]):\n    y = reduce_mean(x, axes={axes})\n    return y\n"), GPU)
+        assert not split_reductions(
+            parse(f"def f(x: i32[{shape}]):\n    y = reduce_mean(x, axes={axes})\n    return y\n"), GPU
+        )
 
 
 @pytest.mark.parametrize(
     "shape, axes",
-    [("70, 3000", "(1,)"), ("64, 16384", "(1,)"), ("200000", "(0,)"), ("4096, 8192", "(0,)"), ("1, 32, 112, 112", "(2, 3)"), ("1, 100000", "(0,)")],
+    [
+        ("70, 3000", "(1,)"),
+        ("64, 16384", "(1,)"),
+        ("200000", "(0,)"),
+        ("4096, 8192", "(0,)"),
+        ("1, 32, 112, 112", "(2, 3)"),
+        ("1, 100000", "(0,)"),
+    ],
 )
 def test_what_a_cpu_keeps(shape: str, axes: str) -> None:
     """Rows enough for all threads, or too little work."""
-    assert not split_reductions(parse(f"def f(x: f32[{shape}]):\n    y = reduce_sum(x, axes={axes})\n    return y\n"), CPU)
+    assert not split_reductions(
+        parse(f"def f(x: f32[{shape}]):\n    y = reduce_sum(x, axes={axes})\n    return y\n"), CPU
+    )
 
 
 def test_a_product_of_two_long_vectors_is_such_a_sum() -> None:
@@ -228,7 +267,11 @@ def f(x: f32[1, 524288], y: f32[524288, 1]):
     return z
 """
     check_pass(split_reductions, before, after, ctx=CPU)
-    for kept in ("x: f32[1, 1000], y: f32[1000, 1]", "x: f32[2, 524288], y: f32[524288, 1]", "x: f16[1, 524288], y: f16[524288, 1]"):
+    for kept in (
+        "x: f32[1, 1000], y: f32[1000, 1]",
+        "x: f32[2, 524288], y: f32[524288, 1]",
+        "x: f16[1, 524288], y: f16[524288, 1]",
+    ):
         assert not split_reductions(parse(f"def f({kept}):\n    z = matmul(x, y)\n    return z\n"), CPU)
     assert not split_reductions(parse(before), PassContext(numerics="strict"))
 
@@ -240,7 +283,9 @@ def test_what_is_repeated_is_not_written_to_memory_for_its_sum(ctx: PassContext)
         "mul(expand(x, shape=(1000000, 1000000)), 2.0)",
         "reshape(expand(x, shape=(1000000, 1000000)), shape=(1000000000000,))",
     ):
-        assert not split_reductions(parse(f"def f(x: f32[1, 1000000]):\n    y = reduce_sum({call})\n    return y\n"), ctx)
+        assert not split_reductions(
+            parse(f"def f(x: f32[1, 1000000]):\n    y = reduce_sum({call})\n    return y\n"), ctx
+        )
 
 
 def test_what_a_cpu_reads_in_another_order_stays_in_one_kernel() -> None:

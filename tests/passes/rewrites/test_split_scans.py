@@ -63,7 +63,9 @@ def test_floats_are_nearer_to_the_sum() -> None:
     g = parse("def f(x: f32[200003]):\n    y = cumsum(x, axis=0)\n    return y")
     x = np.random.default_rng(0).standard_normal(200003).astype(np.float32)
     want = np.cumsum(x.astype(np.float64))
-    parts, one = (np.abs(dnnc.compile(g, target="llvm", threads=2, numerics=n)(x) - want).max() for n in ("standard", "strict"))
+    parts, one = (
+        np.abs(dnnc.compile(g, target="llvm", threads=2, numerics=n)(x) - want).max() for n in ("standard", "strict")
+    )
     assert parts < one < 1e-5 * np.abs(x).sum()
 
 
@@ -71,7 +73,9 @@ def test_floats_are_nearer_to_the_sum() -> None:
 @pytest.mark.parametrize("exclusive", [False, True])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_numbers(n: int, exclusive: bool, reverse: bool) -> None:
-    g = parse(f"def f(x: i64[2, {n}]):\n    y = cumsum(x, axis=1, exclusive={exclusive}, reverse={reverse})\n    return y")
+    g = parse(
+        f"def f(x: i64[2, {n}]):\n    y = cumsum(x, axis=1, exclusive={exclusive}, reverse={reverse})\n    return y"
+    )
     assert split_scans(g.copy(), PassContext())
     x = np.random.default_rng(n).integers(-99, 99, (2, n))
     want = np.cumsum(x[:, ::-1] if reverse else x, 1)
@@ -83,4 +87,6 @@ def test_numbers(n: int, exclusive: bool, reverse: bool) -> None:
 def test_products_of_integers_wrap_alike() -> None:
     g = parse("def f(x: i32[65540]):\n    y = cumprod(x, axis=0)\n    return y")
     x = np.random.default_rng(0).choice(np.array([-1, 1, 3, 5], np.int32), 65540)
-    np.testing.assert_array_equal(dnnc.compile(g, target="llvm", threads=2, strict_compile=True)(x), np.cumprod(x, dtype=np.int32))
+    np.testing.assert_array_equal(
+        dnnc.compile(g, target="llvm", threads=2, strict_compile=True)(x), np.cumprod(x, dtype=np.int32)
+    )

@@ -1,4 +1,6 @@
-"""Which convolutions are computed by Winograd's algorithm: the choice, the layout that tells of it, and the plain nest that reads such weights."""
+"""Which convolutions are computed by Winograd's algorithm: the choice, the layout that tells of it, and the plain nest
+that reads such weights.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,17 @@ from dnnc.passes.rewrites.winograd import cycles, winograd_tile
 RNG = np.random.default_rng(0)
 
 
-def conv(c: int, o: int, h: int | str, w: int | str, attrs: str = "pads=(1, 1, 1, 1)", *, n: int | str = 1, dtype: str = "f32", k: int = 3) -> Graph:
+def conv(
+    c: int,
+    o: int,
+    h: int | str,
+    w: int | str,
+    attrs: str = "pads=(1, 1, 1, 1)",
+    *,
+    n: int | str = 1,
+    dtype: str = "f32",
+    k: int = 3,
+) -> Graph:
     weights = RNG.standard_normal((o, c, k, k)).astype(np.float16 if dtype == "f16" else np.float32)
     text = f"def g(x: {dtype}[{n}, {c}, {h}, {w}], *, w: {dtype}[{o}, {c}, {k}, {k}]):\n    y = conv(x, w, {attrs})\n    return y"
     return parse(text, {"w": weights})
@@ -33,7 +45,14 @@ def tile(g: Graph) -> int:
 
 @pytest.mark.parametrize(
     "size,want",
-    [((64, 64, 56, 56), 4), ((128, 128, 28, 28), 4), ((32, 32, 112, 112), 4), ((256, 256, 14, 14), 2), ((512, 512, 14, 14), 2), ((128, 32, 7, 7), 0)],
+    [
+        ((64, 64, 56, 56), 4),
+        ((128, 128, 28, 28), 4),
+        ((32, 32, 112, 112), 4),
+        ((256, 256, 14, 14), 2),
+        ((512, 512, 14, 14), 2),
+        ((128, 32, 7, 7), 0),
+    ],
 )
 def test_sizes(size: tuple[int, int, int, int], want: int) -> None:
     assert tile(conv(*size)) == want
@@ -46,7 +65,9 @@ def test_larger_images_never_take_smaller_tiles() -> None:
 
 def test_the_estimate_is_linear_in_images() -> None:
     one, four = (next(iter(conv(64, 64, 56, 56, n=n).nodes())) for n in (1, 4))
-    assert all(cycles(four, 16, t, CoreRates()) == pytest.approx(4 * cycles(one, 16, t, CoreRates())) for t in (0, 2, 4))
+    assert all(
+        cycles(four, 16, t, CoreRates()) == pytest.approx(4 * cycles(one, 16, t, CoreRates())) for t in (0, 2, 4)
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,4 +119,7 @@ def test_the_plain_nest_reads_such_weights(chosen: int, monkeypatch: pytest.Monk
 
 
 def _plain(weights: np.ndarray) -> Graph:
-    return parse("def g(x: f32[1, 16, 5, 6], *, w: f32[20, 16, 3, 3]):\n    y = conv(x, w, pads=(1, 1, 1, 1))\n    return y", {"w": weights})
+    return parse(
+        "def g(x: f32[1, 16, 5, 6], *, w: f32[20, 16, 3, 3]):\n    y = conv(x, w, pads=(1, 1, 1, 1))\n    return y",
+        {"w": weights},
+    )

@@ -119,12 +119,15 @@ def columns(x: f32[100, 40], y: f32[40]):
     check_schedule(COLUMNS, lambda s: s.apply(teams, "j", Team(4, 32, across=True)), after)
 
 
-TEAMS = [Team(1, 32), Team(8, 16), Team(32, 4), Team(64), Team(256), Team(4, 32, across=True), Team(64, keep=0), Team(32, 2, keep=0, ahead=8),
+TEAMS = [Team(1, 32), Team(8, 16), Team(32, 4), Team(64), Team(256), Team(4, 32, across=True), Team(64, keep=0),
+Team(32, 2, keep=0, ahead=8),
          Team(64, 8, across=True, near=4), Team(32, 16, across=True, near=2)]  # fmt: skip
 
 
 @pytest.mark.parametrize("team", TEAMS, ids=str)
-@pytest.mark.parametrize("text,row", [(SHIFTED, "i"), (COLUMNS, "j"), (FIRST, "i"), (SHIFTED.replace("row[d]", "row[199 - d]"), "i")])
+@pytest.mark.parametrize(
+    "text,row", [(SHIFTED, "i"), (COLUMNS, "j"), (FIRST, "i"), (SHIFTED.replace("row[d]", "row[199 - d]"), "i")]
+)
 def test_every_team_computes_the_same(text: str, row: str, team: Team) -> None:
     old = parse_kernel(text)
     new = verify_kernel(Schedule(old).apply(teams, row, team).done())
@@ -140,7 +143,9 @@ def test_members_in_a_warp_exchange_their_sums_first() -> None:
 
 
 def test_a_row_that_is_read_elsewhere_lies_in_shared_memory() -> None:
-    text = show_kernel(Schedule(parse_kernel(SHIFTED.replace("row[d]", "row[199 - d]"))).apply(teams, "i", Team(64)).done())
+    text = show_kernel(
+        Schedule(parse_kernel(SHIFTED.replace("row[d]", "row[199 - d]"))).apply(teams, "i", Team(64)).done()
+    )
     assert "row: f32[1, 200] @ shared" in text and text.count("barrier()") == 3
 
 
@@ -175,7 +180,10 @@ def running(x: f32[4, 50], y: f32[4, 50]):
         (lambda: Team(8, 16, across=True, near=4), "4 members of each of 16 rows do not fill warps"),
         (lambda: Schedule(parse_kernel(RUNNING)).apply(teams, "i", Team(32)), "row is filled by every thread"),
         (lambda: Schedule(parse_kernel(SHIFTED)).apply(teams, "a", Team(32)), "a is not the outermost loop"),
-        (lambda: Schedule(parse_kernel(COLUMNS.replace("y[j] =", "y[0] ="))).apply(teams, "j", Team(32)), "every iteration writes y"),
+        (
+            lambda: Schedule(parse_kernel(COLUMNS.replace("y[j] =", "y[0] ="))).apply(teams, "j", Team(32)),
+            "every iteration writes y",
+        ),
     ],
 )
 def test_refusals(step: Callable[[], object], message: str) -> None:

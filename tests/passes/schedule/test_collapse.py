@@ -13,12 +13,32 @@ from dnnc.passes.schedule.loops import fuse
 from dnnc.passes.schedule.state import Schedule
 
 CASES = [
-    ("x: f32[7, 45], y: f32[7, 45]", "for e in range(315):\n        y[e // 45, e % 45] = x[e // 45, e % 45]", ["x: f32[315]", "y[e] = x[e]"]),
-    ("x: f32[2, 3, 4], y: f32[24]", "for e in range(24):\n        y[e] = x[e // 12, e // 4 % 3, e % 4]", ["x: f32[24]", "y[e] = x[e]"]),
-    ("x: f32[5, 6], y: f32[5, 2, 3]", "for i in range(5):\n        for e in range(6):\n            y[i, e // 3, e % 3] = x[i, e]", ["y: f32[5, 6]"]),
+    (
+        "x: f32[7, 45], y: f32[7, 45]",
+        "for e in range(315):\n        y[e // 45, e % 45] = x[e // 45, e % 45]",
+        ["x: f32[315]", "y[e] = x[e]"],
+    ),
+    (
+        "x: f32[2, 3, 4], y: f32[24]",
+        "for e in range(24):\n        y[e] = x[e // 12, e // 4 % 3, e % 4]",
+        ["x: f32[24]", "y[e] = x[e]"],
+    ),
+    (
+        "x: f32[5, 6], y: f32[5, 2, 3]",
+        "for i in range(5):\n        for e in range(6):\n            y[i, e // 3, e % 3] = x[i, e]",
+        ["y: f32[5, 6]"],
+    ),
     # one use gains nothing, another would lose: nothing happens
-    ("x: f32[4, 4], y: f32[4, 4]", "for i in range(4):\n        for j in range(4):\n            y[i, j] = x[j, i]", ["x: f32[4, 4]", "x[j, i]"]),
-    ("x: f32[6], y: f32[4, 6]", "for e in range(24):\n        y[e // 6, e % 6] = x[e % 6]", ["y: f32[24]", "x: f32[6]", "x[e % 6]"]),
+    (
+        "x: f32[4, 4], y: f32[4, 4]",
+        "for i in range(4):\n        for j in range(4):\n            y[i, j] = x[j, i]",
+        ["x: f32[4, 4]", "x[j, i]"],
+    ),
+    (
+        "x: f32[6], y: f32[4, 6]",
+        "for e in range(24):\n        y[e // 6, e % 6] = x[e % 6]",
+        ["y: f32[24]", "x: f32[6]", "x[e % 6]"],
+    ),
 ]
 
 
@@ -44,7 +64,10 @@ def result(kernel: Kernel) -> np.ndarray:
 
 def test_restore_takes_back_what_collapse_did() -> None:
     s = Schedule(
-        parse_kernel("def k(x: f32[3, 5], y: f32[3, 5]):\n    for i in range(3):\n        for j in range(5):\n            y[i, j] = x[i, j]\n")
+        parse_kernel(
+            "def k(x: f32[3, 5], y: f32[3, 5]):\n    for i in range(3):\n        for j in range(5):\n            y[i, "
+            "j] = x[i, j]\n"
+        )
     )
     mark, before = s.mark(), show_kernel(s.done())
     s.apply(fuse, "i", "j", "e").collapse()

@@ -127,10 +127,13 @@ def tr(x: f32[40, 50], z: f32[50], y: f32[50, 40]):
 
 
 def test_small_types_move_in_words() -> None:
-    """Two halves at a time in tiles of 64, four bytes at a time in tiles of 128; one at a time where rows are no whole words."""
+    """Two halves at a time in tiles of 64, four bytes at a time in tiles of 128; one at a time where rows are no whole
+    words.
+    """
     for dtype, n, tile in (("f16", 64, "f16[64, 66]"), ("i8", 64, "i8[128, 132]"), ("f16", 65, "f16[32, 34]")):
         old = parse_kernel(
-            f"def tr(x: {dtype}[36, {n}], y: {dtype}[{n}, 36]):\n    for i in range({n}):\n        for j in range(36):\n            y[i, j] = x[j, i]\n"
+            f"def tr(x: {dtype}[36, {n}], y: {dtype}[{n}, 36]):\n    for i in range({n}):\n        for j in "
+            "range(36):\n            y[i, j] = x[j, i]\n"
         )
         new = verify_kernel(Schedule(old).apply(transpose_tiles, "i", "j").done())
         assert f"x_t: {tile} @ shared" in show_kernel(new)
@@ -178,10 +181,18 @@ def f(x: f32[9], y: f32[9]):
     [
         (ADD.replace("y[i] =", "y[0] ="), lambda s: s.apply(spread, "i", 32), "every iteration writes y"),
         (ADD.replace("x[i]", "y[99 - i]"), lambda s: s.apply(spread, "i", 32), "may read the same elements"),
-        ("def f(N: dim, y: f32[N]):\n    for i in range(N):\n        y[i] = 1.0\n", lambda s: s.apply(spread, "i", 32), "constant number"),
+        (
+            "def f(N: dim, y: f32[N]):\n    for i in range(N):\n        y[i] = 1.0\n",
+            lambda s: s.apply(spread, "i", 32),
+            "constant number",
+        ),
         (SUMS, lambda s: s.apply(sink, "i"), "depends on i"),
         (TRANSPOSE, lambda s: s.apply(transpose_tiles, "j", "i"), "no load runs along j"),
-        (TRANSPOSE.replace("z[i]", "x[0, i + j - j]").replace("x[j, i]", "x[j // 2, i]"), lambda s: s.apply(transpose_tiles, "i", "k"), "not loops"),
+        (
+            TRANSPOSE.replace("z[i]", "x[0, i + j - j]").replace("x[j, i]", "x[j // 2, i]"),
+            lambda s: s.apply(transpose_tiles, "i", "k"),
+            "not loops",
+        ),
     ],
 )
 def test_refusals(text: str, step: Callable[[Schedule], object], message: str) -> None:

@@ -19,11 +19,15 @@ HEAD = "def k(x: f32[4, 32], y: f32[4, 32]):\n    for i in range(4):\n        s:
 
 
 def hoisted(body: str) -> str:
-    return show_kernel(verify_kernel(Schedule(parse_kernel(HEAD + body)).apply(hoist_numbers).done())).removeprefix(HEAD)
+    return show_kernel(verify_kernel(Schedule(parse_kernel(HEAD + body)).apply(hoist_numbers).done())).removeprefix(
+        HEAD
+    )
 
 
 def test_a_number_is_computed_once() -> None:
-    body = "        for j in range(2):\n            y[i, 16*j:+16] = (x[i, 16*j:+16] - log(s[0])) * (1.0 / sqrt(s[0]))\n"
+    body = (
+        "        for j in range(2):\n            y[i, 16*j:+16] = (x[i, 16*j:+16] - log(s[0])) * (1.0 / sqrt(s[0]))\n"
+    )
     moved = """\
         number: f32 = 1.0 / sqrt(s[0])
         number_1: f32 = log(s[0])
@@ -49,8 +53,10 @@ STAYS = [
     "        for j in range(32):\n            y[i, j] = log(x[i, j])\n",  # changes
     "        for j in range(32):\n            s[0] = log(s[0])\n",  # is written
     "        for j in unroll(32):\n            y[i, j] = log(s[0])\n",  # the copies of one iteration share it
-    "        for j in range(32):\n            y[i, j] = x[i, j] + (x[i, 0] + 1.0)\n",  # what is cheap is not worth a register
-    "        for j in range(32):\n            if j < 7:\n                y[i, j] = log(x[i, 0])\n",  # perhaps never computed, nor even there
+    # what is cheap is not worth a register
+    "        for j in range(32):\n            y[i, j] = x[i, j] + (x[i, 0] + 1.0)\n",
+    # perhaps never computed, nor even there
+    "        for j in range(32):\n            if j < 7:\n                y[i, j] = log(x[i, 0])\n",
     "        for j in range(1, 32):\n            y[i, j] = log(y[i, 0])\n",  # memory that the loop writes
 ]
 
@@ -135,7 +141,11 @@ def k(x: f32[5, 32], y: f32[5, 32]):
     "old, new, why",
     [
         ("s[0] + x[r, i]", "s[0] + x[r, i] * x[c, i]", "not only the last statement"),
-        ("            y[c, i] = x[c, i] / s[0]", "            y[0, i] = s[0]\n            y[c, i] = s[0]", "does more than compute a number"),
+        (
+            "            y[c, i] = x[c, i] / s[0]",
+            "            y[0, i] = s[0]\n            y[c, i] = s[0]",
+            "does more than compute a number",
+        ),
         (
             "            y[c, i] = x[c, i] / s[0]",
             "            for m in range(1):\n                s[0] = s[0] + 1.0\n                y[c, i] = s[0]",

@@ -63,7 +63,10 @@ def k(x: f32[5], y: f32[9]):
     "text,places",
     [
         (
-            JOINED[JOINED.index("for") :].replace("a[j, min(i, 3)]", "x[i]").replace("b[j, max(i - 4, 0)]", "z[i]").replace("y[i, j]", "y[3*i + j]"),
+            JOINED[JOINED.index("for") :]
+            .replace("a[j, min(i, 3)]", "x[i]")
+            .replace("b[j, max(i - 4, 0)]", "z[i]")
+            .replace("y[i, j]", "y[3*i + j]"),
             (4,),
         ),
         (BORDER, (2, 7)),
@@ -72,7 +75,10 @@ def k(x: f32[5], y: f32[9]):
         ("for i in range(9):\n        y[i] = select(5 - i <= 3, x[i], z[i])", (2,)),
         ("for i in range(9):\n        y[i] = select(i < 9, x[i], z[i])", ()),
         ("for i in range(9):\n        y[i] = select(i < 4, 1.0, 0.0)", ()),  # no memory is read
-        ("for i in range(8):\n        for j in range(8):\n            y[8*i + j] = select(i < j, x[i], z[j])", ()),  # a triangle
+        (
+            "for i in range(8):\n        for j in range(8):\n            y[8*i + j] = select(i < j, x[i], z[j])",
+            (),
+        ),  # a triangle
     ],
 )
 def test_seams(text: str, places: tuple[int, ...]) -> None:
@@ -86,11 +92,20 @@ def test_a_mask_is_no_seam_between_two_operands() -> None:
 
 @pytest.mark.parametrize(
     "value,size",
-    [("x[i // 4] + z[i % 4]", 4), ("x[i // 4]", 4), ("x[i]", None), ("x[i // 4] + z[i % 2]", None), ("x[(i + 1) // 4]", None), ("x[i // 12]", None)],
+    [
+        ("x[i // 4] + z[i % 4]", 4),
+        ("x[i // 4]", 4),
+        ("x[i]", None),
+        ("x[i // 4] + z[i % 2]", None),
+        ("x[(i + 1) // 4]", None),
+        ("x[i // 12]", None),
+    ],
 )
 def test_digits(value: str, size: int | None) -> None:
     s = loop(f"for i in range(12):\n        y[i] = {value}")
-    kernel = parse_kernel(f"def k(x: f32[64], z: f32[64], y: f32[64]):\n    for i in range(12):\n        y[i] = {value}\n")
+    kernel = parse_kernel(
+        f"def k(x: f32[64], z: f32[64], y: f32[64]):\n    for i in range(12):\n        y[i] = {value}\n"
+    )
     assert digits(s, [i for x in accesses(s.body) for i in x.idx]) == size
     if size is not None:
         text = str(Schedule(kernel).apply(split, "i", size, ("io", "ii")).done())

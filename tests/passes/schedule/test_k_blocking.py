@@ -56,7 +56,10 @@ def k(x: f32[6, 12], w: f32[12, 4], y: f32[6, 4]):
 
 REFUSED = {
     "no loop of a sum": (TILES.replace("for r in", "for s in").replace("*r", "*s"), "sums run along r"),
-    "another tile": (TILES.replace("        for m in", "        more: f32[4] @ register\n        for m in"), "no loop over tiles"),
+    "another tile": (
+        TILES.replace("        for m in", "        more: f32[4] @ register\n        for m in"),
+        "no loop over tiles",
+    ),
     "single elements are set": (TILES.replace("acc[m, 0:+4] = 0.0", "acc[m, 0] = 0.0"), "whole vectors"),
     "more than the tile is set": (TILES.replace("acc[m, 0:+4] = 0.0", "y[2*p + m, 0:+4] = 0.0"), "whole vectors"),
     "the sum's length differs from tile to tile": (
@@ -64,7 +67,10 @@ REFUSED = {
         "no constant numbers",
     ),
     "a tile needs another one": (TILES.replace("y[2*p + m_2, 0:+4] =", "y[m_2, 0:+4] ="), "depend on each other"),
-    "too much memory": (TILES.replace("range(3):\n        acc", f"range({LIMIT}):\n        acc").replace("6,", f"{2 * LIMIT},"), "the limit is"),
+    "too much memory": (
+        TILES.replace("range(3):\n        acc", f"range({LIMIT}):\n        acc").replace("6,", f"{2 * LIMIT},"),
+        "the limit is",
+    ),
 }
 
 

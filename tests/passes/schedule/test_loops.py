@@ -32,7 +32,7 @@ def refused(text: str, steps: Callable[[Schedule], object], message: str) -> Non
         steps(Schedule(parse_kernel(text)))
 
 
-# --- split --------------------------------------------------------------------------------------------------------------------
+# --- split ------------------------------------------------------------------------------------------------------------
 
 
 def test_split_exactly() -> None:
@@ -175,10 +175,16 @@ def k(N: dim[8, 64, 8], x: f32[N], y: f32[N]):
 
 def test_split_refuses() -> None:
     refused(
-        COPY, lambda s: s.apply(split, "i", 8, ("io", "ii")), "8 does not divide the extent 20 of i; choose a tail of overlap, clamp, guard, peel"
+        COPY,
+        lambda s: s.apply(split, "i", 8, ("io", "ii")),
+        "8 does not divide the extent 20 of i; choose a tail of overlap, clamp, guard, peel",
     )
     refused(SYMBOLIC, lambda s: s.apply(split, "i", 8, ("io", "ii")), "8 does not divide the extent N of i")
-    refused(COPY, lambda s: s.apply(split, "i", 8, ("io", "ii"), tail="mask"), "unknown tail mask; there are exact, overlap, clamp, guard, peel")
+    refused(
+        COPY,
+        lambda s: s.apply(split, "i", 8, ("io", "ii"), tail="mask"),
+        "unknown tail mask; there are exact, overlap, clamp, guard, peel",
+    )
     refused(COPY, lambda s: s.apply(split, "j", 4, ("io", "ii")), "no loops are called j; there are i")
     inplace = "def k(y: f32[20]):\n    for i in range(20):\n        y[i] = y[i] + 1.0\n"
     refused(
@@ -188,7 +194,7 @@ def test_split_refuses() -> None:
     )
 
 
-# --- fuse, reorder ------------------------------------------------------------------------------------------------------------
+# --- fuse, reorder ----------------------------------------------------------------------------------------------------
 
 NEST = """\
 def k(x: f32[4, 6], y: f32[4, 6]):
@@ -202,7 +208,8 @@ def test_fuse() -> None:
     check_schedule(
         NEST,
         lambda s: s.apply(fuse, "i", "j", "ij"),
-        "def k(x: f32[4, 6], y: f32[4, 6]):\n    for ij in range(24):\n        y[ij // 6, ij % 6] = x[ij // 6, ij % 6]\n",
+        "def k(x: f32[4, 6], y: f32[4, 6]):\n    for ij in range(24):\n        y[ij // 6, ij % 6] = x[ij // 6, ij % "
+        "6]\n",
     )
 
 
@@ -212,7 +219,9 @@ def test_fuse_undoes_a_split() -> None:
 
 
 def test_fuse_refuses() -> None:
-    triangle = "def k(y: f32[8, 8]):\n    for i in range(8):\n        for j in range(i + 1):\n            y[i, j] = 1.0\n"
+    triangle = (
+        "def k(y: f32[8, 8]):\n    for i in range(8):\n        for j in range(i + 1):\n            y[i, j] = 1.0\n"
+    )
     refused(triangle, lambda s: s.apply(fuse, "i", "j", "ij"), "i and j are not a rectangular nest from 0")
     refused(NEST, lambda s: s.apply(fuse, "i", "k", "ij"), "i and k are not a rectangular nest from 0")
     two = "def k(y: f32[8]):\n    for i in range(8):\n        y[i] = 1.0\n        y[i] = 2.0\n"
@@ -235,8 +244,14 @@ def k(a: f32[6, 5], b: f32[5, 8], c: f32[6, 8]):
 
 def test_reorder_tiles() -> None:
     def tile(s: Schedule) -> None:
-        s.apply(split, "i", 3, ("io", "ii")).apply(split, "j", 4, ("jo", "ji")).apply(reorder, "io", "jo", "k", "ii", "ji")
-        assert s.steps == ["split('i', 3, ('io', 'ii'))", "split('j', 4, ('jo', 'ji'))", "reorder('io', 'jo', 'k', 'ii', 'ji')"]
+        s.apply(split, "i", 3, ("io", "ii")).apply(split, "j", 4, ("jo", "ji")).apply(
+            reorder, "io", "jo", "k", "ii", "ji"
+        )
+        assert s.steps == [
+            "split('i', 3, ('io', 'ii'))",
+            "split('j', 4, ('jo', 'ji'))",
+            "reorder('io', 'jo', 'k', 'ii', 'ji')",
+        ]
 
     check_schedule(
         MATMUL,
@@ -256,15 +271,23 @@ def k(a: f32[6, 5], b: f32[5, 8], c: f32[6, 8]):
 def test_reorder_refuses() -> None:
     refused(NEST, lambda s: s.apply(reorder, "j", "k"), "the nest is i, j; asked for j, k|not perfectly nested")
     refused(NEST, lambda s: s.apply(reorder, "p", "q"), "no loop is called p")
-    triangle = "def k(y: f32[8, 8]):\n    for i in range(8):\n        for j in range(i + 1):\n            y[i, j] = 1.0\n"
+    triangle = (
+        "def k(y: f32[8, 8]):\n    for i in range(8):\n        for j in range(i + 1):\n            y[i, j] = 1.0\n"
+    )
     refused(triangle, lambda s: s.apply(reorder, "j", "i"), "the bounds of i, j depend on one another")
     last = "def k(x: f32[4, 6], y: f32[4]):\n    for i in range(4):\n        for j in range(6):\n            y[i] = x[i, j]\n"
-    refused(last, lambda s: s.apply(reorder, "j", "i"), "y is overwritten by iterations of j: the last one must stay the last")
-    shift = "def k(y: f32[4, 7]):\n    for i in range(4):\n        for j in range(6):\n            y[i, j] = y[i, j + 1]\n"
+    refused(
+        last,
+        lambda s: s.apply(reorder, "j", "i"),
+        "y is overwritten by iterations of j: the last one must stay the last",
+    )
+    shift = (
+        "def k(y: f32[4, 7]):\n    for i in range(4):\n        for j in range(6):\n            y[i, j] = y[i, j + 1]\n"
+    )
     refused(shift, lambda s: s.apply(reorder, "j", "i"), "y is read at another index than it is written")
 
 
-# --- peel, annotate -----------------------------------------------------------------------------------------------------------
+# --- peel, annotate ---------------------------------------------------------------------------------------------------
 
 
 def test_peel_folds_guards() -> None:
@@ -297,7 +320,9 @@ def k(x: f32[5], y: f32[5]):
 
 def test_peel_of_a_short_loop_leaves_no_loop() -> None:
     check_schedule(
-        COPY.replace("20", "2"), lambda s: s.apply(peel, "i", 3, 3), "def k(x: f32[2], y: f32[2]):\n    y[0] = x[0] + 1.0\n    y[1] = x[1] + 1.0\n"
+        COPY.replace("20", "2"),
+        lambda s: s.apply(peel, "i", 3, 3),
+        "def k(x: f32[2], y: f32[2]):\n    y[0] = x[0] + 1.0\n    y[1] = x[1] + 1.0\n",
     )
 
 
@@ -354,7 +379,7 @@ def test_annotate_refuses_what_is_not_independent() -> None:
     assert annotate(parse_kernel(MATMUL).entry.body, "unroll", "k")  # unrolling keeps the order
 
 
-# --- guards -------------------------------------------------------------------------------------------------------------------
+# --- guards -----------------------------------------------------------------------------------------------------------
 
 
 def test_hoist_guards() -> None:
@@ -450,7 +475,7 @@ def test_a_tile_larger_than_the_loop_is_no_overlap() -> None:
     same_results(enough, verify_kernel(done))
 
 
-# --- join ---------------------------------------------------------------------------------------------------------------------
+# --- join -------------------------------------------------------------------------------------------------------------
 
 TWO = """\
 def k(x: f32[20], y: f32[20], z: f32[20]):

@@ -31,7 +31,7 @@ def k(x: f32[4, 6], w: f32[6, 8], y: f32[4, 8]):
             y[i, j] = max(acc[0], 0.0)
 """
 
-# --- distribute ---------------------------------------------------------------------------------------------------------------
+# --- distribute -------------------------------------------------------------------------------------------------------
 
 
 def test_distribute_makes_a_tile_of_an_accumulator() -> None:
@@ -130,7 +130,7 @@ def test_distribute_refuses() -> None:
     refused(LAYER, lambda s: s.apply(distribute, "i", 3), "j is not perfectly nested")
 
 
-# --- vectorize ----------------------------------------------------------------------------------------------------------------
+# --- vectorize --------------------------------------------------------------------------------------------------------
 
 
 def test_vectorize() -> None:
@@ -188,7 +188,11 @@ def k(x: f32[4, 6], w: f32[6, 8], y: f32[4, 8]):
 
 def test_vectorize_refuses() -> None:
     reduction = "def k(x: f32[16], y: f32[1]):\n    for i in range(16):\n        y[0] = y[0] + x[i]\n"
-    refused(reduction, lambda s: s.apply(vectorize, "i"), "i cannot be a vector: it does not index the store to y, which is a reduction")
+    refused(
+        reduction,
+        lambda s: s.apply(vectorize, "i"),
+        "i cannot be a vector: it does not index the store to y, which is a reduction",
+    )
     last = "def k(x: f32[16], y: f32[1]):\n    for i in range(16):\n        y[0] = x[i]\n"
     refused(last, lambda s: s.apply(vectorize, "i"), "which is overwritten by every lane")
     strided = "def k(x: f32[16], y: f32[16, 2]):\n    for i in range(16):\n        y[i, 0] = x[i]\n"
@@ -202,11 +206,13 @@ def test_vectorize_refuses() -> None:
     refused(wide, lambda s: s.apply(vectorize, "i"), "i cannot be a vector: it holds the vector")
     stored = "def k(y: f32[8, 4]):\n    for i in range(8):\n        y[i, 0:+4] = 1.0\n"
     refused(stored, lambda s: s.apply(vectorize, "i"), "i cannot be a vector: it holds a store of 4 lanes to y")
-    triangle = "def k(y: f32[16, 16]):\n    for i in range(16):\n        for j in range(i + 1):\n            y[j, i] = 1.0\n"
+    triangle = (
+        "def k(y: f32[16, 16]):\n    for i in range(16):\n        for j in range(i + 1):\n            y[j, i] = 1.0\n"
+    )
     refused(triangle, lambda s: s.apply(vectorize, "i"), "i cannot be a vector: it holds a For")
 
 
-# --- vector_reduce ------------------------------------------------------------------------------------------------------------
+# --- vector_reduce ----------------------------------------------------------------------------------------------------
 
 SUM = """\
 def k(x: f32[3, 70], y: f32[3]):
@@ -244,7 +250,12 @@ def k(x: f32[3, 70], y: f32[3]):
 
 @pytest.mark.parametrize(
     ("start", "step"),
-    [("0.0", "fma(x[r], x[r], acc[0])"), ("f32(-inf)", "max(acc[0], x[r])"), ("f32(inf)", "fmin(x[r], acc[0])"), ("1.0", "acc[0] * x[r]")],
+    [
+        ("0.0", "fma(x[r], x[r], acc[0])"),
+        ("f32(-inf)", "max(acc[0], x[r])"),
+        ("f32(inf)", "fmin(x[r], acc[0])"),
+        ("1.0", "acc[0] * x[r]"),
+    ],
 )
 @pytest.mark.parametrize("n", [1, 16, 33, 64])
 def test_every_kind_of_reduction(start: str, step: str, n: int) -> None:
@@ -282,7 +293,7 @@ def test_vector_reduce_refuses() -> None:
     refused(twice, lambda s: s.apply(vector_reduce, "i", 8, 1), "i is no plain reduction into one element")
 
 
-# --- prefetch -----------------------------------------------------------------------------------------------------------------
+# --- prefetch ---------------------------------------------------------------------------------------------------------
 
 
 def test_prefetch_any_address() -> None:
@@ -290,12 +301,13 @@ def test_prefetch_any_address() -> None:
     check_schedule(
         text,
         lambda s: s.apply(prefetch, "i", "x", (s.loop("i").var + 64,)),
-        "def k(x: f32[16], y: f32[16]):\n    for i in range(16):\n        prefetch(addr(x[i + 64]))\n        y[i] = x[i]\n",
+        "def k(x: f32[16], y: f32[16]):\n    for i in range(16):\n        prefetch(addr(x[i + 64]))\n        y[i] = "
+        "x[i]\n",
     )
     refused(text, lambda s: s.apply(prefetch, "i", "w", (const(0),)), "loop i does not access w")
 
 
-# --- axes in blocks -----------------------------------------------------------------------------------------------------------
+# --- axes in blocks ---------------------------------------------------------------------------------------------------
 
 
 def test_lanes_of_one_block_are_a_vector() -> None:

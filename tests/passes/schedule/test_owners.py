@@ -1,4 +1,6 @@
-"""Scatters by all schedules of both targets, interpreted with its checks for races and bounds, against NumPy in the order of the updates."""
+"""Scatters by all schedules of both targets, interpreted with its checks for races and bounds, against NumPy in the
+order of the updates.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +50,20 @@ def graph(rng: np.random.Generator, reduction: str, dtype: str) -> Graph:
     kind = BY_NAME[str(rng.choice(["i64", "i32"]))]
     if rng.random() < 0.5:
         axis = int(rng.integers(rank))
-        sizes = tuple(int(rng.integers(0, 20)) if k == axis else int(rng.integers(1, n + 1)) for k, n in enumerate(shape))
+        sizes = tuple(
+            int(rng.integers(0, 20)) if k == axis else int(rng.integers(1, n + 1)) for k, n in enumerate(shape)
+        )
         at, u = g.add_input("at", TensorType(kind, sizes)), g.add_input("u", TensorType(t, sizes))
-        y = b.scatter_elements(x, at, b.neg(u) if t.is_float and rng.random() < 0.5 else u, axis=axis, reduction=reduction)
+        y = b.scatter_elements(
+            x, at, b.neg(u) if t.is_float and rng.random() < 0.5 else u, axis=axis, reduction=reduction
+        )
     else:
         width = int(rng.integers(1, rank + 1))
         lead = tuple(int(n) for n in rng.integers(0, 7, int(rng.integers(0, 3))))
-        at, u = g.add_input("at", TensorType(kind, (*lead, width))), g.add_input("u", TensorType(t, (*lead, *shape[width:])))
+        at, u = (
+            g.add_input("at", TensorType(kind, (*lead, width))),
+            g.add_input("u", TensorType(t, (*lead, *shape[width:]))),
+        )
         y = b.scatter_nd(b.abs(x) if t.is_float and rng.random() < 0.5 else x, at, u, reduction=reduction)
     g.outputs = [y]
     return g
@@ -73,7 +82,12 @@ def operands(rng: np.random.Generator, g: Graph) -> list[Array]:
 
 def run(problem: Problem, kernel: Kernel, given: dict[str, Array]) -> Array:
     values = zip(problem.lowered.params, kernel.entry.buffers)
-    args = {b.name: np.ascontiguousarray(given[v.name]).copy() if v.name in given else np.zeros(v.type.shape, v.type.dtype.numpy) for v, b in values}
+    args = {
+        b.name: np.ascontiguousarray(given[v.name]).copy()
+        if v.name in given
+        else np.zeros(v.type.shape, v.type.dtype.numpy)
+        for v, b in values
+    }
     run_kernel(kernel, args, threads=3)
     written = problem.lowered.scattered
     assert written is not None
@@ -84,7 +98,12 @@ def schedules(problem: Problem) -> list[tuple[str, Kernel]]:
     every: list[tuple[str, Template]] = [("cpu", t) for t in cpu_templates(parse_target("llvm"))] + [
         ("gpu", t) for t in gpu_templates(GpuTarget(sms=2))
     ]
-    made = [(f"{where} {t.name} {k}", t.apply(problem, dict(k))) for where, t in every if t.name == "scatter" for k in t.space(problem)]
+    made = [
+        (f"{where} {t.name} {k}", t.apply(problem, dict(k)))
+        for where, t in every
+        if t.name == "scatter"
+        for k in t.space(problem)
+    ]
     for what, kernel in made:
         assert show_kernel(parse_kernel(show_kernel(kernel))) == show_kernel(kernel), what
     return [(what, verify_kernel(decompose(k, ()))) for what, k in made]
@@ -101,7 +120,9 @@ def check(seed: int, reduction: str, dtype: str) -> int:
     every = [("naive", verify_kernel(problem.kernel)), *schedules(problem)]
     for what, kernel in every:
         np.testing.assert_array_equal(
-            run(problem, kernel, named).reshape(want.shape), want.astype(g.outputs[0].type.dtype.numpy), f"{what} {seed} {g}"
+            run(problem, kernel, named).reshape(want.shape),
+            want.astype(g.outputs[0].type.dtype.numpy),
+            f"{what} {seed} {g}",
         )
     return len(every)
 
@@ -133,7 +154,9 @@ RUNTIME = [
 
 @pytest.mark.parametrize("inputs,call", RUNTIME)
 @pytest.mark.parametrize("sizes", ({"N": 7, "E": 30, "B": 3}, {"N": 1, "E": 0, "B": 1}))
-def test_sizes_known_at_run_time_only(inputs: str, call: str, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_known_at_run_time_only(
+    inputs: str, call: str, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every schedule for all sizes is proved, and right for some."""
     monkeypatch.setattr("dnnc.backends.llvm.templates.scatter.SERIAL_BELOW", 0)
     g = parse(SYMBOLIC.format(inputs, call))
@@ -146,11 +169,15 @@ def test_sizes_known_at_run_time_only(inputs: str, call: str, sizes: dict[str, i
     named = {v.name: a for v, a in zip(g.inputs, given)}
     target = parse_target("llvm -threads=2")
     template = next(t for t in cpu_templates(target) if t.name == "scatter")
-    cuts = {dict(k)["cut"]: verify_kernel(decompose(template.apply(problem, dict(k)), ())) for k in template.space(problem)}
+    cuts = {
+        dict(k)["cut"]: verify_kernel(decompose(template.apply(problem, dict(k)), ())) for k in template.space(problem)
+    }
     assert {-1, -2} <= set(cuts)
     for kernel in cuts.values():
         values = zip(problem.lowered.params, kernel.entry.buffers)
-        args = {b.name: named[v.name].copy() if v.name in named else np.zeros(want.shape, np.float32) for v, b in values}
+        args = {
+            b.name: named[v.name].copy() if v.name in named else np.zeros(want.shape, np.float32) for v, b in values
+        }
         scalars = {v.name: sizes[v.name] for v in kernel.entry.scalars}
         run_kernel(kernel, {**args, **scalars}, threads=2)
         np.testing.assert_array_equal(args["y"].reshape(want.shape), want)
@@ -176,9 +203,12 @@ def k(at: i64[8], u: f32[8], y: f32[4]):
 
 
 MODELS = {
-    "elements": "def g(x: f32[40, 30], at: i64[{n}, 30], u: f32[{n}, 30]):\n    y = scatter_elements(x, at, u, reduction='{how}')\n    return y",
-    "rows": "def g(x: f32[40, 30], at: i64[{n}, 1], u: f32[{n}, 30]):\n    y = scatter_nd(x, at, u, reduction='{how}')\n    return y",
-    "message": "def g(x: f32[40, 30], at: i64[{n}, 1], s: i64[{n}], u: f32[{n}, 1]):\n    m = gather(x, s)\n    v = mul(m, u)\n    z = mul(x, 0.5)\n"
+    "elements": "def g(x: f32[40, 30], at: i64[{n}, 30], u: f32[{n}, 30]):\n    y = scatter_elements(x, at, u, "
+    "reduction='{how}')\n    return y",
+    "rows": "def g(x: f32[40, 30], at: i64[{n}, 1], u: f32[{n}, 30]):\n    y = scatter_nd(x, at, u, "
+    "reduction='{how}')\n    return y",
+    "message": "def g(x: f32[40, 30], at: i64[{n}, 1], s: i64[{n}], u: f32[{n}, 1]):\n    m = gather(x, s)\n    v = "
+    "mul(m, u)\n    z = mul(x, 0.5)\n"
     "    y = scatter_nd(z, at, v, reduction='{how}')\n    return y",
 }
 
@@ -194,11 +224,16 @@ def test_no_updates(model: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("how", ("none", "add", "max"))
 def test_compiled(model: str, how: str) -> None:
-    """The whole way: a kernel checked when it is compiled, the producers of updates in it, the same bits on one thread and on two, errors."""
+    """The whole way: a kernel checked when it is compiled, the producers of updates in it, the same bits on one thread
+    and on two, errors.
+    """
     g = parse(MODELS[model].format(n=900, how=how))
     rng = np.random.default_rng(1)
     shapes = {v.name: v.type.shape for v in g.inputs}
-    given = [rng.integers(-40, 40, s) if name in ("at", "s") else rng.standard_normal(s).astype(np.float32) for name, s in shapes.items()]
+    given = [
+        rng.integers(-40, 40, s) if name in ("at", "s") else rng.standard_normal(s).astype(np.float32)
+        for name, s in shapes.items()
+    ]
     want = reference(g, given, "float64")[0]
     found = [dnnc.compile(g.copy(), target=f"llvm -threads={n}")(*given) for n in (1, 2)]
     np.testing.assert_allclose(found[0], want, rtol=1e-4, atol=1e-4)
@@ -218,7 +253,10 @@ def test_donated_memory_is_updated_in_place() -> None:
     nodes = list(g.nodes())
     low = lower(g, nodes, g.outputs[0], g.inputs[0])
     assert low.scattered is not None and low.scattered.initial is None
-    other = parse("def g(x: f32[40, 30], at: i64[9, 1], s: i64[9]):\n    u = gather(x, s)\n    y = scatter_nd(x, at, u)\n    return y")
+    other = parse(
+        "def g(x: f32[40, 30], at: i64[9, 1], s: i64[9]):\n    u = gather(x, s)\n    y = scatter_nd(x, at, u)\n    "
+        "return y"
+    )
     other.donated[0] = 0
     assert not find_inplace(other, plan_fusion(other))  # the updates are read from it
     g.donated[0] = 0
@@ -227,7 +265,15 @@ def test_donated_memory_is_updated_in_place() -> None:
 
 def test_definitions_with_updates_are_read_back() -> None:
     x, at = te.placeholder("x", f32, (4, 3)), te.placeholder("at", i64, (5,))
-    made = te.scatter((4, 3), (5, 3), f32, "sum", lambda i, j: x[i, j], lambda r, j: (call("guard", at[r], 0, 4), j), lambda r, j: x[0, j] * 2.0)
+    made = te.scatter(
+        (4, 3),
+        (5, 3),
+        f32,
+        "sum",
+        lambda i, j: x[i, j],
+        lambda r, j: (call("guard", at[r], 0, 4), j),
+        lambda r, j: x[0, j] * 2.0,
+    )
     text = show_op("op", [x, at], [made])
     assert "scatter(sum, x0[i0, i1], (guard(x1[r0], 0, 4), r1, )" in text
     g = parse(text + "def g(x: f32[4, 3], at: i64[5]):\n    y = op(x, at)\n    return y")

@@ -27,7 +27,10 @@ APART = [
     "for v in range(3):\n        for i in range(2):\n            y[16*i + 20*v:+16:20 - 16*i] = x[v]",
 ]
 MEET = [
-    ("for v in range(3):\n        for i in range(2):\n            y[16*i + 20*v:+16:21 - 16*i] = x[v]", "write the same elements of y"),
+    (
+        "for v in range(3):\n        for i in range(2):\n            y[16*i + 20*v:+16:21 - 16*i] = x[v]",
+        "write the same elements of y",
+    ),
     ("for v in range(8):\n        y[0] = x[v]", "every iteration writes y"),
     ("for v in range(1, 8):\n        y[v] = y[v - 1]", "read the same elements of y"),
     ("for v in range(8):\n        y[v] = y[7 - v]", "read the same elements of y"),
@@ -37,9 +40,15 @@ MEET = [
     ("for v in range(4):\n        for i in range(4):\n            y[3*v + i] = x[i]", "write the same elements of y"),
     ("for v in range(4):\n        y[8*v:+16] = x[v]", "write the same elements of y"),
     ("for v in range(2):\n        y[min(16*v, 15):+16] = y[min(16*v, 15):+16] + 1.0", "read the same elements of y"),
-    ("a: f32[8] @ register\n    for v in range(8):\n        a[v] = x[v]", "it writes a, of which every thread has its own"),
+    (
+        "a: f32[8] @ register\n    for v in range(8):\n        a[v] = x[v]",
+        "it writes a, of which every thread has its own",
+    ),
     ("for v in range(8):\n        y[at[v]] = x[v]", "write the same elements of y"),
-    ("for v in range(6):\n        for i in range(8):\n            z[(7*v + i) // 7, (7*v + i) % 7] = x[v]", "write the same elements of z"),
+    (
+        "for v in range(6):\n        for i in range(8):\n            z[(7*v + i) // 7, (7*v + i) % 7] = x[v]",
+        "write the same elements of z",
+    ),
     ("for v in range(8):\n        z[v, 0:+16] = x[v]\n        z[7 - v, 16:+16] = x[v]", "write the same elements of z"),
 ]
 

@@ -1,4 +1,6 @@
-"""Any schedule that the primitives accept leaves the meaning of a kernel alone, and its steps tell how to make it again."""
+"""Any schedule that the primitives accept leaves the meaning of a kernel alone, and its steps tell how to make it
+again.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,9 @@ class Random:
             self.apply(self.pick((memory.vectorize, lambda b, x: memory.vector_reduce(b, x, 4, 2))), name)
 
     def parallelise(self) -> None:
-        """Threads share the outermost loop, if all that is computed stands inside it: each thread runs what stands outside."""
+        """Threads share the outermost loop, if all that is computed stands inside it: each thread runs what stands
+        outside.
+        """
         outer = [s for s in self.s.body if not isinstance(s, Alloc)]
         if len(outer) == 1 and isinstance(outer[0], For):
             self.apply(loops.annotate, "parallel", outer[0].var.name)

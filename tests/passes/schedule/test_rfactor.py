@@ -43,5 +43,9 @@ def test_what_is_no_sum_of_products_is_refused() -> None:
 
 
 def test_rows_whose_ends_hold_zeros() -> None:
-    s = Schedule(parse_kernel("def k(x: f32[2, 16], y: f32[1]):\n    for r in range(20):\n        y[0] = y[0] + x[r // 16, r % 16]\n"))
+    s = Schedule(
+        parse_kernel(
+            "def k(x: f32[2, 16], y: f32[1]):\n    for r in range(20):\n        y[0] = y[0] + x[r // 16, r % 16]\n"
+        )
+    )
     assert s.apply(round_up, "r", 16).extent("r") == 32

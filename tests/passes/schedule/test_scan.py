@@ -1,4 +1,6 @@
-"""Scans: both ends, with and without the element itself, sums, products and maxima, one warp and several; and what is none."""
+"""Scans: both ends, with and without the element itself, sums, products and maxima, one warp and several; and what is
+none.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,10 @@ def test_tile_that_repeats_the_last_pixel() -> None:
     """Pixels beyond the last are the last one again: the position is a minimum, which grows or stays."""
     pixel = "min(i + 3, 4)"
     check_schedule(
-        WINDOW.replace("2):", "1):", 1).replace("6", "4").replace("4 * p + t + i - 5", f"2 * {pixel} + t - 8").replace("4 * p + i", pixel),
+        WINDOW.replace("2):", "1):", 1)
+        .replace("6", "4")
+        .replace("4 * p + t + i - 5", f"2 * {pixel} + t - 8")
+        .replace("4 * p + i", pixel),
         lambda s: s.apply(version, "t", "i").apply(narrow),
         """\
 def k(x: f32[4], w: f32[5], y: f32[8]):

@@ -1,4 +1,6 @@
-"""Which tiles of attention fit a device, and what they cost: constants were fitted to some 2,500 kernels of 76 problems on an H200."""
+"""Which tiles of attention fit a device, and what they cost: constants were fitted to some 2,500 kernels of 76 problems
+on an H200.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def shapes(a: Attention, target: GpuTarget, half: bool, wide: bool = False) -> l
     for rows, warps in (*(TENSOR if half else ORDINARY), *more):
         if rows >= 2 * m and rows > (16 if half else 4):
             continue  # half of the rows would not exist
-        for keys, stages, slices in itertools.product((32, 64, 128) if half else (16, 32, 64, 128), rings, (1, 2, 4, 8)):
+        for keys, stages, slices in itertools.product(
+            (32, 64, 128) if half else (16, 32, 64, 128), rings, (1, 2, 4, 8)
+        ):
             if rows == 4 and keys > 32:
                 continue  # a step is short enough as it is, and longer ones run out of registers
             for parts in (1, 2, 4, 8) if target.has_tma and m <= SMALL else (1,):
@@ -50,7 +54,9 @@ def _fits(a: Attention, target: GpuTarget, s: Shape, half: bool) -> bool:
 
 def _widths(a: Attention, half: bool) -> tuple[int, int]:
     """Elements of a row of Q and K, and of V, as tiles hold them."""
-    return (rounded(a.depth.size), rounded(a.cols.size)) if half else (rounded(a.depth.size, 4), rounded(a.cols.size, 32))
+    return (
+        (rounded(a.depth.size), rounded(a.cols.size)) if half else (rounded(a.depth.size, 4), rounded(a.cols.size, 32))
+    )
 
 
 def registers(a: Attention, s: Shape, half: bool) -> int:
@@ -65,7 +71,9 @@ def registers(a: Attention, s: Shape, half: bool) -> int:
     )  # of 16 bytes: each has an address where rows are no power of two
     addresses = max(copies - ADDRESSES, 0) * 13 // 5
     kept = depth // 4 if is_kept(a, s) else 0
-    staged = sum(x % 2 != 0 for x in (a.depth.size, a.cols.size)) * s.keys * max(depth, cols) // (64 * s.warps)  # elements that no copy moves
+    staged = (
+        sum(x % 2 != 0 for x in (a.depth.size, a.cols.size)) * s.keys * max(depth, cols) // (64 * s.warps)
+    )  # elements that no copy moves
     return wm // 16 * (cols // 2 + s.keys // 2 + kept + 20) + staged + masked + addresses + 40
 
 
@@ -83,27 +91,42 @@ def shared_bytes(a: Attention, s: Shape, half: bool) -> int:
 
 
 def cost(a: Attention, target: GpuTarget, s: Shape, half: bool) -> float:
-    """Estimated cycles: rounds of blocks, each of which waits for its first tiles, goes through its steps and joins what is divided."""
+    """Estimated cycles: rounds of blocks, each of which waits for its first tiles, goes through its steps and joins
+    what is divided.
+    """
     batch, m, n, d, e = a.sizes
     blocks, size = batch * -(-m // s.rows) * s.parts, 2 if half else 4
     by_registers = target.registers // (max(registers(a, s, half), 64) * s.threads)
-    together = max(1, min(by_registers, target.shared_per_sm // (shared_bytes(a, s, half) + 1024), target.threads_per_sm // s.threads))
+    together = max(
+        1,
+        min(
+            by_registers, target.shared_per_sm // (shared_bytes(a, s, half) + 1024), target.threads_per_sm // s.threads
+        ),
+    )
     here = min(-(-blocks // target.sms), together)  # blocks of an SM at a time
     steps = -(-n // (s.keys * s.shares))
     tile = s.slices * s.keys * (d + e) * size
-    rate = 24 if half and blocks >= target.sms else 48  # bytes that an SM gets of the second-level cache in a cycle; less where all ask for it
+    rate = (
+        24 if half and blocks >= target.sms else 48
+    )  # bytes that an SM gets of the second-level cache in a cycle; less where all ask for it
     wait = 500 + (1000 if half and is_masked(a) else 0)  # the mask's elements are asked for when they are needed
     work = _tensor_work(a, s) if half else _ordinary_work(a, s)
     step = max(work * max(here * s.warps * s.slices / 4, 1), work * 1.4 + wait, here * tile / rate)
     first = here * (s.rows * d * size + tile * min(s.stages - 1, steps)) / rate
-    join = (300 + 64 * s.shares if s.shares > 1 else 0) + (1200 if s.parts > 1 else 0) + (150 * steps if s.slices > 1 else 0)
+    join = (
+        (300 + 64 * s.shares if s.shares > 1 else 0)
+        + (1200 if s.parts > 1 else 0)
+        + (150 * steps if s.slices > 1 else 0)
+    )
     full = blocks / (target.sms * together * (CLUSTERED if s.parts > 1 else 1))
     end = _widths(a, half)[1] * s.rows / s.warps / 8
     return (ceil(full) if full < 3 else full + 0.5) * (3000 + first + steps * step + join + end)
 
 
 def _tensor_work(a: Attention, s: Shape) -> float:
-    """Cycles of a quarter of an SM for a warp's step: 8 for a product of fragments; reading fragments and all else goes on beside them in part."""
+    """Cycles of a quarter of an SM for a warp's step: 8 for a product of fragments; reading fragments and all else goes
+    on beside them in part.
+    """
     depth, cols = _widths(a, True)
     wm = s.rows // s.warps
     products = wm / 16 * s.keys / 8 * (depth + cols) / 16

@@ -9,8 +9,8 @@
                 mixed += scores V
             y = epilogue(mixed / sums)                               from registers; shares of a row meet in shared memory before
 
-Scores of keys that do not exist are -inf. Where all scores so far are, 0 takes the place of their maximum, so that no inf - inf occurs that
-the definition does not have; rows that end so have no weights, their sum is NaN.
+Scores of keys that do not exist are -inf. Where all scores so far are, 0 takes the place of their maximum, so that no
+inf - inf occurs that the definition does not have; rows that end so have no weights, their sum is NaN.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ CHUNK = 8  # columns that a lane stores
 
 @dataclass(frozen=True)
 class Shape:
-    """A block's tile: `rows` over `warps`, `keys` of a step; `slices` groups of such warps, each with tiles of keys of its own, and `parts`
-    blocks of a cluster likewise."""
+    """A block's tile: `rows` over `warps`, `keys` of a step; `slices` groups of such warps, each with tiles of keys of
+    its own, and `parts` blocks of a cluster likewise.
+    """
 
     rows: int
     warps: int
@@ -55,10 +56,12 @@ class Shape:
 
 @dataclass(frozen=True)
 class Grid:
-    """How a warp's scores lie in the registers of its lanes: `stats` rows a lane, `turns` pieces of `lanes` neighbouring keys in each.
+    """How a warp's scores lie in the registers of its lanes: `stats` rows a lane, `turns` pieces of `lanes`
+    neighbouring keys in each.
 
-    at(row, turn) -> index of a piece; row(k) -> the warp's row; key(turn) -> the tile's key; `masks`: lanes that share a row differ in these bits.
-    Of the mean it is `wide` neighbouring columns in `pieces` pieces, col(piece) -> the first column, place(row, piece) -> index.
+    at(row, turn) -> index of a piece; row(k) -> the warp's row; key(turn) -> the tile's key; `masks`: lanes that share
+    a row differ in these bits. Of the mean it is `wide` neighbouring columns in `pieces` pieces, col(piece) -> the
+    first column, place(row, piece) -> index.
     """
 
     stats: int
@@ -86,7 +89,7 @@ class Flash(ABC):
         self.steps = -(-a.keys.size // (shape.keys * shape.shares))
         self.tiles = self.plan()
 
-    # --- what is different ------------------------------------------------------------------------------------------------------
+    # --- what is different --------------------------------------------------------------------------------------------
 
     @abstractmethod
     def plan(self) -> tuple[Tile, Tile, Tile]:
@@ -108,7 +111,7 @@ class Flash(ABC):
     def mix(self, b: Builder, slot: Expr, scores: Buffer, mixed: Buffer) -> None:
         """mixed += scores V"""
 
-    # --- the kernel -------------------------------------------------------------------------------------------------------------
+    # --- the kernel ---------------------------------------------------------------------------------------------------
 
     def build(self) -> Kernel:
         a, s, b = self.a, self.s, Builder()
@@ -169,7 +172,9 @@ class Flash(ABC):
         ahead = step + (s.stages - 1)
         slot = b.let("slot", ahead % s.stages)
         with b.when(ahead < self.steps):
-            self.fetch(b, b.let("next", minimum(ahead, self.steps - 1)), slot)  # whose bounds show that whole tiles need no guards
+            self.fetch(
+                b, b.let("next", minimum(ahead, self.steps - 1)), slot
+            )  # whose bounds show that whole tiles need no guards
         b.do("cp_async_commit")
         here = b.let("here", step % s.stages + self.slice * s.stages)
         self.multiply(b, here, scores)
@@ -184,7 +189,9 @@ class Flash(ABC):
         return (step * self.s.parts + self.part) * self.s.slices + self.slice
 
     def movers(self, step: Expr) -> tuple[tuple[Mover, Expr], tuple[Mover, Expr]]:
-        """Of the tiles of K and V of a step, and which tile of the sum they bring: keys are the side of K and the sum of V."""
+        """Of the tiles of K and V of a step, and which tile of the sum they bring: keys are the side of K and the sum
+        of V.
+        """
         number = self.number(step)
         t = self.warp * 32 + self.lane
         k = Mover(self.tiles[1], self.shared[1], self.batch, number * self.s.keys, t, self.regs[0])
@@ -198,15 +205,19 @@ class Flash(ABC):
         for m, _ in self.movers(const(0)) if exists else ():
             m.put(b, slot + self.slice * self.s.stages)
 
-    # --- the softmax ------------------------------------------------------------------------------------------------------------
+    # --- the softmax --------------------------------------------------------------------------------------------------
 
     @property
     def factor(self) -> float | None:
-        """The one constant, positive, by which products become scores, if that is all; then `top` and scores in registers are products."""
+        """The one constant, positive, by which products become scores, if that is all; then `top` and scores in
+        registers are products.
+        """
         return None
 
     def softmax(self, b: Builder, scores: Buffer, first: Expr, mixed: Buffer) -> None:
-        """Scores become weights relative to the largest score so far; what was summed before is brought to the same scale."""
+        """Scores become weights relative to the largest score so far; what was summed before is brought to the same
+        scale.
+        """
         g = self.grid()
         if self.factor is None:
             self.transform(b, scores, first)
@@ -263,11 +274,15 @@ class Flash(ABC):
         """Keys past the last one are never the largest and weigh nothing."""
         g, n = self.grid(), self.a.keys.size
         with b.when(n < first + self.s.keys):
-            with b.loop("j", g.turns, "unroll") as j, b.loop("r", g.stats, "unroll") as r, b.loop("c", g.lanes, "unroll") as c:
+            with (
+                b.loop("j", g.turns, "unroll") as j,
+                b.loop("r", g.stats, "unroll") as r,
+                b.loop("c", g.lanes, "unroll") as c,
+            ):
                 at = lane_of(g.at(r, j), c)
                 b.store(scores, at, select(first + g.key(j) + c < n, scores[at], const(-INF, f32)))
 
-    # --- the end ----------------------------------------------------------------------------------------------------------------
+    # --- the end ------------------------------------------------------------------------------------------------------
 
     def finish(self, b: Builder, mixed: Buffer) -> None:
         g, s = self.grid(), self.s
@@ -303,7 +318,9 @@ class Flash(ABC):
                 store_row(b, self.a.mean, env, row, g.col(j), mixed, g.place(r, j), g.wide)
 
     def combine(self, b: Builder) -> None:
-        """The shares of a row, each relative to its own largest score, to a row of the result: by all threads that there are, a chunk at a time."""
+        """The shares of a row, each relative to its own largest score, to a row of the result: by all threads that
+        there are, a chunk at a time.
+        """
         s, a = self.s, self.a
         chunks, threads = -(-self.cols // CHUNK), s.threads * s.parts
         piece, total, best = b.alloc("piece", f32, CHUNK), b.alloc("total", f32, 1), b.alloc("best", f32, 1)
@@ -330,7 +347,16 @@ class Flash(ABC):
                         theirs = self.theirs(part, self.out, at_w, r, q * CHUNK + h * 4)
                         b.store(piece, (h * 4,), fma(theirs, by, piece.at(h * 4, lanes=4)), 4)
                 inverse = b.let("inverse", inverse_of(best[0], total[0]))
-                store_row(b, a.mean, {**self.batch, load(a.inverse, (0,)): inverse}, self.origin + row, q * CHUNK, piece, (const(0),), CHUNK)
+                store_row(
+                    b,
+                    a.mean,
+                    {**self.batch, load(a.inverse, (0,)): inverse},
+                    self.origin + row,
+                    q * CHUNK,
+                    piece,
+                    (const(0),),
+                    CHUNK,
+                )
 
     @contextmanager
     def share(self, b: Builder) -> Iterator[tuple[Expr, Expr]]:

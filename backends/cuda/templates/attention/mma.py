@@ -1,7 +1,7 @@
 """Attention of half-precision operands on the tensor cores, by warp instructions (mma.sync).
 
-Scores and the mean are fragments in f32; a warp's scores, rounded to halves, are the left operand of the second product as they lie. Weights are
-powers of two: with f16 or bf16 operands the approximation's 2^-22 is nothing.
+Scores and the mean are fragments in f32; a warp's scores, rounded to halves, are the left operand of the second product
+as they lie. Weights are powers of two: with f16 or bf16 operands the approximation's 2^-22 is nothing.
 """
 
 from __future__ import annotations
@@ -90,7 +90,12 @@ class Mma(Flash):
             with b.loop("j", n // 16, "unroll") as j:
                 b.store(fk, (0,), fragment(self.tiles[1], self.shared[1], slot, j * 16, k * 16, 1, self.lane), 8)
                 with b.loop("i", self.high, "unroll") as i, b.loop("h", 2, "unroll") as h:
-                    b.store(scores, (i, j * 2 + h, 0), mma(scores, (i, j * 2 + h), fq.at(i, 0, lanes=8), fk.at(h * 4, lanes=4)), 4)
+                    b.store(
+                        scores,
+                        (i, j * 2 + h, 0),
+                        mma(scores, (i, j * 2 + h), fq.at(i, 0, lanes=8), fk.at(h * 4, lanes=4)),
+                        4,
+                    )
 
     def mix(self, b: Builder, slot: Expr, scores: Buffer, mixed: Buffer) -> None:
         weights, fv = b.alloc("weights", self.dtype, self.high, 8), b.alloc("fv", self.dtype, 8)
@@ -100,7 +105,12 @@ class Mma(Flash):
             with b.loop("j", self.cols // 16, "unroll") as j:
                 b.store(fv, (0,), fragment(self.tiles[2], self.shared[2], slot, j * 16, k * 16, 1, self.lane), 8)
                 with b.loop("i", self.high, "unroll") as i, b.loop("h", 2, "unroll") as h:
-                    b.store(mixed, (i, j * 2 + h, 0), mma(mixed, (i, j * 2 + h), weights.at(i, 0, lanes=8), fv.at(h * 4, lanes=4)), 4)
+                    b.store(
+                        mixed,
+                        (i, j * 2 + h, 0),
+                        mma(mixed, (i, j * 2 + h), weights.at(i, 0, lanes=8), fv.at(h * 4, lanes=4)),
+                        4,
+                    )
 
     def weight(self, x: Expr, top: Expr) -> Expr:
         """e^(x - top) of scores, or of products that are yet to be scaled: one rounding and one power."""
@@ -115,8 +125,9 @@ def mma(acc: Buffer, at: tuple[Expr, ...], left: Expr, right: Expr) -> Expr:
 
 
 def fragment(tile: Tile, buf: Buffer, slot: Expr, side: Expr, k: Expr, which: int, lane: Expr) -> Expr:
-    """16 x 16 elements. Lane 8*m + r gives the address of row r of matrix m; of the first operand matrices 1 and 3 are those of the
-    lower rows, of the second one those of the upper half of the sum."""
+    """16 x 16 elements. Lane 8*m + r gives the address of row r of matrix m; of the first operand matrices 1 and 3 are
+    those of the lower rows, of the second one those of the upper half of the sum.
+    """
     low, high, r = lane // 8 % 2 * 8, lane // 16 * 8, lane % 8
     if tile.rows == "side":
         at = (side + low + r, k + high) if which == 0 else (side + high + r, k + low)

@@ -5,8 +5,9 @@
         total = sum over keys of exp(score - top)
         for cols: y[..] = epilogue(sum over keys of exp(score - top) * V[b, n, e], total)
 
-`score` is what stands between the sum of products and the softmax: a scale, a mask. Output loops on which only Q depends are rows, those of V alone
-columns, all others batch loops. So transposes of any operand or of the result are nothing but other index expressions.
+`score` is what stands between the sum of products and the softmax: a scale, a mask. Output loops on which only Q
+depends are rows, those of V alone columns, all others batch loops. So transposes of any operand or of the result are
+nothing but other index expressions.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from dnnc.passes.schedule.state import Schedule
 
 @dataclass(frozen=True)
 class Attention:
-    """`score` says in terms of `dots[0]` what goes into the softmax; `store` writes an element from `mixed[0]`, the sum of weighted values, and
-    `inverse[0]`, one over the sum of weights (NaN for rows without keys)."""
+    """`score` says in terms of `dots[0]` what goes into the softmax; `store` writes an element from `mixed[0]`, the sum
+    of weighted values, and `inverse[0]`, one over the sum of weights (NaN for rows without keys).
+    """
 
     kernel: Kernel
     batch: Axis
@@ -94,7 +96,14 @@ def _groups(s: Schedule) -> list[tuple[str, int]]:
     """Output loops of which an index takes the quotient `i // n`: several axes in one, as a reshape leaves them."""
     outer, inner = _walk(s.body)
     found: dict[str, int] = {}
-    for x in (x for st in inner if isinstance(st, (For, Store)) for y in walk_stmts((st,)) if isinstance(y, Store) for x in walk(y.value)):
+    for x in (
+        x
+        for st in inner
+        if isinstance(st, (For, Store))
+        for y in walk_stmts((st,))
+        if isinstance(y, Store)
+        for x in walk(y.value)
+    ):
         if isinstance(x, Op) and x.name == "//" and isinstance(v := x.args[0], Var) and any(v is o.var for o in outer):
             n = value(x.args[1])
             if n is not None and (value(s.loop(v.name).extent) or 0) % n == 0:
@@ -108,7 +117,9 @@ def _walk(b: Block) -> tuple[list[For], list[Stmt]]:
     others: list[Stmt] = []
     while True:
         inner = b[-1] if b else None
-        if not isinstance(inner, For) or not any(isinstance(s, Store) and s.buf.space == "global" for s in walk_stmts(inner.body)):
+        if not isinstance(inner, For) or not any(
+            isinstance(s, Store) and s.buf.space == "global" for s in walk_stmts(inner.body)
+        ):
             return outer, [*others, *b]
         outer.append(inner)
         others += b[:-1]
@@ -118,7 +129,11 @@ def _walk(b: Block) -> tuple[list[For], list[Stmt]]:
 def _read(s: Schedule) -> Attention | None:
     """The parts of the nest as it stands."""
     outer, body = _walk(s.body)
-    if len(body) != 10 or not isinstance(store := body[9], Store) or any(value(x.lo) != 0 or value(x.extent) is None for x in outer):
+    if (
+        len(body) != 10
+        or not isinstance(store := body[9], Store)
+        or any(value(x.lo) != 0 or value(x.extent) is None for x in outer)
+    ):
         return None
     steps = [x for k in (0, 3, 6) if (x := _reduction(body[k : k + 3])) is not None]
     if len(steps) < 3:
@@ -139,12 +154,18 @@ def _read(s: Schedule) -> Attention | None:
     inverse = Buffer("inverse", f32, mixed.shape, "register")
     end = _end(store, mixed, total, inverse)
     return (
-        None if end is None else _sorted(s.kernel.with_body(s.body), outer, loop, depth, (*products, weighted[1]), score, (dots, mixed, inverse), end)
+        None
+        if end is None
+        else _sorted(
+            s.kernel.with_body(s.body), outer, loop, depth, (*products, weighted[1]), score, (dots, mixed, inverse), end
+        )
     )
 
 
 def _by_use(sums: list[tuple[Buffer, For, Block]], store: Store) -> tuple[Buffer, Buffer, For, Block]:
-    """Of the sums of weights and of weighted values, which may stand in either order: the first one's memory, and all of the second."""
+    """Of the sums of weights and of weighted values, which may stand in either order: the first one's memory, and all
+    of the second.
+    """
     quotients = [x.args for x in walk(store.value) if isinstance(x, Op) and x.name == "/"]
     swapped = any(a is load(sums[0][0], (0,)) for a, _ in quotients)
     total, mixed = sums[::-1] if swapped else sums
@@ -157,15 +178,29 @@ def _reduction(b: list[Stmt] | Block) -> tuple[Buffer, For, Block] | None:
         return None
     alloc, init, loop = b
     if not (
-        isinstance(alloc, Alloc) and isinstance(init, Store) and init.buf is alloc.buf and isinstance(init.value, Const) and isinstance(loop, For)
+        isinstance(alloc, Alloc)
+        and isinstance(init, Store)
+        and init.buf is alloc.buf
+        and isinstance(init.value, Const)
+        and isinstance(loop, For)
     ):
         return None
-    return (alloc.buf, loop, loop.body) if value(loop.lo) == 0 and value(loop.extent) is not None and alloc.buf.space == "register" else None
+    return (
+        (alloc.buf, loop, loop.body)
+        if value(loop.lo) == 0 and value(loop.extent) is not None and alloc.buf.space == "register"
+        else None
+    )
 
 
 def _factors(b: Block, acc: Buffer) -> tuple[Expr, Expr] | None:
     """x and y of `acc[0] = fma(x, y, acc[0])`"""
-    if len(b) != 1 or not isinstance(s := b[0], Store) or s.buf is not acc or not isinstance(e := s.value, Op) or e.name != "fma":
+    if (
+        len(b) != 1
+        or not isinstance(s := b[0], Store)
+        or s.buf is not acc
+        or not isinstance(e := s.value, Op)
+        or e.name != "fma"
+    ):
         return None
     return (e.args[0], e.args[1]) if isinstance(e.args[2], Load) and e.args[2].buf is acc else None
 
@@ -201,5 +236,9 @@ def _sorted(
     batch = tuple(o for o in outer if o not in rows and o not in cols)
     if {o.var for o in cols} & free(score) or depth.var in free(score) or any(x is keys.var for x in q):
         return None
-    operands = (Operand(values[0], (), Axis(rows)), Operand(values[1], (), Axis((keys,))), Operand(values[2], (), Axis(cols)))
+    operands = (
+        Operand(values[0], (), Axis(rows)),
+        Operand(values[1], (), Axis((keys,))),
+        Operand(values[2], (), Axis(cols)),
+    )
     return Attention(kernel, Axis(batch), Axis((keys,)), Axis((depth,)), *operands, score, *buffers, store)

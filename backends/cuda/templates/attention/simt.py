@@ -1,4 +1,5 @@
-"""Attention in f32 on the ordinary cores: the scores of a warp are tiles of its lanes' registers, and go through shared memory to the second product.
+"""Attention in f32 on the ordinary cores: the scores of a warp are tiles of its lanes' registers, and go through shared
+memory to the second product.
 
 A warp's lanes are 4 x 8: row i of a lane is i*4 + lane // 8, its keys are j*8 + lane % 8, its columns four in each 32.
 """
@@ -19,7 +20,9 @@ class Simt(Flash):
     pad = 4
 
     def __init__(self, a: Attention, shape: Shape) -> None:
-        super().__init__(a, shape, f32, -(-a.depth.size // WIDE) * WIDE, -(-a.cols.size // (ACROSS * WIDE)) * ACROSS * WIDE)
+        super().__init__(
+            a, shape, f32, -(-a.depth.size // WIDE) * WIDE, -(-a.cols.size // (ACROSS * WIDE)) * ACROSS * WIDE
+        )
 
     def plan(self) -> tuple[Tile, Tile, Tile]:
         s, group = self.s, 32 * self.s.warps
@@ -47,7 +50,9 @@ class Simt(Flash):
 
     def allocate(self, b: Builder) -> None:
         super().allocate(b)
-        self.weights = b.alloc("weights", f32, self.s.warps * self.s.slices, self.wm, self.s.keys + self.pad, space="shared")
+        self.weights = b.alloc(
+            "weights", f32, self.s.warps * self.s.slices, self.wm, self.s.keys + self.pad, space="shared"
+        )
 
     def start(self, b: Builder) -> tuple[Buffer, Buffer]:
         self.high = self.wm // DOWN

@@ -1,7 +1,9 @@
-"""Schedules of attention: one kernel from queries to the finished mean, whose scores never leave the registers of a warp.
+"""Schedules of attention: one kernel from queries to the finished mean, whose scores never leave the registers of a
+warp.
 
-Knobs are the block's tile: `rows` of queries over `warps`, `keys` of a step, `stages` of tiles in shared memory; and `slices` of the
-block and `parts` of a cluster that divide the keys: few rows (decoding) or few heads need those to keep enough loads in flight.
+Knobs are the block's tile: `rows` of queries over `warps`, `keys` of a step, `stages` of tiles in shared memory; and
+`slices` of the block and `parts` of a cluster that divide the keys: few rows (decoding) or few heads need those to keep
+enough loads in flight.
 """
 
 from __future__ import annotations
@@ -68,4 +70,11 @@ def _dtype(problem: Problem) -> DType | None:
 
 
 def _knobs(s: Shape) -> Knobs:
-    return (("rows", s.rows), ("warps", s.warps), ("keys", s.keys), ("stages", s.stages), ("slices", s.slices), ("parts", s.parts))
+    return (
+        ("rows", s.rows),
+        ("warps", s.warps),
+        ("keys", s.keys),
+        ("stages", s.stages),
+        ("slices", s.slices),
+        ("parts", s.parts),
+    )

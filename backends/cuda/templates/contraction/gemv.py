@@ -1,9 +1,10 @@
 """Contractions with one short side (a matrix times few vectors): the long operand is read once, at the rate of memory.
 
-Where the long operand lies along the sum, the lanes of a warp take vectors of it (as many `lanes` as a short sum has vectors; the others take
-other elements of the long side); `per` elements of the long side share what is read of the short operand, `parts` warps divide the sum.
-Where it lies along its side, a lane takes a vector of columns and a share of the sum. Either way shuffles and then shared memory bring
-the shares together, and one thread finishes each element. What is constant is asked for before the kernel ahead of this one has ended.
+Where the long operand lies along the sum, the lanes of a warp take vectors of it (as many `lanes` as a short sum has
+vectors; the others take other elements of the long side); `per` elements of the long side share what is read of the
+short operand, `parts` warps divide the sum. Where it lies along its side, a lane takes a vector of columns and a share
+of the sum. Either way shuffles and then shared memory bring the shares together, and one thread finishes each element.
+What is constant is asked for before the kernel ahead of this one has ended.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from dnnc.ir.loops.stmt import Buffer, Builder, Kernel, call
 from dnnc.passes.schedule.problem import Knobs, Problem, varied
 
 SHORT = 8  # elements of the short side at most: each has its own sums
-HALVES = 4  # the same of 16-bit floats: of more, products and conversions take longer than reading, and tensor cores do better
+# the same of 16-bit floats: of more, products and conversions take longer than reading, and tensor cores do better
+HALVES = 4
 IN_FLIGHT = 8  # vectors of the long operand that a thread asks for before it waits
 WARPS = 16  # of an SM, that keep enough loads in flight
 THREADS = (32, 64, 128, 256, 512, 1024)
@@ -80,7 +82,9 @@ def divisions(c: Contraction, target: GpuTarget) -> list[Knobs]:
             parts = next((p for p in (1, 2, 4, 8) if outputs // per * p >= enough or vectors <= 32 * p), 8)
             found.append((("per", per), ("parts", parts), ("threads", max(128, 32 * parts))))
         return found
-    sizes = [w for w in ((8, 4, 16, 32) if c.red.size >= 32 else (16, 32)) if w * lanes <= max(long.axis.size, lanes * 4)]
+    sizes = [
+        w for w in ((8, 4, 16, 32) if c.red.size >= 32 else (16, 32)) if w * lanes <= max(long.axis.size, lanes * 4)
+    ]
     sizes.sort(key=lambda w: (-(-long.axis.size // (w * lanes)) * c.batch.size < 0.9 * target.sms, abs(w - 8)))
     return [
         (("wide", w), ("threads", t))
@@ -96,7 +100,9 @@ def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
 
 
 def every_division(c: Contraction, target: GpuTarget) -> list[Knobs]:
-    """All ways to share the work among threads that registers and shared memory allow, those of blocks of 64 to 512 threads first."""
+    """All ways to share the work among threads that registers and shared memory allow, those of blocks of 64 to 512
+    threads first.
+    """
     long, short = sides(c)
     along, lanes = _lanes(c)
     n, found = short.axis.size, []
@@ -106,15 +112,29 @@ def every_division(c: Contraction, target: GpuTarget) -> list[Knobs]:
         vectors = -(-c.red.size // lanes)
         for t, more, per, parts in itertools.product(blocks, flights, (1, 2, 4, 8), (1, 2, 4, 8, 16)):
             busy = _registers(more, 1 if per >= IN_FLIGHT else per, per * n + n * lanes)
-            if t % (32 * parts) or per > max(long.axis.size, 1) or (parts > 1 and vectors < 32 * parts) or not _room(t, busy, target):
+            if (
+                t % (32 * parts)
+                or per > max(long.axis.size, 1)
+                or (parts > 1 and vectors < 32 * parts)
+                or not _room(t, busy, target)
+            ):
                 continue
             found.append(varied((("per", per), ("parts", parts), ("threads", t)), **more))
             if parts == 1 and not more:
-                found += [(("per", per), ("parts", 1), ("threads", t), ("lanes", w)) for w in (2, 4, 8, 16) if vectors <= 16 * w]
+                found += [
+                    (("per", per), ("parts", 1), ("threads", t), ("lanes", w))
+                    for w in (2, 4, 8, 16)
+                    if vectors <= 16 * w
+                ]
         return found
     for t, more, w in itertools.product(blocks, flights, (2, 4, 8, 16, 32)):
         shared = t // 32 * n * w * lanes * c.dtype.bytes
-        if w <= t and w * lanes <= max(long.axis.size, lanes * 4) and t // w <= 2 * c.red.size and shared <= target.shared_default:
+        if (
+            w <= t
+            and w * lanes <= max(long.axis.size, lanes * 4)
+            and t // w <= 2 * c.red.size
+            and shared <= target.shared_default
+        ):
             if _room(t, _registers(more, 1, n * lanes + IN_FLIGHT * n), target):
                 found.append(varied((("wide", w), ("threads", t)), **more))
     return found
@@ -141,7 +161,9 @@ def early(problem: Problem, target: GpuTarget) -> frozenset[str]:
     return problem.constants if target.major >= 9 else frozenset()
 
 
-def made(c: Contraction, knobs: Mapping[str, int | str], constants: frozenset[str], prologue: Prologue | None = None) -> Kernel:
+def made(
+    c: Contraction, knobs: Mapping[str, int | str], constants: frozenset[str], prologue: Prologue | None = None
+) -> Kernel:
     """The kernel of these knobs; see Gemv."""
     numbers = {k: int(v) for k, v in knobs.items()}
     return (AlongSum if "per" in numbers else AlongSide)(c, numbers, constants, prologue).build()
@@ -163,10 +185,13 @@ class Prologue(Protocol):
 class Gemv:
     """What both kernels share: where things are, and how a finished element is stored.
 
-    Where the long operand is among the `constants`, its first vectors are asked for while the kernel before this one still runs; so is what
-    the end of the nest reads beside the sum."""
+    Where the long operand is among the `constants`, its first vectors are asked for while the kernel before this one
+    still runs; so is what the end of the nest reads beside the sum.
+    """
 
-    def __init__(self, c: Contraction, knobs: Mapping[str, int], constants: frozenset[str], prologue: Prologue | None) -> None:
+    def __init__(
+        self, c: Contraction, knobs: Mapping[str, int], constants: frozenset[str], prologue: Prologue | None
+    ) -> None:
         self.c, self.threads, self.constants, self.prologue = c, knobs["threads"], constants, prologue
         self.long, self.short = sides(c)
         self.early = bool(constants) and all(x.buf.name in constants for x in self.long.loads)
@@ -181,14 +206,21 @@ class Gemv:
 
     @property
     def stored_as(self) -> Expr:
-        """An element of the long operand in registers, from where it is converted when it is used: before that nobody waits for it."""
+        """An element of the long operand in registers, from where it is converted when it is used: before that nobody
+        waits for it.
+        """
         e = self.long.value
-        return e.args[0] if isinstance(e, Op) and e.name == f"cast_{self.c.dtype}" and isinstance(e.args[0], Load) else e
+        return (
+            e.args[0] if isinstance(e, Op) and e.name == f"cast_{self.c.dtype}" and isinstance(e.args[0], Load) else e
+        )
 
     def begin(self, b: Builder, t: Expr, read: Callable[[Expr], None], place: tuple[Expr, Expr, Expr]) -> None:
-        """Thread t reads its first vectors of the long operand, ahead of the kernel before where they are constant; then the prologue.
+        """Thread t reads its first vectors of the long operand, ahead of the kernel before where they are constant;
+        then the prologue.
 
-        `place`: whether the thread has an element to finish in the first round, and where on the long and the short side that is."""
+        `place`: whether the thread has an element to finish in the first round, and where on the long and the short
+            side that is.
+        """
         if self.early:
             b.do("pdl_launch")
         read(const(0))
@@ -204,14 +236,22 @@ class Gemv:
     def fetch(self, b: Builder, place: tuple[Expr, Expr, Expr], constant: bool) -> None:
         """Read what the end of the nest needs beside the sum: those operands that are constant, or the others."""
         e = self.c.store.value
-        loads = [x for x in walk(e) if isinstance(x, Load) and x.buf.space == "global" and (x.buf.name in self.constants) == constant]
+        loads = [
+            x
+            for x in walk(e)
+            if isinstance(x, Load) and x.buf.space == "global" and (x.buf.name in self.constants) == constant
+        ]
         loads = [x for x in dict.fromkeys(loads) if not any(isinstance(y, Load) for i in x.idx for y in walk(i))]
         if self.rounds > 1:
             return
         cond, long, short = place
         row, col = (long, short) if self.long is self.c.a else (short, long)
         used = (*self.c.store.idx, e)
-        env = {**self.batch, **self.c.rows.at(self.c.rows.inside(row, 1, *used)), **self.c.cols.at(self.c.cols.inside(col, 1, *used))}
+        env = {
+            **self.batch,
+            **self.c.rows.at(self.c.rows.inside(row, 1, *used)),
+            **self.c.cols.at(self.c.cols.inside(col, 1, *used)),
+        }
         for x in loads:
             own = b.alloc("own", x.dtype, 1)
             with b.when(cond & (long < self.long.axis.size)):
@@ -245,7 +285,9 @@ class Gemv:
 
 
 class AlongSum(Gemv):
-    def __init__(self, c: Contraction, knobs: Mapping[str, int], constants: frozenset[str], prologue: Prologue | None) -> None:
+    def __init__(
+        self, c: Contraction, knobs: Mapping[str, int], constants: frozenset[str], prologue: Prologue | None
+    ) -> None:
         super().__init__(c, knobs, constants, prologue)
         self.per, self.parts, self.wide = knobs["per"], knobs["parts"], knobs.get("lanes", 32)
         self.teams = self.threads // 32 // self.parts  # groups of `parts` warps
@@ -287,7 +329,11 @@ class AlongSum(Gemv):
         with b.loop("step", self.steps) as step:
             with b.loop("u", self.unroll, "unroll") as u:
                 self.read_short(b, vs, self.place(step, u, lane))
-                with b.loop("i", self.per, "unroll") as i, b.loop("s", self.n, "unroll") as s, b.loop("j", self.lanes, "unroll") as j:
+                with (
+                    b.loop("i", self.per, "unroll") as i,
+                    b.loop("s", self.n, "unroll") as s,
+                    b.loop("j", self.lanes, "unroll") as j,
+                ):
                     b.store(acc, (i, s), self.update(acc[i, s], cast(vl[u, i, j], c.dtype), vs[s, j]))
             if self.steps > 1:
                 with b.when(step < self.steps - 1):
@@ -350,7 +396,9 @@ class AlongSum(Gemv):
 
 
 class AlongSide(Gemv):
-    def __init__(self, c: Contraction, knobs: Mapping[str, int], constants: frozenset[str], prologue: Prologue | None) -> None:
+    def __init__(
+        self, c: Contraction, knobs: Mapping[str, int], constants: frozenset[str], prologue: Prologue | None
+    ) -> None:
         super().__init__(c, knobs, constants, prologue)
         self.wide = knobs["wide"]  # vectors of a block
         if self.wide > 32 or 32 % self.wide or self.threads % 32:
@@ -393,7 +441,11 @@ class AlongSide(Gemv):
         with b.loop("step", self.steps) as step:
             with b.loop("u", self.unroll, "unroll") as u:
                 self.read_short(b, vs, u, place(step, u))
-            with b.loop("u", self.unroll, "unroll") as u, b.loop("s", self.n, "unroll") as s, b.loop("j", self.lanes, "unroll") as j:
+            with (
+                b.loop("u", self.unroll, "unroll") as u,
+                b.loop("s", self.n, "unroll") as s,
+                b.loop("j", self.lanes, "unroll") as j,
+            ):
                 b.store(acc, (s, j), self.update(acc[s, j], cast(vl[u, j], c.dtype), vs[u, s]))
             if self.steps > 1:
                 with b.when(step < self.steps - 1):
@@ -410,7 +462,12 @@ class AlongSide(Gemv):
                 b.store(vl, (u, 0), const(0, vl.dtype), self.lanes)
                 guards.enter_context(b.when(k < self.c.red.size))
             at = self.c.red.at(self.c.red.inside(k, 1))
-            b.store(vl, (u, 0), vector_of(self.stored_as, lambda j: self.at(self.long.axis.at(side, self.lanes, j), at), self.lanes), self.lanes)
+            b.store(
+                vl,
+                (u, 0),
+                vector_of(self.stored_as, lambda j: self.at(self.long.axis.at(side, self.lanes, j), at), self.lanes),
+                self.lanes,
+            )
 
     def read_short(self, b: Builder, vs: Buffer, u: Expr, k: Expr) -> None:
         with ExitStack() as guards:

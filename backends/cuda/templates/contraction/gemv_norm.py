@@ -5,8 +5,9 @@
         for k: acc += norm(x[row, k]) * w[k, col]       ->       row[:] = norm(x[row, :]), in shared memory, by all threads
         y[row, col] = epilogue(acc)                              the product of `row` and w, as `gemv` has it
 
-A row has a few thousand elements, which the second-level cache gives to all blocks while their weights are on their way from memory. A
-kernel of its own for the norm would take longer to start than that. `takes` says for which nodes that holds; fusion asks it.
+A row has a few thousand elements, which the second-level cache gives to all blocks while their weights are on their way
+from memory. A kernel of its own for the norm would take longer to start than that. `takes` says for which nodes that
+holds; fusion asks it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ from dnnc.passes.schedule.state import Schedule, loops
 
 ROWS = 4  # more make the product longer than its weights take to come, and tensor cores better
 ELEMENTS = 8192  # of all rows: 32 KiB of shared memory
-WEIGHTS = 1 << 24  # for which nearly all blocks run at once; of more, those that come later compute the norm while little else is under way
+WEIGHTS = (
+    1 << 24
+    # for which nearly all blocks run at once; of more, those that come later compute the norm while little else is
+    # under way
+)
 SHORT = 1024  # elements of a row, for less than which the norm takes no less time
 THREADS = (256, 512)
 WARP = 32
@@ -38,20 +43,38 @@ ORDER = gemv.ORDER
 
 
 def takes(norm: Node, product: Node) -> bool:
-    """Is a product whose first operand a norm makes, perhaps through element-wise nodes, computed with the norm in one kernel?"""
+    """Is a product whose first operand a norm makes, perhaps through element-wise nodes, computed with the norm in one
+    kernel?
+    """
     x, out = product.inputs[0], product.output.type
-    if product.op.name != "matmul" or x is None or any(v.type.layout is not None for v in (x, product.output, norm.output, *norm.inputs[:1]) if v):
+    if (
+        product.op.name != "matmul"
+        or x is None
+        or any(v.type.layout is not None for v in (x, product.output, norm.output, *norm.inputs[:1]) if v)
+    ):
         return False
     sizes = [d for t in (norm.output.type, x.type, out) for d in t.shape]
     weights = product.inputs[1]
-    if weights is None or weights.type.rank != 2 or norm.output.type.shape != x.type.shape or not all(isinstance(d, int) for d in sizes):
+    if (
+        weights is None
+        or weights.type.rank != 2
+        or norm.output.type.shape != x.type.shape
+        or not all(isinstance(d, int) for d in sizes)
+    ):
         return False
     *rows, k = (int(str(d)) for d in x.type.shape)
     n, count = int(str(out.shape[-1])), 1
     for d in rows:
         count *= d
     last = norm.attrs.get("axis", -1) in (-1, x.type.rank - 1)
-    return bool(rows) and last and 1 <= count <= ROWS < n and WARP <= k and count * k <= ELEMENTS and n * max(k, SHORT) <= WEIGHTS
+    return (
+        bool(rows)
+        and last
+        and 1 <= count <= ROWS < n
+        and WARP <= k
+        and count * k <= ELEMENTS
+        and n * max(k, SHORT) <= WEIGHTS
+    )
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
@@ -59,7 +82,9 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     if found is None:
         return []
     knobs = gemv.divisions(found[1], target)
-    return list(dict.fromkeys(tuple((name, t if name == "threads" else v) for name, v in k) for t in THREADS for k in knobs))
+    return list(
+        dict.fromkeys(tuple((name, t if name == "threads" else v) for name, v in k) for t in THREADS for k in knobs)
+    )
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
@@ -81,13 +106,14 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
     return gemv.made(c, knobs, constants, Rows(norm, int(knobs["threads"]), constants))
 
 
-# --- what the nest computes -----------------------------------------------------------------------------------------------------------
+# --- what the nest computes -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Norm:
-    """`row[i, k]` is `value` for each iteration of the loops `rows` and of `k`; `statistics` are sums over k, one after the other, each with the
-    accumulator that `value` and later ones read as `acc[0]`."""
+    """`row[i, k]` is `value` for each iteration of the loops `rows` and of `k`; `statistics` are sums over k, one after
+    the other, each with the accumulator that `value` and later ones read as `acc[0]`.
+    """
 
     rows: Axis
     k: For
@@ -113,7 +139,9 @@ def split(problem: Problem) -> tuple[Norm, Contraction] | None:
     norm, rest = found
     for loop in reversed(outer):
         rest = (replace(loop, body=rest),)
-    c = contraction_of(replace(problem, kind="contraction", lowered=replace(problem.lowered, kernel=s.kernel.with_body(rest))))
+    c = contraction_of(
+        replace(problem, kind="contraction", lowered=replace(problem.lowered, kernel=s.kernel.with_body(rest)))
+    )
     if c is None or not gemv.applies(c) or c.batch.size != 1:
         return None
     if [x.buf for x in gemv.sides(c)[1].loads] != [norm.row]:
@@ -156,7 +184,13 @@ def _sum(s: Sequence[Stmt], k: Var) -> tuple[Buffer, Expr] | None:
     if not isinstance(update, Store) or update.buf is not alloc.buf or value(loop.lo) != 0 or k.hi != loop.var.hi:
         return None
     e, acc = update.value, alloc.buf
-    last = e.args[2] if isinstance(e, Op) and e.name == "fma" else e.args[0] if isinstance(e, Op) and e.name == "+" else None
+    last = (
+        e.args[2]
+        if isinstance(e, Op) and e.name == "fma"
+        else e.args[0]
+        if isinstance(e, Op) and e.name == "+"
+        else None
+    )
     added = isinstance(init.value, Const) and init.value.value == 0 and isinstance(last, Load) and last.buf is acc
     return (acc, substitute(e, {loop.var: k})) if added else None
 
@@ -186,7 +220,7 @@ def _relocated(norm: Norm, kernel: Kernel) -> Norm:
     return replace(norm, statistics=tuple((acc, go(e)) for acc, e in norm.statistics), value=go(norm.value))
 
 
-# --- the prologue ---------------------------------------------------------------------------------------------------------------------
+# --- the prologue -----------------------------------------------------------------------------------------------------
 
 
 class Rows:
@@ -195,7 +229,9 @@ class Rows:
     def __init__(self, norm: Norm, threads: int, known: Collection[str]) -> None:
         self.norm, self.threads, self.known = norm, threads, known
         self.n, self.length = norm.rows.size, value(norm.k.extent) or 0
-        self.loads = list(dict.fromkeys(x for e in norm.expressions for x in walk(e) if isinstance(x, Load) and norm.k.var in free(x)))
+        self.loads = list(
+            dict.fromkeys(x for e in norm.expressions for x in walk(e) if isinstance(x, Load) and norm.k.var in free(x))
+        )
         self.lanes = self.vectors_of()
         self.vectors = self.length // self.lanes
         self.turns = -(-self.vectors // threads)
@@ -215,7 +251,10 @@ class Rows:
 
     def shared(self, b: Builder) -> None:
         b.emit(Alloc(self.norm.row))
-        self.parts = [b.alloc("shares", acc.dtype, self.threads // WARP, self.n, space="shared") for acc, _ in self.norm.statistics]
+        self.parts = [
+            b.alloc("shares", acc.dtype, self.threads // WARP, self.n, space="shared")
+            for acc, _ in self.norm.statistics
+        ]
 
     def constants(self, b: Builder, t: Expr) -> None:
         self.read(b, t, [x for x in self.loads if x.buf.name in self.known])
@@ -227,10 +266,19 @@ class Rows:
             totals[acc] = b.alloc("total", acc.dtype, self.n)
             self.sum(b, t, acc, e, part, totals)
         out = b.alloc("normed", self.norm.row.dtype, self.lanes)
-        with b.loop("turn", self.turns, "unroll") as turn, b.when(self.inside(t, turn)), b.loop("i", self.n, "unroll") as i:
+        with (
+            b.loop("turn", self.turns, "unroll") as turn,
+            b.when(self.inside(t, turn)),
+            b.loop("i", self.n, "unroll") as i,
+        ):
             with b.loop("j", self.lanes, "unroll") as j:
                 b.store(out, (j,), self.at(self.norm.value, i, turn, j, totals))
-            b.store(self.norm.row, (i * self.length + self.vector(t, turn) * self.lanes,), out.at(0, lanes=self.lanes), self.lanes)
+            b.store(
+                self.norm.row,
+                (i * self.length + self.vector(t, turn) * self.lanes,),
+                out.at(0, lanes=self.lanes),
+                self.lanes,
+            )
         b.do("barrier")
 
     def vector(self, t: Expr, turn: Expr) -> Expr:
@@ -248,9 +296,18 @@ class Rows:
         for x in loads:
             n = self.n if self.each_row(x) else 1
             self.tiles[x] = tile = b.alloc(f"{x.buf.name}_v", x.dtype, n, self.turns, self.lanes)
-            with b.loop("turn", self.turns, "unroll") as turn, b.when(self.inside(t, turn)), b.loop("i", n, "unroll") as i:
+            with (
+                b.loop("turn", self.turns, "unroll") as turn,
+                b.when(self.inside(t, turn)),
+                b.loop("i", n, "unroll") as i,
+            ):
                 row, vector = self.norm.rows.at(i), self.vector(t, turn)
-                b.store(tile, (i, turn, 0), vector_of(x, lambda j: {**row, self.norm.k.var: vector * self.lanes + j}, self.lanes), self.lanes)
+                b.store(
+                    tile,
+                    (i, turn, 0),
+                    vector_of(x, lambda j: {**row, self.norm.k.var: vector * self.lanes + j}, self.lanes),
+                    self.lanes,
+                )
 
     def at(self, e: Expr, i: Expr, turn: Expr, j: Expr, totals: Mapping[Buffer, Buffer]) -> Expr:
         """An expression for one of the thread's elements of row i."""
@@ -263,7 +320,11 @@ class Rows:
         total = totals[acc]
         with b.loop("i", self.n, "unroll") as i:
             b.store(total, (i,), const(0, acc.dtype))
-        with b.loop("turn", self.turns, "unroll") as turn, b.when(self.inside(t, turn)), b.loop("i", self.n, "unroll") as i:
+        with (
+            b.loop("turn", self.turns, "unroll") as turn,
+            b.when(self.inside(t, turn)),
+            b.loop("i", self.n, "unroll") as i,
+        ):
             with b.loop("j", self.lanes, "unroll") as j:
                 b.store(total, (i,), self.at(e, i, turn, j, totals))
         for mask in (16, 8, 4, 2, 1):

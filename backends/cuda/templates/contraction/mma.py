@@ -6,8 +6,9 @@
             for step: wait for its tile; start tile step + stages - 1; sums += ldmatrix fragments of the tile
             y = epilogue(sums)                       through shared memory, so that a warp stores whole rows of its tile
 
-Tiles lie in shared memory as in global memory, copied 16 bytes at a time by cp.async where the operand allows it; ldmatrix turns those
-that lie along the side round. Products and sums are in f32. `slices` and `split` divide the sum among groups of warps and the blocks of a cluster, as in `simt`.
+Tiles lie in shared memory as in global memory, copied 16 bytes at a time by cp.async where the operand allows it;
+ldmatrix turns those that lie along the side round. Products and sums are in f32. `slices` and `split` divide the sum
+among groups of warps and the blocks of a cluster, as in `simt`.
 """
 
 from __future__ import annotations
@@ -63,29 +64,38 @@ class Shape:
         return wm * wn // 32 + (wm + wn) // 4 + 48
 
     def shared_bytes(self) -> int:
-        rows = ((self.bm + self.bn) * (self.bk + PAD) + 2 * PAD * self.bk) * self.element  # padded whichever way they lie
+        rows = (
+            (self.bm + self.bn) * (self.bk + PAD) + 2 * PAD * self.bk
+        ) * self.element  # padded whichever way they lie
         alone = self.slices * self.split == 1
         out = self.warps * 16 * (self.bn // self.across + 4) if alone else self.slices * self.bm * (self.bn + SUM_PAD)
         return rows * self.stages * self.slices + out * 4
 
     @property
     def rate(self) -> float:
-        """Share of the tensor cores' rate that a warp's tile can reach: what it reads of shared memory for what it computes."""
+        """Share of the tensor cores' rate that a warp's tile can reach: what it reads of shared memory for what it
+        computes.
+        """
         wm, wn = self.bm // self.down, self.bn // self.across
         return min(1.0, wm * wn / (wm + wn) / 32)
 
 
 SHAPES = (
-    Shape(128, 256, 2, 4), Shape(256, 128, 4, 2), Shape(128, 128, 2, 2), Shape(128, 128, 2, 4), Shape(128, 64, 2, 2), Shape(64, 128, 2, 2),
-    Shape(64, 64, 2, 2), Shape(64, 32, 2, 2), Shape(32, 64, 2, 2), Shape(32, 32, 2, 2), Shape(16, 64, 1, 4), Shape(16, 128, 1, 4),
+    Shape(128, 256, 2, 4), Shape(256, 128, 4, 2), Shape(128, 128, 2, 2), Shape(128, 128, 2, 4), Shape(128, 64, 2, 2),
+    Shape(64, 128, 2, 2),
+    Shape(64, 64, 2, 2), Shape(64, 32, 2, 2), Shape(32, 64, 2, 2), Shape(32, 32, 2, 2), Shape(16, 64, 1, 4),
+    Shape(16, 128, 1, 4),
     Shape(128, 48, 4, 1), Shape(64, 48, 4, 1), Shape(128, 96, 2, 2), Shape(64, 96, 2, 2),
 )  # fmt: skip
 
 
-# every division of a block's tile among warps that have 16 to 64 rows and columns each, fewer than 4 warps only where the tile is small
+# every division of a block's tile among warps that have 16 to 64 rows and columns each, fewer than 4 warps only where
+# the tile is small
 TILES = tuple(
     (bm, bn, bm // wm, bn // wn)
-    for bm, bn, wm, wn in itertools.product((16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (16, 32, 64), (16, 32, 64, 128))
+    for bm, bn, wm, wn in itertools.product(
+        (16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (16, 32, 64), (16, 32, 64, 128)
+    )
     if wm <= bm
     and wn <= bn
     and wm * wn <= 4096
@@ -118,7 +128,9 @@ def half_contraction(problem: Problem) -> Contraction | None:
 def estimate(problem: Problem, target: GpuTarget) -> float:
     """Cycles of the best guess; infinite where the kernel does not apply."""
     c, found = half_contraction(problem), candidates(problem, target)
-    return math.inf if c is None or not found else cost(c, target, Shape(**{k: int(v) for k, v in found[0]}), gathering(c))
+    return (
+        math.inf if c is None or not found else cost(c, target, Shape(**{k: int(v) for k, v in found[0]}), gathering(c))
+    )
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
@@ -146,8 +158,12 @@ def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
     return varied_shapes(c, target, [Shape(*tile, 32 if c.red.size >= 32 else 16, 3) for tile in TILES], DEPTHS)
 
 
-def varied_shapes(c: Contraction, target: GpuTarget, shapes: Sequence[Shape], depths: Sequence[tuple[int, int]]) -> list[Knobs]:
-    """All tiles, and all ways to divide their sum, by estimated time; the best of them with steps and rings of other sizes."""
+def varied_shapes(
+    c: Contraction, target: GpuTarget, shapes: Sequence[Shape], depths: Sequence[tuple[int, int]]
+) -> list[Knobs]:
+    """All tiles, and all ways to divide their sum, by estimated time; the best of them with steps and rings of other
+    sizes.
+    """
     gathers = gathering(c)
     fits = [s for s in divided(c, target, shapes) if _fits(c, target, s)]
     best = sorted(fits, key=lambda s: cost(c, target, s, gathers))
@@ -160,12 +176,18 @@ def varied_shapes(c: Contraction, target: GpuTarget, shapes: Sequence[Shape], de
 
 def divided(c: Contraction, target: GpuTarget, shapes: Sequence[Shape]) -> list[Shape]:
     """The shapes with every way to divide the sum among groups of warps and blocks."""
-    return [replace(s, slices=z, split=n) for s in shapes for z in (1, 2, 4) for n in splits(target, c.dtype, _tiles(c, s), s.bm)]
+    return [
+        replace(s, slices=z, split=n)
+        for s in shapes
+        for z in (1, 2, 4)
+        for n in splits(target, c.dtype, _tiles(c, s), s.bm)
+    ]
 
 
 def gathering(c: Contraction) -> tuple[float, float]:
-    """For both operands the cycles of an SM for an element of a tile that is no part of a vector: the instructions of its place and its guards;
-    0 where vectors are copied as they are."""
+    """For both operands the cycles of an SM for an element of a tile that is no part of a vector: the instructions of
+    its place and its guards; 0 where vectors are copied as they are.
+    """
     return _gather(c, c.a), _gather(c, c.b)
 
 
@@ -193,19 +215,27 @@ def _knobs(s: Shape) -> Knobs:
 def _fits(c: Contraction, target: GpuTarget, s: Shape) -> bool:
     if s.slices * s.split > 1 and c.red.size < 4 * s.slices * s.split * s.bk:
         return False
-    return s.shared_bytes() <= target.shared_bytes and s.warps * s.slices <= 16 and s.registers * s.warps * s.slices * 32 <= target.registers
+    return (
+        s.shared_bytes() <= target.shared_bytes
+        and s.warps * s.slices <= 16
+        and s.registers * s.warps * s.slices * 32 <= target.registers
+    )
 
 
 def cost(c: Contraction, target: GpuTarget, s: Shape, gathers: tuple[float, float]) -> float:
-    """Estimated cycles of the busiest SM, as of `simt.cost`. The tensor cores of an SM do 1024 products of halves a cycle for
-    mma.sync (half of Hopper's rate); with fewer than 8 warps they wait for fragments. `gathers`: see `gathering`."""
+    """Estimated cycles of the busiest SM, as of `simt.cost`. The tensor cores of an SM do 1024 products of halves a
+    cycle for mma.sync (half of Hopper's rate); with fewer than 8 warps they wait for fragments. `gathers`: see
+    `gathering`.
+    """
     warps, depth = s.warps * s.slices, s.bk * s.slices
     most = busiest(target, _tiles(c, s), s.split)
     together = min(most, resident(target, warps, s.registers, s.shared_bytes()))
     rate = TENSOR * 2 / s.element * s.rate * min(1.0, together * warps / 8)
     scattered = (s.bm * gathers[0] + s.bn * gathers[1]) * depth
     traffic = (s.bm + s.bn) * depth * s.element / L2_RATE
-    step = max(s.bm * s.bn * depth / rate, traffic, LATENCY / (together * (s.stages - 1))) + BARRIER / together + scattered
+    step = (
+        max(s.bm * s.bn * depth / rate, traffic, LATENCY / (together * (s.stages - 1))) + BARRIER / together + scattered
+    )
     rounds = -(-c.red.size // (depth * s.split))
     end = meeting(s.bm * s.bn, s.slices, s.split)
     return most * (rounds * step + end) + -(-most // together) * (2 * LATENCY + SHARE * (s.split > 1))
@@ -228,8 +258,14 @@ class Mma:
             raise ScheduleError(f"{self.wm} x {self.wn} x {shape.bk} is no whole number of fragments of 16 x 16 x 16")
         groups = shape.slices * shape.split
         self.steps = -(-c.red.size // (shape.bk * groups))
-        self.tiles = [plan_tile(c, o, size, shape.bk, shape.warps * 32, groups) for o, size in ((c.a, shape.bm), (c.b, shape.bn))]
-        self.parts = Parts(shape.bm, shape.bn, shape.slices, shape.split, shape.warps * shape.slices * 32) if groups > 1 else None
+        self.tiles = [
+            plan_tile(c, o, size, shape.bk, shape.warps * 32, groups) for o, size in ((c.a, shape.bm), (c.b, shape.bn))
+        ]
+        self.parts = (
+            Parts(shape.bm, shape.bn, shape.slices, shape.split, shape.warps * shape.slices * 32)
+            if groups > 1
+            else None
+        )
 
     @property
     def dtype(self) -> DType:
@@ -246,8 +282,15 @@ class Mma:
         with b.loop("block", c.batch.size * down * across, "block.x") as block, cluster(b, s.split) as self.part:
             self.batch = c.batch.named(b, block // (down * across))
             self.origin = b.let("row0", block // across % down) * s.bm, b.let("col0", block % across) * s.bn
-            sa, sb = (tile.shared(b, name, s.stages * s.slices, self.pad(tile)) for tile, name in zip(self.tiles, ("sa", "sb")))
-            self.out = self.parts.memory(b, f32) if self.parts else b.alloc("out", f32, s.warps, 16, self.wn + 4, space="shared")
+            sa, sb = (
+                tile.shared(b, name, s.stages * s.slices, self.pad(tile))
+                for tile, name in zip(self.tiles, ("sa", "sb"))
+            )
+            self.out = (
+                self.parts.memory(b, f32)
+                if self.parts
+                else b.alloc("out", f32, s.warps, 16, self.wn + 4, space="shared")
+            )
             with b.loop("w", s.warps * s.slices, "warp") as w, b.loop("l", 32, "lane") as lane:
                 self.body(b, w, lane, (sa, sb))
         return c.kernel.with_body(b.block())
@@ -259,20 +302,39 @@ class Mma:
         self.col = self.warp % s.across * self.wn
         t = self.warp * 32 + lane
         movers = [
-            Mover(tile, buf, self.batch, at, t, None if tile.direct else b.alloc("r" + buf.name, self.dtype, tile.turns, tile.lanes))
+            Mover(
+                tile,
+                buf,
+                self.batch,
+                at,
+                t,
+                None if tile.direct else b.alloc("r" + buf.name, self.dtype, tile.turns, tile.lanes),
+            )
             for tile, buf, at in zip(self.tiles, shared, self.origin)
         ]
         acc = b.alloc("sum", f32, self.wm // 16, self.wn // 8, 4)
         with b.loop("i", self.wm // 16, "unroll") as i, b.loop("j", self.wn // 8, "unroll") as j:
             b.store(acc, (i, j, 0), 0.0, 4)
-        Ring(movers, s.stages, self.steps, self.part, self.slice, s.slices).run(b, lambda slot: self.products(b, slot, acc, shared))
+        Ring(movers, s.stages, self.steps, self.part, self.slice, s.slices).run(
+            b, lambda slot: self.products(b, slot, acc, shared)
+        )
         if self.parts is None:
             self.store(b, acc)
             return
-        with b.loop("i", self.wm // 16, "unroll") as i, b.loop("j", self.wn // 8, "unroll") as j, b.loop("h", 2, "unroll") as h:
+        with (
+            b.loop("i", self.wm // 16, "unroll") as i,
+            b.loop("j", self.wn // 8, "unroll") as j,
+            b.loop("h", 2, "unroll") as h,
+        ):
             at = (self.slice, self.row + i * 16 + lane // 4 + h * 8, self.col + j * 8 + lane % 4 * 2)
             b.store(self.out, at, acc.at(i, j, h * 2, lanes=2), 2)
-        self.parts.finish(b, self.out, self.part, w * 32 + lane, lambda row, col, tile: self.finish(b, row, col, tile, (const(0),), LANES))
+        self.parts.finish(
+            b,
+            self.out,
+            self.part,
+            w * 32 + lane,
+            lambda row, col, tile: self.finish(b, row, col, tile, (const(0),), LANES),
+        )
 
     def products(self, b: Builder, slot: Expr, acc: Buffer, shared: tuple[Buffer, Buffer]) -> None:
         fa, fb = b.alloc("fa", self.dtype, self.wm // 16, 8), b.alloc("fb", self.dtype, self.wn // 16, 8)
@@ -282,12 +344,15 @@ class Mma:
             with b.loop("j", self.wn // 16, "unroll") as j:
                 b.store(fb, (j, 0), self.fragment(self.tiles[1], shared[1], slot, self.col + j * 16, k * 16, 1), 8)
             with b.loop("i", self.wm // 16, "unroll") as i, b.loop("j", self.wn // 8, "unroll") as j:
-                made = call("mma_m16n8k16", acc.at(i, j, 0, lanes=4), fa.at(i, 0, lanes=8), fb.at(j // 2, j % 2 * 4, lanes=4))
+                made = call(
+                    "mma_m16n8k16", acc.at(i, j, 0, lanes=4), fa.at(i, 0, lanes=8), fb.at(j // 2, j % 2 * 4, lanes=4)
+                )
                 b.store(acc, (i, j, 0), made, 4)
 
     def fragment(self, tile: Tile, buf: Buffer, slot: Expr, side: Expr, k: Expr, which: int) -> Expr:
-        """16 x 16 elements. Lane 8*m + r gives the address of row r of matrix m; of the first operand matrices 1 and 3 are those of the
-        lower rows, of the second one those of the upper half of the sum."""
+        """16 x 16 elements. Lane 8*m + r gives the address of row r of matrix m; of the first operand matrices 1 and 3
+        are those of the lower rows, of the second one those of the upper half of the sum.
+        """
         low, high, r = self.lane // 8 % 2 * 8, self.lane // 16 * 8, self.lane % 8
         if tile.rows == "side":
             at = (side + low + r, k + high) if which == 0 else (side + high + r, k + low)

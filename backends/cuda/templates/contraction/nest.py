@@ -5,9 +5,10 @@
         for red: if conds: acc = fma(a, b, acc)
         y[..] = epilogue(acc)
 
-A loop on which both factors depend is a batch loop; of the two sides the one that holds the innermost output loop is `cols`: along it the
-results lie in memory. Several loops of one side are walked as one index. So a matrix product and a convolution of any rank, groups
-and dilations are the same thing: only the index expressions of the factors differ, and those stay as the nest has them.
+A loop on which both factors depend is a batch loop; of the two sides the one that holds the innermost output loop is
+`cols`: along it the results lie in memory. Several loops of one side are walked as one index. So a matrix product and a
+convolution of any rank, groups and dilations are the same thing: only the index expressions of the factors differ, and
+those stay as the nest has them.
 """
 
 from __future__ import annotations
@@ -52,8 +53,12 @@ class Axis:
         return frozenset(loop.var for loop in self.loops)
 
     def inside(self, i: Expr, lanes: int, *used: Expr) -> Expr:
-        """A step (a vector of lanes) that a guard keeps inside, so that it can be seen as well where expressions divide it."""
-        divided = any(isinstance(x, Op) and x.name in ("//", "%") and self.vars & free(x) for e in used for x in walk(e))
+        """A step (a vector of lanes) that a guard keeps inside, so that it can be seen as well where expressions divide
+        it.
+        """
+        divided = any(
+            isinstance(x, Op) and x.name in ("//", "%") and self.vars & free(x) for e in used for x in walk(e)
+        )
         return minimum(i, self.size // lanes - 1) if divided or len(self.loops) > 1 else i
 
     def named(self, b: Builder, i: E) -> dict[Expr, Expr]:
@@ -62,7 +67,9 @@ class Axis:
         return {loop.var: b.let(loop.var.name, at[loop.var]) for loop in self.loops}
 
     def at(self, i: E, lanes: int = 1, lane: E = 0) -> dict[Expr, Expr]:
-        """The loops' variables at step i, or at `lane` of the i-th vector of lanes, which must divide the innermost loop."""
+        """The loops' variables at step i, or at `lane` of the i-th vector of lanes, which must divide the innermost
+        loop.
+        """
         out: dict[Expr, Expr] = {}
         left = const(i)
         for loop in self.loops[:0:-1]:
@@ -76,7 +83,9 @@ class Axis:
 
 @dataclass(frozen=True)
 class Operand:
-    """A factor: its value in the accumulator's type, where all `conds` hold; elsewhere it is 0. `axis` is the side that it belongs to."""
+    """A factor: its value in the accumulator's type, where all `conds` hold; elsewhere it is 0. `axis` is the side that
+    it belongs to.
+    """
 
     value: Expr
     conds: tuple[Expr, ...]
@@ -96,7 +105,9 @@ class Operand:
 
 @dataclass(frozen=True)
 class Contraction:
-    """`kernel` has the parameters that the expressions here refer to; `store` writes an output element from `acc[0]`."""
+    """`kernel` has the parameters that the expressions here refer to; `store` writes an output element from
+    `acc[0]`.
+    """
 
     kernel: Kernel
     batch: Axis
@@ -132,7 +143,9 @@ class Contraction:
         return acc + x * y
 
 
-_READ: WeakKeyDictionary[Problem, Contraction | None] = WeakKeyDictionary()  # each template asks; forgotten with the problem
+_READ: WeakKeyDictionary[Problem, Contraction | None] = (
+    WeakKeyDictionary()
+)  # each template asks; forgotten with the problem
 
 
 def contraction_of(problem: Problem) -> Contraction | None:
@@ -154,8 +167,14 @@ def _contraction_of(problem: Problem) -> Contraction | None:
 
 
 def _joined(s: Schedule) -> Schedule:
-    """The nest with loops of one iteration gone, groups of channels apart, and neighbouring loops of one side in one."""
-    guarded = {x.buf.name for x in accesses(s.body) if not all(nonneg(i) and nonneg(d - 1 - i) for i, d in zip(x.idx, x.buf.shape))}
+    """The nest with loops of one iteration gone, groups of channels apart, and neighbouring loops of one side in
+    one.
+    """
+    guarded = {
+        x.buf.name
+        for x in accesses(s.body)
+        if not all(nonneg(i) and nonneg(d - 1 - i) for i, d in zip(x.idx, x.buf.shape))
+    }
     s.apply(single, *(x.var.name for x in loops(s.body) if value(x.extent) == 1))
     s.collapse(*guarded)
     for name, n in _groups(s):
@@ -169,10 +188,14 @@ def _joined(s: Schedule) -> Schedule:
     names = [x.var.name for x in outer]
     side = {x.var.name: next(k for k, vs in enumerate(sides) if x.var in vs) for x in outer}
     _fuse_runs(s, names, side)
-    red = sorted(found.red.loops, key=lambda x: _neighbours(found, x.var))  # the loop along which operands lie in memory is the innermost
+    red = sorted(
+        found.red.loops, key=lambda x: _neighbours(found, x.var)
+    )  # the loop along which operands lie in memory is the innermost
     if red != list(found.red.loops):
         s.apply(reorder, *(x.var.name for x in red))
-    if (value(red[-1].extent) or 0) % RUN:  # whole vectors do not fit the innermost loop; they may fit the loops together
+    if (
+        value(red[-1].extent) or 0
+    ) % RUN:  # whole vectors do not fit the innermost loop; they may fit the loops together
         _fuse_runs(s, [x.var.name for x in red], {})
     return s.collapse(*guarded)
 
@@ -184,7 +207,9 @@ def _neighbours(c: Contraction, v: Var) -> int:
 
 
 def _fuse_runs(s: Schedule, names: Sequence[str], side: Mapping[str, int]) -> None:
-    """Fuse neighbours of one side, outer pairs first: `(k // d) % m` and `k % d`, which that gives, join again to one index."""
+    """Fuse neighbours of one side, outer pairs first: `(k // d) % m` and `k % d`, which that gives, join again to one
+    index.
+    """
     last = names[0]
     for name in names[1:]:
         if side.get(last) == side.get(name):
@@ -220,19 +245,30 @@ def _read(s: Schedule) -> Contraction | None:
     if len(body) != 4:
         return None
     alloc, init, loop, store = body
-    if not (isinstance(alloc, Alloc) and isinstance(init, Store) and isinstance(store, Store)) or not _is_zero(init.value):
+    if not (isinstance(alloc, Alloc) and isinstance(init, Store) and isinstance(store, Store)) or not _is_zero(
+        init.value
+    ):
         return None
     red, update = perfect((loop,))
     conds: list[Expr] = []
     while len(update) == 1 and isinstance(update[0], If) and not update[0].other:
         conds += _conjuncts(update[0].cond)
         update = update[0].then
-    if len(update) != 1 or not isinstance(st := update[0], Store) or st.buf is not alloc.buf or init.buf is not alloc.buf:
+    if (
+        len(update) != 1
+        or not isinstance(st := update[0], Store)
+        or st.buf is not alloc.buf
+        or init.buf is not alloc.buf
+    ):
         return None
     if any(value(x.lo) != 0 or value(x.extent) is None for x in (*outer, *red)):
         return None
     found = factors(st.value, alloc.buf)
-    return None if found is None or not outer or not red else _sorted(s.kernel.with_body(s.body), outer, red, conds, found, alloc.buf, store)
+    return (
+        None
+        if found is None or not outer or not red
+        else _sorted(s.kernel.with_body(s.body), outer, red, conds, found, alloc.buf, store)
+    )
 
 
 def _is_zero(e: Expr) -> bool:
@@ -246,11 +282,21 @@ def _conjuncts(c: Expr) -> list[Expr]:
 
 
 def _sorted(
-    kernel: Kernel, outer: list[For], red: list[For], conds: list[Expr], factors: tuple[Expr, Expr], acc: Buffer, store: Store
+    kernel: Kernel,
+    outer: list[For],
+    red: list[For],
+    conds: list[Expr],
+    factors: tuple[Expr, Expr],
+    acc: Buffer,
+    store: Store,
 ) -> Contraction | None:
-    """Give every loop its side. A guard belongs to the factor that it depends on; one that depends on both sides is out of reach."""
+    """Give every loop its side. A guard belongs to the factor that it depends on; one that depends on both sides is out
+    of reach.
+    """
     x, y = (free(f) for f in factors)
-    mine, other = (Axis(tuple(o for o in outer if o.var in here and o.var not in there)) for here, there in ((x, y), (y, x)))
+    mine, other = (
+        Axis(tuple(o for o in outer if o.var in here and o.var not in there)) for here, there in ((x, y), (y, x))
+    )
     both = Axis(tuple(o for o in outer if (o.var in x) == (o.var in y)))
     guards: tuple[list[Expr], list[Expr]] = [], []
     for c in conds:

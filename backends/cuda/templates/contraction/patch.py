@@ -1,13 +1,14 @@
-"""Convolutions of few channels a group: a block keeps the patch of the image that its pixels read, and its filters, in shared memory.
+"""Convolutions of few channels a group: a block keeps the patch of the image that its pixels read, and its filters, in
+shared memory.
 
     for block in block.x(images * tiles of pixels * slabs of channels):
         filters, then the patch, are copied to shared memory               all of the sum at once: no ring, one barrier
         for every 4 chunks of the sum: sums += products                    a chunk: 4 or 8 channels of a tap
         y = epilogue(sums)                                                 through shared memory, whole rows of channels
 
-Each element of the image is fetched once for all taps that meet it, where the tiles of an implicit matrix product (`mma`, `simt`) fetch it
-once for each. `patch_kernel.py` has the kernel; this module reads the convolution off the problem and estimates what a schedule costs. Images
-have 1 to 3 spatial axes and their channels last.
+Each element of the image is fetched once for all taps that meet it, where the tiles of an implicit matrix product
+(`mma`, `simt`) fetch it once for each. `patch_kernel.py` has the kernel; this module reads the convolution off the
+problem and estimates what a schedule costs. Images have 1 to 3 spatial axes and their channels last.
 """
 
 from __future__ import annotations
@@ -38,16 +39,22 @@ START = 150  # instructions of a warp: which tile it has, the addresses that it 
 SHARED_RATE = 128  # bytes a cycle of an SM
 SEARCHED = 60  # shapes of a search
 REFINED = 12  # tiles and slabs of which all divisions among warps are estimated
-SURE = 0.75  # of the estimate of `wgmma`, which has been held against measurements, from which that of a patch is believed
+SURE = (
+    0.75  # of the estimate of `wgmma`, which has been held against measurements, from which that of a patch is believed
+)
 
 
 def candidates(problem: Problem, target: GpuTarget, rounded: bool = False) -> list[Knobs]:
-    """The best shapes, where they promise to be faster than what other templates make of the problem; `rounded`: `tf32` is one of them."""
+    """The best shapes, where they promise to be faster than what other templates make of the problem; `rounded`: `tf32`
+    is one of them.
+    """
     image = image_of(problem, target)
     if image is None:
         return []
     found = ranked(image, target)
-    if not found or found[0][0] >= (patch_depthwise.window_cost(image, target) if image.depthwise else product_cost(problem, target, rounded)):
+    if not found or found[0][0] >= (
+        patch_depthwise.window_cost(image, target) if image.depthwise else product_cost(problem, target, rounded)
+    ):
         return []
     return [s.knobs for _, s in found[:8]]
 
@@ -80,20 +87,33 @@ def product_cost(problem: Problem, target: GpuTarget, rounded: bool) -> float:
     return min(halves, floats)
 
 
-# --- what a schedule costs ----------------------------------------------------------------------------------------------------------
+# --- what a schedule costs --------------------------------------------------------------------------------------------
 
 
 def ranked_shapes(image: Image, target: GpuTarget) -> list[tuple[float, Shape]]:
-    """The shapes that fit, by estimated cycles: tiles and slabs by the best of some divisions among warps, then all divisions of the first ones."""
+    """The shapes that fit, by estimated cycles: tiles and slabs by the best of some divisions among warps, then all
+    divisions of the first ones.
+    """
     pairs = [(tile, slab) for tile in _tiles(image.sizes) for slab in _slabs(image.units, image.outs, image.wide)]
-    first = ((min((cost(image, s, target) for s in divisions(image, *p, some=True) if fits(image, s, target)), default=math.inf), p) for p in pairs)
+    first = (
+        (
+            min(
+                (cost(image, s, target) for s in divisions(image, *p, some=True) if fits(image, s, target)),
+                default=math.inf,
+            ),
+            p,
+        )
+        for p in pairs
+    )
     best = sorted((x for x in first if x[0] < math.inf), key=lambda x: x[0])[:REFINED]
     found = [(cost(image, s, target), s) for _, p in best for s in divisions(image, *p) if fits(image, s, target)]
     return sorted(found, key=lambda x: x[0])
 
 
 def divisions(image: Image, tile: tuple[int, ...], slab: tuple[int, int], some: bool = False) -> Iterator[Shape]:
-    """The shapes of a tile of pixels and a slab of groups and columns: how warps divide them. `some`: a few, one of which is near the best."""
+    """The shapes of a tile of pixels and a slab of groups and columns: how warps divide them. `some`: a few, one of
+    which is near the best.
+    """
     group, bn = slab
     units, depth = _up(math.prod(tile), image.unit) // image.unit, min(image.steps, 4)
     widths = list(dict.fromkeys(min(n, _up(bn, image.lanes_across)) for n in image.widths))
@@ -108,7 +128,9 @@ def _tiles(sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Tiles of pixels: powers of 2, and even parts of the image, along each axis."""
     each = []
     for k, n in enumerate(reversed(sizes)):
-        powers = [p for p in ((4, 8, 16, 32, 64, 128, 256) if k == 0 else (1, 2, 4, 8, 16) if k == 1 else (1, 2, 4)) if p < n]
+        powers = [
+            p for p in ((4, 8, 16, 32, 64, 128, 256) if k == 0 else (1, 2, 4, 8, 16) if k == 1 else (1, 2, 4)) if p < n
+        ]
         parts = [-(-n // d) for d in (1, 2, 4) if -(-n // d) <= 256]
         each.append(sorted({*powers, *(parts if k < 2 else parts[:1])} or {n}))
     for tile in itertools.product(*each):
@@ -132,7 +154,12 @@ def _up(n: int, by: int) -> int:
 
 
 def fits(image: Image, s: Shape, target: GpuTarget) -> bool:
-    return 1 <= s.warps <= 16 and s.registers <= 200 and s.registers * s.warps * 32 <= target.registers and s.shared_bytes <= target.shared_bytes
+    return (
+        1 <= s.warps <= 16
+        and s.registers <= 200
+        and s.registers * s.warps * 32 <= target.registers
+        and s.shared_bytes <= target.shared_bytes
+    )
 
 
 def _sectors(nbytes: int) -> int:
@@ -141,8 +168,10 @@ def _sectors(nbytes: int) -> int:
 
 
 def cost(image: Image, s: Shape, target: GpuTarget) -> float:
-    """Estimated cycles of the busiest SM: what all its blocks ask of its slowest part, or as long as a block takes alone, as often as blocks
-    follow one another. A block's phases (copies, products, results) wait for one another; those of other blocks fill the gaps."""
+    """Estimated cycles of the busiest SM: what all its blocks ask of its slowest part, or as long as a block takes
+    alone, as often as blocks follow one another. A block's phases (copies, products, results) wait for one another;
+    those of other blocks fill the gaps.
+    """
     size, across, v = image.x.dtype.bytes, s.tn // image.lanes_across, image.chunk
     most = -(-s.blocks // target.sms)
     together = min(most, resident(target, s.warps, s.registers, s.shared_bytes))
@@ -161,5 +190,7 @@ def cost(image: Image, s: Shape, target: GpuTarget) -> float:
     issued = copies + ends + steps * step + s.warps * START
     shared = steps * reads + results * 4 * (2 + s.slices) / SHARED_RATE
     asked = max(issued / ISSUED, shared, steps * products, fetched / L2_RATE)
-    alone = 2 * LATENCY + ALONE * ((copies + ends) / s.warps + s.steps * step + START) + s.steps * WAIT + fetched / L2_RATE
+    alone = (
+        2 * LATENCY + ALONE * ((copies + ends) / s.warps + s.steps * step + START) + s.steps * WAIT + fetched / L2_RATE
+    )
     return max(most * asked, -(-most // together) * alone)

@@ -1,4 +1,5 @@
-"""Depthwise convolutions by patches in shared memory: a thread has a vector of channels of `tm` neighbouring pixels of a row.
+"""Depthwise convolutions by patches in shared memory: a thread has a vector of channels of `tm` neighbouring pixels of
+a row.
 
     filters and patch are copied to shared memory; the patch has zeros where the image ends, so that no tap asks whether its pixel exists
     for every row of taps:
@@ -30,15 +31,23 @@ from dnnc.ir.loops.stmt import Buffer, Builder, Kernel
 from dnnc.passes.schedule.problem import Knobs
 
 PIECE = 16  # taps of a row that are unrolled together
-COPY, FINISH, ROW = 30, 12, 10  # instructions of a warp: a vector that is copied, one that is finished, a row of taps beside its products
+COPY, FINISH, ROW = (
+    30,
+    12,
+    10,
+)  # instructions of a warp: a vector that is copied, one that is finished, a row of taps beside its products
 ISSUED, ALONE = (
     4,
     1.6,
-)  # instructions a cycle of an SM; cycles of one of a warp that has the SM's share to itself: its sums do not wait for each other
+    # instructions a cycle of an SM; cycles of one of a warp that has the SM's share to itself: its sums do not wait for
+    # each other
+)
 SHARED_RATE = 128  # bytes a cycle
 SECTOR = 32  # bytes that memory gives at the least
 REFINED = 24  # slabs of which bank conflicts are counted
-WINDOW = 5.6  # instructions for a product of the template `window`, which loads both factors and asks for each whether the pixel exists
+# instructions for a product of the template `window`, which loads both factors and asks for each whether the pixel
+# exists
+WINDOW = 5.6
 
 
 @dataclass(frozen=True)
@@ -91,8 +100,9 @@ class Slab:
 
     @cached_property
     def _pitch(self) -> tuple[int, int]:
-        """How often a read of a warp visits shared memory, and the elements of a pixel there: with some more behind its channels, fewer lanes meet
-        the same bank."""
+        """How often a read of a warp visits shared memory, and the elements of a pixel there: with some more behind its
+        channels, fewer lanes meet the same bank.
+        """
         return min((self._visits(self.channels + k * self.copied), self.channels + k * self.copied) for k in range(4))
 
     @property
@@ -113,7 +123,9 @@ class Slab:
             for t in range(first, first + together):
                 at, run, far = 0, t // vectors, 1
                 for n, step, size in zip(
-                    (self.tile[-1] // self.tm, *self.tile[-2::-1]), (i.strides[-1] * self.tm, *i.strides[-2::-1]), self.patch[::-1]
+                    (self.tile[-1] // self.tm, *self.tile[-2::-1]),
+                    (i.strides[-1] * self.tm, *i.strides[-2::-1]),
+                    self.patch[::-1],
                 ):
                     at, run, far = at + run % n * step * far, run // n, far * size
                 start = at * pitch * i.x.dtype.bytes + t % vectors * wide
@@ -123,13 +135,18 @@ class Slab:
 
     @cached_property
     def shared_bytes(self) -> int:
-        return (math.prod(self.patch) * (self.channels + 3 * self.copied) + math.prod(self.image.taps) * self.channels) * self.image.x.dtype.bytes
+        return (
+            math.prod(self.patch) * (self.channels + 3 * self.copied) + math.prod(self.image.taps) * self.channels
+        ) * self.image.x.dtype.bytes
 
     @cached_property
     def reads(self) -> tuple[int, int]:
         """Pixels and weights that a thread reads for a row of taps, some taps at a time."""
         i, taps = self.image, self.image.taps[-1]
-        each = [len({p * i.strides[-1] + t * i.dilations[-1] for p in range(self.tm) for t in range(n)}) for _, n in pieces(taps)]
+        each = [
+            len({p * i.strides[-1] + t * i.dilations[-1] for p in range(self.tm) for t in range(n)})
+            for _, n in pieces(taps)
+        ]
         return sum(each), taps
 
     @cached_property
@@ -175,7 +192,9 @@ def ranked(image: Image, target: GpuTarget) -> list[tuple[float, Slab]]:
 
 
 def fits(s: Slab, target: GpuTarget) -> bool:
-    return 32 <= s.threads <= 512 and s.threads % 32 == 0 and s.registers <= 160 and s.shared_bytes <= target.shared_bytes
+    return (
+        32 <= s.threads <= 512 and s.threads % 32 == 0 and s.registers <= 160 and s.shared_bytes <= target.shared_bytes
+    )
 
 
 def cost(image: Image, s: Slab, target: GpuTarget, visits: int = 1) -> float:
@@ -200,7 +219,9 @@ def window_cost(image: Image, target: GpuTarget) -> float:
 
 
 class DepthwiseKernel:
-    """The kernel of one convolution and one slab. `constants`: buffers that may be read before the kernel ahead has ended."""
+    """The kernel of one convolution and one slab. `constants`: buffers that may be read before the kernel ahead has
+    ended.
+    """
 
     def __init__(self, image: Image, slab: Slab, constants: frozenset[str]) -> None:
         self.i, self.s, self.early = image, slab, image.w.name in constants
@@ -256,7 +277,11 @@ class DepthwiseKernel:
                     b.store(own, (k, 0), patch.at(at + first * far + k, channel, lanes=lanes), lanes)
                 with b.loop("k", taps, "unroll") as k:
                     b.store(weights, (k, 0), filters.at(row * i.taps[-1] + first + k, channel, lanes=lanes), lanes)
-                with b.loop("k", taps, "unroll") as k, b.loop("m", s.tm, "unroll") as m, b.loop("v", lanes, "unroll") as v:
+                with (
+                    b.loop("k", taps, "unroll") as k,
+                    b.loop("m", s.tm, "unroll") as m,
+                    b.loop("v", lanes, "unroll") as v,
+                ):
                     factors = cast(own[m * step + k * far, v], f32), cast(weights[k, v], f32)
                     b.store(acc, (m, v), i.c.update(acc[m, v], *factors))
         with b.loop("m", s.tm, "unroll") as m:

@@ -1,4 +1,6 @@
-"""What the template `patch` computes: a convolution with its image and filters, read off a problem and compared with its nest."""
+"""What the template `patch` computes: a convolution with its image and filters, read off a problem and compared with
+its nest.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,12 @@ PLANES = 4  # channels of an image that may lie in planes: a chunk, with zeros
 
 @dataclass(frozen=True)
 class Image:
-    """A convolution. `x`: [images, *inside, row]; `w`: [outputs, taps * channels]; `sizes` of the result, `taps`, strides and so on by axis;
-    `row`: elements of a pixel in memory; `channels` of a group.
+    """A convolution. `x`: [images, *inside, row]; `w`: [outputs, taps * channels]; `sizes` of the result, `taps`,
+    strides and so on by axis; `row`: elements of a pixel in memory; `channels` of a group.
 
-    Of a depthwise one the channels are columns, and `w` is [taps, row]. An image of a few channels may have them in `planes`, [images, planes,
-    *inside], its filters [outputs, planes, taps]; `channels` is then their number with zeros up to a whole chunk.
+    Of a depthwise one the channels are columns, and `w` is [taps, row]. An image of a few channels may have them in
+    `planes`, [images, planes, *inside], its filters [outputs, planes, taps]; `channels` is then their number with zeros
+    up to a whole chunk.
     """
 
     c: Contraction
@@ -51,9 +54,15 @@ class Image:
 
     @cached_property
     def fold(self) -> int:
-        """Groups that count as one, whose filters have zeros for each other's channels: as many as fill vectors of 8 channels of 16 bits."""
+        """Groups that count as one, whose filters have zeros for each other's channels: as many as fill vectors of 8
+        channels of 16 bits.
+        """
         n = VECTOR // math.gcd(self.channels, VECTOR)
-        return n if self.x.dtype.bytes == 2 and not self.depthwise and not self.planes and self.c.batch.size % n == 0 else 1
+        return (
+            n
+            if self.x.dtype.bytes == 2 and not self.depthwise and not self.planes and self.c.batch.size % n == 0
+            else 1
+        )
 
     @property
     def units(self) -> int:
@@ -117,7 +126,9 @@ class Image:
     def place(self, m: int, tap: int, channel: int) -> int | None:
         """Where a channel of the image lies that a tap meets at pixel m of the result; None in the padding."""
         at: list[int] = []
-        for n, taps, size, s, d, begin in reversed(list(zip(self.sizes, self.taps, self.inside, self.strides, self.dilations, self.begin))):
+        for n, taps, size, s, d, begin in reversed(
+            list(zip(self.sizes, self.taps, self.inside, self.strides, self.dilations, self.begin))
+        ):
             (m, i), (tap, t) = divmod(m, n), divmod(tap, taps)
             at.insert(0, i * s + t * d - begin)
             if not 0 <= at[0] < size:
@@ -152,7 +163,14 @@ def _image_of(problem: Problem) -> Image | None:
         return None
     x, w, y = node.inputs[0], node.inputs[1], node.outputs[0]
     a, b = c.a.value, c.b.value
-    if x is None or w is None or not isinstance(a, Load) or not isinstance(b, Load) or a.dtype is not b.dtype or a.buf is b.buf:
+    if (
+        x is None
+        or w is None
+        or not isinstance(a, Load)
+        or not isinstance(b, Load)
+        or a.dtype is not b.dtype
+        or a.buf is b.buf
+    ):
         return None
     group = int(node.attrs["group"])
     if any(v.type.dtype not in (f16, bf16, f32) or not _fixed(v.type) for v in (x, w, y)):
@@ -165,12 +183,21 @@ def _image_of(problem: Problem) -> Image | None:
     elif c.batch.size != group or c.cols.size < 2 or c.cols.size * group != w.type.shape[0]:
         return None
     win = window(x.type.rank - 2, w.type.shape[2:], node.attrs["strides"], node.attrs["pads"], node.attrs["dilations"])
-    n, inside, sizes, taps = _ints(x.type.shape[:1])[0], _ints(x.type.shape[2:]), _ints(y.type.shape[2:]), _ints(win.kernel)
+    n, inside, sizes, taps = (
+        _ints(x.type.shape[:1])[0],
+        _ints(x.type.shape[2:]),
+        _ints(y.type.shape[2:]),
+        _ints(win.kernel),
+    )
     each = math.prod(taps)
     if c.red.size % each or c.rows.size != n * math.prod(sizes):
         return None
     channels, row, planes = c.red.size // each, _row(x.type, depthwise or group == 1), 0
-    if depthwise and row == c.cols.size and w.type.layout == taps_first(w.type.rank, x.type.layout.block(1) if x.type.layout else 1):
+    if (
+        depthwise
+        and row == c.cols.size
+        and w.type.layout == taps_first(w.type.rank, x.type.layout.block(1) if x.type.layout else 1)
+    ):
         filters: tuple[int, ...] = (each, row)
     elif not depthwise and row is not None and _row(w.type, group == 1) is not None and row >= group * channels:
         filters = (group * c.cols.size, c.red.size)
@@ -183,7 +210,8 @@ def _image_of(problem: Problem) -> Image | None:
         c,
         Buffer(a.buf.name, a.dtype, tuple(map(const, shape))),
         Buffer(b.buf.name, b.dtype, tuple(map(const, filters))),
-        n, inside, sizes, taps, win.strides, win.dilations, _ints(win.begin), row, PLANES if planes else channels, depthwise, planes,
+        n, inside, sizes, taps, win.strides, win.dilations, _ints(win.begin), row, PLANES if planes else channels,
+        depthwise, planes,
     )  # fmt: skip
     return image if _agrees(image, a, b) else None
 
@@ -205,10 +233,15 @@ def _row(t: TensorType, padded: bool) -> int | None:
 
 
 def _agrees(image: Image, a: Load, b: Load) -> bool:
-    """Does the nest read what the convolution's attributes say? Compared at some points: the ends of each axis, and others drawn at random."""
+    """Does the nest read what the convolution's attributes say? Compared at some points: the ends of each axis, and
+    others drawn at random.
+    """
     c, rng = image.c, random.Random(0)
     axes = (c.batch, c.rows, c.cols, c.red)
-    points = [tuple(rng.choice((0, 1, x.size // 2, x.size - 1, rng.randrange(x.size))) % x.size for x in axes) for _ in range(SAMPLES)]
+    points = [
+        tuple(rng.choice((0, 1, x.size // 2, x.size - 1, rng.randrange(x.size))) % x.size for x in axes)
+        for _ in range(SAMPLES)
+    ]
     for g, m, o, k in points:
         env = {**c.batch.at(g), **c.rows.at(m), **c.cols.at(o), **c.red.at(k)}
         held = value(substitute(b.buf.offset(b.idx), env))

@@ -1,9 +1,10 @@
 """The kernel of the template `patch`: copies, products by tensor cores or ordinary cores, and the end of the sums.
 
-Tensor cores (mma.m16n8k16) take 16 pixels x 16 elements of the sum x 8 columns. The sum consists of chunks of neighbouring channels of a tap.
-`ldmatrix` brings chunks of 8, each lane giving the place of one, so that neighbouring chunks may be of different taps. Of chunks of 4, which
-only images in planes have, any order of the sum will do if both operands have the same one: lane 4*r + q holds chunk 4*step + q of pixels r and
-r + 8 and of column r. Ordinary cores give each lane some pixels and columns of its own.
+Tensor cores (mma.m16n8k16) take 16 pixels x 16 elements of the sum x 8 columns. The sum consists of chunks of
+neighbouring channels of a tap. `ldmatrix` brings chunks of 8, each lane giving the place of one, so that neighbouring
+chunks may be of different taps. Of chunks of 4, which only images in planes have, any order of the sum will do if both
+operands have the same one: lane 4*r + q holds chunk 4*step + q of pixels r and r + 8 and of column r. Ordinary cores
+give each lane some pixels and columns of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ WIDE = 8  # results that a thread finishes at a time
 
 @dataclass(frozen=True)
 class PatchCopy:
-    """How `threads` threads of a block, of which this one is number `t`, bring parts of an image and of filters into shared memory."""
+    """How `threads` threads of a block, of which this one is number `t`, bring parts of an image and of filters into
+    shared memory.
+    """
 
     image: Image
     threads: int
@@ -44,7 +47,16 @@ class PatchCopy:
             with b.when(row < rows):
                 yield row, column
 
-    def vector(self, b: Builder, cond: Expr, to: Buffer, there: tuple[Expr, ...], source: Buffer, here: tuple[Expr, ...], lanes: int) -> None:
+    def vector(
+        self,
+        b: Builder,
+        cond: Expr,
+        to: Buffer,
+        there: tuple[Expr, ...],
+        source: Buffer,
+        here: tuple[Expr, ...],
+        lanes: int,
+    ) -> None:
         """Copy a vector, or put zeros where `cond` does not hold."""
 
         def copied() -> None:
@@ -56,7 +68,9 @@ class PatchCopy:
         b.branch(cond, copied, lambda: b.store(to, there, const(0, to.dtype), lanes))
 
     def gather(self, b: Builder, cond: Expr, to: Buffer, there: tuple[Expr, ...], elements: Sequence[Expr]) -> None:
-        """Put elements from several places, and zeros behind them, into a chunk; zeros alone where `cond` does not hold."""
+        """Put elements from several places, and zeros behind them, into a chunk; zeros alone where `cond` does not
+        hold.
+        """
         own = b.alloc("gathered", to.dtype, self.image.channels)
         b.store(own, (0,), const(0, to.dtype), self.image.channels)
         with b.when(cond):
@@ -64,9 +78,19 @@ class PatchCopy:
                 b.store(own, (n,), e)
         b.store(to, there, own.at(0, lanes=self.image.channels), self.image.channels)
 
-    def patch(self, b: Builder, to: Buffer, sizes: tuple[int, ...], origin: Sequence[Expr], first: Expr, channels: int, lanes: int) -> None:
-        """The pixels that a tile reads: `sizes` of them along each axis, for results from `origin` on, of which the first number is the image's;
-        channels from `first` on. Outside of the image there are zeros."""
+    def patch(
+        self,
+        b: Builder,
+        to: Buffer,
+        sizes: tuple[int, ...],
+        origin: Sequence[Expr],
+        first: Expr,
+        channels: int,
+        lanes: int,
+    ) -> None:
+        """The pixels that a tile reads: `sizes` of them along each axis, for results from `origin` on, of which the
+        first number is the image's; channels from `first` on. Outside of the image there are zeros.
+        """
         i, across = self.image, channels // lanes
         with self.turns(b, math.prod(sizes), across, "pixel") as (pixel, channel):
             channel = channel * lanes
@@ -77,7 +101,9 @@ class PatchCopy:
                 left, cond = left // sizes[k], cond & (place >= 0) & (place < i.inside[k])
                 at.insert(0, place)
             if i.planes:
-                self.gather(b, cond, to, (pixel, const(0)), [i.x.at(origin[0], plane, *at) for plane in range(i.planes)])
+                self.gather(
+                    b, cond, to, (pixel, const(0)), [i.x.at(origin[0], plane, *at) for plane in range(i.planes)]
+                )
             else:
                 self.vector(b, cond, to, (pixel, channel), i.x, (origin[0], *at, first + channel), lanes)
 
@@ -90,8 +116,9 @@ class PatchCopy:
 
 @dataclass(frozen=True)
 class Shape:
-    """How a convolution is divided: a block's `tile` of pixels, `group` groups with `bn` columns each; a warp's tm units of pixels and tn columns;
-    `slices` groups of warps that share the sum."""
+    """How a convolution is divided: a block's `tile` of pixels, `group` groups with `bn` columns each; a warp's tm
+    units of pixels and tn columns; `slices` groups of warps that share the sum.
+    """
 
     image: Image
     tile: tuple[int, ...]
@@ -105,13 +132,23 @@ class Shape:
     def of(image: Image, knobs: Mapping[str, int | str]) -> Shape:
         k = {name: int(v) for name, v in knobs.items()}
         rank = len(image.sizes)
-        return Shape(image, (k.get("tile", 1), k["rows"], k["pixels"])[3 - rank :], k["group"], k["bn"], k["tm"], k["tn"], k["slices"])
+        return Shape(
+            image,
+            (k.get("tile", 1), k["rows"], k["pixels"])[3 - rank :],
+            k["group"],
+            k["bn"],
+            k["tm"],
+            k["tn"],
+            k["slices"],
+        )
 
     @property
     def knobs(self) -> Knobs:
         names = ("tile", "rows", "pixels")[3 - len(self.tile) :]
         tile = dict(zip(names, self.tile)) if len(self.tile) > 1 else {"rows": 1, "pixels": self.tile[0]}
-        return tuple({**tile, "group": self.group, "bn": self.bn, "tm": self.tm, "tn": self.tn, "slices": self.slices}.items())
+        return tuple(
+            {**tile, "group": self.group, "bn": self.bn, "tm": self.tm, "tn": self.tn, "slices": self.slices}.items()
+        )
 
     @cached_property
     def pixels(self) -> int:
@@ -173,11 +210,17 @@ class Shape:
 
     @cached_property
     def filter_lanes(self) -> int:
-        return math.gcd(16 // self.image.x.dtype.bytes, self.image.c.red.size, self.image.channels if self.image.fold > 1 else self.image.c.red.size)
+        return math.gcd(
+            16 // self.image.x.dtype.bytes,
+            self.image.c.red.size,
+            self.image.channels if self.image.fold > 1 else self.image.c.red.size,
+        )
 
     @cached_property
     def pitch(self) -> int:
-        """Elements of a pixel in shared memory: an odd number of vectors, so that neighbours begin in different banks."""
+        """Elements of a pixel in shared memory: an odd number of vectors, so that neighbours begin in different
+        banks.
+        """
         if self.image.planes:
             return self.image.channels
         wide = 16 // self.image.x.dtype.bytes
@@ -222,7 +265,9 @@ class Shape:
 
 
 class PatchKernel:
-    """The kernel of one convolution and one shape. `constants`: buffers that may be read before the kernel ahead has ended."""
+    """The kernel of one convolution and one shape. `constants`: buffers that may be read before the kernel ahead has
+    ended.
+    """
 
     def __init__(self, image: Image, shape: Shape, constants: frozenset[str]) -> None:
         self.i, self.s, self.c = image, shape, image.c
@@ -240,7 +285,9 @@ class PatchKernel:
                 origin.insert(0, b.let("tile0", at % n) * t)
                 at = at // n
             self.image, self.origin = b.let("image", at), origin
-            self.patch = b.alloc("patch", i.x.dtype, s.patch_pixels + 1, s.pitch, space="shared")  # the last pixel is zeros
+            self.patch = b.alloc(
+                "patch", i.x.dtype, s.patch_pixels + 1, s.pitch, space="shared"
+            )  # the last pixel is zeros
             self.filters = b.alloc("filters", i.x.dtype, s.group * s.bn, s.filter_pitch, space="shared")
             self.sums = b.alloc("sums", f32, s.slices, s.sum_rows, s.sum_pitch, space="shared")
             with b.loop("w", s.warps, "warp") as w, b.loop("l", 32, "lane") as lane:
@@ -266,7 +313,7 @@ class PatchKernel:
         b.do("barrier")
         self.finish(b, copy)
 
-    # --- copies -----------------------------------------------------------------------------------------------------------------
+    # --- copies -------------------------------------------------------------------------------------------------------
 
     def copy_filters(self, b: Builder, copy: PatchCopy) -> None:
         """Rows of filters, and zeros behind each."""
@@ -279,7 +326,9 @@ class PatchKernel:
             if i.fold > 1:  # zeros for the channels of other groups
                 tap, channel = start // i.wide, start % i.wide
                 cond, start = (
-                    cond & (channel // i.channels >= col // c.cols.size) & (channel // i.channels <= col // c.cols.size),
+                    cond
+                    & (channel // i.channels >= col // c.cols.size)
+                    & (channel // i.channels <= col // c.cols.size),
                     tap * i.channels + channel % i.channels,
                 )
             if i.planes:
@@ -294,7 +343,7 @@ class PatchKernel:
             with copy.turns(b, s.group * s.bn, left // wide, "zero") as (f, k):
                 b.store(self.filters, (f, size + k * wide), const(0, i.w.dtype), wide)
 
-    # --- products ---------------------------------------------------------------------------------------------------------------
+    # --- products -----------------------------------------------------------------------------------------------------
 
     def place(self, m: Expr) -> Expr:
         """Of pixel m of the tile: the first pixel of the patch that it reads."""
@@ -337,7 +386,12 @@ class PatchKernel:
                 with b.loop("j", pairs, "unroll") as n:
                     if v == VECTOR:
                         f = self.filter(self.col + n * 16 + lane // 16 * 8 + lane % 8)
-                        b.store(fb, (n, 0), call("ldmatrix_x4", self.filters.ref(f, (first + lane // 8 % 2) * v, lanes=8)), 8)
+                        b.store(
+                            fb,
+                            (n, 0),
+                            call("ldmatrix_x4", self.filters.ref(f, (first + lane // 8 % 2) * v, lanes=8)),
+                            8,
+                        )
                     else:
                         for k in range(2):
                             f = self.filter(self.col + n * 16 + k * 8 + r)
@@ -346,16 +400,34 @@ class PatchKernel:
                 with b.loop("i", s.tm, "unroll") as m:
                     if v == VECTOR:
                         at = self.place(self.row + m * 16 + lane % 16) + pixel
-                        b.store(fa, (0,), call("ldmatrix_x4", self.patch.ref(at if whole else minimum(at, s.patch_pixels), channel, lanes=8)), 8)
+                        b.store(
+                            fa,
+                            (0,),
+                            call(
+                                "ldmatrix_x4",
+                                self.patch.ref(at if whole else minimum(at, s.patch_pixels), channel, lanes=8),
+                            ),
+                            8,
+                        )
                     else:
                         for h in range(2):
                             own = b.alloc("own", kind, v)
                             at = self.place(self.row + m * 16 + h * 8 + r) + pixel
-                            b.store(own, (0,), self.patch.at(at if whole else minimum(at, s.patch_pixels), channel, lanes=v), v)
+                            b.store(
+                                own,
+                                (0,),
+                                self.patch.at(at if whole else minimum(at, s.patch_pixels), channel, lanes=v),
+                                v,
+                            )
                             b.store(fa, (h * 2,), own.at(0, lanes=2), 2)
                             b.store(fa, (h * 2 + 4,), own.at(2, lanes=2), 2)
                     with b.loop("j", across, "unroll") as n:
-                        made = call("mma_m16n8k16", acc.at(m, n, 0, lanes=4), fa.at(0, lanes=8), fb.at(n // 2, n % 2 * 4, lanes=4))
+                        made = call(
+                            "mma_m16n8k16",
+                            acc.at(m, n, 0, lanes=4),
+                            fa.at(0, lanes=8),
+                            fb.at(n // 2, n % 2 * 4, lanes=4),
+                        )
                         b.store(acc, (m, n, 0), made, 4)
             done += steps
         with b.loop("i", s.tm, "unroll") as m, b.loop("j", across, "unroll") as n, b.loop("h", 2, "unroll") as half:
@@ -371,7 +443,9 @@ class PatchKernel:
         return self.g * self.s.bn + minimum(col, self.s.bn - 1)
 
     def chunk(self, b: Builder, number: Expr, whole: bool) -> tuple[Expr, Expr]:
-        """How far a chunk of the sum lies from a window's first pixel, and its first channel. Chunks that do not exist are of the pixel of zeros."""
+        """How far a chunk of the sum lies from a window's first pixel, and its first channel. Chunks that do not exist
+        are of the pixel of zeros.
+        """
         i = self.i
         pixel, channel = self.tap(number if whole else minimum(number, i.chunks - 1))
         if not whole:
@@ -392,7 +466,12 @@ class PatchKernel:
                     pixel, channel = b.let("tap", pixel), b.let("first", self.g * i.wide + channel)
                     own, other = b.alloc("own", i.x.dtype, s.tm, v), b.alloc("other", i.x.dtype, v)
                     with b.loop("i", s.tm, "unroll") as m:
-                        b.store(own, (m, 0), self.patch.at(self.place(self.row + m * 32 + lane) + pixel, channel, lanes=v), v)
+                        b.store(
+                            own,
+                            (m, 0),
+                            self.patch.at(self.place(self.row + m * 32 + lane) + pixel, channel, lanes=v),
+                            v,
+                        )
                     with b.loop("j", s.tn, "unroll") as n:
                         f = self.g * s.bn + minimum(self.col + n, s.bn - 1)
                         b.store(other, (0,), self.filters.at(f, chunk * v, lanes=v), v)
@@ -406,7 +485,7 @@ class PatchKernel:
                 place = (self.slice, self.row + m * 32 + lane, self.g * s.bn + at * lanes)
                 b.store(self.sums, place, acc.at(m, n * lanes, lanes=lanes), lanes)
 
-    # --- results ----------------------------------------------------------------------------------------------------------------
+    # --- results ------------------------------------------------------------------------------------------------------
 
     def finish(self, b: Builder, copy: PatchCopy) -> None:
         """Neighbouring threads finish neighbouring results of a pixel."""
@@ -424,7 +503,10 @@ class PatchKernel:
             with b.when(cond):
                 total, lanes = b.alloc("total", f32, width), math.gcd(width, 4)
                 for p in range(0, width, lanes):
-                    total_at = sum((self.sums.at(z, m, col + p, lanes=lanes) for z in range(1, s.slices)), self.sums.at(0, m, col + p, lanes=lanes))
+                    total_at = sum(
+                        (self.sums.at(z, m, col + p, lanes=lanes) for z in range(1, s.slices)),
+                        self.sums.at(0, m, col + p, lanes=lanes),
+                    )
                     b.store(total, (p,), total_at, lanes)
                 batch = c.batch.named(b, minimum(group, c.batch.size - 1))
                 store_row(b, c, batch, minimum(row, c.rows.size - 1), col0, total, (const(0),), width)

@@ -1,4 +1,5 @@
-"""Contractions on the ordinary cores: matrix products and convolutions in f32, f64 and integers, tiled in shared memory and registers.
+"""Contractions on the ordinary cores: matrix products and convolutions in f32, f64 and integers, tiled in shared memory
+and registers.
 
     for block in block.x(batches * row tiles * column tiles), part in cluster(split):
         for t in thread.x(threads):
@@ -7,8 +8,9 @@
                 for k in unroll(bk): acc += a[tm] (outer) b[tn]      from shared memory, 16 bytes at a time
             y = epilogue(acc)
 
-Tiles lie in shared memory as in global memory. A warp covers 4 x 8 thread tiles, so that its reads of shared memory take one pass for each
-operand. Problems with few tiles divide the sum: among `slices` groups of threads of a block, and among the `split` blocks of a cluster.
+Tiles lie in shared memory as in global memory. A warp covers 4 x 8 thread tiles, so that its reads of shared memory
+take one pass for each operand. Problems with few tiles divide the sum: among `slices` groups of threads of a block, and
+among the `split` blocks of a cluster.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class Blocking(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """How the sum is divided: steps of bk elements, `stages` of them in shared memory, groups of threads, blocks of a cluster."""
+    """How the sum is divided: steps of bk elements, `stages` of them in shared memory, groups of threads, blocks of a
+    cluster.
+    """
 
     bk: int
     stages: int
@@ -61,18 +65,25 @@ class Shape(NamedTuple):
 
 
 TILES = (
-    Blocking(128, 128, 16, 8), Blocking(128, 128, 8, 8), Blocking(128, 64, 8, 8), Blocking(64, 128, 8, 8), Blocking(64, 64, 8, 8),
-    Blocking(64, 64, 8, 4), Blocking(64, 64, 4, 4), Blocking(32, 64, 8, 8), Blocking(32, 64, 4, 4), Blocking(64, 32, 4, 4), Blocking(32, 32, 4, 4),
+    Blocking(128, 128, 16, 8), Blocking(128, 128, 8, 8), Blocking(128, 64, 8, 8), Blocking(64, 128, 8, 8),
+    Blocking(64, 64, 8, 8),
+    Blocking(64, 64, 8, 4), Blocking(64, 64, 4, 4), Blocking(32, 64, 8, 8), Blocking(32, 64, 4, 4),
+    Blocking(64, 32, 4, 4), Blocking(32, 32, 4, 4),
     Blocking(16, 256, 4, 8), Blocking(16, 128, 4, 8), Blocking(16, 64, 4, 8), Blocking(16, 64, 2, 4),
 )  # fmt: skip
 SEARCHED = tuple(
     Blocking(bm, bn, tm, tn)
     for bm, bn, tm, tn in itertools.product((16, 32, 64, 128, 256), (32, 64, 128, 256), (2, 4, 8, 16), (4, 8))
-    if bm // tm % WARP_ROWS == 0 and bn // tn % WARP_COLS == 0 and bm >= tm and bn >= tn and bm // tm * (bn // tn) <= 512
+    if bm // tm % WARP_ROWS == 0
+    and bn // tn % WARP_COLS == 0
+    and bm >= tm
+    and bn >= tn
+    and bm // tm * (bn // tn) <= 512
 )
 MOST, DEEPENED = 100, 16  # tiles of a search, and those that are tried with other steps and rings
 ORDER = ("slices", "split", "bk")
-WAITING = 12.0  # by the root of a thread's sums: how many warps of an SM wait as long as they work; more hide it from each other
+# by the root of a thread's sums: how many warps of an SM wait as long as they work; more hide it from each other
+WAITING = 12.0
 CONVERT = 0.25  # cycles of an SM for a vector that is brought into a tile: two dozen instructions for its place
 
 
@@ -91,14 +102,27 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     if c is None or min(c.sizes[1:3]) < mma.LEAST or (target.major >= 8 and mma.half_contraction(problem) is not None):
         return []
     plans = [plan_tile(c, o, 64, 16, 128, 1) for o in (c.a, c.b)]
-    found = [(cost(c, target, tile, s, plans), tile, s) for tile in TILES for s in _shapes(c, target, tile) if _fits(c, target, tile, s, plans)]
+    found = [
+        (cost(c, target, tile, s, plans), tile, s)
+        for tile in TILES
+        for s in _shapes(c, target, tile)
+        if _fits(c, target, tile, s, plans)
+    ]
     found.sort()
-    best = [(tile, s._replace(stages=n)) for _, tile, s in found[:1] for n in (s.stages, 2, 4)] + [(tile, s) for _, tile, s in found[1:8]]
-    return [tuple({**tile._asdict(), **s._asdict()}.items()) for tile, s in dict.fromkeys(best) if _fits(c, target, tile, s, plans)]
+    best = [(tile, s._replace(stages=n)) for _, tile, s in found[:1] for n in (s.stages, 2, 4)] + [
+        (tile, s) for _, tile, s in found[1:8]
+    ]
+    return [
+        tuple({**tile._asdict(), **s._asdict()}.items())
+        for tile, s in dict.fromkeys(best)
+        if _fits(c, target, tile, s, plans)
+    ]
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    """Every tile of a block and of its threads, the sum divided in every way, by estimated time; the best with other steps and rings."""
+    """Every tile of a block and of its threads, the sum divided in every way, by estimated time; the best with other
+    steps and rings.
+    """
     c = contraction_of(problem)
     if c is None:
         return []
@@ -107,7 +131,11 @@ def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
     best = sorted(fits, key=lambda x: cost(c, target, x[0], x[1], plans))
     out = best[:MOST]
     for tile, s in best[:DEEPENED]:
-        deeper = [s._replace(bk=bk, stages=n) for bk, n in itertools.product((8, 16, 32), (2, 3, 4)) if bk * s.slices * s.split <= c.red.size]
+        deeper = [
+            s._replace(bk=bk, stages=n)
+            for bk, n in itertools.product((8, 16, 32), (2, 3, 4))
+            if bk * s.slices * s.split <= c.red.size
+        ]
         out += [(tile, d) for d in deeper if _fits(c, target, tile, d, plans)]
     return [tuple({**tile._asdict(), **s._asdict()}.items()) for tile, s in dict.fromkeys(out)]
 
@@ -131,7 +159,9 @@ def shared_bytes(c: Contraction, tile: Blocking, s: Shape) -> int:
 
 def _fits(c: Contraction, target: GpuTarget, tile: Blocking, s: Shape, plans: Sequence[Tile]) -> bool:
     wide = c.dtype.bytes > 4 and tile.tm * tile.tn > 32  # accumulators of 64 bits take two registers
-    crowded = tile.tm * tile.tn > 64 and plans[0].rows == plans[1].rows == "side"  # places of both sides' rows, beside so many sums
+    crowded = (
+        tile.tm * tile.tn > 64 and plans[0].rows == plans[1].rows == "side"
+    )  # places of both sides' rows, beside so many sums
     threads = tile.threads * s.slices
     return (
         not wide
@@ -143,11 +173,12 @@ def _fits(c: Contraction, target: GpuTarget, tile: Blocking, s: Shape, plans: Se
 
 
 def cost(c: Contraction, target: GpuTarget, tile: Blocking, s: Shape, plans: Sequence[Tile]) -> float:
-    """Estimated cycles of the busiest SM. A step of its blocks takes as long as products and reads of shared memory, the traffic with the
-    second-level cache, or the wait for tiles.
+    """Estimated cycles of the busiest SM. A step of its blocks takes as long as products and reads of shared memory,
+    the traffic with the second-level cache, or the wait for tiles.
 
-    An SM does 128 products and reads 32 elements of 4 bytes a cycle: a warp's element of the sum takes tm * tn / 4 cycles of products and
-    tm + tn of reading, which overlap for the most part where there are warps enough."""
+    An SM does 128 products and reads 32 elements of 4 bytes a cycle: a warp's element of the sum takes tm * tn / 4
+    cycles of products and tm + tn of reading, which overlap for the most part where there are warps enough.
+    """
     batch, m, n, k = c.sizes
     bm, bn, tm, tn = tile
     tiles = batch * -(-m // bm) * -(-n // bn)
@@ -161,7 +192,9 @@ def cost(c: Contraction, target: GpuTarget, tile: Blocking, s: Shape, plans: Seq
     late = LATENCY / (together * (s.stages - 1))
     step = max((own + moved) * (1 + WAITING / sqrt(tm * tn) / (together * warps)), traffic, late) + late / 10
     rounds = -(-k // (s.bk * s.slices * s.split))
-    return most * (rounds * step + meeting(bm * bn, s.slices, s.split)) + -(-most // together) * (2 * LATENCY + SHARE * (s.split > 1))
+    return most * (rounds * step + meeting(bm * bn, s.slices, s.split)) + -(-most // together) * (
+        2 * LATENCY + SHARE * (s.split > 1)
+    )
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
@@ -181,16 +214,24 @@ class _Simt:
         self.bm, self.bn, self.tm, self.tn = tile
         self.across, self.down = self.bn // self.tn, self.bm // self.tm  # thread tiles of a block's tile
         if self.across % WARP_COLS or self.down % WARP_ROWS:
-            raise ScheduleError(f"{self.down} x {self.across} thread tiles are no whole number of warps of {WARP_ROWS} x {WARP_COLS}")
+            raise ScheduleError(
+                f"{self.down} x {self.across} thread tiles are no whole number of warps of {WARP_ROWS} x {WARP_COLS}"
+            )
         self.group = self.across * self.down
         groups = shape.slices * shape.split
         self.steps = -(-c.red.size // (shape.bk * groups))
-        self.ta, self.tb = (plan_tile(c, o, size, shape.bk, self.group, groups) for o, size in ((c.a, self.bm), (c.b, self.bn)))
+        self.ta, self.tb = (
+            plan_tile(c, o, size, shape.bk, self.group, groups) for o, size in ((c.a, self.bm), (c.b, self.bn))
+        )
         wide = 16 // c.dtype.bytes
         self.deep = min(wide, 4, shape.bk)  # elements of the sum in a read of a tile that lies along it
         # neighbours in a thread's tile: one read of a tile that lies along its side
-        self.wm, self.wn = (1 if t.rows == "side" else min(wide, n) for t, n in ((self.ta, self.tm), (self.tb, self.tn)))
-        self.parts = Parts(self.bm, self.bn, shape.slices, shape.split, self.group * shape.slices) if groups > 1 else None
+        self.wm, self.wn = (
+            1 if t.rows == "side" else min(wide, n) for t, n in ((self.ta, self.tm), (self.tb, self.tn))
+        )
+        self.parts = (
+            Parts(self.bm, self.bn, shape.slices, shape.split, self.group * shape.slices) if groups > 1 else None
+        )
 
     def build(self) -> Kernel:
         c, b, s = self.c, Builder(), self.s
@@ -200,7 +241,10 @@ class _Simt:
             self.batch = c.batch.named(b, block // (tiles[0] * tiles[1]))
             self.row0 = b.let("row0", block // tiles[1] % tiles[0]) * self.bm
             self.col0 = b.let("col0", block % tiles[1]) * self.bn
-            sa, sb = (tile.shared(b, name, s.stages * s.slices, self.pad(tile)) for name, tile in (("sa", self.ta), ("sb", self.tb)))
+            sa, sb = (
+                tile.shared(b, name, s.stages * s.slices, self.pad(tile))
+                for name, tile in (("sa", self.ta), ("sb", self.tb))
+            )
             sums = self.parts.memory(b, c.dtype) if self.parts else None
             with b.loop("t", self.group * s.slices, "thread.x") as t:
                 self.body(b, t, sa, sb, sums)
@@ -208,7 +252,9 @@ class _Simt:
 
     @staticmethod
     def pad(tile: Tile) -> int:
-        """Rows along the sum are an odd number of 16 bytes apart: reads of 8 of them meet 8 different groups of banks."""
+        """Rows along the sum are an odd number of 16 bytes apart: reads of 8 of them meet 8 different groups of
+        banks.
+        """
         return 16 // tile.operand.value.dtype.bytes if tile.rows == "side" else 0
 
     def body(self, b: Builder, t: Expr, sa: Buffer, sb: Buffer, sums: Buffer | None) -> None:
@@ -223,21 +269,36 @@ class _Simt:
         with b.loop("i", self.tm, "unroll") as i, b.loop("j", self.tn, "unroll") as j:
             b.store(acc, (i, j), const(0, c.dtype))
         movers = [
-            Mover(tile, buf, self.batch, origin, t, None if tile.direct else b.alloc("r" + buf.name, c.dtype, tile.turns, tile.lanes))
+            Mover(
+                tile,
+                buf,
+                self.batch,
+                origin,
+                t,
+                None if tile.direct else b.alloc("r" + buf.name, c.dtype, tile.turns, tile.lanes),
+            )
             for tile, buf, origin in ((self.ta, sa, self.row0), (self.tb, sb, self.col0))
         ]
-        Ring(movers, self.s.stages, self.steps, self.part, self.slice, self.s.slices).run(b, lambda slot: self.products(b, slot, acc, sa, sb))
+        Ring(movers, self.s.stages, self.steps, self.part, self.slice, self.s.slices).run(
+            b, lambda slot: self.products(b, slot, acc, sa, sb)
+        )
         if self.parts is None or sums is None:
             self.pieces(b, lambda i, j, row, col: self.store(b, row, col, acc, (i, j), self.wn))
             return
         part, total = sums, self.parts
-        self.pieces(b, lambda i, j, row, col: b.store(part, (self.slice, row, col), acc.at(i, j, lanes=self.wn), self.wn))
-        total.finish(b, part, self.part, thread, lambda row, col, tile: self.store(b, row, col, tile, (const(0),), LANES))
+        self.pieces(
+            b, lambda i, j, row, col: b.store(part, (self.slice, row, col), acc.at(i, j, lanes=self.wn), self.wn)
+        )
+        total.finish(
+            b, part, self.part, thread, lambda row, col, tile: self.store(b, row, col, tile, (const(0),), LANES)
+        )
 
     def products(self, b: Builder, slot: Expr, acc: Buffer, sa: Buffer, sb: Buffer) -> None:
         """A step of the sum out of shared memory, `deep` elements of it at a time.
 
-        All of one side's are read first. The other side's rows, if they lie along the sum, pass by one after the other: registers hold few."""
+        All of one side's are read first. The other side's rows, if they lie along the sum, pass by one after the other:
+        registers hold few.
+        """
         a = _Fragments(self.ta, sa, self.tm, self.wm, self.down, self.y, self.deep)
         c = _Fragments(self.tb, sb, self.tn, self.wn, self.across, self.x, self.deep)
         turned = self.ta.rows == "sum" and self.tb.rows == "side"
@@ -256,9 +317,20 @@ class _Simt:
                     b.store(acc, at, self.c.update(acc[at], x, y))
 
     def pieces(self, b: Builder, f: Callable[[Expr, Expr, Expr, Expr], None]) -> None:
-        """f(i, j, row, col) for every run of neighbours in the thread's tile: where it is there, and in the block's tile."""
-        with b.loop("g", self.tm // self.wm, "unroll") as g, b.loop("i", self.wm, "unroll") as i, b.loop("h", self.tn // self.wn, "unroll") as h:
-            f(g * self.wm + i, h * self.wn, (g * self.down + self.y) * self.wm + i, (h * self.across + self.x) * self.wn)
+        """f(i, j, row, col) for every run of neighbours in the thread's tile: where it is there, and in the block's
+        tile.
+        """
+        with (
+            b.loop("g", self.tm // self.wm, "unroll") as g,
+            b.loop("i", self.wm, "unroll") as i,
+            b.loop("h", self.tn // self.wn, "unroll") as h,
+        ):
+            f(
+                g * self.wm + i,
+                h * self.wn,
+                (g * self.down + self.y) * self.wm + i,
+                (h * self.across + self.x) * self.wn,
+            )
 
     def store(self, b: Builder, row: Expr, col: Expr, tile: Buffer, at: tuple[Expr, ...], width: int) -> None:
         with b.when(self.row0 + row < self.c.rows.size):
@@ -267,8 +339,9 @@ class _Simt:
 
 @dataclass(frozen=True)
 class _Fragments:
-    """What a thread reads of one side for `deep` elements of the sum: its n rows or columns, `wide` neighbours at a time, `at` of `count`
-    threads; see `_Simt.pieces` for which they are."""
+    """What a thread reads of one side for `deep` elements of the sum: its n rows or columns, `wide` neighbours at a
+    time, `at` of `count` threads; see `_Simt.pieces` for which they are.
+    """
 
     tile: Tile
     buf: Buffer

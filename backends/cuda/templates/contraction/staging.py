@@ -1,9 +1,10 @@
 """How the threads of a block bring a tile of an operand from global into shared memory.
 
-A tile is `extent` elements of the operand's side times `depth` elements of the sum. Its elements are moved in vectors of `lanes` along the
-direction in which they lie in memory (`along` the side or the sum), neighbouring threads taking neighbouring vectors. Indices past the
-end of the side repeat its last ones, which nobody stores; past the end of the sum, and where a guard of the nest says so, a 0 is put.
-Vectors that need no conversion go straight to shared memory (cp.async); others are fetched into registers first and put there later.
+A tile is `extent` elements of the operand's side times `depth` elements of the sum. Its elements are moved in vectors
+of `lanes` along the direction in which they lie in memory (`along` the side or the sum), neighbouring threads taking
+neighbouring vectors. Indices past the end of the side repeat its last ones, which nobody stores; past the end of the
+sum, and where a guard of the nest says so, a 0 is put. Vectors that need no conversion go straight to shared memory
+(cp.async); others are fetched into registers first and put there later.
 """
 
 from __future__ import annotations
@@ -51,7 +52,11 @@ class Tile:
     def direct(self) -> bool:
         """Can the vectors be copied as they are, 4 to 16 bytes at a time?"""
         e = self.operand.value
-        return isinstance(e, Load) and self.lanes * e.dtype.bytes in (4, 8, 16) and (self.lanes == 1 or self.rows != self.along)
+        return (
+            isinstance(e, Load)
+            and self.lanes * e.dtype.bytes in (4, 8, 16)
+            and (self.lanes == 1 or self.rows != self.along)
+        )
 
     def place(self, turn: Expr, t: Expr) -> tuple[Expr, Expr]:
         """The vector that thread t moves in a turn: (side, sum), of which the one that `along` names counts vectors."""
@@ -60,15 +65,21 @@ class Tile:
         return (at % fast, at // fast) if self.along == "side" else (at // fast, at % fast)
 
     def shared(self, b: Builder, name: str, slots: int, pad: int) -> Buffer:
-        """Shared memory for some tiles, with `pad` elements after each row: rows that follow one another begin in different banks."""
+        """Shared memory for some tiles, with `pad` elements after each row: rows that follow one another begin in
+        different banks.
+        """
         size = (self.extent, self.depth) if self.rows == "side" else (self.depth, self.extent)
         return b.alloc(name, self.operand.value.dtype, slots, size[0], size[1] + pad, space="shared")
 
 
-def plan_tile(c: Contraction, operand: Operand, extent: int, depth: int, threads: int, slices: int, rows: str = "") -> Tile:
-    """The widest vectors, up to 16 bytes, in which the operand can be read, along the direction in which it lies in memory.
+def plan_tile(
+    c: Contraction, operand: Operand, extent: int, depth: int, threads: int, slices: int, rows: str = ""
+) -> Tile:
+    """The widest vectors, up to 16 bytes, in which the operand can be read, along the direction in which it lies in
+    memory.
 
-    `rows` of the tile in shared memory: by default those that keep that direction."""
+    `rows` of the tile in shared memory: by default those that keep that direction.
+    """
     others = (c.batch, c.rows, c.cols, c.red)
     along = "sum" if operand.in_order(c.red, others) and not operand.in_order(operand.axis, others) else "side"
     axis, other = (operand.axis, c.red) if along == "side" else (c.red, operand.axis)
@@ -76,7 +87,17 @@ def plan_tile(c: Contraction, operand: Operand, extent: int, depth: int, threads
     lanes = 16 // operand.value.dtype.bytes
     while lanes > 1 and (size % lanes or not _whole(operand, axis, other, lanes)):
         lanes //= 2
-    return Tile(operand, c.red, extent, depth, lanes, along, rows or ("sum" if along == "side" else "side"), threads, depth * slices)
+    return Tile(
+        operand,
+        c.red,
+        extent,
+        depth,
+        lanes,
+        along,
+        rows or ("sum" if along == "side" else "side"),
+        threads,
+        depth * slices,
+    )
 
 
 def _whole(operand: Operand, axis: Axis, other: Axis, lanes: int) -> bool:
@@ -106,7 +127,9 @@ def readable(e: Expr, axis: Axis, other: Axis, lanes: int) -> bool:
 
 
 def vector_of(e: Expr, at: Callable[[Expr], dict[Expr, Expr]], lanes: int) -> Expr:
-    """`lanes` values of an expression, `at(j)` giving lane j's variables. ScheduleError where its loads are not unit stride."""
+    """`lanes` values of an expression, `at(j)` giving lane j's variables. ScheduleError where its loads are not unit
+    stride.
+    """
     if lanes == 1:
         return substitute(e, at(const(0)))
     j = loop_var("j.", const(0), const(lanes))
@@ -120,8 +143,10 @@ def vector_of(e: Expr, at: Callable[[Expr], dict[Expr, Expr]], lanes: int) -> Ex
 class Mover:
     """The code that moves tiles of one operand into `buf[slot]`, in shared memory.
 
-    `batch`: the batch loops' variables; `origin`: the first index of the block's tile on the operand's side; `t`: the thread's number in
-    its group; `regs`: where its share waits, if it is not copied directly."""
+    `batch`: the batch loops' variables; `origin`: the first index of the block's tile on the operand's side; `t`: the
+        thread's number in
+    its group; `regs`: where its share waits, if it is not copied directly.
+    """
 
     tile: Tile
     buf: Buffer
@@ -176,7 +201,11 @@ class Mover:
         step_in = k if whole else tile.red.inside(k, deep, tile.operand.value, *tile.operand.conds)
 
         def at(j: Expr) -> dict[Expr, Expr]:
-            here = (axis.at(side, n, j), tile.red.at(step_in)) if tile.along == "side" else (axis.at(side), tile.red.at(step_in, n, j))
+            here = (
+                (axis.at(side, n, j), tile.red.at(step_in))
+                if tile.along == "side"
+                else (axis.at(side), tile.red.at(step_in, n, j))
+            )
             return {**self.batch, **here[0], **here[1]}
 
         cond = const(whole, boolean) | (k < tile.red.size // deep)
@@ -209,8 +238,10 @@ class Mover:
 class Ring:
     """The tiles of both operands, step by step: `stages` of them are in shared memory or on their way there.
 
-    The sum's steps are dealt out: block `part` of a cluster takes `steps` rounds in a row, in each of which each of `slices` groups of threads
-    (this is group `slice`) takes one."""
+    The sum's steps are dealt out: block `part` of a cluster takes `steps` rounds in a row, in each of which each of
+        `slices` groups of threads
+    (this is group `slice`) takes one.
+    """
 
     movers: Sequence[Mover]
     stages: int
@@ -255,5 +286,9 @@ class Ring:
 
 def resident(target: GpuTarget, warps: int, registers: int, shared: int) -> int:
     """Blocks of so many warps, registers a thread and bytes of shared memory that an SM runs at once."""
-    limits = target.registers // (registers * warps * 32), target.shared_per_sm // (shared + 1024), target.threads_per_sm // (32 * warps)
+    limits = (
+        target.registers // (registers * warps * 32),
+        target.shared_per_sm // (shared + 1024),
+        target.threads_per_sm // (32 * warps),
+    )
     return max(1, min(*limits, target.blocks_per_sm))

@@ -1,7 +1,9 @@
-"""Contractions of f32 on the tensor cores, the operands rounded to TF32 (10 bits of mantissa) on their way: for programs that ask for it.
+"""Contractions of f32 on the tensor cores, the operands rounded to TF32 (10 bits of mantissa) on their way: for
+programs that ask for it.
 
-The kernel is that of `mma`, with tiles of f32 in shared memory. Fragments are read element by element: the lanes of a warp want 8 rows
-times 4 elements of the sum, which the padding of rows puts into 32 different banks, whichever way the tile lies.
+The kernel is that of `mma`, with tiles of f32 in shared memory. Fragments are read element by element: the lanes of a
+warp want 8 rows times 4 elements of the sum, which the padding of rows puts into 32 different banks, whichever way the
+tile lies.
 """
 
 from __future__ import annotations
@@ -45,7 +47,11 @@ def single_contraction(problem: Problem) -> Contraction | None:
 def estimate(problem: Problem, target: GpuTarget) -> float:
     """Cycles of the best guess; infinite where the kernel does not apply."""
     c, found = single_contraction(problem), candidates(problem, target)
-    return math.inf if c is None or not found else cost(c, target, Shape(**{k: int(v) for k, v in found[0]}, element=4), gathering(c))
+    return (
+        math.inf
+        if c is None or not found
+        else cost(c, target, Shape(**{k: int(v) for k, v in found[0]}, element=4), gathering(c))
+    )
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
@@ -80,9 +86,17 @@ class _Tf32(Mma):
         group, member = self.lane // 4, self.lane % 4
         with b.loop("k", self.s.bk // STEP, "unroll") as k:
             with b.loop("i", self.wm // 16, "unroll") as i, b.loop("r", 4, "unroll") as r:
-                b.store(fa, (i, r), self.element(0, shared[0], slot, self.row + i * 16 + r % 2 * 8 + group, k * STEP + r // 2 * 4 + member))
+                b.store(
+                    fa,
+                    (i, r),
+                    self.element(
+                        0, shared[0], slot, self.row + i * 16 + r % 2 * 8 + group, k * STEP + r // 2 * 4 + member
+                    ),
+                )
             with b.loop("j", self.wn // 8, "unroll") as j, b.loop("r", 2, "unroll") as r:
-                b.store(fb, (j, r), self.element(1, shared[1], slot, self.col + j * 8 + group, k * STEP + r * 4 + member))
+                b.store(
+                    fb, (j, r), self.element(1, shared[1], slot, self.col + j * 8 + group, k * STEP + r * 4 + member)
+                )
             with b.loop("i", self.wm // 16, "unroll") as i, b.loop("j", self.wn // 8, "unroll") as j:
                 made = call("mma_m16n8k8", acc.at(i, j, 0, lanes=4), fa.at(i, 0, lanes=4), fb.at(j, 0, lanes=2))
                 b.store(acc, (i, j, 0), made, 4)

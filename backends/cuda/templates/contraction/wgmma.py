@@ -1,7 +1,9 @@
-"""Contractions in 16-bit floats on Hopper's tensor cores: which problems suit the kernel of `wgmma_kernel.py`, and with which tiles.
+"""Contractions in 16-bit floats on Hopper's tensor cores: which problems suit the kernel of `wgmma_kernel.py`, and with
+which tiles.
 
-A problem suits it when both factors are plain matrices, dense along the sum or (the second one) along the columns, whatever number of axes
-they had: the copy engine needs one stride for rows and one for batches. Everything that follows the sum is done in registers.
+A problem suits it when both factors are plain matrices, dense along the sum or (the second one) along the columns,
+whatever number of axes they had: the copy engine needs one stride for rows and one for batches. Everything that follows
+the sum is done in registers.
 """
 
 from __future__ import annotations
@@ -27,8 +29,21 @@ PRODUCTS, BYTES = 2048, 48  # a cycle of a multiprocessor: multiplications of 16
 TILE, PIECE = 800, 150  # cycles: a tile's beginning and end, and 64 x 64 elements of its end, stored as they are
 ISSUE = 32  # cycles in which a multiprocessor does an operation on 64 x 64 elements
 PLAIN = 3  # operations on each element that is stored as it is
-# operations beyond the plain ones that an epilogue's steps are; instructions for 1/x, 2^x and so on have an eighth of the others' rate
-OPERATIONS = {"exp": 8, "/": 8, "sqrt": 8, "log": 20, "erf": 9, "tanh": 14, "sin": 30, "cos": 30, "pow": 40, "log1p": 25, "expm1": 25}
+# operations beyond the plain ones that an epilogue's steps are; instructions for 1/x, 2^x and so on have an eighth of
+# the others' rate
+OPERATIONS = {
+    "exp": 8,
+    "/": 8,
+    "sqrt": 8,
+    "log": 20,
+    "erf": 9,
+    "tanh": 14,
+    "sin": 30,
+    "cos": 30,
+    "pow": 40,
+    "log1p": 25,
+    "expm1": 25,
+}
 HIDDEN = 0.6  # of the other cores' time is lost where each scheduler has one warp
 LATENCY = 700  # cycles from asking for a stage to having it
 REGISTERS = 64  # of a thread besides its sums
@@ -63,7 +78,9 @@ def estimate(problem: Problem, target: GpuTarget) -> float:
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    """Every tiling that fits; the best of them with rings of other lengths and with more or fewer row tiles that walk together."""
+    """Every tiling that fits; the best of them with rings of other lengths and with more or fewer row tiles that walk
+    together.
+    """
     p = product_of(problem) if target.has_wgmma else None
     if p is None or p.m < MIN_ROWS:
         return []
@@ -79,14 +96,23 @@ def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
 
 
 def knobs_of(t: Tiling) -> Knobs:
-    return (("bm", t.bm), ("bn", t.bn), ("stages", t.stages), ("group", t.group), ("split", t.split), ("resident", t.resident))
+    return (
+        ("bm", t.bm),
+        ("bn", t.bn),
+        ("stages", t.stages),
+        ("group", t.group),
+        ("split", t.split),
+        ("resident", t.resident),
+    )
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
     p = product_of(problem)
     if p is None:
         raise ScheduleError("the kernel of tensor cores takes plain matrices of 16-bit floats")
-    bm, bn, stages, group, split, resident = (int({"resident": 1, **knobs}[k]) for k in ("bm", "bn", "stages", "group", "split", "resident"))
+    bm, bn, stages, group, split, resident = (
+        int({"resident": 1, **knobs}[k]) for k in ("bm", "bn", "stages", "group", "split", "resident")
+    )
     return build(p, Tiling(bm, bn, stages, group, target.sms * resident, split, resident))
 
 
@@ -112,8 +138,9 @@ def tilings(batch: int, m: int, n: int, k: int, target: GpuTarget, work: int = 0
 
 
 def _stages(batch: int, m: int, n: int, k: int, t: Tiling, target: GpuTarget) -> int:
-    """As many as fit, and no more than a block has steps. Where every block has a multiprocessor to itself, as many as leave room for a block
-    of the next kernel, which then gets its first weights while this one runs."""
+    """As many as fit, and no more than a block has steps. Where every block has a multiprocessor to itself, as many as
+    leave room for a block of the next kernel, which then gets its first weights while this one runs.
+    """
     room = _room(t, target)
     half = target.shared_per_sm // 2 - RESERVED
     tiles = _tiles(batch, m, n, t)
@@ -132,7 +159,12 @@ def _resides(batch: int, m: int, n: int, k: int, t: Tiling, target: GpuTarget) -
     if t.stages < min(2, -(-k // STEP)):
         return False
     registers = (t.bn // 2 + REGISTERS) * t.threads * t.resident
-    return t.resident == 1 or (t.consumers == 1 and t.split == 1 and registers <= target.registers and _tiles(batch, m, n, t) > t.blocks - target.sms)
+    return t.resident == 1 or (
+        t.consumers == 1
+        and t.split == 1
+        and registers <= target.registers
+        and _tiles(batch, m, n, t) > t.blocks - target.sms
+    )
 
 
 def _tiles(batch: int, m: int, n: int, t: Tiling) -> int:
@@ -142,7 +174,12 @@ def _tiles(batch: int, m: int, n: int, t: Tiling) -> int:
 def _splits(batch: int, m: int, n: int, k: int, t: Tiling) -> bool:
     """Is it worth a try that blocks share a tile: all of them at once, two steps of the sum each?"""
     steps = -(-k // STEP)
-    return t.bn <= MAX_SPLIT_COLUMNS and steps % t.split == 0 and steps >= 2 * t.split and _tiles(batch, m, n, t) <= _at_once(t)
+    return (
+        t.bn <= MAX_SPLIT_COLUMNS
+        and steps % t.split == 0
+        and steps >= 2 * t.split
+        and _tiles(batch, m, n, t) <= _at_once(t)
+    )
 
 
 def _at_once(t: Tiling) -> int:
@@ -151,8 +188,10 @@ def _at_once(t: Tiling) -> int:
 
 
 def _cycles(sizes: tuple[int, int, int, int], t: Tiling, work: int, filled: float) -> float:
-    """Estimated cycles. A block's tile takes its steps and its end one after the other; of several blocks on a multiprocessor these overlap,
-    until tensor cores, the other cores, or the L2 cache have no time left. `filled`: the part of the steps that is not filled up with zeros."""
+    """Estimated cycles. A block's tile takes its steps and its end one after the other; of several blocks on a
+    multiprocessor these overlap, until tensor cores, the other cores, or the L2 cache have no time left. `filled`: the
+    part of the steps that is not filled up with zeros.
+    """
     batch, m, n, k = sizes
     tiles, at_once, pieces = _tiles(batch, m, n, t), _at_once(t), t.bm * t.bn / 4096
     steps = -(-k // STEP) // t.split
@@ -168,12 +207,14 @@ def _cycles(sizes: tuple[int, int, int, int], t: Tiling, work: int, filled: floa
     return cycles + (max(alone, -(-rest * t.resident // at_once) * busiest) if rest else 0)
 
 
-# --- reading the nest ---------------------------------------------------------------------------------------------------------
+# --- reading the nest -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Steps:
-    """A contraction with one variable for each side in place of its loops; `batch` and `rows` are the loops that z and i stand for."""
+    """A contraction with one variable for each side in place of its loops; `batch` and `rows` are the loops that z and
+    i stand for.
+    """
 
     c: Contraction
     batch: Axis
@@ -192,10 +233,14 @@ class Steps:
     def offset(self, x: Load) -> Expr:
         """Where an element lies."""
         z, i, j, k = self.vars
-        return substitute(x.buf.offset(x.idx), self.batch.at(z) | self.rows.at(i) | self.c.cols.at(j) | self.c.red.at(k))
+        return substitute(
+            x.buf.offset(x.idx), self.batch.at(z) | self.rows.at(i) | self.c.cols.at(j) | self.c.red.at(k)
+        )
 
     def step(self, x: Load) -> dict[Var, int]:
-        """How far apart two elements are that follow one another along each side; empty where the offset is more than that."""
+        """How far apart two elements are that follow one another along each side; empty where the offset is more than
+        that.
+        """
         ts, first = terms(self.offset(x))
         found = {t: n for t, n in ts if isinstance(t, Var)}
         return found if first == 0 and len(found) == len(ts) else {}
@@ -207,7 +252,9 @@ def product_of(problem: Problem) -> Product | None:
     if c is None or c.dtype is not f32 or not c.cols.loops:
         return None
     views = [Steps(c, c.batch, c.rows)]
-    if not c.batch.loops and len(c.rows.loops) > 1:  # rows that do not lie in one sequence: the outermost loop counts matrices
+    if (
+        not c.batch.loops and len(c.rows.loops) > 1
+    ):  # rows that do not lie in one sequence: the outermost loop counts matrices
         views.append(Steps(c, Axis(c.rows.loops[:1]), Axis(c.rows.loops[1:])))
     found = (_product(problem, along) for along in views)
     return next((p for p in found if p is not None), None)
@@ -217,21 +264,52 @@ def _product(problem: Problem, along: Steps) -> Product | None:
     c = along.c
     a, b, out = _factor(c.a), _factor(c.b), load(c.store.buf, c.store.idx)
     assert isinstance(out, Load)
-    if a is None or b is None or a.buf.dtype is not b.buf.dtype or out.buf.dtype not in (*TYPES, f32) or len({a.buf, b.buf, out.buf}) < 3:
+    if (
+        a is None
+        or b is None
+        or a.buf.dtype is not b.buf.dtype
+        or out.buf.dtype not in (*TYPES, f32)
+        or len({a.buf, b.buf, out.buf}) < 3
+    ):
         return None
     _, i, j, _ = along.vars
     factors, plain = _factors(problem, along, a, b), _matrix(out, along, i, j)
     result = plain or _apart(out, along)
     stored = _with_result(c.store.value, out, result) if result is not None else None
-    if factors is None or result is None or stored is None or not _readable(stored, along, (a.buf, b.buf), plain is None):
+    if (
+        factors is None
+        or result is None
+        or stored is None
+        or not _readable(stored, along, (a.buf, b.buf), plain is None)
+    ):
         return None
-    rows, cols = ((), ()) if plain is not None else (_rows_of(out, along)[1], tuple(value(x.extent) or 0 for x in c.cols.loops))
+    rows, cols = (
+        ((), ()) if plain is not None else (_rows_of(out, along)[1], tuple(value(x.extent) or 0 for x in c.cols.loops))
+    )
     left, right, flipped, window = factors
     swap: dict[Param, Param] = {a.buf: left, b.buf: right, out.buf: result}
     params = tuple(swap.get(p, p) for p in c.kernel.entry.params)
     fixed = "".join(side for side, x in (("a", a), ("b", b)) if x.buf.name in problem.constants)
-    made = Product(c.kernel.name, params, left, right, result, *along.sizes, _finish(along, stored, result, plain is None), flipped, window)
-    made = replace(made, rows=rows, cols=cols, fixed=fixed, beside=_beside(stored, along, result), work=_work(stored), locs=problem.kernel.locs)
+    made = Product(
+        c.kernel.name,
+        params,
+        left,
+        right,
+        result,
+        *along.sizes,
+        _finish(along, stored, result, plain is None),
+        flipped,
+        window,
+    )
+    made = replace(
+        made,
+        rows=rows,
+        cols=cols,
+        fixed=fixed,
+        beside=_beside(stored, along, result),
+        work=_work(stored),
+        locs=problem.kernel.locs,
+    )
     return made if plain is not None or made.in_vectors else None
 
 
@@ -242,13 +320,19 @@ def _work(stored: Expr) -> int:
 
 
 def _beside(stored: Expr, along: Steps, result: Buffer) -> tuple[Buffer, ...]:
-    """Matrices of the result's shape that the epilogue reads element by element, the result itself perhaps, and the copy engine can fetch."""
+    """Matrices of the result's shape that the epilogue reads element by element, the result itself perhaps, and the
+    copy engine can fetch.
+    """
     loops = (*along.c.rows.loops, *along.c.cols.loops)
     if len(loops) != 2 or along.batch.loops:
         return ()
     at = tuple(loop.var for loop in loops)
     found = [result for x in walk(stored) if isinstance(x, Var) and x.name == RESULT]
-    found += [x.buf for x in walk(stored) if isinstance(x, Load) and x.buf.space == "global" and x.idx == at and x.buf.dtype.bytes in (2, 4)]
+    found += [
+        x.buf
+        for x in walk(stored)
+        if isinstance(x, Load) and x.buf.space == "global" and x.idx == at and x.buf.dtype.bytes in (2, 4)
+    ]
     return tuple(b for b in dict.fromkeys(found) if _suits(b))
 
 
@@ -285,17 +369,30 @@ def _finish(along: Steps, stored: Expr, result: Buffer, apart: bool) -> Finish:
 def _factor(x: Operand) -> Load | None:
     """The element of a 16-bit buffer that a factor is."""
     v = x.value
-    if not isinstance(v, Op) or v.name != "cast_f32" or not isinstance(e := v.args[0], Load) or e.buf.dtype not in TYPES:
+    if (
+        not isinstance(v, Op)
+        or v.name != "cast_f32"
+        or not isinstance(e := v.args[0], Load)
+        or e.buf.dtype not in TYPES
+    ):
         return None
     return e if e.lanes == 1 and e.limit is None else None
 
 
 def _factors(problem: Problem, along: Steps, a: Load, b: Load) -> tuple[Buffer, Buffer, bool, Window | None] | None:
-    """The factors as buffers, whether the rows of the second one are those of the sum, and how those of the first lie in an image."""
+    """The factors as buffers, whether the rows of the second one are those of the sum, and how those of the first lie
+    in an image.
+    """
     _, i, j, k = along.vars
     flipped = along.step(b).get(j) == 1
     left, right = _matrix(a, along, i, k), _matrix(b, along, *((k, j) if flipped else (j, k)))
-    if left is not None and right is not None and _suits(left) and _suits(right) and not (along.c.a.conds or along.c.b.conds):
+    if (
+        left is not None
+        and right is not None
+        and _suits(left)
+        and _suits(right)
+        and not (along.c.a.conds or along.c.b.conds)
+    ):
         return left, right, flipped, None
     found = window_of(problem, a, along.offset(a), b, along.offset(b), i, j, k) if not along.batch.loops else None
     return None if found is None else (found[1], found[2], False, found[0])
@@ -318,7 +415,12 @@ def _apart(x: Load, along: Steps) -> Buffer | None:
     rows, sizes = _rows_of(x, along)
     z = along.vars[0]
     batch = ((z, along.batch.size),) if along.batch.size > 1 else ()
-    order = (*batch, *((o.var, value(o.extent) or 0) for o in outer), *zip(rows, sizes), (inner.var, along.c.cols.inner))
+    order = (
+        *batch,
+        *((o.var, value(o.extent) or 0) for o in outer),
+        *zip(rows, sizes),
+        (inner.var, along.c.cols.inner),
+    )
     known = {z, *(loop.var for loop in (*outer, *along.rows.loops, inner))}
     if first or not set(step) <= known or any(v not in step for v, _ in order) or step[inner.var] != 1:
         return None
@@ -326,13 +428,17 @@ def _apart(x: Load, along: Steps) -> Buffer | None:
 
 
 def _offsets(x: Load, along: Steps) -> tuple[dict[Expr, int], int]:
-    """How far apart two elements are that follow one another along each loop of rows and columns and along the batches, and the first offset."""
+    """How far apart two elements are that follow one another along each loop of rows and columns and along the batches,
+    and the first offset.
+    """
     ts, first = terms(substitute(x.buf.offset(x.idx), along.batch.at(along.vars[0])))
     return dict(ts), first
 
 
 def _rows_of(x: Load, along: Steps) -> tuple[tuple[Var, ...], tuple[int, ...]]:
-    """The loops that the result's rows are, and their sizes: neighbours that lie at one distance count as one, called as the inner one."""
+    """The loops that the result's rows are, and their sizes: neighbours that lie at one distance count as one, called
+    as the inner one.
+    """
     step, _ = _offsets(x, along)
     found: list[tuple[Var, int]] = []
     for loop in along.rows.loops:
@@ -347,7 +453,13 @@ def _view(x: Load, shape: tuple[int, ...], strides: tuple[int, ...], dense: tupl
     """The buffer in another shape. `dense`: the strides that need not be written."""
     if min(strides) <= 0:
         return None
-    return Buffer(x.buf.name, x.buf.dtype, tuple(map(const, shape)), "global", None if strides == dense else tuple(map(const, strides)))
+    return Buffer(
+        x.buf.name,
+        x.buf.dtype,
+        tuple(map(const, shape)),
+        "global",
+        None if strides == dense else tuple(map(const, strides)),
+    )
 
 
 def _suits(b: Buffer) -> bool:
@@ -361,7 +473,9 @@ def _result(result: Buffer) -> Var:
 
 
 def _with_result(stored: Expr, out: Load, result: Buffer) -> Expr | None:
-    """The epilogue where it updates what it stores to: each element is read before it is written, by the thread that computes it."""
+    """The epilogue where it updates what it stores to: each element is read before it is written, by the thread that
+    computes it.
+    """
     own, mark = load(out.buf, out.idx), _result(result)
 
     def go(e: Expr) -> Expr:

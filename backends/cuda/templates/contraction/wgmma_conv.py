@@ -1,6 +1,7 @@
-"""Which convolutions the kernel of `wgmma_kernel.py` takes: images of 1 to 3 axes and filters with their channels last, in rows that may be padded with
-zeros to whole vectors, where the copy engine itself gathers the pixels that a tap of the filter meets. The nest is compared with what the
-convolution's attributes say; where it differs, as with groups or a fused prologue, other templates are left to it.
+"""Which convolutions the kernel of `wgmma_kernel.py` takes: images of 1 to 3 axes and filters with their channels last,
+in rows that may be padded with zeros to whole vectors, where the copy engine itself gathers the pixels that a tap of
+the filter meets. The nest is compared with what the convolution's attributes say; where it differs, as with groups or a
+fused prologue, other templates are left to it.
 """
 
 from __future__ import annotations
@@ -37,10 +38,14 @@ class Axis:
         return self.taps == 1 and self.stride == 1 and self.begin == 0 and self.image == self.result
 
 
-def window_of(problem: Problem, a: Load, a_at: Expr, b: Load, b_at: Expr, row: Var, col: Var, step: Var) -> tuple[Window, Buffer, Buffer] | None:
-    """The window, the image and the filter [tap, output channel, channel] of a convolution; None where it is none that suits.
+def window_of(
+    problem: Problem, a: Load, a_at: Expr, b: Load, b_at: Expr, row: Var, col: Var, step: Var
+) -> tuple[Window, Buffer, Buffer] | None:
+    """The window, the image and the filter [tap, output channel, channel] of a convolution; None where it is none that
+    suits.
 
-    a_at and b_at are the offsets of the factors' elements by the numbers of the row, the column and the step of the sum.
+    a_at and b_at are the offsets of the factors' elements by the numbers of the row, the column and the step of the
+    sum.
     """
     node = problem.anchor
     if node is None or node.op.name != "conv" or node.attrs["group"] != 1:
@@ -54,7 +59,13 @@ def window_of(problem: Problem, a: Load, a_at: Expr, b: Load, b_at: Expr, row: V
         return None
     images, axes = _merged(n, axes)
     shape, taps = tuple(x.result for x in axes), tuple(x.taps for x in axes)
-    if not walkable([x.image for x in axes], shape, [x.stride for x in axes], [x.begin for x in axes], [(x.taps - 1) * x.dilation for x in axes]):
+    if not walkable(
+        [x.image for x in axes],
+        shape,
+        [x.stride for x in axes],
+        [x.begin for x in axes],
+        [(x.taps - 1) * x.dilation for x in axes],
+    ):
         return None
     tap, channel = digits(step // ci, taps), step % ci
     number, *at = digits(row, (1, *shape))
@@ -67,7 +78,9 @@ def window_of(problem: Problem, a: Load, a_at: Expr, b: Load, b_at: Expr, row: V
     image = Buffer(a.buf.name, a.buf.dtype, tuple(map(const, (images, *(x.image for x in axes), ci))))
     each, filters = math.prod(taps), (math.prod(taps), co or 0, ci)
     held = Buffer(b.buf.name, b.buf.dtype, tuple(map(const, filters)), "global", tuple(map(const, (ci, each * ci, 1))))
-    found = Window(shape, taps, tuple(x.stride for x in axes), tuple(x.dilation for x in axes), tuple(x.begin for x in axes), ci)
+    found = Window(
+        shape, taps, tuple(x.stride for x in axes), tuple(x.dilation for x in axes), tuple(x.begin for x in axes), ci
+    )
     return found, image, held
 
 
@@ -84,7 +97,10 @@ def _row(t: TensorType) -> int | None:
 def _axes(node: Node, x: TensorType, w: TensorType, y: TensorType) -> list[Axis] | None:
     """The axes of a convolution's image, outermost first; None where a size is not known."""
     win = window(x.rank - 2, w.shape[2:], node.attrs["strides"], node.attrs["pads"], node.attrs["dilations"])
-    found = [[_number(v) for v in each] for each in zip(x.shape[2:], y.shape[2:], win.kernel, win.strides, win.dilations, win.begin)]
+    found = [
+        [_number(v) for v in each]
+        for each in zip(x.shape[2:], y.shape[2:], win.kernel, win.strides, win.dilations, win.begin)
+    ]
     return None if any(v is None for each in found for v in each) else [Axis(*(v or 0 for v in each)) for each in found]
 
 

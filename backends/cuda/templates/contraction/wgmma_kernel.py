@@ -1,11 +1,13 @@
-"""The kernel of a matrix product on Hopper's tensor cores: C[z, m, n] = finish(sum over k of A[z, m, k] * B[z, n, k]) in 16-bit floats.
+"""The kernel of a matrix product on Hopper's tensor cores: C[z, m, n] = finish(sum over k of A[z, m, k] * B[z, n, k])
+in 16-bit floats.
 
-One block per multiprocessor, or a few that hide each other's beginnings and ends, walk over tiles of the result. The last warps are the
-producer: one thread of them lets the copy engine (TMA) fill a ring of stages in shared memory. The others are consumers, 64 rows of the tile
-each: they multiply a stage (wgmma, sums in float32 registers), give it back, and at the end finish their sums in registers, put them into
-shared memory and let the copy engine store them; where rows of the tile lie apart (a batch ends, heads lie one after the other) they store
-vectors of 16 bytes themselves. Two mbarriers a stage say that it is full, and empty again. Boxes that reach past the end of a matrix are
-filled with zeros when they are read, and cut off when they are stored, so sizes need not be multiples of the tile.
+One block per multiprocessor, or a few that hide each other's beginnings and ends, walk over tiles of the result. The
+last warps are the producer: one thread of them lets the copy engine (TMA) fill a ring of stages in shared memory. The
+others are consumers, 64 rows of the tile each: they multiply a stage (wgmma, sums in float32 registers), give it back,
+and at the end finish their sums in registers, put them into shared memory and let the copy engine store them; where
+rows of the tile lie apart (a batch ends, heads lie one after the other) they store vectors of 16 bytes themselves. Two
+mbarriers a stage say that it is full, and empty again. Boxes that reach past the end of a matrix are filled with zeros
+when they are read, and cut off when they are stored, so sizes need not be multiples of the tile.
 """
 
 from __future__ import annotations
@@ -37,11 +39,12 @@ Finish = Callable[[Expr, Expr, Expr, Expr, Expr], Expr]
 
 @dataclass(frozen=True)
 class Tiling:
-    """bm x bn elements of the result at a time, a ring of `stages`, at most `blocks` blocks, of which `resident` share a multiprocessor; `group`
-    neighbouring row tiles share columns.
+    """bm x bn elements of the result at a time, a ring of `stages`, at most `blocks` blocks, of which `resident` share
+    a multiprocessor; `group` neighbouring row tiles share columns.
 
-    With split > 1 a cluster of so many blocks shares a tile, each taking a part of the sum. With one consumer the producer is a warp, so that
-    registers suffice for several blocks on a multiprocessor; of a cluster, and where registers change hands, it is a warp group.
+    With split > 1 a cluster of so many blocks shares a tile, each taking a part of the sum. With one consumer the
+    producer is a warp, so that registers suffice for several blocks on a multiprocessor; of a cluster, and where
+    registers change hands, it is a warp group.
     """
 
     bm: int
@@ -73,8 +76,9 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Window:
-    """How the rows of A lie in an image [n, *axes, channels] of 1 to 3 axes: row (n, p, q) of the product is a pixel of a convolution's result,
-    and the sum runs over the filter's taps (r, s) and, for each, over the image's channels."""
+    """How the rows of A lie in an image [n, *axes, channels] of 1 to 3 axes: row (n, p, q) of the product is a pixel of
+    a convolution's result, and the sum runs over the filter's taps (r, s) and, for each, over the image's channels.
+    """
 
     shape: tuple[int, ...]  # of the result
     taps: tuple[int, ...]
@@ -119,7 +123,9 @@ class Product:
     work: int = 0
 
     def place(self, z: tuple[Expr, ...], row: Expr, col: Expr, lane: E = 0, lanes: int = 1) -> tuple[Expr, ...]:
-        """The index of an element of the result, which must exist if its rows or columns lie apart; col is a multiple of `lanes`."""
+        """The index of an element of the result, which must exist if its rows or columns lie apart; col is a multiple
+        of `lanes`.
+        """
         batch = (z or (const(0),)) if len(self.c.shape) > max(len(self.rows), 1) + max(len(self.cols), 1) else ()
         rows = digits(minimum(row, self.m - 1), self.rows) if len(self.rows) > 1 else (row,)
         if len(self.cols) < 2:
@@ -136,7 +142,9 @@ class Product:
     def in_boxes(self) -> bool:
         """Can the copy engine store what a consumer has, 128 bytes of 64 rows at a time?"""
         width = ROW // self.c.dtype.bytes
-        whole = (len(self.rows) < 2 or self.rows[-1] % WGMMA_ROWS == 0) and (len(self.cols) < 2 or self.cols[-1] % width == 0)
+        whole = (len(self.rows) < 2 or self.rows[-1] % WGMMA_ROWS == 0) and (
+            len(self.cols) < 2 or self.cols[-1] % width == 0
+        )
         return self.aligned and whole and len(self.c.shape) <= MAX_AXES
 
     @property
@@ -195,7 +203,7 @@ class Writer:
         self.origin: Expr = const(0)  # the first step of the sum
         self.ahead = 0  # steps whose mbarriers were armed before the loop over tiles
 
-    # --- what both roles know -------------------------------------------------------------------------------------------------
+    # --- what both roles know -----------------------------------------------------------------------------------------
 
     def allocate(self) -> None:
         """The ring, its mbarriers, and where results are put."""
@@ -238,7 +246,9 @@ class Writer:
     def corner(self, tile: Expr) -> tuple[tuple[Expr, ...], Expr, Expr]:
         """(batch,) or (), first row and first column of a tile."""
         b, p, t = self.b, self.p, self.t
-        row = b.let("row", (tile // (self.group * self.nt) % (self.mt // self.group) * self.group + tile % self.group) * t.bm)
+        row = b.let(
+            "row", (tile // (self.group * self.nt) % (self.mt // self.group) * self.group + tile % self.group) * t.bm
+        )
         col = b.let("col", tile // self.group % self.nt * t.bn)
         return (b.let("z", tile // (self.mt * self.nt) % p.batch),) if p.batch > 1 else (), row, col
 
@@ -251,7 +261,7 @@ class Writer:
         """The index of a batch's matrix in a buffer."""
         return (z or (const(0),)) if len(buf.shape) == 3 else ()
 
-    # --- the producer ---------------------------------------------------------------------------------------------------------
+    # --- the producer -------------------------------------------------------------------------------------------------
 
     def produce(self, block: Expr, thread: Expr) -> None:
         if self.t.consumers > 1:
@@ -306,8 +316,16 @@ class Writer:
         b, p, bk = self.b, self.p, self.bk
         if p.b_rows_are_k:
             with b.loop("j", self.t.bn // bk, "unroll") as j:
-                begin = minimum(col + j * bk, const((p.n - 1) // bk * bk))  # what lies past the end is not stored, so any columns will do
-                b.do("tma_load", self.sb.ref(s, j, 0, 0, lanes=bk), p.b.ref(*self.of(p.b, z), at * bk, begin, lanes=bk), bk, self.full.ref(s))
+                begin = minimum(
+                    col + j * bk, const((p.n - 1) // bk * bk)
+                )  # what lies past the end is not stored, so any columns will do
+                b.do(
+                    "tma_load",
+                    self.sb.ref(s, j, 0, 0, lanes=bk),
+                    p.b.ref(*self.of(p.b, z), at * bk, begin, lanes=bk),
+                    bk,
+                    self.full.ref(s),
+                )
             return
         source = p.b.ref(*self.of(p.b, z), col, at * bk, lanes=bk)
         if p.window is not None:
@@ -325,7 +343,7 @@ class Writer:
         geometry = (*w.shape, *w.strides, *w.dilations, *w.begin)
         b.do("tma_im2col", self.sa.ref(s, 0, 0, lanes=bk), image, self.t.bm, self.full.ref(s), *at, *geometry)
 
-    # --- the consumers --------------------------------------------------------------------------------------------------------
+    # --- the consumers ------------------------------------------------------------------------------------------------
 
     def consume(self, block: Expr, thread: Expr) -> None:
         if self.t.consumers > 1:
@@ -377,7 +395,9 @@ class Writer:
             self.store_elements(z, row, col)
             return
         with b.loop("q", self.t.bn // width, "unroll") as q:
-            buffer = b.let("buffer", (done * (self.t.bn // width) + q) % STORE_BUFFERS)  # they take turns over all tiles
+            buffer = b.let(
+                "buffer", (done * (self.t.bn // width) + q) % STORE_BUFFERS
+            )  # they take turns over all tiles
             v = self.values(z, row, col, q) if p.c.dtype.bytes == 2 else None
             if p.in_boxes:
                 with b.when(self.leader):
@@ -399,13 +419,17 @@ class Writer:
         b.do("named_barrier", self.w + 1, GROUP)
         with b.when(self.leader):
             with b.when(row < p.m), b.when(col < p.n):
-                place, box = p.c.ref(*p.place(z, row, col), lanes=width), self.out.ref(self.w, buffer, 0, 0, lanes=width)
+                place, box = (
+                    p.c.ref(*p.place(z, row, col), lanes=width),
+                    self.out.ref(self.w, buffer, 0, 0, lanes=width),
+                )
                 b.do("tma_store", place, box, WGMMA_ROWS)
             b.do("bulk_commit")  # a group even where there is nothing to store: groups and buffers take turns
 
     def store_vectors(self, z: tuple[Expr, ...], row: Expr, col: Expr, buffer: Expr) -> None:
-        """A store buffer -> result, 8 neighbouring threads a row. One barrier for each buffer will do: who fills this one again has passed that
-        of the other one, which each thread reaches when it has read this one."""
+        """A store buffer -> result, 8 neighbouring threads a row. One barrier for each buffer will do: who fills this
+        one again has passed that of the other one, which each thread reaches when it has read this one.
+        """
         b, p, lanes = self.b, self.p, STORED // self.p.c.dtype.bytes
         vectors = ROW // STORED
         b.do("named_barrier", self.w + 1, GROUP)
@@ -413,7 +437,9 @@ class Writer:
             r = b.let("r", i * (GROUP // vectors) + (self.warp * 32 + self.lane) // vectors)
             c = b.let("c", self.lane % vectors * lanes)
             with b.when(row + r < p.m), b.when(col + c < p.n):
-                b.store(p.c, p.place(z, row + r, col + c, lanes=lanes), load(self.out, (self.w, buffer, r, c), lanes), lanes)
+                b.store(
+                    p.c, p.place(z, row + r, col + c, lanes=lanes), load(self.out, (self.w, buffer, r, c), lanes), lanes
+                )
 
     def store_elements(self, z: tuple[Expr, ...], row: Expr, col: Expr) -> None:
         """Registers -> result, one by one."""
@@ -427,8 +453,9 @@ class Writer:
                     b.store(p.c, p.place(z, r, c), p.finish(z[0] if z else const(0), r, c, const(0), total))
 
     def values(self, z: tuple[Expr, ...], row: Expr, col: Expr, q: Expr) -> Buffer:
-        """What a thread puts into a store buffer of 16-bit results. All of it is computed before any is put there: what the epilogue reads is
-        then under way at once."""
+        """What a thread puts into a store buffer of 16-bit results. All of it is computed before any is put there: what
+        the epilogue reads is then under way at once.
+        """
         b, width = self.b, ROW // 2
         v = b.alloc("v", self.p.c.dtype, width // 16, 8)
         with b.loop("c", width // 16, "unroll") as c, b.loop("j", 2, "unroll") as j, b.loop("h", 2, "unroll") as h:
@@ -450,8 +477,12 @@ class Writer:
             at = (row + inside[0], col + q * width + inside[1])
             self.finish_pair(z, at, (q * width + j * 8) // 2 + h * 2, self.out, (self.w, buffer, *inside))
 
-    def finish_pair(self, z: tuple[Expr, ...], at: tuple[Expr, Expr], register: Expr, to: Buffer, place: tuple[Expr, ...]) -> None:
-        """Two neighbouring results. Those outside of the matrix are computed from its last row and columns, and not stored."""
+    def finish_pair(
+        self, z: tuple[Expr, ...], at: tuple[Expr, Expr], register: Expr, to: Buffer, place: tuple[Expr, ...]
+    ) -> None:
+        """Two neighbouring results. Those outside of the matrix are computed from its last row and columns, and not
+        stored.
+        """
         j = loop_var("j.", const(0), const(2))
         row, col = minimum(at[0], const(self.p.m - 1)), minimum(at[1], const(self.p.n - 2))
         made = self.p.finish(z[0] if z else const(0), row, col, j, load(self.acc, (register + j,)))

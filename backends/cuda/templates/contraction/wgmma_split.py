@@ -1,7 +1,9 @@
-"""A matrix product whose tiles are too few for all multiprocessors: the blocks of a cluster each take a part of a tile's sum.
+"""A matrix product whose tiles are too few for all multiprocessors: the blocks of a cluster each take a part of a
+tile's sum.
 
-Each block of the cluster runs the ring of `wgmma_kernel.py` over its own steps and leaves its sums in its shared memory. Then each finishes
-some rows of the tile: it adds what all blocks have there, in their order, so a result never depends on timing.
+Each block of the cluster runs the ring of `wgmma_kernel.py` over its own steps and leaves its sums in its shared
+memory. Then each finishes some rows of the tile: it adds what all blocks have there, in their order, so a result never
+depends on timing.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ class SplitWriter(Writer):
     def __init__(self, p: Product, t: Tiling) -> None:
         super().__init__(p, t)
         if self.kt % t.split or t.bm % t.split or p.n % LANES:
-            raise ScheduleError(f"{self.kt} steps of a sum, {t.bm} rows and {p.n} columns cannot be shared by {t.split} blocks")
+            raise ScheduleError(
+                f"{self.kt} steps of a sum, {t.bm} rows and {p.n} columns cannot be shared by {t.split} blocks"
+            )
         self.kt //= t.split
 
     def kernel(self) -> Kernel:
@@ -30,7 +34,11 @@ class SplitWriter(Writer):
             self.allocate()
             with b.loop("t", t.threads, "thread.x") as thread:
                 self.prepare(thread)
-                b.branch(thread < t.consumers * GROUP, lambda: self.consume(block, thread), lambda: self.produce(block, thread))
+                b.branch(
+                    thread < t.consumers * GROUP,
+                    lambda: self.consume(block, thread),
+                    lambda: self.produce(block, thread),
+                )
                 b.do("cluster_barrier")
                 with b.when(thread < t.consumers * GROUP):
                     self.combine(*self.corner(block), part, thread)

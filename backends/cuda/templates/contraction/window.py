@@ -1,11 +1,13 @@
-"""Windows over images whose channels lie last: depthwise convolutions and pooling. One thread has a vector of channels of a few pixels of a row.
+"""Windows over images whose channels lie last: depthwise convolutions and pooling. One thread has a vector of channels
+of a few pixels of a row.
 
     for t in threads (over images, rows, pieces of rows, vectors of channels):
         acc[row, lanes] = 0
         for every tap: for pixel in unroll(row): if inside: acc[pixel] += x[.., pixel + tap, channels] * w[tap, channels]
         y = epilogue(acc)
 
-Neighbouring threads read neighbouring bytes, 16 at a time; the pixels of a thread share the weights and most of what they read.
+Neighbouring threads read neighbouring bytes, 16 at a time; the pixels of a thread share the weights and most of what
+they read.
 """
 
 from __future__ import annotations
@@ -41,7 +43,11 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     threads = work // lanes // lanes
     if taps > 16 and threads < 32 * target.sms and not any(isinstance(x, If) for x in walk_stmts(s.body)):
         return []  # few outputs of many terms: teams of threads are better
-    rows = [n for n in (4, 2, 1) if n <= _count(s, row) and n * taps * lanes <= PRODUCTS and (n == 1 or threads // n >= FEW * 128 * target.sms)]
+    rows = [
+        n
+        for n in (4, 2, 1)
+        if n <= _count(s, row) and n * taps * lanes <= PRODUCTS and (n == 1 or threads // n >= FEW * 128 * target.sms)
+    ]
     return [(("row", n), ("lanes", lanes), ("threads", 128)) for n in (rows or [1])]
 
 
@@ -80,8 +86,15 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
 
 
 def _parts(problem: Problem) -> tuple[Schedule, list[str], str, int] | None:
-    """The nest without loops of one iteration, its output loops, the one along which windows lie in a row, and the lanes of a vector."""
-    if not fixed(problem) or problem.kind not in ("contraction", "reduce") or len(problem.lowered.reductions) != 1 or problem.inplace:
+    """The nest without loops of one iteration, its output loops, the one along which windows lie in a row, and the
+    lanes of a vector.
+    """
+    if (
+        not fixed(problem)
+        or problem.kind not in ("contraction", "reduce")
+        or len(problem.lowered.reductions) != 1
+        or problem.inplace
+    ):
         return None
     s = Schedule(problem.kernel)
     s.apply(single, *(x.var.name for x in loops(s.body) if value(x.extent) == 1))

@@ -1,7 +1,9 @@
-"""A tile whose sums lie in parts with several groups of threads, of one block or of all blocks of a cluster: how the parts meet.
+"""A tile whose sums lie in parts with several groups of threads, of one block or of all blocks of a cluster: how the
+parts meet.
 
-Each group leaves its sums in the shared memory of its block. Then every thread finishes some vectors of the tile: it adds what all groups have
-there, always in the same order, so a result never depends on timing; blocks of a cluster take some rows of the tile each.
+Each group leaves its sums in the shared memory of its block. Then every thread finishes some vectors of the tile: it
+adds what all groups have there, always in the same order, so a result never depends on timing; blocks of a cluster take
+some rows of the tile each.
 """
 
 from __future__ import annotations
@@ -21,10 +23,14 @@ if TYPE_CHECKING:
 
 LANES = 4  # sums that a thread adds at a time
 PAD = 8  # elements after a row of sums: neighbouring rows begin in different banks
-# blocks of a cluster -> the share of all multiprocessors that such clusters can use: each lies within one group of 16 or 18
+# blocks of a cluster -> the share of all multiprocessors that such clusters can use: each lies within one group of 16
+# or 18
 SPLITS = {1: 1.0, 2: 1.0, 4: 0.92, 8: 0.85}
 SHARE = 1200  # cycles of a cluster's two barriers
-OWN_BYTES, PEER_BYTES = 128, 25  # bytes a cycle that an SM moves to and from its own shared memory, and reads of other blocks'
+OWN_BYTES, PEER_BYTES = (
+    128,
+    25,
+)  # bytes a cycle that an SM moves to and from its own shared memory, and reads of other blocks'
 
 Place = Callable[[Expr, Expr, Expr], tuple[Expr, ...]]  # (group, row, column) -> where the group has that sum
 Finish = Callable[[Expr, Expr, Buffer], None]  # (row, column, LANES sums from there on): stores them
@@ -61,7 +67,9 @@ def cluster(b: Builder, split: int) -> Iterator[Expr]:
 
 @dataclass(frozen=True)
 class Parts:
-    """A tile of `rows` x `cols` sums in `slices` parts in each of `split` blocks, finished by `threads` threads of each block."""
+    """A tile of `rows` x `cols` sums in `slices` parts in each of `split` blocks, finished by `threads` threads of each
+    block.
+    """
 
     rows: int
     cols: int
@@ -71,7 +79,9 @@ class Parts:
 
     def __post_init__(self) -> None:
         if self.rows % self.split or self.cols % LANES:
-            raise ScheduleError(f"{self.rows} rows of {self.cols} sums cannot be shared by {self.split} blocks in vectors of {LANES}")
+            raise ScheduleError(
+                f"{self.rows} rows of {self.cols} sums cannot be shared by {self.split} blocks in vectors of {LANES}"
+            )
 
     def memory(self, b: Builder, dtype: DType) -> Buffer:
         """Shared memory for the parts of this block, by group, row and column."""
@@ -86,8 +96,9 @@ class Parts:
             b.do(meet)  # nobody may end while another one still reads its sums
 
     def combine(self, b: Builder, sums: Buffer, at: Place, part: Expr, thread: Expr, store: Finish) -> None:
-        """All parts -> the finished rows of block `part` of the cluster. A barrier of all who write and read the sums stands before it, and
-        behind it if they are several blocks."""
+        """All parts -> the finished rows of block `part` of the cluster. A barrier of all who write and read the sums
+        stands before it, and behind it if they are several blocks.
+        """
         vectors, rows = self.cols // LANES, self.rows // self.split
         with b.loop("turn", -(-rows * vectors // self.threads), "unroll") as turn:
             e = b.let("e", turn * self.threads + thread)
@@ -97,6 +108,10 @@ class Parts:
                 b.store(total, (0,), const(0, sums.dtype), LANES)
                 with b.loop("q", self.split, "unroll") as q, b.loop("s", self.slices, "unroll") as s:
                     place = at(s, row, col)
-                    share = call("peer", sums.ref(*place, lanes=LANES), q) if self.split > 1 else sums.at(*place, lanes=LANES)
+                    share = (
+                        call("peer", sums.ref(*place, lanes=LANES), q)
+                        if self.split > 1
+                        else sums.at(*place, lanes=LANES)
+                    )
                     b.store(total, (0,), total.at(0, lanes=LANES) + share, LANES)
                 store(row, col, total)

@@ -1,4 +1,5 @@
-"""A recurrence as one kernel that stays: blocks keep their share of the matrices, and meet once for every vector that all units must know.
+"""A recurrence as one kernel that stays: blocks keep their share of the matrices, and meet once for every vector that
+all units must know.
 
     for group of rows: for part of cluster:                            a block has so many units, a warp `units` of these
         for warp: for lane: weights of the warp's columns                  lanes share columns, and the sum of each: see Columns
@@ -8,8 +9,8 @@
                 vector of the new states -> shared memory of all blocks     stores into the memory of the other blocks (distributed shared memory)
                 barrier of the cluster
 
-Weights stay in registers (as float32), and where these do not suffice in shared memory as well, as they are stored. `takes` says for which sizes there is a
-schedule: a block alone up to sm_89, clusters of up to 8 blocks from sm_90 on.
+Weights stay in registers (as float32), and where these do not suffice in shared memory as well, as they are stored.
+`takes` says for which sizes there is a schedule: a block alone up to sm_89, clusters of up to 8 blocks from sm_90 on.
 """
 
 from __future__ import annotations
@@ -53,8 +54,10 @@ SHUFFLE = 25
 
 @dataclass(frozen=True)
 class Plan:
-    """Knobs: the blocks of a cluster, warps of a block, units of a warp, rows of the batch that a cluster has, and up to how many of its weights a
-    lane keeps in registers. `sends`: blocks of a cluster send vectors to mbarriers, instead of storing them and meeting at a barrier."""
+    """Knobs: the blocks of a cluster, warps of a block, units of a warp, rows of the batch that a cluster has, and up
+    to how many of its weights a lane keeps in registers. `sends`: blocks of a cluster send vectors to mbarriers,
+    instead of storing them and meeting at a barrier.
+    """
 
     blocks: int
     warps: int
@@ -71,8 +74,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Columns:
-    """How the lanes of a warp share the columns of a phase: `sets` groups of lanes take columns in turn, `turns` each; the lanes of a group share
-    the sum, each with `pieces` vectors of `wide` elements, which lie `stride` apart. Weights of the first `kept` pieces are in registers."""
+    """How the lanes of a warp share the columns of a phase: `sets` groups of lanes take columns in turn, `turns` each;
+    the lanes of a group share the sum, each with `pieces` vectors of `wide` elements, which lie `stride` apart. Weights
+    of the first `kept` pieces are in registers.
+    """
 
     count: int
     sets: int
@@ -119,7 +124,9 @@ class Columns:
         """Of an SM in which each warp makes its sums once: multiplications, loads of the vector, exchange."""
         rounds = self.lanes.bit_length() - 1
         reads = self.pieces * rows * max(self.stride * 4 / 128, 1)
-        return self.weights * rows * -(-warps // 4) + reads * warps + self.turns * rows * rounds * warps + rounds * SHUFFLE
+        return (
+            self.weights * rows * -(-warps // 4) + reads * warps + self.turns * rows * rounds * warps + rounds * SHUFFLE
+        )
 
 
 def columns_of(count: int, hidden: int, rows: int) -> Columns:
@@ -128,7 +135,7 @@ def columns_of(count: int, hidden: int, rows: int) -> Columns:
     return min(found, key=lambda c: (c.cycles(rows, 8), -c.wide))
 
 
-# --- which schedules there are ------------------------------------------------------------------------------------------------------
+# --- which schedules there are ----------------------------------------------------------------------------------------
 
 
 def takes(form: Form, target: GpuTarget) -> bool:
@@ -144,7 +151,9 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
     """Every plan that fits."""
     low = problem.lowered
-    return [_knobs(p) for p in plans(low.recurrent.form, target, SEARCHED)] if isinstance(low, LoweredRecurrence) else []
+    return (
+        [_knobs(p) for p in plans(low.recurrent.form, target, SEARCHED)] if isinstance(low, LoweredRecurrence) else []
+    )
 
 
 def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -> Kernel:
@@ -155,17 +164,32 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
 
 
 def _knobs(p: Plan) -> Knobs:
-    return (("blocks", p.blocks), ("warps", p.warps), ("units", p.units), ("rows", p.rows), ("kept", p.kept), ("sends", p.sends))
+    return (
+        ("blocks", p.blocks),
+        ("warps", p.warps),
+        ("units", p.units),
+        ("rows", p.rows),
+        ("kept", p.kept),
+        ("sends", p.sends),
+    )
 
 
 def plans(form: Form, target: GpuTarget, most: int = CANDIDATES) -> list[Plan]:
     """What fits, the fastest by estimate first."""
-    if target.major < 8 or len(form.phases) > MOST_PHASES or any(len(p.columns) > MOST_COLUMNS or not p.columns for p in form.phases):
+    if (
+        target.major < 8
+        or len(form.phases) > MOST_PHASES
+        or any(len(p.columns) > MOST_COLUMNS or not p.columns for p in form.phases)
+    ):
         return []
     found: dict[Plan, float] = {}
     for blocks, warps, rows in itertools.product(SPLITS if target.has_tma else (1,), WARPS, ROWS):
         units = -(-form.hidden // (blocks * warps))
-        wasteful = (rows > 1 and rows >= 2 * form.batch) or blocks * warps > form.hidden or blocks * warps * units >= 1.3 * form.hidden + warps
+        wasteful = (
+            (rows > 1 and rows >= 2 * form.batch)
+            or blocks * warps > form.hidden
+            or blocks * warps * units >= 1.3 * form.hidden + warps
+        )
         if units * rows > LANES or wasteful:
             continue
         for stores in (False, True):
@@ -191,7 +215,9 @@ def shared_ways(form: Form, p: Plan) -> list[Columns]:
 
 
 def registers_left(form: Form, p: Plan, target: GpuTarget, stores: bool) -> int:
-    """Registers of a thread for weights; `stores`: others are in shared memory. Warps share out the registers of an SM's four parts."""
+    """Registers of a thread for weights; `stores`: others are in shared memory. Warps share out the registers of an
+    SM's four parts.
+    """
     sums = max(w.turns * p.rows * w.wide for w in shared_ways(form, p))
     threads = -(-p.warps // 4) * 4 * LANES
     left = max(min(target.registers // threads, MOST_REGISTERS) - SPARE - sums, 0)
@@ -203,13 +229,19 @@ def fits(form: Form, p: Plan, target: GpuTarget) -> bool:
     vectors = sum((2 if len(ways) == 1 else 1) * p.rows * w.padded * 4 for w in ways)
     exchange = p.warps * p.rows * max(w.turns * w.sets for w in ways) * 4
     stored = stored_bytes(form, p, ways)
-    enough = vectors + exchange + stored <= target.shared_bytes and p.kept <= registers_left(form, p, target, bool(stored))
-    return enough and sum(w.weights for w in ways) <= MOST_WEIGHTS and p.shares <= form.hidden  # each warp sends something
+    enough = vectors + exchange + stored <= target.shared_bytes and p.kept <= registers_left(
+        form, p, target, bool(stored)
+    )
+    return (
+        enough and sum(w.weights for w in ways) <= MOST_WEIGHTS and p.shares <= form.hidden
+    )  # each warp sends something
 
 
 def stored_bytes(form: Form, p: Plan, ways: list[Columns]) -> int:
     """Of the weights of a block in shared memory."""
-    return sum(w.stored * p.warps * LANES * stored_as(phase.columns[0].matrix).bytes for w, phase in zip(ways, form.phases))
+    return sum(
+        w.stored * p.warps * LANES * stored_as(phase.columns[0].matrix).bytes for w, phase in zip(ways, form.phases)
+    )
 
 
 def cost(form: Form, p: Plan, target: GpuTarget) -> float:
@@ -230,12 +262,14 @@ def stored_as(matrix: Expr) -> DType:
     return matrix.dtype
 
 
-# --- the kernel ---------------------------------------------------------------------------------------------------------------------
+# --- the kernel -------------------------------------------------------------------------------------------------------
 
 
 class Persistent:
-    """Writes the kernel. A lane has the unit `unit` and the row `row` of the batch, among `rows` of the cluster `r`; `has_unit`: there is such a unit, `mine`: and
-    such a row. `overlaps`: the kernel may begin while the one before it runs."""
+    """Writes the kernel. A lane has the unit `unit` and the row `row` of the batch, among `rows` of the cluster `r`;
+    `has_unit`: there is such a unit, `mine`: and such a row. `overlaps`: the kernel may begin while the one before it
+    runs.
+    """
 
     part: Expr
     first_row: Expr
@@ -274,7 +308,9 @@ class Persistent:
 
     def shared_memory(self, b: Builder) -> None:
         p = self.p
-        self.vectors = [b.alloc("vector", f32, 2 if self.single else 1, p.rows, w.padded, space="shared") for w in self.ways]
+        self.vectors = [
+            b.alloc("vector", f32, 2 if self.single else 1, p.rows, w.padded, space="shared") for w in self.ways
+        ]
         if p.sends:
             self.bars = b.alloc("bars", u64, 2, space="shared")
         self.sums = b.alloc("sums", f32, p.warps, p.rows, max(w.turns * w.sets for w in self.ways), space="shared")
@@ -330,7 +366,7 @@ class Persistent:
     def first_unit(self, share: Expr) -> Expr:
         return share * self.form.hidden // self.p.shares
 
-    # --- before the first step --------------------------------------------------------------------------------------------------
+    # --- before the first step ----------------------------------------------------------------------------------------
 
     def load_weights(self, b: Builder, f: int) -> None:
         """The columns of this lane; 0 where there is none."""
@@ -339,7 +375,11 @@ class Persistent:
             self.kept_weights[f] = b.alloc("weights", f32, w.turns * w.kept, w.wide)
         for low, high in self.spans(w):
             kind = "unroll" if low < w.kept else "range"
-            with b.loop("q", high, kind, low) as q, b.loop("i", w.turns, "unroll") as i, b.loop("v", w.wide, "unroll") as v:
+            with (
+                b.loop("q", high, kind, low) as q,
+                b.loop("i", w.turns, "unroll") as i,
+                b.loop("v", w.wide, "unroll") as v,
+            ):
                 self.load_weight(b, f, i, q, v, low)
 
     def load_weight(self, b: Builder, f: int, i: Expr, q: Expr, v: Expr, low: int) -> None:
@@ -400,7 +440,9 @@ class Persistent:
             self.states[x] = b.alloc("state", x.dtype, 1)
             b.store(self.states[x], (0,), rec.bind(load(x, (form.row, form.unit)), (self.row, self.unit), 0, {}, {}))
         self.ahead: dict[Expr, Buffer] = {}
-        for e in dict.fromkeys(e for whole in (*form.made, *(p.vector for p in form.phases[1:])) for e in self.elements(whole)):
+        for e in dict.fromkeys(
+            e for whole in (*form.made, *(p.vector for p in form.phases[1:])) for e in self.elements(whole)
+        ):
             t = e.buf
             assert isinstance(t, te.Tensor)
             if form.kind(t) == "row":
@@ -420,7 +462,7 @@ class Persistent:
         """An element of an operand, from memory."""
         return self.rec.bind(e, (self.row, self.unit), step, {}, {})
 
-    # --- a step -----------------------------------------------------------------------------------------------------------------
+    # --- a step -------------------------------------------------------------------------------------------------------
 
     def step(self, b: Builder, t: Expr) -> None:
         form, rec = self.form, self.rec
@@ -455,7 +497,12 @@ class Persistent:
                 h = b.let("h", self.vectors[f].at(turn, r, q * w.stride + self.lane % w.lanes * w.wide, lanes=w.wide))
                 with b.loop("i", w.turns, "unroll") as i:
                     weights, at = self.weight(f, i, q, 0, low)
-                    b.store(acc, (i, r, 0), fma(cast(weights.at(*at, lanes=w.wide), f32), h, acc.at(i, r, 0, lanes=w.wide)), w.wide)
+                    b.store(
+                        acc,
+                        (i, r, 0),
+                        fma(cast(weights.at(*at, lanes=w.wide), f32), h, acc.at(i, r, 0, lanes=w.wide)),
+                        w.wide,
+                    )
         total = b.alloc("total", f32, w.turns, p.rows)
         with b.loop("i", w.turns, "unroll") as i, b.loop("r", p.rows, "unroll") as r:
             whole = acc.at(i, r, 0, lanes=w.wide)
@@ -469,9 +516,14 @@ class Persistent:
         b.do("syncwarp")
 
     def sums_of(self, b: Builder, phase: Phase) -> Sums:
-        """The sums of this lane's unit and row, by tensor and offset of the column: in registers, for the next phase overwrites the others."""
+        """The sums of this lane's unit and row, by tensor and offset of the column: in registers, for the next phase
+        overwrites the others.
+        """
         count = len(phase.columns)
-        out = {(c.dots, c.offset): b.let("sum", self.sums[self.warp, self.r, self.local * count + g]) for g, c in enumerate(phase.columns)}
+        out = {
+            (c.dots, c.offset): b.let("sum", self.sums[self.warp, self.r, self.local * count + g])
+            for g, c in enumerate(phase.columns)
+        }
         if self.p.sends:
             b.do("syncwarp")  # no barrier stands between these and the next sums
         return out
@@ -496,7 +548,11 @@ class Persistent:
     def publish(self, b: Builder, f: int, element: Expr, t: Expr) -> None:
         """This lane's element of a vector to all blocks; goes on when the vector is there."""
         turn = (t + 1) % 2 if self.single else const(0)
-        at, bar, parity = (turn, self.r, self.unit), turn if self.single else const(f), t // 2 % 2 if self.single else t % 2
+        at, bar, parity = (
+            (turn, self.r, self.unit),
+            turn if self.single else const(f),
+            t // 2 % 2 if self.single else t % 2,
+        )
         v = b.let("v", element)
         with b.when(self.has_unit):
             if self.p.blocks == 1:

@@ -1,8 +1,8 @@
 """Schedules of reductions: a team of threads for each row.
 
-Rows that lie in one piece (softmax, layer norm, sums over the last axis) are shared among neighbouring threads, which read neighbouring
-elements: a few lanes of a warp, a warp, or a block for each row. Where the rows' elements lie far apart (sums over outer axes) and those
-of neighbouring rows side by side, neighbouring threads take neighbouring rows.
+Rows that lie in one piece (softmax, layer norm, sums over the last axis) are shared among neighbouring threads, which
+read neighbouring elements: a few lanes of a warp, a warp, or a block for each row. Where the rows' elements lie far
+apart (sums over outer axes) and those of neighbouring rows side by side, neighbouring threads take neighbouring rows.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ SECTOR = 32  # bytes that memory is read by
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    """Knobs: how neighbouring threads lie (rows: along a row, columns: across rows), threads for a row, rows a block, bytes of vectors; of these
-    threads, those in one warp where the rows of a block do not fill one (near)."""
+    """Knobs: how neighbouring threads lie (rows: along a row, columns: across rows), threads for a row, rows a block,
+    bytes of vectors; of these threads, those in one warp where the rows of a block do not fill one (near).
+    """
     if problem.kind not in ("reduce", "contraction") or not fixed(problem):
         return []
     if (c := contraction_of(problem)) is not None and min(c.sizes[1:3]) >= LEAST:
@@ -42,9 +43,19 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
     found: list[Knobs] = []
     for layout, team, rows in sizes(Schedule(problem.kernel), problem, target):
         near = WARP // rows if layout == "columns" and rows < WARP and team % (WARP // rows) == 0 and team > WARP else 1
-        found.append((("layout", layout), ("team", team), ("rows", rows), ("bytes", 16), *((("near", near),) if near > 1 else ())))
+        found.append(
+            (
+                ("layout", layout),
+                ("team", team),
+                ("rows", rows),
+                ("bytes", 16),
+                *((("near", near),) if near > 1 else ()),
+            )
+        )
     while found:
-        if problem.kind == "contraction":  # others are meant for these: there is no need to know now whether the first of these would do
+        if (
+            problem.kind == "contraction"
+        ):  # others are meant for these: there is no need to know now whether the first of these would do
             break
         try:
             apply(problem, dict(found[0]), target)
@@ -55,7 +66,9 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
 
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    """Teams of all sizes and blocks of several of them, those like the best guess first; narrower loads; more or less of a row in registers."""
+    """Teams of all sizes and blocks of several of them, those like the best guess first; narrower loads; more or less
+    of a row in registers.
+    """
     found = sizes(Schedule(problem.kernel), problem, target)
     if not found or contraction_of(problem) is not None:  # others read the operands of a contraction less often
         return []
@@ -69,10 +82,18 @@ def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
         if layout == "columns":
             rows = [r for r in (32, 64, 128, 16, 256) if 32 <= team * r <= target.max_threads] if team > 1 else []
         else:
-            rows = [1] if team > WARP else [r for r in dict.fromkeys(max(b // team, 1) for b in (256, 128, 64, 512)) if team * r % WARP == 0]
+            rows = (
+                [1]
+                if team > WARP
+                else [r for r in dict.fromkeys(max(b // team, 1) for b in (256, 128, 64, 512)) if team * r % WARP == 0]
+            )
         out += [(("layout", layout), ("team", team), ("rows", r), ("bytes", 16)) for r in rows]
     near = out[:4]
-    out += [varied(k, **more) for k in near for more in ({"ahead": 16}, {"ahead": 32}, {"ahead": 128}, {"ahead": 256}, {"keep": 0}, {"keep": 384})]
+    out += [
+        varied(k, **more)
+        for k in near
+        for more in ({"ahead": 16}, {"ahead": 32}, {"ahead": 128}, {"ahead": 256}, {"keep": 0}, {"keep": 384})
+    ]
     return out + [varied(k, bytes=n) for k in near for n in (8, 4) if layout == "rows"]
 
 
@@ -96,7 +117,9 @@ def _team(knobs: Mapping[str, int | str]) -> Team:
 
 
 def arranged(s: Schedule, problem: Problem) -> tuple[list[str], list[list[str]]]:
-    """Bring a kernel into the form `for rows: {for nest: .., for nest: .., ..}`; the loops over rows, and those of each nest."""
+    """Bring a kernel into the form `for rows: {for nest: .., for nest: .., ..}`; the loops over rows, and those of each
+    nest.
+    """
     collapsed(s.apply(hoist_guards).apply(single, *(n for n in problem.lowered.out_loops if s.extent(n) == 1)))
     rows = outer_loops(s, problem.lowered.out_loops)
     body = s.loop(rows[-1]).body if rows else s.body
@@ -113,7 +136,12 @@ def arranged(s: Schedule, problem: Problem) -> tuple[list[str], list[list[str]]]
 def nest_of(loop: For) -> list[str]:
     """The names of a perfect nest of loops from 0."""
     names = [loop.var.name]
-    while len(loop.body) == 1 and isinstance(inner := loop.body[0], For) and value(inner.lo) == 0 and value(inner.hi) is not None:
+    while (
+        len(loop.body) == 1
+        and isinstance(inner := loop.body[0], For)
+        and value(inner.lo) == 0
+        and value(inner.hi) is not None
+    ):
         loop = inner
         names.append(loop.var.name)
     return names
@@ -141,7 +169,9 @@ def sizes(s: Schedule, problem: Problem, target: GpuTarget) -> list[tuple[str, i
 
 
 def rowwise(count: int, chunks: int, bytes_: int, target: GpuTarget) -> list[tuple[str, int, int]]:
-    """Four to eight chunks a thread, so that enough loads are under way; for few rows as many threads as there are chunks."""
+    """Four to eight chunks a thread, so that enough loads are under way; for few rows as many threads as there are
+    chunks.
+    """
     many = count >= 4 * target.sms
     want = power(-(-chunks // (4 if bytes_ >= 8 else 8))) if many else power(-(-chunks // 2))
     while want < power(chunks) and (want < 8 or count * want < target.sms * 512):
@@ -154,18 +184,25 @@ def rowwise(count: int, chunks: int, bytes_: int, target: GpuTarget) -> list[tup
 
 
 def columnwise(count: int, longest: int, target: GpuTarget) -> list[tuple[str, int, int]]:
-    """A warp of neighbouring rows; as many members as it takes to keep the device busy, with at least four elements for each."""
+    """A warp of neighbouring rows; as many members as it takes to keep the device busy, with at least four elements for
+    each.
+    """
     side = min(WARP, power(count))
     members = 1
     while members < 32 and members * 8 <= longest and count * members < 8 * target.sms * BLOCK:
         members *= 2
     if members == 1:
         return []
-    return [("columns", m, side * max(BLOCK // (side * m), 1)) for m in dict.fromkeys((members, max(members // 2, 2), min(members * 2, 32)))]
+    return [
+        ("columns", m, side * max(BLOCK // (side * m), 1))
+        for m in dict.fromkeys((members, max(members // 2, 2), min(members * 2, 32)))
+    ]
 
 
 def narrow(count: int, longest: int, bytes_: int, target: GpuTarget) -> list[tuple[str, int, int]]:
-    """Blocks of fewer rows, as many as one sector of memory holds, with more members each, where blocks as wide as a warp are too few."""
+    """Blocks of fewer rows, as many as one sector of memory holds, with more members each, where blocks as wide as a
+    warp are too few.
+    """
     side = max(SECTOR // bytes_, 1)
     members = target.max_threads // side
     if side >= WARP or count % WARP or longest < members * 8 or 2 * (count // WARP) > target.sms:

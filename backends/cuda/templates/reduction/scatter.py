@@ -1,8 +1,9 @@
 """Schedules of scatters, in which each element sees its updates in their order, so sums have the same bits every time.
 
-Either a thread owns elements of the result and walks all updates of its place: threads have a place each along the axes that the updates have too;
-where these are few, the elements along the others are cut into ranges. Or, with the knob `per`, a block owns rows, and its threads list the updates of
-these together, so that the work hardly grows with the number of threads.
+Either a thread owns elements of the result and walks all updates of its place: threads have a place each along the axes
+that the updates have too; where these are few, the elements along the others are cut into ranges. Or, with the knob
+`per`, a block owns rows, and its threads list the updates of these together, so that the work hardly grows with the
+number of threads.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ ORDER: tuple[str, ...] = ()  # updates of an element keep their order
 BUSY = 512  # threads of a multiprocessor that hide the latency of its loads
 BLOCKS, PER = 2, 8  # blocks of a multiprocessor, which hide each other's barriers; updates of a thread in a round
 WIDE = 512  # elements of a row that keep as many threads busy
-# cycles, measured on an H100: of a thread that looks at an update, of a block that looks at one among others, of a group that applies one
+# cycles, measured on an H100: of a thread that looks at an update, of a block that looks at one among others, of a
+# group that applies one
 STEP, LOOK, APPLY = 300, 2.3, 1500
 
 
 def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
-    """Knobs: ranges of the elements that data names, threads of a block; updates that a thread lists in a round, where blocks own rows."""
+    """Knobs: ranges of the elements that data names, threads of a block; updates that a thread lists in a round, where
+    blocks own rows.
+    """
     s = problem.lowered.scattered
     if s is None or not fixed(problem) or problem.lowered.elements == 0:
         return []
@@ -50,7 +54,9 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
 
 
 def _by_blocks(places: Places, target: GpuTarget) -> list[tuple[float, Knobs]]:
-    """Knobs of blocks that own rows, and estimated cycles: those of its rounds, and of the updates that its groups apply one after another."""
+    """Knobs of blocks that own rows, and estimated cycles: those of its rounds, and of the updates that its groups
+    apply one after another.
+    """
     rows, updates, width = (value(x) or 0 for x in (places.count, places.updates, places.width))
     if not rows * updates * width:
         return []
@@ -64,7 +70,9 @@ def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
     found = [dict(k) for k in candidates(problem, target)]
     alone = [(m, n) for m in (4, 1, 2, 8) for n in (128, 64, 256)]
     sizes = {False: alone, True: [(4, 512), (8, 256), (2, 1024)]}
-    every = [{**k, "shares": max(int(k["shares"]) * m // 4, 1), "threads": n} for k in found for m, n in sizes["per" in k]]
+    every = [
+        {**k, "shares": max(int(k["shares"]) * m // 4, 1), "threads": n} for k in found for m, n in sizes["per" in k]
+    ]
     return [tuple(k.items()) for k in every]
 
 
@@ -72,5 +80,7 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
     s, sched = problem.lowered.scattered, Schedule(problem.kernel)
     assert s is not None
     shares, threads = int(knobs["shares"]), int(knobs["threads"])
-    sched.body = by_blocks(s, shares, threads, int(knobs["per"])) if knobs.get("per") else by_threads(s, shares, threads)
+    sched.body = (
+        by_blocks(s, shares, threads, int(knobs["per"])) if knobs.get("per") else by_threads(s, shares, threads)
+    )
     return sched.done()

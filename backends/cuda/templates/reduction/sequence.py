@@ -1,6 +1,7 @@
 """Schedules of scans, in which each element combines those before it in its row: cumsum, cumprod, in either direction.
 
-A warp for each row where there are many, else a block. Other recurrences have no schedule but a thread for each row (threads).
+A warp for each row where there are many, else a block. Other recurrences have no schedule but a thread for each row
+(threads).
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def candidates(problem: Problem, target: GpuTarget) -> list[Knobs]:
 
 def space(problem: Problem, target: GpuTarget) -> list[Knobs]:
     """Teams of all sizes, warps of several rows a block, neighbours of a thread."""
-    teams = [(WARP, rows) for rows in (4, 1, 2, 8, 16)] + [(t, 1) for t in (64, 128, 256, 512, 1024) if t <= target.max_threads]
+    teams = [(WARP, rows) for rows in (4, 1, 2, 8, 16)] + [
+        (t, 1) for t in (64, 128, 256, 512, 1024) if t <= target.max_threads
+    ]
     return [(("team", t), ("rows", rows), ("width", width)) for width in (4, 2, 8, 1) for t, rows in teams]
 
 
@@ -55,7 +58,9 @@ def apply(problem: Problem, knobs: Mapping[str, int | str], target: GpuTarget) -
 
 
 def arranged(s: Schedule, problem: Problem) -> tuple[str, int, int]:
-    """Bring a kernel into the form `for rows: for s: {..}`; the loop over rows, the length of a row, and how many there are."""
+    """Bring a kernel into the form `for rows: for s: {..}`; the loop over rows, the length of a row, and how many there
+    are.
+    """
     collapsed(s.apply(single, *(n for n in problem.lowered.out_loops if s.extent(n) == 1)))
     names = outer_loops(s, problem.lowered.out_loops)
     guards = [x for loop in loops(s.body) for x in loop.body if isinstance(x, If)]

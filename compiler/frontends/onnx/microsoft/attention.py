@@ -1,7 +1,8 @@
 """Converters of attention as com.microsoft has it: fused projections, caches of keys and values, rotary embeddings.
 
-Everything becomes softmax(scale * q k^T + bias) v on [batch, heads, steps, size]. A mask of these operators does not remove a key, it lowers its
-score by `mask_filter_value`; only the causal mask and the ends of sequences in a cache remove keys.
+Everything becomes softmax(scale * q k^T + bias) v on [batch, heads, steps, size]. A mask of these operators does not
+remove a key, it lowers its score by `mask_filter_value`; only the causal mask and the ends of sequences in a cache
+remove keys.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Converter = Callable[[Call], Any]
 REMOVED = -3.4028234663852886e38  # the score of a key that is not to be seen: the lowest f32
 
 
-# --- pieces -------------------------------------------------------------------------------------------------------------------
+# --- pieces -----------------------------------------------------------------------------------------------------------
 
 
 def _wide(dtype: DType) -> DType:
@@ -89,8 +90,9 @@ def _whole(c: Call, d: Dim) -> Any:
 def _lowered(c: Call, mask: Value, columns: Dim, rows: Dim, past: Dim, dtype: DType) -> Any:
     """What a mask adds to the scores [batch, heads, rows, columns]. Its rank tells what it says:
 
-    [batch]: how many keys count; [2 * batch]: where they end, then where they begin; [batch, keys], [batch, rows, keys]: not 0 where they count;
-    [batch, 1, most, most]: the same for all places, of which those of the queries and keys count.
+    [batch]: how many keys count; [2 * batch]: where they end, then where they begin; [batch, keys], [batch, rows,
+    keys]: not 0 where they count; [batch, 1, most, most]: the same for all places, of which those of the queries and
+    keys count.
     """
     b = c.b
     rank = mask.type.rank
@@ -113,12 +115,14 @@ def _counted(c: Call, mask: Value, columns: Dim) -> Any:
     if total is batch or total == batch:
         return b.less(place, b.reshape(ends, shape=(batch, 1, 1, 1)))
     if unwrap(const(batch) * 2) != total:
-        raise UnsupportedError(f"a mask {mask.type} for {batch} rows; known are one or two numbers per row, and masks of keys")
+        raise UnsupportedError(
+            f"a mask {mask.type} for {batch} rows; known are one or two numbers per row, and masks of keys"
+        )
     end, start = (b.reshape(_cut(c, ends, 0, k, batch), shape=(batch, 1, 1, 1)) for k in (0, batch))  # type: ignore[arg-type]
     return b.logical_and(b.less(place, end), b.greater_equal(place, start))
 
 
-# --- Attention, MultiHeadAttention --------------------------------------------------------------------------------------------
+# --- Attention, MultiHeadAttention ------------------------------------------------------------------------------------
 
 
 def _masked(c: Call, s: Value, mask: Value | None, bias: Value | None, past: Dim, causal: bool) -> Any:
@@ -131,7 +135,9 @@ def _masked(c: Call, s: Value, mask: Value | None, bias: Value | None, past: Dim
 
 
 def attention(c: Call) -> Any:
-    """Inputs: x, weights of q, k and v side by side, their bias, a mask, past keys and values [2, ...], a bias of scores."""
+    """Inputs: x, weights of q, k and v side by side, their bias, a mask, past keys and values [2, ...], a bias of
+    scores.
+    """
     b, heads = c.b, c.integer("num_heads")
     if c.flag("past_present_share_buffer") or c.flag("do_rotary"):
         raise UnsupportedError("Attention with past_present_share_buffer or do_rotary; GroupQueryAttention has both")
@@ -148,7 +154,14 @@ def attention(c: Call) -> Any:
         past = old.type.shape[3]
         k, v = (b.concat(_pick(c, old, 0, i), new, axis=2) for i, new in enumerate((k, v)))
     mask, bias = c.opt(3), c.opt(5)
-    done = _weighed(c, q, k, v, lambda s: b.softmax(_masked(c, s, mask, bias, past, c.flag("unidirectional")), axis=-1), _scale(c, q.type.shape[3]))
+    done = _weighed(
+        c,
+        q,
+        k,
+        v,
+        lambda s: b.softmax(_masked(c, s, mask, bias, past, c.flag("unidirectional")), axis=-1),
+        _scale(c, q.type.shape[3]),
+    )
     if not c.wants(1):
         return _merged(c, done)
     return _merged(c, done), b.concat(b.unsqueeze(k, axes=(0,)), b.unsqueeze(v, axes=(0,)), axis=0)
@@ -184,12 +197,16 @@ def _projected(c: Call, heads: int) -> tuple[Value, Value, Value]:
     elif c.has(1) and c.has(2):
         parts = [v if v.type.rank == 4 else _split_heads(c, v, heads) for v in (x, c.x(1), c.x(2))]
     else:
-        raise ModelError("keys and values must be given, or be packed with the queries as [batch, steps, heads, 3, size]")
+        raise ModelError(
+            "keys and values must be given, or be packed with the queries as [batch, steps, heads, 3, size]"
+        )
     ready = [c.has(i) and c.type_of(i).rank == 4 for i in range(3)]
     if c.has(3):
         bias, at = c.x(3), 0
         for i, v in enumerate(parts):
-            size = number(v.type.shape[1 if ready[i] else 2], "the number of heads") * number(v.type.shape[3], "the size of a head")
+            size = number(v.type.shape[1 if ready[i] else 2], "the number of heads") * number(
+                v.type.shape[3], "the size of a head"
+            )
             part = c.b.reshape(_cut(c, bias, 0, at, size), shape=(heads, size // heads))
             parts[i] = c.b.add(v, c.b.unsqueeze(part, axes=(1,)) if ready[i] else part)
             at += size
@@ -203,7 +220,7 @@ def _split_heads(c: Call, x: Value, heads: int) -> Any:
     return c.b.reshape(x, shape=(batch, steps, heads, number(width, "the hidden size") // heads))
 
 
-# --- rotary embeddings --------------------------------------------------------------------------------------------------------
+# --- rotary embeddings ------------------------------------------------------------------------------------------------
 
 
 def _rotated(c: Call, x: Value, places: Value, cos: Value, sin: Value, interleaved: bool) -> Any:
@@ -213,7 +230,9 @@ def _rotated(c: Call, x: Value, places: Value, cos: Value, sin: Value, interleav
     """
     b = c.b
     half, size = number(cos.type.shape[1], "the width of the cache"), number(x.type.shape[3], "the size of a head")
-    turned, kept = (x, None) if 2 * half == size else (_cut(c, x, 3, 0, 2 * half), _cut(c, x, 3, 2 * half, size - 2 * half))
+    turned, kept = (
+        (x, None) if 2 * half == size else (_cut(c, x, 3, 0, 2 * half), _cut(c, x, 3, 2 * half, size - 2 * half))
+    )
     co, si = (b.unsqueeze(b.gather(t, places, axis=0), axes=(1,)) for t in (cos, sin))
     if interleaved:
         pairs = b.reshape(turned, shape=(*x.type.shape[:3], half, 2))
@@ -239,31 +258,41 @@ def rotary_embedding(c: Call) -> Any:
         places = b.unsqueeze(b.add(b.iota(shape=(steps,), axis=0, dtype=i64), places), axes=(0,))
     heads = c.integer("num_heads")
     if flat and not heads:
-        heads = number(x.type.shape[2], "the hidden size") // (2 * number(c.type_of(2).shape[1], "the width of the cache"))
+        heads = number(x.type.shape[2], "the hidden size") // (
+            2 * number(c.type_of(2).shape[1], "the width of the cache")
+        )
     y = _rotated(c, _heads(c, x, heads) if flat else x, places, c.x(2), c.x(3), c.flag("interleaved"))
     y = y if c.number("scale", 1.0) in (0.0, 1.0) else b.mul(y, c.number("scale", 1.0))
     return _merged(c, y) if flat else y
 
 
-# --- GroupQueryAttention ------------------------------------------------------------------------------------------------------
+# --- GroupQueryAttention ----------------------------------------------------------------------------------------------
 
 
 def group_query_attention(c: Call) -> Any:
-    """Inputs: q (or q, k, v packed), k, v, past keys and values, ends of the sequences, the longest one, caches of cos and sin, positions, a bias
-    of scores, a sink per head, two scales of a quantised cache (not known), weights that normalise q and k.
+    """Inputs: q (or q, k, v packed), k, v, past keys and values, ends of the sequences, the longest one, caches of cos
+    and sin, positions, a bias of scores, a sink per head, two scales of a quantised cache (not known), weights that
+    normalise q and k.
 
-    Row r of the batch has `ends[r] + 1 - steps` keys in the cache (none where that is negative: a first prompt, filled up on the right).
+    Row r of the batch has `ends[r] + 1 - steps` keys in the cache (none where that is negative: a first prompt, filled
+    up on the right).
     """
     b, heads, kv = c.b, c.integer("num_heads"), c.integer("kv_num_heads")
     _refuse(c)
     q, k, v = _grouped(c, heads, kv)
     batch, _, steps, size = q.type.shape
     if c.has(14):
-        q, k = (b.rms_norm(x, c.x(14 + i), axis=-1, epsilon=c.number("qk_norm_epsilon", 1e-6)) for i, x in enumerate((q, k)))
+        q, k = (
+            b.rms_norm(x, c.x(14 + i), axis=-1, epsilon=c.number("qk_norm_epsilon", 1e-6)) for i, x in enumerate((q, k))
+        )
     ends = b.add(c.cast(b.reshape(c.x(5), shape=(batch,)), i64), 1)
     past = b.max(b.sub(ends, _whole(c, steps)), c.const(0, i64))
     if c.flag("do_rotary"):
-        places = c.cast(c.x(9), i64) if c.has(9) else b.add(b.unsqueeze(past, axes=(1,)), b.iota(shape=(1, steps), axis=1, dtype=i64))
+        places = (
+            c.cast(c.x(9), i64)
+            if c.has(9)
+            else b.add(b.unsqueeze(past, axes=(1,)), b.iota(shape=(1, steps), axis=1, dtype=i64))
+        )
         q, k = (_rotated(c, x, places, c.x(7), c.x(8), c.flag("rotary_interleaved")) for x in (q, k))
     if c.has(3):
         total = c.dims(6, "the total sequence length")[0]
@@ -291,7 +320,9 @@ def _grouped(c: Call, heads: int, kv: int) -> tuple[Value, Value, Value]:
 
 
 def _appended(c: Call, old: Value, new: Value, past: Value, total: Dim) -> Any:
-    """Keys or values with the new ones behind the first `past` old ones of each row; as long as the cache, or as all that there are."""
+    """Keys or values with the new ones behind the first `past` old ones of each row; as long as the cache, or as all
+    that there are.
+    """
     b = c.b
     batch, _, room, _ = old.type.shape
     steps = new.type.shape[2]
@@ -316,7 +347,9 @@ def _repeated(c: Call, x: Value, times: int) -> Any:
 
 
 def _windowed(c: Call, s: Value, past: Value) -> Any:
-    """The probabilities of scores: soft limit, bias, keys not after the query and within the window, a sink that takes its share."""
+    """The probabilities of scores: soft limit, bias, keys not after the query and within the window, a sink that takes
+    its share.
+    """
     b, dtype = c.b, s.type.dtype
     rows, columns = s.type.shape[-2:]
     cap = c.number("softcap", 0.0)
@@ -333,7 +366,11 @@ def _windowed(c: Call, s: Value, past: Value) -> Any:
     s = b.where(hidden, c.const(REMOVED, dtype), s)
     if not (c.has(11) or c.flag("smooth_softmax")):
         return b.softmax(s, axis=-1)
-    sink = c.cast(b.reshape(c.x(11), shape=(1, s.type.shape[1], 1, 1)), dtype) if c.has(11) else b.full(shape=(1, 1, 1, 1), value=0.0, dtype=dtype)
+    sink = (
+        c.cast(b.reshape(c.x(11), shape=(1, s.type.shape[1], 1, 1)), dtype)
+        if c.has(11)
+        else b.full(shape=(1, 1, 1, 1), value=0.0, dtype=dtype)
+    )
     with_sink = b.concat(s, b.expand(sink, shape=(*s.type.shape[:3], 1)), axis=3)
     return _cut(c, b.softmax(with_sink, axis=-1), 3, 0, columns)
 
@@ -350,11 +387,13 @@ def _wide_enough(c: Call, bias: Value, columns: Dim) -> Any:
 ATTENTION: dict[str, tuple[Converter, str]] = {
     "Attention": (
         attention,
-        "do_rotary mask_filter_value num_heads past_present_share_buffer qkv_hidden_sizes rotary_embedding_dim scale unidirectional",
+        "do_rotary mask_filter_value num_heads past_present_share_buffer qkv_hidden_sizes rotary_embedding_dim scale "
+        "unidirectional",
     ),
     "GroupQueryAttention": (
         group_query_attention,
-        "causal do_rotary k_quant_type kv_cache_bit_width kv_num_heads local_window_size num_heads qk_norm_epsilon qk_output rotary_interleaved "
+        "causal do_rotary k_quant_type kv_cache_bit_width kv_num_heads local_window_size num_heads qk_norm_epsilon "
+        "qk_output rotary_interleaved "
         "scale sliding_window_cache smooth_softmax softcap v_quant_type",
     ),
     "MultiHeadAttention": (multi_head_attention, "mask_filter_value num_heads scale unidirectional"),

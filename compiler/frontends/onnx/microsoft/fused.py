@@ -1,7 +1,8 @@
-"""Converters of com.microsoft: what ONNX Runtime's optimiser makes of a model, and the operators that it had before ONNX.
+"""Converters of com.microsoft: what ONNX Runtime's optimiser makes of a model, and the operators that it had before
+ONNX.
 
-ONNX has no schemas of this domain, so the attributes that a converter knows stand beside it, and all others are refused. The quantised
-operators are in `quantized.py`, attention is in `attention.py`; `MICROSOFT` is all of them.
+ONNX has no schemas of this domain, so the attributes that a converter knows stand beside it, and all others are
+refused. The quantised operators are in `quantized.py`, attention is in `attention.py`; `MICROSOFT` is all of them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ ACTIVATION = "activation activation_params"
 TRANSPOSED = "alpha transA transB transBatchA transBatchB"
 GAMMAS = "activation activation_alpha activation_beta activation_gamma"
 
-# --- activations --------------------------------------------------------------------------------------------------------------
+# --- activations ------------------------------------------------------------------------------------------------------
 
 
 def activated(c: Call, y: Value, name: str, params: Sequence[float]) -> Any:
@@ -47,7 +48,11 @@ def activated(c: Call, y: Value, name: str, params: Sequence[float]) -> Any:
     if name in plain:
         return plain[name](y)
     if name in ("LeakyRelu", "ThresholdedRelu", "Elu"):
-        op, default = {"LeakyRelu": ("leaky_relu", 0.01), "ThresholdedRelu": ("thresholded_relu", 1.0), "Elu": ("elu", 1.0)}[name]
+        op, default = {
+            "LeakyRelu": ("leaky_relu", 0.01),
+            "ThresholdedRelu": ("thresholded_relu", 1.0),
+            "Elu": ("elu", 1.0),
+        }[name]
         return b.op(op, y, alpha=p[0] if p else default)
     if name == "Clip":
         return b.clip(y, low=p[0], high=p[1])
@@ -96,7 +101,14 @@ def bias_softmax(c: Call) -> Any:
     x, bias, axis = c.x(0), c.x(1), c.integer("axis", 1)
     at = normalize_axis(axis, x.type.rank)
     if c.flag("is_inner_broadcast") and bias.type.rank < x.type.rank:
-        lead = next((k for k in range(bias.type.rank) if bias.type.shape[k] is not x.type.shape[k] and bias.type.shape[k] != x.type.shape[k]), at)
+        lead = next(
+            (
+                k
+                for k in range(bias.type.rank)
+                if bias.type.shape[k] is not x.type.shape[k] and bias.type.shape[k] != x.type.shape[k]
+            ),
+            at,
+        )
         missing = (1,) * (x.type.rank - bias.type.rank)
         bias = c.b.reshape(bias, shape=(*bias.type.shape[:lead], *missing, *bias.type.shape[lead:]))
     y = c.b.add(x, bias)
@@ -107,14 +119,19 @@ def bias_softmax(c: Call) -> Any:
 def bias_dropout(c: Call) -> Any:
     x = c.b.add(c.x(0), c.x(1))
     made = dropout(
-        standard(c, "Dropout", [x, *(c.items[i] if c.has(i) else None for i in (3, 4))], {k: v for k, v in c.attrs.items() if k == "seed"})
+        standard(
+            c,
+            "Dropout",
+            [x, *(c.items[i] if c.has(i) else None for i in (3, 4))],
+            {k: v for k, v in c.attrs.items() if k == "seed"},
+        )
     )
     y, rest = (made[0], made[1:]) if isinstance(made, tuple) else (made, ())
     y = y.value if isinstance(y, Item) else y
     return (c.b.add(y, c.x(2)) if c.has(2) else y, *rest)
 
 
-# --- products and convolutions ------------------------------------------------------------------------------------------------
+# --- products and convolutions ----------------------------------------------------------------------------------------
 
 
 def _turned(c: Call, x: Value, flag: str, batch_flag: str) -> Any:
@@ -138,7 +155,12 @@ def fused_matmul(c: Call) -> Any:
 
 
 def fused_gemm(c: Call) -> Any:
-    attrs = {"alpha": c.number("alpha", 1.0), "beta": c.number("beta", 1.0), "trans_a": c.flag("transA"), "trans_b": c.flag("transB")}
+    attrs = {
+        "alpha": c.number("alpha", 1.0),
+        "beta": c.number("beta", 1.0),
+        "trans_a": c.flag("transA"),
+        "trans_b": c.flag("transB"),
+    }
     return activated(c, c.b.gemm(c.x(0), c.x(1), c.opt(2), **attrs), c.text("activation"), _gammas(c))
 
 
@@ -165,17 +187,24 @@ def conv_transpose_with_dynamic_pads(c: Call) -> Any:
     attrs = dict(c.attrs)
     if c.has(2):
         attrs["pads"] = c.ints_in(2, "the padding")
-    return conv_transpose(standard(c, "ConvTranspose", [c.items[0], c.items[1], c.items[3] if c.has(3) else None], attrs))
+    return conv_transpose(
+        standard(c, "ConvTranspose", [c.items[0], c.items[1], c.items[3] if c.has(3) else None], attrs)
+    )
 
 
-# --- normalisations -----------------------------------------------------------------------------------------------------------
+# --- normalisations ---------------------------------------------------------------------------------------------------
 
 
 def skip_layer_norm(c: Call) -> Any:
     """Inputs: x, skip, scale, bias of the normalisation, bias of the sum. Outputs: y, mean, 1/deviation, the sum."""
     total = c.b.add(c.x(0), c.x(1))
     total = c.b.add(total, c.x(4)) if c.has(4) else total
-    inner = standard(c, "LayerNormalization", [total, c.items[2], c.items[3] if c.has(3) else None], {"epsilon": c.number("epsilon", 1e-12)})
+    inner = standard(
+        c,
+        "LayerNormalization",
+        [total, c.items[2], c.items[3] if c.has(3) else None],
+        {"epsilon": c.number("epsilon", 1e-12)},
+    )
     made = layer_normalization(inner)
     y = made if isinstance(made, tuple) else (made, None, None)
     return (*y, total)
@@ -202,7 +231,9 @@ def simplified_layer_norm(c: Call) -> Any:
 
 
 def embed_layer_norm(c: Call) -> Any:
-    """The sum of word, position and segment embeddings, normalised. Outputs: y, how many tokens each row of the mask has, the sum."""
+    """The sum of word, position and segment embeddings, normalised. Outputs: y, how many tokens each row of the mask
+    has, the sum.
+    """
     b, ids = c.b, c.x(0)
     word = b.gather(c.x(2), ids, axis=0)
     if c.has(8):
@@ -233,7 +264,7 @@ def group_norm(c: Call) -> Any:
     return c.cast(second_to_last(c, y) if last else y, x.type.dtype)
 
 
-# --- the rest -----------------------------------------------------------------------------------------------------------------
+# --- the rest ---------------------------------------------------------------------------------------------------------
 
 
 def as_standard(op: str, converter: Converter) -> Converter:
@@ -300,7 +331,13 @@ def is_all_finite(c: Call) -> Any:
     """Is no element of any input infinite (unless `isnan_only`) or NaN (unless `isinf_only`)?"""
     b, found = c.b, None
     for x in c.all():
-        bad = b.isnan(x) if c.flag("isnan_only") else b.isinf(x) if c.flag("isinf_only") else b.logical_or(b.isnan(x), b.isinf(x))
+        bad = (
+            b.isnan(x)
+            if c.flag("isnan_only")
+            else b.isinf(x)
+            if c.flag("isinf_only")
+            else b.logical_or(b.isnan(x), b.isinf(x))
+        )
         bad = b.reduce_max(b.cast(bad, to=i64), axes=tuple(range(x.type.rank)), keepdims=False)
         found = bad if found is None else b.max(found, bad)
     return b.equal(found, c.const(0, i64))
@@ -316,7 +353,10 @@ _OPERATORS: dict[str, tuple[Converter, str]] = {
     "CDist": (cdist, "metric"),
     "ComplexMul": (complex_mul, ""),
     "ComplexMulConj": (complex_mul, ""),
-    "ConvTransposeWithDynamicPads": (conv_transpose_with_dynamic_pads, "auto_pad dilations group kernel_shape output_padding strides"),
+    "ConvTransposeWithDynamicPads": (
+        conv_transpose_with_dynamic_pads,
+        "auto_pad dilations group kernel_shape output_padding strides",
+    ),
     "EmbedLayerNormalization": (embed_layer_norm, "epsilon mask_index_type"),
     "ExpandDims": (expand_dims, ""),
     "FastGelu": (fast_gelu, ""),

@@ -1,4 +1,6 @@
-"""Converters of the quantised operators of com.microsoft. Sums are exact in i32; element-wise functions are applied to the numbers meant."""
+"""Converters of the quantised operators of com.microsoft. Sums are exact in i32; element-wise functions are applied to
+the numbers meant.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from dnnc.ir.shapes import normalize_axis
 Converter = Callable[[Call], Any]
 
 
-# --- scales and zero points ---------------------------------------------------------------------------------------------------
+# --- scales and zero points -------------------------------------------------------------------------------------------
 
 
 def _plain(c: Call, v: Value) -> Any:
@@ -74,7 +76,9 @@ def _average_pool(c: Call, x: Value) -> Any:
 
 def _mean(c: Call, x: Value) -> Any:
     axes = c.integers("axes") or tuple(range(x.type.rank))
-    return c.b.reduce_mean(x, axes=tuple(normalize_axis(a, x.type.rank) for a in axes), keepdims=c.flag("keepdims", True))
+    return c.b.reduce_mean(
+        x, axes=tuple(normalize_axis(a, x.type.rank) for a in axes), keepdims=c.flag("keepdims", True)
+    )
 
 
 def qlinear_concat(c: Call) -> Any:
@@ -89,7 +93,7 @@ def qlinear_where(c: Call) -> Any:
     return back(c, y, 7, 8, c.type_of(1).dtype)
 
 
-# --- products -----------------------------------------------------------------------------------------------------------------
+# --- products ---------------------------------------------------------------------------------------------------------
 
 
 def qlinear_conv_any(c: Call) -> Any:
@@ -160,7 +164,7 @@ def dynamic_quantize_matmul(c: Call) -> Any:
     return b.add(y, c.x(4)) if c.has(4) else y
 
 
-# --- weights of few bits ------------------------------------------------------------------------------------------------------
+# --- weights of few bits ----------------------------------------------------------------------------------------------
 
 
 def _unpacked(c: Call, v: Value, bits: int) -> Any:
@@ -168,7 +172,9 @@ def _unpacked(c: Call, v: Value, bits: int) -> Any:
     if bits == 8:
         return v
     shifts = c.b.constant(np.arange(0, 8, bits, dtype=np.uint8))
-    parts = c.b.bitwise_and(c.b.shift_right(c.b.unsqueeze(v, axes=(v.type.rank,)), shifts), c.const((1 << bits) - 1, u8))
+    parts = c.b.bitwise_and(
+        c.b.shift_right(c.b.unsqueeze(v, axes=(v.type.rank,)), shifts), c.const((1 << bits) - 1, u8)
+    )
     return c.b.reshape(parts, shape=(*v.type.shape[:-1], number(v.type.shape[-1], "a packed dim") * (8 // bits)))
 
 
@@ -178,7 +184,9 @@ def _columns(c: Call, v: Value, size: int) -> Any:
 
 
 def matmul_n_bits(c: Call) -> Any:
-    """x times weights [N, K] in blocks along K; inputs: x, packed weights, scales, zero points, the group of each k, a bias."""
+    """x times weights [N, K] in blocks along K; inputs: x, packed weights, scales, zero points, the group of each k, a
+    bias.
+    """
     b, bits, block, n, k = c.b, c.integer("bits", 4), c.integer("block_size"), c.integer("N"), c.integer("K")
     if bits not in (2, 4, 8) or block < 1 or block * bits % 8:
         raise UnsupportedError(f"MatMulNBits with {bits} bits in blocks of {block}; known are 2, 4 and 8 bits")
@@ -188,9 +196,15 @@ def matmul_n_bits(c: Call) -> Any:
     packed = c.x(1)
     if packed.type.size != n * groups * block * bits // 8:
         raise ModelError(
-            f"the weights of N={n}, K={k}, {bits} bits in blocks of {block} are {n * groups * block * bits // 8} bytes, got {packed.type}"
+            f"the weights of N={n}, K={k}, {bits} bits in blocks of {block} are {n * groups * block * bits // 8} "
+            f"bytes, got {packed.type}"
         )
-    q = c.cast(b.reshape(_unpacked(c, b.reshape(packed, shape=(n, groups * block * bits // 8)), bits), shape=(n, groups, block)), f32)
+    q = c.cast(
+        b.reshape(
+            _unpacked(c, b.reshape(packed, shape=(n, groups * block * bits // 8)), bits), shape=(n, groups, block)
+        ),
+        f32,
+    )
     scales = c.cast(b.reshape(c.x(2), shape=(n, groups)), f32)
     zeros = _zeros(c, n, groups, bits)
     if c.has(4):
@@ -219,13 +233,15 @@ def _zeros(c: Call, n: int, groups: int, bits: int) -> Any:
     return c.cast(_columns(c, _unpacked(c, c.b.reshape(z, shape=(n, width)), bits), groups), f32)
 
 
-# --- recurrent layers ---------------------------------------------------------------------------------------------------------
+# --- recurrent layers -------------------------------------------------------------------------------------------------
 
 
 class _Quantizing(Builder):
-    """A builder whose matrix products see their left operand through u8, with a scale and zero point of its own each time.
+    """A builder whose matrix products see their left operand through u8, with a scale and zero point of its own each
+    time.
 
-    Sums of products of such levels and of 8-bit weights stay below 2^24 for some hundred terms, so f32 holds them all but exactly.
+    Sums of products of such levels and of 8-bit weights stay below 2^24 for some hundred terms, so f32 holds them all
+    but exactly.
     """
 
     def op(self, op: Any, /, *operands: Any, **attrs: Any) -> Any:

@@ -1,7 +1,7 @@
 """Converters of ai.onnx.ml without the trees: scaling, encodings, linear models and support vector machines.
 
-Lookups of numbers are a binary search, of strings a dictionary on the host; all else is arithmetic. A classifier's first output is the label
-of the best class (the first of equal ones), the second its scores.
+Lookups of numbers are a binary search, of strings a dictionary on the host; all else is arithmetic. A classifier's
+first output is the label of the best class (the first of equal ones), the second its scores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Labels = tuple[int, ...] | tuple[str, ...]
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 PROBIT_A = 0.147  # of Winitzki's approximation of the inverse error function, which ONNX Runtime uses too
 
-# --- what classifiers share ---------------------------------------------------------------------------------------------------
+# --- what classifiers share -------------------------------------------------------------------------------------------
 
 
 def transformed(c: Call, y: Value, name: str) -> Any:
@@ -60,19 +60,30 @@ def _probit(c: Call, y: Value) -> Any:
 
 
 def labels_of(c: Call) -> Labels:
-    """The labels of the classes, which attributes call `classlabels_ints` or `classlabels_int64s`, or `classlabels_strings`."""
+    """The labels of the classes, which attributes call `classlabels_ints` or `classlabels_int64s`, or
+    `classlabels_strings`.
+    """
     found = c.integers("classlabels_int64s") or c.integers("classlabels_ints") or c.texts("classlabels_strings")
     if not found:
-        raise ModelError("one of the attributes classlabels_strings and classlabels_ints (classlabels_int64s) must hold the classes' labels")
+        raise ModelError(
+            "one of the attributes classlabels_strings and classlabels_ints (classlabels_int64s) must hold the "
+            "classes' labels"
+        )
     return found
 
 
 def labelled(c: Call, index: Value, labels: Labels) -> Any:
-    """Positions of classes as their labels. A single integer label is that of the positive class, the other one is 0."""
+    """Positions of classes as their labels. A single integer label is that of the positive class, the other one is
+    0.
+    """
     if len(labels) == 1:
         return index if isinstance(labels[0], int) else c.b.gather(strings(c, ["", labels[0]]), index, axis=0)
     if isinstance(labels[0], int):
-        return index if labels == tuple(range(len(labels))) else c.b.gather(c.b.constant(np.array(labels, np.int64)), index, axis=0)
+        return (
+            index
+            if labels == tuple(range(len(labels)))
+            else c.b.gather(c.b.constant(np.array(labels, np.int64)), index, axis=0)
+        )
     return c.b.gather(strings(c, labels), index, axis=0)
 
 
@@ -92,7 +103,9 @@ def _matrix(c: Call, name: str, rows: int, x: Value) -> Array:
     """Coefficients [rows, features]."""
     given = np.asarray(c.numbers(name) or (), np.float64)
     if rows < 1 or given.size % rows or (isinstance(x.type.shape[1], int) and given.size != rows * x.type.shape[1]):
-        raise ModelError(f"attribute {name} has {given.size} numbers, which are not {rows} rows of the features of {x.type}")
+        raise ModelError(
+            f"attribute {name} has {given.size} numbers, which are not {rows} rows of the features of {x.type}"
+        )
     return given.reshape(rows, -1)
 
 
@@ -105,7 +118,7 @@ def _affine(c: Call, x: Value, weights: Array, offsets: Sequence[float] | None) 
     return c.b.add(y, c.const(np.array(offsets), x.type.dtype))
 
 
-# --- element by element -------------------------------------------------------------------------------------------------------
+# --- element by element -----------------------------------------------------------------------------------------------
 
 
 def binarizer(c: Call) -> Any:
@@ -169,7 +182,7 @@ def array_feature_extractor(c: Call) -> Any:
     return c.b.reshape(y, shape=(1, size)) if x.type.rank == 1 else y
 
 
-# --- tables -------------------------------------------------------------------------------------------------------------------
+# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 def _positions(c: Call, x: Value, keys: Sequence[Any]) -> tuple[Any, list[int]]:
@@ -201,7 +214,11 @@ def mapping(c: Call, x: Value, keys: Sequence[Any], values: Sequence[Any], defau
 
 
 # attribute's ending -> dtype and default
-_ENDINGS: tuple[tuple[str, DType, Any], ...] = (("int64s", i64, -1), ("floats", f32, -0.0), ("strings", string, "_Unused"))
+_ENDINGS: tuple[tuple[str, DType, Any], ...] = (
+    ("int64s", i64, -1),
+    ("floats", f32, -0.0),
+    ("strings", string, "_Unused"),
+)
 
 
 def label_encoder(c: Call) -> Any:
@@ -251,14 +268,16 @@ def one_hot_encoder(c: Call) -> Any:
     words, numbers, x = c.texts("cats_strings"), c.integers("cats_int64s"), c.x()
     keys: Sequence[Any] = (words if x.type.dtype is string else numbers) or ()
     if not keys:
-        raise ModelError(f"attribute cats_{'strings' if x.type.dtype is string else 'int64s'} must hold the categories of {x.type}")
+        raise ModelError(
+            f"attribute cats_{'strings' if x.type.dtype is string else 'int64s'} must hold the categories of {x.type}"
+        )
     count = len(keys)
     place = mapping(c, x if x.type.dtype is string else c.cast(x, i64), keys, range(count), count, i64)
     lit = np.eye(count + 1 if c.flag("zeros", True) else count, count, dtype=np.float32)
     return c.b.gather(c.b.constant(lit), place, axis=0)
 
 
-# --- linear models ------------------------------------------------------------------------------------------------------------
+# --- linear models ----------------------------------------------------------------------------------------------------
 
 
 def linear_regressor(c: Call) -> Any:
@@ -281,7 +300,9 @@ def linear_classifier(c: Call) -> Any:
 
 
 def one_score(c: Call, y: Value, classes: int, transform: str) -> tuple[Value, Any]:
-    """The class, 1 where the only score [rows, 1] is positive, and the scores: of two classes the first one has the opposite score."""
+    """The class, 1 where the only score [rows, 1] is positive, and the scores: of two classes the first one has the
+    opposite score.
+    """
     index = c.cast(c.b.greater(c.b.reshape(y, shape=(y.type.shape[0],)), 0.0), i64)
     return index, transformed(c, c.b.concat(c.b.neg(y), y, axis=1) if classes == 2 else y, transform)
 

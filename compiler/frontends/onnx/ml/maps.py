@@ -1,4 +1,6 @@
-"""Converters of maps: ZipMap, DictVectorizer and CastMap of ai.onnx.ml. A map is an array with keys that are known when the model is read."""
+"""Converters of maps: ZipMap, DictVectorizer and CastMap of ai.onnx.ml. A map is an array with keys that are known when
+the model is read.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +57,16 @@ def dict_vectorizer(c: Call) -> Any:
 
 
 def cast_map(c: Call) -> Any:
-    """The values in the order of their keys as one row; with `map_form` SPARSE each one at the place that its key says."""
+    """The values in the order of their keys as one row; with `map_form` SPARSE each one at the place that its key
+    says.
+    """
     keys, values = _map(c)
     form, to = c.text("map_form", "DENSE"), CASTS.get(c.text("cast_to", "TO_FLOAT"))
     if form not in ("DENSE", "SPARSE") or to is None:
-        raise ModelError(f"attribute map_form is DENSE or SPARSE, cast_to one of {', '.join(CASTS)}; got {form!r}, {c.text('cast_to')!r}")
+        raise ModelError(
+            f"attribute map_form is DENSE or SPARSE, cast_to one of {', '.join(CASTS)}; got {form!r}, "
+            f"{c.text('cast_to')!r}"
+        )
     if form == "DENSE":
         places = sorted(range(len(keys)), key=lambda k: keys[k])
     else:
@@ -67,7 +74,11 @@ def cast_map(c: Call) -> Any:
         if any(not 0 <= k < size for k in keys):
             raise ModelError(f"a key of the map is outside of [0, {size}), which attribute max_map says")
         places = [keys.index(k) if k in keys else -1 for k in range(size)]
-    row = _picked(c, values, places) if form == "DENSE" or values.type.dtype is not string else _picked(c, _converted(c, values, to), places)
+    row = (
+        _picked(c, values, places)
+        if form == "DENSE" or values.type.dtype is not string
+        else _picked(c, _converted(c, values, to), places)
+    )
     return row if row.type.dtype is to else _converted(c, row, to)
 
 

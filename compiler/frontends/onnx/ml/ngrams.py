@@ -1,4 +1,6 @@
-"""Counting n-grams: TfIdfVectorizer as comparisons and sums, which run compiled. Strings become numbers of a vocabulary first."""
+"""Counting n-grams: TfIdfVectorizer as comparisons and sums, which run compiled. Strings become numbers of a vocabulary
+first.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Grams:
 
 
 def tfidf(c: Call) -> Any:
-    """Counts of the pool's n-grams with up to `max_skip_count` items skipped between two of theirs; weights are by output column."""
+    """Counts of the pool's n-grams with up to `max_skip_count` items skipped between two of theirs; weights are by
+    output column.
+    """
     mode = c.text("mode")
     if mode not in MODES:
         raise ModelError(f"attribute mode must be one of {', '.join(MODES)}; got {mode!r}")
@@ -39,7 +43,11 @@ def tfidf(c: Call) -> Any:
     if not columns or min(columns) < 0:
         raise ModelError(f"attribute ngram_indexes must name a column of the output for each n-gram; got {columns[:8]}")
     x, pool = _numbers(c)
-    grams = [g for g in _grams(c, pool, columns) if c.integer("min_gram_length", 1) <= g.length <= c.integer("max_gram_length", 1)]
+    grams = [
+        g
+        for g in _grams(c, pool, columns)
+        if c.integer("min_gram_length", 1) <= g.length <= c.integer("max_gram_length", 1)
+    ]
     rows = x if x.type.rank == 2 else c.b.reshape(x, shape=(1, *x.type.shape))
     width = max(columns) + 1
     counts = _counts(c, rows, grams, c.integer("max_skip_count"), int(pool.max(initial=-1)) + 1)
@@ -54,7 +62,9 @@ def _numbers(c: Call) -> tuple[Value, Array]:
     if x.type.rank not in (1, 2):
         raise ModelError(f"the input must be a vector or a matrix; got {x.type}")
     if (x.type.dtype is string) != (words is not None) or (words is None) == (numbers is None):
-        raise ModelError(f"an input {x.type} needs {'pool_strings' if x.type.dtype is string else 'pool_int64s'}, and that pool only")
+        raise ModelError(
+            f"an input {x.type} needs {'pool_strings' if x.type.dtype is string else 'pool_int64s'}, and that pool only"
+        )
     if words is None:
         limits = np.iinfo(x.type.dtype.numpy)
         if any(not limits.min <= k < limits.max for k in numbers or ()):
@@ -62,7 +72,9 @@ def _numbers(c: Call) -> tuple[Value, Array]:
         return x, np.array(numbers, x.type.dtype.numpy)
     vocabulary = list(dict.fromkeys(words))
     place = {w: k for k, w in enumerate(vocabulary)}
-    return c.b.string_index(x, c.b.constant(np.array(vocabulary, object))), np.array([place[w] for w in words], np.int64)
+    return c.b.string_index(x, c.b.constant(np.array(vocabulary, object))), np.array(
+        [place[w] for w in words], np.int64
+    )
 
 
 def _grams(c: Call, pool: Array, columns: Sequence[int]) -> list[Grams]:
@@ -70,7 +82,9 @@ def _grams(c: Call, pool: Array, columns: Sequence[int]) -> list[Grams]:
     out, taken = [], 0
     for n, (start, end) in enumerate(pairwise(starts), 1):
         if not 0 <= start <= end <= len(pool) or (end - start) % n:
-            raise ModelError(f"attribute ngram_counts: the {n}-grams would be items {start} to {end} of a pool of {len(pool)}")
+            raise ModelError(
+                f"attribute ngram_counts: the {n}-grams would be items {start} to {end} of a pool of {len(pool)}"
+            )
         items = pool[start:end].reshape(-1, n)
         out.append(Grams(items, tuple(columns[taken : taken + len(items)])))
         taken += len(items)
@@ -80,7 +94,9 @@ def _grams(c: Call, pool: Array, columns: Sequence[int]) -> list[Grams]:
 
 
 def _counts(c: Call, rows: Value, grams: Sequence[Grams], skips: int, absent: int) -> list[Value]:
-    """f32[rows, n-grams] for each length. Behind each row stand items that no n-gram has, so that every window is as long as the row."""
+    """f32[rows, n-grams] for each length. Behind each row stand items that no n-gram has, so that every window is as
+    long as the row.
+    """
     b = c.b
     reach = max([(skips + 1) * (g.length - 1) for g in grams], default=0)
     n, size = rows.type.shape

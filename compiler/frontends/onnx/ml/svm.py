@@ -50,7 +50,9 @@ def kernel(c: Call, x: Value, vectors: Array, name: str) -> Any:
 
 
 def regressor(c: Call) -> Any:
-    """Without support vectors the coefficients are those of the features. One class: 1 where the score is positive, else -1."""
+    """Without support vectors the coefficients are those of the features. One class: 1 where the score is positive,
+    else -1.
+    """
     x, count = rows_of(c, c.x()), c.integer("n_supports", 0)
     rho = float(_numbers(c, "rho")[0]) if c.numbers("rho") else 0.0
     if count > 0:
@@ -66,7 +68,9 @@ def regressor(c: Call) -> Any:
 
 
 def classifier(c: Call) -> Any:
-    """Pairs of classes vote; with `prob_a` the scores are probabilities. Without support vectors each class has a linear score."""
+    """Pairs of classes vote; with `prob_a` the scores are probabilities. Without support vectors each class has a
+    linear score.
+    """
     x, labels, transform = rows_of(c, c.x()), labels_of(c), c.text("post_transform", "NONE")
     per_class, classes = c.integers("vectors_per_class") or (), len(labels)
     if not sum(per_class):
@@ -93,7 +97,10 @@ def _pairs(c: Call, k: Value, per_class: tuple[int, ...]) -> Any:
     total, pairs = sum(per_class), _pair_list(len(per_class))
     weights, rho = _numbers(c, "coefficients"), _numbers(c, "rho")
     if weights.size % total or weights.size // total < len(per_class) - 1 or rho.size < len(pairs):
-        raise ModelError(f"{len(per_class)} classes with {total} vectors need {len(per_class) - 1} rows of coefficients and {len(pairs)} rho")
+        raise ModelError(
+            f"{len(per_class)} classes with {total} vectors need {len(per_class) - 1} rows of coefficients and "
+            f"{len(pairs)} rho"
+        )
     weights = weights.reshape(-1, total)
     start = np.concatenate([[0], np.cumsum(per_class)])
     matrix = np.zeros((total, len(pairs)), np.float32)
@@ -115,9 +122,11 @@ def _votes(c: Call, scores: Value, classes: int) -> Any:
 
 
 def _probabilities(c: Call, scores: Value, classes: int) -> Any:
-    """Classes' probabilities p from those of pairs r[i, j]: the p that minimises sum over i != j of (r[j, i] p[i] - r[i, j] p[j])^2 with sum 1.
+    """Classes' probabilities p from those of pairs r[i, j]: the p that minimises sum over i != j of (r[j, i] p[i] -
+    r[i, j] p[j])^2 with sum 1.
 
-    (Wu, Lin and Weng, 2004.) Solved exactly, by the inverse of the matrix with the constraint; ONNX Runtime stops an iteration at 0.005 / classes.
+    (Wu, Lin and Weng, 2004.) Solved exactly, by the inverse of the matrix with the constraint; ONNX Runtime stops an
+    iteration at 0.005 / classes.
     """
     b, dtype, pairs = c.b, scores.type.dtype, _pair_list(classes)
     p_a, p_b = (_numbers(c, n) for n in ("prob_a", "prob_b"))

@@ -1,7 +1,8 @@
 """Converters of decision trees: TreeEnsemble, and TreeEnsembleRegressor and -Classifier before it.
 
-A model's nodes become the normal form of `dnnc.ir.ops.trees`, in which `x[feature] <= split` is the only question: `x < v` asks about the
-next smaller number, `>` and `>=` exchange the branches, equality and membership become a search tree over the ends of intervals.
+A model's nodes become the normal form of `dnnc.ir.ops.trees`, in which `x[feature] <= split` is the only question: `x <
+v` asks about the next smaller number, `>` and `>=` exchange the branches, equality and membership become a search tree
+over the ends of intervals.
 """
 
 from __future__ import annotations
@@ -22,14 +23,24 @@ from dnnc.ir.ops.trees import MAX_STEPS
 
 Converter = Callable[[Call], Any]
 LEQ, LT, GTE, GT, EQ, NEQ, MEMBER, LEAF = range(8)
-MODES = {"BRANCH_LEQ": LEQ, "BRANCH_LT": LT, "BRANCH_GTE": GTE, "BRANCH_GT": GT, "BRANCH_EQ": EQ, "BRANCH_NEQ": NEQ, "LEAF": LEAF}
+MODES = {
+    "BRANCH_LEQ": LEQ,
+    "BRANCH_LT": LT,
+    "BRANCH_GTE": GTE,
+    "BRANCH_GT": GT,
+    "BRANCH_EQ": EQ,
+    "BRANCH_NEQ": NEQ,
+    "LEAF": LEAF,
+}
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
 
 @dataclass
 class Nodes:
-    """A model's trees: for each node its feature, split, mode, the nodes it leads to, and whether NaN counts as a yes."""
+    """A model's trees: for each node its feature, split, mode, the nodes it leads to, and whether NaN counts as a
+    yes.
+    """
 
     feature: Array
     split: Array
@@ -52,7 +63,7 @@ class Forest:
     leaves: Array
 
 
-# --- to normal form -----------------------------------------------------------------------------------------------------------
+# --- to normal form ---------------------------------------------------------------------------------------------------
 
 
 def normal_form(n: Nodes, dtype: DType) -> Forest:
@@ -82,11 +93,15 @@ def normal_form(n: Nodes, dtype: DType) -> Forest:
 def _check(n: Nodes, count: int) -> None:
     sizes = {len(a) for a in (n.feature, n.split, n.mode, n.yes, n.no, n.missing)}
     if len(sizes) != 1 or not count or not len(n.roots):
-        raise ModelError(f"the attributes of the nodes must be of one length and name at least one tree; got lengths {sorted(sizes)}")
+        raise ModelError(
+            f"the attributes of the nodes must be of one length and name at least one tree; got lengths {sorted(sizes)}"
+        )
     inner = n.mode != LEAF
     for what, a in (("child", n.yes[inner]), ("child", n.no[inner]), ("root", n.roots)):
         if ((a < 0) | (a >= count)).any():
-            raise ModelError(f"a {what} of a tree is node {int(a[(a < 0) | (a >= count)][0])}; there are nodes 0 to {count - 1}")
+            raise ModelError(
+                f"a {what} of a tree is node {int(a[(a < 0) | (a >= count)][0])}; there are nodes 0 to {count - 1}"
+            )
     if (n.feature[inner] < 0).any():
         raise ModelError("a node asks for a feature below 0")
 
@@ -99,7 +114,9 @@ def _before(v: Array) -> Array:
 
 
 def _search(n: Nodes, i: int, rows: list[list[int]], splits: list[Any], dtype: DType) -> None:
-    """Node i, which asks for one of some values, as a balanced search tree over the ends of the intervals [value, value]."""
+    """Node i, which asks for one of some values, as a balanced search tree over the ends of the intervals [value,
+    value].
+    """
     inside, outside = (int(n.no[i]), int(n.yes[i])) if n.mode[i] == NEQ else (int(n.yes[i]), int(n.no[i]))
     nan = outside if n.mode[i] == NEQ or not n.missing[i] else inside
     given = n.members.get(i, []) if n.mode[i] == MEMBER else [float(n.split[i])]
@@ -150,7 +167,7 @@ def _ordered(rows: Array, split: Array, roots: Array) -> Forest:
     return Forest(links.astype(np.int32), split[order], place[roots], depth, order[: int(leaf.sum())])
 
 
-# --- reading attributes -------------------------------------------------------------------------------------------------------
+# --- reading attributes -----------------------------------------------------------------------------------------------
 
 
 def _floats(c: Call, name: str, default: int | None = None) -> Array | None:
@@ -210,7 +227,10 @@ def _votes(c: Call, kind: str, ids: _Ids, forest: Forest) -> tuple[Array, Array]
     trees, nodes = _ints(c, f"{kind}_treeids"), _ints(c, f"{kind}_nodeids")
     assert weights is not None
     if not len(classes) == len(weights) == len(trees) == len(nodes):
-        raise ModelError(f"the attributes {kind}_* must be of one length, got {len(classes)}, {len(weights)}, {len(trees)} and {len(nodes)}")
+        raise ModelError(
+            f"the attributes {kind}_* must be of one length, got {len(classes)}, {len(weights)}, {len(trees)} and "
+            f"{len(nodes)}"
+        )
     return gathered_votes(ids.find(trees, nodes), classes, weights, forest)
 
 
@@ -231,7 +251,7 @@ def gathered_votes(at: Array, classes: Array, weights: Array, forest: Forest) ->
     return shown, who
 
 
-# --- building -----------------------------------------------------------------------------------------------------------------
+# --- building ---------------------------------------------------------------------------------------------------------
 
 
 def _compared(c: Call, split: Array) -> DType:
@@ -279,7 +299,14 @@ def regressor(c: Call) -> Any:
     nodes, ids = _nodes(c)
     dtype = _compared(c, nodes.split)
     forest = normal_form(nodes, dtype)
-    y = _scores(c, forest, _votes(c, "target", ids, forest), c.integer("n_targets", 1), c.text("aggregate_function", "SUM"), dtype)
+    y = _scores(
+        c,
+        forest,
+        _votes(c, "target", ids, forest),
+        c.integer("n_targets", 1),
+        c.text("aggregate_function", "SUM"),
+        dtype,
+    )
     return c.cast(transformed(c, _based(c, y, _floats(c, "base_values")), c.text("post_transform", "NONE")), f32)
 
 
@@ -312,10 +339,14 @@ def _eligible(c: Call, y: Value, forest: Forest, votes: tuple[Array, Array], dty
     return chosen
 
 
-def _binary(c: Call, y: Value, voted: int, votes: tuple[Array, Array], base: Array | None, transform: str) -> tuple[Value, Any]:
-    """Two classes of which only `voted` has votes. Where all are positive they are a probability: 1/2 decides; else 0 does.
+def _binary(
+    c: Call, y: Value, voted: int, votes: tuple[Array, Array], base: Array | None, transform: str
+) -> tuple[Value, Any]:
+    """Two classes of which only `voted` has votes. Where all are positive they are a probability: 1/2 decides; else 0
+    does.
 
-    Votes for class 0 are the score of class 1, whose complement or opposite class 0 gets. Votes for class 1 leave class 0 without a score.
+    Votes for class 0 are the score of class 1, whose complement or opposite class 0 gets. Votes for class 1 leave class
+    0 without a score.
     """
     y = c.b.slice(y, starts=(0, voted), steps=(1, 1), shape=(y.type.shape[0], 1))
     if base is not None and base.size:
@@ -333,7 +364,7 @@ def _binary(c: Call, y: Value, voted: int, votes: tuple[Array, Array], base: Arr
     return index, transformed(c, both, transform) if transform == "LOGISTIC" else both
 
 
-# --- opset 5 ------------------------------------------------------------------------------------------------------------------
+# --- opset 5 ----------------------------------------------------------------------------------------------------------
 
 
 def ensemble(c: Call) -> Any:
@@ -349,18 +380,29 @@ def ensemble(c: Call) -> Any:
         raise ModelError(f"the attributes nodes_* must have {count} entries, leaf_targetids {leaves}")
     for end, a in zip(ends, ids):
         if ((a < 0) | (a >= np.where(end != 0, leaves, count))).any():
-            raise ModelError(f"a node leads to a node or leaf that does not exist; there are {count} nodes and {leaves} leaves")
+            raise ModelError(
+                f"a node leads to a node or leaf that does not exist; there are {count} nodes and {leaves} leaves"
+            )
     yes, no = (np.where(end != 0, a + count, a) for end, a in zip(ends, ids))
     extra = np.zeros(leaves, np.int64)
     feature, missing = _ints(c, "nodes_featureids", count), _ints(c, "nodes_missing_value_tracks_true", count)
     mode = np.concatenate([modes.reshape(-1).astype(np.int64), np.full(leaves, LEAF)])
     parts = [np.concatenate([a, extra]) for a in (feature, splits.reshape(-1), yes, no, missing)]
     members = _members(modes.reshape(-1), c.tensor("membership_values"))
-    nodes = Nodes(parts[0], parts[1].astype(splits.dtype), mode, parts[2], parts[3], parts[4], _ints(c, "tree_roots"), members)
+    nodes = Nodes(
+        parts[0], parts[1].astype(splits.dtype), mode, parts[2], parts[3], parts[4], _ints(c, "tree_roots"), members
+    )
     dtype = c.type_of(0).dtype
     forest = normal_form(nodes, dtype if dtype is f64 else f32)
     votes = gathered_votes(np.arange(leaves) + count, targets, weights.reshape(-1).astype(forest.splits.dtype), forest)
-    y = _scores(c, forest, votes, c.integer("n_targets", 1), AGGREGATES[c.integer("aggregate_function", 1)], dtype if dtype is f64 else f32)
+    y = _scores(
+        c,
+        forest,
+        votes,
+        c.integer("n_targets", 1),
+        AGGREGATES[c.integer("aggregate_function", 1)],
+        dtype if dtype is f64 else f32,
+    )
     return c.cast(transformed(c, y, TRANSFORMS[c.integer("post_transform", 0)]), dtype)
 
 
@@ -374,7 +416,9 @@ def _members(modes: Array, values: Array | None) -> dict[int, list[float]]:
             sets[-1].append(v)
     asking: Sequence[int] = np.flatnonzero(modes == MEMBER).tolist()
     if len(asking) > len(sets) or any(sets[len(asking) + 1 :]):
-        raise ModelError(f"{len(asking)} nodes ask for membership, attribute membership_values has {len(sets) - 1} sets")
+        raise ModelError(
+            f"{len(asking)} nodes ask for membership, attribute membership_values has {len(sets) - 1} sets"
+        )
     return dict(zip(asking, sets))
 
 

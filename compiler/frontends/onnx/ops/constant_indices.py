@@ -1,4 +1,6 @@
-"""Constant indices against the axes that they index: what lies outside is told while the model is read, with the node's name."""
+"""Constant indices against the axes that they index: what lies outside is told while the model is read, with the node's
+name.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from dnnc.frontends.onnx.tensors import Array
 from dnnc.ir.errors import ModelError
 from dnnc.ir.shapes import normalize_axis
 
-# which input holds indices into which axes of input 0: the attribute `axis`, or as many axes as its rows are long, behind `batch_dims`
+# which input holds indices into which axes of input 0: the attribute `axis`, or as many axes as its rows are long,
+# behind `batch_dims`
 AXIS = {"Gather": 1, "GatherElements": 1, "ScatterElements": 1, "Scatter": 1}
 ROWS = {"GatherND": 1, "ScatterND": 1}
 

@@ -37,14 +37,18 @@ WORTH_A_LOOP = 48  # nodes; fewer are unrolled, for what is known while reading 
 
 
 def _require_one(c: Call, k: int, what: str, kinds: str) -> None:
-    """ModelError unless input k is absent, or one element of these kinds (or of a number of elements that is not known)."""
+    """ModelError unless input k is absent, or one element of these kinds (or of a number of elements that is not
+    known).
+    """
     t = c.type_of(k) if c.has(k) else None
     if t is not None and (t.dtype.kind not in kinds or (isinstance(t.size, int) and t.size != 1)):
         raise ModelError(f"{what} must be one {'bool' if kinds == 'b' else 'integer'}, got {t}")
 
 
 def branch(c: Call) -> Any:
-    """The branch that the condition chooses; where it is computed from data, both, and the results chosen element by element."""
+    """The branch that the condition chooses; where it is computed from data, both, and the results chosen element by
+    element.
+    """
     importer, _ = c.env
     item = c.item(0)
     _require_one(c, 0, "the condition of an If", "b")
@@ -135,7 +139,11 @@ def loop(c: Call) -> Any:
     _require_one(c, 0, "the number of iterations of a Loop", "iu")
     _require_one(c, 1, "the condition of a Loop", "b")
     trips = contents_of(c.item(0)) if c.has(0) else None
-    few = trips is not None and isinstance(trips.reshape(-1)[0], int) and trips.reshape(-1)[0] * len(c.graph("body").node) <= WORTH_A_LOOP
+    few = (
+        trips is not None
+        and isinstance(trips.reshape(-1)[0], int)
+        and trips.reshape(-1)[0] * len(c.graph("body").node) <= WORTH_A_LOOP
+    )
     if not few and all(i is not None and i.items is None for i in c.items[2:]):
         try:
             return _looped(c, trips)
@@ -191,7 +199,8 @@ def _unrolled(c: Call) -> Any:
     while running and (trips is None or k < trips):
         if (k + 1) * len(body.node) > MAX_UNROLLED:
             raise UnsupportedError(
-                f"a Loop of {trips if trips is not None else 'unknown many'} iterations over {len(body.node)} nodes is too long to unroll"
+                f"a Loop of {trips if trips is not None else 'unknown many'} iterations over {len(body.node)} nodes is "
+                "too long to unroll"
             )
         condition, *made = importer.subgraph(body, scope, [of_array(np.int64(k)), of_array(np.bool_(True)), *carried])
         carried = made[: len(carried)]
@@ -206,7 +215,9 @@ def _unrolled(c: Call) -> Any:
 
 
 def _types(c: Call, body: Any, given: Sequence[Item | None]) -> list[TensorType | None]:
-    """The types of the outputs of a body that never runs: computed where the body fits its inputs, else as they are declared."""
+    """The types of the outputs of a body that never runs: computed where the body fits its inputs, else as they are
+    declared.
+    """
     importer, scope = c.env
     try:
         made, _ = region(c, "body", (), lambda: [_value(c, i) for i in importer.subgraph(body, scope, given)])
@@ -218,7 +229,11 @@ def _types(c: Call, body: Any, given: Sequence[Item | None]) -> list[TensorType 
 def _declared(t: Any) -> TensorType | None:
     dims = t.shape.dim
     known = t.elem_type and t.HasField("shape") and all(d.HasField("dim_value") for d in dims)
-    return TensorType(dtype_of(t.elem_type, "the type of a body's output"), tuple(d.dim_value for d in dims)) if known else None
+    return (
+        TensorType(dtype_of(t.elem_type, "the type of a body's output"), tuple(d.dim_value for d in dims))
+        if known
+        else None
+    )
 
 
 def _no_rows(c: Call, row: TensorType | None, axis: int) -> Value:
@@ -226,7 +241,9 @@ def _no_rows(c: Call, row: TensorType | None, axis: int) -> Value:
     if row is None:
         raise NeedsValues("a loop that never runs has scan outputs of unknown shape")
     at = normalize_axis(axis, row.rank + 1)
-    rows: Value = c.b.full(shape=(*row.shape[:at], 0, *row.shape[at:]), value=row.dtype.numpy.type(0).item(), dtype=row.dtype)
+    rows: Value = c.b.full(
+        shape=(*row.shape[:at], 0, *row.shape[at:]), value=row.dtype.numpy.type(0).item(), dtype=row.dtype
+    )
     return rows
 
 
@@ -305,26 +322,44 @@ def _scanned(c: Call, spec: _Scan, states: Sequence[Item | None], xs: Sequence[V
         for column, item in zip(collected, made[len(states) :]):
             column.append(item)
     if n == 0:
-        cut = [of_value(c.b.full(shape=(*x.type.shape[:a], *x.type.shape[a + 1 :]), value=0, dtype=x.type.dtype)) for x, a in zip(xs, axes)]
+        cut = [
+            of_value(c.b.full(shape=(*x.type.shape[:a], *x.type.shape[a + 1 :]), value=0, dtype=x.type.dtype))
+            for x, a in zip(xs, axes)
+        ]
         types = _types(c, body, [*states, *cut])[len(states) :]
         return [*states, *(_no_rows(c, t, a) for t, a in zip(types, spec.out_axes))]
     ordered = [column[::-1] if d else column for column, d in zip(collected, spec.out_back)]
     ranks = [len(column[0].shape) + 1 if column and column[0] is not None else 1 for column in ordered]
-    return [*states, *(_stacked(c, column, normalize_axis(a, r)) for column, a, r in zip(ordered, spec.out_axes, ranks))]
+    return [
+        *states,
+        *(_stacked(c, column, normalize_axis(a, r)) for column, a, r in zip(ordered, spec.out_axes, ranks)),
+    ]
 
 
-def _scan_loop(c: Call, spec: _Scan, states: Sequence[Item | None], xs: Sequence[Value], axes: Sequence[int]) -> list[Any]:
+def _scan_loop(
+    c: Call, spec: _Scan, states: Sequence[Item | None], xs: Sequence[Value], axes: Sequence[int]
+) -> list[Any]:
     """Scanned axes come to the front, stacked ones go to their places afterwards."""
     importer, scope = c.env
     if any(s is None or s.items is not None for s in states):
         raise UnsupportedError("a Scan whose state is absent or a sequence")
     carried = [_value(c, s) for s in states if s is not None]
-    rows = [x if a == 0 else c.b.transpose(x, perm=(a, *(k for k in range(x.type.rank) if k != a))) for x, a in zip(xs, axes)]
+    rows = [
+        x if a == 0 else c.b.transpose(x, perm=(a, *(k for k in range(x.type.rank) if k != a)))
+        for x, a in zip(xs, axes)
+    ]
 
     def build(number: Value, *values: Value) -> list[Value]:
         return [_value(c, i) for i in importer.subgraph(spec.body, scope, list(map(of_value, values)))]
 
-    made = loop_node(c, carried, rows, build, length=xs[0].type.shape[axes[0]], backward=tuple(map(bool, (*spec.back, *spec.out_back))))
+    made = loop_node(
+        c,
+        carried,
+        rows,
+        build,
+        length=xs[0].type.shape[axes[0]],
+        backward=tuple(map(bool, (*spec.back, *spec.out_back))),
+    )
     out: list[Any] = made[: len(carried)]
     for v, a in zip(made[len(carried) :], spec.out_axes):
         at = normalize_axis(a, v.type.rank)
@@ -333,7 +368,11 @@ def _scan_loop(c: Call, spec: _Scan, states: Sequence[Item | None], xs: Sequence
 
 
 def _row(c: Call, x: Value, axis: int, k: int) -> Any:
-    part = x if x.type.shape[axis] == 1 else split_parts(c, x, axis, [k, 1, number(x.type.shape[axis], "a scan axis") - k - 1])[1]
+    part = (
+        x
+        if x.type.shape[axis] == 1
+        else split_parts(c, x, axis, [k, 1, number(x.type.shape[axis], "a scan axis") - k - 1])[1]
+    )
     return c.b.squeeze(part, axes=(axis,))
 
 

@@ -1,4 +1,6 @@
-"""Converters of operators whose result's size depends on data: of constants they are constants, else the size is a fresh dim."""
+"""Converters of operators whose result's size depends on data: of constants they are constants, else the size is a
+fresh dim.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,16 @@ FEW_SCORES = 1 << 15  # all of which are candidates of a suppression: that costs
 
 
 def nonzero(c: Call) -> Any:
-    """Indices of what is not 0, a row for each axis; of a scalar there are no axes, so the result is [0, 0] or [0, 1]."""
+    """Indices of what is not 0, a row for each axis; of a scalar there are no axes, so the result is [0, 0] or [0,
+    1].
+    """
     if not c.item(0).constant:
         x = c.x()
-        x = x if x.type.dtype is not string else c.b.logical_not(c.b.string_equal(x, c.b.constant(np.array("", object))))
+        x = (
+            x
+            if x.type.dtype is not string
+            else c.b.logical_not(c.b.string_equal(x, c.b.constant(np.array("", object))))
+        )
         return c.b.nonzero(x, size=fresh_dim(c, x.type.size))
     a = c.array(0)
     found = np.array(np.nonzero(a), np.int64) if a.ndim else np.zeros((0, np.count_nonzero(a)), np.int64)
@@ -51,7 +59,9 @@ def compress(c: Call) -> Any:
 
 
 def unique(c: Call) -> Any:
-    """Values (or slices along an axis) that differ, with their first index, the number of each element's value, and how often each occurs."""
+    """Values (or slices along an axis) that differ, with their first index, the number of each element's value, and how
+    often each occurs.
+    """
     axis, in_order = c.integer("axis") if "axis" in c.attrs else None, c.flag("sorted", True)
     if c.item(0).constant:
         return _unique_constant(c, axis, in_order)
@@ -65,7 +75,9 @@ def unique(c: Call) -> Any:
 
 
 def _unique_constant(c: Call, axis: int | None, in_order: bool) -> tuple[Item, ...]:
-    y, first, inverse, counts = np.unique(c.array(0), return_index=True, return_inverse=True, return_counts=True, axis=axis)
+    y, first, inverse, counts = np.unique(
+        c.array(0), return_index=True, return_inverse=True, return_counts=True, axis=axis
+    )
     inverse = np.asarray(inverse).reshape(-1)
     if not in_order:
         order = np.argsort(first, kind="stable")
@@ -75,10 +87,15 @@ def _unique_constant(c: Call, axis: int | None, in_order: bool) -> tuple[Item, .
 
 
 def non_max_suppression(c: Call) -> Any:
-    """Rows [batch, class, box], by batch, class and falling score. Without a largest number of boxes of a class there are none."""
+    """Rows [batch, class, box], by batch, class and falling score. Without a largest number of boxes of a class there
+    are none.
+    """
     boxes, scores = c.x(0), c.x(1)
     if boxes.type.rank != 3 or scores.type.rank != 3:
-        raise ModelError(f"boxes must be [batches, boxes, 4] and scores [batches, classes, boxes], got {boxes.type} and {scores.type}")
+        raise ModelError(
+            f"boxes must be [batches, boxes, 4] and scores [batches, classes, boxes], got {boxes.type} and "
+            f"{scores.type}"
+        )
     most = c.b.reshape(c.x(2), shape=()) if c.has(2) else c.const(0, i64)
     overlap = c.b.reshape(c.x(3), shape=()) if c.has(3) else c.const(0.0, f32)
     score = c.b.reshape(c.x(4), shape=()) if c.has(4) else None
@@ -87,7 +104,9 @@ def non_max_suppression(c: Call) -> Any:
     cut = score is not None and (scored is None or scored > FEW_SCORES)
     candidates = fresh_dim(c, n, f"{c.outputs[0]}_candidates") if cut else n
     size = fresh_dim(c, scores.type.size)
-    return c.b.non_max_suppression(boxes, scores, most, overlap, score, size=size, candidates=candidates, center=c.flag("center_point_box"))
+    return c.b.non_max_suppression(
+        boxes, scores, most, overlap, score, size=size, candidates=candidates, center=c.flag("center_point_box")
+    )
 
 
 DYNAMIC: dict[str, Converter] = {

@@ -131,7 +131,11 @@ def with_numbers(op: str, **defaults: float) -> Converter:
 
 def shrink(c: Call) -> Value:
     x = c.x()
-    y = c.b.shrink(c.cast(x, x.type.dtype if x.type.dtype.is_float else f32), bias=c.number("bias", 0.0), lambd=c.number("lambd", 0.5))
+    y = c.b.shrink(
+        c.cast(x, x.type.dtype if x.type.dtype.is_float else f32),
+        bias=c.number("bias", 0.0),
+        lambd=c.number("lambd", 0.5),
+    )
     return c.cast(y, x.type.dtype)
 
 
@@ -181,20 +185,27 @@ def where(c: Call) -> Any:
 
 ELEMENTWISE: dict[str, Converter] = {
     **{name: unary(op) for name, op in {
-        "Abs": "abs", "Neg": "neg", "Sign": "sign", "Reciprocal": "reciprocal", "Sqrt": "sqrt", "Floor": "floor", "Ceil": "ceil",
-        "Round": "round", "Exp": "exp", "Log": "log", "Erf": "erf", "Sin": "sin", "Cos": "cos", "Tan": "tan", "Asin": "asin", "Acos": "acos",
-        "Atan": "atan", "Sinh": "sinh", "Cosh": "cosh", "Tanh": "tanh", "Asinh": "asinh", "Acosh": "acosh", "Atanh": "atanh",
-        "Not": "logical_not", "BitwiseNot": "bitwise_not", "IsNaN": "isnan", "Relu": "relu", "Sigmoid": "sigmoid", "Softplus": "softplus",
+        "Abs": "abs", "Neg": "neg", "Sign": "sign", "Reciprocal": "reciprocal", "Sqrt": "sqrt", "Floor": "floor",
+        "Ceil": "ceil",
+        "Round": "round", "Exp": "exp", "Log": "log", "Erf": "erf", "Sin": "sin", "Cos": "cos", "Tan": "tan",
+        "Asin": "asin", "Acos": "acos",
+        "Atan": "atan", "Sinh": "sinh", "Cosh": "cosh", "Tanh": "tanh", "Asinh": "asinh", "Acosh": "acosh",
+        "Atanh": "atanh",
+        "Not": "logical_not", "BitwiseNot": "bitwise_not", "IsNaN": "isnan", "Relu": "relu", "Sigmoid": "sigmoid",
+        "Softplus": "softplus",
         "Softsign": "softsign", "Mish": "mish", "HardSwish": "hard_swish",
     }.items()},
     **{name: binary(op) for name, op in {
         "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Less": "less", "LessOrEqual": "less_equal",
-        "Greater": "greater", "GreaterOrEqual": "greater_equal", "And": "logical_and", "Or": "logical_or", "Xor": "logical_xor",
+        "Greater": "greater", "GreaterOrEqual": "greater_equal", "And": "logical_and", "Or": "logical_or",
+        "Xor": "logical_xor",
         "BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor",
     }.items()},
     "Sum": variadic("add"), "Max": variadic("max"), "Min": variadic("min"), "Mean": mean,
-    "Pow": power, "Mod": modulo, "BitShift": bit_shift, "Clip": clip, "IsInf": is_inf, "PRelu": prelu, "Gelu": gelu, "Shrink": shrink,
-    "LeakyRelu": with_numbers("leaky_relu", alpha=0.01), "Elu": with_numbers("elu", alpha=1.0), "Celu": with_numbers("celu", alpha=1.0),
+    "Pow": power, "Mod": modulo, "BitShift": bit_shift, "Clip": clip, "IsInf": is_inf, "PRelu": prelu, "Gelu": gelu,
+    "Shrink": shrink,
+    "LeakyRelu": with_numbers("leaky_relu", alpha=0.01), "Elu": with_numbers("elu", alpha=1.0),
+    "Celu": with_numbers("celu", alpha=1.0),
     "Selu": with_numbers("selu", alpha=1.67326319217681884765625, gamma=1.05070102214813232421875),
     "HardSigmoid": with_numbers("hard_sigmoid", alpha=0.2, beta=0.5), "Swish": with_numbers("swish", alpha=1.0),
     "ThresholdedRelu": with_numbers("thresholded_relu", alpha=1.0),

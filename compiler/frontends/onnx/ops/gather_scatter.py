@@ -20,7 +20,7 @@ Converter = Callable[[Call], Any]
 SMALL = 1 << 12  # elements up to which a tensor of one value becomes a constant
 
 
-# --- gather and scatter -------------------------------------------------------------------------------------------------------
+# --- gather and scatter -----------------------------------------------------------------------------------------------
 
 
 def gather(c: Call) -> Any:
@@ -56,15 +56,22 @@ def trilu(c: Call) -> Any:
 
 
 def reverse_sequence(c: Call) -> Any:
-    return c.b.reverse_sequence(c.x(0), c.x(1), batch_axis=c.integer("batch_axis", 1), time_axis=c.integer("time_axis", 0))
+    return c.b.reverse_sequence(
+        c.x(0), c.x(1), batch_axis=c.integer("batch_axis", 1), time_axis=c.integer("time_axis", 0)
+    )
 
 
-# --- from nothing -------------------------------------------------------------------------------------------------------------
+# --- from nothing -----------------------------------------------------------------------------------------------------
 
 
 def constant(c: Call) -> Item:
     """The attribute that is there says the kind: a tensor, a sparse tensor, or numbers."""
-    kinds: dict[str, Any] = {"value_float": np.float32, "value_int": np.int64, "value_floats": np.float32, "value_ints": np.int64}
+    kinds: dict[str, Any] = {
+        "value_float": np.float32,
+        "value_int": np.int64,
+        "value_floats": np.float32,
+        "value_ints": np.int64,
+    }
     given = [k for k in ("value", "sparse_value", "value_string", "value_strings", *kinds) if k in c.attrs]
     if len(given) != 1:
         raise ModelError(f"exactly one attribute must give the value, there are {given}")
@@ -107,8 +114,14 @@ def range_(c: Call) -> Item:
             raise ModelError("delta is 0")
         n = max(int(np.ceil((np.asarray(limit, np.float64) - start) / delta)), 0)
         if n > MOST_CONSTANT:
-            raise ModelError(f"the range from {start} to {limit} by {delta} has {n} elements; a constant can have {MOST_CONSTANT}")
-        return of_array((start + np.arange(n, dtype=start.dtype if start.dtype.kind == "f" else np.int64) * delta).astype(start.dtype))
+            raise ModelError(
+                f"the range from {start} to {limit} by {delta} has {n} elements; a constant can have {MOST_CONSTANT}"
+            )
+        return of_array(
+            (start + np.arange(n, dtype=start.dtype if start.dtype.kind == "f" else np.int64) * delta).astype(
+                start.dtype
+            )
+        )
     if any(c.item(i).contents is None and not c.item(i).constant for i in range(3)) and not c.env[0].by_contents:
         return of_value(computed_range(c))
     if not c.type_of(0).dtype.is_int:

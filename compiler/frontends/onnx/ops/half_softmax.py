@@ -1,7 +1,9 @@
-"""Softmax of a half type over short rows, each operation in that type, as the standard defines it; and the scores that lead to it.
+"""Softmax of a half type over short rows, each operation in that type, as the standard defines it; and the scores that
+lead to it.
 
-Kernels keep values of half types in float32 and round what they store. For a softmax over a few elements the standard's own reading, by which
-expected values are made, is another one: difference, exp, sum and quotient round, and a sum of bfloat16 rounds after each addition.
+Kernels keep values of half types in float32 and round what they store. For a softmax over a few elements the standard's
+own reading, by which expected values are made, is another one: difference, exp, sum and quotient round, and a sum of
+bfloat16 rounds after each addition.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from dnnc.ir.dtype import bf16, f16
 from dnnc.ir.graph import Node, Value
 from dnnc.ir.graph.builder import Builder
 
-# The roundings of a running sum of n terms add up to at most (n - 1) * eps / 2 of it: 6 % for 16 terms of bfloat16. 256 ones sum to 256, and then
-# more of them add nothing. Longer rows than these, and those whose length is not known, keep float32 up to the result, which is closer
-# to the exact one. One limit for all half types, so that long rows have one softmax.
+# The roundings of a running sum of n terms add up to at most (n - 1) * eps / 2 of it: 6 % for 16 terms of bfloat16. 256
+# ones sum to 256, and then more of them add nothing. Longer rows than these, and those whose length is not known, keep
+# float32 up to the result, which is closer to the exact one. One limit for all half types, so that long rows have one
+# softmax.
 LONGEST = 16
 
 
@@ -26,7 +29,9 @@ def is_rounded(x: Value, axis: int) -> bool:
 
 
 def rounded_softmax(c: Call, x: Value, axis: int) -> Any:
-    """The softmax of x, of which `is_rounded` holds. The element-wise operations from the last product or norm to x round their operands, too."""
+    """The softmax of x, of which `is_rounded` holds. The element-wise operations from the last product or norm to x
+    round their operands, too.
+    """
     _round_operands(c, x)
     last = x.type.rank - 1
     if axis == last:
@@ -40,7 +45,12 @@ def _round_operands(c: Call, x: Value) -> None:
     todo = [x.node]
     while todo:
         n = todo.pop()
-        if n is None or n.graph is not c.b.graph or "elementwise" not in n.op.traits or n.op.name in ("rounded", "cast"):
+        if (
+            n is None
+            or n.graph is not c.b.graph
+            or "elementwise" not in n.op.traits
+            or n.op.name in ("rounded", "cast")
+        ):
             continue
         for k, v in enumerate(n.inputs):
             if v is not None and v.type.dtype is x.type.dtype and v.node is not None and _computes(v.node):

@@ -17,7 +17,9 @@ def decode_image(c: Call) -> Any:
     pixels = c.text("pixel_format", "RGB")
     if pixels not in NAMES or NAMES[pixels] not in FORMATS:
         raise ModelError(f"attribute pixel_format must be one of {', '.join(NAMES)}; got {pixels!r}")
-    return c.b.decode_image(c.x(), height=fresh_dim(c, stem="height"), width=fresh_dim(c, stem="width"), pixels=NAMES[pixels])
+    return c.b.decode_image(
+        c.x(), height=fresh_dim(c, stem="height"), width=fresh_dim(c, stem="width"), pixels=NAMES[pixels]
+    )
 
 
 IMAGE_DECODE: dict[str, Callable[[Call], Any]] = {"ImageDecoder": decode_image}

@@ -27,7 +27,7 @@ def gemm(c: Call) -> Any:
     return c.b.gemm(a, b, bias, alpha=alpha, beta=beta, trans_a=c.flag("transA"), trans_b=c.flag("transB"))
 
 
-# --- einsum -------------------------------------------------------------------------------------------------------------------
+# --- einsum -----------------------------------------------------------------------------------------------------------
 
 
 class _Term:
@@ -59,7 +59,9 @@ def einsum(c: Call) -> Value:
         if len(t) != x.type.rank:
             raise ModelError(f"equation {equation!r}: {t!r} does not fit to {x.type}")
     if len(set(result)) != len(result) or not set(result) <= set("".join(terms)):
-        raise ModelError(f"equation {equation!r}: the result {result!r} repeats an index or has one that no operand has")
+        raise ModelError(
+            f"equation {equation!r}: the result {result!r} repeats an index or has one that no operand has"
+        )
     return _contract(c, [_diagonal(c, _Term(x, t)) for x, t in zip(xs, terms)], result)
 
 

@@ -112,12 +112,21 @@ def identity(c: Call) -> list[Item | None]:
     return [c.items[0]]
 
 
-# --- slices -------------------------------------------------------------------------------------------------------------------
+# --- slices -----------------------------------------------------------------------------------------------------------
 
 
-def _cut(c: Call, x: Value, starts: Sequence[Dim], ends: Sequence[Dim], axes: Sequence[int] | None, steps: Sequence[int] | None) -> Value:
+def _cut(
+    c: Call,
+    x: Value,
+    starts: Sequence[Dim],
+    ends: Sequence[Dim],
+    axes: Sequence[int] | None,
+    steps: Sequence[int] | None,
+) -> Value:
     attrs = normalize_slice(x.type.shape, starts, ends, axes, steps)
-    whole = attrs["shape"] == x.type.shape and all(s == 0 for s in attrs["starts"]) and all(s == 1 for s in attrs["steps"])
+    whole = (
+        attrs["shape"] == x.type.shape and all(s == 0 for s in attrs["starts"]) and all(s == 1 for s in attrs["steps"])
+    )
     return x if whole else c.b.slice(x, **attrs)
 
 
@@ -137,11 +146,18 @@ def slice_(c: Call) -> Any:
 
 
 def split(c: Call) -> Any:
-    """Sizes are an attribute, or input 1 since opset 13 (and in opset 1); without them parts are equal, the last may be smaller."""
+    """Sizes are an attribute, or input 1 since opset 13 (and in opset 1); without them parts are equal, the last may be
+    smaller.
+    """
     x = c.x()
     axis = normalize_axis(c.integer("axis", 0), x.type.rank)
     sizes: Sequence[Dim] | None = c.dims(1, "split") if c.has(1) else c.integers("split")
-    return split_parts(c, x, axis, sizes if sizes is not None else even_parts(x.type.shape[axis], c.integer("num_outputs", len(c.outputs))))
+    return split_parts(
+        c,
+        x,
+        axis,
+        sizes if sizes is not None else even_parts(x.type.shape[axis], c.integer("num_outputs", len(c.outputs))),
+    )
 
 
 def even_parts(n: Dim, parts: int) -> list[Dim]:
@@ -170,7 +186,7 @@ def split_parts(c: Call, x: Value, axis: int, sizes: Sequence[Dim]) -> tuple[Val
     return tuple(out)
 
 
-# --- pad ----------------------------------------------------------------------------------------------------------------------
+# --- pad --------------------------------------------------------------------------------------------------------------
 
 
 def pad(c: Call) -> Any:
@@ -207,7 +223,7 @@ def center_crop_pad(c: Call) -> Any:
     return c.b.pad(x, pads=(*begin, *end))
 
 
-# --- blocks -------------------------------------------------------------------------------------------------------------------
+# --- blocks -----------------------------------------------------------------------------------------------------------
 
 
 def depth_to_space(c: Call) -> Any:

@@ -21,7 +21,12 @@ def _window(c: Call, spatial: Sequence[Dim], kernel: Sequence[Dim]) -> tuple[Int
     rank = len(spatial)
     strides, dilations = c.integers("strides") or (1,) * rank, c.integers("dilations") or (1,) * rank
     pads: tuple[Dim, ...] = c.integers("pads") or (0,) * 2 * rank
-    for name, a, n in (("strides", strides, rank), ("dilations", dilations, rank), ("pads", pads, 2 * rank), ("kernel_shape", kernel, rank)):
+    for name, a, n in (
+        ("strides", strides, rank),
+        ("dilations", dilations, rank),
+        ("pads", pads, 2 * rank),
+        ("kernel_shape", kernel, rank),
+    ):
         if len(a) != n:
             raise ModelError(f"attribute {name} needs {n} numbers for {rank} spatial dims, got {list(a)}")
     if any(s < 1 for s in (*strides, *dilations)):
@@ -89,13 +94,18 @@ def conv_transpose(c: Call) -> Any:
     elif auto == "VALID":
         pads = (0,) * 2 * rank
     if wanted is not None:
-        full = [(const(n) - 1) * s + e + (const(k) - 1) * d + 1 for n, s, e, k, d in zip(spatial, strides, extra, kernel, dilations)]
+        full = [
+            (const(n) - 1) * s + e + (const(k) - 1) * d + 1
+            for n, s, e, k, d in zip(spatial, strides, extra, kernel, dilations)
+        ]
         pads = halves([unwrap(f - n) for f, n in zip(full, wanted)], auto == "SAME_UPPER")
     group = c.integer("group", 1)
-    return c.b.conv_transpose(x, w, c.opt(2), strides=strides, pads=pads, dilations=dilations, output_padding=extra, group=group)
+    return c.b.conv_transpose(
+        x, w, c.opt(2), strides=strides, pads=pads, dilations=dilations, output_padding=extra, group=group
+    )
 
 
-# --- pooling ------------------------------------------------------------------------------------------------------------------
+# --- pooling ----------------------------------------------------------------------------------------------------------
 
 
 def _pool_window(c: Call, x: Value) -> tuple[dict[str, Any], Ints]:
@@ -109,14 +119,17 @@ def _pool_window(c: Call, x: Value) -> tuple[dict[str, Any], Ints]:
     if c.flag("ceil_mode"):
         rank = len(kernel)
         parts = zip(spatial, kernel, strides, dilations, pads[:rank], pads[rank:])
-        more = tuple(_rounding(number(n, "a spatial dim (with ceil_mode)"), k, s, d, b, e) for n, k, s, d, b, e in parts)
+        more = tuple(
+            _rounding(number(n, "a spatial dim (with ceil_mode)"), k, s, d, b, e) for n, k, s, d, b, e in parts
+        )
         pads = (*pads[:rank], *(unwrap(const(e) + m) for e, m in zip(pads[rank:], more)))
         more = tuple(max(m, 0) for m in more)
     return {"kernel": kernel, "strides": strides, "dilations": dilations, "pads": pads}, more
 
 
 def _rounding(n: int, k: int, stride: int, dilation: int, begin: Any, end: Any) -> int:
-    """What must be added to the end pad (it may be negative) so that rounding down gives the number of windows that rounding up asks for.
+    """What must be added to the end pad (it may be negative) so that rounding down gives the number of windows that
+    rounding up asks for.
 
     A window that would start in the end padding is not counted.
     """
@@ -178,7 +191,10 @@ def max_unpool(c: Call) -> Any:
     kernel = c.integers("kernel_shape") or ()
     rank = len(kernel)
     strides, pads = c.integers("strides") or (1,) * rank, c.integers("pads") or (0,) * 2 * rank
-    sizes = [unwrap((const(n) - 1) * s - b - e + k) for n, s, k, b, e in zip(x.type.shape[2:], strides, kernel, pads[:rank], pads[rank:])]
+    sizes = [
+        unwrap((const(n) - 1) * s - b - e + k)
+        for n, s, k, b, e in zip(x.type.shape[2:], strides, kernel, pads[:rank], pads[rank:])
+    ]
     shape = (*x.type.shape[:2], *sizes)
     zeros = c.b.full(shape=(product(shape),), value=0.0, dtype=x.type.dtype)
     flat = (product(x.type.shape),)

@@ -28,7 +28,9 @@ def batch_normalization(c: Call) -> Any:
     channels = (x.type.shape[1],)
     now, spread = c.b.reshape(now, shape=channels), c.b.reduce_mean(c.b.mul(off, off), axes=axes, keepdims=False)
     momentum = c.number("momentum", 0.9)
-    running = [c.b.add(c.b.mul(old, momentum), c.b.mul(new, 1.0 - momentum)) for old, new in ((mean, now), (var, spread))]
+    running = [
+        c.b.add(c.b.mul(old, momentum), c.b.mul(new, 1.0 - momentum)) for old, new in ((mean, now), (var, spread))
+    ]
     return (c.b.batch_norm(x, scale, bias, now, spread, epsilon=epsilon), *running)
 
 

@@ -1,4 +1,6 @@
-"""Converters of quantised operators: exact integer arithmetic in i32, scales applied in floats, one rounding at the end."""
+"""Converters of quantised operators: exact integer arithmetic in i32, scales applied in floats, one rounding at the
+end.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def quantize_linear(c: Call) -> Any:
     to = c.type_of(2).dtype if c.has(2) else c.dtype("output_dtype", u8) if c.integer("output_dtype", 0) else u8
     wide = c.dtype("precision") if c.integer("precision", 0) else scale.type.dtype
     attrs = {"axis": c.integer("axis", 1), "block": c.integer("block_size", 0), "saturate": c.flag("saturate", True)}
-    return c.b.quantize_linear(c.cast(x, wide) if x.type.dtype.is_float else x, c.cast(scale, wide), _zero(c, scale), dtype=to, **attrs)
+    return c.b.quantize_linear(
+        c.cast(x, wide) if x.type.dtype.is_float else x, c.cast(scale, wide), _zero(c, scale), dtype=to, **attrs
+    )
 
 
 def _zero(c: Call, scale: Value) -> Any:
@@ -100,7 +104,9 @@ def qlinear_conv(c: Call) -> Any:
     x, w = _integers(c, 0, 2), _filter(c, 3, 5)
     y = c.b.conv(x, w, c.opt(8), **conv_attributes(c, x, w))
     scales = aligned(c, c.cast(c.x(4), f32), y, 1)
-    factor = c.b.div(c.b.mul(c.b.reshape(c.cast(c.x(1), f32), shape=()), scales), c.b.reshape(c.cast(c.x(6), f32), shape=()))
+    factor = c.b.div(
+        c.b.mul(c.b.reshape(c.cast(c.x(1), f32), shape=()), scales), c.b.reshape(c.cast(c.x(6), f32), shape=())
+    )
     return quantized(c, c.b.mul(c.cast(y, f32), factor), c.b.reshape(c.x(7), shape=()), c.type_of(7).dtype)
 
 

@@ -1,9 +1,10 @@
 """Converters of operators that draw random numbers.
 
-A draw is a pure function of a key that is fixed when the model is compiled: `Philox 4x32-10` (`dnnc.ir.ops.random`). So a compiled model gives
-the same numbers at each call, on each machine and with any number of threads. The key's first word holds the bits of the attribute `seed` (of a
-float, as f32) where the node has one. Its second word is 0 then, so that equal seeds give equal draws; without a seed it is a checksum of the node's
-place in the model, so that no two nodes draw the same numbers. Whoever wants other numbers at each call makes them an input of the model.
+A draw is a pure function of a key that is fixed when the model is compiled: `Philox 4x32-10` (`dnnc.ir.ops.random`). So
+a compiled model gives the same numbers at each call, on each machine and with any number of threads. The key's first
+word holds the bits of the attribute `seed` (of a float, as f32) where the node has one. Its second word is 0 then, so
+that equal seeds give equal draws; without a seed it is a checksum of the node's place in the model, so that no two
+nodes draw the same numbers. Whoever wants other numbers at each call makes them an input of the model.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ def bernoulli(c: Call) -> Any:
 
 
 def multinomial(c: Call) -> Any:
-    """Samples per row of logarithms of weights: how many of the classes' cumulated probabilities a uniform number reaches."""
+    """Samples per row of logarithms of weights: how many of the classes' cumulated probabilities a uniform number
+    reaches.
+    """
     b, x = c.b, c.x()
     x = x if x.type.dtype is f64 else c.cast(x, f32)
     rows, classes = x.type.shape
@@ -97,7 +100,8 @@ def multinomial(c: Call) -> Any:
 def dropout(c: Call) -> Any:
     """Nothing and a mask that is all true, unless `training_mode` is set.
 
-    ONNX's test cases define the draw by NumPy's Mersenne Twister where a node has a `seed` and all dims are numbers; else it is Philox's.
+    ONNX's test cases define the draw by NumPy's Mersenne Twister where a node has a `seed` and all dims are numbers;
+    else it is Philox's.
     """
     training = c.has(2) and c.opset >= 12 and bool(c.scalar(2, "training_mode"))
     x = c.item(0)

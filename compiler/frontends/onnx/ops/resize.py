@@ -1,4 +1,6 @@
-"""Converters of Resize and Upsample: every version's way to say sizes and coordinates becomes the `resize` op's exact fractions."""
+"""Converters of Resize and Upsample: every version's way to say sizes and coordinates becomes the `resize` op's exact
+fractions.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,14 @@ def _resized(c: Call, x: Value, plan: Sequence[_Axis], mode: str, rounding: str)
     cubic, exclude = c.number("cubic_coeff_a", -0.75), c.flag("exclude_outside")
     outside = c.number("extrapolation_value", 0.0) if mode == "tf_crop_and_resize" else None
     return c.b.resize(
-        x, shape=tuple(shape), coords=tuple(coords), mode=MODES[how], rounding=rounding, cubic=cubic, exclude_outside=exclude, extrapolation=outside
+        x,
+        shape=tuple(shape),
+        coords=tuple(coords),
+        mode=MODES[how],
+        rounding=rounding,
+        cubic=cubic,
+        exclude_outside=exclude,
+        extrapolation=outside,
     )
 
 
@@ -127,7 +136,7 @@ def _coordinate(mode: str, old: Dim, p: _Axis) -> tuple[int, int, int]:
     return coordinates(mode, old, p.size, p.scale, p.roi)
 
 
-# --- antialiasing: a matrix product per axis ----------------------------------------------------------------------------------
+# --- antialiasing: a matrix product per axis --------------------------------------------------------------------------
 
 
 def _antialiased(c: Call, x: Value, plan: Sequence[_Axis], mode: str, how: str) -> Value:
@@ -144,8 +153,12 @@ def _antialiased(c: Call, x: Value, plan: Sequence[_Axis], mode: str, how: str) 
     return x
 
 
-def _matrix(at: np.ndarray[Any, Any], old: int, scale: float, how: str, a: float, exclude: bool) -> np.ndarray[Any, Any]:
-    """Weights [new, old] of a kernel that is stretched by 1/scale around the coordinates `at`; what lies outside counts for the border."""
+def _matrix(
+    at: np.ndarray[Any, Any], old: int, scale: float, how: str, a: float, exclude: bool
+) -> np.ndarray[Any, Any]:
+    """Weights [new, old] of a kernel that is stretched by 1/scale around the coordinates `at`; what lies outside counts
+    for the border.
+    """
     reach = 1 if how == "linear" else 2
     start = math.floor(-reach / scale) + 1
     out = np.zeros((len(at), old))
@@ -161,7 +174,9 @@ def _matrix(at: np.ndarray[Any, Any], old: int, scale: float, how: str, a: float
 
 def _kernel(t: np.ndarray[Any, Any], how: str, a: float) -> np.ndarray[Any, Any]:
     near, far = ((a + 2) * t - (a + 3)) * t * t + 1, ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
-    w: np.ndarray[Any, Any] = np.maximum(1 - t, 0) if how == "linear" else np.where(t <= 1, near, np.where(t < 2, far, 0))
+    w: np.ndarray[Any, Any] = (
+        np.maximum(1 - t, 0) if how == "linear" else np.where(t <= 1, near, np.where(t < 2, far, 0))
+    )
     return w
 
 

@@ -26,7 +26,9 @@ WITH_ALPHA = {"leakyrelu": ("leaky_relu", 0.01), "thresholdedrelu": ("thresholde
 
 @dataclass(frozen=True)
 class _Direction:
-    """One direction of a layer: x W^T + b of all steps, R^T (columns as the gates stand), and the rest that a step needs."""
+    """One direction of a layer: x W^T + b of all steps, R^T (columns as the gates stand), and the rest that a step
+    needs.
+    """
 
     inputs: Value  # [steps, batch, gates*hidden]
     recurrent: Value  # [hidden, gates*hidden]
@@ -38,7 +40,9 @@ class _Direction:
 
 
 def layer(kind: str) -> Converter:
-    """Inputs: x, W, R, B, lengths, initial h, and for LSTM initial c and peepholes. Outputs: all h, the last h, the last c."""
+    """Inputs: x, W, R, B, lengths, initial h, and for LSTM initial c and peepholes. Outputs: all h, the last h, the
+    last c.
+    """
 
     def convert(c: Call) -> Any:
         x = c.x()
@@ -46,7 +50,9 @@ def layer(kind: str) -> Converter:
             x = c.b.transpose(x, perm=(1, 0, 2))
         backward = DIRECTIONS.get(c.text("direction", "forward"))
         if backward is None:
-            raise ModelError(f"attribute direction must be forward, reverse or bidirectional, got {c.text('direction')!r}")
+            raise ModelError(
+                f"attribute direction must be forward, reverse or bidirectional, got {c.text('direction')!r}"
+            )
         runs = [_run(c, kind, x, d, reverse) for d, reverse in enumerate(backward)]
         y = _joined(c, [r[0] for r in runs], 1)  # [steps, directions, batch, hidden]
         last = [_joined(c, [r[1][k] for r in runs], 0) for k in range(len(runs[0][1]))]
@@ -77,7 +83,7 @@ def _row(c: Call, v: Value, k: int) -> Any:
     return c.b.squeeze(_part(c, v, 0, k, 1), axes=(0,))
 
 
-# --- one direction ------------------------------------------------------------------------------------------------------------
+# --- one direction ----------------------------------------------------------------------------------------------------
 
 
 def _direction(c: Call, kind: str, x: Value, d: int) -> _Direction:
@@ -100,7 +106,15 @@ def _direction(c: Call, kind: str, x: Value, d: int) -> _Direction:
         p = _row(c, c.x(7), d)
         peephole = [_part(c, p, 0, k * hidden, hidden) for k in range(3)]
     recurrent = c.b.transpose(r, perm=(1, 0))
-    return _Direction(inputs, recurrent, reset_bias, peephole, hidden, _activations(c, len(defaults), d, defaults), c.number("clip", 0.0))
+    return _Direction(
+        inputs,
+        recurrent,
+        reset_bias,
+        peephole,
+        hidden,
+        _activations(c, len(defaults), d, defaults),
+        c.number("clip", 0.0),
+    )
 
 
 def _activations(c: Call, count: int, d: int, defaults: tuple[str, ...]) -> list[Activation]:
@@ -149,7 +163,10 @@ def _run(c: Call, kind: str, x: Value, d: int, reverse: bool) -> tuple[Value, li
         if lengths is None:
             return [*new, new[0]]
         alive = c.b.unsqueeze(c.b.greater(lengths, k), axes=(1,))
-        return [*(c.b.where(alive, a, b) for a, b in zip(new, old)), c.b.where(alive, new[0], c.const(0.0, new[0].type.dtype))]
+        return [
+            *(c.b.where(alive, a, b) for a, b in zip(new, old)),
+            c.b.where(alive, new[0], c.const(0.0, new[0].type.dtype)),
+        ]
 
     backward = reverse and not ragged
     if isinstance(steps, int) and steps <= UNROLLED:
@@ -160,7 +177,14 @@ def _run(c: Call, kind: str, x: Value, d: int, reverse: bool) -> tuple[Value, li
         y = _joined(c, outputs[::-1] if backward else outputs, 0)
     else:
         count = len(states)
-        made = loop_node(c, states, [spec.inputs], lambda k, *v: advance(k, v[count], *v[:count]), length=steps, backward=(backward, backward))
+        made = loop_node(
+            c,
+            states,
+            [spec.inputs],
+            lambda k, *v: advance(k, v[count], *v[:count]),
+            length=steps,
+            backward=(backward, backward),
+        )
         states, y = made[:count], made[count]
     if ragged:
         y = c.b.reverse_sequence(y, lengths, batch_axis=1, time_axis=0)
@@ -176,7 +200,7 @@ def _initial(c: Call, x: Value, i: int, d: int, hidden: int) -> Any:
     return _row(c, v, d)
 
 
-# --- one step -----------------------------------------------------------------------------------------------------------------
+# --- one step ---------------------------------------------------------------------------------------------------------
 
 
 def _clipped(c: Call, s: _Direction, v: Value) -> Any:

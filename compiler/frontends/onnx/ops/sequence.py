@@ -1,7 +1,9 @@
-"""Sequences, optionals and maps, which exist only while a model is read: their structure is known, what becomes of them is tensors.
+"""Sequences, optionals and maps, which exist only while a model is read: their structure is known, what becomes of them
+is tensors.
 
-A sequence is an item with `items`, an absent optional is None. A map is an item whose value holds one element for each of its `keys`; a
-sequence of maps with equal keys one row for each of them. What a call gives for such an input decides how a model is read.
+A sequence is an item with `items`, an absent optional is None. A map is an item whose value holds one element for each
+of its `keys`; a sequence of maps with equal keys one row for each of them. What a call gives for such an input decides
+how a model is read.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from dnnc.ir.types import TensorType
 Converter = Callable[[Call], Any]
 MAX_CHOICES = 64  # items of a sequence among which a computed position chooses
 
-# --- inputs and outputs of a model ----------------------------------------------------------------------------------------------
+# --- inputs and outputs of a model ------------------------------------------------------------------------------------
 
 
 def structured_input(name: str, kind: Kind, form: Form | None, leaf: Callable[[str, Kind], Item]) -> Item | None:
@@ -34,7 +36,8 @@ def structured_input(name: str, kind: Kind, form: Form | None, leaf: Callable[[s
     """
     if form is None:
         raise UnsupportedError(
-            f"input {name!r} is {_article(kind)}, whose structure is known at the call only; give one (forms={{{name!r}: Form(...)}})"
+            f"input {name!r} is {_article(kind)}, whose structure is known at the call only; give one "
+            f"(forms={{{name!r}: Form(...)}})"
         )
     if form.kind == "nothing":
         return None
@@ -54,7 +57,9 @@ def structured_input(name: str, kind: Kind, form: Form | None, leaf: Callable[[s
 
 
 def _article(kind: Kind) -> str:
-    return {"sequence": "a sequence", "optional": "an optional value", "map": "a map"}.get(kind.kind, "a tensor of unknown rank")
+    return {"sequence": "a sequence", "optional": "an optional value", "map": "a map"}.get(
+        kind.kind, "a tensor of unknown rank"
+    )
 
 
 def structured_output(item: Item | None, name: str, leaf: Callable[[Item, str], None]) -> Form:
@@ -69,7 +74,7 @@ def structured_output(item: Item | None, name: str, leaf: Callable[[Item, str], 
     return Form("dict" if item.type.rank == 1 else "dicts", keys=item.keys)
 
 
-# --- sequences ------------------------------------------------------------------------------------------------------------------
+# --- sequences --------------------------------------------------------------------------------------------------------
 
 
 def sequence(items: Sequence[Item], origins: frozenset[str] = frozenset(), dtype: Any = None) -> Item:
@@ -104,11 +109,17 @@ def sequence_empty(c: Call) -> Item:
 def sequence_at(c: Call) -> Item:
     """One item. A computed position chooses among items of one type by a gather from all of them."""
     items = _items(c)
-    if 0 < len(items) <= MAX_CHOICES and not c.item(1).constant and all(i.items is None and i.type == items[0].type for i in items):
+    if (
+        0 < len(items) <= MAX_CHOICES
+        and not c.item(1).constant
+        and all(i.items is None and i.type == items[0].type for i in items)
+    ):
         rows = [c.b.unsqueeze(materialize(i, c.b), axes=(0,)) for i in items]
         every = rows[0] if len(rows) == 1 else c.b.concat(*rows, axis=0)
         at = c.x(1)
-        return of_value(c.b.gather(every, at if at.type.rank == 0 else c.b.reshape(at, shape=()), axis=0), c.item(1).origins)
+        return of_value(
+            c.b.gather(every, at if at.type.rank == 0 else c.b.reshape(at, shape=()), axis=0), c.item(1).origins
+        )
     return items[_position(c, 1, len(items), len(items) - 1)]
 
 
@@ -140,7 +151,10 @@ def split_to_sequence(c: Call) -> Item:
         return sequence([of_value(p if keep else c.b.squeeze(p, axes=(axis,))) for p in parts], dtype=x.type.dtype)
     sizes: Sequence[Any] = c.dims(1, "split")
     if c.rank(1) == 0:
-        n, size = number(x.type.shape[axis], "the dim that is split into a sequence"), number(sizes[0], "the size of a part")
+        n, size = (
+            number(x.type.shape[axis], "the dim that is split into a sequence"),
+            number(sizes[0], "the size of a part"),
+        )
         sizes = [min(size, n - k) for k in range(0, n, size)] if size > 0 else even_parts(n, 0)
     return sequence([of_value(p) for p in split_parts(c, x, axis, sizes)], dtype=x.type.dtype)
 

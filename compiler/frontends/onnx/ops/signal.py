@@ -32,7 +32,13 @@ def stft(c: Call) -> Any:
     """Windows of the signal [batch, length, 1 or 2], each transformed."""
     x = c.x()
     step, length = int(c.scalar(1, "frame_step")), number(x.type.shape[1], "the length of the signal")
-    n = int(c.scalar(3, "frame_length")) if c.has(3) else number(c.type_of(2).shape[0], "the window's length") if c.has(2) else length
+    n = (
+        int(c.scalar(3, "frame_length"))
+        if c.has(3)
+        else number(c.type_of(2).shape[0], "the window's length")
+        if c.has(2)
+        else length
+    )
     if step < 1 or not 0 < n <= length:
         raise ModelError(f"frames of {n} every {step} samples do not fit a signal of {length}")
     frames = 1 + (length - n) // step

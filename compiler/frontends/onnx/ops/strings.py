@@ -24,7 +24,9 @@ def full_match(c: Call) -> Any:
 
 def split(c: Call) -> Any:
     maxsplit = c.integer("maxsplit", -1)
-    return c.b.string_split(c.x(), size=fresh_dim(c), delimiter=c.text("delimiter"), maxsplit=maxsplit if maxsplit > 0 else -1)
+    return c.b.string_split(
+        c.x(), size=fresh_dim(c), delimiter=c.text("delimiter"), maxsplit=maxsplit if maxsplit > 0 else -1
+    )
 
 
 def normalize(c: Call) -> Any:
@@ -38,11 +40,15 @@ def normalize(c: Call) -> Any:
     if stopwords and isinstance(most, int):
         most = max(most, 1)  # none left is one empty string
     size = fresh_dim(c, most if isinstance(most, int) else None) if stopwords else most
-    return c.b.string_normalize(x, size=size, case=CASES[action], stopwords=stopwords, sensitive=c.flag("is_case_sensitive"))
+    return c.b.string_normalize(
+        x, size=size, case=CASES[action], stopwords=stopwords, sensitive=c.flag("is_case_sensitive")
+    )
 
 
 def cast(c: Call, x: Value, to: DType) -> Any:
-    """Between strings and numbers. A narrow float is read as f32 and rounded from there, and its text is that of its own digits."""
+    """Between strings and numbers. A narrow float is read as f32 and rounded from there, and its text is that of its
+    own digits.
+    """
     if to is string:
         return x if x.type.dtype is string else c.b.to_string(x)
     if to.bits >= 32 or not to.is_float:

@@ -1,4 +1,6 @@
-"""Converters of the optimisers of ai.onnx.preview.training: learning rate, step, then all tensors, gradients and states."""
+"""Converters of the optimisers of ai.onnx.preview.training: learning rate, step, then all tensors, gradients and
+states.
+"""
 
 from __future__ import annotations
 
@@ -63,4 +65,8 @@ def _momentum(c: Call, rate: Value, step: Value, values: list[Value]) -> list[Va
     return [b.sub(x, b.mul(rate, b.add(g, b.mul(v, alpha)) if c.text("mode") == "nesterov" else v)), v]
 
 
-TRAINING: dict[str, Converter] = {"Adagrad": optimizer(_adagrad, 1), "Adam": optimizer(_adam, 2), "Momentum": optimizer(_momentum, 1)}
+TRAINING: dict[str, Converter] = {
+    "Adagrad": optimizer(_adagrad, 1),
+    "Adam": optimizer(_adam, 2),
+    "Momentum": optimizer(_momentum, 1),
+}

@@ -1,4 +1,6 @@
-"""Converters of operators on images that read them at computed places: regions of interest, deformable convolution; and determinants."""
+"""Converters of operators on images that read them at computed places: regions of interest, deformable convolution; and
+determinants.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,24 @@ Converter = Callable[[Call], Any]
 
 
 def roi_align(c: Call) -> Any:
-    """Bins of regions (x1, y1, x2, y2), each from points between pixels. Before opset 16 coordinates were not moved by half a pixel."""
+    """Bins of regions (x1, y1, x2, y2), each from points between pixels. Before opset 16 coordinates were not moved by
+    half a pixel.
+    """
     x, rois, batch = c.x(0), c.x(1), c.x(2)
-    mode, moved = c.text("mode", "avg"), c.text("coordinate_transformation_mode", "half_pixel" if c.opset >= 16 else "output_half_pixel")
+    mode, moved = (
+        c.text("mode", "avg"),
+        c.text("coordinate_transformation_mode", "half_pixel" if c.opset >= 16 else "output_half_pixel"),
+    )
     if mode not in ("avg", "max") or moved not in ("half_pixel", "output_half_pixel"):
         raise UnsupportedError(f"RoiAlign with mode {mode!r} and coordinate_transformation_mode {moved!r}")
     if c.rank(0) != 4:
         raise ModelError(f"RoiAlign takes images [N, C, H, W], got {x.type}")
     bins = (c.integer("output_height", 1), c.integer("output_width", 1))
-    attrs = {"ratio": max(c.integer("sampling_ratio", 0), 0), "scale": c.number("spatial_scale", 1.0), "half_pixel": moved == "half_pixel"}
+    attrs = {
+        "ratio": max(c.integer("sampling_ratio", 0), 0),
+        "scale": c.number("spatial_scale", 1.0),
+        "half_pixel": moved == "half_pixel",
+    }
     wide = x.type.dtype.computed
     images, regions = c.cast(x, wide), c.cast(rois, wide)
     if mode == "max":
@@ -40,7 +51,9 @@ def max_roi_pool(c: Call) -> Any:
     x, rois = c.x(0), c.x(1)
     shape, scale = c.integers("pooled_shape"), c.number("spatial_scale", 1.0)
     if shape is None or len(shape) != 2 or c.rank(0) != 4:
-        raise ModelError(f"MaxRoiPool takes images [N, C, H, W] and a pooled_shape of 2 numbers, got {x.type} and {shape}")
+        raise ModelError(
+            f"MaxRoiPool takes images [N, C, H, W] and a pooled_shape of 2 numbers, got {x.type} and {shape}"
+        )
     regions = c.cast(rois, f32) if rois.type.dtype.bits < 32 else rois
     rows = c.b.roi_bins(regions, size=x.type.shape[2], bins=shape[0], column=1, scale=scale)
     columns = c.b.roi_bins(regions, size=x.type.shape[3], bins=shape[1], column=0, scale=scale)
@@ -78,4 +91,9 @@ def det(c: Call) -> Any:
     return c.b.det(x)
 
 
-VISION: dict[str, Converter] = {"RoiAlign": roi_align, "MaxRoiPool": max_roi_pool, "DeformConv": deform_conv, "Det": det}
+VISION: dict[str, Converter] = {
+    "RoiAlign": roi_align,
+    "MaxRoiPool": max_roi_pool,
+    "DeformConv": deform_conv,
+    "Det": det,
+}

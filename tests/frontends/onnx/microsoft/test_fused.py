@@ -1,4 +1,6 @@
-"""Operators of com.microsoft, compiled, against ONNX Runtime on the same random inputs; those it has on GPUs only against NumPy."""
+"""Operators of com.microsoft, compiled, against ONNX Runtime on the same random inputs; those it has on GPUs only
+against NumPy.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,30 @@ def whole(*values: int) -> Any:
 
 # op, inputs, keywords of node_model and attributes; "step": how far integer results may differ
 CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
-    "qadd": ("QLinearAdd", [q(3, 5), s(0.1), z(120), q(5), s(0.05), z(9), s(0.2), z(100)], {"kinds": {0: U8}, "step": 1}),
+    "qadd": (
+        "QLinearAdd",
+        [q(3, 5), s(0.1), z(120), q(5), s(0.05), z(9), s(0.2), z(100)],
+        {"kinds": {0: U8}, "step": 1},
+    ),
     "qmul-i8": (
         "QLinearMul",
-        [q(3, 5, dtype=np.int8), s(0.1), z(-3, np.int8), q(3, 1, dtype=np.int8), s(0.05), z(9, np.int8), s(0.3), z(5, np.int8)],
+        [
+            q(3, 5, dtype=np.int8),
+            s(0.1),
+            z(-3, np.int8),
+            q(3, 1, dtype=np.int8),
+            s(0.05),
+            z(9, np.int8),
+            s(0.3),
+            z(5, np.int8),
+        ],
         {"kinds": {0: I8}, "step": 1},
     ),
-    "qsigmoid": ("QLinearSigmoid", [q(3, 5), s(0.05), z(120), s(1 / 256), z(0)], {"kinds": {0: U8}, "constants": (1, 2, 3, 4), "step": 1}),
+    "qsigmoid": (
+        "QLinearSigmoid",
+        [q(3, 5), s(0.05), z(120), s(1 / 256), z(0)],
+        {"kinds": {0: U8}, "constants": (1, 2, 3, 4), "step": 1},
+    ),
     "qleaky": (
         "QLinearLeakyRelu",
         [q(3, 5), s(0.05), z(120), s(0.04), z(30)],
@@ -62,7 +81,11 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
         [q(3, 2, 4), s(0.05), z(120), s(1 / 256), z(0)],
         {"opset_": 11, "axis": 1, "kinds": {0: U8}, "constants": (1, 2, 3, 4), "step": 1},
     ),
-    "qgap": ("QLinearGlobalAveragePool", [q(2, 3, 5, 4), s(0.05), z(120), s(0.04), z(30)], {"kinds": {0: U8}, "step": 1}),
+    "qgap": (
+        "QLinearGlobalAveragePool",
+        [q(2, 3, 5, 4), s(0.05), z(120), s(0.04), z(30)],
+        {"kinds": {0: U8}, "step": 1},
+    ),
     "qgap-last": (
         "QLinearGlobalAveragePool",
         [q(2, 5, 4, 3), s(0.05), z(120), s(0.04), z(30)],
@@ -90,7 +113,17 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     ),
     "qconv": (
         "QLinearConv",
-        [q(1, 4, 7, 6), s(0.05), z(120), q(3, 4, 3, 3, dtype=np.int8), f(3) ** 2 + 0.01, np.zeros(3, np.int8), s(4.0), z(90), q(3).astype(np.int32)],
+        [
+            q(1, 4, 7, 6),
+            s(0.05),
+            z(120),
+            q(3, 4, 3, 3, dtype=np.int8),
+            f(3) ** 2 + 0.01,
+            np.zeros(3, np.int8),
+            s(4.0),
+            z(90),
+            q(3).astype(np.int32),
+        ],
         {"kinds": {0: U8}, "pads": [1, 1, 1, 1], "constants": (1, 2, 3, 4, 5, 6, 7, 8), "step": 1},
     ),
     "qconv-last": (
@@ -108,11 +141,23 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
         [q(5, 3), s(0.05), z(7), q(4, 5, dtype=np.int8), f(4) ** 2 + 0.01, q(4, dtype=np.int8) // 9],
         {"transA": 1, "transB": 1, "alpha": 0.5},
     ),
-    "dqmatmul": ("DynamicQuantizeMatMul", [f(3, 17), q(17, 5, dtype=np.int8), s(0.02), z(3, np.int8), f(5)], {"tol": 1e-4}),
+    "dqmatmul": (
+        "DynamicQuantizeMatMul",
+        [f(3, 17), q(17, 5, dtype=np.int8), s(0.02), z(3, np.int8), f(5)],
+        {"tol": 1e-4},
+    ),
     "dqmatmul-column": ("DynamicQuantizeMatMul", [f(2, 3, 17), q(17, 5), f(5) ** 2, q(5)], {"tol": 1e-4}),
     "mi2f": ("MatMulIntegerToFloat", [q(3, 17), q(17, 5), s(0.05), s(0.02), z(9), z(120), f(5)], {}),
-    "mi2f-column": ("MatMulIntegerToFloat", [q(2, 3, 17), q(17, 5, dtype=np.int8), s(0.05), f(5) ** 2, z(7), q(5, dtype=np.int8)], {}),
-    "nbits4": ("MatMulNBits", [f(3, 40), q(6, 3, 8), f(6, 3)], {"K": 40, "N": 6, "bits": 4, "block_size": 16, "constants": (1, 2), "tol": 1e-5}),
+    "mi2f-column": (
+        "MatMulIntegerToFloat",
+        [q(2, 3, 17), q(17, 5, dtype=np.int8), s(0.05), f(5) ** 2, z(7), q(5, dtype=np.int8)],
+        {},
+    ),
+    "nbits4": (
+        "MatMulNBits",
+        [f(3, 40), q(6, 3, 8), f(6, 3)],
+        {"K": 40, "N": 6, "bits": 4, "block_size": 16, "constants": (1, 2), "tol": 1e-5},
+    ),
     "nbits4-zero": (
         "MatMulNBits",
         [f(2, 3, 48), q(6, 3, 8), f(6, 3), q(6, 2), None, f(6)],
@@ -133,8 +178,16 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
         [f(1, 3, 6, 5), f(4, 3, 3, 3), f(4), f(1, 4, 6, 5)],
         {"pads": [1, 1, 1, 1], "activation": "Relu", "constants": (1, 2)},
     ),
-    "fused-conv-leaky": ("FusedConv", [f(1, 3, 6, 5), f(4, 3, 3, 3)], {"activation": "LeakyRelu", "activation_params": [0.3], "constants": (1,)}),
-    "fused-conv-clip": ("FusedConv", [f(1, 3, 6, 5), f(4, 3, 3, 3)], {"activation": "Clip", "activation_params": [-0.5, 0.7], "constants": (1,)}),
+    "fused-conv-leaky": (
+        "FusedConv",
+        [f(1, 3, 6, 5), f(4, 3, 3, 3)],
+        {"activation": "LeakyRelu", "activation_params": [0.3], "constants": (1,)},
+    ),
+    "fused-conv-clip": (
+        "FusedConv",
+        [f(1, 3, 6, 5), f(4, 3, 3, 3)],
+        {"activation": "Clip", "activation_params": [-0.5, 0.7], "constants": (1,)},
+    ),
     "fused-conv-hard": (
         "FusedConv",
         [f(1, 3, 6, 5), f(4, 3, 3, 3)],
@@ -148,9 +201,17 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
         [f(3, 5), f(4, 5), f(4)],
         {"transB": 1, "alpha": 0.5, "beta": 2.0, "activation": "LeakyRelu", "activation_alpha": 0.1},
     ),
-    "skip-ln": ("SkipLayerNormalization", [f(2, 3, 8), f(2, 3, 8), f(8), f(8), f(8)], {"outputs": 4, "epsilon": 1e-5, "only": (0, 3)}),
+    "skip-ln": (
+        "SkipLayerNormalization",
+        [f(2, 3, 8), f(2, 3, 8), f(8), f(8), f(8)],
+        {"outputs": 4, "epsilon": 1e-5, "only": (0, 3)},
+    ),
     "skip-ln-broadcast": ("SkipLayerNormalization", [f(2, 3, 8), f(3, 8), f(8)], {}),
-    "skip-rms": ("SkipSimplifiedLayerNormalization", [f(2, 3, 8), f(2, 3, 8), f(8), f(8)], {"outputs": 4, "epsilon": 1e-5, "only": (0, 3)}),
+    "skip-rms": (
+        "SkipSimplifiedLayerNormalization",
+        [f(2, 3, 8), f(2, 3, 8), f(8), f(8)],
+        {"outputs": 4, "epsilon": 1e-5, "only": (0, 3)},
+    ),
     "rms": ("SimplifiedLayerNormalization", [f(2, 3, 8), f(8)], {"domain": "", "epsilon": 1e-5, "axis": -1}),
     "embed": (
         "EmbedLayerNormalization",
@@ -192,14 +253,30 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
         [f(1, 3, 4, 5), f(3, 2, 3, 3), np.array([1, 0, 1, 2], np.int64), f(2)],
         {"strides": [2, 2], "constants": (1, 2)},
     ),
-    "grid-sample": ("GridSample", [f(1, 2, 4, 5), np.tanh(f(1, 3, 3, 2))], {"mode": "bilinear", "padding_mode": "border", "align_corners": 1}),
+    "grid-sample": (
+        "GridSample",
+        [f(1, 2, 4, 5), np.tanh(f(1, 3, 3, 2))],
+        {"mode": "bilinear", "padding_mode": "border", "align_corners": 1},
+    ),
     "grid-bicubic": ("GridSample", [f(1, 2, 4, 5), np.tanh(f(1, 3, 3, 2))], {"mode": "bicubic", "tol": 1e-5}),
     "attention": ("Attention", [f(2, 5, 8), f(8, 24), f(24)], {"num_heads": 2}),
     "attention-causal": ("Attention", [f(2, 5, 8), f(8, 24), f(24)], {"num_heads": 2, "unidirectional": 1}),
-    "attention-mask": ("Attention", [f(2, 5, 8), f(8, 24), f(24), np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], np.int32)], {"num_heads": 2}),
-    "attention-mask3": ("Attention", [f(2, 3, 8), f(8, 24), f(24), (f(2, 3, 3) > 0).astype(np.int32)], {"num_heads": 2}),
+    "attention-mask": (
+        "Attention",
+        [f(2, 5, 8), f(8, 24), f(24), np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], np.int32)],
+        {"num_heads": 2},
+    ),
+    "attention-mask3": (
+        "Attention",
+        [f(2, 3, 8), f(8, 24), f(24), (f(2, 3, 3) > 0).astype(np.int32)],
+        {"num_heads": 2},
+    ),
     "attention-ends": ("Attention", [f(2, 5, 8), f(8, 24), f(24), np.array([3, 5], np.int32)], {"num_heads": 2}),
-    "attention-starts": ("Attention", [f(2, 5, 8), f(8, 24), f(24), np.array([4, 5, 1, 0], np.int32)], {"num_heads": 2}),
+    "attention-starts": (
+        "Attention",
+        [f(2, 5, 8), f(8, 24), f(24), np.array([4, 5, 1, 0], np.int32)],
+        {"num_heads": 2},
+    ),
     "attention-past": (
         "Attention",
         [f(2, 3, 8), f(8, 24), f(24), None, f(2, 2, 2, 4, 4)],
@@ -224,7 +301,11 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "mha-causal": ("MultiHeadAttention", [f(2, 4, 8), f(2, 4, 8), f(2, 4, 8)], {"num_heads": 2, "unidirectional": 1}),
     "mha-cross": ("MultiHeadAttention", [f(2, 3, 8), f(2, 2, 5, 4), f(2, 2, 5, 4)], {"num_heads": 2}),
     "rotary": ("RotaryEmbedding", [f(2, 3, 16), np.array([2], np.int64), f(9, 4), f(9, 4)], {}),
-    "rotary-places": ("RotaryEmbedding", [f(2, 2, 3, 8), np.array([[0, 1, 2], [4, 3, 8]], np.int64), f(9, 4), f(9, 4)], {"interleaved": 1}),
+    "rotary-places": (
+        "RotaryEmbedding",
+        [f(2, 2, 3, 8), np.array([[0, 1, 2], [4, 3, 8]], np.int64), f(9, 4), f(9, 4)],
+        {"interleaved": 1},
+    ),
     "rotary-part": (
         "RotaryEmbedding",
         [f(2, 3, 16), np.array([[0, 1, 2], [4, 3, 8]], np.int64), f(9, 2), f(9, 2)],
@@ -237,27 +318,88 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     ),
     "gqa-next": (
         "GroupQueryAttention",
-        [f(2, 1, 64), f(2, 1, 32), f(2, 1, 32), f(2, 2, 5, 16), f(2, 2, 5, 16), whole(5, 5), np.array(6, np.int32), f(16, 8), f(16, 8)],
+        [
+            f(2, 1, 64),
+            f(2, 1, 32),
+            f(2, 1, 32),
+            f(2, 2, 5, 16),
+            f(2, 2, 5, 16),
+            whole(5, 5),
+            np.array(6, np.int32),
+            f(16, 8),
+            f(16, 8),
+        ],
         {"num_heads": 4, "kv_num_heads": 2, "outputs": 3, "do_rotary": 1, "constants": (6,)},
     ),
     "gqa-ragged": (
         "GroupQueryAttention",
-        [f(2, 1, 128), None, None, f(2, 2, 8, 16), f(2, 2, 8, 16), whole(5, 3), np.array(6, np.int32), f(16, 8), f(16, 8)],
-        {"num_heads": 4, "kv_num_heads": 2, "outputs": 3, "do_rotary": 1, "rotary_interleaved": 1, "constants": (6,), "only": (0,)},
+        [
+            f(2, 1, 128),
+            None,
+            None,
+            f(2, 2, 8, 16),
+            f(2, 2, 8, 16),
+            whole(5, 3),
+            np.array(6, np.int32),
+            f(16, 8),
+            f(16, 8),
+        ],
+        {
+            "num_heads": 4,
+            "kv_num_heads": 2,
+            "outputs": 3,
+            "do_rotary": 1,
+            "rotary_interleaved": 1,
+            "constants": (6,),
+            "only": (0,),
+        },
     ),
     "gqa-window": (
         "GroupQueryAttention",
-        [f(1, 3, 32), f(1, 3, 16), f(1, 3, 16), f(1, 2, 5, 8), f(1, 2, 5, 8), np.array([7], np.int32), np.array(8, np.int32)],
+        [
+            f(1, 3, 32),
+            f(1, 3, 16),
+            f(1, 3, 16),
+            f(1, 2, 5, 8),
+            f(1, 2, 5, 8),
+            np.array([7], np.int32),
+            np.array(8, np.int32),
+        ],
         {"num_heads": 4, "kv_num_heads": 2, "outputs": 3, "local_window_size": 3, "softcap": 2.0, "constants": (6,)},
     ),
     "gqa-sink": (
         "GroupQueryAttention",
-        [f(1, 3, 32), f(1, 3, 16), f(1, 3, 16), None, None, np.array([2], np.int32), np.array(3, np.int32), None, None, None, None, f(4)],
+        [
+            f(1, 3, 32),
+            f(1, 3, 16),
+            f(1, 3, 16),
+            None,
+            None,
+            np.array([2], np.int32),
+            np.array(3, np.int32),
+            None,
+            None,
+            None,
+            None,
+            f(4),
+        ],
         {"num_heads": 4, "kv_num_heads": 2, "outputs": 3, "constants": (6,)},
     ),
     "gqa-bias": (
         "GroupQueryAttention",
-        [f(1, 3, 32), f(1, 3, 16), f(1, 3, 16), None, None, np.array([2], np.int32), np.array(3, np.int32), None, None, None, f(1, 4, 3, 3)],
+        [
+            f(1, 3, 32),
+            f(1, 3, 16),
+            f(1, 3, 16),
+            None,
+            None,
+            np.array([2], np.int32),
+            np.array(3, np.int32),
+            None,
+            None,
+            None,
+            f(1, 4, 3, 3),
+        ],
         {"num_heads": 4, "kv_num_heads": 2, "outputs": 3, "constants": (6,), "smooth_softmax": 1},
     ),
 }
@@ -281,7 +423,9 @@ def close(got: Any, want: Any, rules: dict[str, Any], name: str) -> None:
     if "step" in rules:
         assert np.abs(got.astype(np.int64) - want.astype(np.int64)).max() <= rules["step"], name
     elif got.dtype.kind == "f":
-        np.testing.assert_allclose(got, want, rtol=rules.get("tol", 1e-5), atol=rules.get("tol", 2e-6) * max(np.abs(want).max(), 1))
+        np.testing.assert_allclose(
+            got, want, rtol=rules.get("tol", 1e-5), atol=rules.get("tol", 2e-6) * max(np.abs(want).max(), 1)
+        )
     else:
         np.testing.assert_array_equal(got, want)
 
@@ -296,7 +440,7 @@ def test_against_onnx_runtime(name: str) -> None:
             close(g, w, rules, f"{name} output {k}")
 
 
-# --- what ONNX Runtime has no CPU kernel of, against NumPy ------------------------------------------------------------------------
+# --- what ONNX Runtime has no CPU kernel of, against NumPy ------------------------------------------------------------
 
 
 def sigmoid(x: Any) -> Any:
@@ -337,7 +481,9 @@ def test_bias_softmax() -> None:
 def test_group_norm() -> None:
     x, scale, bias = f(2, 3, 4, 6), f(6), f(6)
     g = x.reshape(2, 3, 4, 2, 3)
-    y = ((g - g.mean((1, 2, 4), keepdims=True)) / np.sqrt(g.var((1, 2, 4), keepdims=True) + 1e-5)).reshape(x.shape) * scale + bias
+    y = ((g - g.mean((1, 2, 4), keepdims=True)) / np.sqrt(g.var((1, 2, 4), keepdims=True) + 1e-5)).reshape(
+        x.shape
+    ) * scale + bias
     check("GroupNorm", [x, scale, bias], y, groups=2, activation=0, channels_last=1)
     check("GroupNorm", [x, scale, bias], y * sigmoid(y), groups=2, activation=1, channels_last=1)
 
@@ -345,7 +491,10 @@ def test_group_norm() -> None:
 def test_channels_last_convolutions() -> None:
     x, w, bias = f(1, 6, 5, 3), f(4, 3, 3, 3), f(4)
     z = f(1, 4, 3, 4)
-    plain = run_ort(node_model("Conv", [x.transpose(0, 3, 1, 2).copy(), w, bias], domain=""), feeds([x.transpose(0, 3, 1, 2).copy(), w, bias]))[0]
+    plain = run_ort(
+        node_model("Conv", [x.transpose(0, 3, 1, 2).copy(), w, bias], domain=""),
+        feeds([x.transpose(0, 3, 1, 2).copy(), w, bias]),
+    )[0]
     want = plain.transpose(0, 2, 3, 1)
     check("NhwcConv", [x, w, bias], want, constants=(1, 2))
     check("NhwcFusedConv", [x, w, bias, z], np.maximum(want + z, 0), constants=(1, 2), activation="Relu")
@@ -385,7 +534,16 @@ def test_weights_of_few_bits_in_groups(bits: int) -> None:
     packed = (packed << np.arange(0, 8, bits, dtype=np.uint8)).sum(-1).astype(np.uint8).reshape(n, 3, block * bits // 8)
     x, scales, group = f(2, k), f(n, 3), RNG.integers(0, 3, k).astype(np.int32)
     w = (levels[:, :k].astype(np.float32) - (1 << (bits - 1))) * scales[:, group]
-    check("MatMulNBits", [x, packed, scales, None, group], x @ w.T, constants=(1, 2, 4), K=k, N=n, bits=bits, block_size=block)
+    check(
+        "MatMulNBits",
+        [x, packed, scales, None, group],
+        x @ w.T,
+        constants=(1, 2, 4),
+        K=k,
+        N=n,
+        bits=bits,
+        block_size=block,
+    )
     plain = (levels.astype(np.float32).reshape(n, 3, block) - (1 << (bits - 1))) * scales[..., None]
     check("MatMulNBits", [x, packed, scales], x @ plain.reshape(n, 48)[:, :k].T, K=k, N=n, bits=bits, block_size=block)
 
@@ -399,7 +557,7 @@ def test_mean_of_levels() -> None:
     assert np.abs(got.astype(int) - want).max() <= 1
 
 
-# --- what is refused ----------------------------------------------------------------------------------------------------------
+# --- what is refused --------------------------------------------------------------------------------------------------
 
 
 def test_unknown_attributes_are_named() -> None:
@@ -419,10 +577,17 @@ def test_what_is_not_known_is_said() -> None:
 def test_quantised_lstm(direction: str) -> None:
     d, hidden, width = 1 + (direction == "bidirectional"), 6, 5
     w, r = q(d, width, 4 * hidden, dtype=np.int8), q(d, hidden, 4 * hidden, dtype=np.int8)
-    scales = [np.full(d, 0.01, np.float32), np.full(d, 3, np.int8), np.full(d, 0.012, np.float32), np.full(d, -2, np.int8)]
+    scales = [
+        np.full(d, 0.01, np.float32),
+        np.full(d, 3, np.int8),
+        np.full(d, 0.012, np.float32),
+        np.full(d, -2, np.int8),
+    ]
     inputs = [f(7, 1, width), w, r, f(d, 8 * hidden), None, f(d, 1, hidden), f(d, 1, hidden), None, *scales]
     constants = (1, 2, 3, 8, 9, 10, 11)
-    model = node_model("DynamicQuantizeLSTM", inputs, outputs=3, constants=constants, direction=direction, hidden_size=hidden)
+    model = node_model(
+        "DynamicQuantizeLSTM", inputs, outputs=3, constants=constants, direction=direction, hidden_size=hidden
+    )
     feed = feeds(inputs, constants)
     for got, want in zip(run_dnnc(model, feed), run_ort(model, feed), strict=True):
         np.testing.assert_allclose(got, want, atol=1e-5)

@@ -1,4 +1,6 @@
-"""ai.onnx.ml, compiled: against ONNX Runtime on random inputs, against scikit-learn, and against the words of the standard."""
+"""ai.onnx.ml, compiled: against ONNX Runtime on random inputs, against scikit-learn, and against the words of the
+standard.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def words(*values: str) -> Any:
     return out
 
 
-def both(op: str, inputs: list[Any], outputs: int = 1, opset: int = 3, kinds: dict[int, int] | None = None, **attrs: Any) -> None:
+def both(
+    op: str, inputs: list[Any], outputs: int = 1, opset: int = 3, kinds: dict[int, int] | None = None, **attrs: Any
+) -> None:
     model = node_model(op, inputs, outputs, "ai.onnx.ml", opset, kinds=kinds, **attrs)
     feed = feeds(inputs)
     for got, want in zip(run_dnnc(model, feed), run_ort(model, feed), strict=True):
@@ -44,17 +48,37 @@ def compare(got: Any, want: Any) -> None:
         assert got.tolist() == want.tolist()
 
 
-def ours(op: str, inputs: list[Any], outputs: int = 1, opset: int = 4, kinds: dict[int, int] | None = None, **attrs: Any) -> list[Any]:
+def ours(
+    op: str, inputs: list[Any], outputs: int = 1, opset: int = 4, kinds: dict[int, int] | None = None, **attrs: Any
+) -> list[Any]:
     return run_dnnc(node_model(op, inputs, outputs, "ai.onnx.ml", opset, kinds=kinds, **attrs), feeds(inputs))
 
 
-# --- trees --------------------------------------------------------------------------------------------------------------------
+# --- trees ------------------------------------------------------------------------------------------------------------
 
 
-def forest(trees: int, depth: int, features: int, kind: str, classes: int, modes: tuple[str, ...] = MODES, several: bool = False) -> dict[str, Any]:
+def forest(
+    trees: int,
+    depth: int,
+    features: int,
+    kind: str,
+    classes: int,
+    modes: tuple[str, ...] = MODES,
+    several: bool = False,
+) -> dict[str, Any]:
     """Attributes of random trees; inner nodes ask about small whole numbers, so that equality happens."""
     a: dict[str, list[Any]] = {
-        f"nodes_{n}": [] for n in ("treeids", "nodeids", "featureids", "values", "modes", "truenodeids", "falsenodeids", "missing_value_tracks_true")
+        f"nodes_{n}": []
+        for n in (
+            "treeids",
+            "nodeids",
+            "featureids",
+            "values",
+            "modes",
+            "truenodeids",
+            "falsenodeids",
+            "missing_value_tracks_true",
+        )
     }
     votes: dict[str, list[Any]] = {f"{kind}_{n}": [] for n in ("treeids", "nodeids", "ids", "weights")}
     for t in range(trees):
@@ -70,7 +94,14 @@ def forest(trees: int, depth: int, features: int, kind: str, classes: int, modes
                         votes[name].append(v)
                 return at
             yes, no = grow(level + 1), grow(level + 1)
-            rows[at] = [int(RNG.integers(features)), float(RNG.integers(-2, 3)), str(RNG.choice(modes)), yes, no, int(RNG.integers(2))]
+            rows[at] = [
+                int(RNG.integers(features)),
+                float(RNG.integers(-2, 3)),
+                str(RNG.choice(modes)),
+                yes,
+                no,
+                int(RNG.integers(2)),
+            ]
             return at
 
         grow(0)
@@ -92,7 +123,13 @@ def test_regressor(mode: str) -> None:
     modes = MODES if mode == "mixed" else (mode,)
     x = table(40, 5)
     attrs = forest(7, 5, 5, "target", 2, modes, several=True)
-    both("TreeEnsembleRegressor", [np.nan_to_num(x) if mode == "mixed" else x], n_targets=2, base_values=[0.5, -1.0], **attrs)
+    both(
+        "TreeEnsembleRegressor",
+        [np.nan_to_num(x) if mode == "mixed" else x],
+        n_targets=2,
+        base_values=[0.5, -1.0],
+        **attrs,
+    )
 
 
 @pytest.mark.parametrize("aggregate", ["SUM", "AVERAGE", "MIN", "MAX"])
@@ -109,7 +146,13 @@ def test_regressor_in_double_precision() -> None:
     import onnx
 
     tensors = {"nodes_values_as_tensor": values + 1e-12, "target_weights_as_tensor": weights}
-    both("TreeEnsembleRegressor", [x], n_targets=1, **attrs, **{k: onnx.numpy_helper.from_array(v) for k, v in tensors.items()})
+    both(
+        "TreeEnsembleRegressor",
+        [x],
+        n_targets=1,
+        **attrs,
+        **{k: onnx.numpy_helper.from_array(v) for k, v in tensors.items()},
+    )
 
 
 @pytest.mark.parametrize("transform", ["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO"])
@@ -135,7 +178,15 @@ def test_classifier_of_two_with_one_score(transform: str, positive: bool, column
     attrs["class_ids"] = [column] * len(attrs["class_ids"])
     if positive:
         attrs["class_weights"] = [abs(w) / 8 for w in attrs["class_weights"]]
-    both("TreeEnsembleClassifier", [table(20, 4)], 2, kinds={0: I64}, classlabels_int64s=[3, 8], post_transform=transform, **attrs)
+    both(
+        "TreeEnsembleClassifier",
+        [table(20, 4)],
+        2,
+        kinds={0: I64},
+        classlabels_int64s=[3, 8],
+        post_transform=transform,
+        **attrs,
+    )
 
 
 def test_classifier_of_two_with_two_scores() -> None:
@@ -143,7 +194,9 @@ def test_classifier_of_two_with_two_scores() -> None:
     attrs = forest(4, 4, 4, "class", 2, ("BRANCH_LT",), several=True)
     attrs["class_weights"] = [abs(w) for w in attrs["class_weights"]]
     x = table(20, 4)
-    model = node_model("TreeEnsembleClassifier", [x], 2, "ai.onnx.ml", 3, kinds={0: I64}, classlabels_int64s=[0, 1], **attrs)
+    model = node_model(
+        "TreeEnsembleClassifier", [x], 2, "ai.onnx.ml", 3, kinds={0: I64}, classlabels_int64s=[0, 1], **attrs
+    )
     (label, score), (_, want) = run_dnnc(model, feeds([x])), run_ort(model, feeds([x]))
     compare(score, want)
     assert label.tolist() == want.argmax(1).tolist()
@@ -151,7 +204,14 @@ def test_classifier_of_two_with_two_scores() -> None:
 
 def test_classifier_with_words() -> None:
     attrs = forest(4, 4, 4, "class", 3, ("BRANCH_GT",), several=True)
-    both("TreeEnsembleClassifier", [table(20, 4)], 2, kinds={0: STRING}, classlabels_strings=["cat", "dog", "owl"], **attrs)
+    both(
+        "TreeEnsembleClassifier",
+        [table(20, 4)],
+        2,
+        kinds={0: STRING},
+        classlabels_strings=["cat", "dog", "owl"],
+        **attrs,
+    )
 
 
 def test_whole_numbers_are_compared_as_floats() -> None:
@@ -197,8 +257,15 @@ def test_ensemble(dtype: Any, aggregate: int) -> None:
             k, w = (1, 2.0) if row[2] != 1 else (0, 0.25)
         y[n, 0, k], votes[n, 0, k] = w, True
         y[n, 1, 1], votes[n, 1, 1] = 7.0, True
-    join = {0: lambda v: v.sum() / 2, 1: np.sum, 2: lambda v: v.min(initial=np.inf), 3: lambda v: v.max(initial=-np.inf)}[aggregate]
-    want = np.array([[join(y[n, votes[n, :, k], k]) if votes[n, :, k].any() else 0.0 for k in range(2)] for n in range(len(x))])
+    join = {
+        0: lambda v: v.sum() / 2,
+        1: np.sum,
+        2: lambda v: v.min(initial=np.inf),
+        3: lambda v: v.max(initial=-np.inf),
+    }[aggregate]
+    want = np.array(
+        [[join(y[n, votes[n, :, k], k]) if votes[n, :, k].any() else 0.0 for k in range(2)] for n in range(len(x))]
+    )
     got = ours(
         "TreeEnsemble",
         [x],
@@ -241,27 +308,50 @@ def ask(mode: int, split: float, members: list[float], missing: int, values: Any
 def test_every_question_in_normal_form(dtype: Any, split: float, missing: int) -> None:
     near = np.asarray(split, dtype.numpy)
     values = np.array(
-        [0.0, 1.0, -1.0, np.inf, -np.inf, near, np.nextafter(near, near.dtype.type(np.inf)), np.nextafter(near, near.dtype.type(-np.inf))],
+        [
+            0.0,
+            1.0,
+            -1.0,
+            np.inf,
+            -np.inf,
+            near,
+            np.nextafter(near, near.dtype.type(np.inf)),
+            np.nextafter(near, near.dtype.type(-np.inf)),
+        ],
         dtype.numpy,
     )
     meaning = {LEQ: np.less_equal, LT: np.less, GTE: np.greater_equal, GT: np.greater, EQ: np.equal, NEQ: np.not_equal}
     for mode, f_ in meaning.items():
         assert ask(mode, split, [], missing, values, dtype) == f_(values, near).tolist(), (mode, split)
         assert ask(mode, split, [], missing, [np.nan], dtype) == [missing == 1 or mode == NEQ]
-    for members in ([], [split], [1.0, split, 0.0], [split, float(np.nextafter(near, near.dtype.type(1)))], [np.inf, -np.inf]):
+    for members in (
+        [],
+        [split],
+        [1.0, split, 0.0],
+        [split, float(np.nextafter(near, near.dtype.type(1)))],
+        [np.inf, -np.inf],
+    ):
         kept = np.asarray(members, dtype.numpy)
         assert ask(MEMBER, 0.0, members, missing, values, dtype) == np.isin(values, kept).tolist(), members
         assert ask(MEMBER, 0.0, members, missing, [np.nan], dtype) == [missing == 1]
 
 
 def sklearn_attributes(estimators: Any, kind: str) -> dict[str, Any]:
-    a: dict[str, list[Any]] = {f"nodes_{n}": [] for n in ("treeids", "nodeids", "featureids", "values", "modes", "truenodeids", "falsenodeids")}
+    a: dict[str, list[Any]] = {
+        f"nodes_{n}": [] for n in ("treeids", "nodeids", "featureids", "values", "modes", "truenodeids", "falsenodeids")
+    }
     votes: dict[str, list[Any]] = {f"{kind}_{n}": [] for n in ("treeids", "nodeids", "ids", "weights")}
     for t, e in enumerate(estimators):
         tree = e.tree_
         for k in range(tree.node_count):
             leaf = tree.children_left[k] < 0
-            row = (t, k, 0 if leaf else tree.feature[k], 0.0 if leaf else tree.threshold[k], "LEAF" if leaf else "BRANCH_LEQ")
+            row = (
+                t,
+                k,
+                0 if leaf else tree.feature[k],
+                0.0 if leaf else tree.threshold[k],
+                "LEAF" if leaf else "BRANCH_LEQ",
+            )
             for name, v in zip(a, (*row, max(tree.children_left[k], 0), max(tree.children_right[k], 0))):
                 a[name].append(v if isinstance(v, str) else float(v) if name == "nodes_values" else int(v))
             for c, w in enumerate(tree.value[k][0]) if leaf else ():
@@ -278,11 +368,21 @@ def test_forests_of_scikit_learn() -> None:
     x = np.round(f(200, 6) * 4) / 4  # thresholds are then between the values in f32, too
     y = (x[:, 0] + x[:, 1] * x[:, 2] > 0).astype(int) + (x[:, 3] > 1)
     model = ensembles.RandomForestClassifier(8, max_depth=11, random_state=0).fit(x, y)
-    label, score = ours("TreeEnsembleClassifier", [x], 2, 3, {0: I64}, classlabels_int64s=[0, 1, 2], **sklearn_attributes(model.estimators_, "class"))
+    label, score = ours(
+        "TreeEnsembleClassifier",
+        [x],
+        2,
+        3,
+        {0: I64},
+        classlabels_int64s=[0, 1, 2],
+        **sklearn_attributes(model.estimators_, "class"),
+    )
     assert (label == model.predict(x)).all()
     np.testing.assert_allclose(score, model.predict_proba(x), atol=1e-6)
     regressor = ensembles.RandomForestRegressor(8, max_depth=11, random_state=0).fit(x, x[:, 0] * x[:, 1])
-    got = ours("TreeEnsembleRegressor", [x], 1, 3, n_targets=1, **sklearn_attributes(regressor.estimators_, "target"))[0]
+    got = ours("TreeEnsembleRegressor", [x], 1, 3, n_targets=1, **sklearn_attributes(regressor.estimators_, "target"))[
+        0
+    ]
     np.testing.assert_allclose(got[:, 0], regressor.predict(x), atol=1e-5)
 
 
@@ -295,14 +395,21 @@ def test_wrong_trees_are_refused() -> None:
     with pytest.raises(ModelError, match="a child of a tree is node -1"):
         ours("TreeEnsembleRegressor", [x], opset=3, **{**good, "nodes_falsenodeids": [99] * len(good["nodes_modes"])})
     with pytest.raises(ModelError, match="look at 3 features"):
-        ours("TreeEnsembleRegressor", [f(2, 2)], opset=3, **{**good, "nodes_featureids": [2] * len(good["nodes_modes"])})
+        ours(
+            "TreeEnsembleRegressor", [f(2, 2)], opset=3, **{**good, "nodes_featureids": [2] * len(good["nodes_modes"])}
+        )
     with pytest.raises(ModelError, match="'BRANCH_MAYBE'"):
-        ours("TreeEnsembleRegressor", [x], opset=3, **{**good, "nodes_modes": ["BRANCH_MAYBE"] * len(good["nodes_modes"])})
+        ours(
+            "TreeEnsembleRegressor",
+            [x],
+            opset=3,
+            **{**good, "nodes_modes": ["BRANCH_MAYBE"] * len(good["nodes_modes"])},
+        )
     with pytest.raises(ModelError, match="a leaf votes for 4"):
         ours("TreeEnsembleRegressor", [x], opset=3, **{**good, "target_ids": [4] * len(good["target_ids"])})
 
 
-# --- linear models ------------------------------------------------------------------------------------------------------------
+# --- linear models ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("transform", ["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO"])
@@ -326,9 +433,25 @@ def test_linear_with_one_row_for_two_classes() -> None:
 def test_support_vectors(kernel: str) -> None:
     x = f(7, 4)
     base = {"kernel_type": kernel, "kernel_params": [0.3, 0.2, 3.0]}
-    both("SVMRegressor", [x], n_supports=5, support_vectors=f(20).tolist(), coefficients=f(5).tolist(), rho=[0.2], **base)
-    both("SVMRegressor", [x], n_supports=5, support_vectors=f(20).tolist(), coefficients=f(5).tolist(), rho=[0.2], one_class=1, **base)
-    three = {"vectors_per_class": [2, 1, 3], "support_vectors": f(24).tolist(), "coefficients": f(12).tolist(), "rho": f(3).tolist()}
+    both(
+        "SVMRegressor", [x], n_supports=5, support_vectors=f(20).tolist(), coefficients=f(5).tolist(), rho=[0.2], **base
+    )
+    both(
+        "SVMRegressor",
+        [x],
+        n_supports=5,
+        support_vectors=f(20).tolist(),
+        coefficients=f(5).tolist(),
+        rho=[0.2],
+        one_class=1,
+        **base,
+    )
+    three = {
+        "vectors_per_class": [2, 1, 3],
+        "support_vectors": f(24).tolist(),
+        "coefficients": f(12).tolist(),
+        "rho": f(3).tolist(),
+    }
     both("SVMClassifier", [x], 2, kinds={0: I64}, classlabels_ints=[3, 1, 2], **three, **base)
     two = {"vectors_per_class": [2, 3], "support_vectors": f(20).tolist(), "coefficients": f(5).tolist(), "rho": [0.1]}
     both("SVMClassifier", [x], 2, kinds={0: I64}, classlabels_ints=[0, 1], **two, **base)
@@ -338,7 +461,12 @@ def test_support_vectors_with_probabilities() -> None:
     x = f(9, 4)
     base = {"kernel_type": "RBF", "kernel_params": [0.3, 0.0, 3.0]}
     two = {"vectors_per_class": [2, 3], "support_vectors": f(20).tolist(), "coefficients": f(5).tolist(), "rho": [0.1]}
-    three = {"vectors_per_class": [2, 1, 3], "support_vectors": f(24).tolist(), "coefficients": f(12).tolist(), "rho": f(3).tolist()}
+    three = {
+        "vectors_per_class": [2, 1, 3],
+        "support_vectors": f(24).tolist(),
+        "coefficients": f(12).tolist(),
+        "rho": f(3).tolist(),
+    }
     cases = (
         (STRING, {"classlabels_strings": ["a", "b"], "prob_a": [-1.5], "prob_b": [0.1], **two}),
         (I64, {"classlabels_ints": [0, 1, 2], "prob_a": [-1.5, -1.0, -2.0], "prob_b": [0.1, 0.0, 0.2], **three}),
@@ -347,12 +475,22 @@ def test_support_vectors_with_probabilities() -> None:
         model = node_model("SVMClassifier", [x], 2, "ai.onnx.ml", 1, kinds={0: kind}, **attrs, **base)
         (label, score), (want_label, want) = run_dnnc(model, feeds([x])), run_ort(model, feeds([x]))
         assert label.tolist() == want_label.tolist()
-        np.testing.assert_allclose(score, want, atol=0.005)  # an iteration that stops early there, the exact solution here
+        np.testing.assert_allclose(
+            score, want, atol=0.005
+        )  # an iteration that stops early there, the exact solution here
         np.testing.assert_allclose(score.sum(1), 1, atol=1e-5)
 
 
 def test_linear_support_vectors() -> None:
-    both("SVMRegressor", [f(7, 4)], coefficients=f(4).tolist(), rho=[0.3], kernel_type="LINEAR", n_supports=0, kernel_params=[0.0, 0.0, 0.0])
+    both(
+        "SVMRegressor",
+        [f(7, 4)],
+        coefficients=f(4).tolist(),
+        rho=[0.3],
+        kernel_type="LINEAR",
+        n_supports=0,
+        kernel_params=[0.0, 0.0, 0.0],
+    )
     both(
         "SVMClassifier",
         [f(7, 4)],
@@ -366,7 +504,7 @@ def test_linear_support_vectors() -> None:
     )
 
 
-# --- encodings ----------------------------------------------------------------------------------------------------------------
+# --- encodings --------------------------------------------------------------------------------------------------------
 
 
 def test_element_by_element() -> None:
@@ -381,7 +519,13 @@ def test_element_by_element() -> None:
     y = x.copy()
     y[1, 2] = np.nan
     both("Imputer", [y], imputed_value_floats=[7.0], replaced_value_float=float("nan"))
-    both("Imputer", [np.arange(12).reshape(3, 4)], kinds={0: I64}, imputed_value_int64s=[7, 8, 9, 10], replaced_value_int64=5)
+    both(
+        "Imputer",
+        [np.arange(12).reshape(3, 4)],
+        kinds={0: I64},
+        imputed_value_int64s=[7, 8, 9, 10],
+        replaced_value_int64=5,
+    )
     both("ArrayFeatureExtractor", [x, np.array([3, 0], np.int64)])
     both("ArrayFeatureExtractor", [x[0], np.array([1, 1, 2], np.int64)])
     both("FeatureVectorizer", [f(5, 2), f(5, 3)], inputdimensions=[2, 3])
@@ -400,8 +544,20 @@ def test_labels_of_numbers() -> None:
     (got,) = ours("LabelEncoder", [some], kinds={0: I64}, keys_floats=[9.0, float("nan"), 0.0], values_int64s=[4, 5, 6])
     assert got.tolist() == [-1, 5, 6, 4]  # NaN is a key like any other
     keys = RNG.permutation(1000)
-    both("LabelEncoder", [RNG.integers(-5, 1005, 300)], kinds={0: I64}, keys_int64s=keys.tolist(), values_int64s=RNG.integers(0, 99, 1000).tolist())
-    (got,) = ours("LabelEncoder", [np.array([1, 2, 2], np.int64)], kinds={0: I64}, keys_int64s=[2, 1, 2], values_int64s=[10, 20, 30])
+    both(
+        "LabelEncoder",
+        [RNG.integers(-5, 1005, 300)],
+        kinds={0: I64},
+        keys_int64s=keys.tolist(),
+        values_int64s=RNG.integers(0, 99, 1000).tolist(),
+    )
+    (got,) = ours(
+        "LabelEncoder",
+        [np.array([1, 2, 2], np.int64)],
+        kinds={0: I64},
+        keys_int64s=[2, 1, 2],
+        values_int64s=[10, 20, 30],
+    )
     assert got.tolist() == [20, 30, 30]  # the last of equal keys counts
 
 
@@ -411,9 +567,26 @@ def test_labels_of_words() -> None:
     both("LabelEncoder", [x], kinds={0: STRING}, keys_strings=["a", "b"], values_strings=["x", "y"])
     both("LabelEncoder", [np.array([2, 5], np.int64)], kinds={0: STRING}, keys_int64s=[2], values_strings=["two"])
     both("LabelEncoder", [x], 1, 1, {0: I64}, classes_strings=["a", "b"], default_int64=-7)
-    both("LabelEncoder", [np.array([1, 4], np.int64)], 1, 1, {0: STRING}, classes_strings=["a", "b"], default_string="none")
+    both(
+        "LabelEncoder",
+        [np.array([1, 4], np.int64)],
+        1,
+        1,
+        {0: STRING},
+        classes_strings=["a", "b"],
+        default_string="none",
+    )
     both("CategoryMapper", [x], 1, 1, {0: I64}, cats_strings=["a", "b"], cats_int64s=[7, 5], default_int64=-2)
-    both("CategoryMapper", [np.array([5, 6], np.int64)], 1, 1, {0: STRING}, cats_strings=["a", "b"], cats_int64s=[7, 5], default_string="?")
+    both(
+        "CategoryMapper",
+        [np.array([5, 6], np.int64)],
+        1,
+        1,
+        {0: STRING},
+        cats_strings=["a", "b"],
+        cats_int64s=[7, 5],
+        default_string="?",
+    )
 
 
 def test_one_hot_encoder() -> None:
@@ -432,11 +605,18 @@ def test_lookup_of_many_sizes() -> None:
         x = RNG.integers(-2, 302, 200)
         want = np.array([np.flatnonzero(keys == v)[0] if v in keys else -1 for v in x])
         assert np.array_equal(OPS["lookup"].reference(x, keys), want)
-        (got,) = ours("LabelEncoder", [x], kinds={0: I64}, keys_int64s=keys.tolist(), values_int64s=list(range(n)), default_int64=-1)
+        (got,) = ours(
+            "LabelEncoder",
+            [x],
+            kinds={0: I64},
+            keys_int64s=keys.tolist(),
+            values_int64s=list(range(n)),
+            default_int64=-1,
+        )
         assert np.array_equal(got, want)
 
 
-# --- maps ---------------------------------------------------------------------------------------------------------------------
+# --- maps -------------------------------------------------------------------------------------------------------------
 
 
 def map_model(op: str, key: int, value: int, out: int, **attrs: Any) -> Any:
@@ -444,8 +624,12 @@ def map_model(op: str, key: int, value: int, out: int, **attrs: Any) -> Any:
 
     node = helper.make_node(op, ["x"], ["y"], domain="ai.onnx.ml", **attrs)
     kind = helper.make_map_type_proto(key, helper.make_tensor_type_proto(value, []))
-    graph = helper.make_graph([node], "g", [helper.make_value_info("x", kind)], [helper.make_tensor_value_info("y", out, None)])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("ai.onnx.ml", 3), helper.make_opsetid("", 17)], ir_version=8)
+    graph = helper.make_graph(
+        [node], "g", [helper.make_value_info("x", kind)], [helper.make_tensor_value_info("y", out, None)]
+    )
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("ai.onnx.ml", 3), helper.make_opsetid("", 17)], ir_version=8
+    )
 
 
 def test_zip_map() -> None:
@@ -454,16 +638,22 @@ def test_zip_map() -> None:
     x = f(3, 2)
     for keys in ({"classlabels_int64s": [10, 20]}, {"classlabels_strings": ["no", "yes"]}):
         key = I64 if "classlabels_int64s" in keys else STRING
-        kind = helper.make_sequence_type_proto(helper.make_map_type_proto(key, helper.make_tensor_type_proto(TensorProto.FLOAT, [])))
+        kind = helper.make_sequence_type_proto(
+            helper.make_map_type_proto(key, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+        )
         node = helper.make_node("ZipMap", ["x"], ["y"], domain="ai.onnx.ml", **keys)
         info = helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 2])
         graph = helper.make_graph([node], "g", [info], [helper.make_value_info("y", kind)])
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("ai.onnx.ml", 3), helper.make_opsetid("", 17)], ir_version=8)
+        model = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("ai.onnx.ml", 3), helper.make_opsetid("", 17)], ir_version=8
+        )
         assert run_dnnc(model, {"x": x})[0] == run_ort(model, {"x": x})[0]
 
 
 def test_dict_vectorizer() -> None:
-    model = map_model("DictVectorizer", STRING, TensorProto.FLOAT, TensorProto.FLOAT, string_vocabulary=["a", "c", "b", "z"])
+    model = map_model(
+        "DictVectorizer", STRING, TensorProto.FLOAT, TensorProto.FLOAT, string_vocabulary=["a", "c", "b", "z"]
+    )
     for given in ({"a": 4.0, "c": 8.0}, {"z": 1.5}, {"b": 2.0, "z": 1.0, "a": 9.0}):
         compare(run_dnnc(model, {"x": given})[0], run_ort(model, {"x": given})[0])
     with pytest.raises(ModelError, match="the key 'q'"):

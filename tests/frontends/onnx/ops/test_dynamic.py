@@ -1,4 +1,6 @@
-"""Operators whose result's size depends on data, compiled: against NumPy, ONNX Runtime, and a transcription of the specification."""
+"""Operators whose result's size depends on data, compiled: against NumPy, ONNX Runtime, and a transcription of the
+specification.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ import dnnc
 
 RNG = np.random.default_rng(5)
 HEAD = '<ir_version: 8, opset_import: ["": 17]>\n'
-KINDS = {"float": np.float32, "double": np.float64, "int64": np.int64, "int32": np.int32, "int8": np.int8, "bool": np.bool_, "float16": np.float16}
+KINDS = {
+    "float": np.float32,
+    "double": np.float64,
+    "int64": np.int64,
+    "int32": np.int32,
+    "int8": np.int8,
+    "bool": np.bool_,
+    "float16": np.float16,
+}
 
 
 def compiled(text: str, cache: Any = False) -> Any:
@@ -25,7 +35,9 @@ def compiled(text: str, cache: Any = False) -> Any:
 def runtime(text: str, *xs: np.ndarray) -> list[np.ndarray]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(onnx.parser.parse_model(HEAD + text).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        onnx.parser.parse_model(HEAD + text).SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     return session.run(None, dict(zip([i.name for i in session.get_inputs()], xs)))
 
 
@@ -39,7 +51,7 @@ def sparse(shape: tuple[int, ...], kind: str) -> np.ndarray:
     return (RNG.integers(-3, 4, shape) * (RNG.random(shape) < 0.5)).astype(KINDS[kind])
 
 
-# --- NonZero, Compress, Unique --------------------------------------------------------------------------------------------------
+# --- NonZero, Compress, Unique ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -58,12 +70,16 @@ def test_nonzero_of_nan_a_scalar_nothing_and_much() -> None:
     big = sparse((70000,), "float")  # three levels of blocks
     same(f(big), [np.array(np.nonzero(big))])
     g = compiled("m (float x) => (int64[R,S] y) { y = NonZero (x) }")
-    assert g(np.float32(2)).shape == (0, 1) and g(np.float32(0)).shape == (0, 0)  # the specification: no axes, so no rows
+    assert g(np.float32(2)).shape == (0, 1) and g(np.float32(0)).shape == (
+        0,
+        0,
+    )  # the specification: no axes, so no rows
 
 
 def test_what_follows_is_compiled_for_all_sizes() -> None:
     f = compiled(
-        "m (float[64] x) => (float[S] y, float z) { i = NonZero (x)\n a = Constant <value = int64[1] {0}> ()\n j = Squeeze (i, a)\n y = Gather (x, j)\n z = ReduceMax <keepdims = 0> (x) }"
+        "m (float[64] x) => (float[S] y, float z) { i = NonZero (x)\n a = Constant <value = int64[1] {0}> ()\n j = "
+        "Squeeze (i, a)\n y = Gather (x, j)\n z = ReduceMax <keepdims = 0> (x) }"
     )
     for count in (5, 64, 1, 17, 0):
         x = np.zeros(64, np.float32)
@@ -85,7 +101,10 @@ def test_compress(axis: str) -> None:
 
 
 def test_constant_flags_are_a_gather() -> None:
-    f = compiled("m (float[3,2] x) => (float[S,2] y) { c = Constant <value = bool[3] {1, 0, 1}> ()\n y = Compress <axis = 0> (x, c) }")
+    f = compiled(
+        "m (float[3,2] x) => (float[S,2] y) { c = Constant <value = bool[3] {1, 0, 1}> ()\n y = Compress <axis = 0> "
+        "(x, c) }"
+    )
     x = np.arange(6, dtype=np.float32).reshape(3, 2)
     same(f(x), [x[[0, 2]]])
     assert f.report.fallbacks == []
@@ -96,7 +115,12 @@ def test_constant_flags_are_a_gather() -> None:
 def test_unique(kind: str, in_order: int) -> None:
     text = f"m ({kind}[N] x) => ({kind}[S] y, int64[S] i, int64[N] v, int64[S] c) {{ y, i, v, c = Unique <sorted = {in_order}> (x) }}"
     f = compiled(text)
-    for x in (sparse((90,), kind), np.zeros(90, KINDS[kind]), RNG.permutation(90).astype(KINDS[kind]), np.ones(1, KINDS[kind])):
+    for x in (
+        sparse((90,), kind),
+        np.zeros(90, KINDS[kind]),
+        RNG.permutation(90).astype(KINDS[kind]),
+        np.ones(1, KINDS[kind]),
+    ):
         same(f(x), runtime(text, x))
     y, *rest = f(np.ones(0, KINDS[kind]))
     assert y.shape == (0,) and all(r.shape == (0,) for r in rest)
@@ -120,7 +144,7 @@ def test_unique_merges_nan_and_the_zeros() -> None:
     assert i.tolist() == [4, 1, 0] and v.tolist() == [2, 1, 1, 2, 0, 1] and c.tolist() == [1, 3, 2]
 
 
-# --- NonMaxSuppression ----------------------------------------------------------------------------------------------------------
+# --- NonMaxSuppression ------------------------------------------------------------------------------------------------
 
 NMS = "m (float[B,N,4] b, float[B,C,N] s, int64[1] k, float[1] i, float[1] t) => (int64[S,3] y) {{ y = NonMaxSuppression <center_point_box = {}> (b, s, k, i, t) }}"
 
@@ -135,7 +159,10 @@ def boxes(batches: int, n: int, center: bool) -> np.ndarray:
 
 def greedy(b: np.ndarray, s: np.ndarray, most: int, threshold: float, least: float | None) -> np.ndarray:
     """The specification, box by box, in float64."""
-    low, high = np.minimum(b[..., :2], b[..., 2:]).astype(np.float64), np.maximum(b[..., :2], b[..., 2:]).astype(np.float64)
+    low, high = (
+        np.minimum(b[..., :2], b[..., 2:]).astype(np.float64),
+        np.maximum(b[..., :2], b[..., 2:]).astype(np.float64),
+    )
     out = []
     for batch in range(s.shape[0]):
         for c in range(s.shape[1]):
@@ -144,9 +171,16 @@ def greedy(b: np.ndarray, s: np.ndarray, most: int, threshold: float, least: flo
                 if len(taken) >= most or (least is not None and not s[batch, c, n] > least):
                     continue
                 inside = [
-                    np.prod(np.maximum(np.minimum(high[batch, n], high[batch, j]) - np.maximum(low[batch, n], low[batch, j]), 0)) for j in taken
+                    np.prod(
+                        np.maximum(
+                            np.minimum(high[batch, n], high[batch, j]) - np.maximum(low[batch, n], low[batch, j]), 0
+                        )
+                    )
+                    for j in taken
                 ]
-                areas = [np.prod(high[batch, n] - low[batch, n]) + np.prod(high[batch, j] - low[batch, j]) for j in taken]
+                areas = [
+                    np.prod(high[batch, n] - low[batch, n]) + np.prod(high[batch, j] - low[batch, j]) for j in taken
+                ]
                 if all(x / (a - x) <= threshold for x, a in zip(inside, areas)):
                     taken.append(int(n))
             out += [(batch, c, n) for n in taken]
@@ -172,7 +206,10 @@ def test_nms_against_the_runtime(center: bool) -> None:
 def test_nms_against_the_specification() -> None:
     f = compiled(NMS.format(0))
     for _ in range(3):
-        b, s = boxes(1, 60, False), np.round(RNG.random((1, 2, 60)), 1).astype(np.float32)  # with equal scores: the first box wins
+        b, s = (
+            boxes(1, 60, False),
+            np.round(RNG.random((1, 2, 60)), 1).astype(np.float32),
+        )  # with equal scores: the first box wins
         got = f(b, s, np.array([7], np.int64), np.array([0.2], np.float32), np.array([0.35], np.float32))
         np.testing.assert_array_equal(got, greedy(b, s, 7, 0.2, 0.35))
 
@@ -200,36 +237,47 @@ def test_nms_without_candidates_and_without_a_limit() -> None:
 
 def test_nms_in_a_model() -> None:
     text = (
-        "m (float[1,50,4] b, float[1,1,50] s) => (float[S,4] y) { k = Constant <value = int64 {8}> ()\n i = Constant <value = float {0.4}> ()\n"
-        "p = Sigmoid (s)\n n = NonMaxSuppression (b, p, k, i)\n d = Constant <value = int64[1] {2}> ()\n j = Gather <axis = 1> (n, d)\n"
+        "m (float[1,50,4] b, float[1,1,50] s) => (float[S,4] y) { k = Constant <value = int64 {8}> ()\n i = Constant "
+        "<value = float {0.4}> ()\n"
+        "p = Sigmoid (s)\n n = NonMaxSuppression (b, p, k, i)\n d = Constant <value = int64[1] {2}> ()\n j = Gather "
+        "<axis = 1> (n, d)\n"
         "e = Squeeze (j, o)\n f = Squeeze (b, z)\n y = Gather (f, e) }"
-    ).replace("p = Sigmoid", "o = Constant <value = int64[1] {1}> ()\n z = Constant <value = int64[1] {0}> ()\n p = Sigmoid")
+    ).replace(
+        "p = Sigmoid", "o = Constant <value = int64[1] {1}> ()\n z = Constant <value = int64[1] {0}> ()\n p = Sigmoid"
+    )
     f = compiled(text)
     b, s = boxes(1, 50, False), RNG.normal(size=(1, 1, 50)).astype(np.float32)
     same(f(b, s), [b[0, greedy(b, s, 8, 0.4, None)[:, 2]]])
 
 
-# --- sizes that are computed ----------------------------------------------------------------------------------------------------
+# --- sizes that are computed ------------------------------------------------------------------------------------------
 
 POSITIVES = (
-    "z = Constant <value = float {0}> ()\n g = Greater (x, z)\n c = Cast <to = 7> (g)\n n = ReduceSum <keepdims = 1> (c)\n"
-    "zero = Constant <value = int64[1] {0}> ()\n one = Constant <value = int64[1] {1}> ()\n m = Constant <value = int64[1] {-1}> ()\n"
+    "z = Constant <value = float {0}> ()\n g = Greater (x, z)\n c = Cast <to = 7> (g)\n n = ReduceSum <keepdims = 1> "
+    "(c)\n"
+    "zero = Constant <value = int64[1] {0}> ()\n one = Constant <value = int64[1] {1}> ()\n m = Constant <value = "
+    "int64[1] {-1}> ()\n"
 )  # n: how many elements of x are positive
-INPUTS = [np.array(x, np.float32) for x in ([1, -1, 2, -3, 4, 5, -6, 7], [1] * 8, [-1] * 8, [-1, -1, 3, -1, -1, -1, -1, -1])]
+INPUTS = [
+    np.array(x, np.float32) for x in ([1, -1, 2, -3, 4, 5, -6, 7], [1] * 8, [-1] * 8, [-1, -1, 3, -1, -1, -1, -1, -1])
+]
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        "k = Constant <value = int64[1] {3}> ()\n s = Concat <axis = 0> (n, k)\n y = ConstantOfShape <value = float[1] {2.5}> (s)",
+        "k = Constant <value = int64[1] {3}> ()\n s = Concat <axis = 0> (n, k)\n y = ConstantOfShape <value = float[1] "
+        "{2.5}> (s)",
         "y = Slice (x, zero, n)",
         "y = Slice (x, n, m)",
         "k = Neg (n)\n e = Constant <value = int64[1] {100}> ()\n y = Slice (x, k, e)",
-        "e = Constant <value = int64[1] {-100}> ()\n s = Constant <value = int64[1] {-3}> ()\n y = Slice (x, n, e, zero, s)",
+        "e = Constant <value = int64[1] {-100}> ()\n s = Constant <value = int64[1] {-3}> ()\n y = Slice (x, n, e, "
+        "zero, s)",
         "y = Tile (x, n)",
         "k = Constant <value = int64[1] {8}> ()\n s = Concat <axis = 0> (n, k)\n y = Expand (x, s)",
         "k = Max (n, one)\n d = Div (k, k)\n s = Concat <axis = 0> (m, d)\n r = Reshape (x, s)\n y = Neg (r)",
-        "r = Squeeze (n)\n a = Constant <value = int64 {0}> ()\n b = Constant <value = int64 {1}> ()\n i = Range (a, r, b)\n y = Cast <to = 1> (i)",
+        "r = Squeeze (n)\n a = Constant <value = int64 {0}> ()\n b = Constant <value = int64 {1}> ()\n i = Range (a, "
+        "r, b)\n y = Cast <to = 1> (i)",
     ],
 )
 def test_computed_sizes(body: str) -> None:
@@ -251,9 +299,13 @@ def test_a_range_of_inputs(kind: str) -> None:
 
 
 def test_a_computed_shape_that_does_not_fit_is_an_input_error() -> None:
-    f = compiled(f"m (float[8] x) => (float[A,B] y) {{ {POSITIVES} s = Concat <axis = 0> (n, m)\n y = Reshape (x, s) }}")
+    f = compiled(
+        f"m (float[8] x) => (float[A,B] y) {{ {POSITIVES} s = Concat <axis = 0> (n, m)\n y = Reshape (x, s) }}"
+    )
     assert f(INPUTS[1]).shape == (8, 1)
-    with pytest.raises(dnnc.InputError, match=r"view at y .*the shape \[5, -1\] is computed, to which \[8\] cannot be reshaped"):
+    with pytest.raises(
+        dnnc.InputError, match=r"view at y .*the shape \[5, -1\] is computed, to which \[8\] cannot be reshaped"
+    ):
         f(INPUTS[0])
     g = compiled(f"m (float[8] x) => (float[A] y) {{ {POSITIVES} y = Expand (x, n) }}")
     assert g(INPUTS[1]).shape == g(INPUTS[3]).shape == (8,)

@@ -1,4 +1,6 @@
-"""A softmax of a half type over short rows: each operation rounds, in the reference and in native code, unless another precision is asked for."""
+"""A softmax of a half type over short rows: each operation rounds, in the reference and in native code, unless another
+precision is asked for.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ TARGETS = ("reference", "llvm")
 def softmax_model(dtype: Any, shape: str, axis: int = -1) -> Any:
     t = NAMES[dtype]
     return onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": 22]> g ({t}[{shape}] x) => ({t}[{shape}] y) {{ y = Softmax <axis = {axis}> (x) }}'
+        f'<ir_version: 10, opset_import: ["": 22]> g ({t}[{shape}] x) => ({t}[{shape}] y) '
+        f"{{ y = Softmax <axis = {axis}> (x) }}"
     )
 
 
@@ -30,7 +33,9 @@ def draw(dtype: Any, *shape: int) -> Any:
 
 
 def stepwise(x: Any, axis: int = -1) -> Any:
-    """Softmax by arrays of x's own dtype: NumPy rounds after each operation, and sums a row of bfloat16 one by one, of float16 in float32."""
+    """Softmax by arrays of x's own dtype: NumPy rounds after each operation, and sums a row of bfloat16 one by one, of
+    float16 in float32.
+    """
     rows = np.ascontiguousarray(np.moveaxis(x, axis, -1))
     e = np.exp(rows - rows.max(-1, keepdims=True))
     return np.moveaxis(e / e.sum(-1, keepdims=True), -1, axis)

@@ -1,4 +1,6 @@
-"""TopK, BitCast and casts to powers of two: compiled, at every opset and with symbolic dims, against ONNX Runtime and NumPy."""
+"""TopK, BitCast and casts to powers of two: compiled, at every opset and with symbolic dims, against ONNX Runtime and
+NumPy.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Array = np.ndarray[Any, Any]
 E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
 
 
-def built(node: onnx.NodeProto, x: Array, dims: list[Any], outputs: dict[str, int], opset: int, initial: list[Any]) -> onnx.ModelProto:
+def built(
+    node: onnx.NodeProto, x: Array, dims: list[Any], outputs: dict[str, int], opset: int, initial: list[Any]
+) -> onnx.ModelProto:
     infos = [helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(x.dtype), dims)]
     outs = [helper.make_tensor_value_info(name, number, None) for name, number in outputs.items()]
     graph = helper.make_graph([node], "g", infos, outs, initial)
@@ -27,7 +31,9 @@ def built(node: onnx.NodeProto, x: Array, dims: list[Any], outputs: dict[str, in
 
 def top_k(x: Array, dims: list[Any], k: int, opset: int = 11, **attrs: Any) -> onnx.ModelProto:
     initial = [numpy_helper.from_array(np.array([k], np.int64), "k")] if opset >= 10 else []
-    node = helper.make_node("TopK", ["x", "k"] if opset >= 10 else ["x"], ["v", "i"], **({} if opset >= 10 else {"k": k}), **attrs)
+    node = helper.make_node(
+        "TopK", ["x", "k"] if opset >= 10 else ["x"], ["v", "i"], **({} if opset >= 10 else {"k": k}), **attrs
+    )
     return built(node, x, dims, {"v": helper.np_dtype_to_tensor_dtype(x.dtype), "i": TensorProto.INT64}, opset, initial)
 
 
@@ -69,7 +75,8 @@ def test_top_k_of_too_many_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "source,to", [("float16", "int16"), ("uint16", "float16"), ("float32", "uint32"), ("bfloat16", "float16"), ("uint8", "int8")]
+    "source,to",
+    [("float16", "int16"), ("uint16", "float16"), ("float32", "uint32"), ("bfloat16", "float16"), ("uint8", "int8")],
 )
 def test_bit_cast_keeps_every_bit(source: str, to: str) -> None:
     """Signalling NaN and denormals too."""
@@ -84,13 +91,20 @@ def test_bit_cast_keeps_every_bit(source: str, to: str) -> None:
 def test_bit_cast_to_another_width_is_refused() -> None:
     x = np.zeros(3, np.float32)
     with pytest.raises(DnncError, match="keeps the number of bits"):
-        compile(built(helper.make_node("BitCast", ["x"], ["y"], to=TensorProto.INT64), x, [3], {"y": 7}, 26, []), target="llvm", cache=False)
+        compile(
+            built(helper.make_node("BitCast", ["x"], ["y"], to=TensorProto.INT64), x, [3], {"y": 7}, 26, []),
+            target="llvm",
+            cache=False,
+        )
 
 
 POWERS = [  # number, rounding, saturate, code
-    (0.0, "up", 1, 0), (0.0, "nearest", 0, 255), (1.0, "up", 1, 127), (1.1, "up", 1, 128), (1.1, "down", 1, 127), (1.5, "nearest", 1, 128),
-    (1.49, "nearest", 1, 127), (2.0**-127, "up", 0, 0), (1.1 * 2.0**-127, "up", 1, 1), (2.0**-130, "up", 1, 0), (2.0**-130, "up", 0, 255),
-    (3e38, "up", 1, 254), (3e38, "up", 0, 255), (3e38, "down", 0, 254), (np.inf, "up", 1, 254), (np.inf, "nearest", 0, 255), (np.nan, "up", 1, 255),
+    (0.0, "up", 1, 0), (0.0, "nearest", 0, 255), (1.0, "up", 1, 127), (1.1, "up", 1, 128), (1.1, "down", 1, 127),
+    (1.5, "nearest", 1, 128),
+    (1.49, "nearest", 1, 127), (2.0**-127, "up", 0, 0), (1.1 * 2.0**-127, "up", 1, 1), (2.0**-130, "up", 1, 0),
+    (2.0**-130, "up", 0, 255),
+    (3e38, "up", 1, 254), (3e38, "up", 0, 255), (3e38, "down", 0, 254), (np.inf, "up", 1, 254),
+    (np.inf, "nearest", 0, 255), (np.nan, "up", 1, 255),
 ]  # fmt: skip
 
 

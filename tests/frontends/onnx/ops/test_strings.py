@@ -1,4 +1,6 @@
-"""Operators on strings against ONNX's reference evaluator, n-grams and casts against ONNX Runtime, image files against Pillow."""
+"""Operators on strings against ONNX's reference evaluator, n-grams and casts against ONNX Runtime, image files against
+Pillow.
+"""
 
 from __future__ import annotations
 
@@ -36,18 +38,28 @@ MASK = np.array([[1, 0, 1], [0, 1, 1]], bool)
 
 
 def model(
-    op: str, feeds: dict[str, Any], outputs: Sequence[int], constants: dict[str, Any] | None = None, symbolic: bool = False, **attrs: Any
+    op: str,
+    feeds: dict[str, Any],
+    outputs: Sequence[int],
+    constants: dict[str, Any] | None = None,
+    symbolic: bool = False,
+    **attrs: Any,
 ) -> Any:
     """One node; constants follow the inputs, `outputs` are the results' dtypes."""
     made = [f"o{k}" for k in range(len(outputs))]
     node = helper.make_node(op, [*feeds, *(constants or {})], made, **attrs)
     shapes = {n: [f"{n}_{k}" for k in range(a.ndim)] if symbolic else a.shape for n, a in feeds.items()}
     ins = [
-        helper.make_tensor_value_info(n, S if a.dtype == object else helper.np_dtype_to_tensor_dtype(a.dtype), shapes[n]) for n, a in feeds.items()
+        helper.make_tensor_value_info(
+            n, S if a.dtype == object else helper.np_dtype_to_tensor_dtype(a.dtype), shapes[n]
+        )
+        for n, a in feeds.items()
     ]
     outs = [helper.make_tensor_value_info(n, t, None) for n, t in zip(made, outputs)]
     weights = [numpy_helper.from_array(a, n) for n, a in (constants or {}).items()]
-    return helper.make_model(helper.make_graph([node], "g", ins, outs, weights), opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    return helper.make_model(
+        helper.make_graph([node], "g", ins, outs, weights), opset_imports=[helper.make_opsetid("", 20)], ir_version=9
+    )
 
 
 def results(m: Any, feeds: dict[str, Any], **options: Any) -> list[Any]:
@@ -55,7 +67,7 @@ def results(m: Any, feeds: dict[str, Any], **options: Any) -> list[Any]:
     return list(got) if isinstance(got, tuple) else [got]
 
 
-# --- movement -----------------------------------------------------------------------------------------------------------------
+# --- movement ---------------------------------------------------------------------------------------------------------
 
 MOVES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("Identity", {"x": GRID}, {}, {}),
@@ -108,20 +120,31 @@ def test_one_hot() -> None:
 def test_unique_and_nonzero() -> None:
     x = texts("b", "", "b", "c", "a")
     m = model("Unique", {"x": x}, [S, T.INT64, T.INT64, T.INT64], sorted=0)
-    assert [r.tolist() for r in results(m, {"x": x})] == [["b", "", "c", "a"], [0, 1, 3, 4], [0, 1, 0, 2, 3], [2, 1, 1, 1]]
+    assert [r.tolist() for r in results(m, {"x": x})] == [
+        ["b", "", "c", "a"],
+        [0, 1, 3, 4],
+        [0, 1, 0, 2, 3],
+        [2, 1, 1, 1],
+    ]
     m = model("Unique", {"x": x}, [S, T.INT64], sorted=1)
     assert [r.tolist() for r in results(m, {"x": x})] == [["", "a", "b", "c"], [1, 4, 0, 3]]
     assert results(model("NonZero", {"x": x}, [T.INT64]), {"x": x})[0].tolist() == [[0, 2, 3, 4]]
 
 
-# --- text ---------------------------------------------------------------------------------------------------------------------
+# --- text -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", ["llvm", "reference"])
 def test_comparison_and_concatenation(target: str) -> None:
     feeds = {"x": GRID, "y": texts("a", "e", "x")}
-    assert results(model("Equal", feeds, [T.BOOL]), feeds, target=target)[0].tolist() == [[True, False, False], [False, True, False]]
-    assert results(model("StringConcat", feeds, [S]), feeds, target=target)[0].tolist() == [["aa", "bbe", "cx"], ["dda", "ee", "ffx"]]
+    assert results(model("Equal", feeds, [T.BOOL]), feeds, target=target)[0].tolist() == [
+        [True, False, False],
+        [False, True, False],
+    ]
+    assert results(model("StringConcat", feeds, [S]), feeds, target=target)[0].tolist() == [
+        ["aa", "bbe", "cx"],
+        ["dda", "ee", "ffx"],
+    ]
 
 
 @pytest.mark.parametrize("delimiter,maxsplit,want", [
@@ -168,13 +191,17 @@ def test_a_bad_pattern() -> None:
 
 
 def test_a_size_that_the_model_implies() -> None:
-    """Words joined with two others: where the model is right there are two, and at the call it is said where there are not."""
+    """Words joined with two others: where the model is right there are two, and at the call it is said where there are
+    not.
+    """
     nodes = [
         helper.make_node("StringNormalizer", ["x"], ["w"], stopwords=["the"]),
         helper.make_node("StringConcat", ["w", "k"], ["y"], name="joined"),
     ]
     weights = [numpy_helper.from_array(texts("1", "2"), "k")]
-    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", S, [4])], [helper.make_tensor_value_info("y", S, None)], weights)
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", S, [4])], [helper.make_tensor_value_info("y", S, None)], weights
+    )
     f = dnnc.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), cache=False)
     assert f.outputs[0].shape == (2,)
     assert f(["the", "a", "the", "b"]).tolist() == ["a1", "b2"]
@@ -182,11 +209,12 @@ def test_a_size_that_the_model_implies() -> None:
         f(["the", "a", "c", "b"])
 
 
-# --- casts --------------------------------------------------------------------------------------------------------------------
+# --- casts ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("to,words", [
-    (T.FLOAT, ["1.5", "-2", "INF", "-inf", "NaN", " 3e2 "]), (T.DOUBLE, ["0.1"]), (T.FLOAT16, ["0.1", "70000"]), (T.INT32, ["1", "-2", "+7"]),
+    (T.FLOAT, ["1.5", "-2", "INF", "-inf", "NaN", " 3e2 "]), (T.DOUBLE, ["0.1"]), (T.FLOAT16, ["0.1", "70000"]),
+    (T.INT32, ["1", "-2", "+7"]),
     (T.INT64, ["100.5"]), (T.BOOL, ["1", "0"]),
 ])  # fmt: skip
 def test_numbers_of_text(to: int, words: list[str]) -> None:
@@ -200,7 +228,9 @@ def test_numbers_of_text(to: int, words: list[str]) -> None:
     np.testing.assert_array_equal(results(like, {"x": x})[0], want)
 
 
-@pytest.mark.parametrize("to,word", [(T.FLOAT, "one"), (T.INT8, "300"), (T.INT32, ""), (T.INT32, "inf"), (T.FLOAT, "1_0")])
+@pytest.mark.parametrize(
+    "to,word", [(T.FLOAT, "one"), (T.INT8, "300"), (T.INT32, ""), (T.INT32, "inf"), (T.FLOAT, "1_0")]
+)
 def test_text_that_is_no_number(to: int, word: str) -> None:
     x = texts(word)
     with pytest.raises(InputError, match="cannot convert the text"):
@@ -216,7 +246,7 @@ def test_text_of_numbers() -> None:
     assert results(model("Cast", {"x": ints(-3, 7)}, [S], to=S), {"x": ints(-3, 7)})[0].tolist() == ["-3", "7"]
 
 
-# --- n-grams ------------------------------------------------------------------------------------------------------------------
+# --- n-grams ----------------------------------------------------------------------------------------------------------
 
 
 def _pool(rng: np.random.Generator, longest: int) -> tuple[list[int], list[int], int]:
@@ -237,7 +267,8 @@ def test_ngrams(seed: int) -> None:
     pool, starts, count = _pool(rng, longest)
     columns = rng.permutation(count + 2)[:count].tolist()
     attrs = {
-        "mode": ("TF", "IDF", "TFIDF")[seed % 3], "min_gram_length": int(rng.integers(1, longest + 1)), "max_gram_length": longest,
+        "mode": ("TF", "IDF", "TFIDF")[seed % 3], "min_gram_length": int(rng.integers(1, longest + 1)),
+        "max_gram_length": longest,
         "max_skip_count": int(rng.integers(0, 4)), "ngram_counts": starts, "ngram_indexes": columns,
     }  # fmt: skip
     if max(columns) < count:
@@ -260,12 +291,19 @@ def test_ngrams_of_words_that_are_left() -> None:
     nodes = [
         helper.make_node("StringNormalizer", ["x"], ["w"], stopwords=["the"], case_change_action="LOWER"),
         helper.make_node(
-            "TfIdfVectorizer", ["w"], ["y"], mode="TF", min_gram_length=1, max_gram_length=2, max_skip_count=0, ngram_counts=[0, 2],
+            "TfIdfVectorizer", ["w"], ["y"], mode="TF", min_gram_length=1, max_gram_length=2, max_skip_count=0,
+            ngram_counts=[0, 2],
             ngram_indexes=[0, 1, 2], pool_strings=["cat", "sat", "cat", "sat"],
         ),
     ]  # fmt: skip
-    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", S, ["N"])], [helper.make_tensor_value_info("y", T.FLOAT, None)])
-    f = dnnc.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), cache=False, dims={"N": (1, 99)})
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", S, ["N"])], [helper.make_tensor_value_info("y", T.FLOAT, None)]
+    )
+    f = dnnc.compile(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8),
+        cache=False,
+        dims={"N": (1, 99)},
+    )
     assert f.report.host
     assert f(["The", "cat", "sat", "the", "cat"]).tolist() == [2.0, 1.0, 1.0]
     assert f(["the"]).tolist() == [0.0, 0.0, 0.0]
@@ -274,19 +312,22 @@ def test_ngrams_of_words_that_are_left() -> None:
 
 @pytest.mark.parametrize("attrs,message", [
     ({"mode": "X"}, "mode must be one of TF"), ({"ngram_indexes": [0]}, "names 1 columns, the pool has 3"),
-    ({"ngram_counts": [0, 1]}, "2-grams would be items 1 to 4 of a pool of 4"), ({"weights": [1.0], "mode": "IDF"}, "1 numbers for 3 columns"),
-    ({"pool_strings": ["a"]}, "pool_int64s, and that pool only"), ({"ngram_indexes": [0, 1, -1]}, "column of the output"),
+    ({"ngram_counts": [0, 1]}, "2-grams would be items 1 to 4 of a pool of 4"),
+    ({"weights": [1.0], "mode": "IDF"}, "1 numbers for 3 columns"),
+    ({"pool_strings": ["a"]}, "pool_int64s, and that pool only"),
+    ({"ngram_indexes": [0, 1, -1]}, "column of the output"),
 ])  # fmt: skip
 def test_bad_pools(attrs: dict[str, Any], message: str) -> None:
     good = {
-        "mode": "TF", "min_gram_length": 1, "max_gram_length": 2, "max_skip_count": 0, "ngram_counts": [0, 2], "ngram_indexes": [0, 1, 2],
+        "mode": "TF", "min_gram_length": 1, "max_gram_length": 2, "max_skip_count": 0, "ngram_counts": [0, 2],
+        "ngram_indexes": [0, 1, 2],
         "pool_int64s": [1, 2, 1, 2],
     }  # fmt: skip
     with pytest.raises(ModelError, match=message):
         dnnc.compile(model("TfIdfVectorizer", {"x": ints(1, 2)}, [T.FLOAT], **{**good, **attrs}))
 
 
-# --- images -------------------------------------------------------------------------------------------------------------------
+# --- images -----------------------------------------------------------------------------------------------------------
 
 PIXELS = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3) * 4
 

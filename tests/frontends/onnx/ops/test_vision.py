@@ -1,4 +1,6 @@
-"""Regions of interest, deformable convolution and determinants: compiled, against ONNX Runtime and formulas written out here."""
+"""Regions of interest, deformable convolution and determinants: compiled, against ONNX Runtime and formulas written out
+here.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def ours(op: str, inputs: list[Array | None], attrs: dict[str, Any], opset: int 
 def runtime(op: str, inputs: list[Array | None], attrs: dict[str, Any], opset: int = 22) -> Array:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    return onnxruntime.InferenceSession(model(op, inputs, attrs, opset).SerializeToString(), options).run(None, feeds(inputs))[0]
+    return onnxruntime.InferenceSession(model(op, inputs, attrs, opset).SerializeToString(), options).run(
+        None, feeds(inputs)
+    )[0]
 
 
 def regions(rng: np.random.Generator, count: int, low: float, high: float) -> Array:
@@ -54,23 +58,38 @@ def test_roi_align(opset: int, mode: str, ratio: int) -> None:
     """Regions within the image, across its border, and larger than it."""
     rng = np.random.default_rng(opset + ratio)
     x = rng.standard_normal((2, 3, 9, 7)).astype(np.float32)
-    rois = np.concatenate([regions(rng, 5, 0, 14), regions(rng, 4, -9, 30), np.array([[3, 3, 3, 3], [-20, -20, 60, 60]], np.float32)])
+    rois = np.concatenate(
+        [regions(rng, 5, 0, 14), regions(rng, 4, -9, 30), np.array([[3, 3, 3, 3], [-20, -20, 60, 60]], np.float32)]
+    )
     inputs: list[Array | None] = [x, rois, rng.integers(0, 2, len(rois))]
     attrs = {"output_height": 3, "output_width": 2, "sampling_ratio": ratio, "spatial_scale": 0.5, "mode": mode}
-    np.testing.assert_allclose(ours("RoiAlign", inputs, attrs, opset), runtime("RoiAlign", inputs, attrs, opset), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        ours("RoiAlign", inputs, attrs, opset), runtime("RoiAlign", inputs, attrs, opset), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_roi_align_without_half_pixel() -> None:
     rng = np.random.default_rng(3)
-    inputs: list[Array | None] = [rng.standard_normal((1, 2, 6, 6)), regions(rng, 4, 0, 6).astype(np.float64), np.zeros(4, np.int64)]
+    inputs: list[Array | None] = [
+        rng.standard_normal((1, 2, 6, 6)),
+        regions(rng, 4, 0, 6).astype(np.float64),
+        np.zeros(4, np.int64),
+    ]
     attrs = {"output_height": 2, "output_width": 2, "coordinate_transformation_mode": "output_half_pixel"}
-    np.testing.assert_allclose(ours("RoiAlign", inputs, attrs, 16), runtime("RoiAlign", inputs, attrs, 16), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        ours("RoiAlign", inputs, attrs, 16), runtime("RoiAlign", inputs, attrs, 16), rtol=1e-6, atol=1e-9
+    )
 
 
 def test_roi_align_keeps_infinite_pixels_out_of_other_regions() -> None:
     x = np.zeros((1, 1, 8, 8), np.float32)
     x[0, 0, 7, 7] = np.inf
-    got = ours("RoiAlign", [x, np.array([[0, 0, 3, 3]], np.float32), np.zeros(1, np.int64)], {"output_height": 2, "output_width": 2}, 16)
+    got = ours(
+        "RoiAlign",
+        [x, np.array([[0, 0, 3, 3]], np.float32), np.zeros(1, np.int64)],
+        {"output_height": 2, "output_width": 2},
+        16,
+    )
     np.testing.assert_array_equal(got, np.zeros((1, 1, 2, 2), np.float32))
 
 
@@ -84,7 +103,9 @@ def test_max_roi_pool(scale: float) -> None:
     np.testing.assert_array_equal(ours("MaxRoiPool", [x, rois], attrs, 1), runtime("MaxRoiPool", [x, rois], attrs, 1))
 
 
-def deformed(x: Array, w: Array, offset: Array, bias: Array, mask: Array, pad: int, stride: int, group: int, groups: int) -> Array:
+def deformed(
+    x: Array, w: Array, offset: Array, bias: Array, mask: Array, pad: int, stride: int, group: int, groups: int
+) -> Array:
     """The sum of the definition, one output at a time."""
     n, c, height, width = x.shape
     outputs, per_group, kh, kw = w.shape
@@ -114,7 +135,11 @@ def deformed(x: Array, w: Array, offset: Array, bias: Array, mask: Array, pad: i
 def test_deform_conv(group: int, groups: int) -> None:
     rng = np.random.default_rng(group * 10 + groups)
     x, w = rng.standard_normal((2, 4, 6, 5)), rng.standard_normal((4, 4 // group, 3, 2))
-    offset, mask, bias = rng.uniform(-3, 3, (2, groups * 12, 3, 3)), rng.uniform(0, 1, (2, groups * 6, 3, 3)), rng.standard_normal(4)
+    offset, mask, bias = (
+        rng.uniform(-3, 3, (2, groups * 12, 3, 3)),
+        rng.uniform(0, 1, (2, groups * 6, 3, 3)),
+        rng.standard_normal(4),
+    )
     inputs: list[Array | None] = [a.astype(np.float32) for a in (x, w, offset, bias, mask)]
     attrs = {"pads": [1, 1, 1, 1], "strides": [2, 2], "group": group, "offset_group": groups}
     want = deformed(*inputs, pad=1, stride=2, group=group, groups=groups)
@@ -128,7 +153,9 @@ def test_det(shape: tuple[int, ...]) -> None:
 
 
 def test_det_of_singular_and_exchanged_matrices() -> None:
-    x = np.array([[[0, 1], [1, 0]], [[1, 2], [2, 4]], [[0, 0], [0, 0]], [[0, 3], [0, 1]], [[np.nan, 1], [1, 1]]], np.float32)
+    x = np.array(
+        [[[0, 1], [1, 0]], [[1, 2], [2, 4]], [[0, 0], [0, 0]], [[0, 3], [0, 1]], [[np.nan, 1], [1, 1]]], np.float32
+    )
     np.testing.assert_array_equal(ours("Det", [x], {}, 11), np.array([-1, 0, 0, 0, np.nan], np.float32))
 
 
