@@ -1,7 +1,7 @@
 """A program for a CUDA device as data, and what a device must be able to do to run it.
 
 It comes from a scheduled program (`build.py`) and is run by `graph.py`. Nothing here needs CuPy or a device: addresses
-and streams are integers, so a program also runs on a device that is an interpreter (`dnnc.backends.cuda.interpreted`).
+and streams are integers, so a program also runs on a device that is an interpreter (`dnnc.tools.interpreted`).
 """
 
 from __future__ import annotations

@@ -161,9 +161,9 @@ class Array:
         return _function("astype")(self, dtype, copy=copy)  # type: ignore[no-any-return]
 
     def reshape(self, *shape: Any) -> Array:
-        return _function("reshape")(
+        return _function("reshape")(  # type: ignore[no-any-return]
             self, shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-        )  # type: ignore[no-any-return]
+        )
 
     # --- its contents -------------------------------------------------------------------------------------------------
 

@@ -219,8 +219,8 @@ def _plain(name: str, *operands: Any) -> Applied:
     return (
         op,
         full,
-        tuple(infer(op, [Lazy(TensorType(d, shape)) for d, shape in zip(operands[::2], operands[1::2])], full)),
-    )  # type: ignore[misc]
+        tuple(infer(op, [Lazy(TensorType(d, shape)) for d, shape in zip(operands[::2], operands[1::2])], full)),  # type: ignore[misc]
+    )
 
 
 def depends(call: Call) -> bool:

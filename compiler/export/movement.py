@@ -112,11 +112,11 @@ def interleave(c: Call) -> str:
     y = c.w.op("Reshape", c.x(), c.w.dims((n, *strides, share, *sizes)))
     y = c.w.op("Transpose", y, perm=[0, 1 + rank, *(axis for k in range(rank) for axis in (2 + rank + k, 1 + k))])
     y = c.w.op("Reshape", y, c.w.dims((n, share, *c.out.shape[2:])))
-    return (
+    return (  # type: ignore[no-any-return]
         y
         if share == c.attrs["channels"]
         else c.w.op("Slice", y, c.w.ints([0]), c.w.ints([c.attrs["channels"]]), c.w.ints([1]))
-    )  # type: ignore[no-any-return]
+    )
 
 
 # --- places -----------------------------------------------------------------------------------------------------------

@@ -166,9 +166,9 @@ def random_bits(c: Call) -> str:
 
 
 def to_power(c: Call) -> str:
-    return c.w.op(
+    return c.w.op(  # type: ignore[no-any-return]
         "Cast", c.x(), to=ELEMENTS["f8e8m0"], saturate=int(c.attrs["saturate"]), round_mode=c.attrs["rounding"]
-    )  # type: ignore[no-any-return]
+    )
 
 
 # --- strings ----------------------------------------------------------------------------------------------------------
@@ -176,21 +176,21 @@ def to_power(c: Call) -> str:
 
 def string_split(c: Call) -> list[str]:
     most = c.attrs["maxsplit"]
-    return c.w.op(
+    return c.w.op(  # type: ignore[no-any-return]
         "StringSplit", c.x(), outputs=2, delimiter=c.attrs["delimiter"] or None, maxsplit=None if most < 0 else most
-    )  # type: ignore[no-any-return]
+    )
 
 
 def string_normalize(c: Call) -> str:
     a = c.attrs
     stop = list(a["stopwords"]) or None
-    return c.w.op(
+    return c.w.op(  # type: ignore[no-any-return]
         "StringNormalizer",
         c.x(),
         case_change_action=a["case"].upper(),
         is_case_sensitive=int(a["sensitive"]),
         stopwords=stop,
-    )  # type: ignore[no-any-return]
+    )
 
 
 def string_index(c: Call) -> str:

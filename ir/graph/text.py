@@ -29,7 +29,7 @@ from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder, defaults, find_op
 from dnnc.ir.graph.constant_text import inline, load_constants, read_inline, read_literal, save_constants
 from dnnc.ir.op import Attrs, OpDef
-from dnnc.ir.te.text import Reader, read_op, show_op
+from dnnc.ir.te.syntax import Reader, read_op, show_op
 from dnnc.ir.types import Dim, Layout, TensorType, parse_layout
 
 WIDTH = 150  # longer signatures get one line per parameter

@@ -195,8 +195,8 @@ class _Run:
             return (
                 np.float64(e.value)
                 if e.dtype.is_float
-                else np.array(e.value & ((1 << 64) - 1), np.uint64).astype(e.dtype.numpy)[()]
-            )  # type: ignore[operator]
+                else np.array(e.value & ((1 << 64) - 1), np.uint64).astype(e.dtype.numpy)[()]  # type: ignore[operator]
+            )
         if isinstance(e, Linear):
             return sum((go(t) * c for t, c in e.terms), np.int64(e.const))
         if isinstance(e, Product):

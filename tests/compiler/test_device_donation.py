@@ -16,12 +16,12 @@ from one_device import GPU, one_device, there
 import dnnc
 import dnnc.array as xp
 from dnnc.backends.cuda import graph as cuda_graph
-from dnnc.backends.cuda.interpreted import DeviceBuffer, InterpretedDevice
 from dnnc.driver import compile_graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.options import make_options
 from dnnc.tools.accuracy import first_difference
+from dnnc.tools.interpreted import DeviceBuffer, InterpretedDevice
 from support.fuzz import input_dims
 from support.random_graphs import random_graph
 

@@ -240,8 +240,13 @@ def batch_norm(c: Call) -> Any:
     if not training:
         scale, bias = (of_all(c, c.opt(n), value, channels, x) for n, value in (("weight", 1.0), ("bias", 0.0)))
         y = c.b.batch_norm(
-            x, scale, bias, c.cast(mean, x.type.dtype), c.cast(var, x.type.dtype), epsilon=float(c.number("eps"))
-        )  # type: ignore[arg-type]
+            x,
+            scale,
+            bias,
+            c.cast(mean, x.type.dtype),  # type: ignore[arg-type]
+            c.cast(var, x.type.dtype),  # type: ignore[arg-type]
+            epsilon=float(c.number("eps")),
+        )
         empty = [
             c.b.full(shape=c.type(k).shape, value=0.0, dtype=c.type(k).dtype) if c.wants(k) else None
             for k in range(1, len(c.outs))

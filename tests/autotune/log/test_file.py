@@ -32,7 +32,7 @@ from dnnc.passes.schedule.problem import Choice
 from support.times import in_a_quiet_round, quiet
 from support.tuning_logs import choices, other, tasks, write_log
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 A, B, C = (Choice("map", (("lanes", n), ("order", "rows"))) for n in (4, 8, 16))
 
 

@@ -140,7 +140,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_what_ships_fits_this_version(kind: str) -> None:
     """A model of other columns would be left aside without a word: train.py makes it anew."""
-    file = Path(__file__).parents[2] / "autotune" / "pretrained" / f"{kind}.npz"
+    file = Path(__file__).parents[3] / "autotune" / "pretrained" / f"{kind}.npz"
     forest = shipped(kind)
     if not file.exists():
         assert forest is None

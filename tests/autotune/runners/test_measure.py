@@ -33,7 +33,6 @@ from dnnc.autotune.search.inspect import look, tasks_of
 from dnnc.autotune.search.task import Setting, Task, task_of
 from dnnc.autotune.search.trial import Request, Trial
 from dnnc.backends.cuda.emit import launch_of
-from dnnc.backends.cuda.interpreted import InterpretedDevice
 from dnnc.backends.cuda.target import FACTS
 from dnnc.backends.runtime.codec import encode
 from dnnc.ir.errors import AccuracyError, TuneError
@@ -43,6 +42,7 @@ from dnnc.ir.loops.text import show_kernel
 from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.passes.schedule.problem import Choice
 from dnnc.passes.schedule.step import candidates
+from dnnc.tools.interpreted import InterpretedDevice
 from support.times import in_a_quiet_round, quiet
 
 CPU = "llvm -threads=1"

@@ -15,7 +15,6 @@ import pytest
 import dnnc
 import dnnc.array as xp
 from dnnc.array.lazy import placeholder
-from dnnc.backends.cuda.interpreted import interpreted_machine
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.device_driver import compile_for_device
 from dnnc.frontends.trace import Spec, trace, vmap
@@ -31,6 +30,7 @@ from dnnc.ir.ops import OPS
 from dnnc.ir.ops.common import draw
 from dnnc.ir.types import TensorType
 from dnnc.options import CompileOptions
+from dnnc.tools.interpreted import interpreted_machine
 
 RNG = np.random.default_rng(41)
 ROWS = 3

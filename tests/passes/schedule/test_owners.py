@@ -27,7 +27,7 @@ from dnnc.ir.loops.text import parse_kernel, show_kernel
 from dnnc.ir.loops.verify import verify_kernel
 from dnnc.ir.ops.index import REDUCTIONS
 from dnnc.ir.shapes import specialise
-from dnnc.ir.te.text import show_op
+from dnnc.ir.te.syntax import show_op
 from dnnc.ir.types import TensorType
 from dnnc.passes.lower.expand import decompose
 from dnnc.passes.lower.nests import lower

@@ -15,7 +15,6 @@ import dnnc
 from dnnc import cpu_build, device_driver
 from dnnc.backends.cuda import build as cuda_build
 from dnnc.backends.cuda import nvrtc
-from dnnc.backends.cuda.interpreted import InterpretedDevice, TextCompiler, interpreted_machine
 from dnnc.backends.cuda.launch import Launch
 from dnnc.backends.llvm import build as llvm_build
 from dnnc.backends.llvm import worker_pool
@@ -28,6 +27,7 @@ from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Kernel, Store, map_stmt
 from dnnc.ir.loops.text import show_kernel
 from dnnc.ir.loops.verify import MAX_STATEMENTS
 from dnnc.passes.schedule.problem import Problem, Template
+from dnnc.tools.interpreted import InterpretedDevice, TextCompiler, interpreted_machine
 from dnnc.tools.sample_graphs import graph_of
 
 NET = """
@@ -263,7 +263,7 @@ def test_a_kernel_that_llvm_takes_too_long_for(monkeypatch: pytest.MonkeyPatch) 
         return text + slow.format(name=name) if MARK in show_kernel(kernel) else text
 
     monkeypatch.setattr(llvm_build, "emit_kernel", emit_kernel)
-    monkeypatch.setattr(worker_pool, "PATIENCE", 0.2)
+    monkeypatch.setattr(worker_pool, "PATIENCE", 0.05)
     monkeypatch.setattr(worker_pool, "SLOWER", 0)
     plant.check("def net(x: f32[6, 20]):\n    return exp(x)", "LLVM takes longer than")
 
