@@ -70,7 +70,10 @@ class Tuned:
 
     def __repr__(self) -> str:
         r = self.result
-        return f"<Tuned: {len(r.outcomes)} tasks, {r.trials} trials, kernels {r.speedup:.2f} times as fast; .compile() takes the winners>"
+        return (
+            f"<Tuned: {len(r.outcomes)} tasks, {r.trials} trials, kernels {r.speedup:.2f} times as fast; "
+            ".compile() takes the winners>"
+        )
 
     def compile(self, progress: Callable[[str, int, int], None] | None = None, **options: Any) -> Any:
         """Compile the model with the winners. Other options than those it was tuned for may lead to other kernels,

@@ -141,7 +141,10 @@ FN void {name}(void* to, const TensorMap* map, {ints}, {halves}, u64* b) {{
   asm volatile("cp.async.bulk.tensor.{n + 2}d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {{{place}}}], [%{n + 4}], {{{taps}}};"
     :: "r"(shared_address(to)), "l"(map), {given} : "memory");
 }}"""
-    return f"{_generated(em, name, text)}({em.text(to)}, &{em.unit.tensor_map(im2col_of(s))}, {numbers}, {em.text(s.args[3])});"
+    return (
+        f"{_generated(em, name, text)}({em.text(to)}, &{em.unit.tensor_map(im2col_of(s))}, {numbers}, "
+        f"{em.text(s.args[3])});"
+    )
 
 
 def _prefetch(em: FuncEmitter, s: Eval) -> str:

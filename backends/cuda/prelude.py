@@ -165,7 +165,10 @@ FN f64 add(f64 a, f64 b) { return a + b; }""",
 template<class T> FN T mul(T a, T b) { return T(typename Unsigned<T>::U(a) * typename Unsigned<T>::U(b)); }
 FN f32 mul(f32 a, f32 b) { return a * b; }
 FN f64 mul(f64 a, f64 b) { return a * b; }""",
-    "sub": "template<class T> FN T sub(T a, T b) { return T(typename Unsigned<T>::U(a) - typename Unsigned<T>::U(b)); }",
+    "sub": (
+        "template<class T> FN T sub(T a, T b) "
+        "{ return T(typename Unsigned<T>::U(a) - typename Unsigned<T>::U(b)); }"
+    ),
     "udiv": "FN int udiv(int a, u32 b) { return int((u32)a / b); }\nFN i64 udiv(i64 a, u64 b) { return i64((u64)a / "
             "b); }",
     "umod": "FN int umod(int a, u32 b) { return int((u32)a % b); }\nFN i64 umod(i64 a, u64 b) { return i64((u64)a % "

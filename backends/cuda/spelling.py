@@ -43,7 +43,10 @@ RESERVED = frozenset(
     )
 )
 MATH = frozenset(
-    "exp log sqrt erf tanh sin cos tan asin acos atan sinh cosh asinh acosh atanh floor ceil trunc rint log1p expm1 pow".split()
+    (
+        "exp log sqrt erf tanh sin cos tan asin acos atan sinh cosh asinh acosh atanh floor ceil trunc rint log1p "
+        "expm1 pow"
+    ).split()
 )
 FAST = frozenset(("recip", "exp2"))  # single instructions, of 1 or 2 ulp
 _TYPES = frozenset((

@@ -342,7 +342,10 @@ def pooling(rng: Rng, s: Scale, dtype: str) -> str:
         n = 1 if s.kind == "llvm" or rng.random() < 0.5 else size(rng, 1, 64, 4)
         r, t = int(rng.choice((2, 3, 3, 5))), int(rng.choice((1, 2, 2)))
         p = r // 2 if r > 2 else 0
-        line = f"{rng.choice(('max_pool', 'avg_pool'))}(x, kernel=({r}, {r}), strides=({t}, {t}), pads=({p}, {p}, {p}, {p}))"
+        line = (
+            f"{rng.choice(('max_pool', 'avg_pool'))}(x, kernel=({r}, {r}), strides=({t}, {t}), pads=({p}, {p}, "
+            f"{p}, {p}))"
+        )
         lines = (
             [f"y = {line}"]
             if rng.random() < 0.5

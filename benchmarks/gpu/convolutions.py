@@ -466,7 +466,10 @@ def usage(m: Made, codes: dict[str, Compiled], symbols: dict[str, str]) -> str:
     s = m.steps[m.main]
     c, launch = codes[symbols[s.text]], launch_of(s.kernel)
     spills = f", {c.spills} bytes spilled" if c.spills else ""
-    return f"  [{c.registers} registers{spills}, {c.shared_bytes + launch.shared_bytes} shared, grid {math.prod(launch.grid)} x {launch.block[0]}]"
+    return (
+        f"  [{c.registers} registers{spills}, {c.shared_bytes + launch.shared_bytes} shared, grid "
+        f"{math.prod(launch.grid)} x {launch.block[0]}]"
+    )
 
 
 def _torch() -> bool:

@@ -276,7 +276,10 @@ def line(r: Row) -> str:
     times, peer = r["ms"], r["ms"].get("torch.compile")
     ratio = f"{peer / times['dnnc']:.2f}" if peer else ""
     right = "right" if r["right"] else "WRONG"
-    return f"{r['name']:18} {right} {r['error']:.1e}  {times['dnnc']:.4f} ms  {peer or 0:.4f}  {ratio}  {r['calls']} launches, {r['compile_s']:.0f} s"
+    return (
+        f"{r['name']:18} {right} {r['error']:.1e}  {times['dnnc']:.4f} ms  {peer or 0:.4f}  {ratio}  {r['calls']} "
+        f"launches, {r['compile_s']:.0f} s"
+    )
 
 
 def table(rows: list[Row]) -> str:

@@ -116,7 +116,10 @@ def qkv(batch: int, tokens: int, heads: int, size: int, a: argparse.Namespace) -
     def want(x: Any, w: Any, b: Any) -> Any:
         return (peer(x, w, b) + b).view(batch, tokens, 3, heads, size).permute(2, 0, 3, 1, 4)
 
-    body = f"h: {rows}, {3 * k}] = add(matmul(x, w), b); r: {rows}, 3, {heads}, {size}] = reshape(h, shape=({batch}, {tokens}, 3, {heads}, {size}))"
+    body = (
+        f"h: {rows}, {3 * k}] = add(matmul(x, w), b); r: {rows}, 3, {heads}, {size}] = reshape(h, shape=({batch}, "
+        f"{tokens}, 3, {heads}, {size}))"
+    )
     body += f"; y: {d}[3, {batch}, {heads}, {tokens}, {size}] = transpose(r, perm=(2, 0, 3, 1, 4))"
     return case(
         f"qkv {batch}x{tokens}x{heads}x{size}",

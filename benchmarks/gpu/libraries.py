@@ -62,7 +62,9 @@ MODELS = (
 SHAPES = {
     "f16 128x3072x768 bias gelu": "x: f16[128, 768], *, w: f16[768, 3072], b: f16[3072] -> gelu(add(matmul(x, w), b), "
     "approximate='tanh')",
-    "f16 2048x768x3072 bias relu": "x: f16[2048, 3072], *, w: f16[3072, 768], b: f16[768] -> relu(add(matmul(x, w), b))",
+    "f16 2048x768x3072 bias relu": (
+        "x: f16[2048, 3072], *, w: f16[3072, 768], b: f16[768] -> relu(add(matmul(x, w), b))"
+    ),
     "f16 4096x4096x4096": "x: f16[4096, 4096], *, w: f16[4096, 4096] -> matmul(x, w)",
     "f32 1024x1024x1024": "x: f32[1024, 1024], *, w: f32[1024, 1024] -> matmul(x, w)",
     "f16 conv 1x64x56x56 3x3 bias relu": "x: f16[1, 64, 56, 56], *, w: f16[64, 64, 3, 3], b: f16[64] -> relu(conv(x, "
@@ -133,7 +135,10 @@ def check_all(only: str, failed: list[str]) -> None:
     for text, library, precisions in MODELS:
         for k, precision in enumerate(precisions):
             number, verify = (0, False) if k % 2 else (min(k, 1), "kernels")
-            name = f"{text.split('(')[0].split()[-1]} {library} {precision or 'float32'} suggestion {number}{'' if verify else ', not checked before'}"
+            name = (
+                f"{text.split('(')[0].split()[-1]} {library} {precision or 'float32'} suggestion "
+                f"{number}{'' if verify else ', not checked before'}"
+            )
             if only in name:
                 told(name, failed, lambda: check(text, library, precision, number, verify))
 
@@ -212,7 +217,10 @@ def row(r: dict[str, Any]) -> str:
     ratio = f"{r['library'] / r['ours']:5.2f}x" if r["library"] and r["ours"] else "    -"
     each = " ".join(us(t).strip() for c, t in r["all"].items() if c.partition("(")[0] in VENDORS)
     notes = "".join(f"\n      {c}: {text[:300]}" for c, text in r["notes"].items())
-    return f"untuned {us(r['default'])} us, best of ours {us(r['ours'])}, library {us(r['library'])}, its time over ours {ratio}; its ways: {each}{notes}"
+    return (
+        f"untuned {us(r['default'])} us, best of ours {us(r['ours'])}, library {us(r['library'])}, its time over "
+        f"ours {ratio}; its ways: {each}{notes}"
+    )
 
 
 def main() -> int:

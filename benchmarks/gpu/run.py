@@ -94,7 +94,10 @@ def line(r: Row) -> str:
     head = f"{r['name']:20} {r['precision']:9}"
     if "failed" in r:
         return f"{head} FAILED {r['failed']}"
-    text = f"{head} {'right' if r['right'] else 'WRONG'} {r['error']:.1e}, {r['calls']} calls, compile {r['compile_s']:.1f} s"
+    text = (
+        f"{head} {'right' if r['right'] else 'WRONG'} {r['error']:.1e}, {r['calls']} calls, compile "
+        f"{r['compile_s']:.1f} s"
+    )
     if "ms" in r:
         times = ", ".join(f"{k} {t:.4f}" for k, t in r["ms"].items())
         peers = [t for k, t in r["ms"].items() if k != "dnnc"]

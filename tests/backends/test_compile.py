@@ -49,7 +49,10 @@ def call(address: int, x: int) -> int:
 
 
 def test_objects_link_with_each_other(cpu: CpuTarget) -> None:
-    caller = "declare i64 @k_inner(i64)\ndefine i64 @entry(i64 %x) {\n  %y = call i64 @k_inner(i64 %x)\n  %z = mul i64 %y, 10\n  ret i64 %z\n}"
+    caller = (
+        "declare i64 @k_inner(i64)\n"
+        "define i64 @entry(i64 %x) {\n  %y = call i64 @k_inner(i64 %x)\n  %z = mul i64 %y, 10\n  ret i64 %z\n}"
+    )
     objs = [compile_text(t, cpu.cpu, cpu.features) for t in (caller, adder("k_inner", 3))]
     assert undefined_symbols(objs[0]) == {"k_inner"}
     assert undefined_symbols(objs[1]) == set()
@@ -129,7 +132,11 @@ def test_bad_text_is_shown_with_its_line(text: str, message: str) -> None:
 
 def test_foreign_symbols_are_refused() -> None:
     with pytest.raises(InternalError, match="calls fmaf"):
-        fused = "declare float @llvm.fma.f32(float, float, float)\ndefine float @f(float %a) {\n  %q = call float @llvm.fma.f32(float %a, float %a, float %a)\n  ret float %q\n}"
+        fused = (
+            "declare float @llvm.fma.f32(float, float, float)\n"
+            "define float @f(float %a) "
+            "{\n  %q = call float @llvm.fma.f32(float %a, float %a, float %a)\n  ret float %q\n}"
+        )
         compile_text(fused, "x86-64", "")
     with pytest.raises(InternalError, match=r"calls puts(.|\n)*1 \| declare i32 @puts"):
         compile_text(
@@ -137,7 +144,11 @@ def test_foreign_symbols_are_refused() -> None:
             "x86-64",
             "",
         )
-    copy = "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)\ndefine void @f(ptr %a, ptr %b, i64 %n) {\n  call void @llvm.memcpy.p0.p0.i64(ptr %a, ptr %b, i64 %n, i1 false)\n  ret void\n}"
+    copy = (
+        "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)\n"
+        "define void @f(ptr %a, ptr %b, i64 %n) "
+        "{\n  call void @llvm.memcpy.p0.p0.i64(ptr %a, ptr %b, i64 %n, i1 false)\n  ret void\n}"
+    )
     assert undefined_symbols(compile_text(copy, "x86-64", "")) == {"memcpy"} <= ALLOWED_SYMBOLS
 
 
@@ -168,7 +179,10 @@ def test_the_pool_comes_from_the_cache(tmp_path: Path) -> None:
 
 
 def test_llvmlite_loads_at_first_use() -> None:
-    code = "import sys; import dnnc.backends.llvm.worker_pool, dnnc.backends.llvm.features, dnnc.backends.runtime.frames, dnnc.backends.runtime.kernel_cache"
+    code = (
+        "import sys; import dnnc.backends.llvm.worker_pool, dnnc.backends.llvm.features, "
+        "dnnc.backends.runtime.frames, dnnc.backends.runtime.kernel_cache"
+    )
     ended = subprocess.run(
         [sys.executable, "-c", f"{code}; print('llvmlite' in sys.modules)"], capture_output=True, text=True, check=True
     )

@@ -25,7 +25,10 @@ from dnnc.ir.loops.text import parse_kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 W = np.arange(12, dtype=np.float32).reshape(3, 4) / 8 - 0.5
-GRAPH = "def g(x: f32[4, 8], *, c: f32[8] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]):\n    y = add(neg(neg(x)), c)\n    return y\n"
+GRAPH = (
+    "def g(x: f32[4, 8], *, c: f32[8] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]):\n    y = add(neg(neg(x)), c)\n"
+    "    return y\n"
+)
 COMMANDS = (
     "compile",
     "run",
@@ -364,7 +367,10 @@ def test_opt_prints_the_graph_after_each_pass() -> None:
 
 
 def test_opt_prints_plans(here: Path) -> None:
-    text = "def g(x: f32[SIZE, 2], *, w: f32[2, 2] = [[1.0, 2.0], [3.0, 4.0]]):\n    y = matmul(matmul(x, w), w)\n    return y\n"
+    text = (
+        "def g(x: f32[SIZE, 2], *, w: f32[2, 2] = [[1.0, 2.0], [3.0, 4.0]]):\n    y = matmul(matmul(x, w), w)\n"
+        "    return y\n"
+    )
     (here / "chain.py").write_text(text.replace("SIZE", "3"))
     (here / "chain_n.py").write_text(text.replace("SIZE", "N"))
     shown = dnnc("opt", "chain.py", "-p", "fuse,memory-plan")

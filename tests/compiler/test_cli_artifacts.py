@@ -15,7 +15,10 @@ import dnnc.artifact.load
 from dnnc.cli.app import app
 from dnnc.ir.graph.text import parse
 
-TEXT = "def rows(x: f32[N, 4], *, w: f32[4, 2] = [[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 2.0]]):\n    y = relu(matmul(x, w))\n    return y\n"
+TEXT = (
+    "def rows(x: f32[N, 4], *, w: f32[4, 2] = [[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 2.0]]):\n"
+    "    y = relu(matmul(x, w))\n    return y\n"
+)
 
 
 @pytest.fixture

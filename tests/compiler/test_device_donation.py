@@ -241,7 +241,10 @@ class ReadOnly(DeviceBuffer):
 
 
 def test_models_with_steps_on_the_host() -> None:
-    text = "n: dim[0, 4]\ndef g(s: f32[4], count: i64):\n    t: f32[4] = exp(s)\n    u: f32[n] = truncate(t, count, size=n)\n    return t, u\n"
+    text = (
+        "n: dim[0, 4]\ndef g(s: f32[4], count: i64):\n    t: f32[4] = exp(s)\n"
+        "    u: f32[n] = truncate(t, count, size=n)\n    return t, u\n"
+    )
     with pytest.raises(dnnc.UnsupportedError, match="donate= is for models without steps on the host"):
         compiled(text, {"s": "t"})
 

@@ -173,7 +173,10 @@ def test_functions(device: InterpretedDevice) -> None:
 
 
 def test_views_are_read_there_too(device: InterpretedDevice) -> None:
-    text = "def g(x: f32[4, 8], w: f32[2, 4, 8]):\n    y: f32[8, 8] = concat(x, x, axis=0)\n    z: f32[8, 8] = mul(y, reshape(w, shape=(8, 8)))\n    return z\n"
+    text = (
+        "def g(x: f32[4, 8], w: f32[2, 4, 8]):\n    y: f32[8, 8] = concat(x, x, axis=0)\n"
+        "    z: f32[8, 8] = mul(y, reshape(w, shape=(8, 8)))\n    return z\n"
+    )
     x, host = np.ones((4, 8), np.float32), np.arange(64, dtype=np.float32).reshape(2, 4, 8)
     (w,) = there(device, host)
     f = compiled(text, {"w": w})

@@ -24,7 +24,10 @@ from dnnc.ir.graph.text import parse
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
 W = np.linspace(-1, 1, 20, dtype=np.float32).reshape(4, 5)
-STEPS = "n: dim[0, 3]\ndef g(x: f32[3, 4], k: i64):\n    t: f32[n, 4] = truncate(relu(x), k, size=n)\n    return exp(t), neg(x)\n"
+STEPS = (
+    "n: dim[0, 3]\ndef g(x: f32[3, 4], k: i64):\n    t: f32[n, 4] = truncate(relu(x), k, size=n)\n"
+    "    return exp(t), neg(x)\n"
+)
 
 
 @dnnc.jit

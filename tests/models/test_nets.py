@@ -25,7 +25,9 @@ NETS = {
     r2 = relu(add(conv(d, w4, pads=(1, 1, 1, 1)), d))
     return softmax(gemm(flatten(global_avg_pool(r2)), m, c))
 """,
-    "separable with gates": """def net(x: f32[N, 8, 14, 14], *, e: f32[40, 8, 1, 1], d: f32[40, 1, 5, 5], q: f32[10, 40, 1, 1], u: f32[40, 10, 1, 1], p: f32[8, 40, 1, 1]):
+    (
+        "separable with gates"
+    ): """def net(x: f32[N, 8, 14, 14], *, e: f32[40, 8, 1, 1], d: f32[40, 1, 5, 5], q: f32[10, 40, 1, 1], u: f32[40, 10, 1, 1], p: f32[8, 40, 1, 1]):
     h = hard_swish(conv(x, e))
     h2 = hard_swish(conv(h, d, group=40, pads=(2, 2, 2, 2)))
     g = hard_sigmoid(conv(relu(conv(global_avg_pool(h2), q)), u))
@@ -40,14 +42,18 @@ NETS = {
     y = layer_norm(add(matmul(c, o), x), s, b)
     return layer_norm(add(matmul(gelu(matmul(y, f)), g), y), s, b)
 """,
-    "down and up": """def net(x: f32[N, 3, 12, 12], *, a: f32[16, 3, 3, 3], b: f32[33, 16, 3, 3], t: f32[33, 16, 2, 2], c: f32[16, 32, 3, 3], o: f32[2, 16, 1, 1]):
+    (
+        "down and up"
+    ): """def net(x: f32[N, 3, 12, 12], *, a: f32[16, 3, 3, 3], b: f32[33, 16, 3, 3], t: f32[33, 16, 2, 2], c: f32[16, 32, 3, 3], o: f32[2, 16, 1, 1]):
     h = relu(conv(x, a, pads=(1, 1, 1, 1)))
     l = relu(conv(max_pool(h, kernel=(2, 2), strides=(2, 2)), b, pads=(1, 1, 1, 1)))
     u = conv_transpose(l, t, strides=(2, 2))
     j = relu(conv(concat(h, u, axis=1), c, pads=(1, 1, 1, 1)))
     return sigmoid(conv(j, o)), argmax(conv(j, o), axis=1)
 """,
-    "densely connected": """def net(x: f32[N, 16, 7, 7], *, a: f32[12, 16, 3, 3], b: f32[12, 28, 3, 3], s: f32[40], t: f32[20, 40, 1, 1]):
+    (
+        "densely connected"
+    ): """def net(x: f32[N, 16, 7, 7], *, a: f32[12, 16, 3, 3], b: f32[12, 28, 3, 3], s: f32[40], t: f32[20, 40, 1, 1]):
     y = concat(x, relu(conv(x, a, pads=(1, 1, 1, 1))), axis=1)
     z = concat(y, relu(conv(y, b, pads=(1, 1, 1, 1))), axis=1)
     return avg_pool(conv(relu(batch_norm(z, s, s, s, abs(s))), t), kernel=(2, 2), strides=(2, 2)), y

@@ -229,7 +229,10 @@ def _saved_options(folder: Path, f: Any) -> dict[str, Any]:
 
 
 def test_models_with_host_steps_are_tuned_in_their_segments(tmp_path: Path) -> None:
-    text = "def g(x: f32[64, 96], y: f32[96, 128], z: f32[64, 96]):\n    s = to_string(relu(matmul(x, y)))\n    return s, exp(z)"
+    text = (
+        "def g(x: f32[64, 96], y: f32[96, 128], z: f32[64, 96]):\n    s = to_string(relu(matmul(x, y)))\n"
+        "    return s, exp(z)"
+    )
     f = dnnc.compile(parse(text), tune=log_for(tmp_path / "m.jsonl", CompileOptions(target=HERE["target"])), **HERE)
     f(*INPUTS, INPUTS[0])
     found = [n for p in f.report.programs for x in p.passes if x.name == "tuning log" for n in x.notes]

@@ -24,7 +24,10 @@ from support.times import in_a_quiet_round, quiet
 
 LAST = '@ "0 2 3 1"'
 CPU, GPU = "llvm -mcpu=x86-64-v4 -threads=2", "cuda -arch=sm_90a"
-MATMUL = "def g(x: f32[100, 300], w: f32[300, 64], c: f32[64]):\n    h = matmul(x, w)\n    s = add(h, c)\n    y = relu(s)\n    return y"
+MATMUL = (
+    "def g(x: f32[100, 300], w: f32[300, 64], c: f32[64]):\n    h = matmul(x, w)\n    s = add(h, c)\n"
+    "    y = relu(s)\n    return y"
+)
 HALF = MATMUL.replace("f32", "f16")
 PACKED = '"0 1/16 2 3 1%16"'
 

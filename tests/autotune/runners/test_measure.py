@@ -344,7 +344,10 @@ def machine_last_level() -> int:
 
 
 def test_operands_of_one_type_do_not_overlap() -> None:
-    text = "def f(x: f32[8, 64], *, w: f32[64, 32], b: f32[32], c: f16[32]):\n    return add(add(matmul(x, w), b), cast(c, to=f32))\n"
+    text = (
+        "def f(x: f32[8, 64], *, w: f32[64, 32], b: f32[32], c: f16[32]):\n"
+        "    return add(add(matmul(x, w), b), cast(c, to=f32))\n"
+    )
     machine = machine_of(GPU)
     task = max((t for t, _ in tasks_of(text, Setting(machine.text))), key=lambda t: len(t.constants))
     operands = Operands(task)

@@ -38,7 +38,10 @@ def test_a_cubin_is_a_whole_file() -> None:
 
 def test_local_and_shared_memory_are_seen() -> None:
     assert compile_cuda(LOCAL, "sm_90a").local_bytes == 256
-    shared = 'extern "C" __global__ void k(int* y) { __shared__ int s[100]; s[threadIdx.x] = y[0]; __syncthreads(); y[0] = s[y[1]]; }'
+    shared = (
+        'extern "C" __global__ void k(int* y) '
+        "{ __shared__ int s[100]; s[threadIdx.x] = y[0]; __syncthreads(); y[0] = s[y[1]]; }"
+    )
     assert compile_cuda(shared, "sm_90a").shared_bytes == 400
 
 

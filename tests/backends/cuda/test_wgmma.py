@@ -269,7 +269,10 @@ def scores(q: f16[2, 32, 64], k: f16[2, 40, 64]):
 
 
 def test_a_sum_is_updated_in_place() -> None:
-    text = "def f(x: f16[72, 64], w: f16[64, 72], r: f16[72, 72]):\n    h: f16[72, 72] = matmul(x, w)\n    y: f16[72, 72] = add(h, r)\n    return y\n"
+    text = (
+        "def f(x: f16[72, 64], w: f16[64, 72], r: f16[72, 72]):\n    h: f16[72, 72] = matmul(x, w)\n"
+        "    y: f16[72, 72] = add(h, r)\n    return y\n"
+    )
     p = problem_of(text, inplace="r")
     assert p.inplace
     product = wgmma.product_of(p)
@@ -349,7 +352,10 @@ def image_conv(
         for v, lay in (((n, c, *inside), filled), ((o, c, *taps), filled), ((n, o, *out), rows))
     )
     attrs = f"strides={(s,) * rank}, pads={(*pads, *pads)}, dilations={(d,) * rank}"
-    return f"def f(x: {x}, w: {w}, b: f16[{o}]):\n    h: {y} = conv(x, w, b, {attrs})\n    y: {y} = relu(h)\n    return y\n"
+    return (
+        f"def f(x: {x}, w: {w}, b: f16[{o}]):\n    h: {y} = conv(x, w, b, {attrs})\n    y: {y} = relu(h)\n"
+        "    return y\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -408,18 +414,27 @@ def test_the_map_of_an_image() -> None:
 
 
 def test_results_of_32_bits() -> None:
-    text = "def f(x: f16[40, 64], w: f16[64, 72]):\n    h: f16[40, 72] = matmul(x, w)\n    y: f32[40, 72] = cast(h, to=f32)\n    return y\n"
+    text = (
+        "def f(x: f16[40, 64], w: f16[64, 72]):\n    h: f16[40, 72] = matmul(x, w)\n"
+        "    y: f32[40, 72] = cast(h, to=f32)\n    return y\n"
+    )
     p = problem_of(text)
     assert wgmma.candidates(p, H200)
     check(p, "f16")
 
 
 def test_a_result_with_rows_of_any_length() -> None:
-    text = "def f(x: f16[40, 64], w: f16[71, 64]):\n    y: f16[40, 71] = matmul(x, transpose(w, perm=(1, 0)))\n    return y\n"
+    text = (
+        "def f(x: f16[40, 64], w: f16[71, 64]):\n    y: f16[40, 71] = matmul(x, transpose(w, perm=(1, 0)))\n"
+        "    return y\n"
+    )
     p = problem_of(text)
     found = wgmma.candidates(p, H200)
     assert all(dict(k)["split"] == 1 for k in found)
-    long = "def f(x: f16[40, 4096], w: f16[71, 4096]):\n    y: f16[40, 71] = matmul(x, transpose(w, perm=(1, 0)))\n    return y\n"
+    long = (
+        "def f(x: f16[40, 4096], w: f16[71, 4096]):\n    y: f16[40, 71] = matmul(x, transpose(w, perm=(1, 0)))\n"
+        "    return y\n"
+    )
     assert {dict(k)["split"] for k in wgmma.candidates(problem_of(long), H200)} == {1}
     assert {dict(k)["split"] for k in wgmma.candidates(problem_of(long.replace("71", "72")), H200)} == {1, 2, 4, 8}
     check(p, "f16")

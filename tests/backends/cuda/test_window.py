@@ -84,7 +84,10 @@ def test_what_is_no_window() -> None:
     """Channels first; few outputs of many terms; sums over channels."""
     assert not window.candidates(problem("def g(x: f32[2, 16, 9, 8]):\n    return max_pool(x, kernel=(3, 3))"), H200)
     assert not window.candidates(problem(pool("avg_pool", "1, 64, 7, 7", "1, 64, 1, 1", "kernel=(7, 7)")), H200)
-    text = f"def g(x: f32[1, 8, 9, 9] {LAST}, w: f32[8, 8, 3, 3] {LAST}):\n    y: f32[1, 8, 7, 7] {LAST} = conv(x, w)\n    return y"
+    text = (
+        f"def g(x: f32[1, 8, 9, 9] {LAST}, w: f32[8, 8, 3, 3] {LAST}):\n"
+        f"    y: f32[1, 8, 7, 7] {LAST} = conv(x, w)\n    return y"
+    )
     assert not window.candidates(problem(text), H200)
 
 

@@ -234,7 +234,10 @@ def test_points_cover_the_ends_of_every_axis(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("target", ["llvm", "reference"])
 @pytest.mark.parametrize("level", [0, 3])
 def test_wrong_constant_indices_are_an_error_of_the_model(target: str, level: int) -> None:
-    text = "def g(x: f32[4], *, i: i64[4] = [0, 5, 10, {n}], z: f32[16] = {z}):\n    return scatter_elements(z, i, x, axis=0)"
+    text = (
+        "def g(x: f32[4], *, i: i64[4] = [0, 5, 10, {n}], z: f32[16] = {z}):\n"
+        "    return scatter_elements(z, i, x, axis=0)"
+    )
     x = np.arange(1, 5, dtype=np.float32)
     for n in (15, -16):
         y = compile(parse(text.format(n=n, z=[0.0] * 16)), target=target, opt_level=level, cache=False)(x)
@@ -275,7 +278,10 @@ def test_sizes_that_a_check_makes_up_suit_constant_indices(op: str, level: int) 
 
 # --- kernels that are too long ----------------------------------------------------------------------------------------
 
-LONG = "def g(x: f32[1, 1], y: f32[1, 3]):\n    a = expand(x, shape=({n}, {n}))\n    return reduce_sum(a, axes=(0, 1)), exp(y)"
+LONG = (
+    "def g(x: f32[1, 1], y: f32[1, 3]):\n    a = expand(x, shape=({n}, {n}))\n"
+    "    return reduce_sum(a, axes=(0, 1)), exp(y)"
+)
 
 
 @in_a_quiet_round

@@ -29,7 +29,10 @@ def test_every_shape_and_axis(dtype: str, exclusive: bool, reverse: bool) -> Non
             {"f": "float", "i": "int"}[dtype[0]] + dtype[1:]
         )
         for axis in range(len(shape)):
-            text = f"def g(x: {dtype}{list(shape)}):\n    return cumsum(x, axis={axis}, exclusive={exclusive}, reverse={reverse})"
+            text = (
+                f"def g(x: {dtype}{list(shape)}):\n"
+                f"    return cumsum(x, axis={axis}, exclusive={exclusive}, reverse={reverse})"
+            )
             got = compile(parse(text), cache=False, threads=2)(x)
             flipped = np.flip(x, axis) if reverse else x
             want = np.cumsum(flipped.astype(np.float64 if dtype[0] == "f" else x.dtype), axis)

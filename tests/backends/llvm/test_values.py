@@ -247,7 +247,10 @@ ESTIMATES = {  # CPU -> how it makes 1 / x: by an estimate of 14 or 12 bits, or 
 def test_reciprocals(cpu: str) -> None:
     """Of all that 1 + exp(-x) can be, 1 and infinity included, and NaN."""
     target = parse_target(f"llvm -mcpu={cpu}")
-    text = f"def k(x: f32[{target.lanes}], y: f32[{target.lanes}]):\n    y[0:+{target.lanes}] = recip(x[0:+{target.lanes}])\n"
+    text = (
+        f"def k(x: f32[{target.lanes}], y: f32[{target.lanes}]):\n"
+        f"    y[0:+{target.lanes}] = recip(x[0:+{target.lanes}])\n"
+    )
     code = emit_kernel(parse_kernel(text), "k", target.feature_set)
     assert (ESTIMATES[cpu] in code) and ("rcp" in code) == ("rcp" in ESTIMATES[cpu])
     if target.foreign:
@@ -266,7 +269,10 @@ def test_reciprocals(cpu: str) -> None:
 @pytest.mark.parametrize("cpu, steps", [("skylake-avx512", 0), ("haswell", 3), ("znver4", 0), ("x86-64", 0)])
 def test_estimates_are_refined_where_they_have_fewer_than_14_bits(cpu: str, steps: int) -> None:
     target = parse_target(f"llvm -mcpu={cpu}")
-    text = f"def k(x: f32[{target.lanes}], y: f32[{target.lanes}]):\n    y[0:+{target.lanes}] = estimate(x[0:+{target.lanes}])\n"
+    text = (
+        f"def k(x: f32[{target.lanes}], y: f32[{target.lanes}]):\n"
+        f"    y[0:+{target.lanes}] = estimate(x[0:+{target.lanes}])\n"
+    )
     code = emit_kernel(parse_kernel(text), "k", target.feature_set)
     assert ESTIMATES[cpu] in code and len(re.findall(r"= call .*@llvm\.fma", code)) == steps
 
@@ -311,7 +317,10 @@ def test_scaling_by_powers_of_two_and_looking_up(lanes: int) -> None:
     """
     target = with_avx512()
     at = f"0:+{lanes}" if lanes > 1 else "0"
-    text = f"def k(x: f32[64], n: f32[64], y: f32[64], z: f32[64]):\n    y[{at}] = scale(x[{at}], n[{at}])\n    z[{at}] = piece(x[{at}], i32(5))\n"
+    text = (
+        f"def k(x: f32[64], n: f32[64], y: f32[64], z: f32[64]):\n    y[{at}] = scale(x[{at}], n[{at}])\n"
+        f"    z[{at}] = piece(x[{at}], i32(5))\n"
+    )
     code = emit_kernel(parse_kernel(text), f"k_scale{lanes}", target.feature_set)
     made = compile_text(code, target.cpu, target.features)
     if target.foreign:

@@ -40,7 +40,10 @@ Array = np.ndarray[Any, Any]
 
 def conv(c: int, o: int, h: int, w: int, pads: str = "1, 1, 1, 1", n: int | str = 1) -> Graph:
     weights = (RNG.standard_normal((o, c, 3, 3)) / np.sqrt(9 * c)).astype(np.float32)
-    text = f"def g(x: f32[{n}, {c}, {h}, {w}], *, w: f32[{o}, {c}, 3, 3]):\n    y = conv(x, w, pads=({pads}))\n    return y"
+    text = (
+        f"def g(x: f32[{n}, {c}, {h}, {w}], *, w: f32[{o}, {c}, 3, 3]):\n    y = conv(x, w, pads=({pads}))\n"
+        "    return y"
+    )
     return parse(text, {"w": weights})
 
 

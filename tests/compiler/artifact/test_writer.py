@@ -36,7 +36,10 @@ NET = """def net(x: f32[2, 3, 12, 12], i: i64[4], *, w: f32[24, 3, 3, 3], b: f32
     h = gelu(matmul(reduce_mean(max_pool(c, kernel=(2, 2), strides=(2, 2)), axes=(2, 3)), m))
     t = gather(e, i, axis=0)
     return softmax(matmul(h, transpose(t, perm=(1, 0)))), argmax(h, axis=1), cast(cumsum(t, axis=1), to=f16)"""
-ROWS = "def rows(x: f32[N, 4], y: f32[2*N, 4], *, w: f32[4, 40]):\n    return softmax(matmul(concat(x, y, axis=0), w)), reduce_sum(y, axes=(1,))"
+ROWS = (
+    "def rows(x: f32[N, 4], y: f32[2*N, 4], *, w: f32[4, 40]):\n"
+    "    return softmax(matmul(concat(x, y, axis=0), w)), reduce_sum(y, axes=(1,))"
+)
 MODELS = {
     "several outputs": NET,
     "views": "def g(x: f32[2, 3]):\n    r = relu(x)\n    return reshape(r, shape=(3, 2)), x, reshape(x, shape=(6,)), "
@@ -196,7 +199,11 @@ def test_one_program_for_all_sizes(path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_sizes_at_which_a_value_is_empty(path: Path) -> None:
-    text = "N: dim[2, 64]\ndef g(x: f32[3, N]):\n    a = relu(slice(x, starts=(0, 2), steps=(1, 1), shape=(3, N - 2)))\n    return reduce_sum(a, axes=(1,)), a"
+    text = (
+        "N: dim[2, 64]\ndef g(x: f32[3, N]):\n"
+        "    a = relu(slice(x, starts=(0, 2), steps=(1, 1), shape=(3, N - 2)))\n"
+        "    return reduce_sum(a, axes=(1,)), a"
+    )
     f = dnnc.compile(parse(text), dims={"N": (2, 64)})
     f(*arrays(f.graph, {"N": 5}))
     f.save(path)

@@ -23,7 +23,10 @@ def compiled(text: str, **options: Any) -> Any:
 
 def yes_no(then: str, other: str, rank: int = 1) -> str:
     shape = "[" + ",".join(f"d{k}" for k in range(rank)) + "]"
-    return f"<then_branch = yes () => (float{shape} a) {{ {then} }}, else_branch = no () => (float{shape} b) {{ {other} }}>"
+    return (
+        f"<then_branch = yes () => (float{shape} a) {{ {then} }}, else_branch = no () => (float{shape} b) {{ "
+        f"{other} }}>"
+    )
 
 
 BY_SHAPE = f"""g (float[B,T] x) => (float[B,M] y) {{

@@ -383,7 +383,10 @@ def dot(x: f32[50], y: f32[1]):
 def test_parallel_neighbour_is_a_race_across_chunks_too() -> None:
     text = "def k(y: f32[40001]):\n    for i in parallel(40000):\n        y[i + 1] = y[i] + 1.0\n"
     fails(text, "race", "y[i + 1] = ", y=np.zeros(40001, np.float32))
-    far = "def k(y: f32[60000], x: f32[60000]):\n    for i in parallel(40000):\n        y[i] = 1.0\n        x[i] = y[min(i + 20000, 59999)]\n"
+    far = (
+        "def k(y: f32[60000], x: f32[60000]):\n    for i in parallel(40000):\n        y[i] = 1.0\n"
+        "        x[i] = y[min(i + 20000, 59999)]\n"
+    )
     fails(far, "race", y=np.zeros(60000, np.float32), x=np.zeros(60000, np.float32))
 
 

@@ -205,7 +205,10 @@ def test_the_power_of_zero_is_the_smallest(rounding: str) -> None:
         assert np.asarray(got).view(np.uint8).tolist() == [255, 127]
 
 
-SAFE_UNARY = "neg abs sign sqrt floor ceil round trunc exp log relu sigmoid softplus isnan isinf erf tanh reciprocal gelu elu leaky_relu clip".split()
+SAFE_UNARY = (
+    "neg abs sign sqrt floor ceil round trunc exp log relu sigmoid softplus isnan isinf erf tanh reciprocal gelu "
+    "elu leaky_relu clip"
+).split()
 
 
 @pytest.mark.parametrize("name", SAFE_UNARY)

@@ -235,7 +235,10 @@ def reduce_max_sub(x0: f32[4, 9, 5, 6], y: f32[4, 9, 5, 6]):
 
 
 def test_something_costly_is_computed_once_where_a_row_can_be_kept() -> None:
-    text = "def g(x: f32[{shape}]):\n    t = mul(tanh(x), 2.0)\n    return sub(t, reduce_max(t, axes={axes}, keepdims=True))"
+    text = (
+        "def g(x: f32[{shape}]):\n    t = mul(tanh(x), 2.0)\n"
+        "    return sub(t, reduce_max(t, axes={axes}, keepdims=True))"
+    )
     assert nest(text.format(shape="20, 50", axes=(1,))).count("tanh(") == 1
     assert (
         nest(text.format(shape="20, 50", axes=(0,))).count("tanh(") == 2

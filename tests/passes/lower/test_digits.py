@@ -25,7 +25,10 @@ FLOATS = ("f16", "f32", "f64")
 
 def graph_text(dtype: str, shape: tuple[int, ...], keep: int, axis: int, descending: bool) -> str:
     sizes = ", ".join(map(str, shape))
-    return f"def g(x: {dtype}[{sizes}]):\n    y, i = sort(x, axis={axis}, descending={descending}, keep={keep})\n    return y, i"
+    return (
+        f"def g(x: {dtype}[{sizes}]):\n    y, i = sort(x, axis={axis}, descending={descending}, keep={keep})\n"
+        "    return y, i"
+    )
 
 
 def drawn(dtype: str, shape: tuple[int, ...], kind: str) -> Array:

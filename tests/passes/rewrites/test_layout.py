@@ -257,7 +257,10 @@ def test_groups_that_share_a_block() -> None:
 )
 def test_groups_narrower_than_a_vector(sizes: tuple[int, int, int, int], lanes: int, strict: bool, way: str) -> None:
     channels, made, k, group = sizes
-    text = f"def g(x: f32[1, {channels}, 6, 21], *, w: f32[{made}, {channels // group}, {k}, {k}]):\n    return conv(x, w, group={group})"
+    text = (
+        f"def g(x: f32[1, {channels}, 6, 21], *, w: f32[{made}, {channels // group}, {k}, {k}]):\n"
+        f"    return conv(x, w, group={group})"
+    )
     g = graph_of(text)
     assign_layouts(g, lanes, strict)
     (conv,) = (n for n in g.nodes() if n.op.name == "conv")

@@ -163,7 +163,10 @@ def test_a_mask_that_says_never_leaves_attention_in_the_asked_type(to: str) -> N
     stays float32 alone.
     """
     mask = np.triu(np.full((4, 4), np.finfo(np.float32).min, np.float32), 1)
-    text = "def g(q: f32[2, 4, 16], k: f32[2, 4, 16], v: f32[2, 4, 16], *, m: f32[4, 4]):\n    return attention(q, k, v, m, scale=0.25)"
+    text = (
+        "def g(q: f32[2, 4, 16], k: f32[2, 4, 16], v: f32[2, 4, 16], *, m: f32[4, 4]):\n"
+        "    return attention(q, k, v, m, scale=0.25)"
+    )
     g = parse(text, {"m": mask})
     inputs = random_inputs(g, 3)
     want = run(g, inputs, "float64")[0]

@@ -113,7 +113,10 @@ def test_constant_flags_are_a_gather() -> None:
 @pytest.mark.parametrize("kind", ["float", "double", "int64", "int8"])
 @pytest.mark.parametrize("in_order", [0, 1])
 def test_unique(kind: str, in_order: int) -> None:
-    text = f"m ({kind}[N] x) => ({kind}[S] y, int64[S] i, int64[N] v, int64[S] c) {{ y, i, v, c = Unique <sorted = {in_order}> (x) }}"
+    text = (
+        f"m ({kind}[N] x) => ({kind}[S] y, int64[S] i, int64[N] v, int64[S] c) {{ y, i, v, c = Unique <sorted = "
+        f"{in_order}> (x) }}"
+    )
     f = compiled(text)
     for x in (
         sparse((90,), kind),
@@ -129,7 +132,10 @@ def test_unique(kind: str, in_order: int) -> None:
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("in_order", [0, 1])
 def test_unique_slices(axis: int, in_order: int) -> None:
-    text = f"m (int64[4,6,2] x) => (int64[A,B,C] y, int64[S] i, int64[N] v, int64[S] c) {{ y, i, v, c = Unique <axis = {axis}, sorted = {in_order}> (x) }}"
+    text = (
+        "m (int64[4,6,2] x) => (int64[A,B,C] y, int64[S] i, int64[N] v, int64[S] c) { y, i, v, c = Unique <axis "
+        f"= {axis}, sorted = {in_order}> (x) }}"
+    )
     f = compiled(text)
     for most in (1, 2, 9):
         x = RNG.integers(0, most, (4, 6, 2))
@@ -146,7 +152,10 @@ def test_unique_merges_nan_and_the_zeros() -> None:
 
 # --- NonMaxSuppression ------------------------------------------------------------------------------------------------
 
-NMS = "m (float[B,N,4] b, float[B,C,N] s, int64[1] k, float[1] i, float[1] t) => (int64[S,3] y) {{ y = NonMaxSuppression <center_point_box = {}> (b, s, k, i, t) }}"
+NMS = (
+    "m (float[B,N,4] b, float[B,C,N] s, int64[1] k, float[1] i, float[1] t) => (int64[S,3] y) {{ y = "
+    "NonMaxSuppression <center_point_box = {}> (b, s, k, i, t) }}"
+)
 
 
 def boxes(batches: int, n: int, center: bool) -> np.ndarray:
