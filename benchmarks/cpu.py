@@ -1,6 +1,7 @@
 """Whole models on the CPU: dnnc against ONNX Runtime, OpenVINO and torch.compile.
 
-    python benchmarks/cpu.py [--models DIR] [--set float|all|NAME,NAME] [--peers onnxruntime,openvino,torch] [--threads 2] [--repeats 3]
+    python benchmarks/cpu.py [--models DIR] [--set float|all|NAME,NAME] [--peers onnxruntime,openvino,torch]
+        [--threads 2] [--repeats 3]
                              [--budget 20] [--json OUT] [--check none|peer|float64]
     python benchmarks/cpu.py --random-shapes 60
 

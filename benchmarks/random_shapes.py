@@ -1,6 +1,7 @@
 """Kernels of shapes that nobody chose: how even is their speed?
 
-    python benchmarks/random_shapes.py [COUNT] [--seed 0] [--seconds 0.1] [--family grouped]        also: python benchmarks/cpu.py --random-shapes COUNT
+    python benchmarks/random_shapes.py [COUNT] [--seed 0] [--seconds 0.1] [--family grouped]
+        also: python benchmarks/cpu.py --random-shapes COUNT
 
 Convolutions (plain, grouped, depthwise, dilated, transposed, over one axis, over three), matrix products, reductions of
 rows, scatters, running sums and top-k in turns, drawn from a seed. Each runs on one thread; its efficiency is the share

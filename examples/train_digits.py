@@ -2,7 +2,8 @@
 
     python examples/train_digits.py        # five seconds; writes digits.onnx and digits_samples.npz beside this file
 
-    image f32[N, 1, 8, 8] -> conv 3x3, 16 -> relu -> conv 3x3, 32 -> relu -> max-pool 2 -> gemm 64 -> relu -> gemm 10 -> logits f32[N, 10]
+    image f32[N, 1, 8, 8] -> conv 3x3, 16 -> relu -> conv 3x3, 32 -> relu -> max-pool 2
+        -> gemm 64 -> relu -> gemm 10 -> logits f32[N, 10]
 
 Pixels run from 0 (paper) to 1 (ink). The seed fixes the split, the first weights and the order of the batches.
 """

@@ -2,8 +2,9 @@
 tasks.
 
     python benchmarks/autotune/evaluate.py cpu [--objective gain]
-    python benchmarks/autotune/evaluate.py cpu --whole LOG        the model of those logs on tasks of this one, whose whole spaces were measured,
-                                                                  and a search that begins with it and learns from what it measures
+    python benchmarks/autotune/evaluate.py cpu --whole LOG        the model of those logs on tasks of this one, whose
+                                                                  whole spaces were measured, and a search that begins
+                                                                  with it and learns from what it measures
 
 The goal: the 8 best of a model's list hold a schedule of at least 95 % of the best measured speed for 90 % of the
 tasks, and it needs a fifth of the trials that a random order needs until it gets there. `gather.py --seed 1 --each 512`

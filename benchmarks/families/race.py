@@ -1,6 +1,7 @@
 """dnnc over a corpus: does every model compile, is it right, and how fast is it beside ONNX Runtime and OpenVINO?
 
-    python -m benchmarks.families.race --models DIR [--jobs check|time] [--only REGEX] [--half visible|held|all] [--threads 2]
+    python -m benchmarks.families.race --models DIR [--jobs check|time] [--only REGEX] [--half visible|held|all]
+        [--threads 2]
         [--target cuda] [--workers 12] [--strict-compile] [--seconds 300] [--memory 12] [--cache DIR] [--lock FILE]
         [--out race.jsonl] [--again] [--markdown FILE]
 

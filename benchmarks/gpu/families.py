@@ -1,6 +1,7 @@
 """Architectures that the zoo lacks, in float16 at batch 1 on one GPU: first right, then timed beside torch.compile.
 
-    python benchmarks/gpu/families.py [--nets NAME,NAME] [--precision float16] [--mode reduce-overhead] [--jobs 5] [--json OUT] [--markdown OUT]
+    python benchmarks/gpu/families.py [--nets NAME,NAME] [--precision float16] [--mode reduce-overhead] [--jobs 5]
+        [--json OUT] [--markdown OUT]
 
 It needs PyTorch, timm, torchvision and transformers; weights are drawn from a seed. Each network has a process of its
 own. Processes compile side by side, and time one after the other. Results are compared with PyTorch in float32. Times

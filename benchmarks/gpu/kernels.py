@@ -1,11 +1,13 @@
 """Matrix products and convolutions by wgmma on one GPU: our kernels, epilogues included, beside bare calls of cuBLAS
 and cuDNN (through PyTorch).
 
-    python benchmarks/gpu/kernels.py [--shapes MxNxK,... | none] [--convs NAME,... | all | none] [--batches 1,32] [--qkv BxSxHxD,...]
+    python benchmarks/gpu/kernels.py [--shapes MxNxK,... | none] [--convs NAME,... | all | none] [--batches 1,32]
+        [--qkv BxSxHxD,...]
                                      [--act relu|gelu|silu] [--dtype f16|bf16] [--weights nk|kn] [--mma N]
                                      [--tilings N|all|BMxBNxSTAGES[xGROUP[xSPLIT[xRESIDENT]]]]
                                      [--only WORD,WORD] [--warm] [--replays N] [--repeats N] [--json OUT] [--emit-only]
-    PYTHONPATH=.types python3 benchmarks/gpu/kernels.py        where dnnc is not installed; `make .types` makes that folder
+    PYTHONPATH=.types python3 benchmarks/gpu/kernels.py        where dnnc is not installed; `make .types` makes that
+                                                               folder
 
 Ours computes act(A @ B + bias) or act(conv(x, w) + bias), or queries, keys and values of a batch in one product, stored
 head by head; the library the bare product or convolution (NHWC, cudnn.benchmark). --mma adds kernels of the template

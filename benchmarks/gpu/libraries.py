@@ -1,7 +1,8 @@
 """cuBLASLt and cuDNN as steps of compiled models on one GPU: are they right there, and how fast beside our kernels?
 
     python benchmarks/gpu/libraries.py [--only WORD] [--ours N] [--json OUT] [--no-times]
-    PYTHONPATH=.types python3 benchmarks/gpu/libraries.py     where dnnc is not installed; `make .types` makes that folder
+    PYTHONPATH=.types python3 benchmarks/gpu/libraries.py     where dnnc is not installed; `make .types` makes that
+                                                              folder
 
 First small models are compiled as a log with library calls would have it: with the kernel gate, without it (so that a
 library's first call is while a graph is recorded), from NumPy and from CuPy arrays, bound, and out of a file. Then
@@ -50,7 +51,8 @@ def layers(x: f32[128, 768], *, w: f32[768, 3072], b: f32[3072], v: f32[3072, 76
 """
 BATCH = "def batch(x: f32[12, 96, 64], y: f32[12, 64, 96]):\n    return softmax(matmul(relu(x), y))\n"
 CONVS = """
-def convs(x: f32[4, 64, 28, 28], *, w: f32[128, 64, 3, 3], b: f32[128], v: f32[64, 128, 1, 1], c: f32[64], u: f32[64, 64, 3, 3]):
+def convs(x: f32[4, 64, 28, 28], *, w: f32[128, 64, 3, 3], b: f32[128], v: f32[64, 128, 1, 1], c: f32[64],
+    u: f32[64, 64, 3, 3]):
     h = relu(conv(x, w, b, pads=(1, 1, 1, 1), strides=(2, 2)))
     return conv(relu(conv(h, v, c)), u, pads=(0, 1, 1, 2))
 """

@@ -1,6 +1,7 @@
 """Whole models on one GPU: first right, then timed, beside PyTorch.
 
-    python benchmarks/gpu/run.py --models DIR [--set all|float|NAME,NAME] [--precision float32,float16,bfloat16,tf32] [--peers graph,eager,...]
+    python benchmarks/gpu/run.py --models DIR [--set all|float|NAME,NAME] [--precision float32,float16,bfloat16,tf32]
+        [--peers graph,eager,...]
                                  [--check-only] [--jobs 4] [--cache DIR] [--json OUT] [--markdown OUT]
 
 DIR is made by `python benchmarks/zoo build DIR --weights seeded` on any machine (35 models in 4 MB; weights are drawn

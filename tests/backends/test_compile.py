@@ -90,7 +90,8 @@ loop:
   %k = phi i64 [ 0, %entry ], [ %next, %loop ]
   %q = getelementptr <16 x float>, ptr %p, i64 %k
   %x = load <16 x float>, ptr %q
-  %y = call <16 x float> @llvm.x86.avx512.mask.range.ps.512(<16 x float> %x, <16 x float> %b, i32 2, <16 x float> zeroinitializer, i16 -1, i32 4)
+  %y = call <16 x float> @llvm.x86.avx512.mask.range.ps.512(<16 x float> %x, <16 x float> %b, i32 2, <16 x float> \
+zeroinitializer, i16 -1, i32 4)
   %z = fmul <16 x float> %y, %x
   store <16 x float> %z, ptr %q
   %next = add i64 %k, 1

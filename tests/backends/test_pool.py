@@ -31,7 +31,8 @@ from dnnc.backends.runtime.frames import (
 from support.times import in_a_quiet_round, quiet
 
 ENTRIES = f"""
-; every thread counts in its own cell and, past a barrier, finds its neighbour at the same count; dims[0] rounds, two barriers each
+; every thread counts in its own cell and, past a barrier, finds its neighbour at the same count; dims[0] rounds, \
+two barriers each
 define i64 @rounds(ptr %frame, ptr %cells, ptr %dims, i64 %tid, i64 %n) nounwind {{
 entry:
   %barrier.p = getelementptr i64, ptr %frame, i64 {FRAME_BARRIER}

@@ -20,9 +20,12 @@ from dnnc.tools.interpreted import InterpretedDevice
 
 CUT = """\
     y: f32[2, {s}, 96] = add(matmul(x, w), d)
-    q: f32[2, 2, {s}, 16] = transpose(reshape(slice(y, starts=(0, 0, 0), steps=(1, 1, 1), shape=(2, {s}, 32)), shape=(2, {s}, 2, 16)), perm=(0, 2, 1, 3))
-    k: f32[2, 2, {s}, 16] = transpose(reshape(slice(y, starts=(0, 0, 32), steps=(1, 1, 1), shape=(2, {s}, 32)), shape=(2, {s}, 2, 16)), perm=(0, 2, 1, 3))
-    v: f32[2, 2, {s}, 16] = transpose(reshape(slice(y, starts=(0, 0, 64), steps=(1, 1, 1), shape=(2, {s}, 32)), shape=(2, {s}, 2, 16)), perm=(0, 2, 1, 3))
+    q: f32[2, 2, {s}, 16] = transpose(reshape(slice(y, starts=(0, 0, 0), steps=(1, 1, 1), shape=(2, {s}, 32)),
+        shape=(2, {s}, 2, 16)), perm=(0, 2, 1, 3))
+    k: f32[2, 2, {s}, 16] = transpose(reshape(slice(y, starts=(0, 0, 32), steps=(1, 1, 1), shape=(2, {s}, 32)),
+        shape=(2, {s}, 2, 16)), perm=(0, 2, 1, 3))
+    v: f32[2, 2, {s}, 16] = transpose(reshape(slice(y, starts=(0, 0, 64), steps=(1, 1, 1), shape=(2, {s}, 32)),
+        shape=(2, {s}, 2, 16)), perm=(0, 2, 1, 3))
 """
 PREFILL = (
     "def g(x: f32[2, 9, 16], *, w: f32[16, 96], d: f32[96], m: f32[9, 9]):\n"

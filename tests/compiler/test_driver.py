@@ -27,7 +27,8 @@ from dnnc.passes.planning.memory_plan import plan_memory
 from dnnc.tools.sample_graphs import graph_of
 from support.times import growth
 
-NET = """def g(x: f32[2, 3, 12, 12], i: i64[4], *, w: f32[24, 3, 3, 3], b: f32[24], v: f32[24, 24, 3, 3], d: f32[24, 1, 3, 3], m: f32[24, 33], e: f32[9, 33]):
+NET = """def g(x: f32[2, 3, 12, 12], i: i64[4], *, w: f32[24, 3, 3, 3], b: f32[24], v: f32[24, 24, 3, 3],
+    d: f32[24, 1, 3, 3], m: f32[24, 33], e: f32[9, 33]):
     a = relu(conv(x, w, b, pads=(1, 1, 1, 1)))
     c = add(conv(conv(a, d, group=24, pads=(1, 1, 1, 1)), v, pads=(1, 1, 1, 1)), a)
     p = max_pool(c, kernel=(2, 2), strides=(2, 2))

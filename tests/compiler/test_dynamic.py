@@ -20,7 +20,8 @@ from dnnc.ir.graph.interp import run
 from dnnc.program_cache import MAX_INSTANCES, MAX_PROGRAMS
 from dnnc.tools.sample_graphs import graph_of
 
-ATTENTION = """def g(x: f32[B, S, 32], *, wq: f32[32, 32], wk: f32[32, 32], wv: f32[32, 32], wo: f32[32, 32], s: f32[32], up: f32[32, 80], down: f32[80, 32]):
+ATTENTION = """def g(x: f32[B, S, 32], *, wq: f32[32, 32], wk: f32[32, 32], wv: f32[32, 32], wo: f32[32, 32],
+    s: f32[32], up: f32[32, 80], down: f32[80, 32]):
     q = transpose(reshape(matmul(x, wq), shape=(B, S, 2, 16)), perm=(0, 2, 1, 3))
     k = transpose(reshape(matmul(x, wk), shape=(B, S, 2, 16)), perm=(0, 2, 3, 1))
     v = transpose(reshape(matmul(x, wv), shape=(B, S, 2, 16)), perm=(0, 2, 1, 3))

@@ -23,7 +23,8 @@ from dnnc.tools.interpreted import InterpretedDevice, interpreted_machine
 
 Array = np.ndarray[Any, Any]
 NET = """
-def net(x: f32[1, 3, 8, 8], w: f32[16, 3, 3, 3], s: f32[16], h: f32[16], m: f32[16], v: f32[16], k: f32[16, 16, 3, 3], d: f32[10, 16], e: f32[10]):
+def net(x: f32[1, 3, 8, 8], w: f32[16, 3, 3, 3], s: f32[16], h: f32[16], m: f32[16], v: f32[16], k: f32[16, 16, 3, 3],
+    d: f32[10, 16], e: f32[10]):
     a: f32[1, 16, 8, 8] = conv(x, w, None, pads=(1, 1, 1, 1))
     b: f32[1, 16, 8, 8] = relu(batch_norm(a, s, h, m, v))
     c: f32[1, 16, 8, 8] = conv(b, k, None, pads=(1, 1, 1, 1))
@@ -255,7 +256,8 @@ def test_a_copy_is_no_parameter() -> None:
 
 
 MODEL = """<ir_version: 8, opset_import: ["" : 17]> g (float[N, 4] x) => (float[N, 3] y)
-<float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, float[3] b = {1, 2, 3}, float one = {1}, int64[2] s = {-1, 4}, float[4] scales = {1, 1, 1, 2}> {
+<float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, float[3] b = {1, 2, 3}, float one = {1},
+    int64[2] s = {-1, 4}, float[4] scales = {1, 1, 1, 2}> {
     a = Reshape (x, s)
     t = Gemm (a, w, b)
     u = Mul (t, one)
@@ -278,9 +280,11 @@ def test_weights_of_an_onnx_model(asked: Any) -> None:
 
 def test_weights_that_steer_a_model() -> None:
     """What sizes depend on cannot be bound; of all weights it is left out."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[1, 1, 4, 4] x) => (float[1, 1, 8, 8] y)
-        <float[4] scales = {1, 1, 2, 2}, float[1, 1, 8, 8] w = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
-        1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}> { u = Resize (x, , scales)  y = Mul (u, w) }""")
+    ones = ", ".join(["1"] * 64)
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[1, 1, 4, 4] x) => (float[1, 1, 8, 8] y)
+        <float[4] scales = {{1, 1, 2, 2}}, float[1, 1, 8, 8] w = {{{ones}}}> {{
+            u = Resize (x, , scales)  y = Mul (u, w) }}""")
     with pytest.raises(dnnc.UnsupportedError, match="the contents of scales steer it"):
         dnnc.compile(model, parameters=["scales"], cache=False)
     assert [s.name for s in dnnc.compile(model, parameters=True, cache=False).parameters] == ["w"]

@@ -25,14 +25,16 @@ from support.random_graphs import random_graph
 HALVES = {"float16": f16, "bfloat16": bf16}
 NETS = {
     "convolutions": """\
-def g(x: f32[2, 3, 18, 18], *, w: f32[32, 3, 3, 3], v: f32[48, 32, 3, 3], d: f32[48, 1, 3, 3], p: f32[24, 48, 1, 1], q: f32[24, 10]):
+def g(x: f32[2, 3, 18, 18], *, w: f32[32, 3, 3, 3], v: f32[48, 32, 3, 3], d: f32[48, 1, 3, 3], p: f32[24, 48, 1, 1],
+    q: f32[24, 10]):
     a = relu(conv(x, w, pads=(1, 1, 1, 1), strides=(2, 2)))
     b = relu(conv(conv(a, v, pads=(1, 1, 1, 1)), d, pads=(1, 1, 1, 1), group=48))
     c = conv(b, p)
     return matmul(reduce_mean(add(c, sigmoid(c)), axes=(2, 3)), q), softmax(max_pool(a, kernel=(2, 2), strides=(2, 2)))
 """,
     "attention": """\
-def g(x: f32[2, 33, 64], m: f32[33, 33], *, s: f32[64], w: f32[64, 64], v: f32[64, 64], u: f32[64, 200], t: f32[200, 64]):
+def g(x: f32[2, 33, 64], m: f32[33, 33], *, s: f32[64], w: f32[64, 64], v: f32[64, 64], u: f32[64, 200],
+    t: f32[200, 64]):
     n = layer_norm(x, s)
     h = transpose(reshape(matmul(n, w), shape=(2, 33, 4, 16)), perm=(0, 2, 1, 3))
     k = transpose(reshape(matmul(n, v), shape=(2, 33, 4, 16)), perm=(0, 2, 3, 1))

@@ -17,7 +17,8 @@ from dnnc.tools.sample_graphs import graph_of
 
 # `N` is the batch. Sizes are odd on purpose: channels that fill no vector, images that fill no tile.
 NETS = {
-    "residual": """def net(x: f32[N, 3, 19, 19], *, w0: f32[24, 3, 5, 5], s0: f32[24], w1: f32[24, 24, 3, 3], b1: f32[24], w2: f32[24, 24, 3, 3], w3: f32[40, 24, 1, 1], w4: f32[40, 40, 3, 3], m: f32[40, 11], c: f32[11]):
+    "residual": """def net(x: f32[N, 3, 19, 19], *, w0: f32[24, 3, 5, 5], s0: f32[24], w1: f32[24, 24, 3, 3],
+        b1: f32[24], w2: f32[24, 24, 3, 3], w3: f32[40, 24, 1, 1], w4: f32[40, 40, 3, 3], m: f32[40, 11], c: f32[11]):
     a = relu(batch_norm(conv(x, w0, strides=(2, 2), pads=(2, 2, 2, 2)), s0, s0, s0, abs(s0)))
     p = max_pool(a, kernel=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))
     r1 = relu(add(conv(relu(conv(p, w1, b1, pads=(1, 1, 1, 1))), w2, pads=(1, 1, 1, 1)), p))
@@ -27,13 +28,15 @@ NETS = {
 """,
     (
         "separable with gates"
-    ): """def net(x: f32[N, 8, 14, 14], *, e: f32[40, 8, 1, 1], d: f32[40, 1, 5, 5], q: f32[10, 40, 1, 1], u: f32[40, 10, 1, 1], p: f32[8, 40, 1, 1]):
+    ): """def net(x: f32[N, 8, 14, 14], *, e: f32[40, 8, 1, 1], d: f32[40, 1, 5, 5], q: f32[10, 40, 1, 1],
+        u: f32[40, 10, 1, 1], p: f32[8, 40, 1, 1]):
     h = hard_swish(conv(x, e))
     h2 = hard_swish(conv(h, d, group=40, pads=(2, 2, 2, 2)))
     g = hard_sigmoid(conv(relu(conv(global_avg_pool(h2), q)), u))
     return add(conv(mul(h2, g), p), x)
 """,
-    "attention": """def net(x: f32[N, 9, 32], m: f32[N, 1, 1, 9], *, q: f32[32, 32], k: f32[32, 32], v: f32[32, 32], o: f32[32, 32], s: f32[32], b: f32[32], f: f32[32, 70], g: f32[70, 32]):
+    "attention": """def net(x: f32[N, 9, 32], m: f32[N, 1, 1, 9], *, q: f32[32, 32], k: f32[32, 32], v: f32[32, 32],
+        o: f32[32, 32], s: f32[32], b: f32[32], f: f32[32, 70], g: f32[70, 32]):
     hq = transpose(reshape(matmul(x, q), shape=(N, 9, 2, 16)), perm=(0, 2, 1, 3))
     hk = transpose(reshape(matmul(x, k), shape=(N, 9, 2, 16)), perm=(0, 2, 3, 1))
     hv = transpose(reshape(matmul(x, v), shape=(N, 9, 2, 16)), perm=(0, 2, 1, 3))
@@ -44,7 +47,8 @@ NETS = {
 """,
     (
         "down and up"
-    ): """def net(x: f32[N, 3, 12, 12], *, a: f32[16, 3, 3, 3], b: f32[33, 16, 3, 3], t: f32[33, 16, 2, 2], c: f32[16, 32, 3, 3], o: f32[2, 16, 1, 1]):
+    ): """def net(x: f32[N, 3, 12, 12], *, a: f32[16, 3, 3, 3], b: f32[33, 16, 3, 3], t: f32[33, 16, 2, 2],
+        c: f32[16, 32, 3, 3], o: f32[2, 16, 1, 1]):
     h = relu(conv(x, a, pads=(1, 1, 1, 1)))
     l = relu(conv(max_pool(h, kernel=(2, 2), strides=(2, 2)), b, pads=(1, 1, 1, 1)))
     u = conv_transpose(l, t, strides=(2, 2))

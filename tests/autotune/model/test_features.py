@@ -289,8 +289,8 @@ def test_features_are_quick() -> None:
 @pytest.mark.parametrize("target, other", [(GPU, "llvmlite"), (CPU, "dnnc.backends.cuda")])
 def test_nothing_of_another_backend_is_loaded(target: str, other: str) -> None:
     code = (
-        "import sys; from dnnc.autotune.search import choose; from dnnc.autotune.model import features, forest, cost_model, roofline; from "
-        "dnnc.autotune.runners.machine import machine_of;"
+        "import sys; from dnnc.autotune.search import choose; from dnnc.autotune.runners.machine import machine_of; "
+        "from dnnc.autotune.model import features, forest, cost_model, roofline; "
         f"m = machine_of('{target}'); m.limits; choose.cost_model(m); print([n for n in ('xgboost', '{other}', 'ray', "
         "'plotly') if n in sys.modules])"
     )

@@ -189,7 +189,8 @@ def test_constants_are_read_before_the_wait() -> None:
 
 # --- models -----------------------------------------------------------------------------------------------------------
 
-BLOCK = """def g(x: f32[1, {rows}, 64], *, s1: f32[64], b1: f32[64], w1: f32[64, 192], c1: f32[192], s2: f32[64], b2: f32[64], w2: f32[192, 64], w3: f32[64, 64]):
+BLOCK = """def g(x: f32[1, {rows}, 64], *, s1: f32[64], b1: f32[64], w1: f32[64, 192], c1: f32[192], s2: f32[64],
+    b2: f32[64], w2: f32[192, 64], w3: f32[64, 64]):
     h = gelu(add(matmul(layer_norm(x, s1, b1), w1), c1))
     y = add(matmul(h, w2), x)
     z = matmul(layer_norm(y, s2, b2), w3)

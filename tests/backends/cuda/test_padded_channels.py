@@ -80,7 +80,8 @@ def test_every_template_gives_what_the_graph_means(text: str, offered: set[str])
 
 
 NET = """
-def net(x: f32[2, 3, 21, 19], *, a: f32[35, 3, 3, 3], b: f32[77, 35, 3, 3], c: f32[77, 77, 1, 1], d: f32[16, 77, 3, 3], s: f32[35]):
+def net(x: f32[2, 3, 21, 19], *, a: f32[35, 3, 3, 3], b: f32[77, 35, 3, 3], c: f32[77, 77, 1, 1],
+    d: f32[16, 77, 3, 3], s: f32[35]):
     h = relu(conv(x, a, s, pads=(1, 1, 1, 1)))
     i = relu(conv(h, b, None, strides=(2, 2), pads=(1, 1, 1, 1)))
     j = add(conv(i, c), i)

@@ -64,7 +64,8 @@ def problem(
         f"{k}=({listed((v,) * m)},)"
         for k, v, m in (("strides", stride, r), ("pads", pad, 2 * r), ("dilations", dilation, r))
     )
-    g = parse(f"""def g(x: {t}[{listed((n, channels * groups, *inside))}] {rows}, w: {t}[{listed((outs * groups, channels, *taps))}] {filters},
+    g = parse(f"""def g(x: {t}[{listed((n, channels * groups, *inside))}] {rows},
+        w: {t}[{listed((outs * groups, channels, *taps))}] {filters},
       b: {t}[{outs * groups}], z: {y}):
     h: {y} = conv(x, w, b, {attrs}, group={groups})
     i: {y} = add(h, z)
@@ -81,7 +82,8 @@ def first_layer(
     r, order = len(inside), " ".join(str(k) for k in range(2, 2 + len(inside)))
     out = [(h + 2 * pad - k) // stride + 1 for h, k in zip(inside, taps)]
     y = f'{t}[{listed((n, outs, *out))}] @ "0 {order} 1"'
-    g = parse(f"""def g(x: {t}[{listed((n, channels, *inside))}], w: {t}[{listed((outs, channels, *taps))}], b: {t}[{outs}]):
+    g = parse(f"""def g(x: {t}[{listed((n, channels, *inside))}], w: {t}[{listed((outs, channels, *taps))}],
+        b: {t}[{outs}]):
     h: {y} = conv(x, w, b, strides=({listed((stride,) * r)},), pads=({listed((pad,) * 2 * r)},))
     y: {y} = relu(h)
     return y""")

@@ -84,7 +84,8 @@ def text(cell: str, steps: int, batch: int, hidden: int) -> str:
     return f"""def net(h: {state}{more}, x: f32[{steps}, {batch}, {gates * hidden}], *, {matrices}):
     def body(k: i64, h: {state}{more}, r: {row}, {matrices}):
         {body}
-    ({made}) = loop(None, None, {states}, x, w{", u" if third else ""}, body=body, carried={carried}, scanned=1, length={steps})
+    ({made}) = loop(None, None, {states}, x, w{", u" if third else ""}, body=body, carried={carried}, scanned=1,
+        length={steps})
     return {made}
 """
 

@@ -180,7 +180,8 @@ def test_rows_that_come_from_memory_are_asked_for_ahead() -> None:
 def test_rows_that_are_gathered_from_memory_verify(parts: tuple[int, int]) -> None:
     """Norms of channels that lie in blocks, joined from several images: what a vector reads is no line of the cache."""
     a, b = parts
-    text = f"""def g(x: f32[4, 32, 64, 64], *, u: f32[{a}, 32, 1, 1], v: f32[{b}, 32, 1, 1], s: f32[{a + b}], t: f32[{a + b}]):
+    text = f"""def g(x: f32[4, 32, 64, 64], *, u: f32[{a}, 32, 1, 1], v: f32[{b}, 32, 1, 1], s: f32[{a + b}],
+        t: f32[{a + b}]):
     c = concat(conv(x, u), conv(x, v), axis=1)
     y = layer_norm(transpose(c, perm=(0, 2, 3, 1)), s, t, axis=-1)
     return y"""

@@ -51,7 +51,8 @@ def block(c: int, h: int, w: int, n: int = 1) -> Graph:
     """A residual block: the sum is made in the memory of its first operand."""
     made = {"a": (c, c, 1, 1), "w": (c, c, 3, 3), "v": (c, c, 3, 3), "b": (c,)}
     constants = {k: (RNG.standard_normal(s) / np.sqrt(np.prod(s[1:]))).astype(np.float32) for k, s in made.items()}
-    text = f"""def g(x: f32[{n}, {c}, {h}, {w}], *, a: f32[{c}, {c}, 1, 1], w: f32[{c}, {c}, 3, 3], v: f32[{c}, {c}, 3, 3], b: f32[{c}]):
+    text = f"""def g(x: f32[{n}, {c}, {h}, {w}], *, a: f32[{c}, {c}, 1, 1], w: f32[{c}, {c}, 3, 3],
+        v: f32[{c}, {c}, 3, 3], b: f32[{c}]):
     p = conv(x, a)
     q = relu(conv(p, w, b, pads=(1, 1, 1, 1)))
     y = relu(add(conv(q, v, b, pads=(1, 1, 1, 1)), p))

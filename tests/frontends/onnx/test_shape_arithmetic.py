@@ -279,7 +279,8 @@ def test_if_on_a_known_condition() -> None:
 @pytest.mark.parametrize("known", [False, True])
 def test_a_loop_takes_one_number_and_one_bool(trips: str, condition: str, message: str, known: bool) -> None:
     body = """ y = Loop(t, c, x) <
-            body = b (int64 i, bool k, float[3] s) => (bool d, float[3] u) { u = Neg(s)  v = Exp(u)  w = Exp(v)  d = Identity(k) }
+            body = b (int64 i, bool k, float[3] s) => (bool d, float[3] u) { u = Neg(s)  v = Exp(u)  w = Exp(v)
+                d = Identity(k) }
         > }"""
     given = f"<{trips} = {{{_one_of(trips)}}}, {condition} = {{{_one_of(condition)}}}>" if known else ""
     inputs = "float[3] x" if known else f"float[3] x, {trips}, {condition}"

@@ -57,7 +57,8 @@ def gemm(A: f32[26, 40], B: f32[2, 40, 32], C: f32[26, 64]):
                 for ku in unroll(4):
                     for im_1 in unroll(12):
                         for jn_1 in unroll(2):
-                            acc[im_1, jn_1, 0:+16] = fma(A[im_1 + min(12*io, 14), 4*ko + ku], B[jo, 4*ko + ku, 16*jn_1:+16], acc[im_1, jn_1, 0:+16])
+                            acc[im_1, jn_1, 0:+16] = fma(A[im_1 + min(12*io, 14), 4*ko + ku],
+                                B[jo, 4*ko + ku, 16*jn_1:+16], acc[im_1, jn_1, 0:+16])
             for im_2 in unroll(12):
                 for jn_2 in unroll(2):
                     C[im_2 + min(12*io, 14), 16*jn_2 + 32*jo:+16] = acc[im_2, jn_2, 0:+16]
@@ -534,7 +535,8 @@ def gemm(A: f16[64, 128], B: f16[32, 128], C: f32[64, 32]):
                         acc[j, 0:+4] = 0.0
                     for p in unroll(2):
                         for r in unroll(2):
-                            cp_async(addr(sa[p, 16*r + t // 4, 8*(t % 4):+8]), addr(A[32*bm + 16*r + t // 4, 32*p + 8*(t % 4):+8]))
+                            cp_async(addr(sa[p, 16*r + t // 4, 8*(t % 4):+8]),
+                                addr(A[32*bm + 16*r + t // 4, 32*p + 8*(t % 4):+8]))
                         cp_async(addr(sb[p, t // 4, 8*(t % 4):+8]), addr(B[16*bn + t // 4, 32*p + 8*(t % 4):+8]))
                         cp_async_commit()
                     for kt in range(4):
@@ -542,8 +544,10 @@ def gemm(A: f16[64, 128], B: f16[32, 128], C: f32[64, 32]):
                         barrier()
                         if kt + 2 < 4:
                             for r in unroll(2):
-                                cp_async(addr(sa[(kt + 2) % 3, 16*r + t // 4, 8*(t % 4):+8]), addr(A[32*bm + 16*r + t // 4, 32*kt + 64 + 8*(t % 4):+8]))
-                            cp_async(addr(sb[(kt + 2) % 3, t // 4, 8*(t % 4):+8]), addr(B[16*bn + t // 4, 32*kt + 64 + 8*(t % 4):+8]))
+                                cp_async(addr(sa[(kt + 2) % 3, 16*r + t // 4, 8*(t % 4):+8]),
+                                    addr(A[32*bm + 16*r + t // 4, 32*kt + 64 + 8*(t % 4):+8]))
+                            cp_async(addr(sb[(kt + 2) % 3, t // 4, 8*(t % 4):+8]),
+                                addr(B[16*bn + t // 4, 32*kt + 64 + 8*(t % 4):+8]))
                         cp_async_commit()
                         for kk in unroll(2):
                             a: f16x8 = ldmatrix_x4(addr(sa[kt % 3, 16*w + l % 16, 16*kk + 8*(l // 16):+8]))
