@@ -10,7 +10,7 @@ WORKERS ?= 2
 ZOO ?= zoo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types fast slow thorough gpu cuda-zoo golden format digits clean
+.PHONY: help demo test lint types fast slow thorough gpu cuda-zoo golden pages format digits clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,12 @@ cuda-zoo: $(VENV)/dev  ## compile the models of the folder ZOO for a GPU that ne
 
 golden: $(VENV)/dev  ## write the golden files anew; read the diff before you commit it
 	@$(BIN)/pytest -n $(WORKERS) -m "not gpu" --update-golden
+
+pages: $(VENV)/dev  ## write the tables of docs anew: options, operators of ONNX and of PyTorch
+	@$(BIN)/python -m dnnc.options > docs/options.md
+	@$(BIN)/python -m dnnc ops --onnx --markdown > docs/operators.md
+	@sed -i '/core ATen operators for inference are read/,$$d' docs/pytorch.md
+	@$(BIN)/python -m dnnc.frontends.torch.coverage >> docs/pytorch.md
 
 format: $(VENV)/dev  ## lay the code out anew, sort imports
 	@$(BIN)/ruff check --fix .

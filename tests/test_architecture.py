@@ -163,7 +163,6 @@ def test_import_is_quick_and_lazy() -> None:
         "numpy",
         "onnx",
         "llvmlite",
-        "networkx",
         "cupy",
         "typer",
         "rich",
