@@ -20,7 +20,7 @@ from rich.live import Live
 
 from dnnc.autotune.log.record import plain_choice
 from dnnc.autotune.search.fusion_variants import Fused
-from dnnc.autotune.search.search import Event, Outcome, Result
+from dnnc.autotune.search.outcome import Event, Outcome, Result
 from dnnc.cli.arguments import load_model, parse_cache, parse_dims
 from dnnc.cli.console import rendered, show_json, show_tables
 from dnnc.cli.errors import say

@@ -18,7 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from dnnc.autotune.log.file import read
-from dnnc.autotune.search.search import Event, Progress
+from dnnc.autotune.search.outcome import Event, Progress
 from dnnc.autotune.search.trial import Request, Trial
 from dnnc.cli.app import app
 from dnnc.cli.tune import Display, Interrupt, parse_budget, parse_devices

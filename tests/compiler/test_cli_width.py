@@ -12,7 +12,7 @@ import pytest
 from command_line import dnnc
 from rich.console import Console
 
-from dnnc.autotune.search.search import Progress
+from dnnc.autotune.search.outcome import Progress
 from dnnc.cli import compile as compile_module
 from dnnc.cli import console, log, measure, tune
 from dnnc.report.layout import ELLIPSIS, LEAST, Table, fitted, wrapped

@@ -17,7 +17,8 @@ import pytest
 
 import dnnc
 from dnnc.autotune.log.file import Log, read
-from dnnc.autotune.search.search import Event, search
+from dnnc.autotune.search.outcome import Event
+from dnnc.autotune.search.search import search
 from dnnc.autotune.search.trial import Request
 from dnnc.driver import compile
 from dnnc.ir.errors import DnncError, InputError, TuneError

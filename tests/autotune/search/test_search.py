@@ -20,7 +20,8 @@ import pytest
 
 from dnnc.autotune.log.file import Log, read
 from dnnc.autotune.log.record import Winner
-from dnnc.autotune.search.search import FINAL_REPEATS, OVERTIME, TIE, Event, Plan, Result, ahead, search
+from dnnc.autotune.search.outcome import Event, Result
+from dnnc.autotune.search.search import FINAL_REPEATS, OVERTIME, TIE, Plan, ahead, search
 from dnnc.autotune.search.task import Task
 from dnnc.autotune.search.task_search import DEFAULT, HOPELESS, TaskSearch
 from dnnc.autotune.search.trial import Request, Trial
