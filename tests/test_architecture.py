@@ -121,6 +121,7 @@ def report(bad: list[str]) -> None:
 # --- imports ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_imports_go_one_way() -> None:
     bad = []
     for p in sources():
@@ -192,6 +193,7 @@ def test_type_checkers_see_the_public_names() -> None:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_files_are_short() -> None:
     lengths = {name_of(p): len(p.read_text().splitlines()) for p in everything()}
     report(
@@ -231,6 +233,7 @@ def test_every_folder_with_code_is_a_package() -> None:
     )
 
 
+@pytest.mark.slow
 def test_wheel_holds_every_file(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
@@ -274,6 +277,7 @@ def search(pattern: str, files: list[Path], flags: int = 0) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_no_model_of_the_zoo_is_known_by_name() -> None:
     report(search(rf"(?<![a-z])({'|'.join(ZOO)})(?![a-z])", sources(), re.IGNORECASE))
 
@@ -285,6 +289,7 @@ def _is_shape(n: ast.expr | None) -> bool:
     return len(values) == len(n.elts) and max(values) >= 32
 
 
+@pytest.mark.slow
 def test_no_table_of_shapes() -> None:
     bad = []
     for p in sources():
@@ -303,6 +308,7 @@ def test_no_table_of_shapes() -> None:
     report(bad)
 
 
+@pytest.mark.slow
 def test_no_unfinished_work() -> None:
     marks = [
         "TO" + "DO",
@@ -317,6 +323,7 @@ def test_no_unfinished_work() -> None:
     report(search(rf"\b({'|'.join(marks)})\b", everything()))
 
 
+@pytest.mark.slow
 def test_no_trace_of_a_machine_or_a_ticket() -> None:
     texts = [
         *everything(),

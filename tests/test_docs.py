@@ -40,6 +40,8 @@ def blocks(text: str) -> list[tuple[int, str]]:
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.stem)
 def test_blocks_run(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """All blocks of a document in one namespace, in their order, from a file of another name: what somebody pastes must

@@ -200,6 +200,7 @@ def many(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return [(f"kernel{k}", adder(f"k_{k}", k, 1 + 10 * k)) for k in range(12)]
 
 
+@pytest.mark.slow
 def test_workers_give_the_same_bytes(many: list[tuple[str, str]], cpu: CpuTarget) -> None:
     here = {key: compile_text(text, cpu.cpu, cpu.features) for key, text in many}
     told: list[tuple[int, int]] = []
@@ -229,6 +230,7 @@ def test_few_or_small_texts_stay_here() -> None:
     assert CompileService(2).compile_many([], "x86-64", "") == {}
 
 
+@pytest.mark.slow
 def test_errors_name_the_kernel(many: list[tuple[str, str]]) -> None:
     bad = [*many, ("broken", "define void @k_x() {\n  ret i32 0\n}")]
     for threads in (1, 2):
@@ -238,6 +240,7 @@ def test_errors_name_the_kernel(many: list[tuple[str, str]]) -> None:
             CompileService(threads).compile_many(bad, "x86-64", "")
 
 
+@pytest.mark.slow
 def test_a_text_that_ends_the_compiler(
     many: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +255,7 @@ def test_a_text_that_ends_the_compiler(
         assert len(service.compile_many(many, "x86-64", "")) == 12  # with new workers
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_replaced(many: list[tuple[str, str]]) -> None:
     with CompileService(2) as service:
         want = service.compile_many(many, "x86-64", "")
@@ -279,6 +283,7 @@ print(len(worker_pool.CompileService(2).compile_many(items, "x86-64", "", lambda
 """
 
 
+@pytest.mark.slow
 def test_scripts_need_no_main_guard(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -335,6 +340,7 @@ def test_target_texts() -> None:
     assert parse_target("llvm -threads=1", threads=2).threads == 1
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -35,7 +35,8 @@ def dims_of(g: Graph) -> dict[str, Any]:
     return {v.name: (v.lo, v.hi) for v in input_dims(g)}
 
 
-@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(k, marks=pytest.mark.slow) for k in range(8, 80))])
+@pytest.mark.family("random")
+@pytest.mark.parametrize("seed", range(80))
 def test_parameters(seed: int, kernels: Path) -> None:
     """All constant floats, and half of the inputs; then with other signs, halves and zeros, which must not have been
     counted on.
@@ -80,7 +81,8 @@ def test_parameters(seed: int, kernels: Path) -> None:
         assert first_difference(g, whole, got, options.get("precision")) is None
 
 
-@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(k, marks=pytest.mark.slow) for k in range(8, 80))])
+@pytest.mark.family("random")
+@pytest.mark.parametrize("seed", range(80))
 def test_donation(seed: int, kernels: Path) -> None:
     """Any value of the type of an input may be an output that takes its memory."""
     g, arrays = random_graph(seed, 12)

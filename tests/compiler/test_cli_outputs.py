@@ -90,6 +90,7 @@ def test_suffixes(line: str, target: str, here: Path) -> None:
     assert contents(here) == before
 
 
+@pytest.mark.slow
 def test_the_model_itself(here: Path) -> None:
     weights(here / "model.onnx")
     before = contents(here)

@@ -86,6 +86,7 @@ def test_every_command(name: str, shown: list[Table]) -> None:
             check(t, width)
 
 
+@pytest.mark.slow
 def test_random_tables() -> None:
     r = random.Random(1)
     for _ in range(300):

@@ -26,7 +26,7 @@ from support.fuzz import input_dims
 from support.random_graphs import random_graph
 
 Array = np.ndarray[Any, Any]
-SEEDS = [pytest.param(k, marks=pytest.mark.slow if k % 8 else ()) for k in range(24)]
+SEEDS = range(24)
 STEP = "def g(s: f32[4], x: f32[4]):\n    t: f32[4] = add(s, x)\n    return t\n"
 TURN = "def g(s: f32[4, 4], x: f32[4, 4]):\n    t: f32[4, 4] = matmul(x, s)\n    return t\n"
 
@@ -151,6 +151,8 @@ def test_copies(device: InterpretedDevice) -> None:
     assert device.allocated == before
 
 
+@pytest.mark.slow
+@pytest.mark.family("random")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_programs(seed: int, device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     g, arrays = random_graph(seed, 12)
@@ -306,6 +308,7 @@ def test_beside_parameters(device: InterpretedDevice) -> None:
 # --- arrays of dnnc ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_arrays_of_dnnc_take_the_result(device: InterpretedDevice) -> None:
     """Such an array is a value; given for a donated input it becomes the result, in its own memory unless others see
     that.

@@ -91,6 +91,8 @@ def test_the_owner_is_kept_alive(device: InterpretedDevice) -> None:
     assert device.allocated < held + 3 * 8192
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("text", [NET, LOOP], ids=["net", "loop"])
 @pytest.mark.parametrize("options", [{}, {"precision": "float16"}], ids=str)
 def test_what_is_packed_and_what_is_not(text: str, options: dict[str, Any], device: InterpretedDevice) -> None:

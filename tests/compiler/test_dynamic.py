@@ -61,6 +61,7 @@ def outputs(f: Any, x: Any) -> list[bytes]:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "shape"),
     [(ATTENTION, lambda b, s: (b, s, 32)), (CONV, lambda b, s: (b, 3, s, 24))],
@@ -78,6 +79,7 @@ def test_strict_bits_are_those_of_a_program_for_the_size(text: str, shape: Any, 
     assert len(f.programs) == 1
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=haswell"])
 @pytest.mark.parametrize("text", ["matmul(x, w)", "add(matmul(x, w), x)"], ids=["product", "residual"])
 def test_every_number_of_rows(text: str, target: str, cache: Path) -> None:
@@ -92,6 +94,7 @@ def test_every_number_of_rows(text: str, target: str, cache: Path) -> None:
         assert (out[n] == 7).all()
 
 
+@pytest.mark.slow
 def test_kernels_whose_results_live_together_need_no_barrier_between_them(cache: Path) -> None:
     f = dnnc.compile(graph_of(ATTENTION), dims=BOUNDS, cache=cache)
     f(ones(2, 9, 32))
@@ -108,6 +111,7 @@ def test_kernels_whose_results_live_together_need_no_barrier_between_them(cache:
 # --- memory and plans -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_shapes_share_the_memory_between_kernels(cache: Path) -> None:
     f = dnnc.compile(graph_of(ATTENTION), dims=BOUNDS, cache=cache)
     most = 0
@@ -117,6 +121,7 @@ def test_shapes_share_the_memory_between_kernels(cache: Path) -> None:
     assert [held.frame.arena.nbytes for held in f._compiler.frames] == [most]
 
 
+@pytest.mark.slow
 def test_calls_of_different_shapes_at_once(cache: Path) -> None:
     f = dnnc.compile(graph_of(ATTENTION), dims=BOUNDS, cache=cache)
     cases = [
@@ -129,6 +134,7 @@ def test_calls_of_different_shapes_at_once(cache: Path) -> None:
     assert len(f._compiler.frames) <= 5
 
 
+@pytest.mark.slow
 def test_plans_in_use_are_kept(cache: Path) -> None:
     f = dnnc.compile(graph_of(ROWS), dims={"N": (1, 2 * MAX_INSTANCES)}, cache=cache)
     first = f.cache.instance(((1, 4),))
@@ -140,6 +146,7 @@ def test_plans_in_use_are_kept(cache: Path) -> None:
     assert ((2, 4),) not in f.cache.instances and ((MAX_INSTANCES + 299, 4),) in f.cache.instances
 
 
+@pytest.mark.slow
 def test_programs_in_use_are_kept() -> None:
     f = dnnc.compile(graph_of(ROWS), cache=False)
     f(ones(1, 4))
@@ -151,6 +158,7 @@ def test_programs_in_use_are_kept() -> None:
     assert {id(b.program) for b in f.cache.instances.values()} <= {id(n) for n in f.programs}
 
 
+@pytest.mark.slow
 def test_compiling_leaves_nothing_for_a_call_to_collect(cache: Path) -> None:
     f = dnnc.compile(graph_of(ATTENTION), dims=BOUNDS, cache=cache)
     seen: list[int] = []
@@ -169,6 +177,7 @@ def test_compiling_leaves_nothing_for_a_call_to_collect(cache: Path) -> None:
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [

@@ -111,6 +111,7 @@ def test_programs_are_bounded() -> None:
     assert len(f.variants) == MAX_VARIANTS
 
 
+@pytest.mark.slow
 def test_threads_share_programs() -> None:
     f = late(RESHAPE)
     wrong: list[int] = []

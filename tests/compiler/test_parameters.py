@@ -62,6 +62,7 @@ def plain(text: str, given: dict[str, Array]) -> Array:
     return dnnc.compile(parse(text), target="reference")(*given.values())  # type: ignore[no-any-return]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("text", [NET, LOOP], ids=["net", "loop"])
 @pytest.mark.parametrize(
     "options", [{}, {"opt_level": 0}, {"opt_level": 1}, {"target": "reference"}, {"numerics": "strict"}], ids=str
@@ -80,6 +81,7 @@ def test_replaced_and_changed(text: str, options: dict[str, Any]) -> None:
     np.testing.assert_allclose(f(x), plain(text, other), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     given = contents(NET)
     f = compiled(NET, given)
@@ -125,6 +127,7 @@ def test_what_is_read_as_it_is_is_shared() -> None:
     assert (f(i) == 4).all()  # even without refit
 
 
+@pytest.mark.slow
 def test_sizes_that_are_open() -> None:
     g = parse("N: dim[1, 64]\ndef g(x: f32[N, 4], w: f32[3, 4]):\n    return matmul(x, transpose(w, perm=(1, 0)))\n")
     w = np.random.default_rng(0).standard_normal((3, 4), np.float32)
@@ -161,6 +164,7 @@ def test_without_parameters() -> None:
         f.refit()
 
 
+@pytest.mark.slow
 def test_calls_see_one_set_of_weights_or_the_other() -> None:
     """While one thread binds other weights again and again, each call of others is right for one of them."""
     given = contents(NET)
@@ -190,6 +194,7 @@ def test_calls_see_one_set_of_weights_or_the_other() -> None:
     assert not wrong
 
 
+@pytest.mark.slow
 def test_saved_with_what_they_are(tmp_path: Path) -> None:
     given = contents(NET)
     f = compiled(NET, given)
@@ -202,6 +207,7 @@ def test_checked_as_a_whole() -> None:
     assert compiled(NET, contents(NET), verify="model").programs
 
 
+@pytest.mark.slow
 def test_profile_and_bind() -> None:
     given = contents(NET)
     f = compiled(NET, given)
@@ -333,6 +339,7 @@ def g(x: f32[4, 20], xs: f32[5, 4, 20], w: f32[20, 20]):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [NET, LOOP, RECURRENT], ids=["net", "loop", "recurrent"])
 def test_on_a_device(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device is an interpreter: programs are loaded anew with other weights, and nothing is compiled."""

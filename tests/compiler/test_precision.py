@@ -56,6 +56,8 @@ def outputs(f: Any, inputs: list[Any]) -> list[Any]:
     return list(got) if isinstance(got, tuple) else [got]
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("to", HALVES)
 @pytest.mark.parametrize("name", NETS)
 def test_a_float32_model_in_half(name: str, to: str) -> None:
@@ -73,6 +75,8 @@ def test_a_float32_model_in_half(name: str, to: str) -> None:
     assert small.constants < 0.56 * large.constants and small.arena < large.arena
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("t", ["f16", "bf16"])
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("asked", [None, "float32"])
@@ -98,6 +102,7 @@ def test_sums_are_float32(t: str) -> None:
     assert (y == 4096).all() and (s == 4096).all() and (p == 1 / 4096).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("t", ["f16", "bf16"])
 def test_what_is_broadcast_is_widened_ahead(t: str) -> None:
     """The inner loop of a contraction reads the rows' operand as float32."""
@@ -147,6 +152,7 @@ def test_the_report_names_constants_that_stay_float32() -> None:
 # --- judging ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", HALVES)
 def test_verify_model_has_the_reduced_contract(to: str, monkeypatch: pytest.MonkeyPatch) -> None:
     g = in_type(NETS["convolutions"], "f32")
@@ -199,8 +205,9 @@ def test_bounds() -> None:
     assert bound(f16, 1, np.zeros(3)) == pytest.approx(2.0**-14 * (4 * 2.0**-10 + 32 * 2.0**-23))
 
 
+@pytest.mark.family("random")
 @pytest.mark.slow
-@pytest.mark.parametrize("part", [0, *(pytest.param(p, marks=pytest.mark.slow) for p in range(1, 9))])
+@pytest.mark.parametrize("part", range(9))
 def test_random_graphs(part: int, tmp_path: Any) -> None:
     for seed in range(part, 90, 9):
         g, arrays = random_graph(seed, 12)

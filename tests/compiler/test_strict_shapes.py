@@ -97,12 +97,11 @@ def rotations(seed: int) -> tuple[Graph, list[Array]]:
 
 
 CASES = [
-    pytest.param(make, seed, id=f"{make.__name__}-{seed}", marks=() if seed % 8 == 0 else pytest.mark.slow)
-    for make in (convolution, rotations)
-    for seed in range(48)
+    pytest.param(make, seed, id=f"{make.__name__}-{seed}") for make in (convolution, rotations) for seed in range(48)
 ]
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize(("make", "seed"), CASES)
 def test_on_the_cpu(make: Any, seed: int) -> None:
     g, arrays = make(seed)
@@ -112,6 +111,7 @@ def test_on_the_cpu(make: Any, seed: int) -> None:
     assert first_difference(g, arrays, [f(*arrays)]) is None
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize(("make", "seed"), CASES)
 def test_for_a_gpu(make: Any, seed: int) -> None:
     """Each kernel has a schedule, CUDA text and a launch."""

@@ -63,6 +63,7 @@ def made() -> Tuned:
 # --- what it does -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_compiling_takes_the_winners(made: Tuned) -> None:
     winners = {o.task.name: o.choice for o in made.result.outcomes}
     assert made.speedup > 1.1 and any(o.choice != o.base for o in made.result.outcomes)
@@ -73,6 +74,7 @@ def test_compiling_takes_the_winners(made: Tuned) -> None:
     assert np.allclose(f(x), compile(graph(), **OPTIONS)(x), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_log_holds_the_run(tmp_path: Path) -> None:
     made = tuned(log=tmp_path / "l.jsonl", trials=12)
     log = read(tmp_path / "l.jsonl")
@@ -89,6 +91,7 @@ def test_the_log_holds_the_run(tmp_path: Path) -> None:
     assert {k.choice for k in f.report.programs[0].kernels} == {str(c) for c in log.winners().values()}
 
 
+@pytest.mark.slow
 def test_a_log_is_gone_on_with(tmp_path: Path) -> None:
     first = tuned(log=tmp_path / "l.jsonl", trials=12)
     known = {(o.task.key, p.choice) for o in first.result.outcomes for p in o.points}
@@ -103,6 +106,7 @@ def test_a_log_is_gone_on_with(tmp_path: Path) -> None:
     assert fresh and not fresh & known
 
 
+@pytest.mark.slow
 def test_tasks_are_those_of_a_compilation_and_each_has_its_calls() -> None:
     text = TEXT.replace("relu(matmul(x, w))", "relu(matmul(relu(matmul(x, u)), w))").replace(
         "*, w", "*, u: f32[96, 96], w"
@@ -116,6 +120,7 @@ def test_tasks_are_those_of_a_compilation_and_each_has_its_calls() -> None:
     assert sorted(t.name for t, _ in tasks) == sorted(k.name for k in program.kernels)
 
 
+@pytest.mark.slow
 def test_only_some_tasks() -> None:
     _, tasks = tasks_of(graph(), CompileOptions(**OPTIONS))
     name = tasks[0][0].name
@@ -125,6 +130,7 @@ def test_only_some_tasks() -> None:
         tuned(only="conv*")
 
 
+@pytest.mark.slow
 def test_an_own_space_and_an_own_model() -> None:
     asked: list[int] = []
 
@@ -148,6 +154,7 @@ def compile_choice(name: str) -> Choice:
     return next(s.choice for s in program_of(graph(), CompileOptions(**OPTIONS)).kernels if s.kernel.name == name)
 
 
+@pytest.mark.slow
 def test_callbacks_hear_what_happens() -> None:
     events: list[Event] = []
     made = tuned(callbacks=[events.append], trials=12)
@@ -258,6 +265,7 @@ class Page(HTMLParser):
         (self.scripts if inside == "script" else self.words).append(data)
 
 
+@pytest.mark.slow
 def test_the_report_is_a_page_of_its_own(made: Tuned, tmp_path: Path) -> None:
     made.html(tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text()
@@ -284,6 +292,7 @@ def test_the_report_is_a_page_of_its_own(made: Tuned, tmp_path: Path) -> None:
     assert marks >= points  # every trial is drawn with its schedule
 
 
+@pytest.mark.slow
 def test_names_in_the_report_are_text(made: Tuned) -> None:
     from dnnc.report.tuning import html
 

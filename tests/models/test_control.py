@@ -129,6 +129,7 @@ def check(f: Any, g: Graph, n: int) -> None:
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6 * max(1.0, float(np.abs(b).max())))
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("name", CASES)
 def test_numbers(name: str, tmp_path: Any) -> None:
     g = graph(name)
@@ -142,6 +143,7 @@ def test_numbers(name: str, tmp_path: Any) -> None:
     assert len(f.programs) == 1 and not f.report.fallbacks
 
 
+@pytest.mark.slow
 def test_saved_and_profiled(tmp_path: Any) -> None:
     g = graph("loops in loops")
     f = dnnc.compile(g, cache=tmp_path)
@@ -157,6 +159,7 @@ def test_saved_and_profiled(tmp_path: Any) -> None:
         assert h.source("llvm").count("define void @control_1(") == 2 and "control_1_body" in h.source("asm")
 
 
+@pytest.mark.slow
 def test_a_body_reads_the_memory_of_its_own_iteration_only() -> None:
     """Memory that a body uses for itself may be that of values which are dead by then: others must have done with
     it.
@@ -176,6 +179,7 @@ def main(n: i64, x: f32[64, 64]):
         check(f, g, 3)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -204,6 +208,7 @@ def main(n: i64, c: bool, x: f32[3]):
         parse(text)
 
 
+@pytest.mark.slow
 def test_symbolic_sizes_get_a_program_each() -> None:
     text = (
         CASES["rows in and out"]

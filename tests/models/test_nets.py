@@ -120,14 +120,18 @@ def check(f: Any, g: Graph, n: int) -> None:
     assert wrong is None, f"batch {n}, output {wrong}"
 
 
+@pytest.mark.slow
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("level", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("level", [0, 1, 3])
 def test_levels_and_threads(level: int, name: str, tmp_path: Any) -> None:
     g = net(name)
     for threads in (1, 2):
         check(dnnc.compile(g, dims={"N": 3}, cache=tmp_path, opt_level=level, threads=threads), g, 3)
 
 
+@pytest.mark.slow
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("name", NETS)
 def test_one_program_for_all_batches(name: str) -> None:
     g = net(name)

@@ -23,6 +23,7 @@ BODIES = (
 )
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("cpu", ["", " -mcpu=x86-64"])
 @pytest.mark.parametrize("t", ["i4", "u4", "i2", "u2"])
 def test_they_wrap(t: str, cpu: str) -> None:

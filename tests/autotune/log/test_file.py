@@ -196,6 +196,7 @@ def appender(path: Path, name: str, count: int) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_processes_append_to_one_log_and_one_is_killed(path: Path) -> None:
     path.write_bytes(to_line(trial(A)) + b'{"dnnc": 1, "rec')  # torn: one of them cuts it off
     two, endless = [appender(path, name, 300) for name in "ab"], appender(path, "c", 10**9)
@@ -271,6 +272,7 @@ DAMAGED = [
 ]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(("line", "why"), DAMAGED, ids=[w[:40] for _, w in DAMAGED])
 def test_damage_is_told_by_line(path: Path, line: bytes, why: str) -> None:
     path.write_bytes(to_line(TASK) + to_line(trial(A)) + line + to_line(trial(B)))
@@ -306,6 +308,7 @@ def test_the_latest_winner_holds_whatever_the_order_of_the_logs() -> None:
     assert log_of(Winner("k", A, 1.0), Winner("k", B, 1.0)).winners() == {"k": B}  # without times the last one
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("status", FAILURES)
 def test_what_crashed_hung_or_was_wrong_once_never_wins(status: str) -> None:
     wins = Winner("k", A, 1e-6, at=1.0), Winner("k", B, 1e-6, at=2.0)

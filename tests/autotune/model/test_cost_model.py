@@ -59,6 +59,7 @@ def test_analytic_is_the_roofline() -> None:
     assert scores[0] - scores[1] == pytest.approx((x[1, SECONDS] - x[0, SECONDS]) * np.log(2))
 
 
+@pytest.mark.slow
 def test_it_learns_what_the_roofline_does_not_know(learned: XGBModel) -> None:
     new = world(30, seed=1)
     assert top(Analytic(), *new) < 0.9 and top(learned, *new) > 0.95

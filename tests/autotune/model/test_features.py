@@ -107,6 +107,7 @@ def test_work_sees_padding_and_windows() -> None:
     assert padded.guarded and not inner.guarded and padded.taps == inner.taps == 9
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     ("source", "want"),
     [
@@ -181,6 +182,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("target", [CPU, GPU], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("name", SOURCES)
 def test_features_of_whole_spaces(name: str, target: str) -> None:
@@ -286,6 +288,7 @@ def test_features_are_quick() -> None:
     quiet(time.perf_counter() - start < 0.02)  # 2 to 3 ms on an idle machine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target, other", [(GPU, "llvmlite"), (CPU, "dnnc.backends.cuda")])
 def test_nothing_of_another_backend_is_loaded(target: str, other: str) -> None:
     code = (

@@ -91,6 +91,7 @@ def test_a_crash_is_the_fault_of_one(runner: ProcessRunner, task: Task) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_hang_ends_in_time(runner: ProcessRunner, task: Task) -> None:
     start = time.perf_counter()
     found = measured(runner, Request(task, choice("hang")), Request(task, choice("right", again=1)))
@@ -110,6 +111,7 @@ def test_what_strays_is_wrong_without_a_check(runner: ProcessRunner, task: Task)
     assert measured(runner, Request(task, choice("stray")))["stray"].status == "wrong"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bad, said",
     [(choice("abort"), "ends the process"), (choice("magic"), "no template"), (choice("right", unknown=1), "KeyError")],
@@ -211,6 +213,7 @@ def test_a_process_that_hangs_ends_with_its_parent(tmp_path: Path) -> None:
     assert time.monotonic() < end
 
 
+@pytest.mark.slow
 def test_a_target_that_is_not_here_is_an_error() -> None:
     task = relu_task(Setting("cuda -arch=sm_90a"))
     with (
@@ -220,6 +223,7 @@ def test_a_target_that_is_not_here_is_an_error() -> None:
         list(runner.measure([Request(task, Choice("naive", ()))]))
 
 
+@pytest.mark.slow
 def test_a_child_says_its_last_words() -> None:
     child = Child(["build", CPU, "planted:machine_of"])
     child.start()
@@ -321,6 +325,7 @@ def test_times_grow_with_the_work() -> None:
     quiet(2 < times[1] / times[0] < 8, f"{times}")
 
 
+@pytest.mark.slow
 def test_weights_come_from_another_place_in_each_call() -> None:
     machine = machine_of(CPU)
     assert isinstance(machine, CpuMachine)
@@ -437,12 +442,14 @@ def test_a_slow_kernel_is_given_up() -> None:
     assert kernel.graph is None  # the next time it is measured anew
 
 
+@pytest.mark.slow
 def test_a_quick_kernel_is_not_given_up_for_the_gap_between_two_graphs() -> None:
     """A graph of two calls of a microsecond takes several."""
     _, kernel, _, _ = on_device("def f(x: f32[4, 8]):\n    return relu(x)\n")
     assert kernel.measure(limit=1e-7) == pytest.approx(1e-6) and kernel.calls == 100
 
 
+@pytest.mark.slow
 def test_the_gate_sees_the_device() -> None:
     _, kernel, shown, chosen = on_device("def f(x: f32[4, 8]):\n    return relu(x)\n", "fmax(0.0 -> fmax(0.25")
     assert kernel.measure() > 0
@@ -450,6 +457,7 @@ def test_the_gate_sees_the_device() -> None:
         kernel.check(shown, chosen)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_strays_on_the_device_is_wrong() -> None:
     _, kernel, _, _ = on_device("def f(x: f32[4, 8]):\n    return relu(x)\n")
     at = kernel.data.memory.address + kernel.data.starts[-1] - 1
@@ -475,6 +483,7 @@ def test_the_command_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert trial.ok and len(trial.seconds) == 2 and statistics.median(trial.seconds) == trial.median
 
 
+@pytest.mark.slow
 def test_the_command_says_what_is_wrong() -> None:
     with pytest.raises(SystemExit, match="error: target='cuda:9'"):
         look(["--target", "cuda:9"])

@@ -156,6 +156,7 @@ def test_what_is_near_the_best_is_measured_again_with_more_repeats() -> None:
     assert all(r.repeats == 3 and r.limit == 3.0 for r in again)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("status", ["crash", "hang", "wrong", "build"])
 def test_a_failure_is_never_best_and_its_neighbours_are_less_wanted(status: str) -> None:
     choices = [Choice("t", (("a", 1 << k),)) for k in range(9)]
@@ -271,6 +272,7 @@ def test_the_budget_is_kept() -> None:
     assert all(o.choice is not None for o in result.outcomes)  # time for finals was kept
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("quiet", range(6))
 @pytest.mark.parametrize("lost", [False, True])
@@ -317,6 +319,7 @@ def test_what_fails_never_wins(status: str) -> None:
     assert all(o.choice is not None for o in result.outcomes)
 
 
+@pytest.mark.slow
 def test_what_computes_wrongly_never_wins_however_fast_it_is() -> None:
     planted("wrong")
 

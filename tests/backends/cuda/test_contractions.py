@@ -120,16 +120,19 @@ GRAPHS = {
 }
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_ordinary_cores(name: str) -> None:
     check(simt, GRAPHS[name], SIMT)
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_tensor_cores(name: str) -> None:
     check(mma, GRAPHS[name].replace("f32", "f16"), MMA)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sliced", [{"slices": 1}, {"slices": 2}])
 def test_tiles_of_48_columns(sliced: Mapping[str, int]) -> None:
     """Three fragments of 16 columns a warp."""
@@ -140,6 +143,7 @@ def test_tiles_of_48_columns(sliced: Mapping[str, int]) -> None:
     )
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_rounded_to_tf32(name: str) -> None:
     """Products of operands of 11 bits; sums as exact as ever."""
@@ -158,6 +162,7 @@ def test_other_types(name: str, tile: tuple[int, ...]) -> None:
     check(simt, text, {**SIMT, **dict(zip(("bm", "bn", "tm", "tn"), tile))})
 
 
+@pytest.mark.family("random")
 @pytest.mark.parametrize("seed", range(8))
 def test_random_convolutions(seed: int) -> None:
     """Sizes, strides, pads and groups that nobody chose, with either template's smallest tiles."""
@@ -184,6 +189,7 @@ def test_the_sum_in_slices(module: ModuleType, knobs: dict[str, int], t: str) ->
     check(module, matmul("21, 100", "100, 40", "21, 40", t), knobs)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "module, knobs, t",
     [
@@ -224,6 +230,7 @@ def test_only_f32_is_split_and_only_on_new_devices() -> None:
         simt.apply(few, {**SIMT, "split": 3}, H200)
 
 
+@pytest.mark.family("choices")
 @pytest.mark.slow
 @pytest.mark.parametrize("tile", simt.TILES, ids=str)
 def test_every_tile(tile: simt.Blocking) -> None:
@@ -232,6 +239,7 @@ def test_every_tile(tile: simt.Blocking) -> None:
     check(simt, matmul(f"{m}, 36", f"36, {n}", f"{m}, {n}"), {**tile._asdict(), "bk": 16, "slices": 1})
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", mma.SHAPES, ids=lambda s: f"{s.bm}x{s.bn}x{s.down}x{s.across}")
 @pytest.mark.parametrize("module", [mma, tf32])
@@ -254,6 +262,7 @@ def test_fewer_steps_than_stages() -> None:
     check(mma, matmul("16, 16", "16, 16", "16, 16", "f16"), {**MMA, "stages": 4})
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "text, knobs",
     [
@@ -304,6 +313,7 @@ SAMPLES = [
 ]
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("name, k", SAMPLES)
 def test_samples(name: str, k: int) -> None:
     """Every template that takes a sample computes it; those that no template takes have a short side and a sum of few
@@ -357,6 +367,7 @@ def test_what_is_no_tiled_contraction() -> None:
         mma.apply(p, MMA, H200)
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize(
     "text, a, b",
     [
@@ -463,6 +474,7 @@ def compiled(module: ModuleType, text: str, arch: str, knobs: Mapping[str, int |
     assert made.registers * launch.block[0] <= target.registers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module, text",
     [

@@ -93,6 +93,7 @@ APART = {
 }
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("name", APART)
 def test_what_stays_apart(name: str) -> None:
     assert all("matmul" not in g or "norm" not in g for g in groups(APART[name]))
@@ -150,6 +151,7 @@ KERNELS = [
 ]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("text", KERNELS)
 def test_values(text: str) -> None:
     g, low, p = problem(text)
@@ -197,6 +199,7 @@ BLOCK = """def g(x: f32[1, {rows}, 64], *, s1: f32[64], b1: f32[64], w1: f32[64,
     return add(y, z)"""
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("rows, launches", [(1, 3), (8, 5)])
 @pytest.mark.parametrize("precision", [None, "float16"])
 def test_a_block(rows: int, launches: int, precision: str | None) -> None:
@@ -230,10 +233,12 @@ def compiled(text: str, arch: str, count: int) -> None:
         assert not made.spills and not made.local_bytes, f"{knobs}: {made.log}"
 
 
+@pytest.mark.slow
 def test_compiled() -> None:
     compiled(net(LAYER, "1", 768, 2304, "f16", END), "sm_90a", 1)
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.slow
 @pytest.mark.parametrize("text, arch", shapes())
 def test_compiled_corners(text: str, arch: str) -> None:

@@ -45,6 +45,7 @@ def test_local_and_shared_memory_are_seen() -> None:
     assert compile_cuda(shared, "sm_90a").shared_bytes == 400
 
 
+@pytest.mark.slow
 def test_spills_are_seen() -> None:
     sums = "\n".join(f"  float a{i} = x[{i}];" for i in range(200)) + "\n  __syncthreads();\n"
     sums += "\n".join(f"  y[{i}] = a{i} * a{(7 * i + 3) % 200};" for i in range(200))

@@ -33,6 +33,8 @@ def conv(t: str, n: int, c: int, o: int, k: int, s: int = 1) -> str:
     return CONV.format(t=t, n=n, c=c, o=o, k=k, s=s, p=p, oh=sizes[0], ow=sizes[1], rows=f"0 2 3 1/{block} 1%{block}")
 
 
+@pytest.mark.slow
+@pytest.mark.family("choices")
 @pytest.mark.parametrize(
     "text, offered",
     [

@@ -136,6 +136,8 @@ CASES = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.family("random")
 @pytest.mark.parametrize("name", CASES)
 def test_interpreted(name: str) -> None:
     """The best guess, and the last and a middle one of all shapes that fit."""
@@ -145,6 +147,7 @@ def test_interpreted(name: str) -> None:
         check(g, p, found[k][1].knobs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [
@@ -163,6 +166,7 @@ def test_first_layers(case: tuple[str, int, int, int, Ints, Ints, int, int]) -> 
         check(g, p, found[k][1].knobs)
 
 
+@pytest.mark.slow
 def test_rows_of_channels_that_are_padded() -> None:
     g, p = problem("f16", 1, 20, 16, 1, (5, 6), (3, 3), 1, 1, block=8)
     assert image(p).channels == 24

@@ -154,6 +154,7 @@ CASES = [
 ]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("precision", [None, "float16"])
 @pytest.mark.parametrize(("cell", "plan", "batch", "hidden"), CASES)
 def test_the_steps(cell: str, plan: Plan, batch: int, hidden: int, precision: str | None) -> None:
@@ -203,6 +204,7 @@ SENDING_BUGS = {
 }
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(("bug", "sends"), [*((b, 0) for b in BUGS), *((b, 1) for b in SENDING_BUGS)])
 def test_planted_bugs(bug: str, sends: int) -> None:
     old, new, which, said = (SENDING_BUGS if sends else BUGS)[bug]
@@ -297,6 +299,8 @@ def layer(
     )
 
 
+@pytest.mark.slow
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

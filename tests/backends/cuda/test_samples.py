@@ -44,9 +44,8 @@ def lowered(op: OpDef, s: Sample) -> list[Kernel]:
     ]
 
 
-@pytest.mark.parametrize(
-    "family", [f if k % 6 == 1 else pytest.param(f, marks=pytest.mark.slow) for k, f in enumerate(WITH_KERNELS)]
-)
+@pytest.mark.family("samples")
+@pytest.mark.parametrize("family", WITH_KERNELS)
 def test_lowered_kernels_print(family: str) -> None:
     for op in ON_DEVICE[family]:
         for s in op.samples:
@@ -55,6 +54,7 @@ def test_lowered_kernels_print(family: str) -> None:
                 assert text.count('extern "C" __global__') == 1 and launch_of(k).block == (1, 1, 1)
 
 
+@pytest.mark.family("samples")
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("family", WITH_KERNELS)

@@ -53,6 +53,8 @@ def run(kernel: Kernel, dtype: DType = f16, kn: bool = False) -> float:
     return float(abs(args["c"].astype(np.float64) - want).max() / abs(want).max())
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "m, n, k, t, dtype, kn, batch",
     [
@@ -177,6 +179,7 @@ def test_planted_bugs_of_clusters(bug: str) -> None:
         run(parse_kernel(text))
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bugs(bug: str) -> None:
     old, new, which, said = BUGS[bug]
@@ -189,6 +192,7 @@ def test_planted_bugs(bug: str) -> None:
         run(parse_kernel("\n".join(lines)))
 
 
+@pytest.mark.slow
 def test_best_guesses() -> None:
     def first(m: int, n: int, k: int) -> tuple[int, int, int]:
         t = wgmma.tilings(1, m, n, k, H200)[0]
@@ -221,6 +225,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "bm, bn, dtype, kn",
     [SIZES[0], *(pytest.param(*s, marks=pytest.mark.slow) for s in SIZES[1:])],

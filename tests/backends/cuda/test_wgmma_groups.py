@@ -136,6 +136,7 @@ def conv(n: int, c: int, h: int, o: int, k: int, s: int = 1, p: int = 0, d: int 
     return CONV.format(n=n, c=c, h=h, o=o, k=k, s=s, p=p, d=d, t=t, y=f'{t}[{n}, {o}, {out}, {out}] @ "0 2 3 1"')
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize(
     "text, windowed, split",
     [
@@ -186,6 +187,8 @@ def image_conv(
     )
 
 
+@pytest.mark.slow
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize(
     "text, axes",
     [
@@ -216,6 +219,7 @@ def test_filters_that_reach_too_far() -> None:
     assert wgmma.product_of(problem_of(conv(1, 64, 40, 64, 3, s=9))) is None
 
 
+@pytest.mark.slow
 def test_what_is_added_is_fetched_before_it_is_needed() -> None:
     kernel = wgmma.apply(
         problem_of(conv(2, 64, 9, 136, 1)), {"bm": 128, "bn": 128, "stages": 2, "group": 8, "split": 1}, H200
@@ -227,6 +231,7 @@ def test_what_is_added_is_fetched_before_it_is_needed() -> None:
     assert next(m for m in launch_of(kernel).maps if m.param == "x3").box == (128, 64)
 
 
+@pytest.mark.slow
 def test_the_map_of_an_image() -> None:
     kernel = wgmma.apply(
         problem_of(conv(2, 64, 9, 64, 3, s=2, p=1)), {"bm": 128, "bn": 64, "stages": 2, "group": 8, "split": 1}, H200
@@ -274,6 +279,7 @@ def graph_problem(text: str, **constants: Array) -> Problem:
     return classify(nodes, lower(graph, nodes, graph.outputs[0]), graph.constants)
 
 
+@pytest.mark.slow
 def test_weights_are_read_while_the_kernel_before_ends() -> None:
     """Constants are; what a kernel may have written is not, nor is anything stored before the wait."""
     text = "def f(x: f16[40, 320], {}w: f16[320, 64]):\n    y: f16[40, 64] = matmul(x, w)\n    return y\n"
@@ -291,6 +297,7 @@ def test_weights_are_read_while_the_kernel_before_ends() -> None:
         check(p, "f16", stages=8)
 
 
+@pytest.mark.slow
 def test_weights_of_a_shared_sum_are_read_early() -> None:
     """Each block of a cluster begins with those of its own part."""
     text = "def f(x: f16[40, 256], *, w: f16[256, 64]):\n    y: f16[40, 64] = matmul(x, w)\n    return y\n"
@@ -315,6 +322,7 @@ def f(x: f16[{b}, 24, {k}], w: f16[{k}, 128], b: f16[128]):
 """
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("b, heads, bn", [(1, 2, 128), (2, 2, 64), (1, 1, 64), (1, 4, 128), (2, 16, 64)])
 def test_results_that_lie_head_by_head(b: int, heads: int, bn: int) -> None:
     """Boxes of 64 columns where a head has as many and there is one batch; else a tile's rows are stored in vectors."""
@@ -339,6 +347,7 @@ def f(x: {t}[{b}, {s}, 64], w: {t}[64, 384], b: {t}[384]):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("b, s, t, bn", [(3, 23, "f16", 128), (2, 64, "bf16", 64), (2, 40, "f16", 256)])
 def test_queries_keys_and_values_of_a_batch(b: int, s: int, t: str, bn: int) -> None:
     """Tiles go on where a batch ends; boxes are stored where no tile crosses that."""
@@ -362,6 +371,7 @@ def test_vectors_are_read_when_all_have_filled_their_buffer() -> None:
         run_kernel(broken, args)
 
 
+@pytest.mark.slow
 def test_heads_that_share_a_sum_are_stored_by_threads() -> None:
     check(problem_of(HEADS.format(b=1, heads=2, size=64, k=256)), "f16", split=2)
 
@@ -370,6 +380,7 @@ def test_heads_that_are_no_whole_vectors_are_left_to_other_templates() -> None:
     assert wgmma.candidates(problem_of(HEADS.format(b=1, heads=32, size=4, k=64)), H200) == []
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize(
     "text, target",
     [
@@ -386,6 +397,7 @@ def test_others_are_left_to_other_templates(text: str, target: GpuTarget) -> Non
     assert wgmma.candidates(problem_of(text), target) == []
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "bn, resident",
     [(128, 3), pytest.param(64, 4, marks=pytest.mark.slow), pytest.param(256, 2, marks=pytest.mark.slow)],
@@ -405,6 +417,7 @@ def test_blocks_that_share_a_multiprocessor_have_registers(bn: int, resident: in
     assert -(-c.registers // 8) * 8 * launch.block[0] * resident <= H200.registers
 
 
+@pytest.mark.slow
 def test_vectors_and_boxes_of_heads_compile() -> None:
     for size, effect in ((40, "st<8>("), (64, "tma_store_5d(")):
         text = emit_kernel(

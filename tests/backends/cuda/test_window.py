@@ -108,5 +108,6 @@ def compiled(text: str) -> Kernel:
     return kernel
 
 
+@pytest.mark.slow
 def test_compiles() -> None:
     compiled(depthwise("1, 120, 28, 28", "120, 1, 5, 5", "1, 120, 28, 28", "pads=(2, 2, 2, 2)", "f16"))

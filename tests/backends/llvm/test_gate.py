@@ -40,6 +40,7 @@ def check(p: Program, change: Callable[[Kernel], Kernel] = lambda k: k, only: st
             check_kernel(p.graph, changed, loaded.address("k_t"))
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_right_kernels_pass(name: str) -> None:
     check(program(GRAPHS[name]))
@@ -166,6 +167,7 @@ BUGS: list[tuple[str, str, Callable[[Kernel], Kernel], str]] = [
 ]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "name,bug,change,message", BUGS, ids=lambda v: v if isinstance(v, str) and " " not in v else ""
 )
@@ -183,6 +185,7 @@ def test_the_tail_of_gelu_is_measured_by_its_operand() -> None:
     assert abs(float(f(np.float32([0.5]))[0])) < 8 * 2**-22
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "value",
     [
@@ -221,6 +224,7 @@ def test_indices_are_drawn_from_their_axis(monkeypatch: pytest.MonkeyPatch) -> N
     assert indices.min() < -300 and indices.max() > 300 and indices.min() >= -500 and indices.max() < 500
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("shape", [(), (7,), (100000,), (3, 5), (1, 64, 56, 56), (1, 2048, 7, 7), (2, 3, 1, 5, 2, 7)])
 def test_points_cover_the_ends_of_every_axis(shape: tuple[int, ...]) -> None:
     for axis in range(-1, max(len(shape) - 1, 0)):
@@ -250,6 +254,7 @@ def test_wrong_constant_indices_are_an_error_of_the_model(target: str, level: in
             compile(parse(text.format(n=n, z=[0.0] * 16)), target=target, opt_level=level, cache=False)(x)
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize(
     "op",
     [
@@ -327,6 +332,7 @@ def test_large_operands_take_no_memory_and_their_rows_differ() -> None:
     assert len(np.unique(w[::997, 0])) > 35 and not np.array_equal(w[0], w[1]) and np.abs(w).max() <= 1
 
 
+@pytest.mark.slow
 def test_a_product_of_large_weights_is_checked() -> None:
     rng = np.random.default_rng(5)
     w = rng.standard_normal((4100, 4104), np.float32)
@@ -364,6 +370,7 @@ ILL_CONDITIONED = {
 }
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("numerics", ["standard", "strict"])
 @pytest.mark.parametrize("name", ILL_CONDITIONED)
 def test_right_kernels_of_ill_conditioned_values_pass(name: str, numerics: str) -> None:
@@ -415,6 +422,7 @@ ENDS = (
 )
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("seed", range(12))
 def test_chains_that_cancel_pass(seed: int) -> None:
     rng = np.random.default_rng(seed)

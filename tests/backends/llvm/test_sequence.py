@@ -49,6 +49,7 @@ def program(text: str, **ops: OpDef):  # type: ignore[no-untyped-def]
     return graph, compile_program(graph, PassContext(), templates(parse_target("llvm -mcpu=skylake-avx512", 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 9, 40, 131])
 def test_suppression_by_the_interpreter(n: int) -> None:
     text = (

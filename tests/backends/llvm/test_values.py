@@ -130,6 +130,7 @@ def _name(a: Any) -> str:
     return next(t.name for t in BY_NAME.values() if t.kind not in "sc" and t.numpy == a.dtype)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("name", unary("f"))
 def test_unary_floats(name: str) -> None:
     for t in FLOATS:
@@ -139,12 +140,14 @@ def test_unary_floats(name: str) -> None:
         check(name, [specials(BY_NAME[t])], **own)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("name", binary("f"))
 def test_binary_floats(name: str) -> None:
     for t in FLOATS:
         check(name, list(pairs(specials(BY_NAME[t]))), **sample_attrs(name))
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("target", CPUS)
 @pytest.mark.parametrize("number", [np.nan, np.inf, -0.0])
 def test_binary_floats_with_a_constant(number: float, target: str) -> None:
@@ -159,6 +162,7 @@ def test_binary_floats_with_a_constant(number: float, target: str) -> None:
         np.testing.assert_array_equal(got, want, name)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("name", unary("i"))
 def test_unary_integers(name: str) -> None:
     for t in INTS:
@@ -166,6 +170,7 @@ def test_unary_integers(name: str) -> None:
             check(name, [integers(BY_NAME[t])], **sample_attrs(name))
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("name", sorted({*binary("i"), *binary("u")}))
 def test_binary_integers(name: str) -> None:
     """Division by zero and INT_MIN / -1, shifts by the width and more, wrapping."""
@@ -177,6 +182,7 @@ def test_binary_integers(name: str) -> None:
             check(name, [a, b], **sample_attrs(name))
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("target", CPUS)
 @pytest.mark.parametrize("source", [*FLOATS, *INTS, "bool"])
 def test_casts(source: str, target: str) -> None:
@@ -196,6 +202,7 @@ def test_casts(source: str, target: str) -> None:
 SMALL = [n for n, t in BY_NAME.items() if t.is_float and t.bits <= 8]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("target", CPUS)
 @pytest.mark.parametrize("name", [*SMALL, "f16", "bf16"])
 def test_small_floats_bit_for_bit(name: str, target: str) -> None:
@@ -231,6 +238,7 @@ def test_extremes_propagate_nan() -> None:
         np.testing.assert_array_equal(got, f(a, b))
 
 
+@pytest.mark.slow
 def test_reductions_of_special_values() -> None:
     x = np.array([[np.nan, 1, 2], [np.inf, -np.inf, 0], [-np.inf, 3, 1], [-0.0, 0.0, -0.0]], np.float32).repeat(7, 1)
     for name in ("reduce_max", "reduce_min", "reduce_sum", "reduce_mean", "argmax"):
@@ -266,6 +274,7 @@ def test_reciprocals(cpu: str) -> None:
     assert (np.abs(y[3:] - want) <= 1.2e-7 * want).all()
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("cpu, steps", [("skylake-avx512", 0), ("haswell", 3), ("znver4", 0), ("x86-64", 0)])
 def test_estimates_are_refined_where_they_have_fewer_than_14_bits(cpu: str, steps: int) -> None:
     target = parse_target(f"llvm -mcpu={cpu}")

@@ -40,6 +40,8 @@ def pooled(op: str, width: int, case: str, between: str = "") -> Graph:
     return g
 
 
+@pytest.mark.slow
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=haswell"])
 @pytest.mark.parametrize("op", ["max_pool", "avg_pool"])
 @pytest.mark.parametrize("case", CASES)
@@ -55,6 +57,8 @@ def test_every_width(case: str, op: str, target: str) -> None:
 SPECIAL = [("log", -1.0, np.isnan), ("log", 0.0, np.isneginf), ("reciprocal", 0.0, np.isposinf)]
 
 
+@pytest.mark.slow
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("between, value, is_special", SPECIAL)
 @pytest.mark.parametrize("case", ["3x3", "3x3 stride 2", "2x2 stride 2"])
 def test_special_values_anywhere(case: str, between: str, value: float, is_special: Any) -> None:

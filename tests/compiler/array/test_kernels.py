@@ -103,6 +103,7 @@ def test_types_follow_c(types: str, expression: str, args: tuple[Any, ...], resu
     check(one(expression, types, result, *args), np.array([expected], result))
 
 
+@pytest.mark.slow
 def test_functions() -> None:
     x, y = sample("float64", low=0.2, high=0.9, seed=4), sample("float64", seed=5)
     names = (

@@ -10,6 +10,8 @@ import dnnc.array as xp
 from dnnc.ir.errors import InputError
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("dtype", ["int8", "uint32", *FLOATS, *COMPLEX])
 def test_products(dtype: str) -> None:
     a, b = sample(dtype, (2, 3, 4), 1), sample(dtype, (4, 5), 2)
@@ -31,6 +33,7 @@ def test_products(dtype: str) -> None:
         x @ x
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
 def test_norms(dtype: str) -> None:
     a = sample(dtype, (2, 3, 4))
@@ -43,6 +46,8 @@ def test_norms(dtype: str) -> None:
     check(xp.linalg.matrix_norm(x, ord=2, keepdims=True), np.linalg.norm(a, ord=2, axis=(-2, -1), keepdims=True))
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
 def test_elimination(dtype: str) -> None:
     a = sample(dtype, (2, 5, 5)) + 4 * np.eye(5, dtype=dtype)
@@ -56,6 +61,8 @@ def test_elimination(dtype: str) -> None:
         check(xp.linalg.matrix_power(x / 8, n), np.linalg.matrix_power(a / np.asarray(8, dtype), n), ulps=2048)
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
 def test_transforms(dtype: str) -> None:
     a = sample(dtype, (3, 8, 6))
@@ -85,6 +92,7 @@ def test_frequencies() -> None:
         check(xp.fft.rfftfreq(n), np.fft.rfftfreq(n))
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
 def test_decompositions(dtype: str) -> None:
     a = sample(dtype, (2, 4, 3))

@@ -123,6 +123,7 @@ def compiling_is_forbidden(m: pytest.MonkeyPatch) -> None:
 # --- what is loaded behaves as what was saved -------------------------------------------------------------------------
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_round_trip(name: str, small: bool, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +157,7 @@ def test_random_graphs(path: Path) -> None:
         assert path.with_suffix(".again").read_bytes() == path.read_bytes(), seed
 
 
+@pytest.mark.slow
 def test_texts_and_report_come_back(net: Executable, path: Path) -> None:
     f = net
     f.save(path)
@@ -185,6 +187,7 @@ def test_constants_are_used_where_they_lie_in_the_file(net: Executable, path: Pa
     same(f, g, arrays(f.graph))
 
 
+@pytest.mark.slow
 def test_one_program_for_all_sizes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     f = dnnc.compile(graph_of(ROWS), dims={"N": (2, 40)})
     f(*arrays(f.graph, {"N": 3}))
@@ -199,6 +202,7 @@ def test_one_program_for_all_sizes(path: Path, monkeypatch: pytest.MonkeyPatch) 
             g(*arrays(f.graph, {"N": n}))
 
 
+@pytest.mark.slow
 def test_sizes_at_which_a_value_is_empty(path: Path) -> None:
     text = (
         "N: dim[2, 64]\ndef g(x: f32[3, N]):\n"
@@ -214,6 +218,7 @@ def test_sizes_at_which_a_value_is_empty(path: Path) -> None:
     assert len(g.programs) == 2
 
 
+@pytest.mark.slow
 def test_programs_for_several_sizes_and_one_that_is_compiled_later(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     f = dnnc.compile(graph_of(ROWS))
     for n in (3, 5):
@@ -369,6 +374,7 @@ def test_models_that_are_read_at_the_call(target: str, path: Path, tmp_path: Pat
 # --- code that is not used --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_without_code_everything_is_compiled_again(net: Executable, path: Path, tmp_path: Path) -> None:
     f = net
     f.save(path)
@@ -408,6 +414,7 @@ def test_a_cpu_that_lacks_features(net: Executable, path: Path, monkeypatch: pyt
     same(f, g, arrays(f.graph))
 
 
+@pytest.mark.slow
 def test_a_cpu_that_has_more_features_runs_the_code(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     f = dnnc.compile(parse(MODELS["halves"], CONSTANTS), target="llvm -mcpu=x86-64-v3")
     f.save(path)
@@ -433,6 +440,7 @@ def test_other_versions(name: str, value: Any, reason: str, path: Path, monkeypa
     same(f, g, arrays(f.graph))
 
 
+@pytest.mark.slow
 def test_threads(net: Executable, path: Path) -> None:
     dnnc.compile(graph_of(NET), target="llvm -threads=1").save(path)
     assert dnnc.load(path).report.threads == 1
@@ -475,6 +483,7 @@ def python(code: str, *args: Path, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_another_process_gets_the_same_bits_and_loads_no_pass(net: Executable, path: Path, tmp_path: Path) -> None:
     f = net
     f.save(path)
@@ -544,6 +553,7 @@ def setter(*keys: Any) -> Callable[[Any], None]:
 PROGRAM = ("programs", 0)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -108,6 +108,7 @@ def test_nested_branches() -> None:
             np.testing.assert_array_equal(f(x, np.bool_(False), np.bool_(d)), np.abs(x))
 
 
+@pytest.mark.slow
 def test_a_branch_within_a_loop() -> None:
     """Each iteration has a condition of its own, computed from what it carries."""
     body = f"""step (int64 i, bool keep, float[k] v) => (bool keep2, float[m] v2) {{ keep2 = Identity (keep)

@@ -77,6 +77,7 @@ def close(name: str, made: Any, want: torch.Tensor, bound: float) -> None:
     )
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
 @pytest.mark.parametrize("case", CASES, ids=[n.replace(" ", "_") for n, _, _ in CASES])
 def test_operator(case: Any, dtype: torch.dtype) -> None:
@@ -94,6 +95,7 @@ def test_operator(case: Any, dtype: torch.dtype) -> None:
         close(name, made[r.index], want, BOUND[dtype])
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("dtype", HALF, ids=["f16", "bf16"])
 @pytest.mark.parametrize("case", IN_HALF, ids=[n.replace(" ", "_") for n, _, _ in IN_HALF])
 def test_half(case: Any, dtype: torch.dtype) -> None:
@@ -110,6 +112,7 @@ def test_half(case: Any, dtype: torch.dtype) -> None:
             close(name, x.astype(np.float64), want.double(), BOUND[dtype])
 
 
+@pytest.mark.family("samples")
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES[4::9], ids=[n.replace(" ", "_") for n, _, _ in CASES[4::9]])
 def test_native(case: Any) -> None:

@@ -31,6 +31,7 @@ def ops(g: Any) -> list[str]:
     return [n.op.name for n in g.nodes()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [1, -1])
 def test_cond_runs_one_branch(sign: int) -> None:
     def f(x: Any, w: Any) -> Any:

@@ -230,6 +230,7 @@ def scan(x: f32[50], y: f32[51]):
     assert (same == first).all()
 
 
+@pytest.mark.slow
 def test_widening_never_changes_a_result() -> None:
     """Random nests, most of them with dependences between iterations, against the same in sequence."""
     widened = 0

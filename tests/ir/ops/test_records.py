@@ -110,6 +110,7 @@ def test_names_are_unique() -> None:
     assert len(OPS) == sum(map(len, FAMILIES.values()))
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("op,s", COMPUTED, ids=label)
 def test_type_rule_is_the_reference(op: OpDef, s: Sample) -> None:
     types, attrs = typed(op, s)
@@ -121,6 +122,7 @@ def test_type_rule_is_the_reference(op: OpDef, s: Sample) -> None:
         assert got.dtype == want.numpy, f"{op.name}: reference gives {got.dtype}, the type rule {want}"
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("op,s", COMPUTED, ids=label)
 def test_float64_stays_float64(op: OpDef, s: Sample) -> None:
     types, attrs = typed(op, s)
@@ -132,6 +134,7 @@ def test_float64_stays_float64(op: OpDef, s: Sample) -> None:
         assert got.dtype == (np.float64 if t.dtype.is_float else t.dtype.numpy)
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("op,s", COMPUTED, ids=label)
 def test_tensor_expression_is_the_reference(op: OpDef, s: Sample) -> None:
     types, attrs = typed(op, s)
@@ -151,6 +154,7 @@ def test_tensor_expression_is_the_reference(op: OpDef, s: Sample) -> None:
         check_close(g, w, t.dtype, reduce_length(outputs), op.name)
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("op,s", COMPUTED, ids=label)
 def test_other_ranks_are_refused_or_mean_something(op: OpDef, s: Sample) -> None:
     """An operand of one axis less or more: what the type rule lets through, the tensor expression and the reference
@@ -189,6 +193,7 @@ def test_other_ranks_are_refused_or_mean_something(op: OpDef, s: Sample) -> None
     assert tried or not s.inputs
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("op,s", [(op, s) for op, s in CASES if op.reference_at is not None], ids=label)
 def test_sampled_reference_is_the_reference(op: OpDef, s: Sample) -> None:
     _, attrs = typed(op, s)
@@ -202,6 +207,7 @@ def test_sampled_reference_is_the_reference(op: OpDef, s: Sample) -> None:
     np.testing.assert_allclose(got, want[tuple(points.T)], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("op,s", CASES, ids=label)
 def test_flops_are_a_positive_number(op: OpDef, s: Sample) -> None:
     types, attrs = typed(op, s)
@@ -212,6 +218,7 @@ def test_flops_are_a_positive_number(op: OpDef, s: Sample) -> None:
     assert isinstance(n, int) and (n > 0 or op.name == "cast")
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("op,s", CASES, ids=label)
 def test_one_node_graph_interprets(op: OpDef, s: Sample) -> None:
     """Through the builder and the interpreter, decompositions included: declared types, and half types near the float64

@@ -45,6 +45,7 @@ def spoiled(op: OpDef, s: Sample, seed: int) -> list[Any]:
     return out
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("op,s", OTHERS, ids=label)
 def test_the_interpreter_takes_them(op: OpDef, s: Sample) -> None:
     g = Graph("g")
@@ -60,6 +61,7 @@ def test_the_interpreter_takes_them(op: OpDef, s: Sample) -> None:
         assert [a.dtype for a in found] == [v.type.dtype.numpy for v in g.outputs]
 
 
+@pytest.mark.family("samples")
 @pytest.mark.parametrize("op,s", COMPUTED, ids=label)
 def test_the_tensor_expression_says_the_same(op: OpDef, s: Sample) -> None:
     attrs = complete(op, dict(s.attrs))

@@ -122,6 +122,7 @@ def check(text: str, target: str, seed: int = 0, numerics: str = "standard") -> 
 # --- plans ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("name", JOINED)
 def test_one_kernel(name: str) -> None:
     """As written, and whatever the passes make of it."""
@@ -168,6 +169,7 @@ def test_numbers_of_rows() -> None:
     )  # [4, 5] would be read along the second axis
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize(
     ("shape", "axes", "worth", "piece"),
     [
@@ -249,6 +251,7 @@ def test_something_costly_is_computed_once_where_a_row_can_be_kept() -> None:
 # --- at random --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["llvm", "cuda"])
 def test_random_chains(target: str) -> None:
     alone = [
@@ -257,6 +260,7 @@ def test_random_chains(target: str) -> None:
     assert sum(alone) >= 12  # others hold something costly of a number that is given
 
 
+@pytest.mark.family("random")
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["llvm", "cuda"])
 @pytest.mark.parametrize("seed", range(100, 140))

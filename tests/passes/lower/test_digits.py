@@ -60,6 +60,7 @@ def check(dtype: str, shape: tuple[int, ...], keep: int, axis: int, descending: 
     np.testing.assert_array_equal(y, np.take_along_axis(x, want, axis))
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("kind", ["plain", "ties", "nan"])
 @pytest.mark.parametrize("descending", [True, False])
 @pytest.mark.parametrize(
@@ -78,6 +79,7 @@ def test_rows(shape: tuple[int, int], keep: int, descending: bool, kind: str) ->
     check("f32", shape, keep, -1, descending, kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f16", "f64", "i8", "i32", "i64", "u8", "u64"])
 def test_types(dtype: str) -> None:
     for shape, keep in (((2, 700), 700), ((2, 4500), 11)):
@@ -90,6 +92,7 @@ def test_any_axis() -> None:
     check("f32", (2, 130, 3), 130, 1, False, "plain")
 
 
+@pytest.mark.slow
 def test_random_shapes() -> None:
     rng = np.random.default_rng(3)
     for _ in range(8):

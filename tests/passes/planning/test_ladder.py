@@ -250,6 +250,7 @@ def verify(monkeypatch: pytest.MonkeyPatch, bad: Callable[[str], bool]) -> None:
     monkeypatch.setattr(program, "verify_kernel", verify_kernel)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_llvm_takes_too_long_for(monkeypatch: pytest.MonkeyPatch) -> None:
     plant = Planted("llvm", monkeypatch)
     plant.template(planted(FAULTS["no code"]))
@@ -268,6 +269,7 @@ def test_a_kernel_that_llvm_takes_too_long_for(monkeypatch: pytest.MonkeyPatch) 
     plant.check("def net(x: f32[6, 20]):\n    return exp(x)", "LLVM takes longer than")
 
 
+@pytest.mark.slow
 def test_a_kernel_that_nvrtc_takes_too_long_for(monkeypatch: pytest.MonkeyPatch) -> None:
     plant = Planted("cuda -arch=sm_90a", monkeypatch)
     plant.template(planted(FAULTS["no code"]))
@@ -295,6 +297,7 @@ def test_a_kernel_that_nvrtc_takes_too_long_for(monkeypatch: pytest.MonkeyPatch)
         plant.compile(g, strict_compile=True)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_cannot_be_loaded_or_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     plant = Planted("cuda", monkeypatch)
     plant.template(planted(FAULTS["no code"]))

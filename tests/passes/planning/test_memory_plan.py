@@ -27,6 +27,7 @@ def rounded(n: int) -> int:
     return -(-n // ALIGN) * ALIGN
 
 
+@pytest.mark.slow
 @given(lives)
 @settings(max_examples=300, deadline=None)
 def test_slots_that_live_together_never_overlap(found: list[tuple[int, int, int]]) -> None:
@@ -159,6 +160,8 @@ def check_by_running(g: Graph, fusion: FusionPlan, plan: MemoryPlan, dims: dict[
                     )
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("part", range(4))
 def test_nothing_is_overwritten_while_it_is_needed(part: int) -> None:
     for seed in range(part, 80, 4):
@@ -167,6 +170,7 @@ def test_nothing_is_overwritten_while_it_is_needed(part: int) -> None:
             check_by_running(g, fusion, plan, dict.fromkeys(g.dims.values(), n))
 
 
+@pytest.mark.slow
 def test_peaks_are_near_what_the_lifetimes_demand() -> None:
     ratios = []
     for seed in range(60):

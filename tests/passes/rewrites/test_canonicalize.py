@@ -121,6 +121,7 @@ def test_there_are_rules() -> None:
         assert "->" in (r.apply.__doc__ or ""), f"{r.name} does not say what it rewrites"
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 10**9), st.booleans())
 def test_random_graphs(seed: int, strict: bool) -> None:

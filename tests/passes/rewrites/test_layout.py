@@ -56,6 +56,7 @@ def test_a_window_over_channels_reads_rows_between_blocks() -> None:
     assert [" blocked" in x for x in made] == [True, True, True, False, False, True, True, False]
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize("shape,window,made", [
     ((1, 8, 9, 9), "kernel=(3, 3), pads=(1, 1, 1, 1)", ["pack", "max_pool", "pack"]),
     ((1, 2, 9, 9), "kernel=(3, 3), pads=(1, 1, 1, 1)", ["max_pool"]),
@@ -98,6 +99,7 @@ def test_matrices_of_panels() -> None:
     assert 'f32[8, 40] @ "1/16 0 1%16"' in str(g)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     ("x", "y", "packed"),
     [
@@ -148,6 +150,7 @@ NUMBERS = [
 ]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("text", NUMBERS)
 def test_numbers(text: str) -> None:
     g = graph_of(text)
@@ -159,6 +162,7 @@ def test_numbers(text: str) -> None:
     assert np.abs(got - want).max() <= bound(g.outputs[0].type.dtype, 1000, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -234,6 +238,7 @@ def test_groups_that_share_a_block() -> None:
     assert np.array_equal(spread[16:32], np.block([[kernel[16:24], zero], [zero, kernel[24:32]]]))
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize(
     ("sizes", "lanes", "strict", "way"),
     [
@@ -282,6 +287,7 @@ def test_strict_numerics_keep_the_groups_apart() -> None:
     assert np.isfinite(got[:, :24]).all() and np.isfinite(got[:, 48:]).all() and not np.isfinite(got[:, 24:48]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parameter", "input"])
 def test_groups_with_weights_that_change(kind: str) -> None:
     text = GROUPS if kind == "parameter" else GROUPS.replace(" *,", "")
@@ -327,6 +333,7 @@ def test_packs_that_meet_cancel() -> None:
     assert ops == ["pack", "conv", "pack", "softmax", "pack", "conv", "conv", "pack"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 def test_random_graphs_keep_their_meaning(lanes: int) -> None:
     blocked = 0

@@ -179,6 +179,7 @@ def test_columns_left_alone(why: str, text: str) -> None:
     assert not siblings(graph_of(text), PassContext()), why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("s", [1, 6])
 def test_the_pipeline_cuts_what_attention_reads(s: int) -> None:
     """A decoder's step: keys and values go behind those of before, queries to attention; several rows, or one for each

@@ -135,6 +135,7 @@ def g(x: f32[4], i: i64[4]):
     )  # the product by 7, which nothing but the caller reads: its operands and itself
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     ("number", "to", "word"),
     [
@@ -181,6 +182,7 @@ def test_a_mask_that_says_never_leaves_attention_in_the_asked_type(to: str) -> N
     assert np.abs(run(g, inputs, "float64")[0] - want).max() <= 16 * EPS[str(SMALL[to])]
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "values",
     [[70000.0, 1.0], [np.inf, 70000.0], [np.nan, -70000.0], [1e-12, 1e-12], [np.inf, np.nan], [65519.0, 0.0], []],
@@ -239,6 +241,7 @@ def test_nothing_to_do() -> None:
         assert precision(g, PassContext(precision=to)) is False and str(g) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["float16", "bfloat16", "float32"])
 def test_random_graphs_stay_valid_and_keep_their_signature(to: str) -> None:
     changed = 0

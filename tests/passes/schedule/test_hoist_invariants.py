@@ -93,6 +93,7 @@ def k(x: f32[5, 32], y: f32[5, 32]):
     same_results(parse_kernel(NORM), new)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("body", STAYS)
 def test_stays(body: str) -> None:
     assert hoisted(body) == body

@@ -62,6 +62,7 @@ def k(x: f32[5], y: f32[9]):
     )
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "text,places",
     [
@@ -93,6 +94,7 @@ def test_a_mask_is_no_seam_between_two_operands() -> None:
     assert seams(loop("for i in range(9):\n        y[i] = select(i < 4, x[i], z[i])"), both=True) == (4,)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "value,size",
     [
@@ -115,6 +117,7 @@ def test_digits(value: str, size: int | None) -> None:
         assert "//" not in text and "%" not in text
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "places,suffixes,message",
     [

@@ -130,6 +130,7 @@ class Random:
         self.done.append((primitive, args, more))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**9), st.sampled_from(KERNELS))
 def test_meaning_is_kept(seed: int, text: str) -> None:

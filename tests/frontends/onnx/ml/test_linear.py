@@ -23,6 +23,7 @@ def f(*shape: int) -> Any:
 # --- linear models ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("transform", ["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO"])
 def test_linear(transform: str) -> None:
     x = f(7, 4)
@@ -40,6 +41,8 @@ def test_linear_with_one_row_for_two_classes() -> None:
     both("LinearClassifier", [f(9, 4)], 2, kinds={0: I64}, post_transform="LOGISTIC", **attrs)
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("kernel", ["LINEAR", "POLY", "RBF", "SIGMOID"])
 def test_support_vectors(kernel: str) -> None:
     x = f(7, 4)
@@ -68,6 +71,7 @@ def test_support_vectors(kernel: str) -> None:
     both("SVMClassifier", [x], 2, kinds={0: I64}, classlabels_ints=[0, 1], **two, **base)
 
 
+@pytest.mark.slow
 def test_support_vectors_with_probabilities() -> None:
     x = f(9, 4)
     base = {"kernel_type": "RBF", "kernel_params": [0.3, 0.0, 3.0]}
@@ -118,6 +122,7 @@ def test_linear_support_vectors() -> None:
 # --- encodings --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_element_by_element() -> None:
     x = f(5, 4)
     both("Binarizer", [x], threshold=0.25)
@@ -148,6 +153,7 @@ def test_feature_vectorizer_cuts_and_fills_up() -> None:
     assert np.array_equal(got, np.hstack([a[:, :2], b, np.zeros((2, 2))]).astype(np.float32))
 
 
+@pytest.mark.slow
 def test_labels_of_numbers() -> None:
     x = np.array([[3, 1], [7, -5]], np.int64)
     both("LabelEncoder", [x], keys_int64s=[1, 3, 9], values_floats=[0.5, 1.5, 2.5], default_float=-1.0)
@@ -200,6 +206,7 @@ def test_labels_of_words() -> None:
     )
 
 
+@pytest.mark.slow
 def test_one_hot_encoder() -> None:
     both("OneHotEncoder", [np.array([[3, 1], [7, 5]], np.int64)], opset=1, cats_int64s=[7, 3, 1], zeros=1)
     both("OneHotEncoder", [np.array([3.0, 1.0], np.float32)], opset=1, cats_int64s=[7, 3, 1], zeros=0)

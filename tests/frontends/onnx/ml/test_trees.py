@@ -83,6 +83,8 @@ def table(rows: int, features: int) -> Any:
 
 
 # ONNX Runtime follows the first mode for all nodes where NaN is concerned, so mixtures are tried without NaN
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("mode", [*MODES, "mixed"])
 def test_regressor(mode: str) -> None:
     modes = MODES if mode == "mixed" else (mode,)
@@ -97,6 +99,7 @@ def test_regressor(mode: str) -> None:
     )
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("aggregate", ["SUM", "AVERAGE", "MIN", "MAX"])
 @pytest.mark.parametrize("targets", [1, 3])
 def test_regressor_aggregates(aggregate: str, targets: int) -> None:
@@ -104,6 +107,7 @@ def test_regressor_aggregates(aggregate: str, targets: int) -> None:
     both("TreeEnsembleRegressor", [table(20, 4)], n_targets=targets, aggregate_function=aggregate, **attrs)
 
 
+@pytest.mark.slow
 def test_regressor_in_double_precision() -> None:
     attrs = forest(5, 4, 4, "target", 1, ("BRANCH_LEQ",))
     x = table(20, 4).astype(np.float64)
@@ -120,6 +124,7 @@ def test_regressor_in_double_precision() -> None:
     )
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("transform", ["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO"])
 def test_classifier_of_three(transform: str) -> None:
     attrs = forest(6, 4, 4, "class", 3, ("BRANCH_LEQ",), several=True)
@@ -135,6 +140,7 @@ def test_classifier_of_three(transform: str) -> None:
     )
 
 
+@pytest.mark.family("choices")
 @pytest.mark.parametrize("transform", ["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO"])
 @pytest.mark.parametrize("positive", [True, False])
 @pytest.mark.parametrize("column", [0, 1])
@@ -167,6 +173,7 @@ def test_classifier_of_two_with_two_scores() -> None:
     assert label.tolist() == want.argmax(1).tolist()
 
 
+@pytest.mark.slow
 def test_classifier_with_words() -> None:
     attrs = forest(4, 4, 4, "class", 3, ("BRANCH_GT",), several=True)
     both(
@@ -209,6 +216,7 @@ def ensemble(x: Any, dtype: Any = np.float32, **more: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("aggregate", [0, 1, 2, 3])
 def test_ensemble(dtype: Any, aggregate: int) -> None:
@@ -266,6 +274,7 @@ def ask(mode: int, split: float, members: list[float], missing: int, values: Any
     return out
 
 
+@pytest.mark.family("cases")
 @pytest.mark.filterwarnings("ignore:overflow encountered in nextafter")
 @pytest.mark.parametrize("dtype", [f32, f64])
 @pytest.mark.parametrize("split", [0.0, -0.0, 1.0, 1e-45, np.inf, -np.inf, 3.4028235e38])

@@ -54,6 +54,7 @@ def sparse(shape: tuple[int, ...], kind: str) -> np.ndarray:
 # --- NonZero, Compress, Unique ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("kind", KINDS)
 def test_nonzero(kind: str) -> None:
     f = compiled(f"m ({kind}[3,5,2] x) => (int64[R,S] y) {{ y = NonZero (x) }}")
@@ -76,6 +77,7 @@ def test_nonzero_of_nan_a_scalar_nothing_and_much() -> None:
     )  # the specification: no axes, so no rows
 
 
+@pytest.mark.slow
 def test_what_follows_is_compiled_for_all_sizes() -> None:
     f = compiled(
         "m (float[64] x) => (float[S] y, float z) { i = NonZero (x)\n a = Constant <value = int64[1] {0}> ()\n j = "
@@ -89,6 +91,8 @@ def test_what_follows_is_compiled_for_all_sizes() -> None:
     assert [len(p.programs) for p in f.programs[-1].segments] == [1, 2]
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("axis", ["", "<axis = 0>", "<axis = -1>", "<axis = 1>"])
 def test_compress(axis: str) -> None:
     for flags in (4, 2):
@@ -110,6 +114,8 @@ def test_constant_flags_are_a_gather() -> None:
     assert f.report.fallbacks == []
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("kind", ["float", "double", "int64", "int8"])
 @pytest.mark.parametrize("in_order", [0, 1])
 def test_unique(kind: str, in_order: int) -> None:
@@ -129,6 +135,8 @@ def test_unique(kind: str, in_order: int) -> None:
     assert y.shape == (0,) and all(r.shape == (0,) for r in rest)
 
 
+@pytest.mark.slow
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("in_order", [0, 1])
 def test_unique_slices(axis: int, in_order: int) -> None:
@@ -212,6 +220,7 @@ def test_nms_against_the_runtime(center: bool) -> None:
         same(f(*xs, *scalars), runtime(NMS.format(int(center)), *xs, *scalars))
 
 
+@pytest.mark.slow
 def test_nms_against_the_specification() -> None:
     f = compiled(NMS.format(0))
     for _ in range(3):
@@ -223,6 +232,7 @@ def test_nms_against_the_specification() -> None:
         np.testing.assert_array_equal(got, greedy(b, s, 7, 0.2, 0.35))
 
 
+@pytest.mark.slow
 def test_nms_of_few_scores_cuts_no_candidates() -> None:
     fixed = NMS.replace("B,N,4", "1,60,4").replace("B,C,N", "1,2,60")
     assert fixed != NMS
@@ -244,6 +254,7 @@ def test_nms_without_candidates_and_without_a_limit() -> None:
     assert g(b, s).shape == (0, 3)  # the largest number of boxes is 0 where it is not given
 
 
+@pytest.mark.slow
 def test_nms_in_a_model() -> None:
     text = (
         "m (float[1,50,4] b, float[1,1,50] s) => (float[S,4] y) { k = Constant <value = int64 {8}> ()\n i = Constant "
@@ -272,6 +283,7 @@ INPUTS = [
 ]
 
 
+@pytest.mark.family("shapes")
 @pytest.mark.parametrize(
     "body",
     [
@@ -298,6 +310,7 @@ def test_computed_sizes(body: str) -> None:
     assert f.report.host and len(f.programs) == 1
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("kind", ["int64", "int32", "float", "double"])
 def test_a_range_of_inputs(kind: str) -> None:
     text = f"m ({kind} a, {kind} b, {kind} d) => ({kind}[N] y) {{ y = Range (a, b, d) }}"

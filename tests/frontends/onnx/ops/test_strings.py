@@ -117,6 +117,7 @@ def test_one_hot() -> None:
     assert results(m, {"i": ints(1, 0)})[0].tolist() == [["off", "on", "off"], ["on", "off", "off"]]
 
 
+@pytest.mark.slow
 def test_unique_and_nonzero() -> None:
     x = texts("b", "", "b", "c", "a")
     m = model("Unique", {"x": x}, [S, T.INT64, T.INT64, T.INT64], sorted=0)
@@ -260,6 +261,7 @@ def _pool(rng: np.random.Generator, longest: int) -> tuple[list[int], list[int],
     return pool, starts, len(seen)
 
 
+@pytest.mark.family("cases")
 @pytest.mark.parametrize("seed", range(12))
 def test_ngrams(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -286,6 +288,7 @@ def test_ngrams(seed: int) -> None:
     assert f.report.fallbacks == [] if seed % 2 == 0 else all("string_index" in s for s in f.report.fallbacks)
 
 
+@pytest.mark.slow
 def test_ngrams_of_words_that_are_left() -> None:
     """The number of words is known at the call only; counting them is native all the same."""
     nodes = [
