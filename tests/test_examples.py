@@ -21,6 +21,8 @@ from dnnc.array import devices, lazy
 from dnnc.array.lazy import PROGRAMS_MADE
 from dnnc.tools.interpreted import InterpretedDevice, interpreted_machine
 
+pytestmark = pytest.mark.family("cases")
+
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 # Arguments, and what the output says when the result is right.
@@ -107,7 +109,6 @@ def test_training_reaches_its_accuracy(
 
 
 @pytest.mark.slow
-@pytest.mark.family("cases")
 @pytest.mark.parametrize("name", ARRAY_EXAMPLES)
 def test_array_programs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     given, found = ARRAY_EXAMPLES[name]
@@ -134,7 +135,6 @@ def interpreted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
 
 
 @pytest.mark.slow
-@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=(pytest.mark.slow, pytest.mark.thorough)) if n == "vit" else n for n in ARRAY_EXAMPLES],

@@ -19,6 +19,8 @@ from dnnc.tools.accuracy import first_difference
 from support.fuzz import input_dims
 from support.random_graphs import random_graph
 
+pytestmark = pytest.mark.family("random")
+
 Array = np.ndarray[Any, Any]
 WAYS: tuple[dict[str, Any], ...] = ({"opt_level": 0}, {"threads": 2}, {"numerics": "strict"}, {"precision": "bfloat16"})
 JUMPS = frozenset(
@@ -35,7 +37,6 @@ def dims_of(g: Graph) -> dict[str, Any]:
     return {v.name: (v.lo, v.hi) for v in input_dims(g)}
 
 
-@pytest.mark.family("random")
 @pytest.mark.parametrize("seed", range(80))
 def test_parameters(seed: int, kernels: Path) -> None:
     """All constant floats, and half of the inputs; then with other signs, halves and zeros, which must not have been
@@ -81,7 +82,6 @@ def test_parameters(seed: int, kernels: Path) -> None:
         assert first_difference(g, whole, got, options.get("precision")) is None
 
 
-@pytest.mark.family("random")
 @pytest.mark.parametrize("seed", range(80))
 def test_donation(seed: int, kernels: Path) -> None:
     """Any value of the type of an input may be an output that takes its memory."""

@@ -22,6 +22,8 @@ from dnnc.options import CompileOptions
 from dnnc.tools.accuracy import first_difference
 from dnnc.tools.interpreted import interpreted_machine
 
+pytestmark = pytest.mark.family("shapes")
+
 Array = np.ndarray[Any, Any]
 LONGEST = {1: 997, 2: 47, 3: 13}  # of an axis, by rank
 MOST = 3e6  # products of a case
@@ -101,7 +103,6 @@ CASES = [
 ]
 
 
-@pytest.mark.family("shapes")
 @pytest.mark.parametrize(("make", "seed"), CASES)
 def test_on_the_cpu(make: Any, seed: int) -> None:
     g, arrays = make(seed)
@@ -111,7 +112,6 @@ def test_on_the_cpu(make: Any, seed: int) -> None:
     assert first_difference(g, arrays, [f(*arrays)]) is None
 
 
-@pytest.mark.family("shapes")
 @pytest.mark.parametrize(("make", "seed"), CASES)
 def test_for_a_gpu(make: Any, seed: int) -> None:
     """Each kernel has a schedule, CUDA text and a launch."""

@@ -42,6 +42,8 @@ from dnnc.ir.expr import (
     var,
 )
 
+pytestmark = pytest.mark.family("cases")
+
 # Each variable with its values: k has a symbolic bound, d is divisible by 4, N and M are dims.
 A, J, D = var("i", lo=0, hi=5), var("j", lo=-3, hi=4), var("d", lo=0, hi=12, div=4)
 N, M = dim("N", 1, 4), dim("M", 2, 3)
@@ -224,7 +226,6 @@ def test_rebuilding_changes_nothing(pair: Pair) -> None:
     assert again(pair.expr) is pair.expr, (pair.expr, again(pair.expr))
 
 
-@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "expr, text",
     [
@@ -268,7 +269,6 @@ def test_normal_forms(expr: Expr, text: str) -> None:
     assert repr(expr) == text
 
 
-@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "divisor",
     [lambda b, s, z: 64 * b * s, lambda b, s, z: 6 * b, lambda b, s, z: 4 * b * s + 4 * b, lambda b, s, z: 3 * s + b],

@@ -15,6 +15,8 @@ from dnnc.ir.graph import Graph
 from dnnc.ir.graph.text import parse
 from dnnc.ir.graph.verify import verify
 
+pytestmark = pytest.mark.family("cases")
+
 CASES = {
     "rows in and out": """
 def main(x: f32[4, 24], xs: f32[5, 4, 24], *, w: f32[24, 24]):
@@ -129,7 +131,6 @@ def check(f: Any, g: Graph, n: int) -> None:
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6 * max(1.0, float(np.abs(b).max())))
 
 
-@pytest.mark.family("cases")
 @pytest.mark.parametrize("name", CASES)
 def test_numbers(name: str, tmp_path: Any) -> None:
     g = graph(name)
@@ -179,7 +180,6 @@ def main(n: i64, x: f32[64, 64]):
         check(f, g, 3)
 
 
-@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     ("call", "message"),
     [

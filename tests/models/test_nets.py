@@ -15,6 +15,8 @@ from dnnc.ir.graph.text import parse
 from dnnc.tools.accuracy import first_difference
 from dnnc.tools.sample_graphs import graph_of
 
+pytestmark = [pytest.mark.family("shapes"), pytest.mark.slow]
+
 # `N` is the batch. Sizes are odd on purpose: channels that fill no vector, images that fill no tile.
 NETS = {
     "residual": """def net(x: f32[N, 3, 19, 19], *, w0: f32[24, 3, 5, 5], s0: f32[24], w1: f32[24, 24, 3, 3],
@@ -120,8 +122,6 @@ def check(f: Any, g: Graph, n: int) -> None:
     assert wrong is None, f"batch {n}, output {wrong}"
 
 
-@pytest.mark.slow
-@pytest.mark.family("shapes")
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("level", [0, 1, 3])
 def test_levels_and_threads(level: int, name: str, tmp_path: Any) -> None:
@@ -130,8 +130,6 @@ def test_levels_and_threads(level: int, name: str, tmp_path: Any) -> None:
         check(dnnc.compile(g, dims={"N": 3}, cache=tmp_path, opt_level=level, threads=threads), g, 3)
 
 
-@pytest.mark.slow
-@pytest.mark.family("shapes")
 @pytest.mark.parametrize("name", NETS)
 def test_one_program_for_all_batches(name: str) -> None:
     g = net(name)
@@ -142,7 +140,6 @@ def test_one_program_for_all_batches(name: str) -> None:
     assert all(s.choice.template != "naive" for s in f.programs[0].program.steps)
 
 
-@pytest.mark.slow
 def test_verified_as_a_whole() -> None:
     for name in NETS:
         dnnc.compile(net(name), dims={"N": 2}, cache=False, verify="model")

@@ -31,6 +31,8 @@ from dnnc.passes.schedule.problem import Choice
 from support.times import in_a_quiet_round, quiet
 from support.tuning_logs import choices, other, tasks, write_log
 
+pytestmark = pytest.mark.family("cases")
+
 ROOT = Path(__file__).resolve().parents[3]
 A, B, C = (Choice("map", (("lanes", n), ("order", "rows"))) for n in (4, 8, 16))
 
@@ -272,7 +274,6 @@ DAMAGED = [
 ]
 
 
-@pytest.mark.family("cases")
 @pytest.mark.parametrize(("line", "why"), DAMAGED, ids=[w[:40] for _, w in DAMAGED])
 def test_damage_is_told_by_line(path: Path, line: bytes, why: str) -> None:
     path.write_bytes(to_line(TASK) + to_line(trial(A)) + line + to_line(trial(B)))
@@ -308,7 +309,6 @@ def test_the_latest_winner_holds_whatever_the_order_of_the_logs() -> None:
     assert log_of(Winner("k", A, 1.0), Winner("k", B, 1.0)).winners() == {"k": B}  # without times the last one
 
 
-@pytest.mark.family("cases")
 @pytest.mark.parametrize("status", FAILURES)
 def test_what_crashed_hung_or_was_wrong_once_never_wins(status: str) -> None:
     wins = Winner("k", A, 1e-6, at=1.0), Winner("k", B, 1e-6, at=2.0)

@@ -20,6 +20,8 @@ from dnnc.passes.pipelines import compile_program
 from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.passes.rewrites.decompose import decompose
 
+pytestmark = pytest.mark.family("samples")
+
 ON_DEVICE = {
     f: [op for op in ops if op.host is None and "host" not in op.traits]
     for f, ops in FAMILIES.items()
@@ -44,7 +46,6 @@ def lowered(op: OpDef, s: Sample) -> list[Kernel]:
     ]
 
 
-@pytest.mark.family("samples")
 @pytest.mark.parametrize("family", WITH_KERNELS)
 def test_lowered_kernels_print(family: str) -> None:
     for op in ON_DEVICE[family]:
@@ -54,7 +55,6 @@ def test_lowered_kernels_print(family: str) -> None:
                 assert text.count('extern "C" __global__') == 1 and launch_of(k).block == (1, 1, 1)
 
 
-@pytest.mark.family("samples")
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("family", WITH_KERNELS)

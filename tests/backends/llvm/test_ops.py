@@ -14,6 +14,8 @@ from dnnc.ir.op import OpDef, Sample
 from dnnc.ir.ops import FAMILIES, OPS
 from dnnc.ir.ops.common import draw
 
+pytestmark = pytest.mark.family("samples")
+
 HOSTED = {
     name for name, op in OPS.items() if op.host is not None or "host" in op.traits
 }  # tests/compiler/test_staged.py has them
@@ -67,13 +69,11 @@ def test_only_strings_files_and_sizes_need_the_host() -> None:
     assert families == {"strings", "image", "host"}
 
 
-@pytest.mark.family("samples")
 @pytest.mark.parametrize("op,s", CASES, ids=label)
 def test_sample(op: OpDef, s: Sample) -> None:
     check(op, s, "llvm")
 
 
-@pytest.mark.family("samples")
 @pytest.mark.parametrize("cpu", ["x86-64", "haswell"])  # SSE2 without FMA, half floats and rounding; AVX2
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_cpus(name: str, cpu: str) -> None:
@@ -81,7 +81,6 @@ def test_other_cpus(name: str, cpu: str) -> None:
         check(OPS[name], s, f"llvm -mcpu={cpu}")
 
 
-@pytest.mark.family("samples")
 @pytest.mark.parametrize("family", [f for f, ops in FAMILIES.items() if any(op.samples for op in ops)])
 def test_the_gate_passes_what_is_right(family: str) -> None:
     for op in (op for op in FAMILIES[family] if op.name not in HOSTED and op.samples):

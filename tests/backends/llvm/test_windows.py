@@ -18,6 +18,8 @@ from dnnc.ir.graph.interp import run
 from dnnc.ir.loops.text import show_kernel
 from dnnc.ir.types import TensorType
 
+pytestmark = pytest.mark.family("shapes")
+
 CASES: dict[str, dict[str, Any]] = {
     "3x3": {"kernel": (3, 3), "pads": (1, 1, 1, 1)},
     "3x3 stride 2": {"kernel": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1)},
@@ -41,7 +43,6 @@ def pooled(op: str, width: int, case: str, between: str = "") -> Graph:
 
 
 @pytest.mark.slow
-@pytest.mark.family("shapes")
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=haswell"])
 @pytest.mark.parametrize("op", ["max_pool", "avg_pool"])
 @pytest.mark.parametrize("case", CASES)
@@ -58,7 +59,6 @@ SPECIAL = [("log", -1.0, np.isnan), ("log", 0.0, np.isneginf), ("reciprocal", 0.
 
 
 @pytest.mark.slow
-@pytest.mark.family("shapes")
 @pytest.mark.parametrize("between, value, is_special", SPECIAL)
 @pytest.mark.parametrize("case", ["3x3", "3x3 stride 2", "2x2 stride 2"])
 def test_special_values_anywhere(case: str, between: str, value: float, is_special: Any) -> None:

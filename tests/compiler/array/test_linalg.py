@@ -9,9 +9,10 @@ from array_samples import COMPLEX, FLOATS, check, sample
 import dnnc.array as xp
 from dnnc.ir.errors import InputError
 
+pytestmark = pytest.mark.family("cases")
+
 
 @pytest.mark.slow
-@pytest.mark.family("cases")
 @pytest.mark.parametrize("dtype", ["int8", "uint32", *FLOATS, *COMPLEX])
 def test_products(dtype: str) -> None:
     a, b = sample(dtype, (2, 3, 4), 1), sample(dtype, (4, 5), 2)
@@ -33,7 +34,6 @@ def test_products(dtype: str) -> None:
         x @ x
 
 
-@pytest.mark.family("cases")
 @pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
 def test_norms(dtype: str) -> None:
     a = sample(dtype, (2, 3, 4))
@@ -47,7 +47,6 @@ def test_norms(dtype: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.family("cases")
 @pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
 def test_elimination(dtype: str) -> None:
     a = sample(dtype, (2, 5, 5)) + 4 * np.eye(5, dtype=dtype)
@@ -62,7 +61,6 @@ def test_elimination(dtype: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.family("cases")
 @pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
 def test_transforms(dtype: str) -> None:
     a = sample(dtype, (3, 8, 6))
@@ -92,7 +90,6 @@ def test_frequencies() -> None:
         check(xp.fft.rfftfreq(n), np.fft.rfftfreq(n))
 
 
-@pytest.mark.family("cases")
 @pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
 def test_decompositions(dtype: str) -> None:
     a = sample(dtype, (2, 4, 3))

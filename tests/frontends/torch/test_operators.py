@@ -22,6 +22,8 @@ from dnnc.frontends.torch.tensors import array_of
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.verify import verify
 
+pytestmark = pytest.mark.family("samples")
+
 BOUND = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 1.2e-1}
 HALF = (torch.float16, torch.bfloat16)
 NOT_IN_HALF = (
@@ -77,7 +79,6 @@ def close(name: str, made: Any, want: torch.Tensor, bound: float) -> None:
     )
 
 
-@pytest.mark.family("samples")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
 @pytest.mark.parametrize("case", CASES, ids=[n.replace(" ", "_") for n, _, _ in CASES])
 def test_operator(case: Any, dtype: torch.dtype) -> None:
@@ -95,7 +96,6 @@ def test_operator(case: Any, dtype: torch.dtype) -> None:
         close(name, made[r.index], want, BOUND[dtype])
 
 
-@pytest.mark.family("samples")
 @pytest.mark.parametrize("dtype", HALF, ids=["f16", "bf16"])
 @pytest.mark.parametrize("case", IN_HALF, ids=[n.replace(" ", "_") for n, _, _ in IN_HALF])
 def test_half(case: Any, dtype: torch.dtype) -> None:
@@ -112,7 +112,6 @@ def test_half(case: Any, dtype: torch.dtype) -> None:
             close(name, x.astype(np.float64), want.double(), BOUND[dtype])
 
 
-@pytest.mark.family("samples")
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES[4::9], ids=[n.replace(" ", "_") for n, _, _ in CASES[4::9]])
 def test_native(case: Any) -> None:

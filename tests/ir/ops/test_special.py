@@ -21,6 +21,8 @@ from dnnc.ir.op import OpDef, Sample
 from dnnc.ir.ops import OPS
 from dnnc.ir.ops.common import draw
 
+pytestmark = pytest.mark.family("samples")
+
 SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0)
 PADDED = frozenset(("conv", "conv_transpose"))  # 0 * inf in the padding: a product, or a shorter sum
 FLOAT = [(op, s) for op in OPS.values() for s in op.samples if any(t.dtype.kind == "f" for t in s.inputs)]
@@ -45,7 +47,6 @@ def spoiled(op: OpDef, s: Sample, seed: int) -> list[Any]:
     return out
 
 
-@pytest.mark.family("samples")
 @pytest.mark.parametrize("op,s", OTHERS, ids=label)
 def test_the_interpreter_takes_them(op: OpDef, s: Sample) -> None:
     g = Graph("g")
@@ -61,7 +62,6 @@ def test_the_interpreter_takes_them(op: OpDef, s: Sample) -> None:
         assert [a.dtype for a in found] == [v.type.dtype.numpy for v in g.outputs]
 
 
-@pytest.mark.family("samples")
 @pytest.mark.parametrize("op,s", COMPUTED, ids=label)
 def test_the_tensor_expression_says_the_same(op: OpDef, s: Sample) -> None:
     attrs = complete(op, dict(s.attrs))

@@ -121,8 +121,8 @@ def tr(x: f32[40, 50], z: f32[50], y: f32[50, 40]):
             for q_1 in unroll(4):
                 if 32*(b // 2) + t // 32 + 8*q_1 < 50:
                     if 32*(b % 2) + t % 32 < 40:
-                        y[32*(b // 2) + t // 32 + 8*q_1, 32*(b % 2) + t % 32] = (x_t[t % 32, t // 32 + 8*q_1]
-                            + z[32*(b // 2) + t // 32 + 8*q_1])
+                        y[32*(b // 2) + t // 32 + 8*q_1, 32*(b % 2) + t % 32] = x_t[t % 32, t // 32 + 8*q_1] \
++ z[32*(b // 2) + t // 32 + 8*q_1]
 """
     check_schedule(TRANSPOSE, lambda s: s.apply(transpose_tiles, "i", "j"), after)
 

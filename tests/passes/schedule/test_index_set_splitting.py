@@ -12,6 +12,8 @@ from dnnc.passes.schedule.loops import split
 from dnnc.passes.schedule.state import Schedule
 from support.schedules import check_schedule
 
+pytestmark = pytest.mark.family("cases")
+
 JOINED = """\
 def k(a: f32[3, 4], b: f32[3, 5], y: f32[9, 3]):
     for i in range(9):
@@ -62,7 +64,6 @@ def k(x: f32[5], y: f32[9]):
     )
 
 
-@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "text,places",
     [
@@ -94,7 +95,6 @@ def test_a_mask_is_no_seam_between_two_operands() -> None:
     assert seams(loop("for i in range(9):\n        y[i] = select(i < 4, x[i], z[i])"), both=True) == (4,)
 
 
-@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "value,size",
     [
@@ -117,7 +117,6 @@ def test_digits(value: str, size: int | None) -> None:
         assert "//" not in text and "%" not in text
 
 
-@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "places,suffixes,message",
     [

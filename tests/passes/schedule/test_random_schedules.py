@@ -19,6 +19,8 @@ from dnnc.passes.schedule import loops, memory
 from dnnc.passes.schedule.state import Schedule
 from support.schedules import same_results
 
+pytestmark = pytest.mark.slow
+
 KERNELS = (
     """\
 def matmul(M: dim[1, 13], x: f32[M, 7], w: f32[7, 12], b: f32[12], y: f32[M, 12]):
@@ -130,14 +132,12 @@ class Random:
         self.done.append((primitive, args, more))
 
 
-@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**9), st.sampled_from(KERNELS))
 def test_meaning_is_kept(seed: int, text: str) -> None:
     keeps_its_meaning(seed, text)
 
 
-@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 10**9), st.sampled_from(KERNELS))
 def test_meaning_is_kept_by_many(seed: int, text: str) -> None:

@@ -15,6 +15,8 @@ from dnnc.passes.schedule.scan import scan
 from dnnc.passes.schedule.state import Schedule
 from support.schedules import same_results
 
+pytestmark = pytest.mark.family("cases")
+
 TEXT = """\
 def sums(x: f32[5, 300], y: f32[5, 300]):
     for p in range(5):
@@ -33,7 +35,6 @@ def scanned(text: str, size: int = 32, rows: int = 1, width: int = 4) -> Schedul
     return Schedule(parse_kernel(text)).apply(scan, "p", size, rows, width)
 
 
-@pytest.mark.family("cases")
 @pytest.mark.parametrize("size,rows,width", [(32, 1, 4), (32, 4, 1), (64, 1, 8), (256, 1, 2)])
 @pytest.mark.parametrize("guard", ["r <= s", "r < s", "s <= r", "s < r"])
 def test_meaning(guard: str, size: int, rows: int, width: int) -> None:
@@ -57,7 +58,6 @@ def test_text() -> None:
     assert "barrier()" not in show_kernel(scanned(TEXT, 32, 4).done())
 
 
-@pytest.mark.family("cases")
 @pytest.mark.parametrize(
     "step,message",
     [

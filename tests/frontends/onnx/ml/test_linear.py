@@ -11,6 +11,8 @@ from onnx import TensorProto
 
 from dnnc.ir.errors import DnncError, ModelError
 
+pytestmark = pytest.mark.family("cases")
+
 RNG = np.random.default_rng(3)
 I64, STRING = TensorProto.INT64, TensorProto.STRING
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
@@ -23,7 +25,6 @@ def f(*shape: int) -> Any:
 # --- linear models ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.family("cases")
 @pytest.mark.parametrize("transform", ["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO"])
 def test_linear(transform: str) -> None:
     x = f(7, 4)
@@ -42,7 +43,6 @@ def test_linear_with_one_row_for_two_classes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.family("cases")
 @pytest.mark.parametrize("kernel", ["LINEAR", "POLY", "RBF", "SIGMOID"])
 def test_support_vectors(kernel: str) -> None:
     x = f(7, 4)
