@@ -22,6 +22,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
+# Processes that tests start import dnnc and `support` as the tests do, whatever folder they run in.
+_folders = [Path(__file__).parent, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(str(Path(p).resolve()) for p in _folders))
+
 # A kernel that needs a lesser schedule than the first choice is a mistake of the compiler.
 os.environ["DNNC_STRICT"] = "1"
 

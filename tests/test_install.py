@@ -23,7 +23,7 @@ FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
 SCRIPT = """
 import dnnc
 import dnnc.array as xp
-from support import fuzz
+from dnnc.passes.rewrites import cse
 print(dnnc.__file__, dnnc.__version__)
 f = dnnc.compile(lambda x: x + 1, inputs=[dnnc.Spec((3,))], cache=False)
 assert f([1.0, 2.0, 3.0]).tolist() == [2.0, 3.0, 4.0]

@@ -238,7 +238,7 @@ class Campaign:
         lines = [
             f"FAILED {number}: {error}",
             f"  {small}",
-            f"  again: python -m support.mutate --seed {self.seed} --only {number}",
+            f"  again: PYTHONPATH=tests python -m support.mutate --seed {self.seed} --only {number}",
         ]
         if self.keep is not None:
             self.keep.mkdir(parents=True, exist_ok=True)
