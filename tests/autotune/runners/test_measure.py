@@ -197,7 +197,8 @@ def test_a_process_that_hangs_ends_with_its_parent(tmp_path: Path) -> None:
         "while not (runner._stations and runner._stations[0].child.pid): time.sleep(0.02)\n"
         "time.sleep(1.5); print(runner._stations[0].child.pid, flush=True); time.sleep(60)\n"
     )
-    parent = subprocess.Popen([sys.executable, script, str(Path(__file__).parents[1])], stdout=subprocess.PIPE, text=True)
+    path = str(Path(__file__).parents[1])
+    parent = subprocess.Popen([sys.executable, script, path], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     os.kill(pid, 0)
