@@ -10,7 +10,6 @@ graph with loops or host steps goes the long way, as a model.
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import RLock
@@ -35,6 +34,7 @@ from dnnc.device_driver import Machine, check_native, compile_for_device
 from dnnc.executable import Executable
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph
+from dnnc.ir.lru import LRU
 from dnnc.options import CompileOptions, cache_folder, make_options
 from dnnc.passes.analysis.segments import needs_host
 from dnnc.passes.base import PassManager
@@ -42,7 +42,7 @@ from dnnc.passes.pipelines import LEVELS
 from dnnc.passes.planning.ladder import built
 from dnnc.passes.planning.program import KnownGroups, Planner, Program, Step
 from dnnc.passes.schedule.step import first_choice
-from dnnc.schedules import Schedules, keep, used
+from dnnc.schedules import Schedules
 from dnnc.tune_option import choose_of
 
 # kernels of a model that are quicker started one by one than recorded, when operands and results would have to be
@@ -192,7 +192,7 @@ class DeviceCompiler:
         m: Machine = self.machine
         self.schedules = Schedules(self.cache, self.opts, m.target)
         self.seed = "\0".join([self.schedules.seed, m.compiler.version])
-        self.functions: OrderedDict[str, Any] = OrderedDict()  # by symbol; checked
+        self.functions: LRU[str, Any] = LRU(KERNELS)  # by symbol; checked
         self.choose = choose_of(self.opts, f"cuda -arch={m.target.arch}", self.cache)
         self.groups = KnownGroups(GROUPS)
         self.lock = RLock()
@@ -232,12 +232,12 @@ class DeviceCompiler:
 
     def _function(self, k: Code) -> Any:
         """A kernel that needs neither a compiler nor a check any more, loaded; else None."""
-        found = used(self.functions, k.symbol)
+        found = self.functions.find(k.symbol)
         if found is None and (not self.opts.verify or self.cache.get(checked_key(k.symbol)) is not None):
             cubin = self.cache.get(k.symbol[2:])
             if cubin is not None:
                 found = self.place.device.load(cubin, k.symbol, k.launch, k.params, "pdl_wait(" in k.text)
-                keep(self.functions, k.symbol, found, KERNELS)
+                self.functions[k.symbol] = found
         return found
 
     def _new(self, graph: Graph, key: str) -> Any:
@@ -302,7 +302,7 @@ class DeviceCompiler:
         if any(self._function(k) is None for k in codes):
             native = build(program, self.machine.target, self.cache, self.machine.compiler, bool(self.opts.verify))
             for symbol, f in check_native(native, self.place.device).items():
-                keep(self.functions, symbol, f, KERNELS)
+                self.functions[symbol] = f
         return codes
 
     def _linked(self, program: Program, steps: Sequence[Step], codes: Mapping[str, Code]) -> DevicePlan:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -36,6 +35,7 @@ from dnnc.backends.runtime.results import results as result_memory
 from dnnc.contexts import context_of
 from dnnc.ir.errors import AccuracyError, InputError
 from dnnc.ir.graph import Graph
+from dnnc.ir.lru import LRU
 from dnnc.memory import check_fits, check_possible
 from dnnc.options import CompileOptions, cache_folder, make_options, thread_count
 from dnnc.passes.analysis.segments import needs_host
@@ -43,7 +43,7 @@ from dnnc.passes.base import PassManager
 from dnnc.passes.pipelines import LEVELS
 from dnnc.passes.planning.ladder import Failure, built, fail
 from dnnc.passes.planning.program import KnownGroups, Planner, Program, Step
-from dnnc.schedules import Schedules, keep, used
+from dnnc.schedules import Schedules
 from dnnc.tune_option import choose_of
 
 Array = np.ndarray[Any, Any]
@@ -64,13 +64,13 @@ class Kernels:
         self.target, self.opts = target, opts
         self.cache = KernelCache(cache_folder(opts.cache))
         self.schedules = Schedules(self.cache, opts, target)
-        self.loaded: OrderedDict[str, tuple[Loaded, int]] = OrderedDict()
+        self.loaded: LRU[str, tuple[Loaded, int]] = LRU(KERNELS)
         self.seed = "\0".join([self.schedules.seed, llvm_version()])
 
     def load(self, text: str) -> tuple[Loaded, int] | None:
         """The loaded code of a scheduled kernel and its address; None if it is nowhere."""
         symbol = symbol_of(text, self.target)
-        found = used(self.loaded, symbol)
+        found = self.loaded.find(symbol)
         if found is None and (obj := self.cache.get(symbol[2:])) is not None:
             found = self.enter(symbol, load_objects([obj]))
         return found
@@ -92,7 +92,7 @@ class Kernels:
 
     def enter(self, symbol: str, loaded: Loaded) -> tuple[Loaded, int]:
         found = loaded, loaded.address(symbol)
-        keep(self.loaded, symbol, found, KERNELS)
+        self.loaded[symbol] = found
         return found
 
 
