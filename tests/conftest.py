@@ -52,9 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """`golden(text)` compares with tests/golden/<test module>/<test>.txt; `golden(text, "b")` is a second file of the
-    same test.
-    """
+    """`golden(text)` compares with tests/golden/<module>/<test>.txt; `golden(text, "b")` is a second file."""
     path = Path(request.path)
     name = re.sub(r"[^\w.=-]+", "_", request.node.name).strip("_")
     folder = Path(__file__).parent / "golden" / path.relative_to(Path(__file__).parent).with_suffix("")
@@ -84,9 +82,7 @@ def numbers(request: pytest.FixtureRequest) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What collecting makes stays until the end: no garbage collection goes through it, neither meanwhile nor in the
-    tests.
-    """
+    """What collecting makes stays until the end: no garbage collection goes through it, then or later."""
     gc.disable()
     try:
         return (yield)

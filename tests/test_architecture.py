@@ -1,6 +1,4 @@
-"""The rules that hold for the whole tree: who may import whom, how long a file may be, what may not stand in the
-code.
-"""
+"""The rules for the whole tree: who may import whom, how long a file may be, what code may not hold."""
 
 from __future__ import annotations
 
@@ -334,9 +332,7 @@ def test_no_trace_of_a_machine_or_a_ticket() -> None:
 
 
 def test_no_hidden_state() -> None:
-    """No star import, no `global`, and no empty container at module level that code fills later, but for the listed
-    caches.
-    """
+    """No star import, no `global`, no empty container at module level but the listed caches."""
     bad = []
     for p in sources():
         body, inside = nodes()[p]

@@ -1,6 +1,4 @@
-"""The documents: their Python blocks run from a file anywhere, their commands parse and the quick ones run, links lead
-somewhere.
-"""
+"""The documents: Python blocks run from anywhere, commands parse and the quick ones run, links resolve."""
 
 from __future__ import annotations
 
@@ -145,9 +143,7 @@ def test_commands_parse(words: list[str]) -> None:
     "page", [p for p in DOCUMENTS if any(n == p.name for n, _ in dnnc_lines())], ids=lambda p: p.stem
 )
 def test_commands_run(page: Path, tmp_path: Path) -> None:
-    """The commands of a page, in their order, as a shell runs them in the clone; searches and benchmarks take less time
-    here.
-    """
+    """The commands of a page, in order, as a shell runs them; searches and benchmarks take less time here."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     for line in shell_lines(page):
         if not re.match(r"(dnnc|python -[cm]|printf) ", line) or DEVICE.search(line):

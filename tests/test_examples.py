@@ -1,6 +1,4 @@
-"""The examples: each runs at a small size and finds that its result is right; the digits model, and the script that
-made it.
-"""
+"""The examples: each runs at a small size with a right result; the digits model and its script."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Random graphs with weights and inputs as parameters, and with outputs in the memory of inputs: the numbers of the
-interpreter.
-"""
+"""Random graphs with parameters and with outputs in the memory of inputs: the interpreter's numbers."""
 
 from __future__ import annotations
 
@@ -39,9 +37,7 @@ def dims_of(g: Graph) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", range(80))
 def test_parameters(seed: int, kernels: Path) -> None:
-    """All constant floats, and half of the inputs; then with other signs, halves and zeros, which must not have been
-    counted on.
-    """
+    """All constant floats and half of the inputs, then with other signs, halves and zeros."""
     g, arrays = random_graph(seed, 12)
     rng = np.random.default_rng(seed)
     held: dict[str, Array] = {}

@@ -1,6 +1,4 @@
-"""Calls of an executable under the conditions of real use: threads, forks, odd sizes, borrowed buffers, refused
-arguments.
-"""
+"""Calls under the conditions of real use: threads, forks, odd sizes, borrowed buffers, refused arguments."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What commands say: of saved models, of mistakes in options, of numbers that are none, of a cache that keeps
-nothing.
-"""
+"""What commands say of saved models, wrong options, numbers that are none, and a cache that keeps nothing."""
 
 from __future__ import annotations
 

@@ -23,9 +23,7 @@ NUMBER = r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?"
 
 
 def check(t: Table, width: int) -> None:
-    """Each number stands in one line, behind as much as is left of the first cell of its row; nothing is longer than
-    the terminal.
-    """
+    """Each number stands in one line, behind the rest of its row's first cell; no line passes the terminal."""
     lines = fitted(t, width)
     titles = wrapped(t.title, width)
     assert all(len(line) <= width for line in lines), lines

@@ -1,6 +1,4 @@
-"""The command line for CUDA targets where no device is, and a process that compiles for one without the CPU's
-compiler.
-"""
+"""The command line for CUDA without a device, and a process that compiles without the CPU's compiler."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Donated inputs of programs for a CUDA device, which is the interpreter: the same pointer in and out, whichever way a
-call takes.
-"""
+"""Donated inputs on an interpreted CUDA device: the same pointer in and out, whichever way a call takes."""
 
 from __future__ import annotations
 
@@ -135,9 +133,7 @@ def test_memory_that_begins_where_kernels_do_not_count_on(device: InterpretedDev
 
 
 def test_copies(device: InterpretedDevice) -> None:
-    """What is made where it ends is not copied; what is not takes one copy and one place more, which bound calls
-    share.
-    """
+    """A result computed in place is not copied; another takes one copy and one place, shared by bound calls."""
     copied: list[int] = []
     f, g = compiled(STEP, {"s": "t"}), compiled(TURN, {"s": "t"})
     device.copy = lambda to, source, n, stream: copied.append(n) if to != source else None  # type: ignore[method-assign]
@@ -310,9 +306,7 @@ def test_beside_parameters(device: InterpretedDevice) -> None:
 
 @pytest.mark.slow
 def test_arrays_of_dnnc_take_the_result(device: InterpretedDevice) -> None:
-    """Such an array is a value; given for a donated input it becomes the result, in its own memory unless others see
-    that.
-    """
+    """Such an array is a value; donated, it becomes the result, in its memory unless others see that."""
     f = compiled(STEP, {"s": "t"})
     s, x = (xp.asarray(np.full(4, v, np.float32), device=GPU) for v in (1, 2))
     address = s._buffer().address

@@ -1,6 +1,4 @@
-"""An executable as an object: which calls it takes, how many programs it keeps, and what compiling with
-`verify="model"` finds.
-"""
+"""An executable as an object: its calls, how many programs it keeps, what `verify="model"` finds."""
 
 from __future__ import annotations
 

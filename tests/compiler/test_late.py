@@ -1,6 +1,4 @@
-"""Models that are compiled at the call: shapes that are the contents of inputs, sizes that only numbers show to be
-equal.
-"""
+"""Models compiled at the call: inputs that are shapes, sizes that only numbers show to be equal."""
 
 from __future__ import annotations
 

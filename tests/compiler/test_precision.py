@@ -1,6 +1,4 @@
-"""Half types end to end: models that have them, `precision=` on those that have not, what is stored, and how results
-are judged.
-"""
+"""Half types end to end: models that have them, `precision=`, what is stored, how results are judged."""
 
 from __future__ import annotations
 

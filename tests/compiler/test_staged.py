@@ -1,6 +1,4 @@
-"""Models that need Python between native calls: results, sizes that the data tells, memory that is nobody else's,
-files, reports.
-"""
+"""Models with host steps: results, data-dependent sizes, memory that nobody shares, files, reports."""
 
 from __future__ import annotations
 

@@ -67,9 +67,7 @@ def convolution(seed: int) -> tuple[Graph, list[Array]]:
 
 
 def rotations(seed: int) -> tuple[Graph, list[Array]]:
-    """Many slices, negations and concatenations in a row, as rotary embeddings have them, with sums and products
-    between.
-    """
+    """Slices, negations and concatenations in a row as in rotary embeddings, with sums and products between."""
     r, g = random.Random(seed), Graph("g")
     b, rank = Builder(g), r.choice((2, 3, 4))
     shape = (*(r.choice((1, 2, 3, 8, 12)) for _ in range(rank - 1)), r.choice((8, 16, 24, 64)))

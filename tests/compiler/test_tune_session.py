@@ -1,6 +1,4 @@
-"""`dnnc.tune` on real models: with a runner that computes times for what it must promise, and once with the real
-one.
-"""
+"""`dnnc.tune` on real models: with a runner that computes times, and once with the real one."""
 
 from __future__ import annotations
 

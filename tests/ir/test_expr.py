@@ -1,6 +1,4 @@
-"""The index simplifier: random expressions against brute force over all values, expected normal forms, and soundness of
-proofs.
-"""
+"""The index simplifier: expressions against brute force, expected normal forms, soundness of proofs."""
 
 from __future__ import annotations
 

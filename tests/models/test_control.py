@@ -162,9 +162,7 @@ def test_saved_and_profiled(tmp_path: Any) -> None:
 
 @pytest.mark.slow
 def test_a_body_reads_the_memory_of_its_own_iteration_only() -> None:
-    """Memory that a body uses for itself may be that of values which are dead by then: others must have done with
-    it.
-    """
+    """A body's scratch memory may be that of dead values: others must have done with it."""
     text = """
 def main(n: i64, x: f32[64, 64]):
     a = softmax(matmul(x, x))

@@ -1,6 +1,4 @@
-"""Whole networks, small and seeded: every level, one and two threads, several batch sizes, against the float64
-interpreter.
-"""
+"""Whole networks, small and seeded: every level, threads, batch sizes, against the float64 interpreter."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The tuning log: what is written is read, whatever happens to the writers; what is damaged is refused by line; only
-winners win.
-"""
+"""The tuning log: what is written is read; damage is refused by line; only winners win."""
 
 from __future__ import annotations
 

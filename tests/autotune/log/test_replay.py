@@ -1,6 +1,4 @@
-"""Schedules out of a log: they are the ones that are compiled, twice alike; what does not apply is left out with a
-note.
-"""
+"""Compiling from a log takes its schedules, twice alike; what does not apply is left out with a note."""
 
 from __future__ import annotations
 

@@ -22,9 +22,7 @@ SECONDS, BOUND, MR, KU, SIZE = (
 
 
 def world(tasks: int, seed: int = 0) -> tuple[Array, Array, Array]:
-    """Features, seconds and tasks. The time is the roofline's, but twice as long for `ku` 1, and for large tiles of
-    small kernels.
-    """
+    """Features, seconds and tasks. Seconds are the roofline's, twice as long for `ku` 1 and for large tiles."""
     rng = np.random.default_rng(seed)
     n = tasks * EACH
     x = np.zeros((n, len(NAMES)), np.float32)

@@ -143,9 +143,7 @@ def test_vectors_of_a_pass_over_memory() -> None:
 
 
 def test_what_fetching_costs() -> None:
-    """Elements that are read one by one cost more instructions than the products, and registers that hold them on their
-    way.
-    """
+    """Elements read one by one cost more instructions than the products, and registers on their way."""
     limits, knobs = (
         machine_of(GPU).limits,
         Choice("mma", tuple(dict(bm=128, bn=128, down=4, across=2, bk=32, stages=3, slices=1, split=1).items())),

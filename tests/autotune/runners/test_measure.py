@@ -1,6 +1,4 @@
-"""Measuring in other processes: right figures, and no schedule that crashes, hangs, strays or computes wrongly does any
-harm.
-"""
+"""Measuring in other processes: right figures; schedules that crash, hang or compute wrongly do no harm."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The search of a task finds what is best in few trials; the search of a model keeps its budget, its log and its
-promises.
-"""
+"""A task's search finds the best in few trials; a model's search keeps budget, log and promises."""
 
 from __future__ import annotations
 
@@ -439,9 +437,7 @@ search(TASKS, FakeRunner(seconds_of, wait=0.002), log, 600, replace(PLAN, resume
 
 
 def killed(path: Path, trials: int, wait: float) -> dict[str, int]:
-    """A search that is killed some time after it told of so many trials: how many of each task it had told of in
-    all.
-    """
+    """Kill a search after it told of so many trials: how many of each task it had told of."""
     here = str(Path(__file__).parent)
     child = subprocess.Popen([sys.executable, "-c", CHILD, str(path), here], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None and child.stdout.readline() == "ready\n"

@@ -59,9 +59,7 @@ def ways(p: Program | None = None) -> dict[str, Variation]:
 
 
 def tiles() -> list[int]:
-    """m of each F(m x m, 3 x 3) that is a variation of the convolution: which ones depends on the rates of this
-    machine's core.
-    """
+    """m of each F(m x m, 3 x 3) that is a variation of the convolution; this core's rates decide."""
     return [v.variant.tile for name, v in ways().items() if name.startswith("conv_relu: winograd") and v.variant.tile]
 
 

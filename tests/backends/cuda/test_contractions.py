@@ -200,18 +200,14 @@ def test_the_sum_in_slices(module: ModuleType, knobs: dict[str, int], t: str) ->
     ],
 )
 def test_the_sum_in_a_cluster(module: ModuleType, knobs: dict[str, int], t: str) -> None:
-    """Shares of the sum that are no whole steps, rows and columns that are no whole tiles, a guard that cuts the sum
-    between taps.
-    """
+    """Shares that are no whole steps, rows and columns that are no whole tiles, a guard between taps."""
     kernel = check(module, dense(20, 104, 40).replace("f32", t), knobs, 2e-3 if module is tf32 else 2e-6)
     assert launch_of(kernel).cluster == knobs["split"]
     check(module, GRAPHS["conv of two taps"].replace("f32", t), knobs, 2e-3)
 
 
 def test_shares_of_a_sum_meet_in_one_order() -> None:
-    """A result does not depend on timing: the blocks of a cluster are added in their order, whichever of them finishes
-    a row.
-    """
+    """A result does not depend on timing: the blocks of a cluster are added in their order."""
     text = show_kernel(simt.apply(problem(matmul("32, 64", "64, 64", "32, 64"))[2], {**SIMT, "split": 4}, H200))
     assert text.count("cluster_barrier()") == 2 and "for part in cluster(4):" in text
     assert re.search(
@@ -291,9 +287,7 @@ def test_guards_that_keep_indices_inside_speak_of_axes() -> None:
 
 
 def test_in_place_residual() -> None:
-    """The output takes the memory of the residual: every element is read by the thread that writes it, before it
-    does.
-    """
+    """The output takes the memory of the residual: the thread that writes an element has read it before."""
     g = parse("def g(x: f32[20, 24], w: f32[24, 40], r: f32[20, 40]):\n    return add(matmul(x, w), r)")
     (group,) = plan_fusion(g).groups
     low = lower(g, group.nodes, group.output, inplace=g.inputs[2])
@@ -341,9 +335,7 @@ def test_samples(name: str, k: int) -> None:
 
 
 def test_sides_of_a_convolution() -> None:
-    """Pixels are the columns: along them the output lies in memory. Images and pixels are one side, taps and channels
-    one sum.
-    """
+    """Pixels are the columns: along them the output lies in memory. Taps and channels are one sum."""
     c = nest(conv("2, 8, 9, 7", "24, 4, 3, 3", "pads=(1, 1, 1, 1), group=2"))
     assert c.sizes == (2, 12, 2 * 63, 36)
     assert c.swapped and len(c.b.conds) == 4 and not c.a.conds

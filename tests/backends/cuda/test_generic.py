@@ -120,9 +120,7 @@ def grid(kernel: Kernel) -> tuple[int, int]:
 
 
 def test_best_guesses_fill_the_device() -> None:
-    """Rows go to warps where there are many short ones, to blocks where they are long; columns are split where there
-    are few.
-    """
+    """Many short rows go to warps, long rows to blocks; few columns are split."""
     assert grid(best("softmax", ["f16 16384 4096"])) == (16384, 128)
     assert grid(best("softmax", ["f16 16384 1024"])) == (2048, 256)
     assert grid(best("reduce_sum", ["f32 1 50000"], axes=(1,)))[1] == 1024

@@ -182,9 +182,7 @@ def test_rows_of_channels_that_are_padded() -> None:
 
 
 def test_bank_conflicts_are_counted() -> None:
-    """Eight lanes for four pixels of 32 bytes each: all four such runs of a warp begin in the same bank. Padded pixels
-    lie apart.
-    """
+    """Eight lanes for four pixels of 32 bytes: their runs begin in one bank. Padded pixels lie apart."""
     _, p = problem("f16", 1, 1, 1, 16, (56, 64), (7, 7), 1, 3)
     slab = Slab(image(p), (1, 64), 16, 4, 2)
     assert slab._visits(16) == 4 and slab.pitch == 24 and slab.visits == 2

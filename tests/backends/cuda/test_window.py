@@ -1,6 +1,4 @@
-"""Windows over images with channels last: depthwise convolutions and pooling, interpreted against the naive nest and
-compiled.
-"""
+"""Depthwise convolutions and pooling with channels last, interpreted against the naive nest and compiled."""
 
 from __future__ import annotations
 

@@ -177,9 +177,7 @@ def test_planted_bugs_are_caught(name: str, bug: str, change: Callable[[Kernel],
 
 
 def test_the_tail_of_gelu_is_measured_by_its_operand() -> None:
-    """gelu(-8) = -5e-15 is the difference of two numbers near 8; one output, so nothing larger beside it gives the
-    scale.
-    """
+    """gelu(-8) = -5e-15 is a difference of numbers near 8; no larger output beside it gives the scale."""
     text = "def f(x: f32[1], *, c: f32[1] = [-8.0]):\n    y: f32[1] = gelu(add(mul(x, 0.001), c))\n    return y\n"
     f = compile(parse(text), target="llvm", threads=1, cache=False)
     assert abs(float(f(np.float32([0.5]))[0])) < 8 * 2**-22

@@ -172,9 +172,7 @@ def test_vectors_of_long_functions_go_in_lockstep(n: int) -> None:
 
 
 def test_last_elements_of_each_long_part_are_apart() -> None:
-    """Three nests of one kernel, none a multiple of a vector: what is left of a part stands behind it, not at the
-    end.
-    """
+    """Three nests, none a multiple of a vector: a part's tail stands behind the part, not at the end."""
     g = parse("def g(x: f32[100003]):\n    return mul(pad(x, pads=(70005, 66001)), 3.0)")
     assert show_kernel(kernel(g.copy(), "pad")).count(" in parallel(") == 6
     x = np.random.default_rng(0).standard_normal(100003).astype(np.float32)

@@ -1,6 +1,4 @@
-"""Every op record natively: each of its samples as a graph of one node, compiled, and compared with the float64
-reference.
-"""
+"""Every op record natively: each sample as a graph of one node, compiled, against the float64 reference."""
 
 from __future__ import annotations
 

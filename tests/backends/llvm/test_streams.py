@@ -64,9 +64,7 @@ def test_other_cpus_store_as_ever() -> None:
 
 
 def test_the_code() -> None:
-    """One vector past the caches, and before the return a fence: other threads read what a kernel wrote when it has
-    returned.
-    """
+    """One vector past the caches, then a fence: other threads read what a kernel wrote before it returned."""
     code = emit_kernel(parse_kernel(kernel(N, MAP)), "k", AVX512)
     past, through, entry = code.split("define ")[1:]
     assert (

@@ -1,6 +1,4 @@
-"""What IEEE and the records say of special values: NaN, infinities, signed zeros, denormals, division by zero, wide
-shifts, casts.
-"""
+"""Special values by IEEE and the records: NaN, infinities, zeros, denormals, division by zero, shifts."""
 
 from __future__ import annotations
 
@@ -288,9 +286,7 @@ def test_estimates_are_refined_where_they_have_fewer_than_14_bits(cpu: str, step
 
 @pytest.mark.parametrize("numerics", ["standard", "strict"])
 def test_tanh_is_off_by_at_most_2_ulp(numerics: str) -> None:
-    """By this CPU's estimates, and by quotients: every 61st float where tanh is neither its argument nor 1, and where
-    it is both.
-    """
+    """By this CPU's estimates and by quotients: every 61st float of the range in which tanh is computed."""
     bits = np.arange(np.float32(2.0**-12).view(np.int32), np.float32(10.5).view(np.int32), 61, np.int32)
     x = np.concatenate([bits.view(np.float32), np.array([1e-30, 1e-40, 1e30, np.inf], np.float32)])
     g = graph_parse(f"def g(x: f32[{x.size}]):\n    return tanh(x)\n")
@@ -321,9 +317,7 @@ def with_avx512() -> CpuTarget:
 
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16, 32, 64])
 def test_scaling_by_powers_of_two_and_looking_up(lanes: int) -> None:
-    """By instructions of AVX-512, of vectors of any length: compiled for a CPU that has them, and run where this one
-    does.
-    """
+    """By AVX-512 on vectors of any length: compiled for a CPU that has it, run if this CPU does."""
     target = with_avx512()
     at = f"0:+{lanes}" if lanes > 1 else "0"
     text = (

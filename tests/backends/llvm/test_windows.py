@@ -1,6 +1,4 @@
-"""Pooling windows over blocked images: tiles of pixels with peeled borders, every tail; NaN and infinities as NumPy has
-them.
-"""
+"""Pooling over blocked images: tiles of pixels with peeled borders, every tail; NaN as NumPy has it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Ops of one's own: results in array code, programs and graphs on both targets; how they fuse, are checked, and are
-told apart.
-"""
+"""Custom operators: results in array code, programs and graphs on both targets; fusion, checks, identity."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""User-defined kernels: what C's operators mean, how types and arguments are bound, reductions, and errors that show
-the place.
-"""
+"""User-defined kernels: C's operators, binding of types and arguments, reductions, errors with a place."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Whole graphs as ONNX: control flow, symbolic sizes, traced functions, imported models, random graphs; names, places,
-errors.
-"""
+"""Whole graphs as ONNX: control flow, symbolic sizes, traced functions, imports, random graphs; names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Benchmarks: engines in turns on the same arrays, their outputs compared; and `dnnc bench`, `dnnc profile` on the
-command line.
-"""
+"""Benchmarks: engines in turns on equal arrays; `dnnc bench` and `dnnc profile` on the command line."""
 
 from __future__ import annotations
 

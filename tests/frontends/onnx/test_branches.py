@@ -1,6 +1,4 @@
-"""If: branches that the inputs exclude are nobody's error, branches of different types are chosen by the value of their
-condition.
-"""
+"""If: branches that the inputs exclude are no error; branches of different types are chosen by value."""
 
 from __future__ import annotations
 

@@ -189,9 +189,7 @@ def test_views_and_strides_are_torchs() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_results_share_memory_as_torchs_do(dynamic: bool) -> None:
-    """torch makes views again by strides and places in memory: of an argument, of another result, and beside what is
-    written to.
-    """
+    """torch makes views again by strides and offset: of an argument, of a result, beside what is written."""
 
     def f(x: Tensor) -> tuple[Tensor, ...]:
         y = torch.tanh(x).t()

@@ -1,6 +1,4 @@
-"""Loops and branches: the same results in a program, in Python and in NumPy; what bodies may read, and what they must
-give.
-"""
+"""Loops and branches: equal results in a program, in Python and in NumPy; what bodies read and give."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The reference interpreter: precision, decompositions, subgraphs, symbolic and data-dependent dims, sampling,
-memory.
-"""
+"""The reference interpreter: precision, decompositions, subgraphs, symbolic dims, sampling, memory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What ops mean, against formulas written out here: decompositions, special values, coordinates, and what type rules
-refuse.
-"""
+"""What ops mean, against formulas: decompositions, special values, coordinates, refused types."""
 
 from __future__ import annotations
 

@@ -68,9 +68,7 @@ def epsilon(d: DType) -> float:
 
 
 def check_close(got: Any, want: Any, d: DType, length: int, what: str) -> None:
-    """|got - want| <= c * eps * sqrt(length) * max(|want|), NaN and inf at the same places; integers and bools
-    exactly.
-    """
+    """Within c * eps * sqrt(length) * max(|want|), NaN and inf at the same places; integers exactly."""
     if not d.is_float:
         np.testing.assert_array_equal(got, want, what)
         return
@@ -157,9 +155,7 @@ def test_tensor_expression_is_the_reference(op: OpDef, s: Sample) -> None:
 @pytest.mark.family("samples")
 @pytest.mark.parametrize("op,s", COMPUTED, ids=label)
 def test_other_ranks_are_refused_or_mean_something(op: OpDef, s: Sample) -> None:
-    """An operand of one axis less or more: what the type rule lets through, the tensor expression and the reference
-    take as well.
-    """
+    """An operand of one axis less or more: what the type rule lets through, expression and reference take."""
     tried = 0
     for k, t in enumerate(s.inputs):
         for shape in {t.shape[1:], t.shape[:-1], (*t.shape, 1), (1, *t.shape), (*t.shape, 2), (2, *t.shape)} - {
@@ -221,9 +217,7 @@ def test_flops_are_a_positive_number(op: OpDef, s: Sample) -> None:
 @pytest.mark.family("samples")
 @pytest.mark.parametrize("op,s", CASES, ids=label)
 def test_one_node_graph_interprets(op: OpDef, s: Sample) -> None:
-    """Through the builder and the interpreter, decompositions included: declared types, and half types near the float64
-    result.
-    """
+    """Through builder and interpreter: declared types, and half types near the float64 result."""
     g = Graph("g")
     values = [g.add_input(f"x{k}", t) for k, t in enumerate(s.inputs)]
     found = Builder(g).op(op.name, *values, **dict(s.attrs))

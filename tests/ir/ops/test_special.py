@@ -1,6 +1,4 @@
-"""Numbers that are none: with NaN and infinities among the operands, an op's reference and its tensor expression say
-the same.
-"""
+"""NaN and infinities among the operands: an op's reference and its tensor expression say the same."""
 
 from __future__ import annotations
 

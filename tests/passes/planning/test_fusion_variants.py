@@ -1,6 +1,4 @@
-"""Other ways to make a fused group: which there are, that they are groups of the same nodes, and that they compute the
-same.
-"""
+"""Fusion variants: which there are, that they group the same nodes, that they compute the same."""
 
 from __future__ import annotations
 

@@ -100,9 +100,7 @@ def first_offered(problem: Problem, offered: Sequence[Any]) -> Any:
 
 
 class Planted:
-    """Puts a template ahead of a target's own, and makes code generation fail where a test says so of a kernel's
-    text.
-    """
+    """Puts a template ahead of the target's, and makes code generation fail for texts that a test names."""
 
     def __init__(self, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.target, self.patch = target, monkeypatch

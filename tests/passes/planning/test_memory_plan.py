@@ -121,9 +121,7 @@ def program(seed: int, nodes: int = 25) -> tuple[Graph, FusionPlan, MemoryPlan]:
 
 
 def check_by_running(g: Graph, fusion: FusionPlan, plan: MemoryPlan, dims: dict[Var, int]) -> None:
-    """Let every step write its output's number over the bytes it has, and find under the bytes that it reads what it
-    expects.
-    """
+    """Every step writes its output's number over its bytes, and finds what it expects under those it reads."""
     offsets, total = plan.offsets(dims)
     owner = np.full(total, -1)
     aliases = {v: (source, at) for v, source, at in fusion.views}

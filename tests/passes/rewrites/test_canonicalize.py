@@ -1,6 +1,4 @@
-"""canonicalize on random graphs: valid, equal to the bit in strict numerics, within rounding otherwise, and at rest
-after one run.
-"""
+"""canonicalize on random graphs: valid, equal bits in strict numerics, at rest after one run."""
 
 from __future__ import annotations
 

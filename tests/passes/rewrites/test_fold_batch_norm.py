@@ -1,6 +1,4 @@
-"""fold_batch_norm: normalisations, scales and shifts vanish into weights; values stay within rounding of the float64
-reference.
-"""
+"""fold_batch_norm: norms, scales and shifts go into weights; values stay within rounding of float64."""
 
 from __future__ import annotations
 

@@ -223,9 +223,7 @@ GROUPS = "def g(x: f32[1, 36, 6, 6], *, w: f32[72, 12, 1, 1]):\n    return conv(
 
 
 def test_groups_that_share_a_block() -> None:
-    """Three groups of 24 outputs: the second panel of 16 has outputs of two groups, whose filters stand behind each
-    other.
-    """
+    """Three groups of 24 outputs: the second panel of 16 has outputs of two groups."""
     g = graph_of(GROUPS)
     w = next(iter(g.constants.values()))
     assign_layouts(g, 16)

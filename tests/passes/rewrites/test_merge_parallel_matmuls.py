@@ -182,9 +182,7 @@ def test_columns_left_alone(why: str, text: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("s", [1, 6])
 def test_the_pipeline_cuts_what_attention_reads(s: int) -> None:
-    """A decoder's step: keys and values go behind those of before, queries to attention; several rows, or one for each
-    sample.
-    """
+    """A decoder's step: keys and values go behind the past, queries to attention; several rows or one."""
     text = f"""
 def g(x: f32[2, {s}, 8], k0: f32[2, 3, 7, 16], v0: f32[2, 3, 7, 16], *, w: f32[8, 144], d: f32[144]):
     y = add(matmul(x, w), d)

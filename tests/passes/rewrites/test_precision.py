@@ -1,6 +1,4 @@
-"""How floats are stored: text before and after, numbers within what the format's precision allows, and what keeps its
-type.
-"""
+"""How floats are stored: text before and after, numbers within the format's precision, kept types."""
 
 from __future__ import annotations
 

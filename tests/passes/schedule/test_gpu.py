@@ -128,9 +128,7 @@ def tr(x: f32[40, 50], z: f32[50], y: f32[50, 40]):
 
 
 def test_small_types_move_in_words() -> None:
-    """Two halves at a time in tiles of 64, four bytes at a time in tiles of 128; one at a time where rows are no whole
-    words.
-    """
+    """Two halves at a time in tiles of 64, four bytes in tiles of 128; one if rows are no whole words."""
     for dtype, n, tile in (("f16", 64, "f16[64, 66]"), ("i8", 64, "i8[128, 132]"), ("f16", 65, "f16[32, 34]")):
         old = parse_kernel(
             f"def tr(x: {dtype}[36, {n}], y: {dtype}[{n}, 36]):\n    for i in range({n}):\n        for j in "

@@ -1,6 +1,4 @@
-"""Any schedule that the primitives accept leaves the meaning of a kernel alone, and its steps tell how to make it
-again.
-"""
+"""Any schedule that the primitives accept keeps the meaning of a kernel, and its steps make it again."""
 
 from __future__ import annotations
 
@@ -113,9 +111,7 @@ class Random:
             self.apply(self.pick((memory.vectorize, lambda b, x: memory.vector_reduce(b, x, 4, 2))), name)
 
     def parallelise(self) -> None:
-        """Threads share the outermost loop, if all that is computed stands inside it: each thread runs what stands
-        outside.
-        """
+        """Threads share the outermost loop if it holds all that is computed: each thread runs the rest."""
         outer = [s for s in self.s.body if not isinstance(s, Alloc)]
         if len(outer) == 1 and isinstance(outer[0], For):
             self.apply(loops.annotate, "parallel", outer[0].var.name)

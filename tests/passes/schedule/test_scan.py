@@ -1,6 +1,4 @@
-"""Scans: both ends, with and without the element itself, sums, products and maxima, one warp and several; and what is
-none.
-"""
+"""Scans: both ends, with and without the element itself, several operations, one warp and several."""
 
 from __future__ import annotations
 

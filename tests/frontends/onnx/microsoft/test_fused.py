@@ -1,6 +1,4 @@
-"""Operators of com.microsoft, compiled, against ONNX Runtime on the same random inputs; those it has on GPUs only
-against NumPy.
-"""
+"""Operators of com.microsoft, compiled, against ONNX Runtime; those it has on GPUs only against NumPy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Operators whose result's size depends on data, compiled: against NumPy, ONNX Runtime, and a transcription of the
-specification.
-"""
+"""Operators with results of data-dependent size, compiled: against NumPy, ONNX Runtime and the standard."""
 
 from __future__ import annotations
 

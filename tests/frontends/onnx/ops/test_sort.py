@@ -1,6 +1,4 @@
-"""TopK, BitCast and casts to powers of two: compiled, at every opset and with symbolic dims, against ONNX Runtime and
-NumPy.
-"""
+"""TopK, BitCast, casts to powers of two: compiled, at every opset, against ONNX Runtime and NumPy."""
 
 from __future__ import annotations
 

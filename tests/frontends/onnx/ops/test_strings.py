@@ -1,6 +1,4 @@
-"""Operators on strings against ONNX's reference evaluator, n-grams and casts against ONNX Runtime, image files against
-Pillow.
-"""
+"""Operators on strings against ONNX's evaluator, n-grams against ONNX Runtime, images against Pillow."""
 
 from __future__ import annotations
 
@@ -192,9 +190,7 @@ def test_a_bad_pattern() -> None:
 
 
 def test_a_size_that_the_model_implies() -> None:
-    """Words joined with two others: where the model is right there are two, and at the call it is said where there are
-    not.
-    """
+    """Words joined with two others: a right model has two, a wrong one is told at the call."""
     nodes = [
         helper.make_node("StringNormalizer", ["x"], ["w"], stopwords=["the"]),
         helper.make_node("StringConcat", ["w", "k"], ["y"], name="joined"),

@@ -1,6 +1,4 @@
-"""Regions of interest, deformable convolution and determinants: compiled, against ONNX Runtime and formulas written out
-here.
-"""
+"""Regions of interest, deformable convolution, determinants: compiled, against ONNX Runtime and formulas."""
 
 from __future__ import annotations
 
