@@ -39,9 +39,7 @@ PROGRAM = "program"  # several kernels
 
 @dataclass(frozen=True)
 class Shape:
-    """A graph with one heavy node of the class `kind`. `name` says its sizes; integers of its inputs are drawn below
-    `below`.
-    """
+    """A graph with one heavy node of class `kind`. `name` says its sizes; integer inputs are below `below`."""
 
     family: str
     name: str

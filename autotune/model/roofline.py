@@ -36,9 +36,7 @@ Knobs = Mapping[str, "int | str"]
 
 
 def clock(limits: Limits) -> float:
-    """Cycles a second: of a core that begins two multiply-adds of vectors in one, of a multiprocessor that begins
-    128.
-    """
+    """Cycles a second of a core with two vector multiply-adds in one, or of a multiprocessor with 128."""
     return limits.flops / limits.cores / (2 * SM_CORES if limits.kind == "gpu" else 4 * limits.lanes)
 
 

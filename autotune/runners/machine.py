@@ -100,9 +100,7 @@ class Built:
 
     @property
     def digest(self) -> str:
-        """Hex SHA-256 of the code and how it is launched; cubins that differ in the function's name alone have the
-        same.
-        """
+        """Hex SHA-256 of the code and its launch; cubins that differ in the function's name alone have the same."""
         nameless = self.code.replace(self.symbol.encode(), b"?" * len(self.symbol))
         return hashlib.sha256(nameless + json.dumps(self.facts, sort_keys=True).encode()).hexdigest()
 
@@ -319,9 +317,7 @@ class GpuMachine:
 
 @cache
 def _unusual(t: CpuTarget) -> tuple[str, ...]:
-    """`-mattr=` with the features that count and that differ from those that CPUs of this name have; nothing where none
-    does.
-    """
+    """`-mattr=` with the features that count and differ from those of CPUs of this name; "" if none does."""
     from dnnc.backends.llvm.features import X86_CPUS, enabled
 
     usual = frozenset(X86_CPUS.get(t.cpu, ()))

@@ -91,9 +91,7 @@ def size(rng: Rng, low: float, high: float, multiple: int = 16) -> int:
 
 
 def fitting(rng: Rng, s: Scale, work: tuple[float, float], draw: Callable[[], tuple[float, float, str]]) -> str:
-    """Draw (work, bytes, text) until the work is near one that is drawn log-uniformly, and the operands are not too
-    large.
-    """
+    """Draw (work, bytes, text) until the work is near a log-uniform one and the operands are small enough."""
     want = float(np.exp(rng.uniform(*np.log(work))))
     best, text = float("inf"), ""
     for _ in range(400):

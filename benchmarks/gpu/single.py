@@ -308,9 +308,7 @@ def options(text: str | None) -> argparse.ArgumentParser:
 
 
 def run(cases: Sequence[Case], choices: Choices, schedules: Schedules, a: argparse.Namespace, **more: str) -> int:
-    """Compile, check, measure and print; the exit code, 1 when a kernel is wrong. `more`: stands in each line of
-    --json.
-    """
+    """Compile, check, measure and print; exit code 1 for a wrong kernel. `more`: for each line of --json."""
     every = compiled([c for c in cases if any(word in c.name for word in a.only.split(","))], choices, schedules)
     for c, found in every:
         if a.emit_only or not found:

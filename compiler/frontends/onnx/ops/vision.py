@@ -1,6 +1,4 @@
-"""Converters of operators on images that read them at computed places: regions of interest, deformable convolution; and
-determinants.
-"""
+"""Converters of operators with results of data-dependent size: constants, or a fresh dim."""
 
 from __future__ import annotations
 
