@@ -19,7 +19,7 @@ from onnx.reference import ReferenceEvaluator
 from dnnc import device_driver
 from dnnc.array import devices, lazy
 from dnnc.array.lazy import PROGRAMS_MADE
-from dnnc.tools.interpreted import InterpretedDevice, interpreted_machine
+from dnnc.backends.cuda.interpreted import InterpretedDevice, interpreted_machine
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 

@@ -30,9 +30,9 @@ from typing import Any
 
 import numpy as np
 
+from dnnc.backends.cuda.check import check_kernel
 from dnnc.backends.cuda.device import open_device
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
-from dnnc.backends.cuda.gate import check_kernel
 from dnnc.backends.cuda.nvrtc import Compiled, compile_many
 from dnnc.backends.cuda.spelling import spelled
 from dnnc.backends.cuda.target import DEFAULT_ARCH, FACTS, GpuTarget, ask_device

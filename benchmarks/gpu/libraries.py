@@ -3,7 +3,7 @@
     python benchmarks/gpu/libraries.py [--only WORD] [--ours N] [--json OUT] [--no-times]
     PYTHONPATH=.types python3 benchmarks/gpu/libraries.py     where dnnc is not installed; `make .types` makes that folder
 
-First small models are compiled as a log with library calls would have it: with the kernel gate, without it (so that a
+First small models are compiled as a log with library calls would have it: with the kernel check, without it (so that a
 library's first call is while a graph is recorded), from NumPy and from CuPy arrays, bound, and out of a file. Then
 kernels of six shapes are timed as the tuner times them, weights cold: N schedules of ours, the untuned one first, and
 each suggestion of the library. What fails is told at its place; the exit status is 1 if anything but a suggestion that
@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 
 import dnnc
-from dnnc.autotune.runners.gpu_bench import GpuBench
 from dnnc.autotune.runners.machine import GpuMachine, machine_of
 from dnnc.autotune.runners.worker import build
 from dnnc.autotune.search.space import space, with_libraries
 from dnnc.autotune.search.task import Task
+from dnnc.backends.cuda.bench import GpuBench
 from dnnc.backends.cuda.library import VENDORS, installed, version_of
 from dnnc.ir.errors import AccuracyError, DnncError, TargetError
 from dnnc.ir.graph import Graph

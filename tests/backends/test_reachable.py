@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from dnnc import device_driver
+from dnnc.backends.cuda.interpreted import interpreted_machine
 from dnnc.backends.reachable import Sample, bounds, judge
 from dnnc.driver import compile
 from dnnc.ir.dtype import BY_NAME
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
-from dnnc.tools.interpreted import interpreted_machine
 from support.faults import campaign, cancelling
 from support.random_graphs import random_graph
 

@@ -13,8 +13,8 @@ from dnnc import device_driver
 from dnnc.array import devices, lazy
 from dnnc.array.lazy import PROGRAMS_MADE
 from dnnc.backends.cuda import target as cuda_target
+from dnnc.backends.cuda.interpreted import DeviceBuffer, InterpretedDevice, interpreted_machine
 from dnnc.backends.cuda.target import GpuTarget
-from dnnc.tools.interpreted import DeviceBuffer, InterpretedDevice, interpreted_machine
 
 GPU = "cuda:0"
 

@@ -16,13 +16,13 @@ import dnnc
 import dnnc.ir.errors
 from dnnc import device_driver
 from dnnc.backends.cuda.instance import MAX_FRAMES
-from dnnc.backends.cuda.native import CudaNative
+from dnnc.backends.cuda.interpreted import DeviceBuffer, InterpretedDevice, interpreted_machine
+from dnnc.backends.runtime.program import Program
 from dnnc.executable import Executable
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.passes.schedule.problem import Template
-from dnnc.tools.interpreted import DeviceBuffer, InterpretedDevice, interpreted_machine
 from dnnc.tools.sample_graphs import graph_of
 
 COUNTED = """
@@ -378,7 +378,9 @@ def test_compiled_where_no_device_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
         f(*arrays_for(g))
     f.save(tmp_path / "m.dnnc")
     monkeypatch.setattr(device_driver, "cuda_machine", lambda *_: interpreted_machine(own))
-    monkeypatch.setattr("dnnc.tools.interpreted.TextCompiler.compile", lambda *_: pytest.fail("it is in the file"))
+    monkeypatch.setattr(
+        "dnnc.backends.cuda.interpreted.TextCompiler.compile", lambda *_: pytest.fail("it is in the file")
+    )
     loaded = dnnc.load(tmp_path / "m.dnnc", cache=False)
     assert own.launched >= kernels and loaded.programs[0].checks == {}  # checked where it was first loaded
     check(loaded, g, arrays_for(g))
@@ -404,7 +406,7 @@ def test_kernels_come_from_the_cache_checked(tmp_path: Path, device: Interpreted
 
 def test_sources(device: InterpretedDevice) -> None:
     f = compiled(NET)
-    native: CudaNative = f.programs[0]
+    native: Program = f.programs[0]
     assert f.source("graph") == native.graph_text(False)
     assert "block.x" in f.source("operator", "0")
     text = f.source("cuda")

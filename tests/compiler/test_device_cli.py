@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 import dnnc
 from dnnc import device_driver
 from dnnc.artifact.format import open_artifact, write_artifact
+from dnnc.backends.cuda.interpreted import interpreted_machine
 from dnnc.backends.cuda.target import FACTS
 from dnnc.cli.app import app
-from dnnc.tools.interpreted import interpreted_machine
 from dnnc.tools.sample_graphs import graph_of
 
 TARGET = ("--target", "cuda -arch=sm_90a")

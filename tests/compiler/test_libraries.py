@@ -16,19 +16,19 @@ import dnnc
 from dnnc import device_driver
 from dnnc.autotune.log.file import Log
 from dnnc.autotune.log.record import Winner
-from dnnc.autotune.runners.gpu_bench import GpuBench
 from dnnc.autotune.runners.machine import GpuMachine
 from dnnc.autotune.runners.worker import build
 from dnnc.autotune.search.space import with_libraries
 from dnnc.autotune.search.task import Setting, Task, extract
 from dnnc.backends.cuda import library
+from dnnc.backends.cuda.bench import GpuBench
+from dnnc.backends.cuda.interpreted import InterpretedDevice, interpreted_machine
 from dnnc.backends.cuda.target import FACTS
 from dnnc.device_driver import make_program
 from dnnc.ir.errors import AccuracyError, TargetError, TuneError
 from dnnc.ir.graph.interp import run
 from dnnc.options import make_options
 from dnnc.passes.schedule.problem import Choice
-from dnnc.tools.interpreted import InterpretedDevice, interpreted_machine
 from dnnc.tools.sample_graphs import graph_of
 from dnnc.tune_option import setting_of
 

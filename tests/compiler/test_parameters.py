@@ -15,11 +15,11 @@ import pytest
 import dnnc
 import dnnc.array as xp
 from dnnc import device_driver
+from dnnc.backends.cuda.interpreted import InterpretedDevice, interpreted_machine
 from dnnc.driver import compile_graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.options import make_options
-from dnnc.tools.interpreted import InterpretedDevice, interpreted_machine
 
 Array = np.ndarray[Any, Any]
 NET = """

@@ -13,6 +13,7 @@ import pytest
 
 import dnnc
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
+from dnnc.backends.cuda.interpreted import interpreted_machine
 from dnnc.device_driver import make_program
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph, Value
@@ -20,7 +21,6 @@ from dnnc.ir.graph.builder import Builder
 from dnnc.ir.types import TensorType
 from dnnc.options import CompileOptions
 from dnnc.tools.accuracy import first_difference
-from dnnc.tools.interpreted import interpreted_machine
 
 Array = np.ndarray[Any, Any]
 LONGEST = {1: 997, 2: 47, 3: 13}  # of an axis, by rank

@@ -14,9 +14,9 @@ from dnnc.autotune.runners.machine import CpuMachine, GpuMachine, canonical, mac
 from dnnc.autotune.search.inspect import tasks_of
 from dnnc.autotune.search.task import Setting
 from dnnc.backends.cuda.emit import launch_of
-from dnnc.backends.cuda.launch import Launch
 from dnnc.backends.llvm.features import host_cpu
 from dnnc.backends.runtime import codec
+from dnnc.backends.runtime.device import Launch
 from dnnc.ir.errors import DnncError, TargetError
 from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.text import show_kernel
@@ -136,7 +136,7 @@ def test_a_gpu_needs_nothing_of_llvm() -> None:
 import sys
 from dnnc.autotune.runners.machine import machine_of
 from dnnc.autotune.search.task import Setting
-import dnnc.autotune.runners.gpu_bench, dnnc.autotune.runners.worker, dnnc.autotune.runners.measure
+import dnnc.backends.cuda.bench, dnnc.autotune.runners.worker, dnnc.autotune.runners.measure
 m = machine_of('cuda -arch=sm_90a')
 m.templates(Setting(m.text)), m.limits, m.context(Setting(m.text))
 print(sorted({k.split('.')[0] for k in sys.modules} & {'llvmlite', 'cupy', 'xgboost'}))

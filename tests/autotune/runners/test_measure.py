@@ -21,20 +21,21 @@ import numpy as np
 import pytest
 from planted import choice, relu_task
 
-from dnnc.autotune.runners.cpu_bench import CpuBench
 from dnnc.autotune.runners.device_runner import Drift
-from dnnc.autotune.runners.gpu_bench import GpuBench, GpuKernel
 from dnnc.autotune.runners.machine import Built, CpuMachine, GpuMachine, machine_of
 from dnnc.autotune.runners.measure import ProcessRunner, at_device
-from dnnc.autotune.runners.operands import COLD, OUTPUT, WARM, Operands, Rotation
 from dnnc.autotune.runners.subprocess_runner import Child, Ended
 from dnnc.autotune.runners.worker import build
 from dnnc.autotune.search.inspect import look, tasks_of
 from dnnc.autotune.search.task import Setting, Task, task_of
 from dnnc.autotune.search.trial import Request, Trial
+from dnnc.backends.cuda.bench import GpuBench, GpuKernel
 from dnnc.backends.cuda.emit import launch_of
+from dnnc.backends.cuda.interpreted import InterpretedDevice
 from dnnc.backends.cuda.target import FACTS
+from dnnc.backends.llvm.bench import CpuBench
 from dnnc.backends.runtime.codec import encode
+from dnnc.backends.runtime.operands import COLD, OUTPUT, WARM, Operands, Rotation
 from dnnc.ir.errors import AccuracyError, TuneError
 from dnnc.ir.graph.text import parse
 from dnnc.ir.loops.stmt import Kernel
@@ -42,7 +43,6 @@ from dnnc.ir.loops.text import show_kernel
 from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.passes.schedule.problem import Choice
 from dnnc.passes.schedule.step import candidates
-from dnnc.tools.interpreted import InterpretedDevice
 from support.times import in_a_quiet_round, quiet
 
 CPU = "llvm -threads=1"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dnnc.backends.cuda.emit import emit_kernel
+from dnnc.backends.cuda.interpreted import InterpretedDevice, interpreted_machine
 from dnnc.backends.cuda.nvrtc import compile_cuda
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.backends.cuda.templates import templates
@@ -30,7 +31,6 @@ from dnnc.passes.lower.nests import Lowered, lower
 from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.passes.rewrites.channels_last import assign_channels_last
 from dnnc.passes.schedule.problem import Knobs, Problem, classify
-from dnnc.tools.interpreted import InterpretedDevice, interpreted_machine
 from dnnc.tools.sample_graphs import graph_of
 
 H200 = GpuTarget()

@@ -16,6 +16,7 @@ import dnnc
 from dnnc import device_driver
 from dnnc.backends import reachable
 from dnnc.backends.cuda.emit import emit_kernel, launch_of
+from dnnc.backends.cuda.interpreted import interpreted_machine
 from dnnc.backends.cuda.nvrtc import compile_many
 from dnnc.backends.cuda.target import FACTS, GpuTarget
 from dnnc.backends.cuda.templates import overlapped
@@ -36,7 +37,6 @@ from dnnc.passes.lower.expand import decompose
 from dnnc.passes.lower.recurrence import LoweredRecurrence, lower_recurrence
 from dnnc.passes.pipelines import LEVELS
 from dnnc.passes.schedule.problem import Problem, classify
-from dnnc.tools.interpreted import interpreted_machine
 from dnnc.tools.sample_graphs import graph_of
 
 H200 = FACTS["sm_90a"]

@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dnnc
+from dnnc.backends.check import _unpacked
 from dnnc.backends.llvm.build import symbol_of
 from dnnc.backends.llvm.features import parse_target
-from dnnc.backends.llvm.gate import _unpacked
-from dnnc.backends.llvm.native import shape_of
 from dnnc.backends.runtime.frames import ALIGN
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.backends.runtime.link import Linker, lay_out_constants, pack
-from dnnc.backends.runtime.program import Place
+from dnnc.backends.runtime.program import MemoryRef
 from dnnc.cpu_build import make_program
 from dnnc.ir.dtype import BY_NAME, from_numpy
 from dnnc.ir.expr import const, dim, value
 from dnnc.ir.graph.text import parse
+from dnnc.ir.shapes import concrete_shape
 from dnnc.ir.types import Layout, Part, TensorType, parse_layout
 from dnnc.options import CompileOptions
 from dnnc.passes.planning.program import Program
@@ -162,11 +162,12 @@ def test_places_of_arguments() -> None:
     _, offsets = lay_out_constants(p)
     made = Linker(p, {s.text: "k_" + s.kernel.name for s in p.steps}, offsets).entry()
     by = {c.symbol: c for c in made}
-    assert by["k_add"].args[:2] == (Place("buffer", 0, nbytes=640), Place("constant", 0))
+    assert by["k_add"].args[:2] == (MemoryRef("buffer", 0, nbytes=640), MemoryRef("constant", 0))
     assert {a.space for a in by["k_mul"].args} == {"arena", "buffer"}
     copy = by["k_pack"]
     assert (
-        copy.args == (Place("buffer", 1, nbytes=640), Place("buffer", 2, nbytes=640)) and copy.writes == copy.args[1:]
+        copy.args == (MemoryRef("buffer", 1, nbytes=640), MemoryRef("buffer", 2, nbytes=640))
+        and copy.writes == copy.args[1:]
     )  # inputs first, then outputs
     assert all(p.offset % ALIGN == 0 and p.nbytes == 640 for c in made for p in c.args if p.space == "arena")
 
@@ -182,7 +183,7 @@ def test_dims_are_passed_by_position() -> None:
 def test_shape_of() -> None:
     n = dim("N")
     t = TensorType(from_numpy(np.dtype("f4")), (n * 2 + 1, 4), parse_layout("1 0"))
-    assert shape_of(t, {n: const(3)}) == (7, 4)
+    assert concrete_shape(t, {n: const(3)}) == (7, 4)
 
 
 def test_kernels_that_fail_their_check_do_not_enter_the_cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

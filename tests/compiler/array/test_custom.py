@@ -15,6 +15,7 @@ import dnnc
 import dnnc.array as xp
 from dnnc.array.lazy import PROGRAMS_MADE
 from dnnc.autotune.search.task import Setting, extract
+from dnnc.backends.cuda.interpreted import interpreted_machine
 from dnnc.backends.llvm.features import parse_target
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.cpu_build import make_program
@@ -31,7 +32,6 @@ from dnnc.ir.op import require
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
 from dnnc.options import CompileOptions
-from dnnc.tools.interpreted import interpreted_machine
 
 RNG = np.random.default_rng(51)
 X = RNG.standard_normal((12, 40), np.float32)

@@ -18,10 +18,10 @@ from dnnc import device_driver
 from dnnc.array import devices, lazy
 from dnnc.array.lazy import PROGRAMS_MADE
 from dnnc.backends.cuda import target as cuda_target
+from dnnc.backends.cuda.interpreted import DeviceBuffer, InterpretedDevice, interpreted_machine
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.ir.errors import InputError, TargetError
 from dnnc.options import make_options
-from dnnc.tools.interpreted import DeviceBuffer, InterpretedDevice, interpreted_machine
 
 GPU, OTHER = "cuda:0", "cuda:1"
 
@@ -178,7 +178,7 @@ def test_another_process_finds_plans_and_kernels(monkeypatch: pytest.MonkeyPatch
     for f in (lambda v: abs(v) + 1, lambda v: v @ v):
         run(f)
     monkeypatch.setattr(
-        "dnnc.tools.interpreted.TextCompiler.compile", lambda *_: pytest.fail("its code is in the cache")
+        "dnnc.backends.cuda.interpreted.TextCompiler.compile", lambda *_: pytest.fail("its code is in the cache")
     )
     monkeypatch.setattr(
         "dnnc.passes.planning.program._scheduled", lambda *_: pytest.fail("its schedule is in the cache")

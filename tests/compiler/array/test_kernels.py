@@ -14,13 +14,13 @@ import dnnc
 import dnnc.array as xp
 from dnnc.array.core import Array
 from dnnc.array.lazy import PROGRAMS_MADE, graph_of, placeholder
+from dnnc.backends.cuda.interpreted import interpreted_machine
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.device_driver import compile_for_device
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import DnncError, InputError, ParseError, UnsupportedError
 from dnnc.ir.types import TensorType
 from dnnc.options import CompileOptions
-from dnnc.tools.interpreted import interpreted_machine
 
 F32 = np.float32
 

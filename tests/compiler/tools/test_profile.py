@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 import dnnc
 from dnnc.backends.llvm.ceilings import Ceilings, Level
 from dnnc.backends.runtime.frames import cpu_count
-from dnnc.backends.runtime.program import Call, Place
+from dnnc.backends.runtime.program import Call, MemoryRef
 from dnnc.ir.graph.text import parse
 from dnnc.report import KernelReport, MemoryReport, ProgramReport
 from dnnc.report.profile_tables import SHOWN_KERNELS, profile_tables
@@ -63,7 +63,7 @@ def found(folder: Path) -> Profile:
 
 
 def call(reads: str, writes: str, parallel: bool = True) -> Call:
-    places = {name: Place("arena", k, 64 * k, 64) for k, name in enumerate("abcdef")}
+    places = {name: MemoryRef("arena", k, 64 * k, 64) for k, name in enumerate("abcdef")}
     return Call("k_" + writes, (places[reads], places[writes]), (places[writes],), (), parallel)
 
 

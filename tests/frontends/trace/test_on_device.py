@@ -14,10 +14,10 @@ from dnnc import device_driver
 from dnnc.array import devices, lazy
 from dnnc.array.lazy import PROGRAMS_MADE
 from dnnc.backends.cuda import target as cuda_target
+from dnnc.backends.cuda.interpreted import InterpretedDevice, interpreted_machine
 from dnnc.backends.cuda.target import GpuTarget
 from dnnc.ir import te
 from dnnc.ir.expr import maximum
-from dnnc.tools.interpreted import InterpretedDevice, interpreted_machine
 
 GPU = "cuda:0"
 RNG = np.random.default_rng(71)

@@ -12,6 +12,7 @@ import pytest
 import dnnc
 import dnnc.array as xp
 from dnnc.array.sizes import Size, common, differ, same
+from dnnc.backends.cuda.interpreted import interpreted_machine
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.device_driver import compile_for_device
 from dnnc.driver import open_dims
@@ -21,7 +22,6 @@ from dnnc.ir.errors import InputError, ShapeError
 from dnnc.ir.expr import dim
 from dnnc.ir.graph.interp import run
 from dnnc.options import CompileOptions
-from dnnc.tools.interpreted import interpreted_machine
 
 RNG = np.random.default_rng(61)
 N, M = Size(dim("n")), Size(dim("m"))

@@ -15,6 +15,7 @@ import pytest
 import dnnc
 import dnnc.array as xp
 from dnnc.array.lazy import placeholder
+from dnnc.backends.cuda.interpreted import interpreted_machine
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.device_driver import compile_for_device
 from dnnc.frontends.trace import Spec, trace, vmap
@@ -30,7 +31,6 @@ from dnnc.ir.ops import OPS
 from dnnc.ir.ops.common import draw
 from dnnc.ir.types import TensorType
 from dnnc.options import CompileOptions
-from dnnc.tools.interpreted import interpreted_machine
 
 RNG = np.random.default_rng(41)
 ROWS = 3
@@ -85,7 +85,7 @@ def test_every_op_has_a_way_or_an_error(family: str) -> None:
 
 
 def test_expressions_with_one_more_axis_run_natively() -> None:
-    """What goes by its tensor expression, which the interpreter above does not look at: the kernel gate compares it
+    """What goes by its tensor expression, which the interpreter above does not look at: the kernel check compares it
     with the rows' reference.
     """
     x, w = RNG.standard_normal((3, 2, 4, 6, 6), np.float32), RNG.standard_normal((3, 5, 4, 3, 3), np.float32)

@@ -11,6 +11,7 @@ import pytest
 
 import dnnc
 from dnnc import device_driver
+from dnnc.backends.cuda.interpreted import interpreted_machine
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
@@ -19,7 +20,6 @@ from dnnc.ir.tolerances import bound
 from dnnc.passes.analysis.rows import Rows, find_numbers, rows_of
 from dnnc.passes.lower.nests import lower
 from dnnc.passes.planning.fuse import plan_fusion
-from dnnc.tools.interpreted import interpreted_machine
 from dnnc.tools.sample_graphs import graph_of
 from support.random_rows import random_rows
 

@@ -15,9 +15,10 @@ import dnnc
 from dnnc import cpu_build, device_driver
 from dnnc.backends.cuda import build as cuda_build
 from dnnc.backends.cuda import nvrtc
-from dnnc.backends.cuda.launch import Launch
+from dnnc.backends.cuda.interpreted import InterpretedDevice, TextCompiler, interpreted_machine
 from dnnc.backends.llvm import build as llvm_build
 from dnnc.backends.llvm import worker_pool
+from dnnc.backends.runtime.device import Launch
 from dnnc.ir.dtype import f32
 from dnnc.ir.errors import DnncError, InternalError
 from dnnc.ir.expr import const
@@ -27,7 +28,6 @@ from dnnc.ir.loops.stmt import Alloc, Block, Buffer, Kernel, Store, map_stmt
 from dnnc.ir.loops.text import show_kernel
 from dnnc.ir.loops.verify import MAX_STATEMENTS
 from dnnc.passes.schedule.problem import Problem, Template
-from dnnc.tools.interpreted import InterpretedDevice, TextCompiler, interpreted_machine
 from dnnc.tools.sample_graphs import graph_of
 
 NET = """
