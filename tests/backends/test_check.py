@@ -13,8 +13,9 @@ from kernels import TARGET, graphs, program
 from native_check import one_node
 
 from dnnc.backends import check as gate
-from dnnc.backends.check import COLUMNS, POINTS, check_kernel, sample_points
+from dnnc.backends.check import COLUMNS, POINTS, sample_points
 from dnnc.backends.check_cost import FEWEST, sampled, unchecked
+from dnnc.backends.llvm.check import check_kernel
 from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.driver import compile

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 import dnnc
-from dnnc import device_driver
-from dnnc.backends.cuda.interpreted import interpreted_machine
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
@@ -21,6 +19,7 @@ from dnnc.passes.analysis.rows import Rows, find_numbers, rows_of
 from dnnc.passes.lower.nests import lower
 from dnnc.passes.planning.fuse import plan_fusion
 from dnnc.tools.sample_graphs import graph_of
+from support.devices import install
 from support.random_rows import random_rows
 
 SPREAD = """def g(a: f32[{n}, {m}]):
@@ -101,7 +100,7 @@ def groups(g: Graph) -> list[str]:
 def _device() -> Iterator[None]:
     """`target="cuda"` is the interpreter here."""
     with pytest.MonkeyPatch.context() as m:
-        m.setattr(device_driver, "cuda_machine", lambda target, threads=None: interpreted_machine())
+        install(m)
         yield
 
 

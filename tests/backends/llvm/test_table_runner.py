@@ -9,7 +9,7 @@ import pytest
 
 from dnnc.backends.llvm.compile import Loaded, compile_text, load_objects
 from dnnc.backends.llvm.features import parse_target
-from dnnc.backends.llvm.launch_plan import (
+from dnnc.backends.llvm.table_runner import (
     BARRIER,
     CLAIMED,
     CONSTANTS,
