@@ -34,8 +34,8 @@ def names() -> list[str]:
     return list(dict.fromkeys([*BACKENDS, *_registered()]))
 
 
-def backend_class(name: str) -> Any:
-    """The class of a backend. TargetError lists what there is."""
+def _factory(name: str) -> Any:
+    """What makes a backend: its class, or a function that a test has put in its place."""
     found = BACKENDS.get(name) or _registered().get(name)
     if found is None:
         raise TargetError(
@@ -48,7 +48,22 @@ def backend_class(name: str) -> Any:
     return found
 
 
+def backend_class(name: str) -> Any:
+    """The class of a backend. TargetError lists what there is."""
+    factory = _factory(name)
+    return getattr(factory, "func", factory)
+
+
+def check_target(target: str | Target) -> Target:
+    """The target, parsed. TargetError: there is no such backend, or it has no devices with numbers."""
+    parsed = parse_target(target)
+    if parsed.device and not backend_class(parsed.kind).numbered:
+        raise TargetError(f"target={str(target)!r}: {parsed.kind} has no device numbers; one is written cuda:1")
+    backend_class(parsed.kind)
+    return parsed
+
+
 def open_backend(target: str | Target, threads: int | None = None) -> Any:
     """The backend of a target such as "llvm -mcpu=znver4" or "cuda:1". TargetError says what is wrong with it."""
-    parsed = parse_target(target)
-    return backend_class(parsed.kind)(parsed, threads)
+    parsed = check_target(target)
+    return _factory(parsed.kind)(parsed, threads)

@@ -16,9 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypedDict, Union
 
-from dnnc.backends.registry import backend_class
+from dnnc.backends.registry import check_target
 from dnnc.ir.errors import InputError, TargetError, TuneError, UnsupportedError
-from dnnc.ir.target import parse_target
 
 if TYPE_CHECKING:
     from dnnc.ir.target import Target
@@ -175,8 +174,7 @@ def _check_target(target: object, threads: int | None) -> None:
                 f"target={target!r}: expected a string such as 'llvm' or 'cuda -arch=sm_90a', or a dnnc.Target"
             )
         return
-    parsed = parse_target(target)
-    backend_class(parsed.kind)
+    parsed = check_target(target)
     asked = parsed.option("threads")
     if asked and threads is not None and asked != str(threads):
         raise TargetError(f"target={target!r} says -threads={asked}, but threads={threads} is given; give one of them")

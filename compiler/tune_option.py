@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dnnc.backends.registry import open_backend
-from dnnc.ir.errors import TuneError
+from dnnc.ir.errors import TargetError, TuneError
 from dnnc.options import CompileOptions
 from dnnc.passes.base import PassManager, PassRecord
 from dnnc.passes.planning.program import Program
@@ -66,6 +66,8 @@ def setting_of(opts: CompileOptions, backend: Backend | None = None) -> Setting:
     from dnnc.autotune.search.task import Setting
 
     backend = backend or open_backend(opts.target, opts.threads)
+    if not backend.compiles:
+        raise TargetError(f"target {backend.name!r} has no kernels to tune")
     return Setting(backend.text, opts.numerics, backend.rounds_products and rounds_products(opts))
 
 

@@ -19,6 +19,7 @@ from dnnc.backends.runtime.device import STATUS_BYTES, Device
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.backends.runtime.program import CompiledKernel, MemoryRef, Program
 from dnnc.ir.errors import InputError
+from dnnc.ir.shapes import concrete_shape
 
 KERNELS = 4096  # loaded kernels kept in a process
 
@@ -75,7 +76,8 @@ class CudaExpression:
 
     def __init__(self, program: Program, device: Device, functions: dict[str, Any]) -> None:
         self.kernels, self.device = program.kernels, device
-        self.outputs = [(tuple(int(str(d)) for d in t.shape), t.dtype.numpy) for t in program.outputs]
+        shapes = [() if program.dims else concrete_shape(t, {}) for t in program.outputs]
+        self.outputs = [(shape, t.dtype.numpy) for shape, t in zip(shapes, program.outputs)]
         self.arena = 0 if program.dims else program.sizes({})[1]
         self.guards = {kernel_number(k.symbol): k.name for k in program.kernels if k.guarded}
         buffers, launches = len(program.inputs) + len(program.outputs), program.launches

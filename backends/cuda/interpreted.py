@@ -18,12 +18,15 @@ from typing import Any
 
 import numpy as np
 
+from dnnc.backends.base import Built
 from dnnc.backends.cuda.backend import CudaBackend
 from dnnc.backends.cuda.build import Compiler
-from dnnc.backends.cuda.library import CallFunction, is_call
+from dnnc.backends.cuda.emit import launch_of
+from dnnc.backends.cuda.library import CallFunction, call_of, is_call
 from dnnc.backends.cuda.library_load import Handles, function_of
 from dnnc.backends.cuda.target import DEFAULT_ARCH, FACTS, GpuTarget
 from dnnc.backends.registry import BACKENDS
+from dnnc.backends.runtime.codec import encode
 from dnnc.backends.runtime.device import ALIGN, PARAMETER_ALIGN, STATUS_BYTES, Device, Launch
 from dnnc.ir.errors import InternalError, TargetError
 from dnnc.ir.expr import Expr, Op, const, substitute, value
@@ -338,6 +341,12 @@ class InterpretedBackend(CudaBackend):
 
     def _open(self) -> Device:
         return self._interpreter
+
+    def compile_kernel(self, kernel: Kernel, symbol: str) -> Built:
+        params = [p.name for p in kernel.entry.params]
+        facts = {"launch": encode(launch_of(kernel)), "params": params, "overlaps": False}
+        call = call_of(kernel)
+        return super().compile_kernel(kernel, symbol) if call else Built(symbol, show_kernel(kernel).encode(), facts)
 
     @classmethod
     def availability(cls) -> dict[str, Any]:

@@ -50,8 +50,6 @@ class LlvmBackend(Backend):
     saves_programs = True
 
     def __init__(self, target: Target, threads: int | None = None) -> None:
-        if target.device:
-            raise TargetError(f"target={str(target)!r}: CPUs have no device number")
         self.target: CpuTarget = parse_target(str(target), threads)
         self.threads = self.target.threads
 

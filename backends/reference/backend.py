@@ -34,8 +34,8 @@ class ReferenceBackend(Backend):
     code_version = ""
 
     def __init__(self, target: Target, threads: int | None = None) -> None:
-        if target.options or target.device:
-            raise TargetError(f"target={str(target)!r}: the interpreter has no options and no devices")
+        if target.options:
+            raise TargetError(f"target={str(target)!r}: the interpreter has no options")
         self.target = None
 
     def facts(self, numerics: str) -> TargetFacts:

@@ -283,7 +283,7 @@ class _File:
             p.arena.pieces,
             calls,
             kernels,
-            {symbol: self.objects.add(code) for symbol, code in p.code.items()},
+            {symbol: self.objects.add(code) for symbol, code in sorted(p.code.items())},
             constants,
             self.graphs.add(p.graph_text(False).encode()),
             self.graphs.add(p.graph_text(True).encode()),

@@ -130,7 +130,7 @@ def net(x: f32[{rows}, 1025], y: f32[5, 1025]):
     g = parse(text)
     f = compiled(g)
     check(f, g, arrays_for(g))
-    inside = f.programs[0].program.memory.inside.values()
+    inside = f.programs[0].scheduled.memory.inside.values()
     assert bool(inside) == pieces and all(at % 16 == 0 for at in inside)
 
 

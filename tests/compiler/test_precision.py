@@ -107,7 +107,7 @@ def test_what_is_broadcast_is_widened_ahead(t: str) -> None:
     for e, (x, w) in shapes.items():
         g = in_type(f"def g(x: f32[{x}], *, w: f32[{w}]):\n    return {e}", t)
         (text,) = (
-            s.text for s in dnnc.compile(g, cache=False).programs[0].program.steps if s.group.kind == "contraction"
+            s.text for s in dnnc.compile(g, cache=False).programs[0].scheduled.steps if s.group.kind == "contraction"
         )
         inner = [line for line in text.splitlines() if "= fma(" in line]
         assert inner and all("fma(x0_" in line and line.count("cast_f32") == 1 for line in inner), text

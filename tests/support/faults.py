@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dnnc.backends.check import check_kernel
+from dnnc.backends.llvm.check import check_kernel
 from dnnc.backends.llvm.compile import compile_text, load_objects
 from dnnc.backends.llvm.emit import emit_kernel
 from dnnc.backends.llvm.features import CpuTarget, parse_target

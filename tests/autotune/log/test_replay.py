@@ -159,7 +159,7 @@ def compiled(**more: Any) -> Any:
 
 def digest(f: Any) -> str:
     h = hashlib.sha256()
-    for name, obj in sorted(f.programs[0].objects.items()):
+    for name, obj in sorted(f.programs[0].code.items()):
         h.update(name.encode() + obj)
     return h.hexdigest()
 
@@ -194,7 +194,7 @@ def test_each_size_of_a_symbolic_model_is_looked_up(tmp_path: Path) -> None:
     fixed = dnnc.compile(parse(text), dims={"N": 64}, **HERE)
     path = tmp_path / "m.jsonl"
     with Log.open(path) as log:
-        for t, _ in extract(fixed.programs[0].program, setting_of(opts)):
+        for t, _ in extract(fixed.programs[0].scheduled, setting_of(opts)):
             log.append(t)
             log.append(Winner(t.key, other(t), 1e-5))
     f = dnnc.compile(parse(text), tune=path, **HERE)

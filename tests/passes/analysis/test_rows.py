@@ -115,7 +115,7 @@ def check(text: str, target: str, seed: int = 0, numerics: str = "standard") -> 
     for a, b in zip(got if isinstance(got, tuple) else (got,), want, strict=True):
         assert a.shape == b.shape
         assert np.abs(a - b).max() <= bound(g.outputs[0].type.dtype, 1000, np.append(b, 1.0))
-    return len(f.programs[0].program.steps)
+    return len(f.programs[0].scheduled.steps)
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------

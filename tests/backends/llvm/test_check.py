@@ -196,7 +196,7 @@ def test_the_tail_of_gelu_is_measured_by_its_operand() -> None:
 @pytest.mark.parametrize("numerics", ["standard", "strict"])
 def test_what_is_zero_but_for_roundings_is_measured_by_what_is_summed(value: str, numerics: str) -> None:
     g = parse(f"def g(x: f32[9, 300]):\n    return {value}")
-    assert len(compile(g, cache=False, numerics=numerics).programs[0].program.steps) == 1  # checked, and not refused
+    assert len(compile(g, cache=False, numerics=numerics).programs[0].scheduled.steps) == 1  # checked, and not refused
 
 
 def test_padding_lanes_must_be_zero() -> None:
@@ -297,7 +297,7 @@ def test_a_kernel_that_is_too_long_is_not_checked_and_the_report_says_so() -> No
 
 def test_steps_are_counted() -> None:
     f = compile(parse("def g(x: f32[64, 33], y: f32[33, 64]):\n    return matmul(x, y)"), cache=False, opt_level=0)
-    (step,) = f.programs[-1].program.kernels
+    (step,) = f.programs[-1].scheduled.kernels
     assert unchecked(step, {}) is None
     assert (unchecked(step, {}, 64 * 33) or "").startswith("it runs ")
     assert unchecked(step, {}, 64 * 64 * 33 * 8) is None
