@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import dnnc
-import dnnc.backends.llvm.build as build_module
 from dnnc.backends.llvm.compile import ALLOWED_SYMBOLS, _symbols, load_objects
 from dnnc.ir.dtype import f32
 from dnnc.ir.graph import Graph
@@ -90,7 +89,7 @@ def test_every_native_function_has_a_kernel_and_nothing_else_is_called(
         objects[:] = objs
         return load_objects(objs)
 
-    monkeypatch.setattr(build_module, "load_objects", load)
+    monkeypatch.setattr("dnnc.backends.llvm.code.load_objects", load)
     f = dnnc.compile(graph_of(NET), cache=False, opt_level=level)
     (native,) = f.programs
     kernels = {native.symbols[s.text] for s in native.scheduled.steps}
