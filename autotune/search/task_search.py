@@ -43,7 +43,7 @@ class Model(Protocol):
     """
 
     def predict(self, x: Array) -> Array:
-        """Features float32 [n, F] -> scores float64 [n]: logarithms of speed, compared within a task."""
+        """Features float32 [n, F] of a task -> scores float [n]: logarithms of speed, or higher if faster."""
         ...
 
 

@@ -28,7 +28,7 @@ MOST_BYTES = 8_000_000  # of outputs that are stored
 
 
 def build(entry: Entry, folder: Path, tell: Tell) -> Row:
-    """Write `folder/NAME.onnx`, return its row. `weights`: "full" or "seeded". `half`: float16 throughout."""
+    """Write `folder/NAME.onnx` and its outputs `NAME.npz`; the model's row. `attempts`: what did not export."""
     start, seed = time.perf_counter(), int(fraction(entry.name, "seed") * 2**31)
     wanted = variation(entry.name)
     torch.manual_seed(seed)

@@ -80,7 +80,7 @@ class Graph:
 
 
 def _inferred(model: ModelProto, rank: int) -> ModelProto:
-    """The output types of a body that never runs: computed if the body fits its inputs, else as declared."""
+    """The types of the outputs are inferred, since a model states them; unknown shapes have `rank` sizes."""
     from onnx import shape_inference
 
     known = {v.name: v for v in shape_inference.infer_shapes(model, data_prop=True).graph.output}

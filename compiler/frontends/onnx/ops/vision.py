@@ -1,4 +1,4 @@
-"""Converters of operators with results of data-dependent size: constants, or a fresh dim."""
+"""Converters of operators that read images at computed places (regions, deformable convolution); determinants."""
 
 from __future__ import annotations
 
