@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Literal, Union
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.backends.runtime.results import copy_results
 from dnnc.donation import Donation
 from dnnc.executable import Executable
-from dnnc.graph_compiler import GraphCompiler, only_for_devices
+from dnnc.graph_compiler import GraphCompiler
 from dnnc.ir.errors import DnncError, InputError, UnsupportedError, locations
 from dnnc.ir.expr import Expr, Var, free
 from dnnc.ir.graph import Graph, Node, Value
@@ -42,7 +42,7 @@ from dnnc.options import CompileOptions
 from dnnc.parameters import Parameters
 from dnnc.passes.analysis.segments import Segment, prepare, split
 from dnnc.passes.base import pass_context
-from dnnc.program_cache import ModelCompiler, OnnxParts, ProgramCache, Shapes
+from dnnc.program_cache import ModelCompiler, OnnxParts, ProgramCache, Shapes, only_for_devices
 from dnnc.report import Report
 from dnnc.report.log import Log, Progress
 from dnnc.signature import Signature
@@ -57,6 +57,8 @@ Make = Callable[[Graph, bool], Executable]  # compiles a segment; True: one prog
 
 class NativeStep:
     """A segment with its program. `drops` are the values that nobody needs after this step."""
+
+    native: Literal[True] = True
 
     def __init__(self, segment: Segment, make: Make, drops: Sequence[Value]) -> None:
         self.segment, self.drops, self._make = segment, drops, make
@@ -110,6 +112,8 @@ def _some(x: Var) -> int:
 
 class HostStep:
     """A host node. `drops` as of NativeStep."""
+
+    native: Literal[False] = False
 
     def __init__(self, node: Node, drops: Sequence[Value]) -> None:
         self.node, self.drops = node, drops

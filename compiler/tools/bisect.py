@@ -19,8 +19,8 @@ from dnnc.backends.base import Backend
 from dnnc.backends.check import physical, subgraph, unpack
 from dnnc.backends.registry import open_backend
 from dnnc.backends.runtime.program import MemoryRef, Program
+from dnnc.compile_graph import compile_graph
 from dnnc.compile_program import context_of
-from dnnc.driver import compile_graph
 from dnnc.executable import Executable
 from dnnc.hybrid import HybridProgram, NativeStep
 from dnnc.ir.errors import AccuracyError, DnncError, InternalError, ScheduleError, VerifyError, locations
