@@ -27,6 +27,7 @@ import numpy as np
 from dnnc.ir.dtype import DType, from_numpy
 from dnnc.ir.graph import Graph, Node
 from dnnc.ir.graph.interp import Precision, run_at
+from dnnc.ir.op import Trait
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.tolerances import EPS, C, bound
 
@@ -182,7 +183,7 @@ def _perturbed(loose: Graph, arrays: list[Array], points: Array, k: int, rng: np
         (EPS.get(n.attrs["to"].name, 0.0) for n in loose.nodes() if n.op.name == "cast"), default=0.0
     )  # casts round inside, too
     trials = TRIALS[
-        0 if any("bits" in n.op.traits for n in loose.nodes()) else -1
+        0 if any(Trait.BITS in n.op.traits for n in loose.nodes()) else -1
     ]  # stored forms have many steps: a few tell as much
     for _ in range(trials):
         shaken = [_shaken(a, rng, eps) if from_numpy(a.dtype).is_float else a for a in arrays]

@@ -20,6 +20,7 @@ from dnnc.donation import Donation, copied
 from dnnc.executable import Executable
 from dnnc.ir.expr import Var
 from dnnc.ir.graph import Graph
+from dnnc.ir.op import Trait
 from dnnc.ir.shapes import bound_dims, lows_without_empties, specialise
 from dnnc.memory import check_program
 from dnnc.options import CompileOptions, thread_count
@@ -83,7 +84,7 @@ def _notes(c: CpuCompiler, program: Program) -> list[PassRecord]:
 
 def has_control(graph: Graph) -> bool:
     """Are there loops or branches? Their functions are made for fixed sizes."""
-    return any("control" in n.op.traits for n in graph.nodes())
+    return any(Trait.CONTROL in n.op.traits for n in graph.nodes())
 
 
 def segment_maker(

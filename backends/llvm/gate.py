@@ -27,6 +27,7 @@ from dnnc.ir.expr import Expr, Var, const, free
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.ir.loops.stmt import stored
+from dnnc.ir.op import Trait
 from dnnc.ir.shapes import specialise
 from dnnc.ir.tolerances import EPS
 from dnnc.ir.types import Layout, TensorType
@@ -148,7 +149,7 @@ def draw(
     array = graph.constants.get(v)
     shape = shape_of(t, env)
     if array is not None and (
-        array.size <= 4096 or not t.dtype.is_float or all("movement" in n.op.traits for n, _ in v.uses)
+        array.size <= 4096 or not t.dtype.is_float or all(Trait.MOVEMENT in n.op.traits for n, _ in v.uses)
     ):
         return array
     size = int(np.prod(shape, dtype=np.int64))
@@ -238,7 +239,7 @@ def most_updates(step: Step, inputs: Mapping[Value, Array], env: Mapping[Expr, E
     """The most updates that a sum or product of a scatter has in one element, at least."""
     most = 1
     for n in step.group.nodes:
-        if "scatter" not in n.op.traits or n.attrs.get("reduction") not in ("add", "mul"):
+        if Trait.SCATTER not in n.op.traits or n.attrs.get("reduction") not in ("add", "mul"):
             continue
         at = n.inputs[1]
         assert at is not None
@@ -461,7 +462,7 @@ def reduction_length(step: Step, env: Mapping[Expr, Expr]) -> int:
             continue
         if n.op.name == "matmul":
             longest = max(longest, shape(n.inputs[0])[-1])
-        elif "contraction" in n.op.traits:
+        elif Trait.CONTRACTION in n.op.traits:
             longest = max(longest, math.prod(shape(n.inputs[1])[1:]))
         else:
             whole = shape(n.inputs[0])

@@ -35,6 +35,7 @@ from dnnc.device_driver import Machine, check_native, compile_for_device
 from dnnc.executable import Executable
 from dnnc.ir.errors import InputError
 from dnnc.ir.graph import Graph
+from dnnc.ir.op import Trait
 from dnnc.options import CompileOptions, cache_folder, make_options
 from dnnc.passes.analysis.segments import needs_host
 from dnnc.passes.base import PassManager
@@ -241,12 +242,12 @@ class DeviceCompiler:
         return found
 
     def _new(self, graph: Graph, key: str) -> Any:
-        if graph.dims or needs_host(graph) or any("control" in n.op.traits for n in graph.nodes()):
+        if graph.dims or needs_host(graph) or any(Trait.CONTROL in n.op.traits for n in graph.nodes()):
             return self._long_way(graph)
         self._room([v.type.nbytes for v in graph.outputs])
         original = graph.copy()
         PassManager().run(graph, LEVELS[self.opts.opt_level], self.ctx)
-        if needs_host(graph) or any("control" in n.op.traits for n in graph.nodes()):  # that a pass has made
+        if needs_host(graph) or any(Trait.CONTROL in n.op.traits for n in graph.nodes()):  # that a pass has made
             return self._long_way(original)
         return self._made(graph, key, self._planner(graph)) or self._long_way(original)
 

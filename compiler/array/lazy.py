@@ -31,7 +31,7 @@ from dnnc.ir.errors import InputError, Loc
 from dnnc.ir.expr import Expr, var
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import complete, infer
-from dnnc.ir.op import OpDef
+from dnnc.ir.op import OpDef, Trait
 from dnnc.ir.ops import OPS
 from dnnc.ir.types import TensorType
 
@@ -42,7 +42,13 @@ PROGRAMS = 512  # programs kept in a process
 # calls on top of each other: chains that nobody looks at are computed piece by piece, and pieces of a loop are one
 # program
 DEEPEST = 64
-HEAVY = ("contraction", "reduction", "loops", "host", "sized")  # traits of ops that are not computed twice
+HEAVY = (
+    Trait.CONTRACTION,
+    Trait.REDUCTION,
+    Trait.LOOPS,
+    Trait.HOST,
+    Trait.SIZED,
+)  # traits of ops that are not computed twice
 END = -2  # in a structure, ahead of its results; an operand that is absent is -1
 RULES = 4096  # applications of ops of which the types are kept
 HEAVY_OPS = frozenset(("sort", "cumsum", "cumprod", "dft", "det", "inverse", "scatter_nd", "scatter_elements"))
@@ -59,7 +65,7 @@ def is_flat(op: OpDef) -> bool:
     """Does it compute each element of the others, however many axes there are? An op of the user's may know how
     many.
     """
-    return "elementwise" in op.traits and OPS.get(op.name) is op
+    return Trait.ELEMENTWISE in op.traits and OPS.get(op.name) is op
 
 
 class Call:

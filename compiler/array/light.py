@@ -36,6 +36,7 @@ from dnnc.backends.runtime.results import results as result_memory
 from dnnc.contexts import context_of
 from dnnc.ir.errors import AccuracyError, InputError
 from dnnc.ir.graph import Graph
+from dnnc.ir.op import Trait
 from dnnc.memory import check_fits, check_possible
 from dnnc.options import CompileOptions, cache_folder, make_options, thread_count
 from dnnc.passes.analysis.segments import needs_host
@@ -246,12 +247,12 @@ class Compiler:
         return Light(plan, loaded, self.runner, self.threads) if all(r.symbol in loaded for r in plan.records) else None
 
     def _new(self, graph: Graph, key: str) -> Any:
-        if graph.dims or needs_host(graph) or any("control" in n.op.traits for n in graph.nodes()):
+        if graph.dims or needs_host(graph) or any(Trait.CONTROL in n.op.traits for n in graph.nodes()):
             return self._long_way(graph)
         check_possible(graph)
         original = graph.copy()
         PassManager().run(graph, LEVELS[self.opts.opt_level], self.ctx)
-        if needs_host(graph) or any("control" in n.op.traits for n in graph.nodes()):  # that a pass has made
+        if needs_host(graph) or any(Trait.CONTROL in n.op.traits for n in graph.nodes()):  # that a pass has made
             return self._long_way(original)
         return self._made(graph, key, self._planner(graph)) or self._long_way(original)
 

@@ -15,12 +15,12 @@ import numpy as np
 
 from dnnc.ir.dtype import boolean, i64
 from dnnc.ir.graph import Graph
-from dnnc.ir.op import OpDef, require
+from dnnc.ir.op import OpDef, Trait, require
 from dnnc.ir.types import Dim, TensorType
 
 Array = np.ndarray[Any, Any]
 Types = tuple["TensorType | None", ...]
-CONTROL = frozenset(("control", "pure"))
+CONTROL = frozenset((Trait.CONTROL, Trait.PURE))
 
 
 def _loop_type(

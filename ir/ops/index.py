@@ -15,7 +15,7 @@ from dnnc.ir import te
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, require
+from dnnc.ir.op import OpDef, Trait, require
 from dnnc.ir.ops.common import MOVEMENT, PURE, Array, guarded, require_kind, same_dim, same_dtype, same_shape, sample
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.te import Tensor
@@ -285,7 +285,7 @@ def _reverse_numpy(x: Array, lengths: Array, *, batch_axis: int = 1, time_axis: 
     return np.take_along_axis(x, at, time_axis)
 
 
-SCATTER = PURE | {"scatter"}
+SCATTER = PURE | {Trait.SCATTER}
 _SCATTER_SAMPLES = tuple(
     sample("f32[5, 4]", "i64[3, 4]", "f32[3, 4]", axis=0, reduction=r, domain=(-4, 4)) for r in REDUCTIONS
 )

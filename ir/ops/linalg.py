@@ -11,11 +11,9 @@ from dnnc.ir.dtype import f32, i64
 from dnnc.ir.expr import Expr, const, select
 from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import OpDef, require
-from dnnc.ir.ops.common import PURE, Array, clamp, dim, quiet, require_kind, same_dim, sample
+from dnnc.ir.ops.common import LOOPS, PURE, Array, clamp, dim, quiet, require_kind, same_dim, sample
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
-
-LOOPS = PURE | {"loops"}
 
 
 def _square(x: TensorType) -> int:

@@ -17,6 +17,7 @@ from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import OpDef, require
 from dnnc.ir.ops.cast import round_numpy, round_to
 from dnnc.ir.ops.common import (
+    ELEMENTWISE,
     REDUCTION,
     Array,
     broadcast_index,
@@ -444,7 +445,7 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
         _batch_type,
         decompose=_batch_norm,
         flops=_flops(4),
-        traits=frozenset(("pure", "elementwise")),
+        traits=ELEMENTWISE,
         samples=tuple(
             sample(x, *(f"{p}[{x.split(', ')[1]}]",) * 4, epsilon=1e-3, domain=(0.1, 3.0))
             for x, p in zip(_CHANNEL_SAMPLES, ("f32", "f32"))

@@ -12,7 +12,7 @@ from dnnc.ir.dtype import DType, boolean, from_numpy, i64, u8
 from dnnc.ir.expr import E, Expr, cast, const, select
 from dnnc.ir.loops.stmt import call
 from dnnc.ir.op import OpDef, require
-from dnnc.ir.ops.common import REDUCTION, Array, at_rows, count, dim, quiet, require_kind, rows_flops, sample
+from dnnc.ir.ops.common import PURE, REDUCTION, Array, at_rows, count, dim, quiet, require_kind, rows_flops, sample
 from dnnc.ir.shapes import normalize_axes, normalize_axis
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType, product
@@ -322,9 +322,7 @@ def running(name: str, combine: str, f: Callable[..., Array], identity: int) -> 
         sample("i64[2, 3, 4]", axis=1, exclusive=False, reverse=True),
         sample("f64[6, 2]", axis=0, exclusive=True, reverse=True),
     )
-    return OpDef(
-        name, _cum_type, compute, reference=quiet(numpy), flops=flops, traits=frozenset(("pure",)), samples=samples
-    )
+    return OpDef(name, _cum_type, compute, reference=quiet(numpy), flops=flops, traits=PURE, samples=samples)
 
 
 def _zero_to(f: Callable[..., Array], identity: Callable[[Array], Any]) -> Combine:

@@ -21,8 +21,8 @@ from dnnc.ir import te
 from dnnc.ir.dtype import f32, i64, u32, u64
 from dnnc.ir.expr import Expr, cast, const, op, select, value
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, require
-from dnnc.ir.ops.common import PURE, Array, both, clamp, dim, require_kind, rows_flops, sample
+from dnnc.ir.op import OpDef, Trait, require
+from dnnc.ir.ops.common import LOOPS, PURE, Array, both, clamp, dim, require_kind, rows_flops, sample
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType
@@ -30,7 +30,6 @@ from dnnc.ir.types import Dim, TensorType
 BLOCK = 16  # keys that are sorted by counting
 FAN = 4  # parts into which a step of a search divides a run
 GROUP = 8  # keys of which only the first one competes, at first, when few are asked for
-LOOPS = PURE | {"loops"}
 WORDS = ("whole", "low", "high")
 
 # --- keys -------------------------------------------------------------------------------------------------------------
@@ -373,7 +372,7 @@ SORT_OPS: tuple[OpDef, ...] = (
         _key,
         reference=key_numpy,
         flops=rows_flops(6),
-        traits=PURE | {"bits"},
+        traits=PURE | {Trait.BITS},
         samples=(
             sample("f32[3, 7]", size=8),
             sample("f16[5]", size=5, descending=True),

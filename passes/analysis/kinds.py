@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dnnc.ir.graph import Node
+from dnnc.ir.op import Trait
 
 LOOPS = frozenset(("cumsum", "cumprod"))  # they reduce within an element, though they are no row ops
 
@@ -11,10 +12,10 @@ def kind_of(n: Node) -> str:
     """The class of a node: contraction, reduction, scatter, map, host or control."""
     if n.op.host is not None:
         return "host"
-    for trait in ("control", "contraction", "reduction", "scatter"):
+    for trait in (Trait.CONTROL, Trait.CONTRACTION, Trait.REDUCTION, Trait.SCATTER):
         if trait in n.op.traits:
-            return trait
-    return "reduction" if n.op.name in LOOPS or "loops" in n.op.traits else "map"
+            return str(trait.value)
+    return "reduction" if n.op.name in LOOPS or Trait.LOOPS in n.op.traits else "map"
 
 
 def is_kernel(kind: str) -> bool:
@@ -25,18 +26,18 @@ def is_kernel(kind: str) -> bool:
 def is_view(n: Node) -> bool:
     """Does the node only rename memory? Row-major in, row-major out."""
     x = n.inputs[0] if n.inputs else None
-    return "view" in n.op.traits and x is not None and x.type.layout is None and n.output.type.layout is None
+    return Trait.VIEW in n.op.traits and x is not None and x.type.layout is None and n.output.type.layout is None
 
 
 def is_pointwise(n: Node) -> bool:
     """Does an element of the result depend on nothing but the operands' elements at its own place, broadcast, and
     perhaps on the place?
     """
-    return not n.op.traits.isdisjoint(("elementwise", "placed"))
+    return not n.op.traits.isdisjoint((Trait.ELEMENTWISE, Trait.PLACED))
 
 
 def reduces_axes(n: Node) -> bool:
     """Is the node one of dnnc's `reduce_*`, whose attribute `axes` lists what it reduces? A custom operator may have
     any name and attributes.
     """
-    return n.op.name.startswith("reduce_") and "own" not in n.op.traits
+    return n.op.name.startswith("reduce_") and Trait.CUSTOM not in n.op.traits

@@ -17,6 +17,7 @@ from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import bf16, f16, f32
 from dnnc.ir.expr import Const, Expr, Load, Op, Var, const, free, load, rebuild, substitute, var, walk
 from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.op import Trait
 from dnnc.passes.lower.nests import narrowed, scalar_constant
 
 FLOATS = (f32, f16, bf16)
@@ -202,7 +203,13 @@ class _Reader:
         if m.op.name == "matmul":
             self.tensors[m.output] = self.product(m)
             return
-        if m.op.compute is None or m.op.traits & {"contraction", "reduction", "loops", "sequential", "scatter"}:
+        if m.op.compute is None or m.op.traits & {
+            Trait.CONTRACTION,
+            Trait.REDUCTION,
+            Trait.LOOPS,
+            Trait.SEQUENTIAL,
+            Trait.SCATTER,
+        }:
             raise NoForm(f"its body has {m.op.name}")
         made = m.op.compute(*(self.tensors[v] if v is not None else None for v in m.inputs), **m.attrs)
         if not isinstance(made, te.Tensor) or made.stage is None or made.stage.reduce or made.stage.own is not None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.op import Trait
 from dnnc.passes.analysis.alias import find_aliases
 from dnnc.passes.analysis.kinds import is_kernel, is_pointwise, is_view, kind_of
 from dnnc.passes.analysis.rows import NORMS, ROWS, Rows, chain, find_numbers, rows_of
@@ -151,7 +152,7 @@ class _Fuser:
 
     def target(self, n: Node) -> int | None:
         """The group that a node joins, or None for one of its own."""
-        alone = not is_kernel(kind_of(n)) or not n.op.traits.isdisjoint(("sequential", "scatter"))
+        alone = not is_kernel(kind_of(n)) or not n.op.traits.isdisjoint((Trait.SEQUENTIAL, Trait.SCATTER))
         if len(n.outputs) != 1 or n.output in self.outputs or alone or not n.output.uses:
             return None
         users = [u for u, _ in n.output.uses]
@@ -177,7 +178,7 @@ class _Fuser:
         if not all(self.allowed(n, u, anchored) for u in users):
             return None
         if any(self.reads_index(u, n.output) for u in users):
-            if "elementwise" not in n.op.traits:
+            if Trait.ELEMENTWISE not in n.op.traits:
                 # an index is written several times into an expression: chains of gathers would grow exponentially
                 return None
             self.indexing.add(n)
@@ -194,8 +195,8 @@ class _Fuser:
         """Does a node of a contraction's group move its operand, elements of which many results read?"""
         return (
             u not in self.aligned
-            and "movement" in u.op.traits
-            and all("contraction" in w.op.traits and not _is_vector(w) for w, _ in u.output.uses)
+            and Trait.MOVEMENT in u.op.traits
+            and all(Trait.CONTRACTION in w.op.traits and not _is_vector(w) for w, _ in u.output.uses)
         )
 
     def reads_index(self, u: Node, v: Value) -> bool:
@@ -293,17 +294,17 @@ class _Fuser:
             return False  # zipped where each phase is a row of its own
         if n.op.name == "resize" and n.attrs["mode"] == "cubic" and u.op.name == "pack":
             return False  # whole vectors of a block are interpolated, and change places afterwards
-        if "movement" in u.op.traits:
+        if Trait.MOVEMENT in u.op.traits:
             return n.op.name not in COSTLY or _same_count(v, u)
         if u.op.name in ROWS and _crosses(n, u):
             return False  # its rows, which are read more than once, would be read across
         if (
-            "reduction" in u.op.traits
+            Trait.REDUCTION in u.op.traits
         ):  # not a window, which reads each element several times, nor what is itself a choice among operands
             again = n.op.name in COSTLY and not self.once_in_row(n, u)
             return v is u.inputs[0] and not again and not _slides(u) and n.op.name != "concat"
         if (
-            "contraction" in u.op.traits
+            Trait.CONTRACTION in u.op.traits
         ):  # reading through a transpose costs address arithmetic alone, in the broadcast operand
             return v.type.layout is None and (
                 (v is u.inputs[0] and n.op.name == "transpose") or _looks_up_matrices(n, u)

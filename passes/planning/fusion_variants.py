@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dnnc.ir.graph import Graph, Node
+from dnnc.ir.op import Trait
 from dnnc.ir.target import WIDE_CORE, CoreRates
 from dnnc.ir.types import Layout, TensorType
 from dnnc.ir.winograd import TILES
@@ -130,7 +131,7 @@ def _cuts(group: Group) -> list[tuple[int, ...]]:
 
 def _elsewhere(n: Node, u: Node) -> bool:
     """Does u read what n makes at other places than where u writes?"""
-    return "elementwise" not in u.op.traits or n.outputs[0].type.shape != u.outputs[0].type.shape
+    return Trait.ELEMENTWISE not in u.op.traits or n.outputs[0].type.shape != u.outputs[0].type.shape
 
 
 def _kind(nodes: tuple[Node, ...]) -> str:

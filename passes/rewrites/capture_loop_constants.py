@@ -7,6 +7,7 @@ y = loop(trips, None, h, w, body=b, carried=1)      ->      y = loop(trips, None
 from __future__ import annotations
 
 from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.op import Trait
 from dnnc.passes.base import PassContext, graphs
 
 
@@ -17,7 +18,7 @@ def sink_constants(graph: Graph, ctx: PassContext) -> bool:
     changed = False
     for g in reversed(list(graphs(graph))):
         for n in g.nodes():
-            if "control" in n.op.traits:
+            if Trait.CONTROL in n.op.traits:
                 changed |= _sink(g, n)
     return changed
 

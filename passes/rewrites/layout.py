@@ -19,6 +19,7 @@ import numpy as np
 from dnnc.ir.dtype import f32, i32
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
+from dnnc.ir.op import Trait
 from dnnc.ir.ops.conv import Panels, panels_of
 from dnnc.ir.target import WIDE_CORE, CoreRates
 from dnnc.ir.types import Layout, Part, TensorType, product
@@ -137,7 +138,7 @@ class Layouts(ABC):
             return True
         if n.op.name in KEEPS_BLOCKS or self.within_channels(n):
             return n.inputs[0] is not None and n.inputs[0].type.layout is not None
-        if "elementwise" not in n.op.traits or len(n.outputs) != 1:
+        if Trait.ELEMENTWISE not in n.op.traits or len(n.outputs) != 1:
             return False
         return any(
             v is not None and v.type.layout is not None and v.type.shape == n.output.type.shape for v in n.inputs

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dnnc.ir.graph import Node, Value
+from dnnc.ir.op import Trait
 from dnnc.ir.ops import OPS
 from dnnc.ir.ops.common import same_dim
 from dnnc.ir.ops.reduce import all_axes
@@ -20,7 +21,7 @@ from dnnc.passes.rewrite import Match, Rule
 
 # element-wise ops of several operands, which broadcast, and matmul, which broadcasts its batch dims
 BROADCASTING = tuple(
-    n for n, op in OPS.items() if "elementwise" in op.traits and op.compute and len(op.samples[0].inputs) > 1
+    n for n, op in OPS.items() if Trait.ELEMENTWISE in op.traits and op.compute and len(op.samples[0].inputs) > 1
 )
 
 
@@ -88,7 +89,7 @@ def cancel_transposes(m: Match) -> Value:
         n = m.sole(v.node)
         made = [k for k, u in enumerate(n.inputs) if u is not None and not m.graph.settled(u)]
         m.require(
-            "elementwise" in n.op.traits and len(n.outputs) == 1 and len(made) == 1,
+            Trait.ELEMENTWISE in n.op.traits and len(n.outputs) == 1 and len(made) == 1,
             "{} is not made by an element-wise node of constants",
             v.name,
         )

@@ -30,6 +30,7 @@ import numpy as np
 from dnnc.ir.dtype import DType, bf16, f16, f32
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder, infer
+from dnnc.ir.op import Trait
 from dnnc.ir.types import TensorType
 from dnnc.passes.analysis.kinds import is_pointwise
 from dnnc.passes.base import PassContext
@@ -49,7 +50,7 @@ WIDE_OPERANDS = {
     "attention": (3,)
 }  # a mask is added to scores in registers, and says "never" by numbers that no half can hold
 SUMS = ("reduce_", "cum")
-KEPT = frozenset(("bits", "random"))
+KEPT = frozenset((Trait.BITS, Trait.RANDOM))
 
 
 def precision(graph: Graph, ctx: PassContext) -> bool:
@@ -99,7 +100,7 @@ class _Storage:
         """The type that a node's floats have."""
         if self.store is f32:
             return f32
-        follows = bool(n.op.traits & {"elementwise", "movement"})
+        follows = bool(n.op.traits & {Trait.ELEMENTWISE, Trait.MOVEMENT})
         made_of_integers = n.op.name == "cast" and not self.family(n.inputs[0])
         if self.escapes(n) or (
             follows and (made_of_integers or n.op.name in TO_GRID or any(v in self.wide for v in n.inputs))
@@ -108,7 +109,7 @@ class _Storage:
             return f32
         if n in self.exact:
             return f32
-        if follows or "contraction" in n.op.traits or n.op.name in POOLS:
+        if follows or Trait.CONTRACTION in n.op.traits or n.op.name in POOLS:
             return self.store
         if n.op.name.startswith(SUMS) or not n.inputs:
             self.wide.update(n.outputs)
@@ -212,7 +213,9 @@ def _feeds_integers(graph: Graph) -> set[Node]:
     for n in graph.nodes(reverse=True):
         if not n.outputs[0].type.dtype.is_float or n.op.name in TO_GRID:
             found.add(n)
-        elif n.op.traits & {"elementwise", "movement"} and any(u in found for v in n.outputs for u, _ in v.uses):
+        elif n.op.traits & {Trait.ELEMENTWISE, Trait.MOVEMENT} and any(
+            u in found for v in n.outputs for u, _ in v.uses
+        ):
             found.add(n)
     return found
 

@@ -28,6 +28,7 @@ from typing import Any
 from dnnc.ir.dtype import f32, f64
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
+from dnnc.ir.op import Trait
 from dnnc.ir.target import ReductionSplit
 from dnnc.passes.analysis.kinds import is_pointwise
 from dnnc.passes.analysis.rows import Rows, find_numbers, rows_of
@@ -188,11 +189,13 @@ def _lies_in_memory(x: Value, machine: ReductionSplit, depth: int = 0) -> bool:
     n = x.node
     if n is None or depth >= DEEPEST:
         return True
-    if "movement" in n.op.traits and "view" not in n.op.traits:
+    if Trait.MOVEMENT in n.op.traits and Trait.VIEW not in n.op.traits:
         return machine.by_axes and math.prod(_static(x)) <= 2 * sum(
             math.prod(_static(v)) for v in n.inputs if v is not None
         )
-    if "view" not in n.op.traits and ("elementwise" not in n.op.traits or len({user for user, _ in x.uses}) > 1):
+    if Trait.VIEW not in n.op.traits and (
+        Trait.ELEMENTWISE not in n.op.traits or len({user for user, _ in x.uses}) > 1
+    ):
         return True
     return all(v is None or _lies_in_memory(v, machine, depth + 1) for v in dict.fromkeys(n.inputs))
 
@@ -289,7 +292,7 @@ class _InParts:
         n = x.node
         if (
             n is None
-            or "elementwise" not in n.op.traits
+            or Trait.ELEMENTWISE not in n.op.traits
             or len(n.outputs) > 1
             or len({user for user, _ in x.uses}) > 1
             or self.b.graph.is_output(x)

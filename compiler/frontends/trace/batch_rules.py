@@ -14,7 +14,7 @@ from typing import Any
 
 from dnnc.array.lazy import Lazy, apply_all
 from dnnc.ir.errors import Loc, UnsupportedError
-from dnnc.ir.op import OpDef
+from dnnc.ir.op import OpDef, Trait
 from dnnc.ir.ops import OPS
 from dnnc.ir.ops.reduce import all_axes
 from dnnc.ir.shapes import normalize_axis
@@ -284,9 +284,9 @@ def rule_of(op: OpDef) -> Rule | None:
     """The rule of an op; None where it is made of others, which have theirs. UnsupportedError where there is no way."""
     if OPS.get(op.name) is op and op.name in RULES:
         return RULES[op.name]
-    if "elementwise" in op.traits and OPS.get(op.name) is op and op.compute is not None:
+    if Trait.ELEMENTWISE in op.traits and OPS.get(op.name) is op and op.compute is not None:
         return elementwise
-    if op.decompose is not None and "host" not in op.traits:
+    if op.decompose is not None and Trait.HOST not in op.traits:
         return None
     if op.compute is not None:
         return by_expression

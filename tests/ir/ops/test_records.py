@@ -21,7 +21,7 @@ from dnnc.ir.expr import Var, const, dim
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.builder import Builder, complete, infer
 from dnnc.ir.graph.interp import run
-from dnnc.ir.op import OpDef, Sample
+from dnnc.ir.op import OpDef, Sample, Trait
 from dnnc.ir.ops import FAMILIES, OPS
 from dnnc.ir.ops.common import draw
 from dnnc.ir.shapes import resolve
@@ -96,11 +96,11 @@ def reduce_length(outputs: list[Tensor]) -> int:
 
 @pytest.mark.parametrize("op", OPS.values(), ids=label)
 def test_record_is_complete(op: OpDef) -> None:
-    assert len(op.samples) >= 2 or "control" in op.traits or "body" in signature(op.type).parameters, (
+    assert len(op.samples) >= 2 or Trait.CONTROL in op.traits or "body" in signature(op.type).parameters, (
         f"{op.name} needs samples"
     )
     assert op.traits, f"{op.name} has no traits"
-    if op.compute is not None and "movement" not in op.traits and any(s.inputs for s in op.samples):
+    if op.compute is not None and Trait.MOVEMENT not in op.traits and any(s.inputs for s in op.samples):
         assert op.flops is not None or op.name in ("scatter_elements", "scatter_nd", "one_hot"), (
             f"{op.name} does not say its work"
         )
@@ -114,7 +114,9 @@ def test_names_are_unique() -> None:
 def test_type_rule_is_the_reference(op: OpDef, s: Sample) -> None:
     types, attrs = typed(op, s)
     seed = seed_of(op, s)
-    arrays = [a if "bits" in op.traits else a.astype(t.dtype.computed.numpy) for a, t in zip(draw(s, seed), s.inputs)]
+    arrays = [
+        a if Trait.BITS in op.traits else a.astype(t.dtype.computed.numpy) for a, t in zip(draw(s, seed), s.inputs)
+    ]
     for got, t in zip(referenced(op, arrays, attrs), types, strict=True):
         assert got.shape == t.shape
         want = t.dtype if op.name in MAKES_DTYPE else t.dtype.computed
@@ -141,7 +143,7 @@ def test_tensor_expression_is_the_reference(op: OpDef, s: Sample) -> None:
     outputs = list(found) if isinstance(found, tuple) else [found]
     wide = (
         arrays
-        if "bits" in op.traits
+        if Trait.BITS in op.traits
         else [a.astype(np.float64) if t.dtype.is_float else a for a, t in zip(arrays, s.inputs)]
     )
     want = referenced(op, wide, attrs)
@@ -175,7 +177,7 @@ def test_other_ranks_are_refused_or_mean_something(op: OpDef, s: Sample) -> None
             arrays = draw(changed, seed_of(op, changed))
             wide = (
                 arrays
-                if "bits" in op.traits
+                if Trait.BITS in op.traits
                 else [a.astype(np.float64) if x.dtype.is_float else a for a, x in zip(arrays, changed.inputs)]
             )
             try:
