@@ -79,11 +79,15 @@ class Match:
 
     def node(self, v: Value | None, *ops: str) -> Node:
         """The node that makes a value, which must apply one of these ops."""
-        n = v.node if v is not None else None
-        if n is None or n.op.name not in ops:
+        n = producer(v, *ops)
+        if n is None:
             raise NoMatch("{} is not made by {}", v.name if v is not None else "an absent operand", " or ".join(ops))
         self.matched.append(n)
         return n
+
+    def again(self) -> Node:
+        """The node that makes the root's first operand, which must apply the root's op."""
+        return self.node(self.operand(self.root, 0), self.root.op.name)
 
     def constant(self, v: Value) -> Array:
         """The data of a value that must be a constant."""
@@ -168,6 +172,12 @@ class Match:
     def like(self, inputs: Sequence[Value | None]) -> Value:
         """The root with other operands."""
         return self.b.node(self.root.op, inputs, self.root.attrs).output
+
+
+def producer(v: Value | None, *ops: str) -> Node | None:
+    """The node that makes a value, if it applies one of these ops."""
+    n = v.node if v is not None else None
+    return n if n is not None and n.op.name in ops else None
 
 
 def uniform(a: Array) -> Any:
@@ -281,6 +291,25 @@ class _Driver:
         if n.graph is self.graph and n not in self.waiting and n.op.name in self.table:
             self.waiting.add(n)
             self.queue.append(n)
+
+
+def nodes_of(graph: Graph, *ops: str) -> list[Node]:
+    """The nodes of a graph that apply one of these ops, in order."""
+    return [n for n in graph.nodes() if n.op.name in ops]
+
+
+def replace_each(graph: Graph, ops: Sequence[str], rule: Callable[[Node], Value | None]) -> bool:
+    """Offer each node of these ops to a rule once, and put the value that it returns in the place of the node's result.
+    Returns whether there was any.
+    """
+    changed = False
+    for n in nodes_of(graph, *ops):
+        made = rule(n)
+        if made is not None:
+            graph.replace_all_uses(n.output, made)
+            graph.erase(n)
+            changed = True
+    return changed
 
 
 def between(before: Node | None, n: Node) -> list[Node]:

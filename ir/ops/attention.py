@@ -144,6 +144,7 @@ ATTENTION_OPS: tuple[OpDef, ...] = (
         reference_at=_reference_at,
         flops=_flops,
         traits=CONTRACTION,
+        wide_operands=(3,),  # a mask is added to scores in registers, and says "never" by numbers that no half can hold
         samples=(
             sample("f32[2, 5, 8]", "f32[2, 7, 8]", "f32[2, 7, 4]", scale=0.35),
             sample("f32[1, 2, 9, 16]", "f32[1, 2, 20, 16]", "f32[1, 2, 20, 16]", "f32[1, 1, 1, 20]", scale=0.25),

@@ -15,12 +15,13 @@ from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import boolean, i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select, value
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, require
+from dnnc.ir.op import Index, OpDef, Trait, require
 from dnnc.ir.ops.common import (
     MOVEMENT,
     VIEW,
     Array,
     both,
+    broadcast_dims,
     broadcast_index,
     clamp,
     dim,
@@ -530,6 +531,31 @@ def _array(x: Array, **attrs: Any) -> Array:
     return x
 
 
+def _concat_dims(*ts: TensorType, axis: Any = None) -> list[tuple[Dim, Dim]]:
+    rank = ts[0].rank
+    if not isinstance(axis, int) or any(t.rank != rank for t in ts) or not -rank <= axis < rank:
+        return []
+    return [(d, e) for t in ts[1:] for k, (d, e) in enumerate(zip(t.shape, ts[0].shape)) if k != axis % rank]
+
+
+def _expand_dims(x: TensorType, *, shape: Sequence[Dim] = ()) -> list[tuple[Dim, Dim]]:
+    return broadcast_dims(x.shape, shape)
+
+
+def _reshape_dims(x: TensorType, *, shape: Sequence[Dim] = ()) -> list[tuple[Dim, Dim]]:
+    return [(x.size, TensorType(x.dtype, tuple(shape)).size)] if all(d != -1 for d in shape) else []
+
+
+def _squeeze_dims(x: TensorType, *, axes: Sequence[int] | None = None) -> list[tuple[Dim, Dim]]:
+    return [(x.shape[a], 1) for a in axes or () if -x.rank <= a < x.rank]
+
+
+def _room(x: TensorType, at: TensorType, *, shape: Sequence[Dim], steps: Sequence[int] = ()) -> tuple[Dim, ...]:
+    """The places at which a slice of that shape may begin."""
+    by = steps or (1,) * x.rank
+    return tuple(dim(const(d) - (const(e) - 1) * s) for d, e, s in zip(x.shape, shape, by))
+
+
 MOVEMENT_OPS: tuple[OpDef, ...] = (
     OpDef(
         "identity",
@@ -544,7 +570,8 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
         _reshape_type,
         _reshape,
         reference=lambda x, *, shape: x.reshape(shape),
-        traits=VIEW,
+        traits=VIEW | {Trait.KEEPS_SIGN},
+        equal_dims=_reshape_dims,
         samples=(
             sample("f32[2, 3, 4]", shape=(4, 6)),
             sample("f32[6, 35]", shape=(2, 3, 5, 7)),
@@ -560,6 +587,7 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
         _squeeze_type,
         decompose=_as_reshape(_squeeze_type),
         traits=VIEW,
+        equal_dims=_squeeze_dims,
         samples=(sample("f32[1, 3, 1]"), sample("f16[1, 3, 1]", axes=(-1,))),
     ),
     OpDef(
@@ -581,7 +609,7 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
         _transpose_type,
         _transpose,
         reference=lambda x, *, perm: np.transpose(x, perm),
-        traits=MOVEMENT,
+        traits=MOVEMENT | {Trait.KEEPS_SIGN},
         samples=(
             sample("f32[3, 7]", perm=(1, 0)),
             sample("f16[2, 3, 4, 5]", perm=(0, 2, 3, 1)),
@@ -593,7 +621,8 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
         _expand_type,
         _expand,
         reference=_expand_numpy,
-        traits=MOVEMENT,
+        traits=MOVEMENT | {Trait.KEEPS_SIGN},
+        equal_dims=_expand_dims,
         samples=(sample("f32[3, 1]", shape=(2, 3, 5)), sample("f16[4]", shape=(1,)), sample("i64[]", shape=(7,))),
     ),
     OpDef(
@@ -613,7 +642,8 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
         _concat_type,
         _concat,
         reference=lambda *xs, axis: np.concatenate(xs, axis),
-        traits=MOVEMENT,
+        traits=MOVEMENT | {Trait.KEEPS_SIGN},
+        equal_dims=_concat_dims,
         samples=(
             sample("f32[2, 3]", "f32[2, 5]", axis=1),
             sample("f16[2, 1]", "f16[3, 1]", "f16[1, 1]", axis=-2),
@@ -626,7 +656,7 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
         _slice_type,
         _slice,
         reference=_slice_numpy,
-        traits=MOVEMENT,
+        traits=MOVEMENT | {Trait.KEEPS_SIGN, Trait.RESAMPLES},
         samples=(
             sample("f32[7, 5]", starts=(2, 0), steps=(1, 1), shape=(3, 5)),
             sample("f16[9]", starts=(8,), steps=(-2,), shape=(5,)),
@@ -644,14 +674,14 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
             sample("f32[7, 5]", "i64[2]", shape=(3, 2), domain=(0, 3)),
             sample("f16[9]", "i32[1]", shape=(3,), steps=(2,), domain=(0, 4)),
         ),
-        indices=(1,),
+        index=Index(1, _room),
     ),
     OpDef(
         "pad",
         _pad_type,
         _pad,
         reference=_pad_numpy,
-        traits=MOVEMENT,
+        traits=MOVEMENT | {Trait.RESAMPLES},
         samples=(
             sample("f32[3, 5]", pads=(1, 2, 0, 3)),
             sample("f16[4]", "f16[]", pads=(2, 1)),
@@ -697,7 +727,7 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
         _pack_type,
         _identity,
         reference=_array,
-        traits=MOVEMENT,
+        traits=MOVEMENT | {Trait.RELAYOUT},
         samples=(sample("f32[1, 20, 3, 3]", layout=parse_layout("0 1/16 2 3 1%16")), sample("f16[5, 4]", layout=None)),
     ),
 )

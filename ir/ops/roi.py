@@ -16,8 +16,21 @@ from dnnc.ir import te
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, Trait, require
-from dnnc.ir.ops.common import LOOPS, PURE, Array, both, clamp, dim, guarded, require_kind, same_dim, same_dtype, sample
+from dnnc.ir.op import Index, OpDef, Trait, require
+from dnnc.ir.ops.common import (
+    LOOPS,
+    PURE,
+    Array,
+    both,
+    clamp,
+    dim,
+    guarded,
+    require_kind,
+    same_dim,
+    same_dtype,
+    sample,
+    whole,
+)
 from dnnc.ir.te import Tensor
 from dnnc.ir.types import Dim, TensorType
 
@@ -442,7 +455,7 @@ ROI_OPS: tuple[OpDef, ...] = (
             sample("f32[2, 3, 5, 4]", "i64[3]", "f32[3, 2, 5]", domain=(0.0, 1.0)),
             sample("f16[1, 2, 3, 7]", "i32[2]", "f16[2, 1, 3]", domain=(0.0, 0.5)),
         ),
-        indices=(1,),
+        index=Index(1, whole),
     ),
     OpDef(
         "roi_columns",
@@ -473,7 +486,7 @@ ROI_OPS: tuple[OpDef, ...] = (
                 domain=(-0.9, 0.9),
             ),
         ),
-        indices=(2,),
+        index=Index(2, whole),
     ),
     OpDef(
         "roi_bins",
@@ -498,6 +511,6 @@ ROI_OPS: tuple[OpDef, ...] = (
             sample("f32[3, 2, 5, 4]", "i64[3, 2, 2]", "i64[3]", along=2, domain=(0, 2)),
             sample("f16[2, 2, 3, 7]", "i64[2, 4, 2]", "i64[2]", along=3, domain=(0, 1)),
         ),
-        indices=(2,),
+        index=Index(2, whole),
     ),
 )

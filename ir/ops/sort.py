@@ -21,7 +21,7 @@ from dnnc.ir import te
 from dnnc.ir.dtype import f32, i64, u32, u64
 from dnnc.ir.expr import Expr, cast, const, op, select, value
 from dnnc.ir.loops.stmt import call
-from dnnc.ir.op import OpDef, Trait, require
+from dnnc.ir.op import Cost, OpDef, Trait, require
 from dnnc.ir.ops.common import LOOPS, PURE, Array, both, clamp, dim, require_kind, rows_flops, sample
 from dnnc.ir.shapes import normalize_axis
 from dnnc.ir.te import Tensor
@@ -354,6 +354,7 @@ SORT_OPS: tuple[OpDef, ...] = (
         decompose=_sort,
         flops=_sort_flops,
         traits=PURE,
+        cost=Cost.HEAVY,
         samples=(
             sample("f32[3, 7]", axis=1, descending=True, keep=4),
             sample("f16[5, 2]", axis=0),

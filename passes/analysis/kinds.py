@@ -5,8 +5,6 @@ from __future__ import annotations
 from dnnc.ir.graph import Node
 from dnnc.ir.op import Trait
 
-LOOPS = frozenset(("cumsum", "cumprod"))  # they reduce within an element, though they are no row ops
-
 
 def kind_of(n: Node) -> str:
     """The class of a node: contraction, reduction, scatter, map, host or control."""
@@ -15,7 +13,7 @@ def kind_of(n: Node) -> str:
     for trait in (Trait.CONTROL, Trait.CONTRACTION, Trait.REDUCTION, Trait.SCATTER):
         if trait in n.op.traits:
             return str(trait.value)
-    return "reduction" if n.op.name in LOOPS or Trait.LOOPS in n.op.traits else "map"
+    return "reduction" if Trait.LOOPS in n.op.traits else "map"
 
 
 def is_kernel(kind: str) -> bool:
@@ -34,10 +32,3 @@ def is_pointwise(n: Node) -> bool:
     perhaps on the place?
     """
     return not n.op.traits.isdisjoint((Trait.ELEMENTWISE, Trait.PLACED))
-
-
-def reduces_axes(n: Node) -> bool:
-    """Is the node one of dnnc's `reduce_*`, whose attribute `axes` lists what it reduces? A custom operator may have
-    any name and attributes.
-    """
-    return n.op.name.startswith("reduce_") and Trait.CUSTOM not in n.op.traits
