@@ -13,7 +13,7 @@ canonical, so this ends.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy as np
 from dnnc.ir.errors import InternalError, ShapeError
 from dnnc.ir.graph import Graph, Node, Value, union
 from dnnc.ir.graph.builder import Builder, infer
+from dnnc.ir.op import Trait
 from dnnc.ir.types import TensorType
 from dnnc.passes.base import PassContext, graphs, is_pure
 
@@ -104,11 +105,13 @@ class Match:
         return x
 
     def either(self, n: Node) -> tuple[Value, Value]:
-        """The operands of a commutative node: (the other one, the constant)."""
+        """The operands of a node of two: (the other one, the constant), which stands second unless the op is
+        commutative.
+        """
         a, b = self.operand(n, 0), self.operand(n, 1)
         if b in self.graph.constants:
             return a, b
-        if a in self.graph.constants:
+        if a in self.graph.constants and Trait.COMMUTATIVE in n.op.traits:
             return b, a
         raise NoMatch("neither operand of {} is a constant", n.op.name)
 
@@ -298,13 +301,20 @@ def nodes_of(graph: Graph, *ops: str) -> list[Node]:
     return [n for n in graph.nodes() if n.op.name in ops]
 
 
-def replace_each(graph: Graph, ops: Sequence[str], rule: Callable[[Node], Value | None]) -> bool:
-    """Offer each node of these ops to a rule once, and put the value that it returns in the place of the node's result.
+def only_reader(graph: Graph, v: Value, *ops: str) -> Node | None:
+    """The one node that reads a value which is no output, if it applies one of these ops."""
+    users = {u for u, _ in v.uses}
+    n = next(iter(users)) if len(users) == 1 and not graph.is_output(v) else None
+    return n if n is not None and n.op.name in ops else None
+
+
+def replace_each(graph: Graph, rules: Mapping[str, Callable[[Node], Value | None]]) -> bool:
+    """Offer each node once to the rule of its op, and put the value that this returns in the place of its result.
     Returns whether there was any.
     """
     changed = False
-    for n in nodes_of(graph, *ops):
-        made = rule(n)
+    for n in nodes_of(graph, *rules):
+        made = rules[n.op.name](n)
         if made is not None:
             graph.replace_all_uses(n.output, made)
             graph.erase(n)

@@ -16,6 +16,7 @@ from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.builder import Builder
 from dnnc.passes.analysis.recurrent_form import NoForm, form_of
 from dnnc.passes.base import PassContext, graphs
+from dnnc.passes.rewrite import nodes_of
 
 
 def recurrence(graph: Graph, ctx: PassContext) -> bool:
@@ -24,8 +25,8 @@ def recurrence(graph: Graph, ctx: PassContext) -> bool:
         return False
     changed = False
     for g in list(graphs(graph)):
-        for n in list(g.nodes()):
-            if n.op.name == "loop" and _taken(n, ctx):
+        for n in nodes_of(g, "loop"):
+            if _taken(n, ctx):
                 _replace(g, n, sum_last=ctx.facts.lanes == 1)
                 changed = True
     return changed
