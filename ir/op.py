@@ -33,6 +33,8 @@ class Trait(Enum):
     HOST = "host"  # its decomposition has host ops
     SIZED = "sized"  # a host op with sizes that only the data tells
     CONTROL = "control"  # a loop or a branch: the entry function itself does it, calling the kernels of the subgraphs
+    ITERATES = "iterates"  # a control op whose body runs again and again on what it made
+    RECURRENT = "recurrent"  # one kernel runs its body, step after step; the body reads values that no operand names
     CUSTOM = "custom"  # not in OPS: the text of a graph defines it by its expression
     # algebra
     COMMUTATIVE = "commutative"  # a op b == b op a, bit by bit (the payload of a NaN apart)
@@ -56,6 +58,14 @@ class Trait(Enum):
     __hash__ = object.__hash__  # members are unique; Enum's own hash runs Python code
 
 
+class ContractionForm(Enum):
+    """Which axes of its operands a contraction sums over: kernels, layouts and libraries go by it."""
+
+    PRODUCT = "product"  # [..., M, K] @ [..., K, N], as NumPy's matmul
+    CONVOLUTION = "convolution"  # images [N, C, ...] and filters [O, C/group, ...], strided, padded, dilated
+    ATTENTION = "attention"  # queries [..., M, D], keys [..., N, D], values [..., N, E], and a mask
+
+
 # A trait -> the one that it is a case of.
 IMPLIED = {
     Trait.VIEW: Trait.MOVEMENT,
@@ -66,6 +76,8 @@ IMPLIED = {
     Trait.WINDOW: Trait.REDUCTION,
     Trait.CHANNELWISE: Trait.WINDOW,
     Trait.ARG: Trait.REDUCTION,
+    Trait.ITERATES: Trait.CONTROL,
+    Trait.RECURRENT: Trait.SEQUENTIAL,
 }
 
 
@@ -124,9 +136,11 @@ class OpDef:
     flops(*input types, **attrs) -> multiplications and additions (a symbolic dim counts too).
     An absent optional input is None in all of these; a subgraph is a Graph, for reference and host a function: arrays
     -> list of arrays.
+    contraction: of ops with Trait.CONTRACTION and a tensor expression of one of these forms.
     cost: HEAVY by itself for ops with one of the traits HEAVY.
     neutral: the second operand that changes nothing, -0.0 and 0.0 being two numbers: op(x, neutral) is x.
     index: the operand that holds indices.
+    deciding: how many operands, the first ones, say whether and how often its bodies run.
     wide_operands: positions of operands that stay float32 however floats are stored.
     reduced(rank of the first operand, **attrs) -> the sorted axes along which it reduces rows.
     terms(*input types, **attrs) -> the number of products that are summed for each element.
@@ -151,9 +165,11 @@ class OpDef:
     flops: Callable[..., Any] | None = None
     traits: frozenset[Trait] = frozenset()
     samples: tuple[Sample, ...] = ()
+    contraction: ContractionForm | None = None
     cost: Cost = Cost.CHEAP
     neutral: float | bool | None = None
     index: Index | None = None
+    deciding: int = 0
     wide_operands: tuple[int, ...] = ()
     reduced: Callable[..., tuple[int, ...]] | None = None
     terms: Callable[..., Dim] | None = None
@@ -173,6 +189,8 @@ class OpDef:
             raise TypeError(f"op {self.name} has no NumPy reference")
         if self.decompose_serial is not None and self.decompose is None:
             raise TypeError(f"op {self.name} has decompose_serial, but no decompose")
+        if self.contraction is not None and (Trait.CONTRACTION not in self.traits or self.compute is None):
+            raise TypeError(f"op {self.name} has a form of contraction, but is none with a tensor expression")
         if self.reduced is not None and Trait.REDUCTION not in self.traits:
             raise TypeError(f"op {self.name} has reduced, but not the trait reduction")
         for special, general in IMPLIED.items():

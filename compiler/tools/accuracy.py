@@ -179,14 +179,13 @@ def longest_reduction(graph: Graph, dims: Mapping[Var, int]) -> int:
 
 
 def _terms(n: Node, env: Mapping[Expr, Expr]) -> int:
-    if not n.op.traits & {Trait.CONTRACTION, Trait.REDUCTION} and not n.op.name.startswith("cum"):
+    if not n.op.traits & {Trait.CONTRACTION, Trait.REDUCTION, Trait.ACCUMULATES}:
         return 1
     read = [_elements(v.type, env) for v in n.inputs if v is not None]
     made = max(_elements(n.outputs[0].type, env), 1)
-    if n.op.name in ("matmul", "gemm") and n.inputs[0] is not None and n.inputs[0].type.shape:
-        return max(_elements(TensorType(n.inputs[0].type.dtype, n.inputs[0].type.shape[-1:]), env), 1)
-    if n.op.name == "conv":
-        return max(read[1] // max(_elements(TensorType(n.inputs[1].type.dtype, n.inputs[1].type.shape[:1]), env), 1), 1)  # type: ignore[union-attr]
+    if n.op.terms is not None:
+        terms = n.op.terms(*(None if v is None else v.type for v in n.inputs), **n.attrs)
+        return max(_elements(TensorType(n.outputs[0].type.dtype, (terms,)), env), 1)
     if Trait.CONTRACTION in n.op.traits:
         return max(read[1], 1)
     return max(

@@ -128,6 +128,6 @@ def _cond(
 
 
 CONTROL_OPS: tuple[OpDef, ...] = (
-    OpDef("loop", _loop_type, reference=_loop, traits=CONTROL),
-    OpDef("cond", _cond_type, reference=_cond, traits=CONTROL),
+    OpDef("loop", _loop_type, reference=_loop, traits=CONTROL | {Trait.ITERATES}, deciding=2),
+    OpDef("cond", _cond_type, reference=_cond, traits=CONTROL, deciding=1),
 )

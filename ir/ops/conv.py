@@ -18,7 +18,7 @@ import numpy as np
 from dnnc.ir import te
 from dnnc.ir.dtype import DType, i32
 from dnnc.ir.expr import E, Expr, cast, const, minimum, unwrap
-from dnnc.ir.op import OpDef, require
+from dnnc.ir.op import ContractionForm, OpDef, require
 from dnnc.ir.ops.common import (
     CHUNK,
     CONTRACTION,
@@ -410,6 +410,7 @@ CONV_OPS: tuple[OpDef, ...] = (
         reference_at=_reference_at,
         flops=_flops,
         traits=CONTRACTION,
+        contraction=ContractionForm.CONVOLUTION,
         terms=lambda x, w, *_, **__: product(w.shape[1:]),
         equal_dims=_equal_dims,
         samples=(

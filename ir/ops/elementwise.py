@@ -407,11 +407,6 @@ ORDER: tuple[tuple[str, Callable[..., Expr], Callable[..., Array], str], ...] = 
     ("greater_equal", operator.ge, np.greater_equal, "fiu"),
 )
 
-EQUALITY: tuple[tuple[str, Callable[..., Expr], Callable[..., Array]], ...] = (
-    ("equal", lambda a, b: a.eq(b), np.equal),
-    ("not_equal", lambda a, b: a.ne(b), np.not_equal),
-)
-
 ELEMENTWISE_OPS: tuple[OpDef, ...] = (
     # arithmetic
     binary("add", operator.add, np.add, neutral=-0.0, traits=(Trait.COMMUTATIVE, Trait.KEEPS_SIGN)),
@@ -452,8 +447,9 @@ ELEMENTWISE_OPS: tuple[OpDef, ...] = (
     unary("acosh", intrinsic("acosh"), np.arccosh, flops=8, domain=(1.0, 9.0)),
     unary("atanh", intrinsic("atanh"), np.arctanh, flops=8, domain=(-0.9, 0.9)),
     # comparisons, logic, bits
+    binary("equal", lambda a, b: a.eq(b), np.equal, "fiub", to_bool=True, traits=(Trait.COMMUTATIVE,)),
+    binary("not_equal", lambda a, b: a.ne(b), np.not_equal, "fiub", to_bool=True, traits=(Trait.COMMUTATIVE,)),
     *(binary(name, value, numpy, kinds, to_bool=True) for name, value, numpy, kinds in ORDER),
-    *(binary(name, value, numpy, "fiub", to_bool=True, traits=(Trait.COMMUTATIVE,)) for name, value, numpy in EQUALITY),
     binary("logical_and", operator.and_, np.logical_and, "b", neutral=True, traits=(Trait.COMMUTATIVE,)),
     binary("logical_or", operator.or_, np.logical_or, "b", neutral=False, traits=(Trait.COMMUTATIVE,)),
     binary("logical_xor", lambda a, b: a.ne(b), np.logical_xor, "b", neutral=False, traits=(Trait.COMMUTATIVE,)),

@@ -67,6 +67,6 @@ RECURRENCE_OPS: tuple[OpDef, ...] = (
         decompose=_decompose,
         reference=_reference,
         flops=_flops,
-        traits=frozenset((Trait.PURE, Trait.LOOPS, Trait.SEQUENTIAL)),
+        traits=frozenset((Trait.PURE, Trait.LOOPS, Trait.SEQUENTIAL, Trait.RECURRENT)),
     ),
 )

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from dnnc.ir.expr import const, value
 from dnnc.ir.graph import Graph, Node, Value
-from dnnc.ir.op import Cost, Trait
+from dnnc.ir.op import ContractionForm, Cost, Trait
 from dnnc.passes.analysis.alias import find_aliases
 from dnnc.passes.analysis.kinds import is_kernel, is_pointwise, is_view, kind_of
 from dnnc.passes.analysis.rows import Rows, chain, find_numbers, rows_of
@@ -418,7 +418,12 @@ def _looks_up_matrices(n: Node, u: Node) -> bool:
     matmul(gather(table, index, axis=0), v), the experts of a mixture: table [experts, rows, columns], v [..., columns,
     1]; or v, [..., 1, rows], first.
     """
-    if n.op.name != "gather" or n.attrs["axis"] != 0 or u.op.name != "matmul" or n.output.type.rank < 3:
+    if (
+        n.op.name != "gather"
+        or n.attrs["axis"] != 0
+        or u.op.contraction is not ContractionForm.PRODUCT
+        or n.output.type.rank < 3
+    ):
         return False
     single = u.output.type.shape[-1 if n.output is u.inputs[0] else -2 if u.output.type.rank > 1 else 0]
     matrices = len(n.output.type.shape[:-2])

@@ -31,7 +31,7 @@ def drop_neutral(m: Match) -> Value:
     x, c, neutral = m.operand(m.root, 0), m.number(m.operand(m.root, 1)), m.root.op.neutral
     assert neutral is not None
     same = c == neutral and (isinstance(c, int) or math.copysign(1.0, c) == math.copysign(1.0, neutral))
-    m.require(same, "{} is not the neutral element", c)
+    m.require(same, "{} is not {}, the neutral element", c, neutral)
     return m.keeps_type(x)
 
 

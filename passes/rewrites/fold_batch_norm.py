@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from dnnc.ir.graph import Graph, Node, Value
+from dnnc.ir.op import ContractionForm
 from dnnc.passes.base import PassContext
 from dnnc.passes.rewrite import Array, Match, Rule, producer, rewrite
 from dnnc.passes.rewrites.fold_parameters import PARAMETER_RULES
@@ -142,7 +143,7 @@ def _inverted(factor: Array, inverse: bool) -> Array:
 
 def _along_outputs(n: Node, factor: Array, w: Array) -> Array:
     """Factors per output channel in the shape in which they multiply the weights."""
-    if n.op.name == "conv":
+    if n.op.contraction is ContractionForm.CONVOLUTION:
         return factor.reshape((-1,) + (1,) * (w.ndim - 1))
     group = n.attrs["group"]  # [C, O/group, ...]: the inputs of group k meet the outputs of group k alone
     per_input = np.repeat(factor.reshape(group, -1), w.shape[0] // group, axis=0)

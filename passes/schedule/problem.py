@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dnnc.ir.expr import Expr
 from dnnc.ir.graph import Node, Value
 from dnnc.ir.loops.stmt import Kernel
-from dnnc.ir.op import Trait
+from dnnc.ir.op import ContractionForm, Trait
 from dnnc.passes.lower.nests import Lowered
 
 Knobs = tuple[tuple[str, int | str], ...]
@@ -101,7 +101,7 @@ def classify(nodes: Sequence[Node], lowered: Lowered, constants: Container[Value
         if n.op.flops is not None:
             flops = flops + n.op.flops(*(v.type if v is not None else None for v in n.inputs), **n.attrs)
     anchor = next((n for n in nodes if Trait.CONTRACTION in n.op.traits), None)
-    fused = anchor is not None and anchor.op.name == "attention"
+    fused = anchor is not None and anchor.op.contraction is ContractionForm.ATTENTION
     normed = anchor is not None and any(Trait.REDUCTION in n.op.traits for n in nodes)
     if len(lowered.reductions) != 1 and not fused and not normed:
         anchor = None
@@ -118,7 +118,7 @@ def classify(nodes: Sequence[Node], lowered: Lowered, constants: Container[Value
     )
     kind = "scatter" if lowered.scattered is not None else kind
     kind = "sequence" if any(Trait.SEQUENTIAL in n.op.traits for n in nodes) else kind
-    if nodes[0].op.name == "recurrence":
+    if Trait.RECURRENT in nodes[0].op.traits:
         kind, anchor = "recurrence", nodes[0]
     given = zip(lowered.params, lowered.kernel.entry.buffers)
     return Problem(lowered, kind, flops, anchor, lowered.inplace, frozenset(b.name for v, b in given if v in constants))
