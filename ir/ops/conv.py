@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir import te
+from dnnc.ir import batching, te
 from dnnc.ir.dtype import DType, i32
 from dnnc.ir.expr import E, Expr, cast, const, minimum, unwrap
 from dnnc.ir.op import ContractionForm, OpDef, require
@@ -410,6 +410,7 @@ CONV_OPS: tuple[OpDef, ...] = (
         reference_at=_reference_at,
         flops=_flops,
         traits=CONTRACTION,
+        batching=batching.images,
         contraction=ContractionForm.CONVOLUTION,
         terms=lambda x, w, *_, **__: product(w.shape[1:]),
         equal_dims=_equal_dims,
@@ -435,6 +436,7 @@ CONV_OPS: tuple[OpDef, ...] = (
         flops=_transpose_flops,
         equal_dims=channel_dims,
         traits=CONTRACTION,
+        batching=batching.images,
         samples=(
             sample("f32[1, 4, 5, 3]", "f32[4, 3, 2, 2]", "f32[3]", strides=(2, 2)),
             sample(

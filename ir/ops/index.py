@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir import te
+from dnnc.ir import batching, te
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, select
 from dnnc.ir.loops.stmt import call
@@ -324,6 +324,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
         _gather,
         reference=_gather_numpy,
         traits=MOVEMENT,
+        batching=batching.gather,
         samples=(
             sample("f32[5, 3]", "i64[2, 4]", axis=0, domain=(-5, 4)),
             sample("f16[2, 5, 3]", "i32[7]", axis=1, domain=(-5, 4)),
@@ -339,6 +340,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
         _gather_elements,
         reference=_gather_elements_numpy,
         traits=MOVEMENT,
+        batching=batching.along_axis,
         samples=(
             sample("f32[5, 3]", "i64[4, 2]", axis=0, domain=(-5, 4)),
             sample("f16[2, 5, 3]", "i32[2, 7, 3]", axis=1, domain=(-5, 4)),
@@ -351,6 +353,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
         _gather_nd,
         reference=_gather_nd_numpy,
         traits=MOVEMENT,
+        batching=batching.gather_nd,
         samples=(
             sample("f32[3, 4, 5]", "i64[2, 7, 2]", domain=(-3, 2)),
             sample("f16[2, 3, 4]", "i64[2, 5, 1]", batch_dims=1, domain=(-3, 2)),
@@ -364,6 +367,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
         _scatter_elements,
         reference=_scatter_elements_numpy,
         traits=SCATTER,
+        batching=batching.along_axis,
         samples=(*_SCATTER_SAMPLES, sample("f16[2, 6, 3]", "i32[2, 4, 2]", "f16[2, 4, 2]", axis=1, domain=(-5, 5))),
         index=Index(1, _along_axis),
     ),
@@ -373,6 +377,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
         _scatter_nd,
         reference=_scatter_nd_numpy,
         traits=SCATTER,
+        batching=batching.scatter_nd,
         samples=(*_SCATTER_ND_SAMPLES, sample("i64[4, 5]", "i32[6, 2]", "i64[6]", domain=(-4, 3))),
         index=Index(1, _leading),
     ),
@@ -394,6 +399,7 @@ INDEX_OPS: tuple[OpDef, ...] = (
         _trilu,
         reference=_trilu_numpy,
         traits=MOVEMENT,
+        batching=batching.trailing,
         samples=(sample("f32[4, 5]", k=1, upper=True), sample("f16[2, 5, 3]", k=-1, upper=False), sample("i64[3, 3]")),
     ),
     OpDef(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir import te
+from dnnc.ir import batching, te
 from dnnc.ir.dtype import f32, i64
 from dnnc.ir.expr import Expr, const, select
 from dnnc.ir.loops.stmt import call
@@ -96,6 +96,7 @@ INVERSE_OPS: tuple[OpDef, ...] = (
         decompose=_inverse,
         flops=_inverse_flops,
         traits=PURE,
+        batching=batching.trailing,
         cost=Cost.HEAVY,
         samples=(sample("f64[3, 3]"), sample("f64[2, 1, 4, 4]"), sample("f32[1, 1]", domain=(1, 2))),
     ),

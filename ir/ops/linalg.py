@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir import te
+from dnnc.ir import batching, te
 from dnnc.ir.dtype import f32, i64
 from dnnc.ir.expr import Expr, const, select
 from dnnc.ir.loops.stmt import call
@@ -129,6 +129,7 @@ LINALG_OPS: tuple[OpDef, ...] = (
         decompose=_det,
         flops=_det_flops,
         traits=PURE,
+        batching=batching.trailing,
         cost=Cost.HEAVY,
         samples=(
             sample("f32[3, 3]"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir import te
+from dnnc.ir import batching, te
 from dnnc.ir.dtype import DType, i32
 from dnnc.ir.expr import E, Expr, cast, const
 from dnnc.ir.op import ContractionForm, OpDef, require
@@ -180,6 +180,7 @@ MATMUL_OPS: tuple[OpDef, ...] = (
         reference_at=_reference_at,
         flops=_flops,
         traits=CONTRACTION,
+        batching=batching.matmul,
         contraction=ContractionForm.PRODUCT,
         terms=lambda x, *_, **__: x.shape[-1],
         equal_dims=_equal_dims,

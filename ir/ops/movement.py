@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir import te
+from dnnc.ir import batching, te
 from dnnc.ir.bounds import bounds
 from dnnc.ir.dtype import boolean, i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum, select, value
@@ -563,6 +563,7 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
         _identity,
         reference=_array,
         traits=VIEW,
+        batching=batching.trailing,
         samples=(sample("f32[2, 3]"), sample("f16[5]"), sample("bool[]")),
     ),
     OpDef(
@@ -571,6 +572,7 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
         _reshape,
         reference=lambda x, *, shape: x.reshape(shape),
         traits=VIEW | {Trait.KEEPS_SIGN},
+        batching=batching.reshape,
         equal_dims=_reshape_dims,
         samples=(
             sample("f32[2, 3, 4]", shape=(4, 6)),
@@ -610,6 +612,7 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
         _transpose,
         reference=lambda x, *, perm: np.transpose(x, perm),
         traits=MOVEMENT | {Trait.KEEPS_SIGN},
+        batching=batching.transpose,
         samples=(
             sample("f32[3, 7]", perm=(1, 0)),
             sample("f16[2, 3, 4, 5]", perm=(0, 2, 3, 1)),
@@ -622,6 +625,7 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
         _expand,
         reference=_expand_numpy,
         traits=MOVEMENT | {Trait.KEEPS_SIGN},
+        batching=batching.expand,
         equal_dims=_expand_dims,
         samples=(sample("f32[3, 1]", shape=(2, 3, 5)), sample("f16[4]", shape=(1,)), sample("i64[]", shape=(7,))),
     ),
@@ -631,6 +635,7 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
         _tile,
         reference=lambda x, *, repeats: np.tile(x, repeats),
         traits=MOVEMENT,
+        batching=batching.tile,
         samples=(
             sample("f32[3, 2]", repeats=(2, 3)),
             sample("f16[5]", repeats=(3,)),
@@ -643,6 +648,7 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
         _concat,
         reference=lambda *xs, axis: np.concatenate(xs, axis),
         traits=MOVEMENT | {Trait.KEEPS_SIGN},
+        batching=batching.along_axis,
         equal_dims=_concat_dims,
         samples=(
             sample("f32[2, 3]", "f32[2, 5]", axis=1),
@@ -657,6 +663,7 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
         _slice,
         reference=_slice_numpy,
         traits=MOVEMENT | {Trait.KEEPS_SIGN, Trait.RESAMPLES},
+        batching=batching.slice_,
         samples=(
             sample("f32[7, 5]", starts=(2, 0), steps=(1, 1), shape=(3, 5)),
             sample("f16[9]", starts=(8,), steps=(-2,), shape=(5,)),
@@ -682,6 +689,7 @@ MOVEMENT_OPS: tuple[OpDef, ...] = (
         _pad,
         reference=_pad_numpy,
         traits=MOVEMENT | {Trait.RESAMPLES},
+        batching=batching.pad,
         samples=(
             sample("f32[3, 5]", pads=(1, 2, 0, 3)),
             sample("f16[4]", "f16[]", pads=(2, 1)),

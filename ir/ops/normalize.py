@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir import te
+from dnnc.ir import batching, te
 from dnnc.ir.dtype import DType, bf16, f16, f32
 from dnnc.ir.expr import Expr, const
 from dnnc.ir.loops.stmt import call
@@ -367,6 +367,7 @@ NORMALIZE_OPS: tuple[OpDef, ...] = (
             flops=rows_flops(12),
             traits=ROWWISE | traits,
             reduced=one_axis,
+            batching=batching.along_axis,
             samples=(
                 sample("f32[4, 17]", axis=-1, domain=(-9.0, 9.0)),
                 sample("f16[2, 3, 5]", axis=1),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir import te
+from dnnc.ir import batching, te
 from dnnc.ir.dtype import i64
 from dnnc.ir.expr import Expr, cast, const, maximum, minimum
 from dnnc.ir.loops.stmt import call
@@ -355,6 +355,7 @@ POOL_OPS: tuple[OpDef, ...] = (
         reference_at=_max_at,
         flops=_flops,
         traits=BLOCKS | {Trait.SELECTS},
+        batching=batching.images,
         samples=(*_SAMPLES, *_INT_SAMPLES),
     ),
     OpDef(
@@ -374,6 +375,7 @@ POOL_OPS: tuple[OpDef, ...] = (
         reference_at=_avg_at,
         flops=_flops,
         traits=BLOCKS | {Trait.SELECTS},
+        batching=batching.images,
         samples=(
             *_SAMPLES,
             sample("f32[1, 2, 9, 8]", kernel=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), count_include_pad=True),
@@ -396,6 +398,7 @@ POOL_OPS: tuple[OpDef, ...] = (
         reference_at=_lp_at,
         flops=_flops,
         traits=BLOCKS,
+        batching=batching.images,
         samples=(
             *_SAMPLES,
             *(sample("f32[1, 2, 5, 6]", kernel=(2, 3), strides=(1, 2), pads=(0, 1, 1, 0), p=p) for p in (1, 3)),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir import te
+from dnnc.ir import batching, te
 from dnnc.ir.dtype import DType, boolean, from_numpy, i64, u8
 from dnnc.ir.expr import E, Expr, cast, const, select
 from dnnc.ir.loops.stmt import call
@@ -134,6 +134,7 @@ def reduction(
         traits=NUMBER | {sign},
         samples=tuple(samples),
         reduced=axes_of,
+        batching=batching.along_axes,
     )
 
 
@@ -195,6 +196,7 @@ def _extreme(name: str, combine: str, reference: Combine) -> OpDef:
         traits=NUMBER | {Trait.KEEPS_SIGN},
         samples=samples,
         reduced=axes_of,
+        batching=batching.along_axes,
     )
 
 
@@ -283,6 +285,7 @@ def arg(name: str, combine: str, pick: Callable[..., Array]) -> OpDef:
         reference_at=at,
         flops=rows_flops(2),
         traits=REDUCTION | {Trait.ARG},
+        batching=batching.along_axis,
         samples=samples,
     )
 
@@ -326,8 +329,16 @@ def running(name: str, combine: str, f: Callable[..., Array], identity: int) -> 
         sample("i64[2, 3, 4]", axis=1, exclusive=False, reverse=True),
         sample("f64[6, 2]", axis=0, exclusive=True, reverse=True),
     )
-    traits = LOOPS | {Trait.ACCUMULATES}
-    return OpDef(name, _cum_type, compute, reference=quiet(numpy), flops=flops, traits=traits, samples=samples)
+    return OpDef(
+        name,
+        _cum_type,
+        compute,
+        reference=quiet(numpy),
+        flops=flops,
+        traits=LOOPS | {Trait.ACCUMULATES},
+        samples=samples,
+        batching=batching.along_axis,
+    )
 
 
 def _zero_to(f: Callable[..., Array], identity: Callable[[Array], Any]) -> Combine:
@@ -383,6 +394,7 @@ REDUCE_OPS: tuple[OpDef, ...] = (
         flops=rows_flops(10),
         traits=NUMBER,
         reduced=axes_of,
+        batching=batching.along_axes,
         samples=(
             sample("f32[3, 17]", axes=(1,), keepdims=False, domain=(-9.0, 9.0)),
             sample("f16[2, 5, 3]", axes=(0, -1), keepdims=True),

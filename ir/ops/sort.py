@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnc.ir import te
+from dnnc.ir import batching, te
 from dnnc.ir.dtype import f32, i64, u32, u64
 from dnnc.ir.expr import Expr, cast, const, op, select, value
 from dnnc.ir.loops.stmt import call
@@ -354,6 +354,7 @@ SORT_OPS: tuple[OpDef, ...] = (
         decompose=_sort,
         flops=_sort_flops,
         traits=PURE,
+        batching=batching.along_axis,
         cost=Cost.HEAVY,
         samples=(
             sample("f32[3, 7]", axis=1, descending=True, keep=4),

@@ -15,9 +15,10 @@ import numpy as np
 
 from dnnc.array.lazy import Lazy, leaf, placeholder
 from dnnc.frontends.trace import batch_control
-from dnnc.frontends.trace.batch_rules import Batch, Operand, rule_of
+from dnnc.frontends.trace.batch import Batch, Operand
 from dnnc.frontends.trace.control import values as control_values
 from dnnc.frontends.trace.regions import Region, key_of
+from dnnc.ir.batching import rule_of
 from dnnc.ir.errors import DnncError, Loc, locations
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.builder import Builder, complete, infer

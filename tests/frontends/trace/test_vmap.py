@@ -18,7 +18,7 @@ from dnnc.array.lazy import placeholder
 from dnnc.backends.runtime.kernel_cache import KernelCache
 from dnnc.device_driver import compile_for_device
 from dnnc.frontends.trace import Spec, trace, vmap
-from dnnc.frontends.trace.batch_rules import Operand
+from dnnc.frontends.trace.batch import Operand
 from dnnc.frontends.trace.batching import Batcher
 from dnnc.frontends.trace.regions import Region
 from dnnc.ir.errors import InputError, ShapeError, UnsupportedError
