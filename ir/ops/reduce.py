@@ -94,7 +94,7 @@ def reduction(
     reference: Combine,
     kinds: str = "fiu",
     domain: tuple[float, float] = (-2.0, 2.0),
-    sign: Trait = Trait.KEEPS_SIGN,
+    sign: tuple[Trait, ...] = (Trait.KEEPS_SIGN,),
 ) -> OpDef:
     """`after(combine of before(x), number of elements combined)`."""
 
@@ -131,7 +131,7 @@ def reduction(
         reference=numpy,
         reference_at=at,
         flops=rows_flops(1),
-        traits=NUMBER | {sign},
+        traits=NUMBER.union(sign),
         samples=tuple(samples),
         reduced=axes_of,
         batching=batching.along_axes,
@@ -355,7 +355,7 @@ REDUCE_OPS: tuple[OpDef, ...] = (
         _abs,
         None,
         lambda x, a, k: np.sum(np.abs(x), a, dtype=x.dtype, keepdims=k),
-        sign=Trait.NOT_NEGATIVE,
+        sign=(Trait.NOT_NEGATIVE,),
     ),
     reduction(
         "reduce_sum_square",
@@ -363,7 +363,7 @@ REDUCE_OPS: tuple[OpDef, ...] = (
         _square,
         None,
         lambda x, a, k: np.sum(x * x, a, dtype=x.dtype, keepdims=k),
-        sign=Trait.NOT_NEGATIVE,
+        sign=(Trait.NOT_NEGATIVE,),
     ),
     reduction(
         "reduce_l2",
@@ -372,7 +372,7 @@ REDUCE_OPS: tuple[OpDef, ...] = (
         lambda s, n: call("sqrt", s),
         lambda x, a, k: np.sqrt(np.sum(x * x, a, keepdims=k)),
         "f",
-        sign=Trait.NOT_NEGATIVE,
+        sign=(Trait.NOT_NEGATIVE,),
     ),
     reduction(
         "reduce_log_sum",
@@ -382,6 +382,7 @@ REDUCE_OPS: tuple[OpDef, ...] = (
         lambda x, a, k: np.log(np.sum(x, a, keepdims=k)),
         "f",
         (0.1, 3.0),
+        sign=(),
     ),
     _extreme("reduce_max", "max", _zero_to(np.max, lowest)),
     _extreme("reduce_min", "min", _zero_to(np.min, highest)),

@@ -249,7 +249,8 @@ def _parts(n: Node, machine: ReductionSplit) -> Parts | None:
 def _rewritten(graph: Graph, n: Node, p: Parts) -> Value:
     x, b = n.inputs[0], Builder(graph, n, n.locs)
     assert x is not None
-    to, kind = n.output.type, "reduce_sum" if p.rest and _is_mean(n) else n.op.name
+    to, divides = n.output.type, p.rest > 0 and _is_mean(n)
+    kind = "reduce_sum" if divides else n.op.name
 
     def reduced(shape: tuple[int, ...], start: int, axis: int) -> Value:
         made = _InParts(b, shape, start, p).of(x)
@@ -260,7 +261,7 @@ def _rewritten(graph: Graph, n: Node, p: Parts) -> Value:
     made = _value(b.op(kind, reduced(p.shape, 0, 2), axes=(1,), keepdims=False))
     if p.rest:
         made = _value(b.op(JOINED[kind], made, reduced((1, p.rest, p.inner), p.count * p.size, 1)))
-    if kind != n.op.name:
+    if divides:
         made = _value(b.div(made, float(p.count * p.size + p.rest)))
     if made.type.shape != to.shape:
         made = _value(b.reshape(made, shape=to.shape))
