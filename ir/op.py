@@ -16,6 +16,7 @@ Attrs = dict[str, Any]  # ints, floats, strings, bools, DTypes, Layouts, dims, N
 class Trait(Enum):
     """A property of an op that holds for all its operands and attributes."""
 
+    # form
     ELEMENTWISE = "elementwise"  # output[i] depends on the inputs at i alone, broadcast
     PLACED = "placed"  # output[i] depends on the inputs at i and on i itself: another shape gives another meaning
     MOVEMENT = "movement"  # each output element is one input element or a constant
@@ -27,6 +28,7 @@ class Trait(Enum):
     LOOPS = "loops"  # its expression has reductions, though it reduces no rows
     SCATTER = "scatter"  # its expression writes updates to places that the data tells
     SEQUENTIAL = "sequential"  # the elements of a row are computed one after the other, and nothing is fused to it
+    # effects and execution
     PURE = "pure"  # no effect: a node whose result nobody reads can go
     RANDOM = "random"  # gives another result each time
     BITS = "bits"  # reads the stored form: its reference gets f16, bf16 and 4-bit arrays as they are stored
