@@ -91,9 +91,9 @@ class Layouts(ABC):
 
     def run(self) -> bool:
         for n in self.graph.nodes():
-            own = OWN.get(n.op.name)
-            if own is not None:
-                own(self, n)
+            rule = RULES.get(n.op.name)
+            if rule is not None:
+                rule(self, n)
             elif self.keeps(n) or self.pools(n):
                 self.keep(n)
             elif not self.reads_blocks(n):
@@ -231,7 +231,7 @@ class Layouts(ABC):
 
 
 # Ops with a rule of their own.
-OWN: dict[str, Callable[[Layouts, Node], None]] = {
+RULES: dict[str, Callable[[Layouts, Node], None]] = {
     "conv": lambda layouts, n: layouts.conv(n),
     "matmul": lambda layouts, n: layouts.matmul(n),
     "pack": lambda layouts, n: None,
