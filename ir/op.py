@@ -92,6 +92,7 @@ class Cost(IntEnum):
     HEAVY = 3  # many other elements: never computed twice
 
 
+# Traits of ops each of whose elements is made of many others, or on the host.
 HEAVY = (Trait.CONTRACTION, Trait.REDUCTION, Trait.LOOPS, Trait.SCATTER, Trait.HOST, Trait.SIZED)
 
 
