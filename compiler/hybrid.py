@@ -28,6 +28,7 @@ from dnnc.ir.errors import DnncError, InputError, UnsupportedError, locations
 from dnnc.ir.expr import Expr, Var, free
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.interp import run_node
+from dnnc.ir.op import Trait
 from dnnc.ir.shapes import (
     Bindings,
     as_env,
@@ -178,7 +179,7 @@ def _is_direct(n: Node) -> bool:
     but for new dims.
     """
     values = [v for v in (*n.inputs, *n.outputs) if v is not None]
-    stored = "bits" in n.op.traits or all(v.type.dtype.computed is v.type.dtype for v in values)
+    stored = Trait.BITS in n.op.traits or all(v.type.dtype.computed is v.type.dtype for v in values)
     new = {d for o in n.outputs for d in o.type.shape if isinstance(d, Var)} - {
         d for v in n.inputs if v is not None for d in v.type.shape
     }
@@ -415,7 +416,7 @@ class HybridCompiler(ModelCompiler):
 
 def has_control(graph: Graph) -> bool:
     """True if there are loops or branches, whose functions are made for fixed sizes."""
-    return any("control" in n.op.traits for n in graph.nodes())
+    return any(Trait.CONTROL in n.op.traits for n in graph.nodes())
 
 
 def staged(compiler: HybridCompiler) -> Executable:

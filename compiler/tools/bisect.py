@@ -26,6 +26,7 @@ from dnnc.hybrid import HybridProgram, NativeStep
 from dnnc.ir.errors import AccuracyError, DnncError, InternalError, ScheduleError, VerifyError, locations
 from dnnc.ir.graph import Graph, Value
 from dnnc.ir.graph.interp import run
+from dnnc.ir.op import Trait
 from dnnc.ir.shapes import concrete_shape
 from dnnc.ir.types import TensorType
 from dnnc.options import CompileOptions
@@ -266,7 +267,7 @@ def entered_body(step: ControlStep, known: Mapping[Value, Array]) -> tuple[Body,
     """The body that a loop or branch runs first, with the arrays that it gets then; None for a loop that never runs."""
     node = step.node
     given = [None if v is None else known[v] for v in node.inputs]
-    if node.op.name == "cond":
+    if Trait.ITERATES not in node.op.traits:
         assert given[0] is not None
         return step.bodies[0 if given[0].item() else 1], [a for a in given[1:] if a is not None]
     trips, condition, *rest = given

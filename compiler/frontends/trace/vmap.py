@@ -12,7 +12,7 @@ from dnnc.array.core import NUMBERS, Array, from_buffer
 from dnnc.array.creation import asarray
 from dnnc.array.lazy import Call, Lazy, apply, placeholder
 from dnnc.array.sizes import plain, same
-from dnnc.frontends.trace.batch_rules import Batch, Operand
+from dnnc.frontends.trace.batch import Batch, Operand
 from dnnc.frontends.trace.batching import Batcher
 from dnnc.frontends.trace.regions import key_of
 from dnnc.frontends.trace.tracer import located
