@@ -42,13 +42,11 @@ from dnnc.ir.expr import (
 )
 from dnnc.ir.graph import Graph, Node, Value
 from dnnc.ir.graph.text import attrs_key
+from dnnc.ir.loops.intrinsics import COSTLY
 from dnnc.ir.loops.stmt import Buffer, Builder, For, Func, Kernel, Param, call, exprs, walk_stmts
 from dnnc.ir.types import Layout, Part, TensorType
 from dnnc.passes.lower.scatter import Scattered, combine, write
 
-COSTLY = frozenset(
-    ("exp", "log", "erf", "tanh", "pow", "sin", "cos", "tan", "sqrt", "/", "log1p", "expm1", "sinh", "cosh")
-)
 WORD = 4  # bytes: the least that hardware copies from memory to memory
 LOCAL_LIMIT = 16384  # elements of a row kept in a thread's own memory (64 KB of float32, an L2-resident buffer)
 LOCAL_BYTES = 3 << 16  # of all rows that a kernel keeps: no more than the shared memory of a multiprocessor
