@@ -2,8 +2,8 @@
 
 A tile of m x m results of a 3 x 3 convolution needs (m+2)^2 products instead of 9 m^2 when filters g and pieces d of
 the image are transformed: y = A^T [(G g G^T) * (B^T d B)] A (Lavin and Gray, "Fast Algorithms for Convolutional Neural
-Networks", 2015). G g G^T is computed once, in float64, when weights are packed: a `Layout` with `winograd=m` says that
-taps lie in memory in this form. Here are G, and its inverse on filters, with which a plain nest reads such weights.
+Networks", 2015). G g G^T is computed once, in float64, when weights are packed: the encoding `Winograd`
+says that taps lie in memory in this form. Here are G, and its inverse on filters, with which a plain nest reads them.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def _is_bias(bias: Value, anchor: Node) -> bool:
     """Is it one number for each column, or channel, of the contraction?"""
     t, y = bias.type, anchor.outputs[0].type
     sizes = _sizes(t)
-    if sizes is None or t.layout is not None:
+    if sizes is None or not t.row_major:
         return False
     n, rank = (
         (y.shape[-1], 1) if anchor.op.name == "matmul" else (y.shape[1], len(y.shape) - 1)
@@ -138,7 +138,7 @@ def steps_of(t: TensorType) -> tuple[int, ...] | None:
         return None
     order = list(range(len(sizes)))
     if t.layout is not None:
-        if t.layout.winograd or any(p.div != 1 or p.mod for p in t.layout.parts) or len(t.layout.parts) != len(sizes):
+        if any(p.div != 1 or p.mod for p in t.layout.parts) or len(t.layout.parts) != len(sizes):
             return None
         order = [p.axis for p in t.layout.parts]
     out, step = [0] * len(sizes), 1

@@ -40,7 +40,7 @@ class Prologue:
         """Of these parameters those that kernels read as they are given, by their numbers in the table."""
         known = {v: given[v.name] for v in self.graph.inputs if v.name in given}
         roots = [_seen(v) for v in self.graph.outputs]
-        return {k: known[v] for k, (v, t) in enumerate(zip(roots, self.types)) if v in known and t.layout is None}
+        return {k: known[v] for k, (v, t) in enumerate(zip(roots, self.types)) if v in known and t.row_major}
 
     def reads(self, there: Container[int]) -> set[str]:
         """The parameters whose contents are needed to make the table without these numbers."""
@@ -79,7 +79,7 @@ def _seen(v: Value) -> Value:
 def _laid(a: Array, t: TensorType, given: list[Array]) -> Array:
     """An array as it lies in memory: as it is where it can be."""
     if (
-        t.layout is None
+        t.row_major
         and a.flags.c_contiguous
         and (a.ctypes.data % ALIGN == 0 or any(np.may_share_memory(a, g) for g in given))
     ):

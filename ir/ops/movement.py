@@ -31,7 +31,7 @@ from dnnc.ir.ops.common import (
 )
 from dnnc.ir.shapes import broadcast_shapes, normalize_axes, normalize_axis
 from dnnc.ir.te import Tensor
-from dnnc.ir.types import Dim, Layout, TensorType, parse_layout, product
+from dnnc.ir.types import Dense, Dim, Layout, TensorType, parse_layout, product
 
 Dims = tuple[Dim, ...]
 PAD_MODES = ("constant", "reflect", "edge", "wrap")
@@ -514,12 +514,7 @@ def _pack_type(x: TensorType, *, layout: Layout | None) -> TensorType:
         layout,
         x,
     )
-    require(
-        layout is None or not layout.winograd,
-        "layout {} is for constants, which are transformed when they are packed",
-        layout,
-    )
-    return TensorType(x.dtype, x.shape, layout)
+    return TensorType(x.dtype, x.shape, Dense(layout))
 
 
 def _identity(x: Tensor, **attrs: Any) -> Tensor:

@@ -305,9 +305,7 @@ class _Fuser:
         if (
             "contraction" in u.op.traits
         ):  # reading through a transpose costs address arithmetic alone, in the broadcast operand
-            return v.type.layout is None and (
-                (v is u.inputs[0] and n.op.name == "transpose") or _looks_up_matrices(n, u)
-            )
+            return v.type.row_major and ((v is u.inputs[0] and n.op.name == "transpose") or _looks_up_matrices(n, u))
         return False
 
     def product_of(self, n: Node) -> Node | None:
@@ -348,7 +346,7 @@ class _Fuser:
         if u not in self.aligned:
             return False
         if is_pointwise(u):
-            return self.same_elements(v, u) and v.type.layout == u.outputs[0].type.layout
+            return self.same_elements(v, u) and v.type.encoding == u.outputs[0].type.encoding
         return self.keeps_last(u, v)
 
     def same_elements(self, v: Value, u: Node) -> bool:
@@ -396,7 +394,7 @@ class _Fuser:
 
     def keeps_last(self, n: Node, v: Value) -> bool:
         """Does each vector along v's last axis stay a vector along the output's last axis?"""
-        if v.type.layout is not None or n.output.type.layout is not None:
+        if not v.type.row_major or not n.output.type.row_major:
             return False
         if n.op.name == "transpose":
             return bool(n.attrs["perm"][-1] == v.type.rank - 1)
@@ -450,11 +448,11 @@ def _crosses(n: Node, u: Node) -> bool:
     vectors anyway.
     """
     x = n.inputs[0] if n.inputs else None
-    if n.op.name == "pack" and x is not None and x.type.layout is not None and n.output.type.layout is None:
+    if n.op.name == "pack" and x is not None and not x.type.row_major and n.output.type.row_major:
         return bool(
             u.attrs.get("axis", -1) % x.type.rank != x.type.rank - 1
         )  # rows across the blocks: outputs side by side are the vectors
-    if n.op.name != "transpose" or x is None or x.type.layout is not None or n.attrs["perm"][-1] == x.type.rank - 1:
+    if n.op.name != "transpose" or x is None or not x.type.row_major or n.attrs["perm"][-1] == x.type.rank - 1:
         return False
     return x.node is None or x.node.op.name != "pack"
 

@@ -36,7 +36,7 @@ def movable(g: Graph, n: Node, ctx: PassContext) -> bool:
     if (
         not is_pure(n)
         or any(True for _ in n.subgraphs())
-        or not all(v.type.static and v.type.layout is None for v in values)
+        or not all(v.type.static and v.type.row_major for v in values)
     ):
         return False
     size = sum(_bytes(o) for o in n.outputs)

@@ -28,7 +28,7 @@ def _settled(m: Match, *values: Value) -> None:
     """All stay the same from call to call, and not all are constants, which other rules fold."""
     m.require(all(map(m.graph.settled, values)), "an operand changes from call to call")
     m.require(any(v in m.graph.parameters for v in values), "there is no parameter")
-    m.require(all(v.type.layout is None for v in values), "an operand has a layout")
+    m.require(all(v.type.row_major for v in values), "an operand has a layout")
 
 
 class _Wide:

@@ -158,7 +158,7 @@ def _chain(graph: Graph, n: Node) -> Chain | None:
         or w.type.rank != 2
         or x.type.rank < 2
         or not n.output.type.static
-        or n.output.type.layout is not None
+        or not n.output.type.row_major
     ):
         return None
     end, bias = n.output, None
@@ -211,7 +211,7 @@ def _stack_columns(graph: Graph, y: Value, cuts: list[Node]) -> bool:
         or {u for u, _ in y.uses} != set(cuts)
         or graph.is_output(y)
         or not y.type.static
-        or y.type.layout is not None
+        or not y.type.row_major
     ):
         return False
     *lead, columns = _sizes(y)

@@ -36,7 +36,7 @@ def split_scans(graph: Graph, ctx: PassContext) -> bool:
 def _worth(n: Node, ctx: PassContext) -> bool:
     t = n.output.type
     sizes = [d if isinstance(d, int) else 0 for d in t.shape]
-    if t.layout is not None or t.dtype.bits < 32 or (t.dtype.is_float and (ctx.strict or n.op.name == "cumprod")):
+    if not t.row_major or t.dtype.bits < 32 or (t.dtype.is_float and (ctx.strict or n.op.name == "cumprod")):
         return False
     axis = n.attrs["axis"] % len(sizes)
     return sizes[axis] >= LONG and math.prod(sizes[axis + 1 :]) == 1 and 0 < math.prod(sizes[:axis]) <= FEW

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from dnnc.backends.runtime.prologue import Prologue
+from dnnc.ir.encodings import parse_encoding
 from dnnc.ir.graph import Graph
 from dnnc.ir.graph.interp import run
 from dnnc.ir.graph.text import parse
 from dnnc.ir.graph.verify import verify
-from dnnc.ir.types import TensorType, parse_layout
+from dnnc.ir.types import ROW_MAJOR, TensorType
 from dnnc.parameters import frozen
 from dnnc.passes.base import PassContext
 from dnnc.passes.planning.prologue import hoist
@@ -107,8 +108,10 @@ def test_frozen_is_the_graph_with_constants() -> None:
 def test_arrays_of_the_table(layout: str) -> None:
     """Contiguous as they lie in memory; what is given and read as it is, is not copied."""
     p = parse("def p(w: f32[3, 4], b: f32[3]):\n    return transpose(w, perm=(1, 0)), b\n")
-    lay = parse_layout(layout) if layout else None
-    types = TensorType(p.outputs[0].type.dtype, (4, 3), lay), p.outputs[1].type
+    types = (
+        TensorType(p.outputs[0].type.dtype, (4, 3), parse_encoding(layout) if layout else ROW_MAJOR),
+        p.outputs[1].type,
+    )
     w, b = np.arange(12, dtype=np.float32).reshape(3, 4), np.ones(3, np.float32)
     made: list[Any] = Prologue(p, types).run({"w": w, "b": b})
     assert made[1] is b and made[0].flags.c_contiguous and made[0].ctypes.data % 64 == 0
