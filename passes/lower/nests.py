@@ -96,7 +96,7 @@ def likeness(graph: Graph, nodes: Sequence[Node], output: Value, inplace: Value 
     """
     outside = group_inputs(nodes)
     number: dict[Value | None, int] = {v: k for k, v in enumerate((*outside, *(v for n in nodes for v in n.outputs)))}
-    given = tuple((v.type, scalar_constant(graph, v), graph.settled(v)) for v in outside)
+    given = tuple((v.type, scalar_constant(graph, v), graph.variance(v).call_invariant) for v in outside)
     made = tuple(
         (n.op, tuple(map(number.get, n.inputs)), attrs_key(n), tuple(v.type for v in n.outputs)) for n in nodes
     )

@@ -319,7 +319,7 @@ class _Fuser:
         product, norm = self.ahead.get(u, u), n
         if (
             kind_of(product) != "contraction"
-            or not self.graph.settled(product.inputs[1])
+            or not self.graph.variance(product.inputs[1]).call_invariant
             or (u is product and (u, 1) in n.output.uses)
         ):
             return None
@@ -334,7 +334,7 @@ class _Fuser:
         """What makes the one operand, besides constants, of an element-wise node that alone reads it element for
         element.
         """
-        made = [v for v in n.inputs if v is not None and not self.graph.settled(v)]
+        made = [v for v in n.inputs if v is not None and not self.graph.variance(v).call_invariant]
         if not is_pointwise(n) or n.op.name in COSTLY or len(made) != 1 or not self.same_elements(made[0], n):
             return None
         (v,) = made

@@ -24,7 +24,7 @@ def sink_constants(graph: Graph, ctx: PassContext) -> bool:
 
 def _sink(g: Graph, n: Node) -> bool:
     first = 2 + n.attrs["carried"] + n.attrs["scanned"] if n.op.name == "loop" else 1
-    found = [k for k in range(first, len(n.inputs)) if g.settled(n.inputs[k])]
+    found = [k for k in range(first, len(n.inputs)) if g.variance(n.inputs[k]).call_invariant]
     if not found:
         return False
     for body in n.subgraphs():

@@ -24,7 +24,7 @@ from dnnc.ir.ops.conv import Panels, panels_of
 from dnnc.ir.target import WIDE_CORE, CoreRates
 from dnnc.ir.types import ROW_MAJOR, Dense, Encoding, Layout, Part, TensorType, dense, product
 from dnnc.passes.analysis.kinds import reduces_axes
-from dnnc.passes.planning.prologue import held_in
+from dnnc.passes.planning.prologue import derive
 from dnnc.passes.rewrites.winograd import winograd_tile
 
 WIDE = (f32, i32)  # types whose vectors have as many lanes as a block
@@ -262,7 +262,11 @@ class _Blocked(Layouts):
         take_blocks = group != 1 or whole
         w = n.inputs[1]
         self.set_input(n, 0, lay if take_blocks else ROW_MAJOR)
-        tile = winograd_tile(n, self.lanes, self.rates) if not self.strict and whole and self.graph.settled(w) else 0
+        tile = (
+            winograd_tile(n, self.lanes, self.rates)
+            if not self.strict and whole and self.graph.variance(w).call_invariant
+            else 0
+        )
         self.set_input(n, 1, winograd_filters(self.lanes, tile) if tile else filters(out.rank, self.lanes, whole))
         if len(n.inputs) > 2 and n.inputs[2] is not None:
             self.set_input(n, 2, dense(Part(0, self.lanes), Part(0, 1, self.lanes)))
@@ -326,23 +330,12 @@ class _Blocked(Layouts):
         ahead = of // panels.outputs - of // panels.width * panels.width // panels.outputs  # groups
         own = np.arange(panels.most) // panels.inputs == ahead[:, None]
         own = own.reshape(*own.shape, *(1,) * (rank - 2))
-        if w in self.graph.constants:
-            array = self.graph.constants[w]
-            return self.graph.constant(
-                np.where(own, np.tile(array, (1, copies, *(1,) * (rank - 2))), array.dtype.type(0)), w.name, w.locs
-            )
-        later = w in self.graph.parameters
-        assert self.graph.prologue is not None or not later
-        b = (
-            Builder(self.graph.prologue)
-            if later and self.graph.prologue is not None
-            else Builder(self.graph, n, n.locs)
-        )
-        source = held_in(self.graph, w) if later else w
-        made = b.where(
-            b.constant(own), b.concat(*[source] * copies, axis=1), b.constant(np.zeros((), w.type.dtype.numpy))
-        )
-        return self.graph.parameter(made, made.type, w.name) if later else made
+
+        def filters_of_all(b: Builder, x: Value) -> Value:
+            filters: Value = b.where(own, b.concat(*[x] * copies, axis=1), np.zeros((), w.type.dtype.numpy))
+            return filters
+
+        return derive(self.graph, [w], filters_of_all, w.name, n)
 
     def matmul(self, n: Node) -> None:
         a, b = n.inputs[0], n.inputs[1]
@@ -350,7 +343,11 @@ class _Blocked(Layouts):
         columns = b.type.shape[-1] if b.type.rank >= 2 else 1
         if a.type.rank < 2 or columns == 1 or n.output.type.dtype.computed not in WIDE:
             return self.plain(n)
-        if not self.graph.settled(b) and not _turns_matrices(b) and _rows_of_each(n.output.type, b.type) <= FEW_ROWS:
+        if (
+            not self.graph.variance(b).call_invariant
+            and not _turns_matrices(b)
+            and _rows_of_each(n.output.type, b.type) <= FEW_ROWS
+        ):
             return self.plain(n)
         self.set_input(n, 0, ROW_MAJOR)
         self.set_input(n, 1, panels(b.type.rank, self.lanes))
